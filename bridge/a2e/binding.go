@@ -66,7 +66,7 @@ type Config struct {
 	Listen    net.Listener      // for NDJSON over TCP; nil: none
 	TLS       *tls.Config       // of Listen; nil: none
 	Strict    bool              // agents may use only the capabilities that they negotiated
-	Providers map[string]string // capability → agent of the directory that is a host, to which its requests are passed
+	Providers map[string]string // capability → agent of the directory that is a host; it gets the requests
 	Limits    protocol.Limits
 	Tools     int // agents' skills that are listed as tools one by one; past so many they are found by asking. 0: 20
 
@@ -139,7 +139,8 @@ func New(c Config) (*Binding, error) {
 		capabilities[capability] = hostProvider{b, capability, name}
 	}
 	b.host = &protocol.Host{
-		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.sessions, Limits: c.Limits, TLS: c.TLS, Remote: c.Remote,
+		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.sessions, Limits: c.Limits, TLS: c.TLS,
+		Remote:      c.Remote,
 		ConnContext: c.ConnContext, Authenticated: b.authenticated, Refused: b.refused,
 		Log: c.Logger, Now: c.Now,
 	}
@@ -260,7 +261,8 @@ func (b *Binding) Host() *protocol.Host { return b.host }
 
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
-	return strings.HasPrefix(r.URL.Path, b.c.Path) && len(r.URL.Path) > len(b.c.Path) && r.URL.Path[len(b.c.Path)] == '/'
+	return strings.HasPrefix(r.URL.Path, b.c.Path) && len(r.URL.Path) > len(b.c.Path) &&
+		r.URL.Path[len(b.c.Path)] == '/'
 }
 
 // connect is where a connection becomes a stream of NDJSON (RFC 9110 §7.8):
@@ -296,7 +298,8 @@ func (b *Binding) connect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_ = conn.SetDeadline(time.Time{})
-	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+Upgrade+"\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+Upgrade+
+		"\r\n\r\n"); err != nil {
 		_ = conn.Close()
 		return
 	}

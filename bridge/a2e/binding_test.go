@@ -68,16 +68,27 @@ func (w *world) open(c node.Config) {
 		Text string `json:"text" doc:"what to say"`
 	}
 	err = n.Handle(parley.Agent{Name: "crew/echo", Title: "Echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) { w.calls.Add(1); return q, nil },
+		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text,
+			error) {
+			w.calls.Add(1)
+			return q, nil
+		},
 			parley.Describe("Echo", "Says it again."), parley.AsDefault()),
-		parley.RawSkill("raw", func(_ context.Context, m *parley.Message, r parley.Replier) error { return r.Reply(m.Parts...) }),
-		parley.RawSkill("fail", func(context.Context, *parley.Message, parley.Replier) error { return errors.New("secret: /etc/passwd") }),
+		parley.RawSkill("raw", func(_ context.Context, m *parley.Message,
+			r parley.Replier) error {
+			return r.Reply(m.Parts...)
+		}),
+		parley.RawSkill("fail", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return errors.New("secret: /etc/passwd")
+		}),
 		parley.RawSkill("no", func(context.Context, *parley.Message, parley.Replier) error {
 			return parley.Refuse(parley.Forbidden, "not for you")
 		}),
 		parley.RawSkill("pieces", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
 			for i := range 3 {
-				if err := r.Chunk(parley.Part{MediaType: "application/json", Data: fmt.Appendf(nil, `{"piece":%d}`, i)}); err != nil {
+				if err := r.Chunk(parley.Part{MediaType: "application/json",
+					Data: fmt.Appendf(nil, `{"piece":%d}`, i)}); err != nil {
 					return err
 				}
 			}
@@ -94,7 +105,8 @@ func (w *world) open(c node.Config) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x", func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
+	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x",
+		func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
 		w.t.Fatal(err)
 	}
 	w.add("alice", tokenAlice)
@@ -162,13 +174,17 @@ func codeOf(err error) (protocol.Code, string) {
 
 // ask is a Go agent that asks an A2E agent.
 func (w *world) ask(ctx context.Context, to string, parts ...parley.Part) (*parley.Message, error) {
-	return w.Hub().Ask(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Parts: parts,
-		Deadline: time.Now().Add(20 * time.Second), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo", Raw: []byte("original"), Verdict: parley.Verdict{Assurance: parley.Signed}}}})
+	return w.Hub().Ask(ctx, hub.Submission{Scope: "go test",
+		Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Parts: parts,
+			Deadline: time.Now().Add(20 * time.Second), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo",
+				Raw: []byte("original"), Verdict: parley.Verdict{Assurance: parley.Signed}}}})
 }
 
 func (w *world) tell(ctx context.Context, to, text string) error {
-	_, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Notice, From: "crew/echo", To: to,
-		Parts: []parley.Part{parley.Text(text)}, Conversation: parley.HashID(make([]byte, 16)), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo"}}})
+	_, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test",
+		Message: &parley.Message{Kind: parley.Notice, From: "crew/echo", To: to,
+			Parts: []parley.Part{parley.Text(text)}, Conversation: parley.HashID(make([]byte, 16)),
+			Origin: parley.Origin{Protocol: "go", Peer: "crew/echo"}}})
 	return err
 }
 
@@ -183,7 +199,8 @@ func TestTools(t *testing.T) {
 		for i, d := range list {
 			names[i] = d.Name
 		}
-		for _, name := range []string{"parley_inbox", "parley_reply", "crew-echo__echo", "crew-echo__pieces", "bob__talk"} {
+		for _, name := range []string{"parley_inbox", "parley_reply", "crew-echo__echo", "crew-echo__pieces",
+			"bob__talk"} {
 			if !slices.Contains(names, name) {
 				t.Errorf("%s is not in %v", name, names)
 			}
@@ -194,7 +211,8 @@ func TestTools(t *testing.T) {
 			}
 		}
 		found, err := c.Tools(t.Context(), protocol.ToolQuery{Query: "says it again"})
-		if err != nil || len(found) != 1 || found[0].InputParameters[0].Name != "text" || !found[0].InputParameters[0].Required {
+		if err != nil || len(found) != 1 || found[0].InputParameters[0].Name != "text" ||
+			!found[0].InputParameters[0].Required {
 			t.Errorf("%+v, %v", found, err)
 		}
 	})
@@ -246,18 +264,22 @@ func TestTools(t *testing.T) {
 		}
 	})
 	w.each("A2E-075 deadline", func(t *testing.T, c *protocol.Client) {
-		_, err := c.Ask(t.Context(), protocol.Message{Type: "tool/call/req", Body: map[string]any{"tool_name": "crew-echo__slow", "arguments": map[string]any{}, "timeout": 1}})
+		_, err := c.Ask(t.Context(), protocol.Message{Type: "tool/call/req",
+			Body: map[string]any{"tool_name": "crew-echo__slow", "arguments": map[string]any{}, "timeout": 1}})
 		if code, _ := codeOf(err); code != protocol.Timeout {
 			t.Error(err)
 		}
 	})
 	w.each("A2E-125 skills", func(t *testing.T, c *protocol.Client) {
-		m, err := c.Ask(t.Context(), protocol.Message{Type: "skill/discover/req", Body: map[string]any{"filter_categories": []string{"crew/echo"}}})
+		m, err := c.Ask(t.Context(), protocol.Message{Type: "skill/discover/req",
+			Body: map[string]any{"filter_categories": []string{"crew/echo"}}})
 		if err != nil || m.Check() != nil || len(m.Values("skills")) != 6 {
 			t.Fatalf("%v, %v", m, err)
 		}
-		m, err = c.Ask(t.Context(), protocol.Message{Type: "skill/call/req", Body: map[string]any{"name": "crew-echo__echo", "arguments": map[string]string{"text": "hi"}}})
-		if err != nil || !strings.Contains(string(m.Get("data")), `"data":{"text":"hi"}`) || !strings.Contains(string(m.Get("data")), `"sender":"crew/echo"`) {
+		m, err = c.Ask(t.Context(), protocol.Message{Type: "skill/call/req",
+			Body: map[string]any{"name": "crew-echo__echo", "arguments": map[string]string{"text": "hi"}}})
+		if err != nil || !strings.Contains(string(m.Get("data")), `"data":{"text":"hi"}`) ||
+			!strings.Contains(string(m.Get("data")), `"sender":"crew/echo"`) {
 			t.Fatalf("%v, %v", string(m.Get("data")), err)
 		}
 		_, err = c.Ask(t.Context(), protocol.Message{Type: "skill/call/req", Body: map[string]any{"name": "nobody"}})
@@ -273,7 +295,8 @@ func TestTools(t *testing.T) {
 			}
 		}
 		refused := w.Hub().Refused(1)
-		if len(refused) != 1 || refused[0].Code != parley.Unauthenticated || strings.Contains(fmt.Sprint(refused), tokenAlice) {
+		if len(refused) != 1 || refused[0].Code != parley.Unauthenticated ||
+			strings.Contains(fmt.Sprint(refused), tokenAlice) {
 			t.Errorf("%+v", refused)
 		}
 	})
@@ -307,7 +330,8 @@ func TestTools(t *testing.T) {
 	t.Run("A2E-055 the same request again", func(t *testing.T) {
 		before := w.calls.Load()
 		c := w.tcp(tokenAlice)
-		m := protocol.Message{Type: "tool/call/req", ID: protocol.NewID(), Body: map[string]any{"tool_name": "crew-echo__echo", "arguments": map[string]string{"text": "x"}}}
+		m := protocol.Message{Type: "tool/call/req", ID: protocol.NewID(),
+			Body: map[string]any{"tool_name": "crew-echo__echo", "arguments": map[string]string{"text": "x"}}}
 		if _, err := c.Ask(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
@@ -322,7 +346,8 @@ func TestTools(t *testing.T) {
 		}
 	})
 	t.Run("A2E-070 capabilities without a provider", func(t *testing.T) {
-		_, err := w.tcp(tokenAlice).Ask(t.Context(), protocol.Message{Type: "proc/spawn/req", Body: map[string]any{"cmd": []string{"/bin/true"}}})
+		_, err := w.tcp(tokenAlice).Ask(t.Context(), protocol.Message{Type: "proc/spawn/req",
+			Body: map[string]any{"cmd": []string{"/bin/true"}}})
 		if !errors.Is(err, protocol.ErrUnknownType) {
 			t.Error(err)
 		}
@@ -332,8 +357,12 @@ func TestTools(t *testing.T) {
 func TestManyTools(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	for i := range 30 {
-		err := w.Handle(parley.Agent{Name: fmt.Sprintf("many/a%d", i), Description: fmt.Sprintf("number %d of many", i), Exposed: parley.Everywhere},
-			parley.RawSkill("do", func(_ context.Context, m *parley.Message, r parley.Replier) error { return r.Reply(parley.Text(m.To)) }))
+		err := w.Handle(parley.Agent{Name: fmt.Sprintf("many/a%d", i), Description: fmt.Sprintf("number %d of many", i),
+			Exposed: parley.Everywhere},
+			parley.RawSkill("do", func(_ context.Context, m *parley.Message,
+				r parley.Replier) error {
+				return r.Reply(parley.Text(m.To))
+			}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -361,16 +390,19 @@ func TestManyTools(t *testing.T) {
 func TestCorrelationIsTrace(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	traces := make(chan string, 1)
-	if err := w.Handle(parley.Agent{Name: "seer", Exposed: parley.Everywhere}, parley.RawSkill("see", func(_ context.Context, m *parley.Message, r parley.Replier) error {
-		traces <- m.Trace.Parent
-		return r.Reply()
-	})); err != nil {
+	if err := w.Handle(parley.Agent{Name: "seer", Exposed: parley.Everywhere},
+		parley.RawSkill("see", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			traces <- m.Trace.Parent
+			return r.Reply()
+		})); err != nil {
 		t.Fatal(err)
 	}
 	c := w.tcp(tokenAlice)
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	for correlation, want := range map[string]string{trace: trace, "turn 7": "", trace[:54]: ""} {
-		_, err := c.Ask(t.Context(), protocol.Message{Type: "tool/call/req", Body: map[string]any{"tool_name": "seer__see", "arguments": map[string]any{}, "correlation_id": correlation}})
+		_, err := c.Ask(t.Context(), protocol.Message{Type: "tool/call/req",
+			Body: map[string]any{"tool_name": "seer__see", "arguments": map[string]any{},
+				"correlation_id": correlation}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -408,7 +440,8 @@ func TestRequestBetweenInboxCalls(t *testing.T) {
 		if err := json.Unmarshal([]byte(data(t, r)), &d); err != nil || len(d.Messages) != 1 {
 			t.Fatalf("%d messages, %v", len(d.Messages), err)
 		}
-		if _, err := bob.CallTool(t.Context(), "parley_reply", map[string]any{"id": d.Messages[0].ID, "content": "here"}, nil); err != nil {
+		if _, err := bob.CallTool(t.Context(), "parley_reply",
+			map[string]any{"id": d.Messages[0].ID, "content": "here"}, nil); err != nil {
 			t.Error(err)
 		}
 		if err := <-answered; err != nil {
@@ -438,10 +471,12 @@ func TestInbox(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			if _, err := bob.CallTool(ctx, "parley_reply", map[string]any{"id": a.ID, "state": "working", "content": "a moment"}, nil); err != nil {
+			if _, err := bob.CallTool(ctx, "parley_reply", map[string]any{"id": a.ID,
+				"state": "working", "content": "a moment"}, nil); err != nil {
 				t.Error(err)
 			}
-			if _, err := bob.CallTool(ctx, "parley_reply", map[string]any{"id": a.ID, "content": map[string]int{"n": 7}}, nil); err != nil {
+			if _, err := bob.CallTool(ctx, "parley_reply", map[string]any{"id": a.ID,
+				"content": map[string]int{"n": 7}}, nil); err != nil {
 				t.Error(err)
 			}
 			_, err = bob.CallTool(ctx, "parley_reply", map[string]any{"id": a.ID, "content": "again"}, nil)
@@ -450,11 +485,13 @@ func TestInbox(t *testing.T) {
 			}
 		}()
 		reply, err := w.ask(ctx, "bob", parley.Text("how many?"))
-		if err != nil || reply.Kind != parley.Response || string(reply.Parts[0].Data) != `{"n":7}` || reply.From != "bob" {
+		if err != nil || reply.Kind != parley.Response || string(reply.Parts[0].Data) != `{"n":7}` ||
+			reply.From != "bob" {
 			t.Errorf("%+v, %v", reply, err)
 		}
 		<-done
-		for _, part := range []string{`"content":"how many?"`, `"from":"crew/echo"`, `"kind":"request"`, `"assurance":"signed"`, `"digest":"sha-256=:`} {
+		for _, part := range []string{`"content":"how many?"`, `"from":"crew/echo"`, `"kind":"request"`,
+			`"assurance":"signed"`, `"digest":"sha-256=:`} {
 			if !strings.Contains(seen, part) {
 				t.Errorf("%s is not in %s", part, seen)
 			}
@@ -469,7 +506,9 @@ func TestInbox(t *testing.T) {
 		bob := w.tcp(tokenBob)
 		var got []string
 		for len(got) < 5 {
-			m, err := bob.Ask(ctx, protocol.Message{Type: "tool/call/req", Body: map[string]any{"tool_name": "parley_inbox", "arguments": map[string]any{"wait": 10}, "streaming": false}})
+			m, err := bob.Ask(ctx, protocol.Message{Type: "tool/call/req",
+				Body: map[string]any{"tool_name": "parley_inbox", "arguments": map[string]any{"wait": 10},
+					"streaming": false}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -505,11 +544,13 @@ func TestInbox(t *testing.T) {
 			b, _ := json.Marshal(r.Data)
 			var d struct{ Messages []struct{ ID string } }
 			if json.Unmarshal(b, &d) == nil && len(d.Messages) == 1 {
-				_, _ = bob.CallTool(ctx, "parley_reply", map[string]any{"id": d.Messages[0].ID, "error": "no idea"}, nil)
+				_, _ = bob.CallTool(ctx, "parley_reply", map[string]any{"id": d.Messages[0].ID, "error": "no idea"},
+					nil)
 			}
 		}()
 		reply, err := w.ask(ctx, "bob", parley.Text("why?"))
-		if err != nil || reply.Kind != parley.Failure || reply.Error.Code != parley.HandlerFailed || reply.Error.Text != "no idea" {
+		if err != nil || reply.Kind != parley.Failure || reply.Error.Code != parley.HandlerFailed ||
+			reply.Error.Text != "no idea" {
 			t.Errorf("%+v, %v", reply, err)
 		}
 	})
@@ -550,7 +591,8 @@ func TestInbox(t *testing.T) {
 			b, _ := json.Marshal(r.Data)
 			var d struct{ Messages []struct{ ID string } }
 			if json.Unmarshal(b, &d) == nil && len(d.Messages) == 1 {
-				_, _ = bob.CallTool(ctx, "parley_reply", map[string]any{"id": d.Messages[0].ID, "content": "hello alice"}, nil)
+				_, _ = bob.CallTool(ctx, "parley_reply", map[string]any{"id": d.Messages[0].ID,
+					"content": "hello alice"}, nil)
 			}
 		}()
 		r, err := alice.CallTool(ctx, "bob", map[string]string{"text": "hello bob"}, nil)
@@ -579,12 +621,14 @@ func TestMultiAgent(t *testing.T) {
 			t.Fatal(string(m.Raw()))
 		}
 		for i := range 2 {
-			m = ask(t, "multi_agent/delegate", map[string]any{"subagent_id": id, "task_name": "t", "instruction": fmt.Sprint("say ", i)})
+			m = ask(t, "multi_agent/delegate", map[string]any{"subagent_id": id,
+				"task_name": "t", "instruction": fmt.Sprint("say ", i)})
 			if !m.Bool("accepted") || m.Str("status") != protocol.StatusRunning {
 				t.Fatal(string(m.Raw()))
 			}
 			m = ask(t, "multi_agent/await", map[string]any{"subagent_id": id})
-			if m.Str("status") != protocol.StatusCompleted || string(m.Get("result")) != fmt.Sprintf(`{"text":"say %d"}`, i) {
+			if m.Str("status") != protocol.StatusCompleted ||
+				string(m.Get("result")) != fmt.Sprintf(`{"text":"say %d"}`, i) {
 				t.Fatal(string(m.Raw()))
 			}
 		}
@@ -592,7 +636,8 @@ func TestMultiAgent(t *testing.T) {
 			t.Error(string(m.Raw()))
 		}
 		other := w.tcp(tokenBob)
-		if _, err := other.Ask(ctx, protocol.Message{Type: "multi_agent/await", Body: map[string]any{"subagent_id": id}}); err == nil {
+		if _, err := other.Ask(ctx, protocol.Message{Type: "multi_agent/await",
+			Body: map[string]any{"subagent_id": id}}); err == nil {
 			t.Error("bob sees alice's subagent")
 		}
 		if m = ask(t, "multi_agent/terminate", map[string]any{"subagent_id": id}); !m.Bool("success") {
@@ -611,7 +656,8 @@ func TestMultiAgent(t *testing.T) {
 		}
 	})
 	t.Run("somebody who is not there", func(t *testing.T) {
-		if _, err := c.Ask(ctx, protocol.Message{Type: "multi_agent/spawn", Body: map[string]any{"name": "hidden"}}); err == nil {
+		if _, err := c.Ask(ctx, protocol.Message{Type: "multi_agent/spawn",
+			Body: map[string]any{"name": "hidden"}}); err == nil {
 			t.Error("spawned")
 		}
 	})
@@ -664,7 +710,8 @@ func TestMemory(t *testing.T) {
 		}
 	})
 	t.Run("an entry of another tier is the agent's own, and found by that tier", func(t *testing.T) {
-		entry := []map[string]any{{"key": map[string]any{"k": 1, "l": "y"}, "content": "note", "tier": "notes", "tags": []string{"n"}}}
+		entry := []map[string]any{{"key": map[string]any{"k": 1, "l": "y"},
+			"content": "note", "tier": "notes", "tags": []string{"n"}}}
 		for _, tier := range []string{"notes", "episodic"} { // the tier to forget
 			m, err := ask(alice, "memory/store/req", map[string]any{"memory_id": id, "entries": entry})
 			if err != nil || len(m.Values("stored")) != 1 {
@@ -678,7 +725,8 @@ func TestMemory(t *testing.T) {
 			if n := count(bob, bobs, map[string]any{}); n != 1 {
 				t.Errorf("bob sees %d", n)
 			}
-			m, err = ask(alice, "memory/forget/req", map[string]any{"memory_id": id, "tags": []string{"n"}, "tier": tier})
+			m, err = ask(alice, "memory/forget/req", map[string]any{"memory_id": id, "tags": []string{"n"},
+				"tier": tier})
 			if err != nil || m.Int("deleted") != 1 {
 				t.Errorf("forget in %q: %s, %v", tier, m.Raw(), err)
 			}
@@ -709,7 +757,8 @@ func TestMemory(t *testing.T) {
 		if n := count(alice, initialise(alice), map[string]any{}); n != 2 {
 			t.Errorf("%d", n)
 		}
-		m, err := ask(alice, "memory/forget/req", map[string]any{"memory_id": id, "tags": []string{"a", "b"}, "tier": ""})
+		m, err := ask(alice, "memory/forget/req", map[string]any{"memory_id": id, "tags": []string{"a", "b"},
+			"tier": ""})
 		if err != nil || m.Int("deleted") != 2 {
 			t.Fatalf("%s, %v", m.Raw(), err)
 		}
@@ -721,7 +770,9 @@ func TestMemory(t *testing.T) {
 
 func TestHosts(t *testing.T) {
 	box := &protocol.Toolbox{}
-	box.Add(protocol.ToolDefinition{Name: "add", Description: "adds", InputParameters: []protocol.ToolParameter{{Name: "a", Type: "integer", Required: true}, {Name: "b", Type: "integer", Required: true}}},
+	box.Add(protocol.ToolDefinition{Name: "add", Description: "adds",
+		InputParameters: []protocol.ToolParameter{{Name: "a", Type: "integer", Required: true},
+			{Name: "b", Type: "integer", Required: true}}},
 		func(ctx context.Context, c *protocol.ToolCall) (any, error) {
 			var q struct{ A, B int }
 			if err := json.Unmarshal(c.Arguments, &q); err != nil {
@@ -736,16 +787,18 @@ func TestHosts(t *testing.T) {
 			meta, _ := json.Marshal(string(c.Get("metadata")))
 			return json.RawMessage(fmt.Sprintf(`{"sum":%d,"id":%q,"metadata":%s}`, q.A+q.B, c.ID, meta)), nil
 		})
-	host := &protocol.Host{Auth: protocol.StaticTokens{"hub": "token-for-the-hub"}, Capabilities: map[string]protocol.Provider{
-		"tools": protocol.ServeTools(box),
-		"env": protocol.Handler(func(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
-			if r.Type != "env/reset/req" {
-				return protocol.Response{}, protocol.ErrUnknownType
-			}
-			state := map[string]any{"seed": r.Get("seed"), "session": r.Str("session_id"), "trace": r.Get("x_trace")}
-			return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"), "step_num": 0, "state": state}}}, nil
-		}),
-	}}
+	host := &protocol.Host{Auth: protocol.StaticTokens{"hub": "token-for-the-hub"},
+		Capabilities: map[string]protocol.Provider{
+			"tools": protocol.ServeTools(box),
+			"env": protocol.Handler(func(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+				if r.Type != "env/reset/req" {
+					return protocol.Response{}, protocol.ErrUnknownType
+				}
+				state := map[string]any{"seed": r.Get("seed"), "session": r.Str("session_id"), "trace": r.Get("x_trace")}
+				return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"),
+					"step_num": 0, "state": state}}}, nil
+			}),
+		}}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -784,14 +837,16 @@ func TestHosts(t *testing.T) {
 		t.Fatal("the host's tools were not learnt")
 	}
 	t.Run("a tool is a skill", func(t *testing.T) {
-		reply, err := w.ask(t.Context(), "lab", parley.Part{MediaType: "application/json", Data: []byte(`{"a":2,"b":3}`)})
+		reply, err := w.ask(t.Context(), "lab", parley.Part{MediaType: "application/json",
+			Data: []byte(`{"a":2,"b":3}`)})
 		if err != nil || reply.Kind != parley.Response || !strings.Contains(string(reply.Parts[0].Data), `"sum":5`) ||
 			!strings.Contains(string(reply.Parts[0].Data), `\"sender\":\"crew/echo\"`) {
 			t.Errorf("%+v, %v", reply, err)
 		}
 	})
 	t.Run("a failed result is a failure", func(t *testing.T) {
-		reply, err := w.ask(t.Context(), "lab", parley.Part{MediaType: "application/json", Data: []byte(`{"a":-2,"b":3}`)})
+		reply, err := w.ask(t.Context(), "lab", parley.Part{MediaType: "application/json",
+			Data: []byte(`{"a":-2,"b":3}`)})
 		if err != nil || reply.Kind != parley.Failure || reply.Error.Text != "range: too small" {
 			t.Errorf("%+v, %v", reply, err)
 		}
@@ -805,8 +860,10 @@ func TestHosts(t *testing.T) {
 	carol := w.http("token-of-carol-0123456789")
 	t.Run("through the hub, with its events", func(t *testing.T) {
 		var events []string
-		r, err := carol.CallTool(t.Context(), "lab__add", map[string]int{"a": 1, "b": 1}, func(e protocol.Event) { events = append(events, string(e.Data)) })
-		if err != nil || !strings.Contains(data(t, r), `"sum":2`) || len(events) != 1 || !strings.Contains(events[0], "adding") {
+		r, err := carol.CallTool(t.Context(), "lab__add", map[string]int{"a": 1, "b": 1},
+			func(e protocol.Event) { events = append(events, string(e.Data)) })
+		if err != nil || !strings.Contains(data(t, r), `"sum":2`) || len(events) != 1 ||
+			!strings.Contains(events[0], "adding") {
 			t.Errorf("%s, %v, %v", data(t, r), events, err)
 		}
 	})
@@ -819,7 +876,8 @@ func TestHosts(t *testing.T) {
 		if err != nil || m.Type != "env/reset/resp" || !strings.Contains(string(m.Get("obs")), want) {
 			t.Errorf("%v, %v", m, err)
 		}
-		_, err = carol.Ask(t.Context(), protocol.Message{Type: "env/space/req", Body: map[string]any{"env_name": "maze"}})
+		_, err = carol.Ask(t.Context(), protocol.Message{Type: "env/space/req",
+			Body: map[string]any{"env_name": "maze"}})
 		if err == nil {
 			t.Error("the host does not serve it")
 		}

@@ -49,7 +49,8 @@ func (x *inboxes) offer(ctx context.Context, a *openCall, most, size int, wait t
 	x.resumeDeliveries(a.Agent)
 	_, err := x.announced.Put(ctx, a.id, announced, x.b.c.Now().Add(wait+time.Minute))
 	if err != nil && ctx.Err() == nil {
-		x.b.c.Logger.Warn("other hubs do not learn that an A2E agent calls for its messages", "agent", a.Agent, "error", err)
+		x.b.c.Logger.Warn("other hubs do not learn that an A2E agent calls for its messages", "agent", a.Agent,
+			"error", err)
 	}
 }
 
@@ -72,7 +73,8 @@ func (x *inboxes) end(a *openCall) {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
 		if err := x.announced.Delete(ctx, a.id, 0); err != nil {
-			x.b.c.Logger.Warn("other hubs do not learn that a call of an A2E agent ended", "agent", a.Agent, "error", err)
+			x.b.c.Logger.Warn("other hubs do not learn that a call of an A2E agent ended", "agent", a.Agent,
+				"error", err)
 		}
 	})
 }

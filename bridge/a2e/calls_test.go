@@ -94,7 +94,8 @@ func testAsks(t *testing.T, sends, asks *world) {
 			}
 			return calls() == 0
 		})
-		if _, err := sends.Hub().Journal().State("test").Put(t.Context(), "all before is known", nil, time.Time{}); err != nil {
+		if _, err := sends.Hub().Journal().State("test").Put(t.Context(), "all before is known", nil,
+			time.Time{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,8 +109,12 @@ func testAsks(t *testing.T, sends, asks *world) {
 	t.Run("what nobody fetches is not delivered, and ends with its time", func(t *testing.T) {
 		soon := time.Now().Add(time.Second)
 		notice := send(parley.Message{Kind: parley.Notice, Expires: soon, Parts: []parley.Part{parley.Text("late")}})
-		request := send(parley.Message{Kind: parley.Request, Deadline: soon, Parts: []parley.Part{parley.Text("late?")}})
-		eventually(t, func() bool { return state(notice).Settled(parley.Notice) && state(request).Settled(parley.Request) })
+		request := send(parley.Message{Kind: parley.Request, Deadline: soon,
+			Parts: []parley.Part{parley.Text("late?")}})
+		eventually(t, func() bool {
+			return state(notice).Settled(parley.Notice) &&
+				state(request).Settled(parley.Request)
+		})
 		if n, r := state(notice), state(request); n != parley.Expired || r != parley.Expired && r != parley.Answered {
 			t.Errorf("the notice is %s, the request is %s", n, r)
 		}
@@ -118,7 +123,8 @@ func testAsks(t *testing.T, sends, asks *world) {
 		}
 	})
 	t.Run("a call of a hub that is gone takes nothing", func(t *testing.T) {
-		data, err := json.Marshal(map[string]any{"agent": "bob", "node": "gone", "since": time.Now().Add(-time.Minute), "max": 10})
+		data, err := json.Marshal(map[string]any{"agent": "bob", "node": "gone", "since": time.Now().Add(-time.Minute),
+			"max": 10})
 		if err == nil {
 			_, err = sends.Hub().Journal().State("a2e.asks").Put(t.Context(), "call", data, time.Now().Add(time.Hour))
 		}

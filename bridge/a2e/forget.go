@@ -21,7 +21,8 @@ import (
 // of others what is about the erased messages.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	var errs []error
-	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.subagents.forget, b.inboxes.forget, b.sessions.forget} {
+	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.subagents.forget,
+		b.inboxes.forget, b.sessions.forget} {
 		k, err := forget(ctx, &f)
 		n += k
 		errs = append(errs, err)
@@ -47,7 +48,8 @@ func (m *memory) forget(ctx context.Context, f *hub.Forgetting) (n int, err erro
 	}
 	m.count(f.Agent, -m.used[f.Agent])
 	// The names of namespaces and scopes are the agent's words too.
-	k, err := m.handles.Sweep(ctx, "h/"+digest(f.Agent)+"/", func(*journal.Row[memoryHandle]) journal.Fate { return journal.Remove })
+	k, err := m.handles.Sweep(ctx, "h/"+digest(f.Agent)+"/",
+		func(*journal.Row[memoryHandle]) journal.Fate { return journal.Remove })
 	return n + k, err
 }
 
@@ -79,7 +81,8 @@ func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err err
 		var m arrival
 		known := json.Unmarshal(row.Value.Arrival, &m) == nil
 		if f.Agent != "" && strings.HasPrefix(row.Key, inboxPrefix(f.Agent)) ||
-			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() && m.Conversation == f.Conversation) {
+			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() &&
+				m.Conversation == f.Conversation) {
 			return journal.Remove
 		}
 		return journal.Keep

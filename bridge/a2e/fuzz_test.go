@@ -45,11 +45,14 @@ func FuzzHTTP(f *testing.F) {
 	for i, body := range []string{
 		`{"type":"tool/call/req","id":"1","tool_name":"crew-echo__echo","arguments":{"text":"x"}}`,
 		`{"type":"tool/list/req","id":"1"}` + "\n" + `{"type":"ping","id":"1"}`, `{"type":"shutdown","timeout":-1}`,
-		`{"type":"memory/init/req","id":"1","scope":{}}`, `{"type":"multi_agent/spawn","id":"1","name":"bob"}`, `{"type":"skill/discover/req","id":5}`,
-		`{"type":"handshake/req","id":"1","auth_token":"` + tokenBob + `","session_id":"x"}`, "\xff", "[]\n\n{", `{"type":"env/reset/req","id":"1","env_name":"x"}`,
+		`{"type":"memory/init/req","id":"1","scope":{}}`, `{"type":"multi_agent/spawn","id":"1","name":"bob"}`,
+		`{"type":"skill/discover/req","id":5}`,
+		`{"type":"handshake/req","id":"1","auth_token":"` + tokenBob +
+			`","session_id":"x"}`, "\xff", "[]\n\n{", `{"type":"env/reset/req","id":"1","env_name":"x"}`,
 	} {
 		f.Add(uint8(i), "POST", "/send", []byte(body))
-		f.Add(uint8(i+1), "GET", []string{"/stream", "/health", "/session", "/connect", "/send/..", ""}[i%6], []byte(body))
+		f.Add(uint8(i+1), "GET", []string{"/stream", "/health", "/session", "/connect", "/send/..", ""}[i%6],
+			[]byte(body))
 	}
 	serve := func(ctx context.Context, out http.ResponseWriter, method, path, session string, body []byte) {
 		r := httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(body)).WithContext(ctx)
@@ -87,10 +90,12 @@ func FuzzHTTP(f *testing.F) {
 			send(`{"type":"handshake/req","id":"hs","agent_caps":["tools"],"auth_token":"` + tokenAlice + `"}`)
 		}
 		if state%4 > 2 {
-			send(`{"type":"tool/call/req","id":"slow","tool_name":"crew-echo__slow","arguments":{},"timeout":1}` + "\n" + `{"type":"shutdown","timeout":3}`)
+			send(`{"type":"tool/call/req","id":"slow","tool_name":"crew-echo__slow","arguments":{},"timeout":1}` +
+				"\n" + `{"type":"shutdown","timeout":3}`)
 		}
 		code, text := call(method, path, session, string(body))
-		if !slices.Contains([]int{200, 400, 404, 405, 413, 426, 429, 501, 503}, code) || code == 501 && path != "/connect" {
+		if !slices.Contains([]int{200, 400, 404, 405, 413, 426, 429, 501, 503}, code) ||
+			code == 501 && path != "/connect" {
 			t.Fatalf("%s %q: %d %s", method, path, code, text)
 		}
 		if session == "" {

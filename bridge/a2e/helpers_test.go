@@ -93,7 +93,8 @@ func (r *raw) stream(t *testing.T) *frames {
 	ctx, stop := context.WithCancel(t.Context())
 	resp := r.request(ctx, t, http.MethodGet, "/stream", "")
 	// A2E-083, over a real connection.
-	if h := resp.Header; !slices.Equal(resp.TransferEncoding, []string{"chunked"}) || h.Get("Content-Type") != "text/event-stream; charset=utf-8" || h.Get("Content-Encoding") != "" {
+	if h := resp.Header; !slices.Equal(resp.TransferEncoding, []string{"chunked"}) ||
+		h.Get("Content-Type") != "text/event-stream; charset=utf-8" || h.Get("Content-Encoding") != "" {
 		t.Errorf("stream: %v %v", resp.TransferEncoding, h)
 	}
 	return &frames{bufio.NewReader(resp.Body), resp.Body, stop}

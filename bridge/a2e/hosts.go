@@ -118,7 +118,8 @@ func (h *hosts) changed(c directory.Change) {
 		return
 	}
 	ctx, stop := context.WithCancel(h.b.ctx)
-	a = &attachment{agent: name, url: at, client: client, stop: stop, ended: make(chan struct{}), changed: make(chan struct{}, 1)}
+	a = &attachment{agent: name, url: at, client: client, stop: stop, ended: make(chan struct{}),
+		changed: make(chan struct{}, 1)}
 	client.OnLink = func(bool) {
 		select {
 		case a.changed <- struct{}{}:
@@ -141,7 +142,8 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 	guard := h.b.c.Guard
 	switch u.Scheme {
 	case "http", "https":
-		c.HTTP = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: h.b.c.RootCAs})
+		c.HTTP = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1,
+			RootCAs: h.b.c.RootCAs})
 	case "tcp":
 		c.Dial = func(ctx context.Context) (io.ReadWriteCloser, error) { return guard.DialContext(ctx, "tcp", u.Host) }
 	case "tls":
@@ -150,7 +152,8 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 			if err != nil {
 				return nil, err
 			}
-			secure := tls.Client(raw, &tls.Config{ServerName: u.Hostname(), RootCAs: h.b.c.RootCAs, MinVersion: tls.VersionTLS12})
+			secure := tls.Client(raw, &tls.Config{ServerName: u.Hostname(), RootCAs: h.b.c.RootCAs,
+				MinVersion: tls.VersionTLS12})
 			if err := secure.HandshakeContext(ctx); err != nil {
 				return nil, errors.Join(err, raw.Close())
 			}
@@ -179,7 +182,8 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 			if a.failed(err) { // for as long as it is the same, once is enough
 				level = slog.LevelDebug
 			}
-			h.b.c.Logger.Log(ctx, level, "cannot ask an A2E host for its tools", "agent", a.agent, "url", a.url, "error", err)
+			h.b.c.Logger.Log(ctx, level, "cannot ask an A2E host for its tools", "agent", a.agent, "url", a.url,
+				"error", err)
 			wait = pause
 			pause = min(2*pause, hostLongest)
 		} else {
@@ -223,7 +227,8 @@ func (a *attachment) ambiguous(skills []parley.SkillSpec) *parley.Error {
 		for _, s := range skills {
 			names = append(names, s.ID)
 		}
-		return parley.Refuse(parley.UnknownSkill, "the host of %q has several tools; name one: %s", a.agent, clip(strings.Join(names, ", "), 200))
+		return parley.Refuse(parley.UnknownSkill, "the host of %q has several tools; name one: %s", a.agent,
+			clip(strings.Join(names, ", "), 200))
 	case a.learned:
 		return parley.Refuse(parley.UnknownSkill, "the host of %q has no tools", a.agent)
 	case a.err != nil:
@@ -231,9 +236,11 @@ func (a *attachment) ambiguous(skills []parley.SkillSpec) *parley.Error {
 		if why == nil {
 			why = parley.AsError(a.err)
 		}
-		return parley.Fail(parley.Unavailable, a.err, "the host of %q has not been reached yet, so that its tools are not known: %s", a.agent, why.Text)
+		return parley.Fail(parley.Unavailable, a.err,
+			"the host of %q has not been reached yet, so that its tools are not known: %s", a.agent, why.Text)
 	}
-	return parley.Fail(parley.Unavailable, nil, "the host of %q has not been reached yet, so that its tools are not known; try again in a moment", a.agent)
+	return parley.Fail(parley.Unavailable, nil,
+		"the host of %q has not been reached yet, so that its tools are not known; try again in a moment", a.agent)
 }
 
 func (h *hosts) learn(ctx context.Context, a *attachment) error {
@@ -265,7 +272,8 @@ func (h *hosts) learn(ctx context.Context, a *attachment) error {
 	for _, t := range list {
 		s, err := toSkill(t)
 		if err != nil || slices.ContainsFunc(skills, func(o parley.SkillSpec) bool { return o.ID == s.ID }) {
-			h.b.c.Logger.Warn("a tool of an A2E host is left out", "agent", a.agent, "tool", clip(t.Name, 64), "error", err)
+			h.b.c.Logger.Warn("a tool of an A2E host is left out", "agent", a.agent, "tool", clip(t.Name, 64),
+				"error", err)
 			continue
 		}
 		if len(skills) < 1000 {

@@ -55,15 +55,17 @@ func (h *labHost) url() string {
 func (h *labHost) start(tools ...string) {
 	box := &protocol.Toolbox{}
 	for _, name := range tools {
-		box.Add(protocol.ToolDefinition{Name: name, Description: name}, func(_ context.Context, c *protocol.ToolCall) (any, error) {
-			if c.Name == "big" {
-				return strings.Repeat("x", protocol.DefaultMaxFrame), nil
-			}
-			return c.Name, nil
-		})
+		box.Add(protocol.ToolDefinition{Name: name, Description: name},
+			func(_ context.Context, c *protocol.ToolCall) (any, error) {
+				if c.Name == "big" {
+					return strings.Repeat("x", protocol.DefaultMaxFrame), nil
+				}
+				return c.Name, nil
+			})
 	}
-	host := &protocol.Host{Auth: protocol.Anonymous("hub"), Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)},
-		Limits: protocol.Limits{Frame: 2 * protocol.DefaultMaxFrame}}
+	host := &protocol.Host{Auth: protocol.Anonymous("hub"),
+		Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)},
+		Limits:       protocol.Limits{Frame: 2 * protocol.DefaultMaxFrame}}
 	l := h.listen()
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
@@ -103,7 +105,8 @@ func TestHostFaults(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				defer cancel()
 				_, err := alice.CallTool(ctx, tool, map[string]any{}, nil)
-				if e, ok := err.(*protocol.Error); !ok || e.Code != code || e.Reason != reason || !strings.Contains(e.Text, text) {
+				if e, ok := err.(*protocol.Error); !ok || e.Code != code || e.Reason != reason ||
+					!strings.Contains(e.Text, text) {
 					t.Errorf("%s: %v, want %s (%s): %s", tool, err, code, reason, text)
 				}
 			}
@@ -111,7 +114,8 @@ func TestHostFaults(t *testing.T) {
 			eventually(t, func() bool {
 				_, err := alice.CallTool(t.Context(), "lab", map[string]any{}, nil)
 				e, ok := err.(*protocol.Error)
-				return ok && strings.Contains(e.Text, "not been reached yet") && strings.Contains(e.Text, "connection refused")
+				return ok && strings.Contains(e.Text, "not been reached yet") &&
+					strings.Contains(e.Text, "connection refused")
 			})
 
 			h.start("big", "small")
@@ -121,7 +125,8 @@ func TestHostFaults(t *testing.T) {
 			eventually(t, func() bool {
 				_, err := alice.CallTool(t.Context(), "lab__big", map[string]any{}, nil)
 				e, ok := err.(*protocol.Error)
-				return ok && e.Code == protocol.ToolError && e.Reason == "unavailable" && strings.Contains(e.Text, "cannot be reached: connection refused")
+				return ok && e.Code == protocol.ToolError && e.Reason == "unavailable" &&
+					strings.Contains(e.Text, "cannot be reached: connection refused")
 			})
 		})
 	}
@@ -150,7 +155,8 @@ func TestHostSilent(t *testing.T) {
 			if err != nil {
 				return
 			}
-			answer := protocol.Message{Type: strings.TrimSuffix(m.Type, "/req") + "/resp", Body: map[string]any{"req_id": m.ID}}
+			answer := protocol.Message{Type: strings.TrimSuffix(m.Type, "/req") +
+				"/resp", Body: map[string]any{"req_id": m.ID}}
 			if m.Type == "tool/call/req" {
 				continue
 			}
@@ -166,10 +172,13 @@ func TestHostSilent(t *testing.T) {
 	w := newWorld(t, node.Config{Agents: map[string]node.Agent{
 		"lab": {A2E: &node.A2EAgent{URL: "tcp://" + l.Addr().String()}, Expose: parley.Everywhere},
 	}})
-	m := &parley.Message{Kind: parley.Request, From: "crew/echo", To: "lab", Skill: "add", Parts: []parley.Part{parley.Text("x")},
-		Deadline: time.Now().Add(2 * time.Second), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo", Verdict: parley.Verdict{Assurance: parley.Signed}}}
+	m := &parley.Message{Kind: parley.Request, From: "crew/echo", To: "lab", Skill: "add",
+		Parts:    []parley.Part{parley.Text("x")},
+		Deadline: time.Now().Add(2 * time.Second), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo",
+			Verdict: parley.Verdict{Assurance: parley.Signed}}}
 	reply, err := w.Hub().Ask(t.Context(), hub.Submission{Scope: "go test", Message: m})
-	if err != nil || reply.Kind != parley.Failure || reply.Error.Code != parley.TimedOut || !strings.Contains(reply.Error.Text, "did not answer in time") {
+	if err != nil || reply.Kind != parley.Failure || reply.Error.Code != parley.TimedOut ||
+		!strings.Contains(reply.Error.Text, "did not answer in time") {
 		t.Errorf("%+v, %v", reply, err)
 	}
 }
@@ -214,13 +223,15 @@ func TestTypesByAgreement(t *testing.T) {
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = host.Serve(ctx, l) })
 	t.Cleanup(func() { stop(); serving.Wait() })
-	w := newWorld(t, node.Config{A2E: node.A2E{Providers: []string{"foo=lab", "mcp=lab"}}, Agents: map[string]node.Agent{
-		"lab": {A2E: &node.A2EAgent{URL: "tcp://" + l.Addr().String()}},
-	}})
+	w := newWorld(t, node.Config{A2E: node.A2E{Providers: []string{"foo=lab", "mcp=lab"}},
+		Agents: map[string]node.Agent{
+			"lab": {A2E: &node.A2EAgent{URL: "tcp://" + l.Addr().String()}},
+		}})
 	w.each("carried", func(t *testing.T, c *protocol.Client) {
 		var events []string
 		var final *protocol.Envelope
-		for e, err := range c.Stream(t.Context(), protocol.Message{Type: "foo/bar", Body: map[string]any{"x": json.RawMessage("1.50")}}) {
+		for e, err := range c.Stream(t.Context(), protocol.Message{Type: "foo/bar",
+			Body: map[string]any{"x": json.RawMessage("1.50")}}) {
 			switch {
 			case err != nil:
 				t.Fatal(err)
@@ -230,7 +241,8 @@ func TestTypesByAgreement(t *testing.T) {
 				events = append(events, string(e.Data))
 			}
 		}
-		if final.Type != "foo/bar/resp" || string(final.Get("got")) != "1.50" || len(events) != 1 || !strings.Contains(events[0], "half") {
+		if final.Type != "foo/bar/resp" || string(final.Get("got")) != "1.50" || len(events) != 1 ||
+			!strings.Contains(events[0], "half") {
 			t.Errorf("%s, %v", final.Raw(), events)
 		}
 	})

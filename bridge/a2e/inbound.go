@@ -145,7 +145,8 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 }
 
 // call submits a request and waits for its reply; a Failure is an error.
-func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool, event func(*parley.Message) error) (*parley.Message, error) {
+func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool,
+	event func(*parley.Message) error) (*parley.Message, error) {
 	s := b.submission(r, m)
 	s.Fits = fits
 	call, err := b.c.Hub.Begin(ctx, s)
@@ -201,7 +202,8 @@ func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string)
 		}
 		return r.Message, nil
 	}
-	for r, err := range j.Records(ctx, p.Position.Partition, journal.From{Sequence: p.Position.Sequence, Follow: true}) {
+	for r, err := range j.Records(ctx, p.Position.Partition,
+		journal.From{Sequence: p.Position.Sequence, Follow: true}) {
 		if err != nil {
 			return nil, err
 		}
@@ -210,7 +212,8 @@ func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string)
 		}
 		for _, s := range r.Steps {
 			if s.Message == p.Message && s.To == to && s.State == parley.Abandoned {
-				return nil, parley.Refuse(parley.OutcomeUnknown, "the hub stopped while the request was at work; it is not repeated")
+				return nil, parley.Refuse(parley.OutcomeUnknown,
+					"the hub stopped while the request was at work; it is not repeated")
 			}
 		}
 	}
@@ -227,7 +230,8 @@ func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
 			cause = c.Error()
 		}
 		c := *e
-		c.Ref = b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: r.Identity.Name, To: to, Step: "admit", Code: e.Code, Text: e.Text, Cause: cause,
+		c.Ref = b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: r.Identity.Name, To: to,
+			Step: "admit", Code: e.Code, Text: e.Text, Cause: cause,
 			Size: len(r.Raw()), Verdict: parley.Verdict{Assurance: parley.Session}})
 		e = &c
 	}
@@ -264,6 +268,7 @@ func (b *Binding) refused(f protocol.Refusal) {
 	if f.Dropped {
 		cause = "not answered: " + cause
 	}
-	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote, Claim: claim, To: clip(f.Type, 128), Step: f.Err.Step, Code: code,
+	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote, Claim: claim, To: clip(f.Type, 128),
+		Step: f.Err.Step, Code: code,
 		Text: f.Err.Text, Cause: cause, Size: f.Size})
 }

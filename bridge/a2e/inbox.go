@@ -218,7 +218,8 @@ func (x *inboxes) freeLocked(m inboxRow) {
 	x.b.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()
-		free := journal.Row[inboxMessage]{Key: m.Key, Revision: m.Revision, Value: inboxMessage{Arrival: m.Value.Arrival}, Until: x.b.c.Now().Add(inboxTTL)}
+		free := journal.Row[inboxMessage]{Key: m.Key, Revision: m.Revision,
+			Value: inboxMessage{Arrival: m.Value.Arrival}, Until: x.b.c.Now().Add(inboxTTL)}
 		_, err := x.messages.Replace(ctx, free)
 		if err != nil && !errors.Is(err, journal.ErrConflict) { // the next call here has it all the same
 			x.b.c.Logger.Warn("a message waits for an A2E agent's next call", "error", err)
@@ -315,7 +316,8 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 		Wait *float64 `json:"wait"`
 		Max  int      `json:"max"`
 	}{Max: defaultBatch}
-	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.Wait != nil && (*q.Wait < 0 || *q.Wait > 1e6) || q.Max < 1 {
+	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.Wait != nil && (*q.Wait < 0 || *q.Wait > 1e6) ||
+		q.Max < 1 {
 		return protocol.ToolResult{}, badArguments("want {wait: seconds, max: 1 or more}", err)
 	}
 	wait := handOutTime(time.Until(c.Request.Deadline))
@@ -324,7 +326,8 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	}
 	x.b.sessions.inbox(c.Session.ID(), c.ID)
 	agent := c.Identity.Name
-	r := &reader{c: c, agent: agent, prefix: inboxPrefix(agent), more: make(chan struct{}, 1), left: make(chan struct{}, 1)}
+	r := &reader{c: c, agent: agent, prefix: inboxPrefix(agent), more: make(chan struct{}, 1),
+		left: make(chan struct{}, 1)}
 	w := &batch{x: x, r: r, limit: min(q.Max, maxBatch)}
 	until := time.NewTimer(wait)
 	defer until.Stop()
@@ -453,7 +456,8 @@ func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 		if !ok {
 			continue
 		}
-		if now, err := w.x.messages.Get(ctx, m.Key); err != nil || now.Revision != m.Revision { // it was returned just now
+		// it was returned just now
+		if now, err := w.x.messages.Get(ctx, m.Key); err != nil || now.Revision != m.Revision {
 			w.x.leave(w.r, m)
 			continue
 		}

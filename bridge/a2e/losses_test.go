@@ -17,18 +17,23 @@ func TestNothingIsLostSilently(t *testing.T) {
 		v, err := toArrival(m, 1, "hub")
 		return string(v) + " " + m.Kind.String(), bridge.Losses(bridge.Inbox, m, bridgetest.Recipient), err
 	})
-	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure}, func(m *parley.Message) (string, []parley.Loss, error) {
-		data, err := toData(m.Parts)
-		if err == nil && m.Error != nil {
-			e := toError(m.Error, "tools")
-			data, err = jsonx.Encode(map[string]any{"code": e.Code, "message": e.Text, "retryable": e.Retryable, "detail": e.Detail})
-		}
-		return string(data) + string(provenanceOf(m, "hub", bridge.Call)), bridge.Losses(bridge.Call, m, bridgetest.Recipient), err
-	}, "Origin")
-	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Event}, func(m *parley.Message) (string, []parley.Loss, error) {
-		_, data := toEvent(m)
-		v, err := jsonx.Encode(data)
-		// The result that ends the call says where it and its events come from.
-		return string(v) + string(provenanceOf(&parley.Message{Origin: m.Origin}, "hub", bridge.Call)), bridge.Losses(bridge.Call, m, bridgetest.Recipient), err
-	})
+	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure},
+		func(m *parley.Message) (string, []parley.Loss, error) {
+			data, err := toData(m.Parts)
+			if err == nil && m.Error != nil {
+				e := toError(m.Error, "tools")
+				data, err = jsonx.Encode(map[string]any{"code": e.Code, "message": e.Text, "retryable": e.Retryable,
+					"detail": e.Detail})
+			}
+			return string(data) + string(provenanceOf(m, "hub", bridge.Call)),
+				bridge.Losses(bridge.Call, m, bridgetest.Recipient), err
+		}, "Origin")
+	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Event},
+		func(m *parley.Message) (string, []parley.Loss, error) {
+			_, data := toEvent(m)
+			v, err := jsonx.Encode(data)
+			// The result that ends the call says where it and its events come from.
+			return string(v) + string(provenanceOf(&parley.Message{Origin: m.Origin}, "hub", bridge.Call)),
+				bridge.Losses(bridge.Call, m, bridgetest.Recipient), err
+		})
 }

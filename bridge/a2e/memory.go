@@ -47,8 +47,9 @@ const (
 
 func newMemory(j *journal.Journal, now func() time.Time) *memory {
 	const bucket = "a2e.memory"
-	return &memory{entries: journal.NewTable[stored](j, bucket, 0), handles: journal.NewTable[memoryHandle](j, bucket, 0),
-		now: now, used: map[string]int{}}
+	return &memory{entries: journal.NewTable[stored](j, bucket, 0),
+		handles: journal.NewTable[memoryHandle](j, bucket, 0),
+		now:     now, used: map[string]int{}}
 }
 
 // memoryHandle is what a memory_id stands for.
@@ -95,7 +96,8 @@ func digest(s ...string) string {
 
 // Init implements a2e.Memories: the same agent, namespace and scope get the
 // same memory_id.
-func (m *memory) Init(ctx context.Context, r *protocol.Request, namespace string, scope map[string]string, _ json.RawMessage) (string, error) {
+func (m *memory) Init(ctx context.Context, r *protocol.Request, namespace string, scope map[string]string,
+	_ json.RawMessage) (string, error) {
 	b, err := json.Marshal(scope) // sorts the names
 	if err != nil {
 		return "", protocol.ErrSchema.Because(err)
@@ -155,7 +157,8 @@ func (h memoryHandle) tier(name string, r *protocol.Request) string {
 }
 
 // Store implements a2e.Memories.
-func (m *memory) Store(ctx context.Context, r *protocol.Request, id string, entries []json.RawMessage) (out []protocol.MemoryEntry, faults []string, err error) {
+func (m *memory) Store(ctx context.Context, r *protocol.Request, id string,
+	entries []json.RawMessage) (out []protocol.MemoryEntry, faults []string, err error) {
 	h, err := m.handle(ctx, r, id)
 	if err != nil {
 		return nil, nil, err
@@ -282,7 +285,8 @@ func memoryKey(key json.RawMessage) (string, error) {
 }
 
 // each visits the entries of the tiers that q names.
-func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string, visit func(row journal.Row[stored]) error) error {
+func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string,
+	visit func(row journal.Row[stored]) error) error {
 	for _, name := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
 		if tier != "" && protocol.HomeTier(tier) != name {
 			continue
@@ -324,7 +328,8 @@ func shared(have, want []string) (n int) {
 // Retrieve implements a2e.Memories: best first. An entry scores 1 for its key,
 // the share of the tags that it has, the share of the words of the query that
 // its text has, and 0.25 for a tier that was asked for.
-func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string, q protocol.MemoryQuery) ([]protocol.MemoryEntry, error) {
+func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
+	q protocol.MemoryQuery) ([]protocol.MemoryEntry, error) {
 	h, err := m.handle(ctx, r, id)
 	if err != nil {
 		return nil, err

@@ -37,7 +37,8 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	size := frameSize(data)
 	if size > x.room {
-		return hub.Outcome{Err: parley.Refuse(parley.TooLarge, "the message is larger than a frame of A2E: %d bytes", size)}
+		return hub.Outcome{Err: parley.Refuse(parley.TooLarge,
+			"the message is larger than a frame of A2E: %d bytes", size)}
 	}
 	for {
 		a, next := x.reserve(agent, size)
@@ -46,7 +47,8 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			m := inboxMessage{Hub: a.Node, Call: a.id, Arrival: data}
 			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
 				x.unreserve(a, size)
-				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"), Wait: time.Second}
+				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"),
+					Wait: time.Second}
 			}
 			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
 		case !o.Waits:
@@ -78,7 +80,8 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	a := h.get(o.Recipient.Name)
 	if a == nil {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host of %q cannot be attached to", o.Recipient.Name)}
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
+			"the host of %q cannot be attached to", o.Recipient.Name)}
 	}
 	msg := protocol.Message{ID: hex.EncodeToString(m.ID[:])}
 	x := extensionOf(m)
@@ -132,7 +135,8 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			return out
 		}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer"), Unknown: true, Losses: lost}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer"), Unknown: true,
+		Losses: lost}
 }
 
 // failed is the host's reply to a request; for another message, a failed delivery.
@@ -157,14 +161,17 @@ func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (an
 	if until, ok := ctx.Deadline(); ok {
 		timeout = max(1, int(time.Until(until)/time.Second))
 	}
-	return map[string]any{"tool_name": skill, "arguments": arguments, "correlation_id": m.Conversation.String(), "streaming": true,
-		"timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
+	return map[string]any{"tool_name": skill, "arguments": arguments, "correlation_id": m.Conversation.String(),
+		"streaming": true,
+		"timeout":   timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
 }
 
 // answer says the final frame of a host in the hub's terms.
 func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
-	reply := &parley.Message{Origin: parley.Origin{Protocol: Protocol, Raw: e.Raw(), Verdict: parley.Verdict{Assurance: parley.Session,
-		Checks: []parley.Check{{Name: "transport", OK: true, Detail: "A2E answers are not signed; the connection answers for them"}}}}}
+	reply := &parley.Message{Origin: parley.Origin{Protocol: Protocol, Raw: e.Raw(),
+		Verdict: parley.Verdict{Assurance: parley.Session,
+			Checks: []parley.Check{{Name: "transport", OK: true,
+				Detail: "A2E answers are not signed; the connection answers for them"}}}}}
 	out := hub.Outcome{Answered: true, Reply: reply}
 	if whole {
 		var err error

@@ -134,7 +134,8 @@ func encode(t *testing.T, v any) string {
 // without gives the members that a recording fixes.
 func without(frame map[string]any, more ...string) map[string]any {
 	out := maps.Clone(frame)
-	for _, name := range append(more, "a2e", "id", "version", "ts", "req_id", "session_id", "created_at", "uptime_seconds") {
+	for _, name := range append(more, "a2e", "id", "version", "ts", "req_id", "session_id", "created_at",
+		"uptime_seconds") {
 		delete(out, name)
 	}
 	return out
@@ -160,7 +161,8 @@ type referenceHost struct {
 
 func newReferenceHost(t *testing.T, all map[string][]exchange, script []exchange) *referenceHost {
 	t.Helper()
-	h := &referenceHost{t: t, left: slices.Clone(script), hello: all["connect"][0].frames[0], lines: map[string]chan string{}, ended: make(chan struct{})}
+	h := &referenceHost{t: t, left: slices.Clone(script), hello: all["connect"][0].frames[0],
+		lines: map[string]chan string{}, ended: make(chan struct{})}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /session", func(w http.ResponseWriter, _ *http.Request) {
 		h.mu.Lock()
@@ -300,7 +302,8 @@ func (h *referenceHost) answer(line []byte) []string {
 // words of its own; tool and arguments are the caller's.
 func (h *referenceHost) fits(recorded, got map[string]any) bool {
 	if recorded["type"] == "tool/call/req" {
-		return recorded["tool_name"] == got["tool_name"] && encode(h.t, recorded["arguments"]) == encode(h.t, got["arguments"])
+		return recorded["tool_name"] == got["tool_name"] && encode(h.t, recorded["arguments"]) == encode(h.t,
+			got["arguments"])
 	}
 	return encode(h.t, without(recorded)) == encode(h.t, without(got))
 }
@@ -326,7 +329,9 @@ func TestReplayToClient(t *testing.T) {
 		}
 		for _, transport := range []string{"http", "tcp"} {
 			t.Run(name+" over "+transport, func(t *testing.T) {
-				h := newReferenceHost(t, all, append(slices.Clone(script), exchange{map[string]any{"type": "ping"}, []map[string]any{{"type": "pong", "req_id": "x", "uptime_seconds": 1.5}}}))
+				h := newReferenceHost(t, all, append(slices.Clone(script),
+					exchange{map[string]any{"type": "ping"},
+						[]map[string]any{{"type": "pong", "req_id": "x", "uptime_seconds": 1.5}}}))
 				web := &http.Client{Transport: &http.Transport{}}
 				c := &protocol.Client{URL: h.http.URL, HTTP: web, Token: "x"}
 				if transport == "tcp" {
@@ -348,7 +353,8 @@ func TestReplayToClient(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				var unanswered sync.WaitGroup
 				for _, e := range script {
-					m := protocol.Message{Type: e.request["type"].(string), Body: json.RawMessage(encode(t, without(e.request)))}
+					m := protocol.Message{Type: e.request["type"].(string),
+						Body: json.RawMessage(encode(t, without(e.request)))}
 					if e.answered() {
 						replayed(t, c, m, e)
 						continue
@@ -387,7 +393,8 @@ func replayed(t *testing.T, c *protocol.Client, m protocol.Message, e exchange) 
 		var failure *protocol.Error
 		switch {
 		case errors.As(err, &failure):
-			if want["type"] != "error" || string(failure.Code) != want["code"] || failure.Text != want["message"] || failure.Retryable != want["retryable"] {
+			if want["type"] != "error" || string(failure.Code) != want["code"] || failure.Text != want["message"] ||
+				failure.Retryable != want["retryable"] {
 				t.Errorf("%s: %v, want %s", m.Type, failure, encode(t, want))
 			}
 		case err != nil:
@@ -433,12 +440,14 @@ func TestReplayToHub(t *testing.T) {
 			tools := slices.Clone(list["tools"].([]any))
 			for _, e := range all["tools"] {
 				listed := func(v any) bool { return v.(map[string]any)["name"] == e.request["tool_name"] }
-				if name := e.request["tool_name"]; name != nil && name != "nosuch" && !slices.ContainsFunc(tools, listed) {
+				if name := e.request["tool_name"]; name != nil && name != "nosuch" &&
+					!slices.ContainsFunc(tools, listed) {
 					tools = append(tools, map[string]any{"name": name, "description": "", "input_parameters": []any{}})
 				}
 			}
 			list["tools"] = tools
-			script = slices.Insert(script, 0, exchange{map[string]any{"type": "tool/list/req", "filter_kind": "", "filter_tags": []any{}, "query": "", "include_deferred": true}, []map[string]any{list}})
+			script = slices.Insert(script, 0, exchange{map[string]any{"type": "tool/list/req", "filter_kind": "",
+				"filter_tags": []any{}, "query": "", "include_deferred": true}, []map[string]any{list}})
 			h := newReferenceHost(t, all, script)
 			defer h.end() // before the hub, which waits for answers
 			url := h.http.URL
@@ -608,7 +617,8 @@ func (a *replayAgent) compare(e exchange, got []map[string]any) {
 			break
 		}
 		if data["success"] != true || encode(t, data["data"]) != encode(t, want["data"]) || len(got) != len(e.frames) {
-			t.Errorf("%s after %d events, want %s after %d", encode(t, data), len(got)-1, encode(t, want), len(e.frames)-1)
+			t.Errorf("%s after %d events, want %s after %d", encode(t, data), len(got)-1, encode(t, want),
+				len(e.frames)-1)
 		}
 		for i, f := range got[:len(got)-1] {
 			if f["type"] != "tool/event" || f["seq"] != json.Number(fmt.Sprint(i)) {

@@ -47,7 +47,8 @@ func parameters(raw json.RawMessage) []protocol.ToolParameter {
 	list := []protocol.ToolParameter{}
 	var s schema
 	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
-		return append(list, protocol.ToolParameter{Name: "text", Type: "string", Description: "what to say; other members are passed on as they are"})
+		return append(list, protocol.ToolParameter{Name: "text", Type: "string",
+			Description: "what to say; other members are passed on as they are"})
 	}
 	switch k := s.kind(); {
 	case k == "object" || k == "" && len(s.Enum) == 0:

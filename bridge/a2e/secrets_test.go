@@ -41,7 +41,10 @@ func TestSessionIDIsNotStored(t *testing.T) {
 	agent.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	agent.send(t, `{"type":"tool/call/req","id":"c1","session_id":"`+agent.session+
 		`","tool_name":"crew-echo__echo","arguments":{"text":"heliotrope"}}`)
-	eventually(t, func() bool { return w.calls.Load() == 1 && len(w.Hub().Journal().Deliveries(openTo("crew/echo"))) == 0 })
+	eventually(t, func() bool {
+		return w.calls.Load() == 1 &&
+			len(w.Hub().Journal().Deliveries(openTo("crew/echo"))) == 0
+	})
 	w.close()
 	for _, secret := range []string{agent.session, tokenBob} {
 		if found := holding(t, config.Data, secret); len(found) > 0 {

@@ -134,13 +134,15 @@ func TestIdleSessions(t *testing.T) {
 	if testing.Short() { // as under the race detector, whose stacks are larger
 		sessions, limit = 100, 80<<10
 	}
-	w := newWorld(t, node.Config{Durability: "disk", Data: filepath.Join(t.TempDir(), "data"), A2E: node.A2E{Sessions: 100_000}})
+	w := newWorld(t, node.Config{Durability: "disk", Data: filepath.Join(t.TempDir(), "data"),
+		A2E: node.A2E{Sessions: 100_000}})
 	const hello = `{"type":"handshake/req","id":"h","agent_caps":["tools"],"auth_token":"` + tokenAlice + `"}`
 	const list = `{"type":"tool/list/req","id":"l"}`
 	pool := w.httpPool()
 	defer pool.CloseIdleConnections()
 	post := func(session, path, body string) string {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.Addresses().Local+"/a2e"+path, strings.NewReader(body))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.Addresses().Local+"/a2e"+path,
+			strings.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,14 +209,16 @@ func TestShutdownEndsTheInbox(t *testing.T) {
 	defer stream.close()
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	stream.next(t, "handshake/resp")
-	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":600}`)
+	raw.send(t,
+		`{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":600}`)
 	if err := w.tell(t.Context(), "bob", "hello"); err != nil {
 		t.Fatal(err)
 	}
 	stream.next(t, "tool/event") // it waits for two more
 	raw.send(t, `{"type":"shutdown","id":"s","timeout":30}`)
 	// At the end of the grant it would be answered with an error.
-	if m := stream.next(t, "tool/call/resp"); !strings.Contains(m.line, `"success":true`) || !strings.Contains(m.line, "hello") {
+	if m := stream.next(t, "tool/call/resp"); !strings.Contains(m.line, `"success":true`) ||
+		!strings.Contains(m.line, "hello") {
 		t.Errorf("%s", m.line)
 	}
 }
@@ -231,7 +235,8 @@ func TestSessionOverRestart(t *testing.T) {
 	stream.next(t, "handshake/resp") // A2E-083: it comes while the stream is open, not at its end
 	stream.close()
 	// The agent is away, and its answers and messages come.
-	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
+	raw.send(t,
+		`{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	for i := range 3 {
 		if err := w.tell(ctx, "bob", fmt.Sprint("note ", i)); err != nil {
 			t.Fatal(err)
@@ -256,7 +261,8 @@ func TestSessionOverRestart(t *testing.T) {
 	if !strings.Contains(answers["i1"], `"messages":[],"more":true`) || !strings.Contains(answers["c1"], "late") {
 		t.Errorf("%v", answers)
 	}
-	raw.send(t, `{"type":"tool/call/req","id":"i2","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
+	raw.send(t,
+		`{"type":"tool/call/req","id":"i2","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	var notes []string
 	for m := stream.next(t, ""); m.Type != "tool/call/resp"; m = stream.next(t, "") {
 		if m.Type != "tool/event" || m.ReqID != "i2" {
@@ -275,7 +281,8 @@ func TestSessionOverRestart(t *testing.T) {
 	// A request that is sent again after the restart is answered with the
 	// recorded answer and not executed again.
 	raw.send(t, `{"type":"tool/call/req","id":"c1","tool_name":"crew-echo__echo","arguments":{"text":"late"}}`)
-	if m := stream.next(t, "tool/call/resp"); m.ReqID != "c1" || !strings.Contains(m.line, `"text":"late"`) || w.calls.Load() != 1 {
+	if m := stream.next(t, "tool/call/resp"); m.ReqID != "c1" || !strings.Contains(m.line, `"text":"late"`) ||
+		w.calls.Load() != 1 {
 		t.Errorf("%s, %d calls", m.line, w.calls.Load())
 	}
 	stream.close()
@@ -291,7 +298,8 @@ func TestOwed(t *testing.T) {
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`"}`)
 	stream.next(t, "handshake/resp")
 	w.leave(stream, raw.session)
-	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
+	raw.send(t,
+		`{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	for i := range 3 {
 		if err := w.tell(ctx, "bob", fmt.Sprint("note ", i)); err != nil {
 			t.Fatal(err)
@@ -306,7 +314,8 @@ func TestOwed(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := data(t, r)
-	if strings.Index(got, "note 0") > strings.Index(got, "note 1") || strings.Index(got, "note 1") > strings.Index(got, "note 2") || strings.Count(got, `"content":"note`) != 3 {
+	if strings.Index(got, "note 0") > strings.Index(got, "note 1") ||
+		strings.Index(got, "note 1") > strings.Index(got, "note 2") || strings.Count(got, `"content":"note`) != 3 {
 		t.Error(got)
 	}
 	r, err = bob.CallTool(ctx, "parley_inbox", map[string]any{"wait": 0.3}, nil)
@@ -391,7 +400,8 @@ func TestOwedOverRestart(t *testing.T) {
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	stream.next(t, "handshake/resp")
 	w.leave(stream, raw.session)
-	raw.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":2},"streaming":true,"timeout":60}`)
+	raw.send(t,
+		`{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":2},"streaming":true,"timeout":60}`)
 	for i := range 2 {
 		if err := w.tell(t.Context(), "bob", fmt.Sprint("note ", i)); err != nil {
 			t.Fatal(err)
@@ -407,7 +417,8 @@ func TestOwedOverRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := data(t, r); !strings.Contains(got, "note 0") || !strings.Contains(got, "note 1") || strings.Count(got, `"content":"note`) != 2 {
+	if got := data(t, r); !strings.Contains(got, "note 0") || !strings.Contains(got, "note 1") ||
+		strings.Count(got, `"content":"note`) != 2 {
 		t.Error(got)
 	}
 	r, err = bob.CallTool(t.Context(), "parley_inbox", map[string]any{"wait": 0.3}, nil)
@@ -447,7 +458,8 @@ func TestForget(t *testing.T) {
 	other.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`"}`)
 	stream.next(t, "handshake/resp")
 	w.leave(stream, other.session)
-	other.send(t, `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
+	other.send(t,
+		`{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	for _, note := range []string{"saxifrage", "gallimaufry"} {
 		if err := w.tell(ctx, "bob", note); err != nil {
 			t.Fatal(err)
@@ -466,7 +478,8 @@ func TestForget(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m := r.Message; m != nil && (strings.Contains(m.Text(), "saxifrage") || len(m.Parts) > 0 && strings.Contains(string(m.Parts[0].Data), "quincunx")) {
+			if m := r.Message; m != nil && (strings.Contains(m.Text(), "saxifrage") || len(m.Parts) > 0 &&
+				strings.Contains(string(m.Parts[0].Data), "quincunx")) {
 				about[m.ID] = true
 			}
 		}
@@ -482,7 +495,8 @@ func TestForget(t *testing.T) {
 		t.Error("what is owed is not what should be left")
 	}
 	// All that is the agent's own.
-	if n, err = w.A2E().Forget(ctx, hub.Forgetting{Agent: "bob", Message: func(parley.ID) bool { return false }}); err != nil || n == 0 {
+	if n, err = w.A2E().Forget(ctx, hub.Forgetting{Agent: "bob",
+		Message: func(parley.ID) bool { return false }}); err != nil || n == 0 {
 		t.Errorf("%d values, %v", n, err)
 	}
 	if kept(owed, "gallimaufry") != 0 {

@@ -20,7 +20,8 @@ import (
 // twoHubs opens two hubs on one journal.
 func twoHubs(t *testing.T) (first, second *world) {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true, NoLog: true, MaxPayload: 8 << 20})
+	s, err := server.NewServer(&server.Options{Port: -1, JetStream: true, StoreDir: t.TempDir(), NoSigs: true,
+		NoLog: true, MaxPayload: 8 << 20})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +30,8 @@ func twoHubs(t *testing.T) (first, second *world) {
 	if !s.ReadyForConnections(10 * time.Second) {
 		t.Fatal("no server")
 	}
-	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"), Limits: node.Limits{Body: "8MiB"},
+	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"),
+		Limits: node.Limits{Body: "8MiB"},
 		Engine: node.Engine{URL: s.ClientURL(), Partitions: 2, Replicas: 1}}
 	one := config
 	one.Name, one.Data = "one", t.TempDir()
@@ -42,7 +44,8 @@ func twoHubs(t *testing.T) (first, second *world) {
 // other one hands out, and its work is reported wherever it awaits it.
 func TestTwoHubs(t *testing.T) {
 	first, second := twoHubs(t)
-	for name, w := range map[string][2]*world{"the other hub": {first, second}, "the same hub": {first, first}, "back": {second, first}} {
+	for name, w := range map[string][2]*world{"the other hub": {first, second}, "the same hub": {first, first},
+		"back": {second, first}} {
 		t.Run(name, func(t *testing.T) {
 			bob := w[1].tcp(tokenBob)
 			if err := w[0].tell(t.Context(), "bob", "over there"); err != nil {
@@ -74,7 +77,8 @@ func TestTwoHubs(t *testing.T) {
 		state := second.Hub().Journal().State("a2e.sessions")
 		const answers = 5
 		for i := range answers {
-			raw.send(t, fmt.Sprintf(`{"type":"tool/call/req","id":"c%d","tool_name":"crew-echo__echo","arguments":{"text":"answer %d"}}`, i, i))
+			raw.send(t,
+				fmt.Sprintf(`{"type":"tool/call/req","id":"c%d","tool_name":"crew-echo__echo","arguments":{"text":"answer %d"}}`, i, i))
 			eventually(t, func() bool {
 				v, err := state.Get(t.Context(), key)
 				var saved struct{ Frames []json.RawMessage }
@@ -88,7 +92,8 @@ func TestTwoHubs(t *testing.T) {
 		stream = there.stream(t)
 		defer stream.close()
 		for i := range answers {
-			if f := stream.next(t, "tool/call/resp"); f.ReqID != fmt.Sprint("c", i) || !strings.Contains(f.line, fmt.Sprint("answer ", i)) {
+			if f := stream.next(t, "tool/call/resp"); f.ReqID != fmt.Sprint("c", i) ||
+				!strings.Contains(f.line, fmt.Sprint("answer ", i)) {
 				t.Errorf("%d: %s", i, f.line)
 			}
 		}
@@ -104,7 +109,8 @@ func TestTwoHubs(t *testing.T) {
 			t.Errorf("%s", f.line)
 		}
 		// And a request that is sent again is answered, not executed.
-		there.send(t, `{"type":"tool/call/req","id":"c0","tool_name":"crew-echo__echo","arguments":{"text":"answer 0"}}`)
+		there.send(t,
+			`{"type":"tool/call/req","id":"c0","tool_name":"crew-echo__echo","arguments":{"text":"answer 0"}}`)
 		if f := stream.next(t, "tool/call/resp"); f.ReqID != "c0" || !strings.Contains(f.line, "answer 0") {
 			t.Errorf("%s", f.line)
 		}
@@ -131,7 +137,9 @@ func TestTwoHubs(t *testing.T) {
 			if err := json.Unmarshal([]byte(data(t, r)), &got); err != nil || len(got.Messages) != 1 {
 				t.Fatalf("%s: %v", data(t, r), err)
 			}
-			if r, err := alice.CallTool(t.Context(), "parley_reply", map[string]any{"id": got.Messages[0].ID, "content": "re: " + got.Messages[0].Content}, nil); err != nil || !r.Success {
+			if r, err := alice.CallTool(t.Context(), "parley_reply",
+				map[string]any{"id": got.Messages[0].ID, "content": "re: " + got.Messages[0].Content},
+				nil); err != nil || !r.Success {
 				t.Fatal(r, err)
 			}
 		}
@@ -141,7 +149,8 @@ func TestTwoHubs(t *testing.T) {
 			t.Helper()
 			calls++
 			text := fmt.Sprint("question ", calls)
-			sends.send(t, fmt.Sprintf(`{"type":"tool/call/req","id":"q%d","tool_name":"parley_ask","arguments":{"agent":"alice","content":%q}}`, calls, text))
+			sends.send(t,
+				fmt.Sprintf(`{"type":"tool/call/req","id":"q%d","tool_name":"parley_ask","arguments":{"agent":"alice","content":%q}}`, calls, text))
 			eventually(t, func() bool { return asked(first, "alice") })
 			then()
 			answer(w)
@@ -171,7 +180,8 @@ func TestTwoHubs(t *testing.T) {
 	})
 	t.Run("multi_agent", func(t *testing.T) {
 		c := second.tcp(tokenAlice)
-		m, err := c.Ask(t.Context(), protocol.Message{Type: "multi_agent/spawn", Body: map[string]any{"name": "crew/echo"}})
+		m, err := c.Ask(t.Context(), protocol.Message{Type: "multi_agent/spawn",
+			Body: map[string]any{"name": "crew/echo"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -94,7 +94,8 @@ type recordedFrame struct {
 }
 
 func newSessionStore(j *journal.Journal, now func() time.Time, log *slog.Logger) *sessionStore {
-	t := &sessionStore{rows: journal.NewTable[recordedSession](j, "a2e.sessions", 0), relays: j.State("a2e.relay"), now: now, log: log, node: j.Node(),
+	t := &sessionStore{rows: journal.NewTable[recordedSession](j, "a2e.sessions", 0), relays: j.State("a2e.relay"),
+		now: now, log: log, node: j.Node(),
 		linger: 100 * time.Millisecond, sessions: map[string]*ownSession{}, ids: map[string]string{},
 		aliveElsewhere: func(node string) bool { return j.LivesElsewhere(node, now()) }}
 	t.life, t.stop = context.WithCancel(context.Background())
@@ -138,7 +139,8 @@ func (t *sessionStore) Open(ctx context.Context, r protocol.SessionRecord) error
 	t.mu.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.rec.Agent, k.rec.AgentID, k.rec.Accepted, k.rec.Opened = r.Identity.Name, r.AgentID, r.Accepted, r.Opened.Round(0).UTC()
+	k.rec.Agent, k.rec.AgentID, k.rec.Accepted, k.rec.Opened = r.Identity.Name, r.AgentID, r.Accepted,
+		r.Opened.Round(0).UTC()
 	if k.rec.Epoch == 0 {
 		k.rec.Epoch = 1
 	}
@@ -154,7 +156,8 @@ func (t *sessionStore) save(ctx context.Context, k *ownSession) error {
 	if len(k.rec.Frames) == 0 {
 		k.rec.Inbox = nil
 	}
-	row, err := t.rows.Replace(ctx, journal.Row[recordedSession]{Key: k.key, Value: k.rec, Revision: k.revision, Until: t.now().Add(sessionTTL)})
+	row, err := t.rows.Replace(ctx, journal.Row[recordedSession]{Key: k.key, Value: k.rec, Revision: k.revision,
+		Until: t.now().Add(sessionTTL)})
 	if errors.Is(err, journal.ErrConflict) {
 		k.lost = fmt.Errorf("%w: %w", protocol.ErrMoved, err)
 		return k.lost
@@ -391,7 +394,8 @@ func (t *sessionStore) inbox(id, request string) {
 	k.rec.Inbox[request] = true
 	if len(k.rec.Inbox) > 1024 { // calls whose frames have long been read
 		for r := range k.rec.Inbox {
-			if !slices.ContainsFunc(k.rec.Frames, func(f recordedFrame) bool { return answers(f.Line, r) }) && r != request {
+			if !slices.ContainsFunc(k.rec.Frames, func(f recordedFrame) bool { return answers(f.Line, r) }) &&
+				r != request {
 				delete(k.rec.Inbox, r)
 			}
 		}

@@ -182,7 +182,8 @@ func TestTakeOver(t *testing.T) {
 	buf = buf[:0]
 	post(first, session, "/send", `{"type":"ping","id":"p1"}`+"\n"+`{"type":"ping","id":"p2"}`)
 	read(2)
-	if got := string(buf); !strings.Contains(got, `"req_id":"p1"`) || strings.Index(got, `"req_id":"p2"`) < strings.Index(got, `"req_id":"p1"`) {
+	if got := string(buf); !strings.Contains(got, `"req_id":"p1"`) ||
+		strings.Index(got, `"req_id":"p2"`) < strings.Index(got, `"req_id":"p1"`) {
 		t.Errorf("%s", got)
 	}
 	if _, here := first.host.Session(session); here {
@@ -205,7 +206,8 @@ func TestTakeOver(t *testing.T) {
 // caller may have given it up already.
 func TestInboxEndsBeforeItIsGivenUp(t *testing.T) {
 	for left, want := range map[time.Duration]time.Duration{
-		time.Minute: 57 * time.Second, 12 * time.Second: 9 * time.Second, 4 * time.Second: 3 * time.Second, 0: time.Millisecond, -time.Second: time.Millisecond,
+		time.Minute: 57 * time.Second, 12 * time.Second: 9 * time.Second, 4 * time.Second: 3 * time.Second,
+		0: time.Millisecond, -time.Second: time.Millisecond,
 	} {
 		if got := handOutTime(left); got != want {
 			t.Errorf("of %s it hands out for %s, want %s", left, got, want)

@@ -45,13 +45,16 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	log := &logged{}
 	w := newWorld(t, node.Config{Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	ctx := t.Context()
-	e := parley.Agent{Name: "bob", Exposed: parley.Everywhere, Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(tokenBob)}}}
+	e := parley.Agent{Name: "bob", Exposed: parley.Everywhere,
+		Identities: []parley.Identity{{Protocol: bridge.Protocol, ID: bridge.TokenID(tokenBob)}}}
 	if _, err := w.Hub().Directory().Put(ctx, e, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	ask := func(to string) (*parley.Message, error) {
-		return w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: to,
-			Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		return w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request,
+			From: "crew/echo", To: to,
+			Parts: []parley.Part{parley.Text("well?")}, Origin: parley.Origin{Protocol: "go",
+				Verdict: parley.Verdict{Assurance: parley.Session}}}})
 	}
 	alice := w.tcp(tokenAlice)
 	answers := make(chan string, 2)
@@ -101,12 +104,14 @@ func TestStopWithWaitingCallers(t *testing.T) {
 		return parley.CodeOf(err) == parley.Unavailable
 	})
 	var refused *protocol.Error
-	if _, err := w.tcp(tokenAlice).CallTool(ctx, "crew-echo__echo", map[string]string{"text": "x"}, nil); !errors.As(err, &refused) ||
+	if _, err := w.tcp(tokenAlice).CallTool(ctx, "crew-echo__echo", map[string]string{"text": "x"},
+		nil); !errors.As(err, &refused) ||
 		!refused.Retryable || !strings.Contains(refused.Text, "stopping") {
 		t.Errorf("a new call: %v", err)
 	}
 	for i, c := range []*protocol.Client{w.tcp(tokenBob), w.http(tokenBob)} {
-		r, err := c.CallTool(ctx, "parley_reply", map[string]any{"id": ids[i], "content": map[string]int{"answer": 42}}, nil)
+		r, err := c.CallTool(ctx, "parley_reply", map[string]any{"id": ids[i], "content": map[string]int{"answer": 42}},
+			nil)
 		if err != nil || !r.Success {
 			t.Errorf("%+v, %v", r, err)
 		}

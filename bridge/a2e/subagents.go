@@ -52,10 +52,12 @@ const (
 	subagentFor  = 30 * 24 * time.Hour
 )
 
-var errUnknownSubagent = &protocol.Error{Code: protocol.InvalidMessage, Reason: "unknown_subagent", Text: "unknown subagent_id", Step: "handler", Capability: "multi_agent"}
+var errUnknownSubagent = &protocol.Error{Code: protocol.InvalidMessage,
+	Reason: "unknown_subagent", Text: "unknown subagent_id", Step: "handler", Capability: "multi_agent"}
 
 func newSubagents(b *Binding) *subagents {
-	return &subagents{b: b, rows: journal.NewTable[subagent](b.c.Journal, "a2e.subagents", 0), wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
+	return &subagents{b: b, rows: journal.NewTable[subagent](b.c.Journal, "a2e.subagents", 0),
+		wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
 }
 
 func (a *subagents) shut() { a.once.Do(func() { close(a.closed) }) }
@@ -107,7 +109,8 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 		tg, ok = a.b.tools.find(s.Role)
 	}
 	if !ok || !a.b.c.Hub.Visible(Protocol, agent, tg.entry, tg.skill.ID) {
-		e := toError(parley.Refuse(parley.UnknownAgent, "no agent of this name here; tool/list names those there are"), "multi_agent")
+		e := toError(parley.Refuse(parley.UnknownAgent, "no agent of this name here; tool/list names those there are"),
+			"multi_agent")
 		e.Code = protocol.InvalidMessage
 		return "", "", e
 	}
@@ -116,13 +119,15 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 		return "", "", err
 	}
 	if len(others) >= maxSubagents {
-		return "", "", &protocol.Error{Code: protocol.OutOfMemory, Reason: "too_many_subagents", Text: "terminate subagents that are not needed any more", Step: "handler"}
+		return "", "", &protocol.Error{Code: protocol.OutOfMemory,
+			Reason: "too_many_subagents", Text: "terminate subagents that are not needed any more", Step: "handler"}
 	}
 	// The same request again finds what it made.
 	id := sessionKey(r.Session.ID() + "\x00spawn\x00" + r.ID)
 	v := subagent{ID: id, Name: s.Name, Role: s.Role, Status: protocol.StatusReady, Agent: tg.agent, Skill: tg.skill.ID,
 		Conversation: a.b.c.Hub.Conversation(Protocol, "multi_agent", id, agent, tg.agent)}
-	_, err = a.rows.Replace(ctx, journal.Row[subagent]{Key: a.key(agent, id), Value: v, Until: a.b.c.Now().Add(subagentFor)})
+	_, err = a.rows.Replace(ctx, journal.Row[subagent]{Key: a.key(agent, id), Value: v,
+		Until: a.b.c.Now().Add(subagentFor)})
 	if err != nil && !errors.Is(err, journal.ErrConflict) {
 		return "", "", err
 	}
@@ -275,7 +280,8 @@ func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id strin
 		m.InReplyTo, m.To = s.Request, s.Agent
 		sub := a.b.submission(r, m)
 		sub.Foreign = ""
-		if _, err := a.b.c.Hub.Accept(ctx, sub); err != nil && parley.CodeOf(err) != parley.Conflict && parley.CodeOf(err) != parley.Replayed {
+		if _, err := a.b.c.Hub.Accept(ctx, sub); err != nil && parley.CodeOf(err) != parley.Conflict &&
+			parley.CodeOf(err) != parley.Replayed {
 			return false, a.b.refusal(err, r, s.Agent)
 		}
 	}

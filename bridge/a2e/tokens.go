@@ -39,12 +39,14 @@ func (b *Binding) Identity(token, hostURL string) (parley.Identity, error) {
 	switch {
 	case hostURL != "":
 		u, err := url.Parse(hostURL)
-		if err != nil || u.Host == "" && u.Scheme != "unix" || !slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) || u.User != nil {
+		if err != nil || u.Host == "" && u.Scheme != "unix" ||
+			!slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) || u.User != nil {
 			return parley.Identity{}, fmt.Errorf("url = %q: want http(s)://, tcp://, tls:// or unix://", hostURL)
 		}
 		return parley.Identity{Protocol: Protocol, ID: hostURL, URL: hostURL}, nil
 	case len(token) < 16:
-		return parley.Identity{}, errors.New("the token has fewer than 16 characters: make one with `openssl rand -hex 32`")
+		return parley.Identity{},
+			errors.New("the token has fewer than 16 characters: make one with `openssl rand -hex 32`")
 	}
 	return parley.Identity{Protocol: Protocol, ID: b.secretID(token)}, nil
 }

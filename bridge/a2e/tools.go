@@ -163,7 +163,8 @@ func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDef
 		toolkit := tg.agent
 		list = append(list, protocol.ToolDefinition{
 			Name: tg.name, Description: tg.description(), InputParameters: parameters(tg.skill.Input),
-			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(), Version: cmp.Or(tg.entry.Version, "1.0.0"),
+			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(),
+			Version: cmp.Or(tg.entry.Version, "1.0.0"),
 			Toolkit: &toolkit, DeferLoading: many,
 		})
 	}
@@ -189,7 +190,8 @@ func (t *tools) Call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolRe
 	return t.callTool(ctx, c, tg, c.Arguments)
 }
 
-func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, arguments json.RawMessage) (protocol.ToolResult, error) {
+func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target,
+	arguments json.RawMessage) (protocol.ToolResult, error) {
 	if isWrapped(tg.skill.Input) {
 		arguments = unwrap(arguments)
 	}
@@ -201,12 +203,14 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target, 
 	if err != nil {
 		return protocol.ToolResult{}, err
 	}
-	return protocol.ToolResult{Success: true, Data: data, Metadata: provenanceOf(reply, t.b.c.Hub.ID(), bridge.Call)}, nil
+	metadata := provenanceOf(reply, t.b.c.Hub.ID(), bridge.Call)
+	return protocol.ToolResult{Success: true, Data: data, Metadata: metadata}, nil
 }
 
 // call sends a request to a skill and waits for its answer. Events go to the
 // agent as they come, before the answer. more is what only A2E says.
-func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool, more map[string]json.RawMessage) (*parley.Message, error) {
+func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool,
+	more map[string]json.RawMessage) (*parley.Message, error) {
 	parts, err := fromContent(content)
 	if err != nil {
 		return nil, protocol.ErrSchema.Because(err)
@@ -238,9 +242,12 @@ func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.Ski
 		}
 		category := tg.agent
 		list = append(list, protocol.SkillDefinition{
-			Name: tg.name, Version: cmp.Or(tg.entry.Version, "1.0.0"), Description: tg.description(), Triggers: []string{cmp.Or(tg.skill.Name, tg.name)},
-			InputSchema: object(tg.skill.Input), OutputSchema: object(tg.skill.Output), Arguments: arguments, WhenToUse: tg.description(),
-			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &category, Tags: tg.tags(),
+			Name: tg.name, Version: cmp.Or(tg.entry.Version, "1.0.0"), Description: tg.description(),
+			Triggers:    []string{cmp.Or(tg.skill.Name, tg.name)},
+			InputSchema: object(tg.skill.Input), OutputSchema: object(tg.skill.Output), Arguments: arguments,
+			WhenToUse:    tg.description(),
+			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &category,
+			Tags: tg.tags(),
 		})
 	}
 	return list, nil
@@ -276,7 +283,8 @@ func (s skills) Call(ctx context.Context, c *protocol.SkillCall) (protocol.Skill
 	if err != nil {
 		return protocol.SkillResult{}, err
 	}
-	return protocol.SkillResult{Success: true, Data: data, Metadata: provenanceOf(reply, s.t.b.c.Hub.ID(), bridge.Call)}, nil
+	metadata := provenanceOf(reply, s.t.b.c.Hub.ID(), bridge.Call)
+	return protocol.SkillResult{Success: true, Data: data, Metadata: metadata}, nil
 }
 
 // The hub's own tools.
@@ -300,26 +308,33 @@ func hubTools(many bool) []protocol.ToolDefinition {
 	text := func(name, description string, required bool) protocol.ToolParameter {
 		return protocol.ToolParameter{Name: name, Type: "string", Description: description, Required: required}
 	}
-	content := protocol.ToolParameter{Name: "content", Type: "any", Description: "text, or JSON as the skill asks for it"}
+	content := protocol.ToolParameter{Name: "content", Type: "any",
+		Description: "text, or JSON as the skill asks for it"}
 	define := func(name, description string, deferred bool, in ...protocol.ToolParameter) protocol.ToolDefinition {
-		return protocol.ToolDefinition{Name: name, Description: description, InputParameters: in, OutputParameters: []protocol.ToolParameter{},
-			Streaming: true, Tags: []string{"parley"}, Version: "1.0.0", DeferLoading: deferred}
+		return protocol.ToolDefinition{Name: name, Description: description, InputParameters: in,
+			OutputParameters: []protocol.ToolParameter{},
+			Streaming:        true, Tags: []string{"parley"}, Version: "1.0.0", DeferLoading: deferred}
 	}
 	return []protocol.ToolDefinition{
-		define(toolInbox, "Waits for messages of other agents. Each comes as an event as soon as it arrives; the answer holds them all again under \"messages\". Answer requests with parley_reply.", false,
-			protocol.ToolParameter{Name: "wait", Type: "number", Description: "seconds to wait; default: as long as the call may take"},
-			protocol.ToolParameter{Name: "max", Type: "integer", Description: "return after so many messages; default: 1 without streaming, else 32"}),
+		define(toolInbox, "Waits for messages of other agents. Each comes as an event as soon as it arrives; "+
+			"the answer holds them all again under \"messages\". Answer requests with parley_reply.", false,
+			protocol.ToolParameter{Name: "wait", Type: "number",
+				Description: "seconds to wait; default: as long as the call may take"},
+			protocol.ToolParameter{Name: "max", Type: "integer",
+				Description: "return after so many messages; default: 1 without streaming, else 32"}),
 		define(toolReply, "Answers a request of another agent that came by parley_inbox.", false,
 			text("id", "id of the request", true), content,
 			text("error", "says that the request failed, and why, in place of content", false),
 			text("state", "accepted, working or needs-input: says so and leaves the request open", false)),
 		define(toolSend, "Sends a message to an agent without waiting for an answer.", false,
-			text("agent", "name of the agent", true), text("skill", "skill to call; default: the agent's default", false), content),
+			text("agent", "name of the agent", true),
+			text("skill", "skill to call; default: the agent's default", false), content),
 		define(toolFind, "Finds agents and their skills by words of their names and descriptions.", !many,
 			text("query", "words; empty finds all", false),
 			protocol.ToolParameter{Name: "limit", Type: "integer", Description: "at most so many; default 20"}),
 		define(toolAsk, "Asks an agent and waits for its answer.", !many,
-			text("agent", "name of the agent", true), text("skill", "skill to call; default: the agent's default", false), content),
+			text("agent", "name of the agent", true),
+			text("skill", "skill to call; default: the agent's default", false), content),
 	}
 }
 
@@ -389,7 +404,8 @@ func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (protocol.ToolRe
 	if err != nil {
 		return protocol.ToolResult{}, t.b.refusal(err, c.Request, tg.agent)
 	}
-	return protocol.ToolResult{Success: true, Data: map[string]any{"id": sent.ID, "conversation": sent.Conversation}}, nil
+	data := map[string]any{"id": sent.ID, "conversation": sent.Conversation}
+	return protocol.ToolResult{Success: true, Data: data}, nil
 }
 
 // search finds skills by words.

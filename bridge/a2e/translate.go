@@ -163,8 +163,10 @@ func seconds(t time.Time) float64 {
 }
 
 func toArrival(m *parley.Message, attempt int, hubID string) (json.RawMessage, error) {
-	a := arrival{ID: m.ID, Kind: m.Kind, From: m.From, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Conversation: m.Conversation,
-		InReplyTo: m.InReplyTo, Number: m.Number, Audience: m.Audience, Deadline: seconds(m.Deadline), Expires: seconds(m.Expires),
+	a := arrival{ID: m.ID, Kind: m.Kind, From: m.From, Skill: m.Skill, Act: m.Act, Schema: m.Schema,
+		Conversation: m.Conversation,
+		InReplyTo:    m.InReplyTo, Number: m.Number, Audience: m.Audience, Deadline: seconds(m.Deadline),
+		Expires: seconds(m.Expires),
 		Attempt: attempt, Metadata: provenanceOf(m, hubID, bridge.Inbox)}
 	if m.State != parley.NoState {
 		a.State = m.State.String()
@@ -225,7 +227,8 @@ func toError(e *parley.Error, capability string) *protocol.Error {
 	default:
 		failed, unknown, denied = protocol.RuntimeError, protocol.InvalidMessage, protocol.Unauthorized
 	}
-	out := &protocol.Error{Code: failed, Text: e.Text, Step: "handler", Retryable: e.Retryable, Capability: capability, Reason: string(e.Code)}
+	out := &protocol.Error{Code: failed, Text: e.Text, Step: "handler", Retryable: e.Retryable, Capability: capability,
+		Reason: string(e.Code)}
 	switch e.Code {
 	case parley.UnknownAgent, parley.UnknownSkill:
 		out.Code = unknown
@@ -267,11 +270,15 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 	if e.Step != "peer" {
 		switch {
 		case errors.Is(e, protocol.ErrTimeout):
-			return nil, parley.Fail(parley.TimedOut, err, "the host has the request and did not answer in time; its tool may still be at work"), true
+			return nil, parley.Fail(parley.TimedOut, err,
+				"the host has the request and did not answer in time; its tool may still be at work"), true
 		case errors.Is(e, protocol.ErrOutcomeUnknown):
-			return nil, parley.Fail(parley.Unavailable, err, "the connection to the host broke before its answer; its tool may have worked"), true
+			return nil, parley.Fail(parley.Unavailable, err,
+				"the connection to the host broke before its answer; its tool may have worked"), true
 		case errors.Is(e, protocol.ErrAnswerTooLarge):
-			return parley.Refuse(parley.HandlerFailed, "the result is too large: the host's answer has more than %d bytes", protocol.DefaultMaxFrame).Because(err), nil, false
+			return parley.Refuse(parley.HandlerFailed,
+				"the result is too large: the host's answer has more than %d bytes",
+				protocol.DefaultMaxFrame).Because(err), nil, false
 		case errors.Is(e, protocol.ErrTooLarge):
 			return parley.Refuse(parley.TooLarge, "the request is too large for the host").Because(err), nil, false
 		case errors.Is(e, protocol.ErrUnauthorized), errors.Is(e, protocol.ErrUnknownKey):
@@ -371,7 +378,8 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 	}
 	if len(m.Parts) == 1 && !m.Parts[0].IsJSON() && m.Parts[0].URI == "" {
 		p := m.Parts[0]
-		return protocol.KindArtifact, map[string]any{"name": p.Name, "mime": p.MediaType, "chunk": base64.StdEncoding.EncodeToString(p.Data), "final": false}
+		return protocol.KindArtifact, map[string]any{"name": p.Name, "mime": p.MediaType,
+			"chunk": base64.StdEncoding.EncodeToString(p.Data), "final": false}
 	}
 	if jsonx.Kind(content) != '{' {
 		return protocol.KindStatus, map[string]any{"message": m.Text(), "value": content}

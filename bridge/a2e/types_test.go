@@ -24,7 +24,8 @@ func TestTypesTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	reg := protocol.NewRegistry()
-	host := &protocol.Host{Auth: protocol.Anonymous("hub"), Handler: func(context.Context, *protocol.Request) (protocol.Response, error) {
+	host := &protocol.Host{Auth: protocol.Anonymous("hub"), Handler: func(context.Context,
+		*protocol.Request) (protocol.Response, error) {
 		return protocol.Response{}, &protocol.Error{Code: protocol.RuntimeError, Text: "reached"}
 	}}
 	ctx, stop := context.WithCancel(context.Background())
@@ -70,7 +71,8 @@ func TestTypesTable(t *testing.T) {
 		typ, _ := reg.Lookup(name)
 		for _, other := range reg.Names() {
 			request, _ := reg.Lookup(other)
-			if by[name] == "" && (request.Answer == name || typ.Class == protocol.ClassEvent && request.Capability == typ.Capability) {
+			if by[name] == "" && (request.Answer == name || typ.Class == protocol.ClassEvent &&
+				request.Capability == typ.Capability) {
 				by[name] = by[other] // an answer as its request, an event as its capability
 			}
 		}

@@ -86,7 +86,8 @@ func TestAwayGetsEveryKind(t *testing.T) {
 		c.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load()) * time.Second) }
 	})
 	bob, carol := w.bare("tb", "bob"), w.bare("tc", "carol")
-	thread := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_work", From: "bob", To: "crew__weather", WorkID: "work_slow"}
+	thread := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_work", From: "bob", To: "crew__weather",
+		WorkID: "work_slow"}
 	bob.publish(t, thread, &agh.Say{Text: `{"city":"slow"}`})
 	for _, want := range []string{"receipt accepted", "trace working"} {
 		if _, got := bob.next(t); got != want {
@@ -95,7 +96,8 @@ func TestAwayGetsEveryKind(t *testing.T) {
 	}
 	say := func(kind parley.Kind, from, to, text string, more func(*parley.Message)) *parley.Message {
 		t.Helper()
-		m := &parley.Message{Kind: kind, From: from, To: to, Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "go", Peer: from}}
+		m := &parley.Message{Kind: kind, From: from, To: to, Parts: []parley.Part{parley.Text(text)},
+			Origin: parley.Origin{Protocol: "go", Peer: from}}
 		if more != nil {
 			more(m)
 		}
@@ -112,7 +114,8 @@ func TestAwayGetsEveryKind(t *testing.T) {
 		}
 	}
 	w.until("that all have heard is recorded", func() bool {
-		return len(w.Hub().Journal().Deliveries(journal.Filter{Conversation: first.Conversation, States: []parley.DeliveryState{parley.Waiting, parley.Delivering}})) == 0
+		return len(w.Hub().Journal().Deliveries(journal.Filter{Conversation: first.Conversation,
+			States: []parley.DeliveryState{parley.Waiting, parley.Delivering}})) == 0
 	})
 	bob.nc.Close()
 	away, _ := w.Hub().Directory().Lookup("agh", "acme/bob")
@@ -120,11 +123,13 @@ func TestAwayGetsEveryKind(t *testing.T) {
 
 	soon := w.Hub().Now().Add(100 * time.Second)
 	say(parley.Notice, "listener", "agh/acme/builders", "to all", nil)
-	say(parley.Notice, "listener", "agh/acme/builders", "too late for all", func(m *parley.Message) { m.Expires = soon })
+	say(parley.Notice, "listener", "agh/acme/builders", "too late for all",
+		func(m *parley.Message) { m.Expires = soon })
 	say(parley.Notice, "listener", "guest/agh/acme/bob", "to bob", nil)
 	say(parley.Notice, "listener", "guest/agh/acme/bob", "too late", func(m *parley.Message) { m.Expires = soon })
 	request := say(parley.Request, "listener", "guest/agh/acme/bob", "build it", nil)
-	stale := say(parley.Request, "listener", "guest/agh/acme/bob", "build it too late", func(m *parley.Message) { m.Deadline = soon })
+	stale := say(parley.Request, "listener", "guest/agh/acme/bob", "build it too late",
+		func(m *parley.Message) { m.Deadline = soon })
 	close(w.block) // the answer to bob's request
 	var heard []string
 	for range 2 { // of two conversations, in any order
@@ -151,11 +156,13 @@ func TestAwayGetsEveryKind(t *testing.T) {
 		got = append(got, s)
 	}
 	slices.Sort(got)
-	if want := []string{"answer: say", "answer: trace", "say build it", "say to all", "say to bob"}; !slices.Equal(got, want) {
+	if want := []string{"answer: say", "answer: trace", "say build it", "say to all", "say to bob"}; !slices.Equal(got,
+		want) {
 		t.Errorf("got %q", got)
 	}
 	w.until("the late request has failed", func() bool {
-		return slices.ContainsFunc(w.messages(parley.Failure), func(m *parley.Message) bool { return m.InReplyTo == stale.ID })
+		return slices.ContainsFunc(w.messages(parley.Failure),
+			func(m *parley.Message) bool { return m.InReplyTo == stale.ID })
 	})
 	// The last word: nothing came before it, to either.
 	say(parley.Notice, "listener", "agh/acme/builders", "the last word", nil)
@@ -170,8 +177,10 @@ func TestAwayGetsEveryKind(t *testing.T) {
 // peers and by agents.
 func TestChannelIsHeardByAgents(t *testing.T) {
 	w := newWorld(t, nil)
-	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "api", Message: &parley.Message{Kind: parley.Notice, From: "operator", To: "agh/acme/builders",
-		Parts: []parley.Part{parley.Text("dinner is ready")}, Origin: parley.Origin{Protocol: "api", Peer: "operator"}}}); err != nil {
+	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "api",
+		Message: &parley.Message{Kind: parley.Notice, From: "operator", To: "agh/acme/builders",
+			Parts:  []parley.Part{parley.Text("dinner is ready")},
+			Origin: parley.Origin{Protocol: "api", Peer: "operator"}}}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

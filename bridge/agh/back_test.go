@@ -9,7 +9,8 @@ import (
 // waited here for it: before that the peer was not known, or was away, or somewhere
 // else.
 func TestMemberOfAnotherHub(t *testing.T) {
-	m := &members{node: "here", limit: 10, byAddress: map[peerAddress]*member{}, byPeer: map[[2]string][]*member{}, byChannel: map[[2]string]map[string]bool{}}
+	m := &members{node: "here", limit: 10, byAddress: map[peerAddress]*member{}, byPeer: map[[2]string][]*member{},
+		byChannel: map[[2]string]map[string]bool{}}
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
 	at := peerAddress{"w", "c", "p"}
 	for _, c := range []struct {
@@ -24,7 +25,8 @@ func TestMemberOfAnotherHub(t *testing.T) {
 	} {
 		c.before()
 		now = now.Add(time.Second)
-		if back := m.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: "w/p", Node: c.node, Seen: now}); back != c.back {
+		if back := m.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer,
+			Name: "w/p", Node: c.node, Seen: now}); back != c.back {
 			t.Errorf("%s: back %v, want %v", c.name, back, c.back)
 		}
 	}

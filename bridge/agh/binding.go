@@ -140,12 +140,14 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b := &Binding{c: c, wake: make(chan struct{}, 1), channels: map[[2]string]bool{}, hosted: map[peerAddress]string{},
-		broadcasts: recent[parley.ID, *broadcast]{max: maxBroadcasts}, accepting: map[*protocol.Envelope]*parley.Message{}, pendingReceipts: map[parley.ID]*pendingReceipt{},
-		memory:       &protocol.ReplayMemory{Now: c.Now},
-		envelopes:    envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
-		works:        newWorks(c.Journal, c.Now),
-		containers:   newContainers(c.Journal, c.Now),
-		members:      &members{rows: journal.NewTable[peerRecord](c.Journal, "agh.members", 0), node: cmp.Or(c.Node, c.Hub.ID()), limit: cmp.Or(c.MaxMembers, 1<<16)},
+		broadcasts: recent[parley.ID, *broadcast]{max: maxBroadcasts},
+		accepting:  map[*protocol.Envelope]*parley.Message{}, pendingReceipts: map[parley.ID]*pendingReceipt{},
+		memory:     &protocol.ReplayMemory{Now: c.Now},
+		envelopes:  envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
+		works:      newWorks(c.Journal, c.Now),
+		containers: newContainers(c.Journal, c.Now),
+		members: &members{rows: journal.NewTable[peerRecord](c.Journal, "agh.members", 0),
+			node: cmp.Or(c.Node, c.Hub.ID()), limit: cmp.Or(c.MaxMembers, 1<<16)},
 		handoffs:     journal.NewTable[handoff](c.Journal, "agh.handoffs", 0),
 		remoteAgents: newRemoteAgents(c.Journal),
 		anonymous:    map[string]bool{},
@@ -155,11 +157,13 @@ func New(c Config) (*Binding, error) {
 	}
 	b.pending.within, b.pending.refuse = b.interval(), b.refusePending
 	b.router = &protocol.Router{
-		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient, Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
-		Works:    b.works, Presence: &protocol.Presence{Interval: c.Interval},
+		Verifier: protocol.Verifier{Trust: c.Trust, Keys: c.Pins, RequirePin: c.RequirePins, Lenient: c.Lenient,
+			Now: c.Now, Limits: protocol.Limits{MaxTTL: int64(c.MaxTTL / time.Second)}},
+		Works: b.works, Presence: &protocol.Presence{Interval: c.Interval},
 		Reachable: b.reachable, Admit: b.admit, Screen: c.Screen, Broadcasts: c.BroadcastRate,
 	}
-	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL, Options: c.Options, Durable: c.Durable,
+	b.gateway = &aghnats.Gateway{Router: b.router, Listen: c.Listen, TLS: c.TLS, Users: c.Users, URL: c.URL,
+		Options: c.Options, Durable: c.Durable,
 		Admitted: b.admitted, Refused: b.refused, Unknown: b.keepPending,
 		Greeted: b.recordGreeting, Away: b.sendElsewhere, Interval: c.Interval, Log: c.Logger,
 		MaxConns: cmp.Or(c.MaxConnections, 1024),
@@ -221,7 +225,8 @@ func (b *Binding) followHubs(ctx context.Context) error {
 		b.peerSeenElsewhere(r)
 		b.work.Go(func() {
 			if _, err := b.introduce(b.ctx, r.Workspace, r.Channel, r.Peer, nil, r.Guest); err != nil {
-				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", r.Workspace, "peer", r.Peer, "error", err)
+				b.c.Logger.Warn("a peer of another hub is not in the directory", "workspace", r.Workspace,
+					"peer", r.Peer, "error", err)
 			}
 		})
 	})

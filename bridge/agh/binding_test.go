@@ -88,7 +88,11 @@ func (w *world) open() {
 			}
 			return map[string]any{"city": q.City, "celsius": 21}, nil
 		}, parley.AsDefault()),
-		parley.RawSkill("hear", func(_ context.Context, m *parley.Message, r parley.Replier) error { w.notices <- m; return nil }))
+		parley.RawSkill("hear", func(_ context.Context, m *parley.Message,
+			r parley.Replier) error {
+			w.notices <- m
+			return nil
+		}))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -99,7 +103,8 @@ func (w *world) open() {
 		})); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x", func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
+	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x",
+		func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
 		w.t.Fatal(err)
 	}
 	n.Hub().Journal().Watch(func(r *journal.Record) {
@@ -277,19 +282,22 @@ func TestRequestIn(t *testing.T) {
 		}
 		var stated struct{ From, Protocol string }
 		if v := ev.Envelope.ExtValue(bridge.ExtParley); v != nil {
-			if err := json.Unmarshal(v, &stated); err != nil || stated.From != "crew/weather" || stated.Protocol != "go" {
+			if err := json.Unmarshal(v, &stated); err != nil || stated.From != "crew/weather" ||
+				stated.Protocol != "go" {
 				t.Errorf("provenance %s, %v", v, err)
 			}
 		} else if ev.Envelope.Kind != agh.KindReceipt {
 			t.Errorf("no provenance in %s", ev.Envelope.Raw())
 		}
 	}
-	want := []string{"receipt accepted", `say {"celsius":21,"city":"Bern"}`, `trace completed {"celsius":21,"city":"Bern"}`}
+	want := []string{"receipt accepted", `say {"celsius":21,"city":"Bern"}`,
+		`trace completed {"celsius":21,"city":"Bern"}`}
 	if !slices.Equal(kinds, want) {
 		t.Errorf("%q, want %q", kinds, want)
 	}
 	m := w.messages(parley.Request)[0]
-	if m.From != "guest/agh/acme/alice" || m.To != "crew/weather" || m.Skill != "forecast" || m.Origin.Verdict.Assurance != parley.Session || m.Act != "forecast" {
+	if m.From != "guest/agh/acme/alice" || m.To != "crew/weather" || m.Skill != "forecast" ||
+		m.Origin.Verdict.Assurance != parley.Session || m.Act != "forecast" {
 		t.Errorf("%+v", m)
 	}
 	if _, err := alice.Ask(ctx, "hidden", &agh.Say{Text: "x"}); err == nil {
@@ -306,14 +314,17 @@ func TestFailureAndRefusal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, ok := end.Envelope.Content().(*agh.Trace); !ok || c.State != agh.StateFailed || c.Message != "there is no such peerAddress" {
+	if c, ok := end.Envelope.Content().(*agh.Trace); !ok || c.State != agh.StateFailed ||
+		c.Message != "there is no such peerAddress" {
 		t.Errorf("%s", end.Envelope.Raw())
 	}
-	end, err = alice.Ask(ctx, "crew__weather", &agh.Say{Text: "forecast", Artifacts: []json.RawMessage{json.RawMessage(`{"town":"Bern"}`)}})
+	end, err = alice.Ask(ctx, "crew__weather", &agh.Say{Text: "forecast",
+		Artifacts: []json.RawMessage{json.RawMessage(`{"town":"Bern"}`)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c, ok := end.Envelope.Content().(*agh.Receipt); !ok || c.Status != agh.StatusRejected || !strings.Contains(c.Detail, "reference ") {
+	if c, ok := end.Envelope.Content().(*agh.Receipt); !ok || c.Status != agh.StatusRejected ||
+		!strings.Contains(c.Detail, "reference ") {
 		t.Errorf("%s", end.Envelope.Raw())
 	} else if ref := c.Detail[strings.Index(c.Detail, "reference ")+10 : len(c.Detail)-1]; ref == "" {
 		t.Error("no reference")
@@ -326,7 +337,8 @@ func TestFailureAndRefusal(t *testing.T) {
 // nothing another workspace; one append, a delivery per member.
 func TestTalk(t *testing.T) {
 	w := newWorld(t, nil)
-	alice, bob, carol, eve := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob"), w.join("tc", "acme", "carol"), w.join("te", "other", "alice")
+	alice, bob, carol, eve := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob"), w.join("tc", "acme", "carol"),
+		w.join("te", "other", "alice")
 	said, err := alice.Say(t.Context(), "", &agh.Say{Text: "good morning", Intent: "notice"})
 	if err != nil {
 		t.Fatal(err)
@@ -347,7 +359,8 @@ func TestTalk(t *testing.T) {
 			for _, o := range r.Open {
 				to = append(to, o.To)
 			}
-			if !slices.Equal(to, []string{"agh/acme/builders", "crew/weather", "guest/agh/acme/bob", "guest/agh/acme/carol", "listener"}) {
+			if !slices.Equal(to, []string{"agh/acme/builders", "crew/weather", "guest/agh/acme/bob",
+				"guest/agh/acme/carol", "listener"}) {
 				t.Errorf("deliveries to %q", to)
 			}
 		}
@@ -387,7 +400,8 @@ func TestWorkBetweenPeers(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		r := <-bob.got
-		done <- r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built", Result: json.RawMessage(`{"ok":true}`)})
+		done <- r.Trace(ctx, &agh.Trace{State: agh.StateCompleted,
+			Message: "built", Result: json.RawMessage(`{"ok":true}`)})
 	}()
 	end, err := alice.meets(t, "bob").Ask(ctx, "bob", &agh.Say{Text: "build it"})
 	if err != nil {
@@ -409,8 +423,9 @@ func TestRequestOut(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	ask := func(from, content string) *hub.Call {
-		c, err := w.Hub().Begin(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request, From: from, To: "guest/agh/acme/bob",
-			Parts: []parley.Part{parley.Text(content)}, Origin: parley.Origin{Protocol: "go", Peer: from}}})
+		c, err := w.Hub().Begin(ctx, hub.Submission{Scope: "go test",
+			Message: &parley.Message{Kind: parley.Request, From: from, To: "guest/agh/acme/bob",
+				Parts: []parley.Part{parley.Text(content)}, Origin: parley.Origin{Protocol: "go", Peer: from}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -425,7 +440,8 @@ func TestRequestOut(t *testing.T) {
 			if e.From != "listener" || e.Surface != agh.SurfaceDirect || e.WorkID == "" {
 				t.Errorf("%s", e.Raw())
 			}
-			for _, body := range []any{&agh.Receipt{ForID: e.ID, Status: agh.StatusAccepted}, &agh.Trace{State: agh.StateWorking, Message: "at it"},
+			for _, body := range []any{&agh.Receipt{ForID: e.ID, Status: agh.StatusAccepted},
+				&agh.Trace{State: agh.StateWorking, Message: "at it"},
 				&agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{"built":1.10}`)}} {
 				out := &agh.Envelope{To: e.From, Surface: e.Surface, WorkID: e.WorkID, ReplyTo: e.ID}
 				if err := out.SetContent(body); err != nil {
@@ -441,7 +457,8 @@ func TestRequestOut(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got = append(got, m.Kind.String()+" "+m.State.String()); m.Kind == parley.Response && string(m.Parts[0].Data) != `{"built":1.10}` {
+			if got = append(got, m.Kind.String()+" "+m.State.String()); m.Kind == parley.Response &&
+				string(m.Parts[0].Data) != `{"built":1.10}` {
 				t.Errorf("%s", m.Parts[0].Data)
 			}
 		}
@@ -469,8 +486,9 @@ func TestRequestOut(t *testing.T) {
 		said.Wait()
 	})
 	t.Run("cancelled", func(t *testing.T) {
-		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
-			Parts: []parley.Part{parley.Text("build it")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
+		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test",
+			Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
+				Parts: []parley.Part{parley.Text("build it")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -479,8 +497,9 @@ func TestRequestOut(t *testing.T) {
 			d, ok := w.Hub().Journal().Delivery(m.ID, m.To)
 			return ok && d.State == parley.Delivered
 		})
-		if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Cancel, From: "listener", To: m.To, InReplyTo: m.ID,
-			Origin: parley.Origin{Protocol: "go", Peer: "listener"}}}); err != nil {
+		if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test",
+			Message: &parley.Message{Kind: parley.Cancel, From: "listener", To: m.To, InReplyTo: m.ID,
+				Origin: parley.Origin{Protocol: "go", Peer: "listener"}}}); err != nil {
 			t.Fatal(err)
 		}
 		c := bob.next(t)
@@ -566,7 +585,9 @@ func TestAwayReplayRestart(t *testing.T) {
 	}
 	// AGH-035: the same id from another sender is another message.
 	other := w.connect("tc")
-	if err := other.Publish(subject, []byte(strings.Replace(strings.Replace(string(direct.Raw()), `"from":"alice"`, `"from":"carol"`, 1), direct.DirectID, room(t, "carol", "bob"), 1))); err != nil {
+	if err := other.Publish(subject,
+		[]byte(strings.Replace(strings.Replace(string(direct.Raw()), `"from":"alice"`, `"from":"carol"`, 1),
+			direct.DirectID, room(t, "carol", "bob"), 1))); err != nil {
 		t.Fatal(err)
 	}
 	if e := back.next(t); e.From != "carol" || e.ID != direct.ID {
@@ -604,7 +625,8 @@ func TestSpoofing(t *testing.T) {
 		if to != "" {
 			to = fmt.Sprintf(`,"to":%q`, to)
 		}
-		if err := nc.Publish(subject, fmt.Appendf(nil, `{"protocol":"agh-network/v0","id":%q,"workspace_id":"acme","kind":%q,"channel":"builders","from":%q%s,"ts":%d,"body":%s%s}`,
+		if err := nc.Publish(subject, fmt.Appendf(nil,
+			`{"protocol":"agh-network/v0","id":%q,"workspace_id":"acme","kind":%q,"channel":"builders","from":%q%s,"ts":%d,"body":%s%s}`,
 			agh.NewID(), kind, from, to, time.Now().Unix(), body, more)); err != nil {
 			t.Fatal(err)
 		}
@@ -617,7 +639,8 @@ func TestSpoofing(t *testing.T) {
 	publish(carol, cast, "greet", "bob", "", `{"peer_card":`+card("bob")+`}`, "")
 	publish(carol, cast, "greet", "listener", "", `{"peer_card":`+card("listener")+`}`, "")
 	publish(eve, cast, "greet", "carol", "", `{"peer_card":`+card("carol")+`}`, "")
-	publish(carol, own, "whois", "carol", "bob", `{"type":"response","peer_card":`+card("carol")+`}`, `,"reply_to":"never asked"`)
+	publish(carol, own, "whois", "carol", "bob", `{"type":"response","peer_card":`+card("carol")+
+		`}`, `,"reply_to":"never asked"`)
 	publish(carol, own, "say", "alice", "bob", `{"text":"I am alice"}`, `,"surface":"thread","thread_id":"thread_abc"`)
 	w.until("all is refused", func() bool { return len(w.Hub().Refused(10)) == 5 })
 	publish(carol, cast, "say", "carol", "", `{"text":"honest"}`, `,"surface":"thread","thread_id":"thread_abc"`)
@@ -648,8 +671,10 @@ func TestSpoofing(t *testing.T) {
 func TestNoticeToChannel(t *testing.T) {
 	w := newWorld(t, nil)
 	bob := w.join("tb", "acme", "bob")
-	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "api", Message: &parley.Message{Kind: parley.Notice, From: "operator", To: "agh/acme/builders",
-		Parts: []parley.Part{parley.Text("dinner is ready")}, Origin: parley.Origin{Protocol: "api", Peer: "operator"}}}); err != nil {
+	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "api",
+		Message: &parley.Message{Kind: parley.Notice, From: "operator", To: "agh/acme/builders",
+			Parts:  []parley.Part{parley.Text("dinner is ready")},
+			Origin: parley.Origin{Protocol: "api", Peer: "operator"}}}); err != nil {
 		t.Fatal(err)
 	}
 	e := bob.next(t)
@@ -698,9 +723,11 @@ func TestOpenWorkOverRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := w.join("ta", "acme", "alice")
-	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: say.Surface, DirectID: say.DirectID, From: "alice", To: "crew__weather",
+	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: say.Surface,
+		DirectID: say.DirectID, From: "alice", To: "crew__weather",
 		WorkID: say.WorkID, TS: time.Now().Unix()}
-	if err := again.nc.Publish(written(t, out, &agh.Receipt{ForID: say.ReplyTo, Status: agh.StatusCanceled})); err != nil {
+	if err := again.nc.Publish(written(t, out, &agh.Receipt{ForID: say.ReplyTo,
+		Status: agh.StatusCanceled})); err != nil {
 		t.Fatal(err)
 	}
 	w.until("the cancellation is recorded", func() bool { return len(w.messages(parley.Cancel)) == 1 })

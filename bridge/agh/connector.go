@@ -103,8 +103,8 @@ func (c *Connector) Run(ctx context.Context) error {
 	c.from, c.seen = recent[string, origin]{max: maxRemembered}, recent[string, struct{}]{max: maxRemembered}
 	c.since = c.Now().Truncate(time.Second)
 	if err := c.poll(ctx); err != nil {
-		return fmt.Errorf("cannot read workspace %q of the daemon (`agh workspace list` shows the ids of its workspaces): %w",
-			c.WorkspaceID, err)
+		return fmt.Errorf("cannot read workspace %q of the daemon "+
+			"(`agh workspace list` shows the ids of its workspaces): %w", c.WorkspaceID, err)
 	}
 	if c.me() == "" {
 		return fmt.Errorf("the daemon has no session %q in channel %s; `agh session list` shows its sessions",
@@ -205,10 +205,12 @@ func (c *Connector) join(ctx context.Context, p daemonPeer) error {
 	if ok || !protocol.ValidPeerID(p.PeerID) {
 		return nil
 	}
-	client := &protocol.Client{Transport: c.Transport, WorkspaceID: c.WorkspaceID, Channel: c.Channel, PeerID: p.PeerID, DisplayName: p.DisplayName,
+	client := &protocol.Client{Transport: c.Transport, WorkspaceID: c.WorkspaceID, Channel: c.Channel, PeerID: p.PeerID,
+		DisplayName: p.DisplayName,
 		Handler: func(ctx context.Context, r *protocol.Request) {
 			if err := c.toDaemon(ctx, p.PeerID, r.Envelope); err != nil {
-				c.Log.Warn("a message did not get into the daemon", "from", r.Envelope.From, "to", p.PeerID, "error", err)
+				c.Log.Warn("a message did not get into the daemon", "from", r.Envelope.From, "to", p.PeerID,
+					"error", err)
 			}
 		}}
 	if err := client.Join(ctx); err != nil {
@@ -242,8 +244,10 @@ func (c *Connector) toDaemon(ctx context.Context, peer string, e *protocol.Envel
 	if err := stated.SetExt("parley.from", map[string]string{"peer": e.From, "id": e.ID}); err != nil {
 		return err
 	}
-	send := map[string]any{"session_id": c.Session, "channel": c.Channel, "kind": e.Kind, "surface": e.Surface, "body": e.Body, "id": e.ID, "ext": stated.Ext}
-	for name, value := range map[string]string{"thread_id": e.ThreadID, "to": e.To, "work_id": e.WorkID, "reply_to": e.ReplyTo, "trace_id": e.TraceID, "causation_id": e.CausationID} {
+	send := map[string]any{"session_id": c.Session, "channel": c.Channel, "kind": e.Kind, "surface": e.Surface,
+		"body": e.Body, "id": e.ID, "ext": stated.Ext}
+	for name, value := range map[string]string{"thread_id": e.ThreadID, "to": e.To, "work_id": e.WorkID,
+		"reply_to": e.ReplyTo, "trace_id": e.TraceID, "causation_id": e.CausationID} {
 		if value != "" {
 			send[name] = value
 		}
@@ -296,7 +300,8 @@ func (c *Connector) timeline(ctx context.Context, path string) error {
 }
 
 func (c *Connector) toHub(ctx context.Context, client *protocol.Client, m daemonMessage) error {
-	e := &protocol.Envelope{ID: m.MessageID, Kind: protocol.Kind(m.Kind), Surface: protocol.SurfaceThread, ThreadID: m.ThreadID, WorkID: m.WorkID,
+	e := &protocol.Envelope{ID: m.MessageID, Kind: protocol.Kind(m.Kind), Surface: protocol.SurfaceThread,
+		ThreadID: m.ThreadID, WorkID: m.WorkID,
 		ReplyTo: m.ReplyTo, TraceID: m.TraceID, CausationID: m.CausationID, Body: m.Body}
 	switch {
 	case m.Surface == string(protocol.SurfaceThread) && m.PeerTo == "":
@@ -351,7 +356,8 @@ func (c *Connector) post(ctx context.Context, path string, body any) error {
 }
 
 func (c *Connector) call(ctx context.Context, method, path string, body []byte, answer any) error {
-	r, err := http.NewRequestWithContext(ctx, method, c.Daemon+"/api/workspaces/"+url.PathEscape(c.WorkspaceID)+"/network"+path, bytes.NewReader(body))
+	r, err := http.NewRequestWithContext(ctx, method, c.Daemon+"/api/workspaces/"+url.PathEscape(c.WorkspaceID)+
+		"/network"+path, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}

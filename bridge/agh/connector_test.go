@@ -33,13 +33,15 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch path := r.URL.Path; path {
 	case base + "/peers":
 		answer = map[string]any{"peers": []map[string]any{
-			{"session_id": "s-1", "peer_id": "coder.s-1", "display_name": "Coder", "channel": "builders", "local": true},
+			{"session_id": "s-1", "peer_id": "coder.s-1", "display_name": "Coder", "channel": "builders",
+				"local": true},
 			{"session_id": "s-2", "peer_id": "bridge.s-2", "channel": "builders", "local": true},
 			{"session_id": "s-3", "peer_id": "other.s-3", "channel": "elsewhere", "local": true}}}
 	case base + "/channels/builders/threads":
 		answer = map[string]any{"threads": []map[string]any{{"thread_id": "thread_abc"}}}
 	case base + "/channels/builders/directs":
-		answer = map[string]any{"directs": []map[string]any{{"direct_id": "direct_1", "peer_a": "bridge.s-2", "peer_b": "coder.s-1"}}}
+		answer = map[string]any{"directs": []map[string]any{{"direct_id": "direct_1", "peer_a": "bridge.s-2",
+			"peer_b": "coder.s-1"}}}
 	case base + "/channels/builders/threads/thread_abc/messages", base + "/channels/builders/directs/direct_1/messages":
 		answer = map[string]any{"messages": d.messages[path[len(base):]]}
 	case base + "/send":
@@ -75,7 +77,8 @@ func TestConnector(t *testing.T) {
 	defer s.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	c := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-2", Transport: transport(w.connect("td")), HTTP: client, Every: 5 * time.Millisecond}
+	c := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-2",
+		Transport: transport(w.connect("td")), HTTP: client, Every: 5 * time.Millisecond}
 	var did lines
 	c.Did = did.add
 	ctx, stop := context.WithCancel(t.Context())
@@ -85,8 +88,10 @@ func TestConnector(t *testing.T) {
 	w.here("acme", "coder.s-1")
 	alice.meets(t, "coder.s-1")
 
-	const thread, room = "/channels/builders/threads/thread_abc/messages", "/channels/builders/directs/direct_1/messages"
-	d.says(thread, map[string]any{"message_id": "msg-1", "surface": "thread", "thread_id": "thread_abc", "kind": "say", "peer_from": "coder.s-1", "body": map[string]any{"text": "from the daemon"}})
+	const thread, room = "/channels/builders/threads/thread_abc/messages",
+		"/channels/builders/directs/direct_1/messages"
+	d.says(thread, map[string]any{"message_id": "msg-1", "surface": "thread", "thread_id": "thread_abc", "kind": "say",
+		"peer_from": "coder.s-1", "body": map[string]any{"text": "from the daemon"}})
 	if e := alice.next(t); e.From != "coder.s-1" || text(t, e) != "from the daemon" || e.ThreadID != "thread_abc" {
 		t.Errorf("%s", e.Raw())
 	}
@@ -101,8 +106,10 @@ func TestConnector(t *testing.T) {
 		if m["to"] != "coder.s-1" || m["work_id"] == nil || m["surface"] != "direct" {
 			t.Errorf("%v", m)
 		}
-		d.says(room, map[string]any{"message_id": "msg-2", "surface": "direct", "direct_id": "direct_1", "kind": "trace", "peer_from": "coder.s-1", "peer_to": "bridge.s-2",
-			"work_id": m["work_id"], "reply_to": m["id"], "body": map[string]any{"state": "completed", "result": map[string]any{"ok": true}}})
+		d.says(room, map[string]any{"message_id": "msg-2", "surface": "direct", "direct_id": "direct_1",
+			"kind": "trace", "peer_from": "coder.s-1", "peer_to": "bridge.s-2",
+			"work_id": m["work_id"], "reply_to": m["id"], "body": map[string]any{"state": "completed",
+				"result": map[string]any{"ok": true}}})
 	}()
 	ask, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -115,7 +122,8 @@ func TestConnector(t *testing.T) {
 		t.Error(err)
 	}
 	for _, want := range []string{
-		"the hub's peers speak in acme/builders of the daemon as bridge.s-2", "coder.s-1 of the daemon is a peer at the hub",
+		"the hub's peers speak in acme/builders of the daemon as bridge.s-2",
+		"coder.s-1 of the daemon is a peer at the hub",
 		"to the hub: say of coder.s-1 for all", "to the daemon: say of alice for all",
 		"to the daemon: say of alice for coder.s-1", "to the hub: trace of coder.s-1 for alice",
 	} {
@@ -123,7 +131,8 @@ func TestConnector(t *testing.T) {
 			t.Errorf("it does not say %q: %q", want, did.list)
 		}
 	}
-	wrong := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-9", Transport: transport(w.connect("td")), HTTP: client}
+	wrong := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-9",
+		Transport: transport(w.connect("td")), HTTP: client}
 	ctx, stop = context.WithCancel(t.Context())
 	defer stop()
 	d.mu.Lock()

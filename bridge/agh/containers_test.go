@@ -27,9 +27,11 @@ func memoryJournal(t *testing.T) *journal.Journal {
 // Where a conversation is, is found after a restart.
 func TestContainersOverRestart(t *testing.T) {
 	j := memoryJournal(t)
-	thread, room, other := parley.HashID([]byte("thread")), parley.HashID([]byte("room")), parley.HashID([]byte("other"))
+	thread, room, other := parley.HashID([]byte("thread")), parley.HashID([]byte("room")),
+		parley.HashID([]byte("other"))
 	at := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceThread, ID: "thread_abc"}}
-	between := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceDirect, ID: "direct_abc"}}
+	between := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceDirect,
+		ID: "direct_abc"}}
 	start := func() *containers { return newContainers(j, time.Now) }
 	one := start()
 	if err := one.note(t.Context(), thread, at); err != nil {

@@ -32,7 +32,8 @@ func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *proto
 }
 
 // introduceSender is introduce for a peer that becomes a member, if there is room.
-func (b *Binding) introduceSender(ctx context.Context, at peerAddress, card *protocol.Card, guest bool) (string, error) {
+func (b *Binding) introduceSender(ctx context.Context, at peerAddress, card *protocol.Card, guest bool) (string,
+	error) {
 	if err := b.members.checkRoom(at, guest); err != nil {
 		return "", err
 	}
@@ -65,7 +66,8 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 		return entry.Name, nil
 	}
 	a := parley.Agent{Title: peer, Identities: []parley.Identity{id},
-		Skills: []parley.SkillSpec{{ID: "say", Name: "Talk", Description: "Anything that is said to it.", Default: true}}}
+		Skills: []parley.SkillSpec{{ID: "say", Name: "Talk", Description: "Anything that is said to it.",
+			Default: true}}}
 	if card != nil {
 		a.Title = cmp.Or(card.DisplayName, peer)
 		for _, c := range card.Capability {
@@ -75,7 +77,8 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 		}
 	}
 	if known {
-		if entry.Title == a.Title && slices.EqualFunc(entry.Skills, a.Skills, func(x, y parley.SkillSpec) bool { return x.ID == y.ID }) {
+		if entry.Title == a.Title && slices.EqualFunc(entry.Skills, a.Skills,
+			func(x, y parley.SkillSpec) bool { return x.ID == y.ID }) {
 			return entry.Name, nil
 		}
 		a.Name = entry.Name
@@ -126,7 +129,8 @@ func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, 
 	if full {
 		return errChannels
 	}
-	_, err := b.c.Hub.Directory().Put(ctx, parley.Agent{Name: ChannelName(workspaceID, channel), Title: "channel " + channel + " of " + workspaceID,
+	_, err := b.c.Hub.Directory().Put(ctx, parley.Agent{Name: ChannelName(workspaceID, channel), Title: "channel " +
+		channel + " of " + workspaceID,
 		Identities: []parley.Identity{Identity(workspaceID, channelMark+channel)}}, directory.FromCode)
 	if err == nil {
 		b.mu.Lock()

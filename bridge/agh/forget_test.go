@@ -20,7 +20,8 @@ func TestForgetsLastWords(t *testing.T) {
 	step := func(state protocol.WorkState) {
 		t.Helper()
 		if _, err := w.Update(t.Context(), e, func(protocol.Work, bool) (protocol.Work, error) {
-			return protocol.Work{WorkspaceID: "acme", WorkID: "work_1", Initiator: "alice", Target: "bob", State: state}, nil
+			return protocol.Work{WorkspaceID: "acme", WorkID: "work_1", Initiator: "alice", Target: "bob",
+				State: state}, nil
 		}); err != nil {
 			t.Fatal(err)
 		}

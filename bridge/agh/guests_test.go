@@ -74,7 +74,8 @@ func TestGuestGivesWay(t *testing.T) {
 		return <-w.notices
 	}
 	guest := say().From
-	notice := &parley.Message{Kind: parley.Notice, From: "listener", To: guest, Parts: []parley.Part{parley.Text("wait")},
+	notice := &parley.Message{Kind: parley.Notice, From: "listener", To: guest,
+		Parts:  []parley.Part{parley.Text("wait")},
 		Origin: parley.Origin{Protocol: "api", Peer: "listener"}}
 	waiting, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go", Message: notice})
 	if err != nil {
@@ -116,7 +117,8 @@ func TestFloodOfQuestions(t *testing.T) {
 	}
 	alice := w.connect("ta")
 	for range 200 {
-		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", TS: time.Now().Unix()}
+		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice",
+			TS: time.Now().Unix()}
 		subject, raw := written(t, e, &agh.Whois{Type: agh.WhoisRequest})
 		if err := alice.Publish(subject, raw); err != nil {
 			t.Fatal(err)

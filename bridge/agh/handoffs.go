@@ -55,7 +55,8 @@ func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member
 // forward hands a message over to the hub that hosts its recipient, which takes it
 // as if its sender were connected there.
 func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) (protocol.Decision, error) {
-	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal, Guest: b.anonymous[a.Principal]}
+	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal,
+		Guest: b.anonymous[a.Principal]}
 	if err := b.putHandoff(ctx, a.Envelope, x, h); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
@@ -80,7 +81,8 @@ func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) 
 	h := row.Value
 	done := func(protocol.Result) { b.dropHandoff(row) }
 	if h.Guest && !b.anonymous[h.Principal] {
-		b.c.Logger.Warn("a guest of another hub is none here: the hubs' agh.users differ", "user", h.Principal, "hub", h.From)
+		b.c.Logger.Warn("a guest of another hub is none here: the hubs' agh.users differ", "user", h.Principal,
+			"hub", h.From)
 		done(protocol.Result{})
 		return
 	}
@@ -106,7 +108,8 @@ func (b *Binding) ownScope(scope, key string) (own string, err error) {
 		}
 	}
 	if own == "" {
-		return "", parley.Fail(parley.Unavailable, nil, "the hub that has the agent dispatches nothing just now; try again in a moment")
+		return "", parley.Fail(parley.Unavailable, nil,
+			"the hub that has the agent dispatches nothing just now; try again in a moment")
 	}
 	return own, nil
 }
@@ -189,7 +192,8 @@ func (b *Binding) publishWhenListening(to peerAddress) {
 		}
 		for out := []queuedHandoff{{}}; len(out) > 0; {
 			var left bool
-			if out, left = b.handoffQueue.due(to, b.gateway.Listens(to.workspaceID, to.channel, to.peer), b.now()); !left {
+			if out, left = b.handoffQueue.due(to, b.gateway.Listens(to.workspaceID, to.channel, to.peer),
+				b.now()); !left {
 				return
 			}
 			for _, m := range out {
@@ -233,7 +237,8 @@ func (b *Binding) publishHandoff(m queuedHandoff) {
 		err = b.gateway.Publish(m.e)
 	}
 	if err != nil {
-		b.c.Logger.Warn("a message from another hub was not published", "workspace", m.e.WorkspaceID, "peer", m.row.Value.Peer, "error", err)
+		b.c.Logger.Warn("a message from another hub was not published", "workspace", m.e.WorkspaceID,
+			"peer", m.row.Value.Peer, "error", err)
 	}
 	b.dropHandoff(m.row)
 }

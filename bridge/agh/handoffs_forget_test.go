@@ -18,7 +18,8 @@ func TestForgetsWhatIsHandedOver(t *testing.T) {
 	w := newWorld(t, nil)
 	handoffs := w.Hub().Journal().State("agh.handoffs")
 	room := func(from, to, id string) *agh.Envelope {
-		e := &agh.Envelope{ID: id, WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceDirect, From: from, To: to, TS: time.Now().Unix()}
+		e := &agh.Envelope{ID: id, WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceDirect, From: from,
+			To: to, TS: time.Now().Unix()}
 		var err error
 		if e.DirectID, err = agh.VerifiedDirectID("acme", "builders", from, to); err == nil {
 			err = e.SetContent(&agh.Say{Text: "handed over"})
@@ -55,7 +56,8 @@ func TestForgetsWhatIsHandedOver(t *testing.T) {
 	}{
 		{"a room", hub.Forgetting{Message: none, Conversation: w.AGH().Conversation(all["a room"])}},
 		{"a message", hub.Forgetting{Message: func(id parley.ID) bool { return id == message }, Conversation: message}},
-		{"an agent", hub.Forgetting{Message: none, Agent: "acme-carol", Identities: []parley.Identity{{Protocol: "agh", ID: "acme/carol"}}}},
+		{"an agent", hub.Forgetting{Message: none, Agent: "acme-carol",
+			Identities: []parley.Identity{{Protocol: "agh", ID: "acme/carol"}}}},
 	} {
 		if n, err := w.AGH().Forget(t.Context(), f.Forgetting); n != 1 || err != nil {
 			t.Errorf("%s: %d values, %v", f.what, n, err)

@@ -34,7 +34,8 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	from, err := b.introduceSender(ctx, at, nil, guest)
 	forwarded := a.Forwarder != ""
 	if err == nil && forwarded {
-		b.members.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from, Node: a.Forwarder,
+		b.members.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from,
+			Node: a.Forwarder,
 			Seen: b.now(), Guest: guest})
 	} else if err == nil {
 		_, err = b.members.noteSeen(ctx, at, from, guest, nil, false, b.now())
@@ -106,7 +107,8 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 }
 
 // admitToAgent admits a message to a stand-in.
-func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub.Submission, agent string) (protocol.Decision, error) {
+func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub.Submission,
+	agent string) (protocol.Decision, error) {
 	e, m := a.Envelope, s.Message
 	m.To = agent
 	l, linked, err := b.works.linked(ctx, e.WorkspaceID, e.WorkID)
@@ -158,7 +160,8 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		b.envelopes.note(m.ID, e)
 		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
 		b.mu.Lock()
-		b.accepting[e], b.pendingReceipts[m.ID] = m, &pendingReceipt{request: e, made: make(chan struct{}), sent: make(chan struct{})}
+		b.accepting[e], b.pendingReceipts[m.ID] = m, &pendingReceipt{request: e, made: make(chan struct{}),
+			sent: make(chan struct{})}
 		b.mu.Unlock()
 	}
 	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
@@ -234,7 +237,8 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 		return protocol.ErrReplay
 	}
 	perr := parley.AsError(err)
-	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: cmp.Or(e.To, e.Channel), Step: "admit",
+	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From,
+		To: cmp.Or(e.To, e.Channel), Step: "admit",
 		Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())})
 	b.rejectWork(e, perr, ref)
 	sentinel := protocol.ErrForbidden
@@ -246,7 +250,8 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 
 // rejectWork answers refused work with a receipt, in the name of its recipient.
 func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string) {
-	if e.WorkID == "" || e.To == "" || e.To == e.From || len(e.ID) > maxFor || e.Kind != protocol.KindSay && e.Kind != protocol.KindCapability {
+	if e.WorkID == "" || e.To == "" || e.To == e.From || len(e.ID) > maxFor ||
+		e.Kind != protocol.KindSay && e.Kind != protocol.KindCapability {
 		return
 	}
 	reason, ok := refused[why.Code]
@@ -257,7 +262,8 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 		out := answerTo(e, protocol.NewID())
 		out.TS = b.now().Unix()
 		err := errors.Join(
-			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: why.Text + " (reference " + ref + ")"}),
+			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason,
+				Detail: why.Text + " (reference " + ref + ")"}),
 			out.SetExt(ExtParley, map[string]string{"code": string(why.Code)}))
 		if err == nil {
 			_, err = b.gateway.Send(b.ctx, out)
@@ -309,7 +315,8 @@ func (b *Binding) conversation(e *protocol.Envelope) parley.ID {
 // audience lists the recipients of a message to a channel: its members, here or
 // away, and its stand-ins.
 func (b *Binding) audience(m *parley.Message, workspaceID, channel string) []string {
-	return b.c.Hub.Hearers(m, slices.DeleteFunc(b.inChannel(workspaceID, channel), func(n string) bool { return n == m.From }))
+	return b.c.Hub.Hearers(m, slices.DeleteFunc(b.inChannel(workspaceID, channel),
+		func(n string) bool { return n == m.From }))
 }
 
 // reachable reports whether a message to a peer can be delivered, now or when the
@@ -341,7 +348,8 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 	}
 	if w, ok := e.Content().(*protocol.Whois); ok && b.c.URL == "" {
 		if err := b.forwardWhois(e, w); err != nil {
-			b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From, "error", err)
+			b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From,
+				"error", err)
 		}
 		return
 	}
@@ -363,7 +371,8 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 	if errors.As(res.Err, &told) || errors.Is(res.Err, protocol.ErrReplay) {
 		return // recorded already, or a duplicate
 	}
-	f := hub.Refusal{Protocol: Protocol, Source: user, To: subject, Step: "decode", Code: parley.Malformed, Cause: fmt.Sprint(res.Err), Size: len(raw)}
+	f := hub.Refusal{Protocol: Protocol, Source: user, To: subject, Step: "decode", Code: parley.Malformed,
+		Cause: fmt.Sprint(res.Err), Size: len(raw)}
 	var e *protocol.Error
 	if errors.As(res.Err, &e) {
 		f.Step, f.Text, f.Code = string(e.Step), e.Text, codeOf(e)
@@ -373,7 +382,8 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 	}
 	ref := b.c.Hub.Refuse(f)
 	if errors.Is(res.Err, protocol.ErrNotTarget) && user != "" {
-		b.rejectWork(res.Envelope, parley.Refuse(parley.UnknownAgent, "no peer %q is in the channel", res.Envelope.To), ref)
+		b.rejectWork(res.Envelope, parley.Refuse(parley.UnknownAgent, "no peer %q is in the channel", res.Envelope.To),
+			ref)
 	}
 }
 
@@ -383,7 +393,8 @@ func codeOf(e *protocol.Error) parley.Code {
 		return parley.TooLarge
 	case errors.Is(e, protocol.ErrStale):
 		return parley.Stale
-	case errors.Is(e, protocol.ErrForbidden), errors.Is(e, protocol.ErrPrivileged), errors.Is(e, protocol.ErrUnsolicited):
+	case errors.Is(e, protocol.ErrForbidden), errors.Is(e, protocol.ErrPrivileged),
+		errors.Is(e, protocol.ErrUnsolicited):
 		return parley.Forbidden
 	case errors.Is(e, protocol.ErrSignature), errors.Is(e, protocol.ErrUnknownKey):
 		return parley.Unauthenticated

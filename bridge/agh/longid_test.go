@@ -22,12 +22,14 @@ func TestLongIDs(t *testing.T) {
 		id   string
 		want []string // what alice hears of the work
 	}{
-		{"repeated in every answer", strings.Repeat("i", 100<<10), []string{"receipt accepted", answer, "trace completed"}},
+		{"repeated in every answer", strings.Repeat("i", 100<<10),
+			[]string{"receipt accepted", answer, "trace completed"}},
 		{"named in the receipt", strings.Repeat("j", 500<<10), []string{"receipt accepted", answer, "trace completed"}},
 		{"no room for a receipt", strings.Repeat("k", 1<<20-1024), []string{answer, "trace completed"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			e := &agh.Envelope{ID: c.id, WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_long", From: "alice",
+			e := &agh.Envelope{ID: c.id, WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
+				ThreadID: "thread_long", From: "alice",
 				To: "crew__weather", WorkID: agh.NewWorkID(), TraceID: "t", TS: time.Now().Unix()}
 			subject, raw := written(t, e, &agh.Say{Text: `{"city":"Bern"}`})
 			for range 2 { // the second one is a duplicate

@@ -62,7 +62,8 @@ type members struct {
 const writeEvery = 10 * time.Minute
 
 func (m *members) load(ctx context.Context) error {
-	m.byAddress, m.byPeer, m.byChannel = map[peerAddress]*member{}, map[[2]string][]*member{}, map[[2]string]map[string]bool{}
+	m.byAddress, m.byPeer, m.byChannel = map[peerAddress]*member{}, map[[2]string][]*member{},
+		map[[2]string]map[string]bool{}
 	for r, err := range m.rows.Range(ctx, "") {
 		if err != nil {
 			return fmt.Errorf("read the members of AGH channels: %w", err)
@@ -111,7 +112,8 @@ func (m *members) drop(x *member) {
 		m.guests--
 	}
 	peer, channel := [2]string{x.workspaceID, x.peer}, [2]string{x.workspaceID, x.channel}
-	if m.byPeer[peer] = slices.DeleteFunc(slices.Clone(m.byPeer[peer]), func(o *member) bool { return o == x }); len(m.byPeer[peer]) == 0 {
+	if m.byPeer[peer] = slices.DeleteFunc(slices.Clone(m.byPeer[peer]),
+		func(o *member) bool { return o == x }); len(m.byPeer[peer]) == 0 {
 		delete(m.byPeer, peer)
 	}
 	if delete(m.byChannel[channel], x.peer); len(m.byChannel[channel]) == 0 {
@@ -142,7 +144,8 @@ func (m *members) checkRoomLocked(at peerAddress, guest bool) error {
 // noteSeen notes a message of a peer. With a greeting the peer is connected here, and
 // receives everything from now on, unless it did before. back is true if messages
 // may wait for it.
-func (m *members) noteSeen(ctx context.Context, at peerAddress, name string, guest bool, greet *protocol.Envelope, joined bool,
+func (m *members) noteSeen(ctx context.Context, at peerAddress, name string, guest bool, greet *protocol.Envelope,
+	joined bool,
 	now time.Time) (back bool, err error) {
 	greeted := greet != nil
 	m.mu.Lock()
@@ -199,7 +202,8 @@ func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
 	defer m.mu.Unlock()
 	var out []string
 	for peer := range m.byChannel[[2]string{workspaceID, channel}] {
-		if x := m.byAddress[peerAddress{workspaceID, channel, peer}]; x.node != m.node && x.seen.After(since) && !slices.Contains(out, x.node) {
+		if x := m.byAddress[peerAddress{workspaceID, channel, peer}]; x.node != m.node && x.seen.After(since) &&
+			!slices.Contains(out, x.node) {
 			out = append(out, x.node)
 		}
 	}

@@ -21,7 +21,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	workspaceID, peer, ok := split(o.Identity.ID)
 	if !ok {
-		return hub.Outcome{Err: parley.Refuse(parley.Malformed, "%q is no AGH identity: want workspace/peer", o.Identity.ID)}
+		return hub.Outcome{Err: parley.Refuse(parley.Malformed,
+			"%q is no AGH identity: want workspace/peer", o.Identity.ID)}
 	}
 	switch {
 	case m.Kind == parley.Notice && m.Origin.Protocol == Protocol && len(m.Origin.Raw) > 0:
@@ -143,9 +144,11 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 	case errors.Is(err, errAway), errors.Is(err, protocol.ErrNotTarget):
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the peer is away"), Wait: time.Second, Losses: ls}
 	case errors.Is(err, protocol.ErrWorkClosed):
-		return hub.Outcome{Losses: append(ls, parley.Loss{Field: "Kind", Reason: "the work was closed before this could be said"})}
+		return hub.Outcome{Losses: append(ls, parley.Loss{Field: "Kind",
+			Reason: "the work was closed before this could be said"})}
 	case errors.As(err, &e) && !e.Retryable:
-		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "it cannot be said in AGH: %s", e.Text).Because(err), Losses: ls}
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent,
+			"it cannot be said in AGH: %s", e.Text).Because(err), Losses: ls}
 	}
 	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "it could not be published"), Losses: ls}
 }
@@ -172,7 +175,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 			select {
 			case <-a.sent:
 			case <-ctx.Done():
-				return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the receipt of the request is not sent yet")}
+				return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(),
+					"the receipt of the request is not sent yet")}
 			}
 		}
 	}
@@ -186,7 +190,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 	}
 	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
-		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "agent %q is no peer of the channel any more", m.From)}
+		return hub.Outcome{Err: parley.Refuse(parley.Unavailable,
+			"agent %q is no peer of the channel any more", m.From)}
 	}
 	known, err := a != nil, error(nil)
 	if !known {
@@ -197,7 +202,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		unlinked := &protocol.Envelope{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID}
 		_, err = b.works.Update(ctx, unlinked, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			if !ok {
-				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To,
+				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(),
+					Initiator: e.From, Target: e.To,
 					State: protocol.StateSubmitted, Updated: b.now()}
 			}
 			return w, nil
@@ -211,7 +217,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 }
 
 // answers are the messages in which an event or a reply goes out.
-func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient string) ([]*protocol.Envelope, []parley.Loss) {
+func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient string) ([]*protocol.Envelope,
+	[]parley.Loss) {
 	ls := bridge.Losses(bridge.AGH, m, recipient)
 	var bodies []any
 	said := pieces(m.Parts)
@@ -220,11 +227,13 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 	case m.Kind == parley.Event && m.State == parley.Accepted:
 		bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusAccepted, Detail: text})
 	case m.Kind == parley.Event:
-		bodies = append(bodies, &protocol.Trace{State: states[m.State], Message: text, Result: result, ArtifactRefs: more})
+		bodies = append(bodies, &protocol.Trace{State: states[m.State], Message: text, Result: result,
+			ArtifactRefs: more})
 	case m.Kind == parley.Response:
 		say, unsaid := toSay(said, "response")
 		ls = append(ls, unsaid...)
-		bodies = append(bodies, say, &protocol.Trace{State: protocol.StateCompleted, Message: text, Result: result, ArtifactRefs: more})
+		bodies = append(bodies, say, &protocol.Trace{State: protocol.StateCompleted, Message: text, Result: result,
+			ArtifactRefs: more})
 	default:
 		failure := m.Error
 		if failure == nil {
@@ -232,7 +241,8 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 		}
 		switch reason, never := refused[failure.Code]; {
 		case never && len(e.ID) <= maxFor:
-			bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason, Detail: failure.Text})
+			bodies = append(bodies, &protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason,
+				Detail: failure.Text})
 		case failure.Code == parley.Cancelled:
 			bodies = append(bodies, &protocol.Trace{State: protocol.StateCanceled, Message: failure.Text})
 		default:
@@ -303,7 +313,8 @@ func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
 	}
 	_, err := b.works.Update(ctx, e, func(w protocol.Work, ok bool) (protocol.Work, error) {
 		if !ok {
-			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From, Target: e.To, State: protocol.StateSubmitted}
+			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From,
+				Target: e.To, State: protocol.StateSubmitted}
 		}
 		if w.State.Terminal() {
 			return w, protocol.Refuse(protocol.ErrWorkClosed, "", nil)
@@ -352,7 +363,8 @@ func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speak
 // chooseContainer sets the container and the sender of e, which brings m to a peer:
 // the thread of m's conversation, else the room that the peer shares with the sender.
 func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
-	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == e.WorkspaceID && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == e.WorkspaceID &&
+		at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
 		for _, x := range b.members.memberships(e.WorkspaceID, e.To) {
 			if x.channel == at.Channel && b.here(x) {
 				e.Channel, e.Surface, e.ThreadID = at.Channel, protocol.SurfaceThread, at.ID
@@ -430,15 +442,19 @@ func (b *Binding) channelOf(m *parley.Message, workspaceID string) (string, bool
 // first of its deliveries; a peer that was away then gets it later, alone.
 func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID, channel, peer string) hub.Outcome {
 	if m.Kind != parley.Notice {
-		return hub.Outcome{Answered: m.Kind == parley.Request, Failure: parley.Refuse(parley.Unsupported, "a channel takes notices; send a request to one of its peers")}
+		return hub.Outcome{Answered: m.Kind == parley.Request,
+			Failure: parley.Refuse(parley.Unsupported, "a channel takes notices; send a request to one of its peers")}
 	}
 	speaker, err := b.speaker(workspaceID, channel, m.From)
 	if err != nil {
 		return b.outcome(err)
 	}
-	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel, Surface: protocol.SurfaceThread,
-		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m), TS: b.now().Unix()}
-	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Channel == channel && at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel,
+		Surface:  protocol.SurfaceThread,
+		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m),
+		TS: b.now().Unix()}
+	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Channel == channel &&
+		at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
 		e.ThreadID = at.ID
 	}
 	if !m.Expires.IsZero() {
@@ -476,14 +492,17 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	if !ok || w.State.Terminal() {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the work is over, or was never begun"}}}
 	}
-	e := &protocol.Envelope{ID: messageID(o.Message.ID, ""), WorkspaceID: workspaceID, Channel: w.Container.Channel, Surface: w.Container.Surface,
-		From: w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: messageID(o.Request.ID, ""), CausationID: messageID(o.Request.ID, "")}
+	e := &protocol.Envelope{ID: messageID(o.Message.ID, ""), WorkspaceID: workspaceID, Channel: w.Container.Channel,
+		Surface: w.Container.Surface,
+		From:    w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: messageID(o.Request.ID, ""),
+		CausationID: messageID(o.Request.ID, "")}
 	if e.Surface == protocol.SurfaceThread {
 		e.ThreadID = w.Container.ID
 	} else {
 		e.DirectID = w.Container.ID
 	}
-	if err = e.SetContent(&protocol.Receipt{ForID: e.ReplyTo, Status: protocol.StatusCanceled, Detail: o.Message.Text()}); err == nil {
+	if err = e.SetContent(&protocol.Receipt{ForID: e.ReplyTo, Status: protocol.StatusCanceled,
+		Detail: o.Message.Text()}); err == nil {
 		err = e.SetExt(ExtParley, provenanceOf(o.Message))
 	}
 	if err == nil {

@@ -137,7 +137,8 @@ func (h *pending) whoisFor(at peerAddress, node string, now time.Time) (out []*p
 	defer h.mu.Unlock()
 	h.expire(now)
 	h.whois = slices.DeleteFunc(h.whois, func(q *pendingWhois) bool {
-		if q.e.WorkspaceID != at.workspaceID || q.e.Channel != at.channel || q.e.To != "" && q.e.To != at.peer || slices.Contains(q.nodes, node) {
+		if q.e.WorkspaceID != at.workspaceID || q.e.Channel != at.channel || q.e.To != "" && q.e.To != at.peer ||
+			slices.Contains(q.nodes, node) {
 			return false
 		}
 		q.nodes = append(q.nodes, node)
@@ -203,8 +204,10 @@ func (b *Binding) peerSeenElsewhere(r peerRecord) {
 	}
 	for _, e := range b.pending.whoisFor(at, r.Node, b.now()) {
 		b.work.Go(func() {
-			if err := b.handOff(e, member{peerAddress: peerAddress{e.WorkspaceID, e.Channel, e.To}, node: r.Node}); err != nil {
-				b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From, "error", err)
+			if err := b.handOff(e, member{peerAddress: peerAddress{e.WorkspaceID, e.Channel, e.To},
+				node: r.Node}); err != nil {
+				b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From,
+					"error", err)
 			}
 		})
 	}
@@ -225,7 +228,8 @@ func (b *Binding) refusePending(m pendingMessage) {
 func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 	if e.To != "" {
 		x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
-		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) && !b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
+		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) &&
+			!b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
 			b.pending.addWhois(e, b.now()) // the peer may be back in a moment
 			x, ok = b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		}

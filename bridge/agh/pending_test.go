@@ -41,7 +41,8 @@ func TestHeldInVain(t *testing.T) {
 		refused := make(chan string, 2*maxPending)
 		h := &pending{within: 30 * time.Second, refuse: func(m pendingMessage) { refused <- m.res.Envelope.ID }}
 		message := func(user, id string) pendingMessage {
-			return pendingMessage{user: user, res: protocol.Result{Envelope: said(t, id, "bob", time.Time{})}, again: func() {}}
+			return pendingMessage{user: user, res: protocol.Result{Envelope: said(t, id, "bob", time.Time{})},
+				again: func() {}}
 		}
 		bob, carol := peerAddress{"w", "c", "bob"}, peerAddress{"w", "c", "carol"}
 		if !h.add(bob, message("alice", "msg_1")) || !h.add(carol, message("alice", "msg_2")) {
@@ -57,12 +58,14 @@ func TestHeldInVain(t *testing.T) {
 		}
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		if len(refused) != 1 || <-refused != "msg_1" || h.count != 0 || h.bytes != 0 || len(h.byAddress)+len(h.bySender) != 0 {
+		if len(refused) != 1 || <-refused != "msg_1" || h.count != 0 || h.bytes != 0 ||
+			len(h.byAddress)+len(h.bySender) != 0 {
 			t.Errorf("not refused, or kept after: %+v", h)
 		}
 		for n := range maxPending + maxPendingEach {
 			user := fmt.Sprint("user", n/(maxPendingEach+1))
-			if kept, room := h.add(bob, message(user, fmt.Sprint("msg_", n))), n%(maxPendingEach+1) < maxPendingEach && n < maxPending+maxPending/maxPendingEach; kept != room {
+			if kept, room := h.add(bob, message(user, fmt.Sprint("msg_", n))),
+				n%(maxPendingEach+1) < maxPendingEach && n < maxPending+maxPending/maxPendingEach; kept != room {
 				t.Fatalf("the message %d of all: kept %v, room %v", n, kept, room)
 			}
 		}
@@ -138,10 +141,12 @@ func TestOwedUntilItIsOver(t *testing.T) {
 		}
 	}()
 	now := time.Now()
-	b := &Binding{c: Config{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }}, ctx: t.Context(),
+	b := &Binding{c: Config{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return now }},
+		ctx:      t.Context(),
 		handoffs: journal.NewTable[handoff](j, "agh.handoffs", 0)}
 	bob := member{peerAddress: peerAddress{"w", "c", "bob"}, node: "two"}
-	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}), said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
+	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}),
+		said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
 		if err := b.handOff(e, bob); err != nil {
 			t.Fatal(err)
 		}

@@ -33,7 +33,8 @@ func TestPinsOfTheConfiguration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, func(cfg *node.Config) {
 				cfg.AGH.Trust, cfg.AGH.RequirePins = true, c.require
-				cfg.AGH.Pins = map[string]node.AGHPin{"dora": {Keys: []string{key(dora)}}, otto.ID(): {Keys: []string{key(otto)}}}
+				cfg.AGH.Pins = map[string]node.AGHPin{"dora": {Keys: []string{key(dora)}},
+					otto.ID(): {Keys: []string{key(otto)}}}
 				cfg.AGH.Users["any"] = node.AGHUser{Token: "ty", Peers: []string{"*"}, Workspaces: []string{"acme"}}
 			})
 			nc := w.connect("ty")
@@ -56,11 +57,16 @@ func TestPinsOfTheConfiguration(t *testing.T) {
 				}
 				why, no := c.refused[id]
 				if !no {
-					w.until(id.ID()+" is known", func() bool { _, ok := w.Hub().Directory().Lookup("agh", "acme/"+id.ID()); return ok })
+					w.until(id.ID()+" is known", func() bool {
+						_, ok := w.Hub().Directory().Lookup("agh", "acme/"+
+							id.ID())
+						return ok
+					})
 					continue
 				}
 				w.until(id.ID()+" is refused", func() bool { return len(w.Hub().Refused(100)) > before })
-				if r := w.Hub().Refused(100); !strings.Contains(r[0].Text+r[0].Cause+r[len(r)-1].Text+r[len(r)-1].Cause, why) {
+				if r := w.Hub().Refused(100); !strings.Contains(r[0].Text+r[0].Cause+r[len(r)-1].Text+r[len(r)-1].Cause,
+					why) {
 					t.Errorf("%s: %+v, want %q", id.ID(), r, why)
 				}
 				if _, ok := w.Hub().Directory().Lookup("agh", "acme/"+id.ID()); ok {
@@ -77,7 +83,8 @@ func TestPinsOfTheConfiguration(t *testing.T) {
 		"base64url":           {Trust: true, Pins: map[string]node.AGHPin{"dora": {Keys: []string{"AAAA"}}}},
 		"has the fingerprint": {Trust: true, Pins: map[string]node.AGHPin{dora.ID(): {Keys: []string{key(twin)}}}},
 	} {
-		_, err := node.Open(t.Context(), node.Config{Durability: "memory", Listen: node.Listen{AGH: "127.0.0.1:0"}, AGH: c})
+		_, err := node.Open(t.Context(), node.Config{Durability: "memory", Listen: node.Listen{AGH: "127.0.0.1:0"},
+			AGH: c})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}

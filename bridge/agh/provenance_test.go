@@ -11,8 +11,10 @@ import (
 
 // What is written member by member is what an encoder would write.
 func TestProvenanceIsWritten(t *testing.T) {
-	full := provenance{Message: "m", Kind: "response", From: "crew/\"weather\"", Skill: "say\n", Act: "<b>", Protocol: "samvad", Peer: "agent://ä.example",
-		Assurance: "signed", Key: "k\u2028", Proved: []string{"a", "b"}, Digest: "sha256:00", Hops: []string{"h"}, Code: "x",
+	full := provenance{Message: "m", Kind: "response", From: "crew/\"weather\"", Skill: "say\n", Act: "<b>",
+		Protocol: "samvad", Peer: "agent://ä.example",
+		Assurance: "signed", Key: "k\u2028", Proved: []string{"a", "b"}, Digest: "sha256:00", Hops: []string{"h"},
+		Code: "x",
 		Rest: bridge.Rest{Schema: "s", Sent: time.Unix(1776366000, 123456000).UTC()}}
 	with := func(change func(*provenance)) *provenance {
 		p := full

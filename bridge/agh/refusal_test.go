@@ -20,7 +20,8 @@ import (
 func rejected(t *testing.T, e *agh.Envelope, work *agh.Envelope) (reason agh.Reason, detail, code string) {
 	t.Helper()
 	c, ok := e.Content().(*agh.Receipt)
-	if !ok || c.Status != agh.StatusRejected || c.ForID != work.ID || e.From != work.To || e.To != work.From || e.WorkID != work.WorkID {
+	if !ok || c.Status != agh.StatusRejected || c.ForID != work.ID || e.From != work.To || e.To != work.From ||
+		e.WorkID != work.WorkID {
 		t.Fatalf("no refusal of %s: %s", work.ID, e.Raw())
 	}
 	var own struct{ Code string }
@@ -45,7 +46,8 @@ func TestWorkForNobody(t *testing.T) {
 	p.publish(t, work, &agh.Say{Text: "do this"})
 	e, _ := p.next(t)
 	reason, detail, code := rejected(t, e, work)
-	if reason != agh.ReasonNotFound || code != string(parley.UnknownAgent) || !strings.Contains(detail, `no peer "nobody"`) {
+	if reason != agh.ReasonNotFound || code != string(parley.UnknownAgent) ||
+		!strings.Contains(detail, `no peer "nobody"`) {
 		t.Errorf("%s, %s, %s", reason, detail, code)
 	}
 	_, ref, _ := strings.Cut(strings.TrimSuffix(detail, ")"), "(reference ")
@@ -68,13 +70,15 @@ func TestRefusalOfAnAgent(t *testing.T) {
 		return ok && w.AGH().Address(e) != ""
 	})
 	alice := w.bare("ta", "alice")
-	work := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_one", From: "alice", To: "picky", WorkID: agh.NewWorkID()}
+	work := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_one", From: "alice", To: "picky",
+		WorkID: agh.NewWorkID()}
 	alice.publish(t, work, &agh.Say{Text: "this one"})
 	if e, said := alice.next(t); said != "receipt accepted" {
 		t.Fatalf("%s", e.Raw())
 	}
 	e, _ := alice.next(t)
-	if reason, detail, code := rejected(t, e, work); reason != agh.ReasonInternal || code != string(parley.Rejected) || detail != "not this one" {
+	if reason, detail, code := rejected(t, e, work); reason != agh.ReasonInternal || code != string(parley.Rejected) ||
+		detail != "not this one" {
 		t.Errorf("%s, %s, %s", reason, detail, code)
 	}
 }

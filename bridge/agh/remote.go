@@ -75,11 +75,13 @@ func (b *Binding) recordGreeting(e *protocol.Envelope) {
 		return
 	}
 	at := peerAddress{e.WorkspaceID, e.Channel, e.From}
-	r := peerRecord{Workspace: e.WorkspaceID, Channel: e.Channel, Peer: e.From, Node: b.members.node, Seen: b.now(), Greet: e.Raw()}
+	r := peerRecord{Workspace: e.WorkspaceID, Channel: e.Channel, Peer: e.From, Node: b.members.node, Seen: b.now(),
+		Greet: e.Raw()}
 	b.work.Go(func() {
 		_, err := b.remoteAgents.rows.Put(b.ctx, b.members.node+"/"+at.key(), r, b.now().Add(4*b.interval()))
 		if err != nil && b.ctx.Err() == nil {
-			b.c.Logger.Warn("other hubs do not hear of an agent", "workspace", at.workspaceID, "peer", at.peer, "error", err)
+			b.c.Logger.Warn("other hubs do not hear of an agent", "workspace", at.workspaceID, "peer", at.peer,
+				"error", err)
 		}
 	})
 }
@@ -115,7 +117,8 @@ func (b *Binding) relayGreeting(r peerRecord) {
 		err = b.gateway.Publish(e)
 	}
 	if err != nil {
-		b.c.Logger.Debug("a greeting from another hub is not passed on", "workspace", r.Workspace, "peer", r.Peer, "error", err)
+		b.c.Logger.Debug("a greeting from another hub is not passed on", "workspace", r.Workspace, "peer", r.Peer,
+			"error", err)
 	}
 }
 

@@ -55,7 +55,8 @@ func TestAgentsOfOtherHubs(t *testing.T) {
 	}
 
 	for _, q := range []struct{ to, query string }{{"", "far"}, {"far", ""}, {"", "crew__weather"}} {
-		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", To: q.to, TS: time.Now().Unix()}
+		e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", To: q.to,
+			TS: time.Now().Unix()}
 		subject, raw := written(t, e, &agh.Whois{Type: agh.WhoisRequest, Query: q.query})
 		m, err := alice.nc.RequestWithContext(ctx, subject, raw)
 		if err != nil {
@@ -66,7 +67,8 @@ func TestAgentsOfOtherHubs(t *testing.T) {
 		}
 	}
 
-	work := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_far", From: "alice", To: "far", WorkID: agh.NewWorkID()}
+	work := &agh.Envelope{Surface: agh.SurfaceThread, ThreadID: "thread_far", From: "alice", To: "far",
+		WorkID: agh.NewWorkID()}
 	alice.publish(t, work, &agh.Say{Text: "Bern"})
 	subject, again := written(t, work, &agh.Say{Text: "Bern"})
 	ofWork := func(e *agh.Envelope) bool { return e.WorkID == work.WorkID }
@@ -91,7 +93,8 @@ func TestAgentsOfOtherHubs(t *testing.T) {
 	work.WorkID = agh.NewWorkID()
 	alice.publish(t, work, &agh.Say{Text: `{"town":"Bern"}`})
 	e := hear("refusal", ofWork)
-	if reason, detail, code := rejected(t, e, work); reason != agh.ReasonMalformed || code != string(parley.InvalidContent) || !strings.Contains(detail, "expected {") {
+	if reason, detail, code := rejected(t, e, work); reason != agh.ReasonMalformed ||
+		code != string(parley.InvalidContent) || !strings.Contains(detail, "expected {") {
 		t.Errorf("%s, %s, %s", reason, detail, code)
 	}
 	if n, m := len(two.messages(parley.Request)), len(one.messages(parley.Response)); n != 1 || m > 1 {

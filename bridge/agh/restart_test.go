@@ -18,8 +18,9 @@ import (
 // give has the agent listener ask bob, and gives the request and what bob hears.
 func (w *world) give(bob *peer, content string) (*parley.Message, *agh.Envelope) {
 	w.t.Helper()
-	m, err := w.Hub().Accept(w.t.Context(), hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
-		Parts: []parley.Part{parley.Text(content)}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
+	m, err := w.Hub().Accept(w.t.Context(), hub.Submission{Scope: "go test",
+		Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
+			Parts: []parley.Part{parley.Text(content)}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -35,7 +36,8 @@ func (w *world) give(bob *peer, content string) (*parley.Message, *agh.Envelope)
 // the checks of a client, which has forgotten it.
 func (p *peer) about(t *testing.T, e *agh.Envelope, from, to string, content any) *agh.Envelope {
 	t.Helper()
-	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID, DirectID: e.DirectID,
+	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface,
+		ThreadID: e.ThreadID, DirectID: e.DirectID,
 		From: from, To: to, WorkID: e.WorkID, ReplyTo: e.ID, TS: time.Now().Unix()}
 	if err := p.nc.Publish(written(t, out, content)); err != nil {
 		t.Fatal(err)
@@ -60,7 +62,8 @@ func (w *world) replyTo(id parley.ID) (reply *parley.Message) {
 }
 
 // first reads what a connection hears until it is what is meant.
-func first(t *testing.T, heard func(context.Context) (*agh.Envelope, error), meant func(*agh.Envelope) bool) *agh.Envelope {
+func first(t *testing.T, heard func(context.Context) (*agh.Envelope, error),
+	meant func(*agh.Envelope) bool) *agh.Envelope {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -141,7 +144,8 @@ func TestGivenWorkOverRestart(t *testing.T) {
 	if m := w.replyTo(silent.ID); m.Kind != parley.Response || m.Text() != "late" {
 		t.Errorf("%+v", m)
 	}
-	if m := w.replyTo(begun.ID); m.Kind != parley.Failure || m.From != "guest/agh/acme/bob" || m.Error.Code != parley.HandlerFailed {
+	if m := w.replyTo(begun.ID); m.Kind != parley.Failure || m.From != "guest/agh/acme/bob" ||
+		m.Error.Code != parley.HandlerFailed {
 		t.Errorf("%+v", m)
 	}
 	// What had ended, and what has now, is over.
@@ -152,8 +156,9 @@ func TestGivenWorkOverRestart(t *testing.T) {
 		}
 	}
 	// The one who asked cancels what bob has said nothing of.
-	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Cancel, From: "listener", To: unwanted.To, InReplyTo: unwanted.ID,
-		Origin: parley.Origin{Protocol: "go", Peer: "listener"}}}); err != nil {
+	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go test",
+		Message: &parley.Message{Kind: parley.Cancel, From: "listener", To: unwanted.To, InReplyTo: unwanted.ID,
+			Origin: parley.Origin{Protocol: "go", Peer: "listener"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if r := receipt(t, heard, given.ID); r.Status != agh.StatusCanceled {
@@ -168,7 +173,8 @@ func TestWorkBetweenPeersOverRestart(t *testing.T) {
 	alice, bob := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
 	heard := bob.listen(t, "bob")
 	said := func(p *peer, from, to, work string) *agh.Envelope {
-		e := &agh.Envelope{WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_work", WorkID: work}
+		e := &agh.Envelope{WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
+			ThreadID: "thread_work", WorkID: work}
 		return p.about(t, e, from, to, &agh.Say{Text: work})
 	}
 	for _, work := range []string{"work_open", "work_ended"} {
@@ -177,7 +183,8 @@ func TestWorkBetweenPeersOverRestart(t *testing.T) {
 			t.Fatalf("%s", e.Raw())
 		}
 	}
-	ended := &agh.Envelope{WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_work", WorkID: "work_ended"}
+	ended := &agh.Envelope{WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
+		ThreadID: "thread_work", WorkID: "work_ended"}
 	bob.about(t, ended, "bob", "alice", &agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{}`)})
 	w.until("all is recorded", func() bool { return len(w.messages(parley.Notice)) == 3 })
 	for again := range 2 {
@@ -203,7 +210,8 @@ func TestWorkBetweenPeersOverRestart(t *testing.T) {
 				w.mu.Lock()
 				defer w.mu.Unlock()
 				return slices.ContainsFunc(w.records, func(r *journal.Record) bool {
-					return r.Refused != nil && r.Refused.Code == parley.Conflict && r.Message.Trace.Foreign["agh.id"] == say.ID
+					return r.Refused != nil && r.Refused.Code == parley.Conflict &&
+						r.Message.Trace.Foreign["agh.id"] == say.ID
 				})
 			})
 		}
@@ -213,8 +221,9 @@ func TestWorkBetweenPeersOverRestart(t *testing.T) {
 // opens is a say of alice that opens work, and how it is published.
 func opens(t *testing.T, to, work, content string) (e *agh.Envelope, subject string, data []byte) {
 	t.Helper()
-	e = &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_work",
-		From: "alice", To: to, WorkID: work, TS: time.Now().Unix()}
+	e = &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
+		ThreadID: "thread_work",
+		From:     "alice", To: to, WorkID: work, TS: time.Now().Unix()}
 	subject, data = written(t, e, &agh.Say{Text: content})
 	return e, subject, data
 }
@@ -222,10 +231,12 @@ func opens(t *testing.T, to, work, content string) (e *agh.Envelope, subject str
 // opened writes that some work of alice's is open, for the peer or agent to.
 func (w *world) opened(e *agh.Envelope, link map[string]any) {
 	w.t.Helper()
-	b, err := json.Marshal(map[string]any{"Link": link, "Work": agh.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(),
+	b, err := json.Marshal(map[string]any{"Link": link, "Work": agh.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID,
+		Container: e.Container(),
 		Initiator: e.From, Target: e.To, State: agh.StateSubmitted}})
 	if err == nil {
-		_, err = w.Hub().Journal().State("agh.works").Put(w.t.Context(), bridge.WorkKey(e.WorkspaceID, e.WorkID), b, time.Time{})
+		_, err = w.Hub().Journal().State("agh.works").Put(w.t.Context(), bridge.WorkKey(e.WorkspaceID, e.WorkID), b,
+			time.Time{})
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -240,7 +251,8 @@ func TestRequestSaidAgain(t *testing.T) {
 	hears := alice.listen(t, "alice")
 	e, subject, data := opens(t, "crew__weather", "work_again", `{"city":"Bern"}`)
 	request := parley.HashID([]byte("request"))
-	w.opened(e, map[string]any{"Request": request, "Scope": "agh acme", "Target": "crew/weather", "Opened": "alice\x00" + e.ID})
+	w.opened(e, map[string]any{"Request": request, "Scope": "agh acme", "Target": "crew/weather",
+		"Opened": "alice\x00" + e.ID})
 	if err := alice.nc.Publish(subject, data); err != nil {
 		t.Fatal(err)
 	}
@@ -286,7 +298,8 @@ func TestEndIsNotedAgain(t *testing.T) {
 		t.Fatal(m.To)
 	}
 	id, _ := to.Identity("agh")
-	if out := w.AGH().Deliver(t.Context(), hub.Outbound{Message: m, Recipient: to, Identity: id, Attempt: 2}); out.Err != nil {
+	if out := w.AGH().Deliver(t.Context(), hub.Outbound{Message: m, Recipient: to, Identity: id,
+		Attempt: 2}); out.Err != nil {
 		t.Fatal(out.Err)
 	}
 	if !ended() {

@@ -33,7 +33,8 @@ func TestManyPeers(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) {
 		c.AGH.Users = map[string]node.AGHUser{}
 		for i := range 4 { // one user may fill a quarter of the presence, and speak as 4,096 peers
-			c.AGH.Users[fmt.Sprint(i)] = node.AGHUser{Token: fmt.Sprint(i), Peers: []string{fmt.Sprintf("p%d-*", i)}, Workspaces: []string{"acme"}}
+			c.AGH.Users[fmt.Sprint(i)] = node.AGHUser{Token: fmt.Sprint(i), Peers: []string{fmt.Sprintf("p%d-*", i)},
+				Workspaces: []string{"acme"}}
 		}
 	})
 	before := w.Hub().Directory().Len()
@@ -48,7 +49,8 @@ func TestManyPeers(t *testing.T) {
 		}
 	}
 	w.until("all are known", func() bool { return w.Hub().Directory().Len() == before+peers+channels })
-	said := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "c7", Surface: agh.SurfaceThread, ThreadID: "thread_abc", From: "p3-7", TS: time.Now().Unix()}
+	said := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "c7", Surface: agh.SurfaceThread,
+		ThreadID: "thread_abc", From: "p3-7", TS: time.Now().Unix()}
 	if err := said.SetContent(&agh.Say{Text: "seven"}); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +69,8 @@ func TestManyPeers(t *testing.T) {
 
 // On an operator's NATS the hub is one more peer; what comes is unsigned.
 func TestOperatorsNATS(t *testing.T) {
-	s, err := server.NewServer(&server.Options{ServerName: "operator", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	s, err := server.NewServer(&server.Options{ServerName: "operator", Host: "127.0.0.1", Port: server.RANDOM_PORT,
+		NoLog: true, NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
 	}

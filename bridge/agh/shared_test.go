@@ -40,12 +40,14 @@ func TestTwoHubs(t *testing.T) {
 	for _, w := range []*world{one, two} {
 		said.Go(func() {
 			r := <-bob.got
-			if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{"done":true}`)}); err != nil {
+			if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted,
+				Result: json.RawMessage(`{"done":true}`)}); err != nil {
 				t.Error(err)
 			}
 		})
-		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go listener", Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
-			Parts: []parley.Part{parley.Text("work")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
+		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go listener",
+			Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
+				Parts: []parley.Part{parley.Text("work")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
 		if err != nil || m.Kind != parley.Response {
 			t.Fatalf("%+v, %v", m, err)
 		}
@@ -61,7 +63,8 @@ func TestTwoHubs(t *testing.T) {
 // none are named.
 func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(),
+	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT,
+		JetStream: true, StoreDir: t.TempDir(),
 		MaxPayload: 8 << 20, NoLog: true, NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +77,8 @@ func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	on := func(name string) func(*node.Config) {
 		return func(c *node.Config) {
 			c.Data, c.Passphrase = filepath.Join(t.TempDir(), "data"), []byte("a passphrase")
-			c.Durability, c.Name, c.Engine = "replicated", name, node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: append(partitions, 2)[0]}
+			c.Durability, c.Name, c.Engine = "replicated", name,
+				node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: append(partitions, 2)[0]}
 		}
 	}
 	return newWorld(t, on("hub-one")), newWorld(t, on("hub-two"))
@@ -122,7 +126,8 @@ func TestPeersMeetAcrossHubs(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		answer := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "carol", To: q.From, ReplyTo: q.ID, TS: time.Now().Unix()}
+		answer := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "carol", To: q.From,
+			ReplyTo: q.ID, TS: time.Now().Unix()}
 		if err := answer.SetContent(&agh.Whois{Type: agh.WhoisResponse, Card: card}); err != nil {
 			t.Error(err)
 		}
@@ -145,7 +150,8 @@ func TestPeersMeetAcrossHubs(t *testing.T) {
 	}
 	one.here("acme", "carol")
 	for _, c := range []struct{ query, to string }{{"carol", ""}, {"bob", ""}, {"", "bob"}} {
-		q := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", To: c.to, TS: time.Now().Unix()}
+		q := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: "alice", To: c.to,
+			TS: time.Now().Unix()}
 		subject, b := written(t, q, &agh.Whois{Type: agh.WhoisRequest, Query: c.query})
 		m, err := alice.nc.RequestWithContext(ctx, subject, b)
 		if err != nil {

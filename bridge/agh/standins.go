@@ -51,7 +51,8 @@ func (b *Binding) populate() error {
 			continue
 		}
 		id := Identity(p.workspaceID, p.peer)
-		if err := b.c.Hub.Directory().StandIn(b.ctx, e.Name, id); err != nil && !errors.Is(err, directory.ErrUnknown) && first == nil {
+		if err := b.c.Hub.Directory().StandIn(b.ctx, e.Name, id); err != nil && !errors.Is(err, directory.ErrUnknown) &&
+			first == nil {
 			first = fmt.Errorf("note the stand-in for %s: %w", e.Name, err)
 		}
 	}
@@ -60,14 +61,18 @@ func (b *Binding) populate() error {
 
 // hasStandIn reports whether the directory has a stand-in of an agent here.
 func hasStandIn(e *directory.Entry) bool {
-	return slices.ContainsFunc(e.Identities, func(i parley.Identity) bool { return i.Protocol == Protocol && i.StandIn })
+	return slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
+		return i.Protocol == Protocol &&
+			i.StandIn
+	})
 }
 
 // host makes an agent a peer, with its skills as capabilities.
 func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 	catalog := make([]protocol.Capability, 0, len(e.Skills))
 	for _, s := range e.Skills {
-		c := protocol.Capability{ID: s.ID, Summary: cmp.Or(s.Description, s.Name, s.ID), Outcome: "Answers with a trace completed that holds the result, and a say."}
+		c := protocol.Capability{ID: s.ID, Summary: cmp.Or(s.Description, s.Name, s.ID),
+			Outcome: "Answers with a trace completed that holds the result, and a say."}
 		if len(s.Input) > 0 {
 			c.ContextNeeded = []string{"Content that fits this JSON Schema: " + string(s.Input)}
 		}
@@ -94,7 +99,8 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 	if there && b.sameCard(p, card) {
 		return nil
 	}
-	if err := b.gateway.Host(&protocol.Local{WorkspaceID: p.workspaceID, Channel: p.channel, Card: card, Catalog: catalog}); err != nil {
+	if err := b.gateway.Host(&protocol.Local{WorkspaceID: p.workspaceID, Channel: p.channel, Card: card,
+		Catalog: catalog}); err != nil {
 		return err
 	}
 	b.mu.Lock()
@@ -107,7 +113,8 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 func (b *Binding) sameCard(p peerAddress, card *protocol.Card) bool {
 	for _, x := range b.router.Peers(p.workspaceID, p.channel) {
 		if x.State == protocol.PresenceLocal && x.Card.PeerID == p.peer {
-			return x.Card.DisplayName == card.DisplayName && slices.Equal(x.Card.Capability, card.Capability) && string(x.Card.Ext) == string(card.Ext)
+			return x.Card.DisplayName == card.DisplayName && slices.Equal(x.Card.Capability, card.Capability) &&
+				string(x.Card.Ext) == string(card.Ext)
 		}
 	}
 	return false

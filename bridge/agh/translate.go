@@ -96,7 +96,8 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 			Verdict: verdict(v, principal)},
 	}
 	for _, f := range []struct{ name, value string }{
-		{foreignWork, e.WorkID}, {foreignTrace, e.TraceID}, {foreignCause, e.CausationID}, {foreignThread, e.ThreadID + e.DirectID},
+		{foreignWork, e.WorkID}, {foreignTrace, e.TraceID}, {foreignCause, e.CausationID},
+		{foreignThread, e.ThreadID + e.DirectID},
 	} {
 		if f.value != "" {
 			m.Trace.Foreign[f.name] = shortened(f.value)
@@ -164,7 +165,8 @@ func parts(e *protocol.Envelope) []parley.Part {
 		}
 	case *protocol.Trace:
 		jsonPart("", c.Result)
-		if same, ok := parley.OnlyText(parley.Part{MediaType: "application/json", Data: c.Result}); !ok || same != c.Message {
+		if same, ok := parley.OnlyText(parley.Part{MediaType: "application/json", Data: c.Result}); !ok ||
+			same != c.Message {
 			text(c.Message) // what the result says is not said twice
 		}
 		for _, a := range c.ArtifactRefs {
@@ -185,9 +187,11 @@ func verdict(v protocol.Verdict, principal string) parley.Verdict {
 		out.Checks = append(out.Checks, parley.Check{Name: "signature", OK: true, Detail: v.Handle})
 	case principal != "":
 		out.Assurance, out.KeyID = parley.Session, "nats user "+principal
-		out.Checks = append(out.Checks, parley.Check{Name: "session", OK: true, Detail: "the NATS user " + principal + " may speak as this peer"})
+		out.Checks = append(out.Checks, parley.Check{Name: "session", OK: true, Detail: "the NATS user " + principal +
+			" may speak as this peer"})
 	default:
-		out.Checks = append(out.Checks, parley.Check{Name: "session", Detail: "an operator's NATS does not say who published"})
+		out.Checks = append(out.Checks, parley.Check{Name: "session",
+			Detail: "an operator's NATS does not say who published"})
 	}
 	return out
 }
@@ -278,8 +282,10 @@ func (p *provenance) AppendJSON(b []byte) ([]byte, error) {
 }
 
 func provenanceOf(m *parley.Message) *provenance {
-	p := &provenance{Message: m.ID.String(), Kind: m.Kind.String(), From: m.From, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
-		Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops, Rest: bridge.RestOf(bridge.AGH, m)}
+	p := &provenance{Message: m.ID.String(), Kind: m.Kind.String(), From: m.From, Skill: m.Skill, Act: m.Act,
+		Protocol: m.Origin.Protocol,
+		Peer:     m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Key: m.Origin.Verdict.KeyID,
+		Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops, Rest: bridge.RestOf(bridge.AGH, m)}
 	if len(m.Origin.Raw) > 0 {
 		sum := sha256.Sum256(m.Origin.Raw)
 		p.Digest = "sha256:" + hex.EncodeToString(sum[:])
@@ -309,7 +315,8 @@ func pieces(ps []parley.Part) []piece {
 // onlyText is parley.OnlyText, and quick to say no of what has no member of
 // that name.
 func (p *piece) onlyText() (string, bool) {
-	if p.json != nil && p.json[0] == '{' && !bytes.Contains(p.json, []byte(`"text"`)) && !bytes.Contains(p.json, []byte(`"message"`)) && bytes.IndexByte(p.json, '\\') < 0 {
+	if p.json != nil && p.json[0] == '{' && !bytes.Contains(p.json, []byte(`"text"`)) &&
+		!bytes.Contains(p.json, []byte(`"message"`)) && bytes.IndexByte(p.json, '\\') < 0 {
 		return "", false
 	}
 	return parley.OnlyText(p.Part)
@@ -396,7 +403,8 @@ func object(pairs ...any) json.RawMessage {
 
 // states says which state of a trace, or that it is a receipt, an event is.
 var states = map[parley.State]protocol.WorkState{
-	parley.NoState: protocol.StateWorking, parley.Working: protocol.StateWorking, parley.NeedsInput: protocol.StateNeedsInput,
+	parley.NoState: protocol.StateWorking, parley.Working: protocol.StateWorking,
+	parley.NeedsInput: protocol.StateNeedsInput,
 }
 
 // refused are the failures that say: this was not begun. They go out as a

@@ -59,7 +59,8 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 			}
 			if g, ok := e.Content().(*agh.Greet); ok && e.From == alias {
 				var v aghnats.Verified
-				if err := json.Unmarshal(e.ExtValue(aghnats.ExtHandle), &v); err != nil || v.Handle != dora.ID() || g.Card.PeerID != alias || e.Proof != nil {
+				if err := json.Unmarshal(e.ExtValue(aghnats.ExtHandle), &v); err != nil || v.Handle != dora.ID() ||
+					g.Card.PeerID != alias || e.Proof != nil {
 					t.Errorf("%s", m.Data)
 				}
 			} else {
@@ -93,7 +94,8 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 		}
 		return id
 	}
-	alice.publish(t, &agh.Envelope{From: "alice", To: alias, Surface: agh.SurfaceDirect, DirectID: roomOf("alice", alias), WorkID: "work_1"}, &agh.Say{Text: "mend it"})
+	alice.publish(t, &agh.Envelope{From: "alice", To: alias, Surface: agh.SurfaceDirect,
+		DirectID: roomOf("alice", alias), WorkID: "work_1"}, &agh.Say{Text: "mend it"})
 	r := hear()
 	if r.Envelope.To != dora.ID() || r.Envelope.DirectID != roomOf("alice", dora.ID()) || r.Envelope.From != "alice" {
 		t.Errorf("%s", r.Envelope.Raw())
@@ -101,7 +103,8 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 	if err := errors.Join(r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "mended"})); err != nil {
 		t.Fatal(err)
 	}
-	if e, s := alice.next(t); s != "trace completed" || e.From != alias || e.DirectID != roomOf("alice", alias) || e.Proof != nil {
+	if e, s := alice.next(t); s != "trace completed" || e.From != alias || e.DirectID != roomOf("alice", alias) ||
+		e.Proof != nil {
 		t.Errorf("%s", e.Raw())
 	}
 	// A thread: the channel hears the alias, and an agent that dora signed.
@@ -117,7 +120,8 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 			break
 		}
 	}
-	if m := <-w.notices; m.From != name || m.Origin.Verdict.Assurance != parley.Signed || !strings.HasPrefix(m.Origin.Verdict.KeyID, "sha256:") {
+	if m := <-w.notices; m.From != name || m.Origin.Verdict.Assurance != parley.Signed ||
+		!strings.HasPrefix(m.Origin.Verdict.KeyID, "sha256:") {
 		t.Errorf("%+v", m)
 	}
 	// Work with an agent of the directory.
@@ -131,7 +135,8 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 	refused := len(w.Hub().Refused(100))
 	any := w.connect("ty")
 	cast := "agh.network.v0.acme.builders.broadcast"
-	signed := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_abc", TS: time.Now().Unix()}
+	signed := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
+		ThreadID: "thread_abc", TS: time.Now().Unix()}
 	if err := signed.SetContent(&agh.Say{Text: "I am dora"}); err != nil {
 		t.Fatal(err)
 	}
@@ -144,10 +149,11 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, b := range map[string][]byte{
-		"tampered":   []byte(strings.Replace(string(good), "I am dora", "I am DORA", 1)),
-		"other key":  []byte(strings.ReplaceAll(string(other), impostor.ID(), dora.ID())),
-		"not hers":   good, // signed by dora, sent by a user that may not speak as her
-		"as alias":   []byte(strings.Replace(strings.Replace(string(good), `"from":"`+dora.ID()+`"`, `"from":"`+alias+`"`, 1), `"proof":{`, `"proof":null,"ext":{`, 1)),
+		"tampered":  []byte(strings.Replace(string(good), "I am dora", "I am DORA", 1)),
+		"other key": []byte(strings.ReplaceAll(string(other), impostor.ID(), dora.ID())),
+		"not hers":  good, // signed by dora, sent by a user that may not speak as her
+		"as alias": []byte(strings.Replace(strings.Replace(string(good), `"from":"`+dora.ID()+`"`, `"from":"`+alias+
+			`"`, 1), `"proof":{`, `"proof":null,"ext":{`, 1)),
 		"no signing": []byte(strings.Replace(string(good), `"proof":{`, `"proof":null,"ext":{`, 1)),
 	} {
 		if err := errors.Join(any.Publish(cast, b), any.Flush()); err != nil {
@@ -156,7 +162,8 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 		refused++
 		w.until(what+" is refused", func() bool { return len(w.Hub().Refused(100)) == refused })
 	}
-	alice.publish(t, &agh.Envelope{From: "alice", To: alias, Surface: agh.SurfaceThread, ThreadID: "thread_end"}, &agh.Say{Text: "the last word"})
+	alice.publish(t, &agh.Envelope{From: "alice", To: alias, Surface: agh.SurfaceThread, ThreadID: "thread_end"},
+		&agh.Say{Text: "the last word"})
 	if r := hear(); text(t, r.Envelope) != "the last word" {
 		t.Errorf("%s", r.Envelope.Raw())
 	}

@@ -67,8 +67,9 @@ func TestSaidBeforeItIsKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	work := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceDirect, DirectID: room,
-		From: "alice", To: "bob", WorkID: agh.NewWorkID(), TS: time.Now().Unix()}
+	work := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceDirect,
+		DirectID: room,
+		From:     "alice", To: "bob", WorkID: agh.NewWorkID(), TS: time.Now().Unix()}
 	if err := work.SetContent(&agh.Say{Text: "build it"}); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,8 @@ func TestSaidBeforeItIsKnown(t *testing.T) {
 	if e := r.Envelope; e.ID != work.ID || text(t, e) != "build it" {
 		t.Errorf("%s", e.Raw())
 	}
-	if err := r.Trace(t.Context(), &agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{"done":true}`)}); err != nil {
+	if err := r.Trace(t.Context(), &agh.Trace{State: agh.StateCompleted,
+		Result: json.RawMessage(`{"done":true}`)}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -16,8 +16,9 @@ import (
 // comes to another.
 func TestHeldUntilBackElsewhere(t *testing.T) {
 	one, two := twoHubs(t, 8)
-	if _, err := one.Hub().Directory().Put(t.Context(), parley.Agent{Name: "guest/agh/acme/bob", Identities: []parley.Identity{bridge.Identity("acme", "bob")},
-		Skills: []parley.SkillSpec{{ID: "say", Default: true}}}, directory.FromAgent); err != nil {
+	if _, err := one.Hub().Directory().Put(t.Context(), parley.Agent{Name: "guest/agh/acme/bob",
+		Identities: []parley.Identity{bridge.Identity("acme", "bob")},
+		Skills:     []parley.SkillSpec{{ID: "say", Default: true}}}, directory.FromAgent); err != nil {
 		t.Fatal(err)
 	}
 	// It is the first hub that delivers it, when each has its share.
@@ -39,8 +40,9 @@ func TestHeldUntilBackElsewhere(t *testing.T) {
 			break
 		}
 	}
-	m, err := one.Hub().Accept(t.Context(), hub.Submission{Scope: scope, Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
-		Parts: []parley.Part{parley.Text("work")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
+	m, err := one.Hub().Accept(t.Context(), hub.Submission{Scope: scope,
+		Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
+			Parts: []parley.Part{parley.Text("work")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
