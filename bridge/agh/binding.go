@@ -59,8 +59,8 @@ type Config struct {
 	Options []nats.Option
 	Durable string // JetStream consumer of AGH_NETWORK_V0 there
 
-	// Places are the channels in which agents of the directory appear.
-	Places []Place
+	// Channels are the channels in which agents of the directory appear.
+	Channels []Channel
 
 	Trust    bool          // verify the proofs of verified handles
 	Pins     protocol.Keys // which keys may speak as a nickname or handle; nil pins none
@@ -83,8 +83,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// A Place is a channel in which agents of the directory appear as peers.
-type Place struct {
+// A Channel is one in which agents of the directory appear as peers.
+type Channel struct {
 	WorkspaceID string
 	Channel     string
 	Agents      []string // directory names; none: all that are exposed
@@ -134,7 +134,7 @@ func New(c Config) (*Binding, error) {
 	if c.MaxTTL < 0 || c.MaxTTL > 30*24*time.Hour {
 		return nil, errors.New("the longest expiry of AGH messages is 30 days")
 	}
-	for _, p := range c.Places {
+	for _, p := range c.Channels {
 		if !protocol.ValidWorkspaceID(p.WorkspaceID) || !protocol.ValidChannel(p.Channel) {
 			return nil, fmt.Errorf("%q in %q is no AGH channel", p.Channel, p.WorkspaceID)
 		}
@@ -183,7 +183,7 @@ func (b *Binding) Start(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, p := range b.c.Places {
+	for _, p := range b.c.Channels {
 		if err := b.openChannel(ctx, p.WorkspaceID, p.Channel, false); err != nil {
 			return err
 		}

@@ -23,7 +23,7 @@ func (b *Binding) populate() error {
 		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) && !hasStandIn(e) {
 			continue
 		}
-		for _, p := range b.c.Places {
+		for _, p := range b.c.Channels {
 			if len(p.Agents) == 0 || slices.Contains(p.Agents, e.Name) {
 				want[peerAddress{p.WorkspaceID, p.Channel, peerID(e.Name)}] = e
 			}
