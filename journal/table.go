@@ -1,6 +1,7 @@
 package journal
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,7 +35,8 @@ type Table[T any] struct {
 	state State
 	now   func() time.Time
 	warn  func(key string, err error)
-	max   int // rows cached
+	max   int          // rows cached
+	omit  func(T) bool // rows that a followed table does not hold; nil: none
 
 	turn    sync.Mutex // of a followed table: one change at a time; held while changed is called
 	changed func(before, after Row[T])
@@ -74,6 +76,11 @@ func (t *Table[T]) Follow(ctx context.Context, changed func(before, after Row[T]
 	t.mu.Unlock()
 	return t.watch(ctx, "", t.take)
 }
+
+// Omit has Follow, which comes after it, hold no row whose value omit reports:
+// changed is told of it, and [Table.Get] reads it. For values that are needed only
+// seldom, and of which there may be any number.
+func (t *Table[T]) Omit(omit func(value T) bool) { t.omit = omit }
 
 // Watch calls fn for every row there is whose key begins with prefix, returns, and
 // calls fn for every change by any hub from then on, one call at a time; a deleted
@@ -119,7 +126,7 @@ func (t *Table[T]) take(row Row[T], revision uint64) {
 		row.Revision != 0 && revision <= t.deleted[row.Key]: // it is known, or an echo of what was here before
 		t.mu.Unlock()
 		return
-	case row.Revision == 0:
+	case row.Revision == 0, t.omit != nil && t.omit(row.Value):
 		delete(t.rows, row.Key)
 		delete(t.deleted, row.Key)
 	default:
@@ -292,7 +299,7 @@ func (t *Table[T]) Replace(ctx context.Context, row Row[T]) (Row[T], error) {
 }
 
 func (t *Table[T]) write(row Row[T], store func(data []byte) (uint64, error)) (Row[T], error) {
-	data, err := json.Marshal(row.Value)
+	data, err := encodeRow(row.Value)
 	if err != nil {
 		return row, fmt.Errorf("encode the value of %q: %w", row.Key, err)
 	}
@@ -306,6 +313,15 @@ func (t *Table[T]) write(row Row[T], store func(data []byte) (uint64, error)) (R
 	row.Revision = revision
 	t.note(row)
 	return row, nil
+}
+
+// encodeRow keeps the text of JSON within a value as it is: it may be signed.
+func encodeRow(value any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	err := e.Encode(value)
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
 // Change writes what step makes of a row, if step says so; step sees Revision 0

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
 	"strconv"
@@ -260,5 +261,57 @@ func TestTableWatch(t *testing.T) {
 	want("a/1", 0, false)
 	if x.Len() != 0 {
 		t.Errorf("%d rows are kept", x.Len())
+	}
+}
+
+// TestTableOmit: a followed table tells of the rows that it does not hold, and reads
+// them where they are asked for.
+func TestTableOmit(t *testing.T) {
+	j := open(t, setup{Memory: true})
+	ctx := t.Context()
+	x := NewTable[counter](j, "b", 0)
+	x.Omit(func(c counter) bool { return c.N > 1 })
+	if _, err := x.Put(ctx, "large", counter{N: 5}, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	stop, err := x.Follow(ctx, func(before, after Row[counter]) {
+		told = append(told, after.Key+" "+strconv.Itoa(before.Value.N)+" "+strconv.Itoa(after.Value.N))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	for n := range 3 {
+		_, err := x.Change(ctx, "k", func(r *Row[counter]) (bool, error) {
+			r.Value.N = n
+			return true, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := x.Known("k"); r.Revision != 0 || x.Len() != 0 {
+		t.Errorf("%+v is held, of %d rows", r, x.Len())
+	}
+	if r, err := x.Last(ctx, "k"); err != nil || r.Value.N != 2 {
+		t.Errorf("read %+v (%v)", r, err)
+	}
+	x.turn.Lock() // what follows the state calls changed too
+	defer x.turn.Unlock()
+	if want := []string{"large 0 5", "k 0 0", "k 0 1", "k 1 2"}; !slices.Equal(told[:min(4, len(told))], want) {
+		t.Errorf("told %q", told)
+	}
+}
+
+// TestTableText: JSON within a value comes back as it was written.
+func TestTableText(t *testing.T) {
+	x := NewTable[json.RawMessage](open(t, setup{Memory: true}), "b", 0)
+	const text = `{"signed":"a < b && c > d"}`
+	if _, err := x.Put(t.Context(), "k", json.RawMessage(text), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := x.Get(t.Context(), "k"); err != nil || string(r.Value) != text {
+		t.Errorf("%s (%v)", r.Value, err)
 	}
 }
