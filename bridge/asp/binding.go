@@ -24,6 +24,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,6 +77,7 @@ type Binding struct {
 	c        Config
 	public   *url.URL
 	store    *store
+	opened   *journal.Table[opened]
 	server   *protocol.Server
 	trust    sync.Map // agent URI → protocol.TrustComponents that the operator vouches for
 	standIns *standIns
@@ -107,14 +109,15 @@ func New(c Config) (*Binding, error) {
 	if len(c.TokenKey) < 32 {
 		return nil, errors.New("asp: TokenKey must have 32 bytes")
 	}
-	c.Organization = or(c.Organization, "org_parley")
+	c.Organization = cmp.Or(c.Organization, "org_parley")
 	if c.Domain == "" {
 		c.Domain = domainOf(public.Hostname())
 	}
 	if !protocol.ValidAgentID("agent://" + c.Domain + "/parley/hub") {
 		return nil, fmt.Errorf("asp.domain %q: want a host name in lower case", c.Domain)
 	}
-	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c)}
+	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c),
+		opened: journal.NewTable[opened](c.Journal, bucketOpened, 0)}
 	b.registrations.bytes, b.registrations.evicted = map[string]int64{}, map[string]time.Time{}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.store.submit, b.store.conversation = b.submit, b.conversation
@@ -478,7 +481,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if err != nil {
 		return at, err
 	}
-	by := or(r.Sender, r.By)
+	by := cmp.Or(r.Sender, r.By)
 	guest := by != "" && b.guest(by)
 	cost := recordBytes + 2*len(r.Raw) + len(ext[Protocol])
 	if guest {

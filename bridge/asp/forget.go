@@ -3,7 +3,6 @@ package asp
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -11,7 +10,6 @@ import (
 
 	protocol "github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -56,7 +54,6 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 		s.forget(c.id)
 		return nil
 	}
-	erased := s.j.State(bucketErased)
 	after := *c.ledger
 	after.Context = maps.Clone(after.Context)
 	for _, r := range records {
@@ -77,11 +74,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 			after.Reason = ""
 		}
 		wordless(rec)
-		v, err := jsonx.Encode(rec)
-		if err == nil {
-			_, err = erased.Put(ctx, erasedKey(session, rec.Position), v, time.Time{})
-		}
-		if err != nil {
+		if _, err := s.erased.Put(ctx, erasedKey(session, rec.Position), rec, time.Time{}); err != nil {
 			return err
 		}
 	}
@@ -102,17 +95,13 @@ func wordless(r *protocol.Record) {
 	}
 }
 
-// erased gives what is known of a record whose content was erased.
-func (s *store) erased(ctx context.Context, session string, position int64, r *journal.Record) (*protocol.Record, error) {
-	v, err := s.j.State(bucketErased).Get(ctx, erasedKey(session, position))
-	if errors.Is(err, journal.ErrNotFound) { // of a release before
+// withoutContent gives what is known of a record whose content was erased.
+func (s *store) withoutContent(ctx context.Context, session string, position int64, r *journal.Record) (*protocol.Record, error) {
+	row, err := s.erased.Get(ctx, erasedKey(session, position))
+	if err == nil && row.Revision == 0 { // it was erased by an earlier release
 		return &protocol.Record{Session: session, Position: position, Kind: protocol.RecordErased, Time: r.Time, MessageID: r.Message.ID.String()}, nil
 	}
-	rec := new(protocol.Record)
-	if err == nil {
-		err = jsonx.Decode(v.Data, rec)
-	}
-	return rec, err
+	return row.Value, err
 }
 
 // Forget implements hub.Forgetter: what is held of sessions in memory is

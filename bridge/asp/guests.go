@@ -8,7 +8,6 @@ import (
 	"time"
 
 	protocol "github.com/parley-hub/parley/asp"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
@@ -108,7 +107,7 @@ func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (
 	case a.Removed:
 		return undo, nil
 	case a.Enrolled || !b.guest(a.ID):
-		if a.Revision == 1 && b.store.agentCount()-b.registrations.count() >= b.store.maxAgent {
+		if a.Revision == 1 && b.store.agents.Len()-b.registrations.count() >= b.store.maxAgent {
 			return nil, protocol.ErrFull
 		}
 		return undo, nil
@@ -221,16 +220,12 @@ func (s *store) forgetAgent(ctx context.Context, id string) error {
 	s.mu.Lock()
 	sessions := len(s.byAgent[id])
 	s.mu.Unlock()
-	v, err := s.agents.Get(ctx, id)
-	if errors.Is(err, journal.ErrNotFound) || sessions > 0 {
+	if sessions > 0 {
 		return nil
 	}
-	a := new(protocol.Agent)
-	if err == nil {
-		err = jsonx.Decode(v.Data, a)
-	}
-	if err == nil && a.Removed {
-		err = s.agents.Delete(ctx, id, v.Revision)
+	row, err := s.agents.Get(ctx, id)
+	if err == nil && row.Revision != 0 && row.Value.Removed {
+		err = s.agents.Delete(ctx, id, row.Revision)
 	}
 	if errors.Is(err, journal.ErrConflict) {
 		return nil // it has registered again
@@ -238,24 +233,8 @@ func (s *store) forgetAgent(ctx context.Context, id string) error {
 	return err
 }
 
-// dropLocked forgets an agent; s.mu is held.
-func (s *store) dropLocked(id string) {
-	delete(s.known, id)
-	s.agentIDs = removeSorted(s.agentIDs, id)
-}
-
 // held is an agent as it is in memory, nil if it is not registered.
-func (s *store) held(id string) *protocol.Agent {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.known[id]
-}
-
-func (s *store) agentCount() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.known)
-}
+func (s *store) held(id string) *protocol.Agent { return s.agents.Known(id).Value }
 
 // inSession reports whether an agent is in a live session.
 func (s *store) inSession(id string) bool {
@@ -308,7 +287,7 @@ func (s *store) bring(session string, joined []protocol.Participant) error {
 	defer s.mu.Unlock()
 	names := make([]string, len(joined))
 	for i, p := range joined {
-		if s.known[p.AgentID] == nil {
+		if s.held(p.AgentID) == nil {
 			return protocol.Refuse("agent_not_found", "")
 		}
 		names[i] = p.AgentID

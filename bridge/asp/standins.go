@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -231,7 +232,7 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	case name != s.b.c.Root && !e.ExposedIn(Protocol):
 		card.Name = e.Name // it can ask and be answered; a search by capability does not find it
 	default:
-		card.Name, card.Description = or(e.Title, e.Name), e.Description
+		card.Name, card.Description = cmp.Or(e.Title, e.Name), e.Description
 		for _, k := range e.Skills {
 			card.Capabilities = append(card.Capabilities, k.ID)
 		}

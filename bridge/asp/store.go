@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -55,8 +56,9 @@ type store struct {
 	protocol.Memory // of this process; what it does not know the journal's state decides
 
 	j        *journal.Journal
-	agents   journal.State
-	sessions journal.State
+	agents   *journal.Table[*protocol.Agent] // without those that were removed, which old transcripts read
+	sessions *journal.Table[*checkpoint]
+	erased   *journal.Table[*protocol.Record]
 	pages    journal.State
 	proofs   journal.State
 	limits   protocol.Limits
@@ -75,8 +77,7 @@ type store struct {
 	byAgent   map[string][]string  // sessions, sorted
 	talks     map[parley.ID]string // session by its conversation
 	ids       []string             // sessions, sorted
-	known     map[string]*protocol.Agent
-	agentIDs  []string // sorted
+	agentIDs  []string             // sorted
 	stops     []func()
 	changed   func(a *protocol.Agent)                      // anywhere
 	put       func(ctx context.Context, a *protocol.Agent) // here
@@ -130,18 +131,19 @@ type checkpoint struct {
 	Calls        []call           `json:"calls,omitempty"`
 }
 
-func (c *checkpoint) encode() ([]byte, error) { return jsonx.Encode(*c) }
-
 func newStore(j *journal.Journal, c *Config) *store {
-	return &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: j.State(bucketAgents), sessions: j.State(bucketSessions), pages: j.State(bucketPages),
-		proofs: j.State(bucketProofs), max: or(c.MaxLive, 10_000), maxAgent: or(c.MaxAgents, 100_000), timeouts: c.Timeouts, now: c.Now,
-		chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{}, known: map[string]*protocol.Agent{},
+	s := &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: journal.NewTable[*protocol.Agent](j, bucketAgents, 0),
+		sessions: journal.NewTable[*checkpoint](j, bucketSessions, 0), erased: journal.NewTable[*protocol.Record](j, bucketErased, 0),
+		pages: j.State(bucketPages), proofs: j.State(bucketProofs), max: cmp.Or(c.MaxLive, 10_000), maxAgent: cmp.Or(c.MaxAgents, 100_000),
+		timeouts: c.Timeouts, now: c.Now, chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{},
 		talks: map[parley.ID]string{}}
+	s.agents.Omit(func(a *protocol.Agent) bool { return a.Removed })
+	return s
 }
 
 // start reads what the journal holds.
 func (s *store) start(ctx context.Context) error {
-	stop, err := s.agents.Watch(ctx, "", s.agentChanged)
+	stop, err := s.agents.Follow(ctx, s.agentChanged)
 	if err != nil {
 		return fmt.Errorf("read the registered agents: %w", err)
 	}
@@ -170,20 +172,14 @@ func (s *store) stop() {
 	}
 }
 
-func (s *store) sessionChanged(v journal.Value) {
-	if v.Deleted {
-		s.mu.Lock()
-		s.abandonedLocked(v.Key)
-		s.mu.Unlock()
-		return
-	}
-	var c checkpoint
-	if jsonx.Decode(v.Data, &c) != nil {
-		return
-	}
+func (s *store) sessionChanged(row journal.Row[*checkpoint]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.note(v.Key, c.Participants, c.Ledger != nil && c.Ledger.State.Terminal())
+	if c := row.Value; row.Revision == 0 {
+		s.abandonedLocked(row.Key)
+	} else {
+		s.note(row.Key, c.Participants, c.Ledger != nil && c.Ledger.State.Terminal())
+	}
 }
 
 // note keeps the summary of a session up to date; s.mu is held.
@@ -315,13 +311,10 @@ func (c *chain) reset() {
 
 // restore takes the last checkpoint, if it is whole.
 func (s *store) restore(ctx context.Context, c *chain, head uint64) {
-	v, err := s.sessions.Get(ctx, c.id)
-	if err != nil {
-		return // there is none, or the log tells as well
-	}
-	var cp checkpoint
-	if jsonx.Decode(v.Data, &cp) != nil || cp.Ledger == nil || cp.Sequence > head {
-		return
+	row, err := s.sessions.Get(ctx, c.id)
+	cp := row.Value
+	if err != nil || row.Revision == 0 || cp.Ledger == nil || cp.Sequence > head {
+		return // the log tells as well
 	}
 	count := int(cp.Ledger.Head.Count)
 	for n := 0; n*pageSize < count; n++ {
@@ -470,20 +463,21 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	if err := s.settle(ctx, c); err != nil {
 		return err
 	}
-	cp := checkpoint{Ledger: c.ledger, Sequence: c.seq, Calls: c.calls}
+	cp := &checkpoint{Ledger: c.ledger, Sequence: c.seq, Calls: c.calls}
 	for _, p := range participants {
 		cp.Participants = append(cp.Participants, p.AgentID)
 	}
-	b, err := cp.encode()
-	if err != nil {
-		return err
-	}
 	if agent != "" && s.guest(agent) { // now, and when the session is over
-		if err := s.charge(ctx, 2*(stateBytes+len(b))); err != nil {
+		b, err := jsonx.Encode(cp)
+		if err == nil {
+			err = s.charge(ctx, 2*(stateBytes+len(b)))
+		}
+		if err != nil {
 			return err
 		}
 	}
-	if _, err = s.sessions.Put(ctx, c.id, b, time.Time{}); err == nil {
+	_, err := s.sessions.Put(ctx, c.id, cp, time.Time{})
+	if err == nil {
 		c.saved = len(c.at)
 	}
 	return err
@@ -559,7 +553,7 @@ func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol
 		return nil, err
 	}
 	if r.Erased != nil && len(r.Message.Extensions[Protocol]) == 0 {
-		return s.erased(ctx, c.id, position, r)
+		return s.withoutContent(ctx, c.id, position, r)
 	}
 	x, err := recordOf(r.Message)
 	return &x.Record, err
@@ -676,68 +670,42 @@ func (s *store) firstUse(ctx context.Context, proof string, until time.Time) (bo
 	return err == nil, err
 }
 
-func (s *store) agentChanged(v journal.Value) {
-	if v.Deleted {
-		s.mu.Lock()
-		s.dropLocked(v.Key)
-		s.mu.Unlock()
-		s.recount(v.Key)
-		return
-	}
-	a := new(protocol.Agent)
-	if err := jsonx.Decode(v.Data, a); err != nil {
-		s.warn("cannot read a registered agent", err)
-		return
-	}
-	s.keep(a)
-}
-
-// keep takes an agent into memory unless a newer one is there. One that was
-// removed is read when an old transcript asks for it.
-func (s *store) keep(a *protocol.Agent) *protocol.Agent {
+// agentChanged keeps the order of the registered agents, and tells the binding.
+func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 	s.mu.Lock()
-	old := s.known[a.ID]
-	if old != nil && old.Revision >= a.Revision {
+	a := after.Value
+	switch {
+	case after.Revision != 0 && !a.Removed:
+		s.agentIDs = insertSorted(s.agentIDs, after.Key)
+	case before.Revision != 0:
+		s.agentIDs = removeSorted(s.agentIDs, after.Key)
+	default:
 		s.mu.Unlock()
-		return old
-	}
-	if a.Removed {
-		s.dropLocked(a.ID)
-	} else {
-		s.known[a.ID] = a
-		s.agentIDs = insertSorted(s.agentIDs, a.ID)
+		return // it was removed before, and is read
 	}
 	changed := s.changed
 	s.mu.Unlock()
-	if changed != nil && (old != nil || !a.Removed) {
+	switch {
+	case after.Revision == 0:
+		s.recount(after.Key)
+	case changed != nil:
 		changed(a)
 	}
-	return a
 }
 
 // Agent implements [protocol.Store].
 func (s *store) Agent(ctx context.Context, id string) (*protocol.Agent, error) {
-	s.mu.Lock()
-	a := s.known[id]
-	s.mu.Unlock()
-	if a != nil {
+	if a := s.held(id); a != nil {
 		return a, nil
 	}
 	if !protocol.ValidAgentID(id) {
 		return nil, protocol.ErrNotFound
 	}
-	v, err := s.agents.Get(ctx, id)
-	if errors.Is(err, journal.ErrNotFound) {
-		return nil, protocol.ErrNotFound
+	row, err := s.agents.Get(ctx, id)
+	if err == nil && row.Revision == 0 {
+		err = protocol.ErrNotFound
 	}
-	if err != nil {
-		return nil, err
-	}
-	a = new(protocol.Agent)
-	if err := jsonx.Decode(v.Data, a); err != nil {
-		return nil, err
-	}
-	return s.keep(a), nil
+	return row.Value, err
 }
 
 // PutAgent implements [protocol.Store].
@@ -750,34 +718,25 @@ func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
 	if err != nil {
 		return err
 	}
-	if a.Revision == 1 {
-		_, err = s.agents.Create(ctx, a.ID, b, time.Time{})
-	} else {
-		var v journal.Value
-		if v, err = s.agents.Get(ctx, a.ID); err == nil {
-			old := new(protocol.Agent)
-			switch err = jsonx.Decode(v.Data, old); {
-			case err != nil:
-			case old.Revision != a.Revision-1:
-				s.keep(old)
-				err = protocol.ErrConflict
-			default:
-				_, err = s.agents.Update(ctx, a.ID, b, time.Time{}, v.Revision)
-			}
-		}
+	row, err := s.agents.Get(ctx, a.ID)
+	if before := row.Value; err == nil && (row.Revision == 0) != (a.Revision == 1) ||
+		before != nil && before.Revision != a.Revision-1 {
+		err = protocol.ErrConflict
+	}
+	if err == nil {
+		row.Value = a
+		_, err = s.agents.Replace(ctx, row)
 	}
 	if err != nil {
 		undo()
+		if errors.Is(err, journal.ErrConflict) {
+			err = protocol.ErrConflict
+		}
+		return err
 	}
-	if errors.Is(err, journal.ErrExists) || errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrNotFound) {
-		return protocol.ErrConflict
-	}
-	if err == nil {
-		s.keep(a)
-		s.put(ctx, a)
-		s.recount(a.ID) // it may have given way to another meanwhile
-	}
-	return err
+	s.put(ctx, a)
+	s.recount(a.ID) // it may have given way to another meanwhile
+	return nil
 }
 
 // Agents implements [protocol.Store].
@@ -793,7 +752,7 @@ func (s *store) Agents(_ context.Context, q protocol.AgentQuery, after string, l
 		if len(out) == limit {
 			break
 		}
-		if a := s.known[id]; q.Matches(a) {
+		if a := s.held(id); a != nil && q.Matches(a) {
 			out = append(out, a)
 		}
 	}

@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,7 +16,6 @@ import (
 	protocol "github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -428,13 +428,13 @@ func openedKey(speaker, peer string, conversation parley.ID) string {
 // closeIdle closes sessions that the hub opened and nobody uses any more.
 func (t *tender) closeIdle(ctx context.Context) error {
 	b := t.b
-	s := b.c.Journal.State(bucketOpened)
-	for v, err := range s.Range(ctx, "") {
-		if err != nil {
-			return err
-		}
-		var o opened
-		if v.Deleted || jsonx.Decode(v.Data, &o) != nil || !t.mine(o.Session) {
+	rows, err := b.opened.List(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, row := range rows {
+		o := row.Value
+		if !t.mine(o.Session) {
 			continue
 		}
 		l, err := b.server.Session(ctx, o.Session, "")
@@ -445,7 +445,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 		default:
 			last, _ := protocol.ParseTimestamp(l.LastTimestamp)
 			list, err := b.store.callsIn(ctx, l)
-			if err != nil || len(list) > 0 || b.c.Now().Sub(last) < or(b.c.Idle, 10*time.Minute) {
+			if err != nil || len(list) > 0 || b.c.Now().Sub(last) < cmp.Or(b.c.Idle, 10*time.Minute) {
 				continue
 			}
 			i := b.standIns.of(o.Speaker)
@@ -456,7 +456,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := s.Delete(ctx, v.Key, v.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
+		if err := b.opened.Delete(ctx, row.Key, row.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 			return err
 		}
 	}
@@ -544,7 +544,7 @@ func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, sessio
 	if err != nil {
 		return err
 	}
-	body := protocol.Proposal{ProposalID: id, Type: "session-invitation", Subject: or(purpose, "session"), Terms: map[string]any{"format": protocol.JSON}}
+	body := protocol.Proposal{ProposalID: id, Type: "session-invitation", Subject: cmp.Or(purpose, "session"), Terms: map[string]any{"format": protocol.JSON}}
 	e, err := protocol.Draft{SessionID: session, Time: b.c.Now(), Recipient: &protocol.Party{AgentID: peer, OrgID: card.OrgID}, Performative: protocol.Propose, Body: body}.Sign(i)
 	if err != nil {
 		return err
@@ -629,7 +629,7 @@ func (b *Binding) askedBy(request *parley.Message) (asking, error) {
 }
 
 func askingOf(e *protocol.Envelope, b body) asking {
-	return asking{e.SessionID, e.MessageID, e.Performative, or(b.QueryID, e.MessageID)}
+	return asking{e.SessionID, e.MessageID, e.Performative, cmp.Or(b.QueryID, e.MessageID)}
 }
 
 // askings remembers the newest requests, so that few are read again when their
@@ -710,7 +710,7 @@ func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub
 	}
 	conversing := l.State == protocol.Conversing && open
 	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && refuses(f.Code) {
-		a.words.act, a.words.body = protocol.Reject, protocol.Answer{ReferenceID: reference, Code: rejection(f.Code), Reason: or(f.Text, string(f.Code))}
+		a.words.act, a.words.body = protocol.Reject, protocol.Answer{ReferenceID: reference, Code: rejection(f.Code), Reason: cmp.Or(f.Text, string(f.Code))}
 	} else if asked.act == protocol.Delegate && conversing && o.Message.Kind != parley.Failure {
 		a.accept = &wording{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}
 	}
@@ -773,37 +773,17 @@ func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Iden
 
 // openedFor gives the session that is noted under a key, or "".
 func (b *Binding) openedFor(ctx context.Context, key string) (string, error) {
-	v, err := b.c.Journal.State(bucketOpened).Get(ctx, key)
-	if errors.Is(err, journal.ErrNotFound) {
-		return "", nil
-	}
-	var x opened
-	if err == nil {
-		err = jsonx.Decode(v.Data, &x)
-	}
-	return x.Session, err
-}
-
-// noteOpened notes a session under a key where none is.
-func (b *Binding) noteOpened(ctx context.Context, key string, o opened) error {
-	v, err := jsonx.Encode(o)
-	if err != nil {
-		return err
-	}
-	_, err = b.c.Journal.State(bucketOpened).Create(ctx, key, v, time.Time{})
-	return err
+	row, err := b.opened.Get(ctx, key)
+	return row.Value.Session, err
 }
 
 // dropOpened forgets a session that is over. Where that fails, it is found to
 // be over again next time.
 func (b *Binding) dropOpened(ctx context.Context, key, session string) {
-	state := b.c.Journal.State(bucketOpened)
-	v, err := state.Get(ctx, key)
-	var x opened
-	if err != nil || jsonx.Decode(v.Data, &x) != nil || x.Session != session {
-		return
+	row, err := b.opened.Get(ctx, key)
+	if err == nil && row.Revision != 0 && row.Value.Session == session {
+		_ = b.opened.Delete(ctx, key, row.Revision)
 	}
-	_ = state.Delete(ctx, key, v.Revision)
 }
 
 // saidIn finds the session in which one agent said a request of the hub's to
@@ -858,7 +838,8 @@ func (b *Binding) place(ctx context.Context, o hub.Outbound, i *protocol.Identit
 			if session, err = protocol.NewSessionID(); err != nil {
 				return "", "", err
 			}
-			if err = b.noteOpened(ctx, key, opened{session, i.ID(), peer}); errors.Is(err, journal.ErrExists) {
+			_, err = b.opened.Replace(ctx, journal.Row[opened]{Key: key, Value: opened{session, i.ID(), peer}})
+			if errors.Is(err, journal.ErrConflict) {
 				continue
 			}
 			if err != nil {
@@ -905,7 +886,7 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 	if l, err := b.server.Session(ctx, session, ""); err == nil && l.State != protocol.Invited && !l.State.Terminal() {
 		return session, hub.Outcome{} // as it mostly is
 	}
-	deadline := time.NewTimer(or(b.c.Answer, 20*time.Second))
+	deadline := time.NewTimer(cmp.Or(b.c.Answer, 20*time.Second))
 	defer deadline.Stop()
 	for {
 		changed := b.tender.changed(session)
@@ -920,7 +901,7 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 			if declined(l) && o.Message.Kind == parley.Request {
 				return "", hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Rejected, "the agent declined the session")}
 			}
-			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+or(l.Reason, string(l.State)), ": "))
+			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+cmp.Or(l.Reason, string(l.State)), ": "))
 		case l.State != protocol.Invited:
 			return session, hub.Outcome{}
 		}

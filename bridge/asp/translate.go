@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -77,7 +78,7 @@ const maxPatience = 30 * 24 * time.Hour
 func patience(e *protocol.Envelope, l *protocol.Ledger) time.Duration {
 	ms := l.MaxResponseMs
 	if e.Constraints != nil {
-		ms = or(e.Constraints.MaxResponseTimeMs, ms)
+		ms = cmp.Or(e.Constraints.MaxResponseTimeMs, ms)
 	}
 	return time.Duration(min(ms, maxPatience.Milliseconds())) * time.Millisecond
 }
@@ -144,7 +145,7 @@ func bytesPart(data, mediaType, name string, object jsonx.Value) parley.Part {
 	if err != nil {
 		return parley.Part{MediaType: "application/json", Data: object}
 	}
-	return parley.Part{MediaType: or(mediaType, mimeBytes), Name: name, Data: b}
+	return parley.Part{MediaType: cmp.Or(mediaType, mimeBytes), Name: name, Data: b}
 }
 
 // replyOf says what a message means as a reply to a request of the hub's: a
@@ -153,9 +154,9 @@ func replyOf(e *protocol.Envelope, b body) *parley.Message {
 	m := &parley.Message{Act: string(e.Performative)}
 	switch e.Performative {
 	case protocol.Reject:
-		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.Rejected), "%s", or(b.Reason, "the agent refused"))
+		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.Rejected), "%s", cmp.Or(b.Reason, "the agent refused"))
 	case protocol.Clarify:
-		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput, []parley.Part{parley.Text(or(b.Question, b.Answer))}
+		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput, []parley.Part{parley.Text(cmp.Or(b.Question, b.Answer))}
 	case protocol.Accept:
 		m.Kind, m.State = parley.Event, parley.Accepted
 	case protocol.Inform:
@@ -164,7 +165,7 @@ func replyOf(e *protocol.Envelope, b body) *parley.Message {
 		case introduction:
 			return nil
 		case informError:
-			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.HandlerFailed), "%s", or(b.Reason, b.Topic, "the agent failed"))
+			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.HandlerFailed), "%s", cmp.Or(b.Reason, b.Topic, "the agent failed"))
 			m.Parts = nil
 		case informAccepted:
 			m.Kind, m.State = parley.Event, parley.Accepted
@@ -221,9 +222,9 @@ var (
 	}
 )
 
-func rejection(c parley.Code) string { return or(rejections[c], "unspecified") }
+func rejection(c parley.Code) string { return cmp.Or(rejections[c], "unspecified") }
 
-func codeOf(code string, other parley.Code) parley.Code { return or(meanings[code], other) }
+func codeOf(code string, other parley.Code) parley.Code { return cmp.Or(meanings[code], other) }
 
 // refuses reports whether a failure is the recipient's refusal, which is a
 // REJECT, and not what went wrong with its work.
@@ -241,7 +242,7 @@ func admission(e *parley.Error) error {
 	code := map[parley.Code]string{parley.RateLimited: "rate_limited", parley.InvalidContent: "schema_unsupported", parley.UnknownSkill: "schema_unsupported",
 		parley.UnknownAgent: "agent_not_found", parley.Unavailable: "capacity_unavailable", parley.NoSpace: "capacity_unavailable",
 		parley.TooLarge: "message_too_large", parley.Internal: "internal"}[e.Code]
-	err := protocol.Refuse(or(code, "policy_violation"), e.Text)
+	err := protocol.Refuse(cmp.Or(code, "policy_violation"), e.Text)
 	if pe, ok := err.(*protocol.Error); ok && e.After > 0 {
 		pe.Details = map[string]any{"retryAfter": int64(e.After/time.Second) + 1}
 	}
@@ -307,7 +308,7 @@ func words(m *parley.Message, reference, recipient string) (wording, error) {
 	switch m.Kind {
 	case parley.Request:
 		w.act = protocol.Query
-		q := protocol.Question{QueryID: m.ID.String(), QueryType: or(m.Skill, informMessage), Parameters: data}
+		q := protocol.Question{QueryID: m.ID.String(), QueryType: cmp.Or(m.Skill, informMessage), Parameters: data}
 		if text := m.Text(); text != "" && len(text) <= 200 {
 			q.Subject = text
 		}
@@ -327,7 +328,7 @@ func words(m *parley.Message, reference, recipient string) (wording, error) {
 			w.act, w.body = act, data // carried whole
 			return w, nil
 		}
-		inform.InformType, inform.Topic = informMessage, or(m.Act, m.Skill)
+		inform.InformType, inform.Topic = informMessage, cmp.Or(m.Act, m.Skill)
 	}
 	w.body = inform
 	return w, nil
@@ -510,14 +511,4 @@ func segment(s string) string {
 	}
 	sum := sha256.Sum256([]byte(s))
 	return out[:min(len(out), 54)] + "-" + hex.EncodeToString(sum[:4])
-}
-
-func or[T comparable](values ...T) T {
-	var zero T
-	for _, v := range values {
-		if v != zero {
-			return v
-		}
-	}
-	return zero
 }
