@@ -2,13 +2,10 @@ package asp
 
 import (
 	"context"
-	"errors"
-	"strings"
 	"sync"
 	"time"
 
 	protocol "github.com/parley-hub/parley/asp"
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -212,101 +209,4 @@ func (b *Binding) keepBusy() {
 			b.used(id)
 		}
 	}
-}
-
-// forgetAgent removes an agent that is registered no more and was never in a
-// session.
-func (s *store) forgetAgent(ctx context.Context, id string) error {
-	s.mu.Lock()
-	sessions := len(s.byAgent[id])
-	s.mu.Unlock()
-	if sessions > 0 {
-		return nil
-	}
-	row, err := s.agents.Get(ctx, id)
-	if err == nil && row.Revision != 0 && row.Value.Removed {
-		err = s.agents.Delete(ctx, id, row.Revision)
-	}
-	if errors.Is(err, journal.ErrConflict) {
-		return nil // it has registered again
-	}
-	return err
-}
-
-// held is an agent as it is in memory, nil if it is not registered.
-func (s *store) held(id string) *protocol.Agent { return s.agents.Known(id).Value }
-
-// inSession reports whether an agent is in a live session.
-func (s *store) inSession(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, session := range s.byAgent[id] {
-		if !s.summaries[session].over {
-			return true
-		}
-	}
-	return false
-}
-
-// abandon forgets a session that was not opened after all.
-func (s *store) abandon(ctx context.Context, c *chain, cause error) {
-	head, err := s.j.Head(ctx, scope(c.id), scope(c.id))
-	if err != nil || head > 0 || codeIs(cause, "internal") {
-		return // it was opened, by another one perhaps; or may have been
-	}
-	if err := s.sessions.Delete(context.WithoutCancel(ctx), c.id, 0); err != nil {
-		s.warn("cannot forget a session that was not opened", err)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.chains, c.id)
-	s.abandonedLocked(c.id)
-}
-
-// abandonedLocked forgets the summary of a session of which nothing is
-// recorded; s.mu is held.
-func (s *store) abandonedLocked(id string) {
-	m := s.summaries[id]
-	if m == nil || m.known {
-		return
-	}
-	for _, p := range m.participants {
-		if s.byAgent[p] = removeSorted(s.byAgent[p], id); len(s.byAgent[p]) == 0 {
-			delete(s.byAgent, p)
-		}
-	}
-	delete(s.summaries, id)
-	delete(s.talks, s.conversation(id))
-	s.ids = removeSorted(s.ids, id)
-}
-
-// bring notes that agents are about to be in a session, so that none of them is
-// forgotten meanwhile.
-func (s *store) bring(session string, joined []protocol.Participant) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	names := make([]string, len(joined))
-	for i, p := range joined {
-		if s.held(p.AgentID) == nil {
-			return protocol.Refuse("agent_not_found", "")
-		}
-		names[i] = p.AgentID
-	}
-	s.note(session, names, false)
-	return nil
-}
-
-// Seen implements [protocol.Memory]: proofs of HTTP requests.
-func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, error) {
-	proof, guest := strings.CutPrefix(key, protocol.GuestOwner+" ")
-	if guest {
-		if err := s.charge(ctx, stateBytes); err != nil {
-			return false, err
-		}
-	}
-	fresh, err := s.Memory.Seen(ctx, key, until)
-	if err != nil || !fresh {
-		return false, err
-	}
-	return s.firstUse(ctx, proof, until)
 }

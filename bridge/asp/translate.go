@@ -6,6 +6,8 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -511,4 +513,52 @@ func segment(s string) string {
 	}
 	sum := sha256.Sum256([]byte(s))
 	return out[:min(len(out), 54)] + "-" + hex.EncodeToString(sum[:4])
+}
+
+func stepOf(e *protocol.Error) string {
+	switch {
+	case e.Step == 0:
+		return "request"
+	case e.Step <= 5:
+		return "decode"
+	case e.Step < 16:
+		return "verify"
+	}
+	return "admit"
+}
+
+func refusalCode(e *protocol.Error) parley.Code {
+	switch s := e.Status(); {
+	case errors.Is(e, protocol.ErrReplay), errors.Is(e, protocol.ErrEquivocation):
+		return parley.Replayed
+	case errors.Is(e, protocol.ErrStale), e.Code == "dpop_iat_out_of_window":
+		return parley.Stale
+	case s == http.StatusUnauthorized, e.Code == "sender_mismatch":
+		return parley.Unauthenticated
+	case s == http.StatusForbidden:
+		return parley.Forbidden
+	case s == http.StatusNotFound:
+		return parley.UnknownAgent
+	case s == http.StatusConflict:
+		return parley.Conflict
+	case s == http.StatusRequestEntityTooLarge:
+		return parley.TooLarge
+	case s == http.StatusTooManyRequests:
+		return parley.RateLimited
+	case s == http.StatusServiceUnavailable:
+		return parley.Unavailable
+	case s >= 500:
+		return parley.Internal
+	}
+	return parley.Malformed
+}
+
+// hopsOf gives the hubs that a message has passed, where another hub worded it.
+func hopsOf(e *protocol.Envelope) []string {
+	for _, o := range e.Content.Context {
+		if o.Type == TrustEvidence {
+			return bridge.HopsOf(o.Data)
+		}
+	}
+	return nil
 }

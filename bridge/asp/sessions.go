@@ -1,10 +1,7 @@
 package asp
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,18 +13,8 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
-)
-
-// The buckets of the journal's state.
-const (
-	bucketAgents   = "asp-agents"   // by agent URI: protocol.Agent
-	bucketSessions = "asp-sessions" // by session: checkpoint
-	bucketPages    = "asp-pages"    // session/number: where pageSize records stand
-	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
-	bucketOpened   = "asp-opened"   // session that the hub opened, by who talks with whom about what
 )
 
 const (
@@ -46,49 +33,6 @@ func sessionOf(scope string) string {
 		return ""
 	}
 	return s
-}
-
-// store is a [protocol.Store] on the journal. The log of a session is a chain
-// of the journal: a record is the hub's record of the message. What else a
-// session is, follows from its log; a checkpoint every pageSize records keeps
-// that short.
-type store struct {
-	protocol.Memory // of this process; what it does not know the journal's state decides
-
-	j        *journal.Journal
-	agents   *journal.Table[*protocol.Agent] // without those that were removed, which old transcripts read
-	sessions *journal.Table[*checkpoint]
-	erased   *journal.Table[*protocol.Record]
-	pages    journal.State
-	proofs   journal.State
-	limits   protocol.Limits
-	timeouts protocol.Timeouts
-	max      int // sessions held ready
-	maxAgent int
-	now      func() time.Time
-	// submit records a message through the hub, or appends what is none.
-	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
-	warn         func(text string, err error)
-	conversation func(session string) parley.ID
-
-	mu        sync.Mutex
-	chains    map[string]*chain
-	summaries map[string]*summary
-	byAgent   map[string][]string  // sessions, sorted
-	talks     map[parley.ID]string // session by its conversation
-	ids       []string             // sessions, sorted
-	agentIDs  []string             // sorted
-	stops     []func()
-	changed   func(a *protocol.Agent)                      // anywhere
-	put       func(ctx context.Context, a *protocol.Agent) // here
-
-	// admit finds a place for an agent before it is written; recount looks at it
-	// anew. charge takes bytes from the budget of guests, guest tells those.
-	admit   func(ctx context.Context, a *protocol.Agent, size int) (undo func(), err error)
-	recount func(id string)
-	charge  func(ctx context.Context, n int) error
-	guest   func(id string) bool
-	standIn func(id string) bool // the hub speaks for it
 }
 
 // chain is a session that is held ready.
@@ -115,106 +59,12 @@ type place struct {
 	id  parley.ID
 }
 
-// summary is what is held of every session.
-type summary struct {
-	participants []string
-	over         bool
-	deadline     time.Time // when something is due; zero: not known here
-	known        bool      // deadline is that of the newest record
-}
-
 // checkpoint is the state of a session at some record.
 type checkpoint struct {
 	Ledger       *protocol.Ledger `json:"ledger,omitempty"`
 	Sequence     uint64           `json:"sequence"`
 	Participants []string         `json:"participants"`
 	Calls        []call           `json:"calls,omitempty"`
-}
-
-func newStore(j *journal.Journal, c *Config) *store {
-	s := &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: journal.NewTable[*protocol.Agent](j, bucketAgents, 0),
-		sessions: journal.NewTable[*checkpoint](j, bucketSessions, 0), erased: journal.NewTable[*protocol.Record](j, bucketErased, 0),
-		pages: j.State(bucketPages), proofs: j.State(bucketProofs), max: cmp.Or(c.MaxLive, 10_000), maxAgent: cmp.Or(c.MaxAgents, 100_000),
-		timeouts: c.Timeouts, now: c.Now, chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{},
-		talks: map[parley.ID]string{}}
-	s.agents.Omit(func(a *protocol.Agent) bool { return a.Removed })
-	return s
-}
-
-// start reads what the journal holds.
-func (s *store) start(ctx context.Context) error {
-	stop, err := s.agents.Follow(ctx, s.agentChanged)
-	if err != nil {
-		return fmt.Errorf("read the registered agents: %w", err)
-	}
-	s.stops = append(s.stops, stop)
-	if stop, err = s.sessions.Watch(ctx, "", s.sessionChanged); err != nil {
-		return fmt.Errorf("read the sessions: %w", err)
-	}
-	s.stops = append(s.stops, stop)
-	return nil
-}
-
-// between is the live session that a conversation is, if both agents are in it.
-func (s *store) between(conversation parley.ID, one, other string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	id := s.talks[conversation]
-	if m := s.summaries[id]; m == nil || m.over || !slices.Contains(m.participants, one) || !slices.Contains(m.participants, other) {
-		return ""
-	}
-	return id
-}
-
-func (s *store) stop() {
-	for _, f := range s.stops {
-		f()
-	}
-}
-
-func (s *store) sessionChanged(row journal.Row[*checkpoint]) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if c := row.Value; row.Revision == 0 {
-		s.abandonedLocked(row.Key)
-	} else {
-		s.note(row.Key, c.Participants, c.Ledger != nil && c.Ledger.State.Terminal())
-	}
-}
-
-// note keeps the summary of a session up to date; s.mu is held.
-func (s *store) note(id string, participants []string, over bool) *summary {
-	m := s.summaries[id]
-	if m == nil {
-		m = &summary{}
-		s.summaries[id] = m
-		s.ids = insertSorted(s.ids, id)
-		s.talks[s.conversation(id)] = id
-	}
-	for _, p := range participants {
-		if !slices.Contains(m.participants, p) {
-			m.participants = append(m.participants, p)
-			s.byAgent[p] = insertSorted(s.byAgent[p], id)
-		}
-	}
-	m.over = m.over || over
-	return m
-}
-
-func removeSorted(list []string, v string) []string {
-	at, found := slices.BinarySearch(list, v)
-	if !found {
-		return list
-	}
-	return slices.Delete(slices.Clone(list), at, at+1) // readers hold the old slice
-}
-
-func insertSorted(list []string, v string) []string {
-	at, found := slices.BinarySearch(list, v)
-	if found {
-		return list
-	}
-	return slices.Insert(slices.Clip(list), at, v) // readers hold the old slice
 }
 
 // chain gives a session, held ready from now on. Those not used for longest go.
@@ -580,57 +430,6 @@ func (s *store) Records(ctx context.Context, session string, from int64, limit i
 	return out, nil
 }
 
-// Ledgers implements [protocol.Store].
-func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after string, limit int) ([]*protocol.Ledger, error) {
-	s.mu.Lock()
-	ids := s.ids
-	if q.Participant != "" {
-		ids = s.byAgent[q.Participant]
-	}
-	at, found := slices.BinarySearch(ids, after)
-	if found {
-		at++
-	}
-	var want []string
-	for _, id := range ids[at:] {
-		if !q.Live || !s.summaries[id].over {
-			want = append(want, id)
-		}
-	}
-	s.mu.Unlock()
-	var out []*protocol.Ledger
-	for _, id := range want {
-		if len(out) == limit {
-			break
-		}
-		l, err := s.Ledger(ctx, id)
-		if errors.Is(err, protocol.ErrNotFound) {
-			continue // it was about to be opened
-		}
-		if err != nil {
-			return nil, err
-		}
-		if q.Live && l.State.Terminal() {
-			continue
-		}
-		out = append(out, l)
-	}
-	return out, nil
-}
-
-// due lists live sessions whose state may time out by now.
-func (s *store) due(now time.Time, mine func(session string) bool) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []string
-	for id, m := range s.summaries {
-		if !m.over && (!m.known || !m.deadline.IsZero() && !m.deadline.After(now)) && mine(id) {
-			out = append(out, id)
-		}
-	}
-	return out
-}
-
 // told is the newest record of a session of which those who read it here were
 // told. It may be older than what is known here: whoever looks at a session
 // learns of what other nodes recorded in it.
@@ -659,118 +458,3 @@ func (s *store) inMemory(session string) *chain {
 	defer s.mu.Unlock()
 	return s.chains[session]
 }
-
-// firstUse notes the use of a proof in the journal's state.
-func (s *store) firstUse(ctx context.Context, proof string, until time.Time) (bool, error) {
-	sum := sha256.Sum256([]byte(proof))
-	_, err := s.proofs.Create(ctx, base64.RawURLEncoding.EncodeToString(sum[:]), nil, until.Add(time.Second))
-	if errors.Is(err, journal.ErrExists) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// agentChanged keeps the order of the registered agents, and tells the binding.
-func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
-	s.mu.Lock()
-	a := after.Value
-	switch {
-	case after.Revision != 0 && !a.Removed:
-		s.agentIDs = insertSorted(s.agentIDs, after.Key)
-	case before.Revision != 0:
-		s.agentIDs = removeSorted(s.agentIDs, after.Key)
-	default:
-		s.mu.Unlock()
-		return // it was removed before, and is read
-	}
-	changed := s.changed
-	s.mu.Unlock()
-	switch {
-	case after.Revision == 0:
-		s.recount(after.Key)
-	case changed != nil:
-		changed(a)
-	}
-}
-
-// Agent implements [protocol.Store].
-func (s *store) Agent(ctx context.Context, id string) (*protocol.Agent, error) {
-	if a := s.held(id); a != nil {
-		return a, nil
-	}
-	if !protocol.ValidAgentID(id) {
-		return nil, protocol.ErrNotFound
-	}
-	row, err := s.agents.Get(ctx, id)
-	if err == nil && row.Revision == 0 {
-		err = protocol.ErrNotFound
-	}
-	return row.Value, err
-}
-
-// PutAgent implements [protocol.Store].
-func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
-	b, err := jsonx.Encode(a)
-	if err != nil {
-		return err
-	}
-	undo, err := s.admit(ctx, a, len(b))
-	if err != nil {
-		return err
-	}
-	row, err := s.agents.Get(ctx, a.ID)
-	if before := row.Value; err == nil && (row.Revision == 0) != (a.Revision == 1) ||
-		before != nil && before.Revision != a.Revision-1 {
-		err = protocol.ErrConflict
-	}
-	if err == nil {
-		row.Value = a
-		_, err = s.agents.Replace(ctx, row)
-	}
-	if err != nil {
-		undo()
-		if errors.Is(err, journal.ErrConflict) {
-			err = protocol.ErrConflict
-		}
-		return err
-	}
-	s.put(ctx, a)
-	s.recount(a.ID) // it may have given way to another meanwhile
-	return nil
-}
-
-// Agents implements [protocol.Store].
-func (s *store) Agents(_ context.Context, q protocol.AgentQuery, after string, limit int) ([]*protocol.Agent, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at, found := slices.BinarySearch(s.agentIDs, after)
-	if found {
-		at++
-	}
-	var out []*protocol.Agent
-	for _, id := range s.agentIDs[at:] {
-		if len(out) == limit {
-			break
-		}
-		if a := s.held(id); a != nil && q.Matches(a) {
-			out = append(out, a)
-		}
-	}
-	return out, nil
-}
-
-// appendError says what the journal or the hub made of an append.
-func appendError(err error) error {
-	var prior *hub.Prior
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, journal.ErrConflict):
-		return protocol.ErrConflict
-	case errors.As(err, &prior):
-		return protocol.ErrReplay
-	}
-	return admission(parley.AsError(err))
-}
-
-var _ protocol.Store = (*store)(nil)
