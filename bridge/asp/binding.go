@@ -12,15 +12,13 @@
 //
 // # Sessions with the hub
 //
-// Who is exposed in ASP has an agent URI and keys that the hub holds. A session
-// that it is invited to is accepted and introduced by itself; a QUERY or
-// DELEGATE to it is a request, WITHDRAW cancels that, what else is said to it is
-// a notice with the performative as its act, carried whole. Answers are INFORM,
-// refusals REJECT. For a request to an ASP agent the hub opens a session, keeps
-// it for those that follow, and closes it when it is idle.
+// An agent that is exposed in ASP has an agent URI, with keys that the hub holds. The
+// hub accepts invitations to it. A QUERY or DELEGATE to it is a request, WITHDRAW
+// cancels that, and any other message is a notice with the performative as its act,
+// carried whole. Answers are INFORM, refusals REJECT. For a request to an ASP agent the
+// hub opens a session, uses it for the next requests too, and closes it when it is idle.
 //
-// Between two ASP agents everything is the agents' own affair: the hub records
-// each message as a notice and answers none of them.
+// Between two ASP agents the hub records each message as a notice, and answers none.
 package asp
 
 import (
@@ -62,8 +60,8 @@ type Config struct {
 	MinTrust  float64 // score that an inviter needs; the hub itself, for stand-ins, does not
 	Timeouts  protocol.Timeouts
 	Idle      time.Duration // after which the hub closes a session that it opened; 0: 10 min
-	Answer    time.Duration // in which an invited agent must have answered, before the attempt is put off; 0: 20 s
-	MaxLive   int           // sessions held ready; 0: 10,000
+	Answer    time.Duration // how long an attempt waits for the answer to an invitation; 0: 20 s
+	MaxLive   int           // sessions in memory; 0: 10,000
 	MaxAgents int           // registered, guests not counted; 0: 100,000
 
 	Now    func() time.Time
@@ -73,17 +71,17 @@ type Config struct {
 // Binding is the hub's ASP side. It is an http.Handler for the protocol
 // listener, and a hub.Binding.
 type Binding struct {
-	c        Config
-	public   *url.URL
-	store    *store
-	opened   *journal.Table[opened]
-	server   *protocol.Server
-	trust    sync.Map // agent URI → protocol.TrustComponents that the operator vouches for
-	standIns *standIns
-	tender   *tender
-	places   locks // by openedKey of two agents: to find or open a session
-	saying   locks // by session: one signs for its head at a time
-	askings  askings
+	c          Config
+	public     *url.URL
+	store      *store
+	opened     *journal.Table[opened]
+	server     *protocol.Server
+	trust      sync.Map // agent URI → protocol.TrustComponents that the operator vouches for
+	standIns   *standIns
+	reconciler *reconciler
+	opening    locks // by openedKey of two agents: to find or open a session
+	sending    locks // by session: one signs for its head at a time
+	requests   requestCache
 
 	registrations registrations // of guests
 
@@ -126,7 +124,7 @@ func New(c Config) (*Binding, error) {
 	b.store.changed = func(a *protocol.Agent) {
 		b.recount(a.ID)
 		if b.isPeer(a) {
-			b.tender.enter(a.ID)
+			b.reconciler.enqueueAgent(a.ID)
 		}
 	}
 	b.store.put = func(ctx context.Context, a *protocol.Agent) {
@@ -140,7 +138,7 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b.standIns = newStandIns(b)
-	b.tender = newTender(b)
+	b.reconciler = newReconciler(b)
 	own, err := b.standIns.identity(c.Root)
 	if err != nil {
 		return nil, err
@@ -163,7 +161,7 @@ func domainOf(host string) string {
 	return strings.ToLower(host)
 }
 
-// Start implements hub.Service: it takes up what the journal holds.
+// Start implements hub.Service: it reads the state of the journal.
 func (b *Binding) Start(ctx context.Context) error {
 	if err := b.store.start(ctx); err != nil {
 		return err
@@ -172,16 +170,16 @@ func (b *Binding) Start(ctx context.Context) error {
 		return err
 	}
 	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.directoryChanged),
-		b.c.Journal.Watch(b.tender.recorded), b.c.Journal.WatchOwned(func(partition int, owned bool) {
-			if b.tender.all(); owned {
-				b.tender.took(partition)
+		b.c.Journal.Watch(b.reconciler.recorded), b.c.Journal.WatchOwned(func(partition int, owned bool) {
+			if b.reconciler.enqueueDue(); owned {
+				b.reconciler.partitionOwned(partition)
 			}
 		}))
-	b.tender.start()
+	b.reconciler.start()
 	return nil
 }
 
-// Close ends what runs in the background.
+// Close ends the background work.
 func (b *Binding) Close() error {
 	for _, f := range b.stopWatch {
 		f()
@@ -207,8 +205,8 @@ func (b *Binding) Serves(r *http.Request) bool {
 	return strings.HasPrefix(p, "/v1/asp/") || p == "/oauth/token" || p == "/.well-known/asp-agent.json"
 }
 
-// path is what follows the public URL's own path, which a proxy may have taken
-// off already.
+// path is the request's path without that of the public URL, which a proxy may have
+// removed already.
 func (b *Binding) path(r *http.Request) string {
 	p := r.URL.EscapedPath()
 	if rest, ok := strings.CutPrefix(p, b.public.Path); ok && b.public.Path != "" && strings.HasPrefix(rest, "/") {
@@ -231,8 +229,8 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // Hosting is what an operator tells agents elsewhere about this hub.
 type Hosting struct {
-	Server  string `json:"server"`  // what an agent's client sets as its server
-	AgentID string `json:"agentId"` // as which the hub itself speaks
+	Server  string `json:"server"`  // the server that an agent's client configures
+	AgentID string `json:"agentId"` // of the hub itself
 	Open    bool   `json:"open"`    // whether agents register themselves
 }
 
@@ -244,8 +242,7 @@ func (b *Binding) Hosting() Hosting {
 // Server is the sequencer, for programs and operators.
 func (b *Binding) Server() *protocol.Server { return b.server }
 
-// EndStreams ends the streams of peers, which would hold a listener up that
-// shuts down.
+// EndStreams ends the streams of peers, which would delay the shutdown of a listener.
 func (b *Binding) EndStreams() { b.server.EndStreams() }
 
 // Identity makes the directory's identity of an ASP agent.
@@ -261,8 +258,8 @@ func (b *Binding) Enroll(ctx context.Context, card []byte) (*protocol.Agent, err
 	return b.server.Register(ctx, card)
 }
 
-// SetTrust sets what the operator vouches for of an agent, of which its trust
-// score is computed; of one that is not registered yet, as soon as it is.
+// SetTrust sets the operator's components of an agent's trust score; for an agent that
+// is not registered yet, as soon as it is.
 func (b *Binding) SetTrust(ctx context.Context, agent string, c protocol.TrustComponents) error {
 	b.trust.Store(agent, c)
 	return b.applyTrust(ctx, agent)
@@ -306,8 +303,8 @@ func (b *Binding) CardAt(ctx context.Context, agent string, at time.Time) (keyID
 	return "", nil, nil
 }
 
-// SessionOf gives the session that a message of the hub belongs to, "" for
-// none; own says that its conversation is the session's own.
+// SessionOf gives the session of a message of the hub, "" for none; own reports that
+// its conversation is the session's own.
 func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
 	session = m.Trace.Foreign[foreignSession]
 	if m.Origin.Protocol != Protocol || !protocol.ValidUUID(session) {
@@ -327,8 +324,8 @@ func (b *Binding) Address(e *directory.Entry) string {
 	return b.standIns.id(e.Name)
 }
 
-// hosts: the hub stands in for agents that are exposed and do not speak the
-// protocol themselves.
+// hosts reports whether the hub stands in for an agent: it is exposed and does not
+// speak the protocol itself.
 func (b *Binding) hosts(e *directory.Entry) bool {
 	i, ok := e.Identity(Protocol)
 	return e.ExposedIn(Protocol) && (!ok || i.StandIn)
@@ -345,8 +342,7 @@ func (b *Binding) nameOf(id string) (name string, standIn bool) {
 	return directory.Stranger(Protocol, id, ""), false
 }
 
-// isPeer reports whether an agent of the registry is not a stand-in, of this
-// node or of another.
+// isPeer reports whether a registered agent is no stand-in of this node or another.
 func (b *Binding) isPeer(a *protocol.Agent) bool {
 	if _, ok := b.standIns.name(a.ID); ok {
 		return false
@@ -368,8 +364,8 @@ func (b *Binding) directoryChanged(c directory.Change) {
 	}
 }
 
-// enter keeps the directory's entry of a registered agent, if nobody of another
-// source has it.
+// enter keeps the directory's entry of a registered agent, unless it is there from
+// another source.
 func (b *Binding) enter(ctx context.Context, id string) error {
 	d := b.c.Hub.Directory()
 	a, err := b.store.Agent(ctx, id)

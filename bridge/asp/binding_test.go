@@ -21,7 +21,7 @@ import (
 
 // patience is how long a test waits for what must come: on a machine with much
 // else to do, too.
-const patience = 2 * time.Minute
+const responseTime = 2 * time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -37,7 +37,8 @@ type world struct {
 
 func newWorld(t *testing.T, c node.Config) *world {
 	t.Helper()
-	w := &world{t: t, started: make(chan string, 16), ended: make(chan error, 16), notices: make(chan *parley.Message, 64)}
+	w := &world{t: t, started: make(chan string, 16), ended: make(chan error, 16),
+		notices: make(chan *parley.Message, 64)}
 	w.open(c)
 	t.Cleanup(w.close)
 	return w
@@ -61,8 +62,15 @@ func (w *world) open(c node.Config) {
 		Text string `json:"text"`
 	}
 	err = n.Handle(parley.Agent{Name: "crew/echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) { w.calls.Add(1); return q, nil }),
-		parley.RawSkill("fail", func(context.Context, *parley.Message, parley.Replier) error { return fmt.Errorf("secret: /etc/passwd") }),
+		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text,
+			error) {
+			w.calls.Add(1)
+			return q, nil
+		}),
+		parley.RawSkill("fail", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return fmt.Errorf("secret: /etc/passwd")
+		}),
 		parley.RawSkill("refuse", func(context.Context, *parley.Message, parley.Replier) error {
 			return parley.Refuse(parley.Rejected, "not today")
 		}),
@@ -89,7 +97,8 @@ func (w *world) open(c node.Config) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x", func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
+	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x",
+		func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := n.Start(context.Background()); err != nil {
@@ -166,16 +175,20 @@ func TestQueryToGoHandler(t *testing.T) {
 		InformType string
 		Data       struct{ Text string }
 	}
-	if err := json.Unmarshal(m.Body, &b); err != nil || m.Performative != asp.Inform || b.InformType != "result" || b.Data.Text != "hi" {
+	if err := json.Unmarshal(m.Body, &b); err != nil || m.Performative != asp.Inform || b.InformType != "result" ||
+		b.Data.Text != "hi" {
 		t.Fatalf("%s %s", m.Performative, m.Body)
 	}
-	if len(m.Content.Context) != 1 || m.Content.Context[0].Type != "trust-evidence" || !strings.Contains(string(m.Content.Context[0].Data), `"sender":"crew/echo"`) {
+	if len(m.Content.Context) != 1 || m.Content.Context[0].Type != "trust-evidence" ||
+		!strings.Contains(string(m.Content.Context[0].Data), `"sender":"crew/echo"`) {
 		t.Errorf("provenance: %+v", m.Content.Context)
 	}
-	if m := ask("fail", nil); m.Performative != asp.Inform || !strings.Contains(string(m.Body), `"informType":"error"`) || strings.Contains(string(m.Body), "secret") {
+	if m := ask("fail", nil); m.Performative != asp.Inform ||
+		!strings.Contains(string(m.Body), `"informType":"error"`) || strings.Contains(string(m.Body), "secret") {
 		t.Errorf("a failure: %s %s", m.Performative, m.Body)
 	}
-	if m := ask("refuse", nil); m.Performative != asp.Reject || !strings.Contains(string(m.Body), "not today") || !strings.Contains(string(m.Body), "policy_violation") {
+	if m := ask("refuse", nil); m.Performative != asp.Reject || !strings.Contains(string(m.Body), "not today") ||
+		!strings.Contains(string(m.Body), "policy_violation") {
 		t.Errorf("a refusal: %s %s", m.Performative, m.Body)
 	}
 	if m := ask("pieces", nil); !strings.Contains(string(m.Body), `"result"`) {
@@ -190,7 +203,8 @@ func TestQueryToGoHandler(t *testing.T) {
 		t.Errorf("reference %q: %+v", e.Reference, r)
 	}
 	_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "dance"})
-	if !errors.As(err, &e) || e.Code != "schema_unsupported" || !strings.Contains(e.Text, `no skill "dance"; it has "echo", "fail"`) {
+	if !errors.As(err, &e) || e.Code != "schema_unsupported" ||
+		!strings.Contains(e.Text, `no skill "dance"; it has "echo", "fail"`) {
 		t.Errorf("a queryType that no skill has: %v", err)
 	}
 	var transcript strings.Builder
@@ -257,7 +271,8 @@ func TestNegotiationAndWithdraw(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait(t, s, asp.Introduced)
-	if _, err := s.Send(ctx, asp.Propose, asp.Proposal{Type: "service-agreement", Subject: "bread", Terms: map[string]any{"loaves": 3}}); err != nil {
+	if _, err := s.Send(ctx, asp.Propose, asp.Proposal{Type: "service-agreement", Subject: "bread",
+		Terms: map[string]any{"loaves": 3}}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -276,8 +291,10 @@ func TestNegotiationAndWithdraw(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Notice, From: "crew/echo", To: m.From, Act: "ACCEPT",
-			Conversation: m.Conversation, Parts: []parley.Part{part}, Origin: parley.Origin{Protocol: "go"}}}); err != nil {
+		if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go",
+			Message: &parley.Message{Kind: parley.Notice, From: "crew/echo", To: m.From, Act: "ACCEPT",
+				Conversation: m.Conversation, Parts: []parley.Part{part},
+				Origin: parley.Origin{Protocol: "go"}}}); err != nil {
 			t.Fatal(err)
 		}
 	case <-ctx.Done():
@@ -357,8 +374,10 @@ func TestAskNativeAgent(t *testing.T) {
 		case m.Performative == asp.Query && strings.Contains(string(m.Body), "bad"):
 			_, err = s.Send(ctx, asp.Reject, asp.Answer{Code: "budget_exceeded", Reason: "too dear"}, asp.InReplyTo(m))
 		case m.Performative == asp.Query:
-			if _, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "progress", Topic: "thinking"}, asp.InReplyTo(m)); err == nil {
-				_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}}, asp.InReplyTo(m))
+			if _, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "progress", Topic: "thinking"},
+				asp.InReplyTo(m)); err == nil {
+				_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}},
+					asp.InReplyTo(m))
 			}
 		}
 		return err
@@ -374,8 +393,9 @@ func TestAskNativeAgent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := w.Hub().Begin(ctx, hub.Submission{Scope: "go", Foreign: "one", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: name,
-			Skill: skill, Parts: []parley.Part{part}, Origin: parley.Origin{Protocol: "go"}}})
+		c, err := w.Hub().Begin(ctx, hub.Submission{Scope: "go", Foreign: "one",
+			Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: name,
+				Skill: skill, Parts: []parley.Part{part}, Origin: parley.Origin{Protocol: "go"}}})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -402,7 +422,8 @@ func TestAskNativeAgent(t *testing.T) {
 		if len(m.Parts) == 0 {
 			t.Fatalf("%+v %s", m, m.Origin.Raw)
 		}
-		if m.Kind != parley.Response || string(m.Parts[0].Data) != `{"n":42}` || m.Origin.Protocol != "asp" || m.Origin.Verdict.Assurance != parley.Signed {
+		if m.Kind != parley.Response || string(m.Parts[0].Data) != `{"n":42}` || m.Origin.Protocol != "asp" ||
+			m.Origin.Verdict.Assurance != parley.Signed {
 			t.Errorf("%+v", m)
 		}
 		if len(events) != 1 || events[0].State != parley.Working {

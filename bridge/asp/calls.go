@@ -8,16 +8,16 @@ import (
 	protocol "github.com/parley-hub/parley/asp"
 )
 
-// callee is the recipient of a request that the hub says as a QUERY. The record of
+// callee is the recipient of a request that the hub sends as a QUERY. The record of
 // the QUERY has it.
 type callee struct {
 	To   string `json:"to"` // directory name
 	Peer string `json:"peer"`
 }
 
-// call is a request of the hub's that waits in a session for its answer. Which
-// there are, and what answers them, follows from the session's log alone: it is
-// the same on all nodes, and after a restart.
+// call is a request of the hub that waits in a session for its answer. Calls and their
+// answers follow from the session's log alone, so they are the same on all nodes and
+// after a restart.
 type call struct {
 	callee
 	Request  parley.ID `json:"request"`
@@ -43,9 +43,8 @@ func answered(list []call, e *protocol.Envelope, at int64) (*call, *parley.Messa
 	return nil, nil
 }
 
-// follow notes what a record of a session asks for the hub, or answers; c.mu is
-// held.
-func (s *store) follow(c *chain, r *protocol.Record, id parley.ID, asks callee) {
+// trackCalls notes the call that a record opens or answers. The caller holds c.mu.
+func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks callee) {
 	switch {
 	case asks.To != "":
 		c.calls = append(c.calls, call{callee: asks, Request: id, Position: r.Position})
@@ -75,8 +74,8 @@ func (s *store) follow(c *chain, r *protocol.Record, id parley.ID, asks callee) 
 	}
 }
 
-// settle forgets the calls whose requests are settled; c.mu is held.
-func (s *store) settle(ctx context.Context, c *chain) error {
+// dropSettledCalls forgets calls whose requests are settled. The caller holds c.mu.
+func (s *store) dropSettledCalls(ctx context.Context, c *chain) error {
 	if len(c.calls) == 0 {
 		return nil
 	}
@@ -91,8 +90,8 @@ func (s *store) settle(ctx context.Context, c *chain) error {
 	return nil
 }
 
-// callsIn lists the calls of a session, the oldest first.
-func (s *store) callsIn(ctx context.Context, l *protocol.Ledger) ([]call, error) {
+// openCalls lists the calls of a session, the oldest first.
+func (s *store) openCalls(ctx context.Context, l *protocol.Ledger) ([]call, error) {
 	c, err := s.ready(ctx, l.ID)
 	if err != nil {
 		return nil, err
@@ -104,9 +103,9 @@ func (s *store) callsIn(ctx context.Context, l *protocol.Ledger) ([]call, error)
 	return slices.Clone(c.calls), err
 }
 
-// handed notes that the answers before a position were handed over, and which
-// calls wait for more.
-func (s *store) handed(session string, left []call, at int64) {
+// answersDelivered notes that the hub has the answers before a position, and that the
+// calls left wait for more.
+func (s *store) answersDelivered(session string, left []call, at int64) {
 	c := s.inMemory(session)
 	if c == nil {
 		return

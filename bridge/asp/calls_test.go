@@ -99,10 +99,12 @@ func TestAnswersOfAStoppedHub(t *testing.T) {
 			asp.Information{InformType: "chunk", ReferenceID: requests[0].ID.String(), Topic: "piece"})
 	}
 	piece := fmt.Sprint(false, " ", parley.Event, " piece")
-	log.until(ctx, t, "event of each piece", func(list []*journal.Record) bool { return replies(list)[piece] == events })
+	log.until(ctx, t, "event of each piece",
+		func(list []*journal.Record) bool { return replies(list)[piece] == events })
 
-	w.ASP().HoldTender()
-	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "first"}) // of the oldest question
+	w.ASP().HoldReconciler()
+	// of the oldest question
+	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "first"})
 	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "second"})
 	earlier, _ := log.all()
 	if got := replies(earlier); len(got) != 1 {
@@ -166,7 +168,8 @@ func TestCallsAreInTheLog(t *testing.T) {
 		})
 	}
 	recorded("QUERY", func(x *parley.Message) bool { return x.Trace.Foreign["asp.says"] == m.ID.String() })
-	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", ReferenceID: m.ID.String(), Topic: "third"})
+	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", ReferenceID: m.ID.String(),
+		Topic: "third"})
 	recorded("answer", func(x *parley.Message) bool { return x.InReplyTo == m.ID && x.Text() == "third" })
 	if after := revision(); after != before+1 {
 		t.Errorf("the state was changed %d times", after-before-1)

@@ -12,7 +12,8 @@ import (
 
 // What an unknown queryType names is left to the hub, which refuses it.
 func TestSkillOfQuery(t *testing.T) {
-	skilled := &directory.Entry{Agent: parley.Agent{Name: "box", Skills: []parley.SkillSpec{{ID: "open"}, {ID: "shut"}}}}
+	skilled := &directory.Entry{Agent: parley.Agent{Name: "box",
+		Skills: []parley.SkillSpec{{ID: "open"}, {ID: "shut"}}}}
 	for _, c := range []struct {
 		body  body
 		entry *directory.Entry
@@ -42,7 +43,8 @@ func TestMimeTypes(t *testing.T) {
 		"object": {parley.Part{MediaType: "application/json", Data: []byte(`{"text":"x"}`)}, "application/json"},
 	} {
 		for _, kind := range []parley.Kind{parley.Request, parley.Response, parley.Notice} {
-			w, err := words(&parley.Message{ID: parley.ID{1}, Kind: kind, Skill: "open", Parts: []parley.Part{c.part}}, "q", "bob")
+			w, err := toSpeechAct(&parley.Message{ID: parley.ID{1}, Kind: kind,
+				Skill: "open", Parts: []parley.Part{c.part}}, "q", "bob")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -61,7 +63,8 @@ func TestMimeTypes(t *testing.T) {
 			if name == "object" { // text in JSON is text in the hub
 				parts[0].MediaType, parts[0].Data = c.part.MediaType, c.part.Data
 			}
-			if len(parts) != 1 || parts[0].MediaType != c.part.MediaType || parts[0].Name != c.part.Name || !bytes.Equal(parts[0].Data, c.part.Data) {
+			if len(parts) != 1 || parts[0].MediaType != c.part.MediaType || parts[0].Name != c.part.Name ||
+				!bytes.Equal(parts[0].Data, c.part.Data) {
 				t.Errorf("%s %s: %+v", name, body, parts)
 			}
 		}
@@ -73,9 +76,12 @@ func TestMimeTypes(t *testing.T) {
 		media, say string
 	}{
 		{protocol.Query, "text/plain", `{"queryId":"q","queryType":"open","text":"door"}`, "text/plain", "door"},
-		{protocol.Query, "application/octet-stream", `{"queryId":"q","queryType":"open","data":"aGk=","mediaType":"image/x"}`, "image/x", "hi"},
-		{protocol.Query, "text/plain", `{"queryId":"q","queryType":"open","parameters":{"city":"Bern"}}`, "application/json", `{"city":"Bern"}`},
-		{protocol.Query, "application/msgpack", `{"queryId":"q","queryType":"open","parameters":{"city":"Bern"}}`, "application/json", `{"city":"Bern"}`},
+		{protocol.Query, "application/octet-stream",
+			`{"queryId":"q","queryType":"open","data":"aGk=","mediaType":"image/x"}`, "image/x", "hi"},
+		{protocol.Query, "text/plain", `{"queryId":"q","queryType":"open","parameters":{"city":"Bern"}}`,
+			"application/json", `{"city":"Bern"}`},
+		{protocol.Query, "application/msgpack", `{"queryId":"q","queryType":"open","parameters":{"city":"Bern"}}`,
+			"application/json", `{"city":"Bern"}`},
 		{protocol.Observe, "text/plain", `{"text":"rain"}`, "text/plain", "rain"},
 		{protocol.Observe, "application/octet-stream", `{"data":"aGk"}`, "application/octet-stream", "hi"},
 		{protocol.Observe, "application/octet-stream", `{"data":"?"}`, "application/json", `{"data":"?"}`},

@@ -24,7 +24,8 @@ func TestResponseTimeIsTheDeadline(t *testing.T) {
 			requests <- m
 		}
 	})()
-	s, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()}, Terms: map[string]any{"maxResponseTimeMs": 60_000}})
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()},
+		Terms: map[string]any{"maxResponseTimeMs": 60_000}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,18 +36,21 @@ func TestResponseTimeIsTheDeadline(t *testing.T) {
 		lost    string
 	}{
 		{nil, time.Minute, ""},
-		{[]asp.SendOption{asp.WithConstraints(asp.Constraints{MaxTokenBudget: 7})}, time.Minute, `"constraints":{"maxTokenBudget":7}`},
+		{[]asp.SendOption{asp.WithConstraints(asp.Constraints{MaxTokenBudget: 7})}, time.Minute,
+			`"constraints":{"maxTokenBudget":7}`},
 		{[]asp.SendOption{asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: 30_000})}, 30 * time.Second, ""},
 		{[]asp.SendOption{asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: 1 << 53})}, 30 * 24 * time.Hour, ""},
 	} {
-		if _, err := s.Send(ctx, asp.Query, asp.Question{QueryType: "echo", Parameters: map[string]any{"text": "x"}}, c.options...); err != nil {
+		if _, err := s.Send(ctx, asp.Query, asp.Question{QueryType: "echo", Parameters: map[string]any{"text": "x"}},
+			c.options...); err != nil {
 			t.Fatal(err)
 		}
 		m := <-requests
 		if got := m.Deadline.Sub(m.Origin.Received); got != c.want {
 			t.Errorf("it waits %s, want %s", got, c.want)
 		}
-		if x := string(m.Extensions["asp"]); strings.Contains(x, `"constraints"`) != (c.lost != "") || !strings.Contains(x, c.lost) {
+		if x := string(m.Extensions["asp"]); strings.Contains(x, `"constraints"`) != (c.lost != "") ||
+			!strings.Contains(x, c.lost) {
 			t.Errorf("lost, %q wanted: %s", c.lost, x)
 		}
 	}
@@ -71,7 +75,8 @@ func TestDeadlineIsTheResponseTime(t *testing.T) {
 			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 		case m.Performative == asp.Query:
 			limits <- m.Constraints
-			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}}, asp.InReplyTo(m))
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}},
+				asp.InReplyTo(m))
 		}
 		return err
 	})

@@ -7,31 +7,31 @@ import (
 )
 
 // CloseIdle does now what the hub does every minute.
-func (b *Binding) CloseIdle(ctx context.Context) error { return b.tender.closeIdle(ctx) }
+func (b *Binding) CloseIdle(ctx context.Context) error { return b.reconciler.closeIdle(ctx) }
 
 // StandIn has an agent speak as it would now.
 func (b *Binding) StandIn(ctx context.Context, name string) (*protocol.Identity, error) {
 	return b.standIns.ensure(ctx, name)
 }
 
-// HoldTender lets no session be tended until it is released.
-func (b *Binding) HoldTender() (release func()) {
-	for range cap(b.tender.slots) {
-		b.tender.slots <- struct{}{}
+// HoldReconciler lets no session be tended until it is released.
+func (b *Binding) HoldReconciler() (release func()) {
+	for range cap(b.reconciler.workers) {
+		b.reconciler.workers <- struct{}{}
 	}
 	return func() {
-		for range cap(b.tender.slots) {
-			<-b.tender.slots
+		for range cap(b.reconciler.workers) {
+			<-b.reconciler.workers
 		}
 	}
 }
 
-// ToBeTended reports whether the journal has brought something that is to be
+// Queued reports whether the journal has brought something that is to be
 // seen to in a session.
-func (b *Binding) ToBeTended(session string) bool {
-	b.tender.mu.Lock()
-	defer b.tender.mu.Unlock()
-	return b.tender.seen[session] > 0
+func (b *Binding) Queued(session string) bool {
+	b.reconciler.mu.Lock()
+	defer b.reconciler.mu.Unlock()
+	return b.reconciler.newest[session] > 0
 }
 
 // ReadAhead reads what the journal has of a session, as a list of sessions does.

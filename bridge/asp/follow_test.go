@@ -15,7 +15,8 @@ import (
 // It is the same when the log is looked at again, and where some of the calls are
 // settled meanwhile.
 func TestFollow(t *testing.T) {
-	const hub, bob, carol = "agent://hub.example/parley/hub", "agent://bob.example/x/bob", "agent://carol.example/x/carol"
+	const hub, bob, carol = "agent://hub.example/parley/hub", "agent://bob.example/x/bob",
+		"agent://carol.example/x/carol"
 	ids := map[string]parley.ID{}
 	for _, name := range []string{"a", "b", "c", "d"} {
 		ids[name] = parley.HashID([]byte(name))
@@ -37,7 +38,8 @@ func TestFollow(t *testing.T) {
 		{by: hub, act: protocol.Query, asks: carol, call: "c"},
 		{by: hub, act: protocol.Inform, body: result("")},
 		{by: bob, act: protocol.Inform, body: protocol.Information{InformType: introduction, Topic: introduction}},
-		{by: bob, act: protocol.Inform, body: protocol.Information{InformType: informProgress, Topic: "x"}, answers: "a"},
+		{by: bob, act: protocol.Inform, body: protocol.Information{InformType: informProgress, Topic: "x"},
+			answers: "a"},
 		{by: bob, act: protocol.Inform, body: result(ids["b"].String()), answers: "b"},
 		{by: bob, act: protocol.Inform, body: result(""), answers: "a"},
 		{by: bob, act: protocol.Inform, body: result("")},
@@ -74,7 +76,7 @@ func TestFollow(t *testing.T) {
 		if x.asks != "" {
 			asks = callee{To: "guest/" + x.asks, Peer: x.asks}
 		}
-		s.follow(c, r, ids[x.call], asks)
+		s.trackCalls(c, r, ids[x.call], asks)
 	}
 	if len(c.calls) != 4 {
 		t.Fatalf("%+v", c.calls)
@@ -135,7 +137,7 @@ func TestSettle(t *testing.T) {
 	request("answered", journal.Step{State: parley.Answered, Reply: parley.HashID([]byte("reply"))})
 	request("delivered", journal.Step{State: parley.Delivered})
 	request("expired", journal.Step{State: parley.Expired})
-	if err := s.settle(t.Context(), c); err != nil {
+	if err := s.dropSettledCalls(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	if len(c.calls) != 2 || c.calls[0].Request != parley.HashID([]byte("open")) ||

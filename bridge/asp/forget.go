@@ -13,18 +13,17 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// bucketErased has, by session/position, what is still known of a record whose
-// content was erased: all but what was said.
+// bucketErased has, by session/position, the records whose content was erased, without
+// that content.
 const bucketErased = "asp-erased"
 
 func erasedKey(session string, position int64) string {
 	return session + "/" + strconv.FormatInt(position, 10)
 }
 
-// erasing keeps what a session needs of records that lose their content, since a
-// session is read from its log: an index of each record without its content, and a
-// checkpoint from which the session goes on. The context objects of erased messages
-// lose their data.
+// erasing prepares sessions for the erasure of records, since a session is read from its
+// log: it keeps each record without its content, and a checkpoint from which the session
+// goes on. The context objects of erased messages lose their data.
 func (b *Binding) erasing(ctx context.Context, records []*journal.Record) error {
 	sessions := map[string][]*journal.Record{}
 	for _, r := range records {
@@ -73,7 +72,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 		if rec.Kind == protocol.RecordClose {
 			after.Reason = ""
 		}
-		wordless(rec)
+		stripContent(rec)
 		if _, err := s.erased.Put(ctx, erasedKey(session, rec.Position), rec, time.Time{}); err != nil {
 			return err
 		}
@@ -82,8 +81,8 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 	return s.save(ctx, c, after.Participants, "")
 }
 
-// wordless takes out of a record what somebody said.
-func wordless(r *protocol.Record) {
+// stripContent removes from a record what agents wrote.
+func stripContent(r *protocol.Record) {
 	if r.Kind == protocol.RecordMessage {
 		r.Kind = protocol.RecordErased
 	}
@@ -95,17 +94,18 @@ func wordless(r *protocol.Record) {
 	}
 }
 
-// withoutContent gives what is known of a record whose content was erased.
-func (s *store) withoutContent(ctx context.Context, session string, position int64, r *journal.Record) (*protocol.Record, error) {
+// withoutContent gives a record whose content was erased.
+func (s *store) withoutContent(ctx context.Context, session string, position int64,
+	r *journal.Record) (*protocol.Record, error) {
 	row, err := s.erased.Get(ctx, erasedKey(session, position))
 	if err == nil && row.Revision == 0 { // it was erased by an earlier release
-		return &protocol.Record{Session: session, Position: position, Kind: protocol.RecordErased, Time: r.Time, MessageID: r.Message.ID.String()}, nil
+		return &protocol.Record{Session: session, Position: position, Kind: protocol.RecordErased, Time: r.Time,
+			MessageID: r.Message.ID.String()}, nil
 	}
 	return row.Value, err
 }
 
-// Forget implements hub.Forgetter: what is held of sessions in memory is
-// read anew.
+// Forget implements hub.Forgetter: decoded records are dropped from memory.
 func (b *Binding) Forget(context.Context, hub.Forgetting) (int, error) {
 	s := b.store
 	s.mu.Lock()

@@ -16,9 +16,9 @@ const (
 	stateBytes  = 512
 )
 
-// copies of a card that a registration holds in memory: as it was sent, parsed,
-// and in the directory.
-const copies = 3
+// cardCopies counts the copies of a card in memory: as it was sent, parsed, and in the
+// directory.
+const cardCopies = 3
 
 // guest reports whether nobody vouches for an agent: it registered itself, or
 // is about to, and the operator named it nowhere.
@@ -34,14 +34,14 @@ func (b *Binding) guest(id string) bool {
 // authenticated notes that an agent proved itself in an HTTP request.
 func (b *Binding) authenticated(ctx context.Context, id string) {
 	if b.guest(id) {
-		b.used(id)
+		b.noteUse(id)
 		return
 	}
 	policy.Vouch(ctx)
 }
 
-// used notes that a guest spoke, or that another agent turned to it.
-func (b *Binding) used(id string) {
+// noteUse notes that a guest sent or was sent something.
+func (b *Binding) noteUse(id string) {
 	b.c.Hub.Guests().Use(policy.Registration, guestKey(id))
 }
 
@@ -54,18 +54,17 @@ func (b *Binding) charge(ctx context.Context, n int) error {
 	return nil
 }
 
-// byHub is the context of what the hub itself records in the course of a
-// request: that shows nothing of the one who made the request.
+// byHub is the context of records that the hub itself makes during a request: they
+// prove nothing about the caller.
 func byHub(ctx context.Context) context.Context {
 	return policy.WithCaller(ctx, policy.NewCaller(policy.SourceOf(ctx), nil))
 }
 
-// registrations are those that take a place of the guests, with the bytes that
-// each is counted for.
+// registrations are the guests' registrations with the bytes that each counts for.
 type registrations struct {
 	mu      sync.Mutex
 	bytes   map[string]int64
-	evicted map[string]time.Time // those that gave their place to another, and when
+	evicted map[string]time.Time // when each was evicted
 }
 
 func guestKey(id string) string { return Protocol + "/" + id }
@@ -96,8 +95,8 @@ func (r *registrations) count() int {
 	return len(r.bytes)
 }
 
-// admitAgent finds a place for a registration of size bytes, before it is
-// written. undo gives the place back.
+// admitAgent takes a registration of size bytes into the budget before it is written.
+// undo gives the bytes back.
 func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (undo func(), err error) {
 	undo = func() {}
 	switch {
@@ -112,7 +111,7 @@ func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (
 	if err := b.charge(ctx, 2*size+stateBytes); err != nil { // the agent, and its entry in the directory
 		return nil, err
 	}
-	g, r, key, bytes := b.c.Hub.Guests(), &b.registrations, guestKey(a.ID), copies*int64(size)
+	g, r, key, bytes := b.c.Hub.Guests(), &b.registrations, guestKey(a.ID), cardCopies*int64(size)
 	before, counted := r.set(a.ID, bytes)
 	if counted {
 		if err := g.Grow(policy.Registration, key, bytes-before); err != nil {
@@ -135,7 +134,7 @@ func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (
 	}, nil
 }
 
-// recount makes a registration count as what it has become.
+// recount counts a registration as it is now.
 func (b *Binding) recount(id string) {
 	a := b.store.held(id)
 	counts := a != nil && !a.Removed && b.isPeer(a) && b.guest(id)
@@ -147,7 +146,7 @@ func (b *Binding) recount(id string) {
 	case counts && !counted:
 		var bytes int64
 		for _, v := range a.Cards {
-			bytes += copies * int64(len(v.Card))
+			bytes += cardCopies * int64(len(v.Card))
 		}
 		r.bytes[id] = bytes
 		b.c.Hub.Guests().Restore(b.entry(id, "", bytes))
@@ -157,8 +156,8 @@ func (b *Binding) recount(id string) {
 	}
 }
 
-// evict takes the registration of a guest out of the registry, whose place
-// another one gets. One in a live session stays.
+// evict removes the registration of a guest to make room for another. A guest in a live
+// session stays.
 func (b *Binding) evict(id string) {
 	r := &b.registrations
 	r.drop(id)
@@ -206,7 +205,7 @@ func (b *Binding) forgetEvicted(ctx context.Context) {
 func (b *Binding) keepBusy() {
 	for _, participants := range b.store.live() {
 		for _, id := range participants {
-			b.used(id)
+			b.noteUse(id)
 		}
 	}
 }

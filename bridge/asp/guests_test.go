@@ -75,8 +75,9 @@ func (d *door) open(g policy.GuestConfig, change ...func(*bridge.Config)) {
 	must(err)
 	p, err := policy.New(policy.Config{Hub: "here", Assurance: map[string]parley.Assurance{"": parley.Session}})
 	must(err)
-	d.hub, err = hub.New(hub.Config{ID: "here", Secret: bytes.Repeat([]byte("s"), 32), Journal: d.journal, Directory: dir,
-		Policy: p, Guests: d.guests})
+	d.hub, err = hub.New(hub.Config{ID: "here", Secret: bytes.Repeat([]byte("s"), 32), Journal: d.journal,
+		Directory: dir,
+		Policy:    p, Guests: d.guests})
 	must(err)
 	keys, err := keyring.Open(keyring.Options{})
 	must(err)

@@ -53,12 +53,14 @@ func TestProofIsUsedOnce(t *testing.T) {
 				next = p.Next
 			}
 		}
-		e, err := asp.Draft{SessionID: s.ID(), SequenceNumber: next, PreviousHash: l.Head.Hash, Performative: asp.Inform, Body: asp.Information{Topic: when}}.Sign(alice.Identity)
+		e, err := asp.Draft{SessionID: s.ID(), SequenceNumber: next, PreviousHash: l.Head.Hash,
+			Performative: asp.Inform, Body: asp.Information{Topic: when}}.Sign(alice.Identity)
 		if err != nil {
 			t.Fatal(err)
 		}
 		from := asp.Transport{Agent: alice.Identity.ID()}
-		if _, err := server.Ingest(ctx, borrowed(t, e, used), from, s.ID()); err == nil || !strings.Contains(err.Error(), "dpop_jti_replayed") {
+		if _, err := server.Ingest(ctx, borrowed(t, e, used), from, s.ID()); err == nil ||
+			!strings.Contains(err.Error(), "dpop_jti_replayed") {
 			t.Errorf("%s: a proof served twice: %v", when, err)
 		}
 		if r, err := server.Ingest(ctx, e.Raw(), from, s.ID()); err != nil || r.Duplicate || r.SequenceNumber != next {
@@ -98,7 +100,9 @@ func TestNothingIsFetched(t *testing.T) {
 	if err != nil || !strings.Contains(string(m.Body), trap.URL) {
 		t.Fatal(m, err)
 	}
-	points, err := json.Marshal(map[string]any{"informType": "result", "topic": "big", "data": map[string]string{"fullResultUri": trap.URL + "/result", "fullResultHash": "sha256:" + strings.Repeat("0", 64)}})
+	points, err := json.Marshal(map[string]any{"informType": "result", "topic": "big",
+		"data": map[string]string{"fullResultUri": trap.URL + "/result", "fullResultHash": "sha256:" +
+			strings.Repeat("0", 64)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,8 @@ func (w *world) records() <-chan *journal.Record {
 }
 
 // until waits for a record.
-func until(ctx context.Context, t *testing.T, records <-chan *journal.Record, what string, is func(*parley.Message) bool) *parley.Message {
+func until(ctx context.Context, t *testing.T, records <-chan *journal.Record, what string,
+	is func(*parley.Message) bool) *parley.Message {
 	t.Helper()
 	for {
 		select {
@@ -92,7 +93,8 @@ func nameOf(t *testing.T, w *world, id string) string {
 
 // question is what the agent of the hub's process asks of another.
 func question(to, text string) *parley.Message {
-	return &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Skill: "x", Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "go"}}
+	return &parley.Message{Kind: parley.Request, From: "crew/echo", To: to,
+		Skill: "x", Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "go"}}
 }
 
 // wasAsked waits for a question to a native agent.
@@ -108,7 +110,8 @@ func wasAsked(ctx context.Context, t *testing.T, queries <-chan *asp.Message) *a
 }
 
 // timedOut waits until the hub's clock alone has moved a session on.
-func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, session string, to asp.State, reason string) *asp.Ledger {
+func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, session string, to asp.State,
+	reason string) *asp.Ledger {
 	w.t.Helper()
 	until(ctx, w.t, records, "timeout of the session: "+reason, func(m *parley.Message) bool {
 		return m.Trace.Foreign["asp.sessionId"] == session && strings.Contains(string(m.Extensions["asp"]), `"timeout"`)
@@ -188,7 +191,9 @@ func TestOtherStatesTimeOut(t *testing.T) {
 		return s.ID()
 	}
 	hello := asp.Information{Topic: "hello"}
-	promise := asp.Promise{CommitmentID: "c-1", Terms: asp.Terms{Obligations: []asp.Obligation{{Party: alice.Identity.ID(), Action: "bake"}}}, Deadline: asp.Timestamp(h.Now().Add(10 * time.Minute))}
+	promise := asp.Promise{CommitmentID: "c-1",
+		Terms:    asp.Terms{Obligations: []asp.Obligation{{Party: alice.Identity.ID(), Action: "bake"}}},
+		Deadline: asp.Timestamp(h.Now().Add(10 * time.Minute))}
 	quiet := open(asp.Introduced)
 	agreeing := open(asp.Agreeing, hello, promise)
 	executing := open(asp.Executing, hello, promise, asp.Answer{ReferenceID: "c-1"})
@@ -205,7 +210,8 @@ func TestOtherStatesTimeOut(t *testing.T) {
 		t.Errorf("before the deadline: %+v %v", l, err)
 	}
 	h.move(time.Second)
-	if l := w.timedOut(ctx, records, executing, asp.Failed, "timeout in EXECUTING"); l.Commitments[0].Status != asp.Breached {
+	if l := w.timedOut(ctx, records, executing, asp.Failed,
+		"timeout in EXECUTING"); l.Commitments[0].Status != asp.Breached {
 		t.Errorf("%+v", l.Commitments)
 	}
 	h.move(24 * time.Hour)
@@ -225,13 +231,15 @@ func TestIdleSessionIsClosed(t *testing.T) {
 		case m.IsInvitation():
 			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 		case m.Performative == asp.Query:
-			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"text": "yes"}}, asp.InReplyTo(m))
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"text": "yes"}},
+				asp.InReplyTo(m))
 		}
 		return err
 	})
 	ask := func() (session string) {
 		t.Helper()
-		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Foreign: "one", Message: question(nameOf(t, w, bob.Identity.ID()), "well?")})
+		m, err := w.Hub().Ask(ctx, hub.Submission{Scope: "go", Foreign: "one",
+			Message: question(nameOf(t, w, bob.Identity.ID()), "well?")})
 		if err != nil || m.Kind != parley.Response {
 			t.Fatalf("%+v %v", m, err)
 		}
@@ -256,14 +264,16 @@ func TestIdleSessionIsClosed(t *testing.T) {
 		t.Errorf("closed too soon: %+v %v", l, err)
 	}
 	h.move(2 * time.Minute)
-	for look := time.NewTicker(10 * time.Millisecond); ; <-look.C { // that the question was answered is noted a little after the answer
+	// that the question was answered is noted a little after the answer
+	for look := time.NewTicker(10 * time.Millisecond); ; <-look.C {
 		closeIdle()
 		if l, err := w.ASP().Server().Session(ctx, first, ""); err != nil || l.State.Terminal() {
 			break
 		}
 	}
 	m := until(ctx, t, records, "CLOSE", func(m *parley.Message) bool { return m.Act == "CLOSE" })
-	if m.From != "crew/echo" || m.Origin.Verdict.Assurance != parley.Signed || m.Trace.Foreign["asp.sessionId"] != first {
+	if m.From != "crew/echo" || m.Origin.Verdict.Assurance != parley.Signed ||
+		m.Trace.Foreign["asp.sessionId"] != first {
 		t.Errorf("%+v", m)
 	}
 	if l, err := w.ASP().Server().Session(ctx, first, ""); err != nil || l.State != asp.Closed {
@@ -298,8 +308,9 @@ func TestCancelIsWithdrawn(t *testing.T) {
 		t.Fatal(err)
 	}
 	q := wasAsked(ctx, t, asked)
-	if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Cancel, From: "crew/echo", To: name, InReplyTo: request.ID,
-		Origin: parley.Origin{Protocol: "go"}}}); err != nil {
+	if _, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go",
+		Message: &parley.Message{Kind: parley.Cancel, From: "crew/echo", To: name, InReplyTo: request.ID,
+			Origin: parley.Origin{Protocol: "go"}}}); err != nil {
 		t.Fatal(err)
 	}
 	select {
@@ -309,7 +320,8 @@ func TestCancelIsWithdrawn(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, i := range l.Items {
-			if i.MessageID == q.MessageID && (i.Status != "withdrawn" || m.Reference() != i.ID && m.Reference() != i.MessageID) {
+			if i.MessageID == q.MessageID && (i.Status != "withdrawn" || m.Reference() != i.ID &&
+				m.Reference() != i.MessageID) {
 				t.Errorf("%+v after %s", i, m.Body)
 			}
 		}
@@ -349,7 +361,9 @@ func TestCommitmentAndDispute(t *testing.T) {
 			if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := s.Send(ctx, asp.Commit, asp.Promise{CommitmentID: "c-1", Terms: asp.Terms{Obligations: []asp.Obligation{{Party: alice.Identity.ID(), Action: "bake"}}}}); err != nil {
+			if _, err := s.Send(ctx, asp.Commit, asp.Promise{CommitmentID: "c-1",
+				Terms: asp.Terms{Obligations: []asp.Obligation{{Party: alice.Identity.ID(),
+					Action: "bake"}}}}); err != nil {
 				t.Fatal(err)
 			}
 			continue
@@ -359,7 +373,8 @@ func TestCommitmentAndDispute(t *testing.T) {
 		break
 	}
 	server := w.ASP().Server()
-	d := asp.Dispute{DisputeID: "d-1", SessionID: s.ID(), CommitmentID: "c-1", FiledBy: bob.Identity.ID(), FiledAgainst: alice.Identity.ID(), Reason: "fulfillment-mismatch", Severity: 3,
+	d := asp.Dispute{DisputeID: "d-1", SessionID: s.ID(), CommitmentID: "c-1", FiledBy: bob.Identity.ID(),
+		FiledAgainst: alice.Identity.ID(), Reason: "fulfillment-mismatch", Severity: 3,
 		Evidence: []byte(`{"agreedTerms":"bread","deliveredResult":"cake"}`)}
 	wait(t, s, asp.Executing)
 	if _, err := s.Send(ctx, asp.Withdraw, asp.Answer{ReferenceID: "c-1"}); err == nil {
@@ -378,14 +393,16 @@ func TestCommitmentAndDispute(t *testing.T) {
 		t.Fatal(err)
 	}
 	l, err := server.Session(ctx, s.ID(), "")
-	if err != nil || len(l.Commitments) != 1 || l.Commitments[0].Status != asp.Disputed || l.Commitments[0].AcceptedBy != bob.Identity.ID() {
+	if err != nil || len(l.Commitments) != 1 || l.Commitments[0].Status != asp.Disputed ||
+		l.Commitments[0].AcceptedBy != bob.Identity.ID() {
 		t.Errorf("%+v %v", l, err)
 	}
 	var out strings.Builder
 	if r, err := s.Export(ctx, &out); err != nil || r.State != asp.Executing || r.Records != r.Messages+1 {
 		t.Errorf("%+v %v", r, err)
 	}
-	if !strings.Contains(out.String(), `"disputeId":"d-1"`) || !strings.Contains(out.String(), `"deliveredResult":"cake"`) {
+	if !strings.Contains(out.String(), `"disputeId":"d-1"`) ||
+		!strings.Contains(out.String(), `"deliveredResult":"cake"`) {
 		t.Error("the dispute is not in the transcript")
 	}
 }
@@ -485,12 +502,14 @@ func TestKeyEnd(t *testing.T) {
 				next = p.Next
 			}
 		}
-		e, err := asp.Draft{SessionID: s.ID(), SequenceNumber: next, PreviousHash: l.Head.Hash, Performative: asp.Inform, Time: h.Now(),
+		e, err := asp.Draft{SessionID: s.ID(), SequenceNumber: next, PreviousHash: l.Head.Hash,
+			Performative: asp.Inform, Time: h.Now(),
 			Body: asp.Information{Topic: "again"}}.Sign(alice.Identity)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := server.Ingest(ctx, borrowed(t, e, used), asp.Transport{Agent: alice.Identity.ID()}, s.ID()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := server.Ingest(ctx, borrowed(t, e, used), asp.Transport{Agent: alice.Identity.ID()},
+			s.ID()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("a proof served twice: %v, want %s", err, want)
 		}
 	}

@@ -2,8 +2,7 @@ package asp
 
 import "sync"
 
-// locks are mutexes by name, of which there are as many as are held or waited
-// for.
+// locks are mutexes by name. Only those held or waited for take memory.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]*lock

@@ -24,7 +24,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 	}
 	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event}
 	bridgetest.Check(t, bridge.ASP, all, func(m *parley.Message) (string, []parley.Loss, error) {
-		w, err := words(m, "q", bridgetest.Recipient)
+		w, err := toSpeechAct(m, "q", bridgetest.Recipient)
 		if err != nil {
 			return "", nil, err
 		}
@@ -32,7 +32,8 @@ func TestNothingIsLostSilently(t *testing.T) {
 		if err != nil {
 			return "", nil, err
 		}
-		e, err := protocol.Draft{SessionID: session, SequenceNumber: 1, Time: time.Unix(1767225600, 0), Performative: w.act, MimeType: w.mimeType, Body: w.body, Context: []protocol.ContextObject{o}}.Sign(id)
+		e, err := protocol.Draft{SessionID: session, SequenceNumber: 1, Time: time.Unix(1767225600, 0),
+			Performative: w.act, MimeType: w.mimeType, Body: w.body, Context: []protocol.ContextObject{o}}.Sign(id)
 		if err != nil {
 			return "", nil, err
 		}

@@ -42,7 +42,8 @@ func (l *written) all() ([]*journal.Record, <-chan struct{}) {
 }
 
 // until waits until enough is recorded.
-func (l *written) until(ctx context.Context, t *testing.T, what string, is func([]*journal.Record) bool) []*journal.Record {
+func (l *written) until(ctx context.Context, t *testing.T, what string,
+	is func([]*journal.Record) bool) []*journal.Record {
 	t.Helper()
 	for {
 		list, more := l.all()
@@ -82,7 +83,8 @@ func TestReplyIsSaidOnce(t *testing.T) {
 		}
 		wait(t, s, asp.Introduced)
 		log := w.written()
-		if m, err := s.Ask(ctx, asp.Question{QueryType: "pieces"}); err != nil || !strings.Contains(string(m.Body), "done") {
+		if m, err := s.Ask(ctx, asp.Question{QueryType: "pieces"}); err != nil ||
+			!strings.Contains(string(m.Body), "done") {
 			t.Fatalf("%+v %v", m, err)
 		}
 		if m, err := s.Ask(ctx, asp.Question{QueryType: "refuse"}); err != nil || m.Performative != asp.Reject {
@@ -132,7 +134,8 @@ func TestReplyIsSaidOnce(t *testing.T) {
 				}
 				id, _ := e.Identity("asp")
 				request := requests[r.Message.InReplyTo]
-				out := w.ASP().Deliver(ctx, hub.Outbound{Message: r.Message, Request: request.Message, Scope: request.Scope, Recipient: e, Identity: id, Attempt: 2})
+				out := w.ASP().Deliver(ctx, hub.Outbound{Message: r.Message, Request: request.Message,
+					Scope: request.Scope, Recipient: e, Identity: id, Attempt: 2})
 				if out.Err != nil || out.Reply != nil || out.Answered {
 					t.Errorf("%s, %s: %+v", format, when, out)
 				}
@@ -143,13 +146,16 @@ func TestReplyIsSaidOnce(t *testing.T) {
 		}
 		again("after a restart")
 		// The log alone tells as much as the checkpoint of a session that ended.
-		if m, err := s.Ask(ctx, asp.Question{QueryType: "echo", Parameters: map[string]string{"text": "still here"}}); err != nil || !strings.Contains(string(m.Body), "still here") {
+		if m, err := s.Ask(ctx, asp.Question{QueryType: "echo",
+			Parameters: map[string]string{"text": "still here"}}); err != nil ||
+			!strings.Contains(string(m.Body), "still here") {
 			t.Fatalf("%s: %+v %v", format, m, err)
 		}
 		before = w.head(s.ID())
 		again("while the session goes on")
 		var transcript strings.Builder
-		if r, err := s.Export(ctx, &transcript); err != nil || r.Records != before.Count || strings.Count(transcript.String(), "trust-evidence") < 1 && format == asp.JSON {
+		if r, err := s.Export(ctx, &transcript); err != nil || r.Records != before.Count ||
+			strings.Count(transcript.String(), "trust-evidence") < 1 && format == asp.JSON {
 			t.Errorf("%s: %+v %v", format, r, err)
 		}
 	}
@@ -179,7 +185,8 @@ func TestAnswerIsOneReply(t *testing.T) {
 	})
 	ask := func(text string) (*parley.Message, *asp.Message) {
 		t.Helper()
-		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Foreign: text, Message: question(nameOf(t, w, bob.Identity.ID()), text)})
+		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Foreign: text,
+			Message: question(nameOf(t, w, bob.Identity.ID()), text)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +198,8 @@ func TestAnswerIsOneReply(t *testing.T) {
 	s := <-sessions
 	inform := func(text string, opts ...asp.SendOption) *asp.Envelope {
 		t.Helper()
-		e, err := s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": text}}, opts...)
+		e, err := s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": text}},
+			opts...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -209,7 +217,8 @@ func TestAnswerIsOneReply(t *testing.T) {
 		})
 		for _, r := range list {
 			if m := r.Message; m != nil && m.InReplyTo == to.ID && m.Kind == parley.Response {
-				if m.Origin.Peer != bob.Identity.ID() || m.Origin.Verdict.Assurance != parley.Signed || string(m.Origin.Raw) == "" {
+				if m.Origin.Peer != bob.Identity.ID() || m.Origin.Verdict.Assurance != parley.Signed ||
+					string(m.Origin.Raw) == "" {
 					t.Errorf("%s is not what bob said: %+v", m.ID, m.Origin)
 				}
 				texts = append(texts, m.Text())
@@ -232,7 +241,8 @@ func TestAnswerIsOneReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := asp.Draft{SessionID: s.ID(), PreviousHash: l.Head.Hash, Performative: asp.Inform, Body: asp.Information{Topic: "borrowed"}}
+	d := asp.Draft{SessionID: s.ID(), PreviousHash: l.Head.Hash, Performative: asp.Inform,
+		Body: asp.Information{Topic: "borrowed"}}
 	for _, p := range l.Participants {
 		if p.AgentID == bob.Identity.ID() {
 			d.SequenceNumber = p.Next
@@ -242,7 +252,8 @@ func TestAnswerIsOneReply(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.ASP().Server().Ingest(ctx, borrowed(t, e, first), asp.Transport{Agent: bob.Identity.ID()}, s.ID()); err == nil || !strings.Contains(err.Error(), "dpop_jti_replayed") {
+	if _, err := w.ASP().Server().Ingest(ctx, borrowed(t, e, first), asp.Transport{Agent: bob.Identity.ID()},
+		s.ID()); err == nil || !strings.Contains(err.Error(), "dpop_jti_replayed") {
 		t.Errorf("a proof served twice: %v", err)
 	}
 	inform("second", asp.InReplyTo(q))

@@ -35,33 +35,36 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if session == "" {
 		return out
 	}
-	w, err := words(o.Message, "", o.Recipient.Name)
+	w, err := toSpeechAct(o.Message, "", o.Recipient.Name)
 	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err), Losses: w.losses}
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err),
+			Losses: w.losses}
 	}
-	w.constraints = remaining(o.Message, b.c.Now())
+	w.constraints = remainingTime(o.Message, b.c.Now())
 	object, err := evidence(o.Message, b.c.Hub.ID())
 	if err != nil {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
-	s := says{message: o.Message.ID}
+	s := ownMessage{message: o.Message.ID}
 	if o.Message.Kind == parley.Request {
-		s.asks = callee{To: o.Recipient.Name, Peer: o.Identity.ID}
+		s.callee = callee{To: o.Recipient.Name, Peer: o.Identity.ID}
 	}
-	if err := b.say(ctx, i, session, o.Message.ID.String(), w, s, []protocol.ContextObject{object}); err != nil {
+	if err := b.send(ctx, i, session, o.Message.ID.String(), w, s, []protocol.ContextObject{object}); err != nil {
 		return b.failed(err, w.losses)
 	}
 	return hub.Outcome{Losses: w.losses}
 }
 
-// failed says why a message could not be said.
+// failed is the outcome of a message that the session did not take.
 func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
 	var e *protocol.Error
 	switch {
 	case errors.Is(err, protocol.ErrSessionClosed), errors.Is(err, protocol.ErrChain):
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session ended or is too busy"), Wait: time.Second, Losses: losses}
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session ended or is too busy"),
+			Wait: time.Second, Losses: losses}
 	case errors.Is(err, protocol.ErrTransition):
-		return hub.Outcome{Err: parley.Fail(parley.Conflict, err, "the state of the session does not allow it"), Losses: losses}
+		return hub.Outcome{Err: parley.Fail(parley.Conflict, err, "the state of the session does not allow it"),
+			Losses: losses}
 	case errors.As(err, &e):
 		out := &parley.Error{Code: refusalCode(e), Text: "the session refused it: " + e.Text, Retryable: e.Retryable}
 		return hub.Outcome{Err: out.Because(err), Losses: losses}
@@ -69,15 +72,15 @@ func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
 	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session could not be reached"), Losses: losses}
 }
 
-// reply says an event or a terminal reply in the session of its request.
+// reply sends an event or a terminal reply in the session of its request.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	message := o.Message.ID.String()
-	if asked, err := b.askedBy(o.Request); err == nil {
+	if asked, err := b.sessionRequest(o.Request); err == nil {
 		if _, err := b.store.Message(ctx, asked.session, message); err == nil {
 			return hub.Outcome{Losses: bridge.Losses(bridge.ASP, o.Message, o.Recipient.Name)}
 		}
 	}
-	a, out := b.answering(ctx, o)
+	a, out := b.planReply(ctx, o)
 	if a.speaker == nil {
 		return out
 	}
@@ -86,50 +89,52 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
 	if a.accept != nil {
-		if err := b.say(ctx, a.speaker, a.session, "", *a.accept, says{}, nil); err != nil && !isMoved(err) {
-			return b.failed(err, a.words.losses)
+		if err := b.send(ctx, a.speaker, a.session, "", *a.accept, ownMessage{}, nil); err != nil && !isMoved(err) {
+			return b.failed(err, a.message.losses)
 		}
 	}
-	if err := b.say(ctx, a.speaker, a.session, message, a.words, says{message: o.Message.ID}, []protocol.ContextObject{object}); err != nil {
-		return b.failed(err, a.words.losses)
+	if err := b.send(ctx, a.speaker, a.session, message, a.message, ownMessage{message: o.Message.ID},
+		[]protocol.ContextObject{object}); err != nil {
+		return b.failed(err, a.message.losses)
 	}
-	return hub.Outcome{Losses: a.words.losses}
+	return hub.Outcome{Losses: a.message.losses}
 }
 
-// answerer is the identity as which the hub says in a session what an agent
-// answered: the stand-in that was asked there, though an identity of the agent's
-// own may have retired it since.
-func (b *Binding) answerer(ctx context.Context, l *protocol.Ledger, name string) (*protocol.Identity, error) {
-	if i := b.standIns.of(b.standIns.id(name)); i != nil && slices.ContainsFunc(l.Participants, func(p protocol.Participant) bool { return p.AgentID == i.ID() }) {
+// answerSpeaker is the identity with which the hub sends the answer of an agent: the
+// stand-in that takes part in the session, even if the agent has got an identity of
+// its own since.
+func (b *Binding) answerSpeaker(ctx context.Context, l *protocol.Ledger, name string) (*protocol.Identity, error) {
+	if i := b.standIns.of(b.standIns.id(name)); i != nil && slices.ContainsFunc(l.Participants,
+		func(p protocol.Participant) bool { return p.AgentID == i.ID() }) {
 		return i, nil
 	}
 	return b.standIns.speaker(ctx, name)
 }
 
-// answering is how an event or a terminal reply is said in the session of its
-// request. With accept, a message that says no more than that goes before it.
-type answering struct {
+// replyPlan is how an event or a terminal reply is sent in the session of its request:
+// accept, if there is one, goes first.
+type replyPlan struct {
 	session string
 	speaker *protocol.Identity
-	words   wording
-	accept  *wording
+	message speechAct
+	accept  *speechAct
 }
 
-// answering words a reply; without words the outcome says why it is not said.
-func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub.Outcome) {
-	asked, err := b.askedBy(o.Request)
+// planReply plans a reply; without a speaker the outcome says why none is sent.
+func (b *Binding) planReply(ctx context.Context, o hub.Outbound) (replyPlan, hub.Outcome) {
+	asked, err := b.sessionRequest(o.Request)
 	if err != nil {
-		return answering{}, hub.Outcome{Err: parley.AsError(err)}
+		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
 	}
 	reference := asked.reference
 	l, err := b.server.Session(ctx, asked.session, "")
 	gone := errors.Is(err, protocol.ErrSessionNotFound)
 	if err != nil && !gone {
-		return answering{}, hub.Outcome{Err: parley.AsError(err)}
+		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
 	}
-	item := &protocol.Item{} // it is forgotten
+	item := &protocol.Item{} // stays empty where the session forgot it
 	if !gone {
-		for _, x := range slices.Backward(l.Items) { // most are new
+		for _, x := range slices.Backward(l.Items) { // the newest are answered most often
 			if x.MessageID == asked.message {
 				item = x
 				break
@@ -140,49 +145,56 @@ func (b *Binding) answering(ctx context.Context, o hub.Outbound) (answering, hub
 	if asked.act == protocol.Delegate && open {
 		reference = item.ID
 	}
-	w, err := words(o.Message, reference, o.Recipient.Name)
+	w, err := toSpeechAct(o.Message, reference, o.Recipient.Name)
 	switch {
 	case err != nil:
-		return answering{}, hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+		return replyPlan{}, hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
 	case gone || l.State.Terminal():
-		return answering{}, hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
+		return replyPlan{}, hub.Outcome{Losses: append(w.losses,
+			parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
 	case item.Status == "withdrawn":
-		return answering{}, hub.Outcome{Losses: append(w.losses, parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
+		return replyPlan{}, hub.Outcome{Losses: append(w.losses,
+			parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
 	}
-	a := answering{session: asked.session, words: w}
-	if a.speaker, err = b.answerer(ctx, l, o.Message.From); err != nil {
-		return answering{}, hub.Outcome{Err: parley.AsError(err)}
+	a := replyPlan{session: asked.session, message: w}
+	if a.speaker, err = b.answerSpeaker(ctx, l, o.Message.From); err != nil {
+		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
 	}
 	conversing := l.State == protocol.Conversing && open
-	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && refuses(f.Code) {
-		a.words.act, a.words.body = protocol.Reject, protocol.Answer{ReferenceID: reference, Code: rejection(f.Code), Reason: cmp.Or(f.Text, string(f.Code))}
+	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && isRefusal(f.Code) {
+		a.message.act, a.message.body = protocol.Reject, protocol.Answer{ReferenceID: reference,
+			Code: rejection(f.Code), Reason: cmp.Or(f.Text, string(f.Code))}
 	} else if asked.act == protocol.Delegate && conversing && o.Message.Kind != parley.Failure {
-		a.accept = &wording{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}
+		a.accept = &speechAct{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}
 	}
 	return a, hub.Outcome{}
 }
 
-// withdraw takes a QUERY of the hub's back.
+// withdraw cancels a QUERY of the hub.
 func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Identity) hub.Outcome {
-	session := b.saidIn(ctx, o.Message.Conversation, i.ID(), o.Identity.ID, o.Message.InReplyTo)
+	session := b.sessionOfRequest(ctx, o.Message.Conversation, i.ID(), o.Identity.ID, o.Message.InReplyTo)
 	if session == "" {
-		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "there is no session any more in which it could be withdrawn"}}}
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind",
+			Reason: "there is no session any more in which it could be withdrawn"}}}
 	}
-	w := wording{act: protocol.Withdraw, body: protocol.Answer{ReferenceID: o.Message.InReplyTo.String(), Reason: "cancelled"}}
-	err := b.say(ctx, i, session, o.Message.ID.String(), w, says{message: o.Message.ID}, nil)
+	w := speechAct{act: protocol.Withdraw, body: protocol.Answer{ReferenceID: o.Message.InReplyTo.String(),
+		Reason: "cancelled"}}
+	err := b.send(ctx, i, session, o.Message.ID.String(), w, ownMessage{message: o.Message.ID}, nil)
 	if err != nil && !isMoved(err) {
 		return b.failed(err, nil)
 	}
 	if err != nil {
-		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the state of the session does not allow to withdraw it"}}}
+		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind",
+			Reason: "the state of the session does not allow to withdraw it"}}}
 	}
 	return hub.Outcome{}
 }
 
-// saidIn finds the session in which one agent said a request of the hub's to
-// another; "" where there is none.
-func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, peer string, request parley.ID) string {
-	sessions := []string{b.store.between(conversation, speaker, peer)}
+// sessionOfRequest finds the session in which a stand-in sent a request of the hub to
+// an agent; "" where there is none.
+func (b *Binding) sessionOfRequest(ctx context.Context, conversation parley.ID, speaker, peer string,
+	request parley.ID) string {
+	sessions := []string{b.store.liveSession(conversation, speaker, peer)}
 	for _, c := range []parley.ID{conversation, {}} {
 		if session, err := b.openedFor(ctx, openedKey(speaker, peer, c)); err == nil {
 			sessions = append(sessions, session)
@@ -198,13 +210,12 @@ func (b *Binding) saidIn(ctx context.Context, conversation parley.ID, speaker, p
 	return ""
 }
 
-// sessionFor gives a session in which a message can be said. Without one the
-// outcome says why.
+// sessionFor gives a session that takes messages. Without one the outcome says why.
 func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Identity) (string, hub.Outcome) {
 	unavailable := func(err error, text string) hub.Outcome {
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", text)}
 	}
-	session, key, err := b.place(ctx, o, i)
+	session, key, err := b.findSession(ctx, o, i)
 	var refusal *protocol.Error
 	switch {
 	case errors.Is(err, protocol.ErrNotFound), codeIs(err, "agent_not_found"):
@@ -215,12 +226,12 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 		return "", unavailable(err, "the session cannot be opened just now")
 	}
 	if l, err := b.server.Session(ctx, session, ""); err == nil && l.State != protocol.Invited && !l.State.Terminal() {
-		return session, hub.Outcome{} // as it mostly is
+		return session, hub.Outcome{} // the usual case
 	}
 	deadline := time.NewTimer(cmp.Or(b.c.Answer, 20*time.Second))
 	defer deadline.Stop()
 	for {
-		changed := b.tender.changed(session)
+		changed := b.reconciler.changed(session)
 		l, err := b.server.Session(ctx, session, "")
 		switch {
 		case err != nil:
@@ -230,9 +241,11 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 				b.dropOpened(ctx, key, session)
 			}
 			if declined(l) && o.Message.Kind == parley.Request {
-				return "", hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Rejected, "the agent declined the session")}
+				return "", hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Rejected,
+					"the agent declined the session")}
 			}
-			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+cmp.Or(l.Reason, string(l.State)), ": "))
+			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+cmp.Or(l.Reason, string(l.State)),
+				": "))
 		case l.State != protocol.Invited:
 			return session, hub.Outcome{}
 		}
@@ -248,18 +261,19 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 	}
 }
 
-// place finds the session for a message, or opens it: the session that its
-// conversation is, or else one that the hub keeps for the two agents. A speech
-// act has a session of its conversation, for what it begins there excludes other
-// talk; what is plainly asked and told shares one session of the two, as long as
-// that one is free for it. key is where the session is noted.
-func (b *Binding) place(ctx context.Context, o hub.Outbound, i *protocol.Identity) (session, key string, err error) {
+// findSession finds the session for a message, or opens it: the session of its
+// conversation, or else one of the two agents that the hub opened. Requests and plain
+// notices share one session of the two agents while that one is free. A notice with a
+// performative has a session for its conversation, because a proposal, for example,
+// excludes other messages. key is the row of the session in the table.
+func (b *Binding) findSession(ctx context.Context, o hub.Outbound, i *protocol.Identity) (session, key string,
+	err error) {
 	peer := o.Identity.ID
-	if session := b.store.between(o.Message.Conversation, i.ID(), peer); session != "" {
+	if session := b.store.liveSession(o.Message.Conversation, i.ID(), peer); session != "" {
 		return session, "", nil
 	}
 	common, own := openedKey(i.ID(), peer, parley.ID{}), openedKey(i.ID(), peer, o.Message.Conversation)
-	defer b.places.lock(common)()
+	defer b.opening.lock(common)()
 	if session, err = b.openedFor(ctx, own); err != nil {
 		return "", "", err
 	}
@@ -267,7 +281,7 @@ func (b *Binding) place(ctx context.Context, o hub.Outbound, i *protocol.Identit
 	if session != "" || o.Message.Kind == parley.Notice && protocol.Performative(o.Message.Act).Valid() {
 		key = own
 	}
-	for range 4 { // over; busy, and over; opened by another node
+	for range 4 { // the worst case: over, then busy and over, then opened by another node
 		if session, err = b.openedFor(ctx, key); err != nil {
 			return "", "", err
 		}
@@ -295,7 +309,8 @@ func (b *Binding) place(ctx context.Context, o hub.Outbound, i *protocol.Identit
 			return "", "", err
 		case l.State.Terminal() && !declined(l):
 			b.dropOpened(ctx, key, session)
-		case key == common && !l.State.Terminal() && l.State != protocol.Invited && l.State != protocol.Introduced && l.State != protocol.Conversing:
+		case key == common && !l.State.Terminal() && l.State != protocol.Invited && l.State != protocol.Introduced &&
+			l.State != protocol.Conversing:
 			key = own
 		default:
 			return session, key, nil
@@ -304,13 +319,15 @@ func (b *Binding) place(ctx context.Context, o hub.Outbound, i *protocol.Identit
 	return "", "", parley.Refuse(parley.Unavailable, "the session is opened and ended elsewhere just now")
 }
 
-// declined reports whether a session is over because its invitation was
-// rejected.
+// declined reports whether the invitation to a session was rejected.
 func declined(l *protocol.Ledger) bool {
-	return slices.ContainsFunc(l.Items, func(x *protocol.Item) bool { return x.Kind == "invitation" && x.Status == "rejected" })
+	return slices.ContainsFunc(l.Items, func(x *protocol.Item) bool {
+		return x.Kind == "invitation" &&
+			x.Status == "rejected"
+	})
 }
 
-// opened is a session that the hub opened for somebody.
+// opened is a session that the hub opened for a stand-in.
 type opened struct {
 	Session string `json:"session"`
 	Speaker string `json:"speaker"` // agent URIs
@@ -328,8 +345,8 @@ func (b *Binding) openedFor(ctx context.Context, key string) (string, error) {
 	return row.Value.Session, err
 }
 
-// dropOpened forgets a session that is over. Where that fails, it is found to
-// be over again next time.
+// dropOpened forgets a session that is over. If that fails, the next message for it
+// tries again.
 func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 	row, err := b.opened.Get(ctx, key)
 	if err == nil && row.Revision != 0 && row.Value.Session == session {
@@ -337,89 +354,89 @@ func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 	}
 }
 
-// asking is a message of a session that is a request of the hub's.
-type asking struct {
+// sessionRequest is the message of a session that became a request of the hub.
+type sessionRequest struct {
 	session, message string
 	act              protocol.Performative
-	reference        string // by which answers refer to it
+	reference        string // the id that answers refer to
 }
 
-// askedBy gives what a request came as.
-func (b *Binding) askedBy(request *parley.Message) (asking, error) {
-	if x, ok := b.askings.of(request.ID); ok {
+// sessionRequest gives the message that became a request.
+func (b *Binding) sessionRequest(request *parley.Message) (sessionRequest, error) {
+	if x, ok := b.requests.get(request.ID); ok {
 		return x, nil
 	}
 	x, err := recordOf(request)
 	if err != nil {
-		return asking{}, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
+		return sessionRequest{}, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
 	}
 	e, err := (protocol.Limits{}).Decode(x.Record.Raw, x.Record.Format)
 	if err != nil {
-		return asking{}, err
+		return sessionRequest{}, err
 	}
-	return askingOf(e, bodyOf(e)), nil
+	return newSessionRequest(e, bodyOf(e)), nil
 }
 
-func askingOf(e *protocol.Envelope, b body) asking {
-	return asking{e.SessionID, e.MessageID, e.Performative, cmp.Or(b.QueryID, e.MessageID)}
+func newSessionRequest(e *protocol.Envelope, b body) sessionRequest {
+	return sessionRequest{e.SessionID, e.MessageID, e.Performative, cmp.Or(b.QueryID, e.MessageID)}
 }
 
-// askings remembers the newest requests, so that few are read again when their
-// answers come.
-type askings struct {
+// requestCache holds the newest requests, so that answers seldom have to read them.
+type requestCache struct {
 	mu    sync.Mutex
-	known map[parley.ID]asking
+	known map[parley.ID]sessionRequest
 	ring  []parley.ID
 	next  int
 }
 
-const maxAskings = 1024
+const maxCachedRequests = 1024
 
-func (a *askings) note(id parley.ID, x asking) {
+func (a *requestCache) put(id parley.ID, x sessionRequest) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.known == nil {
-		a.known, a.ring = map[parley.ID]asking{}, make([]parley.ID, maxAskings)
+		a.known, a.ring = map[parley.ID]sessionRequest{}, make([]parley.ID, maxCachedRequests)
 	}
 	delete(a.known, a.ring[a.next])
 	a.ring[a.next], a.known[id] = id, x
-	a.next = (a.next + 1) % maxAskings
+	a.next = (a.next + 1) % maxCachedRequests
 }
 
-func (a *askings) of(id parley.ID) (asking, bool) {
+func (a *requestCache) get(id parley.ID) (sessionRequest, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	x, ok := a.known[id]
 	return x, ok
 }
 
-// says is the Note of an envelope by which the hub itself speaks.
-type says struct {
-	message parley.ID     // of the hub's that the envelope says; zero: none
-	asks    callee        // of whom, if that is a request
-	once    protocol.Head // say it only as long as this is the head; zero: always
+// ownMessage is the Note of an envelope that the hub itself sends.
+type ownMessage struct {
+	message parley.ID     // the hub's message in the envelope; zero: none
+	callee  callee        // the recipient, if that is a request
+	onlyAt  protocol.Head // send it only while this is the head; zero: always
 }
 
-// saidByHub gives the note of a message of the hub itself; false for a message of
-// an agent, and for a record without a message.
-func saidByHub(r *protocol.Request) (s says, ok bool) {
+// ownMessageOf gives the note of a message that the hub itself sent; false for a
+// message of an agent, and for a record without a message.
+func ownMessageOf(r *protocol.Request) (s ownMessage, ok bool) {
 	if r == nil {
-		return says{}, false
+		return ownMessage{}, false
 	}
-	s, ok = r.Note.(says)
+	s, ok = r.Note.(ownMessage)
 	return s, ok
 }
 
-// say signs a message of a stand-in for the head of a session and records it.
-// messageID is its id; one that is there already was said before. "" makes one.
-func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messageID string, w wording, s says, objects []protocol.ContextObject) error {
-	defer b.saying.lock(session)()
-	for range maxSays {
+// send signs a message of a stand-in for the head of a session and records it. A
+// message whose messageID the session has already is not sent again; "" makes an id.
+func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messageID string, w speechAct, s ownMessage,
+	objects []protocol.ContextObject) error {
+	defer b.sending.lock(session)()
+	for range maxAttempts {
 		l, err := b.server.Session(ctx, session, i.ID())
 		switch {
 		case err != nil:
 			return err
-		case s.once.Count > 0 && l.Head != s.once:
+		case s.onlyAt.Count > 0 && l.Head != s.onlyAt:
 			return protocol.ErrChain
 		}
 		if messageID != "" {
@@ -430,7 +447,8 @@ func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messag
 			}
 		}
 		d := protocol.Draft{Version: l.Version, MessageID: messageID, SessionID: session, PreviousHash: l.Head.Hash,
-			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, MimeType: w.mimeType, Body: w.body, Context: objects,
+			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, MimeType: w.mimeType,
+			Body: w.body, Context: objects,
 			Constraints: w.constraints, Format: l.Format}
 		for _, p := range l.Participants {
 			if p.AgentID == i.ID() {
@@ -450,7 +468,8 @@ func (b *Binding) say(ctx context.Context, i *protocol.Identity, session, messag
 		}
 		e.Note = s
 		_, err = b.server.Say(ctx, e)
-		if !errors.Is(err, protocol.ErrChain) && !errors.Is(err, protocol.ErrSequenceGap) && !errors.Is(err, protocol.ErrEquivocation) {
+		if !errors.Is(err, protocol.ErrChain) && !errors.Is(err, protocol.ErrSequenceGap) &&
+			!errors.Is(err, protocol.ErrEquivocation) {
 			return err
 		}
 		if err := b.server.Notify(ctx, session); err != nil {
@@ -474,12 +493,15 @@ func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, sessio
 	if err != nil {
 		return err
 	}
-	body := protocol.Proposal{ProposalID: id, Type: "session-invitation", Subject: cmp.Or(purpose, "session"), Terms: map[string]any{"format": protocol.JSON}}
-	e, err := protocol.Draft{SessionID: session, Time: b.c.Now(), Recipient: &protocol.Party{AgentID: peer, OrgID: card.OrgID}, Performative: protocol.Propose, Body: body}.Sign(i)
+	body := protocol.Proposal{ProposalID: id, Type: "session-invitation", Subject: cmp.Or(purpose, "session"),
+		Terms: map[string]any{"format": protocol.JSON}}
+	e, err := protocol.Draft{SessionID: session, Time: b.c.Now(),
+		Recipient: &protocol.Party{AgentID: peer, OrgID: card.OrgID}, Performative: protocol.Propose,
+		Body: body}.Sign(i)
 	if err != nil {
 		return err
 	}
-	e.Note = says{}
+	e.Note = ownMessage{}
 	_, err = b.server.Say(ctx, e)
 	return err
 }

@@ -30,7 +30,7 @@ func TestPartitionTaken(t *testing.T) {
 	b.store.conversation = func(session string) parley.ID { return parley.HashID([]byte(session)) }
 	b.standIns = newStandIns(b)
 	b.standIns.byID[standIn], b.standIns.byName["bob"] = "bob", &protocol.Identity{}
-	b.tender = newTender(b)
+	b.reconciler = newReconciler(b)
 	at := func(partition int, n int) string { // the n-th session there
 		for i := byte('a'); ; i++ {
 			if id := "session-" + string(i); j.Partition(scope(id)) == partition {
@@ -43,22 +43,24 @@ func TestPartitionTaken(t *testing.T) {
 	note := func(id string, over bool, participants ...string) string {
 		b.store.mu.Lock()
 		defer b.store.mu.Unlock()
-		b.store.note(id, participants, over).known = true // and nothing is due
+		b.store.noteSession(id, participants, over).known = true // and nothing is due
 		return id
 	}
 	mine := note(at(0, 0), false, native, standIn)
-	others := []string{note(at(0, 1), true, native, standIn), note(at(0, 2), false, native, native+"2"), note(at(1, 0), false, native, standIn)}
-	b.tender.all()
-	if len(b.tender.dirty) > 0 {
-		t.Fatal("something is due", b.tender.dirty)
+	others := []string{note(at(0, 1), true, native, standIn), note(at(0, 2), false, native, native+"2"),
+		note(at(1, 0), false, native, standIn)}
+	b.reconciler.enqueueDue()
+	if len(b.reconciler.queued) > 0 {
+		t.Fatal("something is due", b.reconciler.queued)
 	}
 	b.store.chain(mine)
-	b.tender.took(0)
-	if !b.tender.dirty[mine] || b.tender.seen[mine] <= b.store.told(mine) || b.store.inMemory(mine) != nil {
+	b.reconciler.partitionOwned(0)
+	if !b.reconciler.queued[mine] || b.reconciler.newest[mine] <= b.store.notified(mine) ||
+		b.store.inMemory(mine) != nil {
 		t.Error("a session of the partition is not read again and looked at")
 	}
 	for _, id := range others {
-		if b.tender.dirty[id] {
+		if b.reconciler.queued[id] {
 			t.Errorf("%s is looked at, where there is nothing to do", id)
 		}
 	}
@@ -74,20 +76,20 @@ func TestTendedAgain(t *testing.T) {
 	b := &Binding{c: Config{Journal: j, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}, ctx: t.Context()}
 	b.store = newStore(j, &b.c)
 	b.server = &protocol.Server{Store: b.store}
-	b.tender = newTender(b)
+	b.reconciler = newReconciler(b)
 	if err := j.Close(); err != nil { // it can be read no more
 		t.Fatal(err)
 	}
 	const session = "01890000-0000-7000-8000-000000000000"
-	b.tender.seen[session] = 5
-	b.tender.look(session)
-	b.tender.round()
-	b.tender.runs.Wait()
-	if len(b.tender.dirty) > 0 {
-		t.Fatalf("it is to be looked at at once: %v", b.tender.dirty)
+	b.reconciler.newest[session] = 5
+	b.reconciler.enqueue(session)
+	b.reconciler.dispatch()
+	b.reconciler.runs.Wait()
+	if len(b.reconciler.queued) > 0 {
+		t.Fatalf("it is to be looked at at once: %v", b.reconciler.queued)
 	}
-	b.tender.retry()
-	if !b.tender.dirty[session] || b.tender.seen[session] <= 5 || len(b.tender.failed) > 0 {
-		t.Errorf("dirty %v, seen %v, failed %v", b.tender.dirty, b.tender.seen, b.tender.failed)
+	b.reconciler.retry()
+	if !b.reconciler.queued[session] || b.reconciler.newest[session] <= 5 || len(b.reconciler.failed) > 0 {
+		t.Errorf("dirty %v, seen %v, failed %v", b.reconciler.queued, b.reconciler.newest, b.reconciler.failed)
 	}
 }

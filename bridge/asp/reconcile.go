@@ -15,63 +15,67 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// tender does what the hub has to do in sessions of its own accord: it accepts
-// invitations of stand-ins, hands answers to those who asked, ends what timed
-// out, and closes what it opened. It follows the journal, so that a session is
-// tended by the node that owns its partition, whoever took the message.
-type tender struct {
+// reconciler does what the hub has to do in sessions by itself: it accepts the
+// invitations of stand-ins, gives answers to the hub, ends what timed out, and closes
+// idle sessions. For example, an INFORM that answers a QUERY of the hub is recorded in
+// the session; the journal tells of the record, the session is queued, and a worker
+// submits the reply. Only the node that owns a session's partition does so, whichever
+// node took the message.
+type reconciler struct {
 	b *Binding
 
-	mu      sync.Mutex
-	dirty   map[string]bool   // sessions to look at; false: being looked at
-	seen    map[string]uint64 // of those: the newest record, in the journal
-	agents  map[string]bool   // registered agents that the directory may lack
-	names   map[string]bool   // agents that were exposed
-	failed  map[string]bool   // sessions that could not be tended, to look at again
-	waiting map[string][]chan struct{}
-	wake    chan struct{}
-	slots   chan struct{}
-	runs    sync.WaitGroup
+	mu       sync.Mutex
+	queued   map[string]bool   // sessions to reconcile; false: under reconciliation
+	newest   map[string]uint64 // of those: sequence of the newest record in the journal
+	agents   map[string]bool   // registered agents that the directory may lack
+	standIns map[string]bool   // agents whose stand-in may have to change
+	failed   map[string]bool   // sessions to try again
+	waiting  map[string][]chan struct{}
+	wake     chan struct{}
+	workers  chan struct{}
+	runs     sync.WaitGroup
 }
 
 const (
-	tenders    = 32
-	sweepEvery = time.Minute
-	maxSays    = 64 // how often the hub may lose the race for the head
+	maxWorkers  = 32
+	sweepEvery  = time.Minute
+	maxAttempts = 64 // at signing for the head of a session
 )
 
-func newTender(b *Binding) *tender {
-	return &tender{b: b, dirty: map[string]bool{}, seen: map[string]uint64{}, agents: map[string]bool{}, names: map[string]bool{},
-		failed: map[string]bool{}, waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1), slots: make(chan struct{}, tenders)}
+func newReconciler(b *Binding) *reconciler {
+	return &reconciler{b: b, queued: map[string]bool{}, newest: map[string]uint64{}, agents: map[string]bool{},
+		standIns: map[string]bool{},
+		failed:   map[string]bool{}, waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1),
+		workers: make(chan struct{}, maxWorkers)}
 }
 
-func (t *tender) start() {
-	t.all()
+func (t *reconciler) start() {
+	t.enqueueDue()
 	t.b.work.Go(t.run)
 }
 
-func (t *tender) signal() {
+func (t *reconciler) signal() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (t *tender) enter(id string) { t.add(&t.agents, id) }
+func (t *reconciler) enqueueAgent(id string) { t.add(&t.agents, id) }
 
-func (t *tender) expose(name string) { t.add(&t.names, name) }
+func (t *reconciler) enqueueStandIn(name string) { t.add(&t.standIns, name) }
 
-func (t *tender) look(id string) { t.add(&t.dirty, id) }
+func (t *reconciler) enqueue(id string) { t.add(&t.queued, id) }
 
-func (t *tender) add(set *map[string]bool, v string) {
+func (t *reconciler) add(set *map[string]bool, v string) {
 	t.mu.Lock()
 	(*set)[v] = true
 	t.mu.Unlock()
 	t.signal()
 }
 
-// recorded is told of every record of the journal.
-func (t *tender) recorded(r *journal.Record) {
+// recorded is called with every record of the journal.
+func (t *reconciler) recorded(r *journal.Record) {
 	if r.Chain == nil {
 		return
 	}
@@ -85,20 +89,20 @@ func (t *tender) recorded(r *journal.Record) {
 	}
 	delete(t.waiting, session)
 	t.mu.Unlock()
-	// Of the sessions of other nodes, those count that are in use here and
-	// those that may bring somebody in who waits here.
-	if !t.mine(session) && t.b.store.inMemory(session) == nil && r.Chain.After != 0 &&
+	// A session of another node matters here if it is in memory, or if the record
+	// brings in an agent that may wait for it at this node.
+	if !t.owns(session) && t.b.store.inMemory(session) == nil && r.Chain.After != 0 &&
 		r.Message != nil && r.Message.Act != string(protocol.Delegate) {
 		return
 	}
 	t.mu.Lock()
-	t.seen[session] = r.Position.Sequence
+	t.newest[session] = r.Position.Sequence
 	t.mu.Unlock()
-	t.look(session)
+	t.enqueue(session)
 }
 
 // changed gives a channel that is closed by the next record of a session.
-func (t *tender) changed(session string) <-chan struct{} {
+func (t *reconciler) changed(session string) <-chan struct{} {
 	w := make(chan struct{})
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -106,35 +110,36 @@ func (t *tender) changed(session string) <-chan struct{} {
 	return w
 }
 
-// all has every live session looked at.
-func (t *tender) all() {
+// enqueueDue queues every live session that may need something.
+func (t *reconciler) enqueueDue() {
 	for _, id := range t.b.store.due(t.b.c.Now(), func(string) bool { return true }) {
-		t.look(id)
+		t.enqueue(id)
 	}
 }
 
-// took looks at the sessions of a partition of which this node has become the
-// owner: what was said in them since the one before left, nobody has seen to.
-func (t *tender) took(partition int) {
+// partitionOwned queues the sessions of a partition that this node owns from now on:
+// nobody has seen to the messages recorded since the previous owner left.
+func (t *reconciler) partitionOwned(partition int) {
 	j := t.b.c.Journal
 	for id, participants := range t.b.store.live() {
-		if j.Partition(scope(id)) != partition || !slices.ContainsFunc(participants, func(p string) bool { return t.b.standIns.of(p) != nil }) {
-			continue // in sessions of others there is nothing to be done
+		if j.Partition(scope(id)) != partition || !slices.ContainsFunc(participants,
+			func(p string) bool { return t.b.standIns.of(p) != nil }) {
+			continue // the hub takes no part in it
 		}
-		t.b.store.forget(id) // of its calls, some are settled
+		t.b.store.forget(id) // some of its calls are settled
 		t.mu.Lock()
-		t.seen[id] = math.MaxUint64 // it may be further than is known here
+		t.newest[id] = math.MaxUint64 // newer than any record known here
 		t.mu.Unlock()
-		t.look(id)
+		t.enqueue(id)
 	}
 }
 
-func (t *tender) mine(session string) bool {
+func (t *reconciler) owns(session string) bool {
 	j := t.b.c.Journal
 	return j.Owned(j.Partition(scope(session)))
 }
 
-func (t *tender) run() {
+func (t *reconciler) run() {
 	second := time.NewTicker(time.Second)
 	defer second.Stop()
 	minute := time.NewTicker(sweepEvery)
@@ -143,10 +148,10 @@ func (t *tender) run() {
 	for {
 		select {
 		case <-t.wake:
-			t.round()
+			t.dispatch()
 		case <-second.C:
-			for _, id := range t.b.store.due(t.b.c.Now(), t.mine) {
-				t.look(id)
+			for _, id := range t.b.store.due(t.b.c.Now(), t.owns) {
+				t.enqueue(id)
 			}
 			t.retry()
 		case <-minute.C:
@@ -161,14 +166,14 @@ func (t *tender) run() {
 	}
 }
 
-func (t *tender) round() {
+func (t *reconciler) dispatch() {
 	t.mu.Lock()
-	agents, names := t.agents, t.names
-	t.agents, t.names = map[string]bool{}, map[string]bool{}
+	agents, names := t.agents, t.standIns
+	t.agents, t.standIns = map[string]bool{}, map[string]bool{}
 	var sessions []string
-	for id, due := range t.dirty {
+	for id, due := range t.queued {
 		if due {
-			t.dirty[id] = false
+			t.queued[id] = false
 			sessions = append(sessions, id)
 		}
 	}
@@ -192,23 +197,23 @@ func (t *tender) round() {
 	}
 	for _, id := range sessions {
 		select {
-		case t.slots <- struct{}{}:
+		case t.workers <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
 		t.runs.Go(func() {
-			defer func() { <-t.slots }()
-			err := t.tend(ctx, id)
+			defer func() { <-t.workers }()
+			err := t.reconcile(ctx, id)
 			t.mu.Lock()
-			again := t.dirty[id]
+			again := t.queued[id]
 			if !again {
-				delete(t.dirty, id)
+				delete(t.queued, id)
 			}
 			t.mu.Unlock()
 			if err != nil && ctx.Err() == nil {
-				t.b.c.Logger.Warn("cannot tend a session", "session", id, "error", err)
+				t.b.c.Logger.Warn("cannot reconcile a session", "session", id, "error", err)
 				t.mu.Lock()
-				t.seen[id], t.failed[id] = math.MaxUint64, true
+				t.newest[id], t.failed[id] = math.MaxUint64, true
 				t.mu.Unlock()
 			}
 			if again {
@@ -218,37 +223,37 @@ func (t *tender) round() {
 	}
 }
 
-// retry looks again at the sessions that could not be tended.
-func (t *tender) retry() {
+// retry queues the sessions that failed.
+func (t *reconciler) retry() {
 	t.mu.Lock()
 	failed := t.failed
 	t.failed = map[string]bool{}
 	t.mu.Unlock()
 	for id := range failed {
-		t.look(id)
+		t.enqueue(id)
 	}
 }
 
-// tend does what is to be done in one session now.
-func (t *tender) tend(ctx context.Context, id string) error {
+// reconcile does what the state of one session asks of the hub.
+func (t *reconciler) reconcile(ctx context.Context, id string) error {
 	b := t.b
 	t.mu.Lock()
-	seen := t.seen[id]
-	delete(t.seen, id)
+	seen := t.newest[id]
+	delete(t.newest, id)
 	t.mu.Unlock()
-	if seen > b.store.told(id) { // another node appended
+	if seen > b.store.notified(id) { // another node appended
 		if err := b.server.Notify(ctx, id); err != nil {
 			return err
 		}
 		if seen < math.MaxUint64 {
-			b.store.tell(id, seen)
+			b.store.noteNotified(id, seen)
 		}
 	}
 	ledger, err := b.server.Session(ctx, id, "")
 	if errors.Is(err, protocol.ErrSessionNotFound) {
 		return nil
 	}
-	if err != nil || !t.mine(id) {
+	if err != nil || !t.owns(id) {
 		return err
 	}
 	var own []*protocol.Identity
@@ -261,21 +266,22 @@ func (t *tender) tend(ctx context.Context, id string) error {
 		return nil
 	}
 	for _, i := range own {
-		if err := t.attend(ctx, ledger, i); err != nil && !isMoved(err) {
+		if err := t.join(ctx, ledger, i); err != nil && !isMoved(err) {
 			return err
 		}
 	}
-	return t.answers(ctx, ledger)
+	return t.deliverAnswers(ctx, ledger)
 }
 
-// isMoved: somebody else did it, or the session went on otherwise. The record
-// of that brings the session here again.
+// isMoved reports that the session went on meanwhile. The record of that queues the
+// session again.
 func isMoved(err error) bool {
-	return errors.Is(err, protocol.ErrTransition) || errors.Is(err, protocol.ErrSessionClosed) || errors.Is(err, protocol.ErrInvalidBody) || errors.Is(err, protocol.ErrChain)
+	return errors.Is(err, protocol.ErrTransition) || errors.Is(err, protocol.ErrSessionClosed) ||
+		errors.Is(err, protocol.ErrInvalidBody) || errors.Is(err, protocol.ErrChain)
 }
 
-// attend answers an invitation to a stand-in and introduces it.
-func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
+// join answers the invitation of a stand-in, and introduces it.
+func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
 	b := t.b
 	switch l.State {
 	case protocol.Invited:
@@ -288,13 +294,13 @@ func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Ide
 		name, _ := b.standIns.name(i.ID())
 		answer := protocol.Answer{ReferenceID: l.Items[at].ID}
 		e, ok := b.c.Hub.Directory().Agent(name)
-		// The address of a stand-in that an identity of the agent's own retired
-		// leads to the agent still.
+		// A stand-in stays reachable after the agent got an identity of its own.
 		if !ok || !e.ExposedIn(Protocol) && !b.spokeFirst(l, i) {
 			answer.Code, answer.Reason = "unauthorized", "the agent is not here"
-			return b.say(ctx, i, l.ID, "", wording{act: protocol.Reject, body: answer}, says{once: l.Head}, nil)
+			return b.send(ctx, i, l.ID, "", speechAct{act: protocol.Reject, body: answer}, ownMessage{onlyAt: l.Head},
+				nil)
 		}
-		return b.say(ctx, i, l.ID, "", wording{act: protocol.Accept, body: answer}, says{once: l.Head}, nil)
+		return b.send(ctx, i, l.ID, "", speechAct{act: protocol.Accept, body: answer}, ownMessage{onlyAt: l.Head}, nil)
 	case protocol.Introduced:
 		records, err := b.store.Records(ctx, l.ID, 0, 16)
 		if err != nil {
@@ -302,7 +308,8 @@ func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Ide
 		}
 		for _, r := range records {
 			if r.Sender == i.ID() && r.Kind == protocol.RecordMessage {
-				if e, err := (protocol.Limits{}).Decode(r.Raw, r.Format); err == nil && bodyOf(e).InformType == introduction {
+				if e, err := (protocol.Limits{}).Decode(r.Raw, r.Format); err == nil &&
+					bodyOf(e).InformType == introduction {
 					return nil
 				}
 			}
@@ -311,21 +318,24 @@ func (t *tender) attend(ctx context.Context, l *protocol.Ledger, i *protocol.Ide
 		if err != nil {
 			return err
 		}
-		object := protocol.ContextObject{Type: protocol.AgentCardContext, ID: "card-" + i.Public().ID()[:16], Version: 1, Data: card, Visibility: protocol.VisibleSession}
-		return b.say(ctx, i, l.ID, "", wording{act: protocol.Inform, body: protocol.Information{InformType: introduction, Topic: introduction}},
-			says{once: l.Head}, []protocol.ContextObject{object})
+		object := protocol.ContextObject{Type: protocol.AgentCardContext, ID: "card-" + i.Public().ID()[:16],
+			Version: 1, Data: card, Visibility: protocol.VisibleSession}
+		return b.send(ctx, i, l.ID, "", speechAct{act: protocol.Inform,
+			body: protocol.Information{InformType: introduction, Topic: introduction}},
+			ownMessage{onlyAt: l.Head}, []protocol.ContextObject{object})
 	}
 	return nil
 }
 
-// spokeFirst: a stand-in that invited takes the counter-invitation.
+// spokeFirst reports whether a stand-in opened the session: it then accepts the
+// counter-invitation.
 func (b *Binding) spokeFirst(l *protocol.Ledger, i *protocol.Identity) bool {
 	return l.Participants[0].AgentID == i.ID()
 }
 
-// answers hands to those who asked what came since.
-func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
-	list, err := t.b.store.callsIn(ctx, l)
+// deliverAnswers submits the replies to the calls of a session.
+func (t *reconciler) deliverAnswers(ctx context.Context, l *protocol.Ledger) error {
+	list, err := t.b.store.openCalls(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -343,13 +353,13 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 		}
 		for _, r := range page {
 			if r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
-				if list, err = t.answer(ctx, l.ID, r, list); err != nil {
+				if list, err = t.deliverAnswer(ctx, l.ID, r, list); err != nil {
 					return err
 				}
 			}
 			at++
 		}
-		t.b.store.handed(l.ID, list, at)
+		t.b.store.answersDelivered(l.ID, list, at)
 	}
 	if !l.State.Terminal() {
 		return nil
@@ -358,17 +368,18 @@ func (t *tender) answers(ctx context.Context, l *protocol.Ledger) error {
 		m := &parley.Message{Kind: parley.Failure,
 			Error:  parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
 			Origin: parley.Origin{Protocol: Protocol, Peer: c.Peer, Verdict: parley.Verdict{Assurance: parley.Session}}}
-		if _, err = t.hand(ctx, l.ID, c, m, "end "+l.ID); err != nil {
+		if _, err = t.submitReply(ctx, l.ID, c, m, "end "+l.ID); err != nil {
 			return err
 		}
 	}
-	t.b.store.handed(l.ID, nil, at)
+	t.b.store.answersDelivered(l.ID, nil, at)
 	return nil
 }
 
-// answer hands one message to who asked, if it is an answer; it gives what is
-// still open.
-func (t *tender) answer(ctx context.Context, session string, r *protocol.Record, list []call) ([]call, error) {
+// deliverAnswer submits one message as a reply, if it answers a call; it gives the
+// calls that are still open.
+func (t *reconciler) deliverAnswer(ctx context.Context, session string, r *protocol.Record, list []call) ([]call,
+	error) {
 	e, err := (protocol.Limits{}).Decode(r.Raw, r.Format)
 	if err != nil {
 		return list, err
@@ -381,16 +392,18 @@ func (t *tender) answer(ctx context.Context, session string, r *protocol.Record,
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
 	m.Trace.Foreign = map[string]string{foreignSession: session}
 	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
-		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true, Detail: "verified when the session recorded it"}}}}
-	over, err := t.hand(ctx, session, *c, m, r.MessageID)
+		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true,
+			Detail: "verified when the session recorded it"}}}}
+	over, err := t.submitReply(ctx, session, *c, m, r.MessageID)
 	if over {
 		list = slices.DeleteFunc(list, func(x call) bool { return x.Request == m.InReplyTo })
 	}
 	return list, err
 }
 
-// hand gives a reply to the hub, once. It reports whether nobody waits for another.
-func (t *tender) hand(ctx context.Context, session string, c call, m *parley.Message, key string) (over bool, err error) {
+// submitReply gives a reply to the hub, once; over reports that the call is settled.
+func (t *reconciler) submitReply(ctx context.Context, session string, c call, m *parley.Message, key string) (over bool,
+	err error) {
 	m.From, m.InReplyTo = c.To, c.Request
 	key = "asp reply " + session + " " + key + " " + c.Request.String()
 	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Key: journal.Key{ID: key}})
@@ -405,8 +418,8 @@ func (t *tender) hand(ctx context.Context, session string, c call, m *parley.Mes
 	return true, nil
 }
 
-// closeIdle closes sessions that the hub opened and nobody uses any more.
-func (t *tender) closeIdle(ctx context.Context) error {
+// closeIdle closes idle sessions that the hub opened.
+func (t *reconciler) closeIdle(ctx context.Context) error {
 	b := t.b
 	rows, err := b.opened.List(ctx, "")
 	if err != nil {
@@ -414,7 +427,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 	}
 	for _, row := range rows {
 		o := row.Value
-		if !t.mine(o.Session) {
+		if !t.owns(o.Session) {
 			continue
 		}
 		l, err := b.server.Session(ctx, o.Session, "")
@@ -424,7 +437,7 @@ func (t *tender) closeIdle(ctx context.Context) error {
 			return err
 		default:
 			last, _ := protocol.ParseTimestamp(l.LastTimestamp)
-			list, err := b.store.callsIn(ctx, l)
+			list, err := b.store.openCalls(ctx, l)
 			if err != nil || len(list) > 0 || b.c.Now().Sub(last) < cmp.Or(b.c.Idle, 10*time.Minute) {
 				continue
 			}
@@ -432,7 +445,8 @@ func (t *tender) closeIdle(ctx context.Context) error {
 			if i == nil {
 				continue
 			}
-			if err := b.say(ctx, i, o.Session, "", wording{act: protocol.Close, body: protocol.Closing{Reason: "idle"}}, says{}, nil); err != nil && !isMoved(err) {
+			if err := b.send(ctx, i, o.Session, "", speechAct{act: protocol.Close,
+				body: protocol.Closing{Reason: "idle"}}, ownMessage{}, nil); err != nil && !isMoved(err) {
 				return err
 			}
 		}

@@ -18,15 +18,15 @@ import (
 )
 
 const (
-	pageSize  = 256
-	entrySize = 8 + 16 // sequence in the journal, messageId
-	kept      = 64     // newest records of a session kept decoded
+	pageSize      = 256
+	entrySize     = 8 + 16 // sequence in the journal, messageId
+	recentRecords = 64     // newest records of a session kept decoded
 )
 
 // scope of a session's messages.
 func scope(session string) string { return Protocol + " " + session }
 
-// sessionOf is the inverse; "" for scopes of others.
+// sessionOf is the inverse; "" for a scope of another protocol.
 func sessionOf(scope string) string {
 	s, ok := strings.CutPrefix(scope, Protocol+" ")
 	if !ok || !protocol.ValidUUID(s) {
@@ -35,26 +35,26 @@ func sessionOf(scope string) string {
 	return s
 }
 
-// chain is a session that is held ready.
+// chain is a session in memory.
 type chain struct {
 	id           string
-	conversation parley.ID // of the hub's, once it was asked for; under mu
+	conversation parley.ID // of the hub; zero until it is needed; under mu
 
-	mu     sync.Mutex
-	ledger *protocol.Ledger // nil: nothing is recorded
-	seq    uint64           // of the last record in ledger
-	at     []place          // by position
-	ids    map[parley.ID]int32
-	recent []*protocol.Record // the newest, by position modulo kept
-	saved  int                // records of the checkpoint
-	told   uint64             // of the last record of which those who read the session were told
-	calls  []call             // of the hub's, in their order
+	mu       sync.Mutex
+	ledger   *protocol.Ledger // nil: nothing is recorded
+	seq      uint64           // of the last record in ledger
+	entries  []logEntry       // by position
+	ids      map[parley.ID]int32
+	recent   []*protocol.Record // the newest, by position modulo kept
+	saved    int                // records of the checkpoint
+	notified uint64             // of the last record of which the readers of the session were notified
+	calls    []call             // of the hub, the oldest first
 
 	used time.Time // under store.mu
 }
 
-// place is where a record stands in the journal, and the id of its message.
-type place struct {
+// logEntry is the position of a record in the journal, and the id of its message.
+type logEntry struct {
 	seq uint64
 	id  parley.ID
 }
@@ -67,7 +67,7 @@ type checkpoint struct {
 	Calls        []call           `json:"calls,omitempty"`
 }
 
-// chain gives a session, held ready from now on. Those not used for longest go.
+// chain gives a session, in memory from now on. The least recently used ones go.
 func (s *store) chain(id string) *chain {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,8 +83,8 @@ func (s *store) chain(id string) *chain {
 	return c
 }
 
-// evict forgets a part of the sessions, of those looked at the ones not used
-// for longest. A session in use is only loaded again: the journal decides.
+// evict drops the least recently used quarter of a sample. A session in use is then
+// loaded again.
 func (s *store) evict() {
 	var look []*chain
 	for _, c := range s.chains {
@@ -125,8 +125,8 @@ func (s *store) load(ctx context.Context, c *chain) error {
 			return fmt.Errorf("session %s, record at %s: %w", c.id, r.Position, err)
 		}
 	}
-	if fresh || len(c.calls) >= pageSize { // another node hands over their answers
-		return s.settle(ctx, c)
+	if fresh || len(c.calls) >= pageSize { // other nodes settle them
+		return s.dropSettledCalls(ctx, c)
 	}
 	return nil
 }
@@ -156,7 +156,7 @@ func (s *store) behind(ctx context.Context, id string, head, seq uint64) ([]*jou
 }
 
 func (c *chain) reset() {
-	c.ledger, c.seq, c.at, c.ids, c.recent, c.saved, c.calls = nil, 0, nil, map[parley.ID]int32{}, nil, 0, nil
+	c.ledger, c.seq, c.entries, c.ids, c.recent, c.saved, c.calls = nil, 0, nil, map[parley.ID]int32{}, nil, 0, nil
 }
 
 // restore takes the last checkpoint, if it is whole.
@@ -179,7 +179,7 @@ func (s *store) restore(ctx context.Context, c *chain, head uint64) {
 			c.index(binary.BigEndian.Uint64(b), parley.ID(b[8:24]))
 		}
 	}
-	if count > 0 && c.at[count-1].seq != cp.Sequence {
+	if count > 0 && c.entries[count-1].seq != cp.Sequence {
 		c.reset()
 		return
 	}
@@ -188,17 +188,17 @@ func (s *store) restore(ctx context.Context, c *chain, head uint64) {
 
 func pageKey(session string, n int) string { return session + "/" + strconv.Itoa(n) }
 
-// index notes where the next record stands.
+// index appends a log entry.
 func (c *chain) index(seq uint64, message parley.ID) {
 	if !message.IsZero() {
-		c.ids[message] = int32(len(c.at))
+		c.ids[message] = int32(len(c.entries))
 	}
-	c.at = append(c.at, place{seq, message})
+	c.entries = append(c.entries, logEntry{seq, message})
 }
 
-// errErasedLog says that a session cannot be read from its log any more, because
-// its checkpoint is gone too.
-var errErasedLog = parley.Refuse(parley.Internal, "the content of the message was erased, and there is no checkpoint behind it")
+// errErasedLog: neither the log nor a checkpoint tells the state of the session.
+var errErasedLog = parley.Refuse(parley.Internal,
+	"the content of the message was erased, and there is no checkpoint behind it")
 
 func (s *store) replay(c *chain, r *journal.Record) error {
 	if r.Erased != nil {
@@ -209,8 +209,8 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 		return err
 	}
 	rec := &x.Record
-	if rec.Position != int64(len(c.at)) {
-		return fmt.Errorf("position %d where %d is expected", rec.Position, len(c.at))
+	if rec.Position != int64(len(c.entries)) {
+		return fmt.Errorf("position %d where %d is expected", rec.Position, len(c.entries))
 	}
 	after, err := c.ledger.Replay(rec, x.Joined, s.limits, s.timeouts)
 	if err != nil {
@@ -220,26 +220,26 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	return nil
 }
 
-// advance takes what is recorded into c.
+// advance adds a record to c.
 func (s *store) advance(c *chain, r *protocol.Record, asks callee, after *protocol.Ledger, seq uint64) {
 	var id parley.ID
 	if r.MessageID != "" {
 		id, _ = parley.ParseID(r.MessageID) // of version 7: the server checked
 	}
 	c.index(seq, id)
-	s.follow(c, r, id, asks)
+	s.trackCalls(c, r, id, asks)
 	c.ledger, c.seq = after, seq
-	for len(c.recent) <= int(r.Position%kept) {
+	for len(c.recent) <= int(r.Position%recentRecords) {
 		c.recent = append(c.recent, nil)
 	}
-	c.recent[r.Position%kept] = r
+	c.recent[r.Position%recentRecords] = r
 	names := make([]string, len(after.Participants))
 	for i, p := range after.Participants {
 		names[i] = p.AgentID
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	m := s.note(c.id, names, after.State.Terminal())
+	m := s.noteSession(c.id, names, after.State.Terminal())
 	m.deadline, m.known = after.Deadline, true
 }
 
@@ -269,10 +269,10 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		}
 		return err
 	}
-	said, _ := saidByHub(r.Request)
-	s.advance(c, r, said.asks, r.Ledger, at.Sequence)
-	c.told = c.seq // the server does when this returns
-	if len(c.at)-c.saved >= pageSize || r.Ledger.State.Terminal() {
+	said, _ := ownMessageOf(r.Request)
+	s.advance(c, r, said.callee, r.Ledger, at.Sequence)
+	c.notified = c.seq // the server does when this returns
+	if len(c.entries)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
 			s.warn("cannot write a checkpoint of a session", err) // the log is enough
 		}
@@ -280,14 +280,14 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 	return nil
 }
 
-// commit records r, and before that those whom it brings into the session.
-func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant) (at journal.Position, err error) {
+// commit records r, and first the participants that it adds to the session.
+func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record,
+	joined []protocol.Participant) (at journal.Position, err error) {
 	if len(joined) > 0 {
-		if err := s.bring(c.id, joined); err != nil {
+		if err := s.noteJoining(c.id, joined); err != nil {
 			return at, err
 		}
-		// The participants of a session are known before it is recorded: after a
-		// crash it is found without its id.
+		// After a crash, the checkpoint leads to the session of each participant.
 		if err := s.save(ctx, c, r.Ledger.Participants, r.Sender); err != nil {
 			return at, err
 		}
@@ -295,14 +295,14 @@ func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined
 	return s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(c.id), After: c.seq})
 }
 
-// save writes a checkpoint, for the agent that causes it; "" where it only
-// spares work later. c.mu is held.
+// save writes a checkpoint, which agent pays for if it is a guest. The caller holds
+// c.mu.
 func (s *store) save(ctx context.Context, c *chain, participants []protocol.Participant, agent string) error {
 	ctx = context.WithoutCancel(ctx)
-	for n := c.saved / pageSize; n*pageSize < len(c.at); n++ {
-		from, to := n*pageSize, min((n+1)*pageSize, len(c.at))
+	for n := c.saved / pageSize; n*pageSize < len(c.entries); n++ {
+		from, to := n*pageSize, min((n+1)*pageSize, len(c.entries))
 		page := make([]byte, (to-from)*entrySize)
-		for i, p := range c.at[from:to] {
+		for i, p := range c.entries[from:to] {
 			binary.BigEndian.PutUint64(page[i*entrySize:], p.seq)
 			copy(page[i*entrySize+8:], p.id[:])
 		}
@@ -310,7 +310,7 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 			return err
 		}
 	}
-	if err := s.settle(ctx, c); err != nil {
+	if err := s.dropSettledCalls(ctx, c); err != nil {
 		return err
 	}
 	cp := &checkpoint{Ledger: c.ledger, Sequence: c.seq, Calls: c.calls}
@@ -328,7 +328,7 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	}
 	_, err := s.sessions.Put(ctx, c.id, cp, time.Time{})
 	if err == nil {
-		c.saved = len(c.at)
+		c.saved = len(c.entries)
 	}
 	return err
 }
@@ -348,16 +348,16 @@ func (s *store) Ledger(ctx context.Context, session string) (*protocol.Ledger, e
 	return c.ledger, nil
 }
 
-// forget drops a session from memory: one that does not exist, for guests name many,
-// or one that must be read again.
+// forget drops a session from memory: one that must be read again, or one that does
+// not exist (guests can name any number of those).
 func (s *store) forget(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.chains, session)
 }
 
-// ready gives a session that was loaded; whether it is at the head does not
-// matter for what lies behind.
+// ready gives a loaded session, locked, which need not be at its head: enough to read
+// older records.
 func (s *store) ready(ctx context.Context, session string) (*chain, error) {
 	c := s.chain(session)
 	c.mu.Lock()
@@ -395,10 +395,10 @@ func (s *store) Message(ctx context.Context, session, messageID string) (*protoc
 
 // record gives one record; c.mu is held.
 func (s *store) record(ctx context.Context, c *chain, position int64) (*protocol.Record, error) {
-	if i := int(position % kept); i < len(c.recent) && c.recent[i] != nil && c.recent[i].Position == position {
+	if i := int(position % recentRecords); i < len(c.recent) && c.recent[i] != nil && c.recent[i].Position == position {
 		return c.recent[i], nil
 	}
-	r, err := s.j.Read(ctx, journal.Position{Partition: s.j.Partition(scope(c.id)), Sequence: c.at[position].seq})
+	r, err := s.j.Read(ctx, journal.Position{Partition: s.j.Partition(scope(c.id)), Sequence: c.entries[position].seq})
 	if err != nil {
 		return nil, err
 	}
@@ -417,7 +417,7 @@ func (s *store) Records(ctx context.Context, session string, from int64, limit i
 	}
 	defer c.mu.Unlock()
 	from = max(from, 0)
-	n := min(int64(len(c.at))-from, int64(limit))
+	n := min(int64(len(c.entries))-from, int64(limit))
 	if n <= 0 {
 		return nil, nil
 	}
@@ -430,29 +430,29 @@ func (s *store) Records(ctx context.Context, session string, from int64, limit i
 	return out, nil
 }
 
-// told is the newest record of a session of which those who read it here were
-// told. It may be older than what is known here: whoever looks at a session
-// learns of what other nodes recorded in it.
-func (s *store) told(session string) uint64 {
+// notified is the newest record of which the readers of a session at this node were
+// notified. Memory may be ahead: loading a session also reads the records of other
+// nodes.
+func (s *store) notified(session string) uint64 {
 	c := s.inMemory(session)
 	if c == nil {
 		return 0
 	}
-	c.mu.Lock() // an append that is under way ends first
+	c.mu.Lock() // wait for an append in progress
 	defer c.mu.Unlock()
-	return c.told
+	return c.notified
 }
 
-// tell notes that they were told of a record.
-func (s *store) tell(session string, seq uint64) {
+// noteNotified notes that they were notified of a record.
+func (s *store) noteNotified(session string, seq uint64) {
 	if c := s.inMemory(session); c != nil {
 		c.mu.Lock()
-		c.told = max(c.told, seq)
+		c.notified = max(c.notified, seq)
 		c.mu.Unlock()
 	}
 }
 
-// inMemory gives a session that is held ready; nil for others.
+// inMemory gives a session that is in memory, or nil.
 func (s *store) inMemory(session string) *chain {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -29,7 +29,8 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "let us ask a third"}); err != nil {
 		t.Fatal(err)
 	}
-	sent, err := s.Send(ctx, asp.Delegate, asp.Delegation{TargetAgent: w.echoID(), Scope: "pieces", DelegationID: "d-1"})
+	sent, err := s.Send(ctx, asp.Delegate, asp.Delegation{TargetAgent: w.echoID(),
+		Scope: "pieces", DelegationID: "d-1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,8 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 		t.Fatal("ASP-024: the message is not recorded as it was sent")
 	}
 	m := records[at].Message
-	if m.Kind != parley.Request || m.To != "crew/echo" || len(m.Audience) != 2 || m.Origin.Verdict.Assurance != parley.Signed {
+	if m.Kind != parley.Request || m.To != "crew/echo" || len(m.Audience) != 2 ||
+		m.Origin.Verdict.Assurance != parley.Signed {
 		t.Errorf("%+v", m)
 	}
 }
@@ -77,8 +79,10 @@ func TestDeadPeer(t *testing.T) {
 	}
 	ctx := w.ctx()
 	ask := func(to string, wait time.Duration) (*parley.Message, error) {
-		return w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Skill: "echo",
-			Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"text":"hi"}`)}}, Deadline: time.Now().Add(wait), Origin: parley.Origin{Protocol: "go"}}})
+		return w.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request,
+			From: "crew/echo", To: to, Skill: "echo",
+			Parts:    []parley.Part{{MediaType: "application/json", Data: []byte(`{"text":"hi"}`)}},
+			Deadline: time.Now().Add(wait), Origin: parley.Origin{Protocol: "go"}}})
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -88,7 +92,7 @@ func TestDeadPeer(t *testing.T) {
 		}
 		done <- err
 	}()
-	if m, err := ask("crew/echo", patience); err != nil || m.Kind != parley.Response {
+	if m, err := ask("crew/echo", responseTime); err != nil || m.Kind != parley.Response {
 		t.Errorf("another: %+v %v", m, err)
 	}
 	if err := <-done; err != nil {
@@ -112,20 +116,24 @@ func TestTrustIsVouchedFor(t *testing.T) {
 	if _, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err != nil {
 		t.Errorf("who has the score: %v", err)
 	}
-	if _, err := bob.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err == nil || !strings.Contains(err.Error(), "insufficient_trust_score") {
+	if _, err := bob.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err == nil ||
+		!strings.Contains(err.Error(), "insufficient_trust_score") {
 		t.Errorf("who has none: %v", err)
 	}
 	session, err := asp.NewSessionID()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := asp.Draft{SessionID: session, Performative: asp.Propose, TrustScore: 100, Recipient: &asp.Party{AgentID: w.echoID(), OrgID: "org_parley"},
-		Body: asp.Proposal{ProposalID: "p", Type: "session-invitation", Subject: "s", Terms: map[string]any{}}}.Sign(bob.Identity)
+	e, err := asp.Draft{SessionID: session, Performative: asp.Propose, TrustScore: 100,
+		Recipient: &asp.Party{AgentID: w.echoID(), OrgID: "org_parley"},
+		Body: asp.Proposal{ProposalID: "p", Type: "session-invitation", Subject: "s",
+			Terms: map[string]any{}}}.Sign(bob.Identity)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var refusal *asp.Error
-	if _, err := w.ASP().Server().Ingest(ctx, e.Raw(), asp.Transport{Agent: bob.Identity.ID()}, session); !errors.As(err, &refusal) || refusal.Code != "insufficient_trust_score" {
+	if _, err := w.ASP().Server().Ingest(ctx, e.Raw(), asp.Transport{Agent: bob.Identity.ID()},
+		session); !errors.As(err, &refusal) || refusal.Code != "insufficient_trust_score" {
 		t.Errorf("who claims one: %v", err)
 	} else if r, ok := w.Hub().Explain(refusal.Reference); !ok || r.Step != "admit" {
 		t.Errorf("%+v", r)
@@ -142,7 +150,8 @@ func TestTrustIsVouchedFor(t *testing.T) {
 		case m.IsInvitation():
 			_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 		case m.Performative == asp.Query:
-			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"text": "yes"}}, asp.InReplyTo(m))
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"text": "yes"}},
+				asp.InReplyTo(m))
 		}
 		return err
 	})
@@ -162,8 +171,10 @@ func TestForged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := asp.Draft{SessionID: session, Performative: asp.Propose, Recipient: &asp.Party{AgentID: w.echoID(), OrgID: "org_parley"},
-		Body: asp.Proposal{ProposalID: "p", Type: "session-invitation", Subject: "s", Terms: map[string]any{}}}.Sign(alice.Identity)
+	e, err := asp.Draft{SessionID: session, Performative: asp.Propose,
+		Recipient: &asp.Party{AgentID: w.echoID(), OrgID: "org_parley"},
+		Body: asp.Proposal{ProposalID: "p", Type: "session-invitation", Subject: "s",
+			Terms: map[string]any{}}}.Sign(alice.Identity)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +183,8 @@ func TestForged(t *testing.T) {
 	forged := []byte(string(e.Raw()))
 	forged[sig] ^= 1
 	var bad *asp.Error
-	if _, err := server.Ingest(ctx, forged, asp.Transport{Agent: alice.Identity.ID()}, session); !errors.As(err, &bad) || bad.Step > 9 {
+	if _, err := server.Ingest(ctx, forged, asp.Transport{Agent: alice.Identity.ID()}, session); !errors.As(err,
+		&bad) || bad.Step > 9 {
 		t.Fatal(err)
 	}
 	if r, ok := w.Hub().Explain(bad.Reference); !ok || r.Step == "admit" {
@@ -186,7 +198,8 @@ func TestForged(t *testing.T) {
 		t.Error(err)
 	}
 	// ASP-026: a retransmission has no second effect.
-	if r, err := server.Ingest(context.WithoutCancel(ctx), e.Raw(), asp.Transport{Agent: alice.Identity.ID()}, session); err != nil || !r.Duplicate {
+	if r, err := server.Ingest(context.WithoutCancel(ctx), e.Raw(), asp.Transport{Agent: alice.Identity.ID()},
+		session); err != nil || !r.Duplicate {
 		t.Errorf("%+v %v", r, err)
 	}
 }
@@ -236,7 +249,8 @@ func TestAnswerAfterRestart(t *testing.T) {
 		}
 	}()
 	defer stop()
-	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go", Message: question(name(bob.Identity.ID()), "well?")})
+	request, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go",
+		Message: question(name(bob.Identity.ID()), "well?")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +266,8 @@ func TestAnswerAfterRestart(t *testing.T) {
 			answers <- r.Message
 		}
 	})()
-	if _, err := bs.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"text": "very well"}}, asp.InReplyTo(q)); err != nil {
+	if _, err := bs.Send(ctx, asp.Inform, asp.Information{InformType: "result",
+		Data: map[string]string{"text": "very well"}}, asp.InReplyTo(q)); err != nil {
 		t.Fatal(err)
 	}
 	select {

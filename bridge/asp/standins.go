@@ -21,26 +21,26 @@ const (
 	purposeProof   = Protocol + "-dpop" // P-256, of proofs
 )
 
-// standIns are the identities that the hub holds for agents which do not speak
-// ASP, and its own.
+// standIns are the identities that the hub keeps for agents of other protocols, and
+// its own.
 type standIns struct {
 	b *Binding
 
 	mu     sync.RWMutex
-	newest map[string]holding            // with the keys that the keyring has now
-	byName map[string]*protocol.Identity // as which it speaks: with the keys that are registered
+	newest map[string]keyedIdentity      // with the keys that the keyring has now
+	byName map[string]*protocol.Identity // with the registered keys, with which it signs
 	ready  map[string]readiness
 	byID   map[string]string // agent URI → directory name
 }
 
-// holding is an identity and the ids of the keys it is made of.
-type holding struct {
+// keyedIdentity is an identity and the ids of its keys.
+type keyedIdentity struct {
 	keys string
 	id   *protocol.Identity
 }
 
-// readiness is of what a stand-in was found to be registered, and noted in the
-// directory: as long as all three are what they were, it still is.
+// readiness is what a stand-in was made of when it was registered and in the
+// directory. While all three are the same, it needs no check.
 type readiness struct {
 	made  *protocol.Identity // of the newest keys
 	agent *protocol.Agent
@@ -48,7 +48,8 @@ type readiness struct {
 }
 
 func newStandIns(b *Binding) *standIns {
-	return &standIns{b: b, newest: map[string]holding{}, byName: map[string]*protocol.Identity{}, ready: map[string]readiness{}, byID: map[string]string{}}
+	return &standIns{b: b, newest: map[string]keyedIdentity{}, byName: map[string]*protocol.Identity{},
+		ready: map[string]readiness{}, byID: map[string]string{}}
 }
 
 // owner of an agent's keys in the keyring.
@@ -68,7 +69,7 @@ func (s *standIns) id(name string) string {
 	case !ok:
 		department, rest = "agents", name
 	case department == "agents" || name == "parley/hub":
-		rest = segment(name) // not that of another
+		rest = segment(name) // distinct from agent "agents/…" and the hub
 	}
 	return "agent://" + s.b.c.Domain + "/" + segment(department) + "/" + segment(rest)
 }
@@ -103,31 +104,30 @@ func (s *standIns) identity(name string) (*protocol.Identity, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.newest[name] = holding{keys, id}
-	if s.byName[name] == nil { // else it speaks with the old keys until the new ones are registered
+	s.newest[name] = keyedIdentity{keys, id}
+	if s.byName[name] == nil { // else the old keys sign until the new ones are registered
 		s.byName[name] = id
 	}
 	s.byID[id.ID()] = name
 	return id, nil
 }
 
-// keys are those of an agent's stand-in: the one that signs, the one that
-// proves.
+// keys are the signing key and the proof key of an agent's stand-in.
 func (s *standIns) keys(name string) []keyring.New {
 	owner := s.owner(name)
 	return []keyring.New{{Owner: owner, Purpose: purposeSigning, Algorithm: keyring.Ed25519, By: "parley"},
 		{Owner: owner, Purpose: purposeProof, Algorithm: keyring.P256, By: "parley"}}
 }
 
-func (s *standIns) keep(name string, id *protocol.Identity) {
+func (s *standIns) setSpeaker(name string, id *protocol.Identity) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.byName[name] = id
 }
 
-// former gives the identity with the keys that are registered for a stand-in
-// whose keys were replaced while it is in a session: there they cannot change.
-func (s *standIns) former(ctx context.Context, name, id string) (*protocol.Identity, error) {
+// formerIdentity gives the identity with the registered keys of a stand-in whose keys
+// were replaced during a session, in which keys cannot change.
+func (s *standIns) formerIdentity(ctx context.Context, name, id string) (*protocol.Identity, error) {
 	a, err := s.b.store.Agent(ctx, id)
 	if err != nil {
 		return nil, err
@@ -136,11 +136,11 @@ func (s *standIns) former(ctx context.Context, name, id string) (*protocol.Ident
 	if err != nil {
 		return nil, err
 	}
-	signing, err := s.retiring(name, purposeSigning, card.SigningKey)
+	signing, err := s.retiringKeys(name, purposeSigning, card.SigningKey)
 	if err != nil {
 		return nil, err
 	}
-	proving, err := s.retiring(name, purposeProof, nil)
+	proving, err := s.retiringKeys(name, purposeProof, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -153,12 +153,18 @@ func (s *standIns) former(ctx context.Context, name, id string) (*protocol.Ident
 			return old, nil
 		}
 	}
-	return nil, fmt.Errorf("the keys with which the stand-in for %s speaks in its sessions are gone; new ones are used when those have ended", name)
+	return nil,
+		errKeysGone(name)
 }
 
-// retiring lists the keys of a stand-in that are still valid; public, if given,
-// is the one that is wanted.
-func (s *standIns) retiring(name, purpose string, public []byte) ([]keyring.Signer, error) {
+func errKeysGone(name string) error {
+	return fmt.Errorf("the keys with which the stand-in for %s speaks in its sessions are gone; "+
+		"new ones are used when those have ended", name)
+}
+
+// retiringKeys lists the valid keys of a stand-in, or only the one with that public
+// key.
+func (s *standIns) retiringKeys(name, purpose string, public []byte) ([]keyring.Signer, error) {
 	var out []keyring.Signer
 	for _, k := range s.b.c.Keys.Keys(s.owner(name), purpose) {
 		if public != nil && !bytes.Equal(k.Public, public) {
@@ -171,13 +177,14 @@ func (s *standIns) retiring(name, purpose string, public []byte) ([]keyring.Sign
 		out = append(out, signer)
 	}
 	if len(out) == 0 {
-		return nil, fmt.Errorf("the keys with which the stand-in for %s speaks in its sessions are gone; new ones are used when those have ended", name)
+		return nil,
+			errKeysGone(name)
 	}
 	return out, nil
 }
 
-// start registers the stand-ins of all agents that are exposed, and those that
-// spoke before.
+// start registers the stand-ins of all exposed agents, and those that have keys from
+// before.
 func (s *standIns) start(ctx context.Context) error {
 	if _, err := s.ensure(ctx, s.b.c.Root); err != nil {
 		return err
@@ -230,7 +237,7 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	switch {
 	case !ok:
 	case name != s.b.c.Root && !e.ExposedIn(Protocol):
-		card.Name = e.Name // it can ask and be answered; a search by capability does not find it
+		card.Name = e.Name // it can send requests; a search by capability does not find it
 	default:
 		card.Name, card.Description = cmp.Or(e.Title, e.Name), e.Description
 		for _, k := range e.Skills {
@@ -245,13 +252,13 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	if !registered {
 		_, err := s.b.server.Register(ctx, b)
 		if codeIs(err, "agent_in_session") {
-			id, err = s.former(ctx, name, id.ID())
+			id, err = s.formerIdentity(ctx, name, id.ID())
 		}
 		if err != nil && !errors.Is(err, protocol.ErrAgentExists) {
 			return nil, fmt.Errorf("register the stand-in for %s: %w", name, err)
 		}
 	}
-	s.keep(name, id)
+	s.setSpeaker(name, id)
 	noted := !ok
 	if ok {
 		i, has := e.Identity(Protocol)
@@ -265,14 +272,15 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 		}
 		return id, nil
 	}
-	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.ID(), URL: s.b.public.String(), StandIn: true})
+	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.ID(),
+		URL: s.b.public.String(), StandIn: true})
 	if err != nil && !errors.Is(err, directory.ErrUnknown) {
 		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
 	}
 	return id, nil
 }
 
-// name finds for whom an agent URI of the hub's stands.
+// name gives the directory name behind a stand-in's agent URI.
 func (s *standIns) name(id string) (string, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -280,29 +288,28 @@ func (s *standIns) name(id string) (string, bool) {
 	return name, ok
 }
 
-// of gives the identity of a stand-in that was made.
+// of gives the identity of a stand-in in memory, or nil.
 func (s *standIns) of(id string) *protocol.Identity {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byName[s.byID[id]]
 }
 
-// speaks reports whether the hub speaks for an agent.
+// speaks reports whether an agent has a stand-in.
 func (s *standIns) speaks(name string) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byName[name] != nil
 }
 
-// speaker is the identity as which the hub says what an agent said.
+// speaker is the identity with which the hub sends the messages of an agent.
 func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity, error) {
-	return s.ensure(ctx, s.voice(name))
+	return s.ensure(ctx, s.speakerName(name))
 }
 
-// voice is whose stand-in says what an agent said: its own, or the hub's for
-// those who have a key of their own and for those whom the directory does not
-// hold.
-func (s *standIns) voice(name string) string {
+// speakerName is the agent whose stand-in sends the messages of an agent: itself, or
+// the hub for an agent that has its own key or is not in the directory.
+func (s *standIns) speakerName(name string) string {
 	e, ok := s.b.c.Hub.Directory().Agent(name)
 	if !ok {
 		return s.b.c.Root
@@ -313,9 +320,8 @@ func (s *standIns) voice(name string) string {
 	return name
 }
 
-// withdraw takes the stand-in of an agent that was removed out of the registry:
-// it can neither speak nor be invited any more. Its id stays taken, for an
-// agent of that name.
+// withdraw unregisters the stand-in of a removed agent: it can neither send nor be
+// invited any more. Its id stays reserved for an agent of that name.
 func (s *standIns) withdraw(ctx context.Context, name string) error {
 	s.mu.Lock()
 	id := s.byName[name]
@@ -335,13 +341,13 @@ func (s *standIns) withdraw(ctx context.Context, name string) error {
 	return nil
 }
 
-// changed follows the directory. It must not change it, so that the work is
-// left to the tender.
+// changed follows the directory. It must not change it, so the reconciler does the
+// work.
 func (s *standIns) changed(c directory.Change) {
 	switch {
 	case c.New == nil && s.speaks(c.Old.Name):
-		s.b.tender.expose(c.Old.Name)
+		s.b.reconciler.enqueueStandIn(c.Old.Name)
 	case c.New != nil && (s.b.hosts(c.New) || s.speaks(c.New.Name)):
-		s.b.tender.expose(c.New.Name)
+		s.b.reconciler.enqueueStandIn(c.New.Name)
 	}
 }

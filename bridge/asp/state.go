@@ -22,31 +22,32 @@ import (
 const (
 	bucketAgents   = "asp-agents"   // by agent URI: protocol.Agent
 	bucketSessions = "asp-sessions" // by session: checkpoint
-	bucketPages    = "asp-pages"    // session/number: where pageSize records stand
+	bucketPages    = "asp-pages"    // session/number: positions of pageSize records, 24 bytes each
 	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
-	bucketOpened   = "asp-opened"   // session that the hub opened, by who talks with whom about what
+	bucketOpened   = "asp-opened"   // sessions that the hub opened, by [openedKey]
 )
 
-// store is a [protocol.Store] on the journal. The log of a session is a chain
-// of the journal: a record is the hub's record of the message. What else a
-// session is, follows from its log; a checkpoint every pageSize records keeps
-// that short.
+// store is a [protocol.Store] on the journal. The log of a session is a chain of the
+// journal: the hub's record of a message is the session's record. The state of a
+// session follows from its log; a checkpoint every pageSize records shortens the
+// replay.
 type store struct {
-	protocol.Memory // of this process; what it does not know the journal's state decides
+	protocol.Memory // of this process; for what it does not know, the journal decides
 
 	j        *journal.Journal
-	agents   *journal.Table[*protocol.Agent] // without those that were removed, which old transcripts read
+	agents   *journal.Table[*protocol.Agent] // removed ones are not held: only old transcripts read them
 	sessions *journal.Table[*checkpoint]
 	erased   *journal.Table[*protocol.Record]
 	pages    journal.State
 	proofs   journal.State
 	limits   protocol.Limits
 	timeouts protocol.Timeouts
-	max      int // sessions held ready
+	max      int // sessions in memory
 	maxAgent int
 	now      func() time.Time
-	// submit records a message through the hub, or appends what is none.
-	submit       func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant, link *journal.ChainLink) (journal.Position, error)
+	// submit records a message through the hub.
+	submit func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
+		link *journal.ChainLink) (journal.Position, error)
 	warn         func(text string, err error)
 	conversation func(session string) parley.ID
 
@@ -61,8 +62,8 @@ type store struct {
 	changed   func(a *protocol.Agent)                      // anywhere
 	put       func(ctx context.Context, a *protocol.Agent) // here
 
-	// admit finds a place for an agent before it is written; recount looks at it
-	// anew. charge takes bytes from the budget of guests, guest tells those.
+	// admit takes an agent into the budget of guests before it is written, and recount
+	// corrects its share. charge takes bytes from that budget.
 	admit   func(ctx context.Context, a *protocol.Agent, size int) (undo func(), err error)
 	recount func(id string)
 	charge  func(ctx context.Context, n int) error
@@ -70,20 +71,24 @@ type store struct {
 	standIn func(id string) bool // the hub speaks for it
 }
 
-// summary is what is held of every session.
+// summary is in memory for every session.
 type summary struct {
 	participants []string
 	over         bool
-	deadline     time.Time // when something is due; zero: not known here
+	deadline     time.Time // when the state times out; zero: never, or not known
 	known        bool      // deadline is that of the newest record
 }
 
 func newStore(j *journal.Journal, c *Config) *store {
-	s := &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: journal.NewTable[*protocol.Agent](j, bucketAgents, 0),
-		sessions: journal.NewTable[*checkpoint](j, bucketSessions, 0), erased: journal.NewTable[*protocol.Record](j, bucketErased, 0),
-		pages: j.State(bucketPages), proofs: j.State(bucketProofs), max: cmp.Or(c.MaxLive, 10_000), maxAgent: cmp.Or(c.MaxAgents, 100_000),
-		timeouts: c.Timeouts, now: c.Now, chains: map[string]*chain{}, summaries: map[string]*summary{}, byAgent: map[string][]string{},
-		talks: map[parley.ID]string{}}
+	s := &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: journal.NewTable[*protocol.Agent](j, bucketAgents,
+		0),
+		sessions: journal.NewTable[*checkpoint](j, bucketSessions, 0),
+		erased:   journal.NewTable[*protocol.Record](j, bucketErased, 0),
+		pages:    j.State(bucketPages), proofs: j.State(bucketProofs), max: cmp.Or(c.MaxLive, 10_000),
+		maxAgent: cmp.Or(c.MaxAgents, 100_000),
+		timeouts: c.Timeouts, now: c.Now, chains: map[string]*chain{}, summaries: map[string]*summary{},
+		byAgent: map[string][]string{},
+		talks:   map[parley.ID]string{}}
 	s.agents.Omit(func(a *protocol.Agent) bool { return a.Removed })
 	return s
 }
@@ -108,12 +113,13 @@ func (s *store) stop() {
 	}
 }
 
-// between is the live session that a conversation is, if both agents are in it.
-func (s *store) between(conversation parley.ID, one, other string) string {
+// liveSession gives the live session of a conversation, if both agents are in it.
+func (s *store) liveSession(conversation parley.ID, one, other string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	id := s.talks[conversation]
-	if m := s.summaries[id]; m == nil || m.over || !slices.Contains(m.participants, one) || !slices.Contains(m.participants, other) {
+	if m := s.summaries[id]; m == nil || m.over || !slices.Contains(m.participants, one) ||
+		!slices.Contains(m.participants, other) {
 		return ""
 	}
 	return id
@@ -125,12 +131,12 @@ func (s *store) sessionChanged(row journal.Row[*checkpoint]) {
 	if c := row.Value; row.Revision == 0 {
 		s.abandonedLocked(row.Key)
 	} else {
-		s.note(row.Key, c.Participants, c.Ledger != nil && c.Ledger.State.Terminal())
+		s.noteSession(row.Key, c.Participants, c.Ledger != nil && c.Ledger.State.Terminal())
 	}
 }
 
-// note keeps the summary of a session up to date; s.mu is held.
-func (s *store) note(id string, participants []string, over bool) *summary {
+// noteSession updates the summary of a session. The caller holds s.mu.
+func (s *store) noteSession(id string, participants []string, over bool) *summary {
 	m := s.summaries[id]
 	if m == nil {
 		m = &summary{}
@@ -148,8 +154,8 @@ func (s *store) note(id string, participants []string, over bool) *summary {
 	return m
 }
 
-// live are the sessions that are not over, as far as this node knows, with who
-// takes part.
+// live gives the sessions that are not over as far as this node knows, with their
+// participants.
 func (s *store) live() map[string][]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,9 +180,9 @@ func (s *store) inSession(id string) bool {
 	return false
 }
 
-// bring notes that agents are about to be in a session, so that none of them is
-// forgotten meanwhile.
-func (s *store) bring(session string, joined []protocol.Participant) error {
+// noteJoining notes participants before the record that adds them, so that
+// forgetAgent forgets none of them.
+func (s *store) noteJoining(session string, joined []protocol.Participant) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	names := make([]string, len(joined))
@@ -186,7 +192,7 @@ func (s *store) bring(session string, joined []protocol.Participant) error {
 		}
 		names[i] = p.AgentID
 	}
-	s.note(session, names, false)
+	s.noteSession(session, names, false)
 	return nil
 }
 
@@ -194,7 +200,7 @@ func (s *store) bring(session string, joined []protocol.Participant) error {
 func (s *store) abandon(ctx context.Context, c *chain, cause error) {
 	head, err := s.j.Head(ctx, scope(c.id), scope(c.id))
 	if err != nil || head > 0 || codeIs(cause, "internal") {
-		return // it was opened, by another one perhaps; or may have been
+		return // it was opened, perhaps at another node, or may have been
 	}
 	if err := s.sessions.Delete(context.WithoutCancel(ctx), c.id, 0); err != nil {
 		s.warn("cannot forget a session that was not opened", err)
@@ -252,7 +258,8 @@ func (s *store) due(now time.Time, mine func(session string) bool) []string {
 }
 
 // Ledgers implements [protocol.Store].
-func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after string, limit int) ([]*protocol.Ledger, error) {
+func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after string, limit int) ([]*protocol.Ledger,
+	error) {
 	s.mu.Lock()
 	ids := s.ids
 	if q.Participant != "" {
@@ -276,7 +283,7 @@ func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after strin
 		}
 		l, err := s.Ledger(ctx, id)
 		if errors.Is(err, protocol.ErrNotFound) {
-			continue // it was about to be opened
+			continue // its first record is not there yet
 		}
 		if err != nil {
 			return nil, err
@@ -300,7 +307,7 @@ func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 		s.agentIDs = removeSorted(s.agentIDs, after.Key)
 	default:
 		s.mu.Unlock()
-		return // it was removed before, and is read
+		return // a removed agent was only read
 	}
 	changed := s.changed
 	s.mu.Unlock()
@@ -357,7 +364,7 @@ func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
 		return err
 	}
 	s.put(ctx, a)
-	s.recount(a.ID) // it may have given way to another meanwhile
+	s.recount(a.ID) // it may have been evicted meanwhile
 	return nil
 }
 
@@ -381,8 +388,7 @@ func (s *store) Agents(_ context.Context, q protocol.AgentQuery, after string, l
 	return out, nil
 }
 
-// forgetAgent removes an agent that is registered no more and was never in a
-// session.
+// forgetAgent deletes an agent that was removed and was never in a session.
 func (s *store) forgetAgent(ctx context.Context, id string) error {
 	s.mu.Lock()
 	sessions := len(s.byAgent[id])

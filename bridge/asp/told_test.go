@@ -16,9 +16,10 @@ import (
 func TestReadersAreTold(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	engine := func(name string) node.Config {
-		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated", Passphrase: []byte("a passphrase"),
-			Engine: node.Engine{URL: url, Replicas: 1, Partitions: 2},
-			ASP:    node.ASP{Domain: name + ".example"}}
+		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated",
+			Passphrase: []byte("a passphrase"),
+			Engine:     node.Engine{URL: url, Replicas: 1, Partitions: 2},
+			ASP:        node.ASP{Domain: name + ".example"}}
 	}
 	a, b := newWorld(t, engine("a")), newWorld(t, engine("b"))
 	ctx, stop := context.WithCancel(a.ctx())
@@ -71,13 +72,13 @@ func TestReadersAreTold(t *testing.T) {
 	}
 	wait(t, s, asp.Introduced)
 	for range 3 {
-		release := b.ASP().HoldTender()
+		release := b.ASP().HoldReconciler()
 		e, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "news"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		look := time.NewTicker(5 * time.Millisecond)
-		for !b.ASP().ToBeTended(s.ID()) {
+		for !b.ASP().Queued(s.ID()) {
 			select {
 			case <-look.C:
 			case <-ctx.Done():

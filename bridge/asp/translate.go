@@ -25,10 +25,10 @@ const Protocol = "asp"
 // Names of the protocol's own ids in parley.Trace.Foreign.
 const (
 	foreignSession = "asp.sessionId"
-	foreignSays    = "asp.says" // the hub's message that an envelope of the hub's own says
+	foreignMessage = "asp.says" // id of the hub's message in an envelope that the hub sent
 )
 
-// The informTypes by which the hub says what INFORM has no member for.
+// The informTypes with which the hub marks kinds and states of messages.
 const (
 	informResult   = "result"
 	informError    = "error"
@@ -52,12 +52,14 @@ type body struct {
 
 func bodyOf(e *protocol.Envelope) body {
 	t := e.BodyText
-	return body{MimeType: e.Content.MimeType, QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"), InformType: t("informType"), Topic: t("topic"), Code: t("code"),
-		Reason: t("reason"), Question: t("question"), Answer: t("answer"), TargetAgent: t("targetAgent"), Scope: t("scope"),
+	return body{MimeType: e.Content.MimeType, QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"),
+		InformType: t("informType"), Topic: t("topic"), Code: t("code"),
+		Reason: t("reason"), Question: t("question"), Answer: t("answer"), TargetAgent: t("targetAgent"),
+		Scope:      t("scope"),
 		Parameters: jsonx.Value(e.BodyMember("parameters")), Data: jsonx.Value(e.BodyMember("data"))}
 }
 
-// skillOf finds the operation that a QUERY or DELEGATE means: its queryType or
+// skillOf finds the skill that a QUERY or DELEGATE calls: its queryType or
 // scope, else its subject, if the agent has such a skill. queryType message, and any
 // scope, is talk; another queryType is left for the hub to refuse, which names the skills.
 func skillOf(b body, e *directory.Entry) string {
@@ -72,21 +74,21 @@ func skillOf(b body, e *directory.Entry) string {
 	return ""
 }
 
-// maxPatience bounds how long a request that says so waits for its answer.
-const maxPatience = 30 * 24 * time.Hour
+// maxResponseTime bounds the response time that a request may ask for.
+const maxResponseTime = 30 * 24 * time.Hour
 
-// patience is how long the sender of a request waits for the answer: what the message says,
-// else the terms of the session; 0 where neither does.
-func patience(e *protocol.Envelope, l *protocol.Ledger) time.Duration {
+// responseTime is how long the sender of a request waits for the answer: as the message
+// says, else the terms of the session; 0 where neither says it.
+func responseTime(e *protocol.Envelope, l *protocol.Ledger) time.Duration {
 	ms := l.MaxResponseMs
 	if e.Constraints != nil {
 		ms = cmp.Or(e.Constraints.MaxResponseTimeMs, ms)
 	}
-	return time.Duration(min(ms, maxPatience.Milliseconds())) * time.Millisecond
+	return time.Duration(min(ms, maxResponseTime.Milliseconds())) * time.Millisecond
 }
 
-// remaining says the deadline of a request as the constraint of its QUERY.
-func remaining(m *parley.Message, now time.Time) *protocol.Constraints {
+// remainingTime gives the deadline of a request as the constraint of its QUERY.
+func remainingTime(m *parley.Message, now time.Time) *protocol.Constraints {
 	if m.Kind != parley.Request || m.Deadline.IsZero() {
 		return nil
 	}
@@ -110,7 +112,7 @@ func requestParts(e *protocol.Envelope, b body) []parley.Part {
 	return nil
 }
 
-// wholeBody is the content of what is carried as it is.
+// wholeBody is the content of a message that is carried as it is.
 func wholeBody(e *protocol.Envelope) []parley.Part {
 	return []parley.Part{typed(e.Content.MimeType, jsonx.Value(e.Content.Body))}
 }
@@ -122,7 +124,7 @@ const (
 	mimeBytes = "application/octet-stream"
 )
 
-// typed gives what an object says under a mimeType: text, bytes, or the object.
+// typed gives the content of an object under a mimeType: text, bytes, or the object.
 func typed(mimeType string, v jsonx.Value) parley.Part {
 	var text struct {
 		Text *string `json:"text"`
@@ -141,7 +143,7 @@ func typed(mimeType string, v jsonx.Value) parley.Part {
 	return parley.Part{MediaType: "application/json", Data: v}
 }
 
-// bytesPart decodes bytes; what is not base64url stays the object that it is in.
+// bytesPart decodes bytes; without valid base64url the part is the whole object.
 func bytesPart(data, mediaType, name string, object jsonx.Value) parley.Part {
 	b, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(data, "="))
 	if err != nil {
@@ -150,15 +152,16 @@ func bytesPart(data, mediaType, name string, object jsonx.Value) parley.Part {
 	return parley.Part{MediaType: cmp.Or(mediaType, mimeBytes), Name: name, Data: b}
 }
 
-// replyOf says what a message means as a reply to a request of the hub's: a
-// kind of 0 says that it is none.
+// replyOf translates a message as a reply to a request of the hub; nil: it is none.
 func replyOf(e *protocol.Envelope, b body) *parley.Message {
 	m := &parley.Message{Act: string(e.Performative)}
 	switch e.Performative {
 	case protocol.Reject:
-		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.Rejected), "%s", cmp.Or(b.Reason, "the agent refused"))
+		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.Rejected),
+			"%s", cmp.Or(b.Reason, "the agent refused"))
 	case protocol.Clarify:
-		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput, []parley.Part{parley.Text(cmp.Or(b.Question, b.Answer))}
+		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput,
+			[]parley.Part{parley.Text(cmp.Or(b.Question, b.Answer))}
 	case protocol.Accept:
 		m.Kind, m.State = parley.Event, parley.Accepted
 	case protocol.Inform:
@@ -167,7 +170,8 @@ func replyOf(e *protocol.Envelope, b body) *parley.Message {
 		case introduction:
 			return nil
 		case informError:
-			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.HandlerFailed), "%s", cmp.Or(b.Reason, b.Topic, "the agent failed"))
+			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.HandlerFailed),
+				"%s", cmp.Or(b.Reason, b.Topic, "the agent failed"))
 			m.Parts = nil
 		case informAccepted:
 			m.Kind, m.State = parley.Event, parley.Accepted
@@ -200,7 +204,7 @@ func informParts(b body) []parley.Part {
 			Result jsonx.Value `json:"result"`
 		}
 		if jsonx.DecodeKnown(b.Data, &r) == nil && len(r.Result) > 0 && r.Result.Kind() != '{' {
-			p.Data = r.Result // the hub's own wrapping of what is no object
+			p.Data = r.Result // the hub itself wraps other JSON like this
 		}
 		return []parley.Part{p}
 	case b.Topic != "":
@@ -212,15 +216,20 @@ func informParts(b body) []parley.Part {
 // The rejection codes of the protocol and the hub's.
 var (
 	rejections = map[parley.Code]string{
-		parley.Forbidden: "unauthorized", parley.Unauthenticated: "unauthorized", parley.RateLimited: "capacity_unavailable",
-		parley.Unavailable: "capacity_unavailable", parley.NoSpace: "capacity_unavailable", parley.TimedOut: "timeout", parley.Stale: "timeout",
-		parley.UnknownSkill: "schema_unsupported", parley.InvalidContent: "schema_unsupported", parley.Unsupported: "schema_unsupported",
-		parley.Rejected: "policy_violation", parley.Replayed: "duplicate",
+		parley.Forbidden: "unauthorized", parley.Unauthenticated: "unauthorized",
+		parley.RateLimited: "capacity_unavailable",
+		parley.Unavailable: "capacity_unavailable", parley.NoSpace: "capacity_unavailable", parley.TimedOut: "timeout",
+		parley.Stale:        "timeout",
+		parley.UnknownSkill: "schema_unsupported", parley.InvalidContent: "schema_unsupported",
+		parley.Unsupported: "schema_unsupported",
+		parley.Rejected:    "policy_violation", parley.Replayed: "duplicate",
 	}
 	meanings = map[string]parley.Code{
-		"insufficient_trust_score": parley.Forbidden, "unauthorized": parley.Forbidden, "schema_unsupported": parley.InvalidContent,
-		"budget_exceeded": parley.RateLimited, "capacity_unavailable": parley.Unavailable, "policy_violation": parley.Rejected,
-		"timeout": parley.TimedOut, "duplicate": parley.Replayed, "escalation_required": parley.Rejected,
+		"insufficient_trust_score": parley.Forbidden, "unauthorized": parley.Forbidden,
+		"schema_unsupported": parley.InvalidContent,
+		"budget_exceeded":    parley.RateLimited, "capacity_unavailable": parley.Unavailable,
+		"policy_violation": parley.Rejected,
+		"timeout":          parley.TimedOut, "duplicate": parley.Replayed, "escalation_required": parley.Rejected,
 	}
 )
 
@@ -228,21 +237,24 @@ func rejection(c parley.Code) string { return cmp.Or(rejections[c], "unspecified
 
 func codeOf(code string, other parley.Code) parley.Code { return cmp.Or(meanings[code], other) }
 
-// refuses reports whether a failure is the recipient's refusal, which is a
-// REJECT, and not what went wrong with its work.
-func refuses(c parley.Code) bool {
+// isRefusal reports whether a failure is the recipient's refusal, which is a REJECT,
+// and not an error of its work.
+func isRefusal(c parley.Code) bool {
 	switch c {
-	case parley.Rejected, parley.Forbidden, parley.Unauthenticated, parley.UnknownSkill, parley.UnknownAgent, parley.InvalidContent,
+	case parley.Rejected, parley.Forbidden, parley.Unauthenticated, parley.UnknownSkill, parley.UnknownAgent,
+		parley.InvalidContent,
 		parley.Unsupported, parley.RateLimited:
 		return true
 	}
 	return false
 }
 
-// admission says the hub's refusal of a message in the words of the server.
+// admission translates the hub's refusal of a message for the server.
 func admission(e *parley.Error) error {
-	code := map[parley.Code]string{parley.RateLimited: "rate_limited", parley.InvalidContent: "schema_unsupported", parley.UnknownSkill: "schema_unsupported",
-		parley.UnknownAgent: "agent_not_found", parley.Unavailable: "capacity_unavailable", parley.NoSpace: "capacity_unavailable",
+	code := map[parley.Code]string{parley.RateLimited: "rate_limited", parley.InvalidContent: "schema_unsupported",
+		parley.UnknownSkill: "schema_unsupported",
+		parley.UnknownAgent: "agent_not_found", parley.Unavailable: "capacity_unavailable",
+		parley.NoSpace:  "capacity_unavailable",
 		parley.TooLarge: "message_too_large", parley.Internal: "internal"}[e.Code]
 	err := protocol.Refuse(cmp.Or(code, "policy_violation"), e.Text)
 	if pe, ok := err.(*protocol.Error); ok && e.After > 0 {
@@ -251,7 +263,7 @@ func admission(e *parley.Error) error {
 	return err
 }
 
-// object says parts as one JSON object, and its mimeType: an object as it is, text as
+// object encodes parts as one JSON object, with its mimeType: an object as it is, text as
 // {"text": …}, other JSON as {"result": …}, bytes as {"data": base64url, …}.
 func object(parts []parley.Part) (v jsonx.Value, mimeType string, err error) {
 	if len(parts) == 0 {
@@ -288,8 +300,8 @@ func object(parts []parley.Part) (v jsonx.Value, mimeType string, err error) {
 	return v, mimeType, err
 }
 
-// wording is a hub message as a performative and its body.
-type wording struct {
+// speechAct is a hub message as a performative and its body.
+type speechAct struct {
 	act         protocol.Performative
 	mimeType    string // ""; JSON
 	body        any
@@ -297,10 +309,10 @@ type wording struct {
 	losses      []parley.Loss
 }
 
-// words says a message to a recipient in ASP. reference is what it answers, as
-// recipient (of the directory) knows it; "" for what answers nothing.
-func words(m *parley.Message, reference, recipient string) (wording, error) {
-	w := wording{act: protocol.Inform, losses: bridge.Losses(bridge.ASP, m, recipient)}
+// toSpeechAct translates a message for recipient (a directory name). reference is the
+// id of the message that it answers in the session; "" for none.
+func toSpeechAct(m *parley.Message, reference, recipient string) (speechAct, error) {
+	w := speechAct{act: protocol.Inform, losses: bridge.Losses(bridge.ASP, m, recipient)}
 	data, mimeType, err := object(m.Parts)
 	if err != nil {
 		return w, err
@@ -319,14 +331,16 @@ func words(m *parley.Message, reference, recipient string) (wording, error) {
 	case parley.Response:
 		inform.InformType, inform.Topic = informResult, m.Skill
 	case parley.Failure:
-		w.mimeType = "" // of what comes with a failure nothing is said
-		w.body = protocol.Information{InformType: informError, Code: rejection(m.Error.Code), Topic: m.Error.Text, ReferenceID: reference}
+		w.mimeType = "" // the parts of a failure are not sent
+		w.body = protocol.Information{InformType: informError, Code: rejection(m.Error.Code), Topic: m.Error.Text,
+			ReferenceID: reference}
 		return w, nil
 	case parley.Event:
 		inform.InformType = map[parley.State]string{parley.NoState: informChunk, parley.Accepted: informAccepted,
 			parley.Working: informProgress, parley.NeedsInput: informInput}[m.State]
 	case parley.Notice:
-		if act := protocol.Performative(m.Act); act.Valid() && act != protocol.Inform && protocol.CheckBody(act, data) == nil {
+		if act := protocol.Performative(m.Act); act.Valid() && act != protocol.Inform &&
+			protocol.CheckBody(act, data) == nil {
 			w.act, w.body = act, data // carried whole
 			return w, nil
 		}
@@ -336,12 +350,12 @@ func words(m *parley.Message, reference, recipient string) (wording, error) {
 	return w, nil
 }
 
-// TrustEvidence is the type of the context object in which the hub says where
-// a message that it words came from.
+// TrustEvidence is the type of the context object in which the hub tells the origin of
+// a message that it sends for another agent.
 const TrustEvidence = "trust-evidence"
 
-// proof is its data.
-type proof struct {
+// trustEvidence is its data.
+type trustEvidence struct {
 	MessageID parley.ID        `json:"messageId"`
 	Protocol  string           `json:"protocol"`
 	Sender    string           `json:"sender"`
@@ -355,22 +369,24 @@ type proof struct {
 	bridge.Rest
 }
 
-// evidence makes it.
+// evidence makes the context object.
 func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 	v := m.Origin.Verdict
-	data := proof{MessageID: m.ID, Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer, Assurance: v.Assurance, Key: v.KeyID,
+	data := trustEvidence{MessageID: m.ID, Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer,
+		Assurance: v.Assurance, Key: v.KeyID,
 		Proved: bridge.Proved(v), Hub: hub, Hops: m.Hops, Rest: bridge.RestOf(bridge.ASP, m)}
 	if m.Origin.Raw != nil {
 		sum := sha256.Sum256(m.Origin.Raw)
 		data.Digest = "sha256:" + hex.EncodeToString(sum[:])
 	}
 	b, err := data.encode()
-	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b, Visibility: protocol.VisibleTurn}, err
+	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b,
+		Visibility: protocol.VisibleTurn}, err
 }
 
-// encode writes p as jsonx does, in a fraction of the time: it goes with whatever
-// the hub says here.
-func (p *proof) encode() ([]byte, error) {
+// encode writes p as jsonx does, in a fraction of the time: every message of the hub
+// has one.
+func (p *trustEvidence) encode() ([]byte, error) {
 	o := jsonx.AppendObject(make([]byte, 0, 768))
 	o.String("messageId", p.MessageID.String())
 	o.String("protocol", p.Protocol)
@@ -399,29 +415,30 @@ func verdict(v protocol.Verdict) parley.Verdict {
 	return out
 }
 
-// extension is what the journal keeps of a record besides the message: all of
-// a protocol.Record, but for the envelope's bytes where they are the message's
-// original.
+// extension is recorded besides the message: all of a protocol.Record, without the
+// envelope's bytes where they are the message's original.
 type extension struct {
 	Record protocol.Record        `json:"record"`
 	Joined []protocol.Participant `json:"joined,omitempty"`
-	Asks   callee                 `json:"asks,omitzero"` // of a QUERY that says a request of the hub's
-	unsaid
+	Asks   callee                 `json:"asks,omitzero"` // of a QUERY that is a request of the hub
+	unmapped
 }
 
-// unsaid is what a message says that the hub's has no field for; bridge.Losses
-// names it where it is lost.
-type unsaid struct {
+// unmapped are the members of a message that the hub's message has no field for;
+// bridge.Losses names them where they are lost.
+type unmapped struct {
 	Constraints *protocol.Constraints `json:"constraints,omitempty"`
 	Context     []string              `json:"context,omitempty"` // type and id of each object
 	Subject     string                `json:"subject,omitempty"` // beside parameters
 }
 
-func unsaidOf(e *protocol.Envelope) (u unsaid) {
-	if u.Constraints = e.Constraints; u.Constraints != nil && (e.Performative == protocol.Query || e.Performative == protocol.Delegate) {
+func unmappedOf(e *protocol.Envelope) (u unmapped) {
+	if u.Constraints = e.Constraints; u.Constraints != nil &&
+		(e.Performative == protocol.Query || e.Performative == protocol.Delegate) {
 		left := *u.Constraints
 		left.MaxResponseTimeMs = 0 // it is the deadline of the request
-		if u.Constraints = &left; left.MaxTokenBudget == 0 && left.RequiredTrustScore == 0 && left.AllowedPerformatives == nil {
+		if u.Constraints = &left; left.MaxTokenBudget == 0 && left.RequiredTrustScore == 0 &&
+			left.AllowedPerformatives == nil {
 			u.Constraints = nil
 		}
 	}
@@ -438,7 +455,7 @@ func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool
 	asks callee) (map[string]json.RawMessage, error) {
 	x := extension{Record: *r, Joined: joined, Asks: asks}
 	if r.Request != nil && !own {
-		x.unsaid = unsaidOf(r.Request.Envelope)
+		x.unmapped = unmappedOf(r.Request.Envelope)
 	}
 	x.Record.Request, x.Record.Ledger, x.Record.Raw = nil, nil, nil
 	b, err := x.encode()
@@ -553,7 +570,7 @@ func refusalCode(e *protocol.Error) parley.Code {
 	return parley.Malformed
 }
 
-// hopsOf gives the hubs that a message has passed, where another hub worded it.
+// hopsOf gives the hubs that a message has passed, if another hub sent it.
 func hopsOf(e *protocol.Envelope) []string {
 	for _, o := range e.Content.Context {
 		if o.Type == TrustEvidence {

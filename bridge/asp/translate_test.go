@@ -44,15 +44,18 @@ func TestReplies(t *testing.T) {
 		text  string
 		code  parley.Code
 	}{
-		{protocol.Inform, `{"informType":"result","referenceId":"q","data":{"text":"yes"}}`, parley.Response, 0, "yes", ""},
+		{protocol.Inform, `{"informType":"result","referenceId":"q","data":{"text":"yes"}}`, parley.Response, 0,
+			"yes", ""},
 		{protocol.Inform, `{"informType":"result","data":{"result":42}}`, parley.Response, 0, "", ""},
 		{protocol.Inform, `{"topic":"yes"}`, parley.Response, 0, "yes", ""},
 		{protocol.Inform, `{"informType":"progress","topic":"half"}`, parley.Event, parley.Working, "half", ""},
 		{protocol.Inform, `{"informType":"accepted"}`, parley.Event, parley.Accepted, "", ""},
 		{protocol.Inform, `{"informType":"chunk","data":{"text":"a"}}`, parley.Event, 0, "a", ""},
-		{protocol.Inform, `{"informType":"error","code":"timeout","topic":"late"}`, parley.Failure, 0, "", parley.TimedOut},
+		{protocol.Inform, `{"informType":"error","code":"timeout","topic":"late"}`, parley.Failure, 0,
+			"", parley.TimedOut},
 		{protocol.Inform, `{"informType":"error","code":"unspecified"}`, parley.Failure, 0, "", parley.HandlerFailed},
-		{protocol.Reject, `{"referenceId":"q","code":"unauthorized","reason":"no"}`, parley.Failure, 0, "", parley.Forbidden},
+		{protocol.Reject, `{"referenceId":"q","code":"unauthorized","reason":"no"}`, parley.Failure, 0,
+			"", parley.Forbidden},
 		{protocol.Clarify, `{"referenceId":"q","question":"which?"}`, parley.Event, parley.NeedsInput, "which?", ""},
 		{protocol.Accept, `{"referenceId":"q"}`, parley.Event, parley.Accepted, "", ""},
 		{protocol.Inform, `{"informType":"introduction"}`, 0, 0, "", ""},
@@ -66,7 +69,8 @@ func TestReplies(t *testing.T) {
 			}
 			continue
 		}
-		if m == nil || m.Kind != c.kind || m.State != c.state || m.Text() != c.text || m.Error != nil && m.Error.Code != c.code || (m.Error == nil) != (c.code == "") {
+		if m == nil || m.Kind != c.kind || m.State != c.state || m.Text() != c.text ||
+			m.Error != nil && m.Error.Code != c.code || (m.Error == nil) != (c.code == "") {
 			t.Errorf("%s %s: %+v", c.act, c.body, m)
 		}
 	}
@@ -84,12 +88,16 @@ func TestWords(t *testing.T) {
 	}{
 		{parley.Message{Kind: parley.Request, Skill: "s", Parts: []parley.Part{part}}, protocol.Query,
 			`{"queryType":"s","parameters":{"result":[1]}}`},
-		{parley.Message{Kind: parley.Response, Parts: []parley.Part{parley.Text("x")}}, protocol.Inform, `{"informType":"result","data":{"text":"x"},"referenceId":"q"}`},
-		{parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.HandlerFailed, "no")}, protocol.Inform, `{"informType":"error","topic":"no","code":"unspecified","referenceId":"q"}`},
-		{parley.Message{Kind: parley.Notice, Act: "COMMIT", Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"commitmentId":"c","terms":{}}`)}}}, protocol.Commit, `{"commitmentId":"c","terms":{}}`},
-		{parley.Message{Kind: parley.Notice, Act: "say", Parts: []parley.Part{parley.Text("x")}}, protocol.Inform, `{"informType":"message","topic":"say","data":{"text":"x"},"referenceId":"q"}`},
+		{parley.Message{Kind: parley.Response, Parts: []parley.Part{parley.Text("x")}}, protocol.Inform,
+			`{"informType":"result","data":{"text":"x"},"referenceId":"q"}`},
+		{parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.HandlerFailed, "no")}, protocol.Inform,
+			`{"informType":"error","topic":"no","code":"unspecified","referenceId":"q"}`},
+		{parley.Message{Kind: parley.Notice, Act: "COMMIT", Parts: []parley.Part{{MediaType: "application/json",
+			Data: []byte(`{"commitmentId":"c","terms":{}}`)}}}, protocol.Commit, `{"commitmentId":"c","terms":{}}`},
+		{parley.Message{Kind: parley.Notice, Act: "say", Parts: []parley.Part{parley.Text("x")}}, protocol.Inform,
+			`{"informType":"message","topic":"say","data":{"text":"x"},"referenceId":"q"}`},
 	} {
-		w, err := words(&c.m, "q", "bob")
+		w, err := toSpeechAct(&c.m, "q", "bob")
 		if err != nil || w.act != c.act {
 			t.Errorf("%+v: %s %v", c.m, w.act, err)
 			continue
@@ -117,7 +125,8 @@ func FuzzReply(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := protocol.Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: protocol.Inform, Body: jsonx.Value(b)}.Sign(id)
+		e, err := protocol.Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: protocol.Inform,
+			Body: jsonx.Value(b)}.Sign(id)
 		if err != nil {
 			return // not a body of INFORM
 		}
@@ -136,16 +145,21 @@ func FuzzReply(f *testing.F) {
 // TestExtension: what is written by hand is read as what jsonx writes.
 func TestExtension(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 11, 12, 345678901, time.UTC)
-	plain := protocol.Record{Session: "019cc8aa-0001-7def-8a12-000000000001", Position: 7, Kind: protocol.RecordMessage, Time: at, From: protocol.Introduced, To: protocol.Conversing,
-		Format: protocol.MessagePack, MessageID: "019cc8aa-0001-7def-8a12-000000000002", Sender: "agent://a.example/b/c", Sequence: 3, Signature: "ed25519:00", Digest: "sha256:11",
+	plain := protocol.Record{Session: "019cc8aa-0001-7def-8a12-000000000001", Position: 7, Kind: protocol.RecordMessage,
+		Time: at, From: protocol.Introduced, To: protocol.Conversing,
+		Format: protocol.MessagePack, MessageID: "019cc8aa-0001-7def-8a12-000000000002",
+		Sender: "agent://a.example/b/c", Sequence: 3, Signature: "ed25519:00", Digest: "sha256:11",
 		ScoreFrom: 12, ScoreTo: 13, Proof: "thumb \"\u2028\x01é\"", ProofUntil: at.Add(time.Minute)}
 	closing, disputed, empty := plain, plain, protocol.Record{Kind: protocol.RecordMessage}
 	closing.Kind, closing.By, closing.Reason = protocol.RecordClose, "agent://a.example/b/c", "enough"
 	disputed.Dispute = &protocol.Dispute{DisputeID: "d", Reason: "r"}
 	who := []protocol.Participant{{AgentID: "agent://a.example/b/c", OrgID: "o", KeyID: "k", Next: 1}}
-	for name, x := range map[string]extension{"plain": {Record: plain}, "closing": {Record: closing}, "disputed": {Record: disputed}, "empty": {Record: empty},
-		"joined": {Record: plain, Joined: who}, "context": {Record: plain, unsaid: unsaid{Context: []string{"custom x"}}}, "subject": {Record: plain, unsaid: unsaid{Subject: "s"}},
-		"constraints": {Record: plain, unsaid: unsaid{Constraints: &protocol.Constraints{MaxTokenBudget: 5}}}} {
+	for name, x := range map[string]extension{"plain": {Record: plain}, "closing": {Record: closing},
+		"disputed": {Record: disputed}, "empty": {Record: empty},
+		"joined": {Record: plain, Joined: who}, "context": {Record: plain,
+			unmapped: unmapped{Context: []string{"custom x"}}}, "subject": {Record: plain,
+			unmapped: unmapped{Subject: "s"}},
+		"constraints": {Record: plain, unmapped: unmapped{Constraints: &protocol.Constraints{MaxTokenBudget: 5}}}} {
 		b, err := x.encode()
 		if err != nil {
 			t.Fatal(name, err)
@@ -172,14 +186,19 @@ func TestExtension(t *testing.T) {
 // TestEvidence: what is written by hand is, letter for letter, what jsonx writes.
 func TestEvidence(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 11, 12, 340000000, time.UTC)
-	full := proof{MessageID: parley.HashID([]byte("m")), Protocol: "samvad", Sender: "crew/\"echo\"", Peer: "did:x", Assurance: parley.Signed, Key: "k", Proved: []string{"a", "b\u2028"},
-		Digest: "sha256:00", Hub: "h", Hops: []string{"h", "i"}, Rest: bridge.Rest{Conversation: parley.HashID([]byte("c")), Act: "INFORM", Schema: "s", Trace: "00-1", Sent: at, Deadline: at.Add(1), Expires: at.Add(time.Hour)}}
-	few := proof{Protocol: "go", Hops: []string{}}
+	full := trustEvidence{MessageID: parley.HashID([]byte("m")),
+		Protocol: "samvad", Sender: "crew/\"echo\"", Peer: "did:x", Assurance: parley.Signed,
+		Key: "k", Proved: []string{"a", "b\u2028"},
+		Digest: "sha256:00", Hub: "h", Hops: []string{"h", "i"},
+		Rest: bridge.Rest{Conversation: parley.HashID([]byte("c")), Act: "INFORM", Schema: "s", Trace: "00-1", Sent: at,
+			Deadline: at.Add(1), Expires: at.Add(time.Hour)}}
+	few := trustEvidence{Protocol: "go", Hops: []string{}}
 	none, audience, retry := few, full, full
 	none.Hops = nil
 	audience.Audience = []string{"bob"}
 	retry.Retryable, retry.RetryAfter = true, 1.5
-	for name, p := range map[string]proof{"full": full, "few": few, "none": none, "audience": audience, "retry": retry} {
+	for name, p := range map[string]trustEvidence{"full": full, "few": few, "none": none, "audience": audience,
+		"retry": retry} {
 		got, err := p.encode()
 		want, werr := jsonx.Encode(p)
 		if err != nil || werr != nil || string(got) != string(want) {

@@ -31,7 +31,8 @@ func TestUnexposedAgentAsks(t *testing.T) {
 			}
 			_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "x"}) // back
 			called <- err
-			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}}, asp.InReplyTo(m))
+			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}},
+				asp.InReplyTo(m))
 		}
 		return err
 	})
