@@ -2,10 +2,8 @@ package uagents
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +13,6 @@ import (
 
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -36,43 +33,38 @@ const (
 // also registers these agents, as Agentverse does: their record in the registry
 // has no signature, and gives way to one that the agent itself signs.
 type accounts struct {
-	b     *Binding
-	state journal.State
-	stop  func()
+	b        *Binding
+	profiles *journal.Table[*protocol.Profile] // by address
+	stop     func()
 
-	mu       sync.RWMutex
-	profiles map[string]*protocol.Profile // by address
-	rates    map[string]*rate.Limiter     // by account, of which the operator made the names
+	writing sync.Mutex               // one profile at a time: handles are unique, accounts bounded
+	rates   map[string]*rate.Limiter // by account, of which the operator made the names; under writing
 }
 
 func newAccounts(b *Binding) *accounts {
-	return &accounts{b: b, state: b.c.Journal.State(bucketProfiles), stop: func() {},
-		profiles: map[string]*protocol.Profile{}, rates: map[string]*rate.Limiter{}}
+	return &accounts{b: b, profiles: journal.NewTable[*protocol.Profile](b.c.Journal, bucketProfiles, 0),
+		stop: func() {}, rates: map[string]*rate.Limiter{}}
 }
 
-func (a *accounts) start(ctx context.Context) (err error) {
-	a.stop, err = a.state.Watch(ctx, "", func(v journal.Value) {
-		p := new(protocol.Profile)
-		if !v.Deleted && json.Unmarshal(v.Data, p) != nil {
-			return
-		}
-		a.mu.Lock()
-		if v.Deleted {
-			delete(a.profiles, v.Key)
-		} else if old := a.profiles[v.Key]; old == nil || !p.Updated.Before(old.Updated) { // else a late echo
-			a.profiles[v.Key] = p
-		}
-		a.mu.Unlock()
-		a.b.weigh(v.Key)
-	})
+func (a *accounts) start(ctx context.Context) error {
+	stop, err := a.profiles.Follow(ctx, func(_, after journal.Row[*protocol.Profile]) { a.b.weigh(after.Key) })
+	if err == nil {
+		a.stop = stop
+	}
 	return err
 }
 
 // of gives the profile of an address, or nil.
-func (a *accounts) of(address string) *protocol.Profile {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return a.profiles[address]
+func (a *accounts) of(address string) *protocol.Profile { return a.profiles.Known(address).Value }
+
+// all lists the profiles by address.
+func (a *accounts) all() []*protocol.Profile {
+	var out []*protocol.Profile
+	for _, row := range a.profiles.All() {
+		out = append(out, row.Value)
+	}
+	slices.SortFunc(out, func(x, y *protocol.Profile) int { return strings.Compare(x.Address, y.Address) })
+	return out
 }
 
 // Profile implements [protocol.ProfileStore].
@@ -82,23 +74,16 @@ func (a *accounts) Profile(_ context.Context, address string) (*protocol.Profile
 
 // Profiles implements [protocol.ProfileStore].
 func (a *accounts) Profiles(_ context.Context, account string) (own []*protocol.Profile, err error) {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for _, address := range slices.Sorted(maps.Keys(a.profiles)) {
-		if p := a.profiles[address]; p.Account == account {
-			own = append(own, p)
-		}
-	}
-	return own, nil
+	return slices.DeleteFunc(a.all(), func(p *protocol.Profile) bool { return p.Account != account }), nil
 }
 
-// room reports whether the account may keep the profile. The caller holds the
-// lock.
+// room refuses a profile that its account has no room for, or whose handle is taken.
 func (a *accounts) room(p *protocol.Profile) error {
 	agents, bytes := 1, p.Size()
-	for address, other := range a.profiles {
+	all := a.all()
+	for _, other := range all {
 		switch {
-		case address == p.Address:
+		case other.Address == p.Address:
 		case p.Handle != "" && other.Handle == p.Handle:
 			return protocol.ErrHandle
 		case other.Account == p.Account:
@@ -112,13 +97,13 @@ func (a *accounts) room(p *protocol.Profile) error {
 	case bytes > accountBytes:
 		return protocol.ErrFull.Saying(
 			fmt.Sprintf("The profiles of an account have at most %d bytes; shorten one", accountBytes))
-	case a.profiles[p.Address] == nil && len(a.profiles) >= maxProfiles:
+	case a.of(p.Address) == nil && len(all) >= maxProfiles:
 		return protocol.ErrFull
 	}
 	return nil
 }
 
-// allow bounds how often an account writes. The caller holds the lock.
+// allow bounds how often an account writes. The caller holds a.writing.
 func (a *accounts) allow(account string) error {
 	l := a.rates[account]
 	if l == nil {
@@ -136,36 +121,23 @@ func (a *accounts) PutProfile(ctx context.Context, p *protocol.Profile) error {
 	if _, _, ok := a.b.standIns.at(p.Address); ok {
 		return protocol.ErrOtherAgent // whose key the hub holds
 	}
-	a.mu.Lock()
+	if err := a.write(ctx, p); err != nil {
+		return err
+	}
+	return a.register(context.WithoutCancel(ctx), p)
+}
+
+func (a *accounts) write(ctx context.Context, p *protocol.Profile) error {
+	a.writing.Lock()
+	defer a.writing.Unlock()
 	err := a.allow(p.Account)
 	if err == nil {
 		err = a.room(p)
 	}
-	old := a.profiles[p.Address]
 	if err == nil {
-		a.profiles[p.Address] = p // its place, before others take it
+		_, err = a.profiles.Put(ctx, p.Address, p, time.Time{})
 	}
-	a.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	v, err := jsonx.Encode(p)
-	if err == nil {
-		_, err = a.state.Put(ctx, p.Address, v, time.Time{})
-	}
-	if err != nil {
-		a.mu.Lock()
-		if a.profiles[p.Address] == p {
-			if old == nil {
-				delete(a.profiles, p.Address)
-			} else {
-				a.profiles[p.Address] = old
-			}
-		}
-		a.mu.Unlock()
-		return err
-	}
-	return a.register(context.WithoutCancel(ctx), p)
+	return err
 }
 
 // register makes an account's agent one that others find and reach. Where the
@@ -198,12 +170,9 @@ func (a *accounts) register(ctx context.Context, p *protocol.Profile) error {
 
 // drop forgets a profile, and the registration that it made.
 func (a *accounts) drop(ctx context.Context, address string) error {
-	if err := a.state.Delete(ctx, address, 0); err != nil {
+	if err := a.profiles.Delete(ctx, address, 0); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	delete(a.profiles, address)
-	a.mu.Unlock()
 	if r := a.b.almanac.registered(address); r != nil && r.Signed == nil {
 		if err := a.b.almanac.remove(ctx, address); err != nil {
 			return err
@@ -247,10 +216,7 @@ func (a *accounts) RemoveProfile(ctx context.Context, address string) error {
 
 // restore registers agents again whose own registration ended.
 func (a *accounts) restore(ctx context.Context) {
-	a.mu.RLock()
-	all := slices.Collect(maps.Values(a.profiles))
-	a.mu.RUnlock()
-	for _, p := range all {
+	for _, p := range a.all() {
 		if a.b.almanac.registered(p.Address) != nil {
 			continue
 		}
@@ -266,10 +232,7 @@ func (a *accounts) restore(ctx context.Context) {
 func (a *accounts) Listings(context.Context) iter.Seq[protocol.Listing] {
 	b := a.b
 	return func(yield func(protocol.Listing) bool) {
-		a.mu.RLock()
-		all := slices.Collect(maps.Values(a.profiles))
-		a.mu.RUnlock()
-		for _, p := range all {
+		for _, p := range a.all() {
 			if !p.Public() {
 				continue
 			}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -22,13 +21,14 @@ import (
 // over several nodes. Of manifests the memory holds an index of their models;
 // the text is in the state.
 type almanac struct {
-	records, manifests journal.State
-	now                func() time.Time
-	max, maxManifests  int // guests have at most half of these
-	count              *ledger
-	countManifests     *ledger
-	guest              func(address string) bool
-	counted            func(address string) bool // whether its records are in the guests' budget
+	records           *journal.Table[registration]
+	manifests         *journal.Table[json.RawMessage] // see readManifest
+	now               func() time.Time
+	max, maxManifests int // guests have at most half of these
+	count             *ledger
+	countManifests    *ledger
+	guest             func(address string) bool
+	counted           func(address string) bool // whether its records are in the guests' budget
 	// extra finds what is not registered: agents that the hub stands in for.
 	extra func(ctx context.Context, network, address string) *protocol.Record
 	named func(ctx context.Context, name string) (address string)
@@ -148,7 +148,8 @@ const (
 )
 
 func newAlmanac(j *journal.Journal, now func() time.Time) *almanac {
-	return &almanac{records: j.State(bucketAlmanac), manifests: j.State(bucketManifests), now: now,
+	return &almanac{records: journal.NewTable[registration](j, bucketAlmanac, 0),
+		manifests: journal.NewTable[json.RawMessage](j, bucketManifests, 0), now: now,
 		max: 65536, maxManifests: 1024,
 		byKey: map[string]*registration{}, byProtocol: map[string]map[string]bool{}, enrolled: map[string]int{},
 		published: map[string]*published{}, byModel: map[string][]string{}}
@@ -162,16 +163,16 @@ var networks = [...]string{"agent", "test-agent"}
 func (a *almanac) start(ctx context.Context) error {
 	// Manifests first: records are told with what is known of their protocols.
 	// Earlier releases took larger ones; these are left to expire.
-	stop, err := a.manifests.Watch(ctx, "", func(v journal.Value) {
-		if v.Deleted {
-			a.forget(v.Key)
+	stop, err := a.manifests.Watch(ctx, "", func(row journal.Row[json.RawMessage]) {
+		if row.Revision == 0 {
+			a.forget(row.Key)
 			return
 		}
-		s, m, err := readManifest(v.Data)
+		s, m, err := readManifest(row.Value)
 		if err != nil {
 			return
 		}
-		if p, err := newPublished(m, s.Source, v.Until); err == nil {
+		if p, err := newPublished(m, s.Source, row.Until); err == nil {
 			a.addManifest(p)
 		}
 	})
@@ -179,18 +180,18 @@ func (a *almanac) start(ctx context.Context) error {
 		return err
 	}
 	a.stops = append(a.stops, stop)
-	stop, err = a.records.Watch(ctx, "", func(v journal.Value) {
-		_, address, _ := strings.Cut(v.Key, "/")
-		if v.Deleted {
-			a.set(v.Key, nil)
-		} else {
-			r := new(registration)
-			if json.Unmarshal(v.Data, r) != nil || len(r.Metadata) > maxRecord {
-				return
-			}
+	stop, err = a.records.Watch(ctx, "", func(row journal.Row[registration]) {
+		r := &row.Value
+		switch {
+		case row.Revision == 0:
+			a.set(row.Key, nil)
+		case len(r.Metadata) > maxRecord:
+			return
+		default:
 			r.guest = a.guest(r.Address)
-			a.set(v.Key, r)
+			a.set(row.Key, r)
 		}
+		_, address, _ := strings.Cut(row.Key, "/")
 		a.moved(address)
 	})
 	if err == nil {
@@ -374,16 +375,13 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 	key := recordKey(network, address)
 	guest, source, paid := a.counted(address), policy.SourceOf(ctx), false
 	for range 5 {
-		var old *protocol.Record
-		v, err := a.records.Get(ctx, key)
-		switch {
-		case err == nil:
-			old = new(protocol.Record)
-			if err := json.Unmarshal(v.Data, old); err != nil {
-				return fmt.Errorf("the registration of %s is damaged: %w", address, err)
-			}
-		case !errors.Is(err, journal.ErrNotFound):
+		row, err := a.records.Get(ctx, key)
+		if err != nil {
 			return err
+		}
+		var old *protocol.Record
+		if row.Revision != 0 {
+			old = &row.Value.Record
 		}
 		r, err := change(old)
 		if err != nil {
@@ -411,12 +409,8 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			}
 			paid = true
 		}
-		if old == nil {
-			_, err = a.records.Create(ctx, key, b, r.Expires)
-		} else {
-			_, err = a.records.Update(ctx, key, b, r.Expires, v.Revision)
-		}
-		if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrExists) {
+		_, err = a.records.Replace(ctx, journal.Row[registration]{Key: key, Value: *next, Revision: row.Revision, Until: r.Expires})
+		if errors.Is(err, journal.ErrConflict) {
 			continue // another was faster; look again
 		}
 		if err == nil {
@@ -689,14 +683,11 @@ func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manife
 		return nil, nil
 	}
 	a.countManifests.use(digest)
-	v, err := a.manifests.Get(ctx, digest)
-	if errors.Is(err, journal.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
+	row, err := a.manifests.Get(ctx, digest)
+	if err != nil || row.Revision == 0 {
 		return nil, err
 	}
-	_, m, err := readManifest(v.Data)
+	_, m, err := readManifest(row.Value)
 	return m, err
 }
 

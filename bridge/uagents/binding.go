@@ -141,7 +141,7 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
-		sessions: newSessions(c.Journal.State(bucketSessions), c.Now), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
+		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
 		talks: protocol.NewMemory(0, c.Now)}
 	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {
@@ -215,9 +215,7 @@ func (b *Binding) Start(ctx context.Context) error {
 // sweep forgets what ran out: sessions, registrations, the directory entries
 // that those had made, mailboxes.
 func (b *Binding) sweep(ctx context.Context) {
-	b.sessions.mu.Lock()
 	b.sessions.sweep()
-	b.sessions.mu.Unlock()
 	b.mailbox.sweep()
 	b.acksMu.Lock()
 	for id, a := range b.acks {

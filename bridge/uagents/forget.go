@@ -2,7 +2,6 @@ package uagents
 
 import (
 	"context"
-	"encoding/json"
 	"strings"
 
 	"github.com/parley-hub/parley"
@@ -34,24 +33,16 @@ func (b *Binding) originOf(m *parley.Message) itemOrigin {
 // for it, or of the erased messages, is not there any more. Its keys stay until
 // they expire, so that it is not put there again.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
-	var items []string
-	wanted := map[string]storedItem{}
-	for v, err := range b.mailbox.state.Range(ctx, prefixItem) {
-		if err != nil {
-			return n, err
-		}
-		var s storedItem
-		if json.Unmarshal(v.Data, &s) != nil || s.Envelope == nil {
+	rows, err := b.mailbox.stored.List(ctx, prefixItem)
+	if err != nil {
+		return 0, err
+	}
+	for _, row := range rows {
+		if row.Value.Envelope == nil || !b.about(&f, &row.Value) {
 			continue
 		}
-		if b.about(&f, &s) {
-			items = append(items, v.Key)
-			wanted[v.Key] = s
-		}
-	}
-	for _, key := range items {
-		address, _, _ := strings.Cut(strings.TrimPrefix(key, prefixItem), "/")
-		taken, err := b.mailbox.Delete(ctx, address, wanted[key].UUID)
+		address, _, _ := strings.Cut(strings.TrimPrefix(row.Key, prefixItem), "/")
+		taken, err := b.mailbox.Delete(ctx, address, row.Value.UUID)
 		if err != nil {
 			return n, err
 		}

@@ -3,8 +3,6 @@ package uagents
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,7 +11,6 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -23,14 +20,15 @@ import (
 // [protocol.MailboxStore]. What is held in memory is the index; envelopes are
 // read from the state.
 type mailbox struct {
-	state    journal.State
+	kept     *journal.Table[storedBox]  // below prefixBox
+	stored   *journal.Table[storedItem] // below prefixItem
 	now      func() time.Time
 	count    *ledger
 	guest    func(address string) bool
 	maxBoxes int // guests have at most half of these
 	maxItems int
 	maxBytes int
-	stop     func()
+	stops    []func()
 
 	mu    sync.Mutex
 	boxes map[string]*box
@@ -80,7 +78,8 @@ type storedItem struct {
 }
 
 func newMailbox(j *journal.Journal, now func() time.Time) *mailbox {
-	return &mailbox{state: j.State(bucketMailbox), now: now, maxBoxes: 4096, maxItems: 10_000, maxBytes: 1 << 30, boxes: map[string]*box{}, stop: func() {}}
+	return &mailbox{kept: journal.NewTable[storedBox](j, bucketMailbox, 0), stored: journal.NewTable[storedItem](j, bucketMailbox, 0),
+		now: now, maxBoxes: 4096, maxItems: 10_000, maxBytes: 1 << 30, boxes: map[string]*box{}}
 }
 
 const (
@@ -88,43 +87,57 @@ const (
 	prefixItem = "item/"
 )
 
-func (m *mailbox) start(ctx context.Context) (err error) {
-	m.stop, err = m.state.Watch(ctx, "", func(v journal.Value) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if address, ok := strings.CutPrefix(v.Key, prefixBox); ok {
-			if v.Deleted {
-				m.removeBox(address)
-				return
-			}
-			var s storedBox
-			if json.Unmarshal(v.Data, &s) == nil {
-				b := m.box(address)
-				b.kept, b.source = v.Until, s.Source
-				m.weighBox(b, m.guest(address))
-			}
-			return
-		}
-		rest, ok := strings.CutPrefix(v.Key, prefixItem)
-		address, name, cut := strings.Cut(rest, "/")
-		place, _, _ := strings.Cut(name, "-")
-		at, err := strconv.ParseInt(place, 10, 64)
-		var s storedItem
-		if !ok || !cut || err != nil || v.Deleted || json.Unmarshal(v.Data, &s) != nil || !s.Expires.After(m.now()) {
-			return
-		}
-		b := m.box(address)
-		old := b.byKey[s.Key]
-		switch {
-		case old == nil:
-			m.add(b, &boxItem{place: at, key: s.Key, state: v.Key, uuid: s.UUID, received: s.Received, expires: s.Expires,
-				size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
-			_ = m.count.grow(address, itemBytes) // it is there, whatever the budget says
-		case s.Envelope == nil && !old.taken:
-			m.take(b, old)
-		}
-	})
+func (m *mailbox) start(ctx context.Context) error {
+	stop, err := m.kept.Watch(ctx, prefixBox, m.boxChanged)
+	if err != nil {
+		return err
+	}
+	m.stops = append(m.stops, stop)
+	if stop, err = m.stored.Watch(ctx, prefixItem, m.itemChanged); err == nil {
+		m.stops = append(m.stops, stop)
+	}
 	return err
+}
+
+func (m *mailbox) stop() {
+	for _, f := range m.stops {
+		f()
+	}
+}
+
+func (m *mailbox) boxChanged(row journal.Row[storedBox]) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	address := strings.TrimPrefix(row.Key, prefixBox)
+	if row.Revision == 0 {
+		m.removeBox(address)
+		return
+	}
+	b := m.box(address)
+	b.kept, b.source = row.Until, row.Value.Source
+	m.weighBox(b, m.guest(address))
+}
+
+func (m *mailbox) itemChanged(row journal.Row[storedItem]) {
+	address, name, cut := strings.Cut(strings.TrimPrefix(row.Key, prefixItem), "/")
+	number, _, _ := strings.Cut(name, "-")
+	place, err := strconv.ParseInt(number, 10, 64)
+	s := &row.Value
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !cut || err != nil || row.Revision == 0 || !s.Expires.After(m.now()) {
+		return
+	}
+	b := m.box(address)
+	old := b.byKey[s.Key]
+	switch {
+	case old == nil:
+		m.add(b, &boxItem{place: place, key: s.Key, state: row.Key, uuid: s.UUID, received: s.Received, expires: s.Expires,
+			size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
+		_ = m.count.grow(address, itemBytes) // it is there, whatever the budget says
+	case s.Envelope == nil && !old.taken:
+		m.take(b, old)
+	}
 }
 
 // box gives the index of a mailbox, made if there is none. The caller holds
@@ -251,11 +264,7 @@ const boxKept = 30 * 24 * time.Hour
 // keep makes a mailbox, or prolongs its life.
 func (m *mailbox) keep(ctx context.Context, address, source string) error {
 	until := m.now().Add(boxKept)
-	v, err := jsonx.Encode(storedBox{source})
-	if err == nil {
-		_, err = m.state.Put(ctx, prefixBox+address, v, until)
-	}
-	if err != nil {
+	if _, err := m.kept.Put(ctx, prefixBox+address, storedBox{source}, until); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -292,7 +301,7 @@ func (m *mailbox) Remove(ctx context.Context, address string) error {
 	m.removeBox(address)
 	m.mu.Unlock()
 	for _, k := range append(keys, prefixBox+address) {
-		if err := m.state.Delete(ctx, k, 0); err != nil {
+		if err := m.stored.Delete(ctx, k, 0); err != nil {
 			return err
 		}
 	}
@@ -341,11 +350,8 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.place, item.UUID)
 	m.add(b, i)
 	m.mu.Unlock()
-	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires,
-		Envelope: item.Envelope, Message: from.message})
-	if err == nil {
-		_, err = m.state.Put(ctx, i.state, v, i.expires)
-	}
+	_, err = m.stored.Put(ctx, i.state, storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires,
+		Envelope: item.Envelope, Message: from.message}, i.expires)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err != nil {
@@ -408,19 +414,10 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 
 // read fetches an item's envelope; nil for one that is gone meanwhile.
 func (m *mailbox) read(ctx context.Context, i *boxItem) (*protocol.MailboxItem, error) {
-	v, err := m.state.Get(ctx, i.state)
-	if errors.Is(err, journal.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
+	row, err := m.stored.Get(ctx, i.state)
+	s := &row.Value
+	if err != nil || s.Envelope == nil {
 		return nil, err
-	}
-	var s storedItem
-	if err := json.Unmarshal(v.Data, &s); err != nil {
-		return nil, fmt.Errorf("an item of a mailbox is damaged: %w", err)
-	}
-	if s.Envelope == nil {
-		return nil, nil
 	}
 	return &protocol.MailboxItem{UUID: s.UUID, Envelope: s.Envelope, ReceivedAt: s.Received, ExpiresAt: s.Expires}, nil
 }
@@ -461,10 +458,8 @@ func (m *mailbox) Delete(ctx context.Context, address, uuid string) (bool, error
 	}
 	i.going = true // the watcher may take it before this is back
 	m.mu.Unlock()
-	v, err := jsonx.Encode(storedItem{UUID: i.uuid, Key: i.key, Received: i.received, Expires: i.expires})
-	if err == nil {
-		_, err = m.state.Put(ctx, i.state, v, i.expires)
-	}
+	_, err := m.stored.Put(ctx, i.state,
+		storedItem{UUID: i.uuid, Key: i.key, Received: i.received, Expires: i.expires}, i.expires)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i.going = false

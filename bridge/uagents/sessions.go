@@ -2,97 +2,43 @@ package uagents
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
 // The buckets of the journal's state.
 const (
-	bucketSessions  = "uagents-sessions"
-	bucketAlmanac   = "uagents-almanac"
-	bucketManifests = "uagents-manifests"
-	bucketMailbox   = "uagents-mailbox"
-	bucketProfiles  = "uagents-profiles"
+	bucketSessions  = "uagents-sessions"  // by sessionKey: exchange
+	bucketAlmanac   = "uagents-almanac"   // by recordKey: registration
+	bucketManifests = "uagents-manifests" // by digest: storedManifest
+	bucketMailbox   = "uagents-mailbox"   // box/address: storedBox; item/address/place-uuid: storedItem
+	bucketProfiles  = "uagents-profiles"  // by address: protocol.Profile
 )
 
-// exchange is a request of this hub's in a session of its own: the protocol
-// has no reference from a reply to its request but sender, target and session.
+// exchange is a request of this hub in a session of its own. The protocol has no
+// reference from a reply to its request but sender, target and session.
 type exchange struct {
-	Self         string    `json:"self"` // the stand-in that asked
-	Peer         string    `json:"peer"` // the agent that was asked
+	Self         string    `json:"self"` // the stand-in that sent the request
+	Peer         string    `json:"peer"` // its recipient
 	Session      string    `json:"session"`
 	Request      parley.ID `json:"request"`
 	Agent        string    `json:"agent"` // directory name of the peer
-	Scope        string    `json:"scope"` // where the request, and so the keys of its replies, are recorded
+	Scope        string    `json:"scope"` // of the request, and so of the keys of its replies
 	Conversation parley.ID `json:"conversation"`
 	Until        time.Time `json:"until"`
 	Trace        string    `json:"trace,omitempty"` // of the request: W3C traceparent
-
-	done     bool   // answered; what comes now is talk
-	revision uint64 // of the state's value
 }
 
 func sessionKey(self, peer, session string) string { return self + "/" + peer + "/" + session }
 
 func (x *exchange) key() string { return sessionKey(x.Self, x.Peer, x.Session) }
-
-// sessions remembers exchanges over restarts and between nodes.
-type sessions struct {
-	state journal.State
-	now   func() time.Time
-	max   int
-
-	mu        sync.Mutex
-	byKey     map[string]*exchange
-	byRequest map[parley.ID]*exchange
-	last      map[string]string    // self, peer and conversation → session
-	byPeer    map[string]*exchange // peer and session → the latest
-	stop      func()
-}
-
-func newSessions(s journal.State, now func() time.Time) *sessions {
-	return &sessions{state: s, now: now, max: 1 << 18, byKey: map[string]*exchange{}, byRequest: map[parley.ID]*exchange{},
-		last: map[string]string{}, byPeer: map[string]*exchange{}, stop: func() {}}
-}
-
-func (s *sessions) start(ctx context.Context) (err error) {
-	s.stop, err = s.state.Watch(ctx, "", s.changed)
-	return err
-}
-
-// changed takes what this hub or another wrote.
-func (s *sessions) changed(v journal.Value) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if v.Deleted {
-		return
-	}
-	x := &exchange{revision: v.Revision}
-	if json.Unmarshal(v.Data, x) != nil {
-		return
-	}
-	if old := s.byKey[v.Key]; old == nil || old.Request != x.Request && old.revision < v.Revision {
-		s.set(x)
-	}
-}
-
-// set indexes an exchange. The caller holds the lock.
-func (s *sessions) set(x *exchange) {
-	if old := s.byKey[x.key()]; old != nil {
-		delete(s.byRequest, old.Request)
-	}
-	s.byKey[x.key()], s.byRequest[x.Request] = x, x
-	s.byPeer[x.peer()] = x
-	s.last[x.conversation()] = x.Session
-}
 
 func (x *exchange) peer() string { return x.Peer + "/" + x.Session }
 
@@ -100,126 +46,133 @@ func (x *exchange) conversation() string {
 	return x.Self + "/" + x.Peer + "/" + x.Conversation.String()
 }
 
+// sessions remembers exchanges over restarts and between nodes.
+type sessions struct {
+	table *journal.Table[exchange]
+	max   int
+	stop  func()
+
+	mu        sync.Mutex
+	answers   map[parley.ID]bool   // requests that have their terminal reply
+	byRequest map[parley.ID]string // keys of exchanges
+	last      map[string]string    // by conversation
+	byPeer    map[string]string    // the latest by peer and session
+}
+
+func newSessions(j *journal.Journal) *sessions {
+	return &sessions{table: journal.NewTable[exchange](j, bucketSessions, 0), max: 1 << 18, stop: func() {},
+		answers: map[parley.ID]bool{}, byRequest: map[parley.ID]string{}, last: map[string]string{}, byPeer: map[string]string{}}
+}
+
+func (s *sessions) start(ctx context.Context) error {
+	stop, err := s.table.Follow(ctx, s.changed)
+	if err == nil {
+		s.stop = stop
+	}
+	return err
+}
+
+// changed indexes an exchange that this hub or another wrote.
+func (s *sessions) changed(before, after journal.Row[exchange]) {
+	if after.Revision == 0 {
+		return // sweep finds it missing
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	x := &after.Value
+	if old := before.Value.Request; old != x.Request {
+		delete(s.byRequest, old)
+		delete(s.answers, old)
+	}
+	s.byRequest[x.Request], s.byPeer[x.peer()], s.last[x.conversation()] = after.Key, after.Key, after.Key
+}
+
 // errSessions refuses to begin more than can be remembered.
 var errSessions = parley.Fail(parley.Unavailable, nil, "too many requests wait for answers of uAgents")
 
-// open gives the session in which a request goes out: that of an earlier
-// attempt; that of the conversation, if nothing is outstanding in it; else a
-// new one. It is recorded when open returns.
+// open gives the session in which a request is sent: that of an earlier attempt; that
+// of the conversation, if nothing is pending in it; else a new one. It is recorded when
+// open returns.
 func (s *sessions) open(ctx context.Context, x exchange) (*exchange, error) {
-	s.mu.Lock()
-	if old := s.byRequest[x.Request]; old != nil {
-		s.mu.Unlock()
-		return old, nil
+	if earlier := indexed(s, s.byRequest, x.Request); earlier.Revision != 0 {
+		return &earlier.Value, nil
 	}
-	if len(s.byKey) >= s.max {
-		s.sweep()
-		if len(s.byKey) >= s.max {
-			s.mu.Unlock()
-			return nil, errSessions
+	if s.table.Len() >= s.max && len(s.table.All()) >= s.max {
+		return nil, errSessions
+	}
+	for {
+		last := indexed(s, s.last, x.conversation())
+		x.Session = last.Value.Session
+		if last.Revision == 0 || !s.isAnswered(last.Value.Request) {
+			x.Session, last.Revision = protocol.NewSession(), 0
 		}
+		row := journal.Row[exchange]{Key: x.key(), Value: x, Revision: last.Revision, Until: x.Until}
+		_, err := s.table.Replace(ctx, row)
+		if errors.Is(err, journal.ErrConflict) { // another hub uses the session now
+			if _, err = s.table.Get(ctx, row.Key); err == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("keep a session: %w", err)
+		}
+		return &x, nil
 	}
-	x.Session = s.last[x.conversation()]
-	if old := s.byKey[x.key()]; x.Session == "" || old != nil && !old.done {
-		x.Session = protocol.NewSession()
-	}
-	s.set(&x)
-	s.mu.Unlock()
-	b, err := jsonx.Encode(x)
-	var revision uint64
-	if err == nil {
-		revision, err = s.state.Put(ctx, x.key(), b, x.Until)
-	}
-	if err != nil {
-		s.drop(&x)
-		return nil, fmt.Errorf("keep a session: %w", err)
-	}
+}
+
+// indexed gives the exchange that an index has for a key; Revision 0: none.
+func indexed[K comparable](s *sessions, index map[K]string, key K) journal.Row[exchange] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x.revision = revision
-	return &x, nil
+	return s.table.Known(index[key])
 }
 
-func (s *sessions) drop(x *exchange) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.byKey[x.key()] == x {
-		delete(s.byKey, x.key())
-		s.forget(x)
-	}
-}
-
-// forget takes an exchange out of all indexes but byKey. The caller holds the
-// lock.
-func (s *sessions) forget(x *exchange) {
-	delete(s.byRequest, x.Request)
-	if s.last[x.conversation()] == x.Session {
-		delete(s.last, x.conversation())
-	}
-	if s.byPeer[x.peer()] == x {
-		delete(s.byPeer, x.peer())
-	}
-}
-
-// trace gives the trace of the request that opened a session with an agent: what
-// the agent asks of others in the same session, as its library does by itself
-// while it works on the request, belongs to that.
+// trace gives the trace of the request that opened a session with an agent. The
+// agent's own requests in that session belong to it: its library stays in the session
+// while it works on the request.
 func (s *sessions) trace(peer, session string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if x := s.byPeer[peer+"/"+session]; x != nil && x.Until.After(s.now()) {
-		return x.Trace
-	}
-	return ""
+	return indexed(s, s.byPeer, peer+"/"+session).Value.Trace
 }
 
-// find gives the exchange that an envelope of peer to self in a session is
-// about, and whether it is answered already; nil: about none. An answer may be
-// here sooner than the change of the hub that asked, also in a session that was
-// used before: so the state is read before there is none.
+// find gives the exchange of an envelope from peer to self in a session, and whether it
+// is answered already; nil: there is none. An answer may be here before this hub was
+// told of the request of another hub, also in a session that was used before: so the
+// state is read before there is none.
 func (s *sessions) find(ctx context.Context, self, peer, session string) (x *exchange, done bool, err error) {
 	key := sessionKey(self, peer, session)
-	if x, done = s.known(key); x != nil && !done {
-		return x, done, nil
+	row := s.table.Known(key)
+	if row.Revision == 0 || s.isAnswered(row.Value.Request) {
+		row, err = s.table.Get(ctx, key)
 	}
-	switch v, err := s.state.Get(ctx, key); {
-	case err == nil:
-		s.changed(v)
-	case !errors.Is(err, journal.ErrNotFound):
+	if err != nil || row.Revision == 0 {
 		return nil, false, err
 	}
-	x, done = s.known(key)
-	return x, done, nil
+	return &row.Value, s.isAnswered(row.Value.Request), nil
 }
 
-func (s *sessions) known(key string) (x *exchange, done bool) {
+func (s *sessions) isAnswered(request parley.ID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	found := s.byKey[key]
-	if found == nil || !found.Until.After(s.now()) {
-		return nil, false
-	}
-	copied := *found
-	return &copied, found.done
+	return s.answers[request]
 }
 
-// answered notes that a request got its terminal reply. After a restart the
-// journal, which has no open request any more, says the same.
+// answered notes that a request got its terminal reply. After a restart the journal,
+// which has no open request any more, says the same.
 func (s *sessions) answered(request parley.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if x := s.byRequest[request]; x != nil {
-		x.done = true
+	if s.byRequest[request] != "" {
+		s.answers[request] = true
 	}
 }
 
-// sweep forgets what is over. The caller holds the lock.
+// sweep drops what leads to exchanges that ended.
 func (s *sessions) sweep() {
-	now := s.now()
-	for k, x := range s.byKey {
-		if !x.Until.After(now) {
-			delete(s.byKey, k)
-			s.forget(x)
-		}
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ended := func(key string) bool { return s.table.Known(key).Revision == 0 }
+	maps.DeleteFunc(s.byRequest, func(_ parley.ID, key string) bool { return ended(key) })
+	maps.DeleteFunc(s.answers, func(request parley.ID, _ bool) bool { return s.byRequest[request] == "" })
+	maps.DeleteFunc(s.last, func(_, key string) bool { return ended(key) })
+	maps.DeleteFunc(s.byPeer, func(_, key string) bool { return ended(key) })
 }

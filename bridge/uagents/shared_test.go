@@ -1,76 +1,114 @@
 package uagents
 
 import (
-	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
 
-// sharedState is a bucket to which other hubs write.
-type sharedState struct {
-	journal.State
-	values map[string]journal.Value
-	reads  int
-	err    error
-}
-
-func (s *sharedState) Get(_ context.Context, key string) (journal.Value, error) {
-	s.reads++
-	v, ok := s.values[key]
-	if s.err == nil && !ok {
-		return v, journal.ErrNotFound
+// testSessions are the sessions of a hub, and a table in which another hub writes.
+func testSessions(t *testing.T, now func() time.Time) (*sessions, *journal.Table[exchange], *journal.Journal) {
+	t.Helper()
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Now: now})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return v, s.err
+	t.Cleanup(func() {
+		if err := j.Close(); err != nil && !errors.Is(err, journal.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	s := newSessions(j)
+	if err := s.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.stop() })
+	return s, journal.NewTable[exchange](j, bucketSessions, 0), j
 }
 
 // TestSessionOfAnotherHub: what another hub has asked is known when the answer is
 // here, before this hub was told of it, also in a session that was used before.
 func TestSessionOfAnotherHub(t *testing.T) {
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
-	state := &sharedState{values: map[string]journal.Value{}}
-	s := newSessions(state, func() time.Time { return now })
-	key := sessionKey("asker", "bob", "s")
-	asks := func(request byte, revision uint64) journal.Value {
+	s, other, j := testSessions(t, func() time.Time { return now })
+	asks := func(request byte) {
 		t.Helper()
-		b, err := jsonx.Encode(exchange{Self: "asker", Peer: "bob", Session: "s", Request: parley.ID{request}, Until: now.Add(time.Hour)})
-		if err != nil {
+		x := exchange{Self: "asker", Peer: "bob", Session: "s", Request: parley.ID{request}, Until: now.Add(time.Hour)}
+		if _, err := other.Put(t.Context(), x.key(), x, x.Until); err != nil {
 			t.Fatal(err)
 		}
-		state.values[key] = journal.Value{Key: key, Data: b, Revision: revision}
-		return state.values[key]
 	}
-	find := func(request byte, answered bool, reads int) {
+	find := func(request byte, answered bool) {
 		t.Helper()
-		state.reads = 0
 		x, done, err := s.find(t.Context(), "asker", "bob", "s")
 		switch {
 		case err != nil || (x != nil) != (request != 0):
 			t.Fatalf("%+v, %v", x, err)
 		case x != nil && x.Request != parley.ID{request}, done != answered:
 			t.Errorf("it is about %v, answered %v; want %d, %v", x.Request, done, request, answered)
-		case state.reads != reads:
-			t.Errorf("%d reads, want %d", state.reads, reads)
 		}
 	}
-	find(0, false, 1)
-	first := asks(1, 7)
-	find(1, false, 1)
-	find(1, false, 0) // it is known now
+	find(0, false)
+	asks(1)
+	find(1, false)
+	find(1, false)
 	s.answered(parley.ID{1})
-	find(1, true, 1)
-	second := asks(2, 9)
-	find(2, false, 1)
-	s.changed(first) // the watcher, which lags behind
-	s.changed(second)
-	find(2, false, 0)
+	find(1, true)
+	asks(2)
+	find(2, false)
+	s.answered(parley.ID{1}) // late
+	find(2, false)
 	s.answered(parley.ID{2})
-	state.err = errors.New("no leader")
-	if _, _, err := s.find(t.Context(), "asker", "bob", "s"); !errors.Is(err, state.err) {
-		t.Errorf("%v, want %v", err, state.err)
+	find(2, true)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.find(t.Context(), "asker", "bob", "s"); err == nil {
+		t.Error("what cannot be read is answered")
+	}
+}
+
+// TestSessionTaken: of two hubs, only one uses a session of a conversation again.
+func TestSessionTaken(t *testing.T) {
+	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
+	s, _, j := testSessions(t, func() time.Time { return now })
+	two := newSessions(j)
+	if err := two.start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer two.stop()
+	open := func(s *sessions, request byte) string {
+		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request}, Until: now.Add(time.Hour)})
+		if err != nil {
+			t.Error(err)
+			return ""
+		}
+		return x.Session
+	}
+	first := open(s, 1)
+	if x, _, err := two.find(t.Context(), "asker", "bob", first); err != nil || x == nil {
+		t.Fatalf("%v, %v", x, err)
+	}
+	s.answered(parley.ID{1})
+	two.answered(parley.ID{1})
+	var again atomic.Int32
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if open(two, 2) == first {
+			again.Add(1)
+		}
+	}()
+	if open(s, 3) == first {
+		again.Add(1)
+	}
+	<-done
+	if again.Load() != 1 {
+		t.Errorf("%d requests use the session", again.Load())
 	}
 }

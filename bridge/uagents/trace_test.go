@@ -1,27 +1,27 @@
 package uagents
 
 import (
-	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/journal"
 )
-
-// takes is a State that takes all that is written.
-type takes struct{ journal.State }
-
-func (takes) Put(context.Context, string, []byte, time.Time) (uint64, error) { return 1, nil }
 
 // What an agent asks of others in the session in which it was asked belongs to
 // the trace of what it was asked, as long as the session is remembered.
 func TestSessionKeepsTrace(t *testing.T) {
-	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
-	s := newSessions(takes{}, func() time.Time { return now })
+	start := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
+	now := start
+	var clock sync.Mutex
+	s, _, _ := testSessions(t, func() time.Time {
+		clock.Lock()
+		defer clock.Unlock()
+		return now
+	})
 	open := func(request byte, trace string) string {
 		t.Helper()
-		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request}, Conversation: parley.ID{7}, Until: now.Add(time.Hour), Trace: trace})
+		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request}, Conversation: parley.ID{7}, Until: start.Add(time.Hour), Trace: trace})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -40,14 +40,16 @@ func TestSessionKeepsTrace(t *testing.T) {
 	if again := open(2, "two"); again != first || s.trace("bob", first) != "two" {
 		t.Errorf("session %s, trace %q", again, s.trace("bob", again))
 	}
+	clock.Lock()
 	now = now.Add(time.Hour)
+	clock.Unlock()
 	if got := s.trace("bob", first); got != "" {
 		t.Errorf("after its end: trace %q", got)
 	}
+	s.sweep()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sweep()
-	if len(s.byPeer) != 0 || len(s.byKey) != 0 || len(s.byRequest) != 0 || len(s.last) != 0 {
+	if len(s.byPeer) != 0 || len(s.answers) != 0 || len(s.byRequest) != 0 || len(s.last) != 0 {
 		t.Errorf("something is kept: %v", s)
 	}
 }
