@@ -207,26 +207,6 @@ func (b *Binding) weigh(address string) {
 	}
 }
 
-// directoryChanged follows the directory. It must not change it.
-func (b *Binding) directoryChanged(c directory.Change) {
-	b.standIns.changed(c)
-	for _, e := range []*directory.Entry{c.Old, c.New} {
-		if e == nil {
-			continue
-		}
-		for _, i := range e.Identities {
-			if i.Protocol != Protocol || i.StandIn {
-				continue
-			}
-			b.weigh(i.ID)
-			b.accounts.left(i.ID)
-			if e == c.New && e.Learns(Protocol) {
-				b.standIns.later(i.ID) // it may be registered, and have told its models
-			}
-		}
-	}
-}
-
 // entered is about what the directory holds of an address.
 func (b *Binding) entered(address string) int64 {
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)

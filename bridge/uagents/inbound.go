@@ -5,13 +5,12 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
@@ -198,24 +197,6 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 	return answerTo(err)
 }
 
-// answerTo is what the server does after the hub took a message, or did not. An
-// envelope that was refused before is answered as it was then.
-func answerTo(err error) (prior bool, _ error) {
-	var p *hub.Prior
-	switch {
-	case err == nil:
-		return false, nil
-	case !errors.As(err, &p):
-		return false, problem(err)
-	case p.Refused == nil:
-		return true, nil
-	}
-	if first := firstRefusal(p.Refused); first != nil {
-		return false, first
-	}
-	return false, problem(p.Refused)
-}
-
 // seen is [answerTo] for what the journal has.
 func (b *Binding) seen(ctx context.Context, p *journal.Prior) (prior bool, _ error) {
 	if !p.Refused {
@@ -226,39 +207,6 @@ func (b *Binding) seen(ctx context.Context, p *journal.Prior) (prior bool, _ err
 		return false, problem(err)
 	}
 	return answerTo(&hub.Prior{Of: *p, Refused: record.Refused})
-}
-
-// problem says the hub's refusal. A sender that waits reads it in an
-// ErrorMessage, unless the same envelope may be taken later.
-func problem(err error) error {
-	out := toError(parley.AsError(err))
-	if out.Retryable {
-		return out
-	}
-	return protocol.ErrorAnswer{Err: out}
-}
-
-// firstRefusal says a recorded refusal of the protocol's own checks as the
-// server said it; nil: the hub refused.
-func firstRefusal(e *parley.Error) error {
-	for _, check := range []struct {
-		err  *protocol.Error
-		said bool // in an ErrorMessage, to a sender that waits
-	}{
-		{protocol.ErrStale, true}, {protocol.ErrContent, true}, {protocol.ErrVerifiedOnly, true},
-		{protocol.ErrHorizon, false}, {protocol.ErrAmbiguous, false}, {protocol.ErrSchemaDigest, false},
-		{protocol.ErrPayload, false}, {protocol.ErrUnknownAgent, false},
-	} {
-		if e.Code != refusalCode(check.err) || e.Text != check.err.Text && !strings.HasPrefix(e.Text, check.err.Text+": ") {
-			continue
-		}
-		if first := check.err.Saying(e.Text); check.said {
-			return protocol.ErrorAnswer{Err: first}
-		} else {
-			return first
-		}
-	}
-	return nil
 }
 
 // recordInSession takes what an agent says in a session that the hub opened.
@@ -344,21 +292,6 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 	return true, false, nil
 }
 
-// peerFailure is the failure that an ErrorMessage says.
-func peerFailure(m protocol.Message) *parley.Error {
-	text, _ := m.IsError()
-	switch text {
-	case protocol.ErrTimeout.Text:
-		return parley.Refuse(parley.TimedOut, "the agent did not answer in time")
-	case protocol.ErrVerifiedOnly.Text:
-		return parley.Refuse(parley.Unauthenticated, "the agent answered: %s", text)
-	}
-	if r := []rune(text); len(r) > 500 {
-		text = string(r[:500]) + "…"
-	}
-	return parley.Refuse(parley.HandlerFailed, "the agent answered: %s", text)
-}
-
 // meet takes a sender into the directory that could be answered by way of
 // another registry.
 func (b *Binding) meet(ctx context.Context, r *protocol.Request) {
@@ -389,15 +322,6 @@ func (b *Binding) reaches(r *protocol.Request) bool {
 		}
 	}
 	return false
-}
-
-// signer is the address whose registration counts for a request: that of its
-// sender, if it is proved.
-func signer(r *protocol.Request) string {
-	if r.Verdict.Assurance != protocol.Signed {
-		return ""
-	}
-	return r.Sender
 }
 
 // skillOf finds which skill of an agent a model asks for: the one that
@@ -437,32 +361,6 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	return protocol.Response{}, nil
 }
 
-// took sees to the acknowledgement of a chat message that is recorded: who waits
-// has it with the response, from handle.
-func (b *Binding) took(r *protocol.Request, a acknowledging) {
-	if r.Sync {
-		r.State = a
-		return
-	}
-	r.Handled = true
-	m, err := b.acknowledged(r)
-	if err != nil { // of what the server has read: the answer will fail at it too
-		b.c.Logger.Error("an acknowledgement cannot be made", "to", r.Sender, "session", r.Session, "error", err)
-		a.place.end(false)
-		return
-	}
-	b.acknowledge(r, a.place, m)
-}
-
-// acknowledged is the acknowledgement of the chat message in a request.
-func (b *Binding) acknowledged(r *protocol.Request) (protocol.Message, error) {
-	c, err := r.Chat()
-	if err != nil {
-		return protocol.Message{}, err
-	}
-	return b.acknowledgement(c)
-}
-
 // await waits for the reply to a request whose sender waits too.
 func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call) (protocol.Response, error) {
 	reply, err := call.Reply(ctx)
@@ -488,217 +386,70 @@ func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call
 	return answer, nil
 }
 
-// toAnswer says a reply in the terms of the envelope that asked: a chat
-// message to one; else a model that may answer it. For a request that the
-// responder itself declares, that is the responder's own. For another, what the
-// sender's own registration says of it comes first. What others published does
-// not count, unless they are enrolled.
-func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss, error) {
-	if classOf(asked.SchemaDigest) == chat {
-		m, losses := toChat(reply, request.From, reply.Origin.Received, true)
-		m.Protocol = protocol.ChatProtocolDigest
-		return m, losses, m.Err()
+// resolve implements [protocol.Server.Resolve]: stand-ins, whose answers the
+// hub signs, and agents that it forwards to.
+func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, error) {
+	if _, id, ok := b.standIns.at(address); ok {
+		return &protocol.Agent{Address: address, Identity: id, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
 	}
-	models := b.almanac.answers(asked.SchemaDigest, asked.Sender)
-	var own []*protocol.Model // of the responder
-	var standIn *protocol.Model
-	declared, proto := false, ""
-	if e, ok := b.c.Hub.Directory().Agent(request.To); ok {
-		p := b.standIns.of(e)
-		declared = p.skills[asked.SchemaDigest] != ""
-		skill := request.Skill
-		if skill == "" {
-			if k, ok := e.SkillNamed(""); ok {
-				skill = k.ID
-			}
-		}
-		if standIn = p.answers[skill]; standIn != nil {
-			own = append(own, standIn)
-			if p.manifest != nil {
-				proto = p.manifest.Digest()
-			}
-		}
-		// One that speaks the protocol itself says which model its reply is.
-		if i, ok := e.Identity(Protocol); ok && !i.StandIn && classOf(reply.Schema) == other {
-			if m := b.almanac.modelOf(reply.Schema, i.ID, asked.Sender); m != nil {
-				own, declared = append([]*protocol.Model{m}, own...), true
-			}
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
+	if !ok {
+		return nil, nil
+	}
+	for _, i := range e.Identities {
+		if i.Protocol == Protocol && i.ID == address && !i.StandIn && b.routable(i) {
+			b.almanac.count.use(address)
+			return &protocol.Agent{Address: address, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
 		}
 	}
-	if declared {
-		models = append(own, models...)
-	} else {
-		models = append(models, own...)
-	}
-	last := errors.New("no model is declared for it")
-	for _, model := range models {
-		text, err := toObject(reply, model)
-		if err == nil {
-			m := protocol.Message{Schema: model.Digest(), Payload: text}
-			if model == standIn {
-				m.Protocol = proto
-			}
-			return m, bridge.Losses(bridge.Model, reply, request.From), nil
-		}
-		last = err
-	}
-	if len(models) == 0 {
-		// The model that most examples use says any text.
-		text := reply.Text()
-		if text == "" {
-			for _, p := range reply.Parts {
-				if p.IsJSON() {
-					text = compact(p.Data)
-				}
-			}
-		}
-		m := protocol.ModelOf[plain]().Message(plain{text})
-		return m, bridge.Losses(bridge.Model, reply, request.From), m.Err()
-	}
-	return protocol.Message{}, nil, protocol.ErrHandler.Saying("the answer fits none of the models that may answer").Because(last)
+	return nil, nil
 }
 
-// plain is class Message(message: str), which most examples use.
-type plain struct {
-	Message string `json:"message"`
-}
+func anyMessage(string) bool { return true }
 
-// ModelDoc implements [protocol.Documented].
-func (plain) ModelDoc() (string, string) { return "Message", "" }
-
-// An ack is an acknowledgement on its way; the answer to the same message
-// waits for it, and brings it when it did not arrive.
-type ack struct {
-	begun time.Time
-	done  chan struct{}
-	ok    bool // once done is closed
-}
-
-// acknowledgement makes the acknowledgement of a chat message.
-func (b *Binding) acknowledgement(c *protocol.ChatMessage) (protocol.Message, error) {
-	a := c.Acknowledge(b.c.Now()).Message()
-	a.Protocol = protocol.ChatProtocolDigest
-	return a, a.Err()
-}
-
-// acknowledgementOf is that of the chat message in an envelope.
-func (b *Binding) acknowledgementOf(e *protocol.Envelope) (protocol.Message, error) {
-	m, err := e.Message()
-	if err != nil {
-		return m, err
-	}
-	c, err := protocol.DecodeChatMessage(m.Payload)
-	if err != nil {
-		return protocol.Message{}, err
-	}
-	return b.acknowledgement(c)
-}
-
-// end tells whether the acknowledgement arrived. Nobody waits for a nil one.
-func (a *ack) end(ok bool) {
-	if a != nil {
-		a.ok = ok
-		close(a.done)
-	}
-}
-
-// newAck gives the place of an acknowledgement that nobody brings yet; nil when
-// somebody does.
-func (b *Binding) newAck(request parley.ID) *ack {
-	b.acksMu.Lock()
-	defer b.acksMu.Unlock()
-	if b.acks[request] != nil || len(b.acks) >= maxAcks {
+// model finds a published model; the server knows the chat's itself.
+func (b *Binding) model(digest string) *protocol.Model {
+	if classOf(digest) != other {
 		return nil
 	}
-	a := &ack{begun: b.c.Now(), done: make(chan struct{})}
-	b.acks[request] = a
-	return a
+	return b.almanac.model(digest)
 }
 
-// acknowledge sends an acknowledgement at once, in the background. What does
-// not arrive comes with the answer.
-func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Message) {
-	if !b.reaches(r) {
-		place.end(false)
-		return
+// sender finds the directory name of a sender.
+func (b *Binding) sender(r *protocol.Request) string {
+	if r.Verdict.Assurance != protocol.Signed {
+		return directory.Stranger(Protocol, r.Sender, "unsigned")
 	}
-	select {
-	case b.slots <- struct{}{}:
-	default:
-		place.end(false)
-		return
+	if e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); ok {
+		return e.Name
 	}
-	b.work.Go(func() {
-		defer func() { <-b.slots }()
-		ctx, cancel := context.WithTimeout(b.ctx, ackTimeout)
-		defer cancel()
-		err := b.say(ctx, nil, r.Envelope, m, "")
-		if err != nil && b.ctx.Err() == nil {
-			b.c.Logger.Debug("an acknowledgement did not arrive", "to", r.Sender, "session", r.Session, "error", err)
-		}
-		place.end(err == nil)
-	})
+	return directory.Stranger(Protocol, r.Sender, "")
 }
 
-// acknowledgeFirst sees to it that a chat message was acknowledged before it
-// is answered with reply.
-func (b *Binding) acknowledgeFirst(ctx context.Context, reply *parley.Message, request parley.ID,
-	e *protocol.Envelope) error {
-	a := b.newAck(request)
-	if a == nil {
-		b.acksMu.Lock()
-		a = b.acks[request]
-		b.acksMu.Unlock()
-		if a != nil {
-			select {
-			case <-a.done:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if a.ok {
-				return nil
-			}
-		}
-		a = nil
+// scope of an envelope: its target.
+func scope(target string) string { return Protocol + " " + target }
+
+// refused notes what the server turned away, for `parley refused`.
+func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
+	f := hub.Refusal{Protocol: Protocol, Source: hostOf(x.Remote), Step: x.Err.Step, Code: refusalCode(x.Err), Text: x.Err.Text, Cause: x.Err.Error(), Size: x.Size}
+	if x.Envelope != nil {
+		f.Claim, f.To = x.Envelope.Sender, x.Envelope.Target
 	}
-	m, err := b.acknowledgementOf(e)
-	if err == nil {
-		err = b.say(ctx, reply, e, m, "")
+	if x.Verified != nil {
+		f.Verdict = verdict(&x.Verified.Verdict)
 	}
-	if a.end(err == nil); a != nil && err != nil {
-		b.forgetAck(request)
-	}
-	return err
+	return b.c.Hub.Refuse(f)
 }
 
-func (b *Binding) forgetAck(request parley.ID) {
-	b.acksMu.Lock()
-	defer b.acksMu.Unlock()
-	delete(b.acks, request)
-}
-
-// say sends a message in answer to an envelope, from its target to its sender
-// in its session. of is the hub's message for which it is sent; nil: none.
-func (b *Binding) say(ctx context.Context, of *parley.Message, to *protocol.Envelope, m protocol.Message,
-	provenance string) error {
-	_, id, ok := b.standIns.at(to.Target)
+// info answers GET /agent_info for a stand-in.
+func (b *Binding) info(_ context.Context, address string) (*protocol.AgentInfo, error) {
+	name, _, ok := b.standIns.at(address)
 	if !ok {
-		return fmt.Errorf("the hub holds no key of %s any more", to.Target)
+		return nil, nil
 	}
-	e, err := protocol.NewEnvelope(id.Address(), to.Sender, to.Session, m, b.c.Now().Add(answerExpiry))
-	if err != nil {
-		return err
+	e, ok := b.c.Hub.Directory().Agent(name)
+	if !ok || !b.hosts(e) {
+		return nil, nil
 	}
-	if err := e.Sign(id); err != nil {
-		return err
-	}
-	identity := parley.Identity{Protocol: Protocol, ID: to.Sender}
-	if entry, ok := b.c.Hub.Directory().Lookup(Protocol, to.Sender); ok {
-		for _, i := range entry.Identities {
-			if i.Protocol == Protocol && i.ID == to.Sender {
-				identity = i
-			}
-		}
-	}
-	return b.bring(ctx, of, identity, e, provenance)
+	return &protocol.AgentInfo{Address: address, Endpoints: []protocol.Endpoint{{URL: b.public.String() + pathSubmit, Weight: 1}}, Protocols: b.standIns.protocols(e)}, nil
 }

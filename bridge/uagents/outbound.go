@@ -5,7 +5,10 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -317,26 +320,156 @@ func (b *Binding) client(provenance string) *protocol.Client {
 	return c
 }
 
-// outcome sorts what an attempt ended with.
-func outcome(err error) hub.Outcome {
-	if err == nil {
-		return hub.Outcome{}
+// toAnswer says a reply in the terms of the envelope that asked: a chat
+// message to one; else a model that may answer it. For a request that the
+// responder itself declares, that is the responder's own. For another, what the
+// sender's own registration says of it comes first. What others published does
+// not count, unless they are enrolled.
+func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss, error) {
+	if classOf(asked.SchemaDigest) == chat {
+		m, losses := toChat(reply, request.From, reply.Origin.Received, true)
+		m.Protocol = protocol.ChatProtocolDigest
+		return m, losses, m.Err()
 	}
-	e := protocol.AsError(err)
-	var busy *protocol.StatusError
-	if errors.As(err, &busy) && busy.Status == http.StatusTooManyRequests {
-		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"), Wait: max(busy.After, time.Second)}
+	models := b.almanac.answers(asked.SchemaDigest, asked.Sender)
+	var own []*protocol.Model // of the responder
+	var standIn *protocol.Model
+	declared, proto := false, ""
+	if e, ok := b.c.Hub.Directory().Agent(request.To); ok {
+		p := b.standIns.of(e)
+		declared = p.skills[asked.SchemaDigest] != ""
+		skill := request.Skill
+		if skill == "" {
+			if k, ok := e.SkillNamed(""); ok {
+				skill = k.ID
+			}
+		}
+		if standIn = p.answers[skill]; standIn != nil {
+			own = append(own, standIn)
+			if p.manifest != nil {
+				proto = p.manifest.Digest()
+			}
+		}
+		// One that speaks the protocol itself says which model its reply is.
+		if i, ok := e.Identity(Protocol); ok && !i.StandIn && classOf(reply.Schema) == other {
+			if m := b.almanac.modelOf(reply.Schema, i.ID, asked.Sender); m != nil {
+				own, declared = append([]*protocol.Model{m}, own...), true
+			}
+		}
 	}
-	switch {
-	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy), errors.Is(e, protocol.ErrRate):
-		full := parley.Fail(parley.Unavailable, err, "the agent's mailbox is full")
-		return hub.Outcome{Err: full, Wait: max(e.After, 5*time.Second)}
-	case errors.Is(e, protocol.ErrTimeout):
-		return hub.Outcome{Err: parley.Fail(parley.TimedOut, err, "the agent did not answer in time"), Unknown: true}
-	case errors.Is(e, protocol.ErrResponse):
-		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
+	if declared {
+		models = append(own, models...)
+	} else {
+		models = append(models, own...)
 	}
-	return hub.Outcome{
-		Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: errors.Is(err, protocol.ErrOutcomeUnknown),
+	last := errors.New("no model is declared for it")
+	for _, model := range models {
+		text, err := toObject(reply, model)
+		if err == nil {
+			m := protocol.Message{Schema: model.Digest(), Payload: text}
+			if model == standIn {
+				m.Protocol = proto
+			}
+			return m, bridge.Losses(bridge.Model, reply, request.From), nil
+		}
+		last = err
 	}
+	if len(models) == 0 {
+		// The model that most examples use says any text.
+		text := reply.Text()
+		if text == "" {
+			for _, p := range reply.Parts {
+				if p.IsJSON() {
+					text = compact(p.Data)
+				}
+			}
+		}
+		m := protocol.ModelOf[plain]().Message(plain{text})
+		return m, bridge.Losses(bridge.Model, reply, request.From), m.Err()
+	}
+	return protocol.Message{}, nil, protocol.ErrHandler.Saying("the answer fits none of the models that may answer").Because(last)
+}
+
+// plain is class Message(message: str), which most examples use.
+type plain struct {
+	Message string `json:"message"`
+}
+
+// ModelDoc implements [protocol.Documented].
+func (plain) ModelDoc() (string, string) { return "Message", "" }
+
+// say sends a message in answer to an envelope, from its target to its sender
+// in its session. of is the hub's message for which it is sent; nil: none.
+func (b *Binding) say(ctx context.Context, of *parley.Message, to *protocol.Envelope, m protocol.Message,
+	provenance string) error {
+	_, id, ok := b.standIns.at(to.Target)
+	if !ok {
+		return fmt.Errorf("the hub holds no key of %s any more", to.Target)
+	}
+	e, err := protocol.NewEnvelope(id.Address(), to.Sender, to.Session, m, b.c.Now().Add(answerExpiry))
+	if err != nil {
+		return err
+	}
+	if err := e.Sign(id); err != nil {
+		return err
+	}
+	identity := parley.Identity{Protocol: Protocol, ID: to.Sender}
+	if entry, ok := b.c.Hub.Directory().Lookup(Protocol, to.Sender); ok {
+		for _, i := range entry.Identities {
+			if i.Protocol == Protocol && i.ID == to.Sender {
+				identity = i
+			}
+		}
+	}
+	return b.bring(ctx, of, identity, e, provenance)
+}
+
+// endpoints finds where an agent takes envelopes. registered says that it uses
+// this hub's registry, so that it can find the hub's stand-ins.
+func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []protocol.Endpoint, registered bool, err error) {
+	r := b.almanac.registered(id.ID)
+	if id.URL != "" {
+		return []protocol.Endpoint{{URL: id.URL, Weight: 1}}, r != nil, nil
+	}
+	if r != nil {
+		for _, e := range r.Endpoints {
+			if b.ours(e.URL, pathProxy) {
+				if p := b.accounts.of(id.ID); p != nil && p.URL != "" {
+					e.URL = p.URL
+				}
+			}
+			if b.elsewhere(e) {
+				list = append(list, e)
+			}
+		}
+		if len(list) > 0 {
+			return list, true, nil
+		}
+	}
+	if b.upstream != nil {
+		_, list, err = b.upstream.Resolve(ctx, id.ID)
+		return list, false, err
+	}
+	return nil, false, protocol.ErrUnresolved.Because(errors.New("it is not registered here"))
+}
+
+// routable reports, without asking anybody, whether there may be a way to an
+// agent.
+func (b *Binding) routable(id parley.Identity) bool {
+	r := b.almanac.registered(id.ID)
+	return id.URL != "" || r != nil && len(r.Endpoints) > 0 || b.mailbox.has(id.ID) || b.upstream != nil
+}
+
+// usesMailbox reports whether an agent fetches its messages here.
+func (b *Binding) usesMailbox(id parley.Identity, r *protocol.Record) bool {
+	if !b.mailbox.has(id.ID) {
+		return false
+	}
+	if id.URL != "" {
+		return b.ours(id.URL, pathMailbox)
+	}
+	if r == nil || len(r.Endpoints) == 0 {
+		return true
+	}
+	return slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return strings.HasSuffix(e.URL, pathMailbox) })
 }

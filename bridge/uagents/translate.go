@@ -5,14 +5,16 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"net"
+	"net/http"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/google/uuid"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	protocol "github.com/parley-hub/parley/uagents"
 )
@@ -251,69 +253,6 @@ func compact(b []byte) string {
 	return out.String()
 }
 
-// toObject says a message's content as the JSON object that a model wants: the
-// first JSON part; text that spells an object; text as the model's only
-// required text member.
-func toObject(m *parley.Message, model *protocol.Model) ([]byte, error) {
-	var candidates [][]byte
-	for _, p := range m.Parts {
-		if p.IsJSON() {
-			candidates = append(candidates, p.Data)
-		}
-	}
-	if text := m.Text(); text != "" {
-		candidates = append(candidates, []byte(text))
-		if model != nil {
-			if member := onlyString(model); member != "" {
-				b, err := jsonx.Encode(map[string]string{member: text})
-				if err != nil {
-					return nil, err
-				}
-				candidates = append(candidates, b)
-			}
-		}
-	}
-	switch {
-	case len(candidates) > 0:
-	case len(m.Parts) > 0:
-		return nil, errors.New("bytes and links are no JSON object")
-	default:
-		candidates = append(candidates, []byte("{}"))
-	}
-	var last error
-	for _, c := range candidates {
-		if jsonx.Valid(c, 0) != nil || jsonx.Value(c).Kind() != '{' {
-			last = errors.Join(last, errors.New("not a JSON object"))
-			continue
-		}
-		text, err := protocol.MessageJSON(c)
-		if err == nil && model != nil {
-			err = model.Validate(text)
-		}
-		if err == nil {
-			return text, nil
-		}
-		last = err
-	}
-	return nil, last
-}
-
-// onlyString is the only required member of a model, if it is a string.
-func onlyString(m *protocol.Model) string {
-	raw, err := m.Schema()
-	if err != nil {
-		return ""
-	}
-	var s struct {
-		Required   []string                         `json:"required"`
-		Properties map[string]struct{ Type string } `json:"properties"`
-	}
-	if json.Unmarshal(raw, &s) != nil || len(s.Required) != 1 || s.Properties[s.Required[0]].Type != "string" {
-		return ""
-	}
-	return s.Required[0]
-}
-
 // replyLosses: the HTTP response carries one answer, and no event but the
 // acknowledgement of a chat message.
 func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
@@ -325,94 +264,6 @@ func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 		way = bridge.Chat
 	}
 	return bridge.OfReply(reply.Kind, bridge.Losses(way, reply, request.From))
-}
-
-// derived makes the model that a Python agent would declare for a skill of
-// this hub: a class named after the skill ("forecast" → ForecastRequest and
-// ForecastResponse) with the members of its schema. A schema with a title of
-// its own is a model already. Nil where nothing is declared.
-func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protocol.Model {
-	if len(raw) == 0 {
-		return nil
-	}
-	var s map[string]json.RawMessage
-	if json.Unmarshal(raw, &s) != nil || s == nil { // null is no schema
-		return nil
-	}
-	if _, titled := s["title"]; !titled {
-		var properties map[string]map[string]json.RawMessage
-		if p, ok := s["properties"]; ok && json.Unmarshal(p, &properties) != nil {
-			return nil
-		}
-		for name, p := range properties {
-			if p == nil {
-				return nil
-			}
-			if _, ok := p["title"]; !ok {
-				if _, ref := p["$ref"]; !ref {
-					t, err := json.Marshal(fieldTitle(name))
-					if err != nil {
-						return nil
-					}
-					p["title"] = t
-				}
-			}
-		}
-		title, err := json.Marshal(className(skill.ID) + suffix)
-		if err != nil {
-			return nil
-		}
-		s["title"] = title
-		delete(s, "$schema")
-		if properties != nil {
-			if s["properties"], err = json.Marshal(properties); err != nil {
-				return nil
-			}
-		} else {
-			s["properties"] = json.RawMessage("{}")
-		}
-	}
-	b, err := json.Marshal(s)
-	if err != nil {
-		return nil
-	}
-	m, err := protocol.ParseModel(b)
-	if err != nil {
-		return nil
-	}
-	return m
-}
-
-// className is a skill's id as a Python class: "weather_report" →
-// "WeatherReport".
-func className(id string) string {
-	var b strings.Builder
-	for _, word := range strings.FieldsFunc(id, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
-		r := []rune(word)
-		b.WriteRune(unicode.ToUpper(r[0]))
-		b.WriteString(string(r[1:]))
-	}
-	return b.String()
-}
-
-// fieldTitle is a member's title as pydantic makes it: "snake_case" → "Snake
-// Case", "userID" → "Userid".
-func fieldTitle(name string) string {
-	var b strings.Builder
-	start := true
-	for _, r := range strings.ReplaceAll(name, "_", " ") {
-		switch {
-		case !unicode.IsLetter(r):
-			start = true
-			b.WriteRune(r)
-		case start:
-			b.WriteRune(unicode.ToTitle(r))
-			start = false
-		default:
-			b.WriteRune(unicode.ToLower(r))
-		}
-	}
-	return b.String()
 }
 
 // toError says a failure in the protocol's words, for an HTTP answer.
@@ -491,4 +342,111 @@ func failureText(e *parley.Error) string {
 		return string(e.Code)
 	}
 	return e.Text
+}
+
+func hostOf(address string) string {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return address
+	}
+	return host
+}
+
+// problem says the hub's refusal. A sender that waits reads it in an
+// ErrorMessage, unless the same envelope may be taken later.
+func problem(err error) error {
+	out := toError(parley.AsError(err))
+	if out.Retryable {
+		return out
+	}
+	return protocol.ErrorAnswer{Err: out}
+}
+
+// answerTo is what the server does after the hub took a message, or did not. An
+// envelope that was refused before is answered as it was then.
+func answerTo(err error) (prior bool, _ error) {
+	var p *hub.Prior
+	switch {
+	case err == nil:
+		return false, nil
+	case !errors.As(err, &p):
+		return false, problem(err)
+	case p.Refused == nil:
+		return true, nil
+	}
+	if first := firstRefusal(p.Refused); first != nil {
+		return false, first
+	}
+	return false, problem(p.Refused)
+}
+
+// firstRefusal says a recorded refusal of the protocol's own checks as the
+// server said it; nil: the hub refused.
+func firstRefusal(e *parley.Error) error {
+	for _, check := range []struct {
+		err  *protocol.Error
+		said bool // in an ErrorMessage, to a sender that waits
+	}{
+		{protocol.ErrStale, true}, {protocol.ErrContent, true}, {protocol.ErrVerifiedOnly, true},
+		{protocol.ErrHorizon, false}, {protocol.ErrAmbiguous, false}, {protocol.ErrSchemaDigest, false},
+		{protocol.ErrPayload, false}, {protocol.ErrUnknownAgent, false},
+	} {
+		if e.Code != refusalCode(check.err) || e.Text != check.err.Text && !strings.HasPrefix(e.Text, check.err.Text+": ") {
+			continue
+		}
+		if first := check.err.Saying(e.Text); check.said {
+			return protocol.ErrorAnswer{Err: first}
+		} else {
+			return first
+		}
+	}
+	return nil
+}
+
+// peerFailure is the failure that an ErrorMessage says.
+func peerFailure(m protocol.Message) *parley.Error {
+	text, _ := m.IsError()
+	switch text {
+	case protocol.ErrTimeout.Text:
+		return parley.Refuse(parley.TimedOut, "the agent did not answer in time")
+	case protocol.ErrVerifiedOnly.Text:
+		return parley.Refuse(parley.Unauthenticated, "the agent answered: %s", text)
+	}
+	if r := []rune(text); len(r) > 500 {
+		text = string(r[:500]) + "…"
+	}
+	return parley.Refuse(parley.HandlerFailed, "the agent answered: %s", text)
+}
+
+// signer is the address whose registration counts for a request: that of its
+// sender, if it is proved.
+func signer(r *protocol.Request) string {
+	if r.Verdict.Assurance != protocol.Signed {
+		return ""
+	}
+	return r.Sender
+}
+
+// outcome sorts what an attempt ended with.
+func outcome(err error) hub.Outcome {
+	if err == nil {
+		return hub.Outcome{}
+	}
+	e := protocol.AsError(err)
+	var busy *protocol.StatusError
+	if errors.As(err, &busy) && busy.Status == http.StatusTooManyRequests {
+		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"), Wait: max(busy.After, time.Second)}
+	}
+	switch {
+	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy), errors.Is(e, protocol.ErrRate):
+		full := parley.Fail(parley.Unavailable, err, "the agent's mailbox is full")
+		return hub.Outcome{Err: full, Wait: max(e.After, 5*time.Second)}
+	case errors.Is(e, protocol.ErrTimeout):
+		return hub.Outcome{Err: parley.Fail(parley.TimedOut, err, "the agent did not answer in time"), Unknown: true}
+	case errors.Is(e, protocol.ErrResponse):
+		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
+	}
+	return hub.Outcome{
+		Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: errors.Is(err, protocol.ErrOutcomeUnknown),
+	}
 }
