@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"slices"
@@ -18,8 +19,8 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// Bounds of what accounts make the hub keep. The operator issues their tokens,
-// so they do not share the guests' budget; each has one of its own.
+// Bounds for accounts. The operator issues their tokens, so each has a budget of its own,
+// apart from that of guests.
 const (
 	maxProfiles     = 4096                      // of all accounts
 	accountAgents   = 100                       // of one account
@@ -29,16 +30,16 @@ const (
 	accountLifetime = 10 * 365 * 24 * time.Hour // of a registration by an account: until it is removed
 )
 
-// accounts keeps what accounts say of their agents: [protocol.ProfileStore]. It
-// also registers these agents, as Agentverse does: their record in the registry
-// has no signature, and gives way to one that the agent itself signs.
+// accounts keeps the profiles of accounts' agents: [protocol.ProfileStore]. It also
+// registers these agents, as Agentverse does: their record in the registry has no
+// signature, and a record that the agent itself signs replaces it.
 type accounts struct {
 	b        *Binding
 	profiles *journal.Table[*protocol.Profile] // by address
 	stop     func()
 
 	writing sync.Mutex               // one profile at a time: handles are unique, accounts bounded
-	rates   map[string]*rate.Limiter // by account, of which the operator made the names; under writing
+	rates   map[string]*rate.Limiter // by account; under writing
 }
 
 func newAccounts(b *Binding) *accounts {
@@ -47,7 +48,7 @@ func newAccounts(b *Binding) *accounts {
 }
 
 func (a *accounts) start(ctx context.Context) error {
-	stop, err := a.profiles.Follow(ctx, func(_, after journal.Row[*protocol.Profile]) { a.b.weigh(after.Key) })
+	stop, err := a.profiles.Follow(ctx, func(_, after journal.Row[*protocol.Profile]) { a.b.recount(after.Key) })
 	if err == nil {
 		a.stop = stop
 	}
@@ -78,7 +79,7 @@ func (a *accounts) Profiles(_ context.Context, account string) (own []*protocol.
 }
 
 // room refuses a profile that its account has no room for, or whose handle is taken.
-func (a *accounts) room(p *protocol.Profile) error {
+func (a *accounts) checkRoom(p *protocol.Profile) error {
 	agents, bytes := 1, p.Size()
 	all := a.all()
 	for _, other := range all {
@@ -104,7 +105,7 @@ func (a *accounts) room(p *protocol.Profile) error {
 }
 
 // allow bounds how often an account writes. The caller holds a.writing.
-func (a *accounts) allow(account string) error {
+func (a *accounts) checkRate(account string) error {
 	l := a.rates[account]
 	if l == nil {
 		l = rate.NewLimiter(rate.Every(accountEvery), accountBurst)
@@ -119,7 +120,7 @@ func (a *accounts) allow(account string) error {
 // PutProfile implements [protocol.ProfileStore].
 func (a *accounts) PutProfile(ctx context.Context, p *protocol.Profile) error {
 	if _, _, ok := a.b.standIns.at(p.Address); ok {
-		return protocol.ErrOtherAgent // whose key the hub holds
+		return protocol.ErrOtherAgent // the hub holds its key
 	}
 	if err := a.write(ctx, p); err != nil {
 		return err
@@ -130,9 +131,9 @@ func (a *accounts) PutProfile(ctx context.Context, p *protocol.Profile) error {
 func (a *accounts) write(ctx context.Context, p *protocol.Profile) error {
 	a.writing.Lock()
 	defer a.writing.Unlock()
-	err := a.allow(p.Account)
+	err := a.checkRate(p.Account)
 	if err == nil {
-		err = a.room(p)
+		err = a.checkRoom(p)
 	}
 	if err == nil {
 		_, err = a.profiles.Put(ctx, p.Address, p, time.Time{})
@@ -140,8 +141,7 @@ func (a *accounts) write(ctx context.Context, p *protocol.Profile) error {
 	return err
 }
 
-// register makes an account's agent one that others find and reach. Where the
-// agent itself registered, what it signed counts.
+// register registers an account's agent, unless the agent has registered itself.
 func (a *accounts) register(ctx context.Context, p *protocol.Profile) error {
 	b := a.b
 	var taken *protocol.Record
@@ -168,7 +168,7 @@ func (a *accounts) register(ctx context.Context, p *protocol.Profile) error {
 	return nil
 }
 
-// drop forgets a profile, and the registration that it made.
+// drop forgets a profile and its registration.
 func (a *accounts) drop(ctx context.Context, address string) error {
 	if err := a.profiles.Delete(ctx, address, 0); err != nil {
 		return err
@@ -178,13 +178,13 @@ func (a *accounts) drop(ctx context.Context, address string) error {
 			return err
 		}
 	}
-	a.b.weigh(address)
+	a.b.recount(address)
 	return nil
 }
 
-// left hears that an entry of an address changed. An operator who removes an
-// agent removes its profile.
-func (a *accounts) left(address string) {
+// entryRemoved drops the profile of an address whose entry the operator removed. It is
+// called for every change of an entry.
+func (a *accounts) entryRemoved(address string) {
 	if a.of(address) == nil || a.b.almanac.registered(address) == nil { // it is about to register
 		return
 	}
@@ -193,7 +193,8 @@ func (a *accounts) left(address string) {
 	}
 	a.b.work.Go(func() {
 		if err := a.drop(a.b.ctx, address); err != nil {
-			a.b.c.Logger.Error("cannot remove the profile of an agent that was removed", "address", address, "error", err)
+			a.b.c.Logger.Error("cannot remove the profile of an agent that was removed", "address", address,
+				"error", err)
 		}
 	})
 }
@@ -209,12 +210,12 @@ func (a *accounts) RemoveProfile(ctx context.Context, address string) error {
 	if r := b.almanac.registered(address); r != nil {
 		b.enter(ctx, r)
 	} else if !b.mailbox.has(address) {
-		b.leave(ctx, address)
+		b.removeGuest(ctx, address)
 	}
 	return nil
 }
 
-// restore registers agents again whose own registration ended.
+// restore registers agents again after their own registration expired.
 func (a *accounts) restore(ctx context.Context) {
 	for _, p := range a.all() {
 		if a.b.almanac.registered(p.Address) != nil {
@@ -277,18 +278,18 @@ func (b *Binding) profile(e *directory.Entry) *hub.Profile {
 		return nil
 	}
 	return &hub.Profile{Account: p.Account, Name: p.Name, Handle: p.Handle, Description: p.Description,
-		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: p.Metadata, Updated: p.Updated}
+		Readme: p.Readme, Prompts: p.Prompts, Avatar: p.Avatar, Banner: p.Banner, Metadata: json.RawMessage(p.Metadata),
+		Updated: p.Updated}
 }
 
-// described is an address's title and description for the directory: what its
-// account says, or nothing.
-func (b *Binding) described(address string) (title, description string) {
+// profileText is an address's title and description for the directory, from its profile.
+func (b *Binding) profileText(address string) (title, description string) {
 	p := b.accounts.of(address)
 	if p == nil {
 		return "", ""
 	}
 	description = p.Description
-	if description == "" { // the first line of the readme that says something
+	if description == "" { // else the first line of text in the readme
 		for line := range strings.Lines(p.Readme) {
 			if line = strings.TrimSpace(strings.TrimLeft(strings.TrimSpace(line), "#")); line != "" {
 				description = line
@@ -302,8 +303,8 @@ func (b *Binding) described(address string) (title, description string) {
 	return p.Name, description
 }
 
-// user tells whose token a bearer shows. A team has no meaning here.
-func (b *Binding) user(ctx context.Context, bearer, _ string) (string, error) {
+// accountOf gives the account of a bearer token. Teams are ignored.
+func (b *Binding) accountOf(ctx context.Context, bearer, _ string) (string, error) {
 	if b.c.Account == nil {
 		return "", protocol.ErrUnauthorized
 	}

@@ -85,22 +85,26 @@ func (w *world) wants(want int, method, path, token string, body any) string {
 func (w *world) prove(token string, id *uagents.Identity) {
 	w.t.Helper()
 	var c struct{ Challenge string }
-	if err := json.Unmarshal([]byte(w.wants(200, "GET", "/v2/identity/"+id.Address()+"/challenge", token, nil)), &c); err != nil {
+	if err := json.Unmarshal([]byte(w.wants(200, "GET", "/v2/identity/"+id.Address()+"/challenge", token, nil)),
+		&c); err != nil {
 		w.t.Fatal(err)
 	}
 	sig, err := id.Sign([]byte(c.Challenge))
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.wants(200, "POST", "/v2/identity", token, map[string]any{"address": id.Address(), "challenge": c.Challenge, "challenge_response": sig})
+	w.wants(200, "POST", "/v2/identity", token, map[string]any{"address": id.Address(), "challenge": c.Challenge,
+		"challenge_response": sig})
 }
 
 type registration map[string]any
 
 func registrationOf(id *uagents.Identity, name string) registration {
-	return registration{"address": id.Address(), "name": name, "agent_type": "uagent", "protocols": []string{uagents.ChatProtocolDigest},
+	return registration{"address": id.Address(), "name": name,
+		"agent_type": "uagent", "protocols": []string{uagents.ChatProtocolDigest},
 		"endpoints": []map[string]any{{"url": "http://127.0.0.1:9/submit", "weight": 1}},
-		"profile":   map[string]any{"description": "About " + name, "readme": "# " + name, "starter_prompts": []string{"Hello?"}}}
+		"profile": map[string]any{"description": "About " + name, "readme": "# " + name,
+			"starter_prompts": []string{"Hello?"}}}
 }
 
 // found gives the names that a search finds.
@@ -135,9 +139,11 @@ func TestAccounts(t *testing.T) {
 	at := "/v2/agents/" + bob.Address()
 
 	for _, token := range []string{"", "Bearer nobody-0123456789abcdef", "Bearer " + watch, "Basic " + ann} {
-		for _, c := range [][2]string{{"GET", "/v2/agents"}, {"POST", "/v2/agents"}, {"POST", "/v2/agents/batch"}, {"GET", at}, {"PUT", at},
+		for _, c := range [][2]string{{"GET", "/v2/agents"}, {"POST", "/v2/agents"}, {"POST", "/v2/agents/batch"},
+			{"GET", at}, {"PUT", at},
 			{"DELETE", at}, {"GET", "/v2/identity/" + bob.Address() + "/challenge"}, {"POST", "/v2/identity"}} {
-			if status, answer := w.api(c[0], c[1], token, registrationOf(bob, "Bob")); status != 401 || !strings.Contains(answer, "detail") {
+			if status, answer := w.api(c[0], c[1], token, registrationOf(bob, "Bob")); status != 401 ||
+				!strings.Contains(answer, "detail") {
 				t.Errorf("%s %s with %q: %d %s", c[0], c[1], token, status, answer)
 			}
 		}
@@ -170,7 +176,8 @@ func TestAccounts(t *testing.T) {
 			w.wants(403, method, at, eve, map[string]any{"name": "Eve's"})
 		}
 		w.wants(403, "POST", "/v2/agents", eve, registrationOf(bob, "Eve's"))
-		if got := w.wants(200, "GET", "/v2/agents", ann, nil); !strings.Contains(got, `"Bobby"`) || !strings.Contains(got, `"# Bob"`) {
+		if got := w.wants(200, "GET", "/v2/agents", ann, nil); !strings.Contains(got, `"Bobby"`) ||
+			!strings.Contains(got, `"# Bob"`) {
 			t.Error(got)
 		}
 		if got := w.wants(200, "GET", "/v2/agents", eve, nil); got != "[]" {
@@ -206,7 +213,8 @@ func TestAccounts(t *testing.T) {
 		if got := w.endpoints(bob); got != signed {
 			t.Errorf("%s, want %s", got, signed)
 		}
-		if e, ok := w.Hub().Directory().Lookup("uagents", bob.Address()); !ok || e.Title != "" || w.Hub().Profile(e) != nil {
+		if e, ok := w.Hub().Directory().Lookup("uagents", bob.Address()); !ok || e.Title != "" ||
+			w.Hub().Profile(e) != nil {
 			t.Errorf("%+v", e)
 		}
 		w.wants(403, "DELETE", at, eve, nil)
@@ -233,19 +241,27 @@ func TestAccountBounds(t *testing.T) {
 		value any
 		want  int
 	}{
-		{"name", "", 422}, {"name", strings.Repeat("ü", 33), 422}, {"name", 5, 422}, {"handle", strings.Repeat("h", 41), 422},
-		{"address", "agent1nobody", 400}, {"url", "file:///etc/passwd", 422}, {"profile.description", strings.Repeat("d", 301), 422},
+		{"name", "", 422}, {"name", strings.Repeat("ü", 33), 422}, {"name", 5, 422},
+		{"handle", strings.Repeat("h", 41), 422},
+		{"address", "agent1nobody", 400}, {"url", "file:///etc/passwd", 422},
+		{"profile.description", strings.Repeat("d", 301), 422},
 		{"profile.readme", strings.Repeat("r", 80001), 422}, {"profile.banner_url", "javascript:alert(1)", 422},
-		{"profile.starter_prompts", "one", 422}, {"profile.starter_prompts", make([]string, 51), 422}, {"profile", "text", 422},
+		{"profile.starter_prompts", "one", 422}, {"profile.starter_prompts", make([]string, 51), 422},
+		{"profile", "text", 422},
 		{"protocols", []string{"chat"}, 422}, {"endpoints", []string{"http://a"}, 422}, {"metadata", []string{}, 422},
-		{"metadata", map[string]string{"m": strings.Repeat("m", 16<<10)}, 422}, {"extra", strings.Repeat("x", 512<<10), 413},
-		{"endpoints", []map[string]any{{"url": "gopher://a", "weight": 1}}, 422}, {"endpoints", make([]map[string]any, 21), 422},
-		{"name", strings.Repeat("ü", 32), 200}, {"profile.readme", strings.Repeat("漢", 80000), 200}, {"handle", "bob", 200},
-		{"profile.avatar_url", "data:image/png;base64,AAAA", 200}, {"metadata", nil, 200}, {"extra", "unknown members are free", 200},
+		{"metadata", map[string]string{"m": strings.Repeat("m", 16<<10)}, 422},
+		{"extra", strings.Repeat("x", 512<<10), 413},
+		{"endpoints", []map[string]any{{"url": "gopher://a", "weight": 1}}, 422},
+		{"endpoints", make([]map[string]any, 21), 422},
+		{"name", strings.Repeat("ü", 32), 200}, {"profile.readme", strings.Repeat("漢", 80000), 200},
+		{"handle", "bob", 200},
+		{"profile.avatar_url", "data:image/png;base64,AAAA", 200}, {"metadata", nil, 200},
+		{"extra", "unknown members are free", 200},
 	} {
 		t.Run(fmt.Sprintf("%s %.20v", c.name, c.value), func(t *testing.T) {
 			w.t = t
-			if got := w.wants(c.want, "POST", "/v2/agents", ann, change(c.name, c.value)); c.want >= 400 && !strings.Contains(got, `"detail"`) {
+			if got := w.wants(c.want, "POST", "/v2/agents", ann, change(c.name, c.value)); c.want >= 400 &&
+				!strings.Contains(got, `"detail"`) {
 				t.Error(got)
 			}
 		})
@@ -279,7 +295,8 @@ func TestAccountBounds(t *testing.T) {
 		t.Errorf("%d found", got)
 	}
 	bad := []registration{registrationOf(id, "Bob again"), {"address": id.Address()}}
-	if got := w.wants(422, "POST", "/v2/agents/batch", ann, map[string]any{"agents": bad}); !strings.Contains(got, "agents[1]") || len(w.found("again")) > 0 {
+	if got := w.wants(422, "POST", "/v2/agents/batch", ann, map[string]any{"agents": bad}); !strings.Contains(got,
+		"agents[1]") || len(w.found("again")) > 0 {
 		t.Errorf("%s %v", got, w.found("again"))
 	}
 }

@@ -8,21 +8,21 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// took sees to the acknowledgement of a chat message that is recorded: who waits
-// has it with the response, from handle.
-func (b *Binding) took(r *protocol.Request, a acknowledging) {
+// acknowledgeChat acknowledges a recorded chat message; handle does so for a sender that
+// waits.
+func (b *Binding) acknowledgeChat(r *protocol.Request, a acknowledgedChat) {
 	if r.Sync {
 		r.State = a
 		return
 	}
 	r.Handled = true
 	m, err := b.acknowledged(r)
-	if err != nil { // of what the server has read: the answer will fail at it too
+	if err != nil { // unexpected: the server has read it. The answer will fail too
 		b.c.Logger.Error("an acknowledgement cannot be made", "to", r.Sender, "session", r.Session, "error", err)
-		a.place.end(false)
+		a.ack.end(false)
 		return
 	}
-	b.acknowledge(r, a.place, m)
+	b.acknowledge(r, a.ack, m)
 }
 
 // acknowledged is the acknowledgement of the chat message in a request.
@@ -34,8 +34,8 @@ func (b *Binding) acknowledged(r *protocol.Request) (protocol.Message, error) {
 	return b.acknowledgement(c)
 }
 
-// An ack is an acknowledgement on its way; the answer to the same message
-// waits for it, and brings it when it did not arrive.
+// An ack is an acknowledgement in flight. The answer to the same message waits for it,
+// and sends it again if it failed.
 type ack struct {
 	begun time.Time
 	done  chan struct{}
@@ -49,7 +49,7 @@ func (b *Binding) acknowledgement(c *protocol.ChatMessage) (protocol.Message, er
 	return a, a.Err()
 }
 
-// acknowledgementOf is that of the chat message in an envelope.
+// acknowledgementOf makes that of the chat message in an envelope.
 func (b *Binding) acknowledgementOf(e *protocol.Envelope) (protocol.Message, error) {
 	m, err := e.Message()
 	if err != nil {
@@ -62,7 +62,7 @@ func (b *Binding) acknowledgementOf(e *protocol.Envelope) (protocol.Message, err
 	return b.acknowledgement(c)
 }
 
-// end tells whether the acknowledgement arrived. Nobody waits for a nil one.
+// end settles the ack; ok: it arrived. Nobody waits for a nil ack.
 func (a *ack) end(ok bool) {
 	if a != nil {
 		a.ok = ok
@@ -70,8 +70,7 @@ func (a *ack) end(ok bool) {
 	}
 }
 
-// newAck gives the place of an acknowledgement that nobody brings yet; nil when
-// somebody does.
+// newAck gives the ack of a request, or nil if there is one already.
 func (b *Binding) newAck(request parley.ID) *ack {
 	b.acksMu.Lock()
 	defer b.acksMu.Unlock()
@@ -83,24 +82,24 @@ func (b *Binding) newAck(request parley.ID) *ack {
 	return a
 }
 
-// acknowledge sends an acknowledgement at once, in the background. What does
-// not arrive comes with the answer.
+// acknowledge sends an acknowledgement in the background. If that fails, it goes with the
+// answer.
 func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Message) {
-	if !b.reaches(r) {
+	if !b.reachable(r) {
 		place.end(false)
 		return
 	}
 	select {
-	case b.slots <- struct{}{}:
+	case b.ackWorkers <- struct{}{}:
 	default:
 		place.end(false)
 		return
 	}
 	b.work.Go(func() {
-		defer func() { <-b.slots }()
+		defer func() { <-b.ackWorkers }()
 		ctx, cancel := context.WithTimeout(b.ctx, ackTimeout)
 		defer cancel()
-		err := b.say(ctx, nil, r.Envelope, m, "")
+		err := b.sendReply(ctx, nil, r.Envelope, m, "")
 		if err != nil && b.ctx.Err() == nil {
 			b.c.Logger.Debug("an acknowledgement did not arrive", "to", r.Sender, "session", r.Session, "error", err)
 		}
@@ -108,8 +107,7 @@ func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Messag
 	})
 }
 
-// acknowledgeFirst sees to it that a chat message was acknowledged before it
-// is answered with reply.
+// acknowledgeFirst returns when a chat message is acknowledged, so that reply may follow.
 func (b *Binding) acknowledgeFirst(ctx context.Context, reply *parley.Message, request parley.ID,
 	e *protocol.Envelope) error {
 	a := b.newAck(request)
@@ -131,7 +129,7 @@ func (b *Binding) acknowledgeFirst(ctx context.Context, reply *parley.Message, r
 	}
 	m, err := b.acknowledgementOf(e)
 	if err == nil {
-		err = b.say(ctx, reply, e, m, "")
+		err = b.sendReply(ctx, reply, e, m, "")
 	}
 	if a.end(err == nil); a != nil && err != nil {
 		b.forgetAck(request)

@@ -15,27 +15,26 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// almanac is the registry on the journal's state: [protocol.AlmanacStore]. Reads
-// are answered from memory, writes compare and set, so that it is one registry
-// over several nodes. Of manifests the memory holds an index of their models;
-// the text is in the state.
+// almanac is the registry on the journal's state: [protocol.AlmanacStore]. It reads from
+// memory, and writes by compare-and-set, so that several nodes have one registry. Memory
+// has an index of the manifests' models; their text is in the state.
 type almanac struct {
 	records           *journal.Table[registration]
 	manifests         *journal.Table[json.RawMessage] // see readManifest
 	now               func() time.Time
 	max, maxManifests int // guests have at most half of these
-	count             *ledger
-	countManifests    *ledger
+	budget            *guestLedger
+	manifestBudget    *guestLedger
 	guest             func(address string) bool
-	counted           func(address string) bool // whether its records are in the guests' budget
-	// extra finds what is not registered: agents that the hub stands in for.
-	extra func(ctx context.Context, network, address string) *protocol.Record
-	named func(ctx context.Context, name string) (address string)
-	own   func(digest string) *protocol.Manifest // of the agents that the hub stands in for
-	// entered is what the directory holds of an address.
-	entered func(address string) int64
-	// shown is what agents read of a record; see [Binding.shown].
-	shown func(context.Context, *protocol.Record) *protocol.Record
+	countsAsGuest     func(address string) bool // whether its records are in the guests' budget
+	// standInRecord gives the record of a stand-in, which registers nothing.
+	standInRecord   func(ctx context.Context, network, address string) *protocol.Record
+	addressOf       func(ctx context.Context, name string) (address string)
+	standInManifest func(digest string) *protocol.Manifest // of stand-ins
+	// directoryBytes is the memory that an address takes in the directory.
+	directoryBytes func(address string) int64
+	// forAgents is a record as agents read it; see [Binding.recordForAgents].
+	forAgents func(context.Context, *protocol.Record) *protocol.Record
 
 	mu         sync.RWMutex
 	byKey      map[string]*registration
@@ -45,11 +44,11 @@ type almanac struct {
 	digests    []string                   // of manifests, the oldest first
 	byModel    map[string][]string        // digests of the manifests that have a model
 	stops      []func()
-	changed    func(r *protocol.Record) // of the index, on any node
-	moved      func(address string)     // another node wrote or removed a record
+	indexed    func(r *protocol.Record) // of the index, on any node
+	recount    func(address string)     // another node wrote or removed a record
 }
 
-// registration is a record as it is kept.
+// registration is a record as the state has it.
 type registration struct {
 	protocol.Record
 	Source string `json:"source,omitempty"` // that registered it; see policy.Source
@@ -61,16 +60,16 @@ func (r *registration) olderThan(o *protocol.Record) bool {
 	return r.Registered < o.Registered || r.Registered == o.Registered && r.Updated < o.Updated
 }
 
-// size is about what a registration holds in memory.
+// size is about the memory that a registration takes.
 func (r *registration) size() int64 {
 	n := int64(512 + len(r.Metadata))
 	for _, e := range r.Endpoints {
 		n += int64(len(e.URL)) + 32
 	}
-	return n + int64(len(r.Protocols))*384 // with its places in the indexes
+	return n + int64(len(r.Protocols))*384 // with its entries in the indexes
 }
 
-// Limits of what the state holds from earlier releases, which had none.
+// Limits of values in the state: earlier releases had none.
 const (
 	maxRecord   = 64 << 10
 	maxManifest = 256 << 10
@@ -86,12 +85,12 @@ func newAlmanac(j *journal.Journal, now func() time.Time) *almanac {
 
 func recordKey(network, address string) string { return network + "/" + address }
 
-// networks are those in which an address may be registered.
+// networks are the networks of the registry.
 var networks = [...]string{"agent", "test-agent"}
 
 func (a *almanac) start(ctx context.Context) error {
-	// Manifests first: records are told with what is known of their protocols.
-	// Earlier releases took larger ones; these are left to expire.
+	// Manifests first: the models of a record's protocols are then known when the record
+	// is indexed. Larger manifests of earlier releases are left to expire.
 	stop, err := a.manifests.Watch(ctx, "", func(row journal.Row[json.RawMessage]) {
 		if row.Revision == 0 {
 			a.forget(row.Key)
@@ -121,7 +120,7 @@ func (a *almanac) start(ctx context.Context) error {
 			a.set(row.Key, r)
 		}
 		_, address, _ := strings.Cut(row.Key, "/")
-		a.moved(address)
+		a.recount(address)
 	})
 	if err == nil {
 		a.stops = append(a.stops, stop)
@@ -173,8 +172,8 @@ func (a *almanac) set(key string, r *registration) {
 	a.replace(key, r)
 	a.mu.Unlock()
 	a.weighManifests(old, r)
-	if r != nil && a.changed != nil {
-		a.changed(&r.Record)
+	if r != nil && a.indexed != nil {
+		a.indexed(&r.Record)
 	}
 }
 
@@ -190,8 +189,8 @@ func (a *almanac) replace(key string, r *registration) {
 	}
 }
 
-// rank notes whether an address is a guest's.
-func (a *almanac) rank(address string, guest bool) {
+// setGuest notes whether an address is a guest's.
+func (a *almanac) setGuest(address string, guest bool) {
 	for _, network := range networks {
 		key := recordKey(network, address)
 		a.mu.Lock()
@@ -208,14 +207,14 @@ func (a *almanac) rank(address string, guest bool) {
 	}
 }
 
-// held is what is held of an address, here and in the directory.
-func (a *almanac) held(address string) (source string, bytes int64, held bool) {
-	return a.with(address, "", nil)
+// footprint is the memory that an address takes, here and in the directory.
+func (a *almanac) footprint(address string) (source string, bytes int64, held bool) {
+	return a.footprintWith(address, "", nil)
 }
 
-// with is held once a record is in its place.
-func (a *almanac) with(address, key string, next *registration) (source string, bytes int64, held bool) {
-	bytes = a.entered(address)
+// footprintWith is the footprint once a record is there.
+func (a *almanac) footprintWith(address, key string, next *registration) (source string, bytes int64, held bool) {
+	bytes = a.directoryBytes(address)
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	for _, network := range networks {
@@ -248,11 +247,11 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 	r := a.byKey[recordKey(network, address)]
 	a.mu.RUnlock()
 	if r != nil && r.Expires.After(a.now()) {
-		a.count.use(address)
-		return a.shown(ctx, &r.Record), nil
+		a.budget.use(address)
+		return a.forAgents(ctx, &r.Record), nil
 	}
-	if a.extra != nil {
-		return a.extra(ctx, network, address), nil
+	if a.standInRecord != nil {
+		return a.standInRecord(ctx, network, address), nil
 	}
 	return nil, nil
 }
@@ -262,7 +261,7 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 func (a *almanac) Update(ctx context.Context, network, address string,
 	change func(*protocol.Record) (*protocol.Record, error)) error {
 	key := recordKey(network, address)
-	guest, source, paid := a.counted(address), policy.SourceOf(ctx), false
+	guest, source, paid := a.countsAsGuest(address), policy.SourceOf(ctx), false
 	for range 5 {
 		row, err := a.records.Get(ctx, key)
 		if err != nil {
@@ -277,7 +276,7 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			return err
 		}
 		if r == old {
-			a.count.use(address)
+			a.budget.use(address)
 			return nil
 		}
 		next := &registration{Record: *r, Source: source}
@@ -289,18 +288,19 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			return protocol.ErrFull
 		}
 		if guest && !paid {
-			if err := a.count.write(source, len(b)); err != nil {
+			if err := a.budget.write(source, len(b)); err != nil {
 				return err
 			}
-			_, bytes, _ := a.with(address, key, next)
-			if err := a.count.keep(address, source, bytes); err != nil {
+			_, bytes, _ := a.footprintWith(address, key, next)
+			if err := a.budget.keep(address, source, bytes); err != nil {
 				return err
 			}
 			paid = true
 		}
-		_, err = a.records.Replace(ctx, journal.Row[registration]{Key: key, Value: *next, Revision: row.Revision, Until: r.Expires})
+		_, err = a.records.Replace(ctx, journal.Row[registration]{Key: key, Value: *next, Revision: row.Revision,
+			Until: r.Expires})
 		if errors.Is(err, journal.ErrConflict) {
-			continue // another was faster; look again
+			continue // another hub was faster; try again
 		}
 		if err == nil {
 			next.guest = a.guest(address)
@@ -309,28 +309,28 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 		if guest {
 			err = cmp.Or(err, a.stillCounted(ctx, address))
 		}
-		a.moved(address)
+		a.recount(address)
 		return err
 	}
-	a.moved(address)
+	a.recount(address)
 	return protocol.ErrBusy
 }
 
 // stillCounted removes the record of a guest that was evicted while the record
 // was written.
 func (a *almanac) stillCounted(ctx context.Context, address string) error {
-	if a.count.has(address) || !a.counted(address) {
+	if a.budget.has(address) || !a.countsAsGuest(address) {
 		return nil
 	}
 	return cmp.Or(a.remove(ctx, address), error(protocol.ErrBusy))
 }
 
-// full reports that there is no place for one more record.
+// full reports that there is no room for one more record.
 func (a *almanac) full(guest bool) bool {
 	full := func() bool {
 		a.mu.RLock()
 		defer a.mu.RUnlock()
-		return len(a.byKey) >= a.max || guest && a.count.len() >= max(1, a.max/2)
+		return len(a.byKey) >= a.max || guest && a.budget.len() >= max(1, a.max/2)
 	}
 	if !full() {
 		return false
@@ -339,7 +339,7 @@ func (a *almanac) full(guest bool) bool {
 	return full()
 }
 
-// remove takes the records of an address out.
+// remove removes the records of an address.
 func (a *almanac) remove(ctx context.Context, address string) error {
 	for _, network := range networks {
 		key := recordKey(network, address)
@@ -357,7 +357,7 @@ func (a *almanac) remove(ctx context.Context, address string) error {
 	return nil
 }
 
-// sweep forgets registrations and manifests that ran out.
+// sweep forgets expired registrations and manifests.
 func (a *almanac) sweep() {
 	now := a.now()
 	var gone []*registration
@@ -376,7 +376,7 @@ func (a *almanac) sweep() {
 	a.mu.RUnlock()
 	for _, r := range gone {
 		a.set(recordKey(r.Network, r.Address), nil)
-		a.moved(r.Address)
+		a.recount(r.Address)
 	}
 	for _, digest := range manifests {
 		a.forget(digest)
@@ -397,7 +397,7 @@ func (a *almanac) ByProtocol(ctx context.Context, digest string, limit int) ([]*
 	}
 	a.mu.RUnlock()
 	for i, r := range out {
-		out[i] = a.shown(ctx, r)
+		out[i] = a.forAgents(ctx, r)
 	}
 	slices.SortFunc(out, func(x, y *protocol.Record) int { return cmp.Compare(x.Address, y.Address) })
 	return out, nil
@@ -406,10 +406,10 @@ func (a *almanac) ByProtocol(ctx context.Context, digest string, limit int) ([]*
 // Domain implements [protocol.AlmanacStore]: the names are those of the
 // directory.
 func (a *almanac) Domain(ctx context.Context, _, name string) (*protocol.Domain, error) {
-	if a.named == nil {
+	if a.addressOf == nil {
 		return nil, nil
 	}
-	address := a.named(ctx, name)
+	address := a.addressOf(ctx, name)
 	if address == "" {
 		return nil, nil
 	}

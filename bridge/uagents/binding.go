@@ -12,10 +12,9 @@
 // # Requests and replies
 //
 // The protocol has no reference from a reply to its request. The hub opens a
-// session for each request that it sends and takes what the asked agent says
-// in it as the reply: an acknowledgement as accepted, an ErrorMessage as a
-// failure, the first other message as the response. What comes after that is a
-// notice.
+// session for each request that it sends, and takes the recipient's envelopes in it
+// as replies: an acknowledgement as accepted, an ErrorMessage as a failure, the
+// first other message as the response. Later envelopes are notices.
 //
 // # Between two uAgents
 //
@@ -55,23 +54,23 @@ type Config struct {
 	Guard     *netguard.Guard // outbound addresses
 	RootCAs   *x509.CertPool  // trusted by outbound calls; nil: the system's
 	PublicURL string          // base URL under which agents reach the hub
-	Unnamed   bool            // PublicURL is a guess: agents are told the host under which they asked
+	Unnamed   bool            // PublicURL is a guess: agents are told the host that they used
 	Hosts     []string        // further host:port under which they reach it
 	Root      string          // directory name of the hub itself
 
 	Legacy     bool          // take envelopes after their expiry, and keep them in mailboxes
 	AllowNonce bool          // take a nonce without an expiry
 	Horizon    time.Duration // how far ahead an expiry may lie; 0: 24 h
-	Registry   string        // base URL of a registry that is asked about agents which are not registered here; "": none
-	Closed     bool          // only agents of the directory may register and have mailboxes
-	Expose     []string      // protocols in which agents that register themselves appear
-	// Direct reports whether the registry tells agents the own endpoints of the
-	// agent that the directory calls name ("": of one that it does not have).
-	// Nil: of none; they are told the hub's /submit.
+	// base URL of a registry that is asked about agents which are not registered here; "": none
+	Registry string
+	Closed   bool     // only agents of the directory may register and have mailboxes
+	Expose   []string // protocols in which agents that register themselves appear
+	// Direct reports whether the registry shows an agent's own endpoints; name is its
+	// name in the directory, or "". Nil: never; the registry shows the hub's /submit.
 	Direct func(name string) bool
 
 	Lifetime     time.Duration // of a registration; 0: 3 h
-	Retention    time.Duration // of what waits in a mailbox and has no expiry; 0: 24 h
+	Retention    time.Duration // of an envelope without expiry in a mailbox; 0: 24 h
 	UnsignedRate float64       // unsigned messages a second; 0: 20, below zero: none
 	MaxBody      int64         // content of a message; 0: 1 MiB. Envelopes have more
 
@@ -86,26 +85,26 @@ type Config struct {
 // Binding is the hub's uAgents side. It is an http.Handler for the protocol
 // listener, and a hub.Binding.
 type Binding struct {
-	c        Config
-	public   *url.URL
-	verifier *protocol.Verifier
-	server   *protocol.Server
-	almanac  *almanac
-	registry *protocol.AlmanacServer
-	mailbox  *mailbox
-	boxes    *protocol.MailboxServer
-	accounts *accounts
-	identity *protocol.IdentityServer
-	limit    int // bytes of an envelope, both ways
-	http     *http.Client
-	upstream protocol.Resolver
-	sessions *sessions
-	standIns *standIns
-	talks    protocol.Memory // acknowledged chat messages without content
+	c              Config
+	public         *url.URL
+	verifier       *protocol.Verifier
+	server         *protocol.Server
+	almanac        *almanac
+	almanacServer  *protocol.AlmanacServer
+	mailbox        *mailbox
+	mailboxServer  *protocol.MailboxServer
+	accounts       *accounts
+	identityServer *protocol.IdentityServer
+	limit          int // bytes of an envelope, both ways
+	http           *http.Client
+	upstream       protocol.Resolver
+	sessions       *sessions
+	standIns       *standIns
+	seenChats      protocol.Memory // acknowledged chat messages without content
 
-	acksMu sync.Mutex
-	acks   map[parley.ID]*ack
-	slots  chan struct{} // acknowledgements on their way
+	acksMu     sync.Mutex
+	acks       map[parley.ID]*ack
+	ackWorkers chan struct{} // acknowledgements in flight
 
 	stopWatch func()
 	ctx       context.Context
@@ -137,8 +136,8 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
-		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, slots: make(chan struct{}, ackSlots),
-		talks: protocol.NewMemory(0, c.Now)}
+		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
+		seenChats: protocol.NewMemory(0, c.Now)}
 	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {
 		b.upstream = &protocol.AlmanacResolver{URL: c.Registry, Now: c.Now,
@@ -152,27 +151,31 @@ func New(c Config) (*Binding, error) {
 	b.limit = protocol.EnvelopeSize(int(c.MaxBody))
 	b.verifier = &protocol.Verifier{Now: c.Now, AllowExpired: c.Legacy, AllowNonce: c.AllowNonce,
 		Limits: protocol.Limits{Body: b.limit, Horizon: c.Horizon}}
-	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused, Info: b.info,
-		Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
-	b.almanac.extra, b.almanac.named, b.almanac.own, b.almanac.changed = b.hostedRecord, b.addressOf, b.standIns.manifest, b.published
-	b.almanac.guest, b.almanac.entered, b.almanac.moved, b.mailbox.guest = b.guest, b.entered, b.weigh, b.counted
-	b.almanac.shown, b.almanac.counted = b.shown, b.counted
-	b.almanac.count = newLedger(c.Hub.Guests(), policy.Registration, b.evict)
-	b.almanac.countManifests = newLedger(c.Hub.Guests(), policy.Manifest, b.evictManifest)
-	b.mailbox.count = newLedger(c.Hub.Guests(), policy.Mailbox, b.evictMailbox)
-	b.registry = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered, Lifetime: c.Lifetime}
-	b.boxes = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now,
-		Allow: b.mayHaveMailbox, Proved: b.proved, Record: b.record, Refused: b.refused,
+	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused,
+		Info: b.info,
+		Log:  c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
+	b.almanac.standInRecord, b.almanac.addressOf, b.almanac.standInManifest, b.almanac.indexed = b.hostedRecord,
+		b.addressOf, b.standIns.manifest, b.recordChanged
+	b.almanac.guest, b.almanac.directoryBytes, b.almanac.recount, b.mailbox.guest = b.guest, b.directoryBytes,
+		b.recount, b.countsAsGuest
+	b.almanac.forAgents, b.almanac.countsAsGuest = b.recordForAgents, b.countsAsGuest
+	b.almanac.budget = newGuestLedger(c.Hub.Guests(), policy.Registration, b.evict)
+	b.almanac.manifestBudget = newGuestLedger(c.Hub.Guests(), policy.Manifest, b.evictManifest)
+	b.mailbox.budget = newGuestLedger(c.Hub.Guests(), policy.Mailbox, b.evictMailbox)
+	b.almanacServer = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered,
+		Lifetime: c.Lifetime}
+	b.mailboxServer = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now,
+		Allow: b.mayHaveMailbox, Proved: b.noteProof, Record: b.record, Refused: b.refused,
 		Models: b.model, Unsigned: anyMessage, Retention: c.Retention}
 	b.accounts = newAccounts(b)
-	b.identity = &protocol.IdentityServer{Now: c.Now, User: b.user, Store: b.accounts}
+	b.identityServer = &protocol.IdentityServer{Now: c.Now, User: b.accountOf, Store: b.accounts}
 	b.stopWatch = c.Hub.Directory().Watch(b.directoryChanged)
 	return b, nil
 }
 
-// Start implements hub.Service: it takes up what the journal holds.
+// Start implements hub.Service: it reads the state of the journal.
 func (b *Binding) Start(ctx context.Context) error {
-	// Profiles first: they say who is a guest.
+	// Profiles first: their agents are no guests.
 	if err := b.accounts.start(ctx); err != nil {
 		return fmt.Errorf("read the profiles: %w", err)
 	}
@@ -208,8 +211,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// sweep forgets what ran out: sessions, registrations, the directory entries
-// that those had made, mailboxes.
+// sweep forgets expired sessions, mailboxes, and registrations with their entries in the
+// directory.
 func (b *Binding) sweep(ctx context.Context) {
 	b.sessions.sweep()
 	b.mailbox.sweep()
@@ -225,7 +228,7 @@ func (b *Binding) sweep(ctx context.Context) {
 	b.sweepGuests(ctx)
 }
 
-// Close ends what runs in the background.
+// Close ends the background work.
 func (b *Binding) Close() error {
 	b.stopWatch()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -258,8 +261,8 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	}
 }
 
-// deduplicates: a mailbox takes a message once; the reference's agents act on an
-// envelope as often as they get it.
+// deduplicates reports whether a message is taken once: a mailbox does that, but agents of
+// the reference library act on every copy of an envelope.
 func (b *Binding) deduplicates(_ *directory.Entry, id parley.Identity) bool {
 	return b.usesMailbox(id, b.almanac.registered(id.ID))
 }
@@ -267,13 +270,14 @@ func (b *Binding) deduplicates(_ *directory.Entry, id parley.Identity) bool {
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
 	p := b.path(r)
-	return slices.Contains([]string{pathSubmit, pathSubmit + "/", "/agent_info", "/v1/events", "/v2/agents", "/v2/identity"}, p) ||
+	return slices.Contains([]string{pathSubmit, pathSubmit +
+		"/", "/agent_info", "/v1/events", "/v2/agents", "/v2/identity"}, p) ||
 		slices.ContainsFunc([]string{"/v1/almanac/", "/v1/search/", "/v2/agents/", "/v2/almanac/", "/v2/identity/"},
 			func(prefix string) bool { return strings.HasPrefix(p, prefix) })
 }
 
-// path is what follows the public URL's own path, which a proxy may have taken
-// off already.
+// path is the request's path without that of the public URL, which a proxy may have
+// removed already.
 func (b *Binding) path(r *http.Request) string {
 	if b.public.Path != "" {
 		if rest, ok := strings.CutPrefix(r.URL.Path, b.public.Path); ok && strings.HasPrefix(rest, "/") {
@@ -296,11 +300,11 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case strings.HasPrefix(p, "/v1/almanac/"), strings.HasPrefix(p, "/v2/almanac/"):
-		b.registry.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, r.Host)))
+		b.almanacServer.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), hostKey{}, r.Host)))
 	case p == pathMailbox, strings.HasPrefix(p, "/v2/agents/") && strings.Contains(p, "/mailbox"):
-		b.boxes.ServeHTTP(w, r)
+		b.mailboxServer.ServeHTTP(w, r)
 	case strings.HasPrefix(p, "/v2/"), strings.HasPrefix(p, "/v1/"):
-		b.identity.ServeHTTP(w, r)
+		b.identityServer.ServeHTTP(w, r)
 	default:
 		b.server.ServeHTTP(w, r)
 	}
@@ -308,9 +312,9 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // Hosting is what an operator tells agents elsewhere about this hub.
 type Hosting struct {
-	Agentverse string `json:"agentverse"` // what an agent sets as its agentverse
+	Agentverse string `json:"agentverse"` // the agentverse that an agent configures
 	Submit     string `json:"submit"`     // the endpoint of all stand-ins
-	Address    string `json:"address"`    // as which the hub itself speaks
+	Address    string `json:"address"`    // of the hub itself
 }
 
 // Hosting tells how the hub appears in uAgents.
@@ -354,27 +358,29 @@ func (b *Binding) Address(e *directory.Entry) string {
 	return id.Address()
 }
 
-// hosts: the hub stands in for agents that are exposed and do not speak the
-// protocol themselves.
+// hosts reports whether the hub stands in for an agent: it is exposed and does not speak
+// the protocol itself.
 func (b *Binding) hosts(e *directory.Entry) bool {
 	return e.ExposedIn(Protocol) && !slices.Contains(e.Native(), Protocol)
 }
 
-// ours reports whether an endpoint is this hub's own path.
-func (b *Binding) ours(endpoint, path string) bool {
+// isOwnPath reports whether an endpoint is this path of the hub.
+func (b *Binding) isOwnPath(endpoint, path string) bool {
 	u, err := url.Parse(endpoint)
 	if err != nil {
 		return false
 	}
-	return (u.Host == b.public.Host && u.Path == b.public.Path+path) || slices.Contains(b.c.Hosts, u.Host) && u.Path == path
+	return (u.Host == b.public.Host && u.Path == b.public.Path+path) ||
+		slices.Contains(b.c.Hosts, u.Host) && u.Path == path
 }
 
 // elsewhere reports whether an endpoint is in use and not this hub's own.
 func (b *Binding) elsewhere(e protocol.Endpoint) bool {
-	return e.Weight >= 1 && !b.ours(e.URL, pathSubmit) && !b.ours(e.URL, pathMailbox) && !b.ours(e.URL, pathProxy)
+	return e.Weight >= 1 && !b.isOwnPath(e.URL, pathSubmit) && !b.isOwnPath(e.URL, pathMailbox) &&
+		!b.isOwnPath(e.URL, pathProxy)
 }
 
-// nameAt is the directory name of who is addressed.
+// nameAt is the directory name of an address.
 func (b *Binding) nameAt(address string) (name string, standIn bool) {
 	if name, _, ok := b.standIns.at(address); ok {
 		return name, true
@@ -402,10 +408,10 @@ func (b *Binding) directoryChanged(c directory.Change) {
 			if i.Protocol != Protocol || i.StandIn {
 				continue
 			}
-			b.weigh(i.ID)
-			b.accounts.left(i.ID)
+			b.recount(i.ID)
+			b.accounts.entryRemoved(i.ID)
 			if e == c.New && e.Learns(Protocol) {
-				b.standIns.later(i.ID) // it may be registered, and have told its models
+				b.standIns.enqueueRecord(i.ID) // it may be registered, with models
 			}
 		}
 	}

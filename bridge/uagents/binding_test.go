@@ -48,7 +48,8 @@ type world struct {
 
 func newWorld(t *testing.T, c node.Config) *world {
 	t.Helper()
-	w := &world{t: t, gate: make(chan struct{}), http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	w := &world{t: t, gate: make(chan struct{}),
+		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	w.open(c)
 	t.Cleanup(w.close)
 	return w
@@ -71,8 +72,15 @@ func (w *world) open(c node.Config) {
 	}
 	w.Node = n
 	err = n.Handle(parley.Agent{Name: "crew/echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, m *parley.Message, q text) (text, error) { w.calls.Add(1); return q, nil }, parley.AsDefault()),
-		parley.RawSkill("fail", func(context.Context, *parley.Message, parley.Replier) error { return fmt.Errorf("secret: /etc/passwd") }),
+		parley.Skill("echo", func(_ context.Context, m *parley.Message, q text) (text,
+			error) {
+			w.calls.Add(1)
+			return q, nil
+		}, parley.AsDefault()),
+		parley.RawSkill("fail", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return fmt.Errorf("secret: /etc/passwd")
+		}),
 	)
 	if err == nil {
 		err = n.Handle(parley.Agent{Name: "slow", Exposed: parley.Everywhere},
@@ -86,7 +94,8 @@ func (w *world) open(c node.Config) {
 			}))
 	}
 	if err == nil {
-		err = n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x", func(context.Context, *parley.Message, parley.Replier) error { return nil }))
+		err = n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x",
+			func(context.Context, *parley.Message, parley.Replier) error { return nil }))
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -181,7 +190,8 @@ type peer struct {
 func (w *world) newPeer(handle uagents.Handler) *peer {
 	w.t.Helper()
 	p := &peer{Identity: identity(w.t), got: make(chan *uagents.Request, 2048)}
-	s := &uagents.Server{MaxQueued: 4096, Resolve: uagents.Serve(&uagents.Agent{Address: p.Address(), Identity: p.Identity, Unsigned: func(string) bool { return true },
+	s := &uagents.Server{MaxQueued: 4096, Resolve: uagents.Serve(&uagents.Agent{Address: p.Address(),
+		Identity: p.Identity, Unsigned: func(string) bool { return true },
 		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) {
 			p.got <- r
 			if handle == nil {
@@ -240,8 +250,9 @@ func (p *peer) next(t *testing.T) *uagents.Request {
 
 // ask sends a request of the Go side through the hub.
 func (w *world) ask(from, to, skill string, parts ...parley.Part) (*parley.Message, error) {
-	return w.Hub().Ask(w.t.Context(), hub.Submission{Scope: "go " + from, Message: &parley.Message{Kind: parley.Request, From: from, To: to, Skill: skill, Parts: parts,
-		Origin: parley.Origin{Protocol: "go", Peer: from, Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	return w.Hub().Ask(w.t.Context(), hub.Submission{Scope: "go " + from,
+		Message: &parley.Message{Kind: parley.Request, From: from, To: to, Skill: skill, Parts: parts,
+			Origin: parley.Origin{Protocol: "go", Peer: from, Verdict: parley.Verdict{Assurance: parley.Session}}}})
 }
 
 func (w *world) nameOf(id *uagents.Identity) string {
@@ -285,7 +296,8 @@ func TestIntoGo(t *testing.T) {
 				t.Fatal(status, body)
 			}
 		}
-		if r, err := w.client(alice).Ask(t.Context(), echo, echoModel().Message(EchoRequest{"after"})); err != nil || r == nil {
+		if r, err := w.client(alice).Ask(t.Context(), echo, echoModel().Message(EchoRequest{"after"})); err != nil ||
+			r == nil {
 			t.Fatal(err)
 		}
 		waitFor(t, func() bool { return w.calls.Load() >= before+2 })
@@ -309,7 +321,8 @@ func TestIntoGo(t *testing.T) {
 			if status, body, _ := w.post(v, false); status != 200 || body != "{}" {
 				t.Fatal(status, body)
 			}
-			if status, body, _ := w.post(v, true); status != 200 || !strings.Contains(body, uagents.ErrorMessageDigest) {
+			if status, body, _ := w.post(v, true); status != 200 ||
+				!strings.Contains(body, uagents.ErrorMessageDigest) {
 				t.Fatal(status, body)
 			}
 		}
@@ -322,7 +335,8 @@ func TestIntoGo(t *testing.T) {
 		}
 	})
 	t.Run("UAG-066 what does not fit is refused", func(t *testing.T) {
-		_, err := w.client(alice).Ask(t.Context(), echo, uagents.Message{Schema: echoModel().Digest(), Payload: []byte(`{"text":1}`)})
+		_, err := w.client(alice).Ask(t.Context(), echo, uagents.Message{Schema: echoModel().Digest(),
+			Payload: []byte(`{"text":1}`)})
 		if e := uagents.AsError(err); e.Code != "peer" || !strings.Contains(e.Text, "echo") {
 			t.Error(err)
 		}

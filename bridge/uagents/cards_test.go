@@ -68,7 +68,8 @@ func TestCards(t *testing.T) {
 			"card": {{MediaType: "application/json", Data: []byte(formJSON)}},
 			"two cards": {{MediaType: "application/json", Data: []byte(formJSON)},
 				{MediaType: "application/json", Data: []byte(detailJSON)}},
-			"narrated": {parley.Text("Choose."), {MediaType: "application/json", Name: "metadata", Data: []byte(formJSON)},
+			"narrated": {parley.Text("Choose."), {MediaType: "application/json", Name: "metadata",
+				Data: []byte(formJSON)},
 				{MediaType: "application/json", Name: "metadata", Data: []byte(detailJSON)}},
 		} {
 			r, err := w.ask("crew/echo", agent, "", parley.Text(asked))
@@ -79,7 +80,8 @@ func TestCards(t *testing.T) {
 				t.Fatalf("%s of %s: %+v", asked, agent, r.Parts)
 			}
 			for i, p := range r.Parts {
-				if p.MediaType != want[i].MediaType || p.Name != want[i].Name || string(p.Data) != string(want[i].Data) {
+				if p.MediaType != want[i].MediaType || p.Name != want[i].Name ||
+					string(p.Data) != string(want[i].Data) {
 					t.Errorf("%s of %s: part %d is %q %q %s", asked, agent, i, p.MediaType, p.Name, p.Data)
 				}
 			}
@@ -114,7 +116,8 @@ func TestCardSelection(t *testing.T) {
 	selection := uagents.Metadata(map[string]string{"card_selection": `{"id":7}`})
 	for _, content := range [][]uagents.Content{{uagents.Text("Continue"), selection}, {selection}} {
 		m := uagents.NewChat(time.Now(), content...)
-		if status, body, _ := w.post(w.envelope(alice.Identity, w.address("shop"), "", m.Message()), false); status != 200 {
+		if status, body, _ := w.post(w.envelope(alice.Identity, w.address("shop"), "", m.Message()),
+			false); status != 200 {
 			t.Fatal(status, body)
 		}
 		var r *parley.Message
@@ -123,7 +126,8 @@ func TestCardSelection(t *testing.T) {
 		case <-time.After(wait):
 			t.Fatal("nothing arrived")
 		}
-		if p := r.Parts[len(r.Parts)-1]; len(r.Parts) != len(content) || string(p.Data) != `{"card_selection":"{\"id\":7}"}` {
+		if p := r.Parts[len(r.Parts)-1]; len(r.Parts) != len(content) ||
+			string(p.Data) != `{"card_selection":"{\"id\":7}"}` {
 			t.Errorf("%+v", r.Parts)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// itemOrigin says where an envelope in a mailbox comes from.
+// itemOrigin is the origin of an envelope in a mailbox.
 type itemOrigin struct {
 	message parley.ID // of the hub's; zero: another agent's envelope
 	guest   bool      // its sender is one
@@ -29,11 +29,11 @@ func (b *Binding) originOf(m *parley.Message) itemOrigin {
 	return from
 }
 
-// Forget implements hub.Forgetter: what waits in mailboxes from the agent,
-// for it, or of the erased messages, is not there any more. Its keys stay until
-// they expire, so that it is not put there again.
+// Forget implements hub.Forgetter: it removes from mailboxes the envelopes from the
+// agent, for it, and of the erased messages. Their keys stay until they expire, so that
+// they are not put there again.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
-	rows, err := b.mailbox.stored.List(ctx, prefixItem)
+	rows, err := b.mailbox.itemRows.List(ctx, prefixItem)
 	if err != nil {
 		return 0, err
 	}
@@ -53,7 +53,7 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	return n, nil
 }
 
-// about reports whether a mailbox's item is to be forgotten.
+// about reports whether Forget removes an item.
 func (b *Binding) about(f *hub.Forgetting, s *storedItem) bool {
 	if !s.Message.IsZero() && f.Message(s.Message) {
 		return true
@@ -69,10 +69,11 @@ func (b *Binding) about(f *hub.Forgetting, s *storedItem) bool {
 	if f.Agent != "" {
 		return is(e.Sender) || is(e.Target)
 	}
-	// What another uAgent has put there is in the conversation of its session.
+	// An envelope of another uAgent is in the conversation of its session.
 	to, _ := b.nameAt(e.Target)
 	from, _ := b.nameAt(e.Sender)
-	for _, from := range []string{from, directory.Stranger(Protocol, e.Sender, ""), directory.Stranger(Protocol, e.Sender, "unsigned")} {
+	for _, from := range []string{from, directory.Stranger(Protocol, e.Sender, ""),
+		directory.Stranger(Protocol, e.Sender, "unsigned")} {
 		if from != "" && b.c.Hub.Conversation(Protocol, scope(e.Target), e.Session, from, to) == f.Conversation {
 			return true
 		}

@@ -10,11 +10,10 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// This file keeps what guests make the binding hold within the hub's budget of
-// guests. A guest is an address that is in no entry of the directory but one
-// that it made itself: any key makes one. The budget counts, by address, a
-// registration with its entry in the directory, and a mailbox; by digest, a
-// manifest that no enrolled agent names.
+// This file keeps guests within the hub's budget of guests. A guest is an address that is
+// not in the directory, or only in an entry that it made itself: any key can do that. The
+// budget counts a registration with its entry in the directory, and a mailbox, by address;
+// and a manifest that no enrolled agent names, by digest.
 
 // writeBytes is what a write to the state costs beside its content, and
 // writeTimes how often the content counts: the state holds it in base64, writes
@@ -24,9 +23,9 @@ const (
 	writeTimes = 6
 )
 
-// A ledger counts the entries of one kind. It knows which are counted, so that
-// an echo of the journal's state does not count as use.
-type ledger struct {
+// A guestLedger counts the entries of one kind. It knows the counted ones, so that an
+// echo of the journal's state is no use.
+type guestLedger struct {
 	guests *policy.Guests
 	kind   policy.Kind
 	evict  func(key string) // removes an entry
@@ -35,15 +34,15 @@ type ledger struct {
 	counted map[string]bool
 }
 
-func newLedger(g *policy.Guests, kind policy.Kind, evict func(key string)) *ledger {
-	return &ledger{guests: g, kind: kind, evict: evict, counted: map[string]bool{}}
+func newGuestLedger(g *policy.Guests, kind policy.Kind, evict func(key string)) *guestLedger {
+	return &guestLedger{guests: g, kind: kind, evict: evict, counted: map[string]bool{}}
 }
 
 // keyOf is the key of an entry among those of all protocols.
 func keyOf(key string) string { return Protocol + "/" + key }
 
 // note remembers whether an entry is counted, and reports whether it was.
-func (l *ledger) note(key string, counted bool) (was bool) {
+func (l *guestLedger) note(key string, counted bool) (was bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if was = l.counted[key]; counted {
@@ -54,33 +53,33 @@ func (l *ledger) note(key string, counted bool) (was bool) {
 	return was
 }
 
-func (l *ledger) has(key string) bool {
+func (l *guestLedger) has(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.counted[key]
 }
 
-func (l *ledger) len() int {
+func (l *guestLedger) len() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.counted)
 }
 
-func (l *ledger) entry(key, source string, bytes int64) policy.GuestEntry {
+func (l *guestLedger) entry(key, source string, bytes int64) policy.GuestEntry {
 	return policy.GuestEntry{Kind: l.kind, Key: keyOf(key), Source: source, Bytes: bytes, Evict: func() {
 		l.note(key, false)
 		l.evict(key)
 	}}
 }
 
-// write takes what is about to be written from the source's budget.
-func (l *ledger) write(source string, n int) error {
+// write takes the bytes of a write from the source's budget.
+func (l *guestLedger) write(source string, n int) error {
 	return budgetError(l.guests.Write(source, writeTimes*n+writeBytes))
 }
 
-// keep counts an entry, for which others may give way. It may have given way
-// itself by the time that it is written: ask has then.
-func (l *ledger) keep(key, source string, bytes int64) error {
+// keep counts an entry, and may evict others for it. The entry itself may be evicted
+// before it is written: check has afterwards.
+func (l *guestLedger) keep(key, source string, bytes int64) error {
 	was := l.note(key, true)
 	err := l.guests.Keep(l.entry(key, source, bytes))
 	if err != nil && !was {
@@ -90,33 +89,33 @@ func (l *ledger) keep(key, source string, bytes int64) error {
 }
 
 // restore counts an entry that is there already.
-func (l *ledger) restore(key, source string, bytes int64) {
+func (l *guestLedger) restore(key, source string, bytes int64) {
 	if !l.note(key, true) {
 		l.guests.Restore(l.entry(key, source, bytes))
 	}
 }
 
-func (l *ledger) drop(key string) {
+func (l *guestLedger) drop(key string) {
 	if l.note(key, false) {
 		l.guests.Drop(l.kind, keyOf(key))
 	}
 }
 
-func (l *ledger) use(key string) {
+func (l *guestLedger) use(key string) {
 	if l.has(key) {
 		l.guests.Use(l.kind, keyOf(key))
 	}
 }
 
 // grow changes what an entry holds. Entries that are not counted may grow.
-func (l *ledger) grow(key string, by int64) error {
+func (l *guestLedger) grow(key string, by int64) error {
 	if by == 0 || !l.has(key) {
 		return nil
 	}
 	return budgetError(l.guests.Grow(l.kind, keyOf(key), by))
 }
 
-// budgetError says a refusal of the budget in the protocol's words: try later.
+// budgetError translates a refusal of the budget: try later.
 func budgetError(err *parley.Error) error {
 	if err == nil {
 		return nil
@@ -130,17 +129,17 @@ func (b *Binding) guest(address string) bool {
 	return !ok || isGuest(e)
 }
 
-// counted reports whether what is held for an address is a guest's. What an
-// account registered has the account's budget.
-func (b *Binding) counted(address string) bool {
+// countsAsGuest reports whether an address counts in the budget of guests. One of an
+// account counts in the account's.
+func (b *Binding) countsAsGuest(address string) bool {
 	return b.accounts.of(address) == nil && b.guest(address)
 }
 
 // isGuest reports whether an entry was made by the agent's own registration.
 func isGuest(e *directory.Entry) bool { return e.Source == directory.FromGuest }
 
-// withCaller gives a request a caller with the source that its budget is taken
-// from, unless the listener did.
+// withCaller gives a request a caller with a source for its budget, unless the listener
+// did.
 func withCaller(r *http.Request) *http.Request {
 	if policy.SourceOf(r.Context()) != "" {
 		return r
@@ -148,23 +147,23 @@ func withCaller(r *http.Request) *http.Request {
 	return r.WithContext(policy.WithCaller(r.Context(), policy.NewCaller(policy.Source(r.RemoteAddr), nil)))
 }
 
-// proved hears that the agent of an address proved its key in a request.
-func (b *Binding) proved(ctx context.Context, address string) {
+// noteProof notes that a request proved the key of an address.
+func (b *Binding) noteProof(ctx context.Context, address string) {
 	if !b.guest(address) {
 		policy.Vouch(ctx)
 	}
 }
 
-// evict removes a guest whose registration gave way to another.
+// evict removes a guest to make room for another.
 func (b *Binding) evict(address string) {
-	if !b.counted(address) {
+	if !b.countsAsGuest(address) {
 		return // it was enrolled meanwhile
 	}
 	if err := b.almanac.remove(b.ctx, address); err != nil {
 		b.c.Logger.Warn("cannot remove a guest's registration", "address", address, "error", err)
 	}
 	b.evictMailbox(address)
-	b.leave(b.ctx, address)
+	b.removeGuest(b.ctx, address)
 }
 
 func (b *Binding) evictManifest(digest string) {
@@ -174,7 +173,7 @@ func (b *Binding) evictManifest(digest string) {
 }
 
 func (b *Binding) evictMailbox(address string) {
-	if !b.counted(address) {
+	if !b.countsAsGuest(address) {
 		return
 	}
 	if err := b.mailbox.Remove(b.ctx, address); err != nil {
@@ -182,8 +181,8 @@ func (b *Binding) evictMailbox(address string) {
 	}
 }
 
-// leave takes a guest out of the directory.
-func (b *Binding) leave(ctx context.Context, address string) {
+// removeGuest removes a guest from the directory.
+func (b *Binding) removeGuest(ctx context.Context, address string) {
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
 	if !ok || !isGuest(e) {
 		return
@@ -193,22 +192,21 @@ func (b *Binding) leave(ctx context.Context, address string) {
 	}
 }
 
-// weigh counts what is held for an address anew, after it appeared, went, was
-// enrolled, or was enrolled no more.
-func (b *Binding) weigh(address string) {
-	b.almanac.rank(address, b.guest(address))
-	guest := b.counted(address)
+// recount counts an address as it is now, after it or its enrolment came or went.
+func (b *Binding) recount(address string) {
+	b.almanac.setGuest(address, b.guest(address))
+	guest := b.countsAsGuest(address)
 	b.mailbox.weigh(address, guest)
 	_, entered := b.c.Hub.Directory().Lookup(Protocol, address)
-	if source, bytes, held := b.almanac.held(address); guest && (held || entered) {
-		b.almanac.count.restore(address, source, bytes)
+	if source, bytes, held := b.almanac.footprint(address); guest && (held || entered) {
+		b.almanac.budget.restore(address, source, bytes)
 	} else {
-		b.almanac.count.drop(address)
+		b.almanac.budget.drop(address)
 	}
 }
 
-// entered is about what the directory holds of an address.
-func (b *Binding) entered(address string) int64 {
+// directoryBytes is about the memory of an address in the directory.
+func (b *Binding) directoryBytes(address string) int64 {
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
 	if !ok {
 		return 0
@@ -216,7 +214,7 @@ func (b *Binding) entered(address string) int64 {
 	return skillBytes(e.Skills)
 }
 
-// skillBytes is about what skills hold in the directory.
+// skillBytes is about the memory of skills in the directory.
 func skillBytes(skills []parley.SkillSpec) (n int64) {
 	for _, s := range skills {
 		n += int64(len(s.ID)+len(s.Name)+len(s.Description)+len(s.Input)+len(s.Output)) + 256
@@ -224,7 +222,7 @@ func skillBytes(skills []parley.SkillSpec) (n int64) {
 	return n
 }
 
-// sweepGuests takes guests out of the directory of whom nothing is left.
+// sweepGuests removes guests that have neither a registration nor a mailbox.
 func (b *Binding) sweepGuests(ctx context.Context) {
 	if b.upstream != nil {
 		return // they may be registered there
@@ -235,7 +233,7 @@ func (b *Binding) sweepGuests(ctx context.Context) {
 			continue
 		}
 		if !b.mailbox.has(id.ID) && b.almanac.registered(id.ID) == nil {
-			b.leave(ctx, id.ID)
+			b.removeGuest(ctx, id.ID)
 		}
 	}
 }

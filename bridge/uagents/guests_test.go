@@ -407,7 +407,8 @@ func TestRefusedAgain(t *testing.T) {
 						t.Errorf("%s, sync %v: %d %s", name, sync, status, body)
 					}
 				} else if want := first[key]; status != want.status || said(t, body) != said(t, want.body) {
-					t.Errorf("%s, sync %v, %s: %d %s, want %d %s", name, sync, when, status, body, want.status, want.body)
+					t.Errorf("%s, sync %v, %s: %d %s, want %d %s", name, sync, when, status, body, want.status,
+						want.body)
 				}
 				if x.text != "" && header.Get(uagents.RefHeader) == "" {
 					t.Errorf("%s, sync %v, %s: no reference", name, sync, when)

@@ -19,16 +19,15 @@ import (
 
 // What record leaves for handle.
 type (
-	// waiting is a request whose answer goes into the HTTP response.
-	waiting struct{ call *hub.Call }
-	// acknowledging is a chat message that was taken, whose acknowledgement goes
-	// into the HTTP response. place is nil where no answer follows that would
-	// wait for it.
-	acknowledging struct{ place *ack }
+	// pendingCall is a request whose answer goes into the HTTP response.
+	pendingCall struct{ call *hub.Call }
+	// acknowledgedChat is a recorded chat message whose acknowledgement goes into the
+	// HTTP response. ack is nil if no answer follows that would wait for it.
+	acknowledgedChat struct{ ack *ack }
 )
 
-// sessionTries is for how many requests of one session, each newer than the one
-// before, a reply is tried.
+// sessionTries bounds for how many requests of one session, each newer than the one
+// before, recordInSession tries to record a reply.
 const sessionTries = 4
 
 // record makes an envelope durable: the servers call it once for each envelope
@@ -37,8 +36,8 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	now := b.c.Now()
 	from := b.sender(r)
 	if r.Verdict.Assurance == protocol.Signed {
-		b.almanac.count.use(r.Sender)
-		b.proved(ctx, r.Sender)
+		b.almanac.budget.use(r.Sender)
+		b.noteProof(ctx, r.Sender)
 	}
 	to, standIn := b.nameAt(r.Target)
 	key := journal.Key{ID: r.ReplayKey(), Sender: from, Until: bridge.KeyEnd(r.Until)}
@@ -52,7 +51,8 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	if taken || err != nil {
 		return prior, err
 	}
-	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: toMessage(r, parley.Request, from, to, now)}
+	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session,
+		Message: toMessage(r, parley.Request, from, to, now)}
 	m := s.Message
 	if r.Verdict.Assurance == protocol.Signed {
 		m.Trace.Parent = b.sessions.trace(r.Sender, r.Session)
@@ -60,13 +60,13 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	switch classOf(r.SchemaDigest) {
 	case acknowledgement:
 		r.Handled = true
-		return false, nil // it has no effect, so that there is nothing to keep
+		return false, nil // it has no effect: nothing to record
 	case failure:
 		s.Refused = parley.Refuse(parley.Conflict, "the error answers nothing that this hub asked")
 		_, err := b.c.Hub.Accept(ctx, s)
 		var prior *hub.Prior
 		if errors.As(err, &prior) || parley.CodeOf(err) == parley.Conflict {
-			return prior != nil, nil // it is dropped, and answered as if it was taken
+			return prior != nil, nil // it is dropped, and answered as if it were recorded
 		}
 		return false, problem(err)
 	case chat:
@@ -81,9 +81,9 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		m.Sent = c.Timestamp.Time
 		if len(parts) == 0 {
 			// A session that begins or ends: there is nothing to deliver.
-			fresh, err := b.talks.Seen(ctx, r.ReplayKey(), bridge.KeyEnd(r.Until))
+			fresh, err := b.seenChats.Seen(ctx, r.ReplayKey(), bridge.KeyEnd(r.Until))
 			if err == nil && fresh {
-				b.took(r, acknowledging{})
+				b.acknowledgeChat(r, acknowledgedChat{})
 			}
 			return !fresh && err == nil, err
 		}
@@ -102,13 +102,13 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	return b.submit(ctx, r, s, now)
 }
 
-// submit hands a message for a stand-in to the hub: it waits for the answer
-// where the sender does, and cannot be reached otherwise.
+// submit gives a message for a stand-in to the hub. It begins a call if the sender waits
+// for the answer and cannot be reached in another way.
 func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submission, now time.Time) (bool, error) {
 	m := s.Message
 	isChat := classOf(r.SchemaDigest) == chat
-	b.meet(ctx, r)
-	reach := b.reaches(r)
+	b.addSender(ctx, r)
+	reach := b.reachable(r)
 	if m.Kind == parley.Request && r.Sync && (!isChat || !reach) {
 		m.Deadline = now.Add(30 * time.Second)
 		if !m.Expires.IsZero() && m.Expires.Before(m.Deadline) && m.Expires.After(now) {
@@ -116,45 +116,47 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 		}
 		call, err := b.c.Hub.Begin(ctx, s)
 		if err == nil {
-			r.State = waiting{call}
+			r.State = pendingCall{call}
 		}
 		return answerTo(err)
 	}
 	if m.Kind == parley.Notice && r.Sync && !isChat {
 		r.State = errors.New("a notice is not answered")
 	}
-	var a acknowledging
+	var a acknowledgedChat
 	if isChat && m.Kind == parley.Request && reach {
-		// The place is taken before the answer can be there.
+		// The answer waits for the ack, so it is made first.
 		id, err := parley.NewID(now, rand.Reader)
 		if err != nil {
 			return false, err
 		}
 		m.ID = id
-		a.place = b.newAck(id)
+		a.ack = b.newAck(id)
 	}
 	_, err := b.c.Hub.Accept(ctx, s)
 	switch {
-	case err != nil && a.place != nil:
-		a.place.end(false)
+	case err != nil && a.ack != nil:
+		a.ack.end(false)
 		b.forgetAck(m.ID)
 	case err == nil && isChat:
-		b.took(r, a)
+		b.acknowledgeChat(r, a)
 	}
 	return answerTo(err)
 }
 
-// recordRefusal records what the protocol's own checks refused. What nobody
-// proved leaves no trace, nor does a target that may be here later.
-func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key, refusal *protocol.Error) (bool, error) {
+// recordRefusal records a refusal of the protocol's own checks. An unsigned envelope
+// leaves no trace, nor does an unknown target, which may be here later.
+func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key,
+	refusal *protocol.Error) (bool, error) {
 	if r.Verdict.Assurance != protocol.Signed || to == "" {
 		return false, nil
 	}
 	if errors.Is(refusal, protocol.ErrStale) {
-		key.Until = time.Time{} // it stays refused: the journal's window bounds how often that is recorded
+		key.Until = time.Time{} // it stays refused; the journal's window bounds the number of records
 	}
 	m := toMessage(r, parley.Notice, from, to, b.c.Now())
-	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m, Refused: toRefusal(refusal)})
+	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m,
+		Refused: toRefusal(refusal)})
 	var prior *hub.Prior
 	if !errors.As(err, &prior) && parley.CodeOf(err) == refusalCode(refusal) {
 		return false, nil // the server tells why
@@ -162,10 +164,10 @@ func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, 
 	return answerTo(err)
 }
 
-// recordNative takes an envelope for an agent that speaks uAgents itself. It
-// will be forwarded as it is; only one who waits is answered by way of the
-// hub.
-func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, to string, key journal.Key, now time.Time) (bool, error) {
+// recordNative records an envelope for an agent that speaks uAgents itself. It is
+// forwarded as it is; the hub passes an answer back only to a sender that waits.
+func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, to string, key journal.Key,
+	now time.Time) (bool, error) {
 	if to == "" {
 		return false, protocol.ErrUnknownAgent
 	}
@@ -192,13 +194,13 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 	}
 	call, err := b.c.Hub.Begin(ctx, s)
 	if err == nil {
-		r.State = waiting{call}
+		r.State = pendingCall{call}
 	}
 	return answerTo(err)
 }
 
-// seen is [answerTo] for what the journal has.
-func (b *Binding) seen(ctx context.Context, p *journal.Prior) (prior bool, _ error) {
+// answerToPrior is [answerTo] for an envelope that the journal has.
+func (b *Binding) answerToPrior(ctx context.Context, p *journal.Prior) (prior bool, _ error) {
 	if !p.Refused {
 		return true, nil
 	}
@@ -209,10 +211,10 @@ func (b *Binding) seen(ctx context.Context, p *journal.Prior) (prior bool, _ err
 	return answerTo(&hub.Prior{Of: *p, Refused: record.Refused})
 }
 
-// recordInSession takes what an agent says in a session that the hub opened.
-// taken is false where it says it in another (talk false), or in one that was
-// answered (talk true).
-func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key journal.Key, now time.Time) (talk, taken, prior bool, err error) {
+// recordInSession records an envelope in a session that the hub opened. taken is false
+// for another session (talk false), and for one whose request is answered (talk true).
+func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key journal.Key, now time.Time) (talk,
+	taken, prior bool, err error) {
 	if r.Verdict.Assurance != protocol.Signed {
 		return false, false, false, nil
 	}
@@ -227,12 +229,12 @@ func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key 
 		}
 		talk = true
 		if p, seen := b.c.Journal.Seen(x.Scope, key.ID); seen {
-			prior, err := b.seen(ctx, p)
+			prior, err := b.answerToPrior(ctx, p)
 			return talk, true, prior, err
 		}
 		if x.Request == asked {
 			c := classOf(r.SchemaDigest)
-			return talk, c == acknowledgement || c == failure, false, nil // these come too late
+			return talk, c == acknowledgement || c == failure, false, nil // they come too late
 		}
 		if done {
 			return talk, false, false, nil
@@ -240,15 +242,16 @@ func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key 
 		if taken, prior, err = b.recordReply(ctx, r, x, key, now); taken || err != nil {
 			return talk, true, prior, err
 		}
-		// That one was answered. Another hub may have asked in the same session since.
+		// That one was answered. Another hub may have sent a request in the session since.
 		asked = x.Request
 	}
 	return talk, false, false, nil
 }
 
-// recordReply takes what an agent says in the session of a request that the
-// hub sent it. taken is false when the request was answered before.
-func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *exchange, key journal.Key, now time.Time) (taken, prior bool, err error) {
+// recordReply records an envelope as the reply to a request of the hub. taken is false
+// if the request was answered before.
+func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *exchange, key journal.Key,
+	now time.Time) (taken, prior bool, err error) {
 	m := toMessage(r, parley.Response, x.Agent, "", now)
 	m.InReplyTo, m.Expires = x.Request, time.Time{}
 	switch classOf(r.SchemaDigest) {
@@ -285,30 +288,29 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 		b.sessions.answered(x.Request)
 	}
 	if classOf(r.SchemaDigest) == chat {
-		b.took(r, acknowledging{})
+		b.acknowledgeChat(r, acknowledgedChat{})
 	} else if !r.Sync {
 		r.Handled = true
 	}
 	return true, false, nil
 }
 
-// meet takes a sender into the directory that could be answered by way of
-// another registry.
-func (b *Binding) meet(ctx context.Context, r *protocol.Request) {
+// addSender adds to the directory a sender that may be found in another registry.
+func (b *Binding) addSender(ctx context.Context, r *protocol.Request) {
 	if b.upstream == nil || r.Verdict.Assurance != protocol.Signed {
 		return
 	}
 	if _, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); ok {
 		return
 	}
-	if err := b.almanac.count.keep(r.Sender, policy.SourceOf(ctx), 0); err == nil {
+	if err := b.almanac.budget.keep(r.Sender, policy.SourceOf(ctx), 0); err == nil {
 		b.enter(ctx, &protocol.Record{Address: r.Sender})
 	}
-	b.weigh(r.Sender)
+	b.recount(r.Sender)
 }
 
-// reaches reports whether the hub can send the sender an envelope of its own.
-func (b *Binding) reaches(r *protocol.Request) bool {
+// reachable reports whether the hub can send the sender of a request an envelope.
+func (b *Binding) reachable(r *protocol.Request) bool {
 	if r.Verdict.Assurance != protocol.Signed {
 		return false
 	}
@@ -324,9 +326,9 @@ func (b *Binding) reaches(r *protocol.Request) bool {
 	return false
 }
 
-// skillOf finds which skill of an agent a model asks for: the one that
-// declares it, the one that bears its name, else the default skill. The name is
-// that of a model which the sender itself published, or an enrolled agent.
+// skillOf finds the skill of an agent for a model: the one that declares it, the one
+// with its name, else the default skill. Only a model that the sender or an enrolled
+// agent published has a name.
 func (b *Binding) skillOf(name string, r *protocol.Request) string {
 	digest := r.SchemaDigest
 	e, ok := b.c.Hub.Directory().Agent(name)
@@ -349,11 +351,11 @@ func (b *Binding) skillOf(name string, r *protocol.Request) string {
 // handle answers an envelope that was recorded.
 func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
 	switch st := r.State.(type) {
-	case waiting:
-		return b.await(ctx, r, st.call)
-	case acknowledging:
+	case pendingCall:
+		return b.awaitReply(ctx, r, st.call)
+	case acknowledgedChat:
 		m, err := b.acknowledged(r)
-		st.place.end(err == nil)
+		st.ack.end(err == nil)
 		return protocol.Answer(m), err
 	case error:
 		return protocol.Response{}, st
@@ -361,16 +363,16 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	return protocol.Response{}, nil
 }
 
-// await waits for the reply to a request whose sender waits too.
-func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call) (protocol.Response, error) {
+// awaitReply waits for the reply to a request whose sender waits too.
+func (b *Binding) awaitReply(ctx context.Context, r *protocol.Request, call *hub.Call) (protocol.Response, error) {
 	reply, err := call.Reply(ctx)
 	if err != nil {
 		return protocol.Response{}, toError(parley.AsError(err)).Saying(failureText(parley.AsError(err)))
 	}
-	// Another agent's own answer, with or without its signature, stays as it
-	// is.
+	// The answer of another uAgent stays as it is, signed or not.
 	if reply.Origin.Protocol == Protocol && r.Agent.Identity == nil {
-		if e, err := protocol.Decode(reply.Origin.Raw); err == nil && e.Sender == r.Target && e.Target == r.Sender && e.Session == r.Session {
+		if e, err := protocol.Decode(reply.Origin.Raw); err == nil && e.Sender == r.Target && e.Target == r.Sender &&
+			e.Session == r.Session {
 			return protocol.Response{Envelope: e}, nil
 		}
 	}
@@ -390,7 +392,8 @@ func (b *Binding) await(ctx context.Context, r *protocol.Request, call *hub.Call
 // hub signs, and agents that it forwards to.
 func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, error) {
 	if _, id, ok := b.standIns.at(address); ok {
-		return &protocol.Agent{Address: address, Identity: id, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
+		return &protocol.Agent{Address: address, Identity: id, Handler: b.handle, Models: b.model,
+			Unsigned: anyMessage}, nil
 	}
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
 	if !ok {
@@ -398,7 +401,7 @@ func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, e
 	}
 	for _, i := range e.Identities {
 		if i.Protocol == Protocol && i.ID == address && !i.StandIn && b.routable(i) {
-			b.almanac.count.use(address)
+			b.almanac.budget.use(address)
 			return &protocol.Agent{Address: address, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
 		}
 	}
@@ -407,7 +410,7 @@ func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, e
 
 func anyMessage(string) bool { return true }
 
-// model finds a published model; the server knows the chat's itself.
+// model finds a published model; the server itself knows those of the chat.
 func (b *Binding) model(digest string) *protocol.Model {
 	if classOf(digest) != other {
 		return nil
@@ -429,9 +432,10 @@ func (b *Binding) sender(r *protocol.Request) string {
 // scope of an envelope: its target.
 func scope(target string) string { return Protocol + " " + target }
 
-// refused notes what the server turned away, for `parley refused`.
+// refused notes a refusal of the server, for `parley refused`.
 func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
-	f := hub.Refusal{Protocol: Protocol, Source: hostOf(x.Remote), Step: x.Err.Step, Code: refusalCode(x.Err), Text: x.Err.Text, Cause: x.Err.Error(), Size: x.Size}
+	f := hub.Refusal{Protocol: Protocol, Source: hostOf(x.Remote), Step: x.Err.Step, Code: refusalCode(x.Err),
+		Text: x.Err.Text, Cause: x.Err.Error(), Size: x.Size}
 	if x.Envelope != nil {
 		f.Claim, f.To = x.Envelope.Sender, x.Envelope.Target
 	}
@@ -451,5 +455,6 @@ func (b *Binding) info(_ context.Context, address string) (*protocol.AgentInfo, 
 	if !ok || !b.hosts(e) {
 		return nil, nil
 	}
-	return &protocol.AgentInfo{Address: address, Endpoints: []protocol.Endpoint{{URL: b.public.String() + pathSubmit, Weight: 1}}, Protocols: b.standIns.protocols(e)}, nil
+	return &protocol.AgentInfo{Address: address, Endpoints: []protocol.Endpoint{{URL: b.public.String() + pathSubmit,
+		Weight: 1}}, Protocols: b.standIns.protocols(e)}, nil
 }

@@ -31,7 +31,8 @@ func TestNothingIsLostSilently(t *testing.T) {
 		case parley.Event:
 			return "", losses, nil
 		case parley.Failure:
-			return string(protocol.NewErrorMessage(failureText(m.Error)).Payload) + "\n" + bridge.Provenance(m), losses, nil
+			return string(protocol.NewErrorMessage(failureText(m.Error)).Payload) + "\n" + bridge.Provenance(m), losses,
+				nil
 		}
 		model, err := protocol.ParseModel([]byte(`{"title":"Q","type":"object","properties":{"text":{"title":"Text","type":"string"}},"required":["text"]}`))
 		if err != nil {

@@ -16,19 +16,19 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// mailbox keeps envelopes for agents that fetch them:
-// [protocol.MailboxStore]. What is held in memory is the index; envelopes are
-// read from the state.
+// mailbox keeps envelopes for agents that fetch them: [protocol.MailboxStore]. Memory has
+// the index; envelopes are read from the state.
 type mailbox struct {
-	kept     *journal.Table[storedBox]  // below prefixBox
-	stored   *journal.Table[storedItem] // below prefixItem
+	j        *journal.Journal
+	boxRows  *journal.Table[storedBox]  // below prefixBox
+	itemRows *journal.Table[storedItem] // below prefixItem
 	now      func() time.Time
-	count    *ledger
+	budget   *guestLedger
 	guest    func(address string) bool
 	maxBoxes int // guests have at most half of these
 	maxItems int
 	maxBytes int
-	stops    []func()
+	stop     func()
 
 	mu    sync.Mutex
 	boxes map[string]*box
@@ -37,15 +37,15 @@ type mailbox struct {
 
 type box struct {
 	address string
-	source  string    // that made it; see policy.Source
-	kept    time.Time // until when the state keeps it
-	last    int64     // the newest place
+	source  string    // of the agent that made it; see policy.Source
+	kept    time.Time // end of its life in the state
+	last    int64     // number of the newest item
 	items   []*boxItem
 	byKey   map[string]*boxItem // by replay key; taken ones too, until they expire
 }
 
 type boxItem struct {
-	place    int64  // among the items: when it came in nanoseconds, or one more than the item before it
+	number   int64  // orders items: arrival in nanoseconds, or one more than the item before
 	key      string // replay key
 	state    string // key in the state
 	uuid     string
@@ -53,33 +53,32 @@ type boxItem struct {
 	expires  time.Time
 	size     int
 	taken    bool
-	going    bool // being taken
-	stored   bool // the state has it; before that nobody sees it
+	taking   bool // being taken
+	stored   bool // the state has it; before that it is not listed
 }
 
-// itemBytes is about what an item, or the key of one that was taken, holds in
-// memory. The envelope is in the state only.
+// itemBytes is about the memory of an item, or of the key of a taken one.
 const itemBytes = 512
 
-// storedBox is the form of a mailbox in the state.
+// storedBox is a mailbox in the state.
 type storedBox struct {
 	Source string `json:"source,omitempty"`
 }
 
-// storedItem is the form of an item in the state; one that was taken has no
-// envelope.
+// storedItem is an item in the state; a taken one has no envelope.
 type storedItem struct {
 	UUID     string    `json:"uuid"`
 	Key      string    `json:"key"`
 	Received time.Time `json:"received"`
 	Expires  time.Time `json:"expires"`
 	Envelope []byte    `json:"envelope,omitempty"`
-	Message  parley.ID `json:"message,omitzero"` // of the hub's that it says; of another agent's envelope none
+	Message  parley.ID `json:"message,omitzero"` // of the hub; zero for another agent's envelope
 }
 
 func newMailbox(j *journal.Journal, now func() time.Time) *mailbox {
-	return &mailbox{kept: journal.NewTable[storedBox](j, bucketMailbox, 0), stored: journal.NewTable[storedItem](j, bucketMailbox, 0),
-		now: now, maxBoxes: 4096, maxItems: 10_000, maxBytes: 1 << 30, boxes: map[string]*box{}}
+	return &mailbox{j: j, stop: func() {}, boxRows: journal.NewTable[storedBox](j, bucketMailbox, 0),
+		itemRows: journal.NewTable[storedItem](j, bucketMailbox, 0),
+		now:      now, maxBoxes: 4096, maxItems: 10_000, maxBytes: 1 << 30, boxes: map[string]*box{}}
 }
 
 const (
@@ -87,54 +86,55 @@ const (
 	prefixItem = "item/"
 )
 
+// start follows boxes and items with one watch, since their order matters: an item may
+// make the index of its box.
 func (m *mailbox) start(ctx context.Context) error {
-	stop, err := m.kept.Watch(ctx, prefixBox, m.boxChanged)
-	if err != nil {
-		return err
+	type either struct {
+		storedBox
+		storedItem
 	}
-	m.stops = append(m.stops, stop)
-	if stop, err = m.stored.Watch(ctx, prefixItem, m.itemChanged); err == nil {
-		m.stops = append(m.stops, stop)
+	rows := journal.NewTable[either](m.j, bucketMailbox, 0)
+	stop, err := rows.Watch(ctx, "", func(row journal.Row[either]) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if address, ok := strings.CutPrefix(row.Key, prefixBox); ok {
+			m.boxChanged(address, row.Value.storedBox, row.Until, row.Revision != 0)
+		} else if rest, ok := strings.CutPrefix(row.Key, prefixItem); ok && row.Revision != 0 {
+			address, name, _ := strings.Cut(rest, "/")
+			m.itemChanged(row.Key, address, name, &row.Value.storedItem)
+		}
+	})
+	if err == nil {
+		m.stop = stop
 	}
 	return err
 }
 
-func (m *mailbox) stop() {
-	for _, f := range m.stops {
-		f()
-	}
-}
-
-func (m *mailbox) boxChanged(row journal.Row[storedBox]) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	address := strings.TrimPrefix(row.Key, prefixBox)
-	if row.Revision == 0 {
+// boxChanged takes a mailbox that this hub or another wrote. The caller holds the lock.
+func (m *mailbox) boxChanged(address string, s storedBox, until time.Time, there bool) {
+	if !there {
 		m.removeBox(address)
 		return
 	}
 	b := m.box(address)
-	b.kept, b.source = row.Until, row.Value.Source
+	b.kept, b.source = until, s.Source
 	m.weighBox(b, m.guest(address))
 }
 
-func (m *mailbox) itemChanged(row journal.Row[storedItem]) {
-	address, name, cut := strings.Cut(strings.TrimPrefix(row.Key, prefixItem), "/")
-	number, _, _ := strings.Cut(name, "-")
-	place, err := strconv.ParseInt(number, 10, 64)
-	s := &row.Value
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !cut || err != nil || row.Revision == 0 || !s.Expires.After(m.now()) {
+// itemChanged takes an item that this hub or another wrote. The caller holds the lock.
+func (m *mailbox) itemChanged(key, address, name string, s *storedItem) {
+	digits, _, _ := strings.Cut(name, "-")
+	at, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || !s.Expires.After(m.now()) {
 		return
 	}
 	b := m.box(address)
 	old := b.byKey[s.Key]
 	switch {
 	case old == nil:
-		m.add(b, &boxItem{place: place, key: s.Key, state: row.Key, uuid: s.UUID, received: s.Received, expires: s.Expires,
+		m.add(b, &boxItem{number: at, key: s.Key, state: key, uuid: s.UUID, received: s.Received, expires: s.Expires,
 			size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
-		_ = m.count.grow(address, itemBytes) // it is there, whatever the budget says
+		_ = m.budget.grow(address, itemBytes) // it is there, whatever the budget says
 	case s.Envelope == nil && !old.taken:
 		m.take(b, old)
 	}
@@ -158,7 +158,7 @@ func (m *mailbox) removeBox(address string) {
 		}
 		delete(m.boxes, address)
 	}
-	m.count.drop(address)
+	m.budget.drop(address)
 }
 
 // weigh counts a mailbox if it is a guest's.
@@ -173,28 +173,28 @@ func (m *mailbox) weigh(address string, guest bool) {
 // weighBox is weigh. The caller holds the lock.
 func (m *mailbox) weighBox(b *box, guest bool) {
 	if guest {
-		m.count.restore(b.address, b.source, int64(len(b.byKey))*itemBytes)
+		m.budget.restore(b.address, b.source, int64(len(b.byKey))*itemBytes)
 	} else {
-		m.count.drop(b.address)
+		m.budget.drop(b.address)
 	}
 }
 
-// add puts an item at its place. The caller holds the lock.
+// add inserts an item by its number. The caller holds the lock.
 func (m *mailbox) add(b *box, i *boxItem) {
 	b.byKey[i.key] = i
-	b.last = max(b.last, i.place)
+	b.last = max(b.last, i.number)
 	if i.taken {
 		return
 	}
 	m.bytes += i.size
 	at := len(b.items)
-	for at > 0 && b.items[at-1].place > i.place {
+	for at > 0 && b.items[at-1].number > i.number {
 		at--
 	}
 	b.items = slices.Insert(b.items, at, i)
 }
 
-// take removes an item from what is listed. The caller holds the lock.
+// take removes an item from the list. The caller holds the lock.
 func (m *mailbox) take(b *box, i *boxItem) {
 	i.taken = true
 	if at := slices.Index(b.items, i); at >= 0 {
@@ -203,7 +203,7 @@ func (m *mailbox) take(b *box, i *boxItem) {
 	}
 }
 
-// purge drops what is past its time. The caller holds the lock.
+// purge drops expired items. The caller holds the lock.
 func (m *mailbox) purge(b *box, now time.Time) {
 	for key, i := range b.byKey {
 		if i.stored && !i.expires.After(now) {
@@ -216,7 +216,7 @@ func (m *mailbox) purge(b *box, now time.Time) {
 // drop forgets a key. The caller holds the lock.
 func (m *mailbox) drop(b *box, key string) {
 	delete(b.byKey, key)
-	_ = m.count.grow(b.address, -itemBytes) // less is never refused
+	_ = m.budget.grow(b.address, -itemBytes) // less is never refused
 }
 
 // Has implements [protocol.MailboxStore].
@@ -237,34 +237,34 @@ func (m *mailbox) Create(ctx context.Context, address string) error {
 	switch {
 	case has:
 		return nil
-	case full, guest && m.count.len() >= max(1, m.maxBoxes/2):
+	case full, guest && m.budget.len() >= max(1, m.maxBoxes/2):
 		return protocol.ErrFull
 	case !guest:
-		return m.keep(ctx, address, source)
+		return m.putBox(ctx, address, source)
 	}
-	if err := m.count.write(source, 0); err != nil {
+	if err := m.budget.write(source, 0); err != nil {
 		return err
 	}
-	err := m.count.keep(address, source, 0)
+	err := m.budget.keep(address, source, 0)
 	if err == nil {
-		err = m.keep(ctx, address, source)
+		err = m.putBox(ctx, address, source)
 	}
 	switch {
 	case err != nil && !m.has(address):
-		m.count.drop(address)
-	case err == nil && !m.count.has(address) && m.guest(address):
-		return cmp.Or(m.Remove(ctx, address), error(protocol.ErrBusy)) // it gave way meanwhile
+		m.budget.drop(address)
+	case err == nil && !m.budget.has(address) && m.guest(address):
+		return cmp.Or(m.Remove(ctx, address), error(protocol.ErrBusy)) // it was evicted meanwhile
 	}
 	return err
 }
 
-// boxKept is how long a mailbox stays that nobody empties.
+// boxKept is the life of a mailbox that nobody empties.
 const boxKept = 30 * 24 * time.Hour
 
-// keep makes a mailbox, or prolongs its life.
-func (m *mailbox) keep(ctx context.Context, address, source string) error {
+// putBox makes a mailbox, or prolongs its life.
+func (m *mailbox) putBox(ctx context.Context, address, source string) error {
 	until := m.now().Add(boxKept)
-	if _, err := m.kept.Put(ctx, prefixBox+address, storedBox{source}, until); err != nil {
+	if _, err := m.boxRows.Put(ctx, prefixBox+address, storedBox{source}, until); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -274,8 +274,7 @@ func (m *mailbox) keep(ctx context.Context, address, source string) error {
 	return nil
 }
 
-// sweep forgets mailboxes that nobody emptied for long, and items past their
-// time.
+// sweep forgets mailboxes and items past their time.
 func (m *mailbox) sweep() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -301,7 +300,7 @@ func (m *mailbox) Remove(ctx context.Context, address string) error {
 	m.removeBox(address)
 	m.mu.Unlock()
 	for _, k := range append(keys, prefixBox+address) {
-		if err := m.stored.Delete(ctx, k, 0); err != nil {
+		if err := m.itemRows.Delete(ctx, k, 0); err != nil {
 			return err
 		}
 	}
@@ -310,14 +309,16 @@ func (m *mailbox) Remove(ctx context.Context, address string) error {
 
 // Put implements [protocol.MailboxStore]. The key is remembered until the item
 // expires, taken or not.
-func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, item protocol.MailboxItem) (prior bool, err error) {
+func (m *mailbox) Put(ctx context.Context, address, key string, _ time.Time, item protocol.MailboxItem) (prior bool,
+	err error) {
 	return m.put(ctx, itemOrigin{}, address, key, item)
 }
 
 func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 	item protocol.MailboxItem) (prior bool, err error) {
-	i := &boxItem{key: key, uuid: item.UUID, received: item.ReceivedAt, expires: item.ExpiresAt, size: len(item.Envelope)}
-	m.count.use(address)
+	i := &boxItem{key: key, uuid: item.UUID, received: item.ReceivedAt, expires: item.ExpiresAt,
+		size: len(item.Envelope)}
+	m.budget.use(address)
 	m.mu.Lock()
 	b := m.boxes[address]
 	if b == nil {
@@ -341,16 +342,16 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 		m.mu.Unlock()
 		return false, protocol.ErrFull
 	}
-	if err := m.count.grow(address, itemBytes); err != nil {
+	if err := m.budget.grow(address, itemBytes); err != nil {
 		m.mu.Unlock()
 		return false, err
 	}
-	m.pay(from, b, i.size)
-	i.place = max(item.ReceivedAt.UnixNano(), b.last+1) // also when the clock stands, or goes back
-	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.place, item.UUID)
+	m.chargeSender(from, b, i.size)
+	i.number = max(item.ReceivedAt.UnixNano(), b.last+1) // also when the clock stands, or goes back
+	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.number, item.UUID)
 	m.add(b, i)
 	m.mu.Unlock()
-	_, err = m.stored.Put(ctx, i.state, storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires,
+	_, err = m.itemRows.Put(ctx, i.state, storedItem{UUID: i.uuid, Key: key, Received: i.received, Expires: i.expires,
 		Envelope: item.Envelope, Message: from.message}, i.expires)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -363,19 +364,20 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 	return false, nil
 }
 
-// pay charges an envelope to the sender if it is a guest, else to the owner of the
+// chargeSender charges an envelope to the sender if it is a guest, else to the owner of the
 // mailbox if that is one. It never refuses: the message was accepted.
-func (m *mailbox) pay(from itemOrigin, b *box, size int) {
-	n := 4*size + writeBytes // the message is in the journal besides
+func (m *mailbox) chargeSender(from itemOrigin, b *box, size int) {
+	n := 4*size + writeBytes // the journal has the message too
 	if from.guest {
-		m.count.guests.Wrote(from.source, n)
-	} else if m.count.has(b.address) {
-		m.count.guests.Wrote(b.source, n)
+		m.budget.guests.Wrote(from.source, n)
+	} else if m.budget.has(b.address) {
+		m.budget.guests.Wrote(b.source, n)
 	}
 }
 
 // List implements [protocol.MailboxStore].
-func (m *mailbox) List(ctx context.Context, address string, offset, limit int, now time.Time) ([]protocol.MailboxItem, error) {
+func (m *mailbox) List(ctx context.Context, address string, offset, limit int, now time.Time) ([]protocol.MailboxItem,
+	error) {
 	m.mu.Lock()
 	b := m.boxes[address]
 	if b == nil {
@@ -393,9 +395,9 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 	want = want[min(offset, len(want)):]
 	want = want[:min(limit, len(want))]
 	m.mu.Unlock()
-	m.count.use(address)
+	m.budget.use(address)
 	if renew {
-		if err := m.keep(ctx, address, source); err != nil {
+		if err := m.putBox(ctx, address, source); err != nil {
 			return nil, err
 		}
 	}
@@ -412,9 +414,9 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 	return out, nil
 }
 
-// read fetches an item's envelope; nil for one that is gone meanwhile.
+// read fetches an item's envelope; nil if it was taken meanwhile.
 func (m *mailbox) read(ctx context.Context, i *boxItem) (*protocol.MailboxItem, error) {
-	row, err := m.stored.Get(ctx, i.state)
+	row, err := m.itemRows.Get(ctx, i.state)
 	s := &row.Value
 	if err != nil || s.Envelope == nil {
 		return nil, err
@@ -452,17 +454,17 @@ func (m *mailbox) Get(ctx context.Context, address, uuid string, now time.Time) 
 func (m *mailbox) Delete(ctx context.Context, address, uuid string) (bool, error) {
 	m.mu.Lock()
 	b, i := m.find(address, uuid, m.now())
-	if i == nil || i.going {
+	if i == nil || i.taking {
 		m.mu.Unlock()
 		return false, nil
 	}
-	i.going = true // the watcher may take it before this is back
+	i.taking = true // the watcher may take it before this is back
 	m.mu.Unlock()
-	_, err := m.stored.Put(ctx, i.state,
+	_, err := m.itemRows.Put(ctx, i.state,
 		storedItem{UUID: i.uuid, Key: i.key, Received: i.received, Expires: i.expires}, i.expires)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i.going = false
+	i.taking = false
 	if err != nil {
 		return false, err
 	}

@@ -13,8 +13,7 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// storedManifest is the form of a manifest in the state. Earlier releases wrote
-// the manifest alone.
+// storedManifest is a manifest in the state. Earlier releases wrote the manifest alone.
 type storedManifest struct {
 	Source   string          `json:"source,omitempty"`
 	Manifest json.RawMessage `json:"manifest"`
@@ -38,7 +37,7 @@ type publishedModel struct {
 func (m publishedModel) model() *protocol.Model {
 	model, err := protocol.ParseModel(m.schema)
 	if err != nil {
-		return nil // it was read before
+		return nil // cannot be: newPublished encoded it
 	}
 	return model
 }
@@ -99,8 +98,8 @@ func readManifest(b []byte) (s storedManifest, m *protocol.Manifest, err error) 
 	return s, m, err
 }
 
-// weighManifests counts the manifests that records name, unless an enrolled
-// agent names them.
+// weighManifests counts the manifests of records in the guests' budget, unless an
+// enrolled agent names them.
 func (a *almanac) weighManifests(records ...*registration) {
 	for _, r := range records {
 		if r == nil {
@@ -117,21 +116,21 @@ func (a *almanac) weighManifest(digest string) {
 	p, enrolled := a.published[digest], a.enrolled[digest] > 0
 	a.mu.RUnlock()
 	if p == nil || enrolled {
-		a.countManifests.drop(digest)
+		a.manifestBudget.drop(digest)
 	} else {
-		a.countManifests.restore(digest, p.source, p.size)
+		a.manifestBudget.restore(digest, p.source, p.size)
 	}
 }
 
-// A manifest is kept for so long after it was last published. Publishing it
-// again within a day changes nothing.
+// manifestKept is the life of a manifest after it was last published. Publishing it again
+// within a day changes nothing.
 const manifestKept = 30 * 24 * time.Hour
 
 // PutManifest implements [protocol.AlmanacStore]. When there is no room, the
 // oldest manifest that no registered agent names makes place.
 func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 	digest := m.Digest()
-	if a.own(digest) != nil {
+	if a.standInManifest(digest) != nil {
 		return nil
 	}
 	text, err := m.JSON()
@@ -145,7 +144,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 	a.mu.RUnlock()
 	if known != nil {
 		if known.until.Sub(now) > manifestKept-24*time.Hour {
-			a.countManifests.use(digest)
+			a.manifestBudget.use(digest)
 			return nil
 		}
 		source = known.source
@@ -159,7 +158,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 		return err
 	}
 	if guest {
-		if err := a.countManifests.write(caller, len(b)); err != nil {
+		if err := a.manifestBudget.write(caller, len(b)); err != nil {
 			return err
 		}
 	}
@@ -169,7 +168,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 		}
 	}
 	if guest {
-		if err := a.countManifests.keep(digest, source, p.size); err != nil {
+		if err := a.manifestBudget.keep(digest, source, p.size); err != nil {
 			return err
 		}
 	}
@@ -178,14 +177,14 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 		return err
 	}
 	a.addManifest(p)
-	if guest && !a.countManifests.has(digest) {
-		return cmp.Or(a.removeManifest(ctx, digest), error(protocol.ErrBusy)) // it gave way meanwhile
+	if guest && !a.manifestBudget.has(digest) {
+		return cmp.Or(a.removeManifest(ctx, digest), error(protocol.ErrBusy)) // it was evicted meanwhile
 	}
 	return nil
 }
 
-// makeRoom removes a manifest where there is no place for one more. A source
-// that has a quarter of what guests may have gives way to itself.
+// makeRoom removes a manifest if there is no room for one more. A source that has a
+// quarter of the guests' share loses one of its own.
 func (a *almanac) makeRoom(ctx context.Context, guest bool, source string) error {
 	most := max(1, a.maxManifests/2)
 	a.mu.RLock()
@@ -196,7 +195,7 @@ func (a *almanac) makeRoom(ctx context.Context, guest bool, source string) error
 		}
 	}
 	share := guest && source != "" && same >= max(1, most/4)
-	full := share || len(a.digests) >= a.maxManifests || guest && a.countManifests.len() >= most
+	full := share || len(a.digests) >= a.maxManifests || guest && a.manifestBudget.len() >= most
 	victim := ""
 	for _, d := range a.digests {
 		if full && len(a.byProtocol[d]) == 0 && (!share || a.published[d].source == source) {
@@ -236,7 +235,7 @@ func (a *almanac) forget(digest string) {
 		}
 	}
 	a.mu.Unlock()
-	a.countManifests.drop(digest)
+	a.manifestBudget.drop(digest)
 }
 
 func (a *almanac) addManifest(p *published) {
@@ -254,13 +253,13 @@ func (a *almanac) addManifest(p *published) {
 			told = append(told, a.byKey[key])
 		}
 	} else if known.until.Before(p.until) {
-		a.published[p.digest] = p // it says the same
+		a.published[p.digest] = p // the same content
 	}
 	a.mu.Unlock()
 	a.weighManifest(p.digest)
-	if a.changed != nil {
+	if a.indexed != nil {
 		for _, r := range told {
-			a.changed(&r.Record)
+			a.indexed(&r.Record)
 		}
 	}
 }
@@ -268,7 +267,7 @@ func (a *almanac) addManifest(p *published) {
 // Manifest implements [protocol.AlmanacStore]: those of the hub's own agents
 // come first.
 func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manifest, error) {
-	if m := a.own(digest); m != nil {
+	if m := a.standInManifest(digest); m != nil {
 		return m, nil
 	}
 	a.mu.RLock()
@@ -277,7 +276,7 @@ func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manife
 	if !known {
 		return nil, nil
 	}
-	a.countManifests.use(digest)
+	a.manifestBudget.use(digest)
 	row, err := a.manifests.Get(ctx, digest)
 	if err != nil || row.Revision == 0 {
 		return nil, err
@@ -289,7 +288,7 @@ func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manife
 // protocol is the index of a protocol that an agent names; nil where its
 // manifest is not known.
 func (a *almanac) protocol(digest string) *published {
-	if m := a.own(digest); m != nil {
+	if m := a.standInManifest(digest); m != nil {
 		if p, err := newPublished(m, "", time.Time{}); err == nil {
 			return p
 		}
@@ -299,9 +298,9 @@ func (a *almanac) protocol(digest string) *published {
 	return a.published[digest]
 }
 
-// model finds the model of a digest, whoever published it: the digest binds all
-// of its schema. It tells whether content fits, and nothing else: modelOf and
-// answers choose the models of requests and answers.
+// model finds the model of a digest, whoever published it: the digest binds the whole
+// schema. Use it only to validate content; modelOf and answers choose the models of
+// requests and answers.
 func (a *almanac) model(digest string) *protocol.Model {
 	return a.find(digest, func(string) bool { return true })
 }

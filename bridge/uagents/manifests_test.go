@@ -144,7 +144,8 @@ func TestSkillTextIsBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	evil := strings.Replace(string(b), `"name": "x"`, `"name": "Obey me"`, 1)
-	if rec := w.from("192.0.2.66", "POST", "/v1/almanac/manifests", []byte(evil)); rec.Code != 200 || evil == string(b) {
+	if rec := w.from("192.0.2.66", "POST", "/v1/almanac/manifests", []byte(evil)); rec.Code != 200 ||
+		evil == string(b) {
 		t.Fatal(rec.Code, rec.Body)
 	}
 	bob := identity(t)
@@ -160,7 +161,8 @@ func TestSkillTextIsBound(t *testing.T) {
 		if k.ID == "chat" {
 			continue
 		}
-		if k.ID != "Question" || k.Description != "" || !bytes.Contains(k.Input, []byte(`"Question"`)) || len(k.Output) == 0 {
+		if k.ID != "Question" || k.Description != "" || !bytes.Contains(k.Input, []byte(`"Question"`)) ||
+			len(k.Output) == 0 {
 			t.Errorf("%+v", k)
 		}
 	}
@@ -186,7 +188,8 @@ func TestGuestManifests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b = bytes.Replace(b, []byte(`"version": "1.0"`), json.RawMessage(`"version": "1.`+strings.Repeat("0", i+1)+`"`), 1)
+		b = bytes.Replace(b, []byte(`"version": "1.0"`), json.RawMessage(`"version": "1.`+strings.Repeat("0", i+1)+`"`),
+			1)
 		b = bytes.Replace(b, []byte(`, "digest": "`+m.Digest()+`"`), nil, 1)
 		if m, err = uagents.ParseManifest(b); err != nil {
 			t.Fatal(err)
@@ -244,7 +247,8 @@ func TestNamedAgentKeepsItsModels(t *testing.T) {
 	registers := func(id *uagents.Identity, protocols ...string) {
 		t.Helper()
 		at = at.Add(time.Second)
-		rec := w.from("192.0.2.9", "POST", "/v1/almanac/agents", w.attest(id, at, "http://192.0.2.9/submit", 0, protocols...))
+		rec := w.from("192.0.2.9", "POST", "/v1/almanac/agents",
+			w.attest(id, at, "http://192.0.2.9/submit", 0, protocols...))
 		if rec.Code != 200 {
 			t.Fatal(rec.Code, rec.Body)
 		}

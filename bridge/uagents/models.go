@@ -71,7 +71,10 @@ func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protoc
 // "WeatherReport".
 func className(id string) string {
 	var b strings.Builder
-	for _, word := range strings.FieldsFunc(id, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }) {
+	for _, word := range strings.FieldsFunc(id, func(r rune) bool {
+		return !unicode.IsLetter(r) &&
+			!unicode.IsDigit(r)
+	}) {
 		r := []rune(word)
 		b.WriteRune(unicode.ToUpper(r[0]))
 		b.WriteString(string(r[1:]))
@@ -99,9 +102,8 @@ func fieldTitle(name string) string {
 	return b.String()
 }
 
-// toObject says a message's content as the JSON object that a model wants: the
-// first JSON part; text that spells an object; text as the model's only
-// required text member.
+// toObject translates a message's content into the JSON object of a model: the first JSON
+// part; text that is a JSON object; text as the model's only required text member.
 func toObject(m *parley.Message, model *protocol.Model) ([]byte, error) {
 	var candidates [][]byte
 	for _, p := range m.Parts {

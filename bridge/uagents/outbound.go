@@ -28,18 +28,19 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 				return b.forward(ctx, o, e)
 			}
 		}
-		return b.ask(ctx, o)
+		return b.sendAsStandIn(ctx, o)
 	}
 	return b.reply(ctx, o)
 }
 
-// forward passes the envelope of another uAgent on, as it is.
+// forward sends the envelope of another uAgent as it is.
 func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envelope) hub.Outcome {
 	if o.Message.Kind == parley.Notice {
-		return outcome(b.bring(ctx, o.Message, o.Identity, e, bridge.Provenance(o.Message)))
+		return outcome(b.sendEnvelope(ctx, o.Message, o.Identity, e, bridge.Provenance(o.Message)))
 	}
 	if b.usesMailbox(o.Identity, b.almanac.registered(o.Identity.ID)) {
-		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported, "%s", protocol.ErrMailboxSync.Text)}
+		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported,
+			"%s", protocol.ErrMailboxSync.Text)}
 	}
 	endpoints, _, err := b.endpoints(ctx, o.Identity)
 	if err != nil {
@@ -58,8 +59,10 @@ func (b *Binding) answered(reply *protocol.Reply) hub.Outcome {
 	if reply.Assurance == protocol.Signed {
 		assurance, detail = parley.Signed, ""
 	}
-	out := hub.Outcome{Answered: true, Reply: &parley.Message{Schema: reply.Schema, Origin: parley.Origin{Protocol: Protocol, Peer: reply.Envelope.Sender, Raw: reply.Envelope.Raw(),
-		Verdict: parley.Verdict{Assurance: assurance, Checks: []parley.Check{{Name: "transport", OK: true, Detail: detail}}}}}}
+	out := hub.Outcome{Answered: true, Reply: &parley.Message{Schema: reply.Schema,
+		Origin: parley.Origin{Protocol: Protocol, Peer: reply.Envelope.Sender, Raw: reply.Envelope.Raw(),
+			Verdict: parley.Verdict{Assurance: assurance, Checks: []parley.Check{{Name: "transport", OK: true,
+				Detail: detail}}}}}}
 	if _, bad := reply.IsError(); bad {
 		out.Failure = peerFailure(reply.Message)
 		return out
@@ -76,15 +79,15 @@ func (b *Binding) answered(reply *protocol.Reply) hub.Outcome {
 	return out
 }
 
-// ask says a message of an agent that has no key of its own here: as its
-// stand-in, in a session of its own where an answer is expected.
-func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
+// sendAsStandIn sends a message of an agent of another protocol, signed by its stand-in;
+// a request has a session of its own.
+func (b *Binding) sendAsStandIn(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	id, err := b.standIns.speaker(ctx, m.From)
 	if err != nil {
 		return hub.Outcome{Err: parley.Fail(parley.Internal, err, "the hub has no key to speak with")}
 	}
-	content, losses, perr := b.compose(o)
+	content, losses, perr := b.encodeContent(o)
 	if perr == nil {
 		perr = b.tooLarge(content)
 	}
@@ -96,7 +99,8 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	session := messageID(m.Conversation)
 	if m.Kind == parley.Request {
 		expires = m.Deadline
-		x, err := b.sessions.open(ctx, exchange{Self: id.Address(), Peer: peer, Request: m.ID, Agent: m.To, Scope: o.Scope,
+		x, err := b.sessions.open(ctx, exchange{Self: id.Address(), Peer: peer, Request: m.ID, Agent: m.To,
+			Scope:        o.Scope,
 			Conversation: m.Conversation, Until: m.Deadline.Add(24 * time.Hour), Trace: m.Trace.Parent})
 		if err != nil {
 			return hub.Outcome{Err: parley.AsError(err), Wait: time.Second}
@@ -116,11 +120,11 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	r := b.almanac.registered(peer)
 	mailbox := b.usesMailbox(o.Identity, r)
 	if m.Kind == parley.Notice || mailbox || r != nil {
-		out := outcome(b.bring(ctx, m, o.Identity, e, bridge.Provenance(m)))
+		out := outcome(b.sendEnvelope(ctx, m, o.Identity, e, bridge.Provenance(m)))
 		out.Losses = losses
 		return out
 	}
-	// Who does not use this registry does not find the stand-in: its answer
+	// An agent that does not use this registry does not find the stand-in: its answer
 	// has to come on the same connection.
 	endpoints, _, err := b.endpoints(ctx, o.Identity)
 	if err != nil {
@@ -144,11 +148,12 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return out
 }
 
-// tooLarge refuses a message whose envelope the hub itself would not take.
+// tooLarge refuses a message whose envelope the hub itself would refuse.
 func (b *Binding) tooLarge(m protocol.Message) *parley.Error {
 	if n := base64.StdEncoding.EncodedLen(len(m.Payload)) + envelopeBytes; n > b.limit {
 		return parley.Refuse(parley.TooLarge,
-			"the content makes an envelope of %d bytes, more than the %d that limits.body allows; send less at once", n, b.limit)
+			"the content makes an envelope of %d bytes, more than the %d that limits.body allows; send less at once", n,
+			b.limit)
 	}
 	return nil
 }
@@ -156,9 +161,9 @@ func (b *Binding) tooLarge(m protocol.Message) *parley.Error {
 // envelopeBytes is more than an envelope has beside its payload.
 const envelopeBytes = 1 << 10
 
-// compose says the content in the model that the recipient wants: the one
-// that the message names, the one of the skill that is called, else a chat.
-func (b *Binding) compose(o hub.Outbound) (protocol.Message, []parley.Loss, *parley.Error) {
+// encodeContent encodes the content in a model: the one that the message names, the one
+// of its skill, else a chat message.
+func (b *Binding) encodeContent(o hub.Outbound) (protocol.Message, []parley.Loss, *parley.Error) {
 	m := o.Message
 	model, digest, proto, perr := b.modelFor(o)
 	if perr != nil {
@@ -177,12 +182,14 @@ func (b *Binding) compose(o hub.Outbound) (protocol.Message, []parley.Loss, *par
 		e := parley.Refuse(parley.InvalidContent, "the content does not fit the model: %v", err).Because(err)
 		if model != nil {
 			if schema, serr := model.Schema(); serr == nil && len(schema) <= 2048 {
-				e = parley.Refuse(parley.InvalidContent, "the content does not fit model %s: %v; expected %s", model.Name(), err, schema).Because(err)
+				e = parley.Refuse(parley.InvalidContent, "the content does not fit model %s: %v; expected %s",
+					model.Name(), err, schema).Because(err)
 			}
 		}
 		return protocol.Message{}, nil, e
 	}
-	return protocol.Message{Schema: digest, Payload: text, Protocol: proto}, bridge.Losses(bridge.Model, m, o.Recipient.Name), nil
+	return protocol.Message{Schema: digest, Payload: text, Protocol: proto},
+		bridge.Losses(bridge.Model, m, o.Recipient.Name), nil
 }
 
 // modelFor chooses the model. It is nil where only its digest is known.
@@ -216,15 +223,17 @@ func (b *Binding) modelFor(o hub.Outbound) (model *protocol.Model, digest, proto
 			return model, model.Digest(), "", nil
 		}
 	}
-	return nil, "", "", parley.Refuse(parley.UnknownSkill, "agent %q declares no model %q; without a skill it is sent a chat message", o.Recipient.Name, skill)
+	return nil, "", "", parley.Refuse(parley.UnknownSkill,
+		"agent %q declares no model %q; without a skill it is sent a chat message", o.Recipient.Name, skill)
 }
 
-// reply brings what was said about a request to the uAgent that made it.
+// reply sends a reply to the uAgent that made the request.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	asked, err := protocol.Decode(o.Request.Origin.Raw)
 	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
+		return hub.Outcome{Err: parley.Refuse(parley.Internal,
+			"the request's envelope is not there any more").Because(err)}
 	}
 	if _, _, ok := b.standIns.at(asked.Target); !ok {
 		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the hub holds no key of the agent that was asked")}
@@ -233,7 +242,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if m.Kind == parley.Event { // opened by an earlier release
 		way := bridge.Model
 		if m.State == parley.Accepted && isChat {
-			way = bridge.Chat // the acknowledgement comes with the answer, if it has not come
+			way = bridge.Chat // it is acknowledged with the answer at the latest
 		}
 		return hub.Outcome{Losses: bridge.Losses(way, m, o.Recipient.Name)}
 	}
@@ -248,7 +257,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		if classOf(asked.SchemaDigest) == failure {
 			return hub.Outcome{} // no error answers an error
 		}
-		content, losses = protocol.NewErrorMessage(failureText(m.Error)), bridge.Losses(bridge.Chat, m, o.Recipient.Name)
+		content, losses = protocol.NewErrorMessage(failureText(m.Error)),
+			bridge.Losses(bridge.Chat, m, o.Recipient.Name)
 	} else if content, losses, err = b.toAnswer(asked, m, o.Request); err != nil {
 		content = protocol.NewErrorMessage(protocol.AsError(err).Text)
 		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Error()})
@@ -257,7 +267,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		content = protocol.NewErrorMessage(protocol.ErrAnswerSize.Text)
 		losses = append(losses, parley.Loss{Field: "Parts", Reason: err.Text})
 	}
-	out := outcome(b.say(ctx, m, asked, content, bridge.Provenance(m)))
+	out := outcome(b.sendReply(ctx, m, asked, content, bridge.Provenance(m)))
 	out.Losses = losses
 	if out.Err == nil {
 		b.forgetAck(o.Request.ID)
@@ -265,12 +275,12 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return out
 }
 
-// bring hands an envelope to its agent: to its mailbox here, or to the first of
-// its endpoints that takes it.
-func (b *Binding) bring(ctx context.Context, m *parley.Message, id parley.Identity, e *protocol.Envelope,
+// sendEnvelope delivers an envelope: to the agent's mailbox here, or to the first of its
+// endpoints that takes it.
+func (b *Binding) sendEnvelope(ctx context.Context, m *parley.Message, id parley.Identity, e *protocol.Envelope,
 	provenance string) error {
 	if b.usesMailbox(id, b.almanac.registered(id.ID)) {
-		return b.store(ctx, m, id.ID, e)
+		return b.putInMailbox(ctx, m, id.ID, e)
 	}
 	endpoints, _, err := b.endpoints(ctx, id)
 	if err != nil {
@@ -280,9 +290,9 @@ func (b *Binding) bring(ctx context.Context, m *parley.Message, id parley.Identi
 	return err
 }
 
-// store puts an envelope into a mailbox, once. m is the hub's message that the
-// envelope carries; nil for the hub's own acknowledgement.
-func (b *Binding) store(ctx context.Context, m *parley.Message, address string, e *protocol.Envelope) error {
+// putInMailbox puts an envelope into a mailbox, once. m is the hub's message in it; nil
+// for an acknowledgement of the hub.
+func (b *Binding) putInMailbox(ctx context.Context, m *parley.Message, address string, e *protocol.Envelope) error {
 	digest, err := e.Digest()
 	if err != nil {
 		return err
@@ -296,7 +306,7 @@ func (b *Binding) store(ctx context.Context, m *parley.Message, address string, 
 			return err
 		}
 	}
-	item := b.boxes.Item(&protocol.Verified{Envelope: e})
+	item := b.mailboxServer.Item(&protocol.Verified{Envelope: e})
 	if now := b.c.Now(); b.c.Legacy && !item.ExpiresAt.After(now.Add(b.retention())) {
 		item.ExpiresAt = now.Add(b.retention())
 	}
@@ -311,7 +321,7 @@ func (b *Binding) retention() time.Duration {
 	return b.c.Retention
 }
 
-// client is a client that tells where its message comes from.
+// client gives a client that sends a provenance header.
 func (b *Binding) client(provenance string) *protocol.Client {
 	c := &protocol.Client{HTTP: b.http, Now: b.c.Now, MaxResponse: b.limit}
 	if provenance != "" {
@@ -320,12 +330,12 @@ func (b *Binding) client(provenance string) *protocol.Client {
 	return c
 }
 
-// toAnswer says a reply in the terms of the envelope that asked: a chat
-// message to one; else a model that may answer it. For a request that the
-// responder itself declares, that is the responder's own. For another, what the
-// sender's own registration says of it comes first. What others published does
-// not count, unless they are enrolled.
-func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss, error) {
+// toAnswer translates a reply for the sender of a request: a chat message for a chat
+// message, else a message of a model that may answer. For a request that the responder
+// declares, its own models come first; for another request, those of the requester's
+// registration. Models of others count only if they are enrolled.
+func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss,
+	error) {
 	if classOf(asked.SchemaDigest) == chat {
 		m, losses := toChat(reply, request.From, reply.Origin.Received, true)
 		m.Protocol = protocol.ChatProtocolDigest
@@ -375,7 +385,7 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 		last = err
 	}
 	if len(models) == 0 {
-		// The model that most examples use says any text.
+		// The model of most examples carries any text.
 		text := reply.Text()
 		if text == "" {
 			for _, p := range reply.Parts {
@@ -384,23 +394,24 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 				}
 			}
 		}
-		m := protocol.ModelOf[plain]().Message(plain{text})
+		m := protocol.ModelOf[textMessage]().Message(textMessage{text})
 		return m, bridge.Losses(bridge.Model, reply, request.From), m.Err()
 	}
-	return protocol.Message{}, nil, protocol.ErrHandler.Saying("the answer fits none of the models that may answer").Because(last)
+	return protocol.Message{}, nil,
+		protocol.ErrHandler.Saying("the answer fits none of the models that may answer").Because(last)
 }
 
-// plain is class Message(message: str), which most examples use.
-type plain struct {
+// textMessage is class Message(message: str), which most examples use.
+type textMessage struct {
 	Message string `json:"message"`
 }
 
 // ModelDoc implements [protocol.Documented].
-func (plain) ModelDoc() (string, string) { return "Message", "" }
+func (textMessage) ModelDoc() (string, string) { return "Message", "" }
 
-// say sends a message in answer to an envelope, from its target to its sender
-// in its session. of is the hub's message for which it is sent; nil: none.
-func (b *Binding) say(ctx context.Context, of *parley.Message, to *protocol.Envelope, m protocol.Message,
+// sendReply sends a message in answer to an envelope, from its target to its sender in
+// its session. of is the hub's message in it; nil: none.
+func (b *Binding) sendReply(ctx context.Context, of *parley.Message, to *protocol.Envelope, m protocol.Message,
 	provenance string) error {
 	_, id, ok := b.standIns.at(to.Target)
 	if !ok {
@@ -421,19 +432,20 @@ func (b *Binding) say(ctx context.Context, of *parley.Message, to *protocol.Enve
 			}
 		}
 	}
-	return b.bring(ctx, of, identity, e, provenance)
+	return b.sendEnvelope(ctx, of, identity, e, provenance)
 }
 
-// endpoints finds where an agent takes envelopes. registered says that it uses
-// this hub's registry, so that it can find the hub's stand-ins.
-func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []protocol.Endpoint, registered bool, err error) {
+// endpoints finds the endpoints of an agent. registered: it uses this hub's registry, so
+// it finds the hub's stand-ins.
+func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []protocol.Endpoint, registered bool,
+	err error) {
 	r := b.almanac.registered(id.ID)
 	if id.URL != "" {
 		return []protocol.Endpoint{{URL: id.URL, Weight: 1}}, r != nil, nil
 	}
 	if r != nil {
 		for _, e := range r.Endpoints {
-			if b.ours(e.URL, pathProxy) {
+			if b.isOwnPath(e.URL, pathProxy) {
 				if p := b.accounts.of(id.ID); p != nil && p.URL != "" {
 					e.URL = p.URL
 				}
@@ -453,8 +465,8 @@ func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []pro
 	return nil, false, protocol.ErrUnresolved.Because(errors.New("it is not registered here"))
 }
 
-// routable reports, without asking anybody, whether there may be a way to an
-// agent.
+// routable reports, without a request to another registry, whether an agent may have an
+// endpoint or a mailbox.
 func (b *Binding) routable(id parley.Identity) bool {
 	r := b.almanac.registered(id.ID)
 	return id.URL != "" || r != nil && len(r.Endpoints) > 0 || b.mailbox.has(id.ID) || b.upstream != nil
@@ -466,10 +478,13 @@ func (b *Binding) usesMailbox(id parley.Identity, r *protocol.Record) bool {
 		return false
 	}
 	if id.URL != "" {
-		return b.ours(id.URL, pathMailbox)
+		return b.isOwnPath(id.URL, pathMailbox)
 	}
 	if r == nil || len(r.Endpoints) == 0 {
 		return true
 	}
-	return slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return strings.HasSuffix(e.URL, pathMailbox) })
+	return slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool {
+		return strings.HasSuffix(e.URL,
+			pathMailbox)
+	})
 }

@@ -27,7 +27,8 @@ import (
 func TestPoisonIsNotForwarded(t *testing.T) {
 	w := newWorld(t, node.Config{Policy: node.Policy{Assurance: "unsigned"}})
 	bob, alice := w.newPeer(nil), identity(t)
-	p := &uagents.Protocol{Name: "echo", Version: "1.0.0", Interactions: []uagents.Interaction{{Request: uagents.ModelOf[Known]()}}}
+	p := &uagents.Protocol{Name: "echo", Version: "1.0.0",
+		Interactions: []uagents.Interaction{{Request: uagents.ModelOf[Known]()}}}
 	m, err := p.Manifest("")
 	if err != nil {
 		t.Fatal(err)
@@ -45,16 +46,19 @@ func TestPoisonIsNotForwarded(t *testing.T) {
 	}
 	known, chat := uagents.ModelOf[Known]().Digest(), uagents.ChatMessageDigest
 	for name, x := range map[string]struct{ schema, payload string }{
-		"not of the model":      {known, `{"count":"many"}`},
-		"a field is missing":    {known, `{}`},
-		"no object":             {known, `[]`},
-		"no JSON":               {known, `{`},
-		"empty, of a model":     {known, ``},
-		"empty, of an unknown":  {"model:" + strings.Repeat("0", 64), ``},
-		"chat, an unknown key":  {chat, `{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"0f8fad5b-d9cb-469f-a165-70867728950e","content":[],"more":1}`},
-		"item, an unknown key":  {chat, `{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"0f8fad5b-d9cb-469f-a165-70867728950e","content":[{"type":"text","text":"x","more":1}]}`},
-		"chat, an unknown type": {chat, `{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"0f8fad5b-d9cb-469f-a165-70867728950e","content":[{"type":"poem"}]}`},
-		"error, of no text":     {uagents.ErrorMessageDigest, `{"error":{}}`},
+		"not of the model":     {known, `{"count":"many"}`},
+		"a field is missing":   {known, `{}`},
+		"no object":            {known, `[]`},
+		"no JSON":              {known, `{`},
+		"empty, of a model":    {known, ``},
+		"empty, of an unknown": {"model:" + strings.Repeat("0", 64), ``},
+		"chat, an unknown key": {chat,
+			`{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"0f8fad5b-d9cb-469f-a165-70867728950e","content":[],"more":1}`},
+		"item, an unknown key": {chat,
+			`{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"0f8fad5b-d9cb-469f-a165-70867728950e","content":[{"type":"text","text":"x","more":1}]}`},
+		"chat, an unknown type": {chat,
+			`{"timestamp":"2026-01-02T03:04:05+00:00","msg_id":"0f8fad5b-d9cb-469f-a165-70867728950e","content":[{"type":"poem"}]}`},
+		"error, of no text": {uagents.ErrorMessageDigest, `{"error":{}}`},
 	} {
 		for _, signed := range []bool{true, false} {
 			for _, null := range []bool{false, true} {
@@ -78,7 +82,8 @@ func TestPoisonIsNotForwarded(t *testing.T) {
 		}
 	}
 	// What comes first at bob is the first that fits.
-	if status, body, _ := w.post(w.envelope(alice, bob.Address(), "", uagents.ModelOf[Known]().Message(Known{7})), false); status != 200 {
+	if status, body, _ := w.post(w.envelope(alice, bob.Address(), "", uagents.ModelOf[Known]().Message(Known{7})),
+		false); status != 200 {
 		t.Fatal(status, body)
 	}
 	if r := bob.next(t); string(r.Content.Payload) != `{"count": 7}` {
@@ -97,7 +102,10 @@ type Known struct {
 func TestFailuresAreErrorMessages(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	if err := w.Handle(parley.Agent{Name: "broken", Exposed: parley.Everywhere},
-		parley.RawSkill("break", func(context.Context, *parley.Message, parley.Replier) error { return errors.New("secret: /etc/passwd") }, parley.AsDefault())); err != nil {
+		parley.RawSkill("break", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return errors.New("secret: /etc/passwd")
+		}, parley.AsDefault())); err != nil {
 		t.Fatal(err)
 	}
 	alice := w.newPeer(nil)
@@ -111,7 +119,8 @@ func TestFailuresAreErrorMessages(t *testing.T) {
 	}
 	r := alice.next(t)
 	text, bad := r.Content.IsError()
-	if !bad || text == "" || strings.Contains(text, "passwd") || r.Session != e.Session || r.Sender != w.address("broken") || r.Verdict.Assurance != uagents.Signed {
+	if !bad || text == "" || strings.Contains(text, "passwd") || r.Session != e.Session ||
+		r.Sender != w.address("broken") || r.Verdict.Assurance != uagents.Signed {
 		t.Errorf("%q, %s", text, r.Raw())
 	}
 }
@@ -135,7 +144,8 @@ func TestUnsignedIsMarked(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := <-seen
-	if _, known := w.Hub().Directory().Agent(m.From); known || m.Origin.Verdict.Assurance != parley.Unsigned || !strings.HasPrefix(m.From, "guest/uagents/user1") {
+	if _, known := w.Hub().Directory().Agent(m.From); known || m.Origin.Verdict.Assurance != parley.Unsigned ||
+		!strings.HasPrefix(m.From, "guest/uagents/user1") {
 		t.Errorf("%+v", m)
 	}
 }
@@ -252,7 +262,8 @@ func TestMailboxItems(t *testing.T) {
 		method, path, token string
 		want                int
 	}{
-		{"GET", first, token, 200}, {"DELETE", first, other, 403}, {"DELETE", first, token, 200}, {"DELETE", first, token, 404}, {"GET", first, token, 404},
+		{"GET", first, token, 200}, {"DELETE", first, other, 403}, {"DELETE", first, token, 200},
+		{"DELETE", first, token, 404}, {"GET", first, token, 404},
 		{"DELETE", "/" + uagents.NewSession(), token, 404},
 	} {
 		if status, b := call(c.method, c.path, "Agent "+c.token); status != c.want {
@@ -297,13 +308,17 @@ func TestProbes(t *testing.T) {
 		return resp, string(b)
 	}
 	echo := w.address("crew/echo")
-	for address, want := range map[string][2]string{"": {"indeterminate", ""}, echo: {"ready", "5"}, identity(t).Address(): {"not-ready", ""}} {
-		if resp, _ := ask("HEAD", "/submit", address); resp.StatusCode != 200 || resp.Header.Get("X-Uagents-Status") != want[0] || resp.Header.Get("X-Uagents-Response-Time-Hint") != want[1] {
+	for address, want := range map[string][2]string{"": {"indeterminate", ""}, echo: {"ready", "5"},
+		identity(t).Address(): {"not-ready", ""}} {
+		if resp, _ := ask("HEAD", "/submit", address); resp.StatusCode != 200 ||
+			resp.Header.Get("X-Uagents-Status") != want[0] ||
+			resp.Header.Get("X-Uagents-Response-Time-Hint") != want[1] {
 			t.Errorf("%q: %d %v, want %v", address, resp.StatusCode, resp.Header, want)
 		}
 	}
 	resp, body := ask("GET", "/agent_info", echo)
-	if resp.StatusCode != 200 || !strings.Contains(body, `"address": "`+echo+`"`) || !strings.Contains(body, w.base+"/submit") {
+	if resp.StatusCode != 200 || !strings.Contains(body, `"address": "`+echo+`"`) ||
+		!strings.Contains(body, w.base+"/submit") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	if resp, body := ask("GET", "/agent_info", identity(t).Address()); resp.StatusCode != 404 {
@@ -325,7 +340,8 @@ func TestPrivateEndpoints(t *testing.T) {
 	w := newWorld(t, node.Config{Network: node.Network{Allow: []string{}}})
 	alice := identity(t)
 	w.register(alice, trap.URL+"/submit", "http://169.254.169.254/submit")
-	if status, body, _ := w.post(w.envelope(alice, w.address("crew/echo"), "", echoModel().Message(EchoRequest{"answer me"})), false); status != 200 {
+	if status, body, _ := w.post(w.envelope(alice, w.address("crew/echo"),
+		"", echoModel().Message(EchoRequest{"answer me"})), false); status != 200 {
 		t.Fatal(status, body)
 	}
 	name := w.nameOf(alice)

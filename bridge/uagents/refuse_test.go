@@ -59,8 +59,10 @@ func TestRefusals(t *testing.T) {
 		status int
 		text   string
 	}{
-		{"UAG-043 unsigned", func() *uagents.Envelope { e := good(); e.Signature = nil; return e }, 400, "Envelope signature is missing"},
-		{"UAG-044 wrong key", func() *uagents.Envelope { e := good(); e.Sender = identity(t).Address(); return e }, 400, "Signature verification failed"},
+		{"UAG-043 unsigned", func() *uagents.Envelope { e := good(); e.Signature = nil; return e }, 400,
+			"Envelope signature is missing"},
+		{"UAG-044 wrong key", func() *uagents.Envelope { e := good(); e.Sender = identity(t).Address(); return e }, 400,
+			"Signature verification failed"},
 		{"UAG-035 expired", func() *uagents.Envelope {
 			e := good()
 			e.Expires = uagents.Uint(uint64(time.Now().Add(-time.Minute).Unix()))
@@ -93,7 +95,9 @@ func TestRefusals(t *testing.T) {
 			e.Payload = &p
 			return sign(e)
 		}, 400, "does not conform"},
-		{"UAG-045 unknown target", func() *uagents.Envelope { e := good(); e.Target = identity(t).Address(); return sign(e) }, 400, "unable to route envelope"},
+		{"UAG-045 unknown target",
+			func() *uagents.Envelope { e := good(); e.Target = identity(t).Address(); return sign(e) }, 400,
+			"unable to route envelope"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, body, h := w.post(c.e(), false)
@@ -119,12 +123,14 @@ func TestRefusals(t *testing.T) {
 		{"UAG-080 a challenge for nobody", "GET", "/v2/identity/" + alice.Address() + "/challenge", "", "", 401, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if status, body := w.postRaw(c.method, c.path, c.contentType, c.body); status != c.status || !strings.Contains(body, c.text) {
+			if status, body := w.postRaw(c.method, c.path, c.contentType, c.body); status != c.status ||
+				!strings.Contains(body, c.text) {
 				t.Errorf("HTTP %d %s", status, body)
 			}
 		})
 	}
-	if r, err := w.client(alice).Ask(t.Context(), echo, echoModel().Message(EchoRequest{"still here"})); err != nil || !strings.Contains(string(r.Payload), "still here") {
+	if r, err := w.client(alice).Ask(t.Context(), echo, echoModel().Message(EchoRequest{"still here"})); err != nil ||
+		!strings.Contains(string(r.Payload), "still here") {
 		t.Error(err)
 	}
 }

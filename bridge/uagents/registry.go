@@ -13,19 +13,19 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// mayRegister lets anyone register, or only whom the directory knows. Nobody
-// registers an address whose key the hub holds.
+// mayRegister admits any agent, or in a closed registry only those of the directory; in
+// no case an address whose key the hub holds.
 func (b *Binding) mayRegister(ctx context.Context, _ *protocol.Attestation, address string) error {
-	b.proved(ctx, address)
+	b.noteProof(ctx, address)
 	if _, _, ok := b.standIns.at(address); ok {
 		return protocol.ErrOtherAgent
 	}
-	return b.known(address)
+	return b.mayUse(address)
 }
 
-func (b *Binding) mayHaveMailbox(_ context.Context, address string) error { return b.known(address) }
+func (b *Binding) mayHaveMailbox(_ context.Context, address string) error { return b.mayUse(address) }
 
-func (b *Binding) known(address string) error {
+func (b *Binding) mayUse(address string) error {
 	if !b.c.Closed {
 		return nil
 	}
@@ -35,11 +35,11 @@ func (b *Binding) known(address string) error {
 	return protocol.ErrOtherAgent.Saying("This registry is closed; ask its operator to add the agent")
 }
 
-// registered takes an agent that registered itself into the directory, and
-// makes its mailbox if it registered one of this hub.
+// registered adds an agent that registered itself to the directory, and makes its
+// mailbox if it registered one of this hub.
 func (b *Binding) registered(ctx context.Context, r protocol.Record) {
 	ctx = context.WithoutCancel(ctx)
-	if slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return b.ours(e.URL, pathMailbox) }) {
+	if slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return b.isOwnPath(e.URL, pathMailbox) }) {
 		if err := b.mailbox.Create(ctx, r.Address); err != nil {
 			// The agent reads the refusal when it asks for its mailbox.
 			b.c.Logger.Debug("cannot make a mailbox", "address", r.Address, "error", err)
@@ -48,15 +48,15 @@ func (b *Binding) registered(ctx context.Context, r protocol.Record) {
 	b.enter(ctx, &r)
 }
 
-// published hears of registrations on other nodes and of manifests that came
-// after a registration.
-func (b *Binding) published(r *protocol.Record) { b.standIns.later(r.Address) }
+// recordChanged is called for registrations at any node, and when a manifest comes after
+// a registration that names it.
+func (b *Binding) recordChanged(r *protocol.Record) { b.standIns.enqueueRecord(r.Address) }
 
-// enter keeps the directory's entry of a registered agent up to date.
+// enter updates the directory's entry of a registered agent.
 func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	d := b.c.Hub.Directory()
 	skills := b.skillsOf(r)
-	title, description := b.described(r.Address)
+	title, description := b.profileText(r.Address)
 	e, ok := d.Lookup(Protocol, r.Address)
 	switch {
 	case !ok:
@@ -73,8 +73,8 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	case sameSkills(e.Skills, skills) && e.Title == title && e.Description == description:
 		return
 	}
-	more := skillBytes(skills) - b.entered(r.Address)
-	if err := b.almanac.count.grow(r.Address, more); err != nil {
+	more := skillBytes(skills) - b.directoryBytes(r.Address)
+	if err := b.almanac.budget.grow(r.Address, more); err != nil {
 		b.c.Logger.Debug("no room for the skills of a registered agent", "address", r.Address, "error", err)
 		if skills, more = nil, 0; ok {
 			return
@@ -87,10 +87,10 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 		a.Skills = skills
 	}
 	a.Title, a.Description = title, description
-	source, _, _ := b.almanac.held(r.Address)
+	source, _, _ := b.almanac.footprint(r.Address)
 	b.c.Hub.Guests().Wrote(source, int(skillBytes(skills))+writeBytes)
 	if _, err := d.Register(ctx, a, directory.FromGuest, Protocol); err != nil {
-		_ = b.almanac.count.grow(r.Address, -more) // less is never refused
+		_ = b.almanac.budget.grow(r.Address, -more) // less is never refused
 		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
 	}
 }
@@ -102,16 +102,15 @@ func sameSkills(a, b []parley.SkillSpec) bool {
 	})
 }
 
-// chatSkill is the id of the skill that the chat protocol is.
+// chatSkill is the id of the skill for the chat protocol.
 const chatSkill = "chat"
 
-// maxSkillBytes bounds what the schemas of a guest's skills hold in the
-// directory. Skills beyond it have none.
+// maxSkillBytes bounds the schemas of a guest's skills in the directory. Skills beyond it
+// have none.
 const maxSkillBytes = 64 << 10
 
-// skillsOf are the requests of the protocols that an agent registered, as far
-// as their manifests are known here. What they say is bound by the digests in
-// the signed record.
+// skillsOf are the requests of the protocols that an agent registered, if their manifests
+// are known here. The digests in the signed record bind them.
 func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
 	var out []parley.SkillSpec
 	size := 0
@@ -152,14 +151,13 @@ func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
 		}
 	}
 	if unknown && len(out) > 0 && !slices.ContainsFunc(out, func(s parley.SkillSpec) bool { return s.Default }) {
-		return nil // there is more than is known; nothing is better than half
+		return nil // half of the skills would mislead
 	}
 	slices.SortFunc(out, func(x, y parley.SkillSpec) int { return strings.Compare(x.ID, y.ID) })
 	return out
 }
 
-// hostedRecord is the registry's record of an agent that the hub stands in
-// for.
+// hostedRecord is the registry's record of a stand-in.
 func (b *Binding) hostedRecord(ctx context.Context, network, address string) *protocol.Record {
 	name, _, ok := b.standIns.at(address)
 	if !ok {
@@ -173,8 +171,8 @@ func (b *Binding) hostedRecord(ctx context.Context, network, address string) *pr
 	return r
 }
 
-// endpoint is the hub's own for envelopes, as the caller of a request reaches
-// it.
+// endpoint is the hub's own endpoint for envelopes, with the host that the caller of a
+// request used.
 func (b *Binding) endpoint(ctx context.Context) protocol.Endpoint {
 	base := *b.public
 	if host, ok := ctx.Value(hostKey{}).(string); ok && b.c.Unnamed && host != "" {
@@ -183,19 +181,17 @@ func (b *Binding) endpoint(ctx context.Context) protocol.Endpoint {
 	return protocol.Endpoint{URL: base.String() + pathSubmit, Weight: 1}
 }
 
-// hostKey is where the context of a request to the registry holds the host that
-// its caller named. It is in the context because the registry's server, which
-// knows no hosts, and its store lie between.
+// hostKey is the context key of the host that the caller of the registry used. The
+// registry's server lies between the caller and the store, and passes no hosts.
 type hostKey struct{}
 
-// shown is what agents read of a registration. An agent with endpoints of its
-// own is found at the hub's /submit, so that what others say to it is recorded,
-// limited and governed; the hub itself delivers to the endpoints. What comes to
-// a mailbox here passes the hub in any case.
+// recordForAgents is a registration as other agents read it. The endpoint of an agent
+// with endpoints of its own is the hub's /submit, so that envelopes for it are recorded,
+// limited and governed; the hub itself delivers to the agent's endpoints. Envelopes for a
+// mailbox pass the hub anyway.
 //
-// The library does not compare this with what it registered: it renews by the
-// clock.
-func (b *Binding) shown(ctx context.Context, r *protocol.Record) *protocol.Record {
+// The library does not compare this record with its own: it renews by the clock.
+func (b *Binding) recordForAgents(ctx context.Context, r *protocol.Record) *protocol.Record {
 	if !slices.ContainsFunc(r.Endpoints, b.elsewhere) {
 		return r
 	}
@@ -211,7 +207,7 @@ func (b *Binding) shown(ctx context.Context, r *protocol.Record) *protocol.Recor
 	return &through
 }
 
-// addressOf resolves names: those of the directory.
+// addressOf resolves a name of the directory.
 func (b *Binding) addressOf(_ context.Context, name string) string {
 	e, ok := b.c.Hub.Directory().Agent(name)
 	if !ok {

@@ -83,7 +83,8 @@ func TestSessionTaken(t *testing.T) {
 	}
 	defer two.stop()
 	open := func(s *sessions, request byte) string {
-		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request}, Until: now.Add(time.Hour)})
+		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request},
+			Until: now.Add(time.Hour)})
 		if err != nil {
 			t.Error(err)
 			return ""

@@ -22,7 +22,8 @@ func TestSizesFit(t *testing.T) {
 	full := strings.Repeat("a", limit)
 	grows := strings.Repeat("é", limit/2) // six bytes each in a message's text
 
-	bob := w.newPeer(uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request, m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
+	bob := w.newPeer(uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request,
+		m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
 		answer := uagents.NewChat(time.Now(), uagents.Text(m.Text()), uagents.EndSession())
 		return &answer, nil
 	}))
@@ -36,7 +37,8 @@ func TestSizesFit(t *testing.T) {
 	})
 	t.Run("an envelope beyond the limit is not sent", func(t *testing.T) {
 		r, err := w.ask("crew/echo", w.nameOf(bob.Identity), "", parley.Text(grows))
-		if err != nil || r.Kind != parley.Failure || r.Error.Code != parley.TooLarge || !strings.Contains(r.Error.Text, "limits.body") {
+		if err != nil || r.Kind != parley.Failure || r.Error.Code != parley.TooLarge ||
+			!strings.Contains(r.Error.Text, "limits.body") {
 			t.Fatalf("%.200v, %v", r, err)
 		}
 		if len(bob.got) != 0 {
@@ -66,7 +68,8 @@ func TestSizesFit(t *testing.T) {
 	t.Run("an answer beyond the limit is an ErrorMessage", func(t *testing.T) {
 		text := grows[:limit-200]
 		_, err := w.client(alice.Identity).Ask(t.Context(), echo, question(text))
-		if e := new(uagents.Error); !errors.As(err, &e) || e.Code != uagents.ErrPeer.Code || !strings.Contains(e.Text, "too large") {
+		if e := new(uagents.Error); !errors.As(err, &e) || e.Code != uagents.ErrPeer.Code ||
+			!strings.Contains(e.Text, "too large") {
 			t.Errorf("%v", err)
 		}
 		if status, body, _ := w.post(w.envelope(alice.Identity, echo, "", question(text)), false); status != 200 {

@@ -15,8 +15,8 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// standIns are the identities that the hub holds for agents which do not speak
-// uAgents, and its own.
+// standIns are the identities that the hub keeps for agents of other protocols, and its
+// own.
 type standIns struct {
 	b *Binding
 
@@ -27,8 +27,8 @@ type standIns struct {
 	byDigest  map[string]map[string]bool // digest of a manifest → agents that have it
 
 	queueMu sync.Mutex
-	names   map[string]bool // agents to look at
-	records map[string]bool // registered addresses to look at
+	names   map[string]bool // agents whose stand-in may have to change
+	records map[string]bool // registered addresses whose entry may have to change
 	wake    chan struct{}
 }
 
@@ -37,7 +37,7 @@ type standIn struct {
 	identity *protocol.Identity
 }
 
-// publication is what the hub publishes of an agent that it stands in for.
+// publication is the manifest and the models of a stand-in.
 type publication struct {
 	entry    *directory.Entry
 	manifest *protocol.Manifest // nil: it has no models besides the chat's
@@ -46,9 +46,10 @@ type publication struct {
 }
 
 func newStandIns(b *Binding) *standIns {
-	return &standIns{b: b, byName: map[string]*protocol.Identity{}, byAddress: map[string]standIn{}, published: map[string]*publication{},
-		byDigest: map[string]map[string]bool{},
-		names:    map[string]bool{}, records: map[string]bool{}, wake: make(chan struct{}, 1)}
+	return &standIns{b: b, byName: map[string]*protocol.Identity{}, byAddress: map[string]standIn{},
+		published: map[string]*publication{},
+		byDigest:  map[string]map[string]bool{},
+		names:     map[string]bool{}, records: map[string]bool{}, wake: make(chan struct{}, 1)}
 }
 
 // owner of an agent's key in the keyring.
@@ -59,8 +60,8 @@ func (s *standIns) owner(name string) string {
 	return name
 }
 
-// start makes the stand-ins of all agents that are exposed, in one write, and
-// indexes those of before.
+// start makes the stand-ins of all exposed agents, with one write of keys, and indexes
+// those that have keys from before.
 func (s *standIns) start(ctx context.Context) error {
 	want := []string{s.b.c.Root}
 	for _, e := range s.b.c.Hub.Directory().All() {
@@ -76,7 +77,7 @@ func (s *standIns) start(ctx context.Context) error {
 			return err
 		}
 	}
-	// Those that spoke once and are not exposed: answers to them may come.
+	// Agents that are not exposed any more: answers to them may come.
 	for _, k := range s.b.c.Keys.List() {
 		if k.Purpose != Protocol || k.Owner == keyring.Hub || k.State != keyring.Active {
 			continue
@@ -95,7 +96,8 @@ func (s *standIns) start(ctx context.Context) error {
 func (s *standIns) makeKeys(names []string) error {
 	keys := make([]keyring.New, 0, len(names))
 	for _, name := range names {
-		keys = append(keys, keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"})
+		keys = append(keys, keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1,
+			By: "parley"})
 	}
 	return s.b.c.Keys.EnsureAll(keys...)
 }
@@ -104,7 +106,8 @@ func (s *standIns) makeKeys(names []string) error {
 // notes it in the directory.
 func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
 	owner := s.owner(name)
-	signer, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"})
+	signer, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: Protocol, Algorithm: keyring.Secp256k1,
+		By: "parley"})
 	if err != nil {
 		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
 	}
@@ -119,7 +122,7 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 		s.mu.Lock()
 		s.byName[name] = id
 		s.byAddress[address] = standIn{name, id}
-		// Keys that retire: envelopes to their addresses are still on the way.
+		// Envelopes to the addresses of retiring keys may be in flight.
 		for _, k := range s.b.c.Keys.Keys(owner, Protocol) {
 			old, err := s.b.c.Keys.SignerByID(k.ID)
 			if err != nil || k.Algorithm != keyring.Secp256k1 {
@@ -140,14 +143,15 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 			return id, nil
 		}
 	}
-	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.Address(), URL: s.b.public.String() + pathSubmit})
+	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.Address(),
+		URL: s.b.public.String() + pathSubmit})
 	if err != nil && !errors.Is(err, directory.ErrUnknown) {
 		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
 	}
 	return id, nil
 }
 
-// at finds who an address of the hub's stands for, while the agent is here.
+// at gives the agent of a stand-in's address, while the directory has the agent.
 func (s *standIns) at(address string) (name string, id *protocol.Identity, ok bool) {
 	s.mu.RLock()
 	found, ok := s.byAddress[address]
@@ -161,9 +165,8 @@ func (s *standIns) at(address string) (name string, id *protocol.Identity, ok bo
 	return found.name, found.identity, true
 }
 
-// speaker is the identity as which the hub says what an agent said: its
-// stand-in, or the hub's own for those who speak uAgents with a key of their
-// own and for those whom the directory does not hold.
+// speaker is the identity with which the hub sends the messages of an agent: its
+// stand-in, or the hub's own for an agent that has its own key or is not in the directory.
 func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity, error) {
 	e, ok := s.b.c.Hub.Directory().Agent(name)
 	if !ok {
@@ -175,11 +178,10 @@ func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity
 	return s.ensure(ctx, name)
 }
 
-// changed follows the directory. It must not change it, so that the work is
-// left to run.
+// changed follows the directory. It must not change it, so run does the work.
 func (s *standIns) changed(c directory.Change) {
 	if c.New == nil {
-		// Its addresses end with it: who bears the name later is another.
+		// Its addresses end with it: a later agent of that name is another.
 		s.mu.Lock()
 		delete(s.published, c.Old.Name)
 		delete(s.byName, c.Old.Name)
@@ -195,8 +197,8 @@ func (s *standIns) changed(c directory.Change) {
 	}
 }
 
-// later has a registration looked at in the background.
-func (s *standIns) later(address string) {
+// enqueueRecord has run update the entry of a registered address.
+func (s *standIns) enqueueRecord(address string) {
 	s.queueMu.Lock()
 	s.records[address] = true
 	s.queueMu.Unlock()
@@ -237,7 +239,7 @@ func (s *standIns) run() {
 	}
 }
 
-// of gives what is published of an agent.
+// of gives the publication of an agent.
 func (s *standIns) of(e *directory.Entry) *publication {
 	s.mu.RLock()
 	p := s.published[e.Name]
@@ -265,7 +267,8 @@ func (s *standIns) of(e *directory.Entry) *publication {
 		interactions = append(interactions, i)
 	}
 	if len(interactions) > 0 {
-		m, err := (&protocol.Protocol{Name: className(e.Name), Version: "1.0.0", Interactions: interactions}).Manifest("")
+		m, err := (&protocol.Protocol{Name: className(e.Name),
+			Version: "1.0.0", Interactions: interactions}).Manifest("")
 		if err != nil {
 			s.b.c.Logger.Warn("the skills of an agent make no protocol", "agent", e.Name, "error", err)
 		} else {
@@ -294,7 +297,7 @@ func (s *standIns) protocols(e *directory.Entry) []string {
 	return out
 }
 
-// manifest finds what is published of a stand-in.
+// manifest finds a manifest of a stand-in.
 func (s *standIns) manifest(digest string) *protocol.Manifest {
 	s.mu.RLock()
 	names := slices.Collect(maps.Keys(s.byDigest[digest]))
@@ -305,7 +308,7 @@ func (s *standIns) manifest(digest string) *protocol.Manifest {
 				return m
 			}
 		}
-		s.mu.Lock() // it has it no more
+		s.mu.Lock() // the agent has another now
 		if delete(s.byDigest[digest], name); len(s.byDigest[digest]) == 0 {
 			delete(s.byDigest, digest)
 		}

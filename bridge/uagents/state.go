@@ -61,7 +61,8 @@ type sessions struct {
 
 func newSessions(j *journal.Journal) *sessions {
 	return &sessions{table: journal.NewTable[exchange](j, bucketSessions, 0), max: 1 << 18, stop: func() {},
-		answers: map[parley.ID]bool{}, byRequest: map[parley.ID]string{}, last: map[string]string{}, byPeer: map[string]string{}}
+		answers: map[parley.ID]bool{}, byRequest: map[parley.ID]string{}, last: map[string]string{},
+		byPeer: map[string]string{}}
 }
 
 func (s *sessions) start(ctx context.Context) error {

@@ -31,7 +31,8 @@ func TestAsync(t *testing.T) {
 			t.Fatal(status, body)
 		}
 		r := alice.next(t)
-		if r.Session != e.Session || r.Sender != echo || string(r.Content.Payload) != `{"text": "hi"}` || r.Header.Get("Parley-Provenance") == "" {
+		if r.Session != e.Session || r.Sender != echo || string(r.Content.Payload) != `{"text": "hi"}` ||
+			r.Header.Get("Parley-Provenance") == "" {
 			t.Fatalf("%s %s", r.Raw(), r.Header)
 		}
 	})
@@ -52,7 +53,8 @@ func TestAsync(t *testing.T) {
 		}
 		// Its own acknowledgement of that is taken, and answered with nothing.
 		c := chatText(t, r)
-		if status, body, _ := w.post(w.envelope(alice.Identity, echo, e.Session, c.Acknowledge(time.Now()).Message()), false); status != 200 || body != "{}" {
+		if status, body, _ := w.post(w.envelope(alice.Identity, echo, e.Session, c.Acknowledge(time.Now()).Message()),
+			false); status != 200 || body != "{}" {
 			t.Fatal(status, body)
 		}
 	})
@@ -67,7 +69,8 @@ func TestAsync(t *testing.T) {
 		}
 	})
 	t.Run("or the answer, when its sender cannot be reached otherwise", func(t *testing.T) {
-		r, err := w.client(identity(t)).Ask(t.Context(), echo, uagents.NewChat(time.Now(), uagents.Text("stranger")).Message())
+		r, err := w.client(identity(t)).Ask(t.Context(), echo,
+			uagents.NewChat(time.Now(), uagents.Text("stranger")).Message())
 		if err != nil || r.Schema != uagents.ChatMessageDigest || !strings.Contains(string(r.Payload), "stranger") {
 			t.Fatalf("%+v, %v", r, err)
 		}
@@ -129,7 +132,8 @@ func TestParallel(t *testing.T) {
 		t.Fatal(err)
 	}
 	forged.Signature = &sig
-	if status, body, _ := w.post(forged, true); status != 400 || !strings.Contains(body, "Signature verification failed") {
+	if status, body, _ := w.post(forged, true); status != 400 ||
+		!strings.Contains(body, "Signature verification failed") {
 		t.Fatal(status, body)
 	}
 	session := uagents.NewSession()
@@ -151,7 +155,8 @@ func TestParallel(t *testing.T) {
 // TestOutOfGo: an agent of this process asks a uAgent, as its stand-in.
 func TestOutOfGo(t *testing.T) {
 	w := newWorld(t, node.Config{})
-	bob := w.newPeer(uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request, m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
+	bob := w.newPeer(uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request,
+		m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
 		switch m.Text() {
 		case "silence":
 			return nil, nil
@@ -164,7 +169,8 @@ func TestOutOfGo(t *testing.T) {
 	name := w.nameOf(bob.Identity)
 	t.Run("chat", func(t *testing.T) {
 		r, err := w.ask("crew/echo", name, "", parley.Text("hello"))
-		if err != nil || r.Kind != parley.Response || r.Text() != "you said hello" || r.Origin.Verdict.Assurance != parley.Signed {
+		if err != nil || r.Kind != parley.Response || r.Text() != "you said hello" ||
+			r.Origin.Verdict.Assurance != parley.Signed {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		q := bob.next(t)
@@ -209,11 +215,13 @@ func TestOutOfGo(t *testing.T) {
 			q = bob.next(t)
 		}
 		mallory := identity(t)
-		if status, _, _ := w.post(w.envelope(mallory, q.Sender, q.Session, uagents.NewChat(time.Now(), uagents.Text("mine")).Message()), false); status != 200 {
+		if status, _, _ := w.post(w.envelope(mallory, q.Sender, q.Session,
+			uagents.NewChat(time.Now(), uagents.Text("mine")).Message()), false); status != 200 {
 			t.Fatal(status)
 		}
 		out := uagents.NewChat(time.Now(), uagents.Text("bob's own"))
-		if status, body, _ := w.post(w.envelope(bob.Identity, q.Sender, q.Session, out.Message()), false); status != 200 {
+		if status, body, _ := w.post(w.envelope(bob.Identity, q.Sender, q.Session, out.Message()),
+			false); status != 200 {
 			t.Fatal(status, body)
 		}
 		if got := <-done; got != "bob's own" {
@@ -277,7 +285,8 @@ func TestFailover(t *testing.T) {
 	l.Close()
 	other := w.newPeer(nil)
 	id := other.Identity
-	newer := uagents.NewRegistration(id, false, []uagents.Endpoint{{URL: "http://" + l.Addr().String() + "/submit", Weight: 1000}, {URL: other.url, Weight: 1}}, []string{uagents.ChatProtocolDigest})
+	newer := uagents.NewRegistration(id, false, []uagents.Endpoint{{URL: "http://" + l.Addr().String() +
+		"/submit", Weight: 1000}, {URL: other.url, Weight: 1}}, []string{uagents.ChatProtocolDigest})
 	if err := newer.Sign(id, time.Now().Add(2*time.Second)); err != nil { // newer than the first registration
 		t.Fatal(err)
 	}
@@ -330,8 +339,11 @@ func TestAnAgentThatIsNotThere(t *testing.T) {
 			if c.unknown {
 				ctx = t.Context()
 			}
-			o := w.UAgents().Deliver(ctx, hub.Outbound{Message: &parley.Message{Kind: parley.Notice, From: "crew/echo", Parts: []parley.Part{parley.Text("hello")}, Origin: parley.Origin{Received: time.Now()}},
-				Recipient: &directory.Entry{}, Identity: parley.Identity{Protocol: "uagents", ID: identity(t).Address(), URL: c.url}})
+			o := w.UAgents().Deliver(ctx, hub.Outbound{Message: &parley.Message{Kind: parley.Notice,
+				From: "crew/echo", Parts: []parley.Part{parley.Text("hello")},
+				Origin: parley.Origin{Received: time.Now()}},
+				Recipient: &directory.Entry{}, Identity: parley.Identity{Protocol: "uagents", ID: identity(t).Address(),
+					URL: c.url}})
 			if o.Err == nil || o.Unknown != c.unknown {
 				t.Errorf("%+v", o)
 			}
@@ -362,14 +374,16 @@ func TestRegistry(t *testing.T) {
 	alice, mallory := identity(t), identity(t)
 	w.register(alice, "http://127.0.0.1:1/submit")
 	t.Run("an older registration", func(t *testing.T) {
-		a := uagents.NewRegistration(alice, false, []uagents.Endpoint{{URL: "http://127.0.0.1:2/submit", Weight: 1}}, []string{})
+		a := uagents.NewRegistration(alice, false, []uagents.Endpoint{{URL: "http://127.0.0.1:2/submit", Weight: 1}},
+			[]string{})
 		if err := a.Sign(alice, time.Now().Add(-time.Minute)); err != nil {
 			t.Fatal(err)
 		}
 		w.submitRegistration(a, 400)
 	})
 	t.Run("with another's key", func(t *testing.T) {
-		a := uagents.NewRegistration(mallory, false, []uagents.Endpoint{{URL: "http://127.0.0.1:2/submit", Weight: 1}}, []string{})
+		a := uagents.NewRegistration(mallory, false, []uagents.Endpoint{{URL: "http://127.0.0.1:2/submit", Weight: 1}},
+			[]string{})
 		if err := a.Sign(mallory, time.Now()); err != nil {
 			t.Fatal(err)
 		}
@@ -378,7 +392,8 @@ func TestRegistry(t *testing.T) {
 	})
 	t.Run("a stand-in's address", func(t *testing.T) {
 		address, endpoints, err := uagents.Almanac(w.base).Resolve(t.Context(), w.address("crew/echo"))
-		if err != nil || address != w.address("crew/echo") || len(endpoints) != 1 || endpoints[0].URL != w.base+"/submit" {
+		if err != nil || address != w.address("crew/echo") || len(endpoints) != 1 || endpoints[0].URL != w.base+
+			"/submit" {
 			t.Errorf("%s %v %v", address, endpoints, err)
 		}
 	})
@@ -394,7 +409,8 @@ func TestRegistry(t *testing.T) {
 			t.Fatal(err)
 		}
 		guest := w.nameOf(alice)
-		if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "alice", Identities: []parley.Identity{i}}, directory.FromOperator); err != nil {
+		if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "alice", Identities: []parley.Identity{i}},
+			directory.FromOperator); err != nil {
 			t.Fatal(err)
 		}
 		if _, ok := w.Hub().Directory().Agent(guest); ok || w.nameOf(alice) != "alice" {
@@ -403,7 +419,8 @@ func TestRegistry(t *testing.T) {
 	})
 	t.Run("closed", func(t *testing.T) {
 		w := newWorld(t, node.Config{UAgents: node.UAgents{Closed: true}})
-		a := uagents.NewRegistration(mallory, false, []uagents.Endpoint{{URL: "http://127.0.0.1:2/submit", Weight: 1}}, []string{})
+		a := uagents.NewRegistration(mallory, false, []uagents.Endpoint{{URL: "http://127.0.0.1:2/submit", Weight: 1}},
+			[]string{})
 		if err := a.Sign(mallory, time.Now()); err != nil {
 			t.Fatal(err)
 		}
@@ -429,7 +446,9 @@ func TestMailbox(t *testing.T) {
 			t.Fatal(status, body)
 		}
 	}
-	if status, body, _ := w.post(w.envelope(alice.Identity, bob.Address(), "", echoModel().Message(EchoRequest{"sync"})), true); status != 200 || !strings.Contains(body, uagents.ErrorMessageDigest) {
+	if status, body, _ := w.post(w.envelope(alice.Identity, bob.Address(),
+		"", echoModel().Message(EchoRequest{"sync"})), true); status != 200 ||
+		!strings.Contains(body, uagents.ErrorMessageDigest) {
 		t.Error(status, body)
 	}
 	name := w.nameOf(bob)
@@ -507,8 +526,9 @@ func journalFilter(name string) journal.Filter { return journal.Filter{To: name}
 // send sends a request of the Go side whose answer nobody waits for.
 func (w *world) send(from, to string, parts ...parley.Part) parley.ID {
 	w.t.Helper()
-	m, err := w.Hub().Accept(w.t.Context(), hub.Submission{Scope: "go " + from, Message: &parley.Message{Kind: parley.Request, From: from, To: to, Parts: parts,
-		Origin: parley.Origin{Protocol: "go", Peer: from, Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	m, err := w.Hub().Accept(w.t.Context(), hub.Submission{Scope: "go " + from,
+		Message: &parley.Message{Kind: parley.Request, From: from, To: to, Parts: parts,
+			Origin: parley.Origin{Protocol: "go", Peer: from, Verdict: parley.Verdict{Assurance: parley.Session}}}})
 	if err != nil {
 		w.t.Fatal(err)
 	}

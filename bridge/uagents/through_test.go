@@ -72,7 +72,8 @@ func TestThroughTheHub(t *testing.T) {
 		}
 	})
 	t.Run("one way", func(t *testing.T) {
-		e := w.envelope(alice.Identity, bob.Address(), "", uagents.NewChat(time.Now(), uagents.Text("hello bob")).Message())
+		e := w.envelope(alice.Identity, bob.Address(), "", uagents.NewChat(time.Now(),
+			uagents.Text("hello bob")).Message())
 		want, err := e.Encode()
 		if err != nil {
 			t.Fatal(err)
@@ -93,7 +94,8 @@ func TestThroughTheHub(t *testing.T) {
 		}
 	})
 	t.Run("synchronous", func(t *testing.T) {
-		r, err := w.client(alice.Identity).Ask(t.Context(), bob.Address(), echoModel().Message(EchoRequest{"are you there?"}))
+		r, err := w.client(alice.Identity).Ask(t.Context(), bob.Address(),
+			echoModel().Message(EchoRequest{"are you there?"}))
 		if err != nil || string(r.Payload) != `{"text": "heard"}` || r.Assurance != uagents.Signed ||
 			r.Envelope.Sender != bob.Address() {
 			t.Fatalf("%+v, %v", r, err)

@@ -21,7 +21,8 @@ func TestSessionKeepsTrace(t *testing.T) {
 	})
 	open := func(request byte, trace string) string {
 		t.Helper()
-		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request}, Conversation: parley.ID{7}, Until: start.Add(time.Hour), Trace: trace})
+		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request},
+			Conversation: parley.ID{7}, Until: start.Add(time.Hour), Trace: trace})
 		if err != nil {
 			t.Fatal(err)
 		}

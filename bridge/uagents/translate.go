@@ -26,10 +26,10 @@ const Protocol = "uagents"
 // envelope.
 const foreignSession = "uagents.session"
 
-// mediaJSON is the media type of a message that is no chat.
+// mediaJSON is the media type of a message of a model other than the chat's.
 const mediaJSON = "application/json"
 
-// class is what an envelope is, by its schema digest.
+// class is the kind of an envelope, by its schema digest.
 type class int
 
 const (
@@ -51,8 +51,8 @@ func classOf(schema string) class {
 	return other
 }
 
-// toMessage says a verified envelope in the hub's terms. From and to are
-// directory names. The content is not there yet.
+// toMessage translates a verified envelope without its content. from and to are
+// directory names.
 func toMessage(r *protocol.Request, kind parley.Kind, from, to string, received time.Time) *parley.Message {
 	m := &parley.Message{
 		Kind:   kind,
@@ -89,8 +89,8 @@ func verdict(v *protocol.Verdict) parley.Verdict {
 }
 
 // toParts gives the content of an envelope: text, resources and metadata of a
-// chat, the JSON of any other message as it came. What a chat message says
-// besides (streams, its id) is in the extension.
+// chat, the JSON of any other message as it came. The rest of a chat message (streams,
+// its id) is in the extension.
 func toParts(schema string, payload []byte) (parts []parley.Part, extension json.RawMessage, err error) {
 	if classOf(schema) != chat {
 		return []parley.Part{{MediaType: mediaJSON, Data: payload}}, nil, nil
@@ -114,7 +114,7 @@ func partsOf(r *protocol.Request) (parts []parley.Part, extension json.RawMessag
 	return chatParts(c)
 }
 
-// answersNothing is why a chat message without content is no answer.
+// answersNothing is the failure of a chat message without content as an answer.
 func answersNothing() *parley.Error {
 	return parley.Refuse(parley.HandlerFailed, "the agent answered with a chat message that has no content")
 }
@@ -161,14 +161,13 @@ func chatParts(m *protocol.ChatMessage) (parts []parley.Part, extension json.Raw
 // an attachment of theirs.
 const metadataName = "metadata"
 
-// chatExtension is what a chat message says that no field of the hub's
-// message holds.
+// chatExtension are the members of a chat message that have no field in the hub's message.
 type chatExtension struct {
 	MsgID   string   `json:"msg_id"`
 	Starts  bool     `json:"start_session,omitzero"`
 	Ends    bool     `json:"end_session,omitzero"`
 	Streams []string `json:"streams,omitempty"`
-	// Duplicate: members were named twice; what all but the last said is lost.
+	// Duplicate: a member was there twice; only the last value counts.
 	Duplicate bool `json:"duplicate_members,omitzero"`
 }
 
@@ -180,7 +179,8 @@ const (
 )
 
 func resourcePart(r protocol.Resource) parley.Part {
-	p := parley.Part{URI: r.URI, MediaType: r.Metadata[metaType], Name: r.Metadata[metaName], Digest: r.Metadata[metaDigest]}
+	p := parley.Part{URI: r.URI, MediaType: r.Metadata[metaType], Name: r.Metadata[metaName],
+		Digest: r.Metadata[metaDigest]}
 	if p.MediaType == "" {
 		p.MediaType = "application/octet-stream"
 	}
@@ -199,9 +199,8 @@ func resourcePart(r protocol.Resource) parley.Part {
 	return p
 }
 
-// toChat says a message's content to a recipient (of the directory) as a chat
-// message. Data that is neither text nor JSON goes as a resource with a data:
-// URI.
+// toChat translates a message for a recipient (of the directory) into a chat message.
+// Data that is neither text nor JSON becomes a resource with a data: URI.
 func toChat(m *parley.Message, recipient string, now time.Time, ends bool) (protocol.Message, []parley.Loss) {
 	var content []protocol.Content
 	for _, p := range m.Parts {
@@ -218,7 +217,7 @@ func toChat(m *parley.Message, recipient string, now time.Time, ends bool) (prot
 		content = append(content, protocol.EndSession())
 	}
 	c := protocol.NewChat(now, content...)
-	// The same message again is the same chat message: its id is derived.
+	// The id is derived, so that a retry is the same chat message.
 	c.MsgID = messageID(m.ID)
 	return c.Message(), bridge.Losses(bridge.Chat, m, recipient)
 }
@@ -253,8 +252,8 @@ func compact(b []byte) string {
 	return out.String()
 }
 
-// replyLosses: the HTTP response carries one answer, and no event but the
-// acknowledgement of a chat message.
+// replyLosses are the losses of a reply in an HTTP response, which carries one answer, and
+// no event but the acknowledgement of a chat message.
 func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 	if reply.Origin.Protocol == Protocol && reply.Kind.Terminal() && len(reply.Origin.Raw) > 0 {
 		return nil // another agent's answer stays as it is
@@ -266,7 +265,7 @@ func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 	return bridge.OfReply(reply.Kind, bridge.Losses(way, reply, request.From))
 }
 
-// toError says a failure in the protocol's words, for an HTTP answer.
+// toError translates a failure for an HTTP answer.
 func toError(e *parley.Error) *protocol.Error {
 	switch e.Code {
 	case parley.UnknownAgent:
@@ -297,7 +296,7 @@ func toError(e *parley.Error) *protocol.Error {
 	return protocol.ErrHandler.Saying(e.Text).Because(e)
 }
 
-// toRefusal says a refusal of this side in the hub's terms.
+// toRefusal translates a refusal of the server for the hub.
 func toRefusal(e *protocol.Error) *parley.Error {
 	return parley.Refuse(refusalCode(e), "%s", e.Text).Because(e)
 }
@@ -318,8 +317,10 @@ func refusalCode(e *protocol.Error) parley.Code {
 		return parley.RateLimited
 	case errors.Is(e, protocol.ErrBusy):
 		return parley.Unavailable
-	case errors.Is(e, protocol.ErrUnsigned), errors.Is(e, protocol.ErrSignature), errors.Is(e, protocol.ErrText), errors.Is(e, protocol.ErrPadding),
-		errors.Is(e, protocol.ErrAddress), errors.Is(e, protocol.ErrSignatureText), errors.Is(e, protocol.ErrUserAddress), errors.Is(e, protocol.ErrVerifiedOnly):
+	case errors.Is(e, protocol.ErrUnsigned), errors.Is(e, protocol.ErrSignature), errors.Is(e, protocol.ErrText),
+		errors.Is(e, protocol.ErrPadding),
+		errors.Is(e, protocol.ErrAddress), errors.Is(e, protocol.ErrSignatureText),
+		errors.Is(e, protocol.ErrUserAddress), errors.Is(e, protocol.ErrVerifiedOnly):
 		return parley.Unauthenticated
 	case errors.Is(e, protocol.ErrMailboxSync):
 		return parley.Unsupported
@@ -329,7 +330,7 @@ func refusalCode(e *protocol.Error) parley.Code {
 	return parley.Malformed
 }
 
-// failureText is what an ErrorMessage says of a failure.
+// failureText is the text of an ErrorMessage for a failure.
 func failureText(e *parley.Error) string {
 	switch {
 	case e == nil:
@@ -352,8 +353,8 @@ func hostOf(address string) string {
 	return host
 }
 
-// problem says the hub's refusal. A sender that waits reads it in an
-// ErrorMessage, unless the same envelope may be taken later.
+// problem translates the hub's refusal. A sender that waits reads it in an ErrorMessage,
+// unless a retry may succeed.
 func problem(err error) error {
 	out := toError(parley.AsError(err))
 	if out.Retryable {
@@ -362,8 +363,8 @@ func problem(err error) error {
 	return protocol.ErrorAnswer{Err: out}
 }
 
-// answerTo is what the server does after the hub took a message, or did not. An
-// envelope that was refused before is answered as it was then.
+// answerTo translates the outcome of a submission for the server. A duplicate of a
+// refused envelope gets the same answer as the first.
 func answerTo(err error) (prior bool, _ error) {
 	var p *hub.Prior
 	switch {
@@ -380,8 +381,8 @@ func answerTo(err error) (prior bool, _ error) {
 	return false, problem(p.Refused)
 }
 
-// firstRefusal says a recorded refusal of the protocol's own checks as the
-// server said it; nil: the hub refused.
+// firstRefusal gives a recorded refusal of the protocol's own checks as the server
+// answered it; nil: the hub refused.
 func firstRefusal(e *parley.Error) error {
 	for _, check := range []struct {
 		err  *protocol.Error
@@ -391,7 +392,8 @@ func firstRefusal(e *parley.Error) error {
 		{protocol.ErrHorizon, false}, {protocol.ErrAmbiguous, false}, {protocol.ErrSchemaDigest, false},
 		{protocol.ErrPayload, false}, {protocol.ErrUnknownAgent, false},
 	} {
-		if e.Code != refusalCode(check.err) || e.Text != check.err.Text && !strings.HasPrefix(e.Text, check.err.Text+": ") {
+		if e.Code != refusalCode(check.err) || e.Text != check.err.Text &&
+			!strings.HasPrefix(e.Text, check.err.Text+": ") {
 			continue
 		}
 		if first := check.err.Saying(e.Text); check.said {
@@ -403,7 +405,7 @@ func firstRefusal(e *parley.Error) error {
 	return nil
 }
 
-// peerFailure is the failure that an ErrorMessage says.
+// peerFailure is the failure in an ErrorMessage.
 func peerFailure(m protocol.Message) *parley.Error {
 	text, _ := m.IsError()
 	switch text {
@@ -418,8 +420,7 @@ func peerFailure(m protocol.Message) *parley.Error {
 	return parley.Refuse(parley.HandlerFailed, "the agent answered: %s", text)
 }
 
-// signer is the address whose registration counts for a request: that of its
-// sender, if it is proved.
+// signer is the sender of a signed request, whose registration counts; "" if unsigned.
 func signer(r *protocol.Request) string {
 	if r.Verdict.Assurance != protocol.Signed {
 		return ""
@@ -427,7 +428,7 @@ func signer(r *protocol.Request) string {
 	return r.Sender
 }
 
-// outcome sorts what an attempt ended with.
+// outcome translates the error of an attempt for the hub.
 func outcome(err error) hub.Outcome {
 	if err == nil {
 		return hub.Outcome{}
@@ -435,7 +436,8 @@ func outcome(err error) hub.Outcome {
 	e := protocol.AsError(err)
 	var busy *protocol.StatusError
 	if errors.As(err, &busy) && busy.Status == http.StatusTooManyRequests {
-		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"), Wait: max(busy.After, time.Second)}
+		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"),
+			Wait: max(busy.After, time.Second)}
 	}
 	switch {
 	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy), errors.Is(e, protocol.ErrRate):
@@ -447,6 +449,7 @@ func outcome(err error) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
 	}
 	return hub.Outcome{
-		Err: parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), Unknown: errors.Is(err, protocol.ErrOutcomeUnknown),
+		Err:     parley.Fail(parley.Unavailable, err, "the agent cannot be reached"),
+		Unknown: errors.Is(err, protocol.ErrOutcomeUnknown),
 	}
 }

@@ -20,7 +20,8 @@ func (forecastRequest) ModelDoc() (string, string) { return "ForecastRequest", "
 
 // TestDerived: a skill's model is the one that a class of its name has.
 func TestDerived(t *testing.T) {
-	k := parley.SkillSpec{ID: "forecast", Input: json.RawMessage(`{"type":"object","properties":{"city":{"type":"string"},"days_left":{"type":"integer"}},"required":["city"]}`)}
+	k := parley.SkillSpec{ID: "forecast",
+		Input: json.RawMessage(`{"type":"object","properties":{"city":{"type":"string"},"days_left":{"type":"integer"}},"required":["city"]}`)}
 	got := derived(k, k.Input, "Request")
 	if want := protocol.ModelOf[forecastRequest](); got == nil || got.Digest() != want.Digest() {
 		t.Errorf("%v is not %v", got, want.Digest())
@@ -52,13 +53,14 @@ func TestChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &parley.Message{ID: id, Act: "inform", Extensions: map[string]json.RawMessage{"asp": nil}, Parts: []parley.Part{
-		parley.Text("hello"),
-		{MediaType: "application/json", Data: []byte(`{"text": "only"}`)},
-		{MediaType: "application/json", Data: []byte(`{"a": 1, "b": 2}`)},
-		{MediaType: "image/png", Data: []byte{1, 2, 3}, Name: "dot.png"},
-		{URI: "https://example.com/x", MediaType: "text/html", Digest: "sha-256=:AAAA:"},
-	}}
+	m := &parley.Message{ID: id, Act: "inform", Extensions: map[string]json.RawMessage{"asp": nil},
+		Parts: []parley.Part{
+			parley.Text("hello"),
+			{MediaType: "application/json", Data: []byte(`{"text": "only"}`)},
+			{MediaType: "application/json", Data: []byte(`{"a": 1, "b": 2}`)},
+			{MediaType: "image/png", Data: []byte{1, 2, 3}, Name: "dot.png"},
+			{URI: "https://example.com/x", MediaType: "text/html", Digest: "sha-256=:AAAA:"},
+		}}
 	out, losses := toChat(m, "bob", time.Unix(1767225600, 0), true)
 	if out.Err() != nil || len(losses) != 1 {
 		t.Fatal(out.Err(), losses)
@@ -114,8 +116,10 @@ func TestObject(t *testing.T) {
 // TestFailures: every code has words, and no cause gets out.
 func TestFailures(t *testing.T) {
 	secret := protocol.ErrBusy
-	for _, code := range []parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale, parley.Forbidden, parley.UnknownAgent, parley.UnknownSkill,
-		parley.InvalidContent, parley.RateLimited, parley.Unavailable, parley.NoSpace, parley.TimedOut, parley.HandlerFailed, parley.Internal} {
+	for _, code := range []parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale,
+		parley.Forbidden, parley.UnknownAgent, parley.UnknownSkill,
+		parley.InvalidContent, parley.RateLimited, parley.Unavailable, parley.NoSpace, parley.TimedOut,
+		parley.HandlerFailed, parley.Internal} {
 		e := parley.Refuse(code, "told").Because(secret)
 		if got := toError(e); got.Text == "" || got.Status() < 400 {
 			t.Errorf("%s: %+v", code, got)
