@@ -41,8 +41,8 @@ func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 // submit records one record of a session: [store.submit].
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
 	link *journal.ChainLink) (at journal.Position, err error) {
-	said, own := ownMessageOf(r.Request)
-	ext, err := encodeExtension(r, joined, own, said.callee)
+	note, own := ownMessageOf(r.Request)
+	ext, err := encodeExtension(r, joined, own, note.callee)
 	if err != nil {
 		return at, err
 	}
@@ -120,11 +120,11 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	m.Parts = wholeBody(e)
 	m.Origin.Peer, m.Origin.Raw, m.Origin.Verdict = e.Sender.AgentID, e.Raw(), verdict(req.Verdict)
 	s.Key = journal.Key{ID: r.Proof, Sender: m.From, Until: bridge.KeyEnd(r.ProofUntil)}
-	if said, own := ownMessageOf(req); own {
+	if note, own := ownMessageOf(req); own {
 		// It carries a message of the hub that has its deliveries already.
 		s.Admitted = true
-		if !said.message.IsZero() {
-			m.Trace.Foreign[foreignMessage] = said.message.String()
+		if !note.message.IsZero() {
+			m.Trace.Foreign[foreignMessage] = note.message.String()
 		}
 		return false
 	}
@@ -160,7 +160,8 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		// The reconciler gives an answer to the requester.
 		if readers := b.readers(m); len(readers) < len(m.Audience) {
 			x, _ := answered(c.calls, e, r.Position)
-			if answers = x != nil; !answers {
+			answers = x != nil
+			if !answers {
 				s.Reads = readers
 			}
 		}

@@ -154,7 +154,7 @@ func (b *Binding) planReply(ctx context.Context, o hub.Outbound) (replyPlan, hub
 			parley.Loss{Field: "Kind", Reason: "the session ended before the reply"})}
 	case item.Status == "withdrawn":
 		return replyPlan{}, hub.Outcome{Losses: append(w.losses,
-			parley.Loss{Field: "Kind", Reason: "the asker withdrew it"})}
+			parley.Loss{Field: "Kind", Reason: "the requester withdrew it"})}
 	}
 	a := replyPlan{session: asked.session, message: w}
 	if a.speaker, err = b.answerSpeaker(ctx, l, o.Message.From); err != nil {

@@ -88,7 +88,8 @@ func (s *store) chain(id string) *chain {
 func (s *store) evict() {
 	var look []*chain
 	for _, c := range s.chains {
-		if look = append(look, c); len(look) == 256 {
+		look = append(look, c)
+		if len(look) == 256 {
 			break
 		}
 	}
@@ -269,8 +270,8 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		}
 		return err
 	}
-	said, _ := ownMessageOf(r.Request)
-	s.advance(c, r, said.callee, r.Ledger, at.Sequence)
+	note, _ := ownMessageOf(r.Request)
+	s.advance(c, r, note.callee, r.Ledger, at.Sequence)
 	c.notified = c.seq // the server does when this returns
 	if len(c.entries)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {

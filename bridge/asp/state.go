@@ -219,7 +219,8 @@ func (s *store) abandonedLocked(id string) {
 		return
 	}
 	for _, p := range m.participants {
-		if s.byAgent[p] = removeSorted(s.byAgent[p], id); len(s.byAgent[p]) == 0 {
+		s.byAgent[p] = removeSorted(s.byAgent[p], id)
+		if len(s.byAgent[p]) == 0 {
 			delete(s.byAgent, p)
 		}
 	}

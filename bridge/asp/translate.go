@@ -433,12 +433,13 @@ type unmapped struct {
 }
 
 func unmappedOf(e *protocol.Envelope) (u unmapped) {
-	if u.Constraints = e.Constraints; u.Constraints != nil &&
-		(e.Performative == protocol.Query || e.Performative == protocol.Delegate) {
+	u.Constraints = e.Constraints
+	request := e.Performative == protocol.Query || e.Performative == protocol.Delegate
+	if u.Constraints != nil && request {
 		left := *u.Constraints
 		left.MaxResponseTimeMs = 0 // it is the deadline of the request
-		if u.Constraints = &left; left.MaxTokenBudget == 0 && left.RequiredTrustScore == 0 &&
-			left.AllowedPerformatives == nil {
+		u.Constraints = &left
+		if left.MaxTokenBudget == 0 && left.RequiredTrustScore == 0 && left.AllowedPerformatives == nil {
 			u.Constraints = nil
 		}
 	}

@@ -291,7 +291,8 @@ func (b *Binding) profileText(address string) (title, description string) {
 	description = p.Description
 	if description == "" { // else the first line of text in the readme
 		for line := range strings.Lines(p.Readme) {
-			if line = strings.TrimSpace(strings.TrimLeft(strings.TrimSpace(line), "#")); line != "" {
+			line = strings.TrimSpace(strings.TrimLeft(strings.TrimSpace(line), "#"))
+			if line != "" {
 				description = line
 				break
 			}

@@ -155,7 +155,8 @@ func (a *almanac) link(key string, r *registration, there bool) {
 			}
 		}
 		if !r.guest {
-			if a.enrolled[p] += by; a.enrolled[p] == 0 {
+			a.enrolled[p] += by
+			if a.enrolled[p] == 0 {
 				delete(a.enrolled, p)
 			}
 		}

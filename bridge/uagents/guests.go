@@ -45,7 +45,8 @@ func keyOf(key string) string { return Protocol + "/" + key }
 func (l *guestLedger) note(key string, counted bool) (was bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if was = l.counted[key]; counted {
+	was = l.counted[key]
+	if counted {
 		l.counted[key] = true
 	} else {
 		delete(l.counted, key)

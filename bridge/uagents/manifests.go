@@ -83,7 +83,8 @@ func newPublished(m *protocol.Manifest, source string, until time.Time) (*publis
 }
 
 func readManifest(b []byte) (s storedManifest, m *protocol.Manifest, err error) {
-	if err = json.Unmarshal(b, &s); err == nil && s.Manifest == nil {
+	err = json.Unmarshal(b, &s)
+	if err == nil && s.Manifest == nil {
 		s.Manifest = b
 	}
 	switch {
@@ -229,7 +230,8 @@ func (a *almanac) forget(digest string) {
 		a.digests = slices.DeleteFunc(a.digests, func(d string) bool { return d == digest })
 		for model := range p.models {
 			rest := slices.DeleteFunc(a.byModel[model], func(d string) bool { return d == digest })
-			if a.byModel[model] = rest; len(rest) == 0 {
+			a.byModel[model] = rest
+			if len(rest) == 0 {
 				delete(a.byModel, model)
 			}
 		}
@@ -240,7 +242,7 @@ func (a *almanac) forget(digest string) {
 
 func (a *almanac) addManifest(p *published) {
 	a.mu.Lock()
-	var told []*registration
+	var naming []*registration
 	if known := a.published[p.digest]; known == nil {
 		a.published[p.digest] = p
 		a.digests = append(a.digests, p.digest)
@@ -250,7 +252,7 @@ func (a *almanac) addManifest(p *published) {
 			}
 		}
 		for key := range a.byProtocol[p.digest] {
-			told = append(told, a.byKey[key])
+			naming = append(naming, a.byKey[key])
 		}
 	} else if known.until.Before(p.until) {
 		a.published[p.digest] = p // the same content
@@ -258,7 +260,7 @@ func (a *almanac) addManifest(p *published) {
 	a.mu.Unlock()
 	a.weighManifest(p.digest)
 	if a.indexed != nil {
-		for _, r := range told {
+		for _, r := range naming {
 			a.indexed(&r.Record)
 		}
 	}
@@ -340,12 +342,12 @@ func (a *almanac) find(digest string, counts func(proto string) bool) *protocol.
 
 // answers are the models that may answer a request of an agent: by the
 // protocols that it names itself, then by those of enrolled agents.
-func (a *almanac) answers(request, asker string) []*protocol.Model {
+func (a *almanac) answers(request, requester string) []*protocol.Model {
 	a.mu.RLock()
 	var own, enrolled []publishedModel
 	for _, d := range a.byModel[request] {
 		to := &enrolled
-		if a.names(asker, d) {
+		if a.names(requester, d) {
 			to = &own
 		} else if a.enrolled[d] == 0 {
 			continue

@@ -354,7 +354,8 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 				skill = k.ID
 			}
 		}
-		if standIn = p.answers[skill]; standIn != nil {
+		standIn = p.answers[skill]
+		if standIn != nil {
 			own = append(own, standIn)
 			if p.manifest != nil {
 				proto = p.manifest.Digest()

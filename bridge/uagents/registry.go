@@ -76,9 +76,10 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	more := skillBytes(skills) - b.directoryBytes(r.Address)
 	if err := b.almanac.budget.grow(r.Address, more); err != nil {
 		b.c.Logger.Debug("no room for the skills of a registered agent", "address", r.Address, "error", err)
-		if skills, more = nil, 0; ok {
+		if ok {
 			return
 		}
+		skills, more = nil, 0
 	}
 	a := parley.Agent{Name: directory.Stranger(Protocol, r.Address, ""), Skills: skills, Exposed: b.c.Expose,
 		Identities: []parley.Identity{{Protocol: Protocol, ID: r.Address}}}

@@ -385,8 +385,8 @@ func answerTo(err error) (prior bool, _ error) {
 // answered it; nil: the hub refused.
 func firstRefusal(e *parley.Error) error {
 	for _, check := range []struct {
-		err  *protocol.Error
-		said bool // in an ErrorMessage, to a sender that waits
+		err      *protocol.Error
+		answered bool // in an ErrorMessage, to a sender that waits
 	}{
 		{protocol.ErrStale, true}, {protocol.ErrContent, true}, {protocol.ErrVerifiedOnly, true},
 		{protocol.ErrHorizon, false}, {protocol.ErrAmbiguous, false}, {protocol.ErrSchemaDigest, false},
@@ -396,7 +396,7 @@ func firstRefusal(e *parley.Error) error {
 			!strings.HasPrefix(e.Text, check.err.Text+": ") {
 			continue
 		}
-		if first := check.err.Saying(e.Text); check.said {
+		if first := check.err.Saying(e.Text); check.answered {
 			return protocol.ErrorAnswer{Err: first}
 		} else {
 			return first
