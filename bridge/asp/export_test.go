@@ -14,7 +14,7 @@ func (b *Binding) StandIn(ctx context.Context, name string) (*protocol.Identity,
 	return b.standIns.ensure(ctx, name)
 }
 
-// HoldReconciler lets no session be tended until it is released.
+// HoldReconciler lets no session be reconciled until it is released.
 func (b *Binding) HoldReconciler() (release func()) {
 	for range cap(b.reconciler.workers) {
 		b.reconciler.workers <- struct{}{}
@@ -26,8 +26,8 @@ func (b *Binding) HoldReconciler() (release func()) {
 	}
 }
 
-// Queued reports whether the journal has brought something that is to be
-// seen to in a session.
+// Queued reports whether a session waits for reconciliation because of a
+// record in the journal.
 func (b *Binding) Queued(session string) bool {
 	b.reconciler.mu.Lock()
 	defer b.reconciler.mu.Unlock()

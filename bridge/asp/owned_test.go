@@ -66,8 +66,8 @@ func TestPartitionTaken(t *testing.T) {
 	}
 }
 
-// TestTendedAgain: a session that could not be tended, whoever owns its partition,
-// is looked at again, and as one of which nobody here was told yet.
+// TestTendedAgain: a session that could not be reconciled, whoever owns its partition,
+// is queued again, as one of whose newest record nobody here was notified.
 func TestTendedAgain(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {

@@ -18,7 +18,7 @@ const (
 	bucketSessions  = "uagents-sessions"  // by sessionKey: exchange
 	bucketAlmanac   = "uagents-almanac"   // by recordKey: registration
 	bucketManifests = "uagents-manifests" // by digest: storedManifest
-	bucketMailbox   = "uagents-mailbox"   // box/address: storedBox; item/address/place-uuid: storedItem
+	bucketMailbox   = "uagents-mailbox"   // box/address: storedBox; item/address/number-uuid: storedItem
 	bucketProfiles  = "uagents-profiles"  // by address: protocol.Profile
 )
 
