@@ -379,29 +379,9 @@ func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 		sum := sha256.Sum256(m.Origin.Raw)
 		data.Digest = "sha256:" + hex.EncodeToString(sum[:])
 	}
-	b, err := data.encode()
+	b, err := jsonx.Encode(data)
 	return protocol.ContextObject{Type: TrustEvidence, ID: "parley-" + m.ID.String(), Version: 1, Data: b,
 		Visibility: protocol.VisibleTurn}, err
-}
-
-// encode writes p as jsonx does, in a fraction of the time: every message of the hub
-// has one.
-func (p *trustEvidence) encode() ([]byte, error) {
-	o := jsonx.AppendObject(make([]byte, 0, 768))
-	o.String("messageId", p.MessageID.String())
-	o.String("protocol", p.Protocol)
-	o.String("sender", p.Sender)
-	o.Optional("peer", p.Peer)
-	o.String("assurance", p.Assurance.String())
-	o.Optional("key", p.Key)
-	if p.Proved != nil {
-		o.Strings("proved", p.Proved)
-	}
-	o.Optional("digest", p.Digest)
-	o.String("hub", p.Hub)
-	o.Strings("hops", p.Hops)
-	p.Rest.Append(&o)
-	return o.End()
 }
 
 func verdict(v protocol.Verdict) parley.Verdict {
@@ -459,53 +439,11 @@ func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool
 		x.unmapped = unmappedOf(r.Request.Envelope)
 	}
 	x.Record.Request, x.Record.Ledger, x.Record.Raw = nil, nil, nil
-	b, err := x.encode()
+	b, err := jsonx.Encode(x)
 	if err != nil {
 		return nil, err
 	}
 	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, nil
-}
-
-// encode writes x as jsonx does; what most messages have, member by member.
-func (x *extension) encode() ([]byte, error) {
-	r := &x.Record
-	if r.Dispute != nil || len(x.Joined) > 0 || x.Constraints != nil || len(x.Context) > 0 || x.Subject != "" {
-		return jsonx.Encode(*x)
-	}
-	o := jsonx.AppendObject(make([]byte, 0, 1024))
-	o.Open("record")
-	o.String("session", r.Session)
-	o.Int("position", r.Position)
-	o.String("kind", string(r.Kind))
-	o.Time("time", r.Time)
-	o.String("from", string(r.From))
-	o.String("to", string(r.To))
-	o.Optional("format", string(r.Format))
-	o.Optional("messageId", r.MessageID)
-	o.Optional("sender", r.Sender)
-	o.Int("sequence", r.Sequence)
-	o.Optional("signature", r.Signature)
-	o.Optional("digest", r.Digest)
-	if r.ScoreFrom != 0 {
-		o.Int("scoreFrom", int64(r.ScoreFrom))
-	}
-	if r.ScoreTo != 0 {
-		o.Int("scoreTo", int64(r.ScoreTo))
-	}
-	o.Optional("by", r.By)
-	o.Optional("reason", r.Reason)
-	o.Optional("proof", r.Proof)
-	if !r.ProofUntil.IsZero() {
-		o.Time("proofUntil", r.ProofUntil)
-	}
-	o.Close()
-	if x.Asks.To != "" {
-		o.Open("asks")
-		o.String("to", x.Asks.To)
-		o.String("peer", x.Asks.Peer)
-		o.Close()
-	}
-	return o.End()
 }
 
 // recordOf reads it back.
