@@ -85,22 +85,22 @@ type Binding struct {
 	stopWatch func()
 	taskKey   []byte
 	tokens    *tokens
-	slots     chan struct{} // bound of what is kept and called back at once
+	slots     chan struct{} // bounds the background jobs
 	work      sync.WaitGroup
 	ctx       context.Context
 	stop      context.CancelFunc
 
-	budget  *budget // nil where there is none
+	budget *budget // nil where there is none
+
+	tasks   *journal.Table[task] // by message, and those that the server refused
 	tasksMu sync.Mutex
-	open    map[parley.ID]*task // tasks that are not finished, by message
+	running map[parley.ID]bool // tasks that are not finished, by message
 
-	outcomes sync.RWMutex // held for reading while the outcome of a task is kept, and for writing by Forget
-
-	outMu    sync.Mutex
-	out      map[parley.ID]*outgoing  // requests that are at work as tasks elsewhere, by message
-	outPeers map[string]int           // how many of them each agent has
-	looking  map[string]chan struct{} // bound of looks at them, by agent
-	owned    chan struct{}            // has a token when there may be more to follow
+	remoteTasks *journal.Table[remoteTask] // by message
+	remoteMu    sync.Mutex
+	followed    map[parley.ID]*remoteTask // tasks elsewhere that this node polls, by message
+	peers       map[string]*peerTasks     // by directory name
+	owned       chan struct{}             // has a token when there may be more to follow
 
 	mu     sync.RWMutex
 	hosted map[string]*protocol.Agent // by directory name; made when first asked for
@@ -129,8 +129,10 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, credentials: map[string]Credentials{}, pace: pacer{now: c.Now}, labels: map[string]string{}, open: map[parley.ID]*task{},
-		out: map[parley.ID]*outgoing{}, outPeers: map[string]int{}, looking: map[string]chan struct{}{}, owned: make(chan struct{}, 1)}
+	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, credentials: map[string]Credentials{}, pace: pacer{now: c.Now}, labels: map[string]string{},
+		tasks: journal.NewTable[task](c.Journal, "samvad-tasks", 0), running: map[parley.ID]bool{},
+		remoteTasks: journal.NewTable[remoteTask](c.Journal, "samvad-outgoing", 0), followed: map[parley.ID]*remoteTask{},
+		peers: map[string]*peerTasks{}, owned: make(chan struct{}, 1)}
 	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
 	var guard protocol.Guard
 	if c.Guard != nil {
@@ -175,12 +177,12 @@ func New(c Config) (*Binding, error) {
 		// What was recorded must be run: the hub has bounds of its own.
 		MaxRunning: math.MaxInt,
 		Limiter:    &protocol.Limiter{},
-		Tasks:      (*tasks)(b),
+		Tasks:      (*taskStore)(b),
 		Webhook: &protocol.Webhook{Guard: guard, Now: c.Now,
 			HTTP: c.Guard.Client(netguard.Options{Timeout: protocol.DefaultWebhookTimeout, MaxRedirects: -1, RootCAs: c.RootCAs})},
 	}
 	if c.TokensPerDay > 0 {
-		b.budget = newBudget(c.Journal.State(bucketTokens), b.server.Limiter, c.Now)
+		b.budget = newBudget(journal.NewTable[spending](c.Journal, "samvad-tokens", 0), b.server.Limiter, c.Now)
 	}
 	b.server.CORS = c.Origins
 	b.stopWatch = c.Hub.Directory().Watch(func(ch directory.Change) {
@@ -707,18 +709,21 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	losses := bridge.Losses(bridge.SAMVAD, m, o.Recipient.Name)
 	if m.Kind == parley.Cancel {
-		b.takeBack(m.InReplyTo)
+		b.cancelRemoteTask(m.InReplyTo)
 		return hub.Outcome{Losses: losses}
 	}
-	var before *outgoing
+	var before *remoteTask
 	if m.Kind == parley.Request && o.Attempt > 1 {
-		var err error
-		if before, err = b.outgoingOf(ctx, m.ID); err != nil {
+		row, err := b.remoteTasks.Get(ctx, m.ID.String())
+		if err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "how the request was sent before cannot be read"), Wait: pause}
 		}
-		if before != nil && before.Task != "" { // it was taken: it is only waited for
-			b.follow(m.ID, before)
+		if row.Value.Task != "" { // the agent has it: it remains to poll
+			b.follow(m.ID, &row.Value)
 			return hub.Outcome{Losses: losses}
+		}
+		if row.Revision != 0 {
+			before = &row.Value
 		}
 	}
 	call, err := callOf(m, &o.Recipient.Agent, o.Identity)
@@ -738,8 +743,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return b.paced(ctx, o, func() hub.Outcome { return b.attempt(ctx, o, call, nil, losses) })
 }
 
-// attempt makes a call once; see [Binding.leave] for before.
-func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Call, before *outgoing, losses []parley.Loss) hub.Outcome {
+// attempt makes a call once; see [Binding.sendTask] for before.
+func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Call, before *remoteTask, losses []parley.Loss) hub.Outcome {
 	m := o.Message
 	switch m.Kind {
 	case parley.Request:
@@ -748,7 +753,7 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 		}
 		mode := b.mode(ctx, o, call.Skill)
 		if before != nil || mode == protocol.ModeAsync && !o.Waits {
-			out := b.leave(ctx, o, call, before)
+			out := b.sendTask(ctx, o, call, before)
 			out.Losses = losses
 			return out
 		}

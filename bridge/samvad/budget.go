@@ -5,13 +5,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -25,7 +23,7 @@ import (
 // process that is killed forgets what was used up in its last second, one that
 // is stopped nothing.
 type budget struct {
-	state   journal.State
+	table   *journal.Table[spending]
 	limiter *protocol.Limiter
 	now     func() time.Time
 	self    string // of this process
@@ -33,8 +31,7 @@ type budget struct {
 	mu    sync.Mutex
 	day   string
 	spent map[spender]int64 // by this process on that day
-	dirty map[spender]bool  // not in the state yet
-	seen  map[string]int64  // of the sums of others what is counted, by key
+	dirty map[spender]bool  // not in the table yet
 	wake  chan struct{}
 }
 
@@ -48,31 +45,26 @@ type spending struct {
 }
 
 const (
-	bucketTokens = "samvad-tokens"
-	budgetEvery  = time.Second
+	budgetEvery = time.Second
 	// As many as the limiter counts; those beyond are counted in memory alone.
 	maxSpenders = protocol.DefaultMaxSenders
 )
 
-func newBudget(s journal.State, l *protocol.Limiter, now func() time.Time) *budget {
-	b := &budget{state: s, limiter: l, now: now, self: rand.Text(), wake: make(chan struct{}, 1)}
+func newBudget(t *journal.Table[spending], l *protocol.Limiter, now func() time.Time) *budget {
+	b := &budget{table: t, limiter: l, now: now, self: rand.Text(), wake: make(chan struct{}, 1)}
 	l.Spent = b.record
 	return b
 }
 
-// today begins a new day when it is one. The caller holds the lock.
-func (b *budget) today(now time.Time) string {
-	if day := now.UTC().Format(time.DateOnly); day != b.day {
-		b.day, b.spent, b.dirty, b.seen = day, map[spender]int64{}, map[spender]bool{}, map[string]int64{}
-	}
-	return b.day
-}
+func dayOf(t time.Time) string { return t.UTC().Format(time.DateOnly) }
 
 // record notes what a sender used up in this process.
 func (b *budget) record(agent, sender string, tokens int, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.today(now)
+	if day := dayOf(now); day != b.day {
+		b.day, b.spent, b.dirty = day, map[spender]int64{}, map[spender]bool{}
+	}
 	s := spender{agent, sender}
 	if _, ok := b.spent[s]; !ok && len(b.spent) >= maxSpenders {
 		return
@@ -91,29 +83,18 @@ func (b *budget) poke() {
 
 // start counts what others used up today, and goes on to do so.
 func (b *budget) start(ctx context.Context) (stop func(), err error) {
-	stop, err = b.state.Watch(ctx, "", b.other)
-	if err != nil {
-		return nil, fmt.Errorf("read what senders used up: %w", err)
+	if stop, err = b.table.Follow(ctx, b.countOthers); err != nil {
+		return nil, fmt.Errorf("read the tokens that senders used: %w", err)
 	}
 	return stop, nil
 }
 
-// other counts what another process wrote.
-func (b *budget) other(v journal.Value) {
-	day, rest, _ := strings.Cut(v.Key, "/")
-	var s spending
-	if v.Deleted || strings.HasPrefix(rest, b.self+"/") || json.Unmarshal(v.Data, &s) != nil {
-		return
-	}
-	now := b.now()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.today(now) != day || len(b.seen) >= maxSpenders && b.seen[v.Key] == 0 {
-		return
-	}
-	if more := s.Tokens - b.seen[v.Key]; more > 0 {
-		b.seen[v.Key] = s.Tokens
-		b.limiter.Count(s.Agent, s.Sender, int(more), now)
+// countOthers counts what another process added to its sum of today.
+func (b *budget) countOthers(before, after journal.Row[spending]) {
+	day, rest, _ := strings.Cut(after.Key, "/")
+	more, now := after.Value.Tokens-before.Value.Tokens, b.now()
+	if more > 0 && day == dayOf(now) && !strings.HasPrefix(rest, b.self+"/") {
+		b.limiter.Count(after.Value.Agent, after.Value.Sender, int(more), now)
 	}
 }
 
@@ -173,11 +154,8 @@ func (b *budget) put(ctx context.Context, day string, s spender) error {
 	if err != nil {
 		return err
 	}
-	v, err := jsonx.Encode(spending{s.Agent, s.Sender, sum})
-	if err != nil {
-		return err
-	}
 	name := sha256.Sum256([]byte(s.Agent + "\n" + s.Sender))
-	_, err = b.state.Put(ctx, day+"/"+b.self+"/"+hex.EncodeToString(name[:16]), v, midnight.AddDate(0, 0, 1))
+	key := day + "/" + b.self + "/" + hex.EncodeToString(name[:16])
+	_, err = b.table.Put(ctx, key, spending{s.Agent, s.Sender, sum}, midnight.AddDate(0, 0, 1))
 	return err
 }

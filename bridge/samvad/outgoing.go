@@ -1,27 +1,26 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// What nobody waits for on a connection is left with an agent elsewhere as a
-// task, where its skill offers that: its answer then outlasts the end of the
-// hub. How the task was asked for is kept before it is sent, under the id of
-// the message; the task's id before the delivery counts as made. Should the hub
-// end in between, the next one sends the same envelope again: who had it says
-// so (REPLAY_DETECTED), who had not takes it.
+// A request whose caller does not wait on a connection goes to an agent elsewhere
+// as a task, if the skill offers tasks: its answer then outlasts a restart of the
+// hub. The hub records the envelope's nonce and time before it sends the request,
+// and the task's id before the delivery counts as made. If the hub ends in
+// between, the next attempt sends the same envelope again: an agent that had it
+// answers REPLAY_DETECTED, another one takes it.
 
-// outgoing is a request to an agent elsewhere that is left there as a task.
-type outgoing struct {
+// A remoteTask is a request that an agent elsewhere works on as a task.
+type remoteTask struct {
 	To    string    // directory name of the agent
 	Peer  string    // its identity
 	Base  string    // where it is asked
@@ -29,103 +28,89 @@ type outgoing struct {
 	Hop   string    `json:",omitempty"` // W3C trace context of the request
 	Nonce string    // of the envelope
 	Made  time.Time // the envelope's timestamp
-	Until time.Time // when it is forgotten
-	Task  string    `json:",omitempty"` // "": it is not known that it was taken
+	Until time.Time // end of the row
+	Task  string    `json:",omitempty"` // "": the agent may not have it
 
-	looks int // that found no such task, in a row
+	misses int // polls in a row that found no such task
+}
+
+// peerTasks are the tasks of this hub at one agent.
+type peerTasks struct {
+	n     int
+	polls chan struct{} // bounds polls at once
 }
 
 const (
-	bucketOutgoing = "samvad-outgoing"
-
-	// maxOutgoing is how many tasks of this hub one agent may have at once;
+	// maxPeerTasks is how many tasks of this hub one agent may have at once;
 	// further ones wait.
-	maxOutgoing = 1024
-	// looksAtOnce is at how many of them is looked at once.
-	looksAtOnce = 8
-	// again is how old an envelope may be that is sent once more: peers take
+	maxPeerTasks = 1024
+	// pollsAtOnce is how many of them are polled at once.
+	pollsAtOnce = 8
+	// resendWithin is how old an envelope may be that is sent again: peers take
 	// messages of up to 300 s, by their own clocks.
-	again = 240 * time.Second
-	// missing is how many looks in a row must find no task before it is lost:
-	// an agent of several processes may not know it everywhere at once.
-	missing = 3
+	resendWithin = 240 * time.Second
+	// maxMisses is after how many polls in a row that find no task it is lost: an
+	// agent of several processes may not know it everywhere at once.
+	maxMisses = 3
 )
 
-// Pauses between two looks at a task: a part of the time that it has taken so
-// far, so that a quick one is seen soon and a long one costs little.
+// Pauses between two polls of a task: a part of the time that it has taken so
+// far, so that the end of a quick one is seen soon and a long one costs little.
 const (
-	shortestLook = 100 * time.Millisecond
-	longestLook  = 15 * time.Second
+	shortestPoll = 100 * time.Millisecond
+	longestPoll  = 15 * time.Second
 )
 
-func (b *Binding) left() journal.State { return b.c.Journal.State(bucketOutgoing) }
-
-// keepOutgoing makes durable what is known of a task elsewhere.
-func (b *Binding) keepOutgoing(ctx context.Context, id parley.ID, w *outgoing) error {
-	v, err := json.Marshal(w)
-	if err != nil {
-		return err
-	}
-	_, err = b.left().Put(ctx, id.String(), v, w.Until)
+func (b *Binding) putRemoteTask(ctx context.Context, id parley.ID, w *remoteTask) error {
+	_, err := b.remoteTasks.Put(ctx, id.String(), *w, w.Until)
 	return err
 }
 
-// outgoingOf finds what was kept of a request; nil where nothing was.
-func (b *Binding) outgoingOf(ctx context.Context, id parley.ID) (*outgoing, error) {
-	v, err := b.left().Get(ctx, id.String())
-	if errors.Is(err, journal.ErrNotFound) {
-		return nil, nil
-	}
-	w := new(outgoing)
-	if err == nil {
-		err = json.Unmarshal(v.Data, w)
-	}
-	return w, err
-}
-
-// unfollow looks at a task no more.
+// unfollow ends the polls of a task.
 func (b *Binding) unfollow(id parley.ID) {
-	b.outMu.Lock()
-	defer b.outMu.Unlock()
-	if w := b.out[id]; w != nil {
-		delete(b.out, id)
-		if b.outPeers[w.To]--; b.outPeers[w.To] == 0 {
-			delete(b.outPeers, w.To)
-			delete(b.looking, w.To)
+	b.remoteMu.Lock()
+	defer b.remoteMu.Unlock()
+	if w := b.followed[id]; w != nil {
+		delete(b.followed, id)
+		p := b.peers[w.To]
+		p.n--
+		if p.n == 0 {
+			delete(b.peers, w.To)
 		}
 	}
 }
 
-func (b *Binding) dropOutgoing(ctx context.Context, id parley.ID) {
+func (b *Binding) dropRemoteTask(ctx context.Context, id parley.ID) {
 	b.unfollow(id)
-	if err := b.left().Delete(ctx, id.String(), 0); err != nil && b.ctx.Err() == nil {
-		b.c.Logger.Warn("what was kept of a task elsewhere stays until it expires", "message", id, "error", err)
+	if err := b.remoteTasks.Delete(ctx, id.String(), 0); err != nil && b.ctx.Err() == nil {
+		b.c.Logger.Warn("the record of a task elsewhere stays until it expires", "message", id, "error", err)
 	}
 }
 
-// resumes reports whether a request was left as a task: another attempt finds out
+// resumes reports whether a request was sent as a task: another attempt finds out
 // its outcome.
 func (b *Binding) resumes(message parley.ID) bool {
 	ctx, cancel := context.WithTimeout(b.ctx, 10*time.Second)
 	defer cancel()
-	w, err := b.outgoingOf(ctx, message)
+	row, err := b.remoteTasks.Get(ctx, message.String())
 	if err != nil {
 		b.c.Logger.Error("cannot read how a request was sent; it counts as one that cannot be repeated", "message", message, "error", err)
 	}
-	return err == nil && w != nil
+	return err == nil && row.Revision != 0
 }
 
-// leave asks an agent elsewhere for a task. before is what is kept of an
-// earlier attempt; nil at the first.
-func (b *Binding) leave(ctx context.Context, o hub.Outbound, call protocol.Call, before *outgoing) hub.Outcome {
+// sendTask sends a request as a task. before is the record of an earlier attempt;
+// nil if there was none.
+func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Call, before *remoteTask) hub.Outcome {
 	m, now := o.Message, b.c.Now()
 	w := before
 	if w == nil {
-		b.outMu.Lock()
-		full := b.outPeers[o.Recipient.Name] >= maxOutgoing
-		b.outMu.Unlock()
+		b.remoteMu.Lock()
+		p := b.peers[o.Recipient.Name]
+		full := p != nil && p.n >= maxPeerTasks
+		b.remoteMu.Unlock()
 		if full {
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "%q has %d tasks of this hub at work", o.Recipient.Name, maxOutgoing), Wait: 2 * time.Second}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "%q works on %d tasks of this hub", o.Recipient.Name, maxPeerTasks), Wait: 2 * time.Second}
 		}
 		base := call.URL
 		if base == "" {
@@ -134,14 +119,14 @@ func (b *Binding) leave(ctx context.Context, o hub.Outbound, call protocol.Call,
 				return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the agent has no address: %v", err)}
 			}
 		}
-		w = &outgoing{To: o.Recipient.Name, Peer: o.Identity.ID, Base: base, Trace: call.TraceID, Hop: m.Trace.Parent,
+		w = &remoteTask{To: o.Recipient.Name, Peer: o.Identity.ID, Base: base, Trace: call.TraceID, Hop: m.Trace.Parent,
 			Nonce: fmt.Sprintf("%s-%d", m.ID, o.Attempt), Made: now.UTC().Truncate(time.Millisecond), Until: m.Deadline.Add(retention)}
-		if err := b.keepOutgoing(ctx, m.ID, w); err != nil {
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "how the request is sent cannot be kept")}
+		if err := b.putRemoteTask(ctx, m.ID, w); err != nil {
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the hub cannot record how it sends the request")}
 		}
-	} else if now.Sub(w.Made) > again {
-		b.dropOutgoing(ctx, m.ID)
-		return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, nil, "whether %q had the request cannot be found out any more", o.Recipient.Name)}
+	} else if now.Sub(w.Made) > resendWithin {
+		b.dropRemoteTask(ctx, m.ID)
+		return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, nil, "it is too late to find out whether %q had the request", o.Recipient.Name)}
 	}
 	call.Nonce, call.Timestamp = w.Nonce, w.Made
 	var task string
@@ -149,7 +134,7 @@ func (b *Binding) leave(ctx context.Context, o hub.Outbound, call protocol.Call,
 		if call.As != nil { // the agent may have noted the nonce all the same
 			w.Nonce, w.Made = w.Nonce+"-next", b.c.Now().UTC().Truncate(time.Millisecond)
 			call.Nonce, call.Timestamp = w.Nonce, w.Made
-			if err := b.keepOutgoing(ctx, m.ID, w); err != nil {
+			if err := b.putRemoteTask(ctx, m.ID, w); err != nil {
 				return err
 			}
 		}
@@ -160,52 +145,53 @@ func (b *Binding) leave(ctx context.Context, o hub.Outbound, call protocol.Call,
 		a := fromError(err)
 		switch {
 		case before != nil && errors.Is(err, protocol.ErrReplay):
-			b.dropOutgoing(ctx, m.ID)
+			b.dropRemoteTask(ctx, m.ID)
 			return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, err, "%q had the request, and does not say under which task", o.Recipient.Name)}
 		case a.unknown, before != nil && !errors.Is(err, protocol.ErrRemote) && !errors.Is(err, protocol.ErrResponse):
-			return hub.Outcome{Unknown: true, Err: a.err} // the same envelope, sent once more, tells
+			return hub.Outcome{Unknown: true, Err: a.err} // the next attempt, with the same envelope, tells
 		}
-		b.dropOutgoing(ctx, m.ID)
+		b.dropRemoteTask(ctx, m.ID)
 		return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait}
 	}
 	w.Task = task
-	if err := b.keepOutgoing(ctx, m.ID, w); err != nil {
-		// The agent has it. It is followed, and lost only if the hub ends before
-		// it is answered.
-		b.c.Logger.Error("cannot keep under which task a request is at work elsewhere", "message", m.ID, "agent", w.To, "error", err)
+	if err := b.putRemoteTask(ctx, m.ID, w); err != nil {
+		// The agent has it. It is polled, and lost only if the hub ends before it
+		// is answered.
+		b.c.Logger.Error("cannot record the task of a request elsewhere", "message", m.ID, "agent", w.To, "error", err)
 	}
 	b.follow(m.ID, w)
 	return hub.Outcome{}
 }
 
-// follow looks at a task from time to time until its request has ended.
-func (b *Binding) follow(id parley.ID, w *outgoing) {
-	b.outMu.Lock()
-	defer b.outMu.Unlock()
-	if b.out[id] != nil {
+// follow polls a task until its request has ended.
+func (b *Binding) follow(id parley.ID, w *remoteTask) {
+	b.remoteMu.Lock()
+	defer b.remoteMu.Unlock()
+	if b.followed[id] != nil {
 		return
 	}
-	b.out[id] = w
-	b.outPeers[w.To]++
-	if b.looking[w.To] == nil {
-		b.looking[w.To] = make(chan struct{}, looksAtOnce)
+	p := b.peers[w.To]
+	if p == nil {
+		p = &peerTasks{polls: make(chan struct{}, pollsAtOnce)}
+		b.peers[w.To] = p
 	}
-	slots := b.looking[w.To]
+	b.followed[id] = w
+	p.n++
 	b.work.Go(func() {
 		began := b.c.Now()
-		pause := shortestLook
+		pause := shortestPoll
 		for b.rest(pause) {
 			select {
-			case slots <- struct{}{}:
+			case p.polls <- struct{}{}:
 			case <-b.ctx.Done():
 				return
 			}
-			wait, over := b.look(id, w)
-			<-slots
+			wait, over := b.poll(id, w)
+			<-p.polls
 			if over {
 				return
 			}
-			pause = max(wait, min(max(b.c.Now().Sub(began)/8, shortestLook), longestLook))
+			pause = max(wait, min(max(b.c.Now().Sub(began)/8, shortestPoll), longestPoll))
 		}
 	})
 }
@@ -222,12 +208,12 @@ func (b *Binding) rest(d time.Duration) bool {
 	}
 }
 
-// look sees how far a task elsewhere is, and hands its outcome in.
-func (b *Binding) look(id parley.ID, w *outgoing) (wait time.Duration, over bool) {
+// poll asks for the state of a task elsewhere, and submits its outcome.
+func (b *Binding) poll(id parley.ID, w *remoteTask) (wait time.Duration, over bool) {
 	d, open := b.c.Journal.Delivery(id, w.To)
 	switch {
 	case !open || d.State == parley.Dead:
-		b.dropOutgoing(b.ctx, id) // its time was up, or it was taken back
+		b.dropRemoteTask(b.ctx, id) // its deadline passed, or it was cancelled
 		return 0, true
 	case !b.c.Journal.Owned(d.Position.Partition):
 		b.unfollow(id) // another node goes on
@@ -238,28 +224,29 @@ func (b *Binding) look(id parley.ID, w *outgoing) (wait time.Duration, over bool
 	case b.ctx.Err() != nil:
 		return 0, true
 	case err == nil && !t.Status.Finished():
-		w.looks = 0
+		w.misses = 0
 		return 0, false
 	case err == nil && t.Status == protocol.TaskDone:
-		return b.handIn(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}},
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}},
 			Extensions: answered(t.Replaced)})
 	case err == nil:
 		a := fromError(t.Err)
-		return b.handIn(id, w, &parley.Message{Kind: parley.Failure, Error: or(a.failure, a.err)})
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: cmp.Or(a.failure, a.err)})
 	case errors.Is(err, protocol.ErrNotFound):
-		if w.looks++; w.looks < missing {
+		w.misses++
+		if w.misses < maxMisses {
 			return 0, false
 		}
-		return b.handIn(id, w, &parley.Message{Kind: parley.Failure,
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
 			Error: parley.Refuse(parley.OutcomeUnknown, "%q took the request and does not know its task any more", w.To).Because(err)})
 	case e.Retryable:
 		return e.RetryAfter, false
 	}
-	return b.handIn(id, w, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.HandlerFailed, "the state of the task at %q is not understood", w.To).Because(err)})
+	return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.HandlerFailed, "the state of the task at %q is not understood", w.To).Because(err)})
 }
 
-// handIn records how a request ended that was left elsewhere.
-func (b *Binding) handIn(id parley.ID, w *outgoing, reply *parley.Message) (wait time.Duration, over bool) {
+// submitReply records how a task elsewhere ended.
+func (b *Binding) submitReply(id parley.ID, w *remoteTask, reply *parley.Message) (wait time.Duration, over bool) {
 	reply.From, reply.InReplyTo = w.To, id
 	reply.Origin = remoteOrigin(w.Peer)
 	reply.Trace = parley.Trace{Parent: w.Hop, Foreign: map[string]string{foreignTrace: w.Trace}}
@@ -272,11 +259,11 @@ func (b *Binding) handIn(id parley.ID, w *outgoing, reply *parley.Message) (wait
 	case e.Retryable:
 		return max(e.After, pause), false
 	case reply.Kind == parley.Response:
-		return b.handIn(id, w, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(e.Code, "the answer is not one that the hub can record").Because(err)})
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(e.Code, "the answer is not one that the hub can record").Because(err)})
 	default:
 		b.c.Logger.Error("how a request ended elsewhere cannot be recorded; its deadline ends it", "message", id, "agent", w.To, "error", err)
 	}
-	b.dropOutgoing(b.ctx, id)
+	b.dropRemoteTask(b.ctx, id)
 	return 0, true
 }
 
@@ -286,45 +273,45 @@ func remoteOrigin(peer string) parley.Origin {
 		Checks: []parley.Check{{Name: "transport", OK: true, Detail: "SAMVAD answers are not signed; the connection answers for them"}}}}
 }
 
-// takeBack ends a request that is at work elsewhere, where nobody can be told
-// that its sender does not want it any more.
-func (b *Binding) takeBack(request parley.ID) {
-	b.outMu.Lock()
-	w := b.out[request]
-	b.outMu.Unlock()
+// cancelRemoteTask ends a request whose task goes on elsewhere: SAMVAD has no way
+// to cancel it.
+func (b *Binding) cancelRemoteTask(request parley.ID) {
+	b.remoteMu.Lock()
+	w := b.followed[request]
+	b.remoteMu.Unlock()
 	if w != nil {
-		b.handIn(request, w, &parley.Message{Kind: parley.Failure,
+		b.submitReply(request, w, &parley.Message{Kind: parley.Failure,
 			Error: parley.Refuse(parley.Cancelled, "its sender took the request back; %q cannot be told, and may go on with it", w.To)})
 	}
 }
 
-// adopt follows the tasks of requests in partitions that are this node's: those
-// of an earlier process, or of a node that is gone.
+// adopt follows the tasks of requests in partitions that this node owns: those of
+// an earlier process, or of a node that is gone.
 func (b *Binding) adopt() error {
-	for v, err := range b.left().Range(b.ctx, "") {
-		if err != nil {
+	for row, err := range b.remoteTasks.Range(b.ctx, "") {
+		if err != nil && row.Revision == 0 {
 			return fmt.Errorf("read the tasks elsewhere: %w", err)
 		}
-		id, err := parley.ParseID(v.Key)
-		w := new(outgoing)
+		var id parley.ID
 		if err == nil {
-			err = json.Unmarshal(v.Data, w)
+			id, err = parley.ParseID(row.Key)
 		}
 		if err != nil {
-			b.c.Logger.Error("what was kept of a task elsewhere is damaged", "key", v.Key, "error", err)
+			b.c.Logger.Error("the record of a task elsewhere is damaged", "key", row.Key, "error", err)
 			continue
 		}
+		w := &row.Value
 		switch d, open := b.c.Journal.Delivery(id, w.To); {
 		case !open || d.State == parley.Dead:
-			b.dropOutgoing(b.ctx, id)
+			b.dropRemoteTask(b.ctx, id)
 		case d.State == parley.Delivered && w.Task != "" && b.c.Journal.Owned(d.Position.Partition):
 			b.follow(id, w)
-		} // else it is for the attempt that is under way, or to come
+		} // else an attempt is in flight, or to come
 	}
 	return nil
 }
 
-// adoptOwned adopts whenever this node has become the owner of a partition.
+// adoptOwned adopts tasks whenever this node has become the owner of a partition.
 func (b *Binding) adoptOwned() {
 	for {
 		select {
@@ -333,7 +320,7 @@ func (b *Binding) adoptOwned() {
 			return
 		}
 		for err := b.adopt(); err != nil && b.ctx.Err() == nil; err = b.adopt() {
-			b.c.Logger.Error("cannot take up the tasks elsewhere; trying again", "error", err)
+			b.c.Logger.Error("cannot read the tasks elsewhere; trying again", "error", err)
 			b.rest(pause)
 		}
 	}

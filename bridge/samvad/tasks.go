@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -22,9 +21,9 @@ import (
 // retention is how long the result of a task is kept (SAM-122 wants an hour).
 const retention = 2 * time.Hour
 
-// task is what the hub keeps of an asynchronous request: enough to answer the
-// sender's questions, over restarts. It lives in the journal's state, under the
-// id of the message. To call the sender back is a delivery of the reply.
+// task is the record of an asynchronous request, by which the hub answers polls,
+// over restarts. Its key is the id of the message. To call the sender back is a
+// delivery of the reply.
 type task struct {
 	Agent    string // identity that was addressed
 	From     string // identity of the sender
@@ -36,8 +35,6 @@ type task struct {
 	Code     protocol.Code   `json:",omitempty"`
 	Text     string          `json:",omitempty"`
 }
-
-func (b *Binding) state() journal.State { return b.c.Journal.State("samvad-tasks") }
 
 // taskID is the capability to read a task: the message's id and 128 bits of a
 // MAC over it and the agent.
@@ -63,72 +60,66 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, erro
 	if !ok {
 		return "", protocol.ErrUnavailable
 	}
-	t := &task{Agent: r.To, From: r.From, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL, Status: protocol.TaskRunning}
-	// Kept first: who finishes it must find it kept, and has it to itself.
-	if err := b.keep(ctx, m.ID, t); err != nil {
-		return "", fmt.Errorf("keep the task: %w", err)
+	t := task{Agent: r.To, From: r.From, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL, Status: protocol.TaskRunning}
+	// First the row: finish needs it.
+	if _, err := b.tasks.Put(ctx, m.ID.String(), t, time.Time{}); err != nil {
+		return "", fmt.Errorf("record the task: %w", err)
 	}
-	b.tasksMu.Lock()
-	b.open[m.ID] = t
-	b.tasksMu.Unlock()
+	b.setRunning(m.ID, true)
 	// The answer may have been recorded before the task was known here.
 	if _, open := b.c.Journal.Delivery(m.ID, m.To); !open {
-		b.background(func() {
+		b.background(m.ID, func() error {
 			if p, ok := b.c.Journal.Seen(scope(r.To), key(r.Envelope)); ok && !p.Reply.IsZero() {
 				if reply, err := b.c.Journal.Read(b.ctx, p.Reply); err == nil {
-					b.finish(m.ID, reply.Message)
-					return
+					return b.finish(b.ctx, m.ID, reply.Message)
 				}
 			}
-			b.find(m.ID)
+			return b.find(m.ID)
 		})
 	}
 	return b.taskID(m.ID, r.To), nil
 }
 
-func (b *Binding) keep(ctx context.Context, id parley.ID, t *task) error {
-	v, err := json.Marshal(t)
-	if err != nil {
-		return err
+func (b *Binding) setRunning(id parley.ID, running bool) {
+	b.tasksMu.Lock()
+	defer b.tasksMu.Unlock()
+	if running {
+		b.running[id] = true
+	} else {
+		delete(b.running, id)
 	}
-	until := time.Time{}
-	if t.Status.Finished() {
-		until = b.c.Now().Add(retention)
-	}
-	_, err = b.state().Put(ctx, id.String(), v, until)
-	return err
 }
 
-// background runs f unless the binding is closing.
-func (b *Binding) background(f func()) {
-	b.work.Add(1)
-	go func() {
-		defer b.work.Done()
-		select {
-		case b.slots <- struct{}{}:
-			defer func() { <-b.slots }()
-			f()
-		case <-b.ctx.Done():
+func (b *Binding) isRunning(id parley.ID) bool {
+	b.tasksMu.Lock()
+	defer b.tasksMu.Unlock()
+	return b.running[id]
+}
+
+// background finishes a task by f, which is repeated until it succeeds or the
+// binding closes; after a restart, Start does it.
+func (b *Binding) background(id parley.ID, f func() error) {
+	b.work.Go(func() {
+		for {
+			select {
+			case b.slots <- struct{}{}:
+			case <-b.ctx.Done():
+				return
+			}
+			err := f()
+			<-b.slots
+			if err == nil || b.ctx.Err() != nil {
+				return
+			}
+			b.c.Logger.Error("cannot record how a task ended; trying again", "message", id, "error", err)
+			if !b.rest(pause) {
+				return
+			}
 		}
-	}()
+	})
 }
 
-// later runs f in the background after a pause.
-func (b *Binding) later(f func()) {
-	b.work.Add(1)
-	go func() {
-		defer b.work.Done()
-		t := time.NewTimer(pause)
-		defer t.Stop()
-		select {
-		case <-t.C:
-			b.background(f)
-		case <-b.ctx.Done():
-		}
-	}()
-}
-
-// pause before the journal is asked again to keep what it could not.
+// pause before a failed call of the journal is repeated.
 const pause = time.Second
 
 func delivered(s journal.Step) bool { return s.State == parley.Delivered }
@@ -144,11 +135,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	}
 	stop := b.c.Journal.Watch(func(r *journal.Record) {
 		if m := r.Message; m != nil && m.Kind.Terminal() && r.Refused == nil {
-			b.tasksMu.Lock()
-			t := b.open[m.InReplyTo]
-			b.tasksMu.Unlock()
-			if t != nil {
-				b.background(func() { b.finish(m.InReplyTo, m) })
+			if b.isRunning(m.InReplyTo) {
+				b.background(m.InReplyTo, func() error { return b.finish(b.ctx, m.InReplyTo, m) })
 			}
 		}
 		// A hub that had the partition before may end attempts there yet.
@@ -175,77 +163,69 @@ func (b *Binding) Start(ctx context.Context) error {
 			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot keep a token budget; trying again", "error", err) })
 		})
 	}
-	for v, err := range b.state().Range(ctx, "") {
-		if err != nil {
-			return fmt.Errorf("read the tasks: %w", err)
-		}
-		if strings.HasPrefix(v.Key, refusedTask) {
+	for row, err := range b.tasks.Range(ctx, "") {
+		if strings.HasPrefix(row.Key, refusedTask) {
 			continue
 		}
-		id, err := parley.ParseID(v.Key)
-		t := new(task)
+		var id parley.ID
 		if err == nil {
-			err = json.Unmarshal(v.Data, t)
+			id, err = parley.ParseID(row.Key)
 		}
 		if err != nil {
-			return fmt.Errorf("the task %q is damaged: %w", v.Key, err)
+			return fmt.Errorf("read the task %q: %w", row.Key, err)
 		}
-		if t.Status.Finished() {
+		if row.Value.Status.Finished() {
 			continue
 		}
-		b.tasksMu.Lock()
-		b.open[id] = t
-		b.tasksMu.Unlock()
-		if _, open := b.c.Journal.Delivery(id, t.To); !open {
-			b.background(func() { b.find(id) })
+		b.setRunning(id, true)
+		if _, open := b.c.Journal.Delivery(id, row.Value.To); !open {
+			b.background(id, func() error { return b.find(id) })
 		}
 	}
 	return nil
 }
 
-// find looks the answer of a task up in the journal: the process ended between
-// its record and the task's.
-func (b *Binding) find(id parley.ID) {
+// find finishes a task with the answer in the journal: an earlier process ended
+// after it recorded the answer and before it recorded the outcome of the task.
+func (b *Binding) find(id parley.ID) error {
 	for p := range b.c.Journal.Partitions() {
 		for r, err := range b.c.Journal.Records(b.ctx, p, journal.From{Time: id.Time().Add(-time.Minute)}) {
 			if err != nil {
-				if b.ctx.Err() == nil {
-					b.c.Logger.Error("cannot look for the answer of a task", "message", id, "error", err)
-					if parley.AsError(err).Retryable {
-						b.later(func() { b.find(id) })
-					}
+				if parley.AsError(err).Retryable || b.ctx.Err() != nil {
+					return err
 				}
-				return
+				b.c.Logger.Error("cannot look for the answer of a task", "message", id, "error", err)
+				return nil
 			}
 			if m := r.Message; m != nil && m.InReplyTo == id && m.Kind.Terminal() {
-				b.finish(id, m)
-				return
+				return b.finish(b.ctx, id, m)
 			}
 		}
 	}
-	if t, _ := b.take(id); t != nil {
-		t.Status, t.Code, t.Text = protocol.TaskFailed, protocol.CodeAgentUnavailable, "The agent was stopped before the task was finished."
-		b.done(id, t)
-	}
+	return b.finish(b.ctx, id, &parley.Message{Kind: parley.Failure,
+		Error: parley.Refuse(parley.Unavailable, "The agent was stopped before the task was finished.")})
 }
 
-func (b *Binding) take(id parley.ID) (*task, bool) {
-	b.tasksMu.Lock()
-	defer b.tasksMu.Unlock()
-	t, ok := b.open[id]
-	delete(b.open, id)
-	return t, ok
-}
-
-// finish keeps a task's outcome.
-func (b *Binding) finish(id parley.ID, reply *parley.Message) {
-	b.outcomes.RLock()
-	defer b.outcomes.RUnlock()
-	if t, ok := b.take(id); ok {
-		t.end(reply)
-		b.server.Limiter.Record(t.Agent, t.From, reply.Tokens(), b.c.Now())
-		b.done(id, t)
+// finish records the outcome of a task, unless it has one or was forgotten. Of
+// several hubs that try, one counts the tokens.
+func (b *Binding) finish(ctx context.Context, id parley.ID, reply *parley.Message) error {
+	ended := false
+	row, err := b.tasks.Change(ctx, id.String(), func(r *journal.Row[task]) (write bool, err error) {
+		ended = r.Revision != 0 && !r.Value.Status.Finished()
+		if ended {
+			r.Value.end(reply)
+			r.Until = b.c.Now().Add(retention)
+		}
+		return ended, nil
+	})
+	if err != nil {
+		return err
 	}
+	b.setRunning(id, false)
+	if ended {
+		b.server.Limiter.Record(row.Value.Agent, row.Value.From, reply.Tokens(), b.c.Now())
+	}
+	return nil
 }
 
 // end gives a task the outcome that a terminal reply says.
@@ -255,13 +235,6 @@ func (t *task) end(reply *parley.Message) {
 	if r.Err != nil {
 		t.Status, t.Code, t.Text = protocol.TaskFailed, r.Err.Code, r.Err.Text
 	}
-}
-
-func (b *Binding) done(id parley.ID, t *task) {
-	if err := b.keep(b.ctx, id, t); err != nil && b.ctx.Err() == nil {
-		b.c.Logger.Error("cannot keep the outcome of a task; trying again", "message", id, "error", err)
-		b.later(func() { b.done(id, t) })
-	} // should the process end before, the next start looks it up
 }
 
 // callsBack reports whether a request asks for its outcome at a callback URL.
@@ -290,9 +263,9 @@ func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
 	}
-	// Who is called back may look at the task at once.
-	if err := b.show(ctx, o.Request.ID, o.Message); err != nil {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be kept"), Wait: pause}
+	// The receiver may poll the task at once.
+	if err := b.finish(ctx, o.Request.ID, o.Message); err != nil {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be recorded"), Wait: pause}
 	}
 	again, after, err := b.server.Webhook.Once(ctx, b.client.Identity, e.CallbackURL, toReply(e.TraceID, o.Message))
 	switch {
@@ -305,35 +278,16 @@ func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 		Wait: max(after, webhookPause(o.Message.ID, o.Attempt))}
 }
 
-// show sees to it that a task shows how it ended.
-func (b *Binding) show(ctx context.Context, id parley.ID, reply *parley.Message) error {
-	b.outcomes.RLock()
-	defer b.outcomes.RUnlock()
-	v, err := b.state().Get(ctx, id.String())
-	if errors.Is(err, journal.ErrNotFound) {
-		return nil // who takes it over finds the reply
-	}
-	t := new(task)
-	if err == nil {
-		err = json.Unmarshal(v.Data, t)
-	}
-	if err != nil || t.Status.Finished() {
-		return err
-	}
-	t.end(reply)
-	return b.keep(ctx, id, t)
-}
+// taskStore is the binding as the protocol's server sees it.
+type taskStore Binding
 
-// tasks answers what senders ask about their tasks.
-type tasks Binding
-
-// refusedTask begins the keys of tasks that the server itself made, for
-// requests that it refuses after it has promised a task: their payload did
-// not fit (SAM-090). Their ids are 122 random bits.
+// refusedTask begins the keys of tasks that the server itself made, for requests
+// with a payload that does not fit the schema (SAM-090). Their ids are 122 random
+// bits.
 const refusedTask = "refused/"
 
 // Get implements samvad.Tasks.
-func (s *tasks) Get(ctx context.Context, agent, taskID string) (protocol.Task, error) {
+func (s *taskStore) Get(ctx context.Context, agent, taskID string) (protocol.Task, error) {
 	b := (*Binding)(s)
 	id, ours := b.messageOf(taskID, agent)
 	key := id.String()
@@ -343,18 +297,12 @@ func (s *tasks) Get(ctx context.Context, agent, taskID string) (protocol.Task, e
 		}
 		key = refusedTask + taskID
 	}
-	v, err := b.state().Get(ctx, key)
-	if errors.Is(err, journal.ErrNotFound) {
-		return protocol.Task{}, protocol.ErrNotFound
-	}
-	t := new(task)
-	if err == nil {
-		err = json.Unmarshal(v.Data, t)
-	}
+	row, err := b.tasks.Get(ctx, key)
 	if err != nil {
 		return protocol.Task{}, fmt.Errorf("read the task: %w", err)
 	}
-	if t.Agent != agent {
+	t := &row.Value
+	if row.Revision == 0 || t.Agent != agent {
 		return protocol.Task{}, protocol.ErrNotFound
 	}
 	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: json.RawMessage(t.Result), TraceID: t.Trace, CallbackURL: t.Callback}
@@ -368,16 +316,12 @@ func (s *tasks) Get(ctx context.Context, agent, taskID string) (protocol.Task, e
 }
 
 // Put implements samvad.Tasks, for the tasks that the server makes itself.
-func (s *tasks) Put(ctx context.Context, t protocol.Task) error {
-	kept := task{Agent: t.Agent, Trace: t.TraceID, Status: t.Status, Result: json.RawMessage(t.Result)}
+func (s *taskStore) Put(ctx context.Context, t protocol.Task) error {
+	v := task{Agent: t.Agent, Trace: t.TraceID, Status: t.Status, Result: json.RawMessage(t.Result)}
 	if t.Err != nil {
-		kept.Code, kept.Text = t.Err.Code, t.Err.Text
-	}
-	v, err := json.Marshal(kept)
-	if err != nil {
-		return err
+		v.Code, v.Text = t.Err.Code, t.Err.Text
 	}
 	b := (*Binding)(s)
-	_, err = b.state().Put(ctx, refusedTask+t.ID, v, b.c.Now().Add(retention))
+	_, err := b.tasks.Put(ctx, refusedTask+t.ID, v, b.c.Now().Add(retention))
 	return err
 }
