@@ -37,13 +37,6 @@ type budget struct {
 
 type spender struct{ Agent, Sender string }
 
-// spending is a sum as it is kept.
-type spending struct {
-	Agent  string `json:"agent"`
-	Sender string `json:"sender"`
-	Tokens int64  `json:"tokens"`
-}
-
 const (
 	budgetEvery = time.Second
 	// As many as the limiter counts; those beyond are counted in memory alone.

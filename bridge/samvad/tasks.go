@@ -7,34 +7,12 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/bridge"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
-
-// retention is how long the result of a task is kept (SAM-122 wants an hour).
-const retention = 2 * time.Hour
-
-// task is the record of an asynchronous request, by which the hub answers polls,
-// over restarts. Its key is the id of the message. To call the sender back is a
-// delivery of the reply.
-type task struct {
-	Agent    string // identity that was addressed
-	From     string // identity of the sender
-	To       string // its directory name
-	Trace    string
-	Callback string `json:",omitempty"`
-	Status   protocol.TaskStatus
-	Result   json.RawMessage `json:",omitempty"`
-	Code     protocol.Code   `json:",omitempty"`
-	Text     string          `json:",omitempty"`
-}
 
 // taskID is the capability to read a task: the message's id and 128 bits of a
 // MAC over it and the agent.
@@ -96,94 +74,7 @@ func (b *Binding) isRunning(id parley.ID) bool {
 	return b.running[id]
 }
 
-// background finishes a task by f, which is repeated until it succeeds or the
-// binding closes; after a restart, Start does it.
-func (b *Binding) background(id parley.ID, f func() error) {
-	b.work.Go(func() {
-		for {
-			select {
-			case b.slots <- struct{}{}:
-			case <-b.ctx.Done():
-				return
-			}
-			err := f()
-			<-b.slots
-			if err == nil || b.ctx.Err() != nil {
-				return
-			}
-			b.c.Logger.Error("cannot record how a task ended; trying again", "message", id, "error", err)
-			if !b.rest(pause) {
-				return
-			}
-		}
-	})
-}
-
-// pause before a failed call of the journal is repeated.
-const pause = time.Second
-
 func delivered(s journal.Step) bool { return s.State == parley.Delivered }
-
-// Start takes up the tasks of an earlier process, and follows the journal for
-// answers.
-func (b *Binding) Start(ctx context.Context) error {
-	adopt := func() {
-		select {
-		case b.owned <- struct{}{}:
-		default:
-		}
-	}
-	stop := b.c.Journal.Watch(func(r *journal.Record) {
-		if m := r.Message; m != nil && m.Kind.Terminal() && r.Refused == nil {
-			if b.isRunning(m.InReplyTo) {
-				b.background(m.InReplyTo, func() error { return b.finish(b.ctx, m.InReplyTo, m) })
-			}
-		}
-		// A hub that had the partition before may end attempts there yet.
-		j := b.c.Journal
-		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
-			adopt()
-		}
-	})
-	stopOwned := b.c.Journal.WatchOwned(func(_ int, owned bool) {
-		if owned {
-			adopt()
-		}
-	})
-	b.work.Go(b.adoptOwned)
-	before := b.stopWatch
-	b.stopWatch = func() { before(); stopOwned(); stop() }
-	if b.budget != nil {
-		end, err := b.budget.start(ctx)
-		if err != nil {
-			return err
-		}
-		b.stopWatch = func() { before(); stopOwned(); stop(); end() }
-		b.work.Go(func() {
-			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot keep a token budget; trying again", "error", err) })
-		})
-	}
-	for row, err := range b.tasks.Range(ctx, "") {
-		if strings.HasPrefix(row.Key, refusedTask) {
-			continue
-		}
-		var id parley.ID
-		if err == nil {
-			id, err = parley.ParseID(row.Key)
-		}
-		if err != nil {
-			return fmt.Errorf("read the task %q: %w", row.Key, err)
-		}
-		if row.Value.Status.Finished() {
-			continue
-		}
-		b.setRunning(id, true)
-		if _, open := b.c.Journal.Delivery(id, row.Value.To); !open {
-			b.background(id, func() error { return b.find(id) })
-		}
-	}
-	return nil
-}
 
 // find finishes a task with the answer in the journal: an earlier process ended
 // after it recorded the answer and before it recorded the outcome of the task.
@@ -237,54 +128,8 @@ func (t *task) end(reply *parley.Message) {
 	}
 }
 
-// callsBack reports whether a request asks for its outcome at a callback URL.
-func callsBack(request *parley.Message) bool {
-	e, err := protocol.Decode(request.Origin.Raw)
-	return err == nil && e.CallbackURL != ""
-}
-
-// Pauses between two attempts of a webhook: they double, and half of each
-// depends on the message, so that a receiver that comes back is not met by all
-// at once.
-const (
-	firstPause   = time.Second
-	longestPause = 15 * time.Minute
-)
-
-func webhookPause(id parley.ID, attempt int) time.Duration {
-	p := min(firstPause<<min(max(attempt-1, 0), 20), longestPause)
-	return p/2 + p/2*time.Duration(id[len(id)-1])/255
-}
-
-// callBack makes one attempt of a webhook: delivery counts and repeats them,
-// and keeps as a dead letter what is refused for good.
-func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
-	e, err := protocol.Decode(o.Request.Origin.Raw)
-	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
-	}
-	// The receiver may poll the task at once.
-	if err := b.finish(ctx, o.Request.ID, o.Message); err != nil {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be recorded"), Wait: pause}
-	}
-	again, after, err := b.server.Webhook.Once(ctx, b.client.Identity, e.CallbackURL, toReply(e.TraceID, o.Message))
-	switch {
-	case err == nil:
-		return hub.Outcome{Losses: bridge.Losses(bridge.SAMVAD, o.Message, o.Recipient.Name)}
-	case !again:
-		return hub.Outcome{Err: parley.Refuse(parley.Rejected, "the webhook %.200s is not called again: %v", e.CallbackURL, err).Because(err)}
-	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the webhook %.200s did not take the result: %v", e.CallbackURL, err),
-		Wait: max(after, webhookPause(o.Message.ID, o.Attempt))}
-}
-
 // taskStore is the binding as the protocol's server sees it.
 type taskStore Binding
-
-// refusedTask begins the keys of tasks that the server itself made, for requests
-// with a payload that does not fit the schema (SAM-090). Their ids are 122 random
-// bits.
-const refusedTask = "refused/"
 
 // Get implements samvad.Tasks.
 func (s *taskStore) Get(ctx context.Context, agent, taskID string) (protocol.Task, error) {

@@ -137,9 +137,9 @@ func allZero(b []byte) bool {
 // toResult says parts as a SAMVAD result or payload, which is one JSON object:
 // an object as it is, other JSON as {"result": …}, text as {"text": …}. Of
 // several parts the main JSON goes, else the first.
-func toResult(parts []parley.Part) (jsonx.Value, error) {
+func toResult(parts []parley.Part) (json.RawMessage, error) {
 	if len(parts) == 0 {
-		return jsonx.Value("{}"), nil
+		return json.RawMessage("{}"), nil
 	}
 	return object(parts[max(0, parley.MainJSON(parts))], "result")
 }
@@ -185,17 +185,17 @@ func answered(replaced bool) map[string]json.RawMessage {
 }
 
 // object makes a JSON object of any part; what is none goes under a name.
-func object(p parley.Part, name string) (jsonx.Value, error) {
+func object(p parley.Part, name string) (json.RawMessage, error) {
 	switch {
 	case p.IsJSON():
 		if err := jsonx.Valid(p.Data, 0); err != nil {
 			return nil, err
 		}
-		v := jsonx.Value(p.Data)
-		if v.Kind() == '{' {
+		v := json.RawMessage(p.Data)
+		if jsonx.Kind(v) == '{' {
 			return v, nil
 		}
-		return jsonx.Encode(map[string]jsonx.Value{name: v})
+		return jsonx.Encode(map[string]json.RawMessage{name: v})
 	case p.IsText():
 		return jsonx.Encode(map[string]string{"text": string(p.Data)})
 	}
@@ -234,12 +234,12 @@ func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (pro
 
 // asWritten gives the payload of a recorded request with its halves of surrogate
 // pairs, which an agent elsewhere can have, unless a mapping changed it.
-func asWritten(m *parley.Message, payload jsonx.Value) jsonx.Value {
+func asWritten(m *parley.Message, payload json.RawMessage) json.RawMessage {
 	e, err := protocol.Decode(m.Origin.Raw)
 	if err != nil || !bytes.Equal(e.Payload, payload) {
 		return payload
 	}
-	return jsonx.Value(e.RawPayload())
+	return json.RawMessage(e.RawPayload())
 }
 
 // codes maps the hub's failures to the nine codes of the response schema.
@@ -329,4 +329,22 @@ func fromError(err error) answer {
 		code = parley.HandlerFailed
 	}
 	return answer{failure: parley.Refuse(code, "the agent answered %s", e.Code).Because(err)}
+}
+
+func stepCode(e *protocol.Error) parley.Code {
+	switch {
+	case errors.Is(e, protocol.ErrStale):
+		return parley.Stale
+	case errors.Is(e, protocol.ErrTooLarge):
+		return parley.TooLarge
+	case errors.Is(e, protocol.ErrNotFound):
+		return parley.UnknownAgent
+	case errors.Is(e, protocol.ErrMalformed), errors.Is(e, protocol.ErrMediaType), errors.Is(e, protocol.ErrRecipient), errors.Is(e, protocol.ErrMethod):
+		return parley.Malformed
+	case e.Code == protocol.CodeAuthFailed && !errors.Is(e, protocol.ErrTrust):
+		return parley.Unauthenticated
+	case e.Code == protocol.CodeAgentUnavailable:
+		return parley.Unavailable
+	}
+	return toRefusal(e).Code
 }

@@ -3,34 +3,13 @@ package samvad
 import (
 	"context"
 	"crypto/ed25519"
-	"fmt"
 	"slices"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 	protocol "github.com/parley-hub/parley/samvad"
 )
-
-// memory looks replays up in the journal before a signature is verified. The
-// reservation is the record itself, so Seen is never asked.
-type memory struct{ j *journal.Journal }
-
-func (m memory) Known(_ context.Context, key string) (bool, error) {
-	to, rest, ok := strings.Cut(key, "\n")
-	if !ok {
-		return false, fmt.Errorf("replay key %q has no addressed agent", key)
-	}
-	_, seen := m.j.Seen(scope(to), rest)
-	return seen, nil
-}
-
-func (m memory) Seen(context.Context, string, time.Time) (bool, error) {
-	return false, fmt.Errorf("a nonce is reserved by its record")
-}
 
 // enrolledSource begins the source of enrolled keys; the agent's directory
 // name follows.

@@ -2,12 +2,14 @@ package samvad
 
 import (
 	"context"
-	"sync"
+	"net/http"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/hub"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -115,92 +117,41 @@ func (b *Binding) readCard(ctx context.Context, name, at string) *protocol.Card 
 	return card
 }
 
-// A pacer knows how much agents elsewhere take of this hub.
-type pacer struct {
-	now     func() time.Time
-	limiter protocol.Limiter // of what was sent, by identity of the agent
+// Cards of agents elsewhere are fetched when somebody asks for them here. Two
+// hubs at which an agent is said to be at the other would ask each other for
+// ever: so a hub that fetches a card says which hubs have been asked for it,
+// as messages do, and one that is among them fetches no more.
 
-	mu    sync.Mutex
-	until map[string]time.Time // what agents asked for with Retry-After
+// The hops are in the context because the protocol's client and server, which know
+// none, and net/http lie between the request and the fetch.
+type cardHops struct{}
+
+// asked is the context in which a request of a stranger is served.
+func asked(r *http.Request) context.Context {
+	hops := bridge.HopsIn(r.Header.Get(bridge.ProvenanceHeader))
+	if len(hops) == 0 {
+		return r.Context()
+	}
+	return context.WithValue(r.Context(), cardHops{}, hops)
 }
 
-const maxPaced = 4096
-
-// next says how long the next request to an agent must wait; 0: it is counted,
-// and may go now.
-func (p *pacer) next(peer string, limit *protocol.RateLimit) time.Duration {
-	now := p.now()
-	p.mu.Lock()
-	until := p.until[peer]
-	p.mu.Unlock()
-	if wait := until.Sub(now); wait > 0 {
-		return wait
+// mayFetch reports whether another hub may be asked, and gives the context in
+// which that is done.
+func (b *Binding) mayFetch(ctx context.Context) (context.Context, bool) {
+	hops, _ := ctx.Value(cardHops{}).([]string)
+	if slices.Contains(hops, b.c.Hub.ID()) || len(hops) >= parley.MaxHops {
+		return ctx, false
 	}
-	if limit == nil {
-		return 0
-	}
-	// Tokens are what the agent counts, and nobody else.
-	err := p.limiter.Allow(peer, "", protocol.RateLimit{RequestsPerMinute: shared(limit)}, now)
-	if err == nil {
-		return 0
-	}
-	return max(protocol.AsError(err).RetryAfter, time.Second)
+	return context.WithValue(ctx, cardHops{}, append(slices.Clone(hops), b.c.Hub.ID())), true
 }
 
-// shared is how many requests a minute an agent takes of the hub.
-func shared(limit *protocol.RateLimit) int {
-	switch all, one := limit.RequestsPerMinute, limit.RequestsPerSender; {
-	case all <= 0:
-		return one
-	case one <= 0:
-		return all
-	default:
-		return min(all, one)
-	}
-}
+// telling says the hops of its context.
+type telling struct{ http.RoundTripper }
 
-// refused notes when an agent wants to be asked again.
-func (p *pacer) refused(peer string, after time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.until == nil || len(p.until) >= maxPaced {
-		p.until = map[string]time.Time{}
+func (t telling) RoundTrip(r *http.Request) (*http.Response, error) {
+	if hops, ok := r.Context().Value(cardHops{}).([]string); ok && r.Method == http.MethodGet {
+		r = r.Clone(r.Context())
+		r.Header.Set(bridge.ProvenanceHeader, `card; hops="`+strings.Join(hops, " ")+`"`)
 	}
-	p.until[peer] = p.now().Add(after)
-}
-
-// paced makes an attempt when the agent takes one. The request of a waiting caller
-// waits here where there is time for that; other messages are postponed, which uses
-// up no try.
-func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.Outcome) hub.Outcome {
-	var limit *protocol.RateLimit
-	if card := b.remoteCard(ctx, o.Recipient, cardWait, false); card != nil {
-		limit = card.RateLimit
-	}
-	peer := o.Identity.ID + " " + o.Identity.URL
-	for {
-		wait := b.pace.next(peer, limit)
-		var out hub.Outcome
-		if wait == 0 {
-			if out = attempt(); out.Err == nil || out.Err.Code != parley.RateLimited {
-				return out
-			}
-			wait = out.Wait
-			b.pace.refused(peer, wait)
-		} else {
-			err := parley.Fail(parley.RateLimited, nil, "%q takes no more requests of this hub now, by the limits on its card or the time that it asked for", o.Recipient.Name)
-			err.After = wait
-			out = hub.Outcome{Err: err, Wait: wait}
-		}
-		if end, ok := ctx.Deadline(); !o.Waits || !ok || time.Until(end) <= wait {
-			return out
-		}
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return out
-		}
-	}
+	return t.RoundTripper.RoundTrip(r)
 }

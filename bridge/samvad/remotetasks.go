@@ -19,21 +19,6 @@ import (
 // between, the next attempt sends the same envelope again: an agent that had it
 // answers REPLAY_DETECTED, another one takes it.
 
-// A remoteTask is a request that an agent elsewhere works on as a task.
-type remoteTask struct {
-	To    string    // directory name of the agent
-	Peer  string    // its identity
-	Base  string    // where it is asked
-	Trace string    // of the request
-	Hop   string    `json:",omitempty"` // W3C trace context of the request
-	Nonce string    // of the envelope
-	Made  time.Time // the envelope's timestamp
-	Until time.Time // end of the row
-	Task  string    `json:",omitempty"` // "": the agent may not have it
-
-	misses int // polls in a row that found no such task
-}
-
 // peerTasks are the tasks of this hub at one agent.
 type peerTasks struct {
 	n     int
@@ -194,18 +179,6 @@ func (b *Binding) follow(id parley.ID, w *remoteTask) {
 			pause = max(wait, min(max(b.c.Now().Sub(began)/8, shortestPoll), longestPoll))
 		}
 	})
-}
-
-// rest waits; false when the binding is closed.
-func (b *Binding) rest(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-b.ctx.Done():
-		return false
-	}
 }
 
 // poll asks for the state of a task elsewhere, and submits its outcome.

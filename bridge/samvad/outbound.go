@@ -1,0 +1,253 @@
+package samvad
+
+import (
+	"context"
+	"slices"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// Deliver calls a SAMVAD agent elsewhere, as the hub.
+func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	m := o.Message
+	if o.Request != nil && m.Kind.Terminal() && o.Request.Origin.Protocol == Protocol {
+		return b.callBack(ctx, o)
+	}
+	losses := bridge.Losses(bridge.SAMVAD, m, o.Recipient.Name)
+	if m.Kind == parley.Cancel {
+		b.cancelRemoteTask(m.InReplyTo)
+		return hub.Outcome{Losses: losses}
+	}
+	var before *remoteTask
+	if m.Kind == parley.Request && o.Attempt > 1 {
+		row, err := b.remoteTasks.Get(ctx, m.ID.String())
+		if err != nil {
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "how the request was sent before cannot be read"), Wait: pause}
+		}
+		if row.Value.Task != "" { // the agent has it: it remains to poll
+			b.follow(m.ID, &row.Value)
+			return hub.Outcome{Losses: losses}
+		}
+		if row.Revision != 0 {
+			before = &row.Value
+		}
+	}
+	call, err := callOf(m, &o.Recipient.Agent, o.Identity)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+	}
+	if call.Skill == "" {
+		// An agent that is just coming up must not be asked for no skill at all:
+		// that it would refuse for good.
+		if call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name)); call.Skill == "" {
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
+		}
+	}
+	if before != nil { // how it was sent is to be found out, whatever the limits
+		return b.attempt(ctx, o, call, before, losses)
+	}
+	return b.paced(ctx, o, func() hub.Outcome { return b.attempt(ctx, o, call, nil, losses) })
+}
+
+// attempt makes a call once; see [Binding.sendTask] for before.
+func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Call, before *remoteTask, losses []parley.Loss) hub.Outcome {
+	m := o.Message
+	switch m.Kind {
+	case parley.Request:
+		if err := b.passOn(ctx, m, o.Recipient.Name, &call); err != nil {
+			return hub.Outcome{Answered: true, Failure: err, Losses: losses}
+		}
+		mode := b.mode(ctx, o, call.Skill)
+		if before != nil || mode == protocol.ModeAsync && !o.Waits {
+			out := b.sendTask(ctx, o, call, before)
+			out.Losses = losses
+			return out
+		}
+		var reply *protocol.Reply
+		err := b.identity.withAnyKey(&call, func() (err error) { reply, err = b.ask(ctx, o, mode, call); return err })
+		if err != nil {
+			a := fromError(err)
+			return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait, Unknown: a.unknown, Losses: losses}
+		}
+		return hub.Outcome{Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}}, Losses: losses,
+			Reply: &parley.Message{
+				Origin:     remoteOrigin(o.Identity.ID),
+				Extensions: answered(reply.Replaced),
+				Trace:      parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
+			}}
+	default:
+		// What expects no answer goes as a task without a callback.
+		err := b.identity.withAnyKey(&call, func() error { _, err := b.client.Send(ctx, call); return err })
+		if err != nil {
+			a := fromError(err)
+			return hub.Outcome{Err: or(a.err, a.failure), Wait: a.wait, Unknown: a.unknown, Losses: losses}
+		}
+		return hub.Outcome{Losses: losses}
+	}
+}
+
+// passOn has a call to another SAMVAD agent carry what the sender said of its
+// right to it: its token, for the agent to judge, and its delegation, issued
+// anew by the hub for this one skill, one level less and no longer (SAM-105).
+// What the sender did not bring is the operator's, if that is configured.
+func (b *Binding) passOn(ctx context.Context, m *parley.Message, to string, call *protocol.Call) *parley.Error {
+	var e *protocol.Envelope // nil: of another protocol, or of version 1.1, which knows neither
+	if m.Origin.Protocol == Protocol {
+		e, _ = protocol.Decode(m.Origin.Raw)
+	}
+	delegation := ""
+	if e != nil {
+		token, refused := b.tokens.tokenOf(m, e)
+		if refused != nil {
+			return refused
+		}
+		if token != "" {
+			call.Auth = &protocol.Auth{Scheme: e.Auth.Scheme, Token: token}
+		}
+		delegation = e.DelegationToken
+	}
+	b.mu.RLock()
+	own := b.credentials[to]
+	b.mu.RUnlock()
+	if call.Auth == nil && own.Token != "" {
+		call.Auth = &protocol.Auth{Scheme: "bearer", Token: own.Token}
+	}
+	now := b.c.Now()
+	var d *protocol.Delegation
+	var err error
+	switch {
+	case delegation != "":
+		if d, err = protocol.VerifyDelegation(ctx, delegation, b.server.Verifier.Keys, now); err == nil {
+			d, err = d.Narrow(b.identity.ID(), []string{call.Skill})
+		}
+	case own.Delegate:
+		d = &protocol.Delegation{Subject: b.identity.ID(), Scope: []string{call.Skill}, MaxDepth: 1}
+	default:
+		return nil
+	}
+	if err == nil {
+		call.DelegationToken, err = d.Issue(b.identity, now)
+	}
+	if err != nil {
+		return parley.Refuse(parley.Forbidden, "the delegation does not reach to %q any more", m.To).Because(err)
+	}
+	return nil
+}
+
+// ask calls a skill and waits for its answer. The chunks of a stream become
+// events; a task is polled.
+func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, call protocol.Call) (*protocol.Reply, error) {
+	switch mode {
+	case protocol.ModeStream:
+		var last protocol.Event
+		replaced := false // in what was passed on
+		for e, err := range b.client.Stream(ctx, call) {
+			if err != nil {
+				return nil, err
+			}
+			replaced = replaced || e.Replaced
+			if last = e; e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
+				continue // the answer is no piece ahead of itself
+			}
+			if err := o.Event(parley.NoState, parley.Part{MediaType: "application/json", Data: e.Chunk}); err != nil {
+				return nil, err
+			}
+		}
+		if !last.Done {
+			return nil, protocol.ErrResponse
+		}
+		return &protocol.Reply{TraceID: last.TraceID, SpanID: last.SpanID, Result: last.Result, Replaced: replaced}, nil
+	case protocol.ModeAsync:
+		base := call.URL
+		if base == "" {
+			var err error
+			if base, err = protocol.AgentOrigin(call.To); err != nil {
+				return nil, err
+			}
+		}
+		id, err := b.client.Send(ctx, call)
+		if err != nil {
+			return nil, err
+		}
+		t, err := b.client.Wait(ctx, base, id)
+		if err != nil {
+			return nil, err
+		}
+		return &protocol.Reply{TraceID: call.TraceID, Result: t.Result, Replaced: t.Replaced}, nil
+	}
+	return b.client.Ask(ctx, call)
+}
+
+// mode finds out how a skill elsewhere may be called, as the directory says,
+// else as its card does. Who waits on a connection is answered by one: by a
+// stream where it sees events as they come, else at once. For who does not, it
+// is a task, which outlasts connections; but a stream for who sees events,
+// where the skill names that before tasks.
+func (b *Binding) mode(ctx context.Context, o hub.Outbound, skill string) protocol.Mode {
+	var modes []protocol.Mode
+	if s, ok := o.Recipient.SkillNamed(skill); ok {
+		for _, m := range s.Modes {
+			modes = append(modes, protocol.Mode(m))
+		}
+	} else if c := b.cardOf(ctx, o.Recipient.Name); c != nil {
+		if s := c.Skill(skill); s != nil {
+			modes = s.Modes
+		}
+	}
+	stream, task := slices.Index(modes, protocol.ModeStream), slices.Index(modes, protocol.ModeAsync)
+	switch {
+	case o.Streams && stream >= 0 && (o.Waits || task < 0 || stream < task):
+		return protocol.ModeStream
+	case !o.Waits && task >= 0:
+		return protocol.ModeAsync
+	}
+	for _, m := range []protocol.Mode{protocol.ModeSync, protocol.ModeStream, protocol.ModeAsync} {
+		if slices.Contains(modes, m) {
+			return m
+		}
+	}
+	return protocol.ModeSync
+}
+
+// defaultSkill is the skill elsewhere that takes talk: the only one on the
+// agent's card, or the one that is called so.
+func (b *Binding) defaultSkill(card *protocol.Card) string {
+	if card == nil {
+		return ""
+	}
+	if card.Skill(talk) != nil || len(card.Skills) != 1 {
+		return talk
+	}
+	return card.Skills[0].ID
+}
+
+// cardOf gives the card under which an agent is hosted, with the skills of its
+// own card elsewhere; nil where none is known.
+func (b *Binding) cardOf(ctx context.Context, name string) *protocol.Card {
+	if a := b.agent(ctx, name); a != nil {
+		return a.Card
+	}
+	return nil
+}
+
+// Credentials are what calls of an agent elsewhere carry by configuration, where
+// their sender brought none. They are in no record.
+type Credentials struct {
+	Token    string // bearer token for authenticated skills; "": none
+	Delegate bool   // a delegation token of the hub's own
+}
+
+// SetCredentials says what calls of an agent carry, until the agent is removed.
+func (b *Binding) SetCredentials(agent string, c Credentials) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c == (Credentials{}) {
+		delete(b.credentials, agent)
+		return
+	}
+	b.credentials[agent] = c
+}

@@ -1,0 +1,244 @@
+package samvad
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// talk is the skill of hosted agents of which no skill is known: every agent
+// can be talked to.
+const talk = "talk"
+
+// talks reports whether an agent is hosted with the skill talk: it speaks another
+// protocol, and nobody declared what it can do. It stays when the agent itself
+// tells its skills, so that callers need not know whether it has done so yet.
+func talks(e *directory.Entry) bool {
+	return (len(e.Skills) == 0 || e.Learned != "" && !slices.ContainsFunc(e.Skills, isTalk)) &&
+		slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) && !slices.Contains(e.Native(), Protocol)
+}
+
+func isTalk(s parley.SkillSpec) bool { return s.ID == talk }
+
+// talkSkill is that skill on a card.
+func talkSkill() protocol.Skill {
+	return protocol.Skill{ID: talk, Name: "Talk", Description: "Takes a message and answers it.",
+		InputSchema:  json.RawMessage(`{"type":"object","properties":{"text":{"type":"string"}}}`),
+		OutputSchema: json.RawMessage(`{"type":"object"}`),
+		Modes:        []protocol.Mode{protocol.ModeSync, protocol.ModeAsync, protocol.ModeStream}, Trust: protocol.TrustPublic}
+}
+
+// hosts: an agent appears where it was exposed, and in its own protocol.
+func (b *Binding) hosts(e *directory.Entry) bool {
+	return e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol)
+}
+
+// AgentURL is the base URL under which an agent is hosted; "" where it is not.
+func (b *Binding) AgentURL(e *directory.Entry) string {
+	if !b.hosts(e) {
+		return ""
+	}
+	if e.Name == Root {
+		return b.public.String()
+	}
+	return b.public.String() + "/agents/" + e.Name
+}
+
+// id is the identity under which an agent is hosted.
+func (b *Binding) id(name string) string {
+	host := or(b.c.Domain, b.public.Host)
+	if name == Root {
+		return "agent://" + host
+	}
+	bare, port, err := net.SplitHostPort(host)
+	if err != nil {
+		bare, port = host, ""
+	}
+	if ip := net.ParseIP(strings.Trim(bare, "[]")); ip != nil {
+		// A label before an address is no host name.
+		if ip.IsLoopback() {
+			bare = "localhost"
+		} else {
+			bare = strings.NewReplacer(".", "-", ":", "-").Replace(ip.String()) + ".parley.local"
+		}
+	}
+	if port != "" {
+		bare = net.JoinHostPort(bare, port)
+	}
+	return "agent://" + label(name) + "." + bare
+}
+
+// label makes a DNS label of a directory name. Names that are no labels get a
+// piece of their hash, so that two never meet.
+func label(name string) string {
+	l := strings.NewReplacer("/", "-", ".", "-", "_", "-").Replace(name)
+	if l == name && len(l) <= 63 {
+		return l
+	}
+	sum := sha256.Sum256([]byte(name))
+	return l[:min(len(l), 54)] + "-" + hex.EncodeToString(sum[:4])
+}
+
+// agent gives the hosted form of a directory agent, or nil.
+func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
+	keys := fmt.Sprint(b.c.Hub.SenderRate().PerSecond, " ", b.c.Keys.Valid(keyring.Hub, Protocol))
+	b.mu.RLock()
+	a, same := b.hosted[name], b.shown == keys
+	b.mu.RUnlock()
+	if a != nil && same {
+		return a
+	}
+	e, ok := b.c.Hub.Directory().Agent(name)
+	if !ok || !b.hosts(e) {
+		return nil
+	}
+	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Skills: map[string]protocol.SkillOptions{},
+		Limit: &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
+	if !elsewhere(e) { // an agent elsewhere judges the tokens itself
+		a.Token = b.token
+	}
+	for _, k := range a.Card.Skills {
+		a.Skills[k.ID] = protocol.SkillOptions{NoScan: named(b.c.Unscanned, name, k.ID), Lightweight: named(b.c.Lightweight, name, k.ID)}
+	}
+	if len(a.Card.Skills) == 0 {
+		return nil // nothing is known of it that could be called
+	}
+	if err := a.Check(); err != nil {
+		b.c.Logger.Warn("an agent cannot be hosted in SAMVAD", "agent", name, "error", err)
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.shown != keys {
+		b.shown = keys
+		clear(b.hosted)
+	}
+	b.hosted[name] = a
+	return a
+}
+
+// card makes the card of a hosted agent. The skills of an agent elsewhere that
+// nobody declared are those of its own card.
+func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
+	ttl := protocol.DefaultCardTTL
+	c := &protocol.Card{
+		ID:          b.id(e.Name),
+		Name:        clip(or(e.Title, e.Name), 100),
+		Version:     or(e.Version, "1.0.0"),
+		Description: clip(or(e.Description, e.Name+", through Parley"), 500),
+		URL:         b.AgentURL(e),
+		PublicKeys:  b.identity.cardKeys(),
+		RateLimit:   b.limits(),
+		CardTTL:     &ttl,
+	}
+	for _, k := range e.Skills {
+		c.Skills = append(c.Skills, skill(k))
+	}
+	wait, all := time.Duration(0), len(e.Skills) == 0
+	if all {
+		wait = protocol.DefaultFetchTimeout // there is nothing to show without it
+	}
+	if remote := b.remoteCard(ctx, e, wait, all); remote != nil {
+		if all {
+			c.Skills, c.Name, c.Description, c.Version = remote.Skills, remote.Name, remote.Description, remote.Version
+		}
+		c.Specializations, c.Models = remote.Specializations, remote.Models
+		c.RateLimit = behind(c.RateLimit, remote.RateLimit)
+	}
+	if talks(e) {
+		c.Skills = append(c.Skills, talkSkill())
+	}
+	return c.Complete()
+}
+
+// unlimited is what a card says where the hub has no limit: the schema wants a
+// number, and one that is above zero.
+const unlimited = 1_000_000_000
+
+// limits are those of agents here: the hub's, of each proved sender. It has none
+// of all senders together.
+func (b *Binding) limits() *protocol.RateLimit {
+	l := &protocol.RateLimit{RequestsPerMinute: unlimited, RequestsPerSender: unlimited, TokensPerSenderPerDay: b.c.TokensPerDay}
+	if r := b.c.Hub.SenderRate().PerSecond; r > 0 {
+		l.RequestsPerSender = max(1, min(int(60*r), unlimited))
+	}
+	return l
+}
+
+// behind are the limits of an agent elsewhere as callers meet them here: what it
+// takes of one sender they share.
+func behind(here, there *protocol.RateLimit) *protocol.RateLimit {
+	if there == nil {
+		return here
+	}
+	l := *here
+	if n := shared(there); n > 0 {
+		l.RequestsPerMinute, l.RequestsPerSender = min(l.RequestsPerMinute, n), min(l.RequestsPerSender, n)
+	}
+	if n := there.TokensPerSenderPerDay; n > 0 && (l.TokensPerSenderPerDay == 0 || n < l.TokensPerSenderPerDay) {
+		l.TokensPerSenderPerDay = n
+	}
+	return &l
+}
+
+// elsewhere reports whether calls to an agent are calls to a SAMVAD agent of
+// another host.
+func elsewhere(e *directory.Entry) bool {
+	i, ok := e.Identity(Protocol)
+	return ok && !i.StandIn && e.Source != directory.FromCode
+}
+
+// leads reports whether calls to an agent of the directory lead elsewhere.
+func (b *Binding) leads(name string) bool {
+	e, ok := b.c.Hub.Directory().Agent(name)
+	return ok && elsewhere(e)
+}
+
+// named reports whether an operator's patterns mean a skill, or all of its
+// agent.
+func named(patterns []string, agent, skill string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		return policy.Match(pattern, agent) || policy.Match(pattern, agent+"."+skill)
+	})
+}
+
+func clip(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
+
+func skill(s parley.SkillSpec) protocol.Skill {
+	out := protocol.Skill{
+		ID: s.ID, Name: clip(or(s.Name, s.ID), 100), Description: clip(or(s.Description, s.ID), 500),
+		InputSchema: json.RawMessage(s.Input), OutputSchema: json.RawMessage(s.Output),
+		Trust: protocol.Trust(or(s.Access, parley.Public)), AllowedPeers: s.Peers,
+	}
+	if len(out.InputSchema) == 0 {
+		out.InputSchema = json.RawMessage(`{"type":"object"}`)
+	}
+	if len(out.OutputSchema) == 0 {
+		out.OutputSchema = json.RawMessage(`{"type":"object"}`)
+	}
+	modes := s.Modes
+	if len(modes) == 0 {
+		modes = []parley.Mode{parley.Sync, parley.Async, parley.Stream}
+	}
+	for _, m := range modes {
+		out.Modes = append(out.Modes, protocol.Mode(m))
+	}
+	return out
+}

@@ -1,0 +1,52 @@
+package samvad
+
+import (
+	"context"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/hub"
+	protocol "github.com/parley-hub/parley/samvad"
+)
+
+// callsBack reports whether a request asks for its outcome at a callback URL.
+func callsBack(request *parley.Message) bool {
+	e, err := protocol.Decode(request.Origin.Raw)
+	return err == nil && e.CallbackURL != ""
+}
+
+// Pauses between two attempts of a webhook: they double, and half of each
+// depends on the message, so that a receiver that comes back is not met by all
+// at once.
+const (
+	firstPause   = time.Second
+	longestPause = 15 * time.Minute
+)
+
+func webhookPause(id parley.ID, attempt int) time.Duration {
+	p := min(firstPause<<min(max(attempt-1, 0), 20), longestPause)
+	return p/2 + p/2*time.Duration(id[len(id)-1])/255
+}
+
+// callBack makes one attempt of a webhook: delivery counts and repeats them,
+// and keeps as a dead letter what is refused for good.
+func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
+	e, err := protocol.Decode(o.Request.Origin.Raw)
+	if err != nil {
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
+	}
+	// The receiver may poll the task at once.
+	if err := b.finish(ctx, o.Request.ID, o.Message); err != nil {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be recorded"), Wait: pause}
+	}
+	again, after, err := b.server.Webhook.Once(ctx, b.client.Identity, e.CallbackURL, toReply(e.TraceID, o.Message))
+	switch {
+	case err == nil:
+		return hub.Outcome{Losses: bridge.Losses(bridge.SAMVAD, o.Message, o.Recipient.Name)}
+	case !again:
+		return hub.Outcome{Err: parley.Refuse(parley.Rejected, "the webhook %.200s is not called again: %v", e.CallbackURL, err).Because(err)}
+	}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the webhook %.200s did not take the result: %v", e.CallbackURL, err),
+		Wait: max(after, webhookPause(o.Message.ID, o.Attempt))}
+}
