@@ -66,7 +66,7 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 		protocol = way.Protocol()
 	}
 	for name, raw := range m.Extensions {
-		if name != protocol && name != own {
+		if name != protocol && name != hubExtension {
 			out = append(out, extensions(way, name, raw)...)
 		}
 	}
@@ -81,7 +81,7 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 
 // own is under which name of [parley.Message.Extensions] the hub notes what is
 // for itself.
-const own = "parley"
+const hubExtension = "parley"
 
 var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
@@ -109,10 +109,10 @@ func parts(way Way, m *parley.Message, add func(Aspect)) {
 		if p.Name != "" && (plain || way == Model) && !keeps && m.Kind != parley.Failure {
 			add(Name)
 		}
-		if plain && !keeps && ownType(p.MediaType) {
+		if plain && !keeps && specificJSON(p.MediaType) {
 			add(Type)
 		}
-		if way == Model && plain && json && rounded(p.Data) {
+		if way == Model && plain && json && losesDigits(p.Data) {
 			add(Numbers)
 		}
 	}
@@ -164,7 +164,7 @@ func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
 func isJSON(p *parley.Part) bool { return p.MediaType == "application/json" || p.IsJSON() }
 
 // ownType: a JSON media type that says more than that it is JSON.
-func ownType(t string) bool {
+func specificJSON(t string) bool {
 	if t == "application/json" || strings.HasPrefix(t, "text/plain") {
 		return false
 	}
@@ -175,7 +175,7 @@ func ownType(t string) bool {
 // rounded reports whether JSON holds a decimal that a 64-bit float does not
 // hold as it is written: 0.1 does (it is written so again), 0.10000000000000001
 // does not. Whole numbers do not count: they keep any size.
-func rounded(b []byte) bool {
+func losesDigits(b []byte) bool {
 	for i := 0; i < len(b); {
 		switch c := b[i]; {
 		case c == '"':
@@ -191,7 +191,7 @@ func rounded(b []byte) bool {
 				decimal = decimal || b[i] == '.' || b[i] == 'e' || b[i] == 'E'
 			}
 			// Fifteen digits always come back; most numbers end here.
-			if decimal && i-start > 15 && changes(string(b[start:i])) {
+			if decimal && i-start > 15 && roundsDecimal(string(b[start:i])) {
 				return true
 			}
 		default:
@@ -203,7 +203,7 @@ func rounded(b []byte) bool {
 
 // changes reports whether a literal, read as a float and written in the
 // shortest form, is another number.
-func changes(literal string) bool {
+func roundsDecimal(literal string) bool {
 	f, err := strconv.ParseFloat(literal, 64)
 	if err != nil {
 		return true

@@ -1,22 +1,21 @@
-// Package samvad joins SAMVAD to the hub: it hosts agents of the directory as
-// SAMVAD agents, each under a base path (and a sub-domain where one is
-// configured), and calls SAMVAD agents elsewhere for those who speak another
-// protocol.
+// Package samvad joins SAMVAD to the hub. For example, an agent named crew/scout
+// that speaks another protocol has a stand-in under /agents/crew/scout (and at a
+// sub-domain where one is configured): SAMVAD agents read its card there and send
+// it requests. In the other direction, the hub calls SAMVAD agents elsewhere for
+// senders of all protocols.
 //
-// # Hosting
-//
-// An agent named crew/scout is served under /agents/crew/scout; its card says
-// which identity to address. The hub itself is the agent at the root, so that
-// peers who fetch cards find the key with which the hub signs.
+// The hub itself is the agent at the root, so that peers find the key with which
+// it signs on its card.
 //
 // # Scope and replay
 //
 // The scope of a message is the addressed agent; the replay key is sender and
-// nonce within it. The journal's record is the reservation: a request whose
-// nonce was recorded before is answered REPLAY_DETECTED, whatever else it is.
+// nonce within it. The journal's record reserves the nonce: a request with a nonce
+// that was recorded before is answered REPLAY_DETECTED, whatever its content.
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -25,7 +24,6 @@ import (
 	"math"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,7 +47,7 @@ type Config struct {
 	Guard     *netguard.Guard // outbound addresses
 	RootCAs   *x509.CertPool  // trusted by outbound calls; nil: the system's
 	PublicURL string          // base URL under which agents reach the hub
-	Domain    string          // agents are hosted at its sub-domains too; "": paths only
+	Domain    string          // stand-ins are at its sub-domains too; "": paths only
 
 	Legacy    bool                                      // accept protocol 1.1
 	Origins   []string                                  // web origins whose pages may call; "*": any
@@ -57,10 +55,18 @@ type Config struct {
 	Window    time.Duration                             // how old a message may be; 0: 300 s
 	MaxBody   int64                                     // 0: 1 MiB
 
-	Tokens       []string // bearer tokens that authenticated skills of agents here accept; none: such skills refuse everybody
-	TokensPerDay int      // that a sender may have an agent here use up in a UTC day; 0: no limit
-	Unscanned    []string // skills whose payloads are not scanned for injection: patterns over agent or agent.skill
-	Lightweight  []string // public skills that unsigned requests may call: patterns of the same kind; none by default
+	// Tokens are the bearer tokens that authenticated skills of agents here accept;
+	// with none, such skills refuse everybody.
+	Tokens []string
+	// TokensPerDay is how many tokens each sender may make each agent here use in a
+	// UTC day; 0: no limit.
+	TokensPerDay int
+	// Unscanned names skills whose payloads are not scanned for injection, by
+	// patterns over agent or agent.skill.
+	Unscanned []string
+	// Lightweight names public skills that unsigned requests may call, by patterns of
+	// the same kind; none by default.
+	Lightweight []string
 
 	Now    func() time.Time
 	Logger *slog.Logger
@@ -69,38 +75,37 @@ type Config struct {
 // Binding is the hub's SAMVAD side. It is an http.Handler for the protocol
 // listener, and a hub.Binding.
 type Binding struct {
-	c         Config
-	public    *url.URL
-	server    *protocol.Server
-	keys      *keyIndex
-	client    *protocol.Client
-	identity  identity
-	stopWatch func()
-	taskKey   []byte
-	tokens    *tokens
-	slots     chan struct{} // bounds the background jobs
-	work      sync.WaitGroup
-	ctx       context.Context
-	stop      context.CancelFunc
+	c        Config
+	public   *url.URL
+	server   *protocol.Server
+	client   *protocol.Client
+	keys     *keyIndex
+	identity identity
+	taskKey  []byte
+	tokens   *tokens
+	pace     pacer
+	budget   *budget // nil where there is none
+	state
 
-	budget *budget // nil where there is none
+	ctx   context.Context
+	stop  context.CancelFunc
+	work  sync.WaitGroup
+	slots chan struct{} // bounds the jobs that finish tasks
+	stops []func()      // end what follows the directory and the journal
 
-	tasks   *journal.Table[task] // by message, and those that the server refused
 	tasksMu sync.Mutex
 	running map[parley.ID]bool // tasks that are not finished, by message
 
-	remoteTasks *journal.Table[remoteTask] // by message
-	remoteMu    sync.Mutex
-	followed    map[parley.ID]*remoteTask // tasks elsewhere that this node polls, by message
-	peers       map[string]*peerTasks     // by directory name
-	owned       chan struct{}             // has a token when there may be more to follow
+	remoteMu sync.Mutex
+	followed map[parley.ID]*remoteTask // tasks elsewhere that this node polls, by message
+	peers    map[string]*peerTasks     // by directory name
+	owned    chan struct{}             // has a token when there may be more to follow
 
-	mu     sync.RWMutex
-	hosted map[string]*protocol.Agent // by directory name; made when first asked for
-	shown  string                     // the hub's keys and limits that are on their cards
+	mu        sync.RWMutex
+	standIns  map[string]*protocol.Agent // by directory name; made when first asked for
+	cardBasis string                     // the hub's keys and limits that are on their cards
 
-	remotes map[string]*remote // cards of agents elsewhere, by directory name
-	pace    pacer
+	cards map[string]*cachedCard // cards of agents elsewhere, by directory name
 
 	credentials map[string]Credentials // of agents elsewhere, by directory name
 	labels      map[string]string      // names of agents by DNS label
@@ -122,88 +127,107 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, hosted: map[string]*protocol.Agent{}, remotes: map[string]*remote{}, credentials: map[string]Credentials{}, pace: pacer{now: c.Now}, labels: map[string]string{},
-		tasks: journal.NewTable[task](c.Journal, "samvad-tasks", 0), running: map[parley.ID]bool{},
-		remoteTasks: journal.NewTable[remoteTask](c.Journal, "samvad-outgoing", 0), followed: map[parley.ID]*remoteTask{},
-		peers: map[string]*peerTasks{}, owned: make(chan struct{}, 1)}
-	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
+	b := &Binding{c: c, public: public, state: newState(c.Journal), pace: pacer{now: c.Now}, slots: make(chan struct{}, 32),
+		running: map[parley.ID]bool{}, followed: map[parley.ID]*remoteTask{}, peers: map[string]*peerTasks{},
+		owned: make(chan struct{}, 1), standIns: map[string]*protocol.Agent{}, cards: map[string]*cachedCard{},
+		credentials: map[string]Credentials{}, labels: map[string]string{}}
+	outbound := func(timeout time.Duration, redirects int, maxBytes int64) *http.Client {
+		return c.Guard.Client(netguard.Options{Timeout: timeout, MaxRedirects: redirects, MaxResponseBytes: maxBytes, RootCAs: c.RootCAs})
+	}
 	var guard protocol.Guard
 	if c.Guard != nil {
 		guard = c.Guard.Prefixes
 	}
 	cards := &protocol.CardStore{Guard: guard, Now: c.Now}
 	if c.RootCAs != nil {
-		cards.HTTP = c.Guard.Client(netguard.Options{Timeout: protocol.DefaultCardTimeout, MaxRedirects: 3, RootCAs: c.RootCAs})
+		cards.HTTP = outbound(protocol.DefaultCardTimeout, 3, 0)
 	}
 	if b.identity, err = newIdentity(c.Keys, "agent://"+public.Host); err != nil {
 		return nil, err
 	}
-	b.client = &protocol.Client{Identity: b.identity, Guard: guard, Now: c.Now,
-		HTTP: c.Guard.Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})}
+	b.client = &protocol.Client{Identity: b.identity, Guard: guard, Now: c.Now, HTTP: outbound(-1, 0, -1)}
 	if c.Transport != nil {
 		b.client.HTTP.Transport = c.Transport(b.client.HTTP.Transport)
 	}
-	b.client.HTTP.Transport = telling{b.client.HTTP.Transport}
-	b.slots = make(chan struct{}, 32)
-	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.client.HTTP.Transport = hopsTransport{b.client.HTTP.Transport}
 	if b.taskKey, err = c.Keys.Secret("samvad tasks", 32); err != nil {
 		return nil, err
 	}
 	if b.tokens, err = newTokens(c.Keys); err != nil {
 		return nil, err
 	}
-	verifier := &protocol.Verifier{
-		Keys:   protocol.FirstOf(b.keys, cards),
-		Memory: memory{c.Journal},
-		Now:    c.Now,
-		Limits: protocol.Limits{MaxBody: c.MaxBody, Window: c.Window},
-		Prefix: public.Path,
-		Legacy: c.Legacy,
-	}
+	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
 	b.server = &protocol.Server{
-		Resolve:  b.resolve,
-		Verifier: verifier,
-		Record:   b.record,
-		Refused:  b.refused,
-		Accept:   b.accept,
-		Inline:   true, // a call returns when its context ends
-		// What was recorded must be run: the hub has bounds of its own.
-		MaxRunning: math.MaxInt,
+		Resolve: b.resolve,
+		Verifier: &protocol.Verifier{
+			Keys:   protocol.FirstOf(b.keys, cards),
+			Memory: memory{c.Journal},
+			Now:    c.Now,
+			Limits: protocol.Limits{MaxBody: c.MaxBody, Window: c.Window},
+			Prefix: public.Path,
+			Legacy: c.Legacy,
+		},
+		Record:     b.record,
+		Refused:    b.noteRefusal,
+		Accept:     b.accept,
+		Inline:     true,        // a call returns when its context ends
+		MaxRunning: math.MaxInt, // recorded requests must run: the hub has bounds of its own
 		Limiter:    &protocol.Limiter{},
 		Tasks:      (*taskStore)(b),
-		Webhook: &protocol.Webhook{Guard: guard, Now: c.Now,
-			HTTP: c.Guard.Client(netguard.Options{Timeout: protocol.DefaultWebhookTimeout, MaxRedirects: -1, RootCAs: c.RootCAs})},
+		Webhook:    &protocol.Webhook{Guard: guard, Now: c.Now, HTTP: outbound(protocol.DefaultWebhookTimeout, -1, 0)},
+		CORS:       c.Origins,
 	}
 	if c.TokensPerDay > 0 {
-		b.budget = newBudget(journal.NewTable[spending](c.Journal, "samvad-tokens", 0), b.server.Limiter, c.Now)
+		b.budget = newBudget(b.spending, b.server.Limiter, c.Now)
 	}
-	b.server.CORS = c.Origins
-	b.stopWatch = c.Hub.Directory().Watch(func(ch directory.Change) {
-		b.keys.update(ch)
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		if ch.Old != nil {
-			delete(b.hosted, ch.Old.Name)
-			delete(b.remotes, ch.Old.Name)
-			delete(b.labels, label(ch.Old.Name))
-		}
-		if ch.New == nil && ch.Old != nil {
-			delete(b.credentials, ch.Old.Name)
-		}
-		if ch.New != nil {
-			delete(b.hosted, ch.New.Name)
-			b.labels[label(ch.New.Name)] = ch.New.Name
-		}
-	})
+	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.stops = append(b.stops, c.Hub.Directory().Watch(b.update))
 	for _, e := range c.Hub.Directory().All() {
-		b.labels[label(e.Name)] = e.Name
+		b.update(directory.Change{New: e})
 	}
 	return b, nil
 }
 
-// Close ends what runs in the background.
+// update follows a change of the directory.
+func (b *Binding) update(ch directory.Change) {
+	b.keys.update(ch)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if ch.Old != nil {
+		delete(b.standIns, ch.Old.Name)
+		delete(b.cards, ch.Old.Name)
+		delete(b.labels, label(ch.Old.Name))
+	}
+	if ch.New != nil {
+		delete(b.standIns, ch.New.Name)
+		b.labels[label(ch.New.Name)] = ch.New.Name
+	} else if ch.Old != nil {
+		delete(b.credentials, ch.Old.Name)
+	}
+}
+
+// Start follows the journal for answers, and goes on with the tasks of an earlier
+// process.
+func (b *Binding) Start(ctx context.Context) error {
+	if b.budget != nil {
+		stop, err := b.budget.start(ctx)
+		if err != nil {
+			return err
+		}
+		b.stops = append(b.stops, stop)
+		b.work.Go(func() {
+			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot record a token budget; trying again", "error", err) })
+		})
+	}
+	b.followRemoteTasks()
+	return b.followTasks(ctx)
+}
+
+// Close ends the work in the background.
 func (b *Binding) Close() error {
-	b.stopWatch()
+	for _, stop := range b.stops {
+		stop()
+	}
 	b.mu.Lock() // nothing begins after it
 	b.stop()
 	b.mu.Unlock()
@@ -232,7 +256,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	}
 }
 
-// ServeHTTP serves the seven endpoints of every hosted agent.
+// ServeHTTP serves the seven endpoints of every stand-in.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) { b.server.ServeHTTP(w, r) }
 
 // Identity makes the directory's identity of a SAMVAD agent elsewhere. Without
@@ -257,7 +281,7 @@ func (b *Binding) Identity(id, base string) (parley.Identity, error) {
 // which SAMVAD identity it has.
 func (b *Binding) Enroll(agent, id, kid string, public []byte, by string) error {
 	for _, e := range b.c.Keys.Enrolled(agent, Protocol) {
-		if string(e.Public) == string(public) && e.KeyID == or(kid, e.KeyID) {
+		if string(e.Public) == string(public) && e.KeyID == cmp.Or(kid, e.KeyID) {
 			return nil
 		}
 	}
@@ -265,15 +289,7 @@ func (b *Binding) Enroll(agent, id, kid string, public []byte, by string) error 
 	return err
 }
 
-func or[T comparable](v, other T) T {
-	var zero T
-	if v == zero {
-		return other
-	}
-	return v
-}
-
-// Serves implements hub.HTTPBinding: SAMVAD's endpoints have fixed ends under
+// Serves implements hub.HTTPBinding, by the ends of SAMVAD's paths: they follow
 // any base path.
 func (b *Binding) Serves(r *http.Request) bool {
 	p := r.URL.Path
@@ -285,90 +301,6 @@ var (
 	_ hub.HTTPBinding = (*Binding)(nil)
 	_ hub.Forgetter   = (*Binding)(nil)
 )
-
-// Start takes up the tasks of an earlier process, and follows the journal for
-// answers.
-func (b *Binding) Start(ctx context.Context) error {
-	adopt := func() {
-		select {
-		case b.owned <- struct{}{}:
-		default:
-		}
-	}
-	stop := b.c.Journal.Watch(func(r *journal.Record) {
-		if m := r.Message; m != nil && m.Kind.Terminal() && r.Refused == nil {
-			if b.isRunning(m.InReplyTo) {
-				b.background(m.InReplyTo, func() error { return b.finish(b.ctx, m.InReplyTo, m) })
-			}
-		}
-		// A hub that had the partition before may end attempts there yet.
-		j := b.c.Journal
-		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
-			adopt()
-		}
-	})
-	stopOwned := b.c.Journal.WatchOwned(func(_ int, owned bool) {
-		if owned {
-			adopt()
-		}
-	})
-	b.work.Go(b.adoptOwned)
-	before := b.stopWatch
-	b.stopWatch = func() { before(); stopOwned(); stop() }
-	if b.budget != nil {
-		end, err := b.budget.start(ctx)
-		if err != nil {
-			return err
-		}
-		b.stopWatch = func() { before(); stopOwned(); stop(); end() }
-		b.work.Go(func() {
-			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot keep a token budget; trying again", "error", err) })
-		})
-	}
-	for row, err := range b.tasks.Range(ctx, "") {
-		if strings.HasPrefix(row.Key, refusedTask) {
-			continue
-		}
-		var id parley.ID
-		if err == nil {
-			id, err = parley.ParseID(row.Key)
-		}
-		if err != nil {
-			return fmt.Errorf("read the task %q: %w", row.Key, err)
-		}
-		if row.Value.Status.Finished() {
-			continue
-		}
-		b.setRunning(id, true)
-		if _, open := b.c.Journal.Delivery(id, row.Value.To); !open {
-			b.background(id, func() error { return b.find(id) })
-		}
-	}
-	return nil
-}
-
-// background finishes a task by f, which is repeated until it succeeds or the
-// binding closes; after a restart, Start does it.
-func (b *Binding) background(id parley.ID, f func() error) {
-	b.work.Go(func() {
-		for {
-			select {
-			case b.slots <- struct{}{}:
-			case <-b.ctx.Done():
-				return
-			}
-			err := f()
-			<-b.slots
-			if err == nil || b.ctx.Err() != nil {
-				return
-			}
-			b.c.Logger.Error("cannot record how a task ended; trying again", "message", id, "error", err)
-			if !b.rest(pause) {
-				return
-			}
-		}
-	})
-}
 
 // rest waits; false when the binding is closed.
 func (b *Binding) rest(d time.Duration) bool {

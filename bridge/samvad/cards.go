@@ -27,7 +27,7 @@ const (
 )
 
 // A remote is the card of an agent elsewhere, as it was last read.
-type remote struct {
+type cachedCard struct {
 	card  *protocol.Card // nil: it has not been read
 	until time.Time      // it is not read again before
 	read  chan struct{}  // closed when the reading that goes on has ended; nil where none goes on
@@ -54,10 +54,10 @@ func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.
 		return nil
 	}
 	b.mu.Lock()
-	r := b.remotes[e.Name]
+	r := b.cards[e.Name]
 	if r == nil {
-		r = &remote{}
-		b.remotes[e.Name] = r
+		r = &cachedCard{}
+		b.cards[e.Name] = r
 	}
 	due := !b.c.Now().Before(r.until) || again && r.card == nil
 	if due && r.read == nil && b.ctx.Err() == nil {
@@ -87,7 +87,7 @@ func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.
 }
 
 // noteCard ends a reading. Without a card the one before stays.
-func (b *Binding) noteCard(name string, r *remote, card *protocol.Card) {
+func (b *Binding) noteCard(name string, r *cachedCard, card *protocol.Card) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(r.read)
@@ -101,7 +101,7 @@ func (b *Binding) noteCard(name string, r *remote, card *protocol.Card) {
 		ttl = max(*card.CardTTL, int(cardRetry/time.Second))
 	}
 	r.card, r.until = card, b.c.Now().Add(min(time.Duration(ttl)*time.Second, protocol.DefaultMaxCardTTL))
-	delete(b.hosted, name)
+	delete(b.standIns, name)
 }
 
 func (b *Binding) readCard(ctx context.Context, name, at string) *protocol.Card {
@@ -127,7 +127,7 @@ func (b *Binding) readCard(ctx context.Context, name, at string) *protocol.Card 
 type cardHops struct{}
 
 // asked is the context in which a request of a stranger is served.
-func asked(r *http.Request) context.Context {
+func cardContext(r *http.Request) context.Context {
 	hops := bridge.HopsIn(r.Header.Get(bridge.ProvenanceHeader))
 	if len(hops) == 0 {
 		return r.Context()
@@ -146,9 +146,9 @@ func (b *Binding) mayFetch(ctx context.Context) (context.Context, bool) {
 }
 
 // telling says the hops of its context.
-type telling struct{ http.RoundTripper }
+type hopsTransport struct{ http.RoundTripper }
 
-func (t telling) RoundTrip(r *http.Request) (*http.Response, error) {
+func (t hopsTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if hops, ok := r.Context().Value(cardHops{}).([]string); ok && r.Method == http.MethodGet {
 		r = r.Clone(r.Context())
 		r.Header.Set(bridge.ProvenanceHeader, `card; hops="`+strings.Join(hops, " ")+`"`)

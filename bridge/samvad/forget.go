@@ -14,7 +14,7 @@ import (
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (int, error) {
 	standIn := ""
 	if f.Agent != "" {
-		standIn = b.id(f.Agent)
+		standIn = b.standInID(f.Agent)
 	}
 	is := func(id string) bool { return id != "" && id == standIn || f.Is(Protocol, id) }
 	return b.tasks.Sweep(ctx, "", func(r *journal.Row[task]) journal.Fate {

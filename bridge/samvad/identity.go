@@ -108,7 +108,7 @@ func (i identity) cardKeys() []protocol.CardKey {
 // made once more with the other.
 func (i identity) withAnyKey(call *protocol.Call, do func() error) error {
 	err := do()
-	if !unproved(err) {
+	if !rejectsKey(err) {
 		return err
 	}
 	now := i.Current().KID()
@@ -118,7 +118,7 @@ func (i identity) withAnyKey(call *protocol.Call, do func() error) error {
 			continue
 		}
 		call.As = ringSigner{s, i.id}
-		if again := do(); !unproved(again) {
+		if again := do(); !rejectsKey(again) {
 			return again
 		}
 	}
@@ -126,7 +126,7 @@ func (i identity) withAnyKey(call *protocol.Call, do func() error) error {
 }
 
 // unproved reports whether the agent did not accept the signature, or the caller.
-func unproved(err error) bool {
+func rejectsKey(err error) bool {
 	return errors.Is(err, protocol.ErrRemote) && protocol.AsError(err).Code == protocol.CodeAuthFailed
 }
 

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -30,7 +31,7 @@ func (b *Binding) resolve(r *http.Request, prefix string) *protocol.Agent {
 		}
 		name = b.byHost(r.Host)
 	}
-	return b.agent(asked(r), name)
+	return b.standIn(cardContext(r), name)
 }
 
 func (b *Binding) byHost(host string) string {
@@ -54,7 +55,7 @@ func (b *Binding) byHost(host string) string {
 }
 
 // name of an agent that is hosted: the last part of what the card says.
-func (b *Binding) nameOf(a *protocol.Agent) string {
+func (b *Binding) agentName(a *protocol.Agent) string {
 	if rest, ok := strings.CutPrefix(a.Card.URL, b.public.String()+"/agents/"); ok {
 		return rest
 	}
@@ -76,11 +77,11 @@ func (b *Binding) sender(r *protocol.Request) string {
 }
 
 // plain takes the skill out of a message where it only says: this is talk.
-func (b *Binding) plain(m *parley.Message) {
+func (b *Binding) dropTalk(m *parley.Message) {
 	if m.Skill != talk {
 		return
 	}
-	if e, ok := b.c.Hub.Directory().Agent(m.To); ok && talks(e) {
+	if e, ok := b.c.Hub.Directory().Agent(m.To); ok && hasTalk(e) {
 		m.Skill = ""
 	}
 }
@@ -88,24 +89,24 @@ func (b *Binding) plain(m *parley.Message) {
 // record makes a request durable: the protocol's server calls it once for each
 // request whose signature is in order.
 func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) error {
-	from, to := b.sender(r), b.nameOf(r.Agent)
+	from, to := b.sender(r), b.agentName(r.Agent)
 	now := b.c.Now()
 	s := hub.Submission{
 		Message: toMessage(r, from, to, now),
 		Scope:   scope(r.To),
-		Key:     journal.Key{ID: key(r.Envelope), Sender: from, Until: bridge.KeyEnd(r.Until(or(b.c.Window, 300*time.Second)))},
+		Key:     journal.Key{ID: key(r.Envelope), Sender: from, Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, 300*time.Second)))},
 		Foreign: r.TraceID,
 		Fits:    true, // the server has validated the payload
 	}
-	b.plain(s.Message)
+	b.dropTalk(s.Message)
 	var exceeded error
-	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && b.leads(to) {
+	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && b.leadsElsewhere(to) {
 		// To call on is to delegate further.
 		exceeded = protocol.ErrDelegationExceeded
 		refusal = protocol.AsError(exceeded)
 	}
 	if r.Verdict.Assurance != protocol.Signed || r.Auth != nil && r.Auth.Token != "" {
-		b.tokens.replace(s.Message, r.Envelope, refusal == nil && b.leads(to))
+		b.tokens.replace(s.Message, r.Envelope, refusal == nil && b.leadsElsewhere(to))
 	}
 	if refusal != nil {
 		s.Refused = toRefusal(refusal)
@@ -184,9 +185,9 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 }
 
 // refused notes what the server turned away, for `parley refused`.
-func (b *Binding) refused(r *http.Request, c protocol.Claim, e *protocol.Error) string {
+func (b *Binding) noteRefusal(r *http.Request, c protocol.Claim, e *protocol.Error) string {
 	f := hub.Refusal{
-		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: or(c.Agent, c.Endpoint), Step: string(e.Step),
+		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: cmp.Or(c.Agent, c.Endpoint), Step: string(e.Step),
 		Code: stepCode(e), Text: e.Text, Cause: e.Error(), Size: c.Size,
 	}
 	if e.Verdict != nil {
@@ -196,7 +197,7 @@ func (b *Binding) refused(r *http.Request, c protocol.Claim, e *protocol.Error) 
 }
 
 // token checks the bearer token of a request to an authenticated skill.
-func (b *Binding) token(_ context.Context, r *protocol.Request) error {
+func (b *Binding) checkToken(_ context.Context, r *protocol.Request) error {
 	given, known := sha256.Sum256([]byte(r.Auth.Token)), 0
 	for _, t := range b.c.Tokens {
 		want := sha256.Sum256([]byte(t))

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"slices"
@@ -29,11 +30,6 @@ type keyIndex struct {
 func newKeyIndex(r *keyring.Ring, d *directory.Directory) *keyIndex {
 	x := &keyIndex{ring: r, dir: d, byName: map[string][]string{}, byID: map[string][]protocol.Key{}}
 	r.Watch(x.refresh)
-	for _, e := range r.AllEnrolled() {
-		if e.Purpose == Protocol {
-			x.refresh(e.Agent)
-		}
-	}
 	return x
 }
 
@@ -50,26 +46,18 @@ func (x *keyIndex) Keys(_ context.Context, id string) ([]protocol.Key, error) {
 
 // update follows a change of the directory.
 func (x *keyIndex) update(c directory.Change) {
-	switch {
-	case c.New != nil:
-		x.set(c.New.Name, c.New)
-	case c.Old != nil:
-		x.set(c.Old.Name, nil)
-	}
+	x.set(cmp.Or(c.New, c.Old).Name, c.New)
 }
 
-// refresh looks at an agent again, after its keys changed.
+// refresh follows a change of an agent's keys.
 func (x *keyIndex) refresh(agent string) {
-	e, ok := x.dir.Agent(agent)
-	if !ok {
-		e = nil
-	}
+	e, _ := x.dir.Agent(agent) // nil where there is none
 	x.set(agent, e)
 }
 
-// set indexes an agent anew: each of its keys speaks for each of its
-// identities, for they are one agent's. Slices that were given out are not
-// changed.
+// set indexes an agent anew: each of its keys proves each of its identities. e is
+// nil where the directory has no such agent. It does not change slices that Keys
+// gave.
 func (x *keyIndex) set(agent string, e *directory.Entry) {
 	enrolled := x.ring.Enrolled(agent, Protocol)
 	var ids []string
@@ -99,7 +87,7 @@ func (x *keyIndex) set(agent string, e *directory.Entry) {
 		for _, k := range enrolled {
 			kid := k.KeyID
 			if kid == keyring.Fingerprint(keyring.Ed25519, k.Public) {
-				kid = "" // nobody named it: it answers to any
+				kid = "" // it has no name of its own: any matches
 			}
 			keys = append(keys, protocol.Key{KID: kid, Public: ed25519.PublicKey(k.Public), Source: enrolledSource + agent})
 		}

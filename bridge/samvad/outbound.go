@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -58,10 +59,10 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 	m := o.Message
 	switch m.Kind {
 	case parley.Request:
-		if err := b.passOn(ctx, m, o.Recipient.Name, &call); err != nil {
+		if err := b.addCredentials(ctx, m, o.Recipient.Name, &call); err != nil {
 			return hub.Outcome{Answered: true, Failure: err, Losses: losses}
 		}
-		mode := b.mode(ctx, o, call.Skill)
+		mode := b.modeFor(ctx, o, call.Skill)
 		if before != nil || mode == protocol.ModeAsync && !o.Waits {
 			out := b.sendTask(ctx, o, call, before)
 			out.Losses = losses
@@ -76,7 +77,7 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 		return hub.Outcome{Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}}, Losses: losses,
 			Reply: &parley.Message{
 				Origin:     remoteOrigin(o.Identity.ID),
-				Extensions: answered(reply.Replaced),
+				Extensions: replyExtension(reply.Replaced),
 				Trace:      parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
 			}}
 	default:
@@ -84,7 +85,7 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 		err := b.identity.withAnyKey(&call, func() error { _, err := b.client.Send(ctx, call); return err })
 		if err != nil {
 			a := fromError(err)
-			return hub.Outcome{Err: or(a.err, a.failure), Wait: a.wait, Unknown: a.unknown, Losses: losses}
+			return hub.Outcome{Err: cmp.Or(a.err, a.failure), Wait: a.wait, Unknown: a.unknown, Losses: losses}
 		}
 		return hub.Outcome{Losses: losses}
 	}
@@ -94,7 +95,7 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 // right to it: its token, for the agent to judge, and its delegation, issued
 // anew by the hub for this one skill, one level less and no longer (SAM-105).
 // What the sender did not bring is the operator's, if that is configured.
-func (b *Binding) passOn(ctx context.Context, m *parley.Message, to string, call *protocol.Call) *parley.Error {
+func (b *Binding) addCredentials(ctx context.Context, m *parley.Message, to string, call *protocol.Call) *parley.Error {
 	var e *protocol.Envelope // nil: of another protocol, or of version 1.1, which knows neither
 	if m.Origin.Protocol == Protocol {
 		e, _ = protocol.Decode(m.Origin.Raw)
@@ -187,7 +188,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 // stream where it sees events as they come, else at once. For who does not, it
 // is a task, which outlasts connections; but a stream for who sees events,
 // where the skill names that before tasks.
-func (b *Binding) mode(ctx context.Context, o hub.Outbound, skill string) protocol.Mode {
+func (b *Binding) modeFor(ctx context.Context, o hub.Outbound, skill string) protocol.Mode {
 	var modes []protocol.Mode
 	if s, ok := o.Recipient.SkillNamed(skill); ok {
 		for _, m := range s.Modes {
@@ -228,7 +229,7 @@ func (b *Binding) defaultSkill(card *protocol.Card) string {
 // cardOf gives the card under which an agent is hosted, with the skills of its
 // own card elsewhere; nil where none is known.
 func (b *Binding) cardOf(ctx context.Context, name string) *protocol.Card {
-	if a := b.agent(ctx, name); a != nil {
+	if a := b.standIn(ctx, name); a != nil {
 		return a.Card
 	}
 	return nil

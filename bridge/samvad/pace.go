@@ -55,7 +55,7 @@ func shared(limit *protocol.RateLimit) int {
 }
 
 // refused notes when an agent wants to be asked again.
-func (p *pacer) refused(peer string, after time.Duration) {
+func (p *pacer) postpone(peer string, after time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.until == nil || len(p.until) >= maxPaced {
@@ -81,7 +81,7 @@ func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.
 				return out
 			}
 			wait = out.Wait
-			b.pace.refused(peer, wait)
+			b.pace.postpone(peer, wait)
 		} else {
 			err := parley.Fail(parley.RateLimited, nil, "%q takes no more requests of this hub now, by the limits on its card or the time that it asked for", o.Recipient.Name)
 			err.After = wait

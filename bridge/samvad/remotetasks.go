@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -201,7 +203,7 @@ func (b *Binding) poll(id parley.ID, w *remoteTask) (wait time.Duration, over bo
 		return 0, false
 	case err == nil && t.Status == protocol.TaskDone:
 		return b.submitReply(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}},
-			Extensions: answered(t.Replaced)})
+			Extensions: replyExtension(t.Replaced)})
 	case err == nil:
 		a := fromError(t.Err)
 		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: cmp.Or(a.failure, a.err)})
@@ -282,6 +284,30 @@ func (b *Binding) adopt() error {
 		} // else an attempt is in flight, or to come
 	}
 	return nil
+}
+
+// followRemoteTasks adopts tasks when this node may have more to follow: when it
+// becomes the owner of a partition, and when the former owner, still alive, ends an
+// attempt there.
+func (b *Binding) followRemoteTasks() {
+	adopt := func() {
+		select {
+		case b.owned <- struct{}{}:
+		default:
+		}
+	}
+	j := b.c.Journal
+	delivered := func(s journal.Step) bool { return s.State == parley.Delivered }
+	b.stops = append(b.stops, j.WatchOwned(func(_ int, owned bool) {
+		if owned {
+			adopt()
+		}
+	}), j.Watch(func(r *journal.Record) {
+		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
+			adopt()
+		}
+	}))
+	b.work.Go(b.adoptOwned)
 }
 
 // adoptOwned adopts tasks whenever this node has become the owner of a partition.

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -25,7 +26,7 @@ const talk = "talk"
 // talks reports whether an agent is hosted with the skill talk: it speaks another
 // protocol, and nobody declared what it can do. It stays when the agent itself
 // tells its skills, so that callers need not know whether it has done so yet.
-func talks(e *directory.Entry) bool {
+func hasTalk(e *directory.Entry) bool {
 	return (len(e.Skills) == 0 || e.Learned != "" && !slices.ContainsFunc(e.Skills, isTalk)) &&
 		slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) && !slices.Contains(e.Native(), Protocol)
 }
@@ -41,13 +42,13 @@ func talkSkill() protocol.Skill {
 }
 
 // hosts: an agent appears where it was exposed, and in its own protocol.
-func (b *Binding) hosts(e *directory.Entry) bool {
+func (b *Binding) exposes(e *directory.Entry) bool {
 	return e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol)
 }
 
 // AgentURL is the base URL under which an agent is hosted; "" where it is not.
 func (b *Binding) AgentURL(e *directory.Entry) string {
-	if !b.hosts(e) {
+	if !b.exposes(e) {
 		return ""
 	}
 	if e.Name == Root {
@@ -57,8 +58,8 @@ func (b *Binding) AgentURL(e *directory.Entry) string {
 }
 
 // id is the identity under which an agent is hosted.
-func (b *Binding) id(name string) string {
-	host := or(b.c.Domain, b.public.Host)
+func (b *Binding) standInID(name string) string {
+	host := cmp.Or(b.c.Domain, b.public.Host)
 	if name == Root {
 		return "agent://" + host
 	}
@@ -92,25 +93,25 @@ func label(name string) string {
 }
 
 // agent gives the hosted form of a directory agent, or nil.
-func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
+func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	keys := fmt.Sprint(b.c.Hub.SenderRate().PerSecond, " ", b.c.Keys.Valid(keyring.Hub, Protocol))
 	b.mu.RLock()
-	a, same := b.hosted[name], b.shown == keys
+	a, same := b.standIns[name], b.cardBasis == keys
 	b.mu.RUnlock()
 	if a != nil && same {
 		return a
 	}
 	e, ok := b.c.Hub.Directory().Agent(name)
-	if !ok || !b.hosts(e) {
+	if !ok || !b.exposes(e) {
 		return nil
 	}
 	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Skills: map[string]protocol.SkillOptions{},
 		Limit: &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
 	if !elsewhere(e) { // an agent elsewhere judges the tokens itself
-		a.Token = b.token
+		a.Token = b.checkToken
 	}
 	for _, k := range a.Card.Skills {
-		a.Skills[k.ID] = protocol.SkillOptions{NoScan: named(b.c.Unscanned, name, k.ID), Lightweight: named(b.c.Lightweight, name, k.ID)}
+		a.Skills[k.ID] = protocol.SkillOptions{NoScan: matchesSkill(b.c.Unscanned, name, k.ID), Lightweight: matchesSkill(b.c.Lightweight, name, k.ID)}
 	}
 	if len(a.Card.Skills) == 0 {
 		return nil // nothing is known of it that could be called
@@ -121,11 +122,11 @@ func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.shown != keys {
-		b.shown = keys
-		clear(b.hosted)
+	if b.cardBasis != keys {
+		b.cardBasis = keys
+		clear(b.standIns)
 	}
-	b.hosted[name] = a
+	b.standIns[name] = a
 	return a
 }
 
@@ -134,17 +135,17 @@ func (b *Binding) agent(ctx context.Context, name string) *protocol.Agent {
 func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 	ttl := protocol.DefaultCardTTL
 	c := &protocol.Card{
-		ID:          b.id(e.Name),
-		Name:        clip(or(e.Title, e.Name), 100),
-		Version:     or(e.Version, "1.0.0"),
-		Description: clip(or(e.Description, e.Name+", through Parley"), 500),
+		ID:          b.standInID(e.Name),
+		Name:        clip(cmp.Or(e.Title, e.Name), 100),
+		Version:     cmp.Or(e.Version, "1.0.0"),
+		Description: clip(cmp.Or(e.Description, e.Name+", through Parley"), 500),
 		URL:         b.AgentURL(e),
 		PublicKeys:  b.identity.cardKeys(),
 		RateLimit:   b.limits(),
 		CardTTL:     &ttl,
 	}
 	for _, k := range e.Skills {
-		c.Skills = append(c.Skills, skill(k))
+		c.Skills = append(c.Skills, toSkill(k))
 	}
 	wait, all := time.Duration(0), len(e.Skills) == 0
 	if all {
@@ -157,7 +158,7 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 		c.Specializations, c.Models = remote.Specializations, remote.Models
 		c.RateLimit = behind(c.RateLimit, remote.RateLimit)
 	}
-	if talks(e) {
+	if hasTalk(e) {
 		c.Skills = append(c.Skills, talkSkill())
 	}
 	return c.Complete()
@@ -201,14 +202,14 @@ func elsewhere(e *directory.Entry) bool {
 }
 
 // leads reports whether calls to an agent of the directory lead elsewhere.
-func (b *Binding) leads(name string) bool {
+func (b *Binding) leadsElsewhere(name string) bool {
 	e, ok := b.c.Hub.Directory().Agent(name)
 	return ok && elsewhere(e)
 }
 
 // named reports whether an operator's patterns mean a skill, or all of its
 // agent.
-func named(patterns []string, agent, skill string) bool {
+func matchesSkill(patterns []string, agent, skill string) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		return policy.Match(pattern, agent) || policy.Match(pattern, agent+"."+skill)
 	})
@@ -221,11 +222,11 @@ func clip(s string, n int) string {
 	return s
 }
 
-func skill(s parley.SkillSpec) protocol.Skill {
+func toSkill(s parley.SkillSpec) protocol.Skill {
 	out := protocol.Skill{
-		ID: s.ID, Name: clip(or(s.Name, s.ID), 100), Description: clip(or(s.Description, s.ID), 500),
+		ID: s.ID, Name: clip(cmp.Or(s.Name, s.ID), 100), Description: clip(cmp.Or(s.Description, s.ID), 500),
 		InputSchema: json.RawMessage(s.Input), OutputSchema: json.RawMessage(s.Output),
-		Trust: protocol.Trust(or(s.Access, parley.Public)), AllowedPeers: s.Peers,
+		Trust: protocol.Trust(cmp.Or(s.Access, parley.Public)), AllowedPeers: s.Peers,
 	}
 	if len(out.InputSchema) == 0 {
 		out.InputSchema = json.RawMessage(`{"type":"object"}`)

@@ -11,6 +11,21 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
+// state is what the binding remembers in the journal.
+type state struct {
+	tasks       *journal.Table[task]       // by message; below refusedTask those that the server refused
+	remoteTasks *journal.Table[remoteTask] // by message
+	spending    *journal.Table[spending]   // by day, process and a hash of agent and sender
+}
+
+func newState(j *journal.Journal) state {
+	return state{
+		tasks:       journal.NewTable[task](j, "samvad-tasks", 0),
+		remoteTasks: journal.NewTable[remoteTask](j, "samvad-outgoing", 0),
+		spending:    journal.NewTable[spending](j, "samvad-tokens", 0),
+	}
+}
+
 // task is the record of an asynchronous request, by which the hub answers polls,
 // over restarts. Its key is the id of the message. To call the sender back is a
 // delivery of the reply.

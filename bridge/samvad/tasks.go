@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -74,7 +75,58 @@ func (b *Binding) isRunning(id parley.ID) bool {
 	return b.running[id]
 }
 
-func delivered(s journal.Step) bool { return s.State == parley.Delivered }
+// background finishes a task by f, which is repeated until it succeeds or the
+// binding closes; after a restart, Start does it.
+func (b *Binding) background(id parley.ID, f func() error) {
+	b.work.Go(func() {
+		for {
+			select {
+			case b.slots <- struct{}{}:
+			case <-b.ctx.Done():
+				return
+			}
+			err := f()
+			<-b.slots
+			if err == nil || b.ctx.Err() != nil {
+				return
+			}
+			b.c.Logger.Error("cannot record how a task ended; trying again", "message", id, "error", err)
+			if !b.rest(pause) {
+				return
+			}
+		}
+	})
+}
+
+// followTasks finishes tasks as their answers are recorded, those of an earlier
+// process first.
+func (b *Binding) followTasks(ctx context.Context) error {
+	b.stops = append(b.stops, b.c.Journal.Watch(func(r *journal.Record) {
+		if m := r.Message; m != nil && m.Kind.Terminal() && r.Refused == nil && b.isRunning(m.InReplyTo) {
+			b.background(m.InReplyTo, func() error { return b.finish(b.ctx, m.InReplyTo, m) })
+		}
+	}))
+	for row, err := range b.tasks.Range(ctx, "") {
+		if strings.HasPrefix(row.Key, refusedTask) {
+			continue
+		}
+		var id parley.ID
+		if err == nil {
+			id, err = parley.ParseID(row.Key)
+		}
+		if err != nil {
+			return fmt.Errorf("read the task %q: %w", row.Key, err)
+		}
+		if row.Value.Status.Finished() {
+			continue
+		}
+		b.setRunning(id, true)
+		if _, open := b.c.Journal.Delivery(id, row.Value.To); !open {
+			b.background(id, func() error { return b.find(id) })
+		}
+	}
+	return nil
+}
 
 // find finishes a task with the answer in the journal: an earlier process ended
 // after it recorded the answer and before it recorded the outcome of the task.

@@ -47,7 +47,7 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 			Peer:     r.From,
 			Address:  r.Remote,
 			Raw:      r.Raw(),
-			Header:   keep(r.Header),
+			Header:   signatureHeadersOf(r.Header),
 			Received: received,
 			Verdict:  verdict(&r.Verdict),
 		},
@@ -61,11 +61,11 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 
 // kept is the allow-list of headers that are stored: what a signature needs
 // to be verified again. Tokens are in none of them.
-var kept = [...]string{"Content-Type", "Content-Digest", "Signature-Input", "Signature"}
+var signatureHeaders = [...]string{"Content-Type", "Content-Digest", "Signature-Input", "Signature"}
 
-func keep(h http.Header) map[string]string {
-	out := make(map[string]string, len(kept))
-	for _, k := range kept {
+func signatureHeadersOf(h http.Header) map[string]string {
+	out := make(map[string]string, len(signatureHeaders))
+	for _, k := range signatureHeaders {
 		if v := h[k]; len(v) == 1 {
 			out[k] = v[0]
 		}
@@ -177,7 +177,7 @@ func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 }
 
 // answered is the extension of an answer.
-func answered(replaced bool) map[string]json.RawMessage {
+func replyExtension(replaced bool) map[string]json.RawMessage {
 	if !replaced {
 		return nil
 	}
