@@ -101,14 +101,12 @@ type Binding struct {
 	peers    map[string]*peerTasks     // by directory name
 	owned    chan struct{}             // has a token when there may be more to follow
 
-	mu        sync.RWMutex
-	standIns  map[string]*protocol.Agent // by directory name; made when first asked for
-	cardBasis string                     // the hub's keys and limits that are on their cards
-
-	cards map[string]*cachedCard // cards of agents elsewhere, by directory name
-
-	credentials map[string]Credentials // of agents elsewhere, by directory name
-	labels      map[string]string      // names of agents by DNS label
+	mu          sync.RWMutex
+	standIns    map[string]*protocol.Agent // by directory name; made when first needed
+	cardBasis   string                     // the hub's keys and limits that are on their cards
+	cards       map[string]*cachedCard     // of agents elsewhere, by directory name
+	credentials map[string]Credentials     // of agents elsewhere, by directory name
+	labels      map[string]string          // directory names by DNS label
 }
 
 // Root is the directory name of the agent that is served at the root: the hub
@@ -251,7 +249,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
 		Resumes:     b.resumes,
 		CallsBack:   callsBack,
-		ReplyLosses: b.replyLosses,
+		ReplyLosses: replyLosses,
 		Address:     b.AgentURL,
 	}
 }

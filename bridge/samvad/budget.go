@@ -14,23 +14,21 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// budget keeps what senders used up of their tokens a day in the journal's
-// state, so that a restart gives nobody a new budget, and so that all nodes
-// count together. Each process writes sums of its own alone, and adds those of
-// the others, earlier ones of this node among them, to its limiter.
+// budget records how many tokens each sender used today, so that the limit holds over
+// restarts and for all nodes together. Each process writes only its own sums, and
+// adds those of other processes, and of earlier ones of this node, to its limiter.
 //
-// It writes at once, then at most once a second for each agent and sender: a
-// process that is killed forgets what was used up in its last second, one that
-// is stopped nothing.
+// It writes the first tokens of a sender at once, then at most once a second: a
+// killed process loses the tokens of its last second, a stopped one none.
 type budget struct {
 	table   *journal.Table[spending]
 	limiter *protocol.Limiter
 	now     func() time.Time
-	self    string // of this process
+	self    string // names this process
 
 	mu    sync.Mutex
 	day   string
-	spent map[spender]int64 // by this process on that day
+	spent map[spender]int64 // tokens that this process counted on that day
 	dirty map[spender]bool  // not in the table yet
 	wake  chan struct{}
 }
@@ -39,7 +37,7 @@ type spender struct{ Agent, Sender string }
 
 const (
 	budgetEvery = time.Second
-	// As many as the limiter counts; those beyond are counted in memory alone.
+	// Further senders are counted in memory only.
 	maxSpenders = protocol.DefaultMaxSenders
 )
 
@@ -51,7 +49,7 @@ func newBudget(t *journal.Table[spending], l *protocol.Limiter, now func() time.
 
 func dayOf(t time.Time) string { return t.UTC().Format(time.DateOnly) }
 
-// record notes what a sender used up in this process.
+// record adds tokens that a sender used in this process.
 func (b *budget) record(agent, sender string, tokens int, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,7 +72,7 @@ func (b *budget) poke() {
 	}
 }
 
-// start counts what others used up today, and goes on to do so.
+// start counts the tokens of other processes, now and as they write them.
 func (b *budget) start(ctx context.Context) (stop func(), err error) {
 	if stop, err = b.table.Follow(ctx, b.countOthers); err != nil {
 		return nil, fmt.Errorf("read the tokens that senders used: %w", err)
@@ -82,7 +80,7 @@ func (b *budget) start(ctx context.Context) (stop func(), err error) {
 	return stop, nil
 }
 
-// countOthers counts what another process added to its sum of today.
+// countOthers counts the tokens that another process added to its sum of today.
 func (b *budget) countOthers(before, after journal.Row[spending]) {
 	day, rest, _ := strings.Cut(after.Key, "/")
 	more, now := after.Value.Tokens-before.Value.Tokens, b.now()
@@ -91,7 +89,7 @@ func (b *budget) countOthers(before, after journal.Row[spending]) {
 	}
 }
 
-// run keeps what is used up until ctx ends.
+// run records tokens until ctx ends.
 func (b *budget) run(ctx context.Context, failed func(error)) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -113,8 +111,7 @@ func (b *budget) run(ctx context.Context, failed func(error)) {
 	}
 }
 
-// flush writes what is not in the state yet. What cannot be written is tried
-// again with the next.
+// flush writes the sums that changed. If that fails, they count as changed again.
 func (b *budget) flush(ctx context.Context) error {
 	b.mu.Lock()
 	day, changed := b.day, b.dirty
@@ -130,7 +127,7 @@ func (b *budget) flush(ctx context.Context) error {
 				b.poke()
 			}
 			b.mu.Unlock()
-			return fmt.Errorf("keep what %s used up of %s: %w", s.Sender, s.Agent, err)
+			return fmt.Errorf("record the tokens of %s at %s: %w", s.Sender, s.Agent, err)
 		}
 	}
 	return nil

@@ -13,24 +13,22 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// What an agent elsewhere says of itself on its card: its skills where nobody
-// declared them here, its specializations and models, and how much it takes. The
-// hub calls it in its own name for everybody, so all of that is one sender there;
-// a request that the agent would refuse waits here instead.
+// The hub reads the cards of agents elsewhere: for their skills where nobody
+// declared them here, their specializations, models and rate limits.
 
 const (
-	// cardWait is how long the first call of an agent waits for its card, which
-	// says how much it takes.
+	// cardWait is how long the first call of an agent waits for its card, for its
+	// rate limits.
 	cardWait = 3 * time.Second
-	// cardRetry is after how long a card that could not be read again is tried.
+	// cardRetry is the pause after a card could not be read.
 	cardRetry = time.Minute
 )
 
-// A remote is the card of an agent elsewhere, as it was last read.
+// A cachedCard is the card of an agent elsewhere, as it was last read.
 type cachedCard struct {
 	card  *protocol.Card // nil: it has not been read
 	until time.Time      // it is not read again before
-	read  chan struct{}  // closed when the reading that goes on has ended; nil where none goes on
+	read  chan struct{}  // closed at the end of the read in flight; nil where there is none
 }
 
 // addressed gives the identity of an agent elsewhere that has a URL.
@@ -43,11 +41,10 @@ func addressed(e *directory.Entry) (parley.Identity, bool) {
 	return parley.Identity{}, false
 }
 
-// remoteCard gives the card of an agent elsewhere; nil where it is not known. A
-// caller without one waits for it, at most that long; what is old is read again
-// meanwhile, so that nobody waits for an agent that is away. With again, a card
-// that could not be read just now is tried once more: the agent may have started
-// since.
+// remoteCard gives the card of an agent elsewhere; nil where it is not known. If
+// none was read yet, it waits for one up to the time given. It gives an old card
+// and reads a new one in the background, so that nobody waits for an agent that is
+// down. again ignores the pause after a failure: the agent may have started since.
 func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.Duration, again bool) *protocol.Card {
 	id, ok := addressed(e)
 	if !ok {
@@ -86,7 +83,7 @@ func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.
 	return r.card
 }
 
-// noteCard ends a reading. Without a card the one before stays.
+// noteCard ends a read. Without a card the one before stays.
 func (b *Binding) noteCard(name string, r *cachedCard, card *protocol.Card) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,16 +114,13 @@ func (b *Binding) readCard(ctx context.Context, name, at string) *protocol.Card 
 	return card
 }
 
-// Cards of agents elsewhere are fetched when somebody asks for them here. Two
-// hubs at which an agent is said to be at the other would ask each other for
-// ever: so a hub that fetches a card says which hubs have been asked for it,
-// as messages do, and one that is among them fetches no more.
-
-// The hops are in the context because the protocol's client and server, which know
-// none, and net/http lie between the request and the fetch.
+// cardHops is the key of the hubs that were asked for a card, as messages list their
+// hops: two hubs that each have an agent at the other would ask each other for ever.
+// They are in the context because net/http and the protocol's client and server,
+// which know no hops, lie between the request and the fetch.
 type cardHops struct{}
 
-// asked is the context in which a request of a stranger is served.
+// cardContext is the context of a request, with its hops.
 func cardContext(r *http.Request) context.Context {
 	hops := bridge.HopsIn(r.Header.Get(bridge.ProvenanceHeader))
 	if len(hops) == 0 {
@@ -135,8 +129,8 @@ func cardContext(r *http.Request) context.Context {
 	return context.WithValue(r.Context(), cardHops{}, hops)
 }
 
-// mayFetch reports whether another hub may be asked, and gives the context in
-// which that is done.
+// mayFetch reports whether this hub may ask another for a card, and gives the
+// context for that, with this hub among the hops.
 func (b *Binding) mayFetch(ctx context.Context) (context.Context, bool) {
 	hops, _ := ctx.Value(cardHops{}).([]string)
 	if slices.Contains(hops, b.c.Hub.ID()) || len(hops) >= parley.MaxHops {
@@ -145,7 +139,7 @@ func (b *Binding) mayFetch(ctx context.Context) (context.Context, bool) {
 	return context.WithValue(ctx, cardHops{}, append(slices.Clone(hops), b.c.Hub.ID())), true
 }
 
-// telling says the hops of its context.
+// hopsTransport sends the hops of the context along.
 type hopsTransport struct{ http.RoundTripper }
 
 func (t hopsTransport) RoundTrip(r *http.Request) (*http.Response, error) {

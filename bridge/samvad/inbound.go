@@ -20,8 +20,7 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// resolve finds the hosted agent of a request by its base path, else by its
-// host.
+// resolve finds the stand-in of a request by its base path, else by its host.
 func (b *Binding) resolve(r *http.Request, prefix string) *protocol.Agent {
 	prefix = strings.TrimPrefix(prefix, b.public.Path)
 	name, ok := strings.CutPrefix(prefix, "/agents/")
@@ -54,7 +53,7 @@ func (b *Binding) byHost(host string) string {
 	return b.labels[l]
 }
 
-// name of an agent that is hosted: the last part of what the card says.
+// agentName gives the directory name of a stand-in: the last part of its URL.
 func (b *Binding) agentName(a *protocol.Agent) string {
 	if rest, ok := strings.CutPrefix(a.Card.URL, b.public.String()+"/agents/"); ok {
 		return rest
@@ -76,7 +75,8 @@ func (b *Binding) sender(r *protocol.Request) string {
 	return directory.Stranger(Protocol, r.From, "")
 }
 
-// plain takes the skill out of a message where it only says: this is talk.
+// dropTalk removes the skill talk from a message, which is only SAMVAD's name for
+// having none.
 func (b *Binding) dropTalk(m *parley.Message) {
 	if m.Skill != talk {
 		return
@@ -86,8 +86,8 @@ func (b *Binding) dropTalk(m *parley.Message) {
 	}
 }
 
-// record makes a request durable: the protocol's server calls it once for each
-// request whose signature is in order.
+// record makes a request durable. The protocol's server calls it once for each
+// request with a valid signature.
 func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) error {
 	from, to := b.sender(r), b.agentName(r.Agent)
 	now := b.c.Now()
@@ -99,76 +99,49 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 		Fits:    true, // the server has validated the payload
 	}
 	b.dropTalk(s.Message)
+	elsewhere := b.leadsElsewhere(to)
 	var exceeded error
-	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && b.leadsElsewhere(to) {
-		// To call on is to delegate further.
+	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && elsewhere {
+		// The hub would delegate further.
 		exceeded = protocol.ErrDelegationExceeded
 		refusal = protocol.AsError(exceeded)
 	}
 	if r.Verdict.Assurance != protocol.Signed || r.Auth != nil && r.Auth.Token != "" {
-		b.tokens.replace(s.Message, r.Envelope, refusal == nil && b.leadsElsewhere(to))
+		b.tokens.replace(s.Message, r.Envelope, refusal == nil && elsewhere)
 	}
 	if refusal != nil {
 		s.Refused = toRefusal(refusal)
 	}
 	var err error
-	if r.Endpoint == protocol.ModeAsync {
-		var m *parley.Message
-		if m, err = b.c.Hub.Accept(ctx, s); err == nil {
-			r.State = m
-		}
-	} else {
-		if s.Message.Deadline = now.Add(protocol.DefaultSyncTimeout); r.Endpoint == protocol.ModeStream {
-			s.Message.Deadline = now.Add(protocol.DefaultTaskTimeout)
-		}
-		var call *hub.Call
-		if call, err = b.c.Hub.Begin(ctx, s); err == nil {
-			r.State = call
-		}
-	}
-	if err == nil {
-		return nil
+	switch r.Endpoint {
+	case protocol.ModeAsync:
+		r.State, err = b.c.Hub.Accept(ctx, s)
+	case protocol.ModeStream:
+		s.Message.Deadline = now.Add(protocol.DefaultTaskTimeout)
+		r.State, err = b.c.Hub.Begin(ctx, s)
+	default:
+		s.Message.Deadline = now.Add(protocol.DefaultSyncTimeout)
+		r.State, err = b.c.Hub.Begin(ctx, s)
 	}
 	var prior *hub.Prior
-	if errors.As(err, &prior) {
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &prior):
 		return protocol.ErrReplay
-	}
-	if refusal != nil {
-		if parley.CodeOf(err) == s.Refused.Code {
-			return exceeded // it is recorded as refused; the server tells why
-		}
+	case refusal != nil && parley.CodeOf(err) == s.Refused.Code:
+		return exceeded // recorded as refused; the server answers its own refusal
 	}
 	return toError(parley.AsError(err))
 }
 
-// handle waits for the answer to a request that was recorded.
+// handle waits for the answer to a recorded request.
 func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
 	call, ok := r.State.(*hub.Call)
 	if !ok {
 		return protocol.Response{}, protocol.ErrUnavailable
 	}
-	var reply *parley.Message
-	var err error
-	if r.Endpoint == protocol.ModeStream {
-		for m, serr := range call.Stream(ctx) {
-			if serr != nil {
-				err = serr
-				break
-			}
-			if m.Kind == parley.Event {
-				if m.State == parley.NoState && len(m.Parts) > 0 {
-					v, cerr := toResult(m.Parts)
-					if cerr == nil && r.Chunk(v) != nil {
-						break // the client is gone; that cancels the call
-					}
-				}
-				continue
-			}
-			reply = m
-		}
-	} else {
-		reply, err = call.Reply(ctx)
-	}
+	reply, err := b.reply(ctx, r, call)
 	switch {
 	case err != nil:
 		return protocol.Response{}, toError(parley.AsError(err))
@@ -184,7 +157,29 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	return protocol.Response{Result: result, SpanID: reply.ID.String(), Tokens: reply.Tokens()}, nil
 }
 
-// refused notes what the server turned away, for `parley refused`.
+// reply gives the terminal reply of a call; nil where there is none. A stream sends
+// the pieces before it.
+func (b *Binding) reply(ctx context.Context, r *protocol.Request, call *hub.Call) (reply *parley.Message, err error) {
+	if r.Endpoint != protocol.ModeStream {
+		return call.Reply(ctx)
+	}
+	for m, err := range call.Stream(ctx) {
+		switch {
+		case err != nil:
+			return nil, err
+		case m.Kind != parley.Event:
+			reply = m
+		case m.State == parley.NoState && len(m.Parts) > 0:
+			piece, err := toResult(m.Parts)
+			if err == nil && r.Chunk(piece) != nil {
+				return reply, nil // the client is gone; that cancels the call
+			}
+		}
+	}
+	return reply, nil
+}
+
+// noteRefusal notes a request that the server refused, for `parley refused`.
 func (b *Binding) noteRefusal(r *http.Request, c protocol.Claim, e *protocol.Error) string {
 	f := hub.Refusal{
 		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: cmp.Or(c.Agent, c.Endpoint), Step: string(e.Step),
@@ -196,7 +191,7 @@ func (b *Binding) noteRefusal(r *http.Request, c protocol.Claim, e *protocol.Err
 	return b.c.Hub.Refuse(f)
 }
 
-// token checks the bearer token of a request to an authenticated skill.
+// checkToken checks the bearer token of a request to an authenticated skill.
 func (b *Binding) checkToken(_ context.Context, r *protocol.Request) error {
 	given, known := sha256.Sum256([]byte(r.Auth.Token)), 0
 	for _, t := range b.c.Tokens {

@@ -24,11 +24,11 @@ func TestNothingIsLostSilently(t *testing.T) {
 		if r.Err != nil {
 			text += string(r.Err.Code) + " " + r.Err.Text
 		}
-		return text, unprefixed((*Binding)(nil).replyLosses(m, asked)), nil
+		return text, unprefixed(replyLosses(m, asked)), nil
 	}, "Act", "Schema", "Origin")
 	asked.Trace.Foreign[foreignMode] = "stream"
 	bridgetest.Check(t, bridge.SAMVAD, []parley.Kind{parley.Event}, func(m *parley.Message) (string, []parley.Loss, error) {
-		losses := unprefixed((*Binding)(nil).replyLosses(m, asked))
+		losses := unprefixed(replyLosses(m, asked))
 		if m.State != parley.NoState {
 			return "", losses, nil
 		}

@@ -42,59 +42,61 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
 	}
 	if call.Skill == "" {
-		// An agent that is just coming up must not be asked for no skill at all:
-		// that it would refuse for good.
-		if call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name)); call.Skill == "" {
+		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
+		if call.Skill == "" { // an agent that is just starting would refuse the call for good
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
 		}
 	}
-	if before != nil { // how it was sent is to be found out, whatever the limits
-		return b.attempt(ctx, o, call, before, losses)
+	attempt := func() hub.Outcome {
+		out := b.attempt(ctx, o, call, before)
+		out.Losses = losses
+		return out
 	}
-	return b.paced(ctx, o, func() hub.Outcome { return b.attempt(ctx, o, call, nil, losses) })
+	if before != nil { // the outcome of the earlier attempt counts more than the limits
+		return attempt()
+	}
+	return b.paced(ctx, o, attempt)
 }
 
 // attempt makes a call once; see [Binding.sendTask] for before.
-func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Call, before *remoteTask, losses []parley.Loss) hub.Outcome {
+func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Call, before *remoteTask) hub.Outcome {
 	m := o.Message
-	switch m.Kind {
-	case parley.Request:
-		if err := b.addCredentials(ctx, m, o.Recipient.Name, &call); err != nil {
-			return hub.Outcome{Answered: true, Failure: err, Losses: losses}
-		}
-		mode := b.modeFor(ctx, o, call.Skill)
-		if before != nil || mode == protocol.ModeAsync && !o.Waits {
-			out := b.sendTask(ctx, o, call, before)
-			out.Losses = losses
-			return out
-		}
-		var reply *protocol.Reply
-		err := b.identity.withAnyKey(&call, func() (err error) { reply, err = b.ask(ctx, o, mode, call); return err })
-		if err != nil {
-			a := fromError(err)
-			return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait, Unknown: a.unknown, Losses: losses}
-		}
-		return hub.Outcome{Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}}, Losses: losses,
-			Reply: &parley.Message{
-				Origin:     remoteOrigin(o.Identity.ID),
-				Extensions: replyExtension(reply.Replaced),
-				Trace:      parley.Trace{Parent: m.Trace.Parent, Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
-			}}
-	default:
-		// What expects no answer goes as a task without a callback.
+	if m.Kind != parley.Request {
+		// A message without an answer goes as a task without a callback.
 		err := b.identity.withAnyKey(&call, func() error { _, err := b.client.Send(ctx, call); return err })
-		if err != nil {
-			a := fromError(err)
-			return hub.Outcome{Err: cmp.Or(a.err, a.failure), Wait: a.wait, Unknown: a.unknown, Losses: losses}
+		if err == nil {
+			return hub.Outcome{}
 		}
-		return hub.Outcome{Losses: losses}
+		out := failedCall(err)
+		return hub.Outcome{Err: cmp.Or(out.Err, out.Failure), Wait: out.Wait, Unknown: out.Unknown}
+	}
+	if err := b.addCredentials(ctx, m, o.Recipient.Name, &call); err != nil {
+		return hub.Outcome{Answered: true, Failure: err}
+	}
+	mode := b.modeFor(ctx, o, call.Skill)
+	if before != nil || mode == protocol.ModeAsync && !o.Waits {
+		return b.sendTask(ctx, o, call, before)
+	}
+	var reply *protocol.Reply
+	err := b.identity.withAnyKey(&call, func() (err error) { reply, err = b.ask(ctx, o, mode, call); return err })
+	if err != nil {
+		return failedCall(err)
+	}
+	return hub.Outcome{
+		Answered: true, Parts: []parley.Part{{MediaType: "application/json", Data: reply.Result}},
+		Reply: &parley.Message{
+			Origin:     remoteOrigin(o.Identity.ID),
+			Extensions: replyExtension(reply.Replaced),
+			Trace: parley.Trace{Parent: m.Trace.Parent,
+				Foreign: map[string]string{foreignTrace: reply.TraceID, foreignSpan: reply.SpanID}},
+		},
 	}
 }
 
-// passOn has a call to another SAMVAD agent carry what the sender said of its
-// right to it: its token, for the agent to judge, and its delegation, issued
-// anew by the hub for this one skill, one level less and no longer (SAM-105).
-// What the sender did not bring is the operator's, if that is configured.
+// addCredentials adds the sender's credentials to a call of another SAMVAD agent:
+// its token, for the agent to check, and its delegation, issued anew by the hub for
+// this one skill, one level less and no longer (SAM-105). Those that the sender did
+// not give are the operator's, if configured.
 func (b *Binding) addCredentials(ctx context.Context, m *parley.Message, to string, call *protocol.Call) *parley.Error {
 	var e *protocol.Envelope // nil: of another protocol, or of version 1.1, which knows neither
 	if m.Origin.Protocol == Protocol {
@@ -183,11 +185,11 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 	return b.client.Ask(ctx, call)
 }
 
-// mode finds out how a skill elsewhere may be called, as the directory says,
-// else as its card does. Who waits on a connection is answered by one: by a
-// stream where it sees events as they come, else at once. For who does not, it
-// is a task, which outlasts connections; but a stream for who sees events,
-// where the skill names that before tasks.
+// modeFor chooses how to call a skill elsewhere, from the modes in the directory,
+// else on its card. For a caller that waits on a connection it is a stream if the
+// caller sees events, else sync. For others it is a task, which outlasts
+// connections; but a stream if the caller sees events and the skill names streams
+// before tasks.
 func (b *Binding) modeFor(ctx context.Context, o hub.Outbound, skill string) protocol.Mode {
 	var modes []protocol.Mode
 	if s, ok := o.Recipient.SkillNamed(skill); ok {
@@ -214,8 +216,8 @@ func (b *Binding) modeFor(ctx context.Context, o hub.Outbound, skill string) pro
 	return protocol.ModeSync
 }
 
-// defaultSkill is the skill elsewhere that takes talk: the only one on the
-// agent's card, or the one that is called so.
+// defaultSkill is the skill of an agent elsewhere that takes messages without a
+// skill: the only one on its card, or talk.
 func (b *Binding) defaultSkill(card *protocol.Card) string {
 	if card == nil {
 		return ""
@@ -226,8 +228,8 @@ func (b *Binding) defaultSkill(card *protocol.Card) string {
 	return card.Skills[0].ID
 }
 
-// cardOf gives the card under which an agent is hosted, with the skills of its
-// own card elsewhere; nil where none is known.
+// cardOf gives the card of an agent here, with the skills of its own card
+// elsewhere; nil where none is known.
 func (b *Binding) cardOf(ctx context.Context, name string) *protocol.Card {
 	if a := b.standIn(ctx, name); a != nil {
 		return a.Card
@@ -235,14 +237,15 @@ func (b *Binding) cardOf(ctx context.Context, name string) *protocol.Card {
 	return nil
 }
 
-// Credentials are what calls of an agent elsewhere carry by configuration, where
-// their sender brought none. They are in no record.
+// Credentials of the operator go with calls of an agent elsewhere where the sender
+// gave none. No record has them.
 type Credentials struct {
 	Token    string // bearer token for authenticated skills; "": none
 	Delegate bool   // a delegation token of the hub's own
 }
 
-// SetCredentials says what calls of an agent carry, until the agent is removed.
+// SetCredentials sets the credentials for calls of an agent, until the agent is
+// removed.
 func (b *Binding) SetCredentials(agent string, c Credentials) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

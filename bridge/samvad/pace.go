@@ -10,19 +10,20 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// A pacer knows how much agents elsewhere take of this hub.
+// A pacer keeps the rate limits of agents elsewhere. For them the hub is one sender,
+// whoever it calls for, so a request that the agent would refuse waits here instead.
 type pacer struct {
 	now     func() time.Time
-	limiter protocol.Limiter // of what was sent, by identity of the agent
+	limiter protocol.Limiter // counts requests, by identity of the agent
 
 	mu    sync.Mutex
-	until map[string]time.Time // what agents asked for with Retry-After
+	until map[string]time.Time // end of the agents' Retry-After
 }
 
 const maxPaced = 4096
 
-// next says how long the next request to an agent must wait; 0: it is counted,
-// and may go now.
+// next gives how long the next request to an agent must wait. At 0 it has counted
+// the request, which may go now.
 func (p *pacer) next(peer string, limit *protocol.RateLimit) time.Duration {
 	now := p.now()
 	p.mu.Lock()
@@ -34,7 +35,7 @@ func (p *pacer) next(peer string, limit *protocol.RateLimit) time.Duration {
 	if limit == nil {
 		return 0
 	}
-	// Tokens are what the agent counts, and nobody else.
+	// Tokens are for the agent to count.
 	err := p.limiter.Allow(peer, "", protocol.RateLimit{RequestsPerMinute: shared(limit)}, now)
 	if err == nil {
 		return 0
@@ -42,7 +43,7 @@ func (p *pacer) next(peer string, limit *protocol.RateLimit) time.Duration {
 	return max(protocol.AsError(err).RetryAfter, time.Second)
 }
 
-// shared is how many requests a minute an agent takes of the hub.
+// shared gives how many requests a minute an agent takes from the hub.
 func shared(limit *protocol.RateLimit) int {
 	switch all, one := limit.RequestsPerMinute, limit.RequestsPerSender; {
 	case all <= 0:
@@ -54,7 +55,7 @@ func shared(limit *protocol.RateLimit) int {
 	}
 }
 
-// refused notes when an agent wants to be asked again.
+// postpone notes the Retry-After of an agent.
 func (p *pacer) postpone(peer string, after time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -64,9 +65,9 @@ func (p *pacer) postpone(peer string, after time.Duration) {
 	p.until[peer] = p.now().Add(after)
 }
 
-// paced makes an attempt when the agent takes one. The request of a waiting caller
-// waits here where there is time for that; other messages are postponed, which uses
-// up no try.
+// paced makes an attempt when the agent's limits allow it. The request of a waiting
+// caller waits here if its deadline allows; others are retried later, which does not
+// count as an attempt.
 func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.Outcome) hub.Outcome {
 	var limit *protocol.RateLimit
 	if card := b.remoteCard(ctx, o.Recipient, cardWait, false); card != nil {
@@ -77,13 +78,14 @@ func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.
 		wait := b.pace.next(peer, limit)
 		var out hub.Outcome
 		if wait == 0 {
-			if out = attempt(); out.Err == nil || out.Err.Code != parley.RateLimited {
+			out = attempt()
+			if out.Err == nil || out.Err.Code != parley.RateLimited {
 				return out
 			}
 			wait = out.Wait
 			b.pace.postpone(peer, wait)
 		} else {
-			err := parley.Fail(parley.RateLimited, nil, "%q takes no more requests of this hub now, by the limits on its card or the time that it asked for", o.Recipient.Name)
+			err := parley.Fail(parley.RateLimited, nil, "%q takes no more requests of this hub now, by the limits on its card or its Retry-After", o.Recipient.Name)
 			err.After = wait
 			out = hub.Outcome{Err: err, Wait: wait}
 		}

@@ -129,16 +129,16 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 		return err
 	})
 	if err != nil {
-		a := fromError(err)
+		out := failedCall(err)
 		switch {
 		case before != nil && errors.Is(err, protocol.ErrReplay):
 			b.dropRemoteTask(ctx, m.ID)
 			return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, err, "%q had the request, and does not say under which task", o.Recipient.Name)}
-		case a.unknown, before != nil && !errors.Is(err, protocol.ErrRemote) && !errors.Is(err, protocol.ErrResponse):
-			return hub.Outcome{Unknown: true, Err: a.err} // the next attempt, with the same envelope, tells
+		case out.Unknown, before != nil && !errors.Is(err, protocol.ErrRemote) && !errors.Is(err, protocol.ErrResponse):
+			return hub.Outcome{Unknown: true, Err: out.Err} // the next attempt, with the same envelope, tells
 		}
 		b.dropRemoteTask(ctx, m.ID)
-		return hub.Outcome{Answered: a.failure != nil, Failure: a.failure, Err: a.err, Wait: a.wait}
+		return out
 	}
 	w.Task = task
 	if err := b.putRemoteTask(ctx, m.ID, w); err != nil {
@@ -205,8 +205,8 @@ func (b *Binding) poll(id parley.ID, w *remoteTask) (wait time.Duration, over bo
 		return b.submitReply(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}},
 			Extensions: replyExtension(t.Replaced)})
 	case err == nil:
-		a := fromError(t.Err)
-		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: cmp.Or(a.failure, a.err)})
+		out := failedCall(t.Err)
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: cmp.Or(out.Failure, out.Err)})
 	case errors.Is(err, protocol.ErrNotFound):
 		w.misses++
 		if w.misses < maxMisses {

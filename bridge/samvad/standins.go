@@ -19,13 +19,13 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// talk is the skill of hosted agents of which no skill is known: every agent
-// can be talked to.
+// talk is the skill of stand-ins whose agent has no known skill: every agent takes
+// messages.
 const talk = "talk"
 
-// talks reports whether an agent is hosted with the skill talk: it speaks another
-// protocol, and nobody declared what it can do. It stays when the agent itself
-// tells its skills, so that callers need not know whether it has done so yet.
+// hasTalk reports whether a stand-in has the skill talk: its agent speaks another
+// protocol, and nobody declared its skills. The skill stays when the agent itself
+// declares some, so that callers need not know whether it has done so yet.
 func hasTalk(e *directory.Entry) bool {
 	return (len(e.Skills) == 0 || e.Learned != "" && !slices.ContainsFunc(e.Skills, isTalk)) &&
 		slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) && !slices.Contains(e.Native(), Protocol)
@@ -33,7 +33,7 @@ func hasTalk(e *directory.Entry) bool {
 
 func isTalk(s parley.SkillSpec) bool { return s.ID == talk }
 
-// talkSkill is that skill on a card.
+// talkSkill is talk as a card shows it.
 func talkSkill() protocol.Skill {
 	return protocol.Skill{ID: talk, Name: "Talk", Description: "Takes a message and answers it.",
 		InputSchema:  json.RawMessage(`{"type":"object","properties":{"text":{"type":"string"}}}`),
@@ -41,12 +41,13 @@ func talkSkill() protocol.Skill {
 		Modes:        []protocol.Mode{protocol.ModeSync, protocol.ModeAsync, protocol.ModeStream}, Trust: protocol.TrustPublic}
 }
 
-// hosts: an agent appears where it was exposed, and in its own protocol.
+// exposes reports whether an agent can be called here: it is exposed in SAMVAD, or
+// speaks SAMVAD itself.
 func (b *Binding) exposes(e *directory.Entry) bool {
 	return e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol)
 }
 
-// AgentURL is the base URL under which an agent is hosted; "" where it is not.
+// AgentURL gives the base URL of an agent here; "" where it has none.
 func (b *Binding) AgentURL(e *directory.Entry) string {
 	if !b.exposes(e) {
 		return ""
@@ -57,7 +58,7 @@ func (b *Binding) AgentURL(e *directory.Entry) string {
 	return b.public.String() + "/agents/" + e.Name
 }
 
-// id is the identity under which an agent is hosted.
+// standInID gives the identity of an agent's stand-in.
 func (b *Binding) standInID(name string) string {
 	host := cmp.Or(b.c.Domain, b.public.Host)
 	if name == Root {
@@ -81,8 +82,8 @@ func (b *Binding) standInID(name string) string {
 	return "agent://" + label(name) + "." + bare
 }
 
-// label makes a DNS label of a directory name. Names that are no labels get a
-// piece of their hash, so that two never meet.
+// label makes a DNS label of a directory name. A name that is no label gets a part
+// of its hash, so that two names never have the same label.
 func label(name string) string {
 	l := strings.NewReplacer("/", "-", ".", "-", "_", "-").Replace(name)
 	if l == name && len(l) <= 63 {
@@ -92,7 +93,7 @@ func label(name string) string {
 	return l[:min(len(l), 54)] + "-" + hex.EncodeToString(sum[:4])
 }
 
-// agent gives the hosted form of a directory agent, or nil.
+// standIn gives the stand-in of an agent, or nil.
 func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	keys := fmt.Sprint(b.c.Hub.SenderRate().PerSecond, " ", b.c.Keys.Valid(keyring.Hub, Protocol))
 	b.mu.RLock()
@@ -107,17 +108,17 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	}
 	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Skills: map[string]protocol.SkillOptions{},
 		Limit: &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
-	if !elsewhere(e) { // an agent elsewhere judges the tokens itself
+	if len(a.Card.Skills) == 0 {
+		return nil
+	}
+	if !elsewhere(e) { // an agent elsewhere checks tokens itself
 		a.Token = b.checkToken
 	}
 	for _, k := range a.Card.Skills {
 		a.Skills[k.ID] = protocol.SkillOptions{NoScan: matchesSkill(b.c.Unscanned, name, k.ID), Lightweight: matchesSkill(b.c.Lightweight, name, k.ID)}
 	}
-	if len(a.Card.Skills) == 0 {
-		return nil // nothing is known of it that could be called
-	}
 	if err := a.Check(); err != nil {
-		b.c.Logger.Warn("an agent cannot be hosted in SAMVAD", "agent", name, "error", err)
+		b.c.Logger.Warn("an agent cannot be called in SAMVAD", "agent", name, "error", err)
 		return nil
 	}
 	b.mu.Lock()
@@ -130,8 +131,8 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	return a
 }
 
-// card makes the card of a hosted agent. The skills of an agent elsewhere that
-// nobody declared are those of its own card.
+// card makes the card of a stand-in. Where nobody declared the skills of an agent
+// elsewhere, they are those of its own card.
 func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 	ttl := protocol.DefaultCardTTL
 	c := &protocol.Card{
@@ -164,12 +165,11 @@ func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 	return c.Complete()
 }
 
-// unlimited is what a card says where the hub has no limit: the schema wants a
-// number, and one that is above zero.
+// unlimited stands on a card for no limit: the schema requires a number above zero.
 const unlimited = 1_000_000_000
 
-// limits are those of agents here: the hub's, of each proved sender. It has none
-// of all senders together.
+// limits are those of the hub for each proved sender. It has none for all senders
+// together.
 func (b *Binding) limits() *protocol.RateLimit {
 	l := &protocol.RateLimit{RequestsPerMinute: unlimited, RequestsPerSender: unlimited, TokensPerSenderPerDay: b.c.TokensPerDay}
 	if r := b.c.Hub.SenderRate().PerSecond; r > 0 {
@@ -178,8 +178,8 @@ func (b *Binding) limits() *protocol.RateLimit {
 	return l
 }
 
-// behind are the limits of an agent elsewhere as callers meet them here: what it
-// takes of one sender they share.
+// behind gives the limits of an agent elsewhere for callers here: they share what
+// it takes from one sender, the hub.
 func behind(here, there *protocol.RateLimit) *protocol.RateLimit {
 	if there == nil {
 		return here
@@ -201,14 +201,13 @@ func elsewhere(e *directory.Entry) bool {
 	return ok && !i.StandIn && e.Source != directory.FromCode
 }
 
-// leads reports whether calls to an agent of the directory lead elsewhere.
+// leadsElsewhere is elsewhere for an agent of that name.
 func (b *Binding) leadsElsewhere(name string) bool {
 	e, ok := b.c.Hub.Directory().Agent(name)
 	return ok && elsewhere(e)
 }
 
-// named reports whether an operator's patterns mean a skill, or all of its
-// agent.
+// matchesSkill reports whether an operator's patterns name a skill, or its agent.
 func matchesSkill(patterns []string, agent, skill string) bool {
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		return policy.Match(pattern, agent) || policy.Match(pattern, agent+"."+skill)
@@ -228,11 +227,10 @@ func toSkill(s parley.SkillSpec) protocol.Skill {
 		InputSchema: json.RawMessage(s.Input), OutputSchema: json.RawMessage(s.Output),
 		Trust: protocol.Trust(cmp.Or(s.Access, parley.Public)), AllowedPeers: s.Peers,
 	}
-	if len(out.InputSchema) == 0 {
-		out.InputSchema = json.RawMessage(`{"type":"object"}`)
-	}
-	if len(out.OutputSchema) == 0 {
-		out.OutputSchema = json.RawMessage(`{"type":"object"}`)
+	for _, schema := range []*json.RawMessage{&out.InputSchema, &out.OutputSchema} {
+		if len(*schema) == 0 {
+			*schema = json.RawMessage(`{"type":"object"}`)
+		}
 	}
 	modes := s.Modes
 	if len(modes) == 0 {

@@ -41,7 +41,8 @@ type task struct {
 	Text     string          `json:",omitempty"`
 }
 
-// retention is how long the result of a task is kept (SAM-122 wants an hour).
+// retention is how long senders can read the result of a task (SAM-122 wants an
+// hour).
 const retention = 2 * time.Hour
 
 // refusedTask begins the keys of tasks that the server itself made, for requests
@@ -53,7 +54,7 @@ const refusedTask = "refused/"
 type remoteTask struct {
 	To    string    // directory name of the agent
 	Peer  string    // its identity
-	Base  string    // where it is asked
+	Base  string    // its base URL
 	Trace string    // of the request
 	Hop   string    `json:",omitempty"` // W3C trace context of the request
 	Nonce string    // of the envelope
@@ -64,15 +65,15 @@ type remoteTask struct {
 	misses int // polls in a row that found no such task
 }
 
-// spending is a sum as it is kept.
+// spending is how many tokens of a sender one process counted on one day.
 type spending struct {
 	Agent  string `json:"agent"`
 	Sender string `json:"sender"`
 	Tokens int64  `json:"tokens"`
 }
 
-// memory looks replays up in the journal before a signature is verified. The
-// reservation is the record itself, so Seen is never asked.
+// memory finds replays in the journal before the signature is verified. The record
+// itself reserves a nonce, so that the verifier never calls Seen.
 type memory struct{ j *journal.Journal }
 
 func (m memory) Known(_ context.Context, key string) (bool, error) {

@@ -33,7 +33,7 @@ func (b *Binding) messageOf(taskID, agent string) (parley.ID, bool) {
 	return m, hmac.Equal([]byte(b.taskID(m, agent)), []byte(taskID))
 }
 
-// accept takes over an asynchronous request that was recorded.
+// accept makes the task of a recorded asynchronous request.
 func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, error) {
 	m, ok := r.State.(*parley.Message)
 	if !ok {

@@ -18,13 +18,11 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// A bearer token in auth.token works for everyone who reads it, so no record
-// holds it. The recorded envelope has a keyed digest in its place: equal tokens
-// have equal digests, and nobody without the hub's keyring can try guesses on
-// them. Only for an agent elsewhere, which judges the token itself, the record
-// holds the token as well, sealed with a key of the keyring.
-
-// tokens replaces bearer tokens, and seals those that are passed on.
+// tokens keeps bearer tokens out of the journal, because a token works for everybody
+// who reads it. The recorded envelope has a keyed digest in place of auth.token:
+// equal tokens have equal digests, and only the hub's keyring can test guesses. If
+// the recipient is an agent elsewhere, which checks the token itself, the record has
+// the token too, sealed with a key of the keyring.
 type tokens struct {
 	digestKey []byte
 	seal      cipher.AEAD
@@ -56,8 +54,8 @@ func (t *tokens) digest(token string) string {
 	return TokenDigest + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// replace puts the digest of the token of e into the envelope of a message that is
-// about to be recorded. With keep, the message keeps the token, sealed.
+// replace puts a digest in place of the token in the envelope of a message, before
+// the message is recorded. With keep, the message has the token sealed.
 func (t *tokens) replace(m *parley.Message, e *protocol.Envelope, keep bool) {
 	raw, ok := t.redact(m.Origin.Raw)
 	if !ok {
@@ -80,10 +78,9 @@ func (t *tokens) redact(raw []byte) ([]byte, bool) {
 	return jsonx.Replace(raw, t.digest, "auth", "token")
 }
 
-// extension is what a message keeps of its envelope for the hub: that it had
-// credentials, for [bridge.Losses], or that the digest of its token stands in it,
-// with the sealed token if there is one; and that U+FFFD stands for halves of
-// surrogate pairs in its parts.
+// extension notes about an envelope, for [bridge.Losses], that it had a token or a
+// delegation and that U+FFFD replaced halves of surrogate pairs; or, in place of the
+// token, that a digest replaced it, with the sealed token if there is one.
 func extension(replaced bool, sealed []byte, auth, delegation, surrogates bool) json.RawMessage {
 	o := jsonx.AppendObject(nil)
 	switch {
@@ -107,22 +104,22 @@ func extension(replaced bool, sealed []byte, auth, delegation, surrogates bool) 
 	return b
 }
 
-// surrogatesReplaced reports whether U+FFFD stands for halves of surrogate pairs
-// in the parts of a message.
+// surrogatesReplaced reports whether U+FFFD replaced halves of surrogate pairs in the
+// parts of a message.
 func surrogatesReplaced(m *parley.Message) bool {
 	from, to := jsonx.Find(m.Extensions[Protocol], "surrogates")
 	return to > from
 }
 
-// TokenReplaced reports whether the extension of a message says that the token
-// in its envelope was replaced by a digest.
+// TokenReplaced reports whether a digest replaced the token in the envelope of a
+// message, by the message's extension.
 func TokenReplaced(extension []byte) bool {
 	from, to := jsonx.Find(extension, "auth", "token")
 	return string(extension[from:to]) == `"replaced"`
 }
 
-// tokenOf gives the token of a recorded request, to be passed on; "" if it has
-// none, or if its recipient was an agent of this hub when it was recorded.
+// tokenOf gives the token of a recorded request, for an agent elsewhere; "" if it
+// has none, or if its recipient was an agent of this hub at that time.
 func (t *tokens) tokenOf(m *parley.Message, e *protocol.Envelope) (string, *parley.Error) {
 	if e.Auth == nil || e.Auth.Token == "" {
 		return "", nil
@@ -148,9 +145,9 @@ func (t *tokens) tokenOf(m *parley.Message, e *protocol.Envelope) (string, *parl
 		"the sender's token for %q cannot be opened: another keyring sealed it; send the request again", m.To).Because(err)
 }
 
-// Masked gives a message as operators and exports may see it: without a bearer
-// token, be it sealed, or in clear in a record of an earlier version. A message
-// that has none is given as it is.
+// Masked gives a message as operators and exports may see it: without the bearer
+// token, which is sealed, or in clear in records of an earlier version. A message
+// without a token stays as it is.
 func (b *Binding) Masked(m *parley.Message) *parley.Message {
 	if m.Origin.Protocol != Protocol {
 		return m

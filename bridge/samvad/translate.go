@@ -2,17 +2,18 @@ package samvad
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -27,8 +28,7 @@ const (
 	foreignMode  = "samvad.mode" // the endpoint at which a request came in
 )
 
-// toMessage says a verified request in the hub's terms. From and to are
-// directory names.
+// toMessage makes a message of a verified request. From and to are directory names.
 func toMessage(r *protocol.Request, from, to string, received time.Time) *parley.Message {
 	m := &parley.Message{
 		Kind:  parley.Request,
@@ -52,18 +52,18 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 			Verdict:  verdict(&r.Verdict),
 		},
 	}
-	// What ends at the hub is named where it is not passed on; see bridge.Losses.
+	// bridge.Losses names credentials, which end at the hub.
 	if e := r.Envelope; e.Delegated() || e.Auth != nil || e.Replaced {
 		m.Extensions = map[string]json.RawMessage{Protocol: extension(false, nil, e.Auth != nil, e.Delegated(), e.Replaced)}
 	}
 	return m
 }
 
-// kept is the allow-list of headers that are stored: what a signature needs
-// to be verified again. Tokens are in none of them.
+// signatureHeaders are the headers that the hub records: those that the signature
+// needs to be verified again. None has a token.
 var signatureHeaders = [...]string{"Content-Type", "Content-Digest", "Signature-Input", "Signature"}
 
-func signatureHeadersOf(h http.Header) map[string]string {
+func signatureHeadersOf(h map[string][]string) map[string]string {
 	out := make(map[string]string, len(signatureHeaders))
 	for _, k := range signatureHeaders {
 		if v := h[k]; len(v) == 1 {
@@ -84,59 +84,25 @@ func verdict(v *protocol.Verdict) parley.Verdict {
 	return out
 }
 
-// traceparent maps a trace id and span id of any form to W3C trace context:
-// those that are hexadecimal as they are, others by their hash, so that the
-// same id always leads to the same trace.
+// traceparent makes W3C trace context of a trace id and a span id in any form.
 func traceparent(trace, span string) string {
-	var b [55]byte
-	copy(b[:], "00-")
-	hexID(b[3:35], trace)
-	b[35] = '-'
-	hexID(b[36:52], span)
-	copy(b[52:], "-01")
-	return string(b[:])
+	return "00-" + hexID(trace, 32) + "-" + hexID(span, 16) + "-01"
 }
 
-func hexID(dst []byte, id string) {
-	n := 0
-	for i := range len(id) {
-		c := id[i]
-		switch {
-		case c == '-':
-			continue
-		case c >= 'A' && c <= 'F':
-			c += 'a' - 'A'
-		case c >= '0' && c <= '9', c >= 'a' && c <= 'f':
-		default:
-			n = -1
-		}
-		if n < 0 || n >= 32 {
-			n = -1
-			break
-		}
-		if n < len(dst) {
-			dst[n] = c
-		}
-		n++
+// hexID makes n hexadecimal digits of an id: its own if it is a UUID or has n of
+// them, else those of its hash, so that an id always gives the same digits.
+func hexID(id string, n int) string {
+	h := strings.ToLower(strings.ReplaceAll(id, "-", ""))
+	if (len(h) == 32 || len(h) == n) && strings.Trim(h, "0123456789abcdef") == "" && strings.Trim(h[:n], "0") != "" {
+		return h[:n]
 	}
-	if n != 32 && n != len(dst) || allZero(dst) {
-		sum := sha256.Sum256([]byte(id))
-		hex.Encode(dst, sum[:len(dst)/2])
-	}
+	sum := sha256.Sum256([]byte(id))
+	return hex.EncodeToString(sum[:n/2])
 }
 
-func allZero(b []byte) bool {
-	for _, c := range b {
-		if c != '0' {
-			return false
-		}
-	}
-	return true
-}
-
-// toResult says parts as a SAMVAD result or payload, which is one JSON object:
-// an object as it is, other JSON as {"result": …}, text as {"text": …}. Of
-// several parts the main JSON goes, else the first.
+// toResult makes a SAMVAD result or payload, which is one JSON object: an object
+// stays as it is, other JSON becomes {"result": …}, text {"text": …}. Of several
+// parts it takes the main JSON, else the first.
 func toResult(parts []parley.Part) (json.RawMessage, error) {
 	if len(parts) == 0 {
 		return json.RawMessage("{}"), nil
@@ -144,7 +110,7 @@ func toResult(parts []parley.Part) (json.RawMessage, error) {
 	return object(parts[max(0, parley.MainJSON(parts))], "result")
 }
 
-// toReply says how a request ended, as tasks and webhooks tell it.
+// toReply makes the outcome of a request, for tasks and webhooks.
 func toReply(trace string, reply *parley.Message) *protocol.Reply {
 	r := &protocol.Reply{TraceID: trace, SpanID: reply.ID.String()}
 	if reply.Kind == parley.Failure {
@@ -161,7 +127,7 @@ func toReply(trace string, reply *parley.Message) *protocol.Reply {
 }
 
 // replyLosses gives the losses of an event or a reply in a response, stream or task.
-func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
+func replyLosses(reply, request *parley.Message) []parley.Loss {
 	losses := bridge.Losses(bridge.SAMVAD, reply, request.From)
 	mode := protocol.Mode(request.Trace.Foreign[foreignMode])
 	if reply.Kind == parley.Event && len(losses) == 0 && mode != protocol.ModeStream {
@@ -176,7 +142,7 @@ func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
 	return bridge.OfReply(reply.Kind, losses)
 }
 
-// answered is the extension of an answer.
+// replyExtension is the extension of a reply.
 func replyExtension(replaced bool) map[string]json.RawMessage {
 	if !replaced {
 		return nil
@@ -184,7 +150,7 @@ func replyExtension(replaced bool) map[string]json.RawMessage {
 	return map[string]json.RawMessage{Protocol: extension(false, nil, false, false, true)}
 }
 
-// object makes a JSON object of any part; what is none goes under a name.
+// object makes a JSON object of any part; other JSON becomes its member name.
 func object(p parley.Part, name string) (json.RawMessage, error) {
 	switch {
 	case p.IsJSON():
@@ -211,14 +177,14 @@ func object(p parley.Part, name string) (json.RawMessage, error) {
 	return jsonx.Encode(named)
 }
 
-// callOf says a message as a call of a SAMVAD agent, in the hub's name.
+// callOf makes a call of a SAMVAD agent, in the hub's name.
 func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (protocol.Call, error) {
 	payload, err := toResult(m.Parts)
 	if err == nil && m.Origin.Protocol == Protocol && surrogatesReplaced(m) {
 		payload = asWritten(m, payload)
 	}
-	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: json.RawMessage(payload), TraceID: m.Trace.Foreign[foreignTrace],
-		ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(), Header: http.Header{bridge.ProvenanceHeader: {bridge.Provenance(m)}}}
+	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: payload, TraceID: m.Trace.Foreign[foreignTrace],
+		ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(), Header: map[string][]string{bridge.ProvenanceHeader: {bridge.Provenance(m)}}}
 	if call.TraceID == "" {
 		if call.TraceID = m.Conversation.String(); len(m.Trace.Parent) == 55 {
 			call.TraceID = m.Trace.Parent[3:35]
@@ -233,7 +199,7 @@ func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (pro
 }
 
 // asWritten gives the payload of a recorded request with its halves of surrogate
-// pairs, which an agent elsewhere can have, unless a mapping changed it.
+// pairs, for an agent elsewhere, unless a mapping changed it.
 func asWritten(m *parley.Message, payload json.RawMessage) json.RawMessage {
 	e, err := protocol.Decode(m.Origin.Raw)
 	if err != nil || !bytes.Equal(e.Payload, payload) {
@@ -257,17 +223,13 @@ var codes = map[parley.Code]protocol.Code{
 	parley.RateLimited:     protocol.CodeRateLimited,
 }
 
-// toError says a failure in the protocol's words; what has no code of its own
-// is AGENT_UNAVAILABLE.
+// toError makes the protocol's error of a failure; its code is AGENT_UNAVAILABLE
+// where SAMVAD has no other.
 func toError(e *parley.Error) *protocol.Error {
-	code, ok := codes[e.Code]
-	if !ok {
-		code = protocol.CodeAgentUnavailable
-	}
-	return &protocol.Error{Code: code, Text: e.Text, Retryable: e.Retryable, RetryAfter: e.After}
+	return &protocol.Error{Code: cmp.Or(codes[e.Code], protocol.CodeAgentUnavailable), Text: e.Text, Retryable: e.Retryable, RetryAfter: e.After}
 }
 
-// refusals maps the protocol's own refusals of a proved message.
+// refusals maps the refusals of a proved message by the protocol's server.
 var refusals = map[protocol.Code]parley.Code{
 	protocol.CodeSchemaInvalid:       parley.InvalidContent,
 	protocol.CodeAuthFailed:          parley.Forbidden,
@@ -279,56 +241,35 @@ var refusals = map[protocol.Code]parley.Code{
 	protocol.CodeReplayDetected:      parley.Replayed,
 }
 
-// toRefusal says a refusal of this side in the hub's terms.
+// toRefusal makes the hub's error of a refusal by the protocol's server.
 func toRefusal(e *protocol.Error) *parley.Error {
-	code, ok := refusals[e.Code]
-	if !ok {
-		code = parley.Rejected
-	}
-	return parley.Refuse(code, "%s", e.Text).Because(e)
+	return parley.Refuse(cmp.Or(refusals[e.Code], parley.Rejected), "%s", e.Text).Because(e)
 }
 
-// answer sorts what a call to a remote agent ended with: its own answer
-// (Failure), or a failed attempt.
-type answer struct {
-	failure *parley.Error // the agent answered so
-	err     *parley.Error // the attempt failed
-	wait    time.Duration
-	unknown bool
-}
-
-func fromError(err error) answer {
+// failedCall makes the outcome of a call that failed: a failure that the agent
+// answered, or an attempt that did not succeed.
+func failedCall(err error) hub.Outcome {
 	e := protocol.AsError(err)
 	if !errors.Is(err, protocol.ErrRemote) {
-		out := answer{err: parley.Fail(parley.Unavailable, err, "%s", strings.TrimSuffix(e.Text, "."))}
-		out.unknown = errors.Is(err, protocol.ErrOutcomeUnknown)
-		out.err.Retryable = e.Retryable || out.unknown // which the delivery decides
+		out := hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", strings.TrimSuffix(e.Text, "."))}
+		out.Unknown = errors.Is(err, protocol.ErrOutcomeUnknown)
+		out.Err.Retryable = e.Retryable || out.Unknown // whether to retry, delivery decides
 		if errors.Is(err, protocol.ErrTimeout) {
-			out.err.Code = parley.TimedOut
+			out.Err.Code = parley.TimedOut
 		}
 		return out
 	}
-	code := map[protocol.Code]parley.Code{
-		protocol.CodeSchemaInvalid:       parley.InvalidContent,
-		protocol.CodeAuthFailed:          parley.Forbidden,
-		protocol.CodeSkillNotFound:       parley.UnknownSkill,
-		protocol.CodeInjectionDetected:   parley.Rejected,
-		protocol.CodeDelegationExceeded:  parley.Forbidden,
-		protocol.CodeReplayDetected:      parley.Stale,
-		protocol.CodeTimestampExpired:    parley.Stale,
-		protocol.CodeRateLimited:         parley.RateLimited,
-		protocol.CodeTokenBudgetExceeded: parley.RateLimited,
-	}[e.Code]
-	switch {
-	case code == parley.RateLimited:
+	code := cmp.Or(refusals[e.Code], parley.HandlerFailed)
+	switch e.Code {
+	case protocol.CodeReplayDetected, protocol.CodeTimestampExpired:
+		code = parley.Stale
+	case protocol.CodeRateLimited, protocol.CodeTokenBudgetExceeded:
 		wait := max(e.RetryAfter, time.Second)
 		limited := parley.Fail(code, err, "the agent asks to come back later")
 		limited.After = wait
-		return answer{err: limited, wait: wait}
-	case code == "":
-		code = parley.HandlerFailed
+		return hub.Outcome{Err: limited, Wait: wait}
 	}
-	return answer{failure: parley.Refuse(code, "the agent answered %s", e.Code).Because(err)}
+	return hub.Outcome{Answered: true, Failure: parley.Refuse(code, "the agent answered %s", e.Code).Because(err)}
 }
 
 func stepCode(e *protocol.Error) parley.Code {

@@ -16,9 +16,8 @@ func callsBack(request *parley.Message) bool {
 	return err == nil && e.CallbackURL != ""
 }
 
-// Pauses between two attempts of a webhook: they double, and half of each
-// depends on the message, so that a receiver that comes back is not met by all
-// at once.
+// Pauses between two attempts of a webhook. They double, and half of each depends
+// on the message, so that a receiver that is up again does not get all at once.
 const (
 	firstPause   = time.Second
 	longestPause = 15 * time.Minute
@@ -29,12 +28,11 @@ func webhookPause(id parley.ID, attempt int) time.Duration {
 	return p/2 + p/2*time.Duration(id[len(id)-1])/255
 }
 
-// callBack makes one attempt of a webhook: delivery counts and repeats them,
-// and keeps as a dead letter what is refused for good.
+// callBack makes one attempt of a webhook; delivery retries.
 func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 	e, err := protocol.Decode(o.Request.Origin.Raw)
 	if err != nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope is not there any more").Because(err)}
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the request's envelope cannot be read").Because(err)}
 	}
 	// The receiver may poll the task at once.
 	if err := b.finish(ctx, o.Request.ID, o.Message); err != nil {
