@@ -8,10 +8,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// HopsIn reads, of a value of [ProvenanceHeader] that came with a message, the
-// hubs that it passed. Nobody proves them, and nobody needs to: who names a hub
-// too many has its own message refused, and who names none gets no further than
-// one without the header.
+// HopsIn reads the hubs that a message passed from its [ProvenanceHeader]. They need
+// no proof: a sender that adds hubs has its own message refused, and one that leaves
+// them out gains nothing over a message without the header.
 func HopsIn(header string) []string {
 	_, rest, ok := strings.Cut(header, `; hops="`)
 	if !ok {
@@ -28,8 +27,7 @@ func HopsIn(header string) []string {
 	return bounded(strings.Fields(s))
 }
 
-// HopsOf is HopsIn for provenance that is a JSON object, with the member
-// "hops".
+// HopsOf is HopsIn for provenance that is a JSON object, with the member "hops".
 func HopsOf(provenance []byte) []string {
 	var hops []string
 	if v := jsonx.Member(provenance, "hops"); v == nil || jsonx.Decode(v, &hops) != nil {
@@ -38,7 +36,8 @@ func HopsOf(provenance []byte) []string {
 	return bounded(hops)
 }
 
-// bounded keeps as many as it takes to see that there are too many.
+// bounded keeps at most one hop more than a message may have: that suffices to
+// refuse it.
 func bounded(hops []string) []string {
 	hops = hops[:min(len(hops), parley.MaxHops+1)]
 	for i, h := range hops {

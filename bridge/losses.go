@@ -12,10 +12,10 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Losses tells what a message loses on a way to a recipient, by the table: for
-// each thing that the message really says and the way cannot, the field and
-// the reason. recipient is its directory name. A message that loses nothing
-// costs no allocation; protocols that pass on the original envelope do not ask.
+// Losses lists what a message loses on a way to a recipient, by the table: the field
+// and the reason for each aspect that the message has and the way cannot carry.
+// recipient is a directory name. A message that loses nothing costs no allocation.
+// It is not for protocols that pass on the original envelope.
 func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	var out []parley.Loss
 	add := func(a Aspect) {
@@ -27,7 +27,7 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	switch m.Kind {
 	case parley.Cancel:
 		add(Cancel)
-		return out // there is nothing more to it
+		return out // a cancel has no content
 	case parley.Event:
 		if m.State != parley.NoState || len(m.Parts) == 0 {
 			add(stateAspects[m.State])
@@ -35,15 +35,16 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 			add(Chunk)
 		}
 		if len(out) > 0 {
-			return out // nothing of it arrives
+			return out // the whole event is lost
 		}
 		if m.Act != "" {
 			add(EventAct)
 		}
-		if m.State == parley.Accepted && len(m.Parts) > 0 && (way != AGH || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() })) {
+		if m.State == parley.Accepted && len(m.Parts) > 0 &&
+			(way != AGH || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() })) {
 			add(Detail)
 		}
-		content = way != Chat // an acknowledgement is all there is
+		content = way != Chat // a chat event is an acknowledgement, without content
 	case parley.Failure:
 		if m.Error != nil {
 			add(Code)
@@ -56,7 +57,10 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 		parts(way, m, add)
 	}
 	switch e := audience(way, m); {
-	case e.Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool { return a != m.From && a != recipient && a != m.To }):
+	case e.Fate == Lost && slices.ContainsFunc(m.Audience, func(a string) bool {
+		return a != m.From && a != recipient &&
+			a != m.To
+	}):
 		add(Audience)
 	case e.Fate == As && len(m.Audience) > MaxAudience:
 		out = append(out, parley.Loss{Field: rows[Audience].Field, Reason: tooMany})
@@ -79,15 +83,15 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	return out
 }
 
-// own is under which name of [parley.Message.Extensions] the hub notes what is
-// for itself.
+// hubExtension is the name of the hub's own notes in [parley.Message.Extensions].
 const hubExtension = "parley"
 
 var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
-var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working, parley.NeedsInput: NeedsInput}
+var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working,
+	parley.NeedsInput: NeedsInput}
 
-// audience is what becomes of the message's, if it has one.
+// audience gives the fate of a message's audience, if it has one.
 func audience(way Way, m *parley.Message) Entry {
 	if len(m.Audience) == 0 {
 		return Entry{}
@@ -95,7 +99,7 @@ func audience(way Way, m *parley.Message) Entry {
 	return rows[Audience].Out[way]
 }
 
-// parts are the losses of the content.
+// parts adds the losses of the content.
 func parts(way Way, m *parley.Message, add func(Aspect)) {
 	if len(m.Parts) > 1 {
 		add(Several)
@@ -118,7 +122,7 @@ func parts(way Way, m *parley.Message, add func(Aspect)) {
 	}
 }
 
-// extensions are the losses of what only another protocol says.
+// extensions gives the losses of a message's extension of another protocol.
 func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
 	var out []parley.Loss
 	known := bookkeeping[protocol]
@@ -143,8 +147,8 @@ func extensions(way Way, protocol string, raw json.RawMessage) []parley.Loss {
 	return out
 }
 
-// OfReply makes losses of a reply, or of an event, that has no delivery of its
-// own losses in the delivery of its request.
+// OfReply names the losses of a reply or an event for the delivery record of its
+// request, where the reply has none of its own.
 func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
 	if len(losses) == 0 {
 		return nil
@@ -160,10 +164,10 @@ func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
 	return out
 }
 
-// isJSON is p.IsJSON, without a look at the parameters of what is plain JSON.
+// isJSON is p.IsJSON with a fast path.
 func isJSON(p *parley.Part) bool { return p.MediaType == "application/json" || p.IsJSON() }
 
-// ownType: a JSON media type that says more than that it is JSON.
+// specificJSON reports whether a JSON media type says more than JSON.
 func specificJSON(t string) bool {
 	if t == "application/json" || strings.HasPrefix(t, "text/plain") {
 		return false
@@ -172,9 +176,9 @@ func specificJSON(t string) bool {
 	return !strings.EqualFold(strings.TrimSpace(t), "application/json")
 }
 
-// rounded reports whether JSON holds a decimal that a 64-bit float does not
-// hold as it is written: 0.1 does (it is written so again), 0.10000000000000001
-// does not. Whole numbers do not count: they keep any size.
+// losesDigits reports whether JSON has a decimal that a 64-bit float changes: it
+// writes 0.1 as 0.1 again, but not 0.10000000000000001. Whole numbers do not count:
+// they keep any size.
 func losesDigits(b []byte) bool {
 	for i := 0; i < len(b); {
 		switch c := b[i]; {
@@ -187,10 +191,11 @@ func losesDigits(b []byte) bool {
 			i++
 		case c == '-' || c >= '0' && c <= '9':
 			start, decimal := i, false
-			for i++; i < len(b) && (b[i] >= '0' && b[i] <= '9' || b[i] == '.' || b[i] == 'e' || b[i] == 'E' || b[i] == '+' || b[i] == '-'); i++ {
+			for i++; i < len(b) && (b[i] >= '0' && b[i] <= '9' || b[i] == '.' || b[i] == 'e' || b[i] == 'E' ||
+				b[i] == '+' || b[i] == '-'); i++ {
 				decimal = decimal || b[i] == '.' || b[i] == 'e' || b[i] == 'E'
 			}
-			// Fifteen digits always come back; most numbers end here.
+			// A float keeps fifteen digits; most numbers end here.
 			if decimal && i-start > 15 && roundsDecimal(string(b[start:i])) {
 				return true
 			}
@@ -201,8 +206,8 @@ func losesDigits(b []byte) bool {
 	return false
 }
 
-// changes reports whether a literal, read as a float and written in the
-// shortest form, is another number.
+// roundsDecimal reports whether a literal is another number after it was read as a
+// float and written in the shortest form.
 func roundsDecimal(literal string) bool {
 	f, err := strconv.ParseFloat(literal, 64)
 	if err != nil {
@@ -233,7 +238,7 @@ func exponent(literal string) int {
 	return n
 }
 
-// String makes a line of an entry, for documentation.
+// String gives an entry as a line of the documentation.
 func (e Entry) String() string {
 	switch {
 	case e.Fate == As:

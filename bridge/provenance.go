@@ -11,14 +11,14 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// ProvenanceHeader tells the recipient of an HTTP protocol where a message
-// comes from that the hub says in a stand-in's name.
+// ProvenanceHeader tells the recipient of an HTTP protocol the original sender of a
+// message that the hub sends in a stand-in's name.
 const ProvenanceHeader = "Parley-Provenance"
 
-// Provenance is the value of [ProvenanceHeader]: who spoke, in which protocol,
-// how sure that is and what proved it, what the original was, and what of the
-// message has no place in the protocols that use the header. It is ASCII; texts
-// are quoted with Go's escapes.
+// Provenance is the value of [ProvenanceHeader]: the sender, its protocol, the
+// assurance and the checks that held, the digest of the original, and the fields for
+// which the protocols with this header have no place. It is ASCII; texts are quoted
+// with Go's escapes.
 func Provenance(m *parley.Message) string {
 	b := make([]byte, 0, 512)
 	b = append(b, "message="...)
@@ -63,8 +63,8 @@ func Provenance(m *parley.Message) string {
 	return string(b)
 }
 
-// Rest is what a message says that a protocol has no place of its own for: it
-// goes with the provenance.
+// Rest has the fields of a message for which a protocol has no place: they go with
+// the provenance.
 type Rest struct {
 	Conversation parley.ID `json:"conversation,omitzero"`
 	Act          string    `json:"act,omitzero"`
@@ -78,7 +78,7 @@ type Rest struct {
 	RetryAfter   float64   `json:"retry_after,omitzero"` // seconds
 }
 
-// Append writes the members of r that say something, as an encoder writes them.
+// Append writes the members of r that are not empty, as an encoder does.
 func (r *Rest) Append(o *jsonx.Object) {
 	if !r.Conversation.IsZero() {
 		o.String("conversation", r.Conversation.String())
@@ -109,14 +109,14 @@ func (r *Rest) Append(o *jsonx.Object) {
 // MaxAudience is how many others a provenance names.
 const MaxAudience = 64
 
-// RestOf gives what of a message is left for the provenance on a way.
+// RestOf gives the fields of a message that go with the provenance on a way.
 func RestOf(way Way, m *parley.Message) Rest {
 	r := Rest{Sent: utc(m.Sent)}
 	if way != AGH {
 		r.Trace = m.Trace.Parent
 	}
 	if way == Inbox {
-		return r // the arrival itself says all else
+		return r // an A2E arrival has a place for the others
 	}
 	r.Schema = m.Schema
 	if len(m.Audience) <= MaxAudience {
@@ -144,8 +144,8 @@ func utc(t time.Time) time.Time {
 	return t.UTC()
 }
 
-// Digest of the envelope that a message came in, as the hub recorded it, in the form
-// of RFC 9530; "" for a message that came in none.
+// Digest gives the digest of a message's envelope as the hub recorded it, in the form
+// of RFC 9530; "" for a message without one.
 func Digest(m *parley.Message) string {
 	if len(m.Origin.Raw) == 0 {
 		return ""
@@ -154,7 +154,7 @@ func Digest(m *parley.Message) string {
 	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
 }
 
-// Proved names the checks that held, in their order.
+// Proved names the checks that held, in order.
 func Proved(v parley.Verdict) []string {
 	var out []string
 	for _, c := range v.Checks {
@@ -175,5 +175,5 @@ func quoted(b []byte, name, value string) []byte {
 	return append(append(append(b, '"'), value...), '"')
 }
 
-// clip bounds what a header says of a value that its sender chose.
+// clip bounds a value of the sender's choice in a header.
 func clip(s string) string { return s[:min(len(s), 512)] }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// PublicURL reads the base URL under which agents reach a hub, without a slash
-// at its end; http://127.0.0.1 where none is given.
+// PublicURL parses the base URL under which agents reach a hub, and removes a slash
+// at its end. Without a text it is http://127.0.0.1.
 func PublicURL(text string) (*url.URL, error) {
 	if text == "" {
 		text = "http://127.0.0.1"

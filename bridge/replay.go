@@ -2,11 +2,10 @@ package bridge
 
 import "time"
 
-// ClockMargin is how much longer a replay key is remembered than its message is
-// fresh. Hubs that share a journal each judge freshness by a clock of their own,
-// and a clock may be set back.
+// ClockMargin is how long the hub remembers a replay key after its message has become
+// stale: hubs that share a journal have different clocks, and a clock may be set back.
 const ClockMargin = 5 * time.Second
 
-// KeyEnd is when the replay key of a message may be forgotten that is stale from
-// the given moment on.
+// KeyEnd is when the hub may forget the replay key of a message that becomes stale at
+// the given time.
 func KeyEnd(stale time.Time) time.Time { return stale.Add(ClockMargin) }

@@ -10,7 +10,8 @@ func IsTraceID(s string) bool { return lowerHex(s, 32) }
 // version 00.
 func IsTraceParent(s string) bool {
 	p := strings.Split(s, "-")
-	return len(s) == 55 && len(p) == 4 && p[0] == "00" && lowerHex(p[1], 32) && lowerHex(p[2], 16) && len(p[3]) == 2 && strings.Trim(p[3], "0123456789abcdef") == ""
+	return len(s) == 55 && len(p) == 4 && p[0] == "00" && lowerHex(p[1], 32) && lowerHex(p[2], 16) && len(p[3]) == 2 &&
+		strings.Trim(p[3], "0123456789abcdef") == ""
 }
 
 func lowerHex(s string, n int) bool {

@@ -1,7 +1,7 @@
-// Package bridgetest holds the bindings to the loss table: it makes random
-// messages as each protocol brings them in, in which every value is marked, and
-// checks that each mark is on the wire that a binding makes of the message, or
-// that its loss is reported.
+// Package bridgetest checks the bindings against the loss table. It makes random
+// messages as they come in by each protocol, with a mark in every value, and checks
+// that each mark is on the wire that a binding makes of the message, or that the
+// binding reports its loss.
 package bridgetest
 
 import (
@@ -35,11 +35,12 @@ type Mark struct {
 	Value string
 }
 
-// reported: a loss says so, or says that a part is left out as a whole, or the
+// reported reports whether the losses name the mark's field, or the whole part or
 // message.
 func (k Mark) reported(losses []parley.Loss) bool {
 	return slices.ContainsFunc(losses, func(l parley.Loss) bool {
-		return l.Field == k.Field || l.Field == "Kind" || l.Field == "State" || l.Field == "Parts" && strings.HasPrefix(k.Field, "Parts.")
+		return l.Field == k.Field || l.Field == "Kind" || l.Field == "State" ||
+			l.Field == "Parts" && strings.HasPrefix(k.Field, "Parts.")
 	})
 }
 
@@ -63,14 +64,14 @@ func (m *maker) mark(field string) string {
 func (m *maker) some(of int) bool { return m.IntN(of) == 0 }
 
 // numbers that JSON libraries like to change.
-var numbers = []string{"12345678901234567890", "0.1000000000000000055511151231257827", "9007199254740993", "-0.30000000000000004", "1.5"}
+var numbers = []string{"12345678901234567890", "0.1000000000000000055511151231257827", "9007199254740993",
+	"-0.30000000000000004", "1.5"}
 
 // beyond reports whether a number is one that ASP refuses.
 func beyond(n string) bool { return n == "12345678901234567890" || n == "9007199254740993" }
 
-// Message makes a message of a kind as it comes in by a protocol, or by the
-// API, where anything can be said. way is where it goes: what that refuses is
-// left out.
+// Message makes a message of a kind as it comes in by a protocol, or by the API,
+// which can say everything. It has nothing that the table calls refused on the way out.
 func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 	var c Case
 	m := &maker{Rand: r, c: &c}
@@ -79,7 +80,8 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 		id[i], conversation[i] = byte(r.Uint32()), byte(r.Uint32())
 	}
 	at := time.Unix(1767225600, 0).UTC()
-	out := &parley.Message{ID: id, Conversation: conversation, Kind: kind, From: "alice", To: Recipient, Sent: at, Hops: []string{"hub-one"},
+	out := &parley.Message{ID: id, Conversation: conversation, Kind: kind, From: "alice", To: Recipient, Sent: at,
+		Hops: []string{"hub-one"},
 		Origin: parley.Origin{Protocol: from, Peer: m.mark("Origin"), Received: at, Raw: []byte(from + " envelope"),
 			Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "signature", OK: true}}}}}
 	c.Message = out
@@ -95,7 +97,8 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 	}
 	if kind == parley.Event {
 		states := []parley.State{parley.NoState}
-		for s, a := range map[parley.State]bridge.Aspect{parley.Accepted: bridge.Accepted, parley.Working: bridge.Working, parley.NeedsInput: bridge.NeedsInput} {
+		for s, a := range map[parley.State]bridge.Aspect{parley.Accepted: bridge.Accepted,
+			parley.Working: bridge.Working, parley.NeedsInput: bridge.NeedsInput} {
 			if says(a) {
 				states = append(states, s)
 			}
@@ -138,7 +141,8 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 	}
 	extension := map[string]string{}
 	for _, x := range [...]struct{ protocol, member string }{
-		{"samvad", "delegation"}, {"uagents", "metadata"}, {"uagents", "msg_id"}, {"a2e", "task_name"}, {"agh", "ext"}, {"asp", "constraints"}, {"asp", "context"}, {"asp", "record"},
+		{"samvad", "delegation"}, {"uagents", "metadata"}, {"uagents", "msg_id"}, {"a2e", "task_name"}, {"agh", "ext"},
+		{"asp", "constraints"}, {"asp", "context"}, {"asp", "record"},
 	} {
 		if x.protocol == from && m.some(2) && way.Protocol() != from {
 			extension[x.member] = "x"
@@ -187,7 +191,8 @@ func (m *maker) parts(says func(bridge.Aspect) bool, way bridge.Way) {
 		if says(bridge.Text) {
 			kinds = append(kinds, func() {
 				n := name()
-				out.Parts = append(out.Parts, parley.Part{MediaType: "text/plain; charset=utf-8", Name: n, Data: []byte("say " + m.mark(field))})
+				out.Parts = append(out.Parts, parley.Part{MediaType: "text/plain; charset=utf-8", Name: n,
+					Data: []byte("say " + m.mark(field))})
 			})
 		}
 		if says(bridge.Object) || i == 0 {
@@ -210,31 +215,34 @@ func (m *maker) parts(says func(bridge.Aspect) bool, way bridge.Way) {
 		}
 		if says(bridge.OtherJSON) && way != bridge.Model {
 			kinds = append(kinds, func() {
-				out.Parts = append(out.Parts, parley.Part{MediaType: "application/json", Data: []byte(`["` + m.mark(field) + `"]`)})
+				out.Parts = append(out.Parts, parley.Part{MediaType: "application/json",
+					Data: []byte(`["` + m.mark(field) + `"]`)})
 			})
 		}
 		if says(bridge.Bytes) && (way != bridge.Model || i > 0) {
 			kinds = append(kinds, func() {
 				n := name()
-				out.Parts = append(out.Parts, parley.Part{MediaType: "image/png", Name: n, Data: []byte("\x89PNG" + m.mark(field))})
+				out.Parts = append(out.Parts, parley.Part{MediaType: "image/png", Name: n,
+					Data: []byte("\x89PNG" + m.mark(field))})
 			})
 		}
 		if says(bridge.Link) && (way != bridge.Model || i > 0) {
 			kinds = append(kinds, func() {
 				n := name()
-				out.Parts = append(out.Parts, parley.Part{MediaType: "text/html", Name: n, URI: "https://example.com/" + m.mark(field), Digest: "sha-256=:" + m.mark(field) + ":"})
+				out.Parts = append(out.Parts, parley.Part{MediaType: "text/html", Name: n,
+					URI: "https://example.com/" + m.mark(field), Digest: "sha-256=:" + m.mark(field) + ":"})
 			})
 		}
 		kinds[m.IntN(len(kinds))]()
 	}
 }
 
-// Check runs many messages of each kind on a way. wire says a message: all
-// bytes and headers that the recipient gets, and the losses that the delivery
-// reports. What the table calls refused is never made here, so it may not fail.
-// The fields of byID need not be on the wire where the message's ID is: they
-// are found with it.
-func Check(t *testing.T, way bridge.Way, kinds []parley.Kind, wire func(m *parley.Message) (text string, losses []parley.Loss, err error), byID ...string) {
+// Check runs many messages of each kind on a way. wire gives all bytes and headers that
+// the recipient gets, and the losses that the delivery reports; it must not fail,
+// because [Message] makes nothing that the way refuses. The fields of byID may be
+// missing where the message's ID is on the wire: a recipient finds them by it.
+func Check(t *testing.T, way bridge.Way, kinds []parley.Kind,
+	wire func(m *parley.Message) (text string, losses []parley.Loss, err error), byID ...string) {
 	t.Helper()
 	rounds := 300
 	if testing.Short() {
@@ -255,9 +263,11 @@ func Check(t *testing.T, way bridge.Way, kinds []parley.Kind, wire func(m *parle
 					all := spell(text)
 					for _, mark := range c.Marks {
 						found := mark.Value != "" && strings.Contains(all, mark.Value)
-						reported := mark.reported(losses) || slices.Contains(byID, mark.Field) && strings.Contains(all, c.Message.ID.String())
+						reported := mark.reported(losses) ||
+							slices.Contains(byID, mark.Field) && strings.Contains(all, c.Message.ID.String())
 						if !found && !reported {
-							t.Fatalf("seed %d: %s %q is neither on the wire nor reported as lost; losses %v\nmessage %s\nwire %s", seed, mark.Field, mark.Value, losses, show(c.Message), text)
+							t.Fatalf("seed %d: %s %q is neither on the wire nor reported as lost; losses %v\nmessage %s\nwire %s",
+								seed, mark.Field, mark.Value, losses, show(c.Message), text)
 						}
 						if found && strings.HasPrefix(mark.Field, "Extensions.") {
 							t.Fatalf("seed %d: %s is on the wire, and the table says that it is lost", seed, mark.Field)
@@ -269,15 +279,16 @@ func Check(t *testing.T, way bridge.Way, kinds []parley.Kind, wire func(m *parle
 	}
 }
 
-// spell adds to what is on the wire what stands in it as base64, and its
-// strings without escapes.
+// spell adds to a wire text what it has in base64, and the text without URL escapes.
 func spell(text string) string {
 	out := text
 	for range 3 { // JSON in base64 in JSON
 		var more strings.Builder
-		for signs, encoding := range map[string]*base64.Encoding{"+/=": base64.StdEncoding, "-_": base64.RawURLEncoding} {
+		for signs, encoding := range map[string]*base64.Encoding{"+/=": base64.StdEncoding,
+			"-_": base64.RawURLEncoding} {
 			for _, word := range strings.FieldsFunc(out, func(r rune) bool {
-				return !(r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || strings.ContainsRune(signs, r))
+				return !(r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r >= '0' && r <= '9' ||
+					strings.ContainsRune(signs, r))
 			}) {
 				if len(word) >= 12 {
 					if b, err := encoding.DecodeString(word); err == nil && bytes.Contains(b, []byte("m")) {

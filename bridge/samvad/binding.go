@@ -93,8 +93,7 @@ type Binding struct {
 	slots chan struct{} // bounds the jobs that finish tasks
 	stops []func()      // end what follows the directory and the journal
 
-	tasksMu sync.Mutex
-	running map[parley.ID]bool // tasks that are not finished, by message
+	running sync.Map // IDs of the messages whose tasks are not finished
 
 	remoteMu sync.Mutex
 	followed map[parley.ID]*remoteTask // tasks elsewhere that this node polls, by message
@@ -125,12 +124,14 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, state: newState(c.Journal), pace: pacer{now: c.Now}, slots: make(chan struct{}, 32),
-		running: map[parley.ID]bool{}, followed: map[parley.ID]*remoteTask{}, peers: map[string]*peerTasks{},
+	b := &Binding{c: c, public: public, state: newState(c.Journal), pace: pacer{now: c.Now},
+		slots:    make(chan struct{}, 32),
+		followed: map[parley.ID]*remoteTask{}, peers: map[string]*peerTasks{},
 		owned: make(chan struct{}, 1), standIns: map[string]*protocol.Agent{}, cards: map[string]*cachedCard{},
 		credentials: map[string]Credentials{}, labels: map[string]string{}}
 	outbound := func(timeout time.Duration, redirects int, maxBytes int64) *http.Client {
-		return c.Guard.Client(netguard.Options{Timeout: timeout, MaxRedirects: redirects, MaxResponseBytes: maxBytes, RootCAs: c.RootCAs})
+		return c.Guard.Client(netguard.Options{Timeout: timeout, MaxRedirects: redirects, MaxResponseBytes: maxBytes,
+			RootCAs: c.RootCAs})
 	}
 	var guard protocol.Guard
 	if c.Guard != nil {
@@ -172,8 +173,9 @@ func New(c Config) (*Binding, error) {
 		MaxRunning: math.MaxInt, // recorded requests must run: the hub has bounds of its own
 		Limiter:    &protocol.Limiter{},
 		Tasks:      (*taskStore)(b),
-		Webhook:    &protocol.Webhook{Guard: guard, Now: c.Now, HTTP: outbound(protocol.DefaultWebhookTimeout, -1, 0)},
-		CORS:       c.Origins,
+		Webhook: &protocol.Webhook{Guard: guard, Now: c.Now,
+			HTTP: outbound(protocol.DefaultWebhookTimeout, -1, 0)},
+		CORS: c.Origins,
 	}
 	if c.TokensPerDay > 0 {
 		b.budget = newBudget(b.spending, b.server.Limiter, c.Now)
@@ -214,7 +216,10 @@ func (b *Binding) Start(ctx context.Context) error {
 		}
 		b.stops = append(b.stops, stop)
 		b.work.Go(func() {
-			b.budget.run(b.ctx, func(err error) { b.c.Logger.Error("cannot record a token budget; trying again", "error", err) })
+			b.budget.run(b.ctx, func(err error) {
+				b.c.Logger.Error("cannot record a token budget; trying again",
+					"error", err)
+			})
 		})
 	}
 	b.followRemoteTasks()
@@ -283,7 +288,8 @@ func (b *Binding) Enroll(agent, id, kid string, public []byte, by string) error 
 			return nil
 		}
 	}
-	_, err := b.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: Protocol, KeyID: kid, Algorithm: keyring.Ed25519, Public: public, By: by, Note: id})
+	_, err := b.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: Protocol, KeyID: kid, Algorithm: keyring.Ed25519,
+		Public: public, By: by, Note: id})
 	return err
 }
 

@@ -335,7 +335,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// SAM-057: a replay is recognised after a restart.
+// SAM-057: a replay is refused after a restart.
 func TestReplayAfterRestart(t *testing.T) {
 	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk", PublicURL: "https://parley.test"}
 	w := newWorld(t, c)

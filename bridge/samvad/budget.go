@@ -74,7 +74,8 @@ func (b *budget) poke() {
 
 // start counts the tokens of other processes, now and as they write them.
 func (b *budget) start(ctx context.Context) (stop func(), err error) {
-	if stop, err = b.table.Follow(ctx, b.countOthers); err != nil {
+	stop, err = b.table.Follow(ctx, b.countOthers)
+	if err != nil {
 		return nil, fmt.Errorf("read the tokens that senders used: %w", err)
 	}
 	return stop, nil

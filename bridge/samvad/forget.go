@@ -20,7 +20,7 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (int, error) {
 	return b.tasks.Sweep(ctx, "", func(r *journal.Row[task]) journal.Fate {
 		t := &r.Value
 		if id, err := parley.ParseID(r.Key); err == nil && f.Message(id) {
-			b.setRunning(id, false)
+			b.running.Delete(id)
 			return journal.Remove
 		}
 		if f.Agent != "" && t.Status.Finished() && (t.To == f.Agent || is(t.Agent) || is(t.From)) {

@@ -11,7 +11,7 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// identity is the hub's own in SAMVAD, with the keys that its keyring has now:
+// identity is the hub's own identity in SAMVAD, with the present keys of its keyring:
 // one, or two while `parley keys rotate` replaces it. It implements
 // protocol.RollingSigner.
 type identity struct {
@@ -19,7 +19,7 @@ type identity struct {
 	id   string
 }
 
-// newIdentity makes the key where there is none.
+// newIdentity makes the identity, and its key if the keyring has none.
 func newIdentity(keys *keyring.Ring, id string) (identity, error) {
 	_, err := keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: Protocol, Algorithm: keyring.Ed25519, By: "parley"})
 	if err != nil {
@@ -28,8 +28,8 @@ func newIdentity(keys *keyring.Ring, id string) (identity, error) {
 	return identity{keys, id}, nil
 }
 
-// SignerOf gives the key with which a hub signs now in SAMVAD, from its keyring,
-// under an identity.
+// SignerOf gives the key with which a hub signs in SAMVAD, from its keyring, under an
+// identity. The error says why the keyring has none.
 func SignerOf(r *keyring.Ring, id string) (protocol.Signer, error) {
 	s, err := r.Signer(keyring.Hub, Protocol)
 	if err != nil {
@@ -38,8 +38,8 @@ func SignerOf(r *keyring.Ring, id string) (protocol.Signer, error) {
 	return ringSigner{s, id}, nil
 }
 
-// NextOf gives the key with which a hub will sign when the rotation that goes on
-// turns to it; nil where none goes on.
+// NextOf gives the key that a rotation in progress will make the hub's signing key;
+// nil if there is no rotation.
 func NextOf(r *keyring.Ring, id string) protocol.Signer {
 	for _, k := range r.Keys(keyring.Hub, Protocol) {
 		if s, err := r.SignerByID(k.ID); err == nil && k.State == keyring.Next {
@@ -49,7 +49,7 @@ func NextOf(r *keyring.Ring, id string) protocol.Signer {
 	return nil
 }
 
-// ringSigner is a key of the keyring as the protocol sees it.
+// ringSigner is a key of the keyring as a protocol.Signer.
 type ringSigner struct {
 	keyring.Signer
 	id string
@@ -77,7 +77,7 @@ func (i identity) Current() protocol.Signer {
 	return s
 }
 
-// keyless stands for a key that is gone: Sign says why it cannot.
+// keyless is the signer where the keyring has no key: Sign fails with the reason.
 type keyless struct {
 	id  string
 	err error
@@ -88,7 +88,7 @@ func (s keyless) KID() string                 { return "none" }
 func (s keyless) Public() ed25519.PublicKey   { return nil }
 func (s keyless) Sign([]byte) ([]byte, error) { return nil, s.err }
 
-// cardKeys are the keys that a card shows: that which signs first.
+// cardKeys are the keys on a card, the signing key first.
 func (i identity) cardKeys() []protocol.CardKey {
 	var out []protocol.CardKey
 	for _, k := range i.keys.Keys(keyring.Hub, Protocol) {
@@ -102,10 +102,9 @@ func (i identity) cardKeys() []protocol.CardKey {
 	return out
 }
 
-// withAnyKey makes a call. An agent that was given a raw key knows one alone, and
-// may have the other than the one that signs now while a rotation goes on: where
-// it refuses that one, which it does before it looks at the skill, the call is
-// made once more with the other.
+// withAnyKey makes a call, and repeats it with the hub's other key if the agent
+// rejects the first. During a rotation, an agent that has one raw key may have either.
+// It checks the key before it runs the skill, so the call runs once.
 func (i identity) withAnyKey(call *protocol.Call, do func() error) error {
 	err := do()
 	if !rejectsKey(err) {
@@ -125,25 +124,26 @@ func (i identity) withAnyKey(call *protocol.Call, do func() error) error {
 	return err
 }
 
-// unproved reports whether the agent did not accept the signature, or the caller.
+// rejectsKey reports whether the agent did not accept the signature, or the caller.
 func rejectsKey(err error) bool {
 	return errors.Is(err, protocol.ErrRemote) && protocol.AsError(err).Code == protocol.CodeAuthFailed
 }
 
 // Hosting is what an operator tells agents elsewhere about this hub.
-type Hosting = struct {
-	Identity string `json:"identity"`  // as which the hub calls
-	KeyID    string `json:"keyId"`     // of the key that signs
+type Hosting struct {
+	Identity string `json:"identity"`  // of the hub, as a caller
+	KeyID    string `json:"keyId"`     // of the signing key
 	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys
 	Base     string `json:"base"`      // base URL; agents are at Base/agents/NAME
 
-	Next string `json:"nextPublicKey,omitempty"` // base64, of the key that follows; only while it is being replaced
+	Next string `json:"nextPublicKey,omitempty"` // base64, of the next key; only during a rotation
 }
 
-// Hosting tells how the hub appears in SAMVAD.
+// Hosting gives the hub's identity, keys and URL in SAMVAD.
 func (b *Binding) Hosting() Hosting {
 	s := b.identity.Current()
-	h := Hosting{Identity: s.ID(), KeyID: s.KID(), Key: base64.StdEncoding.EncodeToString(s.Public()), Base: b.public.String()}
+	h := Hosting{Identity: s.ID(), KeyID: s.KID(), Key: base64.StdEncoding.EncodeToString(s.Public()),
+		Base: b.public.String()}
 	if next := NextOf(b.c.Keys, s.ID()); next != nil {
 		h.Next = base64.StdEncoding.EncodeToString(next.Public())
 	}

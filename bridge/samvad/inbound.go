@@ -94,7 +94,8 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	s := hub.Submission{
 		Message: toMessage(r, from, to, now),
 		Scope:   scope(r.To),
-		Key:     journal.Key{ID: key(r.Envelope), Sender: from, Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, 300*time.Second)))},
+		Key: journal.Key{ID: key(r.Envelope), Sender: from,
+			Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, 300*time.Second)))},
 		Foreign: r.TraceID,
 		Fits:    true, // the server has validated the payload
 	}
@@ -182,7 +183,8 @@ func (b *Binding) reply(ctx context.Context, r *protocol.Request, call *hub.Call
 // noteRefusal notes a request that the server refused, for `parley refused`.
 func (b *Binding) noteRefusal(r *http.Request, c protocol.Claim, e *protocol.Error) string {
 	f := hub.Refusal{
-		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: cmp.Or(c.Agent, c.Endpoint), Step: string(e.Step),
+		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: cmp.Or(c.Agent, c.Endpoint),
+		Step: string(e.Step),
 		Code: stepCode(e), Text: e.Text, Cause: e.Error(), Size: c.Size,
 	}
 	if e.Verdict != nil {

@@ -89,7 +89,8 @@ func (x *keyIndex) set(agent string, e *directory.Entry) {
 			if kid == keyring.Fingerprint(keyring.Ed25519, k.Public) {
 				kid = "" // it has no name of its own: any matches
 			}
-			keys = append(keys, protocol.Key{KID: kid, Public: ed25519.PublicKey(k.Public), Source: enrolledSource + agent})
+			keys = append(keys, protocol.Key{KID: kid, Public: ed25519.PublicKey(k.Public),
+				Source: enrolledSource + agent})
 		}
 		x.byID[id] = keys
 	}

@@ -27,7 +27,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if m.Kind == parley.Request && o.Attempt > 1 {
 		row, err := b.remoteTasks.Get(ctx, m.ID.String())
 		if err != nil {
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "how the request was sent before cannot be read"), Wait: pause}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err,
+				"how the request was sent before cannot be read"), Wait: pause}
 		}
 		if row.Value.Task != "" { // the agent has it: it remains to poll
 			b.follow(m.ID, &row.Value)
@@ -44,7 +45,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if call.Skill == "" {
 		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
 		if call.Skill == "" { // an agent that is just starting would refuse the call for good
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
+				"the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
 		}
 	}
 	attempt := func() hub.Outcome {
@@ -143,7 +145,8 @@ func (b *Binding) addCredentials(ctx context.Context, m *parley.Message, to stri
 
 // ask calls a skill and waits for its answer. The chunks of a stream become
 // events; a task is polled.
-func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, call protocol.Call) (*protocol.Reply, error) {
+func (b *Binding) ask(
+	ctx context.Context, o hub.Outbound, mode protocol.Mode, call protocol.Call) (*protocol.Reply, error) {
 	switch mode {
 	case protocol.ModeStream:
 		var last protocol.Event
@@ -154,7 +157,7 @@ func (b *Binding) ask(ctx context.Context, o hub.Outbound, mode protocol.Mode, c
 			}
 			replaced = replaced || e.Replaced
 			if last = e; e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
-				continue // the answer is no piece ahead of itself
+				continue // only a piece before the answer is an event
 			}
 			if err := o.Event(parley.NoState, parley.Part{MediaType: "application/json", Data: e.Chunk}); err != nil {
 				return nil, err

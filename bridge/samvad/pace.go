@@ -85,7 +85,9 @@ func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.
 			wait = out.Wait
 			b.pace.postpone(peer, wait)
 		} else {
-			err := parley.Fail(parley.RateLimited, nil, "%q takes no more requests of this hub now, by the limits on its card or its Retry-After", o.Recipient.Name)
+			err := parley.Fail(parley.RateLimited, nil,
+				"%q takes no more requests of this hub now, by the limits on its card or its Retry-After",
+				o.Recipient.Name)
 			err.After = wait
 			out = hub.Outcome{Err: err, Wait: wait}
 		}

@@ -81,7 +81,8 @@ func (b *Binding) resumes(message parley.ID) bool {
 	defer cancel()
 	row, err := b.remoteTasks.Get(ctx, message.String())
 	if err != nil {
-		b.c.Logger.Error("cannot read how a request was sent; it counts as one that cannot be repeated", "message", message, "error", err)
+		b.c.Logger.Error("cannot read how a request was sent; it counts as one that cannot be repeated", "message",
+			message, "error", err)
 	}
 	return err == nil && row.Revision != 0
 }
@@ -97,7 +98,8 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 		full := p != nil && p.n >= maxPeerTasks
 		b.remoteMu.Unlock()
 		if full {
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "%q works on %d tasks of this hub", o.Recipient.Name, maxPeerTasks), Wait: 2 * time.Second}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
+				"%q works on %d tasks of this hub", o.Recipient.Name, maxPeerTasks), Wait: 2 * time.Second}
 		}
 		base := call.URL
 		if base == "" {
@@ -107,13 +109,16 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 			}
 		}
 		w = &remoteTask{To: o.Recipient.Name, Peer: o.Identity.ID, Base: base, Trace: call.TraceID, Hop: m.Trace.Parent,
-			Nonce: fmt.Sprintf("%s-%d", m.ID, o.Attempt), Made: now.UTC().Truncate(time.Millisecond), Until: m.Deadline.Add(retention)}
+			Nonce: fmt.Sprintf("%s-%d", m.ID, o.Attempt), Made: now.UTC().Truncate(time.Millisecond),
+			Until: m.Deadline.Add(retention)}
 		if err := b.putRemoteTask(ctx, m.ID, w); err != nil {
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the hub cannot record how it sends the request")}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err,
+				"the hub cannot record how it sends the request")}
 		}
 	} else if now.Sub(w.Made) > resendWithin {
 		b.dropRemoteTask(ctx, m.ID)
-		return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, nil, "it is too late to find out whether %q had the request", o.Recipient.Name)}
+		return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, nil,
+			"it is too late to find out whether %q had the request", o.Recipient.Name)}
 	}
 	call.Nonce, call.Timestamp = w.Nonce, w.Made
 	var task string
@@ -133,7 +138,8 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 		switch {
 		case before != nil && errors.Is(err, protocol.ErrReplay):
 			b.dropRemoteTask(ctx, m.ID)
-			return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, err, "%q had the request, and does not say under which task", o.Recipient.Name)}
+			return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, err,
+				"%q had the request, and does not say under which task", o.Recipient.Name)}
 		case out.Unknown, before != nil && !errors.Is(err, protocol.ErrRemote) && !errors.Is(err, protocol.ErrResponse):
 			return hub.Outcome{Unknown: true, Err: out.Err} // the next attempt, with the same envelope, tells
 		}
@@ -202,7 +208,8 @@ func (b *Binding) poll(id parley.ID, w *remoteTask) (wait time.Duration, over bo
 		w.misses = 0
 		return 0, false
 	case err == nil && t.Status == protocol.TaskDone:
-		return b.submitReply(id, w, &parley.Message{Kind: parley.Response, Parts: []parley.Part{{MediaType: "application/json", Data: t.Result}},
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Response,
+			Parts:      []parley.Part{{MediaType: "application/json", Data: t.Result}},
 			Extensions: replyExtension(t.Replaced)})
 	case err == nil:
 		out := failedCall(t.Err)
@@ -213,11 +220,13 @@ func (b *Binding) poll(id parley.ID, w *remoteTask) (wait time.Duration, over bo
 			return 0, false
 		}
 		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
-			Error: parley.Refuse(parley.OutcomeUnknown, "%q took the request and does not know its task any more", w.To).Because(err)})
+			Error: parley.Refuse(parley.OutcomeUnknown, "%q took the request and does not know its task any more",
+				w.To).Because(err)})
 	case e.Retryable:
 		return e.RetryAfter, false
 	}
-	return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.HandlerFailed, "the state of the task at %q is not understood", w.To).Because(err)})
+	return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
+		Error: parley.Refuse(parley.HandlerFailed, "the state of the task at %q is not understood", w.To).Because(err)})
 }
 
 // submitReply records how a task elsewhere ended.
@@ -234,9 +243,11 @@ func (b *Binding) submitReply(id parley.ID, w *remoteTask, reply *parley.Message
 	case e.Retryable:
 		return max(e.After, pause), false
 	case reply.Kind == parley.Response:
-		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(e.Code, "the answer is not one that the hub can record").Because(err)})
+		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
+			Error: parley.Refuse(e.Code, "the answer is not one that the hub can record").Because(err)})
 	default:
-		b.c.Logger.Error("how a request ended elsewhere cannot be recorded; its deadline ends it", "message", id, "agent", w.To, "error", err)
+		b.c.Logger.Error("how a request ended elsewhere cannot be recorded; its deadline ends it", "message", id,
+			"agent", w.To, "error", err)
 	}
 	b.dropRemoteTask(b.ctx, id)
 	return 0, true
@@ -245,7 +256,8 @@ func (b *Binding) submitReply(id parley.ID, w *remoteTask, reply *parley.Message
 // remoteOrigin is where answers of agents elsewhere come from.
 func remoteOrigin(peer string) parley.Origin {
 	return parley.Origin{Protocol: Protocol, Peer: peer, Verdict: parley.Verdict{Assurance: parley.Session,
-		Checks: []parley.Check{{Name: "transport", OK: true, Detail: "SAMVAD answers are not signed; the connection answers for them"}}}}
+		Checks: []parley.Check{{Name: "transport", OK: true,
+			Detail: "SAMVAD answers are not signed; the connection answers for them"}}}}
 }
 
 // cancelRemoteTask ends a request whose task goes on elsewhere: SAMVAD has no way
@@ -256,7 +268,8 @@ func (b *Binding) cancelRemoteTask(request parley.ID) {
 	b.remoteMu.Unlock()
 	if w != nil {
 		b.submitReply(request, w, &parley.Message{Kind: parley.Failure,
-			Error: parley.Refuse(parley.Cancelled, "its sender took the request back; %q cannot be told, and may go on with it", w.To)})
+			Error: parley.Refuse(parley.Cancelled,
+				"its sender cancelled the request; SAMVAD cannot tell %q, which may go on with it", w.To)})
 	}
 }
 
@@ -303,7 +316,8 @@ func (b *Binding) followRemoteTasks() {
 			adopt()
 		}
 	}), j.Watch(func(r *journal.Record) {
-		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
+		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) &&
+			j.LivesElsewhere(r.Node, r.Time) {
 			adopt()
 		}
 	}))

@@ -28,7 +28,8 @@ const talk = "talk"
 // declares some, so that callers need not know whether it has done so yet.
 func hasTalk(e *directory.Entry) bool {
 	return (len(e.Skills) == 0 || e.Learned != "" && !slices.ContainsFunc(e.Skills, isTalk)) &&
-		slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) && !slices.Contains(e.Native(), Protocol)
+		slices.ContainsFunc(e.Native(), func(p string) bool { return p != Protocol }) &&
+		!slices.Contains(e.Native(), Protocol)
 }
 
 func isTalk(s parley.SkillSpec) bool { return s.ID == talk }
@@ -38,7 +39,8 @@ func talkSkill() protocol.Skill {
 	return protocol.Skill{ID: talk, Name: "Talk", Description: "Takes a message and answers it.",
 		InputSchema:  json.RawMessage(`{"type":"object","properties":{"text":{"type":"string"}}}`),
 		OutputSchema: json.RawMessage(`{"type":"object"}`),
-		Modes:        []protocol.Mode{protocol.ModeSync, protocol.ModeAsync, protocol.ModeStream}, Trust: protocol.TrustPublic}
+		Modes:        []protocol.Mode{protocol.ModeSync, protocol.ModeAsync, protocol.ModeStream},
+		Trust:        protocol.TrustPublic}
 }
 
 // exposes reports whether an agent can be called here: it is exposed in SAMVAD, or
@@ -106,8 +108,9 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	if !ok || !b.exposes(e) {
 		return nil
 	}
-	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity, Skills: map[string]protocol.SkillOptions{},
-		Limit: &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
+	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity,
+		Skills: map[string]protocol.SkillOptions{},
+		Limit:  &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
 	if len(a.Card.Skills) == 0 {
 		return nil
 	}
@@ -115,7 +118,8 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 		a.Token = b.checkToken
 	}
 	for _, k := range a.Card.Skills {
-		a.Skills[k.ID] = protocol.SkillOptions{NoScan: matchesSkill(b.c.Unscanned, name, k.ID), Lightweight: matchesSkill(b.c.Lightweight, name, k.ID)}
+		a.Skills[k.ID] = protocol.SkillOptions{NoScan: matchesSkill(b.c.Unscanned, name, k.ID),
+			Lightweight: matchesSkill(b.c.Lightweight, name, k.ID)}
 	}
 	if err := a.Check(); err != nil {
 		b.c.Logger.Warn("an agent cannot be called in SAMVAD", "agent", name, "error", err)
@@ -171,7 +175,8 @@ const unlimited = 1_000_000_000
 // limits are those of the hub for each proved sender. It has none for all senders
 // together.
 func (b *Binding) limits() *protocol.RateLimit {
-	l := &protocol.RateLimit{RequestsPerMinute: unlimited, RequestsPerSender: unlimited, TokensPerSenderPerDay: b.c.TokensPerDay}
+	l := &protocol.RateLimit{RequestsPerMinute: unlimited, RequestsPerSender: unlimited,
+		TokensPerSenderPerDay: b.c.TokensPerDay}
 	if r := b.c.Hub.SenderRate().PerSecond; r > 0 {
 		l.RequestsPerSender = max(1, min(int(60*r), unlimited))
 	}

@@ -39,12 +39,13 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, erro
 	if !ok {
 		return "", protocol.ErrUnavailable
 	}
-	t := task{Agent: r.To, From: r.From, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL, Status: protocol.TaskRunning}
+	t := task{Agent: r.To, From: r.From, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL,
+		Status: protocol.TaskRunning}
 	// First the row: finish needs it.
 	if _, err := b.tasks.Put(ctx, m.ID.String(), t, time.Time{}); err != nil {
 		return "", fmt.Errorf("record the task: %w", err)
 	}
-	b.setRunning(m.ID, true)
+	b.running.Store(m.ID, true)
 	// The answer may have been recorded before the task was known here.
 	if _, open := b.c.Journal.Delivery(m.ID, m.To); !open {
 		b.background(m.ID, func() error {
@@ -59,24 +60,8 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, erro
 	return b.taskID(m.ID, r.To), nil
 }
 
-func (b *Binding) setRunning(id parley.ID, running bool) {
-	b.tasksMu.Lock()
-	defer b.tasksMu.Unlock()
-	if running {
-		b.running[id] = true
-	} else {
-		delete(b.running, id)
-	}
-}
-
-func (b *Binding) isRunning(id parley.ID) bool {
-	b.tasksMu.Lock()
-	defer b.tasksMu.Unlock()
-	return b.running[id]
-}
-
-// background finishes a task by f, which is repeated until it succeeds or the
-// binding closes; after a restart, Start does it.
+// background calls f, which finishes a task, until it succeeds or the binding
+// closes. After a restart, followTasks finishes the task.
 func (b *Binding) background(id parley.ID, f func() error) {
 	b.work.Go(func() {
 		for {
@@ -98,11 +83,15 @@ func (b *Binding) background(id parley.ID, f func() error) {
 	})
 }
 
-// followTasks finishes tasks as their answers are recorded, those of an earlier
-// process first.
+// followTasks finishes each task when its answer is recorded, and goes on with the
+// tasks of an earlier process.
 func (b *Binding) followTasks(ctx context.Context) error {
 	b.stops = append(b.stops, b.c.Journal.Watch(func(r *journal.Record) {
-		if m := r.Message; m != nil && m.Kind.Terminal() && r.Refused == nil && b.isRunning(m.InReplyTo) {
+		m := r.Message
+		if m == nil || !m.Kind.Terminal() || r.Refused != nil {
+			return
+		}
+		if _, running := b.running.Load(m.InReplyTo); running {
 			b.background(m.InReplyTo, func() error { return b.finish(b.ctx, m.InReplyTo, m) })
 		}
 	}))
@@ -120,7 +109,7 @@ func (b *Binding) followTasks(ctx context.Context) error {
 		if row.Value.Status.Finished() {
 			continue
 		}
-		b.setRunning(id, true)
+		b.running.Store(id, true)
 		if _, open := b.c.Journal.Delivery(id, row.Value.To); !open {
 			b.background(id, func() error { return b.find(id) })
 		}
@@ -164,14 +153,14 @@ func (b *Binding) finish(ctx context.Context, id parley.ID, reply *parley.Messag
 	if err != nil {
 		return err
 	}
-	b.setRunning(id, false)
+	b.running.Delete(id)
 	if ended {
 		b.server.Limiter.Record(row.Value.Agent, row.Value.From, reply.Tokens(), b.c.Now())
 	}
 	return nil
 }
 
-// end gives a task the outcome that a terminal reply says.
+// end gives a task the outcome of its reply.
 func (t *task) end(reply *parley.Message) {
 	r := toReply(t.Trace, reply)
 	t.Status, t.Result = protocol.TaskDone, json.RawMessage(r.Result)
@@ -180,7 +169,7 @@ func (t *task) end(reply *parley.Message) {
 	}
 }
 
-// taskStore is the binding as the protocol's server sees it.
+// taskStore gives the protocol's server the tasks of the binding.
 type taskStore Binding
 
 // Get implements samvad.Tasks.
@@ -202,11 +191,13 @@ func (s *taskStore) Get(ctx context.Context, agent, taskID string) (protocol.Tas
 	if row.Revision == 0 || t.Agent != agent {
 		return protocol.Task{}, protocol.ErrNotFound
 	}
-	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: json.RawMessage(t.Result), TraceID: t.Trace, CallbackURL: t.Callback}
+	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: json.RawMessage(t.Result), TraceID: t.Trace,
+		CallbackURL: t.Callback}
 	if t.Status == protocol.TaskFailed {
 		out.Err = &protocol.Error{Code: t.Code, Text: t.Text}
 	}
-	if d, open := b.c.Journal.Delivery(id, t.To); ours && open && t.Status == protocol.TaskRunning && d.State == parley.Waiting {
+	if d, open := b.c.Journal.Delivery(id, t.To); ours && open && t.Status == protocol.TaskRunning &&
+		d.State == parley.Waiting {
 		out.Status = protocol.TaskPending
 	}
 	return out, nil

@@ -142,7 +142,8 @@ func (t *tokens) tokenOf(m *parley.Message, e *protocol.Envelope) (string, *parl
 		}
 	}
 	return "", parley.Refuse(parley.Internal,
-		"the sender's token for %q cannot be opened: another keyring sealed it; send the request again", m.To).Because(err)
+		"the sender's token for %q cannot be opened: another keyring sealed it; send the request again",
+		m.To).Because(err)
 }
 
 // Masked gives a message as operators and exports may see it: without the bearer

@@ -54,7 +54,8 @@ func toMessage(r *protocol.Request, from, to string, received time.Time) *parley
 	}
 	// bridge.Losses names credentials, which end at the hub.
 	if e := r.Envelope; e.Delegated() || e.Auth != nil || e.Replaced {
-		m.Extensions = map[string]json.RawMessage{Protocol: extension(false, nil, e.Auth != nil, e.Delegated(), e.Replaced)}
+		x := extension(false, nil, e.Auth != nil, e.Delegated(), e.Replaced)
+		m.Extensions = map[string]json.RawMessage{Protocol: x}
 	}
 	return m
 }
@@ -119,7 +120,8 @@ func toReply(trace string, reply *parley.Message) *protocol.Reply {
 	}
 	v, err := toResult(reply.Parts)
 	if err != nil {
-		r.Err = &protocol.Error{Code: protocol.CodeAgentUnavailable, Text: "The agent answered with something that is not JSON."}
+		r.Err = &protocol.Error{Code: protocol.CodeAgentUnavailable,
+			Text: "The agent answered with something that is not JSON."}
 		return r
 	}
 	r.Result = json.RawMessage(v)
@@ -134,7 +136,8 @@ func replyLosses(reply, request *parley.Message) []parley.Loss {
 		losses = []parley.Loss{{Field: "Kind", Reason: "only a stream shows pieces of the result before it"}}
 	}
 	if reply.Kind == parley.Failure && reply.Error != nil && reply.Error.After > 0 && mode != protocol.ModeSync {
-		losses = append(losses, parley.Loss{Field: "Error.After", Reason: "a task or stream does not say when to try again"})
+		losses = append(losses, parley.Loss{Field: "Error.After",
+			Reason: "a task or stream does not say when to try again"})
 	}
 	if surrogatesReplaced(reply) {
 		losses = append(losses, bridge.SurrogatesReplaced)
@@ -183,8 +186,11 @@ func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (pro
 	if err == nil && m.Origin.Protocol == Protocol && surrogatesReplaced(m) {
 		payload = asWritten(m, payload)
 	}
-	call := protocol.Call{URL: id.URL, To: id.ID, Skill: m.Skill, Payload: payload, TraceID: m.Trace.Foreign[foreignTrace],
-		ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(), Header: map[string][]string{bridge.ProvenanceHeader: {bridge.Provenance(m)}}}
+	call := protocol.Call{
+		URL: id.URL, To: id.ID, Skill: m.Skill, Payload: payload,
+		TraceID: m.Trace.Foreign[foreignTrace], ParentSpanID: m.Trace.Foreign[foreignSpan], SpanID: m.ID.String(),
+		Header: map[string][]string{bridge.ProvenanceHeader: {bridge.Provenance(m)}},
+	}
 	if call.TraceID == "" {
 		if call.TraceID = m.Conversation.String(); len(m.Trace.Parent) == 55 {
 			call.TraceID = m.Trace.Parent[3:35]
@@ -226,7 +232,8 @@ var codes = map[parley.Code]protocol.Code{
 // toError makes the protocol's error of a failure; its code is AGENT_UNAVAILABLE
 // where SAMVAD has no other.
 func toError(e *parley.Error) *protocol.Error {
-	return &protocol.Error{Code: cmp.Or(codes[e.Code], protocol.CodeAgentUnavailable), Text: e.Text, Retryable: e.Retryable, RetryAfter: e.After}
+	return &protocol.Error{Code: cmp.Or(codes[e.Code], protocol.CodeAgentUnavailable), Text: e.Text,
+		Retryable: e.Retryable, RetryAfter: e.After}
 }
 
 // refusals maps the refusals of a proved message by the protocol's server.
@@ -280,7 +287,8 @@ func stepCode(e *protocol.Error) parley.Code {
 		return parley.TooLarge
 	case errors.Is(e, protocol.ErrNotFound):
 		return parley.UnknownAgent
-	case errors.Is(e, protocol.ErrMalformed), errors.Is(e, protocol.ErrMediaType), errors.Is(e, protocol.ErrRecipient), errors.Is(e, protocol.ErrMethod):
+	case errors.Is(e, protocol.ErrMalformed), errors.Is(e, protocol.ErrMediaType), errors.Is(e, protocol.ErrRecipient),
+		errors.Is(e, protocol.ErrMethod):
 		return parley.Malformed
 	case e.Code == protocol.CodeAuthFailed && !errors.Is(e, protocol.ErrTrust):
 		return parley.Unauthenticated
