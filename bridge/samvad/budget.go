@@ -27,7 +27,7 @@ type budget struct {
 	self    string // names this process
 
 	mu    sync.Mutex
-	day   string
+	day   time.Time         // its start, in UTC
 	spent map[spender]int64 // tokens that this process counted on that day
 	dirty map[spender]bool  // not in the table yet
 	wake  chan struct{}
@@ -47,13 +47,13 @@ func newBudget(t *journal.Table[spending], l *protocol.Limiter, now func() time.
 	return b
 }
 
-func dayOf(t time.Time) string { return t.UTC().Format(time.DateOnly) }
+func dayOf(t time.Time) time.Time { return t.UTC().Truncate(24 * time.Hour) }
 
 // record adds tokens that a sender used in this process.
 func (b *budget) record(agent, sender string, tokens int, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if day := dayOf(now); day != b.day {
+	if day := dayOf(now); !day.Equal(b.day) {
 		b.day, b.spent, b.dirty = day, map[spender]int64{}, map[spender]bool{}
 	}
 	s := spender{agent, sender}
@@ -61,11 +61,12 @@ func (b *budget) record(agent, sender string, tokens int, now time.Time) {
 		return
 	}
 	b.spent[s] += int64(tokens)
-	b.dirty[s] = true
-	b.poke()
+	b.markDirty(s)
 }
 
-func (b *budget) poke() {
+// markDirty has run write a sum. The caller holds the lock.
+func (b *budget) markDirty(s spender) {
+	b.dirty[s] = true
 	select {
 	case b.wake <- struct{}{}:
 	default:
@@ -85,7 +86,7 @@ func (b *budget) start(ctx context.Context) (stop func(), err error) {
 func (b *budget) countOthers(before, after journal.Row[spending]) {
 	day, rest, _ := strings.Cut(after.Key, "/")
 	more, now := after.Value.Tokens-before.Value.Tokens, b.now()
-	if more > 0 && day == dayOf(now) && !strings.HasPrefix(rest, b.self+"/") {
+	if more > 0 && day == dayOf(now).Format(time.DateOnly) && !strings.HasPrefix(rest, b.self+"/") {
 		b.limiter.Count(after.Value.Agent, after.Value.Sender, int(more), now)
 	}
 }
@@ -115,38 +116,27 @@ func (b *budget) run(ctx context.Context, failed func(error)) {
 // flush writes the sums that changed. If that fails, they count as changed again.
 func (b *budget) flush(ctx context.Context) error {
 	b.mu.Lock()
-	day, changed := b.day, b.dirty
-	b.dirty = map[spender]bool{}
+	day, sums := b.day, map[spender]int64{}
+	for s := range b.dirty {
+		sums[s] = b.spent[s]
+	}
+	clear(b.dirty)
 	b.mu.Unlock()
-	for s := range changed {
-		if err := b.put(ctx, day, s); err != nil {
-			b.mu.Lock()
-			if b.day == day {
-				for s := range changed {
-					b.dirty[s] = true
-				}
-				b.poke()
-			}
-			b.mu.Unlock()
-			return fmt.Errorf("record the tokens of %s at %s: %w", s.Sender, s.Agent, err)
+	for s, sum := range sums {
+		name := sha256.Sum256([]byte(s.Agent + "\n" + s.Sender))
+		key := day.Format(time.DateOnly) + "/" + b.self + "/" + hex.EncodeToString(name[:16])
+		_, err := b.table.Put(ctx, key, spending{s.Agent, s.Sender, sum}, day.Add(24*time.Hour))
+		if err == nil {
+			continue
 		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.day.Equal(day) {
+			for s := range sums {
+				b.markDirty(s)
+			}
+		}
+		return fmt.Errorf("record the tokens of %s at %s: %w", s.Sender, s.Agent, err)
 	}
 	return nil
-}
-
-func (b *budget) put(ctx context.Context, day string, s spender) error {
-	b.mu.Lock()
-	sum, current := b.spent[s], b.day == day
-	b.mu.Unlock()
-	if !current {
-		return nil // a new day
-	}
-	midnight, err := time.Parse(time.DateOnly, day)
-	if err != nil {
-		return err
-	}
-	name := sha256.Sum256([]byte(s.Agent + "\n" + s.Sender))
-	key := day + "/" + b.self + "/" + hex.EncodeToString(name[:16])
-	_, err = b.table.Put(ctx, key, spending{s.Agent, s.Sender, sum}, midnight.AddDate(0, 0, 1))
-	return err
 }
