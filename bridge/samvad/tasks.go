@@ -75,7 +75,7 @@ func (b *Binding) background(id parley.ID, f func() error) {
 			if err == nil || b.ctx.Err() != nil {
 				return
 			}
-			b.c.Logger.Error("cannot record how a task ended; trying again", "message", id, "error", err)
+			b.c.Logger.Error("cannot keep the outcome of a task; trying again", "message", id, "error", err)
 			if !b.rest(pause) {
 				return
 			}
