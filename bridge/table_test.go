@@ -43,35 +43,46 @@ func TestTableIsWhole(t *testing.T) {
 
 // samples are messages that say one thing each.
 func samples() map[Aspect]*parley.Message {
-	object := parley.Part{MediaType: "application/json", Data: []byte(`{"a":1.5,"b":"0.1000000000000000055","c":12345678901234567890}`)}
+	object := parley.Part{MediaType: "application/json",
+		Data: []byte(`{"a":1.5,"b":"0.1000000000000000055","c":12345678901234567890}`)}
 	event := func(s parley.State, act string, parts ...parley.Part) *parley.Message {
 		return &parley.Message{Kind: parley.Event, State: s, Act: act, Parts: parts}
 	}
 	extension := func(protocol, members string) *parley.Message {
-		return &parley.Message{Kind: parley.Notice, Parts: []parley.Part{object}, Extensions: map[string]json.RawMessage{protocol: json.RawMessage(members)}}
+		return &parley.Message{Kind: parley.Notice, Parts: []parley.Part{object},
+			Extensions: map[string]json.RawMessage{protocol: json.RawMessage(members)}}
 	}
 	says := func(parts ...parley.Part) *parley.Message { return &parley.Message{Kind: parley.Notice, Parts: parts} }
 	named, own, precise := object, object, object
-	named.Name, own.MediaType, precise.Data = "x", "application/geo+json; v=1", []byte(`{"n":[0.1000000000000000055511151231257827]}`)
+	named.Name, own.MediaType, precise.Data = "x", "application/geo+json; v=1",
+		[]byte(`{"n":[0.1000000000000000055511151231257827]}`)
 	return map[Aspect]*parley.Message{
-		Text: says(parley.Text("x")), Object: says(object), OtherJSON: says(parley.Part{MediaType: "application/json", Data: []byte("[1]")}),
-		Numbers: says(precise), Bytes: says(parley.Part{MediaType: "image/png", Data: []byte{1}}), Link: says(parley.Part{URI: "https://x"}),
+		Text: says(parley.Text("x")), Object: says(object), OtherJSON: says(parley.Part{MediaType: "application/json",
+			Data: []byte("[1]")}),
+		Numbers: says(precise), Bytes: says(parley.Part{MediaType: "image/png", Data: []byte{1}}),
+		Link:    says(parley.Part{URI: "https://x"}),
 		Several: says(object, object), Name: says(named), Type: says(own),
-		Request:  {Kind: parley.Request, Parts: []parley.Part{object}, Deadline: time.Unix(1, 0), Expires: time.Unix(1, 0)},
+		Request: {Kind: parley.Request, Parts: []parley.Part{object}, Deadline: time.Unix(1, 0),
+			Expires: time.Unix(1, 0)},
 		Response: {Kind: parley.Response, Parts: []parley.Part{object}}, Failure: {Kind: parley.Failure},
-		Code: {Kind: parley.Failure, Error: parley.Refuse(parley.Rejected, "no")}, Retry: {Kind: parley.Failure, Error: parley.Fail(parley.Unavailable, nil, "no")},
-		Accepted: event(parley.Accepted, ""), Working: event(parley.Working, ""), NeedsInput: event(parley.NeedsInput, ""), Chunk: event(parley.NoState, "", object),
-		Detail: event(parley.Accepted, "", object), EventAct: event(parley.Accepted, "inform"), Notice: says(object), Cancel: {Kind: parley.Cancel},
-		Act: {Kind: parley.Notice, Act: "inform"}, Skill: {Kind: parley.Request, Skill: "x"}, Schema: {Kind: parley.Notice, Schema: "x"},
+		Code:     {Kind: parley.Failure, Error: parley.Refuse(parley.Rejected, "no")},
+		Retry:    {Kind: parley.Failure, Error: parley.Fail(parley.Unavailable, nil, "no")},
+		Accepted: event(parley.Accepted, ""), Working: event(parley.Working, ""),
+		NeedsInput: event(parley.NeedsInput, ""), Chunk: event(parley.NoState, "", object),
+		Detail: event(parley.Accepted, "", object), EventAct: event(parley.Accepted, "inform"), Notice: says(object),
+		Cancel: {Kind: parley.Cancel},
+		Act:    {Kind: parley.Notice, Act: "inform"}, Skill: {Kind: parley.Request, Skill: "x"},
+		Schema:      {Kind: parley.Notice, Schema: "x"},
 		Audience:    {Kind: parley.Notice, From: "alice", Audience: []string{"alice", "bob", "carol"}},
-		Credentials: extension("samvad", `{"delegation":{}}`), Budget: extension("asp", `{"constraints":{},"record":{}}`), Context: extension("asp", `{"context":[]}`),
+		Credentials: extension("samvad", `{"delegation":{}}`),
+		Budget:      extension("asp", `{"constraints":{},"record":{}}`), Context: extension("asp", `{"context":[]}`),
 		Surrogates: extension("samvad", `{"surrogates":true}`),
 		Extra:      extension("uagents", `{"metadata":{},"msg_id":"x"}`),
 	}
 }
 
-// TestEveryLossIsReported: what the table calls lost is reported of a message
-// that says it, with the table's reason, and nothing else is.
+// TestEveryLossIsReported: an aspect that the table calls lost is reported for a
+// message that has it, with the table's reason, and nothing else is.
 func TestEveryLossIsReported(t *testing.T) {
 	for aspect, m := range samples() {
 		for _, w := range Ways {
@@ -97,7 +108,8 @@ func TestEveryLossIsReported(t *testing.T) {
 				continue
 			}
 			for i, l := range losses {
-				if l.Reason != want[i] || !strings.HasPrefix(l.Field, rows[aspect].Field) && aspect != Retry && aspect != Detail && aspect != EventAct {
+				if l.Reason != want[i] || !strings.HasPrefix(l.Field, rows[aspect].Field) && aspect != Retry &&
+					aspect != Detail && aspect != EventAct {
 					t.Errorf("%s on the way %s: %v, want %q", aspect, w.Way, l, want[i])
 				}
 			}
@@ -116,8 +128,10 @@ func TestEveryLossIsReported(t *testing.T) {
 
 func TestNumbersBeyondAFloat(t *testing.T) {
 	for text, want := range map[string]bool{
-		`{"a":0.1}`: false, `{"a":"0.10000000000000000001"}`: false, `[0.10000000000000000001]`: true, `12345678901234567890`: false, `1e400`: false, `1.0000000000000000e400`: true,
-		`{"a\"0.10000000000000000001":1}`: false, `0.30000000000000004`: false, `-0.30000000000000004441`: true, `1.50000000000000000`: false, `1.000000000000000000001e-999999999`: true,
+		`{"a":0.1}`: false, `{"a":"0.10000000000000000001"}`: false, `[0.10000000000000000001]`: true,
+		`12345678901234567890`: false, `1e400`: false, `1.0000000000000000e400`: true,
+		`{"a\"0.10000000000000000001":1}`: false, `0.30000000000000004`: false, `-0.30000000000000004441`: true,
+		`1.50000000000000000`: false, `1.000000000000000000001e-999999999`: true,
 	} {
 		if got := losesDigits([]byte(text)); got != want && text != `1e400` {
 			t.Errorf("%s: %v", text, got)
@@ -125,7 +139,7 @@ func TestNumbersBeyondAFloat(t *testing.T) {
 	}
 }
 
-// TestNoLossCostsNothing: the rule must not slow down what loses nothing.
+// TestNoLossCostsNothing: a message that loses nothing costs no allocation.
 func TestNoLossCostsNothing(t *testing.T) {
 	m := samples()[Request]
 	for _, w := range Ways {
@@ -147,7 +161,8 @@ func BenchmarkLosses(b *testing.B) {
 }
 
 func TestProvenanceIsASCII(t *testing.T) {
-	m := &parley.Message{From: "alice", Act: "grüße\r\nX-Evil: 1", Schema: strings.Repeat("ü", 400), Sent: time.Unix(0, 0), Origin: parley.Origin{Protocol: "agh", Raw: []byte("x")}}
+	m := &parley.Message{From: "alice", Act: "grüße\r\nX-Evil: 1", Schema: strings.Repeat("ü", 400),
+		Sent: time.Unix(0, 0), Origin: parley.Origin{Protocol: "agh", Raw: []byte("x")}}
 	p := Provenance(m)
 	for _, c := range []byte(p) {
 		if c < ' ' || c > '~' {
@@ -279,7 +294,8 @@ func page() string {
 		for _, to := range Protocols {
 			fmt.Fprintf(&b, "\n### %s to %s\n", titles[from], titles[to])
 			if from == to && Within[from] != "" {
-				fmt.Fprintf(&b, "\nEverything survives: %s. What the hub itself has to say there, for an agent of another protocol, is under that pair.\n", Within[from])
+				fmt.Fprintf(&b,
+					"\nEverything survives: %s. What the hub itself has to say there, for an agent of another protocol, is under that pair.\n", Within[from])
 				continue
 			}
 			for _, w := range Ways {

@@ -68,11 +68,19 @@ func (w *world) open(c node.Config) {
 		Text string `json:"text"`
 	}
 	err = n.Handle(parley.Agent{Name: "crew/echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, m *parley.Message, q text) (text, error) { w.calls.Add(1); return q, nil }),
-		parley.RawSkill("fail", func(context.Context, *parley.Message, parley.Replier) error { return fmt.Errorf("secret: /etc/passwd") }),
+		parley.Skill("echo", func(_ context.Context, m *parley.Message, q text) (text,
+			error) {
+			w.calls.Add(1)
+			return q, nil
+		}),
+		parley.RawSkill("fail", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return fmt.Errorf("secret: /etc/passwd")
+		}),
 		parley.RawSkill("pieces", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
 			for i := range 3 {
-				if err := r.Chunk(parley.Part{MediaType: "application/json", Data: fmt.Appendf(nil, `{"piece":%d}`, i)}); err != nil {
+				if err := r.Chunk(parley.Part{MediaType: "application/json",
+					Data: fmt.Appendf(nil, `{"piece":%d}`, i)}); err != nil {
 					return err
 				}
 			}
@@ -87,12 +95,14 @@ func (w *world) open(c node.Config) {
 				return ctx.Err()
 			}
 		}),
-		parley.RawSkill("sync", func(context.Context, *parley.Message, parley.Replier) error { return nil }, parley.WithModes(parley.Sync)),
+		parley.RawSkill("sync", func(context.Context, *parley.Message, parley.Replier) error { return nil },
+			parley.WithModes(parley.Sync)),
 	)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x", func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
+	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x",
+		func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
 		w.t.Fatal(err)
 	}
 	w.enrol("alice", w.alice)
@@ -100,7 +110,8 @@ func (w *world) open(c node.Config) {
 		w.t.Fatal(err)
 	}
 	w.base = n.Addresses().Local
-	w.client = &samvad.Client{Identity: w.alice, HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, PollEvery: 5 * time.Millisecond}
+	w.client = &samvad.Client{Identity: w.alice,
+		HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, PollEvery: 5 * time.Millisecond}
 }
 
 func (w *world) close() {
@@ -118,7 +129,8 @@ func (w *world) enrol(name string, id *samvad.Identity) {
 		w.t.Fatal(err)
 	}
 	if _, ok := w.Hub().Directory().Agent(name); !ok {
-		if _, err := w.Hub().Directory().Put(w.t.Context(), parley.Agent{Name: name, Identities: []parley.Identity{i}}, directory.FromOperator); err != nil {
+		if _, err := w.Hub().Directory().Put(w.t.Context(), parley.Agent{Name: name, Identities: []parley.Identity{i}},
+			directory.FromOperator); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -213,7 +225,8 @@ func TestModes(t *testing.T) {
 			t.Fatalf("%+v, %v", task, err)
 		}
 		close(w.slow)
-		if task, err = w.client.Wait(ctx, w.echo("").URL, id); err != nil || task.Status != samvad.TaskDone || string(task.Result) != "{}" {
+		if task, err = w.client.Wait(ctx, w.echo("").URL, id); err != nil || task.Status != samvad.TaskDone ||
+			string(task.Result) != "{}" {
 			t.Fatalf("%+v, %v", task, err)
 		}
 		if id, err = w.client.Send(ctx, w.echo("fail")); err != nil {
@@ -263,7 +276,8 @@ func TestWhatIsRefused(t *testing.T) {
 		step       string
 	}{
 		{"SAM-052 replay", message, header, body, 401, "REPLAY_DETECTED", "replay"},
-		{"SAM-052 replay at another endpoint", "/agents/crew/echo/agent/task", header, body, 401, "REPLAY_DETECTED", "replay"},
+		{"SAM-052 replay at another endpoint", "/agents/crew/echo/agent/task", header, body, 401,
+			"REPLAY_DETECTED", "replay"},
 		{"forged", message, forged, forgedBody, 401, "AUTH_FAILED", "signature"},
 		{"SAM-035 another agent", "/agent/message", header, body, 400, "SCHEMA_INVALID", "recipient"},
 		{"not exposed", "/agents/hidden/agent/message", header, body, 404, "", ""},
@@ -273,7 +287,8 @@ func TestWhatIsRefused(t *testing.T) {
 		{"SAM-082 unknown skill", message, unknown, unknownBody, 404, "SKILL_NOT_FOUND", "skill"},
 		{"SAM-082 mode", "/agents/crew/echo/agent/stream", mode, modeBody, 400, "SCHEMA_INVALID", "skill"},
 		{"SAM-033 no JSON", message, header, []byte("{"), 400, "SCHEMA_INVALID", "envelope"},
-		{"SAM-039 media type", message, http.Header{"Content-Type": {"text/plain"}}, body, 415, "SCHEMA_INVALID", "transport"},
+		{"SAM-039 media type", message, http.Header{"Content-Type": {"text/plain"}}, body, 415,
+			"SCHEMA_INVALID", "transport"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, code, ref := w.post(c.path, c.h, c.b)
@@ -380,7 +395,8 @@ func TestHosting(t *testing.T) {
 		return resp.StatusCode, c
 	}
 	_, byPath := get("", "/agents/crew/echo/.well-known/agent.json")
-	if byPath == nil || !strings.HasPrefix(byPath.ID, "agent://crew-echo-") || byPath.URL != w.base+"/agents/crew/echo" {
+	if byPath == nil || !strings.HasPrefix(byPath.ID, "agent://crew-echo-") || byPath.URL != w.base+
+		"/agents/crew/echo" {
 		t.Fatalf("%+v", byPath)
 	}
 	label := strings.TrimSuffix(strings.TrimPrefix(byPath.ID, "agent://"), ".parley.test")
@@ -390,14 +406,16 @@ func TestHosting(t *testing.T) {
 	if status, _ := get("nobody.parley.test", "/.well-known/agent.json"); status != 404 {
 		t.Errorf("unknown sub-domain: %d", status)
 	}
-	if status, root := get("", "/.well-known/agent.json"); status != 200 || root == nil || root.ID != "agent://parley.test" {
+	if status, root := get("", "/.well-known/agent.json"); status != 200 || root == nil ||
+		root.ID != "agent://parley.test" {
 		t.Errorf("the hub's own card: %d %+v", status, root)
 	}
 	// SAM-022: signed for the bare path; SAM-023: two slashes are served, not
 	// redirected.
 	call := w.echo("echo")
 	call.To = byPath.ID
-	for path, signedPath := range map[string]string{message: "/agent/message", "/agents/crew/echo//agent/message": "/agents/crew/echo//agent/message"} {
+	for path, signedPath := range map[string]string{message: "/agent/message",
+		"/agents/crew/echo//agent/message": "/agents/crew/echo//agent/message"} {
 		_, body, err := w.client.Envelope(call, samvad.ModeSync)
 		if err != nil {
 			t.Fatal(err)
@@ -414,8 +432,8 @@ func TestHosting(t *testing.T) {
 	}
 }
 
-// Two who claim one identity with different keys are two, and neither can use
-// the other's name.
+// Two senders that claim one identity with different keys are two agents, and neither
+// can use the other's name.
 func TestOneIdentityTwoKeys(t *testing.T) {
 	w := newWorld(t, node.Config{Allow: []node.Allow{{From: "one", To: []string{"crew/echo"}}}})
 	for _, name := range []string{"one", "two"} {
@@ -424,7 +442,8 @@ func TestOneIdentityTwoKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		i := parley.Identity{Protocol: "samvad", ID: id.ID(), Key: name}
-		if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: name, Identities: []parley.Identity{i}}, directory.FromOperator); err != nil {
+		if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: name, Identities: []parley.Identity{i}},
+			directory.FromOperator); err != nil {
 			t.Fatal(err)
 		}
 		w.enrol(name, id)
@@ -436,7 +455,8 @@ func TestOneIdentityTwoKeys(t *testing.T) {
 }
 
 // agentElsewhere is a SAMVAD agent that trusts the hub's key.
-func agentElsewhere(t *testing.T, w *world, handler samvad.Handler, wrap func(http.Handler) http.Handler, modes ...samvad.Mode) parley.Identity {
+func agentElsewhere(t *testing.T, w *world, handler samvad.Handler, wrap func(http.Handler) http.Handler,
+	modes ...samvad.Mode) parley.Identity {
 	t.Helper()
 	id, err := samvad.NewIdentity("agent://elsewhere.test", "key-current")
 	if err != nil {
@@ -448,9 +468,11 @@ func agentElsewhere(t *testing.T, w *world, handler samvad.Handler, wrap func(ht
 		t.Fatal(err)
 	}
 	card := &samvad.Card{ID: id.ID(), Name: "Elsewhere", Version: "1", Description: "x", URL: "http://elsewhere.test",
-		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)}, RateLimit: &samvad.RateLimit{RequestsPerMinute: 1e9, RequestsPerSender: 1e9},
-		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
-			Modes: append(modes, samvad.ModeSync), Trust: samvad.TrustPublic}}}
+		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
+		RateLimit:  &samvad.RateLimit{RequestsPerMinute: 1e9, RequestsPerSender: 1e9},
+		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`),
+			OutputSchema: []byte(`{"type":"object"}`),
+			Modes:        append(modes, samvad.ModeSync), Trust: samvad.TrustPublic}}}
 	var h http.Handler = &samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}},
 		Agent: &samvad.Agent{Card: card.Complete(), Handler: handler, Limit: &samvad.RateLimit{}}}
 	if wrap != nil {
@@ -466,7 +488,8 @@ func agentElsewhere(t *testing.T, w *world, handler samvad.Handler, wrap func(ht
 }
 
 func submission(to string) hub.Submission {
-	return hub.Submission{Scope: "test", Message: &parley.Message{Kind: parley.Request, From: "operator", To: to, Skill: "ask",
+	return hub.Submission{Scope: "test", Message: &parley.Message{Kind: parley.Request, From: "operator", To: to,
+		Skill:  "ask",
 		Parts:  []parley.Part{{MediaType: "application/json", Data: []byte(`{"n":12345678901234567890.10}`)}},
 		Trace:  parley.Trace{Foreign: map[string]string{"samvad.traceId": "t1", "samvad.spanId": "s1"}},
 		Origin: parley.Origin{Protocol: "api", Peer: "operator", Verdict: parley.Verdict{Assurance: parley.Signed}}}}
@@ -486,18 +509,21 @@ func TestAnAgentElsewhere(t *testing.T) {
 		}
 		return samvad.Response{Result: []byte(`{"yes":1.50}`)}, nil
 	}, nil)
-	if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere", Identities: []parley.Identity{identity}}, directory.FromOperator); err != nil {
+	if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere",
+		Identities: []parley.Identity{identity}}, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	m, err := w.Hub().Ask(t.Context(), submission("elsewhere"))
 	if err != nil || m.Kind != parley.Response || string(m.Parts[0].Data) != `{"yes":1.50}` {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	if string(seen.Payload) != `{"n":12345678901234567890.10}` || seen.TraceID != "t1" || seen.ParentSpanID != "s1" || seen.SpanID == "s1" || seen.From != w.SAMVAD().Hosting().Identity {
+	if string(seen.Payload) != `{"n":12345678901234567890.10}` || seen.TraceID != "t1" || seen.ParentSpanID != "s1" ||
+		seen.SpanID == "s1" || seen.From != w.SAMVAD().Hosting().Identity {
 		t.Errorf("SAM-153: %+v %s", seen.Envelope, seen.Payload)
 	}
 	mode = "refuse"
-	if m, err = w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || m.Kind != parley.Failure || m.Error.Code != parley.InvalidContent {
+	if m, err = w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || m.Kind != parley.Failure ||
+		m.Error.Code != parley.InvalidContent {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	mode = "busy"
@@ -534,7 +560,8 @@ func TestModesOfAnAgentElsewhere(t *testing.T) {
 	for _, mode := range []parley.Mode{parley.Sync, parley.Stream, parley.Async} {
 		name := "elsewhere-" + string(mode)
 		identity.Key = name // the same agent under three names
-		a := parley.Agent{Name: name, Identities: []parley.Identity{identity}, Skills: []parley.SkillSpec{{ID: "ask", Modes: []parley.Mode{mode}}}}
+		a := parley.Agent{Name: name, Identities: []parley.Identity{identity},
+			Skills: []parley.SkillSpec{{ID: "ask", Modes: []parley.Mode{mode}}}}
 		if _, err := w.Hub().Directory().Put(t.Context(), a, directory.FromOperator); err != nil {
 			t.Fatal(err)
 		}
@@ -588,8 +615,9 @@ func TestAnAgentThatIsNotThere(t *testing.T) {
 		"cut off":         {cut.URL, parley.Unavailable, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := w.SAMVAD().Deliver(t.Context(), hub.Outbound{Message: submission("x").Message, Recipient: &directory.Entry{},
-				Identity: parley.Identity{Protocol: "samvad", ID: "agent://x.test", URL: c.url}})
+			o := w.SAMVAD().Deliver(t.Context(), hub.Outbound{Message: submission("x").Message,
+				Recipient: &directory.Entry{},
+				Identity:  parley.Identity{Protocol: "samvad", ID: "agent://x.test", URL: c.url}})
 			if o.Err == nil || o.Err.Code != c.code || o.Unknown != c.unknown {
 				t.Errorf("%+v", o)
 			}
@@ -649,7 +677,8 @@ func TestKeyEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	call.To = card.ID
-	r, e, err := (&samvad.Client{Identity: w.alice, HTTP: w.client.HTTP, Now: c.now}).Request(t.Context(), call, samvad.ModeSync)
+	r, e, err := (&samvad.Client{Identity: w.alice, HTTP: w.client.HTTP, Now: c.now}).Request(t.Context(), call,
+		samvad.ModeSync)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -658,7 +687,8 @@ func TestKeyEnd(t *testing.T) {
 		status int
 		code   string
 	}{{0, 200, ""}, {time.Second, 401, "REPLAY_DETECTED"}, {window, 401, "REPLAY_DETECTED"},
-		{window + time.Nanosecond, 401, "AUTH_FAILED"}, {window + bridge.ClockMargin, 401, "AUTH_FAILED"}, {window + time.Hour, 401, "AUTH_FAILED"}} {
+		{window + time.Nanosecond, 401, "AUTH_FAILED"}, {window + bridge.ClockMargin, 401, "AUTH_FAILED"},
+		{window + time.Hour, 401, "AUTH_FAILED"}} {
 		c.to(e.Timestamp.Add(step.age))
 		if status, code, _ := w.post(message, r.Header, e.Raw()); status != step.status || code != step.code {
 			t.Errorf("at the age of %s: HTTP %d %s, want %d %s", step.age, status, code, step.status, step.code)

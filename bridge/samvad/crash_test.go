@@ -18,11 +18,10 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// SAM-124: the hub is stopped dead in the middle of 1,000 running tasks, and
-// started again on what it left. The disk as it is while they run is what a
-// kill leaves: each task was answered 202, so it is on it. Those of a handler
-// of this process are taken up again; those that were left with an agent
-// elsewhere are waited for, and not begun again. None stays running.
+// SAM-124: the hub is killed in the middle of 1,000 running tasks, and started again
+// on a copy of the disk from that moment, which has each task that was answered 202.
+// The tasks of a handler of this process start again; the hub polls those of an agent
+// elsewhere, and does not send them again. None stays running.
 func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 	n := 500 // of each
 	if testing.Short() {
@@ -59,7 +58,8 @@ func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 		}
 	}
 	eventually(t, "the tasks do not run", func() bool {
-		left := w.Hub().Journal().Deliveries(journal.Filter{To: "elsewhere", States: []parley.DeliveryState{parley.Delivered}})
+		left := w.Hub().Journal().Deliveries(journal.Filter{To: "elsewhere",
+			States: []parley.DeliveryState{parley.Delivered}})
 		return w.calls.Load() == int64(n) && len(left) == n
 	})
 
@@ -94,15 +94,15 @@ func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 	}
 }
 
-// The hub is stopped dead while it leaves a task with an agent elsewhere: the
-// next one sends the same envelope again. Who did not have it takes it; who had
-// it says so, and nothing is done twice. A hub that goes on after a connection
-// broke does the same.
+// The hub is killed while it sends a task to an agent elsewhere: the next process sends
+// the same envelope again. An agent that did not have it takes it; one that had it says
+// so, and nothing is done twice. A hub whose connection broke does the same.
 func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 	for name, had := range map[string]bool{"the agent had it": true, "the agent did not have it": false} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			config := node.Config{Data: filepath.Join(dir, "data"), Durability: "disk", PublicURL: "https://parley.test"}
+			config := node.Config{Data: filepath.Join(dir, "data"),
+				Durability: "disk", PublicURL: "https://parley.test"}
 			w := newWorld(t, config)
 			var effects atomic.Int64
 			var met atomic.Bool
@@ -124,7 +124,9 @@ func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 					panic(http.ErrAbortHandler) // the connection breaks before the answer
 				})
 			}, samvad.ModeAsync)
-			if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere", Identities: []parley.Identity{id}}, directory.FromOperator); err != nil {
+			if _, err := w.Hub().Directory().Put(t.Context(),
+				parley.Agent{Name: "elsewhere", Identities: []parley.Identity{id}},
+				directory.FromOperator); err != nil {
 				t.Fatal(err)
 			}
 			base := "/agents/elsewhere"
@@ -153,7 +155,8 @@ func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 				if e := new(samvad.Error); !errors.As(err, &e) || e.Code != samvad.CodeAgentUnavailable {
 					t.Errorf("%+v, %v", got, err)
 				}
-				if dead := w.Hub().Dead(); len(dead) != 1 || dead[0].Error == nil || dead[0].Error.Code != parley.OutcomeUnknown {
+				if dead := w.Hub().Dead(); len(dead) != 1 || dead[0].Error == nil ||
+					dead[0].Error.Code != parley.OutcomeUnknown {
 					t.Errorf("dead letters: %+v", dead)
 				}
 			}

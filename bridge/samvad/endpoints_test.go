@@ -43,7 +43,8 @@ func TestDocuments(t *testing.T) {
 				t.Errorf("%q: Cache-Control %q", path, got)
 			}
 			c, err := samvad.DecodeCard(b)
-			if err != nil || c.Auth == nil || c.RateLimit == nil || c.CardTTL == nil || c.Endpoints == nil || c.Specializations == nil || c.Models == nil {
+			if err != nil || c.Auth == nil || c.RateLimit == nil || c.CardTTL == nil || c.Endpoints == nil ||
+				c.Specializations == nil || c.Models == nil {
 				t.Errorf("%q: %+v, %v", path, c, err)
 			}
 		}
@@ -71,7 +72,8 @@ func TestDocuments(t *testing.T) {
 			t.Fatal(err)
 		}
 		resp, b = w.get(tasks + id)
-		if want := `{"taskId":"` + id + `","status":"done","result":{"text":"hi"}}`; string(b) != want || resp.StatusCode != http.StatusOK {
+		if want := `{"taskId":"` + id + `","status":"done","result":{"text":"hi"}}`; string(b) != want ||
+			resp.StatusCode != http.StatusOK {
 			t.Errorf("%d %s, want %s", resp.StatusCode, b, want)
 		}
 		if err := samvad.TaskDocument.Validate(b); err != nil {
@@ -79,7 +81,8 @@ func TestDocuments(t *testing.T) {
 		}
 	})
 	t.Run("SAM-123 SAM-112 an unknown task", func(t *testing.T) {
-		for _, id := range []string{"undefined", "0fee0f28-2388-4b15-8b71-627360e15b60", "AaIBgyRqeE6_jJj9Y3Zfa5rjV4n9espmTdaEinm3BEM"} {
+		for _, id := range []string{"undefined", "0fee0f28-2388-4b15-8b71-627360e15b60",
+			"AaIBgyRqeE6_jJj9Y3Zfa5rjV4n9espmTdaEinm3BEM"} {
 			resp, b := w.get("/agents/crew/echo/agent/task/" + id)
 			if err := samvad.ResponseDocument.Validate(b); err != nil || resp.StatusCode != http.StatusNotFound {
 				t.Errorf("%s: %d, %v: %s", id, resp.StatusCode, err, b)
@@ -100,7 +103,10 @@ func TestDisconnectCancelsTheWork(t *testing.T) {
 		return ctx.Err()
 	}
 	if err := w.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere},
-		parley.RawSkill("ask", func(ctx context.Context, _ *parley.Message, _ parley.Replier) error { return work(ctx) })); err != nil {
+		parley.RawSkill("ask", func(ctx context.Context, _ *parley.Message,
+			_ parley.Replier) error {
+			return work(ctx)
+		})); err != nil {
 		t.Fatal(err)
 	}
 	w.agentElsewhereNamed("elsewhere", func(ctx context.Context, _ *samvad.Request) (samvad.Response, error) {
@@ -150,10 +156,13 @@ func TestCORS(t *testing.T) {
 		}
 		resp.Body.Close()
 		got := resp.Header.Get("Access-Control-Allow-Headers")
-		if on && (resp.StatusCode != http.StatusNoContent || resp.Header.Get("Access-Control-Allow-Origin") != "https://app.test" || got != "Content-Type, Content-Digest, Signature-Input, Signature") {
+		if on && (resp.StatusCode != http.StatusNoContent ||
+			resp.Header.Get("Access-Control-Allow-Origin") != "https://app.test" ||
+			got != "Content-Type, Content-Digest, Signature-Input, Signature") {
 			t.Errorf("%d %v", resp.StatusCode, resp.Header)
 		}
-		if !on && (resp.StatusCode == http.StatusNoContent || resp.Header.Get("Access-Control-Allow-Origin") != "" || got != "") {
+		if !on && (resp.StatusCode == http.StatusNoContent || resp.Header.Get("Access-Control-Allow-Origin") != "" ||
+			got != "") {
 			t.Errorf("off: %d %v", resp.StatusCode, resp.Header)
 		}
 	}

@@ -29,10 +29,13 @@ func limited(t *testing.T, w *world, c *clock) (calls *atomic.Int64) {
 	calls = new(atomic.Int64)
 	card := &samvad.Card{ID: id.ID(), Name: "Limited", Version: "7", Description: "x", URL: "http://limited.test",
 		Specializations: []string{"museums"}, Models: []samvad.Model{{Provider: "p", Model: "m"}},
-		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)}, RateLimit: &samvad.RateLimit{RequestsPerMinute: 5, RequestsPerSender: 2},
-		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
+		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
+		RateLimit:  &samvad.RateLimit{RequestsPerMinute: 5, RequestsPerSender: 2},
+		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", Modes: []samvad.Mode{samvad.ModeSync},
+			Trust: samvad.TrustPublic}}}
 	s := &samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}, Now: c.now},
-		Agent: &samvad.Agent{Card: card.Complete(), Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
+		Agent: &samvad.Agent{Card: card.Complete(), Handler: func(context.Context, *samvad.Request) (samvad.Response,
+			error) {
 			return samvad.Response{Result: []byte(`{}`)}, nil
 		}}}
 	at := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -46,7 +49,8 @@ func limited(t *testing.T, w *world, c *clock) (calls *atomic.Int64) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "limited", Identities: []parley.Identity{i}}, directory.FromOperator); err != nil {
+	if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "limited", Identities: []parley.Identity{i}},
+		directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	return calls
@@ -65,7 +69,8 @@ func TestTrafficIsShapedByTheCard(t *testing.T) {
 			t.Fatal("the agent is gone")
 		}
 		id, _ := e.Identity("samvad")
-		return w.SAMVAD().Deliver(t.Context(), hub.Outbound{Message: submission("limited").Message, Recipient: e, Identity: id, Attempt: 1})
+		return w.SAMVAD().Deliver(t.Context(), hub.Outbound{Message: submission("limited").Message, Recipient: e,
+			Identity: id, Attempt: 1})
 	}
 	for range 2 {
 		if o := deliver(); o.Err != nil || !o.Answered {
@@ -74,7 +79,8 @@ func TestTrafficIsShapedByTheCard(t *testing.T) {
 	}
 	for range 3 {
 		o := deliver()
-		if o.Err == nil || o.Err.Code != parley.RateLimited || !o.Err.Retryable || o.Wait <= 0 || o.Wait > time.Minute || o.Unknown {
+		if o.Err == nil || o.Err.Code != parley.RateLimited || !o.Err.Retryable || o.Wait <= 0 ||
+			o.Wait > time.Minute || o.Unknown {
 			t.Errorf("beyond the limit: %+v", o)
 		}
 	}
@@ -87,8 +93,8 @@ func TestTrafficIsShapedByTheCard(t *testing.T) {
 	}
 }
 
-// Cards say what is true here: the hub's own limits, and those of an agent
-// elsewhere, which its callers share; and what else its own card says.
+// Cards show the limits that hold here: the hub's own, and those of an agent elsewhere,
+// which its callers share; the rest comes from the agent's own card.
 func TestCardsSayWhatIsTrue(t *testing.T) {
 	c := newClock()
 	w := newWorld(t, node.Config{Now: c.now, Limits: node.Limits{SenderRate: 3}})
@@ -99,7 +105,8 @@ func TestCardsSayWhatIsTrue(t *testing.T) {
 	}
 	there, err := w.client.Card(t.Context(), w.base+"/agents/limited")
 	if err != nil || *there.RateLimit != (samvad.RateLimit{RequestsPerMinute: 2, RequestsPerSender: 2}) ||
-		!slices.Equal(there.Specializations, []string{"museums"}) || !slices.Equal(there.Models, []samvad.Model{{Provider: "p", Model: "m"}}) ||
+		!slices.Equal(there.Specializations, []string{"museums"}) ||
+		!slices.Equal(there.Models, []samvad.Model{{Provider: "p", Model: "m"}}) ||
 		there.Version != "7" || there.Name != "Limited" {
 		t.Errorf("%+v, %v", there, err)
 	}

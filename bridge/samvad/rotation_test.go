@@ -31,14 +31,17 @@ func TestKeyIsReplacedInPhases(t *testing.T) {
 	peer := agentElsewhere(t, w, nil, func(http.Handler) http.Handler { return server })
 	card := &samvad.Card{ID: peer.ID, Name: "Elsewhere", Version: "1", Description: "x", URL: peer.URL,
 		PublicKeys: []samvad.CardKey{{KID: "k", Key: w.SAMVAD().Hosting().Key, Active: true}},
-		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
-			Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeAsync}, Trust: samvad.TrustPublic}}}
-	server.Agent = &samvad.Agent{Card: card.Complete(), Limit: &samvad.RateLimit{}, Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
-		signedBy = append(signedBy, r.Verdict.KeyID)
-		return samvad.Response{Result: []byte(`{}`)}, nil
-	}}
+		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`),
+			OutputSchema: []byte(`{"type":"object"}`),
+			Modes:        []samvad.Mode{samvad.ModeSync, samvad.ModeAsync}, Trust: samvad.TrustPublic}}}
+	server.Agent = &samvad.Agent{Card: card.Complete(), Limit: &samvad.RateLimit{},
+		Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
+			signedBy = append(signedBy, r.Verdict.KeyID)
+			return samvad.Response{Result: []byte(`{}`)}, nil
+		}}
 	server.Verifier = &samvad.Verifier{Keys: trusted, Now: c.now}
-	if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere", Identities: []parley.Identity{peer}}, directory.FromOperator); err != nil {
+	if _, err := w.Hub().Directory().Put(t.Context(), parley.Agent{Name: "elsewhere",
+		Identities: []parley.Identity{peer}}, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 
@@ -127,7 +130,8 @@ func TestKeyIsReplacedInPhases(t *testing.T) {
 	if got := shown(); len(got) != 1 || got[0] != turned.KeyID {
 		t.Errorf("at last the cards show %v", got)
 	}
-	if m, err := w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || m.Kind != parley.Failure || m.Error.Code != parley.Forbidden {
+	if m, err := w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || m.Kind != parley.Failure ||
+		m.Error.Code != parley.Forbidden {
 		t.Errorf("a withdrawn key: %+v, %v", m, err)
 	}
 	trust(turned.Key)

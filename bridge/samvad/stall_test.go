@@ -18,7 +18,8 @@ import (
 // agent go on, and all of it ends with the connection.
 func TestStalledReaderCostsNobodyElse(t *testing.T) {
 	w := newWorld(t, node.Config{})
-	chunk := parley.Part{MediaType: "application/json", Data: []byte(`"` + string(bytes.Repeat([]byte("x"), 256<<10)) + `"`)}
+	chunk := parley.Part{MediaType: "application/json", Data: []byte(`"` + string(bytes.Repeat([]byte("x"), 256<<10)) +
+		`"`)}
 	var produced atomic.Int64
 	ended := make(chan error, 1)
 	if err := w.Handle(parley.Agent{Name: "flood", Exposed: parley.Everywhere},
@@ -70,7 +71,7 @@ func TestStalledReaderCostsNobodyElse(t *testing.T) {
 			}
 		}
 	}
-	// What the hub holds for a caller, and what the sockets hold.
+	// The hub and the sockets buffer some.
 	if n := produced.Load() * int64(len(chunk.Data)); n > 48<<20 {
 		t.Errorf("%d bytes were produced for a reader that reads nothing", n)
 	}

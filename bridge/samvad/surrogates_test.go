@@ -25,10 +25,11 @@ func TestHalfSurrogatePairs(t *testing.T) {
 		there = string(r.Raw())
 		return samvad.Response{Result: []byte(`{"text":"a reply"}`)}, nil
 	})
-	if err := w.Handle(parley.Agent{Name: "here", Exposed: parley.Everywhere}, parley.RawSkill("ask", func(_ context.Context, m *parley.Message, _ parley.Replier) error {
-		here = string(m.Parts[0].Data)
-		return nil
-	})); err != nil {
+	if err := w.Handle(parley.Agent{Name: "here", Exposed: parley.Everywhere},
+		parley.RawSkill("ask", func(_ context.Context, m *parley.Message, _ parley.Replier) error {
+			here = string(m.Parts[0].Data)
+			return nil
+		})); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"elsewhere", "here"} {
@@ -42,7 +43,8 @@ func TestHalfSurrogatePairs(t *testing.T) {
 		t.Errorf("there %s, here %s", there, here)
 	}
 	for _, m := range w.requests() {
-		if raw := string(m.Origin.Raw); !strings.Contains(raw, `"cut \ud83d"`) || strings.Contains(raw, "secret-token") {
+		if raw := string(m.Origin.Raw); !strings.Contains(raw, `"cut \ud83d"`) ||
+			strings.Contains(raw, "secret-token") {
 			t.Errorf("recorded: %s", raw)
 		}
 		for _, way := range bridge.Ways {
@@ -62,7 +64,8 @@ func TestHalfSurrogatePairInAnAnswer(t *testing.T) {
 			_, _ = io.WriteString(rw, `{"traceId":"t","spanId":"s","status":"ok","result":{"text":"cut \ud83d"}}`)
 		})
 	})
-	a := parley.Agent{Name: "elsewhere", Identities: []parley.Identity{identity}, Skills: []parley.SkillSpec{{ID: "ask"}}}
+	a := parley.Agent{Name: "elsewhere", Identities: []parley.Identity{identity},
+		Skills: []parley.SkillSpec{{ID: "ask"}}}
 	if _, err := w.Hub().Directory().Put(t.Context(), a, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ func (w *world) requests() (out []*parley.Message) {
 	return out
 }
 
-// recordedToken is what stands for the token in a recorded envelope.
+// recordedToken gives the digest in place of the token in a recorded envelope.
 func recordedToken(t *testing.T, raw []byte) string {
 	t.Helper()
 	var e struct{ Auth struct{ Token string } }
@@ -102,7 +102,8 @@ func TestTokenOfAnUnsignedRequest(t *testing.T) {
 		t.Fatalf("%d requests are recorded", len(all))
 	}
 	m := all[0]
-	if !strings.HasPrefix(recordedToken(t, m.Origin.Raw), "hmac-sha256:") || string(m.Parts[0].Data) != `{"text":"hi"}` {
+	if !strings.HasPrefix(recordedToken(t, m.Origin.Raw), "hmac-sha256:") ||
+		string(m.Parts[0].Data) != `{"text":"hi"}` {
 		t.Errorf("%s with %s", m.Origin.Raw, m.Parts[0].Data)
 	}
 }
@@ -210,12 +211,15 @@ func TestConfiguredCredentials(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d, err := samvad.VerifyDelegation(t.Context(), seen.DelegationToken, samvad.StaticKeys{hub.Identity: {key}}, c.now())
-	if err != nil || d.Issuer != hub.Identity || d.Subject != hub.Identity || d.MaxDepth != 1 || len(d.Scope) != 1 || d.Scope[0] != "ask" ||
+	d, err := samvad.VerifyDelegation(t.Context(), seen.DelegationToken, samvad.StaticKeys{hub.Identity: {key}},
+		c.now())
+	if err != nil || d.Issuer != hub.Identity || d.Subject != hub.Identity || d.MaxDepth != 1 || len(d.Scope) != 1 ||
+		d.Scope[0] != "ask" ||
 		d.Expires.After(c.now().Add(15*time.Minute)) {
 		t.Errorf("%+v, %v", d, err)
 	}
-	own := samvad.Call{URL: w.base + "/agents/elsewhere", Skill: "ask", Auth: &samvad.Auth{Scheme: "bearer", Token: "the-senders-token"}}
+	own := samvad.Call{URL: w.base + "/agents/elsewhere", Skill: "ask",
+		Auth: &samvad.Auth{Scheme: "bearer", Token: "the-senders-token"}}
 	if _, err := w.client.Ask(t.Context(), own); err != nil || seen.Auth.Token != "the-senders-token" {
 		t.Errorf("%+v, %v", seen.Auth, err)
 	}
@@ -233,7 +237,8 @@ func TestConfiguredCredentials(t *testing.T) {
 		}
 	}
 	w.SAMVAD().SetCredentials("elsewhere", samvadbridge.Credentials{})
-	if _, err := w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || seen.Auth != nil || seen.DelegationToken != "" {
+	if _, err := w.Hub().Ask(t.Context(), submission("elsewhere")); err != nil || seen.Auth != nil ||
+		seen.DelegationToken != "" {
 		t.Errorf("%+v, %v", seen.Envelope, err)
 	}
 }

@@ -72,7 +72,8 @@ func newReceiver(t *testing.T, answer func(http.ResponseWriter, *http.Request, [
 	}))
 	t.Cleanup(r.Close)
 	ca = filepath.Join(t.TempDir(), "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}), 0o600); err != nil {
+	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: r.Certificate().Raw}),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	return r, ca
@@ -199,7 +200,10 @@ func TestWebhookOfAReceiverThatFailsForAnHour(t *testing.T) {
 // resolves to an address inside is not called; both become dead letters that
 // say why, and an operator may try them again.
 func TestWebhookThatLeadsInside(t *testing.T) {
-	inside := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("an address inside was called") }))
+	inside := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter,
+		*http.Request) {
+		t.Error("an address inside was called")
+	}))
 	defer inside.Close()
 	location := inside.URL
 	var mu sync.Mutex
@@ -222,7 +226,8 @@ func TestWebhookThatLeadsInside(t *testing.T) {
 	if d.Attempt != 1 || !strings.Contains(d.Error.Text, "307") || len(r.hooks()) != 1 {
 		t.Errorf("%d attempts, %v, %d calls", d.Attempt, d.Error, len(r.hooks()))
 	}
-	if reply, err := samvad.DecodeReply(r.hooks()[0].body); err != nil || reply.Err == nil || reply.Err.Code != samvad.CodeAgentUnavailable || strings.Contains(string(r.hooks()[0].body), "passwd") {
+	if reply, err := samvad.DecodeReply(r.hooks()[0].body); err != nil || reply.Err == nil ||
+		reply.Err.Code != samvad.CodeAgentUnavailable || strings.Contains(string(r.hooks()[0].body), "passwd") {
 		t.Errorf("%+v, %v", reply, err)
 	}
 	mu.Lock()
@@ -237,7 +242,8 @@ func TestWebhookThatLeadsInside(t *testing.T) {
 	// itself passed.
 	private := "https://10.1.2.3/hook"
 	w2 := newWorld(t, node.Config{})
-	for callback, want := range map[string]string{private: "SCHEMA_INVALID", "http://example.com/x": "SCHEMA_INVALID", "https://user@example.com/x": "SCHEMA_INVALID"} {
+	for callback, want := range map[string]string{private: "SCHEMA_INVALID", "http://example.com/x": "SCHEMA_INVALID",
+		"https://user@example.com/x": "SCHEMA_INVALID"} {
 		call := w2.echo("echo")
 		call.CallbackURL = callback
 		h, b := w2.signed(w2.alice, call, samvad.ModeAsync)
@@ -254,7 +260,10 @@ func TestWebhookThatLeadsInside(t *testing.T) {
 // address is checked when it is dialled, not only when the request came.
 func TestWebhookThatIsForbiddenMeanwhile(t *testing.T) {
 	c := newClock()
-	r, ca := newReceiver(t, func(w http.ResponseWriter, _ *http.Request, _ []byte) { w.WriteHeader(http.StatusServiceUnavailable) })
+	r, ca := newReceiver(t, func(w http.ResponseWriter, _ *http.Request,
+		_ []byte) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
 	config := at(c, ca)
 	config.Read = func() (node.Config, error) { return node.Config{}, nil } // nothing inside may be called
 	w := newWorld(t, config)
@@ -264,7 +273,11 @@ func TestWebhookThatIsForbiddenMeanwhile(t *testing.T) {
 	if _, err := w.client.Send(t.Context(), call); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "no attempt failed", func() bool { d, ok := w.callback(); return ok && d.State == parley.Waiting && d.Attempt == 1 })
+	eventually(t, "no attempt failed", func() bool {
+		d, ok := w.callback()
+		return ok && d.State == parley.Waiting &&
+			d.Attempt == 1
+	})
 	if _, err := w.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
