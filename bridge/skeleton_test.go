@@ -41,8 +41,9 @@ var (
 var required = []string{"binding.go", "inbound.go", "outbound.go", "translate.go", "state.go",
 	"Config", "Binding", "New", "Binding.Close", "Binding.Deliver"}
 
-// impure are the imports that translate.go does without, by their ends.
-var impure = []string{"parley/journal", "parley/directory", "net/http", "sync"}
+// impure are the imports that translate.go does without, by their ends. Of net/http it
+// may name the status codes.
+var impure = []string{"parley/journal", "parley/directory", "sync"}
 
 // maxLines bounds each file of a binding.
 const maxLines = 700
@@ -181,6 +182,14 @@ func impurities(p *parsed) (out []string) {
 			}
 		}
 	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok {
+			if x, ok := s.X.(*ast.Ident); ok && x.Name == "http" && !strings.HasPrefix(s.Sel.Name, "Status") {
+				out = append(out, "uses http."+s.Sel.Name)
+			}
+		}
+		return true
+	})
 	for _, d := range f.Decls {
 		if m, ok := d.(*ast.FuncDecl); ok && receiver(m) == "Binding" {
 			out = append(out, fmt.Sprintf("has the method %s of Binding", m.Name.Name))

@@ -169,7 +169,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
 		DeduplicatesFor: b.deduplicates,
 		CarriesReplies:  true,
-		ReplyLosses:     b.replyLosses,
+		ReplyLosses:     replyLosses,
 		Holds:           b.holds,
 		Address:         b.address,
 	}

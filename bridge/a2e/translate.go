@@ -322,7 +322,7 @@ func clip(s string, n int) string {
 const foreignEvents = "a2e.events"
 
 // replyLosses gives the losses of an event or a reply in the result of a call.
-func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
+func replyLosses(reply, request *parley.Message) []parley.Loss {
 	losses := bridge.Losses(bridge.Call, reply, request.From)
 	if reply.Kind == parley.Event && request.Trace.Foreign[foreignEvents] == "no" {
 		losses = []parley.Loss{{Field: "Kind", Reason: "the call is not a streaming one"}}

@@ -1,6 +1,7 @@
 package agh_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"slices"
@@ -202,6 +203,19 @@ func TestWorkBetweenPeersOverRestart(t *testing.T) {
 			open.WorkID = "work_open"
 			trace := bob.about(t, &open, "bob", "alice", &agh.Trace{State: agh.StateFailed, Message: "no bricks"})
 			first(t, hears, func(e *agh.Envelope) bool { return e.ID == trace.ID })
+			// The trace is recorded and delivered before the state of the work is written.
+			w.until("the state says that the work has ended", func() bool {
+				n := 0
+				for v, err := range w.Hub().Journal().State("agh.works").Range(t.Context(), "") {
+					if err != nil {
+						t.Fatal(err)
+					}
+					if bytes.Contains(v.Data, []byte(`"State":"failed"`)) {
+						n++
+					}
+				}
+				return n == 1
+			})
 		}
 		closed = append(closed, "work_open")
 		for _, work := range closed {

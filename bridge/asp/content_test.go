@@ -26,7 +26,7 @@ func TestSkillOfQuery(t *testing.T) {
 		{body{Scope: "the whole house"}, skilled, ""},
 		{body{QueryType: "lock"}, &directory.Entry{}, ""},
 	} {
-		if got := skillOf(c.body, c.entry); got != c.want {
+		if got := skillOf(c.body, c.entry.Skills); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.body, got, c.want)
 		}
 	}

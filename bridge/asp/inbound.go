@@ -150,7 +150,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		if wait := responseTime(e, req.Before); wait > 0 {
 			m.Deadline = r.Time.Add(wait)
 		}
-		m.Skill, m.Parts = skillOf(bd, entry), requestParts(e, bd)
+		m.Skill, m.Parts = skillOf(bd, entry.Skills), requestParts(e, bd)
 		s.Reads = slices.DeleteFunc(slices.Clone(m.Audience), func(a string) bool { return a == name })
 	case protocol.Withdraw:
 		if id, to, ok := b.withdrawnRequest(ctx, c, req); ok {

@@ -15,7 +15,6 @@ import (
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/bridge"
-	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -62,13 +61,13 @@ func bodyOf(e *protocol.Envelope) body {
 // skillOf finds the skill that a QUERY or DELEGATE calls: its queryType or
 // scope, else its subject, if the agent has such a skill. queryType message, and any
 // scope, is talk; another queryType is left for the hub to refuse, which names the skills.
-func skillOf(b body, e *directory.Entry) string {
+func skillOf(b body, skills []parley.SkillSpec) string {
 	for _, name := range []string{b.QueryType, b.Scope, b.Subject} {
-		if name != "" && slices.ContainsFunc(e.Skills, func(s parley.SkillSpec) bool { return s.ID == name }) {
+		if name != "" && slices.ContainsFunc(skills, func(s parley.SkillSpec) bool { return s.ID == name }) {
 			return name
 		}
 	}
-	if b.QueryType != informMessage && len(e.Skills) > 0 {
+	if b.QueryType != informMessage && len(skills) > 0 {
 		return b.QueryType
 	}
 	return ""

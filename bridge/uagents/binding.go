@@ -255,7 +255,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		// The one event of the protocol is the acknowledgement of a chat message,
 		// which the hub sends by itself.
 		CarriesEvent: func(*parley.Message) bool { return false },
-		ReplyLosses:  b.replyLosses,
+		ReplyLosses:  replyLosses,
 		Address:      b.Address,
 		Profile:      b.profile,
 	}

@@ -254,7 +254,7 @@ func compact(b []byte) string {
 
 // replyLosses are the losses of a reply in an HTTP response, which carries one answer, and
 // no event but the acknowledgement of a chat message.
-func (b *Binding) replyLosses(reply, request *parley.Message) []parley.Loss {
+func replyLosses(reply, request *parley.Message) []parley.Loss {
 	if reply.Origin.Protocol == Protocol && reply.Kind.Terminal() && len(reply.Origin.Raw) > 0 {
 		return nil // another agent's answer stays as it is
 	}
