@@ -272,7 +272,8 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout i
 		p.begin()
 		err = l.send(ctx, p.now())
 		left := err == nil || errors.Is(err, ErrOutcomeUnknown)
-		if p.sent(left); left {
+		p.sent(left)
+		if left {
 			break // on doubt, the answer or the broken link tells
 		}
 		if ctx.Err() != nil {

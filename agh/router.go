@@ -336,7 +336,8 @@ func (r *Router) foresee(ctx context.Context, e *Envelope) (*Work, error) {
 	if err != nil {
 		return nil, refuse(ErrBusy, StepLifecycle, "work_id", "").because(err)
 	}
-	if _, err = Advance(w, ok, e); !ok {
+	_, err = Advance(w, ok, e)
+	if !ok {
 		return nil, err
 	}
 	return &w, err

@@ -26,15 +26,6 @@ var (
 		"Binding.Deliver": "outbound.go",
 		"Binding.Forget":  "forget.go",
 	}
-	protocolFiles = map[string]string{
-		"Decode":   "envelope.go",
-		"Envelope": "envelope.go",
-		"Error":    "errors.go",
-		"Identity": "identity.go",
-		"Verifier": "verify.go",
-		"Client":   "client.go",
-		"Server":   "server.go",
-	}
 )
 
 // required are the files and declarations that each binding has.
@@ -66,14 +57,6 @@ func TestSkeletonOfBindings(t *testing.T) {
 			for _, problem := range impurities(p) {
 				t.Errorf("bridge/%s/translate.go %s, and is not pure", protocol, problem)
 			}
-		})
-	}
-}
-
-func TestSkeletonOfProtocols(t *testing.T) {
-	for _, protocol := range Protocols {
-		t.Run(protocol, func(t *testing.T) {
-			parsePackage(t, filepath.Join("..", protocol)).check(t, protocolFiles)
 		})
 	}
 }

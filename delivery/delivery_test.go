@@ -172,7 +172,7 @@ func (h *hands) FailureReply(m *parley.Message, _ journal.Position, to string, e
 	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From, InReplyTo: m.ID}}
 }
 func (h *hands) Repeatable(parley.ID, string) bool { return h.repeatable }
-func (h *hands) LaneLimit(string) int                 { return 0 }
+func (h *hands) LaneLimit(string) int              { return 0 }
 
 func (h *hands) Paused(to string) bool {
 	h.mu.Lock()

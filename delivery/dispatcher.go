@@ -84,7 +84,7 @@ type Retry struct {
 
 // Config of a Dispatcher.
 type Config struct {
-	Log     Log
+	Log       Log
 	Transport Transport
 
 	Retry        Retry

@@ -288,7 +288,8 @@ func read[T any](list, blobs []byte, x *T, fields func(*coder, *T)) error {
 func all[T any](c *coder, x *T, fields func(*coder, *T)) {
 	for c.next(); c.tag >= 0; {
 		before := c.i
-		if fields(c, x); c.i == before && c.tag >= 0 {
+		fields(c, x)
+		if c.i == before && c.tag >= 0 {
 			c.next() // not known
 		}
 	}
@@ -409,7 +410,8 @@ func (c *coder) bool(tag int, v *bool) {
 		return
 	}
 	n := uint8(0)
-	if number(c, tag, &n, 1); n == 1 {
+	number(c, tag, &n, 1)
+	if n == 1 {
 		*v = true
 	}
 }
@@ -449,7 +451,8 @@ func (c *coder) texts(tag int, list *[]string) {
 
 func (c *coder) bytes(tag int, b *[]byte) {
 	s := string(*b)
-	if text(c, tag, &s); c.reading && s != "" {
+	text(c, tag, &s)
+	if c.reading && s != "" {
 		*b = []byte(s)
 	}
 }
@@ -602,7 +605,8 @@ func (c *coder) next() {
 		c.num = c.uvarint()
 	}
 	if c.wire == wireBytes || c.wire == wireList {
-		if c.start = c.i; c.num > uint64(c.end-c.i) {
+		c.start = c.i
+		if c.num > uint64(c.end-c.i) {
 			c.fail()
 			return
 		}

@@ -258,7 +258,8 @@ func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n in
 		seqs := byPartition[p.index]
 		slices.Sort(seqs)
 		k, err := p.erase(ctx, number, slices.Compact(seqs))
-		if n += k; err != nil {
+		n += k
+		if err != nil {
 			return n, err
 		}
 	}

@@ -356,11 +356,13 @@ func (j *Journal) space() (refusal, reserve error) {
 	}
 	least := j.cfg.MinFree
 	if least == 0 {
-		if least = defaultMinFree; total > 0 {
+		least = defaultMinFree
+		if total > 0 {
 			least = min(least, total/10)
 		}
 	}
-	if j.free.Store(free); free < least {
+	j.free.Store(free)
+	if free < least {
 		refusal = fail(ErrNoSpace, "%d MiB free, less than the %d MiB that are kept free (MinFree); free some space, "+
 			"then entries are taken again without a restart", free>>20, least>>20)
 	}

@@ -229,7 +229,8 @@ type allowance map[hash16][]int64
 // of is the number of a sender's keys that have not expired.
 func (a allowance) of(sender hash16, now int64) int {
 	kept := slices.DeleteFunc(a[sender], func(until int64) bool { return until <= now })
-	if a[sender] = kept; len(kept) == 0 {
+	a[sender] = kept
+	if len(kept) == 0 {
 		delete(a, sender)
 	}
 	return len(kept)
@@ -283,7 +284,8 @@ func decodeKeys(b []byte, each func(keyFact)) error {
 	for c.next(); c.tag >= 0; {
 		f := keyFact{at: last}
 		before := c.i
-		if c.fact(&f, last); c.err != nil || c.i == before && c.tag >= 0 {
+		c.fact(&f, last)
+		if c.err != nil || c.i == before && c.tag >= 0 {
 			break
 		}
 		last = f.at

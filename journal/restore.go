@@ -132,7 +132,8 @@ func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) 
 			x.tell(items)
 			continue
 		case last:
-			if items = 0; json.Unmarshal(c.field(), &want) != nil {
+			items = 0
+			if json.Unmarshal(c.field(), &want) != nil {
 				c.fail()
 			}
 		}

@@ -93,7 +93,8 @@ func (c *coder) savedDelivery(x *savedDelivery) {
 
 func (c *coder) internedText(tag int, h *unique.Handle[string]) {
 	s := h.Value()
-	if text(c, tag, &s); c.reading {
+	text(c, tag, &s)
+	if c.reading {
 		*h = unique.Make(s)
 	}
 }

@@ -546,7 +546,8 @@ func (w *writer) resolveConflict(ops []*op, unknown bool) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
 	if err := w.p.catchUp(ctx); err != nil {
-		if err = storeError(w.j.ctx, err); unknown {
+		err = storeError(w.j.ctx, err)
+		if unknown {
 			err = failBy(ErrUnknown, err, "")
 		}
 		w.finish(ops, err)

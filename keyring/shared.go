@@ -264,7 +264,8 @@ func (s *shared) applyChanges(r *Ring) error {
 		if stale {
 			s.stale[key] = true
 		}
-		if changed = true; part == nil {
+		changed = true
+		if part == nil {
 			delete(s.parts, key)
 		} else {
 			s.parts[key] = part

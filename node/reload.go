@@ -43,7 +43,8 @@ func (n *Node) Reload(ctx context.Context) (admin.Reloaded, error) {
 	defer n.reloads.one.Unlock()
 	out, err := n.reload(ctx)
 	n.reloads.mu.Lock()
-	if n.reloads.failed = err != nil; err == nil {
+	n.reloads.failed = err != nil
+	if err == nil {
 		n.reloads.at = n.c.Now()
 	}
 	n.reloads.mu.Unlock()

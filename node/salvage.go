@@ -88,7 +88,8 @@ func (c *Journal) Salvage(ctx context.Context, w io.Writer, now time.Time) (*Sal
 	out := &Salvaged{}
 	done := uint64(0)
 	tell := func() {
-		if done++; c.Progress != nil {
+		done++
+		if c.Progress != nil {
 			c.Progress("saving", done, done)
 		}
 	}

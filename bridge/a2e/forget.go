@@ -118,7 +118,8 @@ func (t *sessionStore) forget(ctx context.Context, f *hub.Forgetting) (n int, er
 			return journal.Keep
 		}
 		emptied := row.Value.empty(f)
-		if n += emptied; emptied == 0 {
+		n += emptied
+		if emptied == 0 {
 			return journal.Keep
 		}
 		return journal.Write

@@ -135,7 +135,8 @@ func (t *sessionStore) Held(id string) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.more = true; k.receiving {
+	k.more = true
+	if k.receiving {
 		return
 	}
 	t.mu.Lock()
@@ -147,7 +148,8 @@ func (t *sessionStore) Held(id string) {
 	t.work.Go(func() {
 		for {
 			k.mu.Lock()
-			if k.receiving = k.more; !k.more {
+			k.receiving = k.more
+			if !k.more {
 				k.mu.Unlock()
 				return
 			}

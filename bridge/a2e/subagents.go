@@ -214,7 +214,8 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 	defer func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if delete(a.wakes[key], changed); len(a.wakes[key]) == 0 {
+		delete(a.wakes[key], changed)
+		if len(a.wakes[key]) == 0 {
 			delete(a.wakes, key)
 		}
 	}()

@@ -297,7 +297,8 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 	case protocol.SchemaViolation, protocol.ParseError:
 		code = parley.InvalidContent
 	case protocol.InvalidMessage:
-		if code = parley.Rejected; protocol.NotSupported(e) {
+		code = parley.Rejected
+		if protocol.NotSupported(e) {
 			code = parley.Unsupported
 		}
 	case protocol.VersionMismatch:

@@ -151,7 +151,8 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	// If the hub stopped after it opened the work and before it recorded the request,
 	// the peer sends the request again.
 	if e.WorkID != "" && (a.Work == nil || linked && l.Opened == s.Key.ID) {
-		if m.ID = l.Request; !linked {
+		m.ID = l.Request
+		if !linked {
 			if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
 				return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 			}

@@ -80,7 +80,8 @@ func (m *members) note(r peerRecord) (back bool) {
 	defer m.mu.Unlock()
 	at := peerAddress{r.Workspace, r.Channel, r.Peer}
 	old := m.byAddress[at]
-	if back = old == nil || old.away; old == nil {
+	back = old == nil || old.away
+	if old == nil {
 		old = m.add(at, r.Name, r.Guest)
 	}
 	if r.Seen.After(old.seen) {
@@ -116,7 +117,8 @@ func (m *members) drop(x *member) {
 		func(o *member) bool { return o == x }); len(m.byPeer[peer]) == 0 {
 		delete(m.byPeer, peer)
 	}
-	if delete(m.byChannel[channel], x.peer); len(m.byChannel[channel]) == 0 {
+	delete(m.byChannel[channel], x.peer)
+	if len(m.byChannel[channel]) == 0 {
 		delete(m.byChannel, channel)
 	}
 }

@@ -60,7 +60,8 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 		// and recording the end.
 		_, err := b.works.Update(ctx, e, func(w protocol.Work, ok bool) (protocol.Work, error) {
 			next, err := protocol.Advance(w, ok, e)
-			if next.Updated = b.now(); err == nil && !next.State.Terminal() {
+			next.Updated = b.now()
+			if err == nil && !next.State.Terminal() {
 				return w, nil
 			}
 			return next, err

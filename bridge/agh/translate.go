@@ -305,7 +305,8 @@ type piece struct {
 func pieces(ps []parley.Part) []piece {
 	out := make([]piece, len(ps))
 	for i, p := range ps {
-		if out[i].Part = p; !p.IsText() {
+		out[i].Part = p
+		if !p.IsText() {
 			out[i].json = value(p)
 		}
 	}

@@ -171,7 +171,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	}
 	b.stopWatch = append(b.stopWatch, b.c.Hub.Directory().Watch(b.directoryChanged),
 		b.c.Journal.Watch(b.reconciler.recorded), b.c.Journal.WatchOwned(func(partition int, owned bool) {
-			if b.reconciler.enqueueDue(); owned {
+			b.reconciler.enqueueDue()
+			if owned {
 				b.reconciler.partitionOwned(partition)
 			}
 		}))

@@ -77,7 +77,8 @@ func (x *keyIndex) set(agent string, e *directory.Entry) {
 				rest = append(rest, k)
 			}
 		}
-		if x.byID[old] = rest; len(rest) == 0 {
+		x.byID[old] = rest
+		if len(rest) == 0 {
 			delete(x.byID, old)
 		}
 	}

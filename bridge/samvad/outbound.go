@@ -156,7 +156,8 @@ func (b *Binding) ask(
 				return nil, err
 			}
 			replaced = replaced || e.Replaced
-			if last = e; e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
+			last = e
+			if e.Done || e.Again || jsonx.IsNull(e.Chunk) || o.Event == nil {
 				continue // only a piece before the answer is an event
 			}
 			if err := o.Event(parley.NoState, parley.Part{MediaType: "application/json", Data: e.Chunk}); err != nil {

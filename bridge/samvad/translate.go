@@ -192,7 +192,8 @@ func callOf(m *parley.Message, recipient *parley.Agent, id parley.Identity) (pro
 		Header: map[string][]string{bridge.ProvenanceHeader: {bridge.Provenance(m)}},
 	}
 	if call.TraceID == "" {
-		if call.TraceID = m.Conversation.String(); len(m.Trace.Parent) == 55 {
+		call.TraceID = m.Conversation.String()
+		if len(m.Trace.Parent) == 55 {
 			call.TraceID = m.Trace.Parent[3:35]
 		}
 	}

@@ -131,7 +131,8 @@ func (b *Binding) acknowledgeFirst(ctx context.Context, reply *parley.Message, r
 	if err == nil {
 		err = b.sendReply(ctx, reply, e, m, "")
 	}
-	if a.end(err == nil); a != nil && err != nil {
+	a.end(err == nil)
+	if a != nil && err != nil {
 		b.forgetAck(request)
 	}
 	return err

@@ -309,7 +309,8 @@ func (s *standIns) manifest(digest string) *protocol.Manifest {
 			}
 		}
 		s.mu.Lock() // the agent has another now
-		if delete(s.byDigest[digest], name); len(s.byDigest[digest]) == 0 {
+		delete(s.byDigest[digest], name)
+		if len(s.byDigest[digest]) == 0 {
 			delete(s.byDigest, digest)
 		}
 		s.mu.Unlock()

@@ -218,7 +218,8 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		if err != nil {
 			return aghError(err)
 		}
-		if last = ev; s.stream && !ev.State.Terminal() {
+		last = ev
+		if s.stream && !ev.State.Terminal() {
 			if err := a.print(json.RawMessage(ev.Envelope.Raw()), "    %s  %s\n", ev.Envelope.Kind,
 				clean(string(ev.Envelope.Body))); err != nil {
 				return err

@@ -125,7 +125,8 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	if v.Sentence != "" {
 		return v, nil
 	}
-	if v.Verified = signed; signed {
+	v.Verified = signed
+	if signed {
 		v.Sentence = "It is proved that the key of " + e.From + " signed this message."
 	} else {
 		v.Sentence = "It is a valid message; that it is from " + e.From + " is a claim, which only the connection " +

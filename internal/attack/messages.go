@@ -178,7 +178,8 @@ func (a *Attack) Repeats(ctx context.Context, n int) Result {
 			var said [2]string
 			var status [2]int
 			for i := range said {
-				if status[i], said[i], err = a.Answer(ctx, e); ctx.Err() != nil {
+				status[i], said[i], err = a.Answer(ctx, e)
+				if ctx.Err() != nil {
 					return nil
 				}
 				t.add(func(r *Result) {

@@ -169,7 +169,8 @@ func Guests(ctx context.Context, c GuestsConfig) (*GuestsReport, error) {
 		c.Progress("restarting the hub", 0)
 		err = g.restart(ctx, r)
 	}
-	if g.end(); g.hub != nil {
+	g.end()
+	if g.hub != nil {
 		_ = g.hub.Wait() // it was killed
 	}
 	if err = errors.Join(err, ctx.Err()); err != nil {
@@ -343,7 +344,8 @@ func (g *guests) talk(ctx context.Context, d time.Duration) Talk {
 				elapsed := time.Since(began)
 				mu.Lock()
 				t.Asked++
-				if took = append(took, elapsed); err != nil {
+				took = append(took, elapsed)
+				if err != nil {
 					t.Failed++
 					t.Errors[fmt.Sprintf("%s to %s: %.200s", p.Protocol(), to.Protocol(), err)]++
 				}

@@ -29,7 +29,6 @@ var roles = map[string]string{
 	"Canonical":       "canonical.go",
 	"Sign":            "sign.go",
 	"VerifyDigest":    "sign.go",
-	"Handler":         "server.go",
 	"WriteError":      "errors.go",
 	"ErrReplay":       "errors.go",
 	"ErrStale":        "errors.go",
@@ -42,7 +41,7 @@ const maxLines = 710
 
 // TestProtocolFiles: the same file has the same role in each protocol package.
 func TestProtocolFiles(t *testing.T) {
-	for _, pkg := range []string{"asp", "samvad", "uagents"} {
+	for _, pkg := range protocols {
 		dir := filepath.Join("..", "..", pkg)
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {

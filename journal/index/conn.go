@@ -118,7 +118,8 @@ func (v *values) text(s string) *values {
 }
 
 func (v *values) blob(b []byte) *values {
-	if v.at++; len(b) > 0 {
+	v.at++
+	if len(b) > 0 {
 		v.q.BindBytes(v.at, b)
 	} else {
 		v.q.BindNull(v.at)

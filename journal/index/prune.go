@@ -16,7 +16,8 @@ func (x *Index) Prune(ctx context.Context) (int, error) {
 	total := 0
 	for _, p := range x.c.Journal.Stats().Partitions {
 		n, err := x.before(ctx, p.Partition, p.First)
-		if total += n; err != nil {
+		total += n
+		if err != nil {
 			return total, err
 		}
 	}

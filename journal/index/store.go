@@ -690,7 +690,8 @@ func (s *store) writeLists() error {
 func (s *store) writeConversations() error {
 	var fresh, known []*conversation
 	for _, c := range s.counted {
-		if c.changed = false; c.n == 0 {
+		c.changed = false
+		if c.n == 0 {
 			fresh = append(fresh, c)
 		} else {
 			known = append(known, c)

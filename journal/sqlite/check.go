@@ -40,7 +40,8 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 		total += span.records()
 	}
 	step := func(n int) {
-		if done = min(done+uint64(n), total); n > 0 && progress != nil {
+		done = min(done+uint64(n), total)
+		if n > 0 && progress != nil {
 			progress(done, total)
 		}
 	}

@@ -304,7 +304,8 @@ func (r *bare) run(ctx context.Context, l *lane) error {
 					if err := json.Unmarshal(a.body, &m); err != nil {
 						return err
 					}
-					if body = a.body; s.Do == Call {
+					body = a.body
+					if s.Do == Call {
 						call = a.done
 					}
 				case <-ctx.Done():

@@ -26,7 +26,8 @@ func testMeta(t *testing.T, b *bench) {
 		if !got.Created.Equal(meta.Created) {
 			t.Fatalf("created %v", got.Created)
 		}
-		if got.Created = meta.Created; got != meta {
+		got.Created = meta.Created
+		if got != meta {
 			t.Fatalf("meta %+v, want %+v", got, meta)
 		}
 	}

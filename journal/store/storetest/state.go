@@ -50,7 +50,8 @@ func (b *bench) buckets(want ...string) {
 	b.Helper()
 	got, err := b.Buckets(b.Context())
 	b.must(err)
-	if slices.Sort(got); !slices.Equal(got, want) {
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
 		b.Fatalf("buckets %q, want %q", got, want)
 	}
 }
