@@ -48,8 +48,9 @@ type Identity struct {
 	Protocol string
 	ID       string // "agent://weather.corp", "agent1q…"
 	URL      string // where it is reached, if it is reached by URL
-	Key      string // fingerprint of the enrolled key by which it is told from others who claim the same ID; "" where the ID is its own
-	StandIn  bool   // kept by the hub for an agent that does not speak the protocol
+	// fingerprint of the enrolled key by which it is told from others who claim the same ID; "" where the ID is its own
+	Key     string
+	StandIn bool // kept by the hub for an agent that does not speak the protocol
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?(?:/[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)*$`)
@@ -59,7 +60,8 @@ var nameForm = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?(?:/[a-z0-9
 // "/" and begin and end with a letter or digit.
 func CheckName(s string) error {
 	if len(s) > 128 || !nameForm.MatchString(s) || strings.Contains(s, "__") {
-		return Refuse(Malformed, "%.140q is not an agent name: want lower-case letters, digits, and single . _ - between them, in segments parted by /", s)
+		return Refuse(Malformed,
+			"%.140q is not an agent name: want lower-case letters, digits, and single . _ - between them, in segments parted by /", s)
 	}
 	return nil
 }
@@ -170,7 +172,8 @@ func RawSkill(id string, h Handler, options ...SkillOption) SkillSpec {
 // Skill makes a skill of a typed function. In and Out become the JSON Schemas
 // of the skill by [SchemaOf]; content that does not fit In never reaches f.
 // Inside f, [Progress] and [Chunk] speak to the sender.
-func Skill[In, Out any](id string, f func(ctx context.Context, m *Message, in In) (Out, error), options ...SkillOption) SkillSpec {
+func Skill[In, Out any](id string, f func(ctx context.Context, m *Message, in In) (Out, error),
+	options ...SkillOption) SkillSpec {
 	h := func(ctx context.Context, m *Message, r Replier) error {
 		var in In
 		if err := m.Bind(&in); err != nil {

@@ -19,8 +19,9 @@ const (
 	Abandoned                           // a synchronous request whose caller is gone; never started anew
 )
 
-var deliveryNames = [...]string{Waiting: "waiting", Delivering: "delivering", Delivered: "delivered", Answered: "answered",
-	Dead: "dead", Dropped: "dropped", Expired: "expired", Abandoned: "abandoned"}
+var deliveryNames = [...]string{Waiting: "waiting", Delivering: "delivering", Delivered: "delivered",
+	Answered: "answered",
+	Dead:     "dead", Dropped: "dropped", Expired: "expired", Abandoned: "abandoned"}
 
 func (s DeliveryState) String() string { return name(deliveryNames[:], int(s)) }
 

@@ -22,7 +22,8 @@ const (
 	Cancel                   // the sender of a request no longer wants its answer
 )
 
-var kindNames = [...]string{Request: "request", Event: "event", Response: "response", Failure: "error", Notice: "notice", Cancel: "cancel"}
+var kindNames = [...]string{Request: "request", Event: "event", Response: "response", Failure: "error",
+	Notice: "notice", Cancel: "cancel"}
 
 func (k Kind) String() string { return name(kindNames[:], int(k)) }
 
@@ -59,8 +60,9 @@ type Assurance uint8
 
 const (
 	Unsigned Assurance = iota // nothing: the name is a claim
-	Session                   // the connection was authenticated (a token, a NATS user), the message itself is not signed
-	Signed                    // the message itself is signed by a key known for its sender
+	// the connection was authenticated (a token, a NATS user), the message itself is not signed
+	Session
+	Signed // the message itself is signed by a key known for its sender
 )
 
 var assuranceNames = [...]string{Unsigned: "unsigned", Session: "session", Signed: "signed"}
@@ -144,7 +146,8 @@ type Trace struct {
 
 // Origin is how a message reached this hub.
 type Origin struct {
-	Protocol string            // "samvad", "uagents", "a2e", "agh", "asp"; "go" for a handler, "api" for the plain HTTP way in
+	// "samvad", "uagents", "a2e", "agh", "asp"; "go" for a handler, "api" for the plain HTTP way in
+	Protocol string
 	Peer     string            // the identity in that protocol, or the network address of one that has none
 	Address  string            // network address of the peer, if it has one
 	Raw      []byte            // the envelope exactly as received; nil for protocol "go"

@@ -20,7 +20,8 @@ func TestID(t *testing.T) {
 	if back, err := ParseID(id.String()); err != nil || back != id {
 		t.Fatalf("%s, %v", back, err)
 	}
-	for _, s := range []string{"", "x", strings.ToUpper(id.String()), id.String() + "0", strings.ReplaceAll(id.String(), "-", ""), "019d7bfb_e97b-7000-8000-000000000000"} {
+	for _, s := range []string{"", "x", strings.ToUpper(id.String()), id.String() +
+		"0", strings.ReplaceAll(id.String(), "-", ""), "019d7bfb_e97b-7000-8000-000000000000"} {
 		if _, err := ParseID(s); err == nil {
 			t.Errorf("ParseID(%q) is taken", s)
 		}
@@ -48,7 +49,8 @@ func TestNamesOfValues(t *testing.T) {
 	if !(Unsigned < Session && Session < Signed) {
 		t.Error("the assurances are not ordered")
 	}
-	if Delivered.Settled(Request) || !Delivered.Settled(Notice) || !Answered.Settled(Request) || Waiting.Settled(Notice) {
+	if Delivered.Settled(Request) || !Delivered.Settled(Notice) || !Answered.Settled(Request) ||
+		Waiting.Settled(Notice) {
 		t.Error("Settled")
 	}
 }
@@ -90,13 +92,15 @@ func TestText(t *testing.T) {
 func TestErrors(t *testing.T) {
 	cause := errors.New("disk on fire")
 	e := Fail(Unavailable, cause, "not %s", "now")
-	if !errors.Is(e, cause) || !errors.Is(e, &Error{Code: Unavailable}) || errors.Is(e, &Error{Code: Stale}) || CodeOf(e) != Unavailable {
+	if !errors.Is(e, cause) || !errors.Is(e, &Error{Code: Unavailable}) || errors.Is(e, &Error{Code: Stale}) ||
+		CodeOf(e) != Unavailable {
 		t.Error(e)
 	}
 	if got := AsError(cause); got.Code != Internal || strings.Contains(got.Text, "fire") {
 		t.Errorf("a private error tells %q", got.Text)
 	}
-	if AsError(context.DeadlineExceeded).Code != TimedOut || AsError(context.Canceled).Code != Cancelled || AsError(nil) != nil || CodeOf(nil) != "" {
+	if AsError(context.DeadlineExceeded).Code != TimedOut || AsError(context.Canceled).Code != Cancelled ||
+		AsError(nil) != nil || CodeOf(nil) != "" {
 		t.Error("context errors")
 	}
 	b, err := json.Marshal(e)
@@ -155,7 +159,8 @@ func TestTypedSkill(t *testing.T) {
 	}
 	r := &recorder{}
 	m := &Message{Parts: []Part{{MediaType: "application/json; charset=utf-8", Data: []byte(`{"City":"Bern"}`)}}}
-	if err := s.Handler(t.Context(), m, r); err != nil || len(r.progress) != 1 || string(r.parts[0].Data) != `{"for":"Bern"}` {
+	if err := s.Handler(t.Context(), m, r); err != nil || len(r.progress) != 1 ||
+		string(r.parts[0].Data) != `{"for":"Bern"}` {
 		t.Errorf("%v %+v", err, r)
 	}
 	if err := s.Handler(t.Context(), &Message{}, r); CodeOf(err) != InvalidContent {

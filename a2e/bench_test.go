@@ -56,7 +56,10 @@ func BenchmarkFraming(b *testing.B) {
 // echoHost is a host whose only tool gives its arguments back.
 func echoHost() *Host {
 	box := &Toolbox{}
-	box.Add(ToolDefinition{Name: "weather"}, func(_ context.Context, c *ToolCall) (any, error) { return c.Arguments, nil })
+	box.Add(ToolDefinition{Name: "weather"}, func(_ context.Context, c *ToolCall) (any, error) {
+		return c.Arguments,
+			nil
+	})
 	return &Host{Auth: Anonymous("bench"), Capabilities: map[string]Provider{"tools": ServeTools(box)}}
 }
 
@@ -174,7 +177,10 @@ func BenchmarkCallPipes(b *testing.B) {
 				b.Fatal(err)
 			}
 			go func() { _ = echoHost().ServeStdio(context.Background(), r1, w2) }()
-			benchClient(b, &Client{Dial: func(context.Context) (io.ReadWriteCloser, error) { return pipeEnds{r2, w1}, nil }}, parallel)
+			benchClient(b, &Client{Dial: func(context.Context) (io.ReadWriteCloser, error) {
+				return pipeEnds{r2, w1},
+					nil
+			}}, parallel)
 		})
 	}
 }
@@ -215,7 +221,8 @@ func BenchmarkHost(b *testing.B) {
 	var batch [16]outFrame
 	b.ReportAllocs()
 	for b.Loop() {
-		line := fmt.Appendf(nil, `{"type":"tool/call/req","id":"%d","tool_name":"weather","arguments":{"city":"Bern"}}`, n.Add(1))
+		line := fmt.Appendf(nil, `{"type":"tool/call/req","id":"%d","tool_name":"weather","arguments":{"city":"Bern"}}`,
+			n.Add(1))
 		s.receive(line, false)
 		got, err := s.next(context.Background(), st, batch[:], nil)
 		if err != nil {

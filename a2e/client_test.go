@@ -109,7 +109,8 @@ func exercise(t *testing.T, c *Client) {
 				}
 				kinds = append(kinds, e.Kind)
 			})
-			if err != nil || !res.Success || !slices.Equal(kinds, []EventKind{KindProgress, KindLog, KindArtifact, KindStatus}) {
+			if err != nil || !res.Success || !slices.Equal(kinds,
+				[]EventKind{KindProgress, KindLog, KindArtifact, KindStatus}) {
 				t.Errorf("%d: %v %v %v", i, kinds, res, err)
 			}
 		})
@@ -129,7 +130,8 @@ func exercise(t *testing.T, c *Client) {
 	}
 	short, stop := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer stop()
-	if _, err := c.Ask(short, Message{Type: "tool/call/req", Body: json.RawMessage(`{"tool_name":"slow","arguments":{"secs":0.2}}`)}); !errors.Is(err, ErrTimeout) {
+	if _, err := c.Ask(short, Message{Type: "tool/call/req",
+		Body: json.RawMessage(`{"tool_name":"slow","arguments":{"secs":0.2}}`)}); !errors.Is(err, ErrTimeout) {
 		t.Errorf("got %v", err)
 	}
 	if err := c.Close(); err != nil {
@@ -181,7 +183,8 @@ func TestClientTransports(t *testing.T) {
 		serve(t, h, l)
 		roots := x509.NewCertPool()
 		roots.AddCert(srv.Certificate())
-		exercise(t, &Client{URL: "tls://" + l.Addr().String(), TLS: &tls.Config{RootCAs: roots, ServerName: "example.com"}, Token: "test-token-a"})
+		exercise(t, &Client{URL: "tls://" + l.Addr().String(),
+			TLS: &tls.Config{RootCAs: roots, ServerName: "example.com"}, Token: "test-token-a"})
 		if err := (&Client{URL: "tls://" + l.Addr().String(), Token: "test-token-a"}).Connect(t.Context()); err == nil {
 			t.Error("an unknown certificate was accepted")
 		}
@@ -197,11 +200,12 @@ func TestClientTransports(t *testing.T) {
 			}
 			defer func() { _ = ready.Close() }()
 			var cmd *exec.Cmd
-			c := &Client{Limits: ClientLimits{Exit: 20 * time.Millisecond, Term: 20 * time.Millisecond}, Command: func() *exec.Cmd {
-				cmd = child(mode)()
-				cmd.ExtraFiles = []*os.File{theirs}
-				return cmd
-			}}
+			c := &Client{Limits: ClientLimits{Exit: 20 * time.Millisecond, Term: 20 * time.Millisecond},
+				Command: func() *exec.Cmd {
+					cmd = child(mode)()
+					cmd.ExtraFiles = []*os.File{theirs}
+					return cmd
+				}}
 			ctx, cancel := context.WithCancel(t.Context())
 			connected := make(chan error, 1)
 			go func() { connected <- c.Connect(ctx) }()
@@ -214,7 +218,8 @@ func TestClientTransports(t *testing.T) {
 			}
 			_ = c.Close()
 			_ = theirs.Close()
-			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != want {
+			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() ||
+				status.Signal() != want {
 				t.Errorf("ended with %v, want %v", cmd.ProcessState, want)
 			}
 		})
@@ -237,7 +242,8 @@ func TestClientTransports(t *testing.T) {
 		dial, _ := pipeTo(t, testHost())
 		err := (&Client{Dial: dial, Token: "SECRET"}).Connect(t.Context())
 		var e *Error
-		if !errors.As(err, &e) || e.Code != Unauthorized || e.Reason != "auth_failed" || strings.Contains(err.Error(), "SECRET") {
+		if !errors.As(err, &e) || e.Code != Unauthorized || e.Reason != "auth_failed" ||
+			strings.Contains(err.Error(), "SECRET") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -263,7 +269,8 @@ func TestClientCorrelation(t *testing.T) {
 			for _, seq := range []int{0, 1, 1, 5} {
 				out = append(out, fmt.Sprintf(`{"type":"x/new/event","req_id":%q,"seq":%d}`, id, seq))
 			}
-			return append(out, fmt.Sprintf(`{"type":"never/heard","req_id":%q,"n":1.0}`, id), fmt.Sprintf(`{"type":"x/new/event","req_id":%q}`, id))
+			return append(out, fmt.Sprintf(`{"type":"never/heard","req_id":%q,"n":1.0}`, id),
+				fmt.Sprintf(`{"type":"x/new/event","req_id":%q}`, id))
 		})
 		var seqs []int64
 		for e, err := range c.Stream(t.Context(), Message{Type: "x/new/req"}) {
@@ -288,13 +295,16 @@ func TestClientCorrelation(t *testing.T) {
 		})
 		_, err := c.Ask(t.Context(), Message{Type: "ping"})
 		var e *Error
-		if !errors.As(err, &e) || e.Code != "new_code" || e.Text != "m" || !e.Retryable || string(e.Detail) != `{"n":1.0,"reason":"r"}` || e.Reason != "r" || e.Capability != "tools" {
+		if !errors.As(err, &e) || e.Code != "new_code" || e.Text != "m" || !e.Retryable ||
+			string(e.Detail) != `{"n":1.0,"reason":"r"}` || e.Reason != "r" || e.Capability != "tools" {
 			t.Errorf("got %+v", err)
 		}
 	})
 	bubble(t, "three ways to say unknown type", func(t *testing.T) {
-		for _, body := range []string{`"code":"parse_error","message":"Unknown type foo"`, `"code":"unknown_type"`, `"code":"invalid_message","detail":{"reason":"unknown_type"}`} {
-			c := scriptedHost(t, func(id string) []string { return []string{fmt.Sprintf(`{"type":"error","req_id":%q,%s}`, id, body)} })
+		for _, body := range []string{`"code":"parse_error","message":"Unknown type foo"`, `"code":"unknown_type"`,
+			`"code":"invalid_message","detail":{"reason":"unknown_type"}`} {
+			c := scriptedHost(t,
+				func(id string) []string { return []string{fmt.Sprintf(`{"type":"error","req_id":%q,%s}`, id, body)} })
 			if _, err := c.Ask(t.Context(), Message{Type: "foo"}); !NotSupported(err) {
 				t.Errorf("%s: %v", body, err)
 			}
@@ -321,21 +331,24 @@ func TestClientCorrelation(t *testing.T) {
 	bubble(t, "pushes and pings of the host", func(t *testing.T) {
 		pushed := make(chan *Envelope, 10)
 		pong := make(chan string, 1)
-		c := &Client{OnPush: func(m *Envelope) { pushed <- m }, Dial: func(context.Context) (io.ReadWriteCloser, error) {
-			ours, theirs := net.Pipe()
-			go func() {
-				r := NewReader(theirs)
-				m, err := r.ReadMessage(nil)
-				if err != nil {
-					return
-				}
-				_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q}`+"\n"+`{"type":"env/state/push","episode_id":"e","step_id":1,"event_type":"x"}`+"\n"+`{"type":"ping","id":"hp"}`+"\n", m.ID)
-				if m, err = r.ReadMessage(nil); err == nil {
-					pong <- m.Type + " " + m.ReqID
-				}
-			}()
-			return ours, nil
-		}}
+		c := &Client{OnPush: func(m *Envelope) { pushed <- m },
+			Dial: func(context.Context) (io.ReadWriteCloser, error) {
+				ours, theirs := net.Pipe()
+				go func() {
+					r := NewReader(theirs)
+					m, err := r.ReadMessage(nil)
+					if err != nil {
+						return
+					}
+					_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q}`+"\n"+
+						`{"type":"env/state/push","episode_id":"e","step_id":1,"event_type":"x"}`+"\n"+
+						`{"type":"ping","id":"hp"}`+"\n", m.ID)
+					if m, err = r.ReadMessage(nil); err == nil {
+						pong <- m.Type + " " + m.ReqID
+					}
+				}()
+				return ours, nil
+			}}
 		if err := c.Connect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -417,7 +430,8 @@ func TestClientReconnects(t *testing.T) {
 				if err != nil {
 					return
 				}
-				_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q,"accepted_caps":[{"capability":"tools"}]}`+"\n", m.ID)
+				_, _ = fmt.Fprintf(theirs,
+					`{"type":"handshake/resp","req_id":%q,"accepted_caps":[{"capability":"tools"}]}`+"\n", m.ID)
 				if _, err = r.ReadMessage(nil); err == nil {
 					requests++
 				}
@@ -447,7 +461,9 @@ func TestClientReconnects(t *testing.T) {
 			ours, theirs := net.Pipe()
 			go func() {
 				if m, err := NewReader(theirs).ReadMessage(nil); err == nil {
-					_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","req_id":%q,"ok":true,"accepted_caps":[{"capability":"tools"}]}`+"\n", m.ID)
+					_, _ = fmt.Fprintf(theirs,
+						`{"type":"handshake/resp","req_id":%q,"ok":true,"accepted_caps":[{"capability":"tools"}]}`+
+							"\n", m.ID)
 				}
 				_ = theirs.Close()
 			}()
@@ -477,7 +493,8 @@ func TestClientReconnects(t *testing.T) {
 			_ = sleep(t.Context(), 1)
 			cut()
 		}()
-		if _, err := c.CallTool(t.Context(), "slow", map[string]any{"secs": 5}, nil); !errors.Is(err, ErrOutcomeUnknown) {
+		if _, err := c.CallTool(t.Context(), "slow", map[string]any{"secs": 5}, nil); !errors.Is(err,
+			ErrOutcomeUnknown) {
 			t.Errorf("got %v", err)
 		}
 		if _, err := c.Ping(t.Context()); err != nil {
@@ -548,9 +565,13 @@ func TestClientReconnects(t *testing.T) {
 		first, second := makeHost(1), makeHost(2)
 		var host atomic.Pointer[Host]
 		host.Store(first)
-		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { host.Load().ServeHTTP(w, r) }))
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+			r *http.Request) {
+			host.Load().ServeHTTP(w, r)
+		}))
 		defer srv.Close()
-		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a",
+			Limits: ClientLimits{BackoffLo: time.Millisecond}}
 		type outcome struct {
 			res ToolResult
 			err error
@@ -589,7 +610,8 @@ func TestClientReconnects(t *testing.T) {
 			h.ServeHTTP(w, r)
 		}))
 		defer srv.Close()
-		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a",
+			Limits: ClientLimits{BackoffLo: time.Millisecond}}
 		for i := range 30 {
 			res, err := c.CallTool(t.Context(), "counter", nil, func(Event) {})
 			if v, _ := res.Data.(json.RawMessage); err != nil || string(v) != fmt.Sprintf(`{"count":%d}`, i+1) {
@@ -775,7 +797,8 @@ func TestSDKAgent(t *testing.T) {
 	})
 	t.Run("A2E-049 stdio", func(t *testing.T) {
 		var out strings.Builder
-		if err := testHost().ServeStdio(t.Context(), strings.NewReader(strings.Join(append(lines, bye), "\n")+"\n"), &out); err != nil {
+		if err := testHost().ServeStdio(t.Context(), strings.NewReader(strings.Join(append(lines, bye), "\n")+"\n"),
+			&out); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -795,19 +818,25 @@ func TestEvents(t *testing.T) {
 		want                    []string
 		err                     error
 	}{
-		{"CR alone ends a line", "text/event-stream", "data: a\r\rdata: b\r\n\r\ndata: c", []string{"a", "b", "c"}, io.EOF},
-		{"line breaks of Unicode do not", "text/event-stream", "data: \"a\u0085b\u2028c\"\n\n", []string{"\"a\u0085b\u2028c\""}, io.EOF},
+		{"CR alone ends a line", "text/event-stream", "data: a\r\rdata: b\r\n\r\ndata: c", []string{"a", "b", "c"},
+			io.EOF},
+		{"line breaks of Unicode do not", "text/event-stream", "data: \"a\u0085b\u2028c\"\n\n",
+			[]string{"\"a\u0085b\u2028c\""}, io.EOF},
 		{"text is UTF-8", "text/plain", "data: é\n\n", []string{"é"}, io.EOF},
-		{"or as its charset says", "text/event-stream; charset=ISO-8859-1", "data: \xe9\x85\n\n", []string{"é\u0085"}, io.EOF},
+		{"or as its charset says", "text/event-stream; charset=ISO-8859-1", "data: \xe9\x85\n\n", []string{"é\u0085"},
+			io.EOF},
 		{"another charset is refused", "text/event-stream; charset=utf-16", "data: a\n\n", nil, errContentType},
 		{"so is what is no text", "image/png", "data: a\n\n", nil, errContentType},
-		{"too long: dropped, and the next is read", "text/event-stream", "data: " + long + "\n\ndata: b\n\n", []string{"b"}, io.EOF},
-		{"also over several lines", "text/event-stream", strings.Repeat("data: "+long[:10]+"\n", 10) + "\ndata: b\n\n", []string{"b"}, io.EOF},
+		{"too long: dropped, and the next is read", "text/event-stream", "data: " + long +
+			"\n\ndata: b\n\n", []string{"b"}, io.EOF},
+		{"also over several lines", "text/event-stream", strings.Repeat("data: "+long[:10]+"\n", 10) +
+			"\ndata: b\n\n", []string{"b"}, io.EOF},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var got []string
 			dropped := 0
-			err := readEvents(strings.NewReader(c.body), c.contentType, 64, func() {}, func(b []byte) { got = append(got, string(b)) }, func([]byte) { dropped++ })
+			err := readEvents(strings.NewReader(c.body), c.contentType, 64, func() {},
+				func(b []byte) { got = append(got, string(b)) }, func([]byte) { dropped++ })
 			if !errors.Is(err, c.err) || !slices.Equal(got, c.want) {
 				t.Errorf("%q, %v", got, err)
 			}
@@ -825,13 +854,18 @@ func TestPeerError(t *testing.T) {
 		members string
 		want    Error
 	}{
-		"retryable is no boolean":     {`"code":"tool_error","message":"m","retryable":"yes","capability_name":"tools"`, Error{Code: ToolError, Text: "m", Capability: "tools"}},
-		"message is no text":          {`"code":"tool_error","message":5,"retryable":true`, Error{Code: ToolError, Retryable: true}},
-		"capability_name is no text":  {`"code":"timeout","capability_name":[]`, Error{Code: Timeout}},
-		"detail is no object":         {`"code":"x_own","detail":[1],"retryable":true`, Error{Code: "x_own", Retryable: true}},
-		"no code":                     {`"message":"m","retryable":true`, Error{Code: RuntimeError, Text: "m", Retryable: true}},
-		"code is no text":             {`"code":7,"message":"m"`, Error{Code: RuntimeError, Text: "m"}},
-		"all is well, with a reason ": {`"code":"a","message":"m","detail":{"reason":"r"},"retryable":true`, Error{Code: "a", Text: "m", Reason: "r", Retryable: true}},
+		"retryable is no boolean": {`"code":"tool_error","message":"m","retryable":"yes","capability_name":"tools"`,
+			Error{Code: ToolError, Text: "m", Capability: "tools"}},
+		"message is no text": {`"code":"tool_error","message":5,"retryable":true`,
+			Error{Code: ToolError, Retryable: true}},
+		"capability_name is no text": {`"code":"timeout","capability_name":[]`, Error{Code: Timeout}},
+		"detail is no object": {`"code":"x_own","detail":[1],"retryable":true`,
+			Error{Code: "x_own", Retryable: true}},
+		"no code": {`"message":"m","retryable":true`,
+			Error{Code: RuntimeError, Text: "m", Retryable: true}},
+		"code is no text": {`"code":7,"message":"m"`, Error{Code: RuntimeError, Text: "m"}},
+		"all is well, with a reason ": {`"code":"a","message":"m","detail":{"reason":"r"},"retryable":true`,
+			Error{Code: "a", Text: "m", Reason: "r", Retryable: true}},
 	} {
 		bubble(t, name, func(t *testing.T) {
 			client := scriptedHost(t, func(id string) []string {

@@ -43,9 +43,10 @@ const (
 // carries, or what one that was received said (A2E §11). Code, Text and Detail
 // may be sent to guests; the cause, which Unwrap gives, is for logs only.
 type Error struct {
-	Code       Code
-	Text       string          // the member "message": at most 200 characters when sent
-	Step       string          // where it was found: "frame", "decode", "handshake", "policy", "schema", "dispatch", "handler", "transport"
+	Code Code
+	Text string // the member "message": at most 200 characters when sent
+	// where it was found: "frame", "decode", "handshake", "policy", "schema", "dispatch", "handler", "transport"
+	Step       string
 	Retryable  bool            // whether the same again may succeed
 	Capability string          // the member "capability_name"
 	ReqID      string          // the id of the message that failed; empty when it could not be told
@@ -109,7 +110,8 @@ var (
 	ErrNotLoaded = &Error{Code: RuntimeError, Reason: "session_unavailable",
 		Text: "the session cannot be looked up just now", Step: "transport", Retryable: true}
 	ErrReplay = &Error{Code: InvalidMessage, Reason: "duplicate_id",
-		Text: "this id was served, and its answer is not kept any more; send the request with a new id", Step: "dispatch"}
+		Text: "this id was served, and its answer is not kept any more; send the request with a new id",
+		Step: "dispatch"}
 	ErrClosed      = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
 	ErrUnreachable = &Error{Code: RuntimeError, Reason: "unreachable", Text: "the host cannot be reached",
 		Step: "transport", Retryable: true}

@@ -13,12 +13,13 @@ import (
 // A host with one tool, and an agent that calls it over HTTP + SSE.
 func Example() {
 	tools := &a2e.Toolbox{}
-	tools.Add(a2e.ToolDefinition{Name: "forecast", Description: "weather of a city"}, func(ctx context.Context, c *a2e.ToolCall) (any, error) {
-		if err := c.Progress(ctx, 50, "asking the station"); err != nil {
-			return nil, err
-		}
-		return map[string]any{"celsius": 21}, nil
-	})
+	tools.Add(a2e.ToolDefinition{Name: "forecast", Description: "weather of a city"},
+		func(ctx context.Context, c *a2e.ToolCall) (any, error) {
+			if err := c.Progress(ctx, 50, "asking the station"); err != nil {
+				return nil, err
+			}
+			return map[string]any{"celsius": 21}, nil
+		})
 	host := &a2e.Host{
 		Auth:         a2e.StaticTokens{"scout": "a long secret"},
 		Capabilities: map[string]a2e.Provider{"tools": a2e.ServeTools(tools)},
@@ -28,9 +29,10 @@ func Example() {
 
 	agent := &a2e.Client{URL: server.URL, HTTP: server.Client(), Token: "a long secret"}
 	defer func() { _ = agent.Close() }()
-	result, err := agent.CallTool(context.Background(), "forecast", map[string]string{"city": "Bern"}, func(e a2e.Event) {
-		fmt.Printf("%s %s\n", e.Kind, e.Data)
-	})
+	result, err := agent.CallTool(context.Background(), "forecast", map[string]string{"city": "Bern"},
+		func(e a2e.Event) {
+			fmt.Printf("%s %s\n", e.Kind, e.Data)
+		})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -66,12 +68,15 @@ func ExampleRegistry_Define() {
 	host := &a2e.Host{
 		Registry: types,
 		Auth:     a2e.Anonymous("developer"),
-		Capabilities: map[string]a2e.Provider{"weather": a2e.Handler(func(_ context.Context, r *a2e.Request) (a2e.Response, error) {
-			return a2e.Response{Body: map[string]any{"text": fmt.Sprintf("%s, %d days", r.Str("city"), r.Int("days"))}}, nil
+		Capabilities: map[string]a2e.Provider{"weather": a2e.Handler(func(_ context.Context,
+			r *a2e.Request) (a2e.Response, error) {
+			return a2e.Response{Body: map[string]any{"text": fmt.Sprintf("%s, %d days", r.Str("city"), r.Int("days"))}},
+				nil
 		})},
 	}
 	var out strings.Builder
-	in := strings.NewReader(`{"type":"handshake/req","id":"1"}` + "\n" + `{"type":"weather/get/req","id":"2","city":"Bern"}` + "\n")
+	in := strings.NewReader(`{"type":"handshake/req","id":"1"}` + "\n" +
+		`{"type":"weather/get/req","id":"2","city":"Bern"}` + "\n")
 	if err := host.ServeStdio(context.Background(), in, &out); err != nil {
 		log.Fatal(err)
 	}

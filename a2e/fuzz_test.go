@@ -19,9 +19,12 @@ var fuzzSeeds = []string{
 	`{"type":"tool/call/resp","req_id":"r","data":{"success":true,"tool_name":"x","duration_ms":0,"events":[{}]}}`,
 	`{"type":"learn/feedback/req","feedbacks":[{"rated_turn":null,"polarity":"corrective","correction":"x","correction_span":[1,2]}]}`,
 	`{"type":"tool/list/resp","tools":[{"name":"n","description":"d","input_parameters":[{"name":"a","type":"b","description":"c","properties":{"x":{"name":1}}}]}]}`,
-	`{"a2e":"1.0","version":"1.1","scp":3,"type":"x"}`, `{"type":"error","id":5}`, `{`, `[]`, "{\"a\":\"\xff\"}", `{"t\u0079pe":"ping","id":"a","id":"b"}`,
-	`{"type":"shutdown","timeout":1e99}`, `{"type":"chain/req","nodes":[{"node_id":"a","kind":"branch","condition":"$.x > 1"}],"entry_node":"a","initial_input":{"x":"y"}}`,
-	`{"type":"memory/init/req","id":"m","scope":{"a":"b"}}`, "\ufeff{}", ` {"type" : "ping" } `, `{"type":"env/plan/resp","state":{}}`,
+	`{"a2e":"1.0","version":"1.1","scp":3,"type":"x"}`, `{"type":"error","id":5}`, `{`, `[]`, "{\"a\":\"\xff\"}",
+	`{"t\u0079pe":"ping","id":"a","id":"b"}`,
+	`{"type":"shutdown","timeout":1e99}`,
+	`{"type":"chain/req","nodes":[{"node_id":"a","kind":"branch","condition":"$.x > 1"}],"entry_node":"a","initial_input":{"x":"y"}}`,
+	`{"type":"memory/init/req","id":"m","scope":{"a":"b"}}`, "\ufeff{}", ` {"type" : "ping" } `,
+	`{"type":"env/plan/resp","state":{}}`,
 }
 
 // FuzzJSON: what is written anew in ASCII says the same, and the members and
@@ -189,10 +192,12 @@ func FuzzHost(f *testing.F) {
 			h.Limits.Frame, h.Limits.HandshakeFrame = 64<<10, 64<<10
 			in := &bytes.Buffer{}
 			if state%3 > 0 {
-				in.WriteString(`{"type":"handshake/req","id":"hs","agent_caps":["tools"],"auth_token":"test-token-a"}` + "\n")
+				in.WriteString(`{"type":"handshake/req","id":"hs","agent_caps":["tools"],"auth_token":"test-token-a"}` +
+					"\n")
 			}
 			if state%3 > 1 {
-				in.WriteString(toolCall("slow", "slow", `{"secs":1}`) + "\n" + `{"type":"shutdown","id":"q","timeout":3}` + "\n")
+				in.WriteString(toolCall("slow", "slow", `{"secs":1}`) + "\n" +
+					`{"type":"shutdown","id":"q","timeout":3}` + "\n")
 			}
 			in.Write(b)
 			var out bytes.Buffer
@@ -255,10 +260,12 @@ func FuzzSSE(f *testing.F) {
 }
 
 func FuzzCondition(f *testing.F) {
-	for _, s := range []string{"$.n == 5", "$.s != 'x'", "$.b >= true", "$", "", "$.n < 1_0e3", "$.l", "a==b==c", "$.n > inf"} {
+	for _, s := range []string{"$.n == 5", "$.s != 'x'", "$.b >= true", "$", "", "$.n < 1_0e3", "$.l", "a==b==c",
+		"$.n > inf"} {
 		f.Add(s)
 	}
-	values := map[string]json.RawMessage{"n": json.RawMessage("5"), "s": json.RawMessage(`"x"`), "b": json.RawMessage("true"), "l": json.RawMessage("[]"), "o": json.RawMessage(`{"a":{"b":1}}`)}
+	values := map[string]json.RawMessage{"n": json.RawMessage("5"), "s": json.RawMessage(`"x"`),
+		"b": json.RawMessage("true"), "l": json.RawMessage("[]"), "o": json.RawMessage(`{"a":{"b":1}}`)}
 	f.Fuzz(func(t *testing.T, s string) {
 		_, _ = evalCondition(s, values)
 		_ = resolve(appendString(nil, s), values)

@@ -157,7 +157,8 @@ func checkOutput(t testing.TB, line []byte) {
 	}
 	f := parseFrame(t, line)
 	ts, _ := f["ts"].(json.Number)
-	if f["a2e"] != "1.0" || f["version"] != "1.0" || f.str("type") == "" || !isHex32(f.str("id")) || ts == "" || strings.ContainsAny(ts.String(), "eE") {
+	if f["a2e"] != "1.0" || f["version"] != "1.0" || f.str("type") == "" || !isHex32(f.str("id")) || ts == "" ||
+		strings.ContainsAny(ts.String(), "eE") {
 		t.Errorf("base members of %s", line)
 	}
 }

@@ -255,10 +255,13 @@ func TestBaseFields(t *testing.T) {
 	})
 	t.Run("A2E-022 A2E-023 A2E-024 A2E-025 versions", func(t *testing.T) {
 		for members, want := range map[string]Code{
-			``: "", `,"version":"1.0"`: "", `,"a2e":"1.0"`: "", `,"a2e":"1.0","version":"1.0"`: "", `,"version":"1"`: "", `,"version":"1.27"`: "",
+			``: "", `,"version":"1.0"`: "", `,"a2e":"1.0"`: "", `,"a2e":"1.0","version":"1.0"`: "",
+			`,"version":"1"`: "", `,"version":"1.27"`: "",
 			`,"scp":"1.0"`: "", `,"scp":7`: "", `,"skills":"9"`: "",
-			`,"version":"2.0"`: VersionMismatch, `,"a2e":"2.0"`: VersionMismatch, `,"a2e":"1.0","version":"2.0"`: VersionMismatch,
-			`,"a2e":"1.0","version":"1.1"`: VersionMismatch, `,"version":""`: VersionMismatch, `,"version":"1."`: VersionMismatch,
+			`,"version":"2.0"`: VersionMismatch, `,"a2e":"2.0"`: VersionMismatch,
+			`,"a2e":"1.0","version":"2.0"`: VersionMismatch,
+			`,"a2e":"1.0","version":"1.1"`: VersionMismatch, `,"version":""`: VersionMismatch,
+			`,"version":"1."`: VersionMismatch,
 			`,"version":"10"`: VersionMismatch, `,"version":"1.x"`: VersionMismatch, `,"scp":"2.0"`: VersionMismatch,
 			`,"version":1.0`: SchemaViolation, `,"a2e":null`: SchemaViolation,
 		} {
@@ -271,7 +274,8 @@ func TestBaseFields(t *testing.T) {
 		}
 	})
 	t.Run("A2E-026 ts", func(t *testing.T) {
-		for ts, ok := range map[string]bool{``: true, `,"ts":5`: true, `,"ts":1e9`: true, `,"ts":-0.5`: true, `,"ts":null`: false, `,"ts":"x"`: false, `,"ts":"1"`: false, `,"ts":true`: false} {
+		for ts, ok := range map[string]bool{``: true, `,"ts":5`: true, `,"ts":1e9`: true, `,"ts":-0.5`: true,
+			`,"ts":null`: false, `,"ts":"x"`: false, `,"ts":"1"`: false, `,"ts":true`: false} {
 			m, err := Decode([]byte(`{"type":"ping","id":"a"` + ts + `}`))
 			if err != nil {
 				t.Fatal(err)
@@ -319,7 +323,8 @@ func TestBaseFields(t *testing.T) {
 		if string(m.Raw()) != line || string(m.Get("x_trace")) != `{"a":[1,2.50]}` {
 			t.Errorf("raw %s", m.Raw())
 		}
-		if full := string(m.Complete(time.Now())); !strings.Contains(full, `"x_trace":{"a":[1,2.50]}`) || !strings.Contains(full, `"y":1e400`) {
+		if full := string(m.Complete(time.Now())); !strings.Contains(full, `"x_trace":{"a":[1,2.50]}`) ||
+			!strings.Contains(full, `"y":1e400`) {
 			t.Errorf("complete %s", full)
 		}
 	})
@@ -332,7 +337,8 @@ func TestBaseFields(t *testing.T) {
 	})
 	bubble(t, "A2E-032 types match exactly", func(t *testing.T) {
 		co := start(t)
-		for _, typ := range []string{"Ping", "ping ", " ping", "PING", "tool/call/REQ", "a\u0000b", strings.Repeat("x", 5000)} {
+		for _, typ := range []string{"Ping", "ping ", " ping", "PING", "tool/call/REQ", "a\u0000b",
+			strings.Repeat("x", 5000)} {
 			b, _ := json.Marshal(map[string]string{"type": typ, "id": "a"})
 			co.send(string(b))
 			wantError(t, co.next(), "a", "invalid_message", "unknown_type")
@@ -442,7 +448,8 @@ func TestHandshake(t *testing.T) {
 		var log bytes.Buffer
 		var mu sync.Mutex
 		h := testHost()
-		h.Log = slog.New(slog.NewTextHandler(&lockedWriter{w: &log, mu: &mu}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		h.Log = slog.New(slog.NewTextHandler(&lockedWriter{w: &log, mu: &mu},
+			&slog.HandlerOptions{Level: slog.LevelDebug}))
 		h.Refused = func(r Refusal) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -526,41 +533,42 @@ func (l *lockedWriter) Write(b []byte) (int, error) {
 }
 
 func TestCorrelation(t *testing.T) {
-	bubble(t, "A2E-050 A2E-051 A2E-052 A2E-053 events and one final frame for each of 40 streaming requests", func(t *testing.T) {
-		h := testHost()
-		h.Limits.Parallel = 40
-		co := connect(t, h)
-		co.handshake("test-token-a")
-		for i := range 40 {
-			co.send(toolCall(fmt.Sprint("r", i), "stream", `{}`))
-		}
-		seq, final := map[string]int{}, map[string]bool{}
-		for range 40 * 5 {
-			f := co.next()
-			id := f.str("req_id")
-			if final[id] {
-				t.Fatalf("after the final frame: %v", f)
+	bubble(t, "A2E-050 A2E-051 A2E-052 A2E-053 events and one final frame for each of 40 streaming requests",
+		func(t *testing.T) {
+			h := testHost()
+			h.Limits.Parallel = 40
+			co := connect(t, h)
+			co.handshake("test-token-a")
+			for i := range 40 {
+				co.send(toolCall(fmt.Sprint("r", i), "stream", `{}`))
 			}
-			switch f.str("type") {
-			case "tool/event":
-				if f["seq"] != json.Number(fmt.Sprint(seq[id])) {
-					t.Errorf("seq %v, want %d", f["seq"], seq[id])
+			seq, final := map[string]int{}, map[string]bool{}
+			for range 40 * 5 {
+				f := co.next()
+				id := f.str("req_id")
+				if final[id] {
+					t.Fatalf("after the final frame: %v", f)
 				}
-				seq[id]++
-			case "tool/call/resp":
-				final[id] = true
-				if seq[id] != 4 {
-					t.Errorf("%d events", seq[id])
+				switch f.str("type") {
+				case "tool/event":
+					if f["seq"] != json.Number(fmt.Sprint(seq[id])) {
+						t.Errorf("seq %v, want %d", f["seq"], seq[id])
+					}
+					seq[id]++
+				case "tool/call/resp":
+					final[id] = true
+					if seq[id] != 4 {
+						t.Errorf("%d events", seq[id])
+					}
+				default:
+					t.Fatalf("got %v", f)
 				}
-			default:
-				t.Fatalf("got %v", f)
 			}
-		}
-		co.quiet()
-		if len(final) != 40 {
-			t.Errorf("%d final frames", len(final))
-		}
-	})
+			co.quiet()
+			if len(final) != 40 {
+				t.Errorf("%d final frames", len(final))
+			}
+		})
 	bubble(t, "A2E-054 a slow request delays no other", func(t *testing.T) {
 		co := connect(t, testHost())
 		co.handshake("test-token-a")
@@ -719,7 +727,8 @@ func TestCorrelation(t *testing.T) {
 		for _, line := range []string{
 			`{"type":"tool/call/resp","id":"a","req_id":"z","data":{"success":true,"tool_name":"x","duration_ms":0}}`,
 			`{"type":"tool/call/resp","id":5,"req_id":"z"}`, `{"type":"tool/call/resp"}`,
-			`{"type":"error","id":"a"}`, `{"type":"error","id":7,"code":[]}`, `{"type":"error","version":"9"}`, `{"type":"error","detail":null,"code":"x","req_id":{}}`,
+			`{"type":"error","id":"a"}`, `{"type":"error","id":7,"code":[]}`, `{"type":"error","version":"9"}`,
+			`{"type":"error","detail":null,"code":"x","req_id":{}}`,
 			`{"type":"invoke/event","id":"a","kind":5}`, `{"type":"x/y/event","id":{}}`, `{"type":"x/y/push","id":"a"}`,
 			`{"type":"unheard","id":"a","req_id":"z"}`, `{"type":"pong"}`, `{"type":"handshake/resp","ok":false}`,
 			`{"type":"mcp/sample/req","id":"s","req_id":"z","content":{},"role":"assistant"}`,
@@ -772,7 +781,8 @@ func TestErrors(t *testing.T) {
 		co := start(t, h)
 		co.send(`{"type":"foo/bar/req","id":"u","n":1.50,"deep":{"x":[1e5]}}`)
 		line := <-co.frames
-		if !bytes.Contains(line, []byte(`"type":"foo/bar/resp"`)) || !bytes.Contains(line, []byte(`"n":1.50,"deep":{"x":[1e5]}`)) {
+		if !bytes.Contains(line, []byte(`"type":"foo/bar/resp"`)) ||
+			!bytes.Contains(line, []byte(`"n":1.50,"deep":{"x":[1e5]}`)) {
 			t.Errorf("got %s", line)
 		}
 	})
@@ -782,7 +792,8 @@ func TestErrors(t *testing.T) {
 		f := co.next()
 		wantError(t, f, "t", "schema_violation", "")
 		faults := f["detail"].(map[string]any)["errors"].([]any)
-		if err := subMatch("", faults, []any{map[string]any{"path": "arguments", "reason": "missing"}}, nil); err != nil {
+		if err := subMatch("", faults, []any{map[string]any{"path": "arguments", "reason": "missing"}},
+			nil); err != nil {
 			t.Error(err)
 		}
 		co.send(`{"type":"ping","id":"p"}`)
@@ -790,7 +801,8 @@ func TestErrors(t *testing.T) {
 	})
 	bubble(t, "A2E-073 tools that are unknown, denied, failing", func(t *testing.T) {
 		co := start(t, testHost())
-		for tool, code := range map[string]string{"nope": "unknown_tool", "denied": "tool_denied", "fails": "tool_error"} {
+		for tool, code := range map[string]string{"nope": "unknown_tool", "denied": "tool_denied",
+			"fails": "tool_error"} {
 			co.send(toolCall(tool, tool, `{}`))
 			f := co.next()
 			wantError(t, f, tool, code, "")
@@ -821,12 +833,17 @@ func TestErrors(t *testing.T) {
 		stuck := make(chan struct{})
 		box := &Toolbox{}
 		box.Add(ToolDefinition{Name: "stuck"}, func(context.Context, *ToolCall) (any, error) { <-stuck; return 1, nil })
-		box.Add(ToolDefinition{Name: "polite"}, func(ctx context.Context, _ *ToolCall) (any, error) { <-ctx.Done(); return nil, ctx.Err() })
+		box.Add(ToolDefinition{Name: "polite"}, func(ctx context.Context, _ *ToolCall) (any,
+			error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
 		h.Capabilities["tools"] = ServeTools(box)
 		co := start(t, h)
 		for _, tool := range []string{"stuck", "polite"} {
 			begin := time.Now()
-			co.send(`{"type":"tool/call/req","id":"` + tool + `","tool_name":"` + tool + `","arguments":{},"timeout":2}`)
+			co.send(`{"type":"tool/call/req","id":"` + tool + `","tool_name":"` + tool +
+				`","arguments":{},"timeout":2}`)
 			f := co.next()
 			wantError(t, f, tool, "timeout", "")
 			if f["retryable"] != true || time.Since(begin) != 2*time.Second {
@@ -839,8 +856,10 @@ func TestErrors(t *testing.T) {
 	bubble(t, "A2E-076 errors echo little", func(t *testing.T) {
 		co := start(t, testHost())
 		long := strings.Repeat("L", 4000)
-		for _, line := range []string{`{"type":"` + long + `","id":"a"}`, `{"` + long, `{"type":"ping","id":"a","ts":"` + long + `"}`, toolCall("c", long, `{}`),
-			`{"type":"proc/spawn/req","id":"x","env":{"` + long + `":1},"cmd":[1]}`, `{"type":"memory/init/req","id":"q","scope":{"` + long + `":1}}`} {
+		for _, line := range []string{`{"type":"` + long + `","id":"a"}`, `{"` + long,
+			`{"type":"ping","id":"a","ts":"` + long + `"}`, toolCall("c", long, `{}`),
+			`{"type":"proc/spawn/req","id":"x","env":{"` + long +
+				`":1},"cmd":[1]}`, `{"type":"memory/init/req","id":"q","scope":{"` + long + `":1}}`} {
 			co.send(line)
 			if got := <-co.frames; bytes.Count(got, []byte("L")) > 200 {
 				t.Errorf("%s", got)
@@ -885,14 +904,16 @@ func TestErrors(t *testing.T) {
 		co.send(`{"type":"handshake/req","id":"shape","auth_token":["wrong-token-0123"]}`)
 		co.send(toolCall("c", "fails", `{}`)) // its error names a file
 		for range 4 {
-			if line := co.line(); bytes.Contains(line, []byte("wrong-token")) || bytes.Contains(line, []byte("passwd")) {
+			if line := co.line(); bytes.Contains(line, []byte("wrong-token")) ||
+				bytes.Contains(line, []byte("passwd")) {
 				t.Errorf("%s", line)
 			}
 		}
 	})
 	bubble(t, "handlers that answer nonsense", func(t *testing.T) {
 		h := testHost()
-		bodies := []any{func() {}, "text", []int{1}, json.RawMessage(`{"tools":5}`), json.RawMessage(`{`), json.RawMessage("{\"tools\":\"\xff\"}"), map[string]any{"tools": "x"}}
+		bodies := []any{func() {}, "text", []int{1}, json.RawMessage(`{"tools":5}`), json.RawMessage(`{`),
+			json.RawMessage("{\"tools\":\"\xff\"}"), map[string]any{"tools": "x"}}
 		n := 0
 		h.Capabilities["tools"] = Handler(func(context.Context, *Request) (Response, error) {
 			n++
@@ -953,7 +974,8 @@ func TestHTTP(t *testing.T) {
 		post(h, id, toolCall("c", "echo", `{"text":"é"}`))
 		synctest.Wait()
 		s := readStream(t, h, id)
-		if s.contentType != "text/event-stream; charset=utf-8" || !bytes.HasPrefix(s.body, []byte(`data: {"a2e"`)) || !bytes.HasSuffix(s.body, []byte("}\n\n")) {
+		if s.contentType != "text/event-stream; charset=utf-8" || !bytes.HasPrefix(s.body, []byte(`data: {"a2e"`)) ||
+			!bytes.HasSuffix(s.body, []byte("}\n\n")) {
 			t.Errorf("%s: %q", s.contentType, s.body)
 		}
 		fs := sseFrames(t, s)
@@ -987,7 +1009,8 @@ func TestHTTP(t *testing.T) {
 		id := newHTTPSession(t, h, "test-token-a")
 		begin := time.Now()
 		for range 3 {
-			if w := post(h, id, toolCall("d", "slow_counter", `{"secs":10}`)); w.Code != 200 || w.Body.String() != `{"ok":true}` {
+			if w := post(h, id, toolCall("d", "slow_counter", `{"secs":10}`)); w.Code != 200 ||
+				w.Body.String() != `{"ok":true}` {
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
 		}
@@ -1073,7 +1096,8 @@ func TestHTTP(t *testing.T) {
 		if w := post(h, id, strings.Repeat(" ", 1001)); w.Code != 413 {
 			t.Errorf("too large: %d", w.Code)
 		}
-		r := httptest.NewRequest("POST", "/send", io.MultiReader(strings.NewReader(strings.Repeat(" ", 1001)))) // length unknown
+		// length unknown
+		r := httptest.NewRequest("POST", "/send", io.MultiReader(strings.NewReader(strings.Repeat(" ", 1001))))
 		r.ContentLength = -1
 		r.Header.Set(sessionHeader, id)
 		w := httptest.NewRecorder()
@@ -1160,7 +1184,8 @@ func TestHTTP(t *testing.T) {
 		id, other := newHTTPSession(t, h, "test-token-a"), newHTTPSession(t, h, "test-token-b")
 		refused := 0
 		for i := range 50 {
-			if w := post(h, id, fmt.Sprintf(`{"type":"ping","id":"p%d"}`, i)); w.Code == 503 && w.Header().Get("Retry-After") != "" {
+			if w := post(h, id, fmt.Sprintf(`{"type":"ping","id":"p%d"}`, i)); w.Code == 503 &&
+				w.Header().Get("Retry-After") != "" {
 				refused++
 			}
 		}
@@ -1184,7 +1209,8 @@ func TestStalledReader(t *testing.T) {
 		served := make(chan error, 1)
 		go func() { served <- h.ServeConn(t.Context(), theirs) }()
 		go func() { // never reads
-			_, _ = io.WriteString(stalled, `{"type":"handshake/req","id":"h","auth_token":"test-token-a"}`+"\n"+toolCall("s", "echo", `{}`)+"\n")
+			_, _ = io.WriteString(stalled, `{"type":"handshake/req","id":"h","auth_token":"test-token-a"}`+"\n"+
+				toolCall("s", "echo", `{}`)+"\n")
 			for i := range 1000 {
 				if _, err := fmt.Fprintf(stalled, `{"type":"ping","id":"p%d"}`+"\n", i); err != nil {
 					return
@@ -1253,7 +1279,8 @@ func TestLifecycle(t *testing.T) {
 	})
 	bubble(t, "A2E-006 the last line needs no end", func(t *testing.T) {
 		var out bytes.Buffer
-		if err := testHost().ServeStdio(t.Context(), strings.NewReader(`{"type":"ping","id":"last"}`), &out); err != nil {
+		if err := testHost().ServeStdio(t.Context(), strings.NewReader(`{"type":"ping","id":"last"}`),
+			&out); err != nil {
 			t.Fatal(err)
 		}
 		wantPong(t, parseFrame(t, out.Bytes()), "last")
@@ -1317,7 +1344,8 @@ func TestLifecycle(t *testing.T) {
 		}
 	})
 	bubble(t, "A2E-112 shutdown.timeout is clamped", func(t *testing.T) {
-		for timeout, want := range map[string]time.Duration{"-5": 0, "0": 0, "2": 2 * time.Second, "99999999999999999999": 30 * time.Second, "3.0": 3 * time.Second} {
+		for timeout, want := range map[string]time.Duration{"-5": 0, "0": 0, "2": 2 * time.Second,
+			"99999999999999999999": 30 * time.Second, "3.0": 3 * time.Second} {
 			co := connect(t, testHost())
 			co.handshake("test-token-a")
 			co.send(`{"type":"tool/call/req","id":"s","tool_name":"slow","arguments":{"secs":1000},"timeout":2000}`)
@@ -1391,7 +1419,8 @@ func TestLifecycle(t *testing.T) {
 		<-a.served
 		b := connect(t, h)
 		b.send(`{"type":"ping","id":"first"}`)
-		b.send(`{"type":"handshake/req","id":"h2","auth_token":"test-token-a","agent_caps":["tools"],"session_id":"` + session + `"}`)
+		b.send(`{"type":"handshake/req","id":"h2","auth_token":"test-token-a","agent_caps":["tools"],"session_id":"` +
+			session + `"}`)
 		wantPong(t, b.next(), "first")
 		if f := b.next(); f.str("req_id") != "h2" || f.str("session_id") != session {
 			t.Fatalf("got %v", f)
@@ -1426,7 +1455,8 @@ func TestCapabilities(t *testing.T) {
 		return co
 	}
 	t.Run("A2E-120 deferred tools", func(t *testing.T) {
-		all := []ToolDefinition{{Name: "a", Tags: []string{"X"}}, {Name: "b", DeferLoading: true, Description: "Hidden one"}}
+		all := []ToolDefinition{{Name: "a", Tags: []string{"X"}},
+			{Name: "b", DeferLoading: true, Description: "Hidden one"}}
 		names := func(q ToolQuery) (out string) {
 			for _, d := range q.Select(all) {
 				out += d.Name
@@ -1434,7 +1464,8 @@ func TestCapabilities(t *testing.T) {
 			return out
 		}
 		for q, want := range map[*ToolQuery]string{
-			{}: "a", {IncludeDeferred: true}: "ab", {Query: "HIDDEN"}: "b", {Query: "x"}: "a", {Query: "i", Tags: []string{"none"}}: "",
+			{}: "a", {IncludeDeferred: true}: "ab", {Query: "HIDDEN"}: "b", {Query: "x"}: "a",
+			{Query: "i", Tags: []string{"none"}}: "",
 		} {
 			if got := names(*q); got != want {
 				t.Errorf("%+v: %q, want %q", q, got, want)
@@ -1483,7 +1514,8 @@ func TestCapabilities(t *testing.T) {
 			ids[who] = ask(who, `{"type":"memory/init/req","id":"i","namespace":"n"}`).str("memory_id")
 		}
 		for _, tier := range []string{TierWorking, TierEpisodic, TierSemantic} {
-			if f := ask("a", `{"type":"memory/store/req","id":"s`+tier+`","memory_id":"$M","entries":[{"key":{"k":"`+tier+`"},"content":1.50,"tier":"`+tier+`"}]}`); len(f["stored"].([]any)) != 1 {
+			if f := ask("a", `{"type":"memory/store/req","id":"s`+tier+`","memory_id":"$M","entries":[{"key":{"k":"`+
+				tier+`"},"content":1.50,"tier":"`+tier+`"}]}`); len(f["stored"].([]any)) != 1 {
 				t.Errorf("got %v", f)
 			}
 		}
@@ -1495,12 +1527,16 @@ func TestCapabilities(t *testing.T) {
 		if es := f["entries"].([]any); len(es) != 3 || es[0].(map[string]any)["content"] != json.Number("1.50") {
 			t.Errorf("a reads %v", es)
 		}
-		wantError(t, ask("b", `{"type":"memory/retrieve/req","id":"r2","memory_id":"`+ids["a"]+`"}`), "r2", "memory_not_found", "")
-		wantError(t, ask("a", `{"type":"memory/forget/req","id":"r2","memory_id":"nope"}`), "r2", "memory_not_found", "")
-		if f := ask("a", `{"type":"memory/forget/req","id":"f","memory_id":"$M","keys":[{"k":"episodic"}]}`); f["deleted"] != json.Number("1") {
+		wantError(t, ask("b", `{"type":"memory/retrieve/req","id":"r2","memory_id":"`+ids["a"]+`"}`),
+			"r2", "memory_not_found", "")
+		wantError(t, ask("a", `{"type":"memory/forget/req","id":"r2","memory_id":"nope"}`),
+			"r2", "memory_not_found", "")
+		if f := ask("a",
+			`{"type":"memory/forget/req","id":"f","memory_id":"$M","keys":[{"k":"episodic"}]}`); f["deleted"] != json.Number("1") {
 			t.Errorf("forget by key: %v", f)
 		}
-		f = ask("a", `{"type":"memory/store/req","id":"bad","memory_id":"$M","entries":[{"key":"x","content":1,"tier":"working"},{"content":1},{"key":{},"content":1,"tier":""},{"key":{"t":1},"content":1,"tier":"working","ttl":5}]}`)
+		f = ask("a",
+			`{"type":"memory/store/req","id":"bad","memory_id":"$M","entries":[{"key":"x","content":1,"tier":"working"},{"content":1},{"key":{},"content":1,"tier":""},{"key":{"t":1},"content":1,"tier":"working","ttl":5}]}`)
 		if len(f["stored"].([]any)) != 1 || len(f["errors"].([]any)) != 3 {
 			t.Errorf("got %v", f)
 		}
@@ -1524,14 +1560,16 @@ func TestCapabilities(t *testing.T) {
 			co.handshake(token)
 			ids[co], _ = ask(co, `{"type":"memory/init/req"}`, "memory_id").(string)
 		}
-		stored := ask(a, `{"type":"memory/store/req","memory_id":"`+ids[a]+`","entries":[{"key":{"k":1},"content":1,"tier":"notes","tags":["x"]},{"key":{"k":2},"content":2,"tier":"episodic","tags":["y"]}]}`, "stored")
+		stored := ask(a, `{"type":"memory/store/req","memory_id":"`+ids[a]+
+			`","entries":[{"key":{"k":1},"content":1,"tier":"notes","tags":["x"]},{"key":{"k":2},"content":2,"tier":"episodic","tags":["y"]}]}`, "stored")
 		if l := asArray(t, stored); len(l) != 2 || asObject(t, l[0])["tier"] != "notes" {
 			t.Errorf("stored %v", stored)
 		}
 		total := func(co *conn, query string) string {
 			return fmt.Sprint(ask(co, `{"type":"memory/retrieve/req","memory_id":"`+ids[co]+`"`+query+`}`, "total"))
 		}
-		for query, want := range map[string]string{"": "2", `,"tier":"notes"`: "1", `,"tier":"episodic"`: "1", `,"tier":"other"`: "0", `,"tier":"working"`: "0"} {
+		for query, want := range map[string]string{"": "2", `,"tier":"notes"`: "1", `,"tier":"episodic"`: "1",
+			`,"tier":"other"`: "0", `,"tier":"working"`: "0"} {
 			if got := total(a, query); got != want {
 				t.Errorf("%s: %s, want %s", query, got, want)
 			}
@@ -1540,13 +1578,16 @@ func TestCapabilities(t *testing.T) {
 			t.Errorf("another agent reads %s", got)
 		}
 		forget := `{"type":"memory/forget/req","memory_id":"` + ids[a] + `","tags":["x","y"],"tier":`
-		for _, c := range [][2]string{{`"other"}`, "0"}, {`"semantic"}`, "0"}, {`"notes"}`, "1"}, {`"episodic"}`, "1"}} {
+		for _, c := range [][2]string{{`"other"}`, "0"}, {`"semantic"}`, "0"}, {`"notes"}`, "1"},
+			{`"episodic"}`, "1"}} {
 			if got := fmt.Sprint(ask(a, forget+c[0], "deleted")); got != c[1] {
 				t.Errorf("forget %s: %s, want %s", c[0], got, c[1])
 			}
 		}
-		ask(a, `{"type":"memory/store/req","memory_id":"`+ids[a]+`","entries":[{"key":{"k":1},"content":1,"tier":"notes","tags":["x"]}]}`, "stored")
-		if got := fmt.Sprint(ask(a, `{"type":"memory/forget/req","memory_id":"`+ids[a]+`","tags":["x"]}`, "deleted")); got != "1" {
+		ask(a, `{"type":"memory/store/req","memory_id":"`+ids[a]+
+			`","entries":[{"key":{"k":1},"content":1,"tier":"notes","tags":["x"]}]}`, "stored")
+		if got := fmt.Sprint(ask(a, `{"type":"memory/forget/req","memory_id":"`+ids[a]+
+			`","tags":["x"]}`, "deleted")); got != "1" {
 			t.Errorf("forget without a tier: %s", got)
 		}
 	})
@@ -1566,7 +1607,8 @@ func TestCapabilities(t *testing.T) {
 			put(n, "")
 		}
 		co.send(fmt.Sprintf(`{"type":"memory/retrieve/req","id":"r","memory_id":%q}`, id))
-		if f := co.next(); f["total"] != json.Number("3") || f["entries"].([]any)[0].(map[string]any)["key"].(map[string]any)["n"] != json.Number("2") {
+		if f := co.next(); f["total"] != json.Number("3") ||
+			f["entries"].([]any)[0].(map[string]any)["key"].(map[string]any)["n"] != json.Number("2") {
 			t.Errorf("got %v", f)
 		}
 		if f := put(9, strings.Repeat("x", 100)); len(f["errors"].([]any)) != 1 {
@@ -1580,13 +1622,15 @@ func TestCapabilities(t *testing.T) {
 		synctest.Wait()
 	})
 	t.Run("memory keys are exact", func(t *testing.T) {
-		same := [][2]string{{`{"a":1,"b":[2]}`, `{"b":[2.0],"a":10e-1}`}, {`{"a":0}`, `{"a":-0.00}`}, {`{"a":"\u00e9"}`, `{"a":"é"}`}}
+		same := [][2]string{{`{"a":1,"b":[2]}`, `{"b":[2.0],"a":10e-1}`}, {`{"a":0}`, `{"a":-0.00}`},
+			{`{"a":"\u00e9"}`, `{"a":"é"}`}}
 		for _, p := range same {
 			if a, b := mustKey(t, p[0]), mustKey(t, p[1]); a != b {
 				t.Errorf("%s and %s differ: %s, %s", p[0], p[1], a, b)
 			}
 		}
-		other := [][2]string{{`{"a":9007199254740993}`, `{"a":9007199254740992}`}, {`{"a":1}`, `{"a":"1"}`}, {`{"a":1}`, `{"a":10}`}, {`{"a":-1}`, `{"a":1}`}, {`{"a":[1,2]}`, `{"a":[2,1]}`}, {`{"a":null}`, `{}`}}
+		other := [][2]string{{`{"a":9007199254740993}`, `{"a":9007199254740992}`}, {`{"a":1}`, `{"a":"1"}`},
+			{`{"a":1}`, `{"a":10}`}, {`{"a":-1}`, `{"a":1}`}, {`{"a":[1,2]}`, `{"a":[2,1]}`}, {`{"a":null}`, `{}`}}
 		for _, p := range other {
 			if mustKey(t, p[0]) == mustKey(t, p[1]) {
 				t.Errorf("%s and %s are one key", p[0], p[1])
@@ -1605,7 +1649,8 @@ func TestCapabilities(t *testing.T) {
 		if f := co.next(); f.str("status") != StatusRunning || f["result"] != nil {
 			t.Errorf("got %v", f)
 		}
-		co.send(`{"type":"multi_agent/delegate","id":"3","subagent_id":"` + sub + `","task_name":"t","instruction":"dig"}`)
+		co.send(`{"type":"multi_agent/delegate","id":"3","subagent_id":"` + sub +
+			`","task_name":"t","instruction":"dig"}`)
 		if f := co.next(); f["accepted"] != true {
 			t.Errorf("got %v", f)
 		}
@@ -1662,8 +1707,10 @@ func TestCapabilities(t *testing.T) {
 		echo := func(id, more string) string {
 			return `{"node_id":"` + id + `","kind":"tool","name":"echo"` + more + `}`
 		}
-		events, f := run("1", `[`+echo("a", `,"input_map":{"text":"$.n"},"next_node":"b"`)+`,{"node_id":"b","kind":"branch","condition":"$.a.echo >= 5","true_node":"m","false_node":"x"},{"node_id":"m","kind":"map","items_path":"$.list","map_node":"e"},`+echo("e", "")+`]`, "a", `{"n":5,"list":[1,2]}`)
-		if f["success"] != true || !slices.Equal(events, []string{"a start", "a done", "e start", "e done", "e start", "e done"}) {
+		events, f := run("1", `[`+echo("a", `,"input_map":{"text":"$.n"},"next_node":"b"`)+
+			`,{"node_id":"b","kind":"branch","condition":"$.a.echo >= 5","true_node":"m","false_node":"x"},{"node_id":"m","kind":"map","items_path":"$.list","map_node":"e"},`+echo("e", "")+`]`, "a", `{"n":5,"list":[1,2]}`)
+		if f["success"] != true || !slices.Equal(events, []string{"a start", "a done", "e start", "e done", "e start",
+			"e done"}) {
 			t.Errorf("%v %v", events, f)
 		}
 		for want, in := range map[string][3]string{
@@ -1677,7 +1724,8 @@ func TestCapabilities(t *testing.T) {
 				t.Errorf("%s: %v", want, f)
 			}
 		}
-		_, f = run("skip", `[{"node_id":"a","kind":"proc","name":"rm","on_error":"skip","next_node":"b"},`+echo("b", "")+`]`, "a", `{}`)
+		_, f = run("skip", `[{"node_id":"a","kind":"proc","name":"rm","on_error":"skip","next_node":"b"},`+
+			echo("b", "")+`]`, "a", `{}`)
 		if f["error"] != nil || f["success"] != false || f["nodes_run"] != json.Number("2") {
 			t.Errorf("skip: %v", f)
 		}
@@ -1698,7 +1746,8 @@ func TestRegistry(t *testing.T) {
 	if n := len(r.Names()); n < 119 {
 		t.Errorf("%d types", n)
 	}
-	if err := r.Define("weather/get/req", "weather", `city: string!; days: integer = 3; tags: array<string> = []; at: number or null = null`); err != nil {
+	if err := r.Define("weather/get/req", "weather",
+		`city: string!; days: integer = 3; tags: array<string> = []; at: number or null = null`); err != nil {
 		t.Fatal(err)
 	}
 	m, err := r.Decode([]byte(`{"type":"weather/get/req","id":"a","city":"Bern"}`))
@@ -1723,7 +1772,8 @@ func TestRegistry(t *testing.T) {
 		}
 	}
 	// Numbers, which every member of type integer takes whole.
-	for v, ok := range map[string]bool{"30": true, "30.0": true, "3e1": true, "1.5": false, `"30"`: false, "true": false, "null": false, "123456789012345678901234567890": true} {
+	for v, ok := range map[string]bool{"30": true, "30.0": true, "3e1": true, "1.5": false, `"30"`: false,
+		"true": false, "null": false, "123456789012345678901234567890": true} {
 		m, err := Decode([]byte(`{"type":"shutdown","id":"a","timeout":` + v + `}`))
 		if err != nil || (m.Check() == nil) != ok {
 			t.Errorf("timeout %s: %v, %v", v, err, m.Check())
@@ -1734,7 +1784,8 @@ func TestRegistry(t *testing.T) {
 // A2E-048 again: what is compared is a hash of fixed length.
 func TestStaticTokens(t *testing.T) {
 	tokens := StaticTokens{"a": "1", "b": "2", "c": "2"}
-	for c, want := range map[Credentials]string{{Token: "1"}: "a", {Token: "1", AgentID: "a"}: "a", {Token: "1", AgentID: "zufall"}: "a", {Token: "1", AgentID: "b"}: "", {Token: "2"}: "", {}: ""} {
+	for c, want := range map[Credentials]string{{Token: "1"}: "a", {Token: "1", AgentID: "a"}: "a",
+		{Token: "1", AgentID: "zufall"}: "a", {Token: "1", AgentID: "b"}: "", {Token: "2"}: "", {}: ""} {
 		id, err := tokens.Authenticate(t.Context(), c)
 		if id.Name != want || (err == nil) != (want != "") {
 			t.Errorf("%+v: %+v, %v", c, id, err)

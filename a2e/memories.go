@@ -334,7 +334,8 @@ func (m *MemoryStore) Store(_ context.Context, r *Request, id string,
 			m.tiers[place] = t
 		}
 		m.count(e.owner, e.size)
-		if old := slices.IndexFunc(t.entries, func(o *memoryEntry) bool { return o.canonical == e.canonical }); old >= 0 {
+		if old := slices.IndexFunc(t.entries,
+			func(o *memoryEntry) bool { return o.canonical == e.canonical }); old >= 0 {
 			m.count(t.entries[old].owner, -t.entries[old].size)
 			t.entries[old] = e
 		} else {

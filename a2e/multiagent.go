@@ -60,12 +60,14 @@ func (p multiAgentProvider) Serve(ctx context.Context, r *Request) (Response, er
 	switch r.Type {
 	case "multi_agent/spawn":
 		id, status, err := p.m.Spawn(ctx, r, Spawn{
-			Name: r.Str("name"), Role: r.Str("role"), Model: r.Str("model"), MaxSteps: r.Int("max_steps"), Metadata: r.Get("metadata"),
+			Name: r.Str("name"), Role: r.Str("role"), Model: r.Str("model"), MaxSteps: r.Int("max_steps"),
+			Metadata: r.Get("metadata"),
 		})
 		return Response{Body: map[string]any{"subagent_id": id, "status": status}}, err
 	case "multi_agent/delegate":
 		ok, status, err := p.m.Delegate(ctx, r, Delegation{
-			SubagentID: sub, TaskName: r.Str("task_name"), Instruction: r.Str("instruction"), SuccessCriteria: r.Strings("success_criteria"),
+			SubagentID: sub, TaskName: r.Str("task_name"), Instruction: r.Str("instruction"),
+			SuccessCriteria: r.Strings("success_criteria"),
 		})
 		return Response{Body: map[string]any{"accepted": ok, "status": status}}, err
 	case "multi_agent/await":

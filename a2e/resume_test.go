@@ -41,7 +41,10 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 			h := testHost()
 			h.Store = s
 			box := &Toolbox{}
-			box.Add(ToolDefinition{Name: "work"}, func(ctx context.Context, _ *ToolCall) (any, error) { return tool(ctx) })
+			box.Add(ToolDefinition{Name: "work"}, func(ctx context.Context, _ *ToolCall) (any,
+				error) {
+				return tool(ctx)
+			})
 			h.Capabilities["tools"] = ServeTools(box)
 			return h
 		}
@@ -55,9 +58,13 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 		second := makeHost(absent, func(context.Context) (any, error) { return 2, nil })
 		var host atomic.Pointer[Host]
 		host.Store(first)
-		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { host.Load().ServeHTTP(w, r) }))
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+			r *http.Request) {
+			host.Load().ServeHTTP(w, r)
+		}))
 		defer srv.Close()
-		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+		c := &Client{URL: srv.URL, HTTP: srv.Client(), Token: "test-token-a",
+			Limits: ClientLimits{BackoffLo: time.Millisecond}}
 		if err := c.Connect(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +114,8 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 				}
 				return srv.Client().Transport.RoundTrip(r)
 			})}
-			c := &Client{URL: srv.URL, HTTP: web, Token: "test-token-a", Limits: ClientLimits{BackoffLo: time.Millisecond}}
+			c := &Client{URL: srv.URL, HTTP: web, Token: "test-token-a",
+				Limits: ClientLimits{BackoffLo: time.Millisecond}}
 			if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -120,7 +128,8 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil || c.SessionID() != session || opened.Load() != 1 {
+			if _, err := c.CallTool(t.Context(), "counter", nil, nil); err != nil || c.SessionID() != session ||
+				opened.Load() != 1 {
 				t.Errorf("%v; %d sessions were opened", err, opened.Load())
 			}
 			_ = c.Close()
@@ -132,12 +141,14 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 // The caller leaves while the connection for its call is made: nothing was sent.
 func TestCallerLeavesBeforeItsCallIsSent(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
-	c := &Client{HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+	c := &Client{HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string,
+		string) (net.Conn, error) {
 		leave()
 		return nil, ctx.Err()
 	}}}}
 	c.init()
-	l := &httpLink{c: c, http: c.HTTP, base: "http://host.test", ended: make(chan struct{}), closing: make(chan struct{}), read: make(chan struct{})}
+	l := &httpLink{c: c, http: c.HTTP, base: "http://host.test", ended: make(chan struct{}),
+		closing: make(chan struct{}), read: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancel(c.ctx)
 	defer l.cancel()
 	if err := l.send(ctx, []byte("{}\n")); !errors.Is(err, ErrClosed) {
@@ -151,7 +162,8 @@ type transport func(*http.Request) (*http.Response, error)
 func (f transport) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
 func reply(r *http.Request, status int) *http.Response {
-	return &http.Response{StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Request: r, Body: io.NopCloser(strings.NewReader(""))}
+	return &http.Response{StatusCode: status, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{}, Request: r,
+		Body: io.NopCloser(strings.NewReader(""))}
 }
 
 // A call that is sent again says how long its caller still waits: a host must
@@ -174,16 +186,19 @@ func TestResentCallHasTheTimeLeft(t *testing.T) {
 					}
 					switch m.Type {
 					case "handshake/req":
-						_, _ = fmt.Fprintf(theirs, `{"type":"handshake/resp","id":"h","req_id":%q,"session_id":"s","ok":true,"accepted_caps":[{"capability":"tools","metadata":{"resume":true}}],"max_parallel":4}`+"\n", m.ID)
+						_, _ = fmt.Fprintf(theirs,
+							`{"type":"handshake/resp","id":"h","req_id":%q,"session_id":"s","ok":true,"accepted_caps":[{"capability":"tools","metadata":{"resume":true}}],"max_parallel":4}`+"\n", m.ID)
 					case "ping":
-						_, _ = fmt.Fprintf(theirs, `{"type":"pong","id":"p","req_id":%q,"uptime_seconds":1.0}`+"\n", m.ID)
+						_, _ = fmt.Fprintf(theirs, `{"type":"pong","id":"p","req_id":%q,"uptime_seconds":1.0}`+
+							"\n", m.ID)
 					case "tool/call/req":
 						timeouts = append(timeouts, m.Int("timeout"))
 						if !last {
 							_ = sleep(t.Context(), 12)
 							return
 						}
-						_, _ = fmt.Fprintf(theirs, `{"type":"tool/call/resp","id":"r","req_id":%q,"data":{"success":true,"tool_name":"x","data":1,"duration_ms":1}}`+"\n", m.ID)
+						_, _ = fmt.Fprintf(theirs,
+							`{"type":"tool/call/resp","id":"r","req_id":%q,"data":{"success":true,"tool_name":"x","data":1,"duration_ms":1}}`+"\n", m.ID)
 					}
 				}
 			}()

@@ -96,7 +96,8 @@ type ToolResult struct {
 	ErrorCode  string
 	DurationMS int64 // measured when 0
 	Events     []json.RawMessage
-	Metadata   json.RawMessage // an extension, which agents that do not know it pass over: a JSON object, or nil for none
+	// an extension, which agents that do not know it pass over: a JSON object, or nil for none
+	Metadata json.RawMessage
 }
 
 // Tools is the capability "tools". An error of Call that is an [*Error] goes to

@@ -241,7 +241,8 @@ func sameJSON(path string, got, want *json.Decoder, generated func(path string) 
 			return fmt.Errorf("%s: %v, want %v", path, gn, wn)
 		}
 		return nil
-	case g == nil && (strings.HasSuffix(path, ".provider_config") && w == false || strings.HasSuffix(path, ".arguments") && w == json.Delim('{')):
+	case g == nil && (strings.HasSuffix(path, ".provider_config") && w == false ||
+		strings.HasSuffix(path, ".arguments") && w == json.Delim('{')):
 		if w != false {
 			_, err = want.Token()
 		}
@@ -638,7 +639,8 @@ func vectorCorrelation(t *testing.T, c vectorCase) {
 		d := json.NewDecoder(bytes.NewReader(e.Detail))
 		d.UseNumber()
 		_ = d.Decode(&detail)
-		if string(e.Code) != want.Code || e.Text != *want.Message || e.Retryable != want.Retryable || e.Capability != want.Capability || !reflect.DeepEqual(detail, want.Detail) {
+		if string(e.Code) != want.Code || e.Text != *want.Message || e.Retryable != want.Retryable ||
+			e.Capability != want.Capability || !reflect.DeepEqual(detail, want.Detail) {
 			t.Errorf("got %+v, want %+v", e, want)
 		}
 	default:
@@ -911,7 +913,8 @@ func vectorToolsList(t *testing.T, cases []vectorCase) {
 				for _, d := range first {
 					box.Add(d, nil)
 				}
-				co := connect(t, &Host{Auth: Anonymous("a"), Capabilities: map[string]Provider{"tools": ServeTools(box)}})
+				co := connect(t, &Host{Auth: Anonymous("a"),
+					Capabilities: map[string]Provider{"tools": ServeTools(box)}})
 				co.handshake("")
 				request := append([]byte(`{"type":"tool/list/req","id":"l"`), '}')
 				if inner := trimLine(in.Request[1 : len(in.Request)-1]); len(inner) > 0 {
@@ -1014,7 +1017,8 @@ func vectorToolCall(t *testing.T, c vectorCase) {
 	into(t, c.Expect, &exp)
 	co := connect(t, testHost())
 	co.handshake("test-token-a")
-	b, _ := json.Marshal(map[string]any{"type": "tool/call/req", "id": in.ID, "tool_name": in.Tool, "arguments": in.Arguments, "streaming": true})
+	b, _ := json.Marshal(map[string]any{"type": "tool/call/req", "id": in.ID, "tool_name": in.Tool,
+		"arguments": in.Arguments, "streaming": true})
 	co.send(string(b))
 	for i, want := range exp.Frames {
 		f := co.next()
@@ -1164,7 +1168,8 @@ func events(contentType string, chunks ...string) ([]string, error) {
 	for i, chunk := range chunks {
 		body[i] = strings.NewReader(chunk)
 	}
-	err := readEvents(io.MultiReader(body...), contentType, DefaultMaxFrame, func() {}, func(b []byte) { out = append(out, string(b)) }, func([]byte) {})
+	err := readEvents(io.MultiReader(body...), contentType, DefaultMaxFrame, func() {},
+		func(b []byte) { out = append(out, string(b)) }, func([]byte) {})
 	return out, err
 }
 

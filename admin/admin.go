@@ -483,7 +483,8 @@ func (a *Admin) checkProtocols(list []string) error {
 			for _, p := range a.c.Protocols {
 				known = append(known, p.Name)
 			}
-			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, or one of %s", name, strings.Join(known, ", "))
+			return parley.Refuse(parley.Malformed, "%.40q is no protocol: want all, or one of %s", name,
+				strings.Join(known, ", "))
 		}
 	}
 	return nil

@@ -86,7 +86,8 @@ func open(t *testing.T, change func(*Config)) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{Hub: h, Keys: b.keys, Tokens: tokens, Protocols: []Protocol{{Name: "samvad"}, {Name: "agh"}, {Name: "asp"}}, Info: func() Info { return Info{Version: "test"} }}
+	c := Config{Hub: h, Keys: b.keys, Tokens: tokens, Protocols: []Protocol{{Name: "samvad"}, {Name: "agh"},
+		{Name: "asp"}}, Info: func() Info { return Info{Version: "test"} }}
 	if change != nil {
 		change(&c)
 	}

@@ -105,7 +105,8 @@ func (p param) read(s string) (err error) {
 	case *parley.Kind:
 		want, err = "request, event, response, error, notice or cancel", to.UnmarshalText([]byte(s))
 	case *parley.DeliveryState:
-		want, err = "waiting, delivering, delivered, answered, dead, dropped, expired or abandoned", to.UnmarshalText([]byte(s))
+		want, err = "waiting, delivering, delivered, answered, dead, dropped, expired or abandoned",
+			to.UnmarshalText([]byte(s))
 	}
 	if err != nil {
 		return parley.Refuse(parley.Malformed, "%s=%.40q: want %s", p.name, s, want)

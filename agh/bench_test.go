@@ -31,8 +31,10 @@ func BenchmarkDecodeSay1K(b *testing.B) {
 }
 
 func BenchmarkRouterSay1K(b *testing.B) {
-	r := &Router{Relay: true, Verifier: Verifier{Now: atClock}, Admit: func(context.Context, *Admission) (Decision, error) { return Pass, nil }}
-	raw := []byte(strings.ReplaceAll(strings.Replace(string(say1K()), `"work_id":"work_migration_check_20260416",`, "", 1), `"to":"patch-worker.session-19"`, `"to":null`))
+	r := &Router{Relay: true, Verifier: Verifier{Now: atClock},
+		Admit: func(context.Context, *Admission) (Decision, error) { return Pass, nil }}
+	raw := []byte(strings.ReplaceAll(strings.Replace(string(say1K()),
+		`"work_id":"work_migration_check_20260416",`, "", 1), `"to":"patch-worker.session-19"`, `"to":null`))
 	b.ReportAllocs()
 	for b.Loop() {
 		if res := r.Receive(context.Background(), Inbound{Raw: raw}); !res.Relay {

@@ -73,8 +73,10 @@ func decodeCapability(b []byte) (c *Capability, digest string, err error) {
 func (c *Capability) normal() (*Capability, error) {
 	n := &Capability{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary),
 		Outcome: strings.TrimSpace(c.Outcome),
-		Version: strings.TrimSpace(c.Version), ContextNeeded: trimmed(c.ContextNeeded), ArtifactsExpected: trimmed(c.ArtifactsExpected),
-		ExecutionOutline: trimmed(c.ExecutionOutline), Constraints: trimmed(c.Constraints), Examples: trimmed(c.Examples),
+		Version: strings.TrimSpace(c.Version), ContextNeeded: trimmed(c.ContextNeeded),
+		ArtifactsExpected: trimmed(c.ArtifactsExpected),
+		ExecutionOutline:  trimmed(c.ExecutionOutline), Constraints: trimmed(c.Constraints),
+		Examples:     trimmed(c.Examples),
 		Requirements: trimmed(c.Requirements)}
 	for name, s := range map[string]string{"id": n.ID, "summary": n.Summary, "outcome": n.Outcome} {
 		if s == "" {

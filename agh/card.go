@@ -83,7 +83,8 @@ func (c *Card) encode() jsonx.Value {
 	}
 	list := func(l []string) *[]string { l = slices.Clone(l); return &l }
 	b, err := jsonx.Encode(cardWire{PeerID: c.PeerID, DisplayName: ref(c.DisplayName), Profiles: list(c.Profiles),
-		Capability: list(c.Capability), Artifacts: list(c.Artifacts), TrustModes: list(c.TrustModes), Ext: jsonx.Value(c.Ext)})
+		Capability: list(c.Capability), Artifacts: list(c.Artifacts), TrustModes: list(c.TrustModes),
+		Ext: jsonx.Value(c.Ext)})
 	if err != nil { // an Ext that is not JSON: Encode of the envelope refuses what it finds
 		return jsonx.Value("null")
 	}

@@ -96,7 +96,8 @@ func TestEnvelopeChecklist(t *testing.T) {
 		}
 	})
 	t.Run("AGH-002 one JSON object", func(t *testing.T) {
-		for _, s := range []string{"", " ", "null", "[]", `"x"`, "1", "[" + sayText + "]", sayText[:len(sayText)-1], sayText + "x", sayText + sayText, "\ufeff" + sayText} {
+		for _, s := range []string{"", " ", "null", "[]", `"x"`, "1", "[" + sayText + "]", sayText[:len(sayText)-1],
+			sayText + "x", sayText + sayText, "\ufeff" + sayText} {
 			refuses(t, s, s, ReasonMalformed)
 		}
 		accepts(t, "white space around", "\n "+sayText+"\n")
@@ -151,19 +152,22 @@ func TestEnvelopeChecklist(t *testing.T) {
 			for _, s := range []string{"a", "a.b_c-d", strings.Repeat("a", 128)} {
 				accepts(t, name+s, with(sayText, name, s))
 			}
-			for _, s := range []string{"A", ".a", "_a", "a:b", "a/b", "a@b", "bob@" + strings.Repeat("0", 32), strings.Repeat("a", 129)} {
+			for _, s := range []string{"A", ".a", "_a", "a:b", "a/b", "a@b", "bob@" + strings.Repeat("0", 32),
+				strings.Repeat("a", 129)} {
 				refuses(t, name+s, with(sayText, name, s), ReasonMalformed)
 			}
 		}
 	})
 	t.Run("AGH-010 workspace", func(t *testing.T) {
-		for _, s := range []string{"a.b", "a b", "*", ">", "a\u0001", "a\u007f", "", "  ", strings.Repeat("w", maxWorkspace+1)} {
+		for _, s := range []string{"a.b", "a b", "*", ">", "a\u0001", "a\u007f", "", "  ",
+			strings.Repeat("w", maxWorkspace+1)} {
 			refuses(t, s, with(sayText, "workspace_id", s), ReasonMalformed)
 		}
 		accepts(t, "other characters", with(sayText, "workspace_id", "WS/ä"))
 	})
 	t.Run("AGH-011 null is absent", func(t *testing.T) {
-		for _, m := range []string{"to", "work_id", "reply_to", "trace_id", "causation_id", "expires_at", "proof", "ext", "direct_id"} {
+		for _, m := range []string{"to", "work_id", "reply_to", "trace_id", "causation_id", "expires_at", "proof",
+			"ext", "direct_id"} {
 			accepts(t, m, with(sayText, m, js("null")))
 		}
 		for _, m := range []string{"surface", "thread_id", "direct_id", "work_id"} {
@@ -181,7 +185,8 @@ func TestEnvelopeChecklist(t *testing.T) {
 		}
 	})
 	t.Run("AGH-013 ts", func(t *testing.T) {
-		for _, v := range []js{js(`"1776366000"`), js("1776366000.0"), js("1.776366e9"), js("0"), js("-1"), js("9223372036854775808"), js("true")} {
+		for _, v := range []js{js(`"1776366000"`), js("1776366000.0"), js("1.776366e9"), js("0"), js("-1"),
+			js("9223372036854775808"), js("true")} {
 			refuses(t, string(v), with(sayText, "ts", v), ReasonMalformed)
 		}
 	})
@@ -209,7 +214,8 @@ func TestEnvelopeChecklist(t *testing.T) {
 			return with(sayText, "ext", js(`{"a":`+strings.Repeat("[", n)+strings.Repeat("]", n)+"}"))
 		}
 		accepts(t, "deep", deep(100))
-		refuses(t, "too deep", strings.Replace(sayText, `"proof"`, `"ext":{"a":`+strings.Repeat("[", 5000)+strings.Repeat("]", 5000)+`},"proof"`, 1), ReasonMalformed)
+		refuses(t, "too deep", strings.Replace(sayText, `"proof"`, `"ext":{"a":`+
+			strings.Repeat("[", 5000)+strings.Repeat("]", 5000)+`},"proof"`, 1), ReasonMalformed)
 		v := Verifier{Now: atClock, Limits: Limits{Depth: 50}}
 		if _, err := v.Verify(context.Background(), []byte(deep(100))); !errors.Is(err, ErrMalformed) {
 			t.Errorf("configured depth: %v", err)
@@ -221,7 +227,8 @@ func TestEnvelopeChecklist(t *testing.T) {
 			t.Fatal(err)
 		}
 		out, err := e.Encode()
-		if err != nil || !strings.Contains(string(out), `"acme.n":[1.0,1e2,0.10,-0]`) || string(e.ExtValue("acme.n")) != "[1.0,1e2,0.10,-0]" {
+		if err != nil || !strings.Contains(string(out), `"acme.n":[1.0,1e2,0.10,-0]`) ||
+			string(e.ExtValue("acme.n")) != "[1.0,1e2,0.10,-0]" {
 			t.Errorf("%s, %v", out, err)
 		}
 	})
@@ -240,16 +247,19 @@ func TestEnvelopeChecklist(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out, err := e.Encode(); err != nil || !strings.Contains(string(out), `"to":null`) || !strings.Contains(string(out), `"proof":null`) {
+		if out, err := e.Encode(); err != nil || !strings.Contains(string(out), `"to":null`) ||
+			!strings.Contains(string(out), `"proof":null`) {
 			t.Errorf("%s, %v", out, err)
 		}
 	})
 }
 
 func TestSurfaceChecklist(t *testing.T) {
-	direct := with(sayText, "thread_id", nil, "surface", "direct", "direct_id", "direct_"+strings.Repeat("0a", 16), "to", "bob")
+	direct := with(sayText, "thread_id", nil, "surface", "direct", "direct_id", "direct_"+strings.Repeat("0a", 16),
+		"to", "bob")
 	t.Run("AGH-020 discovery has no conversation", func(t *testing.T) {
-		for m, v := range map[string]string{"surface": "thread", "thread_id": "thread_abc", "direct_id": "direct_" + strings.Repeat("0a", 16), "work_id": "work_1"} {
+		for m, v := range map[string]string{"surface": "thread", "thread_id": "thread_abc", "direct_id": "direct_" +
+			strings.Repeat("0a", 16), "work_id": "work_1"} {
 			refuses(t, m, with(greetText, m, v), ReasonMalformed)
 			refuses(t, m, with(greetText, "kind", "whois", "body", js(`{"type":"request"}`), m, v), ReasonMalformed)
 		}
@@ -268,12 +278,14 @@ func TestSurfaceChecklist(t *testing.T) {
 		refuses(t, "one peer", with(direct, "to", nil), ReasonMalformed)
 	})
 	t.Run("AGH-023 direct_id", func(t *testing.T) {
-		for _, s := range []string{"direct_" + strings.Repeat("0A", 16), "direct_" + strings.Repeat("a", 31), "direct_" + strings.Repeat("a", 33), strings.Repeat("a", 32), "direct_" + strings.Repeat("g", 32)} {
+		for _, s := range []string{"direct_" + strings.Repeat("0A", 16), "direct_" + strings.Repeat("a", 31),
+			"direct_" + strings.Repeat("a", 33), strings.Repeat("a", 32), "direct_" + strings.Repeat("g", 32)} {
 			refuses(t, s, with(direct, "direct_id", s), ReasonMalformed)
 		}
 	})
 	t.Run("AGH-024 receipt and trace need work", func(t *testing.T) {
-		for kind, body := range map[string]js{"receipt": js(`{"for_id":"m","status":"accepted"}`), "trace": js(`{"state":"working"}`)} {
+		for kind, body := range map[string]js{"receipt": js(`{"for_id":"m","status":"accepted"}`),
+			"trace": js(`{"state":"working"}`)} {
 			ok := with(workText, "kind", kind, "body", body)
 			accepts(t, kind, ok)
 			refuses(t, kind, with(ok, "work_id", nil), ReasonMalformed)
@@ -284,7 +296,8 @@ func TestSurfaceChecklist(t *testing.T) {
 			t.Error("new ids are not valid")
 		}
 		r := node(t, nil, "bob", "carol")
-		for _, e := range []Envelope{{ThreadID: "release-check"}, {ThreadID: "thread_ab"}, {ThreadID: "thread_abc", WorkID: "job1"}} {
+		for _, e := range []Envelope{{ThreadID: "release-check"}, {ThreadID: "thread_ab"},
+			{ThreadID: "thread_abc", WorkID: "job1"}} {
 			e.WorkspaceID, e.Channel, e.From, e.To, e.Surface = "ws", "c", "bob", "carol", SurfaceThread
 			if err := e.SetContent(&Say{Text: "x"}); err != nil {
 				t.Fatal(err)
@@ -293,12 +306,14 @@ func TestSurfaceChecklist(t *testing.T) {
 				t.Errorf("%+v: %v", e, err)
 			}
 		}
-		for s, ok := range map[string]bool{"thread_abc": true, "thread_ab": false, "thread_-bc": false, "thread_" + strings.Repeat("a", 96): true, "thread_" + strings.Repeat("a", 97): false} {
+		for s, ok := range map[string]bool{"thread_abc": true, "thread_ab": false, "thread_-bc": false, "thread_" +
+			strings.Repeat("a", 96): true, "thread_" + strings.Repeat("a", 97): false} {
 			if ValidThreadID(s) != ok {
 				t.Errorf("ValidThreadID(%q)", s)
 			}
 		}
-		for s, ok := range map[string]bool{"work_A-z_0": true, "work_": false, "work_a.b": false, "work_" + strings.Repeat("a", 64): true, "work_" + strings.Repeat("a", 65): false, "job": false, "work_@": false} {
+		for s, ok := range map[string]bool{"work_A-z_0": true, "work_": false, "work_a.b": false, "work_" +
+			strings.Repeat("a", 64): true, "work_" + strings.Repeat("a", 65): false, "job": false, "work_@": false} {
 			if validWorkID(s) != ok {
 				t.Errorf("validWorkID(%q)", s)
 			}
@@ -378,7 +393,8 @@ func TestReplayChecklist(t *testing.T) {
 	})
 	t.Run("AGH-036 refused and misdirected messages use up nothing", func(t *testing.T) {
 		r := node(t, nil, "bob")
-		for _, raw := range []string{with(sayText, "body", js(`{}`)), with(sayText, "to", "nobody"), with(sayText, "ts", 1)} {
+		for _, raw := range []string{with(sayText, "body", js(`{}`)), with(sayText, "to", "nobody"),
+			with(sayText, "ts", 1)} {
 			if res := receive(r, raw); res.Outcome != Refused {
 				t.Errorf("%+v", res)
 			}
@@ -436,7 +452,8 @@ func TestBodyChecklist(t *testing.T) {
 		accepts(t, "card", greetText)
 		refuses(t, "no card", with(greetText, "body", js(`{}`)), ReasonMalformed)
 		refuses(t, "foreign card", with(greetText, "from", "bob"), ReasonMalformed)
-		for _, l := range []string{"profiles_supported", "capabilities", "artifacts_supported", "trust_modes_supported"} {
+		for _, l := range []string{"profiles_supported", "capabilities", "artifacts_supported",
+			"trust_modes_supported"} {
 			refuses(t, l, strings.Replace(greetText, `"`+l+`":[]`, `"`+l+`":null`, 1), ReasonMalformed)
 			refuses(t, l, strings.Replace(greetText, `"`+l+`":[]`, `"`+l+`":[1]`, 1), ReasonMalformed)
 		}
@@ -470,13 +487,16 @@ func TestBodyChecklist(t *testing.T) {
 			refuses(t, m, with(transfer, "body", js(`{"capability":`+with(string(doc), m, nil)+`}`)), ReasonMalformed)
 		}
 		for _, l := range []string{`["a"," "]`, `["a","a"]`, `["a"," a"]`} {
-			refuses(t, l, with(transfer, "body", js(`{"capability":`+with(string(doc), "requirements", js(l))+`}`)), ReasonMalformed)
+			refuses(t, l, with(transfer, "body", js(`{"capability":`+with(string(doc), "requirements", js(l))+`}`)),
+				ReasonMalformed)
 		}
 	})
 	t.Run("AGH-044 digest", func(t *testing.T) { // and TestVectors/capability-digest.json
-		refuses(t, "mismatch", with(transfer, "body", js(`{"capability":`+with(string(doc), "summary", "t")+`}`)), ReasonVerificationFailed)
+		refuses(t, "mismatch", with(transfer, "body", js(`{"capability":`+with(string(doc), "summary", "t")+`}`)),
+			ReasonVerificationFailed)
 		digest, _ := good.Digest()
-		refuses(t, "upper case", with(transfer, "body", js(`{"capability":`+with(string(doc), "digest", strings.ToUpper(digest))+`}`)), ReasonVerificationFailed)
+		refuses(t, "upper case", with(transfer, "body", js(`{"capability":`+
+			with(string(doc), "digest", strings.ToUpper(digest))+`}`)), ReasonVerificationFailed)
 	})
 	t.Run("AGH-045 receipt", func(t *testing.T) {
 		for body, ok := range map[string]bool{
@@ -503,7 +523,8 @@ func TestBodyChecklist(t *testing.T) {
 		}
 	})
 	t.Run("AGH-046 trace", func(t *testing.T) {
-		for _, s := range []WorkState{StateSubmitted, StateWorking, StateNeedsInput, StateCompleted, StateFailed, StateCanceled} {
+		for _, s := range []WorkState{StateSubmitted, StateWorking, StateNeedsInput, StateCompleted, StateFailed,
+			StateCanceled} {
 			accepts(t, string(s), with(workText, "kind", "trace", "body", map[string]any{"state": s}))
 		}
 		for _, s := range []string{"done", "", "Working"} {
@@ -520,13 +541,15 @@ func TestBodyChecklist(t *testing.T) {
 		if got, err := v.Verify(context.Background(), signed); err != nil || !got.Verdict.Verified {
 			t.Errorf("verified: %v", err)
 		}
-		if _, err := v.Verify(context.Background(), []byte(with(raw, "proof", js(`{"profile":"acme"}`)))); !errors.Is(err, ErrPrivileged) {
+		if _, err := v.Verify(context.Background(), []byte(with(raw,
+			"proof", js(`{"profile":"acme"}`)))); !errors.Is(err, ErrPrivileged) {
 			t.Errorf("plain peer with trust on: %v", err)
 		}
 	})
 	t.Run("the seed example of a failure keeps its step and sentinel", func(t *testing.T) {
 		var e *Error
-		if err := verifyText(with(sayText, "channel", "A")); !errors.As(err, &e) || e.Step != StepFields || e.Field != "channel" || !errors.Is(err, ErrMalformed) {
+		if err := verifyText(with(sayText, "channel", "A")); !errors.As(err, &e) || e.Step != StepFields ||
+			e.Field != "channel" || !errors.Is(err, ErrMalformed) {
 			t.Errorf("%+v", e)
 		}
 	})
@@ -566,7 +589,8 @@ func delivered(res Result, peers ...string) bool { return slices.Equal(res.Deliv
 // stale, and no longer.
 func TestUntil(t *testing.T) {
 	for _, l := range []Limits{{}, {MaxReplayAge: 10, MaxTTL: 3600}} {
-		for _, e := range []Envelope{{TS: clock}, {TS: clock + 5}, {TS: clock - 7}, {TS: clock, ExpiresAt: clock + 1}, {TS: 1, ExpiresAt: clock + 3600}} {
+		for _, e := range []Envelope{{TS: clock}, {TS: clock + 5}, {TS: clock - 7}, {TS: clock, ExpiresAt: clock + 1},
+			{TS: 1, ExpiresAt: clock + 3600}} {
 			until := l.Until(&e)
 			if err := l.Fresh(&e, until.Add(-time.Nanosecond)); err != nil {
 				t.Errorf("%+v: stale before its id may be forgotten: %v", e, err)

@@ -135,7 +135,8 @@ func TestClient(t *testing.T) {
 					if s.Text == "refuse" {
 						steps = []error{r.Receipt(ctx, StatusRejected, ReasonBusy, "later")}
 					} else {
-						steps = append(steps, r.Say(ctx, &Say{Text: "here"}), r.Trace(ctx, &Trace{State: StateCompleted, Result: []byte(`{"n":1.50}`)}))
+						steps = append(steps, r.Say(ctx, &Say{Text: "here"}),
+							r.Trace(ctx, &Trace{State: StateCompleted, Result: []byte(`{"n":1.50}`)}))
 					}
 					if err := errors.Join(steps...); err != nil {
 						t.Error(err)
@@ -144,7 +145,8 @@ func TestClient(t *testing.T) {
 			}
 			boss := join(t, ctx, b, "boss", nil)
 			bobs := []Capability{{ID: "build", Summary: "Build.", Outcome: "A page."}}
-			bob := &Client{Transport: b, WorkspaceID: "ws", Channel: "c", PeerID: "bob", Catalog: bobs, Handler: hear("bob")}
+			bob := &Client{Transport: b, WorkspaceID: "ws", Channel: "c", PeerID: "bob", Catalog: bobs,
+				Handler: hear("bob")}
 			if _, err := bob.Say(ctx, "", &Say{Text: "x"}); !errors.Is(err, ErrClosed) {
 				t.Errorf("before joining: %v", err)
 			}
@@ -177,10 +179,12 @@ func TestClient(t *testing.T) {
 				}
 				states = append(states, string(ev.Envelope.Kind)+" "+string(ev.State))
 			}
-			if want := "receipt submitted,trace working,say working,trace completed"; strings.Join(states, ",") != want {
+			if want := "receipt submitted,trace working,say working,trace completed"; strings.Join(states,
+				",") != want {
 				t.Errorf("events %v", states)
 			}
-			if ev, err := boss.Ask(ctx, "bob", &Say{Text: "refuse"}); err != nil || ev.State != StateFailed || ev.Envelope.Kind != KindReceipt {
+			if ev, err := boss.Ask(ctx, "bob", &Say{Text: "refuse"}); err != nil || ev.State != StateFailed ||
+				ev.Envelope.Kind != KindReceipt {
 				t.Errorf("%+v, %v", ev, err)
 			}
 			short, cancel := context.WithTimeout(ctx, time.Second)

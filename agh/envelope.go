@@ -352,11 +352,13 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 		}
 	}
 	e := &Envelope{
-		ID: strings.TrimSpace(w.ID), WorkspaceID: strings.TrimSpace(w.WorkspaceID), Kind: Kind(w.Kind), Channel: w.Channel,
+		ID: strings.TrimSpace(w.ID), WorkspaceID: strings.TrimSpace(w.WorkspaceID), Kind: Kind(w.Kind),
+		Channel: w.Channel,
 		Surface: Surface(deref(w.Surface)), ThreadID: strings.TrimSpace(deref(w.ThreadID)), DirectID: deref(w.DirectID),
 		From: w.From, To: deref(w.To), WorkID: deref(w.WorkID),
-		ReplyTo: strings.TrimSpace(deref(w.ReplyTo)), TraceID: strings.TrimSpace(deref(w.TraceID)), CausationID: strings.TrimSpace(deref(w.CausationID)),
-		TS: w.TS, raw: b,
+		ReplyTo: strings.TrimSpace(deref(w.ReplyTo)), TraceID: strings.TrimSpace(deref(w.TraceID)),
+		CausationID: strings.TrimSpace(deref(w.CausationID)),
+		TS:          w.TS, raw: b,
 	}
 	if w.ExpiresAt != nil {
 		e.ExpiresAt, e.expired = *w.ExpiresAt, *w.ExpiresAt == 0

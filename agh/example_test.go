@@ -38,7 +38,8 @@ func ExampleIdentity_Sign() {
 		fmt.Println(err)
 		return
 	}
-	e := &agh.Envelope{ID: "m1", WorkspaceID: "ws_alpha", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_check", TS: 1776366000}
+	e := &agh.Envelope{ID: "m1", WorkspaceID: "ws_alpha", Channel: "builders", Surface: agh.SurfaceThread,
+		ThreadID: "thread_check", TS: 1776366000}
 	if err := e.SetContent(&agh.Say{Text: "Signed, sealed."}); err != nil {
 		fmt.Println(err)
 		return

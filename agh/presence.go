@@ -93,7 +93,8 @@ func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep 
 		return events, refuse(ErrBusy, StepRouting, "from", "too many peers are present")
 	}
 	if p.peers == nil {
-		p.peers, p.channels, p.owned = map[peerKey]*list.Element{}, map[channelKey]map[string]*presenceEntry{}, map[string]int{}
+		p.peers, p.channels, p.owned = map[peerKey]*list.Element{}, map[channelKey]map[string]*presenceEntry{},
+			map[string]int{}
 	}
 	entry := &presenceEntry{key: k, owner: owner, card: card, seen: now}
 	p.owned[owner]++

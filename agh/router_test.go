@@ -55,13 +55,15 @@ func TestDeliveryChecklist(t *testing.T) {
 		if err := e.SetContent(&Say{Text: "x"}); err != nil {
 			t.Fatal(err)
 		}
-		if res, err := r.Send(context.Background(), e); err != nil || !delivered(res, "carol") || res.Published[0].Subject != "agh.network.v0.ws.c.broadcast" {
+		if res, err := r.Send(context.Background(), e); err != nil || !delivered(res, "carol") ||
+			res.Published[0].Subject != "agh.network.v0.ws.c.broadcast" {
 			t.Errorf("%+v %v", res, err)
 		}
 	})
 	t.Run("AGH-054 not for us", func(t *testing.T) {
 		r := node(t, nil, "bob")
-		if res := receive(r, with(workText, "to", "dave")); ReasonOf(res.Err) != ReasonNotTarget || len(res.Published) > 0 || res.Relay {
+		if res := receive(r, with(workText, "to", "dave")); ReasonOf(res.Err) != ReasonNotTarget ||
+			len(res.Published) > 0 || res.Relay {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -86,12 +88,15 @@ func TestDeliveryChecklist(t *testing.T) {
 	t.Run("AGH-057 subject and envelope agree", func(t *testing.T) {
 		r := node(t, nil, "bob")
 		toBob, _ := PeerSubject("ws", "c", "bob")
-		for _, subject := range []string{toBob, "agh.network.v0.ws.d.broadcast", "agh.network.v0.ws2.c.broadcast", "agh.network.v0.c.broadcast"} {
-			if res := r.Receive(context.Background(), Inbound{Raw: []byte(sayText), Subject: subject}); !errors.Is(res.Err, ErrSubject) {
+		for _, subject := range []string{toBob, "agh.network.v0.ws.d.broadcast", "agh.network.v0.ws2.c.broadcast",
+			"agh.network.v0.c.broadcast"} {
+			if res := r.Receive(context.Background(), Inbound{Raw: []byte(sayText),
+				Subject: subject}); !errors.Is(res.Err, ErrSubject) {
 				t.Errorf("%s: %+v", subject, res)
 			}
 		}
-		if res := r.Receive(context.Background(), Inbound{Raw: []byte(sayText), Subject: "agh.network.v0.ws.c.broadcast"}); res.Outcome != Accepted {
+		if res := r.Receive(context.Background(), Inbound{Raw: []byte(sayText),
+			Subject: "agh.network.v0.ws.c.broadcast"}); res.Outcome != Accepted {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -122,12 +127,13 @@ func TestDeliveryChecklist(t *testing.T) {
 			relay bool
 			to    string
 		}{
-			"broadcast":         {with(sayText, "id", "1"), true, "desk"},
-			"directed":          {with(sayText, "id", "2", "to", "bob"), true, ""},
-			"to a hosted peer":  {with(sayText, "id", "3", "to", "desk"), false, "desk"},
-			"direct":            {with(directText(t, "alice", "bob"), "id", "4"), true, ""},
-			"wrong room":        {with(directText(t, "alice", "carol"), "id", "5", "to", "bob"), false, ""},
-			"broadcast whois":   {with(greetText, "id", "6", "kind", "whois", "body", js(`{"type":"request","query":"x"}`)), true, ""},
+			"broadcast":        {with(sayText, "id", "1"), true, "desk"},
+			"directed":         {with(sayText, "id", "2", "to", "bob"), true, ""},
+			"to a hosted peer": {with(sayText, "id", "3", "to", "desk"), false, "desk"},
+			"direct":           {with(directText(t, "alice", "bob"), "id", "4"), true, ""},
+			"wrong room":       {with(directText(t, "alice", "carol"), "id", "5", "to", "bob"), false, ""},
+			"broadcast whois": {with(greetText, "id", "6", "kind", "whois", "body",
+				js(`{"type":"request","query":"x"}`)), true, ""},
 			"directed greeting": {with(greetText, "id", "7", "to", "bob"), true, ""},
 		} {
 			res := receive(r, c.raw)
@@ -140,7 +146,8 @@ func TestDeliveryChecklist(t *testing.T) {
 		if res := receive(r, bad); len(res.Published) != 1 || res.Published[0].Envelope.From != "hub" {
 			t.Errorf("%+v", res)
 		}
-		if res := r.Receive(context.Background(), Inbound{Raw: []byte(bad), May: func(*Envelope) error { return errors.New("no") }}); len(res.Published) > 0 {
+		if res := r.Receive(context.Background(), Inbound{Raw: []byte(bad),
+			May: func(*Envelope) error { return errors.New("no") }}); len(res.Published) > 0 {
 			t.Errorf("a receipt for a spoofed message: %+v", res)
 		}
 	})
@@ -167,7 +174,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 			for _, c := range []struct {
 				age  time.Duration
 				want PresenceState
-			}{{step, PresenceActive}, {step + time.Second, PresenceInactive}, {2*step - time.Second, PresenceInactive}, {2 * step, ""}} {
+			}{{step, PresenceActive}, {step + time.Second, PresenceInactive}, {2*step - time.Second, PresenceInactive},
+				{2 * step, ""}} {
 				now = atClock().Add(c.age)
 				got := PresenceState("")
 				if peers := r.Peers("ws", "c"); len(peers) == 1 {
@@ -182,7 +190,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 			}
 		}
 	})
-	catalog := []Capability{{ID: "build", Summary: "Build.", Outcome: "A page."}, {ID: "review", Summary: "Review.", Outcome: "Notes."}}
+	catalog := []Capability{{ID: "build", Summary: "Build.", Outcome: "A page."},
+		{ID: "review", Summary: "Review.", Outcome: "Notes."}}
 	host := func(t *testing.T) *Router {
 		r := node(t, nil, "carol")
 		card, err := NewCard("bob", "Bob B", catalog)
@@ -197,12 +206,14 @@ func TestDiscoveryChecklist(t *testing.T) {
 	n := 0
 	ask := func(r *Router, more ...any) []Outgoing {
 		n++
-		return receive(r, with(with(greetText, "id", fmt.Sprint("q", n), "kind", "whois", "body", js(`{"type":"request"}`)), more...)).Published
+		return receive(r, with(with(greetText, "id", fmt.Sprint("q", n),
+			"kind", "whois", "body", js(`{"type":"request"}`)), more...)).Published
 	}
 	query := func(q string) js { return js(`{"type":"request","query":"` + q + `"}`) }
 	t.Run("AGH-062 whois matching", func(t *testing.T) {
 		r := host(t)
-		for q, want := range map[string]int{"": 2, " ": 2, "build": 1, " build ": 1, "Build": 0, "Bob B": 1, "bob b": 0, "bob": 1, "bo": 0, "agh-network/v0": 2, "capability": 2} {
+		for q, want := range map[string]int{"": 2, " ": 2, "build": 1, " build ": 1, "Build": 0, "Bob B": 1, "bob b": 0,
+			"bob": 1, "bo": 0, "agh-network/v0": 2, "capability": 2} {
 			if got := ask(r, "body", query(q)); len(got) != want {
 				t.Errorf("%q: %d answers, want %d", q, len(got), want)
 			}
@@ -213,7 +224,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 	})
 	t.Run("AGH-063 the answer", func(t *testing.T) {
 		out := ask(host(t), "to", "bob")[0]
-		if e := out.Envelope; e.ReplyTo != fmt.Sprint("q", n) || e.To != "alice" || out.Subject != "agh.network.v0.ws.c.peer.2bd806c97f0e00af1a1fc3328fa763a9" {
+		if e := out.Envelope; e.ReplyTo != fmt.Sprint("q", n) || e.To != "alice" ||
+			out.Subject != "agh.network.v0.ws.c.peer.2bd806c97f0e00af1a1fc3328fa763a9" {
 			t.Errorf("%s", out.Data)
 		}
 	})
@@ -224,7 +236,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 			t.Fatal(err)
 		}
 		res, err := r.Send(ctx, e)
-		if err != nil || len(res.Published) != 2 || res.Published[0].Envelope.From != "bob" || res.Published[1].Envelope.From != "carol" {
+		if err != nil || len(res.Published) != 2 || res.Published[0].Envelope.From != "bob" ||
+			res.Published[1].Envelope.From != "carol" {
 			t.Errorf("%+v, %v; want the question of bob and the answer of carol", res.Published, err)
 		}
 		for to, answers := range map[any]int{nil: 1, "bob": 0} { // its own question, from the network
@@ -235,7 +248,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 		}
 	})
 	t.Run("AGH-063 the trace of the question is that of the answer", func(t *testing.T) {
-		if out := ask(host(t), "to", "bob", "trace_id", "trace_7"); len(out) != 1 || out[0].Envelope.TraceID != "trace_7" {
+		if out := ask(host(t), "to", "bob", "trace_id", "trace_7"); len(out) != 1 ||
+			out[0].Envelope.TraceID != "trace_7" {
 			t.Errorf("%+v", out)
 		}
 		if out := ask(host(t), "to", "bob"); len(out) != 1 || out[0].Envelope.TraceID != "" {
@@ -288,10 +302,12 @@ func TestDiscoveryChecklist(t *testing.T) {
 		}
 	})
 	answer := func(from, replyTo, id string, caps string) string {
-		s := with(strings.ReplaceAll(greetText, "alice", from), "id", id, "kind", "whois", "to", "bob", "reply_to", replyTo)
+		s := with(strings.ReplaceAll(greetText, "alice", from), "id", id,
+			"kind", "whois", "to", "bob", "reply_to", replyTo)
 		var m map[string]json.RawMessage
 		json.Unmarshal([]byte(s), &m)
-		return with(s, "body", js(strings.Replace(`{"type":"response",`+strings.TrimSpace(string(m["body"]))[1:], `"capabilities":[]`, `"capabilities":`+caps, 1)))
+		return with(s, "body", js(strings.Replace(`{"type":"response",`+strings.TrimSpace(string(m["body"]))[1:],
+			`"capabilities":[]`, `"capabilities":`+caps, 1)))
 	}
 	question := func(t *testing.T, r *Router, to, ext string) string {
 		e := &Envelope{WorkspaceID: "ws", Channel: "c", From: "bob", To: to}
@@ -310,7 +326,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 	t.Run("an answer to no question is refused", func(t *testing.T) { // digest §12 (4)
 		r := host(t)
 		receive(r, greetFrom("alice", "g1", clock))
-		if res := guarded(r, answer("alice", "q0", "r1", `["x"]`)); !errors.Is(res.Err, ErrUnsolicited) || len(res.Deliver) > 0 {
+		if res := guarded(r, answer("alice", "q0", "r1", `["x"]`)); !errors.Is(res.Err, ErrUnsolicited) ||
+			len(res.Deliver) > 0 {
 			t.Errorf("%+v", res)
 		}
 		id := question(t, r, "alice", "")
@@ -320,7 +337,8 @@ func TestDiscoveryChecklist(t *testing.T) {
 		if len(r.Peers("ws", "c")) != 3 || len(r.Peers("ws", "c")[2].Card.Capability) != 0 {
 			t.Errorf("%+v", r.Peers("ws", "c"))
 		}
-		if res := guarded(r, answer("alice", id, "r3", `["x"]`)); !delivered(res, "bob") || len(r.Peers("ws", "c")[2].Card.Capability) != 1 {
+		if res := guarded(r, answer("alice", id, "r3", `["x"]`)); !delivered(res, "bob") ||
+			len(r.Peers("ws", "c")[2].Card.Capability) != 1 {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -338,24 +356,29 @@ func TestDiscoveryChecklist(t *testing.T) {
 	t.Run("presence is bounded and costs the same for every peer", func(t *testing.T) { // digest §12 (13)
 		p := &Presence{Max: 10000, MaxCard: 1000}
 		for i := range 10000 {
-			if _, err := p.Refresh(fmt.Sprint("u", i%8), "ws", fmt.Sprint("c", i%1000), &Card{PeerID: fmt.Sprint("p", i)}, false, atClock()); err != nil {
+			if _, err := p.Refresh(fmt.Sprint("u", i%8), "ws", fmt.Sprint("c", i%1000),
+				&Card{PeerID: fmt.Sprint("p", i)}, false, atClock()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := p.Refresh("u9", "ws", "c0", &Card{PeerID: "one-more"}, false, atClock()); !errors.Is(err, ErrBusy) {
+		if _, err := p.Refresh("u9", "ws", "c0", &Card{PeerID: "one-more"}, false, atClock()); !errors.Is(err,
+			ErrBusy) {
 			t.Error(err)
 		}
-		if _, err := p.Refresh("u0", "ws", "c0", &Card{PeerID: "p0", DisplayName: strings.Repeat("x", 1001)}, false, atClock()); !errors.Is(err, ErrBusy) {
+		if _, err := p.Refresh("u0", "ws", "c0", &Card{PeerID: "p0", DisplayName: strings.Repeat("x", 1001)}, false,
+			atClock()); !errors.Is(err, ErrBusy) {
 			t.Error(err)
 		}
 		if got := p.Channel("ws", "c7", atClock()); len(got) != 10 || p.Len() != 10000 {
 			t.Errorf("%d of %d", len(got), p.Len())
 		}
-		if events := p.Expire(atClock().Add(time.Minute)); len(events) != 10000 || p.Len() != 0 || len(p.owned) != 0 || len(p.channels) != 0 {
+		if events := p.Expire(atClock().Add(time.Minute)); len(events) != 10000 || p.Len() != 0 || len(p.owned) != 0 ||
+			len(p.channels) != 0 {
 			t.Errorf("%d left, %d remain", len(events), p.Len())
 		}
 		for i := range 2501 { // one owner fills its share and no more
-			if _, err := p.Refresh("mallory", "ws", fmt.Sprint("c", i), &Card{PeerID: "m"}, false, atClock()); (err != nil) != (i == 2500) {
+			if _, err := p.Refresh("mallory", "ws", fmt.Sprint("c", i), &Card{PeerID: "m"}, false,
+				atClock()); (err != nil) != (i == 2500) {
 				t.Fatal(i, err)
 			}
 		}
@@ -408,13 +431,16 @@ func TestWorkChecklist(t *testing.T) {
 	}
 	t.Run("AGH-070 opening", func(t *testing.T) {
 		r, w := workNode(t)
-		if res := receive(r, workText); res.Outcome != Accepted || state(w) != StateSubmitted || res.Work.Initiator != "alice" || res.Work.Target != "bob" {
+		if res := receive(r, workText); res.Outcome != Accepted || state(w) != StateSubmitted ||
+			res.Work.Initiator != "alice" || res.Work.Target != "bob" {
 			t.Errorf("%+v", res)
 		}
-		if res := receive(r, with(workText, "id", "x", "work_id", "work_2", "to", nil)); res.Outcome != Failed || !errors.Is(res.Err, ErrWorkTarget) {
+		if res := receive(r, with(workText, "id", "x", "work_id", "work_2", "to", nil)); res.Outcome != Failed ||
+			!errors.Is(res.Err, ErrWorkTarget) {
 			t.Errorf("without target: %+v", res)
 		}
-		if res := receive(r, with(workText, "id", "y", "work_id", "work_3", "to", "alice")); res.Outcome != Failed { // digest §12 (11)
+		// digest §12 (11)
+		if res := receive(r, with(workText, "id", "y", "work_id", "work_3", "to", "alice")); res.Outcome != Failed {
 			t.Errorf("for oneself: %+v", res)
 		}
 	})
@@ -447,14 +473,16 @@ func TestWorkChecklist(t *testing.T) {
 		r.Self = "hub"
 		receive(r, workText)
 		receive(r, traceText("bob", "alice", "completed", "t"))
-		for _, raw := range []string{traceText("bob", "alice", "failed", "a"), receiptText("alice", "bob", "canceled", "b"), with(workText, "id", "c")} {
+		for _, raw := range []string{traceText("bob", "alice", "failed", "a"),
+			receiptText("alice", "bob", "canceled", "b"), with(workText, "id", "c")} {
 			res := receive(r, raw)
 			if ReasonOf(res.Err) != ReasonWorkClosed || state(w) != StateCompleted || res.Relay {
 				t.Errorf("%+v", res)
 			}
 			if e := res.Envelope; (e.Kind == KindSay) != (len(res.Published) == 1) {
 				t.Errorf("%s: %d receipts", e.Kind, len(res.Published))
-			} else if e.Kind == KindSay && !bytes.Contains(res.Published[0].Data, []byte(`"status":"rejected","reason_code":"work_closed"`)) {
+			} else if e.Kind == KindSay && !bytes.Contains(res.Published[0].Data,
+				[]byte(`"status":"rejected","reason_code":"work_closed"`)) {
 				t.Errorf("%s", res.Published[0].Data)
 			}
 		}
@@ -476,8 +504,10 @@ func TestWorkChecklist(t *testing.T) {
 		r, w := workNode(t)
 		r.Self = "hub"
 		receive(r, workText)
-		for i, raw := range []string{traceText("carol", "bob", "failed", ""), with(workText, "from", "carol"), with(workText, "to", "carol")} {
-			if res := receive(r, with(raw, "id", fmt.Sprint("x", i))); res.Outcome != Ignored || len(res.Published) > 0 || res.Relay || state(w) != StateSubmitted {
+		for i, raw := range []string{traceText("carol", "bob", "failed", ""), with(workText, "from", "carol"),
+			with(workText, "to", "carol")} {
+			if res := receive(r, with(raw, "id", fmt.Sprint("x", i))); res.Outcome != Ignored ||
+				len(res.Published) > 0 || res.Relay || state(w) != StateSubmitted {
 				t.Errorf("%d: %+v", i, res)
 			}
 		}
@@ -487,7 +517,8 @@ func TestWorkChecklist(t *testing.T) {
 		r.Self = "hub"
 		receive(r, workText)
 		res := receive(r, with(workText, "id", "x", "from", "carol", "thread_id", "thread_other"))
-		if ReasonOf(res.Err) != ReasonContainerMismatch || len(res.Published) != 1 || res.Relay || state(w) != StateSubmitted {
+		if ReasonOf(res.Err) != ReasonContainerMismatch || len(res.Published) != 1 || res.Relay ||
+			state(w) != StateSubmitted {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -508,7 +539,8 @@ func TestWorkChecklist(t *testing.T) {
 	})
 	t.Run("AGH-075 unknown work", func(t *testing.T) {
 		r, w := workNode(t)
-		for _, raw := range []string{traceText("bob", "alice", "working", "a"), receiptText("bob", "alice", "accepted", "b")} {
+		for _, raw := range []string{traceText("bob", "alice", "working", "a"),
+			receiptText("bob", "alice", "accepted", "b")} {
 			if res := receive(r, raw); res.Outcome != Ignored || res.Relay || len(w.works) > 0 {
 				t.Errorf("%+v", res)
 			}
@@ -517,7 +549,8 @@ func TestWorkChecklist(t *testing.T) {
 	t.Run("AGH-076 trace submitted", func(t *testing.T) {
 		r, w := workNode(t)
 		receive(r, workText)
-		if res := receive(r, traceText("bob", "alice", "submitted", "a")); ReasonOf(res.Err) != ReasonInternal || state(w) != StateSubmitted || len(res.Published) > 0 {
+		if res := receive(r, traceText("bob", "alice", "submitted", "a")); ReasonOf(res.Err) != ReasonInternal ||
+			state(w) != StateSubmitted || len(res.Published) > 0 {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -548,7 +581,8 @@ func TestWorkChecklist(t *testing.T) {
 			})
 			return err
 		}
-		if open("m", "1") != nil || open("m", "2") != nil || !errors.Is(open("m", "3"), ErrBusy) || open("a", "4") != nil || !errors.Is(open("a", "5"), ErrBusy) {
+		if open("m", "1") != nil || open("m", "2") != nil || !errors.Is(open("m", "3"), ErrBusy) ||
+			open("a", "4") != nil || !errors.Is(open("a", "5"), ErrBusy) {
 			t.Error("bounds")
 		}
 		w.Update(ctx, &Envelope{WorkspaceID: "ws", WorkID: "1"}, func(x Work, _ bool) (Work, error) {
@@ -567,8 +601,11 @@ func TestReceiptChecklist(t *testing.T) {
 			raw  string
 			body string
 		}{
-			"malformed": {with(workText, "body", js(`{}`)), `{"for_id":"m1","status":"rejected","reason_code":"malformed"}`},
-			"stale":     {with(workText, "ts", clock-301), `{"for_id":"m1","status":"expired","reason_code":"expired"}`}, // digest §12 (10): and no work is kept
+			"malformed": {with(workText, "body", js(`{}`)),
+				`{"for_id":"m1","status":"rejected","reason_code":"malformed"}`},
+			// digest §12 (10): and no work is kept
+			"stale": {with(workText, "ts", clock-301),
+				`{"for_id":"m1","status":"expired","reason_code":"expired"}`},
 			"duplicate": {workText, `{"for_id":"m1","status":"duplicate","reason_code":"duplicate"}`},
 		} {
 			r := node(t, nil, "bob")
@@ -581,7 +618,8 @@ func TestReceiptChecklist(t *testing.T) {
 				continue
 			}
 			e := res.Published[0].Envelope
-			if string(e.Body) != c.body || e.From != "bob" || e.To != "alice" || e.WorkID != "work_1" || e.ReplyTo != "m1" || e.CausationID != "m1" ||
+			if string(e.Body) != c.body || e.From != "bob" || e.To != "alice" || e.WorkID != "work_1" ||
+				e.ReplyTo != "m1" || e.CausationID != "m1" ||
 				e.TraceID != "tr" || e.ThreadID != "thread_abc" || e.Surface != SurfaceThread {
 				t.Errorf("%s: %s", name, res.Published[0].Data)
 			}
@@ -593,16 +631,17 @@ func TestReceiptChecklist(t *testing.T) {
 	t.Run("AGH-081 no receipts", func(t *testing.T) {
 		bad := with(workText, "body", js(`{}`))
 		for name, raw := range map[string]string{
-			"no work":          with(bad, "work_id", nil),
-			"broadcast":        with(bad, "to", nil),
-			"receipt":          with(bad, "kind", "receipt"),
-			"trace":            with(bad, "kind", "trace"),
-			"unknown kind":     with(bad, "kind", "recipe"),
-			"not for us":       with(bad, "to", "dave"),
-			"greet":            with(greetText, "to", "bob", "work_id", "work_1"),
-			"bad sender":       with(bad, "from", "Alice"),
-			"not JSON":         "{",
-			"digest":           with(workText, "kind", "capability", "body", js(`{"capability":{"id":"a","summary":"s","outcome":"o","digest":"sha256:0"}}`)),
+			"no work":      with(bad, "work_id", nil),
+			"broadcast":    with(bad, "to", nil),
+			"receipt":      with(bad, "kind", "receipt"),
+			"trace":        with(bad, "kind", "trace"),
+			"unknown kind": with(bad, "kind", "recipe"),
+			"not for us":   with(bad, "to", "dave"),
+			"greet":        with(greetText, "to", "bob", "work_id", "work_1"),
+			"bad sender":   with(bad, "from", "Alice"),
+			"not JSON":     "{",
+			"digest": with(workText, "kind", "capability", "body",
+				js(`{"capability":{"id":"a","summary":"s","outcome":"o","digest":"sha256:0"}}`)),
 			"from the target":  with(bad, "from", "bob"),
 			"AGH-082 surface":  with(bad, "surface", nil), // digest §12 (9)
 			"AGH-082 work id":  with(bad, "work_id", "a/b"),
@@ -658,9 +697,12 @@ func TestAdmitIsAskedOnce(t *testing.T) {
 
 func TestScreen(t *testing.T) {
 	for text, want := range map[string]bool{
-		`{"text":"the password: hunter2"}`: true, `{"text":"set token=abc123"}`: true, `{"text":"count the token usage"}`: false,
-		`{"text":"x","artifacts":[{"token":"t"}]}`: true, `{"text":"x","artifacts":[{"token_hash":"t"}]}`: false, `{"text":"agh_claim_abcDEF12"}`: true,
-		`{"text":"Authorization: x"}`: true, `{"text":"x","artifacts":[{"password":""}]}`: false, `{"text":"x","artifacts":[{"client-secret":1}]}`: true,
+		`{"text":"the password: hunter2"}`: true, `{"text":"set token=abc123"}`: true,
+		`{"text":"count the token usage"}`:         false,
+		`{"text":"x","artifacts":[{"token":"t"}]}`: true, `{"text":"x","artifacts":[{"token_hash":"t"}]}`: false,
+		`{"text":"agh_claim_abcDEF12"}`: true,
+		`{"text":"Authorization: x"}`:   true, `{"text":"x","artifacts":[{"password":""}]}`: false,
+		`{"text":"x","artifacts":[{"client-secret":1}]}`: true,
 	} {
 		e, err := Decode([]byte(with(sayText, "body", js(text))))
 		if err != nil {

@@ -17,7 +17,8 @@ func TestGreetCostsTheSameForAnyNumber(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e := &Envelope{ID: fmt.Sprintf("m%d-%d", i, k), WorkspaceID: "ws", Channel: fmt.Sprint("c", i%1000), From: card.PeerID, TS: now.Unix()}
+		e := &Envelope{ID: fmt.Sprintf("m%d-%d", i, k), WorkspaceID: "ws", Channel: fmt.Sprint("c", i%1000),
+			From: card.PeerID, TS: now.Unix()}
 		if err := e.SetContent(&Greet{Card: card}); err != nil {
 			t.Fatal(err)
 		}

@@ -49,7 +49,8 @@ func secretName(name string) bool {
 		return false
 	}
 	switch name {
-	case "apikey", "accesstoken", "refreshtoken", "mcpauthtoken", "oauthcode", "authorizationcode", "codeverifier", "pkceverifier",
+	case "apikey", "accesstoken", "refreshtoken", "mcpauthtoken", "oauthcode", "authorizationcode", "codeverifier",
+		"pkceverifier",
 		"secretbinding", "clientsecret", "authorization", "password", "secret", "token", "claimtoken":
 		return true
 	}

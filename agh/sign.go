@@ -40,7 +40,8 @@ func (i *Identity) signJSON(envelope []byte, extra map[string]any) ([]byte, erro
 	for k, v := range extra {
 		proof[k] = v
 	}
-	proof["profile"], proof["alg"], proof["key_id"], proof["pubkey"] = Profile, "Ed25519", KeyID(i.Public()), b64.EncodeToString(i.Public())
+	proof["profile"], proof["alg"], proof["key_id"], proof["pubkey"] = Profile, "Ed25519", KeyID(i.Public()),
+		b64.EncodeToString(i.Public())
 	delete(proof, "sig")
 	var err error
 	m["from"], err = jsonx.Encode(i.ID())

@@ -77,7 +77,8 @@ func TestTrustChecklist(t *testing.T) {
 		}
 	})
 	t.Run("AGH-091 tampering", func(t *testing.T) {
-		for m, v := range map[string]any{"id": "m2", "workspace_id": "w2", "channel": "d", "thread_id": "thread_xyz", "to": "bob", "work_id": "work_1", "ts": clock + 1,
+		for m, v := range map[string]any{"id": "m2", "workspace_id": "w2", "channel": "d", "thread_id": "thread_xyz",
+			"to": "bob", "work_id": "work_1", "ts": clock + 1,
 			"expires_at": js("null"), "reply_to": js("null"), "ext": js(`{"n":1.51}`), "body": js(`{"text":"x"}`)} {
 			rejects(t, m, with(raw, m, v))
 		}
@@ -99,7 +100,8 @@ func TestTrustChecklist(t *testing.T) {
 			}
 		}
 		v := &Verifier{Trust: true, StrictProfile: true, Now: atClock}
-		if _, err := v.Verify(ctx, []byte(with(sayText, "proof", js(`{"profile":"acme"}`)))); ReasonOf(err) != ReasonUnsupportedProfile {
+		if _, err := v.Verify(ctx, []byte(with(sayText, "proof",
+			js(`{"profile":"acme"}`)))); ReasonOf(err) != ReasonUnsupportedProfile {
 			t.Error(err)
 		}
 	})
@@ -115,10 +117,13 @@ func TestTrustChecklist(t *testing.T) {
 			return s[:len(s)-1] + alphabet[i^1:i^1+1]
 		}
 		for name, values := range map[string][]any{
-			"alg":    {"ed25519", "EdDSA", nil},
-			"key_id": {strings.ToUpper(m.Proof["key_id"]), m.Proof["key_id"][7:], KeyID(testIdentity(t, 2).Public()), nil},
-			"sig":    {sig + "==", tail(sig), sig[:85], strings.Replace(sig, sig[:1], "+", 1), nil, 1, "", sig[:40] + "\n" + sig[40:]},
-			"pubkey": {pub + "=", tail(pub), pub[:42], nil, strings.Repeat("A", 43), "AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"},
+			"alg": {"ed25519", "EdDSA", nil},
+			"key_id": {strings.ToUpper(m.Proof["key_id"]), m.Proof["key_id"][7:], KeyID(testIdentity(t, 2).Public()),
+				nil},
+			"sig": {sig + "==", tail(sig), sig[:85], strings.Replace(sig, sig[:1], "+", 1), nil, 1, "", sig[:40] +
+				"\n" + sig[40:]},
+			"pubkey": {pub + "=", tail(pub), pub[:42], nil, strings.Repeat("A", 43),
+				"AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"},
 		} {
 			for _, v := range values {
 				rejects(t, name, proofMember(raw, name, v))
@@ -133,8 +138,9 @@ func TestTrustChecklist(t *testing.T) {
 		pub[0] = 1 // the identity
 		sig := make([]byte, 64)
 		sig[0] = 1
-		forged := with(sayText, "from", Handle("worker", pub), "proof", map[string]string{"profile": Profile, "alg": "Ed25519", "key_id": KeyID(pub),
-			"pubkey": b64.EncodeToString(pub), "sig": b64.EncodeToString(sig)})
+		forged := with(sayText, "from", Handle("worker", pub),
+			"proof", map[string]string{"profile": Profile, "alg": "Ed25519", "key_id": KeyID(pub),
+				"pubkey": b64.EncodeToString(pub), "sig": b64.EncodeToString(sig)})
 		rejects(t, "forged", forged)
 	})
 	t.Run("AGH-095 a plain sender with a proof of the profile", func(t *testing.T) {
@@ -148,10 +154,12 @@ func TestTrustChecklist(t *testing.T) {
 	t.Run("AGH-097 a rejected message changes nothing", func(t *testing.T) {
 		r := &Router{Verifier: Verifier{Trust: true, Now: atClock}}
 		good := signedGreet(t, id)
-		if res := receive(r, with(string(good), "trace_id", "x")); res.Outcome != Refused || len(r.Peers("ws", "c")) != 0 {
+		if res := receive(r, with(string(good), "trace_id", "x")); res.Outcome != Refused ||
+			len(r.Peers("ws", "c")) != 0 {
 			t.Errorf("%+v", res)
 		}
-		if res := receive(r, string(good)); res.Outcome != Accepted || len(r.Peers("ws", "c")) != 1 || !res.Verdict.Verified {
+		if res := receive(r, string(good)); res.Outcome != Accepted || len(r.Peers("ws", "c")) != 1 ||
+			!res.Verdict.Verified {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -197,9 +205,10 @@ func TestTrustChecklist(t *testing.T) {
 			v    Verifier
 			want error
 		}{
-			"pinned handle":         {Verifier{Keys: StaticKeys{id.ID(): {id.Public()}}}, nil},
-			"pinned nickname":       {Verifier{Keys: StaticKeys{"worker": {other.Public(), id.Public()}}}, nil},
-			"another key pinned":    {Verifier{Keys: FirstOf(StaticKeys{}, StaticKeys{"worker": {other.Public()}})}, ErrUnknownKey},
+			"pinned handle":   {Verifier{Keys: StaticKeys{id.ID(): {id.Public()}}}, nil},
+			"pinned nickname": {Verifier{Keys: StaticKeys{"worker": {other.Public(), id.Public()}}}, nil},
+			"another key pinned": {Verifier{Keys: FirstOf(StaticKeys{}, StaticKeys{"worker": {other.Public()}})},
+				ErrUnknownKey},
 			"not pinned":            {Verifier{Keys: StaticKeys{}}, nil},
 			"pin required":          {Verifier{Keys: StaticKeys{}, RequirePin: true}, ErrUnknownKey},
 			"pin required, no Keys": {Verifier{RequirePin: true}, ErrUnknownKey},
@@ -282,12 +291,14 @@ func FuzzDecode(f *testing.F) {
 }
 
 func FuzzRouter(f *testing.F) {
-	for _, s := range []string{sayText, greetText, workText, traceText("bob", "alice", "working", "t"), receiptText("bob", "alice", "rejected", "r")} {
+	for _, s := range []string{sayText, greetText, workText, traceText("bob", "alice", "working", "t"),
+		receiptText("bob", "alice", "rejected", "r")} {
 		f.Add([]byte(s), byte(0))
 		f.Add([]byte(s), byte(7))
 	}
 	f.Fuzz(func(t *testing.T, b []byte, mode byte) {
-		r := &Router{Relay: mode&1 != 0, Self: "hub", Verifier: Verifier{Now: atClock, Trust: mode&4 != 0, Lenient: mode&8 != 0}}
+		r := &Router{Relay: mode&1 != 0, Self: "hub", Verifier: Verifier{Now: atClock, Trust: mode&4 != 0,
+			Lenient: mode&8 != 0}}
 		card, _ := NewCard("bob", "", nil)
 		if _, err := r.Host(&Local{WorkspaceID: "ws", Channel: "c", Card: card}); err != nil {
 			t.Fatal(err)

@@ -31,7 +31,8 @@ func TestUnreadableNamesTheMember(t *testing.T) {
 	} {
 		_, err := Decode([]byte(in))
 		var e *Error
-		if !errors.As(err, &e) || !errors.Is(err, ErrMalformed) || e.Step != StepParse || e.Field != want[0] || !strings.Contains(e.Text, want[1]) {
+		if !errors.As(err, &e) || !errors.Is(err, ErrMalformed) || e.Step != StepParse || e.Field != want[0] ||
+			!strings.Contains(e.Text, want[1]) {
 			t.Errorf("%.60s: %#v, want %q", in, err, want)
 		}
 	}

@@ -327,8 +327,10 @@ func vectorSign(t *testing.T, c vectorCase) {
 		t.Fatal(err)
 	}
 	sum := sha256.Sum256(covered)
-	for _, x := range [][3]string{{"from", got.From, want.From}, {"key_id", got.Proof.KeyID, want.KeyID}, {"pubkey", got.Proof.Pubkey, want.Pubkey},
-		{"canonical", string(covered), want.Canonical}, {"sha256", hex.EncodeToString(sum[:]), want.CanonicalSHA256}, {"sig", got.Proof.Sig, want.Sig}} {
+	for _, x := range [][3]string{{"from", got.From, want.From}, {"key_id", got.Proof.KeyID, want.KeyID},
+		{"pubkey", got.Proof.Pubkey, want.Pubkey},
+		{"canonical", string(covered), want.Canonical}, {"sha256", hex.EncodeToString(sum[:]), want.CanonicalSHA256},
+		{"sig", got.Proof.Sig, want.Sig}} {
 		if x[1] != x[2] {
 			t.Errorf("%s\n got %s\nwant %s", x[0], x[1], x[2])
 		}
@@ -463,8 +465,10 @@ func vectorSteps(t *testing.T, c vectorCase) {
 	}
 	now := in.Now
 	works := &WorkTable{}
-	r := &Router{Screen: true, Works: works, Presence: &Presence{Interval: time.Duration(in.GreetInterval) * time.Second},
-		Verifier: Verifier{Now: func() time.Time { return time.Unix(now, 0) }, Limits: Limits{MaxReplayAge: in.MaxReplayAge}}}
+	r := &Router{Screen: true, Works: works,
+		Presence: &Presence{Interval: time.Duration(in.GreetInterval) * time.Second},
+		Verifier: Verifier{Now: func() time.Time { return time.Unix(now, 0) },
+			Limits: Limits{MaxReplayAge: in.MaxReplayAge}}}
 	sessions := map[string]*Local{}
 	for _, l := range in.Locals {
 		local := &Local{WorkspaceID: l.WorkspaceID, Channel: l.Channel}
@@ -519,8 +523,10 @@ func vectorSteps(t *testing.T, c vectorCase) {
 		case step.Send != nil:
 			s := step.Send
 			l := sessions[s.SessionID]
-			e := &Envelope{ID: s.ID, Kind: s.Kind, Channel: s.Channel, Surface: s.Surface, ThreadID: s.ThreadID, DirectID: s.DirectID, To: s.To,
-				WorkID: s.WorkID, ReplyTo: s.ReplyTo, TraceID: s.TraceID, CausationID: s.CausationID, ExpiresAt: s.ExpiresAt, Body: s.Body, Ext: s.Ext}
+			e := &Envelope{ID: s.ID, Kind: s.Kind, Channel: s.Channel, Surface: s.Surface, ThreadID: s.ThreadID,
+				DirectID: s.DirectID, To: s.To,
+				WorkID: s.WorkID, ReplyTo: s.ReplyTo, TraceID: s.TraceID, CausationID: s.CausationID,
+				ExpiresAt: s.ExpiresAt, Body: s.Body, Ext: s.Ext}
 			if l != nil {
 				e.WorkspaceID, e.From = l.WorkspaceID, l.Card.PeerID
 			}
@@ -547,7 +553,8 @@ func vectorSteps(t *testing.T, c vectorCase) {
 				if p.State != PresenceLocal {
 					age = now - p.LastSeen.Unix()
 				}
-				if p.Card.PeerID != wp.PeerID || p.State != wp.State || age != wp.Age || wp.Local != (p.State == PresenceLocal) {
+				if p.Card.PeerID != wp.PeerID || p.State != wp.State || age != wp.Age ||
+					wp.Local != (p.State == PresenceLocal) {
 					t.Errorf("step %d: peer %+v aged %d, want %+v", i, p, age, wp)
 				}
 			}

@@ -21,12 +21,14 @@ func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 	}
 	t.Run("AGH-070 a capability opens work", func(t *testing.T) {
 		r, w := workNode(t)
-		if res := receive(r, capability); res.Outcome != Accepted || state(w) != StateSubmitted || res.Work.Initiator != "alice" || res.Work.Target != "bob" {
+		if res := receive(r, capability); res.Outcome != Accepted || state(w) != StateSubmitted ||
+			res.Work.Initiator != "alice" || res.Work.Target != "bob" {
 			t.Errorf("%+v", res)
 		}
 	})
 	t.Run("AGH-071 AGH-077 either participant resumes, by either kind", func(t *testing.T) {
-		for i, raw := range []string{capability, with(workText, "id", "s"), with(capability, "from", "bob", "to", "alice"), with(workText, "id", "s", "from", "bob", "to", "alice")} {
+		for i, raw := range []string{capability, with(workText, "id", "s"),
+			with(capability, "from", "bob", "to", "alice"), with(workText, "id", "s", "from", "bob", "to", "alice")} {
 			r, w := workNode(t)
 			receive(r, workText)
 			receive(r, traceText("bob", "alice", "needs_input", "t"))
@@ -40,7 +42,8 @@ func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 		r.Self = "hub"
 		receive(r, workText)
 		receive(r, traceText("bob", "alice", "failed", "t"))
-		if res := receive(r, capability); ReasonOf(res.Err) != ReasonWorkClosed || len(res.Published) > 0 || res.Relay || state(w) != StateFailed {
+		if res := receive(r, capability); ReasonOf(res.Err) != ReasonWorkClosed || len(res.Published) > 0 ||
+			res.Relay || state(w) != StateFailed {
 			t.Errorf("%+v", res)
 		}
 	})
@@ -52,7 +55,8 @@ func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 				if from != StateSubmitted {
 					receive(r, traceText("bob", "alice", string(from), "t"))
 				}
-				if res := receive(r, receiptText("bob", "alice", string(status), "e")); res.Outcome != Accepted || state(w) != from {
+				if res := receive(r, receiptText("bob", "alice", string(status), "e")); res.Outcome != Accepted ||
+					state(w) != from {
 					t.Errorf("%s in %s: %s, %v", status, from, state(w), res.Err)
 				}
 			}
@@ -63,15 +67,18 @@ func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 		w := &WorkTable{}
 		r.Works = w
 		for i, raw := range []string{with(workText, "ts", clock-301), with(workText, "expires_at", clock)} {
-			if res := receive(r, with(raw, "id", fmt.Sprint(i))); ReasonOf(res.Err) != ReasonExpired || len(res.Published) != 1 || len(w.works) != 0 {
+			if res := receive(r, with(raw, "id", fmt.Sprint(i))); ReasonOf(res.Err) != ReasonExpired ||
+				len(res.Published) != 1 || len(w.works) != 0 {
 				t.Errorf("%+v, %d works", res, len(w.works))
 			}
 		}
 	})
 	t.Run("AGH-045 each refusal needs a reason", func(t *testing.T) {
 		for _, s := range []ReceiptStatus{StatusRejected, StatusDuplicate, StatusExpired, StatusUnsupported} {
-			refuses(t, string(s), with(workText, "kind", "receipt", "body", map[string]any{"for_id": "m", "status": s}), ReasonMalformed)
-			accepts(t, string(s), with(workText, "kind", "receipt", "body", map[string]any{"for_id": "m", "status": s, "reason_code": "busy"}))
+			refuses(t, string(s), with(workText, "kind", "receipt", "body", map[string]any{"for_id": "m", "status": s}),
+				ReasonMalformed)
+			accepts(t, string(s), with(workText, "kind", "receipt", "body",
+				map[string]any{"for_id": "m", "status": s, "reason_code": "busy"}))
 		}
 	})
 }

@@ -32,8 +32,9 @@ func benchMessages(b *testing.B, n int) (*world, []prepared) {
 	text := strings.Repeat("offer ", 60)
 	for i := range n {
 		c := clients[i%2]
-		e := w.sign(c, Draft{SessionID: id, SequenceNumber: next[c], PreviousHash: hash, Time: w.clock.now(), Performative: Inform,
-			Body: Information{InformType: "result", Topic: "price", Data: map[string]any{"n": i, "text": text}}})
+		e := w.sign(c, Draft{SessionID: id, SequenceNumber: next[c], PreviousHash: hash, Time: w.clock.now(),
+			Performative: Inform,
+			Body:         Information{InformType: "result", Topic: "price", Data: map[string]any{"n": i, "text": text}}})
 		next[c]++
 		hash = e.Integrity.Hash
 		out = append(out, prepared{id, c.Identity.ID(), e.raw})
@@ -73,7 +74,8 @@ func floor(b *testing.B, w *world, m prepared) func() {
 	return func() {
 		sha256.Sum256(e.raw)
 		if !ed25519.Verify(key.public, input, sig) ||
-			!ecdsa.Verify(key.proof.public, digest[:], new(big.Int).SetBytes(proofSig[:32]), new(big.Int).SetBytes(proofSig[32:])) {
+			!ecdsa.Verify(key.proof.public, digest[:], new(big.Int).SetBytes(proofSig[:32]),
+				new(big.Int).SetBytes(proofSig[32:])) {
 			b.Fatal("does not verify")
 		}
 	}
@@ -123,7 +125,8 @@ func BenchmarkSign(b *testing.B) {
 	id := testIdentity(b, aliceID, "org_acme")
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := (Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform, Body: inform("x"), Time: time.Unix(1772893800, 0)}).Sign(id); err != nil {
+		if _, err := (Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform, Body: inform("x"),
+			Time: time.Unix(1772893800, 0)}).Sign(id); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -153,7 +156,8 @@ func BenchmarkForms(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		s := Timestamp(at)
-		if _, ok := ParseTimestamp(s); !ok || !ValidUUID("019cc8aa-0001-7def-8a12-000000000001") || !validHash(ZeroHash) || !validSignature(signature) {
+		if _, ok := ParseTimestamp(s); !ok || !ValidUUID("019cc8aa-0001-7def-8a12-000000000001") ||
+			!validHash(ZeroHash) || !validSignature(signature) {
 			b.Fatal(s)
 		}
 	}

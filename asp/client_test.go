@@ -57,7 +57,8 @@ func TestClientSession(t *testing.T) {
 	if _, err := bob.Send(ctx, Accept, Answer{}, InReplyTo(inv)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := alice.Send(ctx, Propose, Proposal{Type: "service-agreement", Subject: "widgets", Terms: map[string]any{"n": 10}}); err != nil {
+	if _, err := alice.Send(ctx, Propose, Proposal{Type: "service-agreement", Subject: "widgets",
+		Terms: map[string]any{"n": 10}}); err != nil {
 		t.Fatal(err) // alice did not know of the ACCEPT: she lost the race and re-linked
 	}
 	if alice.State() != Conversing {
@@ -72,7 +73,8 @@ func TestClientSession(t *testing.T) {
 		case Propose:
 			read++
 			if read > 1 {
-				if _, err := bob.Send(ctx, Counter, Proposal{Terms: map[string]any{"n": 20}}, InReplyTo(m)); err != nil {
+				if _, err := bob.Send(ctx, Counter, Proposal{Terms: map[string]any{"n": 20}},
+					InReplyTo(m)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -262,8 +264,11 @@ func TestAsk(t *testing.T) {
 				return
 			}
 			if m.Performative == Query {
-				for i, step := range []string{"accepted", "progress", "result"} { // of which only the last is the answer
-					if _, err := bob.Send(t.Context(), Inform, Information{InformType: step, Data: map[string]int{"celsius": 19 + i}}, InReplyTo(m)); err != nil {
+				// of which only the last is the answer
+				for i, step := range []string{"accepted", "progress", "result"} {
+					if _, err := bob.Send(t.Context(), Inform,
+						Information{InformType: step, Data: map[string]int{"celsius": 19 + i}},
+						InReplyTo(m)); err != nil {
 						t.Error(err)
 					}
 				}

@@ -91,9 +91,10 @@ type contextResult string
 
 // The results (project).
 const (
-	contextApplied  contextResult = "applied"
-	contextNoop     contextResult = "noop"
-	contextConflict contextResult = "context_conflict" // ignored: older version, other data, other type, or not the owner
+	contextApplied contextResult = "applied"
+	contextNoop    contextResult = "noop"
+	// ignored: older version, other data, other type, or not the owner
+	contextConflict contextResult = "context_conflict"
 )
 
 // A ContextEntry is an object that a session holds.

@@ -28,7 +28,8 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		c := &asp.Client{Server: hub.URL, Identity: me, Store: asp.Dir(filepath.Join(dir, org))} // the head survives restarts
+		// the head survives restarts
+		c := &asp.Client{Server: hub.URL, Identity: me, Store: asp.Dir(filepath.Join(dir, org))}
 		if err := c.Register(ctx, me.Card(), nil); err != nil {
 			log.Fatal(err)
 		}
@@ -44,7 +45,8 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	offer := asp.Proposal{Type: "service-agreement", Subject: "widgets", Terms: map[string]any{"quantity": 10, "price": 12.5}}
+	offer := asp.Proposal{Type: "service-agreement", Subject: "widgets",
+		Terms: map[string]any{"quantity": 10, "price": 12.5}}
 	for m, err := range s.Messages(ctx) { // verified, in the order of the chain; resumes
 		if err != nil {
 			log.Fatal(err)
@@ -96,7 +98,8 @@ func sell(ctx context.Context, c *asp.Client) error {
 			case m.IsInvitation():
 				_, err = s.Send(ctx, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 			case m.Performative == asp.Propose:
-				_, err = s.Send(ctx, asp.Counter, asp.Proposal{Terms: map[string]any{"quantity": 10, "price": 13}}, asp.InReplyTo(m))
+				_, err = s.Send(ctx, asp.Counter, asp.Proposal{Terms: map[string]any{"quantity": 10, "price": 13}},
+					asp.InReplyTo(m))
 			case m.Performative == asp.Accept && m.State == asp.Conversing:
 				_, err = s.Send(ctx, asp.Commit, asp.Promise{Terms: asp.Terms{Obligations: []asp.Obligation{
 					{Party: c.Identity.ID(), Action: "deliver 10 widgets"}}}})

@@ -52,7 +52,8 @@ func TestEndpoints(t *testing.T) {
 	expect("create", resp, body, 201, `"state":"INVITED"`)
 	resp, body = w.request(w.alice, "POST", base, "application/json", inv.Raw())
 	expect("create again", resp, body, 200, inv.MessageID)
-	resp, body = w.request(w.bob, "POST", base+"/"+id+"/messages", string(JSON), w.sendable(id, w.bob, Accept, Answer{ReferenceID: "inv"}).Raw())
+	resp, body = w.request(w.bob, "POST", base+"/"+id+"/messages", string(JSON),
+		w.sendable(id, w.bob, Accept, Answer{ReferenceID: "inv"}).Raw())
 	expect("send", resp, body, 202, `"position":1,"state":"INTRODUCED"`)
 	resp, body = w.request(w.bob, "GET", base+"/"+id, "", nil)
 	expect("session", resp, body, 200, `"lastSequence":1`)
@@ -66,7 +67,8 @@ func TestEndpoints(t *testing.T) {
 	expect("message", resp, body, 200, inv.MessageID)
 	resp, body = w.request(w.bob, "GET", base+"/"+id+"/messages/"+w.uuid(), "", nil)
 	expect("no message", resp, body, 404, "message_not_found")
-	for name, path := range map[string]string{"escaped": url.PathEscape(aliceID), "as it is": aliceID, "bare name": "procurement"} {
+	for name, path := range map[string]string{"escaped": url.PathEscape(aliceID), "as it is": aliceID,
+		"bare name": "procurement"} {
 		resp, body = w.request(w.bob, "GET", "/v1/asp/agents/"+path+"/card", "", nil)
 		if name == "as it is" && resp.StatusCode == 301 {
 			continue
@@ -101,7 +103,8 @@ func TestEndpoints(t *testing.T) {
 	resp, body = w.request(w.alice, "DELETE", base+"/"+other, "", nil)
 	expect("delete again", resp, body, 409, "session_closed")
 	ex := w.executing()
-	dispute := `{"disputeId":"d","sessionId":"` + ex + `","commitmentId":"c1","filedBy":"` + aliceID + `","filedAgainst":"` + bobID + `","reason":"fulfillment-mismatch","severity":3,"evidence":{"n":1}}`
+	dispute := `{"disputeId":"d","sessionId":"` + ex + `","commitmentId":"c1","filedBy":"` + aliceID +
+		`","filedAgainst":"` + bobID + `","reason":"fulfillment-mismatch","severity":3,"evidence":{"n":1}}`
 	resp, body = w.request(w.bob, "POST", base+"/"+ex+"/disputes", "application/json", []byte(dispute))
 	expect("dispute in another's name", resp, body, 403, "sender_mismatch")
 	resp, body = w.request(w.alice, "POST", base+"/"+ex+"/disputes", "application/json", []byte(dispute))
@@ -116,7 +119,8 @@ func TestPaging(t *testing.T) {
 	for i := range 250 {
 		w.say(id, w.alice, Inform, inform(fmt.Sprint(i)))
 	}
-	for query, want := range map[string]int{"": 50, "?limit=7": 7, "?limit=1000": 200, "?cursor=200&limit=200": 53, "?since_sequence=251": 1} {
+	for query, want := range map[string]int{"": 50, "?limit=7": 7, "?limit=1000": 200, "?cursor=200&limit=200": 53,
+		"?since_sequence=251": 1} {
 		_, body := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages"+query, "", nil)
 		var page struct {
 			Messages []jsonx.Value `json:"messages"`
@@ -129,8 +133,10 @@ func TestPaging(t *testing.T) {
 			t.Errorf("%s: next %q", query, page.Next)
 		}
 	}
-	for _, query := range []string{"?limit=0", "?limit=x", "?cursor=x", "?since_sequence=-7", "?cursor=x&since_sequence=0"} {
-		if resp, body := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages"+query, "", nil); resp.StatusCode != 422 {
+	for _, query := range []string{"?limit=0", "?limit=x", "?cursor=x", "?since_sequence=-7",
+		"?cursor=x&since_sequence=0"} {
+		if resp, body := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages"+query,
+			"", nil); resp.StatusCode != 422 {
 			t.Errorf("%s: %d %s", query, resp.StatusCode, body)
 		}
 	}
@@ -199,7 +205,8 @@ func TestAuthentication(t *testing.T) {
 		if resp, _ := w.request(w.alice, "GET", path, "", nil, set("Asp-Session-Id", id)); resp.StatusCode != 200 {
 			t.Error(resp.StatusCode)
 		}
-		if resp, body := w.request(w.alice, "GET", path, "", nil, set("Asp-Session-Id", w.uuid())); reason(t, body) != "session_mismatch" {
+		if resp, body := w.request(w.alice, "GET", path, "", nil, set("Asp-Session-Id", w.uuid())); reason(t,
+			body) != "session_mismatch" {
 			t.Errorf("%d %s", resp.StatusCode, body)
 		}
 	})
@@ -215,7 +222,8 @@ func TestAuthentication(t *testing.T) {
 			p, _ := w.bob.Identity.HTTPProof("POST", w.http.URL+"/oauth/token", "", w.clock.now())
 			return p
 		}()} {
-			req, _ := http.NewRequest("POST", w.http.URL+"/oauth/token", strings.NewReader(`{"grant_type":"client_credentials","client_id":"`+aliceID+`"}`))
+			req, _ := http.NewRequest("POST", w.http.URL+"/oauth/token",
+				strings.NewReader(`{"grant_type":"client_credentials","client_id":"`+aliceID+`"}`))
 			req.Header.Set("DPoP", p)
 			if resp, body := w.do(req); resp.StatusCode != 401 {
 				t.Errorf("%s: %d %s", name, resp.StatusCode, body)
@@ -235,7 +243,8 @@ func TestEventStream(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		resp, err := w.bob.start(ctx, "GET", "/v1/asp/sessions/"+id+"/events", "", nil, token, http.Header{"Last-Event-Id": {last}})
+		resp, err := w.bob.start(ctx, "GET", "/v1/asp/sessions/"+id+"/events", "", nil, token,
+			http.Header{"Last-Event-Id": {last}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -274,7 +283,8 @@ func TestEventStream(t *testing.T) {
 		t.Errorf("the stream of a session that is over: %+v", events)
 	}
 	token, _ := w.carol.access(t.Context())
-	if _, err := w.carol.start(t.Context(), "GET", "/v1/asp/sessions/"+id+"/events", "", nil, token, nil); !isCode(err, "not_participant") {
+	if _, err := w.carol.start(t.Context(), "GET", "/v1/asp/sessions/"+id+"/events", "", nil, token, nil); !isCode(err,
+		"not_participant") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -291,7 +301,8 @@ func TestEndStreams(t *testing.T) {
 	}
 	socket := w.dial(t, id)
 	w.auth(t, socket, w.alice, id, nil)
-	for _, path := range []string{"/v1/asp/sessions/" + id + "/events", "/v1/asp/agents/" + w.bob.Identity.ID() + "/inbox"} {
+	for _, path := range []string{"/v1/asp/sessions/" + id + "/events", "/v1/asp/agents/" + w.bob.Identity.ID() +
+		"/inbox"} {
 		resp, err := w.bob.start(t.Context(), "GET", path, "", nil, token, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -317,7 +328,8 @@ type wsPeer struct {
 
 func (w *world) dial(t *testing.T, session string) *wsPeer {
 	t.Helper()
-	conn, _, err := websocket.Dial(t.Context(), "ws"+strings.TrimPrefix(w.http.URL, "http")+"/v1/asp/sessions/"+session+"/ws", nil)
+	conn, _, err := websocket.Dial(t.Context(), "ws"+strings.TrimPrefix(w.http.URL, "http")+"/v1/asp/sessions/"+session+
+		"/ws", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +417,8 @@ func TestWebSocket(t *testing.T) {
 	w := newWorld(t)
 	id := w.conversing()
 	alice, bob := w.dial(t, id), w.dial(t, id)
-	if ok := w.auth(t, alice, w.alice, id, nil); ok.SessionID != id || ok.State != Conversing || len(ok.Participants) != 2 || *ok.LastSequence != 2 {
+	if ok := w.auth(t, alice, w.alice, id, nil); ok.SessionID != id || ok.State != Conversing ||
+		len(ok.Participants) != 2 || *ok.LastSequence != 2 {
 		t.Errorf("auth_ok %+v", ok)
 	}
 	zero := int64(0)
@@ -430,7 +443,8 @@ func TestWebSocket(t *testing.T) {
 	}
 	alice.read("message")
 	// Bad frames are answered; the connection goes on.
-	for bad, code := range map[string]string{`{"type":"what"}`: "invalid_field", `{`: "malformed_json", `{"type":"send","envelope":{"a":1,"a":2}}`: "duplicate_key", `{"type":"send"}`: "malformed_json"} {
+	for bad, code := range map[string]string{`{"type":"what"}`: "invalid_field", `{`: "malformed_json",
+		`{"type":"send","envelope":{"a":1,"a":2}}`: "duplicate_key", `{"type":"send"}`: "malformed_json"} {
 		if err := alice.conn.Write(t.Context(), websocket.MessageText, []byte(bad)); err != nil {
 			t.Fatal(err)
 		}
@@ -515,12 +529,18 @@ func TestWebSocketAuthentication(t *testing.T) {
 		code  string
 		frame any
 	}{
-		"not auth":      {"auth_required", map[string]string{"type": "pong"}},
-		"a message":     {"auth_required", map[string]any{"type": "send", "envelope": jsonx.Value(w.sendable(id, w.alice, Inform, inform("hello")).Raw())}},
-		"no proof":      {"dpop_malformed", map[string]string{"type": "auth", "token": token}},
-		"no token":      {"token_invalid", map[string]string{"type": "auth", "dpopProof": good}},
-		"too large":     {"auth_required", map[string]string{"type": "auth", "token": token, "dpopProof": strings.Repeat("x", maxAuthFrame)}},
-		"other session": {"dpop_htu_mismatch", map[string]string{"type": "auth", "token": token, "dpopProof": proof(func() (string, error) { return w.alice.Identity.MessageProof(w.uuid(), token, w.clock.now()) })}},
+		"not auth": {"auth_required", map[string]string{"type": "pong"}},
+		"a message": {"auth_required", map[string]any{"type": "send",
+			"envelope": jsonx.Value(w.sendable(id, w.alice, Inform, inform("hello")).Raw())}},
+		"no proof": {"dpop_malformed", map[string]string{"type": "auth", "token": token}},
+		"no token": {"token_invalid", map[string]string{"type": "auth", "dpopProof": good}},
+		"too large": {"auth_required", map[string]string{"type": "auth", "token": token,
+			"dpopProof": strings.Repeat("x", maxAuthFrame)}},
+		"other session": {"dpop_htu_mismatch", map[string]string{"type": "auth", "token": token,
+			"dpopProof": proof(func() (string, error) {
+				return w.alice.Identity.MessageProof(w.uuid(), token,
+					w.clock.now())
+			})}},
 	} {
 		p := w.dial(t, id)
 		p.write(c.frame)
@@ -537,7 +557,8 @@ func TestWebSocketAuthentication(t *testing.T) {
 	refused("replayed", "dpop_jti_replayed", again)
 	stranger := w.dial(t, id)
 	token, _ = w.carol.access(t.Context())
-	stranger.write(map[string]string{"type": "auth", "token": token, "dpopProof": proof(func() (string, error) { return w.carol.Identity.MessageProof(id, token, w.clock.now()) })})
+	stranger.write(map[string]string{"type": "auth", "token": token,
+		"dpopProof": proof(func() (string, error) { return w.carol.Identity.MessageProof(id, token, w.clock.now()) })})
 	refused("stranger", "not_participant", stranger)
 
 	t.Run("silent", func(t *testing.T) {

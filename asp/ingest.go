@@ -33,7 +33,8 @@ func (s *Server) Say(ctx context.Context, e *Envelope) (*Receipt, error) {
 	s.init()
 	receipt, err := s.ingest(ctx, e, Transport{Format: e.format, Agent: e.Sender.AgentID}, e.SessionID)
 	if err != nil {
-		return nil, s.report(ctx, &Refusal{Agent: e.Sender.AgentID, Session: e.SessionID, Raw: e.raw, Note: e.Note}, err)
+		return nil, s.report(ctx, &Refusal{Agent: e.Sender.AgentID, Session: e.SessionID, Raw: e.raw, Note: e.Note},
+			err)
 	}
 	return receipt, nil
 }

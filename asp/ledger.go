@@ -31,10 +31,11 @@ type Ledger struct {
 	Commitments   []Commitment            `json:"commitments,omitempty"`
 	Context       map[string]ContextEntry `json:"context,omitempty"`
 	Opened        time.Time               `json:"opened"`
-	Deadline      time.Time               `json:"deadline,omitzero"`          // when the state times out
-	Ends          time.Time               `json:"ends,omitzero"`              // the proposedDuration of the invitation
-	MaxResponseMs int64                   `json:"maxResponseTimeMs,omitzero"` // of the invitation's terms: how long an answer may take
-	Reason        string                  `json:"reason,omitempty"`           // why it ended, when no message says so
+	Deadline      time.Time               `json:"deadline,omitzero"` // when the state times out
+	Ends          time.Time               `json:"ends,omitzero"`     // the proposedDuration of the invitation
+	// of the invitation's terms: how long an answer may take
+	MaxResponseMs int64  `json:"maxResponseTimeMs,omitzero"`
+	Reason        string `json:"reason,omitempty"` // why it ended, when no message says so
 }
 
 // A Participant is an agent in a session. KeyID pins its keys: they do not

@@ -54,7 +54,8 @@ func drawModel(t *rapid.T, depth int) *model {
 	case "object":
 		for range rapid.IntRange(0, 5).Draw(t, "len") {
 			name := drawString(t)
-			if slices.ContainsFunc(m.names, func(n string) bool { return norm.NFC.String(n) == norm.NFC.String(name) }) {
+			if slices.ContainsFunc(m.names,
+				func(n string) bool { return norm.NFC.String(n) == norm.NFC.String(name) }) {
 				continue
 			}
 			m.names = append(m.names, name)
@@ -65,7 +66,8 @@ func drawModel(t *rapid.T, depth int) *model {
 }
 
 func drawString(t *rapid.T) string {
-	pool := []rune{'a', 'b', 'é', 'e', '\u0301', '\u0323', 'A', '"', '\\', '\n', 0x1f, 0x7f, 0x2028, '<', '&', 0xac00, 0x1100, 0x1161,
+	pool := []rune{'a', 'b', 'é', 'e', '\u0301', '\u0323', 'A', '"', '\\', '\n', 0x1f, 0x7f, 0x2028, '<', '&', 0xac00,
+		0x1100, 0x1161,
 		0xfb33, 0xe000, 0xffff, 0x1f600, 0x10000, 0x10ffff, 0xd7ff, '/', 0x212b}
 	return string(rapid.SliceOfN(rapid.SampledFrom(pool), 0, 6).Draw(t, "string"))
 }
@@ -242,7 +244,8 @@ func TestCanonicalModel(t *testing.T) {
 func TestIntegerExactness(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		lit := strconv.FormatUint(rapid.Uint64Min(1).Draw(t, "n"), 10) + strings.Repeat("0", rapid.IntRange(0, 30).Draw(t, "zeros"))
+		lit := strconv.FormatUint(rapid.Uint64Min(1).Draw(t, "n"),
+			10) + strings.Repeat("0", rapid.IntRange(0, 30).Draw(t, "zeros"))
 		lit += rapid.SampledFrom([]string{"", ".0", "e0", ".000"}).Draw(t, "tail")
 		f, err := strconv.ParseFloat(lit, 64)
 		if err != nil {
@@ -261,8 +264,10 @@ func TestIntegerExactness(t *testing.T) {
 // refusal changes nothing.
 func TestStateMachineWalk(t *testing.T) {
 	t.Parallel()
-	events := []string{"PROPOSE:session-invitation", "PROPOSE", "ACCEPT", "REJECT", "COUNTER", "INFORM", "INFORM:introduction",
-		"INFORM:escalation-resolved", "QUERY", "CLARIFY", "COMMIT", "DELEGATE", "ESCALATE", "WITHDRAW", "OBSERVE", "CLOSE", "@timeout", "FULFILL", ""}
+	events := []string{"PROPOSE:session-invitation", "PROPOSE", "ACCEPT", "REJECT", "COUNTER", "INFORM",
+		"INFORM:introduction",
+		"INFORM:escalation-resolved", "QUERY", "CLARIFY", "COMMIT", "DELEGATE", "ESCALATE", "WITHDRAW", "OBSERVE",
+		"CLOSE", "@timeout", "FULFILL", ""}
 	rapid.Check(t, func(t *rapid.T) {
 		state, before := Idle, Idle
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -293,7 +298,8 @@ func TestStateMachineWalk(t *testing.T) {
 }
 
 func FuzzCanonical(f *testing.F) {
-	for _, s := range []string{`{"b":1,"a":[1e2,"\u00e9"]}`, `{"é":1,"é":2}`, `"\ud800"`, `1e400`, `9007199254740993`, `-0.0`, "[[[[]]]]"} {
+	for _, s := range []string{`{"b":1,"a":[1e2,"\u00e9"]}`, `{"é":1,"é":2}`, `"\ud800"`, `1e400`, `9007199254740993`,
+		`-0.0`, "[[[[]]]]"} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -319,18 +325,23 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 	id := testIdentity(t, aliceID, "org \"acme\" \u00e9")
 	ttl := int64(60)
 	rapid.Check(t, func(t *rapid.T) {
-		d := Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform, SequenceNumber: rapid.Int64Range(0, 1<<53).Draw(t, "sequence"),
-			Time: time.UnixMilli(rapid.Int64Range(0, 4e12).Draw(t, "time")), TrustScore: rapid.Float64Range(0, 100).Draw(t, "score"),
-			Format: rapid.SampledFrom([]Format{"", JSON, MessagePack}).Draw(t, "format"),
-			Body:   map[string]any{"topic": drawString(t), "more": map[string]any{drawString(t): []float64{drawNumber(t)}}, "text": jsonx.Value(" \"a\\/\\u0062\" ")}}
+		d := Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Inform,
+			SequenceNumber: rapid.Int64Range(0, 1<<53).Draw(t, "sequence"),
+			Time:           time.UnixMilli(rapid.Int64Range(0, 4e12).Draw(t, "time")),
+			TrustScore:     rapid.Float64Range(0, 100).Draw(t, "score"),
+			Format:         rapid.SampledFrom([]Format{"", JSON, MessagePack}).Draw(t, "format"),
+			Body: map[string]any{"topic": drawString(t),
+				"more": map[string]any{drawString(t): []float64{drawNumber(t)}}, "text": jsonx.Value(" \"a\\/\\u0062\" ")}}
 		if rapid.Bool().Draw(t, "recipient") {
 			d.Recipient = &Party{AgentID: bobID, OrgID: "org" + drawString(t)}
 		}
 		if rapid.Bool().Draw(t, "constraints") {
-			d.Constraints = &Constraints{MaxResponseTimeMs: 5, RequiredTrustScore: 0.5, AllowedPerformatives: []Performative{Inform}}
+			d.Constraints = &Constraints{MaxResponseTimeMs: 5, RequiredTrustScore: 0.5,
+				AllowedPerformatives: []Performative{Inform}}
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "objects") {
-			o := ContextObject{Type: "custom", ID: fmt.Sprint(i), Version: int64(i), Data: json.RawMessage(` { "a" : [1, "x"] } `)}
+			o := ContextObject{Type: "custom", ID: fmt.Sprint(i), Version: int64(i),
+				Data: json.RawMessage(` { "a" : [1, "x"] } `)}
 			if i == 1 {
 				o.TTL, o.Visibility = &ttl, VisibleTurn
 			}
@@ -350,7 +361,8 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 		if !got.signedBy(id.public) || got.checkHash() != nil {
 			t.Fatalf("%s: hash or signature does not hold", e.Raw())
 		}
-		if got.Digest() != e.Digest() || !bytes.Equal(got.content, e.content) || got.bodySpan != e.bodySpan || got.score != e.score {
+		if got.Digest() != e.Digest() || !bytes.Equal(got.content, e.content) || got.bodySpan != e.bodySpan ||
+			got.score != e.score {
 			t.Fatalf("%s: another digest, content or place", e.Raw())
 		}
 		e.made, e.root, got.root = nil, nil, nil
@@ -363,9 +375,12 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 // FuzzSyntax: what is read in one pass is what jsonx accepts, and its values are
 // what jsonx reads.
 func FuzzSyntax(f *testing.F) {
-	for _, s := range []string{`{"a":[1,-0.5e+3,"x\u00e9\ud83d\ude00",true,false,null,{}],"b":{"c":[]}}`, `"\ud83d"`, `"\ud83dx"`, `"\udc00\ud800"`, `{"a":1,"\u0061":2}`,
-		`[1,]`, `[,1]`, `{"a":1,}`, `{"a" 1}`, `{a:1}`, `01`, `-`, `1.`, `.5`, `1e`, `+1`, `"\x"`, "\"\t\"", "\"\xff\"", "\xef\xbb\xbf1", " \n1\t ", `1 2`, `tru`, `nul`, `"`, `"\`, `"\u12`, `[`, `{`, `{"a"`, ``,
-		strings.Repeat("[", 64) + strings.Repeat("]", 64), strings.Repeat("[", 65) + strings.Repeat("]", 65), `1e999`, `9007199254740993`, `{"\u0065\u0301":1,"\u00e9":2}`} {
+	for _, s := range []string{`{"a":[1,-0.5e+3,"x\u00e9\ud83d\ude00",true,false,null,{}],"b":{"c":[]}}`, `"\ud83d"`,
+		`"\ud83dx"`, `"\udc00\ud800"`, `{"a":1,"\u0061":2}`,
+		`[1,]`, `[,1]`, `{"a":1,}`, `{"a" 1}`, `{a:1}`, `01`, `-`, `1.`, `.5`, `1e`, `+1`, `"\x"`, "\"\t\"", "\"\xff\"",
+		"\xef\xbb\xbf1", " \n1\t ", `1 2`, `tru`, `nul`, `"`, `"\`, `"\u12`, `[`, `{`, `{"a"`, ``,
+		strings.Repeat("[", 64) + strings.Repeat("]", 64), strings.Repeat("[", 65) + strings.Repeat("]", 65),
+		`1e999`, `9007199254740993`, `{"\u0065\u0301":1,"\u00e9":2}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -386,7 +401,8 @@ func FuzzSyntax(f *testing.F) {
 }
 
 func FuzzMsgpack(f *testing.F) {
-	for _, s := range [][]byte{{0x80}, {0xc1}, {0xdf, 0xff, 0xff, 0xff, 0xff}, {0x81, 0xa1, 'a', 0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0}, {0xc4, 2, 0, 1}, bytes.Repeat([]byte{0x91}, 70)} {
+	for _, s := range [][]byte{{0x80}, {0xc1}, {0xdf, 0xff, 0xff, 0xff, 0xff},
+		{0x81, 0xa1, 'a', 0xcb, 0x7f, 0xf8, 0, 0, 0, 0, 0, 0}, {0xc4, 2, 0, 1}, bytes.Repeat([]byte{0x91}, 70)} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -419,7 +435,8 @@ func FuzzDecode(f *testing.F) {
 	}
 	for _, d := range []Draft{
 		{Performative: Observe, Body: map[string]any{"n": 1}},
-		{Performative: Inform, Body: inform("é"), Context: []ContextObject{{Type: "custom", ID: "x", Data: json.RawMessage("{}")}}, Constraints: &Constraints{MaxTokenBudget: 1}},
+		{Performative: Inform, Body: inform("é"), Context: []ContextObject{{Type: "custom", ID: "x",
+			Data: json.RawMessage("{}")}}, Constraints: &Constraints{MaxTokenBudget: 1}},
 	} {
 		d.SessionID = "019cc8aa-0001-7def-8a12-000000000001"
 		e, err := d.Sign(id)
@@ -459,7 +476,8 @@ func FuzzDecode(f *testing.F) {
 		}
 		r := &Record{Raw: b, Format: format, ScoreFrom: e.score.from, ScoreTo: e.score.to}
 		changed, err := Limits{}.Decode(r.withTrustScore(12.5), format)
-		if err != nil || changed.Sender.TrustScore != 12.5 || !bytes.Equal(changed.CanonicalContent(), e.CanonicalContent()) {
+		if err != nil || changed.Sender.TrustScore != 12.5 ||
+			!bytes.Equal(changed.CanonicalContent(), e.CanonicalContent()) {
 			t.Fatalf("with another score: %v", err)
 		}
 	})
@@ -479,7 +497,8 @@ func FuzzProof(f *testing.F) {
 	f.Add("..")
 	f.Add(base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none"}`)) + ".e30.")
 	f.Fuzz(func(t *testing.T, s string) {
-		got, err := checkProof(s, proofClaims{Method: messageMethod, URL: messageURL("019cc8aa-0001-7def-8a12-000000000001"), Now: now})
+		got, err := checkProof(s, proofClaims{Method: messageMethod,
+			URL: messageURL("019cc8aa-0001-7def-8a12-000000000001"), Now: now})
 		if err == nil && got.JTI == "" {
 			t.Fatal("a proof without jti")
 		}
@@ -500,7 +519,8 @@ func FuzzTranscript(f *testing.F) {
 	f.Add([]byte("{\"header\":{},\"chain\":\"\"}\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		report, err := VerifyTranscript(bytes.NewReader(b))
-		if err == nil && (!report.Signed || !bytes.Equal(b, buf.Bytes())) && report.Messages > 0 && report.SessionID == id && len(b) == buf.Len() {
+		if err == nil && (!report.Signed || !bytes.Equal(b, buf.Bytes())) && report.Messages > 0 &&
+			report.SessionID == id && len(b) == buf.Len() {
 			t.Fatalf("another transcript of the same session verifies: %+v", report)
 		}
 	})
@@ -580,13 +600,17 @@ func TestFormsAreExact(t *testing.T) {
 		}
 		return string(b)
 	}
-	for _, s := range []string{"", "2026-02-29T00:00:00.000Z", "2024-02-29T23:59:59.999Z", "2100-02-29T00:00:00.000Z", "0000-02-29T00:00:00.000Z", "2026-13-01T00:00:00.000Z", "2026-00-01T00:00:00.000Z",
-		"2026-01-00T00:00:00.000Z", "2026-04-31T00:00:00.000Z", "2026-01-32T00:00:00.000Z", "2026-01-01T24:00:00.000Z", "2026-01-01T00:60:00.000Z", "2026-12-31T23:59:60.000Z", "9999-12-31T23:59:59.999Z",
-		"2026-01-01t00:00:00.000Z", "2026-01-01T00:00:00,000Z", "2026-01-01T00:00:00.000z", "2026-01-01 00:00:00.000Z", "+026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.00 Z"} {
+	for _, s := range []string{"", "2026-02-29T00:00:00.000Z", "2024-02-29T23:59:59.999Z", "2100-02-29T00:00:00.000Z",
+		"0000-02-29T00:00:00.000Z", "2026-13-01T00:00:00.000Z", "2026-00-01T00:00:00.000Z",
+		"2026-01-00T00:00:00.000Z", "2026-04-31T00:00:00.000Z", "2026-01-32T00:00:00.000Z", "2026-01-01T24:00:00.000Z",
+		"2026-01-01T00:60:00.000Z", "2026-12-31T23:59:60.000Z", "9999-12-31T23:59:59.999Z",
+		"2026-01-01t00:00:00.000Z", "2026-01-01T00:00:00,000Z", "2026-01-01T00:00:00.000z", "2026-01-01 00:00:00.000Z",
+		"+026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.00 Z"} {
 		likeTime(s)
 	}
 	at := func() time.Time {
-		return time.Unix(random.Int64N(253402300800+62167219200)-62167219200, random.Int64N(1e9)).In(time.FixedZone("", random.IntN(7200)))
+		return time.Unix(random.Int64N(253402300800+62167219200)-62167219200,
+			random.Int64N(1e9)).In(time.FixedZone("", random.IntN(7200)))
 	}
 	for range 50000 {
 		when := at()
@@ -600,14 +624,17 @@ func TestFormsAreExact(t *testing.T) {
 		likeForms(changed("019cc8aa-0001-7def-8a12-0123456789ab"))
 		likeForms(changed(ZeroHash))
 	}
-	for _, when := range []time.Time{{}, time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)} {
+	for _, when := range []time.Time{{}, time.Date(-1, 1, 1, 0, 0, 0, 0, time.UTC),
+		time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)} {
 		if got, want := Timestamp(when), when.UTC().Format(timeLayout); got != want {
 			t.Errorf("%v is written %q, want %q", when, got, want)
 		}
 	}
 	sum := sha256.Sum256([]byte("token"))
-	for ath, want := range map[string]bool{"sha256:" + hex.EncodeToString(sum[:]): true, b64.EncodeToString(sum[:]): true, "": false, "sha256:": false,
-		hex.EncodeToString(sum[:]): false, "sha256:" + strings.ToUpper(hex.EncodeToString(sum[:])): false, base64.StdEncoding.EncodeToString(sum[:]): false} {
+	for ath, want := range map[string]bool{"sha256:" + hex.EncodeToString(sum[:]): true,
+		b64.EncodeToString(sum[:]): true, "": false, "sha256:": false,
+		hex.EncodeToString(sum[:]): false, "sha256:" + strings.ToUpper(hex.EncodeToString(sum[:])): false,
+		base64.StdEncoding.EncodeToString(sum[:]): false} {
 		if athMatches(ath, "token") != want {
 			t.Errorf("%q: %t", ath, !want)
 		}
@@ -626,7 +653,8 @@ func TestLedgersShareItems(t *testing.T) {
 		next := 0
 		for range rapid.IntRange(1, 400).Draw(t, "steps") {
 			// Most follow the newest.
-			v := all[len(all)-1-min(rapid.IntRange(0, 40).Draw(t, "back")/30*rapid.IntRange(0, 3).Draw(t, "far"), len(all)-1)]
+			v := all[len(all)-1-min(rapid.IntRange(0, 40).Draw(t, "back")/30*rapid.IntRange(0, 3).Draw(t, "far"),
+				len(all)-1)]
 			l, want := v.ledger.copy(), slices.Clone(v.want)
 			switch kind := rapid.IntRange(0, 20).Draw(t, "kind"); {
 			case kind == 0 && len(want) > 0:

@@ -61,12 +61,14 @@ func (s *Server) register(ctx context.Context, b []byte, enrolled bool,
 		next.Cards = slices.Clone(old.Cards)
 		last := &next.Cards[len(next.Cards)-1]
 		switch {
-		case current.SigningKey.Equal(card.SigningKey) && current.ProofKey.Equal(card.ProofKey) && current.OrgID == card.OrgID:
+		case current.SigningKey.Equal(card.SigningKey) && current.ProofKey.Equal(card.ProofKey) &&
+			current.OrgID == card.OrgID:
 			last.Card = card.raw // the same keys: their span goes on
 		case len(next.Cards) >= maxCardVersions:
 			return nil, refuse("capacity_unavailable", "")
 		default:
-			if busy, err := s.store.Ledgers(ctx, LedgerQuery{Participant: card.AgentID, Live: true}, "", 1); err != nil {
+			if busy, err := s.store.Ledgers(ctx, LedgerQuery{Participant: card.AgentID, Live: true},
+				"", 1); err != nil {
 				return nil, err
 			} else if len(busy) > 0 {
 				return nil, refuse("agent_in_session", "")

@@ -37,7 +37,8 @@ func TestOriginalIsKept(t *testing.T) {
 		t.Errorf("stored %s, %v", records[0].Raw, err)
 	}
 	want := bytes.Replace(odd, []byte("99.50"), []byte("0"), 1)
-	if _, got := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages/"+r.MessageID, "", nil); !bytes.Equal(got, want) {
+	if _, got := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages/"+r.MessageID, "", nil); !bytes.Equal(got,
+		want) {
 		t.Errorf("delivered\n%s\nwant\n%s", got, want)
 	}
 	_, list := w.request(w.bob, "GET", "/v1/asp/sessions/"+id+"/messages", "", nil)
@@ -105,7 +106,8 @@ func TestSequencer(t *testing.T) {
 		before := w.head(id)
 		for name, bad := range map[string][]byte{
 			"hash_mismatch": bytes.Replace(e.Raw(), []byte("good"), []byte("evil"), 1),
-			"bad_signature": bytes.Replace(e.Raw(), []byte(e.Integrity.Signature[:20]), []byte("ed25519:000000000000"), 1),
+			"bad_signature": bytes.Replace(e.Raw(), []byte(e.Integrity.Signature[:20]), []byte("ed25519:000000000000"),
+				1),
 		} {
 			if _, err := w.Ingest(t.Context(), bad, Transport{}, id); !isCode(err, name) {
 				t.Errorf("got %v, want %s", err, name)
@@ -126,7 +128,8 @@ func TestSequencer(t *testing.T) {
 		b := w.sign(w.alice, w.draft(id, w.alice, Inform, inform("b")))
 		reused := bytes.Replace(b.Raw(), []byte(b.Sender.DPoPProof), []byte(a.Sender.DPoPProof), 1)
 		before := w.head(id)
-		if _, err := w.Ingest(t.Context(), reused, Transport{}, id); !errors.Is(err, ErrReplay) || w.head(id) != before {
+		if _, err := w.Ingest(t.Context(), reused, Transport{}, id); !errors.Is(err, ErrReplay) ||
+			w.head(id) != before {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -167,7 +170,8 @@ func TestSequencer(t *testing.T) {
 		if _, err := w.Ingest(t.Context(), e.Raw(), Transport{Agent: bobID}, id); !isCode(err, "sender_mismatch") {
 			t.Errorf("got %v", err)
 		}
-		if _, err := w.Ingest(t.Context(), e.Raw(), Transport{}, "019cc8aa-0001-7def-8a12-000000000001"); !isCode(err, "session_mismatch") {
+		if _, err := w.Ingest(t.Context(), e.Raw(), Transport{}, "019cc8aa-0001-7def-8a12-000000000001"); !isCode(err,
+			"session_mismatch") {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -200,7 +204,8 @@ func TestRoles(t *testing.T) {
 	})
 	t.Run("ASP-057 ASP-058 proposals", func(t *testing.T) {
 		id := w.conversing()
-		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{},
+		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s",
+			Terms:      map[string]any{},
 			ValidUntil: Timestamp(w.clock.now().Add(time.Minute))})
 		w.refuse("invalid_transition", id, w.alice, Accept, Answer{ReferenceID: "p"})
 		w.refuse("invalid_transition", id, w.bob, Withdraw, Answer{ReferenceID: "p"})
@@ -208,7 +213,8 @@ func TestRoles(t *testing.T) {
 		w.refuse("timeout", id, w.bob, Accept, Answer{ReferenceID: "p"})
 		w.say(id, w.alice, Withdraw, Answer{ReferenceID: "p"})
 		w.refuse("invalid_transition", id, w.bob, Reject, Answer{ReferenceID: "p"})
-		w.refuse("invalid_body", id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{}})
+		w.refuse("invalid_body", id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s",
+			Terms: map[string]any{}})
 	})
 	t.Run("CLARIFY", func(t *testing.T) {
 		id := w.conversing()
@@ -222,9 +228,11 @@ func TestRoles(t *testing.T) {
 	})
 	t.Run("ASP-056 commitments", func(t *testing.T) {
 		id := w.conversing()
-		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{}})
+		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s",
+			Terms: map[string]any{}})
 		w.say(id, w.bob, Commit, Promise{CommitmentID: "c", Terms: Terms{Obligations: []Obligation{}}})
-		w.refuse("invalid_transition", id, w.bob, Accept, Answer{ReferenceID: "p"}) // only the commitment is open to answers
+		// only the commitment is open to answers
+		w.refuse("invalid_transition", id, w.bob, Accept, Answer{ReferenceID: "p"})
 		w.refuse("invalid_transition", id, w.bob, Accept, Answer{ReferenceID: "c"})
 		w.refuse("invalid_transition", id, w.alice, Withdraw, Answer{ReferenceID: "c"})
 		w.say(id, w.bob, Withdraw, Answer{ReferenceID: "c"})
@@ -233,13 +241,15 @@ func TestRoles(t *testing.T) {
 		w.refuse("invalid_transition", id, w.bob, Withdraw, Answer{ReferenceID: "c2"})
 		w.say(id, w.bob, Inform, Information{InformType: "fulfillment", Topic: "c2"})
 		l, err := w.Session(t.Context(), id, "")
-		if err != nil || l.commitment("c").Status != Withdrawn || l.commitment("c2").Status != Fulfilled || l.commitment("c2").AcceptedBy != aliceID {
+		if err != nil || l.commitment("c").Status != Withdrawn || l.commitment("c2").Status != Fulfilled ||
+			l.commitment("c2").AcceptedBy != aliceID {
 			t.Errorf("%+v, %v", l.Commitments, err)
 		}
 	})
 	t.Run("disputes", func(t *testing.T) {
 		id := w.executing()
-		d := Dispute{DisputeID: "d", SessionID: id, CommitmentID: "c1", FiledBy: aliceID, FiledAgainst: bobID, Reason: "fulfillment-mismatch", Severity: 3}
+		d := Dispute{DisputeID: "d", SessionID: id, CommitmentID: "c1", FiledBy: aliceID, FiledAgainst: bobID,
+			Reason: "fulfillment-mismatch", Severity: 3}
 		bad := d
 		bad.FiledBy = carolID
 		if err := w.FileDispute(t.Context(), bad); !errors.Is(err, ErrNotParticipant) {
@@ -325,7 +335,12 @@ func TestTimeouts(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var changed []*Record
-			w := newWorld(t, func(s *Server) { s.Changed = func(_ context.Context, r *Record) { changed = append(changed, r) } })
+			w := newWorld(t, func(s *Server) {
+				s.Changed = func(_ context.Context,
+					r *Record) {
+					changed = append(changed, r)
+				}
+			})
 			id := c.open(w)
 			before := w.state(id)
 			w.clock.add(c.after - time.Millisecond)
@@ -484,7 +499,8 @@ func TestRegistration(t *testing.T) {
 			t.Fatal(err)
 		}
 		n, _ := parseJSON(card)
-		weak := strings.Replace(string(card), n.get("signingPublicKey").text("x"), b64.EncodeToString(append([]byte{1}, make([]byte, 31)...)), 1)
+		weak := strings.Replace(string(card), n.get("signingPublicKey").text("x"),
+			b64.EncodeToString(append([]byte{1}, make([]byte, 31)...)), 1)
 		if _, err := w.Register(ctx, []byte(weak)); !errors.Is(err, ErrWeakKey) {
 			t.Errorf("got %v", err)
 		}
@@ -549,7 +565,8 @@ func TestHooks(t *testing.T) {
 	if len(seen) != 3 || seen[2].Position != 2 || seen[2].After.State != Conversing || seen[0].Before != nil {
 		t.Fatalf("%+v", seen)
 	}
-	if v := seen[2].Verdict; v.Assurance != "signed" || v.KeyID != w.alice.Identity.Public().ID() || len(v.Checks) != 18 {
+	if v := seen[2].Verdict; v.Assurance != "signed" || v.KeyID != w.alice.Identity.Public().ID() ||
+		len(v.Checks) != 18 {
 		t.Errorf("verdict %+v", v)
 	}
 	deny = true
@@ -565,11 +582,13 @@ func TestHooks(t *testing.T) {
 	}
 	// The reference reaches the sender.
 	resp, body := w.request(w.bob, "POST", "/v1/asp/sessions/"+id+"/messages", string(JSON), []byte(`{"a":1,"a":2}`))
-	if resp.StatusCode != 400 || resp.Header.Get("Parley-Ref") == "" || !bytes.Contains(body, []byte(resp.Header.Get("Parley-Ref"))) {
+	if resp.StatusCode != 400 || resp.Header.Get("Parley-Ref") == "" ||
+		!bytes.Contains(body, []byte(resp.Header.Get("Parley-Ref"))) {
 		t.Errorf("%d %v %s", resp.StatusCode, resp.Header, body)
 	}
 	last := refusals[len(refusals)-1]
-	if last.Agent != bobID || last.Session != id || last.Err.Code != "duplicate_key" || last.Verdict.Checks[1].Code != "duplicate_key" {
+	if last.Agent != bobID || last.Session != id || last.Err.Code != "duplicate_key" ||
+		last.Verdict.Checks[1].Code != "duplicate_key" {
 		t.Errorf("refusal %+v", last)
 	}
 }
@@ -876,7 +895,8 @@ func TestVerifier(t *testing.T) {
 	t.Parallel()
 	id := testIdentity(t, aliceID, "org_acme")
 	now := time.Date(2026, 3, 7, 14, 30, 0, 0, time.UTC)
-	v := &Verifier{Keys: FirstOf(StaticKeys{}, StaticKeys{aliceID: {id.Public()}}), Now: func() time.Time { return now }}
+	v := &Verifier{Keys: FirstOf(StaticKeys{}, StaticKeys{aliceID: {id.Public()}}),
+		Now: func() time.Time { return now }}
 	session, _ := NewSessionID()
 	sign := func(change func(*Draft)) *Envelope {
 		d := Draft{SessionID: session, Performative: Observe, Body: struct{}{}, Time: now}
@@ -897,10 +917,12 @@ func TestVerifier(t *testing.T) {
 	if _, err := v.Verify(t.Context(), e.Raw(), Transport{}); !errors.Is(err, ErrReplay) {
 		t.Errorf("replay: %v", err)
 	}
-	if _, err := v.Verify(t.Context(), sign(nil).Raw(), Transport{AccessToken: "t"}); !isCode(err, "dpop_ath_mismatch") {
+	if _, err := v.Verify(t.Context(), sign(nil).Raw(), Transport{AccessToken: "t"}); !isCode(err,
+		"dpop_ath_mismatch") {
 		t.Errorf("token: %v", err) // ASP-039
 	}
-	if _, err := v.Verify(t.Context(), sign(func(d *Draft) { d.AccessToken = "t" }).Raw(), Transport{AccessToken: "t"}); err != nil {
+	if _, err := v.Verify(t.Context(), sign(func(d *Draft) { d.AccessToken = "t" }).Raw(),
+		Transport{AccessToken: "t"}); err != nil {
 		t.Errorf("token: %v", err)
 	}
 	if _, err := v.Verify(t.Context(), sign(nil).Raw(), Transport{Agent: bobID}); !isCode(err, "sender_mismatch") {
@@ -916,7 +938,8 @@ func TestVerifier(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw := strings.Replace(string(nfd.Raw()), nfd.Integrity.Hash, hashOf(plain), 1)
-	if _, err := v.Verify(t.Context(), []byte(raw), Transport{}); !errors.Is(err, ErrHash) || asError(err).Details["detail"] != "non_nfc_canonicalisation" {
+	if _, err := v.Verify(t.Context(), []byte(raw), Transport{}); !errors.Is(err, ErrHash) ||
+		asError(err).Details["detail"] != "non_nfc_canonicalisation" {
 		t.Errorf("JCS peer: %v", err)
 	}
 	if verdict := VerdictOf(err); verdict.Assurance != "unsigned" {
@@ -926,7 +949,8 @@ func TestVerifier(t *testing.T) {
 
 // ASP-012: a signature made here has the prescribed form; ASP-010 the hash.
 func TestSigningForm(t *testing.T) {
-	e, err := Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Observe, Body: map[string]int{}}.Sign(testIdentity(t, aliceID, "o"))
+	e, err := Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Observe,
+		Body: map[string]int{}}.Sign(testIdentity(t, aliceID, "o"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -948,21 +972,25 @@ func TestHoles(t *testing.T) {
 		if _, err := w.ingest(e); err != nil {
 			t.Fatal(err)
 		}
-		for _, change := range [][2]string{{`"trustScore":0`, `"trustScore":9`}, {`"messageId":"0`, `"messageId":"1`}, {`"orgId":"org_acme","trustScore"`, `"orgId":"org_evil","trustScore"`},
-			{`"recipient":{"agentId":"` + bobID, `"recipient":{"agentId":"` + carolID}, {`"maxTokenBudget":7`, `"maxTokenBudget":8`}, {e.Sender.DPoPProof, w.sign(w.alice, d).Sender.DPoPProof}} {
+		for _, change := range [][2]string{{`"trustScore":0`, `"trustScore":9`}, {`"messageId":"0`, `"messageId":"1`},
+			{`"orgId":"org_acme","trustScore"`, `"orgId":"org_evil","trustScore"`},
+			{`"recipient":{"agentId":"` + bobID, `"recipient":{"agentId":"` + carolID},
+			{`"maxTokenBudget":7`, `"maxTokenBudget":8`}, {e.Sender.DPoPProof, w.sign(w.alice, d).Sender.DPoPProof}} {
 			var buf bytes.Buffer
 			if err := w.WriteTranscript(t.Context(), id, &buf); err != nil {
 				t.Fatal(err)
 			}
 			text := strings.Replace(buf.String(), change[0], change[1], 1)
-			if _, err := VerifyTranscript(strings.NewReader(text)); !errors.Is(err, ErrTranscript) || text == buf.String() {
+			if _, err := VerifyTranscript(strings.NewReader(text)); !errors.Is(err, ErrTranscript) ||
+				text == buf.String() {
 				t.Errorf("%v passes", change)
 			}
 		}
 	})
 	t.Run("the same content under another performative", func(t *testing.T) {
 		id := w.conversing()
-		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s", Terms: map[string]any{}})
+		w.say(id, w.alice, Propose, Proposal{ProposalID: "p", Type: "data-exchange", Subject: "s",
+			Terms: map[string]any{}})
 		d := w.draft(id, w.bob, Accept, Answer{ReferenceID: "p"})
 		if _, err := w.ingest(w.sign(w.bob, d)); err != nil {
 			t.Fatal(err)
@@ -995,7 +1023,8 @@ func TestHoles(t *testing.T) {
 		}
 	})
 	t.Run("the invitation's recipient must be known and another", func(t *testing.T) {
-		for to, want := range map[string]string{aliceID: "invalid_field", eveID: "agent_not_found", "": "missing_field"} {
+		for to, want := range map[string]string{aliceID: "invalid_field", eveID: "agent_not_found",
+			"": "missing_field"} {
 			id, _ := NewSessionID()
 			d := w.draft(id, w.alice, Propose, invitation("inv"))
 			if to != "" {

@@ -241,7 +241,8 @@ func (s *Session) Send(ctx context.Context, p Performative, body any, opts ...Se
 			return nil, err
 		}
 	}
-	if member := map[Performative]string{Propose: "proposalId", Counter: "proposalId", Query: "queryId", Commit: "commitmentId"}[p]; member != "" {
+	if member := map[Performative]string{Propose: "proposalId", Counter: "proposalId", Query: "queryId",
+		Commit: "commitmentId"}[p]; member != "" {
 		id, err := uuid.NewV7()
 		if err != nil {
 			return nil, err

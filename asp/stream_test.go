@@ -62,9 +62,12 @@ func TestStreamPauses(t *testing.T) {
 		return out
 	}
 	for name, c := range map[string]struct{ tries, pauses []time.Duration }{
-		"away":               {[]time.Duration{gone, gone, gone, gone, gone, gone, gone, gone, gone, gone, gone}, ms(100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000)},
-		"restarts":           {[]time.Duration{2 * time.Second, gone, gone, gone, time.Minute, gone, 2 * time.Second, gone}, ms(100, 200, 400, 800, 100, 200, 100, 200)},
-		"killed early":       {[]time.Duration{gone, gone, gone, gone, gone, gone, 300 * time.Millisecond, gone, 300 * time.Millisecond}, ms(100, 200, 400, 800, 1600, 3200, 1000, 2000, 1000)},
+		"away": {[]time.Duration{gone, gone, gone, gone, gone, gone, gone, gone, gone, gone, gone},
+			ms(100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000)},
+		"restarts": {[]time.Duration{2 * time.Second, gone, gone, gone, time.Minute, gone, 2 * time.Second,
+			gone}, ms(100, 200, 400, 800, 100, 200, 100, 200)},
+		"killed early": {[]time.Duration{gone, gone, gone, gone, gone, gone, 300 * time.Millisecond, gone,
+			300 * time.Millisecond}, ms(100, 200, 400, 800, 1600, 3200, 1000, 2000, 1000)},
 		"ends every stream":  {make([]time.Duration, 8), ms(100, 200, 400, 800, 1000, 1000, 1000, 1000)},
 		"an hour, then ends": {[]time.Duration{time.Hour, 0, 0}, ms(100, 200, 400)},
 	} {
@@ -72,7 +75,8 @@ func TestStreamPauses(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				server := &away{tries: c.tries, stop: cancel}
-				client := &Client{Server: "http://hub.test", Identity: testIdentity(t, bobID, "org_widgets"), HTTP: &http.Client{Transport: server}}
+				client := &Client{Server: "http://hub.test", Identity: testIdentity(t, bobID, "org_widgets"),
+					HTTP: &http.Client{Transport: server}}
 				for _, err := range client.Invitations(ctx) {
 					if !errors.Is(err, context.Canceled) {
 						t.Fatal(err)
@@ -116,7 +120,8 @@ func TestEchoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		s := &Server{}
-		ids := map[string]*Identity{aliceID: testIdentity(t, aliceID, "org_acme"), bobID: testIdentity(t, bobID, "org_widgets")}
+		ids := map[string]*Identity{aliceID: testIdentity(t, aliceID, "org_acme"),
+			bobID: testIdentity(t, bobID, "org_widgets")}
 		for _, id := range ids {
 			card, err := id.Card().JSON()
 			if err == nil {
@@ -131,7 +136,8 @@ func TestEchoes(t *testing.T) {
 		say := func(who string, act Performative, body any) string {
 			t.Helper()
 			n++
-			d := Draft{SessionID: session, MessageID: fmt.Sprintf("%08x-0001-7def-8a12-000000000001", n), Performative: act, Body: body, Recipient: &Party{AgentID: bobID, OrgID: "org_widgets"}}
+			d := Draft{SessionID: session, MessageID: fmt.Sprintf("%08x-0001-7def-8a12-000000000001", n),
+				Performative: act, Body: body, Recipient: &Party{AgentID: bobID, OrgID: "org_widgets"}}
 			if l, err := s.Session(ctx, session, ""); err == nil {
 				d.PreviousHash, d.SequenceNumber = l.Head.Hash, l.participant(who).Next
 			}
@@ -144,7 +150,8 @@ func TestEchoes(t *testing.T) {
 			}
 			return d.MessageID[:8]
 		}
-		say(aliceID, Propose, Proposal{ProposalID: "p", Type: "session-invitation", Subject: "talk", Terms: map[string]any{}})
+		say(aliceID, Propose, Proposal{ProposalID: "p", Type: "session-invitation", Subject: "talk",
+			Terms: map[string]any{}})
 		say(bobID, Accept, Answer{ReferenceID: "p"})
 		say(aliceID, Inform, inform("begin"))
 		alice, bob := &heard{start: time.Now()}, &heard{start: time.Now()}
@@ -168,10 +175,12 @@ func TestEchoes(t *testing.T) {
 		end := say(aliceID, Close, Closing{Reason: "done"})
 		streams.Wait()
 		stop()
-		if want := []string{"10ms " + one + " " + two + " " + three, "35ms " + four + " " + five, "1.03s " + end}; !slices.Equal(alice.got, want) {
+		if want := []string{"10ms " + one + " " + two + " " + three, "35ms " + four + " " + five, "1.03s " +
+			end}; !slices.Equal(alice.got, want) {
 			t.Errorf("who spoke heard %q, want %q", alice.got, want)
 		}
-		if want := []string{"0s " + one, "10ms " + two, "10ms " + three + " " + four, "30ms " + five, "1.03s " + end}; !slices.Equal(bob.got, want) {
+		if want := []string{"0s " + one, "10ms " + two, "10ms " + three + " " + four, "30ms " + five, "1.03s " +
+			end}; !slices.Equal(bob.got, want) {
 			t.Errorf("the other heard %q, want %q", bob.got, want)
 		}
 	})

@@ -116,7 +116,8 @@ func TestTranscriptForgedWhole(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	v = TranscriptVerifier{Keys: StaticKeys{aliceID: {w.alice.Identity.Public()}}}
-	if report, err := v.Verify(t.Context(), bytes.NewReader(b)); !errors.Is(err, ErrTranscript) || report.Faults[0].Code != "key_unknown" {
+	if report, err := v.Verify(t.Context(), bytes.NewReader(b)); !errors.Is(err, ErrTranscript) ||
+		report.Faults[0].Code != "key_unknown" {
 		t.Errorf("got %v", err)
 	}
 }
@@ -125,7 +126,8 @@ func TestTranscriptOfOddSpelling(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id := w.conversing()
-	for _, change := range [][2]string{{`"topic":`, `"topic" :` + "\t"}, {`"topic":`, "\"topic\":\r\n"}, {`"topic":"x"`, `"t\u006fpic":"\u0078"`}} {
+	for _, change := range [][2]string{{`"topic":`, `"topic" :` + "\t"}, {`"topic":`, "\"topic\":\r\n"},
+		{`"topic":"x"`, `"t\u006fpic":"\u0078"`}} {
 		e := w.sign(w.alice, w.draft(id, w.alice, Inform, inform("x")))
 		raw := strings.Replace(string(e.Raw()), change[0], change[1], 1)
 		if _, err := w.Ingest(t.Context(), []byte(raw), Transport{}, id); err != nil {
@@ -174,7 +176,8 @@ func TestChainReportsForks(t *testing.T) {
 	hash := ZeroHash
 	var last *Envelope
 	for i := range 2 {
-		e, err := Draft{SessionID: session, SequenceNumber: int64(i), PreviousHash: hash, Performative: Observe, Body: map[string]int{"i": i}}.Sign(id)
+		e, err := Draft{SessionID: session, SequenceNumber: int64(i), PreviousHash: hash, Performative: Observe,
+			Body: map[string]int{"i": i}}.Sign(id)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +186,8 @@ func TestChainReportsForks(t *testing.T) {
 		}
 		last, hash = e, e.Integrity.Hash
 	}
-	fork, err := Draft{SessionID: session, SequenceNumber: 2, PreviousHash: last.Integrity.PreviousHash, Performative: Observe, Body: map[string]int{"i": 9}}.Sign(id)
+	fork, err := Draft{SessionID: session, SequenceNumber: 2, PreviousHash: last.Integrity.PreviousHash,
+		Performative: Observe, Body: map[string]int{"i": 9}}.Sign(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +207,8 @@ func TestTranscriptRewritten(t *testing.T) {
 	w := newWorld(t)
 	id := w.conversing()
 	for i := range 5 {
-		w.say(id, w.alice, Inform, Information{InformType: "status", Topic: fmt.Sprint("step ", i), Data: map[string]any{"n": 12.50, "big": 1e21, "text": "Grüße <&>"}})
+		w.say(id, w.alice, Inform, Information{InformType: "status", Topic: fmt.Sprint("step ", i),
+			Data: map[string]any{"n": 12.50, "big": 1e21, "text": "Grüße <&>"}})
 	}
 	if err := w.CloseSession(t.Context(), id, aliceID, "enough"); err != nil {
 		t.Fatal(err)
@@ -230,10 +235,12 @@ func TestTranscriptRewritten(t *testing.T) {
 		"other line ends": strings.ReplaceAll(string(original), "\n", "\r\n"),
 	} {
 		r, err := VerifyTranscript(strings.NewReader(text))
-		if !errors.Is(err, ErrTranscript) || !r.Rewritten || r.Signed || len(r.Faults) != 1 || r.Faults[0].Code != "rewritten" {
+		if !errors.Is(err, ErrTranscript) || !r.Rewritten || r.Signed || len(r.Faults) != 1 ||
+			r.Faults[0].Code != "rewritten" {
 			t.Errorf("%s: %v", name, r.Faults)
 		}
-		if r.Messages != whole.Messages || r.Records != whole.Records || r.Head != whole.Head || r.State != whole.State || r.SessionID != id {
+		if r.Messages != whole.Messages || r.Records != whole.Records || r.Head != whole.Head ||
+			r.State != whole.State || r.SessionID != id {
 			t.Errorf("%s: %+v, want %+v", name, r, whole)
 		}
 	}
@@ -248,7 +255,8 @@ func TestTranscriptRewritten(t *testing.T) {
 			t.Fatalf("%s: nothing was changed", name)
 		}
 		r, _ := VerifyTranscript(strings.NewReader(changed))
-		if !slices.ContainsFunc(r.Faults, func(f TranscriptFault) bool { return f.Code == c.code }) || len(r.Faults) > 6 {
+		if !slices.ContainsFunc(r.Faults, func(f TranscriptFault) bool { return f.Code == c.code }) ||
+			len(r.Faults) > 6 {
 			t.Errorf("%s: %v, want %s", name, r.Faults, c.code)
 		}
 	}

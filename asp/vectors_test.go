@@ -210,8 +210,9 @@ func vectorSigning(t *testing.T, c vectorCase) {
 		Input     string `json:"signingInputHex"`
 		Signature string `json:"signature"`
 	}](t, c.Expect)
-	e := &Envelope{Version: in.Version, SessionID: in.SessionID, SequenceNumber: in.SequenceNumber, Timestamp: in.Timestamp,
-		Sender: Sender{AgentID: in.AgentID}, Performative: Performative(in.Performative),
+	e := &Envelope{Version: in.Version, SessionID: in.SessionID, SequenceNumber: in.SequenceNumber,
+		Timestamp: in.Timestamp,
+		Sender:    Sender{AgentID: in.AgentID}, Performative: Performative(in.Performative),
 		Integrity: Integrity{Hash: in.Hash, PreviousHash: in.PreviousHash, Signature: want.Signature}}
 	input := e.SigningInput()
 	if hex.EncodeToString(input) != want.Input {
@@ -256,7 +257,8 @@ func vectorKeys(t *testing.T, c vectorCase) {
 	if got := hex.EncodeToString(id.public); got != want.Public {
 		t.Errorf("public key %s", got)
 	}
-	if proof := map[string]string{"kty": "EC", "crv": "P-256", "x": id.proof.x, "y": id.proof.y}; !maps.Equal(proof, want.Proof) ||
+	if proof := map[string]string{"kty": "EC", "crv": "P-256", "x": id.proof.x, "y": id.proof.y}; !maps.Equal(proof,
+		want.Proof) ||
 		id.proof.Thumbprint() != want.Thumbprint {
 		t.Errorf("proof key %s, thumbprint %s", id.proof.jwk(), id.proof.Thumbprint())
 	}
@@ -264,7 +266,8 @@ func vectorKeys(t *testing.T, c vectorCase) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if card.AgentID != in.AgentID || card.OrgID != in.OrgID || !card.SigningKey.Equal(id.public) || !card.ProofKey.Equal(id.proof) {
+	if card.AgentID != in.AgentID || card.OrgID != in.OrgID || !card.SigningKey.Equal(id.public) ||
+		!card.ProofKey.Equal(id.proof) {
 		t.Errorf("card %+v", card)
 	}
 	// A card written here says the same of the keys.
@@ -279,7 +282,8 @@ func vectorKeys(t *testing.T, c vectorCase) {
 	if err1 != nil || err2 != nil || string(got) != string(wanted) {
 		t.Errorf("card %s\nwant %s", got, wanted)
 	}
-	if jwk := map[string]string{"kty": "OKP", "crv": "Ed25519", "x": b64.EncodeToString(id.public)}; !maps.Equal(jwk, want.PublicJWK) {
+	if jwk := map[string]string{"kty": "OKP", "crv": "Ed25519", "x": b64.EncodeToString(id.public)}; !maps.Equal(jwk,
+		want.PublicJWK) {
 		t.Errorf("JWK %v, want %v", jwk, want.PublicJWK)
 	}
 }
@@ -384,7 +388,8 @@ func vectorDPoP(t *testing.T, c vectorCase) {
 	now := time.Unix(in.Now, 0)
 	mem := NewMemory(0, func() time.Time { return now })
 	for _, jti := range in.Seen {
-		if fresh, err := mem.Seen(t.Context(), (&Proof{JTI: jti, Thumbprint: key.Thumbprint()}).ReplayKey(), now.Add(time.Minute)); !fresh || err != nil {
+		if fresh, err := mem.Seen(t.Context(), (&Proof{JTI: jti, Thumbprint: key.Thumbprint()}).ReplayKey(),
+			now.Add(time.Minute)); !fresh || err != nil {
 			t.Fatal(fresh, err)
 		}
 	}
@@ -392,7 +397,8 @@ func vectorDPoP(t *testing.T, c vectorCase) {
 	if in.Token != nil {
 		token = *in.Token
 	}
-	proof, err := checkProof(in.Proof, proofClaims{Method: messageMethod, URL: messageURL(in.Session), Key: key, AccessToken: token, Now: now})
+	proof, err := checkProof(in.Proof, proofClaims{Method: messageMethod, URL: messageURL(in.Session), Key: key,
+		AccessToken: token, Now: now})
 	if err == nil {
 		fresh, memErr := mem.Seen(t.Context(), proof.ReplayKey(), proof.Until)
 		if err = memErr; !fresh {
@@ -529,7 +535,8 @@ func vectorLimits(t *testing.T, c vectorCase) {
 	frame := `{"version":"asp/1.0","messageId":"019cc8aa-1000-7aaa-8bbb-000000000000",` +
 		`"sessionId":"019cc8aa-0001-7def-8a12-000000000001","sequenceNumber":0,"timestamp":"2026-03-07T14:30:00.000Z",` +
 		`"sender":{"agentId":"agent://acme.example/services/procurement","orgId":"org_acme","trustScore":1,"dpopProof":"x"},` +
-		`"performative":"OBSERVE","content":` + content + `,"integrity":{"hash":"` + hash + `","previousHash":"` + ZeroHash +
+		`"performative":"OBSERVE","content":` + content + `,"integrity":{"hash":"` + hash + `","previousHash":"` +
+		ZeroHash +
 		`","signature":"ed25519:` + strings.Repeat("ab", 64) + `"}PAD}`
 	before, after, char := "", "", ""
 	if in.MessageBytes > 0 {
@@ -543,7 +550,8 @@ func vectorLimits(t *testing.T, c vectorCase) {
 		}
 	}
 	fill := max(in.MessageBytes-(len(frame)-len("PAD")+len(before)+len(after)), 0)
-	if frame = strings.Replace(frame, "PAD}", before+strings.Repeat(char, fill)+after+"}", 1); in.MessageBytes > 0 && len(frame) != in.MessageBytes {
+	if frame = strings.Replace(frame, "PAD}", before+strings.Repeat(char, fill)+after+"}", 1); in.MessageBytes > 0 &&
+		len(frame) != in.MessageBytes {
 		t.Fatalf("frame has %d bytes, want %d", len(frame), in.MessageBytes)
 	}
 	_, err = Decode([]byte(frame))
@@ -576,7 +584,8 @@ func vectorOrdering(t *testing.T, c vectorCase) {
 	}
 	var list []item
 	for _, i := range in {
-		list = append(list, item{&Envelope{Timestamp: i.Timestamp, SequenceNumber: i.SequenceNumber, Sender: Sender{AgentID: i.AgentID}}, i.Ref})
+		list = append(list, item{&Envelope{Timestamp: i.Timestamp, SequenceNumber: i.SequenceNumber,
+			Sender: Sender{AgentID: i.AgentID}}, i.Ref})
 	}
 	slices.SortStableFunc(list, func(a, b item) int { return Compare(a.Envelope, b.Envelope) })
 	var got []int64

@@ -233,7 +233,8 @@ func (k *socket) auth(ctx context.Context) (*Ledger, int64, error) {
 func (k *socket) admit(f socketFrame) (*caller, error) {
 	url := k.s.url(k.r)
 	var refusal error
-	for _, try := range [...][2]string{{messageMethod, messageURL(k.session)}, {"GET", url}, {"GET", "ws" + url[len("http"):]}} {
+	for _, try := range [...][2]string{{messageMethod, messageURL(k.session)}, {"GET", url},
+		{"GET", "ws" + url[len("http"):]}} {
 		c, err := k.s.admitToken(k.r, f.Token, f.Proof, try[0], try[1], k.s.store)
 		switch codeName(err) {
 		case "dpop_htm_mismatch":

@@ -65,7 +65,8 @@ func testIdentity(t testing.TB, agent, org string) *Identity {
 func newWorld(t testing.TB, change ...func(*Server)) *world {
 	t.Helper()
 	w := &world{t: t, clock: &fakeClock{t: time.Date(2026, 3, 7, 14, 30, 0, 0, time.UTC)}}
-	w.Server = &Server{Registration: RegistrationOpen, Identity: testIdentity(t, "agent://hub.example/ops/hub", "org_hub")}
+	w.Server = &Server{Registration: RegistrationOpen, Identity: testIdentity(t,
+		"agent://hub.example/ops/hub", "org_hub")}
 	for _, f := range change {
 		f(w.Server)
 	}
@@ -191,13 +192,15 @@ func (w *world) conversing() string {
 func (w *world) executing() string {
 	w.t.Helper()
 	id := w.conversing()
-	w.say(id, w.bob, Commit, Promise{CommitmentID: "c1", Terms: Terms{Obligations: []Obligation{}}, Deadline: "2026-03-08T00:00:00.000Z"})
+	w.say(id, w.bob, Commit, Promise{CommitmentID: "c1", Terms: Terms{Obligations: []Obligation{}},
+		Deadline: "2026-03-08T00:00:00.000Z"})
 	w.say(id, w.alice, Accept, Answer{ReferenceID: "c1"})
 	return id
 }
 
 // request sends one HTTP request as c, with proofs.
-func (w *world) request(c *Client, method, path, contentType string, body []byte, change ...func(*http.Request)) (*http.Response, []byte) {
+func (w *world) request(c *Client, method, path, contentType string, body []byte,
+	change ...func(*http.Request)) (*http.Response, []byte) {
 	w.t.Helper()
 	token, err := c.access(context.Background())
 	if err != nil {

@@ -155,7 +155,8 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 			if r.Err.Code == parley.TimedOut { // says so too, and more
 				code = parley.TimedOut
 			}
-			r.Err = parley.Refuse(code, "%s; %q may have had the message all the same", r.Err.Text, it.to).Because(r.Err)
+			r.Err = parley.Refuse(code, "%s; %q may have had the message all the same", r.Err.Text,
+				it.to).Because(r.Err)
 		}
 		var err error
 		r.Reply, err = d.fail(ctx, it, r.Err)
@@ -190,7 +191,8 @@ func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) R
 		go func() {
 			defer d.running.Done()
 			if _, err := d.settle(ctx, it, end); err != nil {
-				d.c.Logger.Error("a reply was sent and could not be recorded", "message", it.id, "to", it.to, "error", err)
+				d.c.Logger.Error("a reply was sent and could not be recorded", "message", it.id, "to", it.to,
+					"error", err)
 			}
 		}()
 		d.finish(l, it, nil)
@@ -205,7 +207,8 @@ func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) R
 	} else if len(claims) > 0 {
 		request := it.message
 		r.then = func() {
-			d.deliverReply(claims, reply, Attempt{Message: reply.Message, Position: at, Scope: it.scope, Request: request})
+			d.deliverReply(claims, reply, Attempt{Message: reply.Message, Position: at, Scope: it.scope,
+				Request: request})
 		}
 	}
 	return r
@@ -260,7 +263,8 @@ func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 		Postponed: r.Wait > 0, Error: r.Err, Losses: r.Losses}}
 	behind := d.recordedBehind(l, it)
 	for _, v := range behind {
-		steps = append(steps, journal.Step{Message: v.id, To: v.to, State: parley.Waiting, Attempt: v.attempts, Postponed: true})
+		steps = append(steps, journal.Step{Message: v.id, To: v.to, State: parley.Waiting, Attempt: v.attempts,
+			Postponed: true})
 	}
 	_, err := d.c.Log.Append(ctx, journal.Entry{Steps: steps})
 	if err != nil && len(behind) > 0 {
@@ -312,7 +316,8 @@ func (d *Dispatcher) interrupted(ctx context.Context, l *lane, it *item, r Resul
 		text += "; moved to another hub"
 	}
 	if r.Unknown && !d.repeatable(it) {
-		err := parley.Refuse(parley.OutcomeUnknown, "%s; %q may have had the message and does not deduplicate", text, it.to)
+		err := parley.Refuse(parley.OutcomeUnknown, "%s; %q may have had the message and does not deduplicate", text,
+			it.to)
 		d.finish(l, it, d.giveUp(ctx, it, parley.Dead, err.Because(r.Err)))
 		return
 	}

@@ -45,7 +45,8 @@ func (l *log) append(node string, e journal.Entry) (journal.Position, error) {
 	}
 	for _, s := range e.Steps {
 		v := l.open[s.Message.String()+s.To]
-		if v == nil || s.State == parley.Delivering && s.Attempt != v.Attempt+1 || s.State != parley.Delivering && s.Attempt != v.Attempt {
+		if v == nil || s.State == parley.Delivering && s.Attempt != v.Attempt+1 ||
+			s.State != parley.Delivering && s.Attempt != v.Attempt {
 			l.mu.Unlock()
 			return journal.Position{}, journal.ErrConflict
 		}
@@ -66,7 +67,8 @@ func (l *log) append(node string, e journal.Entry) (journal.Position, error) {
 	}
 	l.seq++
 	p := journal.Position{Sequence: l.seq}
-	r := &journal.Record{Position: p, Time: time.Now(), Node: node, Scope: e.Scope, Message: e.Message, Open: e.Open, Steps: e.Steps}
+	r := &journal.Record{Position: p, Time: time.Now(), Node: node, Scope: e.Scope, Message: e.Message, Open: e.Open,
+		Steps: e.Steps}
 	l.records[l.seq] = r
 	if m := e.Message; m != nil {
 		if m.Kind.Terminal() {
@@ -77,8 +79,10 @@ func (l *log) append(node string, e journal.Entry) (journal.Position, error) {
 			if o.Attempt > 0 {
 				state = parley.Delivering
 			}
-			l.open[m.ID.String()+o.To] = &journal.Delivery{Delivery: parley.Delivery{Message: m.ID, To: o.To, State: state, Attempt: o.Attempt, Next: o.NotBefore, Changed: r.Time},
-				Node: node, Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Expires: m.Expires, Deadline: m.Deadline, Sync: o.Sync}
+			l.open[m.ID.String()+o.To] = &journal.Delivery{Delivery: parley.Delivery{Message: m.ID, To: o.To,
+				State: state, Attempt: o.Attempt, Next: o.NotBefore, Changed: r.Time},
+				Node: node, Position: p, Kind: m.Kind, From: m.From, Conversation: m.Conversation, Expires: m.Expires,
+				Deadline: m.Deadline, Sync: o.Sync}
 		}
 	}
 	watch, silent := l.watch, l.silent != nil && l.silent(e)
@@ -169,7 +173,8 @@ func (h *hands) FailureReply(m *parley.Message, _ journal.Position, to string, e
 	if m.Kind != parley.Request {
 		return nil
 	}
-	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From, InReplyTo: m.ID}}
+	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From,
+		InReplyTo: m.ID}}
 }
 func (h *hands) Repeatable(parley.ID, string) bool { return h.repeatable }
 func (h *hands) LaneLimit(string) int              { return 0 }
@@ -188,7 +193,8 @@ func (h *hands) order() []string {
 func id(n byte) parley.ID { return parley.ID{6: 0x70, 8: 0x80, 15: n} }
 
 func message(n byte, to string, conversation byte, k parley.Kind) *parley.Message {
-	return &parley.Message{ID: id(n), Kind: k, From: "sender", To: to, Skill: fmt.Sprint("m", n), Conversation: id(conversation)}
+	return &parley.Message{ID: id(n), Kind: k, From: "sender", To: to, Skill: fmt.Sprint("m", n),
+		Conversation: id(conversation)}
 }
 
 type world struct {
@@ -215,7 +221,8 @@ func run(t *testing.T, c Config, f func(t *testing.T, w *world)) {
 }
 
 func (w *world) record(m *parley.Message) {
-	if _, err := w.log.Append(context.Background(), journal.Entry{Message: m, Open: []journal.Opening{{To: m.To}}}); err != nil {
+	if _, err := w.log.Append(context.Background(), journal.Entry{Message: m,
+		Open: []journal.Opening{{To: m.To}}}); err != nil {
 		panic(err)
 	}
 }
@@ -244,7 +251,8 @@ func TestOrderWithinAConversation(t *testing.T) {
 		synctest.Wait()
 		got := w.hands.order()
 		slices.Sort(got)
-		equal(t, "while the first is under way, only other lanes move", got, []string{"bob/m1#1", "bob/m4#1", "eve/m5#1"})
+		equal(t, "while the first is under way, only other lanes move", got,
+			[]string{"bob/m1#1", "bob/m4#1", "eve/m5#1"})
 		close(gate)
 		synctest.Wait()
 		equal(t, "then the rest, in order", w.hands.order()[3:], []string{"bob/m2#1", "bob/m3#1"})
@@ -268,7 +276,8 @@ func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 		equal(t, "at once", len(w.hands.order()), 2)
 		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
-		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Delivering, parley.Waiting,
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
+			parley.Delivering, parley.Waiting,
 			parley.Delivering, parley.Waiting, parley.Delivering, parley.Dead})
 		equal(t, "the sender of the request is told", len(w.log.replies), 1)
 		equal(t, "the one behind it came after", w.hands.order()[len(w.hands.order())-1], "bob/m2#1")
@@ -277,7 +286,9 @@ func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 		}
 		// An operator's retry: the same message, the next attempt.
 		w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
-		if _, err := w.log.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Waiting, Attempt: 4}}}); err != nil {
+		if _, err := w.log.Append(t.Context(),
+			journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Waiting,
+				Attempt: 4}}}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
@@ -333,7 +344,9 @@ func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
 					continue
 				}
 				// The dispatcher is within its record of this step.
-				if _, err := w.log.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: s.Message, To: s.To, State: parley.Waiting, Attempt: s.Attempt}}}); err != nil {
+				if _, err := w.log.Append(t.Context(),
+					journal.Entry{Steps: []journal.Step{{Message: s.Message, To: s.To, State: parley.Waiting,
+						Attempt: s.Attempt}}}); err != nil {
 					t.Error(err)
 				}
 				synctest.Wait() // the retry has been seen
@@ -342,7 +355,8 @@ func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
 		w.record(message(1, "bob", 9, parley.Notice))
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Dead, parley.Waiting, parley.Delivering, parley.Delivered})
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Dead, parley.Waiting,
+			parley.Delivering, parley.Delivered})
 	})
 }
 
@@ -377,7 +391,8 @@ func TestUnknownOutcome(t *testing.T) {
 				w.hands.repeatable = c.repeatable
 				m := message(1, "bob", 9, parley.Notice)
 				w.log.watch = nil
-				if _, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+				if _, err := w.log.Append(t.Context(), journal.Entry{Message: m,
+					Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 					t.Fatal(err)
 				}
 				if err := w.d.Resume(t.Context(), 0); err != nil {
@@ -473,7 +488,8 @@ func TestOverBetweenAttempts(t *testing.T) {
 		w.record(r)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Expired})
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
+			parley.Expired})
 		equal(t, "its sender is told", w.log.answers(), 1)
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
@@ -535,9 +551,11 @@ func TestClaim(t *testing.T) {
 		}
 		m := message(1, "bob", 9, parley.Request)
 		w.hands.carry = func(_ context.Context, a Attempt) Result {
-			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
+				InReplyTo: a.Message.ID}}}
 		}
-		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
+		p, err := w.log.Append(t.Context(), journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -555,7 +573,8 @@ func TestClaim(t *testing.T) {
 		// A reply that cannot be recorded is given to nobody.
 		m = message(3, "bob", 9, parley.Request)
 		c = w.d.Claim(0, id(3), "bob", id(9), false)
-		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
+		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
 		r = c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
 		w.log.fail = nil
@@ -605,7 +624,8 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 				}
 				w.hands.carry = func(_ context.Context, a Attempt) Result {
 					if a.Message.ID == id(1) {
-						return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+						return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
+							InReplyTo: a.Message.ID}}}
 					}
 					return Result{}
 				}
@@ -662,7 +682,8 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1"})
 		equal(t, "state", w.log.states(m.ID), []parley.DeliveryState{parley.Delivered})
 		// Another process's is taken up.
-		if _, err := w.log.Append(t.Context(), journal.Entry{Message: message(2, "bob", 9, parley.Notice), Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+		if _, err := w.log.Append(t.Context(), journal.Entry{Message: message(2, "bob", 9, parley.Notice),
+			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		resume()
@@ -676,16 +697,19 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.hands.carry = func(_ context.Context, a Attempt) Result {
-			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
+				InReplyTo: a.Message.ID}}}
 		}
 		m := message(1, "bob", 9, parley.Request)
 		c := w.d.Claim(0, id(1), "bob", id(9), false)
-		p, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
+		p, err := w.log.Append(t.Context(), journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
-		if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Reply != nil || r.Err == nil {
+		if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Reply != nil ||
+			r.Err == nil {
 			t.Errorf("%+v", r)
 		}
 		w.log.mu.Lock()
@@ -708,7 +732,8 @@ func TestAnswerTooLargeToRecord(t *testing.T) {
 			return nil
 		}
 		w.hands.carry = func(_ context.Context, a Attempt) Result {
-			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: a.Message.ID}}}
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
+				InReplyTo: a.Message.ID}}}
 		}
 		w.record(message(1, "bob", 9, parley.Request))
 		time.Sleep(time.Minute)
@@ -742,7 +767,8 @@ func TestAttemptThatWasRecordedAfterAll(t *testing.T) {
 		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
 		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m1#2"})
-		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Delivering, parley.Delivered})
+		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
+			parley.Delivering, parley.Delivered})
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
 }

@@ -108,14 +108,15 @@ type Dispatcher struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
-	mu            sync.Mutex
-	lanes         map[laneKey]*lane
-	recipients    map[string]*recipient
-	waiting       []*lane // lanes that wait for one of Config.Active
-	active        int
-	heldBytes     int64
-	closed        bool
-	tracked       map[deliveryKey]int      // this process's deliveries, until their outcome is recorded, with their partitions
+	mu         sync.Mutex
+	lanes      map[laneKey]*lane
+	recipients map[string]*recipient
+	waiting    []*lane // lanes that wait for one of Config.Active
+	active     int
+	heldBytes  int64
+	closed     bool
+	// this process's deliveries, until their outcome is recorded, with their partitions
+	tracked       map[deliveryKey]int
 	partitions    map[int]*partitionState  // those of tracked, and those released
 	elsewhere     map[deliveryKey]*lane    // items whose attempt another hub makes
 	recordedAhead map[deliveryKey]struct{} // being recorded with a first attempt that is made when its turn comes
@@ -141,8 +142,10 @@ func New(c Config) *Dispatcher {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	d := &Dispatcher{c: c, lanes: map[laneKey]*lane{}, recipients: map[string]*recipient{}, tracked: map[deliveryKey]int{},
-		partitions: map[int]*partitionState{}, elsewhere: map[deliveryKey]*lane{}, recordedAhead: map[deliveryKey]struct{}{}}
+	d := &Dispatcher{c: c, lanes: map[laneKey]*lane{}, recipients: map[string]*recipient{},
+		tracked:    map[deliveryKey]int{},
+		partitions: map[int]*partitionState{}, elsewhere: map[deliveryKey]*lane{},
+		recordedAhead: map[deliveryKey]struct{}{}}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }

@@ -112,7 +112,8 @@ func (d *Dispatcher) HandOver(ctx context.Context, partition int) {
 		d.mu.Lock()
 		n := p.tracked
 		d.mu.Unlock()
-		d.c.Logger.Info("a partition is handed over while attempts are in flight; they go on here", "partition", partition, "attempts", n)
+		d.c.Logger.Info("a partition is handed over while attempts are in flight; they go on here", "partition",
+			partition, "attempts", n)
 	case <-ctx.Done():
 	}
 }
@@ -185,7 +186,8 @@ func (d *Dispatcher) handBack(it *item) {
 
 // unknownAfterStop is the error of an attempt whose hub is gone.
 func unknownAfterStop(to string) *parley.Error {
-	return parley.Refuse(parley.OutcomeUnknown, "the hub was stopped during an attempt, and %q does not deduplicate", to)
+	return parley.Refuse(parley.OutcomeUnknown, "the hub was stopped during an attempt, and %q does not deduplicate",
+		to)
 }
 
 // abandon ends a request whose caller waited at a hub that is gone. A caller that

@@ -192,7 +192,8 @@ func TestAttemptElsewhereOutOfTime(t *testing.T) {
 	together(t, Config{}, func(t *testing.T, h *hubs) {
 		// a has restarted under its name, and knows nothing of it.
 		m := message(1, "bob", 9, parley.Notice)
-		if _, err := h.append("a", journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+		if _, err := h.append("a", journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		h.b.hands.repeatable = true
@@ -212,7 +213,8 @@ func TestCallerOfAHubThatIsGone(t *testing.T) {
 	together(t, Config{}, func(t *testing.T, h *hubs) {
 		for n := range byte(2) {
 			m := message(n+1, "bob", n+1, parley.Request)
-			if _, err := h.append("a", journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}}); err != nil {
+			if _, err := h.append("a", journal.Entry{Message: m,
+				Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: true}}}); err != nil {
 				t.Fatal(err)
 			}
 			h.mu.Lock()
@@ -223,7 +225,9 @@ func TestCallerOfAHubThatIsGone(t *testing.T) {
 			synctest.Wait()
 			if n == 0 {
 				equal(t, "steps while the hub lives", len(h.states(m.ID)), 0)
-				if _, err := h.append("a", journal.Entry{Steps: []journal.Step{{Message: m.ID, To: "bob", State: parley.Answered, Attempt: 1}}}); err != nil {
+				if _, err := h.append("a",
+					journal.Entry{Steps: []journal.Step{{Message: m.ID, To: "bob", State: parley.Answered,
+						Attempt: 1}}}); err != nil {
 					t.Fatal(err)
 				}
 				continue
@@ -247,7 +251,8 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 				t.Fatal("no claim")
 			}
 			p := place{h.log, "a", h.owner, h.alive}
-			if _, err := p.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+			if _, err := p.Append(t.Context(), journal.Entry{Message: m,
+				Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -260,7 +265,8 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 		synctest.Wait()
 		p := place{h.log, "a", h.owner, h.alive}
 		m := message(3, "bob", 9, parley.Notice)
-		if _, err := p.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+		if _, err := p.Append(t.Context(), journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()

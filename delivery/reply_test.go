@@ -17,7 +17,8 @@ import (
 func (w *world) answers(then func(a Attempt) Result) {
 	w.hands.carry = func(_ context.Context, a Attempt) Result {
 		if a.Message.Kind == parley.Request {
-			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response, From: "bob", To: "alice", Skill: "reply", Conversation: id(9), InReplyTo: a.Message.ID},
+			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
+				From: "bob", To: "alice", Skill: "reply", Conversation: id(9), InReplyTo: a.Message.ID},
 				Open: []journal.Opening{{To: "alice"}}}}
 		}
 		return then(a)
@@ -77,7 +78,8 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 				}
 				failed = true
 				if lost { // it is in the log, and so is what it opened and settled
-					w.log.open[id(50).String()+"alice"] = &journal.Delivery{Delivery: parley.Delivery{Message: id(50), To: "alice", State: parley.Delivering, Attempt: 1},
+					w.log.open[id(50).String()+"alice"] = &journal.Delivery{Delivery: parley.Delivery{Message: id(50),
+						To: "alice", State: parley.Delivering, Attempt: 1},
 						Position: journal.Position{Sequence: 99}, Kind: parley.Response, Conversation: id(9)}
 					w.log.records[99] = &journal.Record{Position: journal.Position{Sequence: 99}, Message: e.Message}
 					delete(w.log.open, id(1).String()+"bob")
@@ -107,7 +109,8 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 			answer := func() {
 				m := &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: id(1)}
 				settles := journal.Step{Message: id(1), To: "bob", State: parley.Answered, Attempt: 1, Reply: id(50)}
-				if _, err := w.log.Append(context.Background(), journal.Entry{Message: m, Steps: []journal.Step{settles}}); err != nil {
+				if _, err := w.log.Append(context.Background(),
+					journal.Entry{Message: m, Steps: []journal.Step{settles}}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -132,7 +135,8 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Err != nil || r.Reply != nil {
+			if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Err != nil ||
+				r.Reply != nil {
 				t.Errorf("%s: the caller hears %+v", when, r)
 			}
 			equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Answered})
@@ -293,7 +297,8 @@ func TestAheadOfOneThatFails(t *testing.T) {
 			}
 			outcome <- Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
 			synctest.Wait()
-			equal(t, "the one that failed", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting})
+			equal(t, "the one that failed", w.log.states(id(1)),
+				[]parley.DeliveryState{parley.Delivering, parley.Waiting})
 			if v, _ := w.log.Delivery(id(3), "bob"); !settled && (v.State != parley.Waiting || v.Tries() != 0) {
 				t.Errorf("the one behind it: %+v", v)
 			}
@@ -318,7 +323,8 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		m := message(4, "bob", 9, parley.Notice)
 		c := w.d.Claim(0, m.ID, "bob", id(9), false)
 		w.log.silent = func(journal.Entry) bool { return true }
-		if _, err := w.log.Append(t.Context(), journal.Entry{Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); !errors.Is(err, journal.ErrUnknown) {
+		if _, err := w.log.Append(t.Context(), journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); !errors.Is(err, journal.ErrUnknown) {
 			t.Fatal(err)
 		}
 		w.log.silent = nil

@@ -20,7 +20,8 @@ type ending struct {
 
 // settle records the end of a delivery. The item keeps the entry until finish.
 func (d *Dispatcher) settle(ctx context.Context, it *item, end ending) (journal.Position, error) {
-	step := journal.Step{Message: it.id, To: it.to, State: end.state, Attempt: it.attempts, Error: end.err, Losses: end.losses}
+	step := journal.Step{Message: it.id, To: it.to, State: end.state, Attempt: it.attempts, Error: end.err,
+		Losses: end.losses}
 	e := &journal.Entry{Late: end.late}
 	if r := end.reply; r != nil {
 		e.Message, e.Open, step.Reply = r.Message, r.Open, r.Message.ID
@@ -42,7 +43,8 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, state parley.Delivery
 		}
 		m = r.Message
 	}
-	_, err := d.settle(ctx, it, ending{state: state, err: why, reply: d.c.Transport.FailureReply(m, it.position, it.to, why)})
+	_, err := d.settle(ctx, it, ending{state: state, err: why,
+		reply: d.c.Transport.FailureReply(m, it.position, it.to, why)})
 	return err
 }
 

@@ -352,7 +352,8 @@ func (d *Directory) checkRoom(old, e *Entry) error {
 	defer d.mu.RUnlock()
 	if e.Source == FromGuest {
 		if d.guests >= d.guestLimit {
-			return fmt.Errorf("%w: %d guests; raise guests.registrations, or add the agent yourself", ErrFull, d.guestLimit)
+			return fmt.Errorf("%w: %d guests; raise guests.registrations, or add the agent yourself", ErrFull,
+				d.guestLimit)
 		}
 		return nil
 	}

@@ -91,7 +91,8 @@ type Change struct{ Old, New *Entry }
 
 // Open reads the stored entries, and follows the changes of other hubs.
 func Open(ctx context.Context, o Options) (*Directory, error) {
-	d := &Directory{state: o.State, limit: cmp.Or(o.Agents, 100_000), guestLimit: cmp.Or(o.Guests, 4096), now: o.Now, log: o.Log,
+	d := &Directory{state: o.State, limit: cmp.Or(o.Agents, 100_000), guestLimit: cmp.Or(o.Guests, 4096), now: o.Now,
+		log:       o.Log,
 		revisions: map[string]uint64{}, paused: map[string]bool{}, stop: func() {},
 		byName: map[string]*Entry{}, byID: map[identity]string{}, namesByID: map[string][]string{},
 		watchers: map[int]func(Change){}}

@@ -152,7 +152,8 @@ func TestDamagedEntry(t *testing.T) {
 
 func TestStrangerNames(t *testing.T) {
 	seen := map[string]bool{}
-	for _, id := range []string{"agent://client.local", "agent://client.local:8080", "agent1qxyz", "", "agent://ÜBER..x", "___", "A--b"} {
+	for _, id := range []string{"agent://client.local", "agent://client.local:8080", "agent1qxyz", "",
+		"agent://ÜBER..x", "___", "A--b"} {
 		for _, key := range []string{"k1", "k2"} {
 			n := Stranger("samvad", id, key)
 			if err := parley.CheckName(n); err != nil || seen[n] {
@@ -198,7 +199,8 @@ func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := opened(t, Options{State: s})
-	if _, err := d.Put(t.Context(), parley.Agent{Name: "new", Skills: []parley.SkillSpec{{ID: "ask"}}}, FromOperator); err != nil {
+	if _, err := d.Put(t.Context(), parley.Agent{Name: "new", Skills: []parley.SkillSpec{{ID: "ask"}}},
+		FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	d = opened(t, Options{State: s})
@@ -457,7 +459,8 @@ func TestTwoHubs(t *testing.T) {
 // what another has done, and all end with the same.
 func TestTwoHubsAtOnce(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
-	hubs := []*Directory{opened(t, Options{State: state}), opened(t, Options{State: state}), opened(t, Options{State: state})}
+	hubs := []*Directory{opened(t, Options{State: state}), opened(t, Options{State: state}),
+		opened(t, Options{State: state})}
 	const each = 20
 	all := func(f func(n, i int, d *Directory) error) {
 		var work sync.WaitGroup

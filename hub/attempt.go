@@ -58,12 +58,14 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 		return h.observed(ctx, a, "api", func(_ context.Context, a delivery.Attempt) delivery.Result {
 			if !box.put(a) {
 				// The reader has just left; that does not count as a try.
-				return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "nobody reads the inbox of %q", a.To), Wait: time.Second}
+				return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "nobody reads the inbox of %q", a.To),
+					Wait: time.Second}
 			}
 			return h.awaitLater(a)
 		})
 	case l != nil:
-		return h.observed(ctx, a, "go", func(ctx context.Context, a delivery.Attempt) delivery.Result { return h.call(ctx, l, a) })
+		call := func(ctx context.Context, a delivery.Attempt) delivery.Result { return h.call(ctx, l, a) }
+		return h.observed(ctx, a, "go", call)
 	}
 	e, ok := h.c.Directory.Agent(a.To)
 	if !ok {
@@ -89,15 +91,18 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 	}
 	b, id, ok := h.route(e, protocol)
 	if !ok {
-		return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q has no address in a protocol that is switched on", a.To)}
+		return delivery.Result{Err: parley.Fail(parley.Unavailable, nil,
+			"agent %q has no address in a protocol that is switched on", a.To)}
 	}
 	return h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
 		return h.send(ctx, b, id, e, a, request)
 	})
 }
 
-func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt, request *parley.Message) delivery.Result {
-	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id, Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
+func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt,
+	request *parley.Message) delivery.Result {
+	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id,
+		Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
 		Event: func(state parley.State, parts ...parley.Part) error { return h.event(ctx, a, state, parts) }})
 	switch {
 	case o.Err != nil:

@@ -57,10 +57,11 @@ type Outbound struct {
 // An Outcome is the result of Deliver. The zero value: the recipient has the
 // message, and a reply, if one is due, comes later.
 type Outcome struct {
-	Answered bool            // the recipient answered with Parts or Failure
-	Parts    []parley.Part   // of a Response
-	Failure  *parley.Error   // the recipient's own refusal or failure: its answer
-	Reply    *parley.Message // more of the reply than Parts and Failure: Act, Schema, Origin, Extensions, Trace; may be nil
+	Answered bool          // the recipient answered with Parts or Failure
+	Parts    []parley.Part // of a Response
+	Failure  *parley.Error // the recipient's own refusal or failure: its answer
+	// more of the reply than Parts and Failure: Act, Schema, Origin, Extensions, Trace; may be nil
+	Reply *parley.Message
 
 	Err     *parley.Error // the attempt failed
 	Wait    time.Duration // with Err: try again after this; it is not counted as a try

@@ -133,7 +133,8 @@ func (h *Hub) firstAttempt(ctx context.Context, a *recordedMessage, w *waiter) {
 	if !w.attempted.CompareAndSwap(false, true) {
 		return // the hub closed first
 	}
-	r := a.claims[0].claim.Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: a.claims[0].to, Sync: true})
+	r := a.claims[0].claim.Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope,
+		To: a.claims[0].to, Sync: true})
 	switch {
 	case r.Reply != nil:
 		w.push(r.Reply.Message)

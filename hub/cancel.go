@@ -51,10 +51,13 @@ func (h *Hub) sendCancel(ctx context.Context, a *recordedMessage, to string, why
 	if !h.reachable(to, parley.Cancel) {
 		return
 	}
-	m := h.about(a.message, a.message.From, &parley.Message{Kind: parley.Cancel, Parts: []parley.Part{parley.Text(why.Text)}})
+	m := h.about(a.message, a.message.From, &parley.Message{Kind: parley.Cancel,
+		Parts: []parley.Part{parley.Text(why.Text)}})
 	m.To = to
 	setRequestPosition(m, a.position)
-	if _, err := h.c.Journal.Append(ctx, journal.Entry{Scope: a.scope, Message: m, Open: []journal.Opening{{To: to}}}); err != nil {
-		h.c.Logger.Warn("cannot cancel a request that nobody waits for", "message", a.message.ID, "to", to, "error", err)
+	if _, err := h.c.Journal.Append(ctx, journal.Entry{Scope: a.scope, Message: m,
+		Open: []journal.Opening{{To: to}}}); err != nil {
+		h.c.Logger.Warn("cannot cancel a request that nobody waits for", "message", a.message.ID, "to", to,
+			"error", err)
 	}
 }

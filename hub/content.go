@@ -35,7 +35,8 @@ func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley
 	skill, declared := e.SkillNamed(m.Skill)
 	if !declared {
 		if len(e.Skills) > 0 {
-			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill, skillNames(e.Skills))
+			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill,
+				skillNames(e.Skills))
 		}
 		skill.ID = m.Skill // the agent's skills are unknown
 	}
@@ -113,7 +114,8 @@ func misfitResult(err *parley.Error, losses ...parley.Loss) delivery.Result {
 	if len(text) > maxNote {
 		text = append(text[:maxNote], '…')
 	}
-	return delivery.Result{Losses: append(losses, parley.Loss{Field: "Parts", Reason: "the agent did not get it: " + string(text)})}
+	return delivery.Result{Losses: append(losses, parley.Loss{Field: "Parts", Reason: "the agent did not get it: " +
+		string(text)})}
 }
 
 const maxNote = 200 // characters
@@ -229,7 +231,8 @@ func misfitError(s parley.SkillSpec, why error) *parley.Error {
 	if len(schema) > 2048 {
 		schema = schema[:2048] + "…"
 	}
-	return parley.Refuse(parley.InvalidContent, "the content does not fit skill %q: %s; expected %s", s.ID, text, schema)
+	return parley.Refuse(parley.InvalidContent, "the content does not fit skill %q: %s; expected %s", s.ID, text,
+		schema)
 }
 
 // reason is one line on why content does not fit.

@@ -31,7 +31,8 @@ func typed(name string, byDefault bool) parley.Agent {
 		option = parley.AsDefault()
 	}
 	return parley.Agent{Name: name, Exposed: parley.Everywhere, Skills: []parley.SkillSpec{
-		parley.Skill("place", func(_ context.Context, _ *parley.Message, p place) (place, error) { return p, nil }, option),
+		parley.Skill("place", func(_ context.Context, _ *parley.Message, p place) (place, error) { return p, nil },
+			option),
 		parley.Skill("stay", func(_ context.Context, _ *parley.Message, s stay) (stay, error) { return s, nil }),
 		parley.Skill("note", func(_ context.Context, _ *parley.Message, n note) (note, error) { return n, nil }),
 		parley.Skill("say", func(_ context.Context, _ *parley.Message, s string) (string, error) { return s, nil }),
@@ -69,8 +70,10 @@ func TestContentRule(t *testing.T) {
 		{"text in quotes for text", "say", []parley.Part{parley.Text(`"Bern"`)}, `"\"Bern\""`},
 		{"an object's text for text", "say", []parley.Part{js(`{"text":"Bern"}`)}, `"Bern"`},
 		{"an object's message for text", "say", []parley.Part{js(`{"message":"Bern"}`)}, `"Bern"`},
-		{"an object for text", "say", []parley.Part{js(`{ "text": "Bern", "days": 2 }`)}, `"{\"text\":\"Bern\",\"days\":2}"`},
-		{"several for text", "say", []parley.Part{parley.Text("in"), js(`{"town": "Bern"}`)}, `"in\n{\"town\":\"Bern\"}"`},
+		{"an object for text", "say", []parley.Part{js(`{ "text": "Bern", "days": 2 }`)},
+			`"{\"text\":\"Bern\",\"days\":2}"`},
+		{"several for text", "say", []parley.Part{parley.Text("in"), js(`{"town": "Bern"}`)},
+			`"in\n{\"town\":\"Bern\"}"`},
 		{"bytes for text", "say", []parley.Part{{MediaType: "image/png", Data: []byte{1}}}, ""},
 		{"nothing for text", "say", nil, ""},
 	} {
@@ -120,10 +123,15 @@ func TestNoticeThatDoesNotFit(t *testing.T) {
 	put("answers")
 	listener := func(name string, options ...parley.SkillOption) parley.Agent {
 		return parley.Agent{Name: name, Exposed: parley.Everywhere, Skills: []parley.SkillSpec{
-			parley.RawSkill("hear", func(_ context.Context, m *parley.Message, _ parley.Replier) error { heard <- m; return nil }, options...),
+			parley.RawSkill("hear", func(_ context.Context, m *parley.Message,
+				_ parley.Replier) error {
+				heard <- m
+				return nil
+			}, options...),
 			parley.RawSkill("other", func(context.Context, *parley.Message, parley.Replier) error { return refusal })}}
 	}
-	for _, a := range []parley.Agent{typed("typed", true), typed("skilled", false), listener("listener", parley.AsDefault())} {
+	for _, a := range []parley.Agent{typed("typed", true), typed("skilled", false),
+		listener("listener", parley.AsDefault())} {
 		if err := h.Handle(a); err != nil {
 			t.Fatal(err)
 		}
@@ -138,8 +146,10 @@ func TestNoticeThatDoesNotFit(t *testing.T) {
 		}
 	}))
 	tell := func(skill, content string, to ...string) *parley.Message {
-		m, err := h.Accept(t.Context(), Submission{Scope: "test", Message: &parley.Message{Kind: parley.Notice, From: "alice", Audience: to, Skill: skill,
-			Parts: []parley.Part{parley.Text(content)}, Origin: parley.Origin{Protocol: "wire", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		m, err := h.Accept(t.Context(), Submission{Scope: "test",
+			Message: &parley.Message{Kind: parley.Notice, From: "alice", Audience: to, Skill: skill,
+				Parts: []parley.Part{parley.Text(content)}, Origin: parley.Origin{Protocol: "wire",
+					Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -152,7 +162,8 @@ func TestNoticeThatDoesNotFit(t *testing.T) {
 		if s.Message != m.ID || s.State != parley.Delivered || took != (len(s.Losses) == 0) {
 			t.Fatalf("%s: %+v %v %v", s.To, s, s.Error, s.Losses)
 		}
-		if !took && (s.Losses[0].Field != "Parts" || !strings.HasPrefix(s.Losses[0].Reason, "the agent did not get it: ")) {
+		if !took && (s.Losses[0].Field != "Parts" || !strings.HasPrefix(s.Losses[0].Reason,
+			"the agent did not get it: ")) {
 			t.Errorf("%s: %+v", s.To, s.Losses)
 		}
 	}
@@ -172,8 +183,10 @@ func TestNoticeThatDoesNotFit(t *testing.T) {
 	if dead := h.Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Dead}}); len(dead) > 0 {
 		t.Errorf("dead letters: %+v", dead)
 	}
-	_, err := h.Accept(t.Context(), Submission{Scope: "test", Message: &parley.Message{Kind: parley.Notice, From: "alice", To: "typed", Skill: "none",
-		Parts: []parley.Part{parley.Text("x")}, Origin: parley.Origin{Protocol: "wire", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	_, err := h.Accept(t.Context(), Submission{Scope: "test",
+		Message: &parley.Message{Kind: parley.Notice, From: "alice", To: "typed", Skill: "none",
+			Parts: []parley.Part{parley.Text("x")}, Origin: parley.Origin{Protocol: "wire",
+				Verdict: parley.Verdict{Assurance: parley.Session}}}})
 	if parley.CodeOf(err) != parley.UnknownSkill {
 		t.Errorf("a skill that is not there: %v", err)
 	}

@@ -18,7 +18,8 @@ import (
 // shared opens a journal on a server that others use as well.
 func shared(t *testing.T, url, node string) *journal.Journal {
 	t.Helper()
-	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: url}), Node: node, Partitions: 2})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: url}),
+		Node: node, Partitions: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,8 @@ func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			silent := func() *wire {
-				return &wire{name: "wire", can: Capabilities{Deduplicates: true}, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+				return &wire{name: "wire", can: Capabilities{Deduplicates: true},
+					deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
 			}
 			there := start(t, func(h *Config) { h.Journal = shared(t, url, c.name+"-there") }, silent())
 			j := shared(t, url, c.name+"-here")
@@ -62,7 +64,8 @@ func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 			})
 			readOn := sync.OnceFunc(func() { close(gate) })
 			t.Cleanup(func() { readOn(); stop() })
-			if _, err := there.Accept(t.Context(), ask("bob", "", "the record at which the other hub is held up")); err != nil {
+			if _, err := there.Accept(t.Context(), ask("bob", "",
+				"the record at which the other hub is held up")); err != nil {
 				t.Fatal(err)
 			}
 			<-held
@@ -144,12 +147,15 @@ func TestReplyWhileAnotherAttemptBegins(t *testing.T) {
 		}
 	}}
 	h := start(t, func(c *Config) { c.Journal, c.Observer = j, o })
-	m := &parley.Message{ID: parley.HashID([]byte("request")), Kind: parley.Request, From: "alice", To: "bob", Parts: []parley.Part{parley.Text("well?")}}
+	m := &parley.Message{ID: parley.HashID([]byte("request")), Kind: parley.Request,
+		From: "alice", To: "bob", Parts: []parley.Part{parley.Text("well?")}}
 	// Nobody here is at work on it.
-	if _, err := j.Append(t.Context(), journal.Entry{Scope: "s", Message: m, Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+	if _, err := j.Append(t.Context(), journal.Entry{Scope: "s", Message: m,
+		Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 		t.Fatal(err)
 	}
-	answer := &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: m.ID, Parts: []parley.Part{parley.Text("yes")},
+	answer := &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: m.ID,
+		Parts:  []parley.Part{parley.Text("yes")},
 		Origin: parley.Origin{Protocol: "api", Verdict: parley.Verdict{Assurance: parley.Session}}}
 	if _, err := h.Accept(t.Context(), Submission{Scope: "s", Message: answer}); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,8 @@ func (h *Hub) settleDead(ctx context.Context, id parley.ID, to string, s parley.
 	if !ok || v.State != parley.Dead {
 		return parley.Refuse(parley.Conflict, "message %s is no dead letter to %q", id, to)
 	}
-	if _, err := h.c.Journal.Append(ctx, journal.Entry{Steps: []journal.Step{{Message: id, To: to, State: s, Attempt: v.Attempt}}}); err != nil {
+	if _, err := h.c.Journal.Append(ctx,
+		journal.Entry{Steps: []journal.Step{{Message: id, To: to, State: s, Attempt: v.Attempt}}}); err != nil {
 		return recordError(err)
 	}
 	return nil

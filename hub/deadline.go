@@ -47,7 +47,8 @@ func (h *Hub) endOverdue(id parley.ID, to string, p journal.Position) {
 	defer cancel()
 	r, err := h.c.Journal.Read(ctx, p)
 	if err == nil {
-		_, err = h.timeout(ctx, &recordedMessage{message: r.Message, position: p, scope: r.Scope, claims: nil}, context.DeadlineExceeded)
+		_, err = h.timeout(ctx, &recordedMessage{message: r.Message, position: p, scope: r.Scope, claims: nil},
+			context.DeadlineExceeded)
 	}
 	if err == nil || errors.Is(err, journal.ErrClosed) {
 		return
@@ -74,7 +75,8 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 	}
 	reply := h.failure(a.message, to, parley.AsError(cause))
 	entry := journal.Entry{Scope: a.scope, Message: reply,
-		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt, Reply: reply.ID, Error: reply.Error}}}
+		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt,
+			Reply: reply.ID, Error: reply.Error}}}
 	if entry.Open = h.replyTo(a.message, reply, v.Sync); entry.Open != nil {
 		setRequestPosition(reply, a.position)
 	}
@@ -94,7 +96,8 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 func (h *Hub) endUnanswered(ctx context.Context, a *recordedMessage, cause error) *parley.Message {
 	reply, err := h.timeout(ctx, a, cause)
 	if err != nil {
-		h.c.Logger.Error("cannot record the failure of a request without an answer", "message", a.message.ID, "error", err)
+		h.c.Logger.Error("cannot record the failure of a request without an answer", "message", a.message.ID,
+			"error", err)
 	}
 	return reply
 }

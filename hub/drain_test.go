@@ -13,10 +13,11 @@ func TestDrain(t *testing.T) {
 	for name, answered := range map[string]bool{"the agent answers": true, "the drain ends before": false} {
 		t.Run(name, func(t *testing.T) {
 			asked := make(chan parley.ID, 1)
-			slow := &wire{name: "slow", can: Capabilities{Deduplicates: true, CarriesReplies: true}, deliver: func(_ context.Context, o Outbound) Outcome {
-				asked <- o.Message.ID
-				return Outcome{}
-			}}
+			slow := &wire{name: "slow", can: Capabilities{Deduplicates: true, CarriesReplies: true},
+				deliver: func(_ context.Context, o Outbound) Outcome {
+					asked <- o.Message.ID
+					return Outcome{}
+				}}
 			h := start(t, nil, slow)
 			h.agent(t, "bob", parley.Identity{Protocol: "slow", ID: "bob"})
 			if err := h.Handle(echo("echo")); err != nil {
@@ -52,7 +53,8 @@ func TestDrain(t *testing.T) {
 				s.Message.From, s.Message.Origin.Peer = "bob", "bob"
 				return s
 			}
-			if reply, err := h.Ask(t.Context(), from(ask("echo", "echo", "help"))); err != nil || reply.Text() != "help" {
+			if reply, err := h.Ask(t.Context(), from(ask("echo", "echo", "help"))); err != nil ||
+				reply.Text() != "help" {
 				t.Errorf("an agent for which a caller waits asks another: %v, %v", reply, err)
 			}
 			select {

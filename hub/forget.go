@@ -34,7 +34,8 @@ type Forgetting struct {
 
 // Is reports whether an identity belongs to the agent to forget.
 func (f *Forgetting) Is(protocol, id string) bool {
-	return id != "" && slices.ContainsFunc(f.Identities, func(i parley.Identity) bool { return i.Protocol == protocol && i.ID == id })
+	is := func(i parley.Identity) bool { return i.Protocol == protocol && i.ID == id }
+	return id != "" && slices.ContainsFunc(f.Identities, is)
 }
 
 // Forget makes all bindings forget, and counts the values that they changed.
@@ -88,7 +89,8 @@ func (q *refusals) forget(f *Forgetting) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.ring {
-		if r := &q.ring[i]; r.To == f.Agent || r.Claim == f.Agent || f.Is(r.Protocol, r.Claim) || f.Is(r.Protocol, r.To) {
+		if r := &q.ring[i]; r.To == f.Agent || r.Claim == f.Agent || f.Is(r.Protocol, r.Claim) ||
+			f.Is(r.Protocol, r.To) {
 			r.Text, r.Cause = "", ""
 		}
 	}

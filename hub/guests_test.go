@@ -15,9 +15,12 @@ import (
 
 // say makes a message of a sender in a protocol.
 func say(from, key string, content []byte, refused *parley.Error) Submission {
-	return Submission{Scope: "wire echo", Key: journal.Key{ID: key, Sender: from, Until: time.Now().Add(time.Hour)}, Refused: refused,
-		Message: &parley.Message{Kind: parley.Notice, From: from, To: "echo", Parts: []parley.Part{{MediaType: "text/plain", Data: content}},
-			Origin: parley.Origin{Protocol: "wire", Peer: from, Raw: bytes.Clone(content), Verdict: parley.Verdict{Assurance: parley.Signed}}}}
+	return Submission{Scope: "wire echo", Key: journal.Key{ID: key, Sender: from, Until: time.Now().Add(time.Hour)},
+		Refused: refused,
+		Message: &parley.Message{Kind: parley.Notice, From: from,
+			To: "echo", Parts: []parley.Part{{MediaType: "text/plain", Data: content}},
+			Origin: parley.Origin{Protocol: "wire", Peer: from, Raw: bytes.Clone(content),
+				Verdict: parley.Verdict{Assurance: parley.Signed}}}}
 }
 
 // recordOf finds the record of a key.
@@ -42,13 +45,16 @@ func TestRefusedGuestLeavesNoContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.agent(t, "enrolled", parley.Identity{Protocol: "wire", ID: "enrolled"})
-	if _, err := h.Directory().Put(t.Context(), parley.Agent{Name: "guest/wire/registered"}, directory.FromGuest); err != nil {
+	if _, err := h.Directory().Put(t.Context(), parley.Agent{Name: "guest/wire/registered"},
+		directory.FromGuest); err != nil {
 		t.Fatal(err)
 	}
 	content := []byte(strings.Repeat("content ", 1000))
 	refusal := parley.Refuse(parley.InvalidContent, "it does not fit")
-	for from, guest := range map[string]bool{"enrolled": false, "guest/wire/registered": true, "guest/wire/unknown": true} {
-		if _, err := h.Accept(t.Context(), say(from, from, content, refusal)); parley.CodeOf(err) != parley.InvalidContent {
+	for from, guest := range map[string]bool{"enrolled": false, "guest/wire/registered": true,
+		"guest/wire/unknown": true} {
+		if _, err := h.Accept(t.Context(), say(from, from, content,
+			refusal)); parley.CodeOf(err) != parley.InvalidContent {
 			t.Fatalf("%s: %v", from, err)
 		}
 		r := recordOf(t, h, from)
@@ -65,7 +71,8 @@ func TestRefusedGuestLeavesNoContent(t *testing.T) {
 		// The same again hears the same.
 		var prior *Prior
 		_, err := h.Accept(t.Context(), say(from, from, content, refusal))
-		if !errors.As(err, &prior) || prior.Refused == nil || prior.Refused.Code != parley.InvalidContent || prior.Refused.Text != refusal.Text {
+		if !errors.As(err, &prior) || prior.Refused == nil || prior.Refused.Code != parley.InvalidContent ||
+			prior.Refused.Text != refusal.Text {
 			t.Errorf("%s, again: %v", from, err)
 		}
 	}

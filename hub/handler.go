@@ -69,7 +69,8 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 		var err error
 		defer func() {
 			if p := recover(); p != nil {
-				h.c.Logger.Error("a handler panicked", "agent", a.To, "skill", skill.ID, "message", m.ID, "panic", p, "stack", string(debug.Stack()))
+				h.c.Logger.Error("a handler panicked", "agent", a.To, "skill", skill.ID, "message", m.ID, "panic", p,
+					"stack", string(debug.Stack()))
 				err = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(fmt.Errorf("panic: %v", p))
 			}
 			<-l.calls // before the lane is free for the next
@@ -182,7 +183,8 @@ func (r *replier) addCost(res delivery.Result) delivery.Result {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.tokens > 0 && res.Reply != nil {
-		res.Reply.Message.Extensions = map[string]json.RawMessage{parley.CostExtension: fmt.Appendf(nil, `{"tokens":%d}`, r.tokens)}
+		res.Reply.Message.Extensions = map[string]json.RawMessage{parley.CostExtension: fmt.Appendf(nil,
+			`{"tokens":%d}`, r.tokens)}
 	}
 	return res
 }

@@ -37,23 +37,25 @@ func TestHubsComeAndGo(t *testing.T) {
 		j *journal.Journal
 	}
 	open := func(name string) running {
-		w := &wire{name: "wire", can: Capabilities{CarriesReplies: true}, deliver: func(ctx context.Context, o Outbound) Outcome {
-			mu.Lock()
-			attempts[o.Message.Text()]++
-			g := gate
-			mu.Unlock()
-			begun <- struct{}{}
-			select {
-			case <-g:
-			case <-ctx.Done():
-				return Outcome{Err: parley.AsError(ctx.Err()), Unknown: true}
-			}
-			if o.Message.Kind != parley.Request {
-				return Outcome{}
-			}
-			return Outcome{Answered: true, Parts: []parley.Part{parley.Text("answer to " + o.Message.Text())}}
-		}}
-		j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: url}), Node: name, Partitions: partitions})
+		w := &wire{name: "wire", can: Capabilities{CarriesReplies: true},
+			deliver: func(ctx context.Context, o Outbound) Outcome {
+				mu.Lock()
+				attempts[o.Message.Text()]++
+				g := gate
+				mu.Unlock()
+				begun <- struct{}{}
+				select {
+				case <-g:
+				case <-ctx.Done():
+					return Outcome{Err: parley.AsError(ctx.Err()), Unknown: true}
+				}
+				if o.Message.Kind != parley.Request {
+					return Outcome{}
+				}
+				return Outcome{Answered: true, Parts: []parley.Part{parley.Text("answer to " + o.Message.Text())}}
+			}}
+		j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: url}),
+			Node: name, Partitions: partitions})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +160,8 @@ func TestHubsComeAndGo(t *testing.T) {
 	}
 
 	wait("all is settled", func() bool {
-		return len(two.j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering}})) == 0
+		return len(two.j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting,
+			parley.Delivering}})) == 0
 	})
 	if dead := two.j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Dead}}); len(dead) > 0 {
 		t.Errorf("%d dead letters, the first: %v", len(dead), dead[0].Error)

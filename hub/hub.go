@@ -196,7 +196,8 @@ func (h *Hub) resumeLoop(partition int) {
 		if err == nil || h.life.Err() != nil {
 			return
 		}
-		h.c.Logger.Error("cannot resume the deliveries of a partition; trying again", "partition", partition, "error", err)
+		h.c.Logger.Error("cannot resume the deliveries of a partition; trying again", "partition", partition,
+			"error", err)
 		if !pause(h.life, retryPause) {
 			return
 		}

@@ -46,7 +46,8 @@ func start(t *testing.T, edit func(*Config), bindings ...*wire) *Hub {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := policy.New(policy.Config{Hub: "here", Assurance: map[string]parley.Assurance{"strict": parley.Signed, "": parley.Session}})
+	p, err := policy.New(policy.Config{Hub: "here", Assurance: map[string]parley.Assurance{"strict": parley.Signed,
+		"": parley.Session}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,22 +81,33 @@ func start(t *testing.T, edit func(*Config), bindings ...*wire) *Hub {
 
 func (h *Hub) agent(t *testing.T, name string, ids ...parley.Identity) {
 	t.Helper()
-	if _, err := h.Directory().Put(t.Context(), parley.Agent{Name: name, Identities: ids, Exposed: parley.Everywhere}, directory.FromOperator); err != nil {
+	if _, err := h.Directory().Put(t.Context(), parley.Agent{Name: name, Identities: ids, Exposed: parley.Everywhere},
+		directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func ask(to, skill, text string) Submission {
-	return Submission{Scope: "test " + to, Foreign: "thread", Message: &parley.Message{Kind: parley.Request, From: "alice", To: to, Skill: skill,
-		Parts:  []parley.Part{parley.Text(text)},
-		Origin: parley.Origin{Protocol: "api", Peer: "alice", Verdict: parley.Verdict{Assurance: parley.Session}}}}
+	return Submission{Scope: "test " + to, Foreign: "thread",
+		Message: &parley.Message{Kind: parley.Request, From: "alice", To: to, Skill: skill,
+			Parts:  []parley.Part{parley.Text(text)},
+			Origin: parley.Origin{Protocol: "api", Peer: "alice", Verdict: parley.Verdict{Assurance: parley.Session}}}}
 }
 
 func echo(name string) parley.Agent {
 	return parley.Agent{Name: name, Exposed: parley.Everywhere, Skills: []parley.SkillSpec{
-		parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error { return r.Reply(m.Parts...) }, parley.AsDefault()),
-		parley.RawSkill("panic", func(context.Context, *parley.Message, parley.Replier) error { panic("oh no: secret") }),
-		parley.RawSkill("fail", func(context.Context, *parley.Message, parley.Replier) error { return errors.New("secret path /etc") }),
+		parley.RawSkill("echo", func(_ context.Context, m *parley.Message,
+			r parley.Replier) error {
+			return r.Reply(m.Parts...)
+		}, parley.AsDefault()),
+		parley.RawSkill("panic", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			panic("oh no: secret")
+		}),
+		parley.RawSkill("fail", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return errors.New("secret path /etc")
+		}),
 		parley.RawSkill("refuse", func(context.Context, *parley.Message, parley.Replier) error {
 			return parley.Refuse(parley.Rejected, "not today")
 		}),
@@ -141,7 +153,8 @@ func TestAskAHandler(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m.Kind != c.kind || m.InReplyTo != s.Message.ID || m.From != "echo" || m.To != "alice" || m.Conversation != s.Message.Conversation {
+			if m.Kind != c.kind || m.InReplyTo != s.Message.ID || m.From != "echo" || m.To != "alice" ||
+				m.Conversation != s.Message.Conversation {
 				t.Fatalf("%+v", m)
 			}
 			if c.kind == parley.Failure {
@@ -171,7 +184,8 @@ func TestAskAHandler(t *testing.T) {
 	}
 	bad := ask("echo", "typed", "")
 	bad.Message.Parts = []parley.Part{{MediaType: "application/json", Data: []byte(`{"City":7}`)}}
-	if _, err := h.Ask(t.Context(), bad); parley.CodeOf(err) != parley.InvalidContent || !strings.Contains(err.Error(), "/City") {
+	if _, err := h.Ask(t.Context(), bad); parley.CodeOf(err) != parley.InvalidContent ||
+		!strings.Contains(err.Error(), "/City") {
 		t.Errorf("content that does not fit: %v", err)
 	}
 }
@@ -260,7 +274,8 @@ func TestReplayGivesThePrior(t *testing.T) {
 	again.Key = key
 	_, err := h.Ask(t.Context(), again)
 	var prior *Prior
-	if !errors.As(err, &prior) || prior.Of.Message != first.Message.ID || parley.CodeOf(err) != parley.Replayed || prior.Of.Reply.IsZero() {
+	if !errors.As(err, &prior) || prior.Of.Message != first.Message.ID || parley.CodeOf(err) != parley.Replayed ||
+		prior.Of.Reply.IsZero() {
 		t.Fatalf("%v, %+v", err, prior)
 	}
 	// What was proved and refused uses up its key too.
@@ -289,7 +304,8 @@ func TestRemote(t *testing.T) {
 			if err := o.Event(parley.Working, parley.Text("busy")); err != nil {
 				t.Error(err)
 			}
-			return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")}, Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
+			return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")},
+				Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
 		}
 		m, err := h.Ask(t.Context(), ask("bob", "", "?"))
 		if err != nil || m.Text() != "yes" {
@@ -332,7 +348,8 @@ func TestRemote(t *testing.T) {
 		if err := h.Retry(t.Context(), m.ID, "bob"); err != nil {
 			t.Fatal(err)
 		}
-		for open := true; open || len(h.Dead()) > 0; _, open = h.Journal().Delivery(m.ID, "bob") { // until it is settled, w.deliver is in use
+		// until it is settled, w.deliver is in use
+		for open := true; open || len(h.Dead()) > 0; _, open = h.Journal().Delivery(m.ID, "bob") {
 			wait(t, h)
 		}
 		if err := h.Drop(t.Context(), m.ID, "bob"); parley.CodeOf(err) != parley.Conflict {
@@ -349,7 +366,8 @@ func TestRemote(t *testing.T) {
 				} {
 					m.From, m.InReplyTo = "bob", o.Message.ID
 					m.Origin = parley.Origin{Protocol: "wire", Verdict: parley.Verdict{Assurance: parley.Signed}}
-					if _, err := h.Accept(context.Background(), Submission{Scope: "other", Message: m}); (err != nil) != (m.Text() == "twice") {
+					if _, err := h.Accept(context.Background(),
+						Submission{Scope: "other", Message: m}); (err != nil) != (m.Text() == "twice") {
 						t.Errorf("%s: %v", m.Text(), err)
 					}
 				}
@@ -405,11 +423,13 @@ func TestRemote(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-begun
-		stranger := Submission{Scope: "x", Message: &parley.Message{Kind: parley.Cancel, From: "eve", To: "bob", InReplyTo: m.ID}}
+		stranger := Submission{Scope: "x", Message: &parley.Message{Kind: parley.Cancel,
+			From: "eve", To: "bob", InReplyTo: m.ID}}
 		if _, err := h.Accept(t.Context(), stranger); parley.CodeOf(err) != parley.Conflict {
 			t.Errorf("a stranger cancelled: %v", err)
 		}
-		if _, err := h.Accept(t.Context(), Submission{Scope: "x", Message: &parley.Message{Kind: parley.Cancel, From: "alice", To: "bob", InReplyTo: m.ID}}); err != nil {
+		if _, err := h.Accept(t.Context(), Submission{Scope: "x",
+			Message: &parley.Message{Kind: parley.Cancel, From: "alice", To: "bob", InReplyTo: m.ID}}); err != nil {
 			t.Fatal(err)
 		}
 		<-ended
@@ -424,10 +444,11 @@ func TestReplyGoesWithItsRecord(t *testing.T) {
 		asked <- o.Message.ID
 		return Outcome{}
 	}}
-	near := &wire{name: "near", can: Capabilities{CarriesReplies: true}, deliver: func(_ context.Context, o Outbound) Outcome {
-		told <- o
-		return Outcome{}
-	}}
+	near := &wire{name: "near", can: Capabilities{CarriesReplies: true},
+		deliver: func(_ context.Context, o Outbound) Outcome {
+			told <- o
+			return Outcome{}
+		}}
 	h := start(t, nil, far, near)
 	h.agent(t, "alice", parley.Identity{Protocol: "near", ID: "alice"})
 	h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
@@ -439,8 +460,10 @@ func TestReplyGoesWithItsRecord(t *testing.T) {
 		records = append(records, r)
 	})()
 	reply := func(to parley.ID, text string) (*parley.Message, error) {
-		return h.Accept(t.Context(), Submission{Scope: "other", Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: to,
-			Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Signed}}}})
+		return h.Accept(t.Context(), Submission{Scope: "other",
+			Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: to,
+				Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "far",
+					Verdict: parley.Verdict{Assurance: parley.Signed}}}})
 	}
 	for round := range 3 {
 		s := ask("bob", "", "?")
@@ -518,7 +541,8 @@ func TestInbox(t *testing.T) {
 func TestConversationsAreTheParticipantsOwn(t *testing.T) {
 	h := start(t, nil)
 	c := h.Conversation("samvad", "s", "trace", "a", "b")
-	if c != h.Conversation("samvad", "s", "trace", "b", "a") || c == h.Conversation("samvad", "s", "trace", "a", "eve") ||
+	if c != h.Conversation("samvad", "s", "trace", "b", "a") ||
+		c == h.Conversation("samvad", "s", "trace", "a", "eve") ||
 		c == h.Conversation("agh", "s", "trace", "a", "b") || c == h.Conversation("samvad", "st", "race", "a", "b") {
 		t.Error("conversations")
 	}
@@ -594,8 +618,13 @@ func TestConcurrentLoad(t *testing.T) {
 func TestCloseEndsCallers(t *testing.T) {
 	h := start(t, nil)
 	begun := make(chan struct{}, 1)
-	stuck := parley.RawSkill("stuck", func(context.Context, *parley.Message, parley.Replier) error { token(begun); select {} })
-	if err := h.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere, Skills: []parley.SkillSpec{stuck}}); err != nil {
+	stuck := parley.RawSkill("stuck", func(context.Context, *parley.Message,
+		parley.Replier) error {
+		token(begun)
+		select {}
+	})
+	if err := h.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere,
+		Skills: []parley.SkillSpec{stuck}}); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
@@ -641,12 +670,14 @@ func TestCloseWithACallThatNobodyReads(t *testing.T) {
 func TestHandleRefusesWhatCannotWork(t *testing.T) {
 	h := start(t, nil)
 	for name, a := range map[string]parley.Agent{
-		"no skills":   {Name: "a"},
-		"no handler":  {Name: "a", Skills: []parley.SkillSpec{{ID: "x"}}},
-		"bad name":    {Name: "A", Skills: echo("a").Skills},
-		"twice":       {Name: "a", Skills: append(echo("a").Skills, echo("a").Skills...)},
-		"bad schema":  {Name: "a", Skills: []parley.SkillSpec{{ID: "x", Handler: echo("a").Skills[0].Handler, Input: json.RawMessage(`{"type":7}`)}}},
-		"remote refs": {Name: "a", Skills: []parley.SkillSpec{{ID: "x", Handler: echo("a").Skills[0].Handler, Input: json.RawMessage(`{"$ref":"http://10.0.0.1/x"}`)}}},
+		"no skills":  {Name: "a"},
+		"no handler": {Name: "a", Skills: []parley.SkillSpec{{ID: "x"}}},
+		"bad name":   {Name: "A", Skills: echo("a").Skills},
+		"twice":      {Name: "a", Skills: append(echo("a").Skills, echo("a").Skills...)},
+		"bad schema": {Name: "a", Skills: []parley.SkillSpec{{ID: "x", Handler: echo("a").Skills[0].Handler,
+			Input: json.RawMessage(`{"type":7}`)}}},
+		"remote refs": {Name: "a", Skills: []parley.SkillSpec{{ID: "x", Handler: echo("a").Skills[0].Handler,
+			Input: json.RawMessage(`{"$ref":"http://10.0.0.1/x"}`)}}},
 	} {
 		if err := h.Handle(a); err == nil {
 			t.Errorf("%s: no error", name)

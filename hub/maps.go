@@ -79,7 +79,8 @@ func (h *Hub) fitReply(ctx context.Context, request *parley.Message, from string
 	}
 	part, err := runMapping(ctx, p, reply, skill.Output)
 	if err != nil {
-		h.c.Logger.Warn("an answer could not be mapped", "agent", from, "skill", skill.ID, "request", request.ID, "error", err)
+		h.c.Logger.Warn("an answer could not be mapped", "agent", from, "skill", skill.ID, "request", request.ID,
+			"error", err)
 		reply.Kind, reply.Parts, reply.Error = parley.Failure, nil, err
 		return
 	}
@@ -102,25 +103,30 @@ func Content(m *parley.Message) []byte {
 
 // runMapping runs a mapping and checks its result. The error names the reason, but not
 // the content.
-func runMapping(ctx context.Context, p Program, m *parley.Message, schema json.RawMessage) (parley.Part, *parley.Error) {
+func runMapping(ctx context.Context, p Program, m *parley.Message,
+	schema json.RawMessage) (parley.Part, *parley.Error) {
 	out, err := p.Run(ctx, Content(m), MappingInput(m))
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return parley.Part{}, parley.AsError(err)
 	case errors.Is(err, jqmap.ErrTime), errors.Is(err, jqmap.ErrSize):
-		return parley.Part{}, parley.Refuse(parley.TooLarge, "the content is too large for the hub's mapping of this skill: %s", err).Because(err)
+		return parley.Part{}, parley.Refuse(parley.TooLarge,
+			"the content is too large for the hub's mapping of this skill: %s", err).Because(err)
 	case err != nil:
-		return parley.Part{}, parley.Refuse(parley.InvalidContent, "the hub's mapping of this skill cannot take the content").Because(err)
+		return parley.Part{}, parley.Refuse(parley.InvalidContent,
+			"the hub's mapping of this skill cannot take the content").Because(err)
 	}
 	if err := CheckContent(schema, out); err != nil {
-		return parley.Part{}, parley.Refuse(parley.InvalidContent, "the result of the hub's mapping does not fit the skill: %s", err).Because(err)
+		return parley.Part{}, parley.Refuse(parley.InvalidContent,
+			"the result of the hub's mapping does not fit the skill: %s", err).Because(err)
 	}
 	return parley.Part{MediaType: "application/json", Data: out}, nil
 }
 
 // MappingInput is the value of $message in a mapping.
 func MappingInput(m *parley.Message) map[string]any {
-	return map[string]any{"kind": m.Kind.String(), "from": m.From, "to": m.To, "skill": m.Skill, "act": m.Act, "protocol": m.Origin.Protocol, "text": m.Text()}
+	return map[string]any{"kind": m.Kind.String(), "from": m.From, "to": m.To, "skill": m.Skill, "act": m.Act,
+		"protocol": m.Origin.Protocol, "text": m.Text()}
 }
 
 // CheckContent returns where and why JSON does not fit a JSON Schema; an empty schema

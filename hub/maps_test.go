@@ -25,12 +25,16 @@ func program(t *testing.T, source string) *jqmap.Program {
 }
 
 func TestMappings(t *testing.T) {
-	w := &wire{name: "wire", deliver: func(_ context.Context, o Outbound) Outcome { return Outcome{Answered: true, Parts: o.Message.Parts} }}
+	w := &wire{name: "wire", deliver: func(_ context.Context,
+		o Outbound) Outcome {
+		return Outcome{Answered: true, Parts: o.Message.Parts}
+	}}
 	h := start(t, nil, w)
 	schema := []byte(`{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}},"required":["city","days"]}`)
 	_, err := h.Directory().Put(t.Context(), parley.Agent{Name: "weather", Exposed: parley.Everywhere,
 		Identities: []parley.Identity{{Protocol: "wire", ID: "weather"}},
-		Skills:     []parley.SkillSpec{{ID: "forecast", Input: schema, Default: true}, {ID: "free"}, {ID: "told", Output: schema}}}, directory.FromOperator)
+		Skills: []parley.SkillSpec{{ID: "forecast", Input: schema, Default: true}, {ID: "free"},
+			{ID: "told", Output: schema}}}, directory.FromOperator)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,17 +47,30 @@ func TestMappings(t *testing.T) {
 		code                 parley.Code
 	}{
 		{"without", "forecast", `{"text":"Bern","n":1}`, nil, "", parley.InvalidContent},
-		{"mapped", "forecast", `{"text":"Bern","n":1}`, []Mapping{{"weather", "forecast", false, program(t, `{city: .text, days: .n}`)}}, `{"city":"Bern","days":1}`, ""},
-		{"of the default skill", "", `{"text":"Bern","n":1}`, []Mapping{{"weather", "forecast", false, program(t, `{city: .text, days: .n}`)}}, `{"city":"Bern","days":1}`, ""},
-		{"what fits stays", "forecast", `{"city":"Zug", "days":2}`, []Mapping{{"weather", "forecast", false, program(t, `{city: "other", days: 0}`)}}, `{"city":"Zug", "days":2}`, ""},
-		{"without a schema it is always applied", "free", `{"a":1}`, []Mapping{{"weather", "free", false, program(t, `.a`)}}, `1`, ""},
-		{"of another skill", "forecast", `{"a":1}`, []Mapping{{"weather", "free", false, program(t, `.a`)}}, "", parley.InvalidContent},
-		{"makes what does not fit", "forecast", `{"a":1}`, []Mapping{{"weather", "forecast", false, program(t, `{city: 1}`)}}, "", parley.InvalidContent},
-		{"fails", "forecast", `{"a":1}`, []Mapping{{"weather", "forecast", false, program(t, `.a.b`)}}, "", parley.InvalidContent},
-		{"takes too long", "forecast", `{"a":1}`, []Mapping{{"weather", "forecast", false, endless}}, "", parley.TooLarge},
-		{"knows the sender", "free", `{}`, []Mapping{{"weather", "free", false, program(t, `$message.from`)}}, `"alice"`, ""},
-		{"of the answer", "told", `{"c":"Bern"}`, []Mapping{{"weather", "told", true, program(t, `{city: .c, days: 3}`)}}, `{"city":"Bern","days":3}`, ""},
-		{"an answer that fits stays", "told", `{"city":"Bern","days":4}`, []Mapping{{"weather", "told", true, program(t, `1`)}}, `{"city":"Bern","days":4}`, ""},
+		{"mapped", "forecast", `{"text":"Bern","n":1}`, []Mapping{{"weather", "forecast", false,
+			program(t, `{city: .text, days: .n}`)}}, `{"city":"Bern","days":1}`, ""},
+		{"of the default skill", "", `{"text":"Bern","n":1}`,
+			[]Mapping{{"weather", "forecast", false, program(t, `{city: .text, days: .n}`)}},
+			`{"city":"Bern","days":1}`, ""},
+		{"what fits stays", "forecast", `{"city":"Zug", "days":2}`,
+			[]Mapping{{"weather", "forecast", false, program(t, `{city: "other", days: 0}`)}},
+			`{"city":"Zug", "days":2}`, ""},
+		{"without a schema it is always applied", "free", `{"a":1}`,
+			[]Mapping{{"weather", "free", false, program(t, `.a`)}}, `1`, ""},
+		{"of another skill", "forecast", `{"a":1}`, []Mapping{{"weather", "free", false, program(t, `.a`)}},
+			"", parley.InvalidContent},
+		{"makes what does not fit", "forecast", `{"a":1}`, []Mapping{{"weather", "forecast", false,
+			program(t, `{city: 1}`)}}, "", parley.InvalidContent},
+		{"fails", "forecast", `{"a":1}`, []Mapping{{"weather", "forecast", false, program(t, `.a.b`)}},
+			"", parley.InvalidContent},
+		{"takes too long", "forecast", `{"a":1}`, []Mapping{{"weather", "forecast", false, endless}},
+			"", parley.TooLarge},
+		{"knows the sender", "free", `{}`, []Mapping{{"weather", "free", false, program(t, `$message.from`)}},
+			`"alice"`, ""},
+		{"of the answer", "told", `{"c":"Bern"}`, []Mapping{{"weather", "told", true,
+			program(t, `{city: .c, days: 3}`)}}, `{"city":"Bern","days":3}`, ""},
+		{"an answer that fits stays", "told", `{"city":"Bern","days":4}`,
+			[]Mapping{{"weather", "told", true, program(t, `1`)}}, `{"city":"Bern","days":4}`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h.SetMappings(c.maps)
@@ -95,7 +112,8 @@ func TestLossesOfReplies(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")}, Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
+		return Outcome{Answered: true, Parts: []parley.Part{parley.Text("yes")},
+			Losses: []parley.Loss{{Field: "Act", Reason: "none"}}}
 	}}
 	near := &wire{name: "near", can: Capabilities{ReplyLosses: losses}}
 	own := make(chan []parley.Loss, 16)
@@ -143,7 +161,8 @@ func TestLossesOfReplies(t *testing.T) {
 	for v, _ := j.Delivery(id, "bob"); v.State != parley.Delivered; v, _ = j.Delivery(id, "bob") {
 		wait(t, h)
 	}
-	if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: id,
+	if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response,
+		From: "bob", InReplyTo: id,
 		Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Session}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +196,8 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 	}
 	j := reopen()
 	begin := func() *Hub {
-		h := start(t, func(c *Config) { c.Journal = j }, far(), &wire{name: "near", can: Capabilities{ReplyLosses: losses}})
+		h := start(t, func(c *Config) { c.Journal = j }, far(),
+			&wire{name: "near", can: Capabilities{ReplyLosses: losses}})
 		h.agent(t, "bob", parley.Identity{Protocol: "far", ID: "bob"})
 		return h
 	}
@@ -211,7 +231,8 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 			ended <- s
 		}
 	})()
-	if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "bob", InReplyTo: asked[0],
+	if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response,
+		From: "bob", InReplyTo: asked[0],
 		Origin: parley.Origin{Protocol: "far", Verdict: parley.Verdict{Assurance: parley.Session}}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +245,8 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 			fields = append(fields, l.Field)
 		}
 		slices.Sort(fields)
-		if want := []string{"Act", "Lost." + last, "Lost.event"}; s.Message != asked[i] || s.State != parley.Answered || !slices.Equal(fields, slices.Sorted(slices.Values(want))) {
+		if want := []string{"Act", "Lost." + last, "Lost.event"}; s.Message != asked[i] || s.State != parley.Answered ||
+			!slices.Equal(fields, slices.Sorted(slices.Values(want))) {
 			t.Errorf("%s lost %v, want %v", s, fields, want)
 		}
 	}

@@ -21,7 +21,8 @@ type Observer interface {
 }
 
 // observed makes an attempt between the observer's begin and end.
-func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string, f func(context.Context, delivery.Attempt) delivery.Result) delivery.Result {
+func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string,
+	f func(context.Context, delivery.Attempt) delivery.Result) delivery.Result {
 	if h.c.Observer == nil {
 		return f(ctx, a)
 	}

@@ -23,7 +23,8 @@ func TestTakenUpWhenTheJournalCan(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := j.Append(t.Context(), journal.Entry{Scope: "test", Open: []journal.Opening{{To: "bob", Attempt: 1}},
-		Message: &parley.Message{ID: id, Kind: parley.Notice, From: "alice", To: "bob", Parts: []parley.Part{parley.Text("hello")}}}); err != nil {
+		Message: &parley.Message{ID: id, Kind: parley.Notice,
+			From: "alice", To: "bob", Parts: []parley.Part{parley.Text("hello")}}}); err != nil {
 		t.Fatal(err)
 	}
 	failed := make(chan struct{}, 64)
@@ -57,7 +58,8 @@ func filling(t *testing.T) (*journal.Journal, *atomic.Uint64) {
 	t.Helper()
 	free := new(atomic.Uint64)
 	free.Store(plenty)
-	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), MinFree: 1 << 20, FreeSpace: func() (uint64, error) { return free.Load(), nil }})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), MinFree: 1 << 20,
+		FreeSpace: func() (uint64, error) { return free.Load(), nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +91,8 @@ func until(t *testing.T, so func() bool) {
 // journal takes nothing is ended when it does again.
 func TestOverdueWhileTheJournalCannot(t *testing.T) {
 	j, free := filling(t)
-	silent := &wire{name: "wire", can: Capabilities{Deduplicates: true}, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+	silent := &wire{name: "wire", can: Capabilities{Deduplicates: true},
+		deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
 	h := start(t, func(c *Config) { c.Journal = j }, silent)
 	h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
 	s := ask("bob", "", "are you there?")

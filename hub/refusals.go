@@ -51,7 +51,8 @@ type sourceSlots struct {
 }
 
 func newRefusals(size int, rnd io.Reader) *refusals {
-	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{}, sources: map[string]*sourceSlots{}, kinds: map[RefusalKind]uint64{}}
+	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{},
+		sources: map[string]*sourceSlots{}, kinds: map[RefusalKind]uint64{}}
 }
 
 // Refuse keeps a refusal and returns its reference.

@@ -32,7 +32,8 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	}
 	m.Conversation, m.To = v.Conversation, request.From
 	// A reply is part of its request's trace, whatever its transport says.
-	if t := request.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 || m.Trace.Parent[3:35] != t.Parent[3:35]) {
+	if t := request.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 ||
+		m.Trace.Parent[3:35] != t.Parent[3:35]) {
 		m.Trace.Parent, m.Trace.State = t.Parent, t.State
 	}
 	if err := h.policy.Load().Admit(m, nil); err != nil {
@@ -51,7 +52,8 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	if m.Kind == parley.Event {
 		m.Number, entry.Losses = h.number(m.InReplyTo), losses
 	} else {
-		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt, Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, losses)}}
+		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt,
+			Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, losses)}}
 	}
 	for {
 		a := &recordedMessage{message: m, scope: scope, request: request}
@@ -201,9 +203,11 @@ func (h *Hub) requestOf(ctx context.Context, m *parley.Message) (*parley.Message
 // never again.
 func requestUnreadable(err error) delivery.Result {
 	if e := parley.AsError(err); e.Retryable {
-		return delivery.Result{Err: parley.Fail(e.Code, err, "the request of this message cannot be read now"), Wait: time.Second}
+		return delivery.Result{Err: parley.Fail(e.Code, err, "the request of this message cannot be read now"),
+			Wait: time.Second}
 	}
-	return delivery.Result{Err: parley.Refuse(parley.Conflict, "the request of this message is not in the journal any more").Because(err)}
+	return delivery.Result{Err: parley.Refuse(parley.Conflict,
+		"the request of this message is not in the journal any more").Because(err)}
 }
 
 func (h *Hub) number(request parley.ID) int {

@@ -73,7 +73,8 @@ func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error)
 // background.
 func (h *Hub) startAttempts(a *recordedMessage) {
 	for _, c := range a.claims {
-		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to, Request: a.request})
+		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to,
+			Request: a.request})
 	}
 }
 
@@ -216,7 +217,8 @@ func (h *Hub) write(ctx context.Context, e journal.Entry, a *recordedMessage, wa
 }
 
 // finishWrite handles the outcome of an append.
-func (h *Hub) finishWrite(ctx context.Context, a *recordedMessage, position journal.Position, prior *journal.Prior, err error, waits bool) error {
+func (h *Hub) finishWrite(ctx context.Context, a *recordedMessage, position journal.Position, prior *journal.Prior,
+	err error, waits bool) error {
 	if err == nil && prior == nil {
 		a.position = position
 		return nil
@@ -300,7 +302,8 @@ func (h *Hub) admit(m *parley.Message, names []string, s Submission) *parley.Err
 		if !ok {
 			return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
 		}
-		to[i], entries[i] = policy.Recipient{Agent: &e.Agent, Native: e.Native(), Began: slices.Contains(s.Began, name)}, e
+		to[i], entries[i] = policy.Recipient{Agent: &e.Agent, Native: e.Native(),
+			Began: slices.Contains(s.Began, name)}, e
 	}
 	if err := h.policy.Load().Admit(m, to); err != nil {
 		return err

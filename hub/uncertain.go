@@ -87,7 +87,8 @@ func (h *Hub) withdrawAttempts(id parley.ID, u uncertainAppend) {
 			if err == nil || errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrClosed) {
 				break // settled, or another attempt was recorded
 			}
-			h.c.Logger.Warn("cannot withdraw an attempt that was not made; trying again", "message", id, "to", to, "error", err)
+			h.c.Logger.Warn("cannot withdraw an attempt that was not made; trying again", "message", id, "to", to,
+				"error", err)
 			if !pause(h.life, time.Second) {
 				return
 			}

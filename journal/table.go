@@ -61,7 +61,8 @@ type Row[T any] struct {
 func NewTable[T any](j *Journal, bucket string, cached int) *Table[T] {
 	return &Table[T]{state: j.State(bucket), now: j.cfg.Now, max: cached, rows: map[string]Row[T]{},
 		warn: func(key string, err error) {
-			j.cfg.Log.Error("a value of the state cannot be read; it is passed over", "bucket", bucket, "key", key, "err", err)
+			j.cfg.Log.Error("a value of the state cannot be read; it is passed over", "bucket", bucket, "key", key,
+				"err", err)
 		}}
 }
 
@@ -92,7 +93,8 @@ func (t *Table[T]) Watch(ctx context.Context, prefix string, fn func(row Row[T])
 
 // watch gives each row with the revision of the state at which it is so, which a
 // deleted row has too.
-func (t *Table[T]) watch(ctx context.Context, prefix string, fn func(row Row[T], revision uint64)) (stop func(), err error) {
+func (t *Table[T]) watch(ctx context.Context, prefix string, fn func(row Row[T], revision uint64)) (stop func(),
+	err error) {
 	return t.state.Watch(ctx, prefix, func(v Value) {
 		if v.Deleted {
 			fn(Row[T]{Key: v.Key}, v.Revision)
@@ -327,7 +329,8 @@ func encodeRow(value any) ([]byte, error) {
 // Change writes what step makes of a row, if step says so; step sees Revision 0
 // where there is none, and is called again where another was sooner. It gives the
 // row as step left it.
-func (t *Table[T]) Change(ctx context.Context, key string, step func(row *Row[T]) (write bool, err error)) (Row[T], error) {
+func (t *Table[T]) Change(ctx context.Context, key string,
+	step func(row *Row[T]) (write bool, err error)) (Row[T], error) {
 	row, err := t.Last(ctx, key)
 	for err == nil {
 		next := row
@@ -424,7 +427,8 @@ type judgedRow[T any] struct {
 
 // judged collects the rows that do not stay as they are: none may be written while
 // they are read.
-func (t *Table[T]) judged(ctx context.Context, prefix string, judge func(row *Row[T]) Fate) (out []judgedRow[T], err error) {
+func (t *Table[T]) judged(ctx context.Context, prefix string,
+	judge func(row *Row[T]) Fate) (out []judgedRow[T], err error) {
 	for row, err := range t.Range(ctx, prefix) {
 		if err != nil {
 			if row.Revision == 0 {

@@ -134,7 +134,8 @@ func TestTableFollow(t *testing.T) {
 	clock.Lock()
 	now = now.Add(2 * time.Minute)
 	clock.Unlock()
-	if r := x.Known("other"); r.Revision != 0 || slices.ContainsFunc(x.All(), func(r Row[counter]) bool { return r.Key == "other" }) {
+	if r := x.Known("other"); r.Revision != 0 || slices.ContainsFunc(x.All(),
+		func(r Row[counter]) bool { return r.Key == "other" }) {
 		t.Errorf("past its time, and there: %+v", r)
 	}
 }

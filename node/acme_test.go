@@ -61,7 +61,8 @@ func newAuthority(t *testing.T) *authority {
 	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		t.Fatal(err)
 	}
-	root := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Test Authority"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+	root := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "Test Authority"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
 	der, err := x509.CreateCertificate(rand.Reader, root, root, a.key.Public(), a.key)
 	if err != nil {
@@ -72,14 +73,19 @@ func newAuthority(t *testing.T) *authority {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /directory", func(w http.ResponseWriter, _ *http.Request) {
-		a.json(w, http.StatusOK, map[string]any{"newNonce": a.URL + "/nonce", "newAccount": a.URL + "/account", "newOrder": a.URL + "/order", "revokeCert": a.URL + "/revoke", "keyChange": a.URL + "/rollover",
+		a.json(w, http.StatusOK, map[string]any{"newNonce": a.URL + "/nonce", "newAccount": a.URL +
+			"/account", "newOrder": a.URL + "/order", "revokeCert": a.URL + "/revoke", "keyChange": a.URL + "/rollover",
 			"meta": map[string]any{"termsOfService": a.URL + "/terms"}})
 	})
-	mux.HandleFunc("HEAD /nonce", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Replay-Nonce", a.nonce()) })
+	mux.HandleFunc("HEAD /nonce", func(w http.ResponseWriter,
+		_ *http.Request) {
+		w.Header().Set("Replay-Nonce", a.nonce())
+	})
 	mux.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
 		if err := a.serve(w, r); err != nil {
 			t.Logf("refused %s: %v", r.URL.Path, err)
-			a.json(w, http.StatusForbidden, map[string]any{"type": "urn:ietf:params:acme:error:malformed", "detail": err.Error()})
+			a.json(w, http.StatusForbidden, map[string]any{"type": "urn:ietf:params:acme:error:malformed",
+				"detail": err.Error()})
 		}
 	})
 	a.Server = httptest.NewTLSServer(mux)
@@ -230,7 +236,8 @@ func (a *authority) view(n int) map[string]any {
 	defer a.mu.Unlock()
 	o := a.orders[n]
 	v := map[string]any{"status": "pending", "identifiers": []any{map[string]any{"type": "dns", "value": o.name}},
-		"authorizations": []string{fmt.Sprintf("%s/authz/%d", a.URL, n)}, "finalize": fmt.Sprintf("%s/finalize/%d", a.URL, n)}
+		"authorizations": []string{fmt.Sprintf("%s/authz/%d", a.URL, n)},
+		"finalize":       fmt.Sprintf("%s/finalize/%d", a.URL, n)}
 	if o.proved {
 		v["status"] = "ready"
 	}
@@ -244,7 +251,8 @@ func (a *authority) authorization(n int) map[string]any {
 	c := a.challenge(n)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return map[string]any{"status": c["status"], "identifier": map[string]any{"type": "dns", "value": a.orders[n].name}, "challenges": []any{c}}
+	return map[string]any{"status": c["status"], "identifier": map[string]any{"type": "dns", "value": a.orders[n].name},
+		"challenges": []any{c}}
 }
 
 func (a *authority) challenge(n int) map[string]any {
@@ -255,7 +263,8 @@ func (a *authority) challenge(n int) map[string]any {
 	if o.proved {
 		status = "valid"
 	}
-	return map[string]any{"type": "tls-alpn-01", "url": fmt.Sprintf("%s/challenge/%d", a.URL, n), "token": o.token, "status": status}
+	return map[string]any{"type": "tls-alpn-01", "url": fmt.Sprintf("%s/challenge/%d", a.URL, n), "token": o.token,
+		"status": status}
 }
 
 // prove calls the hub under the name and wants the certificate of RFC 8737 §3.
@@ -265,7 +274,8 @@ func (a *authority) prove(ctx context.Context, o *order, key *jose.JSONWebKey) e
 		return err
 	}
 	want := sha256.Sum256([]byte(o.token + "." + base64.RawURLEncoding.EncodeToString(print)))
-	d := tls.Dialer{Config: &tls.Config{ServerName: o.name, NextProtos: []string{"acme-tls/1"}, InsecureSkipVerify: true}}
+	d := tls.Dialer{Config: &tls.Config{ServerName: o.name, NextProtos: []string{"acme-tls/1"},
+		InsecureSkipVerify: true}}
 	c, err := d.DialContext(ctx, "tcp", a.dial())
 	if err != nil {
 		return fmt.Errorf("call the hub: %w", err)
@@ -307,7 +317,8 @@ func (a *authority) issue(o *order, csr string) error {
 	defer a.mu.Unlock()
 	a.serial++
 	from, until := a.life(a.serial)
-	cert := &x509.Certificate{SerialNumber: big.NewInt(a.serial), DNSNames: r.DNSNames, NotBefore: from, NotAfter: until,
+	cert := &x509.Certificate{SerialNumber: big.NewInt(a.serial), DNSNames: r.DNSNames, NotBefore: from,
+		NotAfter: until,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	leaf, err := x509.CreateCertificate(rand.Reader, cert, a.cert, r.PublicKey, a.key)
 	if err != nil {
@@ -331,8 +342,10 @@ func TestACME(t *testing.T) {
 		return now.Add(-time.Hour), now.Add(2000 * time.Hour)
 	}
 	data := t.TempDir()
-	ca := put(t, filepath.Join(t.TempDir(), "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw}))
-	c := Config{Data: data, TLS: TLS{ACME: []string{"hub.test"}, Email: "operator@hub.test", Directory: a.URL + "/directory", CA: []string{ca}}}
+	ca := put(t, filepath.Join(t.TempDir(), "ca.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+		Bytes: a.Certificate().Raw}))
+	c := Config{Data: data, TLS: TLS{ACME: []string{"hub.test"}, Email: "operator@hub.test", Directory: a.URL +
+		"/directory", CA: []string{ca}}}
 	n := running(t, c)
 	a.dial = n.httpListen.Addr().String
 	roots := x509.NewCertPool()
@@ -357,7 +370,8 @@ func TestACME(t *testing.T) {
 	}
 	s, orders := serial(n, "other.test"), a.count()
 	a.mu.Lock()
-	if s != 0 || orders != 2 || len(a.accounts) != 1 || len(a.contacts) != 1 || a.contacts[0] != "mailto:operator@hub.test" {
+	if s != 0 || orders != 2 || len(a.accounts) != 1 || len(a.contacts) != 1 ||
+		a.contacts[0] != "mailto:operator@hub.test" {
 		t.Errorf("serial %d, %d orders, %d accounts, %v", s, orders, len(a.accounts), a.contacts)
 	}
 	a.mu.Unlock()

@@ -115,7 +115,8 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 	bc.Pins, bc.RequirePins = pins, c.RequirePins
 	for _, ws := range slices.Sorted(maps.Keys(c.Workspaces)) {
 		for _, channel := range c.Workspaces[ws].Channels {
-			bc.Channels = append(bc.Channels, bridge.Channel{WorkspaceID: ws, Channel: channel, Agents: c.Workspaces[ws].Agents})
+			bc.Channels = append(bc.Channels, bridge.Channel{WorkspaceID: ws, Channel: channel,
+				Agents: c.Workspaces[ws].Agents})
 		}
 	}
 	b, err := bridge.New(bc)

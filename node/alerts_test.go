@@ -75,8 +75,10 @@ func TestAgentBrokenAndRecovered(t *testing.T) {
 	a.check()
 	a.check()
 	list := told()
-	if len(list) != 1 || list[0].Kind != alertBroken || list[0].About != "bob" || list[0].Version != 1 || list[0].Hub == "" ||
-		!strings.Contains(list[0].Text, "failed 2 times since 2026-04-11T10:00:00Z: connection refused") || list[0].Fix != "parley doctor bob" {
+	if len(list) != 1 || list[0].Kind != alertBroken || list[0].About != "bob" || list[0].Version != 1 ||
+		list[0].Hub == "" ||
+		!strings.Contains(list[0].Text, "failed 2 times since 2026-04-11T10:00:00Z: connection refused") ||
+		list[0].Fix != "parley doctor bob" {
 		t.Errorf("%+v", list)
 	}
 	if a.broken() != 1 || value(t, n, "parley_agents", "state", "broken") != 1 {
@@ -104,7 +106,8 @@ func TestAgentBrokenAndRecovered(t *testing.T) {
 func TestFailingAgentsAreBounded(t *testing.T) {
 	n, _, _ := watchful(t, Config{})
 	for i := range maxFailing + 100 {
-		n.alerts.attempted(strings.Repeat("x", i%50)+string(rune('a'+i%26))+time.Duration(i).String(), unavailable, false)
+		n.alerts.attempted(strings.Repeat("x", i%50)+string(rune('a'+i%26))+time.Duration(i).String(), unavailable,
+			false)
 	}
 	if len(n.alerts.peers) > maxFailing {
 		t.Error(len(n.alerts.peers))
@@ -116,14 +119,16 @@ func TestFailingAgentsAreBounded(t *testing.T) {
 func TestDeadLettersAreToldOnceAnHour(t *testing.T) {
 	n, told, pass := watchful(t, Config{})
 	dead := func(to string, code parley.Code) {
-		n.alerts.recorded(&journal.Record{Steps: []journal.Step{{To: to, State: parley.Dead, Error: parley.Refuse(code, "why")}}})
+		n.alerts.recorded(&journal.Record{Steps: []journal.Step{{To: to, State: parley.Dead,
+			Error: parley.Refuse(code, "why")}}})
 	}
 	for range 5 {
 		dead("bob", parley.Unavailable)
 	}
 	dead("bob", parley.OutcomeUnknown)
 	dead("carol", parley.Unavailable)
-	if list := told(); len(list) != 3 || list[0].Count != 1 || list[0].Fix != "parley dead --to bob" || !strings.Contains(list[0].Text, "unavailable: why") {
+	if list := told(); len(list) != 3 || list[0].Count != 1 || list[0].Fix != "parley dead --to bob" ||
+		!strings.Contains(list[0].Text, "unavailable: why") {
 		t.Errorf("%+v", list)
 	}
 	pass(time.Hour)
@@ -159,7 +164,8 @@ func TestDiskAlert(t *testing.T) {
 		t.Fatal(err)
 	}
 	free.Store(total / 2)
-	n, told, _ := watchful(t, Config{Durability: "disk", Data: dir, FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
+	n, told, _ := watchful(t, Config{Durability: "disk", Data: dir,
+		FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
 	n.alerts.check()
 	free.Store(total / 10)
 	n.alerts.check()
@@ -179,7 +185,8 @@ func TestDiskAlert(t *testing.T) {
 
 func TestExpiryAlert(t *testing.T) {
 	n, told, pass := watchful(t, Config{})
-	if _, err := n.keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519, By: "test"}); err != nil {
+	if _, err := n.keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519,
+		By: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.keys.Rotate(keyring.Hub, "samvad", 10*24*time.Hour); err != nil {
@@ -221,7 +228,8 @@ func TestAlertIsTriedAgain(t *testing.T) {
 			t.Error(at)
 		}
 	})
-	if value(t, n, "parley_alerts_total", "outcome", "sent") != 1 || value(t, n, "parley_alerts_total", "outcome", "failed") != 1 {
+	if value(t, n, "parley_alerts_total", "outcome", "sent") != 1 ||
+		value(t, n, "parley_alerts_total", "outcome", "failed") != 1 {
 		t.Error("no metric says so")
 	}
 }

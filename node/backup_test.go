@@ -25,7 +25,8 @@ func TestBackupOfAHub(t *testing.T) {
 		t.Run(fmt.Sprint("encrypted=", encrypted), func(t *testing.T) {
 			ctx := t.Context()
 			root := t.TempDir()
-			c := Config{Data: filepath.Join(root, "data"), Durability: "disk", Policy: Policy{Assurance: "session"}, Limits: Limits{SenderRate: -1}}
+			c := Config{Data: filepath.Join(root, "data"), Durability: "disk", Policy: Policy{Assurance: "session"},
+				Limits: Limits{SenderRate: -1}}
 			keyFile := ""
 			if encrypted {
 				keyFile = filepath.Join(root, "journal.key")
@@ -97,7 +98,8 @@ func TestBackupOfAHub(t *testing.T) {
 			if b, err := os.ReadFile(file); err != nil || bytes.Contains(b, []byte("message 1 of")) == encrypted {
 				t.Errorf("what the backup shows is wrong for encrypted=%v: %v", encrypted, err)
 			}
-			if s, err := VerifyBackup(ctx, Restore{File: file, KeyFile: keyFile}); err != nil || s.Records() < uint64(len(before)) {
+			if s, err := VerifyBackup(ctx, Restore{File: file, KeyFile: keyFile}); err != nil ||
+				s.Records() < uint64(len(before)) {
 				t.Fatal(s, err)
 			}
 			to := filepath.Join(root, "restored")
@@ -127,7 +129,8 @@ func TestBackupOfAHub(t *testing.T) {
 			}
 			// Replays first: nothing of what was acknowledged is taken again.
 			for id, text := range before {
-				again, err := k.Admin().Send(ctx, everything, admin.Send{To: "ears", Kind: parley.Notice, Text: &text, IdempotencyKey: text})
+				again, err := k.Admin().Send(ctx, everything,
+					admin.Send{To: "ears", Kind: parley.Notice, Text: &text, IdempotencyKey: text})
 				if err != nil || again.ID != id {
 					t.Fatalf("%q was taken again: %+v %v", text, again, err)
 				}
@@ -165,7 +168,8 @@ func TestRestoreRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if _, err := n.Admin().Backup(t.Context(), admin.Actor{Name: "r", Role: admin.Operate}, &b); parley.CodeOf(err) != parley.Forbidden || b.Len() > 0 {
+	if _, err := n.Admin().Backup(t.Context(), admin.Actor{Name: "r", Role: admin.Operate},
+		&b); parley.CodeOf(err) != parley.Forbidden || b.Len() > 0 {
 		t.Error(err)
 	}
 	if _, err := n.Admin().Backup(t.Context(), everything, &b); err != nil {
@@ -192,7 +196,8 @@ func TestRestoreRefusals(t *testing.T) {
 	}{
 		{"cut", write("cut", b.Bytes()[:b.Len()-40]), filepath.Join(root, "a"), journal.ErrBackup},
 		{"altered", write("altered", changed), filepath.Join(root, "b"), journal.ErrBackup},
-		{"something else", write("else", []byte("hello, this is a letter")), filepath.Join(root, "c"), journal.ErrBackup},
+		{"something else", write("else", []byte("hello, this is a letter")), filepath.Join(root, "c"),
+			journal.ErrBackup},
 		{"a directory with something in it", good, full, journal.ErrForeign},
 	} {
 		_, err := RestoreBackup(t.Context(), Restore{File: c.file, Data: c.data})
@@ -254,7 +259,8 @@ func TestBackupOfAHubOnACluster(t *testing.T) {
 			t.Error("a directory was left")
 		}
 		r := c
-		r.Data, r.Durability, r.Engine, r.Passphrase = filepath.Join(root, prefix), "replicated", e, []byte("a passphrase")
+		r.Data, r.Durability, r.Engine, r.Passphrase = filepath.Join(root, prefix), "replicated", e,
+			[]byte("a passphrase")
 		n = running(t, r)
 		if n.Hub().ID() != id {
 			t.Error("it is another hub")

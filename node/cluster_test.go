@@ -23,7 +23,8 @@ func TestClusterIsOneHub(t *testing.T) {
 	root := t.TempDir()
 	var first []string
 	config := func(name string) Config {
-		return Config{Name: name, Data: filepath.Join(root, name), Durability: "replicated", Engine: engine, PublicURL: "https://parley.test",
+		return Config{Name: name, Data: filepath.Join(root, name), Durability: "replicated", Engine: engine,
+			PublicURL:  "https://parley.test",
 			Passphrase: []byte("of both"), FirstToken: func(secret string) { first = append(first, secret) }}
 	}
 	without := config("one")
@@ -59,7 +60,8 @@ func TestClusterIsOneHub(t *testing.T) {
 	// Agents, and their keys.
 	key := "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc="
 	_, err := at(one, first[0]).AddAgent(ctx, admin.NewAgent{Name: "weather",
-		Identities: []admin.NewIdentity{{Protocol: "samvad", ID: "agent://weather.test", URL: "https://weather.test", PublicKey: key}}})
+		Identities: []admin.NewIdentity{{Protocol: "samvad", ID: "agent://weather.test", URL: "https://weather.test",
+			PublicKey: key}}})
 	if err != nil {
 		t.Fatal(err)
 	}

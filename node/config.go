@@ -61,12 +61,14 @@ type Config struct {
 
 	// What follows is for programs, not for the file.
 
-	Version    string                                `toml:"-"` // of the program, for the admin API
-	Now        func() time.Time                      `toml:"-"`
-	Log        Logger                                `toml:"-"`
-	Level      *slog.LevelVar                        `toml:"-"` // of Log; set when the configuration changes. Nil: it cannot be
-	spans      sdk.SpanProcessor                     // takes the traces in place of the exporter
-	Read       func() (Config, error)                `toml:"-"` // reads the configuration again, for Reload; nil: there is no file
+	Version string           `toml:"-"` // of the program, for the admin API
+	Now     func() time.Time `toml:"-"`
+	Log     Logger           `toml:"-"`
+	// of Log; set when the configuration changes. Nil: it cannot be
+	Level *slog.LevelVar    `toml:"-"`
+	spans sdk.SpanProcessor // takes the traces in place of the exporter
+	// reads the configuration again, for Reload; nil: there is no file
+	Read       func() (Config, error)                `toml:"-"`
 	Passphrase []byte                                `toml:"-"` // of the keyring
 	FreeSpace  func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
 	Progress   func(what string, done, total uint64) `toml:"-"` // long work at start

@@ -51,7 +51,8 @@ samvad = { url = "https://weather.corp" }
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Data != filepath.Join(filepath.Dir(path), "data") || c.Listen.HTTP != ":8080" || c.Delivery.For.Duration != 2*time.Hour ||
+	if c.Data != filepath.Join(filepath.Dir(path), "data") || c.Listen.HTTP != ":8080" ||
+		c.Delivery.For.Duration != 2*time.Hour ||
 		c.Agents["weather"].SAMVAD.URL != "https://weather.corp" {
 		t.Errorf("%+v", c)
 	}
@@ -66,9 +67,12 @@ func TestMistakesInTheFile(t *testing.T) {
 		{"\n[listen]\nhtpp = \":8080\"\n", `line 3: unknown key "listen.htpp"; did you mean "listen.http"?`},
 		{"[netwrok]\nallow = []\n", `line 1: unknown key "netwrok"; did you mean "network"?`},
 		{"[[alow]]\nfrom = \"x\"\n", `line 1: unknown key "alow"; did you mean "allow"?`},
-		{"[agents.x]\nsamvd = { url = \"https://x\" }\n", `line 2: unknown key "agents.x.samvd"; did you mean "agents.x.samvad"?`},
-		{"[agents.x]\nsamvad = { ulr = \"https://x\" }\n", `line 2: unknown key "agents.x.ulr"; did you mean "agents.x.samvad.url"?`},
-		{"[agents.x]\nurl = \"https://x\"\n", `line 2: unknown key "agents.x.url"; did you mean "agents.x.samvad.url"?`},
+		{"[agents.x]\nsamvd = { url = \"https://x\" }\n",
+			`line 2: unknown key "agents.x.samvd"; did you mean "agents.x.samvad"?`},
+		{"[agents.x]\nsamvad = { ulr = \"https://x\" }\n",
+			`line 2: unknown key "agents.x.ulr"; did you mean "agents.x.samvad.url"?`},
+		{"[agents.x]\nurl = \"https://x\"\n",
+			`line 2: unknown key "agents.x.url"; did you mean "agents.x.samvad.url"?`},
 		{"[nothing]\nlike = \"it\"\n", `line 1: unknown key "nothing"`},
 		{"listen = \"x\"\n", `line 1, column 10: "listen" wants a table, not string`},
 		{"[delivery]\ntries = \"x\"\n", `line 2, column 9: "delivery.tries" wants int, not string`},
@@ -115,7 +119,8 @@ func TestEveryKeyIsDescribed(t *testing.T) {
 }
 
 func TestParseSize(t *testing.T) {
-	for s, want := range map[string]uint64{"": 0, "0": 0, "512": 512, "1KB": 1000, "1KiB": 1024, "1.5MiB": 3 << 19, "2GiB": 2 << 30} {
+	for s, want := range map[string]uint64{"": 0, "0": 0, "512": 512, "1KB": 1000, "1KiB": 1024, "1.5MiB": 3 << 19,
+		"2GiB": 2 << 30} {
 		if got, err := parseSize(s); err != nil || got != want {
 			t.Errorf("%q: %d, %v", s, got, err)
 		}
@@ -179,7 +184,8 @@ func TestWhatIsRefusedAtTheDoor(t *testing.T) {
 		if err := open(Config{Data: dir, Passphrase: []byte("right")}); !errors.Is(err, journal.ErrLocked) {
 			t.Error(err)
 		}
-		if err := open(Config{Durability: "memory", Listen: Listen{HTTP: n.httpListen.Addr().String()}}); err == nil || !strings.Contains(err.Error(), "choose another address") {
+		if err := open(Config{Durability: "memory", Listen: Listen{HTTP: n.httpListen.Addr().String()}}); err == nil ||
+			!strings.Contains(err.Error(), "choose another address") {
 			t.Error(err)
 		}
 		if err := n.Close(t.Context()); err != nil {
@@ -217,7 +223,8 @@ func TestWhatIsRefusedAtTheDoor(t *testing.T) {
 		if after := tree(t, filepath.Join(dir, "journal")); after != before {
 			t.Errorf("the journal was touched\nbefore\n%s\nafter\n%s", before, after)
 		}
-		if err := open(Config{Data: dir, Engine: Engine{KeyFile: key("0123456789abcdef0123456789abcdef", 0o644)}}); err == nil || !strings.Contains(err.Error(), "chmod 600") {
+		if err := open(Config{Data: dir, Engine: Engine{KeyFile: key("0123456789abcdef0123456789abcdef",
+			0o644)}}); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 			t.Error(err)
 		}
 		if err := open(Config{Data: dir, Engine: Engine{KeyFile: right}}); err != nil {

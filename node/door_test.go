@@ -59,7 +59,8 @@ func TestGuestConnectionsGiveWay(t *testing.T) {
 	policy.Vouch(withConn(t.Context(), c))
 	for i := range 24 {
 		c := dialHub(t, n)
-		if _, err := io.WriteString(c, []string{"", "POST /submit HTTP/1.1\r\nX: ", "POST /submit HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"}[i%3]); err != nil {
+		if _, err := io.WriteString(c, []string{"", "POST /submit HTTP/1.1\r\nX: ",
+			"POST /submit HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"}[i%3]); err != nil {
 			t.Fatal(err)
 		}
 		// The hub has taken it when a request over another is answered.
@@ -115,7 +116,8 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 		c.read()
 		open = append(open, c)
 	}
-	if refused, err := net.Dial("tcp", l.Addr().String()); err == nil { // it may be closed before it is known to be open
+	// it may be closed before it is known to be open
+	if refused, err := net.Dial("tcp", l.Addr().String()); err == nil {
 		if _, err := refused.Read(make([]byte, 1)); err == nil {
 			t.Error("a connection beyond the bound was served")
 		}
@@ -150,7 +152,9 @@ func TestEarlyRefusal(t *testing.T) {
 	n := running(t, Config{BodyTimeout: time.Hour})
 	for _, path := range []string{"/agents/nobody/agent/message", "/nowhere", "/v1/almanac/nowhere"} {
 		c := dialHub(t, n)
-		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{", path); err != nil {
+		if _, err := fmt.Fprintf(c,
+			"POST %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n{",
+			path); err != nil {
 			t.Fatal(err)
 		}
 		r := bufio.NewReader(c)
@@ -191,20 +195,28 @@ func TestForeignPages(t *testing.T) {
 	}{
 		{"an agent", "POST", "hub.example", nil, false},
 		{"an agent at a name that is not known", "POST", "elsewhere.example", nil, false},
-		{"a page elsewhere", "POST", "127.0.0.1:8080", map[string]string{"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}, true},
-		{"a page elsewhere, in an old browser", "POST", "127.0.0.1:8080", map[string]string{"Origin": "https://evil.example"}, true},
+		{"a page elsewhere", "POST", "127.0.0.1:8080", map[string]string{"Origin": "https://evil.example",
+			"Sec-Fetch-Site": "cross-site"}, true},
+		{"a page elsewhere, in an old browser", "POST", "127.0.0.1:8080",
+			map[string]string{"Origin": "https://evil.example"}, true},
 		{"a sandboxed page", "POST", "127.0.0.1:8080", map[string]string{"Origin": "null"}, true},
 		{"a form without origin", "POST", "127.0.0.1:8080", map[string]string{"Sec-Fetch-Site": "cross-site"}, true},
-		{"a page of a sub-domain", "POST", "hub.example", map[string]string{"Origin": "https://a.hub.example", "Sec-Fetch-Site": "same-site"}, true},
-		{"a page whose name leads here", "POST", "evil.example", map[string]string{"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, true},
+		{"a page of a sub-domain", "POST", "hub.example", map[string]string{"Origin": "https://a.hub.example",
+			"Sec-Fetch-Site": "same-site"}, true},
+		{"a page whose name leads here", "POST", "evil.example",
+			map[string]string{"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}, true},
 		{"DELETE from elsewhere", "DELETE", "hub.example", map[string]string{"Origin": "https://evil.example"}, true},
-		{"its own page", "POST", "hub.example", map[string]string{"Origin": "https://hub.example", "Sec-Fetch-Site": "same-origin"}, false},
-		{"its own page at an address", "POST", "127.0.0.1:8080", map[string]string{"Origin": "http://127.0.0.1:8080"}, false},
-		{"a listed origin", "POST", "hub.example", map[string]string{"Origin": "https://app.example", "Sec-Fetch-Site": "cross-site"}, false},
+		{"its own page", "POST", "hub.example", map[string]string{"Origin": "https://hub.example",
+			"Sec-Fetch-Site": "same-origin"}, false},
+		{"its own page at an address", "POST", "127.0.0.1:8080", map[string]string{"Origin": "http://127.0.0.1:8080"},
+			false},
+		{"a listed origin", "POST", "hub.example", map[string]string{"Origin": "https://app.example",
+			"Sec-Fetch-Site": "cross-site"}, false},
 		{"reading from elsewhere", "GET", "hub.example", map[string]string{"Origin": "https://evil.example"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			n := &Node{c: Config{PublicURL: "https://hub.example", Listen: Listen{Origins: []string{"https://app.example"}}}}
+			n := &Node{c: Config{PublicURL: "https://hub.example",
+				Listen: Listen{Origins: []string{"https://app.example"}}}}
 			r := httptest.NewRequest(c.method, "http://"+c.host+"/submit", strings.NewReader("{}"))
 			for k, v := range c.header {
 				r.Header.Set(k, v)
@@ -254,7 +266,8 @@ func TestExposures(t *testing.T) {
 func TestPace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hurry := make(chan struct{})
-		d := &door{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), within: time.Minute, hurry: hurry,
+		d := &door{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), within: time.Minute,
+			hurry:  hurry,
 			guests: policy.NewGuests(policy.GuestConfig{Requests: 0.05}), all: newBodies(1), few: newBodies(1)}
 		serve := func() { d.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/", nil)) }
 		began := time.Now()

@@ -115,7 +115,8 @@ func TestForget(t *testing.T) {
 	}
 	waits := notice(t, n, "ears", "quincunx waits")
 	other := notice(t, n, "cellar", "saxifrage")
-	if _, err := n.Admin().Forget(ctx, admin.Actor{Name: "t", Role: admin.Operate}, admin.Forget{Agent: "echo"}); parley.CodeOf(err) != parley.Forbidden {
+	if _, err := n.Admin().Forget(ctx, admin.Actor{Name: "t", Role: admin.Operate},
+		admin.Forget{Agent: "echo"}); parley.CodeOf(err) != parley.Forbidden {
 		t.Fatal(err)
 	}
 	dry, err := n.Admin().Forget(ctx, everything, admin.Forget{Agent: "echo", DryRun: true})
@@ -131,10 +132,12 @@ func TestForget(t *testing.T) {
 		t.Fatalf("again: %+v %v", again, err)
 	}
 	m, err := n.Admin().Message(ctx, everything, asked.ID.String(), true)
-	if err != nil || m.Erased == nil || m.Erased.Number != 1 || m.Erased.By != "test" || m.Erased.Reason != "asked for" || m.Preview != "" || len(m.Raw) > 0 {
+	if err != nil || m.Erased == nil || m.Erased.Number != 1 || m.Erased.By != "test" ||
+		m.Erased.Reason != "asked for" || m.Preview != "" || len(m.Raw) > 0 {
 		t.Fatalf("%+v %v", m, err)
 	}
-	if page, err := n.Admin().Messages(ctx, everything, index.Filter{Text: "quincunx"}); err != nil || len(page.Messages) != 1 || page.Messages[0].ID != waits.ID {
+	if page, err := n.Admin().Messages(ctx, everything, index.Filter{Text: "quincunx"}); err != nil ||
+		len(page.Messages) != 1 || page.Messages[0].ID != waits.ID {
 		t.Fatalf("%+v %v", page, err)
 	}
 	// What is not delivered stays, and goes when it is.
@@ -152,7 +155,8 @@ func TestForget(t *testing.T) {
 		break
 	}
 	<-settled
-	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"}); err != nil || got.Erased != 1 || got.Kept() != 0 {
+	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"}); err != nil || got.Erased != 1 ||
+		got.Kept() != 0 {
 		t.Fatalf("%+v %v", got, err)
 	}
 	if files := inFiles(t, n.c.Data, "quincunx"); len(files) > 0 {
@@ -167,14 +171,15 @@ func TestForget(t *testing.T) {
 		t.Fatal(err)
 	}
 	marks := 0
-	report, err := admin.VerifyExport(bytes.NewReader(out.Bytes()), func(_ *admin.ExportHeader, _ int, r *admin.ExportRecord) {
-		if r.Erased != nil && r.Erased.By == "test" && r.Erased.Reason == "asked for" && !r.Erased.Time.IsZero() {
-			marks++
-			if err := r.Message.Check(); err != nil {
-				t.Error(err)
+	report, err := admin.VerifyExport(bytes.NewReader(out.Bytes()),
+		func(_ *admin.ExportHeader, _ int, r *admin.ExportRecord) {
+			if r.Erased != nil && r.Erased.By == "test" && r.Erased.Reason == "asked for" && !r.Erased.Time.IsZero() {
+				marks++
+				if err := r.Message.Check(); err != nil {
+					t.Error(err)
+				}
 			}
-		}
-	})
+		})
 	if err != nil || !report.OK() || marks != 2 || strings.Contains(out.String(), "quincunx") {
 		t.Errorf("%+v %v, %d marks: %s", report, err, marks, out.String())
 	}
@@ -188,13 +193,16 @@ func TestForget(t *testing.T) {
 	}
 	found := false
 	for _, a := range audit {
-		found = found || a.Action == "forget.agent" && a.Target == "echo" && a.Detail == "asked for" && a.Outcome == "done"
+		found = found || a.Action == "forget.agent" && a.Target == "echo" && a.Detail == "asked for" &&
+			a.Outcome == "done"
 	}
 	if !found {
 		t.Errorf("the audit trail has nothing of it: %+v", audit)
 	}
 	// A conversation by the beginning of its id.
-	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Conversation: other.Conversation.String()}); err != nil || got.What != "conversation" || got.Undelivered != 1 {
+	if got, err = n.Admin().Forget(ctx, everything,
+		admin.Forget{Conversation: other.Conversation.String()}); err != nil || got.What != "conversation" ||
+		got.Undelivered != 1 {
 		t.Errorf("%+v %v", got, err)
 	}
 	if _, err := n.Admin().Forget(ctx, everything, admin.Forget{}); parley.CodeOf(err) != parley.Malformed {
@@ -233,7 +241,8 @@ func TestForgetIsFinished(t *testing.T) {
 	if err != nil || len(list) != 1 || list[0].Ended.IsZero() {
 		t.Fatalf("%+v %v", list, err)
 	}
-	if page, err := k.Admin().Messages(t.Context(), everything, index.Filter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
+	if page, err := k.Admin().Messages(t.Context(), everything, index.Filter{Text: "quincunx"}); err != nil ||
+		len(page.Messages) != 0 {
 		t.Errorf("%+v %v", page, err)
 	}
 	if files := inFiles(t, dir, "quincunx"); len(files) > 0 {
@@ -248,7 +257,8 @@ func TestRetention(t *testing.T) {
 	clock := newFaked()
 	keep := func(d time.Duration) Duration { return Duration{d} }
 	dir := t.TempDir()
-	n := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(48 * time.Hour), Every: keep(1000 * time.Hour), Records: 3,
+	n := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(48 * time.Hour),
+		Every: keep(1000 * time.Hour), Records: 3,
 		Agents: []KeepAgent{{"echo", keep(2 * time.Hour)}, {"cellar", keep(0)}}}})
 	ctx := t.Context()
 	n.eraser.cancel() // passes are made by the test alone
@@ -289,7 +299,8 @@ func TestRetention(t *testing.T) {
 			t.Fatalf("%+v %v", e, err)
 		}
 	}
-	if page, err := n.Admin().Messages(ctx, everything, index.Filter{Text: "quincunx"}); err != nil || len(page.Messages) != 0 {
+	if page, err := n.Admin().Messages(ctx, everything, index.Filter{Text: "quincunx"}); err != nil ||
+		len(page.Messages) != 0 {
 		t.Errorf("%+v %v", page, err)
 	}
 	if !content(n, ears.ID) || !content(n, cellar.ID) {
@@ -326,7 +337,8 @@ func TestRetention(t *testing.T) {
 	if err := n.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
-	k := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(2 * time.Hour), Every: keep(1000 * time.Hour)}})
+	k := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(2 * time.Hour),
+		Every: keep(1000 * time.Hour)}})
 	settled = make(chan struct{})
 	stop = watchSettled(k, cellar.ID, settled)
 	defer stop()
@@ -355,13 +367,15 @@ func TestRetention(t *testing.T) {
 
 func TestRetentionOfConversations(t *testing.T) {
 	clock := newFaked()
-	n := erasable(t, Config{Now: clock.now, Retention: Retention{Conversations: Duration{24 * time.Hour}, Every: Duration{1000 * time.Hour}}})
+	n := erasable(t, Config{Now: clock.now, Retention: Retention{Conversations: Duration{24 * time.Hour},
+		Every: Duration{1000 * time.Hour}}})
 	ctx := t.Context()
 	n.eraser.cancel()
 	n.eraser.work.Wait()
 	say := func(conversation parley.ID) admin.Receipt {
 		t.Helper()
-		r, err := n.Admin().Ask(ctx, everything, admin.Send{To: "echo", Conversation: conversation, JSON: []byte(`{"text":"quincunx"}`)})
+		r, err := n.Admin().Ask(ctx, everything, admin.Send{To: "echo", Conversation: conversation,
+			JSON: []byte(`{"text":"quincunx"}`)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -401,7 +415,8 @@ func TestRetentionDrops(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := erasable(t, Config{Now: clock.now, Engine: Engine{KeyFile: key}, Limits: Limits{SenderRate: -1},
-		Retention: Retention{Keep: Duration{2 * time.Hour}, Drop: Duration{48 * time.Hour}, Every: Duration{1000 * time.Hour}}})
+		Retention: Retention{Keep: Duration{2 * time.Hour}, Drop: Duration{48 * time.Hour},
+			Every: Duration{1000 * time.Hour}}})
 	ctx := t.Context()
 	n.eraser.cancel()
 	n.eraser.work.Wait()
@@ -424,11 +439,13 @@ func TestRetentionDrops(t *testing.T) {
 			t.Fatal(err)
 		}
 		after := n.journal.Stats().Partitions[0]
-		if (after.Records < before.Records) != step.drops || (value(t, n, "parley_dropped_records_total") > 0) != step.drops {
+		if (after.Records < before.Records) != step.drops ||
+			(value(t, n, "parley_dropped_records_total") > 0) != step.drops {
 			t.Fatalf("%d records of %d are left after %s", after.Records, before.Records, step.after)
 		}
 	}
-	if page, err := n.Admin().Messages(ctx, everything, index.Filter{To: "echo"}); err != nil || len(page.Messages) >= len(ids) {
+	if page, err := n.Admin().Messages(ctx, everything, index.Filter{To: "echo"}); err != nil ||
+		len(page.Messages) >= len(ids) {
 		t.Errorf("the index still has %d messages: %v", len(page.Messages), err)
 	}
 	if _, err := ask(t, n, `{"text":"hello"}`); err != nil {
@@ -437,7 +454,8 @@ func TestRetentionDrops(t *testing.T) {
 }
 
 func TestRetentionIsChecked(t *testing.T) {
-	for _, r := range []Retention{{Keep: Duration{time.Minute}}, {Conversations: Duration{-time.Hour}}, {Records: -1}, {Agents: []KeepAgent{{"a", Duration{time.Second}}}}} {
+	for _, r := range []Retention{{Keep: Duration{time.Minute}}, {Conversations: Duration{-time.Hour}}, {Records: -1},
+		{Agents: []KeepAgent{{"a", Duration{time.Second}}}}} {
 		c := Config{Retention: r}
 		if _, err := c.check(); err == nil {
 			t.Errorf("%+v is taken", r)

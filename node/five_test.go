@@ -40,15 +40,18 @@ type five struct {
 const fiveToken = "token-of-a2e-0123456789abcdef"
 
 func fiveConfig() Config {
-	return Config{Listen: Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Network: Network{Allow: []string{"loopback"}},
-		Policy: Policy{Assurance: "session"}, A2E: A2E{Listen: "127.0.0.1:0"}, ASP: ASP{Registration: "open"},
-		AGH: AGH{Users: map[string]AGHUser{"alice": {Token: "ta", Peers: []string{"alice", "bob"}, Workspaces: []string{"acme"}}},
+	return Config{Listen: Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"},
+		Network: Network{Allow: []string{"loopback"}},
+		Policy:  Policy{Assurance: "session"}, A2E: A2E{Listen: "127.0.0.1:0"}, ASP: ASP{Registration: "open"},
+		AGH: AGH{Users: map[string]AGHUser{"alice": {Token: "ta", Peers: []string{"alice", "bob"},
+			Workspaces: []string{"acme"}}},
 			Workspaces: map[string]AGHWorkspace{"acme": {Channels: []string{"builders"}}}}}
 }
 
 func newFive(t *testing.T, c Config) *five {
 	t.Helper()
-	f := &five{Node: running(t, c), t: t, whom: "echo", web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	f := &five{Node: running(t, c), t: t, whom: "echo",
+		web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	base := f.Addresses().Local
 	id, err := samvad.NewIdentity("agent://alice.test", "key-current")
 	if err != nil {
@@ -106,7 +109,8 @@ func (f *five) peer(id string, handle func(context.Context, *agh.Request)) *agh.
 	if handle == nil {
 		handle = func(context.Context, *agh.Request) {}
 	}
-	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: "acme", Channel: "builders", PeerID: id, Handler: handle}
+	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: "acme", Channel: "builders", PeerID: id,
+		Handler: handle}
 	ctx, stop := context.WithCancel(context.Background())
 	f.t.Cleanup(stop)
 	if err := c.Join(ctx); err != nil {

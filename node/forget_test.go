@@ -80,8 +80,10 @@ func mentioned(t *testing.T, dir, text string) (out []string) {
 // kept tells which buckets of the state mention a text.
 func (f *five) kept(text string) (out []string) {
 	f.t.Helper()
-	for _, bucket := range []string{"a2e.inbox", "a2e.memory", "a2e.sessions", "a2e.subagents", "agh.containers", "agh.handoffs", "agh.members", "agh.works",
-		"asp-agents", "asp-erased", "asp-opened", "asp-pages", "asp-sessions", "samvad-outgoing", "samvad-tasks", "uagents-almanac", "uagents-mailbox", "uagents-sessions",
+	for _, bucket := range []string{"a2e.inbox", "a2e.memory", "a2e.sessions", "a2e.subagents", "agh.containers",
+		"agh.handoffs", "agh.members", "agh.works",
+		"asp-agents", "asp-erased", "asp-opened", "asp-pages", "asp-sessions", "samvad-outgoing", "samvad-tasks",
+		"uagents-almanac", "uagents-mailbox", "uagents-sessions",
 		"agents", "audit", "erasures", "hub", "retention"} {
 		for v, err := range f.journal.State(bucket).Range(f.t.Context(), "") {
 			if err != nil {
@@ -112,7 +114,8 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	settled := func() {
 		t.Helper()
 		f.until("all is settled", func() bool {
-			return !slices.ContainsFunc(f.journal.Deliveries(journal.Filter{}), func(d journal.Delivery) bool { return d.State != parley.Dead })
+			return !slices.ContainsFunc(f.journal.Deliveries(journal.Filter{}),
+				func(d journal.Delivery) bool { return d.State != parley.Dead })
 		})
 	}
 
@@ -121,12 +124,14 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if task, err := f.samvad.Wait(ctx, f.at("echo", "samvad"), id); err != nil || !strings.Contains(string(task.Result), word) {
+	if task, err := f.samvad.Wait(ctx, f.at("echo", "samvad"), id); err != nil ||
+		!strings.Contains(string(task.Result), word) {
 		t.Fatalf("%+v %v", task, err)
 	}
 
 	// uAgents: a question, and a message that nobody has fetched.
-	if _, err := f.uagents.Ask(ctx, f.at("echo", "uagents"), uagents.ModelOf[question]().Message(question{word})); err != nil {
+	if _, err := f.uagents.Ask(ctx, f.at("echo", "uagents"),
+		uagents.ModelOf[question]().Message(question{word})); err != nil {
 		t.Fatal(err)
 	}
 	dora, err := uagents.NewIdentity()
@@ -134,7 +139,8 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.put("dora", parley.Identity{Protocol: "uagents", ID: dora.Address()})
-	r := uagents.NewRegistration(dora, false, []uagents.Endpoint{{URL: f.Addresses().Local + "/v2/agents/mailbox/submit", Weight: 1}}, []string{uagents.ChatProtocolDigest})
+	r := uagents.NewRegistration(dora, false, []uagents.Endpoint{{URL: f.Addresses().Local +
+		"/v2/agents/mailbox/submit", Weight: 1}}, []string{uagents.ChatProtocolDigest})
 	if err := r.Sign(dora, time.Now()); err != nil {
 		t.Fatal(err)
 	}
@@ -161,11 +167,14 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		}
 		return m
 	}
-	memory := a2eAsk("memory/init/req", map[string]any{"namespace": word, "scope": map[string]string{"p": "1"}}).Str("memory_id")
+	memory := a2eAsk("memory/init/req", map[string]any{"namespace": word,
+		"scope": map[string]string{"p": "1"}}).Str("memory_id")
 	a2eAsk("memory/store/req", map[string]any{"memory_id": memory, "entries": []map[string]any{
-		{"key": map[string]any{"k": 1}, "content": word, "tier": "episodic"}, {"key": map[string]any{"k": 2}, "content": word, "tier": "semantic"}}})
+		{"key": map[string]any{"k": 1}, "content": word, "tier": "episodic"},
+		{"key": map[string]any{"k": 2}, "content": word, "tier": "semantic"}}})
 	sub := a2eAsk("multi_agent/spawn", map[string]any{"name": "echo__say", "role": "say"}).Str("subagent_id")
-	a2eAsk("multi_agent/delegate", map[string]any{"subagent_id": sub, "task_name": word, "instruction": string(payload)})
+	a2eAsk("multi_agent/delegate", map[string]any{"subagent_id": sub, "task_name": word,
+		"instruction": string(payload)})
 	if m := a2eAsk("multi_agent/await", map[string]any{"subagent_id": sub}); !strings.Contains(string(m.Raw()), word) {
 		t.Fatalf("%s", m.Raw())
 	}
@@ -185,7 +194,8 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		if r.Envelope.WorkID == "" || r.Envelope.Kind != agh.KindSay {
 			return
 		}
-		if err := errors.Join(r.Say(ctx, &agh.Say{Text: word}), r.Trace(ctx, &agh.Trace{State: agh.StateCompleted})); err != nil {
+		if err := errors.Join(r.Say(ctx, &agh.Say{Text: word}),
+			r.Trace(ctx, &agh.Trace{State: agh.StateCompleted})); err != nil {
 			t.Error(err)
 		}
 	})
@@ -194,7 +204,8 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		t.Fatal("bob is not there")
 	}
 	text := "say it"
-	if got, err := f.Admin().Ask(ctx, everything, admin.Send{To: guest.Name, Text: &text}); err != nil || !strings.Contains(fmt.Sprint(*got.Reply.Parts[0].Text), word) {
+	if got, err := f.Admin().Ask(ctx, everything, admin.Send{To: guest.Name, Text: &text}); err != nil ||
+		!strings.Contains(fmt.Sprint(*got.Reply.Parts[0].Text), word) {
 		t.Fatalf("%+v %v", got, err)
 	}
 
@@ -204,15 +215,17 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		t.Fatal(err)
 	}
 	introduced(ctx, t, s)
-	object := asp.ContextObject{Type: "custom", ID: "n1", Version: 1, Data: []byte(`{"note":"` + word + `"}`), Visibility: asp.VisiblePersistent}
+	object := asp.ContextObject{Type: "custom", ID: "n1", Version: 1, Data: []byte(`{"note":"` + word + `"}`),
+		Visibility: asp.VisiblePersistent}
 	if _, err := s.Ask(ctx, asp.Question{QueryType: "say", Parameters: said}, asp.WithContext(object)); err != nil {
 		t.Fatal(err)
 	}
 
 	// A dead letter: its reason quotes the word.
-	err = f.Handle(parley.Agent{Name: "brittle", Exposed: parley.Everywhere}, parley.Skill("say", func(context.Context, *parley.Message, map[string]any) (map[string]any, error) {
-		return nil, parley.Refuse(parley.Rejected, "it said %s", word)
-	}))
+	err = f.Handle(parley.Agent{Name: "brittle", Exposed: parley.Everywhere},
+		parley.Skill("say", func(context.Context, *parley.Message, map[string]any) (map[string]any, error) {
+			return nil, parley.Refuse(parley.Rejected, "it said %s", word)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +249,8 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	})
 	forget := func() (kept uint64) {
 		t.Helper()
-		for _, name := range []string{"echo", "dora", "brittle", guest.Name, "alice-samvad", "alice-uagents", "alice-a2e", visitor.Name} {
+		for _, name := range []string{"echo", "dora", "brittle", guest.Name,
+			"alice-samvad", "alice-uagents", "alice-a2e", visitor.Name} {
 			got, err := f.Admin().Forget(ctx, everything, admin.Forget{Agent: name})
 			if err != nil {
 				t.Fatal(name, err)

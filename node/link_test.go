@@ -22,7 +22,8 @@ import (
 // in every protocol. It gives their addresses.
 func (f *five) gallery() map[string]string {
 	f.t.Helper()
-	if _, err := f.Hub().Directory().Put(f.t.Context(), parley.Agent{Name: "gallery", Exposed: parley.Everywhere, Skills: []parley.SkillSpec{{ID: "say", Default: true}},
+	if _, err := f.Hub().Directory().Put(f.t.Context(), parley.Agent{Name: "gallery", Exposed: parley.Everywhere,
+		Skills:     []parley.SkillSpec{{ID: "say", Default: true}},
 		Identities: []parley.Identity{{Protocol: "other", ID: "gallery"}}}, directory.FromOperator); err != nil {
 		f.t.Fatal(err)
 	}
@@ -59,13 +60,16 @@ func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		card := &samvad.Card{ID: id.ID(), Name: "Gallery", Version: "1", Description: "x", URL: "http://gallery.test", PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
-			Skills: []samvad.Skill{{ID: "say", Name: "Say", Description: "x", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
-				Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
+		card := &samvad.Card{ID: id.ID(), Name: "Gallery", Version: "1", Description: "x", URL: "http://gallery.test",
+			PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
+			Skills: []samvad.Skill{{ID: "say", Name: "Say", Description: "x", InputSchema: []byte(`{"type":"object"}`),
+				OutputSchema: []byte(`{"type":"object"}`),
+				Modes:        []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
 		s := httptest.NewServer(&samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{hub.Identity: {key}}},
-			Agent: &samvad.Agent{Card: card.Complete(), Limit: &samvad.RateLimit{}, Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
-				return samvad.Response{Result: []byte(`{"by":"itself"}`)}, nil
-			}}})
+			Agent: &samvad.Agent{Card: card.Complete(), Limit: &samvad.RateLimit{},
+				Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
+					return samvad.Response{Result: []byte(`{"by":"itself"}`)}, nil
+				}}})
 		defer s.Close()
 		f.link(admin.NewIdentity{Protocol: "samvad", ID: id.ID(), URL: s.URL})
 		r, err := f.samvad.Ask(ctx, samvad.Call{URL: old, To: before.ID, Skill: "say"})
@@ -91,14 +95,16 @@ func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 			go func() {
 				select {
 				case id := <-ask:
-					_, err := itself.CallTool(ctx, "parley_reply", map[string]any{"id": id, "content": map[string]any{"by": "itself"}}, nil)
+					_, err := itself.CallTool(ctx, "parley_reply",
+						map[string]any{"id": id, "content": map[string]any{"by": "itself"}}, nil)
 					served <- err
 				case <-ctx.Done():
 					served <- ctx.Err()
 				}
 				read()
 			}()
-			_, _ = itself.CallTool(reading, "parley_inbox", map[string]any{"wait": 30, "max": 1}, func(e a2e.Event) { // its end is the other's
+			// its end is the other's
+			_, _ = itself.CallTool(reading, "parley_inbox", map[string]any{"wait": 30, "max": 1}, func(e a2e.Event) {
 				var m struct{ ID string }
 				if json.Unmarshal(e.Data, &m) == nil && m.ID != "" {
 					ask <- m.ID
@@ -151,7 +157,9 @@ func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 						case m.IsInvitation():
 							_, err = s.Send(serving, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 						case m.Performative == asp.Query:
-							_, err = s.Send(serving, asp.Inform, asp.Information{InformType: "result", Data: map[string]string{"by": "itself"}}, asp.InReplyTo(m))
+							_, err = s.Send(serving, asp.Inform,
+								asp.Information{InformType: "result", Data: map[string]string{"by": "itself"}},
+								asp.InReplyTo(m))
 						}
 						if err != nil {
 							return err

@@ -41,12 +41,13 @@ func running(t *testing.T, c Config) *Node {
 			t.Error(err)
 		}
 	})
-	err = n.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere}, parley.Skill("say", func(_ context.Context, _ *parley.Message, v map[string]any) (map[string]any, error) {
-		if v["fail"] != nil {
-			return nil, parley.Refuse(parley.Rejected, "as was asked for")
-		}
-		return v, nil
-	}))
+	err = n.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere},
+		parley.Skill("say", func(_ context.Context, _ *parley.Message, v map[string]any) (map[string]any, error) {
+			if v["fail"] != nil {
+				return nil, parley.Refuse(parley.Rejected, "as was asked for")
+			}
+			return v, nil
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,10 @@ func value(t *testing.T, n *Node, name string, labels ...string) float64 {
 
 func matches(m *dto.Metric, labels []string) bool {
 	for i := 0; i < len(labels); i += 2 {
-		if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool { return l.GetName() == labels[i] && l.GetValue() == labels[i+1] }) {
+		if !slices.ContainsFunc(m.Label, func(l *dto.LabelPair) bool {
+			return l.GetName() == labels[i] &&
+				l.GetValue() == labels[i+1]
+		}) {
 			return false
 		}
 	}
@@ -148,7 +152,8 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	status, text := get(t, n.Addresses().Admin+"/metrics")
-	for _, want := range []string{"go_goroutines", "process_open_fds", "parley_build_info{", "# HELP parley_messages_total"} {
+	for _, want := range []string{"go_goroutines", "process_open_fds", "parley_build_info{",
+		"# HELP parley_messages_total"} {
 		if status != 200 || !strings.Contains(text, want) {
 			t.Errorf("%d: %q is missing", status, want)
 		}
@@ -171,7 +176,8 @@ func TestMetricsStayFew(t *testing.T) {
 	}
 	before := count()
 	for i := range 2000 {
-		n.Hub().Refuse(hub.Refusal{Protocol: "samvad", Source: strings.Repeat("1", i%60), Claim: "x", Step: "s" + strings.Repeat("t", i), Code: "c"})
+		n.Hub().Refuse(hub.Refusal{Protocol: "samvad", Source: strings.Repeat("1", i%60), Claim: "x", Step: "s" +
+			strings.Repeat("t", i), Code: "c"})
 	}
 	if after := count(); after-before > 513 {
 		t.Errorf("%d series, %d before", after, before)
@@ -204,18 +210,20 @@ func TestHealthAndReadiness(t *testing.T) {
 // TestDrainTellsItsProgress: what is under way ends, and the log says so.
 func TestDrainTellsItsProgress(t *testing.T) {
 	var log logBuffer
-	n := running(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil)), Durability: "disk", Data: filepath.Join(t.TempDir(), "data")})
+	n := running(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Durability: "disk", Data: filepath.Join(t.TempDir(), "data")})
 	at, err := ReadAnnouncement(n.c.Data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	client := &admin.Client{Base: at.Admin, Token: at.Token}
 	begun, release := make(chan struct{}), make(chan struct{})
-	err = n.Handle(parley.Agent{Name: "slow", Exposed: parley.Everywhere}, parley.Skill("wait", func(context.Context, *parley.Message, map[string]any) (map[string]any, error) {
-		close(begun)
-		<-release
-		return map[string]any{"done": true}, nil
-	}))
+	err = n.Handle(parley.Agent{Name: "slow", Exposed: parley.Everywhere},
+		parley.Skill("wait", func(context.Context, *parley.Message, map[string]any) (map[string]any, error) {
+			close(begun)
+			<-release
+			return map[string]any{"done": true}, nil
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +264,8 @@ func TestPauseAndResumeThroughTheAPI(t *testing.T) {
 	r, err := n.Admin().Send(ctx, everything, admin.Send{To: "echo", Kind: parley.Notice, Text: &text, Skill: "say"})
 	if err != nil {
 		text = `{"text":"first"}`
-		if r, err = n.Admin().Send(ctx, everything, admin.Send{To: "echo", Kind: parley.Notice, JSON: json.RawMessage(text), Skill: "say"}); err != nil {
+		if r, err = n.Admin().Send(ctx, everything, admin.Send{To: "echo", Kind: parley.Notice,
+			JSON: json.RawMessage(text), Skill: "say"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -329,7 +338,9 @@ func TestDashboardAndRules(t *testing.T) {
 		}
 	}
 	for _, f := range families {
-		if m := f.GetName(); strings.HasPrefix(m, "parley_") && !used[m] && !used[m+"_bucket"] && !slices.Contains([]string{"parley_replay_keys", "parley_start_time_seconds", "parley_journal_owned", "parley_config_reload_seconds"}, m) {
+		if m := f.GetName(); strings.HasPrefix(m, "parley_") && !used[m] && !used[m+"_bucket"] &&
+			!slices.Contains([]string{"parley_replay_keys", "parley_start_time_seconds", "parley_journal_owned",
+				"parley_config_reload_seconds"}, m) {
 			t.Errorf("nothing shows %s", m)
 		}
 	}

@@ -24,18 +24,20 @@ func TestLogWhileTheJournalTakesNothing(t *testing.T) {
 		FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
 	gate := make(chan struct{})
 	var calls atomic.Int64
-	err := n.Handle(parley.Agent{Name: "slow"}, parley.RawSkill("x", func(ctx context.Context, _ *parley.Message, r parley.Replier) error {
-		calls.Add(1)
-		<-gate
-		return r.Reply(parley.Text("done"))
-	}, parley.AsDefault()))
+	err := n.Handle(parley.Agent{Name: "slow"}, parley.RawSkill("x",
+		func(ctx context.Context, _ *parley.Message, r parley.Replier) error {
+			calls.Add(1)
+			<-gate
+			return r.Reply(parley.Text("done"))
+		}, parley.AsDefault()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	var ids []parley.ID
 	for range requests {
-		m, err := n.Hub().Accept(t.Context(), hub.Submission{Scope: "go ann", Message: &parley.Message{Kind: parley.Request, From: "ann", To: "slow",
-			Origin: parley.Origin{Protocol: "go", Peer: "ann", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		m, err := n.Hub().Accept(t.Context(), hub.Submission{Scope: "go ann",
+			Message: &parley.Message{Kind: parley.Request, From: "ann", To: "slow",
+				Origin: parley.Origin{Protocol: "go", Peer: "ann", Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -80,7 +80,8 @@ func TestPackaging(t *testing.T) {
 		t.Error("the container file fetches more than modules")
 	}
 	unit := shipped(t, "parley.service")
-	for _, want := range []string{"User=parley", "ExecReload=/bin/kill -HUP $MAINPID", "ProtectSystem=strict", "StateDirectory=parley", "NoNewPrivileges=yes"} {
+	for _, want := range []string{"User=parley", "ExecReload=/bin/kill -HUP $MAINPID", "ProtectSystem=strict",
+		"StateDirectory=parley", "NoNewPrivileges=yes"} {
 		if !strings.Contains(unit, "\n"+want) {
 			t.Errorf("the unit lacks %q", want)
 		}

@@ -23,7 +23,8 @@ func TestRequireAndLimitInTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	k, err := c.check()
-	if err != nil || len(k.least) != 1 || k.least[0].Assurance != parley.Signed || len(k.limits) != 1 || k.limits[0].Rate != (policy.Rate{PerSecond: 0.25, Burst: 1}) || !filepath.IsAbs(c.SAMVAD.TokensFile) {
+	if err != nil || len(k.least) != 1 || k.least[0].Assurance != parley.Signed || len(k.limits) != 1 ||
+		k.limits[0].Rate != (policy.Rate{PerSecond: 0.25, Burst: 1}) || !filepath.IsAbs(c.SAMVAD.TokensFile) {
 		t.Errorf("%+v %+v %q, %v", k.least, k.limits, c.SAMVAD.TokensFile, err)
 	}
 	for text, want := range map[string]string{

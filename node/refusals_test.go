@@ -19,18 +19,21 @@ func TestPolicyIsToldInTheSendersWords(t *testing.T) {
 	}{
 		"who may call whom": {
 			change: func(c *Config) { c.Allow = []Allow{{From: "friend/**", To: echo}} },
-			first: map[string]string{"samvad": `^HTTP 401 AUTH_FAILED false$`, "uagents": `^ErrorMessage: .*not allowed`, "a2e": `^tool_denied false$`,
+			first: map[string]string{"samvad": `^HTTP 401 AUTH_FAILED false$`,
+				"uagents": `^ErrorMessage: .*not allowed`, "a2e": `^tool_denied false$`,
 				"agh": `^receipt rejected: .*may not call.*reference `, "asp": `^HTTP 403 `},
 		},
 		"least assurance": {
 			change: func(c *Config) { c.Require = []Require{{To: []string{"ec*"}, Assurance: "signed"}} },
-			first:  map[string]string{"a2e": `^tool_denied false$`, "agh": `^receipt rejected: .*signed; this one is session.*reference `},
+			first: map[string]string{"a2e": `^tool_denied false$`,
+				"agh": `^receipt rejected: .*signed; this one is session.*reference `},
 		},
 		"limit of a pair": {
 			change: func(c *Config) {
 				c.Limit = []Pair{{From: "**", To: []string{"echo.say"}, Rate: 0.0001, Burst: 1}}
 			},
-			second: map[string]string{"samvad": `^HTTP 429 RATE_LIMITED true$`, "uagents": `^HTTP 429$`, "a2e": `^tool_error true$`,
+			second: map[string]string{"samvad": `^HTTP 429 RATE_LIMITED true$`, "uagents": `^HTTP 429$`,
+				"a2e": `^tool_error true$`,
 				"agh": `^receipt rejected: .*times a second.*reference `, "asp": `^HTTP 429 rate_limited$`},
 		},
 	} {

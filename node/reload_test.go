@@ -101,7 +101,8 @@ samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvh
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := admin.Reloaded{Changed: []string{"agents.kept", "agents.new", "agents.old", "allow", "log", "network.allow"}, Restart: []string{"limits.refusals"}}
+	want := admin.Reloaded{Changed: []string{"agents.kept", "agents.new", "agents.old", "allow", "log",
+		"network.allow"}, Restart: []string{"limits.refusals"}}
 	if !reflect.DeepEqual(out, want) {
 		t.Errorf("%+v, want %+v", out, want)
 	}
@@ -123,12 +124,14 @@ samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvh
 	if e, ok := n.directory.Agent("kept"); !ok || e.Title != "Kept still" {
 		t.Errorf("%+v", e)
 	}
-	if e, ok := n.directory.Agent("new"); !ok || e.Source != directory.FromConfig || len(n.keys.Enrolled("new", "samvad")) != 1 {
+	if e, ok := n.directory.Agent("new"); !ok || e.Source != directory.FromConfig ||
+		len(n.keys.Enrolled("new", "samvad")) != 1 {
 		t.Errorf("%+v", e)
 	}
 
 	// Nothing more has changed, but what needs a restart is still said.
-	if out, err := n.Reload(ctx); err != nil || len(out.Changed) != 0 || !slices.Equal(out.Restart, []string{"limits.refusals"}) {
+	if out, err := n.Reload(ctx); err != nil || len(out.Changed) != 0 ||
+		!slices.Equal(out.Restart, []string{"limits.refusals"}) {
 		t.Errorf("%+v, %v", out, err)
 	}
 	list, err := n.Admin().Audit(everything, 0)
@@ -180,7 +183,8 @@ func TestReloadOfAWrongFile(t *testing.T) {
 // TestEveryReloadableKeyIsKnown: the marks of keys and what a reload compares
 // are of one vocabulary.
 func TestEveryReloadableKeyIsKnown(t *testing.T) {
-	c := Config{Agents: map[string]Agent{"a": {}}, Allow: []Allow{{From: "x"}}, Network: Network{Allow: []string{"loopback"}}, TLS: TLS{Proxy: []string{"::1"}}}
+	c := Config{Agents: map[string]Agent{"a": {}}, Allow: []Allow{{From: "x"}},
+		Network: Network{Allow: []string{"loopback"}}, TLS: TLS{Proxy: []string{"::1"}}}
 	all := flat(&c)
 	for _, k := range Keys() {
 		name := k.Name
@@ -196,7 +200,9 @@ func TestEveryReloadableKeyIsKnown(t *testing.T) {
 func TestInitialisedDirectoryIsFitToRun(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "parley.toml")
-	if err := os.WriteFile(path, []byte(Template(map[string]string{"data": "data", "listen.http": "127.0.0.1:0", "listen.admin": "127.0.0.1:0"})), 0o600); err != nil {
+	if err := os.WriteFile(path,
+		[]byte(Template(map[string]string{"data": "data", "listen.http": "127.0.0.1:0",
+			"listen.admin": "127.0.0.1:0"})), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Load(path)

@@ -383,7 +383,8 @@ func (p *retentionPass) sweep(ctx context.Context, keep time.Duration) error {
 	return nil
 }
 
-// idle erases conversations that ended long ago. It goes through them by the time of their last message, a day at a time.
+// idle erases conversations that ended long ago. It goes through them by the time of their last
+// message, a day at a time.
 func (p *retentionPass) idle(ctx context.Context) error {
 	x, d := p.e.n.index, p.r.Conversations.Duration
 	if d <= 0 || x == nil {

@@ -116,7 +116,8 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close() // nobody is there yet
-	g := &guarded{address: l.Addr().String(), card: &samvad.Card{ID: far.ID(), Name: "Far", Version: "1", Description: "x",
+	g := &guarded{address: l.Addr().String(), card: &samvad.Card{ID: far.ID(),
+		Name: "Far", Version: "1", Description: "x",
 		URL: "http://" + l.Addr().String(), PublicKeys: []samvad.CardKey{samvad.CardKeyOf(far, true)},
 		Skills: []samvad.Skill{{ID: "open", Name: "Open", Description: "x",
 			InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
@@ -131,8 +132,9 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 	send := func(agent string, mode samvad.Mode, payload string) {
 		t.Helper()
 		e := &samvad.Envelope{From: alice.ID(), To: "agent://" + agent + ".parley.test", Skill: "open", Mode: mode,
-			Nonce: "nonce-" + agent + "-" + string(mode), Timestamp: time.Now(), TraceID: "trace-" + agent, SpanID: "span",
-			Auth: &samvad.Auth{Scheme: "bearer", Token: "TOKEN"}, Payload: []byte(payload)}
+			Nonce: "nonce-" + agent + "-" + string(mode), Timestamp: time.Now(), TraceID: "trace-" + agent,
+			SpanID: "span",
+			Auth:   &samvad.Auth{Scheme: "bearer", Token: "TOKEN"}, Payload: []byte(payload)}
 		b, err := e.Encode()
 		if err != nil {
 			t.Fatal(err)

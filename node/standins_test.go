@@ -37,14 +37,17 @@ func (f *five) elsewhere(name string, exposed []string) (header func() http.Head
 		f.t.Fatal(err)
 	}
 	seen := make(chan http.Header, 64)
-	card := &samvad.Card{ID: id.ID(), Name: name, Version: "1", Description: "x", URL: "http://" + name + ".test", PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
-		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
-			Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
+	card := &samvad.Card{ID: id.ID(), Name: name, Version: "1", Description: "x", URL: "http://" + name +
+		".test", PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
+		Skills: []samvad.Skill{{ID: "ask", Name: "Ask", Description: "x", InputSchema: []byte(`{"type":"object"}`),
+			OutputSchema: []byte(`{"type":"object"}`),
+			Modes:        []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
 	s := httptest.NewServer(&samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{hub.Identity: {key}}},
-		Agent: &samvad.Agent{Card: card.Complete(), Limit: &samvad.RateLimit{}, Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
-			seen <- r.Header
-			return samvad.Response{Result: []byte(`{"by":"` + name + ` itself"}`)}, nil
-		}}})
+		Agent: &samvad.Agent{Card: card.Complete(), Limit: &samvad.RateLimit{},
+			Handler: func(_ context.Context, r *samvad.Request) (samvad.Response, error) {
+				seen <- r.Header
+				return samvad.Response{Result: []byte(`{"by":"` + name + ` itself"}`)}, nil
+			}}})
 	f.t.Cleanup(s.Close)
 	f.put(name, parley.Identity{Protocol: "samvad", ID: id.ID(), URL: s.URL}, func(a *parley.Agent) {
 		a.Exposed, a.Skills = exposed, []parley.SkillSpec{{ID: "ask", Default: true}}
@@ -97,7 +100,8 @@ func TestStandInsLiveAndDieWithTheirAgent(t *testing.T) {
 	if !maps.Equal(before, after) {
 		t.Errorf("other stand-ins after a restart:\n%v\n%v", before, after)
 	}
-	for p, part := range map[string]string{"samvad": "/agents/museum", "uagents": "agent1q", "a2e": "/a2e", "agh": "acme/builders/museum", "asp": "agent://hub.test/agents/museum"} {
+	for p, part := range map[string]string{"samvad": "/agents/museum", "uagents": "agent1q", "a2e": "/a2e",
+		"agh": "acme/builders/museum", "asp": "agent://hub.test/agents/museum"} {
 		if !strings.Contains(after[p], part) {
 			t.Errorf("%s: %q has no %q", p, after[p], part)
 		}
@@ -135,7 +139,10 @@ func TestStandInsLiveAndDieWithTheirAgent(t *testing.T) {
 		}
 	}
 	audit, err := f.Admin().Audit(everything, 100)
-	if err != nil || !slices.ContainsFunc(audit, func(e admin.AuditEntry) bool { return e.Action == "agent.remove" && e.Target == "museum" }) {
+	if err != nil || !slices.ContainsFunc(audit, func(e admin.AuditEntry) bool {
+		return e.Action == "agent.remove" &&
+			e.Target == "museum"
+	}) {
 		t.Errorf("%+v, %v", audit, err)
 	}
 	f.elsewhere("museum", parley.Everywhere)
@@ -157,19 +164,22 @@ func TestLinkRetiresAStandIn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h := httptest.NewServer(&uagents.Server{Resolve: uagents.Serve(&uagents.Agent{Address: id.Address(), Identity: id,
+		h := httptest.NewServer(&uagents.Server{Resolve: uagents.Serve(&uagents.Agent{Address: id.Address(),
+			Identity: id,
 			Handler: func(context.Context, *uagents.Request) (uagents.Response, error) {
 				return uagents.Answer(uagents.ModelOf[question]().Message(question{"natively"})), nil
 			}})})
 		defer h.Close()
-		v, err := f.Admin().Link(ctx, everything, "museum", admin.NewIdentity{Protocol: "uagents", ID: id.Address(), URL: h.URL + "/submit"})
+		v, err := f.Admin().Link(ctx, everything, "museum", admin.NewIdentity{Protocol: "uagents", ID: id.Address(),
+			URL: h.URL + "/submit"})
 		if err != nil || !slices.Contains(v.Native, "uagents") {
 			t.Fatalf("%+v, %v", v, err)
 		}
 		if at := f.addresses("museum")["uagents"]; at != id.Address() {
 			t.Errorf("it is reached as %s", at)
 		}
-		if r, err := f.uagents.Ask(ctx, old, uagents.ModelOf[question]().Message(question{"hello"})); err != nil || !strings.Contains(string(r.Payload), `"by"`) && !strings.Contains(string(r.Payload), "natively") {
+		if r, err := f.uagents.Ask(ctx, old, uagents.ModelOf[question]().Message(question{"hello"})); err != nil ||
+			!strings.Contains(string(r.Payload), `"by"`) && !strings.Contains(string(r.Payload), "natively") {
 			t.Errorf("to the retired stand-in: %v", err)
 		}
 	})
@@ -177,14 +187,16 @@ func TestLinkRetiresAStandIn(t *testing.T) {
 		f := newFive(t, fiveConfig())
 		f.elsewhere("museum", parley.Everywhere)
 		f.addresses("museum")
-		if _, err := f.Hub().Directory().Put(ctx, parley.Agent{Name: "gallery", Exposed: parley.Everywhere, Skills: []parley.SkillSpec{{ID: "say", Default: true}},
+		if _, err := f.Hub().Directory().Put(ctx, parley.Agent{Name: "gallery", Exposed: parley.Everywhere,
+			Skills:     []parley.SkillSpec{{ID: "say", Default: true}},
 			Identities: []parley.Identity{{Protocol: "other", ID: "gallery"}}}, directory.FromOperator); err != nil {
 			t.Fatal(err)
 		}
 		f.addresses("gallery")
 		f.peer("bob", func(ctx context.Context, r *agh.Request) {
 			if r.Envelope.WorkID != "" {
-				if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Result: json.RawMessage(`{"by":"bob"}`)}); err != nil {
+				if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted,
+					Result: json.RawMessage(`{"by":"bob"}`)}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -197,7 +209,8 @@ func TestLinkRetiresAStandIn(t *testing.T) {
 		if err := f.Hub().Directory().Remove(ctx, guest.Name); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.Admin().Link(ctx, everything, "gallery", admin.NewIdentity{Protocol: "agh", ID: "acme/bob"}); err != nil {
+		if _, err := f.Admin().Link(ctx, everything, "gallery",
+			admin.NewIdentity{Protocol: "agh", ID: "acme/bob"}); err != nil {
 			t.Fatal(err)
 		}
 		for _, err := range f.agh.Whois(ctx, "gallery", "", false) {
@@ -227,7 +240,8 @@ func TestProvenanceNeverOverstates(t *testing.T) {
 	f.addresses("museum")
 	overstates := func(to, stated, protocol string) {
 		t.Helper()
-		if !strings.Contains(stated, protocol) || !strings.Contains(stated, "session") || strings.Contains(stated, "signed") {
+		if !strings.Contains(stated, protocol) || !strings.Contains(stated, "session") ||
+			strings.Contains(stated, "signed") {
 			t.Errorf("to %s: %s", to, stated)
 		}
 	}
@@ -245,7 +259,8 @@ func TestProvenanceNeverOverstates(t *testing.T) {
 	overstates("SAMVAD", header().Get(bridge.ProvenanceHeader), "protocol=agh")
 	// The answers of SAMVAD agents are not signed, and are not told to be.
 	overstates("AGH", string(end.Envelope.ExtValue(aghbridge.ExtParley)), `"protocol":"samvad"`)
-	r, err := f.a2e.Ask(ctx, a2e.Message{Type: "tool/call/req", Body: map[string]any{"tool_name": "museum__ask", "arguments": map[string]any{"a": 1}, "streaming": false}})
+	r, err := f.a2e.Ask(ctx, a2e.Message{Type: "tool/call/req",
+		Body: map[string]any{"tool_name": "museum__ask", "arguments": map[string]any{"a": 1}, "streaming": false}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -73,11 +73,17 @@ func TestStopWithWaitingCallers(t *testing.T) {
 		defer cancel()
 		stopped <- f.Close(ctx)
 	}()
-	f.until("the hub is stopping", func() bool { err := f.Ready(); return err != nil && strings.Contains(err.Error(), "stopping") })
+	f.until("the hub is stopping", func() bool {
+		err := f.Ready()
+		return err != nil &&
+			strings.Contains(err.Error(), "stopping")
+	})
 	again := &a2e.Client{URL: f.Addresses().A2E, Token: token}
 	defer again.Close()
-	for _, p := range []string{"agh", "asp", "samvad", "uagents", "a2e"} { // first those whose callers hold no connection
-		r, err := again.CallTool(t.Context(), "parley_reply", map[string]any{"id": requests[p], "content": map[string]string{"message": "hello"}}, nil)
+	// first those whose callers hold no connection
+	for _, p := range []string{"agh", "asp", "samvad", "uagents", "a2e"} {
+		r, err := again.CallTool(t.Context(), "parley_reply",
+			map[string]any{"id": requests[p], "content": map[string]string{"message": "hello"}}, nil)
 		if err != nil || !r.Success {
 			t.Errorf("the answer to %s: %+v, %v", p, r, err)
 		}

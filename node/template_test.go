@@ -16,7 +16,8 @@ func TestTemplate(t *testing.T) {
 	var on []string
 	for line := range strings.Lines(text) {
 		bare := strings.TrimPrefix(line, "# ")
-		if bare != line && (strings.HasPrefix(bare, "[") || strings.Contains(bare, " = ") && !strings.Contains(strings.SplitN(bare, " = ", 2)[0], " ")) {
+		if bare != line && (strings.HasPrefix(bare, "[") || strings.Contains(bare, " = ") &&
+			!strings.Contains(strings.SplitN(bare, " = ", 2)[0], " ")) {
 			line = bare
 		}
 		on = append(on, line)

@@ -27,7 +27,8 @@ func pair(t *testing.T, serial int64, host string, ends time.Time) (cert, key []
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: host}, DNSNames: []string{host}, NotBefore: time.Now().Add(-time.Hour), NotAfter: ends,
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: host},
+		DNSNames: []string{host}, NotBefore: time.Now().Add(-time.Hour), NotAfter: ends,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, k.Public(), k)
 	if err != nil {
@@ -37,7 +38,8 @@ func pair(t *testing.T, serial int64, host string, ends time.Time) (cert, key []
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: kd})
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: kd})
 }
 
 func put(t *testing.T, path string, b []byte) string {
@@ -50,7 +52,8 @@ func put(t *testing.T, path string, b []byte) string {
 
 // serial connects and tells which certificate the listener shows; 0: none.
 func serial(n *Node, host string) int64 {
-	conn, err := tls.Dial("tcp", n.httpListen.Addr().String(), &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	conn, err := tls.Dial("tcp", n.httpListen.Addr().String(),
+		&tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"h2"}})
 	if err != nil {
 		return 0
 	}
@@ -200,7 +203,8 @@ func TestOnlyTrustedProxiesAreBelieved(t *testing.T) {
 // TestRefusalNamesTheClientBehindAProxy: end to end, with a path prefix.
 func TestRefusalNamesTheClientBehindAProxy(t *testing.T) {
 	n := running(t, Config{PublicURL: "https://hub.test/base", TLS: TLS{Proxy: []string{"127.0.0.0/8"}}})
-	r, err := http.NewRequest("POST", n.Addresses().Local+"/base/agents/echo/agent/message", bytes.NewReader([]byte("{}")))
+	r, err := http.NewRequest("POST", n.Addresses().Local+"/base/agents/echo/agent/message",
+		bytes.NewReader([]byte("{}")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,8 +51,11 @@ func (f *five) trace(spans *tracetest.SpanRecorder, to string) []sdk.ReadOnlySpa
 		}
 		// Whatever speaks of the request is in its trace; notices of the same
 		// conversation are requests of nobody.
-		if c := attributeOf(s, "messaging.message.conversation_id"); c != "" && c == attributeOf(find("record", "request"), "messaging.message.conversation_id") && s.SpanContext().TraceID() != id && attributeOf(s, "parley.kind") != "notice" {
-			f.t.Errorf("span %s %s of %s is in another trace", s.Name(), attributeOf(s, "parley.kind"), attributeOf(s, "parley.from"))
+		if c := attributeOf(s, "messaging.message.conversation_id"); c != "" &&
+			c == attributeOf(find("record", "request"), "messaging.message.conversation_id") &&
+			s.SpanContext().TraceID() != id && attributeOf(s, "parley.kind") != "notice" {
+			f.t.Errorf("span %s %s of %s is in another trace", s.Name(), attributeOf(s, "parley.kind"),
+				attributeOf(s, "parley.from"))
 		}
 	}
 	return out
@@ -102,17 +105,19 @@ func TestTraceFromSAMVADToUAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	var sent http.Header
-	s := &uagents.Server{Resolve: uagents.Serve(&uagents.Agent{Address: id.Address(), Identity: id, Handler: func(_ context.Context, r *uagents.Request) (uagents.Response, error) {
-		sent = r.Header
-		return uagents.Answer(uagents.ModelOf[question]().Message(question{"well"})), nil
-	}})}
+	s := &uagents.Server{Resolve: uagents.Serve(&uagents.Agent{Address: id.Address(), Identity: id,
+		Handler: func(_ context.Context, r *uagents.Request) (uagents.Response, error) {
+			sent = r.Header
+			return uagents.Answer(uagents.ModelOf[question]().Message(question{"well"})), nil
+		}})}
 	h := httptest.NewServer(s)
 	defer h.Close()
 	f.put("bob", parley.Identity{Protocol: "uagents", ID: id.Address(), URL: h.URL + "/submit"}, skills("chat"))
 	const trace = "0af7651916cd43dd8448eb211c80319c"
 	// A client that knows traces says so in its headers too; others do not, and
 	// then the span of the HTTP request is linked.
-	_, err = f.samvad.Ask(t.Context(), samvad.Call{URL: f.at("bob", "samvad"), Skill: "chat", Payload: []byte(`{"text":"how are you?"}`),
+	_, err = f.samvad.Ask(t.Context(), samvad.Call{URL: f.at("bob", "samvad"),
+		Skill: "chat", Payload: []byte(`{"text":"how are you?"}`),
 		TraceID: trace, SpanID: "b7ad6b7169203331", Header: http.Header{"Traceparent": {foreign}}})
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +155,8 @@ func TestTraceFromUAgentsToA2E(t *testing.T) {
 		}
 		done <- err
 	}()
-	if _, err := f.uagents.Ask(t.Context(), f.at("bob", "uagents"), uagents.ModelOf[question]().Message(question{"how are you?"})); err != nil {
+	if _, err := f.uagents.Ask(t.Context(), f.at("bob", "uagents"),
+		uagents.ModelOf[question]().Message(question{"how are you?"})); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {

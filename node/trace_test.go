@@ -46,9 +46,11 @@ const foreign = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 func TestSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	n := running(t, Config{spans: spans})
-	reply, err := n.Hub().Ask(context.Background(), hub.Submission{Scope: "s", Message: &parley.Message{Kind: parley.Request, From: "me", To: "echo", Skill: "say",
-		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{}`)}},
-		Trace: parley.Trace{Parent: foreign, Foreign: map[string]string{"samvad.traceId": "t-1"}}, Origin: parley.Origin{Protocol: "go"}}})
+	reply, err := n.Hub().Ask(context.Background(), hub.Submission{Scope: "s",
+		Message: &parley.Message{Kind: parley.Request, From: "me", To: "echo", Skill: "say",
+			Parts:  []parley.Part{{MediaType: "application/json", Data: []byte(`{}`)}},
+			Trace:  parley.Trace{Parent: foreign, Foreign: map[string]string{"samvad.traceId": "t-1"}},
+			Origin: parley.Origin{Protocol: "go"}}})
 	if err != nil || reply.Kind != parley.Response {
 		t.Fatalf("%+v, %v", reply, err)
 	}
@@ -58,11 +60,13 @@ func TestSpans(t *testing.T) {
 		if s.SpanContext().TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
 			t.Errorf("%s is in another trace: %s", s.Name(), s.SpanContext().TraceID())
 		}
-		if attributeOf(s, "samvad.traceId") != "t-1" || attributeOf(s, "messaging.message.id") == "" || attributeOf(s, "parley.to") != "echo" {
+		if attributeOf(s, "samvad.traceId") != "t-1" || attributeOf(s, "messaging.message.id") == "" ||
+			attributeOf(s, "parley.to") != "echo" {
 			t.Errorf("%s: %v", s.Name(), s.Attributes())
 		}
 	}
-	if record.Parent().SpanID().String() != "b7ad6b7169203331" || handle.Parent().SpanID() != record.SpanContext().SpanID() {
+	if record.Parent().SpanID().String() != "b7ad6b7169203331" ||
+		handle.Parent().SpanID() != record.SpanContext().SpanID() {
 		t.Errorf("parents: %s, %s", record.Parent().SpanID(), handle.Parent().SpanID())
 	}
 	if len(handle.Links()) != 0 {
@@ -97,11 +101,13 @@ func TestSpanOfALaterDelivery(t *testing.T) {
 	}
 	end(&delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "away")})
 	s := spanNamed(t, spans.Ended(), "deliver samvad")
-	if s.SpanKind() != trace.SpanKindClient || len(s.Links()) != 1 || s.Links()[0].SpanContext.SpanID().String() != "b7ad6b7169203331" ||
+	if s.SpanKind() != trace.SpanKindClient || len(s.Links()) != 1 ||
+		s.Links()[0].SpanContext.SpanID().String() != "b7ad6b7169203331" ||
 		attributeOf(s, "error.type") != "unavailable" || attributeOf(s, "parley.attempt") != "2" {
 		t.Errorf("%v %v %v", s.SpanKind(), s.Links(), s.Attributes())
 	}
-	if m.Trace.Parent != foreign || a.Message.Trace.Parent == foreign || sent != a.Message.Trace.Parent || r.Header.Get("Traceparent") != "" {
+	if m.Trace.Parent != foreign || a.Message.Trace.Parent == foreign || sent != a.Message.Trace.Parent ||
+		r.Header.Get("Traceparent") != "" {
 		t.Errorf("%q %q %q", m.Trace.Parent, a.Message.Trace.Parent, sent)
 	}
 	if err := tr.close(context.Background()); err != nil {
@@ -133,14 +139,16 @@ func TestServerSpan(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := spanNamed(t, spans.Ended(), "receive POST")
-	if s.SpanKind() != trace.SpanKindServer || s.SpanContext().TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
+	if s.SpanKind() != trace.SpanKindServer ||
+		s.SpanContext().TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
 		t.Errorf("%v %v", s.SpanKind(), s.SpanContext())
 	}
 	m := &parley.Message{Trace: parley.Trace{Parent: "00-11111111111111111111111111111111-2222222222222222-01"}}
 	_, end := n.tracer.record(trace.ContextWithSpanContext(context.Background(), s.SpanContext()), m)
 	end(nil)
 	record := spanNamed(t, spans.Ended(), "record")
-	if len(record.Links()) != 1 || record.Links()[0].SpanContext.SpanID() != s.SpanContext().SpanID() || record.Parent().SpanID().String() != "2222222222222222" {
+	if len(record.Links()) != 1 || record.Links()[0].SpanContext.SpanID() != s.SpanContext().SpanID() ||
+		record.Parent().SpanID().String() != "2222222222222222" {
 		t.Errorf("%v %v", record.Links(), record.Parent())
 	}
 }
@@ -164,7 +172,8 @@ func TestTracingByTheStandardVariables(t *testing.T) {
 	var bodies atomic.Int64
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)
-		if err == nil && r.URL.Path == "/v1/traces" && bytes.Contains(b, []byte("hub-of-mine")) && bytes.Contains(b, []byte("record")) {
+		if err == nil && r.URL.Path == "/v1/traces" && bytes.Contains(b, []byte("hub-of-mine")) &&
+			bytes.Contains(b, []byte("record")) {
 			bodies.Add(1)
 		}
 	}))

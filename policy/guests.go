@@ -293,7 +293,8 @@ func (g *Guests) over(e GuestEntry) (over, ofSource bool) {
 		if s == nil {
 			s = &account{}
 		}
-		if float64(s.count[e.Kind]+1) > g.share(float64(limit)) || float64(s.bytes+e.Bytes) > g.share(float64(g.c.Memory)) {
+		if float64(s.count[e.Kind]+1) > g.share(float64(limit)) ||
+			float64(s.bytes+e.Bytes) > g.share(float64(g.c.Memory)) {
 			return true, true
 		}
 	}
@@ -352,7 +353,8 @@ func (g *Guests) Write(from string, n int) *parley.Error {
 		return tryLater(wait(-g.disk.tokens, perSecond), "the hub records no more for guests just now")
 	case s.disk.tokens <= 0 && g.disk.tokens < size/4:
 		g.stats.Refused++
-		return tryLater(wait(-s.disk.tokens, perSecond*g.c.Share), "the hub records no more for guests of this address just now")
+		return tryLater(wait(-s.disk.tokens, perSecond*g.c.Share),
+			"the hub records no more for guests of this address just now")
 	}
 	g.wrote(s, n)
 	return nil

@@ -25,7 +25,8 @@ func TestGuestsOfOneSourceEvictTheirOwn(t *testing.T) {
 	evicted := map[string]bool{}
 	keep := func(source, key string) *parley.Error {
 		c.now = c.now.Add(time.Millisecond)
-		return g.Keep(policy.GuestEntry{Kind: policy.Registration, Key: key, Source: source, Bytes: 100, Evict: func() { evicted[key] = true }})
+		return g.Keep(policy.GuestEntry{Kind: policy.Registration, Key: key, Source: source, Bytes: 100,
+			Evict: func() { evicted[key] = true }})
 	}
 	if err := keep("192.0.2.1", "other"); err != nil {
 		t.Fatal(err)
@@ -170,7 +171,8 @@ func TestGuestPace(t *testing.T) {
 func TestSource(t *testing.T) {
 	for address, want := range map[string]string{
 		"192.0.2.7:80": "192.0.2.7", "192.0.2.7": "192.0.2.7", "[2001:db8:1:2:3::4]:80": "2001:db8:1:2::/64",
-		"2001:db8:1:2:9::9": "2001:db8:1:2::/64", "[::ffff:192.0.2.7]:1": "192.0.2.7", "[fe80::1%eth0]:1": "fe80::/64", "pipe": "", "": "",
+		"2001:db8:1:2:9::9": "2001:db8:1:2::/64", "[::ffff:192.0.2.7]:1": "192.0.2.7", "[fe80::1%eth0]:1": "fe80::/64",
+		"pipe": "", "": "",
 	} {
 		if got := policy.Source(address); got != want {
 			t.Errorf("%q is %q, not %q", address, got, want)
@@ -186,7 +188,8 @@ func TestVouch(t *testing.T) {
 	policy.Vouch(context.Background())
 	policy.Vouch(ctx)
 	policy.Vouch(ctx)
-	if !one.Vouched() || other.Vouched() || calls != 1 || policy.SourceOf(ctx) != "192.0.2.1" || policy.SourceOf(context.Background()) != "" {
+	if !one.Vouched() || other.Vouched() || calls != 1 || policy.SourceOf(ctx) != "192.0.2.1" ||
+		policy.SourceOf(context.Background()) != "" {
 		t.Error(one.Vouched(), other.Vouched(), calls, policy.SourceOf(ctx))
 	}
 }

@@ -98,7 +98,8 @@ func New(c Config) (*Policy, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	p := &Policy{c: c, senders: newLimiter(c.SenderRate, c.MaxSenders), unknown: newLimiter(c.UnknownRate, c.MaxSenders)}
+	p := &Policy{c: c, senders: newLimiter(c.SenderRate, c.MaxSenders),
+		unknown: newLimiter(c.UnknownRate, c.MaxSenders)}
 	for _, r := range c.Allow {
 		if err := check("rule", r.From, r.To); err != nil {
 			return nil, err
@@ -152,7 +153,8 @@ func (p *Policy) Next(c Config) (*Policy, error) {
 	}
 	for i, l := range n.c.Limits {
 		for j, old := range p.c.Limits {
-			if l.From == old.From && slices.Equal(l.To, old.To) && l.Rate == old.Rate && n.pairs[i].max == p.pairs[j].max {
+			if l.From == old.From && slices.Equal(l.To, old.To) && l.Rate == old.Rate &&
+				n.pairs[i].max == p.pairs[j].max {
 				n.pairs[i] = p.pairs[j]
 			}
 		}
@@ -231,7 +233,8 @@ func (p *Policy) hops(m *parley.Message) *parley.Error {
 		return parley.Refuse(parley.Loop, "the message has passed this hub before")
 	}
 	if len(m.Hops) >= p.c.MaxHops {
-		return parley.Refuse(parley.Loop, "the message has passed %d hubs, more than the %d allowed", len(m.Hops), p.c.MaxHops)
+		return parley.Refuse(parley.Loop, "the message has passed %d hubs, more than the %d allowed", len(m.Hops),
+			p.c.MaxHops)
 	}
 	return nil
 }

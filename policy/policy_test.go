@@ -20,8 +20,10 @@ func TestAdmit(t *testing.T) {
 	hidden := Recipient{Agent: &parley.Agent{Name: "hidden"}, Native: []string{"agh"}}
 	open := Recipient{Agent: &parley.Agent{Name: "open", Exposed: parley.Everywhere}, Native: []string{"go"}}
 	config := Config{Hub: "here", Assurance: map[string]parley.Assurance{"open": parley.Unsigned},
-		Least: []Least{{To: []string{"vault/open"}, Assurance: parley.Unsigned}, {To: []string{"vault/*"}, Assurance: parley.Signed}},
-		Allow: []Rule{{From: "guest/**", To: []string{"vault/*"}}, {From: "crew/*", To: []string{"weather.forecast", "open"}}, {From: "guest/**", To: []string{"open"}}}}
+		Least: []Least{{To: []string{"vault/open"}, Assurance: parley.Unsigned},
+			{To: []string{"vault/*"}, Assurance: parley.Signed}},
+		Allow: []Rule{{From: "guest/**", To: []string{"vault/*"}},
+			{From: "crew/*", To: []string{"weather.forecast", "open"}}, {From: "guest/**", To: []string{"open"}}}}
 	for _, c := range []struct {
 		name string
 		m    *parley.Message
@@ -30,28 +32,42 @@ func TestAdmit(t *testing.T) {
 		want parley.Code
 	}{
 		{name: "allowed skill", m: message("crew/a", "weather", parley.Signed), to: weather},
-		{name: "other skill", m: message("crew/a", "weather", parley.Signed), to: weather, edit: func(m *parley.Message) { m.Skill = "erase" }, want: parley.Forbidden},
+		{name: "other skill", m: message("crew/a", "weather", parley.Signed), to: weather,
+			edit: func(m *parley.Message) { m.Skill = "erase" }, want: parley.Forbidden},
 		{name: "other sender", m: message("bob", "weather", parley.Signed), to: weather, want: parley.Forbidden},
 		{name: "pattern over all the rest", m: message("guest/samvad/x", "open", parley.Signed), to: open},
 		{name: "pattern needs a rest", m: message("guest", "open", parley.Signed), to: open, want: parley.Forbidden},
 		{name: "unsigned", m: message("crew/a", "weather", parley.Unsigned), to: weather, want: parley.Unauthenticated},
-		{name: "session is not signed", m: message("crew/a", "weather", parley.Session), to: weather, want: parley.Unauthenticated},
-		{name: "unsigned where that is enough", m: message("crew/a", "open", parley.Unsigned), to: open},
-		{name: "who holds the hub's token", m: message("crew/a", "weather", parley.Session), to: weather, edit: func(m *parley.Message) { m.Origin.Protocol = "api" }},
-		{name: "not exposed", m: message("crew/a", "hidden", parley.Signed), to: hidden, want: parley.UnknownAgent},
-		{name: "not exposed, and it began the exchange", m: message("bob", "hidden", parley.Signed), to: Recipient{Agent: hidden.Agent, Native: hidden.Native, Began: true}},
-		{name: "it began the exchange, and wants signatures", m: message("bob", "hidden", parley.Session), to: Recipient{Agent: hidden.Agent, Native: hidden.Native, Began: true},
+		{name: "session is not signed", m: message("crew/a", "weather", parley.Session), to: weather,
 			want: parley.Unauthenticated},
-		{name: "been here", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Hops = []string{"x", "here"} }, want: parley.Loop},
-		{name: "too many hops", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Hops = make([]string, 8) }, want: parley.Loop},
-		{name: "too large", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Parts[0].Data = make([]byte, 9<<20) }, want: parley.TooLarge},
-		{name: "too many parts", m: message("crew/a", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.Parts = make([]parley.Part, 65) }, want: parley.TooLarge},
-		{name: "its default skill, not named", m: message("crew/a", "weather", parley.Signed), to: Recipient{Agent: &parley.Agent{Name: "weather", Skills: []parley.SkillSpec{{ID: "forecast"}}}, Native: []string{"samvad"}},
+		{name: "unsigned where that is enough", m: message("crew/a", "open", parley.Unsigned), to: open},
+		{name: "who holds the hub's token", m: message("crew/a", "weather", parley.Session), to: weather,
+			edit: func(m *parley.Message) { m.Origin.Protocol = "api" }},
+		{name: "not exposed", m: message("crew/a", "hidden", parley.Signed), to: hidden, want: parley.UnknownAgent},
+		{name: "not exposed, and it began the exchange", m: message("bob", "hidden", parley.Signed),
+			to: Recipient{Agent: hidden.Agent, Native: hidden.Native, Began: true}},
+		{name: "it began the exchange, and wants signatures", m: message("bob", "hidden", parley.Session),
+			to:   Recipient{Agent: hidden.Agent, Native: hidden.Native, Began: true},
+			want: parley.Unauthenticated},
+		{name: "been here", m: message("crew/a", "open", parley.Signed), to: open,
+			edit: func(m *parley.Message) { m.Hops = []string{"x", "here"} }, want: parley.Loop},
+		{name: "too many hops", m: message("crew/a", "open", parley.Signed), to: open,
+			edit: func(m *parley.Message) { m.Hops = make([]string, 8) }, want: parley.Loop},
+		{name: "too large", m: message("crew/a", "open", parley.Signed), to: open,
+			edit: func(m *parley.Message) { m.Parts[0].Data = make([]byte, 9<<20) }, want: parley.TooLarge},
+		{name: "too many parts", m: message("crew/a", "open", parley.Signed), to: open,
+			edit: func(m *parley.Message) { m.Parts = make([]parley.Part, 65) }, want: parley.TooLarge},
+		{name: "its default skill, not named", m: message("crew/a", "weather", parley.Signed),
+			to: Recipient{Agent: &parley.Agent{Name: "weather", Skills: []parley.SkillSpec{{ID: "forecast"}}},
+				Native: []string{"samvad"}},
 			edit: func(m *parley.Message) { m.Skill = "" }},
-		{name: "least assurance by pattern", m: message("crew/a", "vault/one", parley.Session), to: Recipient{Agent: &parley.Agent{Name: "vault/one"}, Native: []string{"samvad"}},
+		{name: "least assurance by pattern", m: message("crew/a", "vault/one", parley.Session),
+			to:   Recipient{Agent: &parley.Agent{Name: "vault/one"}, Native: []string{"samvad"}},
 			edit: func(m *parley.Message) { m.From = "guest/x" }, want: parley.Unauthenticated},
-		{name: "the first pattern counts", m: message("guest/x/y", "vault/open", parley.Unsigned), to: Recipient{Agent: &parley.Agent{Name: "vault/open"}, Native: []string{"samvad"}}},
-		{name: "a reply needs no permission to begin", m: message("bob", "open", parley.Signed), to: open, edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
+		{name: "the first pattern counts", m: message("guest/x/y", "vault/open", parley.Unsigned),
+			to: Recipient{Agent: &parley.Agent{Name: "vault/open"}, Native: []string{"samvad"}}},
+		{name: "a reply needs no permission to begin", m: message("bob", "open", parley.Signed), to: open,
+			edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := New(config)
@@ -80,7 +96,8 @@ func TestRulesAreChecked(t *testing.T) {
 			}
 		}
 	}
-	for _, c := range []Config{{Least: []Least{{To: []string{"["}}}}, {Least: []Least{{}}}, {Limits: []Limit{{From: "*", To: []string{"*"}}}}} {
+	for _, c := range []Config{{Least: []Least{{To: []string{"["}}}}, {Least: []Least{{}}},
+		{Limits: []Limit{{From: "*", To: []string{"*"}}}}} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v: no error", c)
 		}
@@ -89,7 +106,8 @@ func TestRulesAreChecked(t *testing.T) {
 
 func TestRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, err := New(Config{SenderRate: Rate{PerSecond: 1, Burst: 2}, UnknownRate: Rate{PerSecond: 1, Burst: 1}, MaxSenders: 100})
+		p, err := New(Config{SenderRate: Rate{PerSecond: 1, Burst: 2}, UnknownRate: Rate{PerSecond: 1, Burst: 1},
+			MaxSenders: 100})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,7 +143,8 @@ func TestRate(t *testing.T) {
 func TestLimitsOfPairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := Config{Hub: "here", Allow: []Rule{{From: "crew/**", To: []string{"**"}}},
-			Limits: []Limit{{"crew/boss", []string{"**"}, Rate{100, 100}}, {"crew/*", []string{"weather.forecast", "lab"}, Rate{0.5, 2}}}}
+			Limits: []Limit{{"crew/boss", []string{"**"}, Rate{100, 100}},
+				{"crew/*", []string{"weather.forecast", "lab"}, Rate{0.5, 2}}}}
 		p, err := New(c)
 		if err != nil {
 			t.Fatal(err)
@@ -135,7 +154,8 @@ func TestLimitsOfPairs(t *testing.T) {
 			for _, f := range edit {
 				f(m)
 			}
-			if err := p.Admit(m, []Recipient{{Agent: &parley.Agent{Name: to}, Native: []string{"samvad"}}}); err != nil {
+			if err := p.Admit(m, []Recipient{{Agent: &parley.Agent{Name: to},
+				Native: []string{"samvad"}}}); err != nil {
 				if err.Code == parley.RateLimited && (err.After <= 0 || !err.Retryable) {
 					t.Errorf("%+v", err)
 				}
@@ -150,8 +170,10 @@ func TestLimitsOfPairs(t *testing.T) {
 			}
 		}
 		for name, got := range map[string]parley.Code{
-			"another sender": take("crew/b", "weather"), "another recipient": take("crew/a", "lab"), "a skill that is not limited": take("crew/a", "weather", skill("erase")),
-			"the first limit that fits": take("crew/boss", "weather"), "a reply": take("crew/a", "weather", func(m *parley.Message) { m.InReplyTo = parley.ID{1} }),
+			"another sender": take("crew/b", "weather"), "another recipient": take("crew/a", "lab"),
+			"a skill that is not limited": take("crew/a", "weather", skill("erase")),
+			"the first limit that fits":   take("crew/boss", "weather"),
+			"a reply":                     take("crew/a", "weather", func(m *parley.Message) { m.InReplyTo = parley.ID{1} }),
 		} {
 			if got != "" {
 				t.Errorf("%s: %q", name, got)

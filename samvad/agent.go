@@ -37,9 +37,10 @@ type Agent struct {
 
 // SkillOptions change how a server treats a skill.
 type SkillOptions struct {
-	NoScan      bool // do not scan payloads for injection patterns
-	NoSchema    bool // hand payloads on unchecked, because somebody else checks them
-	Lightweight bool // public skills only: accept unsigned {"skill","payload"} bodies (an extension; the sender is agent://anonymous)
+	NoScan   bool // do not scan payloads for injection patterns
+	NoSchema bool // hand payloads on unchecked, because somebody else checks them
+	// public skills only: accept unsigned {"skill","payload"} bodies (an extension; the sender is agent://anonymous)
+	Lightweight bool
 }
 
 // Anonymous is the sender of lightweight requests.

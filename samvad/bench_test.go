@@ -16,7 +16,8 @@ import (
 // oneKiB is a message of 1 KiB.
 func oneKiB(tb testing.TB, w *world) []byte {
 	tb.Helper()
-	body := w.envelope(map[string]any{"payload": map[string]any{"text": "hi", "n": 7, "more": []any{"x", 1.5, nil, true}}})
+	body := w.envelope(map[string]any{"payload": map[string]any{"text": "hi", "n": 7,
+		"more": []any{"x", 1.5, nil, true}}})
 	pad := 1024 - len(body) - len(`,"pad":""`)
 	return []byte(strings.Replace(string(body), `"text":"hi"`, `"text":"hi","pad":"`+strings.Repeat("x", pad)+`"`, 1))
 }
@@ -88,7 +89,8 @@ func BenchmarkServer(b *testing.B) {
 			w.clk.t = w.clk.t.Add(10 * time.Minute)
 			base = strings.Replace(base, formatTimestamp(w.clk.t.Add(-10*time.Minute)), formatTimestamp(w.clk.t), 1)
 		}
-		r := signedRequest(b, w.me, "/agent/message", []byte(strings.Replace(base, old, fmt.Sprintf("nonce-%08d", 1000+n), 1)), w.clk.t)
+		r := signedRequest(b, w.me, "/agent/message", []byte(strings.Replace(base, old,
+			fmt.Sprintf("nonce-%08d", 1000+n), 1)), w.clk.t)
 		rec := httptest.NewRecorder()
 		b.StartTimer()
 		w.srv.ServeHTTP(rec, r)

@@ -423,8 +423,9 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 
 // An Event is one step of a streamed answer.
 type Event struct {
-	Chunk   json.RawMessage // a piece of the result; nil in the last event and in reports of state
-	Again   bool            // the last event came with this one and repeats Chunk as its result, as agents do that do not stream (SAM-141)
+	Chunk json.RawMessage // a piece of the result; nil in the last event and in reports of state
+	// the last event came with this one and repeats Chunk as its result, as agents do that do not stream (SAM-141)
+	Again   bool
 	State   string          // reported by the deployed agents in between ("processing")
 	Done    bool            // the last event
 	Result  json.RawMessage // of the last event: a JSON object

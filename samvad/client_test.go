@@ -72,14 +72,16 @@ func TestClientServer(t *testing.T) {
 	}
 	fail := Call{URL: srv.URL, To: worldID, Skill: "fail"}
 	var e *Error
-	if _, err := c.Ask(ctx, fail); !errors.As(err, &e) || e.Code != CodeAgentUnavailable || !e.Retryable || !errors.Is(err, ErrRemote) {
+	if _, err := c.Ask(ctx, fail); !errors.As(err, &e) || e.Code != CodeAgentUnavailable || !e.Retryable ||
+		!errors.Is(err, ErrRemote) {
 		t.Errorf("%v", err)
 	}
 	id, err := c.Send(ctx, fail)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if task, err := c.Wait(ctx, srv.URL, id); !errors.As(err, &e) || e.Code != CodeAgentUnavailable || task.Status != TaskFailed {
+	if task, err := c.Wait(ctx, srv.URL, id); !errors.As(err, &e) || e.Code != CodeAgentUnavailable ||
+		task.Status != TaskFailed {
 		t.Errorf("%+v, %v", task, err)
 	}
 	for _, err := range c.Stream(ctx, fail) {
@@ -119,7 +121,8 @@ func TestClientRequests(t *testing.T) {
 	c := newClient(w)
 	t.Run("SAM-152 no null, no query, always a payload", func(t *testing.T) {
 		for _, mode := range []Mode{ModeSync, ModeAsync, ModeStream} {
-			r, e, err := c.Request(t.Context(), Call{URL: "https://self.test/p/", To: worldID, Skill: "echo", CallbackURL: "https://cb.example/x"}, mode)
+			r, e, err := c.Request(t.Context(), Call{URL: "https://self.test/p/", To: worldID,
+				Skill: "echo", CallbackURL: "https://cb.example/x"}, mode)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -140,17 +143,20 @@ func TestClientRequests(t *testing.T) {
 			if _, ok := m["callbackUrl"]; ok != (mode == ModeAsync) {
 				t.Errorf("%s: callbackUrl %v", mode, m["callbackUrl"])
 			}
-			path := map[Mode]string{ModeSync: "/p/agent/message", ModeAsync: "/p/agent/task", ModeStream: "/p/agent/stream"}[mode]
+			path := map[Mode]string{ModeSync: "/p/agent/message", ModeAsync: "/p/agent/task",
+				ModeStream: "/p/agent/stream"}[mode]
 			if r.URL.RawQuery != "" || r.URL.Path != path || e.Mode != mode {
 				t.Errorf("%s: %s", mode, r.URL)
 			}
-			if _, err := VerifySignature(&Incoming{Method: "POST", Paths: []string{path}, Header: r.Header, Body: b}, w.clk.t, w.me.Key()); err != nil {
+			if _, err := VerifySignature(&Incoming{Method: "POST", Paths: []string{path}, Header: r.Header, Body: b},
+				w.clk.t, w.me.Key()); err != nil {
 				t.Error(err)
 			}
 		}
 	})
 	t.Run("SAM-153 relay", func(t *testing.T) {
-		body := w.envelope(map[string]any{"traceId": "root", "spanId": "hop-1", "payload": json.RawMessage(`{"n":1.0}`)})
+		body := w.envelope(map[string]any{"traceId": "root", "spanId": "hop-1",
+			"payload": json.RawMessage(`{"n":1.0}`)})
 		m, err := w.srv.Verifier.CheckMessage(t.Context(), &Incoming{
 			Self: worldID, Method: "POST", Paths: []string{"/agent/message"}, Body: body,
 			Header: signedRequest(t, w.me, "/agent/message", body, w.clk.t).Header,
@@ -158,20 +164,25 @@ func TestClientRequests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hub := &Client{Identity: identity(t, "agent://hub.test", "h", 6), HTTP: c.HTTP, Now: func() time.Time { return epoch.Add(time.Second) }}
+		hub := &Client{Identity: identity(t, "agent://hub.test", "h", 6), HTTP: c.HTTP,
+			Now: func() time.Time { return epoch.Add(time.Second) }}
 		e, b, err := hub.Envelope(m.Relay("https://next.test", "agent://next.test"), ModeSync)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if e.TraceID != "root" || e.ParentSpanID != "hop-1" || e.SpanID == "hop-1" || e.SpanID == "" || e.Nonce == m.Nonce || e.From != "agent://hub.test" ||
-			e.To != "agent://next.test" || !e.Timestamp.Equal(epoch.Add(time.Second)) || !strings.Contains(string(b), `{"n":1.0}`) {
+		if e.TraceID != "root" || e.ParentSpanID != "hop-1" || e.SpanID == "hop-1" || e.SpanID == "" ||
+			e.Nonce == m.Nonce || e.From != "agent://hub.test" ||
+			e.To != "agent://next.test" || !e.Timestamp.Equal(epoch.Add(time.Second)) ||
+			!strings.Contains(string(b), `{"n":1.0}`) {
 			t.Errorf("%s", b)
 		}
 	})
 	t.Run("what cannot be sent", func(t *testing.T) {
 		for name, call := range map[string]Call{
-			"no address": {}, "query": {URL: "https://self.test/?x=1", To: worldID}, "scheme": {URL: "ftp://self.test", To: worldID}, "user": {URL: "https://u@self.test", To: worldID},
-			"payload": {URL: "https://self.test", To: worldID, Payload: json.RawMessage(`[]`)}, "nonce": {URL: "https://self.test", To: worldID, Nonce: "x"},
+			"no address": {}, "query": {URL: "https://self.test/?x=1", To: worldID},
+			"scheme": {URL: "ftp://self.test", To: worldID}, "user": {URL: "https://u@self.test", To: worldID},
+			"payload": {URL: "https://self.test", To: worldID, Payload: json.RawMessage(`[]`)},
+			"nonce":   {URL: "https://self.test", To: worldID, Nonce: "x"},
 		} {
 			if _, err := c.Ask(t.Context(), call); err == nil {
 				t.Errorf("%s: sent", name)
@@ -180,7 +191,8 @@ func TestClientRequests(t *testing.T) {
 		if _, err := (&Client{HTTP: c.HTTP}).Ask(t.Context(), Call{URL: "https://self.test", To: worldID}); err == nil {
 			t.Error("sent by nobody")
 		}
-		if _, _, err := c.Request(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}, "batch"); err == nil {
+		if _, _, err := c.Request(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"},
+			"batch"); err == nil {
 			t.Error("unknown mode")
 		}
 	})
@@ -208,28 +220,44 @@ func TestDialects(t *testing.T) {
 		is     error
 		text   string
 	}{
-		{"schema", 401, `{"traceId":"t","spanId":"s","status":"error","error":{"code":"AUTH_FAILED","message":"m"}}`, CodeAuthFailed, ErrRemote, "m"},
-		{"no spanId", 429, `{"status":"error","error":{"code":"RATE_LIMITED","message":"m"}}`, CodeRateLimited, ErrRateLimited, "m"},
-		{"TIMESTAMP_EXPIRED", 400, `{"status":"error","error":{"code":"TIMESTAMP_EXPIRED","message":"m"}}`, CodeTimestampExpired, ErrStale, "m"},
-		{"stale as replay", 401, `{"traceId":"","spanId":"s","status":"error","error":{"code":"REPLAY_DETECTED","message":"m"}}`, CodeReplayDetected, ErrStale, "m"},
-		{"code beside", 404, `{"status":"error","code":"NOT_FOUND","message":"gone"}`, CodeNotFound, ErrNotFound, "gone"},
+		{"schema", 401, `{"traceId":"t","spanId":"s","status":"error","error":{"code":"AUTH_FAILED","message":"m"}}`,
+			CodeAuthFailed, ErrRemote, "m"},
+		{"no spanId", 429, `{"status":"error","error":{"code":"RATE_LIMITED","message":"m"}}`, CodeRateLimited,
+			ErrRateLimited, "m"},
+		{"TIMESTAMP_EXPIRED", 400, `{"status":"error","error":{"code":"TIMESTAMP_EXPIRED","message":"m"}}`,
+			CodeTimestampExpired, ErrStale, "m"},
+		{"stale as replay", 401,
+			`{"traceId":"","spanId":"s","status":"error","error":{"code":"REPLAY_DETECTED","message":"m"}}`,
+			CodeReplayDetected, ErrStale, "m"},
+		{"code beside", 404, `{"status":"error","code":"NOT_FOUND","message":"gone"}`, CodeNotFound, ErrNotFound,
+			"gone"},
 		{"string error", 404, `{"error":"Task not found"}`, CodeNotFound, ErrNotFound, "Task not found"},
-		{"Fastify 500", 500, `{"statusCode":500,"error":"Internal Server Error","message":"x"}`, CodeAgentUnavailable, ErrUnavailable, "x"},
-		{"Fastify 413", 413, `{"statusCode":413,"code":"FST_ERR_CTP_BODY_TOO_LARGE","error":"Payload Too Large","message":"big"}`, CodeSchemaInvalid, ErrTooLarge, "big"},
-		{"Fastify 415", 415, `{"statusCode":415,"error":"Unsupported Media Type","message":"x"}`, CodeSchemaInvalid, ErrMediaType, "x"},
+		{"Fastify 500", 500, `{"statusCode":500,"error":"Internal Server Error","message":"x"}`, CodeAgentUnavailable,
+			ErrUnavailable, "x"},
+		{"Fastify 413", 413,
+			`{"statusCode":413,"code":"FST_ERR_CTP_BODY_TOO_LARGE","error":"Payload Too Large","message":"big"}`,
+			CodeSchemaInvalid, ErrTooLarge, "big"},
+		{"Fastify 415", 415, `{"statusCode":415,"error":"Unsupported Media Type","message":"x"}`, CodeSchemaInvalid,
+			ErrMediaType, "x"},
 		{"text 404", 404, `Not Found`, CodeNotFound, ErrNotFound, "Not Found"},
 		{"HTML 502", 502, `<html>`, CodeAgentUnavailable, ErrUnavailable, "Bad Gateway"},
 		{"empty 403", 403, ``, CodeAuthFailed, ErrRemote, "Forbidden"},
 		{"redirect", 302, ``, CodeAgentUnavailable, ErrUnavailable, "Found"},
 		{"422", 422, `{}`, CodeSchemaInvalid, ErrRemote, ""},
-		{"unknown code", 400, `{"status":"error","error":{"code":"OWN","message":"m"}}`, CodeSchemaInvalid, ErrRemote, "m"},
-		{"ok status, error inside", 200, `{"status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"m"}}`, CodeAgentUnavailable, ErrUnavailable, "m"},
+		{"unknown code", 400, `{"status":"error","error":{"code":"OWN","message":"m"}}`, CodeSchemaInvalid, ErrRemote,
+			"m"},
+		{"ok status, error inside", 200, `{"status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"m"}}`,
+			CodeAgentUnavailable, ErrUnavailable, "m"},
 		{"neither", 200, `{}`, CodeAgentUnavailable, ErrResponse, "The agent's answer is not understood."},
 		{"no JSON", 200, `x`, CodeAgentUnavailable, ErrResponse, "The agent's answer is not understood."},
-		{"result array", 200, `{"status":"ok","result":[]}`, CodeAgentUnavailable, ErrResponse, "The agent's answer is not understood."},
-		{"budget", 429, `{"error":{"code":"TOKEN_BUDGET_EXCEEDED","message":"m"}}`, CodeTokenBudgetExceeded, ErrTokenBudget, "m"},
-		{"delegation", 400, `{"error":{"code":"DELEGATION_EXCEEDED","message":"m"}}`, CodeDelegationExceeded, ErrDelegationExceeded, "m"},
-		{"injection", 400, `{"error":{"code":"INJECTION_DETECTED","message":"m"}}`, CodeInjectionDetected, ErrInjection, "m"},
+		{"result array", 200, `{"status":"ok","result":[]}`, CodeAgentUnavailable, ErrResponse,
+			"The agent's answer is not understood."},
+		{"budget", 429, `{"error":{"code":"TOKEN_BUDGET_EXCEEDED","message":"m"}}`, CodeTokenBudgetExceeded,
+			ErrTokenBudget, "m"},
+		{"delegation", 400, `{"error":{"code":"DELEGATION_EXCEEDED","message":"m"}}`, CodeDelegationExceeded,
+			ErrDelegationExceeded, "m"},
+		{"injection", 400, `{"error":{"code":"INJECTION_DETECTED","message":"m"}}`, CodeInjectionDetected, ErrInjection,
+			"m"},
 		{"skill", 404, `{"error":{"code":"SKILL_NOT_FOUND","message":"m"}}`, CodeSkillNotFound, ErrSkillNotFound, "m"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -243,7 +271,9 @@ func TestDialects(t *testing.T) {
 			}
 		})
 	}
-	if r, err := decodeReply(200, h, []byte(`{"status":"ok","traceId":"t","spanId":"s","result":{"x":1},"more":true}`)); err != nil || string(r.Result) != `{"x":1}` {
+	if r, err := decodeReply(200, h,
+		[]byte(`{"status":"ok","traceId":"t","spanId":"s","result":{"x":1},"more":true}`)); err != nil ||
+		string(r.Result) != `{"x":1}` {
 		t.Error(r, err)
 	}
 	t.Run("tasks", func(t *testing.T) {
@@ -265,12 +295,14 @@ func TestDialects(t *testing.T) {
 				t.Errorf("%s: %+v", body, got.Err)
 			}
 		}
-		for _, body := range []string{`{"taskId":"t","status":"odd"}`, `{"taskId":"t","status":"done"}`, `[]`, `{"status":1}`} {
+		for _, body := range []string{`{"taskId":"t","status":"odd"}`, `{"taskId":"t","status":"done"}`, `[]`,
+			`{"status":1}`} {
 			if got, err := decodeTask(200, h, []byte(body)); !errors.Is(err, ErrResponse) {
 				t.Errorf("%s: %+v, %v", body, got, err)
 			}
 		}
-		if id, err := decodeAccepted(202, h, []byte(`{"taskId":"x","status":"accepted","traceId":"t","spanId":"s"}`)); err != nil || id != "x" {
+		if id, err := decodeAccepted(202, h,
+			[]byte(`{"taskId":"x","status":"accepted","traceId":"t","spanId":"s"}`)); err != nil || id != "x" {
 			t.Error(id, err)
 		}
 		if _, err := decodeAccepted(200, h, []byte(`{"status":"ok"}`)); !errors.Is(err, ErrResponse) {
@@ -301,11 +333,14 @@ func TestDialects(t *testing.T) {
 			return chunks, p.end(io.EOF)
 		}
 		for s, want := range map[string]int{
-			"data: {\"chunk\":1}\r\rdata: {\"done\":true,\"result\":{}}\r\r":                             1, // CR alone
-			": ping\r\n\r\ndata: {\"done\":true,\ndata: \"result\":{}}\n\n":                              0, // data in two lines
-			"id: 1\nretry: 5\nevent: result\ndata: {\"status\":\"ok\",\"result\":{}}\n\n":                0,
-			"data:{\"status\":\"ok\",\"result\":{}}\n\n":                                                 0, // a plain envelope
-			"data: {\"x\":1}\n\ndata: {\"done\":true,\"result\":{}}\n\n":                                 0, // nothing to report
+			"data: {\"chunk\":1}\r\rdata: {\"done\":true,\"result\":{}}\r\r": 1, // CR alone
+			// data in two lines
+			": ping\r\n\r\ndata: {\"done\":true,\ndata: \"result\":{}}\n\n":               0,
+			"id: 1\nretry: 5\nevent: result\ndata: {\"status\":\"ok\",\"result\":{}}\n\n": 0,
+			// a plain envelope
+			"data:{\"status\":\"ok\",\"result\":{}}\n\n": 0,
+			// nothing to report
+			"data: {\"x\":1}\n\ndata: {\"done\":true,\"result\":{}}\n\n":                                 0,
 			"\n\n\n: a\n: b\n\ndata: {\"chunk\":[]}\n\n\ndata: {\"done\":true,\"result\":{\"a\":1}}\n\n": 1,
 		} {
 			if n, err := read(s); err != nil || n != want {
@@ -313,8 +348,10 @@ func TestDialects(t *testing.T) {
 			}
 		}
 		for s, is := range map[string]error{
-			"data: {\n\n": ErrResponse, "data: {\"done\":true}\n\n": ErrResponse, "event: done\ndata: {}\n\n": ErrResponse, "data: " + strings.Repeat("x", 300): ErrTooLarge,
-			"event: error\ndata: {\"code\":\"AUTH_FAILED\",\"message\":\"m\"}\n\n": ErrRemote, "data: {\"done\":true,\"result\":{}}\n": ErrUnavailable, "": ErrUnavailable,
+			"data: {\n\n": ErrResponse, "data: {\"done\":true}\n\n": ErrResponse,
+			"event: done\ndata: {}\n\n": ErrResponse, "data: " + strings.Repeat("x", 300): ErrTooLarge,
+			"event: error\ndata: {\"code\":\"AUTH_FAILED\",\"message\":\"m\"}\n\n": ErrRemote,
+			"data: {\"done\":true,\"result\":{}}\n":                                ErrUnavailable, "": ErrUnavailable,
 		} {
 			if _, err := read(s); !errors.Is(err, is) {
 				t.Errorf("%q: %v, want %v", s, err, is)
@@ -324,18 +361,24 @@ func TestDialects(t *testing.T) {
 }
 
 func TestClientWaits(t *testing.T) {
-	hang := roundTrip(func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() })
+	hang := roundTrip(func(r *http.Request) (*http.Response, error) {
+		<-r.Context().Done()
+		return nil,
+			r.Context().Err()
+	})
 	id := identity(t, "agent://peer.test", "k", 1)
 	t.Run("default time-outs", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := &Client{Identity: id, HTTP: &http.Client{Transport: hang}}
 			call := Call{URL: "https://self.test", To: worldID, Skill: "s"}
 			start := time.Now()
-			if _, err := c.Ask(context.Background(), call); !errors.Is(err, ErrTimeout) || time.Since(start) != DefaultCallTimeout {
+			if _, err := c.Ask(context.Background(), call); !errors.Is(err, ErrTimeout) ||
+				time.Since(start) != DefaultCallTimeout {
 				t.Error(err, time.Since(start))
 			}
 			start = time.Now()
-			if _, err := c.Card(context.Background(), call.URL); !errors.Is(err, ErrCard) || time.Since(start) != DefaultFetchTimeout {
+			if _, err := c.Card(context.Background(), call.URL); !errors.Is(err, ErrCard) ||
+				time.Since(start) != DefaultFetchTimeout {
 				t.Error(err, time.Since(start))
 			}
 			start = time.Now()
@@ -348,17 +391,20 @@ func TestClientWaits(t *testing.T) {
 	})
 	t.Run("a stream that falls silent", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-				pr, pw := io.Pipe()
-				go func() {
-					_, _ = pw.Write([]byte("data: {\"chunk\":1,\"done\":false}\n\n"))
-					<-r.Context().Done()
-					_ = pw.CloseWithError(r.Context().Err())
-				}()
-				return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: pr, Request: r}, nil
-			})}}
+			c := &Client{Identity: id,
+				HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+					pr, pw := io.Pipe()
+					go func() {
+						_, _ = pw.Write([]byte("data: {\"chunk\":1,\"done\":false}\n\n"))
+						<-r.Context().Done()
+						_ = pw.CloseWithError(r.Context().Err())
+					}()
+					return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}},
+						Body: pr, Request: r}, nil
+				})}}
 			n := 0
-			for ev, err := range c.Stream(context.Background(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
+			for ev, err := range c.Stream(context.Background(),
+				Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
 				if n++; n == 1 && (err != nil || string(ev.Chunk) != "1") || n == 2 && !errors.Is(err, ErrTimeout) {
 					t.Error(n, ev, err)
 				}
@@ -371,16 +417,19 @@ func TestClientWaits(t *testing.T) {
 	t.Run("what was not sent can be repeated", func(t *testing.T) {
 		for name, dial := range map[string]func(context.Context, context.CancelFunc) error{
 			"nobody listens": func(context.Context, context.CancelFunc) error { return io.EOF },
-			"the caller leaves before there is a connection": func(ctx context.Context, leave context.CancelFunc) error {
+			"the caller leaves before there is a connection": func(ctx context.Context,
+				leave context.CancelFunc) error {
 				leave()
 				<-ctx.Done()
 				return ctx.Err()
 			},
 		} {
 			ctx, leave := context.WithCancel(t.Context())
-			c := &Client{Identity: id, HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-				return nil, dial(ctx, leave)
-			}}}}
+			c := &Client{Identity: id,
+				HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string,
+					string) (net.Conn, error) {
+					return nil, dial(ctx, leave)
+				}}}}
 			_, err := c.Ask(ctx, Call{URL: "http://self.test", To: worldID, Skill: "s"})
 			var e *Error
 			if !errors.As(err, &e) || errors.Is(err, ErrOutcomeUnknown) || !e.Retryable {
@@ -392,7 +441,8 @@ func TestClientWaits(t *testing.T) {
 	t.Run("what broke after it was sent is not repeated", func(t *testing.T) {
 		const last = `data: {"done":true,"result":{"a":1}}` + "\n\n"
 		stream := func(body string) (*http.Response, error) {
-			return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(strings.NewReader(body))}, nil
+			return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}},
+				Body: io.NopCloser(strings.NewReader(body))}, nil
 		}
 		answer := func(body io.Reader) (*http.Response, error) {
 			return &http.Response{StatusCode: 200, Body: io.NopCloser(body)}, nil
@@ -406,18 +456,31 @@ func TestClientWaits(t *testing.T) {
 			answer         func() (*http.Response, error)
 			unknown, retry bool
 		}{
-			{"a stream ends inside its last event", ModeStream, func() (*http.Response, error) { return stream(last[:20]) }, true, false},
-			{"a stream ends before the empty line", ModeStream, func() (*http.Response, error) { return stream(last[:len(last)-1]) }, true, false},
-			{"a stream ends after a chunk", ModeStream, func() (*http.Response, error) { return stream("data: {\"chunk\":1}\n\n") }, true, false},
-			{"a last event without a result", ModeStream, func() (*http.Response, error) { return stream("data: {\"done\":true}\n\n") }, false, false},
+			{"a stream ends inside its last event", ModeStream,
+				func() (*http.Response, error) { return stream(last[:20]) }, true, false},
+			{"a stream ends before the empty line", ModeStream,
+				func() (*http.Response, error) { return stream(last[:len(last)-1]) }, true, false},
+			{"a stream ends after a chunk", ModeStream, func() (*http.Response,
+				error) {
+				return stream("data: {\"chunk\":1}\n\n")
+			}, true, false},
+			{"a last event without a result", ModeStream, func() (*http.Response,
+				error) {
+				return stream("data: {\"done\":true}\n\n")
+			}, false, false},
 			{"an answer is cut", ModeSync, func() (*http.Response, error) { return answer(broken()) }, true, false},
-			{"a task's acceptance is cut", ModeAsync, func() (*http.Response, error) { return answer(broken()) }, true, false},
+			{"a task's acceptance is cut", ModeAsync, func() (*http.Response, error) { return answer(broken()) }, true,
+				false},
 			{"a connection is cut", ModeSync, func() (*http.Response, error) { return nil, io.EOF }, true, false},
 			{"the agent is unavailable", ModeSync, func() (*http.Response, error) {
 				return answer(strings.NewReader(`{"status":"error","error":{"code":"AGENT_UNAVAILABLE","message":"x"}}`))
 			}, false, true},
 		} {
-			c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) { return x.answer() })}}
+			c := &Client{Identity: id,
+				HTTP: &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response,
+					error) {
+					return x.answer()
+				})}}
 			call := Call{URL: "https://self.test", To: worldID, Skill: "s"}
 			var err error
 			switch x.mode {
@@ -436,7 +499,8 @@ func TestClientWaits(t *testing.T) {
 		}
 	})
 	t.Run("an answer that is also said as a chunk", func(t *testing.T) {
-		const chunk, last = `data: {"chunk":{"a":1},"done":false}` + "\n\n", `data: {"done":true,"result":{"a":1}}` + "\n\n"
+		const chunk, last = `data: {"chunk":{"a":1},"done":false}` + "\n\n", `data: {"done":true,"result":{"a":1}}` +
+			"\n\n"
 		for _, x := range []struct {
 			name, want string
 			reads      []string
@@ -444,17 +508,20 @@ func TestClientWaits(t *testing.T) {
 			{"at once", `{"a":1}:true {"a":1}`, []string{chunk + last}},
 			{"the last event is cut", `{"a":1}:true {"a":1}`, []string{chunk + last[:9], last[9:]}},
 			{"later", `{"a":1}:false {"a":1}`, []string{chunk, last}},
-			{"more pieces", `{"b":2}:false {"a":1}:true {"a":1}`, []string{strings.Replace(chunk, `"a":1`, `"b":2`, 1) + chunk + last}},
+			{"more pieces", `{"b":2}:false {"a":1}:true {"a":1}`,
+				[]string{strings.Replace(chunk, `"a":1`, `"b":2`, 1) + chunk + last}},
 			{"another", `{"b":2}:false {"a":1}`, []string{strings.Replace(chunk, `"a":1`, `"b":2`, 1) + last}},
 			{"no end", `{"a":1}:false error`, []string{chunk + last[:9]}},
 		} {
-			c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-				var body []io.Reader
-				for _, p := range x.reads {
-					body = append(body, strings.NewReader(p))
-				}
-				return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(io.MultiReader(body...)), Request: r}, nil
-			})}}
+			c := &Client{Identity: id,
+				HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+					var body []io.Reader
+					for _, p := range x.reads {
+						body = append(body, strings.NewReader(p))
+					}
+					return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}},
+						Body: io.NopCloser(io.MultiReader(body...)), Request: r}, nil
+				})}}
 			var got []string
 			for ev, err := range c.Stream(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
 				switch {
@@ -475,25 +542,28 @@ func TestClientWaits(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			for name, ends := range map[string]bool{"ends": true, "stays open": false} {
 				after := make(chan error, 1) // what became of what follows the last event
-				c := &Client{Identity: id, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-					pr, pw := io.Pipe()
-					go func() {
-						_, _ = pw.Write([]byte("data: {\"done\":true,\"result\":{}}\n\n"))
-						if !ends {
-							<-r.Context().Done()
-							_ = pw.CloseWithError(r.Context().Err())
-							after <- nil
-							return
-						}
-						<-time.After(streamEnd / 2)
-						_, err := pw.Write([]byte(": the end\n"))
-						_ = pw.Close()
-						after <- err
-					}()
-					return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: pr, Request: r}, nil
-				})}}
+				c := &Client{Identity: id,
+					HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+						pr, pw := io.Pipe()
+						go func() {
+							_, _ = pw.Write([]byte("data: {\"done\":true,\"result\":{}}\n\n"))
+							if !ends {
+								<-r.Context().Done()
+								_ = pw.CloseWithError(r.Context().Err())
+								after <- nil
+								return
+							}
+							<-time.After(streamEnd / 2)
+							_, err := pw.Write([]byte(": the end\n"))
+							_ = pw.Close()
+							after <- err
+						}()
+						return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}},
+							Body: pr, Request: r}, nil
+					})}}
 				start := time.Now()
-				for ev, err := range c.Stream(context.Background(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
+				for ev, err := range c.Stream(context.Background(),
+					Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
 					if err != nil || !ev.Done || time.Since(start) != 0 {
 						t.Errorf("%s: %+v, %v", name, ev, err)
 					}
@@ -507,7 +577,8 @@ func TestClientWaits(t *testing.T) {
 	})
 	t.Run("Wait goes on over failures that pass, and ends", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			answers := []string{"", `{"taskId":"t","status":"running"}`, `{"taskId":"t","status":"completed","result":{}}`}
+			answers := []string{"", `{"taskId":"t","status":"running"}`,
+				`{"taskId":"t","status":"completed","result":{}}`}
 			c := &Client{HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
 				if answers[0] == "" {
 					answers = answers[1:]
@@ -517,7 +588,8 @@ func TestClientWaits(t *testing.T) {
 				if len(answers) > 1 {
 					answers = answers[1:]
 				}
-				return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(b)), Request: r}, nil
+				return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(b)),
+					Request: r}, nil
 			})}}
 			if task, err := c.Wait(t.Context(), "https://self.test", "t"); err != nil || task.Status != TaskDone {
 				t.Error(task, err)
@@ -531,10 +603,13 @@ func TestClientWaits(t *testing.T) {
 		})
 	})
 	t.Run("answers are capped", func(t *testing.T) {
-		c := &Client{Identity: id, MaxReply: 100, HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(strings.Repeat(" ", 1000))), Request: r}, nil
-		})}}
-		if _, err := c.Ask(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}); !errors.Is(err, ErrTooLarge) {
+		c := &Client{Identity: id, MaxReply: 100,
+			HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: 200, Header: http.Header{},
+					Body: io.NopCloser(strings.NewReader(strings.Repeat(" ", 1000))), Request: r}, nil
+			})}}
+		if _, err := c.Ask(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}); !errors.Is(err,
+			ErrTooLarge) {
 			t.Error(err)
 		}
 	})
@@ -553,14 +628,16 @@ func TestClientRemembersWhoIsThere(t *testing.T) {
 				card := *w.agent.Card
 				card.ID = "agent://another.example"
 				b, err := card.Encode()
-				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(string(b))), Request: r}, err
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{},
+					Body: io.NopCloser(strings.NewReader(string(b))), Request: r}, err
 			}
 		}
 		return pipeWeb{"self.test": w.srv}.RoundTrip(r)
 	})}
 	ask := func(want int, ok bool) {
 		t.Helper()
-		if _, err := c.Ask(t.Context(), Call{URL: "http://self.test", Skill: "echo", Payload: json.RawMessage(`{"text":"hi"}`)}); (err == nil) != ok {
+		if _, err := c.Ask(t.Context(), Call{URL: "http://self.test", Skill: "echo",
+			Payload: json.RawMessage(`{"text":"hi"}`)}); (err == nil) != ok {
 			t.Error(err)
 		}
 		if cards != want {

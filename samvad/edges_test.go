@@ -15,7 +15,8 @@ func TestCardOffersBearerForTokensOnly(t *testing.T) {
 	t.Parallel()
 	c := &Card{ID: worldID, Name: "n", URL: "https://self.test",
 		PublicKeys: []CardKey{CardKeyOf(identity(t, worldID, "k", 1), true)},
-		Skills:     []Skill{{ID: "a", Name: "a", Modes: []Mode{ModeSync}, Trust: TrustPeers, AllowedPeers: []string{"agent://x"}}}}
+		Skills: []Skill{{ID: "a", Name: "a", Modes: []Mode{ModeSync}, Trust: TrustPeers,
+			AllowedPeers: []string{"agent://x"}}}}
 	if b, err := c.Encode(); err != nil || !strings.Contains(string(b), `"auth":{"schemes":["none"]}`) {
 		t.Errorf("%s, %v", b, err)
 	}

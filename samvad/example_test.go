@@ -92,7 +92,8 @@ func ExampleServer() {
 	defer srv.Close()
 
 	c := &samvad.Client{Identity: me, Guard: loopback, HTTP: srv.Client()}
-	for event, err := range c.Stream(context.Background(), samvad.Call{URL: srv.URL, Skill: "forecast", Payload: []byte(`{"city":"Bern"}`)}) {
+	for event, err := range c.Stream(context.Background(), samvad.Call{URL: srv.URL,
+		Skill: "forecast", Payload: []byte(`{"city":"Bern"}`)}) {
 		if err != nil {
 			fmt.Println(err)
 			return

@@ -73,7 +73,8 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		d, err := Decode(out)
-		if err != nil || d.From != e.From || d.Nonce != e.Nonce || d.Skill != e.Skill || d.TraceID != e.TraceID || d.ReplayKey() != e.ReplayKey() {
+		if err != nil || d.From != e.From || d.Nonce != e.Nonce || d.Skill != e.Skill || d.TraceID != e.TraceID ||
+			d.ReplayKey() != e.ReplayKey() {
 			t.Fatalf("%s\n%s\n%v", b, out, err)
 		}
 	})

@@ -391,7 +391,8 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
 		AgentVersion    string  `json:"agentVersion"`
 		Uptime          float64 `json:"uptime"`
 		Load            load    `json:"load"`
-	}{"ok", Version, cmp.Or(a.Card.Version, "1.0.0"), max(0, s.now().Sub(s.start).Seconds()), load{s.running.Load(), 0}})
+	}{"ok", Version, cmp.Or(a.Card.Version, "1.0.0"), max(0, s.now().Sub(s.start).Seconds()),
+		load{s.running.Load(), 0}})
 	if err != nil {
 		WriteError(w, err)
 		return

@@ -55,14 +55,17 @@ func newWorld(t testing.TB, change ...func(*world)) *world {
 	self := identity(t, worldID, "self-key", 2)
 	all := []Mode{ModeSync, ModeAsync, ModeStream}
 	skill := func(id string, trust Trust, schema string, modes ...Mode) Skill {
-		return Skill{ID: id, Name: id, Description: id, Trust: trust, InputSchema: json.RawMessage(schema), Modes: modes}
+		return Skill{ID: id, Name: id, Description: id, Trust: trust, InputSchema: json.RawMessage(schema),
+			Modes: modes}
 	}
 	const text = `{"type":"object","properties":{"text":{"type":"string","maxLength":50},"n":{"type":"integer"}},"required":["text"],"additionalProperties":false}`
 	card := &Card{
-		ID: worldID, Name: "Self", Description: "d", URL: "https://self.test", RateLimit: &RateLimit{RequestsPerMinute: 1000, RequestsPerSender: 1000},
+		ID: worldID, Name: "Self", Description: "d", URL: "https://self.test",
+		RateLimit:  &RateLimit{RequestsPerMinute: 1000, RequestsPerSender: 1000},
 		PublicKeys: []CardKey{CardKeyOf(self, true)},
 		Skills: []Skill{
-			skill("echo", TrustPublic, text, all...), skill("secure", TrustAuthenticated, `{}`, ModeSync), skill("peers", TrustPeers, `{}`, ModeSync),
+			skill("echo", TrustPublic, text, all...), skill("secure", TrustAuthenticated, `{}`, ModeSync),
+			skill("peers", TrustPeers, `{}`, ModeSync),
 			skill("fail", TrustPublic, `{}`, all...),
 		},
 	}
@@ -87,7 +90,8 @@ func (w *world) envelope(change map[string]any) []byte {
 	w.n++
 	m := map[string]any{
 		"from": w.me.ID(), "to": worldID, "skill": "echo", "mode": "sync", "nonce": fmt.Sprintf("nonce-%08d", w.n),
-		"timestamp": formatTimestamp(w.clk.t), "traceId": "trace-1", "spanId": "span-1", "payload": map[string]any{"text": "hi"},
+		"timestamp": formatTimestamp(w.clk.t), "traceId": "trace-1", "spanId": "span-1",
+		"payload": map[string]any{"text": "hi"},
 	}
 	for k, v := range change {
 		if v == nil {
@@ -194,13 +198,15 @@ func TestEndpoints(t *testing.T) {
 		w.clk.t = w.clk.t.Add(1500 * time.Millisecond)
 		var m map[string]any
 		into(t, w.get("/agent/health").Body.Bytes(), &m)
-		if up, ok := m["uptime"].(float64); m["status"] != "ok" || m["protocolVersion"] != "1.2" || m["agentVersion"] != "1.0.0" || !ok || up < 1.5 {
+		if up, ok := m["uptime"].(float64); m["status"] != "ok" || m["protocolVersion"] != "1.2" ||
+			m["agentVersion"] != "1.0.0" || !ok || up < 1.5 {
 			t.Errorf("health %v", m)
 		}
 	})
 	t.Run("SAM-007 intro", func(t *testing.T) {
 		rec := w.get("/agent/intro")
-		if ct := rec.Header().Get("Content-Type"); ct != "text/markdown; charset=utf-8" || !strings.Contains(rec.Body.String(), "# Self") {
+		if ct := rec.Header().Get("Content-Type"); ct != "text/markdown; charset=utf-8" ||
+			!strings.Contains(rec.Body.String(), "# Self") {
 			t.Errorf("%s: %s", ct, rec.Body)
 		}
 	})
@@ -234,7 +240,8 @@ func TestCardRules(t *testing.T) {
 		}
 	}
 	// SAM-005
-	for trust, want := range map[Trust]string{TrustPublic: `{"schemes":["none"]}`, TrustAuthenticated: `{"schemes":["bearer","none"]}`} {
+	for trust, want := range map[Trust]string{TrustPublic: `{"schemes":["none"]}`,
+		TrustAuthenticated: `{"schemes":["bearer","none"]}`} {
 		b, err := card(func(c *Card) { c.Skills[0].Trust = trust }).Encode()
 		if err != nil || !strings.Contains(string(b), `"auth":`+want) {
 			t.Errorf("%s: %s, %v", trust, b, err)
@@ -328,29 +335,36 @@ func TestEnvelopeRules(t *testing.T) {
 	}{
 		{"SAM-031 extra member", w.envelope(map[string]any{"extension": 1}), 200, ""},
 		{"SAM-032 case variant", w.envelope(map[string]any{"From": "agent://bob.test", "SKILL": "fail"}), 200, ""},
-		{"SAM-032 duplicate", bytes.Replace(w.envelope(nil), []byte(`"skill"`), []byte(`"skill":"fail","skill"`), 1), 400, CodeSchemaInvalid},
+		{"SAM-032 duplicate", bytes.Replace(w.envelope(nil), []byte(`"skill"`), []byte(`"skill":"fail","skill"`), 1),
+			400, CodeSchemaInvalid},
 		{"SAM-033 array", []byte(`[]`), 400, CodeSchemaInvalid},
 		{"SAM-033 null", []byte(`null`), 400, CodeSchemaInvalid},
 		{"SAM-033 malformed", []byte(`{oops`), 400, CodeSchemaInvalid},
 		{"SAM-033 empty", nil, 400, CodeSchemaInvalid},
 		{"SAM-033 BOM", append([]byte("\xef\xbb\xbf"), w.envelope(nil)...), 400, CodeSchemaInvalid},
-		{"SAM-033 invalid UTF-8", bytes.Replace(w.envelope(nil), []byte("hi"), []byte("\xff"), 1), 400, CodeSchemaInvalid},
+		{"SAM-033 invalid UTF-8", bytes.Replace(w.envelope(nil), []byte("hi"), []byte("\xff"), 1), 400,
+			CodeSchemaInvalid},
 		{"SAM-034 nonce of 7", w.envelope(map[string]any{"nonce": "1234567"}), 400, CodeSchemaInvalid},
 		{"SAM-034 nonce of 8 code points", w.envelope(map[string]any{"nonce": "नमस्ते🙏!"}), 200, ""},
 		{"SAM-034 nonce of 64 code points", w.envelope(map[string]any{"nonce": strings.Repeat("é", 64)}), 200, ""},
 		{"SAM-034 nonce of 65", w.envelope(map[string]any{"nonce": strings.Repeat("x", 65)}), 400, CodeSchemaInvalid},
 		{"SAM-035 to another agent", w.envelope(map[string]any{"to": "agent://other.test"}), 400, CodeSchemaInvalid},
 		{"SAM-036 from with a path", w.envelope(map[string]any{"from": "agent://peer.test/x"}), 400, CodeSchemaInvalid},
-		{"SAM-036 from with user info", w.envelope(map[string]any{"from": "agent://good.com@evil.com"}), 400, CodeSchemaInvalid},
-		{"SAM-037 nulls", bytes.Replace(w.envelope(nil), []byte(`{"from"`), []byte(`{"parentSpanId":null,"delegationToken":null,"auth":null,"callbackUrl":null,"from"`), 1), 200, ""},
-		{"SAM-041 nesting of 999", bytes.Replace(w.envelope(nil), []byte(`"hi"`), []byte(`"hi","zzz":`+strings.Repeat("[", 998)+strings.Repeat("]", 998)), 1), 200, ""},
-		{"SAM-041 nesting of 1001", bytes.Replace(w.envelope(nil), []byte(`"hi"`), []byte(`"hi","zzz":`+strings.Repeat("[", 999)+strings.Repeat("]", 999)), 1), 400, CodeSchemaInvalid},
+		{"SAM-036 from with user info", w.envelope(map[string]any{"from": "agent://good.com@evil.com"}), 400,
+			CodeSchemaInvalid},
+		{"SAM-037 nulls", bytes.Replace(w.envelope(nil), []byte(`{"from"`),
+			[]byte(`{"parentSpanId":null,"delegationToken":null,"auth":null,"callbackUrl":null,"from"`), 1), 200, ""},
+		{"SAM-041 nesting of 999", bytes.Replace(w.envelope(nil), []byte(`"hi"`),
+			[]byte(`"hi","zzz":`+strings.Repeat("[", 998)+strings.Repeat("]", 998)), 1), 200, ""},
+		{"SAM-041 nesting of 1001", bytes.Replace(w.envelope(nil), []byte(`"hi"`),
+			[]byte(`"hi","zzz":`+strings.Repeat("[", 999)+strings.Repeat("]", 999)), 1), 400, CodeSchemaInvalid},
 	} {
 		t.Run(c.name, func(t *testing.T) { w.t = t; w.want(raw(c.body), c.status, c.code) })
 	}
 	t.Run("SAM-038 a payload that is null or absent is {}", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Card.Skills[0].InputSchema = json.RawMessage(`{"type":"object"}`) })
-		for _, body := range [][]byte{bytes.Replace(w.envelope(nil), []byte(`{"text":"hi"}`), []byte(`null`), 1), w.envelope(map[string]any{"payload": nil})} {
+		for _, body := range [][]byte{bytes.Replace(w.envelope(nil), []byte(`{"text":"hi"}`), []byte(`null`), 1),
+			w.envelope(map[string]any{"payload": nil})} {
 			rec := w.post("/agent/message", body)
 			if w.want(rec, 200, ""); !strings.Contains(rec.Body.String(), `"result":{"got":{}}`) {
 				t.Errorf("%s: %s", body, rec.Body)
@@ -359,7 +373,8 @@ func TestEnvelopeRules(t *testing.T) {
 	})
 	t.Run("SAM-039 media type", func(t *testing.T) {
 		w.t = t
-		for ct, status := range map[string]int{"application/json; charset=utf-8": 200, "Application/JSON": 200, "text/plain": 415, "": 415, "application/x-www-form-urlencoded": 415} {
+		for ct, status := range map[string]int{"application/json; charset=utf-8": 200, "Application/JSON": 200,
+			"text/plain": 415, "": 415, "application/x-www-form-urlencoded": 415} {
 			r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
 			r.Header.Set("Content-Type", ct)
 			code := CodeSchemaInvalid
@@ -372,9 +387,11 @@ func TestEnvelopeRules(t *testing.T) {
 	t.Run("SAM-040 size", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.srv.Verifier.Limits.MaxBody = 400 })
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
-		w.want(w.post("/agent/message", w.envelope(map[string]any{"x": strings.Repeat("x", 400)})), 413, CodeSchemaInvalid)
+		w.want(w.post("/agent/message", w.envelope(map[string]any{"x": strings.Repeat("x", 400)})), 413,
+			CodeSchemaInvalid)
 		// Without an announced length as well.
-		r := signedRequest(t, w.me, "/agent/message", w.envelope(map[string]any{"x": strings.Repeat("x", 400)}), w.clk.t)
+		r := signedRequest(t, w.me, "/agent/message", w.envelope(map[string]any{"x": strings.Repeat("x", 400)}),
+			w.clk.t)
 		r.ContentLength = -1
 		w.want(w.serve(r), 413, CodeSchemaInvalid)
 	})
@@ -393,12 +410,14 @@ func (errReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 // SAM-031, SAM-152: what is sent has no null, no unknown member, always a
 // payload.
 func TestEncode(t *testing.T) {
-	e := &Envelope{From: "agent://a.test", To: "agent://b.test", Skill: "s", Mode: ModeSync, Nonce: "12345678", Timestamp: epoch, TraceID: "t", SpanID: "s"}
+	e := &Envelope{From: "agent://a.test", To: "agent://b.test", Skill: "s", Mode: ModeSync,
+		Nonce: "12345678", Timestamp: epoch, TraceID: "t", SpanID: "s"}
 	b, err := e.Encode()
 	if want := `{"from":"agent://a.test","to":"agent://b.test","skill":"s","mode":"sync","nonce":"12345678","timestamp":"2026-04-11T10:00:00.000Z","traceId":"t","spanId":"s","payload":{}}`; err != nil || string(b) != want {
 		t.Errorf("%s, %v", b, err)
 	}
-	e.ParentSpanID, e.DelegationToken, e.CallbackURL, e.Auth, e.Payload = "p", "d", "https://c.test/", &Auth{"bearer", "tok"}, json.RawMessage(`{"n":1.50}`)
+	e.ParentSpanID, e.DelegationToken, e.CallbackURL, e.Auth, e.Payload = "p", "d", "https://c.test/",
+		&Auth{"bearer", "tok"}, json.RawMessage(`{"n":1.50}`)
 	if b, err = e.Encode(); err != nil {
 		t.Fatal(err)
 	}
@@ -406,7 +425,8 @@ func TestEncode(t *testing.T) {
 		t.Error(err)
 	}
 	d, err := Decode(b)
-	if err != nil || d.ParentSpanID != "p" || d.DelegationToken != "d" || d.CallbackURL != "https://c.test/" || d.Auth.Token != "tok" || string(d.Payload) != `{"n":1.50}` {
+	if err != nil || d.ParentSpanID != "p" || d.DelegationToken != "d" || d.CallbackURL != "https://c.test/" ||
+		d.Auth.Token != "tok" || string(d.Payload) != `{"n":1.50}` {
 		t.Errorf("%+v, %v", d, err)
 	}
 	if &d.Raw()[0] != &b[0] {
@@ -427,8 +447,10 @@ func TestFreshness(t *testing.T) {
 		offset time.Duration
 		status int
 	}{
-		{"SAM-050 300.000 s old", -300 * time.Second, 200}, {"SAM-050 300.001 s old", -300*time.Second - time.Millisecond, 401},
-		{"SAM-051 60.000 s ahead", 60 * time.Second, 200}, {"SAM-051 60.001 s ahead", 60*time.Second + time.Millisecond, 401},
+		{"SAM-050 300.000 s old", -300 * time.Second, 200}, {"SAM-050 300.001 s old",
+			-300*time.Second - time.Millisecond, 401},
+		{"SAM-051 60.000 s ahead", 60 * time.Second, 200}, {"SAM-051 60.001 s ahead", 60*time.Second + time.Millisecond,
+			401},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t)
@@ -436,7 +458,8 @@ func TestFreshness(t *testing.T) {
 			if c.status != 200 {
 				code = CodeAuthFailed
 			}
-			w.want(w.post("/agent/message", w.envelope(map[string]any{"timestamp": formatTimestamp(epoch.Add(c.offset))})), c.status, code)
+			w.want(w.post("/agent/message",
+				w.envelope(map[string]any{"timestamp": formatTimestamp(epoch.Add(c.offset))})), c.status, code)
 		})
 	}
 }
@@ -474,7 +497,8 @@ func TestReplay(t *testing.T) {
 	t.Run("SAM-055 not consumed by bad signature, expiry or 429", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Card.RateLimit.RequestsPerSender = 1 })
 		body := w.envelope(nil)
-		w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", body, w.clk.t)), 401, CodeAuthFailed)
+		w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", body, w.clk.t)), 401,
+			CodeAuthFailed)
 		w.clk.t = epoch.Add(-2 * time.Minute)
 		w.want(w.post("/agent/message", body), 401, CodeAuthFailed) // not yet valid
 		w.clk.t = epoch
@@ -600,7 +624,8 @@ func TestLimits(t *testing.T) {
 		w := newWorld(t)
 		for i := range 200 { // unauthenticated: nothing is kept
 			from := fmt.Sprintf("agent://s%d.test", i)
-			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(map[string]any{"from": from}), w.clk.t)), 401, CodeAuthFailed)
+			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(map[string]any{"from": from}),
+				w.clk.t)), 401, CodeAuthFailed)
 		}
 		if n := len(w.srv.own.limiter.windows); n != 0 {
 			t.Errorf("%d windows", n)
@@ -610,7 +635,8 @@ func TestLimits(t *testing.T) {
 		}
 		l := &Limiter{MaxSenders: 50}
 		for i := range 500 {
-			if err := l.Allow("a", fmt.Sprint(i), RateLimit{RequestsPerMinute: 1000, RequestsPerSender: 1}, epoch.Add(time.Duration(i))); err != nil {
+			if err := l.Allow("a", fmt.Sprint(i), RateLimit{RequestsPerMinute: 1000, RequestsPerSender: 1},
+				epoch.Add(time.Duration(i))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -628,7 +654,10 @@ func TestLimiterRemembers(t *testing.T) {
 	}
 	limit := RateLimit{TokensPerSenderPerDay: 10}
 	var kept []use
-	l := &Limiter{Spent: func(agent, sender string, tokens int, _ time.Time) { kept = append(kept, use{agent, sender, tokens}) }}
+	l := &Limiter{Spent: func(agent, sender string, tokens int,
+		_ time.Time) {
+		kept = append(kept, use{agent, sender, tokens})
+	}}
 	l.Record("a", "x", 6, epoch)
 	l.Record("a", "x", 0, epoch)
 	l.Record("a", "y", 3, epoch)
@@ -674,8 +703,10 @@ func TestTiers(t *testing.T) {
 		{"SAM-080 trusted peer", map[string]any{"skill": "peers", "from": friend.ID()}, friend, 200, ""},
 		{"SAM-080 not a trusted peer", map[string]any{"skill": "peers"}, w.me, 401, CodeAuthFailed},
 		{"SAM-082 unknown skill", map[string]any{"skill": "nope"}, w.me, 404, CodeSkillNotFound},
-		{"SAM-083 injection before the tier", map[string]any{"skill": "peers", "payload": map[string]any{"x": "jailbreak"}}, w.me, 400, CodeInjectionDetected},
-		{"SAM-083 injection not told to strangers", map[string]any{"payload": map[string]any{"x": "jailbreak"}}, identity(t, w.me.ID(), "peer-key", 66), 401, CodeAuthFailed},
+		{"SAM-083 injection before the tier", map[string]any{"skill": "peers",
+			"payload": map[string]any{"x": "jailbreak"}}, w.me, 400, CodeInjectionDetected},
+		{"SAM-083 injection not told to strangers", map[string]any{"payload": map[string]any{"x": "jailbreak"}},
+			identity(t, w.me.ID(), "peer-key", 66), 401, CodeAuthFailed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.t = t
@@ -700,13 +731,15 @@ func TestTiers(t *testing.T) {
 	})
 	t.Run("the scan can be switched off for a skill", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Skills = map[string]SkillOptions{"echo": {NoScan: true}} })
-		w.want(w.post("/agent/message", w.envelope(map[string]any{"payload": map[string]any{"text": "jailbreak"}})), 200, "")
+		w.want(w.post("/agent/message", w.envelope(map[string]any{"payload": map[string]any{"text": "jailbreak"}})),
+			200, "")
 	})
 }
 
 func TestLightweight(t *testing.T) {
 	light := func(w *world) *httptest.ResponseRecorder {
-		r := httptest.NewRequest(http.MethodPost, "/agent/message", strings.NewReader(`{"skill":"echo","payload":{"text":"hi"}}`))
+		r := httptest.NewRequest(http.MethodPost, "/agent/message",
+			strings.NewReader(`{"skill":"echo","payload":{"text":"hi"}}`))
 		r.Header.Set("Content-Type", "application/json")
 		return w.serve(r)
 	}
@@ -736,11 +769,13 @@ func TestLightweight(t *testing.T) {
 		w := newWorld(t, on)
 		for _, drop := range []string{"from", "nonce", "timestamp"} {
 			w.want(w.post("/agent/message", w.envelope(map[string]any{drop: nil})), 400, CodeSchemaInvalid)
-			r := httptest.NewRequest(http.MethodPost, "/agent/message", bytes.NewReader(w.envelope(map[string]any{drop: nil})))
+			r := httptest.NewRequest(http.MethodPost, "/agent/message",
+				bytes.NewReader(w.envelope(map[string]any{drop: nil})))
 			r.Header.Set("Content-Type", "application/json")
 			w.want(w.serve(r), 400, CodeSchemaInvalid)
 		}
-		r := httptest.NewRequest(http.MethodPost, "/agent/message", strings.NewReader(`{"skill":"secure","payload":{}}`))
+		r := httptest.NewRequest(http.MethodPost, "/agent/message",
+			strings.NewReader(`{"skill":"secure","payload":{}}`))
 		r.Header.Set("Content-Type", "application/json")
 		w.want(w.serve(r), 400, CodeSchemaInvalid)
 	})
@@ -753,9 +788,11 @@ func TestSync(t *testing.T) {
 			TraceID, SpanID, Status string
 			Result                  json.RawMessage
 		}
-		rec := w.post("/agent/message", w.envelope(map[string]any{"payload": map[string]any{"text": "x", "n": json.Number("3.0")}}))
+		rec := w.post("/agent/message",
+			w.envelope(map[string]any{"payload": map[string]any{"text": "x", "n": json.Number("3.0")}}))
 		into(t, rec.Body.Bytes(), &got)
-		if got.TraceID != "trace-1" || got.SpanID == "span-1" || len(got.SpanID) != 36 || got.Status != "ok" || string(got.Result) != `{"got":{"n":3.0,"text":"x"}}` {
+		if got.TraceID != "trace-1" || got.SpanID == "span-1" || len(got.SpanID) != 36 || got.Status != "ok" ||
+			string(got.Result) != `{"got":{"n":3.0,"text":"x"}}` {
 			t.Errorf("%s", rec.Body)
 		}
 		if err := ResponseDocument.Validate(rec.Body.Bytes()); err != nil {
@@ -766,14 +803,18 @@ func TestSync(t *testing.T) {
 		w := newWorld(t)
 		rec := w.post("/agent/message", w.envelope(map[string]any{"skill": "fail"}))
 		w.want(rec, 500, CodeAgentUnavailable)
-		if strings.Contains(rec.Body.String(), "secret") || !strings.Contains(rec.Body.String(), `"traceId":"trace-1"`) {
+		if strings.Contains(rec.Body.String(), "secret") || !strings.Contains(rec.Body.String(),
+			`"traceId":"trace-1"`) {
 			t.Error(rec.Body)
 		}
 	})
 	t.Run("SAM-111 panic, wrong result, own error", func(t *testing.T) {
 		for name, h := range map[string]Handler{
 			"panic": func(context.Context, *Request) (Response, error) { panic("x") },
-			"array": func(context.Context, *Request) (Response, error) { return Response{Result: json.RawMessage(`[]`)}, nil },
+			"array": func(context.Context, *Request) (Response, error) {
+				return Response{Result: json.RawMessage(`[]`)},
+					nil
+			},
 			"broken": func(context.Context, *Request) (Response, error) {
 				return Response{Result: json.RawMessage(`{"a"`)}, nil
 			},
@@ -799,7 +840,11 @@ func TestSync(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			release := make(chan struct{})
 			w := newWorld(t, func(w *world) {
-				w.agent.Handler = func(context.Context, *Request) (Response, error) { <-release; return Response{}, nil }
+				w.agent.Handler = func(context.Context, *Request) (Response, error) {
+					<-release
+					return Response{},
+						nil
+				}
 			})
 			start := time.Now()
 			w.want(w.post("/agent/message", w.envelope(nil)), 500, CodeAgentUnavailable)
@@ -817,7 +862,11 @@ func TestSync(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, func(w *world) {
 				w.srv.Inline = true
-				w.agent.Handler = func(ctx context.Context, _ *Request) (Response, error) { <-ctx.Done(); return Response{}, ctx.Err() }
+				w.agent.Handler = func(ctx context.Context, _ *Request) (Response,
+					error) {
+					<-ctx.Done()
+					return Response{}, ctx.Err()
+				}
 			})
 			start := time.Now()
 			w.want(w.post("/agent/message", w.envelope(nil)), 500, CodeAgentUnavailable)
@@ -865,18 +914,23 @@ func TestPayload(t *testing.T) {
 	})
 	t.Run("SAM-090 stream", func(t *testing.T) {
 		w.t = t
-		if o := outcomeOf(t, "", w.post("/agent/stream", w.envelope(bad))); o.HTTP != 200 || o.Code != string(CodeSchemaInvalid) {
+		if o := outcomeOf(t, "", w.post("/agent/stream", w.envelope(bad))); o.HTTP != 200 ||
+			o.Code != string(CodeSchemaInvalid) {
 			t.Errorf("%+v", o)
 		}
 	})
 	t.Run("SAM-091 3.0 is an integer", func(t *testing.T) {
 		w.t = t
-		w.want(w.post("/agent/message", w.envelope(map[string]any{"payload": map[string]any{"text": "x", "n": json.Number("3.0")}})), 200, "")
-		w.want(w.post("/agent/message", w.envelope(map[string]any{"payload": map[string]any{"text": "x", "n": 3.5}})), 400, CodeSchemaInvalid)
+		w.want(w.post("/agent/message",
+			w.envelope(map[string]any{"payload": map[string]any{"text": "x", "n": json.Number("3.0")}})), 200, "")
+		w.want(w.post("/agent/message", w.envelope(map[string]any{"payload": map[string]any{"text": "x", "n": 3.5}})),
+			400, CodeSchemaInvalid)
 	})
 	t.Run("SAM-092 remote and broken schemas", func(t *testing.T) {
-		for _, s := range []string{`{"$ref":"http://127.0.0.1:1/x"}`, `{"$ref":"file:///etc/passwd"}`, `{"$schema":"http://evil.test/"}`,
-			`{"type":"nonsense"}`, `{"pattern":"(?=x)"}`, `{"$ref":"#/nowhere"}`, `[]`, `{"type":"object"`, `{"minimum":1e999999999}`, `7`} {
+		for _, s := range []string{`{"$ref":"http://127.0.0.1:1/x"}`, `{"$ref":"file:///etc/passwd"}`,
+			`{"$schema":"http://evil.test/"}`,
+			`{"type":"nonsense"}`, `{"pattern":"(?=x)"}`, `{"$ref":"#/nowhere"}`, `[]`, `{"type":"object"`,
+			`{"minimum":1e999999999}`, `7`} {
 			if _, err := CompileInput(json.RawMessage(s)); err == nil {
 				t.Errorf("%s compiled", s)
 			}
@@ -981,7 +1035,8 @@ func TestAsync(t *testing.T) {
 			step <- 0.25
 			step <- 0.25 // one for each task, in any order
 			close(step)
-			if got, want := state(id), `{"taskId":"`+id+`","status":"done","progress":1,"result":{"x":1}}`; got != want {
+			if got, want := state(id), `{"taskId":"`+id+
+				`","status":"done","progress":1,"result":{"x":1}}`; got != want {
 				t.Errorf("%s, want %s", got, want)
 			}
 		})
@@ -993,7 +1048,8 @@ func TestAsync(t *testing.T) {
 			t.Fatal(err)
 		}
 		rec := w.get("/agent/task/" + id)
-		if err := TaskDocument.Validate(rec.Body.Bytes()); err != nil || !strings.Contains(rec.Body.String(), `"status":"failed"`) || strings.Contains(rec.Body.String(), "secret") {
+		if err := TaskDocument.Validate(rec.Body.Bytes()); err != nil ||
+			!strings.Contains(rec.Body.String(), `"status":"failed"`) || strings.Contains(rec.Body.String(), "secret") {
 			t.Errorf("%s, %v", rec.Body, err)
 		}
 		w.want(w.post("/agent/task", w.envelope(nil)), 500, CodeAgentUnavailable) // closed
@@ -1073,7 +1129,11 @@ func TestAsync(t *testing.T) {
 	})
 	t.Run("Close cancels what does not end", func(t *testing.T) {
 		w := newWorld(t, func(w *world) {
-			w.agent.Handler = func(ctx context.Context, _ *Request) (Response, error) { <-ctx.Done(); return Response{}, ctx.Err() }
+			w.agent.Handler = func(ctx context.Context, _ *Request) (Response, error) {
+				<-ctx.Done()
+				return Response{},
+					ctx.Err()
+			}
 		})
 		id := taskID(t, w.post("/agent/task", w.envelope(nil)))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -1122,7 +1182,8 @@ func TestWebhook(t *testing.T) {
 				}
 				b, _ := io.ReadAll(r.Body)
 				self := identity(t, worldID, "self-key", 2)
-				_, err := VerifySignature(&Incoming{Method: "POST", Paths: []string{"/hook"}, Header: r.Header, Body: b}, time.Now(), self.Key())
+				_, err := VerifySignature(&Incoming{Method: "POST", Paths: []string{"/hook"}, Header: r.Header,
+					Body: b}, time.Now(), self.Key())
 				if err != nil {
 					t.Errorf("webhook signature: %v", err)
 				}
@@ -1132,13 +1193,15 @@ func TestWebhook(t *testing.T) {
 				w.srv.Webhook = &Webhook{HTTP: &http.Client{Transport: pipeWeb{"cb.example": hook}}}
 			})
 			for _, skill := range []string{"echo", "fail"} {
-				taskID(t, w.post("/agent/task", w.envelope(map[string]any{"skill": skill, "callbackUrl": "https://cb.example/hook?x=1"})))
+				taskID(t, w.post("/agent/task",
+					w.envelope(map[string]any{"skill": skill, "callbackUrl": "https://cb.example/hook?x=1"})))
 			}
 			if err := w.srv.Close(context.Background()); err != nil {
 				t.Fatal(err)
 			}
 			all := strings.Join(bodies, "\n")
-			if len(bodies) != 2 || !strings.Contains(all, `"status":"ok"`) || !strings.Contains(all, `"AGENT_UNAVAILABLE"`) || !strings.Contains(all, `"traceId":"trace-1"`) {
+			if len(bodies) != 2 || !strings.Contains(all, `"status":"ok"`) ||
+				!strings.Contains(all, `"AGENT_UNAVAILABLE"`) || !strings.Contains(all, `"traceId":"trace-1"`) {
 				t.Errorf("webhooks: %s", all)
 			}
 		})
@@ -1151,7 +1214,8 @@ func TestWebhook(t *testing.T) {
 			code, _ := strconv.Atoi(r.URL.Path[1:])
 			rw.WriteHeader(code)
 		})
-		h := &Webhook{HTTP: &http.Client{Transport: pipeWeb{"cb.example": status}}, Backoff: time.Nanosecond, Attempts: 3}
+		h := &Webhook{HTTP: &http.Client{Transport: pipeWeb{"cb.example": status}}, Backoff: time.Nanosecond,
+			Attempts: 3}
 		for code, want := range map[int]int{302: 1, 307: 1, 404: 1, 500: 3, 429: 3, 204: 1} {
 			calls = 0
 			err := h.Send(t.Context(), nil, "https://cb.example/"+strconv.Itoa(code), &Reply{})
@@ -1164,7 +1228,8 @@ func TestWebhook(t *testing.T) {
 		}
 		// A name that leads inside is refused when it is dialled.
 		var blocked *netguard.BlockedError
-		if err := (&Webhook{Attempts: 1}).Send(t.Context(), nil, "https://localhost/x", &Reply{}); !errors.As(err, &blocked) {
+		if err := (&Webhook{Attempts: 1}).Send(t.Context(), nil, "https://localhost/x", &Reply{}); !errors.As(err,
+			&blocked) {
 			t.Error(err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -1199,12 +1264,14 @@ func TestStream(t *testing.T) {
 			}
 		})
 		rec := w.post("/agent/stream", w.envelope(nil))
-		want := `data: {"chunk":"a\n","done":false}` + "\n\n" + `data: {"chunk":{"k":[1.0]},"done":false}` + "\n\n" + `data: {"chunk":null,"done":false}` + "\n\n" +
+		want := `data: {"chunk":"a\n","done":false}` + "\n\n" + `data: {"chunk":{"k":[1.0]},"done":false}` + "\n\n" +
+			`data: {"chunk":null,"done":false}` + "\n\n" +
 			`data: {"done":true,"result":{"x":1},"traceId":"trace-1","spanId":"my-span"}` + "\n\n"
 		if rec.Body.String() != want {
 			t.Errorf("got\n%s\nwant\n%s", rec.Body, want)
 		}
-		for name, want := range map[string]string{"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "Connection": "keep-alive", "X-Accel-Buffering": "no"} {
+		for name, want := range map[string]string{"Content-Type": "text/event-stream", "Cache-Control": "no-cache",
+			"Connection": "keep-alive", "X-Accel-Buffering": "no"} {
 			if got := rec.Header().Get(name); got != want {
 				t.Errorf("%s: %q", name, got)
 			}
@@ -1213,7 +1280,8 @@ func TestStream(t *testing.T) {
 	t.Run("SAM-140 error", func(t *testing.T) {
 		w := newWorld(t)
 		rec := w.post("/agent/stream", w.envelope(map[string]any{"skill": "fail"}))
-		if !strings.HasPrefix(rec.Body.String(), `data: {"done":true,"error":{"code":"AGENT_UNAVAILABLE"`) || strings.Contains(rec.Body.String(), "secret") {
+		if !strings.HasPrefix(rec.Body.String(), `data: {"done":true,"error":{"code":"AGENT_UNAVAILABLE"`) ||
+			strings.Contains(rec.Body.String(), "secret") {
 			t.Error(rec.Body)
 		}
 	})
@@ -1293,7 +1361,8 @@ func TestStream(t *testing.T) {
 			status int
 			code   Code
 		}{
-			{map[string]any{"skill": "nope"}, 404, CodeSkillNotFound}, {map[string]any{"nonce": "x"}, 400, CodeSchemaInvalid},
+			{map[string]any{"skill": "nope"}, 404, CodeSkillNotFound},
+			{map[string]any{"nonce": "x"}, 400, CodeSchemaInvalid},
 			{map[string]any{"payload": map[string]any{"text": "jailbreak"}}, 400, CodeInjectionDetected},
 		} {
 			w.want(w.post("/agent/stream", w.envelope(c.change)), c.status, c.code)
@@ -1344,10 +1413,12 @@ func TestDelegatedRequests(t *testing.T) {
 		code        Code
 	}{
 		{"good", token(issuer, nil), 200, ""},
-		{"SAM-104 sub is another", token(issuer, func(d *Delegation) { d.Subject = "agent://x.test" }), 401, CodeAuthFailed},
+		{"SAM-104 sub is another", token(issuer, func(d *Delegation) { d.Subject = "agent://x.test" }), 401,
+			CodeAuthFailed},
 		{"SAM-104 unknown issuer", token(nobody, nil), 401, CodeAuthFailed},
 		{"SAM-104 forged issuer", token(identity(t, issuer.ID(), "i", 9), nil), 401, CodeAuthFailed},
-		{"SAM-104 skill not in the scope", token(issuer, func(d *Delegation) { d.Scope = []string{"other"} }), 400, CodeDelegationExceeded},
+		{"SAM-104 skill not in the scope", token(issuer, func(d *Delegation) { d.Scope = []string{"other"} }), 400,
+			CodeDelegationExceeded},
 		{"empty is not absent", "", 401, CodeAuthFailed},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -1397,7 +1468,8 @@ func TestRecord(t *testing.T) {
 	}
 	n := len(got)
 	w.want(w.post("/agent/message", w.envelope(nil)), 429, CodeRateLimited)
-	w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.t)), 401, CodeAuthFailed)
+	w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.t)),
+		401, CodeAuthFailed)
 	if len(got) != n || n != 6 {
 		t.Errorf("recorded %+v", got)
 	}
@@ -1412,7 +1484,11 @@ func TestEmbedding(t *testing.T) {
 	w := newWorld(t, func(w *world) {
 		w.agent.Card.RateLimit = &RateLimit{RequestsPerMinute: 1, RequestsPerSender: 1}
 		w.agent.Limit = &RateLimit{}
-		w.agent.Handler = func(_ context.Context, r *Request) (Response, error) { got = r.State; return Response{}, nil }
+		w.agent.Handler = func(_ context.Context, r *Request) (Response, error) {
+			got = r.State
+			return Response{},
+				nil
+		}
 		w.srv.Record = func(_ context.Context, r *Request, _ *Error) error { r.State = r.Nonce; return nil }
 	})
 	for range 5 {
@@ -1439,7 +1515,8 @@ func TestRefused(t *testing.T) {
 	if rec.Header().Get("Parley-Ref") != "REF-1" {
 		t.Errorf("headers %v", rec.Header())
 	}
-	if c := claims[0]; c.Agent != worldID || c.From != w.me.ID() || c.Skill != "echo" || c.Endpoint != "/agent/message" || c.Size == 0 {
+	if c := claims[0]; c.Agent != worldID || c.From != w.me.ID() || c.Skill != "echo" ||
+		c.Endpoint != "/agent/message" || c.Size == 0 {
 		t.Errorf("%+v", c)
 	}
 	w.post("/agent/message", []byte(`x`))

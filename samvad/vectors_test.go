@@ -207,7 +207,8 @@ func (fx *fixture) agent(t *testing.T, limit *RateLimit) *Agent {
 	handlers := map[string]Handler{}
 	for _, s := range fx.Skills {
 		card.Skills = append(card.Skills, Skill{
-			ID: s.ID, Name: s.ID, InputSchema: json.RawMessage(s.InputSchema), Modes: s.Modes, Trust: s.Trust, AllowedPeers: s.AllowedPeers,
+			ID: s.ID, Name: s.ID, InputSchema: json.RawMessage(s.InputSchema), Modes: s.Modes, Trust: s.Trust,
+			AllowedPeers: s.AllowedPeers,
 		})
 		switch s.Handler {
 		case `returns {"echo": input}`:
@@ -219,14 +220,18 @@ func (fx *fixture) agent(t *testing.T, limit *RateLimit) *Agent {
 				return Response{Result: json.RawMessage(`{"ok":true}`)}, nil
 			}
 		case "always throws an error with message kaput":
-			handlers[s.ID] = func(context.Context, *Request) (Response, error) { return Response{}, errors.New("kaput") }
+			handlers[s.ID] = func(context.Context, *Request) (Response, error) {
+				return Response{},
+					errors.New("kaput")
+			}
 		default:
 			t.Fatalf("unknown fixture handler %q", s.Handler)
 		}
 	}
-	return &Agent{Card: card, Identity: fx.identity["server"], Handler: func(ctx context.Context, r *Request) (Response, error) {
-		return handlers[r.Skill.ID](ctx, r)
-	}}
+	return &Agent{Card: card, Identity: fx.identity["server"],
+		Handler: func(ctx context.Context, r *Request) (Response, error) {
+			return handlers[r.Skill.ID](ctx, r)
+		}}
 }
 
 func (fx *fixture) enrolled() StaticKeys {
@@ -245,7 +250,8 @@ func (c *clock) now() time.Time { return c.t }
 
 func (fx *fixture) server(t *testing.T, a *Agent, keys Keys, now func() time.Time) *Server {
 	t.Helper()
-	s := &Server{Agent: a, Verifier: &Verifier{Keys: keys, Now: now}, Webhook: &Webhook{HTTP: &http.Client{Transport: refuseAll{}}, Attempts: 1}}
+	s := &Server{Agent: a, Verifier: &Verifier{Keys: keys, Now: now},
+		Webhook: &Webhook{HTTP: &http.Client{Transport: refuseAll{}}, Attempts: 1}}
 	t.Cleanup(func() { _ = s.Close(context.Background()) })
 	return s
 }
@@ -354,13 +360,15 @@ func vectorVerify(t *testing.T, c vector) {
 	key, err := ParseKey(in.Public)
 	if err == nil {
 		var verdict *Verdict
-		verdict, err = VerifySignature(&Incoming{Method: in.Method, Paths: []string{in.Path}, Header: h, Body: in.bytes(t)}, now, key)
+		verdict, err = VerifySignature(&Incoming{Method: in.Method, Paths: []string{in.Path}, Header: h,
+			Body: in.bytes(t)}, now, key)
 		if (err == nil) != (verdict.Assurance == Signed) {
 			t.Errorf("verdict %v with error %v", verdict.Assurance, err)
 		}
 	} else if pub, derr := base64.StdEncoding.DecodeString(in.Public); derr == nil {
 		// SAM-019: a key that loading refuses never verifies either.
-		if _, verr := VerifySignature(&Incoming{Method: in.Method, Paths: []string{in.Path}, Header: h, Body: in.bytes(t)}, now, Key{Public: pub}); verr == nil {
+		if _, verr := VerifySignature(&Incoming{Method: in.Method, Paths: []string{in.Path}, Header: h,
+			Body: in.bytes(t)}, now, Key{Public: pub}); verr == nil {
 			t.Error("verifies under a key that loading refuses")
 		}
 	}
@@ -458,7 +466,8 @@ func vectorRequests(t *testing.T, fx *fixture, c vector) {
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r.request(t))
 		got, exp := outcomeOf(t, r.Target, w), want.Responses[i]
-		if got.HTTP != exp.HTTP || exp.Code != "" && got.Code != exp.Code || exp.Status != "" && got.Status != exp.Status {
+		if got.HTTP != exp.HTTP || exp.Code != "" && got.Code != exp.Code ||
+			exp.Status != "" && got.Status != exp.Status {
 			t.Errorf("request %d: got %+v, want %+v; body %s", i, got, exp, w.Body)
 		}
 	}
@@ -501,7 +510,8 @@ func (w *cardWeb) RoundTrip(r *http.Request) (*http.Response, error) {
 	if status == 0 {
 		status = http.StatusOK
 	}
-	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
+	return &http.Response{StatusCode: status, Header: http.Header{}, Body: io.NopCloser(bytes.NewReader(body)),
+		Request: r}, nil
 }
 
 func vectorCardKeys(t *testing.T, fx *fixture, c vector) {
@@ -699,7 +709,8 @@ func vectorDelegation(t *testing.T, c vector) {
 		t.Fatal(err)
 	}
 	w := want.Claims
-	if d.Issuer != w.Iss || d.Subject != w.Sub || d.MaxDepth != w.MaxDepth || d.Actor != w.Act.Sub || !slices.Equal(d.Scope, w.Scope) {
+	if d.Issuer != w.Iss || d.Subject != w.Sub || d.MaxDepth != w.MaxDepth || d.Actor != w.Act.Sub ||
+		!slices.Equal(d.Scope, w.Scope) {
 		t.Errorf("claims %+v, want %+v", d, w)
 	}
 }
@@ -810,9 +821,11 @@ func vectorSSE(t *testing.T, c vector) {
 		for i, b := range pieces {
 			body[i] = bytes.NewReader(b)
 		}
-		client := &Client{Identity: identity(t, "agent://peer.test", "k", 1), HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-			return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(io.MultiReader(body...)), Request: r}, nil
-		})}}
+		client := &Client{Identity: identity(t, "agent://peer.test", "k", 1),
+			HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}},
+					Body: io.NopCloser(io.MultiReader(body...)), Request: r}, nil
+			})}}
 		for ev, e := range client.Stream(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"}) {
 			switch {
 			case e != nil:
@@ -893,13 +906,17 @@ func vectorEnvelopeSchema(t *testing.T, c vector) {
 	// (SAM-036), and times that no clock shows.
 	reads := *want.Valid
 	if !reads {
-		reads = !slices.ContainsFunc(want.Failing, func(f string) bool { return f != "/ additionalProperties" && f != "/callbackUrl format" })
+		reads = !slices.ContainsFunc(want.Failing, func(f string) bool {
+			return f != "/ additionalProperties" &&
+				f != "/callbackUrl format"
+		})
 	}
 	e, err := Decode(in.Doc)
 	switch {
 	case err == nil && !reads:
 		t.Errorf("read as %+v", e)
-	case err != nil && reads && !strings.Contains(err.Error(), "host[:port]") && !strings.Contains(err.Error(), "timestamp"):
+	case err != nil && reads && !strings.Contains(err.Error(), "host[:port]") &&
+		!strings.Contains(err.Error(), "timestamp"):
 		t.Errorf("not read: %v", err)
 	}
 }
@@ -1122,7 +1139,8 @@ func decodeRecorded(t *testing.T, req, resp *wireMessage) {
 			if !errors.Is(err, ErrNotFound) {
 				t.Errorf("missing task read as %v", err)
 			}
-		} else if err != nil || task.ID == "" || task.Status == TaskDone && task.Result == nil || task.Status == TaskFailed && task.Err == nil {
+		} else if err != nil || task.ID == "" || task.Status == TaskDone && task.Result == nil ||
+			task.Status == TaskFailed && task.Err == nil {
 			t.Errorf("task: %+v, %v", task, err)
 		}
 	case strings.HasSuffix(path, pathHealth), strings.HasSuffix(path, pathIntro):
@@ -1169,7 +1187,8 @@ func replayRecorded(t *testing.T, req, resp *wireMessage) {
 		Card: &Card{
 			ID: e.To, Name: "Wire", URL: "http://127.0.0.1:4110", PublicKeys: []CardKey{CardKeyOf(id, true)},
 			Skills: []Skill{
-				skill("greet", `{"type":"object","properties":{"name":{"type":"string","maxLength":20}},"required":["name"],"additionalProperties":false}`),
+				skill("greet",
+					`{"type":"object","properties":{"name":{"type":"string","maxLength":20}},"required":["name"],"additionalProperties":false}`),
 				skill("boom", none), skill("slow", none),
 			},
 		},
@@ -1186,7 +1205,8 @@ func replayRecorded(t *testing.T, req, resp *wireMessage) {
 		},
 	}
 	clk := &clock{e.Timestamp}
-	s := &Server{Agent: a, Verifier: &Verifier{Keys: StaticKeys{e.From: {id.Key()}}, Now: clk.now}, Webhook: &Webhook{HTTP: &http.Client{Transport: refuseAll{}}, Attempts: 1}}
+	s := &Server{Agent: a, Verifier: &Verifier{Keys: StaticKeys{e.From: {id.Key()}}, Now: clk.now},
+		Webhook: &Webhook{HTTP: &http.Client{Transport: refuseAll{}}, Attempts: 1}}
 	defer func() { _ = s.Close(context.Background()) }()
 	r := signedRequest(t, id, req.Target, body, clk.t)
 	w := httptest.NewRecorder()

@@ -85,9 +85,10 @@ type Verifier struct {
 
 // Incoming is a request in pieces, for callers without an *http.Request.
 type Incoming struct {
-	Self      string   // the addressed agent; "" = the verifier's
-	Method    string   // as received
-	Paths     []string // what @path may be: as received, escaped, without the query; then other forms that are this agent's
+	Self   string // the addressed agent; "" = the verifier's
+	Method string // as received
+	// what @path may be: as received, escaped, without the query; then other forms that are this agent's
+	Paths     []string
 	RawQuery  string
 	Scheme    string // of the request, if known
 	Authority string // the Host header

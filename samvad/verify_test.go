@@ -61,7 +61,8 @@ func TestSignatures(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Base != lines+`"@signature-params": `+full+"\n" || s.SignatureInput != "sig1="+full || s.ContentDigest != digest {
+		if s.Base != lines+`"@signature-params": `+full+"\n" || s.SignatureInput != "sig1="+full ||
+			s.ContentDigest != digest {
 			t.Errorf("%+v", s)
 		}
 		h := http.Header{}
@@ -87,8 +88,10 @@ func TestSignatures(t *testing.T) {
 			"body":   {Method: "POST", Paths: []string{"/agent/message"}, Header: good, Body: []byte(`{"a":2}`)},
 			"body and digest": {Method: "POST", Paths: []string{"/agent/message"}, Body: []byte(`{"a":2}`),
 				Header: headers(httpsig.Digest([]byte(`{"a":2}`)), input, sig)},
-			"created": {Method: "POST", Paths: []string{"/agent/message"}, Body: body, Header: headers(digest, strings.Replace(input, "600", "601", 1), sig)},
-			"keyid":   {Method: "POST", Paths: []string{"/agent/message"}, Body: body, Header: headers(digest, strings.Replace(input, `"k"`, `"l"`, 1), sig)},
+			"created": {Method: "POST", Paths: []string{"/agent/message"}, Body: body,
+				Header: headers(digest, strings.Replace(input, "600", "601", 1), sig)},
+			"keyid": {Method: "POST", Paths: []string{"/agent/message"}, Body: body,
+				Header: headers(digest, strings.Replace(input, `"k"`, `"l"`, 1), sig)},
 		} {
 			if _, err := VerifySignature(in, now, Key{Public: id.Public()}); err == nil {
 				t.Errorf("%s: verifies", name)
@@ -107,7 +110,8 @@ func TestSignatures(t *testing.T) {
 			t.Error("a wrong second digest verifies")
 		}
 		sum := sha512sum(body)
-		if _, err := check(signed(two(base64.StdEncoding.EncodeToString(sum))), "/agent/message", id.Key()); err != nil {
+		if _, err := check(signed(two(base64.StdEncoding.EncodeToString(sum))),
+			"/agent/message", id.Key()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -118,13 +122,17 @@ func TestSignatures(t *testing.T) {
 		{"SAM-016 alg", lines, list + `;keyid="k";alg="hmac-sha256";created=1775901600`, ErrHeaders},
 		{"SAM-017 no keyid", lines, list + `;alg="ed25519";created=1775901600`, ErrHeaders},
 		{"SAM-017 no created", lines, list + `;keyid="k";alg="ed25519"`, ErrHeaders},
-		{"SAM-018 no @path", "\"@method\": POST\n\"content-digest\": " + digest + "\n", `("@method" "content-digest");keyid="k";created=1`, ErrHeaders},
-		{"SAM-018 no content-digest", "\"@method\": POST\n\"@path\": /agent/message\n", `("@method" "@path");keyid="k";created=1`, ErrHeaders},
+		{"SAM-018 no @path", "\"@method\": POST\n\"content-digest\": " + digest +
+			"\n", `("@method" "content-digest");keyid="k";created=1`, ErrHeaders},
+		{"SAM-018 no content-digest", "\"@method\": POST\n\"@path\": /agent/message\n",
+			`("@method" "@path");keyid="k";created=1`, ErrHeaders},
 		{"SAM-018 nothing", "", `();keyid="k";created=1`, ErrHeaders},
 		{"expired", lines, full + ";expires=1775901600", ErrHeaders},
-		{"unknown component", lines + "\"@status\": 200\n", `("@method" "@path" "content-digest" "@status");keyid="k";created=1`, ErrHeaders},
+		{"unknown component", lines + "\"@status\": 200\n",
+			`("@method" "@path" "content-digest" "@status");keyid="k";created=1`, ErrHeaders},
 		{"no alg", lines, list + `;keyid="k";created=1775901600`, nil},
-		{"further components", lines + "\"content-type\": application/json\n", `("@method" "@path" "content-digest" "content-type");keyid="k";created=1`, nil},
+		{"further components", lines + "\"content-type\": application/json\n",
+			`("@method" "@path" "content-digest" "content-type");keyid="k";created=1`, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in, s := signOver(t, id, c.lines, c.params, "sig1", "\n")
@@ -138,11 +146,13 @@ func TestSignatures(t *testing.T) {
 	t.Run("SAM-019 unusable keys", func(t *testing.T) {
 		identityPoint := append([]byte{1}, make([]byte, 31)...)
 		forged := base64.StdEncoding.EncodeToString(append(append([]byte{1}, make([]byte, 31)...), make([]byte, 32)...))
-		for _, pub := range [][]byte{identityPoint, make([]byte, 32), id.Public()[:31], append(bytes.Clone(id.Public()), 0), nil} {
+		for _, pub := range [][]byte{identityPoint, make([]byte, 32), id.Public()[:31],
+			append(bytes.Clone(id.Public()), 0), nil} {
 			if _, err := ParseKey(base64.StdEncoding.EncodeToString(pub)); !errors.Is(err, ErrBadKey) {
 				t.Errorf("%x loads: %v", pub, err)
 			}
-			if _, err := check(headers(digest, input, "sig1=:"+forged+":"), "/agent/message", Key{Public: pub}); err == nil {
+			if _, err := check(headers(digest, input, "sig1=:"+forged+":"),
+				"/agent/message", Key{Public: pub}); err == nil {
 				t.Errorf("%x verifies", pub)
 			}
 		}
@@ -152,7 +162,8 @@ func TestSignatures(t *testing.T) {
 	})
 	t.Run("SAM-020 malleable and short signatures", func(t *testing.T) {
 		raw, _ := base64.StdEncoding.DecodeString(strings.Trim(strings.TrimPrefix(sig, "sig1="), ":"))
-		L, _ := new(big.Int).SetString("7237005577332262213973186563042994240857116359379907606001950938285454250989", 10)
+		L, _ := new(big.Int).SetString("7237005577332262213973186563042994240857116359379907606001950938285454250989",
+			10)
 		le := func(b []byte) []byte {
 			r := make([]byte, len(b))
 			for i := range b {
@@ -163,7 +174,8 @@ func TestSignatures(t *testing.T) {
 		s := new(big.Int).Add(new(big.Int).SetBytes(le(raw[32:])), L)
 		plusL := append(bytes.Clone(raw[:32]), le(s.FillBytes(make([]byte, 32)))...)
 		for _, bad := range [][]byte{plusL, raw[:63], append(bytes.Clone(raw), 0), nil} {
-			if _, err := check(headers(digest, input, "sig1=:"+base64.StdEncoding.EncodeToString(bad)+":"), "/agent/message", id.Key()); err == nil {
+			if _, err := check(headers(digest, input, "sig1=:"+base64.StdEncoding.EncodeToString(bad)+":"),
+				"/agent/message", id.Key()); err == nil {
 				t.Errorf("%d bytes verify", len(bad))
 			}
 		}
@@ -193,13 +205,15 @@ func TestSignatures(t *testing.T) {
 			t.Errorf("raw key: %+v, %v", v, err)
 		}
 		in3, s3 := signOver(t, id, lines, full, "again", "\n")
-		if _, err := check(headers(digest, input+", "+in3, sig+", "+s3), "/agent/message", id.Key()); !errors.Is(err, ErrHeaders) {
+		if _, err := check(headers(digest, input+", "+in3, sig+", "+s3), "/agent/message", id.Key()); !errors.Is(err,
+			ErrHeaders) {
 			t.Errorf("two of the same sender: %v", err)
 		}
 	})
 	t.Run("created window when asked for", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.srv.Verifier.Limits.CreatedWindow = time.Minute })
-		w.want(w.serve(signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t.Add(-2*time.Minute))), 401, CodeAuthFailed)
+		w.want(w.serve(signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t.Add(-2*time.Minute))), 401,
+			CodeAuthFailed)
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 	})
 }
@@ -233,17 +247,22 @@ func TestVerifier(t *testing.T) {
 	if err := v.Reserve(t.Context(), m); !errors.Is(err, ErrReplay) {
 		t.Errorf("reserved twice: %v", err)
 	}
-	_, err = v.Verify(signedRequest(t, identity(t, w.me.ID(), "peer-key", 8), "/agent/message", w.envelope(nil), w.clk.t))
+	_, err = v.Verify(signedRequest(t, identity(t, w.me.ID(), "peer-key", 8), "/agent/message", w.envelope(nil),
+		w.clk.t))
 	var e *Error
-	if verdict := VerdictOf(err); !errors.As(err, &e) || e.TraceID != "trace-1" || verdict == nil || len(verdict.Checks) != 8 ||
-		verdict.Checks[7].OK || verdict.Checks[7].Name != StepSignature || verdict.Assurance != Unsigned || verdict.KeyID != "peer-key" {
+	if verdict := VerdictOf(err); !errors.As(err, &e) || e.TraceID != "trace-1" || verdict == nil ||
+		len(verdict.Checks) != 8 ||
+		verdict.Checks[7].OK || verdict.Checks[7].Name != StepSignature || verdict.Assurance != Unsigned ||
+		verdict.KeyID != "peer-key" {
 		t.Errorf("%+v", verdict)
 	}
 	if VerdictOf(errors.New("x")) != nil {
 		t.Error("a verdict from nowhere")
 	}
 	// The zero value refuses everybody.
-	if _, err := (&Verifier{}).Verify(signedRequest(t, w.me, "/agent/message", w.envelope(map[string]any{"timestamp": formatTimestamp(time.Now())}), time.Now())); err == nil {
+	if _, err := (&Verifier{}).Verify(signedRequest(t, w.me,
+		"/agent/message", w.envelope(map[string]any{"timestamp": formatTimestamp(time.Now())}),
+		time.Now())); err == nil {
 		t.Error("the zero Verifier accepts")
 	}
 	if _, err := v.Verify(httptest.NewRequest(http.MethodGet, "/agent/message", nil)); !errors.Is(err, ErrMethod) {
@@ -271,7 +290,8 @@ func TestVerifier(t *testing.T) {
 	})
 	t.Run("a memory that fails refuses", func(t *testing.T) {
 		v := &Verifier{Self: worldID, Keys: v.Keys, Now: w.clk.now, Memory: brokenMemory{}}
-		if _, err := v.Verify(signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)); AsError(err).Code != CodeAgentUnavailable {
+		if _, err := v.Verify(signedRequest(t, w.me, "/agent/message", w.envelope(nil),
+			w.clk.t)); AsError(err).Code != CodeAgentUnavailable {
 			t.Error(err)
 		}
 		if err := v.Reserve(t.Context(), m); AsError(err).Code != CodeAgentUnavailable {
@@ -302,7 +322,8 @@ func (c *cardsOf) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !ok {
 		return nil, errors.New("unreachable")
 	}
-	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(b)), Request: r}, nil
+	return &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(b)), Request: r},
+		nil
 }
 
 func cardText(id string, ttl int, keys ...CardKey) string {
@@ -328,7 +349,8 @@ func TestKeys(t *testing.T) {
 	}
 	t.Run("SAM-070 unknown sender, SAM-071 another's key", func(t *testing.T) {
 		w := newWorld(t)
-		w.want(w.post("/agent/message", w.envelope(map[string]any{"from": "agent://stranger.test"})), 401, CodeAuthFailed)
+		w.want(w.post("/agent/message", w.envelope(map[string]any{"from": "agent://stranger.test"})), 401,
+			CodeAuthFailed)
 		bob := identity(t, "agent://bob.test", "b", 4)
 		w.srv.Verifier.Keys.(StaticKeys)[bob.ID()] = []Key{bob.Key()}
 		w.want(w.post("/agent/message", w.envelope(map[string]any{"from": bob.ID()})), 401, CodeAuthFailed)
@@ -386,7 +408,8 @@ func TestKeys(t *testing.T) {
 	t.Run("SAM-076 fetching is guarded", func(t *testing.T) {
 		web := &cardsOf{}
 		store := &CardStore{HTTP: &http.Client{Transport: web}}
-		for _, id := range []string{"agent://127.0.0.1", "agent://[::1]", "agent://10.0.0.1:8443", "agent://localhost", "agent://x.internal", "agent://169.254.169.254", "agent://2130706433", "agent://0x7f.1"} {
+		for _, id := range []string{"agent://127.0.0.1", "agent://[::1]", "agent://10.0.0.1:8443", "agent://localhost",
+			"agent://x.internal", "agent://169.254.169.254", "agent://2130706433", "agent://0x7f.1"} {
 			if _, err := store.Keys(t.Context(), id); !errors.Is(err, ErrUnknownKey) {
 				t.Errorf("%s: %v", id, err)
 			}
@@ -422,15 +445,21 @@ func TestKeys(t *testing.T) {
 			t.Errorf("redirect to another origin: %v", err)
 		}
 		open.HTTP.CloseIdleConnections()
-		big := &CardStore{HTTP: &http.Client{Transport: &cardsOf{body: map[string]string{"alice.test": `{"x":"` + strings.Repeat("x", maxCardBody) + `"}`}}}}
+		big := &CardStore{HTTP: &http.Client{Transport: &cardsOf{body: map[string]string{"alice.test": `{"x":"` +
+			strings.Repeat("x", maxCardBody) + `"}`}}}}
 		if _, err := big.Keys(t.Context(), alice.ID()); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("huge card: %v", err)
 		}
 		// A host that does not answer is given up after 8 seconds.
 		synctest.Test(t, func(t *testing.T) {
-			silent := roundTrip(func(r *http.Request) (*http.Response, error) { <-r.Context().Done(); return nil, r.Context().Err() })
+			silent := roundTrip(func(r *http.Request) (*http.Response, error) {
+				<-r.Context().Done()
+				return nil,
+					r.Context().Err()
+			})
 			start := time.Now()
-			if _, err := (&CardStore{HTTP: &http.Client{Transport: silent}}).Keys(t.Context(), alice.ID()); err == nil || time.Since(start) != 8*time.Second {
+			if _, err := (&CardStore{HTTP: &http.Client{Transport: silent}}).Keys(t.Context(),
+				alice.ID()); err == nil || time.Since(start) != 8*time.Second {
 				t.Errorf("%v after %s", err, time.Since(start))
 			}
 		})
@@ -453,19 +482,27 @@ func TestKeys(t *testing.T) {
 		if _, err := FirstOf().(Refresher).Refresh(t.Context(), "x"); !errors.Is(err, ErrUnknownKey) {
 			t.Error(err)
 		}
-		if k, err := FirstOf(StaticKeys{"x": {alice.Key()}}).(Refresher).Refresh(t.Context(), "x"); err != nil || len(k) != 1 {
+		if k, err := FirstOf(StaticKeys{"x": {alice.Key()}}).(Refresher).Refresh(t.Context(), "x"); err != nil ||
+			len(k) != 1 {
 			t.Error(k, err)
 		}
-		if _, err := FirstOf(failingKeys{}, StaticKeys{"x": {alice.Key()}}).Keys(t.Context(), "x"); err == nil || errors.Is(err, ErrUnknownKey) {
+		if _, err := FirstOf(failingKeys{}, StaticKeys{"x": {alice.Key()}}).Keys(t.Context(), "x"); err == nil ||
+			errors.Is(err, ErrUnknownKey) {
 			t.Errorf("a failing source is passed over: %v", err)
 		}
 	})
 	t.Run("card store: shared fetch, bounded, odd cards", func(t *testing.T) {
 		gate, started := make(chan struct{}), make(chan struct{}, 100)
 		web := &cardsOf{body: map[string]string{}}
-		slow := roundTrip(func(r *http.Request) (*http.Response, error) { started <- struct{}{}; <-gate; return web.RoundTrip(r) })
+		slow := roundTrip(func(r *http.Request) (*http.Response,
+			error) {
+			started <- struct{}{}
+			<-gate
+			return web.RoundTrip(r)
+		})
 		for i := range 30 {
-			web.body[fmt.Sprintf("s%d.test", i)] = cardText(fmt.Sprintf("agent://s%d.test", i), 300, CardKeyOf(alice, true))
+			web.body[fmt.Sprintf("s%d.test", i)] = cardText(fmt.Sprintf("agent://s%d.test", i), 300,
+				CardKeyOf(alice, true))
 		}
 		store := &CardStore{HTTP: &http.Client{Transport: slow}, MaxCards: 10, MaxFetches: 1, Now: (&clock{epoch}).now}
 		var wg sync.WaitGroup
@@ -499,8 +536,9 @@ func TestKeys(t *testing.T) {
 			t.Errorf("%d cards kept", len(store.cards))
 		}
 		for name, text := range map[string]string{
-			"no JSON": "<html>", "duplicate": `{"id":"agent://alice.test","id":"agent://alice.test"}`, "negative ttl": cardText(alice.ID(), -1, CardKeyOf(alice, true)),
-			"many keys": cardText(alice.ID(), 1, make([]CardKey, 65)...),
+			"no JSON": "<html>", "duplicate": `{"id":"agent://alice.test","id":"agent://alice.test"}`,
+			"negative ttl": cardText(alice.ID(), -1, CardKeyOf(alice, true)),
+			"many keys":    cardText(alice.ID(), 1, make([]CardKey, 65)...),
 		} {
 			store := &CardStore{HTTP: &http.Client{Transport: &cardsOf{body: map[string]string{"alice.test": text}}}}
 			if _, err := store.Keys(t.Context(), alice.ID()); !errors.Is(err, ErrUnknownKey) {
@@ -528,23 +566,27 @@ func TestDelegation(t *testing.T) {
 	issuer := identity(t, "agent://issuer.test", "i1", 3)
 	keys := StaticKeys{issuer.ID(): {issuer.Key()}}
 	now := epoch.Add(123 * time.Millisecond)
-	d := &Delegation{Subject: "agent://alice.test", Scope: []string{"echo", "sum"}, MaxDepth: 2, Actor: "agent://root.test"}
+	d := &Delegation{Subject: "agent://alice.test", Scope: []string{"echo", "sum"}, MaxDepth: 2,
+		Actor: "agent://root.test"}
 	token, err := d.Issue(issuer, now)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Run("SAM-100 round trip", func(t *testing.T) {
 		got, err := VerifyDelegation(t.Context(), token, keys, now)
-		if err != nil || got.Issuer != issuer.ID() || got.Subject != d.Subject || !got.Covers("sum") || got.MaxDepth != 2 || got.Actor != d.Actor ||
+		if err != nil || got.Issuer != issuer.ID() || got.Subject != d.Subject || !got.Covers("sum") ||
+			got.MaxDepth != 2 || got.Actor != d.Actor ||
 			got.Expires.Unix() != now.Add(15*time.Minute).Unix() || got.Issued.Unix() != now.Unix() {
 			t.Errorf("%+v, %v", got, err)
 		}
-		if _, err := VerifyDelegation(t.Context(), token, keys, now.Add(15*time.Minute)); !errors.Is(err, ErrDelegation) {
+		if _, err := VerifyDelegation(t.Context(), token, keys, now.Add(15*time.Minute)); !errors.Is(err,
+			ErrDelegation) {
 			t.Error(err)
 		}
 		revoked := issuer.Key()
 		revoked.Revoked = true
-		for name, k := range map[string]Keys{"revoked": StaticKeys{issuer.ID(): {revoked}}, "other kid": StaticKeys{issuer.ID(): {{KID: "i2", Public: issuer.Public()}}}, "none": nil} {
+		for name, k := range map[string]Keys{"revoked": StaticKeys{issuer.ID(): {revoked}},
+			"other kid": StaticKeys{issuer.ID(): {{KID: "i2", Public: issuer.Public()}}}, "none": nil} {
 			if _, err := VerifyDelegation(t.Context(), token, k, now); !errors.Is(err, ErrDelegation) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -552,7 +594,9 @@ func TestDelegation(t *testing.T) {
 	})
 	t.Run("SAM-103 scope emitted as an array", func(t *testing.T) {
 		payload, _ := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[1])
-		if !strings.Contains(string(payload), `"scope":["echo","sum"]`) || !strings.Contains(string(payload), `"maxDepth":2`) || !strings.Contains(string(payload), `"iat":1775901600`) {
+		if !strings.Contains(string(payload), `"scope":["echo","sum"]`) ||
+			!strings.Contains(string(payload), `"maxDepth":2`) ||
+			!strings.Contains(string(payload), `"iat":1775901600`) {
 			t.Errorf("%s", payload)
 		}
 		header, _ := base64.RawURLEncoding.DecodeString(strings.Split(token, ".")[0])
@@ -575,7 +619,8 @@ func TestDelegation(t *testing.T) {
 		name, token string
 		is          error
 	}{
-		{"SAM-101 none", strings.TrimRight(forge(`{"alg":"none"}`, claims(`,"scope":[],"maxDepth":1`+exp)), "."), ErrDelegation},
+		{"SAM-101 none", strings.TrimRight(forge(`{"alg":"none"}`, claims(`,"scope":[],"maxDepth":1`+exp)), "."),
+			ErrDelegation},
 		{"SAM-101 HS256", forge(`{"alg":"HS256"}`, claims(`,"scope":[],"maxDepth":1`+exp)), ErrDelegation},
 		{"SAM-102 no exp", forge(eddsa, claims(`,"scope":[],"maxDepth":1`)), ErrDelegation},
 		{"SAM-103 scope as string", forge(eddsa, claims(`,"scope":"echo  sum","maxDepth":1`+exp)), nil},
@@ -586,18 +631,25 @@ func TestDelegation(t *testing.T) {
 		{"depth 2.0", forge(eddsa, claims(`,"scope":[],"maxDepth":2.0`+exp)), nil},
 		{"depth 1e99", forge(eddsa, claims(`,"scope":[],"maxDepth":1e99`+exp)), ErrDelegation},
 		{"duplicate claim", forge(eddsa, claims(`,"scope":[],"maxDepth":1,"maxDepth":9`+exp)), ErrDelegation},
-		{"iat 61 s ahead", forge(eddsa, claims(fmt.Sprintf(`,"scope":[],"maxDepth":1,"iat":%d`, now.Add(62*time.Second).Unix())+exp)), ErrDelegation},
-		{"nbf ahead", forge(eddsa, claims(fmt.Sprintf(`,"scope":[],"maxDepth":1,"nbf":%d`, now.Add(2*time.Second).Unix())+exp)), ErrDelegation},
+		{"iat 61 s ahead", forge(eddsa,
+			claims(fmt.Sprintf(`,"scope":[],"maxDepth":1,"iat":%d`, now.Add(62*time.Second).Unix())+exp)),
+			ErrDelegation},
+		{"nbf ahead", forge(eddsa,
+			claims(fmt.Sprintf(`,"scope":[],"maxDepth":1,"nbf":%d`, now.Add(2*time.Second).Unix())+exp)),
+			ErrDelegation},
 		{"exp is a string", forge(eddsa, claims(`,"scope":[],"maxDepth":1,"exp":"9999999999"`)), ErrDelegation},
-		{"iss is no identity", forge(eddsa, `{"iss":"issuer","sub":"agent://alice.test","scope":[],"maxDepth":1`+exp+`}`), ErrDelegation},
+		{"iss is no identity", forge(eddsa, `{"iss":"issuer","sub":"agent://alice.test","scope":[],"maxDepth":1`+exp+
+			`}`), ErrDelegation},
 		{"no sub", forge(eddsa, `{"iss":"agent://issuer.test","scope":[],"maxDepth":1`+exp+`}`), ErrDelegation},
 		{"payload is an array", forge(eddsa, `[]`), ErrDelegation},
-		{"critical header", forge(`{"alg":"EdDSA","crit":["x"],"x":1}`, claims(`,"scope":[],"maxDepth":1`+exp)), ErrDelegation},
+		{"critical header", forge(`{"alg":"EdDSA","crit":["x"],"x":1}`, claims(`,"scope":[],"maxDepth":1`+exp)),
+			ErrDelegation},
 		{"too long", strings.Repeat("x", maxToken+1), ErrDelegation},
 		{"JSON serialisation", `{"payload":"","signatures":[]}`, ErrDelegation},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got, err := VerifyDelegation(t.Context(), c.token, keys, now); !errors.Is(err, c.is) || (err == nil) != (c.is == nil) {
+			if got, err := VerifyDelegation(t.Context(), c.token, keys, now); !errors.Is(err, c.is) ||
+				(err == nil) != (c.is == nil) {
 				t.Errorf("got %+v, %v, want %v", got, err, c.is)
 			}
 		})
@@ -608,7 +660,8 @@ func TestDelegation(t *testing.T) {
 			t.Fatal(err)
 		}
 		n, err := got.Narrow("agent://bob.test", []string{"sum"})
-		if err != nil || n.MaxDepth != 1 || len(n.Scope) != 1 || n.Expires != got.Expires || n.Issuer != got.Subject || n.Actor != got.Issuer {
+		if err != nil || n.MaxDepth != 1 || len(n.Scope) != 1 || n.Expires != got.Expires || n.Issuer != got.Subject ||
+			n.Actor != got.Issuer {
 			t.Errorf("%+v, %v", n, err)
 		}
 		alice := identity(t, "agent://alice.test", "a", 1)
@@ -627,10 +680,12 @@ func TestDelegation(t *testing.T) {
 		if _, err := got.Narrow("agent://bob.test", []string{"admin"}); !errors.Is(err, ErrDelegationExceeded) {
 			t.Errorf("scope widened: %v", err)
 		}
-		if _, err := (&Delegation{Subject: "agent://x.test"}).Issue(alice, now); !errors.Is(err, ErrDelegationExceeded) {
+		if _, err := (&Delegation{Subject: "agent://x.test"}).Issue(alice, now); !errors.Is(err,
+			ErrDelegationExceeded) {
 			t.Errorf("depth 0 issued: %v", err)
 		}
-		if _, err := (&Delegation{Subject: "agent://x.test", MaxDepth: 1, Expires: now}).Issue(alice, now); !errors.Is(err, ErrDelegation) {
+		if _, err := (&Delegation{Subject: "agent://x.test", MaxDepth: 1, Expires: now}).Issue(alice,
+			now); !errors.Is(err, ErrDelegation) {
 			t.Errorf("expired issued: %v", err)
 		}
 		if _, err := (&Delegation{Subject: "x", MaxDepth: 1}).Issue(alice, now); !errors.Is(err, ErrIdentity) {
@@ -693,19 +748,22 @@ func TestKeyFiles(t *testing.T) {
 	if err := id.SaveTS(dir); err == nil {
 		t.Error("a key file was overwritten")
 	}
-	for file, mode := range map[string]os.FileMode{"key-current.json": 0o600, "key-current.key": 0o600, "key-current.pub": 0o644} {
+	for file, mode := range map[string]os.FileMode{"key-current.json": 0o600, "key-current.key": 0o600,
+		"key-current.pub": 0o644} {
 		st, err := os.Stat(filepath.Join(dir, file))
 		if err != nil || st.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", file, st.Mode(), err)
 		}
 	}
 	b, _ := os.ReadFile(filepath.Join(dir, "key-current.json"))
-	if want := `{"kid":"key-current","privateKey":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","publicKey":"` + base64.StdEncoding.EncodeToString(id.Public()) + `"}`; strings.TrimSpace(string(b)) != want {
+	if want := `{"kid":"key-current","privateKey":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","publicKey":"` +
+		base64.StdEncoding.EncodeToString(id.Public()) + `"}`; strings.TrimSpace(string(b)) != want {
 		t.Errorf("%s", b)
 	}
 	for _, f := range []string{"key-current.json", "key-current.key"} {
 		got, err := LoadIdentity(filepath.Join(dir, f), "agent://peer.test")
-		if err != nil || got.KID() != "key-current" || !bytes.Equal(got.Seed(), id.Seed()) || got.String() != "agent://peer.test#key-current" {
+		if err != nil || got.KID() != "key-current" || !bytes.Equal(got.Seed(), id.Seed()) ||
+			got.String() != "agent://peer.test#key-current" {
 			t.Errorf("%s: %v, %v", f, got, err)
 		}
 	}
@@ -717,11 +775,12 @@ func TestKeyFiles(t *testing.T) {
 		return p
 	}
 	for name, p := range map[string]string{
-		"not there":    filepath.Join(dir, "x.json"),
-		"no JSON":      write("a.json", "{"),
-		"no seed":      write("b.json", `{"kid":"k","privateKey":"AAAA","publicKey":""}`),
-		"no base64":    write("c.key", "???"),
-		"mismatch":     write("d.json", `{"kid":"k","privateKey":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","publicKey":"AAAA"}`),
+		"not there": filepath.Join(dir, "x.json"),
+		"no JSON":   write("a.json", "{"),
+		"no seed":   write("b.json", `{"kid":"k","privateKey":"AAAA","publicKey":""}`),
+		"no base64": write("c.key", "???"),
+		"mismatch": write("d.json",
+			`{"kid":"k","privateKey":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=","publicKey":"AAAA"}`),
 		"without kid":  write("e.json", `{"privateKey":"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="}`),
 		"unknown form": write("f.pem", "x"),
 	} {
@@ -743,18 +802,24 @@ func TestKeyFiles(t *testing.T) {
 
 func TestAgentIdentities(t *testing.T) {
 	for in, want := range map[string]string{ // SAM-036
-		"agent://a.test": "https://a.test", "agent://A.test:443": "https://a.test", "agent://a.test:80": "https://a.test:80",
+		"agent://a.test": "https://a.test", "agent://A.test:443": "https://a.test",
+		"agent://a.test:80":          "https://a.test:80",
 		"agent://[2001:DB8::1]:8443": "https://[2001:db8::1]:8443", "agent://[2001:db8::1]": "https://[2001:db8::1]",
-		"agent://bücher.example": "https://xn--bcher-kva.example", "agent://client_1": "https://client_1", "agent://a.test.": "https://a.test.",
+		"agent://bücher.example": "https://xn--bcher-kva.example", "agent://client_1": "https://client_1",
+		"agent://a.test.": "https://a.test.",
 	} {
 		if got, err := AgentOrigin(in); err != nil || got != want {
 			t.Errorf("%s: %q, %v", in, got, err)
 		}
 	}
-	for _, in := range []string{"", "agent:", "agent://", "Agent://a.test", "agent:///", "agent://a.test/", "agent://a.test?x", "agent://a.test#x", "agent://u@a.test",
-		"agent://a.test:", "agent://a.test:0", "agent://a.test:65536", "agent://a.test:+80", "agent://a.test:080", "agent://a.test:8 0", "agent://a..test", "agent://.a",
-		"agent://a b", "agent://a\ntest", "agent://a%2e", "agent://a\\b", "agent://[::1", "agent://[::1]x", "agent://[1.2.3.4]", "agent://[fe80::1%25eth0]", "agent://[::1]:",
-		"agent://a:b:c", "agent://" + strings.Repeat("a", 64) + ".test", "agent://" + strings.Repeat("a.", 200), "agent://a／b.test", "agent://\xff.test"} {
+	for _, in := range []string{"", "agent:", "agent://", "Agent://a.test", "agent:///", "agent://a.test/",
+		"agent://a.test?x", "agent://a.test#x", "agent://u@a.test",
+		"agent://a.test:", "agent://a.test:0", "agent://a.test:65536", "agent://a.test:+80", "agent://a.test:080",
+		"agent://a.test:8 0", "agent://a..test", "agent://.a",
+		"agent://a b", "agent://a\ntest", "agent://a%2e", "agent://a\\b", "agent://[::1", "agent://[::1]x",
+		"agent://[1.2.3.4]", "agent://[fe80::1%25eth0]", "agent://[::1]:",
+		"agent://a:b:c", "agent://" + strings.Repeat("a", 64) + ".test", "agent://" + strings.Repeat("a.", 200),
+		"agent://a／b.test", "agent://\xff.test"} {
 		if got, err := AgentOrigin(in); !errors.Is(err, ErrIdentity) {
 			t.Errorf("%q: %q, %v", in, got, err)
 		}
@@ -778,14 +843,16 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%q: %s, %v", code, b, err)
 		}
 	}
-	if AsError(nil) != nil || AsError(context.DeadlineExceeded).Code != CodeAgentUnavailable || !errors.Is(AsError(context.DeadlineExceeded), ErrTimeout) {
+	if AsError(nil) != nil || AsError(context.DeadlineExceeded).Code != CodeAgentUnavailable ||
+		!errors.Is(AsError(context.DeadlineExceeded), ErrTimeout) {
 		t.Error("AsError")
 	}
 	e := AsError(errors.New("password is hunter2"))
 	if strings.Contains(e.Text, "hunter2") || !strings.Contains(e.Error(), "hunter2") {
 		t.Errorf("%q, %q", e.Text, e.Error())
 	}
-	for code, want := range map[Code]int{CodeAuthFailed: 401, CodeReplayDetected: 401, CodeSkillNotFound: 404, CodeSchemaInvalid: 400, CodeInjectionDetected: 400,
+	for code, want := range map[Code]int{CodeAuthFailed: 401, CodeReplayDetected: 401, CodeSkillNotFound: 404,
+		CodeSchemaInvalid: 400, CodeInjectionDetected: 400,
 		CodeDelegationExceeded: 400, CodeRateLimited: 429, CodeTokenBudgetExceeded: 429, CodeAgentUnavailable: 500} {
 		if got := (&Error{Code: code}).HTTPStatus(); got != want {
 			t.Errorf("%s: %d", code, got)
@@ -795,17 +862,23 @@ func TestErrors(t *testing.T) {
 
 func TestTimestamps(t *testing.T) {
 	for in, want := range map[string]string{
-		"2026-04-11T10:00:00Z": "2026-04-11T10:00:00.000Z", "2026-04-11t10:00:00z": "2026-04-11T10:00:00.000Z", "2026-04-11T10:00:00.5+00:00": "2026-04-11T10:00:00.500Z",
-		"2026-04-11T15:30:00+05:30": "2026-04-11T10:00:00.000Z", "2026-04-11T10:00:00.12345678901234567890Z": "2026-04-11T10:00:00.123Z", "0001-01-01T00:00:00-00:00": "0001-01-01T00:00:00.000Z",
+		"2026-04-11T10:00:00Z": "2026-04-11T10:00:00.000Z", "2026-04-11t10:00:00z": "2026-04-11T10:00:00.000Z",
+		"2026-04-11T10:00:00.5+00:00":               "2026-04-11T10:00:00.500Z",
+		"2026-04-11T15:30:00+05:30":                 "2026-04-11T10:00:00.000Z",
+		"2026-04-11T10:00:00.12345678901234567890Z": "2026-04-11T10:00:00.123Z",
+		"0001-01-01T00:00:00-00:00":                 "0001-01-01T00:00:00.000Z",
 	} {
 		got, ok := parseTimestamp(in)
 		if !ok || formatTimestamp(got) != want {
 			t.Errorf("%s: %v, %v", in, got, ok)
 		}
 	}
-	for _, in := range []string{"", "2026-04-11", "2026-04-11T10:00:00", "2026-04-11 10:00:00Z", "2026-04-11T10:00:00,5Z", "2026-04-11T10:00:60Z", "2026-13-11T10:00:00Z",
-		"2026-02-30T10:00:00Z", "2026-04-11T24:00:00Z", "2026-04-11T10:00:00.Z", "2026-04-11T10:00:00+0530", "2026-04-11T10:00:00+24:00", "2026-04-11T10:00:00+05:60", "2026-04-11T10:00Z",
-		"2026-04-11T1:00:00Z ", "+026-04-11T10:00:00Z", "2026-04-11T10:00:00ZZ", "2026-04-11T10:00:00." + strings.Repeat("0", 99) + "Z"} {
+	for _, in := range []string{"", "2026-04-11", "2026-04-11T10:00:00", "2026-04-11 10:00:00Z",
+		"2026-04-11T10:00:00,5Z", "2026-04-11T10:00:60Z", "2026-13-11T10:00:00Z",
+		"2026-02-30T10:00:00Z", "2026-04-11T24:00:00Z", "2026-04-11T10:00:00.Z", "2026-04-11T10:00:00+0530",
+		"2026-04-11T10:00:00+24:00", "2026-04-11T10:00:00+05:60", "2026-04-11T10:00Z",
+		"2026-04-11T1:00:00Z ", "+026-04-11T10:00:00Z", "2026-04-11T10:00:00ZZ", "2026-04-11T10:00:00." +
+			strings.Repeat("0", 99) + "Z"} {
 		if got, ok := parseTimestamp(in); ok {
 			t.Errorf("%q read as %v", in, got)
 		}
@@ -822,14 +895,17 @@ func TestUntrusted(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	for text, want := range map[string]bool{ // SAM-084
-		"you are now  processing": true, "you are now processing": false, "you are now processing, you are now a pirate": true,
-		"you are now analyzing": false, "you are now\u00a0reviewing": false, "You Are Now ": true, "\u017fystem [\u017fystem]": false, "jailbrea\u212a": false, "JAILBREAK": true,
+		"you are now  processing": true, "you are now processing": false,
+		"you are now processing, you are now a pirate": true,
+		"you are now analyzing":                        false, "you are now\u00a0reviewing": false, "You Are Now ": true,
+		"\u017fystem [\u017fystem]": false, "jailbrea\u212a": false, "JAILBREAK": true,
 	} {
 		if got := Suspicious(text); got != want {
 			t.Errorf("%q: %v", text, got)
 		}
 	}
-	if !scanPayload(json.RawMessage(`{"a":["\u006aailbreak"]}`)) || scanPayload(json.RawMessage(`{"jail\u0062reak":1}`)) {
+	if !scanPayload(json.RawMessage(`{"a":["\u006aailbreak"]}`)) ||
+		scanPayload(json.RawMessage(`{"jail\u0062reak":1}`)) {
 		t.Error("escapes")
 	}
 }
@@ -854,7 +930,8 @@ func TestHalfSurrogatePairs(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || string(e.Payload) != c.payload || string(e.Raw()) != c.body || e.Replaced != (string(e.RawPayload()) != c.payload) {
+		if err != nil || string(e.Payload) != c.payload || string(e.Raw()) != c.body ||
+			e.Replaced != (string(e.RawPayload()) != c.payload) {
 			t.Errorf("%s: %+v, %v", c.name, e, err)
 			continue
 		}

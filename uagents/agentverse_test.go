@@ -60,7 +60,8 @@ func TestAlmanac(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	now := time.Unix(1_800_000_000, 0)
 	var changes []Record
-	s := &AlmanacServer{Now: func() time.Time { return now }, Changed: func(_ context.Context, r Record) { changes = append(changes, r) }}
+	s := &AlmanacServer{Now: func() time.Time { return now },
+		Changed: func(_ context.Context, r Record) { changes = append(changes, r) }}
 	post := func(path string, body []byte) int {
 		t.Helper()
 		rec := request(s, "POST", "/v1/almanac"+path, body, "Content-Type", "application/json")
@@ -94,7 +95,8 @@ func TestAlmanac(t *testing.T) {
 		want(t, post("/agents", registration(t, me, now, "http://one/submit")), 200)
 		code, v := get(me, "?prefix=agent")
 		want(t, code, 200)
-		if v["status"] != "active" || v["address"] != me.Address() || v["expiry"] != "2027-01-15T11:00:00+00:00" || v["type"] != "custom" {
+		if v["status"] != "active" || v["address"] != me.Address() || v["expiry"] != "2027-01-15T11:00:00+00:00" ||
+			v["type"] != "custom" {
 			t.Errorf("%v", v)
 		}
 		code, _ = get(me, "?prefix=test-agent")
@@ -105,7 +107,8 @@ func TestAlmanac(t *testing.T) {
 	t.Run("UAG-069 tampered, unsigned, stale, from the future, older", func(t *testing.T) {
 		now = now.Add(time.Minute)
 		for name, b := range map[string][]byte{
-			"tampered": []byte(strings.Replace(string(registration(t, me, now, "http://two/submit")), "two", "evil", 1)),
+			"tampered": []byte(strings.Replace(string(registration(t, me, now, "http://two/submit")),
+				"two", "evil", 1)),
 			"other key": func() []byte {
 				a := NewRegistration(me, false, []Endpoint{{"http://evil/submit", 1}}, nil)
 				if err := a.Sign(you, now); err != nil {
@@ -114,16 +117,19 @@ func TestAlmanac(t *testing.T) {
 				b, _ := a.Encode()
 				return b
 			}(),
-			"unsigned":     []byte(fmt.Sprintf(`{"agent_identifier":%q,"protocols":[],"endpoints":[],"timestamp":%d}`, me.Address(), now.Unix())),
-			"stale":        registration(t, me, now.Add(-6*time.Minute), "http://two/submit"),
-			"future":       registration(t, me, now.Add(31*time.Second), "http://two/submit"),
-			"older":        registration(t, me, now.Add(-2*time.Minute), "http://two/submit"),
-			"same second":  registration(t, me, now.Add(-time.Minute), "http://two/submit"),
-			"file URL":     registration(t, me, now, "file:///etc/passwd"),
-			"no shape":     []byte(`{}`),
-			"not JSON":     []byte(`{`),
-			"many":         []byte(`{"agent_identifier":"x","protocols":[` + strings.Repeat(`"p",`, 300) + `"p"],"endpoints":[]}`),
-			"bad protocol": []byte(strings.Replace(string(registration(t, me, now, "http://two/submit")), "proto:", "Proto:", 1)),
+			"unsigned": []byte(fmt.Sprintf(`{"agent_identifier":%q,"protocols":[],"endpoints":[],"timestamp":%d}`,
+				me.Address(), now.Unix())),
+			"stale":       registration(t, me, now.Add(-6*time.Minute), "http://two/submit"),
+			"future":      registration(t, me, now.Add(31*time.Second), "http://two/submit"),
+			"older":       registration(t, me, now.Add(-2*time.Minute), "http://two/submit"),
+			"same second": registration(t, me, now.Add(-time.Minute), "http://two/submit"),
+			"file URL":    registration(t, me, now, "file:///etc/passwd"),
+			"no shape":    []byte(`{}`),
+			"not JSON":    []byte(`{`),
+			"many": []byte(`{"agent_identifier":"x","protocols":[` + strings.Repeat(`"p",`, 300) +
+				`"p"],"endpoints":[]}`),
+			"bad protocol": []byte(strings.Replace(string(registration(t, me, now, "http://two/submit")),
+				"proto:", "Proto:", 1)),
 		} {
 			if code := post("/agents", b); code < 400 || code >= 500 {
 				t.Errorf("%s: %d", name, code)
@@ -148,7 +154,8 @@ func TestAlmanac(t *testing.T) {
 			t.Errorf("%v", v)
 		}
 		// is_active is signed.
-		flipped := strings.Replace(string(statusUpdate(t, me, now.Add(time.Second), false)), `"is_active":false`, `"is_active":true`, 1)
+		flipped := strings.Replace(string(statusUpdate(t, me, now.Add(time.Second), false)),
+			`"is_active":false`, `"is_active":true`, 1)
 		want(t, post(path, []byte(flipped)), 400)
 		want(t, post(path, statusUpdate(t, me, now.Add(-time.Second), true)), 400)
 		want(t, post("/agents/"+you.Address()+"/status", statusUpdate(t, me, now.Add(time.Second), true)), 403)
@@ -178,7 +185,8 @@ func TestAlmanac(t *testing.T) {
 				Detail  string
 			}
 		}
-		if err := json.Unmarshal(rec.Body.Bytes(), &v); err != nil || rec.Code != 200 || !v.Results[0].Success || v.Results[1].Success || v.Results[1].Detail == "" {
+		if err := json.Unmarshal(rec.Body.Bytes(), &v); err != nil || rec.Code != 200 || !v.Results[0].Success ||
+			v.Results[1].Success || v.Results[1].Detail == "" {
 			t.Errorf("%d %s", rec.Code, rec.Body)
 		}
 		if rec := submitTo(s, "/v1/almanac/agents/batch", batch(bad)); rec.Code != 400 {
@@ -209,14 +217,16 @@ func TestAlmanac(t *testing.T) {
 		want(t, post("/manifests", []byte(strings.Replace(string(b), "hat Message", "hot Message", 1))), 200)
 		want(t, post("/manifests", []byte(strings.Replace(string(b), `"Text Content"`, `"Test"`, 1))), 200)
 		// UAG-062: a schema under another's digest.
-		want(t, post("/manifests", []byte(strings.Replace(string(b), `"title": "ChatMessage"`, `"title": "Other"`, 1))), 422)
+		want(t, post("/manifests", []byte(strings.Replace(string(b), `"title": "ChatMessage"`, `"title": "Other"`, 1))),
+			422)
 		want(t, post("/manifests", []byte(`[]`)), 422)
 		if rec := request(s, "GET", "/v1/almanac/manifests/protocols/"+ChatProtocolDigest, nil); rec.Code != 200 {
 			t.Errorf("%d", rec.Code)
 		}
 		store := s.store.(*MemoryAlmanac)
 		store.SetDomain("agent", Domain{Name: "my.agent", Agents: []DomainAgent{{me.Address(), 1}}})
-		if rec := request(s, "GET", "/v1/almanac/domains/my.agent?prefix=agent", nil); rec.Code != 200 || !strings.Contains(rec.Body.String(), me.Address()) {
+		if rec := request(s, "GET", "/v1/almanac/domains/my.agent?prefix=agent", nil); rec.Code != 200 ||
+			!strings.Contains(rec.Body.String(), me.Address()) {
 			t.Errorf("%d %s", rec.Code, rec.Body)
 		}
 		if rec := request(s, "GET", "/v1/almanac/domains/other", nil); rec.Code != 404 {
@@ -273,8 +283,12 @@ func TestAlmanac(t *testing.T) {
 		if m, _ := full.store.Manifest(t.Context(), ChatProtocolDigest); m != nil {
 			t.Error("manifests are not bounded")
 		}
-		closed := &AlmanacServer{Now: s.Now, Allow: func(context.Context, *Attestation, string) error { return ErrForbidden }}
-		if rec := submitTo(closed, "/v1/almanac/agents", registration(t, you, now, "http://x/submit")); rec.Code != 403 {
+		closed := &AlmanacServer{Now: s.Now, Allow: func(context.Context, *Attestation,
+			string) error {
+			return ErrForbidden
+		}}
+		if rec := submitTo(closed, "/v1/almanac/agents", registration(t, you, now,
+			"http://x/submit")); rec.Code != 403 {
 			t.Errorf("%d", rec.Code)
 		}
 	})
@@ -312,7 +326,8 @@ func TestRegistrar(t *testing.T) {
 		}
 		down.Store(false)
 		_ = sleep(t.Context(), 65*time.Second)
-		c := &Client{Identity: me, HTTP: net.client(), Resolver: &AlmanacResolver{URL: "http://hub", HTTP: net.client()}}
+		c := &Client{Identity: me, HTTP: net.client(), Resolver: &AlmanacResolver{URL: "http://hub",
+			HTTP: net.client()}}
 		reply, err := c.Ask(t.Context(), you.Identifier(false), hello())
 		if err != nil || string(reply.Payload) != `{"text": "echo: hello"}` {
 			t.Fatalf("%v", err)
@@ -326,7 +341,8 @@ func TestRegistrar(t *testing.T) {
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
-		if rec := request(almanac, "GET", "/v1/almanac/agents/"+you.Address(), nil); !strings.Contains(rec.Body.String(), `"offline"`) {
+		if rec := request(almanac, "GET", "/v1/almanac/agents/"+you.Address(),
+			nil); !strings.Contains(rec.Body.String(), `"offline"`) {
 			t.Errorf("%s", rec.Body)
 		}
 		for _, e := range [][]Endpoint{nil, {{"http://x", 0}}, {{"mailto:x", 1}}} { // UAG-079
@@ -363,7 +379,8 @@ func TestMailbox(t *testing.T) {
 		return v
 	}
 	put := func(m Message, expires time.Duration) (int, string) {
-		rec := submitTo(s, "/v2/agents/mailbox/submit", encoded(t, signedAt(t, me, you.Address(), "", m, now.Add(expires))))
+		rec := submitTo(s, "/v2/agents/mailbox/submit", encoded(t,
+			signedAt(t, me, you.Address(), "", m, now.Add(expires))))
 		return rec.Code, rec.Body.String()
 	}
 	code, body := put(hello(), time.Minute)
@@ -407,7 +424,8 @@ func TestMailbox(t *testing.T) {
 	})
 	t.Run("UAG-074 order, fields and deletion", func(t *testing.T) {
 		for _, text := range []string{"1", "2", "3"} {
-			if code, body := put(ModelOf[echoMessage]().Message(echoMessage{text}), time.Minute); code != 200 || body != "{}" {
+			if code, body := put(ModelOf[echoMessage]().Message(echoMessage{text}), time.Minute); code != 200 ||
+				body != "{}" {
 				t.Fatalf("%d %s", code, body)
 			}
 		}
@@ -462,11 +480,13 @@ func TestMailbox(t *testing.T) {
 		forged.Session = NewSession()
 		rec := submitTo(s, "/v2/agents/mailbox/submit", encoded(t, forged))
 		wantError(t, rec.Code, rec.Body.String(), ErrSignature)
-		code, body := put(Message{Schema: ModelOf[echoMessage]().Digest(), Payload: []byte(`{"message":{}}`)}, time.Minute)
+		code, body := put(Message{Schema: ModelOf[echoMessage]().Digest(), Payload: []byte(`{"message":{}}`)},
+			time.Minute)
 		wantError(t, code, body, ErrContent)
 		code, body = put(hello(), -time.Minute)
 		wantError(t, code, body, ErrStale)
-		rec = submitTo(s, "/v2/agents/mailbox/submit", encoded(t, signedAt(t, me, you.Address(), "", hello(), now.Add(time.Minute))), syncHeader, "sync")
+		rec = submitTo(s, "/v2/agents/mailbox/submit", encoded(t,
+			signedAt(t, me, you.Address(), "", hello(), now.Add(time.Minute))), syncHeader, "sync")
 		wantError(t, rec.Code, rec.Body.String(), ErrMailboxSync)
 		if len(list("")) != 2 {
 			t.Error("something was kept")
@@ -499,11 +519,13 @@ func TestMailbox(t *testing.T) {
 		small := &MemoryMailbox{MaxBoxes: 1, MaxItems: 1, Now: clock}
 		s := &MailboxServer{Store: small, Now: clock}
 		for id, want := range map[*Identity]int{you: 200} {
-			if rec := request(s, "GET", "/v2/agents/"+id.Address()+"/mailbox", nil, "Authorization", token(id)); rec.Code != want {
+			if rec := request(s, "GET", "/v2/agents/"+id.Address()+"/mailbox", nil,
+				"Authorization", token(id)); rec.Code != want {
 				t.Errorf("%d", rec.Code)
 			}
 		}
-		if rec := request(s, "GET", "/v2/agents/"+other.Address()+"/mailbox", nil, "Authorization", token(other)); rec.Code != 507 {
+		if rec := request(s, "GET", "/v2/agents/"+other.Address()+"/mailbox", nil,
+			"Authorization", token(other)); rec.Code != 507 {
 			t.Errorf("%d", rec.Code)
 		}
 		b := encoded(t, signedAt(t, me, you.Address(), "", hello(), now.Add(time.Minute)))
@@ -542,12 +564,14 @@ func TestMailboxClient(t *testing.T) {
 			boxes.ServeHTTP(w, r)
 		})}
 		mailbox := &MailboxClient{Identity: you, URL: "http://hub", HTTP: net.client()}
-		sender := &Client{Identity: me, HTTP: net.client(), Resolver: Endpoints{you.Address(): {"http://hub/v2/agents/mailbox/submit"}}}
+		sender := &Client{Identity: me, HTTP: net.client(),
+			Resolver: Endpoints{you.Address(): {"http://hub/v2/agents/mailbox/submit"}}}
 		if items, err := mailbox.List(t.Context()); err != nil || len(items) != 0 {
 			t.Fatal(items, err)
 		}
 		for _, text := range []string{"1", "2"} {
-			if _, err := sender.Send(t.Context(), you.Address(), ModelOf[echoMessage]().Message(echoMessage{text})); err != nil {
+			if _, err := sender.Send(t.Context(), you.Address(),
+				ModelOf[echoMessage]().Message(echoMessage{text})); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -555,7 +579,8 @@ func TestMailboxClient(t *testing.T) {
 		forged := signed(t, me, you.Address(), hello())
 		forged.Session = NewSession()
 		if _, err := store.Put(t.Context(), you.Address(), "k", time.Now().Add(time.Hour), MailboxItem{
-			UUID: NewSession(), Envelope: encoded(t, forged), ReceivedAt: time.Now(), ExpiresAt: time.Now().Add(time.Hour)}); err != nil {
+			UUID: NewSession(), Envelope: encoded(t, forged), ReceivedAt: time.Now(),
+			ExpiresAt: time.Now().Add(time.Hour)}); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -607,7 +632,8 @@ func TestIdentityServer(t *testing.T) {
 		MaxUser: 3,
 	}
 	do := func(method, path, user string, body string) (int, map[string]any) {
-		rec := request(s, method, path, []byte(body), "Content-Type", "application/json", "Authorization", "Bearer "+user)
+		rec := request(s, method, path, []byte(body), "Content-Type", "application/json", "Authorization", "Bearer "+
+			user)
 		var v map[string]any
 		_ = json.Unmarshal(rec.Body.Bytes(), &v)
 		if rec.Code >= 400 && v["detail"] == nil {
@@ -638,7 +664,8 @@ func TestIdentityServer(t *testing.T) {
 			}
 		}
 	}
-	register := fmt.Sprintf(`{"address":%q,"name":"n","agent_type":"mailbox","profile":{"description":""}}`, you.Address())
+	register := fmt.Sprintf(`{"address":%q,"name":"n","agent_type":"mailbox","profile":{"description":""}}`,
+		you.Address())
 
 	want(do("GET", "/v2/identity/"+you.Address()+"/challenge", "x", ""))(401)
 	want(do("GET", "/v2/identity/nobody/challenge", "token-ann", ""))(400)
@@ -672,7 +699,8 @@ func TestIdentityServer(t *testing.T) {
 	want(do("GET", "/v2/identity/"+other.Address()+"/challenge", "token-ann", ""))(503)
 	want(do("GET", "/v2/identity/"+other.Address()+"/challenge", "token-bob", ""))(200)
 	zero := &IdentityServer{}
-	if rec := request(zero, "GET", "/v2/identity/"+you.Address()+"/challenge", nil, "Authorization", "Bearer x"); rec.Code != 401 {
+	if rec := request(zero, "GET", "/v2/identity/"+you.Address()+"/challenge", nil,
+		"Authorization", "Bearer x"); rec.Code != 401 {
 		t.Errorf("%d", rec.Code)
 	}
 }

@@ -172,7 +172,8 @@ func (a ChatAcknowledgement) Message() Message {
 	if a.Metadata != nil {
 		metadata = stringMap(*a.Metadata)
 	}
-	return ChatAcknowledgementModel().messageOf(&node{kind: '{', keys: []string{"timestamp", "acknowledged_msg_id", "metadata"},
+	return ChatAcknowledgementModel().messageOf(&node{kind: '{',
+		keys: []string{"timestamp", "acknowledged_msg_id", "metadata"},
 		vals: []*node{str(a.Timestamp.String()), str(a.AcknowledgedMsgID), metadata}}, 256)
 }
 

@@ -109,7 +109,8 @@ func TestClientFailover(t *testing.T) {
 func TestClientRedirectedAnswer(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent := echoAgent(you)
-	net := memHTTP{"good": &Server{Resolve: Serve(agent)}, "hop": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	net := memHTTP{"good": &Server{Resolve: Serve(agent)}, "hop": http.HandlerFunc(func(w http.ResponseWriter,
+		r *http.Request) {
 		http.Redirect(w, r, "http://good/submit", http.StatusTemporaryRedirect)
 	})}
 	follow := &http.Client{Transport: net}
@@ -151,15 +152,22 @@ func TestClientErrors(t *testing.T) {
 		})
 	})
 	for name, f := range map[string]func() (*Client, string, Message, error){
-		"no identity": func() (*Client, string, Message, error) { return &Client{}, you.Address(), hello(), ErrNoIdentity },
+		"no identity": func() (*Client, string, Message, error) {
+			return &Client{}, you.Address(), hello(),
+				ErrNoIdentity
+		},
 		"bad user": func() (*Client, string, Message, error) {
 			return &Client{User: "user"}, you.Address(), hello(), ErrNoIdentity
 		},
 		"no resolver": func() (*Client, string, Message, error) {
 			return &Client{Identity: me}, you.Address(), hello(), ErrUnresolved
 		},
-		"unknown":      func() (*Client, string, Message, error) { return c, me.Address(), hello(), ErrUnresolved },
-		"wrong prefix": func() (*Client, string, Message, error) { return c, "http://" + you.Address(), hello(), ErrAddress }, // UAG-008
+		"unknown": func() (*Client, string, Message, error) { return c, me.Address(), hello(), ErrUnresolved },
+		// UAG-008
+		"wrong prefix": func() (*Client, string, Message, error) {
+			return c, "http://" + you.Address(), hello(),
+				ErrAddress
+		},
 		"bad message": func() (*Client, string, Message, error) {
 			return c, you.Address(), ModelOf[echoMessage]().Message(1), ErrContent
 		},
@@ -183,14 +191,16 @@ func TestClientGuard(t *testing.T) {
 	reached := false
 	srv := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { reached = true }))
 	defer srv.Close()
-	c := &Client{Identity: me, Resolver: Endpoints{you.Address(): {srv.URL + "/submit", "http://169.254.169.254/latest", "file:///etc/passwd"}}}
+	c := &Client{Identity: me, Resolver: Endpoints{you.Address(): {srv.URL +
+		"/submit", "http://169.254.169.254/latest", "file:///etc/passwd"}}}
 	if _, err := c.Send(t.Context(), you.Address(), hello()); !errors.Is(err, ErrUndelivered) || reached {
 		t.Errorf("err = %v, reached %v", err, reached)
 	}
 }
 
 func TestChoose(t *testing.T) {
-	all := []Endpoint{{"http://a", 1}, {"https://b", 8}, {"http://zero", 0}, {"http://minus", -4}, {"ftp://c", 9}, {"http://u:p@d", 9}, {"//e", 9}, {"http://f", 1}}
+	all := []Endpoint{{"http://a", 1}, {"https://b", 8}, {"http://zero", 0}, {"http://minus", -4}, {"ftp://c", 9},
+		{"http://u:p@d", 9}, {"//e", 9}, {"http://f", 1}}
 	for _, c := range []struct {
 		random float64
 		max    int
@@ -213,7 +223,8 @@ func TestChoose(t *testing.T) {
 // UAG-021: forwarding keeps every byte.
 func TestForwardKeepsBytes(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
-	body := []byte(strings.Replace(string(encoded(t, signed(t, me, you.Address(), hello()))), `"version":1`, ` "x" : "é" , "version" : 1.0`, 1))
+	body := []byte(strings.Replace(string(encoded(t, signed(t, me, you.Address(), hello()))),
+		`"version":1`, ` "x" : "é" , "version" : 1.0`, 1))
 	e, err := Decode(body)
 	if err != nil {
 		t.Fatal(err)
@@ -221,7 +232,8 @@ func TestForwardKeepsBytes(t *testing.T) {
 	var got []byte
 	net := memHTTP{"you": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { got = readAll(t, r.Body) })}
 	c := &Client{HTTP: net.client()}
-	if _, err := c.Forward(t.Context(), []Endpoint{{"http://you/submit", 1}}, e); err != nil || string(got) != string(body) {
+	if _, err := c.Forward(t.Context(), []Endpoint{{"http://you/submit", 1}}, e); err != nil ||
+		string(got) != string(body) {
 		t.Errorf("%s, %v", got, err)
 	}
 	if err := e.VerifySignature(); err != nil {
@@ -236,20 +248,22 @@ func TestChat(t *testing.T) {
 	net := memHTTP{}
 	everywhere := Endpoints{alice.Address(): {"http://alice/submit"}, bob.Address(): {"http://bob/submit"}}
 	toAlice := make(chan *Request, 10)
-	net["alice"] = &Server{Log: quiet(), Resolve: Serve(&Agent{Address: alice.Address(), Identity: alice, Handler: func(_ context.Context, r *Request) (Response, error) {
-		toAlice <- r
-		return Response{}, nil
-	}})}
+	net["alice"] = &Server{Log: quiet(), Resolve: Serve(&Agent{Address: alice.Address(), Identity: alice,
+		Handler: func(_ context.Context, r *Request) (Response, error) {
+			toAlice <- r
+			return Response{}, nil
+		}})}
 	fails := false
 	bobs := &Server{
 		Log: quiet(),
-		Resolve: Serve(&Agent{Address: bob.Address(), Identity: bob, Handler: ChatHandler(nil, func(_ context.Context, r *Request, m *ChatMessage) (*ChatMessage, error) {
-			if fails {
-				return nil, errors.New("private")
-			}
-			answer := NewChat(time.Now(), Text("you said "+m.Text()), EndSession())
-			return &answer, nil
-		})}),
+		Resolve: Serve(&Agent{Address: bob.Address(), Identity: bob,
+			Handler: ChatHandler(nil, func(_ context.Context, r *Request, m *ChatMessage) (*ChatMessage, error) {
+				if fails {
+					return nil, errors.New("private")
+				}
+				answer := NewChat(time.Now(), Text("you said "+m.Text()), EndSession())
+				return &answer, nil
+			})}),
 		Client: &Client{HTTP: net.client(), Resolver: everywhere},
 	}
 	net["bob"] = bobs
@@ -270,7 +284,8 @@ func TestChat(t *testing.T) {
 	}
 	r := next()
 	answer, err := DecodeChatMessage(r.Content.Payload)
-	if err != nil || answer.Text() != "you said hi é" || !answer.Ends() || r.Session != reply.Envelope.Session || r.Verdict.Key != bob.Address() {
+	if err != nil || answer.Text() != "you said hi é" || !answer.Ends() || r.Session != reply.Envelope.Session ||
+		r.Verdict.Key != bob.Address() {
 		t.Fatalf("%+v, %v", answer, err)
 	}
 	// Asynchronously: acknowledgement first, then the answer.
@@ -302,7 +317,8 @@ func TestContent(t *testing.T) {
 	m := NewChat(time.Unix(1767323045, 678901000), Text("a"), Metadata(map[string]string{"b": "1", "a": "2"}),
 		ResourceOf(id, Resource{"u", map[string]string{}}), ResourceOf(id, Resource{URI: "u"}, Resource{URI: "v"}),
 		Content{Type: TypeResource, ResourceID: id, Resources: []Resource{{URI: "u"}}, List: true},
-		Content{Type: TypeStartStream, StreamID: id}, Content{Type: TypeEndStream, StreamID: id}, StartSession(), EndSession())
+		Content{Type: TypeStartStream, StreamID: id}, Content{Type: TypeEndStream, StreamID: id}, StartSession(),
+		EndSession())
 	msg := m.Message()
 	if msg.Err() != nil {
 		t.Fatal(msg.Err())
@@ -315,13 +331,15 @@ func TestContent(t *testing.T) {
 		t.Errorf("round trip:\n%s\n%s", msg.Payload, second.Payload)
 	}
 	var bound ChatMessage
-	if err := msg.Bind(&bound); err != nil || len(bound.Content) != len(m.Content) || bound.Timestamp.String() != "2026-01-02T03:04:05.678901+00:00" {
+	if err := msg.Bind(&bound); err != nil || len(bound.Content) != len(m.Content) ||
+		bound.Timestamp.String() != "2026-01-02T03:04:05.678901+00:00" {
 		t.Errorf("%+v, %v", bound, err)
 	}
 	if bad := NewChat(time.Now(), Content{Type: "card"}).Message(); !errors.Is(bad.Err(), ErrContent) {
 		t.Errorf("an unknown type is sent: %v", bad.Err())
 	}
-	if bad := NewChat(time.Now(), Content{Type: TypeEndStream, StreamID: "x"}).Message(); !errors.Is(bad.Err(), ErrContent) {
+	if bad := NewChat(time.Now(), Content{Type: TypeEndStream, StreamID: "x"}).Message(); !errors.Is(bad.Err(),
+		ErrContent) {
 		t.Errorf("a bad id is sent: %v", bad.Err())
 	}
 }
@@ -338,7 +356,8 @@ func TestResolver(t *testing.T) {
 	net := memHTTP{"almanac": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path = r.URL.RequestURI()
 		if strings.Contains(path, "/domains/") {
-			writeBody(w, 200, []byte(fmt.Sprintf(`{"name":"n","status":"Registered","assigned_agents":[{"address":%q,"weight":0},{"address":%q,"weight":0.5}]}`, two.Address(), one.Address())))
+			writeBody(w, 200,
+				[]byte(fmt.Sprintf(`{"name":"n","status":"Registered","assigned_agents":[{"address":%q,"weight":0},{"address":%q,"weight":0.5}]}`, two.Address(), one.Address())))
 			return
 		}
 		writeBody(w, 200, []byte(body))
@@ -350,8 +369,10 @@ func TestResolver(t *testing.T) {
 		want           error
 	}{
 		{one.Address(), record(one.Address(), future, good), "/v1/almanac/agents/" + one.Address(), nil},
-		{"agent://" + one.Address(), record(one.Address(), future, good), "/v1/almanac/agents/" + one.Address() + "?prefix=agent", nil},
-		{"test-agent://some.name", record(one.Address(), future, good), "/v1/almanac/agents/" + one.Address() + "?prefix=test-agent", nil},
+		{"agent://" + one.Address(), record(one.Address(), future, good), "/v1/almanac/agents/" + one.Address() +
+			"?prefix=agent", nil},
+		{"test-agent://some.name", record(one.Address(), future, good), "/v1/almanac/agents/" + one.Address() +
+			"?prefix=test-agent", nil},
 		{one.Address(), record(one.Address(), "", good), "", ErrUnresolved},
 		{one.Address(), record(one.Address(), past, good), "", ErrUnresolved},
 		{one.Address(), record(one.Address(), future, ""), "", ErrUnresolved},
@@ -366,7 +387,8 @@ func TestResolver(t *testing.T) {
 			t.Errorf("%s: err = %v, want %v", c.to, err, c.want)
 			continue
 		}
-		if err == nil && (address != one.Address() || !slices.Equal(endpoints, []Endpoint{{"http://a/submit", 1}}) || path != c.path) {
+		if err == nil && (address != one.Address() || !slices.Equal(endpoints, []Endpoint{{"http://a/submit", 1}}) ||
+			path != c.path) {
 			t.Errorf("%s: %s %v %s", c.to, address, endpoints, path)
 		}
 	}

@@ -104,9 +104,10 @@ func TestUntil(t *testing.T) {
 	}{
 		"no expires":           {v: &Verifier{}, e: &Envelope{}, a: Signed, want: day},
 		"expired ones allowed": {v: &Verifier{AllowExpired: true}, e: &Envelope{Expires: "1"}, a: Signed, want: day},
-		"beyond the horizon":   {v: &Verifier{}, e: &Envelope{Expires: Uint(uint64(now.Add(2 * day).Unix()))}, a: Signed, want: day},
-		"no year":              {v: &Verifier{}, e: &Envelope{Expires: Uint(1 << 63)}, a: Signed, want: day},
-		"unsigned":             {v: &Verifier{}, e: &Envelope{}, a: Unsigned, want: 5 * time.Minute},
+		"beyond the horizon": {v: &Verifier{}, e: &Envelope{Expires: Uint(uint64(now.Add(2 * day).Unix()))},
+			a: Signed, want: day},
+		"no year":  {v: &Verifier{}, e: &Envelope{Expires: Uint(1 << 63)}, a: Signed, want: day},
+		"unsigned": {v: &Verifier{}, e: &Envelope{}, a: Unsigned, want: 5 * time.Minute},
 	} {
 		if got := c.v.remember(c.e, now, c.a).Sub(now); got != c.want {
 			t.Errorf("%s: remembered for %s, want %s", name, got, c.want)

@@ -365,7 +365,8 @@ func (e *Envelope) encodeAnswer() ([]byte, error) { return e.appendJSON(nil, pyD
 
 func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []byte) ([]byte, error) {
 	text := func(p *string) *string { return p }
-	for _, p := range []*string{&e.Sender, &e.Target, &e.Session, &e.SchemaDigest, e.ProtocolDigest, e.Payload, e.Signature} {
+	for _, p := range []*string{&e.Sender, &e.Target, &e.Session, &e.SchemaDigest, e.ProtocolDigest, e.Payload,
+		e.Signature} {
 		if p != nil && !utf8.ValidString(*p) {
 			return nil, ErrShape.Because(errors.New("text is not UTF-8"))
 		}

@@ -130,7 +130,8 @@ func ExampleChatHandler() {
 	server := &uagents.Server{
 		Resolve: uagents.Serve(&uagents.Agent{
 			Address: id.Address(), Identity: id,
-			Handler: uagents.ChatHandler(nil, func(_ context.Context, r *uagents.Request, m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
+			Handler: uagents.ChatHandler(nil, func(_ context.Context, r *uagents.Request,
+				m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
 				answer := uagents.NewChat(time.Now(), uagents.Text("you said "+m.Text()), uagents.EndSession())
 				return &answer, nil
 			}),

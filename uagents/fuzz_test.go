@@ -185,7 +185,8 @@ func FuzzServer(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, state byte, method, path, contentType, connection string, body []byte) {
 		agent := echoAgent(you)
-		s := &Server{Resolve: Serve(agent), Routes: restRoutes(), Log: quiet(), Wait: time.Millisecond, HandlerTime: time.Millisecond}
+		s := &Server{Resolve: Serve(agent), Routes: restRoutes(), Log: quiet(), Wait: time.Millisecond,
+			HandlerTime: time.Millisecond}
 		var h http.Handler = s
 		switch state % 5 {
 		case 1:

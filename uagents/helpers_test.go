@@ -39,7 +39,10 @@ func (m memHTTP) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (m memHTTP) client() *http.Client {
-	return &http.Client{Transport: m, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: m, CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -134,7 +137,8 @@ func wantAnswer(t testing.TB, status int, body, text string) {
 func wantError(t testing.TB, status int, body string, want *Error) {
 	t.Helper()
 	var e struct{ Error string }
-	if err := json.Unmarshal([]byte(body), &e); err != nil || status != want.Status() || !strings.HasPrefix(e.Error, want.Text) {
+	if err := json.Unmarshal([]byte(body), &e); err != nil || status != want.Status() ||
+		!strings.HasPrefix(e.Error, want.Text) {
 		t.Fatalf("got %d %s, want %d %s", status, body, want.Status(), want.Text)
 	}
 }

@@ -136,7 +136,8 @@ func TestAlmanacCounts(t *testing.T) {
 			found = 200
 		}
 		if rec := request(s, "GET", "/v1/almanac/agents/"+me.Address(), nil); rec.Code != found {
-			t.Errorf("%d endpoints and %d protocols: the record is answered with %d", c.endpoints, c.protocols, rec.Code)
+			t.Errorf("%d endpoints and %d protocols: the record is answered with %d", c.endpoints, c.protocols,
+				rec.Code)
 		}
 	}
 }
@@ -149,14 +150,17 @@ func TestOnlyJSON(t *testing.T) {
 		h    http.Handler
 		path string
 	}{
-		{almanac, "/v1/almanac/agents"}, {almanac, "/v1/almanac/agents/batch"}, {almanac, "/v1/almanac/agents/x/status"},
+		{almanac, "/v1/almanac/agents"}, {almanac, "/v1/almanac/agents/batch"},
+		{almanac, "/v1/almanac/agents/x/status"},
 		{almanac, "/v1/almanac/manifests"}, {almanac, "/v1/almanac/search"}, {box, "/v2/agents/mailbox/submit"},
-		{identity, "/v2/identity"}, {identity, "/v2/agents"}, {identity, "/v2/agents/interactions"}, {identity, "/v2/agents/batch"},
+		{identity, "/v2/identity"}, {identity, "/v2/agents"}, {identity, "/v2/agents/interactions"},
+		{identity, "/v2/agents/batch"},
 		{identity, "/v1/search/agents"}, {identity, "/v1/events"},
 	} {
 		for media, want := range map[string]bool{
-			"": false, "text/plain": false, "application/x-www-form-urlencoded": false, "multipart/form-data; boundary=x": false,
-			"text/plain; x=application/json": false, "application/jsonx": false,
+			"": false, "text/plain": false, "application/x-www-form-urlencoded": false,
+			"multipart/form-data; boundary=x": false,
+			"text/plain; x=application/json":  false, "application/jsonx": false,
 			"application/json": true, "application/json; charset=utf-8": true, "Application/JSON": true,
 		} {
 			var headers []string

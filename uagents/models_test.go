@@ -88,7 +88,8 @@ func TestModelOf(t *testing.T) {
 		vectors[c.Name] = m
 	}
 	for _, m := range []*Model{
-		ModelOf[Pt](), ModelOf[Opt](), ModelOf[Nested](), ModelOf[Described](), ModelOf[Lit](), ModelOf[En](), ModelOf[Un](),
+		ModelOf[Pt](), ModelOf[Opt](), ModelOf[Nested](), ModelOf[Described](), ModelOf[Lit](), ModelOf[En](),
+		ModelOf[Un](),
 		ModelOf[Tm](), ModelOf[AnyM](), ModelOf[Empty](), ModelOf[RequestPayment](), ModelOf[CommitPayment](),
 		ModelOf[RejectPayment](), ModelOf[CancelPayment](), ModelOf[CompletePayment](),
 	} {
@@ -111,8 +112,10 @@ func TestModelOf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	same(t, "recursive", sortedJSON(t, b), sortedJSON(t, []byte(`{"$ref": "#/definitions/Node", "definitions": {"Node": {"title": "Node", "type": "object", "properties": {"v": {"title": "V", "type": "integer"}, "kids": {"title": "Kids", "default": [], "type": "array", "items": {"$ref": "#/definitions/Node"}}}, "required": ["v"]}}}`)))
-	if err := ModelOf[treeNode]().Validate([]byte(`{"v":1,"kids":[{"v":2,"kids":[{"v":"x"}]}]}`)); !errors.Is(err, ErrContent) || !strings.Contains(err.Error(), "kids.0.kids.0.v") {
+	same(t, "recursive", sortedJSON(t, b), sortedJSON(t,
+		[]byte(`{"$ref": "#/definitions/Node", "definitions": {"Node": {"title": "Node", "type": "object", "properties": {"v": {"title": "V", "type": "integer"}, "kids": {"title": "Kids", "default": [], "type": "array", "items": {"$ref": "#/definitions/Node"}}}, "required": ["v"]}}}`)))
+	if err := ModelOf[treeNode]().Validate([]byte(`{"v":1,"kids":[{"v":2,"kids":[{"v":"x"}]}]}`)); !errors.Is(err,
+		ErrContent) || !strings.Contains(err.Error(), "kids.0.kids.0.v") {
 		t.Errorf("err = %v", err)
 	}
 	for _, m := range []*Model{ModelOf[int](), ModelOf[struct{ C chan int }](), ModelOf[struct{}](), ModelOf[struct {
@@ -126,7 +129,8 @@ func TestModelOf(t *testing.T) {
 
 func TestFieldTitle(t *testing.T) {
 	for in, want := range map[string]string{
-		"userID": "Userid", "snake_case_name": "Snake Case Name", "a1b": "A1B", "x": "X", "msg-id": "Msg-Id", "_p": " P",
+		"userID": "Userid", "snake_case_name": "Snake Case Name", "a1b": "A1B", "x": "X", "msg-id": "Msg-Id",
+		"_p": " P",
 	} {
 		same(t, in, fieldTitle(in), want)
 	}
@@ -137,20 +141,28 @@ func TestValidate(t *testing.T) {
 	const object = `{"type":"object","properties":{"v":`
 	for _, c := range []struct{ schema, good, bad string }{
 		{`{"type":"string"}`, `"" 5 1.5 true 1e3`, `null [] {}`},
-		{`{"type":"integer"}`, `1 1.9 "5" " 5 " "1_0" true 100000000000000000000000000000`, `null "5.0" "x" "" [] {} "0x1"`},
+		{`{"type":"integer"}`, `1 1.9 "5" " 5 " "1_0" true 100000000000000000000000000000`,
+			`null "5.0" "x" "" [] {} "0x1"`},
 		{`{"type":"number"}`, `1 1.5 "1e3" "inf" true`, `null "x" "" [] "0x10"`},
 		{`{"type":"boolean"}`, `true 0 1 1.0 "yes" "ON" "f"`, `null 2 "2" "" [] 1.5`},
-		{`{"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":2}`, `[1] [1,"2"]`, `[] [1,2,3] [null] ["x"] {} "a" null`},
-		{`{"type":"array","items":[{"type":"integer"},{"type":"string"}],"minItems":2,"maxItems":2}`, `[1,"a"] ["1",2]`, `[1] ["a","a"]`},
+		{`{"type":"array","items":{"type":"integer"},"minItems":1,"maxItems":2}`, `[1] [1,"2"]`,
+			`[] [1,2,3] [null] ["x"] {} "a" null`},
+		{`{"type":"array","items":[{"type":"integer"},{"type":"string"}],"minItems":2,"maxItems":2}`, `[1,"a"] ["1",2]`,
+			`[1] ["a","a"]`},
 		{`{"type":"object","additionalProperties":{"type":"integer"}}`, `{} {"a":1}`, `{"a":"x"} {"a":null} [1] null`},
-		{`{"anyOf":[{"type":"integer"},{"type":"array","items":{"type":"string"}}]}`, `1 ["a"] []`, `"x" {} [null] null`},
+		{`{"anyOf":[{"type":"integer"},{"type":"array","items":{"type":"string"}}]}`, `1 ["a"] []`,
+			`"x" {} [null] null`},
 		{`{"enum":["a","b"],"type":"string"}`, `"a"`, `"c" 1 null []`},
 		{`{"enum":[1,2]}`, `1 2.0 true`, `3 "1"`},
 		{`{"allOf":[{"$ref":"#/properties/w"}],"default":"x"}`, `1`, `"x" null`},
-		{`{"type":"string","format":"date-time"}`, `"2026-01-02T03:04:05Z" "2026-01-02 03:04" "2026-1-2T3:4" 1767323045 "1767323045000"`, `"2026-01-02" "2026-02-30T00:00:00" "2026-01-02T24:00:00" "2026-01-02T03:04:05+23:99" "nan" {} null`},
+		{`{"type":"string","format":"date-time"}`,
+			`"2026-01-02T03:04:05Z" "2026-01-02 03:04" "2026-1-2T3:4" 1767323045 "1767323045000"`,
+			`"2026-01-02" "2026-02-30T00:00:00" "2026-01-02T24:00:00" "2026-01-02T03:04:05+23:99" "nan" {} null`},
 		{`{"type":"string","format":"date"}`, `"2026-01-02" 1767323045`, `"2026-02-30" "2026-01-02T00:00:00" []`},
-		{`{"type":"string","format":"uuid"}`, `"{11111111-2222-4333-8444-555555555555}" "6ba7b810-9dad-11d1-80b4-00c04fd430c8"`, `"x" 1 null`},
-		{`{"type":"string","format":"uuid4"}`, `"11111111222243338444555555555555"`, `"6ba7b810-9dad-11d1-80b4-00c04fd430c8" "11111111-2222-4333-c444-555555555555"`},
+		{`{"type":"string","format":"uuid"}`,
+			`"{11111111-2222-4333-8444-555555555555}" "6ba7b810-9dad-11d1-80b4-00c04fd430c8"`, `"x" 1 null`},
+		{`{"type":"string","format":"uuid4"}`, `"11111111222243338444555555555555"`,
+			`"6ba7b810-9dad-11d1-80b4-00c04fd430c8" "11111111-2222-4333-c444-555555555555"`},
 		{`{"type":"string","minLength":2,"maxLength":3,"pattern":"a+"}`, `"aa" "aab"`, `"a" "aaaa" "ba"`},
 		{`{"type":"integer","minimum":0,"exclusiveMaximum":10,"multipleOf":2}`, `0 8`, `-2 10 3`},
 		{`{"type":"number","exclusiveMinimum":0,"maximum":1}`, `0.5 1`, `0 1.5`},
@@ -171,12 +183,14 @@ func TestValidate(t *testing.T) {
 		}
 	}
 	opt := ModelOf[struct1]()
-	for text, ok := range map[string]bool{`{}`: true, `{"a":null}`: true, `{"b":null}`: false, `{"b":"6"}`: true, `[]`: false, `x`: false} {
+	for text, ok := range map[string]bool{`{}`: true, `{"a":null}`: true, `{"b":null}`: false, `{"b":"6"}`: true,
+		`[]`: false, `x`: false} {
 		if err := opt.Validate([]byte(text)); (err == nil) != ok {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	for _, bad := range []string{`[]`, `{`, `{"$ref":"http://evil/x"}`, `{"properties":{"a":{"$ref":"file:///etc/passwd"}}}`, `{"default":1e999}`, strings.Repeat("[", 100)} {
+	for _, bad := range []string{`[]`, `{`, `{"$ref":"http://evil/x"}`,
+		`{"properties":{"a":{"$ref":"file:///etc/passwd"}}}`, `{"default":1e999}`, strings.Repeat("[", 100)} {
 		if _, err := ParseModel([]byte(bad)); !errors.Is(err, ErrSchema) {
 			t.Errorf("%.40s: %v", bad, err)
 		}
@@ -226,9 +240,11 @@ func TestValidateBudget(t *testing.T) {
 
 func TestPythonNumbers(t *testing.T) {
 	for in, want := range map[string]string{
-		"1": "1", "-0": "0", "1.0": "1.0", "1e2": "100.0", "-0.0": "-0.0", "1e-7": "1e-07", "0.0001": "0.0001", "0.00001": "1e-05",
-		"1e16": "1e+16", "9007199254740993.0": "9007199254740992.0", "123456789012345678901234567890": "123456789012345678901234567890",
-		"1e15": "1000000000000000.0", "5e-324": "5e-324",
+		"1": "1", "-0": "0", "1.0": "1.0", "1e2": "100.0", "-0.0": "-0.0", "1e-7": "1e-07", "0.0001": "0.0001",
+		"0.00001": "1e-05",
+		"1e16":    "1e+16", "9007199254740993.0": "9007199254740992.0",
+		"123456789012345678901234567890": "123456789012345678901234567890",
+		"1e15":                           "1000000000000000.0", "5e-324": "5e-324",
 	} {
 		got, err := pyNumber(in)
 		if err != nil || got != want {
@@ -244,8 +260,10 @@ func TestPythonNumbers(t *testing.T) {
 func TestIntTexts(t *testing.T) {
 	for in, want := range map[string]string{
 		`"1."`: "!", `"1.00"`: "1", `".0"`: "!", `"+ 1"`: "!", `"-5"`: "-5", `"--5"`: "!", `"-0"`: "0", `"007"`: "7",
-		`"1__0"`: "!", `"_1"`: "!", `"1_"`: "!", `"1_0.0"`: "10", `"1.0_0"`: "!", `"+1.0"`: "1", `"1e3"`: "!", `"\t1\n"`: "1",
-		`1e30`: "!", `1e18`: "1000000000000000000", `9.3e18`: "!", `-0.0`: "0", `-0`: "0", `"-1.0"`: "-1", `"1 0"`: "!", `" "`: "!",
+		`"1__0"`: "!", `"_1"`: "!", `"1_"`: "!", `"1_0.0"`: "10", `"1.0_0"`: "!", `"+1.0"`: "1", `"1e3"`: "!",
+		`"\t1\n"`: "1",
+		`1e30`:    "!", `1e18`: "1000000000000000000", `9.3e18`: "!", `-0.0`: "0", `-0`: "0", `"-1.0"`: "-1", `"1 0"`: "!",
+		`" "`:                   "!",
 		`9223372036854774784.0`: "9223372036854774784", `true`: "1", `null`: "", `[]`: "!", `1.5`: "!",
 	} {
 		got, err := parseInt(jsonx.Value(in))
@@ -262,11 +280,13 @@ func TestIntTexts(t *testing.T) {
 func TestChatDuplicates(t *testing.T) {
 	const id, stamp = "11111111-2222-4333-8444-555555555555", "2026-01-02T03:04:05+00:00"
 	message := func(content string) string {
-		return `{"timestamp":"` + stamp + `","msg_id":"x","content":"none","msg_id":"` + id + `","content":[` + content + `]}`
+		return `{"timestamp":"` + stamp + `","msg_id":"x","content":"none","msg_id":"` + id + `","content":[` +
+			content + `]}`
 	}
 	text := message(`{"type":"metadata","text":1,"type":"text","text":"first","text":"last"},` +
 		`{"type":"metadata","metadata":{"a":"1","b":"2","\u0061":"3"}},` +
-		`{"type":"resource","resource_id":"` + id + `","resource":{"uri":"x","uri":"https://example.com","metadata":{}}}`)
+		`{"type":"resource","resource_id":"` + id +
+		`","resource":{"uri":"x","uri":"https://example.com","metadata":{}}}`)
 	m, err := DecodeChatMessage([]byte(text))
 	if err != nil {
 		t.Fatal(err)

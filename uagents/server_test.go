@@ -85,7 +85,8 @@ func TestSignature(t *testing.T) {
 		}
 	})
 	t.Run("UAG-003 seeds are not trimmed", func(t *testing.T) {
-		if seeded(t, "x").Address() == seeded(t, "x ").Address() || seeded(t, "é").Address() == seeded(t, "e\u0301").Address() {
+		if seeded(t, "x").Address() == seeded(t, "x ").Address() ||
+			seeded(t, "é").Address() == seeded(t, "e\u0301").Address() {
 			t.Error("two seeds, one key")
 		}
 	})
@@ -93,7 +94,8 @@ func TestSignature(t *testing.T) {
 		if err := (&Envelope{Sender: you.Address()}).Sign(me); !errors.Is(err, ErrAddress) {
 			t.Errorf("err = %v", err)
 		}
-		if s := fmt.Sprintf("%v %+v %#v", me, me, me); strings.Contains(s, hex.EncodeToString(me.PrivateKey())) || strings.Contains(s, "key") {
+		if s := fmt.Sprintf("%v %+v %#v", me, me, me); strings.Contains(s, hex.EncodeToString(me.PrivateKey())) ||
+			strings.Contains(s, "key") {
 			t.Errorf("an identity prints its key: %s", s)
 		}
 	})
@@ -200,7 +202,8 @@ func TestVerifierPolicy(t *testing.T) {
 		open := &Verifier{Now: clock, AllowUnsigned: true}
 		for sender, want := range map[string]error{
 			user: nil, strings.ToUpper(user): ErrUnsigned, "user": ErrUserAddress, "user-anything": ErrUserAddress,
-			user[:len(user)-1] + map[bool]string{true: "p", false: "q"}[strings.HasSuffix(user, "q")]: ErrUserAddress, me.Address(): ErrUnsigned,
+			user[:len(user)-1] + map[bool]string{true: "p", false: "q"}[strings.HasSuffix(user, "q")]: ErrUserAddress,
+			me.Address(): ErrUnsigned,
 		} {
 			e := at(time.Minute)
 			e.Sender, e.Signature = sender, nil
@@ -235,7 +238,8 @@ func TestVerifierPolicy(t *testing.T) {
 	t.Run("UAG-036 second use", func(t *testing.T) {
 		b := encoded(t, at(time.Minute))
 		v, err := zero.Verify(t.Context(), b)
-		if err != nil || v.Verdict.Assurance != Signed || v.Verdict.Key != me.Address() || string(v.Content.Payload) != `{"message": "hello"}` {
+		if err != nil || v.Verdict.Assurance != Signed || v.Verdict.Key != me.Address() ||
+			string(v.Content.Payload) != `{"message": "hello"}` {
 			t.Fatalf("%+v, %v", v, err)
 		}
 		if v, err = zero.Verify(t.Context(), b); !errors.Is(err, ErrReplay) || v == nil {
@@ -346,14 +350,16 @@ func TestServerAnswers(t *testing.T) {
 			code, body := submit(s, encoded(t, e))
 			wantError(t, code, body, ErrRange)
 		}
-		b := bytes.Replace(encoded(t, signed(t, me, you.Address(), hello())), []byte(`"nonce":null`), []byte(`"nonce":{}`), 1)
+		b := bytes.Replace(encoded(t, signed(t, me, you.Address(), hello())), []byte(`"nonce":null`),
+			[]byte(`"nonce":{}`), 1)
 		code, body := submit(s, b)
 		wantError(t, code, body, ErrShape)
 	})
 	t.Run("hole 6: sync answers are signed when the key is here", func(t *testing.T) {
 		agent := echoAgent(you)
 		agent.Identity = you
-		code, body := submit(&Server{Resolve: Serve(agent)}, encoded(t, signed(t, me, you.Address(), hello())), syncHeader, "sync")
+		code, body := submit(&Server{Resolve: Serve(agent)}, encoded(t, signed(t, me, you.Address(), hello())),
+			syncHeader, "sync")
 		wantAnswer(t, code, body, `{"text": "echo: hello"}`)
 		e, err := Decode([]byte(body))
 		if err != nil || e.VerifySignature() != nil {
@@ -363,7 +369,8 @@ func TestServerAnswers(t *testing.T) {
 	t.Run("UAG-053 other header values are async", func(t *testing.T) {
 		s := &Server{Resolve: Serve(echoAgent(you)), Log: quiet()}
 		for _, v := range []string{"SYNC", "async", ""} {
-			if code, body := submit(s, encoded(t, signed(t, me, you.Address(), hello())), syncHeader, v); code != 200 || body != "{}" {
+			if code, body := submit(s, encoded(t, signed(t, me, you.Address(), hello())), syncHeader, v); code != 200 ||
+				body != "{}" {
 				t.Errorf("%q: %d %s", v, code, body)
 			}
 		}
@@ -420,17 +427,22 @@ func TestServerRefusesPoison(t *testing.T) {
 		"not JSON":          {Schema: digest, Payload: []byte(`{`)},
 		"chat, unknown key": {Schema: ChatMessageDigest, Payload: []byte(chat(`],"x":1`))},
 		"item, unknown key": {Schema: ChatMessageDigest, Payload: []byte(chat(`{"type":"text","text":"x","zz":1}]`))},
-		"chat, no time":     {Schema: ChatMessageDigest, Payload: []byte(`{"msg_id":"` + NewSession() + `","content":[]}`)},
-		"ack, unknown key":  {Schema: ChatAcknowledgementDigest, Payload: []byte(`{"timestamp":1,"acknowledged_msg_id":"` + NewSession() + `","a":1}`)},
-		"empty, unknown":    {Schema: "model:" + strings.Repeat("0", 64), Payload: nil},
-		"payment, no funds": {Schema: ModelOf[RequestPayment]().Digest(), Payload: []byte(`{"recipient":"x","deadline_seconds":5}`)},
-		"subscription":      {Schema: ModelOf[AcceptAgentSubscriptionUpdate]().Digest(), Payload: []byte(`{"update_id":null}`)},
+		"chat, no time": {Schema: ChatMessageDigest, Payload: []byte(`{"msg_id":"` + NewSession() +
+			`","content":[]}`)},
+		"ack, unknown key": {Schema: ChatAcknowledgementDigest,
+			Payload: []byte(`{"timestamp":1,"acknowledged_msg_id":"` + NewSession() + `","a":1}`)},
+		"empty, unknown": {Schema: "model:" + strings.Repeat("0", 64), Payload: nil},
+		"payment, no funds": {Schema: ModelOf[RequestPayment]().Digest(),
+			Payload: []byte(`{"recipient":"x","deadline_seconds":5}`)},
+		"subscription": {Schema: ModelOf[AcceptAgentSubscriptionUpdate]().Digest(),
+			Payload: []byte(`{"update_id":null}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, body := submit(s, encoded(t, signed(t, me, you.Address(), m)))
 			wantError(t, code, body, ErrContent)
 			code, body = submit(s, encoded(t, signed(t, me, you.Address(), m)), syncHeader, "sync")
-			if text, bad := answerOf(t, body).IsError(); code != 200 || !bad || !strings.HasPrefix(text, ErrContent.Text) {
+			if text, bad := answerOf(t, body).IsError(); code != 200 || !bad ||
+				!strings.HasPrefix(text, ErrContent.Text) {
 				t.Errorf("sync: %d %s", code, body)
 			}
 		})
@@ -443,9 +455,11 @@ func TestServerRefusesPoisonousErrors(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent, seen := counting(you)
 	s := &Server{Resolve: Serve(agent)}
-	for payload, good := range map[string]bool{`{"error":"x"}`: true, `{"error":"x","more":1}`: true, `{"error":5}`: true, `{"error":{}}`: false, `{"error":null}`: false, `{}`: false, `"x"`: false, `{`: false} {
+	for payload, good := range map[string]bool{`{"error":"x"}`: true, `{"error":"x","more":1}`: true,
+		`{"error":5}`: true, `{"error":{}}`: false, `{"error":null}`: false, `{}`: false, `"x"`: false, `{`: false} {
 		for _, mode := range []string{"sync", "async"} {
-			code, body := submit(s, encoded(t, signed(t, me, you.Address(), Message{Schema: ErrorMessageDigest, Payload: []byte(payload)})), syncHeader, mode)
+			code, body := submit(s, encoded(t, signed(t, me, you.Address(),
+				Message{Schema: ErrorMessageDigest, Payload: []byte(payload)})), syncHeader, mode)
 			if good {
 				if code != 200 || body != "{}" {
 					t.Errorf("%s, %s: %d %s", payload, mode, code, body)
@@ -518,12 +532,14 @@ func TestServerRecord(t *testing.T) {
 	}
 	post := func(e *Envelope) *httptest.ResponseRecorder { return submitTo(s, "/submit", encoded(t, e)) }
 
-	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || len(log) != 1 || log[0].refusal != nil || !log[0].agent {
+	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || len(log) != 1 || log[0].refusal != nil ||
+		!log[0].agent {
 		t.Fatalf("%d %+v", rec.Code, log)
 	}
 	// What Record has seen to itself is not handled, where nobody waits.
 	handled = true
-	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || rec.Body.String() != "{}" || len(log) != 2 {
+	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || rec.Body.String() != "{}" ||
+		len(log) != 2 {
 		t.Fatalf("%d %s %+v", rec.Code, rec.Body, log)
 	}
 	s.running.Wait()
@@ -548,7 +564,8 @@ func TestServerRecord(t *testing.T) {
 	forged.Session = NewSession()
 	rec = post(forged)
 	wantError(t, rec.Code, rec.Body.String(), ErrSignature)
-	if len(log) != 3 || len(refused) != 3 || refused[2].Envelope.Sender != me.Address() || refused[2].Verified != nil || refused[2].Size == 0 {
+	if len(log) != 3 || len(refused) != 3 || refused[2].Envelope.Sender != me.Address() || refused[2].Verified != nil ||
+		refused[2].Size == 0 {
 		t.Fatalf("%+v %+v", log, refused)
 	}
 	// What cannot be recorded is not taken.
@@ -613,7 +630,8 @@ func TestServerSync(t *testing.T) {
 					t.Errorf("took %v, want %v", took, c.want)
 				}
 			}
-			code, body := submit(s, encoded(t, signedAt(t, me, you.Address(), "", hello(), time.Now().Add(-time.Hour))), syncHeader, "sync")
+			code, body := submit(s, encoded(t, signedAt(t, me, you.Address(), "", hello(), time.Now().Add(-time.Hour))),
+				syncHeader, "sync")
 			wantAnswer(t, code, body, `{"error": "Query envelope expired"}`)
 			synctest.Wait()
 		})
@@ -651,8 +669,10 @@ func TestServerSync(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &Server{Resolve: Serve(echoAgent(you)), Log: quiet()}
 			session := NewSession()
-			submit(s, encoded(t, signedAt(t, me, you.Address(), session, silent, time.Now().Add(2*time.Second))), syncHeader, "sync")
-			code, body := submit(s, encoded(t, signedAt(t, me, you.Address(), session, hello(), time.Now().Add(time.Minute))), syncHeader, "sync")
+			submit(s, encoded(t, signedAt(t, me, you.Address(), session, silent, time.Now().Add(2*time.Second))),
+				syncHeader, "sync")
+			code, body := submit(s, encoded(t, signedAt(t, me, you.Address(), session, hello(),
+				time.Now().Add(time.Minute))), syncHeader, "sync")
 			wantAnswer(t, code, body, `{"text": "echo: hello"}`)
 			synctest.Wait()
 		})
@@ -678,7 +698,8 @@ func TestServerSync(t *testing.T) {
 			one := NewSession()
 			for _, c := range []struct{ session, text string }{{one, "slow"}, {one, "after"}, {NewSession(), "other"}} {
 				m := ModelOf[echoMessage]().Message(echoMessage{c.text})
-				if code, _ := submit(s, encoded(t, signedAt(t, me, you.Address(), c.session, m, time.Now().Add(time.Minute)))); code != 200 {
+				if code, _ := submit(s, encoded(t, signedAt(t, me, you.Address(), c.session, m,
+					time.Now().Add(time.Minute)))); code != 200 {
 					t.Fatal(code)
 				}
 			}
@@ -770,9 +791,11 @@ func TestNoErrorAnswersAnError(t *testing.T) {
 	agent := &Agent{Address: you.Address(), Identity: you, Handler: func(context.Context, *Request) (Response, error) {
 		return Response{}, errors.New("no")
 	}}
-	s := &Server{Resolve: Serve(agent), Log: quiet(), Client: &Client{HTTP: net.client(), Resolver: Endpoints{me.Address(): {"http://me/submit"}}}}
+	s := &Server{Resolve: Serve(agent), Log: quiet(), Client: &Client{HTTP: net.client(),
+		Resolver: Endpoints{me.Address(): {"http://me/submit"}}}}
 	for _, mode := range []string{"sync", "async"} {
-		if code, body := submit(s, encoded(t, signed(t, me, you.Address(), NewErrorMessage("x"))), syncHeader, mode); code != 200 || body != "{}" {
+		if code, body := submit(s, encoded(t, signed(t, me, you.Address(), NewErrorMessage("x"))), syncHeader,
+			mode); code != 200 || body != "{}" {
 			t.Errorf("%s: %d %s", mode, code, body)
 		}
 	}
@@ -780,7 +803,8 @@ func TestNoErrorAnswersAnError(t *testing.T) {
 		t.Errorf("%d answers, %v", posted, err)
 	}
 	// Another message is answered.
-	if code, _ := submit(&Server{Resolve: s.Resolve, Client: s.Client, Log: quiet()}, encoded(t, signed(t, me, you.Address(), hello()))); code != 200 {
+	if code, _ := submit(&Server{Resolve: s.Resolve, Client: s.Client, Log: quiet()},
+		encoded(t, signed(t, me, you.Address(), hello()))); code != 200 {
 		t.Error(code)
 	}
 }
@@ -825,7 +849,10 @@ func TestREST(t *testing.T) {
 	s := &Server{Log: quiet(), Routes: []Route{
 		{Address: one.Address(), Method: "GET", Path: "/x", Handler: answer("one")},
 		{Address: two.Address(), Method: "GET", Path: "/x", Handler: answer("two")},
-		{Method: "GET", Path: "/panic", Handler: func(context.Context, *http.Request, []byte) (any, error) { panic("x") }},
+		{Method: "GET", Path: "/panic", Handler: func(context.Context, *http.Request, []byte) (any,
+			error) {
+			panic("x")
+		}},
 		{Method: "POST", Path: "/submit", Handler: answer("never")},
 	}}
 	for _, c := range []struct {
@@ -833,7 +860,8 @@ func TestREST(t *testing.T) {
 		code          int
 		body          string
 	}{
-		{"/x", "", 400, `{"error": "missing header: x-uagents-address", "message": "Multiple handlers found for REST endpoint."}`},
+		{"/x", "", 400,
+			`{"error": "missing header: x-uagents-address", "message": "Multiple handlers found for REST endpoint."}`},
 		{"/x", two.Address(), 200, `{"text": "two"}`},
 		{"/x", "agent1nobody", 404, `{"error": "not found"}`},
 		{"/panic", "", 500, `{"error": "Handler response does not match response schema."}`},
@@ -848,7 +876,8 @@ func TestREST(t *testing.T) {
 	wantError(t, code, body, ErrShape)
 	// UAG-079.
 	s = &Server{Info: func(context.Context, string) (*AgentInfo, error) {
-		return &AgentInfo{Address: one.Address(), Endpoints: []Endpoint{{"http://a/submit", 0}, {"http://b/submit", 2}}}, nil
+		return &AgentInfo{Address: one.Address(), Endpoints: []Endpoint{{"http://a/submit", 0},
+			{"http://b/submit", 2}}}, nil
 	}}
 	rec := request(s, "GET", "/agent_info", nil)
 	if b := rec.Body.String(); strings.Contains(b, "http://a") || !strings.Contains(b, "http://b") {

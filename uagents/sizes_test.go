@@ -15,7 +15,8 @@ func TestSizes(t *testing.T) {
 	model := ModelOf[echoMessage]()
 	// The text of the message has one MiB, as the default limit counts.
 	full := model.Message(echoMessage{strings.Repeat("a", 1<<20-len(`{"message": ""}`))})
-	agent := &Agent{Address: you.Address(), Identity: you, Handler: func(_ context.Context, r *Request) (Response, error) {
+	agent := &Agent{Address: you.Address(), Identity: you, Handler: func(_ context.Context, r *Request) (Response,
+		error) {
 		return Answer(Message{Schema: r.SchemaDigest, Payload: r.Content.Payload}), nil
 	}}
 	net := memHTTP{"you.test": &Server{Resolve: Serve(agent), Log: quiet()}}

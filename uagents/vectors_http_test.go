@@ -53,7 +53,8 @@ func seeded(t testing.TB, seed string) *Identity {
 
 // echoAgent behaves as the agent that the vectors' description describes.
 func echoAgent(id *Identity) *Agent {
-	message, silent, open, response := ModelOf[echoMessage](), ModelOf[echoSilent](), ModelOf[echoOpen](), ModelOf[echoResponse]()
+	message, silent, open, response := ModelOf[echoMessage](), ModelOf[echoSilent](), ModelOf[echoOpen](),
+		ModelOf[echoResponse]()
 	chat := ChatHandler(nil, func(context.Context, *Request, *ChatMessage) (*ChatMessage, error) { return nil, nil })
 	return &Agent{
 		Address:  id.Address(),
@@ -276,7 +277,8 @@ type wanted struct {
 
 // expectedAnswer is the digest's judgement of a request where it departs from the
 // reference's answer.
-func expectedAnswer(t testing.TB, c vectorCase, method, path, contentType, body string, sync bool) (w wanted, departs bool) {
+func expectedAnswer(t testing.TB, c vectorCase, method, path, contentType, body string, sync bool) (w wanted,
+	departs bool) {
 	status := field[int](t, c.Expect, "status")
 	onSubmit := strings.Split(path, "?")[0] == "/submit"
 	if !onSubmit {
@@ -407,7 +409,8 @@ func listedText(text string) bool {
 	return slices.Contains([]string{
 		"not found", "missing header: content-type", "invalid content-type", "empty or invalid payload",
 		"contents do not match envelope schema", "Envelope signature is missing", "Signature verification failed",
-		"Unable to decode value", "Unable to convert value", "Unable to decode agent address", "Unable to decode signature",
+		"Unable to decode value", "Unable to convert value", "Unable to decode agent address",
+		"Unable to decode signature",
 		"unable to route envelope", "forbidden", "No request body found",
 		"Handler response does not match response schema.",
 	}, text)
@@ -433,8 +436,11 @@ func checkAnswer(t testing.TB, check func(bool, string, ...any), c vectorCase, w
 		t.Fatal(err)
 	}
 	model := field[map[string]any](t, c.Expect, "response_envelope")
-	check(e.Sender == question.Target && e.Target == question.Sender && e.Session == question.Session, "not an answer to this") // UAG-051
-	check(e.Version == "1" && e.Expires.IsNull() && e.Nonce.IsNull() && e.ProtocolDigest == nil, "members that should be null")
+	// UAG-051
+	check(e.Sender == question.Target && e.Target == question.Sender && e.Session == question.Session,
+		"not an answer to this")
+	check(e.Version == "1" && e.Expires.IsNull() && e.Nonce.IsNull() && e.ProtocolDigest == nil,
+		"members that should be null")
 	n, err := parse([]byte(got))
 	if err != nil {
 		t.Fatal(err)

@@ -186,7 +186,8 @@ func vectorAttestation(t *testing.T, _ vectorFile, c vectorCase) {
 
 // UAG-073.
 func vectorToken(t *testing.T, _ vectorFile, c vectorCase) {
-	known(t, c.Expect, "valid", "valid_from", "valid_to", "public_key_hex", "signed_digest_hex", "payload_hex", "nonce_hex", "reason")
+	known(t, c.Expect, "valid", "valid_from", "valid_to", "public_key_hex", "signed_digest_hex", "payload_hex",
+		"nonce_hex", "reason")
 	known(t, c.Input, "token", "expected_address", "now")
 	now := field[int64](t, c.Input, "now")
 	token, address := field[string](t, c.Input, "token"), field[string](t, c.Input, "expected_address")
@@ -196,7 +197,8 @@ func vectorToken(t *testing.T, _ vectorFile, c vectorCase) {
 		t.Fatalf("err = %v", err)
 	}
 	if err != nil {
-		want := map[string]error{"expired": ErrTokenExpired, "address mismatch": ErrOtherAgent, "signature": ErrToken}[field[string](t, c.Expect, "reason")]
+		want := map[string]error{"expired": ErrTokenExpired, "address mismatch": ErrOtherAgent,
+			"signature": ErrToken}[field[string](t, c.Expect, "reason")]
 		if want != nil && !errors.Is(err, want) {
 			t.Errorf("err = %v, want %v", err, want)
 		}

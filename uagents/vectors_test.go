@@ -150,7 +150,9 @@ func same(t testing.TB, what, got, want string) {
 
 // UAG-001, UAG-002, UAG-003, UAG-004.
 func vectorIdentity(t *testing.T, _ vectorFile, c vectorCase) {
-	known(t, c.Expect, "ok", "private_key_hex", "public_key_hex", "address", "identifier_mainnet", "identifier_testnet", "default_display_name", "storage_name", "wallet_private_key_hex", "wallet_address", "seed_hash_hex", "prefix_hash_hex", "reference_error")
+	known(t, c.Expect, "ok", "private_key_hex", "public_key_hex", "address", "identifier_mainnet", "identifier_testnet",
+		"default_display_name", "storage_name", "wallet_private_key_hex", "wallet_address", "seed_hash_hex",
+		"prefix_hash_hex", "reference_error")
 	known(t, c.Input, "seed", "index")
 	seed, index := field[string](t, c.Input, "seed"), field[int](t, c.Input, "index")
 	id, err := IdentityFromSeed(seed, index)
@@ -224,7 +226,8 @@ func vectorBech32(t *testing.T, _ vectorFile, c vectorCase) {
 
 // UAG-007.
 func vectorIdentifier(t *testing.T, _ vectorFile, c vectorCase) {
-	known(t, c.Expect, "prefix", "name", "address", "rebuilt", "valid_prefix", "is_user_address_of_input", "is_valid_address_of_input")
+	known(t, c.Expect, "prefix", "name", "address", "rebuilt", "valid_prefix", "is_user_address_of_input",
+		"is_valid_address_of_input")
 	known(t, c.Input, "identifier")
 	s := field[string](t, c.Input, "identifier")
 	id := ParseIdentifier(s)
@@ -303,7 +306,8 @@ func vectorPayload(t *testing.T, _ vectorFile, c vectorCase) {
 	known(t, c.Expect, "ok", "text", "payload", "hub_policy", "reference_error", "note")
 	if _, encode := c.Input["text"]; encode {
 		known(t, c.Input, "text")
-		same(t, "payload", EncodePayload([]byte(field[string](t, c.Input, "text"))), field[string](t, c.Expect, "payload"))
+		same(t, "payload", EncodePayload([]byte(field[string](t, c.Input, "text"))),
+			field[string](t, c.Expect, "payload"))
 		return
 	}
 	known(t, c.Input, "payload")
@@ -380,7 +384,10 @@ func vectorVerify(t *testing.T, _ vectorFile, c vectorCase) {
 	_, full := v.Check(e)
 	// The server refuses what the check refuses; the text is the one on the wire.
 	s := &Server{Verifier: v, Log: quiet(), Resolve: func(_ context.Context, address string) (*Agent, error) {
-		return &Agent{Address: address, Handler: func(context.Context, *Request) (Response, error) { return Response{}, nil }}, nil
+		return &Agent{Address: address, Handler: func(context.Context, *Request) (Response, error) {
+			return Response{},
+				nil
+		}}, nil
 	}}
 	status, answer := submit(s, c.Input["envelope"])
 	if refused := status != 200; refused != (full != nil) && e.Payload != nil && *e.Payload != "" {
@@ -479,7 +486,8 @@ func vectorOther(t *testing.T, _ vectorFile, c vectorCase) {
 		digest = hexSHA256(in("challenge"))
 	case c.Input["contract_address"] != nil:
 		known(t, c.Input, "contract_address", "agent_address", "timestamp", "wallet_address", "signature")
-		d := registrationDigest(in("contract_address"), in("agent_address"), field[uint64](t, c.Input, "timestamp"), in("wallet_address"))
+		d := registrationDigest(in("contract_address"), in("agent_address"), field[uint64](t, c.Input, "timestamp"),
+			in("wallet_address"))
 		err, digest = VerifyDigest(in("agent_address"), d, in("signature")), hex.EncodeToString(d[:])
 	case c.Input["data_text"] != nil:
 		known(t, c.Input, "data_text", "signer", "signature_base64")

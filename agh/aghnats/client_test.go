@@ -50,7 +50,8 @@ func TestClientsThroughGateway(t *testing.T) {
 		t.Fatalf("%+v, %v", ev, err)
 	}
 	// The hub knows the work too, and refuses what comes after its end.
-	late := fmt.Appendf(nil, `{"protocol":"agh-network/v0","id":"late","workspace_id":"ws","kind":"trace","channel":"c","surface":"direct","direct_id":%q,"from":"bob.1","to":"alice","work_id":%q,"ts":%d,"body":{"state":"failed"},"proof":null}`,
+	late := fmt.Appendf(nil,
+		`{"protocol":"agh-network/v0","id":"late","workspace_id":"ws","kind":"trace","channel":"c","surface":"direct","direct_id":%q,"from":"bob.1","to":"alice","work_id":%q,"ts":%d,"body":{"state":"failed"},"proof":null}`,
 		ev.Envelope.DirectID, ev.Envelope.WorkID, time.Now().Unix())
 	publish(t, f.bob(t), peerSubject(t, "ws", "alice"), late)
 	if err := f.refusal(t); !errors.Is(err, agh.ErrWorkClosed) {
@@ -63,7 +64,8 @@ func TestHostedPeersGreet(t *testing.T) {
 	var h hosted
 	now := time.Unix(1776366000, 0)
 	for i := range 10000 {
-		h.add(&agh.Local{WorkspaceID: "ws", Channel: fmt.Sprint("c", i%1000), Card: &agh.Card{PeerID: fmt.Sprint("p", i)}}, now.Add(time.Duration(i)*time.Millisecond))
+		h.add(&agh.Local{WorkspaceID: "ws", Channel: fmt.Sprint("c", i%1000),
+			Card: &agh.Card{PeerID: fmt.Sprint("p", i)}}, now.Add(time.Duration(i)*time.Millisecond))
 	}
 	if n := len(h.due(now.Add(-time.Second), 30*time.Second)); n != 0 {
 		t.Errorf("%d too early", n)
@@ -158,7 +160,8 @@ func TestHostedPeersTalk(t *testing.T) {
 
 func operator(t *testing.T, js bool) string {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true, JetStream: js, StoreDir: t.TempDir()})
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true,
+		JetStream: js, StoreDir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +183,10 @@ func TestGatewayJoins(t *testing.T) {
 	defer nc.Close()
 	all := listen(t, nc, "agh.network.v0.>")
 	got := make(chan string, 8)
-	g := &Gateway{URL: url, Deliver: func(_ context.Context, peer string, e *agh.Envelope, _ agh.Verdict) { got <- peer + " " + e.From }}
+	g := &Gateway{URL: url, Deliver: func(_ context.Context, peer string, e *agh.Envelope,
+		_ agh.Verdict) {
+		got <- peer + " " + e.From
+	}}
 	if err := g.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +227,8 @@ func TestGatewayReadsStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	if err := errors.Join(EnsureStream(t.Context(), nc, time.Hour), EnsureStream(t.Context(), nc, time.Hour)); err != nil {
+	if err := errors.Join(EnsureStream(t.Context(), nc, time.Hour),
+		EnsureStream(t.Context(), nc, time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	data := say("ws", "alice", "", "stored")
@@ -299,7 +306,8 @@ func TestClaimsAreBounded(t *testing.T) {
 // BenchmarkGatewayRelay takes one say from a peer through the hub to another.
 func BenchmarkGatewayRelay(b *testing.B) {
 	g := &Gateway{Listen: "127.0.0.1:0", Users: []User{
-		{Name: "a", Token: "a", Peers: []string{"a"}, Workspaces: []string{"ws"}}, {Name: "b", Token: "b", Peers: []string{"b"}, Workspaces: []string{"ws"}}}}
+		{Name: "a", Token: "a", Peers: []string{"a"}, Workspaces: []string{"ws"}},
+		{Name: "b", Token: "b", Peers: []string{"b"}, Workspaces: []string{"ws"}}}}
 	if err := g.Start(b.Context()); err != nil {
 		b.Fatal(err)
 	}
@@ -348,7 +356,8 @@ func BenchmarkAddUser(b *testing.B) {
 	defer g.Close()
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		if err := g.AddUser(User{Name: fmt.Sprint("u", i), Token: fmt.Sprint("t", i), Peers: []string{fmt.Sprint("p", i)}, Workspaces: []string{"ws"}}); err != nil {
+		if err := g.AddUser(User{Name: fmt.Sprint("u", i), Token: fmt.Sprint("t", i),
+			Peers: []string{fmt.Sprint("p", i)}, Workspaces: []string{"ws"}}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -356,13 +365,17 @@ func BenchmarkAddUser(b *testing.B) {
 
 func FuzzGatewaySubject(f *testing.F) {
 	f.Add("agh-up.x.agh-in.agh.network.v0.ws.c.broadcast", []byte("{}"))
-	g := &Gateway{Router: &agh.Router{Relay: true}, users: map[string]*account{"x": {user: User{Name: "x", Token: "t", Peers: []string{"x"}, Workspaces: []string{"ws"}}, uid: "x"}},
+	g := &Gateway{Router: &agh.Router{Relay: true},
+		users: map[string]*account{"x": {user: User{Name: "x", Token: "t", Peers: []string{"x"},
+			Workspaces: []string{"ws"}}, uid: "x"}},
 		workers: []chan job{make(chan job, 1)}, ctx: context.Background()}
 	f.Fuzz(func(t *testing.T, subject string, data []byte) {
 		g.up(&nats.Msg{Subject: subject, Data: data})
 		select {
 		case j := <-g.workers[0]:
-			if res := g.Router.Receive(g.ctx, agh.Inbound{Raw: j.data, Subject: j.subject, May: func(e *agh.Envelope) error { return g.may(j.user, e) }}); res.Outcome == agh.Accepted && res.Envelope.From != "x" {
+			if res := g.Router.Receive(g.ctx, agh.Inbound{Raw: j.data, Subject: j.subject,
+				May: func(e *agh.Envelope) error { return g.may(j.user, e) }}); res.Outcome == agh.Accepted &&
+				res.Envelope.From != "x" {
 				t.Fatalf("spoofed: %s", data)
 			}
 		default:
@@ -396,7 +409,8 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	peer := &agh.Client{Transport: &Transport{Conn: nc}, WorkspaceID: "ws_alpha", Channel: "builders", PeerID: "ops.session-42"}
+	peer := &agh.Client{Transport: &Transport{Conn: nc}, WorkspaceID: "ws_alpha", Channel: "builders",
+		PeerID: "ops.session-42"}
 	if err := peer.Join(context.Background()); err != nil {
 		fmt.Println(err)
 		return

@@ -106,11 +106,13 @@ func quiet(t *testing.T, sub *nats.Subscription) {
 func greet(ws, peer string) []byte { return envelope(ws, "greet", peer, card(peer), "") }
 
 func card(peer string) string {
-	return `{"peer_card":{"peer_id":"` + peer + `","profiles_supported":["agh-network/v0"],"capabilities":[],"artifacts_supported":[],"trust_modes_supported":[]}}`
+	return `{"peer_card":{"peer_id":"` + peer +
+		`","profiles_supported":["agh-network/v0"],"capabilities":[],"artifacts_supported":[],"trust_modes_supported":[]}}`
 }
 
 func envelope(ws, kind, from, body, more string) []byte {
-	return fmt.Appendf(nil, `{"protocol":"agh-network/v0","id":%q,"workspace_id":%q,"kind":%q,"channel":"c","from":%q,"ts":%d,"body":%s,"proof":null%s}`+"\n",
+	return fmt.Appendf(nil,
+		`{"protocol":"agh-network/v0","id":%q,"workspace_id":%q,"kind":%q,"channel":"c","from":%q,"ts":%d,"body":%s,"proof":null%s}`+"\n",
 		agh.NewID(), ws, kind, from, time.Now().Unix(), body, more)
 }
 
@@ -187,7 +189,8 @@ func TestGatewayRefusesSpoofing(t *testing.T) {
 	next(t, atAlice)
 
 	answer := func(from, to, replyTo string) []byte {
-		return envelope("ws", "whois", from, `{"type":"response",`+card(from)[1:], `,"to":"`+to+`","reply_to":"`+replyTo+`"`)
+		return envelope("ws", "whois", from, `{"type":"response",`+card(from)[1:], `,"to":"`+to+`","reply_to":"`+
+			replyTo+`"`)
 	}
 	toAlice := peerSubject(t, "ws", "alice")
 	for name, c := range map[string]struct {
@@ -195,21 +198,25 @@ func TestGatewayRefusesSpoofing(t *testing.T) {
 		data    []byte
 		want    error
 	}{
-		"greet as another user's peer":   {cast, greet("ws", "alice"), agh.ErrForbidden},
-		"greet as a peer that is taken":  {cast, greet("ws", "bob.1"), agh.ErrForbidden},
-		"say as another":                 {cast, say("ws", "alice", "", "x"), agh.ErrForbidden},
-		"unsolicited answer":             {toAlice, answer("mallory", "alice", "q"), agh.ErrUnsolicited},
-		"answer as another":              {toAlice, answer("alice2", "alice", "q"), agh.ErrForbidden},
-		"another workspace":              {"agh.network.v0.other.c.broadcast", greet("other", "mallory"), agh.ErrForbidden},
-		"AGH-057 subject and envelope":   {toAlice, say("ws", "mallory", "", "x"), agh.ErrSubject},
-		"AGH-057 broadcast of directed":  {cast, say("ws", "mallory", "alice", "x"), agh.ErrSubject},
-		"AGH-057 other channel":          {"agh.network.v0.ws.d.broadcast", say("ws", "mallory", "", "x"), agh.ErrSubject},
-		"channel-only subject":           {"agh.network.v0.c.broadcast", say("ws", "mallory", "", "x"), agh.ErrForbidden},
+		"greet as another user's peer":  {cast, greet("ws", "alice"), agh.ErrForbidden},
+		"greet as a peer that is taken": {cast, greet("ws", "bob.1"), agh.ErrForbidden},
+		"say as another":                {cast, say("ws", "alice", "", "x"), agh.ErrForbidden},
+		"unsolicited answer":            {toAlice, answer("mallory", "alice", "q"), agh.ErrUnsolicited},
+		"answer as another":             {toAlice, answer("alice2", "alice", "q"), agh.ErrForbidden},
+		"another workspace": {"agh.network.v0.other.c.broadcast", greet("other", "mallory"),
+			agh.ErrForbidden},
+		"AGH-057 subject and envelope":  {toAlice, say("ws", "mallory", "", "x"), agh.ErrSubject},
+		"AGH-057 broadcast of directed": {cast, say("ws", "mallory", "alice", "x"), agh.ErrSubject},
+		"AGH-057 other channel": {"agh.network.v0.ws.d.broadcast", say("ws", "mallory", "", "x"),
+			agh.ErrSubject},
+		"channel-only subject": {"agh.network.v0.c.broadcast", say("ws", "mallory", "", "x"),
+			agh.ErrForbidden},
 		"no peer and no broadcast":       {"agh.network.v0.ws.c", say("ws", "mallory", "", "x"), agh.ErrSubject},
 		"something on the reply subject": {replyPrefix + "x", say("ws", "mallory", "", "x"), agh.ErrForbidden},
 		"straight to the import":         {inPrefix + cast, say("ws", "alice", "", "x"), agh.ErrForbidden},
 		"not an envelope":                {cast, []byte("{"), agh.ErrMalformed},
-		"AGH-054 no such peer":           {peerSubject(t, "ws", "nobody"), say("ws", "mallory", "nobody", "x"), agh.ErrNotTarget},
+		"AGH-054 no such peer": {peerSubject(t, "ws", "nobody"), say("ws", "mallory", "nobody", "x"),
+			agh.ErrNotTarget},
 	} {
 		publish(t, mallory, c.subject, c.data)
 		if err := f.refusal(t); !errors.Is(err, c.want) {
@@ -217,7 +224,8 @@ func TestGatewayRefusesSpoofing(t *testing.T) {
 		}
 	}
 	// The subjects between the accounts are not for peers.
-	for _, subject := range []string{upPrefix + "x." + inPrefix + cast, toPrefix + "x." + toAlice, "_INBOX.x", "_R_.x"} {
+	for _, subject := range []string{upPrefix + "x." + inPrefix + cast, toPrefix + "x." + toAlice,
+		"_INBOX.x", "_R_.x"} {
 		publish(t, mallory, subject, say("ws", "alice", "", "x"))
 	}
 	publish(t, mallory, cast, say("ws", "mallory", "", "last"))
@@ -256,7 +264,8 @@ func TestGatewayWhoisRequest(t *testing.T) {
 		if err != nil {
 			return
 		}
-		m.Respond(envelope("ws", "whois", "bob.1", `{"type":"response",`+card("bob.1")[1:], `,"to":"alice","reply_to":"`+q.ID+`"`))
+		m.Respond(envelope("ws", "whois", "bob.1", `{"type":"response",`+card("bob.1")[1:],
+			`,"to":"alice","reply_to":"`+q.ID+`"`))
 	})
 	if err := errors.Join(err, bob.Flush()); err != nil {
 		t.Fatal(err)
@@ -316,7 +325,8 @@ func TestGatewayCredentials(t *testing.T) {
 	if _, err := nats.Connect(url, nats.Nkey(pub, kp.Sign)); err == nil {
 		t.Error("a removed user was let in")
 	}
-	if err := f.AddUser(User{Name: "anyone", Anonymous: true, Peers: []string{"any.*"}, Workspaces: []string{"ws"}}); err != nil {
+	if err := f.AddUser(User{Name: "anyone", Anonymous: true, Peers: []string{"any.*"},
+		Workspaces: []string{"ws"}}); err != nil {
 		t.Fatal(err)
 	}
 	publish(t, f.connect(t), cast, greet("ws", "any.1"))

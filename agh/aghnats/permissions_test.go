@@ -28,7 +28,10 @@ func TestServerRefusesForeignWorkspaces(t *testing.T) {
 		}
 	})
 	failures := make(chan error, 16)
-	eve := f.connect(t, nats.Token("te"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { failures <- err }))
+	eve := f.connect(t, nats.Token("te"), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription,
+		err error) {
+		failures <- err
+	}))
 	alice, admin := f.alice(t), f.connect(t, nats.Token("tx"))
 	atAlice, atAdmin := listen(t, alice, cast), listen(t, admin, ">")
 	own := listen(t, eve, "agh.network.v0.other.>")
@@ -37,7 +40,8 @@ func TestServerRefusesForeignWorkspaces(t *testing.T) {
 		t.Helper()
 		select {
 		case err := <-failures:
-			if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
+			if !errors.Is(err, nats.ErrPermissionViolation) ||
+				!strings.Contains(strings.ToLower(err.Error()), strings.ToLower(want)) {
 				t.Errorf("the client was told %v, want a violation of %s", err, want)
 			}
 		case <-time.After(time.Minute):
@@ -53,11 +57,13 @@ func TestServerRefusesForeignWorkspaces(t *testing.T) {
 		}
 	}
 	toAlice := peerSubject(t, "ws", "alice")
-	for _, subject := range []string{cast, toAlice, "agh.network.v0.ws.c.peer.x", inPrefix + cast, "agh.network.v0.c.broadcast", upPrefix + "x." + cast, toPrefix + "x." + cast, "_INBOX.x", "else"} {
+	for _, subject := range []string{cast, toAlice, "agh.network.v0.ws.c.peer.x", inPrefix + cast,
+		"agh.network.v0.c.broadcast", upPrefix + "x." + cast, toPrefix + "x." + cast, "_INBOX.x", "else"} {
 		publish(t, eve, subject, greet("ws", "eve"))
 		failure("Publish to \"" + subject + "\"")
 	}
-	for _, subject := range []string{cast, toAlice, "agh.network.v0.>", "agh.network.v0.ws.>", inPrefix + ">", toPrefix + ">", ">"} {
+	for _, subject := range []string{cast, toAlice, "agh.network.v0.>", "agh.network.v0.ws.>", inPrefix +
+		">", toPrefix + ">", ">"} {
 		if _, err := eve.SubscribeSync(subject); err != nil {
 			t.Fatal(err)
 		}

@@ -794,7 +794,8 @@ func TestHosts(t *testing.T) {
 				if r.Type != "env/reset/req" {
 					return protocol.Response{}, protocol.ErrUnknownType
 				}
-				state := map[string]any{"seed": r.Get("seed"), "session": r.Str("session_id"), "trace": r.Get("x_trace")}
+				state := map[string]any{"seed": r.Get("seed"), "session": r.Str("session_id"),
+					"trace": r.Get("x_trace")}
 				return protocol.Response{Body: map[string]any{"obs": map[string]any{"episode_id": r.Str("env_name"),
 					"step_num": 0, "state": state}}}, nil
 			}),

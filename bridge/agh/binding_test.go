@@ -488,7 +488,8 @@ func TestRequestOut(t *testing.T) {
 	t.Run("cancelled", func(t *testing.T) {
 		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test",
 			Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
-				Parts: []parley.Part{parley.Text("build it")}, Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
+				Parts:  []parley.Part{parley.Text("build it")},
+				Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
 		if err != nil {
 			t.Fatal(err)
 		}

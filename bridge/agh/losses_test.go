@@ -39,6 +39,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 			if err == nil {
 				err = xerr
 			}
-			return string(e.Body) + string(ext), append(bridge.Losses(bridge.AGH, m, bridgetest.Recipient), more...), err
+			return string(e.Body) + string(ext), append(bridge.Losses(bridge.AGH, m, bridgetest.Recipient), more...),
+				err
 		})
 }

@@ -104,7 +104,8 @@ func requestParts(e *protocol.Envelope, b body) []parley.Part {
 	case b.MimeType == mimeText && e.BodyText("text") != "":
 		return []parley.Part{parley.Text(e.BodyText("text"))}
 	case b.MimeType == mimeBytes && e.BodyText("data") != "":
-		return []parley.Part{bytesPart(e.BodyText("data"), e.BodyText("mediaType"), e.BodyText("name"), jsonx.Value(e.Content.Body))}
+		return []parley.Part{bytesPart(e.BodyText("data"), e.BodyText("mediaType"), e.BodyText("name"),
+			jsonx.Value(e.Content.Body))}
 	case b.Subject != "":
 		return []parley.Part{parley.Text(b.Subject)}
 	}

@@ -244,7 +244,8 @@ that were pending at the time of the backup.`,
 			v.Data = c.Data
 			if r.Engine.URL != "" {
 				return a.print(v, "%s: %s, of hub %s at %s\nrestored into the NATS cluster; keys and tokens into "+
-					"%s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0], v.contents(),
+					"%s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0],
+					v.contents(),
 					clean(v.Hub), v.Created, c.Data)
 			}
 			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0],

@@ -29,7 +29,8 @@ import (
 func aspConversation(t *testing.T) (transcript, records []byte) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "data")
-	n, err := node.Open(t.Context(), node.Config{Data: dir, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+	n, err := node.Open(t.Context(), node.Config{Data: dir, Listen: node.Listen{HTTP: "127.0.0.1:0",
+		Admin: "127.0.0.1:0"},
 		ASP: node.ASP{Registration: "open"}})
 	if err != nil {
 		t.Fatal(err)
@@ -39,9 +40,10 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 			t.Error(err)
 		}
 	}()
-	err = n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere}, parley.RawSkill("talk", func(_ context.Context, m *parley.Message, r parley.Replier) error {
-		return r.Reply(m.Parts...)
-	}))
+	err = n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere},
+		parley.RawSkill("talk", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			return r.Reply(m.Parts...)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +54,8 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &asp.Client{Server: n.Addresses().HTTP, Identity: me, HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	c := &asp.Client{Server: n.Addresses().HTTP, Identity: me,
+		HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	if err := c.Register(t.Context(), me.Card(), nil); err != nil {
 		t.Fatal(err)
 	}
@@ -69,14 +72,16 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 		}
 	}
 	for i := range 3 {
-		if _, err := s.Ask(t.Context(), asp.Question{QueryType: "talk", Parameters: map[string]string{"text": fmt.Sprint("question ", i)}}); err != nil {
+		if _, err := s.Ask(t.Context(), asp.Question{QueryType: "talk",
+			Parameters: map[string]string{"text": fmt.Sprint("question ", i)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := s.Close(t.Context(), "done"); err != nil {
 		t.Fatal(err)
 	}
-	page, err := n.Admin().Conversations(t.Context(), admin.Actor{Name: "test", Role: admin.Read}, index.ConversationFilter{})
+	page, err := n.Admin().Conversations(t.Context(), admin.Actor{Name: "test", Role: admin.Read},
+		index.ConversationFilter{})
 	if err != nil || len(page.Conversations) != 1 {
 		t.Fatal(page, err)
 	}
@@ -84,7 +89,8 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "export")
 		var out, errs bytes.Buffer
-		if code := run(append([]string{"conversation", "export", page.Conversations[0].ID.String(), "--data", dir, "--out", path}, args...), strings.NewReader(""), &out, &errs); code != 0 {
+		if code := run(append([]string{"conversation", "export", page.Conversations[0].ID.String(), "--data", dir,
+			"--out", path}, args...), strings.NewReader(""), &out, &errs); code != 0 {
 			t.Fatalf("export %v: exit %d: %s%s", args, code, &out, &errs)
 		}
 		b, err := os.ReadFile(path)
@@ -97,12 +103,14 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 	if !bytes.Equal(transcript, export("--format", "asp")) {
 		t.Error("a conversation of ASP agents is not exported as its session by default")
 	}
-	if b := export("--format", "hub", "--digests"); bytes.Contains(b, []byte(`"raw"`)) || bytes.Contains(b, []byte(`\"raw\"`)) || bytes.Contains(b, []byte("question 1")) {
+	if b := export("--format", "hub", "--digests"); bytes.Contains(b, []byte(`"raw"`)) ||
+		bytes.Contains(b, []byte(`\"raw\"`)) || bytes.Contains(b, []byte("question 1")) {
 		t.Errorf("an export of digests holds content: %s", b)
 	}
 	var errs bytes.Buffer
 	for _, args := range [][]string{{"--format", "asp", "--digests"}, {"--format", "pdf"}} {
-		if code := run(append([]string{"conversation", "export", page.Conversations[0].ID.String(), "--data", dir}, args...), strings.NewReader(""), io.Discard, &errs); code != exitUsage {
+		if code := run(append([]string{"conversation", "export", page.Conversations[0].ID.String(), "--data", dir},
+			args...), strings.NewReader(""), io.Discard, &errs); code != exitUsage {
 			t.Errorf("%v: exit %d: %s", args, code, &errs)
 		}
 	}
@@ -117,7 +125,8 @@ func verifyFile(t *testing.T, b []byte, into any, args ...string) (int, string) 
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	code := run(append([]string{"conversation", "verify", path, "--json"}, args...), strings.NewReader(""), &out, io.Discard)
+	code := run(append([]string{"conversation", "verify", path, "--json"}, args...), strings.NewReader(""), &out,
+		io.Discard)
 	if err := json.Unmarshal(out.Bytes(), into); err != nil {
 		t.Fatalf("%q: %v", out.String(), err)
 	}
@@ -133,7 +142,8 @@ func TestConversationOfASP(t *testing.T) {
 	transcript, records := aspConversation(t)
 
 	var good aspTranscript
-	if code, out := verifyFile(t, transcript, &good); code != 0 || !good.OK || !good.Signed || good.Messages < 9 || good.State != "CLOSED" {
+	if code, out := verifyFile(t, transcript, &good); code != 0 || !good.OK || !good.Signed || good.Messages < 9 ||
+		good.State != "CLOSED" {
 		t.Fatalf("exit %d: %s", code, out)
 	}
 	const first = 2 // line of record 0
@@ -155,12 +165,17 @@ func TestConversationOfASP(t *testing.T) {
 			l[first+5] = string(b)
 			return l
 		}, "message at position 5: chain_mismatch"},
-		"one removed":   {func(l []string) []string { return slices.Delete(l, first+4, first+5) }, "message at position 4: chain_mismatch"},
-		"one moved":     {func(l []string) []string { l[first+4], l[first+6] = l[first+6], l[first+4]; return l }, "message at position 4: chain_mismatch"},
-		"one inserted":  {func(l []string) []string { return slices.Insert(l, first+5, l[first+4]) }, "message at position 5: chain_mismatch"},
-		"tail cut":      {func(l []string) []string { return slices.Delete(l, first+count-1, first+count) }, fmt.Sprintf("end of the file: truncated (%d of %d records)", count-1, count)},
-		"end cut":       {func(l []string) []string { return l[:first+5] }, "end of the file: truncated"},
-		"cut in a line": {func(l []string) []string { l[first+5] = l[first+5][:50]; return l[:first+6] }, "end of the file: truncated"},
+		"one removed": {func(l []string) []string { return slices.Delete(l, first+4, first+5) },
+			"message at position 4: chain_mismatch"},
+		"one moved": {func(l []string) []string { l[first+4], l[first+6] = l[first+6], l[first+4]; return l },
+			"message at position 4: chain_mismatch"},
+		"one inserted": {func(l []string) []string { return slices.Insert(l, first+5, l[first+4]) },
+			"message at position 5: chain_mismatch"},
+		"tail cut": {func(l []string) []string { return slices.Delete(l, first+count-1, first+count) },
+			fmt.Sprintf("end of the file: truncated (%d of %d records)", count-1, count)},
+		"end cut": {func(l []string) []string { return l[:first+5] }, "end of the file: truncated"},
+		"cut in a line": {func(l []string) []string { l[first+5] = l[first+5][:50]; return l[:first+6] },
+			"end of the file: truncated"},
 	} {
 		t.Run("transcript, "+name, func(t *testing.T) {
 			var v aspTranscript
@@ -174,7 +189,8 @@ func TestConversationOfASP(t *testing.T) {
 	t.Run("transcript, cut and sealed anew without the signature", func(t *testing.T) {
 		var v aspTranscript
 		code, out := verifyFile(t, []byte(unsignedASP(t, lines[:first+count-1])), &v)
-		if code != exitFailed || v.OK || len(v.Faults) != 1 || !strings.HasPrefix(v.Faults[0], "end of the file: no server signed it") {
+		if code != exitFailed || v.OK || len(v.Faults) != 1 ||
+			!strings.HasPrefix(v.Faults[0], "end of the file: no server signed it") {
 			t.Errorf("exit %d: %s", code, out)
 		}
 	})
@@ -184,7 +200,8 @@ func TestConversationOfASP(t *testing.T) {
 		t.Fatalf("exit %d, of %d: %+v", code, good.Messages, v)
 	}
 	lines = strings.SplitAfter(string(records), "\n")
-	at := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, `"act":"QUERY"`) }) + 1 // in the file, from 1
+	// in the file, from 1
+	at := slices.IndexFunc(lines, func(l string) bool { return strings.Contains(l, `"act":"QUERY"`) }) + 1
 	for name, c := range map[string]struct {
 		edit func(l []string) []string
 		want string
@@ -195,10 +212,17 @@ func TestConversationOfASP(t *testing.T) {
 			l[at-1] = string(b)
 			return l
 		}, fmt.Sprintf("line %d was changed", at)},
-		"one removed":  {func(l []string) []string { return slices.Delete(l, at-1, at) }, fmt.Sprintf("line number %d is missing", at-1)},
-		"one moved":    {func(l []string) []string { x := l[at-1]; return slices.Insert(slices.Delete(l, at-1, at), at+2, x) }, fmt.Sprintf("line %d was moved: it is number %d", at+3, at-1)},
-		"one inserted": {func(l []string) []string { return slices.Insert(l, at+1, l[at-1]) }, fmt.Sprintf("line %d is a copy of line %d: it was inserted", at+2, at)},
-		"tail cut":     {func(l []string) []string { return l[:at] }, "the last line of the export is missing: the file was cut off"},
+		"one removed": {func(l []string) []string { return slices.Delete(l, at-1, at) },
+			fmt.Sprintf("line number %d is missing", at-1)},
+		"one moved": {func(l []string) []string {
+			x := l[at-1]
+			return slices.Insert(slices.Delete(l, at-1, at),
+				at+2, x)
+		}, fmt.Sprintf("line %d was moved: it is number %d", at+3, at-1)},
+		"one inserted": {func(l []string) []string { return slices.Insert(l, at+1, l[at-1]) },
+			fmt.Sprintf("line %d is a copy of line %d: it was inserted", at+2, at)},
+		"tail cut": {func(l []string) []string { return l[:at] },
+			"the last line of the export is missing: the file was cut off"},
 	} {
 		t.Run("records, "+name, func(t *testing.T) {
 			v, code := verify(t, []byte(strings.Join(c.edit(slices.Clone(lines)), "")))
@@ -235,7 +259,8 @@ func unsignedASP(t *testing.T, lines []string) string {
 			if err != nil {
 				t.Fatal(err)
 			}
-			object = `{"format":` + string(h["format"]) + `,"` + strings.TrimPrefix(strings.Replace(string(b), `"format":`+string(h["format"])+`,`, "", 1), `{"`)
+			object = `{"format":` + string(h["format"]) + `,"` +
+				strings.TrimPrefix(strings.Replace(string(b), `"format":`+string(h["format"])+`,`, "", 1), `{"`)
 		} else {
 			var r struct {
 				To      string `json:"to"`
@@ -254,7 +279,8 @@ func unsignedASP(t *testing.T, lines []string) string {
 		seal = sha256.Sum256(append(seal[:], object...))
 		fmt.Fprintf(&out, "%s%s,\"chain\":\"%x\"%s", l[:from], object, seal, l[to+len(`,"chain":"`)+65:])
 	}
-	fmt.Fprintf(&out, "],\n\"trailer\":{\"count\":%d,\"messages\":%d,\"head\":%q,\"state\":%q,\"chain\":\"%x\"}}\n", len(lines)-2, messages, head, state, seal)
+	fmt.Fprintf(&out, "],\n\"trailer\":{\"count\":%d,\"messages\":%d,\"head\":%q,\"state\":%q,\"chain\":\"%x\"}}\n",
+		len(lines)-2, messages, head, state, seal)
 	return out.String()
 }
 
@@ -267,7 +293,9 @@ func TestVerifyOwnSignatures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u, err := uagents.NewEnvelope(me.Address(), me.Address(), uagents.NewSession(), uagents.Message{Schema: "model:" + strings.Repeat("a", 64), Payload: []byte(`{"text":"hello"}`)}, now.Add(time.Minute))
+	u, err := uagents.NewEnvelope(me.Address(), me.Address(), uagents.NewSession(),
+		uagents.Message{Schema: "model:" + strings.Repeat("a", 64), Payload: []byte(`{"text":"hello"}`)},
+		now.Add(time.Minute))
 	if err == nil {
 		err = u.Sign(me)
 	}
@@ -305,7 +333,8 @@ func TestVerifyOwnSignatures(t *testing.T) {
 	keys := []admin.ExportKey{{KeyID: anna.Public().ID(), Algorithm: admin.AlgorithmASPCard, Public: card}}
 	var said [2][]byte
 	for i, f := range []asp.Format{asp.JSON, asp.MessagePack} {
-		m, err := asp.Draft{SessionID: session, Time: now, Performative: asp.Inform, Body: asp.Information{Topic: "hello"}, Format: f}.Sign(anna)
+		m, err := asp.Draft{SessionID: session, Time: now, Performative: asp.Inform,
+			Body: asp.Information{Topic: "hello"}, Format: f}.Sign(anna)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -332,16 +361,19 @@ func TestVerifyOwnSignatures(t *testing.T) {
 			}
 			from, to := "hello", "jello"
 			if c.protocol == "uagents" { // its payload is base64
-				from, to = uagents.EncodePayload([]byte(`{"text":"hello"}`)), uagents.EncodePayload([]byte(`{"text":"jello"}`))
+				from, to = uagents.EncodePayload([]byte(`{"text":"hello"}`)),
+					uagents.EncodePayload([]byte(`{"text":"jello"}`))
 			}
 			changed := bytes.Replace(c.raw, []byte(from), []byte(to), 1)
 			if bytes.Equal(changed, c.raw) {
 				t.Fatal("nothing was changed")
 			}
-			for what, r := range map[string]*admin.ExportRecord{"changed": record(c.peer, changed), "of another": record("somebody else", c.raw)} {
+			for what, r := range map[string]*admin.ExportRecord{"changed": record(c.peer, changed),
+				"of another": record("somebody else", c.raw)} {
 				var bad signatureChecks
 				bad.message(t.Context(), 7, r, "")
-				if bad.verified != 0 || len(bad.problems) != 1 || !strings.HasPrefix(bad.problems[0], "line 7, message") {
+				if bad.verified != 0 || len(bad.problems) != 1 ||
+					!strings.HasPrefix(bad.problems[0], "line 7, message") {
 					t.Errorf("%s: %+v", what, bad)
 				}
 			}

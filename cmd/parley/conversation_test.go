@@ -28,7 +28,8 @@ func onlyConversation(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: conversation VARIABLE")
 	}
 	n := ts.Value(hubKey{}).(*node.Node)
-	page, err := n.Admin().Conversations(context.Background(), admin.Actor{Name: "test", Role: admin.Read}, index.ConversationFilter{})
+	page, err := n.Admin().Conversations(context.Background(), admin.Actor{Name: "test", Role: admin.Read},
+		index.ConversationFilter{})
 	ts.Check(err)
 	if len(page.Conversations) != 1 {
 		ts.Fatalf("there are %d conversations", len(page.Conversations))
@@ -55,8 +56,10 @@ func signedExport(t *testing.T, auth *samvad.Auth) []byte {
 		t.Fatal(err)
 	}
 	n, err := node.Open(t.Context(), node.Config{
-		Durability: "memory", Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, Network: node.Network{Allow: []string{"loopback"}},
-		Agents: map[string]node.Agent{"client": {SAMVAD: &node.SAMVADAgent{ID: me.ID(), Key: base64.StdEncoding.EncodeToString(me.Public()), KID: me.KID()}}},
+		Durability: "memory", Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Network: node.Network{Allow: []string{"loopback"}},
+		Agents: map[string]node.Agent{"client": {SAMVAD: &node.SAMVADAgent{ID: me.ID(),
+			Key: base64.StdEncoding.EncodeToString(me.Public()), KID: me.KID()}}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -66,9 +69,10 @@ func signedExport(t *testing.T, auth *samvad.Auth) []byte {
 			t.Error(err)
 		}
 	}()
-	err = n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere}, parley.RawSkill("talk", func(_ context.Context, m *parley.Message, r parley.Replier) error {
-		return r.Reply(m.Parts...)
-	}))
+	err = n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere},
+		parley.RawSkill("talk", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			return r.Reply(m.Parts...)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +80,8 @@ func signedExport(t *testing.T, auth *samvad.Auth) []byte {
 		t.Fatal(err)
 	}
 	c := &samvad.Client{Identity: me, HTTP: &http.Client{}}
-	call := samvad.Call{URL: n.Addresses().HTTP + "/agents/weather", Skill: "talk", Auth: auth, Payload: []byte(`{"text":"hello"}`)}
+	call := samvad.Call{URL: n.Addresses().HTTP + "/agents/weather", Skill: "talk", Auth: auth,
+		Payload: []byte(`{"text":"hello"}`)}
 	if _, err := c.Ask(t.Context(), call); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +104,8 @@ func verify(t *testing.T, file []byte, args ...string) (verification, int) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	code := run(append([]string{"conversation", "verify", path, "--json"}, args...), strings.NewReader(""), &out, io.Discard)
+	code := run(append([]string{"conversation", "verify", path, "--json"}, args...), strings.NewReader(""), &out,
+		io.Discard)
 	var v verification
 	if err := json.Unmarshal(out.Bytes(), &v); err != nil {
 		t.Fatalf("%q: %v", out.String(), err)
@@ -116,7 +122,8 @@ func TestVerifySignedExport(t *testing.T) {
 	if code != 0 || !v.OK || v.Messages != 2 || v.Verified != 1 || v.KeyGiven {
 		t.Fatalf("exit %d, %+v", code, v)
 	}
-	if v, code := verify(t, file, "--key", base64.StdEncoding.EncodeToString(make([]byte, 32))); code != 1 || v.KeyGiven || len(v.Problems) != 1 {
+	if v, code := verify(t, file, "--key", base64.StdEncoding.EncodeToString(make([]byte, 32))); code != 1 ||
+		v.KeyGiven || len(v.Problems) != 1 {
 		t.Errorf("with another key: exit %d, %+v", code, v)
 	}
 	if v, code = verify(t, file, "--key", v.Key); code != 0 || !v.KeyGiven {
@@ -138,29 +145,38 @@ func TestVerifyAgain(t *testing.T) {
 		"envelope changed": {func(m *admin.ExportMessage) {
 			m.Origin.Raw = bytes.Replace(m.Origin.Raw, []byte("hello"), []byte("jello"), 1)
 		}, "", true},
-		"to another path":   {func(m *admin.ExportMessage) { m.To = "elsewhere" }, "", true},
-		"another key":       {func(m *admin.ExportMessage) { m.Origin.Keys[0].Public = bytes.Repeat([]byte{9}, 32) }, "", true},
-		"no key":            {func(m *admin.ExportMessage) { m.Origin.Keys = nil }, "the hub had no enrolled key of the sender: it verified the message with a key that it fetched", false},
-		"key of other name": {func(m *admin.ExportMessage) { m.Origin.Keys[0].KeyID = "other" }, "the key that signed it is no longer enrolled", false},
-		"digest only":       {func(m *admin.ExportMessage) { m.Origin.Raw = nil }, "the envelope is not in the file, only its digest", false},
-		"no headers":        {func(m *admin.ExportMessage) { m.Origin.Header = nil }, "the signature's headers are not in the file", false},
-		"other protocol":    {func(m *admin.ExportMessage) { m.Origin.Protocol = "a2e" }, "messages of a2e have no signature of their own", false},
-		"no card":           {func(m *admin.ExportMessage) { m.Origin.Protocol = "asp" }, "the sender's card is not in the file: it was no longer registered with the hub", false},
+		"to another path": {func(m *admin.ExportMessage) { m.To = "elsewhere" }, "", true},
+		"another key": {func(m *admin.ExportMessage) { m.Origin.Keys[0].Public = bytes.Repeat([]byte{9}, 32) },
+			"", true},
+		"no key": {func(m *admin.ExportMessage) { m.Origin.Keys = nil },
+			"the hub had no enrolled key of the sender: it verified the message with a key that it fetched", false},
+		"key of other name": {func(m *admin.ExportMessage) { m.Origin.Keys[0].KeyID = "other" },
+			"the key that signed it is no longer enrolled", false},
+		"digest only": {func(m *admin.ExportMessage) { m.Origin.Raw = nil },
+			"the envelope is not in the file, only its digest", false},
+		"no headers": {func(m *admin.ExportMessage) { m.Origin.Header = nil },
+			"the signature's headers are not in the file", false},
+		"other protocol": {func(m *admin.ExportMessage) { m.Origin.Protocol = "a2e" },
+			"messages of a2e have no signature of their own", false},
+		"no card": {func(m *admin.ExportMessage) { m.Origin.Protocol = "asp" },
+			"the sender's card is not in the file: it was no longer registered with the hub", false},
 		"no envelope of it": {func(m *admin.ExportMessage) { m.Origin.Protocol = "uagents" }, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var v signatureChecks
-			_, err := admin.VerifyExport(bytes.NewReader(file), func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
-				if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
-					return
-				}
-				c.change(r.Message)
-				v.message(t.Context(), line, r, h.Base)
-			})
+			_, err := admin.VerifyExport(bytes.NewReader(file),
+				func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
+					if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
+						return
+					}
+					c.change(r.Message)
+					v.message(t.Context(), line, r, h.Base)
+				})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if (len(v.problems) > 0) != c.problem || c.reason != "" && v.reasons[c.reason] != 1 || c.reason == "" && !c.problem && v.verified != 1 {
+			if (len(v.problems) > 0) != c.problem || c.reason != "" && v.reasons[c.reason] != 1 ||
+				c.reason == "" && !c.problem && v.verified != 1 {
 				t.Errorf("%+v", v)
 			}
 		})
@@ -208,13 +224,14 @@ func TestVerifyReplacedToken(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var v signatureChecks
-			_, err := admin.VerifyExport(bytes.NewReader(file), func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
-				if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
-					return
-				}
-				c.change(r.Message)
-				v.message(t.Context(), line, r, h.Base)
-			})
+			_, err := admin.VerifyExport(bytes.NewReader(file),
+				func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
+					if r.Message == nil || r.Message.Origin.Protocol != "samvad" {
+						return
+					}
+					c.change(r.Message)
+					v.message(t.Context(), line, r, h.Base)
+				})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -229,7 +246,8 @@ func TestVerifyReplacedToken(t *testing.T) {
 func TestTail(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "data")
-	n, err := node.Open(t.Context(), node.Config{Data: dir, Listen: node.Listen{Admin: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"}})
+	n, err := node.Open(t.Context(), node.Config{Data: dir, Listen: node.Listen{Admin: "127.0.0.1:0"},
+		Policy: node.Policy{Assurance: "session"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,12 +256,13 @@ func TestTail(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	err = n.Handle(parley.Agent{Name: "weather"}, parley.RawSkill("talk", func(_ context.Context, m *parley.Message, r parley.Replier) error {
-		if m.Text() == "bad" {
-			return parley.Refuse(parley.Rejected, "no such city")
-		}
-		return r.Reply(parley.Text("sunny"))
-	}))
+	err = n.Handle(parley.Agent{Name: "weather"}, parley.RawSkill("talk",
+		func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			if m.Text() == "bad" {
+				return parley.Refuse(parley.Rejected, "no such city")
+			}
+			return r.Reply(parley.Text("sunny"))
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +273,8 @@ func TestTail(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{[]string{"--count", "6"}, []string{"operator → weather  request", "sunny", "to weather: answered", "request", "rejected: no such city", "to weather: answered"}},
+		{[]string{"--count", "6"}, []string{"operator → weather  request", "sunny", "to weather: answered", "request",
+			"rejected: no such city", "to weather: answered"}},
 		{[]string{"--failed", "--count", "1"}, []string{"error  session, go"}},
 		{[]string{"--agent", "weather", "--text", "sunny", "--json", "--count", "1"}, []string{`"event":"message"`}},
 	} {
@@ -262,14 +282,16 @@ func TestTail(t *testing.T) {
 		started := make(chan struct{})
 		code := make(chan int)
 		go func() {
-			code <- run(append([]string{"tail", "--data", dir}, c.args...), strings.NewReader(""), &out, &starting{started: started})
+			code <- run(append([]string{"tail", "--data", dir}, c.args...), strings.NewReader(""), &out,
+				&starting{started: started})
 		}()
 		if !strings.Contains(strings.Join(c.args, " "), "--json") {
 			<-started
 		}
 		for done := false; !done; {
 			for _, text := range []string{"good", "bad"} {
-				if _, err := n.Admin().Ask(t.Context(), admin.Actor{Name: "test", Role: admin.Operate}, admin.Send{To: "weather", Text: &text}); err != nil {
+				if _, err := n.Admin().Ask(t.Context(), admin.Actor{Name: "test", Role: admin.Operate},
+					admin.Send{To: "weather", Text: &text}); err != nil {
 					t.Fatal(err)
 				}
 			}

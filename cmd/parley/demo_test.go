@@ -17,7 +17,8 @@ func TestDemo(t *testing.T) {
 	t.Run("json", func(t *testing.T) {
 		t.Parallel()
 		var out, errs bytes.Buffer
-		if code := run([]string{"demo", "--once", "--json", "--data", t.TempDir()}, strings.NewReader(""), &out, &errs); code != exitOK || errs.Len() > 0 {
+		if code := run([]string{"demo", "--once", "--json", "--data", t.TempDir()}, strings.NewReader(""), &out,
+			&errs); code != exitOK || errs.Len() > 0 {
 			t.Fatalf("exit code %d\n%s\n%s", code, &errs, &out)
 		}
 		in, on := map[string]bool{}, map[string]bool{}
@@ -69,10 +70,12 @@ func TestDemo(t *testing.T) {
 	t.Run("text", func(t *testing.T) {
 		t.Parallel()
 		var out, errs bytes.Buffer
-		if code := run([]string{"demo", "--once"}, strings.NewReader(""), &out, &errs); code != exitOK || errs.Len() > 0 {
+		if code := run([]string{"demo", "--once"}, strings.NewReader(""), &out, &errs); code != exitOK ||
+			errs.Len() > 0 {
 			t.Fatalf("exit code %d\n%s\n%s", code, &errs, &out)
 		}
-		for _, want := range []string{"request  traveller (samvad, signed) → weather (go)", "accepted means", " steps verified.\n"} {
+		for _, want := range []string{"request  traveller (samvad, signed) → weather (go)", "accepted means",
+			" steps verified.\n"} {
 			if !strings.Contains(strings.ToLower(out.String()), strings.ToLower(want)) {
 				t.Errorf("nothing says %q in\n%s", want, &out)
 			}

@@ -160,7 +160,8 @@ var quoted = regexp.MustCompile(`'[^']*'|"[^"]*"`)
 // checkCommand wants that a command line of parley can be one: the command
 // exists, and its flags do. What is no command of parley is fine.
 func checkCommand(line string) error {
-	args := strings.Fields(strings.NewReplacer("…", "X", "<", " ", ">", " ").Replace(quoted.ReplaceAllString(line, "X")))
+	args := strings.Fields(strings.NewReplacer("…", "X", "<", " ", ">",
+		" ").Replace(quoted.ReplaceAllString(line, "X")))
 	for len(args) > 0 && strings.Contains(args[0], "=") {
 		args = args[1:]
 	}
@@ -175,7 +176,8 @@ func checkCommand(line string) error {
 	if err != nil {
 		return err
 	}
-	if c.HasSubCommands() && len(rest) > 0 && !strings.HasPrefix(rest[0], "-") && regexp.MustCompile(`^[a-z]+$`).MatchString(rest[0]) && c.RunE == nil {
+	if c.HasSubCommands() && len(rest) > 0 && !strings.HasPrefix(rest[0], "-") &&
+		regexp.MustCompile(`^[a-z]+$`).MatchString(rest[0]) && c.RunE == nil {
 		return fmt.Errorf("%s has no command %q", c.CommandPath(), rest[0])
 	}
 	for _, w := range rest {
@@ -224,7 +226,8 @@ func (s *docsStory) block(b *docsBlock) {
 	case b.is["plain"] != nil:
 	case b.is["foreign"] != nil:
 		file := b.is["foreign"][0]
-		if i, err := os.Stat(filepath.Join("../..", file)); err != nil || i.IsDir() || !strings.HasPrefix(file, "interop/") && !strings.HasSuffix(file, "_test.go") {
+		if i, err := os.Stat(filepath.Join("../..", file)); err != nil || i.IsDir() ||
+			!strings.HasPrefix(file, "interop/") && !strings.HasSuffix(file, "_test.go") {
 			s.t.Errorf("%s: %s is no file of the interop suite and no test: %v", b, file, err)
 		}
 	case b.lang == "sh":
@@ -278,8 +281,10 @@ func (s *docsStory) hub() {
 		return
 	}
 	ctx := context.Background()
-	config := node.Config{Data: filepath.Join(s.dir, "parley-data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
-		Network: node.Network{Allow: []string{"loopback"}}, ASP: node.ASP{Registration: "open", Domain: "hub.corp"}, Delivery: node.Delivery{Tries: 1}}
+	config := node.Config{Data: filepath.Join(s.dir, "parley-data"),
+		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Network: node.Network{Allow: []string{"loopback"}}, ASP: node.ASP{Registration: "open", Domain: "hub.corp"},
+		Delivery: node.Delivery{Tries: 1}}
 	config.Read = func() (node.Config, error) { return config, nil }
 	n, err := node.Open(ctx, config)
 	s.check(err)
@@ -293,9 +298,10 @@ func (s *docsStory) hub() {
 	type query struct {
 		City string `json:"city"`
 	}
-	s.check(n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere}, parley.Skill("forecast", func(context.Context, *parley.Message, query) (map[string]any, error) {
-		return map[string]any{"celsius": 21}, nil
-	})))
+	s.check(n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere},
+		parley.Skill("forecast", func(context.Context, *parley.Message, query) (map[string]any, error) {
+			return map[string]any{"celsius": 21}, nil
+		})))
 	museum, err := startAgent(n.SAMVAD().Hosting().Identity, n.SAMVAD().Hosting().Key)
 	s.check(err)
 	s.t.Cleanup(museum.Close)
@@ -329,8 +335,10 @@ func (s *docsStory) command(text string) *exec.Cmd {
 // directories of the system, how the program is called, and what was let. For
 // the other side, which is not here, it is not waited.
 func (s *docsStory) words(text string) string {
-	pairs := []string{"go run ./cmd/parley demo ", "parley demo --once ", "go run ./cmd/parley", "parley", "go build -o parley ./cmd/parley", ":",
-		"go test ./...", ": this is one of them", " --wait 2m", "", "go run ./examples/first", ": a hub with this agent runs", " /etc/", " " + s.dir + "/etc/", " /usr/local/", " " + s.dir + "/usr/local/"}
+	pairs := []string{"go run ./cmd/parley demo ", "parley demo --once ", "go run ./cmd/parley", "parley",
+		"go build -o parley ./cmd/parley", ":",
+		"go test ./...", ": this is one of them", " --wait 2m", "", "go run ./examples/first",
+		": a hub with this agent runs", " /etc/", " " + s.dir + "/etc/", " /usr/local/", " " + s.dir + "/usr/local/"}
 	if s.http != "" {
 		pairs = append(pairs, "http://127.0.0.1:8080", s.http, "http://hub.corp:8080", s.http)
 	}
@@ -454,10 +462,12 @@ func TestDocsGo(t *testing.T) {
 	imports := map[string]bool{}
 	// What pieces may use without an import.
 	known := map[string]string{}
-	for _, p := range []string{"context", "crypto/ed25519", "encoding/json", "errors", "fmt", "io", "log", "log/slog", "net/http", "os", "strings", "time"} {
+	for _, p := range []string{"context", "crypto/ed25519", "encoding/json", "errors", "fmt", "io", "log", "log/slog",
+		"net/http", "os", "strings", "time"} {
 		known[filepath.Base(p)] = p
 	}
-	for _, p := range []string{"", "samvad", "uagents", "a2e", "agh", "agh/aghnats", "asp", "node", "hub", "journal", "journal/sqlite", "admin", "keyring"} {
+	for _, p := range []string{"", "samvad", "uagents", "a2e", "agh", "agh/aghnats", "asp", "node", "hub", "journal",
+		"journal/sqlite", "admin", "keyring"} {
 		p = strings.TrimSuffix("github.com/parley-hub/parley/"+p, "/")
 		known[filepath.Base(p)] = p
 	}
@@ -477,7 +487,8 @@ func TestDocsGo(t *testing.T) {
 						fmt.Fprintf(&head, "import %q\n", path)
 					}
 				}
-				text = head.String() + "func _(" + params + ") {\n//line " + b.page + ":" + strconv.Itoa(b.line+1) + "\n" + text + "}\n"
+				text = head.String() + "func _(" + params + ") {\n//line " + b.page + ":" + strconv.Itoa(b.line+1) +
+					"\n" + text + "}\n"
 				if regexp.MustCompile(`(?m)^func `).MatchString(b.text) {
 					text = head.String() + "//line " + b.page + ":" + strconv.Itoa(b.line+1) + "\n" + b.text
 				}

@@ -102,7 +102,8 @@ func TestDoctorOfACluster(t *testing.T) {
 	d.info.SAMVAD.Identity = "agent://hub.test"
 	d.roundTrip(t.Context(), "museum", "https://museum.test", &samvad.Card{ID: "agent://museum.test"})
 	f := d.line("signed round trip")
-	if f.State != "skipped" || !strings.Contains(f.Detail, "only the hubs of a cluster") || !strings.Contains(f.Detail, "parley send") {
+	if f.State != "skipped" || !strings.Contains(f.Detail, "only the hubs of a cluster") ||
+		!strings.Contains(f.Detail, "parley send") {
 		t.Errorf("%+v", f)
 	}
 }
@@ -110,7 +111,8 @@ func TestDoctorOfACluster(t *testing.T) {
 func TestDoctorPortsAndDisk(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	defer s.Close()
-	d := patient(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"), Listen: node.Listen{HTTP: s.Listener.Addr().String(), Admin: "127.0.0.1:0"},
+	d := patient(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"),
+		Listen: node.Listen{HTTP: s.Listener.Addr().String(), Admin: "127.0.0.1:0"},
 		Engine: node.Engine{MinFree: "900000GiB"}})
 	d.ports()
 	d.disk()

@@ -20,7 +20,8 @@ func TestInspectAGH(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &agh.Envelope{ID: "m2", WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread, ThreadID: "thread_abc", From: me.ID(), TS: now.Unix()}
+	e := &agh.Envelope{ID: "m2", WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
+		ThreadID: "thread_abc", From: me.ID(), TS: now.Unix()}
 	if err := e.SetContent(&agh.Say{Text: "hi"}); err != nil {
 		t.Fatal(err)
 	}
@@ -34,11 +35,12 @@ func TestInspectAGH(t *testing.T) {
 		failed   string // the check
 		says     string
 	}{
-		"plain":      {plain, false, "", "is a claim"},
-		"signed":     {string(b), true, "", "It is proved"},
-		"tampered":   {strings.Replace(string(b), `"hi"`, `"ho"`, 1), false, "proof", "verification_failed"},
-		"stale":      {strings.Replace(plain, "1800000000", "1700000000", 1), false, "freshness", "expired"},
-		"wrong room": {strings.Replace(plain, room, "direct_"+strings.Repeat("0", 32), 1), false, "room", "delivered to nobody"},
+		"plain":    {plain, false, "", "is a claim"},
+		"signed":   {string(b), true, "", "It is proved"},
+		"tampered": {strings.Replace(string(b), `"hi"`, `"ho"`, 1), false, "proof", "verification_failed"},
+		"stale":    {strings.Replace(plain, "1800000000", "1700000000", 1), false, "freshness", "expired"},
+		"wrong room": {strings.Replace(plain, room, "direct_"+strings.Repeat("0", 32), 1), false,
+			"room", "delivered to nobody"},
 		"no surface": {strings.Replace(plain, `"surface":"direct",`, "", 1), false, "surface", "malformed"},
 		"blank":      {strings.Replace(plain, `"hi"`, `" "`, 1), false, "body", "malformed"},
 	} {

@@ -102,7 +102,10 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 			if v.Sentence == "" {
 				t.Errorf("%s %d: no sentence", c.Name, i)
 			}
-			if slices.ContainsFunc(v.Checks, func(c inspectCheck) bool { return c.Name == "transport" && c.State == checkFailed }) {
+			if slices.ContainsFunc(v.Checks, func(c inspectCheck) bool {
+				return c.Name == "transport" &&
+					c.State == checkFailed
+			}) {
 				if v.Verified {
 					t.Errorf("%s %d is verified although its transport is wrong", c.Name, i)
 				}
@@ -115,9 +118,12 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 				}
 			}
 			verifier := &samvad.Verifier{Self: receiver.Agent, Keys: known, Now: func() time.Time { return now }}
-			_, err = verifier.CheckMessage(context.Background(), &samvad.Incoming{Method: s.method, Paths: paths, RawQuery: s.query(), Authority: s.host, Header: s.header, Body: s.body})
+			_, err = verifier.CheckMessage(context.Background(),
+				&samvad.Incoming{Method: s.method, Paths: paths, RawQuery: s.query(), Authority: s.host,
+					Header: s.header, Body: s.body})
 			if v.Verified != (err == nil) {
-				t.Errorf("%s %d: inspect says verified=%v (%s), the verifier says %v", c.Name, i, v.Verified, v.Sentence, err)
+				t.Errorf("%s %d: inspect says verified=%v (%s), the verifier says %v", c.Name, i, v.Verified,
+					v.Sentence, err)
 			}
 			seen++
 		}
@@ -144,7 +150,8 @@ func TestInspectLegacy(t *testing.T) {
 	for name, c := range map[string]struct {
 		body []byte
 		want bool
-	}{"signed": {signed, true}, "changed": {bytes.Replace(signed, []byte(`"skill":"s"`), []byte(`"skill":"t"`), 1), false}} {
+	}{"signed": {signed, true}, "changed": {bytes.Replace(signed, []byte(`"skill":"s"`), []byte(`"skill":"t"`), 1),
+		false}} {
 		s, err := readSample(c.body)
 		if err != nil {
 			t.Fatal(err)
@@ -197,7 +204,8 @@ func FuzzInspect(f *testing.F) {
 	f.Add([]byte(`{"method":"POST","target":"/agent/message","headers":[["signature-input","sig1=(\"@method\" \"@path\" \"content-digest\");keyid=\"k\";created=1"],["signature","sig1=:AAAA:"],["content-digest","x"]],"body":"{}"}`))
 	f.Add([]byte("curl -X POST 'http://x/agent/task' -H 'a: b' -d $'{\\u0041}'"))
 	f.Add([]byte(`{"from":"agent://a","skill":"s","nonce":"n","mode":"sync","to":"agent://b","kid":"k","signature":"x"}`))
-	o := inspecting{now: time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC), keys: []string{"0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc="}}
+	o := inspecting{now: time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC),
+		keys: []string{"0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc="}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := readSample(b)
 		if err != nil {

@@ -36,7 +36,8 @@ func TestInspectExplainsEveryVector(t *testing.T) {
 		protocol, file string
 		least          int // cases that are explained
 	}{
-		{"uagents", "envelope_verify.json", 50}, {"a2e", "messages_valid.json", 80}, {"a2e", "messages_invalid.json", 300},
+		{"uagents", "envelope_verify.json", 50}, {"a2e", "messages_valid.json", 80},
+		{"a2e", "messages_invalid.json", 300},
 		{"agh", "envelope-parse.json", 150}, {"agh", "trust-verify.json", 40}, {"asp", "envelope.json", 30},
 	} {
 		t.Run(f.protocol+" "+f.file, func(t *testing.T) {

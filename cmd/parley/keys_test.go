@@ -15,8 +15,10 @@ import (
 func TestKeepsSecret(t *testing.T) {
 	t.Parallel()
 	for base, want := range map[string]bool{
-		"http://127.0.0.1:9090": true, "http://[::1]:9090": true, "http://localhost:9090": true, "https://hub.test": true,
-		"http://hub.test:9090": false, "http://192.0.2.1": false, "http://localhost.hub.test": false, "https://%": false,
+		"http://127.0.0.1:9090": true, "http://[::1]:9090": true, "http://localhost:9090": true,
+		"https://hub.test":     true,
+		"http://hub.test:9090": false, "http://192.0.2.1": false, "http://localhost.hub.test": false,
+		"https://%": false,
 	} {
 		if err := keepsSecret(base); (err == nil) != want {
 			t.Errorf("%s: %v", base, err)
@@ -31,7 +33,8 @@ func TestKeysOfACluster(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	for _, name := range []string{"one", "two"} {
 		p.write(name+".toml", fmt.Sprintf("name = %q\ndata = %[1]q\npublic_url = \"https://hub.test\"\n[listen]\n"+
-			"http = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[engine]\nurl = %q\nreplicas = 1\npartitions = 2\n", name, url))
+			"http = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[engine]\nurl = %q\nreplicas = 1\npartitions = 2\n", name,
+			url))
 	}
 	p.write("old.txt", "old\n")
 	p.write("new.txt", "new\n")

@@ -21,13 +21,15 @@ func TestContainerBuild(t *testing.T) {
 		t.Fatal(err)
 	}
 	build := regexp.MustCompile(`RUN go build (.*) -o /out/parley \./cmd/parley`).FindSubmatch(file)
-	if build == nil || !bytes.Contains(build[1], []byte("-trimpath")) || !bytes.Contains(file, []byte("ENV CGO_ENABLED=0")) {
+	if build == nil || !bytes.Contains(build[1], []byte("-trimpath")) ||
+		!bytes.Contains(file, []byte("ENV CGO_ENABLED=0")) {
 		t.Fatalf("the container file builds with %q", build)
 	}
 	if m := regexp.MustCompile(`-X (\S+)=`).FindSubmatch(build[1]); m == nil || string(m[1]) != "main.version" {
 		t.Errorf("the version goes to %q", m)
 	}
-	c := exec.Command("go", "list", "-deps", "-f", "{{if or .CgoFiles .CFiles}}{{.ImportPath}} needs C\n{{end}}{{with .Error}}{{.}}\n{{end}}", ".")
+	c := exec.Command("go", "list", "-deps", "-f",
+		"{{if or .CgoFiles .CFiles}}{{.ImportPath}} needs C\n{{end}}{{with .Error}}{{.}}\n{{end}}", ".")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOFLAGS=-mod=readonly")
 	out, err := c.CombinedOutput()
 	if err != nil || len(bytes.TrimSpace(out)) != 0 {

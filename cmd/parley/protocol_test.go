@@ -100,19 +100,20 @@ func addPigeon(t *testing.T) (b pigeonBinding) {
 	})
 	protocols = append(slices.Clone(had), &protocol{
 		name: pigeon,
-		add: adding{how: "--pigeon RING", help: "  parley agents add dove --pigeon 7\n", flags: func(c *cobra.Command) adder {
-			var ring string
-			c.Flags().StringVar(&ring, "pigeon", "", "ring of a pigeon")
-			return adder{
-				given: func() bool { return ring != "" },
-				identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
-					return admin.NewIdentity{Protocol: pigeon, ID: "ring:" + ring}, nil
-				},
-				paste: func(*app, admin.Info, string, admin.NewIdentity) ([]paste, error) {
-					return []paste{{Why: "so that it flies home", SDK: "Loft", Line: "open the hatch"}}, nil
-				},
-			}
-		}},
+		add: adding{how: "--pigeon RING", help: "  parley agents add dove --pigeon 7\n",
+			flags: func(c *cobra.Command) adder {
+				var ring string
+				c.Flags().StringVar(&ring, "pigeon", "", "ring of a pigeon")
+				return adder{
+					given: func() bool { return ring != "" },
+					identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
+						return admin.NewIdentity{Protocol: pigeon, ID: "ring:" + ring}, nil
+					},
+					paste: func(*app, admin.Info, string, admin.NewIdentity) ([]paste, error) {
+						return []paste{{Why: "so that it flies home", SDK: "Loft", Line: "open the hatch"}}, nil
+					},
+				}
+			}},
 		inspector: pigeonInspector{},
 		keyless:   true,
 		send: func(a *app, _ context.Context, s sending, content []byte, _ bool) error {
@@ -163,10 +164,14 @@ func TestProtocolIsAddedByTheLists(t *testing.T) {
 	says(parleyIn(exitOK, "config", "describe"), "agents.<name>.pigeon.ring")
 	says(node.Template(nil), "\n[pigeon]\n", "# [agents.example.pigeon]\n", `# speed = "1h"`)
 	good := file("good.toml", head+"[pigeon]\nloft = \"roof\"\n[agents.dove.pigeon]\nring = \"7\"\n")
-	says(parleyIn(exitUsage, "config", "check", file("a.toml", head+"[pigeon]\nlofd = \"roof\"\n")), `line 5: unknown key "pigeon.lofd"`, `"pigeon.loft"`)
-	says(parleyIn(exitUsage, "config", "check", file("b.toml", head+"[agents.dove.pigeon]\nrin = \"7\"\n")), `line 5: unknown key "agents.dove.pigeon.rin"`)
-	says(parleyIn(exitUsage, "config", "check", file("c.toml", head+"[pigeon]\nspeed = \"-1h\"\n")), "pigeons fly forwards")
-	says(parleyIn(exitUsage, "config", "check", file("d.toml", head+"[pigeon]\nloft = 7\n")), `"pigeon.loft" wants string`)
+	says(parleyIn(exitUsage, "config", "check", file("a.toml", head+"[pigeon]\nlofd = \"roof\"\n")),
+		`line 5: unknown key "pigeon.lofd"`, `"pigeon.loft"`)
+	says(parleyIn(exitUsage, "config", "check", file("b.toml", head+"[agents.dove.pigeon]\nrin = \"7\"\n")),
+		`line 5: unknown key "agents.dove.pigeon.rin"`)
+	says(parleyIn(exitUsage, "config", "check", file("c.toml", head+"[pigeon]\nspeed = \"-1h\"\n")),
+		"pigeons fly forwards")
+	says(parleyIn(exitUsage, "config", "check", file("d.toml", head+"[pigeon]\nloft = 7\n")),
+		`"pigeon.loft" wants string`)
 	c, err := node.Load(good)
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +194,8 @@ func TestProtocolIsAddedByTheLists(t *testing.T) {
 		t.Error("the agent of the configuration is not in the directory")
 	}
 	at := n.Addresses()
-	for path, want := range map[string]int{at.Local + "/loft": http.StatusTeapot, at.Local + "/roof": http.StatusNotFound} {
+	for path, want := range map[string]int{at.Local + "/loft": http.StatusTeapot, at.Local +
+		"/roof": http.StatusNotFound} {
 		resp, err := http.Get(path)
 		if err != nil {
 			t.Fatal(err)
@@ -203,7 +209,8 @@ func TestProtocolIsAddedByTheLists(t *testing.T) {
 	// The commands.
 	says(parleyIn(exitUsage, "agents", "add", "x"), "--pigeon RING")
 	says(parleyIn(exitOK, "agents", "add", "--help"), "--pigeon string", "parley agents add dove --pigeon 7")
-	says(parleyIn(exitOK, "agents", "add", "homer", "--pigeon", "9"), "ring:9", "so that it flies home", "open the hatch")
+	says(parleyIn(exitOK, "agents", "add", "homer", "--pigeon", "9"),
+		"ring:9", "so that it flies home", "open the hatch")
 	says(parleyIn(exitOK, "agents", "expose", "homer", pigeon), "exposed in pigeon")
 	says(parleyIn(exitRefused, "agents", "expose", "homer", "fax"), pigeon)
 	parleyIn(exitOK, "send", "--to", "homer", "--kind", "notice", "corn")

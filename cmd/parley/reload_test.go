@@ -145,26 +145,30 @@ func slowAgent(t *testing.T, hubID, hubKey string, begun chan<- string, goOn <-c
 		t.Fatal(err)
 	}
 	s := httptest.NewUnstartedServer(nil)
-	card := &samvad.Card{ID: me.ID(), Name: "Slow", Version: "1.0.0", Description: "Takes its time.", URL: "http://" + s.Listener.Addr().String(),
+	card := &samvad.Card{ID: me.ID(), Name: "Slow", Version: "1.0.0", Description: "Takes its time.", URL: "http://" +
+		s.Listener.Addr().String(),
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(me, true)},
-		Skills: []samvad.Skill{{ID: "wait", Name: "Wait", Description: "Waits.", InputSchema: []byte(`{"type":"object"}`),
-			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeStream}, Trust: samvad.TrustPublic}}}
+		Skills: []samvad.Skill{{ID: "wait", Name: "Wait", Description: "Waits.",
+			InputSchema:  []byte(`{"type":"object"}`),
+			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeStream},
+			Trust: samvad.TrustPublic}}}
 	s.Config.Handler = &samvad.Server{
 		Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{hubID: {key}}},
-		Agent: &samvad.Agent{Card: card.Complete(), Identity: me, Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response, error) {
-			if r.Mode == samvad.ModeStream {
-				if err := r.Chunk([]byte(`"begun"`)); err != nil {
-					return samvad.Response{}, err
+		Agent: &samvad.Agent{Card: card.Complete(), Identity: me,
+			Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response, error) {
+				if r.Mode == samvad.ModeStream {
+					if err := r.Chunk([]byte(`"begun"`)); err != nil {
+						return samvad.Response{}, err
+					}
 				}
-			}
-			begun <- string(r.Payload)
-			select {
-			case <-goOn:
-			case <-ctx.Done():
-				return samvad.Response{}, ctx.Err()
-			}
-			return samvad.Response{Result: []byte(`{"ended":true}`)}, nil
-		}},
+				begun <- string(r.Payload)
+				select {
+				case <-goOn:
+				case <-ctx.Done():
+					return samvad.Response{}, ctx.Err()
+				}
+				return samvad.Response{Result: []byte(`{"ended":true}`)}, nil
+			}},
 	}
 	s.Start()
 	t.Cleanup(s.Close)
@@ -188,7 +192,8 @@ func TestOperating(t *testing.T) {
 		t.Fatal(out)
 	}
 	public, _ := p.run("keys", "export-public", "--file", "me.json")
-	if out, code := p.run("agents", "add", "me", "--id", "agent://me.test", "--key", strings.TrimSpace(public)); code != 0 {
+	if out, code := p.run("agents", "add", "me", "--id", "agent://me.test", "--key",
+		strings.TrimSpace(public)); code != 0 {
 		t.Fatal(out)
 	}
 	var own struct {
@@ -233,7 +238,9 @@ func TestOperating(t *testing.T) {
 	}
 	request := ask("--to", "slow", "--skill", "wait", "--wait", "2m", `{"n":1}`)
 	<-begun
-	stream := ask("--protocol", "samvad", "--url", protocols+"/agents/slow", "--key", "me.json", "--as", "agent://me.test", "--skill", "wait", "--stream", "--wait", "2m", `{"n":2}`)
+	stream := ask("--protocol", "samvad", "--url", protocols+
+		"/agents/slow", "--key", "me.json", "--as", "agent://me.test", "--skill", "wait", "--stream", "--wait", "2m",
+		`{"n":2}`)
 	select {
 	case <-begun:
 	case a := <-stream:
@@ -246,8 +253,10 @@ func TestOperating(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.until(func(out string) bool { return strings.Contains(out, "extra") }, "agents")
-	p.write("hub.toml", strings.Replace(base, `"info"`, `"debug"`, 1)+"[limits]\nrefusals = 9\n[agents.more]\nsamvad = { url = \"https://more.test\" }\n")
-	if out, code := p.run("config", "reload"); code != 0 || !strings.Contains(out, "in force       agents.more") || !strings.Contains(out, "needs restart  limits.refusals") {
+	p.write("hub.toml", strings.Replace(base, `"info"`, `"debug"`, 1)+
+		"[limits]\nrefusals = 9\n[agents.more]\nsamvad = { url = \"https://more.test\" }\n")
+	if out, code := p.run("config", "reload"); code != 0 || !strings.Contains(out, "in force       agents.more") ||
+		!strings.Contains(out, "needs restart  limits.refusals") {
 		t.Errorf("%d: %s", code, out)
 	}
 

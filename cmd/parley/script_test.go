@@ -33,7 +33,8 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		Setup:               func(e *testscript.Env) error { return startHub(e) },
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead, "conversation": onlyConversation, "spoil": spoil},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead,
+			"conversation": onlyConversation, "spoil": spoil},
 	})
 }
 
@@ -67,7 +68,8 @@ func waitDead(ts *testscript.TestScript, _ bool, args []string) {
 	stop := watchDead(n, dead)
 	defer stop()
 	text := "hello"
-	r, err := n.Admin().Send(context.Background(), admin.Actor{Name: "test", Role: admin.Administer, Speak: []string{"**"}},
+	r, err := n.Admin().Send(context.Background(), admin.Actor{Name: "test", Role: admin.Administer,
+		Speak: []string{"**"}},
 		admin.Send{To: args[0], Kind: parley.Notice, Text: &text})
 	ts.Check(err)
 	for id := range dead {
@@ -90,7 +92,8 @@ func startHub(e *testscript.Env) error {
 	}
 	n, err := node.Open(ctx, node.Config{
 		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
-		Policy: node.Policy{Assurance: "session"}, Network: node.Network{Allow: []string{"loopback"}}, Delivery: node.Delivery{Tries: 1}, ASP: node.ASP{Registration: "open"},
+		Policy: node.Policy{Assurance: "session"}, Network: node.Network{Allow: []string{"loopback"}},
+		Delivery: node.Delivery{Tries: 1}, ASP: node.ASP{Registration: "open"},
 	})
 	if err != nil {
 		return err
@@ -140,16 +143,20 @@ func startAgent(hubID, hubKey string) (*httptest.Server, error) {
 		return nil, err
 	}
 	s := httptest.NewUnstartedServer(nil)
-	card := &samvad.Card{ID: me.ID(), Name: "Museum", Version: "1.0.0", Description: "Knows what is on show.", URL: "http://" + s.Listener.Addr().String(),
+	card := &samvad.Card{ID: me.ID(), Name: "Museum", Version: "1.0.0", Description: "Knows what is on show.",
+		URL:        "http://" + s.Listener.Addr().String(),
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(me, true)},
-		Skills: []samvad.Skill{{ID: "exhibitions", Name: "Exhibitions", Description: "What is on show.", InputSchema: []byte(`{"type":"object"}`),
-			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
+		Skills: []samvad.Skill{{ID: "exhibitions", Name: "Exhibitions", Description: "What is on show.",
+			InputSchema:  []byte(`{"type":"object"}`),
+			OutputSchema: []byte(`{"type":"object"}`), Modes: []samvad.Mode{samvad.ModeSync},
+			Trust: samvad.TrustPublic}}}
 	s.Config.Handler = &samvad.Server{
 		Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{hubID: {key}}},
-		Agent: &samvad.Agent{Card: card.Complete(), Identity: me, Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
-			b, err := json.Marshal(map[string]string{"show": "angels"})
-			return samvad.Response{Result: b}, err
-		}},
+		Agent: &samvad.Agent{Card: card.Complete(), Identity: me,
+			Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
+				b, err := json.Marshal(map[string]string{"show": "angels"})
+				return samvad.Response{Result: b}, err
+			}},
 	}
 	s.Start()
 	return s, nil

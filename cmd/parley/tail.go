@@ -102,7 +102,8 @@ func (a *app) writeEvent(e *admin.Event) error {
 		if m.Refused {
 			what = "REFUSED " + what
 		}
-		return a.print(nil, "%s  %s  %s  %s  %s  %s\n", clock(m.Time), parties(m), kindAndSkill(m), proof(m), m.ID, what)
+		return a.print(nil, "%s  %s  %s  %s  %s  %s\n", clock(m.Time), parties(m), kindAndSkill(m), proof(m), m.ID,
+			what)
 	case e.Delivery != nil:
 		d := e.Delivery
 		if a.json {

@@ -25,11 +25,13 @@ func forecast(ctx context.Context, m *parley.Message, q Query) (Answer, error) {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	n, err := node.Open(ctx, node.Config{Data: "parley-data", Listen: node.Listen{HTTP: "127.0.0.1:8080", Admin: "127.0.0.1:9090"}})
+	n, err := node.Open(ctx, node.Config{Data: "parley-data",
+		Listen: node.Listen{HTTP: "127.0.0.1:8080", Admin: "127.0.0.1:9090"}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere}, parley.Skill("forecast", forecast)); err != nil {
+	if err := n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere},
+		parley.Skill("forecast", forecast)); err != nil {
 		log.Fatal(err)
 	}
 	log.Print(n.Addresses())

@@ -20,7 +20,8 @@ var protocols = bridge.Protocols
 func below(pkg string) ([]string, bool) {
 	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
-	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "node", "admin", "console", "conform", "agh/aghnats",
+	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "node", "admin", "console",
+		"conform", "agh/aghnats",
 		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
@@ -60,7 +61,8 @@ func below(pkg string) ([]string, bool) {
 		return append(slices.Clone(core), "admin", "journal/index"), true
 	case "conform":
 		return append(slices.Clone(protocols), "agh/aghnats"), true
-	case "node", "internal/pairs", "internal/pairs/cluster", "internal/bench", "cmd/parley", "internal/interop", "internal/faults", "internal/testhub", "examples/first":
+	case "node", "internal/pairs", "internal/pairs/cluster", "internal/bench", "cmd/parley", "internal/interop",
+		"internal/faults", "internal/testhub", "examples/first":
 		return all, true
 	case "internal/attack":
 		return []string{"uagents", "asp"}, true
@@ -112,7 +114,8 @@ func TestDoors(t *testing.T) {
 				continue
 			}
 			d := short(dep)
-			if strings.HasPrefix(d, "internal/") && pkg != "" && !strings.HasPrefix(pkg, "internal/") || d == pkg || slices.Contains(allowed, d) {
+			if strings.HasPrefix(d, "internal/") && pkg != "" && !strings.HasPrefix(pkg, "internal/") || d == pkg ||
+				slices.Contains(allowed, d) {
 				continue
 			}
 			if strings.HasPrefix(pkg, "internal/") && strings.HasPrefix(d, "internal/") {

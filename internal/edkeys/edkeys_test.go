@@ -76,7 +76,8 @@ func TestVerify(t *testing.T) {
 	if !Verify(pub, msg, sig) {
 		t.Fatal("good signature refused")
 	}
-	if Verify(pub, []byte("other"), sig) || Verify(pub, msg, sig[:63]) || Verify(pub, msg, append(bytes.Clone(sig), 0)) || Verify(pub[:31], msg, sig) || Verify(nil, msg, nil) {
+	if Verify(pub, []byte("other"), sig) || Verify(pub, msg, sig[:63]) ||
+		Verify(pub, msg, append(bytes.Clone(sig), 0)) || Verify(pub[:31], msg, sig) || Verify(nil, msg, nil) {
 		t.Fatal("bad input accepted")
 	}
 	// S + L is the same scalar modulo L: malleable.

@@ -47,7 +47,8 @@ func TestCrashHandlers(t *testing.T) {
 	c.args = func(config string) []string {
 		return []string{program(t, "internal/testhub"), "-config", config, "-trace", c.trace}
 	}
-	c.targets = []target{{agent: "worker", skill: "slow", local: true}, {agent: "worker", skill: "echo", local: true}, {agent: "remote", skill: "echo"}}
+	c.targets = []target{{agent: "worker", skill: "slow", local: true}, {agent: "worker", skill: "echo", local: true},
+		{agent: "remote", skill: "echo"}}
 	c.run(t)
 }
 
@@ -186,7 +187,8 @@ func (c *crash) settle(t *testing.T) {
 		}
 	}()
 	echo := func(_ context.Context, m *parley.Message, r parley.Replier) error { return r.Reply(m.Parts...) }
-	if err := n.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere}, parley.RawSkill("echo", echo), parley.RawSkill("slow", echo)); err != nil {
+	if err := n.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere}, parley.RawSkill("echo", echo),
+		parley.RawSkill("slow", echo)); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Start(t.Context()); err != nil {
@@ -195,7 +197,8 @@ func (c *crash) settle(t *testing.T) {
 	var open []journal.Delivery
 	err = eventually(t.Context(), 30*time.Second, func() (bool, error) {
 		open = nil
-		for _, d := range n.Hub().Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}) {
+		for _, d := range n.Hub().Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting,
+			parley.Delivering, parley.Delivered}}) {
 			if !d.State.Settled(d.Kind) {
 				open = append(open, d)
 			}
@@ -203,7 +206,8 @@ func (c *crash) settle(t *testing.T) {
 		return len(open) == 0, nil
 	})
 	if err != nil {
-		t.Errorf("%v; %d deliveries are not settled, e.g. that of %s to %s: %s", err, len(open), open[0].Message, open[0].To, open[0].State)
+		t.Errorf("%v; %d deliveries are not settled, e.g. that of %s to %s: %s", err, len(open), open[0].Message,
+			open[0].To, open[0].State)
 	}
 }
 
@@ -227,7 +231,8 @@ func (c *crash) load(t *testing.T, round int, after time.Duration, p *process) {
 				mode := []samvad.Mode{samvad.ModeSync, samvad.ModeSync, samvad.ModeAsync}[rnd.IntN(3)]
 				payload := fmt.Sprintf(`{"n":"%d-%d-%d","ms":%d}`, round, i, k, rnd.IntN(20))
 				s, err := sign(c.senders[rnd.IntN(len(c.senders))], tg.base, mode,
-					samvad.Call{To: tg.id, Skill: tg.skill, Payload: []byte(payload), TraceID: c.traces[rnd.IntN(len(c.traces))]})
+					samvad.Call{To: tg.id, Skill: tg.skill, Payload: []byte(payload),
+						TraceID: c.traces[rnd.IntN(len(c.traces))]})
 				if err != nil {
 					t.Error(err)
 					return
@@ -242,7 +247,8 @@ func (c *crash) load(t *testing.T, round int, after time.Duration, p *process) {
 				if err != nil {
 					return // the hub is gone
 				}
-				if a.status != http.StatusOK && a.status != http.StatusAccepted && a.code() != samvad.CodeAgentUnavailable {
+				if a.status != http.StatusOK && a.status != http.StatusAccepted &&
+					a.code() != samvad.CodeAgentUnavailable {
 					t.Errorf("%s %s of %s: %s", mode, tg.skill, tg.agent, a)
 					return
 				}
@@ -270,7 +276,8 @@ func (c *crash) replay(t *testing.T, fresh []acked) {
 			return
 		}
 		if a.status != http.StatusUnauthorized || a.code() != samvad.CodeReplayDetected {
-			t.Errorf("request %s was acknowledged with %d before the crash; repeated: %s", fresh[i].nonce, fresh[i].status, a)
+			t.Errorf("request %s was acknowledged with %d before the crash; repeated: %s", fresh[i].nonce,
+				fresh[i].status, a)
 		}
 	}
 }
@@ -281,7 +288,8 @@ func (c *crash) probe(t *testing.T) {
 	for i, tg := range c.targets {
 		for k, trace := range c.traces {
 			asking.Go(func() {
-				s, err := sign(c.senders[(i+k)%len(c.senders)], tg.base, samvad.ModeSync, samvad.Call{To: tg.id, Skill: tg.skill, Payload: []byte(`{"ms":0}`), TraceID: trace})
+				s, err := sign(c.senders[(i+k)%len(c.senders)], tg.base, samvad.ModeSync,
+					samvad.Call{To: tg.id, Skill: tg.skill, Payload: []byte(`{"ms":0}`), TraceID: trace})
 				if err != nil {
 					t.Error(err)
 					return
@@ -324,7 +332,8 @@ func (c *crash) tasks(t *testing.T, fresh []acked) {
 
 // verify reads the journal after the last kill.
 func (c *crash) verify(t *testing.T) {
-	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, filepath.Join(c.data, "journal")), Node: "hub-under-test"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, filepath.Join(c.data, "journal")),
+		Node: "hub-under-test"})
 	if err != nil {
 		t.Fatalf("open the journal after the last crash: %v", err)
 	}
@@ -403,7 +412,8 @@ func (c *crash) verify(t *testing.T) {
 			t.Errorf("the SAMVAD agent got message %s %d times, %d attempts are recorded", id, n, attempts[m])
 		}
 	}
-	t.Logf("%d rounds: %d sent, %d acknowledged (%d tasks), %d lost, %d records, %d messages handled more than once", c.rounds, c.sent, len(c.acked), tasks, lost, records, repeated)
+	t.Logf("%d rounds: %d sent, %d acknowledged (%d tasks), %d lost, %d records, %d messages handled more than once",
+		c.rounds, c.sent, len(c.acked), tasks, lost, records, repeated)
 }
 
 // calls holds the handlers' trace against the recorded attempts.
@@ -438,7 +448,8 @@ func (c *crash) calls(t *testing.T, kinds map[parley.ID]*parley.Message, attempt
 		}
 		for attempt, n := range by {
 			if n > 1 || attempt > attempts[id] {
-				t.Errorf("a handler saw attempt %d of message %s %d times; %d attempts are recorded", attempt, id, n, attempts[id])
+				t.Errorf("a handler saw attempt %d of message %s %d times; %d attempts are recorded", attempt, id, n,
+					attempts[id])
 			}
 		}
 		if len(by) > 1 {

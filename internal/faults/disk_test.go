@@ -163,8 +163,9 @@ func TestTaskStateIsKeptLater(t *testing.T) {
 	free.Store(1 << 40)
 	var told tail
 	sender := newIdentity(t, "agent://sender.test")
-	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0"},
-		Log: slog.New(slog.NewTextHandler(&told, nil)), Agents: enrolled(sender),
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"),
+		Listen: node.Listen{HTTP: "127.0.0.1:0"},
+		Log:    slog.New(slog.NewTextHandler(&told, nil)), Agents: enrolled(sender),
 		FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
 	if err != nil {
 		t.Fatal(err)
@@ -175,10 +176,11 @@ func TestTaskStateIsKeptLater(t *testing.T) {
 		}
 	}()
 	accepted := make(chan struct{})
-	err = n.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere}, parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error {
-		<-accepted
-		return r.Reply(m.Parts...)
-	}))
+	err = n.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere},
+		parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			<-accepted
+			return r.Reply(m.Parts...)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +194,8 @@ func TestTaskStateIsKeptLater(t *testing.T) {
 	}
 	c := newClient(t)
 	base := n.Addresses().HTTP + "/agents/worker"
-	s, err := sign(sender, base, samvad.ModeAsync, samvad.Call{To: cardID(t, c, base), Skill: "echo", Payload: []byte(`{"n":1}`)})
+	s, err := sign(sender, base, samvad.ModeAsync, samvad.Call{To: cardID(t, c, base),
+		Skill: "echo", Payload: []byte(`{"n":1}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,8 +242,10 @@ func newDiskIn(t *testing.T, dir, minFree string, remotes ...*remote) *disk {
 	t.Helper()
 	d := &disk{dir: dir, client: newClient(t), sender: newIdentity(t, "agent://sender.test"), acked: map[string]bool{}}
 	d.data = filepath.Join(d.dir, "data")
-	c := node.Config{Data: d.data, Name: "hub-under-test", Listen: node.Listen{HTTP: fmt.Sprintf("127.0.0.1:%d", fixedPort(t)), Admin: "127.0.0.1:0"},
-		Limits: node.Limits{SenderRate: -1}, Network: node.Network{Allow: []string{"loopback"}}, Agents: enrolled(d.sender)}
+	c := node.Config{Data: d.data, Name: "hub-under-test", Listen: node.Listen{HTTP: fmt.Sprintf("127.0.0.1:%d",
+		fixedPort(t)), Admin: "127.0.0.1:0"},
+		Limits: node.Limits{SenderRate: -1}, Network: node.Network{Allow: []string{"loopback"}},
+		Agents: enrolled(d.sender)}
 	c.Engine.MinFree = minFree
 	for _, r := range remotes {
 		c.Agents["remote"] = r.agent()
@@ -283,7 +288,8 @@ func (d *disk) wantNotReady(t *testing.T, why string) {
 
 func (d *disk) shot(t *testing.T, n string, mode samvad.Mode, size int) *shot {
 	t.Helper()
-	s, err := sign(d.sender, d.base, mode, samvad.Call{To: d.to, Skill: "echo", Payload: []byte(`{"n":"` + n + `","fill":"` + noise(size) + `"}`)})
+	s, err := sign(d.sender, d.base, mode, samvad.Call{To: d.to,
+		Skill: "echo", Payload: []byte(`{"n":"` + n + `","fill":"` + noise(size) + `"}`)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,7 +336,8 @@ func (d *disk) want(t *testing.T, a answer, status int) {
 	switch {
 	case a.status != status:
 		t.Errorf("want HTTP %d: %s", status, a)
-	case status >= 400 && (a.code() != samvad.CodeAgentUnavailable || a.header.Get("Parley-Ref") == "" || !strings.Contains(string(a.body), "no space left")):
+	case status >= 400 && (a.code() != samvad.CodeAgentUnavailable || a.header.Get("Parley-Ref") == "" ||
+		!strings.Contains(string(a.body), "no space left")):
 		t.Errorf("the sender is not told that there is no space: %s, Parley-Ref %q", a, a.header.Get("Parley-Ref"))
 	}
 }
@@ -409,7 +416,8 @@ func (d *disk) recovers(t *testing.T) {
 func (d *disk) verify(t *testing.T) {
 	t.Helper()
 	d.process.kill()
-	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, filepath.Join(d.data, "journal")), Node: "hub-under-test"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, filepath.Join(d.data, "journal")),
+		Node: "hub-under-test"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -468,46 +476,57 @@ func TestRefusesToOpen(t *testing.T) {
 		want   error
 		text   string
 	}{
-		{name: "the end cut off", want: journal.ErrCorrupt, text: "parley journal salvage", damage: func(t *testing.T, data string) {
-			edit(t, journalFile(data), func(b []byte) []byte { return b[:len(b)/2] })
-		}},
-		{name: "the header damaged", want: journal.ErrCorrupt, text: "parley journal salvage", damage: func(t *testing.T, data string) {
-			edit(t, journalFile(data), func(b []byte) []byte { b[3] ^= 4; return b })
-		}},
+		{name: "the end cut off", want: journal.ErrCorrupt, text: "parley journal salvage",
+			damage: func(t *testing.T, data string) {
+				edit(t, journalFile(data), func(b []byte) []byte { return b[:len(b)/2] })
+			}},
+		{name: "the header damaged", want: journal.ErrCorrupt,
+			text: "parley journal salvage", damage: func(t *testing.T, data string) {
+				edit(t, journalFile(data), func(b []byte) []byte { b[3] ^= 4; return b })
+			}},
 		{name: "a later format", want: journal.ErrFormat, text: "it is 99", damage: func(t *testing.T, data string) {
 			edit(t, journalFile(data), func(b []byte) []byte { b[63] = 99; return b })
 		}},
-		{name: "an older release", want: journal.ErrFormat, text: "parley restore", damage: func(t *testing.T, data string) {
-			if err := os.WriteFile(filepath.Join(data, "journal", "journal.json"), []byte(`{"format": 1}`), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}},
-		{name: "a foreign directory", want: journal.ErrForeign, text: "figures", damage: func(t *testing.T, data string) {
-			if err := os.RemoveAll(data); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.MkdirAll(filepath.Join(data, "figures"), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(data, "thesis.tex"), []byte("irreplaceable"), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}},
-		{name: "a foreign directory under journal", want: journal.ErrForeign, text: "holds", damage: func(t *testing.T, data string) {
-			if err := os.RemoveAll(filepath.Join(data, "journal")); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.MkdirAll(filepath.Join(data, "journal"), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(filepath.Join(data, "journal", "diary.txt"), []byte("dear diary"), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}},
-		{name: "another key", key: key, want: journal.ErrKey, text: "another key", open: func(c *node.Config) { c.Engine.KeyFile = other }},
-		{name: "no key", key: key, want: journal.ErrKey, text: "encrypted", open: func(c *node.Config) { c.Engine.KeyFile = "" }},
-		{name: "a key for what is not encrypted", want: journal.ErrKey, text: "not encrypted", open: func(c *node.Config) { c.Engine.KeyFile = key }},
-		{name: "another number of partitions", want: journal.ErrInvalid, text: "partitions", open: func(c *node.Config) { c.Engine.Partitions = 4 }},
+		{name: "an older release", want: journal.ErrFormat, text: "parley restore",
+			damage: func(t *testing.T, data string) {
+				if err := os.WriteFile(filepath.Join(data, "journal", "journal.json"), []byte(`{"format": 1}`),
+					0o600); err != nil {
+					t.Fatal(err)
+				}
+			}},
+		{name: "a foreign directory", want: journal.ErrForeign,
+			text: "figures", damage: func(t *testing.T, data string) {
+				if err := os.RemoveAll(data); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.MkdirAll(filepath.Join(data, "figures"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(data, "thesis.tex"), []byte("irreplaceable"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}},
+		{name: "a foreign directory under journal", want: journal.ErrForeign,
+			text: "holds", damage: func(t *testing.T, data string) {
+				if err := os.RemoveAll(filepath.Join(data, "journal")); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.MkdirAll(filepath.Join(data, "journal"), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(data, "journal", "diary.txt"), []byte("dear diary"),
+					0o644); err != nil {
+					t.Fatal(err)
+				}
+			}},
+		{name: "another key", key: key, want: journal.ErrKey,
+			text: "another key", open: func(c *node.Config) { c.Engine.KeyFile = other }},
+		{name: "no key", key: key, want: journal.ErrKey, text: "encrypted",
+			open: func(c *node.Config) { c.Engine.KeyFile = "" }},
+		{name: "a key for what is not encrypted", want: journal.ErrKey,
+			text: "not encrypted", open: func(c *node.Config) { c.Engine.KeyFile = key }},
+		{name: "another number of partitions", want: journal.ErrInvalid,
+			text: "partitions", open: func(c *node.Config) { c.Engine.Partitions = 4 }},
 		{name: "a key file that others can read", key: key, text: "chmod 600", open: func(c *node.Config) {
 			open := filepath.Join(filepath.Dir(key), "open")
 			if err := os.WriteFile(open, []byte("0123456789abcdef0123456789abcdef"), 0o644); err != nil {
@@ -653,7 +672,8 @@ func useHub(t *testing.T, config node.Config, n int) {
 			t.Fatal(err)
 		}
 		_, err = h.Hub().Journal().Append(t.Context(), journal.Entry{Scope: "test", Message: &parley.Message{
-			ID: id, Kind: parley.Notice, From: "a", To: "b", Conversation: id, Parts: []parley.Part{parley.Text(strings.Repeat("text ", 20))}}})
+			ID: id, Kind: parley.Notice, From: "a", To: "b", Conversation: id,
+			Parts: []parley.Part{parley.Text(strings.Repeat("text ", 20))}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -700,7 +720,8 @@ func TestFlippedBits(t *testing.T) {
 				err = end
 			}
 		}
-		if err != nil && (!strings.Contains(err.Error(), "parley journal check") || !strings.Contains(err.Error(), "parley journal salvage")) {
+		if err != nil && (!strings.Contains(err.Error(), "parley journal check") ||
+			!strings.Contains(err.Error(), "parley journal salvage")) {
 			t.Errorf("bit %d of byte %d: the error does not name the commands that help: %v", bit, at, err)
 		}
 	}

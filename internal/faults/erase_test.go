@@ -33,7 +33,8 @@ func say(t *testing.T, c *admin.Client, from, n, size int) {
 	t.Helper()
 	for i := from; i < from+n; i++ {
 		text := fmt.Sprintf("quincunx %d %s", i, strings.Repeat("y", size))
-		if _, err := c.Send(t.Context(), admin.Send{To: "worker", Skill: "echo", Kind: parley.Notice, Text: &text, IdempotencyKey: fmt.Sprint("key ", i)}); err != nil {
+		if _, err := c.Send(t.Context(), admin.Send{To: "worker", Skill: "echo", Kind: parley.Notice, Text: &text,
+			IdempotencyKey: fmt.Sprint("key ", i)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -57,7 +58,8 @@ func TestErasedAfterPowerLoss(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
 	p, out := launchTraced(t, dir, node.Config{
-		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"},
+		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Policy: node.Policy{Assurance: "session"},
 	})
 	c := operator(t, p, data)
 	say(t, c, 0, 8, 700<<10) // enough that the WAL is copied into the file
@@ -106,7 +108,8 @@ func TestKilledWhileForgetting(t *testing.T) {
 	}
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
-	config := writeConfig(t, dir, node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"}, Limits: node.Limits{SenderRate: -1}})
+	config := writeConfig(t, dir, node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0",
+		Admin: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"}, Limits: node.Limits{SenderRate: -1}})
 	hub := program(t, "internal/testhub")
 	for round := range rounds {
 		p := launch(t, hub, "-config", config)
@@ -146,7 +149,8 @@ func TestKilledWhileForgetting(t *testing.T) {
 		}
 		// What was sent is known still, so that it is not taken twice.
 		text := fmt.Sprintf("quincunx %d %s", round*messages, strings.Repeat("y", 300))
-		again, err := c.Send(t.Context(), admin.Send{To: "worker", Skill: "echo", Kind: parley.Notice, Text: &text, IdempotencyKey: fmt.Sprint("key ", round*messages)})
+		again, err := c.Send(t.Context(), admin.Send{To: "worker", Skill: "echo", Kind: parley.Notice, Text: &text,
+			IdempotencyKey: fmt.Sprint("key ", round*messages)})
 		if err != nil {
 			t.Errorf("round %d: %v", round, err)
 		} else if m, err := c.Message(t.Context(), again.ID.String(), true); err != nil || m.Erased == nil {

@@ -32,7 +32,8 @@ func TestPowerLoss(t *testing.T) {
 	data := filepath.Join(dir, "data")
 	sender := newIdentity(t, "agent://sender.test")
 	p, out := launchTraced(t, dir, node.Config{
-		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1}, Agents: enrolled(sender),
+		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0"}, Limits: node.Limits{SenderRate: -1},
+		Agents: enrolled(sender),
 	})
 	client := newClient(t)
 	base := p.at.HTTP + "/agents/worker"
@@ -42,7 +43,8 @@ func TestPowerLoss(t *testing.T) {
 	var acks []*acknowledged
 	send := func(marker string, mode samvad.Mode, fill int) {
 		payload := `{"marker":"` + marker + `","fill":"` + noise(fill) + `"}`
-		s, err := sign(sender, base, mode, samvad.Call{To: to, Skill: "echo", Payload: []byte(payload), TraceID: "trace" + marker})
+		s, err := sign(sender, base, mode, samvad.Call{To: to, Skill: "echo", Payload: []byte(payload),
+			TraceID: "trace" + marker})
 		if err != nil {
 			t.Error(err)
 			return
@@ -118,7 +120,8 @@ func TestPowerLoss(t *testing.T) {
 			{"and some of the rest", func() bool { return rnd.IntN(2) == 0 }},
 		} {
 			for _, missing := range missingAfter(t, lost.files(t, journalDir, c.keep), acks[:n+1]) {
-				t.Errorf("%s: line %d acknowledges a request; after a loss of power %s", c.name, k.call.start+1, missing)
+				t.Errorf("%s: line %d acknowledges a request; after a loss of power %s", c.name, k.call.start+1,
+					missing)
 			}
 		}
 	}
@@ -200,7 +203,8 @@ type tracedFile struct {
 }
 
 func newPowerLoss(calls []*call) *powerLoss {
-	p := &powerLoss{begin: map[int]*call{}, end: map[int]*call{}, now: map[string]*tracedFile{}, kept: map[string]*tracedFile{}, marks: map[*call]int{}}
+	p := &powerLoss{begin: map[int]*call{}, end: map[int]*call{}, now: map[string]*tracedFile{},
+		kept: map[string]*tracedFile{}, marks: map[*call]int{}}
 	for _, c := range calls {
 		if !c.failed {
 			p.begin[c.start], p.end[c.end] = c, c

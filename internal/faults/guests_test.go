@@ -155,7 +155,8 @@ func (g *guests) held(t *testing.T) {
 	t.Logf("memory grew by %.1f MiB to its peak, the data by %.1f MiB; %d answers to the enrolled agent",
 		mib(memory), mib(disk), g.asked.Load())
 	if memory >= guestMemory {
-		t.Errorf("guests made the hub's memory grow by %.1f MiB, at most %.0f MiB are theirs", mib(memory), mib(guestMemory))
+		t.Errorf("guests made the hub's memory grow by %.1f MiB, at most %.0f MiB are theirs", mib(memory),
+			mib(guestMemory))
 	}
 	if disk >= guestDisk {
 		t.Errorf("guests made the hub's data grow by %.1f MiB, at most %.0f MiB are theirs", mib(disk), mib(guestDisk))
@@ -172,9 +173,11 @@ func (g *guests) restart(t *testing.T) {
 	began := time.Now()
 	g.process = launch(t, g.args...)
 	grown := g.peak(t) - g.memory
-	t.Logf("ready again after %s, with %.1f MiB more than before", time.Since(began).Round(time.Millisecond), mib(grown))
+	t.Logf("ready again after %s, with %.1f MiB more than before", time.Since(began).Round(time.Millisecond),
+		mib(grown))
 	if grown >= guestMemory {
-		t.Errorf("a restart holds %.1f MiB more than before, at most %.0f MiB are guests'", mib(grown), mib(guestMemory))
+		t.Errorf("a restart holds %.1f MiB more than before, at most %.0f MiB are guests'", mib(grown),
+			mib(guestMemory))
 	}
 }
 

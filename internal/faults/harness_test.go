@@ -266,7 +266,8 @@ func newIdentity(t testing.TB, id string) *samvad.Identity {
 func enrolled(ids ...*samvad.Identity) map[string]node.Agent {
 	out := map[string]node.Agent{}
 	for n, id := range ids {
-		out[fmt.Sprintf("sender-%d", n)] = node.Agent{SAMVAD: &node.SAMVADAgent{ID: id.ID(), Key: base64.StdEncoding.EncodeToString(id.Public())}}
+		out[fmt.Sprintf("sender-%d", n)] = node.Agent{SAMVAD: &node.SAMVADAgent{ID: id.ID(),
+			Key: base64.StdEncoding.EncodeToString(id.Public())}}
 	}
 	return out
 }
@@ -283,7 +284,8 @@ type shot struct {
 	trace  string
 }
 
-var endpoints = map[samvad.Mode]string{samvad.ModeSync: "/agent/message", samvad.ModeAsync: "/agent/task", samvad.ModeStream: "/agent/stream"}
+var endpoints = map[samvad.Mode]string{samvad.ModeSync: "/agent/message", samvad.ModeAsync: "/agent/task",
+	samvad.ModeStream: "/agent/stream"}
 
 // sign makes a request. Base is the base URL of the hosted agent to.
 func sign(from samvad.Signer, base string, mode samvad.Mode, call samvad.Call) (*shot, error) {
@@ -291,7 +293,8 @@ func sign(from samvad.Signer, base string, mode samvad.Mode, call samvad.Call) (
 	if err != nil {
 		return nil, err
 	}
-	s := &shot{from: from, mode: mode, base: base, body: body, nonce: e.Nonce, trace: e.TraceID, header: http.Header{"Content-Type": {"application/json"}}}
+	s := &shot{from: from, mode: mode, base: base, body: body, nonce: e.Nonce, trace: e.TraceID,
+		header: http.Header{"Content-Type": {"application/json"}}}
 	return s, s.seal(time.Now())
 }
 

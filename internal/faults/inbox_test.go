@@ -21,7 +21,8 @@ func TestKilledInbox(t *testing.T) {
 	dir := t.TempDir()
 	tokens := map[string]string{"alice": "token-of-alice-0123456789", "bob": "token-of-bob-0123456789ab"}
 	c := node.Config{Data: filepath.Join(dir, "data"), Name: "hub-under-test", Agents: map[string]node.Agent{},
-		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, A2E: node.A2E{Listen: fmt.Sprintf("127.0.0.1:%d", fixedPort(t))}}
+		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		A2E:    node.A2E{Listen: fmt.Sprintf("127.0.0.1:%d", fixedPort(t))}}
 	for name, token := range tokens {
 		path := filepath.Join(dir, name+".token")
 		if err := os.WriteFile(path, []byte(token), 0o600); err != nil {

@@ -57,7 +57,8 @@ type talk struct {
 const patience = 20 * time.Second
 
 func newTalk(t *testing.T, outcome string) *talk {
-	x := &talk{outcome: outcome, acked: map[string]bool{}, heard: map[string]map[string]int{}, more: make(chan struct{})}
+	x := &talk{outcome: outcome, acked: map[string]bool{}, heard: map[string]map[string]int{},
+		more: make(chan struct{})}
 	for _, p := range pairs.Protocols {
 		for side, list := range map[string]*[]pairs.Peer{"-from": &x.from, "-to": &x.to} {
 			peer, err := pairs.New(p, p+side)
@@ -70,7 +71,8 @@ func newTalk(t *testing.T, outcome string) *talk {
 	dir := t.TempDir()
 	c := node.Config{Data: filepath.Join(dir, "data"), Name: "hub-under-test",
 		Delivery: node.Delivery{Outcome: outcome, Patience: node.Duration{Duration: patience}},
-		Listen:   node.Listen{HTTP: fmt.Sprintf("127.0.0.1:%d", fixedPort(t)), AGH: fmt.Sprintf("127.0.0.1:%d", fixedPort(t))}}
+		Listen: node.Listen{HTTP: fmt.Sprintf("127.0.0.1:%d", fixedPort(t)),
+			AGH: fmt.Sprintf("127.0.0.1:%d", fixedPort(t))}}
 	if err := pairs.Configure(&c, dir, x.all()...); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +214,8 @@ func (b *book) take(r *journal.Record) {
 		return
 	}
 	b.at[r.Position] = true
-	if m := r.Message; m != nil && r.Refused == nil && m.InReplyTo.IsZero() && (m.Kind == parley.Request || m.Kind == parley.Notice) {
+	if m := r.Message; m != nil && r.Refused == nil && m.InReplyTo.IsZero() &&
+		(m.Kind == parley.Request || m.Kind == parley.Notice) {
 		// What the hub says of it in an ASP session is not the message itself.
 		if text := pairs.Said(m); strings.HasPrefix(text, "note ") && m.Trace.Foreign["asp.says"] == "" {
 			b.messages[text] = append(b.messages[text], m)
@@ -221,7 +224,8 @@ func (b *book) take(r *journal.Record) {
 	for _, o := range r.Open {
 		id := r.Message.ID
 		b.attempts[id] = max(b.attempts[id], o.Attempt)
-		b.history[id] = append(b.history[id], fmt.Sprintf("%s opened to %s, attempt %d", r.Time.Format("05.000"), o.To, o.Attempt))
+		b.history[id] = append(b.history[id], fmt.Sprintf("%s opened to %s, attempt %d", r.Time.Format("05.000"), o.To,
+			o.Attempt))
 	}
 	for _, s := range r.Steps {
 		b.attempts[s.Message] = max(b.attempts[s.Message], s.Attempt)
@@ -229,7 +233,8 @@ func (b *book) take(r *journal.Record) {
 			b.ended[s.Message] = s.Error.Error()
 		}
 		b.arrived[s.Message] = b.arrived[s.Message] || s.State == parley.Delivered
-		b.history[s.Message] = append(b.history[s.Message], fmt.Sprintf("%s to %s: %s, attempt %d, %v", r.Time.Format("05.000"), s.To, s.State, s.Attempt, s.Error))
+		b.history[s.Message] = append(b.history[s.Message], fmt.Sprintf("%s to %s: %s, attempt %d, %v",
+			r.Time.Format("05.000"), s.To, s.State, s.Attempt, s.Error))
 	}
 }
 
@@ -253,7 +258,8 @@ func (x *talk) settle(t *testing.T) {
 		}
 	}()
 	j := n.Hub().Journal()
-	b := &book{at: map[journal.Position]bool{}, messages: map[string][]*parley.Message{}, attempts: map[parley.ID]int{}, ended: map[parley.ID]string{},
+	b := &book{at: map[journal.Position]bool{}, messages: map[string][]*parley.Message{}, attempts: map[parley.ID]int{},
+		ended:   map[parley.ID]string{},
 		arrived: map[parley.ID]bool{}, history: map[parley.ID][]string{}}
 	defer j.Watch(b.take)()
 	for p := range j.Partitions() {
@@ -270,7 +276,8 @@ func (x *talk) settle(t *testing.T) {
 	var open []journal.Delivery
 	var unheard []string
 	err = eventually(t.Context(), patience+readyWithin, func() (bool, error) {
-		open = j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}})
+		open = j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering,
+			parley.Delivered}})
 		n := 0
 		for _, d := range open {
 			if !d.State.Settled(d.Kind) {
@@ -285,13 +292,16 @@ func (x *talk) settle(t *testing.T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err != nil {
-		t.Errorf("%v: %d deliveries are not settled, %d messages that were taken were neither heard nor given up", err, len(open), len(unheard))
+		t.Errorf("%v: %d deliveries are not settled, %d messages that were taken were neither heard nor given up", err,
+			len(open), len(unheard))
 	}
 	for _, d := range open[:min(len(open), 10)] {
-		t.Errorf("%s %s from %s to %s is %s:\n  %s", d.Kind, d.Message, d.From, d.To, d.State, strings.Join(b.history[d.Message], "\n  "))
+		t.Errorf("%s %s from %s to %s is %s:\n  %s", d.Kind, d.Message, d.From, d.To, d.State,
+			strings.Join(b.history[d.Message], "\n  "))
 	}
 	for _, text := range unheard[:min(len(unheard), 10)] {
-		t.Errorf("%q was never heard, and nobody knows why:\n  %s", text, strings.Join(b.history[b.messages[text][0].ID], "\n  "))
+		t.Errorf("%q was never heard, and nobody knows why:\n  %s", text,
+			strings.Join(b.history[b.messages[text][0].ID], "\n  "))
 	}
 	x.verify(t, b)
 }
@@ -358,10 +368,12 @@ func (x *talk) verify(t *testing.T, b *book) {
 		switch {
 		case to != "samvad" && to != "uagents": // they recognise a repeat by its id
 			if len(by) != 1 {
-				t.Errorf("%q came to %s under %d ids: %v\n  %s", text, to, len(by), by, strings.Join(b.history[m.ID], "\n  "))
+				t.Errorf("%q came to %s under %d ids: %v\n  %s", text, to, len(by), by,
+					strings.Join(b.history[m.ID], "\n  "))
 			}
 		case x.outcome == "at-most-once" || n > b.attempts[m.ID]:
-			t.Errorf("%q came to %s %d times; %d attempts are recorded:\n  %s", text, to, n, b.attempts[m.ID], strings.Join(b.history[m.ID], "\n  "))
+			t.Errorf("%q came to %s %d times; %d attempts are recorded:\n  %s", text, to, n, b.attempts[m.ID],
+				strings.Join(b.history[m.ID], "\n  "))
 		}
 	}
 	t.Logf("%d taken, %d lost, %d given up with a reason, %d published to an AGH peer that was not there; %d heard, %d of them more than once", len(x.acked), lost, given, missed, len(x.heard), twice)

@@ -96,8 +96,10 @@ func openFilled(ctx context.Context, dir string) (*journal.Journal, error) {
 // filling is an entry of 1.2 KB with a key.
 func filling(n uint64) (journal.Entry, error) {
 	id, err := parley.NewID(time.Now(), strings.NewReader(fmt.Sprintf("%032d", n)))
-	return journal.Entry{Scope: "worker", Key: journal.Key{ID: "key " + strconv.FormatUint(n, 10), Sender: "sender"}, Message: &parley.Message{
-		ID: id, Kind: parley.Notice, From: "sender", To: "worker", Conversation: id, Parts: []parley.Part{parley.Text(strings.Repeat("text ", 220))}}}, err
+	return journal.Entry{Scope: "worker", Key: journal.Key{ID: "key " + strconv.FormatUint(n, 10), Sender: "sender"},
+		Message: &parley.Message{
+			ID: id, Kind: parley.Notice, From: "sender", To: "worker", Conversation: id,
+			Parts: []parley.Part{parley.Text(strings.Repeat("text ", 220))}}}, err
 }
 
 // fill appends with many callers until the process ends.

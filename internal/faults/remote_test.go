@@ -35,12 +35,14 @@ func startRemote(t *testing.T, delay func() time.Duration) *remote {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &remote{url: "http://" + l.Addr().String(), identity: newIdentity(t, "agent://remote.test"), delay: delay, calls: map[string]int{}}
+	r := &remote{url: "http://" + l.Addr().String(), identity: newIdentity(t, "agent://remote.test"), delay: delay,
+		calls: map[string]int{}}
 	r.trusted.Store(&samvad.StaticKeys{})
 	card := &samvad.Card{
 		ID: r.identity.ID(), Name: "Remote", Version: "1.0.0", Description: "Echoes.", URL: r.url,
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(r.identity, true)},
-		Skills: []samvad.Skill{{ID: "echo", Name: "Echo", Description: "Echoes.", InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
+		Skills: []samvad.Skill{{ID: "echo", Name: "Echo", Description: "Echoes.",
+			InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
 			Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeAsync, samvad.ModeStream}, Trust: samvad.TrustPublic}},
 		RateLimit: &samvad.RateLimit{RequestsPerMinute: 1_000_000, RequestsPerSender: 1_000_000},
 	}
@@ -106,5 +108,6 @@ func (r *remote) seen() map[string]int {
 // agent is its entry in a hub's configuration.
 func (r *remote) agent() node.Agent {
 	return node.Agent{Title: "Remote", Expose: []string{"all"},
-		SAMVAD: &node.SAMVADAgent{ID: r.identity.ID(), URL: r.url, Key: base64.StdEncoding.EncodeToString(r.identity.Public())}}
+		SAMVAD: &node.SAMVADAgent{ID: r.identity.ID(), URL: r.url,
+			Key: base64.StdEncoding.EncodeToString(r.identity.Public())}}
 }

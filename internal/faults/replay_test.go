@@ -37,7 +37,8 @@ func (f *flood) now() time.Time { return time.Now().Add(time.Duration(f.offset.L
 func newFlood(t *testing.T, durability string) *flood {
 	t.Helper()
 	f := &flood{sender: newIdentity(t, "agent://sender.test"), calls: map[string]int{}}
-	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: durability, Now: f.now,
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: durability,
+		Now:       f.now,
 		PublicURL: "http://hub.test", Limits: node.Limits{SenderRate: -1}, Agents: enrolled(f.sender)})
 	if err != nil {
 		t.Fatal(err)
@@ -48,16 +49,17 @@ func newFlood(t *testing.T, durability string) *flood {
 			t.Error(err)
 		}
 	})
-	err = n.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere}, parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error {
-		var q struct{ N string }
-		if err := m.Bind(&q); err != nil {
-			return err
-		}
-		f.mu.Lock()
-		f.calls[q.N]++
-		f.mu.Unlock()
-		return r.Reply(m.Parts...)
-	}))
+	err = n.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere},
+		parley.RawSkill("echo", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			var q struct{ N string }
+			if err := m.Bind(&q); err != nil {
+				return err
+			}
+			f.mu.Lock()
+			f.calls[q.N]++
+			f.mu.Unlock()
+			return r.Reply(m.Parts...)
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,11 +74,13 @@ func newFlood(t *testing.T, durability string) *flood {
 func (f *flood) shot(t *testing.T, n int, mode samvad.Mode) *shot {
 	t.Helper()
 	client := &samvad.Client{Identity: f.sender, Now: f.now}
-	e, body, err := client.Envelope(samvad.Call{To: f.to, Skill: "echo", Payload: fmt.Appendf(nil, `{"n":"%d"}`, n)}, mode)
+	e, body, err := client.Envelope(samvad.Call{To: f.to, Skill: "echo", Payload: fmt.Appendf(nil, `{"n":"%d"}`, n)},
+		mode)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &shot{from: f.sender, mode: mode, base: f.base, body: body, nonce: e.Nonce, header: http.Header{"Content-Type": {"application/json"}}}
+	s := &shot{from: f.sender, mode: mode, base: f.base, body: body, nonce: e.Nonce,
+		header: http.Header{"Content-Type": {"application/json"}}}
 	if err := s.seal(f.now()); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +158,8 @@ func TestReplays(t *testing.T) {
 				// Some time later, a captured one.
 				if v, ok := captured.Load(i - i%10 - 10*workers); ok && i%10 == 5 {
 					s := v.(*shot)
-					if a := f.serve(s, s.body, "198.51.100.7:1"); a.status != http.StatusUnauthorized || a.code() != samvad.CodeReplayDetected {
+					if a := f.serve(s, s.body, "198.51.100.7:1"); a.status != http.StatusUnauthorized ||
+						a.code() != samvad.CodeReplayDetected {
 						t.Errorf("captured request repeated: %s", a)
 					}
 					refused.Add(1)
@@ -197,7 +202,8 @@ func TestReplays(t *testing.T) {
 	// Past the window a message is stale, so its key need not be held.
 	old := f.shot(t, count, samvad.ModeSync)
 	f.offset.Store(int64(16 * time.Minute))
-	if a := f.serve(old, old.body, "192.0.2.1:1"); a.status != http.StatusUnauthorized || a.code() != samvad.CodeAuthFailed {
+	if a := f.serve(old, old.body, "192.0.2.1:1"); a.status != http.StatusUnauthorized ||
+		a.code() != samvad.CodeAuthFailed {
 		t.Errorf("a stale request: %s", a)
 	}
 	s := f.shot(t, count+1, samvad.ModeSync)
@@ -229,12 +235,15 @@ func TestUnauthenticatedSendersLeaveNothing(t *testing.T) {
 		if i%4 == 0 {
 			claim = f.sender.ID()
 		}
-		s := &shot{from: forger, mode: samvad.ModeSync, base: f.base, header: http.Header{"Content-Type": {"application/json"}},
-			body: []byte(strings.NewReplacer(`"from":"`+f.sender.ID(), `"from":"`+claim, template.nonce, fmt.Sprintf("nonce-%028d", i)).Replace(string(template.body)))}
+		s := &shot{from: forger, mode: samvad.ModeSync, base: f.base,
+			header: http.Header{"Content-Type": {"application/json"}},
+			body: []byte(strings.NewReplacer(`"from":"`+f.sender.ID(), `"from":"`+claim, template.nonce,
+				fmt.Sprintf("nonce-%028d", i)).Replace(string(template.body)))}
 		if err := s.seal(time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if a := f.serve(s, s.body, address+":1234"); a.status != http.StatusUnauthorized || a.code() != samvad.CodeAuthFailed {
+		if a := f.serve(s, s.body, address+":1234"); a.status != http.StatusUnauthorized ||
+			a.code() != samvad.CodeAuthFailed {
 			t.Fatalf("forged request %d: %s", i, a)
 		}
 		if i%1000 == 999 {
@@ -285,7 +294,8 @@ func TestForgersDoNotUseUpNonces(t *testing.T) {
 		if err := forged.seal(time.Now()); err != nil {
 			t.Fatal(err)
 		}
-		if a := f.serve(&forged, forged.body, "203.0.113.9:1"); a.status != http.StatusUnauthorized || a.code() != samvad.CodeAuthFailed {
+		if a := f.serve(&forged, forged.body, "203.0.113.9:1"); a.status != http.StatusUnauthorized ||
+			a.code() != samvad.CodeAuthFailed {
 			t.Fatalf("forged: %s", a)
 		}
 		if a := f.serve(s, s.body, "192.0.2.1:1"); a.status != http.StatusOK {

@@ -122,7 +122,8 @@ func TestFailingSync(t *testing.T) {
 			s := d.shot(t, fmt.Sprint(when, i), mode, 4<<10)
 			senders.Go(func() {
 				a, err := s.post(t.Context(), d.client)
-				if err != nil || a.status != http.StatusInternalServerError || a.code() != samvad.CodeAgentUnavailable ||
+				if err != nil || a.status != http.StatusInternalServerError ||
+					a.code() != samvad.CodeAgentUnavailable ||
 					a.header.Get("Parley-Ref") == "" {
 					t.Errorf("%s: %s, Parley-Ref %q, %v", when, a, a.header.Get("Parley-Ref"), err)
 				}

@@ -27,8 +27,9 @@ func launchTraced(t *testing.T, dir string, config node.Config) (p *process, tra
 		lacking(t, "strace is needed to see when a hub syncs its files, and is not installed")
 	}
 	trace = filepath.Join(dir, "calls")
-	return launch(t, strace, "-f", "-yy", "-s", "65536", "-o", trace, "-e", "trace=open,openat,write,pwrite64,sendto,sendmsg,"+
-		"fsync,fdatasync,ftruncate,fallocate,pwritev,pwritev2,rename,renameat,renameat2,unlink,unlinkat",
+	return launch(t, strace, "-f", "-yy", "-s", "65536", "-o", trace,
+		"-e", "trace=open,openat,write,pwrite64,sendto,sendmsg,"+
+			"fsync,fdatasync,ftruncate,fallocate,pwritev,pwritev2,rename,renameat,renameat2,unlink,unlinkat",
 		program(t, "internal/testhub"), "-config", writeConfig(t, dir, config)), trace
 }
 
@@ -206,7 +207,8 @@ func (c *call) change(b []byte) []byte {
 func (c *call) syncs() bool { return c.name == "fsync" || c.name == "fdatasync" }
 
 func (c *call) socket() bool {
-	return strings.HasPrefix(c.path, "TCP:") || strings.HasPrefix(c.path, "TCPv6:") || strings.HasPrefix(c.path, "socket:")
+	return strings.HasPrefix(c.path, "TCP:") || strings.HasPrefix(c.path, "TCPv6:") ||
+		strings.HasPrefix(c.path, "socket:")
 }
 
 // answerWith finds the call that gives an HTTP answer with a text to a socket.

@@ -16,9 +16,11 @@ func rfcMessage() *Message {
 	h := http.Header{}
 	h.Set("Date", "Tue, 20 Apr 2021 02:07:55 GMT")
 	h.Set("Content-Type", "application/json")
-	h.Set("Content-Digest", "sha-512=:WZDPaVn/7XgHaAy8pmojAkGWoRx2UFChF41A2svX+TaPm+AbwAgBWnrIiYllu7BNNyealdVLvRwEmTHWXvJwew==:")
+	h.Set("Content-Digest",
+		"sha-512=:WZDPaVn/7XgHaAy8pmojAkGWoRx2UFChF41A2svX+TaPm+AbwAgBWnrIiYllu7BNNyealdVLvRwEmTHWXvJwew==:")
 	h.Set("Content-Length", "18")
-	return &Message{Method: "POST", Scheme: "https", Authority: "example.com", Path: "/foo", RawQuery: "param=Value&Pet=dog", Header: h}
+	return &Message{Method: "POST", Scheme: "https", Authority: "example.com", Path: "/foo",
+		RawQuery: "param=Value&Pet=dog", Header: h}
 }
 
 // RFC 9421 §B.2.6: signing a request using ed25519.
@@ -56,7 +58,8 @@ func TestDerivedComponents(t *testing.T) {
 	for name, want := range map[string]string{
 		"@method": "POST", "@scheme": "https", "@authority": "www.example.com", "@path": "/foo",
 		"@query": "?param=Value&Pet=dog", "@request-target": "/foo?param=Value&Pet=dog",
-		"@target-uri": "https://www.example.com/foo?param=Value&Pet=dog", "x-list": "a, b", "host": "WWW.Example.com:443",
+		"@target-uri": "https://www.example.com/foo?param=Value&Pet=dog", "x-list": "a, b",
+		"host": "WWW.Example.com:443",
 	} {
 		base, err := m.AppendBase(nil, &Signature{Components: []string{name}, Params: "()"})
 		if want := `"` + name + `": ` + want + "\n\"@signature-params\": ()"; err != nil || string(base) != want {
@@ -72,7 +75,8 @@ func TestDerivedComponents(t *testing.T) {
 	}
 	m.Header.Set("X-Break", "a\nb")
 	m.Scheme, m.Authority = "", ""
-	for _, name := range []string{"@status", "@query-param", "@unknown", "missing", "X-List", "", "x-break", "@scheme", "@authority", "@target-uri"} {
+	for _, name := range []string{"@status", "@query-param", "@unknown", "missing", "X-List", "", "x-break", "@scheme",
+		"@authority", "@target-uri"} {
 		if _, err := m.AppendBase(nil, &Signature{Components: []string{name}}); !errors.Is(err, ErrComponent) {
 			t.Errorf("%q: %v, want ErrComponent", name, err)
 		}
@@ -86,8 +90,10 @@ func TestParse(t *testing.T) {
 		name, input, sig string
 		want             error
 	}{
-		{"exact", `sig1=("@method" "@path" "content-digest");keyid="k";alg="ed25519";created=1`, "sig1=" + goodSig, nil},
-		{"all parameters", `a=("@path");created=1;expires=2;nonce="n";alg="x";keyid="k";tag="t";other=?0`, "a=" + goodSig, nil},
+		{"exact", `sig1=("@method" "@path" "content-digest");keyid="k";alg="ed25519";created=1`, "sig1=" + goodSig,
+			nil},
+		{"all parameters", `a=("@path");created=1;expires=2;nonce="n";alg="x";keyid="k";tag="t";other=?0`, "a=" +
+			goodSig, nil},
 		{"no signature for the label", `a=("@path")`, "b=" + goodSig, nil},
 		{"unpadded", `a=("@path")`, "a=" + strings.Replace(goodSig, "==", "", 1), nil},
 		{"upper-case label", `A=("@path")`, "A=" + goodSig, nil},
@@ -124,8 +130,10 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := s[0]
-	if !g.HasCreated || g.Created != 1 || !g.HasExpires || g.Expires != 2 || g.Nonce != "n" || !g.HasAlg || g.Alg != "x" ||
-		!g.HasKeyID || g.KeyID != "k" || g.Tag != "t" || len(g.Bytes) != 64 || !g.Covers("x", "@path") || g.Covers("@method") {
+	if !g.HasCreated || g.Created != 1 || !g.HasExpires || g.Expires != 2 || g.Nonce != "n" || !g.HasAlg ||
+		g.Alg != "x" ||
+		!g.HasKeyID || g.KeyID != "k" || g.Tag != "t" || len(g.Bytes) != 64 || !g.Covers("x", "@path") ||
+		g.Covers("@method") {
 		t.Errorf("parameters: %+v", g)
 	}
 }
@@ -164,7 +172,8 @@ func TestDigest(t *testing.T) {
 
 func TestAppendParams(t *testing.T) {
 	b, err := AppendParams(nil, `a"b\c`, 7)
-	if want := `("@method" "@path" "content-digest");keyid="a\"b\\c";alg="ed25519";created=7`; err != nil || string(b) != want {
+	if want := `("@method" "@path" "content-digest");keyid="a\"b\\c";alg="ed25519";created=7`; err != nil ||
+		string(b) != want {
 		t.Errorf("%s, %v", b, err)
 	}
 	if _, err := AppendParams(nil, "é", 7); !errors.Is(err, ErrParameter) {
@@ -179,8 +188,10 @@ func TestAppendParams(t *testing.T) {
 // Whatever the fast path accepts, the general parser reads in the same way.
 func FuzzExactAgreesWithGeneral(f *testing.F) {
 	in := `sig1=("@method" "@path" "content-digest");keyid="k";alg="ed25519";created=`
-	for _, s := range []string{in + "1", in + "0", in + "01", in + "999999999999999", in + "1;x=1", in + "-1", in + "1, b=()",
-		strings.Replace(in, `"k"`, `"k\""`, 1) + "1", strings.Replace(in, `"k"`, `""`, 1) + "5", `a=("x";sf);created=1`} {
+	for _, s := range []string{in + "1", in + "0", in + "01", in + "999999999999999", in + "1;x=1", in + "-1", in +
+		"1, b=()",
+		strings.Replace(in, `"k"`, `"k\""`, 1) + "1", strings.Replace(in, `"k"`, `""`, 1) +
+			"5", `a=("x";sf);created=1`} {
 		f.Add(s, "sig1="+goodSig)
 	}
 	f.Add(in+"1", "sig1=:"+strings.Repeat("A", 88)+":")
@@ -194,7 +205,8 @@ func FuzzExactAgreesWithGeneral(f *testing.F) {
 		}
 		for i := range all {
 			m := rfcMessage()
-			if base, err := m.AppendBase(nil, &all[i]); err == nil && bytes.Count(base, []byte("\n")) != len(all[i].Components) {
+			if base, err := m.AppendBase(nil, &all[i]); err == nil &&
+				bytes.Count(base, []byte("\n")) != len(all[i].Components) {
 				t.Fatalf("base has stray line breaks: %q", base)
 			}
 		}

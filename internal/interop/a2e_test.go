@@ -35,7 +35,8 @@ func a2eInterpreter(t *testing.T) string {
 	if p == "" {
 		return ""
 	}
-	out, err := exec.Command(p, "-c", "import os, sys; sys.path.insert(0, os.environ.get('A2E_SDK') or '.'); import a2e.core.client.client").CombinedOutput()
+	out, err := exec.Command(p, "-c",
+		"import os, sys; sys.path.insert(0, os.environ.get('A2E_SDK') or '.'); import a2e.core.client.client").CombinedOutput()
 	if err != nil {
 		if os.Getenv("PARLEY_A2E_PYTHON") != "" || os.Getenv("A2E_SDK") != "" {
 			t.Fatalf("%s has no A2E SDK: %v\n%s", p, err, out)
@@ -56,7 +57,8 @@ func a2ePython(t *testing.T) string {
 
 func a2eHub(t *testing.T) (*node.Node, string) {
 	t.Helper()
-	n, err := node.Open(t.Context(), node.Config{Durability: "disk", Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}})
+	n, err := node.Open(t.Context(), node.Config{Durability: "disk", Data: filepath.Join(t.TempDir(), "data"),
+		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,10 +73,12 @@ func a2eHub(t *testing.T) (*node.Node, string) {
 		Text string `json:"text"`
 	}
 	err = n.Handle(parley.Agent{Name: "crew/echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) { return q, nil }, parley.AsDefault()),
+		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) { return q, nil },
+			parley.AsDefault()),
 		parley.RawSkill("pieces", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
 			for i := range 3 {
-				if err := r.Chunk(parley.Part{MediaType: "application/json", Data: fmt.Appendf(nil, `{"piece":%d}`, i)}); err != nil {
+				if err := r.Chunk(parley.Part{MediaType: "application/json",
+					Data: fmt.Appendf(nil, `{"piece":%d}`, i)}); err != nil {
 					return err
 				}
 			}
@@ -87,7 +91,9 @@ func a2eHub(t *testing.T) (*node.Node, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Hub().Directory().Put(t.Context(), parley.Agent{Name: "robot", Identities: []parley.Identity{{Protocol: "a2e", ID: bridge.TokenID(token)}}}, directory.FromOperator); err != nil {
+	if _, err := n.Hub().Directory().Put(t.Context(), parley.Agent{Name: "robot",
+		Identities: []parley.Identity{{Protocol: "a2e", ID: bridge.TokenID(token)}}},
+		directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Start(t.Context()); err != nil {
@@ -102,7 +108,8 @@ func a2eHub(t *testing.T) (*node.Node, string) {
 func TestA2EAgent(t *testing.T) {
 	python := a2ePython(t)
 	parleyBinary := filepath.Join(t.TempDir(), "parley")
-	if out, err := exec.Command("go", "build", "-o", parleyBinary, "github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", parleyBinary,
+		"github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, how := range []string{"http", "stdio"} {
@@ -131,9 +138,12 @@ func TestA2EAgent(t *testing.T) {
 			if got := next(); !strings.Contains(got, "ready") {
 				t.Fatal(got)
 			}
-			reply, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: "robot",
-				Parts: []parley.Part{parley.Text("the question")}, Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
-			if err != nil || reply.Kind != parley.Response || string(reply.Parts[0].Data) != `{"answer":42}` && string(reply.Parts[0].Data) != `{"answer": 42}` {
+			reply, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "go",
+				Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: "robot",
+					Parts:  []parley.Part{parley.Text("the question")},
+					Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+			if err != nil || reply.Kind != parley.Response ||
+				string(reply.Parts[0].Data) != `{"answer":42}` && string(reply.Parts[0].Data) != `{"answer": 42}` {
 				t.Errorf("%+v, %v", reply, err)
 			}
 			var seen map[string]any
@@ -145,17 +155,21 @@ func TestA2EAgent(t *testing.T) {
 				t.Error(err)
 			}
 			for name, want := range map[string]string{
-				"session": `32`, "caps": `["tools","memory","multi_agent"]`, "echo": `{"text":"Grüezi"}`, "unknown": `"unknown_tool"`,
-				"pieces": `[true,{"text":"done"},[[0,{"piece":0}],[1,{"piece":1}],[2,{"piece":2}]]]`,
-				"memory": `[1,[],[{"v":2}]]`, "forgotten": `0`, "await": `["COMPLETED",{"text":"hello"}]`, "list": `1`, "terminate": `true`,
-				"skill": `{"text":"skill"}`, "inbox": `["crew/echo","the question","session"]`, "reply": `true`, "disconnected": `true`,
+				"session": `32`, "caps": `["tools","memory","multi_agent"]`, "echo": `{"text":"Grüezi"}`,
+				"unknown": `"unknown_tool"`,
+				"pieces":  `[true,{"text":"done"},[[0,{"piece":0}],[1,{"piece":1}],[2,{"piece":2}]]]`,
+				"memory":  `[1,[],[{"v":2}]]`, "forgotten": `0`, "await": `["COMPLETED",{"text":"hello"}]`, "list": `1`,
+				"terminate": `true`,
+				"skill":     `{"text":"skill"}`, "inbox": `["crew/echo","the question","session"]`, "reply": `true`,
+				"disconnected": `true`,
 			} {
 				got, err := json.Marshal(seen[name])
 				if err != nil || string(got) != want {
 					t.Errorf("%s: %s, want %s", name, got, want)
 				}
 			}
-			if list, _ := seen["tools"].([]any); !slices.Contains(list, any("crew-echo__pieces")) || !slices.Contains(list, any("parley_inbox")) {
+			if list, _ := seen["tools"].([]any); !slices.Contains(list, any("crew-echo__pieces")) ||
+				!slices.Contains(list, any("parley_inbox")) {
 				t.Errorf("tools: %v", list)
 			}
 		})
@@ -227,7 +241,8 @@ func TestA2EClient(t *testing.T) {
 			if err := c.Connect(ctx); err != nil {
 				t.Fatal(err)
 			}
-			if got := c.Accepted(); !slices.Equal(got, []string{"tools", "memory"}) || len(c.SessionID()) != 32 || c.Remembers() {
+			if got := c.Accepted(); !slices.Equal(got, []string{"tools", "memory"}) || len(c.SessionID()) != 32 ||
+				c.Remembers() {
 				t.Errorf("accepted %v, session %q, remembers %v", got, c.SessionID(), c.Remembers())
 			}
 			if _, err := c.Ping(ctx); err != nil {
@@ -238,21 +253,26 @@ func TestA2EClient(t *testing.T) {
 				t.Errorf("%+v, %v", tools, err)
 			}
 			r, err := c.CallTool(ctx, "add", json.RawMessage(`{"a":123456789012345678901234567890,"b":1}`), nil)
-			if data, _ := r.Data.(json.RawMessage); err != nil || !r.Success || string(data) != `{"sum": 123456789012345678901234567891}` && string(data) != `{"sum":123456789012345678901234567891}` {
+			if data, _ := r.Data.(json.RawMessage); err != nil || !r.Success ||
+				string(data) != `{"sum": 123456789012345678901234567891}` &&
+					string(data) != `{"sum":123456789012345678901234567891}` {
 				t.Errorf("%s, %v", data, err)
 			}
 			var steps []string
 			r, err = c.CallTool(ctx, "steps", nil, func(e a2e.Event) {
 				steps = append(steps, string(e.Kind)+" "+strings.ReplaceAll(string(e.Data), " ", ""))
 			})
-			if err != nil || !r.Success || !slices.Equal(steps, []string{`status {"step":0}`, `status {"step":1}`, `status {"step":2}`}) {
+			if err != nil || !r.Success || !slices.Equal(steps,
+				[]string{`status {"step":0}`, `status {"step":1}`, `status {"step":2}`}) {
 				t.Errorf("%v, %+v, %v", steps, r, err)
 			}
 			var failure *a2e.Error
-			if _, err = c.CallTool(ctx, "nothing", nil, nil); !errors.As(err, &failure) || failure.Code != a2e.ToolError {
+			if _, err = c.CallTool(ctx, "nothing", nil, nil); !errors.As(err, &failure) ||
+				failure.Code != a2e.ToolError {
 				t.Errorf("an unknown tool: %v", err)
 			}
-			if _, err = c.Ask(ctx, a2e.Message{Type: "multi_agent/spawn", Body: map[string]any{"name": "x"}}); !a2e.NotSupported(err) {
+			if _, err = c.Ask(ctx, a2e.Message{Type: "multi_agent/spawn",
+				Body: map[string]any{"name": "x"}}); !a2e.NotSupported(err) {
 				t.Errorf("multi_agent, which this host does not serve: %v", err)
 			}
 			m, err := c.Ask(ctx, a2e.Message{Type: "memory/init/req", Body: map[string]any{"namespace": "interop"}})
@@ -260,14 +280,20 @@ func TestA2EClient(t *testing.T) {
 				t.Fatal(err)
 			}
 			id := m.Str("memory_id")
-			entry := map[string]any{"key": map[string]any{"k": 1}, "content": map[string]any{"v": 2}, "tier": "working", "tags": []string{"t"}}
-			if m, err = c.Ask(ctx, a2e.Message{Type: "memory/store/req", Body: map[string]any{"memory_id": id, "entries": []any{entry}}}); err != nil || len(m.Values("stored")) != 1 {
+			entry := map[string]any{"key": map[string]any{"k": 1}, "content": map[string]any{"v": 2},
+				"tier": "working", "tags": []string{"t"}}
+			if m, err = c.Ask(ctx, a2e.Message{Type: "memory/store/req",
+				Body: map[string]any{"memory_id": id, "entries": []any{entry}}}); err != nil ||
+				len(m.Values("stored")) != 1 {
 				t.Errorf("%v, %v", m, err)
 			}
-			if m, err = c.Ask(ctx, a2e.Message{Type: "memory/retrieve/req", Body: map[string]any{"memory_id": id, "tags": []string{"t"}}}); err != nil || len(m.Values("entries")) != 1 {
+			if m, err = c.Ask(ctx, a2e.Message{Type: "memory/retrieve/req",
+				Body: map[string]any{"memory_id": id, "tags": []string{"t"}}}); err != nil ||
+				len(m.Values("entries")) != 1 {
 				t.Errorf("%v, %v", m, err)
 			}
-			if m, err = c.Ask(ctx, a2e.Message{Type: "memory/forget/req", Body: map[string]any{"memory_id": id, "tags": []string{"t"}}}); err != nil || m.Int("deleted") != 1 {
+			if m, err = c.Ask(ctx, a2e.Message{Type: "memory/forget/req",
+				Body: map[string]any{"memory_id": id, "tags": []string{"t"}}}); err != nil || m.Int("deleted") != 1 {
 				t.Errorf("%v, %v", m, err)
 			}
 			if err := c.Close(); err != nil {
@@ -281,8 +307,10 @@ func TestA2EClient(t *testing.T) {
 // skills of an agent.
 func TestA2EHost(t *testing.T) {
 	url := referenceHost(t)
-	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
-		Network: node.Network{Allow: []string{"loopback"}}, Agents: map[string]node.Agent{"lab": {A2E: &node.A2EAgent{URL: url}, Expose: parley.Everywhere}}})
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"),
+		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Network: node.Network{Allow: []string{"loopback"}},
+		Agents:  map[string]node.Agent{"lab": {A2E: &node.A2EAgent{URL: url}, Expose: parley.Everywhere}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,7 +321,10 @@ func TestA2EHost(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	idle := parley.RawSkill("idle", func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply() })
+	idle := parley.RawSkill("idle", func(_ context.Context, _ *parley.Message,
+		r parley.Replier) error {
+		return r.Reply()
+	})
 	if err := n.Handle(parley.Agent{Name: "asker"}, idle); err != nil {
 		t.Fatal(err)
 	}
@@ -316,10 +347,12 @@ func TestA2EHost(t *testing.T) {
 	case <-ctx.Done():
 		t.Fatal("the host's tools were not learnt")
 	}
-	reply, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "asker", To: "lab", Skill: "add",
-		Parts:  []parley.Part{{MediaType: "application/json", Data: []byte(`{"a":2,"b":3}`)}},
-		Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
-	if err != nil || reply.Kind != parley.Response || strings.ReplaceAll(string(reply.Parts[0].Data), " ", "") != `{"sum":5}` {
+	reply, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go",
+		Message: &parley.Message{Kind: parley.Request, From: "asker", To: "lab", Skill: "add",
+			Parts:  []parley.Part{{MediaType: "application/json", Data: []byte(`{"a":2,"b":3}`)}},
+			Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	if err != nil || reply.Kind != parley.Response || strings.ReplaceAll(string(reply.Parts[0].Data),
+		" ", "") != `{"sum":5}` {
 		t.Errorf("%+v, %v", reply, err)
 	}
 }

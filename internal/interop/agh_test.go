@@ -64,7 +64,8 @@ func startAGH(t *testing.T, python string, n *node.Node, flags ...string) *aghPe
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(python, append([]string{script, "--url", n.Addresses().AGH, "--channel", "builders"}, flags...)...)
+	cmd := exec.Command(python, append([]string{script, "--url", n.Addresses().AGH, "--channel", "builders"},
+		flags...)...)
 	cmd.Stderr = os.Stderr
 	p := &aghPeer{t: t, name: strings.Join(flags, " "), events: make(chan aghEvent, 256)}
 	if p.in, err = cmd.StdinPipe(); err != nil {
@@ -148,7 +149,8 @@ func TestAGHPeers(t *testing.T) {
 	if python == "" {
 		t.Skip("PARLEY_PYTHON names no Python interpreter; see setup.sh")
 	}
-	n, err := node.Open(t.Context(), node.Config{Durability: "memory", Listen: node.Listen{AGH: "127.0.0.1:0"}, Policy: node.Policy{Assurance: "session"},
+	n, err := node.Open(t.Context(), node.Config{Durability: "memory", Listen: node.Listen{AGH: "127.0.0.1:0"},
+		Policy: node.Policy{Assurance: "session"},
 		AGH: node.AGH{
 			Users: map[string]node.AGHUser{
 				"ana":      {Token: "secret-a", Peers: []string{"ana"}, Workspaces: []string{"acme"}},
@@ -181,7 +183,10 @@ func TestAGHPeers(t *testing.T) {
 	}
 
 	stranger := startAGH(t, python, n, "--workspace", "acme", "--peer", "mallory", "--token", "guessed")
-	stranger.wait("refusal", func(e aghEvent) bool { return e.Event == "refused" && strings.Contains(e.Error, "Authorization") })
+	stranger.wait("refusal", func(e aghEvent) bool {
+		return e.Event == "refused" &&
+			strings.Contains(e.Error, "Authorization")
+	})
 
 	ana := startAGH(t, python, n, "--workspace", "acme", "--peer", "ana", "--token", "secret-a")
 	ben := startAGH(t, python, n, "--workspace", "acme", "--peer", "ben", "--user", "ben", "--password", "secret-b")
@@ -201,7 +206,8 @@ func TestAGHPeers(t *testing.T) {
 		t.Errorf("AGH-063 whois by request: %+v", a)
 	}
 	ana.do(`{"do":"whois","to":"weather","query":""}`)
-	if a := ana.wait("whois", ready); !a.Answers || a.Envelope.Body.Card.DisplayName != "Weather" || len(a.Envelope.Body.Card.Capabilities) != 1 {
+	if a := ana.wait("whois", ready); !a.Answers || a.Envelope.Body.Card.DisplayName != "Weather" ||
+		len(a.Envelope.Body.Card.Capabilities) != 1 {
 		t.Errorf("AGH-063 whois of a Go agent: %+v", a)
 	}
 
@@ -223,10 +229,12 @@ func TestAGHPeers(t *testing.T) {
 		if e := ana.heard("receipt", "weather"); e.Envelope.Body.Status != "accepted" {
 			t.Errorf("%+v", e)
 		}
-		if e := ana.heard("say", "weather"); !strings.Contains(e.Envelope.Body.Text, "21") || e.Envelope.Ext["parley"] == nil {
+		if e := ana.heard("say", "weather"); !strings.Contains(e.Envelope.Body.Text, "21") ||
+			e.Envelope.Ext["parley"] == nil {
 			t.Errorf("%+v", e)
 		}
-		if e := ana.heard("trace", "weather"); e.Envelope.Body.State != "completed" || !strings.Contains(string(e.Envelope.Body.Result), "21") {
+		if e := ana.heard("trace", "weather"); e.Envelope.Body.State != "completed" ||
+			!strings.Contains(string(e.Envelope.Body.Result), "21") {
 			t.Errorf("%+v", e)
 		}
 	}
@@ -240,8 +248,9 @@ func TestAGHPeers(t *testing.T) {
 	// A Go agent gives a Python peer work.
 	ctx, stop := context.WithTimeout(t.Context(), aghWait)
 	defer stop()
-	reply, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go weather", Message: &parley.Message{Kind: parley.Request, From: "weather", To: "guest/agh/acme/ben",
-		Parts: []parley.Part{parley.Text("mend the roof")}, Origin: parley.Origin{Protocol: "go", Peer: "weather"}}})
+	reply, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go weather",
+		Message: &parley.Message{Kind: parley.Request, From: "weather", To: "guest/agh/acme/ben",
+			Parts: []parley.Part{parley.Text("mend the roof")}, Origin: parley.Origin{Protocol: "go", Peer: "weather"}}})
 	if err != nil || reply.Kind != parley.Response || !strings.Contains(string(reply.Parts[0].Data), "mend the roof") {
 		t.Errorf("%+v, %v", reply, err)
 	}
@@ -255,12 +264,14 @@ func TestAGHPeers(t *testing.T) {
 	outsider.do(`{"do":"intrude","workspace":"acme"}`)
 	for _, what := range []string{"subscription to", "publish to"} {
 		outsider.wait("violation: "+what, func(e aghEvent) bool {
-			return e.Event == "failed" && strings.Contains(strings.ToLower(e.Error), "permissions violation for "+what+` "agh.network.v0.acme.builders.broadcast"`)
+			return e.Event == "failed" && strings.Contains(strings.ToLower(e.Error), "permissions violation for "+what+
+				` "agh.network.v0.acme.builders.broadcast"`)
 		})
 	}
 	ben.do(`{"do":"say","text":"last","to":null,"thread":"thread_morning","work":null}`)
 	ana.wait("the last word", func(e aghEvent) bool {
-		if e.Event == "heard" && (e.Envelope.Body.Card.DisplayName == "EVIL" || e.Envelope.Kind == "greet" && e.Envelope.From == "ana") {
+		if e.Event == "heard" && (e.Envelope.Body.Card.DisplayName == "EVIL" || e.Envelope.Kind == "greet" &&
+			e.Envelope.From == "ana") {
 			t.Errorf("reached a peer: %+v", e)
 		}
 		return e.Event == "heard" && e.Envelope.Body.Text == "last"

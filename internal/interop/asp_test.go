@@ -35,7 +35,8 @@ func TestASP(t *testing.T) {
 	if out, err := exec.Command(p, "-c", "import cryptography").CombinedOutput(); err != nil {
 		t.Fatalf("%s has no cryptography: %v\n%s", p, err, out)
 	}
-	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}})
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"),
+		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +49,10 @@ func TestASP(t *testing.T) {
 		Text string `json:"text"`
 	}
 	if err := n.Handle(parley.Agent{Name: "crew/echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) { return q, nil })); err != nil {
+		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q text) (text, error) {
+			return q,
+				nil
+		})); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Start(t.Context()); err != nil {
@@ -56,7 +60,8 @@ func TestASP(t *testing.T) {
 	}
 	const agent, org = "agent://python.example/test/peer", "org_python"
 	keys := filepath.Join(t.TempDir(), "keys.json")
-	if _, err := n.ASP().Enroll(t.Context(), bytes.TrimSpace(run(t, p, "asp_peer.py", "card", keys, agent, org))); err != nil {
+	if _, err := n.ASP().Enroll(t.Context(), bytes.TrimSpace(run(t, p, "asp_peer.py", "card", keys, agent,
+		org))); err != nil {
 		t.Fatal(err)
 	}
 	echo := n.Addresses().Agents["crew/echo"]["asp"]
@@ -68,7 +73,8 @@ func TestASP(t *testing.T) {
 	sequence, head := 0, asp.ZeroHash
 	say := func(performative, body string, args ...string) {
 		t.Helper()
-		m := run(t, p, "asp_peer.py", append([]string{"sign", keys, agent, org, session, strconv.Itoa(sequence), head, performative, body}, args...)...)
+		m := run(t, p, "asp_peer.py", append([]string{"sign", keys, agent, org, session, strconv.Itoa(sequence), head,
+			performative, body}, args...)...)
 		if _, err := server.Ingest(t.Context(), bytes.TrimSpace(m), asp.Transport{Agent: agent}, session); err != nil {
 			t.Fatalf("%s: %v\n%s", performative, err, m)
 		}
@@ -104,7 +110,8 @@ func TestASP(t *testing.T) {
 	says := func(n int64) func(*asp.Ledger) bool {
 		return func(l *asp.Ledger) bool { return l.Participants[1].Next >= n }
 	}
-	say("PROPOSE", `{"proposalId":"p-1","type":"session-invitation","subject":"Grüße","terms":{"budget":12.50,"big":1e21,"small":1e-7}}`, echo, "org_parley")
+	say("PROPOSE",
+		`{"proposalId":"p-1","type":"session-invitation","subject":"Grüße","terms":{"budget":12.50,"big":1e21,"small":1e-7}}`, echo, "org_parley")
 	until(says(2)) // ACCEPT and introduction
 	say("QUERY", `{"queryId":"q-1","queryType":"echo","parameters":{"text":"Zoe\u0308 \ud83d\ude00 <&>"}}`)
 	until(says(3))
@@ -139,7 +146,8 @@ func TestASP(t *testing.T) {
 		t.Fatal(page, err)
 	}
 	var conversation bytes.Buffer
-	if err := n.Admin().Transcript(t.Context(), by, page.Conversations[0].ID.String(), "asp", &conversation); err != nil {
+	if err := n.Admin().Transcript(t.Context(), by, page.Conversations[0].ID.String(),
+		"asp", &conversation); err != nil {
 		t.Fatal(err)
 	}
 	if r := check(conversation.Bytes()); !r.OK || r.Messages != 6 {
@@ -163,7 +171,8 @@ func TestASP(t *testing.T) {
 		t.Errorf("the example: exit %d, %s", code, out)
 	}
 	changed := strings.Replace(export.String(), `"done"`, `"dona"`, 1)
-	if code, out := example([]byte(changed)); code != 1 || !strings.Contains(out, "message at position 5: hash_mismatch") {
+	if code, out := example([]byte(changed)); code != 1 || !strings.Contains(out,
+		"message at position 5: hash_mismatch") {
 		t.Errorf("the example, of a changed export: exit %d, %s", code, out)
 	}
 	lines := strings.SplitAfter(export.String(), "\n")
@@ -185,7 +194,8 @@ func TestASPAgentInPython(t *testing.T) {
 	if p == "" {
 		t.Skip("PARLEY_PYTHON names no Python interpreter with the package cryptography; internal/interop/setup.sh makes one")
 	}
-	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Listen: node.Listen{HTTP: "127.0.0.1:0"}})
+	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"),
+		Listen: node.Listen{HTTP: "127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +204,8 @@ func TestASPAgentInPython(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := n.Handle(parley.Agent{Name: "planner"}, parley.RawSkill("plan", func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
+	if err := n.Handle(parley.Agent{Name: "planner"}, parley.RawSkill("plan",
+		func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Start(t.Context()); err != nil {
@@ -235,9 +246,11 @@ func TestASPAgentInPython(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go", Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "echo",
-			Parts: []parley.Part{part}, Deadline: time.Now().Add(time.Minute), Origin: parley.Origin{Protocol: "go"}}})
-		if err != nil || m.Kind != parley.Response || string(m.Parts[0].Data) != `{"echo":{"text":"`+text+`"}}` && string(m.Parts[0].Data) != `{"echo": {"text": "`+text+`"}}` {
+		m, err := n.Hub().Ask(ctx, hub.Submission{Scope: "go",
+			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "echo",
+				Parts: []parley.Part{part}, Deadline: time.Now().Add(time.Minute), Origin: parley.Origin{Protocol: "go"}}})
+		if err != nil || m.Kind != parley.Response || string(m.Parts[0].Data) != `{"echo":{"text":"`+text+
+			`"}}` && string(m.Parts[0].Data) != `{"echo": {"text": "`+text+`"}}` {
 			t.Fatalf("%+v, %v", m, err)
 		}
 	}

@@ -50,7 +50,10 @@ func TestConversation(t *testing.T) {
 		t.Log("without an agent of the A2E SDK: no interpreter has it")
 	}
 	// A collector of traces: with one, each request that comes in begins a trace.
-	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/x-protobuf") }))
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
+		_ *http.Request) {
+		w.Header().Set("Content-Type", "application/x-protobuf")
+	}))
 	t.Cleanup(collector.Close)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 
@@ -58,7 +61,8 @@ func TestConversation(t *testing.T) {
 		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"},
 		Policy:  node.Policy{Assurance: "session"}, // what a connection proves is enough
 		Network: node.Network{Allow: []string{"loopback"}},
-		AGH: node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "secret", Peers: []string{"mason"}, Workspaces: []string{"acme"}}},
+		AGH: node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "secret", Peers: []string{"mason"},
+			Workspaces: []string{"acme"}}},
 			Workspaces: map[string]node.AGHWorkspace{"acme": {Channels: []string{"builders"}}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +91,8 @@ func TestConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := n.Hub().Directory().Put(ctx, parley.Agent{Name: "robot", Exposed: parley.Everywhere,
-		Identities: []parley.Identity{{Protocol: "a2e", ID: bridge.TokenID(token)}}}, directory.FromOperator); err != nil {
+		Identities: []parley.Identity{{Protocol: "a2e", ID: bridge.TokenID(token)}}},
+		directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	me, err := asp.GenerateIdentity("agent://guest.example/test/client", "org_guest")
@@ -107,12 +112,14 @@ func TestConversation(t *testing.T) {
 
 	// They come, the last one first.
 	const mason, masonPeer = "guest/agh/acme/mason", "mason"
-	hops := []hop{{from: "robot", to: "scribe", protocol: "a2e", answered: "samvad", asked: parley.Session, answer: parley.Session}}
+	hops := []hop{{from: "robot", to: "scribe", protocol: "a2e", answered: "samvad", asked: parley.Session,
+		answer: parley.Session}}
 	last, down, up := "scribe", "", ""
 	var robot *relay
 	if a2ePython != "" {
 		robot = startRelay(t, a2ePython, n.Addresses().Local+"/a2e", token, "scribe")
-		hops = append(hops, hop{from: mason, to: "robot", protocol: "agh", answered: "a2e", asked: parley.Session, answer: parley.Session})
+		hops = append(hops, hop{from: mason, to: "robot", protocol: "agh", answered: "a2e", asked: parley.Session,
+			answer: parley.Session})
 		last, down, up = "robot", " > a2e", " < a2e"
 	} else {
 		hops[0].from, hops[0].protocol = mason, "agh"
@@ -147,8 +154,10 @@ func TestConversation(t *testing.T) {
 	if !ok {
 		t.Fatal("the guest is not in the directory")
 	}
-	hops = append(hops, hop{from: guideName, to: mason, protocol: "uagents", answered: "agh", asked: parley.Signed, answer: parley.Session},
-		hop{from: guest.Name, to: guideName, protocol: "asp", answered: "uagents", asked: parley.Signed, answer: parley.Signed})
+	hops = append(hops, hop{from: guideName, to: mason, protocol: "uagents", answered: "agh", asked: parley.Signed,
+		answer: parley.Session},
+		hop{from: guest.Name, to: guideName, protocol: "asp", answered: "uagents", asked: parley.Signed,
+			answer: parley.Signed})
 
 	client := &asp.Client{Server: n.Addresses().HTTP, Identity: me, HTTP: &http.Client{}}
 	t.Cleanup(client.HTTP.CloseIdleConnections)
@@ -191,7 +200,8 @@ func TestConversation(t *testing.T) {
 // far it got, comes before.
 func ask(ctx context.Context, t *testing.T, s *asp.Session, text string) string {
 	t.Helper()
-	e, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "q-1", QueryType: "message", Parameters: map[string]string{"text": text}})
+	e, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "q-1", QueryType: "message",
+		Parameters: map[string]string{"text": text}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,8 +287,10 @@ func checkJournal(ctx context.Context, t *testing.T, n *node.Node, hops []hop) {
 		if first == "" {
 			first = trace(q)
 		}
-		t.Logf("%s: %s %s, answered %s %s, trace %s", key, q.Origin.Protocol, q.Origin.Verdict.Assurance, a.Origin.Protocol, a.Origin.Verdict.Assurance, trace(q))
-		if q.Origin.Protocol != h.protocol || a.Origin.Protocol != h.answered || q.Origin.Verdict.Assurance != h.asked || a.Origin.Verdict.Assurance != h.answer {
+		t.Logf("%s: %s %s, answered %s %s, trace %s", key, q.Origin.Protocol, q.Origin.Verdict.Assurance,
+			a.Origin.Protocol, a.Origin.Verdict.Assurance, trace(q))
+		if q.Origin.Protocol != h.protocol || a.Origin.Protocol != h.answered ||
+			q.Origin.Verdict.Assurance != h.asked || a.Origin.Verdict.Assurance != h.answer {
 			t.Errorf("%s: %+v, answered %+v", key, q.Origin.Verdict, a.Origin.Verdict)
 		}
 		if trace(q) != first || trace(a) != first || first == "none" {
@@ -288,7 +300,8 @@ func checkJournal(ctx context.Context, t *testing.T, n *node.Node, hops []hop) {
 			t.Errorf("%s was answered before it was asked", key)
 		}
 	}
-	if a := replies[requests[hops[0].from+" → "+hops[0].to].ID]; a != nil && a.Trace.Foreign["samvad.traceId"] != first {
+	if a := replies[requests[hops[0].from+" → "+hops[0].to].ID]; a != nil &&
+		a.Trace.Foreign["samvad.traceId"] != first {
 		t.Errorf("the SAMVAD agent answered in trace %q, want %q", a.Trace.Foreign["samvad.traceId"], first)
 	}
 }
@@ -303,7 +316,8 @@ func showJournal(t *testing.T, n *node.Node) {
 				return
 			}
 			if m := r.Message; m != nil {
-				t.Logf("%s %s %s from %s to %s: %.300q %v refused %v", m.Origin.Received.Format("05.000"), m.Origin.Protocol, m.Kind, m.From, m.To, m.Text(), m.Error, r.Refused)
+				t.Logf("%s %s %s from %s to %s: %.300q %v refused %v", m.Origin.Received.Format("05.000"),
+					m.Origin.Protocol, m.Kind, m.From, m.To, m.Text(), m.Error, r.Refused)
 			}
 		}
 	}

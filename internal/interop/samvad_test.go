@@ -105,7 +105,8 @@ type weather struct {
 }
 
 // TestPythonClient calls an agent of the hub with the unmodified Python SDK
-// (SAM-161), in all modes (SAM-110, SAM-120, SAM-140). It signs the endpoint's path without the prefix under which the agent is
+// (SAM-161), in all modes (SAM-110, SAM-120, SAM-140). It signs the endpoint's path without the
+// prefix under which the agent is
 // hosted (SAM-022). An unknown sender (SAM-070), content that does not fit
 // (SAM-090) and a failure (SAM-111) reach it as errors of the protocol.
 func TestPythonClient(t *testing.T) {
@@ -121,7 +122,10 @@ func TestPythonClient(t *testing.T) {
 			}
 			return weather{q.City, 21}, nil
 		}),
-		parley.RawSkill("fail", func(context.Context, *parley.Message, parley.Replier) error { return errors.New("a secret") }))
+		parley.RawSkill("fail", func(context.Context, *parley.Message,
+			parley.Replier) error {
+			return errors.New("a secret")
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +181,8 @@ func TestPythonClient(t *testing.T) {
 			Result weather
 		}
 		call(t, "traveller", "stream", "forecast", `{"city":"Genf"}`, &events)
-		if len(events) != 2 || events[0].Done || !bytes.Contains(events[0].Chunk, []byte("looking")) || !events[1].Done || events[1].Result != (weather{"Genf", 21}) {
+		if len(events) != 2 || events[0].Done || !bytes.Contains(events[0].Chunk, []byte("looking")) ||
+			!events[1].Done || events[1].Result != (weather{"Genf", 21}) {
 			t.Errorf("%+v", events)
 		}
 	})
@@ -199,7 +204,8 @@ func TestPythonClient(t *testing.T) {
 	t.Run("a handler that fails", func(t *testing.T) {
 		var r failure
 		call(t, "traveller", "call", "fail", `{}`, &r)
-		if r.HTTP != http.StatusInternalServerError || r.Body.Error.Code != "AGENT_UNAVAILABLE" || strings.Contains(r.Body.Error.Message, "secret") {
+		if r.HTTP != http.StatusInternalServerError || r.Body.Error.Code != "AGENT_UNAVAILABLE" ||
+			strings.Contains(r.Body.Error.Message, "secret") {
 			t.Errorf("%+v", r)
 		}
 	})
@@ -232,9 +238,11 @@ func TestPythonServer(t *testing.T) {
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	client := &samvad.Client{Identity: caller, HTTP: &http.Client{Timeout: 30 * time.Second}, PollEvery: 20 * time.Millisecond}
+	client := &samvad.Client{Identity: caller, HTTP: &http.Client{Timeout: 30 * time.Second},
+		PollEvery: 20 * time.Millisecond}
 	t.Cleanup(client.HTTP.CloseIdleConnections)
-	call := samvad.Call{URL: n.Addresses().HTTP + "/agents/pythonist", Skill: "repeat", Payload: []byte(`{"text":"ha","times":3}`)}
+	call := samvad.Call{URL: n.Addresses().HTTP + "/agents/pythonist", Skill: "repeat",
+		Payload: []byte(`{"text":"ha","times":3}`)}
 	right := func(t *testing.T, result []byte) {
 		t.Helper()
 		var a struct{ Text, Sender string }
@@ -307,7 +315,8 @@ func TestPythonServerDirectly(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := serve(t, p, me.ID(), base64.StdEncoding.EncodeToString(me.Public()))
-	client := &samvad.Client{Identity: me, HTTP: &http.Client{Timeout: 30 * time.Second}, PollEvery: 20 * time.Millisecond}
+	client := &samvad.Client{Identity: me, HTTP: &http.Client{Timeout: 30 * time.Second},
+		PollEvery: 20 * time.Millisecond}
 	t.Cleanup(client.HTTP.CloseIdleConnections)
 	call := samvad.Call{URL: at.URL, Skill: "repeat", Payload: []byte(`{"text":"ha"}`)}
 	const want = `{"text":"ha","sender":"agent://library.test"}`
@@ -418,7 +427,8 @@ func TestPythonServerWhileTheKeyIsReplaced(t *testing.T) {
 	}{{"old", hosting.Key, samvad.CodeAuthFailed}, {"new", hosting.Next, samvad.CodeSkillNotFound}} {
 		at := serve(t, p, hosting.Identity, c.key)
 		enrol(t, n, "pythonist", at.ID, at.URL, at.Key)
-		call := samvad.Call{URL: n.Addresses().HTTP + "/agents/pythonist", Skill: "repeat", Payload: []byte(`{"text":"ha","times":2}`)}
+		call := samvad.Call{URL: n.Addresses().HTTP + "/agents/pythonist", Skill: "repeat",
+			Payload: []byte(`{"text":"ha","times":2}`)}
 		r, err := client.Ask(t.Context(), call)
 		if err != nil || !strings.Contains(string(r.Result), `"haha"`) {
 			t.Errorf("the agent knows the %s key: %+v, %v", c.name, r, err)

@@ -122,9 +122,11 @@ func TestUAgentsAccount(t *testing.T) {
 	h := newUAgentsHub(t, withAccounts(t))
 	bob := h.core(python, "account-bob")
 
-	register := map[string]any{"do": "register", "token": "no-token-of-this-hub", "name": "Weather Bob", "description": "Forecasts for Bern",
-		"readme": "# Bob\nKnows the **Aare**.", "starter_prompts": []string{"Will it rain?"}, "banner_url": "https://bob.example/banner.png",
-		"metadata": map[string]any{"is_public": "True", "tags": []string{"rain"}}}
+	register := map[string]any{"do": "register", "token": "no-token-of-this-hub", "name": "Weather Bob",
+		"description": "Forecasts for Bern",
+		"readme":      "# Bob\nKnows the **Aare**.", "starter_prompts": []string{"Will it rain?"},
+		"banner_url": "https://bob.example/banner.png",
+		"metadata":   map[string]any{"is_public": "True", "tags": []string{"rain"}}}
 	bob.do(register)
 	if e := bob.wait("refused"); !strings.Contains(fmt.Sprint(e["error"]), "parley tokens add") {
 		t.Fatal(e)
@@ -154,9 +156,11 @@ func TestUAgentsAccount(t *testing.T) {
 		}
 	})
 	t.Run("search finds it, and what the hub stands in for", func(t *testing.T) {
-		for text, want := range map[string]string{"address:" + bob.Address: bob.Address, "bern forecasts": bob.Address, "aare": bob.Address,
+		for text, want := range map[string]string{"address:" + bob.Address: bob.Address, "bern forecasts": bob.Address,
+			"aare": bob.Address,
 			"rain": bob.Address, "echo": h.echo(), "zurich": ""} {
-			status, answer := h.call("POST", h.Addresses().Local+"/v1/search/agents", "", map[string]any{"search_text": text})
+			status, answer := h.call("POST", h.Addresses().Local+
+				"/v1/search/agents", "", map[string]any{"search_text": text})
 			var result struct {
 				Agents []found
 				Total  int
@@ -175,8 +179,10 @@ func TestUAgentsAccount(t *testing.T) {
 				t.Errorf("%q does not find it: %s", text, answer)
 				continue
 			}
-			if a := result.Agents[i]; want == bob.Address && (a.Name != "Weather Bob" || a.Status != "active" || a.Type != "proxy" ||
-				a.Readme != "# Bob\nKnows the **Aare**." || len(a.Prompts) != 1 || a.Banner != "https://bob.example/banner.png") {
+			if a := result.Agents[i]; want == bob.Address &&
+				(a.Name != "Weather Bob" || a.Status != "active" || a.Type != "proxy" ||
+					a.Readme != "# Bob\nKnows the **Aare**." || len(a.Prompts) != 1 ||
+					a.Banner != "https://bob.example/banner.png") {
 				t.Errorf("%q: %+v", text, a)
 			}
 		}
@@ -184,7 +190,8 @@ func TestUAgentsAccount(t *testing.T) {
 	t.Run("the library's own check finds nothing amiss", func(t *testing.T) {
 		bob.do(map[string]any{"do": "check"})
 		text := bob.wait("check")["text"].(string)
-		for _, want := range []string{"Available at", "Status is active", "Chat protocol supported", "Readme present", "Aare", "Address: " + bob.Address} {
+		for _, want := range []string{"Available at", "Status is active", "Chat protocol supported", "Readme present",
+			"Aare", "Address: " + bob.Address} {
 			if !strings.Contains(text, want) {
 				t.Errorf("no %q in:\n%s", want, text)
 			}
@@ -216,7 +223,8 @@ func TestUAgentsAccount(t *testing.T) {
 			t.Error(status, answer)
 		}
 		for _, method := range []string{"GET", "PUT", "DELETE"} {
-			if status, answer := h.call(method, at, eveToken, map[string]any{"name": "Eve's"}); status != 404 && status != 403 {
+			if status, answer := h.call(method, at, eveToken, map[string]any{"name": "Eve's"}); status != 404 &&
+				status != 403 {
 				t.Error(method, status, answer)
 			}
 		}
@@ -224,14 +232,16 @@ func TestUAgentsAccount(t *testing.T) {
 	t.Run("it outlives the hub, and goes when its account says so", func(t *testing.T) {
 		h.close()
 		h.open()
-		if status, answer := h.call("GET", h.Addresses().Local+"/v1/almanac/agents/"+bob.Address, "", nil); status != 200 {
+		if status, answer := h.call("GET", h.Addresses().Local+"/v1/almanac/agents/"+bob.Address,
+			"", nil); status != 200 {
 			t.Error(status, answer)
 		}
 		at := h.Addresses().Local + "/v2/agents/" + bob.Address
 		if status, answer := h.call("DELETE", at, annToken, nil); status != 200 {
 			t.Error(status, answer)
 		}
-		if status, answer := h.call("GET", h.Addresses().Local+"/v1/almanac/agents/"+bob.Address, "", nil); status != 404 {
+		if status, answer := h.call("GET", h.Addresses().Local+"/v1/almanac/agents/"+bob.Address,
+			"", nil); status != 404 {
 			t.Error(status, answer)
 		}
 	})

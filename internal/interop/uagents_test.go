@@ -45,7 +45,10 @@ func (h *uagentsHub) open() {
 	}
 	h.Node = n
 	err = n.Handle(parley.Agent{Name: "echo", Exposed: parley.Everywhere},
-		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q uagentsText) (uagentsText, error) { return q, nil }))
+		parley.Skill("echo", func(_ context.Context, _ *parley.Message, q uagentsText) (uagentsText, error) {
+			return q,
+				nil
+		}))
 	if err == nil {
 		err = n.Start(context.Background())
 	}
@@ -76,8 +79,9 @@ func (h *uagentsHub) echo() string {
 }
 
 func (h *uagentsHub) ask(to, skill string, p parley.Part) (*parley.Message, error) {
-	return h.Hub().Ask(context.Background(), hub.Submission{Scope: "go echo", Message: &parley.Message{Kind: parley.Request, From: "echo", To: to, Skill: skill, Parts: []parley.Part{p},
-		Origin: parley.Origin{Protocol: "go", Peer: "echo", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	return h.Hub().Ask(context.Background(), hub.Submission{Scope: "go echo",
+		Message: &parley.Message{Kind: parley.Request, From: "echo", To: to, Skill: skill, Parts: []parley.Part{p},
+			Origin: parley.Origin{Protocol: "go", Peer: "echo", Verdict: parley.Verdict{Assurance: parley.Session}}}})
 }
 
 // pyAgent is an unmodified agent of the uagents library in a process of its
@@ -108,7 +112,8 @@ func (h *uagentsHub) agent(python, seed string, flags ...string) *pyAgent {
 		h.t.Fatal(err)
 	}
 	a := &pyAgent{t: h.t, more: make(chan struct{}, 1)}
-	a.cmd = exec.Command(python, append([]string{script, "--hub", h.Addresses().Local, "--port", strconv.Itoa(port), "--seed", seed}, flags...)...)
+	a.cmd = exec.Command(python, append([]string{script, "--hub", h.Addresses().Local, "--port", strconv.Itoa(port),
+		"--seed", seed}, flags...)...)
 	a.cmd.Dir = h.t.TempDir()
 	a.cmd.Stderr = h.t.Output()
 	if a.in, err = a.cmd.StdinPipe(); err != nil {
@@ -207,7 +212,8 @@ func uagentsPython(t *testing.T) (string, bool) {
 		t.Skip("PARLEY_PYTHON names no interpreter; internal/interop/setup.sh makes one")
 		return "", false
 	}
-	out, err := exec.Command(python, "-c", "from importlib.metadata import version; print(version('uagents'))").CombinedOutput()
+	out, err := exec.Command(python, "-c",
+		"from importlib.metadata import version; print(version('uagents'))").CombinedOutput()
 	if err != nil || strings.TrimSpace(string(out)) != "0.26.1" {
 		t.Fatalf("%s has no uagents 0.26.1: %v\n%s", python, err, out)
 	}
@@ -215,7 +221,8 @@ func uagentsPython(t *testing.T) (string, bool) {
 }
 
 func newUAgentsHub(t *testing.T, change func(*node.Config)) *uagentsHub {
-	h := &uagentsHub{t: t, config: node.Config{Data: t.TempDir(), Durability: "disk", Listen: node.Listen{HTTP: "127.0.0.1:0"},
+	h := &uagentsHub{t: t, config: node.Config{Data: t.TempDir(),
+		Durability: "disk", Listen: node.Listen{HTTP: "127.0.0.1:0"},
 		Network: node.Network{Allow: []string{"loopback"}}}}
 	if change != nil {
 		change(&h.config)
@@ -256,7 +263,8 @@ func (h *uagentsHub) explained(m *parley.Message) {
 	defer tick.Stop()
 	for {
 		r, err := h.Admin().Message(ctx, admin.Actor{Name: "test", Role: admin.Observe}, m.ID.String(), false)
-		if err == nil && r.Assurance == parley.Signed && len(r.Deliveries) == 1 && r.Deliveries[0].State == parley.Delivered {
+		if err == nil && r.Assurance == parley.Signed && len(r.Deliveries) == 1 &&
+			r.Deliveries[0].State == parley.Delivered {
 			return
 		}
 		select {
@@ -320,7 +328,8 @@ func TestUAgents(t *testing.T) {
 		if !ok {
 			t.Fatal("bob is not in the directory")
 		}
-		r, err := h.ask(e.Name, "EchoRequest", parley.Part{MediaType: "application/json", Data: []byte(`{"text":"from Go"}`)})
+		r, err := h.ask(e.Name, "EchoRequest", parley.Part{MediaType: "application/json",
+			Data: []byte(`{"text":"from Go"}`)})
 		if err != nil || r.Kind != parley.Response || r.Text() != "from Go" {
 			t.Fatalf("%+v, %v", r, err)
 		}

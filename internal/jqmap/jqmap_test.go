@@ -28,7 +28,8 @@ func TestRun(t *testing.T) {
 }
 
 func TestSyntax(t *testing.T) {
-	for source, line := range map[string]int{"{": 1, "{a: 1,\n b: }": 2, "nosuch(.)": 1, "input": 1, `import "x" as x; .`: 1, ".a\n| .b\n| )": 3} {
+	for source, line := range map[string]int{"{": 1, "{a: 1,\n b: }": 2, "nosuch(.)": 1, "input": 1,
+		`import "x" as x; .`: 1, ".a\n| .b\n| )": 3} {
 		_, err := Compile(source)
 		var s *SyntaxError
 		if !errors.As(err, &s) || s.Line != line {

@@ -61,7 +61,8 @@ func TestCanonicalize(t *testing.T) {
 	if err != nil || string(got) != want {
 		t.Fatalf("got %s, %v", got, err)
 	}
-	for in, want := range map[string]string{"-0": "0", "9007199254740993": "9007199254740992", "1e21": "1e+21", "5e-324": "5e-324"} {
+	for in, want := range map[string]string{"-0": "0", "9007199254740993": "9007199254740992", "1e21": "1e+21",
+		"5e-324": "5e-324"} {
 		if got, err := Canonicalize([]byte(in)); err != nil || string(got) != want {
 			t.Errorf("%s: got %s, %v; want %s", in, got, err, want)
 		}

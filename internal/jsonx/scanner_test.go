@@ -77,7 +77,8 @@ func scannedAlike(t *testing.T, text string) {
 		t.Fatalf("%q: %q came before %d", text, s.Since(0), s.Offset())
 	}
 	if skim := Scan(text); got == nil { // what is JSON it takes whole
-		if value, ok := skim.Skim(); !ok || skim.Offset() != s.Offset() || value != strings.TrimLeft(s.Since(0), " \t\r\n") {
+		if value, ok := skim.Skim(); !ok || skim.Offset() != s.Offset() ||
+			value != strings.TrimLeft(s.Since(0), " \t\r\n") {
 			t.Fatalf("of %q it took %q, %v", text, value, ok)
 		}
 	}
@@ -90,10 +91,16 @@ func scannedAlike(t *testing.T, text string) {
 }
 
 var scannedTexts = []string{
-	``, ` `, `{}`, `[]`, "\t{ \r\n} ", `null`, `true`, `false`, `nul`, `nulll`, `True`, `0`, `-0`, `00`, `01`, `-`, `-a`, `1.`, `.1`, `1.5`, `1e`, `1e+`, `1E-07`, `1e5.`, `+1`, `--1`, `0x1`, `NaN`,
-	`""`, `"a`, `"`, `"a\"`, `"\u00e9"`, `"\ud800"`, "\"\n\"", "\"\x7f\u2028\"", "\"\xff\"", "\xef\xbb\xbf{}", `{"a":1}`, `{"a" : [ 1 , {"b":null} ] }`, `{"a":1,}`, `[1,]`, `[,1]`, `{,}`, `[1 2]`, `{"a"}`, `{"a":}`, `{a:1}`, `{1:2}`,
-	`"\u0001\b\t\n\f\r\u001f\"\\"`, `"\u001F"`, `"\u0008"`, `"\u0009"`, `"\u0022"`, `"\u0041"`, `"\/"`, `"\ud83d\ude00"`, `{"\n":1}`, `{"a":1,"b":[1,"x\"y"],"c":-1.50E+3}`, `{"a":1} `, ` 1`, `[1, 2]`, `{"a" :1}`, `{"a": 1}`, `[ ]`,
-	`{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{} {}`, `[]]`, `[}`, `{]`, `1 `, "1\x00", "\x00", "\u00a01", `"a"b`, `{"a":{"a":1}}`, `[[[[[[]]]]]]`, `// x`, `'a'`, "\v1", "[1,\f2]",
+	``, ` `, `{}`, `[]`, "\t{ \r\n} ", `null`, `true`, `false`, `nul`, `nulll`, `True`, `0`, `-0`, `00`, `01`, `-`,
+	`-a`, `1.`, `.1`, `1.5`, `1e`, `1e+`, `1E-07`, `1e5.`, `+1`, `--1`, `0x1`, `NaN`,
+	`""`, `"a`, `"`, `"a\"`, `"\u00e9"`, `"\ud800"`, "\"\n\"", "\"\x7f\u2028\"", "\"\xff\"", "\xef\xbb\xbf{}",
+	`{"a":1}`, `{"a" : [ 1 , {"b":null} ] }`, `{"a":1,}`, `[1,]`, `[,1]`, `{,}`, `[1 2]`, `{"a"}`, `{"a":}`,
+	`{a:1}`, `{1:2}`,
+	`"\u0001\b\t\n\f\r\u001f\"\\"`, `"\u001F"`, `"\u0008"`, `"\u0009"`, `"\u0022"`, `"\u0041"`, `"\/"`,
+	`"\ud83d\ude00"`, `{"\n":1}`, `{"a":1,"b":[1,"x\"y"],"c":-1.50E+3}`, `{"a":1} `, ` 1`, `[1, 2]`, `{"a" :1}`,
+	`{"a": 1}`, `[ ]`,
+	`{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{} {}`, `[]]`, `[}`, `{]`, `1 `, "1\x00", "\x00", "\u00a01", `"a"b`,
+	`{"a":{"a":1}}`, `[[[[[[]]]]]]`, `// x`, `'a'`, "\v1", "[1,\f2]",
 }
 
 func TestScanner(t *testing.T) {
@@ -107,7 +114,8 @@ func TestScanner(t *testing.T) {
 		scannedAlike(t, "{"+members.String()+`"m0":1}`)
 		scannedAlike(t, "{"+members.String()+`"m\u0030":1}`)
 	}
-	for _, text := range []string{`{"a":{"b":1,"c":{"b":2}},"b":3,"c":[{"a":1},{"a":2}]}`, `{"a":{"b":1,"b":2}}`, `[{"a":1},{"a":1,"a":1}]`, `{"b":{"a":1},"b":2}`} {
+	for _, text := range []string{`{"a":{"b":1,"c":{"b":2}},"b":3,"c":[{"a":1},{"a":2}]}`, `{"a":{"b":1,"b":2}}`,
+		`[{"a":1},{"a":1,"a":1}]`, `{"b":{"a":1},"b":2}`} {
 		scannedAlike(t, text)
 	}
 	scannedAlike(t, strings.Repeat("[", 50)+strings.Repeat("]", 50))
@@ -117,7 +125,8 @@ func TestScanner(t *testing.T) {
 // Skim takes too much, but nothing that is not there.
 func TestSkim(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"a":[}}]`: `{"a":[}}`, ` [1,,{]]]`: `[1,,{]]`, `{x"}"} `: `{x"}"}`, `"a"b`: `"a"`, "1.5x": "1.5", `[`: "", `{"a}`: "", "{\"\n\"}": "", `]`: "", `nul`: "", ``: "", `{"\"}"}1`: `{"\"}"}`,
+		`{"a":[}}]`: `{"a":[}}`, ` [1,,{]]]`: `[1,,{]]`, `{x"}"} `: `{x"}"}`, `"a"b`: `"a"`, "1.5x": "1.5", `[`: "",
+		`{"a}`: "", "{\"\n\"}": "", `]`: "", `nul`: "", ``: "", `{"\"}"}1`: `{"\"}"}`,
 	} {
 		s := Scan(text)
 		if value, ok := s.Skim(); value != want || ok != (want != "") {
@@ -135,11 +144,13 @@ func TestMembers(t *testing.T) {
 			got[name] = v
 			return true
 		})
-		if err == nil && (want != nil) != ok || err == nil && ok && !maps.EqualFunc(got, want, func(a, b Value) bool { return string(a) == string(b) }) {
+		if err == nil && (want != nil) != ok || err == nil && ok &&
+			!maps.EqualFunc(got, want, func(a, b Value) bool { return string(a) == string(b) }) {
 			t.Errorf("%q has %v, %t; want %v, %v", text, got, ok, want, err)
 		}
 		for _, name := range []string{"a", "b", ""} {
-			if v := Member([]byte(text), name); string(v) != string(want[name]) && err == nil || err != nil && v != nil {
+			if v := Member([]byte(text), name); string(v) != string(want[name]) && err == nil ||
+				err != nil && v != nil {
 				t.Errorf("%q in %q is %q; want %q", name, text, v, want[name])
 			}
 		}
@@ -169,7 +180,8 @@ func TestScannerAllocatesNothing(t *testing.T) {
 		if n, ok := s.Number(); !ok || n != "-12.5e3" || !s.Take(',') {
 			t.Error("no number")
 		}
-		if name, _, ok := s.String(); !ok || name != "list" || !s.Take(':') || !s.Take('[') || !s.Literal("true") || !s.Take(',') || !s.Literal("null") || !s.Take(']') || !s.Take('}') || !s.End() {
+		if name, _, ok := s.String(); !ok || name != "list" || !s.Take(':') || !s.Take('[') || !s.Literal("true") ||
+			!s.Take(',') || !s.Literal("null") || !s.Take(']') || !s.Take('}') || !s.End() {
 			t.Error("no list")
 		}
 	}); n != 0 {
@@ -190,7 +202,8 @@ func TestReplace(t *testing.T) {
 		{" {\t\"p\" : {\"auth\":{\"token\":\"se\\\"cret\"}} , \"auth\" : {\"x\":[{}], \"token\" : \"\\u0073e\\u0022cret\" }\n}\n",
 			" {\t\"p\" : {\"auth\":{\"token\":\"se\\\"cret\"}} , \"auth\" : {\"x\":[{}], \"token\" : \"digest\" }\n}\n"},
 		{`{"\u0061uth":{"tok\u0065n":"se\"cret"},"z":1}`, `{"\u0061uth":{"tok\u0065n":"digest"},"z":1}`},
-		{`{"text":"\"auth\":{\"token\":\"x\"}","auth":{"token":"se\"cret"}}`, `{"text":"\"auth\":{\"token\":\"x\"}","auth":{"token":"digest"}}`},
+		{`{"text":"\"auth\":{\"token\":\"x\"}","auth":{"token":"se\"cret"}}`,
+			`{"text":"\"auth\":{\"token\":\"x\"}","auth":{"token":"digest"}}`},
 		{`{"auth":{"token":""}}`, ""},
 		{`{"auth":{"token":null}}`, ""},
 		{`{"auth":{"Token":"x"}}`, ""},
@@ -228,7 +241,8 @@ func FuzzScanner(f *testing.F) {
 }
 
 func BenchmarkValid(b *testing.B) {
-	text := []byte(`{"text":"` + strings.Repeat("Run the test. ", 40) + `","intent":"request","artifacts":[{"type":"git-ref","repo":"github.com/acme/app","n":[1,-2.5,true,null]}]}`)
+	text := []byte(`{"text":"` + strings.Repeat("Run the test. ", 40) +
+		`","intent":"request","artifacts":[{"type":"git-ref","repo":"github.com/acme/app","n":[1,-2.5,true,null]}]}`)
 	buf := make([]byte, 0, 4096)
 	for name, f := range map[string]func([]byte, int) error{
 		"valid":   Valid,

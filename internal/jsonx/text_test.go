@@ -41,7 +41,8 @@ func TestAppendString(t *testing.T) {
 		}
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	pieces := []string{"a", "hello, world", "\"", "\\", "\n", "\x00", "\x1f", " ", "\x7f", "é", "\u2028", "\U0001f600", "\ufffd", "<&>", "\xff", "\xc3", "\xed\xa0\x80"}
+	pieces := []string{"a", "hello, world", "\"", "\\", "\n", "\x00", "\x1f", " ", "\x7f", "é", "\u2028", "\U0001f600",
+		"\ufffd", "<&>", "\xff", "\xc3", "\xed\xa0\x80"}
 	for range 20000 {
 		var s strings.Builder
 		for range random.IntN(12) {
@@ -52,7 +53,8 @@ func TestAppendString(t *testing.T) {
 }
 
 func FuzzAppendString(f *testing.F) {
-	for _, s := range []string{"", "plain", "a \"quoted\" \\ text\n", "é\u2028\U0001f600", "\xff", "\x00\x1f\x20\x7f\x80"} {
+	for _, s := range []string{"", "plain", "a \"quoted\" \\ text\n", "é\u2028\U0001f600", "\xff",
+		"\x00\x1f\x20\x7f\x80"} {
 		f.Add(s)
 	}
 	f.Fuzz(quotedAlike)
@@ -89,7 +91,8 @@ func TestText(t *testing.T) {
 		unquotedAlike(t, text)
 	}
 	random := rand.New(rand.NewPCG(3, 4))
-	pieces := []string{`\`, `"`, `\u`, `d8`, `3d`, `\ude00`, `\ud83d`, `00e9`, `n`, `\n`, `\/`, `x`, `é`, `\udc00`, `+1`, `F`, `plain text`}
+	pieces := []string{`\`, `"`, `\u`, `d8`, `3d`, `\ude00`, `\ud83d`, `00e9`, `n`, `\n`, `\/`, `x`, `é`, `\udc00`,
+		`+1`, `F`, `plain text`}
 	for range 50000 {
 		text := `"`
 		for range random.IntN(8) {
@@ -99,7 +102,8 @@ func TestText(t *testing.T) {
 	}
 }
 
-var quotedTexts = []string{`""`, `"a"`, `"\"\\\/\b\f\n\r\t"`, `"\u00e9\u00E9\ud83d\ude00"`, `"\ud800"`, `"\udc00"`, `"\ud800\ud800"`, `"\ud800\n"`, `"\u12"`, `"\u+123"`, `"\u00g0"`, `"\x"`, `"\`, `"\"`, `"\\"`, `"\\\"`,
+var quotedTexts = []string{`""`, `"a"`, `"\"\\\/\b\f\n\r\t"`, `"\u00e9\u00E9\ud83d\ude00"`, `"\ud800"`, `"\udc00"`,
+	`"\ud800\ud800"`, `"\ud800\n"`, `"\u12"`, `"\u+123"`, `"\u00g0"`, `"\x"`, `"\`, `"\"`, `"\\"`, `"\\\"`,
 	`"\ufffd"`, `"\ud83d\u00e9"`, "\"\x01\"", "\"a\\n\x01\"", "\"\\\x01\"", `"\u0000"`, "\"\\\xad\""}
 
 func FuzzText(f *testing.F) {
@@ -111,7 +115,8 @@ func FuzzText(f *testing.F) {
 
 func BenchmarkAppendString(b *testing.B) {
 	buf := make([]byte, 0, 4096)
-	for name, s := range map[string]string{"short": "crew/weather", "text": strings.Repeat("Run the test. ", 50), "escaped": strings.Repeat(`{"a":"b"} `, 50), "umlauts": strings.Repeat("Prüfe es früh. ", 50)} {
+	for name, s := range map[string]string{"short": "crew/weather", "text": strings.Repeat("Run the test. ", 50),
+		"escaped": strings.Repeat(`{"a":"b"} `, 50), "umlauts": strings.Repeat("Prüfe es früh. ", 50)} {
 		b.Run(name, func(b *testing.B) {
 			b.SetBytes(int64(len(s)))
 			for b.Loop() {

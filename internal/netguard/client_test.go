@@ -116,7 +116,8 @@ func TestResolvedAddress(t *testing.T) {
 	if !ok || b.Addr.String() != "8.8.8.8" || !strings.Contains(err.Error(), "as a name of a private network must be") {
 		t.Errorf("got %v", err)
 	}
-	if got, err := get(t, guard(t, "126.0.0.0/7").Client(Options{Resolver: dns("127.0.0.1")}), "http://svc.internal:"+port+"/"); err != nil || got != "inside" {
+	if got, err := get(t, guard(t, "126.0.0.0/7").Client(Options{Resolver: dns("127.0.0.1")}), "http://svc.internal:"+
+		port+"/"); err != nil || got != "inside" {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
@@ -204,11 +205,13 @@ func TestResponseBound(t *testing.T) {
 		io.WriteString(w, strings.Repeat("x", 1000))
 	})
 	for _, p := range []string{"/", "/chunked"} {
-		if _, err := get(t, guard(t, "loopback").Client(Options{MaxResponseBytes: 999}), base+p); !errors.Is(err, ErrTooLarge) {
+		if _, err := get(t, guard(t, "loopback").Client(Options{MaxResponseBytes: 999}), base+p); !errors.Is(err,
+			ErrTooLarge) {
 			t.Errorf("%s: got %v", p, err)
 		}
 		for _, n := range []int64{1000, 0, -1} {
-			if got, err := get(t, guard(t, "loopback").Client(Options{MaxResponseBytes: n}), base+p); err != nil || len(got) != 1000 {
+			if got, err := get(t, guard(t, "loopback").Client(Options{MaxResponseBytes: n}), base+p); err != nil ||
+				len(got) != 1000 {
 				t.Errorf("%s with %d: got %d bytes, %v", p, n, len(got), err)
 			}
 		}
@@ -220,14 +223,16 @@ func TestProxy(t *testing.T) {
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1")
 	base, port := serve(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.String()) })
 	target := "http://a.example:" + port + "/x"
-	if got, err := get(t, guard(t, "loopback").Client(Options{Resolver: dns("127.0.0.1")}), target); err != nil || got != "/x" {
+	if got, err := get(t, guard(t, "loopback").Client(Options{Resolver: dns("127.0.0.1")}), target); err != nil ||
+		got != "/x" {
 		t.Errorf("got %q, %v", got, err)
 	}
 	u, err := url.Parse(base)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := get(t, guard(t, "loopback").Client(Options{Proxy: http.ProxyURL(u)}), target); err != nil || got != target {
+	if got, err := get(t, guard(t, "loopback").Client(Options{Proxy: http.ProxyURL(u)}), target); err != nil ||
+		got != target {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if _, err := get(t, (*Guard)(nil).Client(Options{Proxy: http.ProxyURL(u)}), target); !errors.Is(err, ErrBlocked) {
@@ -284,7 +289,8 @@ func TestDialContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
-	for _, bad := range [][2]string{{"udp", addr}, {"unix", "/x"}, {"tcp", "nonsense"}, {"tcp", "127.1:" + port}, {"tcp", "a b:1"}} {
+	for _, bad := range [][2]string{{"udp", addr}, {"unix", "/x"}, {"tcp", "nonsense"}, {"tcp", "127.1:" + port},
+		{"tcp", "a b:1"}} {
 		if c, err := g.DialContext(ctx, bad[0], bad[1]); err == nil {
 			c.Close()
 			t.Errorf("%v is dialled", bad)

@@ -35,16 +35,24 @@ func TestCheckAddr(t *testing.T) {
 	for s, name := range map[string]string{
 		"0.0.0.0": "unspecified", "0.1.2.3": "unspecified", "10.0.0.1": "private", "10.255.255.255": "private",
 		"100.64.0.1": "shared", "127.0.0.1": "loopback", "127.255.0.1": "loopback", "169.254.169.254": "link-local",
-		"172.16.0.1": "private", "172.31.255.255": "private", "192.0.0.8": "IETF protocol", "192.0.2.1": "documentation",
-		"192.88.99.1": "6to4 relay", "192.168.1.1": "private", "198.18.0.1": "benchmarking", "198.19.255.255": "benchmarking",
-		"198.51.100.1": "documentation", "203.0.113.1": "documentation", "224.0.0.1": "multicast", "239.1.1.1": "multicast",
+		"172.16.0.1": "private", "172.31.255.255": "private", "192.0.0.8": "IETF protocol",
+		"192.0.2.1":   "documentation",
+		"192.88.99.1": "6to4 relay", "192.168.1.1": "private", "198.18.0.1": "benchmarking",
+		"198.19.255.255": "benchmarking",
+		"198.51.100.1":   "documentation", "203.0.113.1": "documentation", "224.0.0.1": "multicast",
+		"239.1.1.1": "multicast",
 		"240.0.0.1": "reserved", "255.255.255.255": "broadcast",
-		"::": "unspecified", "::1": "loopback", "::2": "IPv4-compatible", "::7f00:1": "IPv4-compatible", "::8.8.8.8": "IPv4-compatible",
+		"::": "unspecified", "::1": "loopback", "::2": "IPv4-compatible", "::7f00:1": "IPv4-compatible",
+		"::8.8.8.8":        "IPv4-compatible",
 		"::ffff:127.0.0.1": "IPv4-mapped", "::ffff:8.8.8.8": "IPv4-mapped", "::ffff:0:7f00:1": "IPv4-translated",
-		"64:ff9b::7f00:1": "NAT64", "64:ff9b::808:808": "NAT64", "64:ff9b:1::1": "local-use NAT64", "100::1": "discard-only",
-		"2001::1": "Teredo", "2001:10::1": "IETF protocol", "2001:db8::1": "documentation", "2002:7f00:1::": "6to4", "2002:808:808::1": "6to4",
-		"3fff::1": "documentation", "5f00::1": "segment routing", "fc00::1": "private", "fd00:ec2::254": "private", "fe80::1": "link-local",
-		"fe90::1": "link-local", "fe80::1%eth0": "link-local", "::1%lo": "loopback", "fec0::1": "site-local", "ff02::1": "multicast",
+		"64:ff9b::7f00:1": "NAT64", "64:ff9b::808:808": "NAT64", "64:ff9b:1::1": "local-use NAT64",
+		"100::1":  "discard-only",
+		"2001::1": "Teredo", "2001:10::1": "IETF protocol", "2001:db8::1": "documentation", "2002:7f00:1::": "6to4",
+		"2002:808:808::1": "6to4",
+		"3fff::1":         "documentation", "5f00::1": "segment routing", "fc00::1": "private", "fd00:ec2::254": "private",
+		"fe80::1": "link-local",
+		"fe90::1": "link-local", "fe80::1%eth0": "link-local", "::1%lo": "loopback", "fec0::1": "site-local",
+		"ff02::1": "multicast",
 		"4000::1": "reserved", "1000::1": "reserved", "64:ff9c::1": "reserved",
 	} {
 		err := (*Guard)(nil).CheckAddr(netip.MustParseAddr(s))
@@ -84,11 +92,14 @@ func TestAllow(t *testing.T) {
 		allow    string
 		ok, deny []string
 	}{
-		{"10.0.0.0/8", []string{"10.1.2.3", "::ffff:10.1.2.3", "8.8.8.8"}, []string{"127.0.0.1", "::10.1.2.3", "64:ff9b::a01:203", "2002:a01:203::", "::ffff:127.0.0.1"}},
+		{"10.0.0.0/8", []string{"10.1.2.3", "::ffff:10.1.2.3", "8.8.8.8"},
+			[]string{"127.0.0.1", "::10.1.2.3", "64:ff9b::a01:203", "2002:a01:203::", "::ffff:127.0.0.1"}},
 		{"10.1.2.3", []string{"10.1.2.3"}, []string{"10.1.2.4"}},
-		{"loopback", []string{"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"}, []string{"0.0.0.0", "::", "10.0.0.1"}},
+		{"loopback", []string{"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"},
+			[]string{"0.0.0.0", "::", "10.0.0.1"}},
 		{"fe80::/10", []string{"fe80::1", "fe80::1%eth0"}, []string{"fec0::1"}},
-		{"::/0", []string{"fd00::1", "::1"}, []string{"10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:7f00:1::"}},
+		{"::/0", []string{"fd00::1", "::1"}, []string{"10.0.0.1", "::ffff:10.0.0.1", "64:ff9b::a00:1",
+			"2002:7f00:1::"}},
 		{"0.0.0.0/0", []string{"10.0.0.1", "::ffff:127.0.0.1"}, []string{"::1", "fd00::1"}},
 		{"64:ff9b::/96", []string{"64:ff9b::808:808"}, []string{"64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe"}},
 		{"2002::/16", []string{"2002:808:808::1"}, []string{"2002:7f00:1::"}},
@@ -160,20 +171,28 @@ func check(g *Guard, s string) error {
 func TestCheckURL(t *testing.T) {
 	t.Parallel()
 	for _, s := range []string{
-		"https://example.com/cb", "HTTPS://Example.COM/Cb?q=1#f", "http://example.com.:8080/", "https://172.32.0.1/", "https://8.8.8.8:8443/x",
-		"https://[2606:4700::1]/", "https://client-alpha/", "https://a_b.example/", "https://1e100.net/", "https://0x.example/", "https://localhost.example.com/",
-		"https://notlocalhost/", "https://xn--bcher-kva.example/", "https://bücher.example/", "https://internal.example/", "https://b.local.example/",
+		"https://example.com/cb", "HTTPS://Example.COM/Cb?q=1#f", "http://example.com.:8080/", "https://172.32.0.1/",
+		"https://8.8.8.8:8443/x",
+		"https://[2606:4700::1]/", "https://client-alpha/", "https://a_b.example/", "https://1e100.net/",
+		"https://0x.example/", "https://localhost.example.com/",
+		"https://notlocalhost/", "https://xn--bcher-kva.example/", "https://bücher.example/",
+		"https://internal.example/", "https://b.local.example/",
 	} {
 		if err := check(nil, s); err != nil {
 			t.Errorf("%s: %v", s, err)
 		}
 	}
 	for _, s := range []string{
-		"", "not a url", "//example.com/", "ftp://example.com/", "file:///etc/passwd", "gopher://x/", "javascript:alert(1)", "https:///x", "https:example.com",
-		"https://user:pw@example.com/", "https://user@example.com/", "https://example.com:/", "https://example.com:0/", "https://example.com:65536/",
-		"https://127.1/", "https://2130706433/", "https://0x7f000001/", "https://0x7f.1/", "https://0177.0.0.1/", "https://010.0.0.1/", "https://127.0.0.1.5/", "https://1.2.3/",
-		"https://0x/", "https://0X7F000001/", "https://256.1.1.1/", "https://08.8.8.8/", "https://1.1.1.01/", "https://example.123/", "https://127.1./",
-		"https://１２７.１/", "https://example..com/", "https://.example.com/", "https://./", "https://exa mple.com/", "https://[fe80::1%25eth0]/", "https://a\u00adb.example/",
+		"", "not a url", "//example.com/", "ftp://example.com/", "file:///etc/passwd", "gopher://x/",
+		"javascript:alert(1)", "https:///x", "https:example.com",
+		"https://user:pw@example.com/", "https://user@example.com/", "https://example.com:/", "https://example.com:0/",
+		"https://example.com:65536/",
+		"https://127.1/", "https://2130706433/", "https://0x7f000001/", "https://0x7f.1/", "https://0177.0.0.1/",
+		"https://010.0.0.1/", "https://127.0.0.1.5/", "https://1.2.3/",
+		"https://0x/", "https://0X7F000001/", "https://256.1.1.1/", "https://08.8.8.8/", "https://1.1.1.01/",
+		"https://example.123/", "https://127.1./",
+		"https://１２７.１/", "https://example..com/", "https://.example.com/", "https://./", "https://exa mple.com/",
+		"https://[fe80::1%25eth0]/", "https://a\u00adb.example/",
 		"https://local\u200bhost/", "https://[v1.x]/",
 	} {
 		if err := check(nil, s); err == nil {
@@ -183,11 +202,16 @@ func TestCheckURL(t *testing.T) {
 		}
 	}
 	for _, s := range []string{
-		"https://localhost/cb", "https://LOCALHOST/cb", "https://localhost./cb", "https://localhost../", "https://a.localhost/", "https://A.LocalHost./", "https://localhost.localdomain/",
-		"https://ip6-localhost/", "https://printer.local/x", "https://svc.internal/x", "https://metadata.google.internal/", "https://svc.internal./", "https://local/",
-		"https://127.0.0.1/cb", "https://127.0.0.1./", "https://10.1.2.3/", "https://172.16.0.1/", "https://192.168.1.1/", "https://169.254.169.254/latest/meta-data", "https://0.0.0.0/",
-		"https://100.64.0.1/", "https://198.18.0.1/", "https://224.0.0.1/", "https://240.0.0.1/", "https://[::1]/", "https://[fd00::1]/", "https://[::ffff:127.0.0.1]/", "https://[::ffff:a00:1]/",
-		"https://[2002:7f00:1::]/", "https://[64:ff9b::7f00:1]/", "https://[::]/", "https://[fe90::1]/", "https://１２７.０.０.１/", "https://127。0。0。1/", "https://ｌocalhost/", "https://printer。local/",
+		"https://localhost/cb", "https://LOCALHOST/cb", "https://localhost./cb", "https://localhost../",
+		"https://a.localhost/", "https://A.LocalHost./", "https://localhost.localdomain/",
+		"https://ip6-localhost/", "https://printer.local/x", "https://svc.internal/x",
+		"https://metadata.google.internal/", "https://svc.internal./", "https://local/",
+		"https://127.0.0.1/cb", "https://127.0.0.1./", "https://10.1.2.3/", "https://172.16.0.1/",
+		"https://192.168.1.1/", "https://169.254.169.254/latest/meta-data", "https://0.0.0.0/",
+		"https://100.64.0.1/", "https://198.18.0.1/", "https://224.0.0.1/", "https://240.0.0.1/", "https://[::1]/",
+		"https://[fd00::1]/", "https://[::ffff:127.0.0.1]/", "https://[::ffff:a00:1]/",
+		"https://[2002:7f00:1::]/", "https://[64:ff9b::7f00:1]/", "https://[::]/", "https://[fe90::1]/",
+		"https://１２７.０.０.１/", "https://127。0。0。1/", "https://ｌocalhost/", "https://printer。local/",
 	} {
 		if err := check(nil, s); !errors.Is(err, ErrBlocked) {
 			t.Errorf("%s: got %v", s, err)
@@ -263,7 +287,8 @@ func TestParseAllow(t *testing.T) {
 }
 
 func FuzzCheckURL(f *testing.F) {
-	for _, s := range []string{"https://example.com/", "http://127.0.0.1/", "http://[::ffff:7f00:1]:80/", "http://0x7f.1/", "http://１２７.0.0.1/", "http://a.localhost./", "http://u@h/"} {
+	for _, s := range []string{"https://example.com/", "http://127.0.0.1/", "http://[::ffff:7f00:1]:80/",
+		"http://0x7f.1/", "http://１２７.0.0.1/", "http://a.localhost./", "http://u@h/"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -286,7 +311,8 @@ func FuzzCheckURL(f *testing.F) {
 				t.Fatalf("%q passes", s)
 			}
 		}
-		if h := strings.ToLower(strings.TrimRight(u.Hostname(), ".")); h == "localhost" || strings.HasSuffix(h, ".local") {
+		if h := strings.ToLower(strings.TrimRight(u.Hostname(), ".")); h == "localhost" ||
+			strings.HasSuffix(h, ".local") {
 			t.Fatalf("%q passes", s)
 		}
 	})

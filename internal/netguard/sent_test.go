@@ -32,7 +32,10 @@ func TestNotSent(t *testing.T) {
 	}
 	cut := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 	dialled := func(dial func() error) *http.Client {
-		return &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return nil, dial() }}}
+		return &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn,
+			error) {
+			return nil, dial()
+		}}}
 	}
 	for _, x := range []struct {
 		name string
@@ -47,7 +50,8 @@ func TestNotSent(t *testing.T) {
 			leave()
 			return c, s.URL
 		}},
-		{"the caller leaves during the dial", true, func(ctx context.Context, leave context.CancelFunc) (*http.Client, string) {
+		{"the caller leaves during the dial", true, func(ctx context.Context, leave context.CancelFunc) (*http.Client,
+			string) {
 			return dialled(func() error { leave(); return ctx.Err() }), "http://peer.test"
 		}},
 		{"the certificate is refused", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
@@ -56,23 +60,24 @@ func TestNotSent(t *testing.T) {
 			t.Cleanup(c.CloseIdleConnections)
 			return c, s.URL
 		}},
-		{"the caller leaves while all connections are in use", true, func(_ context.Context, leave context.CancelFunc) (*http.Client, string) {
-			entered, end := make(chan struct{}), make(chan struct{})
-			s, c := answers(func(http.ResponseWriter, *http.Request) { close(entered); <-end }, false)
-			c.Transport.(*http.Transport).MaxConnsPerHost = 1
-			go func() {
-				if resp, err := c.Get(s.URL); err == nil {
-					_ = resp.Body.Close()
-				}
-			}()
-			t.Cleanup(func() { close(end) })
-			<-entered
-			base := c.Transport
-			return &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
-				waits := &httptrace.ClientTrace{GetConn: func(string) { leave() }}
-				return base.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), waits)))
-			})}, s.URL
-		}},
+		{"the caller leaves while all connections are in use", true,
+			func(_ context.Context, leave context.CancelFunc) (*http.Client, string) {
+				entered, end := make(chan struct{}), make(chan struct{})
+				s, c := answers(func(http.ResponseWriter, *http.Request) { close(entered); <-end }, false)
+				c.Transport.(*http.Transport).MaxConnsPerHost = 1
+				go func() {
+					if resp, err := c.Get(s.URL); err == nil {
+						_ = resp.Body.Close()
+					}
+				}()
+				t.Cleanup(func() { close(end) })
+				<-entered
+				base := c.Transport
+				return &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+					waits := &httptrace.ClientTrace{GetConn: func(string) { leave() }}
+					return base.RoundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), waits)))
+				})}, s.URL
+			}},
 		{"an address that is not allowed", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
 			return (*Guard)(nil).Client(Options{}), "http://10.1.2.3"
 		}},
@@ -90,7 +95,8 @@ func TestNotSent(t *testing.T) {
 			s, c := answers(cut, true)
 			return c, s.URL
 		}},
-		{"the caller leaves when the peer has it", false, func(_ context.Context, leave context.CancelFunc) (*http.Client, string) {
+		{"the caller leaves when the peer has it", false, func(_ context.Context,
+			leave context.CancelFunc) (*http.Client, string) {
 			s, c := answers(func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body) // only then the server notices that the client is gone
 				leave()
@@ -99,7 +105,10 @@ func TestNotSent(t *testing.T) {
 			return c, s.URL
 		}},
 		{"a transport that reports nothing", false, func(context.Context, context.CancelFunc) (*http.Client, string) {
-			return &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) { return nil, io.EOF })}, "http://peer.test"
+			return &http.Client{Transport: roundTrip(func(*http.Request) (*http.Response, error) {
+				return nil,
+					io.EOF
+			})}, "http://peer.test"
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {

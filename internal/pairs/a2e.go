@@ -104,7 +104,8 @@ func (p *a2ePeer) serve(life context.Context, c *a2e.Client) {
 			if err != nil {
 				text = string(m.Content)
 			}
-			p.hear(Heard{ID: m.ID, Text: text, Cancel: m.Kind == "cancel", Provenance: string(m.Metadata), Trace: m.Conversation, Attempt: m.Attempt, Raw: e.Raw(),
+			p.hear(Heard{ID: m.ID, Text: text, Cancel: m.Kind == "cancel", Provenance: string(m.Metadata),
+				Trace: m.Conversation, Attempt: m.Attempt, Raw: e.Raw(),
 				Deadline: time.UnixMilli(int64(m.Deadline * 1000))})
 			if m.Kind == "request" {
 				p.work.Go(func() { p.answer(life, c, m.ID, text) })
@@ -134,7 +135,8 @@ func (p *a2ePeer) answer(life context.Context, c *a2e.Client, id, text string) {
 		}
 		return err
 	}
-	answer, err := p.act(life, text, func(piece string) error { return reply(map[string]any{"state": "working", "content": piece}) })
+	answer, err := p.act(life, text,
+		func(piece string) error { return reply(map[string]any{"state": "working", "content": piece}) })
 	var f *Failure
 	switch {
 	case errors.As(err, &f):
@@ -199,7 +201,8 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 		return Answer{}, err
 	}
 	id := m.Str("subagent_id")
-	if m, err = say(begin, "delegate", map[string]any{"subagent_id": id, "task_name": "talk", "instruction": q.Text}); err != nil {
+	if m, err = say(begin, "delegate", map[string]any{"subagent_id": id,
+		"task_name": "talk", "instruction": q.Text}); err != nil {
 		return Answer{}, err
 	}
 	if !m.Bool("accepted") {
@@ -209,7 +212,8 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 	for {
 		m, err := say(ctx, "await", map[string]any{"subagent_id": id})
 		if ctx.Err() != nil {
-			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 80*time.Second) // a stream that broke may pause for 30 s
+			// a stream that broke may pause for 30 s
+			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 80*time.Second)
 			defer cancel()
 			if _, err := say(end, "terminate", map[string]any{"subagent_id": id}); err != nil {
 				return Answer{}, err

@@ -31,7 +31,8 @@ type aghPeer struct {
 }
 
 func newAGH(name string) Peer {
-	return &aghPeer{common: newCommon("agh", name), waiting: map[string]chan *agh.Envelope{}, tasks: map[string]context.CancelCauseFunc{}}
+	return &aghPeer{common: newCommon("agh", name), waiting: map[string]chan *agh.Envelope{},
+		tasks: map[string]context.CancelCauseFunc{}}
 }
 
 func (p *aghPeer) Agent(string) (node.Agent, error) {
@@ -44,11 +45,13 @@ func (p *aghPeer) Join(ctx context.Context, at Place, away bool) error {
 	if away {
 		return nil
 	}
-	nc, err := nats.Connect(at.AGH, nats.Token(aghToken), nats.Name(p.name), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond))
+	nc, err := nats.Connect(at.AGH, nats.Token(aghToken), nats.Name(p.name), nats.MaxReconnects(-1),
+		nats.ReconnectWait(100*time.Millisecond))
 	if err != nil {
 		return err
 	}
-	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: Workspace, Channel: Channel, PeerID: p.name, DisplayName: p.name, Router: &agh.Router{Verifier: agh.Verifier{Now: p.now}},
+	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: Workspace, Channel: Channel, PeerID: p.name,
+		DisplayName: p.name, Router: &agh.Router{Verifier: agh.Verifier{Now: p.now}},
 		Handler: func(_ context.Context, r *agh.Request) { p.handle(life, r) }}
 	p.clientMu.Lock()
 	p.client, p.conn, p.met = c, nc, map[string]bool{}
@@ -184,7 +187,8 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 			switch body := got.Content().(type) {
 			case *agh.Receipt:
 				if body.Status != agh.StatusAccepted {
-					return Answer{From: got.From}, &Failure{Text: string(body.Reason) + ": " + body.Detail, Refused: true}
+					return Answer{From: got.From}, &Failure{Text: string(body.Reason) + ": " + body.Detail,
+						Refused: true}
 				}
 			case *agh.Trace:
 				switch {

@@ -132,8 +132,10 @@ func (p *aspPeer) attend(life context.Context, s *asp.Session) {
 			if err != nil {
 				text = q.Subject
 			}
-			h := Heard{ID: or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(), Trace: m.SessionID}
-			if sent, ok := asp.ParseTimestamp(m.Timestamp); ok && m.Constraints != nil && m.Constraints.MaxResponseTimeMs > 0 {
+			h := Heard{ID: or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(),
+				Trace: m.SessionID}
+			if sent, ok := asp.ParseTimestamp(m.Timestamp); ok && m.Constraints != nil &&
+				m.Constraints.MaxResponseTimeMs > 0 {
 				h.Deadline = sent.Add(time.Duration(m.Constraints.MaxResponseTimeMs) * time.Millisecond)
 			}
 			p.hear(h)
@@ -338,7 +340,8 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if q.Patience > 0 {
 		wishes = append(wishes, asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: q.Patience.Milliseconds()}))
 	}
-	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id, QueryType: "message", Parameters: map[string]string{"text": q.Text}}, wishes...)
+	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id,
+		QueryType: "message", Parameters: map[string]string{"text": q.Text}}, wishes...)
 	if err != nil {
 		return Answer{}, aspFailure(err)
 	}
@@ -431,6 +434,7 @@ func (p *aspPeer) Tell(ctx context.Context, to Peer, text string) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note", Data: map[string]string{"text": text}})
+	_, err = r.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note",
+		Data: map[string]string{"text": text}})
 	return aspFailure(err)
 }

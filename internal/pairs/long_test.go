@@ -136,7 +136,8 @@ func newLongWorld(t *testing.T, modes ...samvad.Mode) *longWorld {
 		w.from[p], w.to[p] = from.(Worker), to.(Worker)
 		all = append(all, from, to)
 	}
-	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk", PublicURL: "http://" + w.http.l.Addr().String(), Now: w.clock.Now,
+	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk", PublicURL: "http://" +
+		w.http.l.Addr().String(), Now: w.clock.Now,
 		ASP: node.ASP{Conversing: node.Duration{Duration: 24 * time.Hour}}}
 	w.world = newWorld(t, c, all...)
 	w.lead()
@@ -194,7 +195,8 @@ func (c *commission) String() string { return c.from + " to " + c.to }
 
 // ask has every asker of some pairs ask, and waits until who is asked has
 // heard it, and the hub knows that.
-func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration, pairs func(from, to string) bool) []*commission {
+func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration,
+	pairs func(from, to string) bool) []*commission {
 	t.Helper()
 	var all []*commission
 	for _, from := range Protocols {
@@ -203,11 +205,13 @@ func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration, pairs
 				continue
 			}
 			ctx, cancel := context.WithCancel(patient(t))
-			c := &commission{from: from, to: to, text: verb + " " + from + "-" + to, cancel: cancel, taken: make(chan struct{}), done: make(chan struct{})}
+			c := &commission{from: from, to: to, text: verb + " " + from + "-" + to, cancel: cancel,
+				taken: make(chan struct{}), done: make(chan struct{})}
 			all = append(all, c)
 			go func() {
 				defer close(c.done)
-				c.answer, c.err = w.from[from].Commission(ctx, Question{To: w.to[to], Text: c.text, Patience: patience, Taken: func() { close(c.taken) }})
+				c.answer, c.err = w.from[from].Commission(ctx,
+					Question{To: w.to[to], Text: c.text, Patience: patience, Taken: func() { close(c.taken) }})
 			}()
 		}
 	}
@@ -222,7 +226,8 @@ func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration, pairs
 			heard[c.to] = map[string]bool{}
 		}
 		for !heard[c.to][c.text] {
-			heard[c.to][next(t, w.to[c.to], fmt.Sprintf("%q", c.text), func(h Heard) bool { return h.Text != "" }).Text] = true
+			heard[c.to][next(t, w.to[c.to], fmt.Sprintf("%q", c.text),
+				func(h Heard) bool { return h.Text != "" }).Text] = true
 		}
 		if !(c.from == "asp" && c.to == "asp") { // they read the session
 			m := w.said(t, w.from[c.from], w.to[c.to], c.text)
@@ -282,7 +287,10 @@ func TestLongWork(t *testing.T) {
 	})
 
 	t.Run("taken back by who asks", func(t *testing.T) {
-		list := w.ask(t, "hold", 3*time.Hour, func(from, to string) bool { return traits[from].cancels && traits[to].cancelled })
+		list := w.ask(t, "hold", 3*time.Hour, func(from, to string) bool {
+			return traits[from].cancels &&
+				traits[to].cancelled
+		})
 		w.away(t, 10*time.Minute)
 		for _, c := range list {
 			c.cancel()
@@ -292,7 +300,8 @@ func TestLongWork(t *testing.T) {
 			if a, err := c.wait(t); !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: %+v, %v", c, a, err)
 			}
-			next(t, w.to[c.to], fmt.Sprintf("that one more than %d are taken back", heard[c.to]), func(h Heard) bool { return h.Cancel })
+			next(t, w.to[c.to], fmt.Sprintf("that one more than %d are taken back", heard[c.to]),
+				func(h Heard) bool { return h.Cancel })
 			heard[c.to]++
 		}
 	})
@@ -313,7 +322,8 @@ func TestLongWork(t *testing.T) {
 		}
 		for to, n := range told {
 			for i := range n {
-				next(t, w.to[to], fmt.Sprintf("that the time of %d requests of %d is up", i+1, n), func(h Heard) bool { return h.Cancel })
+				next(t, w.to[to], fmt.Sprintf("that the time of %d requests of %d is up", i+1, n),
+					func(h Heard) bool { return h.Cancel })
 			}
 		}
 	})
@@ -364,7 +374,8 @@ func TestStreamCutOff(t *testing.T) {
 				t.Errorf("%s: %+v", from, o.answer)
 			}
 			// Who waits on a connection may learn it from that.
-			if f := new(Failure); from != "samvad" && !errors.As(o.err, &f) && !errors.Is(o.err, a2e.ErrOutcomeUnknown) {
+			if f := new(Failure); from != "samvad" && !errors.As(o.err, &f) &&
+				!errors.Is(o.err, a2e.ErrOutcomeUnknown) {
 				t.Errorf("%s: %v", from, o.err)
 			}
 		case <-patient(t).Done():
@@ -390,7 +401,8 @@ func TestStreamCutOff(t *testing.T) {
 // nothingOpen checks that every request has ended.
 func (w *longWorld) nothingOpen(t *testing.T) {
 	t.Helper()
-	for _, d := range w.Hub().Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}) {
+	for _, d := range w.Hub().Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting,
+		parley.Delivering, parley.Delivered}}) {
 		if d.Kind == parley.Request {
 			t.Errorf("a request is still open: %+v", d)
 		}

@@ -32,7 +32,8 @@ func TestLoop(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		mirror := parley.Identity{Protocol: "samvad", ID: strings.Replace(other.Identity, "127.0.0.1", "mirror.localhost", 1), URL: other.Base + "/agents/mirror"}
+		mirror := parley.Identity{Protocol: "samvad", ID: strings.Replace(other.Identity,
+			"127.0.0.1", "mirror.localhost", 1), URL: other.Base + "/agents/mirror"}
 		for _, agent := range []parley.Agent{
 			{Name: "other-hub", Identities: []parley.Identity{hub}},
 			{Name: "mirror", Exposed: parley.Everywhere, Identities: []parley.Identity{mirror}},
@@ -48,7 +49,8 @@ func TestLoop(t *testing.T) {
 	a.join(t, peers...)
 	t.Run("cards", func(t *testing.T) {
 		// Neither knows what the agent can do, and both find that out.
-		_, err := (&samvad.Client{HTTP: a.peers[0].(*samvadPeer).web}).Card(patient(t), a.SAMVAD().Hosting().Base+"/agents/mirror")
+		_, err := (&samvad.Client{HTTP: a.peers[0].(*samvadPeer).web}).Card(patient(t), a.SAMVAD().Hosting().Base+
+			"/agents/mirror")
 		if err == nil {
 			t.Error("a card came from nowhere")
 		}
@@ -82,7 +84,8 @@ func TestLoop(t *testing.T) {
 				t.Errorf("the second hub recorded %d requests", n)
 			}
 			refused := a.record(t, "the refusal", func(r *journal.Record) bool {
-				return r.Refused != nil && r.Refused.Code == parley.Loop && r.Message != nil && holds(r.Message, "say "+p.Name())
+				return r.Refused != nil && r.Refused.Code == parley.Loop && r.Message != nil &&
+					holds(r.Message, "say "+p.Name())
 			})
 			if len(refused.Message.Hops) > parley.MaxHops {
 				t.Errorf("%d hops", len(refused.Message.Hops))
@@ -91,7 +94,8 @@ func TestLoop(t *testing.T) {
 				t.Fatal(err)
 			}
 			a.record(t, "the refusal of a notice", func(r *journal.Record) bool {
-				return r.Refused != nil && r.Refused.Code == parley.Loop && r.Message != nil && holds(r.Message, "note "+p.Name())
+				return r.Refused != nil && r.Refused.Code == parley.Loop && r.Message != nil &&
+					holds(r.Message, "note "+p.Name())
 			})
 		})
 	}

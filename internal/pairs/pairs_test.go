@@ -15,7 +15,8 @@ import (
 )
 
 // waysOut are those by which the hub reaches the peers.
-var waysOut = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Inbox, "agh": bridge.AGH, "asp": bridge.ASP}
+var waysOut = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Inbox,
+	"agh": bridge.AGH, "asp": bridge.ASP}
 
 // crosses reports whether what one protocol says reaches another, by the table
 // of what each can say.
@@ -38,9 +39,12 @@ type trait struct {
 var traits = map[string]trait{
 	"samvad":  {assurance: parley.Signed, pieces: bridge.Chunk},
 	"uagents": {assurance: parley.Signed, native: true},
-	"a2e":     {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true, repeat: true},
-	"agh":     {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true, native: true, repeat: true},
-	"asp":     {assurance: parley.Signed, pieces: bridge.Chunk, cancels: true, cancelled: true, deadline: true, native: true, repeat: true},
+	"a2e": {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true,
+		repeat: true},
+	"agh": {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true,
+		native: true, repeat: true},
+	"asp": {assurance: parley.Signed, pieces: bridge.Chunk, cancels: true, cancelled: true, deadline: true,
+		native: true, repeat: true},
 }
 
 // pair is one peer that asks another.
@@ -60,7 +64,8 @@ type aspect struct {
 // TestPairs lets every protocol ask every other through one node, each by a
 // socket of its own.
 func TestPairs(t *testing.T) {
-	aspects := []aspect{{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events}, {"notice", (*pair).notice},
+	aspects := []aspect{{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events},
+		{"notice", (*pair).notice},
 		{"cancel", (*pair).cancel}, {"away", (*pair).absent}}
 	if !testing.Short() { // these take time
 		aspects = append(aspects, aspect{"timeout", (*pair).timeout}, aspect{"oversized", (*pair).oversized})
@@ -92,7 +97,8 @@ func tryPairs(t *testing.T, expose func(*pair, map[string]node.Agent), aspects [
 			p := &pair{asks: traits[from], asked: traits[to]}
 			p.native = from == to && p.asks.native
 			name := from + "-" + to
-			p.from, p.to, p.away = newPeer(t, from, name+"-from"), newPeer(t, to, name+"-to"), newPeer(t, to, name+"-away")
+			p.from, p.to, p.away = newPeer(t, from, name+"-from"), newPeer(t, to, name+"-to"),
+				newPeer(t, to, name+"-away")
 			list, all = append(list, p), append(all, p.from, p.to, p.away)
 			expose(p, config.Agents)
 		}
@@ -130,7 +136,8 @@ func (p *pair) success(t *testing.T) {
 	if m.Origin.Protocol != p.from.Protocol() || m.Origin.Verdict.Assurance != p.asks.assurance {
 		t.Errorf("recorded as %s of %s", m.Origin.Verdict.Assurance, m.Origin.Protocol)
 	}
-	if carried := bridge.Look(p.from.Protocol(), waysOut[p.to.Protocol()], bridge.Trace).Fate != bridge.Absent; carried && len(m.Trace.Parent) != 55 {
+	if carried := bridge.Look(p.from.Protocol(), waysOut[p.to.Protocol()],
+		bridge.Trace).Fate != bridge.Absent; carried && len(m.Trace.Parent) != 55 {
 		t.Errorf("traceparent %q", m.Trace.Parent)
 	}
 	if m.Kind == parley.Request && m.Deadline.IsZero() {
@@ -172,19 +179,24 @@ func (p *pair) failure(t *testing.T) {
 
 func (p *pair) events(t *testing.T) {
 	var got []string
-	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: "count 3", Events: func(s string) { got = append(got, s) }})
+	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: "count 3",
+		Events: func(s string) { got = append(got, s) }})
 	if err != nil || a.Text != "counted 3" {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	want := []string{"piece 1", "piece 2", "piece 3"}
-	if got = slices.DeleteFunc(got, func(s string) bool { return !strings.HasPrefix(s, "piece") }); crosses(p.to.Protocol(), p.from.Protocol(), p.asked.pieces) && !slices.Equal(got, want) {
+	if got = slices.DeleteFunc(got, func(s string) bool {
+		return !strings.HasPrefix(s,
+			"piece")
+	}); crosses(p.to.Protocol(), p.from.Protocol(), p.asked.pieces) && !slices.Equal(got, want) {
 		t.Errorf("pieces %q", got)
 	}
 	p.reported(t, "count 3")
 }
 
 // waysBack are those by which the peers hear what is said about their questions.
-var waysBack = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Call, "agh": bridge.AGH, "asp": bridge.ASP}
+var waysBack = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Call,
+	"agh": bridge.AGH, "asp": bridge.ASP}
 
 // reported: what the loss table says that events of an answered question lost is
 // in their own deliveries, or in that of the question.
@@ -199,7 +211,10 @@ func (p *pair) reported(t *testing.T, text string) {
 	records := slices.Clone(p.w.records)
 	p.w.mu.Unlock()
 	for _, r := range records {
-		if slices.ContainsFunc(r.Steps, func(s journal.Step) bool { return s.Message == m.ID && s.State == parley.Answered }) {
+		if slices.ContainsFunc(r.Steps, func(s journal.Step) bool {
+			return s.Message == m.ID &&
+				s.State == parley.Answered
+		}) {
 			return
 		}
 		if r.Message == nil || r.Message.Kind != parley.Event || r.Message.InReplyTo != m.ID {

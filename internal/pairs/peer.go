@@ -199,7 +199,8 @@ type common struct {
 const maxHeard = 1 << 16
 
 func newCommon(protocol, name string) common {
-	return common{name: name, protocol: protocol, heard: make(chan Heard, maxHeard), gate: make(chan struct{}), ctx: context.Background(), stop: func() {}, web: http.DefaultClient}
+	return common{name: name, protocol: protocol, heard: make(chan Heard, maxHeard), gate: make(chan struct{}),
+		ctx: context.Background(), stop: func() {}, web: http.DefaultClient}
 }
 
 func (c *common) Name() string        { return c.name }

@@ -175,7 +175,8 @@ func (w *world) recorded(from, to Peer, text string) (n int) {
 	defer w.mu.Unlock()
 	for _, r := range w.records {
 		m := r.Message
-		if m == nil || r.Refused != nil || m.From != from.Name() || !m.InReplyTo.IsZero() || m.Trace.Foreign["asp.says"] != "" || !holds(m, text) {
+		if m == nil || r.Refused != nil || m.From != from.Name() || !m.InReplyTo.IsZero() ||
+			m.Trace.Foreign["asp.says"] != "" || !holds(m, text) {
 			continue // what the hub says of it in an ASP session is not the message itself
 		}
 		if slices.Contains(m.Recipients(), to.Name()) {

@@ -35,17 +35,20 @@ func newSamvad(name string) (Peer, error) {
 	}
 	text := []byte(`{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}`)
 	p := &samvadPeer{common: newCommon("samvad", name), id: id, door: d}
-	p.card = (&samvad.Card{ID: id.ID(), Name: name, Version: "1.0.0", Description: "Does what it is told.", URL: "http://" + d.addr,
+	p.card = (&samvad.Card{ID: id.ID(), Name: name, Version: "1.0.0", Description: "Does what it is told.",
+		URL:        "http://" + d.addr,
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
-		Skills: []samvad.Skill{{ID: "talk", Name: "Talk", Description: "Does what the text says.", InputSchema: text, OutputSchema: text,
-			Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeStream, samvad.ModeAsync}, Trust: samvad.TrustPublic}},
+		Skills: []samvad.Skill{{ID: "talk", Name: "Talk", Description: "Does what the text says.", InputSchema: text,
+			OutputSchema: text,
+			Modes:        []samvad.Mode{samvad.ModeSync, samvad.ModeStream, samvad.ModeAsync}, Trust: samvad.TrustPublic}},
 		RateLimit: &samvad.RateLimit{RequestsPerMinute: 1_000_000_000, RequestsPerSender: 1_000_000_000},
 	}).Complete()
 	return p, nil
 }
 
 func (p *samvadPeer) Agent(string) (node.Agent, error) {
-	return node.Agent{SAMVAD: &node.SAMVADAgent{ID: p.id.ID(), URL: "http://" + p.door.addr, Key: base64.StdEncoding.EncodeToString(p.id.Public())}}, nil
+	return node.Agent{SAMVAD: &node.SAMVADAgent{ID: p.id.ID(), URL: "http://" + p.door.addr,
+		Key: base64.StdEncoding.EncodeToString(p.id.Public())}}, nil
 }
 
 func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
@@ -67,8 +70,12 @@ func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 		}
 		keys[hub.ID] = append(keys[hub.ID], key)
 	}
-	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys, Now: p.now}, Inline: true, Agent: &samvad.Agent{Card: p.card, Identity: p.id,
-		Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response, error) { return p.handle(ctx, life, r) }}})
+	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys, Now: p.now}, Inline: true,
+		Agent: &samvad.Agent{Card: p.card, Identity: p.id,
+			Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response,
+				error) {
+				return p.handle(ctx, life, r)
+			}}})
 }
 
 func (p *samvadPeer) Leave() {
@@ -81,7 +88,8 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 	if err := json.Unmarshal(r.Payload, &q); err != nil {
 		return samvad.Response{}, samvad.ErrPayload
 	}
-	p.hear(Heard{ID: r.SpanID, Text: q.Text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.TraceID})
+	p.hear(Heard{ID: r.SpanID, Text: q.Text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(),
+		Trace: r.TraceID})
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(life, stop)()
@@ -98,7 +106,8 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 		p.hear(Heard{ID: r.SpanID, Cancel: true, Trace: r.TraceID})
 		return samvad.Response{}, err
 	case errors.As(err, &f):
-		return samvad.Response{}, &samvad.Error{Code: samvad.CodeAgentUnavailable, Text: f.Text, Status: http.StatusInternalServerError}
+		return samvad.Response{}, &samvad.Error{Code: samvad.CodeAgentUnavailable, Text: f.Text,
+			Status: http.StatusInternalServerError}
 	case err != nil:
 		return samvad.Response{}, err
 	}

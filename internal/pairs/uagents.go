@@ -38,7 +38,8 @@ func newUAgents(name string) (Peer, error) {
 		return nil, err
 	}
 	id, err := uagents.NewIdentity()
-	return &uagentsPeer{common: newCommon("uagents", name), id: id, door: d, waiting: map[string]chan uagentsSaid{}}, err
+	return &uagentsPeer{common: newCommon("uagents", name), id: id, door: d, waiting: map[string]chan uagentsSaid{}},
+		err
 }
 
 func (p *uagentsPeer) endpoint() string { return "http://" + p.door.addr + "/submit" }
@@ -57,8 +58,13 @@ func (p *uagentsPeer) Join(ctx context.Context, at Place, away bool) error {
 	if err := r.Register(ctx); err != nil || away {
 		return err
 	}
-	return p.door.open(&uagents.Server{Client: p.client(), Log: at.Log, Now: p.now, Verifier: &uagents.Verifier{Now: p.now}, Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(), Identity: p.id,
-		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) { return p.handle(ctx, life, r) }})})
+	return p.door.open(&uagents.Server{Client: p.client(), Log: at.Log, Now: p.now,
+		Verifier: &uagents.Verifier{Now: p.now}, Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(),
+			Identity: p.id,
+			Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response,
+				error) {
+				return p.handle(ctx, life, r)
+			}})})
 }
 
 func (p *uagentsPeer) Leave() {
@@ -132,7 +138,8 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	// It is heard though the hub may be gone before it can be acknowledged: what
 	// comes once more is a repeat, of which the handler learns nothing. So a
 	// question is worked on too.
-	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(), Trace: r.Session})
+	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(),
+		Trace: r.Session})
 	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); isNote(said.text) {
 		return uagents.Response{}, err
 	}
@@ -147,7 +154,8 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	case err != nil:
 		return uagents.Response{}, nil
 	}
-	return uagents.Response{}, r.Send(ctx, uagents.NewChat(p.now(), uagents.Text(answer), uagents.EndSession()).Message())
+	return uagents.Response{}, r.Send(ctx, uagents.NewChat(p.now(), uagents.Text(answer),
+		uagents.EndSession()).Message())
 }
 
 func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
@@ -207,7 +215,8 @@ func (p *uagentsPeer) address(to Peer) string {
 
 func (p *uagentsPeer) Tell(ctx context.Context, to Peer, text string) error {
 	// Only what ends the session expects no answer.
-	_, err := p.client().Send(ctx, p.address(to), uagents.NewChat(p.now(), uagents.Text(text), uagents.EndSession()).Message())
+	_, err := p.client().Send(ctx, p.address(to), uagents.NewChat(p.now(), uagents.Text(text),
+		uagents.EndSession()).Message())
 	return uagentsFailure(err)
 }
 

@@ -39,10 +39,13 @@ func TestUnsigned(t *testing.T) {
 			w.join(t, all...)
 			at := At(w.Node)
 			_, web := all[0].(*samvadPeer).place()
-			client := &uagents.Client{User: user, HTTP: web, Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web}, at.HTTP + "/submit", new(sync.Map)}}
+			client := &uagents.Client{User: user, HTTP: web,
+				Resolver: hubOnly{&uagents.AlmanacResolver{URL: at.HTTP, HTTP: web}, at.HTTP +
+					"/submit", new(sync.Map)}}
 			for _, to := range all {
 				text := "say " + to.Name()
-				r, err := client.Ask(patient(t), to.Name(), uagents.NewChat(w.Hub().Now(), uagents.Text(text)).Message())
+				r, err := client.Ask(patient(t), to.Name(), uagents.NewChat(w.Hub().Now(),
+					uagents.Text(text)).Message())
 				native := to.Protocol() == "uagents"
 				if !c.let || native {
 					if uagents.AsError(err).Text != uagents.ErrVerifiedOnly.Text {
@@ -58,11 +61,13 @@ func TestUnsigned(t *testing.T) {
 					if n := len(to.Heard()); n > 0 {
 						t.Errorf("%s heard %d of it", to.Name(), n)
 					}
-				} else if h := hears(t, to, text); !strings.Contains(h.Provenance, "unsigned") || !strings.Contains(h.Provenance, "uagents") {
+				} else if h := hears(t, to, text); !strings.Contains(h.Provenance, "unsigned") ||
+					!strings.Contains(h.Provenance, "uagents") {
 					t.Errorf("%s is told: %s", to.Name(), h.Provenance)
 				}
 				m := w.record(t, text, func(r *journal.Record) bool {
-					return r.Refused == nil && r.Message != nil && r.Message.To == to.Name() && r.Message.InReplyTo.IsZero() && holds(r.Message, text)
+					return r.Refused == nil && r.Message != nil && r.Message.To == to.Name() &&
+						r.Message.InReplyTo.IsZero() && holds(r.Message, text)
 				}).Message
 				if m.Origin.Verdict.Assurance != parley.Unsigned || m.Origin.Peer != user {
 					t.Errorf("recorded as %s of %s", m.Origin.Verdict.Assurance, m.Origin.Peer)
@@ -105,7 +110,8 @@ func TestUnsignedAGH(t *testing.T) {
 		proved   parley.Assurance
 		let      bool
 	}{
-		{true, "signed", parley.Unsigned, false}, {true, "session", parley.Unsigned, false}, {true, "unsigned", parley.Unsigned, true},
+		{true, "signed", parley.Unsigned, false}, {true, "session", parley.Unsigned, false},
+		{true, "unsigned", parley.Unsigned, true},
 		{false, "signed", parley.Session, false}, {false, "session", parley.Session, true},
 	} {
 		name := c.demanded + " at the hub's"
@@ -138,7 +144,8 @@ func TestUnsignedAGH(t *testing.T) {
 				_, err := from.Ask(patient(t), Question{To: to, Text: text})
 				var f *Failure
 				if !c.let {
-					if !errors.As(err, &f) || !f.Refused || !strings.HasPrefix(f.Text, string(agh.ReasonVerificationFailed)) {
+					if !errors.As(err, &f) || !f.Refused || !strings.HasPrefix(f.Text,
+						string(agh.ReasonVerificationFailed)) {
 						t.Errorf("%s: %v", to.Name(), err)
 					}
 					continue
@@ -146,10 +153,12 @@ func TestUnsignedAGH(t *testing.T) {
 				if err != nil {
 					t.Fatalf("%s: %v", to.Name(), err)
 				}
-				if h := hears(t, to, text); !strings.Contains(h.Provenance, c.proved.String()) || !strings.Contains(h.Provenance, "agh") {
+				if h := hears(t, to, text); !strings.Contains(h.Provenance, c.proved.String()) ||
+					!strings.Contains(h.Provenance, "agh") {
 					t.Errorf("%s is told: %s", to.Name(), h.Provenance)
 				}
-				if m := w.said(t, from, to, text); m.Origin.Verdict.Assurance != c.proved || m.Origin.Peer != Workspace+"/"+from.Name() {
+				if m := w.said(t, from, to, text); m.Origin.Verdict.Assurance != c.proved || m.Origin.Peer != Workspace+
+					"/"+from.Name() {
 					t.Errorf("recorded as %s of %s", m.Origin.Verdict.Assurance, m.Origin.Peer)
 				}
 			}
@@ -163,7 +172,8 @@ func TestUnsignedAGH(t *testing.T) {
 // operatorsNATS starts a NATS server that lets everybody in.
 func operatorsNATS(t *testing.T) (url string) {
 	t.Helper()
-	s, err := server.NewServer(&server.Options{ServerName: "operator", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	s, err := server.NewServer(&server.Options{ServerName: "operator", Host: "127.0.0.1", Port: server.RANDOM_PORT,
+		NoLog: true, NoSigs: true})
 	if err != nil {
 		t.Fatal(err)
 	}

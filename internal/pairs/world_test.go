@@ -119,7 +119,8 @@ func (w *world) said(t *testing.T, from, to Peer, text string) *parley.Message {
 	t.Helper()
 	return w.record(t, fmt.Sprintf("%q from %s to %s", text, from.Name(), to.Name()), func(r *journal.Record) bool {
 		m := r.Message
-		return m != nil && m.From == from.Name() && slices.Contains(m.Recipients(), to.Name()) && r.Refused == nil && m.InReplyTo.IsZero() && holds(m, text)
+		return m != nil && m.From == from.Name() && slices.Contains(m.Recipients(), to.Name()) && r.Refused == nil &&
+			m.InReplyTo.IsZero() && holds(m, text)
 	}).Message
 }
 
@@ -194,11 +195,13 @@ func (w *world) explain(t *testing.T, from, to Peer) {
 		for _, r := range w.records {
 			if m := r.Message; m != nil && (m.From == from.Name() || m.From == to.Name()) {
 				mine[m.ID] = true
-				t.Logf("%s %s %s: %s -> %s %s about %s %.80q %v", r.Time.Format("05.000"), r.Position, m.Kind, m.From, m.Recipients(), m.ID, m.InReplyTo, m.Text(), m.Error)
+				t.Logf("%s %s %s: %s -> %s %s about %s %.80q %v", r.Time.Format("05.000"), r.Position, m.Kind, m.From,
+					m.Recipients(), m.ID, m.InReplyTo, m.Text(), m.Error)
 			}
 			for _, s := range r.Steps {
 				if mine[s.Message] {
-					t.Logf("%s %s %s to %s: %s, attempt %d, %v", r.Time.Format("05.000"), r.Position, s.Message, s.To, s.State, s.Attempt, s.Error)
+					t.Logf("%s %s %s to %s: %s, attempt %d, %v", r.Time.Format("05.000"), r.Position, s.Message, s.To,
+						s.State, s.Attempt, s.Error)
 				}
 			}
 		}

@@ -36,7 +36,8 @@ func StartProcesses(t testing.TB, n int) *Processes {
 	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "testnats")
-	if out, err := exec.Command("go", "build", "-o", program, "github.com/parley-hub/parley/internal/testnats").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", program,
+		"github.com/parley-hub/parley/internal/testnats").CombinedOutput(); err != nil {
 		t.Fatalf("testcluster: build the server: %v\n%s", err, out)
 	}
 	ports, err := freePorts(2 * n)
@@ -50,7 +51,8 @@ func StartProcesses(t testing.TB, n int) *Processes {
 		c.URLs = append(c.URLs, "nats://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i])))
 	}
 	for i := range n {
-		c.args = append(c.args, []string{program, "-name", fmt.Sprintf("n%d", i), "-dir", filepath.Join(dir, strconv.Itoa(i)),
+		c.args = append(c.args, []string{program, "-name", fmt.Sprintf("n%d", i),
+			"-dir", filepath.Join(dir, strconv.Itoa(i)),
 			"-port", strconv.Itoa(ports[i]), "-route", strconv.Itoa(ports[n+i]), "-routes", strings.Join(routes, ",")})
 	}
 	t.Cleanup(func() {
@@ -138,7 +140,8 @@ func (c *Processes) accepts(n int) error {
 	if !poll(func() bool {
 		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
 		defer stop()
-		_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "probe", Subjects: []string{"probe"}, Replicas: n})
+		_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{Name: "probe", Subjects: []string{"probe"},
+			Replicas: n})
 		if err == nil {
 			err = js.DeleteStream(ctx, "probe")
 		}
@@ -159,7 +162,8 @@ type process struct {
 }
 
 func launch(args ...string) (*process, error) {
-	p := &process{cmd: exec.Command(args[0], args[1:]...), ready: make(chan bool, 1), ended: make(chan struct{}), errs: new(strings.Builder)}
+	p := &process{cmd: exec.Command(args[0], args[1:]...), ready: make(chan bool, 1), ended: make(chan struct{}),
+		errs: new(strings.Builder)}
 	p.cmd.Stderr = p.errs
 	out, err := p.cmd.StdoutPipe()
 	if err == nil {

@@ -84,7 +84,8 @@ func (c *Cluster) choose(n int) error {
 	for i := range n {
 		o := server.Options{
 			ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: ports[i], NoSigs: true, NoLog: true,
-			JetStream: true, StoreDir: filepath.Join(c.dir, strconv.Itoa(i)), JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40,
+			JetStream: true, StoreDir: filepath.Join(c.dir, strconv.Itoa(i)), JetStreamMaxStore: 1 << 40,
+			JetStreamMaxMemory: 1 << 40,
 		}
 		if n > 1 {
 			o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[n+i]}

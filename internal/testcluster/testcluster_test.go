@@ -25,7 +25,8 @@ func TestCluster(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
-	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "s", Subjects: []string{"s"}, Replicas: 3}); err != nil {
+	if _, err := js.CreateStream(ctx, jetstream.StreamConfig{Name: "s", Subjects: []string{"s"},
+		Replicas: 3}); err != nil {
 		t.Fatal(err)
 	}
 	var last uint64

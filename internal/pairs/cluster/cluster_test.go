@@ -48,7 +48,8 @@ func TestNodeAndServerKilled(t *testing.T) {
 		w.hubs[v].kill()
 		w.goesOn(t)
 		w.phase("killed, and it goes on")
-		all(t, []func() error{w.hubs[v].start, func() error { return w.servers.Restart(i) }}, func(f func() error) error { return f() })
+		all(t, []func() error{w.hubs[v].start, func() error { return w.servers.Restart(i) }},
+			func(f func() error) error { return f() })
 		w.phase("restarted")
 		w.everyPairAnswers(t, fmt.Sprintf("after %s and server %d were killed", w.hubs[v].name, i), w.from, w.to)
 		w.phase("all pairs have answered")
@@ -126,7 +127,8 @@ func (x *talk) say(ctx context.Context, from, to pairs.Peer, first, step int) {
 			o.acknowledged, o.answered = o.err == nil, o.err == nil
 		}
 		cancel()
-		x.saw(text, "%s is done with it: acknowledged %v, answered %v, %v", from.Name(), o.acknowledged, o.answered, o.err)
+		x.saw(text, "%s is done with it: acknowledged %v, answered %v, %v", from.Name(), o.acknowledged, o.answered,
+			o.err)
 		o.begun, o.took = begun, time.Since(begun)
 		x.mu.Lock()
 		x.said[text] = o
@@ -210,7 +212,8 @@ func (x *talk) lastError(pair string) (err error) {
 	last := -1
 	for text, o := range x.said {
 		var n int
-		if _, scan := fmt.Sscanf(text[strings.LastIndexByte(text, ' '):], "%d", &n); scan == nil && strings.Contains(text, " "+pair+" ") && o.err != nil && n > last {
+		if _, scan := fmt.Sscanf(text[strings.LastIndexByte(text, ' '):], "%d", &n); scan == nil &&
+			strings.Contains(text, " "+pair+" ") && o.err != nil && n > last {
 			last, err = n, fmt.Errorf("%s: %w", text, o.err)
 		}
 	}
@@ -286,7 +289,8 @@ func (x *talk) hearTheRest(t *testing.T, dead map[string]bool) {
 
 // verify holds what was acknowledged and heard against the journal.
 func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pairs.Peer) {
-	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas}), Node: "checker"})
+	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t,
+		jetstream.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas}), Node: "checker"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +335,8 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 				case m.Kind.Terminal():
 					replies[m.InReplyTo]++
 					judge(m.InReplyTo, m.Error, r)
-				case (m.Kind == parley.Request || m.Kind == parley.Notice) && m.InReplyTo.IsZero() && m.Trace.Foreign["asp.says"] == "":
+				case (m.Kind == parley.Request || m.Kind == parley.Notice) && m.InReplyTo.IsZero() &&
+					m.Trace.Foreign["asp.says"] == "":
 					if strings.HasPrefix(text, "say ") || strings.HasPrefix(text, "note ") {
 						messages[text] = append(messages[text], m)
 					}
@@ -364,10 +369,12 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			}
 		}
 	}
-	if open := j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered}}); len(open) > 0 {
+	if open := j.Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering,
+		parley.Delivered}}); len(open) > 0 {
 		t.Errorf("%d deliveries are not settled", len(open))
 		for _, d := range open[:min(len(open), 40)] {
-			t.Errorf("%s %s from %s to %s: %s, attempt %d, next %s, deadline %s, node %s, %v", d.Kind, d.Message, d.From, d.To, d.State, d.Attempt, d.Next, d.Deadline, d.Node, d.Error)
+			t.Errorf("%s %s from %s to %s: %s, attempt %d, next %s, deadline %s, node %s, %v", d.Kind, d.Message,
+				d.From, d.To, d.State, d.Attempt, d.Next, d.Deadline, d.Node, d.Error)
 			t.Log(x.stories.ofID(d.Message))
 		}
 	}
@@ -442,7 +449,8 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		case outcome != "at-least-once":
 			t.Errorf("%q came to %s %d times%s", text, protocol, n, x.stories.of(text))
 		case n > recorded:
-			t.Errorf("%q came to %s %d times; %d attempts are recorded%s", text, protocol, n, recorded, x.stories.of(text))
+			t.Errorf("%q came to %s %d times; %d attempts are recorded%s", text, protocol, n, recorded,
+				x.stories.of(text))
 		}
 	}
 	t.Logf("%d said, %d acknowledged, %d answered, %d failed; %d acknowledged ones were given up with a reason, %d were heard more than once; %d records of an unknown outcome",
@@ -465,9 +473,13 @@ func (x *talk) slowest(t *testing.T) {
 			long = append(long, text)
 		}
 	}
-	slices.SortFunc(long, func(a, b string) int { return cmp.Or(cmp.Compare(x.said[b].took, x.said[a].took), cmp.Compare(a, b)) })
+	slices.SortFunc(long, func(a, b string) int {
+		return cmp.Or(cmp.Compare(x.said[b].took, x.said[a].took),
+			cmp.Compare(a, b))
+	})
 	for _, text := range long {
-		t.Logf("%q took %s, %v%s", text, x.said[text].took.Round(100*time.Millisecond), x.said[text].err, x.stories.of(text))
+		t.Logf("%q took %s, %v%s", text, x.said[text].took.Round(100*time.Millisecond), x.said[text].err,
+			x.stories.of(text))
 	}
 }
 

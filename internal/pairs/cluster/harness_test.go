@@ -62,7 +62,8 @@ func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Confi
 	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "parley")
-	if out, err := exec.Command("go", "build", "-o", program, "github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", program,
+		"github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
 		t.Fatalf("build the hub: %v\n%s", err, out)
 	}
 	c.PublicURL = "http://" + public
@@ -129,7 +130,8 @@ func freeAddress(t *testing.T) string {
 
 // start runs the node and waits until it is ready.
 func (h *hubNode) start() error {
-	h.cmd, h.ended = exec.Command(h.program, "serve", "--json", "--log", "warn", "--config", h.config), make(chan struct{})
+	h.cmd, h.ended = exec.Command(h.program, "serve", "--json", "--log", "warn", "--config", h.config),
+		make(chan struct{})
 	h.cmd.Stderr, h.cmd.Env = h.errs, append(os.Environ(), "PARLEY_PASSPHRASE=of all three")
 	out, err := h.cmd.StdoutPipe()
 	if err == nil {

@@ -65,7 +65,8 @@ func TestTwoHubs(t *testing.T) {
 		}
 		for _, i := range servers {
 			w.outage(fmt.Sprintf("server %d is frozen", i), w.hubs, silenceAt, func() error {
-				return w.whileFrozen(func() error { return w.servers.Freeze(i) }, func() error { return w.servers.Thaw(i) })
+				return w.whileFrozen(func() error { return w.servers.Freeze(i) },
+					func() error { return w.servers.Thaw(i) })
 			})
 		}
 		for _, i := range killedHubs {
@@ -78,7 +79,8 @@ func TestTwoHubs(t *testing.T) {
 		}
 		for _, i := range frozenHubs {
 			h := w.hubs[i]
-			w.outage(h.name+" is frozen", w.others(h), silenceAt, func() error { return w.whileFrozen(h.freeze, h.thaw) })
+			w.outage(h.name+" is frozen", w.others(h), silenceAt,
+				func() error { return w.whileFrozen(h.freeze, h.thaw) })
 		}
 		w.noQuorum()
 	}

@@ -31,7 +31,8 @@ type stories struct {
 }
 
 func newStories(hubs []*hubNode) *stories {
-	return &stories{hubs: hubs, byText: map[string][]event{}, byID: map[parley.ID][]event{}, called: map[parley.ID]string{}, answers: map[parley.ID]parley.ID{}}
+	return &stories{hubs: hubs, byText: map[string][]event{}, byID: map[parley.ID][]event{},
+		called: map[parley.ID]string{}, answers: map[parley.ID]parley.ID{}}
 }
 
 // saw notes what an agent said or heard.
@@ -50,7 +51,8 @@ func (s *stories) recorded(r *journal.Record) {
 		if text := pairs.Said(m); m.InReplyTo.IsZero() && text != "" {
 			s.called[m.ID] = text
 		}
-		what := fmt.Sprintf("%s: %s %s %s from %s (%s) to %s, %.80q", where, m.Kind, m.State, m.ID, m.From, m.Origin.Protocol, m.To, pairs.Said(m))
+		what := fmt.Sprintf("%s: %s %s %s from %s (%s) to %s, %.80q", where, m.Kind, m.State, m.ID, m.From,
+			m.Origin.Protocol, m.To, pairs.Said(m))
 		if m.Error != nil {
 			what += fmt.Sprintf(", %v", m.Error)
 		}
@@ -66,7 +68,8 @@ func (s *stories) recorded(r *journal.Record) {
 		s.byID[about] = append(s.byID[about], event{r.Time, what})
 	}
 	for _, step := range r.Steps {
-		what := fmt.Sprintf("%s: the delivery of %s to %s is %s, attempt %d", where, step.Message, step.To, step.State, step.Attempt)
+		what := fmt.Sprintf("%s: the delivery of %s to %s is %s, attempt %d", where, step.Message, step.To, step.State,
+			step.Attempt)
 		if !step.Next.IsZero() {
 			what += ", next " + step.Next.Format(clock)
 		}
