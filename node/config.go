@@ -44,20 +44,17 @@ type Config struct {
 	Delivery   Delivery       `toml:"delivery"`
 	Limits     Limits         `toml:"limits"`
 	Guests     Guests         `toml:"guests" doc:"budget of all guests: callers and agents for whom no operator, configuration or key vouches"`
-	Sections   map[string]any `toml:"-"` // tables of protocols without a field of their own, see [Section]
+	SAMVAD     SAMVAD         `toml:"samvad"`
+	A2E        A2E            `toml:"a2e"`
+	AGH        AGH            `toml:"agh"`
+	UAgents    UAgents        `toml:"uagents"`
+	ASP        ASP            `toml:"asp"`
+	Sections   map[string]any `toml:"-"` // tables of protocols without a field here, see [Section]
 	Alerts     Alerts         `toml:"alerts"`
 	Retention  Retention      `toml:"retention" doc:"how long content is kept"`
 	LogLevel   string         `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
 
 	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
-
-	// The tables of protocols; [Protocols] names them in the file.
-
-	SAMVAD  SAMVAD  `toml:"-"`
-	A2E     A2E     `toml:"-"`
-	AGH     AGH     `toml:"-"`
-	UAgents UAgents `toml:"-"`
-	ASP     ASP     `toml:"-"`
 
 	// What follows is for programs, not for the file.
 
@@ -191,13 +188,12 @@ type Agent struct {
 	Title       string         `toml:"title" reload:"yes" doc:"for people"`
 	Description string         `toml:"description" reload:"yes" doc:"for people"`
 	Expose      []string       `toml:"expose" reload:"yes" doc:"protocols in which the hub stands in for it, or \"all\""`
-	Sections    map[string]any `toml:"-"` // tables of protocols without a field of their own, see [AgentSection]
-
-	SAMVAD  *SAMVADAgent `toml:"-"` // its SAMVAD identity
-	AGH     *AGHAgent    `toml:"-"` // its AGH identity
-	A2E     *A2EAgent    `toml:"-"` // its A2E token, or the A2E host that it is
-	UAgents *UAgent      `toml:"-"` // its uAgents identity
-	ASP     *ASPAgent    `toml:"-"` // its ASP identity
+	SAMVAD      *SAMVADAgent   `toml:"samvad" doc:"its SAMVAD identity"`
+	AGH         *AGHAgent      `toml:"agh" doc:"its AGH identity"`
+	A2E         *A2EAgent      `toml:"a2e" doc:"its A2E token, or the A2E host that it is"`
+	UAgents     *UAgent        `toml:"uagents" doc:"its uAgents identity"`
+	ASP         *ASPAgent      `toml:"asp" doc:"its ASP identity"`
+	Sections    map[string]any `toml:"-"` // tables of protocols without a field here, see [AgentSection]
 }
 
 // Duration is a time.Duration that is written "30s".

@@ -51,8 +51,8 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// formOf gives a configuration in the form of the file: a struct that has the keys of [Config], a pointer to the table
-// of each protocol of [Protocols], and agents in the same form. The tables of protocols are those of c itself; fromForm
+// formOf gives a configuration in the form of the file: a struct with the keys of [Config], a pointer to the table of
+// each protocol that has no field there, and agents in the same form. These tables are those of c itself; fromForm
 // copies the rest back.
 func formOf(c *Config) reflect.Value {
 	agent := formType(reflect.TypeFor[Agent](), nil,
@@ -61,7 +61,7 @@ func formOf(c *Config) reflect.Value {
 		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
 	file := reflect.New(form).Elem()
 	moveKeys(file, reflect.ValueOf(c).Elem())
-	for _, p := range Protocols {
+	for _, p := range withoutField(reflect.TypeFor[Config]()) {
 		file.FieldByName(formField(p)).Set(reflect.ValueOf(p.Section(c)))
 	}
 	if c.Agents == nil {
@@ -71,7 +71,7 @@ func formOf(c *Config) reflect.Value {
 	for name, a := range c.Agents {
 		v := reflect.New(agent).Elem()
 		moveKeys(v, reflect.ValueOf(a))
-		for _, p := range Protocols {
+		for _, p := range withoutField(reflect.TypeFor[Agent]()) {
 			v.FieldByName(formField(p)).Set(reflect.ValueOf(p.Agent(&a)).Elem())
 		}
 		agents.SetMapIndex(reflect.ValueOf(name), v)
@@ -87,7 +87,7 @@ func fromForm(c *Config, file reflect.Value) {
 	for it := agents.MapRange(); it.Next(); {
 		var a Agent
 		moveKeys(reflect.ValueOf(&a).Elem(), it.Value())
-		for _, p := range Protocols {
+		for _, p := range withoutField(reflect.TypeFor[Agent]()) {
 			reflect.ValueOf(p.Agent(&a)).Elem().Set(it.Value().FieldByName(formField(p)))
 		}
 		if c.Agents == nil {
@@ -103,7 +103,7 @@ func formType(t, agent reflect.Type, section func(*Protocol) reflect.Type) refle
 	for i := range t.NumField() {
 		switch f := t.Field(i); {
 		case f.Name == "Sections":
-			for _, p := range Protocols {
+			for _, p := range withoutField(t) {
 				fields = append(fields, reflect.StructField{Name: formField(p), Type: section(p),
 					Tag: reflect.StructTag(fmt.Sprintf("toml:%q", p.Name))})
 			}
@@ -115,6 +115,15 @@ func formType(t, agent reflect.Type, section func(*Protocol) reflect.Type) refle
 		}
 	}
 	return reflect.StructOf(fields)
+}
+
+// withoutField gives the protocols whose table is none of the struct's fields.
+func withoutField(t reflect.Type) (out []*Protocol) {
+	tables := map[string]bool{}
+	for i := range t.NumField() {
+		tables[t.Field(i).Tag.Get("toml")] = true
+	}
+	return slices.DeleteFunc(slices.Clone(Protocols), func(p *Protocol) bool { return tables[p.Name] })
 }
 
 func formField(p *Protocol) string { return "Section_" + p.Name }
