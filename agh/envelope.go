@@ -259,7 +259,7 @@ func (d *Decoder) written(e *Envelope, b []byte) (*Envelope, error) {
 	return e, nil
 }
 
-// sound reports whether a body was made of content that the body step would
+// passesBody reports whether a body was made of content that the body step would
 // take, and read to be the same; false where it takes that step to tell.
 func passesBody(content any) bool {
 	switch c := content.(type) {

@@ -306,7 +306,7 @@ var bookkeeping = map[string]map[string]bool{
 	"asp":     {"record": true, "joined": true},
 }
 
-// aspects of the members of extensions; Extra where none is named.
+// extensionAspects of the members of extensions; Extra where none is named.
 var extensionAspects = map[string]Aspect{
 	"samvad.delegation": Credentials, "samvad.auth": Credentials, "samvad.surrogates": Surrogates, "asp.constraints": Budget, "asp.context": Context, "a2e.llm_override": Budget,
 }

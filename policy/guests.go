@@ -106,7 +106,7 @@ type account struct {
 	seen  time.Time
 }
 
-// bucket64 is a token bucket that may go into debt, so that one thing that is
+// debtBucket is a token bucket that may go into debt, so that one thing that is
 // larger than the bucket passes when the bucket is not empty.
 type debtBucket struct {
 	tokens float64

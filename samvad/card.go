@@ -232,7 +232,7 @@ func CardKeyOf(s Signer, active bool) CardKey {
 	return CardKey{KID: s.KID(), Key: base64.StdEncoding.EncodeToString(s.Public()), Active: active}
 }
 
-// keys gives the keys of a card as [Key]. Entries that are no acceptable key
+// cardKeys gives the keys of a card as [Key]. Entries that are no acceptable key
 // are left out: they can verify nothing. Revoked ones stay, so that a message
 // that names one is refused for what it is.
 func cardKeys(list []CardKey, version string) []Key {

@@ -33,7 +33,7 @@ type member struct {
 	guest      bool      // the peer of an anonymous user
 }
 
-// record of a member in the journal's state.
+// peerRecord of a member in the journal's state.
 type peerRecord struct {
 	Workspace, Channel, Peer, Name, Node string
 	Seen                                 time.Time

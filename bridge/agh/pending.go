@@ -12,7 +12,7 @@ import (
 // Messages to peers that no hub knows yet, and whois requests that further hubs may
 // have to hear: both wait for one greet interval.
 
-// held is what peers said to one that this hub does not know, while another of
+// pending is what peers said to one that this hub does not know, while another of
 // those that share the journal may have it, or get it: a peer that is there
 // greets once an interval, and for so long what is for it is kept. Questions for
 // all are kept as long, for the hubs of whose peers this one hears meanwhile.
@@ -37,7 +37,7 @@ type pendingMessage struct {
 	timer *time.Timer
 }
 
-// question is a whois that was taken, or an answer to one.
+// pendingWhois is a whois that was taken, or an answer to one.
 type pendingWhois struct {
 	e     *protocol.Envelope
 	until time.Time

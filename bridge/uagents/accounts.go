@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -38,13 +39,14 @@ type accounts struct {
 	profiles *journal.Table[*protocol.Profile] // by address
 	stop     func()
 
-	writing sync.Mutex               // one profile at a time: handles are unique, accounts bounded
-	rates   map[string]*rate.Limiter // by account; under writing
+	mu      sync.Mutex
+	writing map[*protocol.Profile]bool // checked, and being written: their room and handles are taken
+	rates   map[string]*rate.Limiter   // by account
 }
 
 func newAccounts(b *Binding) *accounts {
 	return &accounts{b: b, profiles: journal.NewTable[*protocol.Profile](b.c.Journal, bucketProfiles, 0),
-		stop: func() {}, rates: map[string]*rate.Limiter{}}
+		stop: func() {}, writing: map[*protocol.Profile]bool{}, rates: map[string]*rate.Limiter{}}
 }
 
 func (a *accounts) start(ctx context.Context) error {
@@ -78,10 +80,14 @@ func (a *accounts) Profiles(_ context.Context, account string) (own []*protocol.
 	return slices.DeleteFunc(a.all(), func(p *protocol.Profile) bool { return p.Account != account }), nil
 }
 
-// room refuses a profile that its account has no room for, or whose handle is taken.
+// checkRoom refuses a profile that its account has no room for, or whose handle is
+// taken. The caller holds a.mu.
 func (a *accounts) checkRoom(p *protocol.Profile) error {
 	agents, bytes := 1, p.Size()
-	all := a.all()
+	all := map[string]*protocol.Profile{}
+	for _, other := range slices.AppendSeq(a.all(), maps.Keys(a.writing)) {
+		all[other.Address] = other
+	}
 	for _, other := range all {
 		switch {
 		case other.Address == p.Address:
@@ -104,7 +110,7 @@ func (a *accounts) checkRoom(p *protocol.Profile) error {
 	return nil
 }
 
-// allow bounds how often an account writes. The caller holds a.writing.
+// checkRate bounds how often an account writes. The caller holds a.mu.
 func (a *accounts) checkRate(account string) error {
 	l := a.rates[account]
 	if l == nil {
@@ -129,15 +135,21 @@ func (a *accounts) PutProfile(ctx context.Context, p *protocol.Profile) error {
 }
 
 func (a *accounts) write(ctx context.Context, p *protocol.Profile) error {
-	a.writing.Lock()
-	defer a.writing.Unlock()
+	a.mu.Lock()
 	err := a.checkRate(p.Account)
 	if err == nil {
 		err = a.checkRoom(p)
 	}
-	if err == nil {
-		_, err = a.profiles.Put(ctx, p.Address, p, time.Time{})
+	if err != nil {
+		a.mu.Unlock()
+		return err
 	}
+	a.writing[p] = true
+	a.mu.Unlock()
+	_, err = a.profiles.Put(ctx, p.Address, p, time.Time{})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.writing, p)
 	return err
 }
 

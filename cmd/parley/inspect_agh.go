@@ -159,7 +159,7 @@ func aghFields(v *inspection, body []byte) {
 	}
 }
 
-// aghPins are the keys of the flags, for whoever sent the message.
+// aghKeys are the keys of the flags, for whoever sent the message.
 type aghKeys []ed25519.PublicKey
 
 func (k aghKeys) Keys(context.Context, string) ([]ed25519.PublicKey, error) { return k, nil }
