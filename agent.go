@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// An Agent is one entry of the directory: who can be spoken to, what it can
-// do, and where.
+// An Agent is one entry of the directory: its names, its skills and its addresses.
 type Agent struct {
 	Name        string // in the directory: "weather", "crew/scout"; see [CheckName]
 	Title       string // for people; Name where empty
@@ -32,8 +31,8 @@ func (a *Agent) ExposedIn(protocol string) bool {
 	return slices.Contains(a.Exposed, protocol) || slices.Contains(a.Exposed, "all")
 }
 
-// SkillNamed finds a skill by its id; "" finds the default skill, which is the
-// one marked so, or the only one.
+// SkillNamed finds a skill by its id; "" finds the default skill: the one with Default
+// set, or the only one.
 func (a *Agent) SkillNamed(id string) (SkillSpec, bool) {
 	for _, s := range a.Skills {
 		if id == s.ID || id == "" && (s.Default || len(a.Skills) == 1) {
@@ -43,21 +42,21 @@ func (a *Agent) SkillNamed(id string) (SkillSpec, bool) {
 	return SkillSpec{}, false
 }
 
-// An Identity is what an agent is called in one protocol.
+// An Identity is an agent's id in one protocol.
 type Identity struct {
 	Protocol string
 	ID       string // "agent://weather.corp", "agent1q…"
 	URL      string // where it is reached, if it is reached by URL
-	// fingerprint of the enrolled key by which it is told from others who claim the same ID; "" where the ID is its own
+	// fingerprint of the enrolled key, where several agents claim the same ID; else ""
 	Key     string
 	StandIn bool // kept by the hub for an agent that does not speak the protocol
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?(?:/[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?)*$`)
 
-// CheckName tells whether s can be a directory name: one to 128 characters,
-// lower-case letters, digits, and ". _ -" within segments that are parted by
-// "/" and begin and end with a letter or digit.
+// CheckName tells whether s can be a directory name: one to 128 characters, lower-case
+// letters, digits, and ". _ -" in segments that are separated by "/" and begin and end
+// with a letter or digit.
 func CheckName(s string) error {
 	if len(s) > 128 || !nameForm.MatchString(s) || strings.Contains(s, "__") {
 		return Refuse(Malformed,
@@ -66,20 +65,20 @@ func CheckName(s string) error {
 	return nil
 }
 
-// A Handler works on one message for an agent in this process. What it
-// returns, or passes to r.Reply before, is the terminal reply of a request; an
-// [*Error] reaches the sender with its code and text, any other error as
-// "handler_failed" without its text. The context ends with the request's
+// A Handler works on one message for an agent in this process. Its result, or the
+// earlier argument of r.Reply, is the terminal reply of a request. An [*Error] reaches
+// the sender with its code and text, any other error as "handler_failed" without its
+// text. The context ends with the request's
 // deadline and when the sender cancels. A handler sees the same message ID
 // again when an earlier attempt ended without a recorded outcome; Attempt
 // tells the number. It may run on many goroutines at once.
 type Handler func(ctx context.Context, m *Message, r Replier) error
 
-// A Replier is how a handler speaks about the request it works on.
+// A Replier sends a handler's events and reply.
 type Replier interface {
 	// Attempt is 1 for the first try of this message, 2 for the second…
 	Attempt() int
-	// Progress tells the sender that work is going on.
+	// Progress sends an event in the state Working.
 	Progress(text string) error
 	// Chunk sends a piece of the result ahead of the reply.
 	Chunk(p Part) error
@@ -87,20 +86,18 @@ type Replier interface {
 	Reply(parts ...Part) error
 }
 
-// A Meter is a [Replier] that notes what work costs, for limits per sender and
-// day. Those of the hub are meters.
+// A Meter is a [Replier] that counts the cost of the work, for limits per sender and
+// day. The hub's repliers are meters.
 type Meter interface {
 	Replier
-	// Spend notes so many tokens of a language model, used for the sender of
-	// the message.
+	// Spend counts tokens of a language model that were used for the sender.
 	Spend(tokens int)
 }
 
-// CostExtension is the name in [Message.Extensions] under which a reply says
-// what it cost: {"tokens": 123}.
+// CostExtension is the key in [Message.Extensions] of a reply's cost: {"tokens": 123}.
 const CostExtension = "parley"
 
-// Tokens are those that a reply says it cost.
+// Tokens is the cost that a reply states, in tokens of a language model.
 func (m *Message) Tokens() int {
 	var cost struct{ Tokens int }
 	if v := m.Extensions[CostExtension]; v == nil || json.Unmarshal(v, &cost) != nil {
@@ -128,7 +125,7 @@ type SkillSpec struct {
 	Modes       []Mode          // nil: all three
 	Access      Access          // who may call it in the agent's own protocol
 	Peers       []string        // with Access Peers: wire identities
-	Default     bool            // takes talk that names no skill
+	Default     bool            // takes messages without a skill
 	Handler     Handler         `json:"-"` // nil for an agent that is not in this process
 }
 
@@ -144,12 +141,12 @@ const (
 // A SkillOption changes a SkillSpec that [Skill] or [RawSkill] makes.
 type SkillOption func(*SkillSpec)
 
-// Describe sets what people read about a skill.
+// Describe sets the description of a skill, for people.
 func Describe(name, text string) SkillOption {
 	return func(s *SkillSpec) { s.Name, s.Description = name, text }
 }
 
-// AsDefault makes the skill take talk that names no skill.
+// AsDefault makes the skill take messages without a skill.
 func AsDefault() SkillOption { return func(s *SkillSpec) { s.Default = true } }
 
 // WithModes limits how a skill may be called.
@@ -160,7 +157,7 @@ func WithAccess(a Access, peers ...string) SkillOption {
 	return func(s *SkillSpec) { s.Access, s.Peers = a, peers }
 }
 
-// RawSkill makes a skill of a [Handler]; any content is taken.
+// RawSkill makes a skill of a [Handler] that takes any content.
 func RawSkill(id string, h Handler, options ...SkillOption) SkillSpec {
 	s := SkillSpec{ID: id, Handler: h}
 	for _, o := range options {
@@ -171,7 +168,7 @@ func RawSkill(id string, h Handler, options ...SkillOption) SkillSpec {
 
 // Skill makes a skill of a typed function. In and Out become the JSON Schemas
 // of the skill by [SchemaOf]; content that does not fit In never reaches f.
-// Inside f, [Progress] and [Chunk] speak to the sender.
+// Inside f, [Progress] and [Chunk] send events.
 func Skill[In, Out any](id string, f func(ctx context.Context, m *Message, in In) (Out, error),
 	options ...SkillOption) SkillSpec {
 	h := func(ctx context.Context, m *Message, r Replier) error {
@@ -200,11 +197,10 @@ func Skill[In, Out any](id string, f func(ctx context.Context, m *Message, in In
 
 type replierKey struct{}
 
-// ErrNoReplier is what Progress and Chunk answer outside a typed skill.
+// ErrNoReplier is the error of Progress and Chunk outside a typed skill.
 var ErrNoReplier = errors.New("not inside a skill that parley.Skill made")
 
-// Progress tells the sender of the request that the typed skill works on that
-// work is going on.
+// Progress sends an event in the state Working about the request of a typed skill.
 func Progress(ctx context.Context, text string) error {
 	if r, ok := ctx.Value(replierKey{}).(Replier); ok {
 		return r.Progress(text)
@@ -220,7 +216,7 @@ func Chunk(ctx context.Context, p Part) error {
 	return ErrNoReplier
 }
 
-// Spend notes tokens of a language model that a typed skill used; see [Meter].
+// Spend counts tokens of a language model that a typed skill used; see [Meter].
 func Spend(ctx context.Context, tokens int) error {
 	if r, ok := ctx.Value(replierKey{}).(Meter); ok {
 		r.Spend(tokens)

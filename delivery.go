@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// DeliveryState is where one message stands with one recipient.
+// DeliveryState is the state of one message for one recipient.
 type DeliveryState uint8
 
 const (
 	Waiting    DeliveryState = iota + 1 // recorded; not tried yet, or to be tried again
-	Delivering                          // an attempt is under way
+	Delivering                          // an attempt is in flight
 	Delivered                           // the recipient has it; a request still waits for its terminal reply
 	Answered                            // the recipient has it and the terminal reply is recorded
 	Dead                                // given up: a dead letter
 	Dropped                             // a dead letter that an operator dropped
 	Expired                             // its time ran out before it could be delivered
-	Abandoned                           // a synchronous request whose caller is gone; never started anew
+	Abandoned                           // a synchronous request whose caller is gone; never sent again
 )
 
 var deliveryNames = [...]string{Waiting: "waiting", Delivering: "delivering", Delivered: "delivered",
@@ -25,10 +25,9 @@ var deliveryNames = [...]string{Waiting: "waiting", Delivering: "delivering", De
 
 func (s DeliveryState) String() string { return name(deliveryNames[:], int(s)) }
 
-// Settled reports whether nothing more is expected to happen to the delivery
-// of a message of kind k: a request that was delivered still waits for its
-// terminal reply or its deadline, everything else is done with Delivered.
-// A dead letter is settled, although an operator may retry it.
+// Settled reports whether the delivery of a message of kind k has ended. A delivered
+// request still waits for its terminal reply or its deadline; other kinds end with
+// Delivered. A dead letter is settled, although an operator may retry it.
 func (s DeliveryState) Settled(k Kind) bool {
 	return s > Delivered || s == Delivered && k != Request
 }
@@ -40,8 +39,8 @@ func (s *DeliveryState) UnmarshalText(b []byte) error {
 	return parse(deliveryNames[:], "delivery state", b, s)
 }
 
-// A Delivery is one message to one recipient: what was tried and what came of
-// it. One message to many has one each.
+// A Delivery is one message to one recipient, with its attempts and their outcome. A
+// message to many has one for each.
 type Delivery struct {
 	Message ID
 	To      string // directory name of the recipient
@@ -54,7 +53,7 @@ type Delivery struct {
 	Changed time.Time
 }
 
-// A Loss is something of a message that its recipient's protocol cannot say.
+// A Loss is a part of a message that the recipient's protocol cannot carry.
 type Loss struct {
 	Field  string // of Message, e.g. "Deadline", "Extensions.asp"
 	Reason string // for the user

@@ -1,33 +1,31 @@
 // Package parley is the vocabulary of Parley, a hub through which software
 // agents of different protocols talk to each other.
 //
-// A [Message] is what one agent says to others, free of any protocol. It
-// enters the hub as an envelope of some protocol (SAMVAD, uAgents, A2E, AGH
-// Network, ASP) or from a Go handler, and leaves it as an envelope of the
-// recipient's protocol. On the way it is verified (a [Verdict] says what was
-// proved and how), admitted, recorded in the journal, and handed to each
-// recipient, of which a [Delivery] keeps account.
+// A [Message] goes from one agent to others, in no protocol's form. It enters the
+// hub as an envelope of some protocol (SAMVAD, uAgents, A2E, AGH Network, ASP) or from
+// a Go handler, and leaves it as an envelope of the recipient's protocol. On the way
+// the hub verifies it (the [Verdict] has the proofs), admits it, records it in the
+// journal, and delivers it to each recipient (a [Delivery] has the state).
 //
 // # Kinds
 //
-// A [Request] expects exactly one terminal reply, a [Response] or an [Error]
-// of kind [Failure]; before that any number of [Event] messages may speak
-// about it, numbered from 1. A [Notice] expects no reply. A [Cancel] asks
-// that a request be given up.
+// A [Request] expects exactly one terminal reply, a [Response] or a [Failure]; before
+// that any number of [Event] messages may report on it, numbered from 1. A [Notice]
+// expects no reply. A [Cancel] gives up a request.
 //
 // # Names and identities
 //
 // From, To and Audience are names of the hub's directory ("weather",
-// "crew/scout"), never wire identities: an agent may own identities in
-// several protocols, and two strangers who claim the same wire identity with
-// different keys are two agents. What the wire said is kept in [Origin].
+// "crew/scout"), never wire identities: an agent may have identities in several
+// protocols, and two guests that claim the same wire identity with different keys are
+// two agents. [Origin] keeps the wire identity.
 //
 // # Content
 //
 // A message carries [Part] values in order, each with its media type and its
 // bytes as they came; JSON is never re-serialised on the way in, so numbers
 // keep their literals. [Message.Bind] reads a JSON part into a Go value,
-// [Message.Text] gives what there is of plain text.
+// [Message.Text] gives the plain text.
 //
 // # Handlers
 //
@@ -45,11 +43,10 @@
 //
 // # Errors
 //
-// Every failure that may reach an agent is an [*Error]: a [Code], a text that
-// is safe to send to strangers, whether a repeat may help, and a private
-// cause that only the log and the operator see. [Refuse] and [Fail] make one.
+// Every failure that may reach an agent is an [*Error]: a [Code], a text that is safe
+// to send to guests, whether a retry may help, and a private cause for the log and the
+// operator. [Refuse] and [Fail] make one.
 //
-// This package imports the standard library alone. What carries messages is
-// in package hub; what assembles a whole hub from a configuration is in
-// package node.
+// This package imports the standard library alone. Package hub moves messages; package
+// node makes a whole hub from a configuration.
 package parley

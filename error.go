@@ -35,24 +35,23 @@ const (
 	Internal        Code = "internal"        // a fault of the hub
 )
 
-// An Error is a failure that may reach an agent: Code and Text are safe to
-// send to strangers, the cause is only for the log and the operator.
+// An Error is a failure that may reach an agent: Code and Text are safe to send to
+// guests, the cause is only for the log and the operator.
 type Error struct {
 	Code      Code
 	Text      string        // one safe sentence; never holds secrets, paths or other agents' data
-	Retryable bool          // whether the same again may succeed
+	Retryable bool          // whether a retry may succeed
 	After     time.Duration // when Retryable: not sooner than this; 0: no advice
 	Ref       string        // reference for `parley explain`, once it has one
 	cause     error
 }
 
-// Refuse makes an error that a repeat will not mend.
+// Refuse makes an error that a retry does not mend.
 func Refuse(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// Fail makes an error that a repeat may mend, with its private cause, which
-// may be nil.
+// Fail makes an error that a retry may mend, with its private cause, which may be nil.
 func Fail(code Code, cause error, format string, args ...any) *Error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...), Retryable: true, cause: cause}
 }
@@ -64,7 +63,7 @@ func (e *Error) Because(cause error) *Error {
 	return &c
 }
 
-// Error gives code, text and cause: for logs, not for strangers.
+// Error gives code, text and cause: for logs, never for senders.
 func (e *Error) Error() string {
 	s := string(e.Code)
 	if e.Text != "" {
@@ -79,7 +78,7 @@ func (e *Error) Error() string {
 // Unwrap gives the private cause.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Is makes errors.Is(err, &Error{Code: c}) ask for the code.
+// Is makes errors.Is(err, &Error{Code: c}) compare the code.
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)
 	return ok && t.Code == e.Code && (t.Text == "" || t.Text == e.Text)
@@ -95,8 +94,8 @@ func CodeOf(err error) Code {
 }
 
 // AsError gives the first *Error in err's chain. Other errors become one: a
-// passed deadline TimedOut, a cancelled context Cancelled, anything else
-// Internal, with a text that tells strangers nothing and err as the cause.
+// passed deadline TimedOut, a cancelled context Cancelled, anything else Internal, with
+// a generic text and err as the cause.
 func AsError(err error) *Error {
 	var e *Error
 	switch {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// An ID is a UUID (RFC 9562). Those that the hub mints are of version 7, so
-// that they sort by the time of their making. The zero ID means "none".
+// An ID is a UUID (RFC 9562). The hub makes IDs of version 7, which sort by time. The
+// zero ID means "none".
 type ID [16]byte
 
-// NewID mints a version 7 ID from the time and eight bytes and more of rnd.
+// NewID makes a version 7 ID from the time and eight bytes and more of rnd.
 func NewID(now time.Time, rnd io.Reader) (ID, error) {
 	var id ID
 	if _, err := io.ReadFull(rnd, id[6:]); err != nil {
@@ -28,7 +28,7 @@ func NewID(now time.Time, rnd io.Reader) (ID, error) {
 }
 
 // HashID makes a version 8 ID (RFC 9562 §5.8) of the first sixteen bytes of a
-// digest. The hub derives conversations of foreign ids with it.
+// digest. The hub derives conversations from foreign ids with it.
 func HashID(digest []byte) ID {
 	var id ID
 	copy(id[:], digest)
@@ -68,7 +68,7 @@ func ParseID(s string) (ID, error) {
 // IsZero reports whether id is absent.
 func (id ID) IsZero() bool { return id == ID{} }
 
-// Time is the moment a version 7 ID was minted, to the millisecond; the zero
+// Time is the moment at which a version 7 ID was made, to the millisecond; the zero
 // time for others.
 func (id ID) Time() time.Time {
 	if id[6]>>4 != 7 {

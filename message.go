@@ -7,15 +7,14 @@ import (
 	"mime"
 	"strings"
 	"time"
-	"unicode/utf8"
 )
 
-// Kind says what is expected of those who receive a message.
+// Kind is what a message expects of its recipients.
 type Kind uint8
 
 const (
 	Request  Kind = iota + 1 // one terminal reply is expected: a Response or a Failure
-	Event                    // speaks about a request, before its terminal reply; numbered
+	Event                    // reports on a request, before its terminal reply; numbered
 	Response                 // terminal: the request was answered
 	Failure                  // terminal: the request was not answered, Message.Error says why
 	Notice                   // no reply is expected
@@ -39,8 +38,8 @@ func (a *Assurance) UnmarshalText(b []byte) error {
 	return parse(assuranceNames[:], "assurance", b, a)
 }
 
-// State is what an Event says of its request. An event without a state
-// carries a chunk of the result, an artifact or a line of log.
+// State is the state of a request by an Event. An event without a state carries a chunk
+// of the result, an artifact or a line of log.
 type State uint8
 
 const (
@@ -54,8 +53,8 @@ var stateNames = [...]string{NoState: "none", Accepted: "accepted", Working: "wo
 
 func (s State) String() string { return name(stateNames[:], int(s)) }
 
-// Assurance is what was proved about the sender of a message. The levels are
-// ordered: compare them with <.
+// Assurance is the proof of a message's sender. The levels are ordered: compare them
+// with <.
 type Assurance uint8
 
 const (
@@ -89,8 +88,8 @@ func parse[T ~uint8](names []string, what string, b []byte, v *T) error {
 // MaxHops is how many hubs a message may pass.
 const MaxHops = 8
 
-// A Message is what one agent says to others, in the hub's own terms.
-// A message that has been recorded is not changed any more; share it freely.
+// A Message goes from one agent to others, in the hub's own terms. A recorded message
+// does not change any more; share it freely.
 type Message struct {
 	ID   ID
 	Kind Kind
@@ -100,41 +99,40 @@ type Message struct {
 	Error  *Error // of a Failure; Code and Text travel, the cause does not
 
 	From     string   // directory name of the sender
-	To       string   // who should act; may be empty when Audience is not
+	To       string   // the recipient that should act; may be empty when Audience is not
 	Audience []string // the members of the conversation when the message was recorded
 
-	Conversation ID // minted by the hub
+	Conversation ID // set by the hub
 	InReplyTo    ID // the request that an Event, Response, Failure or Cancel is about
 
-	Skill  string // the recipient's operation; "" is talk, which goes to its default skill
+	Skill  string // the recipient's operation; "": its default skill
 	Act    string // the speech act: a performative, a say-intent
-	Schema string // names the schema of the content, in the words of the protocol it came from
+	Schema string // names the schema of the content, as the sender's protocol does
 
 	Parts []Part
 
-	Sent     time.Time // when the sender says it was sent
+	Sent     time.Time // by the sender's clock
 	Expires  time.Time // after this it must not be delivered any more; zero: never
-	Deadline time.Time // when the sender stops waiting for the answer; zero: it does not say
+	Deadline time.Time // when the sender stops waiting for the answer; zero: not stated
 
 	Trace Trace
 	Hops  []string // ids of the hubs that passed it, the oldest first; at most MaxHops
 
-	// Extensions holds, under a protocol's name, what that protocol says and
-	// no field here can hold: one JSON object each. It makes going out in the
-	// protocol that a message came from lossless.
+	// Extensions holds, under a protocol's name, the members that have no field
+	// here: one JSON object each. So a message that leaves in the protocol it came
+	// from loses nothing.
 	Extensions map[string]json.RawMessage
 
 	Origin Origin
 }
 
-// A Part is one piece of content: bytes, or a URI with the digest of what it
-// leads to.
+// A Part is one piece of content: bytes, or a URI with the digest of its target.
 type Part struct {
 	MediaType string // of Data, e.g. "application/json", "text/plain; charset=utf-8"
 	Name      string // a file name or label; may be empty
 	Data      []byte // shared with Origin.Raw where it lies in it; not to be changed
 	URI       string // in place of Data
-	Digest    string // of what URI leads to: RFC 9530 form, "sha-256=:…:"
+	Digest    string // of the URI's target: RFC 9530 form, "sha-256=:…:"
 }
 
 // Trace ties messages of one activity together over all hops.
@@ -156,11 +154,11 @@ type Origin struct {
 	Verdict  Verdict
 }
 
-// A Verdict says what verification found, check by check in order. It speaks
-// of verification only, not of permission.
+// A Verdict is the result of verification, check by check in order. It says nothing of
+// permission.
 type Verdict struct {
 	Checks    []Check
-	KeyID     string // the key that proved it, in the protocol's words
+	KeyID     string // the key that proved it, as the protocol names keys
 	Assurance Assurance
 }
 
@@ -168,7 +166,7 @@ type Verdict struct {
 type Check struct {
 	Name   string // "digest", "signature", "freshness", …
 	OK     bool
-	Detail string // for the operator; never sent to strangers
+	Detail string // for the operator; never sent
 }
 
 // JSON makes a part of media type application/json from a Go value.
@@ -210,7 +208,7 @@ func MainJSON(parts []Part) int {
 	return -1
 }
 
-// ErrNoJSON is what [Message.Bind] answers for a message without a JSON part.
+// ErrNoJSON is the error of [Message.Bind] for a message without a JSON part.
 var ErrNoJSON = errors.New("the message has no JSON part")
 
 // Bind reads the message's first JSON part into v, by the rules of
@@ -260,9 +258,6 @@ func OnlyText(p Part) (string, bool) {
 		}
 		return s, true
 	}
-	if text, ok := onlyMember(p.Data); ok {
-		return text, true
-	}
 	var o map[string]json.RawMessage
 	if json.Unmarshal(p.Data, &o) != nil || len(o) != 1 {
 		return "", false
@@ -275,26 +270,8 @@ func OnlyText(p Part) (string, bool) {
 	return "", false
 }
 
-// onlyMember is OnlyText for an object as most write it: without white space
-// and with a text that needs no escapes. What it does not know may be one too.
-func onlyMember(b []byte) (string, bool) {
-	for _, head := range []string{`{"text":"`, `{"message":"`} {
-		if len(b) < len(head)+2 || string(b[:len(head)]) != head || string(b[len(b)-2:]) != `"}` {
-			continue
-		}
-		text := b[len(head) : len(b)-2]
-		for _, c := range text {
-			if c < ' ' || c == '"' || c == '\\' {
-				return "", false
-			}
-		}
-		return string(text), utf8.Valid(text)
-	}
-	return "", false
-}
-
-// Recipients are those who are to get the message, From left out: To, then
-// the rest of the Audience in its order.
+// Recipients are the agents that get the message: To, then the rest of the Audience in
+// its order, without From.
 func (m *Message) Recipients() []string {
 	var out []string
 	if m.To != "" {
