@@ -21,6 +21,5 @@ func Example() {
 	}
 	// Output:
 	// link-local
-	// address 169.254.169.254 is in the link-local range 169.254.0.0/16; to allow it add to
-	// parley.toml: [network] allow = ["169.254.169.254/32"]
+	// address 169.254.169.254 is in the link-local range 169.254.0.0/16; to allow it add to parley.toml: [network] allow = ["169.254.169.254/32"]
 }
