@@ -35,7 +35,7 @@ type Submission struct {
 	Vouched  bool              // the operator configured the sender's connection: it is no guest, known or not
 	Reads    []string          // recipients that read the record itself: admitted, without a delivery
 	Began    []string          // recipients that began the exchange; see [policy.Recipient]
-	At       *journal.Position // is set to the position of the record; may be nil
+	At       *journal.Position // is set to the record's position, unless the message is refused; may be nil
 }
 
 func (s *Submission) note(p journal.Position) {
@@ -201,10 +201,10 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 	if err := h.write(ctx, entry, a, waits); err != nil {
 		return nil, err
 	}
-	s.note(a.position)
 	if refused != nil {
 		return nil, refused
 	}
+	s.note(a.position)
 	h.recent.note(m, s.Scope, a.position)
 	return a, nil
 }

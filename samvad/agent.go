@@ -12,7 +12,7 @@ import (
 // on first use. To change an agent, make a new one. It must not be copied.
 type Agent struct {
 	Card     *Card   // completed by the server; see [Card.Complete]
-	Handler  Handler // runs the skills
+	Handler  Handler // runs the skills; not used where [Server.Handle] is set
 	Identity Signer  // signs webhooks; nil: they are not signed
 	Intro    string  // Markdown for /agent/intro; "" = made from the card
 
@@ -69,15 +69,11 @@ func (a *Agent) prepare() error {
 	return a.err
 }
 
-// Check reports what is wrong with an agent: its card, a schema that does not
-// compile, a missing handler. A server answers AGENT_UNAVAILABLE for what
-// Check would have found.
+// Check reports what is wrong with an agent: its card, or a schema that does not
+// compile. A server answers AGENT_UNAVAILABLE for what Check would have found.
 func (a *Agent) Check() error {
 	if err := a.prepare(); err != nil {
 		return err
-	}
-	if a.Handler == nil {
-		return errors.New("samvad: agent without a handler")
 	}
 	for i := range a.Card.Skills {
 		if _, err := a.schema(&a.Card.Skills[i]); err != nil {

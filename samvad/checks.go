@@ -13,22 +13,7 @@ import (
 )
 
 // The checks that follow signature and limits, in the order of §6. They have no
-// effect; [Server.Record] comes after them.
-
-func (s *Server) record(ctx context.Context, req *Request, refusal *Error) error {
-	if s.Record != nil {
-		return s.Record(ctx, req, refusal)
-	}
-	v := s.verifier()
-	fresh, err := v.mem().Seen(ctx, req.ReplayKey(), req.Until(v.Limits.window()))
-	if err != nil {
-		return because(ErrUnavailable, err)
-	}
-	if !fresh {
-		return ErrReplay
-	}
-	return nil
-}
+// effect; [Server.Handle] comes after them.
 
 // check evaluates everything that follows the limits and has no effect. The
 // first failure is the refusal.

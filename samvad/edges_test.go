@@ -62,7 +62,7 @@ func TestRefusalOfTheRecordNamesItsStep(t *testing.T) {
 	for step, err := range map[Step]error{StepReplay: ErrReplay, StepRecord: errors.New("disk full")} {
 		var refused []Step
 		w := newWorld(t, func(w *world) {
-			w.srv.Record = func(context.Context, *Request, *Error) error { return err }
+			w.srv.Handle = func(context.Context, *Request, *Error) (Response, error) { return Response{}, err }
 			w.srv.Refused = func(_ *http.Request, _ Claim, e *Error) string {
 				refused = append(refused, e.Step)
 				return ""

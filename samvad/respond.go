@@ -101,6 +101,18 @@ func writeReply(w http.ResponseWriter, status int, r *Reply) {
 	writeJSON(w, status, b)
 }
 
+func writeAccepted(w http.ResponseWriter, taskID string) {
+	b, err := jsonx.Encode(struct {
+		TaskID string `json:"taskId"`
+		Status string `json:"status"`
+	}{taskID, "accepted"})
+	if err != nil {
+		WriteError(w, err)
+		return
+	}
+	writeJSON(w, http.StatusAccepted, b)
+}
+
 func writeJSON(w http.ResponseWriter, status int, b []byte) {
 	h := w.Header()
 	h["Content-Type"] = []string{"application/json; charset=utf-8"}

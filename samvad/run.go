@@ -8,39 +8,66 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Running a skill in the modes sync and async; stream is in sse.go.
+// Running a request, in all modes; sse.go writes the streams.
 
-// run calls the skill. Whatever it does, the process lives on.
-func (s *Server) run(ctx context.Context, req *Request) (resp Response, e *Error) {
+// handle records a request and answers it, unless it is refused.
+func (s *Server) handle(ctx context.Context, req *Request, refusal *Error) (Response, error) {
+	if s.Handle != nil {
+		s.running.Add(1)
+		defer s.leave()
+		return s.run(req, func() (Response, error) { return s.Handle(ctx, req, refusal) })
+	}
+	if err := s.verifier().reserve(ctx, req.Envelope); err != nil || refusal != nil {
+		return Response{}, err
+	}
+	if req.Endpoint == ModeAsync {
+		return Response{}, s.startTask(ctx, req, nil)
+	}
+	if !s.enter() {
+		return Response{}, ErrBusy
+	}
+	if req.Endpoint == ModeSync {
+		return s.runSync(ctx, req)
+	}
+	defer s.leave()
+	req.Accept("")
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.TaskTimeout, DefaultTaskTimeout))
+	defer cancel()
+	return s.runHandler(ctx, req)
+}
+
+// run calls f for a request. Whatever it does, the process lives on.
+func (s *Server) run(req *Request, f func() (Response, error)) (resp Response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			resp, e = Response{}, failure(because(ErrUnavailable, fmt.Errorf("skill panicked: %v", p)))
+			resp, err = Response{}, because(ErrUnavailable, fmt.Errorf("skill panicked: %v", p))
 		}
 	}()
-	if req.Agent.Handler == nil {
-		return Response{}, failure(because(ErrUnavailable, errors.New("agent without a handler")))
-	}
-	resp, err := req.Agent.Handler(ctx, req)
+	resp, err = f()
 	if resp.Tokens > 0 {
 		s.limiter().Record(req.Agent.id(), req.From, resp.Tokens, s.now())
 	}
-	if err != nil {
-		return Response{}, failure(err)
-	}
-	if isNull(resp.Result) {
+	switch {
+	case err != nil:
+		return Response{}, err
+	case isNull(resp.Result):
 		resp.Result = json.RawMessage("{}")
-	}
-	if kindOf(resp.Result) != '{' {
-		return Response{}, failure(
-			because(ErrUnavailable, errors.New("skill answered with something else than an object")),
-		)
+	case kindOf(resp.Result) != '{':
+		return Response{}, because(ErrUnavailable, errors.New("skill answered with something else than an object"))
 	}
 	resp.SpanID = cmp.Or(resp.SpanID, newID())
 	return resp, nil
+}
+
+func (s *Server) runHandler(ctx context.Context, req *Request) (Response, error) {
+	return s.run(req, func() (Response, error) {
+		if req.Agent.Handler == nil {
+			return Response{}, because(ErrUnavailable, errors.New("agent without a handler"))
+		}
+		return req.Agent.Handler(ctx, req)
+	})
 }
 
 func failure(err error) *Error {
@@ -62,68 +89,52 @@ func (s *Server) enter() bool {
 
 func (s *Server) leave() { s.running.Add(-1) }
 
-func (s *Server) serveSync(w http.ResponseWriter, r *http.Request, req *Request) {
-	ctx, cancel := context.WithTimeout(r.Context(), cmp.Or(s.SyncTimeout, DefaultSyncTimeout))
+// runSync waits for a Handler no longer than its client does.
+func (s *Server) runSync(ctx context.Context, req *Request) (Response, error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.SyncTimeout, DefaultSyncTimeout))
 	defer cancel()
-	reply := &Reply{TraceID: req.TraceID, SpanID: newID()}
-	if !s.enter() {
-		reply.Err = refuse(ErrBusy, "", nil)
-		writeReply(w, reply.Err.HTTPStatus(), reply)
-		return
-	}
-	type outcome struct {
-		resp Response
-		err  *Error
-	}
-	var o outcome
-	if s.Inline {
-		o.resp, o.err = s.run(ctx, req)
-		s.leave()
-	} else {
-		done := make(chan outcome, 1)
-		go func() {
-			defer s.leave()
-			resp, err := s.run(ctx, req)
-			done <- outcome{resp, err}
-		}()
+	req.Accept("")
+	var resp Response
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer s.leave()
+		defer close(done)
+		resp, err = s.runHandler(ctx, req)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		// The skill had its time, or nobody waits any more. One that ends
+		// together with its context may still have the better answer.
 		select {
-		case o = <-done:
-		case <-ctx.Done():
-			// The skill had its time, or nobody waits any more. One that ends
-			// together with its context may still have the better answer.
-			select {
-			case o = <-done:
-			default:
-				o.err = failure(because(ErrTimeout, context.Cause(ctx)))
-			}
+		case <-done:
+		default:
+			return Response{}, because(ErrTimeout, context.Cause(ctx))
 		}
 	}
-	status := http.StatusOK
-	reply.Result = o.resp.Result
-	if o.err != nil {
-		reply.Err, status = o.err, o.err.HTTPStatus()
-		setRetryAfter(w.Header(), o.err)
-	} else {
-		reply.SpanID = o.resp.SpanID
-	}
-	writeReply(w, status, reply)
+	return resp, err
 }
 
-func (s *Server) serveAsync(w http.ResponseWriter, r *http.Request, req *Request, claim Claim, refusal *Error) {
-	fail := func(err error) {
+// answer writes the outcome of an accepted request. That of a task is for its
+// status.
+func (r *Request) answer(resp Response, err error) {
+	switch {
+	case r.Endpoint == ModeStream:
+		r.endStream(resp, err)
+	case r.Endpoint == ModeAsync:
+	case err != nil:
 		e := failure(err)
-		e.TraceID = req.TraceID
-		s.refuse(w, r, claim, e)
+		e.TraceID = r.TraceID
+		WriteError(r.w, e)
+	default:
+		writeReply(r.w, http.StatusOK, &Reply{TraceID: r.TraceID, SpanID: resp.SpanID, Result: resp.Result})
 	}
-	if s.Accept != nil && refusal == nil {
-		id, err := s.Accept(r.Context(), req)
-		if err != nil {
-			fail(err)
-			return
-		}
-		s.accepted(w, id)
-		return
-	}
+}
+
+// startTask accepts an async request, and runs it in the background. One that is
+// refused becomes a task that failed.
+func (s *Server) startTask(ctx context.Context, req *Request, refusal *Error) error {
 	t := Task{
 		ID:          newID(),
 		Agent:       req.Agent.id(),
@@ -131,35 +142,21 @@ func (s *Server) serveAsync(w http.ResponseWriter, r *http.Request, req *Request
 		TraceID:     req.TraceID,
 		CallbackURL: req.CallbackURL,
 	}
-	req.TaskID = t.ID
 	s.mu.Lock()
 	if s.closed || !s.enter() {
 		s.mu.Unlock()
-		fail(ErrBusy)
-		return
+		return ErrBusy
 	}
 	s.wg.Add(1)
 	s.mu.Unlock()
-	if err := s.tasks().Put(r.Context(), t); err != nil {
+	if err := s.tasks().Put(ctx, t); err != nil {
 		s.leave()
 		s.wg.Done()
-		fail(err)
-		return
+		return err
 	}
-	go s.work(context.WithoutCancel(r.Context()), req, t, refusal)
-	s.accepted(w, t.ID)
-}
-
-func (s *Server) accepted(w http.ResponseWriter, id string) {
-	b, err := jsonx.Encode(struct {
-		TaskID string `json:"taskId"`
-		Status string `json:"status"`
-	}{id, "accepted"})
-	if err != nil {
-		WriteError(w, err)
-		return
-	}
-	writeJSON(w, http.StatusAccepted, b)
+	req.Accept(t.ID)
+	go s.work(context.WithoutCancel(ctx), req, t, refusal)
+	return nil
 }
 
 // work runs a task to its end and tells the callback.
@@ -194,12 +191,14 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 		err := put(func() { t.Status, t.Progress = TaskRunning, &zero })
 		if err == nil {
 			var resp Response
-			resp, reply.Err = s.run(ctx, req)
-			if reply.Err == nil {
+			if resp, err = s.runHandler(ctx, req); err == nil {
 				reply.Result, reply.SpanID = resp.Result, resp.SpanID
 			}
 		} else {
-			reply.Err = failure(because(ErrUnavailable, err))
+			err = because(ErrUnavailable, err)
+		}
+		if err != nil {
+			reply.Err = failure(err)
 		}
 	}
 	one := 1.0
@@ -218,10 +217,6 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 		mu.Unlock()
 	}
 	if req.CallbackURL == "" {
-		return
-	}
-	if s.Callback != nil {
-		s.Callback(ctx, req, reply)
 		return
 	}
 	// The receiver can poll: a webhook that cannot be delivered is lost.

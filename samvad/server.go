@@ -42,19 +42,37 @@ type Request struct {
 	TaskID     string          // of an async request, once it is accepted
 	Header     http.Header     // of the HTTP request
 	Remote     string          // network address of the client
-	State      any             // what [Server.Record] leaves for the Handler and for Accept
 
-	chunk    func(json.RawMessage) error
+	server   *Server
+	w        http.ResponseWriter
+	cancel   context.CancelFunc // of the context of a stream
+	accepted bool
+	out      *streamWriter // of a stream that was accepted
+	chunks   int
 	progress func(float64) error
+}
+
+// Accept is for [Server.Handle]: it says that the request is recorded. It
+// answers an async request with the id of its task, and begins the stream of a
+// stream request.
+func (r *Request) Accept(taskID string) {
+	r.accepted, r.TaskID = true, taskID
+	switch r.Endpoint {
+	case ModeAsync:
+		writeAccepted(r.w, taskID)
+	case ModeStream:
+		r.out = startStream(r.w, r.server, r.cancel)
+	}
 }
 
 // Chunk sends a piece of the result (any JSON value) when the request is a
 // stream, and does nothing otherwise. An error means that the client is gone.
 func (r *Request) Chunk(v json.RawMessage) error {
-	if r.chunk == nil {
+	if r.out == nil {
 		return nil
 	}
-	return r.chunk(v)
+	r.chunks++
+	return r.out.event(chunkEvent(v))
 }
 
 // Progress notes how much of a task is done, 0 to 1, and does nothing for
@@ -94,39 +112,31 @@ type Server struct {
 	Tasks    Tasks     // nil: [MemoryTasks]
 	Webhook  *Webhook  // nil: the default
 
-	// Record is called exactly once for each request whose signature and
-	// limits are in order, after the checks that follow were evaluated and
-	// before anything is answered or run. Refusal is what those checks found,
-	// or nil. It makes the message durable and answers [ErrReplay] if the same
-	// [Envelope.ReplayKey] was recorded before. Nil reserves the nonce in the
-	// verifier's memory.
-	Record func(ctx context.Context, req *Request, refusal *Error) error
+	// Handle takes over every request whose signature and limits are in order,
+	// in place of the agents' Handlers: it records the request, calls
+	// [Request.Accept], and gives the answer, within a time that it bounds
+	// itself. The client hears nothing before Accept. An error before it refuses
+	// the request; [ErrReplay] says that the same [Envelope.ReplayKey] was
+	// recorded before. Where Handle succeeds, only tasks need Accept.
+	// Refusal is what the checks that follow the limits found: Handle records
+	// such a request and returns without an error, and the server answers. Nil
+	// reserves the nonce in the verifier's memory and runs the Handler.
+	Handle func(ctx context.Context, req *Request, refusal *Error) (Response, error)
 
 	// Refused is called for every request that is refused before its skill runs.
-	// Its result goes to the client in the header RefHeader.
-	Refused   func(r *http.Request, claim Claim, err *Error) (ref string)
-	RefHeader string // "" = Parley-Ref
+	// Its result goes to the client in the header Parley-Ref.
+	Refused func(r *http.Request, claim Claim, err *Error) (ref string)
 
-	// Accept takes over asynchronous requests: it returns the id of a task
-	// that it will complete in Tasks, and the server runs nothing.
-	Accept func(ctx context.Context, req *Request) (taskID string, err error)
-	// Callback takes over webhooks of tasks that the server ran.
-	Callback func(ctx context.Context, req *Request, r *Reply)
-
-	SyncTimeout time.Duration // 0 = [DefaultSyncTimeout]
-	TaskTimeout time.Duration // 0 = [DefaultTaskTimeout]
+	SyncTimeout time.Duration // of a Handler; 0 = [DefaultSyncTimeout]
+	TaskTimeout time.Duration // of a Handler; 0 = [DefaultTaskTimeout]
 	KeepAlive   time.Duration // 0 = [DefaultKeepAlive]
 
 	// WriteTimeout is how long a client of a stream may take to read on; the
 	// stream of one that takes longer ends. 0 = [DefaultWriteTimeout].
 	WriteTimeout time.Duration
 
-	MaxRunning int      // handlers at work at once; 0 = [DefaultMaxRunning]
+	MaxRunning int      // Handlers at work at once; 0 = [DefaultMaxRunning]
 	CORS       []string // origins of browsers that may call; "*" = any; none by default
-
-	// Inline says that handlers of sync requests return when their context
-	// ends, so that they need no goroutine of their own.
-	Inline bool
 
 	once sync.Once
 	own  struct {
@@ -324,7 +334,7 @@ func (s *Server) cors(w http.ResponseWriter, r *http.Request) (done bool) {
 	default:
 		return false
 	}
-	h.Set("Access-Control-Expose-Headers", "Retry-After, "+cmp.Or(s.RefHeader, defaultRefHeader))
+	h.Set("Access-Control-Expose-Headers", "Retry-After, "+refHeader)
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}
@@ -335,13 +345,13 @@ func (s *Server) cors(w http.ResponseWriter, r *http.Request) (done bool) {
 	return true
 }
 
-const defaultRefHeader = "Parley-Ref"
+const refHeader = "Parley-Ref"
 
 // refuse answers an error that arose before the skill ran.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, c Claim, e *Error) {
 	if s.Refused != nil {
 		if ref := s.Refused(r, c, e); ref != "" {
-			w.Header().Set(cmp.Or(s.RefHeader, defaultRefHeader), ref)
+			w.Header().Set(refHeader, ref)
 		}
 	}
 	WriteError(w, e)
@@ -457,13 +467,34 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 
 	req := &Request{
 		Verified: m, Agent: a, Endpoint: mode, Skill: a.Card.Skill(m.Envelope.Skill),
-		Payload: m.Envelope.Payload, Header: r.Header, Remote: r.RemoteAddr,
+		Payload: m.Envelope.Payload, Header: r.Header, Remote: r.RemoteAddr, server: s, w: w,
+	}
+	if mode == ModeStream {
+		ctx, req.cancel = context.WithCancel(ctx)
+		defer req.cancel()
 	}
 	if isNull(req.Payload) {
 		req.Payload = json.RawMessage("{}")
 	}
 	refusal := s.check(ctx, req)
-	if err := s.record(ctx, req, refusal); err != nil {
+	resp, err := s.handle(ctx, req, refusal)
+	switch {
+	case err == nil && refusal == nil:
+		if !req.accepted {
+			req.Accept("")
+		}
+	case err == nil && (refusal.Step != StepPayload || mode == ModeSync):
+		s.refuse(w, r, claim, refusal)
+		return
+	// A payload that does not fit is told where the client looks for it: in
+	// the status of the task, in the stream (SAM-090).
+	case err == nil && mode == ModeAsync:
+		err = s.startTask(ctx, req, refusal)
+	case err == nil:
+		req.Accept("")
+		err = refusal
+	}
+	if err != nil && !req.accepted {
 		step := StepRecord
 		if errors.Is(err, ErrReplay) {
 			step = StepReplay
@@ -471,20 +502,7 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 		s.refuse(w, r, claim, m.fail(step, err))
 		return
 	}
-	// A payload that does not fit is told where the client looks for it: in
-	// the status of the task, in the stream (SAM-090).
-	if refusal != nil && (refusal.Step != StepPayload || mode == ModeSync) {
-		s.refuse(w, r, claim, refusal)
-		return
-	}
-	switch mode {
-	case ModeSync:
-		s.serveSync(w, r, req)
-	case ModeAsync:
-		s.serveAsync(w, r, req, claim, refusal)
-	case ModeStream:
-		s.serveStream(w, r, req, refusal)
-	}
+	req.answer(resp, err)
 }
 
 func clientIP(r *http.Request) string {

@@ -24,18 +24,17 @@ type streamEvent struct {
 
 var errStreamOver = errors.New("samvad: the stream is over")
 
-// serveStream answers with an event stream: each block one line "data: …" in
-// LF framing, as the TypeScript clients need it (SAM-140).
-func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Request, refusal *Error) {
-	if !s.enter() {
-		e := refuse(ErrBusy, "", nil)
-		e.TraceID = req.TraceID
-		WriteError(w, e)
-		return
+func chunkEvent(v json.RawMessage) streamEvent {
+	if isNull(v) {
+		v = json.RawMessage("null")
 	}
-	defer s.leave()
-	ctx, cancel := context.WithTimeout(r.Context(), cmp.Or(s.TaskTimeout, DefaultTaskTimeout))
-	defer cancel()
+	return streamEvent{Chunk: v}
+}
+
+// startStream begins an event stream: each block one line "data: …" in LF
+// framing, as the TypeScript clients need it (SAM-140). A client that is gone
+// calls gone.
+func startStream(w http.ResponseWriter, s *Server, gone context.CancelFunc) *streamWriter {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache")
@@ -43,49 +42,36 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, req *Reques
 	h.Set("X-Accel-Buffering", "no")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
-
 	out := &streamWriter{
 		rc:    http.NewResponseController(w),
 		w:     w,
-		gone:  cancel,
+		gone:  gone,
 		stall: cmp.Or(s.WriteTimeout, DefaultWriteTimeout),
 	}
-	out.flush()
-	stopIdle := out.keepAlive(cmp.Or(s.KeepAlive, DefaultKeepAlive))
-	chunks := 0
-	chunk := func(v json.RawMessage) streamEvent {
-		if isNull(v) {
-			v = json.RawMessage("null")
-		}
-		return streamEvent{Chunk: v}
-	}
-	req.chunk = func(v json.RawMessage) error {
-		chunks++
-		return out.event(chunk(v))
-	}
-	final := streamEvent{Done: true, TraceID: &req.TraceID}
+	_ = out.rc.Flush()
+	out.stopIdle = out.keepAlive(cmp.Or(s.KeepAlive, DefaultKeepAlive))
+	return out
+}
+
+// endStream writes the last events of a stream.
+func (r *Request) endStream(resp Response, err error) {
+	final := streamEvent{Done: true, TraceID: &r.TraceID, SpanID: &resp.SpanID}
 	last := make([]streamEvent, 0, 2)
-	span := newID()
-	if refusal == nil {
-		resp, err := s.run(ctx, req)
-		refusal = err
-		if err == nil {
-			// The TypeScript clients show chunks only and drop the result
-			// (SAM-141). Both go at once: clients that know it see one answer.
-			if chunks == 0 {
-				last = append(last, chunk(resp.Result))
-			}
-			final.Result, span = resp.Result, resp.SpanID
+	if err != nil {
+		resp.SpanID = newID()
+		final.Error = failure(err).wire()
+	} else {
+		// The TypeScript clients show chunks only and drop the result
+		// (SAM-141). Both go at once: clients that know it see one answer.
+		if r.chunks == 0 {
+			last = append(last, chunkEvent(resp.Result))
 		}
+		final.Result = resp.Result
 	}
-	if refusal != nil {
-		final.Error = refusal.wire()
-	}
-	final.SpanID = &span
-	stopIdle()
+	r.out.stopIdle()
 	// A client that is gone needs no last word.
-	_ = out.event(append(last, final)...)
-	out.close()
+	_ = r.out.event(append(last, final)...)
+	r.out.close()
 }
 
 // streamWriter serialises the writes to one event stream.
@@ -94,7 +80,8 @@ type streamWriter struct {
 	w    http.ResponseWriter
 	gone context.CancelFunc // the client does not read any more
 
-	stall time.Duration // how long one write may take
+	stall    time.Duration // how long one write may take
+	stopIdle func()        // ends the keep-alives
 
 	mu   sync.Mutex
 	idle *time.Timer
@@ -136,8 +123,6 @@ func (s *streamWriter) write(block []byte) error {
 	}
 	return nil
 }
-
-func (s *streamWriter) flush() { _ = s.rc.Flush() }
 
 func (s *streamWriter) close() {
 	s.mu.Lock()

@@ -125,12 +125,19 @@ func (v *Verifier) Check(r *http.Request) (*Verified, error) {
 // Reserve takes the nonce of a checked message; [ErrReplay] when somebody else
 // did before.
 func (v *Verifier) Reserve(ctx context.Context, m *Verified) error {
-	fresh, err := v.mem().Seen(ctx, m.ReplayKey(), m.Until(v.Limits.window()))
-	if err != nil {
-		return m.fail(StepReplay, because(ErrUnavailable, err))
+	if err := v.reserve(ctx, m.Envelope); err != nil {
+		return m.fail(StepReplay, err)
 	}
-	if !fresh {
-		return m.fail(StepReplay, ErrReplay)
+	return nil
+}
+
+func (v *Verifier) reserve(ctx context.Context, e *Envelope) error {
+	fresh, err := v.mem().Seen(ctx, e.ReplayKey(), e.Until(v.Limits.window()))
+	switch {
+	case err != nil:
+		return because(ErrUnavailable, err)
+	case !fresh:
+		return ErrReplay
 	}
 	return nil
 }

@@ -166,10 +166,8 @@ func New(c Config) (*Binding, error) {
 			Prefix: public.Path,
 			Legacy: c.Legacy,
 		},
-		Record:     b.record,
+		Handle:     b.handle,
 		Refused:    b.noteRefusal,
-		Accept:     b.accept,
-		Inline:     true,        // a call returns when its context ends
 		MaxRunning: math.MaxInt, // recorded requests must run: the hub has bounds of its own
 		Limiter:    &protocol.Limiter{},
 		Tasks:      (*taskStore)(b),

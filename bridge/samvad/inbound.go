@@ -86,64 +86,38 @@ func (b *Binding) dropTalk(m *parley.Message) {
 	}
 }
 
-// record makes a request durable. The protocol's server calls it once for each
-// request with a valid signature.
-func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) error {
-	from, to := b.sender(r), b.agentName(r.Agent)
+// handle records a request with a valid signature and gives its answer: a sync
+// request in one call of the hub.
+func (b *Binding) handle(ctx context.Context, r *protocol.Request, refusal *protocol.Error) (
+	protocol.Response, error) {
 	now := b.c.Now()
-	s := hub.Submission{
-		Message: toMessage(r, from, to, now),
-		Scope:   scope(r.To),
-		Key: journal.Key{ID: key(r.Envelope), Sender: from,
-			Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, 300*time.Second)))},
-		Foreign: r.TraceID,
-		Fits:    true, // the server has validated the payload
-	}
-	b.dropTalk(s.Message)
-	elsewhere := b.leadsElsewhere(to)
-	var exceeded error
-	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && elsewhere {
-		// The hub would delegate further.
-		exceeded = protocol.ErrDelegationExceeded
-		refusal = protocol.AsError(exceeded)
-	}
-	if r.Verdict.Assurance != protocol.Signed || r.Auth != nil && r.Auth.Token != "" {
-		b.tokens.replace(s.Message, r.Envelope, refusal == nil && elsewhere)
-	}
-	if refusal != nil {
-		s.Refused = toRefusal(refusal)
-	}
+	s, exceeded := b.submission(r, refusal, now)
+	var reply *parley.Message
 	var err error
 	switch r.Endpoint {
 	case protocol.ModeAsync:
-		r.State, err = b.c.Hub.Accept(ctx, s)
+		var m *parley.Message
+		if m, err = b.c.Hub.Accept(ctx, s); err == nil {
+			return protocol.Response{}, b.startTask(ctx, r, m)
+		}
 	case protocol.ModeStream:
 		s.Message.Deadline = now.Add(protocol.DefaultTaskTimeout)
-		r.State, err = b.c.Hub.Begin(ctx, s)
+		reply, err = b.stream(ctx, r, s)
 	default:
 		s.Message.Deadline = now.Add(protocol.DefaultSyncTimeout)
-		r.State, err = b.c.Hub.Begin(ctx, s)
+		var at journal.Position
+		s.At = &at
+		reply, err = b.c.Hub.Ask(ctx, s)
+		if !at.IsZero() {
+			r.Accept("")
+		}
 	}
 	var prior *hub.Prior
 	switch {
-	case err == nil:
-		return nil
 	case errors.As(err, &prior):
-		return protocol.ErrReplay
-	case refusal != nil && parley.CodeOf(err) == s.Refused.Code:
-		return exceeded // recorded as refused; the server answers its own refusal
-	}
-	return toError(parley.AsError(err))
-}
-
-// handle waits for the answer to a recorded request.
-func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
-	call, ok := r.State.(*hub.Call)
-	if !ok {
-		return protocol.Response{}, protocol.ErrUnavailable
-	}
-	reply, err := b.reply(ctx, r, call)
-	switch {
+		return protocol.Response{}, protocol.ErrReplay
+	case err != nil && s.Refused != nil && parley.CodeOf(err) == s.Refused.Code:
+		return protocol.Response{}, exceeded // recorded as refused; the server answers its own refusal
 	case err != nil:
 		return protocol.Response{}, toError(parley.AsError(err))
 	case reply == nil:
@@ -158,12 +132,43 @@ func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Res
 	return protocol.Response{Result: result, SpanID: reply.ID.String(), Tokens: reply.Tokens()}, nil
 }
 
-// reply gives the terminal reply of a call; nil where there is none. A stream sends
-// the pieces before it.
-func (b *Binding) reply(ctx context.Context, r *protocol.Request, call *hub.Call) (reply *parley.Message, err error) {
-	if r.Endpoint != protocol.ModeStream {
-		return call.Reply(ctx)
+// submission makes the message of a request. exceeded is the binding's own refusal.
+func (b *Binding) submission(r *protocol.Request, refusal *protocol.Error, now time.Time) (
+	s hub.Submission, exceeded error) {
+	from, to := b.sender(r), b.agentName(r.Agent)
+	s = hub.Submission{
+		Message: toMessage(r, from, to, now),
+		Scope:   scope(r.To),
+		Key: journal.Key{ID: key(r.Envelope), Sender: from,
+			Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, 300*time.Second)))},
+		Foreign: r.TraceID,
+		Fits:    true, // the server has validated the payload
 	}
+	b.dropTalk(s.Message)
+	elsewhere := b.leadsElsewhere(to)
+	if refusal == nil && r.Delegation != nil && r.Delegation.MaxDepth <= 1 && elsewhere {
+		// The hub would delegate further.
+		exceeded = protocol.ErrDelegationExceeded
+		refusal = protocol.AsError(exceeded)
+	}
+	if r.Verdict.Assurance != protocol.Signed || r.Auth != nil && r.Auth.Token != "" {
+		b.tokens.replace(s.Message, r.Envelope, refusal == nil && elsewhere)
+	}
+	if refusal != nil {
+		s.Refused = toRefusal(refusal)
+	}
+	return s, exceeded
+}
+
+// stream records a stream request, sends the pieces of its answer, and gives its
+// terminal reply; nil where the client is gone.
+func (b *Binding) stream(ctx context.Context, r *protocol.Request, s hub.Submission) (
+	reply *parley.Message, err error) {
+	call, err := b.c.Hub.Begin(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	r.Accept("")
 	for m, err := range call.Stream(ctx) {
 		switch {
 		case err != nil:
@@ -173,7 +178,7 @@ func (b *Binding) reply(ctx context.Context, r *protocol.Request, call *hub.Call
 		case m.State == parley.NoState && len(m.Parts) > 0:
 			piece, err := toResult(m.Parts)
 			if err == nil && r.Chunk(piece) != nil {
-				return reply, nil // the client is gone; that cancels the call
+				return nil, nil // that cancels the call
 			}
 		}
 	}

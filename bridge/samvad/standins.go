@@ -108,7 +108,7 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	if !ok || !b.exposes(e) {
 		return nil
 	}
-	a = &protocol.Agent{Card: b.card(ctx, e), Handler: b.handle, Identity: b.client.Identity,
+	a = &protocol.Agent{Card: b.card(ctx, e), Identity: b.client.Identity,
 		Skills: map[string]protocol.SkillOptions{},
 		Limit:  &protocol.RateLimit{TokensPerSenderPerDay: b.c.TokensPerDay}}
 	if len(a.Card.Skills) == 0 {

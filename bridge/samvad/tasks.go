@@ -33,17 +33,13 @@ func (b *Binding) messageOf(taskID, agent string) (parley.ID, bool) {
 	return m, hmac.Equal([]byte(b.taskID(m, agent)), []byte(taskID))
 }
 
-// accept makes the task of a recorded asynchronous request.
-func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, error) {
-	m, ok := r.State.(*parley.Message)
-	if !ok {
-		return "", protocol.ErrUnavailable
-	}
+// startTask makes the task of a recorded asynchronous request.
+func (b *Binding) startTask(ctx context.Context, r *protocol.Request, m *parley.Message) error {
 	t := task{Agent: r.To, From: r.From, To: m.To, Trace: r.TraceID, Callback: r.CallbackURL,
 		Status: protocol.TaskRunning}
 	// First the row: finish needs it.
 	if _, err := b.tasks.Put(ctx, m.ID.String(), t, time.Time{}); err != nil {
-		return "", fmt.Errorf("record the task: %w", err)
+		return fmt.Errorf("record the task: %w", err)
 	}
 	b.running.Store(m.ID, true)
 	// The answer may have been recorded before the task was known here.
@@ -57,7 +53,8 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request) (string, erro
 			return b.find(m.ID)
 		})
 	}
-	return b.taskID(m.ID, r.To), nil
+	r.Accept(b.taskID(m.ID, r.To))
+	return nil
 }
 
 // background calls f, which finishes a task, until it succeeds or the binding

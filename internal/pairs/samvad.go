@@ -70,7 +70,7 @@ func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 		}
 		keys[hub.ID] = append(keys[hub.ID], key)
 	}
-	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys, Now: p.now}, Inline: true,
+	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys, Now: p.now},
 		Agent: &samvad.Agent{Card: p.card, Identity: p.id,
 			Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response,
 				error) {
