@@ -2,6 +2,7 @@ package samvad
 
 import (
 	"bytes"
+	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,80 +31,19 @@ const (
 	CardDocument     Document = "card"
 )
 
-const agentPattern = `{"type":"string","pattern":"^agent://"}`
-
 // documents are the rules of the published schemas (draft 2020-12).
-var documents = map[Document]string{
-	RequestDocument: `{"type":"object","additionalProperties":false,
-"required":["from","to","skill","mode","nonce","timestamp","traceId","spanId"],
-"properties":{
- "from":` + agentPattern + `,"to":` + agentPattern + `,
- "skill":{"type":"string","maxLength":64},
- "mode":{"type":"string","enum":["sync","async","stream"]},
- "nonce":{"type":"string","minLength":8,"maxLength":64},
- "timestamp":{"type":"string","format":"date-time"},
- "traceId":{"type":"string"},"spanId":{"type":"string"},
- "parentSpanId":{"type":["string","null"]},
- "delegationToken":{"type":["string","null"]},
- "auth":{"type":["object","null"],"properties":{"scheme":{"type":"string","enum":["bearer","none"]},"token":{"type":"string"}}},
- "callbackUrl":{"type":["string","null"],"format":"uri"},
- "payload":{"type":["object","null"]}}}`,
-
-	ResponseDocument: `{"type":"object","additionalProperties":false,
-"required":["traceId","spanId","status"],
-"properties":{
- "traceId":{"type":"string"},"spanId":{"type":"string"},
- "status":{"type":"string","enum":["ok","error"]},
- "result":{"type":"object"},
- "error":{"type":"object","additionalProperties":false,"required":["code","message"],
-  "properties":{"message":{"type":"string"},"code":{"type":"string","enum":["AUTH_FAILED","REPLAY_DETECTED","SKILL_NOT_FOUND",
-   "SCHEMA_INVALID","INJECTION_DETECTED","DELEGATION_EXCEEDED","RATE_LIMITED","TOKEN_BUDGET_EXCEEDED","AGENT_UNAVAILABLE"]}}}}}`,
-
-	TaskDocument: `{"type":"object","additionalProperties":false,
-"required":["taskId","status"],
-"properties":{
- "taskId":{"type":"string"},
- "status":{"type":"string","enum":["pending","running","done","failed"]},
- "progress":{"type":"number","minimum":0,"maximum":1},
- "result":{"type":"object"},
- "error":{"type":"object","required":["code","message"],"properties":{"code":{"type":"string"},"message":{"type":"string"}}}}}`,
-
-	CardDocument: `{"type":"object","additionalProperties":false,
-"required":["id","name","version","description","url","protocolVersion","skills","publicKeys"],
-"properties":{
- "id":` + agentPattern + `,
- "name":{"type":"string","maxLength":100},
- "version":{"type":"string"},
- "description":{"type":"string","maxLength":500},
- "url":{"type":"string","format":"uri"},
- "protocolVersion":{"type":"string","const":"1.2"},
- "specializations":{"type":"array","items":{"type":"string","maxLength":50}},
- "models":{"type":"array","items":{"type":"object","required":["provider","model"],
-  "properties":{"provider":{"type":"string"},"model":{"type":"string"}}}},
- "skills":{"type":"array","minItems":1,"items":{"type":"object","additionalProperties":false,
-  "required":["id","name","description","inputSchema","outputSchema","modes","trust"],
-  "properties":{
-   "id":{"type":"string","maxLength":64},"name":{"type":"string","maxLength":100},"description":{"type":"string","maxLength":500},
-   "inputSchema":{"type":"object"},"outputSchema":{"type":"object"},
-   "modes":{"type":"array","minItems":1,"items":{"type":"string","enum":["sync","async","stream"]}},
-   "trust":{"type":"string","enum":["public","authenticated","trusted-peers"]},
-   "allowedPeers":{"type":"array","items":` + agentPattern + `}}}},
- "publicKeys":{"type":"array","minItems":1,"items":{"type":"object","additionalProperties":false,
-  "required":["kid","key","active"],
-  "properties":{"kid":{"type":"string"},"key":{"type":"string"},"active":{"type":"boolean"}}}},
- "auth":{"type":"object","properties":{"schemes":{"type":"array","items":{"type":"string","enum":["bearer","none"]}}}},
- "rateLimit":{"type":"object","additionalProperties":false,"properties":{
-  "requestsPerMinute":{"type":"integer","minimum":1},"requestsPerSender":{"type":"integer","minimum":1},
-  "tokensPerSenderPerDay":{"type":"integer","minimum":1}}},
- "cardTTL":{"type":"integer","minimum":0},
- "endpoints":{"type":"object","properties":{"intro":{"type":"string"},"message":{"type":"string"},"task":{"type":"string"},
-  "taskStatus":{"type":"string"},"stream":{"type":"string"},"health":{"type":"string"}}}}}`,
-}
+//
+//go:embed schemas
+var documents embed.FS
 
 var compiledDocuments = sync.OnceValues(func() (map[Document]*jsonschema.Schema, error) {
 	m := map[Document]*jsonschema.Schema{}
-	for d, text := range documents {
-		s, err := compileSchema(json.RawMessage(text))
+	for _, d := range []Document{RequestDocument, ResponseDocument, TaskDocument, CardDocument} {
+		text, err := documents.ReadFile("schemas/" + string(d) + ".json")
+		if err != nil {
+			return nil, err
+		}
+		s, err := compileSchema(text)
 		if err != nil {
 			return nil, fmt.Errorf("samvad: schema of %s: %w", d, err)
 		}
