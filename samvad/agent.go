@@ -14,7 +14,6 @@ type Agent struct {
 	Card     *Card   // completed by the server; see [Card.Complete]
 	Handler  Handler // runs the skills; not used where [Server.Handle] is set
 	Identity Signer  // signs webhooks; nil: they are not signed
-	Intro    string  // Markdown for /agent/intro; "" = made from the card
 
 	// Token validates the bearer token of authenticated skills; nil accepts
 	// any that is not empty, as the SDKs do. The request is verified.
@@ -37,8 +36,7 @@ type Agent struct {
 
 // SkillOptions change how a server treats a skill.
 type SkillOptions struct {
-	NoScan   bool // do not scan payloads for injection patterns
-	NoSchema bool // hand payloads on unchecked, because somebody else checks them
+	NoScan bool // do not scan payloads for injection patterns
 	// public skills only: accept unsigned {"skill","payload"} bodies (an extension; the sender is agent://anonymous)
 	Lightweight bool
 }

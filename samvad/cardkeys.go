@@ -78,15 +78,7 @@ type fetch struct {
 	err  error
 }
 
-// CardKeys gives a [CardStore] with the defaults. The client may be nil.
-func CardKeys(c *http.Client) *CardStore { return &CardStore{HTTP: c} }
-
-func (s *CardStore) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
+func (s *CardStore) now() time.Time { return nowOf(s.Now) }
 
 // Keys implements [Keys].
 func (s *CardStore) Keys(ctx context.Context, id string) ([]Key, error) { return s.get(ctx, id, false) }

@@ -45,7 +45,7 @@ func (s *Server) checkDelegation(ctx context.Context, req *Request) error {
 	if !req.Delegated() {
 		return nil
 	}
-	v := s.verifier()
+	v := s.verifier
 	d, err := VerifyDelegation(ctx, req.DelegationToken, v.Keys, v.now())
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ func (s *Server) checkCallback(_ context.Context, req *Request) error {
 	if req.Endpoint != ModeAsync || !req.HasCallback() {
 		return nil
 	}
-	if err := CheckCallback(req.CallbackURL, s.webhook().Guard); err != nil {
+	if err := CheckCallback(req.CallbackURL, s.webhook.Guard); err != nil {
 		return err
 	}
 	req.pass(StepCallback)
@@ -115,9 +115,6 @@ func (s *Server) checkCallback(_ context.Context, req *Request) error {
 }
 
 func checkPayload(_ context.Context, req *Request) error {
-	if req.Agent.Skills[req.Skill.ID].NoSchema {
-		return nil
-	}
 	schema, err := req.Agent.schema(req.Skill)
 	if err != nil {
 		return because(ErrUnavailable, err)

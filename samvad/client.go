@@ -87,26 +87,7 @@ type Call struct {
 	Lightweight bool
 }
 
-// Relay gives the call that passes a verified request on to another agent: the
-// trace goes on, the incoming span becomes the parent, everything else is new
-// (SAM-153).
-func (m *Verified) Relay(base, to string) Call {
-	payload := m.Envelope.Payload
-	if m.Replaced {
-		payload = m.RawPayload()
-	}
-	return Call{
-		URL: base, To: to, Skill: m.Envelope.Skill, Payload: payload,
-		TraceID: m.TraceID, ParentSpanID: m.SpanID,
-	}
-}
-
-func (c *Client) now() time.Time {
-	if c.Now != nil {
-		return c.Now()
-	}
-	return time.Now()
-}
+func (c *Client) now() time.Time { return nowOf(c.Now) }
 
 func (c *Client) init() {
 	c.once.Do(func() {

@@ -166,7 +166,8 @@ func TestClientRequests(t *testing.T) {
 		}
 		hub := &Client{Identity: identity(t, "agent://hub.test", "h", 6), HTTP: c.HTTP,
 			Now: func() time.Time { return epoch.Add(time.Second) }}
-		e, b, err := hub.Envelope(m.Relay("https://next.test", "agent://next.test"), ModeSync)
+		e, b, err := hub.Envelope(Call{URL: "https://next.test", To: "agent://next.test",
+			Skill: m.Envelope.Skill, Payload: m.Envelope.Payload, TraceID: m.TraceID, ParentSpanID: m.SpanID}, ModeSync)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -13,7 +13,7 @@
 //   - [Identity] holds a private key; [Sign] makes the three headers.
 //   - [Verifier] checks a request and gives [Verified]: the envelope and the
 //     [Verdict], check by check. The zero value of every option is the strict one.
-//   - [Keys] says which keys a sender has: [StaticKeys], [CardKeys], [FirstOf].
+//   - [Keys] says which keys a sender has: [StaticKeys], [CardStore], [FirstOf].
 //   - [Memory] remembers nonces; [NewMemory] is the bounded default.
 //   - [Server] is an http.Handler for one agent or for thousands; [Client]
 //     calls agents of every known SDK.

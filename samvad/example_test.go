@@ -29,7 +29,7 @@ func ExampleVerifier() {
 	me, key := sender()
 	v := &samvad.Verifier{
 		Self: "agent://weather.corp",
-		Keys: samvad.FirstOf(samvad.StaticKeys{"agent://client.local": {key}}, samvad.CardKeys(nil)),
+		Keys: samvad.FirstOf(samvad.StaticKeys{"agent://client.local": {key}}, &samvad.CardStore{}),
 	} // Memory nil: bounded, in process; bring your own to share it between replicas
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /agent/message", func(w http.ResponseWriter, r *http.Request) {
@@ -114,7 +114,11 @@ func ExampleServer() {
 func ExampleError() {
 	me, _ := sender()
 	v := &samvad.Verifier{Self: "agent://weather.corp"} // knows nobody
-	srv := httptest.NewServer(v.Wrap(http.NotFoundHandler()))
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := v.Verify(r); err != nil {
+			samvad.WriteError(w, err)
+		}
+	}))
 	defer srv.Close()
 	c := &samvad.Client{Identity: me, Guard: loopback, HTTP: srv.Client()}
 	_, err := c.Ask(context.Background(), samvad.Call{URL: srv.URL, To: "agent://weather.corp", Skill: "forecast"})

@@ -34,9 +34,6 @@ func NewMemory(size int, now func() time.Time) Memory {
 	if size <= 0 {
 		size = DefaultMemorySize
 	}
-	if now == nil {
-		now = time.Now
-	}
 	return &memory{now: now, keys: recent.Keys{Max: size}}
 }
 
@@ -46,11 +43,11 @@ type memory struct {
 }
 
 func (m *memory) Known(_ context.Context, key string) (bool, error) {
-	return m.keys.Known(key, m.now()), nil
+	return m.keys.Known(key, nowOf(m.now)), nil
 }
 
 func (m *memory) Seen(_ context.Context, key string, until time.Time) (bool, error) {
-	fresh, err := m.keys.Seen("", key, m.now(), until)
+	fresh, err := m.keys.Seen("", key, nowOf(m.now), until)
 	if err != nil {
 		return false, fmt.Errorf("%w: replay memory is full (%d messages)", ErrBusy, m.keys.Max)
 	}

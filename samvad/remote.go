@@ -166,13 +166,13 @@ func decodeRemote(status int, h http.Header, b []byte) (*remoteReply, error) {
 		if status/100 != 2 {
 			return nil, remoteErr("", http.StatusText(status), status, h)
 		}
-		return nil, clientError(
-			CodeAgentUnavailable,
-			"The agent's answer is not understood.",
-			because(ErrResponse, err),
-		)
+		return nil, notUnderstood(err)
 	}
 	return r, nil
+}
+
+func notUnderstood(err error) *Error {
+	return clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
 }
 
 func decodeReply(status int, h http.Header, b []byte) (*Reply, error) {
@@ -188,11 +188,7 @@ func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
 		return nil, e
 	}
 	if kindOf(r.Result) != '{' {
-		return nil, clientError(
-			CodeAgentUnavailable,
-			"The agent's answer is not understood.",
-			because(ErrResponse, errors.New("no result object")),
-		)
+		return nil, notUnderstood(errors.New("no result object"))
 	}
 	return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Result: r.Result, Replaced: r.replaced}, nil
 }
@@ -207,11 +203,7 @@ func decodeAccepted(status int, h http.Header, b []byte) (string, error) {
 	}
 	id := text(r.TaskID)
 	if id == "" || len(id) > 512 {
-		return "", clientError(
-			CodeAgentUnavailable,
-			"The agent's answer is not understood.",
-			because(ErrResponse, errors.New("no taskId")),
-		)
+		return "", notUnderstood(errors.New("no taskId"))
 	}
 	return id, nil
 }
@@ -252,11 +244,7 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 		t.Status = TaskDone
 		t.Result = r.Result
 		if kindOf(r.Result) != '{' {
-			return nil, clientError(
-				CodeAgentUnavailable,
-				"The agent's answer is not understood.",
-				because(ErrResponse, errors.New("task done without a result object")),
-			)
+			return nil, notUnderstood(errors.New("task done without a result object"))
 		}
 	case "failed", "error":
 		t.Status = TaskFailed
@@ -265,11 +253,7 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 			t.Err = remoteErr(CodeAgentUnavailable, "The task failed.", status, h)
 		}
 	default:
-		return nil, clientError(
-			CodeAgentUnavailable,
-			"The agent's answer is not understood.",
-			because(ErrResponse, fmt.Errorf("task status %q", clip(s))),
-		)
+		return nil, notUnderstood(fmt.Errorf("task status %q", clip(s)))
 	}
 	if kindOf(r.Progress) == '0' {
 		if p, err := strconv.ParseFloat(string(r.Progress), 64); err == nil && p >= 0 && p <= 1 {

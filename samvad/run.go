@@ -19,7 +19,7 @@ func (s *Server) handle(ctx context.Context, req *Request, refusal *Error) (Resp
 		defer s.leave()
 		return s.run(req, func() (Response, error) { return s.Handle(ctx, req, refusal) })
 	}
-	if err := s.verifier().reserve(ctx, req.Envelope); err != nil || refusal != nil {
+	if err := s.verifier.reserve(ctx, req.Envelope); err != nil || refusal != nil {
 		return Response{}, err
 	}
 	if req.Endpoint == ModeAsync {
@@ -47,7 +47,7 @@ func (s *Server) run(req *Request, f func() (Response, error)) (resp Response, e
 	}()
 	resp, err = f()
 	if resp.Tokens > 0 {
-		s.limiter().Record(req.Agent.id(), req.From, resp.Tokens, s.now())
+		s.limiter.Record(req.Agent.id(), req.From, resp.Tokens, s.now())
 	}
 	switch {
 	case err != nil:
@@ -149,7 +149,7 @@ func (s *Server) startTask(ctx context.Context, req *Request, refusal *Error) er
 	}
 	s.wg.Add(1)
 	s.mu.Unlock()
-	if err := s.tasks().Put(ctx, t); err != nil {
+	if err := s.tasks.Put(ctx, t); err != nil {
 		s.leave()
 		s.wg.Done()
 		return err
@@ -177,7 +177,7 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 			return nil
 		}
 		change()
-		return s.tasks().Put(store, t)
+		return s.tasks.Put(store, t)
 	}
 	req.progress = func(p float64) error {
 		if !(p >= 0 && p <= 1) {
@@ -213,12 +213,12 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 		reply.Err = failure(because(ErrUnavailable, err))
 		mu.Lock()
 		t.Status, t.Result, t.Err = TaskFailed, nil, reply.Err
-		_ = s.tasks().Put(store, t)
+		_ = s.tasks.Put(store, t)
 		mu.Unlock()
 	}
 	if req.CallbackURL == "" {
 		return
 	}
 	// The receiver can poll: a webhook that cannot be delivered is lost.
-	_ = s.webhook().Send(ctx, req.Agent.Identity, req.CallbackURL, reply)
+	_ = s.webhook.Send(ctx, req.Agent.Identity, req.CallbackURL, reply)
 }

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -138,13 +139,12 @@ type Server struct {
 	MaxRunning int      // Handlers at work at once; 0 = [DefaultMaxRunning]
 	CORS       []string // origins of browsers that may call; "*" = any; none by default
 
-	once sync.Once
-	own  struct {
-		verifier Verifier
-		limiter  Limiter
-		tasks    MemoryTasks
-		webhook  Webhook
-	}
+	once     sync.Once
+	verifier *Verifier // the defaults where the fields above are nil
+	limiter  *Limiter
+	tasks    Tasks
+	webhook  *Webhook
+
 	start   time.Time
 	base    context.Context
 	stop    context.CancelFunc
@@ -166,41 +166,17 @@ type Claim struct {
 
 func (s *Server) init() {
 	s.once.Do(func() {
-		s.own.tasks.Now, s.own.webhook.Now = s.now, s.now
+		s.verifier, s.limiter = cmp.Or(s.Verifier, &Verifier{}), cmp.Or(s.Limiter, &Limiter{})
+		s.webhook, s.tasks = cmp.Or(s.Webhook, &Webhook{Now: s.now}), s.Tasks
+		if s.tasks == nil {
+			s.tasks = &MemoryTasks{Now: s.now}
+		}
 		s.start = s.now()
 		s.base, s.stop = context.WithCancel(context.Background())
 	})
 }
 
-func (s *Server) verifier() *Verifier {
-	if s.Verifier != nil {
-		return s.Verifier
-	}
-	return &s.own.verifier
-}
-
-func (s *Server) limiter() *Limiter {
-	if s.Limiter != nil {
-		return s.Limiter
-	}
-	return &s.own.limiter
-}
-
-func (s *Server) tasks() Tasks {
-	if s.Tasks != nil {
-		return s.Tasks
-	}
-	return &s.own.tasks
-}
-
-func (s *Server) webhook() *Webhook {
-	if s.Webhook != nil {
-		return s.Webhook
-	}
-	return &s.own.webhook
-}
-
-func (s *Server) now() time.Time { return s.verifier().now() }
+func (s *Server) now() time.Time { return s.verifier.now() }
 
 // Close ends the tasks of the server and their webhooks: it
 // waits for them until ctx ends, then cancels them and waits for their return.
@@ -224,27 +200,6 @@ func (s *Server) Close(ctx context.Context) error {
 	s.stop()
 	<-done
 	return err
-}
-
-// Recover marks tasks that a former process left unfinished as failed with
-// AGENT_UNAVAILABLE, so that nobody polls them forever (SAM-124). Call it
-// before serving, with a [Tasks] that implements [Unfinished].
-func (s *Server) Recover(ctx context.Context) error {
-	u, ok := s.tasks().(Unfinished)
-	if !ok {
-		return nil
-	}
-	for t, err := range u.Unfinished(ctx) {
-		if err != nil {
-			return fmt.Errorf("samvad: recover: %w", err)
-		}
-		t.Status, t.Result = TaskFailed, nil
-		t.Err = refuse(ErrUnavailable, "The agent was restarted before the task was finished.", nil)
-		if err := s.tasks().Put(ctx, t); err != nil {
-			return fmt.Errorf("samvad: recover: %w", err)
-		}
-	}
-	return nil
 }
 
 // endpoint is one row of the table of §6.
@@ -367,27 +322,15 @@ func (s *Server) serveCard(w http.ResponseWriter, _ *http.Request, a *Agent) {
 }
 
 func (s *Server) serveIntro(w http.ResponseWriter, _ *http.Request, a *Agent) {
-	text := a.Intro
-	if text == "" {
-		var b strings.Builder
-		c := a.Card
-		fmt.Fprintf(
-			&b,
-			"# %s\n\n%s\n\nSAMVAD %s, `%s`, %s\n\n## Skills\n\n",
-			c.Name,
-			c.Description,
-			Version,
-			c.ID,
-			c.URL,
-		)
-		for _, k := range c.Skills {
-			fmt.Fprintf(&b, "- **%s** (`%s`): %s\n", k.Name, k.ID, k.Description)
-		}
-		text = b.String()
-	}
 	w.Header().Set("Content-Type", "text/markdown; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write([]byte(text))
+	var b bytes.Buffer
+	c := a.Card
+	fmt.Fprintf(&b, "# %s\n\n%s\n\nSAMVAD %s, `%s`, %s\n\n## Skills\n\n", c.Name, c.Description, Version, c.ID, c.URL)
+	for _, k := range c.Skills {
+		fmt.Fprintf(&b, "- **%s** (`%s`): %s\n", k.Name, k.ID, k.Description)
+	}
+	_, _ = w.Write(b.Bytes())
 }
 
 func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
@@ -411,7 +354,7 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
 }
 
 func (s *Server) serveTask(w http.ResponseWriter, r *http.Request, a *Agent, id string) {
-	t, err := s.tasks().Get(r.Context(), a.id(), id)
+	t, err := s.tasks.Get(r.Context(), a.id(), id)
 	if err == nil {
 		var b []byte
 		if b, err = t.Encode(); err == nil {
@@ -435,7 +378,7 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 		s.refuse(w, r, claim, AsError(because(ErrUnavailable, err)))
 		return
 	}
-	v := s.verifier()
+	v := s.verifier
 	in, err := v.read(r)
 	if err != nil {
 		s.refuse(w, r, claim, AsError(err))
@@ -459,7 +402,7 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 	if anonymous {
 		sender = "ip " + clientIP(r)
 	}
-	if err := s.limiter().Allow(a.id(), sender, a.limit, v.now()); err != nil {
+	if err := s.limiter.Allow(a.id(), sender, a.limit, v.now()); err != nil {
 		s.refuse(w, r, claim, m.fail(StepLimits, err))
 		return
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -627,7 +626,7 @@ func TestLimits(t *testing.T) {
 			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(map[string]any{"from": from}),
 				w.clk.t)), 401, CodeAuthFailed)
 		}
-		if n := len(w.srv.own.limiter.windows); n != 0 {
+		if n := len(w.srv.limiter.windows); n != 0 {
 			t.Errorf("%d windows", n)
 		}
 		if n := w.srv.Verifier.memory.(*memory).keys.Len(); n != 0 {
@@ -1073,27 +1072,8 @@ func TestAsync(t *testing.T) {
 		w := newWorld(t)
 		w.want(w.get("/agent/task/undefined"), 404, CodeSchemaInvalid)
 	})
-	t.Run("SAM-124 after a crash", func(t *testing.T) {
-		store := &MemoryTasks{}
-		for _, s := range []TaskStatus{TaskPending, TaskRunning, TaskDone} {
-			if err := store.Put(t.Context(), Task{ID: string(s), Agent: worldID, Status: s}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w := newWorld(t, func(w *world) { w.srv.Tasks = store })
-		if err := w.srv.Recover(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for _, s := range []TaskStatus{TaskPending, TaskRunning} {
-			got, err := store.Get(t.Context(), worldID, string(s))
-			if err != nil || got.Status != TaskFailed || got.Err.Code != CodeAgentUnavailable {
-				t.Errorf("%+v, %v", got, err)
-			}
-		}
+	t.Run("a store that fails", func(t *testing.T) {
 		broken := newWorld(t, func(w *world) { w.srv.Tasks = brokenTasks{} })
-		if err := broken.srv.Recover(t.Context()); err == nil {
-			t.Error("a broken store recovers")
-		}
 		broken.want(broken.post("/agent/task", broken.envelope(nil)), 500, CodeAgentUnavailable)
 		broken.want(broken.get("/agent/task/x"), 500, CodeAgentUnavailable)
 	})
@@ -1137,10 +1117,6 @@ func (brokenTasks) Put(context.Context, Task) error { return errors.New("disk") 
 func (brokenTasks) Get(context.Context, string, string) (Task, error) {
 	return Task{}, errors.New("disk")
 }
-func (brokenTasks) Unfinished(context.Context) iter.Seq2[Task, error] {
-	return func(yield func(Task, error) bool) { yield(Task{}, errors.New("disk")) }
-}
-
 func TestWebhook(t *testing.T) {
 	t.Run("SAM-130 after authentication", func(t *testing.T) {
 		w := newWorld(t)

@@ -46,14 +46,8 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 			p.size += len(part) + 1
 			if p.size > p.limit {
 				p.over = true
-				yield(
-					Event{},
-					clientError(
-						CodeAgentUnavailable,
-						"The agent's answer is too large.",
-						because(ErrTooLarge, errEventTooLarge),
-					),
-				)
+				yield(Event{}, clientError(CodeAgentUnavailable, "The agent's answer is too large.",
+					because(ErrTooLarge, errEventTooLarge)))
 				return
 			}
 			p.line = append(p.line, part...)
@@ -128,16 +122,9 @@ func (p *sseParser) dispatch() (Event, bool, error) {
 // readEvent understands the protocol's own events and those of the deployed
 // agents: status, result, error, done with envelopes in data (digest §12).
 func readEvent(name string, data []byte) (Event, bool, error) {
-	bad := func(err error) (Event, bool, error) {
-		return Event{}, false, clientError(
-			CodeAgentUnavailable,
-			"The agent's answer is not understood.",
-			because(ErrResponse, err),
-		)
-	}
 	r, err := readRemote(data)
 	if err != nil {
-		return bad(err)
+		return Event{}, false, notUnderstood(err)
 	}
 	ev := Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Replaced: r.replaced}
 	final := name == "result" || name == "error" || name == "done" || kindOf(r.Done) == 't'
@@ -152,7 +139,7 @@ func readEvent(name string, data []byte) (Event, bool, error) {
 			return Event{}, false, e
 		}
 		if kindOf(r.Result) != '{' {
-			return bad(errors.New("last event without a result object"))
+			return Event{}, false, notUnderstood(errors.New("last event without a result object"))
 		}
 		ev.Done, ev.Result = true, r.Result
 		return ev, true, nil

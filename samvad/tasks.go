@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"iter"
 	"sync"
 	"time"
 
@@ -75,19 +74,13 @@ func (t *Task) Encode() ([]byte, error) {
 
 // Tasks keeps tasks: results for at least an hour after they are done
 // (SAM-122). It must be safe for concurrent use. A store that outlives the
-// process should implement [Unfinished] as well.
+// process must fail the tasks that were open when the process ended (SAM-124).
 type Tasks interface {
 	// Put creates or replaces a task.
 	Put(ctx context.Context, t Task) error
 	// Get gives a task of an agent; the error wraps [ErrNotFound] if there is
 	// none.
 	Get(ctx context.Context, agent, id string) (Task, error)
-}
-
-// Unfinished is a [Tasks] that can list the tasks that were open when the
-// process ended; see [Server.Recover].
-type Unfinished interface {
-	Unfinished(ctx context.Context) iter.Seq2[Task, error]
 }
 
 // Defaults of [MemoryTasks].
@@ -119,13 +112,10 @@ type doneTask struct {
 // Put implements [Tasks]. New tasks are refused with [ErrBusy] while the store
 // is full of tasks that are unfinished or must still be kept.
 func (m *MemoryTasks) Put(_ context.Context, t Task) error {
-	now := time.Now
-	if m.Now != nil {
-		now = m.Now
-	}
+	now := nowOf(m.Now)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.expire(now())
+	m.expire(now)
 	old, exists := m.tasks[t.ID]
 	if !exists {
 		if len(m.tasks) >= cmp.Or(m.Max, DefaultMaxTasks) || m.bytes >= cmp.Or(m.MaxBytes, DefaultMaxTaskBytes) {
@@ -136,7 +126,7 @@ func (m *MemoryTasks) Put(_ context.Context, t Task) error {
 		}
 	}
 	if t.Status.Finished() && !old.Status.Finished() {
-		m.done = append(m.done, doneTask{t.ID, now()})
+		m.done = append(m.done, doneTask{t.ID, now})
 	}
 	m.bytes += len(t.Result) - len(old.Result)
 	m.tasks[t.ID] = t
@@ -162,23 +152,4 @@ func (m *MemoryTasks) Get(_ context.Context, agent, id string) (Task, error) {
 		return Task{}, ErrNotFound
 	}
 	return t, nil
-}
-
-// Unfinished implements [Unfinished].
-func (m *MemoryTasks) Unfinished(context.Context) iter.Seq2[Task, error] {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var open []Task
-	for _, t := range m.tasks {
-		if !t.Status.Finished() {
-			open = append(open, t)
-		}
-	}
-	return func(yield func(Task, error) bool) {
-		for _, t := range open {
-			if !yield(t, nil) {
-				return
-			}
-		}
-	}
 }

@@ -1015,7 +1015,7 @@ func vectorCanonical(t *testing.T, c vector) {
 	}
 	into(t, c.Expect, &want)
 	if in.JSON != nil {
-		got, err := Canonical([]byte(*in.JSON))
+		got, err := jsonx.Canonicalize([]byte(*in.JSON))
 		if err != nil || string(got) != want.Canonical {
 			t.Errorf("got %s, %v\nwant %s", got, err, want.Canonical)
 		}
@@ -1032,7 +1032,7 @@ func vectorCanonical(t *testing.T, c vector) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := SignLegacy(id, in.Envelope)
+	got, err := signLegacy(id, in.Envelope)
 	if err != nil || got != want.Signature {
 		t.Errorf("signature %s, %v, want %s", got, err, want.Signature)
 	}

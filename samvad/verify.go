@@ -142,32 +142,14 @@ func (v *Verifier) reserve(ctx context.Context, e *Envelope) error {
 	return nil
 }
 
-// Wrap verifies every request before next sees it; next finds the result with
-// [FromContext]. Refusals are answered with [WriteError].
-func (v *Verifier) Wrap(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		m, err := v.Verify(r)
-		if err != nil {
-			WriteError(w, err)
-			return
-		}
-		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), verifiedKey{}, m)))
-	})
-}
+func (v *Verifier) now() time.Time { return nowOf(v.Now) }
 
-type verifiedKey struct{}
-
-// FromContext gives what [Verifier.Wrap] verified.
-func FromContext(ctx context.Context) (*Verified, bool) {
-	m, ok := ctx.Value(verifiedKey{}).(*Verified)
-	return m, ok
-}
-
-func (v *Verifier) now() time.Time {
-	if v.Now != nil {
-		return v.Now()
+// nowOf asks a clock; nil is that of the system.
+func nowOf(clock func() time.Time) time.Time {
+	if clock == nil {
+		return time.Now()
 	}
-	return time.Now()
+	return clock()
 }
 
 func (v *Verifier) mem() Memory {

@@ -106,15 +106,11 @@ func (h *Webhook) Once(
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if s != nil {
-		now := time.Now
-		if h.Now != nil {
-			now = h.Now
-		}
 		path := u.EscapedPath()
 		if path == "" {
 			path = "/"
 		}
-		sig, err := Sign(s, http.MethodPost, path, body, now())
+		sig, err := Sign(s, http.MethodPost, path, body, nowOf(h.Now))
 		if err != nil {
 			return false, 0, err
 		}
