@@ -30,8 +30,8 @@ type Agent struct {
 	encoded []byte
 	err     error
 	limit   RateLimit
-	light   bool     // some skill is lightweight
-	schemas sync.Map // skill id → *compiled
+	light   bool                                    // some skill is lightweight
+	schemas map[string]func() (*InputSchema, error) // by skill id
 }
 
 // SkillOptions change how a server treats a skill.
@@ -43,11 +43,6 @@ type SkillOptions struct {
 
 // Anonymous is the sender of lightweight requests.
 const Anonymous = "agent://anonymous"
-
-type compiled struct {
-	schema *InputSchema
-	err    error
-}
 
 func (a *Agent) prepare() error {
 	a.once.Do(func() {
@@ -62,6 +57,10 @@ func (a *Agent) prepare() error {
 		if a.Limit != nil {
 			a.limit = *a.Limit
 		}
+		a.schemas = make(map[string]func() (*InputSchema, error), len(a.Card.Skills))
+		for _, s := range a.Card.Skills {
+			a.schemas[s.ID] = sync.OnceValues(func() (*InputSchema, error) { return CompileInput(s.InputSchema) })
+		}
 		a.encoded, a.err = a.Card.Encode()
 	})
 	return a.err
@@ -73,22 +72,12 @@ func (a *Agent) Check() error {
 	if err := a.prepare(); err != nil {
 		return err
 	}
-	for i := range a.Card.Skills {
-		if _, err := a.schema(&a.Card.Skills[i]); err != nil {
-			return fmt.Errorf("skill %q: %w", a.Card.Skills[i].ID, err)
+	for _, s := range a.Card.Skills {
+		if _, err := a.schemas[s.ID](); err != nil {
+			return fmt.Errorf("skill %q: %w", s.ID, err)
 		}
 	}
 	return nil
-}
-
-func (a *Agent) schema(s *Skill) (*InputSchema, error) {
-	if c, ok := a.schemas.Load(s.ID); ok {
-		return c.(*compiled).schema, c.(*compiled).err
-	}
-	c := &compiled{}
-	c.schema, c.err = CompileInput(s.InputSchema)
-	a.schemas.Store(s.ID, c)
-	return c.schema, c.err
 }
 
 func (a *Agent) id() string { return a.Card.ID }

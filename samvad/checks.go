@@ -115,7 +115,7 @@ func (s *Server) checkCallback(_ context.Context, req *Request) error {
 }
 
 func checkPayload(_ context.Context, req *Request) error {
-	schema, err := req.Agent.schema(req.Skill)
+	schema, err := req.Agent.schemas[req.Skill.ID]()
 	if err != nil {
 		return because(ErrUnavailable, err)
 	}

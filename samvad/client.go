@@ -118,12 +118,8 @@ func baseURL(base string) (*url.URL, error) {
 
 // Card fetches the card of the agent at a base URL.
 func (c *Client) Card(ctx context.Context, base string) (*Card, error) {
-	c.init()
-	u, err := baseURL(base)
+	u, err := c.address(base)
 	if err != nil {
-		return nil, err
-	}
-	if err := c.check(u); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, DefaultFetchTimeout)
@@ -169,16 +165,19 @@ func (c *Client) moved(call Call, err error) error {
 	return err
 }
 
-// check applies the guard also when the HTTP client is the caller's own; that
-// one then answers for what names resolve to.
-func (c *Client) check(u *url.URL) error {
-	if c.HTTP != nil && c.Guard == nil {
-		return nil
+// address gives the base URL of an agent that may be called. The guard applies
+// also when the HTTP client is the caller's own; that one then answers for what
+// names resolve to.
+func (c *Client) address(base string) (*url.URL, error) {
+	c.init()
+	u, err := baseURL(base)
+	if err != nil || c.HTTP != nil && c.Guard == nil {
+		return u, err
 	}
 	if err := c.Guard.guard().CheckURL(u); err != nil {
-		return clientError(CodeAgentUnavailable, "address refused", err)
+		return nil, clientError(CodeAgentUnavailable, "address refused", err)
 	}
-	return nil
+	return u, nil
 }
 
 // Envelope gives the envelope and its body for a call: what [Client.Ask],
@@ -211,7 +210,6 @@ func (c *Client) Envelope(call Call, mode Mode) (*Envelope, []byte, error) {
 // Request gives the signed HTTP request for a call in a mode, without sending
 // it. Call.To must be known or found at Call.URL.
 func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Request, *Envelope, error) {
-	c.init()
 	if call.URL == "" {
 		origin, err := AgentOrigin(call.To)
 		if err != nil {
@@ -219,11 +217,8 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 		}
 		call.URL = origin
 	}
-	u, err := baseURL(call.URL)
+	u, err := c.address(call.URL)
 	if err != nil {
-		return nil, nil, err
-	}
-	if err := c.check(u); err != nil {
 		return nil, nil, err
 	}
 	if call.To == "" && !call.Lightweight {
@@ -348,12 +343,8 @@ func (c *Client) body(resp *http.Response) ([]byte, error) {
 // Task looks at a task of the agent at a base URL. The error wraps
 // [ErrNotFound] if the agent does not know it.
 func (c *Client) Task(ctx context.Context, base, id string) (*Task, error) {
-	c.init()
-	u, err := baseURL(base)
+	u, err := c.address(base)
 	if err != nil {
-		return nil, err
-	}
-	if err := c.check(u); err != nil {
 		return nil, err
 	}
 	if id == "" || len(id) > 512 {

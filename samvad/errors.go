@@ -127,14 +127,8 @@ var wire = []struct {
 	{ErrRateLimited, CodeRateLimited, 429, true, StepLimits, "Too many requests."},
 	{ErrTokenBudget, CodeTokenBudgetExceeded, 429, true, StepLimits, "The daily token budget is used up."},
 	{ErrDelegation, CodeAuthFailed, 401, false, StepDelegation, "The delegation token is not valid."},
-	{
-		ErrDelegationExceeded,
-		CodeDelegationExceeded,
-		400,
-		false,
-		StepDelegation,
-		"The delegation does not cover this request.",
-	},
+	{ErrDelegationExceeded, CodeDelegationExceeded, 400, false, StepDelegation,
+		"The delegation does not cover this request."},
 	{ErrInjection, CodeInjectionDetected, 400, false, StepInjection, "The payload was refused."},
 	{ErrSkillNotFound, CodeSkillNotFound, 404, false, StepSkill, "The agent has no such skill."},
 	{ErrMode, CodeSchemaInvalid, 400, false, StepSkill, "The skill does not offer this delivery mode."},
@@ -159,8 +153,8 @@ type Error struct {
 	TraceID    string        // of the message that it answers, if that could be read
 	Verdict    *Verdict      // of a message that failed verification; never sent
 
-	claim struct{ from, skill, nonce string } // of the envelope, if it could be read
-	cause error
+	envelope *Envelope // of the message, if it could be read
+	cause    error
 }
 
 // Error gives everything, for logs. It must not be sent: that is what Text is
@@ -184,15 +178,10 @@ func (e *Error) HTTPStatus() int {
 	if e.Status != 0 {
 		return e.Status
 	}
-	switch e.Code {
-	case CodeAuthFailed, CodeReplayDetected:
-		return http.StatusUnauthorized
-	case CodeSkillNotFound:
-		return http.StatusNotFound
-	case CodeRateLimited, CodeTokenBudgetExceeded:
-		return http.StatusTooManyRequests
-	case CodeSchemaInvalid, CodeInjectionDetected, CodeDelegationExceeded:
-		return http.StatusBadRequest
+	for i := range wire { // the first row of a code has its usual status
+		if wire[i].code == e.Code {
+			return wire[i].status
+		}
 	}
 	return http.StatusInternalServerError
 }

@@ -88,46 +88,45 @@ func (r *remoteReply) remoteError(status int, h http.Header) *Error {
 	return e
 }
 
+// remoteCauses are the causes of the codes that agents report.
+var remoteCauses = map[Code]error{
+	CodeAuthFailed:    ErrRemote,
+	CodeSchemaInvalid: ErrRemote,
+	// The Python SDK reports stale messages as replays: either way a new nonce
+	// and timestamp help.
+	CodeTimestampExpired:    errors.Join(ErrRemote, ErrReplay, ErrStale),
+	CodeReplayDetected:      errors.Join(ErrRemote, ErrReplay, ErrStale),
+	CodeNotFound:            errors.Join(ErrRemote, ErrNotFound),
+	CodeSkillNotFound:       errors.Join(ErrRemote, ErrSkillNotFound),
+	CodeInjectionDetected:   errors.Join(ErrRemote, ErrInjection),
+	CodeDelegationExceeded:  errors.Join(ErrRemote, ErrDelegationExceeded),
+	CodeRateLimited:         errors.Join(ErrRemote, ErrRateLimited),
+	CodeTokenBudgetExceeded: errors.Join(ErrRemote, ErrTokenBudget),
+	CodeAgentUnavailable:    errors.Join(ErrRemote, ErrUnavailable),
+}
+
 // remoteErr classifies an error of an agent by its code, else by the status.
 func remoteErr(code Code, message string, status int, h http.Header) *Error {
-	is := ErrRemote
-	switch code {
-	case CodeTimestampExpired, CodeReplayDetected:
-		// The Python SDK reports stale messages as replays: either way a new
-		// nonce and timestamp help.
-		is = errors.Join(ErrRemote, ErrReplay, ErrStale)
-	case CodeNotFound:
-		is = errors.Join(ErrRemote, ErrNotFound)
-	case CodeAuthFailed:
-	case CodeSkillNotFound:
-		is = errors.Join(ErrRemote, ErrSkillNotFound)
-	case CodeSchemaInvalid:
-	case CodeInjectionDetected:
-		is = errors.Join(ErrRemote, ErrInjection)
-	case CodeDelegationExceeded:
-		is = errors.Join(ErrRemote, ErrDelegationExceeded)
-	case CodeRateLimited:
-		is = errors.Join(ErrRemote, ErrRateLimited)
-	case CodeTokenBudgetExceeded:
-		is = errors.Join(ErrRemote, ErrTokenBudget)
-	case CodeAgentUnavailable:
-		is = errors.Join(ErrRemote, ErrUnavailable)
-	default:
+	is, known := remoteCauses[code]
+	if !known {
 		switch {
 		case status == http.StatusUnauthorized || status == http.StatusForbidden:
 			code = CodeAuthFailed
 		case status == http.StatusNotFound || status == http.StatusGone:
-			code, is = CodeNotFound, errors.Join(ErrRemote, ErrNotFound)
-		case status == http.StatusRequestEntityTooLarge:
-			code, is = CodeSchemaInvalid, errors.Join(ErrRemote, ErrTooLarge)
-		case status == http.StatusUnsupportedMediaType:
-			code, is = CodeSchemaInvalid, errors.Join(ErrRemote, ErrMediaType)
+			code = CodeNotFound
 		case status == http.StatusTooManyRequests:
-			code, is = CodeRateLimited, errors.Join(ErrRemote, ErrRateLimited)
+			code = CodeRateLimited
 		case status/100 == 4:
 			code = CodeSchemaInvalid
 		default:
-			code, is = CodeAgentUnavailable, errors.Join(ErrRemote, ErrUnavailable)
+			code = CodeAgentUnavailable
+		}
+		is = remoteCauses[code]
+		switch status {
+		case http.StatusRequestEntityTooLarge:
+			is = errors.Join(ErrRemote, ErrTooLarge)
+		case http.StatusUnsupportedMediaType:
+			is = errors.Join(ErrRemote, ErrMediaType)
 		}
 	}
 	e := &Error{Code: code, Text: clipText(message), Step: StepClient, Status: status, cause: is}

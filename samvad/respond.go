@@ -29,14 +29,12 @@ type wireError struct {
 
 func (e *Error) wire() *wireError {
 	code := e.Code
-	switch code {
-	case CodeAuthFailed, CodeReplayDetected, CodeSkillNotFound, CodeSchemaInvalid, CodeInjectionDetected,
-		CodeDelegationExceeded, CodeRateLimited, CodeTokenBudgetExceeded, CodeAgentUnavailable:
-	case CodeTimestampExpired:
+	switch {
+	case code == CodeTimestampExpired:
 		code = CodeAuthFailed
-	case CodeNotFound:
+	case code == CodeNotFound:
 		code = CodeSchemaInvalid
-	default:
+	case remoteCauses[code] == nil:
 		code = CodeAgentUnavailable
 	}
 	return &wireError{code, e.Text}
@@ -74,23 +72,15 @@ func WriteResult(w http.ResponseWriter, req *Verified, result any) {
 	if !ok && result != nil {
 		b, err := jsonx.Encode(result)
 		if err != nil {
-			WriteError(
-				w,
-				&Error{
-					Code:    CodeAgentUnavailable,
-					Text:    unavailableText,
-					TraceID: req.TraceID,
-					cause:   because(ErrUnavailable, err),
-				},
-			)
+			e := refuse(ErrUnavailable, "", err)
+			e.TraceID = req.TraceID
+			WriteError(w, e)
 			return
 		}
 		v = b
 	}
 	writeReply(w, http.StatusOK, &Reply{TraceID: req.TraceID, SpanID: newID(), Result: v})
 }
-
-const unavailableText = "The agent is unavailable."
 
 func writeReply(w http.ResponseWriter, status int, r *Reply) {
 	b, err := r.Encode()

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -143,7 +142,7 @@ func boundNumbers(v any) error {
 				return err
 			}
 		}
-	case fmt.Stringer: // json.Number
+	case json.Number:
 		s := v.String()
 		if len(s) > maxNumber {
 			return errNumber
@@ -226,7 +225,7 @@ func (s *InputSchema) Apply(payload json.RawMessage) (_ json.RawMessage, err err
 	if !f.changed {
 		return payload, nil
 	}
-	return appendTree(nil, v)
+	return encodeTree(v)
 }
 
 // constraint says which rule of a schema a value breaks first, in the form of the
@@ -296,7 +295,7 @@ func broken(e *jsonschema.ValidationError) string {
 func literals(values ...any) string {
 	out := make([]string, len(values))
 	for i, v := range values {
-		b, err := appendTree(nil, v)
+		b, err := encodeTree(v)
 		if err != nil {
 			b = []byte("?")
 		}
@@ -338,19 +337,14 @@ func (f *fitter) fit(schema, v any, depth int) any {
 		f.fitObject(s, val, depth)
 	case []any:
 		items := s["items"]
-		if prefix, ok := s["prefixItems"].([]any); ok {
-			for i := range min(len(prefix), len(val)) {
+		prefix, ok := s["prefixItems"].([]any)
+		if list, old := items.([]any); old && !ok { // before draft 2020-12
+			prefix, items = list, nil
+		}
+		for i := range val {
+			if i < len(prefix) {
 				val[i] = f.fit(prefix[i], val[i], depth+1)
-			}
-			for i := len(prefix); i < len(val); i++ {
-				val[i] = f.fit(items, val[i], depth+1)
-			}
-		} else if list, ok := items.([]any); ok {
-			for i := range min(len(list), len(val)) {
-				val[i] = f.fit(list[i], val[i], depth+1)
-			}
-		} else if items != nil {
-			for i := range val {
+			} else {
 				val[i] = f.fit(items, val[i], depth+1)
 			}
 		}
@@ -453,47 +447,27 @@ func (f *fitter) local(ref string) (any, bool) {
 	return at, true
 }
 
-// appendTree writes a tree as compact JSON, members sorted, numbers as they
+// encodeTree writes a tree as compact JSON, members sorted, numbers as they
 // were written.
-func appendTree(dst []byte, v any) (json.RawMessage, error) {
+func encodeTree(v any) (json.RawMessage, error) { return jsonx.Encode(literalNumbers(v)) }
+
+// literalNumbers gives a tree whose numbers are encoded as they stand.
+func literalNumbers(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
-		names := make([]string, 0, len(v))
-		for n := range v {
-			names = append(names, n)
+		out := make(map[string]any, len(v))
+		for name, m := range v {
+			out[name] = literalNumbers(m)
 		}
-		sort.Strings(names)
-		dst = append(dst, '{')
-		for i, n := range names {
-			if i > 0 {
-				dst = append(dst, ',')
-			}
-			b, err := jsonx.Encode(n)
-			if err != nil {
-				return nil, err
-			}
-			dst = append(append(dst, b...), ':')
-			if dst, err = appendTree(dst, v[n]); err != nil {
-				return nil, err
-			}
-		}
-		return append(dst, '}'), nil
+		return out
 	case []any:
-		dst = append(dst, '[')
+		out := make([]any, len(v))
 		for i, m := range v {
-			if i > 0 {
-				dst = append(dst, ',')
-			}
-			var err error
-			if dst, err = appendTree(dst, m); err != nil {
-				return nil, err
-			}
+			out[i] = literalNumbers(m)
 		}
-		return append(dst, ']'), nil
-	case fmt.Stringer:
-		return append(dst, v.String()...), nil
-	default:
-		b, err := jsonx.Encode(v)
-		return append(dst, b...), err
+		return out
+	case json.Number:
+		return json.RawMessage(v)
 	}
+	return v
 }

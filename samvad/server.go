@@ -206,17 +206,37 @@ func (s *Server) Close(ctx context.Context) error {
 type endpoint struct {
 	suffix string
 	method string
-	mode   Mode
-	serve  func(s *Server, w http.ResponseWriter, r *http.Request, a *Agent)
+	serve  func(s *Server, w http.ResponseWriter, r *http.Request, a *Agent, path string)
 }
 
 var endpoints = [...]endpoint{
-	{pathMessage, http.MethodPost, ModeSync, nil},
-	{pathTask, http.MethodPost, ModeAsync, nil},
-	{pathStream, http.MethodPost, ModeStream, nil},
-	{cardPath, http.MethodGet, "", (*Server).serveCard},
-	{pathIntro, http.MethodGet, "", (*Server).serveIntro},
-	{pathHealth, http.MethodGet, "", (*Server).serveHealth},
+	{pathMessage, http.MethodPost, post(ModeSync)},
+	{pathTask, http.MethodPost, post(ModeAsync)},
+	{pathStream, http.MethodPost, post(ModeStream)},
+	{cardPath, http.MethodGet, (*Server).serveCard},
+	{pathIntro, http.MethodGet, (*Server).serveIntro},
+	{pathHealth, http.MethodGet, (*Server).serveHealth},
+}
+
+var taskEndpoint = endpoint{pathTask + "/{taskId}", http.MethodGet, (*Server).serveTask}
+
+func post(mode Mode) func(*Server, http.ResponseWriter, *http.Request, *Agent, string) {
+	return func(s *Server, w http.ResponseWriter, r *http.Request, a *Agent, path string) {
+		s.post(w, r, a, mode, path)
+	}
+}
+
+// find gives the endpoint of a path, and what stands before it; nil if there is none.
+func find(path string) (e *endpoint, prefix string) {
+	for i := range endpoints {
+		if prefix, ok := strings.CutSuffix(path, endpoints[i].suffix); ok {
+			return &endpoints[i], prefix
+		}
+	}
+	if i := strings.LastIndex(path, pathTask+"/"); i >= 0 && !strings.Contains(path[i+len(pathTask)+1:], "/") {
+		return &taskEndpoint, path[:i]
+	}
+	return nil, ""
 }
 
 // ServeHTTP implements http.Handler.
@@ -226,40 +246,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if len(s.CORS) > 0 && s.cors(w, r) {
 		return
 	}
-	for i := range endpoints {
-		e := &endpoints[i]
-		prefix, ok := strings.CutSuffix(path, e.suffix)
-		if !ok {
-			continue
-		}
-		a := s.resolve(r, prefix)
-		switch {
-		case a == nil:
-			s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
-		case e.method == http.MethodPost && r.Method == http.MethodPost:
-			s.post(w, r, a, e.mode, path)
-		case e.method == http.MethodGet && (r.Method == http.MethodGet || r.Method == http.MethodHead):
-			e.serve(s, w, r, a)
-		default:
-			w.Header().Set("Allow", e.method)
-			s.refuse(w, r, Claim{Endpoint: path, Agent: a.id()}, refuse(ErrMethod, "", nil))
-		}
-		return
+	e, prefix := find(path)
+	var a *Agent
+	if e != nil {
+		a = s.resolve(r, prefix)
 	}
-	if i := strings.LastIndex(path, pathTask+"/"); i >= 0 && !strings.Contains(path[i+len(pathTask)+1:], "/") {
-		a := s.resolve(r, path[:i])
-		switch {
-		case a == nil:
-			s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
-		case r.Method == http.MethodGet || r.Method == http.MethodHead:
-			s.serveTask(w, r, a, path[i+len(pathTask)+1:])
-		default:
-			w.Header().Set("Allow", http.MethodGet)
-			s.refuse(w, r, Claim{Endpoint: path, Agent: a.id()}, refuse(ErrMethod, "", nil))
-		}
-		return
+	switch {
+	case a == nil:
+		s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
+	case r.Method == e.method || e.method == http.MethodGet && r.Method == http.MethodHead:
+		e.serve(s, w, r, a, path)
+	default:
+		w.Header().Set("Allow", e.method)
+		s.refuse(w, r, Claim{Endpoint: path, Agent: a.id()}, refuse(ErrMethod, "", nil))
 	}
-	s.refuse(w, r, Claim{Endpoint: path}, refuse(ErrNotFound, "", nil))
 }
 
 func (s *Server) resolve(r *http.Request, prefix string) *Agent {
@@ -305,6 +305,9 @@ const refHeader = "Parley-Ref"
 // refuse answers an error that arose before the skill ran.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, c Claim, e *Error) {
 	if s.Refused != nil {
+		if m := e.envelope; m != nil {
+			c.From, c.Skill, c.Nonce = m.From, m.Skill, m.Nonce
+		}
 		if ref := s.Refused(r, c, e); ref != "" {
 			w.Header().Set(refHeader, ref)
 		}
@@ -312,7 +315,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, c Claim, e *Erro
 	WriteError(w, e)
 }
 
-func (s *Server) serveCard(w http.ResponseWriter, _ *http.Request, a *Agent) {
+func (s *Server) serveCard(w http.ResponseWriter, _ *http.Request, a *Agent, _ string) {
 	if err := a.prepare(); err != nil {
 		WriteError(w, because(ErrUnavailable, err))
 		return
@@ -321,7 +324,7 @@ func (s *Server) serveCard(w http.ResponseWriter, _ *http.Request, a *Agent) {
 	writeJSON(w, http.StatusOK, a.encoded)
 }
 
-func (s *Server) serveIntro(w http.ResponseWriter, _ *http.Request, a *Agent) {
+func (s *Server) serveIntro(w http.ResponseWriter, _ *http.Request, a *Agent, _ string) {
 	w.Header().Set("Content-Type", "text/markdown; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	var b bytes.Buffer
@@ -333,7 +336,7 @@ func (s *Server) serveIntro(w http.ResponseWriter, _ *http.Request, a *Agent) {
 	_, _ = w.Write(b.Bytes())
 }
 
-func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
+func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent, _ string) {
 	type load struct {
 		ActiveRequests int64 `json:"activeRequests"`
 		QueuedTasks    int64 `json:"queuedTasks"`
@@ -353,8 +356,8 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent) {
 	writeJSON(w, http.StatusOK, b)
 }
 
-func (s *Server) serveTask(w http.ResponseWriter, r *http.Request, a *Agent, id string) {
-	t, err := s.tasks.Get(r.Context(), a.id(), id)
+func (s *Server) serveTask(w http.ResponseWriter, r *http.Request, a *Agent, path string) {
+	t, err := s.tasks.Get(r.Context(), a.id(), path[strings.LastIndexByte(path, '/')+1:])
 	if err == nil {
 		var b []byte
 		if b, err = t.Encode(); err == nil {
@@ -390,14 +393,10 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 	m, anonymous := a.lightweight(in, mode, v.now())
 	if !anonymous {
 		if m, err = v.CheckMessage(ctx, in); err != nil {
-			e := AsError(err)
-			claim.From, claim.Skill, claim.Nonce = e.claim.from, e.claim.skill, e.claim.nonce
-			s.refuse(w, r, claim, e)
+			s.refuse(w, r, claim, AsError(err))
 			return
 		}
 	}
-	claim.From, claim.Skill, claim.Nonce = m.From, m.Envelope.Skill, m.Nonce
-
 	sender := m.From
 	if anonymous {
 		sender = "ip " + clientIP(r)

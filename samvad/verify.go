@@ -288,7 +288,7 @@ func (m *Verified) fail(s Step, err error) *Error {
 	e.Verdict = &verdict
 	if m.Envelope != nil {
 		e.TraceID = m.TraceID
-		e.claim.from, e.claim.skill, e.claim.nonce = m.From, m.Envelope.Skill, m.Nonce
+		e.envelope = m.Envelope
 	}
 	return &e
 }
