@@ -29,14 +29,14 @@ func (g Guard) guard() *netguard.Guard { return netguard.Live(g) }
 
 // Defaults of [CardStore].
 const (
-	DefaultCardTimeout  = 8 * time.Second
-	DefaultMaxCardTTL   = 300 * time.Second
-	DefaultMaxCards     = 10000
-	DefaultMaxFetches   = 256
-	DefaultRefreshEvery = 10 * time.Second
-	maxCardBody         = 256 << 10
-	maxCardKeys         = 64
-	justFetched         = time.Second
+	DefaultCardTimeout = 8 * time.Second
+	DefaultMaxCardTTL  = 300 * time.Second // a card is kept for its cardTTL, at most this
+	DefaultMaxCards    = 10000
+	DefaultMaxFetches  = 256
+	maxCardBody        = 256 << 10
+	maxCardKeys        = 64
+	justFetched        = time.Second
+	refreshEvery       = 10 * time.Second // between two forced fetches of one card
 )
 
 // A CardStore is a [Keys] that takes keys from the cards that agents publish
@@ -49,12 +49,10 @@ type CardStore struct {
 	HTTP  *http.Client
 	Guard Guard
 
-	Now          func() time.Time
-	Timeout      time.Duration // of a fetch; 0 = [DefaultCardTimeout]
-	MaxTTL       time.Duration // a card is kept for cardTTL, at most this; 0 = [DefaultMaxCardTTL]
-	MaxCards     int           // kept at once; 0 = [DefaultMaxCards]
-	MaxFetches   int           // at once; 0 = [DefaultMaxFetches]
-	RefreshEvery time.Duration // least time between two forced fetches of one card; 0 = [DefaultRefreshEvery]
+	Now        func() time.Time
+	Timeout    time.Duration // of a fetch; 0 = [DefaultCardTimeout]
+	MaxCards   int           // kept at once; 0 = [DefaultMaxCards]
+	MaxFetches int           // at once; 0 = [DefaultMaxFetches]
 
 	once sync.Once
 	http *http.Client
@@ -101,7 +99,7 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 		// A card that was just fetched, or for which a fetch was just forced,
 		// is not fetched again because of one more unknown keyid.
 		if !force || now.Sub(e.fetched) < justFetched ||
-			now.Sub(e.forced) < cmp.Or(s.RefreshEvery, DefaultRefreshEvery) {
+			now.Sub(e.forced) < refreshEvery {
 			keys := e.keys
 			s.mu.Unlock()
 			return keys, nil
@@ -227,7 +225,7 @@ func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Durati
 	if len(c.PublicKeys) > maxCardKeys {
 		return fail(fmt.Errorf("%d keys", len(c.PublicKeys)))
 	}
-	ttl := cmp.Or(s.MaxTTL, DefaultMaxCardTTL)
+	ttl := DefaultMaxCardTTL
 	if c.CardTTL != nil {
 		if *c.CardTTL < 0 {
 			return fail(errors.New("negative cardTTL"))

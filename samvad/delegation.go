@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -45,10 +45,10 @@ type wireDelegation struct {
 	Iss      *string         `json:"iss"`
 	Sub      *string         `json:"sub"`
 	Scope    json.RawMessage `json:"scope"`
-	MaxDepth json.RawMessage `json:"maxDepth"`
-	Exp      json.RawMessage `json:"exp"`
-	Iat      json.RawMessage `json:"iat,omitzero"`
-	Nbf      json.RawMessage `json:"nbf,omitzero"`
+	MaxDepth *float64        `json:"maxDepth"`
+	Exp      *float64        `json:"exp"`
+	Iat      *float64        `json:"iat,omitzero"`
+	Nbf      *float64        `json:"nbf,omitzero"`
 	Act      *wireActor      `json:"act,omitzero"`
 }
 
@@ -95,13 +95,13 @@ func VerifyDelegation(ctx context.Context, token string, keys Keys, now time.Tim
 		return bad(errors.New("expired"))
 	}
 	d := &Delegation{Issuer: *w.Iss, Expires: exp}
-	if !isNull(w.Nbf) {
+	if w.Nbf != nil {
 		nbf, ok := numericDate(w.Nbf)
 		if !ok || now.Before(nbf) {
 			return bad(errors.New("not valid yet"))
 		}
 	}
-	if !isNull(w.Iat) {
+	if w.Iat != nil {
 		d.Issued, ok = numericDate(w.Iat)
 		if !ok || d.Issued.Sub(now) > delegationSkew {
 			return bad(errors.New("iat is in the future or not a number"))
@@ -117,13 +117,12 @@ func VerifyDelegation(ctx context.Context, token string, keys Keys, now time.Tim
 	if d.Scope, err = scopeOf(w.Scope); err != nil {
 		return bad(err)
 	}
-	depth, err := integer(w.MaxDepth)
-	if err != nil {
-		return bad(fmt.Errorf("maxDepth: %w", err))
+	if n := w.MaxDepth; n == nil || *n != math.Trunc(*n) || math.Abs(*n) > 1<<31 {
+		return bad(errors.New("maxDepth is not an integer"))
 	}
-	d.MaxDepth = depth
-	if depth <= 0 {
-		return nil, because(ErrDelegationExceeded, fmt.Errorf("maxDepth is %d", depth))
+	d.MaxDepth = int(*w.MaxDepth)
+	if d.MaxDepth <= 0 {
+		return nil, because(ErrDelegationExceeded, fmt.Errorf("maxDepth is %d", d.MaxDepth))
 	}
 	return d, nil
 }
@@ -199,28 +198,12 @@ func scopeOf(v json.RawMessage) ([]string, error) {
 }
 
 // numericDate reads seconds since the epoch, fractions allowed (RFC 7519 §2).
-func numericDate(v json.RawMessage) (time.Time, bool) {
-	if kindOf(v) != '0' {
+func numericDate(v *float64) (time.Time, bool) {
+	if v == nil || *v < 0 || *v > 253402300799 {
 		return time.Time{}, false
 	}
-	f, err := strconv.ParseFloat(string(v), 64)
-	if err != nil || f < 0 || f > 253402300799 {
-		return time.Time{}, false
-	}
-	sec := int64(f)
-	return time.Unix(sec, int64((f-float64(sec))*1e9)), true
-}
-
-// integer reads a number that has no fraction, however it is written.
-func integer(v json.RawMessage) (int, error) {
-	if kindOf(v) != '0' {
-		return 0, errors.New("not a number")
-	}
-	f, err := strconv.ParseFloat(string(v), 64)
-	if err != nil || f != float64(int64(f)) || f > 1<<31 || f < -(1<<31) {
-		return 0, errors.New("not an integer")
-	}
-	return int(f), nil
+	sec := int64(*v)
+	return time.Unix(sec, int64((*v-float64(sec))*1e9)), true
 }
 
 // Issue signs a token as s: exp at most 15 minutes ahead (zero: exactly

@@ -161,10 +161,9 @@ func (w *window) count(now int64, limit int) {
 
 // Limits bound what a verifier accepts. Zero means the default.
 type Limits struct {
-	MaxBody       int64         // bytes; default 1 MiB
-	Window        time.Duration // how old a timestamp may be; default 300 s
-	Skew          time.Duration // how far in the future it may lie; default 60 s
-	CreatedWindow time.Duration // if set, created of the signature must lie within it as well
+	MaxBody int64         // bytes; default 1 MiB
+	Window  time.Duration // how old a timestamp may be; default 300 s
+	Skew    time.Duration // how far in the future it may lie; default 60 s
 }
 
 func (l Limits) maxBody() int64        { return cmp.Or(l.MaxBody, 1<<20) }

@@ -42,14 +42,12 @@ func startStream(w http.ResponseWriter, s *Server, gone context.CancelFunc) *str
 	h.Set("X-Accel-Buffering", "no")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(http.StatusOK)
-	out := &streamWriter{
-		rc:    http.NewResponseController(w),
-		w:     w,
-		gone:  gone,
-		stall: cmp.Or(s.WriteTimeout, DefaultWriteTimeout),
-	}
+	out := &streamWriter{rc: http.NewResponseController(w), w: w, gone: gone,
+		stall: cmp.Or(s.WriteTimeout, DefaultWriteTimeout), wait: cmp.Or(s.KeepAlive, DefaultKeepAlive)}
 	_ = out.rc.Flush()
-	out.stopIdle = out.keepAlive(cmp.Or(s.KeepAlive, DefaultKeepAlive))
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	out.idle = time.AfterFunc(out.wait, func() { _ = out.write([]byte(": keep-alive\n\n")) })
 	return out
 }
 
@@ -68,7 +66,6 @@ func (r *Request) endStream(resp Response, err error) {
 		}
 		final.Result = resp.Result
 	}
-	r.out.stopIdle()
 	// A client that is gone needs no last word.
 	_ = r.out.event(append(last, final)...)
 	r.out.close()
@@ -80,12 +77,11 @@ type streamWriter struct {
 	w    http.ResponseWriter
 	gone context.CancelFunc // the client does not read any more
 
-	stall    time.Duration // how long one write may take
-	stopIdle func()        // ends the keep-alives
+	stall time.Duration // how long one write may take
+	wait  time.Duration // after the last write, until a keep-alive (SAM-142)
 
 	mu   sync.Mutex
-	idle *time.Timer
-	wait time.Duration
+	idle *time.Timer // writes a comment as a block of its own
 	err  error
 }
 
@@ -118,46 +114,17 @@ func (s *streamWriter) write(block []byte) error {
 		s.gone()
 		return err
 	}
-	if s.idle != nil {
-		s.idle.Reset(s.wait)
-	}
+	s.idle.Reset(s.wait)
 	return nil
 }
 
 func (s *streamWriter) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.idle.Stop()
 	if s.err == nil {
 		s.err = errStreamOver
 	}
 	// The connection may serve further requests.
 	_ = s.rc.SetWriteDeadline(time.Time{})
-}
-
-// keepAlive writes a comment, as a block of its own, whenever nothing else was
-// written for the time (SAM-142). The function it gives ends that.
-func (s *streamWriter) keepAlive(every time.Duration) (stop func()) {
-	done, ended := make(chan struct{}), make(chan struct{})
-	s.mu.Lock()
-	t := time.NewTimer(every)
-	s.idle, s.wait = t, every
-	s.mu.Unlock()
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-t.C:
-				if s.write([]byte(": keep-alive\n\n")) != nil {
-					return
-				}
-			case <-done:
-				return
-			}
-		}
-	}()
-	return func() {
-		close(done)
-		<-ended
-		t.Stop()
-	}
 }

@@ -1162,7 +1162,7 @@ func replayRecorded(t *testing.T, req, resp *wireMessage) {
 		if err := httpsig.CheckDigest(h.Get("Content-Digest"), body); err != nil {
 			t.Errorf("digest: %v", err)
 		}
-		sigs, err := candidates(h, time.Now(), 0)
+		sigs, err := candidates(h, time.Now())
 		if err != nil || len(sigs) != 1 || sigs[0].Label != "sig1" || len(sigs[0].Bytes) != ed25519.SignatureSize {
 			t.Errorf("signature headers: %v", err)
 		}

@@ -363,7 +363,7 @@ func signedHeaders(h http.Header) bool {
 }
 
 func (v *Verifier) checkSignature(ctx context.Context, in *Incoming, m *Verified, keys Keys, now time.Time) *Error {
-	sigs, err := m.checkHeaders(in, now, v.Limits.CreatedWindow)
+	sigs, err := m.checkHeaders(in, now)
 	if err != nil {
 		return err
 	}
@@ -375,8 +375,8 @@ func (v *Verifier) checkSignature(ctx context.Context, in *Incoming, m *Verified
 }
 
 // checkHeaders gives the signatures of the headers that fit the profile.
-func (m *Verified) checkHeaders(in *Incoming, now time.Time, window time.Duration) ([]httpsig.Signature, *Error) {
-	sigs, err := candidates(in.Header, now, window)
+func (m *Verified) checkHeaders(in *Incoming, now time.Time) ([]httpsig.Signature, *Error) {
+	sigs, err := candidates(in.Header, now)
 	if err != nil {
 		return nil, m.fail(StepHeaders, err)
 	}
@@ -436,7 +436,7 @@ func VerifySignature(in *Incoming, now time.Time, keys ...Key) (*Verdict, error)
 // about the bytes of In.Body. The verdict's assurance stays [Unsigned].
 func VerifyDetached(in *Incoming, now time.Time, keys ...Key) (*Verdict, error) {
 	m := &Verified{Envelope: &Envelope{From: "x"}, Verdict: Verdict{Assurance: Unsigned}}
-	sigs, err := m.checkHeaders(in, now, 0)
+	sigs, err := m.checkHeaders(in, now)
 	if err == nil {
 		err = m.checkKey(context.Background(), in, sigs, StaticKeys{"x": keys})
 	}
@@ -448,7 +448,7 @@ func VerifyDetached(in *Incoming, now time.Time, keys ...Key) (*Verdict, error) 
 
 // candidates gives the signatures that fit the profile: all three components
 // covered, keyid and created there, alg absent or ed25519, not expired.
-func candidates(h http.Header, now time.Time, createdWindow time.Duration) ([]httpsig.Signature, error) {
+func candidates(h http.Header, now time.Time) ([]httpsig.Signature, error) {
 	for _, name := range [...]string{headerDigest, headerInput, headerSignature} {
 		switch n := len(h[name]); {
 		case n == 0:
@@ -464,7 +464,7 @@ func candidates(h http.Header, now time.Time, createdWindow time.Duration) ([]ht
 	fit := all[:0]
 	why := errors.New("no signature")
 	for _, s := range all {
-		if err := profile(&s, now, createdWindow); err != nil {
+		if err := profile(&s, now); err != nil {
 			why = fmt.Errorf("%s: %w", clip(s.Label), err)
 			continue
 		}
@@ -476,8 +476,7 @@ func candidates(h http.Header, now time.Time, createdWindow time.Duration) ([]ht
 	return fit, nil
 }
 
-func profile(s *httpsig.Signature, now time.Time, createdWindow time.Duration) error {
-	created := time.Unix(s.Created, 0)
+func profile(s *httpsig.Signature, now time.Time) error {
 	switch {
 	case s.Bytes == nil:
 		return errors.New("no such label in Signature")
@@ -491,8 +490,6 @@ func profile(s *httpsig.Signature, now time.Time, createdWindow time.Duration) e
 		return errors.New("no created")
 	case s.HasExpires && now.Unix() >= s.Expires:
 		return errors.New("expired")
-	case createdWindow > 0 && (now.Sub(created) > createdWindow || created.Sub(now) > createdWindow):
-		return errors.New("created is outside the window")
 	}
 	return nil
 }

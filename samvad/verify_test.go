@@ -210,12 +210,6 @@ func TestSignatures(t *testing.T) {
 			t.Errorf("two of the same sender: %v", err)
 		}
 	})
-	t.Run("created window when asked for", func(t *testing.T) {
-		w := newWorld(t, func(w *world) { w.srv.Verifier.Limits.CreatedWindow = time.Minute })
-		w.want(w.serve(signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t.Add(-2*time.Minute))), 401,
-			CodeAuthFailed)
-		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
-	})
 }
 
 func TestVerifier(t *testing.T) {

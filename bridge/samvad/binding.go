@@ -155,7 +155,7 @@ func New(c Config) (*Binding, error) {
 	if b.tokens, err = newTokens(c.Keys); err != nil {
 		return nil, err
 	}
-	b.keys = newKeyIndex(c.Keys, c.Hub.Directory())
+	b.keys = &keyIndex{ring: c.Keys, names: map[string][]string{}}
 	b.server = &protocol.Server{
 		Resolve: b.resolve,
 		Verifier: &protocol.Verifier{

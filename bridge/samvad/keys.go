@@ -1,7 +1,6 @@
 package samvad
 
 import (
-	"cmp"
 	"context"
 	"crypto/ed25519"
 	"slices"
@@ -20,24 +19,25 @@ const enrolledSource = "enrolled as "
 // identity with different keys.
 type keyIndex struct {
 	ring *keyring.Ring
-	dir  *directory.Directory
 
-	mu     sync.RWMutex
-	byName map[string][]string // agent → wire identities under which it is indexed
-	byID   map[string][]protocol.Key
+	mu    sync.RWMutex
+	names map[string][]string // of the agents with a wire identity
 }
 
-func newKeyIndex(r *keyring.Ring, d *directory.Directory) *keyIndex {
-	x := &keyIndex{ring: r, dir: d, byName: map[string][]string{}, byID: map[string][]protocol.Key{}}
-	r.Watch(x.refresh)
-	return x
-}
-
-// Keys implements samvad.Keys.
-func (x *keyIndex) Keys(_ context.Context, id string) ([]protocol.Key, error) {
+// Keys implements samvad.Keys: each key of an agent proves each of its identities.
+func (x *keyIndex) Keys(_ context.Context, id string) (keys []protocol.Key, err error) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	keys := x.byID[id]
+	for _, agent := range x.names[id] {
+		for _, k := range x.ring.Enrolled(agent, Protocol) {
+			kid := k.KeyID
+			if kid == keyring.Fingerprint(keyring.Ed25519, k.Public) {
+				kid = "" // it has no name of its own: any matches
+			}
+			keys = append(keys, protocol.Key{KID: kid, Public: ed25519.PublicKey(k.Public),
+				Source: enrolledSource + agent})
+		}
+	}
 	if len(keys) == 0 {
 		return nil, protocol.ErrUnknownKey
 	}
@@ -46,56 +46,30 @@ func (x *keyIndex) Keys(_ context.Context, id string) ([]protocol.Key, error) {
 
 // update follows a change of the directory.
 func (x *keyIndex) update(c directory.Change) {
-	x.set(cmp.Or(c.New, c.Old).Name, c.New)
-}
-
-// refresh follows a change of an agent's keys.
-func (x *keyIndex) refresh(agent string) {
-	e, _ := x.dir.Agent(agent) // nil where there is none
-	x.set(agent, e)
-}
-
-// set indexes an agent anew: each of its keys proves each of its identities. e is
-// nil where the directory has no such agent. It does not change slices that Keys
-// gave.
-func (x *keyIndex) set(agent string, e *directory.Entry) {
-	enrolled := x.ring.Enrolled(agent, Protocol)
-	var ids []string
-	if e != nil && len(enrolled) > 0 {
-		for _, i := range e.Identities {
-			if i.Protocol == Protocol && !i.StandIn && !slices.Contains(ids, i.ID) {
-				ids = append(ids, i.ID)
-			}
-		}
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for _, old := range x.byName[agent] {
-		var rest []protocol.Key
-		for _, k := range x.byID[old] {
-			if k.Source != enrolledSource+agent {
-				rest = append(rest, k)
+	each := func(e *directory.Entry, change func(names []string) []string) {
+		if e == nil {
+			return
+		}
+		for _, i := range e.Identities {
+			if i.Protocol != Protocol || i.StandIn {
+				continue
+			}
+			if names := change(x.names[i.ID]); len(names) > 0 {
+				x.names[i.ID] = names
+			} else {
+				delete(x.names, i.ID)
 			}
 		}
-		x.byID[old] = rest
-		if len(rest) == 0 {
-			delete(x.byID, old)
+	}
+	each(c.Old, func(names []string) []string {
+		return slices.DeleteFunc(names, func(n string) bool { return n == c.Old.Name })
+	})
+	each(c.New, func(names []string) []string {
+		if slices.Contains(names, c.New.Name) {
+			return names
 		}
-	}
-	delete(x.byName, agent)
-	for _, id := range ids {
-		keys := slices.Clone(x.byID[id])
-		for _, k := range enrolled {
-			kid := k.KeyID
-			if kid == keyring.Fingerprint(keyring.Ed25519, k.Public) {
-				kid = "" // it has no name of its own: any matches
-			}
-			keys = append(keys, protocol.Key{KID: kid, Public: ed25519.PublicKey(k.Public),
-				Source: enrolledSource + agent})
-		}
-		x.byID[id] = keys
-	}
-	if len(ids) > 0 {
-		x.byName[agent] = ids
-	}
+		return append(names, c.New.Name)
+	})
 }
