@@ -483,29 +483,6 @@ func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error)
 	return res, g.carry(ctx, res)
 }
 
-// SendAll sends several messages of hosted peers, one behind the other and,
-// as far as the connection lets them, together. It gives how many were sent,
-// and why the next one was not.
-func (g *Gateway) SendAll(ctx context.Context, es ...*agh.Envelope) (int, error) {
-	all, first := g.Router.SendAll(ctx, es...)
-	for i, res := range all {
-		if err := g.carry(ctx, res); err != nil {
-			return i, err
-		}
-	}
-	return len(all), first
-}
-
-// SendTo sends a broadcast of a hosted peer once more, to one peer that was
-// away when it was made; see [Gateway.PublishTo].
-func (g *Gateway) SendTo(ctx context.Context, e *agh.Envelope, peerID string) error {
-	res, err := g.Router.Send(ctx, e)
-	if err != nil {
-		return err
-	}
-	return g.PublishTo(res.Envelope, peerID)
-}
-
 // carry publishes and delivers what the router says.
 func (g *Gateway) carry(ctx context.Context, res agh.Result) error {
 	here := len(res.Deliver) > 0 && res.Envelope.To != ""

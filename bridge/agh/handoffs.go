@@ -231,10 +231,8 @@ func (b *Binding) publishHandoff(m queuedHandoff) {
 		// An agent that both hubs host has answered here.
 	case whois && w.Type == protocol.WhoisRequest:
 		err = b.gateway.PublishQuestion(m.e)
-	case m.e.To == "":
-		err = b.gateway.PublishTo(m.e, m.row.Value.Peer)
 	default:
-		err = b.gateway.Publish(m.e)
+		err = b.gateway.PublishTo(m.e, m.row.Value.Peer)
 	}
 	if err != nil {
 		b.c.Logger.Warn("a message from another hub was not published", "workspace", m.e.WorkspaceID,

@@ -267,13 +267,10 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 				Detail: why.Text + " (reference " + ref + ")"}),
 			out.SetExt(ExtParley, map[string]string{"code": string(why.Code)}))
 		if err == nil {
-			_, err = b.gateway.Send(b.ctx, out)
+			err = b.send(b.ctx, 1, out)
 		}
 		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
-			err = nil // the work was never opened, or its recipient is no stand-in
-			if !b.sendElsewhere(out) {
-				err = b.gateway.Publish(out)
-			}
+			err = b.publish(out) // the work was never opened, or its recipient is no stand-in
 		}
 		if err != nil {
 			b.c.Logger.Debug("a refusal was not told", "error", err)

@@ -28,7 +28,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	case m.Kind == parley.Notice && m.Origin.Protocol == Protocol && len(m.Origin.Raw) > 0:
 		return b.relay(ctx, o, workspaceID, peer)
 	case peer[0] == channelMark[0]:
-		return b.toChannel(ctx, m, workspaceID, peer[1:], "")
+		return b.toChannel(ctx, m, workspaceID, peer[1:], peer)
 	case o.Request != nil && m.Kind != parley.Cancel && o.Request.Origin.Protocol == Protocol:
 		return b.reply(ctx, o)
 	case m.Kind == parley.Cancel:
@@ -40,8 +40,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return b.say(ctx, o, workspaceID, peer)
 }
 
-// relay publishes a peer's message unchanged. A broadcast is published once, by the
-// first of its deliveries; a peer that was away then gets it later, alone.
+// relay publishes a peer's message unchanged.
 func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
 	e := b.envelopes.of(m.ID)
@@ -71,17 +70,25 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 		}
 	}
 	if e.To != "" {
-		return b.outcome(b.publishAt(e, at, func() error { return b.gateway.Publish(e) }))
+		return b.outcome(b.publishAt(e, at))
 	}
-	t, err := b.publishOnce(ctx, m.ID, func() error { return b.gateway.Publish(e) })
+	return b.outcome(b.broadcast(ctx, m.ID, e, peer))
+}
+
+// broadcast brings a message to a channel to one of its members, or to all that are
+// present if peer names the channel itself. It is published once, by the first of its
+// deliveries; a peer that was away then gets it later, alone.
+func (b *Binding) broadcast(ctx context.Context, id parley.ID, e *protocol.Envelope, peer string) error {
+	t, err := b.publishOnce(ctx, id, e)
+	at := peerAddress{e.WorkspaceID, e.Channel, peer}
 	if err != nil || peer[0] == channelMark[0] || b.members.presentSince(at, t) {
-		return b.outcome(err)
+		return err
 	}
-	return b.outcome(b.publishAt(e, at, func() error { return b.gateway.PublishTo(e, peer) }))
+	return b.publishAt(e, at)
 }
 
 // publishAt publishes here, or hands the message over to the peer's hub.
-func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress, publish func() error) error {
+func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress) error {
 	if x, ok := b.members.at(at.workspaceID, at.channel, at.peer); ok {
 		if !b.here(x) {
 			return errAway
@@ -90,7 +97,7 @@ func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress, publish func()
 			return b.handOff(e, x)
 		}
 	}
-	return publish()
+	return b.gateway.PublishTo(e, at.peer)
 }
 
 var errAway = errors.New("the peer is away")
@@ -107,7 +114,7 @@ type broadcast struct {
 }
 
 // publishOnce publishes a broadcast, unless it was published, and gives the time.
-func (b *Binding) publishOnce(ctx context.Context, id parley.ID, publish func() error) (time.Time, error) {
+func (b *Binding) publishOnce(ctx context.Context, id parley.ID, e *protocol.Envelope) (time.Time, error) {
 	b.mu.Lock()
 	x, begun := b.broadcasts.byKey[id]
 	if !begun {
@@ -123,7 +130,7 @@ func (b *Binding) publishOnce(ctx context.Context, id parley.ID, publish func() 
 			return x.at, ctx.Err()
 		}
 	}
-	if x.failed = publish(); x.failed != nil {
+	if x.failed = b.gateway.Publish(e); x.failed != nil {
 		b.mu.Lock()
 		b.broadcasts.remove(id) // the next attempt publishes it
 		b.mu.Unlock()
@@ -194,27 +201,19 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable,
 			"agent %q is no peer of the channel any more", m.From)}
 	}
-	known, err := a != nil, error(nil)
-	if !known {
-		_, known, err = b.works.Work(ctx, e.WorkspaceID, e.WorkID)
-	}
-	if err == nil && !known {
-		// Without the Note of e: this work is answered, so it gets no link any more.
-		unlinked := &protocol.Envelope{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID}
-		_, err = b.works.Update(ctx, unlinked, func(w protocol.Work, ok bool) (protocol.Work, error) {
-			if !ok {
-				w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(),
-					Initiator: e.From, Target: e.To,
-					State: protocol.StateSubmitted, Updated: b.now()}
-			}
-			return w, nil
-		})
-	}
 	answers, ls := b.answers(e, m, o.Recipient.Name)
-	if err == nil {
-		err = b.sendAll(ctx, append(outs, answers...), o.Attempt)
+	if a == nil { // the work may have ended at another hub meanwhile, or be forgotten
+		_, known, err := b.works.Work(ctx, e.WorkspaceID, e.WorkID)
+		if err == nil && !known {
+			again := *e
+			again.Note = nil // it is answered: it gets no link any more
+			_, err = b.works.advance(ctx, &again)
+		}
+		if err != nil {
+			return b.outcome(err, ls...)
+		}
 	}
-	return b.outcome(err, ls...)
+	return b.outcome(b.send(ctx, o.Attempt, append(outs, answers...)...), ls...)
 }
 
 // answers are the messages in which an event or a reply goes out.
@@ -267,74 +266,46 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 	return outs, ls
 }
 
-// send sends as a stand-in to a peer, which may be connected to another hub. A retry
-// is published although the first attempt closed the work: it may not have arrived.
-func (b *Binding) send(ctx context.Context, e *protocol.Envelope, attempt int) error {
-	if x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To); ok {
-		if err := b.step(ctx, e); err != nil {
-			return err
-		}
+// send sends messages of a stand-in to one peer, which may be connected to another hub,
+// in their order. What they make of their work is written once, before the first is
+// published. A retry is published although the first attempt closed the work: it may not
+// have arrived.
+func (b *Binding) send(ctx context.Context, attempt int, es ...*protocol.Envelope) error {
+	made := make([]*protocol.Envelope, 0, len(es))
+	var invalid error
+	for _, e := range es {
 		e.TS = b.now().Unix()
-		return b.handOff(e, x)
-	}
-	_, err := b.gateway.Send(ctx, e)
-	if errors.Is(err, protocol.ErrWorkClosed) && attempt > 1 {
-		e.TS = b.now().Unix()
-		return b.gateway.Publish(e)
-	}
-	return err
-}
-
-// sendAll sends several messages to one peer, together where it is here.
-func (b *Binding) sendAll(ctx context.Context, es []*protocol.Envelope, attempt int) error {
-	if len(es) == 0 {
-		return nil
-	}
-	sent := 0
-	if _, away := b.remoteHub(es[0].WorkspaceID, es[0].Channel, es[0].To); attempt == 1 && !away {
-		n, err := b.gateway.SendAll(ctx, es...)
-		if err != nil {
-			return err
-		}
-		sent = n
-	}
-	for _, e := range es[sent:] {
-		if err := b.send(ctx, e, attempt); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// step advances the state of work for a message that another hub publishes. The state
-// is durable before that hub gets the message.
-func (b *Binding) step(ctx context.Context, e *protocol.Envelope) error {
-	if e.WorkID == "" {
-		return nil
-	}
-	_, err := b.works.Update(ctx, e, func(w protocol.Work, ok bool) (protocol.Work, error) {
-		if !ok {
-			w = protocol.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From,
-				Target: e.To, State: protocol.StateSubmitted}
-		}
-		if w.State.Terminal() {
-			return w, protocol.Refuse(protocol.ErrWorkClosed, "", nil)
-		}
-		switch c := e.Content().(type) {
-		case *protocol.Trace:
-			w.State = c.State
-		case *protocol.Receipt:
-			switch c.Status {
-			case protocol.StatusRejected:
-				w.State = protocol.StateFailed
-			case protocol.StatusCanceled:
-				w.State = protocol.StateCanceled
+		out, err := b.router.Prepare(ctx, e)
+		var perr *protocol.Error
+		if errors.As(err, &perr) && perr.Step == protocol.StepRouting {
+			if _, elsewhere := b.remoteHub(e.WorkspaceID, e.Channel, e.To); elsewhere {
+				out.Envelope, err = e, nil // sender and recipient are that hub's
 			}
 		}
-		w.Updated = b.now()
-		return w, nil
-	})
-	return err
+		if err != nil {
+			invalid = err
+			break
+		}
+		made = append(made, out.Envelope)
+	}
+	allowed, refused := b.works.advance(ctx, made...)
+	if errors.Is(refused, protocol.ErrWorkClosed) && attempt > 1 {
+		allowed, refused = len(made), nil
+	}
+	for _, e := range made[:allowed] {
+		if err := b.publish(e); err != nil {
+			return err
+		}
+	}
+	return cmp.Or(refused, invalid)
+}
+
+// publish publishes here, or hands the message over to the hub that has the peer.
+func (b *Binding) publish(e *protocol.Envelope) error {
+	if x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To); ok {
+		return b.handOff(e, x)
+	}
+	return b.gateway.Publish(e)
 }
 
 // commonChannel finds the channel in which an agent can speak to a peer: one where
@@ -411,10 +382,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 		err = e.SetExt(ExtParley, provenanceOf(m))
 	}
 	if err == nil {
-		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
-	}
-	if err == nil {
-		err = b.send(ctx, e, o.Attempt)
+		err = b.send(ctx, o.Attempt, e)
 	}
 	return b.outcome(err, append(ls, more...)...)
 }
@@ -439,8 +407,7 @@ func (b *Binding) channelOf(m *parley.Message, workspaceID string) (string, bool
 	return peer[1:], true
 }
 
-// toChannel sends a notice to all members of a channel. It is published once, by the
-// first of its deliveries; a peer that was away then gets it later, alone.
+// toChannel sends a notice to a member of a channel, or to all.
 func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID, channel, peer string) hub.Outcome {
 	if m.Kind != parley.Notice {
 		return hub.Outcome{Answered: m.Kind == parley.Request,
@@ -468,15 +435,12 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	if err == nil {
 		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
 	}
-	var since time.Time
+	var out protocol.Outgoing
 	if err == nil {
-		since, err = b.publishOnce(ctx, m.ID, func() error {
-			_, err := b.gateway.Send(ctx, e)
-			return err
-		})
+		out, err = b.router.Prepare(ctx, e)
 	}
-	if at := (peerAddress{workspaceID, channel, peer}); err == nil && peer != "" && !b.members.presentSince(at, since) {
-		err = b.publishAt(e, at, func() error { return b.gateway.SendTo(ctx, e, peer) })
+	if err == nil {
+		err = b.broadcast(ctx, m.ID, out.Envelope, peer)
 	}
 	return b.outcome(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
 }
@@ -507,7 +471,7 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 		err = e.SetExt(ExtParley, provenanceOf(o.Message))
 	}
 	if err == nil {
-		err = b.send(ctx, e, o.Attempt)
+		err = b.send(ctx, o.Attempt, e)
 	}
 	return b.outcome(err)
 }

@@ -51,7 +51,7 @@ func (b *Binding) sendReceipt(request parley.ID, a *pendingReceipt) {
 	if out == nil || b.ctx.Err() != nil {
 		return
 	}
-	if _, err := b.gateway.Send(b.ctx, out); err != nil {
+	if err := b.send(b.ctx, 1, out); err != nil {
 		b.c.Logger.Debug("a request was not acknowledged", "workspace", out.WorkspaceID, "error", err)
 	}
 	b.release(request)

@@ -80,6 +80,33 @@ func (w *works) Update(ctx context.Context, e *protocol.Envelope,
 	return r.Value.Work, err
 }
 
+// advance takes a piece of work on by some messages, with one write, and tells how many
+// the lifecycle allowed, and why not the next one.
+func (w *works) advance(ctx context.Context, es ...*protocol.Envelope) (allowed int, refused error) {
+	if len(es) == 0 || es[0].WorkID == "" {
+		return len(es), nil
+	}
+	_, err := w.Update(ctx, es[0], func(x protocol.Work, ok bool) (protocol.Work, error) {
+		for allowed, refused = 0, nil; allowed < len(es); allowed++ {
+			next, err := protocol.Advance(x, ok, es[allowed])
+			if err != nil {
+				refused = err
+				break
+			}
+			next.Updated = w.now()
+			x, ok = next, true
+		}
+		if allowed == 0 {
+			return x, refused
+		}
+		return x, nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	return allowed, refused
+}
+
 // linked gives the link of open work, if it has one.
 func (w *works) linked(ctx context.Context, workspaceID, workID string) (link, bool, error) {
 	if workID == "" {
