@@ -33,9 +33,9 @@ type Whois struct {
 
 // Say is the body of a say. Artifacts are any JSON values.
 type Say struct {
-	Text      string
-	Intent    string
-	Artifacts []json.RawMessage
+	Text      string            `json:"text"`
+	Intent    string            `json:"intent,omitzero"`
+	Artifacts []json.RawMessage `json:"artifacts,omitzero"`
 }
 
 // Transfer is the body of a capability message: one capability handed over.
@@ -68,13 +68,14 @@ type Receipt struct {
 // Trace is the body of a trace: a step in the life of a piece of work. Result
 // is any JSON value (the pages ask for an object, the reference for none).
 type Trace struct {
-	State        WorkState
-	Message      string
-	Result       json.RawMessage
-	ArtifactRefs []json.RawMessage
+	State        WorkState         `json:"state"`
+	Message      string            `json:"message,omitzero"`
+	Result       json.RawMessage   `json:"result,omitzero"`
+	ArtifactRefs []json.RawMessage `json:"artifact_refs,omitzero"`
 }
 
-// The JSON shapes. Members that the pages do not name are ignored: bodies grow.
+// The JSON shapes of the other bodies. Members that the pages do not name are
+// ignored: bodies grow.
 type (
 	greetWire struct {
 		Card    jsonx.Value `json:"peer_card"`
@@ -85,11 +86,6 @@ type (
 		Query *string     `json:"query,omitzero"`
 		Card  jsonx.Value `json:"peer_card,omitzero"`
 	}
-	sayWire struct {
-		Text      string        `json:"text"`
-		Intent    *string       `json:"intent,omitzero"`
-		Artifacts []jsonx.Value `json:"artifacts,omitzero"`
-	}
 	transferWire struct {
 		Capability jsonx.Value `json:"capability"`
 	}
@@ -98,12 +94,6 @@ type (
 		Status ReceiptStatus `json:"status"`
 		Reason *Reason       `json:"reason_code,omitzero"`
 		Detail *string       `json:"detail,omitzero"`
-	}
-	traceWire struct {
-		State        WorkState     `json:"state"`
-		Message      *string       `json:"message,omitzero"`
-		Result       jsonx.Value   `json:"result,omitzero"`
-		ArtifactRefs []jsonx.Value `json:"artifact_refs,omitzero"`
 	}
 )
 
@@ -116,26 +106,13 @@ func (d *Decoder) body(p *parsed) error {
 	case KindWhois:
 		err = d.whois(p)
 	case KindSay:
-		var w sayWire
-		if err = shape(p, &w); err == nil {
-			if blank(w.Text) {
-				return malformed(StepBody, "body.text", "must not be blank")
-			}
-			p.content = &Say{Text: w.Text, Intent: deref(w.Intent), Artifacts: raws(w.Artifacts)}
-		}
+		err = say(p)
 	case KindCapability:
 		err = transfer(p)
 	case KindReceipt:
 		err = receipt(p)
 	case KindTrace:
-		var w traceWire
-		if err = shape(p, &w); err == nil {
-			if !w.State.known() {
-				return malformed(StepBody, "body.state", "is not a work state")
-			}
-			p.content = &Trace{State: w.State, Message: deref(w.Message), Result: json.RawMessage(w.Result),
-				ArtifactRefs: raws(w.ArtifactRefs)}
-		}
+		err = trace(p)
 	}
 	return err
 }
@@ -177,6 +154,30 @@ func (d *Decoder) whois(p *parsed) error {
 		return malformed(StepBody, "body.type", "must be request or response")
 	}
 	p.content = c
+	return nil
+}
+
+func say(p *parsed) error {
+	var c Say
+	if err := shape(p, &c); err != nil {
+		return err
+	}
+	if blank(c.Text) {
+		return malformed(StepBody, "body.text", "must not be blank")
+	}
+	p.content = &c
+	return nil
+}
+
+func trace(p *parsed) error {
+	var c Trace
+	if err := shape(p, &c); err != nil {
+		return err
+	}
+	if !c.State.known() {
+		return malformed(StepBody, "body.state", "is not a work state")
+	}
+	p.content = &c
 	return nil
 }
 
@@ -258,80 +259,47 @@ func shape(p *parsed, v any) error {
 
 func blank(s string) bool { return strings.TrimSpace(s) == "" }
 
-func raws(vs []jsonx.Value) []json.RawMessage {
-	if vs == nil {
-		return nil
-	}
-	out := make([]json.RawMessage, len(vs))
-	for i, v := range vs {
-		out[i] = json.RawMessage(v)
-	}
-	return out
-}
-
-// SetContent sets kind and body of e from one of the six body types (or a
-// pointer to one). It does not validate; [Envelope.Encode] does.
+// SetContent sets kind and body of e from a pointer to one of the six body
+// types. It does not validate; [Envelope.Encode] does.
 func (e *Envelope) SetContent(content any) error {
 	var kind Kind
-	var b []byte
-	var err error
+	body := content
 	switch c := content.(type) {
 	case *Greet:
-		kind = KindGreet
-		b, err = jsonx.Encode(greetWire{Card: c.Card.encode(), Summary: ref(c.Summary)})
+		kind, body = KindGreet, greetWire{Card: c.Card.encode(), Summary: ref(c.Summary)}
 	case *Whois:
 		w := whoisWire{Type: c.Type, Query: ref(c.Query)}
 		if c.Card != nil {
 			w.Card = c.Card.encode()
 		}
-		kind = KindWhois
-		b, err = jsonx.Encode(w)
+		kind, body = KindWhois, w
 	case *Transfer:
-		var v jsonx.Value
-		v, err = c.Capability.encode()
+		v, err := c.Capability.encode()
 		if err != nil {
 			return err
 		}
-		kind = KindCapability
-		b, err = jsonx.Encode(transferWire{Capability: v})
+		kind, body = KindCapability, transferWire{Capability: v}
 	case *Say:
 		kind = KindSay
-		w := newWriter(64 + len(c.Text))
-		w.String("text", c.Text)
-		w.Optional("intent", c.Intent)
-		w.list("artifacts", c.Artifacts)
-		b, err = w.End()
 	case *Receipt:
-		kind = KindReceipt
-		w := newWriter(128 + len(c.Detail))
-		w.String("for_id", c.ForID)
-		w.String("status", string(c.Status))
-		w.Optional("reason_code", string(c.Reason))
-		w.Optional("detail", c.Detail)
-		b, err = w.End()
+		kind, body = KindReceipt, receiptWire{c.ForID, c.Status, ref(c.Reason), ref(c.Detail)}
 	case *Trace:
 		kind = KindTrace
-		w := newWriter(64 + len(c.Message) + len(c.Result))
-		w.String("state", string(c.State))
-		w.Optional("message", c.Message)
-		if c.Result != nil {
-			w.Raw("result", c.Result)
-		}
-		w.list("artifact_refs", c.ArtifactRefs)
-		b, err = w.End()
 	default:
 		return malformed(StepBody, "body", "is none of the six body types")
 	}
+	b, err := jsonx.Encode(body)
 	if err != nil {
 		return malformed(StepBody, "body", "cannot be written as JSON").because(err)
 	}
-	e.Kind, e.Body, e.madeBody, e.content = kind, b, b, content
+	e.Kind, e.Body, e.content = kind, b, content
 	return nil
 }
 
-func ref(s string) *string {
-	if s == "" {
+// ref is nil for the zero value, which is left out then.
+func ref[T comparable](v T) *T {
+	if v == *new(T) {
 		return nil
 	}
-	return &s
+	return &v
 }

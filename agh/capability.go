@@ -3,10 +3,9 @@ package agh
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"fmt"
+	"encoding/json"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
@@ -94,19 +93,28 @@ func (c *Capability) normal() (*Capability, error) {
 	return n, nil
 }
 
-func (c *Capability) encode() (jsonx.Value, error) {
+// wire gives c as it is written, without its digest.
+func (c *Capability) wire() (w capabilityWire, err error) {
 	n, err := c.normal()
 	if err != nil {
-		return nil, err
+		return w, err
 	}
-	digest, err := n.Digest()
+	return capabilityWire{ID: n.ID, Summary: n.Summary, Outcome: n.Outcome, Version: ref(n.Version),
+		ContextNeeded: n.ContextNeeded, ArtifactsExpected: n.ArtifactsExpected, ExecutionOutline: n.ExecutionOutline,
+		Constraints: n.Constraints, Examples: n.Examples, Requirements: n.Requirements}, nil
+}
+
+func (c *Capability) encode() (jsonx.Value, error) {
+	w, err := c.wire()
 	if err != nil {
 		return nil, err
 	}
-	b, err := jsonx.Encode(capabilityWire{ID: n.ID, Summary: n.Summary, Outcome: n.Outcome, Version: ref(n.Version),
-		Digest:        &digest,
-		ContextNeeded: n.ContextNeeded, ArtifactsExpected: n.ArtifactsExpected, ExecutionOutline: n.ExecutionOutline,
-		Constraints: n.Constraints, Examples: n.Examples, Requirements: n.Requirements})
+	digest, err := c.Digest()
+	if err != nil {
+		return nil, err
+	}
+	w.Digest = &digest
+	b, err := jsonx.Encode(w)
 	if err != nil {
 		return nil, malformed(StepBody, "capability", "is not valid text").because(err)
 	}
@@ -131,80 +139,14 @@ func (c *Capability) Digest() (string, error) {
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// preimage gives the text that the digest is taken of: a compact JSON object
-// with its members in the order of [Capability], empty ones left out, and
-// requirements sorted by bytes. It is not RFC 8785; quotes, backslashes,
-// controls, < > & and U+2028/9 are escaped, nothing else is.
+// preimage gives the text that the digest is taken of. It is not RFC 8785 but what
+// encoding/json writes: quotes, backslashes, controls, < > & and U+2028/9 are
+// escaped, nothing else is.
 func (c *Capability) preimage() ([]byte, error) {
-	n, err := c.normal()
+	w, err := c.wire()
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(n.Requirements)
-	b := []byte("{")
-	str := func(name, s string) {
-		if len(b) > 1 {
-			b = append(b, ',')
-		}
-		b = append(b, '"')
-		b = append(b, name...)
-		b = append(b, `":`...)
-		b = appendEscaped(b, s)
-	}
-	str("id", n.ID)
-	str("summary", n.Summary)
-	str("outcome", n.Outcome)
-	if n.Version != "" {
-		str("version", n.Version)
-	}
-	for _, l := range []struct {
-		name string
-		list []string
-	}{{"context_needed", n.ContextNeeded}, {"artifacts_expected", n.ArtifactsExpected}, {"execution_outline",
-		n.ExecutionOutline},
-		{"constraints", n.Constraints}, {"examples", n.Examples}, {"requirements", n.Requirements}} {
-		if len(l.list) == 0 {
-			continue
-		}
-		b = append(b, `,"`...)
-		b = append(b, l.name...)
-		b = append(b, `":[`...)
-		for i, s := range l.list {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendEscaped(b, s)
-		}
-		b = append(b, ']')
-	}
-	return append(b, '}'), nil
-}
-
-func appendEscaped(b []byte, s string) []byte {
-	b = append(b, '"')
-	for _, r := range s {
-		switch r {
-		case '"', '\\':
-			b = append(b, '\\', byte(r))
-		case '\b':
-			b = append(b, `\b`...)
-		case '\f':
-			b = append(b, `\f`...)
-		case '\n':
-			b = append(b, `\n`...)
-		case '\r':
-			b = append(b, `\r`...)
-		case '\t':
-			b = append(b, `\t`...)
-		case '<', '>', '&', 0x2028, 0x2029:
-			b = fmt.Appendf(b, `\u%04x`, r)
-		default:
-			if r < ' ' {
-				b = fmt.Appendf(b, `\u%04x`, r)
-			} else {
-				b = utf8.AppendRune(b, r)
-			}
-		}
-	}
-	return append(b, '"')
+	slices.Sort(w.Requirements)
+	return json.Marshal(w)
 }

@@ -25,23 +25,13 @@ const (
 
 // Card is a peer card. Its four lists are always written, even when empty.
 type Card struct {
-	PeerID      string
-	DisplayName string
-	Profiles    []string // profiles_supported
-	Capability  []string // capabilities: ids
-	Artifacts   []string // artifacts_supported
-	TrustModes  []string // trust_modes_supported
-	Ext         json.RawMessage
-}
-
-type cardWire struct {
-	PeerID      string      `json:"peer_id"`
-	DisplayName *string     `json:"display_name,omitzero"`
-	Profiles    *[]string   `json:"profiles_supported"`
-	Capability  *[]string   `json:"capabilities"`
-	Artifacts   *[]string   `json:"artifacts_supported"`
-	TrustModes  *[]string   `json:"trust_modes_supported"`
-	Ext         jsonx.Value `json:"ext,omitzero"`
+	PeerID      string          `json:"peer_id"`
+	DisplayName string          `json:"display_name,omitzero"`
+	Profiles    []string        `json:"profiles_supported"`
+	Capability  []string        `json:"capabilities"` // ids
+	Artifacts   []string        `json:"artifacts_supported"`
+	TrustModes  []string        `json:"trust_modes_supported"`
+	Ext         json.RawMessage `json:"ext,omitzero"`
 }
 
 // card reads the peer card of from. Strings are taken without padding and
@@ -50,27 +40,26 @@ func (d *Decoder) card(v jsonx.Value, from string) (*Card, error) {
 	if len(v) == 0 || v.Kind() != '{' {
 		return nil, malformed(StepBody, "body.peer_card", "must be an object")
 	}
-	var w cardWire
-	if err := jsonx.Decode(v, &w); err != nil {
+	c := &Card{}
+	if err := jsonx.Decode(v, c); err != nil {
 		return nil, malformed(StepBody, "body.peer_card", "has not the shape of a peer card").because(err)
 	}
-	c := &Card{PeerID: strings.TrimSpace(w.PeerID), DisplayName: strings.TrimSpace(deref(w.DisplayName))}
+	c.PeerID, c.DisplayName = strings.TrimSpace(c.PeerID), strings.TrimSpace(c.DisplayName)
 	if c.PeerID != from {
 		return nil, malformed(StepBody, "body.peer_card.peer_id", "must be the sender")
 	}
 	for _, l := range []struct {
 		name string
-		in   *[]string
-		out  *[]string
-	}{{"profiles_supported", w.Profiles, &c.Profiles}, {"capabilities", w.Capability, &c.Capability},
-		{"artifacts_supported", w.Artifacts, &c.Artifacts}, {"trust_modes_supported", w.TrustModes, &c.TrustModes}} {
-		if l.in == nil {
+		list *[]string
+	}{{"profiles_supported", &c.Profiles}, {"capabilities", &c.Capability}, {"artifacts_supported", &c.Artifacts},
+		{"trust_modes_supported", &c.TrustModes}} {
+		if *l.list == nil {
 			return nil, malformed(StepBody, "body.peer_card."+l.name, "must be an array of strings")
 		}
-		*l.out = trimmed(*l.in)
+		*l.list = trimmed(*l.list)
 	}
 	var err error
-	c.Ext, err = object(w.Ext, "body.peer_card.ext")
+	c.Ext, err = object(jsonx.Value(c.Ext), "body.peer_card.ext")
 	if err != nil {
 		return nil, err
 	}
@@ -78,13 +67,7 @@ func (d *Decoder) card(v jsonx.Value, from string) (*Card, error) {
 }
 
 func (c *Card) encode() jsonx.Value {
-	if c == nil {
-		return jsonx.Value("null")
-	}
-	list := func(l []string) *[]string { l = slices.Clone(l); return &l }
-	b, err := jsonx.Encode(cardWire{PeerID: c.PeerID, DisplayName: ref(c.DisplayName), Profiles: list(c.Profiles),
-		Capability: list(c.Capability), Artifacts: list(c.Artifacts), TrustModes: list(c.TrustModes),
-		Ext: jsonx.Value(c.Ext)})
+	b, err := jsonx.Encode(c)
 	if err != nil { // an Ext that is not JSON: Encode of the envelope refuses what it finds
 		return jsonx.Value("null")
 	}

@@ -118,6 +118,7 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	e.TS = cmp.Or(e.TS, r.Verifier.now().Unix())
 	d := Decoder{Handles: r.Verifier.Trust || l.Identity != nil, Limits: Limits{Envelope: r.Verifier.Limits.Envelope}}
 	var sent *Envelope
+	var w *lenientWire
 	var b []byte
 	var err error
 	if l.Identity != nil {
@@ -125,8 +126,11 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 		if err == nil {
 			sent, err = d.Decode(b)
 		}
-	} else if b, err = e.marshal(); err == nil {
-		sent, err = d.written(e, b)
+	} else {
+		w, b, err = e.marshal()
+		if err == nil {
+			sent, err = d.written(w, b)
+		}
 	}
 	if err != nil {
 		return Outgoing{}, err

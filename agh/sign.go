@@ -13,7 +13,7 @@ import (
 func (i *Identity) Sign(e *Envelope) ([]byte, error) {
 	c := *e
 	c.From, c.Proof = i.ID(), nil
-	b, err := c.marshal()
+	_, b, err := c.marshal()
 	if err != nil {
 		return nil, err
 	}

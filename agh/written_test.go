@@ -58,7 +58,7 @@ func TestWrittenIsDecoded(t *testing.T) {
 	} {
 		e := base()
 		change(e)
-		b, err := e.marshal()
+		w, b, err := e.marshal()
 		if err != nil {
 			if _, err := e.Encode(); err == nil {
 				t.Errorf("%s: is written after all", name)
@@ -67,7 +67,7 @@ func TestWrittenIsDecoded(t *testing.T) {
 		}
 		var d Decoder
 		want, wantErr := d.Decode(b)
-		got, gotErr := d.written(e, b)
+		got, gotErr := d.written(w, b)
 		if (wantErr == nil) != (gotErr == nil) || wantErr != nil && ReasonOf(wantErr) != ReasonOf(gotErr) {
 			t.Errorf("%s: decoded %v, written %v", name, wantErr, gotErr)
 			continue
