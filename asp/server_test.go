@@ -722,6 +722,30 @@ func TestConcurrentSenders(t *testing.T) {
 	}
 }
 
+// Two messages of one content have one hash: a link to the second looks like one to
+// the first. A client that missed the second fetches it all the same.
+func TestSameContentFromBoth(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := w.conversing()
+	var sessions []*Session
+	for _, c := range []*Client{w.alice, w.bob} {
+		s, err := c.Join(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sessions = append(sessions, s)
+	}
+	for i, text := range []string{"one", "one", "two", "three", "four"} {
+		if _, err := sessions[i%2].Send(t.Context(), Inform, inform(text)); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	if got := w.head(id).Count; got != 3+5 {
+		t.Errorf("%d records", got)
+	}
+}
+
 func TestFixedFormat(t *testing.T) {
 	t.Parallel()
 	// ASP-074.

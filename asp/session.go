@@ -387,22 +387,34 @@ func (s *Session) stale(e *Envelope) bool {
 	return s.c.now().Sub(t) > time.Minute
 }
 
-// settled takes the receipt of the pending message.
+// settled takes the receipt of the pending message. Its position alone shows
+// whether records came between the head and it: a message of the same content
+// has the same hash. They are fetched while the message is still pending, so
+// that the next call does so when this one fails.
 func (s *Session) settled(ctx context.Context, e *Envelope, b []byte) (*Envelope, error) {
 	var r Receipt
 	if err := jsonx.Decode(b, &r); err != nil {
 		return nil, fmt.Errorf("asp: receipt: %w", err)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.st.Pending = nil
-	s.st.State = r.State
-	if h := &s.st.Head; e.Integrity.PreviousHash == h.Hash && e.SequenceNumber == h.Next[s.st.Agent] {
+	h := &s.st.Head
+	if r.Position == h.Position && e.Integrity.PreviousHash == h.Hash && e.SequenceNumber == h.Next[s.st.Agent] {
 		h.Position, h.Hash = r.Position+1, e.Integrity.Hash
 		h.move(r.State)
 		h.Next[s.st.Agent] = e.SequenceNumber + 1
 		s.st.Last = e.Timestamp
 	}
+	behind := e.SequenceNumber >= h.Next[s.st.Agent]
+	s.mu.Unlock()
+	if behind {
+		if err := s.sync(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.st.Pending = nil
+	s.st.State = r.State
 	return e, s.save(ctx)
 }
 
