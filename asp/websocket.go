@@ -23,19 +23,17 @@ import (
 // first frame, they hold 8 MiB at most.
 const maxUnproved = 512
 
-// proves notes a WebSocket that is not authenticated yet. When there are too
-// many, the oldest is closed: an agent with a key authenticates at once.
+// proves notes a WebSocket that is not authenticated yet, before the peer hears that
+// it is open, so that the oldest is the one opened first. When there are too many,
+// the oldest is cut off: an agent with a key authenticates at once.
 func (s *Server) proves(k *socket) (done func()) {
 	s.mu.Lock()
-	var oldest *socket
+	defer s.mu.Unlock()
 	if len(s.streams.unproved) >= maxUnproved {
-		oldest, s.streams.unproved = s.streams.unproved[0], s.streams.unproved[1:]
+		s.streams.unproved[0].cutOff() // without a word: it may not read
+		s.streams.unproved = s.streams.unproved[1:]
 	}
 	s.streams.unproved = append(s.streams.unproved, k)
-	s.mu.Unlock()
-	if oldest != nil {
-		_ = oldest.conn.CloseNow() // without a word: it may not read
-	}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -67,25 +65,31 @@ type socket struct {
 	r       *http.Request
 	conn    *websocket.Conn
 	session string
+	cutOff  context.CancelFunc // ends the connection, also before it is open
 	caller  *caller
 	format  Format
 	missed  atomic.Int64 // heartbeats since the last pong
 }
 
 func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *caller, args []string) error {
+	ctx, cutOff := context.WithCancel(r.Context())
+	defer cutOff()
+	k := &socket{s: s, r: r, session: args[0], cutOff: cutOff}
+	proved := s.proves(k)
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
+		proved()
 		return nil // the answer was written
 	}
 	defer func() { _ = conn.CloseNow() }()
 	conn.SetReadLimit(-1) // socket.next bounds frames, and closes with the binding's own code
-	k := &socket{s: s, r: r, conn: conn, session: args[0]}
-	k.run(r.Context())
+	k.conn = conn
+	k.run(ctx, proved)
 	return nil
 }
 
-func (k *socket) run(ctx context.Context) {
-	proved := k.s.proves(k)
+// run serves the connection; proved is called once the peer is authenticated.
+func (k *socket) run(ctx context.Context, proved func()) {
 	ledger, from, err := k.auth(ctx)
 	proved()
 	var done func()

@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -71,6 +72,7 @@ func newWorld(t testing.TB, change ...func(*Server)) *world {
 		f(w.Server)
 	}
 	w.Server.Now = w.clock.now
+	w.Server.AuthWait = cmp.Or(w.Server.AuthWait, time.Hour) // a slow machine is not a silent peer
 	w.http = httptest.NewServer(w.Server)
 	t.Cleanup(w.http.Close)
 	w.alice = w.agent(aliceID, "org_acme")
