@@ -41,10 +41,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	h.fitReply(ctx, request, m.From, m)
-	if s.Chain != nil {
-		scope = s.Scope // a reply in a chain lies there; the journal refuses it if the request does not
-	}
-	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
+	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key}
 	if entry.Open = h.replyTo(request, m, v.Sync); entry.Open != nil {
 		setRequestPosition(m, v.Position)
 	}
@@ -60,7 +57,6 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 		h.claimLanes(a, entry.Open)
 		err := h.write(ctx, entry, a, false)
 		if err == nil {
-			s.note(a.position)
 			return a, nil
 		}
 		if !h.retargetReply(&entry, err) {
