@@ -1,17 +1,15 @@
 package asp
 
 import (
-	"cmp"
 	"context"
 	"hash/maphash"
-	"time"
 )
 
 // A Chain checks the messages of one session in the order of their links, as
 // "Verification process" says and beyond: each message is looked at by
 // itself, against the one before it, and against the counters. Every fault is
 // reported, and the check goes on behind it. Memory does not grow with the
-// session, except for eight bytes a message up to [Chain.Remember].
+// session, except for eight bytes a message up to a million messages.
 //
 // The zero value with Keys is ready. It is not safe for concurrent use.
 //
@@ -20,11 +18,7 @@ import (
 // tail, and one of two neighbours with equal content. [VerifyTranscript]
 // covers those with what the server recorded.
 type Chain struct {
-	Keys     Keys
-	Proofs   bool // check sender.dpopProof too, its time against the timestamp
-	Window   time.Duration
-	Limits   Limits
-	Remember int // messageIds kept to find repetitions; 0: 1,048,576
+	Keys Keys
 
 	count     int64
 	head      string
@@ -51,8 +45,12 @@ type Finding struct {
 // OK reports whether the message has no fault.
 func (f *Finding) OK() bool { return len(f.Codes) == 0 }
 
-// maxSenders bounds the counters that a Chain keeps.
-const maxSenders = 4096
+// Bounds of what a Chain keeps: counters of senders, and messageIds to find
+// repetitions.
+const (
+	maxSenders    = 4096
+	maxRemembered = 1 << 20
+)
 
 // Add checks the next message. The error is that of Keys; faults of the
 // message are in the finding.
@@ -88,7 +86,7 @@ func (c *Chain) Add(ctx context.Context, raw []byte, f Format) (*Finding, error)
 	}
 	c.checkCounter(e, found)
 	c.checkID(e, found)
-	if err := e.check(c.Limits); err != nil && found.OK() {
+	if err := e.check(); err != nil && found.OK() {
 		// The schema comes last: a changed text shows as what it breaks.
 		found.fault(asError(err).Code)
 	}
@@ -140,11 +138,6 @@ func (c *Chain) checkSigner(ctx context.Context, e *Envelope, found *Finding) er
 		found.fault("key_unknown")
 	case !e.signedBy(key.Signing):
 		found.fault("bad_signature")
-	case c.Proofs && key.Proof != nil:
-		window := cmp.Or(c.Window, 300*time.Second)
-		if _, err := e.checkProof(key, "", sent, Window{window, window}, false); err != nil {
-			found.fault(asError(err).Code)
-		}
 	}
 	return nil
 }
@@ -175,21 +168,12 @@ func (c *Chain) checkID(e *Envelope, found *Finding) {
 		found.fault("duplicate_message_id")
 		return
 	}
-	limit := cmp.Or(c.Remember, 1<<20)
-	if len(c.recent) < limit {
+	if len(c.recent) < maxRemembered {
 		c.recent = append(c.recent, h)
 	} else {
 		delete(c.ids, c.recent[c.recentPos])
 		c.recent[c.recentPos] = h
-		c.recentPos = (c.recentPos + 1) % limit
+		c.recentPos = (c.recentPos + 1) % maxRemembered
 	}
 	c.ids[h] = struct{}{}
-}
-
-// Head is the hash of the last message, [ZeroHash] before the first.
-func (c *Chain) Head() string {
-	if c.count == 0 {
-		return ZeroHash
-	}
-	return c.head
 }

@@ -31,7 +31,6 @@ type Client struct {
 	Store    ClientStore      // heads of sessions; nil: forgotten at the end of the process
 	HTTP     *http.Client     // nil: one that follows no redirects
 	Now      func() time.Time // nil: time.Now
-	Limits   Limits
 
 	once    sync.Once
 	store   ClientStore
@@ -369,7 +368,7 @@ func (c *Client) envelopeOf(ev event) (*Envelope, error) {
 	if err := jsonx.Decode(ev.data, &f); err != nil {
 		return nil, err
 	}
-	return c.Limits.Decode(f.Envelope, JSON)
+	return Decode(f.Envelope)
 }
 
 var (

@@ -8,8 +8,7 @@
 // state machine, the transports, commitments, disputes and trust scoring.
 // The vendor publishes no reference implementation; rules that no page
 // settles are decisions of this project and marked "project" in the comments.
-// They must not be taken for requirements of the protocol. All of them that
-// are numbers sit in [Limits] and [Timeouts].
+// They must not be taken for requirements of the protocol.
 //
 // The parts, each usable without the others:
 //

@@ -30,24 +30,24 @@ func messageURL(session string) string { return "asp://" + session }
 // maxProof bounds a proof in bytes (project).
 const maxProof = 8 << 10
 
-// Window bounds the age of proofs. The zero value is the project's window,
-// 300 s back and 60 s ahead, both inclusive.
-type Window struct {
+// window bounds the age of proofs, both ways inclusive. The zero value is the
+// project's, 300 s back and 60 s ahead; transcripts say which one held.
+type window struct {
 	Past   time.Duration
 	Future time.Duration
 }
 
-func (w Window) past() time.Duration   { return cmp.Or(w.Past, 300*time.Second) }
-func (w Window) future() time.Duration { return cmp.Or(w.Future, 60*time.Second) }
+func (w window) past() time.Duration   { return cmp.Or(w.Past, 300*time.Second) }
+func (w window) future() time.Duration { return cmp.Or(w.Future, 60*time.Second) }
 
-func (w Window) holds(iat, now time.Time) bool {
+func (w window) holds(iat, now time.Time) bool {
 	return !iat.Before(now.Add(-w.past())) && !iat.After(now.Add(w.future()))
 }
 
 // until is the first moment at which a proof is too old, and its jti need not be
 // remembered any more. One that is dated ahead is remembered for the whole window
 // from its arrival.
-func (w Window) until(iat time.Time) time.Time { return iat.Add(w.past() + time.Nanosecond) }
+func (w window) until(iat time.Time) time.Time { return iat.Add(w.past() + time.Nanosecond) }
 
 // proofClaims are the expected claims of a proof.
 type proofClaims struct {
@@ -56,7 +56,7 @@ type proofClaims struct {
 	Key         *ProofKey // the registered key; nil: any key (its thumbprint is in the result)
 	AccessToken string    // empty: the transport carried none, ath is not looked at
 	Now         time.Time
-	Window      Window
+	Window      window
 }
 
 // A Proof is a checked proof.

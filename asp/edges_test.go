@@ -32,7 +32,7 @@ func TestProofIDIsBounded(t *testing.T) {
 		}
 		proof := string(b64.AppendEncode(append(signed, '.'), signature[:]))
 		_, err = checkProof(proof, proofClaims{Key: id.Public().Proof, Method: "GET", URL: "https://h.example/x",
-			Window: Window{time.Minute, time.Minute}, Now: now})
+			Window: window{time.Minute, time.Minute}, Now: now})
 		if (err == nil) != c.ok {
 			t.Errorf("a jti of %d bytes: %v, want accepted %v", len(c.jti), err, c.ok)
 		}
@@ -60,7 +60,7 @@ func TestEndorsementsThatCount(t *testing.T) {
 // and no longer.
 func TestProofUntil(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	for _, w := range []Window{{}, {Past: time.Minute}, {Past: 20 * time.Minute, Future: time.Minute}} {
+	for _, w := range []window{{}, {Past: time.Minute}, {Past: 20 * time.Minute, Future: time.Minute}} {
 		for _, ahead := range []time.Duration{0, time.Minute, -30 * time.Second, 250 * time.Millisecond} {
 			until := w.until(now.Add(ahead))
 			if !w.holds(now.Add(ahead), until.Add(-time.Nanosecond)) {

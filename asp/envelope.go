@@ -94,23 +94,21 @@ type Constraints struct {
 
 // Decode reads one message in JSON: size, syntax, schema and grammar,
 // version, size of the body, in this order (steps 1 to 5 of [Verifier]).
-func Decode(b []byte) (*Envelope, error) { return Limits{}.decode(b, JSON) }
+func Decode(b []byte) (*Envelope, error) { return JSON.Decode(b) }
 
 // DecodeMsgpack reads one message in MessagePack under the same rules.
-func DecodeMsgpack(b []byte) (*Envelope, error) { return Limits{}.decode(b, MessagePack) }
+func DecodeMsgpack(b []byte) (*Envelope, error) { return MessagePack.Decode(b) }
 
-// Decode is [Decode] or [DecodeMsgpack] under other limits.
-func (l Limits) Decode(b []byte, f Format) (*Envelope, error) { return l.decode(b, f) }
-
-func (l Limits) decode(b []byte, f Format) (*Envelope, error) {
-	if len(b) > l.message() {
+// Decode is [Decode] or [DecodeMsgpack].
+func (f Format) Decode(b []byte) (*Envelope, error) {
+	if len(b) > maxMessage {
 		return nil, refuse("message_too_large", "").at(1)
 	}
 	e, err := parseEnvelope(b, f)
 	if err != nil {
 		return nil, atStep(err, 2)
 	}
-	if err := e.check(l); err != nil {
+	if err := e.check(); err != nil {
 		return nil, atStep(err, 3)
 	}
 	return e, nil
@@ -338,7 +336,7 @@ func checkRules(n *node, prefix string, rules []rule) error {
 }
 
 // check is steps 3 to 5: schema and grammar, version, size of the body.
-func (e *Envelope) check(l Limits) error {
+func (e *Envelope) check() error {
 	if err := checkRules(e.root, "", topRules); err != nil {
 		return err
 	}
@@ -356,7 +354,7 @@ func (e *Envelope) check(l Limits) error {
 		}
 	}
 	if c := e.root.get("content").get("context"); c != nil {
-		if len(c.kids) > l.context() {
+		if len(c.kids) > maxContext {
 			return refuse("invalid_field", "content.context")
 		}
 		for i := range c.kids {
@@ -368,7 +366,7 @@ func (e *Envelope) check(l Limits) error {
 	if !supportedVersion(e.Version) {
 		return refuse("unsupported_version", "version").at(4)
 	}
-	if e.bodySpan.to-e.bodySpan.from > l.body() {
+	if e.bodySpan.to-e.bodySpan.from > maxBody {
 		return refuse("body_too_large", "content.body").at(5)
 	}
 	return nil
@@ -395,9 +393,6 @@ func (e *Envelope) Msgpack() ([]byte, error) {
 
 // CanonicalContent gives the bytes that the content hash covers.
 func (e *Envelope) CanonicalContent() []byte { return e.content }
-
-// CanonicalBody gives the canonical form of content.body.
-func (e *Envelope) CanonicalBody() []byte { return e.content[e.bodySpan.from:e.bodySpan.to] }
 
 // Digest is the SHA-256 of the canonical form of the whole message. Unlike
 // integrity.hash it covers messageId, orgId, trustScore, the proof, the

@@ -54,11 +54,16 @@ func (s *proofStore) Seen(ctx context.Context, key string, until time.Time) (boo
 func TestLimitersAreBounded(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 7, 14, 30, 0, 0, time.UTC)
-	s := &Server{MaxLive: 8, Messages: 1}
+	s := &Server{MaxLive: 8}
 	s.init()
+	e, err := Draft{Performative: Propose, SessionID: "019cc8aa-0001-7def-8a12-000000000001",
+		Body: invitation("inv")}.Sign(testIdentity(t, aliceID, "org_acme"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for i := range 100 {
 		a, at := &Agent{ID: fmt.Sprint("agent://a.example/x/", i)}, now.Add(time.Duration(i)*time.Millisecond)
-		if err := s.gate(&Envelope{Performative: Inform}, a, at); err != nil {
+		if err := s.gate(e, a, at); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -221,7 +221,7 @@ func (s *Server) receive(r *http.Request, c *caller, session string) (*Receipt, 
 	if err != nil {
 		return nil, err
 	}
-	b, err := readBody(r, s.Limits.message())
+	b, err := readBody(r, maxMessage)
 	if err != nil {
 		return nil, err
 	}
@@ -342,11 +342,11 @@ func (s *Server) serveClose(w http.ResponseWriter, r *http.Request, c *caller, a
 	if err != nil {
 		return err
 	}
-	b, err := readBody(r, s.Limits.message())
+	b, err := readBody(r, maxMessage)
 	if err != nil {
 		return err
 	}
-	if e, err := s.Limits.Decode(b, f); err == nil && e.Performative != Close {
+	if e, err := f.Decode(b); err == nil && e.Performative != Close {
 		return refuse("invalid_field", "performative").at(3)
 	}
 	receipt, err := s.Ingest(r.Context(), b, Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}, args[0])
@@ -566,7 +566,7 @@ func (s *Server) cardOf(a *Agent) ([]byte, error) {
 		return nil, err
 	}
 	members["trustScore"] = appendNumber(nil, a.Score())
-	members["trustLevel"] = strconv.AppendInt(nil, int64(s.levels().Level(a.Score())), 10)
+	members["trustLevel"] = strconv.AppendInt(nil, int64(trustLevel(a.Score())), 10)
 	members["trustComponents"] = components
 	return jsonx.Encode(members)
 }

@@ -571,7 +571,18 @@ func TestWebSocketAuthentication(t *testing.T) {
 // Close codes 4008 and 4009 (project).
 func TestWebSocketLimits(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, func(s *Server) { s.Messages = 4 })
+	taken := 0
+	w := newWorld(t, func(s *Server) {
+		s.Admit = func(_ context.Context, r *Request) error {
+			if r.Sender.AgentID != aliceID {
+				return nil
+			}
+			if taken++; taken > 4 {
+				return Refuse("rate_limited", "")
+			}
+			return nil
+		}
+	})
 	id := w.conversing() // two messages of alice
 	p := w.dial(t, id)
 	w.auth(t, p, w.alice, id, nil)

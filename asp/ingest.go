@@ -16,7 +16,7 @@ import (
 func (s *Server) Ingest(ctx context.Context, raw []byte, t Transport, session string) (*Receipt, error) {
 	s.init()
 	var receipt *Receipt
-	e, err := s.Limits.Decode(raw, cmp.Or(t.Format, JSON))
+	e, err := cmp.Or(t.Format, JSON).Decode(raw)
 	if err == nil {
 		receipt, err = s.ingest(ctx, e, t, session)
 	}
@@ -78,7 +78,7 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 	if !made && !e.signedBy(card.SigningKey) {
 		return nil, refuse("bad_signature", "integrity.signature").at(9)
 	}
-	proof, proofErr := e.checkProof(card.Key(), t.AccessToken, now, s.Proofs, made)
+	proof, proofErr := e.checkProof(card.Key(), t.AccessToken, now, window{}, made)
 	digest := e.Digest()
 
 	l.mu.Lock()
@@ -141,11 +141,11 @@ func (s *Server) sequence(
 	if err != nil {
 		return nil, err
 	}
-	req := &Request{Envelope: e, Agent: agent, Before: ledger, Received: now}
+	req := &Request{Envelope: e, Agent: agent, Before: ledger}
 	if ledger != nil {
 		switch old, err := s.store.Message(ctx, e.SessionID, e.MessageID); {
-		case err == nil && old.Signature == e.Integrity.Signature:
-			return s.repeat(ctx, req, old, ledger)
+		case err == nil && old.Signature == e.Integrity.Signature: // success, and nothing is done twice
+			return &Receipt{old.MessageID, old.Sequence, old.Position, ledger.State, true}, nil
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return nil, err
 		}
@@ -156,7 +156,7 @@ func (s *Server) sequence(
 	if err := s.checkPosition(ctx, e, ledger); err != nil {
 		return nil, err
 	}
-	if err := e.checkTime(now, s.Skew); err != nil {
+	if err := e.checkTime(now); err != nil {
 		return nil, err
 	}
 	after, err := s.judge(ctx, e, agent, ledger, now)
@@ -164,7 +164,7 @@ func (s *Server) sequence(
 		return nil, err
 	}
 	req.After, req.Position = after, after.Head.Count-1
-	if s.Admit != nil || s.Handler != nil || s.Store != nil {
+	if s.Admit != nil || s.Store != nil {
 		req.Verdict = signedVerdict(agent.keyID, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)
 	}
 	if s.Admit != nil {
@@ -183,30 +183,7 @@ func (s *Server) sequence(
 		}
 		return nil, err
 	}
-	if err := s.handle(ctx, req); err != nil {
-		return nil, err
-	}
 	return &Receipt{e.MessageID, e.SequenceNumber, r.Position, after.State, false}, nil
-}
-
-func (s *Server) handle(ctx context.Context, req *Request) error {
-	if s.Handler == nil {
-		return nil
-	}
-	if err := s.Handler(ctx, req); err != nil {
-		return refuseCause("internal", "", err)
-	}
-	return nil
-}
-
-// repeat answers a message that is recorded already: success, nothing done
-// twice (step 10).
-func (s *Server) repeat(ctx context.Context, req *Request, old *Record, ledger *Ledger) (*Receipt, error) {
-	req.After, req.Position, req.Duplicate, req.Received = ledger, old.Position, true, old.Time
-	if err := s.handle(ctx, req); err != nil {
-		return nil, err
-	}
-	return &Receipt{old.MessageID, old.Sequence, old.Position, ledger.State, true}, nil
 }
 
 // checkPosition is steps 12 to 14. The sender has proved to be a participant:

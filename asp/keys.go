@@ -45,20 +45,6 @@ type StaticKeys map[string][]Key
 // Keys implements [Keys].
 func (s StaticKeys) Keys(_ context.Context, agentID string) ([]Key, error) { return s[agentID], nil }
 
-// FirstOf asks each in turn and takes the first that knows the agent.
-func FirstOf(sources ...Keys) Keys { return firstOf(sources) }
-
-type firstOf []Keys
-
-func (f firstOf) Keys(ctx context.Context, agentID string) ([]Key, error) {
-	for _, s := range f {
-		if keys, err := s.Keys(ctx, agentID); err != nil || len(keys) > 0 {
-			return keys, err
-		}
-	}
-	return nil, nil
-}
-
 // A ProofKey is a P-256 public key that DPoP proofs are made with.
 type ProofKey struct {
 	public     *ecdsa.PublicKey

@@ -513,13 +513,13 @@ func (l *Ledger) dispute(d *Dispute) (*Ledger, error) {
 // the record that opened a session. joined are the participants that r brought
 // in. It is for a Store that keeps the log and makes ledgers of it. Nothing is
 // verified again: the log holds verified messages.
-func (l *Ledger) Replay(r *Record, joined []Participant, limits Limits, timeouts Timeouts) (*Ledger, error) {
+func (l *Ledger) Replay(r *Record, joined []Participant, timeouts Timeouts) (*Ledger, error) {
 	if l == nil && r.Kind != RecordMessage {
 		return nil, refuse("session_not_found", "")
 	}
 	switch r.Kind {
 	case RecordMessage:
-		e, err := limits.Decode(r.Raw, r.Format)
+		e, err := r.Format.Decode(r.Raw)
 		if err != nil {
 			return nil, err
 		}

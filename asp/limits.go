@@ -7,17 +7,12 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of one message, "Encoding and size limits". The zero value of each
-// means the value named.
-type Limits struct {
-	Message int // raw frame in bytes, inclusive: 1 MiB
-	Body    int // canonical JSON of content.body in bytes, inclusive: 512 KiB
-	Context int // context objects in one message: 64 (project)
-}
-
-func (l Limits) message() int { return cmp.Or(l.Message, 1<<20) }
-func (l Limits) body() int    { return cmp.Or(l.Body, 512<<10) }
-func (l Limits) context() int { return cmp.Or(l.Context, 64) }
+// Limits of one message, "Encoding and size limits"; bytes are inclusive.
+const (
+	maxMessage = 1 << 20   // bytes of the raw frame
+	maxBody    = 512 << 10 // bytes of the canonical JSON of content.body
+	maxContext = 64        // context objects (project)
+)
 
 // Timeouts end sessions without progress. Only the invitation's is the vendor's;
 // the others are the project's. The zero value of each means the value named.
@@ -59,19 +54,19 @@ type Rates struct {
 	High int // levels above; 0: 60
 }
 
+// limiter is that of one agent's invitations.
 type limiter struct {
-	invites, messages *rate.Limiter
-	used              time.Time
+	*rate.Limiter
+	used time.Time
 }
 
 // gate is step 18.
 func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
-	invitation := e.IsInvitation()
-	if invitation && agent.Score() < s.MinTrust {
-		return refuse("insufficient_trust_score", "").at(18)
-	}
-	if !invitation && s.Messages == 0 {
+	if !e.IsInvitation() {
 		return nil
+	}
+	if agent.Score() < s.MinTrust {
+		return refuse("insufficient_trust_score", "").at(18)
 	}
 	s.mu.Lock()
 	l := s.limiters[agent.ID]
@@ -80,33 +75,21 @@ func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
 			s.forgetLimiters(now)
 		}
 		perMinute := cmp.Or(s.Invites.Low, 10)
-		if s.levels().Level(agent.Score()) > 1 {
+		if trustLevel(agent.Score()) > 1 {
 			perMinute = cmp.Or(s.Invites.High, 60)
 		}
-		l = &limiter{invites: rate.NewLimiter(rate.Limit(float64(perMinute)/60), perMinute),
-			messages: rate.NewLimiter(s.Messages, int(max(s.Messages, 1)))}
+		l = &limiter{Limiter: rate.NewLimiter(rate.Limit(float64(perMinute)/60), perMinute)}
 		s.limiters[agent.ID] = l
 	}
 	l.used = now
 	s.mu.Unlock()
-	for _, r := range []struct {
-		use   bool
-		limit *rate.Limiter
-	}{{invitation, l.invites}, {s.Messages > 0, l.messages}} {
-		if !r.use || r.limit.AllowN(now, 1) {
-			continue
-		}
-		err := refuse("rate_limited", "").at(18)
-		after := int64(1/float64(r.limit.Limit())) + 1
-		err.Details = map[string]any{
-			"limit":      r.limit.Burst(),
-			"remaining":  0,
-			"retryAfter": after,
-			"reset":      now.Unix() + after,
-		}
-		return err
+	if l.AllowN(now, 1) {
+		return nil
 	}
-	return nil
+	err := refuse("rate_limited", "").at(18)
+	after := int64(1/float64(l.Limit())) + 1
+	err.Details = map[string]any{"limit": l.Burst(), "remaining": 0, "retryAfter": after, "reset": now.Unix() + after}
+	return err
 }
 
 // forgetLimiters makes room for one more: those that are full again go, else

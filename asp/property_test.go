@@ -354,7 +354,7 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 			}
 			t.Fatal(err)
 		}
-		got, err := Limits{}.Decode(e.Raw(), e.format)
+		got, err := e.format.Decode(e.Raw())
 		if err != nil {
 			t.Fatalf("%s: %v", e.Raw(), err)
 		}
@@ -455,7 +455,7 @@ func FuzzDecode(f *testing.F) {
 		if packed {
 			format = MessagePack
 		}
-		e, err := Limits{}.Decode(b, format)
+		e, err := format.Decode(b)
 		if err != nil {
 			asError(err).Status()
 			return
@@ -475,7 +475,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("as MessagePack: %v", err)
 		}
 		r := &Record{Raw: b, Format: format, ScoreFrom: e.score.from, ScoreTo: e.score.to}
-		changed, err := Limits{}.Decode(r.withTrustScore(12.5), format)
+		changed, err := format.Decode(r.withTrustScore(12.5))
 		if err != nil || changed.Sender.TrustScore != 12.5 ||
 			!bytes.Equal(changed.CanonicalContent(), e.CanonicalContent()) {
 			t.Fatalf("with another score: %v", err)

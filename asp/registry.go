@@ -186,7 +186,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 		}
 		p, err := checkProof(
 			r.Header.Get("DPoP"),
-			proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now(), Window: s.Proofs},
+			proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now()},
 		)
 		if err != nil {
 			return err
@@ -242,7 +242,7 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _
 	now := s.now()
 	p, err := checkProof(
 		r.Header.Get("DPoP"),
-		proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now, Window: s.Proofs},
+		proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now},
 	)
 	if err != nil {
 		return err

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/time/rate"
 )
 
 // A Server is the sequencer of sessions and their registry of agents: an
@@ -25,17 +23,11 @@ type Server struct {
 	// the well-known document.
 
 	Registration Registration
-	TokenKey     []byte        // of access tokens, 32 bytes; nil: a new one for this process
-	TokenLife    time.Duration // 0: 1 h
+	TokenKey     []byte // of access tokens, 32 bytes; nil: a new one for this process
 
-	Limits     Limits
 	Timeouts   Timeouts
-	Proofs     Window
-	Skew       time.Duration // of timestamps; 0: 300 s
-	Levels     TrustLevels   // zero: DefaultTrustLevels
 	MinTrust   float64       // score, as computed here, that an inviter needs
 	Invites    Rates         // invitations per agent
-	Messages   rate.Limit    // messages per second and agent; 0: no limit
 	Heartbeat  time.Duration // of streams; 0: 30 s
 	AuthWait   time.Duration // for the first frame of a WebSocket; 0: 10 s
 	WriteWait  time.Duration // for a peer that does not read; 0: 30 s
@@ -45,16 +37,9 @@ type Server struct {
 	// Admit is asked before a message that passed all checks is recorded. An
 	// error refuses it: make it with [Refuse].
 	Admit func(context.Context, *Request) error
-	// Handler gets every recorded message, in the order of the chain within its
-	// session and before the sender hears "accepted". If it fails, the sender is
-	// told to try again; the retransmission comes with Duplicate set.
-	Handler func(context.Context, *Request) error
 	// Refused is called for every refusal. The reference that it returns goes to
 	// the sender as header Parley-Ref and in details.reference.
 	Refused func(context.Context, *Refusal) (reference string)
-	// Changed is told of records that no message caused: timeouts, closings,
-	// disputes.
-	Changed func(context.Context, *Record)
 	// Guest reports whether an agent is a guest: nobody vouches for it, it
 	// registered itself. All guests together have a sixteenth of the memory for
 	// proofs of requests, and a quarter of the streams. Nil: there are none.
@@ -92,13 +77,11 @@ const (
 // A Request is a message on its way in.
 type Request struct {
 	*Envelope
-	Verdict   Verdict
-	Agent     *Agent
-	Position  int64
-	Before    *Ledger // nil for an invitation that opens a session
-	After     *Ledger
-	Received  time.Time
-	Duplicate bool // a retransmission of a recorded message
+	Verdict  Verdict
+	Agent    *Agent
+	Position int64
+	Before   *Ledger // nil for an invitation that opens a session
+	After    *Ledger
 }
 
 // A Refusal is a message or request that was refused.
@@ -152,10 +135,6 @@ func (s *Server) init() {
 }
 
 func (s *Server) now() time.Time { return clock(s.Now)() }
-
-func (s *Server) levels() TrustLevels {
-	return cmp.Or(s.Levels, DefaultTrustLevels())
-}
 
 // refused reports err to the hook and gives it as *Error with its reference.
 func (s *Server) refused(ctx context.Context, agent, session string, raw []byte, err error) *Error {
@@ -236,9 +215,6 @@ func (s *Server) load(ctx context.Context, id string, l *liveSession, fresh bool
 			return s.load(ctx, id, l, true)
 		} else if err != nil {
 			return nil, err
-		}
-		if s.Changed != nil {
-			s.Changed(ctx, r)
 		}
 	}
 	return l.ledger, nil
@@ -349,9 +325,6 @@ func (s *Server) change(
 			return nil, err
 		}
 		if err := s.append(ctx, l, after, r, s.now()); err == nil {
-			if s.Changed != nil {
-				s.Changed(ctx, r)
-			}
 			return after, nil
 		} else if !errors.Is(err, ErrConflict) || fresh {
 			return nil, err

@@ -344,7 +344,7 @@ func (s *Session) deliver(ctx context.Context) (*Envelope, error) {
 		if err != nil {
 			return nil, err
 		}
-		e, err := s.c.Limits.Decode(m.Raw, s.st.Format)
+		e, err := s.st.Format.Decode(m.Raw)
 		if err != nil {
 			return nil, err
 		}
@@ -437,7 +437,7 @@ func (s *Session) sync(ctx context.Context) error {
 			return fmt.Errorf("asp: list of messages: %w", errors.Join(err, errors.ErrUnsupported))
 		}
 		for i, raw := range page.Messages {
-			e, err := s.c.Limits.Decode(raw, JSON)
+			e, err := Decode(raw)
 			if err != nil {
 				return err
 			}
@@ -666,7 +666,7 @@ func (s *Session) Export(ctx context.Context, w io.Writer) (*TranscriptReport, e
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
-	report, err := TranscriptVerifier{Limits: s.c.Limits}.Verify(ctx, io.TeeReader(resp.Body, w))
+	report, err := TranscriptVerifier{}.Verify(ctx, io.TeeReader(resp.Body, w))
 	if err != nil {
 		return report, err
 	}

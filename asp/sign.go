@@ -121,7 +121,7 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 			return nil, err
 		}
 	}
-	e, err := Limits{}.Decode(raw, cmp.Or(d.Format, JSON))
+	e, err := cmp.Or(d.Format, JSON).Decode(raw)
 	if err != nil {
 		return nil, err
 	}

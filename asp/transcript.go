@@ -3,7 +3,6 @@ package asp
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -104,7 +103,7 @@ func (s *Server) WriteTranscript(ctx context.Context, session string, w io.Write
 		return err
 	}
 	h := transcriptHeader{Format: transcriptFormat, SessionID: session, Version: ledger.Version, Opened: ledger.Opened,
-		PastSeconds: s.Proofs.past().Seconds(), AheadSeconds: s.Proofs.future().Seconds()}
+		PastSeconds: window{}.past().Seconds(), AheadSeconds: window{}.future().Seconds()}
 	for _, p := range ledger.Participants {
 		a, err := s.store.Agent(ctx, p.AgentID)
 		if err != nil {
@@ -224,8 +223,6 @@ func (s *Server) serveTranscript(w http.ResponseWriter, r *http.Request, c *call
 type TranscriptVerifier struct {
 	Keys      Keys              // instead of the cards in the transcript
 	ServerKey ed25519.PublicKey // the server that must have signed; nil: the one named in the transcript, if any
-	Limits    Limits
-	MaxFaults int // reported; 0: 1,000
 }
 
 // A TranscriptReport is the result of a verification.
@@ -287,7 +284,7 @@ type transcriptReader struct {
 	in     *bufio.Reader
 	report *TranscriptReport
 	header transcriptHeader
-	window Window
+	window window
 	keys   Keys
 	chain  [32]byte
 	links  Chain
@@ -295,8 +292,11 @@ type transcriptReader struct {
 	last   time.Time
 }
 
+// maxFaults bounds the faults of a report, and its warnings.
+const maxFaults = 1000
+
 func (t *transcriptReader) fault(at int64, code, detail string) {
-	if len(t.report.Faults) < cmp.Or(t.v.MaxFaults, 1000) {
+	if len(t.report.Faults) < maxFaults {
 		t.report.Faults = append(t.report.Faults, TranscriptFault{at, code, detail})
 	}
 }
@@ -304,7 +304,7 @@ func (t *transcriptReader) fault(at int64, code, detail string) {
 // line reads one line without its end; lines are bounded. With
 // [io.ErrUnexpectedEOF] it gives the bytes of a line without an end.
 func (t *transcriptReader) line() ([]byte, error) {
-	limit := t.v.Limits.message()*3/2 + maxParticipants*4*maxCard
+	limit := maxMessage*3/2 + maxParticipants*4*maxCard
 	var out []byte
 	for {
 		part, err := t.in.ReadSlice('\n')
@@ -402,7 +402,7 @@ func (t *transcriptReader) open() {
 	h := &t.header
 	t.report.SessionID = h.SessionID
 	seconds := func(f float64) time.Duration { return time.Duration(min(max(f, 1), 1e6) * float64(time.Second)) }
-	t.window = Window{seconds(h.PastSeconds), seconds(h.AheadSeconds)}
+	t.window = window{seconds(h.PastSeconds), seconds(h.AheadSeconds)}
 	static := make(StaticKeys)
 	for _, p := range h.Participants {
 		a := Agent{ID: p.AgentID, Cards: p.Cards}
@@ -417,7 +417,7 @@ func (t *transcriptReader) open() {
 	if t.keys == nil {
 		t.keys = static
 	}
-	t.links = Chain{Limits: t.v.Limits}
+	t.links = Chain{}
 }
 
 func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) error {

@@ -171,7 +171,7 @@ func TestChainReportsForks(t *testing.T) {
 	t.Parallel()
 	// ASP-021.
 	id := testIdentity(t, aliceID, "o")
-	c := &Chain{Keys: StaticKeys{aliceID: {id.Public()}}, Proofs: true}
+	c := &Chain{Keys: StaticKeys{aliceID: {id.Public()}}}
 	session, _ := NewSessionID()
 	hash := ZeroHash
 	var last *Envelope

@@ -6,7 +6,7 @@ import "slices"
 // that the operator vouches for; what a message or a card says of it is never
 // read. Growth, decay and the thresholds of the levels are not readable in
 // the vendor's pages: growth and decay are the operator's business, the
-// thresholds are [TrustLevels] (project).
+// thresholds are [trustLevel]'s (project).
 
 // TrustComponents are the eight parts of a score, each 0 to 100.
 type TrustComponents struct {
@@ -35,18 +35,14 @@ func (c TrustComponents) Score() float64 {
 		part(5, c.PeerEndorsements)) / 100
 }
 
-// TrustLevels are the scores from which levels 1 (Verified), 2 (Established),
-// 3 (Trusted) and 4 (Premium) begin; below the first is level 0.
-type TrustLevels [4]float64
-
-// DefaultTrustLevels fit every example in the vendor's pages (project).
-func DefaultTrustLevels() TrustLevels { return TrustLevels{25, 50, 70, 90} }
-
-// Level gives the level of a score, 0 to 4.
-func (l TrustLevels) Level(score float64) int {
+// trustLevel gives the level of a score, 0 to 4: Verified, Established, Trusted
+// and Premium begin where every example in the vendor's pages fits (project).
+func trustLevel(score float64) int {
 	level := 0
-	for level < len(l) && score >= l[level] {
-		level++
+	for _, from := range [...]float64{25, 50, 70, 90} {
+		if score >= from {
+			level++
+		}
 	}
 	return level
 }

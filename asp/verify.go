@@ -36,9 +36,6 @@ type Verifier struct {
 	Keys   Keys             // nil: no agent is known
 	Memory Memory           // nil: in process, bounded
 	Now    func() time.Time // nil: time.Now
-	Limits Limits
-	Proofs Window        // of DPoP proofs
-	Skew   time.Duration // of timestamps, both ways; 0: 300 s (project)
 
 	once   sync.Once
 	memory Memory
@@ -111,7 +108,7 @@ func VerdictOf(err error) Verdict {
 
 // Verify reads and checks one message.
 func (v *Verifier) Verify(ctx context.Context, raw []byte, t Transport) (*Verified, error) {
-	e, err := v.Limits.Decode(raw, cmp.Or(t.Format, JSON))
+	e, err := cmp.Or(t.Format, JSON).Decode(raw)
 	if err != nil {
 		return nil, err
 	}
@@ -188,11 +185,11 @@ func (v *Verifier) check(ctx context.Context, e *Envelope, t Transport) (Key, *P
 	if !e.signedBy(key.Signing) {
 		return Key{}, nil, refuse("bad_signature", "integrity.signature").at(9)
 	}
-	proof, err := e.checkProof(key, t.AccessToken, now, v.Proofs, false)
+	proof, err := e.checkProof(key, t.AccessToken, now, window{}, false)
 	if err != nil {
 		return Key{}, nil, err
 	}
-	if err := e.checkTime(now, v.Skew); err != nil {
+	if err := e.checkTime(now); err != nil {
 		return Key{}, nil, err
 	}
 	return key, proof, nil
@@ -236,7 +233,7 @@ func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
 
 // checkProof is step 11 without the memory of proofs. made: the proof was made
 // in this process, with this key, for this session.
-func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window, made bool) (*Proof, error) {
+func (e *Envelope) checkProof(key Key, token string, now time.Time, w window, made bool) (*Proof, error) {
 	refused := func(err error) (*Proof, error) {
 		r := asError(err)
 		r.Path = "sender.dpopProof"
@@ -261,10 +258,14 @@ func (e *Envelope) checkProof(key Key, token string, now time.Time, w Window, ma
 	return proof, nil
 }
 
+// maxSkew bounds how far a timestamp may lie from the server's time, both ways
+// (project).
+const maxSkew = 300 * time.Second
+
 // checkTime is step 15.
-func (e *Envelope) checkTime(now time.Time, skew time.Duration) error {
+func (e *Envelope) checkTime(now time.Time) error {
 	t, ok := ParseTimestamp(e.Timestamp)
-	if d := now.Sub(t).Abs(); !ok || d > cmp.Or(skew, 300*time.Second) {
+	if d := now.Sub(t).Abs(); !ok || d > maxSkew {
 		return refuse("timestamp_out_of_window", "timestamp").at(15)
 	}
 	return nil

@@ -265,7 +265,7 @@ func (k *socket) read(ctx context.Context) error {
 	for {
 		// A little above the limit of a message: what is only a little too
 		// large is refused, and the connection goes on.
-		kind, b, err := k.next(ctx, k.s.Limits.message()+maxAround)
+		kind, b, err := k.next(ctx, maxMessage+maxAround)
 		if errors.Is(err, ErrTooLarge) {
 			_ = k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, nil, err))
 			return closing{closeTooLarge}

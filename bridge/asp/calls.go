@@ -56,7 +56,7 @@ func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks call
 	if r.Request != nil {
 		e = r.Request.Envelope
 	} else {
-		e, _ = s.limits.Decode(r.Raw, r.Format) // the ledger has read it
+		e, _ = r.Format.Decode(r.Raw) // the ledger has read it
 	}
 	x, m := answered(c.calls, e, r.Position)
 	if x == nil {

@@ -61,7 +61,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 			return fmt.Errorf("record at %s: %w", r.Position, err)
 		}
 		rec := &x.Record
-		if e, err := (protocol.Limits{}).Decode(rec.Raw, rec.Format); rec.Kind == protocol.RecordMessage && err == nil {
+		if e, err := rec.Format.Decode(rec.Raw); rec.Kind == protocol.RecordMessage && err == nil {
 			for _, o := range e.Content.Context {
 				if x, ok := after.Context[o.ID]; ok && x.Sender == rec.Sender {
 					x.Data = json.RawMessage("{}")

@@ -370,7 +370,7 @@ func (b *Binding) sessionRequest(request *parley.Message) (sessionRequest, error
 	if err != nil {
 		return sessionRequest{}, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
 	}
-	e, err := (protocol.Limits{}).Decode(x.Record.Raw, x.Record.Format)
+	e, err := x.Record.Format.Decode(x.Record.Raw)
 	if err != nil {
 		return sessionRequest{}, err
 	}

@@ -308,7 +308,7 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 		}
 		for _, r := range records {
 			if r.Sender == i.ID() && r.Kind == protocol.RecordMessage {
-				if e, err := (protocol.Limits{}).Decode(r.Raw, r.Format); err == nil &&
+				if e, err := r.Format.Decode(r.Raw); err == nil &&
 					bodyOf(e).InformType == introduction {
 					return nil
 				}
@@ -380,7 +380,7 @@ func (t *reconciler) deliverAnswers(ctx context.Context, l *protocol.Ledger) err
 // calls that are still open.
 func (t *reconciler) deliverAnswer(ctx context.Context, session string, r *protocol.Record, list []call) ([]call,
 	error) {
-	e, err := (protocol.Limits{}).Decode(r.Raw, r.Format)
+	e, err := r.Format.Decode(r.Raw)
 	if err != nil {
 		return list, err
 	}

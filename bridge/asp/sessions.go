@@ -213,7 +213,7 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	if rec.Position != int64(len(c.entries)) {
 		return fmt.Errorf("position %d where %d is expected", rec.Position, len(c.entries))
 	}
-	after, err := c.ledger.Replay(rec, x.Joined, s.limits, s.timeouts)
+	after, err := c.ledger.Replay(rec, x.Joined, s.timeouts)
 	if err != nil {
 		return err
 	}

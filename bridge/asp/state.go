@@ -40,7 +40,6 @@ type store struct {
 	erased   *journal.Table[*protocol.Record]
 	pages    journal.State
 	proofs   journal.State
-	limits   protocol.Limits
 	timeouts protocol.Timeouts
 	max      int // sessions in memory
 	maxAgent int
