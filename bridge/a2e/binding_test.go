@@ -176,7 +176,7 @@ func codeOf(err error) (protocol.Code, string) {
 func (w *world) ask(ctx context.Context, to string, parts ...parley.Part) (*parley.Message, error) {
 	return w.Hub().Ask(ctx, hub.Submission{Scope: "go test",
 		Message: &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Parts: parts,
-			Deadline: time.Now().Add(20 * time.Second), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo",
+			Deadline: time.Now().Add(time.Minute), Origin: parley.Origin{Protocol: "go", Peer: "crew/echo",
 				Raw: []byte("original"), Verdict: parley.Verdict{Assurance: parley.Signed}}}})
 }
 
@@ -507,7 +507,7 @@ func TestInbox(t *testing.T) {
 		var got []string
 		for len(got) < 5 {
 			m, err := bob.Ask(ctx, protocol.Message{Type: "tool/call/req",
-				Body: map[string]any{"tool_name": "parley_inbox", "arguments": map[string]any{"wait": 10},
+				Body: map[string]any{"tool_name": "parley_inbox", "arguments": map[string]any{"wait": 60},
 					"streaming": false}})
 			if err != nil {
 				t.Fatal(err)

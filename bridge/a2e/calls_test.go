@@ -18,8 +18,11 @@ import (
 // The inbox is the same at one hub and at several: sends is the hub that has the
 // message, asks the one at which its recipient calls.
 func TestAsks(t *testing.T) {
-	one := newWorld(t, node.Config{Limits: node.Limits{Body: "8MiB"}})
+	one := newWorld(t, node.Config{})
 	first, second := twoHubs(t)
+	for _, w := range []*world{one, first, second} {
+		w.A2E().SetRoom(64 << 10)
+	}
 	for name, w := range map[string]struct{ sends, asks *world }{
 		"one hub": {one, one}, "two hubs": {first, second}, "two hubs, the same": {second, second},
 	} {
@@ -107,9 +110,9 @@ func testAsks(t *testing.T, sends, asks *world) {
 	}
 
 	t.Run("what nobody fetches is not delivered, and ends with its time", func(t *testing.T) {
-		soon := time.Now().Add(time.Second)
-		notice := send(parley.Message{Kind: parley.Notice, Expires: soon, Parts: []parley.Part{parley.Text("late")}})
-		request := send(parley.Message{Kind: parley.Request, Deadline: soon,
+		soon := func() time.Time { return time.Now().Add(time.Second) }
+		notice := send(parley.Message{Kind: parley.Notice, Expires: soon(), Parts: []parley.Part{parley.Text("late")}})
+		request := send(parley.Message{Kind: parley.Request, Deadline: soon(),
 			Parts: []parley.Part{parley.Text("late?")}})
 		eventually(t, func() bool {
 			return state(notice).Settled(parley.Notice) &&
@@ -132,14 +135,14 @@ func testAsks(t *testing.T, sends, asks *world) {
 			t.Fatal(err)
 		}
 		id := note("here")
-		if got := fetch(asks.tcp(tokenBob), 1, 10); !slices.Equal(got, []string{"here"}) {
+		if got := fetch(asks.tcp(tokenBob), 1, 60); !slices.Equal(got, []string{"here"}) {
 			t.Errorf("the call returned %q", got)
 		}
 		eventually(t, func() bool { return state(id) == parley.Delivered })
 	})
 	t.Run("a call takes no more than it has room for", func(t *testing.T) {
 		bob := asks.tcp(tokenBob)
-		large := strings.Repeat("x", 2_200_000) // an answer has room for one of them
+		large := strings.Repeat("x", 40<<10) // an answer has room for one of them
 		var ids []parley.ID
 		for _, text := range []string{"1" + large, "2" + large, "3", "4"} {
 			ids = append(ids, note(text))
@@ -147,7 +150,7 @@ func testAsks(t *testing.T, sends, asks *world) {
 		var got []string
 		call := func(most int) {
 			t.Helper()
-			for _, text := range fetch(bob, most, 10) {
+			for _, text := range fetch(bob, most, 60) {
 				got = append(got, text[:1])
 			}
 		}
@@ -188,7 +191,7 @@ func testAsks(t *testing.T, sends, asks *world) {
 		sub := map[string]any{"subagent_id": ask("spawn", map[string]any{"name": "bob"}).Str("subagent_id"),
 			"task_name": "t", "instruction": "hi"}
 		ask("delegate", sub)
-		r, err := bob.CallTool(t.Context(), "parley_inbox", map[string]any{"max": 1, "wait": 10}, nil)
+		r, err := bob.CallTool(t.Context(), "parley_inbox", map[string]any{"max": 1, "wait": 60}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

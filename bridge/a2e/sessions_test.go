@@ -309,7 +309,7 @@ func TestOwed(t *testing.T) {
 	raw.send(t, `{"type":"shutdown","id":"s","timeout":0}`)
 	eventually(t, func() bool { return len(w.A2E().Host().Sessions()) == 0 })
 	bob := w.tcp(tokenBob)
-	r, err := bob.CallTool(ctx, "parley_inbox", map[string]any{"max": 3, "wait": 10}, nil)
+	r, err := bob.CallTool(ctx, "parley_inbox", map[string]any{"max": 3, "wait": 60}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -347,7 +347,7 @@ func TestInboxOverABreak(t *testing.T) {
 			}
 			eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
 			w.leave(stream, raw.session)
-			again := w.inboxOf(w.tcp(tokenBob), 1, 10)
+			again := w.inboxOf(w.tcp(tokenBob), 1, 60)
 			if !slices.Equal(again, []string{"note"}) {
 				t.Errorf("the next call returned %q", again)
 			}
@@ -359,7 +359,7 @@ func TestInboxOverABreak(t *testing.T) {
 			if err := w.tell(t.Context(), "bob", "later"); err != nil {
 				t.Fatal(err)
 			}
-			if got := w.inboxOf(bob, 1, 10); !slices.Equal(got, []string{"later"}) {
+			if got := w.inboxOf(bob, 1, 60); !slices.Equal(got, []string{"later"}) {
 				t.Errorf("a call whose agent is gone took %q", got)
 			}
 			if _, err := bob.Ping(t.Context()); err != nil { // so the agent has the answer
@@ -413,7 +413,7 @@ func TestOwedOverRestart(t *testing.T) {
 		w.open(config)
 	}
 	bob := w.tcp(tokenBob)
-	r, err := bob.CallTool(t.Context(), "parley_inbox", map[string]any{"max": 2, "wait": 10}, nil)
+	r, err := bob.CallTool(t.Context(), "parley_inbox", map[string]any{"max": 2, "wait": 60}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

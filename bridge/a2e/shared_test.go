@@ -27,11 +27,10 @@ func twoHubs(t *testing.T) (first, second *world) {
 	}
 	s.Start()
 	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(10 * time.Second) {
+	if !s.ReadyForConnections(time.Minute) {
 		t.Fatal("no server")
 	}
 	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"),
-		Limits: node.Limits{Body: "8MiB"},
 		Engine: node.Engine{URL: s.ClientURL(), Partitions: 2, Replicas: 1}}
 	one := config
 	one.Name, one.Data = "one", t.TempDir()
