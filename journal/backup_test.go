@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -577,11 +578,11 @@ func TestBackupOfThreeServers(t *testing.T) {
 	j := open(t, setup{Dir: t.TempDir(), Partitions: 2, Node: "e"})
 	x := live(t, j)
 	out, _ := backed(t, j, BackupOptions{})
-	servers := natsCluster(t)
-	if _, err := tryRestore(t.Context(), bytes.NewReader(out), restoring{URL: servers[0].ClientURL()}); err != nil {
+	servers := testcluster.Start(t, 3)
+	if _, err := tryRestore(t.Context(), bytes.NewReader(out), restoring{URL: servers.URLs[0]}); err != nil {
 		t.Fatal(err)
 	}
-	c := open(t, setup{URL: servers[1].ClientURL(), Node: "a"})
+	c := open(t, setup{URL: servers.URLs[1], Node: "a"})
 	if !strings.Contains(c.Promise(), "majority of 3") {
 		t.Error(c.Promise())
 	}

@@ -21,6 +21,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testcluster"
 )
 
 func TestMain(m *testing.M) {
@@ -29,11 +30,7 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
 		flag.Set("rapid.checks", "12")
 	}
-	// A NATS server of the tests that ends while it makes a stream does not stop
-	// that stream's file store.
-	const server = "github.com/nats-io/nats-server/v2/server"
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction(server+".(*fileStore).flushStreamStateLoop"),
-		goleak.IgnoreAnyFunction(server+"/ats.Register.func1"))
+	goleak.VerifyTestMain(m, testcluster.Leaks()...)
 }
 
 // crash copies a directory while its journal is open: what a new process would

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +14,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testcluster"
 )
 
 // natsServer runs a NATS server on loopback.
@@ -41,54 +41,6 @@ func natsServer(t testing.TB, change func(*server.Options)) *server.Server {
 		t.Fatal("the NATS server is not ready")
 	}
 	return s
-}
-
-// natsCluster runs three NATS servers as a cluster.
-func natsCluster(t testing.TB) []*server.Server {
-	t.Helper()
-	ports := make([]int, 3)
-	var routes []*url.URL
-	for i := range ports {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		ports[i] = l.Addr().(*net.TCPAddr).Port
-		l.Close()
-		routes = append(routes, &url.URL{Scheme: "nats", Host: fmt.Sprintf("127.0.0.1:%d", ports[i])})
-	}
-	var out []*server.Server
-	for i := range ports {
-		opts := &server.Options{
-			ServerName: fmt.Sprintf("c%d", i), Host: "127.0.0.1", Port: -1, JetStream: true, StoreDir: t.TempDir(),
-			NoSigs: true, NoLog: true, JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40,
-			Cluster: server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: ports[i]}, Routes: routes,
-		}
-		s, err := server.NewServer(opts)
-		if err != nil {
-			t.Fatal(err)
-		}
-		go s.Start()
-		t.Cleanup(func() {
-			s.Shutdown()
-			s.WaitForShutdown()
-		})
-		out = append(out, s)
-	}
-	for _, s := range out {
-		if !s.ReadyForConnections(20 * time.Second) {
-			t.Fatal("a NATS server is not ready")
-		}
-	}
-	eventually(t, "the cluster has a leader", func() bool {
-		for _, s := range out {
-			if s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 {
-				return true
-			}
-		}
-		return false
-	})
-	return out
 }
 
 // eventually waits for something that has no event to wait for.
@@ -119,9 +71,9 @@ func TestExternalCluster(t *testing.T) {
 		t.Log("the cluster is left out with -short")
 		return
 	}
-	c := natsCluster(t)
-	a := open(t, setup{URL: c[0].ClientURL(), Node: "a", Partitions: 2, OwnerTTL: 2 * time.Second})
-	b := open(t, setup{URL: c[1].ClientURL(), Node: "b", OwnerTTL: 2 * time.Second})
+	c := testcluster.Start(t, 3)
+	a := open(t, setup{URL: c.URLs[0], Node: "a", Partitions: 2, OwnerTTL: 2 * time.Second})
+	b := open(t, setup{URL: c.URLs[1], Node: "b", OwnerTTL: 2 * time.Second})
 	if !strings.Contains(a.Promise(), "majority of 3") {
 		t.Fatal(a.Promise())
 	}
@@ -427,11 +379,11 @@ func TestClusterLosesANode(t *testing.T) {
 		t.Log("the cluster is left out with -short")
 		return
 	}
-	c := natsCluster(t)
-	j := open(t, setup{URL: c[0].ClientURL(), Partitions: 1, Timeout: 5 * time.Second})
+	c := testcluster.Start(t, 3)
+	j := open(t, setup{URL: c.URLs[0], Partitions: 1, Timeout: 5 * time.Second})
 	l := startLoad(t, j, 8)
 	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > 100 })
-	c[1].Shutdown()
+	c.Kill(1)
 	acked, _ := l.count()
 	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > acked+100 })
 	l.settle(t)

@@ -13,11 +13,12 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testcluster.Leaks()...) }
 
 func file(t *testing.T, text string) string {
 	t.Helper()

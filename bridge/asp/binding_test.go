@@ -16,6 +16,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -23,7 +24,7 @@ import (
 // else to do, too.
 const responseTime = 2 * time.Minute
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testcluster.Leaks()...) }
 
 type world struct {
 	*node.Node

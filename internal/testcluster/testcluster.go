@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
 )
 
 // A Cluster is some NATS servers that form one JetStream cluster. Its methods
@@ -68,6 +69,19 @@ func Start(t testing.TB, n int) *Cluster {
 		t.Fatal("testcluster: ", err)
 	}
 	return c
+}
+
+// Leaks names the goroutines that may outlive a server, for goleak. A server that
+// is shut down while it makes a stream does not stop the file store of that
+// stream. The loops of such a store run until the process ends: waiting for them
+// does not help.
+func Leaks() []goleak.Option {
+	const nats = "github.com/nats-io/nats-server/v2/server"
+	return []goleak.Option{
+		goleak.IgnoreAnyFunction(nats + ".(*fileStore).flushStreamStateLoop"),
+		goleak.IgnoreAnyFunction(nats + ".(*msgBlock).flushLoop"),
+		goleak.IgnoreAnyFunction(nats + "/ats.Register.func1"),
+	}
 }
 
 // choose gives each server its ports and its folder.
