@@ -48,6 +48,8 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 // do has the writer call f between two batches, after everything that was recorded
 // before the call.
 func (x *Index) do(ctx context.Context, f func(*store) error) error {
+	x.waiters.Add(1) // the writer does not gather a batch meanwhile
+	defer x.waiters.Add(-1)
 	if err := x.Wait(ctx); err != nil {
 		return err
 	}
