@@ -21,8 +21,10 @@ import (
 // TestBackupOfAHub takes a backup in the middle of load and starts a hub on it:
 // what was acknowledged before the backup is there once and is delivered once.
 func TestBackupOfAHub(t *testing.T) {
+	t.Parallel()
 	for _, encrypted := range []bool{false, true} {
 		t.Run(fmt.Sprint("encrypted=", encrypted), func(t *testing.T) {
+			t.Parallel()
 			ctx := t.Context()
 			root := t.TempDir()
 			c := Config{Data: filepath.Join(root, "data"), Durability: "disk", Policy: Policy{Assurance: "session"},
@@ -220,6 +222,7 @@ func TestRestoreRefusals(t *testing.T) {
 // TestBackupOfAHubOnACluster: a hub moves from a directory to a NATS cluster and
 // from there to another, with what it has not delivered.
 func TestBackupOfAHubOnACluster(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	root := t.TempDir()
 	c := Config{Data: filepath.Join(root, "data"), Durability: "disk", Policy: Policy{Assurance: "session"}}

@@ -21,6 +21,7 @@ import (
 // agent, the other is told to forget another agent. Both are forgotten: what they
 // were sent is in no stream, and in neither hub's index.
 func TestForgetAtTwoHubsAtOnce(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	servers := 3
 	if testing.Short() {

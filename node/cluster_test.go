@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/directory"
@@ -18,6 +19,7 @@ import (
 // TestClusterIsOneHub: what an operator does at one hub of a cluster holds at the
 // other, without a restart and without a common directory.
 func TestClusterIsOneHub(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	engine := Engine{URL: testcluster.Start(t, 1).URLs[0], Replicas: 1, Partitions: 2}
 	root := t.TempDir()
@@ -136,8 +138,12 @@ func TestClusterIsOneHub(t *testing.T) {
 // eventually waits until something is so.
 func eventually(ctx context.Context, t *testing.T, so func() bool) {
 	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
 	for !so() {
-		if ctx.Err() != nil {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
 			t.Fatal("it never came")
 		}
 	}

@@ -156,6 +156,7 @@ func tree(t *testing.T, dir string) string {
 }
 
 func TestWhatIsRefusedAtTheDoor(t *testing.T) {
+	t.Parallel()
 	open := func(c Config) error {
 		n, err := Open(t.Context(), c)
 		if err == nil {

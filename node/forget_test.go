@@ -101,6 +101,7 @@ func (f *five) kept(text string) (out []string) {
 // TestForgetInFiveProtocols says a word in each protocol, everywhere where
 // something is kept, and forgets who said and heard it.
 func TestForgetInFiveProtocols(t *testing.T) {
+	t.Parallel()
 	const word = "quincunx"
 	var ahead atomic.Int64 // of the hub's clock
 	c := fiveConfig()
