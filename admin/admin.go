@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -38,11 +39,6 @@ type Config struct {
 	// check the caller and write the audit trail; nil: unsupported.
 	Backup func(context.Context, io.Writer) (*journal.BackupSummary, error)
 	Forget func(ctx context.Context, what, name, by, reason string, dry bool) (Forgotten, error)
-
-	// Enroll records the public key of an agent's identity in the form that
-	// the protocol's binding looks for. Nil: as an Ed25519 key in Keys, under
-	// the agent's name and the protocol.
-	Enroll func(agent string, id NewIdentity, public []byte, by string) error
 
 	// Protocols are those of the hub's bindings, and what each does for operators.
 	Protocols []Protocol
@@ -106,26 +102,14 @@ func New(c Config) (*Admin, error) {
 	if c.Hub == nil || c.Tokens == nil {
 		return nil, errors.New("admin: Hub and Tokens must be set")
 	}
-	if c.MaxBody == 0 {
-		c.MaxBody = 8 << 20
-	}
-	if c.MaxWait == 0 {
-		c.MaxWait = 5 * time.Minute
-	}
-	if c.Waiters == 0 {
-		c.Waiters = 256
-	}
-	if c.Audit == 0 {
-		c.Audit = 10_000
-	}
+	c.MaxBody = cmp.Or(c.MaxBody, 8<<20)
+	c.MaxWait = cmp.Or(c.MaxWait, 5*time.Minute)
+	c.Waiters = cmp.Or(c.Waiters, 256)
+	c.Audit = cmp.Or(c.Audit, 10_000)
+	c.Rand = cmp.Or[io.Reader](c.Rand, rand.Reader)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
-	}
-	if c.Rand == nil {
-		c.Rand = rand.Reader
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	a := &Admin{c: c, waiters: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
 		seenChanged: make(chan struct{}),

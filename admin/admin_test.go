@@ -945,7 +945,7 @@ func TestIssue(t *testing.T) {
 		t.Fatalf("without a file: %v", err)
 	}
 	tokens, first := openTokens(t, state(t), dir, quiet)
-	local, err := tokens.AddLocal(time.Time{}, rand.Reader)
+	local, err := tokens.AddLocal(time.Now(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}

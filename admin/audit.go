@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -49,10 +50,7 @@ func (t *audit) changed(v journal.Value) {
 
 func (t *audit) list(limit int) []AuditEntry {
 	t.mu.Lock()
-	out := make([]AuditEntry, 0, len(t.entries))
-	for _, e := range t.entries {
-		out = append(out, e)
-	}
+	out := slices.AppendSeq([]AuditEntry{}, maps.Values(t.entries))
 	t.mu.Unlock()
 	slices.SortFunc(out, func(a, b AuditEntry) int { return strings.Compare(b.ID, a.ID) })
 	if limit > 0 && len(out) > limit {
@@ -87,11 +85,7 @@ func (t *audit) put(ctx context.Context, e AuditEntry) error {
 	t.entries[e.ID] = e
 	var old []string
 	if n := len(t.entries) - t.limit; n > 0 {
-		for id := range t.entries {
-			old = append(old, id)
-		}
-		slices.Sort(old)
-		old = old[:n]
+		old = slices.Sorted(maps.Keys(t.entries))[:n]
 		for _, id := range old {
 			delete(t.entries, id)
 		}

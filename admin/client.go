@@ -149,6 +149,12 @@ func fetch[T any](c *Client, ctx context.Context, method, path string, query url
 	return v, err
 }
 
+// fetchList makes a call and gives the list in its answer.
+func fetchList[T any](c *Client, ctx context.Context, path string, query url.Values, name string) ([]T, error) {
+	v, err := fetch[map[string][]T](c, ctx, "GET", path, query, nil)
+	return v[name], err
+}
+
 func agentPath(name, rest string) string { return "/agents/" + url.PathEscape(name) + rest }
 
 // Info describes the hub and its addresses.
@@ -178,8 +184,7 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 
 // Agents lists the directory by name.
 func (c *Client) Agents(ctx context.Context) ([]Agent, error) {
-	v, err := fetch[agentList](c, ctx, "GET", "/agents", nil, nil)
-	return v.Agents, err
+	return fetchList[Agent](c, ctx, "/agents", nil, "agents")
 }
 
 // Agent gives one agent; with a wait, after it has sent something.
@@ -221,8 +226,7 @@ func (c *Client) Link(ctx context.Context, name string, id NewIdentity) (Agent, 
 func (c *Client) Collect(ctx context.Context, name string, limit int, wait time.Duration) ([]*Message, error) {
 	wait, limit = max(wait, 0), max(limit, 0)
 	q := values(param{"wait", &wait}, param{"max", &limit})
-	v, err := fetch[messageList](c, ctx, "GET", agentPath(name, "/inbox"), q, nil)
-	return v.Messages, err
+	return fetchList[*Message](c, ctx, agentPath(name, "/inbox"), q, "messages")
 }
 
 func (c *Client) sending(ctx context.Context, s Send, mode string) (*http.Request, error) {
@@ -367,8 +371,7 @@ func (c *Client) events(req *http.Request, err error) iter.Seq2[event, error] {
 // Dead lists dead letters, the oldest first.
 func (c *Client) Dead(ctx context.Context, f DeadFilter) ([]DeadLetter, error) {
 	f.Limit = max(f.Limit, 0)
-	v, err := fetch[deadList](c, ctx, "GET", "/dead", values(deadParams(&f)...), nil)
-	return v.Dead, err
+	return fetchList[DeadLetter](c, ctx, "/dead", values(deadParams(&f)...), "dead")
 }
 
 // DeadLetter gives one with its message.
@@ -399,8 +402,7 @@ func (c *Client) DropAll(ctx context.Context, b Bulk) (BulkResult, error) {
 
 // Refused lists refusals, the newest first; all for n <= 0.
 func (c *Client) Refused(ctx context.Context, n int) ([]Refusal, error) {
-	v, err := fetch[refusalList](c, ctx, "GET", "/refused", url.Values{"last": {strconv.Itoa(max(n, 0))}}, nil)
-	return v.Refused, err
+	return fetchList[Refusal](c, ctx, "/refused", url.Values{"last": {strconv.Itoa(max(n, 0))}}, "refused")
 }
 
 // Refusal finds one by its reference.
@@ -446,8 +448,7 @@ func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
 
 // Audit lists the actions of operators, the newest first; all for limit 0.
 func (c *Client) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
-	v, err := fetch[auditList](c, ctx, "GET", "/audit", url.Values{"limit": {strconv.Itoa(limit)}}, nil)
-	return v.Audit, err
+	return fetchList[AuditEntry](c, ctx, "/audit", url.Values{"limit": {strconv.Itoa(limit)}}, "audit")
 }
 
 // Messages lists messages of the journal, the newest first.
@@ -565,6 +566,5 @@ func (c *Client) Forget(ctx context.Context, f Forget) (Forgotten, error) {
 
 // Erasures lists the erasures, each with its reason and author.
 func (c *Client) Erasures(ctx context.Context) ([]Erasure, error) {
-	v, err := fetch[erasureList](c, ctx, "GET", "/erasures", nil, nil)
-	return v.Erasures, err
+	return fetchList[Erasure](c, ctx, "/erasures", nil, "erasures")
 }

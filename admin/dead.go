@@ -22,16 +22,8 @@ func when(t time.Time) string {
 
 func (f DeadFilter) match(d *journal.Delivery) bool {
 	return (f.To == "" || f.To == d.To) && (f.From == "" || f.From == d.From) &&
-		(f.Code == "" || f.Code == parley.CodeOf(asError(d.Error))) &&
+		(f.Code == "" || d.Error != nil && f.Code == parley.CodeOf(d.Error)) &&
 		(f.Since.IsZero() || !d.Changed.Before(f.Since)) && (f.Before.IsZero() || d.Changed.Before(f.Before))
-}
-
-// asError keeps a nil *parley.Error from becoming an error that is not nil.
-func asError(e *parley.Error) error {
-	if e == nil {
-		return nil
-	}
-	return e
 }
 
 func (a *Admin) dead(f DeadFilter) []journal.Delivery {

@@ -422,9 +422,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 		if v.Message, err = e.message(ctx, e.a.masked(m)); err != nil {
 			return nil, err
 		}
-		if r.Refused != nil {
-			v.Refused = &index.Reason{Code: r.Refused.Code, Text: r.Refused.Text}
-		}
+		v.Refused = reason(r.Refused)
 		for _, o := range r.Open {
 			v.Opened = append(v.Opened, ExportOpening{o.To, o.Attempt, o.Sync})
 		}
@@ -437,16 +435,20 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 			continue
 		}
 		x := ExportStep{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
-			Next: s.Next, Reply: s.Reply}
-		if s.Error != nil {
-			x.Error = &index.Reason{Code: s.Error.Code, Text: s.Error.Text}
-		}
+			Next: s.Next, Reply: s.Reply, Error: reason(s.Error)}
 		for _, l := range s.Losses {
 			x.Losses = append(x.Losses, l.String())
 		}
 		v.Steps = append(v.Steps, x)
 	}
 	return v, nil
+}
+
+func reason(e *parley.Error) *index.Reason {
+	if e == nil {
+		return nil
+	}
+	return &index.Reason{Code: e.Code, Text: e.Text}
 }
 
 // origin is where a message came from, with the keys by which that can be proved.
@@ -482,16 +484,14 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 	if err != nil {
 		return nil, err
 	}
-	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, From: m.From, To: m.To,
+	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: reason(m.Error),
+		From: m.From, To: m.To,
 		Audience: m.Audience, Conversation: m.Conversation,
 		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires,
 		Deadline:    m.Deadline,
 		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops,
 		Parts:  []ExportPart{},
 		Origin: origin}
-	if m.Error != nil {
-		v.Error = &index.Reason{Code: m.Error.Code, Text: m.Error.Text}
-	}
 	for name, b := range m.Extensions {
 		if v.Extensions == nil {
 			v.Extensions = map[string]string{}
@@ -542,8 +542,7 @@ type seenLine struct {
 	at             int // in the file, from 1
 	number         int
 	hash, previous string
-	intact         bool
-	end            bool
+	intact, end    bool
 }
 
 // VerifyExport reads an export and reports every change: lines that were changed,

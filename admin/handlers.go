@@ -18,7 +18,7 @@ func table() []route {
 		{"/v1/openapi.json", map[string]endpoint{"GET": {"", getOpenAPI}}},
 		{"/v1/info", map[string]endpoint{"GET": {Observe, plain((*Admin).Info)}}},
 		{"/v1/stats", map[string]endpoint{"GET": {Observe, plain((*Admin).Stats)}}},
-		{"/v1/agents", map[string]endpoint{"GET": {Observe, getAgents},
+		{"/v1/agents", map[string]endpoint{"GET": {Observe, list("agents", (*Admin).Agents)},
 			"POST": {Administer, create((*Admin).AddAgent)}}},
 		{"/v1/agents/{name}", map[string]endpoint{"GET": {Observe, getAgent}, "DELETE": {Administer, deleteAgent}}},
 		{"/v1/agents/{name}/pause", map[string]endpoint{"POST": {Operate, pause(true)}}},
@@ -35,10 +35,10 @@ func table() []route {
 		{"/v1/dead", map[string]endpoint{"GET": {Observe, getDead}}},
 		{"/v1/dead/retry", map[string]endpoint{"POST": {Operate, change((*Admin).RetryAll)}}},
 		{"/v1/dead/drop", map[string]endpoint{"POST": {Operate, change((*Admin).DropAll)}}},
-		{"/v1/dead/{id}", map[string]endpoint{"GET": {Observe, getDeadLetter}}},
-		{"/v1/dead/{id}/retry", map[string]endpoint{"POST": {Operate, postRetry}}},
+		{"/v1/dead/{id}", map[string]endpoint{"GET": {Observe, deadLetter((*Admin).DeadLetter)}}},
+		{"/v1/dead/{id}/retry", map[string]endpoint{"POST": {Operate, deadLetter((*Admin).Retry)}}},
 		{"/v1/dead/{id}/drop", map[string]endpoint{"POST": {Operate, postDrop}}},
-		{"/v1/refused", map[string]endpoint{"GET": {Observe, getRefused}}},
+		{"/v1/refused", map[string]endpoint{"GET": {Observe, latest("refused", "last", (*Admin).Refused)}}},
 		{"/v1/refused/{ref}", map[string]endpoint{"GET": {Observe, getRefusal}}},
 		{"/v1/keys", map[string]endpoint{"GET": {Observe, plain((*Admin).Keys)}, "POST": {Administer, create(enroll)},
 			"DELETE": {Administer, deleteKeys}}},
@@ -46,7 +46,7 @@ func table() []route {
 		{"/v1/keys/passphrase", map[string]endpoint{"POST": {Administer, change((*Admin).Passphrase)}}},
 		{"/v1/keys/rotate", map[string]endpoint{"POST": {Administer, change((*Admin).Rotate)}}},
 		{"/v1/reload", map[string]endpoint{"POST": {Administer, postReload}}},
-		{"/v1/audit", map[string]endpoint{"GET": {Administer, getAudit}}},
+		{"/v1/audit", map[string]endpoint{"GET": {Administer, latest("audit", "limit", (*Admin).Audit)}}},
 		{"/v1/backup", map[string]endpoint{"GET": {Administer, getBackup}}},
 		{"/v1/forget", map[string]endpoint{"POST": {Administer, change((*Admin).Forget)}}},
 		{"/v1/erasures", map[string]endpoint{"GET": {Observe, getErasures}}},
@@ -55,93 +55,106 @@ func table() []route {
 
 // plain serves a method that needs to know only the caller.
 func plain[R any](method func(*Admin, Actor) (R, error)) handler {
-	return func(a *Admin, c *call) (*answer, error) { return reply(method(a, c.by)) }
+	return func(a *Admin, c *call) (any, error) { return method(a, c.by) }
+}
+
+// list serves a method that lists everything, as a member of that name.
+func list[T any](name string, method func(*Admin, Actor) ([]T, error)) handler {
+	return func(a *Admin, c *call) (any, error) {
+		out, err := method(a, c.by)
+		return map[string]any{name: out}, err
+	}
+}
+
+// latest serves a method that lists the newest, 100 unless the parameter says another number.
+func latest[T any](name, number string, method func(*Admin, Actor, int) ([]T, error)) handler {
+	return func(a *Admin, c *call) (any, error) {
+		n := 100
+		if err := c.params(param{number, &n}); err != nil {
+			return nil, err
+		}
+		out, err := method(a, c.by, n)
+		return map[string]any{name: out}, err
+	}
+}
+
+// deadLetter serves a method on the dead letter that the request names.
+func deadLetter(method func(*Admin, context.Context, Actor, parley.ID, string) (DeadLetter, error)) handler {
+	return func(a *Admin, c *call) (any, error) {
+		id, to, err := c.dead()
+		if err != nil {
+			return nil, err
+		}
+		return method(a, c.r.Context(), c.by, id, to)
+	}
 }
 
 // change serves a method that takes the JSON body of the request.
 func change[B, R any](method func(*Admin, context.Context, Actor, B) (R, error)) handler {
-	return func(a *Admin, c *call) (*answer, error) {
+	return func(a *Admin, c *call) (any, error) {
 		var b B
 		if err := c.body(&b, false); err != nil {
 			return nil, err
 		}
-		return reply(method(a, c.r.Context(), c.by, b))
+		return method(a, c.r.Context(), c.by, b)
 	}
 }
 
 // create is change for a method that makes something: the status is 201.
 func create[B, R any](method func(*Admin, context.Context, Actor, B) (R, error)) handler {
-	return func(a *Admin, c *call) (*answer, error) {
-		out, err := change(method)(a, c)
-		if err == nil {
-			out.status = http.StatusCreated
-		}
-		return out, err
+	return func(a *Admin, c *call) (any, error) {
+		c.status = http.StatusCreated
+		return change(method)(a, c)
 	}
 }
 
-func reply[T any](v T, err error) (*answer, error) {
-	if err != nil {
-		return nil, err
-	}
-	return ok(v), nil
+func getHealth(*Admin, *call) (any, error) {
+	return map[string]string{"status": "ok"}, nil
 }
 
-func getHealth(*Admin, *call) (*answer, error) {
-	return ok(map[string]string{"status": "ok"}), nil
-}
-
-func getReady(a *Admin, c *call) (*answer, error) {
+func getReady(a *Admin, c *call) (any, error) {
 	err := a.Ready()
 	if err == nil {
-		return ok(map[string]any{"ready": true}), nil
+		return map[string]any{"ready": true}, nil
 	}
 	body := map[string]any{"ready": false}
 	if _, denied := a.Authenticate(c.r); denied == nil {
 		body["reason"] = err.Error()
 	}
-	return &answer{http.StatusServiceUnavailable, body}, nil
+	c.status = http.StatusServiceUnavailable
+	return body, nil
 }
 
-func postReload(a *Admin, c *call) (*answer, error) {
+func postReload(a *Admin, c *call) (any, error) {
 	if err := c.body(&struct{}{}, true); err != nil {
 		return nil, err
 	}
-	return reply(a.Reload(c.r.Context(), c.by))
+	return a.Reload(c.r.Context(), c.by)
 }
 
-func getOpenAPI(_ *Admin, c *call) (*answer, error) {
+func getOpenAPI(_ *Admin, c *call) (any, error) {
 	c.w.Header().Set("Content-Type", "application/json")
 	// If the write fails, the caller is gone.
 	_, _ = c.w.Write(openAPI)
 	return nil, nil
 }
 
-type agentList struct {
-	Agents []Agent `json:"agents"`
-}
-
-func getAgents(a *Admin, c *call) (*answer, error) {
-	list, err := a.Agents(c.by)
-	return reply(agentList{list}, err)
-}
-
-func getAgent(a *Admin, c *call) (*answer, error) {
+func getAgent(a *Admin, c *call) (any, error) {
 	var wait time.Duration
 	if err := c.params(param{"wait", &wait}); err != nil {
 		return nil, err
 	}
-	return reply(a.Agent(c.r.Context(), c.by, c.r.PathValue("name"), wait))
+	return a.Agent(c.r.Context(), c.by, c.r.PathValue("name"), wait)
 }
 
-func deleteAgent(a *Admin, c *call) (*answer, error) {
+func deleteAgent(a *Admin, c *call) (any, error) {
 	name := c.r.PathValue("name")
-	return reply(map[string]string{"removed": name}, a.RemoveAgent(c.r.Context(), c.by, name))
+	return map[string]string{"removed": name}, a.RemoveAgent(c.r.Context(), c.by, name)
 }
 
 func pause(paused bool) handler {
-	return func(a *Admin, c *call) (*answer, error) {
-		return reply(a.Pause(c.r.Context(), c.by, c.r.PathValue("name"), paused))
+	return func(a *Admin, c *call) (any, error) {
+		return a.Pause(c.r.Context(), c.by, c.r.PathValue("name"), paused)
 	}
 }
 
@@ -149,27 +162,23 @@ type exposure struct {
 	Protocols []string `json:"protocols"`
 }
 
-func postExpose(a *Admin, c *call) (*answer, error) {
+func postExpose(a *Admin, c *call) (any, error) {
 	var e exposure
 	if err := c.body(&e, false); err != nil {
 		return nil, err
 	}
-	return reply(a.Expose(c.r.Context(), c.by, c.r.PathValue("name"), e.Protocols))
+	return a.Expose(c.r.Context(), c.by, c.r.PathValue("name"), e.Protocols)
 }
 
-func postLink(a *Admin, c *call) (*answer, error) {
+func postLink(a *Admin, c *call) (any, error) {
 	var i NewIdentity
 	if err := c.body(&i, false); err != nil {
 		return nil, err
 	}
-	return reply(a.Link(c.r.Context(), c.by, c.r.PathValue("name"), i))
+	return a.Link(c.r.Context(), c.by, c.r.PathValue("name"), i)
 }
 
-type messageList struct {
-	Messages []*Message `json:"messages"`
-}
-
-func getInbox(a *Admin, c *call) (*answer, error) {
+func getInbox(a *Admin, c *call) (any, error) {
 	var wait time.Duration
 	var limit int
 	if err := c.params(param{"wait", &wait}, param{"max", &limit}); err != nil {
@@ -197,13 +206,13 @@ func getInbox(a *Admin, c *call) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, messageList{a.showAttempts(c.by, list)}) != nil {
+	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, map[string]any{"messages": a.showAttempts(c.by, list)}) != nil {
 		a.unreadOf(name).putBack(list)
 	}
 	return nil, nil
 }
 
-func postMessages(a *Admin, c *call) (*answer, error) {
+func postMessages(a *Admin, c *call) (any, error) {
 	var wait, stream bool
 	if err := c.params(param{"wait", &wait}, param{"stream", &stream}); err != nil {
 		return nil, err
@@ -229,10 +238,10 @@ func postMessages(a *Admin, c *call) (*answer, error) {
 		send = a.Ask
 	}
 	r, err := send(ctx, c.by, s)
-	if err == nil && r.Reply == nil {
-		return &answer{http.StatusAccepted, r}, nil
+	if r.Reply == nil {
+		c.status = http.StatusAccepted
 	}
-	return reply(r, err)
+	return r, err
 }
 
 // stream answers with server-sent events: accepted, event…, reply; or error.
@@ -267,40 +276,40 @@ func (a *Admin) stream(ctx context.Context, c *call, s Send) error {
 	return nil
 }
 
-func getMessages(a *Admin, c *call) (*answer, error) {
+func getMessages(a *Admin, c *call) (any, error) {
 	var f index.Filter
 	if err := c.params(pageParams(&f)...); err != nil {
 		return nil, err
 	}
-	return reply(a.Messages(c.r.Context(), c.by, f))
+	return a.Messages(c.r.Context(), c.by, f)
 }
 
-func getMessage(a *Admin, c *call) (*answer, error) {
+func getMessage(a *Admin, c *call) (any, error) {
 	var raw bool
 	if err := c.params(param{"raw", &raw}); err != nil {
 		return nil, err
 	}
-	return reply(a.Message(c.r.Context(), c.by, c.r.PathValue("id"), raw))
+	return a.Message(c.r.Context(), c.by, c.r.PathValue("id"), raw)
 }
 
-func getConversations(a *Admin, c *call) (*answer, error) {
+func getConversations(a *Admin, c *call) (any, error) {
 	var f index.ConversationFilter
 	if err := c.params(conversationParams(&f)...); err != nil {
 		return nil, err
 	}
-	return reply(a.Conversations(c.r.Context(), c.by, f))
+	return a.Conversations(c.r.Context(), c.by, f)
 }
 
-func getConversation(a *Admin, c *call) (*answer, error) {
+func getConversation(a *Admin, c *call) (any, error) {
 	var cursor string
 	var limit int
 	if err := c.params(param{"cursor", &cursor}, param{"limit", &limit}); err != nil {
 		return nil, err
 	}
-	return reply(a.Conversation(c.r.Context(), c.by, c.r.PathValue("id"), cursor, limit))
+	return a.Conversation(c.r.Context(), c.by, c.r.PathValue("id"), cursor, limit)
 }
 
-func getEvents(a *Admin, c *call) (*answer, error) {
+func getEvents(a *Admin, c *call) (any, error) {
 	var f index.Filter
 	if err := c.params(messageParams(&f)...); err != nil {
 		return nil, err
@@ -326,7 +335,7 @@ func getEvents(a *Admin, c *call) (*answer, error) {
 	return nil, nil
 }
 
-func getExport(a *Admin, c *call) (*answer, error) {
+func getExport(a *Admin, c *call) (any, error) {
 	content, format := true, "hub"
 	if err := c.params(param{"content", &content}, param{"format", &format}); err != nil {
 		return nil, err
@@ -347,14 +356,8 @@ func getExport(a *Admin, c *call) (*answer, error) {
 	}
 	id := e.conversation.ID.String()
 	w := c.attachment(exportMediaType, "conversation-"+id+".jsonl")
-	if err := e.write(c.r.Context(), w); err != nil {
-		if w.begin != nil {
-			return nil, err
-		}
-		// The status is sent. A file without its last line is known to be incomplete.
-		a.c.Logger.Warn("an export broke off", "conversation", id, "error", err)
-	}
-	return nil, nil
+	// A file without its last line is known to be incomplete.
+	return nil, w.result(a, e.write(c.r.Context(), w), "an export broke off", "conversation", id)
 }
 
 func (a *Admin) getTranscript(c *call, protocol string) error {
@@ -363,14 +366,8 @@ func (a *Admin) getTranscript(c *call, protocol string) error {
 		return err
 	}
 	w := c.attachment("application/json", protocol+"-"+session+".json")
-	if err := write(c.r.Context(), w); err != nil {
-		if w.begin != nil {
-			return err
-		}
-		// The status is sent. An incomplete transcript does not verify.
-		a.c.Logger.Warn("a transcript broke off", "session", session, "error", err)
-	}
-	return nil
+	// An incomplete transcript does not verify.
+	return w.result(a, write(c.r.Context(), w), "a transcript broke off", "session", session)
 }
 
 // A slowWriter gives each write of a long answer its own deadline.
@@ -399,17 +396,22 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return w.w.Write(b)
 }
 
-func getDead(a *Admin, c *call) (*answer, error) {
+// result gives the error of an answer of which nothing is sent yet. A later one can only be logged.
+func (w *slowWriter) result(a *Admin, err error, text string, about ...any) error {
+	if err == nil || w.begin != nil {
+		return err
+	}
+	a.c.Logger.Warn(text, append(about, "error", err)...)
+	return nil
+}
+
+func getDead(a *Admin, c *call) (any, error) {
 	f := DeadFilter{Limit: 1000}
 	if err := c.params(deadParams(&f)...); err != nil {
 		return nil, err
 	}
 	list, err := a.Dead(c.by, f)
-	return reply(deadList{list}, err)
-}
-
-type deadList struct {
-	Dead []DeadLetter `json:"dead"`
+	return map[string]any{"dead": list}, err
 }
 
 // dead gives the id and the recipient that a request names.
@@ -423,23 +425,7 @@ func (c *call) dead() (id parley.ID, to string, err error) {
 	return id, to, nil
 }
 
-func getDeadLetter(a *Admin, c *call) (*answer, error) {
-	id, to, err := c.dead()
-	if err != nil {
-		return nil, err
-	}
-	return reply(a.DeadLetter(c.r.Context(), c.by, id, to))
-}
-
-func postRetry(a *Admin, c *call) (*answer, error) {
-	id, to, err := c.dead()
-	if err != nil {
-		return nil, err
-	}
-	return reply(a.Retry(c.r.Context(), c.by, id, to))
-}
-
-func postDrop(a *Admin, c *call) (*answer, error) {
+func postDrop(a *Admin, c *call) (any, error) {
 	id, to, err := c.dead()
 	if err != nil {
 		return nil, err
@@ -450,52 +436,26 @@ func postDrop(a *Admin, c *call) (*answer, error) {
 	if err := c.body(&why, true); err != nil {
 		return nil, err
 	}
-	return reply(a.Drop(c.r.Context(), c.by, id, to, why.Reason))
+	return a.Drop(c.r.Context(), c.by, id, to, why.Reason)
 }
 
-type refusalList struct {
-	Refused []Refusal `json:"refused"`
-}
-
-func getRefused(a *Admin, c *call) (*answer, error) {
-	n := 100
-	if err := c.params(param{"last", &n}); err != nil {
-		return nil, err
-	}
-	list, err := a.Refused(c.by, n)
-	return reply(refusalList{list}, err)
-}
-
-func getRefusal(a *Admin, c *call) (*answer, error) {
-	return reply(a.Refusal(c.by, c.r.PathValue("ref")))
+func getRefusal(a *Admin, c *call) (any, error) {
+	return a.Refusal(c.by, c.r.PathValue("ref"))
 }
 
 func enroll(a *Admin, ctx context.Context, by Actor, e Enrolment) (map[string]string, error) {
 	return map[string]string{"enrolled": e.Agent}, a.Enroll(ctx, by, e)
 }
 
-func deleteKeys(a *Admin, c *call) (*answer, error) {
+func deleteKeys(a *Admin, c *call) (any, error) {
 	var agent, protocol, keyID string
 	if err := c.params(param{"agent", &agent}, param{"protocol", &protocol}, param{"keyId", &keyID}); err != nil {
 		return nil, err
 	}
-	return reply(map[string]string{"unenrolled": agent}, a.Unenroll(c.r.Context(), c.by, agent, protocol, keyID))
+	return map[string]string{"unenrolled": agent}, a.Unenroll(c.r.Context(), c.by, agent, protocol, keyID)
 }
 
-type auditList struct {
-	Audit []AuditEntry `json:"audit"`
-}
-
-func getAudit(a *Admin, c *call) (*answer, error) {
-	n := 100
-	if err := c.params(param{"limit", &n}); err != nil {
-		return nil, err
-	}
-	list, err := a.Audit(c.by, n)
-	return reply(auditList{list}, err)
-}
-
-func getBackup(a *Admin, c *call) (*answer, error) {
+func getBackup(a *Admin, c *call) (any, error) {
 	if err := c.params(); err != nil {
 		return nil, err
 	}
@@ -511,11 +471,7 @@ func getBackup(a *Admin, c *call) (*answer, error) {
 	return nil, nil
 }
 
-type erasureList struct {
-	Erasures []Erasure `json:"erasures"`
-}
-
-func getErasures(a *Admin, c *call) (*answer, error) {
+func getErasures(a *Admin, c *call) (any, error) {
 	list, err := a.Erasures(c.r.Context(), c.by)
-	return reply(erasureList{list}, err)
+	return map[string]any{"erasures": list}, err
 }

@@ -42,21 +42,14 @@ var statuses = map[parley.Code]int{
 
 // call is one request and its caller.
 type call struct {
-	w  http.ResponseWriter
-	r  *http.Request
-	by Actor
+	w      http.ResponseWriter
+	r      *http.Request
+	by     Actor
+	status int // of the answer, unless there is an error
 }
 
-// answer is a handler's result: a body with its status; nil when the handler has
-// answered itself.
-type answer struct {
-	status int
-	body   any
-}
-
-func ok(v any) *answer { return &answer{http.StatusOK, v} }
-
-type handler func(*Admin, *call) (*answer, error)
+// handler gives the body of the answer; nil: it has answered itself.
+type handler func(*Admin, *call) (any, error)
 
 // route is one path.
 type route struct {
@@ -159,7 +152,7 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 			"this path takes %s", strings.Join(allow, " and ")))})
 		return
 	}
-	c := &call{w: w, r: r}
+	c := &call{w: w, r: r, status: http.StatusOK}
 	if ep.role != "" {
 		by, err := a.Authenticate(r)
 		if err != nil {
@@ -189,7 +182,7 @@ func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
 		}
 		writeProblem(w, e)
 	case res != nil:
-		if err := writeBody(w, res.status, res.body); err != nil {
+		if err := writeBody(w, c.status, res); err != nil {
 			a.c.Logger.Debug("cannot send an answer of the admin API", "path", r.URL.Path, "error", err)
 		}
 	}

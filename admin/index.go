@@ -308,8 +308,10 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 			case <-look.C:
 				var list []Refusal
 				list, refused = a.refusedSince(by, &f, refused)
-				if !each(list, func(r Refusal) bool { return yield(Event{Refusal: &r}, nil) }) {
-					return
+				for i := range list {
+					if !yield(Event{Refusal: &list[i]}, nil) {
+						return
+					}
 				}
 			case <-ctx.Done():
 				return
@@ -318,15 +320,6 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 			}
 		}
 	}
-}
-
-func each[T any](list []T, f func(T) bool) bool {
-	for _, v := range list {
-		if !f(v) {
-			return false
-		}
-	}
-	return true
 }
 
 // yieldRecord yields the parts of a record that the filter chooses.
@@ -344,10 +337,7 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, x *index.Index, f *in
 			continue
 		}
 		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
-			Next: s.Next, Reply: s.Reply, Position: r.Position, Time: r.Time}
-		if s.Error != nil {
-			d.Error = &index.Reason{Code: s.Error.Code, Text: s.Error.Text}
-		}
+			Next: s.Next, Error: reason(s.Error), Reply: s.Reply, Position: r.Position, Time: r.Time}
 		if !yield(Event{Delivery: forActor(by, d)}, nil) {
 			return false
 		}

@@ -83,9 +83,6 @@ func (a *Admin) fingerprintIfShared(agent string, id NewIdentity, key []byte) st
 // enroll records a key. It gives what [Admin.unenrollAll] must take back if a
 // later step fails: nothing where the key was enrolled before.
 func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (undo []NewIdentity, err error) {
-	if a.c.Enroll != nil {
-		return nil, fromKeyring(a.c.Enroll(agent, id, key, by))
-	}
 	if a.c.Keys == nil {
 		return nil, errNoKeyring
 	}

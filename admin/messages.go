@@ -72,7 +72,7 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 		if m.Error.Code == "" {
 			m.Error.Code = parley.Rejected
 		}
-		if !knownCode(m.Error.Code) {
+		if statuses[m.Error.Code] == 0 || m.Error.Code == notFound {
 			return none, parley.Refuse(parley.Malformed, "%.40q is not an error code", m.Error.Code)
 		}
 	}
@@ -96,13 +96,7 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 }
 
 func (s Send) content() ([]parley.Part, error) {
-	set := 0
-	for _, ok := range []bool{s.Text != nil, s.JSON != nil, s.Parts != nil} {
-		if ok {
-			set++
-		}
-	}
-	if set > 1 {
+	if count(s.Text != nil, s.JSON != nil, s.Parts != nil) > 1 {
 		return nil, parley.Refuse(parley.Malformed, "text, json and parts exclude each other")
 	}
 	parts := s.Parts
@@ -118,15 +112,6 @@ func (s Send) content() ([]parley.Part, error) {
 		out = append(out, v)
 	}
 	return out, nil
-}
-
-func knownCode(c parley.Code) bool {
-	return slices.Contains([]parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale,
-		parley.Replayed, parley.Forbidden,
-		parley.UnknownAgent, parley.UnknownSkill, parley.InvalidContent, parley.Unsupported, parley.RateLimited,
-		parley.Loop, parley.Conflict,
-		parley.Unavailable, parley.NoSpace, parley.TimedOut, parley.Cancelled, parley.Rejected, parley.HandlerFailed,
-		parley.OutcomeUnknown, parley.Internal}, c)
 }
 
 // Send records a message and starts its delivery. It returns as soon as the

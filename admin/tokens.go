@@ -279,7 +279,7 @@ func (t *Tokens) stateChanged(v journal.Value) {
 
 // apply makes a value of the state the token of that name.
 func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
-	var read Tokens
+	var fresh []knownToken
 	if !v.Deleted {
 		var token Token
 		if err := jsonx.Decode(v.Data, &token); err != nil {
@@ -289,7 +289,7 @@ func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		read.list = one.list
+		fresh = one.list
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -302,21 +302,11 @@ func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
 		return true, nil
 	}
 	t.revisions[v.Key] = v.Revision
-	t.list = append(t.list, read.list...)
+	t.list = append(t.list, fresh...)
 	slices.SortStableFunc(t.list, func(a, b knownToken) int {
-		if local := cmp.Compare(btoi(a.Name == localToken), btoi(b.Name == localToken)); local != 0 {
-			return local
-		}
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 	})
 	return true, nil
-}
-
-func btoi(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // create puts a token into the state, or fails with [journal.ErrExists].
@@ -324,11 +314,16 @@ func (t *Tokens) create(ctx context.Context, token Token) error {
 	if len(t.All()) >= maxTokens {
 		return fmt.Errorf("there are %d tokens already", maxTokens)
 	}
+	return t.put(token, func(b []byte) (uint64, error) { return t.state.Create(ctx, token.Name, b, time.Time{}) })
+}
+
+// put has write put a token into the state.
+func (t *Tokens) put(token Token, write func([]byte) (revision uint64, err error)) error {
 	b, err := jsonx.Encode(token)
 	if err != nil {
 		return err
 	}
-	revision, err := t.state.Create(ctx, token.Name, b, time.Time{})
+	revision, err := write(b)
 	if err == nil {
 		_, err = t.apply(journal.Value{Key: token.Name, Data: b, Revision: revision})
 	}
@@ -360,23 +355,13 @@ func (t *Tokens) adopt(ctx context.Context, token Token) error {
 			return err
 		}
 		if old.Hash == token.Hash {
-			return t.replace(ctx, token)
+			// Its role may be another one, or the agents for which it may send.
+			return t.put(token, func(b []byte) (uint64, error) {
+				return t.state.Put(ctx, token.Name, b, time.Time{})
+			})
 		}
 		token.Name = fmt.Sprintf("%s-%d", name, n)
 	}
-}
-
-// replace changes the role of an existing token, or the agents for which it may send.
-func (t *Tokens) replace(ctx context.Context, token Token) error {
-	b, err := jsonx.Encode(token)
-	if err != nil {
-		return err
-	}
-	revision, err := t.state.Put(ctx, token.Name, b, time.Time{})
-	if err == nil {
-		_, err = t.apply(journal.Value{Key: token.Name, Data: b, Revision: revision})
-	}
-	return err
 }
 
 // Reread adopts new lines of the token file in the data directory, which a person

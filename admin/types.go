@@ -415,15 +415,19 @@ func viewPart(p parley.Part) Part {
 	return v
 }
 
-// part is the reverse of viewPart.
-func (p Part) part() (parley.Part, error) {
-	set := 0
-	for _, ok := range []bool{p.Text != nil, p.JSON != nil, p.Data != nil, p.URI != ""} {
-		if ok {
-			set++
+// count tells how many of its arguments are true.
+func count(set ...bool) (n int) {
+	for _, is := range set {
+		if is {
+			n++
 		}
 	}
-	if set != 1 {
+	return n
+}
+
+// part is the reverse of viewPart.
+func (p Part) part() (parley.Part, error) {
+	if count(p.Text != nil, p.JSON != nil, p.Data != nil, p.URI != "") != 1 {
 		return parley.Part{}, parley.Refuse(parley.Malformed, "a part has exactly one of text, json, data and uri")
 	}
 	out := parley.Part{MediaType: p.MediaType, Name: p.Name, URI: p.URI, Digest: p.Digest}
