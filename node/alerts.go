@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -134,18 +135,10 @@ func (a *alerts) close() {
 // config is the current configuration, with the defaults filled in.
 func (a *alerts) config() Alerts {
 	c := a.n.live.Load().Alerts
-	if c.Broken.Duration == 0 {
-		c.Broken.Duration = 3 * time.Minute
-	}
-	if c.Disk == 0 {
-		c.Disk = .8
-	}
-	if c.Expiry.Duration == 0 {
-		c.Expiry.Duration = 7 * 24 * time.Hour
-	}
-	if c.Every.Duration == 0 {
-		c.Every.Duration = time.Hour
-	}
+	c.Broken.Duration = cmp.Or(c.Broken.Duration, 3*time.Minute)
+	c.Disk = cmp.Or(c.Disk, .8)
+	c.Expiry.Duration = cmp.Or(c.Expiry.Duration, 7*24*time.Hour)
+	c.Every.Duration = cmp.Or(c.Every.Duration, time.Hour)
 	return c
 }
 

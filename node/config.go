@@ -60,7 +60,7 @@ type Config struct {
 
 	Version string           `toml:"-"` // of the program, for the admin API
 	Now     func() time.Time `toml:"-"`
-	Log     Logger           `toml:"-"`
+	Log     *slog.Logger     `toml:"-"`
 	// of Log; set when the configuration changes. Nil: it cannot be
 	Level *slog.LevelVar    `toml:"-"`
 	spans sdk.SpanProcessor // takes the traces in place of the exporter
@@ -279,11 +279,9 @@ func (c *Config) check() (checked, error) {
 	if k.minFree, err = parseSize(c.Engine.MinFree); err != nil {
 		return k, fmt.Errorf("engine.min_free: %w", err)
 	}
-	body, err := parseSize(c.Limits.Body)
-	if err != nil {
-		return k, fmt.Errorf("limits.body: %w", err)
+	if k.body, err = sizeOr("limits.body", c.Limits.Body, 0); err != nil {
+		return k, err
 	}
-	k.body = int64(body)
 	if k.bodies, err = sizeOr("limits.bodies", c.Limits.Bodies, 256<<20); err != nil {
 		return k, err
 	}

@@ -25,12 +25,10 @@ func Load(path string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("read the configuration: %w", err)
 	}
-	var c Config
-	file := formOf(&c)
-	if err := toml.NewDecoder(bytes.NewReader(b)).DisallowUnknownFields().Decode(file.Addr().Interface()); err != nil {
+	c, err := decodeFile(b)
+	if err != nil {
 		return Config{}, fmt.Errorf("%s: %w", path, explainTOML(err))
 	}
-	fromForm(&c, file)
 	files := []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token}
 	for i := range c.TLS.CA {
 		files = append(files, &c.TLS.CA[i])
@@ -51,50 +49,38 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// formOf gives a configuration in the form of the file: a struct with the keys of [Config], a pointer to the table of
-// each protocol that has no field there, and agents in the same form. These tables are those of c itself; fromForm
-// copies the rest back.
-func formOf(c *Config) reflect.Value {
-	agent := formType(reflect.TypeFor[Agent](), nil,
-		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Agent(&Agent{})).Elem() })
-	form := formType(reflect.TypeFor[Config](), agent,
-		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
-	file := reflect.New(form).Elem()
-	moveKeys(file, reflect.ValueOf(c).Elem())
+// decodeFile decodes the text of a file: first in its form, which knows all keys, then into a [Config], which takes
+// from the form the tables of protocols that have no field.
+func decodeFile(text []byte) (c Config, err error) {
+	file := reflect.New(fileType())
+	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(file.Interface()); err != nil {
+		return c, err
+	}
+	if err := toml.Unmarshal(text, &c); err != nil {
+		return c, err
+	}
 	for _, p := range withoutField(reflect.TypeFor[Config]()) {
-		file.FieldByName(formField(p)).Set(reflect.ValueOf(p.Section(c)))
-	}
-	if c.Agents == nil {
-		return file
-	}
-	agents := reflect.MakeMap(reflect.MapOf(reflect.TypeFor[string](), agent))
-	for name, a := range c.Agents {
-		v := reflect.New(agent).Elem()
-		moveKeys(v, reflect.ValueOf(a))
-		for _, p := range withoutField(reflect.TypeFor[Agent]()) {
-			v.FieldByName(formField(p)).Set(reflect.ValueOf(p.Agent(&a)).Elem())
+		if v := file.Elem().FieldByName(formField(p)); !v.IsNil() {
+			reflect.ValueOf(p.Section(&c)).Elem().Set(v.Elem())
 		}
-		agents.SetMapIndex(reflect.ValueOf(name), v)
 	}
-	file.FieldByName("Agents").Set(agents)
-	return file
+	for _, p := range withoutField(reflect.TypeFor[Agent]()) {
+		for it := file.Elem().FieldByName("Agents").MapRange(); it.Next(); {
+			a := c.Agents[it.Key().String()]
+			reflect.ValueOf(p.Agent(&a)).Elem().Set(it.Value().FieldByName(formField(p)))
+			c.Agents[it.Key().String()] = a
+		}
+	}
+	return c, nil
 }
 
-// fromForm copies the decoded form of the file into the configuration.
-func fromForm(c *Config, file reflect.Value) {
-	moveKeys(reflect.ValueOf(c).Elem(), file)
-	agents := file.FieldByName("Agents")
-	for it := agents.MapRange(); it.Next(); {
-		var a Agent
-		moveKeys(reflect.ValueOf(&a).Elem(), it.Value())
-		for _, p := range withoutField(reflect.TypeFor[Agent]()) {
-			reflect.ValueOf(p.Agent(&a)).Elem().Set(it.Value().FieldByName(formField(p)))
-		}
-		if c.Agents == nil {
-			c.Agents = map[string]Agent{}
-		}
-		c.Agents[it.Key().String()] = a
-	}
+// fileType is the form of the file: a struct with the keys of [Config], and a pointer to the table of each protocol
+// that has no field there. Agents have the same form.
+func fileType() reflect.Type {
+	agent := formType(reflect.TypeFor[Agent](), nil,
+		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Agent(&Agent{})).Elem() })
+	return formType(reflect.TypeFor[Config](), agent,
+		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
 }
 
 // formType makes the type: in place of Sections it has the tables of the protocols.
@@ -129,16 +115,6 @@ func withoutField(t reflect.Type) (out []*Protocol) {
 func formField(p *Protocol) string { return "Section_" + p.Name }
 
 func isKey(f reflect.StructField) bool { return f.Tag.Get("toml") != "-" && f.Tag.Get("toml") != "" }
-
-// moveKeys copies the keys that a struct and its form have in common.
-func moveKeys(to, from reflect.Value) {
-	for i := range from.NumField() {
-		f := from.Type().Field(i)
-		if t := to.FieldByName(f.Name); isKey(f) && t.IsValid() && t.Type() == f.Type {
-			t.Set(from.Field(i))
-		}
-	}
-}
 
 // misfit is the decoder's error for a value of another type than the key's.
 var misfit = regexp.MustCompile(`cannot decode TOML (\S+) into`)
@@ -182,7 +158,7 @@ type Key struct {
 }
 
 // Keys lists all keys of the file, in the order of their declaration.
-func Keys() []Key { return keysOf(formOf(&Config{}).Type(), "") }
+func Keys() []Key { return keysOf(fileType(), "") }
 
 func keysOf(t reflect.Type, prefix string) []Key {
 	var out []Key

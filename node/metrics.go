@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -19,23 +20,15 @@ import (
 
 // Labels have fixed vocabularies: no name that a guest chooses is ever one.
 var (
-	metricKinds = [...]parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice,
+	metricKinds = []parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice,
 		parley.Cancel}
-	metricStates = [...]parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered,
+	metricStates = []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered,
 		parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
-	attemptOutcomes = [...]string{"answered", "delivered", "failed", "postponed", "unknown"}
+	attemptOutcomes = []string{"answered", "delivered", "failed", "postponed", "unknown"}
 	seconds         = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 )
 
-const (
-	outAnswered = iota
-	outDelivered
-	outFailed
-	outPostponed
-	outUnknown
-)
-
-// protocolLabels are the values of the label protocol; the last is for all that are not listed.
+// protocolLabels are the values of the label protocol; "other" is for all that are not listed.
 func protocolLabels() (out []string) {
 	for _, p := range Protocols {
 		out = append(out, p.Name)
@@ -43,79 +36,66 @@ func protocolLabels() (out []string) {
 	return append(out, "go", "api", "other")
 }
 
-// of gives the metrics of a protocol.
-func (m *metrics) of(protocol string) *protocolMetrics {
-	for i := range m.protocols {
-		if m.protocols[i].name == protocol {
-			return &m.protocols[i]
-		}
+// protocol gives the label of a protocol.
+func (m *metrics) protocol(name string) string {
+	if slices.Contains(m.protocols, name) {
+		return name
 	}
-	return &m.protocols[len(m.protocols)-1]
+	return "other"
 }
 
-// protocolMetrics are the counters with the label of one protocol.
-type protocolMetrics struct {
-	name     string
-	messages [len(metricKinds) + 1][2]prometheus.Counter
-	attempts [len(metricKinds) + 1][len(attemptOutcomes)]prometheus.Counter
-	took     prometheus.Observer
-}
-
-// metrics counts messages, attempts and states. Its counters are looked up once, so that
-// counting costs an addition; the rest is read at each scrape, see snapshot.
+// metrics counts messages, attempts and states; the rest is read at each scrape, see snapshot.
 type metrics struct {
-	n        *Node
-	registry *prometheus.Registry
+	n         *Node
+	registry  *prometheus.Registry
+	protocols []string // protocolLabels
 
-	protocols []protocolMetrics // as protocolLabels
-	states    [len(metricStates) + 1]prometheus.Counter
-	handlers  [2]prometheus.Counter
-	answer    prometheus.Histogram
-	record    prometheus.Histogram
-	dead      *prometheus.CounterVec
-	alerts    *prometheus.CounterVec
-	running   atomic.Int64 // handlers
+	messages, attempts, states, handlers, dead, alerts *prometheus.CounterVec
 
+	took           *prometheus.HistogramVec
+	answer, record prometheus.Histogram
+	running        atomic.Int64 // handlers
 }
 
 func newMetrics(n *Node) *metrics {
-	m := &metrics{n: n, registry: prometheus.NewRegistry()}
+	m := &metrics{n: n, registry: prometheus.NewRegistry(), protocols: protocolLabels()}
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	times := func(name, help string) prometheus.HistogramOpts {
 		return prometheus.HistogramOpts{Name: name, Help: help, Buckets: seconds}
 	}
-	messages := counters("parley_messages_total", "Messages recorded, by the sender's protocol.", "protocol", "kind",
+	m.messages = counters("parley_messages_total", "Messages recorded, by the sender's protocol.", "protocol", "kind",
 		"outcome")
-	attempts := counters("parley_attempts_total", "Attempts to deliver that ended, by the recipient's protocol.",
+	m.attempts = counters("parley_attempts_total", "Attempts to deliver that ended, by the recipient's protocol.",
 		"protocol", "kind", "outcome")
-	states := counters("parley_delivery_states_total", "Changes of the state of deliveries, by the new state.", "state")
-	took := prometheus.NewHistogramVec(times("parley_attempt_seconds",
+	m.states = counters("parley_delivery_states_total", "Changes of the state of deliveries, by the new state.", "state")
+	m.took = prometheus.NewHistogramVec(times("parley_attempt_seconds",
 		"How long attempts took, by the recipient's protocol; go is a handler in this process."), []string{"protocol"})
-	handlers := counters("parley_handler_calls_total", "Calls of handlers in this process that ended.", "outcome")
+	m.handlers = counters("parley_handler_calls_total", "Calls of handlers in this process that ended.", "outcome")
 	m.answer = prometheus.NewHistogram(times("parley_answer_seconds",
 		"From the arrival of a request to the record of its terminal reply."))
 	m.record = prometheus.NewHistogram(times("parley_record_seconds", "How long a message waited for its record."))
 	m.dead = counters("parley_dead_letters_total", "Messages given up, by reason.", "code")
 	m.alerts = counters("parley_alerts_total", "Alerts, by kind and outcome.", "kind", "outcome")
-	for _, name := range protocolLabels() {
-		p := protocolMetrics{name: name, took: took.WithLabelValues(name)}
+	// Every value of the labels is there from the start.
+	for _, name := range m.protocols {
+		m.took.WithLabelValues(name)
 		for _, k := range metricKinds {
-			for o, outcome := range []string{"accepted", "refused"} {
-				p.messages[k][o] = messages.WithLabelValues(name, k.String(), outcome)
+			for _, outcome := range []string{"accepted", "refused"} {
+				m.messages.WithLabelValues(name, k.String(), outcome)
 			}
-			for o, outcome := range attemptOutcomes {
-				p.attempts[k][o] = attempts.WithLabelValues(name, k.String(), outcome)
+			for _, outcome := range attemptOutcomes {
+				m.attempts.WithLabelValues(name, k.String(), outcome)
 			}
 		}
-		m.protocols = append(m.protocols, p)
 	}
 	for _, s := range metricStates {
-		m.states[s] = states.WithLabelValues(s.String())
+		m.states.WithLabelValues(s.String())
 	}
-	m.handlers[0], m.handlers[1] = handlers.WithLabelValues("ok"), handlers.WithLabelValues("failed")
-	m.registry.MustRegister(messages, attempts, states, took, handlers, m.answer, m.record, m.dead, m.alerts,
+	m.handlers.WithLabelValues("ok")
+	m.handlers.WithLabelValues("failed")
+	m.registry.MustRegister(m.messages, m.attempts, m.states, m.took, m.handlers, m.answer, m.record, m.dead, m.alerts,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), (*snapshot)(m))
 	return m
 }
@@ -128,24 +108,24 @@ func (m *metrics) handler() http.Handler {
 
 // recorded counts a record; the journal calls it in order.
 func (m *metrics) recorded(r *journal.Record) {
-	if v := r.Message; v != nil && int(v.Kind) <= len(metricKinds) && v.Kind > 0 {
-		o := 0
+	if v := r.Message; v != nil && slices.Contains(metricKinds, v.Kind) {
+		outcome := "accepted"
 		if r.Refused != nil {
-			o = 1
+			outcome = "refused"
 		}
-		m.of(v.Origin.Protocol).messages[v.Kind][o].Inc()
+		m.messages.WithLabelValues(m.protocol(v.Origin.Protocol), v.Kind.String(), outcome).Inc()
 	}
 	for i := range r.Open {
-		if r.Open[i].Attempt == 0 {
-			m.states[parley.Waiting].Inc()
-		} else {
-			m.states[parley.Delivering].Inc()
+		state := parley.Waiting
+		if r.Open[i].Attempt > 0 {
+			state = parley.Delivering
 		}
+		m.states.WithLabelValues(state.String()).Inc()
 	}
 	for i := range r.Steps {
 		s := &r.Steps[i]
-		if int(s.State) < len(m.states) && s.State > 0 {
-			m.states[s.State].Inc()
+		if slices.Contains(metricStates, s.State) {
+			m.states.WithLabelValues(s.State.String()).Inc()
 		}
 		switch s.State {
 		case parley.Answered:
@@ -178,33 +158,30 @@ var knownCodes = map[parley.Code]struct{}{
 	parley.Rejected:  {}, parley.HandlerFailed: {}, parley.OutcomeUnknown: {}, parley.Internal: {},
 }
 
-func (m *metrics) recordEnded(took time.Duration) { m.record.Observe(took.Seconds()) }
-
 func (m *metrics) attemptEnded(protocol string, kind parley.Kind, r *delivery.Result, took time.Duration) {
-	o := outDelivered
+	outcome := "delivered"
 	switch {
 	case r.Err != nil && r.Wait > 0:
-		o = outPostponed
+		outcome = "postponed"
 	case r.Err != nil && r.Unknown:
-		o = outUnknown
+		outcome = "unknown"
 	case r.Err != nil:
-		o = outFailed
+		outcome = "failed"
 	case r.Reply != nil:
-		o = outAnswered
+		outcome = "answered"
 	}
-	p := m.of(protocol)
-	if kind > 0 && int(kind) < len(p.attempts) {
-		p.attempts[kind][o].Inc()
+	label := m.protocol(protocol)
+	if slices.Contains(metricKinds, kind) {
+		m.attempts.WithLabelValues(label, kind.String(), outcome).Inc()
 	}
-	p.took.Observe(took.Seconds())
+	m.took.WithLabelValues(label).Observe(took.Seconds())
 	if protocol == "go" {
 		m.running.Add(-1)
-		failed := r.Err != nil || r.Reply != nil && r.Reply.Message.Kind == parley.Failure
-		if failed {
-			m.handlers[1].Inc()
-		} else {
-			m.handlers[0].Inc()
+		result := "ok"
+		if r.Err != nil || r.Reply != nil && r.Reply.Message.Kind == parley.Failure {
+			result = "failed"
 		}
+		m.handlers.WithLabelValues(result).Inc()
 	}
 }
 
@@ -240,7 +217,7 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 	family(c, gauge, "parley_build_info", "Always 1; the labels say what runs.", "version", "go")(1, n.c.Version,
 		runtime.Version())
 	put("parley_ready", "1 while the hub takes messages.", truth(n.Ready() == nil))
-	put("parley_start_time_seconds", "When the hub started.", float64(n.startTime.UnixMilli())/1e3)
+	put("parley_start_time_seconds", "When the hub started.", float64(n.begun.UnixMilli())/1e3)
 	h := n.hub.Stats()
 	put("parley_lanes", "Pairs of recipient and conversation with something to deliver.", float64(h.Delivery.Lanes))
 	put("parley_attempts_active", "Attempts in flight.", float64(h.Delivery.Active))
@@ -343,7 +320,7 @@ func (o observer) Record(ctx context.Context, m *parley.Message) (context.Contex
 		ctx, span = t.record(ctx, m)
 	}
 	return ctx, func(err error) {
-		o.n.metrics.recordEnded(time.Since(start))
+		o.n.metrics.record.Observe(time.Since(start).Seconds())
 		if span != nil {
 			span(err)
 		}

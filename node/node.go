@@ -30,9 +30,6 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Logger is *slog.Logger.
-type Logger = *slog.Logger
-
 // A Node is a hub with everything that belongs to it.
 type Node struct {
 	c         Config
@@ -61,7 +58,6 @@ type Node struct {
 	tracer    *tracer
 	tokens    *admin.Tokens
 	local     string // secret of the token for local commands, until it is announced
-	startTime time.Time
 
 	read Config // as it was read at the start, without defaults
 
@@ -77,7 +73,7 @@ type Node struct {
 
 	http, adminHTTP         *http.Server
 	httpListen, adminListen net.Listener
-	begun                   time.Time
+	begun                   time.Time // opened
 	serving                 sync.WaitGroup
 	failed                  chan error
 	closing                 sync.Once
@@ -110,15 +106,12 @@ func (n *Node) open(ctx context.Context) (err error) {
 		n.log = slog.New(slog.DiscardHandler)
 	}
 	n.log = logbound.New(n.log, takesNothing)
-	if n.c.Data == "" {
-		n.c.Data = DefaultData
-	}
+	n.c.Data = cmp.Or(n.c.Data, DefaultData)
 	if n.c.Now == nil {
 		n.c.Now = time.Now
 	}
 	n.begun = n.c.Now()
-	n.startTime = n.c.Now()
-	n.reloads.at = n.startTime
+	n.reloads.at = n.begun
 	n.proxies.Store(&n.k.proxies)
 	if n.c.Level != nil && n.c.LogLevel != "" {
 		n.c.Level.Set(n.k.level)
@@ -155,25 +148,21 @@ func (n *Node) openHub(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	name := n.c.Name
-	if name == "" {
-		sum := sha256.Sum256(append([]byte("hub name\x00"), secret...))
-		name = "hub-" + hex.EncodeToString(sum[:5])
-	}
+	sum := sha256.Sum256(append([]byte("hub name\x00"), secret...))
+	n.name = cmp.Or(n.c.Name, "hub-"+hex.EncodeToString(sum[:5]))
 	n.directory, err = directory.Open(ctx, directory.Options{State: n.journal.State("agents"),
 		Agents: n.c.Limits.Agents,
 		Guests: n.c.Guests.Registrations, Now: n.c.Now, Log: n.log})
 	if err != nil {
 		return err
 	}
-	n.name = name
 	if n.policy, err = policy.New(n.policyConfig(&n.c, n.k)); err != nil {
 		return err
 	}
 	n.alerts, n.metrics = newAlerts(n), newMetrics(n)
 	n.eraser = newEraser(n)
 	d := n.c.Delivery
-	n.hub, err = hub.New(hub.Config{ID: name, Secret: secret, Journal: n.journal, Directory: n.directory,
+	n.hub, err = hub.New(hub.Config{ID: n.name, Secret: secret, Journal: n.journal, Directory: n.directory,
 		Policy: n.policy, Guests: n.guests, Observer: observer{n},
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
 			HandOver: d.HandOver.Duration,

@@ -165,7 +165,10 @@ func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool 
 // is the list of rules.
 func flat(c *Config) map[string]any {
 	out := map[string]any{}
-	flatten(formOf(c), "", out)
+	flatten(reflect.ValueOf(c).Elem(), "", out)
+	for _, p := range withoutField(reflect.TypeFor[Config]()) {
+		flatten(reflect.ValueOf(p.Section(c)).Elem(), p.Name+".", out)
+	}
 	return out
 }
 

@@ -285,6 +285,24 @@ func (p *retentionPass) needed(ctx context.Context, rec *journal.Record, keep ti
 	return p.e.n.journal.Held(rec) != "" || p.e.ongoing(ctx, rec, p.now.Add(-keep))
 }
 
+// due gives a record whose content goes now; nil: there is none, or it is still needed and held for later passes.
+// Keep is as in heldAt.
+func (p *retentionPass) due(ctx context.Context, at journal.Position, keep time.Duration) (*journal.Record, error) {
+	rec, err := p.e.n.journal.Read(ctx, at)
+	switch {
+	case errors.Is(err, journal.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case !journal.HasContent(rec):
+		return nil, nil
+	case p.needed(ctx, rec, cmp.Or(keep, p.r.Conversations.Duration)):
+		p.hold(at, keep)
+		return nil, nil
+	}
+	return rec, nil
+}
+
 // hold notes a record for later passes.
 func (p *retentionPass) hold(at journal.Position, keep time.Duration) {
 	if len(p.done.Held) >= maxHeld {
@@ -329,16 +347,12 @@ func (p *retentionPass) again(ctx context.Context) error {
 			p.done.Held = append(p.done.Held, held[i:]...)
 			break
 		}
-		rec, err := p.e.n.journal.Read(ctx, h.At)
-		switch {
-		case errors.Is(err, journal.ErrNotFound):
-		case err != nil:
+		rec, err := p.due(ctx, h.At, h.Keep)
+		if err != nil {
 			p.done.Held = append(p.done.Held, held[i:]...)
 			return errors.Join(err, p.erase(ctx, due))
-		case !journal.HasContent(rec):
-		case p.needed(ctx, rec, cmp.Or(h.Keep, p.r.Conversations.Duration)):
-			p.hold(h.At, h.Keep)
-		default:
+		}
+		if rec != nil {
 			due = append(due, rec)
 		}
 	}
@@ -452,15 +466,11 @@ func (p *retentionPass) conversation(ctx context.Context, id parley.ID) error {
 		var due []*journal.Record
 		for _, m := range page.Messages {
 			p.left--
-			rec, err := p.e.n.journal.Read(ctx, m.Position)
-			switch {
-			case errors.Is(err, journal.ErrNotFound):
-			case err != nil:
+			rec, err := p.due(ctx, m.Position, 0)
+			if err != nil {
 				return err
-			case !journal.HasContent(rec):
-			case p.needed(ctx, rec, p.r.Conversations.Duration):
-				p.hold(rec.Position, 0)
-			default:
+			}
+			if rec != nil {
 				due = append(due, rec)
 			}
 		}
