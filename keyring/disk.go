@@ -23,8 +23,7 @@ const maxFile = 256 << 20
 
 const tempPrefix = ".keyring-"
 
-// ringFile is a ring's file; a nil ringFile keeps nothing. One goroutine at a time
-// calls its methods.
+// ringFile is the [place] of a ring in a file.
 type ringFile struct {
 	dir, path  string
 	sealer     *sealer
@@ -36,10 +35,10 @@ type ringFile struct {
 
 // openDisk opens the ring of o.Dir. If there is none it calls absent, or fails with
 // [fs.ErrNotExist] if absent is nil.
-func openDisk(o Options, now func() time.Time, absent func(*ringFile, Protection) error) (*ringFile, *contents, error) {
+func openDisk(o Options, absent func(*ringFile, Protection) error) (*ringFile, *contents, error) {
 	d := &ringFile{
 		dir: o.Dir, path: filepath.Join(o.Dir, FileName),
-		now: now, workFactor: o.workFactor, fault: o.fault,
+		now: o.Now, workFactor: o.workFactor, fault: o.fault,
 	}
 	p := Protection{o.Passphrase, o.IdentityFile}
 	if _, err := p.kind(); err != nil {
@@ -157,34 +156,55 @@ func readPrivate(path string, limit int64) ([]byte, error) {
 	return b, nil
 }
 
-// readIfChanged returns the contents that another process wrote and their checksum;
-// nil: the file has not changed.
-func (d *ringFile) readIfChanged() (*contents, [sha256.Size]byte, error) {
-	if d == nil {
-		return nil, [sha256.Size]byte{}, nil
-	}
+// update implements [place].
+func (d *ringFile) update(r *Ring, change func(*contents) error, _ bool) error {
+	return d.locked(func() error {
+		if err := d.catchUp(r); err != nil {
+			return err
+		}
+		c := r.copyContents()
+		if err := change(c); err != nil {
+			return err
+		}
+		if err := d.write(c); err != nil {
+			return err
+		}
+		return r.publish(c)
+	})
+}
+
+func (d *ringFile) stop() {}
+
+func (d *ringFile) String() string { return d.path }
+
+// catchUp loads what another process wrote.
+func (d *ringFile) catchUp(r *Ring) error {
 	b, err := readPrivate(d.path, maxFile)
 	if err != nil {
-		return nil, d.sum, err
+		return err
 	}
 	sum := sha256.Sum256(b)
 	if sum == d.sum {
-		return nil, sum, nil
+		return nil
 	}
 	f, err := parseFile(b, d.path)
 	if err != nil {
-		return nil, d.sum, err
+		return err
 	}
 	c, err := d.sealer.open(f, d.path)
-	return c, sum, err
+	if err != nil {
+		return err
+	}
+	if err := r.load(c); err != nil {
+		return err
+	}
+	d.sum = sum
+	return nil
 }
 
 // write writes c. After an error the old file is there; if only the directory could
 // not be synced, the new one is, and the next update reads it.
 func (d *ringFile) write(c *contents) error {
-	if d == nil {
-		return nil
-	}
 	b, err := d.sealer.seal(c)
 	if err != nil {
 		return err
@@ -333,7 +353,7 @@ func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err e
 	}
 	next.changed = r.timestamp()
 	err = d.locked(func() error {
-		if err := r.catchUp(); err != nil {
+		if err := d.catchUp(r); err != nil {
 			return err
 		}
 		b, err := readPrivate(d.path, maxFile)
@@ -356,9 +376,6 @@ func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err e
 
 // locked calls f while no other process can change the ring.
 func (d *ringFile) locked(f func() error) error {
-	if d == nil {
-		return f()
-	}
 	if _, err := os.Stat(d.dir); err != nil {
 		return fmt.Errorf("keyring: %w", err) // to lock it would make a file of that name
 	}

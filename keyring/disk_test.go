@@ -625,7 +625,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	master := fmt.Sprint(r.disk.sealer.identities[0])
+	master := fmt.Sprint(r.place.(*ringFile).sealer.identities[0])
 	hidden := []string{master, "AGE-SECRET-KEY"}
 	for _, b := range [][]byte{seed, pass, sec} {
 		hidden = append(hidden, string(b), hex.EncodeToString(b), strings.ToUpper(hex.EncodeToString(b)),
@@ -716,11 +716,11 @@ func FuzzParseFile(f *testing.F) {
 			t.Fatal(err)
 		}
 		r := open(t, Options{})
-		r.disk = &ringFile{path: "x"}
+		r.place = &ringFile{path: "x"}
 		if r.load(c) != nil {
 			return
 		}
-		r.disk = nil
+		r.place = nowhere{}
 		// What was accepted is written and read as the same.
 		out, err := s.seal(r.current.Load().contents)
 		if err != nil {
@@ -730,7 +730,7 @@ func FuzzParseFile(f *testing.F) {
 			t.Fatal(err)
 		}
 		again := open(t, Options{})
-		again.disk = &ringFile{path: "x"}
+		again.place = &ringFile{path: "x"}
 		if err := again.load(file.Contents); err != nil {
 			t.Fatal(err)
 		}

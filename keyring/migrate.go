@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"time"
 )
 
 // oldRing is a ring in the place that this hub does not use any more: a file from
@@ -18,14 +17,14 @@ type oldRing struct {
 }
 
 // openOldRing opens the ring to import; nil: there is none.
-func openOldRing(o Options, now func() time.Time) (*oldRing, error) {
+func openOldRing(o Options) (*oldRing, error) {
 	switch {
 	case o.Shared && o.Dir != "":
-		d, c, err := openDisk(o, now, nil)
+		d, c, err := openDisk(o, nil)
 		if errors.Is(err, ErrNotEncrypted) {
 			// A shared ring needs a passphrase; the file may be plain all the same.
 			o.Passphrase, o.IdentityFile = nil, ""
-			d, c, err = openDisk(o, now, nil)
+			d, c, err = openDisk(o, nil)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, nil
@@ -43,7 +42,7 @@ func openOldRing(o Options, now func() time.Time) (*oldRing, error) {
 			return nil, err
 		}
 		s.stop()
-		r := &Ring{now: now, shared: s}
+		r := &Ring{now: o.Now, place: s}
 		r.current.Store(&snapshot{contents: &contents{}})
 		if err := s.applyChanges(r); err != nil {
 			return nil, err
@@ -111,10 +110,10 @@ func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 		err = nil // another hub imported the same file first
 	}
 	if err != nil {
-		return fmt.Errorf("the keys were imported into %s, but are still in the old place: %w", r.where(), err)
+		return fmt.Errorf("the keys were imported into %s, but are still in the old place: %w", r.place, err)
 	}
 	if taken > 0 || len(left) > 0 {
-		log.Info("keys were imported", "to", r.where(), "keys", taken, "before", to)
+		log.Info("keys were imported", "to", r.place, "keys", taken, "before", to)
 	}
 	for _, what := range left {
 		log.Warn("a key was not imported, because another has its place", "left", what, "in", to)

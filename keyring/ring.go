@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -117,12 +118,44 @@ type Ring struct {
 	now     func() time.Time
 	rand    io.Reader
 	maxKeys int
-	disk    *ringFile // nil: the ring is not in a file
-	shared  *shared   // nil: the ring is not in a store
+	place   place
 
-	mu       sync.Mutex // held by changes, also while they write
-	current  atomic.Pointer[snapshot]
+	mu      sync.Mutex // held by changes, also while they write
+	current atomic.Pointer[snapshot]
+	changed []string // agents whose enrolled keys have changed, of which watchers do not know yet; under mu
+
+	watchMu  sync.Mutex // held while watchers are called
 	watchers []func(agent string)
+}
+
+// A place keeps a ring: a file, a store or nothing but memory. Its methods are called under [Ring.mu], but for stop and
+// String.
+type place interface {
+	// update reads the newest contents, calls change with a copy and writes that. With used it also writes when keys
+	// were last used, if nothing else changes.
+	update(r *Ring, change func(*contents) error, used bool) error
+	protect(r *Ring, current, next Protection) (backup string, err error)
+	stop()
+	String() string // for errors
+}
+
+// nowhere keeps a ring in memory alone.
+type nowhere struct{}
+
+func (nowhere) String() string { return "memory" }
+
+func (nowhere) stop() {}
+
+func (nowhere) update(r *Ring, change func(*contents) error, _ bool) error {
+	c := r.copyContents()
+	if err := change(c); err != nil {
+		return err
+	}
+	return r.publish(c)
+}
+
+func (nowhere) protect(*Ring, Protection, Protection) (string, error) {
+	return "", fmt.Errorf("%w: a ring in memory needs no protection", ErrInvalid)
 }
 
 // snapshot is the ring at one moment. It never changes.
@@ -155,11 +188,8 @@ type record struct {
 }
 
 func (c *contents) clone() *contents {
-	n := &contents{Keys: slices.Clone(c.Keys), Enrolled: slices.Clone(c.Enrolled),
-		Secrets: make(map[string][]byte, len(c.Secrets))}
-	for name, b := range c.Secrets {
-		n.Secrets[name] = b
-	}
+	n := &contents{Keys: slices.Clone(c.Keys), Enrolled: slices.Clone(c.Enrolled), Secrets: map[string][]byte{}}
+	maps.Copy(n.Secrets, c.Secrets)
 	return n
 }
 
@@ -193,92 +223,65 @@ type Options struct {
 
 // Open opens the ring of o.Dir or o.Store, or makes an empty one.
 func Open(o Options) (*Ring, error) {
-	r := &Ring{now: o.Now, rand: o.Rand, maxKeys: cmp.Or(o.maxKeys, defaultMaxKeys)}
-	if r.now == nil {
-		r.now = time.Now
+	if o.Now == nil {
+		o.Now = time.Now
 	}
-	if r.rand == nil {
-		r.rand = rand.Reader
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	r := &Ring{now: o.Now, rand: cmp.Or[io.Reader](o.Rand, rand.Reader), maxKeys: cmp.Or(o.maxKeys, defaultMaxKeys),
+		place: nowhere{}}
 	r.current.Store(&snapshot{contents: &contents{}})
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	former, err := openOldRing(o, r.now)
+	former, err := openOldRing(o)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case o.Shared:
-		if r.shared, err = openShared(o); err != nil {
-			return nil, err
+		s, serr := openShared(o)
+		if serr != nil {
+			return nil, serr
 		}
-		err = r.update(func(*contents) error { return nil }) // finishes a change of the passphrase
-		r.shared.follow(r)
+		r.place = s
+		err = r.update(unchanged) // finishes a change of the passphrase
+		s.follow(r)
 	case o.Dir != "":
 		absent := (*ringFile).begin
 		if former != nil {
 			absent = (*ringFile).create
 		}
-		var c *contents
-		if r.disk, c, err = openDisk(o, r.now, absent); err == nil {
-			err = r.load(c)
+		d, c, derr := openDisk(o, absent)
+		if derr != nil {
+			return nil, derr
 		}
+		r.place = d
+		err = r.load(c)
 	}
 	if err == nil && former != nil {
 		err = r.migrate(former, o.Log)
 	}
 	if err != nil {
-		r.stopFollowing()
+		r.place.stop()
 		return nil, err
 	}
 	return r, nil
 }
 
-// stopFollowing ends the goroutine that follows other hubs.
-func (r *Ring) stopFollowing() {
-	if r.shared != nil {
-		r.shared.stop()
-	}
-}
-
-// where names the ring's place, for errors.
-func (r *Ring) where() string {
-	switch {
-	case r.shared != nil:
-		return sharedName
-	case r.disk != nil:
-		return r.disk.path
-	}
-	return "memory"
-}
-
 // Format describes the ring without its keys.
 func (r *Ring) Format(f fmt.State, _ rune) {
-	_, _ = fmt.Fprintf(f, "keyring{%s, %d keys}", r.where(), len(r.current.Load().contents.Keys))
+	_, _ = fmt.Fprintf(f, "keyring{%s, %d keys}", r.place, len(r.current.Load().contents.Keys))
 }
 
 // Close records when keys were last used, and stops following other hubs. The ring
 // stays usable.
 func (r *Ring) Close() error {
-	defer r.stopFollowing()
-	err := r.noteUse()
-	if errors.Is(err, ErrWrongKey) {
-		return nil // the passphrase was changed by another process, which also recorded the use of keys
-	}
-	return err
-}
-
-func (r *Ring) noteUse() error {
-	if r.shared != nil {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.shared.update(r, func(*contents) error { return nil }, true)
-	}
+	defer r.place.stop()
 	for _, h := range r.current.Load().byID {
-		if !h.signer.lastUsed(h.record.Used).Equal(h.record.Used) {
-			return r.update(func(*contents) error { return nil })
+		if h.signer.lastUsed(h.record.Used).Equal(h.record.Used) {
+			continue
 		}
+		if err := r.apply(unchanged, true); !errors.Is(err, ErrWrongKey) {
+			return err
+		}
+		break // the passphrase was changed by another process, which also recorded the use of keys
 	}
 	return nil
 }
@@ -295,15 +298,10 @@ func (r *Ring) noteUse() error {
 // Other processes that have the ring open go on with the keys they have. They can
 // change none, and learn of no changes, until they open the ring again.
 func (r *Ring) Protect(current, next Protection) (backup string, err error) {
+	defer r.tell()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch {
-	case r.shared != nil:
-		return "", r.shared.protect(r, current, next)
-	case r.disk != nil:
-		return r.disk.protect(r, current, next)
-	}
-	return "", fmt.Errorf("%w: a ring in memory needs no protection", ErrInvalid)
+	return r.place.protect(r, current, next)
 }
 
 // Watch calls f with each agent whose enrolled keys have changed, at whatever hub:
@@ -314,51 +312,42 @@ func (r *Ring) Watch(f func(agent string)) {
 	r.watchers = append(r.watchers, f)
 }
 
+// tell calls the watchers, without the lock of the ring.
+func (r *Ring) tell() {
+	r.watchMu.Lock()
+	defer r.watchMu.Unlock()
+	r.mu.Lock()
+	changed, watchers := r.changed, r.watchers
+	r.changed = nil
+	r.mu.Unlock()
+	for _, agent := range changed {
+		for _, f := range watchers {
+			f(agent)
+		}
+	}
+}
+
+// unchanged is a change of nothing: what is overdue is written.
+func unchanged(*contents) error { return nil }
+
 // errUnchanged ends an update that has nothing to write.
 var errUnchanged = errors.New("unchanged")
 
 // update calls change with a copy of the newest contents, writes the copy and makes
 // it the ring's state.
 func (r *Ring) update(change func(*contents) error) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	err := r.apply(change)
+	err := r.apply(change, false)
 	if errors.Is(err, errUnchanged) {
 		return nil
 	}
 	return err
 }
 
-func (r *Ring) apply(change func(*contents) error) error {
-	if r.shared != nil {
-		return r.shared.update(r, change, false)
-	}
-	return r.disk.locked(func() error {
-		if err := r.catchUp(); err != nil {
-			return err
-		}
-		c := r.copyContents()
-		if err := change(c); err != nil {
-			return err
-		}
-		if err := r.disk.write(c); err != nil {
-			return err
-		}
-		return r.publish(c)
-	})
-}
-
-// catchUp loads what another process wrote.
-func (r *Ring) catchUp() error {
-	c, sum, err := r.disk.readIfChanged()
-	if c == nil || err != nil {
-		return err
-	}
-	if err := r.load(c); err != nil {
-		return err
-	}
-	r.disk.sum = sum
-	return nil
+func (r *Ring) apply(change func(*contents) error, used bool) error {
+	defer r.tell()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.place.update(r, change, used)
 }
 
 // copyContents copies the contents for a change, and updates when keys were used.
@@ -382,12 +371,12 @@ func (r *Ring) load(c *contents) error {
 		e := &c.Enrolled[i]
 		pub, err := normalPublic(e.Algorithm, e.Public)
 		if err != nil || !bytes.Equal(pub, e.Public) {
-			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.where(), e.KeyID,
+			return fmt.Errorf("%w: %s: the enrolled key %q of %q cannot be used", ErrCorrupt, r.place, e.KeyID,
 				e.Agent)
 		}
 	}
 	if err := r.publish(c); err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrCorrupt, r.where(), err)
+		return fmt.Errorf("%w: %s: %w", ErrCorrupt, r.place, err)
 	}
 	return nil
 }
@@ -441,11 +430,7 @@ func (r *Ring) publish(c *contents) error {
 	}
 	r.current.Store(s)
 	if len(r.watchers) > 0 {
-		for agent := range changedAgents(before.enrolled, s.enrolled) {
-			for _, f := range r.watchers {
-				f(agent)
-			}
-		}
+		r.changed = slices.AppendSeq(r.changed, maps.Keys(changedAgents(before.enrolled, s.enrolled)))
 	}
 	return nil
 }

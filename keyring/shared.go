@@ -147,41 +147,40 @@ func sharedSealer(p Protection, head *file) (*sealer, error) {
 // encrypted to the previous identity stay readable: if this hub crashes before all
 // are encrypted anew, or if another hub writes a key before it learns of the
 // change. The next hub that opens the ring encrypts the rest anew.
-func (s *shared) protect(r *Ring, current, p Protection) error {
-	unchanged := func(*contents) error { return nil }
+func (s *shared) protect(r *Ring, current, p Protection) (backup string, err error) {
 	if err := s.update(r, unchanged, false); err != nil { // finishes an earlier change
-		return err
+		return "", err
 	}
 	if err := s.sealer.isOpenedBy(current, sharedName); err != nil {
-		return err
+		return "", err
 	}
 	next, err := newSharedSealer(p, s.workFactor)
 	if err != nil {
-		return err
+		return "", err
 	}
 	next.changed, next.previous = r.timestamp(), &sealer{protection: s.sealer.protection}
 	if err := next.previous.use(s.sealer.identity); err != nil {
-		return err
+		return "", err
 	}
 	head, err := next.seal(&contents{Secrets: map[string][]byte{previousKey: s.sealer.identity}})
 	if err != nil {
-		return err
+		return "", err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), sharedWait)
 	defer cancel()
 	revision, err := s.store.Set(ctx, headKey, head, s.revisions[headKey])
 	if err != nil {
-		return fmt.Errorf("keyring: the passphrase of %s was not changed: %w", sharedName, err)
+		return "", fmt.Errorf("keyring: the passphrase of %s was not changed: %w", sharedName, err)
 	}
 	s.sealer, s.revisions[headKey] = next, revision
 	for key := range s.parts {
 		s.stale[key] = true
 	}
 	if err := s.update(r, unchanged, false); err != nil {
-		return fmt.Errorf("the passphrase was changed, but some keys are still sealed as before; "+
+		return "", fmt.Errorf("the passphrase was changed, but some keys are still sealed as before; "+
 			"the next hub that starts goes on: %w", err)
 	}
-	return nil
+	return "", nil
 }
 
 // headOf reads the head of a store's ring; nil: there is no ring.
@@ -197,6 +196,8 @@ func headOf(store Store) (*file, error) {
 	}
 	return parseFile(v.Data, sharedName)
 }
+
+func (s *shared) String() string { return sharedName }
 
 // stop ends the following of other hubs.
 func (s *shared) stop() {
@@ -229,6 +230,7 @@ func (s *shared) follow(r *Ring) {
 				r.mu.Lock()
 				err := s.applyChanges(r)
 				r.mu.Unlock()
+				r.tell()
 				if text := fmt.Sprint(err); err != nil && text != said { // not for each of many keys
 					s.log.Error("a change of the keys by another hub cannot be applied", "error", err)
 					said = text

@@ -351,7 +351,7 @@ func TestSharedPassphrase(t *testing.T) {
 	}
 
 	// Another hub makes a key while it is changed.
-	before := a.shared.sealer
+	before := a.place.(*shared).sealer
 	late := storeKey("keys", "late", "p")
 	s.before = func(key string) {
 		if key == late {
@@ -403,7 +403,7 @@ func TestSharedPassphrase(t *testing.T) {
 	// What one of them makes the first knows, and the passphrase changes again.
 	create(t, d, New{Owner: "more", Purpose: "p", Algorithm: Ed25519})
 	want = stateOf(t, d)
-	before = a.shared.sealer
+	before = a.place.(*shared).sealer
 	if _, err := a.Protect(second, third); err != nil {
 		t.Fatal(err)
 	}
@@ -425,7 +425,7 @@ func TestSharedPassphraseCutOff(t *testing.T) {
 		at := func(o *Options) { o.Now = c.Now }
 		r := open(t, Options{Store: s, Shared: true, Passphrase: Secret("right"), Now: c.Now})
 		fill(t, r)
-		want, before := stateOf(t, r), r.shared.sealer
+		want, before := stateOf(t, r), r.place.(*shared).sealer
 		var mu sync.Mutex
 		left := n
 		s.fault = func() error {
@@ -440,7 +440,7 @@ func TestSharedPassphraseCutOff(t *testing.T) {
 		if !errors.Is(err, gone) && len(opens(s, before)) > 0 {
 			t.Errorf("%d writes: %v", n, err)
 		}
-		r.stopFollowing()
+		r.place.stop()
 		s.fault = nil
 		works, fails := "next", "right"
 		if n == 0 {
