@@ -104,7 +104,7 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 		for _, n := range c.Connections {
 			row := Row{Storage: storage, Connections: n}
 			if !c.NoFloor {
-				f, err := bare(ctx, floor.Config{Connections: n, Payload: c.Payload, Storage: storage, Appends: 2,
+				f, err := bare(ctx, floor.Config{Connections: n, Payload: c.Payload, Storage: storage,
 					Duration: c.Duration, Dir: c.Dir})
 				if err != nil {
 					return fmt.Errorf("floor: %w", err)
@@ -160,7 +160,7 @@ func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections 
 		}
 		payload := []byte(`{"text":"` + filler(c.Payload, 420) + `"}`)
 		count := min(int(c.Duration.Seconds()*25_000)+2000, 400_000)
-		requests, err := c.requests(count, func(i int) (*load.Request, error) {
+		requests, err := c.requests(count, func(i int) ([]byte, error) {
 			client := samvad.Client{Identity: ids[i%len(ids)]}
 			_, body, err := client.Envelope(samvad.Call{To: card.ID, Skill: "echo", Payload: payload}, samvad.ModeSync)
 			if err != nil {
@@ -178,7 +178,7 @@ func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections 
 		if err != nil {
 			return err
 		}
-		f, err = c.send(ctx, string(storage), base, connections, requests, func(status int, body string) bool {
+		f, err = c.send(ctx, string(storage), u.Host, connections, requests, func(status int, body string) bool {
 			return status == http.StatusUnauthorized && strings.Contains(body, "REPLAY_DETECTED")
 		})
 		return err

@@ -68,8 +68,8 @@ func (c *Config) profiled(name string) (stop func()) {
 
 // requests renders count requests before the clock starts. From the 1,000th on,
 // c.Replays percent of them are repeats of an earlier one.
-func (c *Config) requests(count int, render func(i int) (*load.Request, error)) ([]*load.Request, error) {
-	list := make([]*load.Request, count)
+func (c *Config) requests(count int, render func(i int) ([]byte, error)) ([][]byte, error) {
+	list := make([][]byte, count)
 	for i := range list {
 		if c.Replays > 0 && i > 1000 && i%100 < c.Replays {
 			list[i] = list[i-997] // one that was answered a while ago
@@ -84,35 +84,34 @@ func (c *Config) requests(count int, render func(i int) (*load.Request, error)) 
 }
 
 // send measures requests to a hub. Replayed recognises the answer to a replay.
-func (c *Config) send(ctx context.Context, name, base string, connections int, requests []*load.Request,
+func (c *Config) send(ctx context.Context, name, host string, connections int, requests [][]byte,
 	replayed func(status int, body string) bool) (Figures, error) {
 	var replays atomic.Int64
+	conns := load.NewConns(host, connections)
+	defer conns.Close()
 	stop := c.profiled(fmt.Sprintf("%s-%d", name, connections))
-	r, err := load.Run(ctx, load.Config{URL: base, Connections: connections, Duration: c.Duration,
-		Warmup: min(len(requests)/10, 20*connections),
-		Requests: func(i int) *load.Request {
-			if i >= len(requests) {
-				return nil
-			}
-			return requests[i]
-		},
-		Check: func(status int, body []byte) error {
-			switch {
-			case c.Replays > 0 && replayed(status, string(body)):
-				replays.Add(1)
-				return nil
-			case status == http.StatusOK && !replayed(status, string(body)):
-				return nil
-			}
+	r := load.Do(ctx, connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
+		if i >= len(requests) {
+			return load.End
+		}
+		status, body, err := conns.Exchange(ctx, w, requests[i])
+		if err != nil {
+			return err
+		}
+		repeated := replayed(status, string(body))
+		if repeated && c.Replays > 0 {
+			replays.Add(1)
+			return nil
+		}
+		if repeated || status != http.StatusOK {
 			return fmt.Errorf("HTTP %d: %.300s", status, body)
-		}})
+		}
+		return nil
+	})
 	stop()
-	if err != nil {
-		return Figures{}, err
-	}
 	f, err := figures(r)
 	f.Replayed = int(replays.Load())
-	return f, err
+	return f, errors.Join(err, ctx.Err())
 }
 
 // figures are those of a load of which at most one in a hundred failed.

@@ -39,8 +39,8 @@ func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections
 		if !ok {
 			return fmt.Errorf("the agent is not there")
 		}
-		target, base := n.UAgents().Address(e), n.Addresses().HTTP
-		u, err := url.Parse(base)
+		target := n.UAgents().Address(e)
+		u, err := url.Parse(n.Addresses().HTTP)
 		if err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections
 		header := http.Header{"Content-Type": {"application/json"}, "X-Uagents-Connection": {"sync"}}
 		expires := time.Now().Add(10 * time.Minute) // longer than any run
 		count := min(int(c.Duration.Seconds()*12_000)+2000, 200_000)
-		requests, err := c.requests(count, func(i int) (*load.Request, error) {
+		requests, err := c.requests(count, func(i int) ([]byte, error) {
 			id := ids[i%len(ids)]
 			e, err := uagents.NewEnvelope(id.Address(), target, "", message, expires)
 			if err == nil {
@@ -80,7 +80,7 @@ func (c *Config) uagents(ctx context.Context, storage floor.Storage, connections
 			return err
 		}
 		// A replay has no second effect and is answered by an error message.
-		f, err = c.send(ctx, "uagents-"+string(storage), base, connections, requests,
+		f, err = c.send(ctx, "uagents-"+string(storage), u.Host, connections, requests,
 			func(status int, body string) bool {
 				return status == http.StatusOK && strings.Contains(body, uagents.ErrorMessageDigest)
 			})

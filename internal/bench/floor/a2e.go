@@ -163,21 +163,11 @@ func loopback(ctx context.Context) (near, far net.Conn, err error) {
 		return nil, nil, err
 	}
 	defer l.Close()
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	accepted := make(chan result, 1)
-	go func() {
-		conn, err := l.Accept()
-		accepted <- result{conn, err}
-	}()
 	if near, err = (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String()); err != nil {
 		return nil, nil, err
 	}
-	a := <-accepted
-	if a.err != nil {
-		return nil, nil, errors.Join(a.err, near.Close())
+	if far, err = l.Accept(); err != nil {
+		return nil, nil, errors.Join(err, near.Close())
 	}
-	return near, a.conn, nil
+	return near, far, nil
 }

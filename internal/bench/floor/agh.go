@@ -1,12 +1,10 @@
 package floor
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,60 +19,50 @@ import (
 // AGH is the floor of work that an AGH peer gives to a handler: a bare NATS
 // request and its reply, each recorded by one append before it goes on.
 // Every connection has one request at a time.
-func AGH(ctx context.Context, c Config) (_ Result, err error) {
-	c.Connections, c.Payload = cmp.Or(c.Connections, 1), cmp.Or(c.Payload, 1<<10)
-	c.Storage, c.Duration = cmp.Or(c.Storage, Memory), cmp.Or(c.Duration, 3*time.Second)
-	dir, err := os.MkdirTemp(c.Dir, "parley-floor-")
-	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	a, err := NewAppender(c.Storage, dir)
-	if err != nil {
-		return Result{}, err
-	}
-	defer func() { err = errors.Join(err, a.Close()) }()
-	front, hub, stop, err := startNATS("floor-agh")
-	if err != nil {
-		return Result{}, err
-	}
-	defer stop()
-	var under sync.WaitGroup
-	_, err = hub.Subscribe("floor.work", func(m *nats.Msg) {
-		under.Go(func() {
-			var q struct {
-				ID   string `json:"id"`
-				Body struct {
-					Text string `json:"text"`
-				} `json:"body"`
-			}
-			if json.Unmarshal(m.Data, &q) != nil || a.Append(ctx, m.Data) != nil {
-				return
-			}
-			answer := []byte(`{"reply_to":"` + q.ID + `","body":{"state":"completed","result":{"ok":true}}}`)
-			if a.Append(ctx, answer) == nil {
-				_ = m.Respond(answer) // the asker's time-out tells
-			}
-		})
-	})
-	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
-	}
-	conns := make([]*nats.Conn, c.Connections)
-	for i := range conns {
-		if conns[i], err = nats.Connect(front.ClientURL()); err != nil {
-			return Result{}, fmt.Errorf("floor: %w", err)
+func AGH(ctx context.Context, c Config) (Result, error) {
+	return c.withAppender(func(a *Appender) (load.Result, error) {
+		front, hub, stop, err := startNATS("floor-agh")
+		if err != nil {
+			return load.Result{}, err
 		}
-		defer conns[i].Close()
-	}
-	text := strings.Repeat("x", max(0, c.Payload-60))
-	res := load.Do(ctx, c.Connections, time.Second/2, c.Duration, func(_ context.Context, w, i int) error {
-		_, err := conns[w].Request("floor.work", []byte(`{"id":"`+strconv.Itoa(i)+`","body":{"text":"`+text+`"}}`),
-			30*time.Second)
-		return err
+		defer stop()
+		var under sync.WaitGroup
+		_, err = hub.Subscribe("floor.work", func(m *nats.Msg) {
+			under.Go(func() {
+				var q struct {
+					ID   string `json:"id"`
+					Body struct {
+						Text string `json:"text"`
+					} `json:"body"`
+				}
+				if json.Unmarshal(m.Data, &q) != nil || a.Append(ctx, m.Data) != nil {
+					return
+				}
+				answer := []byte(`{"reply_to":"` + q.ID + `","body":{"state":"completed","result":{"ok":true}}}`)
+				if a.Append(ctx, answer) == nil {
+					_ = m.Respond(answer) // the asker's time-out tells
+				}
+			})
+		})
+		if err != nil {
+			return load.Result{}, err
+		}
+		conns := make([]*nats.Conn, c.Connections)
+		for i := range conns {
+			if conns[i], err = nats.Connect(front.ClientURL()); err != nil {
+				return load.Result{}, err
+			}
+			defer conns[i].Close()
+		}
+		text := strings.Repeat("x", c.Payload-60)
+		r := load.Do(ctx, c.Connections, time.Second/2, c.Duration, func(_ context.Context, w, i int) error {
+			_, err := conns[w].Request("floor.work", []byte(`{"id":"`+strconv.Itoa(i)+`","body":{"text":"`+text+`"}}`),
+				30*time.Second)
+			return err
+		})
+		under.Wait()
+		return r, ctx.Err()
 	})
-	under.Wait()
-	return result(res)
 }
 
 // startNATS starts a NATS server on a free port, and connects to it in the process.

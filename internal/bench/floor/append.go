@@ -1,6 +1,7 @@
 package floor
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -19,7 +20,8 @@ const (
 	Disk   Storage = "disk" // each acknowledged record is synced
 )
 
-// groupMax and groupBytes bound the records that are written and synced together.
+// groupMax and groupBytes bound the records that are written and synced together; a
+// group of more bytes gets no further record.
 const (
 	groupMax   = 512
 	groupBytes = 4 << 20
@@ -32,13 +34,12 @@ const (
 type Appender struct {
 	file file // nil: in memory
 
-	mu      sync.Mutex
-	kept    [][]byte // in memory
-	waiting []record
-	closed  bool
+	mu   sync.Mutex
+	kept [][]byte // in memory
 
-	wake chan struct{} // capacity 1: something waits, or closed
-	done chan struct{} // closed when the writer has ended
+	records chan record   // unbuffered: who waits to send is in the next group
+	closing chan struct{} // closed by Close
+	done    chan struct{} // closed when the writer has ended
 }
 
 type file interface {
@@ -66,7 +67,7 @@ func NewAppender(s Storage, dir string) (*Appender, error) {
 }
 
 func newAppender(f file) *Appender {
-	a := &Appender{file: f, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	a := &Appender{file: f, records: make(chan record), closing: make(chan struct{}), done: make(chan struct{})}
 	if f == nil {
 		close(a.done)
 	} else {
@@ -77,20 +78,20 @@ func newAppender(f file) *Appender {
 
 // Append records data, and returns when that is durable.
 func (a *Appender) Append(ctx context.Context, data []byte) error {
-	r := record{data, make(chan error, 1)}
-	a.mu.Lock()
-	if a.closed {
-		a.mu.Unlock()
-		return errClosed
-	}
 	if a.file == nil {
-		a.kept = append(a.kept, append([]byte(nil), data...))
-		a.mu.Unlock()
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.kept = append(a.kept, bytes.Clone(data))
 		return ctx.Err()
 	}
-	a.waiting = append(a.waiting, r)
-	a.mu.Unlock()
-	a.signal()
+	r := record{data, make(chan error, 1)}
+	select {
+	case a.records <- r:
+	case <-a.done:
+		return errClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	select {
 	case err := <-r.done:
 		return err
@@ -99,69 +100,46 @@ func (a *Appender) Append(ctx context.Context, data []byte) error {
 	}
 }
 
-func (a *Appender) signal() {
-	select {
-	case a.wake <- struct{}{}:
-	default: // it has not looked since the last one
-	}
-}
-
-// write is the writer: group after group, until a is closed and nothing waits.
+// write is the writer: group after group, until a is closed.
 func (a *Appender) write() {
 	defer close(a.done)
 	var buffer []byte
+	var group []record
 	var err error // nothing is written after one
-	for range a.wake {
-		for {
-			group, closed := a.group()
-			if len(group) == 0 && closed {
-				return
+	for {
+		select {
+		case r := <-a.records:
+			buffer, group = buffer[:0], append(group[:0], r)
+		case <-a.closing:
+			return
+		}
+		for more := true; more; {
+			last := group[len(group)-1].data
+			buffer = append(binary.BigEndian.AppendUint32(buffer, uint32(len(last))), last...)
+			more = false
+			if len(group) < groupMax && len(buffer) < groupBytes {
+				select {
+				case r := <-a.records:
+					group, more = append(group, r), true
+				default:
+				}
 			}
-			if len(group) == 0 {
-				break
-			}
-			buffer = buffer[:0]
-			for _, r := range group {
-				buffer = binary.BigEndian.AppendUint32(buffer, uint32(len(r.data)))
-				buffer = append(buffer, r.data...)
-			}
-			if err == nil {
-				_, err = a.file.Write(buffer)
-			}
-			if err == nil {
-				err = a.file.Sync()
-			}
-			for _, r := range group {
-				r.done <- err
-			}
+		}
+		if err == nil {
+			_, err = a.file.Write(buffer)
+		}
+		if err == nil {
+			err = a.file.Sync()
+		}
+		for _, r := range group {
+			r.done <- err
 		}
 	}
 }
 
-// group takes the records to write next.
-func (a *Appender) group() (group []record, closed bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n, size := 0, 0
-	for n < len(a.waiting) && n < groupMax && (n == 0 || size+len(a.waiting[n].data) <= groupBytes) {
-		size += len(a.waiting[n].data)
-		n++
-	}
-	group = append(group, a.waiting[:n]...)
-	a.waiting = append(a.waiting[:0], a.waiting[n:]...)
-	return group, a.closed
-}
-
-// Close writes the waiting records and ends the appender.
+// Close ends the appender; records that still wait to be written are refused.
 func (a *Appender) Close() error {
-	a.mu.Lock()
-	again := a.closed
-	a.closed = true
-	a.mu.Unlock()
-	if again {
-		return nil
-	}
-	a.signal()
+	close(a.closing)
 	<-a.done
 	if a.file == nil {
 		return nil

@@ -2,7 +2,6 @@ package floor
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -25,20 +24,43 @@ import (
 	"github.com/parley-hub/parley/internal/bench/load"
 )
 
-// Config says what to measure.
+// Config says what to measure; all of it but Dir must be set.
 type Config struct {
-	Connections int     // requests at once; 0 means 1
-	Payload     int     // bytes of a request's body; 0 means 1 KiB
-	Storage     Storage // "" means Memory
-	Appends     int     // 1: the request; 2: the request, then the reply. 0 means 1
-
-	Count    int           // how many requests are measured
-	Duration time.Duration // how long is measured; 0 means 3 s unless Count is set
+	Connections int // requests at once
+	Payload     int // bytes of a request's body
+	Storage     Storage
+	Duration    time.Duration
 
 	// Dir holds the records of Disk, in a new directory that is removed at
 	// the end: choose the disk that the hub will use. "" means the system's
 	// temporary directory, which is often in memory.
 	Dir string
+}
+
+// withAppender calls measure with an appender in a directory of its own.
+func (c Config) withAppender(measure func(a *Appender) (load.Result, error)) (_ Result, err error) {
+	if c.Storage != Memory && c.Storage != Disk || c.Payload < minPayload || c.Connections < 1 || c.Duration <= 0 {
+		return Result{}, fmt.Errorf("floor: %+v cannot be measured", c)
+	}
+	dir, err := os.MkdirTemp(c.Dir, "parley-floor-")
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	a, err := NewAppender(c.Storage, dir)
+	if err != nil {
+		return Result{}, err
+	}
+	defer func() { err = errors.Join(err, a.Close()) }()
+	r, err := measure(a)
+	if err != nil {
+		return Result{}, fmt.Errorf("floor: %w", err)
+	}
+	if r.Failed > 0 {
+		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", r.Failed, r.FirstError)
+	}
+	return Result{Requests: r.Requests, Throughput: r.Throughput, P50: r.P50, P99: r.P99,
+		CPUPerMessage: r.CPUPerRequest}, nil
 }
 
 // Result is what was measured.
@@ -97,74 +119,46 @@ const presigned = 1024
 
 const path = "/agent/message"
 
-func measure(ctx context.Context, c Config, s scheme) (_ Result, err error) {
-	c.Connections = cmp.Or(c.Connections, 1)
-	c.Payload = cmp.Or(c.Payload, 1<<10)
-	c.Storage = cmp.Or(c.Storage, Memory)
-	c.Appends = cmp.Or(c.Appends, 1)
-	if c.Storage != Memory && c.Storage != Disk || c.Appends < 1 || c.Appends > 2 || c.Payload < minPayload ||
-		c.Connections < 1 {
-		return Result{}, fmt.Errorf("floor: %+v cannot be measured", c)
-	}
-	if c.Count == 0 && c.Duration == 0 {
-		c.Duration = 3 * time.Second
-	}
-	dir, err := os.MkdirTemp(c.Dir, "parley-floor-")
-	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	a, err := NewAppender(c.Storage, dir)
-	if err != nil {
-		return Result{}, err
-	}
-	defer func() { err = errors.Join(err, a.Close()) }()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("POST "+path, &handler{verify: s.verify, appender: a, appends: c.Appends, maxBody: int64(c.Payload) + 1})
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- srv.Serve(l) }()
-	defer func() {
-		err = errors.Join(err, srv.Close())
-		if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
-			err = errors.Join(err, serr)
+func measure(ctx context.Context, c Config, s scheme) (Result, error) {
+	return c.withAppender(func(a *Appender) (_ load.Result, err error) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return load.Result{}, err
 		}
-	}()
-
-	host := l.Addr().String()
-	requests := make([]*load.Request, presigned)
-	for i := range requests {
-		body := payload(i, c.Payload)
-		digest := contentDigest(body)
-		header := http.Header{
-			"Content-Type":   {"application/json"},
-			"Content-Digest": {digest},
-			"Signature":      {base64.StdEncoding.EncodeToString(s.sign(signatureBase(http.MethodPost, path, digest)))},
+		mux := http.NewServeMux()
+		mux.Handle("POST "+path, &handler{verify: s.verify, appender: a, maxBody: int64(c.Payload) + 1})
+		srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+		served := make(chan error, 1)
+		go func() { served <- srv.Serve(l) }()
+		defer func() {
+			err = errors.Join(err, srv.Close())
+			if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
+				err = errors.Join(err, serr)
+			}
+		}()
+		host := l.Addr().String()
+		requests := make([][]byte, presigned)
+		for i := range requests {
+			body := payload(i, c.Payload)
+			digest := contentDigest(body)
+			signature := s.sign(signatureBase(http.MethodPost, path, digest))
+			requests[i] = load.NewRequest(http.MethodPost, host, path, http.Header{
+				"Content-Type":   {"application/json"},
+				"Content-Digest": {digest},
+				"Signature":      {base64.StdEncoding.EncodeToString(signature)},
+			}, body)
 		}
-		requests[i] = load.NewRequest(http.MethodPost, host, path, header, body)
-	}
-	res, err := load.Run(ctx, load.Config{
-		URL: "http://" + host, Connections: c.Connections,
-		Requests: func(i int) *load.Request { return requests[i%presigned] },
-		Warmup:   min(20*c.Connections, max(c.Count, 1000)), Count: c.Count, Duration: c.Duration,
+		conns := load.NewConns(host, c.Connections)
+		defer conns.Close()
+		r := load.Do(ctx, c.Connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
+			status, body, err := conns.Exchange(ctx, w, requests[i%presigned])
+			if err == nil && status != http.StatusOK {
+				err = fmt.Errorf("HTTP %d: %.200q", status, body)
+			}
+			return err
+		})
+		return r, ctx.Err()
 	})
-	if err != nil {
-		return Result{}, err
-	}
-	return result(res)
-}
-
-// result is that of a load of which nothing failed.
-func result(r load.Result) (Result, error) {
-	if r.Failed > 0 {
-		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", r.Failed, r.FirstError)
-	}
-	return Result{Requests: r.Requests, Throughput: r.Throughput, P50: r.P50, P99: r.P99,
-		CPUPerMessage: r.CPUPerRequest}, nil
 }
 
 // envelope is the shape of a request's body.
@@ -209,11 +203,10 @@ func signatureBase(method, path, digest string) []byte {
 	return append(append(b, `"@signature-params": `...), params...)
 }
 
-// handler does the work of one message.
+// handler does the work of one message: it records the request, and the reply.
 type handler struct {
 	verify   func(base, sig []byte) bool
 	appender *Appender
-	appends  int
 	maxBody  int64
 	ids      atomic.Uint64
 }
@@ -245,11 +238,9 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	reply := []byte(`{"id":"` + id + `","status":"ok","traceId":"` + e.TraceID + `"}`)
-	if h.appends == 2 {
-		if err := h.appender.Append(r.Context(), reply); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
+	if err := h.appender.Append(r.Context(), reply); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(reply)))

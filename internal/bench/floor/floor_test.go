@@ -25,34 +25,40 @@ func TestFloors(t *testing.T) {
 		path     string
 		measure  func(context.Context, Config) (Result, error)
 		storage  Storage
-		appends  int
 		requests int // at once
 	}{
-		{"samvad", Samvad, Memory, 1, 1}, {"samvad", Samvad, Memory, 2, 8}, {"samvad", Samvad, Disk, 1, 1},
-		{"samvad", Samvad, Disk, 2, 32}, {"uagents", UAgents, Memory, 1, 2},
+		{"samvad", Samvad, Memory, 8}, {"samvad", Samvad, Disk, 1}, {"samvad", Samvad, Disk, 32},
+		{"uagents", UAgents, Memory, 2}, {"agh", AGH, Memory, 2},
 	} {
-		t.Run(fmt.Sprint(c.path, c.storage, c.appends, c.requests), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.path, c.storage, c.requests), func(t *testing.T) {
 			t.Parallel()
-			res, err := c.measure(t.Context(), Config{Storage: c.storage, Appends: c.appends, Connections: c.requests,
-				Count: 100, Dir: t.TempDir()})
+			res, err := c.measure(t.Context(), Config{Storage: c.storage, Connections: c.requests, Payload: 1 << 10,
+				Duration: 20 * time.Millisecond, Dir: t.TempDir()})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if res.Requests != 100 || res.Throughput <= 0 || res.P50 <= 0 || res.P99 < res.P50 {
+			if res.Requests < c.requests || res.Throughput <= 0 || res.P50 <= 0 || res.P99 < res.P50 {
 				t.Errorf("%+v", res)
 			}
 		})
 	}
-	for _, c := range []Config{{Storage: "tape"}, {Appends: 3}, {Payload: 10}, {Connections: -1},
-		{Dir: "/does/not/exist"}} {
-		c.Count = 1
+	good := Config{Storage: Memory, Connections: 1, Payload: 1 << 10, Duration: time.Millisecond}
+	for what, spoil := range map[string]func(*Config){
+		"storage":     func(c *Config) { c.Storage = "tape" },
+		"payload":     func(c *Config) { c.Payload = 10 },
+		"connections": func(c *Config) { c.Connections = -1 },
+		"duration":    func(c *Config) { c.Duration = 0 },
+		"directory":   func(c *Config) { c.Dir = "/does/not/exist" },
+	} {
+		c := good
+		spoil(&c)
 		if _, err := Samvad(t.Context(), c); err == nil {
-			t.Errorf("%+v is measured", c)
+			t.Errorf("%s: %+v is measured", what, c)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Samvad(ctx, Config{Count: 1}); !errors.Is(err, context.Canceled) {
+	if _, err := Samvad(ctx, good); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -63,7 +69,7 @@ func TestHandlerRefuses(t *testing.T) {
 	seed := sha256.Sum256([]byte("floor"))
 	key := ed25519.NewKeyFromSeed(seed[:])
 	a := newAppender(nil)
-	h := &handler{appender: a, appends: 1, maxBody: 2000, verify: func(base, sig []byte) bool {
+	h := &handler{appender: a, maxBody: 2000, verify: func(base, sig []byte) bool {
 		return ed25519.Verify(key.Public().(ed25519.PublicKey), base, sig)
 	}}
 	good := payload(1, 1024)
@@ -181,14 +187,37 @@ func TestAppenderGroups(t *testing.T) {
 
 func TestAppenderBounds(t *testing.T) {
 	t.Parallel()
-	a := &Appender{waiting: make([]record, groupMax+1)}
-	if g, _ := a.group(); len(g) != groupMax || len(a.waiting) != 1 {
-		t.Errorf("%d are written together, %d wait", len(g), len(a.waiting))
-	}
-	big := record{data: make([]byte, groupBytes)}
-	a.waiting = []record{big, big}
-	if g, _ := a.group(); len(g) != 1 {
-		t.Errorf("%d big ones are written together", len(g))
+	for _, c := range []struct{ size, records, together int }{{1, groupMax + 1, groupMax}, {groupBytes, 2, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &recorder{begun: make(chan bool), goOn: make(chan error)}
+			a := newAppender(f)
+			var appends sync.WaitGroup
+			say := func(size int) {
+				appends.Go(func() {
+					if err := a.Append(t.Context(), make([]byte, size)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			say(0)
+			<-f.begun
+			for range c.records {
+				say(c.size)
+			}
+			synctest.Wait()
+			f.goOn <- nil
+			<-f.begun
+			f.goOn <- nil
+			<-f.begun
+			if got := len(f.writes[1]) / (4 + c.size); len(f.writes) != 3 || got != c.together {
+				t.Errorf("%d writes, %d records of %d bytes together", len(f.writes), got, c.size)
+			}
+			f.goOn <- nil
+			appends.Wait()
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
@@ -232,15 +261,15 @@ func TestAppenderFile(t *testing.T) {
 	}
 }
 
-// go test ./internal/bench/floor -bench . -benchtime 20000x
+// go test ./internal/bench/floor -bench . -benchtime 1x
 func BenchmarkFloor(b *testing.B) {
 	for name, measure := range map[string]func(context.Context, Config) (Result, error){"samvad": Samvad,
 		"uagents": UAgents} {
 		for _, storage := range []Storage{Memory, Disk} {
 			for _, n := range []int{1, 64, 256} {
 				b.Run(fmt.Sprintf("%s/%s/%d", name, storage, n), func(b *testing.B) {
-					res, err := measure(b.Context(), Config{Storage: storage, Connections: n, Count: b.N,
-						Dir: b.TempDir()})
+					res, err := measure(b.Context(), Config{Storage: storage, Connections: n, Payload: 1 << 10,
+						Duration: 3 * time.Second, Dir: b.TempDir()})
 					if err != nil {
 						b.Fatal(err)
 					}

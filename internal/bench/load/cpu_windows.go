@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// cpuTime is what this process has spent, user and system.
-func cpuTime() time.Duration {
+// CPU is the time on processors that this process has spent so far, user and
+// system; 0 where the system does not tell.
+func CPU() time.Duration {
 	p, err := syscall.GetCurrentProcess()
 	if err != nil {
 		return 0

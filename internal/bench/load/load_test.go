@@ -11,24 +11,30 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
 
-func serve(t testing.TB, h http.HandlerFunc) (url, host string) {
+func serve(t testing.TB, h http.HandlerFunc) (host string) {
 	t.Helper()
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
-	return s.URL, strings.TrimPrefix(s.URL, "http://")
+	return strings.TrimPrefix(s.URL, "http://")
 }
 
-func TestRun(t *testing.T) {
+func conns(t testing.TB, address string, callers int) *Conns {
+	c := NewConns(address, callers)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// Each request of a list is sent once, over as many connections as there are callers,
+// until nothing is left.
+func TestLoop(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	seen := map[string]int{}
-	conns := map[string]bool{}
-	url, host := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	seen, from := map[string]int{}, map[string]bool{}
+	host := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)
 		if err != nil || r.Method != "POST" || r.URL.Path != "/x" || r.Header.Get("X-Test") != "yes" {
 			http.Error(w, "bad", http.StatusBadRequest)
@@ -36,33 +42,33 @@ func TestRun(t *testing.T) {
 		}
 		mu.Lock()
 		seen[string(b)]++
-		conns[r.RemoteAddr] = true
+		from[r.RemoteAddr] = true
 		mu.Unlock()
 		fmt.Fprintf(w, "got %s", b)
 	})
-	res, err := Run(t.Context(), Config{
-		URL: url, Connections: 4, Warmup: 10, Count: 100,
-		Requests: func(i int) *Request {
-			return NewRequest("POST", host, "/x", http.Header{"X-Test": {"yes"}}, fmt.Append(nil, i))
-		},
-		Check: func(status int, body []byte) error {
-			if !strings.HasPrefix(string(body), "got ") {
-				return fmt.Errorf("body %q", body)
-			}
-			return checkStatus(status, body)
-		},
+	c := conns(t, host, 4)
+	const requests = 100
+	res := Do(t.Context(), 4, 0, time.Hour, func(ctx context.Context, caller, i int) error {
+		if i >= requests {
+			return End
+		}
+		text := fmt.Append(nil, i)
+		status, body, err := c.Exchange(ctx, caller, NewRequest("POST", host, "/x", http.Header{"X-Test": {"yes"}}, text))
+		if err == nil && (status != http.StatusOK || string(body) != "got "+string(text)) {
+			err = fmt.Errorf("HTTP %d: %q", status, body)
+		}
+		return err
 	})
-	if err != nil || res.Requests != 100 || res.Failed != 0 || res.FirstError != nil {
-		t.Fatalf("%+v, %v", res, err)
+	if res.Requests != requests-4 || res.Failed != 0 || res.FirstError != nil { // the first of each caller warms up
+		t.Fatalf("%+v", res)
 	}
-	if res.Throughput <= 0 || res.P50 <= 0 || res.P50 > res.P90 || res.P90 > res.P99 || res.P99 > res.Max ||
-		res.Elapsed < res.Max {
+	if res.Throughput <= 0 || res.P50 <= 0 || res.P50 > res.P99 || res.Elapsed < res.P99 {
 		t.Errorf("%+v", res)
 	}
-	if len(conns) > 4 {
-		t.Errorf("%d connections", len(conns))
+	if len(from) > 4 {
+		t.Errorf("%d connections", len(from))
 	}
-	if len(seen) < 110 {
+	if len(seen) != requests {
 		t.Errorf("%d different requests", len(seen))
 	}
 	for b, n := range seen {
@@ -74,7 +80,7 @@ func TestRun(t *testing.T) {
 
 func TestShapesOfResponses(t *testing.T) {
 	t.Parallel()
-	url, host := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	host := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/chunked":
 			io.WriteString(w, "one")
@@ -82,9 +88,6 @@ func TestShapesOfResponses(t *testing.T) {
 			io.WriteString(w, "two")
 		case "/close":
 			w.Header().Set("Connection", "close")
-			io.WriteString(w, "onetwo")
-		case "/hints":
-			w.WriteHeader(http.StatusEarlyHints)
 			io.WriteString(w, "onetwo")
 		case "/none":
 			w.WriteHeader(http.StatusNoContent)
@@ -99,69 +102,32 @@ func TestShapesOfResponses(t *testing.T) {
 			io.WriteString(w, "onetwo")
 		}
 	})
-	for path, want := range map[string]string{"/": "onetwo", "/chunked": "onetwo", "/close": "onetwo",
-		"/hints": "onetwo", "/none": "", "/raw": "onetwo"} {
-		res, err := Run(t.Context(), Config{
-			URL: url, Count: 5,
-			Requests: func(int) *Request { return NewRequest("GET", host, path, nil, nil) },
-			Check: func(_ int, body []byte) error {
-				if string(body) != want {
-					return fmt.Errorf("body %q", body)
-				}
-				return nil
-			},
-		})
-		if err != nil || res.Requests != 5 {
-			t.Errorf("%s: %+v, %v", path, res, err)
+	for path, want := range map[string]string{"/": "onetwo", "/chunked": "onetwo", "/close": "onetwo", "/none": "",
+		"/raw": "onetwo"} {
+		c := conns(t, host, 1)
+		for range 3 {
+			_, body, err := c.Exchange(t.Context(), 0, NewRequest("GET", host, path, nil, nil))
+			if err != nil || string(body) != want {
+				t.Errorf("%s: %q, %v", path, body, err)
+			}
 		}
-	}
-	res, err := Run(t.Context(), Config{URL: url, Count: 5, Requests: func(int) *Request {
-		return NewRequest("HEAD",
-			host, "/", nil, nil)
-	}})
-	if err != nil || res.Requests != 5 {
-		t.Errorf("HEAD: %+v, %v", res, err)
 	}
 }
 
 func TestFailures(t *testing.T) {
 	t.Parallel()
-	url, host := serve(t, func(w http.ResponseWriter, r *http.Request) { http.Error(w, "no", http.StatusTeapot) })
-	get := func(int) *Request { return NewRequest("GET", host, "/", nil, nil) }
-	res, err := Run(t.Context(), Config{URL: url, Count: 3, Requests: get})
-	if err != nil || res.Requests != 0 || res.Failed != 3 || res.FirstError == nil ||
-		!strings.Contains(res.FirstError.Error(), "418") {
-		t.Errorf("%+v, %v", res, err)
+	teapot := errors.New("a teapot")
+	res := Do(t.Context(), 2, 0, 0, func(context.Context, int, int) error { return teapot })
+	if res.Requests != 0 || res.Failed != 2 || !errors.Is(res.FirstError, teapot) {
+		t.Errorf("%+v", res)
 	}
-	if _, err := Run(t.Context(), Config{URL: url, Warmup: 1, Count: 3, Requests: get}); err == nil {
-		t.Error("a failed warm-up passes")
+	if _, _, err := conns(t, "127.0.0.1:1", 1).Exchange(t.Context(), 0, nil); err == nil {
+		t.Error("nobody answers")
 	}
-	for _, c := range []Config{
-		{},
-		{URL: "https://127.0.0.1", Count: 1, Requests: get},
-		{URL: url, Requests: get},
-		{URL: url, Count: 1},
-		{URL: "http://127.0.0.1:1", Count: 1, Requests: get},
-	} {
-		if _, err := Run(t.Context(), c); err == nil {
-			t.Errorf("%+v passes", c)
-		}
-	}
-	// Requests may run out.
-	ok, _ := serve(t, func(http.ResponseWriter, *http.Request) {})
-	res, err = Run(t.Context(), Config{URL: ok, Connections: 2, Duration: time.Hour, Requests: func(i int) *Request {
-		if i < 7 {
-			return get(i)
-		}
-		return nil
-	}})
-	if err != nil || res.Requests != 7 {
-		t.Errorf("%+v, %v", res, err)
-	}
-	// The clock ends a run, too.
-	res, err = Run(t.Context(), Config{URL: ok, Duration: time.Nanosecond, Requests: get})
-	if err != nil || res.Requests > 1 {
-		t.Errorf("%+v, %v", res, err)
+	// The clock ends a loop, and each worker has made one exchange.
+	res = Do(t.Context(), 3, 0, 0, func(context.Context, int, int) error { return nil })
+	if res.Requests != 3 {
+		t.Errorf("%+v", res)
 	}
 }
 
@@ -170,17 +136,20 @@ func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	release := make(chan struct{})
 	defer close(release)
-	url, host := serve(t, func(_ http.ResponseWriter, r *http.Request) {
+	host := serve(t, func(_ http.ResponseWriter, r *http.Request) {
 		cancel()
 		select {
 		case <-release:
 		case <-r.Context().Done():
 		}
 	})
-	_, err := Run(ctx, Config{URL: url, Connections: 2, Count: 10,
-		Requests: func(int) *Request { return NewRequest("GET", host, "/", nil, nil) }})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+	c := conns(t, host, 2)
+	res := Do(ctx, 2, time.Hour, time.Hour, func(ctx context.Context, caller, _ int) error {
+		_, _, err := c.Exchange(ctx, caller, NewRequest("GET", host, "/", nil, nil))
+		return err
+	})
+	if res.Requests != 0 {
+		t.Errorf("%+v", res)
 	}
 }
 
@@ -206,26 +175,23 @@ func answer(t testing.TB, b string) string {
 			}()
 		}
 	}()
-	return "http://" + l.Addr().String()
+	return l.Addr().String()
 }
 
+// A broken answer is an error, and the next exchange has a new connection.
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	for _, b := range []string{
-		"", "x", "HTTP/1.1\r\n\r\n", "HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 abc OK\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc",
+		"", "x", "HTTP/1.1\r\n\r\n", "HTTP/1.1 abc OK\r\n\r\n", "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcde\r\n0\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n",
-		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n", "HTTP/1.1 100 Continue\r\n\r\n",
-		"HTTP/1.1 200 OK\r\n" + strings.Repeat("x", 10000),
 	} {
-		res, err := Run(t.Context(), Config{URL: answer(t, b), Count: 2,
-			Requests: func(int) *Request { return NewRequest("GET", "h", "/", nil, nil) }})
-		if err != nil || res.Requests != 0 || res.Failed != 2 {
-			t.Errorf("%.60q: %+v, %v", b, res, err)
+		c := conns(t, answer(t, b), 1)
+		for range 2 {
+			if status, body, err := c.Exchange(t.Context(), 0, NewRequest("GET", "h", "/", nil, nil)); err == nil {
+				t.Errorf("%q: %d %q", b, status, body)
+			}
 		}
 	}
 }
@@ -249,13 +215,13 @@ func TestQuantile(t *testing.T) {
 }
 
 func BenchmarkExchange(b *testing.B) {
-	var n atomic.Int64
-	url, host := serve(b, func(w http.ResponseWriter, r *http.Request) { n.Add(1) })
-	req := NewRequest("POST", host, "/", nil, make([]byte, 1024))
+	host := serve(b, func(http.ResponseWriter, *http.Request) {})
+	c, req := conns(b, host, 1), NewRequest("POST", host, "/", nil, make([]byte, 1024))
 	b.ReportAllocs()
-	if _, err := Run(b.Context(), Config{URL: url, Count: b.N,
-		Requests: func(int) *Request { return req }}); err != nil {
-		b.Fatal(err)
+	for b.Loop() {
+		if _, _, err := c.Exchange(b.Context(), 0, req); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
 
@@ -278,11 +244,15 @@ func TestConnectionsBringSomethingFirst(t *testing.T) {
 	}
 	s.Start()
 	defer s.Close()
-	get := NewRequest("GET", strings.TrimPrefix(s.URL, "http://"), "/", nil, nil)
-	res, err := Run(t.Context(), Config{URL: s.URL, Connections: 3 * openAtOnce, Warmup: 1, Count: 1000,
-		Requests: func(int) *Request { return get }})
-	if err != nil || res.Requests != 1000 {
-		t.Fatalf("%+v, %v", res, err)
+	host := strings.TrimPrefix(s.URL, "http://")
+	const callers = 3 * openAtOnce
+	c, get := conns(t, host, callers), NewRequest("GET", host, "/", nil, nil)
+	res := Do(t.Context(), callers, 0, 0, func(ctx context.Context, caller, _ int) error {
+		_, _, err := c.Exchange(ctx, caller, get)
+		return err
+	})
+	if res.Requests != callers {
+		t.Fatalf("%+v", res)
 	}
 	mu.Lock()
 	defer mu.Unlock()
