@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -114,12 +113,7 @@ func (p *a2ePeer) serve(life context.Context, c *a2e.Client) {
 		cancel()
 		if err != nil && life.Err() == nil {
 			// The hub is away: it is looked for again, not too often.
-			pause := time.NewTimer(100 * time.Millisecond)
-			select {
-			case <-pause.C:
-			case <-life.Done():
-			}
-			pause.Stop()
+			pause(life)
 		}
 	}
 }
@@ -180,72 +174,6 @@ func (p *a2ePeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 	text, err := textOf(b)
 	return Answer{Text: text}, err
-}
-
-// Delegated gives work to another agent by the capability multi_agent, which
-// can be taken back, and waits for its result. When ctx ends it is terminated.
-func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
-	c, err := p.conn()
-	if err != nil {
-		return Answer{}, err
-	}
-	say := func(ctx context.Context, kind string, body map[string]any) (*a2e.Envelope, error) {
-		m, err := c.Ask(ctx, a2e.Message{Type: "multi_agent/" + kind, Body: body})
-		return m, a2eFailure(err)
-	}
-	// What was begun is sent, so that it can be terminated.
-	begin, begun := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
-	defer begun()
-	m, err := say(begin, "spawn", map[string]any{"name": q.To.Name(), "role": q.To.Name()})
-	if err != nil {
-		return Answer{}, err
-	}
-	id := m.Str("subagent_id")
-	if m, err = say(begin, "delegate", map[string]any{"subagent_id": id,
-		"task_name": "talk", "instruction": q.Text}); err != nil {
-		return Answer{}, err
-	}
-	if !m.Bool("accepted") {
-		return Answer{}, fmt.Errorf("the work was not accepted: %s", m.Raw())
-	}
-	q.taken()
-	for {
-		m, err := say(ctx, "await", map[string]any{"subagent_id": id})
-		if ctx.Err() != nil {
-			// a stream that broke may pause for 30 s
-			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 80*time.Second)
-			defer cancel()
-			if _, err := say(end, "terminate", map[string]any{"subagent_id": id}); err != nil {
-				return Answer{}, err
-			}
-			return Answer{}, context.Cause(ctx)
-		}
-		var f *Failure
-		switch {
-		case errors.As(err, &f):
-			return Answer{}, err
-		case err != nil: // the hub is away: it is looked for again
-			pause := time.NewTimer(100 * time.Millisecond)
-			select {
-			case <-pause.C:
-			case <-ctx.Done():
-			}
-			pause.Stop()
-			continue
-		}
-		switch m.Str("status") {
-		case a2e.StatusCompleted:
-			text, err := textOf(m.Get("result"))
-			return Answer{Text: text}, err
-		case a2e.StatusFailed:
-			return Answer{}, &Failure{Text: m.Str("error")}
-		}
-	}
-}
-
-// Commission is Delegated.
-func (p *a2ePeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	return p.Delegated(ctx, q)
 }
 
 func a2eFailure(err error) error {

@@ -221,31 +221,6 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 }
 
-// Commission looks for the other peer anew, as long as it takes: the hub may
-// have come back just now.
-func (p *aghPeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	c, err := p.peer()
-	if err != nil {
-		return Answer{}, err
-	}
-	p.clientMu.Lock()
-	delete(p.met, q.To.Name())
-	p.clientMu.Unlock()
-	for {
-		err := p.meet(ctx, c, q.To.Name())
-		if err == nil {
-			return p.Ask(ctx, q)
-		}
-		pause := time.NewTimer(100 * time.Millisecond)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			return Answer{}, errors.Join(context.Cause(ctx), err)
-		}
-		pause.Stop()
-	}
-}
-
 func aghFailure(err error) error {
 	var e *agh.Error
 	if errors.As(err, &e) && !e.Retryable {

@@ -1,6 +1,7 @@
 package pairs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -132,7 +133,7 @@ func (p *aspPeer) attend(life context.Context, s *asp.Session) {
 			if err != nil {
 				text = q.Subject
 			}
-			h := Heard{ID: or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(),
+			h := Heard{ID: cmp.Or(q.QueryID, m.MessageID), Text: text, Provenance: evidenceOf(m), Raw: m.Raw(),
 				Trace: m.SessionID}
 			if sent, ok := asp.ParseTimestamp(m.Timestamp); ok && m.Constraints != nil &&
 				m.Constraints.MaxResponseTimeMs > 0 {
@@ -183,12 +184,7 @@ func persist(ctx context.Context, f func() error) error {
 		if err == nil || ctx.Err() != nil || errors.As(err, &e) && !e.Retryable {
 			return err
 		}
-		pause := time.NewTimer(100 * time.Millisecond)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-		}
-		pause.Stop()
+		pause(ctx)
 	}
 }
 
@@ -405,7 +401,7 @@ func aspAnswer(m *asp.Message, q Question) (a Answer, over bool, err error) {
 		return a, true, &Failure{Text: b.Code + ": " + b.Reason, Refused: true}
 	case m.Performative != asp.Inform:
 	case b.InformType == "error":
-		return a, true, &Failure{Text: or(b.Topic, b.Code)}
+		return a, true, &Failure{Text: cmp.Or(b.Topic, b.Code)}
 	case b.InformType == "result":
 		a.Text = text
 		return a, true, terr
@@ -414,9 +410,6 @@ func aspAnswer(m *asp.Message, q Question) (a Answer, over bool, err error) {
 	}
 	return a, false, nil
 }
-
-// Commission is what every question of this protocol is.
-func (p *aspPeer) Commission(ctx context.Context, q Question) (Answer, error) { return p.Ask(ctx, q) }
 
 func aspFailure(err error) error {
 	var e *asp.Error

@@ -255,6 +255,7 @@ func byTheHub(from, to string) bool { return from != to || !traits[from].native 
 // and started again: the answers come, what is taken back is heard, and so is
 // that nobody waits any more.
 func TestLongWork(t *testing.T) {
+	t.Parallel()
 	w := newLongWorld(t, samvad.ModeSync, samvad.ModeAsync, samvad.ModeStream)
 	every := func(string, string) bool { return true }
 
@@ -336,6 +337,7 @@ func TestLongWork(t *testing.T) {
 // had a piece. Who asked is told that no answer will come; the agent notices
 // that nobody reads; it is not asked a second time, but for who asks again.
 func TestStreamCutOff(t *testing.T) {
+	t.Parallel()
 	w := newLongWorld(t, samvad.ModeStream)
 	to := w.to["samvad"]
 	type outcome struct {

@@ -17,6 +17,7 @@ import (
 // TestLoop has two hubs each of which says that the agent "mirror" is at the
 // other.
 func TestLoop(t *testing.T) {
+	t.Parallel()
 	var peers []Peer
 	for _, p := range Protocols {
 		peers = append(peers, newPeer(t, p, p+"-peer"))

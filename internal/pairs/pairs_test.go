@@ -64,6 +64,7 @@ type aspect struct {
 // TestPairs lets every protocol ask every other through one node, each by a
 // socket of its own.
 func TestPairs(t *testing.T) {
+	t.Parallel()
 	aspects := []aspect{{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events},
 		{"notice", (*pair).notice},
 		{"cancel", (*pair).cancel}, {"away", (*pair).absent}}
@@ -76,6 +77,7 @@ func TestPairs(t *testing.T) {
 // TestPairsUnexposed is TestPairs at the default exposure: the agent that asks is
 // exposed nowhere, the agent that is asked only where it is called.
 func TestPairsUnexposed(t *testing.T) {
+	t.Parallel()
 	expose := func(p *pair, agents map[string]node.Agent) {
 		agents[p.from.Name()] = node.Agent{}
 		for _, to := range []Peer{p.to, p.away} {

@@ -1,6 +1,7 @@
 package pairs
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,16 +69,6 @@ type Peer interface {
 	Tell(ctx context.Context, to Peer, text string) error
 	// Heard gives what the peer is told and asked, in the order of arrival.
 	Heard() <-chan Heard
-}
-
-// A Worker is a peer that leaves work to others for long.
-type Worker interface {
-	Peer
-	// Commission asks in the form in which the protocol fetches an answer that
-	// comes much later, and goes on after the hub was away.
-	Commission(ctx context.Context, q Question) (Answer, error)
-	// Release lets what the peer itself was asked to do later be done now.
-	Release()
 }
 
 // A Question to another agent.
@@ -148,12 +139,12 @@ func New(protocol, name string) (Peer, error) {
 // that they are on this machine. They are exposed as c says of an agent of their
 // name, else everywhere. Files are written to dir.
 func Configure(c *node.Config, dir string, peers ...Peer) error {
-	c.Listen.HTTP, c.Listen.AGH = or(c.Listen.HTTP, "127.0.0.1:0"), or(c.Listen.AGH, "127.0.0.1:0")
-	c.Policy.Assurance = or(c.Policy.Assurance, "session") // A2E and AGH prove connections, not messages
+	c.Listen.HTTP, c.Listen.AGH = cmp.Or(c.Listen.HTTP, "127.0.0.1:0"), cmp.Or(c.Listen.AGH, "127.0.0.1:0")
+	c.Policy.Assurance = cmp.Or(c.Policy.Assurance, "session") // A2E and AGH prove connections, not messages
 	c.Network.Allow = append(c.Network.Allow, "loopback")
 	c.Limits.SenderRate = -1
 	c.A2E.Sessions = 1 << 20
-	c.ASP.Domain = or(c.ASP.Domain, Domain)
+	c.ASP.Domain = cmp.Or(c.ASP.Domain, Domain)
 	if c.AGH.Users == nil {
 		c.AGH.Users = map[string]node.AGHUser{}
 	}
@@ -239,12 +230,6 @@ func (c *common) place() (Place, *http.Client) {
 	return c.at, c.web
 }
 
-// hangUp ends connections that are not in use.
-func (c *common) hangUp() {
-	_, web := c.place()
-	web.CloseIdleConnections()
-}
-
 func (c *common) now() time.Time {
 	if at, _ := c.place(); at.Now != nil {
 		return at.Now()
@@ -259,14 +244,6 @@ func (c *common) until(ctx context.Context, q Question) (time.Time, bool) {
 	}
 	d, ok := ctx.Deadline()
 	return c.now().Add(time.Until(d)), ok
-}
-
-// Release lets what the peer was asked to do later be done now.
-func (c *common) Release() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	close(c.gate)
-	c.gate = make(chan struct{})
 }
 
 // act does what a text asks for.
@@ -405,10 +382,10 @@ func (d *door) shut() {
 	}
 }
 
-func or[T comparable](v, other T) T {
-	var zero T
-	if v == zero {
-		return other
+// pause waits a little, before the hub is looked for again.
+func pause(ctx context.Context) {
+	select {
+	case <-time.After(100 * time.Millisecond):
+	case <-ctx.Done():
 	}
-	return v
 }

@@ -96,6 +96,7 @@ func (x *twice) take() []repetition {
 // question twice: it is recorded and heard once, answered once, and who sent it
 // hears of the second what its protocol says of a repeat.
 func TestRepeats(t *testing.T) {
+	t.Parallel()
 	from, to, senders := map[string]Peer{}, map[string]Peer{}, map[string]*twice{}
 	var all []Peer
 	for _, p := range Protocols {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
@@ -120,7 +119,7 @@ func (p *samvadPeer) client() *samvad.Client {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.speaks == nil || p.speaks.HTTP != web {
-		p.speaks = &samvad.Client{Identity: p.id, HTTP: web, Now: p.now, PollEvery: pollEvery}
+		p.speaks = &samvad.Client{Identity: p.id, HTTP: web, Now: p.now}
 	}
 	return p.speaks
 }
@@ -160,32 +159,6 @@ func (p *samvadPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 		}
 	}
 	return Answer{}, samvad.ErrResponse
-}
-
-// pollEvery is how often a task is looked at.
-const pollEvery = 50 * time.Millisecond
-
-// Commission leaves a task and polls it.
-func (p *samvadPeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	call, err := p.call(q.To, q.Text, q.Trace)
-	if err != nil {
-		return Answer{}, err
-	}
-	c := p.client()
-	id, err := c.Send(ctx, call)
-	if err != nil {
-		return Answer{}, samvadFailure(err)
-	}
-	q.taken()
-	t, err := c.Wait(ctx, call.URL, id)
-	switch {
-	case t != nil && t.Status == samvad.TaskFailed:
-		return Answer{}, &Failure{Text: err.Error()}
-	case err != nil:
-		return Answer{}, samvadFailure(err)
-	}
-	text, err := textOf(t.Result)
-	return Answer{Text: text}, err
 }
 
 func samvadFailure(err error) error {

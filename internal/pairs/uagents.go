@@ -1,6 +1,7 @@
 package pairs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -159,7 +160,7 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 }
 
 func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
-	session := or(q.Trace, uagents.NewSession())
+	session := cmp.Or(q.Trace, uagents.NewSession())
 	said := make(chan uagentsSaid, 16)
 	p.waitMu.Lock()
 	p.waiting[session] = said
@@ -177,12 +178,11 @@ func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if q.Patience > 0 {
 		sending = context.WithoutCancel(ctx) // its end would be the envelope's
 	}
-	status, err := c.SendIn(sending, session, p.address(q.To), uagents.NewChat(p.now(), uagents.Text(q.Text)).Message())
+	_, err := c.SendIn(sending, session, p.address(q.To), uagents.NewChat(p.now(), uagents.Text(q.Text)).Message())
 	if err != nil {
 		return Answer{}, uagentsFailure(err)
 	}
 	q.taken()
-	_ = status // an asynchronous envelope has no other outcome than that it was taken
 	for {
 		select {
 		case s := <-said:
@@ -197,11 +197,6 @@ func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 			return Answer{}, context.Cause(ctx)
 		}
 	}
-}
-
-// Commission is what every question of this protocol is.
-func (p *uagentsPeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	return p.Ask(ctx, q)
 }
 
 // address: the registry knows agents by their directory names, and a uAgent by

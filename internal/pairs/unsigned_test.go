@@ -22,6 +22,7 @@ import (
 // the message that it gets. An agent of uAgents gets the envelope as it is, and
 // refuses it itself: nothing that the hub does makes it look signed.
 func TestUnsigned(t *testing.T) {
+	t.Parallel()
 	user, err := uagents.NewUser()
 	if err != nil {
 		t.Fatal(err)
@@ -104,6 +105,7 @@ func (w *world) untouched(t *testing.T, sender string, by ...Peer) {
 // receipt, and nobody hears it; else each is told in the field of its own
 // protocol what was proved, whoever signed the message that it gets.
 func TestUnsignedAGH(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		operator bool // the peers meet on an operator's NATS
 		demanded string

@@ -1,7 +1,9 @@
 package pairs
 
 import (
+	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -16,7 +18,14 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// Most tests wait for peers and for time to pass: more of them run at once than there
+// are processors.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // within bounds every wait of a test on a busy machine.
 const within = 90 * time.Second
@@ -38,7 +47,7 @@ func newWorld(t *testing.T, c node.Config, peers ...Peer) *world {
 	if c.Data == "" {
 		c.Data = filepath.Join(t.TempDir(), "data")
 	}
-	c.Durability = or(c.Durability, "memory")
+	c.Durability = cmp.Or(c.Durability, "memory")
 	if err := Configure(&c, t.TempDir(), peers...); err != nil {
 		t.Fatal(err)
 	}
