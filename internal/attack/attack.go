@@ -27,6 +27,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/parley-hub/parley/uagents"
 )
 
 // Config names the attacked hub and the addresses of the attackers.
@@ -228,6 +230,33 @@ func (a *Attack) flood(ctx context.Context, n int, make func(i int) (*request, e
 			a.send(ctx, web, r, t)
 		}
 		return err
+	})
+}
+
+// usesOfKey is how many messages one self-made key signs.
+const usesOfKey = 16
+
+// floodBy is a flood by self-made keys, each of which makes so many of the requests.
+func (a *Attack) floodBy(ctx context.Context, n, uses int,
+	make func(i int, id *uagents.Identity) (*request, error)) Result {
+	var mu sync.Mutex
+	var id *uagents.Identity
+	var made int
+	next := func() (_ *uagents.Identity, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if made%uses == 0 {
+			id, err = uagents.NewIdentity()
+		}
+		made++
+		return id, err
+	}
+	return a.flood(ctx, n, func(i int) (*request, error) {
+		id, err := next()
+		if err != nil {
+			return nil, err
+		}
+		return make(i, id)
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley/uagents"
@@ -35,38 +34,12 @@ func (a *Attack) payload(size int, more string) *string {
 
 const unknownMember = `,"more":1`
 
-// keys gives self-made keys, each used for a few messages.
-type keys struct {
-	mu   sync.Mutex
-	id   *uagents.Identity
-	uses int
-}
-
-// usesOfKey is how many messages one self-made key signs.
-const usesOfKey = 16
-
-func (k *keys) next() (*uagents.Identity, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	var err error
-	if k.uses%usesOfKey == 0 {
-		k.id, err = uagents.NewIdentity()
-	}
-	k.uses++
-	return k.id, err
-}
-
 // RefusedMessages sends the target n envelopes with so many bytes of content
 // which the hub refuses, for each reason in turn. Each is correctly signed by a
 // self-made key.
 func (a *Attack) RefusedMessages(ctx context.Context, n, size int) Result {
 	reasons := a.reasons(size)
-	var signers keys
-	return a.flood(ctx, n, func(i int) (*request, error) {
-		id, err := signers.next()
-		if err != nil {
-			return nil, err
-		}
+	return a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
 		why := reasons[i%len(reasons)]
 		b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, a.c.Now().Add(why.expires))
 		return post(pathSubmit, b), err
@@ -94,12 +67,7 @@ func (a *Attack) reasons(size int) []reason {
 // that it publishes, or else chat.
 func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 	schema, content := a.taken(ctx, size)
-	var signers keys
-	return a.flood(ctx, n, func(int) (*request, error) {
-		id, err := signers.next()
-		if err != nil {
-			return nil, err
-		}
+	return a.floodBy(ctx, n, usesOfKey, func(_ int, id *uagents.Identity) (*request, error) {
 		b, err := a.envelope(id, a.c.Target, schema, content, a.c.Now().Add(time.Minute))
 		return post(pathSubmit, b), err
 	})
@@ -206,13 +174,7 @@ func (a *Attack) Repeats(ctx context.Context, n int) Result {
 
 // Mailboxes makes n mailboxes, each for a self-made key by its token.
 func (a *Attack) Mailboxes(ctx context.Context, n int) Result {
-	return a.flood(ctx, n, func(int) (*request, error) {
-		id, err := uagents.NewIdentity()
-		if err != nil {
-			return nil, err
-		}
-		return a.mailbox(id)
-	})
+	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) { return a.mailbox(id) })
 }
 
 // mailbox asks for the messages in the mailbox of a key.
@@ -232,13 +194,7 @@ func (a *Attack) mailboxed(id *uagents.Identity) (*request, error) {
 // MailboxRegistrations registers n self-made keys, each with this hub's mailbox
 // as its endpoint.
 func (a *Attack) MailboxRegistrations(ctx context.Context, n int) Result {
-	return a.flood(ctx, n, func(int) (*request, error) {
-		id, err := uagents.NewIdentity()
-		if err != nil {
-			return nil, err
-		}
-		return a.mailboxed(id)
-	})
+	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) { return a.mailboxed(id) })
 }
 
 // boxesToFill is how many mailboxes one attack fills.
@@ -262,12 +218,7 @@ func (a *Attack) FillMailboxes(ctx context.Context, n, size int) Result {
 		to = append(to, id.Address())
 	}
 	content := a.payload(size, "")
-	var signers keys
-	filled := a.flood(ctx, n, func(i int) (*request, error) {
-		id, err := signers.next()
-		if err != nil {
-			return nil, err
-		}
+	filled := a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
 		b, err := a.envelope(id, to[i%len(to)], uagents.ChatMessageDigest, content, a.c.Now().Add(5*time.Minute))
 		return post(pathMailbox, b), err
 	})

@@ -50,12 +50,15 @@ func requestForms() []requestForm {
 	}
 }
 
-// goal is an endpoint that changes something: make renders a request that would
-// be taken without the form, and tells how to see that it was.
+// goal is an endpoint that changes something: make renders a request by a new key that
+// would be taken without the form, and tells how to see that it was.
 type goal struct {
 	name string
-	make func(ctx context.Context) (*request, seen, error)
+	make maker
 }
+
+// maker makes the request of a goal.
+type maker func(context.Context, *uagents.Identity) (*request, seen, error)
 
 // seen reports whether a request had its effect; nil: the answer tells.
 type seen func(context.Context) (bool, error)
@@ -68,25 +71,17 @@ func (a *Attack) goals() []goal {
 		}
 	}
 	goals := []goal{
-		{"a registration", func(context.Context) (*request, seen, error) {
-			id, err := uagents.NewIdentity()
-			if err != nil {
-				return nil, nil, err
-			}
+		{"a registration", func(_ context.Context, id *uagents.Identity) (*request, seen, error) {
 			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
 			return post(pathAgents, b), registered(id), err
 		}},
-		{"a batch of registrations", func(context.Context) (*request, seen, error) {
-			id, err := uagents.NewIdentity()
-			if err != nil {
-				return nil, nil, err
-			}
+		{"a batch of registrations", func(_ context.Context, id *uagents.Identity) (*request, seen, error) {
 			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
 			return post(pathAgents+"/batch", slices.Concat([]byte(`{"attestations":[`), b,
 				[]byte(`]}`))), registered(id), err
 		}},
 		{"a status", a.statusGoal},
-		{"a manifest", func(context.Context) (*request, seen, error) {
+		{"a manifest", func(context.Context, *uagents.Identity) (*request, seen, error) {
 			m, err := modelOf("Page", uagents.NewSession())
 			if err != nil {
 				return nil, nil, err
@@ -105,34 +100,27 @@ func (a *Attack) goals() []goal {
 			}, nil
 		}},
 		{"an envelope for a mailbox", a.mailboxGoal},
-		{"an A2E session", func(context.Context) (*request, seen, error) {
+		{"an A2E session", func(context.Context, *uagents.Identity) (*request, seen, error) {
 			return post("/a2e/session", []byte("{}")), nil, nil
 		}},
-		{"an ASP card", func(context.Context) (*request, seen, error) {
+		{"an ASP card", func(context.Context, *uagents.Identity) (*request, seen, error) {
 			r, _, err := a.card()
 			return r, nil, err
 		}},
 	}
 	if a.c.Target != "" {
-		goals = append(goals, goal{"an envelope for an agent", func(ctx context.Context) (*request, seen, error) {
-			id, err := uagents.NewIdentity()
-			if err != nil {
-				return nil, nil, err
-			}
+		envelope := func(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 			schema, content := a.taken(ctx, 20)
 			b, err := a.envelope(id, a.c.Target, schema, content, a.c.Now().Add(time.Minute))
 			return post(pathSubmit, b), nil, err
-		}})
+		}
+		goals = append(goals, goal{"an envelope for an agent", envelope})
 	}
 	return goals
 }
 
 // statusGoal sets an agent offline that registered itself a moment ago.
-func (a *Attack) statusGoal(ctx context.Context) (*request, seen, error) {
-	id, err := uagents.NewIdentity()
-	if err != nil {
-		return nil, nil, err
-	}
+func (a *Attack) statusGoal(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 	b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
 	if err != nil {
 		return nil, nil, err
@@ -154,12 +142,8 @@ func (a *Attack) statusGoal(ctx context.Context) (*request, seen, error) {
 }
 
 // mailboxGoal puts an envelope into a mailbox that was made a moment ago.
-func (a *Attack) mailboxGoal(ctx context.Context) (*request, seen, error) {
+func (a *Attack) mailboxGoal(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 	box, err := uagents.NewIdentity()
-	if err != nil {
-		return nil, nil, err
-	}
-	from, err := uagents.NewIdentity()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,7 +154,7 @@ func (a *Attack) mailboxGoal(ctx context.Context) (*request, seen, error) {
 	if _, _, err := a.do(ctx, a.webs[0], r); err != nil {
 		return nil, nil, err
 	}
-	b, err := a.envelope(from, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""),
+	b, err := a.envelope(id, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""),
 		a.c.Now().Add(5*time.Minute))
 	return post(pathMailbox, b), func(ctx context.Context) (bool, error) {
 		n, err := a.items(ctx, box)
@@ -207,7 +191,11 @@ func (a *Attack) Pages(ctx context.Context, n int) Result {
 
 func (a *Attack) visit(ctx context.Context, web *http.Client, g goal, d requestForm, t *tally) (Visit, error) {
 	v := Visit{Endpoint: g.name, As: d.name}
-	r, changed, err := g.make(ctx)
+	id, err := uagents.NewIdentity()
+	if err != nil {
+		return v, err
+	}
+	r, changed, err := g.make(ctx, id)
 	if err != nil {
 		return v, err
 	}

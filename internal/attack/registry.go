@@ -61,11 +61,7 @@ var elsewhere = []uagents.Endpoint{{URL: "http://192.0.2.1/submit", Weight: 1}}
 // many bytes.
 func (a *Attack) Registrations(ctx context.Context, n, metadata int) Result {
 	padding := texts(metadata)
-	return a.flood(ctx, n, func(int) (*request, error) {
-		id, err := uagents.NewIdentity()
-		if err != nil {
-			return nil, err
-		}
+	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) {
 		b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, padding)
 		return post(pathAgents, b), err
 	})
@@ -85,11 +81,7 @@ func (a *Attack) WideRegistrations(ctx context.Context, n int) Result {
 		at := fmt.Sprintf("http://192.0.2.%d/%s", i+1, strings.Repeat("x", 1500))
 		endpoints = append(endpoints, uagents.Endpoint{URL: at, Weight: 1})
 	}
-	return a.flood(ctx, n, func(int) (*request, error) {
-		id, err := uagents.NewIdentity()
-		if err != nil {
-			return nil, err
-		}
+	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) {
 		protocols := make([]string, mostProtocols)
 		for p := range protocols {
 			sum := sha256.Sum256([]byte(id.Address() + strconv.Itoa(p)))
