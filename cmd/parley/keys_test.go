@@ -29,6 +29,7 @@ func TestKeepsSecret(t *testing.T) {
 // TestKeysOfACluster: keys and the passphrase of a cluster are changed at one of
 // its hubs, for all of them.
 func TestKeysOfACluster(t *testing.T) {
+	t.Parallel()
 	p := newProgram(t)
 	url := testcluster.Start(t, 1).URLs[0]
 	for _, name := range []string{"one", "two"} {
@@ -40,7 +41,7 @@ func TestKeysOfACluster(t *testing.T) {
 	p.write("new.txt", "new\n")
 	start := func(name, passphrase string) *exec.Cmd {
 		t.Helper()
-		t.Setenv("PARLEY_PASSPHRASE_FILE", passphrase)
+		p.env = []string{"PARLEY_PASSPHRASE_FILE=" + passphrase}
 		c, _, _, _ := p.serve("--config", name+".toml")
 		return c
 	}

@@ -29,6 +29,7 @@ type program struct {
 	ctx  context.Context
 	dir  string
 	path string
+	env  []string // of its commands, beside that of the test
 }
 
 func newProgram(t *testing.T) *program {
@@ -39,7 +40,7 @@ func newProgram(t *testing.T) *program {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
-	p := &program{t, ctx, t.TempDir(), ""}
+	p := &program{t: t, ctx: ctx, dir: t.TempDir()}
 	p.path = filepath.Join(p.dir, "parley")
 	if err := os.Symlink(self, p.path); err != nil {
 		t.Fatal(err)
@@ -49,10 +50,7 @@ func newProgram(t *testing.T) *program {
 
 func (p *program) command(args ...string) *exec.Cmd {
 	c := exec.CommandContext(p.ctx, p.path, args...)
-	c.Dir, c.Env = p.dir, []string{"HOME=" + p.dir}
-	for _, name := range []string{"PATH", "PARLEY_PASSPHRASE_FILE"} {
-		c.Env = append(c.Env, name+"="+os.Getenv(name))
-	}
+	c.Dir, c.Env = p.dir, append([]string{"HOME=" + p.dir, "PATH=" + os.Getenv("PATH")}, p.env...)
 	return c
 }
 

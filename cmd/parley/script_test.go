@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -20,7 +21,11 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
+// Most tests wait for programs: more of them run at once than there are processors.
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
 	testscript.Main(m, map[string]func(){"parley": main})
 }
 
