@@ -247,15 +247,16 @@ func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *mus
 				return nil, err
 			}
 			// The planner asks two colleagues: one in this process, one elsewhere.
-			weather, err := d.ask(ctx, m, "weather", "forecast", part)
+			weather, err := d.plannerAsks(ctx, "weather", "forecast", part, m)
 			if err != nil {
 				return nil, err
 			}
-			show, err := d.ask(ctx, m, "museum", "exhibitions", part)
+			show, err := d.plannerAsks(ctx, "museum", "exhibitions", part, m)
 			if err != nil {
 				return nil, err
 			}
-			return map[string]any{"weather": weather, "museum": show}, nil
+			return map[string]any{"weather": json.RawMessage(weather.Parts[0].Data),
+				"museum": json.RawMessage(show.Parts[0].Data)}, nil
 		}, parley.Describe("Plan", "A day in a city.")))
 	if err != nil {
 		return err
@@ -279,23 +280,53 @@ func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *mus
 	return nil
 }
 
-// ask lets the planner ask another agent through the hub.
-func (d *demo) ask(ctx context.Context, about *parley.Message, to, skill string, p parley.Part) (json.RawMessage,
-	error) {
-	reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: &parley.Message{
-		Kind: parley.Request, From: "planner", To: to, Skill: skill, Parts: []parley.Part{p}, Deadline: about.Deadline,
-		Trace:  about.Trace,
-		Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+// plannerAsks lets the planner ask another agent through the hub; about is the message
+// for which it does so, or nil. It gives the answer, which is no failure and has a part.
+func (d *demo) plannerAsks(ctx context.Context, to, skill string, p parley.Part, about *parley.Message) (
+	*parley.Message, error) {
+	m := &parley.Message{Kind: parley.Request, From: "planner", To: to, Skill: skill, Parts: []parley.Part{p},
+		Origin: parley.Origin{Protocol: "go", Peer: "planner", Verdict: parley.Verdict{Assurance: parley.Session}}}
+	if about != nil {
+		m.Deadline, m.Trace = about.Deadline, about.Trace
+	}
+	reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner", Message: m})
+	switch {
+	case err != nil:
+		return nil, err
+	case reply.Kind == parley.Failure:
+		return nil, reply.Error
+	case len(reply.Parts) == 0:
+		return nil, errors.New("the answer is empty")
+	}
+	return reply, nil
+}
+
+// plannerAsked shows what the planner is answered by an agent, and whether it is text.
+func (d *demo) plannerAsked(ctx context.Context, to, skill, question, text string) ([]string, error) {
+	reply, err := d.plannerAsks(ctx, to, skill, parley.Text(question), nil)
 	if err != nil {
 		return nil, err
 	}
-	if reply.Kind == parley.Failure {
-		return nil, reply.Error
+	return []string{reply.Kind.String() + "  " + reply.Text()},
+		want(reply.Text() == text, "the answer is not the agent's")
+}
+
+// named gives the directory's name of the agent with an id in a protocol.
+func (d *demo) named(protocol, id string) (string, error) {
+	e, ok := d.node.Hub().Directory().Lookup(protocol, id)
+	if !ok {
+		return "", fmt.Errorf("%s is not in the directory", id)
 	}
-	if len(reply.Parts) == 0 {
-		return nil, nil
+	return e.Name, nil
+}
+
+// agent gives the directory's entry of an agent.
+func (d *demo) agent(name string) (*directory.Entry, error) {
+	e, ok := d.node.Hub().Directory().Agent(name)
+	if !ok {
+		return nil, fmt.Errorf("%s is not in the directory", name)
 	}
-	return reply.Parts[0].Data, nil
+	return e, nil
 }
 
 // conversation is what the demo shows: each protocol by itself, then the trip.

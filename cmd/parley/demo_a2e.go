@@ -9,7 +9,6 @@ import (
 	"github.com/parley-hub/parley/a2e"
 	bridge "github.com/parley-hub/parley/bridge/a2e"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/hub"
 )
 
 // a2eScenes adds an A2E agent that connects over a real socket: it calls a Go
@@ -56,19 +55,11 @@ func (d *demo) a2eScenes(ctx context.Context) {
 		func() ([]string, error) {
 			answered := make(chan error, 1)
 			go func() { answered <- robot(ctx, c) }()
-			reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
-				Message: &parley.Message{Kind: parley.Request, From: "planner", To: "robot",
-					Parts: []parley.Part{parley.Text("Battery?")},
-					Origin: parley.Origin{Protocol: "go", Peer: "planner",
-						Verdict: parley.Verdict{Assurance: parley.Session}}}})
+			lines, err := d.plannerAsked(ctx, "robot", "", "Battery?", "87 percent")
 			if err != nil {
-				return nil, err
+				return lines, err
 			}
-			if err := <-answered; err != nil {
-				return nil, err
-			}
-			return []string{reply.Kind.String() + "  " + reply.Text()},
-				want(reply.Text() == "87 percent", "the answer is not robot's")
+			return lines, <-answered
 		})
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -62,33 +61,30 @@ func (d *demo) aghScenes(ctx context.Context) {
 	})
 	d.scene("it gives weather work: a directed say → a Go handler, answered by receipt, say and trace",
 		func() ([]string, error) {
-			var lines []string
-			state := agh.StateSubmitted
-			for e, err := range mason.Stream(ctx, "weather", &agh.Say{Text: `{"city":"Bern"}`}) {
-				if err != nil {
-					return lines, err
-				}
-				state = e.State
-				lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
-			}
-			return lines, want(state == agh.StateCompleted, "the work was not completed")
+			return masonAsks(ctx, mason, "weather", &agh.Say{Text: `{"city":"Bern"}`})
 		})
 	d.scene("the planner gives the peer work", func() ([]string, error) {
-		e, ok := d.node.Hub().Directory().Lookup("agh", "demo/mason")
-		if !ok {
-			return nil, errors.New("the peer is not in the directory")
-		}
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
-			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name,
-				Parts: []parley.Part{parley.Text("build a wall")},
-				Origin: parley.Origin{Protocol: "go", Peer: "planner",
-					Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		name, err := d.named("agh", "demo/mason")
 		if err != nil {
 			return nil, err
 		}
-		if reply.Kind != parley.Response || len(reply.Parts) == 0 {
-			return nil, errors.New("it was not answered")
+		reply, err := d.plannerAsks(ctx, name, "", parley.Text("build a wall"), nil)
+		if err != nil {
+			return nil, err
 		}
-		return []string{e.Name + "  " + string(reply.Parts[0].Data)}, nil
+		return []string{name + "  " + string(reply.Parts[0].Data)}, nil
 	})
+}
+
+// masonAsks gives work to a peer, and shows what is said of it.
+func masonAsks(ctx context.Context, mason *agh.Client, to string, work *agh.Say) (lines []string, err error) {
+	state := agh.StateSubmitted
+	for e, err := range mason.Stream(ctx, to, work) {
+		if err != nil {
+			return lines, err
+		}
+		state = e.State
+		lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
+	}
+	return lines, want(state == agh.StateCompleted, "the work was not completed")
 }

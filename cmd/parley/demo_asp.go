@@ -9,9 +9,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/asp"
-	"github.com/parley-hub/parley/hub"
 )
 
 // aspScenes adds an ASP agent that speaks with the hub over HTTP: it holds a
@@ -41,28 +39,8 @@ func (d *demo) aspScenes(ctx context.Context) {
 	var transcript bytes.Buffer
 	d.scene("it opens a session with weather and asks: signed, linked, proved; its stand-in answers in the same chain",
 		func() ([]string, error) {
-			e, ok := d.node.Hub().Directory().Agent("weather")
-			if !ok {
-				return nil, errors.New("weather is not there")
-			}
-			s, err := client.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)},
-				Purpose: "the weather for the market"})
+			s, m, err := d.bakerAsks(ctx, client, "weather", "the weather for the market", "forecast")
 			if err != nil {
-				return nil, err
-			}
-			for m, err := range s.Messages(ctx) {
-				if err != nil {
-					return nil, err
-				}
-				if m.State == asp.Introduced {
-					break
-				}
-			}
-			m, err := s.Ask(ctx, asp.Question{QueryType: "forecast", Parameters: map[string]string{"city": "Bern"}})
-			if err != nil {
-				return nil, err
-			}
-			if err := s.Close(ctx, "thank you"); err != nil {
 				return nil, err
 			}
 			if _, err := s.Export(ctx, &transcript); err != nil {
@@ -87,21 +65,38 @@ func (d *demo) aspScenes(ctx context.Context) {
 		})
 	work.Go(func() { d.bake(ctx, client, &work) })
 	d.scene("the planner asks the ASP agent: the hub opens a session for it and keeps it", func() ([]string, error) {
-		e, ok := d.node.Hub().Directory().Lookup("asp", me.ID())
-		if !ok {
-			return nil, errors.New("it is not in the directory")
-		}
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
-			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name, Skill: "bread",
-				Parts: []parley.Part{parley.Text("three loaves?")},
-				Origin: parley.Origin{Protocol: "go", Peer: "planner",
-					Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		name, err := d.named("asp", me.ID())
 		if err != nil {
 			return nil, err
 		}
-		return []string{reply.Kind.String() + "  " + reply.Text()},
-			want(reply.Text() == "baked", "the answer is not the agent's")
+		return d.plannerAsked(ctx, name, "bread", "three loaves?", "baked")
 	})
+}
+
+// bakerAsks opens a session with an agent, asks it about Bern, and closes the session.
+func (d *demo) bakerAsks(ctx context.Context, baker *asp.Client, agent, purpose, question string) (*asp.Session,
+	*asp.Message, error) {
+	e, err := d.agent(agent)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := baker.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)}, Purpose: purpose})
+	if err != nil {
+		return nil, nil, err
+	}
+	for m, err := range s.Messages(ctx) {
+		if err != nil {
+			return nil, nil, err
+		}
+		if m.State == asp.Introduced {
+			break
+		}
+	}
+	m, err := s.Ask(ctx, asp.Question{QueryType: question, Parameters: map[string]string{"city": "Bern"}})
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, m, s.Close(ctx, "thank you")
 }
 
 // bake is the ASP agent's work: it takes invitations and answers questions.

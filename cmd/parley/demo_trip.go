@@ -23,20 +23,13 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
-	name := func(protocol, id string) (string, error) {
-		e, ok := d.node.Hub().Directory().Lookup(protocol, id)
-		if !ok {
-			return "", fmt.Errorf("%s is not in the directory", id)
-		}
-		return e.Name, nil
-	}
 	d.scene("the operator lets all five appear in every protocol", func() ([]string, error) {
 		var lines []string
 		for _, x := range [][2]string{{"uagents", d.guide.Identity.Address()}, {"agh", "demo/mason"},
 			{"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}} {
 			agent, err := x[1], error(nil)
 			if x[0] != "" {
-				agent, err = name(x[0], x[1])
+				agent, err = d.named(x[0], x[1])
 			}
 			if err == nil {
 				err = d.node.Hub().Directory().Expose(ctx, agent, []string{"all"})
@@ -63,7 +56,7 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			"the answer is not robot's")
 	})
 	d.scene("the trip, A2E to uAgents: robot calls the guide as a tool", func() ([]string, error) {
-		guide, err := name("uagents", d.guide.Identity.Address())
+		guide, err := d.named("uagents", d.guide.Identity.Address())
 		if err != nil {
 			return nil, err
 		}
@@ -79,13 +72,13 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			"the answer is not the guide's")
 	})
 	d.scene("the trip, uAgents to AGH: the guide asks mason for a shelter", func() ([]string, error) {
-		mason, err := name("agh", "demo/mason")
+		mason, err := d.named("agh", "demo/mason")
 		if err != nil {
 			return nil, err
 		}
-		e, ok := d.node.Hub().Directory().Agent(mason)
-		if !ok {
-			return nil, errors.New("mason is not in the directory")
+		e, err := d.agent(mason)
+		if err != nil {
+			return nil, err
 		}
 		address := d.node.UAgents().Address(e)
 		model, err := uagents.ParseModel([]byte(`{"title":"Message","type":"object","properties":{"message":{"title":"Message","type":"string"}},"required":["message"]}`))
@@ -100,7 +93,7 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			want(strings.Contains(string(r.Payload), "built"), "the answer is not mason's")
 	})
 	d.scene("the trip, AGH to ASP: mason asks the baker for bread", func() ([]string, error) {
-		baker, err := name("asp", d.baker.Identity.ID())
+		baker, err := d.named("asp", d.baker.Identity.ID())
 		if err != nil {
 			return nil, err
 		}
@@ -113,43 +106,18 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 		}); err != nil {
 			return nil, err
 		}
-		var lines []string
-		state := agh.StateSubmitted
-		for e, err := range d.mason.Stream(ctx, peer, &agh.Say{Text: "bread for two", Intent: "request"}) {
-			if err != nil {
-				return lines, err
-			}
-			state = e.State
-			lines = append(lines, fmt.Sprintf("%-8s %s", e.Envelope.Kind, e.Envelope.Body))
+		lines, err := masonAsks(ctx, d.mason, peer, &agh.Say{Text: "bread for two", Intent: "request"})
+		if err != nil {
+			return lines, err
 		}
-		return lines, want(state == agh.StateCompleted && strings.Contains(strings.Join(lines, " "), "baked"),
-			"the answer is not the baker's")
+		return lines, want(strings.Contains(strings.Join(lines, " "), "baked"), "the answer is not the baker's")
 	})
 	d.scene("the trip, ASP to SAMVAD: the baker asks the museum what is on", func() ([]string, error) {
-		e, ok := d.node.Hub().Directory().Agent("museum")
-		if !ok {
-			return nil, errors.New("the museum is not in the directory")
-		}
-		var s *asp.Session
+		var m *asp.Message
 		if err := soon(ctx, func() (err error) {
-			s, err = d.baker.Open(ctx, asp.Invitation{To: []string{d.node.ASP().Address(e)}, Purpose: "an evening out"})
+			_, m, err = d.bakerAsks(ctx, d.baker, "museum", "an evening out", "exhibitions")
 			return err
 		}); err != nil {
-			return nil, err
-		}
-		for m, err := range s.Messages(ctx) {
-			if err != nil {
-				return nil, err
-			}
-			if m.State == asp.Introduced {
-				break
-			}
-		}
-		m, err := s.Ask(ctx, asp.Question{QueryType: "exhibitions", Parameters: map[string]string{"city": "Bern"}})
-		if err != nil {
-			return nil, err
-		}
-		if err := s.Close(ctx, "thank you"); err != nil {
 			return nil, err
 		}
 		return []string{string(m.Performative) + "  " + string(m.Body)},

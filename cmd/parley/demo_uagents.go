@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/uagents"
 )
 
@@ -63,19 +61,10 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 				want(r.Assurance == uagents.Signed, "the answer is not signed")
 		})
 	d.scene("the planner chats with it: acknowledged, answered, session ended", func() ([]string, error) {
-		e, ok := d.node.Hub().Directory().Lookup("uagents", me.Address())
-		if !ok {
-			return nil, want(false, "it is not in the directory")
-		}
-		reply, err := d.node.Hub().Ask(ctx, hub.Submission{Scope: "go planner",
-			Message: &parley.Message{Kind: parley.Request, From: "planner", To: e.Name,
-				Parts: []parley.Part{parley.Text("Grüezi!")},
-				Origin: parley.Origin{Protocol: "go", Peer: "planner",
-					Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		name, err := d.named("uagents", me.Address())
 		if err != nil {
 			return nil, err
 		}
-		return []string{reply.Kind.String() + "  " + reply.Text()},
-			want(reply.Text() == "You said: Grüezi!", "the answer is not the agent's")
+		return d.plannerAsked(ctx, name, "", "Grüezi!", "You said: Grüezi!")
 	})
 }
