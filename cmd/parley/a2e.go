@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -48,10 +47,14 @@ var a2eProtocol = protocol{
 	},
 	inspector: a2eInspector{},
 	unsigned:  "A2E messages have no signatures: the session's token answers for them",
-	send:      (*app).sendA2E,
-	demo:      (*demo).a2eScenes,
-	command:   (*app).a2eCommand,
-	bench:     (*app).benchA2ECommand,
+	advice: map[string]string{
+		"handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
+			"NAME --a2e new` printed, or that of its token_file",
+	},
+	send:    (*app).sendA2E,
+	demo:    (*demo).a2eScenes,
+	command: (*app).a2eCommand,
+	bench:   (*app).benchA2ECommand,
 }
 
 // a2eIdentity makes the identity of an A2E agent: with "new", one that connects with
@@ -103,11 +106,10 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	}
 	c := &a2e.Client{URL: s.url, AgentID: s.as, HTTP: &http.Client{}}
 	if s.keyFile != "" {
-		b, err := os.ReadFile(s.keyFile)
-		if err != nil {
-			return &exitError{exitUsage, err}
+		var err error
+		if c.Token, err = secretIn(s.keyFile); err != nil {
+			return err
 		}
-		c.Token = strings.TrimSpace(string(b))
 	}
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(ctx, s.wait)

@@ -117,17 +117,18 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		fmt.Fprintf(a.out, "%-12s %s\n", label, short(fmt.Sprintf(format, args...), 300))
 	}
 	line("agent", "%s", v.Name)
-	if v.Title != "" {
-		line("title", "%s", v.Title)
-	}
-	if v.Description != "" {
-		line("about", "%s", v.Description)
+	known := func(texts ...[2]string) {
+		for _, one := range texts {
+			if one[1] != "" {
+				line(one[0], "%s", one[1])
+			}
+		}
 	}
 	state := "ready"
 	if v.Paused {
 		state = "paused: its messages wait at the hub"
 	}
-	line("state", "%s", state)
+	known([2]string{"title", v.Title}, [2]string{"about", v.Description}, [2]string{"state", state})
 	line("added", "%s, from %s", stamp(v.Added), v.Source)
 	for _, i := range v.Identities {
 		kind := ""
@@ -139,9 +140,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		}
 		line(i.Protocol, "%s %s%s", i.ID, i.URL, kind)
 	}
-	if len(v.Exposed) > 0 {
-		line("exposed in", "%s", strings.Join(v.Exposed, ", "))
-	}
+	known([2]string{"exposed in", strings.Join(v.Exposed, ", ")})
 	for _, p := range slices.Sorted(maps.Keys(v.Addresses)) {
 		line("reached in", "%-8s %s", p, clean(v.Addresses[p]))
 	}
@@ -150,12 +149,8 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	}
 	if p := v.Profile; p != nil {
 		line("account", "%s, changed %s", p.Account, stamp(p.Updated))
-		for _, one := range [][2]string{{"handle", p.Handle}, {"avatar", p.Avatar}, {"banner", p.Banner},
-			{"metadata", string(p.Metadata)}, {"readme", p.Readme}} {
-			if one[1] != "" {
-				line(one[0], "%s", one[1])
-			}
-		}
+		known([2]string{"handle", p.Handle}, [2]string{"avatar", p.Avatar}, [2]string{"banner", p.Banner},
+			[2]string{"metadata", string(p.Metadata)}, [2]string{"readme", p.Readme})
 		for _, text := range p.Prompts {
 			line("prompt", "%s", text)
 		}
@@ -201,28 +196,25 @@ func (a *app) agentsLink() *cobra.Command {
 protocol. Where the hub stood in for it there, its stand-in retires.`,
 		Example: "  parley agents link planner --protocol samvad --id agent://planner.corp --url " +
 			"https://planner.corp --key BASE64",
-		RunE: func(cmd *cobra.Command, args []string) error {
+		PreRunE: func(*cobra.Command, []string) error {
 			if id.ID == "" {
 				return usage("say which identity: --id, in the form of its protocol, for example agent://HOST")
 			}
 			if err := knownProtocol(id.Protocol); err != nil {
 				return err
 			}
-			if id.Protocol == samvadProtocol.name {
-				if err := samvadID(id.ID); err != nil {
-					return err
-				}
+			if check := protocolNamed(id.Protocol).checkID; check != nil {
+				return check(id.ID)
 			}
-			hub, err := a.hub()
+			return nil
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			v, err := hub.Link(ctx, args[0], id)
 			if err != nil {
 				return err
 			}
-			v, err := hub.Link(cmd.Context(), args[0], id)
-			if err != nil {
-				return a.hubError(err)
-			}
 			return a.print(v, "%s is %s in %s\n", v.Name, clean(id.ID), id.Protocol)
-		},
+		}),
 	}
 	f := c.Flags()
 	f.StringVar(&id.Protocol, "protocol", "samvad", "protocol of the identity")

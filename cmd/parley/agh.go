@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
@@ -149,11 +150,11 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	}
 	options := []nats.Option{nats.Name("parley send")}
 	if s.keyFile != "" {
-		token, err := os.ReadFile(s.keyFile)
+		token, err := secretIn(s.keyFile)
 		if err != nil {
-			return &exitError{exitUsage, err}
+			return err
 		}
-		options = append(options, nats.Token(strings.TrimSpace(string(token))))
+		options = append(options, nats.Token(token))
 	}
 	if scheme, _, ok := strings.Cut(s.url, "://"); ok &&
 		!slices.Contains([]string{"nats", "tls", "ws", "wss"}, scheme) {
@@ -287,11 +288,11 @@ message that it carries is a line of output. Runs until interrupted.
 			conn.Daemon = strings.TrimRight(conn.Daemon, "/")
 			options := []nats.Option{nats.Name("parley agh connect"), nats.MaxReconnects(-1)}
 			if token != "" {
-				b, err := os.ReadFile(token)
+				secret, err := secretIn(token)
 				if err != nil {
-					return &exitError{exitUsage, err}
+					return err
 				}
-				options = append(options, nats.Token(strings.TrimSpace(string(b))))
+				options = append(options, nats.Token(secret))
 			}
 			nc, err := nats.Connect(hub, options...)
 			if err != nil {
@@ -321,4 +322,20 @@ message that it carries is a line of output. Runs until interrupted.
 	f.StringVar(&token, "key", "", "file with the hub's token")
 	f.DurationVar(&conn.Every, "every", 0, "between two looks at the timelines (default 2s)")
 	return c
+}
+
+// agh verifies the proof of an AGH message: the sender's handle names its key.
+func (v *signatureChecks) agh(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+	got, err := (&agh.Verifier{Trust: true, Lenient: true,
+		Now: func() time.Time { return m.Origin.Received }}).Verify(ctx, m.Origin.Raw)
+	switch {
+	case err != nil:
+		return "", err
+	case !got.Verdict.Verified:
+		return "", errors.New("it has no proof")
+	case got.Envelope.WorkspaceID+"/"+got.Envelope.From != m.Origin.Peer:
+		return "", fmt.Errorf("it is from %s/%s, the record says %s", got.Envelope.WorkspaceID, got.Envelope.From,
+			m.Origin.Peer)
+	}
+	return "", nil
 }

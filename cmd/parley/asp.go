@@ -7,9 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -39,10 +40,13 @@ var aspProtocol = protocol{
 	},
 	inspector:      aspInspector{},
 	verifyExported: (*signatureChecks).asp,
-	send:           (*app).sendASP,
-	demo:           (*demo).aspScenes,
-	keys:           (*app).keysASP,
-	bench:          (*app).benchASPCommand,
+	sendFlags: func(c *cobra.Command, s *sending) {
+		c.Flags().StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
+	},
+	send:  (*app).sendASP,
+	demo:  (*demo).aspScenes,
+	keys:  (*app).keysASP,
+	bench: (*app).benchASPCommand,
 }
 
 // maxCardFile bounds what is read as a card.
@@ -113,7 +117,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
-	c := &asp.Client{Server: s.url, Identity: me, HTTP: aspHTTP()}
+	c := &asp.Client{Server: s.url, Identity: me, HTTP: directHTTP()}
 	if _, err := c.Card(ctx, me.ID()); err != nil {
 		card := me.Card()
 		card.Name = me.ID()
@@ -307,7 +311,7 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 	if err != nil {
 		return nil, err
 	}
-	c := &asp.Client{Server: url, Identity: old, HTTP: aspHTTP()}
+	c := &asp.Client{Server: url, Identity: old, HTTP: directHTTP()}
 	card, err := c.Card(ctx, old.ID())
 	if err != nil {
 		return nil, aspError(err)
@@ -321,7 +325,7 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 	if err := me.Save(out); err != nil {
 		return nil, err
 	}
-	if err := (&asp.Client{Server: url, Identity: me, HTTP: aspHTTP()}).Register(ctx, next, old); err != nil {
+	if err := (&asp.Client{Server: url, Identity: me, HTTP: directHTTP()}).Register(ctx, next, old); err != nil {
 		var refused *asp.Error
 		if errors.As(err, &refused) { // else the hub may have taken them
 			return nil, errors.Join(aspError(err), os.Remove(out))
@@ -332,8 +336,23 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 	return me, nil
 }
 
-// aspHTTP is for servers that the user names: who types an address may call it,
-// on this machine too.
-func aspHTTP() *http.Client {
-	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+// asp verifies hash, signature and proof of an ASP message with its sender's card.
+// Only the transcript shows its place in the session.
+func (v *signatureChecks) asp(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+	o := &m.Origin
+	at := slices.IndexFunc(o.Keys, func(k admin.ExportKey) bool { return k.Algorithm == admin.AlgorithmASPCard })
+	if at < 0 {
+		return "the sender's card is not in the file: it was no longer registered with the hub", nil
+	}
+	card, err := asp.ParseCard(o.Keys[at].Public)
+	if err != nil {
+		return "", fmt.Errorf("the sender's card: %w", err)
+	}
+	form := asp.JSON
+	if len(o.Raw) > 0 && o.Raw[0]&0x80 != 0 { // a map of MessagePack, never the beginning of JSON
+		form = asp.MessagePack
+	}
+	_, err = (&asp.Verifier{Keys: card, Now: func() time.Time { return o.Received }}).Verify(ctx, o.Raw,
+		asp.Transport{Format: form, Agent: o.Peer})
+	return "", err
 }

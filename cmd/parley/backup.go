@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,10 +94,11 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 		return usage("%s is no directory that is there; make it, or name a file in another directory",
 			filepath.Dir(file))
 	}
-	key, err := a.keyFile(keyFile)
-	if err != nil {
+	c, err := a.load()
+	if err != nil && keyFile == "" {
 		return err
 	}
+	key := cmp.Or(keyFile, c.Engine.KeyFile)
 	hub, err := a.hub()
 	if err != nil {
 		return err
@@ -116,7 +118,11 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 		_, err := journal.CheckBackup(io.TeeReader(in, a.out), nil, false, progress)
 		return a.backupError(err)
 	}
-	s, err := writeBackup(in, file, progress)
+	var s *journal.BackupSummary
+	err = writeWhole(file, func(part io.Writer) error {
+		s, err = journal.CheckBackup(io.TeeReader(in, part), nil, false, progress)
+		return err
+	})
 	if err != nil {
 		return a.backupError(err)
 	}
@@ -133,19 +139,11 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 		}
 		r = viewBackup(v, file, "restored")
 	}
-	if r.Verified == "restored" {
-		return a.print(r, "%s: %s\nrestored into a temporary directory: all is there\n", file, r.contents())
+	restored := ""
+	if verify {
+		restored = "restored into a temporary directory: all is there\n"
 	}
-	return a.print(r, "%s: %s\n", file, r.contents())
-}
-
-// writeBackup writes a backup to a file and checks it meanwhile.
-func writeBackup(in io.Reader, file string, progress func(done, total uint64)) (s *journal.BackupSummary, err error) {
-	err = writeWhole(file, func(part io.Writer) error {
-		s, err = journal.CheckBackup(io.TeeReader(in, part), nil, false, progress)
-		return err
-	})
-	return s, err
+	return a.print(r, "%s: %s\n%s", file, r.contents(), restored)
 }
 
 // writeWhole writes a file of mode 0600, which gets its name when it is complete and
@@ -164,15 +162,6 @@ func writeWhole(file string, write func(part io.Writer) error) (err error) {
 		return err
 	}
 	return disk.SyncDir(filepath.Dir(file))
-}
-
-// keyFile is the named file, or that of the configuration.
-func (a *app) keyFile(named string) (string, error) {
-	if named != "" {
-		return named, nil
-	}
-	c, err := a.load()
-	return c.Engine.KeyFile, err
 }
 
 func (a *app) backupError(err error) error {
@@ -211,45 +200,37 @@ that were pending at the time of the backup.`,
   parley restore hub.backup --dry-run`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := a.keyFile(keyFile)
-			if err != nil {
-				return err
-			}
 			c, err := a.load()
 			if err != nil {
 				return err
 			}
-			r := node.Restore{File: args[0], Data: c.Data, KeyFile: key, Engine: c.Engine, Progress: a.progress()}
-			if nats != "" {
-				r.Engine.URL = nats
-			}
+			r := node.Restore{File: args[0], Data: c.Data, KeyFile: cmp.Or(keyFile, c.Engine.KeyFile), Engine: c.Engine,
+				Progress: a.progress()}
+			r.Engine.URL = cmp.Or(nats, r.Engine.URL)
+			restore := node.RestoreBackup
 			if dry {
-				s, err := node.VerifyBackup(cmd.Context(), r)
-				if err != nil {
-					return restoreError(args[0], err)
-				}
-				v := viewBackup(s, args[0], "restored")
-				if s.Partitions == nil {
-					v.Verified = "form"
-					return a.print(v, "%s: %s\nits form and checksum are good; name the key with --key-file to "+
-						"restore it\n", args[0], v.contents())
-				}
-				return a.print(v, "%s: %s\nrestored into a temporary directory: all is there\n", args[0], v.contents())
+				restore = node.VerifyBackup
 			}
-			s, err := node.RestoreBackup(cmd.Context(), r)
+			s, err := restore(cmd.Context(), r)
 			if err != nil {
 				return restoreError(args[0], err)
 			}
 			v := viewBackup(s, args[0], "restored")
-			v.Data = c.Data
-			if r.Engine.URL != "" {
-				return a.print(v, "%s: %s, of hub %s at %s\nrestored into the NATS cluster; keys and tokens into "+
-					"%s\n\nnext: parley serve --data %[5]s, with the same engine.url or --nats\n", args[0],
-					v.contents(),
-					clean(v.Hub), v.Created, c.Data)
+			text := "\nrestored into a temporary directory: all is there\n"
+			switch {
+			case dry && s.Partitions == nil:
+				v.Verified = "form"
+				text = "\nits form and checksum are good; name the key with --key-file to restore it\n"
+			case !dry:
+				into, with := "into ", ""
+				if r.Engine.URL != "" {
+					into, with = "into the NATS cluster; keys and tokens into ", ", with the same engine.url or --nats"
+				}
+				v.Data = c.Data
+				text = fmt.Sprintf(", of hub %s at %s\nrestored %s%s\n\nnext: parley serve --data %[4]s%[5]s\n",
+					clean(v.Hub), v.Created, into, c.Data, with)
 			}
-			return a.print(v, "%s: %s, of hub %s at %s\nrestored into %s\n\nnext: parley serve --data %[5]s\n", args[0],
-				v.contents(), clean(v.Hub), v.Created, c.Data)
+			return a.print(v, "%s: %s%s", args[0], v.contents(), text)
 		},
 	}
 	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)

@@ -59,15 +59,7 @@ of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				err = a.print(r, "")
-			} else {
-				err = guestsTable(a.out, r)
-			}
-			if err == nil && !r.Holds() {
-				err = &exitError{code: exitFailed} // the report shows it
-			}
-			return err
+			return a.verdict(r.Holds(), r, func() error { return guestsTable(a.out, r) })
 		},
 	}
 	cmd.AddCommand(&cobra.Command{Use: "attackers", Hidden: true,

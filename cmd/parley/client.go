@@ -140,6 +140,23 @@ func (a *app) content(arg string) (raw []byte, isJSON bool, err error) {
 	return raw, len(bytes.TrimSpace(raw)) > 0 && jsonx.Valid(raw, 0) == nil, nil
 }
 
+// fileArg is the optional argument FILE|- in the form of input; none: the standard input.
+func fileArg(args []string) string {
+	if len(args) == 0 || args[0] == "-" {
+		return "-"
+	}
+	return "@" + args[0]
+}
+
+// secretIn reads a secret from a file: its text without the spaces around it.
+func secretIn(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", &exitError{exitUsage, err}
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
 func (a *app) input(arg string) ([]byte, error) {
 	var r io.Reader
 	switch name, file := strings.CutPrefix(arg, "@"); {

@@ -7,11 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,13 +19,8 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/asp"
-	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal/index"
-	"github.com/parley-hub/parley/samvad"
-	"github.com/parley-hub/parley/uagents"
 )
 
 func (a *app) conversationCommand() *cobra.Command {
@@ -663,123 +655,9 @@ func (v *signatureChecks) message(ctx context.Context, line int, r *admin.Export
 			m.ID, err))
 	case reason != "":
 		v.not(reason)
-	case tokenReplaced(m):
+	case p.attested != nil && p.attested(m):
 		v.attested++
 	default:
 		v.verified++
 	}
-}
-
-// samvad verifies a SAMVAD message; a reason tells why that is impossible.
-func (v *signatureChecks) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
-	o := &m.Origin
-	header := http.Header{}
-	for name, value := range o.Header {
-		header.Set(name, value)
-	}
-	if header.Get("Signature") == "" {
-		return "the signature's headers are not in the file", nil
-	}
-	var keys []samvad.Key
-	for _, k := range o.Keys {
-		if k.Algorithm == "ed25519" {
-			keys = append(keys, samvad.Key{KID: k.KeyID, Public: k.Public, Source: "the export"})
-		}
-	}
-	if len(keys) == 0 {
-		return "the hub had no enrolled key of the sender: it verified the message with a key that it fetched", nil
-	}
-	in := &samvad.Incoming{Method: http.MethodPost, Paths: v.candidates(m.To, base), Header: header, Body: o.Raw}
-	verify := samvad.VerifySignature
-	if tokenReplaced(m) {
-		verify = samvad.VerifyDetached
-	}
-	_, err = verify(in, o.Received, keys...)
-	if errors.Is(err, samvad.ErrUnknownKey) {
-		return "the key that signed it is no longer enrolled", nil
-	}
-	if err != nil {
-		err = fmt.Errorf("%w (where a proxy changed its path, name that with --path)", err)
-	}
-	return "", err
-}
-
-// tokenReplaced reports whether a SAMVAD message, and its envelope, was recorded with
-// a digest in place of its token.
-func tokenReplaced(m *admin.ExportMessage) bool {
-	from, to := jsonx.Find(m.Origin.Raw, "auth", "token")
-	return m.Origin.Protocol == samvadbridge.Protocol &&
-		samvadbridge.TokenReplaced([]byte(m.Extensions[samvadbridge.Protocol])) &&
-		strings.HasPrefix(string(m.Origin.Raw[from:to]), `"`+samvadbridge.TokenDigest)
-}
-
-// asp verifies hash, signature and proof of an ASP message with its sender's card.
-// Only the transcript shows its place in the session.
-func (v *signatureChecks) asp(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
-	o := &m.Origin
-	at := slices.IndexFunc(o.Keys, func(k admin.ExportKey) bool { return k.Algorithm == admin.AlgorithmASPCard })
-	if at < 0 {
-		return "the sender's card is not in the file: it was no longer registered with the hub", nil
-	}
-	card, err := asp.ParseCard(o.Keys[at].Public)
-	if err != nil {
-		return "", fmt.Errorf("the sender's card: %w", err)
-	}
-	form := asp.JSON
-	if len(o.Raw) > 0 && o.Raw[0]&0x80 != 0 { // a map of MessagePack, never the beginning of JSON
-		form = asp.MessagePack
-	}
-	_, err = (&asp.Verifier{Keys: card, Now: func() time.Time { return o.Received }}).Verify(ctx, o.Raw,
-		asp.Transport{Format: form, Agent: o.Peer})
-	return "", err
-}
-
-// uagents verifies a message of uAgents: the sender's address is its key.
-func (v *signatureChecks) uagents(_ context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
-	e, err := uagents.Decode(m.Origin.Raw)
-	if err != nil {
-		return "", err
-	}
-	if e.Sender != m.Origin.Peer {
-		return "", fmt.Errorf("it is from %s, the record says %s", e.Sender, m.Origin.Peer)
-	}
-	// The signature does not depend on what else the hub tolerates.
-	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true,
-		AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
-	_, err = lenient.Check(e)
-	return "", err
-}
-
-// agh verifies the proof of an AGH message: the sender's handle names its key.
-func (v *signatureChecks) agh(ctx context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
-	got, err := (&agh.Verifier{Trust: true, Lenient: true,
-		Now: func() time.Time { return m.Origin.Received }}).Verify(ctx, m.Origin.Raw)
-	switch {
-	case err != nil:
-		return "", err
-	case !got.Verdict.Verified:
-		return "", errors.New("it has no proof")
-	case got.Envelope.WorkspaceID+"/"+got.Envelope.From != m.Origin.Peer:
-		return "", fmt.Errorf("it is from %s/%s, the record says %s", got.Envelope.WorkspaceID, got.Envelope.From,
-			m.Origin.Peer)
-	}
-	return "", nil
-}
-
-// candidates are the paths to which a message may have been sent: all that the hub
-// accepts.
-func (v *signatureChecks) candidates(to, base string) []string {
-	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
-	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {
-		for _, p := range slices.Clone(prefixes) {
-			prefixes = append(prefixes, strings.TrimRight(u.Path, "/")+p)
-		}
-	}
-	out := slices.Clone(v.paths)
-	for _, p := range prefixes {
-		for _, end := range []string{"/agent/message", "/agent/task", "/agent/stream"} {
-			out = append(out, p+end)
-		}
-	}
-	return out
 }

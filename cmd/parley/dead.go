@@ -29,10 +29,17 @@ func (a *app) deadCommand() *cobra.Command {
 	}
 	listing.register(list)
 	var to string
+	var id parley.ID
 	show := &cobra.Command{
 		Use: "show ID", Short: "Show a dead letter with its message", Args: cobra.ExactArgs(1),
 		Example: "  parley dead show 01a2b3c4-…",
-		RunE:    func(cmd *cobra.Command, args []string) error { return a.deadShow(cmd, args, to) },
+		PreRunE: func(_ *cobra.Command, args []string) (err error) {
+			id, err = deadID(args[0])
+			return err
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			return a.deadShow(ctx, hub, id, to)
+		}),
 	}
 	show.Flags().StringVar(&to, "to", "", "recipient, if the message has several")
 	return group("dead", "List, retry and drop messages that could not be delivered",
@@ -110,16 +117,8 @@ func deadID(s string) (parley.ID, error) {
 	return id, nil
 }
 
-func (a *app) deadShow(cmd *cobra.Command, args []string, to string) error {
-	id, err := deadID(args[0])
-	if err != nil {
-		return err
-	}
-	hub, err := a.hub()
-	if err != nil {
-		return err
-	}
-	d, err := hub.DeadLetter(cmd.Context(), id, to)
+func (a *app) deadShow(ctx context.Context, hub *admin.Client, id parley.ID, to string) error {
+	d, err := hub.DeadLetter(ctx, id, to)
 	if err != nil {
 		return a.hubError(err, "`parley dead` lists them")
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -112,22 +113,15 @@ func (d *doctor) report() error {
 			failed++
 		}
 	}
-	if d.a.json {
-		if err := d.a.print(map[string]any{"ok": failed == 0, "checks": d.out}, ""); err != nil {
-			return err
-		}
-	} else {
+	return d.a.verdict(failed == 0, map[string]any{"ok": failed == 0, "checks": d.out}, func() error {
 		for _, f := range d.out {
 			fmt.Fprintf(d.a.out, "%-8s %-18s %s\n", f.State, f.Check, clean(f.Detail))
 			if f.Fix != "" {
 				fmt.Fprintf(d.a.out, "%28s-> %s\n", "", clean(f.Fix))
 			}
 		}
-	}
-	if failed > 0 {
-		return &exitError{code: exitFailed}
-	}
-	return nil
+		return nil
+	})
 }
 
 // examine checks the hub first: a fault there is often the cause of an agent's.
@@ -177,39 +171,35 @@ func (d *doctor) configuration() bool {
 
 func (d *doctor) adminAPI(ctx context.Context) {
 	hub, err := d.a.hub()
-	var none *exitError
-	switch {
-	case errors.As(err, &none) && none.code == exitUnreachable:
-		d.skip("admin API", "%s", short(err.Error(), 160))
-		return
-	case err != nil:
+	if err != nil {
 		what, fix, _ := strings.Cut(err.Error(), "\n")
-		d.failed("admin API", strings.TrimSpace(fix), errors.New(what))
+		if none, ok := errors.AsType[*exitError](err); ok && none.code == exitUnreachable {
+			d.skip("admin API", "%s", short(err.Error(), 160))
+		} else {
+			d.failed("admin API", strings.TrimSpace(fix), errors.New(what))
+		}
 		return
 	}
 	info, err := hub.Info(ctx)
-	var away *admin.UnreachableError
+	_, away := errors.AsType[*admin.UnreachableError](err)
 	at, _ := announced(d.c.Data) // it was read above
 	switch {
-	case errors.As(err, &away) && d.a.admin == "" && at.Admin == "":
+	case away && d.a.admin == "" && at.Admin == "":
 		d.skip("admin API", "no hub runs on %s", d.c.Data)
-		return
-	case errors.As(err, &away):
+	case away:
 		d.failed("admin API", "start the hub with `parley serve`, set listen.admin, or name the hub with --admin", err)
-		return
 	case errors.Is(err, admin.ErrToken):
 		d.failed("admin API", "set "+tokenEnv+" to a token of that hub; on its machine unset it and set --data", err)
-		return
 	case err != nil:
 		d.failed("admin API", "see the hub's log", err)
-		return
-	}
-	d.hub, d.info = hub, info
-	d.ok("admin API", "hub %s at %s", info.Hub, hub.Base)
-	if err := hub.Ready(ctx); err != nil {
-		d.failed("hub", "see the hub's log; engine.min_free if the disk is full", err)
-	} else {
-		d.ok("hub", "takes messages; accepted = %s", info.Promise)
+	default:
+		d.hub, d.info = hub, info
+		d.ok("admin API", "hub %s at %s", info.Hub, hub.Base)
+		if err := hub.Ready(ctx); err != nil {
+			d.failed("hub", "see the hub's log; engine.min_free if the disk is full", err)
+		} else {
+			d.ok("hub", "takes messages; accepted = %s", info.Promise)
+		}
 	}
 }
 
@@ -285,12 +275,10 @@ func (d *doctor) disk() {
 		d.failed("disk", "data", err)
 		return
 	}
-	least := d.c.MinFree(total)
-	switch {
-	case free < least:
+	if least := d.c.MinFree(total); free < least {
 		d.failed("disk", "free space, or set engine.min_free",
 			fmt.Errorf("%s is free; below %s the hub accepts nothing", size(free), size(least)))
-	default:
+	} else {
 		d.ok("disk", "%s of %s are free; below %s the hub accepts nothing", size(free), size(total), size(least))
 	}
 }
@@ -361,11 +349,11 @@ func (d *doctor) public(ctx context.Context) {
 	if card == nil {
 		return
 	}
-	for _, k := range card.PublicKeys {
-		if k.Active && k.Key == d.info.SAMVAD.Key {
-			d.ok("public_url key", "the card there has this hub's key")
-			return
-		}
+	if slices.ContainsFunc(card.PublicKeys, func(k samvad.CardKey) bool {
+		return k.Active && k.Key == d.info.SAMVAD.Key
+	}) {
+		d.ok("public_url key", "the card there has this hub's key")
+		return
 	}
 	d.failed("public_url key", "public_url, or the proxy in front of the hub: another hub or program answers there",
 		errors.New("the card there does not have this hub's key"))
@@ -496,45 +484,38 @@ func (d *doctor) find(ctx context.Context, name string) (base, id string, keys [
 func (d *doctor) reach(ctx context.Context, what, setting, base string, guard *netguard.Guard) *samvad.Card {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
+	ends := func(check, fix string, err error) *samvad.Card {
+		d.failed(check, fix, err)
+		return nil
+	}
 	u, err := url.Parse(base)
 	if err != nil || u.Hostname() == "" {
-		d.failed(what, setting, fmt.Errorf("%q is no URL", base))
-		return nil
+		return ends(what, setting, fmt.Errorf("%q is no URL", base))
 	}
-	port := u.Port()
-	if port == "" {
-		port = map[string]string{"https": "443"}[u.Scheme]
-		if port == "" {
-			port = "80"
-		}
-	}
+	port := cmp.Or(u.Port(), map[string]string{"https": "443"}[u.Scheme], "80")
 	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
 	if err != nil {
-		d.failed("DNS", setting+", or the name server of this machine", err)
-		return nil
+		return ends("DNS", setting+", or the name server of this machine", err)
 	}
 	d.ok("DNS", "%s is %s", u.Hostname(), joinAddrs(addrs))
 	if guard != nil {
 		for _, ip := range addrs {
 			if err := guard.CheckAddr(ip.Unmap()); err != nil {
-				d.failed("address", fmt.Sprintf("[network] allow = [%q]", prefixFor(ip)), err)
-				return nil
+				return ends("address", fmt.Sprintf("[network] allow = [%q]", prefixFor(ip)), err)
 			}
 		}
 		d.ok("address", "the hub may call it")
 	}
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
 	if err != nil {
-		d.failed("TCP", setting+"; is it running, and does a firewall lie between?", err)
-		return nil
+		return ends("TCP", setting+"; is it running, and does a firewall lie between?", err)
 	}
 	d.ok("TCP", "%s", conn.RemoteAddr())
 	if u.Scheme == "https" {
 		t := tls.Client(conn, &tls.Config{ServerName: u.Hostname(), RootCAs: d.roots})
 		if err := t.HandshakeContext(ctx); err != nil {
 			conn.Close()
-			d.failed("TLS", tlsFix(err, what), err)
-			return nil
+			return ends("TLS", tlsFix(err, what), err)
 		}
 		leaf := t.ConnectionState().PeerCertificates[0]
 		d.ok("TLS", "%s, until %s", leaf.Subject.CommonName, stamp(leaf.NotAfter))
@@ -581,11 +562,14 @@ const skewLimit = 30 * time.Second
 
 // card fetches a card, and on the way reads the peer's clock.
 func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.Card {
+	ends := func(fix string, err error) *samvad.Card {
+		d.failed("card", fix, err)
+		return nil
+	}
 	at := strings.TrimRight(u.String(), "/") + "/.well-known/agent.json"
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
-		d.failed("card", setting, err)
-		return nil
+		return ends(setting, err)
 	}
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots},
 		DisableKeepAlives: true},
@@ -593,8 +577,7 @@ func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.C
 	sent := d.now()
 	resp, err := client.Do(r)
 	if err != nil {
-		d.failed("card", setting, err)
-		return nil
+		return ends(setting, err)
 	}
 	defer resp.Body.Close()
 	if at, err := http.ParseTime(resp.Header.Get("Date")); err != nil {
@@ -611,13 +594,11 @@ func (d *doctor) card(ctx context.Context, setting string, u *url.URL) *samvad.C
 		err = fmt.Errorf("GET %s: %s", at, resp.Status)
 	}
 	if err != nil {
-		d.failed("card", setting+": the base URL, to which /.well-known/agent.json is added", err)
-		return nil
+		return ends(setting+": the base URL, to which /.well-known/agent.json is added", err)
 	}
 	card, err := samvad.DecodeCard(b)
 	if err != nil {
-		d.failed("card", "the agent's card, see `parley inspect`", err)
-		return nil
+		return ends("the agent's card, see `parley inspect`", err)
 	}
 	d.ok("card", "%s, %s", card.ID, plural(len(card.Skills), "skill", "skills"))
 	return card
@@ -629,30 +610,22 @@ func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
 			"origin of its identity", name)
 		return
 	}
-	active := 0
+	active := ""
 	for _, k := range card.PublicKeys {
-		if !k.Active {
-			continue
-		}
-		active++
-		if slices.Contains(enrolled, k.Key) {
+		if k.Active && slices.Contains(enrolled, k.Key) {
 			d.ok("key", "the enrolled key is the card's %s", clean(k.KID))
 			return
 		}
+		if k.Active && active == "" {
+			active = k.Key
+		}
 	}
-	if active == 0 {
+	if active == "" {
 		d.failed("key", "the agent's card: its publicKeys", errors.New("the card has no active key"))
 		return
 	}
-	fix := "parley keys enroll " + name + " --key KEY"
-	for _, k := range card.PublicKeys {
-		if k.Active {
-			fix = "if the agent's operator confirms it: parley keys enroll " + name + " --key " + clean(k.Key)
-			break
-		}
-	}
-	d.failed("key", fix, errors.New("the enrolled key is not in the card: the agent has a new one, or something "+
-		"else answers there"))
+	d.failed("key", "if the agent's operator confirms it: parley keys enroll "+name+" --key "+clean(active),
+		errors.New("the enrolled key is not in the card: the agent has a new one, or something else answers there"))
 }
 
 // hubKeys opens the keyring for a check, and gives the identity as which the hub signs.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -113,38 +114,11 @@ func (a *app) explain(r admin.Refusal) {
 	line("advice", advice(r))
 }
 
-// steps is the advice for a failed check, by protocol and step.
-var steps = map[string]string{
-	"samvad transport": "send a POST with Content-Type: application/json, uncompressed, to the agent's " +
-		"/agent/message, /agent/task or /agent/stream",
-	"samvad envelope": "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
-	"samvad recipient": "set \"to\" to the id in the card of the agent at that URL; a card that was fetched " +
-		"elsewhere or long ago has another",
-	"samvad freshness": "set the sender's clock (NTP): a message may be 300 s old and 60 s ahead; and sign each " +
-		"message when it is sent, not before",
-	"samvad replay": "make a new nonce for every message, repeats included",
-	"samvad headers": "sign with one signature over (\"@method\" \"@path\" \"content-digest\") with keyid and " +
-		"created; `parley inspect` shows what is missing",
-	"samvad digest": "compute Content-Digest over the very bytes that are sent; a proxy or a JSON library " +
-		"changed the body after it was signed",
-	"samvad key": "enrol the sender's key: `parley keys enroll AGENT --key BASE64`, or `parley agents add " +
-		"NAME --id agent://… --key BASE64` if it is new here",
-	"samvad signature": "sign with the private key that belongs to the enrolled public key, over the path that is " +
-		"requested; `parley inspect` shows the bytes that must be signed",
-	"samvad limits":     "send more slowly, or raise limits.sender_rate",
-	"samvad delegation": "get a new delegation token whose scope holds this skill and whose depth is not used up",
-	"samvad injection": "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch " +
-		"off the scan for this skill",
-	"samvad skill": "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
-	"samvad trust": "the skill is for trusted peers, or wants a token: let the agent's operator add the sender " +
-		"to allowedPeers",
-	"samvad callback": "use an https callback URL at a public address, or add its network to network.allow",
-	"samvad payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
-	"a2e handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
-		"NAME --a2e new` printed, or that of its token_file",
-	"api token": "send Authorization: Bearer with the secret of a token that is in the hub's " + admin.TokenFile +
+// apiAdvice is the advice for the failed checks of the admin API.
+var apiAdvice = map[string]string{
+	"token": "send Authorization: Bearer with the secret of a token that is in the hub's " + admin.TokenFile +
 		"; the hub reads a new line there at its next start or `parley config reload`",
-	"api origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
+	"origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
 }
 
 // codes is the advice for an error code.
@@ -177,15 +151,14 @@ func adviceFor(c parley.Code) string { return codes[c] }
 
 // advice is one sentence on how to fix a refusal.
 func advice(r admin.Refusal) string {
-	for _, key := range []string{r.Protocol + " " + r.Step, r.Protocol + " " + firstFailed(r)} {
-		if s := steps[key]; s != "" {
-			return s
-		}
+	steps := apiAdvice
+	if p := protocolNamed(r.Protocol); p != nil {
+		steps = p.advice
+	} else if r.Protocol != "api" {
+		steps = nil
 	}
-	if s := codes[r.Code]; s != "" {
-		return s
-	}
-	return "there is no advice for this refusal; see the cause above"
+	return cmp.Or(steps[r.Step], steps[firstFailed(r)], codes[r.Code],
+		"there is no advice for this refusal; see the cause above")
 }
 
 func firstFailed(r admin.Refusal) string {

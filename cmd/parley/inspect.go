@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"os"
@@ -102,6 +103,63 @@ func (v *inspection) check(name, state, detail, sentence, fix string) {
 	}
 }
 
+// pass adds checks that hold.
+func (v *inspection) pass(names ...string) {
+	for _, name := range names {
+		v.check(name, checkOK, "", "", "")
+	}
+}
+
+// skip adds checks that were not made.
+func (v *inspection) skip(why string, names ...string) {
+	for _, name := range names {
+		v.check(name, checkSkipped, why, "", "")
+	}
+}
+
+// field adds a field.
+func (v *inspection) field(name, value, meaning string) {
+	v.Fields = append(v.Fields, inspectField{name, value, meaning})
+}
+
+// members adds the members of an envelope, those with a meaning in its order, then the
+// others with the meaning other, unless that is "".
+func (v *inspection) members(members map[string]jsonx.Value, meanings []meaning, text func(jsonx.Value) string,
+	other string) {
+	for _, m := range meanings {
+		if value, ok := members[m.name]; ok {
+			v.field(m.name, text(value), m.meaning)
+			delete(members, m.name)
+		}
+	}
+	if other == "" {
+		return
+	}
+	for _, name := range sortedKeys(members) {
+		v.field(name, string(members[name]), other)
+	}
+}
+
+// A meaning is what a member of an envelope means.
+type meaning struct{ name, meaning string }
+
+// decoded is the text of a JSON string, and any other JSON as it stands.
+func decoded(v jsonx.Value) string {
+	var s string
+	if v.Kind() == '"' && jsonx.Decode(v, &s) == nil {
+		return s
+	}
+	return string(v)
+}
+
+// unquoted is JSON as it stands, without quotes around it.
+func unquoted(v jsonx.Value) string { return strings.Trim(string(v), `"`) }
+
+// newInspection is one that has found nothing yet.
+func newInspection() *inspection {
+	return &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+}
+
 // inspectFlags are those of inspect and verify.
 type inspectFlags struct {
 	keys                      []string
@@ -134,11 +192,7 @@ Nothing is sent anywhere.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.print(v, "")
-			}
-			a.showInspection(v, true)
-			return nil
+			return a.verdict(true, v, func() error { return a.showInspection(v, true) })
 		},
 	}
 	f.register(c)
@@ -159,14 +213,7 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 			return nil, &exitError{exitUsage, err}
 		}
 	}
-	name := "-"
-	if len(args) == 1 {
-		name = args[0]
-	}
-	if name != "-" {
-		name = "@" + name
-	}
-	raw, err := a.input(name)
+	raw, err := a.input(fileArg(args))
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +243,7 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 		"--protocol insists on one", s.form, strings.Join(names, ", "))}
 }
 
-func (a *app) showInspection(v *inspection, all bool) {
+func (a *app) showInspection(v *inspection, all bool) error {
 	if all {
 		fmt.Fprintf(a.out, "%s, from %s\n", v.Protocol, v.Form)
 		if len(v.Fields) > 0 {
@@ -205,8 +252,9 @@ func (a *app) showInspection(v *inspection, all bool) {
 			for _, f := range v.Fields {
 				rows = append(rows, []string{f.Name, short(f.Value, 60), f.Meaning})
 			}
-			// A table into a buffer would fail only for want of memory.
-			_ = a.table([]string{"FIELD", "VALUE", "MEANING"}, rows)
+			if err := a.table([]string{"FIELD", "VALUE", "MEANING"}, rows); err != nil {
+				return err
+			}
 		}
 		for i, s := range v.Signed {
 			if i == 0 {
@@ -222,10 +270,12 @@ func (a *app) showInspection(v *inspection, all bool) {
 	for _, c := range v.Checks {
 		fmt.Fprintf(a.out, "  %-8s %-10s %s\n", c.State, c.Name, short(c.Detail, 200))
 	}
-	fmt.Fprintf(a.out, "\n%s\n", clean(v.Sentence))
+	text := "\n" + clean(v.Sentence) + "\n"
 	if v.Fix != "" {
-		fmt.Fprintf(a.out, "%s\n", clean(v.Fix))
+		text += clean(v.Fix) + "\n"
 	}
+	_, err := io.WriteString(a.out, text)
+	return err
 }
 
 // readSample recognises the form in which a message was pasted.

@@ -80,7 +80,7 @@ var a2eMeanings = map[string]string{
 }
 
 func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
-	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	v := newInspection()
 	line := firstLine(s.body)
 	if rest := strings.TrimSpace(string(s.body)); strings.Count(rest, "\n") > 0 {
 		v.Fields = append(v.Fields, inspectField{"(lines)", fmt.Sprint(strings.Count(rest, "\n") + 1),
@@ -97,7 +97,7 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 			"One object on one line, in UTF-8, without NaN, members as the tables of A2E §6 say.")
 		return v, nil
 	}
-	v.check("line", checkOK, "", "", "")
+	v.pass("line")
 	var members map[string]jsonx.Value
 	if err := jsonx.Decode(line, &members); err != nil {
 		v.check("members", checkFailed, err.Error(), "A member is named twice; of the two the last counts.", "")
@@ -111,18 +111,18 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 			if meaning == "" {
 				meaning = "a member of " + m.Type + ": " + jsonKind(members[name])
 			}
-			v.Fields = append(v.Fields, inspectField{name, value, meaning})
+			v.field(name, value, meaning)
 		}
 	}
-	v.Fields = append(v.Fields, inspectField{"(class)", m.Class.String(), "its part in the exchange"})
+	v.field("(class)", m.Class.String(), "its part in the exchange")
 	if c := m.Capability(); c != "" {
-		v.Fields = append(v.Fields, inspectField{"(capability)", c, "the namespace that a handshake negotiates"})
+		v.field("(capability)", c, "the namespace that a handshake negotiates")
 	}
 	v.check("version", checkOK, m.Version, "", "")
 	if !m.Known() {
-		v.check("type", checkSkipped, "a type that A2E does not define; it is kept whole", "", "")
+		v.skip("a type that A2E does not define; it is kept whole", "type")
 	} else {
-		v.check("type", checkOK, "", "", "")
+		v.pass("type")
 	}
 	if err := m.Check(); err != nil {
 		var e *a2e.Error
@@ -134,8 +134,8 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 			"an SDK agent drops it.", "")
 		return v, nil
 	}
-	v.check("schema", checkOK, "", "", "")
-	v.check("signature", checkSkipped, "A2E has none: the session's token answers for what comes over it", "", "")
+	v.pass("schema")
+	v.skip("A2E has none: the session's token answers for what comes over it", "signature")
 	v.Sentence = "It is well-formed. A2E has no signatures, so the line alone proves nothing about its sender."
 	return v, nil
 }

@@ -26,7 +26,7 @@ func (aghInspector) recognises(s *sample) bool {
 		len(m.WorkspaceID) > 0)
 }
 
-var aghMeanings = []struct{ name, meaning string }{
+var aghMeanings = []meaning{
 	{"protocol", "agh-network/v0"},
 	{"id", "used once by its sender in a workspace; a second one is a duplicate"},
 	{"workspace_id", "the outermost scope; nothing crosses it"},
@@ -68,8 +68,11 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	if err != nil {
 		return nil, err
 	}
-	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
-	aghFields(v, s.body)
+	v := newInspection()
+	var members map[string]jsonx.Value
+	if json.Unmarshal(s.body, &members) == nil {
+		v.members(members, aghMeanings, decoded, "no member of the protocol")
+	}
 	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.keys) > 0,
 		Now: func() time.Time { return o.now }}
 	verified, err := verifier.Verify(ctx, s.body)
@@ -85,15 +88,15 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	for _, step := range aghSteps {
 		switch {
 		case !reached:
-			v.check(step.name, checkSkipped, "an earlier check failed", "", "")
+			v.skip("an earlier check failed", step.name)
 		case failed != nil && failed.Step == step.step:
 			v.check(step.name, checkFailed, failed.Error(),
 				"A receiver refuses this message as "+string(failed.Code)+": "+failed.Error()+".", step.fix)
 			reached = false
 		case step.step == agh.StepTrust && !signed:
-			v.check(step.name, checkSkipped, "the sender is a plain peer id: AGH v0 proves nothing of it", "", "")
+			v.skip("the sender is a plain peer id: AGH v0 proves nothing of it", step.name)
 		default:
-			v.check(step.name, checkOK, "", "", "")
+			v.pass(step.name)
 		}
 	}
 	if b, err := agh.SignedBytes(s.body); err == nil && (signed || failed != nil && failed.Step == agh.StepTrust) {
@@ -114,13 +117,13 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	}
 	if o.self != "" {
 		if e.To == "" || e.To == o.self {
-			v.check("target", checkOK, "", "", "")
+			v.pass("target")
 		} else {
 			v.check("target", checkFailed, "it is addressed to "+e.To, "It is not addressed to "+o.self+".", "")
 		}
 	}
 	if subject, err := e.Subject(); err == nil {
-		v.Fields = append(v.Fields, inspectField{"(subject)", subject, "where it is published on NATS"})
+		v.field("(subject)", subject, "where it is published on NATS")
 	}
 	if v.Sentence != "" {
 		return v, nil
@@ -133,30 +136,6 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 			"that it came by can support."
 	}
 	return v, nil
-}
-
-// aghFields lists the members as they stand.
-func aghFields(v *inspection, body []byte) {
-	var members map[string]json.RawMessage
-	if json.Unmarshal(body, &members) != nil {
-		return
-	}
-	for _, m := range aghMeanings {
-		value, ok := members[m.name]
-		if !ok {
-			continue
-		}
-		delete(members, m.name)
-		text := string(value)
-		var s string
-		if json.Unmarshal(value, &s) == nil && text != "null" {
-			text = s
-		}
-		v.Fields = append(v.Fields, inspectField{m.name, text, m.meaning})
-	}
-	for name := range members {
-		v.Fields = append(v.Fields, inspectField{name, string(members[name]), "no member of the protocol"})
-	}
 }
 
 // aghKeys are the keys of the flags, for whoever sent the message.

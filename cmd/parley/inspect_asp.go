@@ -32,7 +32,7 @@ func (aspInspector) recognises(s *sample) bool {
 }
 
 // aspMeanings of the envelope's members.
-var aspMeanings = []struct{ name, meaning string }{
+var aspMeanings = []meaning{
 	{"version", "asp/1.0; signed"},
 	{"messageId", "UUID of version 7; not signed"},
 	{"sessionId", "UUID of version 7; signed"},
@@ -47,14 +47,10 @@ var aspMeanings = []struct{ name, meaning string }{
 }
 
 func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
-	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	v := newInspection()
 	var members map[string]jsonx.Value
 	if jsonx.Decode(s.body, &members) == nil {
-		for _, m := range aspMeanings {
-			if value, ok := members[m.name]; ok {
-				v.Fields = append(v.Fields, inspectField{m.name, strings.Trim(string(value), `"`), m.meaning})
-			}
-		}
+		v.members(members, aspMeanings, unquoted, "")
 	}
 	e, err := asp.Decode(s.body)
 	if err != nil {
@@ -75,17 +71,15 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 		return nil, err
 	}
 	if keys == nil {
-		for _, name := range []string{"size", "syntax", "schema", "version", "body size"} {
-			v.check(name, checkOK, "", "", "")
-		}
+		v.pass("size", "syntax", "schema", "version", "body size")
 		if hash != e.Integrity.Hash {
 			v.check("content hash", checkFailed, "it is "+hash,
 				"The content was changed: it does not have the hash that was signed.", "")
 			return v, nil
 		}
-		v.check("content hash", checkOK, "", "", "")
-		v.check("signature", checkSkipped, "no key of the sender is known", "", "")
-		v.check("proof", checkSkipped, "no key of the sender is known", "", "")
+		v.pass("content hash")
+		v.skip("no key of the sender is known", "signature")
+		v.skip("no key of the sender is known", "proof")
 		v.Sentence = "It is well-formed and its content has its hash; who sent it is not proved without the " +
 			"sender's card (--card FILE)."
 		return v, nil
@@ -97,7 +91,7 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 		return v, nil
 	}
 	for _, c := range got.Verdict.Checks {
-		v.check(c.Name, checkOK, "", "", "")
+		v.pass(c.Name)
 	}
 	v.Verified = true
 	v.Sentence = fmt.Sprintf("%s signed it, as message %d of its own in session %s. Whether it is a part of that "+
@@ -114,7 +108,7 @@ func aspFailed(v *inspection, err error, lead string) {
 	}
 	for _, c := range asp.VerdictOf(err).Checks {
 		if c.Code == "" {
-			v.check(c.Name, checkOK, "", "", "")
+			v.pass(c.Name)
 		}
 	}
 	fix := ""

@@ -42,7 +42,7 @@ func (samvadInspector) recognises(s *sample) bool {
 }
 
 // samvadMeanings of the envelope's members.
-var samvadMeanings = []struct{ name, meaning string }{
+var samvadMeanings = []meaning{
 	{"from", "who claims to send it"},
 	{"to", "the agent that is addressed, as its card spells it"},
 	{"skill", "the operation"},
@@ -65,7 +65,7 @@ func (samvadInspector) inspect(_ context.Context, s *sample, o inspecting) (*ins
 	if err != nil {
 		return nil, err
 	}
-	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	v := newInspection()
 	samvadFields(v, s)
 	e := samvadEnvelope(v, s, o)
 	switch {
@@ -75,9 +75,7 @@ func (samvadInspector) inspect(_ context.Context, s *sample, o inspecting) (*ins
 		samvadLegacy(v, s, keys)
 	default:
 		why := "only the body was given: the signature is in the headers of the request"
-		for _, name := range []string{"headers", "digest", "key", "signature"} {
-			v.check(name, checkSkipped, why, "", "")
-		}
+		v.skip(why, "headers", "digest", "key", "signature")
 	}
 	failed, skipped := false, []string{}
 	for _, c := range v.Checks {
@@ -134,11 +132,10 @@ func samvadKeys(o inspecting) ([]samvad.Key, error) {
 }
 
 func samvadFields(v *inspection, s *sample) {
-	add := func(name, value, meaning string) { v.Fields = append(v.Fields, inspectField{name, value, meaning}) }
 	if s.http {
-		add("request", s.method+" "+s.target, "method and target as sent")
+		v.field("request", s.method+" "+s.target, "method and target as sent")
 		if s.host != "" {
-			add("Host", s.host, "not covered by the signature")
+			v.field("Host", s.host, "not covered by the signature")
 		}
 		for _, h := range []struct{ name, meaning string }{
 			{"Content-Type", "must be application/json"},
@@ -147,29 +144,16 @@ func samvadFields(v *inspection, s *sample) {
 			{"Signature", "Ed25519 over the signed bytes, base64"},
 		} {
 			for _, value := range s.header.Values(h.name) {
-				add(h.name, value, h.meaning)
+				v.field(h.name, value, h.meaning)
 			}
 		}
 	}
 	var members map[string]jsonx.Value
 	if jsonx.Decode(s.body, &members) != nil {
-		add("body", string(s.body), plural(len(s.body), "byte", "bytes")+" that cannot be read as a JSON object")
+		v.field("body", string(s.body), plural(len(s.body), "byte", "bytes")+" that cannot be read as a JSON object")
 		return
 	}
-	for _, m := range samvadMeanings {
-		if value := members[m.name]; value != nil {
-			text := string(value)
-			var str string
-			if jsonx.Decode(value, &str) == nil && value.Kind() == '"' {
-				text = str
-			}
-			add(m.name, text, m.meaning)
-			delete(members, m.name)
-		}
-	}
-	for _, name := range sortedKeys(members) {
-		add(name, string(members[name]), "not a member of the protocol; receivers skip it")
-	}
+	v.members(members, samvadMeanings, decoded, "not a member of the protocol; receivers skip it")
 }
 
 // samvadEnvelope makes the checks that need no signature; nil when the
@@ -191,15 +175,13 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 		text := samvad.AsError(err).Text
 		v.check("envelope", checkFailed, text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text,
 			"Invalid envelope: "), "")
-		for _, name := range []string{"recipient", "freshness"} {
-			v.check(name, checkSkipped, "the envelope cannot be read", "", "")
-		}
+		v.skip("the envelope cannot be read", "recipient", "freshness")
 		return nil
 	}
 	v.check("envelope", checkOK, "every member is there, with its type and within its bounds", "", "")
 	switch {
 	case o.self == "":
-		v.check("recipient", checkSkipped, "--self says who should be addressed", "", "")
+		v.skip("--self says who should be addressed", "recipient")
 	case e.To != o.self:
 		v.check("recipient", checkFailed, e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self),
 			"The sender must take \"to\" from the id of the agent's card.")
@@ -229,11 +211,6 @@ func digestFits(h http.Header, body []byte) bool {
 
 // samvadSignature makes the checks of the three headers, each on its own.
 func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope, keys []samvad.Key) {
-	skip := func(why string, names ...string) {
-		for _, name := range names {
-			v.check(name, checkSkipped, why, "", "")
-		}
-	}
 	for _, name := range []string{"Content-Digest", "Signature-Input", "Signature"} {
 		switch n := len(s.header.Values(name)); {
 		case n == 0 && bodySigned(s.body):
@@ -243,14 +220,14 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 			v.check("headers", checkFailed, fmt.Sprintf("%s: %d times", name, n),
 				fmt.Sprintf("The header %s is there %d times; it must be there once.", name, n),
 				"Sign the request: all three of Content-Digest, Signature-Input and Signature.")
-			skip("the headers cannot be used", "digest", "key", "signature")
+			v.skip("the headers cannot be used", "digest", "key", "signature")
 			return
 		}
 	}
 	sigs, err := httpsig.Parse(s.header.Get("Signature-Input"), s.header.Get("Signature"))
 	if err != nil {
 		v.check("headers", checkFailed, err.Error(), "Signature-Input or Signature is not a structured field.", "")
-		skip("the headers cannot be used", "digest", "key", "signature")
+		v.skip("the headers cannot be used", "digest", "key", "signature")
 		return
 	}
 	in := &samvad.Incoming{Method: s.method, Paths: []string{s.path()}, RawQuery: s.query(), Scheme: s.scheme,
@@ -275,11 +252,11 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 			"Compute the digest over the very bytes that are sent.")
 	}
 	if len(keys) == 0 {
-		skip("no key was given", "key", "signature")
+		v.skip("no key was given", "key", "signature")
 		return
 	}
 	if failed == samvad.StepHeaders {
-		skip("the headers cannot be used", "key", "signature")
+		v.skip("the headers cannot be used", "key", "signature")
 		return
 	}
 	sig, usable, revoked := samvadMatch(sigs, keys)
@@ -287,12 +264,12 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 	case revoked:
 		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("The key %q is revoked.", sig.KeyID),
 			"Sign with an active key.")
-		skip("there is no key to verify it with", "signature")
+		v.skip("there is no key to verify it with", "signature")
 		return
 	case len(usable) == 0:
 		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("No key that was given is called %q.", sig.KeyID),
 			"Give the key that the sender signs with, or enrol it.")
-		skip("there is no key to verify it with", "signature")
+		v.skip("there is no key to verify it with", "signature")
 		return
 	}
 	v.check("key", checkOK, fmt.Sprintf("%q, from %s", sig.KeyID, usable[0].Source), "", "")
@@ -463,17 +440,13 @@ func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
 	v.check("headers", checkOK, "protocol 1.1: the signature is in the body; receivers take it only where they are "+
 		"set to", "", "")
 	if len(keys) == 0 {
-		for _, name := range []string{"key", "signature"} {
-			v.check(name, checkSkipped, "no key was given", "", "")
-		}
+		v.skip("no key was given", "key", "signature")
 		return
 	}
 	verifier := &samvad.Verifier{Legacy: true, Limits: samvad.Limits{Window: 1 << 62, Skew: 1 << 62}}
 	e, err := samvad.Decode(s.body)
 	if err != nil {
-		for _, name := range []string{"key", "signature"} {
-			v.check(name, checkSkipped, "the envelope cannot be read", "", "")
-		}
+		v.skip("the envelope cannot be read", "key", "signature")
 		return
 	}
 	verifier.Self, verifier.Keys = e.To, samvad.StaticKeys{e.From: keys}
@@ -482,14 +455,14 @@ func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
 	var se *samvad.Error
 	switch errors.As(err, &se); {
 	case err == nil:
-		v.check("key", checkOK, "", "", "")
+		v.pass("key")
 		v.check("signature", checkOK, "Ed25519 verifies over the canonical body", "", "")
 	case se.Step == samvad.StepKey:
 		v.check("key", checkFailed, lastPart(err.Error()),
 			"No key that was given may sign this: "+lastPart(err.Error())+".", "")
-		v.check("signature", checkSkipped, "there is no key to verify it with", "", "")
+		v.skip("there is no key to verify it with", "signature")
 	default:
-		v.check("key", checkOK, "", "", "")
+		v.pass("key")
 		v.check("signature", checkFailed, lastPart(err.Error()),
 			"The signature in the body is not one of this key over the canonical body.", "")
 	}

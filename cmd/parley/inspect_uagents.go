@@ -28,7 +28,7 @@ func (uagentsInspector) recognises(s *sample) bool {
 }
 
 // uagentsMeanings of the envelope's members.
-var uagentsMeanings = []struct{ name, meaning string }{
+var uagentsMeanings = []meaning{
 	{"version", "1; not signed"},
 	{"sender", "who claims to send it: agent1… holds its public key, user1… proves nothing"},
 	{"target", "the agent that is addressed"},
@@ -42,31 +42,27 @@ var uagentsMeanings = []struct{ name, meaning string }{
 }
 
 func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*inspection, error) {
-	v := &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
+	v := newInspection()
 	var members map[string]jsonx.Value
 	if jsonx.Decode(s.body, &members) == nil {
-		for _, m := range uagentsMeanings {
-			if value, ok := members[m.name]; ok {
-				v.Fields = append(v.Fields, inspectField{m.name, strings.Trim(string(value), `"`), m.meaning})
-			}
-		}
+		v.members(members, uagentsMeanings, unquoted, "")
 	}
 	e, err := uagents.Decode(s.body)
 	if err != nil {
 		v.check("envelope", checkFailed, err.Error(), "It is no envelope: "+uagents.AsError(err).Text+".", "")
 		return v, nil
 	}
-	v.check("envelope", checkOK, "", "", "")
+	v.pass("envelope")
 	switch e.SchemaDigest {
 	case uagents.ChatMessageDigest:
-		v.Fields = append(v.Fields, inspectField{"(model)", "ChatMessage", "AgentChatProtocol"})
+		v.field("(model)", "ChatMessage", "AgentChatProtocol")
 	case uagents.ChatAcknowledgementDigest:
-		v.Fields = append(v.Fields, inspectField{"(model)", "ChatAcknowledgement", "AgentChatProtocol"})
+		v.field("(model)", "ChatAcknowledgement", "AgentChatProtocol")
 	case uagents.ErrorMessageDigest:
-		v.Fields = append(v.Fields, inspectField{"(model)", "ErrorMessage", "a failure; never answered by another"})
+		v.field("(model)", "ErrorMessage", "a failure; never answered by another")
 	}
 	if m, err := e.Message(); err == nil {
-		v.Fields = append(v.Fields, inspectField{"(message)", string(m.Payload), "the payload, decoded"})
+		v.field("(message)", string(m.Payload), "the payload, decoded")
 	}
 	if digest, err := e.Digest(); err == nil {
 		payload := "(none)"
@@ -85,7 +81,7 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 	if got != nil {
 		for _, c := range got.Verdict.Checks {
 			if c.OK {
-				v.check(c.Name, checkOK, "", "", "")
+				v.pass(c.Name)
 			}
 		}
 	}
@@ -107,7 +103,7 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 		return v, nil
 	}
 	if got.Verdict.Assurance == uagents.Unsigned {
-		v.check("signature", checkSkipped, "the sender is an unsigned user", "", "")
+		v.skip("the sender is an unsigned user", "signature")
 		v.Sentence = "It is well-formed and proves nothing about its sender: anybody could have written it."
 		return v, nil
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -36,10 +37,7 @@ func (a *app) journalFile(keyFile string) (*node.Journal, error) {
 		return nil, usage("the journal is in the NATS cluster of engine.url, whose servers check their own files; " +
 			"\"parley backup FILE --verify\" reads the whole journal")
 	}
-	if keyFile == "" {
-		keyFile = c.Engine.KeyFile
-	}
-	return &node.Journal{Data: c.Data, KeyFile: keyFile, Progress: a.progress()}, nil
+	return &node.Journal{Data: c.Data, KeyFile: cmp.Or(keyFile, c.Engine.KeyFile), Progress: a.progress()}, nil
 }
 
 // journalError adds advice.
@@ -84,11 +82,10 @@ nothing. The exit code is 1 if there is damage.`,
 			if len(damage) == 0 {
 				return a.print(r, "%s: %s, no damage\n", j.Data, plural(int(records), "record", "records"))
 			}
-			if err := a.print(r, "%s: %s\n%s\n\nnext: `parley journal salvage FILE`, or restore a backup\n",
-				j.Data, plural(len(damage), "damaged place", "damaged places"), lines(damage)); err != nil {
-				return err
-			}
-			return &exitError{exitFailed, nil}
+			return a.verdict(false, r, func() error {
+				return a.print(r, "%s: %s\n%s\n\nnext: `parley journal salvage FILE`, or restore a backup\n",
+					j.Data, plural(len(damage), "damaged place", "damaged places"), lines(damage))
+			})
 		},
 	}
 	c.Flags().StringVar(&keyFile, "key-file", "", keyFileUsage)

@@ -203,13 +203,9 @@ func (a *app) keysList(ctx context.Context) error {
 		return a.print(k, "")
 	}
 	var rows [][]string
-	for _, v := range k.Own {
-		rows = append(rows, []string{"own", v.Owner, v.Purpose, v.ID, keyring.Fingerprint(v.Algorithm, v.Public),
-			string(v.State), stamp(v.Created), stamp(v.Used), v.By})
-	}
-	for _, v := range k.Enrolled {
-		rows = append(rows, []string{"enrolled", v.Agent, v.Purpose, v.KeyID,
-			keyring.Fingerprint(v.Algorithm, v.Public), "trusted", stamp(v.Created), "", v.By})
+	for _, v := range shownKeys(k) {
+		rows = append(rows, []string{v.kind, v.owner, v.purpose, v.id, keyring.Fingerprint(v.algorithm, v.public), v.state,
+			stamp(v.created), v.used, v.by})
 	}
 	if len(rows) == 0 {
 		return a.print(nil, "no keys yet\n")
@@ -217,19 +213,47 @@ func (a *app) keysList(ctx context.Context) error {
 	return a.table([]string{"KIND", "OF", "FOR", "KEY ID", "FINGERPRINT", "STATE", "SINCE", "LAST USED", "BY"}, rows)
 }
 
-// find gives the key with an id, or the newest key of an owner.
-func find(k admin.Keys, name, purpose string) (own *keyring.Key, enrolled *keyring.Enrolled) {
+// shownKey is a key of the hub or an enrolled one, as commands show it.
+type shownKey struct {
+	kind, owner, purpose, id string
+	algorithm                keyring.Algorithm
+	public                   []byte
+	state, validity          string // validity: until when it signs and is published
+	created                  time.Time
+	used, by                 string
+	active                   bool // its owner's name finds it
+	json                     any
+}
+
+func shownKeys(k admin.Keys) (out []shownKey) {
 	for i, v := range k.Own {
-		if v.ID == name || v.Owner == name && (purpose == "" || v.Purpose == purpose) && v.State == keyring.Active {
-			own = &k.Own[i]
-		}
+		out = append(out, shownKey{"own", v.Owner, v.Purpose, v.ID, v.Algorithm, v.Public, string(v.State), validity(&v),
+			v.Created, stamp(v.Used), v.By, v.State == keyring.Active, &k.Own[i]})
 	}
 	for i, v := range k.Enrolled {
-		if v.KeyID == name || v.Agent == name && (purpose == "" || v.Purpose == purpose) {
-			enrolled = &k.Enrolled[i]
+		out = append(out, shownKey{"enrolled", v.Agent, v.Purpose, v.KeyID, v.Algorithm, v.Public, "trusted", "",
+			v.Created, "", v.By, true, &k.Enrolled[i]})
+	}
+	return out
+}
+
+// find gives the key with an id, or the newest key of an owner; an own one rather than
+// an enrolled one.
+func (a *app) find(ctx context.Context, name, purpose string) (found shownKey, err error) {
+	k, err := a.allKeys(ctx)
+	if err != nil {
+		return found, err
+	}
+	for _, v := range shownKeys(k) {
+		if (v.id == name || v.owner == name && (purpose == "" || v.purpose == purpose) && v.active) &&
+			(found.kind == "" || found.kind == v.kind) {
+			found = v
 		}
 	}
-	return own, enrolled
+	if found.kind == "" {
+		return found, noKey(name)
+	}
+	return found, nil
 }
 
 func (a *app) keysShow() *cobra.Command {
@@ -237,33 +261,26 @@ func (a *app) keysShow() *cobra.Command {
 		Use: "show KEY-ID|OWNER", Short: "Show a key, never its secret", Args: cobra.ExactArgs(1),
 		Example: "  parley keys show hub",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			k, err := a.allKeys(cmd.Context())
+			k, err := a.find(cmd.Context(), args[0], "")
 			if err != nil {
 				return err
 			}
-			own, enrolled := find(k, args[0], "")
-			line := a.labels(12)
-			switch {
-			case own != nil && a.json:
-				return a.print(own, "")
-			case own != nil:
-				line("id", own.ID)
-				line("of", own.Owner+" for "+own.Purpose)
-				line("state", string(own.State)+validity(own))
-				line("made", stamp(own.Created)+" by "+own.By)
-				line("last used", stamp(own.Used))
-				showPublic(line, own.Algorithm, own.Public)
-			case enrolled != nil && a.json:
-				return a.print(enrolled, "")
-			case enrolled != nil:
-				line("id", enrolled.KeyID)
-				line("of", enrolled.Agent+" for "+enrolled.Purpose)
-				line("enrolled", stamp(enrolled.Created)+" by "+enrolled.By)
-				showPublic(line, enrolled.Algorithm, enrolled.Public)
-			default:
-				return noKey(args[0])
-			}
-			return nil
+			return a.verdict(true, k.json, func() error {
+				line := a.labels(12)
+				line("id", k.id)
+				line("of", k.owner+" for "+k.purpose)
+				if k.kind == "own" {
+					line("state", k.state+k.validity)
+					line("made", stamp(k.created)+" by "+k.by)
+				} else {
+					line("enrolled", stamp(k.created)+" by "+k.by)
+				}
+				line("last used", k.used)
+				line("algorithm", string(k.algorithm))
+				line("public key", base64.StdEncoding.EncodeToString(k.public))
+				line("fingerprint", keyring.Fingerprint(k.algorithm, k.public))
+				return nil
+			})
 		},
 	}
 }
@@ -279,12 +296,6 @@ func validity(k *keyring.Key) string {
 		return " until " + stamp(k.Until)
 	}
 	return ""
-}
-
-func showPublic(line func(label, text string), algorithm keyring.Algorithm, public []byte) {
-	line("algorithm", string(algorithm))
-	line("public key", base64.StdEncoding.EncodeToString(public))
-	line("fingerprint", keyring.Fingerprint(algorithm, public))
 }
 
 const keysListed = "`parley keys` lists them"
@@ -550,11 +561,7 @@ rotate"). Backups open with the passphrase of their time.`,
 			if file == "" {
 				return usage("name the file with the new passphrase: --new-file FILE, or - for the standard input")
 			}
-			name := file
-			if name != "-" {
-				name = "@" + name
-			}
-			next, err := a.input(name)
+			next, err := a.input(fileArg([]string{file}))
 			if err != nil {
 				return err
 			}
@@ -605,19 +612,11 @@ func (a *app) keysExport() *cobra.Command {
 				}
 				public = me.Public()
 			} else {
-				k, err := a.allKeys(cmd.Context())
+				k, err := a.find(cmd.Context(), args[0], protocol)
 				if err != nil {
 					return err
 				}
-				own, enrolled := find(k, args[0], protocol)
-				switch {
-				case own != nil:
-					public = own.Public
-				case enrolled != nil:
-					public = enrolled.Public
-				default:
-					return noKey(args[0])
-				}
+				public = k.public
 			}
 			text := base64.StdEncoding.EncodeToString(public)
 			return a.print(map[string]string{"publicKey": text}, "%s\n", text)

@@ -35,12 +35,8 @@ the agent afterwards.`,
 			var err error
 			switch {
 			case seedFile != "":
-				name := seedFile
-				if name != "-" {
-					name = "@" + name
-				}
 				var seed []byte
-				if seed, err = a.input(name); err != nil {
+				if seed, err = a.input(fileArg([]string{seedFile})); err != nil {
 					return err
 				}
 				text := strings.TrimSuffix(strings.TrimSuffix(string(seed), "\n"), "\r")

@@ -132,6 +132,17 @@ func (a *app) print(v any, format string, args ...any) error {
 	return err
 }
 
+// verdict writes v with --json, else lets show write it. The exit code is 0 only if ok.
+func (a *app) verdict(ok bool, v any, show func() error) error {
+	if a.json {
+		show = func() error { return a.print(v, "") }
+	}
+	if err := show(); err != nil || ok {
+		return err
+	}
+	return &exitError{code: exitFailed}
+}
+
 func (a *app) fail(e *exitError) {
 	if a.json {
 		json.NewEncoder(a.errs).Encode(map[string]any{"error": e.err.Error(), "exit": e.code})

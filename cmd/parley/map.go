@@ -59,11 +59,7 @@ is no such mapping.`,
 			if err != nil {
 				return err
 			}
-			name := "-"
-			if len(args) == 1 && args[0] != "-" {
-				name = "@" + args[0]
-			}
-			raw, isJSON, err := a.content(name)
+			raw, isJSON, err := a.content(fileArg(args))
 			if err != nil {
 				return err
 			}
@@ -93,13 +89,7 @@ is no such mapping.`,
 					v.Fits, v.Why = false, err.Error()
 				}
 			}
-			if err := a.showMapTested(v); err != nil {
-				return err
-			}
-			if !v.Fits {
-				return &exitError{exitFailed, nil}
-			}
-			return nil
+			return a.verdict(v.Fits, v, func() error { return a.showMapTested(v) })
 		},
 	}
 	f := c.Flags()
@@ -175,19 +165,15 @@ func (a *app) schemaOf(cmd *cobra.Command, file, agent, skill string, response b
 }
 
 func (a *app) showMapTested(v mapTested) error {
-	if a.json {
-		return a.print(v, "")
-	}
 	message, err := jsonx.Encode(v.Message)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(a.out, "jq        %s\ninput     %s\n$message  %s\n", clean(v.JQ), clean(string(v.Input)),
 		clean(string(message)))
-	switch {
-	case v.Failed != "":
+	if v.Failed != "" {
 		fmt.Fprintf(a.out, "failed    %s\n", clean(v.Failed))
-	default:
+	} else {
 		fmt.Fprintf(a.out, "output    %s\n", clean(string(v.Output)))
 	}
 	switch {

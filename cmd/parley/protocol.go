@@ -22,18 +22,25 @@ type protocol struct {
 	name string
 
 	add adding // by `agents add`
+	// checkID says whether the flag --id is an identity.
+	checkID func(id string) error
 
 	inspector inspector
 	// keyless says that `verify` needs no key of the sender: its address names the key.
 	keyless bool
 	// unsigned says why `verify` has nothing to verify; "": it has.
 	unsigned string
+	advice   map[string]string // by the check of the protocol that failed, for `explain`
+
 	// verifyExported verifies a message of an export with the keys in it. A reason says why it cannot be verified.
 	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string,
 		err error)
+	// attested says that of a message which verifies the hub alone vouches for a part.
+	attested func(*admin.ExportMessage) bool
 
-	// send speaks the protocol directly, for `send --protocol`.
-	send func(a *app, ctx context.Context, s sending, content []byte, isJSON bool) error
+	// send speaks the protocol directly, for `send --protocol`, with flags of its own.
+	sendFlags func(*cobra.Command, *sending)
+	send      func(a *app, ctx context.Context, s sending, content []byte, isJSON bool) error
 
 	// demoConfig lets the demo's agent in, and demo plays its scenes.
 	demoConfig func(*node.Config)

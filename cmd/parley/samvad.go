@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -17,6 +18,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -55,10 +57,46 @@ var samvadProtocol = protocol{
 			}
 		},
 	},
+	checkID:        samvadID,
 	inspector:      samvadInspector{},
+	advice:         samvadAdvice,
 	verifyExported: (*signatureChecks).samvad,
-	send:           (*app).sendSAMVAD,
-	bench:          (*app).benchSamvadCommand,
+	attested:       tokenReplaced,
+	sendFlags: func(c *cobra.Command, s *sending) {
+		c.Flags().StringVar(&s.tokenFile, "token-file", "", "with --protocol samvad: file with the bearer token for "+
+			"authenticated skills")
+	},
+	send:  (*app).sendSAMVAD,
+	bench: (*app).benchSamvadCommand,
+}
+
+// samvadAdvice is the advice for the failed checks of SAMVAD.
+var samvadAdvice = map[string]string{
+	"transport": "send a POST with Content-Type: application/json, uncompressed, to the agent's " +
+		"/agent/message, /agent/task or /agent/stream",
+	"envelope": "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
+	"recipient": "set \"to\" to the id in the card of the agent at that URL; a card that was fetched " +
+		"elsewhere or long ago has another",
+	"freshness": "set the sender's clock (NTP): a message may be 300 s old and 60 s ahead; and sign each " +
+		"message when it is sent, not before",
+	"replay": "make a new nonce for every message, repeats included",
+	"headers": "sign with one signature over (\"@method\" \"@path\" \"content-digest\") with keyid and " +
+		"created; `parley inspect` shows what is missing",
+	"digest": "compute Content-Digest over the very bytes that are sent; a proxy or a JSON library " +
+		"changed the body after it was signed",
+	"key": "enrol the sender's key: `parley keys enroll AGENT --key BASE64`, or `parley agents add " +
+		"NAME --id agent://… --key BASE64` if it is new here",
+	"signature": "sign with the private key that belongs to the enrolled public key, over the path that is " +
+		"requested; `parley inspect` shows the bytes that must be signed",
+	"limits":     "send more slowly, or raise limits.sender_rate",
+	"delegation": "get a new delegation token whose scope holds this skill and whose depth is not used up",
+	"injection": "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch " +
+		"off the scan for this skill",
+	"skill": "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
+	"trust": "the skill is for trusted peers, or wants a token: let the agent's operator add the sender " +
+		"to allowedPeers",
+	"callback": "use an https callback URL at a public address, or add its network to network.allow",
+	"payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 }
 
 // samvadFlags are those of `agents add` for an agent of SAMVAD.
@@ -316,4 +354,64 @@ func samvadError(err error) error {
 		text += "\n        is your public key enrolled there? `parley keys export-public --file KEYFILE` prints it"
 	}
 	return &exitError{code, errors.New(text)}
+}
+
+// samvad verifies a SAMVAD message; a reason tells why that is impossible.
+func (v *signatureChecks) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
+	o := &m.Origin
+	header := http.Header{}
+	for name, value := range o.Header {
+		header.Set(name, value)
+	}
+	if header.Get("Signature") == "" {
+		return "the signature's headers are not in the file", nil
+	}
+	var keys []samvad.Key
+	for _, k := range o.Keys {
+		if k.Algorithm == "ed25519" {
+			keys = append(keys, samvad.Key{KID: k.KeyID, Public: k.Public, Source: "the export"})
+		}
+	}
+	if len(keys) == 0 {
+		return "the hub had no enrolled key of the sender: it verified the message with a key that it fetched", nil
+	}
+	in := &samvad.Incoming{Method: http.MethodPost, Paths: v.candidates(m.To, base), Header: header, Body: o.Raw}
+	verify := samvad.VerifySignature
+	if tokenReplaced(m) {
+		verify = samvad.VerifyDetached
+	}
+	_, err = verify(in, o.Received, keys...)
+	if errors.Is(err, samvad.ErrUnknownKey) {
+		return "the key that signed it is no longer enrolled", nil
+	}
+	if err != nil {
+		err = fmt.Errorf("%w (where a proxy changed its path, name that with --path)", err)
+	}
+	return "", err
+}
+
+// tokenReplaced reports whether a SAMVAD message, and its envelope, was recorded with
+// a digest in place of its token.
+func tokenReplaced(m *admin.ExportMessage) bool {
+	from, to := jsonx.Find(m.Origin.Raw, "auth", "token")
+	return bridge.TokenReplaced([]byte(m.Extensions[bridge.Protocol])) &&
+		strings.HasPrefix(string(m.Origin.Raw[from:to]), `"`+bridge.TokenDigest)
+}
+
+// candidates are the paths to which a message may have been sent: all that the hub
+// accepts.
+func (v *signatureChecks) candidates(to, base string) []string {
+	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
+	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {
+		for _, p := range slices.Clone(prefixes) {
+			prefixes = append(prefixes, strings.TrimRight(u.Path, "/")+p)
+		}
+	}
+	out := slices.Clone(v.paths)
+	for _, p := range prefixes {
+		for _, end := range []string{"/agent/message", "/agent/task", "/agent/stream"} {
+			out = append(out, p+end)
+		}
+	}
+	return out
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -70,9 +71,11 @@ or failed, 3 when no hub answers.`,
 			"of its card)")
 	f.StringVar(&s.from, "from", "", "agent as which to speak (default: what the token says, or operator)")
 	f.StringVar(&s.skill, "skill", "", "operation to call (default: the agent's default skill)")
-	f.StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
-	f.StringVar(&s.tokenFile, "token-file", "", "with --protocol samvad: file with the bearer token for "+
-		"authenticated skills")
+	for _, p := range protocols {
+		if p.sendFlags != nil {
+			p.sendFlags(c, &s)
+		}
+	}
 	f.StringVar(&s.kind, "kind", "request", "request or notice")
 	f.StringVar(&s.conversation, "conversation", "", "id of a conversation that goes on")
 	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")
@@ -213,4 +216,10 @@ func orEmpty(b []byte) []byte {
 		return []byte("{}")
 	}
 	return b
+}
+
+// directHTTP is for servers that the user names: who types an address may call it,
+// on this machine too.
+func directHTTP() *http.Client {
+	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }

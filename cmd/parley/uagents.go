@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
-	"os"
 	"strings"
 	"time"
 
@@ -88,11 +86,7 @@ func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON boo
 	if err != nil {
 		return err
 	}
-	// Whoever types an address may call it, on this machine too.
-	c := &uagents.Client{HTTP: &http.Client{CheckRedirect: func(*http.Request,
-		[]*http.Request) error {
-		return http.ErrUseLastResponse
-	}}, Timeout: s.wait}
+	c := &uagents.Client{HTTP: directHTTP(), Timeout: s.wait}
 	if s.keyFile != "" {
 		if c.Identity, err = uagentsKey(s.keyFile); err != nil {
 			return err
@@ -158,16 +152,15 @@ func uagentsMessage(s sending, raw []byte, isJSON bool) (uagents.Message, error)
 // uagentsKey reads a private key: 64 hexadecimal digits, alone or in the
 // reference's private_keys.json.
 func uagentsKey(path string) (*uagents.Identity, error) {
-	b, err := os.ReadFile(path)
+	text, err := secretIn(path)
 	if err != nil {
-		return nil, &exitError{exitUsage, err}
+		return nil, err
 	}
-	text := strings.TrimSpace(string(b))
 	if strings.HasPrefix(text, "{") {
 		var all map[string]struct {
 			Key string `json:"identity_key"`
 		}
-		if err := json.Unmarshal(b, &all); err != nil || len(all) != 1 {
+		if err := json.Unmarshal([]byte(text), &all); err != nil || len(all) != 1 {
 			return nil, usage("--key %s: want 64 hexadecimal digits, or a private_keys.json with one agent", path)
 		}
 		for _, k := range all {
@@ -197,4 +190,20 @@ func uagentsError(err error) error {
 		text += " (" + clean(cause.Error()) + ")"
 	}
 	return &exitError{code, fmt.Errorf("%s: %s", e.Code, text)}
+}
+
+// uagents verifies a message of uAgents: the sender's address is its key.
+func (v *signatureChecks) uagents(_ context.Context, m *admin.ExportMessage, _ string) (reason string, err error) {
+	e, err := uagents.Decode(m.Origin.Raw)
+	if err != nil {
+		return "", err
+	}
+	if e.Sender != m.Origin.Peer {
+		return "", fmt.Errorf("it is from %s, the record says %s", e.Sender, m.Origin.Peer)
+	}
+	// The signature does not depend on what else the hub tolerates.
+	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true,
+		AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
+	_, err = lenient.Check(e)
+	return "", err
 }

@@ -15,8 +15,10 @@ check was made and none failed.
 
 The transcript of an ASP session is verified as by ` + "`parley conversation verify`" + `, which
 takes the hub's own exports too; --key is then the key of the server that signed it.`,
-		Example: "  parley verify request.http --key BASE64 --now 2026-04-11T10:00:00Z\n  parley verify request.http --card card.json --self agent://weather.corp\n  parley verify session.json --key BASE64",
-		Args:    cobra.MaximumNArgs(1),
+		Example: `  parley verify request.http --key BASE64 --now 2026-04-11T10:00:00Z
+  parley verify request.http --card card.json --self agent://weather.corp
+  parley verify session.json --key BASE64`,
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			name := "-"
 			if len(args) == 1 {
@@ -34,19 +36,10 @@ takes the hub's own exports too; --key is then the key of the server that signed
 				return usage("%s; `parley inspect` explains a message", p.unsigned)
 			}
 			if len(f.keys) == 0 && f.card == "" && !p.keyless {
-				return usage("a signature is verified with the sender's key: --key BASE64, or --card FILE; `parley inspect` explains a message without")
+				return usage("a signature is verified with the sender's key: --key BASE64, or --card FILE; " +
+					"`parley inspect` explains a message without")
 			}
-			if a.json {
-				if err := a.print(v, ""); err != nil {
-					return err
-				}
-			} else {
-				a.showInspection(v, false)
-			}
-			if !v.Verified {
-				return &exitError{exitFailed, nil}
-			}
-			return nil
+			return a.verdict(v.Verified, v, func() error { return a.showInspection(v, false) })
 		},
 	}
 	f.register(c)
