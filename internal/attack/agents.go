@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/uagents"
@@ -34,7 +35,7 @@ func (a *Attack) card() (*request, *asp.Identity, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	proof, err := id.HTTPProof(http.MethodPost, strings.TrimSuffix(a.c.Hub, "/")+pathCards, "", a.c.Now())
+	proof, err := id.HTTPProof(http.MethodPost, strings.TrimSuffix(a.c.Hub, "/")+pathCards, "", time.Now())
 	if err != nil {
 		return nil, nil, err
 	}

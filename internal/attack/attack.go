@@ -33,31 +33,31 @@ import (
 
 // Config names the attacked hub and the addresses of the attackers.
 type Config struct {
-	Hub    string   // base URL of the protocols
-	Admin  string   // base URL of the admin API; "": that listener is left alone
-	Target string   // uAgents address of an agent for which the hub stands in; some attacks need it
-	From   []string // addresses to dial from; nil: [Sources]
+	Hub    string // base URL of the protocols
+	Admin  string // base URL of the admin API; "": that listener is left alone
+	Target string // uAgents address of an agent for which the hub stands in; some attacks need it
 
 	Clients int           // of each flood; 0: 2
 	Pause   time.Duration // of a client after each request; at least as long as the request took
-	Timeout time.Duration // of a request; 0: 15 s
 	Reopen  time.Duration // after which a connection is opened again that the hub closed; 0: 1 s
-
-	Now func() time.Time // nil: time.Now
 }
+
+// timeout bounds a request.
+const timeout = 15 * time.Second
 
 // An Attack is a guest with several addresses.
 type Attack struct {
 	c    Config
-	webs []*http.Client // one for each address
+	from []string       // the attackers' addresses
+	webs []*http.Client // one for each of them
 }
 
 // ErrNotLoopback refuses to attack anything but this machine.
 var ErrNotLoopback = errors.New("attack: only a hub at a loopback address is attacked")
 
-// Sources are the addresses from which this system can dial a loopback
+// sources are the addresses from which this system can dial a loopback
 // listener: guests behind different addresses.
-func Sources() []string {
+func sources() []string {
 	if runtime.GOOS != "linux" {
 		return []string{"127.0.0.1"}
 	}
@@ -66,7 +66,7 @@ func Sources() []string {
 
 // New makes an attack. Close ends its connections.
 func New(c Config) (*Attack, error) {
-	a := &Attack{c: c}
+	a := &Attack{c: c, from: sources()}
 	bases := []string{c.Hub}
 	if c.Admin != "" {
 		bases = append(bases, c.Admin)
@@ -80,31 +80,16 @@ func New(c Config) (*Attack, error) {
 			return nil, fmt.Errorf("%w: %q", ErrNotLoopback, base)
 		}
 	}
-	if a.c.From == nil {
-		a.c.From = Sources()
-	}
-	a.c.Clients = cmp.Or(c.Clients, 2)
-	a.c.Timeout, a.c.Reopen = cmp.Or(c.Timeout, 15*time.Second), cmp.Or(c.Reopen, time.Second)
-	if a.c.Now == nil {
-		a.c.Now = time.Now
-	}
-	for _, from := range a.c.From {
-		d, err := dialer(from, a.c.Timeout)
-		if err != nil {
-			return nil, err
-		}
-		t := &http.Transport{DialContext: d.DialContext, MaxIdleConnsPerHost: a.c.Clients, DisableCompression: true}
-		a.webs = append(a.webs, &http.Client{Timeout: a.c.Timeout, Transport: t})
+	a.c.Clients, a.c.Reopen = cmp.Or(c.Clients, 2), cmp.Or(c.Reopen, time.Second)
+	for _, from := range a.from {
+		t := &http.Transport{DialContext: dialer(from).DialContext, MaxIdleConnsPerHost: a.c.Clients, DisableCompression: true}
+		a.webs = append(a.webs, &http.Client{Timeout: timeout, Transport: t})
 	}
 	return a, nil
 }
 
-func dialer(from string, timeout time.Duration) (*net.Dialer, error) {
-	ip := net.ParseIP(from)
-	if ip == nil || !ip.IsLoopback() {
-		return nil, fmt.Errorf("%w: cannot dial from %q", ErrNotLoopback, from)
-	}
-	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: ip}, Timeout: timeout}, nil
+func dialer(from string) *net.Dialer {
+	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: timeout}
 }
 
 // Close ends connections that are not in use.
@@ -207,14 +192,14 @@ func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i 
 				if n > 0 && i >= n {
 					return
 				}
-				began := a.c.Now()
+				began := time.Now()
 				if err := work(a.webs[(w+i)%len(a.webs)], i, &t); err != nil {
 					if ctx.Err() == nil {
 						t.add(func(r *Result) { r.Err = errors.Join(r.Err, err) })
 					}
 					return
 				}
-				wait(ctx, max(a.c.Pause, a.c.Now().Sub(began)))
+				wait(ctx, max(a.c.Pause, time.Now().Sub(began)))
 			}
 		})
 	}

@@ -27,8 +27,7 @@ func newAttack(t *testing.T, h http.Handler) *Attack {
 func TestOnlyLoopback(t *testing.T) {
 	for _, c := range []Config{
 		{}, {Hub: "http://192.0.2.1:80"}, {Hub: "http://hub.example"}, {Hub: "https://127.0.0.1:1"},
-		{Hub: "http://127.0.0.1:1", Admin: "http://192.0.2.1:80"}, {Hub: "http://127.0.0.1:1",
-			From: []string{"192.0.2.1"}},
+		{Hub: "http://127.0.0.1:1", Admin: "http://192.0.2.1:80"},
 	} {
 		if _, err := New(c); !errors.Is(err, ErrNotLoopback) {
 			t.Errorf("%+v: %v", c, err)

@@ -82,10 +82,7 @@ func (a *Attack) hold(ctx context.Context, n int, base string, first func(i int)
 	var t tally
 	var all sync.WaitGroup
 	for i := range n {
-		d, err := dialer(a.c.From[i%len(a.c.From)], a.c.Timeout)
-		if err != nil {
-			return Result{Err: err}
-		}
+		d := dialer(a.from[i%len(a.from)])
 		all.Go(func() {
 			for ctx.Err() == nil {
 				a.holdOne(ctx, d, u.Host, first(i), answered, &t)

@@ -27,7 +27,7 @@ func (a *Attack) envelope(
 // member that no chat message has.
 func (a *Attack) payload(size int, more string) *string {
 	text := fmt.Sprintf(`{"timestamp":%q,"msg_id":%q,"content":[{"type":"text","text":%q}]%s}`,
-		a.c.Now().UTC().Format(time.RFC3339), uagents.NewSession(), strings.Repeat("x", max(1, size)), more)
+		time.Now().UTC().Format(time.RFC3339), uagents.NewSession(), strings.Repeat("x", max(1, size)), more)
 	encoded := uagents.EncodePayload([]byte(text))
 	return &encoded
 }
@@ -41,7 +41,7 @@ func (a *Attack) RefusedMessages(ctx context.Context, n, size int) Result {
 	reasons := a.reasons(size)
 	return a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
 		why := reasons[i%len(reasons)]
-		b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, a.c.Now().Add(why.expires))
+		b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, time.Now().Add(why.expires))
 		return post(pathSubmit, b), err
 	})
 }
@@ -68,7 +68,7 @@ func (a *Attack) reasons(size int) []reason {
 func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 	schema, content := a.taken(ctx, size)
 	return a.floodBy(ctx, n, usesOfKey, func(_ int, id *uagents.Identity) (*request, error) {
-		b, err := a.envelope(id, a.c.Target, schema, content, a.c.Now().Add(time.Minute))
+		b, err := a.envelope(id, a.c.Target, schema, content, time.Now().Add(time.Minute))
 		return post(pathSubmit, b), err
 	})
 }
@@ -100,7 +100,7 @@ func (a *Attack) RefusedEnvelopes() ([]Envelope, error) {
 	var out []Envelope
 	for _, why := range a.reasons(20) {
 		for _, sync := range []bool{false, true} {
-			b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, a.c.Now().Add(why.expires))
+			b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, time.Now().Add(why.expires))
 			if err != nil {
 				return nil, err
 			}
@@ -179,7 +179,7 @@ func (a *Attack) Mailboxes(ctx context.Context, n int) Result {
 
 // mailbox asks for the messages in the mailbox of a key.
 func (a *Attack) mailbox(id *uagents.Identity) (*request, error) {
-	token, err := id.NewToken(a.c.Now(), uagents.TokenLifetime)
+	token, err := id.NewToken(time.Now(), uagents.TokenLifetime)
 	return &request{method: http.MethodGet, path: "/v2/agents/" + id.Address() + "/mailbox",
 		header: http.Header{"Authorization": {"Agent " + token}}}, err
 }
@@ -219,7 +219,7 @@ func (a *Attack) FillMailboxes(ctx context.Context, n, size int) Result {
 	}
 	content := a.payload(size, "")
 	filled := a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
-		b, err := a.envelope(id, to[i%len(to)], uagents.ChatMessageDigest, content, a.c.Now().Add(5*time.Minute))
+		b, err := a.envelope(id, to[i%len(to)], uagents.ChatMessageDigest, content, time.Now().Add(5*time.Minute))
 		return post(pathMailbox, b), err
 	})
 	t.r.Add(filled)

@@ -111,7 +111,7 @@ func (a *Attack) goals() []goal {
 	if a.c.Target != "" {
 		envelope := func(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 			schema, content := a.taken(ctx, 20)
-			b, err := a.envelope(id, a.c.Target, schema, content, a.c.Now().Add(time.Minute))
+			b, err := a.envelope(id, a.c.Target, schema, content, time.Now().Add(time.Minute))
 			return post(pathSubmit, b), nil, err
 		}
 		goals = append(goals, goal{"an envelope for an agent", envelope})
@@ -129,7 +129,7 @@ func (a *Attack) statusGoal(ctx context.Context, id *uagents.Identity) (*request
 		return nil, nil, err
 	}
 	s := uagents.NewStatus(id, false, false)
-	if err := s.Sign(id, a.c.Now()); err != nil {
+	if err := s.Sign(id, time.Now()); err != nil {
 		return nil, nil, err
 	}
 	if b, err = s.Encode(); err != nil {
@@ -155,7 +155,7 @@ func (a *Attack) mailboxGoal(ctx context.Context, id *uagents.Identity) (*reques
 		return nil, nil, err
 	}
 	b, err := a.envelope(id, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""),
-		a.c.Now().Add(5*time.Minute))
+		time.Now().Add(5*time.Minute))
 	return post(pathMailbox, b), func(ctx context.Context) (bool, error) {
 		n, err := a.items(ctx, box)
 		return n > 0, err

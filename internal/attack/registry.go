@@ -39,7 +39,7 @@ func (a *Attack) registration(
 	id *uagents.Identity, endpoints []uagents.Endpoint, protocols []string, metadata []byte,
 ) ([]byte, error) {
 	r := uagents.NewRegistration(id, false, endpoints, protocols)
-	r.Timestamp = uagents.Uint(uint64(a.c.Now().Unix()))
+	r.Timestamp = uagents.Uint(uint64(time.Now().Unix()))
 	text, err := r.SignedText()
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (a *Attack) Manifests(ctx context.Context, n, size int) Result {
 	}
 	// Of the digest only the version differs: the attack need not make the rest anew.
 	rest = bytes.TrimPrefix(rest, []byte(`{"version":""`))
-	unique := strconv.FormatInt(a.c.Now().UnixNano(), 36)
+	unique := strconv.FormatInt(time.Now().UnixNano(), 36)
 	return a.flood(ctx, n, func(i int) (*request, error) {
 		return post(pathManifests, slices.Concat([]byte(fmt.Sprintf(`{"version":"%s-%d"`, unique, i)), rest)), nil
 	})
@@ -252,7 +252,7 @@ func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, e
 		return "", "", err
 	}
 	payload := uagents.EncodePayload([]byte("{}"))
-	b, err := a.envelope(id, a.c.Target, schema, &payload, a.c.Now().Add(time.Minute))
+	b, err := a.envelope(id, a.c.Target, schema, &payload, time.Now().Add(time.Minute))
 	if err != nil {
 		return "", "", err
 	}
@@ -290,7 +290,7 @@ func (a *Attack) Mislead(ctx context.Context, n int) Result {
 		return Result{Err: err}
 	}
 	copied := Rename(p.Manifest, "a name that a guest chose")
-	unique := strconv.FormatInt(a.c.Now().UnixNano(), 36)
+	unique := strconv.FormatInt(time.Now().UnixNano(), 36)
 	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
 		forged, digest, err := Forge(p, fmt.Sprintf("%s-%d", unique, i))
 		if err != nil {

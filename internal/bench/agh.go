@@ -61,15 +61,14 @@ func aghSay(workspace, from, work string, size int) *agh.Envelope {
 	return e
 }
 
-// aghPeer is a peer that gives work and waits for its end. What it says is
-// rendered before the clock starts, but for the ids: it runs on the cores of
-// the hub.
+// aghPeer is a peer that gives work and waits for its end. It runs on the cores of
+// the hub, so it checks nothing of what it hears.
 type aghPeer struct {
 	nc      *nats.Conn
 	id      string
 	ended   chan string // work ids
 	subject string
-	say     [3][]byte // before the message id, between the ids, after the work id
+	size    int // of what it says
 }
 
 func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
@@ -111,15 +110,12 @@ func joinBench(addr, id string, size int) (*aghPeer, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &aghPeer{nc: nc, id: id, ended: make(chan string, 16)}
+	p := &aghPeer{nc: nc, id: id, ended: make(chan string, 16), size: size}
 	own, err := agh.PeerSubject("acme", "bench", id)
 	if err != nil {
 		return nil, err
 	}
 	if p.subject, err = agh.PeerSubject("acme", "bench", "echo"); err != nil {
-		return nil, err
-	}
-	if err := p.render(size); err != nil {
 		return nil, err
 	}
 	terminal, work := []byte(`"state":"completed"`), []byte(`"work_id":"`)
@@ -155,30 +151,9 @@ func (p *aghPeer) publish(subject string, e *agh.Envelope) error {
 	return p.nc.Publish(subject, b)
 }
 
-// render prepares the peer's messages. All have the same time: a run is shorter than
-// a message stays fresh.
-func (p *aghPeer) render(size int) error {
-	const id, work = "msg_~", "work_~"
-	e := aghSay("acme", p.id, work, size)
-	e.ID = id
-	b, err := e.Encode()
-	if err != nil {
-		return err
-	}
-	before, rest, found := bytes.Cut(b, []byte(id))
-	between, after, also := bytes.Cut(rest, []byte(work))
-	if !found || !also {
-		return errors.New("bench: the say has no ids")
-	}
-	p.say = [3][]byte{before, between, after}
-	return nil
-}
-
 func (p *aghPeer) exchange(ctx context.Context, i int) error {
-	n := strconv.Itoa(i)
-	work := "work_" + n
-	if err := p.nc.Publish(p.subject, slices.Concat(p.say[0], []byte("msg_"+n), p.say[1], []byte(work),
-		p.say[2])); err != nil {
+	work := "work_" + strconv.Itoa(i)
+	if err := p.publish(p.subject, aghSay("acme", p.id, work, p.size)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)

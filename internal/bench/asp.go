@@ -35,7 +35,7 @@ type ASPRow struct {
 // ASPConfig configures [ASP].
 type ASPConfig struct {
 	Config
-	Messages   int    // of the long session; default 100,000
+	Messages   int    // of the long session
 	Transcript string // file that keeps its transcript; "": none
 }
 
@@ -144,9 +144,6 @@ func (s *aspSession) floor(i int) (func() bool, error) {
 // of it recorded in memory; and the offline verification of that session.
 func ASP(ctx context.Context, c ASPConfig, each func(ASPRow)) error {
 	c.defaults()
-	if c.Messages == 0 {
-		c.Messages = 100_000
-	}
 	if err := c.aspChecks(ctx, each); err != nil {
 		return err
 	}

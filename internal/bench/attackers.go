@@ -28,9 +28,6 @@ func (g *guests) attack(ctx context.Context) (out []GuestAttack, err error) {
 	for name, at := range g.at.Agents {
 		c.Targets[name] = at["uagents"]
 	}
-	if len(g.Attackers) == 0 {
-		return c.Run(ctx)
-	}
 	in, err := json.Marshal(c)
 	if err != nil {
 		return nil, err

@@ -28,11 +28,10 @@ import (
 type GuestsConfig struct {
 	Hub []string // the command that runs a hub, to which --config, a file and --json are added
 	// Attackers is the command that runs [GuestAttackers], which it reads as JSON,
-	// and writes what they report. None: they share this process with the agents.
+	// and writes what they report.
 	Attackers []string
-	Duration  time.Duration // of the attack; default 60 s
+	Duration  time.Duration // of the attack
 	Dir       string        // where the hub keeps its records; default the temporary directory
-	Log       *slog.Logger
 
 	// Progress, when set, is called when a phase begins; of is how long it
 	// lasts, 0 when that is not known.
@@ -140,12 +139,8 @@ const askEvery = 150 * time.Millisecond
 // talk with each other, and then lets guests attack it in every way at once.
 // It needs Linux.
 func Guests(ctx context.Context, c GuestsConfig) (*GuestsReport, error) {
-	c.Duration = cmp.Or(c.Duration, time.Minute)
 	if c.Progress == nil {
 		c.Progress = func(string, time.Duration) {}
-	}
-	if c.Log == nil {
-		c.Log = slog.Default()
 	}
 	if runtime.GOOS != "linux" {
 		return nil, errors.New("the memory of the hub's process is read from /proc, which only Linux has")
@@ -244,7 +239,7 @@ func (g *guests) restart(ctx context.Context, r *GuestsReport) error {
 // talkUnderAttack lets the agents join and talk, first without an attack.
 func (g *guests) talkUnderAttack(ctx context.Context, r *GuestsReport) error {
 	measured, over := context.WithCancel(ctx)
-	place := pairs.Place{HTTP: g.at.HTTP, AGH: g.at.AGH, Log: slog.New(until{g.Log.Handler(), measured})}
+	place := pairs.Place{HTTP: g.at.HTTP, AGH: g.at.AGH, Log: slog.New(until{slog.Default().Handler(), measured})}
 	var hearing, leaving sync.WaitGroup
 	defer hearing.Wait()
 	defer leaving.Wait()

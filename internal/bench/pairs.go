@@ -17,11 +17,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/parley-hub/parley/internal/bench/floor"
+	"github.com/parley-hub/parley/internal/bench/load"
 	"github.com/parley-hub/parley/internal/pairs"
 	"github.com/parley-hub/parley/node"
 )
@@ -32,7 +32,7 @@ type PairsConfig struct {
 	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
 	Floor []string // the command that runs [Floor] between its standard input and output
 	Only  []string // pairs such as "samvad->agh"; none: all
-	Peers int      // that ask at once, each another; default 4
+	Peers int      // that ask at once, each another
 }
 
 // PairRow is the cost of a request and its answer from one protocol to another.
@@ -158,9 +158,6 @@ func (e end) answering() []floor.Step {
 // one at each end. The peers are in this process.
 func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	c.defaults()
-	if c.Peers == 0 {
-		c.Peers = 4
-	}
 	if runtime.GOOS != "linux" {
 		return errors.New("the CPU time of the hub's process is read from /proc, which only Linux has")
 	}
@@ -277,46 +274,32 @@ func (c *PairsConfig) text() string { return "say " + strings.Repeat("x", max(1,
 // a process for one of them.
 func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx context.Context,
 	lane int) error) (messages int, each time.Duration, err error) {
-	var n atomic.Int64
-	run := func(until time.Time) error {
-		failed := make(chan error, c.Peers)
-		for i := range c.Peers {
-			go func() {
-				for time.Now().Before(until) {
-					one, cancel := context.WithTimeout(ctx, 30*time.Second)
-					err := exchange(one, i)
-					cancel()
-					if err != nil {
-						failed <- err
-						return
-					}
-					n.Add(1)
-				}
-				failed <- nil
-			}()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var before time.Duration
+	var r load.Result
+	for _, d := range []time.Duration{c.Duration / 4, c.Duration} { // the first is the warm-up
+		if before, err = cpuOf(pid); err != nil {
+			return 0, 0, err
 		}
-		var errs []error
-		for range c.Peers {
-			errs = append(errs, <-failed)
+		r = load.Loop(ctx, c.Peers, d, func(ctx context.Context, lane int) error {
+			one, cancel := context.WithTimeout(ctx, 30*time.Second)
+			defer cancel()
+			err := exchange(one, lane)
+			if err != nil {
+				stop(err) // one failure ends the measurement
+			}
+			return err
+		})
+		if err := context.Cause(ctx); err != nil {
+			return 0, 0, err
 		}
-		return errors.Join(errs...)
-	}
-	if err := run(time.Now().Add(c.Duration / 4)); err != nil { // warm-up
-		return 0, 0, err
-	}
-	n.Store(0)
-	before, err := cpuOf(pid)
-	if err == nil {
-		err = run(time.Now().Add(c.Duration))
-	}
-	if err != nil {
-		return 0, 0, err
 	}
 	after, err := cpuOf(pid)
-	if err != nil || n.Load() == 0 {
-		return 0, 0, errors.Join(err, ctx.Err())
+	if err != nil || r.Requests == 0 {
+		return 0, 0, err
 	}
-	return int(n.Load()), (after - before) / time.Duration(n.Load()), nil
+	return r.Requests, (after - before) / time.Duration(r.Requests), nil
 }
 
 // Floor runs the floor of an end for [PairsConfig.Floor]: in gives its plan, as

@@ -170,7 +170,7 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if err := p.meet(ctx, c, q.To.Name()); err != nil {
 		return Answer{}, err
 	}
-	e := &agh.Envelope{Surface: agh.SurfaceDirect, To: q.To.Name(), WorkID: work, TraceID: q.Trace}
+	e := &agh.Envelope{Surface: agh.SurfaceDirect, To: q.To.Name(), WorkID: work}
 	if err := e.SetContent(&agh.Say{Text: q.Text}); err != nil {
 		return Answer{}, err
 	}

@@ -76,7 +76,6 @@ type Question struct {
 	To     Peer
 	Text   string
 	Events func(string) // is called with every piece ahead of the answer; may be nil
-	Trace  string       // the trace id to give, in the form of the protocol; "": a new one
 
 	// Patience is how long the peer says that it waits, where its protocol has
 	// words for it; 0: until the end of the context.

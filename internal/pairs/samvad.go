@@ -124,14 +124,14 @@ func (p *samvadPeer) client() *samvad.Client {
 	return p.speaks
 }
 
-func (p *samvadPeer) call(to Peer, text, trace string) (samvad.Call, error) {
+func (p *samvadPeer) call(to Peer, text string) (samvad.Call, error) {
 	at, _ := p.place()
 	b, err := json.Marshal(map[string]string{"text": text})
-	return samvad.Call{URL: at.HTTP + "/agents/" + to.Name(), Skill: "talk", Payload: b, TraceID: trace}, err
+	return samvad.Call{URL: at.HTTP + "/agents/" + to.Name(), Skill: "talk", Payload: b}, err
 }
 
 func (p *samvadPeer) Ask(ctx context.Context, q Question) (Answer, error) {
-	call, err := p.call(q.To, q.Text, q.Trace)
+	call, err := p.call(q.To, q.Text)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -171,7 +171,7 @@ func samvadFailure(err error) error {
 
 // Tell leaves a task whose result nobody fetches: SAMVAD has no notices.
 func (p *samvadPeer) Tell(ctx context.Context, to Peer, text string) error {
-	call, err := p.call(to, text, "")
+	call, err := p.call(to, text)
 	if err != nil {
 		return err
 	}

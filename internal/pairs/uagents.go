@@ -1,7 +1,6 @@
 package pairs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net/http"
@@ -160,7 +159,7 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 }
 
 func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
-	session := cmp.Or(q.Trace, uagents.NewSession())
+	session := uagents.NewSession()
 	said := make(chan uagentsSaid, 16)
 	p.waitMu.Lock()
 	p.waiting[session] = said

@@ -36,7 +36,7 @@ func (c *common) hangUp() {
 
 // Commission leaves a task and polls it.
 func (p *samvadPeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	call, err := p.call(q.To, q.Text, q.Trace)
+	call, err := p.call(q.To, q.Text)
 	if err != nil {
 		return Answer{}, err
 	}

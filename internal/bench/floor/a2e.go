@@ -23,9 +23,10 @@ type Echo struct {
 	next      atomic.Int64
 	arguments json.RawMessage
 
-	mu      sync.Mutex
-	waiting map[string]chan struct{}
-	ended   error // set when nothing reads answers any more
+	writing sync.Mutex
+	waiting sync.Map      // chan struct{}, closed by the answer, by id
+	ended   chan struct{} // closed when nothing reads answers any more, and err is why
+	err     error
 }
 
 type echoRequest struct {
@@ -41,7 +42,7 @@ type echoResponse struct {
 // NewEcho connects the two ends over "pipes", as a child process has them, or
 // "tcp" on the loopback.
 func NewEcho(ctx context.Context, transport string, arguments json.RawMessage) (*Echo, error) {
-	e := &Echo{arguments: arguments, waiting: map[string]chan struct{}{}}
+	e := &Echo{arguments: arguments, ended: make(chan struct{})}
 	var err error
 	switch transport {
 	case "pipes":
@@ -67,19 +68,19 @@ func (e *Echo) Call() error {
 		return err
 	}
 	done := make(chan struct{})
-	e.mu.Lock()
-	if err = e.ended; err == nil {
-		e.waiting[id] = done
-		_, err = e.near.Write(append(b, '\n'))
-	}
-	e.mu.Unlock()
+	e.waiting.Store(id, done)
+	e.writing.Lock()
+	_, err = e.near.Write(append(b, '\n'))
+	e.writing.Unlock()
 	if err != nil {
 		return err
 	}
-	<-done
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.ended
+	select {
+	case <-done:
+		return nil
+	case <-e.ended:
+		return e.err
+	}
 }
 
 // Close ends both ends.
@@ -107,31 +108,22 @@ func (e *Echo) answer() {
 }
 
 func (e *Echo) receive() {
-	err := errors.New("floor: the stream ended")
+	defer close(e.ended)
+	e.err = errors.New("floor: the stream ended")
 	in := bufio.NewScanner(e.near)
 	for in.Scan() {
 		var r echoResponse
-		if err = json.Unmarshal(in.Bytes(), &r); err != nil {
-			break
+		if err := json.Unmarshal(in.Bytes(), &r); err != nil {
+			e.err = err
+			return
 		}
 		if !bytes.Equal(r.Data, e.arguments) {
-			err = fmt.Errorf("floor: %s came back as %s", e.arguments, r.Data)
-			break
+			e.err = fmt.Errorf("floor: %s came back as %s", e.arguments, r.Data)
+			return
 		}
-		e.mu.Lock()
-		done := e.waiting[r.ReqID]
-		delete(e.waiting, r.ReqID)
-		e.mu.Unlock()
-		if done != nil {
-			close(done)
+		if done, ok := e.waiting.LoadAndDelete(r.ReqID); ok {
+			close(done.(chan struct{}))
 		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.ended = err
-	for id, done := range e.waiting {
-		delete(e.waiting, id)
-		close(done)
 	}
 }
 

@@ -86,67 +86,62 @@ func endPayload(size int) []byte {
 	return []byte(`{"id":"` + strings.Repeat("0", 32) + `","text":"` + strings.Repeat("x", max(1, size-60)) + `"}`)
 }
 
-// signers holds a key of each scheme, and its signatures of the payload.
-type signers struct {
-	payload []byte
-	ed      ed25519.PrivateKey
-	edSig   []byte
-	p256    *ecdsa.PrivateKey
-	p256Sig []byte
-	secp    *secp256k1.PrivateKey
-	secpKey *secp256k1.PublicKey
-	secpSig *secp.Signature
+// signers have a key of each scheme; they verify their signatures of one payload, and
+// sign what the program sends.
+type signers map[Scheme]struct {
+	verify func(body, digest []byte) bool
+	sign   func(body, digest []byte) error
 }
 
-func newSigners(payload []byte) (*signers, error) {
-	s := &signers{payload: payload}
-	var err error
-	if _, s.ed, err = ed25519.GenerateKey(rand.Reader); err != nil {
-		return nil, err
-	}
-	if s.p256, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		return nil, err
-	}
-	if s.secp, err = secp256k1.GeneratePrivateKey(); err != nil {
-		return nil, err
-	}
-	s.secpKey = s.secp.PubKey()
+func newSigners(payload []byte) (signers, error) {
 	digest := sha256.Sum256(payload)
-	s.edSig, s.secpSig = ed25519.Sign(s.ed, payload), secp.Sign(s.secp, digest[:])
-	s.p256Sig, err = ecdsa.SignASN1(rand.Reader, s.p256, digest[:])
-	return s, err
+	public, ed, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	p256Sig, err := ecdsa.SignASN1(rand.Reader, p256, digest[:])
+	if err != nil {
+		return nil, err
+	}
+	k1, err := secp256k1.GeneratePrivateKey()
+	if err != nil {
+		return nil, err
+	}
+	edSig, k1Sig, k1Public := ed25519.Sign(ed, payload), secp.Sign(k1, digest[:]), k1.PubKey()
+	return signers{
+		Ed25519: {
+			func(body, _ []byte) bool { return ed25519.Verify(public, body, edSig) },
+			func(body, _ []byte) error { ed25519.Sign(ed, body); return nil },
+		},
+		P256: {
+			func(_, digest []byte) bool { return ecdsa.VerifyASN1(&p256.PublicKey, digest, p256Sig) },
+			func(_, digest []byte) error { _, err := ecdsa.SignASN1(rand.Reader, p256, digest); return err },
+		},
+		Secp256k1: {
+			func(_, digest []byte) bool { return k1Sig.Verify(digest, k1Public) },
+			func(_, digest []byte) error { secp.Sign(k1, digest); return nil },
+		},
+	}, nil
 }
 
-func (s *signers) verify(body []byte, with []Scheme) error {
+func (s signers) verify(body []byte, with []Scheme) error {
 	for _, w := range with {
-		digest, ok := sha256.Sum256(body), false
-		switch w {
-		case Ed25519:
-			ok = ed25519.Verify(s.ed.Public().(ed25519.PublicKey), body, s.edSig)
-		case P256:
-			ok = ecdsa.VerifyASN1(&s.p256.PublicKey, digest[:], s.p256Sig)
-		case Secp256k1:
-			ok = s.secpSig.Verify(digest[:], s.secpKey)
-		}
-		if !ok {
+		if digest := sha256.Sum256(body); !s[w].verify(body, digest[:]) {
 			return fmt.Errorf("floor: a signature by %s does not verify", w)
 		}
 	}
 	return nil
 }
 
-func (s *signers) sign(body []byte, with []Scheme) error {
+func (s signers) sign(body []byte, with []Scheme) error {
 	for _, w := range with {
 		digest := sha256.Sum256(body)
-		switch w {
-		case Ed25519:
-			ed25519.Sign(s.ed, body)
-		case P256:
-			if _, err := ecdsa.SignASN1(rand.Reader, s.p256, digest[:]); err != nil {
-				return err
-			}
-		case Secp256k1:
-			secp.Sign(s.secp, digest[:])
+		if err := s[w].sign(body, digest[:]); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -172,12 +167,13 @@ type pusher struct {
 
 // bare is the program at an end.
 type bare struct {
-	plan  Plan
-	keys  *signers
-	a     *Appender
-	bus   *nats.Conn
-	web   *http.Client
-	lanes []*lane
+	plan    Plan
+	keys    signers
+	payload []byte
+	a       *Appender
+	bus     *nats.Conn
+	web     *http.Client
+	lanes   []*lane
 }
 
 // Serve runs the program of a plan until ctx ends: it tells ready where it is,
@@ -193,7 +189,8 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
-	keys, err := newSigners(endPayload(plan.Payload))
+	payload := endPayload(plan.Payload)
+	keys, err := newSigners(payload)
 	if err != nil {
 		return err
 	}
@@ -202,7 +199,7 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		return err
 	}
 	defer stopNATS()
-	r := &bare{plan: plan, keys: keys, a: a, bus: bus,
+	r := &bare{plan: plan, keys: keys, payload: payload, a: a, bus: bus,
 		web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
 	defer r.web.CloseIdleConnections()
 	ctx, stop := context.WithCancel(ctx)
@@ -292,7 +289,7 @@ func (r *bare) run(ctx context.Context, l *lane) error {
 	var call chan []byte
 	for n := 0; ctx.Err() == nil; n++ {
 		var m said
-		body := r.keys.payload
+		body := r.payload
 		for _, s := range r.plan.Steps {
 			switch s.Do {
 			case In, Call, FromBus:

@@ -46,42 +46,45 @@ type worker struct {
 	firstError error
 }
 
-// Do runs exchanges of any protocol in a closed loop for a duration: each of
-// several workers calls exchange again and again, at least once, with a number of
-// its own each time. Those during the warm-up count nowhere. A running exchange is
-// finished at the end of the duration; the end of ctx is for the exchange to obey.
+// Do is [Loop] after a warm-up, which counts nowhere. Each exchange gets a number of its
+// own.
 func Do(ctx context.Context, workers int, warmup, duration time.Duration,
 	exchange func(ctx context.Context, worker, i int) error) Result {
 	var next atomic.Int64
+	numbered := func(ctx context.Context, w int) error { return exchange(ctx, w, int(next.Add(1)-1)) }
+	Loop(ctx, workers, warmup, numbered)
+	return Loop(ctx, workers, duration, numbered)
+}
+
+// Loop runs exchanges of any protocol in a closed loop for a duration: each of several
+// workers calls exchange again and again, at least once. A running exchange is finished
+// at the end of the duration; the end of ctx is for the exchange to obey.
+func Loop(ctx context.Context, workers int, duration time.Duration,
+	exchange func(ctx context.Context, worker int) error) Result {
 	all := make([]worker, workers)
-	phase := func(d time.Duration) {
-		clear(all)
-		end := time.Now().Add(d)
-		var wg sync.WaitGroup
-		for n := range all {
-			w := &all[n]
-			wg.Go(func() {
-				for start := time.Now(); ctx.Err() == nil && (w.none() || start.Before(end)); start = time.Now() {
-					err := exchange(ctx, n, int(next.Add(1)-1))
-					switch {
-					case err == nil:
-						w.latencies = append(w.latencies, time.Since(start))
-					case errors.Is(err, End):
-						return
-					default:
-						if w.failed++; w.firstError == nil {
-							w.firstError = err
-						}
+	cpu, began := CPU(), time.Now()
+	end := began.Add(duration)
+	var wg sync.WaitGroup
+	for n := range all {
+		w := &all[n]
+		wg.Go(func() {
+			for start := time.Now(); ctx.Err() == nil && (w.none() || start.Before(end)); start = time.Now() {
+				err := exchange(ctx, n)
+				switch {
+				case err == nil:
+					w.latencies = append(w.latencies, time.Since(start))
+				case errors.Is(err, End):
+					return
+				default:
+					if w.failed++; w.firstError == nil {
+						w.firstError = err
 					}
 				}
-			})
-		}
-		wg.Wait()
+			}
+		})
 	}
-	phase(warmup)
-	cpu, start := CPU(), time.Now()
-	phase(duration)
-	return summary(all, time.Since(start), CPU()-cpu)
+	wg.Wait()
+	return summary(all, time.Since(began), CPU()-cpu)
 }
 
 func (w *worker) none() bool { return w.failed+len(w.latencies) == 0 }
