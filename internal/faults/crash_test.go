@@ -109,7 +109,7 @@ func crashChoices(t *testing.T, usual int) (rounds int, seed uint64) {
 func newCrash(t *testing.T, stream uint64) *crash {
 	t.Helper()
 	c := &crash{dir: t.TempDir(), client: newClient(t)}
-	c.rounds, c.seed = crashChoices(t, 20)
+	c.rounds, c.seed = crashChoices(t, much(t, 6, 20, 20))
 	c.rnd = rand.New(rand.NewPCG(c.seed, stream))
 	c.data = filepath.Join(c.dir, "data")
 	for i := range 3 {

@@ -102,10 +102,7 @@ func TestErasedAfterPowerLoss(t *testing.T) {
 // TestKilledWhileForgetting kills a hub in the middle of an erasure: the next
 // start finishes it, and nothing else is lost.
 func TestKilledWhileForgetting(t *testing.T) {
-	rounds, messages := 4, 400
-	if testing.Short() {
-		rounds, messages = 2, 120
-	}
+	rounds, messages := much(t, 2, 4, 4), much(t, 120, 400, 400)
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
 	config := writeConfig(t, dir, node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0",

@@ -255,19 +255,6 @@ func (g *guests) befriend(t *testing.T) {
 	}
 }
 
-// much is how much of an attack there is: the long form is run by name.
-func much(t *testing.T, short, long int) int {
-	switch form := os.Getenv("PARLEY_GUESTS"); form {
-	case "":
-		return short
-	case "long":
-		return long
-	default:
-		t.Fatalf("PARLEY_GUESTS=%q: want \"long\", or nothing for the short form", form)
-		return 0
-	}
-}
-
 // done says what an attack counted, which must have reached the hub.
 func done(t *testing.T, what string, r attack.Result) attack.Result {
 	t.Helper()
@@ -284,16 +271,16 @@ func TestGuestsRegistry(t *testing.T) {
 	a := g.against(t, 4)
 	g.begin(t)
 	ctx := t.Context()
-	if r := done(t, "registrations of 0.9 MB", a.Registrations(ctx, much(t, 100, 600), 900_000)); r.Taken > 0 {
+	if r := done(t, "registrations of 0.9 MB", a.Registrations(ctx, much(t, 40, 100, 600), 900_000)); r.Taken > 0 {
 		t.Errorf("%d registrations of more than %d bytes were taken", r.Taken, maxRecord)
 	}
-	if r := done(t, "manifests of nearly 1 MiB", a.Manifests(ctx, much(t, 60, 1000), 1_000_000)); r.Taken > 0 {
+	if r := done(t, "manifests of nearly 1 MiB", a.Manifests(ctx, much(t, 20, 60, 1000), 1_000_000)); r.Taken > 0 {
 		t.Errorf("%d manifests of more than %d bytes were taken", r.Taken, maxManifest)
 	}
-	done(t, "registrations of nearly 64 KiB", a.Registrations(ctx, much(t, 200, 5000), maxRecord-2048))
-	done(t, "manifests of nearly 256 KiB", a.Manifests(ctx, much(t, 60, 2000), maxManifest-2048))
-	done(t, "registrations with all endpoints and protocols", a.WideRegistrations(ctx, much(t, 100, 5000)))
-	done(t, "batches", a.Batches(ctx, much(t, 5, 500), 15, 60_000))
+	done(t, "registrations of nearly 64 KiB", a.Registrations(ctx, much(t, 70, 200, 5000), maxRecord-2048))
+	done(t, "manifests of nearly 256 KiB", a.Manifests(ctx, much(t, 20, 60, 2000), maxManifest-2048))
+	done(t, "registrations with all endpoints and protocols", a.WideRegistrations(ctx, much(t, 40, 100, 5000)))
+	done(t, "batches", a.Batches(ctx, much(t, 5, 5, 500), 15, 60_000))
 	g.held(t)
 	g.befriend(t)
 	g.restart(t)
@@ -309,7 +296,7 @@ func TestGuestsConnections(t *testing.T) {
 	g := newGuests(t, nil, "sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, files))
 	a := g.against(t, 2)
 	g.begin(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(much(t, 4, 60))*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(much(t, 2, 4, 60))*time.Second)
 	defer cancel()
 	var attacks sync.WaitGroup
 	for _, s := range attack.Shapes {
@@ -338,9 +325,9 @@ func TestGuestsClaims(t *testing.T) {
 	g := newGuests(t, nil)
 	a := g.against(t, 2)
 	g.begin(t)
-	n, paths := much(t, 100, 1500), attack.ClaimPaths("/agents/worker")
-	for range much(t, 4, 20) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(much(t, 1, 5))*time.Second)
+	n, paths := much(t, 100, 100, 1500), attack.ClaimPaths("/agents/worker")
+	for range much(t, 2, 4, 20) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(much(t, 1, 1, 5))*time.Second)
 		var attacks sync.WaitGroup
 		attacks.Go(func() { done(t, "claims to all endpoints", a.Claims(ctx, n, paths...)) })
 		attacks.Go(func() { done(t, "claims to a SAMVAD agent", a.Claims(ctx, 3*n, paths[0])) })
@@ -358,8 +345,8 @@ func TestGuestsRefusedMessages(t *testing.T) {
 	g := newGuests(t, nil)
 	a := g.against(t, 2)
 	g.begin(t)
-	done(t, "refused messages of 0.7 MB", a.RefusedMessages(t.Context(), much(t, 60, 1000), 700_000))
-	done(t, "small refused messages", a.RefusedMessages(t.Context(), much(t, 500, 50_000), 20))
+	done(t, "refused messages of 0.7 MB", a.RefusedMessages(t.Context(), much(t, 20, 60, 1000), 700_000))
+	done(t, "small refused messages", a.RefusedMessages(t.Context(), much(t, 150, 500, 50_000), 20))
 	g.held(t)
 	g.enrol(t, "newcomer")
 	g.restart(t)
@@ -376,8 +363,8 @@ func TestGuestsMessages(t *testing.T) {
 	if few.Taken != few.Sent {
 		t.Errorf("a guest's message is not taken: %s", few)
 	}
-	done(t, "messages of 0.7 MB", a.Messages(t.Context(), much(t, 60, 1000), 700_000))
-	done(t, "small messages", a.Messages(t.Context(), much(t, 200, 50_000), 20))
+	done(t, "messages of 0.7 MB", a.Messages(t.Context(), much(t, 20, 60, 1000), 700_000))
+	done(t, "small messages", a.Messages(t.Context(), much(t, 100, 200, 50_000), 20))
 	g.held(t)
 	g.enrol(t, "newcomer")
 	g.restart(t)
@@ -398,7 +385,7 @@ func TestGuestsManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := done(t, "manifests", a.Mislead(t.Context(), much(t, 3, 300))); r.Changed > 0 {
+	if r := done(t, "manifests", a.Mislead(t.Context(), much(t, 3, 3, 300))); r.Changed > 0 {
 		t.Errorf("%d times the hub's own answers or manifests were changed", r.Changed)
 	}
 	same := func(when string) {
@@ -488,10 +475,10 @@ func TestGuestsMailboxes(t *testing.T) {
 	a := g.against(t, 8)
 	g.begin(t)
 	ctx := t.Context()
-	done(t, "messages to mailboxes", a.FillMailboxes(ctx, much(t, 60, 2_000), 700_000))
-	done(t, "mailboxes", a.Mailboxes(ctx, much(t, 4_100, 20_000)))
-	done(t, "registrations with a mailbox", a.MailboxRegistrations(ctx, much(t, 350, 5_000)))
-	done(t, "ASP agents", a.ASPAgents(ctx, much(t, 350, 5_000)))
+	done(t, "messages to mailboxes", a.FillMailboxes(ctx, much(t, 20, 60, 2_000), 700_000))
+	done(t, "mailboxes", a.Mailboxes(ctx, much(t, 500, 4_100, 20_000)))
+	done(t, "registrations with a mailbox", a.MailboxRegistrations(ctx, much(t, 350, 350, 5_000)))
+	done(t, "ASP agents", a.ASPAgents(ctx, much(t, 350, 350, 5_000)))
 	g.held(t)
 	g.befriend(t)
 	g.enrol(t, "newcomer")

@@ -466,6 +466,24 @@ func treeSum(t *testing.T, dir string) string {
 	return strings.Join(lines, "\n")
 }
 
+// much is how much of something a test does. `go test ./...` does the least; with
+// PARLEY_FAULTS=long, as .ci/run sets it, a test takes up to half a minute; with
+// PARLEY_FAULTS=longest a single test, run by its name, may take many minutes.
+func much(t *testing.T, quick, long, longest int) int {
+	t.Helper()
+	switch form := os.Getenv("PARLEY_FAULTS"); form {
+	case "":
+		return quick
+	case "long":
+		return long
+	case "longest":
+		return longest
+	default:
+		t.Fatalf("PARLEY_FAULTS=%q: want \"long\", \"longest\", or nothing for the quick form", form)
+		return 0
+	}
+}
+
 // inCI says whether what the machine lacks is a failure.
 func inCI() bool { return os.Getenv("CI") == "true" }
 

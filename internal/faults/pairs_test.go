@@ -26,14 +26,10 @@ func TestCrashPairs(t *testing.T) {
 	for n, setting := range []struct {
 		outcome string
 		rounds  int
-	}{{"at-most-once", 5}, {"at-least-once", 3}} {
+	}{{"at-most-once", much(t, 2, 5, 5)}, {"at-least-once", much(t, 1, 3, 3)}} {
 		t.Run(setting.outcome, func(t *testing.T) {
 			t.Parallel()
-			rounds := setting.rounds
-			if testing.Short() {
-				rounds = 1
-			}
-			rounds, seed := crashChoices(t, rounds)
+			rounds, seed := crashChoices(t, setting.rounds)
 			newTalk(t, setting.outcome).run(t, rounds, rand.New(rand.NewPCG(seed, 3+uint64(n))))
 		})
 	}

@@ -221,7 +221,7 @@ func TestReplays(t *testing.T) {
 // journal takes nothing in, and honest senders pass all the while.
 func TestUnauthenticatedSendersLeaveNothing(t *testing.T) {
 	f := newFlood(t, "memory")
-	const count = 100_000
+	count := much(t, 30_000, 100_000, 100_000)
 	honest := 0
 	template := f.shot(t, 0, samvad.ModeSync)
 	forger := newIdentity(t, f.sender.ID())

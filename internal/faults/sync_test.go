@@ -167,10 +167,11 @@ func TestFailingSync(t *testing.T) {
 // so at once.
 func TestSlowSync(t *testing.T) {
 	const (
-		hasty, each, size = 64, 20, 512 << 10 // 640 MiB
-		bound             = 112 << 20
+		hasty, size = 64, 512 << 10
+		bound       = 112 << 20
 	)
-	t.Setenv("GOGC", "20") // what grows is what the hub holds
+	each := much(t, 8, 20, 20) // 256 MiB in all, or 640
+	t.Setenv("GOGC", "20")     // what grows is what the hub holds
 	d := newDiskIn(t, t.TempDir(), "1")
 	d.expect(t, "before", http.StatusOK)
 	fault := tamperWith(t, d.process, "delay_exit=2000000")
