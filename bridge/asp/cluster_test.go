@@ -39,7 +39,7 @@ func TestTwoNodes(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer stop()
 
-	each := 250
+	each := 100
 	if testing.Short() {
 		each = 40
 	}

@@ -23,7 +23,7 @@ import (
 // The tasks of a handler of this process start again; the hub polls those of an agent
 // elsewhere, and does not send them again. None stays running.
 func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
-	n := 500 // of each
+	n := 150 // of each
 	if testing.Short() {
 		n = 60
 	}
