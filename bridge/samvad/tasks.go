@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -42,19 +43,26 @@ func (b *Binding) startTask(ctx context.Context, r *protocol.Request, m *parley.
 		return fmt.Errorf("record the task: %w", err)
 	}
 	b.running.Store(m.ID, true)
-	// The answer may have been recorded before the task was known here.
-	if _, open := b.c.Journal.Delivery(m.ID, m.To); !open {
-		b.background(m.ID, func() error {
-			if p, ok := b.c.Journal.Seen(scope(r.To), key(r.Envelope)); ok && !p.Reply.IsZero() {
-				if reply, err := b.c.Journal.Read(b.ctx, p.Reply); err == nil {
-					return b.finish(b.ctx, m.ID, reply.Message)
-				}
-			}
-			return b.find(m.ID)
-		})
+	// The answer may have been recorded, and its callback made, before the task was
+	// known here. Then the sender learns of the task when it has its outcome.
+	if _, open := b.c.Journal.Delivery(m.ID, m.To); !open && b.finishEarly(ctx, r, m.ID) != nil {
+		b.background(m.ID, func() error { return b.find(m.ID) })
 	}
 	r.Accept(b.taskID(m.ID, r.To))
 	return nil
+}
+
+// finishEarly finishes a task by the answer that its replay key leads to.
+func (b *Binding) finishEarly(ctx context.Context, r *protocol.Request, id parley.ID) error {
+	p, ok := b.c.Journal.Seen(scope(r.To), key(r.Envelope))
+	if !ok || p.Reply.IsZero() {
+		return errors.New("samvad: the answer is not known by its request")
+	}
+	reply, err := b.c.Journal.Read(ctx, p.Reply)
+	if err != nil {
+		return err
+	}
+	return b.finish(ctx, id, reply.Message)
 }
 
 // background calls f, which finishes a task, until it succeeds or the binding
