@@ -39,6 +39,8 @@ type Inbound struct {
 	// Subject that it arrived on, checked against the envelope; "" is not
 	// checked.
 	Subject string
+	// Reply is where the transport takes an answer besides, for [Router.ReplyTo].
+	Reply string
 	// Principal is who the transport knows the sender to be, for hooks.
 	Principal string
 	// Forwarder is the node that forwarded the message to this one; "": none.
@@ -401,7 +403,7 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 		}
 	case *Whois:
 		if c.Type == WhoisRequest {
-			r.asked(&res, e, c, now)
+			r.asked(&res, e, c, in.Reply, now)
 			break
 		}
 		a, _ := r.asks.match(e, now)
@@ -535,16 +537,31 @@ func extStrings(e *Envelope, key string) (list []string, present, ok bool) {
 
 // Expect notes a whois request that another node passes on for one of its
 // peers, so that its answers, which come here, are not unsolicited. It gives
-// those of the peers of this node, once.
-func (r *Router) Expect(e *Envelope) []Outgoing {
+// those of the peers of this node, once. For reply see [Router.ReplyTo].
+func (r *Router) Expect(e *Envelope, reply string) []Outgoing {
 	r.init()
 	w, ok := e.content.(*Whois)
-	if !ok || w.Type != WhoisRequest || r.asks.knows(e, r.Verifier.now()) {
+	if !ok || w.Type != WhoisRequest {
+		return nil
+	}
+	if _, known := r.asks.find(e, e.From, e.ID, r.Verifier.now()); known {
 		return nil
 	}
 	var res Result
-	r.asked(&res, e, w, r.Verifier.now())
+	r.asked(&res, e, w, reply, r.Verifier.now())
 	return res.Published
+}
+
+// ReplyTo gives the [Inbound.Reply] of a whois request, or of the one that a whois
+// response answers; "" if it is not known, as after a minute.
+func (r *Router) ReplyTo(e *Envelope) string {
+	r.init()
+	asker, id := e.From, e.ID
+	if w, ok := e.content.(*Whois); ok && w.Type == WhoisResponse {
+		asker, id = e.To, e.ReplyTo
+	}
+	q, _ := r.asks.find(e, asker, id, r.Verifier.now())
+	return q.reply
 }
 
 // Hosts reports whether a peer of the node has that id in a channel.

@@ -388,13 +388,13 @@ func TestDiscoveryChecklist(t *testing.T) {
 		e := &Envelope{WorkspaceID: "ws", Channel: "c", From: "mallory"}
 		for i := range maxAsksEach + 10 {
 			e.ID = fmt.Sprint(i)
-			a.note(e, false, atClock())
+			a.note(e, false, "", atClock())
 		}
 		if len(a.byKey) != maxAsksEach {
 			t.Errorf("%d", len(a.byKey))
 		}
 		e.From = "alice"
-		a.note(e, false, atClock().Add(askTime))
+		a.note(e, false, "", atClock().Add(askTime))
 		if len(a.byKey) != 1 || len(a.order) != 1 || len(a.count) != 1 {
 			t.Errorf("%d %d %d", len(a.byKey), len(a.order), len(a.count))
 		}

@@ -43,7 +43,7 @@ func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 		res.Work = &w
 	}
 	if w, ok := sent.content.(*Whois); ok && w.Type == WhoisRequest {
-		r.asked(&res, sent, w, now)
+		r.asked(&res, sent, w, "", now)
 	} else if sent.Kind != KindGreet {
 		r.deliver(&res, sent)
 	}

@@ -9,12 +9,13 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// asked records a whois request, so that its answers are expected, and answers for
+// asked records a whois request, so that its answers are expected, with where the
+// transport takes them, and answers for
 // the hosted peers that match. A directed request is answered whatever its query;
 // the requester never answers itself.
-func (r *Router) asked(res *Result, e *Envelope, q *Whois, now time.Time) {
+func (r *Router) asked(res *Result, e *Envelope, q *Whois, reply string, now time.Time) {
 	_, filtered, _ := extStrings(e, ExtFilter)
-	r.asks.note(e, filtered, now)
+	r.asks.note(e, filtered, reply, now)
 	res.Relay = r.Relay && (e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) == nil)
 	for _, l := range r.channel(e.WorkspaceID, e.Channel) {
 		switch id := l.Card.PeerID; {
@@ -85,12 +86,13 @@ type askKey struct {
 type ask struct {
 	to       string // the peer asked, "" for all
 	filtered bool
+	reply    string // see [Inbound.Reply]
 	until    time.Time
 }
 
-func hashed(id string) [16]byte {
+func askKeyOf(e *Envelope, asker, id string) askKey {
 	sum := sha256.Sum256([]byte(id))
-	return [16]byte(sum[:16])
+	return askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, asker}, [16]byte(sum[:16])}
 }
 
 // Bounds of asks: how long an answer may take, how many questions are open.
@@ -100,8 +102,8 @@ const (
 	maxAsksEach = 1 << 10
 )
 
-func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
-	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}, hashed(e.ID)}
+func (a *asks) note(e *Envelope, filtered bool, reply string, now time.Time) {
+	k := askKeyOf(e, e.From, e.ID)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for len(a.order) > 0 {
@@ -122,29 +124,26 @@ func (a *asks) note(e *Envelope, filtered bool, now time.Time) {
 	if _, ok := a.byKey[k]; ok || a.count[k.peerKey] >= maxAsksEach {
 		return
 	}
-	a.byKey[k] = ask{to: e.To, filtered: filtered, until: now.Add(askTime)}
+	a.byKey[k] = ask{to: e.To, filtered: filtered, reply: reply, until: now.Add(askTime)}
 	a.order = append(a.order, k)
 	a.count[k.peerKey]++
 }
 
-// knows reports whether a question is open.
-func (a *asks) knows(e *Envelope, now time.Time) bool {
+// find gives an open question of the workspace and channel of e.
+func (a *asks) find(e *Envelope, asker, id string, now time.Time) (ask, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	q, ok := a.byKey[askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.From}, hashed(e.ID)}]
-	return ok && now.Before(q.until)
+	q, ok := a.byKey[askKeyOf(e, asker, id)]
+	if !ok || !now.Before(q.until) {
+		return ask{}, false
+	}
+	return q, true
 }
 
 // match finds the question that a response answers.
 func (a *asks) match(e *Envelope, now time.Time) (ask, bool) {
-	k := askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, e.To}, hashed(e.ReplyTo)}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	q, ok := a.byKey[k]
-	if !ok || !now.Before(q.until) || q.to != "" && q.to != e.From {
-		return ask{}, false
-	}
-	return q, true
+	q, ok := a.find(e, e.To, e.ReplyTo, now)
+	return q, ok && (q.to == "" || q.to == e.From)
 }
 
 func catalogOf(v []byte) ([]Capability, error) {

@@ -1,6 +1,7 @@
 package aghnats
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -38,13 +39,9 @@ type Gateway struct {
 	// which the gateway reads AGH_NETWORK_V0 instead of subscribing.
 	Durable string
 
-	// Deliver hands a message to a hosted peer. It is called by one goroutine
-	// per sender at a time, in the order of arrival.
-	Deliver func(ctx context.Context, peerID string, e *agh.Envelope, v agh.Verdict)
-	// Presence is called when remote peers come and go.
-	Presence func(agh.PeerEvent)
 	// Admitted is called for every accepted message after its changes are in force
-	// and before its answers are published.
+	// and before its answers are published. Result.Deliver names the hosted peers
+	// that it is for.
 	Admitted func(ctx context.Context, user string, res agh.Result)
 	// Greeted gets the greetings of hosted peers, as they are published.
 	Greeted func(e *agh.Envelope)
@@ -79,7 +76,6 @@ type Gateway struct {
 	nc      *nats.Conn
 	workers []chan job
 	hosted  hosted
-	replies replies
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -107,8 +103,8 @@ func (g *Gateway) Start(ctx context.Context) error {
 		g.Log = slog.New(slog.DiscardHandler)
 	}
 	g.ctx, g.cancel = context.WithCancel(ctx)
-	for range or(g.Workers, 16) {
-		w := make(chan job, or(g.Queue, 256))
+	for range cmp.Or(g.Workers, 16) {
+		w := make(chan job, cmp.Or(g.Queue, 256))
 		g.workers = append(g.workers, w)
 		g.wg.Go(func() { g.work(w) })
 	}
@@ -149,7 +145,7 @@ func (g *Gateway) startServer() error {
 
 func (g *Gateway) startClient() error {
 	options := append([]nats.Option{nats.MaxReconnects(-1), nats.Name("parley"),
-		nats.ReconnectHandler(func(*nats.Conn) { g.hosted.all(g.greet) })}, g.Options...)
+		nats.ReconnectHandler(func(*nats.Conn) { g.greet(g.now().Add(g.interval()), g.now()) })}, g.Options...)
 	nc, err := nats.Connect(g.URL, options...)
 	if err != nil {
 		return fmt.Errorf("aghnats: %w", err)
@@ -226,7 +222,7 @@ func (g *Gateway) handle(j job) agh.Result {
 	received := j
 	j = g.inward(j)
 	authentic := false
-	in := agh.Inbound{Raw: j.data, Subject: j.subject, May: g.Router.Guard}
+	in := agh.Inbound{Raw: j.data, Subject: j.subject, Reply: j.reply, May: g.Router.Guard}
 	ctx := g.ctx
 	if j.ctx != nil {
 		ctx, in.Forwarder, in.Principal = j.ctx, j.forwarder, j.principal
@@ -249,7 +245,6 @@ func (g *Gateway) handle(j job) agh.Result {
 		}
 	}
 	res := g.Router.Receive(ctx, in)
-	g.events(res.Events)
 	if authentic && res.Envelope.WorkID != "" {
 		g.claim(j.user, res.Envelope) // a refusal has to reach it
 	}
@@ -264,9 +259,6 @@ func (g *Gateway) handle(j job) agh.Result {
 		if j.user != nil {
 			g.claim(j.user, res.Envelope)
 		}
-		if w, ok := res.Envelope.Content().(*agh.Whois); ok && w.Type == agh.WhoisRequest && j.reply != "" {
-			g.replies.note(res.Envelope, j.reply, g.now())
-		}
 		if g.Admitted != nil {
 			g.Admitted(ctx, in.Principal, res)
 		}
@@ -276,11 +268,6 @@ func (g *Gateway) handle(j job) agh.Result {
 	}
 	if res.Relay {
 		g.logged(g.publish(res.Envelope, res.Envelope.Raw()))
-	}
-	if g.Deliver != nil {
-		for _, peer := range res.Deliver {
-			g.Deliver(g.ctx, peer, res.Envelope, res.Verdict)
-		}
 	}
 	return res
 }
@@ -302,13 +289,13 @@ func (g *Gateway) may(a *account, e *agh.Envelope) error {
 	if err := g.Router.Guard(e); err != nil {
 		return err
 	}
-	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, or(a.user.MaxPeers, 4096), g.now())
+	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, cmp.Or(a.user.MaxPeers, 4096), g.now())
 }
 
 // claim notes who speaks as a peer. Only messages that the user may send come
 // here.
 func (g *Gateway) claim(a *account, e *agh.Envelope) {
-	g.claims.take(claimKey{e.WorkspaceID, e.From}, a.uid, g.now().Add(2*or(g.Interval, 30*time.Second)))
+	g.claims.take(claimKey{e.WorkspaceID, e.From}, a.uid, g.now().Add(2*g.interval()))
 }
 
 // lists finds the user that lists a peer exactly.
@@ -348,7 +335,8 @@ func (g *Gateway) subscribed(workspaceID, channel, peer string) bool {
 // Publish sends an envelope on its subject, to whom it concerns and nobody
 // else: the Raw bytes of a received one, so that signatures hold, otherwise
 // its encoding. It checks nothing but the target: an embedder that took a
-// message with [agh.Take] gives it here when it is to be delivered.
+// message with [agh.Take] gives it here when it is to be delivered, and what a
+// hosted peer says after [agh.Router.Prepare].
 func (g *Gateway) Publish(e *agh.Envelope) error {
 	data := e.Raw()
 	if data == nil {
@@ -366,8 +354,7 @@ func (g *Gateway) Publish(e *agh.Envelope) error {
 // and on a reply subject; the embedder brings them to that hub, where the asker
 // is.
 func (g *Gateway) PublishQuestion(e *agh.Envelope) error {
-	answers := g.Router.Expect(e)
-	g.replies.note(e, elsewhere, g.now())
+	answers := g.Router.Expect(e, elsewhere)
 	var err error
 	if e.To == "" || !g.Router.Hosts(e.WorkspaceID, e.Channel, e.To) {
 		err = g.Publish(e)
@@ -452,13 +439,12 @@ func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error 
 	}
 	reply := ""
 	if w, ok := e.Content().(*agh.Whois); ok {
-		switch {
-		case w.Type == agh.WhoisResponse:
-			if to := g.replies.find(e, g.now()); to != "" && to != elsewhere {
-				g.logged(g.nc.Publish(to, data))
-			}
-		case g.server != nil && g.replies.has(e, g.now()):
+		switch to := g.Router.ReplyTo(e); {
+		case to == "":
+		case w.Type == agh.WhoisRequest && g.server != nil:
 			reply = replyPrefix + agh.NewID()
+		case w.Type == agh.WhoisResponse && to != elsewhere:
+			g.logged(g.nc.Publish(to, data))
 		}
 	}
 	if g.server != nil && e.To != "" {
@@ -472,41 +458,6 @@ func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error 
 		return g.nc.PublishRequest(subject, reply, data)
 	}
 	return g.nc.Publish(subject, data)
-}
-
-// Send sends a message of a hosted peer; see [agh.Router.Send].
-func (g *Gateway) Send(ctx context.Context, e *agh.Envelope) (agh.Result, error) {
-	res, err := g.Router.Send(ctx, e)
-	if err != nil {
-		return res, err
-	}
-	return res, g.carry(ctx, res)
-}
-
-// carry publishes and delivers what the router says.
-func (g *Gateway) carry(ctx context.Context, res agh.Result) error {
-	here := len(res.Deliver) > 0 && res.Envelope.To != ""
-	for i, out := range res.Published {
-		if i == 0 && here {
-			continue // between two hosted peers
-		}
-		answer := i > 0 // of a hosted peer to the hosted asker
-		if answer && g.Router.Hosts(out.Envelope.WorkspaceID, out.Envelope.Channel, out.Envelope.To) {
-			if g.Deliver != nil {
-				g.Deliver(ctx, out.Envelope.To, out.Envelope, agh.Verdict{Trust: agh.TrustUnverified})
-			}
-			continue
-		}
-		if err := g.say(out); err != nil {
-			return err
-		}
-	}
-	if g.Deliver != nil {
-		for _, peer := range res.Deliver {
-			g.Deliver(ctx, peer, res.Envelope, agh.Verdict{Trust: agh.TrustUnverified})
-		}
-	}
-	return nil
 }
 
 // Host adds a peer to the gateway and greets for it, now and every Interval.
@@ -526,7 +477,7 @@ func (g *Gateway) Host(l *agh.Local) error {
 	if g.Greeted != nil {
 		g.Greeted(out.Envelope)
 	}
-	g.hosted.add(l, g.now().Add(or(g.Interval, 30*time.Second)))
+	g.hosted.add(l, g.now().Add(g.interval()))
 	return nil
 }
 
@@ -560,7 +511,7 @@ func (g *Gateway) Unhost(workspaceID, channel, peerID string) {
 }
 
 func (g *Gateway) heartbeat() {
-	tick := time.NewTicker(min(or(g.Interval, 30*time.Second)/4, time.Second))
+	tick := time.NewTicker(min(g.interval()/4, time.Second))
 	defer tick.Stop()
 	for {
 		select {
@@ -572,32 +523,28 @@ func (g *Gateway) heartbeat() {
 	}
 }
 
-// beat greets for the hosted peers whose time has come and notices who went.
+// beat greets for the hosted peers whose time has come and forgets remote ones that
+// are gone.
 func (g *Gateway) beat(now time.Time) {
-	for _, l := range g.hosted.due(now, or(g.Interval, 30*time.Second)) {
-		g.greet(l)
-	}
-	g.events(g.Router.Expire())
+	g.greet(now, now)
+	g.Router.Expire()
 }
 
-func (g *Gateway) greet(l *agh.Local) {
-	out, err := g.Router.Greeting(l)
-	if err == nil {
-		err = g.publishOn(out.Subject, out.Envelope, out.Data)
-	}
-	if err == nil && g.Greeted != nil {
-		g.Greeted(out.Envelope)
-	}
-	g.logged(err)
-}
-
-func (g *Gateway) events(events []agh.PeerEvent) {
-	if g.Presence != nil {
-		for _, e := range events {
-			g.Presence(e)
+// greet greets for the hosted peers whose greeting is due by a time.
+func (g *Gateway) greet(by, now time.Time) {
+	for _, l := range g.hosted.due(by, now.Add(g.interval())) {
+		out, err := g.Router.Greeting(l)
+		if err == nil {
+			err = g.publishOn(out.Subject, out.Envelope, out.Data)
 		}
+		if err == nil && g.Greeted != nil {
+			g.Greeted(out.Envelope)
+		}
+		g.logged(err)
 	}
 }
+
+func (g *Gateway) interval() time.Duration { return cmp.Or(g.Interval, 30*time.Second) }
 
 func (g *Gateway) now() time.Time {
 	if g.Router.Verifier.Now != nil {

@@ -1,12 +1,12 @@
 package aghnats
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -33,7 +33,7 @@ type account struct {
 
 // serve starts the embedded server.
 func (g *Gateway) serve() error {
-	host, port, err := net.SplitHostPort(or(g.Listen, "127.0.0.1:4222"))
+	host, port, err := net.SplitHostPort(cmp.Or(g.Listen, "127.0.0.1:4222"))
 	if err != nil {
 		return fmt.Errorf("aghnats: listen address: %w", err)
 	}
@@ -49,10 +49,10 @@ func (g *Gateway) serve() error {
 	g.hubUser, g.hubPassword = "hub-"+hex.EncodeToString(secret[:8]), hex.EncodeToString(secret[8:])
 	o := &server.Options{
 		Host: host, Port: n, ServerName: "parley-agh", NoLog: true, NoSigs: true,
-		MaxPayload: int32(or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: or(g.MaxSubs, 65536),
-		MaxConn:                    or(g.MaxConns, 16384) + 1, // one is the gateway's own
+		MaxPayload: int32(cmp.Or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: cmp.Or(g.MaxSubs, 65536),
+		MaxConn:                    cmp.Or(g.MaxConns, 16384) + 1, // one is the gateway's own
 		CustomClientAuthentication: (*authenticator)(g), AlwaysEnableNonce: true,
-		DisableShortFirstPing: true, AuthTimeout: or(g.AuthWait, 2*time.Second).Seconds(),
+		DisableShortFirstPing: true, AuthTimeout: cmp.Or(g.AuthWait, 2*time.Second).Seconds(),
 	}
 	if g.TLS != nil {
 		o.TLSConfig, o.TLS, o.TLSTimeout = g.TLS, true, 5
@@ -80,7 +80,7 @@ func (g *Gateway) serve() error {
 		}
 	}
 	for _, u := range g.Users {
-		if err := g.AddUser(u); err != nil {
+		if err := g.addUser(u); err != nil {
 			return err
 		}
 	}
@@ -99,12 +99,8 @@ func (g *Gateway) Addr() string {
 	return g.server.Addr().String()
 }
 
-// AddUser lets one more user in, at any time after Start; Users holds those of
-// the start. A name can be used once.
-func (g *Gateway) AddUser(u User) error {
-	if g.server == nil {
-		return errors.New("aghnats: users are those of the operator's server")
-	}
+// addUser lets a user in before the server starts.
+func (g *Gateway) addUser(u User) error {
 	if err := u.check(); err != nil {
 		return err
 	}
@@ -124,29 +120,30 @@ func (g *Gateway) AddUser(u User) error {
 			}
 		}
 	}
-	// A user that comes back finds its account as it was.
-	acc, isNew := g.server.LookupOrRegisterAccount("AGH-" + a.uid)
+	acc, err := g.server.RegisterAccount("AGH-" + a.uid)
+	if err != nil {
+		return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
+	}
 	a.account = acc
-	if isNew {
-		for _, prefix := range []string{inPrefix, replyPrefix} {
-			if err := acc.AddServiceImport(g.hub, prefix+">", upPrefix+a.uid+"."+prefix+">"); err != nil {
-				return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
-			}
+	for _, prefix := range []string{inPrefix, replyPrefix} {
+		if err := acc.AddServiceImport(g.hub, prefix+">", upPrefix+a.uid+"."+prefix+">"); err != nil {
+			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
 		}
 	}
 	for _, w := range u.Workspaces {
 		subject := agh.SubjectPrefix + "." + w
-		if err := acc.AddMapping(below(w), inPrefix+below(w)); err != nil {
-			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
+		errs := []error{acc.AddMapping(below(w), inPrefix+below(w))}
+		for _, x := range [][2]string{
+			{subject + ".*.broadcast", ""},
+			{toPrefix + a.uid + "." + subject + ".*.peer.*", subject + ".*.peer.*"},
+			{toPrefix + a.uid + "." + subject + ".*.broadcast", subject + ".*.broadcast"},
+		} {
+			err := acc.AddMappedStreamImport(g.hub, x[0], x[1])
+			if !errors.Is(err, server.ErrStreamImportDuplicate) { // a workspace may be listed twice
+				errs = append(errs, err)
+			}
 		}
-		err := acc.AddMappedStreamImport(g.hub, subject+".*.broadcast", "")
-		if err == nil || errors.Is(err, server.ErrStreamImportDuplicate) {
-			err = acc.AddMappedStreamImport(g.hub, toPrefix+a.uid+"."+subject+".*.peer.*", subject+".*.peer.*")
-		}
-		if err == nil || errors.Is(err, server.ErrStreamImportDuplicate) {
-			err = acc.AddMappedStreamImport(g.hub, toPrefix+a.uid+"."+subject+".*.broadcast", subject+".*.broadcast")
-		}
-		if err != nil && !errors.Is(err, server.ErrStreamImportDuplicate) {
+		if err := errors.Join(errs...); err != nil {
 			return fmt.Errorf("aghnats: account of %s: %w", u.Name, err)
 		}
 	}
@@ -162,40 +159,6 @@ func (g *Gateway) AddUser(u User) error {
 	return nil
 }
 
-// RemoveUser shuts a user out and closes its connections. Its account keeps
-// the workspaces that it had; adding the user again may add to them.
-func (g *Gateway) RemoveUser(name string) {
-	uid := (&User{Name: name}).uid()
-	g.mu.Lock()
-	gone := g.users[uid]
-	if gone != nil {
-		delete(g.users, uid)
-		delete(g.proofs, gone.user.proof())
-		for _, p := range gone.user.Peers {
-			g.exact[p] = slices.DeleteFunc(g.exact[p], func(a *account) bool { return a == gone })
-			if len(g.exact[p]) == 0 {
-				delete(g.exact, p)
-			}
-		}
-	}
-	g.mu.Unlock()
-	if gone == nil {
-		return
-	}
-	// Pages of connections, until a look finds none.
-	for {
-		conns, err := g.server.Connz(&server.ConnzOptions{Account: gone.account.GetName(), Limit: 1024})
-		if err != nil || len(conns.Conns) == 0 {
-			return
-		}
-		for _, c := range conns.Conns {
-			if g.server.DisconnectClientByID(c.Cid) != nil {
-				return
-			}
-		}
-	}
-}
-
 func overlap(a, b []string) bool {
 	for _, x := range a {
 		for _, y := range b {
@@ -205,12 +168,4 @@ func overlap(a, b []string) bool {
 		}
 	}
 	return false
-}
-
-func or[T comparable](v, fallback T) T {
-	var zero T
-	if v == zero {
-		return fallback
-	}
-	return v
 }

@@ -94,7 +94,6 @@ func (g *authenticator) Check(c server.ClientAuthentication) bool {
 		c.RegisterUser(&server.User{Username: g.hubUser, Account: g.hub})
 		return true
 	}
-	// Held until the connection has its account, where RemoveUser looks for it.
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	a := g.proofs[proofOf(o)]
