@@ -38,34 +38,21 @@ type Request struct {
 }
 
 // Say answers in the conversation of the request, to its sender.
-func (r *Request) Say(ctx context.Context, s *Say) error {
-	e := r.answer()
-	if err := e.SetContent(s); err != nil {
-		return err
-	}
-	_, err := r.client.send(ctx, e)
-	return err
-}
+func (r *Request) Say(ctx context.Context, s *Say) error { return r.send(ctx, r.answer(), s) }
 
 // Trace reports the state of the request's work to its sender. The request
 // must have a work_id.
-func (r *Request) Trace(ctx context.Context, t *Trace) error {
-	e := r.answer()
-	if err := e.SetContent(t); err != nil {
-		return err
-	}
-	_, err := r.client.send(ctx, e)
-	return err
-}
+func (r *Request) Trace(ctx context.Context, t *Trace) error { return r.send(ctx, r.answer(), t) }
 
 // Receipt acknowledges the request, which must have a work_id.
 func (r *Request) Receipt(ctx context.Context, status ReceiptStatus, reason Reason, detail string) error {
 	e := r.answer()
 	e.CausationID = r.Envelope.ID
-	if err := e.SetContent(&Receipt{ForID: r.Envelope.ID, Status: status, Reason: reason, Detail: detail}); err != nil {
-		return err
-	}
-	_, err := r.client.send(ctx, e)
+	return r.send(ctx, e, &Receipt{ForID: r.Envelope.ID, Status: status, Reason: reason, Detail: detail})
+}
+
+func (r *Request) send(ctx context.Context, e *Envelope, content any) error {
+	_, err := r.client.sendContent(ctx, e, content)
 	return err
 }
 
@@ -283,6 +270,13 @@ func (c *Client) send(ctx context.Context, e *Envelope) (*Envelope, error) {
 	return res.Envelope, nil
 }
 
+func (c *Client) sendContent(ctx context.Context, e *Envelope, content any) (*Envelope, error) {
+	if err := e.SetContent(content); err != nil {
+		return nil, err
+	}
+	return c.send(ctx, e)
+}
+
 // Send sends any message; workspace, channel and from are the client's. It
 // gives the envelope as sent.
 func (c *Client) Send(ctx context.Context, e *Envelope) (*Envelope, error) {
@@ -293,20 +287,12 @@ func (c *Client) Send(ctx context.Context, e *Envelope) (*Envelope, error) {
 // Say posts to a public thread of the channel, for all to hear; an empty
 // threadID begins a new one.
 func (c *Client) Say(ctx context.Context, threadID string, s *Say) (*Envelope, error) {
-	e := &Envelope{Surface: SurfaceThread, ThreadID: cmp.Or(threadID, NewThreadID())}
-	if err := e.SetContent(s); err != nil {
-		return nil, err
-	}
-	return c.send(ctx, e)
+	return c.sendContent(ctx, &Envelope{Surface: SurfaceThread, ThreadID: cmp.Or(threadID, NewThreadID())}, s)
 }
 
 // Direct says something to one peer, in the room that the two share.
 func (c *Client) Direct(ctx context.Context, to string, s *Say) (*Envelope, error) {
-	e := &Envelope{Surface: SurfaceDirect, To: to}
-	if err := e.SetContent(s); err != nil {
-		return nil, err
-	}
-	return c.send(ctx, e)
+	return c.sendContent(ctx, &Envelope{Surface: SurfaceDirect, To: to}, s)
 }
 
 // Peers lists the peers that are present in the channel.
@@ -319,28 +305,15 @@ func (c *Client) Peers() []Peer { return c.Router.Peers(c.WorkspaceID, c.Channel
 func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter.Seq2[*Verified, error] {
 	return func(yield func(*Verified, error) bool) {
 		e := &Envelope{ID: NewID(), To: to}
-		if err := e.SetContent(&Whois{Type: WhoisRequest, Query: query}); err != nil {
-			yield(nil, err)
-			return
-		}
 		if catalog {
 			if err := e.SetExt(ExtInclude, []string{IncludeValue}); err != nil {
 				yield(nil, err)
 				return
 			}
 		}
-		answers := make(chan *Verified, cmp.Or(c.Queue, 256))
-		c.mu.Lock()
-		if c.finding != nil {
-			c.finding[e.ID] = answers
-		}
-		c.mu.Unlock()
-		defer func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			delete(c.finding, e.ID)
-		}()
-		if _, err := c.send(ctx, e); err != nil {
+		answers, stop := wait(c, c.finding, e.ID)
+		defer stop()
+		if _, err := c.sendContent(ctx, e, &Whois{Type: WhoisRequest, Query: query}); err != nil {
 			yield(nil, err)
 			return
 		}
@@ -357,6 +330,22 @@ func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter
 	}
 }
 
+// wait opens a queue for what comes under a key, until stop is called. Before the
+// client has joined there is no map, and nothing comes.
+func wait[T any](c *Client, by map[string]chan T, key string) (queue chan T, stop func()) {
+	queue = make(chan T, cmp.Or(c.Queue, 256))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if by != nil {
+		by[key] = queue
+	}
+	return queue, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(by, key)
+	}
+}
+
 // CatalogOf reads the capability catalogue of a whois answer; nil if it has
 // none. Every digest is checked.
 func CatalogOf(e *Envelope) ([]Capability, error) {
@@ -369,22 +358,9 @@ func CatalogOf(e *Envelope) ([]Capability, error) {
 func (c *Client) Stream(ctx context.Context, to string, s *Say) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		e := &Envelope{Surface: SurfaceDirect, To: to, WorkID: NewWorkID()}
-		if err := e.SetContent(s); err != nil {
-			yield(Event{}, err)
-			return
-		}
-		events := make(chan Event, cmp.Or(c.Queue, 256))
-		c.mu.Lock()
-		if c.waiting != nil {
-			c.waiting[e.WorkID] = events
-		}
-		c.mu.Unlock()
-		defer func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			delete(c.waiting, e.WorkID)
-		}()
-		if _, err := c.send(ctx, e); err != nil {
+		events, stop := wait(c, c.waiting, e.WorkID)
+		defer stop()
+		if _, err := c.sendContent(ctx, e, s); err != nil {
 			yield(Event{}, err)
 			return
 		}

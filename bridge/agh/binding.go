@@ -100,7 +100,7 @@ type Binding struct {
 	router       *protocol.Router
 	memory       *protocol.ReplayMemory // of greetings and whois
 	works        *works
-	containers   *containers
+	threads      *journal.Table[container] // of conversations
 	members      *members
 	handoffs     *journal.Table[handoff] // by the hub that they are for
 	remoteAgents *remoteAgents
@@ -119,7 +119,6 @@ type Binding struct {
 	channels        map[[2]string]bool     // channels in the directory
 	hosted          map[peerAddress]string // stand-ins: their agents
 	broadcasts      recent[parley.ID, *broadcast]
-	accepting       map[*protocol.Envelope]*parley.Message
 	pendingReceipts map[parley.ID]*pendingReceipt // requests whose receipt has not gone out
 }
 
@@ -140,12 +139,12 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b := &Binding{c: c, wake: make(chan struct{}, 1), channels: map[[2]string]bool{}, hosted: map[peerAddress]string{},
-		broadcasts: recent[parley.ID, *broadcast]{max: maxBroadcasts},
-		accepting:  map[*protocol.Envelope]*parley.Message{}, pendingReceipts: map[parley.ID]*pendingReceipt{},
-		memory:     &protocol.ReplayMemory{Now: c.Now},
-		envelopes:  envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
-		works:      newWorks(c.Journal, c.Now),
-		containers: newContainers(c.Journal, c.Now),
+		broadcasts:      recent[parley.ID, *broadcast]{max: maxBroadcasts},
+		pendingReceipts: map[parley.ID]*pendingReceipt{},
+		memory:          &protocol.ReplayMemory{Now: c.Now},
+		envelopes:       envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
+		works:           newWorks(c.Journal, c.Now),
+		threads:         journal.NewTable[container](c.Journal, "agh.containers", maxThreads),
 		members: &members{rows: journal.NewTable[peerRecord](c.Journal, "agh.members", 0),
 			node: cmp.Or(c.Node, c.Hub.ID()), limit: cmp.Or(c.MaxMembers, 1<<16)},
 		handoffs:     journal.NewTable[handoff](c.Journal, "agh.handoffs", 0),

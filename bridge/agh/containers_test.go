@@ -30,22 +30,24 @@ func TestContainersOverRestart(t *testing.T) {
 	thread, room, other := parley.HashID([]byte("thread")), parley.HashID([]byte("room")),
 		parley.HashID([]byte("other"))
 	at := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceThread, ID: "thread_abc"}}
-	between := container{"acme", protocol.Container{Channel: "builders", Surface: protocol.SurfaceDirect,
-		ID: "direct_abc"}}
-	start := func() *containers { return newContainers(j, time.Now) }
+	start := func() *Binding {
+		return &Binding{c: Config{Now: time.Now}, threads: journal.NewTable[container](j, "agh.containers", maxThreads)}
+	}
 	one := start()
-	if err := one.note(t.Context(), thread, at); err != nil {
-		t.Fatal(err)
+	for id, e := range map[parley.ID]*protocol.Envelope{
+		thread: {WorkspaceID: "acme", Channel: "builders", Surface: protocol.SurfaceThread, ThreadID: "thread_abc"},
+		room:   {WorkspaceID: "acme", Channel: "builders", Surface: protocol.SurfaceDirect, DirectID: "direct_abc"},
+	} {
+		if err := one.noteThread(t.Context(), id, e); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := one.note(t.Context(), room, between); err != nil {
-		t.Fatal(err)
-	}
-	for name, c := range map[string]*containers{"running": one, "again": start()} {
-		if got, ok := c.find(t.Context(), thread); !ok || got != at {
+	for name, b := range map[string]*Binding{"running": one, "again": start()} {
+		if got, ok := b.thread(t.Context(), thread, "acme"); !ok || got != at {
 			t.Errorf("%s: found %v, %v; want %v", name, got, ok, at)
 		}
 		for _, id := range []parley.ID{room, other} {
-			if got, ok := c.find(t.Context(), id); ok {
+			if got, ok := b.thread(t.Context(), id, "acme"); ok {
 				t.Errorf("%s: found %v", name, got)
 			}
 		}

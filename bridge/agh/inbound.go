@@ -80,7 +80,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	}
 	b.envelopes.note(m.ID, e) // Deliver reads it soon
 	m.Conversation = b.conversation(e)
-	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
+	if err := b.noteThread(ctx, m.Conversation, e); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
 	switch {
@@ -160,12 +160,9 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		m.Kind = parley.Request
 		b.envelopes.note(m.ID, e)
 		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
-		b.mu.Lock()
-		b.accepting[e], b.pendingReceipts[m.ID] = m, &pendingReceipt{request: e, made: make(chan struct{}),
-			sent: make(chan struct{})}
-		b.mu.Unlock()
+		b.expectReceipt(m.ID, e)
 	}
-	if err := b.containers.note(ctx, m.Conversation, container{e.WorkspaceID, e.Container()}); err != nil {
+	if err := b.noteThread(ctx, m.Conversation, e); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
 	if _, err := a.Advance(ctx); err != nil {
@@ -357,12 +354,8 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 // refused is called for every message that the gateway did not accept.
 func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result) {
 	if e := res.Envelope; e != nil {
-		b.mu.Lock()
-		m := b.accepting[e]
-		delete(b.accepting, e)
-		b.mu.Unlock()
-		if m != nil {
-			b.release(m.ID)
+		if l, ok := e.Note.(*link); ok {
+			b.release(l.Request)
 		}
 	}
 	var told *parley.Error

@@ -164,19 +164,17 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 // reply brings an event or the reply of a request to the peer that sent it.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
-	b.mu.Lock()
-	a := b.pendingReceipts[o.Request.ID]
-	b.mu.Unlock()
 	var outs []*protocol.Envelope
 	var e *protocol.Envelope
+	a := b.pendingReceipt(o.Request.ID)
 	if a != nil { // the receipt goes before the answer, or with it
 		select {
-		case <-a.made:
+		case <-a.admitted:
 		case <-ctx.Done():
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the request is not acknowledged yet")}
 		}
 		e = a.request
-		if receipt := b.takeReceipt(a); receipt != nil {
+		if receipt := b.takeReceipt(o.Request.ID, a); receipt != nil {
 			defer b.release(o.Request.ID)
 			outs = append(outs, receipt)
 		} else {
@@ -335,8 +333,7 @@ func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speak
 // chooseContainer sets the container and the sender of e, which brings m to a peer:
 // the thread of m's conversation, else the room that the peer shares with the sender.
 func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
-	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == e.WorkspaceID &&
-		at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+	if at, ok := b.thread(ctx, m.Conversation, e.WorkspaceID); ok {
 		for _, x := range b.members.memberships(e.WorkspaceID, e.To) {
 			if x.channel == at.Channel && b.here(x) {
 				e.Channel, e.Surface, e.ThreadID = at.Channel, protocol.SurfaceThread, at.ID
@@ -421,8 +418,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 		Surface:  protocol.SurfaceThread,
 		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m),
 		TS: b.now().Unix()}
-	if at, ok := b.containers.find(ctx, m.Conversation); ok && at.WorkspaceID == workspaceID && at.Channel == channel &&
-		at.Surface == protocol.SurfaceThread && protocol.ValidThreadID(at.ID) {
+	if at, ok := b.thread(ctx, m.Conversation, workspaceID); ok && at.Channel == channel {
 		e.ThreadID = at.ID
 	}
 	if !m.Expires.IsZero() {
@@ -433,7 +429,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 		err = e.SetExt(ExtParley, provenanceOf(m))
 	}
 	if err == nil {
-		err = b.containers.note(ctx, m.Conversation, container{workspaceID, e.Container()})
+		err = b.noteThread(ctx, m.Conversation, e)
 	}
 	var out protocol.Outgoing
 	if err == nil {

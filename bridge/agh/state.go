@@ -143,33 +143,27 @@ func (c container) foreign() string {
 	return string(c.Surface) + " " + c.Channel + " " + c.ID
 }
 
-// containers maps conversations of the hub to threads. It has no rooms: a room's id is
-// derived from its two peers, and its conversation from the room.
-type containers struct {
-	rows *journal.Table[container]
-	now  func() time.Time
-}
-
 const (
-	maxContainers = 16384 // cached
-	keepContainer = 180 * 24 * time.Hour
+	maxThreads = 16384 // cached
+	keepThread = 180 * 24 * time.Hour
 )
 
-func newContainers(j *journal.Journal, now func() time.Time) *containers {
-	return &containers{journal.NewTable[container](j, "agh.containers", maxContainers), now}
-}
-
-func (c *containers) note(ctx context.Context, id parley.ID, at container) error {
-	if at.Surface != protocol.SurfaceThread || c.rows.Known(id.String()).Revision != 0 {
+// noteThread keeps the thread of a conversation of the hub. A room need not be kept:
+// its id is derived from its two peers, and its conversation from the room.
+func (b *Binding) noteThread(ctx context.Context, id parley.ID, e *protocol.Envelope) error {
+	if e.Surface != protocol.SurfaceThread || b.threads.Known(id.String()).Revision != 0 {
 		return nil
 	}
-	_, err := c.rows.Put(ctx, id.String(), at, c.now().Add(keepContainer))
+	_, err := b.threads.Put(ctx, id.String(), container{e.WorkspaceID, e.Container()}, b.now().Add(keepThread))
 	return err
 }
 
-func (c *containers) find(ctx context.Context, id parley.ID) (container, bool) {
-	r, err := c.rows.Last(ctx, id.String())
-	return r.Value, err == nil && r.Revision != 0
+// thread gives the thread of a conversation, if it has one in the workspace, under an
+// id that all implementations take.
+func (b *Binding) thread(ctx context.Context, id parley.ID, workspaceID string) (container, bool) {
+	r, err := b.threads.Last(ctx, id.String())
+	return r.Value, err == nil && r.Revision != 0 && r.Value.WorkspaceID == workspaceID &&
+		r.Value.Surface == protocol.SurfaceThread && protocol.ValidThreadID(r.Value.ID)
 }
 
 // recent is a map of the max newest keys. The caller locks it.

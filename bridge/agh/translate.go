@@ -1,7 +1,6 @@
 package agh
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -112,18 +111,8 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 
 // extensions keeps what a peer says in ext besides what is meant for the hub.
 func extensions(e *protocol.Envelope) map[string]json.RawMessage {
-	more := false
-	if len(e.Ext) > 0 {
-		jsonx.Members(e.Ext, func(name string, _ jsonx.Value) bool {
-			more = name != ExtParley
-			return !more
-		})
-	}
-	if !more {
-		return nil
-	}
 	var ext map[string]jsonx.Value
-	if jsonx.Decode(e.Ext, &ext) != nil {
+	if len(e.Ext) == 0 || jsonx.Decode(e.Ext, &ext) != nil {
 		return nil
 	}
 	delete(ext, ExtParley)
@@ -286,16 +275,6 @@ func pieces(ps []parley.Part) []piece {
 	return out
 }
 
-// onlyText is parley.OnlyText, and quick to say no of what has no member of
-// that name.
-func (p *piece) onlyText() (string, bool) {
-	if p.json != nil && p.json[0] == '{' && !bytes.Contains(p.json, []byte(`"text"`)) &&
-		!bytes.Contains(p.json, []byte(`"message"`)) && bytes.IndexByte(p.json, '\\') < 0 {
-		return "", false
-	}
-	return parley.OnlyText(p.Part)
-}
-
 // toSay says parts as a say: the text, or the JSON as text, and all JSON as
 // artifacts.
 func toSay(ps []piece, intent string) (*protocol.Say, []parley.Loss) {
@@ -310,7 +289,7 @@ func toSay(ps []piece, intent string) (*protocol.Say, []parley.Loss) {
 	}
 	s.Text = strings.Join(texts, "\n")
 	if strings.TrimSpace(s.Text) == "" && len(ps) > 0 {
-		if t, ok := ps[0].onlyText(); ok {
+		if t, ok := parley.OnlyText(ps[0].Part); ok {
 			s.Text = t
 		} else if len(s.Artifacts) > 0 {
 			s.Text = string(s.Artifacts[0])
