@@ -134,37 +134,14 @@ func jsonCode(b []byte, err error) string {
 	case jsonx.ErrDepth:
 		return "too_deep"
 	case jsonx.ErrSyntax:
-		if loneSurrogateAt(b, int(e.Offset)) {
+		// With its half replaced, the text has no error here, or none before this.
+		var rest *jsonx.Error
+		if whole, replaced := jsonx.ReplaceHalves(b); replaced &&
+			(!errors.As(jsonx.Valid(whole, 0), &rest) || rest.Offset > e.Offset) {
 			return "lone_surrogate"
 		}
 	}
 	return "malformed_json"
-}
-
-// loneSurrogateAt reports whether the syntax error at offset is an unpaired
-// \uD800–\uDFFF escape. The decoder points at the escape or just behind it.
-func loneSurrogateAt(b []byte, offset int) bool {
-	from, to := max(offset-12, 0), min(offset+12, len(b))
-	for i := from; i+6 <= to; i++ {
-		if unit, ok := escapeUnit(b[i:]); ok && utf16.IsSurrogate(rune(unit)) {
-			if unit < 0xdc00 && i+12 <= len(b) {
-				if low, ok := escapeUnit(b[i+6:]); ok && low >= 0xdc00 && low < 0xe000 {
-					i += 11
-					continue
-				}
-			}
-			return true
-		}
-	}
-	return false
-}
-
-func escapeUnit(b []byte) (uint16, bool) {
-	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
-		return 0, false
-	}
-	u, err := strconv.ParseUint(string(b[2:6]), 16, 16)
-	return uint16(u), err == nil
 }
 
 // parser reads a document.
@@ -424,32 +401,10 @@ func (n *node) sorted(order []int) []int {
 // differs from byte order only where a character beyond U+FFFF meets one of
 // U+E000–U+FFFF.
 func compareUTF16(a, b string) int {
-	i := 0
-	for i < len(a) && i < len(b) && a[i] == b[i] {
-		i++
+	if ascii(a) || ascii(b) {
+		return strings.Compare(a, b)
 	}
-	if i == len(a) || i == len(b) {
-		return len(a) - len(b)
-	}
-	if a[i] < 0xee || b[i] < 0xee {
-		return int(a[i]) - int(b[i])
-	}
-	// Both bytes begin a character: continuation bytes are below 0xc0.
-	ra, _ := utf8.DecodeRuneInString(a[i:])
-	rb, _ := utf8.DecodeRuneInString(b[i:])
-	return int(unitOrder(ra)) - int(unitOrder(rb))
-}
-
-// unitOrder maps characters beyond U+FFFF below U+E000, where their first
-// UTF-16 unit is, and keeps their order.
-func unitOrder(r rune) rune {
-	if r >= 0x10000 {
-		return r - 0x10000 + 0xd800
-	}
-	if r >= 0xe000 {
-		return r + 0x110000
-	}
-	return r
+	return slices.Compare(utf16.Encode([]rune(a)), utf16.Encode([]rune(b)))
 }
 
 // appendNumber writes f as ECMAScript's Number::toString does.

@@ -2,10 +2,8 @@ package asp
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"maps"
-	"slices"
 	"time"
 )
 
@@ -104,21 +102,17 @@ type ContextEntry struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// A contextStore holds the context objects of one session by id. Its zero
-// value is empty and ready. It is not safe for concurrent use. At most Max
-// objects are kept (0 means 256); an update beyond that is a conflict.
-type contextStore struct {
-	Max     int
-	entries map[string]ContextEntry
-}
+// A contextStore holds the context objects of one session by id, at most
+// maxLiveContext; an update beyond that is a conflict.
+type contextStore map[string]ContextEntry
 
 // Apply stores o, which sender sent in a message of time sent. An update
 // must raise the version; the type of an id never changes; the card of an
 // agent is changed only by its sender. ttl counts from sent (project).
-func (s *contextStore) Apply(o ContextObject, sender string, sent time.Time) contextResult {
-	old, known := s.entries[o.ID]
+func (s contextStore) Apply(o ContextObject, sender string, sent time.Time) contextResult {
+	old, known := s[o.ID]
 	switch {
-	case !known && len(s.entries) >= cmp.Or(s.Max, 256):
+	case !known && len(s) >= maxLiveContext:
 		return contextConflict
 	case !known:
 	case old.Type != o.Type, o.Type == AgentCardContext && old.Sender != sender, o.Version < old.Version:
@@ -134,10 +128,7 @@ func (s *contextStore) Apply(o ContextObject, sender string, sent time.Time) con
 	if o.TTL != nil {
 		e.Expires = sent.Add(time.Duration(min(*o.TTL, maxTTL)) * time.Second)
 	}
-	if s.entries == nil {
-		s.entries = make(map[string]ContextEntry)
-	}
-	s.entries[o.ID] = e
+	s[o.ID] = e
 	return contextApplied
 }
 
@@ -150,37 +141,20 @@ func sameJSON(a, b []byte) bool {
 	return err1 == nil && err2 == nil && bytes.Equal(ca, cb)
 }
 
-// Get gives the object called id if it has not expired: it is gone from
-// sent + ttl on.
-func (s *contextStore) Get(id string, now time.Time) (ContextEntry, bool) {
-	e, ok := s.entries[id]
-	if ok && !e.Expires.IsZero() && !now.Before(e.Expires) {
-		return ContextEntry{}, false
-	}
-	return e, ok
-}
-
-// IDs lists the ids of the objects alive at now, sorted.
-func (s *contextStore) IDs(now time.Time) []string {
-	var ids []string
-	for id := range s.entries {
-		if _, ok := s.Get(id, now); ok {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
+// expired: an object is gone from sent + ttl on.
+func (e *ContextEntry) expired(now time.Time) bool {
+	return !e.Expires.IsZero() && !now.Before(e.Expires)
 }
 
 // Turn drops the objects of visibility turn that others than sender sent, and
 // expired objects. It is called when sender's message is admitted.
-func (s *contextStore) Turn(sender string, now time.Time) {
-	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool {
-		return e.Visibility == VisibleTurn && e.Sender != sender || !e.Expires.IsZero() && !now.Before(e.Expires)
+func (s contextStore) Turn(sender string, now time.Time) {
+	maps.DeleteFunc(s, func(_ string, e ContextEntry) bool {
+		return e.Visibility == VisibleTurn && e.Sender != sender || e.expired(now)
 	})
 }
 
 // End keeps only persistent objects: the session is over.
-func (s *contextStore) End() {
-	maps.DeleteFunc(s.entries, func(_ string, e ContextEntry) bool { return e.Visibility != VisiblePersistent })
+func (s contextStore) End() {
+	maps.DeleteFunc(s, func(_ string, e ContextEntry) bool { return e.Visibility != VisiblePersistent })
 }

@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -388,7 +389,7 @@ func (e *Envelope) Msgpack() ([]byte, error) {
 	if e.format == MessagePack {
 		return e.raw, nil
 	}
-	return appendMsgpack(nil, e.root), nil
+	return packed(e.root), nil
 }
 
 // CanonicalContent gives the bytes that the content hash covers.
@@ -501,7 +502,7 @@ func (r *Record) withTrustScore(score float64) []byte {
 	}
 	value := appendNumber(nil, score)
 	if r.Format == MessagePack {
-		value = packUint([]byte{msgpcode.Double}, math.Float64bits(score), 8)
+		value = binary.BigEndian.AppendUint64([]byte{msgpcode.Double}, math.Float64bits(score))
 	}
 	return slices.Concat(r.Raw[:r.ScoreFrom], value, r.Raw[r.ScoreTo:])
 }

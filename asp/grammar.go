@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"strings"
 	"time"
 )
@@ -68,12 +69,7 @@ func ValidUUID(s string) bool {
 }
 
 func lowerHex(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
+	return strings.Trim(s, "0123456789abcdef") == ""
 }
 
 // validHash reports whether s is "sha256:" and 64 lower-case hex digits.
@@ -155,17 +151,6 @@ func segment(s string) bool {
 // "sequenceNumber"), "How the hash chain works". Links, not this order, say
 // what came first; it breaks ties for display.
 func Compare(a, b *Envelope) int {
-	if c := strings.Compare(a.Timestamp, b.Timestamp); c != 0 {
-		return c
-	}
-	if c := strings.Compare(a.Sender.AgentID, b.Sender.AgentID); c != 0 {
-		return c
-	}
-	switch {
-	case a.SequenceNumber < b.SequenceNumber:
-		return -1
-	case a.SequenceNumber > b.SequenceNumber:
-		return 1
-	}
-	return 0
+	return cmp.Or(strings.Compare(a.Timestamp, b.Timestamp), strings.Compare(a.Sender.AgentID, b.Sender.AgentID),
+		cmp.Compare(a.SequenceNumber, b.SequenceNumber))
 }

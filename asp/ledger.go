@@ -231,9 +231,8 @@ func (l *Ledger) timesOut(s State, now time.Time, timeouts Timeouts) time.Time {
 // end drops the parts that do not outlive a session.
 func (l *Ledger) end() {
 	l.Deadline = time.Time{}
-	s := contextStore{entries: maps.Clone(l.Context)}
-	s.End()
-	l.Context = s.entries
+	l.Context = maps.Clone(l.Context)
+	contextStore(l.Context).End()
 	l.settleCommitments(Proposed, Withdrawn)
 }
 
@@ -250,13 +249,16 @@ func (l *Ledger) applyContext(e *Envelope, now time.Time) {
 	if len(l.Context) == 0 && len(e.Content.Context) == 0 {
 		return
 	}
-	s := contextStore{Max: maxLiveContext, entries: maps.Clone(l.Context)}
+	s := contextStore(maps.Clone(l.Context))
+	if s == nil {
+		s = contextStore{}
+	}
 	s.Turn(e.Sender.AgentID, now)
 	sent, _ := ParseTimestamp(e.Timestamp)
 	for _, o := range e.Content.Context {
 		s.Apply(o, e.Sender.AgentID, sent)
 	}
-	l.Context = s.entries
+	l.Context = s
 }
 
 func (l *Ledger) wrongRole() error { return refuse("invalid_transition", "performative").at(16) }

@@ -2,6 +2,7 @@ package asp
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"math"
@@ -144,7 +145,7 @@ func (m *unpacker) number(c byte) error {
 func (m *unpacker) object(depth int, at location) error {
 	n, err := m.d.DecodeMapLen()
 	if err != nil || n < 0 || n > m.r.Len()/2 {
-		return broken(errOr(err))
+		return broken(cmp.Or(err, errShort))
 	}
 	if depth > maxDepth {
 		return refuse("too_deep", "")
@@ -184,7 +185,7 @@ func (m *unpacker) object(depth int, at location) error {
 func (m *unpacker) array(depth int) error {
 	n, err := m.d.DecodeArrayLen()
 	if err != nil || n < 0 || n > m.r.Len() {
-		return broken(errOr(err))
+		return broken(cmp.Or(err, errShort))
 	}
 	if depth > maxDepth {
 		return refuse("too_deep", "")
@@ -214,7 +215,7 @@ func (m *unpacker) text() ([]byte, error) {
 func (m *unpacker) bytes() ([]byte, error) {
 	n, err := m.d.DecodeBytesLen()
 	if err != nil || n < 0 || n > m.r.Len() {
-		return nil, broken(errOr(err))
+		return nil, broken(cmp.Or(err, errShort))
 	}
 	at := m.pos()
 	if _, err := m.r.Seek(int64(n), 1); err != nil {
@@ -224,13 +225,6 @@ func (m *unpacker) bytes() ([]byte, error) {
 }
 
 var errShort = errors.New("a length exceeds what is left")
-
-func errOr(err error) error {
-	if err == nil {
-		return errShort
-	}
-	return err
-}
 
 func broken(err error) error {
 	if err == nil {
@@ -246,85 +240,40 @@ func jsonToMsgpack(b []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return appendMsgpack(nil, n), nil
+	return packed(n), nil
 }
 
-func appendMsgpack(dst []byte, n *node) []byte {
+func packed(n *node) []byte {
+	var b bytes.Buffer
+	pack(msgpack.NewEncoder(&b), n)
+	return b.Bytes()
+}
+
+// pack writes to a buffer, which never fails.
+func pack(w *msgpack.Encoder, n *node) {
 	switch n.kind {
 	case '{':
-		dst = packHeader(dst, len(n.kids), 0x80, 15, 0, 0xde)
+		_ = w.EncodeMapLen(len(n.kids))
 		for i := range n.kids {
-			dst = packString(dst, n.names[i].raw)
-			dst = appendMsgpack(dst, &n.kids[i])
+			_ = w.EncodeString(n.names[i].raw)
+			pack(w, &n.kids[i])
 		}
-		return dst
 	case '[':
-		dst = packHeader(dst, len(n.kids), 0x90, 15, 0, 0xdc)
+		_ = w.EncodeArrayLen(len(n.kids))
 		for i := range n.kids {
-			dst = appendMsgpack(dst, &n.kids[i])
+			pack(w, &n.kids[i])
 		}
-		return dst
 	case '"':
-		return packString(dst, n.str)
-	case 't':
-		return append(dst, msgpcode.True)
-	case 'f':
-		return append(dst, msgpcode.False)
+		_ = w.EncodeString(n.str)
+	case 't', 'f':
+		_ = w.EncodeBool(n.kind == 't')
 	case 'n':
-		return append(dst, msgpcode.Nil)
+		_ = w.EncodeNil()
+	default:
+		if i, ok := n.integer(); ok {
+			_ = w.EncodeInt(i)
+		} else {
+			_ = w.EncodeFloat64(n.number())
+		}
 	}
-	if i, ok := n.integer(); ok {
-		return packInt(dst, i)
-	}
-	bits := math.Float64bits(n.number())
-	dst = append(dst, msgpcode.Double)
-	return packUint(dst, bits, 8)
-}
-
-func packString(dst []byte, s string) []byte {
-	return append(packHeader(dst, len(s), 0xa0, 31, msgpcode.Str8, msgpcode.Str16), s...)
-}
-
-// packHeader writes a length: in the fixed form up to fixedMax, in an 8 bit
-// form if there is one, else in 16 or 32 bits (the code after c16).
-func packHeader(dst []byte, n int, fixed byte, fixedMax int, c8, c16 byte) []byte {
-	switch {
-	case n <= fixedMax:
-		return append(dst, fixed|byte(n))
-	case c8 != 0 && n <= math.MaxUint8:
-		return append(dst, c8, byte(n))
-	case n <= math.MaxUint16:
-		return packUint(append(dst, c16), uint64(n), 2)
-	}
-	return packUint(append(dst, c16+1), uint64(n), 4)
-}
-
-func packUint(dst []byte, v uint64, width int) []byte {
-	for shift := 8 * (width - 1); shift >= 0; shift -= 8 {
-		dst = append(dst, byte(v>>shift))
-	}
-	return dst
-}
-
-func packInt(dst []byte, v int64) []byte {
-	u := uint64(v)
-	switch {
-	case v >= -32 && v <= 127:
-		return append(dst, byte(v))
-	case v > 0 && u <= math.MaxUint8:
-		return packUint(append(dst, msgpcode.Uint8), u, 1)
-	case v > 0 && u <= math.MaxUint16:
-		return packUint(append(dst, msgpcode.Uint16), u, 2)
-	case v > 0 && u <= math.MaxUint32:
-		return packUint(append(dst, msgpcode.Uint32), u, 4)
-	case v > 0:
-		return packUint(append(dst, msgpcode.Uint64), u, 8)
-	case v >= math.MinInt8:
-		return packUint(append(dst, msgpcode.Int8), u, 1)
-	case v >= math.MinInt16:
-		return packUint(append(dst, msgpcode.Int16), u, 2)
-	case v >= math.MinInt32:
-		return packUint(append(dst, msgpcode.Int32), u, 4)
-	}
-	return packUint(append(dst, msgpcode.Int64), u, 8)
 }

@@ -184,14 +184,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 				return refuse("agent_exists", "")
 			}
 		}
-		p, err := checkProof(
-			r.Header.Get("DPoP"),
-			proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: s.now()},
-		)
-		if err != nil {
-			return err
-		}
-		return s.remember(r, card.AgentID, p, s.store)
+		return s.proveRequest(r, card.AgentID, card.ProofKey, s.now())
 	})
 	if err != nil {
 		return err
@@ -240,14 +233,7 @@ func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _
 		return err
 	}
 	now := s.now()
-	p, err := checkProof(
-		r.Header.Get("DPoP"),
-		proofClaims{Method: r.Method, URL: s.url(r), Key: card.ProofKey, Now: now},
-	)
-	if err != nil {
-		return err
-	}
-	if err := s.remember(r, agent.ID, p, s.store); err != nil {
+	if err := s.proveRequest(r, agent.ID, card.ProofKey, now); err != nil {
 		return err
 	}
 	token, life, err := s.issueToken(agent.ID, card.ProofKey.Thumbprint(), now)

@@ -591,7 +591,8 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 				return later // it comes again with the next stream
 			}
 			if err != nil {
-				return s.broken(err, fail)
+				fail(err)
+				return errStop
 			}
 			s.mu.Lock()
 			s.advance(at, e)
@@ -604,12 +605,6 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 		return nil
 	}
 	_ = s.c.stream(ctx, path, last, onEvent, fail)
-}
-
-// broken ends a stream for good.
-func (s *Session) broken(err error, fail func(error) bool) error {
-	fail(err)
-	return errStop
 }
 
 // Ask sends a QUERY and waits for its answer: a message of another participant

@@ -1,5 +1,7 @@
 package asp
 
+import "strings"
+
 // A State is one of the nine of the session state machine
 // (specification/state-machine).
 type State string
@@ -77,7 +79,8 @@ func Next(from State, event string, before State) (State, error) {
 	row := transitions[from]
 	to, ok := row[event]
 	if !ok && event != eventInvitation {
-		to, ok = row[performativeOf(event)]
+		performative, _, _ := strings.Cut(event, ":")
+		to, ok = row[performative]
 	}
 	if !ok {
 		return from, refuse("invalid_transition", "performative")
@@ -86,15 +89,6 @@ func Next(from State, event string, before State) (State, error) {
 		to = before
 	}
 	return to, nil
-}
-
-func performativeOf(event string) string {
-	for i := range len(event) {
-		if event[i] == ':' {
-			return event[:i]
-		}
-	}
-	return event
 }
 
 // event names what e is for the state machine.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -376,14 +377,5 @@ func (m *memoryStore) Agents(_ context.Context, q AgentQuery, after string, limi
 func (q AgentQuery) Matches(a *Agent) bool {
 	card, err := a.Card()
 	return err == nil && !a.Removed && (q.Capability == "" || slices.Contains(card.Capabilities, q.Capability)) &&
-		a.Score() >= q.MinTrust && (q.Name == "" || a.ID[lastSlash(a.ID)+1:] == q.Name)
-}
-
-func lastSlash(s string) int {
-	for i := len(s) - 1; i >= 0; i-- {
-		if s[i] == '/' {
-			return i
-		}
-	}
-	return -1
+		a.Score() >= q.MinTrust && (q.Name == "" || a.ID[strings.LastIndexByte(a.ID, '/')+1:] == q.Name)
 }

@@ -140,8 +140,6 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 	defer done()
 	heartbeat := time.NewTicker(cmp.Or(s.Heartbeat, 30*time.Second))
 	defer heartbeat.Stop()
-	var alarm alarm
-	defer alarm.stop()
 	epoch, scores := int64(-1), make(map[string]float64)
 	for {
 		ledger, err := s.look(ctx, l, session)
@@ -175,14 +173,17 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 		if ledger.State.Terminal() && from >= ledger.Head.Count {
 			return nil
 		}
+		var due <-chan time.Time
+		if !ledger.Deadline.IsZero() {
+			due = time.After(max(ledger.Deadline.Sub(s.now()), time.Millisecond))
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-s.ended:
 			return closing{websocket.StatusGoingAway}
 		case <-w.wake:
-		case <-alarm.at(ledger.Deadline, s.now()):
-			alarm.stop()
+		case <-due:
 		case <-heartbeat.C:
 			s.authenticated(ctx, agent)
 			beat := map[string]any{"timestamp": Timestamp(s.now()), "state": ledger.State}
@@ -190,32 +191,6 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 				return err
 			}
 		}
-	}
-}
-
-// alarm is a timer for a time that moves on often: it is not set anew when that
-// is later, and may go off too early.
-type alarm struct {
-	timer *time.Timer
-	due   time.Time
-}
-
-// at gives a channel on which something comes at t or before; nil for none.
-func (a *alarm) at(t, now time.Time) <-chan time.Time {
-	switch {
-	case t.IsZero():
-		return nil
-	case a.timer == nil || t.Before(a.due):
-		a.stop()
-		a.timer, a.due = time.NewTimer(max(t.Sub(now), time.Millisecond)), t
-	}
-	return a.timer.C
-}
-
-func (a *alarm) stop() {
-	if a.timer != nil {
-		a.timer.Stop()
-		a.timer = nil
 	}
 }
 

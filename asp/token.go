@@ -88,17 +88,26 @@ func (s *Server) admitToken(r *http.Request, token, proof, method, url string, u
 	if card.ProofKey.Thumbprint() != claims.Thumbprint {
 		return nil, refuse("token_invalid", "")
 	}
-	p, err := checkProof(
-		proof,
-		proofClaims{Method: method, URL: url, Key: card.ProofKey, AccessToken: token, Now: now},
-	)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.remember(r, agent.ID, p, used); err != nil {
+	if err := s.prove(r, agent.ID, proof, proofClaims{Method: method, URL: url, Key: card.ProofKey,
+		AccessToken: token, Now: now}, used); err != nil {
 		return nil, err
 	}
 	return &caller{agent, token}, nil
+}
+
+// proveRequest checks the proof of a request without a token.
+func (s *Server) proveRequest(r *http.Request, agent string, key *ProofKey, now time.Time) error {
+	return s.prove(r, agent, r.Header.Get("DPoP"), proofClaims{Method: r.Method, URL: s.url(r), Key: key, Now: now},
+		s.store)
+}
+
+// prove checks the proof of a request, and that it was not used before.
+func (s *Server) prove(r *http.Request, agent, proof string, c proofClaims, used Memory) error {
+	p, err := checkProof(proof, c)
+	if err != nil {
+		return err
+	}
+	return s.remember(r, agent, p, used)
 }
 
 // remember refuses a proof of an HTTP request that was used before. It is the

@@ -1,6 +1,9 @@
 package asp
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Trust, concepts/trust-scoring. A score is computed here from components
 // that the operator vouches for; what a message or a card says of it is never
@@ -61,15 +64,7 @@ type Endorsement struct {
 // same organization weigh a quarter (project).
 func Endorse(orgID string, list []Endorsement) float64 {
 	list = slices.Clone(list)
-	slices.SortStableFunc(list, func(a, b Endorsement) int {
-		switch {
-		case a.Score > b.Score:
-			return -1
-		case a.Score < b.Score:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(list, func(a, b Endorsement) int { return cmp.Compare(b.Score, a.Score) })
 	seen := make(map[string]bool)
 	var sum, weights float64
 	for _, e := range list {
