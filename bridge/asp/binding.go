@@ -113,30 +113,10 @@ func New(c Config) (*Binding, error) {
 	if !protocol.ValidAgentID("agent://" + c.Domain + "/parley/hub") {
 		return nil, fmt.Errorf("asp.domain %q: want a host name in lower case", c.Domain)
 	}
-	b := &Binding{c: c, public: public, store: newStore(c.Journal, &c),
-		opened: journal.NewTable[opened](c.Journal, bucketOpened, 0)}
+	b := &Binding{c: c, public: public, opened: journal.NewTable[opened](c.Journal, bucketOpened, 0)}
+	b.store = newStore(b)
 	b.registrations.bytes, b.registrations.evicted = map[string]int64{}, map[string]time.Time{}
 	b.ctx, b.stop = context.WithCancel(context.Background())
-	b.store.submit, b.store.conversation = b.submit, b.conversation
-	b.store.standIn = func(id string) bool { return b.standIns.of(id) != nil }
-	b.store.admit, b.store.recount, b.store.charge, b.store.guest = b.admitAgent, b.recount, b.charge, b.guest
-	b.store.warn = func(text string, err error) { c.Logger.Warn(text, "error", err) }
-	b.store.changed = func(a *protocol.Agent) {
-		b.recount(a.ID)
-		if b.isPeer(a) {
-			b.reconciler.enqueueAgent(a.ID)
-		}
-	}
-	b.store.put = func(ctx context.Context, a *protocol.Agent) {
-		if err := b.applyTrust(context.WithoutCancel(ctx), a.ID); err != nil {
-			c.Logger.Warn("cannot set the trust of a registered agent", "agent", a.ID, "error", err)
-		}
-		if b.isPeer(a) {
-			if err := b.enter(context.WithoutCancel(ctx), a.ID); err != nil {
-				c.Logger.Warn("cannot take a registered agent into the directory", "agent", a.ID, "error", err)
-			}
-		}
-	}
 	b.standIns = newStandIns(b)
 	b.reconciler = newReconciler(b)
 	own, err := b.standIns.identity(c.Root)
@@ -279,6 +259,19 @@ func (b *Binding) applyTrust(ctx context.Context, agent string) error {
 		return err
 	}
 	return b.server.SetTrust(ctx, agent, want.(protocol.TrustComponents))
+}
+
+// agentPut follows the registration of an agent at this node.
+func (b *Binding) agentPut(ctx context.Context, a *protocol.Agent) {
+	if err := b.applyTrust(ctx, a.ID); err != nil {
+		b.c.Logger.Warn("cannot set the trust of a registered agent", "agent", a.ID, "error", err)
+	}
+	if b.isPeer(a) {
+		if err := b.enter(ctx, a.ID); err != nil {
+			b.c.Logger.Warn("cannot take a registered agent into the directory", "agent", a.ID, "error", err)
+		}
+	}
+	b.recount(a.ID) // it may have been evicted meanwhile
 }
 
 // CardAt gives the card that an agent had at a time, and the id of its key; nil

@@ -49,7 +49,7 @@ func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks call
 	case asks.To != "":
 		c.calls = append(c.calls, call{callee: asks, Request: id, Position: r.Position})
 		return
-	case len(c.calls) == 0 || r.Kind != protocol.RecordMessage || s.standIn(r.Sender):
+	case len(c.calls) == 0 || r.Kind != protocol.RecordMessage || s.b.standIns.of(r.Sender) != nil:
 		return
 	}
 	var e *protocol.Envelope

@@ -56,7 +56,8 @@ func TestFollow(t *testing.T) {
 		}
 		speakers[id] = i
 	}
-	s := &store{standIn: func(id string) bool { return id == hub }}
+	s := &store{b: &Binding{standIns: &standIns{byID: map[string]string{hub: "parley"},
+		byName: map[string]*protocol.Identity{"parley": speakers[hub]}}}}
 	c := &chain{}
 	var said []*protocol.Envelope
 	for n, x := range steps {

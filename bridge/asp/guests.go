@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -103,7 +104,7 @@ func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (
 	case a.Removed:
 		return undo, nil
 	case a.Enrolled || !b.guest(a.ID):
-		if a.Revision == 1 && b.store.agents.Len()-b.registrations.count() >= b.store.maxAgent {
+		if a.Revision == 1 && b.store.agents.Len()-b.registrations.count() >= cmp.Or(b.c.MaxAgents, 100_000) {
 			return nil, protocol.ErrFull
 		}
 		return undo, nil

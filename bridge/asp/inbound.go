@@ -38,7 +38,7 @@ func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 	return b.c.Hub.Refuse(f)
 }
 
-// submit records one record of a session: [store.submit].
+// submit records one record of a session through the hub.
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
 	link *journal.ChainLink) (at journal.Position, err error) {
 	note, own := ownMessageOf(r.Request)

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
@@ -25,9 +25,8 @@ func TestPartitionTaken(t *testing.T) {
 		}
 	}()
 	const standIn, native = "agent://hub.example/agents/bob", "agent://alice.example/x/y"
-	b := &Binding{c: Config{Journal: j, Now: time.Now}}
-	b.store = newStore(j, &b.c)
-	b.store.conversation = func(session string) parley.ID { return parley.HashID([]byte(session)) }
+	b := &Binding{c: Config{Hub: &hub.Hub{}, Journal: j, Now: time.Now}}
+	b.store = newStore(b)
 	b.standIns = newStandIns(b)
 	b.standIns.byID[standIn], b.standIns.byName["bob"] = "bob", &protocol.Identity{}
 	b.reconciler = newReconciler(b)
@@ -74,7 +73,7 @@ func TestTendedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := &Binding{c: Config{Journal: j, Now: time.Now, Logger: slog.New(slog.DiscardHandler)}, ctx: t.Context()}
-	b.store = newStore(j, &b.c)
+	b.store = newStore(b)
 	b.server = &protocol.Server{Store: b.store}
 	b.reconciler = newReconciler(b)
 	if err := j.Close(); err != nil { // it can be read no more

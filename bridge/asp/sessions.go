@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -73,13 +74,13 @@ func (s *store) chain(id string) *chain {
 	defer s.mu.Unlock()
 	c := s.chains[id]
 	if c == nil {
-		if len(s.chains) >= s.max {
+		if len(s.chains) >= cmp.Or(s.b.c.MaxLive, 10_000) {
 			s.evict()
 		}
 		c = &chain{id: id, ids: map[parley.ID]int32{}}
 		s.chains[id] = c
 	}
-	c.used = s.now()
+	c.used = s.b.c.Now()
 	return c
 }
 
@@ -213,7 +214,7 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	if rec.Position != int64(len(c.entries)) {
 		return fmt.Errorf("position %d where %d is expected", rec.Position, len(c.entries))
 	}
-	after, err := c.ledger.Replay(rec, x.Joined, s.timeouts)
+	after, err := c.ledger.Replay(rec, x.Joined, s.b.c.Timeouts)
 	if err != nil {
 		return err
 	}
@@ -275,7 +276,7 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 	c.notified = c.seq // the server does when this returns
 	if len(c.entries)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
-			s.warn("cannot write a checkpoint of a session", err) // the log is enough
+			s.b.c.Logger.Warn("cannot write a checkpoint of a session", "error", err) // the log is enough
 		}
 	}
 	return nil
@@ -293,7 +294,7 @@ func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record,
 			return at, err
 		}
 	}
-	return s.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(c.id), After: c.seq})
+	return s.b.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(c.id), After: c.seq})
 }
 
 // save writes a checkpoint, which agent pays for if it is a guest. The caller holds
@@ -318,10 +319,10 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	for _, p := range participants {
 		cp.Participants = append(cp.Participants, p.AgentID)
 	}
-	if agent != "" && s.guest(agent) { // now, and when the session is over
+	if agent != "" && s.b.guest(agent) { // now, and when the session is over
 		b, err := jsonx.Encode(cp)
 		if err == nil {
-			err = s.charge(ctx, 2*(stateBytes+len(b)))
+			err = s.b.charge(ctx, 2*(stateBytes+len(b)))
 		}
 		if err != nil {
 			return err

@@ -1,7 +1,6 @@
 package asp
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
@@ -34,21 +33,13 @@ const (
 type store struct {
 	protocol.Memory // of this process; for what it does not know, the journal decides
 
+	b        *Binding
 	j        *journal.Journal
 	agents   *journal.Table[*protocol.Agent] // removed ones are not held: only old transcripts read them
 	sessions *journal.Table[*checkpoint]
 	erased   *journal.Table[*protocol.Record]
 	pages    journal.State
 	proofs   journal.State
-	timeouts protocol.Timeouts
-	max      int // sessions in memory
-	maxAgent int
-	now      func() time.Time
-	// submit records a message through the hub.
-	submit func(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
-		link *journal.ChainLink) (journal.Position, error)
-	warn         func(text string, err error)
-	conversation func(session string) parley.ID
 
 	mu        sync.Mutex
 	chains    map[string]*chain
@@ -58,16 +49,6 @@ type store struct {
 	ids       []string             // sessions, sorted
 	agentIDs  []string             // sorted
 	stops     []func()
-	changed   func(a *protocol.Agent)                      // anywhere
-	put       func(ctx context.Context, a *protocol.Agent) // here
-
-	// admit takes an agent into the budget of guests before it is written, and recount
-	// corrects its share. charge takes bytes from that budget.
-	admit   func(ctx context.Context, a *protocol.Agent, size int) (undo func(), err error)
-	recount func(id string)
-	charge  func(ctx context.Context, n int) error
-	guest   func(id string) bool
-	standIn func(id string) bool // the hub speaks for it
 }
 
 // summary is in memory for every session.
@@ -78,16 +59,15 @@ type summary struct {
 	known        bool      // deadline is that of the newest record
 }
 
-func newStore(j *journal.Journal, c *Config) *store {
-	s := &store{Memory: protocol.NewMemory(0, c.Now), j: j, agents: journal.NewTable[*protocol.Agent](j, bucketAgents,
-		0),
+func newStore(b *Binding) *store {
+	j := b.c.Journal
+	s := &store{Memory: protocol.NewMemory(0, b.c.Now), b: b, j: j,
+		agents:   journal.NewTable[*protocol.Agent](j, bucketAgents, 0),
 		sessions: journal.NewTable[*checkpoint](j, bucketSessions, 0),
 		erased:   journal.NewTable[*protocol.Record](j, bucketErased, 0),
-		pages:    j.State(bucketPages), proofs: j.State(bucketProofs), max: cmp.Or(c.MaxLive, 10_000),
-		maxAgent: cmp.Or(c.MaxAgents, 100_000),
-		timeouts: c.Timeouts, now: c.Now, chains: map[string]*chain{}, summaries: map[string]*summary{},
-		byAgent: map[string][]string{},
-		talks:   map[parley.ID]string{}}
+		pages:    j.State(bucketPages), proofs: j.State(bucketProofs),
+		chains: map[string]*chain{}, summaries: map[string]*summary{},
+		byAgent: map[string][]string{}, talks: map[parley.ID]string{}}
 	s.agents.Omit(func(a *protocol.Agent) bool { return a.Removed })
 	return s
 }
@@ -141,7 +121,7 @@ func (s *store) noteSession(id string, participants []string, over bool) *summar
 		m = &summary{}
 		s.summaries[id] = m
 		s.ids = insertSorted(s.ids, id)
-		s.talks[s.conversation(id)] = id
+		s.talks[s.b.conversation(id)] = id
 	}
 	for _, p := range participants {
 		if !slices.Contains(m.participants, p) {
@@ -202,7 +182,7 @@ func (s *store) abandon(ctx context.Context, c *chain, cause error) {
 		return // it was opened, perhaps at another node, or may have been
 	}
 	if err := s.sessions.Delete(context.WithoutCancel(ctx), c.id, 0); err != nil {
-		s.warn("cannot forget a session that was not opened", err)
+		s.b.c.Logger.Warn("cannot forget a session that was not opened", "error", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,7 +204,7 @@ func (s *store) abandonedLocked(id string) {
 		}
 	}
 	delete(s.summaries, id)
-	delete(s.talks, s.conversation(id))
+	delete(s.talks, s.b.conversation(id))
 	s.ids = removeSorted(s.ids, id)
 }
 
@@ -296,10 +276,11 @@ func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after strin
 	return out, nil
 }
 
-// agentChanged keeps the order of the registered agents, and tells the binding.
+// agentChanged keeps the order of the registered agents, their share of the guests'
+// budget, and their entries in the directory.
 func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
-	s.mu.Lock()
 	a := after.Value
+	s.mu.Lock()
 	switch {
 	case after.Revision != 0 && !a.Removed:
 		s.agentIDs = insertSorted(s.agentIDs, after.Key)
@@ -309,13 +290,10 @@ func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 		s.mu.Unlock()
 		return // a removed agent was only read
 	}
-	changed := s.changed
 	s.mu.Unlock()
-	switch {
-	case after.Revision == 0:
-		s.recount(after.Key)
-	case changed != nil:
-		changed(a)
+	s.b.recount(after.Key)
+	if after.Revision != 0 && s.b.isPeer(a) {
+		s.b.reconciler.enqueueAgent(a.ID)
 	}
 }
 
@@ -343,7 +321,7 @@ func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
 	if err != nil {
 		return err
 	}
-	undo, err := s.admit(ctx, a, len(b))
+	undo, err := s.b.admitAgent(ctx, a, len(b))
 	if err != nil {
 		return err
 	}
@@ -363,8 +341,7 @@ func (s *store) PutAgent(ctx context.Context, a *protocol.Agent) error {
 		}
 		return err
 	}
-	s.put(ctx, a)
-	s.recount(a.ID) // it may have been evicted meanwhile
+	s.b.agentPut(context.WithoutCancel(ctx), a)
 	return nil
 }
 
@@ -410,7 +387,7 @@ func (s *store) forgetAgent(ctx context.Context, id string) error {
 func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, error) {
 	proof, guest := strings.CutPrefix(key, protocol.GuestOwner+" ")
 	if guest {
-		if err := s.charge(ctx, stateBytes); err != nil {
+		if err := s.b.charge(ctx, stateBytes); err != nil {
 			return false, err
 		}
 	}
