@@ -81,7 +81,6 @@ type Binding struct {
 	reconciler *reconciler
 	opening    locks // by openedKey of two agents: to find or open a session
 	sending    locks // by session: one signs for its head at a time
-	requests   requestCache
 
 	registrations registrations // of guests
 

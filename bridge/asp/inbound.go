@@ -99,9 +99,6 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if err == nil && (r.Request == nil || own) && slices.ContainsFunc(r.Ledger.Participants, isGuest) {
 		b.c.Hub.Guests().Wrote(policy.SourceOf(ctx), cost) // the hub sent it because of a guest
 	}
-	if e := r.Request; err == nil && m.Kind == parley.Request {
-		b.requests.put(m.ID, newSessionRequest(e.Envelope, bodyOf(e.Envelope)))
-	}
 	return at, appendError(err)
 }
 

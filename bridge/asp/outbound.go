@@ -8,7 +8,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -75,12 +74,14 @@ func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
 // reply sends an event or a terminal reply in the session of its request.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	message := o.Message.ID.String()
-	if asked, err := b.sessionRequest(o.Request); err == nil {
-		if _, err := b.store.Message(ctx, asked.session, message); err == nil {
-			return hub.Outcome{Losses: bridge.Losses(bridge.ASP, o.Message, o.Recipient.Name)}
-		}
+	asked, err := requestRecord(o.Request)
+	if err != nil {
+		return hub.Outcome{Err: parley.AsError(err)}
 	}
-	a, out := b.planReply(ctx, o)
+	if _, err := b.store.Message(ctx, asked.Session, message); err == nil {
+		return hub.Outcome{Losses: bridge.Losses(bridge.ASP, o.Message, o.Recipient.Name)}
+	}
+	a, out := b.planReply(ctx, o, asked)
 	if a.speaker == nil {
 		return out
 	}
@@ -121,13 +122,8 @@ type replyPlan struct {
 }
 
 // planReply plans a reply; without a speaker the outcome says why none is sent.
-func (b *Binding) planReply(ctx context.Context, o hub.Outbound) (replyPlan, hub.Outcome) {
-	asked, err := b.sessionRequest(o.Request)
-	if err != nil {
-		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
-	}
-	reference := asked.reference
-	l, err := b.server.Session(ctx, asked.session, "")
+func (b *Binding) planReply(ctx context.Context, o hub.Outbound, asked *protocol.Record) (replyPlan, hub.Outcome) {
+	l, err := b.server.Session(ctx, asked.Session, "")
 	gone := errors.Is(err, protocol.ErrSessionNotFound)
 	if err != nil && !gone {
 		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
@@ -135,15 +131,20 @@ func (b *Binding) planReply(ctx context.Context, o hub.Outbound) (replyPlan, hub
 	item := &protocol.Item{} // stays empty where the session forgot it
 	if !gone {
 		for _, x := range slices.Backward(l.Items) { // the newest are answered most often
-			if x.MessageID == asked.message {
+			if x.MessageID == asked.MessageID {
 				item = x
 				break
 			}
 		}
 	}
-	open := item.Status == "open"
-	if asked.act == protocol.Delegate && open {
-		reference = item.ID
+	delegated, open := o.Request.Act == string(protocol.Delegate), item.Status == "open"
+	reference := item.ID
+	if delegated && !open || reference == "" {
+		e, err := asked.Format.Decode(asked.Raw)
+		if err != nil {
+			return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
+		}
+		reference = cmp.Or(e.BodyText("queryId"), asked.MessageID)
 	}
 	w, err := toSpeechAct(o.Message, reference, o.Recipient.Name)
 	switch {
@@ -156,7 +157,7 @@ func (b *Binding) planReply(ctx context.Context, o hub.Outbound) (replyPlan, hub
 		return replyPlan{}, hub.Outcome{Losses: append(w.losses,
 			parley.Loss{Field: "Kind", Reason: "the requester withdrew it"})}
 	}
-	a := replyPlan{session: asked.session, message: w}
+	a := replyPlan{session: asked.Session, message: w}
 	if a.speaker, err = b.answerSpeaker(ctx, l, o.Message.From); err != nil {
 		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
 	}
@@ -164,7 +165,7 @@ func (b *Binding) planReply(ctx context.Context, o hub.Outbound) (replyPlan, hub
 	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && isRefusal(f.Code) {
 		a.message.act, a.message.body = protocol.Reject, protocol.Answer{ReferenceID: reference,
 			Code: rejection(f.Code), Reason: cmp.Or(f.Text, string(f.Code))}
-	} else if asked.act == protocol.Delegate && conversing && o.Message.Kind != parley.Failure {
+	} else if delegated && conversing && o.Message.Kind != parley.Failure {
 		a.accept = &speechAct{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}
 	}
 	return a, hub.Outcome{}
@@ -354,59 +355,13 @@ func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 	}
 }
 
-// sessionRequest is the message of a session that became a request of the hub.
-type sessionRequest struct {
-	session, message string
-	act              protocol.Performative
-	reference        string // the id that answers refer to
-}
-
-// sessionRequest gives the message that became a request.
-func (b *Binding) sessionRequest(request *parley.Message) (sessionRequest, error) {
-	if x, ok := b.requests.get(request.ID); ok {
-		return x, nil
-	}
+// requestRecord gives the session's record of a message that became a request.
+func requestRecord(request *parley.Message) (*protocol.Record, error) {
 	x, err := recordOf(request)
 	if err != nil {
-		return sessionRequest{}, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
+		return nil, parley.Refuse(parley.Conflict, "the request came in no session").Because(err)
 	}
-	e, err := x.Record.Format.Decode(x.Record.Raw)
-	if err != nil {
-		return sessionRequest{}, err
-	}
-	return newSessionRequest(e, bodyOf(e)), nil
-}
-
-func newSessionRequest(e *protocol.Envelope, b body) sessionRequest {
-	return sessionRequest{e.SessionID, e.MessageID, e.Performative, cmp.Or(b.QueryID, e.MessageID)}
-}
-
-// requestCache holds the newest requests, so that answers seldom have to read them.
-type requestCache struct {
-	mu    sync.Mutex
-	known map[parley.ID]sessionRequest
-	ring  []parley.ID
-	next  int
-}
-
-const maxCachedRequests = 1024
-
-func (a *requestCache) put(id parley.ID, x sessionRequest) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.known == nil {
-		a.known, a.ring = map[parley.ID]sessionRequest{}, make([]parley.ID, maxCachedRequests)
-	}
-	delete(a.known, a.ring[a.next])
-	a.ring[a.next], a.known[id] = id, x
-	a.next = (a.next + 1) % maxCachedRequests
-}
-
-func (a *requestCache) get(id parley.ID) (sessionRequest, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	x, ok := a.known[id]
-	return x, ok
+	return &x.Record, nil
 }
 
 // ownMessage is the Note of an envelope that the hub itself sends.
