@@ -11,12 +11,11 @@ import (
 
 // call is one request in flight.
 type call struct {
-	id       string
-	line     []byte        // with its end
-	timeout  int           // where in line the seconds stand that it is given, up to the last brace; 0: it has none
-	until    time.Time     // with timeout: when its caller gives it up
-	deadline time.Time     // zero: the context of the caller has one
-	wake     chan struct{} // holds one token when the state below has changed
+	id      string
+	line    []byte        // with its end
+	timeout int           // where in line the seconds stand that it is given, up to the last brace; 0: it has none
+	until   time.Time     // with timeout: when its caller gives it up
+	wake    chan struct{} // holds one token when the state below has changed
 
 	mu     sync.Mutex
 	left   leaving
@@ -163,12 +162,8 @@ func (c *Client) file(ctx context.Context, id string, line []byte, timeout int) 
 	if len(line) > c.limits.Frame {
 		return nil, nil, ErrTooLarge
 	}
-	p := &call{id: id, line: append(line, '\n'), wake: make(chan struct{}, 1)}
-	if until, ok := ctx.Deadline(); !ok {
-		p.deadline = time.Now().Add(c.limits.Request)
-	} else {
-		p.timeout, p.until = timeout, until
-	}
+	p := &call{id: id, line: append(line, '\n'), timeout: timeout, wake: make(chan struct{}, 1)}
+	p.until, _ = ctx.Deadline()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -180,42 +175,7 @@ func (c *Client) file(ctx context.Context, id string, line []byte, timeout int) 
 		return nil, nil, ErrReplay
 	}
 	c.pending[id] = p
-	if !p.deadline.IsZero() && (c.due.IsZero() || p.deadline.Before(c.due)) {
-		c.wakeAtLocked(p.deadline)
-	}
 	return p, c.link, nil
-}
-
-// wakeAtLocked sets the one timer of all deadlines: one for each call costs
-// more than the rest of its bookkeeping.
-func (c *Client) wakeAtLocked(due time.Time) {
-	c.due = due
-	if c.timer == nil {
-		c.timer = time.AfterFunc(time.Until(due), c.overdue)
-	} else {
-		c.timer.Reset(time.Until(due))
-	}
-}
-
-// overdue fails the calls whose deadline has passed.
-func (c *Client) overdue() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := time.Now()
-	var next time.Time
-	for _, p := range c.pending {
-		switch {
-		case p.deadline.IsZero():
-		case !now.Before(p.deadline):
-			p.fail(ErrTimeout)
-		case next.IsZero() || p.deadline.Before(next):
-			next = p.deadline
-		}
-	}
-	c.due = time.Time{}
-	if !next.IsZero() && !c.closed {
-		c.wakeAtLocked(next)
-	}
 }
 
 func (c *Client) drop(p *call) {
@@ -257,6 +217,12 @@ var errStopped = errors.New("a2e: stopped by the caller")
 // its time stands, which the context gave, if it does.
 func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int,
 	each func(*Envelope) bool) (*Envelope, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, c.limits.Request, ErrTimeout)
+		defer cancel()
+		timeout = 0
+	}
 	p, l, err := c.file(ctx, id, line, timeout)
 	if err != nil {
 		return nil, err

@@ -54,8 +54,7 @@ type Client struct {
 
 	// OnPush gets messages that belong to no request of this client, one after
 	// the other: pushes, and requests of the host such as mcp/sample/req, which it
-	// answers with Send. Without it pushes are dropped and counted, and requests
-	// refused.
+	// answers with Send. Without it pushes are dropped, and requests refused.
 	OnPush func(m *Envelope)
 
 	// FailFast lets a request for which there is no connection fail with the first
@@ -88,10 +87,7 @@ type Client struct {
 	resume   bool
 	accepted []string
 	parallel int64
-	due      time.Time   // when timer fires; zero when it will not
-	timer    *time.Timer // for the deadlines of calls whose context has none
 	pushes   chan *Envelope
-	dropped  int64
 
 	responding atomic.Bool
 }
@@ -157,14 +153,6 @@ func (c *Client) Remembers() bool {
 	return c.resume
 }
 
-// Dropped counts messages that were ignored: malformed, about no request under
-// way, or pushed faster than OnPush took them.
-func (c *Client) Dropped() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.dropped
-}
-
 // await waits for a link that has shaken hands; for the call p, if there is
 // one, no longer than that is open.
 func (c *Client) await(ctx context.Context, p *call) (link, error) {
@@ -204,7 +192,6 @@ func (c *Client) await(ctx context.Context, p *call) (link, error) {
 func (c *Client) received(l link, line []byte) {
 	m, e := c.types.decode(line, DefaultMaxDepth)
 	if m == nil || e != nil && m.ReqID == "" {
-		c.drops()
 		return
 	}
 	c.mu.Lock()
@@ -213,22 +200,19 @@ func (c *Client) received(l link, line []byte) {
 	switch {
 	case m.ReqID != "" && p != nil:
 		if e != nil && m.Class == ClassEvent || m.Class == ClassEvent && m.check() != nil {
-			c.drops()
 			return
 		}
 		p.take(m, e, c.limits.Events, resume)
 	case m.Type == "ping" && m.Class == ClassRequest:
 		pong, err := Message{Type: "pong", Body: map[string]any{"req_id": m.ID, "uptime_seconds": 0.0}}.Encode(c.Now())
 		if err != nil {
-			c.drops()
 			return
 		}
 		c.respond(l, pong)
 	case c.pushes != nil && (m.ReqID == "" || m.Class == ClassPush):
 		select {
 		case c.pushes <- m:
-		default:
-			c.drops()
+		default: // OnPush is too slow
 		}
 	case e == nil && m.Class == ClassRequest && m.Type != "shutdown":
 		refusal := unknownType(m)
@@ -241,15 +225,12 @@ func (c *Client) received(l link, line []byte) {
 				Capability: "mcp"}
 		}
 		c.respond(l, appendError(nil, refusal, NewID(), c.Now()))
-	default:
-		c.drops()
 	}
 }
 
 // respond answers a message of the host; one at a time, others are dropped.
 func (c *Client) respond(l link, line []byte) {
 	if !c.responding.CompareAndSwap(false, true) {
-		c.drops()
 		return
 	}
 	go func() {
@@ -265,17 +246,9 @@ func (c *Client) tooLarge(head []byte) {
 	c.mu.Lock()
 	p := c.pending[reqID]
 	c.mu.Unlock()
-	if p == nil || classOf(typ, true) != ClassResponse {
-		c.drops()
-		return
+	if p != nil && classOf(typ, true) == ClassResponse {
+		p.fail(ErrAnswerTooLarge.about(reqID))
 	}
-	p.fail(ErrAnswerTooLarge.about(reqID))
-}
-
-func (c *Client) drops() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.dropped++
 }
 
 // ask sends a request and waits for its final frame; events go to each in
@@ -371,9 +344,6 @@ func (c *Client) Close() error {
 	l, connecting := c.link, c.attempts
 	c.link = nil
 	c.failAllLocked(ErrClosed)
-	if c.timer != nil {
-		c.timer.Stop()
-	}
 	c.mu.Unlock()
 	if l != nil {
 		ctx, cancel := context.WithTimeout(c.ctx, 5*time.Second)

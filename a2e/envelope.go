@@ -385,15 +385,6 @@ func (m *Envelope) Values(name string) []json.RawMessage {
 	return out
 }
 
-// Bind decodes the message into a struct by its json tags. Members that are
-// not in the struct are passed over; defaults are not filled in.
-func (m *Envelope) Bind(v any) error {
-	if err := jsonx.Decode(m.raw, v); err != nil {
-		return ErrSchema.about(m.ID).Because(err)
-	}
-	return nil
-}
-
 func intOf(v []byte) int64 {
 	if len(v) == 0 || !isNumber(v[0]) {
 		return 0

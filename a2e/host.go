@@ -8,7 +8,6 @@ import (
 	"errors"
 	"log/slog"
 	"net"
-	"net/http"
 	"sync"
 	"time"
 
@@ -43,10 +42,6 @@ type Host struct {
 	// SDK agents use what they did not ask for (A2E §14).
 	Strict bool
 
-	// Allow decides about each request after the checks of the identity; an
-	// error refuses it: an [*Error] as it is, any other as unauthorized.
-	Allow func(ctx context.Context, r *Request) error
-
 	// Memory remembers request ids beyond this process. Nil: per session.
 	Memory Memory
 
@@ -59,13 +54,7 @@ type Host struct {
 	// TLS, when set, is spoken on the connections of [Host.Serve].
 	TLS *tls.Config
 
-	// Remote names where an HTTP request comes from, for limits per address.
-	// Nil: the address of the connection, IPv6 by /64.
-	Remote func(*http.Request) string
-
-	// Audit, if set, gets a record of every request that reached a handler, and
-	// Refused one of everything that did not.
-	Audit   func(Record)
+	// Refused, if set, gets a record of everything that did not reach a handler.
 	Refused func(Refusal)
 
 	// Authenticated, if set, is called for each HTTP request, stream and connection
@@ -94,21 +83,6 @@ type Host struct {
 	answers  answerBudget
 	closed   bool
 	idle     chan struct{} // closed when closed and no session is left
-}
-
-// Record is one line of an audit log (A2E §13).
-type Record struct {
-	Time          time.Time
-	SessionID     string
-	Identity      string
-	Type          string
-	ReqID         string
-	CorrelationID string
-	Success       bool
-	Duration      time.Duration
-	ErrorCode     Code
-	InputBytes    int
-	OutputBytes   int
 }
 
 // Refusal is one message that was not served.

@@ -46,11 +46,7 @@ func writeJSON(w http.ResponseWriter, body string) {
 }
 
 func (h *Host) serveSession(w http.ResponseWriter, r *http.Request) {
-	remote := remoteOf(r.RemoteAddr)
-	if h.Remote != nil {
-		remote = h.Remote(r)
-	}
-	s, err := h.open(remote, transportHTTP)
+	s, err := h.open(remoteOf(r.RemoteAddr), transportHTTP)
 	if err != nil {
 		if errors.Is(err, ErrBusy) {
 			w.Header().Set("Retry-After", "60")

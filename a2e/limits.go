@@ -97,7 +97,7 @@ type ClientLimits struct {
 	Request   time.Duration // deadline of requests whose context has none: 300 s
 	Requests  int           // in flight at once: 4,096
 	Events    int           // of one request that wait for its reader: 1,024
-	Pushes    int           // that wait for OnPush: 1,024; more are dropped and counted
+	Pushes    int           // that wait for OnPush: 1,024; more are dropped
 	BackoffLo time.Duration // before the first attempt to come back: 1 s, doubling
 	BackoffHi time.Duration // up to: 30 s
 	Tries     int           // of one POST: 3

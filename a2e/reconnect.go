@@ -296,10 +296,10 @@ func (c *Client) unlink(l link, err error) bool {
 
 // unreached is why a request has not left when its time is over.
 func (c *Client) unreached(ctx context.Context) error {
-	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return ctx.Err()
-	}
 	cause := ctx.Err()
+	if !errors.Is(cause, context.DeadlineExceeded) || context.Cause(ctx) == ErrTimeout {
+		return waitError(ctx)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.attempts != nil && c.attempts.last != nil {

@@ -23,7 +23,8 @@ type Request struct {
 
 	h        *Host
 	provider Provider
-	life     lifetime
+	ctx      context.Context // ends at the deadline, with the final frame, and with the session
+	end      func()
 
 	mu       sync.Mutex
 	done     bool // the final frame is out
@@ -123,19 +124,6 @@ func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 	}
 	r := &Request{Envelope: m, Session: s, Identity: who, Received: now, h: h, provider: p}
 	r.Deadline = now.Add(h.deadline(m))
-	if h.Allow != nil {
-		if err := h.Allow(s.ctx, r); err != nil {
-			var e *Error
-			if !errors.As(err, &e) {
-				e = ErrUnauthorized.Because(err)
-			}
-			e = e.about(m.ID)
-			if e.Capability == "" {
-				e.Capability = capability
-			}
-			return nil, e
-		}
-	}
 	return r, nil
 }
 
@@ -187,7 +175,6 @@ func (s *Session) start(r *Request) {
 			return
 		}
 	}
-	r.life.deadline = r.Deadline
 	s.mu.Lock()
 	fault := s.enqueueLocked(r)
 	s.mu.Unlock()
@@ -262,9 +249,13 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 		s.inflight = make(map[string]*Request)
 	}
 	s.inflight[r.ID] = r
-	if s.due.IsZero() || r.Deadline.Before(s.due) {
-		s.wakeAtLocked(r.Deadline)
-	}
+	ctx, cancel := context.WithDeadline(s.ctx, r.Deadline)
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			r.fail(ErrTimeout) // A2E-075
+		}
+	})
+	r.ctx, r.end = ctx, func() { stop(); cancel() }
 	if s.running < l.Parallel {
 		s.running++
 		go s.work(r)
@@ -272,41 +263,6 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 		s.waiting = append(s.waiting, r)
 	}
 	return nil
-}
-
-// wakeAtLocked sets the one timer of all deadlines of the session.
-func (s *Session) wakeAtLocked(due time.Time) {
-	s.due = due
-	if s.overdueTimer == nil {
-		s.overdueTimer = time.AfterFunc(time.Until(due), s.overdue)
-	} else {
-		s.overdueTimer.Reset(time.Until(due))
-	}
-}
-
-// overdue answers the requests whose deadline has passed (A2E-075).
-func (s *Session) overdue() {
-	s.mu.Lock()
-	now := time.Now()
-	var late []*Request
-	var next time.Time
-	for _, r := range s.inflight {
-		switch {
-		case !now.Before(r.Deadline):
-			late = append(late, r)
-		case next.IsZero() || r.Deadline.Before(next):
-			next = r.Deadline
-		}
-	}
-	s.due = time.Time{}
-	if !next.IsZero() && s.state != StateClosed {
-		s.wakeAtLocked(next)
-	}
-	s.mu.Unlock()
-	for _, r := range late {
-		r.life.end(context.DeadlineExceeded)
-		r.fail(ErrTimeout)
-	}
 }
 
 // work runs requests until none waits. A handler that ignores its deadline
@@ -331,11 +287,11 @@ func (s *Session) work(r *Request) {
 }
 
 func (r *Request) run() {
-	if r.isDone() || r.life.Err() != nil {
+	if r.isDone() || r.ctx.Err() != nil {
 		return
 	}
 	resp, err := r.serve()
-	if err == nil && errors.Is(r.life.Err(), context.DeadlineExceeded) {
+	if err == nil && errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
 		err = ErrTimeout // too late
 	}
 	var line []byte
@@ -358,7 +314,7 @@ func (r *Request) serve() (resp Response, err error) {
 			err = &Error{Code: RuntimeError, Text: "the request failed", Step: "handler", Capability: r.Capability()}
 		}
 	}()
-	return r.provider.Serve(&r.life, r)
+	return r.provider.Serve(r.ctx, r)
 }
 
 func (r *Request) isDone() bool {
@@ -375,7 +331,7 @@ func (r *Request) fail(err error) {
 
 // failure is the frame for an error.
 func (r *Request) failure(err error) ([]byte, Code) {
-	if errors.Is(err, context.DeadlineExceeded) && r.life.Err() != nil {
+	if errors.Is(err, context.DeadlineExceeded) && r.ctx.Err() != nil {
 		err = ErrTimeout
 	}
 	e := asError(err, r.Capability()).about(r.ID)
@@ -481,20 +437,13 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	if returned != nil && (code != "" || unqueued != nil) {
 		returned(false)
 	}
-	r.life.end(context.Canceled)
+	r.end()
 	switch {
 	case st == nil:
 	case own && st.write != nil:
 		st.write()
 	default:
 		st.poke()
-	}
-	if r.h.Audit != nil {
-		r.h.Audit(Record{
-			Time: r.h.Now(), SessionID: s.id, Identity: r.Identity.Name, Type: r.Type, ReqID: r.ID,
-			CorrelationID: clip(r.Str("correlation_id"), maxID), Success: code == "", Duration: time.Since(r.Received),
-			ErrorCode: code, InputBytes: len(r.raw), OutputBytes: len(line),
-		})
 	}
 	if drained {
 		s.close(ErrShuttingDown)

@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"context"
 	"errors"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -68,9 +67,6 @@ type Session struct {
 	away     chan struct{} // see Away; nil while nobody asked
 	ended    bool          // the agent has ended its side of the transport
 
-	due          time.Time   // when overdueTimer fires; zero when it will not
-	overdueTimer *time.Timer // for the deadlines of requests
-
 	storeMu sync.Mutex // orders calls of the store
 	seq     uint64     // of the last frame appended; guarded by storeMu
 	moved   bool       // another host has it, and what is said here is passed on; changed with mu and storeMu held
@@ -106,20 +102,6 @@ func (s *Session) Identity() Identity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.identity
-}
-
-// AgentID is what the agent called itself: claimed, not proved.
-func (s *Session) AgentID() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.agentID
-}
-
-// Accepted are the capabilities as negotiated, in the agent's order.
-func (s *Session) Accepted() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.accepted)
 }
 
 // State tells where the session stands and whether a transport is attached on
@@ -657,9 +639,6 @@ func (s *Session) closeLocked(*Error) {
 	if s.drainer != nil {
 		s.drainer.Stop()
 	}
-	if s.overdueTimer != nil {
-		s.overdueTimer.Stop()
-	}
 	s.waiting = nil
 	s.seen.clear(&s.h.answers)
 	unread := s.out.takeUnproved()
@@ -674,9 +653,6 @@ func (s *Session) closeLocked(*Error) {
 	}
 	close(s.done)
 	s.cancel()
-	for _, r := range s.inflight {
-		r.life.end(context.Canceled)
-	}
 }
 
 // Push sends a message that no request asked for. It is refused when the agent

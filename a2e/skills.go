@@ -8,15 +8,6 @@ import (
 	"time"
 )
 
-// LLMConfig overrides the model of a skill (A2E §6.14). Credentials are
-// secrets of the agent.
-type LLMConfig struct {
-	ProviderName        string          `json:"provider_name"`
-	ProviderCredentials json.RawMessage `json:"provider_credentials"`
-	ProviderConfig      json.RawMessage `json:"provider_config"`
-	IsDefault           *bool           `json:"is_default"`
-}
-
 // SkillDefinition describes a skill (A2E §6.14). What is nil is null on the
 // wire; Arguments is an array or null, never the empty object of the
 // reference.
@@ -46,7 +37,7 @@ type SkillCall struct {
 	Name        string
 	Arguments   json.RawMessage
 	Streaming   bool
-	LLMOverride json.RawMessage // an LLMConfig, or null
+	LLMOverride json.RawMessage // overrides the model of the skill (A2E §6.14), or null; may hold secrets of the agent
 	Metadata    json.RawMessage
 }
 

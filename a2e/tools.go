@@ -189,7 +189,8 @@ func valueOf(v any) (json.RawMessage, error) {
 		}
 		raw = x
 	default:
-		return encodeJSON(v)
+		b, err := jsonx.Encode(v)
+		return json.RawMessage(b), err
 	}
 	if fault := checkJSON(raw, DefaultMaxDepth); fault != "" {
 		return nil, errors.New("a2e: not JSON: " + fault)

@@ -70,8 +70,6 @@ type Config struct {
 	Limits    protocol.Limits
 	Tools     int // agents' skills that are listed as tools one by one; past so many they are found by asking. 0: 20
 
-	// Remote names where an HTTP request comes from, for limits per address.
-	Remote func(*http.Request) string
 	// ConnContext gives the context of a connection of Listen; nil: the binding's.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
 
@@ -140,7 +138,6 @@ func New(c Config) (*Binding, error) {
 	}
 	b.host = &protocol.Host{
 		Auth: b, Capabilities: capabilities, Strict: c.Strict, Store: b.sessions, Limits: c.Limits, TLS: c.TLS,
-		Remote:      c.Remote,
 		ConnContext: c.ConnContext, Authenticated: b.authenticated, Refused: b.refused,
 		Log: c.Logger, Now: c.Now,
 	}
