@@ -262,14 +262,12 @@ func (run *chainRun) emit(ctx context.Context, node, phase string, output json.R
 	if !run.r.Bool("streaming") {
 		return
 	}
-	more := appendString([]byte(`,"node_id":`), node)
-	more = appendString(append(more, `,"phase":`...), phase)
-	more = append(more, `,"output":`...)
 	if output == nil {
-		output = json.RawMessage("null")
+		output = null
 	}
-	more = appendASCII(more, output)
-	more = appendString(append(more, `,"error":`...), clip(fault, maxText))
+	more := func(f encoder) encoder {
+		return f.text("node_id", node).text("phase", phase).json("output", output).text("error", clip(fault, maxText))
+	}
 	// A chain goes on when its agent does not listen; Event has waited for it.
 	_ = run.r.event(ctx, KindStatus, nil, more)
 }

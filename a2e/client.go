@@ -224,7 +224,7 @@ func (c *Client) received(l link, line []byte) {
 			refusal = &Error{Code: MCPCapabilityMissing, Text: "this agent has no roots", ReqID: m.ID,
 				Capability: "mcp"}
 		}
-		c.respond(l, appendError(nil, refusal, NewID(), c.Now()))
+		c.respond(l, errorFrame(refusal, c.Now()))
 	}
 }
 
@@ -392,13 +392,9 @@ func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEve
 		timeout = seconds(d)
 	}
 	id := NewID()
-	line := appendHead(make([]byte, 0, 2*headSize+len(args)), "tool/call/req", id, c.Now())
-	line = appendString(append(line, `,"session_id":`...), c.SessionID())
-	line = appendString(append(line, `,"tool_name":`...), name)
-	line = appendASCII(append(line, `,"arguments":`...), args)
-	line = appendString(append(line, `,"correlation_id":`...), id[:8])
-	line = strconv.AppendBool(append(line, `,"streaming":`...), onEvent != nil)
-	line = append(line, `,"timeout":`...)
+	line := appendHead(make([]byte, 0, 2*headSize+len(args)), "tool/call/req", id, c.Now()).
+		text("session_id", c.SessionID()).text("tool_name", name).json("arguments", args).
+		text("correlation_id", id[:8]).flag("streaming", onEvent != nil).name("timeout")
 	at := len(line)
 	line = strconv.AppendInt(line, timeout, 10)
 	var each func(*Envelope) bool

@@ -44,7 +44,8 @@ func (m Message) Encode(now time.Time) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return appendFrame(make([]byte, 0, headSize+len(body)), m.Type, m.ID, now, body), nil
+	f := appendHead(make([]byte, 0, headSize+len(body)), m.Type, m.ID, now)
+	return append(appendMembers(f, body, bodyMember), '}'), nil
 }
 
 // headSize is room for the base members and some more, so that writing a
@@ -98,94 +99,78 @@ func appendTime(dst []byte, t time.Time) []byte {
 	return dst
 }
 
-// appendHead opens a frame with the base members.
-func appendHead(dst []byte, typ, id string, now time.Time) []byte {
-	dst = append(dst, `{"a2e":"1.0","type":`...)
-	dst = appendString(dst, typ)
-	dst = append(dst, `,"id":`...)
-	dst = appendString(dst, id)
-	dst = append(dst, `,"version":"1.0","ts":`...)
-	return appendTime(dst, now)
-}
+// encoder is a message, or an object in one, that is being written member by member.
+type encoder []byte
 
-// appendFrame writes a whole frame around a body that has been checked. Base
-// members inside the body are passed over: they are the frame's own.
-func appendFrame(dst []byte, typ, id string, now time.Time, body []byte) []byte {
-	dst = appendHead(dst, typ, id, now)
-	if len(body) > 0 {
-		dst = appendMembers(dst, body, func(name string) bool {
-			switch name {
-			case "a2e", "version", "scp", "id", "type", "ts":
-				return false
-			}
-			return true
-		})
+// name begins a member, after a comma unless it is the first of an object.
+func (f encoder) name(name string) encoder {
+	if len(f) > 0 && f[len(f)-1] != '{' {
+		f = append(f, ',')
 	}
-	return append(dst, '}')
+	return append(appendString(f, name), ':')
 }
 
-// appendMembers writes the members of an object, each after a comma.
-func appendMembers(dst, object []byte, keep func(name string) bool) []byte {
+func (f encoder) text(name, v string) encoder         { return appendString(f.name(name), v) }
+func (f encoder) number(name string, v int64) encoder { return strconv.AppendInt(f.name(name), v, 10) }
+func (f encoder) flag(name string, v bool) encoder    { return strconv.AppendBool(f.name(name), v) }
+
+// json adds a value that has been checked, see [appendASCII].
+func (f encoder) json(name string, v []byte) encoder { return appendASCII(f.name(name), v) }
+
+// nullable adds a text that is null where it is empty.
+func (f encoder) nullable(name, v string) encoder {
+	if v == "" {
+		return f.json(name, null)
+	}
+	return f.text(name, v)
+}
+
+func (f encoder) time(name string, t time.Time) encoder { return appendTime(f.name(name), t) }
+
+var null = json.RawMessage("null")
+
+// appendHead opens a frame with the base members.
+func appendHead(dst []byte, typ, id string, now time.Time) encoder {
+	return encoder(append(dst, '{')).text("a2e", Version).text("type", typ).text("id", id).text("version", Version).
+		time("ts", now)
+}
+
+// bodyMember reports whether a member may stand in a body. The others are the
+// frame's own.
+func bodyMember(name string) bool {
+	switch name {
+	case "a2e", "version", "scp", "id", "type", "ts":
+		return false
+	}
+	return true
+}
+
+// appendMembers adds the members of an object, if there is one.
+func appendMembers(f encoder, object []byte, keep func(name string) bool) encoder {
 	var few [fewMembers]member
 	for _, m := range membersInto(few[:0], object) {
-		name, _ := unquote(m.name.of(object))
-		if !keep(name) {
-			continue
+		if name, _ := unquote(m.name.of(object)); keep(name) {
+			f = f.json(name, m.value.of(object))
 		}
-		dst = append(dst, ',')
-		dst = appendString(dst, name)
-		dst = append(dst, ':')
-		dst = appendASCII(dst, m.value.of(object))
 	}
-	return dst
+	return f
 }
 
-// appendError writes an error frame with all six members (A2E-072).
-func appendError(dst []byte, e *Error, id string, now time.Time) []byte {
-	dst = appendHead(dst, "error", id, now)
-	dst = append(dst, `,"req_id":`...)
-	dst = appendString(dst, e.ReqID)
-	dst = append(dst, `,"code":`...)
-	dst = appendString(dst, string(e.Code))
-	dst = append(dst, `,"message":`...)
-	dst = appendString(dst, clip(e.Text, maxText))
-	dst = append(dst, `,"detail":`...)
-	dst = appendDetail(dst, e)
-	dst = append(dst, `,"retryable":`...)
-	dst = strconv.AppendBool(dst, e.Retryable)
-	dst = append(dst, `,"capability_name":`...)
-	dst = appendString(dst, e.Capability)
-	return append(dst, '}')
-}
-
-// appendDetail writes the detail: always an object, with the reason unless the
-// detail itself has one.
-func appendDetail(dst []byte, e *Error) []byte {
+// errorFrame writes an error with all six members (A2E-072).
+func errorFrame(e *Error, now time.Time) []byte {
 	detail := e.Detail
 	if checkObject(detail, DefaultMaxDepth) != "" {
-		detail = json.RawMessage("{}")
+		detail = nil
 	}
-	dst = append(dst, '{')
-	first := true
+	f := appendHead(nil, "error", NewID(), now).text("req_id", e.ReqID).text("code", string(e.Code)).
+		text("message", clip(e.Text, maxText))
+	f = append(f.name("detail"), '{')
 	if e.Reason != "" {
-		dst = append(dst, `"reason":`...)
-		dst = appendString(dst, e.Reason)
-		first = false
+		f = f.text("reason", e.Reason)
 	}
-	for _, m := range members(detail) {
-		name, _ := unquote(m.name.of(detail))
-		if name == "reason" && e.Reason != "" {
-			continue
-		}
-		if !first {
-			dst = append(dst, ',')
-		}
-		first = false
-		dst = appendString(dst, name)
-		dst = append(dst, ':')
-		dst = appendASCII(dst, m.value.of(detail))
-	}
-	return append(dst, '}')
+	f = appendMembers(f, detail, func(name string) bool { return name != "reason" || e.Reason == "" })
+	f = append(f, '}')
+	return append(f.flag("retryable", e.Retryable).text("capability_name", e.Capability), '}')
 }
 
 const lowerHex = "0123456789abcdef"

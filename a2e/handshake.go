@@ -3,7 +3,6 @@ package a2e
 import (
 	"errors"
 	"slices"
-	"strconv"
 	"time"
 )
 
@@ -122,42 +121,28 @@ func (s *Session) denied(m *Envelope, reason string, e *Error) {
 }
 
 func (s *Session) handshakeResp(m *Envelope, caps []string, reason string) []byte {
-	b := appendHead(nil, "handshake/resp", NewID(), s.h.Now())
-	b = append(b, `,"req_id":`...)
-	b = appendString(b, m.ID)
-	b = append(b, `,"session_id":`...)
-	b = appendString(b, s.id)
-	b = append(b, `,"accepted_caps":[`...)
+	f := appendHead(nil, "handshake/resp", NewID(), s.h.Now()).text("req_id", m.ID).text("session_id", s.id)
+	f = append(f.name("accepted_caps"), '[')
 	for i, c := range caps {
 		if i > 0 {
-			b = append(b, ',')
+			f = append(f, ',')
 		}
-		b = append(b, `{"capability":`...)
-		b = appendString(b, c)
-		b = append(b, `,"enabled":true,"metadata":`...)
-		b = s.h.appendMetadata(b, c)
-		b = append(b, '}')
+		f = append(f, '{').text("capability", c).flag("enabled", true)
+		f = append(s.h.appendMetadata(f.name("metadata"), c), '}')
 	}
-	b = append(b, `],"max_parallel":`...)
-	b = strconv.AppendInt(b, int64(s.h.limits.Parallel), 10)
-	b = append(b, `,"ok":`...)
-	b = strconv.AppendBool(b, reason == "")
-	b = append(b, `,"reason":`...)
-	b = appendString(b, reason)
-	return append(b, '}')
+	f = append(f, ']').number("max_parallel", int64(s.h.limits.Parallel)).flag("ok", reason == "").text("reason", reason)
+	return append(f, '}')
 }
 
 // appendMetadata says what this host adds to the protocol, in the one place
 // where additions may stand (A2E §8.1): ids are remembered, and sessions can
 // be resumed. A provider may add members of its own.
-func (h *Host) appendMetadata(b []byte, capability string) []byte {
-	b = append(b, `{"dedup_seconds":`...)
-	b = strconv.AppendInt(b, int64(h.limits.SeenFor/time.Second), 10)
-	b = append(b, `,"resume":true`...)
+func (h *Host) appendMetadata(f encoder, capability string) encoder {
+	f = append(f, '{').number("dedup_seconds", int64(h.limits.SeenFor/time.Second)).flag("resume", true)
 	if d, ok := h.Capabilities[capability].(Describer); ok {
-		if own, err := bodyOf(d.Describe()); err == nil && len(own) > 0 {
-			b = appendMembers(b, own, func(name string) bool { return name != "dedup_seconds" && name != "resume" })
+		if own, err := bodyOf(d.Describe()); err == nil {
+			f = appendMembers(f, own, func(name string) bool { return name != "dedup_seconds" && name != "resume" })
 		}
 	}
-	return append(b, '}')
+	return append(f, '}')
 }

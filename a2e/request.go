@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -341,14 +340,13 @@ func (r *Request) failure(err error) ([]byte, Code) {
 	if e.cause != nil {
 		r.h.Log.Info("a2e: request failed", "type", r.Type, "identity", r.Identity.Name, "err", e)
 	}
-	return appendError(nil, e, NewID(), r.h.Now()), e.Code
+	return errorFrame(e, r.h.Now()), e.Code
 }
 
 // head begins an answer: the base members and req_id, with room for some more
 // bytes.
-func (r *Request) head(typ string, room int) []byte {
-	line := appendHead(make([]byte, 0, headSize+len(r.ID)+room), typ, NewID(), r.h.Now())
-	return appendString(append(line, `,"req_id":`...), r.ID)
+func (r *Request) head(typ string, room int) encoder {
+	return appendHead(make([]byte, 0, headSize+len(r.ID)+room), typ, NewID(), r.h.Now()).text("req_id", r.ID)
 }
 
 // answer is the frame for what a handler answered.
@@ -366,17 +364,9 @@ func (r *Request) answer(resp Response) ([]byte, error) {
 		if err != nil {
 			return nil, &Error{Code: RuntimeError, Text: "the answer could not be written", Step: "handler", cause: err}
 		}
-		line = r.head(typ, len(body))
-		if len(body) > 0 {
-			line = appendMembers(line, body, func(name string) bool {
-				switch name {
-				case "a2e", "version", "scp", "id", "type", "ts", "req_id":
-					return false
-				}
-				return true
-			})
-		}
-		line = append(line, '}')
+		f := appendMembers(r.head(typ, len(body)), body,
+			func(name string) bool { return bodyMember(name) && name != "req_id" })
+		line = append(wholeFrame(f), '}')
 		// What leaves must fit the schema that the agent checks it against: agents
 		// drop frames that do not, and wait for ever (A2E §5.3, A2E-126).
 		m, e := r.h.types.decode(line, r.h.limits.Depth)
@@ -408,7 +398,7 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	r.done = true
 	s.mu.Lock()
 	if s.out.bytes > 2*r.h.limits.OutBytes { // an agent that never reads
-		line, code = appendError(nil, ErrFull.about(r.ID), NewID(), r.h.Now()), OutOfMemory
+		line, code = errorFrame(ErrFull.about(r.ID), r.h.Now()), OutOfMemory
 	}
 	f, returned := outFrame{line: line}, r.returned
 	if code == "" {
@@ -469,11 +459,11 @@ func (r *Request) eventType() string {
 // from 0 (A2E §6.17). data is what encodes as a JSON object, or nil. While the
 // agent does not read, Event waits, until ctx ends or the request is over.
 func (r *Request) Event(ctx context.Context, kind EventKind, data any) error {
-	return r.event(ctx, kind, data, nil)
+	return r.event(ctx, kind, data, func(f encoder) encoder { return f })
 }
 
 // event sends one with further members (of chain/event and proc/read/event).
-func (r *Request) event(ctx context.Context, kind EventKind, data any, more []byte) error {
+func (r *Request) event(ctx context.Context, kind EventKind, data any, more func(encoder) encoder) error {
 	body, err := bodyOf(data)
 	if err != nil {
 		return err
@@ -489,16 +479,8 @@ func (r *Request) event(ctx context.Context, kind EventKind, data any, more []by
 	if r.done {
 		return ErrClosed
 	}
-	line := appendHead(nil, r.eventType(), NewID(), r.h.Now())
-	line = append(line, `,"kind":`...)
-	line = appendString(line, string(kind))
-	line = append(line, `,"req_id":`...)
-	line = appendString(line, r.ID)
-	line = append(line, `,"data":`...)
-	line = appendASCII(line, body)
-	line = append(line, `,"seq":`...)
-	line = strconv.AppendInt(line, r.seq, 10)
-	line = append(append(line, more...), '}')
+	line := append(more(appendHead(nil, r.eventType(), NewID(), r.h.Now()).text("kind", string(kind)).
+		text("req_id", r.ID).json("data", body).number("seq", r.seq)), '}')
 	if len(line) > r.h.limits.Frame {
 		return ErrTooLarge
 	}

@@ -470,7 +470,7 @@ func (s *Session) waitRoom(ctx context.Context) error {
 // refuse answers a message that is not served.
 func (s *Session) refuse(m *Envelope, size int, e *Error) {
 	s.h.refused(s, m, size, e, false)
-	_ = s.send(appendError(nil, e, NewID(), s.h.Now()))
+	_ = s.send(errorFrame(e, s.h.Now()))
 }
 
 // frameLimit is how long a line may be now.
@@ -539,12 +539,9 @@ func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []
 }
 
 func (s *Session) pong(m *Envelope) {
-	b := appendHead(nil, "pong", NewID(), s.h.Now())
-	b = append(b, `,"req_id":`...)
-	b = appendString(b, m.ID)
-	b = append(b, `,"uptime_seconds":`...)
-	b = strconv.AppendFloat(b, time.Since(s.started).Seconds(), 'f', 6, 64)
-	_ = s.send(append(b, '}'))
+	f := appendHead(nil, "pong", NewID(), s.h.Now()).text("req_id", m.ID).name("uptime_seconds")
+	f = strconv.AppendFloat(f, time.Since(s.started).Seconds(), 'f', 6, 64)
+	_ = s.send(append(f, '}'))
 }
 
 // shutdown drains for as long as the agent grants, within 0 and the limit

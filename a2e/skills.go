@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
-	"strconv"
 	"time"
 )
 
@@ -108,33 +107,23 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 	if res.DurationMS == 0 {
 		res.DurationMS = time.Since(r.Received).Milliseconds()
 	}
-	b := appendString(append(r.head("skill/call/resp", 512), `,"name":`...), c.Name)
-	b = append(b, `,"data":{"success":`...)
-	b = strconv.AppendBool(b, res.Success)
-	b = append(b, `,"data":`...)
-	b, err = appendValue(b, res.Data)
+	data, err := valueOf(res.Data)
+	var summary json.RawMessage
 	if err == nil {
-		b = append(b, `,"summary":`...)
-		b, err = appendValue(b, res.Summary)
+		summary, err = valueOf(res.Summary)
 	}
 	if err != nil {
 		return Response{}, &Error{Code: SkillError, Text: "the result of the skill is not JSON", Step: "handler",
 			Capability: "skill", cause: err}
 	}
-	b = append(b, `,"truncated":`...)
-	b = strconv.AppendBool(b, res.Truncated)
-	b = append(b, `,"error":`...)
-	b = appendNullable(b, res.Error)
-	b = append(b, `,"error_code":`...)
-	b = appendNullable(b, res.ErrorCode)
-	b = append(b, `,"duration_ms":`...)
-	b = strconv.AppendInt(b, res.DurationMS, 10)
-	b = append(b, `,"events":[]`...)
-	b, err = appendResultMetadata(b, res.Metadata)
+	f := append(r.head("skill/call/resp", 512).text("name", c.Name).name("data"), '{').flag("success", res.Success).
+		json("data", data).json("summary", summary).flag("truncated", res.Truncated).nullable("error", res.Error).
+		nullable("error_code", res.ErrorCode).number("duration_ms", res.DurationMS).json("events", []byte("[]"))
+	f, err = f.metadata(res.Metadata)
 	if err != nil {
 		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler",
 			Capability: "skill", cause: err}
 	}
-	b = append(b, `},"error":null,"created_at":`...)
-	return Response{Body: wholeFrame(append(appendTime(b, r.h.Now()), '}'))}, nil
+	f = append(f, '}').json("error", null).time("created_at", r.h.Now())
+	return Response{Body: wholeFrame(append(f, '}'))}, nil
 }

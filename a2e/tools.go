@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -151,13 +150,12 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 		res.DurationMS = time.Since(r.Received).Milliseconds()
 	}
 	data, _ := res.Data.(json.RawMessage)
-	b, err := appendToolResult(append(r.head("tool/call/resp", 256+len(data)), `,"data":`...), res)
+	f, err := appendToolResult(r.head("tool/call/resp", 256+len(data)).name("data"), res)
 	if err != nil {
 		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler",
 			Capability: "tools", cause: err}
 	}
-	b = append(b, `,"created_at":`...)
-	return Response{Body: wholeFrame(append(appendTime(b, r.h.Now()), '}'))}, nil
+	return Response{Body: wholeFrame(append(f.time("created_at", r.h.Now()), '}'))}, nil
 }
 
 // failedAs gives errors that are not in the protocol's words the given code.
@@ -169,23 +167,15 @@ func failedAs(err error, code Code, text, capability string) error {
 	return &Error{Code: code, Text: text, Step: "handler", Capability: capability, cause: err}
 }
 
-func appendValue(dst []byte, v any) ([]byte, error) {
-	raw, err := valueOf(v)
-	if err != nil {
-		return dst, err
-	}
-	return appendASCII(dst, raw), nil
-}
-
 // valueOf gives checked JSON for anything that encodes.
 func valueOf(v any) (json.RawMessage, error) {
 	var raw json.RawMessage
 	switch x := v.(type) {
 	case nil:
-		return json.RawMessage("null"), nil
+		return null, nil
 	case json.RawMessage:
 		if x == nil {
-			return json.RawMessage("null"), nil
+			return null, nil
 		}
 		raw = x
 	default:
@@ -198,62 +188,47 @@ func valueOf(v any) (json.RawMessage, error) {
 	return raw, nil
 }
 
-func appendToolResult(dst []byte, res ToolResult) ([]byte, error) {
+func appendToolResult(f encoder, res ToolResult) (encoder, error) {
 	data, err := valueOf(res.Data)
 	if err != nil {
 		return nil, err
 	}
-	data = trimLine(data)
-	dst = append(dst, `{"success":`...)
-	dst = strconv.AppendBool(dst, res.Success)
-	dst = append(dst, `,"tool_name":`...)
-	dst = appendString(dst, res.ToolName)
-	dst = append(dst, `,"data":`...)
-	if data[0] == '{' || data[0] == 'n' {
-		dst = appendASCII(dst, data)
-	} else {
-		dst = append(appendASCII(append(dst, `{"value":`...), data), '}')
-	}
-	dst = append(dst, `,"summary":`...)
-	dst, err = appendValue(dst, res.Summary)
+	summary, err := valueOf(res.Summary)
 	if err != nil {
 		return nil, err
 	}
-	dst = append(dst, `,"truncated":`...)
-	dst = strconv.AppendBool(dst, res.Truncated)
-	dst = append(dst, `,"exit_code":`...)
-	if res.ExitCode != nil {
-		dst = strconv.AppendInt(dst, int64(*res.ExitCode), 10)
+	data = trimLine(data)
+	f = append(f, '{').flag("success", res.Success).text("tool_name", res.ToolName)
+	if data[0] == '{' || data[0] == 'n' {
+		f = f.json("data", data)
 	} else {
-		dst = append(dst, exitCodeOf(data)...)
+		f = append(append(f.name("data"), '{').json("value", data), '}')
 	}
-	dst = append(dst, `,"error":`...)
-	dst = appendNullable(dst, res.Error)
-	dst = append(dst, `,"error_code":`...)
-	dst = appendNullable(dst, res.ErrorCode)
-	dst = append(dst, `,"duration_ms":`...)
-	dst = strconv.AppendInt(dst, res.DurationMS, 10)
-	dst = append(dst, `,"events":[`...)
+	f = f.json("summary", summary).flag("truncated", res.Truncated)
+	if res.ExitCode != nil {
+		f = f.number("exit_code", int64(*res.ExitCode))
+	} else {
+		f = f.json("exit_code", exitCodeOf(data))
+	}
+	f = f.nullable("error", res.Error).nullable("error_code", res.ErrorCode).number("duration_ms", res.DurationMS)
+	f = append(f.name("events"), '[')
 	for i, e := range res.Events {
 		if i > 0 {
-			dst = append(dst, ',')
+			f = append(f, ',')
 		}
-		dst, err = appendValue(dst, e)
+		v, err := valueOf(e)
 		if err != nil {
 			return nil, err
 		}
+		f = appendASCII(f, v)
 	}
-	dst = append(dst, ']')
-	dst, err = appendResultMetadata(dst, res.Metadata)
-	if err != nil {
-		return nil, err
-	}
-	return append(dst, '}'), nil
+	f, err = append(f, ']').metadata(res.Metadata)
+	return append(f, '}'), err
 }
 
 // exitCodeOf finds the exit code that a command gives among its data.
 func exitCodeOf(data json.RawMessage) []byte {
-	exit := []byte("null")
+	exit := []byte(null)
 	if data[0] != '{' || !bytes.Contains(data, []byte(`exit_code`)) {
 		return exit
 	}
@@ -265,86 +240,31 @@ func exitCodeOf(data json.RawMessage) []byte {
 	return exit
 }
 
-// appendResultMetadata adds the member metadata where there is some.
-func appendResultMetadata(dst []byte, v json.RawMessage) ([]byte, error) {
+// metadata adds the member metadata if there is some.
+func (f encoder) metadata(v json.RawMessage) (encoder, error) {
 	if v == nil {
-		return dst, nil
+		return f, nil
 	}
-	return appendValue(append(dst, `,"metadata":`...), v)
-}
-
-func appendNullable(dst []byte, s string) []byte {
-	if s == "" {
-		return append(dst, "null"...)
-	}
-	return appendString(dst, s)
+	v, err := valueOf(v)
+	return f.json("metadata", v), err
 }
 
 // toolResultOf reads what appendToolResult writes. Members of unknown names
 // are passed over, null ones are as absent.
-func toolResultOf(data json.RawMessage) (res ToolResult, err error) {
+func toolResultOf(data json.RawMessage) (ToolResult, error) {
 	if jsonx.Kind(data) != '{' {
-		return res, ErrSchema
+		return ToolResult{}, ErrSchema
 	}
-	bad := func(name string) error {
-		e := *ErrSchema
-		e.Text, e.Step = "data."+name+" of the result is of a wrong type", "peer"
-		return &e
-	}
-	res.Data, res.Summary = json.RawMessage(nil), json.RawMessage(nil)
-	var few [fewMembers]member
-	for _, m := range membersInto(few[:0], data) {
-		name, v := m.name.of(data), m.value.of(data)
-		name = name[1 : len(name)-1]
-		ok := true
-		switch string(name) {
-		case "data":
-			res.Data = json.RawMessage(v)
-		case "summary":
-			res.Summary = json.RawMessage(v)
-		}
-		if v[0] == 'n' {
-			continue
-		}
-		switch string(name) {
-		case "success":
-			res.Success, ok = v[0] == 't', v[0] == 't' || v[0] == 'f'
-		case "truncated":
-			res.Truncated, ok = v[0] == 't', v[0] == 't' || v[0] == 'f'
-		case "tool_name":
-			res.ToolName, ok = stringOf(v)
-		case "error":
-			res.Error, ok = stringOf(v)
-		case "error_code":
-			res.ErrorCode, ok = stringOf(v)
-		case "exit_code":
-			n := int(intOf(v))
-			res.ExitCode, ok = &n, isNumber(v[0]) && integral(v)
-		case "duration_ms":
-			res.DurationMS, ok = intOf(v), isNumber(v[0])
-		case "events":
-			ok = v[0] == '['
-			if ok {
-				elements(v, func(_ int, e []byte) bool {
-					res.Events = append(res.Events, json.RawMessage(e))
-					return true
-				})
-			}
-		}
-		if !ok {
-			return ToolResult{}, bad(string(name))
-		}
+	m := &Envelope{raw: data}
+	m.ms = membersInto(m.inline[:0], data)
+	res := ToolResult{Success: m.Bool("success"), ToolName: m.Str("tool_name"), Data: m.Get("data"),
+		Summary: m.Get("summary"), Truncated: m.Bool("truncated"), Error: m.Str("error"), ErrorCode: m.Str("error_code"),
+		DurationMS: m.Int("duration_ms"), Events: m.Values("events")}
+	if v := m.Get("exit_code"); len(v) > 0 && isNumber(v[0]) {
+		code := int(intOf(v))
+		res.ExitCode = &code
 	}
 	return res, nil
-}
-
-// stringOf reads a checked JSON value that should be a string.
-func stringOf(v []byte) (s string, ok bool) {
-	if v[0] != '"' {
-		return "", false
-	}
-	s, _ = unquote(v)
-	return s, true
 }
 
 // ToolFunc runs a tool: what it returns is the data of a successful
