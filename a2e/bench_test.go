@@ -211,7 +211,7 @@ func BenchmarkHost(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer s.close(ErrClosed)
+	defer s.close()
 	s.receive([]byte(`{"type":"handshake/req","id":"h"}`), false)
 	st := newStream(b.Context())
 	if err := s.attach(st, nil); err != nil {

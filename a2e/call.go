@@ -38,7 +38,7 @@ func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 	}
 	switch {
 	case m.Class == ClassEvent:
-		if resumes && m.base[baseID] != 0 {
+		if resumes && m.member("id") != nil {
 			if _, dup := p.seen[m.ID]; dup {
 				return
 			}

@@ -19,7 +19,7 @@ func (m *Envelope) Complete(now time.Time) []byte {
 		dst = append(dst, `,"version":`...)
 		dst = appendString(dst, m.Version)
 		dst = append(dst, `,"ts":`...)
-		if v := m.baseValue(baseTS); v != nil {
+		if v := m.member("ts"); v != nil {
 			dst = append(dst, v...)
 		} else {
 			dst = appendTime(dst, now)

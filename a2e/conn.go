@@ -75,7 +75,7 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 	_ = hangup()
 	s = w.stop()
 	if state, _ := s.State(); kind == transportStdio || state == StateConnected {
-		s.close(ErrClosed)
+		s.close()
 	}
 	if errors.Is(end, io.EOF) || errors.Is(end, net.ErrClosed) || errors.Is(end, io.ErrClosedPipe) ||
 		errors.Is(end, ErrClosed) {
@@ -110,7 +110,7 @@ func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error
 			if err := w.follow(ctx, resumed, greeting); err != nil {
 				return err
 			}
-			s.close(ErrClosed)
+			s.close()
 		case errors.Is(err, ErrTooLarge):
 			s.refuse(nil, r.Limit+1, ErrTooLarge)
 			faults++

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"regexp"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -38,24 +38,11 @@ type Envelope struct {
 	Version string // as the version rule of A2E §2.2 settles it
 	Class   Class
 
-	typ     *Type // nil when the type is unknown
-	raw     []byte
-	ms      []member
-	base    [baseCount]int32 // number of the member plus one
-	inline  [14]member
-	checked bool // Check found nothing
+	typ    *Type // nil when the type is unknown
+	raw    []byte
+	ms     []member
+	inline [14]member
 }
-
-const (
-	baseA2E = iota
-	baseVersion
-	baseSCP
-	baseID
-	baseType
-	baseTS
-	baseReqID
-	baseCount
-)
 
 // Decode reads one message with all types of A2E §6 and the default limits.
 // It checks everything but the type's own schema, which [Envelope.Check]
@@ -85,50 +72,12 @@ func (r *Registry) decode(line []byte, depth int) (*Envelope, *Error) {
 	}
 	m := &Envelope{raw: line}
 	m.ms = membersInto(m.inline[:0], line)
-	m.index()
 	return m, m.settle(r)
 }
 
-// index finds the base members; the last of several equal names counts
-// (A2E-029).
-func (m *Envelope) index() {
-	for i := range m.ms {
-		name := m.ms[i].name.of(m.raw)
-		if m.ms[i].escaped {
-			s, _ := unquote(name)
-			name = []byte(`"` + s + `"`)
-		}
-		at := int32(i + 1)
-		switch string(name[1 : len(name)-1]) {
-		case "a2e":
-			m.base[baseA2E] = at
-		case "version":
-			m.base[baseVersion] = at
-		case "scp":
-			m.base[baseSCP] = at
-		case "id":
-			m.base[baseID] = at
-		case "type":
-			m.base[baseType] = at
-		case "ts":
-			m.base[baseTS] = at
-		case "req_id":
-			m.base[baseReqID] = at
-		}
-	}
-}
-
-func (m *Envelope) baseValue(which int) []byte {
-	at := m.base[which]
-	if at == 0 {
-		return nil
-	}
-	return m.ms[at-1].value.of(m.raw)
-}
-
 // text gives a base member that is a string free of lone surrogates.
-func (m *Envelope) text(which int) (s string, ok bool) {
-	v := m.baseValue(which)
+func (m *Envelope) text(name string) (s string, ok bool) {
+	v := m.member(name)
 	if len(v) == 0 || v[0] != '"' {
 		return "", false
 	}
@@ -140,7 +89,7 @@ func (m *Envelope) text(which int) (s string, ok bool) {
 // this is, for which even a malformed one is judged by type and req_id.
 func (m *Envelope) settle(r *Registry) *Error {
 	var typeOK bool
-	if v := m.baseValue(baseType); len(v) > 1 && v[0] == '"' {
+	if v := m.member("type"); len(v) > 1 && v[0] == '"' {
 		name := v[1 : len(v)-1]
 		if all := r.types.Load(); all != nil {
 			if t, ok := (*all)[string(name)]; ok { // no allocation
@@ -148,12 +97,12 @@ func (m *Envelope) settle(r *Registry) *Error {
 			}
 		}
 		if m.typ == nil {
-			m.Type, _ = m.text(baseType)
+			m.Type, _ = m.text("type")
 			m.typ, _ = r.Lookup(m.Type)
 		}
 		typeOK = m.Type != ""
 	}
-	m.ReqID, _ = m.text(baseReqID)
+	m.ReqID, _ = m.text("req_id")
 	switch {
 	case m.typ == nil:
 		m.Class = classOf(m.Type, m.ReqID != "")
@@ -167,13 +116,13 @@ func (m *Envelope) settle(r *Registry) *Error {
 		m.Class = m.typ.Class
 	}
 
-	if m.base[baseID] != 0 {
-		id, ok := m.text(baseID)
+	if v := m.member("id"); v != nil {
+		id, ok := m.text("id")
 		if !ok || utf8.RuneCountInString(id) > maxID {
 			e := *ErrSchema
 			e.Reason = "id"
 			d := []byte(`{"errors":[{"path":"id","reason":"string_type"}]`)
-			if v := m.baseValue(baseID); isNumber(v[0]) && len(v) <= 64 {
+			if isNumber(v[0]) && len(v) <= 64 {
 				d = append(append(d, `,"id":`...), v...)
 			}
 			e.Detail = append(d, '}')
@@ -196,25 +145,22 @@ func (m *Envelope) settle(r *Registry) *Error {
 // else 1.0; two that differ are a mismatch.
 func (m *Envelope) settleVersion() *Error {
 	m.Version = Version
-	if m.base[baseA2E] == 0 && m.base[baseVersion] == 0 && m.base[baseSCP] == 0 {
-		return nil
-	}
 	var seen string
-	for _, which := range [...]int{baseA2E, baseVersion, baseSCP} {
-		v := m.baseValue(which)
-		if v == nil || which == baseSCP && (seen != "" || v[0] != '"') {
+	for _, name := range [...]string{"a2e", "version", "scp"} {
+		v := m.member(name)
+		if v == nil || name == "scp" && (seen != "" || v[0] != '"') {
 			continue
 		}
 		s, ok := Version, true
 		if string(v) != `"`+Version+`"` {
-			s, ok = m.text(which)
+			s, ok = m.text(name)
 		}
 		if !ok {
 			e := ErrSchema.about(m.ID)
-			e.Detail = faultDetail([]schemaFault{{Path: [...]string{"a2e", "version"}[which], Reason: "string_type"}})
+			e.Detail = faultDetail([]schemaFault{{Path: name, Reason: "string_type"}})
 			return e
 		}
-		if seen != "" && s != seen || !acceptedVersion(s) {
+		if seen != "" && s != seen || s != Version && !acceptedVersion.MatchString(s) {
 			return ErrVersion.about(m.ID)
 		}
 		seen = s
@@ -225,22 +171,7 @@ func (m *Envelope) settleVersion() *Error {
 	return nil
 }
 
-// acceptedVersion: ^1(\.[0-9]+)?$
-func acceptedVersion(s string) bool {
-	if s == "1.0" || s == "1" {
-		return true
-	}
-	minor, ok := strings.CutPrefix(s, "1.")
-	if !ok || minor == "" || len(minor) > 8 {
-		return false
-	}
-	for i := 0; i < len(minor); i++ {
-		if minor[i] < '0' || minor[i] > '9' {
-			return false
-		}
-	}
-	return true
-}
+var acceptedVersion = regexp.MustCompile(`^1(\.[0-9]{1,8})?$`)
 
 // Raw gives the message exactly as it was received, without the line end. The
 // caller must not change it.
@@ -269,16 +200,11 @@ func (m *Envelope) Check() error {
 }
 
 func (m *Envelope) check() *Error {
-	if m.checked {
-		return nil
-	}
 	var c checker
-	if v := m.baseValue(baseTS); v != nil && !isNumber(v[0]) {
-		reason := "float_type"
-		if v[0] == '"' {
-			reason = "float_parsing"
+	if v := m.member("ts"); v != nil {
+		if reason := notNumber(v[0], "float"); reason != "" {
+			c.add("ts", reason)
 		}
-		c.add("ts", reason)
 	}
 	if m.typ != nil {
 		c.checkFields(m.raw, m.ms, m.typ.Fields, "")
@@ -404,14 +330,7 @@ func intOf(v []byte) int64 {
 
 // integral reports whether a number literal denotes an integer.
 func integral(v []byte) bool {
-	plain := true
-	for _, c := range v {
-		if c == '.' || c == 'e' || c == 'E' {
-			plain = false
-			break
-		}
-	}
-	if plain {
+	if !bytes.ContainsAny(v, ".eE") {
 		return true
 	}
 	f, err := strconv.ParseFloat(string(v), 64)

@@ -34,7 +34,7 @@ func (s *Session) handshake(m *Envelope) (resumed *Session, greeting []byte) {
 	if id := m.Str("session_id"); id != "" && id != s.id && state == StateConnected && s.kind == transportConn {
 		old, err := s.h.find(s.ctx, id, transportConn)
 		if errors.Is(err, ErrNotLoaded) {
-			s.close(ErrNotLoaded) // the agent comes back for it; another session would leave behind what this one holds
+			s.close() // the agent comes back for it; another session would leave behind what this one holds
 			return nil, nil
 		}
 		if err == nil && old.resumable(who) {

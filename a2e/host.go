@@ -155,7 +155,7 @@ func (h *Host) evictPending(holder *Session) bool {
 		}
 		spare := s.state == StateConnected
 		if spare {
-			s.closeLocked(ErrFull)
+			s.closeLocked()
 		}
 		s.mu.Unlock()
 		if spare {
@@ -202,7 +202,7 @@ func (h *Host) evict() bool {
 			spare := s.out.stream == nil && s.kind == transportConn && s.state == StateActive && s.out.len() == 0 &&
 				len(s.inflight) == 0
 			if spare {
-				s.closeLocked(ErrFull)
+				s.closeLocked()
 			}
 			s.mu.Unlock()
 			if spare {
@@ -363,7 +363,7 @@ func (h *Host) Shutdown(ctx context.Context) error {
 		return nil
 	case <-ctx.Done():
 		for _, s := range all {
-			s.close(ErrShuttingDown)
+			s.close()
 		}
 		return ctx.Err()
 	}

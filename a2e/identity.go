@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"slices"
 )
 
 // Identity is who a session was authenticated as. It wins over the agent_id
@@ -16,15 +17,7 @@ type Identity struct {
 }
 
 func (id Identity) may(capability string) bool {
-	if id.Capabilities == nil || capability == "" {
-		return true
-	}
-	for _, c := range id.Capabilities {
-		if c == capability {
-			return true
-		}
-	}
-	return false
+	return id.Capabilities == nil || capability == "" || slices.Contains(id.Capabilities, capability)
 }
 
 // Credentials are what a handshake/req brings. Token is a secret: it must not

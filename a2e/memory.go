@@ -87,51 +87,17 @@ func (s *seenIDs) clear(b *answerBudget) {
 	*s = seenIDs{}
 }
 
-// seenKey is a hash, or the id itself where that is 32 hex digits, as ids should
-// be.
-type seenKey struct {
-	bits  [16]byte
-	exact bool
-}
+// seenKey is the hash of an id.
+type seenKey [16]byte
 
 type seenID struct {
 	key   seenKey
 	until time.Time
 }
 
-func seenKeyOf(id string) (k seenKey) {
-	if len(id) == 32 {
-		k.exact = true
-		for i := range k.bits {
-			high, low := hexDigit(id[2*i]), hexDigit(id[2*i+1])
-			if high|low > 15 {
-				k.exact = false
-				break
-			}
-			k.bits[i] = high<<4 | low
-		}
-	}
-	if !k.exact {
-		k.bits = idKey(id)
-	}
-	return k
-}
-
-func idKey(id string) (k [16]byte) {
+func seenKeyOf(id string) seenKey {
 	sum := sha256.Sum256([]byte(id))
-	copy(k[:], sum[:])
-	return k
-}
-
-// hexDigit is the value of a lower-case digit; more than 15 for others.
-func hexDigit(c byte) byte {
-	switch {
-	case c >= '0' && c <= '9':
-		return c - '0'
-	case c >= 'a' && c <= 'f':
-		return c - 'a' + 10
-	}
-	return 0xff
+	return seenKey(sum[:16])
 }
 
 // add notes an id; false means that it is there already.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -214,7 +215,7 @@ func (r *Registry) Register(types ...Type) error {
 		all = maps.Clone(*old)
 	}
 	for _, t := range types {
-		if !validTypeName(t.Name) {
+		if len(t.Name) > 128 || !typeName.MatchString(t.Name) {
 			return fmt.Errorf("a2e: type %q is not namespace/verb", clip(t.Name, 128))
 		}
 		if _, dup := all[t.Name]; dup || slices.Contains(coreTypes[:], t.Name) {
@@ -246,31 +247,8 @@ func (r *Registry) Define(name, capability, members string) error {
 	return r.Register(Type{Name: name, Capability: capability, Fields: f})
 }
 
-// validTypeName is the suggested pattern of A2E §2.3.
-func validTypeName(s string) bool {
-	if s == "" || len(s) > 128 {
-		return false
-	}
-	start := true
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
-		switch {
-		case c == '/':
-			if start {
-				return false
-			}
-			start = true
-			continue
-		case letter:
-		case i > 0 && (c >= '0' && c <= '9' || c == '_' || c == '.' || c == '-'):
-		default:
-			return false
-		}
-		start = false
-	}
-	return !start
-}
+// typeName is the suggested pattern of A2E §2.3.
+var typeName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_.-]*(/[A-Za-z0-9_.-]+)*$`)
 
 func (r *Registry) parseFields(table string) ([]Field, error) {
 	var out []Field
@@ -322,6 +300,9 @@ func (r *Registry) parseShape(s string) (Shape, error) {
 	return sh, err
 }
 
+var kinds = map[string]Kind{"any": Any, "string": String, "integer": Integer, "number": Number, "boolean": Boolean,
+	"object": Object}
+
 func (r *Registry) parseOne(s string) (Shape, error) {
 	if inner, ok := strings.CutPrefix(s, "array<"); ok {
 		e, err := r.parseOne(strings.TrimSuffix(inner, ">"))
@@ -331,21 +312,11 @@ func (r *Registry) parseOne(s string) (Shape, error) {
 		e, err := r.parseOne(strings.TrimSuffix(inner, ">"))
 		return Shape{Kind: Map, Elem: &e}, err
 	}
-	switch s {
-	case "any":
-		return Shape{Kind: Any}, nil
-	case "string":
-		return Shape{Kind: String}, nil
-	case "integer":
-		return Shape{Kind: Integer}, nil
-	case "number":
-		return Shape{Kind: Number}, nil
-	case "boolean":
-		return Shape{Kind: Boolean}, nil
-	case "object":
-		return Shape{Kind: Object}, nil
-	case "[integer, integer]":
+	if s == "[integer, integer]" {
 		return Shape{Kind: Array, Elem: &Shape{Kind: Integer}, Length: 2}, nil
+	}
+	if k, ok := kinds[s]; ok {
+		return Shape{Kind: k}, nil
 	}
 	if v, ok := r.enums[s]; ok {
 		return Shape{Kind: Enum, Values: v}, nil
@@ -432,20 +403,14 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 			c.add(path+name, "string_type")
 		}
 	case Integer:
-		switch {
-		case first == '"':
-			c.add(path+name, "int_parsing")
-		case !isNumber(first):
-			c.add(path+name, "int_type")
-		case !integral(v):
+		if reason := notNumber(first, "int"); reason != "" {
+			c.add(path+name, reason)
+		} else if !integral(v) {
 			c.add(path+name, "int_from_float")
 		}
 	case Number:
-		switch {
-		case first == '"':
-			c.add(path+name, "float_parsing")
-		case !isNumber(first):
-			c.add(path+name, "float_type")
+		if reason := notNumber(first, "float"); reason != "" {
+			c.add(path+name, reason)
 		}
 	case Boolean:
 		switch {
@@ -535,6 +500,17 @@ func (c *checker) corrective(v []byte, ms []member, path string) {
 	if polarity == "corrective" && correction == "" {
 		c.add(path+".correction", "missing")
 	}
+}
+
+// notNumber says what is wrong with a value that should be a number.
+func notNumber(first byte, kind string) (reason string) {
+	switch {
+	case first == '"':
+		return kind + "_parsing"
+	case !isNumber(first):
+		return kind + "_type"
+	}
+	return ""
 }
 
 func isNumber(first byte) bool { return first == '-' || first >= '0' && first <= '9' }

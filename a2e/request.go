@@ -228,7 +228,7 @@ func (s *Session) repeat(a *recordedAnswer) {
 }
 
 // identityScope separates the ids of sessions, which survive in the memory.
-func (s *Session) identityScope() string { return fmt.Sprintf("a2e:%x:", idKey(s.id)) }
+func (s *Session) identityScope() string { return fmt.Sprintf("a2e:%x:", seenKeyOf(s.id)) }
 
 func (s *Session) enqueueLocked(r *Request) *Error {
 	l := &s.h.limits
@@ -436,7 +436,7 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 		st.poke()
 	}
 	if drained {
-		s.close(ErrShuttingDown)
+		s.close()
 	}
 }
 

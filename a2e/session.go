@@ -205,7 +205,7 @@ func (s *Session) tick() {
 	}
 	s.mu.Unlock()
 	if over {
-		s.close(ErrClosed)
+		s.close()
 	}
 }
 
@@ -260,7 +260,7 @@ func (s *Session) detach(st *stream) {
 	s.mu.Unlock()
 	tell(unread, false)
 	if over {
-		s.close(ErrShuttingDown)
+		s.close()
 	}
 }
 
@@ -362,7 +362,7 @@ func (s *Session) wrote(st *stream, frames []outFrame) {
 		}
 	}
 	if drained {
-		s.close(ErrShuttingDown)
+		s.close()
 	}
 }
 
@@ -425,7 +425,7 @@ func (s *Session) lost(err error) {
 	s.mu.Lock()
 	s.keep = true
 	s.mu.Unlock()
-	s.close(ErrClosed.Because(err))
+	s.close()
 }
 
 // What may wait for an agent before the handshake.
@@ -571,7 +571,7 @@ func (s *Session) drain(d time.Duration, keep bool) {
 	over := s.drainedLocked()
 	s.mu.Unlock()
 	if over {
-		s.close(ErrShuttingDown)
+		s.close()
 	}
 }
 
@@ -590,11 +590,11 @@ func (s *Session) drainOver() {
 	s.mu.Lock()
 	over := s.drainedLocked() || s.out.stream == nil
 	if !over && s.state == StateDraining {
-		s.drainer = time.AfterFunc(s.h.limits.Hangup, func() { s.close(ErrShuttingDown) })
+		s.drainer = time.AfterFunc(s.h.limits.Hangup, func() { s.close() })
 	}
 	s.mu.Unlock()
 	if over {
-		s.close(ErrShuttingDown)
+		s.close()
 	}
 }
 
@@ -603,14 +603,14 @@ func (s *Session) drainedLocked() bool {
 }
 
 // close ends the session at once.
-func (s *Session) close(cause *Error) {
+func (s *Session) close() {
 	s.mu.Lock()
 	was := s.state
 	var read []func(bool)
 	if s.drainedLocked() && s.attachedLocked() { // an end in order: all was written, and the agent stayed for it
 		read = s.out.takeUnproved()
 	}
-	s.closeLocked(cause)
+	s.closeLocked()
 	keep := s.keep
 	s.mu.Unlock()
 	tell(read, true)
@@ -627,7 +627,7 @@ func (s *Session) close(cause *Error) {
 	s.h.forget(s)
 }
 
-func (s *Session) closeLocked(*Error) {
+func (s *Session) closeLocked() {
 	if s.state == StateClosed {
 		return
 	}
