@@ -236,13 +236,10 @@ type backupWriter struct {
 
 // newBackupWriter writes the header. With a key the backup is encrypted.
 func newBackupWriter(
-	w io.Writer, h BackupHeader, key []byte, randomness io.Reader, progress func(done, total uint64),
+	w io.Writer, h BackupHeader, key []byte, progress func(done, total uint64),
 ) (*backupWriter, error) {
 	h.What, h.Journal = backupWhat, backupFormat
-	var err error
-	if h.Salt, h.Check, err = newSalt(key, "backup check", randomness); err != nil {
-		return nil, err
-	}
+	h.Salt, h.Check = newSalt(key, "backup check")
 	b, err := json.Marshal(&h)
 	if err != nil {
 		return nil, err
@@ -370,7 +367,7 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 			h.Total += span.Records
 		}
 	}
-	out, err := newBackupWriter(w, h, j.cfg.Key, j.cfg.Rand, o.Progress)
+	out, err := newBackupWriter(w, h, j.cfg.Key, o.Progress)
 	if err != nil {
 		return nil, err
 	}

@@ -633,7 +633,7 @@ func (s *patient) Put(ctx context.Context, bucket string, v store.Value, expect 
 func TestRestoreDoesNotWaitForEachValue(t *testing.T) {
 	ctx := t.Context()
 	var out bytes.Buffer
-	w, err := newBackupWriter(&out, BackupHeader{Prefix: defaultPrefix, Partitions: 1}, nil, nil, nil)
+	w, err := newBackupWriter(&out, BackupHeader{Prefix: defaultPrefix, Partitions: 1}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

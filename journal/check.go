@@ -2,7 +2,6 @@ package journal
 
 import (
 	"cmp"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -28,7 +27,7 @@ type checkedPartition struct {
 // NewChecker makes a Checker for a journal with these settings; key is nil if it is
 // not encrypted. Errors: ErrKey.
 func NewChecker(m store.Meta, key []byte) (*Checker, error) {
-	s, err := newSealer(&m, key, rand.Reader)
+	s, err := newSealer(&m, key)
 	if err != nil {
 		return nil, err
 	}
@@ -115,11 +114,11 @@ func (v *Salvage) Meta(m store.Meta) (err error) {
 	if v.out != nil || m.Partitions < 1 || m.Partitions > maxPartitions || !validPrefix(m.Prefix) {
 		return nil
 	}
-	if v.sealer, err = newSealer(&m, v.key, rand.Reader); err != nil {
+	if v.sealer, err = newSealer(&m, v.key); err != nil {
 		return err
 	}
 	h := BackupHeader{Created: v.now.UTC(), Prefix: m.Prefix, Partitions: m.Partitions, Salvaged: true}
-	v.out, err = newBackupWriter(v.w, h, v.key, rand.Reader, nil)
+	v.out, err = newBackupWriter(v.w, h, v.key, nil)
 	return err
 }
 

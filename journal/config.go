@@ -1,7 +1,6 @@
 package journal
 
 import (
-	"io"
 	"log/slog"
 	"time"
 
@@ -80,9 +79,8 @@ type Config struct {
 	// nine.
 	Timeout time.Duration
 
-	Now  func() time.Time // default time.Now
-	Rand io.Reader        // default crypto/rand
-	Log  *slog.Logger     // default discards
+	Now func() time.Time // default time.Now
+	Log *slog.Logger     // default discards
 
 	// Progress reports how much of the log was read at start: done of total
 	// records. It is called at least once, the last time with done equal to total.

@@ -76,7 +76,7 @@
 // # Errors
 //
 // Failures match one of the sentinels (ErrBusy, ErrNoSpace, …) with errors.Is.
-// They also carry a [parley.Error], whose code and text may be sent to strangers
+// They also carry a [parley.Error], whose code and text may be sent to guests
 // and which says whether a repeat may help. Their own text tells the operator
 // what to do.
 package journal

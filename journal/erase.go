@@ -276,12 +276,10 @@ func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n 
 				if errors.Is(err, errRecord) || err == nil && b == nil {
 					return nil // a lease, or without content
 				}
-				if err == nil {
-					x.Data, err = p.j.sealer.seal(recordAAD(p.index, x.Sequence), compress(b))
-				}
 				if err != nil {
 					return fmt.Errorf("record %d-%d: %w", p.index, x.Sequence, err)
 				}
+				x.Data = p.j.sealer.seal(recordAAD(p.index, x.Sequence), compress(b))
 				rows = append(rows, x)
 				size += len(x.Data)
 				return nil

@@ -74,7 +74,7 @@ func (f *failure) Unwrap() []error {
 	return out
 }
 
-// publicOf gives what strangers may see of each kind of failure.
+// publicOf gives what guests may see of each kind of failure.
 func publicOf(kind error) *parley.Error {
 	switch kind {
 	case ErrNoSpace:

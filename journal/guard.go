@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-
-	"github.com/parley-hub/parley/journal/store"
 )
 
 // The replay guard of a partition knows the keys that have not expired. It is fed
@@ -72,11 +70,7 @@ func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	found := p.keys.find(key, nanos(p.j.cfg.Now()))
 	p.mu.RUnlock()
 	for _, c := range found {
-		var r *logRecord
-		err := p.read(ctx, c.seq, c.seq, true, func(_ store.Record, x *logRecord) bool {
-			r = x
-			return false
-		})
+		r, err := p.record(ctx, c.seq)
 		if err != nil {
 			return nil, err
 		}

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"regexp"
@@ -132,9 +131,6 @@ func (c *Config) complete() error {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Rand == nil {
-		c.Rand = rand.Reader
-	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -146,9 +142,7 @@ func (c *Config) complete() error {
 	}
 	if c.Node == "" {
 		var b [4]byte
-		if _, err := io.ReadFull(c.Rand, b[:]); err != nil {
-			return err
-		}
+		rand.Read(b[:]) // never fails
 		host, err := os.Hostname()
 		if err != nil {
 			host = "hub"
@@ -185,15 +179,12 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	}
 	j := &Journal{cfg: cfg, store: cfg.Store}
 	var b [8]byte
-	if _, err := io.ReadFull(cfg.Rand, b[:]); err != nil {
-		return nil, err
-	}
+	rand.Read(b[:]) // never fails
 	j.runID = binary.LittleEndian.Uint64(b[:])
 	var err error
 	if j.meta, err = j.store.Meta(ctx); errors.Is(err, store.ErrNotFound) {
-		if j.meta, err = newMeta(&cfg); err == nil {
-			err = j.store.Init(ctx, j.meta)
-		}
+		j.meta = newMeta(&cfg)
+		err = j.store.Init(ctx, j.meta)
 		if errors.Is(err, store.ErrExists) { // another hub made it first
 			j.meta, err = j.store.Meta(ctx)
 		}
@@ -213,7 +204,7 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 			"the journal was made with %d partitions, not %d; the number is fixed when a journal is made",
 			m.Partitions, cfg.Partitions)
 	}
-	if j.sealer, err = newSealer(m, cfg.Key, cfg.Rand); err != nil {
+	if j.sealer, err = newSealer(m, cfg.Key); err != nil {
 		return nil, err
 	}
 	j.partitions = m.Partitions
@@ -225,7 +216,7 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 // SQLite.
 const format = 2
 
-func newMeta(c *Config) (store.Meta, error) {
+func newMeta(c *Config) store.Meta {
 	m := store.Meta{Format: format, Created: c.Now().UTC(), Prefix: defaultPrefix, Partitions: c.Partitions}
 	if m.Partitions == 0 {
 		m.Partitions = 8
@@ -233,9 +224,8 @@ func newMeta(c *Config) (store.Meta, error) {
 			m.Partitions = 1
 		}
 	}
-	var err error
-	m.Salt, m.Check, err = newSalt(c.Key, "check", c.Rand)
-	return m, err
+	m.Salt, m.Check = newSalt(c.Key, "check")
+	return m
 }
 
 // start rebuilds the view and starts the background work.

@@ -373,6 +373,12 @@ func (p *partition) read(
 	return errors.Join(bad, storeError(ctx, err))
 }
 
+// record reads one record; nil: there is none, or it is a lease.
+func (p *partition) record(ctx context.Context, seq uint64) (r *logRecord, err error) {
+	err = p.read(ctx, seq, seq, true, func(_ store.Record, x *logRecord) bool { r = x; return false })
+	return r, err
+}
+
 // replay feeds a record that the store holds.
 func (p *partition) replay(x store.Record, r *logRecord) bool {
 	if r == nil {

@@ -13,11 +13,7 @@ func (j *Journal) Read(ctx context.Context, at Position) (*Record, error) {
 	if at.Partition < 0 || at.Partition >= len(j.parts) || at.Sequence == 0 {
 		return nil, fail(ErrNotFound, "record %s", at)
 	}
-	var r *logRecord
-	err := j.parts[at.Partition].read(ctx, at.Sequence, at.Sequence, true, func(_ store.Record, x *logRecord) bool {
-		r = x
-		return false
-	})
+	r, err := j.parts[at.Partition].record(ctx, at.Sequence)
 	if err != nil {
 		return nil, err
 	}

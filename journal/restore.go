@@ -254,7 +254,6 @@ type RestoreConfig struct {
 	File func(BackupFile) error
 
 	Now      func() time.Time
-	Rand     io.Reader
 	Progress func(done, total uint64) // records and values
 }
 
@@ -278,7 +277,7 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 	}
 	h := x.s.Header
 	cfg := Config{
-		Store: c.Store, Partitions: h.Partitions, Now: c.Now, Rand: c.Rand, Node: "restore",
+		Store: c.Store, Partitions: h.Partitions, Now: c.Now, Node: "restore",
 		MaxPayload: min(c.Store.MaxRecord()-sealOverhead, 24<<20),
 	}
 	if h.Encrypted() {
@@ -290,11 +289,8 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 	w := &restorer{
 		ctx: ctx, c: &c, now: cfg.Now(), most: cfg.MaxPayload, tally: newTally(h, nil), values: map[stateKey]Value{},
 	}
-	meta, err := newMeta(&cfg)
-	if err != nil {
-		return nil, err
-	}
-	if w.sealer, err = newSealer(&meta, cfg.Key, cfg.Rand); err != nil {
+	meta := newMeta(&cfg)
+	if w.sealer, err = newSealer(&meta, cfg.Key); err != nil {
 		return nil, err
 	}
 	meta.Restoring = true
@@ -370,10 +366,8 @@ func (w *restorer) flushValues() error {
 				_, err := w.c.Store.Delete(ctx, k.bucket, k.key, nil)
 				return err
 			}
-			data, err := w.sealer.seal(valueAAD(k.bucket, k.key), compress(slices.Clip(v.Data)))
-			if err == nil {
-				_, err = w.c.Store.Put(ctx, k.bucket, store.Value{Key: k.key, Data: data, Until: v.Until}, nil)
-			}
+			data := w.sealer.seal(valueAAD(k.bucket, k.key), compress(slices.Clip(v.Data)))
+			_, err := w.c.Store.Put(ctx, k.bucket, store.Value{Key: k.key, Data: data, Until: v.Until}, nil)
 			return err
 		})
 	}
@@ -404,11 +398,10 @@ func (w *restorer) record(it *backupItem) error {
 	if it.entry != nil && w.sealer.aead == nil {
 		x.About = about(it.entry.Record)
 	}
-	var err error
-	x.Data, err = w.sealer.seal(recordAAD(it.partition, it.seq), compress(it.data))
+	x.Data = w.sealer.seal(recordAAD(it.partition, it.seq), compress(it.data))
 	w.batch = append(w.batch, x)
 	w.size += len(x.Data)
-	return err
+	return nil
 }
 
 func (w *restorer) flush() error {

@@ -3,6 +3,7 @@ package journal
 import (
 	"crypto/cipher"
 	"crypto/hmac"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -40,7 +41,6 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // sealer encrypts what goes into the store. Without a key it only adds checksums.
 type sealer struct {
 	aead cipher.AEAD // nil: not encrypted
-	rand io.Reader
 }
 
 var errDamaged = errors.New("it does not match its checksum")
@@ -101,38 +101,36 @@ func decompress(kind byte, data []byte) ([]byte, error) {
 }
 
 // seal adds the trailer. It may overwrite the memory behind the payload's data.
-func (s *sealer) seal(place []byte, p payload) ([]byte, error) {
+func (s *sealer) seal(aad []byte, p payload) []byte {
 	if s.aead == nil {
 		kind := trailerPlain | p.kind
-		sum := crc32.Update(crc32.Checksum(append(place, kind), castagnoli), castagnoli, p.data)
-		return append(binary.LittleEndian.AppendUint32(p.data, sum), kind), nil
+		sum := crc32.Update(crc32.Checksum(append(aad, kind), castagnoli), castagnoli, p.data)
+		return append(binary.LittleEndian.AppendUint32(p.data, sum), kind)
 	}
 	var nonce [chacha20poly1305.NonceSizeX]byte
-	if _, err := io.ReadFull(s.rand, nonce[:]); err != nil {
-		return nil, err
-	}
+	rand.Read(nonce[:]) // never fails
 	kind := trailerSealed | p.kind
-	out := s.aead.Seal(make([]byte, 0, len(p.data)+sealOverhead), nonce[:], p.data, append(place, kind))
-	return append(append(out, nonce[:]...), kind), nil
+	out := s.aead.Seal(make([]byte, 0, len(p.data)+sealOverhead), nonce[:], p.data, append(aad, kind))
+	return append(append(out, nonce[:]...), kind)
 }
 
 // open verifies, decrypts and decompresses; the result may share the memory of b.
-func (s *sealer) open(place, b []byte) ([]byte, error) {
+func (s *sealer) open(aad, b []byte) ([]byte, error) {
 	n := len(b) - 1
 	if n < 0 {
 		return nil, errDamaged
 	}
 	kind := b[n]
-	place = append(place, kind)
+	aad = append(aad, kind)
 	switch at := n - chacha20poly1305.NonceSizeX; {
 	case n >= 4 && kind&^trailerCompressed == trailerPlain && s.aead == nil:
 		data := b[: n-4 : n-4]
-		if crc32.Update(crc32.Checksum(place, castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(b[n-4:]) {
+		if crc32.Update(crc32.Checksum(aad, castagnoli), castagnoli, data) != binary.LittleEndian.Uint32(b[n-4:]) {
 			return nil, errDamaged
 		}
 		return decompress(kind, data)
 	case at >= 0 && kind&^trailerCompressed == trailerSealed && s.aead != nil:
-		data, err := s.aead.Open(nil, b[at:n], b[:at], place)
+		data, err := s.aead.Open(nil, b[at:n], b[:at], aad)
 		if err != nil {
 			return nil, errDamaged
 		}
@@ -160,19 +158,19 @@ func checkKey(what string, key []byte, salt, check, use string) error {
 }
 
 // newSalt draws a salt if there is a key.
-func newSalt(key []byte, use string, randomness io.Reader) (salt, check string, err error) {
+func newSalt(key []byte, use string) (salt, check string) {
 	if len(key) == 0 {
-		return "", "", nil
+		return "", ""
 	}
 	b := make([]byte, 16)
-	_, err = io.ReadFull(randomness, b)
+	rand.Read(b) // never fails
 	salt = hex.EncodeToString(b)
-	return salt, hex.EncodeToString(deriveKey(key, salt, use)), err
+	return salt, hex.EncodeToString(deriveKey(key, salt, use))
 }
 
 // newSealer makes the sealer of a journal. Errors: ErrKey.
-func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error) {
-	s := &sealer{rand: randomness}
+func newSealer(m *store.Meta, key []byte) (*sealer, error) {
+	s := &sealer{}
 	if m.Check == "" {
 		if len(key) > 0 {
 			return nil, fail(ErrKey, "the journal is not encrypted, but a key was given; "+
@@ -188,12 +186,9 @@ func newSealer(m *store.Meta, key []byte, randomness io.Reader) (*sealer, error)
 }
 
 // storeRecord makes the store's record of an op.
-func (p *partition) storeRecord(o *op, seq uint64) (store.Record, error) {
-	data, err := p.j.sealer.seal(recordAAD(p.index, seq), o.data)
-	if err != nil {
-		return store.Record{}, err
-	}
-	return store.Record{Sequence: seq, Tag: o.tag, Data: data, About: o.about}, nil
+func (p *partition) storeRecord(o *op, seq uint64) store.Record {
+	data := p.j.sealer.seal(recordAAD(p.index, seq), o.data)
+	return store.Record{Sequence: seq, Tag: o.tag, Data: data, About: o.about}
 }
 
 func about(r *Record) store.About {

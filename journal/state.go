@@ -220,11 +220,8 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	if v.Deleted {
 		rev, err = j.store.Delete(ctx, s.name, v.Key, expect)
 	} else {
-		var data []byte
 		// Clipped: the trailer must not overwrite what follows the caller's data.
-		if data, err = j.sealer.seal(valueAAD(s.name, v.Key), compress(slices.Clip(v.Data))); err != nil {
-			return 0, err
-		}
+		data := j.sealer.seal(valueAAD(s.name, v.Key), compress(slices.Clip(v.Data)))
 		rev, err = j.store.Put(ctx, s.name, store.Value{Key: v.Key, Data: data, Until: v.Until.Round(0).UTC()}, expect)
 	}
 	switch {

@@ -399,13 +399,12 @@ func (w *writer) prepare() (closed bool) {
 			continue
 		}
 		prior, err := w.admit(o)
-		if prior == nil && err == nil {
-			err = w.add(g, o)
-		}
 		if prior != nil || err != nil {
 			o.prior = prior
 			o.finish(err)
+			continue
 		}
+		w.add(g, o)
 	}
 	clear(w.waiting[len(rest):])
 	w.waiting = rest
@@ -427,15 +426,11 @@ func (w *writer) admit(o *op) (*Prior, error) {
 }
 
 // add appends o to a group.
-func (w *writer) add(g *group, o *op) error {
-	row, err := w.p.storeRecord(o, g.after+1+uint64(len(g.ops)))
-	if err != nil {
-		return err
-	}
+func (w *writer) add(g *group, o *op) {
+	row := w.p.storeRecord(o, g.after+1+uint64(len(g.ops)))
 	g.ops, g.rows = append(g.ops, o), append(g.rows, row)
 	g.bytes += o.size
 	w.pending.add(w.p, o)
-	return nil
 }
 
 // send gives the next group to the store, unless it is empty.
