@@ -187,14 +187,12 @@ func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) Result {
 func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) Result {
 	end := ending{state: parley.Answered, err: r.Reply.Message.Error, reply: r.Reply, losses: r.Losses}
 	if it.sync && d.c.Relaxed {
-		d.running.Add(1)
-		go func() {
-			defer d.running.Done()
+		d.running.Go(func() {
 			if _, err := d.settle(ctx, it, end); err != nil {
 				d.c.Logger.Error("a reply was sent and could not be recorded", "message", it.id, "to", it.to,
 					"error", err)
 			}
-		}()
+		})
 		d.finish(l, it, nil)
 		return r
 	}

@@ -112,9 +112,7 @@ func (c *Claim) Go(a Attempt) {
 	if c.l == nil {
 		return
 	}
-	go func() {
-		c.Run(c.d.ctx, a)
-	}()
+	go c.Run(c.d.ctx, a)
 }
 
 // confirmAhead ends the claim of a delivery that is recorded with an attempt ahead

@@ -203,11 +203,7 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 		// Where no attempt of this process caused a step back to waiting, an
 		// operator retried a dead letter.
 		if s.State == parley.Waiting {
-			d.running.Add(1)
-			go func() { // the journal must not be called from here
-				defer d.running.Done()
-				d.revive(s.Message, s.To)
-			}()
+			d.running.Go(func() { d.revive(s.Message, s.To) }) // the journal must not be called from here
 		}
 	}
 }

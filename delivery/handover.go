@@ -162,9 +162,7 @@ func (d *Dispatcher) handBack(it *item) {
 	}
 	e := journal.Entry{Steps: []journal.Step{{Message: it.id, To: it.to, State: parley.Waiting, Attempt: attempt,
 		Postponed: true, Error: parley.Refuse(parley.Unavailable, movedBefore)}}}
-	d.running.Add(1)
-	go func() {
-		defer d.running.Done()
+	d.running.Go(func() {
 		for {
 			_, err := d.c.Log.Append(context.WithoutCancel(d.ctx), e)
 			if err == nil || errors.Is(err, journal.ErrConflict) || neverRecordable(err) || d.ctx.Err() != nil {
@@ -181,7 +179,7 @@ func (d *Dispatcher) handBack(it *item) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.untrack(it.key())
-	}()
+	})
 }
 
 // unknownAfterStop is the error of an attempt whose hub is gone.

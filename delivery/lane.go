@@ -221,15 +221,13 @@ func (d *Dispatcher) kick(l *lane) {
 func (d *Dispatcher) start(l *lane) {
 	l.recipient.active++
 	d.active++
-	d.running.Add(1)
-	go func() {
-		defer d.running.Done()
+	d.running.Go(func() {
 		then := d.tryHead(l)
 		d.release(l)
 		if then != nil {
 			then()
 		}
-	}()
+	})
 }
 
 // release ends a lane's turn and lets the next begin. The recipient's other lanes
