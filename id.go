@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -41,28 +42,11 @@ var errID = errors.New("not an id: want 8-4-4-4-12 lower-case hexadecimal digits
 
 // ParseID reads the form that [ID.String] writes, and no other.
 func ParseID(s string) (ID, error) {
-	var id ID
-	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' {
+	b, err := hex.DecodeString(strings.ReplaceAll(s, "-", ""))
+	if err != nil || len(b) != len(ID{}) || ID(b).canonical() != s {
 		return ID{}, errID
 	}
-	var digits [32]byte
-	n := 0
-	for i := range len(s) {
-		c := s[i]
-		switch {
-		case i == 8 || i == 13 || i == 18 || i == 23:
-			continue
-		case c >= '0' && c <= '9', c >= 'a' && c <= 'f':
-			digits[n] = c
-			n++
-		default:
-			return ID{}, errID
-		}
-	}
-	if _, err := hex.Decode(id[:], digits[:]); err != nil {
-		return ID{}, errID
-	}
-	return id, nil
+	return ID(b), nil
 }
 
 // IsZero reports whether id is absent.
@@ -84,6 +68,10 @@ func (id ID) String() string {
 	if id.IsZero() {
 		return ""
 	}
+	return id.canonical()
+}
+
+func (id ID) canonical() string {
 	var b [36]byte
 	hex.Encode(b[0:8], id[0:4])
 	hex.Encode(b[9:13], id[4:6])

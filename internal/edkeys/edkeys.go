@@ -41,17 +41,12 @@ func Check(pub []byte) error {
 // without the cofactor). Keys that [Check] refuses never verify; a signature
 // must be 64 bytes with S below the group order.
 func Verify(pub, msg, sig []byte) bool {
-	return len(sig) == ed25519.SignatureSize && checkForm(pub) == nil && scalarOK(sig[32:]) &&
-		ed25519.Verify(ed25519.PublicKey(pub), msg, sig)
+	return checkForm(pub) == nil && ed25519.Verify(ed25519.PublicKey(pub), msg, sig)
 }
 
-// prime and order are 2²⁵⁵−19 and the group order L, little endian.
-const (
-	prime = "\xed\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" +
-		"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
-	order = "\xed\xd3\xf5\x5c\x1a\x63\x12\x58\xd6\x9c\xf7\xa2\xde\xf9\xde\x14" +
-		"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x10"
-)
+// prime is 2²⁵⁵−19, little endian.
+const prime = "\xed\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" +
+	"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f"
 
 // The y coordinates of the eight points whose order divides 8. Each stands
 // for both signs of x.
@@ -81,10 +76,8 @@ func checkForm(pub []byte) error {
 	return nil
 }
 
-func scalarOK(s []byte) bool { return below((*[32]byte)(s), order) }
-
-// below compares little-endian numbers. Keys and signatures are public:
-// constant time is not needed.
+// below compares little-endian numbers. Keys are public: constant time is not
+// needed.
 func below(n *[32]byte, limit string) bool {
 	for i := 31; i >= 0; i-- {
 		if n[i] != limit[i] {

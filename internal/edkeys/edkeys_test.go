@@ -80,7 +80,9 @@ func TestVerify(t *testing.T) {
 		Verify(pub, msg, append(bytes.Clone(sig), 0)) || Verify(pub[:31], msg, sig) || Verify(nil, msg, nil) {
 		t.Fatal("bad input accepted")
 	}
-	// S + L is the same scalar modulo L: malleable.
+	// S + L is the same scalar modulo L, the group order: malleable.
+	const order = "\xed\xd3\xf5\x5c\x1a\x63\x12\x58\xd6\x9c\xf7\xa2\xde\xf9\xde\x14" +
+		"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x10"
 	s := new(big.Int).Add(fromLE(sig[32:]), fromLE([]byte(order)))
 	if s.BitLen() <= 256 {
 		bad := bytes.Clone(sig)

@@ -10,10 +10,13 @@
 package httpsig
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,7 +34,7 @@ var (
 	ErrNoDigest  = errors.New("httpsig: content digest lacks the algorithm that is asked") // RFC 9530 §2
 )
 
-// Bounds on the header of a stranger.
+// Bounds on the header of a guest.
 const (
 	MaxSignatures = 8
 	MaxComponents = 32
@@ -60,19 +63,7 @@ type Signature struct {
 
 // Covers reports whether all names are among the covered components.
 func (s *Signature) Covers(names ...string) bool {
-	for _, n := range names {
-		found := false
-		for _, c := range s.Components {
-			if c == n {
-				found = true
-				break
-			}
-		}
-		if !found {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(s.Components, n) })
 }
 
 // Parse reads the values of Signature-Input and Signature. Members of
@@ -112,21 +103,16 @@ func parseExact(input, signature string) (Signature, bool) {
 		return Signature{}, false
 	}
 	keyid := rest[:end]
-	for i := 0; i < len(keyid); i++ {
-		if c := keyid[i]; c < 0x20 || c > 0x7e || c == '\\' {
-			return Signature{}, false
-		}
+	if strings.ContainsFunc(keyid, func(r rune) bool { return r < 0x20 || r > 0x7e || r == '\\' }) {
+		return Signature{}, false
 	}
 	digits, ok := strings.CutPrefix(rest[end:], exactCreated)
 	if !ok || len(digits) == 0 || len(digits) > 15 || digits[0] == '0' && len(digits) > 1 {
 		return Signature{}, false
 	}
-	var created int64
-	for i := 0; i < len(digits); i++ {
-		if digits[i] < '0' || digits[i] > '9' {
-			return Signature{}, false
-		}
-		created = created*10 + int64(digits[i]-'0')
+	created, err := strconv.ParseUint(digits, 10, 63)
+	if err != nil {
+		return Signature{}, false
 	}
 	b64, ok := strings.CutPrefix(signature, label+":")
 	if !ok || len(b64) != 89 || b64[88] != ':' || strings.ContainsAny(b64, "\r\n") {
@@ -139,7 +125,7 @@ func parseExact(input, signature string) (Signature, bool) {
 	}
 	return Signature{
 		Label: "sig1", Components: exactNames, Params: params,
-		KeyID: keyid, HasKeyID: true, Alg: "ed25519", HasAlg: true, Created: created, HasCreated: true,
+		KeyID: keyid, HasKeyID: true, Alg: "ed25519", HasAlg: true, Created: int64(created), HasCreated: true,
 		Bytes: sig[:n:n],
 	}, true
 }
@@ -208,10 +194,8 @@ func split(v string) ([]labelled, error) {
 		if !ok || !isLabel(label) {
 			return nil, fmt.Errorf("member %d has no label and value", len(all)+1)
 		}
-		for _, m := range all {
-			if m.label == label {
-				return nil, fmt.Errorf("label %q comes twice", label)
-			}
+		if slices.ContainsFunc(all, func(m labelled) bool { return m.label == label }) {
+			return nil, fmt.Errorf("label %q comes twice", label)
 		}
 		all = append(all, labelled{label, value})
 	}
@@ -264,10 +248,8 @@ func member(label string, list httpsfv.InnerList) (Signature, error) {
 		if it.Params != nil && len(it.Params.Names()) > 0 {
 			return s, fmt.Errorf("%w: parameters of %q", ErrComponent, name)
 		}
-		for _, c := range s.Components {
-			if c == name {
-				return s, fmt.Errorf("%w: %q", ErrDuplicate, name)
-			}
+		if slices.Contains(s.Components, name) {
+			return s, fmt.Errorf("%w: %q", ErrDuplicate, name)
 		}
 		s.Components = append(s.Components, name)
 	}
@@ -415,21 +397,14 @@ func (m *Message) appendValue(dst []byte, name string) ([]byte, error) {
 			dst = append(dst, strings.Trim(v, " \t")...)
 		}
 	}
-	for _, c := range dst[start:] {
-		if c == '\n' || c == '\r' {
-			return nil, fmt.Errorf("%w: line break in %q", ErrComponent, name)
-		}
+	if bytes.ContainsAny(dst[start:], "\r\n") {
+		return nil, fmt.Errorf("%w: line break in %q", ErrComponent, name)
 	}
 	return dst, nil
 }
 
 // path is RFC 9421 §2.2.6: the empty path is "/".
-func (m *Message) path() string {
-	if m.Path == "" {
-		return "/"
-	}
-	return m.Path
-}
+func (m *Message) path() string { return cmp.Or(m.Path, "/") }
 
 func (m *Message) appendTarget(dst []byte) []byte {
 	dst = append(dst, m.path()...)

@@ -129,18 +129,3 @@ func (o *Object) Open(name string) {
 
 // Close ends the object of the last Open.
 func (o *Object) Close() { o.b = append(o.b, '}') }
-
-// List writes an array of objects; write writes the members of each.
-func List[T any](o *Object, name string, vs []T, write func(o *Object, v T)) {
-	o.name(name)
-	o.b = append(o.b, '[')
-	for i, v := range vs {
-		if i > 0 {
-			o.b = append(o.b, ',')
-		}
-		o.b = append(o.b, '{')
-		write(o, v)
-		o.b = append(o.b, '}')
-	}
-	o.b = append(o.b, ']')
-}

@@ -25,12 +25,6 @@ type record struct {
 		Deep  string   `json:"deep"`
 		List  []int64  `json:"list"`
 	} `json:"inner"`
-	Each []one `json:"each"`
-}
-
-type one struct {
-	A string `json:"a"`
-	B int64  `json:"b,omitzero"`
 }
 
 // write is what Encode does with a record.
@@ -54,12 +48,6 @@ func (r *record) write(b []byte) ([]byte, error) {
 		return append(b, v...), err
 	})
 	o.Close()
-	List(&o, "each", r.Each, func(o *Object, v one) {
-		o.String("a", v.A)
-		if v.B != 0 {
-			o.Int("b", v.B)
-		}
-	})
 	return o.End()
 }
 
@@ -95,9 +83,6 @@ func TestObjectIsLikeEncode(t *testing.T) {
 			r.Any = nil
 		}
 		r.Inner.Deep, r.Inner.List = texts.Draw(t, "deep"), rapid.SliceOfN(rapid.Int64(), 0, 3).Draw(t, "inner")
-		for _, v := range r.Inner.List {
-			r.Each = append(r.Each, one{r.Name, v})
-		}
 		r.likeEncode(t)
 	})
 	at := time.Unix(1776366000, 120000000)

@@ -24,9 +24,6 @@ func Scan[T string | []byte](text T) Scanner[T] { return Scanner[T]{text: text} 
 // Offset is the position in bytes.
 func (s *Scanner[T]) Offset() int { return s.at }
 
-// Since is the text from an offset to the position.
-func (s *Scanner[T]) Since(offset int) T { return s.text[offset:s.at] }
-
 // Next skips white space and returns the first byte of the next token, 0 at the
 // end of the text.
 func (s *Scanner[T]) Next() byte {

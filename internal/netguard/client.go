@@ -1,6 +1,7 @@
 package netguard
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -25,7 +26,6 @@ const (
 	DefaultTimeout          = 10 * time.Second
 	DefaultMaxRedirects     = 3
 	DefaultMaxResponseBytes = 8 << 20
-	DefaultMaxConnsPerHost  = 256
 )
 
 // Options shape a client. The zero value is safe.
@@ -45,68 +45,33 @@ type Options struct {
 	// bound: for streams, whose caller bounds each event.
 	MaxResponseBytes int64
 
-	// MaxConnsPerHost bounds the connections to one host and port, busy and
-	// idle. 0 means [DefaultMaxConnsPerHost]; negative means no bound.
-	MaxConnsPerHost int
-
 	// RootCAs are the authorities that servers are checked against; nil means
 	// the system's.
 	RootCAs *x509.CertPool
 
-	// Certificates are shown to servers that ask for one.
-	Certificates []tls.Certificate
-
-	// Proxy, when set, chooses a proxy as in [http.Transport]. Without it
-	// there is none, whatever the environment says. The proxy's own address
-	// is checked like any other; what names resolve to is then decided by the
-	// proxy and out of the guard's sight.
-	Proxy func(*http.Request) (*url.URL, error)
-
-	// Resolver looks names up; nil means the system's.
-	Resolver *net.Resolver
+	resolver *net.Resolver // of tests; nil means the system's
 }
 
 // Client returns an HTTP client that connects where g allows. Each request,
 // first or redirected, passes [Guard.CheckURL]; each connection is checked by
 // its resolved address. Make one and share it: it keeps connections.
 func (g *Guard) Client(o Options) *http.Client {
-	timeout := o.Timeout
-	switch {
-	case timeout == 0:
-		timeout = DefaultTimeout
-	case timeout < 0:
-		timeout = 0
-	}
-	maxBody := o.MaxResponseBytes
-	if maxBody == 0 {
-		maxBody = DefaultMaxResponseBytes
-	}
-	conns := o.MaxConnsPerHost
-	switch {
-	case conns == 0:
-		conns = DefaultMaxConnsPerHost
-	case conns < 0:
-		conns = 0
-	}
-	d := dialer{guard: g, resolver: o.Resolver}
+	timeout := max(cmp.Or(o.Timeout, DefaultTimeout), 0)
+	maxBody := cmp.Or(o.MaxResponseBytes, DefaultMaxResponseBytes)
+	d := dialer{guard: g, resolver: o.resolver}
 	return &http.Client{
 		Timeout:       timeout,
 		CheckRedirect: redirectPolicy(o.MaxRedirects),
 		Transport: &transport{guard: g, maxBody: maxBody, base: &http.Transport{
-			Proxy:       o.Proxy,
-			DialContext: d.dial,
-			TLSClientConfig: &tls.Config{
-				MinVersion:   tls.VersionTLS12,
-				RootCAs:      o.RootCAs,
-				Certificates: o.Certificates,
-			},
+			DialContext:            d.dial,
+			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs},
 			ForceAttemptHTTP2:      true,
 			TLSHandshakeTimeout:    10 * time.Second,
 			ExpectContinueTimeout:  time.Second,
 			IdleConnTimeout:        60 * time.Second,
 			MaxIdleConns:           512,
 			MaxIdleConnsPerHost:    32,
-			MaxConnsPerHost:        conns,
+			MaxConnsPerHost:        256, // busy and idle
 			MaxResponseHeaderBytes: 64 << 10,
 		}},
 	}
@@ -198,9 +163,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 func (t *transport) CloseIdleConnections() { t.base.CloseIdleConnections() }
 
 func redirectPolicy(limit int) func(*http.Request, []*http.Request) error {
-	if limit == 0 {
-		limit = DefaultMaxRedirects
-	}
+	limit = cmp.Or(limit, DefaultMaxRedirects)
 	return func(r *http.Request, via []*http.Request) error {
 		if limit < 0 {
 			return http.ErrUseLastResponse

@@ -1,4 +1,4 @@
-// Package netguard makes outbound connections to places that strangers name.
+// Package netguard makes outbound connections to addresses that guests name.
 //
 // A callback URL, a card, an endpoint from a registry: all of them are chosen
 // by somebody else, who may choose an address that only this machine reaches
@@ -13,7 +13,7 @@
 // differently the second time gains nothing.
 //
 // Errors say which range an address is in and which line of the configuration
-// would allow it. They are for the operator; tell strangers less.
+// would allow it. They are for the operator; tell guests less.
 package netguard
 
 import (
