@@ -107,11 +107,11 @@ func DecodeNoLimit(s string) (hrp string, data []byte, err error) {
 	var acc uint32
 	bits := 0
 	for i := 0; i < len(body); i++ {
-		v := groups[body[i]]
-		if v == 255 {
+		v := strings.IndexByte(charset, body[i])
+		if v < 0 {
 			return "", nil, ErrText
 		}
-		chk = step(chk, v)
+		chk = step(chk, byte(v))
 		if i >= len(body)-6 {
 			continue
 		}
@@ -146,28 +146,12 @@ func expand(hrp string) uint32 {
 
 // step takes one group into the checksum: the BCH code of BIP-173.
 func step(chk uint32, v byte) uint32 {
-	return chk&0x1ffffff<<5 ^ uint32(v) ^ carried[chk>>25&31]
-}
-
-// carried is the change of a checksum by the five bits that leave it.
-var carried = func() (t [32]uint32) {
-	for top := range t {
-		for i, gen := range [5]uint32{0x3b6a57b2, 0x26508e6d, 0x1ea119fa, 0x3d4233dd, 0x2a1462b3} {
-			if top>>i&1 == 1 {
-				t[top] ^= gen
-			}
+	top := chk >> 25
+	chk = chk&0x1ffffff<<5 ^ uint32(v)
+	for i, gen := range [5]uint32{0x3b6a57b2, 0x26508e6d, 0x1ea119fa, 0x3d4233dd, 0x2a1462b3} {
+		if top>>i&1 == 1 {
+			chk ^= gen
 		}
 	}
-	return t
-}()
-
-// groups are the values of the characters; 255: not one of them.
-var groups = func() (t [256]byte) {
-	for i := range t {
-		t[i] = 255
-	}
-	for i := range len(charset) {
-		t[charset[i]] = byte(i)
-	}
-	return t
-}()
+	return chk
+}
