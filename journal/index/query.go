@@ -455,35 +455,37 @@ func prefix(s string) (low, high parley.ID, err error) {
 	return low, high, nil
 }
 
-// one returns the only result of a search; results with the same id count as one.
-func one[T any](list []T, id func(*T) parley.ID) (out []T, err error) {
-	switch {
-	case len(list) == 0:
-		return nil, ErrNotFound
-	case len(list) > 1 && id(&list[0]) != id(&list[1]):
-		return nil, ErrAmbiguous
-	}
-	return list[:1], nil
-}
-
-// Message finds a message by its id, or the beginning of it, with the steps of its
-// deliveries. Errors: ErrNotFound, ErrAmbiguous, ErrFilter.
-func (x *Index) Message(ctx context.Context, id string) (out Message, err error) {
+// one finds the row with an id, or the beginning of it, by a search of the ids from
+// the first to the last that begin so. Rows with the same id count as one.
+func one[T any](ctx context.Context, x *Index, id string, idOf func(*T) parley.ID,
+	search func(tx *sqlite.Conn, low, high []byte) ([]T, error)) (out T, err error) {
 	low, high, err := prefix(id)
 	if err != nil {
 		return out, err
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		list, err := selectMessages(tx, true, "m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low[:], high[:])
-		if err == nil {
-			list, err = one(list, func(m *Message) parley.ID { return m.ID })
+		list, err := search(tx, low[:], high[:])
+		switch {
+		case err != nil:
+			return err
+		case len(list) == 0:
+			return ErrNotFound
+		case len(list) > 1 && idOf(&list[0]) != idOf(&list[1]):
+			return ErrAmbiguous
 		}
-		if err == nil {
-			out = list[0]
-		}
-		return err
+		out = list[0]
+		return nil
 	})
 	return out, err
+}
+
+// Message finds a message by its id, or the beginning of it, with the steps of its
+// deliveries. Errors: ErrNotFound, ErrAmbiguous, ErrFilter.
+func (x *Index) Message(ctx context.Context, id string) (Message, error) {
+	return one(ctx, x, id, func(m *Message) parley.ID { return m.ID },
+		func(tx *sqlite.Conn, low, high []byte) ([]Message, error) {
+			return selectMessages(tx, true, "m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low, high)
+		})
 }
 
 // maxMembers bounds the agents shown of a conversation.
@@ -549,20 +551,9 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 // Conversation finds a conversation by its id, or the beginning of it.
 // [Index.Messages] returns its messages. Errors: ErrNotFound, ErrAmbiguous,
 // ErrFilter.
-func (x *Index) Conversation(ctx context.Context, id string) (out Conversation, err error) {
-	low, high, err := prefix(id)
-	if err != nil {
-		return out, err
-	}
-	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		list, err := selectConversations(tx, "c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low[:], high[:])
-		if err == nil {
-			list, err = one(list, func(c *Conversation) parley.ID { return c.ID })
-		}
-		if err == nil {
-			out = list[0]
-		}
-		return err
-	})
-	return out, err
+func (x *Index) Conversation(ctx context.Context, id string) (Conversation, error) {
+	return one(ctx, x, id, func(c *Conversation) parley.ID { return c.ID },
+		func(tx *sqlite.Conn, low, high []byte) ([]Conversation, error) {
+			return selectConversations(tx, "c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low, high)
+		})
 }

@@ -171,8 +171,6 @@ func (s *Store) lastReported(stream string) uint64 {
 	return s.reported[stream]
 }
 
-// Names. The state and the remains are buckets, as a tool for those shows them.
-
 // Names. The state and the remains are key-value buckets, so that tools can show
 // them.
 func (s *Store) logStream(p int) string  { return s.cfg.Prefix + "_LOG_" + strconv.Itoa(p) }

@@ -16,11 +16,7 @@ type stateChange struct {
 // followers are called with committed changes.
 type followers struct {
 	mu  sync.Mutex
-	all map[*follower]bool
-}
-
-type follower struct {
-	fn func(bucket string, v store.Value)
+	all map[*func(bucket string, v store.Value)]bool
 }
 
 // FollowState implements [store.Store].
@@ -28,15 +24,14 @@ func (s *Store) FollowState(ctx context.Context, _ uint64, ready func(), fn func
 	if err := s.beginCall(); err != nil {
 		return err
 	}
-	f := &follower{fn}
 	s.followers.mu.Lock()
-	s.followers.all[f] = true
+	s.followers.all[&fn] = true
 	s.followers.mu.Unlock()
 	s.endCall()
 	ready()
 	<-ctx.Done()
 	s.followers.mu.Lock()
-	delete(s.followers.all, f)
+	delete(s.followers.all, &fn)
 	s.followers.mu.Unlock()
 	return ctx.Err()
 }
@@ -48,9 +43,9 @@ func (s *Store) notify(changes []stateChange) {
 	}
 	s.followers.mu.Lock()
 	defer s.followers.mu.Unlock()
-	for f := range s.followers.all {
+	for fn := range s.followers.all {
 		for _, c := range changes {
-			f.fn(c.bucket, c.value)
+			(*fn)(c.bucket, c.value)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{cfg: cfg, followers: followers{all: map[*follower]bool{}}}
+	s := &Store{cfg: cfg, followers: followers{all: map[*func(string, store.Value)]bool{}}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.release())
