@@ -185,7 +185,7 @@ func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) Result {
 
 // replied records the reply of a request, with the first attempts to deliver it.
 func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) Result {
-	end := ending{state: parley.Answered, err: r.Reply.Message.Error, reply: r.Reply, losses: r.Losses}
+	end := settlement{state: parley.Answered, err: r.Reply.Message.Error, reply: r.Reply, losses: r.Losses}
 	if it.sync && d.c.Relaxed {
 		d.running.Go(func() {
 			if _, err := d.settle(ctx, it, end); err != nil {
@@ -218,7 +218,7 @@ func (d *Dispatcher) settleDelivered(ctx context.Context, l *lane, it *item, los
 	d.mu.Lock()
 	alone := len(l.items) == 1 && !d.closed
 	d.mu.Unlock()
-	_, err := d.settle(ctx, it, ending{state: parley.Delivered, losses: losses, late: alone})
+	_, err := d.settle(ctx, it, settlement{state: parley.Delivered, losses: losses, late: alone})
 	if errors.Is(err, journal.ErrConflict) {
 		return nil // the answer was recorded before, and settled the delivery
 	}

@@ -25,12 +25,12 @@ type Log interface {
 	Node() string
 }
 
-// A Carrier makes attempts: it sends a message to its recipient. The hub is one.
+// A Transport makes attempts: it sends a message to its recipient. The hub is one.
 type Transport interface {
-	// Carry makes one attempt. It returns when the recipient has the message,
+	// Attempt makes one attempt. It returns when the recipient has the message,
 	// or has answered it, or the attempt failed; it must heed ctx.
 	Attempt(ctx context.Context, a Attempt) Result
-	// GivenUp composes the failure that the sender of a request gets when no
+	// FailureReply composes the failure that the sender of a request gets when no
 	// attempt will answer it, and names its recipients; nil for messages whose
 	// sender gets none.
 	FailureReply(m *parley.Message, at journal.Position, to string, err *parley.Error) *Reply
@@ -39,7 +39,7 @@ type Transport interface {
 	Repeatable(message parley.ID, to string) bool
 	// Paused says whether deliveries to the recipient are held back.
 	Paused(to string) bool
-	// AtOnce is how many lanes of the recipient may be active at once; 0 for
+	// LaneLimit is how many lanes of the recipient may be active at once; 0 for
 	// [Config.PerRecipient].
 	LaneLimit(to string) int
 }
@@ -89,7 +89,7 @@ type Config struct {
 
 	Retry        Retry
 	AtLeastOnce  bool          // repeat attempts of unknown outcome to recipients that do not deduplicate
-	PerRecipient int           // lanes of one recipient active at once, where the Carrier names no number; 64
+	PerRecipient int           // lanes of one recipient active at once, where the Transport names no number; 64
 	Active       int           // attempts in flight at once, of all recipients; 8,192
 	Attempt      time.Duration // how long an attempt may take when the message has no deadline; 60 s
 	HandOver     time.Duration // how long attempts in flight may keep a partition from its next owner; 5 s

@@ -191,7 +191,7 @@ func unknownAfterStop(to string) *parley.Error {
 // abandon ends a request whose caller waited at a hub that is gone. A caller that
 // repeats it gets the error that its outcome is unknown.
 func (d *Dispatcher) abandon(ctx context.Context, it *item) error {
-	_, err := d.settle(ctx, it, ending{state: parley.Abandoned,
+	_, err := d.settle(ctx, it, settlement{state: parley.Abandoned,
 		err: parley.Refuse(parley.Cancelled, "the hub where the caller waited is gone")})
 	return err
 }

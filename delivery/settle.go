@@ -10,7 +10,7 @@ import (
 )
 
 // ending is how a delivery is settled: one record.
-type ending struct {
+type settlement struct {
 	state  parley.DeliveryState
 	err    *parley.Error // why, unless it was delivered
 	reply  *Reply        // recorded with it; may be nil
@@ -19,7 +19,7 @@ type ending struct {
 }
 
 // settle records the end of a delivery. The item keeps the entry until finish.
-func (d *Dispatcher) settle(ctx context.Context, it *item, end ending) (journal.Position, error) {
+func (d *Dispatcher) settle(ctx context.Context, it *item, end settlement) (journal.Position, error) {
 	step := journal.Step{Message: it.id, To: it.to, State: end.state, Attempt: it.attempts, Error: end.err,
 		Losses: end.losses}
 	e := &journal.Entry{Late: end.late}
@@ -43,7 +43,7 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, state parley.Delivery
 		}
 		m = r.Message
 	}
-	_, err := d.settle(ctx, it, ending{state: state, err: why,
+	_, err := d.settle(ctx, it, settlement{state: state, err: why,
 		reply: d.c.Transport.FailureReply(m, it.position, it.to, why)})
 	return err
 }
@@ -51,7 +51,7 @@ func (d *Dispatcher) giveUp(ctx context.Context, it *item, state parley.Delivery
 // fail settles a request whose caller waits: answered with a failure, or dead
 // where no failure can be sent. It gives that failure.
 func (d *Dispatcher) fail(ctx context.Context, it *item, why *parley.Error) (*Reply, error) {
-	end := ending{state: parley.Dead, err: why}
+	end := settlement{state: parley.Dead, err: why}
 	if end.reply = d.c.Transport.FailureReply(it.message, it.position, it.to, why); end.reply != nil {
 		end.state = parley.Answered
 	}

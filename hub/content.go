@@ -32,13 +32,10 @@ import (
 //     always counts.
 //   - Else it is an error, which shows the schema.
 func (h *Hub) fit(m *parley.Message, e *directory.Entry) ([]parley.Part, *parley.Error) {
-	skill, declared := e.SkillNamed(m.Skill)
-	if !declared {
-		if len(e.Skills) > 0 {
-			return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill,
-				skillNames(e.Skills))
-		}
-		skill.ID = m.Skill // the agent's skills are unknown
+	skill, declared := skillOf(e, m.Skill)
+	if !declared && len(e.Skills) > 0 {
+		return nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q; it has %s", e.Name, m.Skill,
+			skillNames(e.Skills))
 	}
 	var misfit *parley.Error
 	if len(skill.Input) > 0 {

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/parley-hub/parley"
@@ -68,11 +69,7 @@ func (h *Hub) Read(ctx context.Context, name string) (<-chan delivery.Attempt, e
 	context.AfterFunc(ctx, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		for i, r := range b.readers {
-			if r == c {
-				b.readers = append(b.readers[:i], b.readers[i+1:]...)
-			}
-		}
+		b.readers = slices.DeleteFunc(b.readers, func(r chan delivery.Attempt) bool { return r == c })
 		close(c)
 	})
 	h.deliver.Kick(name)

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"maps"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
@@ -50,11 +51,7 @@ func (h *Hub) RefusalCounts() map[RefusalKind]uint64 {
 	q := h.refusals
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	out := make(map[RefusalKind]uint64, len(q.kinds))
-	for k, n := range q.kinds {
-		out[k] = n
-	}
-	return out
+	return maps.Clone(q.kinds)
 }
 
 // note counts the kind of a refusal; q.mu is held.
