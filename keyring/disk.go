@@ -8,10 +8,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/parley-hub/parley/internal/atomicfile"
 	"github.com/parley-hub/parley/internal/disk"
 )
 
@@ -21,7 +23,8 @@ const FileName = "keyring.json"
 // maxFile bounds what is read as a ring.
 const maxFile = 256 << 20
 
-const tempPrefix = ".keyring-"
+// unfinished ends the name of a file that a crash left half written; see [atomicfile.Replace].
+const unfinished = ".new"
 
 // ringFile is the [place] of a ring in a file.
 type ringFile struct {
@@ -70,7 +73,10 @@ func openDisk(o Options, absent func(*ringFile, Protection) error) (*ringFile, *
 			return err
 		}
 		d.sum = sha256.Sum256(b)
-		return d.removeTemp()
+		if err := os.Remove(d.path + unfinished); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("keyring: %w", err)
+		}
+		return nil
 	})
 	if err != nil {
 		return nil, nil, err
@@ -84,6 +90,7 @@ func (d *ringFile) begin(p Protection) error {
 	if err != nil {
 		return fmt.Errorf("keyring: %w", err)
 	}
+	backups = slices.DeleteFunc(backups, func(name string) bool { return strings.HasSuffix(name, unfinished) })
 	if len(backups) > 0 {
 		return fmt.Errorf("%w: there is no %s, but there is %s. "+
 			"Put the ring back, or move that away to begin a new one",
@@ -220,49 +227,14 @@ func (d *ringFile) write(c *contents) error {
 }
 
 // replace replaces the ring's file, or leaves the old one.
-func (d *ringFile) replace(b []byte) (err error) {
-	f, err := d.temp()
-	if err != nil {
+func (d *ringFile) replace(b []byte) error {
+	if err := d.step("replace"); err != nil {
 		return err
 	}
-	name := f.Name()
-	defer func() {
-		if err != nil {
-			_ = os.Remove(name) // already renamed, or of no use
-		}
-	}()
-	if err := d.fill(f, b); err != nil {
+	if err := atomicfile.Replace(d.path, b); err != nil {
 		return err
 	}
-	if err := d.step("rename"); err != nil {
-		return err
-	}
-	if err := os.Rename(name, d.path); err != nil {
-		return err
-	}
-	return d.syncDir()
-}
-
-func (d *ringFile) temp() (*os.File, error) {
-	if err := d.step("create"); err != nil {
-		return nil, err
-	}
-	return os.CreateTemp(d.dir, tempPrefix) // of mode 0600
-}
-
-// fill writes b to f, syncs f and closes it.
-func (d *ringFile) fill(f *os.File, b []byte) error {
-	err := d.step("write")
-	if err == nil {
-		_, err = f.Write(b)
-	}
-	if err == nil {
-		err = d.step("sync")
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
+	return d.step("replaced")
 }
 
 func (d *ringFile) step(name string) error {
@@ -270,29 +242,6 @@ func (d *ringFile) step(name string) error {
 		return nil
 	}
 	return d.fault(name)
-}
-
-func (d *ringFile) syncDir() error {
-	if err := d.step("syncdir"); err != nil {
-		return err
-	}
-	return disk.SyncDir(d.dir)
-}
-
-// removeTemp removes what a crash left behind.
-func (d *ringFile) removeTemp() error {
-	entries, err := os.ReadDir(d.dir)
-	if err != nil {
-		return fmt.Errorf("keyring: %w", err)
-	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), tempPrefix) {
-			if err := os.Remove(filepath.Join(d.dir, e.Name())); err != nil {
-				return fmt.Errorf("keyring: %w", err)
-			}
-		}
-	}
-	return nil
 }
 
 // backup writes a copy b of the file and returns its path.
@@ -306,18 +255,15 @@ func (d *ringFile) backup(b []byte) (string, error) {
 		if err := d.step("backup"); err != nil {
 			return "", err
 		}
-		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if errors.Is(err, fs.ErrExist) {
-			continue
-		}
-		if err != nil {
+		switch _, err := os.Lstat(name); {
+		case errors.Is(err, fs.ErrNotExist):
+			if err := atomicfile.Replace(name, b); err != nil {
+				return "", err
+			}
+			return name, nil
+		case err != nil:
 			return "", err
 		}
-		if err := errors.Join(d.fill(f, b), d.syncDir()); err != nil {
-			_ = os.Remove(name)
-			return "", err
-		}
-		return name, nil
 	}
 	return "", fmt.Errorf("there are too many backups named %s", base)
 }
@@ -337,7 +283,7 @@ func (d *ringFile) putAside() (to string, err error) {
 		if to, err = d.backup(b); err != nil {
 			return err
 		}
-		return errors.Join(os.Remove(d.path), d.syncDir())
+		return errors.Join(os.Remove(d.path), disk.SyncDir(d.dir))
 	})
 	return to, err
 }

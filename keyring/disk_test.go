@@ -337,7 +337,7 @@ func firstKey(t testing.TB, b []byte) string {
 // and the next write succeeds.
 func TestFaults(t *testing.T) {
 	t.Parallel()
-	for _, step := range []string{"create", "write", "sync", "rename", "backup"} {
+	for _, step := range []string{"replace", "backup"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			var failing bool
@@ -380,7 +380,7 @@ func TestFaults(t *testing.T) {
 				t.Error("the file changed")
 			}
 			for _, f := range files(t, dir) {
-				if strings.HasPrefix(f, tempPrefix) {
+				if strings.Contains(f, unfinished) {
 					t.Errorf("%s was left", f)
 				}
 			}
@@ -393,12 +393,12 @@ func TestFaults(t *testing.T) {
 	}
 	// When only the directory's sync fails, the new state is there for the
 	// next change to find.
-	t.Run("syncdir", func(t *testing.T) {
+	t.Run("replaced", func(t *testing.T) {
 		t.Parallel()
 		var failing bool
 		dir := filepath.Join(t.TempDir(), "keys")
 		r := open(t, Options{Dir: dir, fault: func(s string) error {
-			if failing && s == "syncdir" {
+			if failing && s == "replaced" {
 				return errors.New("input/output error")
 			}
 			return nil
@@ -420,7 +420,7 @@ func TestLeftovers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "keys[1]")
 	r := open(t, Options{Dir: dir})
 	fill(t, r)
-	writeFile(t, filepath.Join(dir, tempPrefix+"123"), []byte("half a ring"), 0o600)
+	writeFile(t, filepath.Join(dir, FileName+unfinished), []byte("half a ring"), 0o600)
 	open(t, Options{Dir: dir})
 	if diff := cmp.Diff([]string{"keyring.json 600"}, files(t, dir)); diff != "" {
 		t.Error(diff)

@@ -124,8 +124,8 @@ type Ring struct {
 	current atomic.Pointer[snapshot]
 	changed []string // agents whose enrolled keys have changed, of which watchers do not know yet; under mu
 
-	watchMu  sync.Mutex // held while watchers are called
-	watchers []func(agent string)
+	watchers []func(agent string) // under mu
+	watchMu  sync.Mutex           // held while they are called
 }
 
 // A place keeps a ring: a file, a store or nothing but memory. Its methods are called under [Ring.mu], but for stop and
@@ -577,7 +577,15 @@ func indexByID(c *contents, id string) int {
 
 // List returns all keys, by owner, purpose and age.
 func (r *Ring) List() []Key {
-	return r.list(func(*record) bool { return true })
+	s, now := r.current.Load(), r.now()
+	var out []Key
+	for i := range s.contents.Keys {
+		out = append(out, s.byID[s.contents.Keys[i].ID].key(now))
+	}
+	slices.SortStableFunc(out, func(a, b Key) int {
+		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Purpose, b.Purpose))
+	})
+	return out
 }
 
 // Keys returns the keys of owner for purpose that are valid now, newest first:
@@ -605,11 +613,7 @@ func (r *Ring) Valid(owner, purpose string) (ids string) {
 		if state := h.record.at(now).State; state != Active {
 			id += " " + string(state)
 		}
-		if ids == "" {
-			ids = id
-		} else {
-			ids += " " + id
-		}
+		ids += id + " "
 	}
 	return ids
 }
@@ -620,20 +624,6 @@ func (h ringKey) key(now time.Time) Key {
 	k.Public = bytes.Clone(k.Public)
 	k.Used = h.signer.lastUsed(k.Used)
 	return k
-}
-
-func (r *Ring) list(want func(*record) bool) []Key {
-	s, now := r.current.Load(), r.now()
-	var out []Key
-	for i := range s.contents.Keys {
-		if k := &s.contents.Keys[i]; want(k) {
-			out = append(out, s.byID[k.ID].key(now))
-		}
-	}
-	slices.SortStableFunc(out, func(a, b Key) int {
-		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Purpose, b.Purpose))
-	})
-	return out
 }
 
 // Create makes keys, all or none, in one write (in a shared ring one write each).

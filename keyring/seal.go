@@ -270,13 +270,13 @@ func parseFile(b []byte, path string) (*file, error) {
 func encrypt(b []byte, to ...age.Recipient) ([]byte, error) {
 	var out bytes.Buffer
 	w, err := age.Encrypt(&out, to...)
+	if err == nil {
+		_, err = w.Write(b)
+	}
+	if err == nil {
+		err = w.Close()
+	}
 	if err != nil {
-		return nil, fmt.Errorf("keyring: encrypt: %w", err)
-	}
-	if _, err := w.Write(b); err != nil {
-		return nil, fmt.Errorf("keyring: encrypt: %w", err)
-	}
-	if err := w.Close(); err != nil {
 		return nil, fmt.Errorf("keyring: encrypt: %w", err)
 	}
 	return out.Bytes(), nil
@@ -287,10 +287,10 @@ func decrypt(b []byte, path string, with ...age.Identity) ([]byte, error) {
 	if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
 		return nil, fmt.Errorf("%w: %s does not open. Nothing was changed", ErrWrongKey, path)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: its encryption is broken", ErrCorrupt, path)
+	var out []byte
+	if err == nil {
+		out, err = io.ReadAll(r)
 	}
-	out, err := io.ReadAll(r)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: its encryption is broken", ErrCorrupt, path)
 	}
