@@ -127,7 +127,7 @@ type Token struct {
 // [OpenTokens] or [ReadTokens].
 type Tokens struct {
 	mu    sync.RWMutex
-	list  []knownToken
+	list  []Token
 	clear []string // names of those that came with their secret
 
 	state     journal.State // nil: those of a list or a file alone
@@ -137,12 +137,6 @@ type Tokens struct {
 	stop      func()
 	revisions map[string]uint64 // of those in the state; under mu
 	opened    bool              // changes are copied into the file; under mu
-}
-
-// knownToken has its hash twice: in the form of the file, and to compare with.
-type knownToken struct {
-	Token
-	sum [sha256.Size]byte
 }
 
 const (
@@ -185,26 +179,28 @@ func newTokens(list ...Token) (*Tokens, error) {
 
 // hashed replaces the secret by its hash. A plain hash is enough for 24 random
 // bytes: they cannot be guessed.
-func (t Token) hashed() (knownToken, error) {
-	k := knownToken{Token: t}
+func (t Token) hashed() (Token, error) {
 	switch hash, ok := strings.CutPrefix(t.Hash, hashPrefix); {
 	case t.Removed:
-		return k, nil
 	case t.Hash != "" && t.Secret != "":
-		return k, errors.New("want the hash or the secret, not both")
+		return t, errors.New("want the hash or the secret, not both")
 	case t.Hash != "":
 		b, err := base64.RawURLEncoding.Strict().DecodeString(strings.TrimRight(hash, "="))
 		if !ok || err != nil || len(b) != sha256.Size {
-			return k, errors.New(`the hash must be "sha256:" and 32 bytes in base64url`)
+			return t, errors.New(`the hash must be "sha256:" and 32 bytes in base64url`)
 		}
-		k.sum = [sha256.Size]byte(b)
+		t.Hash = strings.TrimRight(t.Hash, "=")
 	case len(t.Secret) < 16 || len(t.Secret) > 512 || strings.ContainsAny(t.Secret, " \t\r\n"):
-		return k, errors.New("the secret must have 16 to 512 characters without spaces")
+		return t, errors.New("the secret must have 16 to 512 characters without spaces")
 	default:
-		k.sum, k.Secret = sha256.Sum256([]byte(t.Secret)), ""
+		t.Hash, t.Secret = hashOf(t.Secret), ""
 	}
-	k.Hash = hashPrefix + base64.RawURLEncoding.EncodeToString(k.sum[:])
-	return k, nil
+	return t, nil
+}
+
+func hashOf(secret string) string {
+	sum := sha256.Sum256([]byte(secret))
+	return hashPrefix + base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
 // OpenTokens gives the tokens in the state of that id, and follows changes that
@@ -242,18 +238,14 @@ func OpenTokens(ctx context.Context, state journal.State, id, dir string, now ti
 
 // begin makes the first token, unless another hub of the cluster does so at the same time.
 func (t *Tokens) begin(ctx context.Context, now time.Time, rnd io.Reader) (secret string, err error) {
-	token, err := firstToken(now, rnd)
+	token, secret, err := firstToken(now, rnd)
 	if err != nil {
 		return "", err
 	}
-	k, err := token.hashed()
-	if err != nil {
-		return "", err
-	}
-	if err = t.create(ctx, k.Token); errors.Is(err, journal.ErrExists) {
+	if err = t.create(ctx, token); errors.Is(err, journal.ErrExists) {
 		return "", nil
 	}
-	return token.Secret, err
+	return secret, err
 }
 
 // Close stops following other hubs.
@@ -279,7 +271,7 @@ func (t *Tokens) stateChanged(v journal.Value) {
 
 // apply makes a value of the state the token of that name.
 func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
-	var fresh []knownToken
+	var fresh []Token
 	if !v.Deleted {
 		var token Token
 		if err := jsonx.Decode(v.Data, &token); err != nil {
@@ -296,14 +288,14 @@ func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
 	if v.Revision <= t.revisions[v.Key] {
 		return false, nil
 	}
-	t.list = slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == v.Key })
+	t.list = slices.DeleteFunc(slices.Clone(t.list), func(k Token) bool { return k.Name == v.Key })
 	if v.Deleted {
 		delete(t.revisions, v.Key)
 		return true, nil
 	}
 	t.revisions[v.Key] = v.Revision
 	t.list = append(t.list, fresh...)
-	slices.SortStableFunc(t.list, func(a, b knownToken) int {
+	slices.SortStableFunc(t.list, func(a, b Token) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 	})
 	return true, nil
@@ -384,11 +376,11 @@ func (t *Tokens) Reread(ctx context.Context) error {
 				return fmt.Errorf("remove admin token %q: %w", k.Name, err)
 			}
 			t.mu.Lock()
-			t.list = slices.DeleteFunc(slices.Clone(t.list), func(o knownToken) bool { return o.Name == k.Name })
+			t.list = slices.DeleteFunc(slices.Clone(t.list), func(o Token) bool { return o.Name == k.Name })
 			t.mu.Unlock()
 		default:
 			k.Kept = ""
-			if err := t.adopt(ctx, k.Token); err != nil {
+			if err := t.adopt(ctx, k); err != nil {
 				return fmt.Errorf("add admin token %q: %w", k.Name, err)
 			}
 		}
@@ -419,20 +411,20 @@ func (t *Tokens) copy() error {
 	case err != nil:
 		return err
 	}
-	fresh := slices.DeleteFunc(read.list, func(k knownToken) bool { return k.Kept == t.id })
+	fresh := slices.DeleteFunc(read.list, func(k Token) bool { return k.Kept == t.id })
 	return t.write(filepath.Join(t.dir, TokenFile), fresh)
 }
 
 // write makes the file a copy of the tokens, followed by its new lines.
-func (t *Tokens) write(path string, fresh []knownToken) error {
+func (t *Tokens) write(path string, fresh []Token) error {
 	t.mu.RLock()
-	lines := slices.DeleteFunc(slices.Clone(t.list), func(k knownToken) bool { return k.Name == localToken })
+	lines := slices.DeleteFunc(slices.Clone(t.list), func(k Token) bool { return k.Name == localToken })
 	t.mu.RUnlock()
 	for i := range lines {
 		lines[i].Kept = t.id
 	}
-	lines = slices.DeleteFunc(lines, func(k knownToken) bool { // a new line has more
-		return slices.ContainsFunc(fresh, func(f knownToken) bool { return f.Name == k.Name })
+	lines = slices.DeleteFunc(lines, func(k Token) bool { // a new line has more
+		return slices.ContainsFunc(fresh, func(f Token) bool { return f.Name == k.Name })
 	})
 	return writeTokens(path, append(lines, fresh...))
 }
@@ -445,24 +437,21 @@ func MakeTokenFile(dir string, now time.Time, rnd io.Reader) (secret string, err
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
-	first, err := firstToken(now, rnd)
+	first, secret, err := firstToken(now, rnd)
 	if err != nil {
 		return "", err
 	}
-	t, err := newTokens(first)
-	if err != nil {
-		return "", err
-	}
-	if err := writeTokens(path, t.list); err != nil {
+	if err := writeTokens(path, []Token{first}); err != nil {
 		return "", fmt.Errorf("make the admin token: %w", err)
 	}
-	return first.Secret, nil
+	return secret, nil
 }
 
-func firstToken(now time.Time, rnd io.Reader) (Token, error) {
-	secret, err := newSecret(rnd)
-	return Token{Name: "admin", Role: Administer, Secret: secret, Speak: []string{"**"},
-		Created: now.UTC().Truncate(time.Second)}, err
+// firstToken makes a token that permits everything, and its secret.
+func firstToken(now time.Time, rnd io.Reader) (t Token, secret string, err error) {
+	secret, err = newSecret(rnd)
+	return Token{Name: "admin", Role: Administer, Hash: hashOf(secret), Speak: []string{"**"},
+		Created: now.UTC().Truncate(time.Second)}, secret, err
 }
 
 func newSecret(rnd io.Reader) (string, error) {
@@ -473,13 +462,13 @@ func newSecret(rnd io.Reader) (string, error) {
 	return "parley_" + base64.RawURLEncoding.EncodeToString(b[:]), nil
 }
 
-func writeTokens(path string, list []knownToken) error {
+func writeTokens(path string, list []Token) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
 	var b []byte
 	for _, k := range list {
-		line, err := jsonx.Encode(k.Token)
+		line, err := jsonx.Encode(k)
 		if err != nil {
 			return err
 		}
@@ -494,11 +483,8 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 	if secret, err = newSecret(rnd); err != nil {
 		return "", err
 	}
-	k, err := Token{Name: localToken, Role: Administer, Secret: secret, Speak: []string{"**"}, Created: now}.hashed()
-	if err != nil {
-		return "", err
-	}
-	t.list = append(t.list, k)
+	t.list = append(t.list, Token{Name: localToken, Role: Administer, Hash: hashOf(secret), Speak: []string{"**"},
+		Created: now})
 	return secret, nil
 }
 
@@ -517,11 +503,7 @@ func IssueToken(dir string, token Token, rnd io.Reader) (secret string, err erro
 	if token.Secret, err = newSecret(rnd); err != nil {
 		return "", err
 	}
-	lines := []Token{token}
-	for _, k := range t.list {
-		lines = append(lines, k.Token)
-	}
-	if t, err = newTokens(lines...); err != nil {
+	if t, err = newTokens(append([]Token{token}, t.list...)...); err != nil {
 		return "", err
 	}
 	return token.Secret, writeTokens(filepath.Join(dir, TokenFile), append(t.list[1:], t.list[0]))
@@ -535,7 +517,7 @@ func RemoveToken(dir, name string) error {
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(t.list, func(k knownToken) bool { return k.Name == name && !k.Removed })
+	i := slices.IndexFunc(t.list, func(k Token) bool { return k.Name == name && !k.Removed })
 	if i < 0 {
 		return fmt.Errorf("no token is named %q; `parley tokens` lists them", name)
 	}
@@ -555,7 +537,7 @@ func (t *Tokens) All() []Token {
 	for _, k := range t.list {
 		if !k.Removed {
 			k.Kept = ""
-			out = append(out, k.Token)
+			out = append(out, k)
 		}
 	}
 	return out
@@ -631,12 +613,12 @@ func lockTokens(dir string) (t *Tokens, unlock func(), err error) {
 // find gives the actor of a secret. It compares all hashes, each in constant time,
 // so that its duration reveals nothing about them.
 func (t *Tokens) find(secret string) (Actor, bool) {
-	got := sha256.Sum256([]byte(secret))
+	got := []byte(hashOf(secret))
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	found := -1
 	for i := range t.list {
-		if subtle.ConstantTimeCompare(got[:], t.list[i].sum[:]) == 1 {
+		if subtle.ConstantTimeCompare(got, []byte(t.list[i].Hash)) == 1 {
 			found = i
 		}
 	}
