@@ -3,7 +3,6 @@ package admin
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -23,35 +22,33 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// Config of an [Admin]. Hub and Tokens must be set.
+// Config of an [Admin]. All of it must be set, but for what names its default.
 type Config struct {
 	Hub    *hub.Hub
-	Keys   *keyring.Ring // nil: no keys are shown or enrolled
+	Keys   *keyring.Ring
 	Tokens *Tokens
-	Info   func() Info  // nil: only id, promise and time
-	Index  *index.Index // of the hub's journal; nil: nothing can be looked up in it
+	Index  *index.Index // of the hub's journal
+	Info   func() Info  // without the time
 
-	Ready   func() error                            // nil: whether the journal is healthy
-	Reload  func(context.Context) (Reloaded, error) // reads the configuration again; nil: there is none
-	Metrics http.Handler                            // of /metrics, without a token; nil: none
+	Ready   func() error                            // nil while the hub takes messages
+	Reload  func(context.Context) (Reloaded, error) // reads the configuration again
+	Metrics http.Handler                            // of /metrics, without a token
 
 	// Backup and Forget do the work of [Admin.Backup] and [Admin.Forget], which
-	// check the caller and write the audit trail; nil: unsupported.
+	// check the caller and write the audit trail.
 	Backup func(context.Context, io.Writer) (*journal.BackupSummary, error)
 	Forget func(ctx context.Context, what, name, by, reason string, dry bool) (Forgotten, error)
 
 	// Protocols are those of the hub's bindings, and what each does for operators.
 	Protocols []Protocol
 
-	Hosts   []string      // names, besides localhost and IP addresses, that requests may be made to; without port
-	MaxBody int64         // bytes of a request; 0: 8 MiB
-	MaxWait time.Duration // a caller may ask to wait at most this long for an inbox or an agent; 0: 5 minutes
-	Waiters int           // callers that may wait or stream at once; 0: 256
-	Audit   int           // entries of the audit trail that are kept; 0: 10,000
+	Hosts   []string // names, besides localhost and IP addresses, that requests may be made to; without port
+	MaxBody int64    // bytes of a request; 0: 8 MiB
+	Waiters int      // callers that may wait or stream at once; 0: 256
+	Audit   int      // entries of the audit trail that are kept; 0: 10,000
 
-	Now    func() time.Time
-	Rand   io.Reader
-	Logger *slog.Logger
+	Now    func() time.Time // nil: time.Now
+	Logger *slog.Logger     // nil: nothing is logged
 }
 
 // A Protocol is what the binding of a protocol does for operators. All but Name may be unset.
@@ -96,17 +93,15 @@ type Admin struct {
 	unread      map[string]*unread
 }
 
+// maxWait is how long a caller may wait for an inbox or an agent, at most.
+const maxWait = 5 * time.Minute
+
 // New makes the interface of a hub that has not started yet, and opens the
 // inboxes of its directory.
 func New(c Config) (*Admin, error) {
-	if c.Hub == nil || c.Tokens == nil {
-		return nil, errors.New("admin: Hub and Tokens must be set")
-	}
 	c.MaxBody = cmp.Or(c.MaxBody, 8<<20)
-	c.MaxWait = cmp.Or(c.MaxWait, 5*time.Minute)
 	c.Waiters = cmp.Or(c.Waiters, 256)
 	c.Audit = cmp.Or(c.Audit, 10_000)
-	c.Rand = cmp.Or[io.Reader](c.Rand, rand.Reader)
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
@@ -189,39 +184,17 @@ func (a *Admin) Info(by Actor) (Info, error) {
 	if err := by.may(Observe); err != nil {
 		return Info{}, err
 	}
-	var i Info
-	if a.c.Info != nil {
-		i = a.c.Info()
-	}
-	if i.Hub == "" {
-		i.Hub = a.c.Hub.ID()
-	}
-	if i.Promise == "" {
-		i.Promise = a.c.Hub.Journal().Promise()
-	}
-	if i.Now.IsZero() {
-		i.Now = a.c.Now()
-	}
+	i := a.c.Info()
+	i.Now = a.c.Now()
 	return i, nil
 }
 
 // Ready is nil while the hub takes messages.
-func (a *Admin) Ready() error {
-	if a.c.Ready != nil {
-		return a.c.Ready()
-	}
-	return a.c.Hub.Journal().Healthy()
-}
+func (a *Admin) Ready() error { return a.c.Ready() }
 
 // Reload makes the hub read its configuration again.
 func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
-	return actFor(a, ctx, by, Administer, "config.reload", "", "", func(ctx context.Context) (Reloaded, error) {
-		if a.c.Reload == nil {
-			return Reloaded{}, parley.Refuse(parley.Unsupported,
-				"this hub was started without a configuration file to reload")
-		}
-		return a.c.Reload(ctx)
-	})
+	return actFor(a, ctx, by, Administer, "config.reload", "", "", a.c.Reload)
 }
 
 // Agents lists the directory by name.
@@ -256,7 +229,7 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 		return Agent{}, err
 	}
 	if wait > 0 {
-		if err := a.wait(ctx, name, min(wait, a.c.MaxWait)); err != nil {
+		if err := a.wait(ctx, name, min(wait, maxWait)); err != nil {
 			return Agent{}, err
 		}
 	}
@@ -497,10 +470,8 @@ func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 		if err := a.c.Hub.Directory().Remove(ctx, name); err != nil {
 			return fromDirectory(err)
 		}
-		if a.c.Keys != nil {
-			if _, err := a.c.Keys.Forget(name); err != nil {
-				return fmt.Errorf("agent %q is gone, but its keys could not be erased: %w", name, err)
-			}
+		if _, err := a.c.Keys.Forget(name); err != nil {
+			return fmt.Errorf("agent %q is gone, but its keys could not be erased: %w", name, err)
 		}
 		return nil
 	})
@@ -614,7 +585,8 @@ func (a *Admin) Stats(by Actor) (Stats, error) {
 		s.Partitions = append(s.Partitions, PartitionStats{p.Partition, p.Records, p.Bytes, p.Open, p.Dead, p.Keys,
 			p.LongKeys, p.Queued, p.Appended, p.Replays, p.Owned})
 	}
-	s.Index = a.viewIndex()
+	x := a.c.Index.Stats()
+	s.Index = &x
 	if err := a.Ready(); err != nil {
 		s.Healthy, s.Reason = false, err.Error()
 	}

@@ -32,6 +32,7 @@ import (
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
 )
@@ -86,8 +87,13 @@ func open(t *testing.T, change func(*Config)) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := Config{Hub: h, Keys: b.keys, Tokens: tokens, Protocols: []Protocol{{Name: "samvad"}, {Name: "agh"},
-		{Name: "asp"}}, Info: func() Info { return Info{Version: "test"} }}
+	x, err := index.Open(ctx, index.Config{Journal: j})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Config{Hub: h, Keys: b.keys, Tokens: tokens, Index: x, Ready: j.Healthy, Metrics: http.NotFoundHandler(),
+		Protocols: []Protocol{{Name: "samvad"}, {Name: "agh"}, {Name: "asp"}},
+		Info:      func() Info { return Info{Hub: h.ID(), Promise: j.Promise(), Version: "test"} }}
 	if change != nil {
 		change(&c)
 	}
@@ -124,6 +130,9 @@ func open(t *testing.T, change func(*Config)) *bench {
 		stop()
 		b.admin.Close()
 		if err := h.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if err := x.Close(); err != nil {
 			t.Error(err)
 		}
 		if err := j.Close(); err != nil {

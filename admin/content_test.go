@@ -36,13 +36,7 @@ func (leaky) Deliver(context.Context, hub.Outbound) hub.Outcome {
 // an agent that cannot be reached.
 func talkative(t *testing.T) *bench {
 	t.Helper()
-	var x *index.Index
 	b := open(t, func(c *Config) {
-		var err error
-		if x, err = index.Open(t.Context(), index.Config{Journal: c.Hub.Journal()}); err != nil {
-			t.Fatal(err)
-		}
-		c.Index = x
 		if err := c.Hub.Bind(leaky{}); err != nil {
 			t.Fatal(err)
 		}
@@ -58,11 +52,6 @@ func talkative(t *testing.T) *bench {
 		parrot := parley.Agent{Name: "parrot", Skills: []parley.SkillSpec{parley.Skill("say", say)}}
 		if err := c.Hub.Handle(parrot); err != nil {
 			t.Fatal(err)
-		}
-	})
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
 		}
 	})
 	far := NewIdentity{Protocol: leaky{}.Protocol(), ID: "far"}

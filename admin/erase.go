@@ -82,8 +82,6 @@ func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, erro
 		return Forgotten{}, parley.Refuse(parley.Malformed, "say which agent, or which conversation")
 	case len(f.Reason) > 512:
 		return Forgotten{}, parley.Refuse(parley.TooLarge, "a reason has at most 512 bytes")
-	case a.c.Forget == nil:
-		return Forgotten{}, parley.Refuse(parley.Unsupported, "this hub cannot erase")
 	case f.Agent != "":
 		if err := parley.CheckName(f.Agent); err != nil {
 			return Forgotten{}, err
@@ -127,9 +125,6 @@ func (a *Admin) Erasures(ctx context.Context, by Actor) ([]Erasure, error) {
 // meanwhile.
 func (a *Admin) Backup(ctx context.Context, by Actor, w io.Writer) (*journal.BackupSummary, error) {
 	return actFor(a, ctx, by, Administer, "backup", "", "", func(ctx context.Context) (*journal.BackupSummary, error) {
-		if a.c.Backup == nil {
-			return nil, parley.Refuse(parley.Unsupported, "this hub cannot make backups")
-		}
 		return a.c.Backup(ctx, w)
 	})
 }

@@ -216,9 +216,6 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 	if err != nil {
 		return nil, err
 	}
-	if a.c.Keys == nil {
-		return nil, parley.Refuse(parley.Unsupported, "this hub has no keyring, so nothing can be signed")
-	}
 	e := &export{a: a, x: x, content: content, ids: map[parley.ID]bool{}}
 	if e.conversation, err = x.Conversation(ctx, id); err != nil {
 		return nil, fromIndex(err, "conversation", id)
@@ -325,10 +322,7 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 	out := bufio.NewWriterSize(w, 64<<10)
 	c := chain{w: out}
 	hub := e.a.c.Hub.ID()
-	base := ""
-	if e.a.c.Info != nil {
-		base = e.a.c.Info().SAMVAD.Base
-	}
+	base := e.a.c.Info().SAMVAD.Base
 	err := c.add(&ExportLine{Header: &ExportHeader{Format: "parley conversation", Version: exportVersion, Hub: hub,
 		Conversation: e.conversation.ID,
 		Exported:     e.a.c.Now().UTC().Truncate(time.Millisecond), Base: base, Content: e.content,

@@ -75,9 +75,7 @@ func (a *Admin) routes() *http.ServeMux {
 			a.serve(route{path, map[string]endpoint{"GET": {"", h}, "HEAD": {"", h}}}, w, r)
 		})
 	}
-	if a.c.Metrics != nil {
-		m.Handle("GET /metrics", a.c.Metrics)
-	}
+	m.Handle("GET /metrics", a.c.Metrics)
 	m.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, parley.Refuse(notFound, "no such path; /v1/openapi.json describes those there are"))
 	})

@@ -51,14 +51,6 @@ type Conversation struct {
 	Next    string    `json:"next,omitzero"`
 }
 
-func (a *Admin) viewIndex() *index.Stats {
-	if a.c.Index == nil {
-		return nil
-	}
-	s := a.c.Index.Stats()
-	return &s
-}
-
 func viewSummary(by Actor, m index.Message) Summary {
 	v := Summary(m)
 	return *forActor(by, &v)
@@ -81,9 +73,6 @@ func viewConversation(by Actor, c index.Conversation) ConversationInfo {
 func (a *Admin) indexed(by Actor) (*index.Index, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
-	}
-	if a.c.Index == nil {
-		return nil, parley.Refuse(parley.Unsupported, "this hub keeps no index of its messages")
 	}
 	return a.c.Index, nil
 }

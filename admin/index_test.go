@@ -22,24 +22,6 @@ import (
 )
 
 // openIndexed is open with an index.
-func openIndexed(t *testing.T) *bench {
-	t.Helper()
-	var x *index.Index
-	b := open(t, func(c *Config) {
-		var err error
-		if x, err = index.Open(t.Context(), index.Config{Journal: c.Hub.Journal()}); err != nil {
-			t.Fatal(err)
-		}
-		c.Index = x
-	})
-	t.Cleanup(func() {
-		if err := x.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return b
-}
-
 func (b *bench) ask(city string) Receipt {
 	b.t.Helper()
 	r, err := b.client.Ask(b.t.Context(), Send{To: "weather", Skill: "forecast",
@@ -51,7 +33,7 @@ func (b *bench) ask(city string) Receipt {
 }
 
 func TestMessages(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	first := b.ask("Bern")
 	b.ask("Atlantis")
 	page, err := b.client.Messages(t.Context(), index.Filter{Limit: 2})
@@ -125,7 +107,7 @@ func (b *bench) raw(path string) (*http.Response, error) {
 }
 
 func TestConversations(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	first, second := b.ask("Bern"), b.ask("Atlantis")
 	page, err := b.client.Conversations(t.Context(), index.ConversationFilter{Agent: "weather", Limit: 1})
 	if err != nil || len(page.Conversations) != 1 || page.Conversations[0].ID != second.Conversation ||
@@ -163,16 +145,8 @@ func TestConversations(t *testing.T) {
 	}
 }
 
-func TestWithoutIndex(t *testing.T) {
-	b := open(t, nil)
-	var e *parley.Error
-	if _, err := b.client.Messages(t.Context(), index.Filter{}); !errors.As(err, &e) || e.Code != parley.Unsupported {
-		t.Error(err)
-	}
-}
-
 func TestTail(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	started := make(chan struct{})
@@ -218,7 +192,7 @@ func TestTail(t *testing.T) {
 // TestTailChooses follows with filters, in process; a refusal that all of them
 // let through is the end.
 func TestTailChooses(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	by := Actor{Name: "test", Role: Read}
 	for name, c := range map[string]struct {
 		f    index.Filter
@@ -263,7 +237,7 @@ func TestTailChooses(t *testing.T) {
 
 // TestTailDrops: a reader that takes nothing is told, and gets no more.
 func TestTailDrops(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	var last Event
 	first := true
 	for e, err := range b.admin.Tail(t.Context(), Actor{Name: "test", Role: Read}, index.Filter{},
@@ -285,7 +259,7 @@ func TestTailDrops(t *testing.T) {
 
 // TestTailEnds: a hub that shuts down does not wait for those who follow.
 func TestTailEnds(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	for _, err := range b.client.Tail(t.Context(), index.Filter{}, b.admin.EndStreams) {
 		var away *UnreachableError
 		if !errors.As(err, &away) {
@@ -355,7 +329,7 @@ func rehash(t *testing.T, line string, change func(*ExportLine)) string {
 
 // TestExportFindsChanges: whatever is done to the file is named.
 func TestExportFindsChanges(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	lines := exported(t, b)
 	if r := check(t, slices.Clone(lines)); !r.OK() || r.Messages != 12 || r.Records != len(lines)-2 {
 		t.Fatalf("%d lines: %+v", len(lines), r)
@@ -477,7 +451,7 @@ func FuzzVerifyExport(f *testing.F) {
 
 // TestExportWithoutContent: digests take the place of bytes.
 func TestExportWithoutContent(t *testing.T) {
-	b := openIndexed(t)
+	b := open(t, nil)
 	r := b.ask("Bern")
 	var out bytes.Buffer
 	if err := b.client.Export(t.Context(), r.Conversation.String(), false, &out); err != nil {

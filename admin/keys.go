@@ -21,11 +21,8 @@ func (a *Admin) Keys(by Actor) (Keys, error) {
 	if err := by.may(Observe); err != nil {
 		return Keys{}, err
 	}
-	k := Keys{Own: []keyring.Key{}, Enrolled: []keyring.Enrolled{}}
-	if a.c.Keys != nil {
-		k.Own, k.Enrolled = append(k.Own, a.c.Keys.List()...), append(k.Enrolled, a.c.Keys.AllEnrolled()...)
-	}
-	return k, nil
+	return Keys{Own: append([]keyring.Key{}, a.c.Keys.List()...),
+		Enrolled: append([]keyring.Enrolled{}, a.c.Keys.AllEnrolled()...)}, nil
 }
 
 // Enrolment vouches for the public key of an agent.
@@ -83,9 +80,6 @@ func (a *Admin) fingerprintIfShared(agent string, id NewIdentity, key []byte) st
 // enroll records a key. It gives what [Admin.unenrollAll] must take back if a
 // later step fails: nothing where the key was enrolled before.
 func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (undo []NewIdentity, err error) {
-	if a.c.Keys == nil {
-		return nil, errNoKeyring
-	}
 	for _, k := range a.c.Keys.Enrolled(agent, id.Protocol) {
 		if bytes.Equal(k.Public, key) && (id.KeyID == "" || id.KeyID == k.KeyID) {
 			return nil, nil
@@ -108,30 +102,14 @@ func (a *Admin) unenrollAll(agent string, list []NewIdentity) error {
 	return errors.Join(errs...)
 }
 
-var errNoKeyring = parley.Refuse(parley.Unsupported, "this hub has no keyring")
-
-// changeKeys is act for a change of the keyring. The errors of change are the API's.
-func changeKeys[T any](a *Admin, ctx context.Context, by Actor, action, owner, detail string,
-	change func(*keyring.Ring) (T, error)) (T, error) {
-	return actFor(a, ctx, by, Administer, action, owner, detail, func(context.Context) (T, error) {
-		if a.c.Keys == nil {
-			var none T
-			return none, errNoKeyring
-		}
-		return change(a.c.Keys)
-	})
-}
-
 // Unenroll forgets a public key of an agent.
 func (a *Admin) Unenroll(ctx context.Context, by Actor, agent, protocol, keyID string) error {
 	if err := a.resolveNames(&agent); err != nil {
 		return err
 	}
-	_, err := changeKeys(a, ctx, by, "key.unenroll", agent, protocol+" "+keyID,
-		func(r *keyring.Ring) (struct{}, error) {
-			return struct{}{}, fromKeyring(r.Unenroll(agent, protocol, keyID))
-		})
-	return err
+	return a.act(ctx, by, Administer, "key.unenroll", agent, protocol+" "+keyID, func(context.Context) error {
+		return fromKeyring(a.c.Keys.Unenroll(agent, protocol, keyID))
+	})
 }
 
 // NewKey describes a private key that the hub makes or takes in.
@@ -163,8 +141,8 @@ func (a *Admin) NewKey(ctx context.Context, by Actor, n NewKey) (keyring.Key, er
 	if err := a.resolveNames(&n.Owner); err != nil {
 		return keyring.Key{}, err
 	}
-	return changeKeys(a, ctx, by, "key.new", n.Owner, n.Purpose, func(r *keyring.Ring) (keyring.Key, error) {
-		return MakeKey(r, n, by.Name)
+	return actFor(a, ctx, by, Administer, "key.new", n.Owner, n.Purpose, func(context.Context) (keyring.Key, error) {
+		return MakeKey(a.c.Keys, n, by.Name)
 	})
 }
 
@@ -192,8 +170,8 @@ func ChangePassphrase(r *keyring.Ring, p Passphrase) (out Protected, err error) 
 // Passphrase changes the passphrase of the hub's keyring; in a cluster, of all
 // hubs.
 func (a *Admin) Passphrase(ctx context.Context, by Actor, p Passphrase) (Protected, error) {
-	return changeKeys(a, ctx, by, "key.passphrase", "keyring", "", func(r *keyring.Ring) (Protected, error) {
-		return ChangePassphrase(r, p)
+	return actFor(a, ctx, by, Administer, "key.passphrase", "keyring", "", func(context.Context) (Protected, error) {
+		return ChangePassphrase(a.c.Keys, p)
 	})
 }
 
@@ -236,8 +214,8 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 		return keyring.Key{}, err
 	}
 	detail := r.Purpose + " overlap " + overlap.String()
-	return changeKeys(a, ctx, by, "key.rotate", r.Owner, detail, func(ring *keyring.Ring) (keyring.Key, error) {
-		k, err := ReplaceKey(ring, r.Owner, r.Purpose, overlap)
+	return actFor(a, ctx, by, Administer, "key.rotate", r.Owner, detail, func(context.Context) (keyring.Key, error) {
+		k, err := ReplaceKey(a.c.Keys, r.Owner, r.Purpose, overlap)
 		if errors.Is(err, keyring.ErrExists) {
 			return k, parley.Refuse(parley.Conflict,
 				"a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+

@@ -260,7 +260,7 @@ func (a *Admin) replyTo(ctx context.Context, s hub.Submission, m *parley.Message
 	if p, ok := j.Seen(s.Scope, s.Key.ID); ok && !p.Reply.IsZero() {
 		return p.Reply, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, a.c.MaxWait)
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	select {
 	case p := <-found:
@@ -429,7 +429,7 @@ func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, w
 	defer cancel()
 	// Wait for the first message, then take those that the hub hands over
 	// without a pause.
-	patience := time.AfterFunc(min(max(wait, 0), a.c.MaxWait)+gather, cancel)
+	patience := time.AfterFunc(min(max(wait, 0), maxWait)+gather, cancel)
 	defer patience.Stop()
 	var out []delivery.Attempt
 	for d, err := range a.inbox(ctx, by, name) {

@@ -14,8 +14,7 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// Info describes a hub and its addresses. Hub, Promise and Now are filled in
-// where [Config.Info] leaves them empty.
+// Info describes a hub and its addresses.
 type Info struct {
 	Hub       string            `json:"hub"`     // id of the hub, as in the hops of messages
 	Version   string            `json:"version"` // of the program
