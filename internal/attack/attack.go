@@ -82,7 +82,8 @@ func New(c Config) (*Attack, error) {
 	}
 	a.c.Clients, a.c.Reopen = cmp.Or(c.Clients, 2), cmp.Or(c.Reopen, time.Second)
 	for _, from := range a.from {
-		t := &http.Transport{DialContext: dialer(from).DialContext, MaxIdleConnsPerHost: a.c.Clients, DisableCompression: true}
+		t := &http.Transport{DialContext: dialer(from).DialContext, MaxIdleConnsPerHost: a.c.Clients,
+			DisableCompression: true}
 		a.webs = append(a.webs, &http.Client{Timeout: timeout, Transport: t})
 	}
 	return a, nil
@@ -199,7 +200,7 @@ func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i 
 					}
 					return
 				}
-				wait(ctx, max(a.c.Pause, time.Now().Sub(began)))
+				wait(ctx, max(a.c.Pause, time.Since(began)))
 			}
 		})
 	}

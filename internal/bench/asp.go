@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -239,10 +240,7 @@ func (c *ASPConfig) recordSession(ctx context.Context, dir string, n *node.Node,
 	each(took().row(fmt.Sprintf("recorded, messages %d to %d", c.Messages-window, c.Messages), window))
 	stop()
 	s.raw = nil
-	path := c.Transcript
-	if path == "" {
-		path = filepath.Join(dir, "transcript.json")
-	}
+	path := cmp.Or(c.Transcript, filepath.Join(dir, "transcript.json"))
 	f, err := os.Create(path)
 	if err != nil {
 		return err

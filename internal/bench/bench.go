@@ -5,12 +5,12 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"os"
 	"runtime/debug"
 	"strings"
@@ -77,15 +77,9 @@ func (c *Config) defaults() {
 	if len(c.Storage) == 0 {
 		c.Storage = []floor.Storage{floor.Memory, floor.Disk}
 	}
-	if c.Duration == 0 {
-		c.Duration = 3 * time.Second
-	}
-	if c.Payload == 0 {
-		c.Payload = 1 << 10
-	}
-	if c.Dir == "" {
-		c.Dir = os.TempDir()
-	}
+	c.Duration = cmp.Or(c.Duration, 3*time.Second)
+	c.Payload = cmp.Or(c.Payload, 1<<10)
+	c.Dir = cmp.Or(c.Dir, os.TempDir())
 }
 
 // Samvad measures signed synchronous SAMVAD requests over HTTP to a Go
@@ -128,62 +122,45 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 // senders is how many identities sign the load.
 const senders = 16
 
-func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {
-	// with an admin API it makes the index
-	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}}
-	err = c.withHub(ctx, storage, hub, func(_ string, n *node.Node) error {
-		if err := c.addEcho(n, nil); err != nil {
-			return err
-		}
-		var ids []*samvad.Identity
-		for i := range senders {
-			id, err := samvad.NewIdentity(fmt.Sprintf("agent://sender%d.example", i), "key-current")
-			if err != nil {
-				return err
-			}
-			ids = append(ids, id)
-			if err := enrol(ctx, n, fmt.Sprintf("sender-%d", i), id.ID(), id.Public()); err != nil {
-				return err
-			}
-		}
-		if err := n.Start(ctx); err != nil {
-			return err
-		}
-		base := n.Addresses().HTTP
-		u, err := url.Parse(base)
-		if err != nil {
-			return err
-		}
-		card, err := (&samvad.Client{HTTP: http.DefaultClient}).Card(ctx, base+"/agents/echo")
-		if err != nil {
-			return err
-		}
-		payload := []byte(`{"text":"` + filler(c.Payload, 420) + `"}`)
-		count := min(int(c.Duration.Seconds()*25_000)+2000, 400_000)
-		requests, err := c.requests(count, func(i int) ([]byte, error) {
-			client := samvad.Client{Identity: ids[i%len(ids)]}
-			_, body, err := client.Envelope(samvad.Call{To: card.ID, Skill: "echo", Payload: payload}, samvad.ModeSync)
-			if err != nil {
-				return nil, err
-			}
-			const path = "/agents/echo/agent/message"
-			sig, err := samvad.Sign(client.Identity, http.MethodPost, path, body, time.Now())
-			if err != nil {
-				return nil, err
-			}
-			h := http.Header{"Content-Type": {"application/json"}}
-			sig.Set(h)
-			return load.NewRequest(http.MethodPost, u.Host, path, h, body), nil
-		})
-		if err != nil {
-			return err
-		}
-		f, err = c.send(ctx, string(storage), u.Host, connections, requests, func(status int, body string) bool {
+func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (Figures, error) {
+	return c.overHTTP(ctx, storage, connections, overHTTP{
+		name: string(storage), perSecond: 25_000, most: 400_000,
+		// with an admin API it makes the index
+		hub: node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}},
+		replayed: func(status int, body string) bool {
 			return status == http.StatusUnauthorized && strings.Contains(body, "REPLAY_DETECTED")
-		})
-		return err
-	})
-	return f, err
+		},
+		prepare: func(n *node.Node, host string) (func(int) ([]byte, error), error) {
+			var ids []*samvad.Identity
+			for i := range senders {
+				id, err := samvad.NewIdentity(fmt.Sprintf("agent://sender%d.example", i), "key-current")
+				if err != nil {
+					return nil, err
+				}
+				ids = append(ids, id)
+				if err := enrol(ctx, n, fmt.Sprintf("sender-%d", i), id.ID(), id.Public()); err != nil {
+					return nil, err
+				}
+			}
+			card, err := (&samvad.Client{HTTP: http.DefaultClient}).Card(ctx, "http://"+host+"/agents/echo")
+			payload := []byte(`{"text":"` + filler(c.Payload, 420) + `"}`)
+			return func(i int) ([]byte, error) {
+				client := samvad.Client{Identity: ids[i%len(ids)]}
+				_, body, err := client.Envelope(samvad.Call{To: card.ID, Skill: "echo", Payload: payload},
+					samvad.ModeSync)
+				if err != nil {
+					return nil, err
+				}
+				const path = "/agents/echo/agent/message"
+				sig, err := samvad.Sign(client.Identity, http.MethodPost, path, body, time.Now())
+				if err != nil {
+					return nil, err
+				}
+				h := http.Header{"Content-Type": {"application/json"}}
+				sig.Set(h)
+				return load.NewRequest(http.MethodPost, host, path, h, body), nil
+			}, err
+		}})
 }
 
 func enrol(ctx context.Context, n *node.Node, name, id string, key ed25519.PublicKey) error {

@@ -66,52 +66,71 @@ func (c *Config) profiled(name string) (stop func()) {
 	return c.Profile(name)
 }
 
-// requests renders count requests before the clock starts. From the 1,000th on,
-// c.Replays percent of them are repeats of an earlier one.
-func (c *Config) requests(count int, render func(i int) ([]byte, error)) ([][]byte, error) {
-	list := make([][]byte, count)
-	for i := range list {
-		if c.Replays > 0 && i > 1000 && i%100 < c.Replays {
-			list[i] = list[i-997] // one that was answered a while ago
-			continue
-		}
-		var err error
-		if list[i], err = render(i); err != nil {
-			return nil, err
-		}
-	}
-	return list, nil
+// overHTTP is a path over HTTP to the agent "echo" of a hub.
+type overHTTP struct {
+	name            string // of its profile
+	hub             node.Config
+	output          []byte // the schema of the answer, or nil
+	perSecond, most int    // how many requests are rendered before the clock starts
+	// prepare adds the senders to the hub, which runs at host, and gives what renders
+	// request i.
+	prepare func(n *node.Node, host string) (render func(i int) ([]byte, error), err error)
+	// replayed recognises the answer to a replay.
+	replayed func(status int, body string) bool
 }
 
-// send measures requests to a hub. Replayed recognises the answer to a replay.
-func (c *Config) send(ctx context.Context, name, host string, connections int, requests [][]byte,
-	replayed func(status int, body string) bool) (Figures, error) {
-	var replays atomic.Int64
-	conns := load.NewConns(host, connections)
-	defer conns.Close()
-	stop := c.profiled(fmt.Sprintf("%s-%d", name, connections))
-	r := load.Do(ctx, connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
-		if i >= len(requests) {
-			return load.End
+// overHTTP measures a path. From the 1,000th request on, c.Replays percent are repeats
+// of an earlier one.
+func (c *Config) overHTTP(ctx context.Context, storage floor.Storage, connections int, p overHTTP) (f Figures,
+	err error) {
+	err = c.withHub(ctx, storage, p.hub, func(_ string, n *node.Node) error {
+		if err := c.addEcho(n, p.output); err != nil {
+			return err
 		}
-		status, body, err := conns.Exchange(ctx, w, requests[i])
+		if err := n.Start(ctx); err != nil {
+			return err
+		}
+		host := strings.TrimPrefix(n.Addresses().HTTP, "http://")
+		render, err := p.prepare(n, host)
 		if err != nil {
 			return err
 		}
-		repeated := replayed(status, string(body))
-		if repeated && c.Replays > 0 {
-			replays.Add(1)
+		requests := make([][]byte, min(int(c.Duration.Seconds()*float64(p.perSecond))+2000, p.most))
+		for i := range requests {
+			if c.Replays > 0 && i > 1000 && i%100 < c.Replays {
+				requests[i] = requests[i-997] // one that was answered a while ago
+			} else if requests[i], err = render(i); err != nil {
+				return err
+			}
+		}
+		var replays atomic.Int64
+		conns := load.NewConns(host, connections)
+		defer conns.Close()
+		stop := c.profiled(fmt.Sprintf("%s-%d", p.name, connections))
+		r := load.Do(ctx, connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
+			if i >= len(requests) {
+				return load.ErrEnd
+			}
+			status, body, err := conns.Exchange(ctx, w, requests[i])
+			if err != nil {
+				return err
+			}
+			repeated := p.replayed(status, string(body))
+			if repeated && c.Replays > 0 {
+				replays.Add(1)
+				return nil
+			}
+			if repeated || status != http.StatusOK {
+				return fmt.Errorf("HTTP %d: %.300s", status, body)
+			}
 			return nil
-		}
-		if repeated || status != http.StatusOK {
-			return fmt.Errorf("HTTP %d: %.300s", status, body)
-		}
-		return nil
+		})
+		stop()
+		f, err = figures(r)
+		f.Replayed = int(replays.Load())
+		return errors.Join(err, ctx.Err())
 	})
-	stop()
-	f, err := figures(r)
-	f.Replayed = int(replays.Load())
-	return f, errors.Join(err, ctx.Err())
+	return f, err
 }
 
 // figures are those of a load of which at most one in a hundred failed.

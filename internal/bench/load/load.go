@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// End is returned by an exchange to end the loop of its worker; it does not count.
-var End = errors.New("load: nothing is left to exchange")
+// ErrEnd is returned by an exchange to end the loop of its worker; it does not count.
+var ErrEnd = errors.New("load: nothing is left to exchange")
 
 // Result is what was measured. Latencies are of exchanges that succeeded.
 type Result struct {
@@ -73,7 +73,7 @@ func Loop(ctx context.Context, workers int, duration time.Duration,
 				switch {
 				case err == nil:
 					w.latencies = append(w.latencies, time.Since(start))
-				case errors.Is(err, End):
+				case errors.Is(err, ErrEnd):
 					return
 				default:
 					if w.failed++; w.firstError == nil {

@@ -50,10 +50,11 @@ func TestLoop(t *testing.T) {
 	const requests = 100
 	res := Do(t.Context(), 4, 0, time.Hour, func(ctx context.Context, caller, i int) error {
 		if i >= requests {
-			return End
+			return ErrEnd
 		}
 		text := fmt.Append(nil, i)
-		status, body, err := c.Exchange(ctx, caller, NewRequest("POST", host, "/x", http.Header{"X-Test": {"yes"}}, text))
+		status, body, err := c.Exchange(ctx, caller,
+			NewRequest("POST", host, "/x", http.Header{"X-Test": {"yes"}}, text))
 		if err == nil && (status != http.StatusOK || string(body) != "got "+string(text)) {
 			err = fmt.Errorf("HTTP %d: %q", status, body)
 		}
