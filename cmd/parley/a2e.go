@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -80,9 +81,7 @@ func pasteA2E(hub, path, token string) []paste {
 	if token == "" {
 		return nil
 	}
-	if path == "" {
-		path = bridge.DefaultPath
-	}
+	path = cmp.Or(path, bridge.DefaultPath)
 	base := strings.TrimRight(hub, "/") + path
 	return []paste{
 		{"so that it connects over HTTP; the token is shown this once", "Python",
@@ -234,10 +233,7 @@ func (a *app) hubURL(at string) (*url.URL, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := c.A2E.Path
-	if path == "" {
-		path = bridge.DefaultPath
-	}
+	path := cmp.Or(c.A2E.Path, bridge.DefaultPath)
 	if at == "" {
 		hub, err := announced(c.Data)
 		if err != nil {

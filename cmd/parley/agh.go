@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -238,10 +239,7 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	if !ok {
 		return &exitError{exitFailed, errors.New("the work was completed by something that is no trace")}
 	}
-	text := string(trace.Result)
-	if text == "" {
-		text = trace.Message
-	}
+	text := cmp.Or(string(trace.Result), trace.Message)
 	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message,
 		"result": orNull(trace.Result)}, "%s\n", clean(text))
 }

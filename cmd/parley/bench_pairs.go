@@ -36,8 +36,8 @@ and does nothing else. It needs Linux.`,
 			for _, pair := range c.Only {
 				from, to, _ := strings.Cut(pair, "->")
 				if protocolNamed(from) == nil || protocolNamed(to) == nil {
-					return usage("--only %q: want FROM->TO, each of them %s; quote it, for shells take > for themselves",
-						pair, protocolNames("or"))
+					return usage("--only %q: want FROM->TO, each of them %s; quote it, for shells take > for "+
+						"themselves", pair, protocolNames("or"))
 				}
 			}
 			self, err := os.Executable()

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -52,11 +53,6 @@ func (a *app) located(told bool) (node.Config, error) {
 }
 
 func (a *app) override(c node.Config) node.Config {
-	if a.data != "" {
-		c.Data = a.data
-	}
-	if c.Data == "" {
-		c.Data = node.DefaultData
-	}
+	c.Data = cmp.Or(a.data, c.Data, node.DefaultData)
 	return c
 }

@@ -25,13 +25,7 @@ func (a *app) configCommand() *cobra.Command {
 		Example: "  parley config check parley.toml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			path := a.config
-			if len(args) == 1 {
-				path = args[0]
-			}
-			if path == "" {
-				path = "parley.toml"
-			}
+			path := cmp.Or(strings.Join(args, ""), a.config, configName)
 			if _, err := node.Load(path); err != nil {
 				return &exitError{exitUsage, err}
 			}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -469,14 +470,15 @@ The file cannot prove that the key in it is the hub's: give the hub's key with -
 		Example: `  parley conversation verify deal.jsonl --key BASE64
   parley conversation verify - < deal.jsonl`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var keys []string
-			if key != "" {
-				keys = []string{key}
-			}
-			if done, err := a.verifyASP(cmd.Context(), args[0], keys); done || err != nil {
+			in, transcript, finish, err := a.exported(args[0])
+			if err != nil {
 				return err
 			}
-			return a.verifyExport(cmd.Context(), args[0], key, paths)
+			defer finish()
+			if transcript {
+				return a.verifyASP(cmd.Context(), in, finish, args[0], key)
+			}
+			return a.verifyExport(cmd.Context(), in, finish, args[0], key, paths)
 		},
 	}
 	c.Flags().StringVar(&key, "key", "", "the hub's public key, base64: the file must be signed with it")
@@ -485,20 +487,31 @@ The file cannot prove that the key in it is the hub's: give the hub's key with -
 	return c
 }
 
-func (a *app) verifyExport(ctx context.Context, name, key string, paths []string) error {
-	in, size := a.in, int64(0)
+// exported opens an export: a file, or - for the standard input. finish, which may be
+// called twice, ends its progress and closes it.
+func (a *app) exported(name string) (in io.Reader, transcript bool, finish func(), err error) {
+	in, finish = a.in, func() {}
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return &exitError{exitUsage, err}
+			return nil, false, nil, &exitError{exitUsage, err}
 		}
-		defer f.Close()
+		var size int64
 		if i, err := f.Stat(); err == nil {
 			size = i.Size()
 		}
-		in = f
+		var shown func()
+		in, shown = a.bar(f, size)
+		finish = sync.OnceFunc(func() {
+			shown()
+			_ = f.Close() // it was only read
+		})
 	}
-	in, finish := a.bar(in, size)
+	in, transcript = isASPTranscript(in)
+	return in, transcript, finish, nil
+}
+
+func (a *app) verifyExport(ctx context.Context, in io.Reader, finish func(), name, key string, paths []string) error {
 	v := verification{File: name, Unverified: []unverifiedKind{}}
 	var again signatureChecks
 	again.paths = paths
@@ -532,17 +545,7 @@ func (a *app) verifyExport(ctx context.Context, name, key string, paths []string
 		}
 	}
 	v.OK = report.Signed && len(v.Problems) == 0
-	if a.json {
-		if err := a.print(v, ""); err != nil {
-			return err
-		}
-	} else {
-		a.showVerification(&v)
-	}
-	if !v.OK {
-		return &exitError{exitFailed, nil}
-	}
-	return nil
+	return a.verdict(v.OK, v, func() error { return a.showVerification(&v) })
 }
 
 // sameKey compares the given key with the key in the file.
@@ -571,7 +574,7 @@ func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
 // shownProblems is how many problems are written for people.
 const shownProblems = 20
 
-func (a *app) showVerification(v *verification) {
+func (a *app) showVerification(v *verification) error {
 	line := func(label, format string, args ...any) {
 		fmt.Fprintf(a.out, "%-13s %s\n", label, fmt.Sprintf(format, args...))
 	}
@@ -595,15 +598,16 @@ func (a *app) showVerification(v *verification) {
 	if n := len(v.Problems) - shownProblems; n > 0 {
 		line("PROBLEM", "and %d more: --json lists all", n)
 	}
+	last := "The file is NOT as the hub wrote it."
 	switch {
 	case v.OK && v.KeyGiven:
-		fmt.Fprintln(a.out, "\nThe file is as the hub wrote it.")
+		last = "The file is as the hub wrote it."
 	case v.OK:
-		fmt.Fprintln(a.out, "\nThe file is as the holder of that key wrote it. Compare the key with the hub's, or "+
-			"give the hub's with --key.")
-	default:
-		fmt.Fprintln(a.out, "\nThe file is NOT as the hub wrote it.")
+		last = "The file is as the holder of that key wrote it. Compare the key with the hub's, or give the " +
+			"hub's with --key."
 	}
+	_, err := fmt.Fprintf(a.out, "\n%s\n", last)
+	return err
 }
 
 // signatureChecks verifies the messages' own signatures again.

@@ -81,7 +81,7 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			return nil, err
 		}
 		address := d.node.UAgents().Address(e)
-		model, err := uagents.ParseModel([]byte(`{"title":"Message","type":"object","properties":{"message":{"title":"Message","type":"string"}},"required":["message"]}`))
+		model, err := uagents.ParseModel([]byte(messageModel))
 		if err != nil {
 			return nil, err
 		}

@@ -49,7 +49,8 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 		})
 	d.scene("it asks weather: an envelope signed with secp256k1 → a Go handler, answered by its stand-in, signed too",
 		func() ([]string, error) {
-			model, err := uagents.ParseModel([]byte(`{"title":"ForecastRequest","type":"object","properties":{"city":{"title":"City","type":"string"}},"required":["city"]}`))
+			model, err := uagents.ParseModel([]byte(`{"title":"ForecastRequest","type":"object",` +
+				`"properties":{"city":{"title":"City","type":"string"}},"required":["city"]}`))
 			if err != nil {
 				return nil, err
 			}

@@ -6,7 +6,6 @@ import (
 	"crypto/x509"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,11 +48,7 @@ func TestDoctorClockSkew(t *testing.T) {
 		}))
 		d := patient(t, node.Config{})
 		d.now = func() time.Time { return now }
-		u, err := url.Parse(s.URL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d.card(context.Background(), "url", u)
+		d.card(context.Background(), "agent", "url", s.URL, nil)
 		s.Close()
 		if f := d.line("clock skew"); f.State != c.want || c.want == "failed" && !strings.Contains(f.Fix, "set-ntp") {
 			t.Errorf("%s: %+v", c.off, f)
@@ -74,7 +69,7 @@ func TestDoctorTLS(t *testing.T) {
 	d = patient(t, node.Config{})
 	d.roots = x509.NewCertPool()
 	d.roots.AddCert(s.Certificate())
-	d.reach(context.Background(), "agent", "url", s.URL, nil)
+	d.card(context.Background(), "agent", "url", s.URL, nil)
 	if f := d.line("TLS"); f.State != "ok" {
 		t.Errorf("%+v", f)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -47,14 +48,8 @@ type made struct {
 }
 
 func (a *app) init(dir string) error {
-	path := filepath.Join(dir, configName)
-	if a.config != "" {
-		path = a.config
-	}
-	data := a.data
-	if data == "" {
-		data = node.DefaultData
-	}
+	path := cmp.Or(a.config, filepath.Join(dir, configName))
+	data := cmp.Or(a.data, node.DefaultData)
 	var list []made
 	cluster := false // its keys are in its shared state
 	_, err := os.Lstat(path)

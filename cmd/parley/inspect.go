@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -348,9 +349,7 @@ func (s *sample) aim(target string) error {
 		return fmt.Errorf("the target of the request is neither a path nor a URL: %q", short(target, 80))
 	}
 	s.scheme = u.Scheme
-	if s.host == "" {
-		s.host = u.Host
-	}
+	s.host = cmp.Or(s.host, u.Host)
 	if s.target = u.EscapedPath(); s.target == "" {
 		s.target = "/"
 	}
@@ -418,14 +417,7 @@ func requestSample(form string, raw []byte) (*sample, error) {
 	if err := readHeaders(s.header, r.Headers); err != nil {
 		return nil, err
 	}
-	target := r.Target
-	if target == "" {
-		target = r.Path
-	}
-	if target == "" {
-		target = r.URL
-	}
-	return s, s.aim(target)
+	return s, s.aim(cmp.Or(r.Target, r.Path, r.URL))
 }
 
 // readHeaders takes {"name": "value" | ["value", …]}, [["name", "value"], …]

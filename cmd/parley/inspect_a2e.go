@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -107,10 +108,7 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 			if name == "auth_token" || name == "session_id" {
 				value = "(secret)"
 			}
-			meaning := a2eMeanings[name]
-			if meaning == "" {
-				meaning = "a member of " + m.Type + ": " + jsonKind(members[name])
-			}
+			meaning := cmp.Or(a2eMeanings[name], "a member of "+m.Type+": "+jsonKind(members[name]))
 			v.field(name, value, meaning)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"time"
 
@@ -178,47 +177,24 @@ func isASPTranscript(in io.Reader) (io.Reader, bool) {
 	return r, bytes.HasPrefix(head, []byte(`{"header":{"format":"asp-transcript/`))
 }
 
-// verifyASP verifies a transcript; done says that the file was one.
-func (a *app) verifyASP(ctx context.Context, name string, keys []string) (done bool, err error) {
-	in, size := a.in, int64(0)
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
-			return false, nil // whoever reads it next says so
-		}
-		defer f.Close()
-		if i, err := f.Stat(); err == nil {
-			size = i.Size()
-		}
-		in = f
-	}
-	r, ok := isASPTranscript(in)
-	if !ok {
-		if name == "-" {
-			a.in = r
-		}
-		return false, nil
-	}
+// verifyASP verifies a transcript.
+func (a *app) verifyASP(ctx context.Context, in io.Reader, finish func(), name, key string) error {
 	verifier := asp.TranscriptVerifier{}
-	if len(keys) > 1 {
-		return true, usage("a transcript is signed by one server: give --key once")
-	}
-	if len(keys) == 1 {
-		b, err := base64.StdEncoding.DecodeString(keys[0])
+	if key != "" {
+		b, err := base64.StdEncoding.DecodeString(key)
 		if err != nil || len(b) != ed25519.PublicKeySize {
-			return true, usage("--key %q: want the server's Ed25519 key, base64", keys[0])
+			return usage("--key %q: want the server's Ed25519 key, base64", key)
 		}
 		verifier.ServerKey = b
 	}
-	r, finish := a.bar(r, size)
-	report, err := verifier.Verify(ctx, r)
+	report, err := verifier.Verify(ctx, in)
 	finish()
 	if err != nil && !errors.Is(err, asp.ErrTranscript) {
-		return true, fmt.Errorf("read %s: %w", name, err)
+		return fmt.Errorf("read %s: %w", name, err)
 	}
 	v := aspTranscript{File: name, Protocol: "asp", Session: report.SessionID, State: string(report.State),
 		Records: report.Records, Messages: report.Messages,
-		Head: report.Head, Signed: report.Signed, Server: report.Server, KeyGiven: len(keys) == 1, OK: err == nil,
+		Head: report.Head, Signed: report.Signed, Server: report.Server, KeyGiven: key != "", OK: err == nil,
 		Faults: []string{}, Warnings: []string{}}
 	for _, f := range report.Faults {
 		v.Faults = append(v.Faults, aspPlace(f, report.Records))
@@ -231,17 +207,7 @@ func (a *app) verifyASP(ctx context.Context, name string, keys []string) (done b
 	for _, f := range report.Warnings {
 		v.Warnings = append(v.Warnings, aspPlace(f, report.Records))
 	}
-	if a.json {
-		if err := a.print(v, ""); err != nil {
-			return true, err
-		}
-	} else {
-		a.showASP(&v)
-	}
-	if !v.OK {
-		return true, &exitError{exitFailed, nil}
-	}
-	return true, nil
+	return a.verdict(v.OK, v, func() error { return a.showASP(&v) })
 }
 
 // aspPlace names the place of a fault.
@@ -262,7 +228,7 @@ func aspPlace(f asp.TranscriptFault, records int64) string {
 	return text
 }
 
-func (a *app) showASP(v *aspTranscript) {
+func (a *app) showASP(v *aspTranscript) error {
 	line := func(label, format string, args ...any) {
 		fmt.Fprintf(a.out, "%-9s %s\n", label, clean(fmt.Sprintf(format, args...)))
 	}
@@ -288,9 +254,10 @@ func (a *app) showASP(v *aspTranscript) {
 			line(l.label, "and %d more, or beyond that; --json lists up to 1,000", more)
 		}
 	}
+	last := "The transcript does not verify."
 	if v.OK {
-		fmt.Fprintln(a.out, "\nEvery message has its hash, its link, its signature and its proof.")
-	} else {
-		fmt.Fprintln(a.out, "\nThe transcript does not verify.")
+		last = "Every message has its hash, its link, its signature and its proof."
 	}
+	_, err := fmt.Fprintf(a.out, "\n%s\n", last)
+	return err
 }

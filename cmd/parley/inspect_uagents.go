@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -73,7 +74,8 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 			inspectSigned{"these texts, one after the other, nothing between",
 				strings.Join([]string{e.Sender, e.Target, e.Session, e.SchemaDigest, payload}, "\n")},
 			inspectSigned{"then expires and nonce, 8 bytes each, where they are not null",
-				fmt.Sprintf("expires %s, nonce %s", orNone(string(e.Expires)), orNone(string(e.Nonce)))},
+				fmt.Sprintf("expires %s, nonce %s", cmp.Or(string(e.Expires), "null"),
+					cmp.Or(string(e.Nonce), "null"))},
 			inspectSigned{"SHA-256, which is signed as it is", hex.EncodeToString(digest[:])})
 	}
 	verifier := &uagents.Verifier{AllowUnsigned: true, Now: func() time.Time { return o.now }}
@@ -110,11 +112,4 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 	v.Verified = true
 	v.Sentence = "The key of " + e.Sender + " signed it."
 	return v, nil
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "null"
-	}
-	return s
 }

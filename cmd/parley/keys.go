@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -204,8 +205,8 @@ func (a *app) keysList(ctx context.Context) error {
 	}
 	var rows [][]string
 	for _, v := range shownKeys(k) {
-		rows = append(rows, []string{v.kind, v.owner, v.purpose, v.id, keyring.Fingerprint(v.algorithm, v.public), v.state,
-			stamp(v.created), v.used, v.by})
+		rows = append(rows, []string{v.kind, v.owner, v.purpose, v.id, keyring.Fingerprint(v.algorithm, v.public),
+			v.state, stamp(v.created), v.used, v.by})
 	}
 	if len(rows) == 0 {
 		return a.print(nil, "no keys yet\n")
@@ -227,8 +228,8 @@ type shownKey struct {
 
 func shownKeys(k admin.Keys) (out []shownKey) {
 	for i, v := range k.Own {
-		out = append(out, shownKey{"own", v.Owner, v.Purpose, v.ID, v.Algorithm, v.Public, string(v.State), validity(&v),
-			v.Created, stamp(v.Used), v.By, v.State == keyring.Active, &k.Own[i]})
+		out = append(out, shownKey{"own", v.Owner, v.Purpose, v.ID, v.Algorithm, v.Public, string(v.State),
+			validity(&v), v.Created, stamp(v.Used), v.By, v.State == keyring.Active, &k.Own[i]})
 	}
 	for i, v := range k.Enrolled {
 		out = append(out, shownKey{"enrolled", v.Agent, v.Purpose, v.KeyID, v.Algorithm, v.Public, "trusted", "",
@@ -346,9 +347,7 @@ func (a *app) keysNewFile(out, id, kid string) error {
 	if ext != ".json" && ext != ".key" {
 		return usage("--out %s: want NAME.json (TypeScript SDK) or NAME.key (Python SDK)", out)
 	}
-	if kid == "" {
-		kid = name
-	}
+	kid = cmp.Or(kid, name)
 	if kid != name {
 		return usage("the SDKs find a key by its file's name: --out %s", filepath.Join(dir, kid+ext))
 	}

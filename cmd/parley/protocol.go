@@ -32,6 +32,10 @@ type protocol struct {
 	unsigned string
 	advice   map[string]string // by the check of the protocol that failed, for `explain`
 
+	// checkHub and checkAgent are the checks of `doctor` of the hub and of the way to an agent.
+	checkHub   func(*doctor, context.Context)
+	checkAgent func(d *doctor, ctx context.Context, agent string)
+
 	// verifyExported verifies a message of an export with the keys in it. A reason says why it cannot be verified.
 	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string,
 		err error)

@@ -57,10 +57,7 @@ The hub keeps them in memory. ` + "`parley explain REF`" + ` explains one and te
 
 // why is the cause of a refusal, or the best substitute.
 func why(r *admin.Refusal) string {
-	if r.Cause != "" {
-		return r.Cause
-	}
-	return cmp.Or(r.Text, string(r.Code)) // a token with the role observe sees no text
+	return cmp.Or(r.Cause, r.Text, string(r.Code)) // a token with the role observe sees no text
 }
 
 // follow shows refusals as they come, the oldest first.

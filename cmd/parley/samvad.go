@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -60,6 +61,8 @@ var samvadProtocol = protocol{
 	checkID:        samvadID,
 	inspector:      samvadInspector{},
 	advice:         samvadAdvice,
+	checkHub:       (*doctor).samvadHub,
+	checkAgent:     (*doctor).samvadAgent,
 	verifyExported: (*signatureChecks).samvad,
 	attested:       tokenReplaced,
 	sendFlags: func(c *cobra.Command, s *sending) {
@@ -156,9 +159,7 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 		return id, usage("--id %s: the agent's card says %s", id.ID, clean(card.ID))
 	}
 	id.ID = card.ID
-	if n.Title == "" {
-		n.Title = card.Name
-	}
+	n.Title = cmp.Or(n.Title, card.Name)
 	n.Description = card.Description
 	for _, k := range card.Skills {
 		v := admin.Skill{ID: k.ID, Name: k.Name, Description: k.Description, Access: parley.Access(k.Trust),

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -166,10 +167,7 @@ func (a *app) answer(m *admin.Message) error {
 		return &exitError{exitRefused, fmt.Errorf("%s did not answer: %w", clean(m.From),
 			problemError(e.Code, e.Text, e.Ref))}
 	}
-	text := shown(m)
-	if text == "" {
-		text = "(an empty answer)"
-	}
+	text := cmp.Or(shown(m), "(an empty answer)")
 	return a.print(nil, "%s\n", text)
 }
 

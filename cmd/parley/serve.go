@@ -120,8 +120,7 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 
 // openError adds advice to an error that has none.
 func openError(err error) error {
-	switch {
-	case errors.Is(err, os.ErrPermission):
+	if errors.Is(err, os.ErrPermission) {
 		err = fmt.Errorf("%w\n        run the hub as the user who owns its data directory", err)
 	}
 	return &exitError{exitFailed, err}

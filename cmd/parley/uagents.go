@@ -74,8 +74,8 @@ func pasteUAgent(hub string) []paste {
 func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON bool) error {
 	switch {
 	case s.url == "":
-		return usage("say where: --url of the agent's endpoint (…/submit), or of the registry that knows it (a hub, " +
-			"https://agentverse.ai)")
+		return usage("say where: --url of the agent's endpoint (…/submit), or of the registry that knows it " +
+			"(a hub, https://agentverse.ai)")
 	case s.to == "":
 		return usage("say which agent: --to agent1q…")
 	case s.from != "" || s.conversation != "" || s.key != "" || s.stream || s.as != "":
@@ -126,6 +126,10 @@ func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON boo
 		"%s\n(%s)\n", clean(text), r.Assurance)
 }
 
+// messageModel is class Message(message: str).
+const messageModel = `{"title":"Message","type":"object",` +
+	`"properties":{"message":{"title":"Message","type":"string"}},"required":["message"]}`
+
 // uagentsMessage is a chat message, or with --skill model:… the JSON of that
 // model, or with --skill message class Message(message: str).
 func uagentsMessage(s sending, raw []byte, isJSON bool) (uagents.Message, error) {
@@ -135,7 +139,7 @@ func uagentsMessage(s sending, raw []byte, isJSON bool) (uagents.Message, error)
 		m := uagents.NewChat(time.Now(), uagents.Text(text)).Message()
 		return m, m.Err()
 	case s.skill == "message":
-		m, err := uagents.ParseModel([]byte(`{"title":"Message","type":"object","properties":{"message":{"title":"Message","type":"string"}},"required":["message"]}`))
+		m, err := uagents.ParseModel([]byte(messageModel))
 		if err != nil {
 			return uagents.Message{}, err
 		}

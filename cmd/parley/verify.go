@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+
 	"github.com/spf13/cobra"
 )
 
@@ -24,8 +26,19 @@ takes the hub's own exports too; --key is then the key of the server that signed
 			if len(args) == 1 {
 				name = args[0]
 			}
-			if done, err := a.verifyASP(cmd.Context(), name, f.keys); done || err != nil {
+			in, transcript, finish, err := a.exported(name)
+			if err != nil {
 				return err
+			}
+			defer finish()
+			if transcript && len(f.keys) > 1 {
+				return usage("a transcript is signed by one server: give --key once")
+			}
+			if transcript {
+				return a.verifyASP(cmd.Context(), in, finish, name, cmp.Or(f.keys...))
+			}
+			if name == "-" {
+				a.in = in // what was read of it is still there
 			}
 			v, err := a.inspection(cmd.Context(), args, f)
 			if err != nil {
