@@ -206,7 +206,7 @@ func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Durati
 	if err := s.Guard.guard().CheckURL(target); err != nil {
 		return fail(err)
 	}
-	b, _, err := getCard(ctx, s.client(), u)
+	b, err := getCard(ctx, s.client(), u)
 	if err != nil {
 		return fail(err)
 	}
@@ -238,28 +238,25 @@ func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Durati
 }
 
 // getCard fetches a card document, at most 256 KiB.
-func getCard(ctx context.Context, c *http.Client, u string) ([]byte, http.Header, error) {
+func getCard(ctx context.Context, c *http.Client, u string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u, nil)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	req.Header.Set("Accept", "application/json")
 	resp, err := c.Do(req)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	defer closeBody(resp.Body)
 	if resp.StatusCode != http.StatusOK {
-		return nil, nil, fmt.Errorf("status %d", resp.StatusCode)
+		return nil, fmt.Errorf("status %d", resp.StatusCode)
 	}
-	b, err := io.ReadAll(io.LimitReader(resp.Body, maxCardBody+1))
-	if err != nil {
-		return nil, nil, err
+	b, err := netguard.ReadAll(resp.Body, maxCardBody)
+	if errors.Is(err, netguard.ErrTooLarge) {
+		err = ErrTooLarge
 	}
-	if len(b) > maxCardBody {
-		return nil, nil, ErrTooLarge
-	}
-	return b, resp.Header, nil
+	return b, err
 }
 
 // closeBody reads the little that may be left, so that the connection can

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"iter"
 	"mime"
 	"net/http"
@@ -124,7 +123,7 @@ func (c *Client) Card(ctx context.Context, base string) (*Card, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, DefaultFetchTimeout)
 	defer cancel()
-	b, _, err := getCard(ctx, c.get, u.String()+cardPath)
+	b, err := getCard(ctx, c.get, u.String()+cardPath)
 	if err != nil {
 		return nil, because(ErrCard, err)
 	}
@@ -283,36 +282,30 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 // went wrong on the way (AGENT_UNAVAILABLE). Where the agent may have served
 // the request all the same, the error wraps [ErrOutcomeUnknown].
 func (c *Client) Ask(ctx context.Context, call Call) (*Reply, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Timeout, DefaultCallTimeout))
-	defer cancel()
-	status, h, b, err := c.post(ctx, call, ModeSync)
-	if err != nil {
-		return nil, err
-	}
-	r, err := decodeReply(status, h, b)
-	return r, c.moved(call, settled(err))
+	return exchange(ctx, c, call, ModeSync, decodeReply)
 }
 
 // Send hands a request to a skill without waiting (mode async) and gives the
 // id of its task.
 func (c *Client) Send(ctx context.Context, call Call) (taskID string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Timeout, DefaultCallTimeout))
-	defer cancel()
-	status, h, b, err := c.post(ctx, call, ModeAsync)
-	if err != nil {
-		return "", err
-	}
-	id, err := decodeAccepted(status, h, b)
-	return id, c.moved(call, settled(err))
+	return exchange(ctx, c, call, ModeAsync, decodeAccepted)
 }
 
-func (c *Client) post(ctx context.Context, call Call, mode Mode) (int, http.Header, []byte, error) {
+// exchange sends a call and reads its answer.
+func exchange[T any](ctx context.Context, c *Client, call Call, mode Mode,
+	read func(status int, h http.Header, b []byte) (T, error)) (answer T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(c.Timeout, DefaultCallTimeout))
+	defer cancel()
 	req, _, err := c.Request(ctx, call, mode)
 	if err != nil {
-		return 0, nil, nil, err
+		return answer, err
 	}
 	status, h, b, err := c.do(c.calls, req)
-	return status, h, b, settled(err)
+	if err != nil {
+		return answer, settled(err)
+	}
+	answer, err = read(status, h, b)
+	return answer, c.moved(call, settled(err))
 }
 
 func (c *Client) do(hc *http.Client, req *http.Request) (int, http.Header, []byte, error) {
@@ -329,13 +322,12 @@ func (c *Client) do(hc *http.Client, req *http.Request) (int, http.Header, []byt
 }
 
 func (c *Client) body(resp *http.Response) ([]byte, error) {
-	limit := cmp.Or(c.MaxReply, DefaultMaxReply)
-	b, err := io.ReadAll(io.LimitReader(resp.Body, limit+1))
-	if err != nil {
-		return nil, transportError(err)
-	}
-	if int64(len(b)) > limit {
+	b, err := netguard.ReadAll(resp.Body, cmp.Or(c.MaxReply, DefaultMaxReply))
+	switch {
+	case errors.Is(err, netguard.ErrTooLarge):
 		return nil, clientError(CodeAgentUnavailable, "The agent's answer is too large.", ErrTooLarge)
+	case err != nil:
+		return nil, transportError(err)
 	}
 	return b, nil
 }
@@ -384,11 +376,8 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return nil, clientError(
-				CodeAgentUnavailable,
-				"The task was not finished in time.",
-				because(ErrTimeout, ctx.Err()),
-			)
+			return nil, clientError(CodeAgentUnavailable, "The task was not finished in time.",
+				because(ErrTimeout, ctx.Err()))
 		}
 	}
 }

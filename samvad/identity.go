@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -157,11 +158,8 @@ func LoadIdentity(path, id string) (*Identity, error) {
 		return nil, err
 	}
 	if f.PublicKey != "" && f.PublicKey != base64.StdEncoding.EncodeToString(i.Public()) {
-		return nil, fmt.Errorf(
-			"%w: public and private key in %s do not belong together",
-			ErrBadKey,
-			filepath.Base(path),
-		)
+		return nil, fmt.Errorf("%w: public and private key in %s do not belong together", ErrBadKey,
+			filepath.Base(path))
 	}
 	return i, nil
 }
@@ -200,13 +198,8 @@ func (i *Identity) save(dir, ext string, b []byte, mode os.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("samvad: key file: %w", err)
 	}
-	if _, err = f.Write(b); err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
+	_, err = f.Write(b)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("samvad: key file: %w", err)
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/parley-hub/parley/internal/edkeys"
 	"github.com/parley-hub/parley/internal/httpsig"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
 )
 
 // Assurance says how far the sender is proved.
@@ -207,16 +208,13 @@ func readBody(r *http.Request, limit int64) ([]byte, error) {
 	if r.Body == nil {
 		return nil, nil
 	}
-	b, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			return nil, refuse(ErrTooLarge, "", err)
-		}
+	b, err := netguard.ReadAll(r.Body, limit)
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.Is(err, netguard.ErrTooLarge) || errors.As(err, &tooLarge):
+		return nil, refuse(ErrTooLarge, "", err)
+	case err != nil:
 		return nil, refuse(ErrMalformed, "The request body could not be read.", err)
-	}
-	if int64(len(b)) > limit {
-		return nil, refuse(ErrTooLarge, "", nil)
 	}
 	r.Body = io.NopCloser(bytes.NewReader(b))
 	return b, nil
@@ -240,29 +238,18 @@ func requestPath(r *http.Request) string {
 // clients), and the path that it had before a proxy removed prefix.
 func signedPaths(path, prefix string) []string {
 	paths := []string{path}
-	_, suffix, ok := splitEndpoint(path)
-	if ok && suffix != path {
-		paths = append(paths, suffix)
+	for _, e := range [...]string{pathMessage, pathTask, pathStream} {
+		if path != e && strings.HasSuffix(path, e) {
+			paths = append(paths, e)
+		}
 	}
 	prefix = strings.TrimRight(prefix, "/")
 	if prefix != "" {
-		paths = append(paths, prefix+path)
-		if ok && suffix != path {
-			paths = append(paths, prefix+suffix)
+		for _, p := range paths {
+			paths = append(paths, prefix+p)
 		}
 	}
 	return paths
-}
-
-// splitEndpoint divides the path of a POST endpoint into base path and fixed
-// suffix.
-func splitEndpoint(path string) (prefix, suffix string, ok bool) {
-	for _, e := range [...]string{pathMessage, pathTask, pathStream} {
-		if p, ok := strings.CutSuffix(path, e); ok {
-			return p, e, true
-		}
-	}
-	return "", "", false
 }
 
 // The fixed paths (SAMVAD 1.2 §6).
@@ -350,10 +337,7 @@ func (v *Verifier) fresh(ts, now time.Time) error {
 	case ts.Sub(now) > v.Limits.skew():
 		return because(ErrStale, fmt.Errorf("%s in the future", ts.Sub(now)))
 	case ts.Before(v.NotBefore):
-		return because(
-			ErrStale,
-			fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)),
-		)
+		return because(ErrStale, fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)))
 	}
 	return nil
 }
@@ -583,10 +567,8 @@ func (v *Verifier) checkLegacy(ctx context.Context, in *Incoming, m *Verified, k
 		Signature *string `json:"signature"`
 	}
 	if err := jsonx.Decode(in.Body, &w); err != nil || w.KID == nil || w.Signature == nil {
-		return m.fail(
-			StepHeaders,
-			because(ErrUnsigned, errors.New("neither signature headers nor kid and signature in the body")),
-		)
+		return m.fail(StepHeaders,
+			because(ErrUnsigned, errors.New("neither signature headers nor kid and signature in the body")))
 	}
 	m.Verdict.KeyID = *w.KID
 	sig, err := base64.StdEncoding.DecodeString(*w.Signature)

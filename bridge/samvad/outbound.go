@@ -169,12 +169,9 @@ func (b *Binding) ask(
 		}
 		return &protocol.Reply{TraceID: last.TraceID, SpanID: last.SpanID, Result: last.Result, Replaced: replaced}, nil
 	case protocol.ModeAsync:
-		base := call.URL
-		if base == "" {
-			var err error
-			if base, err = protocol.AgentOrigin(call.To); err != nil {
-				return nil, err
-			}
+		base, err := baseOf(call)
+		if err != nil {
+			return nil, err
 		}
 		id, err := b.client.Send(ctx, call)
 		if err != nil {
@@ -187,6 +184,14 @@ func (b *Binding) ask(
 		return &protocol.Reply{TraceID: call.TraceID, Result: t.Result, Replaced: t.Replaced}, nil
 	}
 	return b.client.Ask(ctx, call)
+}
+
+// baseOf is the base URL of the agent that is called.
+func baseOf(call protocol.Call) (string, error) {
+	if call.URL != "" {
+		return call.URL, nil
+	}
+	return protocol.AgentOrigin(call.To)
 }
 
 // modeFor chooses how to call a skill elsewhere, from the modes in the directory,

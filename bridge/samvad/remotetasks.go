@@ -101,12 +101,9 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
 				"%q works on %d tasks of this hub", o.Recipient.Name, maxPeerTasks), Wait: 2 * time.Second}
 		}
-		base := call.URL
-		if base == "" {
-			var err error
-			if base, err = protocol.AgentOrigin(call.To); err != nil {
-				return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the agent has no address: %v", err)}
-			}
+		base, err := baseOf(call)
+		if err != nil {
+			return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the agent has no address: %v", err)}
 		}
 		w = &remoteTask{To: o.Recipient.Name, Peer: o.Identity.ID, Base: base, Trace: call.TraceID, Hop: m.Trace.Parent,
 			Nonce: fmt.Sprintf("%s-%d", m.ID, o.Attempt), Made: now.UTC().Truncate(time.Millisecond),
