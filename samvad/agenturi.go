@@ -59,39 +59,31 @@ func splitAgent(id string) (host, port string, err error) {
 		return bad()
 	}
 	host = rest
-	if rest[0] == '[' {
-		end := strings.IndexByte(rest, ']')
-		if end < 0 {
-			return bad()
-		}
-		a, err := netip.ParseAddr(rest[1:end])
-		if err != nil || !a.Is6() || a.Zone() != "" {
+	colon := strings.LastIndexByte(rest, ':')
+	if colon < strings.LastIndexByte(rest, ']') {
+		colon = -1 // it is one of an IPv6 address
+	}
+	if colon >= 0 {
+		host, port = rest[:colon], rest[colon+1:]
+	}
+	if inside, v6 := strings.CutPrefix(host, "["); v6 {
+		inside, ok = strings.CutSuffix(inside, "]")
+		a, err := netip.ParseAddr(inside)
+		if !ok || err != nil || !a.Is6() || a.Zone() != "" {
 			return bad()
 		}
 		host = a.String()
-		rest = rest[end+1:]
-		if rest == "" {
-			return host, "", nil
-		}
-		if rest[0] != ':' {
-			return bad()
-		}
-		port = rest[1:]
 	} else {
-		colon := strings.IndexByte(rest, ':')
-		if colon >= 0 {
-			host, port = rest[:colon], rest[colon+1:]
-		}
 		host, ok = asciiHost(host)
 		if !ok {
 			return bad()
 		}
-		if colon < 0 {
-			return host, "", nil
-		}
+	}
+	if colon < 0 {
+		return host, "", nil
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil || n == 0 || port[0] == '0' || port[0] == '+' {
+	if err != nil || n == 0 || port[0] == '0' {
 		return bad()
 	}
 	return host, port, nil
@@ -100,16 +92,7 @@ func splitAgent(id string) (host, port string, err error) {
 // asciiHost gives a host name in lower-case ASCII: letters, digits, hyphen,
 // underscore and dots between non-empty labels.
 func asciiHost(h string) (string, bool) {
-	ascii, lower := true, true
-	for i := 0; i < len(h); i++ {
-		if h[i] >= 0x80 {
-			ascii = false
-		}
-		if 'A' <= h[i] && h[i] <= 'Z' {
-			lower = false
-		}
-	}
-	if !ascii {
+	if strings.IndexFunc(h, func(r rune) bool { return r >= utf8.RuneSelf }) >= 0 {
 		if !utf8.ValidString(h) {
 			return "", false
 		}
@@ -117,26 +100,14 @@ func asciiHost(h string) (string, bool) {
 		if h, err = idna.Lookup.ToASCII(h); err != nil {
 			return "", false
 		}
-	} else if !lower {
-		h = strings.ToLower(h)
 	}
-	if h == "" || len(h) > 254 {
+	h = strings.ToLower(h)
+	if len(h) > 254 {
 		return "", false
 	}
-	label := 0
-	for i := 0; i < len(h); i++ {
-		switch c := h[i]; {
-		case c == '.':
-			if label == 0 {
-				return "", false
-			}
-			label = 0
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
-			label++
-			if label > 63 {
-				return "", false
-			}
-		default:
+	foreign := func(r rune) bool { return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-' && r != '_' }
+	for label := range strings.SplitSeq(strings.TrimSuffix(h, "."), ".") {
+		if label == "" || len(label) > 63 || strings.IndexFunc(label, foreign) >= 0 {
 			return "", false
 		}
 	}

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -80,10 +79,6 @@ type Call struct {
 	CallbackURL     string      // Send only
 	As              Signer      // signs in place of the client's Identity, of which it is another key; nil: none
 	Header          http.Header // further headers of the request, which the signature does not cover; may be nil
-
-	// Lightweight sends only skill and payload, unsigned: the extension of
-	// some deployed agents (§8.3), for public skills.
-	Lightweight bool
 }
 
 func (c *Client) now() time.Time { return nowOf(c.Now) }
@@ -220,26 +215,12 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 	if err != nil {
 		return nil, nil, err
 	}
-	if call.To == "" && !call.Lightweight {
+	if call.To == "" {
 		if call.To, err = c.resident(ctx, call.URL); err != nil {
 			return nil, nil, err
 		}
 	}
-	var e *Envelope
-	var body []byte
-	if call.Lightweight {
-		e = &Envelope{From: Anonymous, To: call.To, Skill: call.Skill, Mode: mode, TraceID: call.TraceID}
-		payload := call.Payload
-		if isNull(payload) {
-			payload = json.RawMessage("{}")
-		}
-		body, err = jsonx.Encode(struct {
-			Skill   string          `json:"skill"`
-			Payload json.RawMessage `json:"payload"`
-		}{call.Skill, payload})
-	} else {
-		e, body, err = c.Envelope(call, mode)
-	}
+	e, body, err := c.Envelope(call, mode)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -263,17 +244,15 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 	if mode == ModeStream {
 		req.Header.Set("Accept", "text/event-stream, application/json")
 	}
-	if !call.Lightweight {
-		signer := c.Identity
-		if call.As != nil {
-			signer = call.As
-		}
-		sig, err := Sign(signer, http.MethodPost, req.URL.EscapedPath(), body, c.now())
-		if err != nil {
-			return nil, nil, err
-		}
-		sig.Set(req.Header)
+	signer := c.Identity
+	if call.As != nil {
+		signer = call.As
 	}
+	sig, err := Sign(signer, http.MethodPost, req.URL.EscapedPath(), body, c.now())
+	if err != nil {
+		return nil, nil, err
+	}
+	sig.Set(req.Header)
 	return req, e, nil
 }
 

@@ -197,16 +197,6 @@ func TestClientRequests(t *testing.T) {
 			t.Error("unknown mode")
 		}
 	})
-	t.Run("lightweight", func(t *testing.T) {
-		r, _, err := c.Request(t.Context(), Call{URL: "https://self.test", Skill: "echo", Lightweight: true}, ModeSync)
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, _ := io.ReadAll(r.Body)
-		if string(b) != `{"skill":"echo","payload":{}}` || signedHeaders(r.Header) {
-			t.Errorf("%s %v", b, r.Header)
-		}
-	})
 }
 
 // SAM-151: what deployed agents and SDK servers answer, in all dialects.
