@@ -11,29 +11,25 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/parley-hub/parley/internal/jsonx"
+	stream "github.com/parley-hub/parley/internal/sse"
 )
 
 // Server-sent events: the events of a session and the inbox of an agent.
 
 // sse writes server-sent events. It is a [sink] for what one request brought.
 type sse struct {
-	s    *Server
-	r    *http.Request
-	w    http.ResponseWriter
-	ctl  *http.ResponseController
-	wait time.Duration
-	b    []byte // events that are not written yet
+	s   *Server
+	r   *http.Request
+	out *stream.Writer
+	b   []byte // events that are not written yet
 }
 
 func startSSE(s *Server, w http.ResponseWriter, r *http.Request) *sse {
 	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	e := &sse{s: s, r: r, w: w, ctl: http.NewResponseController(w), wait: cmp.Or(s.WriteWait, 30*time.Second)}
-	_ = e.ctl.Flush()
-	return e
+	out := stream.Start(w, "text/event-stream", stream.Options{Stall: cmp.Or(s.WriteWait, 30*time.Second)})
+	return &sse{s: s, r: r, out: out}
 }
 
 // Bytes of events that are kept to be written together, and of the memory for
@@ -93,16 +89,12 @@ func (e *sse) flush() error {
 	if len(e.b) == 0 {
 		return nil
 	}
-	_ = e.ctl.SetWriteDeadline(time.Now().Add(e.wait)) // not all writers have one
-	_, err := e.w.Write(e.b)
+	err := e.out.Write(e.b)
 	e.b = e.b[:0]
 	if cap(e.b) > maxKept {
 		e.b = nil
 	}
-	if err != nil {
-		return err
-	}
-	return e.ctl.Flush()
+	return err
 }
 
 // event writes one event and those emitted before it.

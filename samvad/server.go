@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/sse"
 )
 
 // A Handler runs a skill. Its context ends at the deadline of the mode, and
@@ -48,7 +49,7 @@ type Request struct {
 	w        http.ResponseWriter
 	cancel   context.CancelFunc // of the context of a stream
 	accepted bool
-	out      *streamWriter // of a stream that was accepted
+	out      *sse.Writer // of a stream that was accepted
 	chunks   int
 	progress func(float64) error
 }
@@ -62,7 +63,7 @@ func (r *Request) Accept(taskID string) {
 	case ModeAsync:
 		writeAccepted(r.w, taskID)
 	case ModeStream:
-		r.out = startStream(r.w, r.server, r.cancel)
+		r.startStream()
 	}
 }
 
@@ -73,7 +74,7 @@ func (r *Request) Chunk(v json.RawMessage) error {
 		return nil
 	}
 	r.chunks++
-	return r.out.event(chunkEvent(v))
+	return r.write(chunkEvent(v))
 }
 
 // Progress notes how much of a task is done, 0 to 1, and does nothing for
