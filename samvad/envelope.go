@@ -138,23 +138,13 @@ func readWire(b []byte) (*wireEnvelope, error) {
 //
 // The envelope shares b: do not change it.
 func Decode(b []byte) (*Envelope, error) {
-	e, err := decode(b)
-	if err != nil {
-		return nil, err
-	}
-	return e, nil
-}
-
-func decode(b []byte) (*Envelope, *Error) {
 	w, err := readWire(b)
 	if err != nil {
 		return nil, refuse(ErrMalformed, jsonText(err), err)
 	}
-	bad := func(text string) (*Envelope, *Error) {
+	bad := func(text string) (*Envelope, error) {
 		e := refuse(ErrMalformed, "Invalid envelope: "+text+".", errors.New(text))
-		if w.TraceID != nil {
-			e.TraceID = *w.TraceID
-		}
+		e.TraceID = given(w.TraceID)
 		return nil, e
 	}
 	for _, m := range [...]struct {
@@ -192,26 +182,14 @@ func decode(b []byte) (*Envelope, *Error) {
 	if !ok {
 		return bad("timestamp is not an RFC 3339 date-time with zone")
 	}
-	if w.ParentSpanID != nil {
-		e.ParentSpanID = *w.ParentSpanID
-	}
-	if w.DelegationToken != nil {
-		e.DelegationToken, e.delegated = *w.DelegationToken, true
-	}
-	if w.CallbackURL != nil {
-		e.CallbackURL, e.callback = *w.CallbackURL, true
-	}
-	if w.Auth != nil {
-		e.Auth = &Auth{}
-		if w.Auth.Scheme != nil {
-			e.Auth.Scheme = *w.Auth.Scheme
-			if e.Auth.Scheme != "bearer" && e.Auth.Scheme != "none" {
-				return bad("auth.scheme is not bearer or none")
-			}
+	e.ParentSpanID = given(w.ParentSpanID)
+	e.DelegationToken, e.delegated = given(w.DelegationToken), w.DelegationToken != nil
+	e.CallbackURL, e.callback = given(w.CallbackURL), w.CallbackURL != nil
+	if a := w.Auth; a != nil {
+		if a.Scheme != nil && *a.Scheme != "bearer" && *a.Scheme != "none" {
+			return bad("auth.scheme is not bearer or none")
 		}
-		if w.Auth.Token != nil {
-			e.Auth.Token = *w.Auth.Token
-		}
+		e.Auth = &Auth{given(a.Scheme), given(a.Token)}
 	}
 	if !isNull(w.Payload) {
 		if kindOf(w.Payload) != '{' {
@@ -220,6 +198,14 @@ func decode(b []byte) (*Envelope, *Error) {
 		e.Payload, e.Replaced = w.Payload, w.replaced
 	}
 	return e, nil
+}
+
+// given is an optional member; "" where it is absent.
+func given(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
 }
 
 // RawPayload gives the payload as it was written: other than Payload where
@@ -249,9 +235,8 @@ func (e *Envelope) Encode() ([]byte, error) {
 	mode, timestamp := string(e.Mode), formatTimestamp(e.Timestamp)
 	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &timestamp,
 		TraceID: &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
-		DelegationToken: optional(
-			e.DelegationToken,
-		), CallbackURL: optional(e.CallbackURL), Payload: json.RawMessage("{}")}
+		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL),
+		Payload: json.RawMessage("{}")}
 	if e.Auth != nil {
 		w.Auth = &wireAuth{Scheme: optional(e.Auth.Scheme), Token: &e.Auth.Token}
 	}
@@ -266,7 +251,7 @@ func (e *Envelope) Encode() ([]byte, error) {
 	if replaced { // the encoder refuses half a surrogate pair
 		b = append(append(b[:len(b)-len("{}}")], e.Payload...), '}')
 	}
-	if _, err := decode(b); err != nil {
+	if _, err := Decode(b); err != nil {
 		return nil, err
 	}
 	return b, nil

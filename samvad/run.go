@@ -135,13 +135,7 @@ func (r *Request) answer(resp Response, err error) {
 // startTask accepts an async request, and runs it in the background. One that is
 // refused becomes a task that failed.
 func (s *Server) startTask(ctx context.Context, req *Request, refusal *Error) error {
-	t := Task{
-		ID:          newID(),
-		Agent:       req.Agent.id(),
-		Status:      TaskPending,
-		TraceID:     req.TraceID,
-		CallbackURL: req.CallbackURL,
-	}
+	t := Task{ID: newID(), Agent: req.Agent.id(), Status: TaskPending, TraceID: req.TraceID}
 	s.mu.Lock()
 	if s.closed || !s.enter() {
 		s.mu.Unlock()

@@ -187,20 +187,13 @@ func (s *Server) Close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		s.wg.Wait()
-		close(done)
-	}()
-	var err error
-	select {
-	case <-done:
-	case <-ctx.Done():
-		err = ctx.Err()
+	defer s.stop()
+	inTime := context.AfterFunc(ctx, s.stop)
+	s.wg.Wait()
+	if !inTime() {
+		return ctx.Err()
 	}
-	s.stop()
-	<-done
-	return err
+	return nil
 }
 
 // endpoint is one row of the table of §6.

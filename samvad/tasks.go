@@ -35,8 +35,7 @@ type Task struct {
 	Result   json.RawMessage // of a done task: a JSON object
 	Err      *Error          // of a failed task: Code and Text
 
-	TraceID     string // of the request
-	CallbackURL string // where the request asked to be told
+	TraceID string // of the request
 
 	Replaced bool // in Result, as decoded, U+FFFD stands for halves of surrogate pairs
 }
@@ -85,18 +84,16 @@ type Tasks interface {
 
 // Defaults of [MemoryTasks].
 const (
-	DefaultMaxTasks      = 100000
-	DefaultMaxTaskBytes  = 256 << 20
-	DefaultTaskRetention = time.Hour
+	DefaultMaxTasks = 100000
+	maxTaskBytes    = 256 << 20 // of results
+	taskRetention   = time.Hour // after a task is finished
 )
 
 // MemoryTasks is a [Tasks] in this process. The zero value is ready; it must
 // not be copied.
 type MemoryTasks struct {
-	Max       int           // tasks kept; 0 = [DefaultMaxTasks]
-	MaxBytes  int           // results kept; 0 = [DefaultMaxTaskBytes]
-	Retention time.Duration // after a task is finished; 0 = [DefaultTaskRetention]
-	Now       func() time.Time
+	Max int // tasks kept; 0 = [DefaultMaxTasks]
+	Now func() time.Time
 
 	mu    sync.Mutex
 	tasks map[string]Task
@@ -118,7 +115,7 @@ func (m *MemoryTasks) Put(_ context.Context, t Task) error {
 	m.expire(now)
 	old, exists := m.tasks[t.ID]
 	if !exists {
-		if len(m.tasks) >= cmp.Or(m.Max, DefaultMaxTasks) || m.bytes >= cmp.Or(m.MaxBytes, DefaultMaxTaskBytes) {
+		if len(m.tasks) >= cmp.Or(m.Max, DefaultMaxTasks) || m.bytes >= maxTaskBytes {
 			return because(ErrBusy, fmt.Errorf("task store is full (%d tasks, %d bytes)", len(m.tasks), m.bytes))
 		}
 		if m.tasks == nil {
@@ -135,7 +132,7 @@ func (m *MemoryTasks) Put(_ context.Context, t Task) error {
 
 func (m *MemoryTasks) expire(now time.Time) {
 	n := 0
-	for n < len(m.done) && now.Sub(m.done[n].at) >= cmp.Or(m.Retention, DefaultTaskRetention) {
+	for n < len(m.done) && now.Sub(m.done[n].at) >= taskRetention {
 		m.bytes -= len(m.tasks[m.done[n].id].Result)
 		delete(m.tasks, m.done[n].id)
 		n++

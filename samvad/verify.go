@@ -286,7 +286,7 @@ func (v *Verifier) CheckMessage(ctx context.Context, in *Incoming) (*Verified, e
 	m := &Verified{}
 	m.Verdict.Checks, m.Verdict.Assurance = m.checks[:0], Unsigned
 
-	e, derr := decode(in.Body)
+	e, derr := Decode(in.Body)
 	if derr != nil {
 		return nil, m.fail(StepEnvelope, derr)
 	}

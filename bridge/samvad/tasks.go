@@ -196,9 +196,7 @@ func (s *taskStore) Get(ctx context.Context, agent, taskID string) (protocol.Tas
 	if row.Revision == 0 || t.Agent != agent {
 		return protocol.Task{}, protocol.ErrNotFound
 	}
-	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: json.RawMessage(t.Result),
-		TraceID:     t.Trace,
-		CallbackURL: t.Callback}
+	out := protocol.Task{ID: taskID, Agent: t.Agent, Status: t.Status, Result: t.Result, TraceID: t.Trace}
 	if t.Status == protocol.TaskFailed {
 		out.Err = &protocol.Error{Code: t.Code, Text: t.Text}
 	}
