@@ -174,17 +174,22 @@ func notUnderstood(err error) *Error {
 	return clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
 }
 
-func decodeReply(status int, h http.Header, b []byte) (*Reply, error) {
+// decodeAnswer reads an answer; an error that it reports is the error.
+func decodeAnswer(status int, h http.Header, b []byte) (*remoteReply, error) {
 	r, err := decodeRemote(status, h, b)
 	if err != nil {
 		return nil, err
 	}
-	return r.reply(status, h)
-}
-
-func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
 	if e := r.remoteError(status, h); e != nil {
 		return nil, e
+	}
+	return r, nil
+}
+
+func decodeReply(status int, h http.Header, b []byte) (*Reply, error) {
+	r, err := decodeAnswer(status, h, b)
+	if err != nil {
+		return nil, err
 	}
 	if kindOf(r.Result) != '{' {
 		return nil, notUnderstood(errors.New("no result object"))
@@ -193,12 +198,9 @@ func (r *remoteReply) reply(status int, h http.Header) (*Reply, error) {
 }
 
 func decodeAccepted(status int, h http.Header, b []byte) (string, error) {
-	r, err := decodeRemote(status, h, b)
+	r, err := decodeAnswer(status, h, b)
 	if err != nil {
 		return "", err
-	}
-	if e := r.remoteError(status, h); e != nil {
-		return "", e
 	}
 	id := text(r.TaskID)
 	if id == "" || len(id) > 512 {
@@ -217,7 +219,7 @@ func DecodeReply(b []byte) (*Reply, error) {
 	if e := r.remoteError(http.StatusOK, nil); e != nil {
 		return &Reply{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Err: e}, nil
 	}
-	return r.reply(http.StatusOK, nil)
+	return decodeReply(http.StatusOK, nil, b)
 }
 
 // decodeTask reads a task state: the schema's, the SDKs' with times, and the

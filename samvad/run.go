@@ -182,17 +182,12 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 	reply := &Reply{TraceID: req.TraceID, SpanID: newID(), Err: refusal}
 	if refusal == nil {
 		zero := 0.0
-		err := put(func() { t.Status, t.Progress = TaskRunning, &zero })
-		if err == nil {
-			var resp Response
-			if resp, err = s.runHandler(ctx, req); err == nil {
-				reply.Result, reply.SpanID = resp.Result, resp.SpanID
-			}
-		} else {
-			err = because(ErrUnavailable, err)
-		}
-		if err != nil {
+		if err := put(func() { t.Status, t.Progress = TaskRunning, &zero }); err != nil {
+			reply.Err = failure(because(ErrUnavailable, err))
+		} else if resp, err := s.runHandler(ctx, req); err != nil {
 			reply.Err = failure(err)
+		} else {
+			reply.Result, reply.SpanID = resp.Result, resp.SpanID
 		}
 	}
 	one := 1.0

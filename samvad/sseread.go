@@ -56,17 +56,18 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 			}
 			p.cr = b[end] == '\r'
 			b = b[end+1:]
-			ev, ok, err := p.endLine()
-			if err != nil {
+			ev, err := p.endLine()
+			switch {
+			case err != nil:
 				p.over = true
 				yield(Event{}, err)
 				return
+			case ev == nil:
+				continue
 			}
-			if ok {
-				p.over = ev.Done
-				if !yield(ev, nil) {
-					return
-				}
+			p.over = ev.Done
+			if !yield(*ev, nil) {
+				return
 			}
 		}
 	}
@@ -84,7 +85,8 @@ func (p *sseParser) end(err error) *Error {
 	return e
 }
 
-func (p *sseParser) endLine() (Event, bool, error) {
+// endLine takes a line, and gives the event that it ends; nil if there is none.
+func (p *sseParser) endLine() (*Event, error) {
 	line := p.line
 	p.line = p.line[:0]
 	if !p.started {
@@ -92,7 +94,12 @@ func (p *sseParser) endLine() (Event, bool, error) {
 		line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
 	}
 	if len(line) == 0 {
-		return p.dispatch()
+		name, data, has := p.event, p.data, p.hasData
+		p.event, p.data, p.hasData, p.size = "", nil, false, 0
+		if !has {
+			return nil, nil
+		}
+		return readEvent(name, data)
 	}
 	field, value, _ := bytes.Cut(line, []byte(":"))
 	value = bytes.TrimPrefix(value, []byte(" "))
@@ -106,51 +113,38 @@ func (p *sseParser) endLine() (Event, bool, error) {
 	case "event":
 		p.event = string(value)
 	}
-	return Event{}, false, nil
-}
-
-func (p *sseParser) dispatch() (Event, bool, error) {
-	name, data, has := p.event, p.data, p.hasData
-	p.event, p.hasData, p.size = "", false, 0
-	p.data = nil
-	if !has {
-		return Event{}, false, nil
-	}
-	return readEvent(name, data)
+	return nil, nil
 }
 
 // readEvent understands the protocol's own events and those of the deployed
-// agents: status, result, error, done with envelopes in data (digest §12).
-func readEvent(name string, data []byte) (Event, bool, error) {
+// agents: status, result, error, done with envelopes in data (digest §12). It
+// gives nil for an event without a meaning.
+func readEvent(name string, data []byte) (*Event, error) {
 	r, err := readRemote(data)
 	if err != nil {
-		return Event{}, false, notUnderstood(err)
+		return nil, notUnderstood(err)
 	}
-	ev := Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Replaced: r.replaced}
-	final := name == "result" || name == "error" || name == "done" || kindOf(r.Done) == 't'
-	if status := text(r.Status); !final && (status == "ok" || status == "error") && name != "status" {
-		final = true
-	}
-	if final {
-		if name == "error" && isNull(r.Error) && text(r.Status) != "error" {
-			return Event{}, false, remoteErr(Code(text(r.Code)), text(r.Message), http.StatusOK, nil)
+	ev := &Event{TraceID: text(r.TraceID), SpanID: text(r.SpanID), Replaced: r.replaced}
+	status := text(r.Status)
+	switch {
+	case name == "result" || name == "error" || name == "done" || kindOf(r.Done) == 't',
+		(status == "ok" || status == "error") && name != "status":
+		if name == "error" && isNull(r.Error) && status != "error" {
+			return nil, remoteErr(Code(text(r.Code)), text(r.Message), http.StatusOK, nil)
 		}
 		if e := r.remoteError(http.StatusOK, nil); e != nil {
-			return Event{}, false, e
+			return nil, e
 		}
 		if kindOf(r.Result) != '{' {
-			return Event{}, false, notUnderstood(errors.New("last event without a result object"))
+			return nil, notUnderstood(errors.New("last event without a result object"))
 		}
 		ev.Done, ev.Result = true, r.Result
-		return ev, true, nil
-	}
-	if r.Chunk != nil {
+	case r.Chunk != nil:
 		ev.Chunk = r.Chunk
-		return ev, true, nil
+	case status != "":
+		ev.State = status
+	default:
+		return nil, nil
 	}
-	ev.State = text(r.Status)
-	if ev.State != "" {
-		return ev, true, nil
-	}
-	return Event{}, false, nil
+	return ev, nil
 }

@@ -80,12 +80,8 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 // Once makes one attempt, for callers that keep replies and retry themselves:
 // again says whether a later attempt may succeed, after how long the receiver
 // asks to be left alone, if it does. The signer may be nil.
-func (h *Webhook) Once(
-	ctx context.Context,
-	s Signer,
-	callback string,
-	r *Reply,
-) (again bool, after time.Duration, err error) {
+func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply) (again bool, after time.Duration,
+	err error) {
 	if err := CheckCallback(callback, h.Guard); err != nil {
 		return false, 0, err
 	}
@@ -106,11 +102,7 @@ func (h *Webhook) Once(
 	}
 	req.Header.Set("Content-Type", "application/json")
 	if s != nil {
-		path := u.EscapedPath()
-		if path == "" {
-			path = "/"
-		}
-		sig, err := Sign(s, http.MethodPost, path, body, nowOf(h.Now))
+		sig, err := Sign(s, http.MethodPost, cmp.Or(u.EscapedPath(), "/"), body, nowOf(h.Now))
 		if err != nil {
 			return false, 0, err
 		}

@@ -138,16 +138,14 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 // card makes the card of a stand-in. Where nobody declared the skills of an agent
 // elsewhere, they are those of its own card.
 func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
-	ttl := protocol.DefaultCardTTL
 	c := &protocol.Card{
 		ID:          b.standInID(e.Name),
 		Name:        clip(cmp.Or(e.Title, e.Name), 100),
-		Version:     cmp.Or(e.Version, "1.0.0"),
+		Version:     e.Version,
 		Description: clip(cmp.Or(e.Description, e.Name+", through Parley"), 500),
 		URL:         b.AgentURL(e),
 		PublicKeys:  b.identity.cardKeys(),
 		RateLimit:   b.limits(),
-		CardTTL:     &ttl,
 	}
 	for _, k := range e.Skills {
 		c.Skills = append(c.Skills, toSkill(k))
@@ -231,11 +229,6 @@ func toSkill(s parley.SkillSpec) protocol.Skill {
 		ID: s.ID, Name: clip(cmp.Or(s.Name, s.ID), 100), Description: clip(cmp.Or(s.Description, s.ID), 500),
 		InputSchema: json.RawMessage(s.Input), OutputSchema: json.RawMessage(s.Output),
 		Trust: protocol.Trust(cmp.Or(s.Access, parley.Public)), AllowedPeers: s.Peers,
-	}
-	for _, schema := range []*json.RawMessage{&out.InputSchema, &out.OutputSchema} {
-		if len(*schema) == 0 {
-			*schema = json.RawMessage(`{"type":"object"}`)
-		}
 	}
 	modes := s.Modes
 	if len(modes) == 0 {
