@@ -112,7 +112,7 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 		}
 	}
 	if e == nil {
-		e = s.admit(id, now)
+		e = s.admit(id)
 	}
 	f := e.pending
 	if f == nil {
@@ -135,21 +135,15 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 	}
 }
 
-// admit makes room for a new entry; the store is locked. What is being fetched
-// stays, and is bounded by MaxFetches.
-func (s *CardStore) admit(id string, now time.Time) *cardEntry {
+// admit makes room for a new entry, in place of any other; the store is locked.
+// What is being fetched stays, and is bounded by MaxFetches.
+func (s *CardStore) admit(id string) *cardEntry {
 	if len(s.cards) >= cmp.Or(s.MaxCards, DefaultMaxCards) {
-		victim, found := "", false
 		for k, e := range s.cards {
 			if e.pending == nil {
-				victim, found = k, true
-				if !now.Before(e.expires) {
-					break
-				}
+				delete(s.cards, k)
+				break
 			}
-		}
-		if found {
-			delete(s.cards, victim)
 		}
 	}
 	if s.cards == nil {

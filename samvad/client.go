@@ -393,7 +393,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 		}
 		resp, err := netguard.Do(c.calls, req)
 		if err != nil {
-			yield(Event{}, settled(transportError(cause(ctx, err))))
+			yield(Event{}, settled(transportError(cmp.Or(context.Cause(ctx), err))))
 			return
 		}
 		defer func() { _ = resp.Body.Close() }()
@@ -456,7 +456,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 				return
 			}
 			if rerr != nil {
-				yield(Event{}, settled(p.end(cause(ctx, rerr))))
+				yield(Event{}, settled(p.end(cmp.Or(context.Cause(ctx), rerr))))
 				return
 			}
 		}
@@ -466,22 +466,9 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 // streamEnd is how long the end of a stream is waited for after its last event.
 const streamEnd = 50 * time.Millisecond
 
-// cause prefers why the context ended over the error that this led to.
-func cause(ctx context.Context, err error) error {
-	if c := context.Cause(ctx); c != nil {
-		return c
-	}
-	return err
-}
-
 func clientError(code Code, text string, cause error) *Error {
-	return &Error{
-		Code:      code,
-		Text:      text,
-		Step:      StepClient,
-		cause:     cause,
-		Retryable: code == CodeAgentUnavailable || code == CodeRateLimited,
-	}
+	return &Error{Code: code, Text: text, Step: StepClient, cause: cause,
+		Retryable: code == CodeAgentUnavailable || code == CodeRateLimited}
 }
 
 func transportError(err error) *Error {

@@ -27,17 +27,8 @@ var injectionRules = regexp.MustCompile(strings.ReplaceAll(
 var youAre = regexp.MustCompile(strings.ReplaceAll(`you\s+are\s+now\s(\s?)`, `\s`, ws))
 
 // hints are words without which no rule can match.
-var hints = [...]string{
-	"ignore",
-	"disregard",
-	"you",
-	"forget",
-	"instruction",
-	"[system]",
-	"override",
-	"jailbreak",
-	"anything",
-}
+var hints = [...]string{"ignore", "disregard", "you", "forget", "instruction", "[system]", "override", "jailbreak",
+	"anything"}
 
 func hinted(low string) bool {
 	return slices.ContainsFunc(hints[:], func(h string) bool { return strings.Contains(low, h) })

@@ -68,18 +68,14 @@ func newID() string { return uuid.NewString() }
 // WriteResult answers a verified request. The result is encoded as JSON and
 // must give an object; nil gives {}.
 func WriteResult(w http.ResponseWriter, req *Verified, result any) {
-	v, ok := result.(json.RawMessage)
-	if !ok && result != nil {
-		b, err := jsonx.Encode(result)
-		if err != nil {
-			e := refuse(ErrUnavailable, "", err)
-			e.TraceID = req.TraceID
-			WriteError(w, e)
-			return
-		}
-		v = b
+	b, err := jsonx.Encode(result)
+	if err != nil {
+		e := refuse(ErrUnavailable, "", err)
+		e.TraceID = req.TraceID
+		WriteError(w, e)
+		return
 	}
-	writeReply(w, http.StatusOK, &Reply{TraceID: req.TraceID, SpanID: newID(), Result: v})
+	writeReply(w, http.StatusOK, &Reply{TraceID: req.TraceID, SpanID: newID(), Result: b})
 }
 
 func writeReply(w http.ResponseWriter, status int, r *Reply) {

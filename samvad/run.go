@@ -46,9 +46,7 @@ func (s *Server) run(req *Request, f func() (Response, error)) (resp Response, e
 		}
 	}()
 	resp, err = f()
-	if resp.Tokens > 0 {
-		s.limiter.Record(req.Agent.id(), req.From, resp.Tokens, s.now())
-	}
+	s.limiter.Record(req.Agent.id(), req.From, resp.Tokens, s.now())
 	switch {
 	case err != nil:
 		return Response{}, err

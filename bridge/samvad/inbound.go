@@ -37,11 +37,7 @@ func (b *Binding) byHost(host string) string {
 	if b.c.Domain == "" {
 		return Root
 	}
-	bare, _, err := net.SplitHostPort(host)
-	if err != nil {
-		bare = host
-	}
-	l, ok := strings.CutSuffix(strings.ToLower(bare), "."+b.c.Domain)
+	l, ok := strings.CutSuffix(strings.ToLower(hostOf(host)), "."+b.c.Domain)
 	if !ok {
 		return Root
 	}
