@@ -41,16 +41,6 @@ func AgentOrigin(id string) (string, error) {
 	return "https://" + net.JoinHostPort(host, port), nil
 }
 
-// CardURL gives the address of the card of an identity (SAMVAD 1.2 §3).
-// Whether it may be fetched is for the guard to decide.
-func CardURL(id string) (string, error) {
-	origin, err := AgentOrigin(id)
-	if err != nil {
-		return "", err
-	}
-	return origin + cardPath, nil
-}
-
 // splitAgent gives the host in its ASCII form, without brackets, and the port.
 func splitAgent(id string) (host, port string, err error) {
 	bad := func() (string, string, error) { return "", "", fmt.Errorf("%w: %q", ErrIdentity, clip(id)) }

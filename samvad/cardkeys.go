@@ -88,7 +88,7 @@ func (s *CardStore) Refresh(ctx context.Context, id string) ([]Key, error) {
 }
 
 func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, error) {
-	u, err := CardURL(id)
+	origin, err := AgentOrigin(id)
 	if err != nil {
 		return nil, because(ErrUnknownKey, err)
 	}
@@ -123,7 +123,7 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 			e.forced = now
 		}
 		s.mu.Unlock()
-		s.run(ctx, id, u, e, f)
+		s.run(ctx, id, origin+cardPath, e, f)
 	} else {
 		s.mu.Unlock()
 	}

@@ -742,7 +742,8 @@ func vectorAgentURI(t *testing.T, c vector) {
 		URL string `json:"card_url"`
 	}
 	into(t, c.Expect, &want)
-	got, err := CardURL(in.ID)
+	origin, err := AgentOrigin(in.ID)
+	got := origin + cardPath
 	if want.URL == "reject" {
 		if !errors.Is(err, ErrIdentity) {
 			t.Errorf("got %q, %v; want a refusal", got, err)

@@ -101,7 +101,11 @@ type Incoming struct {
 // recipient, freshness, replay, digest, key and signature, in this order.
 // r.Body stays readable. The error is an [*Error] with the verdict.
 func (v *Verifier) Verify(r *http.Request) (*Verified, error) {
-	m, err := v.Check(r)
+	in, err := v.read(r)
+	if err != nil {
+		return nil, err
+	}
+	m, err := v.CheckMessage(r.Context(), in)
 	if err != nil {
 		return nil, err
 	}
@@ -109,18 +113,6 @@ func (v *Verifier) Verify(r *http.Request) (*Verified, error) {
 		return nil, err
 	}
 	return m, nil
-}
-
-// Check is [Verifier.Verify] without the reservation: the nonce is looked up
-// but stays free. Whoever accepts the message must call [Verifier.Reserve] or
-// record it in another way that happens at most once per
-// [Envelope.ReplayKey].
-func (v *Verifier) Check(r *http.Request) (*Verified, error) {
-	in, err := v.read(r)
-	if err != nil {
-		return nil, err
-	}
-	return v.CheckMessage(r.Context(), in)
 }
 
 // Reserve takes the nonce of a checked message; [ErrReplay] when somebody else
@@ -280,8 +272,10 @@ func (m *Verified) fail(s Step, err error) *Error {
 	return &e
 }
 
-// CheckMessage is [Verifier.Check] for a request in pieces. It does not look
-// at the media type and the size.
+// CheckMessage is [Verifier.Verify] for a request in pieces, without media type
+// and size, and without the reservation: the nonce is looked up but stays free.
+// Whoever accepts the message must call [Verifier.Reserve] or record it in
+// another way that happens at most once per [Envelope.ReplayKey].
 func (v *Verifier) CheckMessage(ctx context.Context, in *Incoming) (*Verified, error) {
 	m := &Verified{}
 	m.Verdict.Checks, m.Verdict.Assurance = m.checks[:0], Unsigned

@@ -217,10 +217,14 @@ func TestVerifier(t *testing.T) {
 	v := &Verifier{Self: worldID, Keys: StaticKeys{w.me.ID(): {w.me.Key()}}, Now: w.clk.now}
 	body := w.envelope(nil)
 	r := signedRequest(t, w.me, "/agent/message", body, w.clk.t)
-	if _, err := v.Check(r); err != nil {
+	in, err := v.read(r)
+	if err != nil {
 		t.Fatal(err)
 	}
-	// Check reserves nothing, and leaves the body to be read again.
+	if _, err := v.CheckMessage(t.Context(), in); err != nil {
+		t.Fatal(err)
+	}
+	// CheckMessage reserves nothing, and leaves the body to be read again.
 	m, err := v.Verify(r)
 	if err != nil || m.From != w.me.ID() || m.Verdict.KeyID != "peer-key" || m.Verdict.Assurance != Signed {
 		t.Fatal(m, err)
