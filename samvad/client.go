@@ -350,11 +350,9 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 		case err != nil && !(errors.As(err, &e) && e.Retryable):
 			return nil, err
 		}
-		timer := time.NewTimer(every)
 		select {
-		case <-timer.C:
+		case <-time.After(every):
 		case <-ctx.Done():
-			timer.Stop()
 			return nil, clientError(CodeAgentUnavailable, "The task was not finished in time.",
 				because(ErrTimeout, ctx.Err()))
 		}

@@ -49,11 +49,9 @@ type wireDelegation struct {
 	Exp      *float64        `json:"exp"`
 	Iat      *float64        `json:"iat,omitzero"`
 	Nbf      *float64        `json:"nbf,omitzero"`
-	Act      *wireActor      `json:"act,omitzero"`
-}
-
-type wireActor struct {
-	Sub string `json:"sub"`
+	Act      *struct {
+		Sub string `json:"sub"`
+	} `json:"act,omitzero"`
 }
 
 // VerifyDelegation checks a token: EdDSA only, signed by a key of its issuer

@@ -70,9 +70,7 @@ func (s *Server) runHandler(ctx context.Context, req *Request) (Response, error)
 
 func failure(err error) *Error {
 	e := *AsError(err)
-	if e.Step == "" {
-		e.Step = StepHandler
-	}
+	e.Step = cmp.Or(e.Step, StepHandler)
 	return &e
 }
 

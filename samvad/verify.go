@@ -331,7 +331,8 @@ func (v *Verifier) fresh(ts, now time.Time) error {
 	case ts.Sub(now) > v.Limits.skew():
 		return because(ErrStale, fmt.Errorf("%s in the future", ts.Sub(now)))
 	case ts.Before(v.NotBefore):
-		return because(ErrStale, fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)))
+		return because(ErrStale,
+			fmt.Errorf("made before %s, where the memory begins", v.NotBefore.Format(time.RFC3339)))
 	}
 	return nil
 }

@@ -66,11 +66,9 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 			return err
 		}
 		pause = max(pause, min(after, time.Minute))
-		t := time.NewTimer(pause)
 		select {
-		case <-t.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			t.Stop()
 			return errors.Join(ctx.Err(), err)
 		}
 		pause *= 2

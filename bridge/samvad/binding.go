@@ -306,10 +306,8 @@ var (
 
 // rest waits; false when the binding is closed.
 func (b *Binding) rest(d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-b.ctx.Done():
 		return false

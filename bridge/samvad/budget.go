@@ -93,8 +93,6 @@ func (b *budget) countOthers(before, after journal.Row[spending]) {
 
 // run records tokens until ctx ends.
 func (b *budget) run(ctx context.Context, failed func(error)) {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
 	for {
 		select {
 		case <-b.wake:
@@ -104,9 +102,8 @@ func (b *budget) run(ctx context.Context, failed func(error)) {
 		if err := b.flush(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
-		pause.Reset(budgetEvery)
 		select {
-		case <-pause.C:
+		case <-time.After(budgetEvery):
 		case <-ctx.Done():
 			return
 		}

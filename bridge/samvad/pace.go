@@ -94,11 +94,9 @@ func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.
 		if end, ok := ctx.Deadline(); !o.Waits || !ok || time.Until(end) <= wait {
 			return out
 		}
-		t := time.NewTimer(wait)
 		select {
-		case <-t.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
-			t.Stop()
 			return out
 		}
 	}
