@@ -169,7 +169,7 @@ func (c *Client) address(base string) (*url.URL, error) {
 		return u, err
 	}
 	if err := c.Guard.guard().CheckURL(u); err != nil {
-		return nil, clientError(CodeAgentUnavailable, "address refused", err)
+		return nil, clientError("address refused", err)
 	}
 	return u, nil
 }
@@ -304,7 +304,7 @@ func (c *Client) body(resp *http.Response) ([]byte, error) {
 	b, err := netguard.ReadAll(resp.Body, cmp.Or(c.MaxReply, DefaultMaxReply))
 	switch {
 	case errors.Is(err, netguard.ErrTooLarge):
-		return nil, clientError(CodeAgentUnavailable, "The agent's answer is too large.", ErrTooLarge)
+		return nil, clientError("The agent's answer is too large.", ErrTooLarge)
 	case err != nil:
 		return nil, transportError(err)
 	}
@@ -353,8 +353,7 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 		select {
 		case <-time.After(every):
 		case <-ctx.Done():
-			return nil, clientError(CodeAgentUnavailable, "The task was not finished in time.",
-				because(ErrTimeout, ctx.Err()))
+			return nil, clientError("The task was not finished in time.", because(ErrTimeout, ctx.Err()))
 		}
 	}
 }
@@ -398,12 +397,11 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 		media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
 		if resp.StatusCode != http.StatusOK || media != "text/event-stream" {
 			// Errors before the stream begins are plain JSON (SAM-144).
+			var r *Reply
 			b, err := c.body(resp)
-			if err != nil {
-				yield(Event{}, settled(err))
-				return
+			if err == nil {
+				r, err = decodeReply(resp.StatusCode, resp.Header, b)
 			}
-			r, err := decodeReply(resp.StatusCode, resp.Header, b)
 			if err != nil {
 				yield(Event{}, c.moved(call, settled(err)))
 				return
@@ -464,9 +462,8 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 // streamEnd is how long the end of a stream is waited for after its last event.
 const streamEnd = 50 * time.Millisecond
 
-func clientError(code Code, text string, cause error) *Error {
-	return &Error{Code: code, Text: text, Step: StepClient, cause: cause,
-		Retryable: code == CodeAgentUnavailable || code == CodeRateLimited}
+func clientError(text string, cause error) *Error {
+	return &Error{Code: CodeAgentUnavailable, Text: text, Step: StepClient, cause: cause, Retryable: true}
 }
 
 func transportError(err error) *Error {
@@ -478,7 +475,7 @@ func transportError(err error) *Error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrTimeout) {
 		text, is = "The agent did not answer in time.", ErrTimeout
 	}
-	e = clientError(CodeAgentUnavailable, text, because(is, err))
+	e = clientError(text, because(is, err))
 	var blocked *netguard.BlockedError
 	if errors.As(err, &blocked) {
 		e.Retryable = false

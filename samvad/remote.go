@@ -171,7 +171,7 @@ func decodeRemote(status int, h http.Header, b []byte) (*remoteReply, error) {
 }
 
 func notUnderstood(err error) *Error {
-	return clientError(CodeAgentUnavailable, "The agent's answer is not understood.", because(ErrResponse, err))
+	return clientError("The agent's answer is not understood.", because(ErrResponse, err))
 }
 
 // decodeAnswer reads an answer; an error that it reports is the error.

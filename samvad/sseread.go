@@ -24,8 +24,6 @@ type sseParser struct {
 	over    bool
 }
 
-var errEventTooLarge = errors.New("event too large")
-
 // feed takes a piece of the stream and gives the events that it completes. It
 // stops after the last event and after an error.
 func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
@@ -46,8 +44,7 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 			p.size += len(part) + 1
 			if p.size > p.limit {
 				p.over = true
-				yield(Event{}, clientError(CodeAgentUnavailable, "The agent's answer is too large.",
-					because(ErrTooLarge, errEventTooLarge)))
+				yield(Event{}, clientError("The agent's answer is too large.", ErrTooLarge))
 				return
 			}
 			p.line = append(p.line, part...)
