@@ -95,28 +95,22 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 	now := s.now()
 	s.mu.Lock()
 	e := s.cards[id]
-	if e != nil && now.Before(e.expires) {
-		// A card that was just fetched, or for which a fetch was just forced,
-		// is not fetched again because of one more unknown keyid.
-		if !force || now.Sub(e.fetched) < justFetched ||
-			now.Sub(e.forced) < refreshEvery {
-			keys := e.keys
-			s.mu.Unlock()
-			return keys, nil
-		}
+	// A card that was just fetched, or for which a fetch was just forced, is not
+	// fetched again because of one more unknown keyid.
+	if e != nil && now.Before(e.expires) &&
+		(!force || now.Sub(e.fetched) < justFetched || now.Sub(e.forced) < refreshEvery) {
+		defer s.mu.Unlock()
+		return e.keys, nil
 	}
 	if e == nil || e.pending == nil {
 		if s.fetching >= cmp.Or(s.MaxFetches, DefaultMaxFetches) {
 			s.mu.Unlock()
 			return nil, because(ErrBusy, errors.New("too many card fetches at once"))
 		}
-	}
-	if e == nil {
-		e = s.admit(id)
-	}
-	f := e.pending
-	if f == nil {
-		f = &fetch{done: make(chan struct{})}
+		if e == nil {
+			e = s.admit(id)
+		}
+		f := &fetch{done: make(chan struct{})}
 		e.pending = f
 		s.fetching++
 		if force {
@@ -124,9 +118,10 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 		}
 		s.mu.Unlock()
 		s.run(ctx, id, origin+cardPath, e, f)
-	} else {
-		s.mu.Unlock()
+		return f.keys, f.err
 	}
+	f := e.pending
+	s.mu.Unlock()
 	select {
 	case <-f.done:
 		return f.keys, f.err

@@ -442,9 +442,6 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 }
 
 func clientIP(r *http.Request) string {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return r.RemoteAddr
-	}
-	return host
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	return cmp.Or(host, r.RemoteAddr) // an address without a port stands for itself
 }

@@ -208,9 +208,6 @@ func (b *Binding) checkToken(_ context.Context, r *protocol.Request) error {
 }
 
 func hostOf(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return address
-	}
-	return host
+	host, _, _ := net.SplitHostPort(address)
+	return cmp.Or(host, address) // one without a port stands for itself
 }
