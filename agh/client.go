@@ -69,6 +69,10 @@ type Event struct {
 	State WorkState // of the work after the message
 }
 
+// maxQueue bounds the events that wait for one Ask or Stream, and the requests for
+// Handler.
+const maxQueue = 256
+
 // Client is one peer of one channel. Set its fields, then Join.
 type Client struct {
 	Transport   Transport
@@ -81,13 +85,12 @@ type Client struct {
 	Catalog     []Capability
 	// Handler gets each say, capability, and whatever else is for this peer
 	// and no call of Whois, Ask or Stream is waiting for. It is called by one
-	// goroutine, in the order of arrival; while it is busy, Queue requests wait.
+	// goroutine, in the order of arrival; while it is busy, 256 requests wait.
 	Handler func(ctx context.Context, r *Request)
 	// Router has the limits, the clock, memory and trust of the peer; nil means
 	// the defaults. Its Relay and Admit are as in [Router].
 	Router   *Router
 	Interval time.Duration // greet interval; 0 means 30 s
-	Queue    int           // events that wait for one Ask or Stream, and requests for Handler; 0 means 256
 
 	local    *Local
 	ctx      context.Context
@@ -130,7 +133,7 @@ func (c *Client) Join(ctx context.Context) error {
 	if _, err := c.Router.Host(c.local); err != nil {
 		return err
 	}
-	c.requests = make(chan *Request, cmp.Or(c.Queue, 256))
+	c.requests = make(chan *Request, maxQueue)
 	if c.Handler != nil {
 		go c.handle(ctx)
 	}
@@ -333,7 +336,7 @@ func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter
 // wait opens a queue for what comes under a key, until stop is called. Before the
 // client has joined there is no map, and nothing comes.
 func wait[T any](c *Client, by map[string]chan T, key string) (queue chan T, stop func()) {
-	queue = make(chan T, cmp.Or(c.Queue, 256))
+	queue = make(chan T, maxQueue)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if by != nil {

@@ -333,8 +333,7 @@ func unreadable(err error) *Error {
 		switch {
 		case errors.Is(err, jsonx.ErrUnknown) && field == "interaction_id":
 			text = "is a member of an older draft"
-		case errors.Is(err, jsonx.ErrUnknown) &&
-			slices.ContainsFunc(memberNames[:], func(k string) bool { return strings.EqualFold(k, field) }):
+		case errors.Is(err, jsonx.ErrUnknown) && knownFold(field):
 			text = "is no member of an envelope: names are compared with case"
 		case errors.Is(err, jsonx.ErrUnknown):
 			text = "is no member of an envelope; put it into ext"
@@ -384,14 +383,9 @@ func deref(s *string) string {
 // knownFold reports whether name is a known member written in another case:
 // the reference decoder would take it for the member itself.
 func knownFold(name string) bool {
-	for _, k := range memberNames {
-		if strings.EqualFold(k, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(memberNames, func(k string) bool { return strings.EqualFold(k, name) })
 }
 
-var memberNames = [...]string{"protocol", "id", "workspace_id", "kind", "channel", "surface", "thread_id",
+var memberNames = []string{"protocol", "id", "workspace_id", "kind", "channel", "surface", "thread_id",
 	"direct_id", "from", "to",
 	"work_id", "reply_to", "trace_id", "causation_id", "ts", "expires_at", "body", "proof", "ext", "interaction_id"}

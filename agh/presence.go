@@ -45,8 +45,7 @@ type Presence struct {
 	MaxCard  int           // bytes of a card's texts; 0 means 65,536
 
 	mu       sync.Mutex
-	peers    map[peerKey]*list.Element
-	channels map[channelKey]map[string]*presenceEntry
+	channels map[channelKey]map[string]*list.Element // by peer
 	owned    map[string]int
 	order    list.List // of *presenceEntry, longest unheard first
 }
@@ -79,7 +78,7 @@ func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep 
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	events := p.expire(now)
-	if el, ok := p.peers[k]; ok {
+	if el, ok := p.channels[k.channelKey][k.peerID]; ok {
 		entry := el.Value.(*presenceEntry)
 		entry.seen = now
 		if !keep {
@@ -89,20 +88,18 @@ func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep 
 		return events, nil
 	}
 	limit := cmp.Or(p.Max, 1<<16)
-	if len(p.peers) >= limit || p.owned[owner] >= cmp.Or(p.PerOwner, max(limit/4, 1)) {
+	if p.order.Len() >= limit || p.owned[owner] >= cmp.Or(p.PerOwner, max(limit/4, 1)) {
 		return events, refuse(ErrBusy, StepRouting, "from", "too many peers are present")
 	}
-	if p.peers == nil {
-		p.peers, p.channels, p.owned = map[peerKey]*list.Element{}, map[channelKey]map[string]*presenceEntry{},
-			map[string]int{}
+	if p.channels == nil {
+		p.channels, p.owned = map[channelKey]map[string]*list.Element{}, map[string]int{}
 	}
 	entry := &presenceEntry{key: k, owner: owner, card: card, seen: now}
 	p.owned[owner]++
-	p.peers[k] = p.order.PushBack(entry)
 	if p.channels[k.channelKey] == nil {
-		p.channels[k.channelKey] = map[string]*presenceEntry{}
+		p.channels[k.channelKey] = map[string]*list.Element{}
 	}
-	p.channels[k.channelKey][k.peerID] = entry
+	p.channels[k.channelKey][k.peerID] = p.order.PushBack(entry)
 	return append(events, PeerEvent{workspaceID, channel, card.PeerID, true}), nil
 }
 
@@ -127,7 +124,6 @@ func (p *Presence) remove(el *list.Element) {
 	if p.owned[entry.owner] == 0 {
 		delete(p.owned, entry.owner)
 	}
-	delete(p.peers, k)
 	delete(p.channels[k.channelKey], k.peerID)
 	if len(p.channels[k.channelKey]) == 0 {
 		delete(p.channels, k.channelKey)
@@ -146,7 +142,7 @@ func (p *Presence) Forget(workspaceID, channel, peerID string) {
 	k := peerKey{channelKey{workspaceID, channel}, peerID}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if el, ok := p.peers[k]; ok {
+	if el, ok := p.channels[k.channelKey][k.peerID]; ok {
 		p.remove(el)
 	}
 }
@@ -155,7 +151,7 @@ func (p *Presence) Forget(workspaceID, channel, peerID string) {
 func (p *Presence) Peer(workspaceID, channel, peerID string, now time.Time) (Peer, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	el, ok := p.peers[peerKey{channelKey{workspaceID, channel}, peerID}]
+	el, ok := p.channels[channelKey{workspaceID, channel}][peerID]
 	if !ok {
 		return Peer{}, false
 	}
@@ -167,8 +163,8 @@ func (p *Presence) Channel(workspaceID, channel string, now time.Time) []Peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var peers []Peer
-	for _, entry := range p.channels[channelKey{workspaceID, channel}] {
-		if peer, ok := p.peer(entry, now); ok {
+	for _, el := range p.channels[channelKey{workspaceID, channel}] {
+		if peer, ok := p.peer(el.Value.(*presenceEntry), now); ok {
 			peers = append(peers, peer)
 		}
 	}
@@ -190,7 +186,7 @@ func (p *Presence) peer(entry *presenceEntry, now time.Time) (Peer, bool) {
 func (p *Presence) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.peers)
+	return p.order.Len()
 }
 
 func sortPeers(peers []Peer) {

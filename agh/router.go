@@ -139,8 +139,6 @@ type Router struct {
 	// Self is the Peer ID under which a relay writes receipts about messages
 	// to remote peers; "" writes none.
 	Self string
-	// NewID makes message ids; nil means [NewID].
-	NewID func() string
 
 	once     sync.Once
 	mu       sync.RWMutex

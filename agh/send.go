@@ -111,9 +111,6 @@ func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	e.WorkspaceID, e.Channel, e.From = l.WorkspaceID, l.Channel, l.Card.PeerID
 	if e.ID == "" {
 		e.ID = NewID()
-		if r.NewID != nil {
-			e.ID = r.NewID()
-		}
 	}
 	e.TS = cmp.Or(e.TS, r.Verifier.now().Unix())
 	d := Decoder{Handles: r.Verifier.Trust || l.Identity != nil, Limits: Limits{Envelope: r.Verifier.Limits.Envelope}}

@@ -20,15 +20,6 @@ func routeToken(peerID string) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// verifiedRouteToken is [routeToken], but of a verified handle it gives the
-// fingerprint (RFC 004 §3).
-func verifiedRouteToken(peerID string) (string, error) {
-	if _, fingerprint, ok := SplitHandle(peerID); ok {
-		return fingerprint, nil
-	}
-	return routeToken(peerID)
-}
-
 // BroadcastSubject gives agh.network.v0.<workspace_id>.<channel>.broadcast.
 func BroadcastSubject(workspaceID, channel string) (string, error) {
 	s, err := channelSubject(workspaceID, channel)
@@ -41,25 +32,27 @@ func BroadcastSubject(workspaceID, channel string) (string, error) {
 // PeerSubject gives agh.network.v0.<workspace_id>.<channel>.peer.<route token>
 // of a plain Peer ID.
 func PeerSubject(workspaceID, channel, peerID string) (string, error) {
-	return peerSubject(workspaceID, channel, peerID, routeToken)
+	if _, err := routeToken(peerID); err != nil {
+		return "", err
+	}
+	return VerifiedPeerSubject(workspaceID, channel, peerID)
 }
 
 // VerifiedPeerSubject is [PeerSubject], but of a verified handle the token is the
 // fingerprint (RFC 004 §3).
 func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
-	return peerSubject(workspaceID, channel, peerID, verifiedRouteToken)
-}
-
-func peerSubject(workspaceID, channel, peerID string, token func(string) (string, error)) (string, error) {
 	s, err := channelSubject(workspaceID, channel)
 	if err != nil {
 		return "", err
 	}
-	t, err := token(peerID)
-	if err != nil {
-		return "", err
+	_, token, verified := SplitHandle(peerID)
+	if !verified {
+		token, err = routeToken(peerID)
+		if err != nil {
+			return "", err
+		}
 	}
-	return string(append(append(s, "peer."...), t...)), nil
+	return string(append(append(s, "peer."...), token...)), nil
 }
 
 func channelSubject(workspaceID, channel string) ([]byte, error) {
@@ -103,17 +96,17 @@ func (e *Envelope) CheckSubject(subject string) error {
 // between. Padding of the arguments and the order of the peers do not count;
 // the peers must differ and be plain Peer IDs.
 func DirectID(workspaceID, channel, peerA, peerB string) (string, error) {
-	return directID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), strings.TrimSpace(peerA),
-		strings.TrimSpace(peerB), ValidPeerID)
+	peerA, peerB = strings.TrimSpace(peerA), strings.TrimSpace(peerB)
+	if !ValidPeerID(peerA) || !ValidPeerID(peerB) {
+		return "", malformed(StepFields, "peer_id", "must be a peer id")
+	}
+	return VerifiedDirectID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), peerA, peerB)
 }
 
 // VerifiedDirectID is [DirectID] for peers that may be verified handles, by
 // the same derivation.
 func VerifiedDirectID(workspaceID, channel, peerA, peerB string) (string, error) {
-	return directID(workspaceID, channel, peerA, peerB, (&Decoder{Handles: true}).validPeer)
-}
-
-func directID(workspaceID, channel, peerA, peerB string, valid func(string) bool) (string, error) {
+	valid := (&Decoder{Handles: true}).validPeer
 	low, high := min(peerA, peerB), max(peerA, peerB)
 	switch {
 	case !ValidWorkspaceID(workspaceID):

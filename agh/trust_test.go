@@ -195,8 +195,8 @@ func TestTrustChecklist(t *testing.T) {
 	})
 	t.Run("AGH-100 route token of a handle", func(t *testing.T) {
 		_, fingerprint, _ := SplitHandle(id.ID())
-		if token, err := verifiedRouteToken(id.ID()); token != fingerprint || err != nil {
-			t.Errorf("%s, %v", token, err)
+		if s, err := VerifiedPeerSubject("ws", "c", id.ID()); s != "agh.network.v0.ws.c.peer."+fingerprint || err != nil {
+			t.Errorf("%s, %v", s, err)
 		}
 	})
 	t.Run("pins", func(t *testing.T) {

@@ -93,9 +93,6 @@ func lowerAlnum(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '
 // ValidWorkspaceID reports whether s may be a token of a subject: 1 to 1024
 // bytes, no dot, space, wildcard or control character, no padding.
 func ValidWorkspaceID(s string) bool {
-	if len(s) <= maxWorkspace && ident(s, 64, "_-") {
-		return true // as most
-	}
 	return s != "" && len(s) <= maxWorkspace && s == strings.TrimSpace(s) &&
 		!strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f || strings.ContainsRune(". *>", r) })
 }

@@ -25,8 +25,7 @@
 //
 // [Transport] carries an [agh.Client] over any NATS connection.
 //
-// JetStream is optional and changes nothing of the protocol: [EnsureStream]
-// makes the stream of the binding page, AGH_NETWORK_V0, and a gateway that
-// joins by URL may read from it, with every message passing the checks of a
-// live one.
+// JetStream is optional and changes nothing of the protocol: a gateway that
+// joins by URL may read from the stream of the binding page, AGH_NETWORK_V0,
+// with every message passing the checks of a live one.
 package aghnats

@@ -58,10 +58,8 @@ type Gateway struct {
 
 	Interval time.Duration // greet interval of hosted peers; 0 means 30 s
 	Workers  int           // messages worked on at once; 0 means 16
-	Queue    int           // messages waiting per worker; 0 means 256
 	MaxConns int           // connections of peers; 0 means 16,384
 	AuthWait time.Duration // until a connection has proved who it is; 0 means 2 s
-	MaxSubs  int           // subscriptions per connection; 0 means 65,536
 	Log      *slog.Logger  // nil discards
 
 	hubUser, hubPassword string
@@ -104,7 +102,7 @@ func (g *Gateway) Start(ctx context.Context) error {
 	}
 	g.ctx, g.cancel = context.WithCancel(ctx)
 	for range cmp.Or(g.Workers, 16) {
-		w := make(chan job, cmp.Or(g.Queue, 256))
+		w := make(chan job, 256)
 		g.workers = append(g.workers, w)
 		g.wg.Go(func() { g.work(w) })
 	}

@@ -6,30 +6,13 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/parley-hub/parley/agh"
 )
 
-// streamName is the JetStream stream of the binding page.
+// streamName is the JetStream stream of the binding page, over agh.network.v0.>.
 const streamName = "AGH_NETWORK_V0"
-
-// EnsureStream makes the stream AGH_NETWORK_V0 over agh.network.v0.> on an
-// operator's NATS, or leaves the one that is there. Messages are kept for
-// maxAge; 0 keeps them until the server's limits.
-func EnsureStream(ctx context.Context, nc *nats.Conn, maxAge time.Duration) error {
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return fmt.Errorf("aghnats: %w", err)
-	}
-	_, err = js.CreateStream(ctx, jetstream.StreamConfig{Name: streamName, Subjects: []string{agh.SubjectPrefix + ".>"},
-		Retention: jetstream.LimitsPolicy, MaxAge: maxAge, MaxMsgSize: 1 << 20})
-	if err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-		return fmt.Errorf("aghnats: %w", err)
-	}
-	return nil
-}
 
 // consume reads the stream by a durable consumer. A message is acknowledged
 // when it was dealt with: recorded, refused, or known already. One that could

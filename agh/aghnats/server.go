@@ -49,7 +49,7 @@ func (g *Gateway) serve() error {
 	g.hubUser, g.hubPassword = "hub-"+hex.EncodeToString(secret[:8]), hex.EncodeToString(secret[8:])
 	o := &server.Options{
 		Host: host, Port: n, ServerName: "parley-agh", NoLog: true, NoSigs: true,
-		MaxPayload: int32(cmp.Or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: cmp.Or(g.MaxSubs, 65536),
+		MaxPayload: int32(cmp.Or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: 65536,
 		MaxConn:                    cmp.Or(g.MaxConns, 16384) + 1, // one is the gateway's own
 		CustomClientAuthentication: (*authenticator)(g), AlwaysEnableNonce: true,
 		DisableShortFirstPing: true, AuthTimeout: cmp.Or(g.AuthWait, 2*time.Second).Seconds(),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -309,25 +310,14 @@ func (b *Binding) publish(e *protocol.Envelope) error {
 // commonChannel finds the channel in which an agent can speak to a peer: one where
 // both are, else one where the peer is.
 func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speaker string, err error) {
-	joined := b.members.memberships(workspaceID, peer)
-	best := -1
-	for i, x := range joined {
-		if !b.here(x) {
-			continue
-		}
-		if b.agentAt(workspaceID, x.channel, peerID(agent)) == agent {
-			best = i
-			break
-		}
-		if best < 0 {
-			best = i
-		}
-	}
-	if best < 0 {
+	present := slices.DeleteFunc(b.members.memberships(workspaceID, peer), func(x member) bool { return !b.here(x) })
+	if len(present) == 0 {
 		return "", "", errAway
 	}
-	speaker, err = b.speaker(workspaceID, joined[best].channel, agent)
-	return joined[best].channel, speaker, err
+	both := func(x member) bool { return b.agentAt(workspaceID, x.channel, peerID(agent)) == agent }
+	channel = present[max(0, slices.IndexFunc(present, both))].channel
+	speaker, err = b.speaker(workspaceID, channel, agent)
+	return channel, speaker, err
 }
 
 // chooseContainer sets the container and the sender of e, which brings m to a peer:
