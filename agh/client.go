@@ -7,6 +7,8 @@ import (
 	"iter"
 	"sync"
 	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // Message is what a [Transport] delivers.
@@ -352,7 +354,25 @@ func wait[T any](c *Client, by map[string]chan T, key string) (queue chan T, sto
 // CatalogOf reads the capability catalogue of a whois answer; nil if it has
 // none. Every digest is checked.
 func CatalogOf(e *Envelope) ([]Capability, error) {
-	return catalogOf(e.ExtValue(ExtCatalog))
+	v := e.ExtValue(ExtCatalog)
+	if v == nil {
+		return nil, nil
+	}
+	var w struct {
+		Capabilities []jsonx.Value `json:"capabilities"`
+	}
+	if err := jsonx.Decode(v, &w); err != nil {
+		return nil, malformed(StepBody, "ext", "holds no capability catalogue").because(err)
+	}
+	catalog := make([]Capability, 0, len(w.Capabilities))
+	for _, doc := range w.Capabilities {
+		c, err := DecodeCapability(doc)
+		if err != nil {
+			return nil, err
+		}
+		catalog = append(catalog, *c)
+	}
+	return catalog, nil
 }
 
 // Stream gives a peer work to do in the room that the two share, and gives the

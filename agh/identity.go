@@ -62,21 +62,11 @@ func Handle(nickname string, pub ed25519.PublicKey) string {
 // SplitHandle takes a verified handle apart; ok is false for what is none.
 func SplitHandle(s string) (nickname, fingerprint string, ok bool) {
 	nickname, fingerprint, ok = strings.Cut(s, "@")
-	if !ok || !ValidNickname(nickname) || !lowerHex(fingerprint, 32) {
+	if !ok || !ValidNickname(nickname) || len(fingerprint) != 32 || !only(fingerprint, hexDigits, 32) {
 		return "", "", false
 	}
 	return nickname, fingerprint, true
 }
 
 // ValidNickname reports whether s matches [a-z0-9_-]{1,32}.
-func ValidNickname(s string) bool {
-	if s == "" || len(s) > 32 {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		if !lowerAlnum(s[i]) && s[i] != '_' && s[i] != '-' {
-			return false
-		}
-	}
-	return true
-}
+func ValidNickname(s string) bool { return only(s, alnum+"_-", 32) }

@@ -54,12 +54,8 @@ func (m *ReplayMemory) Len() int { return m.keys.Len() }
 
 // sender is the part of a replay key before the message id.
 func sender(key string) string {
-	if i := strings.IndexByte(key, 0); i >= 0 {
-		if j := strings.IndexByte(key[i+1:], 0); j >= 0 {
-			return key[:i+1+j]
-		}
-	}
-	return key
+	parts := strings.SplitN(key, "\x00", 3)
+	return strings.Join(parts[:min(2, len(parts))], "\x00")
 }
 
 // ReplayKey gives the key under which a message is remembered: workspace,

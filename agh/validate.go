@@ -69,26 +69,27 @@ func (d *Decoder) surface(p *parsed) error {
 	return nil
 }
 
+const (
+	hexDigits = "0123456789abcdef"
+	alnum     = "abcdefghijklmnopqrstuvwxyz0123456789"
+)
+
+// only reports whether s has 1 to max bytes, all of them in the set.
+func only(s, set string, max int) bool {
+	return s != "" && len(s) <= max && strings.Trim(s, set) == ""
+}
+
+// ident is only for a set that holds alnum, with one of which s begins.
+func ident(s, set string, max int) bool {
+	return only(s, set, max) && strings.IndexByte(alnum, s[0]) >= 0
+}
+
 // ValidChannel reports whether s matches [a-z0-9][a-z0-9_-]{0,63}.
-func ValidChannel(s string) bool { return ident(s, 64, "_-") }
+func ValidChannel(s string) bool { return ident(s, alnum+"_-", 64) }
 
 // ValidPeerID reports whether s matches [a-z0-9][a-z0-9._-]{0,127}. Verified
 // handles do not; see [SplitHandle].
-func ValidPeerID(s string) bool { return ident(s, 128, "._-") }
-
-func ident(s string, max int, punct string) bool {
-	if len(s) == 0 || len(s) > max || !lowerAlnum(s[0]) {
-		return false
-	}
-	for i := 1; i < len(s); i++ {
-		if !lowerAlnum(s[i]) && strings.IndexByte(punct, s[i]) < 0 {
-			return false
-		}
-	}
-	return true
-}
-
-func lowerAlnum(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+func ValidPeerID(s string) bool { return ident(s, alnum+"._-", 128) }
 
 // ValidWorkspaceID reports whether s may be a token of a subject: 1 to 1024
 // bytes, no dot, space, wildcard or control character, no padding.
@@ -100,7 +101,7 @@ func ValidWorkspaceID(s string) bool {
 // validDirectID reports whether s matches direct_[a-f0-9]{32}.
 func validDirectID(s string) bool {
 	hex, ok := strings.CutPrefix(s, "direct_")
-	return ok && lowerHex(hex, 32)
+	return ok && len(hex) == 32 && only(hex, hexDigits, 32)
 }
 
 // ValidThreadID reports whether s has the narrow form that every
@@ -109,7 +110,7 @@ func validDirectID(s string) bool {
 // more; send only this.
 func ValidThreadID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "thread_")
-	return ok && len(rest) >= 3 && ident(rest, 96, "_-")
+	return ok && len(rest) >= 3 && ident(rest, alnum+"_-", 96)
 }
 
 // validWorkID reports whether s has the form of the envelope page,
@@ -117,15 +118,7 @@ func ValidThreadID(s string) bool {
 // accepts up to 128 bytes; send only this.
 func validWorkID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "work_")
-	if !ok || len(rest) == 0 || len(rest) > 64 {
-		return false
-	}
-	for i := 0; i < len(rest); i++ {
-		if c := rest[i] | 0x20; !lowerAlnum(rest[i]) && (c < 'a' || c > 'z') && rest[i] != '_' && rest[i] != '-' {
-			return false
-		}
-	}
-	return true
+	return ok && only(rest, alnum+"ABCDEFGHIJKLMNOPQRSTUVWXYZ_-", 64)
 }
 
 func acceptableWorkID(s string) bool {
@@ -134,18 +127,6 @@ func acceptableWorkID(s string) bool {
 
 func slashOrControl(r rune) bool {
 	return r < ' ' || 0x7f <= r && r <= 0x9f || r == '/' || r == '\\'
-}
-
-func lowerHex(s string, n int) bool {
-	if len(s) != n {
-		return false
-	}
-	for i := 0; i < len(s); i++ {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
 }
 
 func (d *Decoder) validPeer(s string) bool {

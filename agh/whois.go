@@ -145,24 +145,3 @@ func (a *asks) match(e *Envelope, now time.Time) (ask, bool) {
 	q, ok := a.find(e, e.To, e.ReplyTo, now)
 	return q, ok && (q.to == "" || q.to == e.From)
 }
-
-func catalogOf(v []byte) ([]Capability, error) {
-	if v == nil {
-		return nil, nil
-	}
-	var w struct {
-		Capabilities []jsonx.Value `json:"capabilities"`
-	}
-	if err := jsonx.Decode(v, &w); err != nil {
-		return nil, malformed(StepBody, "ext", "holds no capability catalogue").because(err)
-	}
-	catalog := make([]Capability, 0, len(w.Capabilities))
-	for _, doc := range w.Capabilities {
-		c, err := DecodeCapability(doc)
-		if err != nil {
-			return nil, err
-		}
-		catalog = append(catalog, *c)
-	}
-	return catalog, nil
-}

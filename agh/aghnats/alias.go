@@ -106,19 +106,16 @@ func (g *Gateway) outward(e *agh.Envelope) ([]byte, error) {
 			return nil, err
 		}
 	}
-	var card *agh.Card
+	aliased := func(card agh.Card) *agh.Card {
+		card.PeerID = alias
+		return &card
+	}
 	switch content := e.Content().(type) {
 	case *agh.Greet:
-		copied := *content.Card
-		card = &copied
-		card.PeerID = alias
-		err = c.SetContent(&agh.Greet{Card: card, Summary: content.Summary})
+		err = c.SetContent(&agh.Greet{Card: aliased(*content.Card), Summary: content.Summary})
 	case *agh.Whois:
 		if content.Card != nil {
-			copied := *content.Card
-			card = &copied
-			card.PeerID = alias
-			err = c.SetContent(&agh.Whois{Type: content.Type, Query: content.Query, Card: card})
+			err = c.SetContent(&agh.Whois{Type: content.Type, Query: content.Query, Card: aliased(*content.Card)})
 		}
 	}
 	if err == nil {

@@ -106,7 +106,6 @@ type Binding struct {
 	remoteAgents *remoteAgents
 	handoffQueue handoffQueue
 	pending      pending
-	envelopes    envelopes
 	anonymous    map[string]bool // users without credentials
 
 	stop  []func()
@@ -116,9 +115,10 @@ type Binding struct {
 	close context.CancelFunc
 
 	mu              sync.Mutex
-	channels        map[[2]string]bool     // channels in the directory
-	hosted          map[peerAddress]string // stand-ins: their agents
+	channels        map[[2]string]bool // channels in the directory
+	hosted          map[peerAddress]standIn
 	broadcasts      recent[parley.ID, *broadcast]
+	envelopes       recent[parley.ID, *protocol.Envelope]
 	pendingReceipts map[parley.ID]*pendingReceipt // requests whose receipt has not gone out
 }
 
@@ -138,11 +138,11 @@ func New(c Config) (*Binding, error) {
 			return nil, fmt.Errorf("%q in %q is no AGH channel", p.Channel, p.WorkspaceID)
 		}
 	}
-	b := &Binding{c: c, wake: make(chan struct{}, 1), channels: map[[2]string]bool{}, hosted: map[peerAddress]string{},
+	b := &Binding{c: c, wake: make(chan struct{}, 1), channels: map[[2]string]bool{}, hosted: map[peerAddress]standIn{},
 		broadcasts:      recent[parley.ID, *broadcast]{max: maxBroadcasts},
 		pendingReceipts: map[parley.ID]*pendingReceipt{},
 		memory:          &protocol.ReplayMemory{Now: c.Now},
-		envelopes:       envelopes{recent: recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes}},
+		envelopes:       recent[parley.ID, *protocol.Envelope]{max: maxEnvelopes},
 		works:           newWorks(c.Journal, c.Now),
 		threads:         journal.NewTable[container](c.Journal, "agh.containers", maxThreads),
 		members: &members{rows: journal.NewTable[peerRecord](c.Journal, "agh.members", 0),
@@ -309,8 +309,8 @@ func (b *Binding) Address(e *directory.Entry) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var at []string
-	for p, name := range b.hosted {
-		if name == e.Name {
+	for p, s := range b.hosted {
+		if s.agent == e.Name {
 			at = append(at, p.workspaceID+"/"+p.channel+"/"+p.peer)
 		}
 	}

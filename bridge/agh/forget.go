@@ -35,7 +35,9 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 
 // ForgetRecent drops the requests and the work that are cached.
 func (b *Binding) ForgetRecent() {
-	b.envelopes.forget()
+	b.mu.Lock()
+	b.envelopes.byKey, b.envelopes.order = nil, nil
+	b.mu.Unlock()
 	b.works.rows.Uncache()
 }
 

@@ -78,7 +78,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	if m.ID, err = parley.NewID(b.now(), rand.Reader); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	b.envelopes.note(m.ID, e) // Deliver reads it soon
+	b.cache(m.ID, e) // Deliver reads it soon
 	m.Conversation = b.conversation(e)
 	if err := b.noteThread(ctx, m.Conversation, e); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
@@ -158,7 +158,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 			}
 		}
 		m.Kind = parley.Request
-		b.envelopes.note(m.ID, e)
+		b.cache(m.ID, e)
 		e.Note = &link{Request: m.ID, Scope: s.Scope, Target: agent, Opened: s.Key.ID}
 		b.expectReceipt(m.ID, e)
 	}

@@ -326,9 +326,9 @@ func (b *Binding) groupMembers(_ *directory.Entry, id parley.Identity) []string 
 func (b *Binding) inChannel(workspaceID, channel string) []string {
 	names := b.members.of(workspaceID, channel)
 	b.mu.Lock()
-	for p, name := range b.hosted {
-		if p.workspaceID == workspaceID && p.channel == channel && name != Self {
-			names = append(names, name)
+	for p, s := range b.hosted {
+		if p.workspaceID == workspaceID && p.channel == channel && s.agent != Self {
+			names = append(names, s.agent)
 		}
 	}
 	b.mu.Unlock()

@@ -44,7 +44,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // relay publishes a peer's message unchanged.
 func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
-	e := b.envelopes.of(m.ID)
+	e := b.cached(m.ID)
 	if e == nil {
 		var err error
 		if e, err = b.decode(m.Origin.Raw); err != nil {
@@ -188,7 +188,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 	}
 	if e == nil {
-		e = b.envelopes.of(o.Request.ID)
+		e = b.cached(o.Request.ID)
 	}
 	if e == nil {
 		var err error

@@ -14,6 +14,12 @@ import (
 // Stand-ins: agents of other protocols that are exposed in AGH are peers of the
 // configured channels, and the hub itself is the peer "parley".
 
+// standIn is the peer that the hub keeps for an agent.
+type standIn struct {
+	agent string // directory name, or Self
+	card  *protocol.Card
+}
+
 // populate hosts the agents that are exposed in AGH as peers of their channels, and
 // removes the others.
 func (b *Binding) populate() error {
@@ -31,8 +37,8 @@ func (b *Binding) populate() error {
 	}
 	b.mu.Lock()
 	var gone []peerAddress
-	for p, name := range b.hosted {
-		if want[p] == nil && name != Self {
+	for p, s := range b.hosted {
+		if want[p] == nil && s.agent != Self {
 			gone = append(gone, p)
 			delete(b.hosted, p)
 		}
@@ -94,9 +100,10 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 	}
 	card.Ext = stated.Ext
 	b.mu.Lock()
-	_, there := b.hosted[p]
+	old := b.hosted[p].card
 	b.mu.Unlock()
-	if there && b.sameCard(p, card) {
+	if old != nil && old.DisplayName == card.DisplayName && slices.Equal(old.Capability, card.Capability) &&
+		string(old.Ext) == string(card.Ext) {
 		return nil
 	}
 	if err := b.gateway.Host(&protocol.Local{WorkspaceID: p.workspaceID, Channel: p.channel, Card: card,
@@ -104,45 +111,28 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 		return err
 	}
 	b.mu.Lock()
-	b.hosted[p] = e.Name
+	b.hosted[p] = standIn{e.Name, card}
 	b.mu.Unlock()
 	b.retryPending(p)
 	return nil
 }
 
-func (b *Binding) sameCard(p peerAddress, card *protocol.Card) bool {
-	for _, x := range b.router.Peers(p.workspaceID, p.channel) {
-		if x.State == protocol.PresenceLocal && x.Card.PeerID == p.peer {
-			return x.Card.DisplayName == card.DisplayName && slices.Equal(x.Card.Capability, card.Capability) &&
-				string(x.Card.Ext) == string(card.Ext)
-		}
-	}
-	return false
-}
-
 // speaker is the peer id as which an agent speaks in a channel: its own, or
 // the hub's.
 func (b *Binding) speaker(workspaceID, channel, agent string) (string, error) {
-	p := peerAddress{workspaceID, channel, peerID(agent)}
-	b.mu.Lock()
-	name := b.hosted[p]
-	b.mu.Unlock()
-	if name == agent {
-		return p.peer, nil
+	if own := peerID(agent); b.agentAt(workspaceID, channel, own) == agent {
+		return own, nil
 	}
-	p.peer = Self
-	b.mu.Lock()
-	_, ok := b.hosted[p]
-	b.mu.Unlock()
-	if ok {
-		return p.peer, nil
+	if b.agentAt(workspaceID, channel, Self) == Self {
+		return Self, nil
 	}
-	return p.peer, b.host(p, &directory.Entry{Agent: parley.Agent{Name: Self, Title: "Parley"}})
+	p := peerAddress{workspaceID, channel, Self}
+	return Self, b.host(p, &directory.Entry{Agent: parley.Agent{Name: Self, Title: "Parley"}})
 }
 
 // agentAt gives the agent for which a peer stands in, "" if it is no stand-in.
 func (b *Binding) agentAt(workspaceID, channel, peer string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.hosted[peerAddress{workspaceID, channel, peer}]
+	return b.hosted[peerAddress{workspaceID, channel, peer}].agent
 }

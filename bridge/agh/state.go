@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -194,38 +193,24 @@ func (r *recent[K, V]) remove(key K) {
 	}
 }
 
-func (r *recent[K, V]) clear() { r.byKey, r.order = nil, nil }
-
-// envelopes caches the newest messages of peers, decoded, so that relaying and
-// answering need not read the journal.
-type envelopes struct {
-	mu sync.Mutex
-	recent[parley.ID, *protocol.Envelope]
-}
-
-// Bounds of envelopes: 16 MiB.
+// Bounds of the newest messages of peers, which are cached decoded so that relaying
+// and answering need not decode them again: 16 MiB.
 const (
 	maxEnvelopes = 2048
 	envelopeSize = 8 << 10
 )
 
-func (c *envelopes) note(id parley.ID, e *protocol.Envelope) {
+func (b *Binding) cache(id parley.ID, e *protocol.Envelope) {
 	if len(e.Raw()) > envelopeSize {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.add(id, e)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.envelopes.add(id, e)
 }
 
-func (c *envelopes) of(id parley.ID) *protocol.Envelope {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.byKey[id]
-}
-
-func (c *envelopes) forget() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.clear()
+func (b *Binding) cached(id parley.ID) *protocol.Envelope {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.envelopes.byKey[id]
 }
