@@ -12,14 +12,19 @@ import (
 // first is the one emitted.
 var referenceNames = []string{"referenceId", "proposalId", "commitmentId", "inReplyTo"}
 
-func referenceOf(body *node, p Performative) string {
-	if v := body.get(reference); v != nil {
-		return v.str
+// referenceOf gives the member that refers to another message: referenceId, or an
+// alias. The proposalId of a PROPOSE or COUNTER and the commitmentId of a COMMIT are
+// their own.
+func referenceOf(body *node, p Performative) *node {
+	for _, name := range referenceNames {
+		if (p == Propose || p == Counter) && name == "proposalId" || p == Commit && name == "commitmentId" {
+			continue
+		}
+		if v := body.get(name); v != nil {
+			return v
+		}
 	}
-	if v := alias(body, p); v != nil {
-		return v.str
-	}
-	return ""
+	return nil
 }
 
 // rejectionCodes are the codes of REJECT and of INFORM with informType error
@@ -141,25 +146,11 @@ func checkBody(p Performative, n *node) error {
 func checkMembers(n *node, prefix string, rules []rule, p Performative) error {
 	for _, r := range rules {
 		v := n.get(r.name)
-		if r.name == reference && v == nil {
-			v = alias(n, p)
+		if r.name == reference {
+			v = referenceOf(n, p)
 		}
 		if v == nil && r.required || v != nil && !r.ok(v) {
 			return refuse("invalid_body", prefix+r.name)
-		}
-	}
-	return nil
-}
-
-// alias gives the member that stands in for referenceId. The proposalId of a
-// PROPOSE or COUNTER and the commitmentId of a COMMIT are their own.
-func alias(n *node, p Performative) *node {
-	for _, name := range referenceNames[1:] {
-		if (p == Propose || p == Counter) && name == "proposalId" || p == Commit && name == "commitmentId" {
-			continue
-		}
-		if v := n.get(name); v != nil {
-			return v
 		}
 	}
 	return nil

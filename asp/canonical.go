@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -68,14 +69,31 @@ type name struct {
 	raw  string // decoded as written
 }
 
-// get gives the member called s, or nil.
+// get gives the member called s, or nil; a nil node has none, and no value.
 func (n *node) get(s string) *node {
+	if n == nil {
+		return nil
+	}
 	for i := range n.names {
 		if n.names[i].raw == s {
 			return &n.kids[i]
 		}
 	}
 	return nil
+}
+
+// elements are those of an array.
+func (n *node) elements() iter.Seq[*node] {
+	return func(yield func(*node) bool) {
+		if n == nil {
+			return
+		}
+		for i := range n.kids {
+			if !yield(&n.kids[i]) {
+				return
+			}
+		}
+	}
 }
 
 func (n *node) number() float64 {
@@ -86,7 +104,7 @@ func (n *node) number() float64 {
 // integer gives the value of a number without a fraction in the range of
 // exact doubles.
 func (n *node) integer() (int64, bool) {
-	if n.kind != '0' {
+	if n == nil || n.kind != '0' {
 		return 0, false
 	}
 	if len(n.raw) <= 15 && !slices.ContainsFunc(n.raw, func(c byte) bool { return c < '0' || c > '9' }) {

@@ -113,13 +113,10 @@ func cardOf(n *node) (*Card, error) {
 }
 
 func stringsOf(n *node) []string {
-	if n == nil {
-		return nil
-	}
 	var out []string
-	for i := range n.kids {
-		if n.kids[i].kind == '"' {
-			out = append(out, n.kids[i].str)
+	for v := range n.elements() {
+		if v.kind == '"' {
+			out = append(out, v.str)
 		}
 	}
 	return out

@@ -160,7 +160,7 @@ func (c *Chain) checkCounter(e *Envelope, found *Finding) {
 }
 
 func (c *Chain) checkID(e *Envelope, found *Finding) {
-	if !e.hasMessage {
+	if e.root.get("messageId") == nil {
 		return
 	}
 	h := maphash.String(c.seed, e.MessageID)

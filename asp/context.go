@@ -70,16 +70,12 @@ func checkContext(n *node, path string) error {
 
 func contextOf(n *node) ContextObject {
 	c := ContextObject{Type: n.text("type"), ID: n.text("id"), Visibility: Visibility(n.text("visibility"))}
-	if v := n.get("version"); v != nil {
-		c.Version, _ = v.integer()
-	}
+	c.Version, _ = n.get("version").integer()
 	if v := n.get("data"); v != nil {
 		c.Data = json.RawMessage(v.raw)
 	}
-	if v := n.get("ttl"); v != nil {
-		if ttl, ok := v.integer(); ok {
-			c.TTL = &ttl
-		}
+	if ttl, ok := n.get("ttl").integer(); ok {
+		c.TTL = &ttl
 	}
 	return c
 }

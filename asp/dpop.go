@@ -65,7 +65,6 @@ type Proof struct {
 	Thumbprint string // RFC 7638, of the key it was made with
 	IssuedAt   time.Time
 	Until      time.Time // until then the jti must be remembered
-	key        *ProofKey
 }
 
 // ReplayKey is the key to remember the proof under. It is made of the key's
@@ -117,7 +116,7 @@ func checkProof(proof string, c proofClaims) (*Proof, error) {
 		return nil, refuse("dpop_ath_mismatch", "")
 	}
 	return &Proof{JTI: jti.str, Thumbprint: key.thumbprint, IssuedAt: iat,
-		Until: c.Window.until(iat), key: key}, nil
+		Until: c.Window.until(iat)}, nil
 }
 
 // headerKey reads the header and gives its key.
@@ -212,7 +211,6 @@ func (id *Identity) makeProof(htm, htu, ath string, now time.Time) (string, Proo
 		JTI:        rand.Text(),
 		Thumbprint: id.proof.thumbprint,
 		IssuedAt:   time.Unix(now.Unix(), 0),
-		key:        id.proof,
 	}
 	p := append(make([]byte, 0, 256), `{"htm":`...)
 	p = append(jsonx.AppendText(p, htm), `,"htu":`...)

@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -41,15 +42,14 @@ type Envelope struct {
 	// and encoding leaves it out.
 	Note any
 
-	format     Format
-	raw        []byte // as received
-	json       []byte // raw, or its JSON form when raw is MessagePack
-	root       *node
-	score      span // where raw holds sender.trustScore
-	content    []byte
-	bodySpan   span
-	hasMessage bool // messageId is present
-	made       *made
+	format   Format
+	raw      []byte // as received
+	json     []byte // raw, or its JSON form when raw is MessagePack
+	root     *node
+	score    span // where raw holds sender.trustScore
+	content  []byte
+	bodySpan span
+	made     *made
 }
 
 type span struct{ from, to int }
@@ -140,37 +140,18 @@ func parseEnvelope(b []byte, f Format) (*Envelope, error) {
 }
 
 func (e *Envelope) fill() {
-	for i := range e.root.names {
-		v := &e.root.kids[i]
-		switch e.root.names[i].raw {
-		case "version":
-			e.Version = v.str
-		case "messageId":
-			e.MessageID, e.hasMessage = v.str, true
-		case "sessionId":
-			e.SessionID = v.str
-		case "sequenceNumber":
-			e.SequenceNumber, _ = v.integer()
-		case "timestamp":
-			e.Timestamp = v.str
-		case "sender":
-			e.fillSender(v)
-		case "recipient":
-			if v.kind == '"' {
-				e.Recipient = &Party{AgentID: v.str}
-			} else {
-				e.Recipient = &Party{AgentID: v.text("agentId"), OrgID: v.text("orgId")}
-			}
-		case "performative":
-			e.Performative = Performative(v.str)
-		case "content":
-			e.fillContent(v)
-		case "integrity":
-			e.Integrity = Integrity{v.text("hash"), v.text("previousHash"), v.text("signature")}
-		case "constraints":
-			e.Constraints = constraintsOf(v)
-		}
+	r := e.root
+	e.Version, e.MessageID, e.SessionID = r.text("version"), r.text("messageId"), r.text("sessionId")
+	e.SequenceNumber, _ = r.get("sequenceNumber").integer()
+	e.Timestamp, e.Performative = r.text("timestamp"), Performative(r.text("performative"))
+	e.fillSender(r.get("sender"))
+	if v := r.get("recipient"); v != nil {
+		e.Recipient = &Party{AgentID: cmp.Or(v.str, v.text("agentId")), OrgID: v.text("orgId")}
 	}
+	e.fillContent(r.get("content"))
+	v := r.get("integrity")
+	e.Integrity = Integrity{v.text("hash"), v.text("previousHash"), v.text("signature")}
+	e.Constraints = constraintsOf(r.get("constraints"))
 }
 
 // text gives the string member called s, or "".
@@ -193,14 +174,15 @@ func (e *Envelope) fillSender(v *node) {
 }
 
 func (e *Envelope) fillContent(v *node) {
+	if v == nil {
+		return
+	}
 	e.Content.MimeType = v.text("mimeType")
 	if b := v.get("body"); b != nil {
 		e.Content.Body = json.RawMessage(b.raw)
 	}
-	if c := v.get("context"); c != nil {
-		for i := range c.kids {
-			e.Content.Context = append(e.Content.Context, contextOf(&c.kids[i]))
-		}
+	for c := range v.get("context").elements() {
+		e.Content.Context = append(e.Content.Context, contextOf(c))
 	}
 	e.content, e.bodySpan = canonicalContent(v)
 }
@@ -228,21 +210,17 @@ func canonicalContent(n *node) (out []byte, body span) {
 }
 
 func constraintsOf(v *node) *Constraints {
+	if v == nil {
+		return nil
+	}
 	c := new(Constraints)
-	for i := range v.names {
-		m := &v.kids[i]
-		switch v.names[i].raw {
-		case "maxResponseTimeMs":
-			c.MaxResponseTimeMs, _ = m.integer()
-		case "maxTokenBudget":
-			c.MaxTokenBudget, _ = m.integer()
-		case "requiredTrustScore":
-			c.RequiredTrustScore = m.number()
-		case "allowedPerformatives":
-			for j := range m.kids {
-				c.AllowedPerformatives = append(c.AllowedPerformatives, Performative(m.kids[j].str))
-			}
-		}
+	c.MaxResponseTimeMs, _ = v.get("maxResponseTimeMs").integer()
+	c.MaxTokenBudget, _ = v.get("maxTokenBudget").integer()
+	if score := v.get("requiredTrustScore"); score != nil {
+		c.RequiredTrustScore = score.number()
+	}
+	for act := range v.get("allowedPerformatives").elements() {
+		c.AllowedPerformatives = append(c.AllowedPerformatives, Performative(act.str))
 	}
 	return c
 }
@@ -383,15 +361,6 @@ func (e *Envelope) Format() Format { return e.format }
 // JSON gives the message as JSON: Raw itself unless that is MessagePack.
 func (e *Envelope) JSON() []byte { return e.json }
 
-// Msgpack gives the message as MessagePack: Raw itself unless that is JSON.
-// Hash and signature hold for both forms.
-func (e *Envelope) Msgpack() ([]byte, error) {
-	if e.format == MessagePack {
-		return e.raw, nil
-	}
-	return packed(e.root), nil
-}
-
 // CanonicalContent gives the bytes that the content hash covers.
 func (e *Envelope) CanonicalContent() []byte { return e.content }
 
@@ -431,41 +400,28 @@ func (e *Envelope) IsInvitation() bool {
 }
 
 // body gives the parsed content.body, or nil.
-func (e *Envelope) body() *node {
-	if c := e.root.get("content"); c != nil {
-		return c.get("body")
-	}
-	return nil
-}
+func (e *Envelope) body() *node { return e.root.get("content").get("body") }
 
 // BodyText gives the member of content.body called name if it is a string, else
 // "".
-func (e *Envelope) BodyText(name string) string {
-	if b := e.body(); b != nil {
-		return b.text(name)
-	}
-	return ""
-}
+func (e *Envelope) BodyText(name string) string { return e.body().text(name) }
 
 // BodyMember gives the member of content.body called name as it was written, nil
 // if there is none. It must not be changed.
 func (e *Envelope) BodyMember(name string) json.RawMessage {
-	if b := e.body(); b != nil {
-		if m := b.get(name); m != nil {
-			return json.RawMessage(m.raw[:len(m.raw):len(m.raw)])
-		}
+	if m := e.body().get(name); m != nil {
+		return json.RawMessage(m.raw[:len(m.raw):len(m.raw)])
 	}
 	return nil
 }
 
 // subtype is body.type of a PROPOSE and body.informType of an INFORM.
 func (e *Envelope) subtype() string {
-	switch b := e.body(); {
-	case b == nil:
-	case e.Performative == Propose:
-		return b.text("type")
-	case e.Performative == Inform:
-		return b.text("informType")
+	switch e.Performative {
+	case Propose:
+		return e.BodyText("type")
+	case Inform:
+		return e.BodyText("informType")
 	}
 	return ""
 }
@@ -487,8 +443,8 @@ func (e *Envelope) Interim() bool {
 // Reference is the id that the body refers to: referenceId, or one of the names
 // that other pages use for it. Empty if it refers to nothing.
 func (e *Envelope) Reference() string {
-	if b := e.body(); b != nil {
-		return referenceOf(b, e.Performative)
+	if v := referenceOf(e.body(), e.Performative); v != nil {
+		return v.str
 	}
 	return ""
 }

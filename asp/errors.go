@@ -1,6 +1,7 @@
 package asp
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"strconv"
@@ -45,7 +46,7 @@ func (e *Error) Is(target error) bool {
 }
 
 // Status is the HTTP status of the refusal.
-func (e *Error) Status() int { return codes[e.Code].statusOr500() }
+func (e *Error) Status() int { return cmp.Or(codes[e.Code].status, http.StatusInternalServerError) }
 
 // Sentinels, to be used with errors.Is. Each stands for one code.
 var (
@@ -92,13 +93,6 @@ type codeInfo struct {
 	vendor string
 	retry  bool
 	text   string
-}
-
-func (c codeInfo) statusOr500() int {
-	if c.status == 0 {
-		return http.StatusInternalServerError
-	}
-	return c.status
 }
 
 const (
@@ -263,9 +257,5 @@ func wireError(e *Error) map[string]any {
 	if e.Reference != "" {
 		details["reference"] = e.Reference
 	}
-	vendor := codes[e.Code].vendor
-	if vendor == "" {
-		vendor = "INTERNAL_ERROR"
-	}
-	return map[string]any{"code": vendor, "message": e.Text, "details": details}
+	return map[string]any{"code": cmp.Or(codes[e.Code].vendor, "INTERNAL_ERROR"), "message": e.Text, "details": details}
 }

@@ -177,7 +177,11 @@ func TestEvicted(t *testing.T) {
 	if err := w.client(other).Register(ctx, other.Card(), nil); !errors.Is(err, ErrAgentExists) {
 		t.Errorf("with another key: %v", err)
 	}
-	if keys, err := w.Keys(ctx, bobID); err != nil || len(keys) != 1 {
+	a, err := w.store.Agent(ctx, bobID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if keys, err := a.Keys(ctx, bobID); err != nil || len(keys) != 1 {
 		t.Errorf("%d keys of the one that was evicted, %v", len(keys), err)
 	}
 	if err := w.bob.Register(ctx, w.bob.Identity.Card(), nil); err != nil {

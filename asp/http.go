@@ -216,7 +216,8 @@ func messageFormat(r *http.Request) (Format, error) {
 	return "", refuse("format_mismatch", "Content-Type")
 }
 
-func (s *Server) receive(r *http.Request, c *caller, session string) (*Receipt, error) {
+// receive takes a message; only, unless empty, is the performative that it must have.
+func (s *Server) receive(r *http.Request, c *caller, session string, only Performative) (*Receipt, error) {
 	f, err := messageFormat(r)
 	if err != nil {
 		return nil, err
@@ -225,11 +226,16 @@ func (s *Server) receive(r *http.Request, c *caller, session string) (*Receipt, 
 	if err != nil {
 		return nil, err
 	}
+	if only != "" {
+		if e, err := f.Decode(b); err == nil && e.Performative != only {
+			return nil, refuse("invalid_field", "performative").at(3)
+		}
+	}
 	return s.Ingest(r.Context(), b, Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}, session)
 }
 
 func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request, c *caller, _ []string) error {
-	receipt, err := s.receive(r, c, "")
+	receipt, err := s.receive(r, c, "", "")
 	if err != nil {
 		return err
 	}
@@ -237,7 +243,7 @@ func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request, c *caller, 
 }
 
 func (s *Server) serveSend(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
-	receipt, err := s.receive(r, c, args[0])
+	receipt, err := s.receive(r, c, args[0], "")
 	if err != nil {
 		return err
 	}
@@ -338,18 +344,7 @@ func (s *Server) serveClose(w http.ResponseWriter, r *http.Request, c *caller, a
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	f, err := messageFormat(r)
-	if err != nil {
-		return err
-	}
-	b, err := readBody(r, maxMessage)
-	if err != nil {
-		return err
-	}
-	if e, err := f.Decode(b); err == nil && e.Performative != Close {
-		return refuse("invalid_field", "performative").at(3)
-	}
-	receipt, err := s.Ingest(r.Context(), b, Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}, args[0])
+	receipt, err := s.receive(r, c, args[0], Close)
 	if err != nil {
 		return err
 	}

@@ -167,16 +167,11 @@ func openLedger(e *Envelope, from, to join, now time.Time) *Ledger {
 			{AgentID: to.agent, OrgID: to.org, KeyID: to.key},
 		},
 	}
-	if terms := e.body().get("terms"); terms != nil {
-		if d := terms.get("proposedDuration"); d != nil {
-			if ms, ok := d.integer(); ok && ms < int64(maxTTL)*1000 {
-				l.Ends = now.Add(time.Duration(ms) * time.Millisecond)
-			}
-		}
-		if ms := terms.get("maxResponseTimeMs"); ms != nil {
-			l.MaxResponseMs, _ = ms.integer()
-		}
+	terms := e.body().get("terms")
+	if ms, ok := terms.get("proposedDuration").integer(); ok && ms < int64(maxTTL)*1000 {
+		l.Ends = now.Add(time.Duration(ms) * time.Millisecond)
 	}
+	l.MaxResponseMs, _ = terms.get("maxResponseTimeMs").integer()
 	return l
 }
 
@@ -329,11 +324,9 @@ func commitDeadline(body *node) time.Time {
 		return t
 	}
 	var last time.Time
-	if list := body.get("terms").get("obligations"); list != nil {
-		for i := range list.kids {
-			if t := instant(list.kids[i].text("deadline")); t.After(last) {
-				last = t
-			}
+	for obligation := range body.get("terms").get("obligations").elements() {
+		if t := instant(obligation.text("deadline")); t.After(last) {
+			last = t
 		}
 	}
 	return last

@@ -133,19 +133,6 @@ func (s *Server) editAgent(ctx context.Context, id string, edit func(*Agent)) er
 	return nil
 }
 
-// Keys makes the registry a source of keys: also those retired.
-func (s *Server) Keys(ctx context.Context, agentID string) ([]Key, error) {
-	s.init()
-	a, err := s.store.Agent(ctx, agentID)
-	if errors.Is(err, ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return a.Keys(ctx, agentID)
-}
-
 // Headers of a registration (project): signatures over the card by its own
 // key, and by the key that is registered now.
 const (

@@ -376,19 +376,3 @@ func (s *Server) Expire(ctx context.Context) error {
 		}
 	}
 }
-
-// Run calls [Server.Expire] once a second until ctx ends.
-func (s *Server) Run(ctx context.Context) error {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-			if err := s.Expire(ctx); err != nil && ctx.Err() == nil {
-				s.refused(ctx, "", "", nil, err)
-			}
-		}
-	}
-}

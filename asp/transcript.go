@@ -301,6 +301,12 @@ func (t *transcriptReader) fault(at int64, code, detail string) {
 	}
 }
 
+func (t *transcriptReader) warn(at int64, code, detail string) {
+	if len(t.report.Warnings) < maxFaults {
+		t.report.Warnings = append(t.report.Warnings, TranscriptFault{at, code, detail})
+	}
+}
+
 // line reads one line without its end; lines are bounded. With
 // [io.ErrUnexpectedEOF] it gives the bytes of a line without an end.
 func (t *transcriptReader) line() ([]byte, error) {
@@ -436,10 +442,7 @@ func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) erro
 		t.fault(n, "invalid_transition", fmt.Sprintf("from %s, was %s", rec.From, t.report.State))
 	}
 	if rec.Time.Before(t.last) {
-		t.report.Warnings = append(
-			t.report.Warnings[:min(len(t.report.Warnings), 999)],
-			TranscriptFault{n, "order_anomaly", "received before its predecessor"},
-		)
+		t.warn(n, "order_anomaly", "received before its predecessor")
 	}
 	t.last = rec.Time
 	if rec.Kind == RecordMessage {
@@ -451,10 +454,7 @@ func (t *transcriptReader) record(ctx context.Context, obj []byte, n int64) erro
 		t.report.Messages++
 		t.report.Erased++
 		t.report.Head = ""
-		if len(t.report.Warnings) < 1000 {
-			t.report.Warnings = append(t.report.Warnings,
-				TranscriptFault{n, "erased", "the content of this message was erased; nothing proves what it was"})
-		}
+		t.warn(n, "erased", "the content of this message was erased; nothing proves what it was")
 	} else if rec.Raw != nil || rec.Message != nil {
 		t.fault(n, "invalid_field", "a message in a record of another kind")
 	}
@@ -485,9 +485,7 @@ func (t *transcriptReader) message(ctx context.Context, rec *transcriptRecord, n
 		t.fault(n, code, found.Detail)
 	}
 	for _, code := range found.Warnings {
-		if len(t.report.Warnings) < 1000 {
-			t.report.Warnings = append(t.report.Warnings, TranscriptFault{n, code, ""})
-		}
+		t.warn(n, code, "")
 	}
 	e := found.Envelope
 	if e == nil {

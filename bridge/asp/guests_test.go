@@ -191,11 +191,11 @@ func (d *door) enrolled(name string) *asp.Client {
 
 func (d *door) known(c *asp.Client) bool {
 	d.t.Helper()
-	keys, err := d.asp.Server().Keys(d.t.Context(), c.Identity.ID())
+	_, card, err := d.asp.CardAt(d.t.Context(), c.Identity.ID(), time.Now())
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	return len(keys) > 0
+	return card != nil
 }
 
 func (d *door) listed(c *asp.Client) bool {
