@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 
@@ -383,15 +384,8 @@ func signingInput(
 	sequence int64,
 	timestamp, agent, performative, hash, previous string,
 ) []byte {
-	b := make([]byte, 0, 320)
-	b = append(append(b, version...), 0)
-	b = append(append(b, session...), 0)
-	b = append(strconv.AppendInt(b, sequence, 10), 0)
-	b = append(append(b, timestamp...), 0)
-	b = append(append(b, agent...), 0)
-	b = append(append(b, performative...), 0)
-	b = append(append(b, hash...), 0)
-	return append(b, previous...)
+	return []byte(strings.Join([]string{version, session, strconv.FormatInt(sequence, 10), timestamp, agent, performative,
+		hash, previous}, "\x00"))
 }
 
 // IsInvitation reports whether e is a PROPOSE of type session-invitation.

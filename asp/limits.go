@@ -65,9 +65,6 @@ func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
 	if !e.IsInvitation() {
 		return nil
 	}
-	if agent.Score() < s.MinTrust {
-		return refuse("insufficient_trust_score", "").at(18)
-	}
 	s.mu.Lock()
 	l := s.limiters[agent.ID]
 	if l == nil {

@@ -1,8 +1,6 @@
 package asp
 
 import (
-	"bytes"
-
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -45,13 +43,19 @@ func (e *Envelope) ownID() string {
 
 // setMember adds a member to the body unless it is there.
 func (p *pending) setMember(name, value string) {
-	n, err := parseJSON(p.Body)
+	p.Body = withMember(p.Body, name, value)
+}
+
+// withMember gives a JSON object with a member before the others, unless it has one of
+// that name. Other bytes are given as they are.
+func withMember(object []byte, name, value string) []byte {
+	n, err := parseJSON(object)
 	if err != nil || n.kind != '{' || n.get(name) != nil {
-		return
+		return object
 	}
 	b := jsonx.AppendText(append(jsonx.AppendText([]byte{'{'}, name), ':'), value)
 	if len(n.names) > 0 {
 		b = append(b, ',')
 	}
-	p.Body = append(b, bytes.TrimLeft(n.raw[1:], " \t\r\n")...)
+	return append(b, n.raw[1:]...)
 }

@@ -26,7 +26,6 @@ type Server struct {
 	TokenKey     []byte // of access tokens, 32 bytes; nil: a new one for this process
 
 	Timeouts   Timeouts
-	MinTrust   float64       // score, as computed here, that an inviter needs
 	Invites    Rates         // invitations per agent
 	Heartbeat  time.Duration // of streams; 0: 30 s
 	AuthWait   time.Duration // for the first frame of a WebSocket; 0: 10 s

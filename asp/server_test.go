@@ -381,7 +381,14 @@ func TestTimeouts(t *testing.T) {
 func TestTrustIsComputed(t *testing.T) {
 	t.Parallel()
 	// ASP-061: claiming 100 opens no gate.
-	w := newWorld(t, func(s *Server) { s.MinTrust = 20 })
+	w := newWorld(t, func(s *Server) {
+		s.Admit = func(_ context.Context, r *Request) error {
+			if r.Agent.Score() < 20 {
+				return Refuse("insufficient_trust_score", "")
+			}
+			return nil
+		}
+	})
 	id, _ := NewSessionID()
 	d := w.draft(id, w.alice, Propose, invitation("inv"))
 	d.Recipient, d.TrustScore = &Party{bobID, "org_widgets"}, 100

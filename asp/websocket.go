@@ -1,7 +1,6 @@
 package asp
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -325,16 +324,11 @@ func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
 // withMessageID gives a message without messageId a new one: the member is
 // not signed, and peers leave it to the server (project).
 func withMessageID(raw []byte) []byte {
-	n, err := parseJSON(raw)
-	if err != nil || n.kind != '{' || n.get("messageId") != nil || len(n.names) == 0 {
-		return raw
-	}
 	id, err := NewSessionID() // any UUID v7 will do
 	if err != nil {
 		return raw
 	}
-	open := bytes.IndexByte(raw, '{') + 1
-	return append([]byte(`{"messageId":"`+id+`",`), raw[open:]...)
+	return withMember(raw, "messageId", id)
 }
 
 func (k *socket) fail(ctx context.Context, err error) error {

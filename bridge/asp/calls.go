@@ -34,7 +34,7 @@ func answered(list []call, e *protocol.Envelope, at int64) (*call, *parley.Messa
 		c := &list[i]
 		about := c.Request == id || bare && c.Peer == e.Sender.AgentID && c.Position <= at
 		if about && (c.Answered == 0 || at <= c.Answered) {
-			if m := replyOf(e, bodyOf(e)); m != nil {
+			if m := replyOf(e); m != nil {
 				return c, m
 			}
 			break

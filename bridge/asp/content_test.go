@@ -15,19 +15,21 @@ func TestSkillOfQuery(t *testing.T) {
 	skilled := &directory.Entry{Agent: parley.Agent{Name: "box",
 		Skills: []parley.SkillSpec{{ID: "open"}, {ID: "shut"}}}}
 	for _, c := range []struct {
-		body  body
+		act   protocol.Performative
+		body  string
 		entry *directory.Entry
 		want  string
 	}{
-		{body{QueryType: "open"}, skilled, "open"},
-		{body{QueryType: "information", Subject: "shut"}, skilled, "shut"},
-		{body{QueryType: "lock"}, skilled, "lock"},
-		{body{QueryType: "message"}, skilled, ""},
-		{body{Scope: "the whole house"}, skilled, ""},
-		{body{QueryType: "lock"}, &directory.Entry{}, ""},
+		{protocol.Query, `{"queryId":"q","queryType":"open"}`, skilled, "open"},
+		{protocol.Query, `{"queryId":"q","queryType":"information","subject":"shut"}`, skilled, "shut"},
+		{protocol.Query, `{"queryId":"q","queryType":"lock"}`, skilled, "lock"},
+		{protocol.Query, `{"queryId":"q","queryType":"message"}`, skilled, ""},
+		{protocol.Delegate, `{"targetAgent":"agent://a.example/b/c","scope":"the whole house"}`, skilled, ""},
+		{protocol.Query, `{"queryId":"q","queryType":"lock"}`, &directory.Entry{}, ""},
 	} {
-		if got := skillOf(c.body, c.entry.Skills); got != c.want {
-			t.Errorf("%+v: %q, want %q", c.body, got, c.want)
+		e := signedAs(t, c.act, "", jsonx.Value(c.body))
+		if got := skillOf(e, c.entry.Skills); got != c.want {
+			t.Errorf("%s: %q, want %q", c.body, got, c.want)
 		}
 	}
 }
@@ -56,9 +58,9 @@ func TestMimeTypes(t *testing.T) {
 			if e.Content.MimeType != c.mime {
 				t.Errorf("%s: mimeType %s, want %s", name, e.Content.MimeType, c.mime)
 			}
-			parts := informParts(bodyOf(e))
+			parts := informParts(e)
 			if kind == parley.Request {
-				parts = requestParts(e, bodyOf(e))
+				parts = requestParts(e)
 			}
 			if name == "object" { // text in JSON is text in the hub
 				parts[0].MediaType, parts[0].Data = c.part.MediaType, c.part.Data
@@ -89,7 +91,7 @@ func TestMimeTypes(t *testing.T) {
 		e := signedAs(t, c.act, c.mime, jsonx.Value(c.body))
 		parts := wholeBody(e)
 		if c.act == protocol.Query {
-			parts = requestParts(e, bodyOf(e))
+			parts = requestParts(e)
 		}
 		media := map[bool]string{true: "text/plain", false: parts[0].MediaType}[parts[0].IsText()]
 		if len(parts) != 1 || media != c.media || string(parts[0].Data) != c.say {

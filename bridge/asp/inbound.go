@@ -125,8 +125,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		}
 		return false
 	}
-	bd := bodyOf(e)
-	s.Began = b.inviterOf(e, bd, req)
+	s.Began = b.inviterOf(e, req)
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited ||
 		req.After.State == protocol.Introduced || e.Performative == protocol.Close {
 		return false // handlers see no sessions open and close
@@ -134,11 +133,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	m.Hops = hopsOf(e)
 	switch e.Performative {
 	case protocol.Query, protocol.Delegate:
-		target := bd.TargetAgent
-		if e.Performative == protocol.Query {
-			target = b.queryTarget(e, req)
-		}
-		name, ok := b.standIns.name(target)
+		name, ok := b.standIns.name(requestTarget(e, req))
 		entry, here := b.c.Hub.Directory().Agent(name)
 		if !ok || !here {
 			return false
@@ -147,7 +142,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 		if wait := responseTime(e, req.Before); wait > 0 {
 			m.Deadline = r.Time.Add(wait)
 		}
-		m.Skill, m.Parts = skillOf(bd, entry.Skills), requestParts(e, bd)
+		m.Skill, m.Parts = skillOf(e, entry.Skills), requestParts(e)
 		s.Reads = slices.DeleteFunc(slices.Clone(m.Audience), func(a string) bool { return a == name })
 	case protocol.Withdraw:
 		if id, to, ok := b.withdrawnRequest(ctx, c, req); ok {
@@ -163,7 +158,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 			}
 		}
 		if e.Performative == protocol.Inform { // readers of the record see it whole
-			if parts := informParts(bd); len(parts) > 0 {
+			if parts := informParts(e); len(parts) > 0 {
 				m.Parts = parts
 			}
 		}
@@ -174,32 +169,29 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 // inviterOf gives the participant that opened the session, which is answered there even
 // if it is not exposed. It is none for a request to the inviter, which needs exposure
 // like any other.
-func (b *Binding) inviterOf(e *protocol.Envelope, bd body, req *protocol.Request) []string {
+func (b *Binding) inviterOf(e *protocol.Envelope, req *protocol.Request) []string {
 	if req.Before == nil {
 		return nil
 	}
-	asked := ""
-	switch e.Performative {
-	case protocol.Query:
-		asked = b.queryTarget(e, req)
-	case protocol.Delegate:
-		asked = bd.TargetAgent
-	}
 	inviter := req.Before.Participants[0].AgentID
-	if asked == inviter {
+	if requestTarget(e, req) == inviter {
 		return nil
 	}
 	name, _ := b.nameOf(inviter)
 	return []string{name}
 }
 
-// queryTarget is the agent that a QUERY is for: the recipient that it names, else the
-// only other participant.
-func (b *Binding) queryTarget(e *protocol.Envelope, req *protocol.Request) string {
-	if e.Recipient != nil {
+// requestTarget is the agent that a request is for: of a DELEGATE its target, of a QUERY
+// the recipient that it names, else the only other participant; "" of other messages.
+func requestTarget(e *protocol.Envelope, req *protocol.Request) string {
+	switch {
+	case e.Performative == protocol.Delegate:
+		return e.BodyText("targetAgent")
+	case e.Performative != protocol.Query:
+		return ""
+	case e.Recipient != nil:
 		return e.Recipient.AgentID
-	}
-	if len(req.After.Participants) != 2 {
+	case len(req.After.Participants) != 2:
 		return ""
 	}
 	for _, p := range req.After.Participants {

@@ -406,15 +406,11 @@ func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messa
 			Body: w.body, Context: objects,
 			Constraints: w.constraints, Format: l.Format}
 		for _, p := range l.Participants {
-			if p.AgentID == i.ID() {
+			switch {
+			case p.AgentID == i.ID():
 				d.SequenceNumber = p.Next
-			}
-		}
-		if len(l.Participants) == 2 {
-			for _, p := range l.Participants {
-				if p.AgentID != i.ID() {
-					d.Recipient = &protocol.Party{AgentID: p.AgentID, OrgID: p.OrgID}
-				}
+			case len(l.Participants) == 2:
+				d.Recipient = &protocol.Party{AgentID: p.AgentID, OrgID: p.OrgID}
 			}
 		}
 		e, err := d.Sign(i)

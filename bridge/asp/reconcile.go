@@ -309,7 +309,7 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 		for _, r := range records {
 			if r.Sender == i.ID() && r.Kind == protocol.RecordMessage {
 				if e, err := r.Format.Decode(r.Raw); err == nil &&
-					bodyOf(e).InformType == introduction {
+					e.BodyText("informType") == introduction {
 					return nil
 				}
 			}

@@ -119,12 +119,6 @@ func (s *standIns) keys(name string) []keyring.New {
 		{Owner: owner, Purpose: purposeProof, Algorithm: keyring.P256, By: "parley"}}
 }
 
-func (s *standIns) setSpeaker(name string, id *protocol.Identity) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.byName[name] = id
-}
-
 // formerIdentity gives the identity with the registered keys of a stand-in whose keys
 // were replaced during a session, in which keys cannot change.
 func (s *standIns) formerIdentity(ctx context.Context, name, id string) (*protocol.Identity, error) {
@@ -258,7 +252,9 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 			return nil, fmt.Errorf("register the stand-in for %s: %w", name, err)
 		}
 	}
-	s.setSpeaker(name, id)
+	s.mu.Lock()
+	s.byName[name] = id
+	s.mu.Unlock()
 	noted := !ok
 	if ok {
 		i, has := e.Identity(Protocol)

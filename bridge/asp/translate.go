@@ -39,36 +39,18 @@ const (
 	introduction   = "introduction"
 )
 
-// body is what the translation reads of content.body. Members of another type
-// than expected are as good as absent.
-type body struct {
-	MimeType                             string // of content
-	QueryID, QueryType, Subject          string
-	InformType, Topic, Code, Reason      string
-	Question, Answer, TargetAgent, Scope string
-	Parameters, Data                     jsonx.Value
-}
-
-func bodyOf(e *protocol.Envelope) body {
-	t := e.BodyText
-	return body{MimeType: e.Content.MimeType, QueryID: t("queryId"), QueryType: t("queryType"), Subject: t("subject"),
-		InformType: t("informType"), Topic: t("topic"), Code: t("code"),
-		Reason: t("reason"), Question: t("question"), Answer: t("answer"), TargetAgent: t("targetAgent"),
-		Scope:      t("scope"),
-		Parameters: jsonx.Value(e.BodyMember("parameters")), Data: jsonx.Value(e.BodyMember("data"))}
-}
-
 // skillOf finds the skill that a QUERY or DELEGATE calls: its queryType or
 // scope, else its subject, if the agent has such a skill. queryType message, and any
 // scope, is talk; another queryType is left for the hub to refuse, which names the skills.
-func skillOf(b body, skills []parley.SkillSpec) string {
-	for _, name := range []string{b.QueryType, b.Scope, b.Subject} {
+func skillOf(e *protocol.Envelope, skills []parley.SkillSpec) string {
+	query := e.BodyText("queryType")
+	for _, name := range []string{query, e.BodyText("scope"), e.BodyText("subject")} {
 		if name != "" && slices.ContainsFunc(skills, func(s parley.SkillSpec) bool { return s.ID == name }) {
 			return name
 		}
 	}
-	if b.QueryType != informMessage && len(skills) > 0 {
-		return b.QueryType
+	if query != informMessage && len(skills) > 0 {
+		return query
 	}
 	return ""
 }
@@ -95,19 +77,20 @@ func remainingTime(m *parley.Message, now time.Time) *protocol.Constraints {
 }
 
 // requestParts are the content of a QUERY: its parameters, else its subject.
-func requestParts(e *protocol.Envelope, b body) []parley.Part {
+func requestParts(e *protocol.Envelope) []parley.Part {
+	mimeType, parameters := e.Content.MimeType, jsonx.Value(e.BodyMember("parameters"))
 	switch {
 	case e.Performative == protocol.Delegate:
 		return wholeBody(e)
-	case b.Parameters.Kind() == '{':
-		return []parley.Part{typed(b.MimeType, b.Parameters)}
-	case b.MimeType == mimeText && e.BodyText("text") != "":
+	case parameters.Kind() == '{':
+		return []parley.Part{typed(mimeType, parameters)}
+	case mimeType == mimeText && e.BodyText("text") != "":
 		return []parley.Part{parley.Text(e.BodyText("text"))}
-	case b.MimeType == mimeBytes && e.BodyText("data") != "":
+	case mimeType == mimeBytes && e.BodyText("data") != "":
 		return []parley.Part{bytesPart(e.BodyText("data"), e.BodyText("mediaType"), e.BodyText("name"),
 			jsonx.Value(e.Content.Body))}
-	case b.Subject != "":
-		return []parley.Part{parley.Text(b.Subject)}
+	case e.BodyText("subject") != "":
+		return []parley.Part{parley.Text(e.BodyText("subject"))}
 	}
 	return nil
 }
@@ -153,25 +136,26 @@ func bytesPart(data, mediaType, name string, object jsonx.Value) parley.Part {
 }
 
 // replyOf translates a message as a reply to a request of the hub; nil: it is none.
-func replyOf(e *protocol.Envelope, b body) *parley.Message {
+func replyOf(e *protocol.Envelope) *parley.Message {
+	text := e.BodyText
 	m := &parley.Message{Act: string(e.Performative)}
 	switch e.Performative {
 	case protocol.Reject:
-		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.Rejected),
-			"%s", cmp.Or(b.Reason, "the agent refused"))
+		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(text("code"), parley.Rejected),
+			"%s", cmp.Or(text("reason"), "the agent refused"))
 	case protocol.Clarify:
 		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput,
-			[]parley.Part{parley.Text(cmp.Or(b.Question, b.Answer))}
+			[]parley.Part{parley.Text(cmp.Or(text("question"), text("answer")))}
 	case protocol.Accept:
 		m.Kind, m.State = parley.Event, parley.Accepted
 	case protocol.Inform:
-		m.Parts = informParts(b)
-		switch b.InformType {
+		m.Parts = informParts(e)
+		switch text("informType") {
 		case introduction:
 			return nil
 		case informError:
-			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(b.Code, parley.HandlerFailed),
-				"%s", cmp.Or(b.Reason, b.Topic, "the agent failed"))
+			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(text("code"), parley.HandlerFailed),
+				"%s", cmp.Or(text("reason"), text("topic"), "the agent failed"))
 			m.Parts = nil
 		case informAccepted:
 			m.Kind, m.State = parley.Event, parley.Accepted
@@ -190,10 +174,11 @@ func replyOf(e *protocol.Envelope, b body) *parley.Message {
 	return m
 }
 
-func informParts(b body) []parley.Part {
+func informParts(e *protocol.Envelope) []parley.Part {
+	data, topic := jsonx.Value(e.BodyMember("data")), e.BodyText("topic")
 	switch {
-	case len(b.Data) > 0 && !jsonx.IsNull(b.Data):
-		p := typed(b.MimeType, b.Data)
+	case !jsonx.IsNull(data):
+		p := typed(e.Content.MimeType, data)
 		if !p.IsJSON() {
 			return []parley.Part{p}
 		}
@@ -203,12 +188,12 @@ func informParts(b body) []parley.Part {
 		var r struct {
 			Result jsonx.Value `json:"result"`
 		}
-		if jsonx.DecodeKnown(b.Data, &r) == nil && len(r.Result) > 0 && r.Result.Kind() != '{' {
+		if jsonx.DecodeKnown(data, &r) == nil && len(r.Result) > 0 && r.Result.Kind() != '{' {
 			p.Data = r.Result // the hub itself wraps other JSON like this
 		}
 		return []parley.Part{p}
-	case b.Topic != "":
-		return []parley.Part{parley.Text(b.Topic)}
+	case topic != "":
+		return []parley.Part{parley.Text(topic)}
 	}
 	return nil
 }

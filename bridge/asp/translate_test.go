@@ -60,7 +60,7 @@ func TestReplies(t *testing.T) {
 		{protocol.Observe, `{"topic":"x"}`, 0, 0, "", ""},
 	} {
 		e := signed(t, c.act, jsonx.Value(c.body))
-		m := replyOf(e, bodyOf(e))
+		m := replyOf(e)
 		if c.kind == 0 {
 			if m != nil {
 				t.Errorf("%s %s: %+v", c.act, c.body, m)
@@ -128,7 +128,7 @@ func FuzzReply(f *testing.F) {
 		if err != nil {
 			return // not a body of INFORM
 		}
-		m := replyOf(e, bodyOf(e))
+		m := replyOf(e)
 		if m == nil {
 			return
 		}
