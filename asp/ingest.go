@@ -219,7 +219,7 @@ func (s *Server) checkPosition(ctx context.Context, e *Envelope, ledger *Ledger)
 // judge is steps 16 to 18: it gives the ledger that e would lead to.
 func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *Ledger, now time.Time) (*Ledger, error) {
 	card := agent.card
-	var joins *join
+	var joins *Participant
 	if ledger == nil {
 		if e.Recipient == nil {
 			return nil, refuse("missing_field", "recipient").at(17)
@@ -228,7 +228,7 @@ func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *L
 		if err != nil {
 			return nil, err
 		}
-		if to.agent == e.Sender.AgentID {
+		if to.AgentID == e.Sender.AgentID {
 			return nil, refuse("invalid_field", "recipient.agentId").at(17)
 		}
 		if err := checkBody(e.Performative, e.body()); err != nil {
@@ -237,7 +237,7 @@ func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *L
 		if f := e.body().get("terms").text("format"); f != "" && Format(f) != e.format {
 			return nil, refuse("format_mismatch", "content.body.terms.format").at(17)
 		}
-		ledger = openLedger(e, join{agent.ID, card.OrgID, agent.keyID}, *to, now)
+		ledger = openLedger(e, Participant{AgentID: agent.ID, OrgID: card.OrgID, KeyID: agent.keyID}, *to, now)
 	} else {
 		switch {
 		case e.format != ledger.Format:
@@ -284,7 +284,7 @@ func (s *Server) checkSubject(ctx context.Context, e *Envelope, l *Ledger) error
 }
 
 // join finds an agent that a message brings into a session.
-func (s *Server) join(ctx context.Context, id, path string) (*join, error) {
+func (s *Server) join(ctx context.Context, id, path string) (*Participant, error) {
 	a, err := s.agent(ctx, id)
 	if errors.Is(err, ErrNotFound) {
 		return nil, refuse("agent_not_found", path).at(17)
@@ -296,7 +296,7 @@ func (s *Server) join(ctx context.Context, id, path string) (*join, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &join{id, card.OrgID, a.keyID}, nil
+	return &Participant{AgentID: id, OrgID: card.OrgID, KeyID: a.keyID}, nil
 }
 
 // checkOwnCard refuses a card in a message whose keys are not those

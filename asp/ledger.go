@@ -146,27 +146,11 @@ func (l *Ledger) copy() *Ledger {
 	return &n
 }
 
-// A join is an agent that a message brings into the session.
-type join struct {
-	agent string
-	org   string
-	key   string
-}
-
 // openLedger starts a session with its invitation.
-func openLedger(e *Envelope, from, to join, now time.Time) *Ledger {
-	l := &Ledger{
-		ID:      e.SessionID,
-		Version: e.Version,
-		Format:  e.format,
-		State:   Idle,
-		Head:    Head{Hash: ZeroHash},
-		Opened:  now,
-		Participants: []Participant{
-			{AgentID: from.agent, OrgID: from.org, KeyID: from.key},
-			{AgentID: to.agent, OrgID: to.org, KeyID: to.key},
-		},
-	}
+func openLedger(e *Envelope, from, to Participant, now time.Time) *Ledger {
+	from.Next, to.Next = 0, 0 // until the invitation is admitted
+	l := &Ledger{ID: e.SessionID, Version: e.Version, Format: e.format, State: Idle, Head: Head{Hash: ZeroHash},
+		Opened: now, Participants: []Participant{from, to}}
 	terms := e.body().get("terms")
 	if ms, ok := terms.get("proposedDuration").integer(); ok && ms < int64(maxTTL)*1000 {
 		l.Ends = now.Add(time.Duration(ms) * time.Millisecond)
@@ -177,7 +161,7 @@ func openLedger(e *Envelope, from, to join, now time.Time) *Ledger {
 
 // admit is steps 16 and 17 and what follows of them: it gives the ledger
 // after e. Link and counters have been checked.
-func (l *Ledger) admit(e *Envelope, joins *join, now time.Time, timeouts Timeouts) (*Ledger, error) {
+func (l *Ledger) admit(e *Envelope, joins *Participant, now time.Time, timeouts Timeouts) (*Ledger, error) {
 	next, err := Next(l.State, e.event(), l.Before)
 	if err != nil {
 		return nil, atStep(err, 16)
@@ -256,7 +240,7 @@ func (l *Ledger) applyContext(e *Envelope, now time.Time) {
 	l.Context = s
 }
 
-func (l *Ledger) wrongRole() error { return refuse("invalid_transition", "performative").at(16) }
+func wrongRole() error { return refuse("invalid_transition", "performative").at(16) }
 
 func wrongBody(member string) error { return refuse("invalid_body", "content.body."+member).at(17) }
 
@@ -264,7 +248,7 @@ func wrongBody(member string) error { return refuse("invalid_body", "content.bod
 // rules of who may do it (project): an answer comes from another than the
 // author of what it answers, a withdrawal from its author, the answer to an
 // invitation or delegation from whom it names.
-func (l *Ledger) effect(e *Envelope, joins *join, now time.Time) error {
+func (l *Ledger) effect(e *Envelope, joins *Participant, now time.Time) error {
 	body := e.body()
 	sender := e.Sender.AgentID
 	switch e.Performative {
@@ -285,7 +269,7 @@ func (l *Ledger) effect(e *Envelope, joins *join, now time.Time) error {
 			return wrongBody(reference)
 		case item == nil || item.By != sender, l.State == Agreeing && item.Kind != "commitment",
 			l.State == Invited && item.Kind != "invitation":
-			return l.wrongRole()
+			return wrongRole()
 		}
 		item.Status = "withdrawn"
 		if item.Kind == "commitment" {
@@ -380,7 +364,7 @@ func (l *Ledger) answer(e *Envelope, now time.Time) error {
 		l.State == Agreeing && item.Kind != "commitment",
 		l.State == Invited && item.Kind != "invitation",
 		l.State == Conversing && item.Kind == "commitment":
-		return l.wrongRole()
+		return wrongRole()
 	case e.Performative == Accept && !item.ValidUntil.IsZero() && now.After(item.ValidUntil):
 		return refuse("timeout", "content.body."+reference).at(16)
 	}
@@ -428,7 +412,7 @@ func (l *Ledger) setCommitment(id string, to CommitmentStatus, by string) {
 	}
 }
 
-func (l *Ledger) delegate(e *Envelope, joins *join) error {
+func (l *Ledger) delegate(e *Envelope, joins *Participant) error {
 	body := e.body()
 	target := body.text("targetAgent")
 	if target == e.Sender.AgentID {
@@ -447,10 +431,9 @@ func (l *Ledger) delegate(e *Envelope, joins *join) error {
 	if len(l.Participants) >= maxParticipants {
 		return refuse("capacity_unavailable", "content.body.targetAgent").at(17)
 	}
-	l.Participants = append(
-		l.Participants,
-		Participant{AgentID: joins.agent, OrgID: joins.org, KeyID: joins.key, Joined: l.Head.Count},
-	)
+	joined := *joins
+	joined.Next, joined.Joined = 0, l.Head.Count
+	l.Participants = append(l.Participants, joined)
 	return nil
 }
 
@@ -518,18 +501,14 @@ func (l *Ledger) Replay(r *Record, joined []Participant, timeouts Timeouts) (*Le
 		if err != nil {
 			return nil, err
 		}
-		joins := make([]join, len(joined))
-		for i, p := range joined {
-			joins[i] = join{p.AgentID, p.OrgID, p.KeyID}
-		}
 		if l == nil {
-			if len(joins) != 2 {
+			if len(joined) != 2 {
 				return nil, refuse("invalid_field", "participants")
 			}
-			return openLedger(e, joins[0], joins[1], r.Time).admit(e, nil, r.Time, timeouts)
+			return openLedger(e, joined[0], joined[1], r.Time).admit(e, nil, r.Time, timeouts)
 		}
-		if len(joins) > 0 {
-			return l.admit(e, &joins[0], r.Time, timeouts)
+		if len(joined) > 0 {
+			return l.admit(e, &joined[0], r.Time, timeouts)
 		}
 		return l.admit(e, nil, r.Time, timeouts)
 	case RecordTimeout:

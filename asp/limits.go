@@ -14,38 +14,35 @@ const (
 	maxContext = 64        // context objects (project)
 )
 
-// Timeouts end sessions without progress. Only the invitation's is the vendor's;
-// the others are the project's. The zero value of each means the value named.
+// Timeouts end sessions without progress.
 type Timeouts struct {
-	Invitation time.Duration // 30 s in INVITED → FAILED
-	Introduced time.Duration // 300 s without a message → FAILED
-	Conversing time.Duration // 3600 s without a message → FAILED
-	Agreeing   time.Duration // 300 s after the COMMIT → CONVERSING
-	Escalated  time.Duration // 24 h → FAILED
-	Executing  time.Duration // 7 days, when the commitment names no deadline → FAILED
+	Conversing time.Duration // 0: 3600 s without a message → FAILED
+}
+
+// stateTimeouts are those of the states without a setting. Only the invitation's is the vendor's;
+// the others are the project's.
+var stateTimeouts = map[State]time.Duration{
+	Invited:    30 * time.Second,   // → FAILED
+	Introduced: 300 * time.Second,  // without a message → FAILED
+	Conversing: 3600 * time.Second, // see Timeouts
+	Agreeing:   300 * time.Second,  // after the COMMIT → CONVERSING
+	Escalated:  24 * time.Hour,     // → FAILED
+	Executing:  7 * 24 * time.Hour, // where the commitment names no deadline → FAILED
 }
 
 // after gives when state s, entered or last used at t, times out. EXECUTING
 // ends at the deadline of its commitment.
 func (o Timeouts) after(s State, t, deadline time.Time) time.Time {
-	switch s {
-	case Invited:
-		return t.Add(cmp.Or(o.Invitation, 30*time.Second))
-	case Introduced:
-		return t.Add(cmp.Or(o.Introduced, 300*time.Second))
-	case Conversing:
-		return t.Add(cmp.Or(o.Conversing, 3600*time.Second))
-	case Agreeing:
-		return t.Add(cmp.Or(o.Agreeing, 300*time.Second))
-	case Escalated:
-		return t.Add(cmp.Or(o.Escalated, 24*time.Hour))
-	case Executing:
-		if !deadline.IsZero() {
-			return deadline
-		}
-		return t.Add(cmp.Or(o.Executing, 7*24*time.Hour))
+	wait, ends := stateTimeouts[s]
+	switch {
+	case !ends:
+		return time.Time{}
+	case s == Executing && !deadline.IsZero():
+		return deadline
+	case s == Conversing:
+		wait = cmp.Or(o.Conversing, wait)
 	}
-	return time.Time{}
+	return t.Add(wait)
 }
 
 // Rates are invitations per minute and agent, by trust level (project).

@@ -207,18 +207,6 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b.server.ServeHTTP(w, r)
 }
 
-// Hosting is what an operator tells agents elsewhere about this hub.
-type Hosting struct {
-	Server  string `json:"server"`  // the server that an agent's client configures
-	AgentID string `json:"agentId"` // of the hub itself
-	Open    bool   `json:"open"`    // whether agents register themselves
-}
-
-// Hosting tells how the hub appears in ASP.
-func (b *Binding) Hosting() Hosting {
-	return Hosting{b.public.String(), b.server.Identity.ID(), b.c.Open}
-}
-
 // Server is the sequencer, for programs and operators.
 func (b *Binding) Server() *protocol.Server { return b.server }
 

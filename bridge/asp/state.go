@@ -395,13 +395,8 @@ func (s *store) Seen(ctx context.Context, key string, until time.Time) (bool, er
 	if err != nil || !fresh {
 		return false, err
 	}
-	return s.firstUse(ctx, proof, until)
-}
-
-// firstUse notes the use of a proof in the journal's state.
-func (s *store) firstUse(ctx context.Context, proof string, until time.Time) (bool, error) {
 	sum := sha256.Sum256([]byte(proof))
-	_, err := s.proofs.Create(ctx, base64.RawURLEncoding.EncodeToString(sum[:]), nil, until.Add(time.Second))
+	_, err = s.proofs.Create(ctx, base64.RawURLEncoding.EncodeToString(sum[:]), nil, until.Add(time.Second))
 	if errors.Is(err, journal.ErrExists) {
 		return false, nil
 	}
