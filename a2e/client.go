@@ -15,6 +15,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // Client is an agent's side of A2E: it connects to a host on first use, keeps
@@ -346,12 +348,8 @@ func (c *Client) Close() error {
 	c.failAllLocked(ErrClosed)
 	c.mu.Unlock()
 	if l != nil {
-		ctx, cancel := context.WithTimeout(c.ctx, 5*time.Second)
-		if line, err := (Message{Type: "shutdown", Body: map[string]any{"timeout": 10}}).Encode(c.Now()); err == nil {
-			_ = l.send(ctx, append(line, '\n'))
-		}
-		cancel()
-		l.close(true)
+		f := appendHead(nil, "shutdown", NewID(), c.Now()).number("timeout", 10)
+		l.close(append(f, "}\n"...))
 	}
 	c.cancel()
 	if connecting != nil { // a child process that has not answered yet ends too
@@ -370,7 +368,7 @@ func (c *Client) Tools(ctx context.Context, q ToolQuery) ([]ToolDefinition, erro
 		return nil, err
 	}
 	var out []ToolDefinition
-	if err := decodeLoose(m.Get("tools"), &out); err != nil {
+	if err := jsonx.Decode(m.Get("tools"), &out); err != nil {
 		return nil, ErrSchema.Because(err)
 	}
 	return out, nil

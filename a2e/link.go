@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,8 +22,6 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
-func decodeLoose(v json.RawMessage, into any) error { return jsonx.Decode(v, into) }
-
 // dial opens a link of the kind that the client is configured for.
 func (c *Client) dial(ctx context.Context) (link, error) {
 	if c.Command != nil {
@@ -35,7 +32,7 @@ func (c *Client) dial(ctx context.Context) (link, error) {
 		if err != nil {
 			return nil, err
 		}
-		return c.streamLink(conn, conn, conn.Close), nil
+		return c.connLink(conn), nil
 	}
 	u, err := url.Parse(c.URL)
 	if err != nil {
@@ -57,7 +54,13 @@ func (c *Client) dial(ctx context.Context) (link, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.streamLink(conn, conn, conn.Close), nil
+	return c.connLink(conn), nil
+}
+
+func (c *Client) connLink(conn io.ReadWriteCloser) link {
+	l := c.streamLink(conn)
+	go l.read(conn)
+	return l
 }
 
 func badURL(err error) error {
@@ -65,24 +68,47 @@ func badURL(err error) error {
 		Step: "dial", cause: err}
 }
 
+// ending is what all links have in common.
+type ending struct {
+	c        *Client
+	once     sync.Once
+	ended    chan struct{}
+	release  func()      // called once, at the end
+	remember atomic.Bool // the host remembers ids: a POST may be repeated
+}
+
+func (e *ending) end() {
+	e.once.Do(func() {
+		close(e.ended)
+		e.release()
+	})
+}
+
+func (e *ending) down() bool {
+	select {
+	case <-e.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (e *ending) remembers(yes bool) { e.remember.Store(yes) }
+
 // streamLink is a link over a byte stream.
 type streamLink struct {
-	c     *Client
-	out   io.Writer
-	shut  func() error
-	ended chan struct{}
+	ending
+	out io.Writer
 
 	mu       sync.Mutex // one line, one write
 	deadline writeDeadline
 
-	once sync.Once
 	wait func() // of a child process
 }
 
-func (c *Client) streamLink(in io.Reader, out io.Writer, shut func() error) *streamLink {
-	l := &streamLink{c: c, out: out, shut: shut, ended: make(chan struct{}), deadline: deadlineOf(out)}
-	go l.read(in)
-	return l
+func (c *Client) streamLink(out io.WriteCloser) *streamLink {
+	return &streamLink{ending: ending{c: c, ended: make(chan struct{}), release: func() { _ = out.Close() }}, out: out,
+		deadline: deadlineOf(out)}
 }
 
 func (l *streamLink) read(in io.Reader) {
@@ -103,20 +129,8 @@ func (l *streamLink) read(in io.Reader) {
 }
 
 func (l *streamLink) fail(err error) {
-	l.once.Do(func() {
-		close(l.ended)
-		_ = l.shut()
-	})
+	l.end()
 	l.c.broken(l, err)
-}
-
-func (l *streamLink) down() bool {
-	select {
-	case <-l.ended:
-		return true
-	default:
-		return false
-	}
 }
 
 func (l *streamLink) send(_ context.Context, line []byte) error {
@@ -136,11 +150,11 @@ func (l *streamLink) send(_ context.Context, line []byte) error {
 	return nil
 }
 
-func (l *streamLink) close(bool) {
-	l.once.Do(func() {
-		close(l.ended)
-		_ = l.shut()
-	})
+func (l *streamLink) close(last []byte) {
+	if last != nil {
+		_ = l.send(l.c.ctx, last)
+	}
+	l.end()
 	if l.wait != nil {
 		l.wait()
 	}
@@ -175,7 +189,7 @@ func (c *Client) startProcess() (link, error) {
 			c.Log.Debug("a2e: child process", "err", err)
 		}
 	}()
-	l := &streamLink{c: c, out: in, shut: in.Close, ended: make(chan struct{}), deadline: deadlineOf(in)}
+	l := c.streamLink(in)
 	l.wait = func() {
 		stopProcess(cmd, exited, c.limits.Exit, c.limits.Term)
 		_ = r.Close()
@@ -209,18 +223,14 @@ func stopProcess(cmd *exec.Cmd, exited <-chan struct{}, exit, term time.Duration
 
 // httpLink is a link over HTTP + SSE (A2E §7.1).
 type httpLink struct {
-	c        *Client
-	http     *http.Client
-	base     string
-	session  string
-	ctx      context.Context
-	cancel   context.CancelFunc
-	ended    chan struct{}
-	closing  chan struct{} // closed when the client is closed
-	closed   sync.Once
-	read     chan struct{} // closed when nothing reads the stream any more
-	once     sync.Once
-	remember atomic.Bool // the host remembers ids: a POST may be repeated
+	ending
+	http    *http.Client
+	base    string
+	session string
+	ctx     context.Context
+	closing chan struct{} // closed when the client is closed
+	closed  sync.Once
+	read    chan struct{} // closed when nothing reads the stream any more
 }
 
 func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
@@ -228,16 +238,16 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	if hc == nil {
 		hc = (*netguard.Guard)(nil).Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1})
 	}
-	l := &httpLink{c: c, http: hc, base: strings.TrimSuffix(u.String(), "/"), ended: make(chan struct{}),
-		closing: make(chan struct{}), read: make(chan struct{})}
-	l.ctx, l.cancel = context.WithCancel(c.ctx)
+	linkCtx, cancel := context.WithCancel(c.ctx)
+	l := &httpLink{ending: ending{c: c, ended: make(chan struct{}), release: cancel}, http: hc, ctx: linkCtx,
+		base: strings.TrimSuffix(u.String(), "/"), closing: make(chan struct{}), read: make(chan struct{})}
 	c.mu.Lock()
 	l.session = c.session // the HTTP session and the A2E session are one at our own hosts
 	c.mu.Unlock()
 	if l.session != "" {
 		there, err := l.probe(ctx)
 		if err != nil {
-			l.cancel()
+			cancel()
 			return nil, err
 		}
 		if !there {
@@ -246,7 +256,7 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	}
 	if l.session == "" {
 		if err := l.open(ctx); err != nil {
-			l.cancel()
+			cancel()
 			return nil, err
 		}
 	}
@@ -373,23 +383,9 @@ func (l *httpLink) readStream(opened func()) error {
 }
 
 func (l *httpLink) fail(err error) {
-	l.once.Do(func() {
-		close(l.ended)
-		l.cancel()
-	})
+	l.end()
 	l.c.broken(l, err)
 }
-
-func (l *httpLink) down() bool {
-	select {
-	case <-l.ended:
-		return true
-	default:
-		return false
-	}
-}
-
-func (l *httpLink) remembers(yes bool) { l.remember.Store(yes) }
 
 // send posts one line. What the host refused it has not got, and is sent
 // again; on a broken connection it may have it, so that it is sent again only
@@ -454,20 +450,25 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 	}
 }
 
-// close waits a moment for the host to end the stream after a shutdown, which
-// tells it that everything was read.
-func (l *httpLink) close(orderly bool) {
+// close sends the last line once, and then waits a moment for the host to end the
+// stream, which tells it that everything was read.
+func (l *httpLink) close(last []byte) {
 	l.closed.Do(func() { close(l.closing) })
-	if orderly {
-		t := time.NewTimer(time.Second)
-		defer t.Stop()
-		select {
-		case <-l.read:
-		case <-t.C:
-		}
+	defer l.end()
+	if last == nil {
+		return
 	}
-	l.once.Do(func() {
-		close(l.ended)
-		l.cancel()
-	})
+	ctx, cancel := context.WithTimeout(l.ctx, 5*time.Second)
+	defer cancel()
+	resp, err := l.request(ctx, http.MethodPost, "/send", last[:len(last)-1])
+	if err != nil {
+		return // the host is gone
+	}
+	discard(resp)
+	t := time.NewTimer(time.Second)
+	defer t.Stop()
+	select {
+	case <-l.read:
+	case <-t.C:
+	}
 }

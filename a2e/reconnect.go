@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -19,8 +20,12 @@ type link interface {
 	// send hands one line over, which ends with LF. An error that is
 	// [ErrOutcomeUnknown] says that the host may have it.
 	send(ctx context.Context, line []byte) error
-	// close ends the link; with an orderly end it has been told shutdown.
-	close(orderly bool)
+	// close ends the link, after a last line if there is one.
+	close(last []byte)
+	// down reports whether it has ended.
+	down() bool
+	// remembers is told whether the host remembers the ids of requests.
+	remembers(yes bool)
 }
 
 // attempts are the efforts to get one connection.
@@ -112,7 +117,7 @@ func (c *Client) attempt() error {
 		hello, _, err = c.file(ctx, id, line, 0)
 	}
 	if err != nil {
-		l.close(false)
+		l.close(nil)
 		return err
 	}
 	defer c.drop(hello)
@@ -125,16 +130,16 @@ func (c *Client) attempt() error {
 		c.hello, c.helloOn = nil, nil
 	}()
 	if err := l.send(ctx, hello.line); err != nil {
-		l.close(false)
+		l.close(nil)
 		return err
 	}
 	resp, err := c.wait(ctx, hello, nil)
 	if err != nil {
-		l.close(false)
+		l.close(nil)
 		return err
 	}
 	if resp.Type != "handshake/resp" || !resp.Bool("ok") {
-		l.close(false)
+		l.close(nil)
 		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused",
 			Step: "handshake"}
 	}
@@ -163,7 +168,7 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 				Resume bool `json:"resume"`
 			} `json:"metadata"`
 		}
-		if err := decodeLoose(v, &entry); err != nil {
+		if err := jsonx.Decode(v, &entry); err != nil {
 			continue
 		}
 		if entry.Enabled == nil || *entry.Enabled {
@@ -174,19 +179,17 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		l.close(false)
+		l.close(nil)
 		return ErrClosed
 	}
-	if d, ok := l.(interface{ down() bool }); ok && d.down() {
+	if l.down() {
 		return ErrClosed
 	}
 	resumed := old != "" && session == old && resume && c.resume
 	c.session, c.accepted, c.resume = session, accepted, resume
 	c.parallel = resp.Int("max_parallel")
 	c.link = l
-	if h, ok := l.(interface{ remembers(bool) }); ok {
-		h.remembers(resume)
-	}
+	l.remembers(resume)
 	if resumed {
 		c.againLocked(l)
 		return nil

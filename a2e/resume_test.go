@@ -147,10 +147,10 @@ func TestCallerLeavesBeforeItsCallIsSent(t *testing.T) {
 		return nil, ctx.Err()
 	}}}}
 	c.init()
-	l := &httpLink{c: c, http: c.HTTP, base: "http://host.test", ended: make(chan struct{}),
-		closing: make(chan struct{}), read: make(chan struct{})}
-	l.ctx, l.cancel = context.WithCancel(c.ctx)
-	defer l.cancel()
+	linkCtx, cancel := context.WithCancel(c.ctx)
+	defer cancel()
+	l := &httpLink{ending: ending{c: c, ended: make(chan struct{}), release: cancel}, http: c.HTTP, ctx: linkCtx,
+		base: "http://host.test", closing: make(chan struct{}), read: make(chan struct{})}
 	if err := l.send(ctx, []byte("{}\n")); !errors.Is(err, ErrClosed) {
 		t.Error(err)
 	}
