@@ -32,12 +32,6 @@ func HomeTier(tier string) string {
 	return TierEpisodic
 }
 
-// Holds reports whether a query is about the entries of a tier. One that forgets
-// in episodic memory is also about what is kept there under other names.
-func (q MemoryQuery) Holds(tier string, forget bool) bool {
-	return q.Tier == "" || q.Tier == tier || forget && q.Tier == TierEpisodic && HomeTier(tier) == TierEpisodic
-}
-
 // MemoryEntry is one entry of a memory (A2E §6.14). Key is an object; two keys
 // are the same when their members are.
 type MemoryEntry struct {
@@ -61,6 +55,47 @@ type MemoryQuery struct {
 	Tier     string
 	Limit    int64 // of retrieve
 	MinScore float64
+}
+
+// Match reports whether retrieve finds an entry, and its score: 1 for its key, the
+// share of the tags that it has, and 0.25 for a tier that was asked for. keyed says
+// that its key is one of q.Keys.
+func (q MemoryQuery) Match(e MemoryEntry, keyed bool) (score float64, ok bool) {
+	tags := slices.Compact(slices.Sorted(slices.Values(q.Tags)))
+	hits := 0
+	for _, t := range tags {
+		if slices.Contains(e.Tags, t) {
+			hits++
+		}
+	}
+	if q.Tier != "" && q.Tier != e.Tier || len(q.Keys) > 0 && !keyed || len(tags) > 0 && hits == 0 {
+		return 0, false
+	}
+	if q.Tier != "" {
+		score += 0.25
+	}
+	if len(q.Keys) > 0 {
+		score++
+	}
+	if len(tags) > 0 {
+		score += float64(hits) / float64(len(tags))
+	}
+	return score, true
+}
+
+// Best gives the entries with the highest scores, at most q.Limit. Less than 1 gives
+// none.
+func (q MemoryQuery) Best(found []MemoryEntry) []MemoryEntry {
+	slices.SortStableFunc(found, func(a, b MemoryEntry) int { return cmp.Compare(b.Score, a.Score) })
+	return found[:min(max(q.Limit, 0), int64(len(found)))]
+}
+
+// Forgets reports whether forget deletes an entry: one of the tier, if one is named,
+// with one of the keys or one of the tags. Episodic memory has entries of other names
+// too.
+func (q MemoryQuery) Forgets(e MemoryEntry, keyed bool) bool {
+	return (q.Tier == "" || q.Tier == e.Tier || q.Tier == TierEpisodic && HomeTier(e.Tier) == TierEpisodic) &&
+		(keyed || slices.ContainsFunc(q.Tags, func(t string) bool { return slices.Contains(e.Tags, t) }))
 }
 
 // Memories is the capability "memory". A memory_id belongs to the identity that
@@ -421,26 +456,9 @@ func canonicalKeys(keys []json.RawMessage) map[string]bool {
 	return out
 }
 
-func anyTag(have, want []string) (n int) {
-	for i, w := range want {
-		if slices.Contains(have, w) && !slices.Contains(want[:i], w) {
-			n++
-		}
-	}
-	return n
-}
-
-// Retrieve gives matching entries, best first: an entry scores 1 for its key,
-// the share of the tags that it has, and 0.25 for a tier that was asked for.
-// A limit of 0 gives none.
+// Retrieve gives matching entries, best first, as [MemoryQuery.Match] scores them.
 func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q MemoryQuery) ([]MemoryEntry, error) {
 	keys := canonicalKeys(q.Keys)
-	distinct := len(q.Tags)
-	for i, t := range q.Tags {
-		if slices.Contains(q.Tags[:i], t) {
-			distinct--
-		}
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h, err := m.handle(r, id)
@@ -449,32 +467,14 @@ func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q Memor
 	}
 	found := []MemoryEntry{}
 	m.each(h, q, m.now(), func(e *memoryEntry) bool {
-		hits := anyTag(e.Tags, q.Tags)
-		if !q.Holds(e.Tier, false) || len(q.Keys) > 0 && !keys[e.canonical] || len(q.Tags) > 0 && hits == 0 {
-			return false
+		if score, ok := q.Match(e.MemoryEntry, keys[e.canonical]); ok {
+			hit := e.MemoryEntry
+			hit.Score = math.Round(score*1e4) / 1e4
+			found = append(found, hit)
 		}
-		hit := e.MemoryEntry
-		hit.Score = 0
-		if q.Tier != "" {
-			hit.Score += 0.25
-		}
-		if len(q.Keys) > 0 {
-			hit.Score++
-		}
-		if distinct > 0 {
-			hit.Score += float64(hits) / float64(distinct)
-		}
-		hit.Score = math.Round(hit.Score*1e4) / 1e4
-		found = append(found, hit)
 		return false
 	})
-	slices.SortStableFunc(found, func(a, b MemoryEntry) int { return cmp.Compare(b.Score, a.Score) })
-	if q.Limit >= 0 && q.Limit < int64(len(found)) {
-		found = found[:q.Limit]
-	} else if q.Limit < 0 {
-		found = found[:0]
-	}
-	return found, nil
+	return q.Best(found), nil
 }
 
 // Forget deletes entries that have one of the keys or one of the tags, in the
@@ -489,11 +489,11 @@ func (m *MemoryStore) Forget(_ context.Context, r *Request, id string, q MemoryQ
 	}
 	deleted := 0
 	m.each(h, q, m.now(), func(e *memoryEntry) bool {
-		if q.Holds(e.Tier, true) && (keys[e.canonical] || anyTag(e.Tags, q.Tags) > 0) {
+		forget := q.Forgets(e.MemoryEntry, keys[e.canonical])
+		if forget {
 			deleted++
-			return true
 		}
-		return false
+		return forget
 	})
 	return deleted, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -91,11 +90,8 @@ func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err err
 
 // forget empties unread frames. They stay, for they are numbered.
 func (t *sessionStore) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
-	t.mu.Lock()
-	held := slices.Collect(maps.Values(t.sessions))
-	t.mu.Unlock()
 	here := map[string]bool{} // sessions that this node has, by key
-	for _, k := range held {
+	for _, k := range t.all() {
 		k.mu.Lock()
 		here[k.key] = k.lost == nil
 		if k.lost == nil {

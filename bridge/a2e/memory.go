@@ -316,15 +316,6 @@ func keysOf(keys []json.RawMessage, prefix func(string) string) map[string]bool 
 	return out
 }
 
-func shared(have, want []string) (n int) {
-	for i, w := range want {
-		if slices.Contains(have, w) && !slices.Contains(want[:i], w) {
-			n++
-		}
-	}
-	return n
-}
-
 // Retrieve implements a2e.Memories: best first. An entry scores 1 for its key,
 // the share of the tags that it has, the share of the words of the query that
 // its text has, and 0.25 for a tier that was asked for.
@@ -336,23 +327,12 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
 	}
 	keys := keysOf(q.Keys, func(tier string) string { return h.tier(tier, r) })
 	words := strings.Fields(strings.ToLower(q.Query))
-	tags := slices.Compact(slices.Sorted(slices.Values(q.Tags)))
 	found := []protocol.MemoryEntry{}
 	err = m.each(ctx, r, h, q.Tier, func(row journal.Row[stored]) error {
 		e := row.Value.Entry
-		hits := shared(e.Tags, tags)
-		if !q.Holds(e.Tier, false) || len(q.Keys) > 0 && !keys[row.Key] || len(tags) > 0 && hits == 0 {
+		score, ok := q.Match(e, keys[row.Key])
+		if !ok {
 			return nil
-		}
-		e.Score = 0
-		if q.Tier != "" {
-			e.Score += 0.25
-		}
-		if len(q.Keys) > 0 {
-			e.Score++
-		}
-		if len(tags) > 0 {
-			e.Score += float64(hits) / float64(len(tags))
 		}
 		if len(words) > 0 {
 			text := strings.ToLower(string(e.Content) + " " + string(e.Key) + " " + strings.Join(e.Tags, " "))
@@ -362,9 +342,10 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
 					n++
 				}
 			}
-			e.Score += float64(n) / float64(len(words))
+			score += float64(n) / float64(len(words))
 		}
-		if e.Score = math.Round(e.Score*1e4) / 1e4; e.Score >= q.MinScore {
+		e.Score = math.Round(score*1e4) / 1e4
+		if e.Score >= q.MinScore {
 			found = append(found, e)
 		}
 		return nil
@@ -372,11 +353,7 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
 	if err != nil {
 		return nil, err
 	}
-	slices.SortStableFunc(found, func(a, b protocol.MemoryEntry) int { return cmp.Compare(b.Score, a.Score) })
-	if limit := max(q.Limit, 0); limit < int64(len(found)) {
-		found = found[:limit]
-	}
-	return found, nil
+	return q.Best(found), nil
 }
 
 // Forget implements a2e.Memories: entries with one of the keys or one of the
@@ -392,7 +369,7 @@ func (m *memory) Forget(ctx context.Context, r *protocol.Request, id string, q p
 	n := 0
 	err = m.each(ctx, r, h, q.Tier, func(row journal.Row[stored]) error {
 		s := row.Value
-		if s.Owner != h.Owner || !q.Holds(s.Entry.Tier, true) || !keys[row.Key] && shared(s.Entry.Tags, q.Tags) == 0 {
+		if s.Owner != h.Owner || !q.Forgets(s.Entry, keys[row.Key]) {
 			return nil
 		}
 		n++

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -409,15 +410,15 @@ func answers(line, request string) bool {
 	return json.Unmarshal([]byte(line), &v) == nil && v.ReqID == request
 }
 
+func (t *sessionStore) all() []*ownSession {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Values(t.sessions))
+}
+
 // refresh extends the time of this node's sessions.
 func (t *sessionStore) refresh(ctx context.Context) {
-	t.mu.Lock()
-	all := make([]*ownSession, 0, len(t.sessions))
-	for _, k := range t.sessions {
-		all = append(all, k)
-	}
-	t.mu.Unlock()
-	for _, k := range all {
+	for _, k := range t.all() {
 		k.mu.Lock()
 		if err := t.save(ctx, k); err != nil && !errors.Is(err, protocol.ErrMoved) {
 			t.log.Warn("cannot keep an A2E session", "agent", k.rec.Agent, "error", err)
@@ -431,12 +432,8 @@ func (t *sessionStore) shut(ctx context.Context) {
 	t.stop()
 	t.mu.Lock()
 	t.closed = true
-	all := make([]*ownSession, 0, len(t.sessions))
-	for _, k := range t.sessions {
-		all = append(all, k)
-	}
 	t.mu.Unlock()
-	for _, k := range all {
+	for _, k := range t.all() {
 		k.mu.Lock()
 		if k.timer != nil && k.timer.Stop() {
 			t.work.Done()

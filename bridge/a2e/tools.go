@@ -192,41 +192,39 @@ func (t *tools) Call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolRe
 
 func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target,
 	arguments json.RawMessage) (protocol.ToolResult, error) {
-	if isWrapped(tg.skill.Input) {
-		arguments = unwrap(arguments)
-	}
-	reply, err := t.call(ctx, c.Request, tg, arguments, c.Streaming, nil)
-	if err != nil {
-		return protocol.ToolResult{}, err
-	}
-	data, err := toData(reply.Parts)
-	if err != nil {
-		return protocol.ToolResult{}, err
-	}
-	metadata := provenanceOf(reply, t.b.c.Hub.ID(), bridge.Call)
-	return protocol.ToolResult{Success: true, Data: data, Metadata: metadata}, nil
+	data, metadata, err := t.call(ctx, c.Request, tg, arguments, c.Streaming, nil)
+	return protocol.ToolResult{Success: true, Data: data, Metadata: metadata}, err
 }
 
-// call sends a request to a skill and waits for its answer. Events go to the
-// agent as they come, before the answer. more is what only A2E says.
+// call sends a request to a skill and waits for its answer, which it gives as the data
+// and metadata of a result. Events go to the agent as they come, before the answer.
+// more is what only A2E says.
 func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool,
-	more map[string]json.RawMessage) (*parley.Message, error) {
+	more map[string]json.RawMessage) (data, metadata json.RawMessage, err error) {
+	if isWrapped(tg.skill.Input) {
+		content = unwrap(content)
+	}
 	parts, err := fromContent(content)
 	if err != nil {
-		return nil, protocol.ErrSchema.Because(err)
+		return nil, nil, protocol.ErrSchema.Because(err)
 	}
 	m := t.b.request(r, parley.Request)
 	m.To, m.Skill, m.Parts, m.Extensions = tg.agent, tg.skill.ID, parts, more
 	if !streaming {
 		m.Trace.Foreign[foreignEvents] = "no"
 	}
-	return t.b.call(ctx, r, m, false, func(e *parley.Message) error {
+	reply, err := t.b.call(ctx, r, m, false, func(e *parley.Message) error {
 		if !streaming {
 			return nil
 		}
 		kind, data := toEvent(e)
 		return r.Event(ctx, kind, data)
 	})
+	if err != nil {
+		return nil, nil, err
+	}
+	data, err = toData(reply.Parts)
+	return data, provenanceOf(reply, t.b.c.Hub.ID(), bridge.Call), err
 }
 
 // skills is the directory as skills (A2E §6.4).
@@ -267,24 +265,12 @@ func (s skills) Call(ctx context.Context, c *protocol.SkillCall) (protocol.Skill
 	if !ok {
 		return protocol.SkillResult{}, protocol.ErrUnknownSkill
 	}
-	arguments := c.Arguments
-	if isWrapped(tg.skill.Input) {
-		arguments = unwrap(arguments)
-	}
 	var more map[string]json.RawMessage
 	if !jsonx.IsNull(c.LLMOverride) {
 		more = map[string]json.RawMessage{Protocol: json.RawMessage(`{"llm_override":` + string(c.LLMOverride) + `}`)}
 	}
-	reply, err := s.t.call(ctx, c.Request, tg, arguments, c.Streaming, more)
-	if err != nil {
-		return protocol.SkillResult{}, err
-	}
-	data, err := toData(reply.Parts)
-	if err != nil {
-		return protocol.SkillResult{}, err
-	}
-	metadata := provenanceOf(reply, s.t.b.c.Hub.ID(), bridge.Call)
-	return protocol.SkillResult{Success: true, Data: data, Metadata: metadata}, nil
+	data, metadata, err := s.t.call(ctx, c.Request, tg, c.Arguments, c.Streaming, more)
+	return protocol.SkillResult{Success: true, Data: data, Metadata: metadata}, err
 }
 
 // The hub's own tools.
@@ -297,11 +283,7 @@ const (
 )
 
 func isHubTool(name string) bool {
-	switch name {
-	case toolInbox, toolReply, toolSend, toolFind, toolAsk:
-		return true
-	}
-	return false
+	return slices.Contains([]string{toolInbox, toolReply, toolSend, toolFind, toolAsk}, name)
 }
 
 func hubTools(many bool) []protocol.ToolDefinition {
