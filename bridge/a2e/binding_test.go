@@ -189,6 +189,7 @@ func (w *world) tell(ctx context.Context, to, text string) error {
 }
 
 func TestTools(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, node.Config{})
 	w.each("A2E-120 list", func(t *testing.T, c *protocol.Client) {
 		list, err := c.Tools(t.Context(), protocol.ToolQuery{})

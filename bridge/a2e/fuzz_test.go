@@ -91,7 +91,7 @@ func FuzzHTTP(f *testing.F) {
 		}
 		if state%4 > 2 {
 			send(`{"type":"tool/call/req","id":"slow","tool_name":"crew-echo__slow","arguments":{},"timeout":1}` +
-				"\n" + `{"type":"shutdown","timeout":3}`)
+				"\n" + `{"type":"shutdown","timeout":1}`)
 		}
 		code, text := call(method, path, session, string(body))
 		if !slices.Contains([]int{200, 400, 404, 405, 413, 426, 429, 501, 503}, code) ||

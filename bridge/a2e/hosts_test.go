@@ -95,6 +95,7 @@ func (w *world) skills(agent string) []string {
 func TestHostFaults(t *testing.T) {
 	for name, web := range map[string]bool{"http": true, "tcp": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			h := newLabHost(t, web)
 			w := newWorld(t, node.Config{Agents: map[string]node.Agent{
 				"lab": {A2E: &node.A2EAgent{URL: h.url()}, Expose: parley.Everywhere},
@@ -139,6 +140,7 @@ func TestHostFaults(t *testing.T) {
 // TestHostSilent: a host that has the request and says nothing is told apart from
 // one that cannot be reached.
 func TestHostSilent(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -192,6 +194,7 @@ func TestHostSilent(t *testing.T) {
 func TestHostComesBack(t *testing.T) {
 	for name, web := range map[string]bool{"http": true, "tcp": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			h := newLabHost(t, web)
 			h.start("one")
 			w := newWorld(t, node.Config{Agents: map[string]node.Agent{

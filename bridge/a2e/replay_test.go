@@ -425,6 +425,7 @@ func TestReplayToHub(t *testing.T) {
 	passed := []string{"env", "planning", "learning"}
 	for _, transport := range []string{"http", "tcp"} {
 		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
 			var script []exchange
 			for _, name := range slices.Sorted(maps.Keys(all)) {
 				for _, e := range all[name] {

@@ -333,6 +333,7 @@ func TestInboxOverABreak(t *testing.T) {
 		"after the answer":  `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":1},"timeout":60}`,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t, node.Config{})
 			raw := newRaw(t, w.Addresses().Local+"/a2e")
 			stream := raw.stream(t)

@@ -42,7 +42,13 @@ func twoHubs(t *testing.T) (first, second *world) {
 // TestTwoHubs: two hubs on one journal. An agent at one of them gets what the
 // other one hands out, and its work is reported wherever it awaits it.
 func TestTwoHubs(t *testing.T) {
+	t.Parallel()
 	first, second := twoHubs(t)
+	first.A2E().SetRoom(64 << 10)
+	second.A2E().SetRoom(64 << 10)
+	for name, w := range map[string][2]*world{"asks elsewhere": {first, second}, "asks here": {second, second}} {
+		t.Run(name, func(t *testing.T) { testAsks(t, w[0], w[1]) })
+	}
 	for name, w := range map[string][2]*world{"the other hub": {first, second}, "the same hub": {first, first},
 		"back": {second, first}} {
 		t.Run(name, func(t *testing.T) {

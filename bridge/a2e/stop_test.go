@@ -42,6 +42,7 @@ func (l *logged) String() string {
 // an agent come back to answer them, over each transport. New calls are refused,
 // and nothing is wrong with such a stop.
 func TestStopWithWaitingCallers(t *testing.T) {
+	t.Parallel()
 	log := &logged{}
 	w := newWorld(t, node.Config{Log: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	ctx := t.Context()
