@@ -66,12 +66,13 @@ func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 		}
 		p.final = m
 	}
-	p.poke()
+	poke(p.wake)
 }
 
-func (p *call) poke() {
+// poke leaves a token in c, unless there is one.
+func poke(c chan struct{}) {
 	select {
-	case p.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -81,7 +82,7 @@ func (p *call) fail(err error) {
 	defer p.mu.Unlock()
 	if p.final == nil && p.err == nil {
 		p.err = err
-		p.poke()
+		poke(p.wake)
 	}
 }
 
@@ -93,7 +94,7 @@ func (p *call) lose(err error) {
 	case p.final != nil || p.err != nil:
 	case p.left == hasLeft:
 		p.err = err
-		p.poke()
+		poke(p.wake)
 	case p.left == leaves:
 		p.doubt = err // whether it left is known when the link says so
 	}
@@ -117,7 +118,7 @@ func (p *call) sent(left bool) {
 	}
 	if p.doubt != nil && p.final == nil && p.err == nil {
 		p.err = p.doubt
-		p.poke()
+		poke(p.wake)
 	}
 }
 

@@ -311,16 +311,7 @@ func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawM
 		if len(cur) == 0 || cur[0] != '{' {
 			return nil
 		}
-		var found json.RawMessage
-		for _, m := range members(cur) {
-			if name, _ := unquote(m.name.of(cur)); name == part {
-				found = m.value.of(cur)
-			}
-		}
-		if found == nil {
-			return nil
-		}
-		cur = found
+		cur = lookup(cur, members(cur), part)
 	}
 	if string(cur) == "null" {
 		return nil

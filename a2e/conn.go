@@ -293,7 +293,7 @@ func (w *connWriter) help(s *Session, st *stream) {
 			return
 		}
 	}
-	st.poke()
+	poke(st.wake)
 }
 
 // write writes a batch of what waits; the caller has the turn.

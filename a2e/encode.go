@@ -86,17 +86,7 @@ func bodyOf(v any) (json.RawMessage, error) {
 
 // appendTime writes seconds since 1970 in plain decimal with microseconds.
 func appendTime(dst []byte, t time.Time) []byte {
-	us := t.UnixMicro()
-	if us < 0 {
-		us = 0
-	}
-	dst = strconv.AppendInt(dst, us/1e6, 10)
-	dst = append(dst, '.')
-	frac := us % 1e6
-	for unit := int64(1e5); unit > 0; unit /= 10 {
-		dst = append(dst, byte('0'+frac/unit%10))
-	}
-	return dst
+	return strconv.AppendFloat(dst, float64(max(t.UnixMicro(), 0))/1e6, 'f', 6, 64)
 }
 
 // encoder is a message, or an object in one, that is being written member by member.

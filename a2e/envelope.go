@@ -223,14 +223,7 @@ func faultDetail(faults []schemaFault) json.RawMessage {
 }
 
 // member gives the value of a member as it was sent, nil if it was not.
-func (m *Envelope) member(name string) []byte {
-	for i := len(m.ms) - 1; i >= 0; i-- {
-		if m.ms[i].is(m.raw, name) {
-			return m.ms[i].value.of(m.raw)
-		}
-	}
-	return nil
-}
+func (m *Envelope) member(name string) []byte { return lookup(m.raw, m.ms, name) }
 
 // Get gives the value of a member as it was sent, numbers with their
 // literals, or else the default of its type; nil if there is neither. The
@@ -282,18 +275,13 @@ func (m *Envelope) Float(name string) float64 {
 
 // Strings gives a member that is an array of strings, or else its default.
 func (m *Envelope) Strings(name string) []string {
-	v := m.Get(name)
-	if len(v) == 0 || v[0] != '[' {
-		return nil
-	}
 	var out []string
-	elements(v, func(_ int, e []byte) bool {
+	for _, e := range m.Values(name) {
 		if e[0] == '"' {
 			s, _ := unquote(e)
 			out = append(out, s)
 		}
-		return true
-	})
+	}
 	return out
 }
 

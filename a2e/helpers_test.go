@@ -208,7 +208,7 @@ func newTestTools() *testTools {
 	})
 	add("stream", func(ctx context.Context, c *ToolCall) (any, error) {
 		_ = c.Progress(ctx, 10, "a")
-		_ = c.Logf(ctx, "info", "b")
+		_ = c.Event(ctx, KindLog, map[string]any{"level": "info", "message": "b"})
 		_ = c.Artifact(ctx, "x", "text/plain", []byte("hi"), true)
 		_ = c.Status(ctx, "c")
 		return map[string]any{"done": true}, nil

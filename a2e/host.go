@@ -7,7 +7,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -246,11 +248,7 @@ func (h *Host) drop(s *Session) {
 	}
 	delete(h.moved, s)
 	if h.closed && len(h.sessions)+len(h.moved) == 0 {
-		select {
-		case <-h.idle:
-		default:
-			close(h.idle)
-		}
+		closeOnce(h.idle)
 	}
 }
 
@@ -340,19 +338,9 @@ func (h *Host) Shutdown(ctx context.Context) error {
 	h.init()
 	h.mu.Lock()
 	h.closed = true
-	all := make([]*Session, 0, len(h.sessions))
-	for _, s := range h.sessions {
-		all = append(all, s)
-	}
-	for s := range h.moved {
-		all = append(all, s)
-	}
+	all := slices.AppendSeq(slices.Collect(maps.Values(h.sessions)), maps.Keys(h.moved))
 	if len(all) == 0 {
-		select {
-		case <-h.idle:
-		default:
-			close(h.idle)
-		}
+		closeOnce(h.idle)
 	}
 	h.mu.Unlock()
 	for _, s := range all {

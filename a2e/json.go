@@ -81,6 +81,16 @@ func membersInto(ms []member, object []byte) []member {
 	return ms
 }
 
+// lookup gives the value of the last member of a name, nil if there is none.
+func lookup(object []byte, ms []member, name string) []byte {
+	for i := len(ms) - 1; i >= 0; i-- {
+		if ms[i].is(object, name) {
+			return ms[i].value.of(object)
+		}
+	}
+	return nil
+}
+
 // fewMembers is how many members are collected without an allocation.
 const fewMembers = 16
 

@@ -40,13 +40,7 @@ type Limits struct {
 	KeepAlive time.Duration // between comments on an idle SSE stream: 15 s
 }
 
-func orInt(p *int, d int) {
-	if *p <= 0 {
-		*p = d
-	}
-}
-
-func orTime(p *time.Duration, d time.Duration) {
+func or[T int | time.Duration](p *T, d T) {
 	if *p <= 0 {
 		*p = d
 	}
@@ -54,38 +48,38 @@ func orTime(p *time.Duration, d time.Duration) {
 
 // filled gives l with its defaults.
 func (l Limits) filled() Limits {
-	orInt(&l.Frame, DefaultMaxFrame)
+	or(&l.Frame, DefaultMaxFrame)
 	l.Frame = min(l.Frame, HardMaxFrame)
-	orInt(&l.HandshakeFrame, 64<<10)
+	or(&l.HandshakeFrame, 64<<10)
 	l.HandshakeFrame = min(l.HandshakeFrame, l.Frame)
-	orInt(&l.HandshakeBytes, 4<<20)
+	or(&l.HandshakeBytes, 4<<20)
 	l.HandshakeBytes = max(l.HandshakeBytes, 2*l.HandshakeFrame)
-	orInt(&l.Depth, DefaultMaxDepth)
+	or(&l.Depth, DefaultMaxDepth)
 	l.Depth = min(l.Depth, 1000)
-	orInt(&l.FrameFaults, 8)
-	orInt(&l.Sessions, 10_000)
-	orInt(&l.Pending, 1_000)
-	orInt(&l.PendingPerRemote, 32)
-	orInt(&l.SessionsPerMinute, 240)
-	orTime(&l.Handshake, 30*time.Second)
-	orInt(&l.HandshakeTries, 3)
-	orTime(&l.Idle, 5*time.Minute)
-	orInt(&l.Parallel, 16)
-	orInt(&l.Queued, 256)
-	orTime(&l.Request, 25*time.Second)
-	orTime(&l.Longest, time.Hour)
-	orTime(&l.Drain, 30*time.Second)
-	orTime(&l.Hangup, 2*time.Second)
-	orInt(&l.Seen, 16_384)
-	orTime(&l.SeenFor, 5*time.Minute)
-	orInt(&l.Answers, 256<<10)
-	orInt(&l.AllAnswers, 64<<20)
-	orInt(&l.OutFrames, 1024)
-	orInt(&l.OutBytes, 16<<20)
-	orInt(&l.Replay, 64<<10)
-	orTime(&l.ReplayFor, time.Minute)
-	orTime(&l.Write, 30*time.Second)
-	orTime(&l.KeepAlive, 15*time.Second)
+	or(&l.FrameFaults, 8)
+	or(&l.Sessions, 10_000)
+	or(&l.Pending, 1_000)
+	or(&l.PendingPerRemote, 32)
+	or(&l.SessionsPerMinute, 240)
+	or(&l.Handshake, 30*time.Second)
+	or(&l.HandshakeTries, 3)
+	or(&l.Idle, 5*time.Minute)
+	or(&l.Parallel, 16)
+	or(&l.Queued, 256)
+	or(&l.Request, 25*time.Second)
+	or(&l.Longest, time.Hour)
+	or(&l.Drain, 30*time.Second)
+	or(&l.Hangup, 2*time.Second)
+	or(&l.Seen, 16_384)
+	or(&l.SeenFor, 5*time.Minute)
+	or(&l.Answers, 256<<10)
+	or(&l.AllAnswers, 64<<20)
+	or(&l.OutFrames, 1024)
+	or(&l.OutBytes, 16<<20)
+	or(&l.Replay, 64<<10)
+	or(&l.ReplayFor, time.Minute)
+	or(&l.Write, 30*time.Second)
+	or(&l.KeepAlive, 15*time.Second)
 	return l
 }
 
@@ -106,17 +100,17 @@ type ClientLimits struct {
 }
 
 func (l ClientLimits) filled() ClientLimits {
-	orInt(&l.Frame, DefaultMaxFrame)
+	or(&l.Frame, DefaultMaxFrame)
 	l.Frame = min(l.Frame, HardMaxFrame)
-	orTime(&l.Handshake, 30*time.Second)
-	orTime(&l.Request, 300*time.Second)
-	orInt(&l.Requests, 4096)
-	orInt(&l.Events, 1024)
-	orInt(&l.Pushes, 1024)
-	orTime(&l.BackoffLo, time.Second)
-	orTime(&l.BackoffHi, 30*time.Second)
-	orInt(&l.Tries, 3)
-	orTime(&l.Exit, 3*time.Second)
-	orTime(&l.Term, 2*time.Second)
+	or(&l.Handshake, 30*time.Second)
+	or(&l.Request, 300*time.Second)
+	or(&l.Requests, 4096)
+	or(&l.Events, 1024)
+	or(&l.Pushes, 1024)
+	or(&l.BackoffLo, time.Second)
+	or(&l.BackoffHi, 30*time.Second)
+	or(&l.Tries, 3)
+	or(&l.Exit, 3*time.Second)
+	or(&l.Term, 2*time.Second)
 	return l
 }

@@ -49,13 +49,6 @@ func newStream(ctx context.Context) *stream {
 	return &stream{ctx: ctx, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 }
 
-func (st *stream) poke() {
-	select {
-	case st.wake <- struct{}{}:
-	default:
-	}
-}
-
 func (o *outbox) len() int { return len(o.waiting) - o.head }
 
 // takeAll takes what waits.
@@ -89,7 +82,7 @@ func (o *outbox) pushFront(fs ...outFrame) {
 		o.bytes += len(f.line)
 	}
 	if o.stream != nil {
-		o.stream.poke()
+		poke(o.stream.wake)
 	}
 }
 
@@ -102,7 +95,7 @@ func (o *outbox) attach(st *stream) (unread []func(bool)) {
 	o.stream = st
 	o.rewind()
 	if o.len() > 0 {
-		st.poke()
+		poke(st.wake)
 	}
 	return o.takeUnproved()
 }

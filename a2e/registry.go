@@ -484,20 +484,13 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 
 // corrective: feedback that corrects must say what is correct (A2E §6.14).
 func (c *checker) corrective(v []byte, ms []member, path string) {
-	var polarity, correction string
-	for _, m := range ms {
-		value := m.value.of(v)
-		if value[0] != '"' {
-			continue
+	text := func(name string) (s string) {
+		if value := lookup(v, ms, name); len(value) > 0 && value[0] == '"' {
+			s, _ = unquote(value)
 		}
-		switch {
-		case m.is(v, "polarity"):
-			polarity, _ = unquote(value)
-		case m.is(v, "correction"):
-			correction, _ = unquote(value)
-		}
+		return s
 	}
-	if polarity == "corrective" && correction == "" {
+	if text("polarity") == "corrective" && text("correction") == "" {
 		c.add(path+".correction", "missing")
 	}
 }

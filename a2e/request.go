@@ -433,7 +433,7 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	case own && st.write != nil:
 		st.write()
 	default:
-		st.poke()
+		poke(st.wake)
 	}
 	if drained {
 		s.close()
@@ -499,11 +499,6 @@ func (r *Request) Progress(ctx context.Context, percent int, message string) err
 // Status sends a one-line status event.
 func (r *Request) Status(ctx context.Context, message string) error {
 	return r.Event(ctx, KindStatus, map[string]any{"message": message})
-}
-
-// Logf sends a log event.
-func (r *Request) Logf(ctx context.Context, level, format string, args ...any) error {
-	return r.Event(ctx, KindLog, map[string]any{"level": level, "message": fmt.Sprintf(format, args...)})
 }
 
 // Artifact sends a piece of a file; final marks the last one.

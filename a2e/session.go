@@ -130,11 +130,16 @@ func (s *Session) Away() <-chan struct{} {
 // leavesLocked notes that the agent is away.
 func (s *Session) leavesLocked() {
 	if s.away != nil {
-		select {
-		case <-s.away:
-		default:
-			close(s.away)
-		}
+		closeOnce(s.away)
+	}
+}
+
+// closeOnce closes c, unless it is closed; its owner locks it.
+func closeOnce(c chan struct{}) {
+	select {
+	case <-c:
+	default:
+		close(c)
 	}
 }
 
@@ -373,7 +378,7 @@ func (s *Session) send(line []byte) error {
 	st := s.out.stream
 	s.mu.Unlock()
 	if st != nil {
-		st.poke()
+		poke(st.wake)
 	}
 	return err
 }

@@ -232,10 +232,8 @@ func exitCodeOf(data json.RawMessage) []byte {
 	if data[0] != '{' || !bytes.Contains(data, []byte(`exit_code`)) {
 		return exit
 	}
-	for _, m := range members(data) {
-		if v := m.value.of(data); m.is(data, "exit_code") && isNumber(v[0]) && integral(v) {
-			exit = v
-		}
+	if v := lookup(data, members(data), "exit_code"); v != nil && isNumber(v[0]) && integral(v) {
+		exit = v
 	}
 	return exit
 }

@@ -3,6 +3,7 @@ package a2e
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 
 	"github.com/parley-hub/parley"
@@ -52,12 +53,7 @@ func parameters(raw json.RawMessage) []protocol.ToolParameter {
 	}
 	switch k := s.kind(); {
 	case k == "object" || k == "" && len(s.Enum) == 0:
-		names := make([]string, 0, len(s.Properties))
-		for name := range s.Properties {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
+		for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
 			p := parameter(name, s.Properties[name], 0)
 			p.Required = slices.Contains(s.Required, name)
 			list = append(list, p)
@@ -127,25 +123,17 @@ func schemaOf(list []protocol.ToolParameter) (json.RawMessage, error) {
 	return json.RawMessage(s), err
 }
 
+// jsonTypes are the types of JSON Schema by those of hosts.
+var jsonTypes = map[string]string{"string": "string", "integer": "integer", "number": "number", "boolean": "boolean",
+	"object": "object", "array": "array",
+	"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
+
 func objectSchema(list []protocol.ToolParameter, depth int) map[string]any {
 	properties, required := map[string]any{}, []string{}
 	for _, p := range list {
 		v := map[string]any{}
-		switch p.Type {
-		case "string", "integer", "number", "boolean", "object", "array":
-			v["type"] = p.Type
-		case "str":
-			v["type"] = "string"
-		case "int":
-			v["type"] = "integer"
-		case "float":
-			v["type"] = "number"
-		case "bool":
-			v["type"] = "boolean"
-		case "dict":
-			v["type"] = "object"
-		case "list":
-			v["type"] = "array"
+		if typ := jsonTypes[p.Type]; typ != "" {
+			v["type"] = typ
 		}
 		if len(p.Properties) > 0 && depth < 8 {
 			inner := make([]protocol.ToolParameter, 0, len(p.Properties))
