@@ -23,7 +23,7 @@
 // same id and enrolled keys tell them apart, each identity has the fingerprint of
 // its key, and Lookup by the id alone finds none of them. Where two hubs give one
 // identity to two agents at once, it leads to the older agent. A proved sender that
-// nobody added has a name from [Stranger]: the same each time, and stored nowhere.
+// nobody added has a name from [GuestName]: the same each time, and stored nowhere.
 package directory
 
 import (

@@ -155,12 +155,12 @@ func TestStrangerNames(t *testing.T) {
 	for _, id := range []string{"agent://client.local", "agent://client.local:8080", "agent1qxyz", "",
 		"agent://ÜBER..x", "___", "A--b"} {
 		for _, key := range []string{"k1", "k2"} {
-			n := Stranger("samvad", id, key)
+			n := GuestName("samvad", id, key)
 			if err := parley.CheckName(n); err != nil || seen[n] {
-				t.Errorf("Stranger(%q, %q) = %q, %v, seen %v", id, key, n, err, seen[n])
+				t.Errorf("GuestName(%q, %q) = %q, %v, seen %v", id, key, n, err, seen[n])
 			}
 			seen[n] = true
-			if n != Stranger("samvad", id, key) {
+			if n != GuestName("samvad", id, key) {
 				t.Errorf("the name of %q changes", id)
 			}
 		}

@@ -85,9 +85,9 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 	} else {
 		var ok bool
 		if a.Name, ok = agentName(workspaceID, peer); !ok {
-			a.Name = directory.Stranger(Protocol, id.ID, "")
+			a.Name = directory.GuestName(Protocol, id.ID, "")
 		} else if _, taken := dir.Agent(a.Name); taken {
-			a.Name = directory.Stranger(Protocol, id.ID, "")
+			a.Name = directory.GuestName(Protocol, id.ID, "")
 		}
 	}
 	if guest {
@@ -107,7 +107,7 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 func ChannelName(workspaceID, channel string) string {
 	name := "agh/" + workspaceID + "/" + channel
 	if parley.CheckName(name) != nil {
-		name = directory.Stranger(Protocol, workspaceID+"/"+channelMark+channel, "")
+		name = directory.GuestName(Protocol, workspaceID+"/"+channelMark+channel, "")
 	}
 	return name
 }

@@ -320,7 +320,7 @@ func (b *Binding) nameOf(id string) (name string, standIn bool) {
 	if e, ok := b.c.Hub.Directory().Lookup(Protocol, id); ok {
 		return e.Name, false
 	}
-	return directory.Stranger(Protocol, id, ""), false
+	return directory.GuestName(Protocol, id, ""), false
 }
 
 // isPeer reports whether a registered agent is no stand-in of this node or another.
@@ -358,7 +358,7 @@ func (b *Binding) enter(ctx context.Context, id string) error {
 		return err
 	}
 	e, ok := d.Lookup(Protocol, id)
-	name, source := directory.Stranger(Protocol, id, ""), directory.FromGuest
+	name, source := directory.GuestName(Protocol, id, ""), directory.FromGuest
 	if a.Enrolled {
 		source = directory.FromAgent // the operator registered its card
 	}

@@ -60,7 +60,7 @@ func (b *Binding) agentName(a *protocol.Agent) string {
 // sender finds the directory name of a proved sender.
 func (b *Binding) sender(r *protocol.Request) string {
 	if r.Verdict.Assurance != protocol.Signed {
-		return directory.Stranger(Protocol, r.From, hostOf(r.Remote))
+		return directory.GuestName(Protocol, r.From, hostOf(r.Remote))
 	}
 	if name, ok := strings.CutPrefix(r.Verdict.KeySource, enrolledSource); ok {
 		return name
@@ -68,7 +68,7 @@ func (b *Binding) sender(r *protocol.Request) string {
 	if e, ok := b.c.Hub.Directory().Lookup(Protocol, r.From); ok {
 		return e.Name
 	}
-	return directory.Stranger(Protocol, r.From, "")
+	return directory.GuestName(Protocol, r.From, "")
 }
 
 // dropTalk removes the skill talk from a message, which is only SAMVAD's name for

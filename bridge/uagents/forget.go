@@ -72,8 +72,8 @@ func (b *Binding) about(f *hub.Forgetting, s *storedItem) bool {
 	// An envelope of another uAgent is in the conversation of its session.
 	to, _ := b.nameAt(e.Target)
 	from, _ := b.nameAt(e.Sender)
-	for _, from := range []string{from, directory.Stranger(Protocol, e.Sender, ""),
-		directory.Stranger(Protocol, e.Sender, "unsigned")} {
+	for _, from := range []string{from, directory.GuestName(Protocol, e.Sender, ""),
+		directory.GuestName(Protocol, e.Sender, "unsigned")} {
 		if from != "" && b.c.Hub.Conversation(Protocol, scope(e.Target), e.Session, from, to) == f.Conversation {
 			return true
 		}

@@ -421,12 +421,12 @@ func (b *Binding) model(digest string) *protocol.Model {
 // sender finds the directory name of a sender.
 func (b *Binding) sender(r *protocol.Request) string {
 	if r.Verdict.Assurance != protocol.Signed {
-		return directory.Stranger(Protocol, r.Sender, "unsigned")
+		return directory.GuestName(Protocol, r.Sender, "unsigned")
 	}
 	if e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); ok {
 		return e.Name
 	}
-	return directory.Stranger(Protocol, r.Sender, "")
+	return directory.GuestName(Protocol, r.Sender, "")
 }
 
 // scope of an envelope: its target.

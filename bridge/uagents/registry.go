@@ -81,7 +81,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 		}
 		skills, more = nil, 0
 	}
-	a := parley.Agent{Name: directory.Stranger(Protocol, r.Address, ""), Skills: skills, Exposed: b.c.Expose,
+	a := parley.Agent{Name: directory.GuestName(Protocol, r.Address, ""), Skills: skills, Exposed: b.c.Expose,
 		Identities: []parley.Identity{{Protocol: Protocol, ID: r.Address}}}
 	if ok {
 		a = e.Agent

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Stranger names a proved sender that nobody added: "guest/<protocol>/<id>", with the
+// GuestName names a proved sender that nobody added: "guest/<protocol>/<id>", with the
 // id made to fit a name, and eight digits of a hash of id and key fingerprint, so
 // that two senders with one id and different keys have two names.
-func Stranger(protocol, id, fingerprint string) string {
+func GuestName(protocol, id, fingerprint string) string {
 	sum := sha256.Sum256([]byte(protocol + "\x00" + id + "\x00" + fingerprint))
 	var b strings.Builder
 	for _, r := range strings.ToLower(strings.TrimPrefix(id, "agent://")) {
