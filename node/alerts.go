@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -63,8 +62,6 @@ type alerts struct {
 	stop  context.CancelFunc
 	done  sync.WaitGroup
 
-	failing atomic.Int64 // len(peers), to be read without the lock
-
 	mu       sync.Mutex
 	peers    map[string]*failingPeer
 	told     map[alertKey]*toldAlert
@@ -98,22 +95,11 @@ func newAlerts(n *Node) *alerts {
 func (a *alerts) start() {
 	ctx, stop := context.WithCancel(context.Background())
 	a.stop = stop
-	a.done.Add(2)
-	go func() {
-		defer a.done.Done()
-		t := time.NewTicker(alertTick)
-		defer t.Stop()
-		for {
-			a.check()
-			select {
-			case <-t.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	go func() {
-		defer a.done.Done()
+	a.done.Go(func() {
+		a.check()
+		every(ctx, alertTick, a.check)
+	})
+	a.done.Go(func() {
 		for {
 			select {
 			case v := <-a.queue:
@@ -122,7 +108,7 @@ func (a *alerts) start() {
 				return
 			}
 		}
-	}()
+	})
 }
 
 func (a *alerts) close() {
@@ -142,18 +128,13 @@ func (a *alerts) config() Alerts {
 	return c
 }
 
-// attempted takes the outcome of each attempt. While no agent fails it costs one
-// atomic load.
+// attempted takes the outcome of each attempt.
 func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 	switch {
 	case err == nil:
-		if a.failing.Load() == 0 {
-			return
-		}
 		a.mu.Lock()
 		p := a.peers[to]
 		delete(a.peers, to)
-		a.failing.Store(int64(len(a.peers)))
 		a.mu.Unlock()
 		if p != nil && p.told {
 			a.tell(Alert{Kind: alertRecovered, About: to,
@@ -173,7 +154,6 @@ func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 			}
 			p = &failingPeer{since: a.now()}
 			a.peers[to] = p
-			a.failing.Store(int64(len(a.peers)))
 		}
 		p.failures++
 		p.reason = err.Text
@@ -318,12 +298,7 @@ func (a *alerts) send(ctx context.Context, v Alert) {
 				try, "error", err)
 			return
 		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-		}
+		_ = wait(ctx, pause) // the next try says why it ended
 		pause *= 5
 	}
 }

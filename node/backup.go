@@ -157,10 +157,7 @@ func VerifyBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error
 }
 
 func (c *Restore) key() ([]byte, error) {
-	if c.KeyFile == "" {
-		return nil, nil
-	}
-	key, err := secretFile(c.KeyFile)
+	key, err := optionalKey(c.KeyFile)
 	if err != nil {
 		return nil, fmt.Errorf("engine.key_file: %w", err)
 	}

@@ -58,18 +58,13 @@ func (e *eraser) start() {
 		if err := e.resume(e.ctx); err != nil && e.ctx.Err() == nil {
 			e.n.log.Error("an interrupted erasure cannot be finished; the next start tries again", "error", err)
 		}
-		tick := time.NewTicker(cmp.Or(e.n.c.Retention.Every.Duration, time.Hour))
-		defer tick.Stop()
-		for {
+		pass := func() {
 			if err := e.retain(e.ctx); err != nil && e.ctx.Err() == nil {
 				e.n.log.Error("retention failed; the next pass tries again", "error", err)
 			}
-			select {
-			case <-tick.C:
-			case <-e.ctx.Done():
-				return
-			}
 		}
+		pass()
+		every(e.ctx, cmp.Or(e.n.c.Retention.Every.Duration, time.Hour), pass)
 	})
 }
 
@@ -91,26 +86,19 @@ func (e *eraser) lock(ctx context.Context) (end func(), err error) {
 		e.one.Unlock()
 		return nil, err
 	}
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(eraseTTL / 4)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				if err := lease.Renew(e.ctx); err != nil && e.ctx.Err() == nil {
-					e.n.log.Warn("the lease on erasures cannot be renewed; another hub may erase at the same time",
-						"error", err)
-				}
-			case <-done:
-				return
+	var renewing sync.WaitGroup
+	held, stop := context.WithCancel(context.Background())
+	renewing.Go(func() {
+		every(held, eraseTTL/4, func() {
+			if err := lease.Renew(e.ctx); err != nil && e.ctx.Err() == nil {
+				e.n.log.Warn("the lease on erasures cannot be renewed; another hub may erase at the same time",
+					"error", err)
 			}
-		}
-	}()
+		})
+	})
 	return func() {
-		close(done)
-		<-ended
+		stop()
+		renewing.Wait()
 		if err := lease.Release(context.WithoutCancel(ctx)); err != nil {
 			e.n.log.Warn("the lease on erasures cannot be released; other hubs wait until it expires", "error", err)
 		}
@@ -125,12 +113,8 @@ func (e *eraser) waitLock(ctx context.Context) (end func(), err error) {
 		if !errors.Is(err, journal.ErrExists) {
 			return end, err
 		}
-		pause := time.NewTimer(2 * time.Second)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
-			return nil, ctx.Err()
+		if err := wait(ctx, 2*time.Second); err != nil {
+			return nil, err
 		}
 	}
 }

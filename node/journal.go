@@ -41,12 +41,9 @@ func (n *Node) openJournal(ctx context.Context) error {
 	if n.c.Progress != nil {
 		jc.Progress = func(done, total uint64) { n.c.Progress("reading the journal", done, total) }
 	}
-	if e.KeyFile != "" {
-		key, err := secretFile(e.KeyFile)
-		if err != nil {
-			return fmt.Errorf("engine.key_file: %w", err)
-		}
-		jc.Key = key
+	var err error
+	if jc.Key, err = optionalKey(e.KeyFile); err != nil {
+		return fmt.Errorf("engine.key_file: %w", err)
 	}
 	dir := ""
 	if e.URL == "" && n.k.durability != journal.Memory {
@@ -64,7 +61,6 @@ func (n *Node) openJournal(ctx context.Context) error {
 	if n.c.FreeSpace != nil {
 		jc.FreeSpace = func() (uint64, error) { return n.c.FreeSpace(dir) }
 	}
-	var err error
 	if jc.Store, err = e.open(ctx, dir, n.c.Name, n.c.Now, n.log); err != nil {
 		return fmt.Errorf("open the journal: %w", err)
 	}
@@ -105,6 +101,14 @@ func ours(dir string) error {
 	}
 	return fmt.Errorf("%w: %s holds %s and nothing of Parley's; choose an empty directory with --data",
 		journal.ErrForeign, dir, entries[0].Name())
+}
+
+// optionalKey reads the key of a journal; nil where no file is named.
+func optionalKey(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	return secretFile(path)
 }
 
 // secretFile reads a file that only its owner may read.

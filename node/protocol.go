@@ -75,26 +75,23 @@ type Enrolment struct {
 
 // Section gives the table of a protocol that has no field of its own in [Config].
 func Section[T any](c *Config, protocol string) *T {
-	if c.Sections == nil {
-		c.Sections = map[string]any{}
-	}
-	return entry[T](c.Sections, protocol)
+	return entry[T](&c.Sections, protocol)
 }
 
 // AgentSection gives the table of a protocol that has no field of its own in [Agent].
 func AgentSection[T any](a *Agent, protocol string) **T {
-	if a.Sections == nil {
-		a.Sections = map[string]any{}
-	}
-	return entry[*T](a.Sections, protocol)
+	return entry[*T](&a.Sections, protocol)
 }
 
-func entry[T any](sections map[string]any, protocol string) *T {
-	if s, ok := sections[protocol].(*T); ok {
-		return s
+func entry[T any](sections *map[string]any, protocol string) *T {
+	if *sections == nil {
+		*sections = map[string]any{}
 	}
-	s := new(T)
-	sections[protocol] = s
+	s, ok := (*sections)[protocol].(*T)
+	if !ok {
+		s = new(T)
+		(*sections)[protocol] = s
+	}
 	return s
 }
 

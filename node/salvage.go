@@ -23,16 +23,9 @@ type Journal struct {
 
 func (c *Journal) dir() string { return filepath.Join(c.Data, "journal") }
 
-func (c *Journal) key() ([]byte, error) {
-	if c.KeyFile == "" {
-		return nil, nil
-	}
-	return secretFile(c.KeyFile)
-}
-
 // Check reads the whole journal, and names the damage.
 func (c *Journal) Check(ctx context.Context) (damage []string, records uint64, err error) {
-	key, err := c.key()
+	key, err := optionalKey(c.KeyFile)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -80,7 +73,7 @@ type Salvaged struct {
 // Salvage writes everything that can be read of a damaged journal, and the files
 // that belong to the hub, into a backup. The journal stays as it is.
 func (c *Journal) Salvage(ctx context.Context, w io.Writer, now time.Time) (*Salvaged, error) {
-	key, err := c.key()
+	key, err := optionalKey(c.KeyFile)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -88,14 +89,12 @@ func (n *Node) server(h http.Handler) *http.Server {
 }
 
 func (n *Node) serve(s *http.Server, l net.Listener) {
-	n.serving.Add(1)
-	go func() {
-		defer n.serving.Done()
+	n.serving.Go(func() {
 		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			n.down.Store(true)
 			n.failed <- err
 		}
-	}()
+	})
 }
 
 // Ready is nil while the hub takes messages: it serves, its journal is in
@@ -132,22 +131,40 @@ func (n *Node) disk() (free, total uint64, ok bool) {
 // progress logs, each second, what the shutdown waits for.
 func (n *Node) progress(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		t := time.NewTicker(time.Second)
-		defer t.Stop()
-		for {
-			select {
-			case <-t.C:
-				s := n.hub.Stats()
-				n.log.Info("draining", "attempts", s.Delivery.Active, "callers", s.Waiting)
-			case <-ctx.Done():
-				return
-			}
+	var work sync.WaitGroup
+	work.Go(func() {
+		every(ctx, time.Second, func() {
+			s := n.hub.Stats()
+			n.log.Info("draining", "attempts", s.Delivery.Active, "callers", s.Waiting)
+		})
+	})
+	return func() { cancel(); work.Wait() }
+}
+
+// every calls f once each interval, until ctx ends.
+func every(ctx context.Context, interval time.Duration, f func()) {
+	t := time.NewTicker(interval)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			f()
+		case <-ctx.Done():
+			return
 		}
-	}()
-	return func() { cancel(); <-done }
+	}
+}
+
+// wait returns after a pause, or with its error when ctx ends.
+func wait(ctx context.Context, pause time.Duration) error {
+	t := time.NewTimer(pause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // Run serves until ctx ends, then drains and closes.
