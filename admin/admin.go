@@ -82,7 +82,6 @@ type Admin struct {
 	audit   *audit
 	waiters chan struct{}
 	mux     *http.ServeMux
-	stop    []func()
 
 	ended   chan struct{} // closed by EndStreams
 	endOnce sync.Once
@@ -97,7 +96,7 @@ type Admin struct {
 const maxWait = 5 * time.Minute
 
 // New makes the interface of a hub that has not started yet, and opens the
-// inboxes of its directory.
+// inboxes of its directory. It watches the hub's journal and directory to their end.
 func New(c Config) (*Admin, error) {
 	c.MaxBody = cmp.Or(c.MaxBody, 8<<20)
 	c.Waiters = cmp.Or(c.Waiters, 256)
@@ -113,7 +112,8 @@ func New(c Config) (*Admin, error) {
 	if a.audit, err = openAudit(context.Background(), c.Hub.Journal().State("audit"), c.Audit); err != nil {
 		return nil, err
 	}
-	a.stop = append(a.stop, a.audit.stop, c.Hub.Journal().Watch(a.recorded), c.Hub.Directory().Watch(a.changed))
+	c.Hub.Journal().Watch(a.recorded)
+	c.Hub.Directory().Watch(a.changed)
 	for _, e := range c.Hub.Directory().All() {
 		a.changed(directory.Change{New: e})
 	}
@@ -134,13 +134,6 @@ func (a *Admin) masked(m *parley.Message) *parley.Message {
 
 // show gives the form in which the API shows a message to an actor.
 func (a *Admin) show(by Actor, m *parley.Message) *Message { return viewMessage(by, a.masked(m)) }
-
-// Close stops watching the journal and the directory. Running calls go on.
-func (a *Admin) Close() {
-	for _, stop := range a.stop {
-		stop()
-	}
-}
 
 // recorded notes when an agent was seen last; it is called for every record.
 func (a *Admin) recorded(r *journal.Record) {

@@ -128,7 +128,6 @@ func open(t *testing.T, change func(*Config)) *bench {
 		b.server.CloseClientConnections()
 		b.server.Close()
 		stop()
-		b.admin.Close()
 		if err := h.Close(ctx); err != nil {
 			t.Error(err)
 		}

@@ -20,7 +20,6 @@ import (
 type audit struct {
 	state journal.State
 	limit int
-	stop  func()
 
 	mu      sync.Mutex
 	entries map[string]AuditEntry
@@ -29,11 +28,9 @@ type audit struct {
 
 func openAudit(ctx context.Context, s journal.State, limit int) (*audit, error) {
 	t := &audit{state: s, limit: limit, entries: map[string]AuditEntry{}}
-	stop, err := s.Watch(ctx, "", t.changed)
-	if err != nil {
+	if _, err := s.Watch(ctx, "", t.changed); err != nil {
 		return nil, fmt.Errorf("read the audit trail: %w", err)
 	}
-	t.stop = stop
 	return t, nil
 }
 

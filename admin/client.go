@@ -265,55 +265,56 @@ func (c *Client) post(ctx context.Context, s Send, mode string) (Receipt, error)
 // and yields its events as they come, last its terminal reply. A loop that
 // breaks off cancels the request.
 func (c *Client) Stream(ctx context.Context, s Send, accepted func(Receipt)) iter.Seq2[*Message, error] {
-	return func(yield func(*Message, error) bool) {
-		for e, err := range c.events(c.sending(ctx, s, "stream")) {
-			m := &Message{}
-			switch {
-			case err != nil:
-			case e.name == "accepted":
-				var r Receipt
-				if err = jsonx.Decode(e.data, &r); err == nil {
-					if accepted != nil {
-						accepted(r)
-					}
-					continue
-				}
-			default:
-				err = jsonx.Decode(e.data, m)
-			}
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			if !yield(m, nil) || e.name == "reply" {
-				return
-			}
+	return decoded(c.events(c.sending(ctx, s, "stream")), func(e event) (m *Message, last bool, err error) {
+		if e.name != "accepted" {
+			err = jsonx.Decode(e.data, &m)
+			return m, e.name == "reply", err
 		}
-	}
+		var r Receipt
+		if err := jsonx.Decode(e.data, &r); err != nil {
+			return nil, false, err
+		}
+		if accepted != nil {
+			accepted(r)
+		}
+		return nil, false, errPassedOver
+	})
 }
 
 // Inbox yields the messages of an inbox until ctx ends or the loop breaks off.
 func (c *Client) Inbox(ctx context.Context, name string) iter.Seq2[*Message, error] {
-	return func(yield func(*Message, error) bool) {
-		for e, err := range c.events(c.request(ctx, "GET", agentPath(name, "/inbox"), nil, nil)) {
-			m := &Message{}
-			if err == nil {
-				err = jsonx.Decode(e.data, m)
-			}
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			if !yield(m, nil) {
-				return
-			}
-		}
-	}
+	return decoded(c.events(c.request(ctx, "GET", agentPath(name, "/inbox"), nil, nil)),
+		func(e event) (m *Message, last bool, err error) {
+			err = jsonx.Decode(e.data, &m)
+			return m, false, err
+		})
 }
 
 type event struct {
 	name string
 	data []byte
+}
+
+// errPassedOver says that an event is not for the caller.
+var errPassedOver = errors.New("passed over")
+
+// decoded yields events as of decodes them, until it says which is the last.
+func decoded[T any](events iter.Seq2[event, error], of func(event) (v T, last bool, err error)) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for e, err := range events {
+			var v T
+			last := false
+			if err == nil {
+				v, last, err = of(e)
+			}
+			if errors.Is(err, errPassedOver) {
+				continue
+			}
+			if !yield(v, err) || last || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // events reads server-sent events as this API writes them: one data line each.
@@ -477,37 +478,27 @@ func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int)
 // the hub sends Dropped. Started, if not nil, is called when nothing can be
 // missed any more.
 func (c *Client) Tail(ctx context.Context, f index.Filter, started func()) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
-		for e, err := range c.events(c.request(ctx, "GET", "/events", values(messageParams(&f)...), nil)) {
-			var v Event
-			if err == nil {
-				switch e.name {
-				case "started":
-					if started != nil {
-						started()
-					}
-					continue
-				case "message":
-					err = jsonx.Decode(e.data, &v.Message)
-				case "delivery":
-					err = jsonx.Decode(e.data, &v.Delivery)
-				case "refused":
-					err = jsonx.Decode(e.data, &v.Refusal)
-				case "dropped":
-					err = jsonx.Decode(e.data, &v.Dropped)
-				default:
-					continue // of a later version
+	return decoded(c.events(c.request(ctx, "GET", "/events", values(messageParams(&f)...), nil)),
+		func(e event) (v Event, last bool, err error) {
+			switch e.name {
+			case "message":
+				err = jsonx.Decode(e.data, &v.Message)
+			case "delivery":
+				err = jsonx.Decode(e.data, &v.Delivery)
+			case "refused":
+				err = jsonx.Decode(e.data, &v.Refusal)
+			case "dropped":
+				last, err = true, jsonx.Decode(e.data, &v.Dropped)
+			case "started":
+				if started != nil {
+					started()
 				}
+				err = errPassedOver
+			default: // of a later version
+				err = errPassedOver
 			}
-			if err != nil {
-				yield(Event{}, err)
-				return
-			}
-			if !yield(v, nil) || v.Dropped != nil {
-				return
-			}
-		}
-	}
+			return v, last, err
+		})
 }
 
 // Export writes a conversation as a file that proves itself; see
