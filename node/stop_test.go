@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -32,21 +33,24 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	atStart := log.String() // configured as it is, the hub has something to say at its start
 	type heard struct{ protocol, what string }
 	answers := make(chan heard, len(fiveProtocols))
+	asking, early := context.WithCancelCause(t.Context())
+	defer early(nil)
 	for _, p := range fiveProtocols {
 		go func() {
 			what, err := f.tell(t.Context(), p)
 			if err != nil {
 				what = err.Error()
 			}
+			early(fmt.Errorf("%s was answered first: %s", p, what))
 			answers <- heard{p, what}
 		}()
 	}
 	requests := map[string]string{} // by protocol
 	worker := &a2e.Client{URL: f.Addresses().A2E, Token: token}
 	for len(requests) < len(fiveProtocols) {
-		r, err := worker.CallTool(t.Context(), "parley_inbox", nil, nil)
+		r, err := worker.CallTool(asking, "parley_inbox", nil, nil)
 		if err != nil {
-			t.Fatal(err)
+			t.Fatal(err, context.Cause(asking))
 		}
 		b, _ := json.Marshal(r.Data)
 		var got struct {
