@@ -143,13 +143,8 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	var onEvent func(a2e.Event)
 	if s.stream {
 		onEvent = func(e a2e.Event) {
-			if a.json {
-				told = errors.Join(told, a.print(map[string]any{"kind": e.Kind, "seq": e.Seq,
-					"data": json.RawMessage(e.Data)}, ""))
-			} else {
-				told = errors.Join(told, a.print(nil, "%3d %s  %s\n", e.Seq, clean(string(e.Kind)),
-					clean(string(e.Data))))
-			}
+			told = errors.Join(told, a.print(map[string]any{"kind": e.Kind, "seq": e.Seq,
+				"data": json.RawMessage(e.Data)}, "%3d %s  %s\n", e.Seq, clean(string(e.Kind)), clean(string(e.Data))))
 		}
 	}
 	r, err := c.CallTool(ctx, s.skill, arguments, onEvent)
@@ -191,7 +186,7 @@ func a2eError(err error) error {
 
 func (a *app) a2eCommand() *cobra.Command {
 	token := &cobra.Command{
-		Use: "token", Short: "Make a token for an A2E agent", Args: cobra.NoArgs,
+		Use: "token", Short: "Make a token for an A2E agent",
 		Example: "  parley a2e token > alice.token && chmod 600 alice.token",
 		RunE: func(*cobra.Command, []string) error {
 			t, err := bridge.NewToken()
@@ -212,7 +207,6 @@ but NDJSON is written to standard output. It ends with its input.
 The hub is that of the data directory, or the one at --url.`,
 		Example: `  parley a2e stdio --data ./data
   parley a2e stdio --url https://hub.corp`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			base, err := a.hubURL(at)
 			if err != nil {

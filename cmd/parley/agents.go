@@ -20,7 +20,7 @@ import (
 
 func (a *app) agentsCommand() *cobra.Command {
 	list := &cobra.Command{
-		Use: "list", Short: "List the agents", Args: cobra.NoArgs,
+		Use: "list", Short: "List the agents",
 		Example: "  parley agents list --json",
 		RunE:    a.withHub(a.agentsList),
 	}
@@ -319,10 +319,7 @@ func (a *app) add(ctx context.Context, name string, s addFlags) error {
 		a.showAdded(out, n, ways)
 	}
 	if s.wait <= 0 {
-		if a.json {
-			return a.print(out, "")
-		}
-		return nil
+		return a.verdict(true, out, func() error { return nil })
 	}
 	absent := "does the agent call " + out.Hub.Base + "/agents/NAME?"
 	if len(ways) == 1 && ways[0].absent != "" {
@@ -400,10 +397,7 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 	}
 	if v.Seen != nil && v.Seen.Assurance > parley.Unsigned {
 		out.First = v.Seen
-		if a.json {
-			return a.print(out, "")
-		}
-		return a.print(nil, "first message: %s, %s by %s, %s\n", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
+		return a.print(out, "first message: %s, %s by %s, %s\n", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
 			v.Seen.Message)
 	}
 	list, err := hub.Refused(ctx, 0)
@@ -417,16 +411,12 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 			}
 		}
 	}
-	if a.json {
-		if err := a.print(out, ""); err != nil {
-			return err
+	return a.verdict(false, out, func() error {
+		if r := out.Refused; r != nil {
+			return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check "+
+				"%q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
 		}
-		return &exitError{exitFailed, nil}
-	}
-	if r := out.Refused; r != nil {
-		return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check %q: "+
-			"%s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
-	}
-	return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
-		"what was turned away", n.Name, wait, absent)}
+		return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
+			"what was turned away", n.Name, wait, absent)}
+	})
 }

@@ -241,14 +241,7 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	}
 	text := cmp.Or(string(trace.Result), trace.Message)
 	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message,
-		"result": orNull(trace.Result)}, "%s\n", clean(text))
-}
-
-func orNull(b json.RawMessage) json.RawMessage {
-	if len(b) == 0 {
-		return json.RawMessage("null")
-	}
-	return b
+		"result": trace.Result}, "%s\n", clean(text))
 }
 
 func aghError(err error) error {
@@ -278,7 +271,6 @@ message that it carries is a line of output. Runs until interrupted.
 ` + "`agh session list`" + `.`,
 		Example: "  parley agh connect --workspace ws_alpha --channel builders --session SESSION --hub " +
 			"nats://hub.corp:4222 --key token.txt",
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if conn.WorkspaceID == "" || conn.Channel == "" || conn.Session == "" || hub == "" {
 				return usage("--workspace, --channel, --session and --hub are needed")

@@ -239,7 +239,7 @@ func aspError(err error) error {
 func (a *app) keysASP() *cobra.Command {
 	var id, org, out, show, url string
 	c := &cobra.Command{
-		Use: "asp", Short: "Make or replace the two keys of an ASP agent, or show its card", Args: cobra.NoArgs,
+		Use: "asp", Short: "Make or replace the two keys of an ASP agent, or show its card",
 		Long: `Make an ASP identity, an Ed25519 key for messages and a P-256 key for proofs, in
 a file of mode 0600, and print the agent's card with both public keys. With --key
 the card of an identity that is there already is printed.

@@ -30,6 +30,7 @@ does. Compare the ratios: the figures themselves depend on the machine.`
 	for _, one := range c.Commands() {
 		measure := one.RunE
 		one.RunE = func(cmd *cobra.Command, args []string) error {
+			steadyHeap()
 			err := measure(cmd, args)
 			if err != nil && cmd.Context().Err() != nil {
 				return errors.New("interrupted: the rows above are complete")
@@ -88,9 +89,7 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 	var config bench.Config
 	var storage []string
 	var profile string
-	c.Args = cobra.NoArgs
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		steadyHeap()
 		if err := measurable(&config, storage); err != nil {
 			return err
 		}
@@ -170,23 +169,19 @@ func (a *app) benchHeader() {
 
 // benchRow writes one measurement.
 func (a *app) benchRow(r bench.Row) {
-	if a.json {
-		_ = a.print(r, "") // a broken pipe ends the next one, too
-		return
-	}
-	fmt.Fprintf(a.out, "%-7s %5d   %10.0f %9s %9s %9s", r.Storage, r.Connections, r.Parley.Throughput,
+	text := fmt.Sprintf("%-7s %5d   %10.0f %9s %9s %9s", r.Storage, r.Connections, r.Parley.Throughput,
 		round(r.Parley.P50), round(r.Parley.P99), round(r.Parley.CPU))
 	if r.Floor != nil {
-		fmt.Fprintf(a.out, "   %10.0f %9s %9s %9s   %6.2f %7.2f %6.2f", r.Floor.Throughput,
+		text += fmt.Sprintf("   %10.0f %9s %9s %9s   %6.2f %7.2f %6.2f", r.Floor.Throughput,
 			round(r.Floor.P50), round(r.Floor.P99), round(r.Floor.CPU), r.Ratio, r.MedianRatio, r.CPURatio)
 	}
 	if r.RecordBytes > 0 {
-		fmt.Fprintf(a.out, "   %d B/record", r.RecordBytes)
+		text += fmt.Sprintf("   %d B/record", r.RecordBytes)
 	}
 	if r.Parley.Replayed > 0 {
-		fmt.Fprintf(a.out, "   %d replays refused", r.Parley.Replayed)
+		text += fmt.Sprintf("   %d replays refused", r.Parley.Replayed)
 	}
-	fmt.Fprintln(a.out)
+	_ = a.print(r, "%s\n", text) // a broken pipe ends the next one, too
 }
 
 // cpuProfile profiles until the returned function is called; a profile that

@@ -20,9 +20,7 @@ over pipes and TCP next to a bare JSON echo and over HTTP with SSE; and tool cal
 through a whole hub, which records each call and its answer.`,
 		Example: `  parley bench a2e
   parley bench a2e --duration 10s --storage memory --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap()
 			if err := measurable(&config, storage); err != nil {
 				return err
 			}
@@ -31,17 +29,13 @@ through a whole hub, which records each call and its answer.`,
 					"each", "cpu", "floor", "cpu", "ratio", "by cpu")
 			}
 			return bench.A2E(cmd.Context(), config, func(r bench.A2ERow) {
-				if a.json {
-					_ = a.print(r, "")
-					return
-				}
-				fmt.Fprintf(a.out, "%-36s %8d   %10.0f %9s %9s", r.What, r.Parallel, r.PerSecond,
+				text := fmt.Sprintf("%-36s %8d   %10.0f %9s %9s", r.What, r.Parallel, r.PerSecond,
 					r.Each.Round(100*time.Nanosecond), r.CPU.Round(100*time.Nanosecond))
 				if r.Floor > 0 {
-					fmt.Fprintf(a.out, "   %10.0f %9s %6.2f %6.2f", r.Floor, r.FloorCPU.Round(100*time.Nanosecond),
+					text += fmt.Sprintf("   %10.0f %9s %6.2f %6.2f", r.Floor, r.FloorCPU.Round(100*time.Nanosecond),
 						r.Ratio, r.CPURatio)
 				}
-				fmt.Fprintln(a.out)
+				_ = a.print(r, "%s\n", text)
 			})
 		},
 	}

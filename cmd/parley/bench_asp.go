@@ -25,9 +25,7 @@ least.`,
 		Example: `  parley bench asp
   parley bench asp --messages 10000 --payload 4096
   parley bench asp --transcript long.json && parley verify long.json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap()
 			if config.Messages < 100 {
 				return usage("--messages %d: want 100 or more", config.Messages)
 			}
@@ -44,16 +42,12 @@ least.`,
 				config.Profile = func(name string) func() { return cpuProfile(filepath.Join(profile, name+".pprof")) }
 			}
 			return bench.ASP(cmd.Context(), config, func(r bench.ASPRow) {
-				if a.json {
-					_ = a.print(r, "")
-					return
-				}
 				us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-				fmt.Fprintf(a.out, "%-38s %8.1f µs   cpu %8.1f µs", r.What, us(r.Each), us(r.CPU))
+				text := fmt.Sprintf("%-38s %8.1f µs   cpu %8.1f µs", r.What, us(r.Each), us(r.CPU))
 				if r.Floor > 0 {
-					fmt.Fprintf(a.out, "   floor %8.1f µs   ratio %.2f", us(r.Floor), r.Ratio)
+					text += fmt.Sprintf("   floor %8.1f µs   ratio %.2f", us(r.Floor), r.Ratio)
 				}
-				fmt.Fprintln(a.out)
+				_ = a.print(r, "%s\n", text)
 			})
 		},
 	}

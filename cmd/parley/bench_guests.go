@@ -32,9 +32,7 @@ of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 		Example: `  parley bench guests
   parley bench guests --duration 10s --dir .
   parley bench guests --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap()
 			if c.Duration <= 0 {
 				return usage("--duration %s: want more than 0s", c.Duration)
 			}
@@ -63,7 +61,7 @@ of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 		},
 	}
 	cmd.AddCommand(&cobra.Command{Use: "attackers", Hidden: true,
-		Short: "The attackers of bench guests, which runs them", Args: cobra.NoArgs,
+		Short: "The attackers of bench guests, which runs them",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var c bench.GuestAttackers
 			if err := json.NewDecoder(cmd.InOrStdin()).Decode(&c); err != nil {

@@ -20,9 +20,7 @@ messages are written at once and synced, without a timer. Journal and file take 
 On disk an append returns after the sync.`,
 		Example: `  parley bench journal --dir .
   parley bench journal --connections 64 --storage disk --dir . --duration 30s --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap()
 			if err := measurable(&c, storage); err != nil {
 				return err
 			}

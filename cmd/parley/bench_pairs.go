@@ -25,7 +25,6 @@ and does nothing else. It needs Linux.`,
 		Example: `  parley bench pairs
   parley bench pairs --only 'samvad->agh' --storage disk --duration 10s
   parley bench pairs --agents 10000 --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := measurable(&c.Config, storage); err != nil {
 				return err
@@ -50,11 +49,7 @@ and does nothing else. It needs Linux.`,
 					"cpu/msg", "floor", "ratio")
 			}
 			return bench.Pairs(cmd.Context(), c, func(r bench.PairRow) {
-				if a.json {
-					_ = a.print(r, "") // a broken pipe ends the next one, too
-					return
-				}
-				fmt.Fprintf(a.out, "%-18s %7s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Storage, r.Agents,
+				_ = a.print(r, "%-18s %7s %7d %9d %10s %10s %6.2f\n", r.From+" -> "+r.To, r.Storage, r.Agents,
 					r.Messages, round(r.CPU), round(r.Floor), r.Ratio)
 			})
 		},
@@ -73,9 +68,7 @@ and does nothing else. It needs Linux.`,
 // benchFloorCommand is the process of an end's floor, which "bench pairs" starts.
 func (a *app) benchFloorCommand() *cobra.Command {
 	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it",
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			steadyHeap()
 			return bench.Floor(cmd.Context(), os.Stdin, a.out)
 		}}
 }

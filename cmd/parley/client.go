@@ -280,7 +280,7 @@ func shown(m *admin.Message) string {
 // group makes a command that holds others. Called without one of them it runs bare.
 func group(use, short, example string, bare func(*cobra.Command, []string) error,
 	commands ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Example: example, Args: cobra.NoArgs, RunE: bare}
+	c := &cobra.Command{Use: use, Short: short, Example: example, RunE: bare}
 	c.AddCommand(commands...)
 	return c
 }

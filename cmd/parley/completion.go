@@ -54,10 +54,14 @@ func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]str
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completing sets the completion of commands whose first argument is an agent.
+// completing sets what commands do not say themselves: that they take no arguments, and
+// the completion of those whose first argument is an agent.
 func (a *app) completing(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		a.completing(sub)
+	}
+	if c.Args == nil && c.Runnable() {
+		c.Args = cobra.NoArgs
 	}
 	switch c.CommandPath() {
 	case "parley agents show", "parley agents remove", "parley agents pause", "parley agents resume",

@@ -39,7 +39,6 @@ network.allow, agents, certificate, alerts and log level come into force without
 a connection; the output names changed keys that need a restart. If the file has an error,
 the whole old configuration stays in force.`,
 		Example: "  parley config reload",
-		Args:    cobra.NoArgs,
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
 			v, err := hub.Reload(ctx)
 			if err != nil {

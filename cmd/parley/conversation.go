@@ -28,7 +28,7 @@ func (a *app) conversationCommand() *cobra.Command {
 	var f conversationFlags
 	var filter index.ConversationFilter
 	list := &cobra.Command{
-		Use: "list", Short: "List conversations, the one with the newest message first", Args: cobra.NoArgs,
+		Use: "list", Short: "List conversations, the one with the newest message first",
 		Example: `  parley conversation list --agent weather --since 2h
   parley conversation list --failed`,
 		PreRunE: func(*cobra.Command, []string) (err error) {

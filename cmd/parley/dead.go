@@ -17,7 +17,7 @@ func (a *app) deadCommand() *cobra.Command {
 	var listing deadFlags
 	var filter admin.DeadFilter
 	list := &cobra.Command{
-		Use: "list", Short: "List the dead letters, the oldest first", Args: cobra.NoArgs,
+		Use: "list", Short: "List the dead letters, the oldest first",
 		Example: "  parley dead list --to weather --since 2h",
 		PreRunE: func(*cobra.Command, []string) (err error) {
 			filter, err = listing.filter()
@@ -202,14 +202,12 @@ func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk,
 	if err != nil {
 		return a.hubError(err)
 	}
-	if a.json {
-		if err := a.print(r, ""); err != nil {
-			return err
-		}
-	} else if r.DryRun {
-		return a.print(nil, "%s would be %s\n", plural(r.Matched, "dead letter", "dead letters"), done)
-	} else {
-		fmt.Fprintf(a.out, "%s %s\n", plural(r.Done, "dead letter is", "dead letters are"), done)
+	text := plural(r.Done, "dead letter is", "dead letters are")
+	if r.DryRun {
+		text = plural(r.Matched, "dead letter", "dead letters") + " would be"
+	}
+	if err := a.print(r, "%s %s\n", text, done); err != nil {
+		return err
 	}
 	if failed := r.Matched - r.Done; failed > 0 && !r.DryRun {
 		return &exitError{exitFailed, fmt.Errorf("%s could not be changed:\n        %s",

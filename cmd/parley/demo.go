@@ -45,7 +45,6 @@ until interrupted. Nothing outside a temporary directory (or --data) is touched.
 		Example: `  parley demo
   parley demo --once     # exit 0 when everything was verified and answered, else 1
   parley demo --once --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.demo(cmd.Context(), once, listen)
 		},

@@ -476,12 +476,6 @@ func curlSample(text string) (*sample, error) {
 	posts := false
 	for i := 1; i < len(args); i++ {
 		arg := args[i]
-		value := func() (string, error) {
-			if i++; i >= len(args) {
-				return "", fmt.Errorf("the curl command ends after %s", arg)
-			}
-			return args[i], nil
-		}
 		name, glued := arg, ""
 		if strings.HasPrefix(arg, "--") {
 			if n, v, ok := strings.Cut(arg, "="); ok {
@@ -494,7 +488,10 @@ func curlSample(text string) (*sample, error) {
 			if glued != "" {
 				return glued, nil
 			}
-			return value()
+			if i++; i >= len(args) {
+				return "", fmt.Errorf("the curl command ends after %s", arg)
+			}
+			return args[i], nil
 		}
 		var v string
 		switch name {

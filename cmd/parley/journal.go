@@ -64,7 +64,6 @@ record and value against its checksum, the links of chains, and the steps of del
 nothing. The exit code is 1 if there is damage.`,
 		Example: `  parley journal check
   parley journal check --data /var/lib/parley --json`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			j, err := a.journalFile(keyFile)
 			if err != nil {

@@ -189,7 +189,7 @@ func (a *app) allKeys(ctx context.Context) (admin.Keys, error) {
 
 func (a *app) keysListCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the hub's own keys and the enrolled keys of agents", Args: cobra.NoArgs,
+		Use: "list", Short: "List the hub's own keys and the enrolled keys of agents",
 		Example: "  parley keys list --json",
 		RunE:    func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
 	}
@@ -308,7 +308,7 @@ func noKey(name string) error {
 func (a *app) keysNew() *cobra.Command {
 	var protocol, id, out, kid, owner string
 	c := &cobra.Command{
-		Use: "new", Short: "Make a key in a file, for your agent, or in the hub's keyring", Args: cobra.NoArgs,
+		Use: "new", Short: "Make a key in a file, for your agent, or in the hub's keyring",
 		Long: `Make a private key. --out writes it to a file of mode 0600 that the SDKs read: NAME.json
 for the TypeScript SDK, NAME.key for the Python SDK. --owner makes it in the hub's
 keyring instead: the running hub does it, in a cluster any of its hubs; if no hub runs,
@@ -539,7 +539,7 @@ its place.`,
 func (a *app) keysPassphrase() *cobra.Command {
 	var file string
 	c := &cobra.Command{
-		Use: "passphrase", Short: "Change the passphrase of the hub's keyring, or of a cluster's", Args: cobra.NoArgs,
+		Use: "passphrase", Short: "Change the passphrase of the hub's keyring, or of a cluster's",
 		Long: `Change the passphrase of the keyring: all keys are encrypted again under the new
 passphrase, which is the text of a file (without its last line end; - is the standard
 input). The current one is read from PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE. The

@@ -17,7 +17,6 @@ func (a *app) keysUAgents() *cobra.Command {
 	var index int
 	c := &cobra.Command{
 		Use: "uagents", Short: "Make a uAgents key, or derive one from a seed, and show its address",
-		Args: cobra.NoArgs,
 		Long: `Make a uAgents key and show its address. With --seed-file the key is the one that
 the Python library derives from that seed phrase (the file's text without its
 last line end; - is the standard input), with --key one that is there already.

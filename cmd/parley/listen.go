@@ -104,9 +104,6 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 
 // writeMessage shows one message of an inbox.
 func (a *app) writeMessage(m *admin.Message) error {
-	if a.json {
-		return a.print(m, "")
-	}
 	about := ""
 	if m.Skill != "" {
 		about = " skill " + clean(m.Skill)
@@ -118,6 +115,6 @@ func (a *app) writeMessage(m *admin.Message) error {
 	for line := range strings.Lines(shown(m)) {
 		text += "  " + strings.TrimSuffix(line, "\n") + "\n"
 	}
-	return a.print(nil, "%s  %s from %s (%s by %s)%s  %s\n%s", stamp(m.Received), m.Kind, clean(m.From),
+	return a.print(m, "%s  %s from %s (%s by %s)%s  %s\n%s", stamp(m.Received), m.Kind, clean(m.From),
 		m.Origin.Assurance, clean(m.Origin.Protocol), about, m.ID, text)
 }

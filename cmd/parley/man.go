@@ -14,7 +14,6 @@ func (a *app) manCommand() *cobra.Command {
 		Use:     "man --dir DIR",
 		Short:   "Write the man pages of all commands",
 		Example: "  parley man --dir /usr/local/share/man/man1",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dir == "" {
 				return usage("name the directory: parley man --dir DIR")

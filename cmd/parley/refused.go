@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -27,7 +26,6 @@ The hub keeps them in memory. ` + "`parley explain REF`" + ` explains one and te
 		Example: `  parley refused
   parley refused --last 100 --json
   parley refused --follow`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if last < 0 {
 				return usage("--last %d: want 0 (all) or more", last)
@@ -73,14 +71,10 @@ func (a *app) follow(ctx context.Context, hub *admin.Client, list []admin.Refusa
 			if shown[r.Ref] {
 				continue
 			}
-			if a.json {
-				if err := a.print(r, ""); err != nil {
-					return err
-				}
-				continue
+			if err := a.print(r, "%s  %s  %s from %s as %q: %s at %q: %s\n", stamp(r.Time), r.Ref, r.Protocol, r.Source,
+				short(r.Claim, 60), r.Code, r.Step, short(why(&r), 120)); err != nil {
+				return err
 			}
-			fmt.Fprintf(a.out, "%s  %s  %s from %s as %q: %s at %q: %s\n", stamp(r.Time), r.Ref, r.Protocol, r.Source,
-				short(r.Claim, 60), r.Code, r.Step, short(why(&r), 120))
 		}
 		shown = now
 		select {

@@ -313,25 +313,16 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 }
 
 func (a *app) samvadEvent(e samvad.Event) error {
-	switch {
-	case a.json:
-		v := map[string]any{"done": e.Done}
-		if e.Chunk != nil {
-			v["chunk"] = json.RawMessage(e.Chunk)
-		}
-		if e.State != "" {
-			v["state"] = e.State
-		}
-		if e.Result != nil {
-			v["result"] = json.RawMessage(e.Result)
-		}
-		return a.print(v, "")
-	case e.Done:
-		return a.print(nil, "%s\n", clean(string(orEmpty(e.Result))))
-	case e.State != "":
-		return a.print(nil, "    %s\n", clean(e.State))
+	v := struct {
+		Chunk  json.RawMessage `json:"chunk,omitempty"`
+		Done   bool            `json:"done"`
+		Result json.RawMessage `json:"result,omitempty"`
+		State  string          `json:"state,omitempty"`
+	}{json.RawMessage(e.Chunk), e.Done, json.RawMessage(e.Result), e.State}
+	if e.Done {
+		return a.print(v, "%s\n", clean(string(orEmpty(e.Result))))
 	}
-	return a.print(nil, "    %s\n", clean(string(e.Chunk)))
+	return a.print(v, "    %s\n", clean(cmp.Or(e.State, string(e.Chunk))))
 }
 
 // samvadError says what an agent answered, and what to do.

@@ -174,13 +174,7 @@ func (a *app) answer(m *admin.Message) error {
 func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) error {
 	var told error
 	failed := false
-	for m, err := range hub.Stream(ctx, s, func(r admin.Receipt) {
-		if a.json {
-			told = a.print(r, "")
-		} else {
-			told = a.print(nil, "recorded as %s\n", r.ID)
-		}
-	}) {
+	for m, err := range hub.Stream(ctx, s, func(r admin.Receipt) { told = a.print(r, "recorded as %s\n", r.ID) }) {
 		switch {
 		case err != nil:
 			return a.hubError(err)

@@ -35,7 +35,6 @@ has made one, and shows it once on the standard error.`,
 		Example: `  parley serve --data ./data --listen :8080
   parley serve --config parley.toml
   parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,
-		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// The command line wins over the file, at each reload too.
 			read := func() (node.Config, error) {

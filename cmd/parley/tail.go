@@ -24,7 +24,6 @@ until interrupted. With several flags all of them must match.`,
 		Example: `  parley tail
   parley tail --agent weather --failed
   parley tail --refused --json`,
-		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) error {
 			if count < 0 {
 				return usage("--count %d: want 0 or more", count)
@@ -92,9 +91,6 @@ func (a *app) writeEvent(e *admin.Event) error {
 	switch {
 	case e.Message != nil:
 		m := e.Message
-		if a.json {
-			return a.print(map[string]any{"event": "message", "message": m}, "")
-		}
 		what := short(m.Preview, 60)
 		if m.Error != nil {
 			what = fmt.Sprintf("%s: %s", m.Error.Code, short(m.Error.Text, 80))
@@ -102,13 +98,10 @@ func (a *app) writeEvent(e *admin.Event) error {
 		if m.Refused {
 			what = "REFUSED " + what
 		}
-		return a.print(nil, "%s  %s  %s  %s  %s  %s\n", clock(m.Time), parties(m), kindAndSkill(m), proof(m), m.ID,
-			what)
+		return a.print(map[string]any{"event": "message", "message": m}, "%s  %s  %s  %s  %s  %s\n", clock(m.Time),
+			parties(m), kindAndSkill(m), proof(m), m.ID, what)
 	case e.Delivery != nil:
 		d := e.Delivery
-		if a.json {
-			return a.print(map[string]any{"event": "delivery", "delivery": d}, "")
-		}
 		line := fmt.Sprintf("%s  to %s: %s", clock(d.Time), short(d.To, 40), d.State)
 		if d.State == parley.Delivering {
 			line += fmt.Sprintf(" (attempt %d)", d.Attempt)
@@ -120,14 +113,11 @@ func (a *app) writeEvent(e *admin.Event) error {
 		if d.Error != nil {
 			line += fmt.Sprintf("  %s: %s", d.Error.Code, short(d.Error.Text, 80))
 		}
-		return a.print(nil, "%s\n", line)
+		return a.print(map[string]any{"event": "delivery", "delivery": d}, "%s\n", line)
 	default:
 		r := e.Refusal
-		if a.json {
-			return a.print(map[string]any{"event": "refused", "refused": r}, "")
-		}
-		return a.print(nil, "%s  REFUSED %s from %s as %q: %s at %q: %s  (parley explain %s)\n", clock(r.Time),
-			short(r.Protocol, 12), short(r.Source, 60), short(r.Claim, 60), r.Code, short(r.Step, 30),
-			short(why(r), 120), r.Ref)
+		return a.print(map[string]any{"event": "refused", "refused": r},
+			"%s  REFUSED %s from %s as %q: %s at %q: %s  (parley explain %s)\n", clock(r.Time), short(r.Protocol, 12),
+			short(r.Source, 60), short(r.Claim, 60), r.Code, short(r.Step, 30), short(why(r), 120), r.Ref)
 	}
 }

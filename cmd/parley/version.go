@@ -15,7 +15,6 @@ func (a *app) versionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version",
 		Example: "  parley version --json",
-		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			engine := "unknown"
 			if info, ok := debug.ReadBuildInfo(); ok {
