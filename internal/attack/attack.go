@@ -317,15 +317,18 @@ func (a *Attack) do(ctx context.Context, web *http.Client, r *request) (status i
 	return answer.StatusCode, body, err
 }
 
+func page(path string) *request { return &request{method: http.MethodGet, path: path} }
+
 // get reads a public page of the hub.
 func (a *Attack) get(ctx context.Context, path string) (status int, body []byte, err error) {
-	return a.do(ctx, a.webs[0], &request{method: http.MethodGet, path: path})
+	return a.do(ctx, a.webs[0], page(path))
 }
 
-// wanted gives an error unless the status is 200.
-func wanted(status int, body []byte) error {
-	if status == http.StatusOK {
-		return nil
+// ask sends a request that must be answered with 200, and gives the answer's body.
+func (a *Attack) ask(ctx context.Context, r *request) ([]byte, error) {
+	status, body, err := a.do(ctx, a.webs[0], r)
+	if err == nil && status != http.StatusOK {
+		err = fmt.Errorf("HTTP %d %.200s", status, body)
 	}
-	return fmt.Errorf("HTTP %d %.200s", status, body)
+	return body, err
 }

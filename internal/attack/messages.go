@@ -232,10 +232,7 @@ func (a *Attack) items(ctx context.Context, id *uagents.Identity) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	status, b, err := a.do(ctx, a.webs[0], r)
-	if err == nil {
-		err = wanted(status, b)
-	}
+	b, err := a.ask(ctx, r)
 	if err != nil {
 		return 0, fmt.Errorf("attack: the mailbox: %w", err)
 	}

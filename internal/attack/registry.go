@@ -199,11 +199,8 @@ type Published struct {
 // Published gets the public description of the target.
 func (a *Attack) Published(ctx context.Context) (Published, error) {
 	var p Published
-	status, b, err := a.get(ctx, pathAgents+"/"+a.c.Target)
+	b, err := a.ask(ctx, page(pathAgents+"/"+a.c.Target))
 	var record struct{ Protocols []string }
-	if err == nil {
-		err = wanted(status, b)
-	}
 	if err == nil {
 		err = json.Unmarshal(b, &record)
 	}
@@ -215,10 +212,7 @@ func (a *Attack) Published(ctx context.Context) (Published, error) {
 		if digest == uagents.ChatProtocolDigest {
 			continue
 		}
-		status, b, err := a.get(ctx, pathManifests+"/protocols/"+digest)
-		if err == nil {
-			err = wanted(status, b)
-		}
+		b, err := a.ask(ctx, page(pathManifests+"/protocols/"+digest))
 		if err != nil {
 			return p, fmt.Errorf("attack: the manifest %s: %w", digest, err)
 		}
@@ -258,10 +252,7 @@ func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, e
 	}
 	r := post(pathSubmit, b)
 	r.header = map[string][]string{"X-Uagents-Connection": {"sync"}}
-	status, b, err := a.do(ctx, a.webs[0], r)
-	if err == nil {
-		err = wanted(status, b)
-	}
+	b, err = a.ask(ctx, r)
 	if err != nil {
 		return "", "", fmt.Errorf("attack: the target: %w", err)
 	}

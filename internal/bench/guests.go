@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -128,7 +127,6 @@ func quiet(attack time.Duration) time.Duration { return max(attack/4, min(attack
 const (
 	readyWithin   = 2 * time.Minute
 	stoppedWithin = time.Minute
-	joinWithin    = time.Minute
 	askWithin     = 30 * time.Second
 )
 
@@ -238,30 +236,11 @@ func (g *guests) restart(ctx context.Context, r *GuestsReport) error {
 
 // talkUnderAttack lets the agents join and talk, first without an attack.
 func (g *guests) talkUnderAttack(ctx context.Context, r *GuestsReport) error {
-	measured, over := context.WithCancel(ctx)
-	place := pairs.Place{HTTP: g.at.HTTP, AGH: g.at.AGH, Log: slog.New(until{slog.Default().Handler(), measured})}
-	var hearing, leaving sync.WaitGroup
-	defer hearing.Wait()
-	defer leaving.Wait()
-	defer over()
-	for _, p := range g.peers {
-		joining, cancel := context.WithTimeout(ctx, joinWithin)
-		err := p.Join(joining, place, false)
-		cancel()
-		defer leaving.Go(p.Leave)
-		if err != nil {
-			return fmt.Errorf("%s joins: %w", p.Name(), err)
-		}
-		hearing.Go(func() { // nothing reads these messages
-			for {
-				select {
-				case <-p.Heard():
-				case <-measured.Done():
-					return
-				}
-			}
-		})
+	leave, err := join(ctx, g.peers, g.at)
+	if err != nil {
+		return err
 	}
+	defer leave()
 	g.Progress("warming up: every agent asks every other", 0)
 	for _, p := range g.peers {
 		for _, to := range g.others(p) {

@@ -228,32 +228,48 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 	if err != nil {
 		return 0, 0, err
 	}
-	measured, over := context.WithCancel(ctx)
-	defer over()
-	log := slog.New(until{slog.Default().Handler(), measured})
 	var at node.Addresses
 	hub, err := start(ctx, append(slices.Clone(c.Hub), "--config", path, "--json"), nil, &at)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer kill(hub)
-	defer func() {
-		over()
-		var leaving sync.WaitGroup
-		for _, p := range all {
-			leaving.Go(p.Leave)
-		}
-		leaving.Wait()
-	}()
-	for _, p := range all {
-		if err := p.Join(ctx, pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Log: log}, false); err != nil {
-			return 0, 0, fmt.Errorf("%s: %w", p.Name(), err)
-		}
+	leave, err := join(ctx, all, at)
+	if err != nil {
+		return 0, 0, err
 	}
+	defer leave()
 	return c.load(ctx, hub.Process.Pid, func(ctx context.Context, i int) error {
 		_, err := ask[i].Ask(ctx, pairs.Question{To: answer[i], Text: c.text()})
 		return err
 	})
+}
+
+// joinWithin bounds the way of one peer to a hub.
+const joinWithin = time.Minute
+
+// join brings peers to a hub, until leave is called.
+func join(ctx context.Context, peers []pairs.Peer, at node.Addresses) (leave func(), err error) {
+	measured, over := context.WithCancel(ctx)
+	leave = func() {
+		over()
+		var leaving sync.WaitGroup
+		for _, p := range peers {
+			leaving.Go(p.Leave)
+		}
+		leaving.Wait()
+	}
+	place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Log: slog.New(until{slog.Default().Handler(), measured})}
+	for _, p := range peers {
+		joining, cancel := context.WithTimeout(ctx, joinWithin)
+		err := p.Join(joining, place, false)
+		cancel()
+		if err != nil {
+			leave()
+			return nil, fmt.Errorf("%s joins: %w", p.Name(), err)
+		}
+	}
+	return leave, nil
 }
 
 // until is a log handler that ends with ctx: when a measurement is over, its peers
