@@ -91,7 +91,7 @@ func Samvad(ctx context.Context, c Config, each func(Row)) error {
 
 // compare measures a path next to its floor, row by row. The two alternate, so
 // that other work on the machine disturbs both.
-func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.Config) (floor.Result, error),
+func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.Config) (load.Result, error),
 	path func(context.Context, floor.Storage, int) (Figures, error), each func(Row)) error {
 	c.defaults()
 	for _, storage := range c.Storage {
@@ -100,10 +100,13 @@ func (c *Config) compare(ctx context.Context, bare func(context.Context, floor.C
 			if !c.NoFloor {
 				f, err := bare(ctx, floor.Config{Connections: n, Payload: c.Payload, Storage: storage,
 					Duration: c.Duration, Dir: c.Dir})
+				if err == nil {
+					row.Floor = new(Figures)
+					*row.Floor, err = figures(f)
+				}
 				if err != nil {
 					return fmt.Errorf("floor: %w", err)
 				}
-				row.Floor = &Figures{Throughput: f.Throughput, P50: f.P50, P99: f.P99, CPU: f.CPUPerMessage}
 			}
 			debug.FreeOSMemory()
 			p, err := path(ctx, storage, n)

@@ -39,7 +39,8 @@ func newSamvad(name string) (Peer, error) {
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(id, true)},
 		Skills: []samvad.Skill{{ID: "talk", Name: "Talk", Description: "Does what the text says.", InputSchema: text,
 			OutputSchema: text,
-			Modes:        []samvad.Mode{samvad.ModeSync, samvad.ModeStream, samvad.ModeAsync}, Trust: samvad.TrustPublic}},
+			Modes:        []samvad.Mode{samvad.ModeSync, samvad.ModeStream, samvad.ModeAsync},
+			Trust:        samvad.TrustPublic}},
 		RateLimit: &samvad.RateLimit{RequestsPerMinute: 1_000_000_000, RequestsPerSender: 1_000_000_000},
 	}).Complete()
 	return p, nil

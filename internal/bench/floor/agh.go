@@ -19,7 +19,7 @@ import (
 // AGH is the floor of work that an AGH peer gives to a handler: a bare NATS
 // request and its reply, each recorded by one append before it goes on.
 // Every connection has one request at a time.
-func AGH(ctx context.Context, c Config) (Result, error) {
+func AGH(ctx context.Context, c Config) (load.Result, error) {
 	return c.withAppender(func(a *Appender) (load.Result, error) {
 		front, hub, stop, err := startNATS("floor-agh")
 		if err != nil {

@@ -37,43 +37,35 @@ type Config struct {
 	Dir string
 }
 
-// withAppender calls measure with an appender in a directory of its own.
-func (c Config) withAppender(measure func(a *Appender) (load.Result, error)) (_ Result, err error) {
+// withAppender calls measure with an appender in a directory of its own. No request may
+// fail.
+func (c Config) withAppender(measure func(a *Appender) (load.Result, error)) (_ load.Result, err error) {
 	if c.Storage != Memory && c.Storage != Disk || c.Payload < minPayload || c.Connections < 1 || c.Duration <= 0 {
-		return Result{}, fmt.Errorf("floor: %+v cannot be measured", c)
+		return load.Result{}, fmt.Errorf("floor: %+v cannot be measured", c)
 	}
 	dir, err := os.MkdirTemp(c.Dir, "parley-floor-")
 	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
+		return load.Result{}, fmt.Errorf("floor: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	a, err := NewAppender(c.Storage, dir)
 	if err != nil {
-		return Result{}, err
+		return load.Result{}, err
 	}
 	defer func() { err = errors.Join(err, a.Close()) }()
 	r, err := measure(a)
+	if err == nil && r.Failed > 0 {
+		err = fmt.Errorf("%d requests failed, the first: %w", r.Failed, r.FirstError)
+	}
 	if err != nil {
-		return Result{}, fmt.Errorf("floor: %w", err)
+		return load.Result{}, fmt.Errorf("floor: %w", err)
 	}
-	if r.Failed > 0 {
-		return Result{}, fmt.Errorf("floor: %d requests failed, the first: %w", r.Failed, r.FirstError)
-	}
-	return Result{Requests: r.Requests, Throughput: r.Throughput, P50: r.P50, P99: r.P99,
-		CPUPerMessage: r.CPUPerRequest}, nil
-}
-
-// Result is what was measured.
-type Result struct {
-	Requests      int
-	Throughput    float64 // a second
-	P50, P99      time.Duration
-	CPUPerMessage time.Duration // of the whole process: server and generator
+	return r, nil
 }
 
 // Samvad is the floor of a signed SAMVAD request: digest, one Ed25519
 // verification, decoding, appends.
-func Samvad(ctx context.Context, c Config) (Result, error) {
+func Samvad(ctx context.Context, c Config) (load.Result, error) {
 	seed := sha256.Sum256([]byte("floor"))
 	key := ed25519.NewKeyFromSeed(seed[:])
 	pub := key.Public().(ed25519.PublicKey)
@@ -85,7 +77,7 @@ func Samvad(ctx context.Context, c Config) (Result, error) {
 
 // UAgents is the floor of a signed uAgents envelope: digest, one secp256k1
 // verification, decoding, appends.
-func UAgents(ctx context.Context, c Config) (Result, error) {
+func UAgents(ctx context.Context, c Config) (load.Result, error) {
 	seed := sha256.Sum256([]byte("floor"))
 	key := secp256k1.PrivKeyFromBytes(seed[:])
 	pub := key.PubKey()
@@ -119,7 +111,7 @@ const presigned = 1024
 
 const path = "/agent/message"
 
-func measure(ctx context.Context, c Config, s scheme) (Result, error) {
+func measure(ctx context.Context, c Config, s scheme) (load.Result, error) {
 	return c.withAppender(func(a *Appender) (_ load.Result, err error) {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {

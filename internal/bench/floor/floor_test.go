@@ -17,13 +17,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parley-hub/parley/internal/bench/load"
 )
 
 func TestFloors(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		path     string
-		measure  func(context.Context, Config) (Result, error)
+		measure  func(context.Context, Config) (load.Result, error)
 		storage  Storage
 		requests int // at once
 	}{
@@ -263,7 +265,7 @@ func TestAppenderFile(t *testing.T) {
 
 // go test ./internal/bench/floor -bench . -benchtime 1x
 func BenchmarkFloor(b *testing.B) {
-	for name, measure := range map[string]func(context.Context, Config) (Result, error){"samvad": Samvad,
+	for name, measure := range map[string]func(context.Context, Config) (load.Result, error){"samvad": Samvad,
 		"uagents": UAgents} {
 		for _, storage := range []Storage{Memory, Disk} {
 			for _, n := range []int{1, 64, 256} {
@@ -276,7 +278,7 @@ func BenchmarkFloor(b *testing.B) {
 					b.ReportMetric(res.Throughput, "msg/s")
 					b.ReportMetric(float64(res.P50)/float64(time.Microsecond), "p50-µs")
 					b.ReportMetric(float64(res.P99)/float64(time.Microsecond), "p99-µs")
-					b.ReportMetric(float64(res.CPUPerMessage)/float64(time.Microsecond), "cpu-µs")
+					b.ReportMetric(float64(res.CPUPerRequest)/float64(time.Microsecond), "cpu-µs")
 				})
 			}
 		}
