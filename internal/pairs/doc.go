@@ -10,7 +10,8 @@
 //	fail TEXT    fails, and says TEXT
 //	count N      says N pieces where its protocol has them, then "counted N"
 //	hold         answers nothing until it is cancelled
-//	later …      does the rest when [Worker.Release] is called
+//	later …      does the rest when its gate is opened (by tests of this package)
+//	begin …      says that it has begun, and then is like later
 //	note TEXT    is heard; answers "noted" to who wants an answer
 //
 // [New] makes peers before there is a hub, [Peer.Agent] says what the hub's
