@@ -23,8 +23,8 @@ func (e *Envelope) Encode() ([]byte, error) {
 }
 
 func (e *Envelope) marshal() (*lenientWire, []byte, error) {
-	w := &lenientWire{Unknown: jsonx.Value(e.Unknown), wire: wire{Protocol: Protocol, ID: e.ID, WorkspaceID: e.WorkspaceID,
-		Kind: string(e.Kind), Channel: e.Channel, Surface: ref(string(e.Surface)), ThreadID: ref(e.ThreadID),
+	w := &lenientWire{Unknown: jsonx.Value(e.Unknown), wire: wire{Protocol: Protocol, ID: e.ID,
+		WorkspaceID: e.WorkspaceID, Kind: string(e.Kind), Channel: e.Channel, Surface: ref(string(e.Surface)), ThreadID: ref(e.ThreadID),
 		DirectID: ref(e.DirectID), From: e.From, To: ref(e.To), WorkID: ref(e.WorkID), ReplyTo: ref(e.ReplyTo),
 		TraceID: ref(e.TraceID), CausationID: ref(e.CausationID), TS: e.TS, ExpiresAt: ref(e.ExpiresAt),
 		Body: jsonx.Value(e.Body), Proof: jsonx.Value(e.Proof), Ext: jsonx.Value(e.Ext)}}

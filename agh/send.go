@@ -16,9 +16,9 @@ import (
 // (Published) and which hosted peers hear it too (Deliver).
 //
 // Errors: [ErrForbidden] if From is not hosted, [ErrNotTarget] if To is not
-// present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown] for a receipt or
-// trace of no known work,
-// [ErrScreened], and those of the lifecycle and of validation.
+// present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown]
+// for a receipt or trace of no known work, [ErrScreened], and those of the
+// lifecycle and of validation.
 func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 	out, err := r.Prepare(ctx, e)
 	if err != nil {

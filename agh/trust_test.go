@@ -195,7 +195,8 @@ func TestTrustChecklist(t *testing.T) {
 	})
 	t.Run("AGH-100 route token of a handle", func(t *testing.T) {
 		_, fingerprint, _ := SplitHandle(id.ID())
-		if s, err := VerifiedPeerSubject("ws", "c", id.ID()); s != "agh.network.v0.ws.c.peer."+fingerprint || err != nil {
+		want := "agh.network.v0.ws.c.peer." + fingerprint
+		if s, err := VerifiedPeerSubject("ws", "c", id.ID()); s != want || err != nil {
 			t.Errorf("%s, %v", s, err)
 		}
 	})
