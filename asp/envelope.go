@@ -384,8 +384,8 @@ func signingInput(
 	sequence int64,
 	timestamp, agent, performative, hash, previous string,
 ) []byte {
-	return []byte(strings.Join([]string{version, session, strconv.FormatInt(sequence, 10), timestamp, agent, performative,
-		hash, previous}, "\x00"))
+	return []byte(strings.Join([]string{version, session, strconv.FormatInt(sequence, 10), timestamp, agent,
+		performative, hash, previous}, "\x00"))
 }
 
 // IsInvitation reports whether e is a PROPOSE of type session-invitation.
