@@ -86,7 +86,12 @@ func bodyOf(v any) (json.RawMessage, error) {
 
 // appendTime writes seconds since 1970 in plain decimal with microseconds.
 func appendTime(dst []byte, t time.Time) []byte {
-	return strconv.AppendFloat(dst, float64(max(t.UnixMicro(), 0))/1e6, 'f', 6, 64)
+	us := max(t.UnixMicro(), 0)
+	dst = strconv.AppendInt(dst, us/1e6, 10)
+	point := len(dst)
+	dst = strconv.AppendInt(dst, 1e6+us%1e6, 10) // its first digit gives way to the point
+	dst[point] = '.'
+	return dst
 }
 
 // encoder is a message, or an object in one, that is being written member by member.
