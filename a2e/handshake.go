@@ -130,8 +130,8 @@ func (s *Session) handshakeResp(m *Envelope, caps []string, reason string) []byt
 		f = append(f, '{').text("capability", c).flag("enabled", true)
 		f = append(s.h.appendMetadata(f.name("metadata"), c), '}')
 	}
-	f = append(f, ']').number("max_parallel", int64(s.h.limits.Parallel)).flag("ok", reason == "").text("reason", reason)
-	return append(f, '}')
+	f = append(f, ']').number("max_parallel", int64(s.h.limits.Parallel)).flag("ok", reason == "")
+	return append(f.text("reason", reason), '}')
 }
 
 // appendMetadata says what this host adds to the protocol, in the one place
