@@ -206,7 +206,8 @@ func getInbox(a *Admin, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, map[string]any{"messages": a.showAttempts(c.by, list)}) != nil {
+	body := map[string]any{"messages": a.showAttempts(c.by, list)}
+	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, body) != nil {
 		a.unreadOf(name).putBack(list)
 	}
 	return nil, nil

@@ -69,7 +69,8 @@ func newMetrics(n *Node) *metrics {
 		"outcome")
 	m.attempts = counters("parley_attempts_total", "Attempts to deliver that ended, by the recipient's protocol.",
 		"protocol", "kind", "outcome")
-	m.states = counters("parley_delivery_states_total", "Changes of the state of deliveries, by the new state.", "state")
+	m.states = counters("parley_delivery_states_total", "Changes of the state of deliveries, by the new state.",
+		"state")
 	m.took = prometheus.NewHistogramVec(times("parley_attempt_seconds",
 		"How long attempts took, by the recipient's protocol; go is a handler in this process."), []string{"protocol"})
 	m.handlers = counters("parley_handler_calls_total", "Calls of handlers in this process that ended.", "outcome")
