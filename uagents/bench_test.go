@@ -1,7 +1,6 @@
 package uagents
 
 import (
-	"context"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -77,8 +76,7 @@ func BenchmarkVerify(b *testing.B) {
 func BenchmarkServer(b *testing.B) {
 	me, you := seeded(b, "me"), seeded(b, "you")
 	s := &Server{
-		Resolve: Serve(&Agent{Address: you.Address()}),
-		Record:  func(context.Context, *Request, *Error) (bool, error) { return false, nil },
+		Accept: accepting(&Agent{Address: you.Address()}, func(*Request) (bool, error) { return false, nil }),
 	}
 	text := string(encoded(b, signedAt(b, me, you.Address(), "", hello(), time.Now().Add(time.Hour))))
 	b.ReportAllocs()

@@ -175,7 +175,7 @@ func retryAfter(w http.ResponseWriter, e *Error) {
 	}
 }
 
-// An ErrorAnswer is a refusal that [Server.Record] gives: a sender that waits
+// An ErrorAnswer is a refusal that [Server.Accept] gives: a sender that waits
 // reads it in an ErrorMessage. For others it is Err.
 type ErrorAnswer struct{ Err *Error }
 

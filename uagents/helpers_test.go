@@ -143,6 +143,23 @@ func wantError(t testing.TB, status int, body string, want *Error) {
 	}
 }
 
+// accepting is a [Server.Accept] that admits envelopes for the agent, and records
+// with the function.
+func accepting(a *Agent, record func(*Request) (bool, error)) func(context.Context, *Request) (bool, error) {
+	return func(_ context.Context, r *Request) (bool, error) {
+		if r.Refusal == nil {
+			agent := a
+			if r.Target != a.Address {
+				agent = nil
+			}
+			if err := r.Admit(agent); err != nil {
+				return false, err
+			}
+		}
+		return record(r)
+	}
+}
+
 // counter is an agent that counts what reaches it.
 type counter struct {
 	got chan *Request

@@ -227,8 +227,8 @@ func TestErrorAnswer(t *testing.T) {
 		{"plain", refusal, []string{syncHeader, "sync"}, 400, false},
 	} {
 		refs := 0
-		s := &Server{Log: quiet(), Resolve: Serve(echoAgent(you)),
-			Record:  func(context.Context, *Request, *Error) (bool, error) { return false, c.err },
+		s := &Server{Log: quiet(),
+			Accept:  accepting(echoAgent(you), func(*Request) (bool, error) { return false, c.err }),
 			Refused: func(context.Context, *Refusal) string { refs++; return "ref" }}
 		rec := submitTo(s, "/submit", encoded(t, signedAt(t, me, you.Address(), "", hello(), time.Time{})), c.header...)
 		text := rec.Body.String()

@@ -54,9 +54,10 @@ type MailboxServer struct {
 	Allow func(ctx context.Context, address string) error
 	// Proved hears of every request by which an agent proved its key.
 	Proved func(ctx context.Context, address string)
-	// Record is that of [Server]: an embedder that keeps envelopes itself.
-	// When it is set, Store.Put is called by the embedder, or not at all.
-	Record func(ctx context.Context, r *Request, refusal *Error) (prior bool, err error)
+	// Accept is that of [Server]: an embedder that keeps envelopes itself. When it
+	// is set, Store.Put is called by the embedder, or not at all, and Models and
+	// Unsigned do not count.
+	Accept func(ctx context.Context, r *Request) (prior bool, err error)
 	// Refused is that of [Server].
 	Refused func(ctx context.Context, r *Refusal) (ref string)
 	// Models is that of [Agent]: what does not fit would stop the agent.
@@ -92,7 +93,10 @@ func (s *MailboxServer) start() {
 		if s.Tokens.Now == nil {
 			s.Tokens.Now = s.now
 		}
-		s.server = &Server{Verifier: s.Verifier, Now: s.Now, Resolve: s.resolve, Record: s.record, Refused: s.Refused}
+		s.server = &Server{Verifier: s.Verifier, Now: s.Now, Accept: s.Accept, Refused: s.Refused}
+		if s.Accept == nil {
+			s.server.Accept = s.accept
+		}
 		s.server.start()
 		s.mux = http.NewServeMux()
 		s.mux.HandleFunc("POST "+agentsAPI+"/mailbox/submit", s.submit)
@@ -127,22 +131,22 @@ func (s *MailboxServer) submit(w http.ResponseWriter, r *http.Request) {
 	s.server.post(w, r)
 }
 
-// resolve gives the agent of a mailbox. It has no handler: the record is the
-// delivery.
-func (s *MailboxServer) resolve(ctx context.Context, address string) (*Agent, error) {
-	has, err := s.store.Has(ctx, address)
-	if err != nil || !has {
-		return nil, err
-	}
-	return &Agent{Address: address, Models: s.Models, Unsigned: s.Unsigned}, nil
-}
-
-func (s *MailboxServer) record(ctx context.Context, r *Request, refusal *Error) (bool, error) {
-	if s.Record != nil {
-		return s.Record(ctx, r, refusal)
-	}
-	if refusal != nil {
+// accept puts an envelope into its mailbox, for an agent without a handler: that
+// is the delivery.
+func (s *MailboxServer) accept(ctx context.Context, r *Request) (bool, error) {
+	if r.Refusal != nil {
 		return false, nil
+	}
+	var agent *Agent
+	has, err := s.store.Has(ctx, r.Target)
+	if has {
+		agent = &Agent{Address: r.Target, Models: s.Models, Unsigned: s.Unsigned}
+	}
+	if err == nil {
+		err = r.Admit(agent)
+	}
+	if err != nil || r.Refusal != nil {
+		return false, err
 	}
 	return s.store.Put(ctx, r.Target, r.ReplayKey(), r.Until, s.Item(r.Verified))
 }

@@ -49,12 +49,12 @@ type outcome struct {
 }
 
 // answer runs the handler while the sender waits.
-func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request, release func()) {
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.deadline(req))
 	defer cancel()
 	done := make(chan outcome)
 	go func() {
-		defer release()
+		defer req.release()
 		response, err := s.handle(ctx, req)
 		select {
 		case done <- outcome{response, err}:
@@ -121,21 +121,21 @@ func (s *Server) handle(ctx context.Context, req *Request) (resp Response, err e
 			err = ErrHandler.Because(fmt.Errorf("panic: %v", p))
 		}
 	}()
-	if req.Agent.Handler == nil {
+	if req.Handler == nil {
 		return Response{}, ErrUnknownModel
 	}
-	return req.Agent.Handler(ctx, req)
+	return req.Handler(ctx, req)
 }
 
 // enqueue runs the handler in the background. Messages of one session are
 // handled in order, sessions beside each other.
-func (s *Server) enqueue(req *Request, release func()) {
-	if req.Agent.Handler == nil || req.Handled {
-		release()
+func (s *Server) enqueue(req *Request) {
+	if req.Handler == nil {
+		req.release()
 		return
 	}
 	run := func() {
-		defer release()
+		defer req.release()
 		ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(s.HandlerTime, 5*time.Minute))
 		defer cancel()
 		response, err := s.handle(ctx, req)

@@ -56,17 +56,19 @@ func Answer(m Message) Response { return Response{Message: m} }
 // A Request is a verified envelope for an agent served here.
 type Request struct {
 	*Verified
-	Agent  *Agent      // nil in Record and Refused when the target is unknown
+	Agent  *Agent      // set by [Request.Admit]; nil when the target is unknown
 	Sync   bool        // the sender waits for the answer
 	Header http.Header // as received; not to be changed
 	Remote string      // host:port of the connection
-	State  any         // what Record leaves for the Handler
-	// Handled is for Record to say that it leaves nothing for the Handler, where
-	// nobody waits for an answer.
-	Handled bool
+	// Refusal says why the envelope will be refused; nil when it will be taken.
+	Refusal *Error
+	// Handler is the agent's. [Server.Accept] may set another after Admit; nil
+	// where nobody waits for an answer: nothing is left to do.
+	Handler Handler
 
-	server *Server
-	chat   *ChatMessage // once it was read
+	server  *Server
+	chat    *ChatMessage // once it was read
+	release func()       // gives back the room that Admit took
 }
 
 // Chat reads the chat message that the request carries, as [DecodeChatMessage]
@@ -94,7 +96,7 @@ type Agent struct {
 	// Identity signs answers. Without it sync answers are unsigned, as the
 	// reference's are, and others cannot be sent.
 	Identity *Identity
-	// Handler works on messages. nil: [Server.Record] was the delivery.
+	// Handler works on messages. nil: [Server.Accept] was the delivery.
 	Handler Handler
 	// Models gives the model of a schema digest, or nil when it is not known.
 	// Messages of a known model are refused unless they fit it. See
@@ -130,7 +132,7 @@ type Refusal struct {
 //
 // The order of a POST is: content type, size, JSON, envelope, signature,
 // policy of the [Verifier], target, message against model, assurance; then
-// Record; only then an answer, and the handler.
+// the record; only then an answer, and the handler.
 type Server struct {
 	// Verifier checks envelopes; nil: a zero one. Its Self and AllowUnsigned
 	// do not count here: Resolve and [Agent.Unsigned] decide.
@@ -138,18 +140,19 @@ type Server struct {
 	// Resolve gives the agent of an address, or nil for one that is not
 	// served here. See [Serve].
 	Resolve func(ctx context.Context, address string) (*Agent, error)
-	// Record, when set, takes the place of the Verifier's Memory. It is called
-	// once for each envelope whose sender was authenticated (or is well-formed
-	// and unsigned), after all pure checks and before anything is answered or
-	// run. refusal says why it will be refused, nil when it will be taken.
-	// prior reports that the envelope was recorded before: it is answered as
-	// the protocol answers duplicates and has no second effect. An error is
-	// answered instead, also of refusal (an *Error in its own words, an
-	// ErrorAnswer as that says, others with 500).
+	// Accept, when set, takes the place of the Verifier's Memory, and for a POST
+	// that of Resolve. It is called once for each envelope whose sender was
+	// authenticated (or is well-formed and unsigned), before anything is answered
+	// or run. Unless the envelope has a Refusal already, Accept finds the agent
+	// and calls [Request.Admit]; then it records the envelope, also a refused one
+	// if it likes. prior reports that the envelope was recorded before: it is
+	// answered as the protocol answers duplicates and has no second effect. An
+	// error is answered instead, also of the Refusal (an *Error in its own words,
+	// an ErrorAnswer as that says, others with 500).
 	//
 	// By default a refused envelope leaves no trace, so that the same one may
 	// be taken later, when its target is there.
-	Record func(ctx context.Context, r *Request, refusal *Error) (prior bool, err error)
+	Accept func(ctx context.Context, r *Request) (prior bool, err error)
 	// Refused, when set, is called for every refusal and gives it a reference,
 	// sent as [RefHeader] unless empty.
 	Refused func(ctx context.Context, r *Refusal) (ref string)
@@ -367,7 +370,7 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 	}
 	req := &Request{
 		Verified: verified, server: s, Header: r.Header, Remote: r.RemoteAddr,
-		Sync: r.Header.Get(headerConnection) == "sync",
+		Sync: r.Header.Get(headerConnection) == "sync", Refusal: refusal,
 	}
 	x := &Refusal{Envelope: e, Verified: verified, Size: len(body)}
 	if verified.Verdict.Assurance == Unsigned && !s.unsigned.AllowN(s.now(), 1) {
@@ -375,33 +378,9 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 		s.refuse(w, r, x)
 		return
 	}
-	if refusal == nil {
-		refusal, err = s.admit(r.Context(), req)
-		if err != nil {
-			x.Err = AsError(err)
-			s.refuse(w, r, x)
-			return
-		}
-	}
-	var release func()
-	if refusal == nil {
-		// Room first, record second: a recorded message will be handled.
-		release = s.room(req.Sync)
-		if release == nil {
-			if s.Record == nil {
-				if known, err := s.verifier.memory().Known(r.Context(), verified.ReplayKey()); err == nil && known {
-					s.duplicate(w, req)
-					return
-				}
-			}
-			x.Err = ErrBusy
-			s.refuse(w, r, x)
-			return
-		}
-	}
-	prior, err := s.record(r.Context(), req, refusal)
-	if release != nil && (err != nil || prior) {
-		release()
+	prior, err := s.accept(r.Context(), req)
+	if req.release != nil && (err != nil || prior) {
+		req.release()
 	}
 	switch {
 	case err != nil:
@@ -415,52 +394,94 @@ func (s *Server) submit(w http.ResponseWriter, r *http.Request, body []byte) {
 		}
 	case prior:
 		s.duplicate(w, req)
-	case refusal != nil:
-		x.Err = refusal
+	case req.Refusal != nil:
+		x.Err = req.Refusal
 		s.reference(w, r, x)
-		s.refuseVerified(w, req, refusal, false)
+		s.refuseVerified(w, req, req.Refusal, false)
 	case req.Sync:
-		s.answer(w, r, req, release)
+		s.answer(w, r, req)
 	default:
-		s.enqueue(req, release)
+		s.enqueue(req)
 		writeBody(w, http.StatusOK, []byte("{}"))
 	}
 }
 
-// admit finds the target and checks the message against it.
-func (s *Server) admit(ctx context.Context, req *Request) (*Error, error) {
+// accept finds the agent of an envelope, checks it and records it.
+func (s *Server) accept(ctx context.Context, req *Request) (prior bool, err error) {
+	if s.Accept != nil {
+		prior, err = s.Accept(ctx, req)
+		if err == nil && !prior && req.Refusal == nil && req.release == nil {
+			err = errInternal.Because(errors.New("Accept did not admit the envelope"))
+		}
+		return prior, err
+	}
+	if req.Refusal != nil {
+		return false, nil
+	}
 	agent, err := s.resolve(ctx, req.Target)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
+	if err := req.Admit(agent); err != nil {
+		known, failed := s.verifier.memory().Known(ctx, req.ReplayKey())
+		if failed == nil && known {
+			return true, nil
+		}
+		return false, err
+	}
+	if req.Refusal != nil {
+		return false, nil
+	}
+	fresh, err := s.verifier.memory().Seen(ctx, req.ReplayKey(), req.Until)
+	return !fresh, err
+}
+
+// Admit checks the message against the agent that is to have it (nil: there is
+// none), which may give the request a Refusal. If not, it takes room for the
+// message, so that a recorded message will be handled; the error is ErrBusy.
+// Call it in [Server.Accept] for a request without a Refusal, before the record.
+func (r *Request) Admit(agent *Agent) error {
+	r.Refusal = r.check(agent)
+	if r.Refusal != nil {
+		return nil
+	}
+	r.Handler = agent.Handler
+	r.release = r.server.room(r.Sync)
+	if r.release == nil {
+		return ErrBusy
+	}
+	return nil
+}
+
+func (r *Request) check(agent *Agent) *Error {
 	if agent == nil {
-		return ErrUnknownAgent, nil
+		return ErrUnknownAgent
 	}
-	req.Agent = agent
+	r.Agent = agent
 	// A null or empty message stops the reference agent, whatever its schema.
-	if len(req.Content.Payload) == 0 {
-		return ErrContent.Because(errors.New("message is empty")), nil
+	if len(r.Content.Payload) == 0 {
+		return ErrContent.Because(errors.New("message is empty"))
 	}
-	model := builtIn(req.SchemaDigest)
+	model := builtIn(r.SchemaDigest)
 	if agent.Models != nil {
-		if m := agent.Models(req.SchemaDigest); m != nil {
+		if m := agent.Models(r.SchemaDigest); m != nil {
 			model = m
 		}
 	}
 	if model != nil {
-		if err := req.fits(model); err != nil {
+		if err := r.fits(model); err != nil {
 			e := AsError(err)
 			var field *FieldError
 			if errors.As(err, &field) {
 				e = e.Saying(e.Text + ": " + field.Error())
 			}
-			return e, nil
+			return e
 		}
 	}
-	if req.Verdict.Assurance == Unsigned && (agent.Unsigned == nil || !agent.Unsigned(req.SchemaDigest)) {
-		return ErrVerifiedOnly, nil
+	if r.Verdict.Assurance == Unsigned && (agent.Unsigned == nil || !agent.Unsigned(r.SchemaDigest)) {
+		return ErrVerifiedOnly
 	}
-	return nil, nil
+	return nil
 }
 
 // fits checks the message against its model. Of a chat message that reads it.
@@ -502,17 +523,6 @@ var builtInModels = sync.OnceValue(func() map[string]*Model {
 	}
 	return out
 })
-
-func (s *Server) record(ctx context.Context, req *Request, refusal *Error) (prior bool, err error) {
-	if s.Record != nil {
-		return s.Record(ctx, req, refusal)
-	}
-	if refusal != nil {
-		return false, nil
-	}
-	fresh, err := s.verifier.memory().Seen(ctx, req.ReplayKey(), req.Until)
-	return !fresh, err
-}
 
 // refuseVerified answers a refusal to an authenticated sender: one that waits
 // hears of an expired, unfit or unproved message as the reference says it, in

@@ -519,12 +519,14 @@ func TestServerRecord(t *testing.T) {
 	var fail error
 	var refused []*Refusal
 	s := &Server{
-		Resolve: Serve(agent), Log: quiet(),
-		Record: func(_ context.Context, r *Request, refusal *Error) (bool, error) {
-			log = append(log, entry{refusal, r.Agent != nil})
-			r.Handled = handled
+		Log: quiet(),
+		Accept: accepting(agent, func(r *Request) (bool, error) {
+			log = append(log, entry{r.Refusal, r.Agent != nil})
+			if handled {
+				r.Handler = nil
+			}
 			return prior, fail
-		},
+		}),
 		Refused: func(_ context.Context, r *Refusal) string {
 			refused = append(refused, r)
 			return fmt.Sprintf("ref-%d", len(refused))
@@ -536,7 +538,7 @@ func TestServerRecord(t *testing.T) {
 		!log[0].agent {
 		t.Fatalf("%d %+v", rec.Code, log)
 	}
-	// What Record has seen to itself is not handled, where nobody waits.
+	// What Accept has seen to itself is not handled, where nobody waits.
 	handled = true
 	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || rec.Body.String() != "{}" ||
 		len(log) != 2 {

@@ -8,21 +8,24 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// acknowledgeChat acknowledges a recorded chat message; handle does so for a sender that
-// waits.
-func (b *Binding) acknowledgeChat(r *protocol.Request, a acknowledgedChat) {
+// acknowledgeChat acknowledges a recorded chat message; in the HTTP response for a sender
+// that waits. a is nil if no answer follows that would wait for it.
+func (b *Binding) acknowledgeChat(r *protocol.Request, a *ack) {
 	if r.Sync {
-		r.State = a
+		r.Handler = func(context.Context, *protocol.Request) (protocol.Response, error) {
+			m, err := b.acknowledged(r)
+			a.end(err == nil)
+			return protocol.Answer(m), err
+		}
 		return
 	}
-	r.Handled = true
 	m, err := b.acknowledged(r)
 	if err != nil { // unexpected: the server has read it. The answer will fail too
 		b.c.Logger.Error("an acknowledgement cannot be made", "to", r.Sender, "session", r.Session, "error", err)
-		a.ack.end(false)
+		a.end(false)
 		return
 	}
-	b.acknowledge(r, a.ack, m)
+	b.acknowledge(r, a, m)
 }
 
 // acknowledged is the acknowledgement of the chat message in a request.

@@ -151,7 +151,7 @@ func New(c Config) (*Binding, error) {
 	b.limit = protocol.EnvelopeSize(int(c.MaxBody))
 	b.verifier = &protocol.Verifier{Now: c.Now, AllowExpired: c.Legacy, AllowNonce: c.AllowNonce,
 		Limits: protocol.Limits{Body: b.limit, Horizon: c.Horizon}}
-	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Record: b.record, Refused: b.refused,
+	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Accept: b.accept, Refused: b.refused,
 		Info: b.info,
 		Log:  c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
 	b.almanac.standInRecord, b.almanac.addressOf, b.almanac.standInManifest, b.almanac.indexed = b.hostedRecord,
@@ -165,8 +165,8 @@ func New(c Config) (*Binding, error) {
 	b.almanacServer = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered,
 		Lifetime: c.Lifetime}
 	b.mailboxServer = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now,
-		Allow: b.mayHaveMailbox, Proved: b.noteProof, Record: b.record, Refused: b.refused,
-		Models: b.model, Unsigned: anyMessage, Retention: c.Retention}
+		Allow: b.mayHaveMailbox, Proved: b.noteProof, Accept: b.acceptMail, Refused: b.refused,
+		Retention: c.Retention}
 	b.accounts = newAccounts(b)
 	b.identityServer = &protocol.IdentityServer{Now: c.Now, User: b.accountOf, Store: b.accounts}
 	b.stopWatch = c.Hub.Directory().Watch(b.directoryChanged)

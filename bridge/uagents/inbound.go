@@ -17,22 +17,48 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// What record leaves for handle.
-type (
-	// pendingCall is a request whose answer goes into the HTTP response.
-	pendingCall struct{ call *hub.Call }
-	// acknowledgedChat is a recorded chat message whose acknowledgement goes into the
-	// HTTP response. ack is nil if no answer follows that would wait for it.
-	acknowledgedChat struct{ ack *ack }
-)
-
 // sessionTries bounds for how many requests of one session, each newer than the one
 // before, recordInSession tries to record a reply.
 const sessionTries = 4
 
-// record makes an envelope durable: the servers call it once for each envelope
-// whose sender was authenticated, or is well-formed and unsigned.
-func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *protocol.Error) (bool, error) {
+// accept implements [protocol.Server.Accept]: it makes an envelope durable. The handler,
+// for a sender that waits, is set where the answer is known.
+func (b *Binding) accept(ctx context.Context, r *protocol.Request) (bool, error) {
+	if r.Refusal == nil {
+		agent, err := b.resolve(ctx, r.Target)
+		if err == nil {
+			err = r.Admit(agent)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if r.Sync {
+		r.Handler = answerNone
+	}
+	return b.record(ctx, r)
+}
+
+// acceptMail is accept at the path of the mailboxes.
+func (b *Binding) acceptMail(ctx context.Context, r *protocol.Request) (bool, error) {
+	if r.Refusal == nil {
+		var agent *protocol.Agent
+		if b.mailbox.has(r.Target) {
+			agent = b.agent(r.Target)
+		}
+		if err := r.Admit(agent); err != nil {
+			return false, err
+		}
+	}
+	return b.record(ctx, r)
+}
+
+func answerNone(context.Context, *protocol.Request) (protocol.Response, error) {
+	return protocol.Response{}, nil
+}
+
+// record makes an admitted or refused envelope durable.
+func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error) {
 	now := b.c.Now()
 	from := b.sender(r)
 	if r.Verdict.Assurance == protocol.Signed {
@@ -41,8 +67,8 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	}
 	to, standIn := b.nameAt(r.Target)
 	key := journal.Key{ID: r.ReplayKey(), Sender: from, Until: bridge.KeyEnd(r.Until)}
-	if refusal != nil {
-		return b.recordRefusal(ctx, r, from, to, key, refusal)
+	if r.Refusal != nil {
+		return b.recordRefusal(ctx, r, from, to, key)
 	}
 	if !standIn {
 		return b.recordNative(ctx, r, from, to, key, now)
@@ -59,7 +85,6 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 	}
 	switch classOf(r.SchemaDigest) {
 	case acknowledgement:
-		r.Handled = true
 		return false, nil // it has no effect: nothing to record
 	case failure:
 		s.Refused = parley.Refuse(parley.Conflict, "the error answers nothing that this hub asked")
@@ -83,7 +108,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request, refusal *prot
 			// A session that begins or ends: there is nothing to deliver.
 			fresh, err := b.seenChats.Seen(ctx, r.ReplayKey(), bridge.KeyEnd(r.Until))
 			if err == nil && fresh {
-				b.acknowledgeChat(r, acknowledgedChat{})
+				b.acknowledgeChat(r, nil)
 			}
 			return !fresh && err == nil, err
 		}
@@ -114,16 +139,14 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 		if !m.Expires.IsZero() && m.Expires.Before(m.Deadline) && m.Expires.After(now) {
 			m.Deadline = m.Expires
 		}
-		call, err := b.c.Hub.Begin(ctx, s)
-		if err == nil {
-			r.State = pendingCall{call}
-		}
-		return answerTo(err)
+		return b.begin(ctx, r, s)
 	}
 	if m.Kind == parley.Notice && r.Sync && !isChat {
-		r.State = errors.New("a notice is not answered")
+		r.Handler = func(context.Context, *protocol.Request) (protocol.Response, error) {
+			return protocol.Response{}, errors.New("a notice is not answered")
+		}
 	}
-	var a acknowledgedChat
+	var a *ack
 	if isChat && m.Kind == parley.Request && reach {
 		// The answer waits for the ack, so it is made first.
 		id, err := parley.NewID(now, rand.Reader)
@@ -131,12 +154,12 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 			return false, err
 		}
 		m.ID = id
-		a.ack = b.newAck(id)
+		a = b.newAck(id)
 	}
 	_, err := b.c.Hub.Accept(ctx, s)
 	switch {
-	case err != nil && a.ack != nil:
-		a.ack.end(false)
+	case err != nil && a != nil:
+		a.end(false)
 		b.forgetAck(m.ID)
 	case err == nil && isChat:
 		b.acknowledgeChat(r, a)
@@ -146,19 +169,19 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 
 // recordRefusal records a refusal of the protocol's own checks. An unsigned envelope
 // leaves no trace, nor does an unknown target, which may be here later.
-func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key,
-	refusal *protocol.Error) (bool, error) {
+func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key) (bool,
+	error) {
 	if r.Verdict.Assurance != protocol.Signed || to == "" {
 		return false, nil
 	}
-	if errors.Is(refusal, protocol.ErrStale) {
+	if errors.Is(r.Refusal, protocol.ErrStale) {
 		key.Until = time.Time{} // it stays refused; the journal's window bounds the number of records
 	}
 	m := toMessage(r, parley.Notice, from, to, b.c.Now())
 	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m,
-		Refused: toRefusal(refusal)})
+		Refused: toRefusal(r.Refusal)})
 	var prior *hub.Prior
-	if !errors.As(err, &prior) && parley.CodeOf(err) == refusalCode(refusal) {
+	if !errors.As(err, &prior) && parley.CodeOf(err) == refusalCode(r.Refusal) {
 		return false, nil // the server tells why
 	}
 	return answerTo(err)
@@ -192,9 +215,16 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 	if !m.Expires.IsZero() && m.Expires.Before(m.Deadline) {
 		m.Deadline = m.Expires
 	}
+	return b.begin(ctx, r, s)
+}
+
+// begin begins a call whose reply is the answer to a sender that waits.
+func (b *Binding) begin(ctx context.Context, r *protocol.Request, s hub.Submission) (bool, error) {
 	call, err := b.c.Hub.Begin(ctx, s)
 	if err == nil {
-		r.State = pendingCall{call}
+		r.Handler = func(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
+			return b.awaitReply(ctx, r, call)
+		}
 	}
 	return answerTo(err)
 }
@@ -288,9 +318,7 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 		b.sessions.answered(x.Request)
 	}
 	if classOf(r.SchemaDigest) == chat {
-		b.acknowledgeChat(r, acknowledgedChat{})
-	} else if !r.Sync {
-		r.Handled = true
+		b.acknowledgeChat(r, nil)
 	}
 	return true, false, nil
 }
@@ -348,21 +376,6 @@ func (b *Binding) skillOf(name string, r *protocol.Request) string {
 	return ""
 }
 
-// handle answers an envelope that was recorded.
-func (b *Binding) handle(ctx context.Context, r *protocol.Request) (protocol.Response, error) {
-	switch st := r.State.(type) {
-	case pendingCall:
-		return b.awaitReply(ctx, r, st.call)
-	case acknowledgedChat:
-		m, err := b.acknowledged(r)
-		st.ack.end(err == nil)
-		return protocol.Answer(m), err
-	case error:
-		return protocol.Response{}, st
-	}
-	return protocol.Response{}, nil
-}
-
 // awaitReply waits for the reply to a request whose sender waits too.
 func (b *Binding) awaitReply(ctx context.Context, r *protocol.Request, call *hub.Call) (protocol.Response, error) {
 	reply, err := call.Reply(ctx)
@@ -388,12 +401,18 @@ func (b *Binding) awaitReply(ctx context.Context, r *protocol.Request, call *hub
 	return answer, nil
 }
 
+// agent is one that the hub takes envelopes for.
+func (b *Binding) agent(address string) *protocol.Agent {
+	return &protocol.Agent{Address: address, Models: b.model, Unsigned: anyMessage}
+}
+
 // resolve implements [protocol.Server.Resolve]: stand-ins, whose answers the
 // hub signs, and agents that it forwards to.
 func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, error) {
 	if _, id, ok := b.standIns.at(address); ok {
-		return &protocol.Agent{Address: address, Identity: id, Handler: b.handle, Models: b.model,
-			Unsigned: anyMessage}, nil
+		a := b.agent(address)
+		a.Identity = id
+		return a, nil
 	}
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
 	if !ok {
@@ -402,7 +421,7 @@ func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, e
 	for _, i := range e.Identities {
 		if i.Protocol == Protocol && i.ID == address && !i.StandIn && b.routable(i) {
 			b.almanac.budget.use(address)
-			return &protocol.Agent{Address: address, Handler: b.handle, Models: b.model, Unsigned: anyMessage}, nil
+			return b.agent(address), nil
 		}
 	}
 	return nil, nil
