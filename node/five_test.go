@@ -209,7 +209,12 @@ func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 		}
 		return "ok", nil
 	case "asp":
-		s, err := f.asp.Open(ctx, asp.Invitation{To: []string{f.at(f.whom, "asp")}, Purpose: "to test"})
+		var s *asp.Session
+		var err error
+		f.until("the agent has a stand-in", func() bool {
+			s, err = f.asp.Open(ctx, asp.Invitation{To: []string{f.at(f.whom, "asp")}, Purpose: "to test"})
+			return !errors.Is(err, &asp.Error{Code: "agent_not_found"})
+		})
 		if err == nil {
 			for m, merr := range s.Messages(ctx) {
 				if err = merr; err != nil || m.State == asp.Introduced {
