@@ -6,7 +6,8 @@ import (
 )
 
 // Complete writes the message anew as this package would send it: base members
-// first (in the version of the message), then every member of its type in the order of the table, defaults
+// first (in the version of the message), then every member of its type in the order
+// of the table, defaults
 // filled in (also in nested objects), then the members that the type does not
 // know. Numbers keep their literals. The message must have passed
 // [Envelope.Check].
