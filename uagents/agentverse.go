@@ -27,7 +27,7 @@ type IdentityServer struct {
 	User func(ctx context.Context, bearer, team string) (string, error)
 	// Proved hears that an account proved an agent to be its own, and may refuse.
 	Proved func(ctx context.Context, user, address string) error
-	// Store keeps the profiles. nil: a [MemoryProfiles].
+	// Store keeps the profiles; it must be set.
 	Store ProfileStore
 
 	Now      func() time.Time // nil: time.Now
@@ -37,7 +37,6 @@ type IdentityServer struct {
 
 	once       sync.Once
 	mux        *http.ServeMux
-	store      ProfileStore
 	searching  sync.Mutex
 	mu         sync.Mutex
 	challenges map[string]challenge // by text
@@ -53,10 +52,6 @@ type challenge struct {
 func (s *IdentityServer) start() {
 	s.once.Do(func() {
 		s.challenges, s.proofs, s.perUser = map[string]challenge{}, map[[2]string]time.Time{}, map[string]int{}
-		s.store = s.Store
-		if s.store == nil {
-			s.store = &MemoryProfiles{}
-		}
 		s.mux = http.NewServeMux()
 		s.mux.HandleFunc("GET /v2/identity/{address}/challenge", s.challenge)
 		s.mux.HandleFunc("POST /v2/identity", s.prove)
@@ -195,7 +190,7 @@ func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) {
 // put keeps a profile. The proof that allowed it is used up: from now on the
 // agent is the account's.
 func (s *IdentityServer) put(ctx context.Context, p *Profile) error {
-	if err := s.store.PutProfile(ctx, p); err != nil {
+	if err := s.Store.PutProfile(ctx, p); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -219,7 +214,7 @@ func (s *IdentityServer) proved(user, address string) bool {
 // own finds an agent that the account may change: its own, or one whose key it
 // proved just now. old is nil for one that nobody registered.
 func (s *IdentityServer) own(ctx context.Context, user, address string) (old *Profile, err error) {
-	old, err = s.store.Profile(ctx, address)
+	old, err = s.Store.Profile(ctx, address)
 	switch {
 	case err != nil:
 		return nil, err
@@ -316,7 +311,7 @@ func (s *IdentityServer) agents(w http.ResponseWriter, r *http.Request) {
 	user, err := s.user(r)
 	var own []*Profile
 	if err == nil {
-		own, err = s.store.Profiles(r.Context(), user)
+		own, err = s.Store.Profiles(r.Context(), user)
 	}
 	if err != nil {
 		writeDetail(w, err)
@@ -341,7 +336,7 @@ func (s *IdentityServer) agent(w http.ResponseWriter, r *http.Request) {
 	}
 	var p *Profile
 	if err == nil {
-		p, err = s.store.Profile(r.Context(), address)
+		p, err = s.Store.Profile(r.Context(), address)
 	}
 	if err == nil && (p == nil || user != "" && p.Account != user) {
 		err = ErrNotFound
@@ -388,7 +383,7 @@ func (s *IdentityServer) unregister(w http.ResponseWriter, r *http.Request) {
 	case p == nil:
 		err = ErrNotFound
 	default:
-		err = s.store.RemoveProfile(r.Context(), p.Address)
+		err = s.Store.RemoveProfile(r.Context(), p.Address)
 	}
 	s.done(w, err)
 }
@@ -406,7 +401,7 @@ func (s *IdentityServer) search(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	s.searching.Lock() // searches cost, and everybody may
-	found, total := q.find(s.store.Listings(r.Context()))
+	found, total := q.find(s.Store.Listings(r.Context()))
 	s.searching.Unlock()
 	agents := list()
 	for _, l := range found {

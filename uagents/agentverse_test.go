@@ -60,7 +60,9 @@ func TestAlmanac(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	now := time.Unix(1_800_000_000, 0)
 	var changes []Record
-	s := &AlmanacServer{Now: func() time.Time { return now },
+	clock := func() time.Time { return now }
+	store := &MemoryAlmanac{Now: clock}
+	s := &AlmanacServer{Store: store, Now: clock,
 		Changed: func(_ context.Context, r Record) { changes = append(changes, r) }}
 	post := func(path string, body []byte) int {
 		t.Helper()
@@ -223,7 +225,6 @@ func TestAlmanac(t *testing.T) {
 		if rec := request(s, "GET", "/v1/almanac/manifests/protocols/"+ChatProtocolDigest, nil); rec.Code != 200 {
 			t.Errorf("%d", rec.Code)
 		}
-		store := s.store.(*MemoryAlmanac)
 		store.SetDomain("agent", Domain{Name: "my.agent", Agents: []DomainAgent{{me.Address(), 1}}})
 		if rec := request(s, "GET", "/v1/almanac/domains/my.agent?prefix=agent", nil); rec.Code != 200 ||
 			!strings.Contains(rec.Body.String(), me.Address()) {
@@ -276,14 +277,14 @@ func TestAlmanac(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := full.store.PutManifest(t.Context(), m); err != nil {
+			if err := full.Store.PutManifest(t.Context(), m); err != nil {
 				t.Error(err)
 			}
 		}
-		if m, _ := full.store.Manifest(t.Context(), ChatProtocolDigest); m != nil {
+		if m, _ := full.Store.Manifest(t.Context(), ChatProtocolDigest); m != nil {
 			t.Error("manifests are not bounded")
 		}
-		closed := &AlmanacServer{Now: s.Now, Allow: func(context.Context, *Attestation,
+		closed := &AlmanacServer{Store: &MemoryAlmanac{Now: s.Now}, Now: s.Now, Allow: func(context.Context, *Attestation,
 			string) error {
 			return ErrForbidden
 		}}
@@ -298,7 +299,7 @@ func TestAlmanac(t *testing.T) {
 func TestRegistrar(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		me, you := seeded(t, "me"), seeded(t, "you")
-		almanac := &AlmanacServer{}
+		almanac := &AlmanacServer{Store: &MemoryAlmanac{}}
 		var down atomic.Bool
 		down.Store(true)
 		net := memHTTP{
@@ -618,7 +619,8 @@ func TestIdentityServer(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	var events []string
 	s := &IdentityServer{
-		Now: func() time.Time { return now },
+		Store: &MemoryProfiles{},
+		Now:   func() time.Time { return now },
 		User: func(_ context.Context, bearer, team string) (string, error) {
 			if !strings.HasPrefix(bearer, "token-") {
 				return "", ErrUnauthorized
@@ -698,7 +700,7 @@ func TestIdentityServer(t *testing.T) {
 	}
 	want(do("GET", "/v2/identity/"+other.Address()+"/challenge", "token-ann", ""))(503)
 	want(do("GET", "/v2/identity/"+other.Address()+"/challenge", "token-bob", ""))(200)
-	zero := &IdentityServer{}
+	zero := &IdentityServer{Store: &MemoryProfiles{}}
 	if rec := request(zero, "GET", "/v2/identity/"+you.Address()+"/challenge", nil,
 		"Authorization", "Bearer x"); rec.Code != 401 {
 		t.Errorf("%d", rec.Code)

@@ -20,9 +20,9 @@ import (
 // and resolve addresses through: everything under /v1/almanac. Registrations
 // count when the agent's own key signed them, a moment ago, and later than
 // what is stored, so that nobody can take a name over or bring an old endpoint
-// back. The zero value is ready.
+// back.
 type AlmanacServer struct {
-	Store AlmanacStore // nil: a [MemoryAlmanac]
+	Store AlmanacStore // must be set
 	Now   func() time.Time
 	// Allow may refuse an attestation whose signature holds and is fresh; its
 	// error is answered.
@@ -41,17 +41,12 @@ type AlmanacServer struct {
 	MaxProtocols int           // of an agent; default 200
 	MaxResults   int           // of a search; default 100, fewer where these have more than 512 KiB
 
-	once  sync.Once
-	store AlmanacStore
-	mux   *http.ServeMux
+	once sync.Once
+	mux  *http.ServeMux
 }
 
 func (s *AlmanacServer) start() {
 	s.once.Do(func() {
-		s.store = s.Store
-		if s.store == nil {
-			s.store = &MemoryAlmanac{Now: s.now}
-		}
 		s.mux = http.NewServeMux()
 		s.mux.HandleFunc("POST "+almanacAPI+"/agents", s.register)
 		s.mux.HandleFunc("POST "+almanacAPI+"/agents/batch", s.batch)
@@ -231,7 +226,6 @@ func (s *AlmanacServer) fresh(ctx context.Context, a *Attestation) (network, add
 // since the reference repeats a request whose answer it missed; any other must
 // be newer than what is stored.
 func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
-	s.start()
 	if a.Active != nil {
 		return ErrAttestation
 	}
@@ -261,7 +255,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 	}
 	signed := sha256.Sum256(statement)
 	var taken *Record
-	err = s.store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+	err = s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
 		// The texts are copied: they may be parts of a long body.
 		r := Record{Network: strings.Clone(network), Address: strings.Clone(address), Active: true}
 		if old != nil {
@@ -312,7 +306,6 @@ func (s *AlmanacServer) status(w http.ResponseWriter, r *http.Request) {
 
 // SetStatus takes a status update of a registered agent.
 func (s *AlmanacServer) SetStatus(ctx context.Context, a *Attestation) error {
-	s.start()
 	if a.Active == nil {
 		return ErrAttestation
 	}
@@ -321,7 +314,7 @@ func (s *AlmanacServer) SetStatus(ctx context.Context, a *Attestation) error {
 		return err
 	}
 	var taken *Record
-	err = s.store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+	err = s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
 		switch {
 		case old == nil || !old.Expires.After(s.now()):
 			return nil, ErrNotFound
@@ -367,7 +360,7 @@ func (s *AlmanacServer) resolve(w http.ResponseWriter, r *http.Request) {
 		if id.Address != "" {
 			break
 		}
-		d, err := s.store.Domain(r.Context(), network, id.Name)
+		d, err := s.Store.Domain(r.Context(), network, id.Name)
 		if err != nil {
 			writeDetail(w, err)
 			return
@@ -382,7 +375,7 @@ func (s *AlmanacServer) resolve(w http.ResponseWriter, r *http.Request) {
 // show answers with the first live record of an address.
 func (s *AlmanacServer) show(w http.ResponseWriter, r *http.Request, networks []string, address string) {
 	for _, network := range networks {
-		rec, err := s.store.Get(r.Context(), network, address)
+		rec, err := s.Store.Get(r.Context(), network, address)
 		if err != nil {
 			writeDetail(w, err)
 			return
@@ -444,7 +437,7 @@ func recordNode(rec *Record) (*node, error) {
 
 func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
 	for _, network := range networks(r) {
-		d, err := s.store.Domain(r.Context(), network, r.PathValue("name"))
+		d, err := s.Store.Domain(r.Context(), network, r.PathValue("name"))
 		if err != nil {
 			writeDetail(w, err)
 			return
@@ -484,7 +477,7 @@ func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
 		err = m.Verify()
 	}
 	if err == nil {
-		err = s.store.PutManifest(r.Context(), m.Bound())
+		err = s.Store.PutManifest(r.Context(), m.Bound())
 	}
 	if err != nil {
 		writeDetail(w, err)
@@ -494,7 +487,7 @@ func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *AlmanacServer) getManifest(w http.ResponseWriter, r *http.Request) {
-	m, err := s.store.Manifest(r.Context(), "proto:"+strings.TrimPrefix(r.PathValue("digest"), "proto:"))
+	m, err := s.Store.Manifest(r.Context(), "proto:"+strings.TrimPrefix(r.PathValue("digest"), "proto:"))
 	switch {
 	case err != nil:
 		writeDetail(w, err)
@@ -520,7 +513,7 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
 	out := list()
 	digest := "proto:" + strings.TrimPrefix(text.text, "proto:")
 	if IsProtocolDigest(digest) {
-		found, err := s.store.ByProtocol(r.Context(), digest, cmp.Or(s.MaxResults, 100))
+		found, err := s.Store.ByProtocol(r.Context(), digest, cmp.Or(s.MaxResults, 100))
 		if err != nil {
 			writeDetail(w, err)
 			return

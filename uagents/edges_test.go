@@ -32,7 +32,7 @@ func TestStatusOfAnExpiredRegistration(t *testing.T) {
 	t.Parallel()
 	me := seeded(t, "me")
 	now := time.Unix(1_800_000_000, 0)
-	s := &AlmanacServer{Now: func() time.Time { return now }, Lifetime: time.Hour}
+	s := &AlmanacServer{Store: &MemoryAlmanac{Now: func() time.Time { return now }}, Now: func() time.Time { return now }, Lifetime: time.Hour}
 	status := func(active bool) int {
 		t.Helper()
 		a := NewStatus(me, false, active)

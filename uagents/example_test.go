@@ -21,8 +21,8 @@ type WeatherReport struct {
 	Celsius float64 `json:"celsius"`
 }
 
-// weather is an agent behind an HTTP server, registered with an Almanac.
-func weather() (almanac, agent *httptest.Server, address string) {
+// weather is an agent behind an HTTP server.
+func weather() (agent *httptest.Server, address string) {
 	id, err := uagents.IdentityFromSeed("weather agent of the examples", 0)
 	if err != nil {
 		log.Fatal(err)
@@ -41,21 +41,12 @@ func weather() (almanac, agent *httptest.Server, address string) {
 			},
 		}),
 	})
-	almanac = httptest.NewServer(&uagents.AlmanacServer{})
-	registrar := &uagents.Registrar{
-		Identity: id, URL: almanac.URL,
-		Endpoints: []uagents.Endpoint{{URL: agent.URL + "/submit", Weight: 1}},
-	}
-	if err := registrar.Register(context.Background()); err != nil {
-		log.Fatal(err)
-	}
-	return almanac, agent, id.Address()
+	return agent, id.Address()
 }
 
 // Send a message to an agent and wait for its answer.
 func Example() {
-	almanac, agent, address := weather()
-	defer almanac.Close()
+	agent, address := weather()
 	defer agent.Close()
 
 	ctx, stop := context.WithTimeout(context.Background(), 30*time.Second)
@@ -64,7 +55,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	c := &uagents.Client{Identity: me, Resolver: uagents.Almanac(almanac.URL)}
+	c := &uagents.Client{Identity: me, Resolver: uagents.Endpoints{address: {agent.URL + "/submit"}}}
 	c.HTTP = http.DefaultClient // the example runs on loopback, which the default refuses
 
 	model := uagents.ModelOf[WeatherQuery]() // schema digest as the Python library computes it

@@ -197,9 +197,9 @@ func FuzzServer(f *testing.F) {
 				t.Fatal(err)
 			}
 		case 3:
-			h = &AlmanacServer{}
+			h = &AlmanacServer{Store: &MemoryAlmanac{}}
 		case 4:
-			h = &MailboxServer{}
+			h = &MailboxServer{Store: &MemoryMailbox{}}
 		}
 		r, err := http.NewRequest(method, "http://hub/", bytes.NewReader(body))
 		if err != nil {

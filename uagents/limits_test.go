@@ -33,7 +33,7 @@ func registrationOf(t *testing.T, id *Identity, now time.Time, n int) []byte {
 func TestAlmanacSizes(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	now := time.Unix(1_800_000_000, 0)
-	s := &AlmanacServer{Now: func() time.Time { return now }}
+	s := &AlmanacServer{Store: &MemoryAlmanac{Now: func() time.Time { return now }}, Now: func() time.Time { return now }}
 	garbage := func(n int) []byte { return []byte(strings.Repeat("[", n)) }
 	for _, c := range []struct {
 		name, path string
@@ -82,7 +82,7 @@ func TestAlmanacSizes(t *testing.T) {
 	if err := s.Register(t.Context(), a); AsError(err).Code != ErrTooLarge.Code {
 		t.Errorf("a Go caller's: %v", err)
 	}
-	other := &AlmanacServer{Now: s.Now, MaxRecord: 100, MaxManifest: 100}
+	other := &AlmanacServer{Store: s.Store, Now: s.Now, MaxRecord: 100, MaxManifest: 100}
 	for _, path := range []string{"/agents", "/manifests"} {
 		if rec := submitTo(other, "/v1/almanac"+path, garbage(101)); rec.Code != 413 {
 			t.Errorf("%s with another limit: %d", path, rec.Code)
@@ -126,7 +126,7 @@ func TestAlmanacCounts(t *testing.T) {
 		{2, 0, 3, 0, 413},
 		{0, 3, 1, 4, 413},
 	} {
-		s := &AlmanacServer{Now: func() time.Time { return now }, MaxEndpoints: c.maxEndpoints,
+		s := &AlmanacServer{Store: &MemoryAlmanac{Now: func() time.Time { return now }}, Now: func() time.Time { return now }, MaxEndpoints: c.maxEndpoints,
 			MaxProtocols: c.maxProtocols}
 		if code := register(s, c.endpoints, c.protocols); code != c.want {
 			t.Errorf("%d endpoints and %d protocols: %d, want %d", c.endpoints, c.protocols, code, c.want)
@@ -145,7 +145,8 @@ func TestAlmanacCounts(t *testing.T) {
 // TestOnlyJSON: what a web page may send to any address without asking first is
 // refused by its media type, in the words of each API.
 func TestOnlyJSON(t *testing.T) {
-	almanac, box, identity := &AlmanacServer{}, &MailboxServer{}, &IdentityServer{}
+	almanac, box := &AlmanacServer{Store: &MemoryAlmanac{}}, &MailboxServer{Store: &MemoryMailbox{}}
+	identity := &IdentityServer{Store: &MemoryProfiles{}}
 	for _, c := range []struct {
 		h    http.Handler
 		path string
@@ -184,7 +185,7 @@ func TestOnlyJSON(t *testing.T) {
 
 // TestManifestBound: a manifest is kept without what its digest does not bind.
 func TestManifestBound(t *testing.T) {
-	s := &AlmanacServer{}
+	s := &AlmanacServer{Store: &MemoryAlmanac{}}
 	m, err := ChatProtocol().Manifest("")
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -20,8 +19,7 @@ type MailboxItem struct {
 	ExpiresAt  time.Time
 }
 
-// A MailboxStore keeps mailboxes. What Put acknowledged must survive a restart
-// where that is promised; [MemoryMailbox] does not.
+// A MailboxStore keeps mailboxes. What Put acknowledged must survive a restart.
 type MailboxStore interface {
 	// Has reports whether the agent has a mailbox; Create makes one, if there
 	// is none; Remove drops it with all its items.
@@ -43,10 +41,9 @@ type MailboxStore interface {
 // /v2/agents/mailbox/submit and GET, DELETE under
 // /v2/agents/{address}/mailbox. Envelopes are verified before they are kept,
 // because agents never delete what fails their own verification. Agents show
-// an attestation token; the first one makes the mailbox. The zero value is
-// ready.
+// an attestation token; the first one makes the mailbox.
 type MailboxServer struct {
-	Store    MailboxStore  // nil: a [MemoryMailbox]
+	Store    MailboxStore  // must be set
 	Verifier *Verifier     // as in [Server]
 	Tokens   TokenVerifier // checks what agents show
 	Now      func() time.Time
@@ -70,7 +67,6 @@ type MailboxServer struct {
 	MaxBytes  int           // of an answer with several items; default 8 MiB, half of what [MailboxClient] takes
 
 	once   sync.Once
-	store  MailboxStore
 	server *Server
 	mux    *http.ServeMux
 }
@@ -86,10 +82,6 @@ var ErrMailboxSync = &Error{
 
 func (s *MailboxServer) start() {
 	s.once.Do(func() {
-		s.store = s.Store
-		if s.store == nil {
-			s.store = &MemoryMailbox{Now: s.now}
-		}
 		if s.Tokens.Now == nil {
 			s.Tokens.Now = s.now
 		}
@@ -138,7 +130,7 @@ func (s *MailboxServer) accept(ctx context.Context, r *Request) (bool, error) {
 		return false, nil
 	}
 	var agent *Agent
-	has, err := s.store.Has(ctx, r.Target)
+	has, err := s.Store.Has(ctx, r.Target)
 	if has {
 		agent = &Agent{Address: r.Target, Models: s.Models, Unsigned: s.Unsigned}
 	}
@@ -148,7 +140,7 @@ func (s *MailboxServer) accept(ctx context.Context, r *Request) (bool, error) {
 	if err != nil || r.Refusal != nil {
 		return false, err
 	}
-	return s.store.Put(ctx, r.Target, r.ReplayKey(), r.Until, s.Item(r.Verified))
+	return s.Store.Put(ctx, r.Target, r.ReplayKey(), r.Until, s.Item(r.Verified))
 }
 
 // Item makes the mailbox item of an envelope. It expires with the envelope.
@@ -184,20 +176,20 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	ctx := r.Context()
-	has, err := s.store.Has(ctx, address)
+	has, err := s.Store.Has(ctx, address)
 	if err == nil && !has {
 		if s.Allow != nil {
 			err = s.Allow(ctx, address)
 		}
 		if err == nil {
-			err = s.store.Create(ctx, address)
+			err = s.Store.Create(ctx, address)
 		}
 	}
 	var items []MailboxItem
 	if err == nil {
 		most := cmp.Or(s.MaxList, 100)
 		limit := queryInt(r, "limit", most)
-		items, err = s.store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
+		items, err = s.Store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
 	}
 	if err != nil {
 		writeDetail(w, err)
@@ -253,7 +245,7 @@ func (s *MailboxServer) get(w http.ResponseWriter, r *http.Request) {
 	address, err := s.authorize(r)
 	var item *MailboxItem
 	if err == nil {
-		item, err = s.store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
+		item, err = s.Store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
 	}
 	if err == nil && item == nil {
 		err = ErrNotFound
@@ -273,7 +265,7 @@ func (s *MailboxServer) delete(w http.ResponseWriter, r *http.Request) {
 	address, err := s.authorize(r)
 	was := false
 	if err == nil {
-		was, err = s.store.Delete(r.Context(), address, r.PathValue("uuid"))
+		was, err = s.Store.Delete(r.Context(), address, r.PathValue("uuid"))
 	}
 	if err == nil && !was {
 		err = ErrNotFound
@@ -283,132 +275,4 @@ func (s *MailboxServer) delete(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	writeBody(w, http.StatusOK, []byte("{}"))
-}
-
-// MemoryMailbox is a bounded [MailboxStore] in process. The zero value is
-// ready; fields must not change once it is in use.
-type MemoryMailbox struct {
-	MaxBoxes int              // mailboxes; default 4096
-	MaxItems int              // items of one mailbox; default 1000
-	MaxBytes int              // of all envelopes; default 256 MiB
-	Now      func() time.Time // nil: time.Now
-
-	mu    sync.Mutex
-	boxes map[string][]MailboxItem
-	bytes int
-	seen  Memory
-}
-
-// Has implements [MailboxStore].
-func (m *MemoryMailbox) Has(_ context.Context, address string) (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, ok := m.boxes[address]
-	return ok, nil
-}
-
-// Create implements [MailboxStore].
-func (m *MemoryMailbox) Create(_ context.Context, address string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, ok := m.boxes[address]; ok {
-		return nil
-	}
-	if len(m.boxes) >= cmp.Or(m.MaxBoxes, 4096) {
-		return ErrFull
-	}
-	if m.boxes == nil {
-		m.boxes, m.seen = map[string][]MailboxItem{}, NewMemory(0, m.Now)
-	}
-	m.boxes[address] = nil
-	return nil
-}
-
-// Remove implements [MailboxStore].
-func (m *MemoryMailbox) Remove(_ context.Context, address string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.keep(address, func(MailboxItem) bool { return false })
-	delete(m.boxes, address)
-	return nil
-}
-
-// keep drops the items of a box that are not wanted. The caller holds the lock.
-func (m *MemoryMailbox) keep(address string, want func(MailboxItem) bool) (dropped int) {
-	items := m.boxes[address]
-	kept := slices.DeleteFunc(items, func(item MailboxItem) bool {
-		if want(item) {
-			return false
-		}
-		m.bytes -= len(item.Envelope)
-		dropped++
-		return true
-	})
-	if dropped > 0 {
-		m.boxes[address] = kept
-	}
-	return dropped
-}
-
-// Put implements [MailboxStore].
-func (m *MemoryMailbox) Put(ctx context.Context, address, key string, until time.Time, item MailboxItem) (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, ok := m.boxes[address]; !ok {
-		return false, ErrUnknownAgent
-	}
-	if known, err := m.seen.Known(ctx, key); err != nil || known {
-		return known, err
-	}
-	full := func() bool {
-		return len(m.boxes[address]) >= cmp.Or(m.MaxItems, 1000) ||
-			m.bytes+len(item.Envelope) > cmp.Or(m.MaxBytes, 256<<20)
-	}
-	if full() {
-		m.keep(address, func(i MailboxItem) bool { return i.ExpiresAt.After(item.ReceivedAt) })
-		if full() {
-			return false, ErrFull
-		}
-	}
-	fresh, err := m.seen.Seen(ctx, key, until)
-	if err != nil || !fresh {
-		return !fresh && err == nil, err
-	}
-	m.boxes[address] = append(m.boxes[address], item)
-	m.bytes += len(item.Envelope)
-	return false, nil
-}
-
-// List implements [MailboxStore].
-func (m *MemoryMailbox) List(
-	_ context.Context,
-	address string,
-	offset, limit int,
-	now time.Time,
-) ([]MailboxItem, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.keep(address, func(i MailboxItem) bool { return i.ExpiresAt.After(now) })
-	items := m.boxes[address]
-	items = items[min(offset, len(items)):]
-	return slices.Clone(items[:min(limit, len(items))]), nil
-}
-
-// Get implements [MailboxStore].
-func (m *MemoryMailbox) Get(_ context.Context, address, id string, now time.Time) (*MailboxItem, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, item := range m.boxes[address] {
-		if item.UUID == id && item.ExpiresAt.After(now) {
-			return &item, nil
-		}
-	}
-	return nil, nil
-}
-
-// Delete implements [MailboxStore].
-func (m *MemoryMailbox) Delete(_ context.Context, address, id string) (bool, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.keep(address, func(i MailboxItem) bool { return i.UUID != id }) > 0, nil
 }

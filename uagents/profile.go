@@ -6,10 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -447,74 +445,3 @@ func (q *query) find(all iter.Seq[Listing]) (found []Listing, total int) {
 	}
 	return found, len(hits)
 }
-
-// MemoryProfiles is a bounded [ProfileStore] in process. The zero value is
-// ready.
-type MemoryProfiles struct {
-	Max int // profiles; default 1024
-
-	mu        sync.Mutex
-	byAddress map[string]*Profile
-}
-
-// Profile implements [ProfileStore].
-func (m *MemoryProfiles) Profile(_ context.Context, address string) (*Profile, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.byAddress[address], nil
-}
-
-// PutProfile implements [ProfileStore].
-func (m *MemoryProfiles) PutProfile(_ context.Context, p *Profile) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.byAddress == nil {
-		m.byAddress = map[string]*Profile{}
-	}
-	if m.byAddress[p.Address] == nil && len(m.byAddress) >= cmp.Or(m.Max, 1024) {
-		return ErrFull
-	}
-	for _, other := range m.byAddress {
-		if p.Handle != "" && other.Handle == p.Handle && other.Address != p.Address {
-			return ErrHandle
-		}
-	}
-	m.byAddress[p.Address] = p
-	return nil
-}
-
-// Profiles implements [ProfileStore].
-func (m *MemoryProfiles) Profiles(_ context.Context, account string) (own []*Profile, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, address := range slices.Sorted(maps.Keys(m.byAddress)) {
-		if p := m.byAddress[address]; p.Account == account {
-			own = append(own, p)
-		}
-	}
-	return own, nil
-}
-
-// RemoveProfile implements [ProfileStore].
-func (m *MemoryProfiles) RemoveProfile(_ context.Context, address string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.byAddress, address)
-	return nil
-}
-
-// Listings implements [ProfileStore].
-func (m *MemoryProfiles) Listings(context.Context) iter.Seq[Listing] {
-	return func(yield func(Listing) bool) {
-		m.mu.Lock()
-		all := slices.Collect(maps.Values(m.byAddress))
-		m.mu.Unlock()
-		for _, p := range all {
-			if p.Public() && !yield(Listing{p, "active", KindOf(p.Endpoints)}) {
-				return
-			}
-		}
-	}
-}
-
-var _ ProfileStore = (*MemoryProfiles)(nil)

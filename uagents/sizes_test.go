@@ -33,7 +33,7 @@ func TestSizes(t *testing.T) {
 		}
 	}
 
-	boxes := &MailboxServer{}
+	boxes := &MailboxServer{Store: &MemoryMailbox{}}
 	net["box.test"] = boxes
 	box := &MailboxClient{URL: "http://box.test", Identity: you, HTTP: net.client(), Interval: time.Millisecond}
 	if _, err := box.List(t.Context()); err != nil { // makes it

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley/uagents"
 )
@@ -76,10 +77,30 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// openAlmanac takes every registration and manifest.
+type openAlmanac struct{ uagents.AlmanacStore }
+
+func (openAlmanac) Update(_ context.Context, _, _ string,
+	change func(*uagents.Record) (*uagents.Record, error)) error {
+	_, err := change(nil)
+	return err
+}
+
+func (openAlmanac) PutManifest(context.Context, *uagents.Manifest) error { return nil }
+
+// openMailbox has an empty mailbox for everybody.
+type openMailbox struct{ uagents.MailboxStore }
+
+func (openMailbox) Has(context.Context, string) (bool, error) { return true, nil }
+
+func (openMailbox) List(context.Context, string, int, int, time.Time) ([]uagents.MailboxItem, error) {
+	return nil, nil
+}
+
 // TestGenuine: what the attacks sign is taken where nothing stops it.
 func TestGenuine(t *testing.T) {
-	almanac := &uagents.AlmanacServer{}
-	boxes := &uagents.MailboxServer{Verifier: &uagents.Verifier{}, Models: uagents.Models()}
+	almanac := &uagents.AlmanacServer{Store: openAlmanac{}}
+	boxes := &uagents.MailboxServer{Store: openMailbox{}, Verifier: &uagents.Verifier{}, Models: uagents.Models()}
 	mux := http.NewServeMux()
 	mux.Handle("/v1/almanac/", almanac)
 	mux.Handle("/v2/agents/", boxes)
