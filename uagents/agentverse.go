@@ -53,21 +53,18 @@ func (s *IdentityServer) start() {
 	s.once.Do(func() {
 		s.challenges, s.proofs, s.perUser = map[string]challenge{}, map[[2]string]time.Time{}, map[string]int{}
 		s.mux = http.NewServeMux()
-		s.mux.HandleFunc("GET /v2/identity/{address}/challenge", s.challenge)
-		s.mux.HandleFunc("POST /v2/identity", s.prove)
-		s.mux.HandleFunc("GET "+agentsAPI, s.agents)
-		s.mux.HandleFunc("POST "+agentsAPI, s.register)
-		s.mux.HandleFunc("POST "+agentsAPI+"/batch", s.batch)
-		s.mux.HandleFunc("GET "+agentsAPI+"/{address}", s.agent)
-		s.mux.HandleFunc("PUT "+agentsAPI+"/{address}", s.update)
-		s.mux.HandleFunc("DELETE "+agentsAPI+"/{address}", s.unregister)
-		s.mux.HandleFunc("POST /v1/search/agents", s.search)
-		for _, path := range []string{agentsAPI + "/interactions", "/v1/events"} {
-			s.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, _ *http.Request) {
-				writeBody(w, http.StatusOK, []byte("{}"))
-			})
-		}
-		s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { writeDetail(w, ErrNotFound) })
+		s.mux.Handle("GET /v2/identity/{address}/challenge", answerer(s.challenge))
+		s.mux.Handle("POST /v2/identity", answerer(s.prove))
+		s.mux.Handle("GET "+agentsAPI, answerer(s.agents))
+		s.mux.Handle("POST "+agentsAPI, answerer(s.register))
+		s.mux.Handle("POST "+agentsAPI+"/batch", answerer(s.batch))
+		s.mux.Handle("GET "+agentsAPI+"/{address}", answerer(s.agent))
+		s.mux.Handle("PUT "+agentsAPI+"/{address}", answerer(s.update))
+		s.mux.Handle("DELETE "+agentsAPI+"/{address}", answerer(s.unregister))
+		s.mux.Handle("POST /v1/search/agents", answerer(s.search))
+		s.mux.Handle("POST "+agentsAPI+"/interactions", answerer(takeReport))
+		s.mux.Handle("POST /v1/events", answerer(takeReport))
+		s.mux.Handle("/", answerer(noSuchPath))
 	})
 }
 
@@ -117,42 +114,43 @@ func (s *IdentityServer) forget(user string) {
 	}
 }
 
-func (s *IdentityServer) challenge(w http.ResponseWriter, r *http.Request) {
+func (s *IdentityServer) challenge(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	user, err := s.user(r)
-	address := r.PathValue("address")
-	if err == nil {
-		_, err = ParseAddress(address)
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
+	}
+	address := r.PathValue("address")
+	if _, err := ParseAddress(address); err != nil {
+		return nil, err
 	}
 	text := uuid.NewString() + uuid.NewString()
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.purge()
-	full := len(s.challenges)+len(s.proofs) >= cmp.Or(s.Max, 4096) || s.perUser[user] >= cmp.Or(s.MaxUser, 64)
-	if !full {
-		s.challenges[text] = challenge{user, address, s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))}
-		s.perUser[user]++
+	if len(s.challenges)+len(s.proofs) >= cmp.Or(s.Max, 4096) || s.perUser[user] >= cmp.Or(s.MaxUser, 64) {
+		return nil, ErrBusy
 	}
-	s.mu.Unlock()
-	if full {
-		writeDetail(w, ErrBusy)
-		return
+	s.challenges[text] = challenge{user, address, s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))}
+	s.perUser[user]++
+	return object("challenge", text), nil
+}
+
+// takeReport takes the reports of agents, and keeps none of them.
+func takeReport(http.ResponseWriter, *http.Request) (*node, error) { return nothing(), nil }
+
+// body reads what an account sends, and gives its name.
+func (s *IdentityServer) body(w http.ResponseWriter, r *http.Request, max int) (user string, n *node, err error) {
+	if user, err = s.user(r); err == nil {
+		n, err = readNodeBody(w, r, max)
 	}
-	writeJSON(w, http.StatusOK, object("challenge", text))
+	return user, n, err
 }
 
 // prove checks a response. The challenge is used up by the attempt. UAG-080.
-func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) {
-	user, err := s.user(r)
-	var n *node
-	if err == nil {
-		n, err = readNodeBody(w, r, 64<<10)
-	}
+func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) (*node, error) {
+	user, n, err := s.body(w, r, 64<<10)
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
 	address, text := n.get("address").str(), n.get("challenge").str()
 	s.mu.Lock()
@@ -165,16 +163,15 @@ func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Unlock()
 	if !ok || VerifyText(address, []byte(text), n.get("challenge_response").str()) != nil {
-		writeDetail(w, ErrChallenge)
-		return
+		return nil, ErrChallenge
 	}
 	if s.Proved != nil {
 		if err := s.Proved(r.Context(), user, address); err != nil {
-			writeDetail(w, err)
-			return
+			return nil, err
 		}
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	for key := range s.proofs { // the last proof counts
 		if key[1] == address {
 			delete(s.proofs, key)
@@ -183,8 +180,7 @@ func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) {
 	}
 	s.perUser[user]++
 	s.proofs[[2]string{user, address}] = s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))
-	s.mu.Unlock()
-	writeJSON(w, http.StatusOK, object("address", address))
+	return object("address", address), nil
 }
 
 // put keeps a profile. The proof that allowed it is used up: from now on the
@@ -225,6 +221,15 @@ func (s *IdentityServer) own(ctx context.Context, user, address string) (old *Pr
 		"Prove first that you hold the agent's key: GET /v2/identity/" + address + "/challenge")
 }
 
+// ownRegistered is own, without those that nobody registered.
+func (s *IdentityServer) ownRegistered(ctx context.Context, user, address string) (*Profile, error) {
+	p, err := s.own(ctx, user, address)
+	if err == nil && p == nil {
+		err = ErrNotFound
+	}
+	return p, err
+}
+
 // accept checks that the account may say this, and completes it.
 func (s *IdentityServer) accept(ctx context.Context, user string, p *Profile) error {
 	old, err := s.own(ctx, user, p.Address)
@@ -239,51 +244,37 @@ func (s *IdentityServer) accept(ctx context.Context, user string, p *Profile) er
 	return nil
 }
 
-func (s *IdentityServer) register(w http.ResponseWriter, r *http.Request) {
-	user, err := s.user(r)
-	var n *node
-	if err == nil {
-		n, err = readNodeBody(w, r, maxProfile)
+func (s *IdentityServer) register(w http.ResponseWriter, r *http.Request) (*node, error) {
+	user, n, err := s.body(w, r, maxProfile)
+	if err != nil {
+		return nil, err
 	}
-	var p *Profile
-	if err == nil {
-		p, err = profileOf(n)
-	}
+	p, err := profileOf(n)
 	if err == nil {
 		err = s.accept(r.Context(), user, p)
 	}
-	if err == nil {
-		err = s.put(r.Context(), p)
+	if err != nil {
+		return nil, err
 	}
-	s.done(w, err)
+	return success(), s.put(r.Context(), p)
 }
 
-func (s *IdentityServer) done(w http.ResponseWriter, err error) {
-	if err != nil {
-		writeDetail(w, err)
-		return
-	}
-	n := &node{kind: '{'}
+func success() *node {
+	n := nothing()
 	n.set("success", boolean(true))
-	writeJSON(w, http.StatusOK, n)
+	return n
 }
 
 // batch registers several agents. All are checked first; what is refused then
 // changes none.
-func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) {
-	user, err := s.user(r)
-	var n *node
-	if err == nil {
-		n, err = readNodeBody(w, r, 1<<20)
-	}
+func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) (*node, error) {
+	user, n, err := s.body(w, r, 1<<20)
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
 	all := n.get("agents")
 	if all == nil || all.kind != '[' || len(all.vals) > maxBatch {
-		writeDetail(w, ErrProfile.Saying("agents is not a list of at most 100 registrations"))
-		return
+		return nil, ErrProfile.Saying("agents is not a list of at most 100 registrations")
 	}
 	profiles := make([]*Profile, len(all.vals))
 	for i, one := range all.vals {
@@ -292,41 +283,35 @@ func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) {
 			err = s.accept(r.Context(), user, profiles[i])
 		}
 		if err != nil {
-			writeDetail(w, AsError(err).Saying("agents["+strconv.Itoa(i)+"]: "+AsError(err).Text))
-			return
+			return nil, AsError(err).Saying("agents[" + strconv.Itoa(i) + "]: " + AsError(err).Text)
 		}
 	}
 	for i, p := range profiles {
 		if err := s.put(r.Context(), p); err != nil {
 			e := AsError(err)
-			writeDetail(w, e.Saying("agents["+strconv.Itoa(i)+"], after those before it were registered: "+e.Text))
-			return
+			return nil, e.Saying("agents[" + strconv.Itoa(i) + "], after those before it were registered: " + e.Text)
 		}
 	}
-	s.done(w, nil)
+	return success(), nil
 }
 
 // agents lists the account's own.
-func (s *IdentityServer) agents(w http.ResponseWriter, r *http.Request) {
+func (s *IdentityServer) agents(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	user, err := s.user(r)
-	var own []*Profile
-	if err == nil {
-		own, err = s.Store.Profiles(r.Context(), user)
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
+	own, err := s.Store.Profiles(r.Context(), user)
 	out := list()
 	for _, p := range own {
 		out.vals = append(out.vals, p.node())
 	}
-	writeJSON(w, http.StatusOK, out)
+	return out, err
 }
 
 // agent tells an account about an agent of its own, and an agent about itself:
 // the library asks with its attestation whether it is registered.
-func (s *IdentityServer) agent(w http.ResponseWriter, r *http.Request) {
+func (s *IdentityServer) agent(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	address := r.PathValue("address")
 	user, err := "", error(nil)
 	if h := r.Header.Get("Authorization"); strings.HasPrefix(h, "Agent ") {
@@ -334,71 +319,58 @@ func (s *IdentityServer) agent(w http.ResponseWriter, r *http.Request) {
 	} else {
 		user, err = s.user(r)
 	}
-	var p *Profile
-	if err == nil {
-		p, err = s.Store.Profile(r.Context(), address)
-	}
-	if err == nil && (p == nil || user != "" && p.Account != user) {
-		err = ErrNotFound
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, p.node())
+	p, err := s.Store.Profile(r.Context(), address)
+	switch {
+	case err != nil:
+		return nil, err
+	case p == nil || user != "" && p.Account != user:
+		return nil, ErrNotFound
+	}
+	return p.node(), nil
 }
 
 // update changes members of a profile: PUT with AgentUpdates of uagents-core.
-func (s *IdentityServer) update(w http.ResponseWriter, r *http.Request) {
-	user, err := s.user(r)
-	var n *node
-	if err == nil {
-		n, err = readNodeBody(w, r, maxProfile)
+func (s *IdentityServer) update(w http.ResponseWriter, r *http.Request) (*node, error) {
+	user, n, err := s.body(w, r, maxProfile)
+	if err != nil {
+		return nil, err
 	}
-	var p *Profile
-	if err == nil {
-		p, err = s.own(r.Context(), user, r.PathValue("address"))
-	}
-	if err == nil && p == nil {
-		err = ErrNotFound
-	}
+	p, err := s.ownRegistered(r.Context(), user, r.PathValue("address"))
 	if err == nil {
 		p, err = p.update(n)
 	}
-	if err == nil {
-		p.Account, p.Updated = user, s.now()
-		err = s.put(r.Context(), p)
+	if err != nil {
+		return nil, err
 	}
-	s.done(w, err)
+	p.Account, p.Updated = user, s.now()
+	return success(), s.put(r.Context(), p)
 }
 
-func (s *IdentityServer) unregister(w http.ResponseWriter, r *http.Request) {
+func (s *IdentityServer) unregister(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	user, err := s.user(r)
-	var p *Profile
-	if err == nil {
-		p, err = s.own(r.Context(), user, r.PathValue("address"))
+	if err != nil {
+		return nil, err
 	}
-	switch {
-	case err != nil:
-	case p == nil:
-		err = ErrNotFound
-	default:
-		err = s.Store.RemoveProfile(r.Context(), p.Address)
+	p, err := s.ownRegistered(r.Context(), user, r.PathValue("address"))
+	if err != nil {
+		return nil, err
 	}
-	s.done(w, err)
+	return success(), s.Store.RemoveProfile(r.Context(), p.Address)
 }
 
 // search finds agents by words, an address or what they speak. Everybody may,
 // as at Agentverse.
-func (s *IdentityServer) search(w http.ResponseWriter, r *http.Request) {
+func (s *IdentityServer) search(w http.ResponseWriter, r *http.Request) (*node, error) {
 	n, err := readNodeBody(w, r, 16<<10)
-	var q query
-	if err == nil {
-		q, err = queryOf(n)
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
+	}
+	q, err := queryOf(n)
+	if err != nil {
+		return nil, err
 	}
 	s.searching.Lock() // searches cost, and everybody may
 	found, total := q.find(s.Store.Listings(r.Context()))
@@ -407,12 +379,12 @@ func (s *IdentityServer) search(w http.ResponseWriter, r *http.Request) {
 	for _, l := range found {
 		agents.vals = append(agents.vals, l.node())
 	}
-	out := &node{kind: '{'}
+	out := nothing()
 	out.set("agents", agents)
 	out.set("offset", number(int64(q.offset)))
 	out.set("limit", number(int64(q.limit)))
 	out.set("num_hits", number(int64(len(found))))
 	out.set("total", number(int64(total)))
 	out.set("search_id", str(uuid.NewString()))
-	writeJSON(w, http.StatusOK, out)
+	return out, nil
 }

@@ -48,16 +48,16 @@ type AlmanacServer struct {
 func (s *AlmanacServer) start() {
 	s.once.Do(func() {
 		s.mux = http.NewServeMux()
-		s.mux.HandleFunc("POST "+almanacAPI+"/agents", s.register)
+		s.mux.Handle("POST "+almanacAPI+"/agents", answerer(s.register))
 		s.mux.HandleFunc("POST "+almanacAPI+"/agents/batch", s.batch)
-		s.mux.HandleFunc("POST "+almanacAPI+"/agents/{address}/status", s.status)
-		s.mux.HandleFunc("GET "+almanacAPI+"/agents/{address}", s.agent)
-		s.mux.HandleFunc("GET "+almanacAPI+"/domains/{name}", s.domain)
-		s.mux.HandleFunc("GET /v2/almanac/resolve/{identifier}", s.resolve)
-		s.mux.HandleFunc("POST "+almanacAPI+"/manifests", s.manifest)
-		s.mux.HandleFunc("GET "+almanacAPI+"/manifests/protocols/{digest}", s.getManifest)
-		s.mux.HandleFunc("POST "+almanacAPI+"/search", s.search)
-		s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { writeDetail(w, ErrNotFound) })
+		s.mux.Handle("POST "+almanacAPI+"/agents/{address}/status", answerer(s.status))
+		s.mux.Handle("GET "+almanacAPI+"/agents/{address}", answerer(s.agent))
+		s.mux.Handle("GET "+almanacAPI+"/domains/{name}", answerer(s.domain))
+		s.mux.Handle("GET /v2/almanac/resolve/{identifier}", answerer(s.resolve))
+		s.mux.Handle("POST "+almanacAPI+"/manifests", answerer(s.manifest))
+		s.mux.Handle("GET "+almanacAPI+"/manifests/protocols/{digest}", answerer(s.getManifest))
+		s.mux.Handle("POST "+almanacAPI+"/search", answerer(s.search))
+		s.mux.Handle("/", answerer(noSuchPath))
 	})
 }
 
@@ -81,31 +81,16 @@ func (s *AlmanacServer) body(w http.ResponseWriter, r *http.Request) (*node, err
 	return readNodeBody(w, r, s.maxRecord())
 }
 
-func readNodeBody(w http.ResponseWriter, r *http.Request, max int) (*node, error) {
-	b, err := readBody(w, r, max)
+func (s *AlmanacServer) register(w http.ResponseWriter, r *http.Request) (*node, error) {
+	n, err := s.body(w, r)
 	if err != nil {
 		return nil, err
 	}
-	n, err := parse(b)
+	a, err := attestationOf(n, false)
 	if err != nil {
-		return nil, ErrMalformed.Because(err)
+		return nil, err
 	}
-	return n, nil
-}
-
-func (s *AlmanacServer) register(w http.ResponseWriter, r *http.Request) {
-	n, err := s.body(w, r)
-	if err == nil {
-		var a *Attestation
-		if a, err = attestationOf(n, false); err == nil {
-			err = s.Register(r.Context(), a)
-		}
-	}
-	if err != nil {
-		writeDetail(w, err)
-		return
-	}
-	writeBody(w, http.StatusOK, []byte("{}"))
+	return nothing(), s.Register(r.Context(), a)
 }
 
 // batch judges each attestation on its own. The answer lists them in order;
@@ -285,23 +270,19 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 	return err
 }
 
-func (s *AlmanacServer) status(w http.ResponseWriter, r *http.Request) {
+func (s *AlmanacServer) status(w http.ResponseWriter, r *http.Request) (*node, error) {
 	n, err := s.body(w, r)
-	if err == nil {
-		var a *Attestation
-		if a, err = attestationOf(n, true); err == nil {
-			if ParseIdentifier(a.Identifier).Address != r.PathValue("address") {
-				err = ErrOtherAgent
-			} else {
-				err = s.SetStatus(r.Context(), a)
-			}
-		}
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
-	writeBody(w, http.StatusOK, []byte("{}"))
+	a, err := attestationOf(n, true)
+	if err != nil {
+		return nil, err
+	}
+	if ParseIdentifier(a.Identifier).Address != r.PathValue("address") {
+		return nil, ErrOtherAgent
+	}
+	return nothing(), s.SetStatus(r.Context(), a)
 }
 
 // SetStatus takes a status update of a registered agent.
@@ -345,52 +326,52 @@ func networks(r *http.Request) []string {
 	return nil
 }
 
-func (s *AlmanacServer) agent(w http.ResponseWriter, r *http.Request) {
-	s.show(w, r, networks(r), r.PathValue("address"))
+func (s *AlmanacServer) agent(_ http.ResponseWriter, r *http.Request) (*node, error) {
+	return s.show(r.Context(), networks(r), r.PathValue("address"))
 }
 
 // resolve finds an agent by address or name, for the library's command line.
-func (s *AlmanacServer) resolve(w http.ResponseWriter, r *http.Request) {
+func (s *AlmanacServer) resolve(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	id, in := ParseIdentifier(r.PathValue("identifier")), networks(r)
 	if _, err := ParseAddress(id.Address); id.Address != "" && err != nil || !id.Valid() {
-		writeDetail(w, ErrAddress)
-		return
+		return nil, ErrAddress
 	}
 	for _, network := range in {
 		if id.Address != "" {
 			break
 		}
-		d, err := s.Store.Domain(r.Context(), network, id.Name)
+		d, err := s.liveDomain(r.Context(), network, id.Name)
 		if err != nil {
-			writeDetail(w, err)
-			return
+			return nil, err
 		}
-		if d != nil && len(d.Agents) > 0 && (d.Expires.IsZero() || d.Expires.After(s.now())) {
+		if d != nil && len(d.Agents) > 0 {
 			id.Address, in = d.Agents[0].Address, []string{network, "agent"}
 		}
 	}
-	s.show(w, r, in, id.Address)
+	return s.show(r.Context(), in, id.Address)
 }
 
-// show answers with the first live record of an address.
-func (s *AlmanacServer) show(w http.ResponseWriter, r *http.Request, networks []string, address string) {
+// liveDomain gives a name's entry that has not expired, or nil.
+func (s *AlmanacServer) liveDomain(ctx context.Context, network, name string) (*Domain, error) {
+	d, err := s.Store.Domain(ctx, network, name)
+	if err != nil || d == nil || !d.Expires.IsZero() && !d.Expires.After(s.now()) {
+		return nil, err
+	}
+	return d, nil
+}
+
+// show gives the first live record of an address.
+func (s *AlmanacServer) show(ctx context.Context, networks []string, address string) (*node, error) {
 	for _, network := range networks {
-		rec, err := s.Store.Get(r.Context(), network, address)
+		rec, err := s.Store.Get(ctx, network, address)
 		if err != nil {
-			writeDetail(w, err)
-			return
+			return nil, err
 		}
 		if rec != nil && rec.Expires.After(s.now()) {
-			n, err := recordNode(rec)
-			if err != nil {
-				writeDetail(w, err)
-				return
-			}
-			writeJSON(w, http.StatusOK, n)
-			return
+			return recordNode(rec)
 		}
 	}
-	writeDetail(w, ErrNotFound)
+	return nil, ErrNotFound
 }
 
 // KindOf tells from its endpoints what the reference calls an agent: mailbox,
@@ -422,7 +403,7 @@ func recordNode(rec *Record) (*node, error) {
 		protocols.vals = append(protocols.vals, str(strings.TrimPrefix(p, "proto:")))
 	}
 	n.set("protocols", protocols)
-	n.set("expiry", str(Timestamp{rec.Expires.UTC(), false}.String()))
+	n.set("expiry", dateNode(rec.Expires))
 	n.set("domain_name", null())
 	n.set("metadata", null())
 	if rec.Metadata != nil {
@@ -435,21 +416,20 @@ func recordNode(rec *Record) (*node, error) {
 	return n, nil
 }
 
-func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
+func (s *AlmanacServer) domain(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	for _, network := range networks(r) {
-		d, err := s.Store.Domain(r.Context(), network, r.PathValue("name"))
+		d, err := s.liveDomain(r.Context(), network, r.PathValue("name"))
 		if err != nil {
-			writeDetail(w, err)
-			return
+			return nil, err
 		}
-		if d == nil || !d.Expires.IsZero() && !d.Expires.After(s.now()) {
+		if d == nil {
 			continue
 		}
 		n := object("name", d.Name)
 		n.set("status", str(cmp.Or(d.Status, "Registered")))
 		n.set("expiry", null())
 		if !d.Expires.IsZero() {
-			n.set("expiry", str(Timestamp{d.Expires.UTC(), false}.String()))
+			n.set("expiry", dateNode(d.Expires))
 		}
 		agents := list()
 		for _, a := range d.Agents {
@@ -460,80 +440,71 @@ func (s *AlmanacServer) domain(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		n.set("assigned_agents", agents)
-		writeJSON(w, http.StatusOK, n)
-		return
+		return n, nil
 	}
-	writeDetail(w, ErrNotFound)
+	return nil, ErrNotFound
 }
 
 // manifest takes a protocol manifest whose claims are true. UAG-062.
-func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) {
+func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) (*node, error) {
 	n, err := readNodeBody(w, r, cmp.Or(s.MaxManifest, 256<<10))
-	var m *Manifest
-	if err == nil {
-		m, err = manifestOfNode(n)
-	}
-	if err == nil {
-		err = m.Verify()
-	}
-	if err == nil {
-		err = s.Store.PutManifest(r.Context(), m.Bound())
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, object("digest", m.digest))
+	m, err := manifestOfNode(n)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Verify(); err != nil {
+		return nil, err
+	}
+	return object("digest", m.digest), s.Store.PutManifest(r.Context(), m.Bound())
 }
 
-func (s *AlmanacServer) getManifest(w http.ResponseWriter, r *http.Request) {
+func (s *AlmanacServer) getManifest(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	m, err := s.Store.Manifest(r.Context(), "proto:"+strings.TrimPrefix(r.PathValue("digest"), "proto:"))
 	switch {
 	case err != nil:
-		writeDetail(w, err)
+		return nil, err
 	case m == nil:
-		writeDetail(w, ErrNotFound)
-	default:
-		writeJSON(w, http.StatusOK, m.root)
+		return nil, ErrNotFound
 	}
+	return m.root, nil
 }
 
 // search finds the agents of a protocol.
-func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) {
+func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) (*node, error) {
 	n, err := s.body(w, r)
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
 	text := n.get("text")
 	if text == nil || text.kind != '"' {
-		writeDetail(w, ErrAttestation.Saying("text is missing"))
-		return
+		return nil, ErrAttestation.Saying("text is missing")
 	}
 	out := list()
 	digest := "proto:" + strings.TrimPrefix(text.text, "proto:")
-	if IsProtocolDigest(digest) {
-		found, err := s.Store.ByProtocol(r.Context(), digest, cmp.Or(s.MaxResults, 100))
-		if err != nil {
-			writeDetail(w, err)
-			return
-		}
-		size := 0
-		for _, rec := range found {
-			if !rec.Expires.After(s.now()) {
-				continue
-			}
-			size += 512 + len(rec.Metadata)
-			if size > 512<<10 {
-				break
-			}
-			one, err := recordNode(rec)
-			if err != nil {
-				writeDetail(w, err)
-				return
-			}
-			out.vals = append(out.vals, one)
-		}
+	if !IsProtocolDigest(digest) {
+		return out, nil
 	}
-	writeJSON(w, http.StatusOK, out)
+	found, err := s.Store.ByProtocol(r.Context(), digest, cmp.Or(s.MaxResults, 100))
+	if err != nil {
+		return nil, err
+	}
+	size := 0
+	for _, rec := range found {
+		if !rec.Expires.After(s.now()) {
+			continue
+		}
+		size += 512 + len(rec.Metadata)
+		if size > 512<<10 {
+			break
+		}
+		one, err := recordNode(rec)
+		if err != nil {
+			return nil, err
+		}
+		out.vals = append(out.vals, one)
+	}
+	return out, nil
 }

@@ -36,6 +36,37 @@ func writeBody(w http.ResponseWriter, status int, b []byte) {
 	w.Write(b)
 }
 
+// An answerer gives the answer to a request, or why there is none.
+type answerer func(w http.ResponseWriter, r *http.Request) (*node, error)
+
+// ServeHTTP implements http.Handler. Errors are written by [writeDetail].
+func (f answerer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if n, err := f(w, r); err != nil {
+		writeDetail(w, err)
+	} else {
+		writeJSON(w, http.StatusOK, n)
+	}
+}
+
+// nothing is the answer {}.
+func nothing() *node { return &node{kind: '{'} }
+
+// noSuchPath answers requests for paths that an API does not have.
+func noSuchPath(http.ResponseWriter, *http.Request) (*node, error) { return nil, ErrNotFound }
+
+// readNodeBody reads and parses a body of at most max bytes.
+func readNodeBody(w http.ResponseWriter, r *http.Request, max int) (*node, error) {
+	b, err := readBody(w, r, max)
+	if err != nil {
+		return nil, err
+	}
+	n, err := parse(b)
+	if err != nil {
+		return nil, ErrMalformed.Because(err)
+	}
+	return n, nil
+}
+
 // writeDetail is [WriteError] for the Agentverse's own APIs, whose clients read
 // the member detail.
 func writeDetail(w http.ResponseWriter, err error) {

@@ -92,10 +92,10 @@ func (s *MailboxServer) start() {
 		s.server.start()
 		s.mux = http.NewServeMux()
 		s.mux.HandleFunc("POST "+agentsAPI+"/mailbox/submit", s.submit)
-		s.mux.HandleFunc("GET "+agentsAPI+"/{address}/mailbox", s.list)
-		s.mux.HandleFunc("GET "+agentsAPI+"/{address}/mailbox/{uuid}", s.get)
-		s.mux.HandleFunc("DELETE "+agentsAPI+"/{address}/mailbox/{uuid}", s.delete)
-		s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) { writeDetail(w, ErrNotFound) })
+		s.mux.Handle("GET "+agentsAPI+"/{address}/mailbox", answerer(s.list))
+		s.mux.Handle("GET "+agentsAPI+"/{address}/mailbox/{uuid}", answerer(s.get))
+		s.mux.Handle("DELETE "+agentsAPI+"/{address}/mailbox/{uuid}", answerer(s.delete))
+		s.mux.Handle("/", answerer(noSuchPath))
 	})
 }
 
@@ -169,11 +169,10 @@ func (s *MailboxServer) authorize(r *http.Request) (string, error) {
 	return address, err
 }
 
-func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
+func (s *MailboxServer) list(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	address, err := s.authorize(r)
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
 	ctx := r.Context()
 	has, err := s.Store.Has(ctx, address)
@@ -185,15 +184,14 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 			err = s.Store.Create(ctx, address)
 		}
 	}
-	var items []MailboxItem
-	if err == nil {
-		most := cmp.Or(s.MaxList, 100)
-		limit := queryInt(r, "limit", most)
-		items, err = s.Store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
+	}
+	most := cmp.Or(s.MaxList, 100)
+	limit := queryInt(r, "limit", most)
+	items, err := s.Store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
+	if err != nil {
+		return nil, err
 	}
 	out, size := list(), 0
 	for _, item := range items {
@@ -203,12 +201,11 @@ func (s *MailboxServer) list(w http.ResponseWriter, r *http.Request) {
 		}
 		n, err := itemNode(item)
 		if err != nil {
-			writeDetail(w, err)
-			return
+			return nil, err
 		}
 		out.vals = append(out.vals, n)
 	}
-	writeJSON(w, http.StatusOK, out)
+	return out, nil
 }
 
 func queryInt(r *http.Request, name string, otherwise int) int {
@@ -236,43 +233,34 @@ func itemNode(item MailboxItem) (*node, error) {
 	}
 	n := object("uuid", item.UUID)
 	n.set("envelope", envelope)
-	n.set("received_at", str(Timestamp{item.ReceivedAt.UTC(), false}.String()))
-	n.set("expires_at", str(Timestamp{item.ExpiresAt.UTC(), false}.String()))
+	n.set("received_at", dateNode(item.ReceivedAt))
+	n.set("expires_at", dateNode(item.ExpiresAt))
 	return n, nil
 }
 
-func (s *MailboxServer) get(w http.ResponseWriter, r *http.Request) {
+func (s *MailboxServer) get(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	address, err := s.authorize(r)
-	var item *MailboxItem
-	if err == nil {
-		item, err = s.Store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
-	}
-	if err == nil && item == nil {
-		err = ErrNotFound
-	}
-	var n *node
-	if err == nil {
-		n, err = itemNode(*item)
-	}
 	if err != nil {
-		writeDetail(w, err)
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, n)
+	item, err := s.Store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
+	switch {
+	case err != nil:
+		return nil, err
+	case item == nil:
+		return nil, ErrNotFound
+	}
+	return itemNode(*item)
 }
 
-func (s *MailboxServer) delete(w http.ResponseWriter, r *http.Request) {
+func (s *MailboxServer) delete(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	address, err := s.authorize(r)
-	was := false
-	if err == nil {
-		was, err = s.Store.Delete(r.Context(), address, r.PathValue("uuid"))
+	if err != nil {
+		return nil, err
 	}
+	was, err := s.Store.Delete(r.Context(), address, r.PathValue("uuid"))
 	if err == nil && !was {
 		err = ErrNotFound
 	}
-	if err != nil {
-		writeDetail(w, err)
-		return
-	}
-	writeBody(w, http.StatusOK, []byte("{}"))
+	return nothing(), err
 }
