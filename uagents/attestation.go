@@ -62,23 +62,10 @@ func (a *Attestation) SetMetadata(v json.RawMessage) error {
 }
 
 func isMetadata(n *node) bool {
-	text := func(n *node) bool { return n.kind == '"' }
-	if n.kind != '{' {
-		return false
-	}
-	for _, v := range n.vals {
-		switch v.kind {
-		case '"':
-		case '[', '{':
-			if !slices.ContainsFunc(v.vals, func(n *node) bool { return !text(n) }) {
-				continue
-			}
-			return false
-		default:
-			return false
-		}
-	}
-	return true
+	noText := func(n *node) bool { return n.kind != '"' }
+	return n.kind == '{' && !slices.ContainsFunc(n.vals, func(v *node) bool {
+		return noText(v) && (v.kind != '[' && v.kind != '{' || slices.ContainsFunc(v.vals, noText))
+	})
 }
 
 // NewRegistration is an unsigned registration of id's endpoints and protocols.
@@ -213,14 +200,11 @@ func (a *Attestation) signedNode() *node {
 		n.set("is_active", boolean(*a.Active))
 		return n
 	}
-	protocols, endpoints := list(), list()
-	for _, p := range a.Protocols {
-		protocols.vals = append(protocols.vals, str(p))
-	}
+	endpoints := list()
 	for _, e := range a.Endpoints {
 		endpoints.vals = append(endpoints.vals, endpointNode(e))
 	}
-	n.set("protocols", protocols)
+	n.set("protocols", texts(a.Protocols))
 	n.set("endpoints", endpoints)
 	if a.metadata == nil {
 		n.set("metadata", null())

@@ -193,6 +193,13 @@ func boolean(b bool) *node {
 	return &node{kind: 'f'}
 }
 func list(vals ...*node) *node { return &node{kind: '[', vals: vals} }
+func texts(all []string) *node {
+	out := list()
+	for _, s := range all {
+		out.vals = append(out.vals, str(s))
+	}
+	return out
+}
 func object(name, text string) *node {
 	return &node{kind: '{', keys: []string{name}, vals: []*node{str(text)}}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -290,12 +291,7 @@ func (c *Content) UnmarshalJSON(b []byte) error {
 
 func stringMap(m map[string]string) *node {
 	n := &node{kind: '{'}
-	names := make([]string, 0, len(m))
-	for k := range m {
-		names = append(names, k)
-	}
-	slices.Sort(names)
-	for _, k := range names {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
 		n.set(strings.ToValidUTF8(k, "\ufffd"), str(m[k]))
 	}
 	return n

@@ -70,13 +70,9 @@ func (p *Protocol) Manifest(role string) (*Manifest, error) {
 			digests = append(digests, m.digest)
 		}
 		slices.Sort(digests)
-		responses := list()
-		for _, d := range slices.Compact(digests) {
-			responses.vals = append(responses.vals, str(d))
-		}
 		n := object("type", "normal")
 		n.set("request", str(i.Request.digest))
-		n.set("responses", responses)
+		n.set("responses", texts(slices.Compact(digests)))
 		interactions.vals = append(interactions.vals, n)
 	}
 	n := object("version", "1.0")

@@ -78,23 +78,18 @@ func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] 
 			}
 			for _, item := range items {
 				verified, err := c.verify(ctx, v, item)
-				switch {
-				case err == nil:
-					if !yield(&Delivery{verified, item}, nil) {
-						// The body ended the loop: it has seen the item. When this
-						// fails the item comes again, as after a crash.
-						_ = c.Delete(context.WithoutCancel(ctx), item.UUID)
-						return
-					}
-				case errors.Is(err, ErrReplay):
-				case AsError(err).Retryable:
+				if err == nil && !yield(&Delivery{verified, item}, nil) {
+					// The body ended the loop: it has seen the item. When this
+					// fails the item comes again, as after a crash.
+					_ = c.Delete(context.WithoutCancel(ctx), item.UUID)
+					return
+				}
+				if err != nil && !errors.Is(err, ErrReplay) {
 					if !yield(nil, err) {
 						return
 					}
-					continue // not the item's fault
-				default:
-					if !yield(nil, err) {
-						return
+					if AsError(err).Retryable {
+						continue // not the item's fault
 					}
 				}
 				if err := c.Delete(ctx, item.UUID); err != nil && ctx.Err() == nil && !yield(nil, err) {

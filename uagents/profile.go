@@ -264,14 +264,6 @@ func optional(s string) *node {
 	return str(s)
 }
 
-func textsNode(all []string) *node {
-	out := list()
-	for _, s := range all {
-		out.vals = append(out.vals, str(s))
-	}
-	return out
-}
-
 func dateNode(t time.Time) *node { return str(Timestamp{t.UTC(), false}.String()) }
 
 func metadataNode(m []byte) *node {
@@ -291,7 +283,7 @@ func (p *Profile) node() *node {
 	about.set("readme", str(p.Readme))
 	about.set("avatar_url", str(p.Avatar))
 	about.set("banner_url", str(p.Banner))
-	about.set("starter_prompts", textsNode(p.Prompts))
+	about.set("starter_prompts", texts(p.Prompts))
 	n := object("address", p.Address)
 	n.set("name", str(p.Name))
 	n.set("handle", optional(p.Handle))
@@ -299,7 +291,7 @@ func (p *Profile) node() *node {
 	n.set("agent_type", str(cmp.Or(p.Type, "uagent")))
 	n.set("profile", about)
 	n.set("endpoints", endpointsNode(p.Endpoints))
-	n.set("protocols", textsNode(p.Protocols))
+	n.set("protocols", texts(p.Protocols))
 	n.set("metadata", metadataNode(p.Metadata))
 	n.set("created_at", dateNode(p.Created))
 	n.set("last_updated", dateNode(p.Updated))
@@ -319,7 +311,7 @@ func (l *Listing) node() *node {
 	n.set("domain", null())
 	n.set("avatar_href", optional(l.Avatar))
 	n.set("banner_href", optional(l.Banner))
-	n.set("starter_prompts", textsNode(l.Prompts))
+	n.set("starter_prompts", texts(l.Prompts))
 	protocols := list()
 	for _, d := range l.Protocols {
 		one := object("name", "")

@@ -175,11 +175,7 @@ func (s *Server) serveInfo(w http.ResponseWriter, r *http.Request) {
 	}
 	n := object("address", info.Address)
 	n.set("endpoints", endpointsNode(info.Endpoints))
-	protocols := list()
-	for _, p := range info.Protocols {
-		protocols.vals = append(protocols.vals, str(p))
-	}
-	n.set("protocols", protocols)
+	n.set("protocols", texts(info.Protocols))
 	n.set("agent_type", str(cmp.Or(info.Type, "custom")))
 	n.set("metadata", &node{kind: '{'})
 	if !jsonx.IsNull(jsonx.Value(info.Metadata)) {

@@ -200,8 +200,7 @@ func modelOfType(t reflect.Type) (*Model, error) {
 	title := top.get("title").str()
 	if b.rootUsed {
 		b.add(title, top)
-		top = &node{kind: '{'}
-		top.set("$ref", str(definitions+title))
+		top = object("$ref", definitions+title)
 	}
 	if len(b.order) > 0 {
 		defs := &node{kind: '{'}
@@ -249,8 +248,7 @@ func (b *schemaBuilder) structSchema(t reflect.Type) (*node, error) {
 	if title == "" {
 		return nil, errors.New("an anonymous struct has no title")
 	}
-	n := &node{kind: '{'}
-	n.set("title", str(title))
+	n := object("title", title)
 	if description != "" {
 		n.set("description", str(description))
 	}
@@ -368,11 +366,7 @@ func constrain(n *node, tag reflect.StructTag) error {
 		case "unique":
 			n.set("uniqueItems", boolean(true))
 		case "enum":
-			values := list()
-			for _, e := range strings.Split(v, "|") {
-				values.vals = append(values.vals, str(e))
-			}
-			n.set("enum", values)
+			n.set("enum", texts(strings.Split(v, "|")))
 		case "minLength",
 			"maxLength",
 			"minimum",
@@ -484,23 +478,30 @@ func (b *schemaBuilder) typeSchema(t reflect.Type) (*node, error) {
 // reference defines a nested struct once and refers to it.
 func (b *schemaBuilder) reference(t reflect.Type) (*node, error) {
 	title, _ := docOf(t)
+	ref := object("$ref", definitions+title)
 	if t == b.root {
 		b.rootUsed = true
-		return object("$ref", definitions+title), nil
+		return ref, nil
 	}
-	if seen, ok := b.types[title]; ok {
-		if seen != t {
-			return nil, fmt.Errorf("two types are called %s", title)
-		}
-		return object("$ref", definitions+title), nil
+	if known, err := b.defined(title, t); known || err != nil {
+		return ref, err
 	}
-	b.types[title] = t
 	n, err := b.structSchema(t)
 	if err != nil {
 		return nil, err
 	}
 	b.add(title, n)
-	return object("$ref", definitions+title), nil
+	return ref, nil
+}
+
+// defined reports whether a title was used before, and notes whose it is.
+func (b *schemaBuilder) defined(title string, t reflect.Type) (bool, error) {
+	seen, ok := b.types[title]
+	if ok && seen != t {
+		return true, fmt.Errorf("two types are called %s", title)
+	}
+	b.types[title] = t
+	return ok, nil
 }
 
 func (b *schemaBuilder) enum(t reflect.Type, values []string) (*node, error) {
@@ -508,18 +509,12 @@ func (b *schemaBuilder) enum(t reflect.Type, values []string) (*node, error) {
 	if description == "" {
 		description = "An enumeration."
 	}
-	if seen, ok := b.types[title]; ok && seen != t {
-		return nil, fmt.Errorf("two types are called %s", title)
+	if _, err := b.defined(title, t); err != nil {
+		return nil, err
 	}
-	b.types[title] = t
-	n := &node{kind: '{'}
-	n.set("title", str(title))
+	n := object("title", title)
 	n.set("description", str(description))
-	enum := list()
-	for _, v := range values {
-		enum.vals = append(enum.vals, str(v))
-	}
-	n.set("enum", enum)
+	n.set("enum", texts(values))
 	n.set("type", str("string"))
 	b.add(title, n)
 	return object("$ref", definitions+title), nil
