@@ -74,13 +74,6 @@ func (s *IdentityServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	onlyJSON(s.mux).ServeHTTP(w, r)
 }
 
-func (s *IdentityServer) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
-
 func (s *IdentityServer) user(r *http.Request) (string, error) {
 	const bearer = "Bearer "
 	h := r.Header.Get("Authorization")
@@ -92,7 +85,7 @@ func (s *IdentityServer) user(r *http.Request) (string, error) {
 
 // purge drops expired entries. The caller holds the lock.
 func (s *IdentityServer) purge() {
-	now := s.now()
+	now := clock(s.Now)
 	for text, c := range s.challenges {
 		if !c.until.After(now) {
 			delete(s.challenges, text)
@@ -130,7 +123,7 @@ func (s *IdentityServer) challenge(_ http.ResponseWriter, r *http.Request) (*nod
 	if len(s.challenges)+len(s.proofs) >= cmp.Or(s.Max, 4096) || s.perUser[user] >= cmp.Or(s.MaxUser, 64) {
 		return nil, ErrBusy
 	}
-	s.challenges[text] = challenge{user, address, s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))}
+	s.challenges[text] = challenge{user, address, clock(s.Now).Add(cmp.Or(s.Lifetime, 5*time.Minute))}
 	s.perUser[user]++
 	return object("challenge", text), nil
 }
@@ -179,7 +172,7 @@ func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) (*node, e
 		}
 	}
 	s.perUser[user]++
-	s.proofs[[2]string{user, address}] = s.now().Add(cmp.Or(s.Lifetime, 5*time.Minute))
+	s.proofs[[2]string{user, address}] = clock(s.Now).Add(cmp.Or(s.Lifetime, 5*time.Minute))
 	return object("address", address), nil
 }
 
@@ -204,7 +197,7 @@ func (s *IdentityServer) proved(user, address string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	until, ok := s.proofs[[2]string{user, address}]
-	return ok && until.After(s.now())
+	return ok && until.After(clock(s.Now))
 }
 
 // own finds an agent that the account may change: its own, or one whose key it
@@ -236,11 +229,11 @@ func (s *IdentityServer) accept(ctx context.Context, user string, p *Profile) er
 	if err != nil {
 		return err
 	}
-	p.Account, p.Created = user, s.now()
+	p.Account, p.Created = user, clock(s.Now)
 	if old != nil && old.Account == user {
 		p.Created = old.Created
 	}
-	p.Updated = s.now()
+	p.Updated = clock(s.Now)
 	return nil
 }
 
@@ -315,7 +308,7 @@ func (s *IdentityServer) agent(_ http.ResponseWriter, r *http.Request) (*node, e
 	address := r.PathValue("address")
 	user, err := "", error(nil)
 	if h := r.Header.Get("Authorization"); strings.HasPrefix(h, "Agent ") {
-		_, err = TokenVerifier{Now: s.now}.VerifyHeader(h, address)
+		_, err = TokenVerifier{Now: s.Now}.VerifyHeader(h, address)
 	} else {
 		user, err = s.user(r)
 	}
@@ -345,7 +338,7 @@ func (s *IdentityServer) update(w http.ResponseWriter, r *http.Request) (*node, 
 	if err != nil {
 		return nil, err
 	}
-	p.Account, p.Updated = user, s.now()
+	p.Account, p.Updated = user, clock(s.Now)
 	return success(), s.put(r.Context(), p)
 }
 

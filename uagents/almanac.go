@@ -61,13 +61,6 @@ func (s *AlmanacServer) start() {
 	})
 }
 
-func (s *AlmanacServer) now() time.Time {
-	if s.Now != nil {
-		return s.Now()
-	}
-	return time.Now()
-}
-
 // ServeHTTP implements http.Handler.
 func (s *AlmanacServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.start()
@@ -193,7 +186,7 @@ func (s *AlmanacServer) fresh(ctx context.Context, a *Attestation) (network, add
 		return "", "", 0, err
 	}
 	at, ok := a.Timestamp.Uint64()
-	now := s.now()
+	now := clock(s.Now)
 	oldest := now.Add(-cmp.Or(s.MaxAge, 5*time.Minute)).Unix()
 	newest := now.Add(cmp.Or(s.Skew, 30*time.Second)).Unix()
 	if !ok || int64(at) < oldest || at > uint64(max(0, newest)) {
@@ -260,7 +253,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 		}
 		r.Metadata = a.Metadata()
 		r.Registered, r.Signed = at, signed[:]
-		r.Expires = s.now().Add(cmp.Or(s.Lifetime, 3*time.Hour))
+		r.Expires = clock(s.Now).Add(cmp.Or(s.Lifetime, 3*time.Hour))
 		taken = &r
 		return &r, nil
 	})
@@ -297,7 +290,7 @@ func (s *AlmanacServer) SetStatus(ctx context.Context, a *Attestation) error {
 	var taken *Record
 	err = s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
 		switch {
-		case old == nil || !old.Expires.After(s.now()):
+		case old == nil || !old.Expires.After(clock(s.Now)):
 			return nil, ErrNotFound
 		case at < old.Updated, at == old.Updated && *a.Active != old.Active:
 			return nil, ErrOldAttestation
@@ -354,7 +347,7 @@ func (s *AlmanacServer) resolve(_ http.ResponseWriter, r *http.Request) (*node, 
 // liveDomain gives a name's entry that has not expired, or nil.
 func (s *AlmanacServer) liveDomain(ctx context.Context, network, name string) (*Domain, error) {
 	d, err := s.Store.Domain(ctx, network, name)
-	if err != nil || d == nil || !d.Expires.IsZero() && !d.Expires.After(s.now()) {
+	if err != nil || d == nil || !d.Expires.IsZero() && !d.Expires.After(clock(s.Now)) {
 		return nil, err
 	}
 	return d, nil
@@ -367,7 +360,7 @@ func (s *AlmanacServer) show(ctx context.Context, networks []string, address str
 		if err != nil {
 			return nil, err
 		}
-		if rec != nil && rec.Expires.After(s.now()) {
+		if rec != nil && rec.Expires.After(clock(s.Now)) {
 			return recordNode(rec)
 		}
 	}
@@ -493,7 +486,7 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) (*node, e
 	}
 	size := 0
 	for _, rec := range found {
-		if !rec.Expires.After(s.now()) {
+		if !rec.Expires.After(clock(s.Now)) {
 			continue
 		}
 		size += 512 + len(rec.Metadata)

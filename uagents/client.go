@@ -69,13 +69,6 @@ func (c *Client) http() *http.Client {
 func (c *Client) lifetime() time.Duration { return cmp.Or(c.Timeout, 30*time.Second) }
 func (c *Client) maxResponse() int        { return cmp.Or(c.MaxResponse, EnvelopeSize(1<<20)) }
 
-func (c *Client) now() time.Time {
-	if c.Now != nil {
-		return c.Now()
-	}
-	return time.Now()
-}
-
 // as is the client of another identity.
 func (c *Client) as(id *Identity) *Client {
 	return &Client{
@@ -140,7 +133,7 @@ func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*E
 	if d, ok := ctx.Deadline(); ok {
 		lifetime = min(lifetime, time.Until(d)) // the context's clock need not be the client's
 	}
-	expires := c.now().Add(lifetime)
+	expires := clock(c.Now).Add(lifetime)
 	// Whole seconds, rounded up: a second is not lost on the way.
 	e, err := NewEnvelope(sender, address, session, m, expires.Add(time.Second-1))
 	if err != nil {

@@ -43,9 +43,8 @@ type MailboxStore interface {
 // because agents never delete what fails their own verification. Agents show
 // an attestation token; the first one makes the mailbox.
 type MailboxServer struct {
-	Store    MailboxStore  // must be set
-	Verifier *Verifier     // as in [Server]
-	Tokens   TokenVerifier // checks what agents show
+	Store    MailboxStore // must be set
+	Verifier *Verifier    // as in [Server]
 	Now      func() time.Time
 	// Allow may refuse to make a mailbox for an agent that proved its key.
 	Allow func(ctx context.Context, address string) error
@@ -82,9 +81,6 @@ var ErrMailboxSync = &Error{
 
 func (s *MailboxServer) start() {
 	s.once.Do(func() {
-		if s.Tokens.Now == nil {
-			s.Tokens.Now = s.now
-		}
 		s.server = &Server{Verifier: s.Verifier, Now: s.Now, Accept: s.Accept, Refused: s.Refused}
 		if s.Accept == nil {
 			s.server.Accept = s.accept
@@ -100,13 +96,10 @@ func (s *MailboxServer) start() {
 }
 
 func (s *MailboxServer) now() time.Time {
-	switch {
-	case s.Now != nil:
-		return s.Now()
-	case s.Verifier != nil:
+	if s.Now == nil && s.Verifier != nil {
 		return s.Verifier.now()
 	}
-	return time.Now()
+	return clock(s.Now)
 }
 
 // ServeHTTP implements http.Handler.
@@ -162,7 +155,7 @@ func (s *MailboxServer) authorize(r *http.Request) (string, error) {
 	if _, err := ParseAddress(address); err != nil {
 		return "", ErrNotFound
 	}
-	_, err := s.Tokens.VerifyHeader(r.Header.Get("Authorization"), address)
+	_, err := TokenVerifier{Now: s.now}.VerifyHeader(r.Header.Get("Authorization"), address)
 	if err == nil && s.Proved != nil {
 		s.Proved(r.Context(), address)
 	}

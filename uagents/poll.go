@@ -45,13 +45,6 @@ type Delivery struct {
 
 const agentsAPI = "/v2/agents"
 
-func (c *MailboxClient) now() time.Time {
-	if c.Now != nil {
-		return c.Now()
-	}
-	return time.Now()
-}
-
 // Stream polls until ctx ends and yields what arrives, in order. An item is
 // deleted when the loop's body is done with it, so that a crash repeats it
 // rather than losing it; items that fail verification, and repetitions, are
@@ -185,7 +178,7 @@ func (c *MailboxClient) Delete(ctx context.Context, uuid string) error {
 }
 
 func (c *MailboxClient) do(ctx context.Context, method, url string) (*http.Response, []byte, error) {
-	now := c.now()
+	now := clock(c.Now)
 	if c.token == "" || !now.Before(c.renewAt) {
 		token, err := c.Identity.NewToken(now, TokenLifetime)
 		if err != nil {

@@ -30,13 +30,6 @@ type Registrar struct {
 	Report func(error)
 }
 
-func (r *Registrar) now() time.Time {
-	if r.Now != nil {
-		return r.Now()
-	}
-	return time.Now()
-}
-
 // Register sends one registration.
 func (r *Registrar) Register(ctx context.Context) error {
 	if r.Identity == nil {
@@ -125,7 +118,7 @@ func (r *Registrar) post(ctx context.Context, a *Attestation, parts ...string) e
 }
 
 func (r *Registrar) once(ctx context.Context, a *Attestation, parts []string) error {
-	if err := a.Sign(r.Identity, r.now()); err != nil {
+	if err := a.Sign(r.Identity, clock(r.Now)); err != nil {
 		return err
 	}
 	b, err := a.Encode()

@@ -104,11 +104,7 @@ func (r *AlmanacResolver) Resolve(ctx context.Context, destination string) (stri
 		return "", nil, err
 	}
 	expiry, err := timestampOf(orNull(n.get("expiry")))
-	now := time.Now
-	if r.Now != nil {
-		now = r.Now
-	}
-	if err != nil || expiry.Before(now()) {
+	if err != nil || expiry.Before(clock(r.Now)) {
 		return "", nil, ErrUnresolved.Because(errors.New("the registry's record has no expiry or is past it"))
 	}
 	var out []Endpoint

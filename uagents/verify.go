@@ -77,11 +77,14 @@ type Verifier struct {
 	own  Memory
 }
 
-func (v *Verifier) now() time.Time {
-	if v.Now != nil {
-		return v.Now()
+func (v *Verifier) now() time.Time { return clock(v.Now) }
+
+// clock reads a clock; nil: time.Now.
+func clock(now func() time.Time) time.Time {
+	if now == nil {
+		return time.Now()
 	}
-	return time.Now()
+	return now()
 }
 
 func (v *Verifier) curve() Curve {
