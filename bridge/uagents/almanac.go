@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
@@ -19,22 +18,11 @@ import (
 // memory, and writes by compare-and-set, so that several nodes have one registry. Memory
 // has an index of the manifests' models; their text is in the state.
 type almanac struct {
-	records           *journal.Table[registration]
-	manifests         *journal.Table[json.RawMessage] // see readManifest
-	now               func() time.Time
-	max, maxManifests int // guests have at most half of these
-	budget            *guestLedger
-	manifestBudget    *guestLedger
-	guest             func(address string) bool
-	countsAsGuest     func(address string) bool // whether its records are in the guests' budget
-	// standInRecord gives the record of a stand-in, which registers nothing.
-	standInRecord   func(ctx context.Context, network, address string) *protocol.Record
-	addressOf       func(ctx context.Context, name string) (address string)
-	standInManifest func(digest string) *protocol.Manifest // of stand-ins
-	// directoryBytes is the memory that an address takes in the directory.
-	directoryBytes func(address string) int64
-	// forAgents is a record as agents read it; see [Binding.recordForAgents].
-	forAgents func(context.Context, *protocol.Record) *protocol.Record
+	b              *Binding
+	records        *journal.Table[registration]
+	manifests      *journal.Table[json.RawMessage] // see readManifest
+	budget         *guestLedger
+	manifestBudget *guestLedger
 
 	mu         sync.RWMutex
 	byKey      map[string]*registration
@@ -44,8 +32,6 @@ type almanac struct {
 	digests    []string                   // of manifests, the oldest first
 	byModel    map[string][]string        // digests of the manifests that have a model
 	stops      []func()
-	indexed    func(r *protocol.Record) // of the index, on any node
-	recount    func(address string)     // another node wrote or removed a record
 }
 
 // registration is a record as the state has it.
@@ -75,11 +61,19 @@ const (
 	maxManifest = 256 << 10
 )
 
-func newAlmanac(j *journal.Journal, now func() time.Time) *almanac {
-	return &almanac{records: journal.NewTable[registration](j, bucketAlmanac, 0),
-		manifests: journal.NewTable[json.RawMessage](j, bucketManifests, 0), now: now,
-		max: 65536, maxManifests: 1024,
-		byKey: map[string]*registration{}, byProtocol: map[string]map[string]bool{}, enrolled: map[string]int{},
+// Most entries of the registry; guests have at most half of these.
+const (
+	maxRegistrations = 65536
+	maxManifests     = 1024
+)
+
+func newAlmanac(b *Binding) *almanac {
+	guests := b.c.Hub.Guests()
+	return &almanac{b: b, records: journal.NewTable[registration](b.c.Journal, bucketAlmanac, 0),
+		manifests:      journal.NewTable[json.RawMessage](b.c.Journal, bucketManifests, 0),
+		budget:         newGuestLedger(guests, policy.Registration, b.evict),
+		manifestBudget: newGuestLedger(guests, policy.Manifest, b.evictManifest),
+		byKey:          map[string]*registration{}, byProtocol: map[string]map[string]bool{}, enrolled: map[string]int{},
 		published: map[string]*published{}, byModel: map[string][]string{}}
 }
 
@@ -116,11 +110,11 @@ func (a *almanac) start(ctx context.Context) error {
 		case len(r.Metadata) > maxRecord:
 			return
 		default:
-			r.guest = a.guest(r.Address)
+			r.guest = a.b.guest(r.Address)
 			a.set(row.Key, r)
 		}
 		_, address, _ := strings.Cut(row.Key, "/")
-		a.recount(address)
+		a.b.recount(address)
 	})
 	if err == nil {
 		a.stops = append(a.stops, stop)
@@ -166,15 +160,15 @@ func (a *almanac) link(key string, r *registration, there bool) {
 func (a *almanac) set(key string, r *registration) {
 	a.mu.Lock()
 	old := a.byKey[key]
-	if old != nil && r != nil && old.Expires.After(a.now()) && r.olderThan(&old.Record) {
+	if old != nil && r != nil && old.Expires.After(a.b.c.Now()) && r.olderThan(&old.Record) {
 		a.mu.Unlock()
 		return // a late echo of an older write
 	}
 	a.replace(key, r)
 	a.mu.Unlock()
 	a.weighManifests(old, r)
-	if r != nil && a.indexed != nil {
-		a.indexed(&r.Record)
+	if r != nil {
+		a.b.standIns.enqueueRecord(r.Address)
 	}
 }
 
@@ -215,7 +209,7 @@ func (a *almanac) footprint(address string) (source string, bytes int64, held bo
 
 // footprintWith is the footprint once a record is there.
 func (a *almanac) footprintWith(address, key string, next *registration) (source string, bytes int64, held bool) {
-	bytes = a.directoryBytes(address)
+	bytes = a.b.directoryBytes(address)
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	for _, network := range networks {
@@ -235,7 +229,7 @@ func (a *almanac) registered(address string) *protocol.Record {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	for _, network := range networks {
-		if r := a.byKey[recordKey(network, address)]; r != nil && r.Expires.After(a.now()) {
+		if r := a.byKey[recordKey(network, address)]; r != nil && r.Expires.After(a.b.c.Now()) {
 			return &r.Record
 		}
 	}
@@ -247,14 +241,11 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 	a.mu.RLock()
 	r := a.byKey[recordKey(network, address)]
 	a.mu.RUnlock()
-	if r != nil && r.Expires.After(a.now()) {
+	if r != nil && r.Expires.After(a.b.c.Now()) {
 		a.budget.use(address)
-		return a.forAgents(ctx, &r.Record), nil
+		return a.b.recordForAgents(ctx, &r.Record), nil
 	}
-	if a.standInRecord != nil {
-		return a.standInRecord(ctx, network, address), nil
-	}
-	return nil, nil
+	return a.b.hostedRecord(ctx, network, address), nil
 }
 
 // Update implements [protocol.AlmanacStore]. What a guest registers is taken
@@ -262,7 +253,7 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 func (a *almanac) Update(ctx context.Context, network, address string,
 	change func(*protocol.Record) (*protocol.Record, error)) error {
 	key := recordKey(network, address)
-	guest, source, paid := a.countsAsGuest(address), policy.SourceOf(ctx), false
+	guest, source, paid := a.b.countsAsGuest(address), policy.SourceOf(ctx), false
 	for range 5 {
 		row, err := a.records.Get(ctx, key)
 		if err != nil {
@@ -304,23 +295,23 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			continue // another hub was faster; try again
 		}
 		if err == nil {
-			next.guest = a.guest(address)
+			next.guest = a.b.guest(address)
 			a.set(key, next)
 		}
 		if guest {
 			err = cmp.Or(err, a.stillCounted(ctx, address))
 		}
-		a.recount(address)
+		a.b.recount(address)
 		return err
 	}
-	a.recount(address)
+	a.b.recount(address)
 	return protocol.ErrBusy
 }
 
 // stillCounted removes the record of a guest that was evicted while the record
 // was written.
 func (a *almanac) stillCounted(ctx context.Context, address string) error {
-	if a.budget.has(address) || !a.countsAsGuest(address) {
+	if a.budget.has(address) || !a.b.countsAsGuest(address) {
 		return nil
 	}
 	return cmp.Or(a.remove(ctx, address), error(protocol.ErrBusy))
@@ -331,7 +322,7 @@ func (a *almanac) full(guest bool) bool {
 	full := func() bool {
 		a.mu.RLock()
 		defer a.mu.RUnlock()
-		return len(a.byKey) >= a.max || guest && a.budget.len() >= max(1, a.max/2)
+		return len(a.byKey) >= maxRegistrations || guest && a.budget.len() >= maxRegistrations/2
 	}
 	if !full() {
 		return false
@@ -360,7 +351,7 @@ func (a *almanac) remove(ctx context.Context, address string) error {
 
 // sweep forgets expired registrations and manifests.
 func (a *almanac) sweep() {
-	now := a.now()
+	now := a.b.c.Now()
 	var gone []*registration
 	var manifests []string
 	a.mu.RLock()
@@ -377,7 +368,7 @@ func (a *almanac) sweep() {
 	a.mu.RUnlock()
 	for _, r := range gone {
 		a.set(recordKey(r.Network, r.Address), nil)
-		a.recount(r.Address)
+		a.b.recount(r.Address)
 	}
 	for _, digest := range manifests {
 		a.forget(digest)
@@ -392,13 +383,13 @@ func (a *almanac) ByProtocol(ctx context.Context, digest string, limit int) ([]*
 		if len(out) >= limit {
 			break
 		}
-		if r := a.byKey[key]; r.Expires.After(a.now()) {
+		if r := a.byKey[key]; r.Expires.After(a.b.c.Now()) {
 			out = append(out, &r.Record)
 		}
 	}
 	a.mu.RUnlock()
 	for i, r := range out {
-		out[i] = a.forAgents(ctx, r)
+		out[i] = a.b.recordForAgents(ctx, r)
 	}
 	slices.SortFunc(out, func(x, y *protocol.Record) int { return cmp.Compare(x.Address, y.Address) })
 	return out, nil
@@ -406,11 +397,12 @@ func (a *almanac) ByProtocol(ctx context.Context, digest string, limit int) ([]*
 
 // Domain implements [protocol.AlmanacStore]: the names are those of the
 // directory.
-func (a *almanac) Domain(ctx context.Context, _, name string) (*protocol.Domain, error) {
-	if a.addressOf == nil {
+func (a *almanac) Domain(_ context.Context, _, name string) (*protocol.Domain, error) {
+	e, ok := a.b.c.Hub.Directory().Agent(name)
+	if !ok {
 		return nil, nil
 	}
-	address := a.addressOf(ctx, name)
+	address := a.b.Address(e)
 	if address == "" {
 		return nil, nil
 	}

@@ -41,7 +41,6 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
-	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
@@ -135,7 +134,7 @@ func New(c Config) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Binding{c: c, public: public, almanac: newAlmanac(c.Journal, c.Now), mailbox: newMailbox(c.Journal, c.Now),
+	b := &Binding{c: c, public: public,
 		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
 		seenChats: protocol.NewMemory(0, c.Now)}
 	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
@@ -154,14 +153,7 @@ func New(c Config) (*Binding, error) {
 	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Accept: b.accept, Refused: b.refused,
 		Info: b.info,
 		Log:  c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
-	b.almanac.standInRecord, b.almanac.addressOf, b.almanac.standInManifest, b.almanac.indexed = b.hostedRecord,
-		b.addressOf, b.standIns.manifest, b.recordChanged
-	b.almanac.guest, b.almanac.directoryBytes, b.almanac.recount, b.mailbox.guest = b.guest, b.directoryBytes,
-		b.recount, b.countsAsGuest
-	b.almanac.forAgents, b.almanac.countsAsGuest = b.recordForAgents, b.countsAsGuest
-	b.almanac.budget = newGuestLedger(c.Hub.Guests(), policy.Registration, b.evict)
-	b.almanac.manifestBudget = newGuestLedger(c.Hub.Guests(), policy.Manifest, b.evictManifest)
-	b.mailbox.budget = newGuestLedger(c.Hub.Guests(), policy.Mailbox, b.evictMailbox)
+	b.almanac, b.mailbox = newAlmanac(b), newMailbox(b)
 	b.almanacServer = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered,
 		Lifetime: c.Lifetime}
 	b.mailboxServer = &protocol.MailboxServer{Store: b.mailbox, Verifier: b.verifier, Now: c.Now,

@@ -19,15 +19,10 @@ import (
 // mailbox keeps envelopes for agents that fetch them: [protocol.MailboxStore]. Memory has
 // the index; envelopes are read from the state.
 type mailbox struct {
-	j        *journal.Journal
+	b        *Binding
 	boxRows  *journal.Table[storedBox]  // below prefixBox
 	itemRows *journal.Table[storedItem] // below prefixItem
-	now      func() time.Time
 	budget   *guestLedger
-	guest    func(address string) bool
-	maxBoxes int // guests have at most half of these
-	maxItems int
-	maxBytes int
 	stop     func()
 
 	mu    sync.Mutex
@@ -75,10 +70,17 @@ type storedItem struct {
 	Message  parley.ID `json:"message,omitzero"` // of the hub; zero for another agent's envelope
 }
 
-func newMailbox(j *journal.Journal, now func() time.Time) *mailbox {
-	return &mailbox{j: j, stop: func() {}, boxRows: journal.NewTable[storedBox](j, bucketMailbox, 0),
-		itemRows: journal.NewTable[storedItem](j, bucketMailbox, 0),
-		now:      now, maxBoxes: 4096, maxItems: 10_000, maxBytes: 1 << 30, boxes: map[string]*box{}}
+// Bounds of the mailboxes.
+const (
+	maxBoxes     = 4096 // guests have at most half of these
+	maxItems     = 10_000
+	maxItemBytes = 1 << 30 // of the envelopes of all
+)
+
+func newMailbox(b *Binding) *mailbox {
+	return &mailbox{b: b, stop: func() {}, boxRows: journal.NewTable[storedBox](b.c.Journal, bucketMailbox, 0),
+		itemRows: journal.NewTable[storedItem](b.c.Journal, bucketMailbox, 0),
+		budget:   newGuestLedger(b.c.Hub.Guests(), policy.Mailbox, b.evictMailbox), boxes: map[string]*box{}}
 }
 
 const (
@@ -93,7 +95,7 @@ func (m *mailbox) start(ctx context.Context) error {
 		storedBox
 		storedItem
 	}
-	rows := journal.NewTable[either](m.j, bucketMailbox, 0)
+	rows := journal.NewTable[either](m.b.c.Journal, bucketMailbox, 0)
 	stop, err := rows.Watch(ctx, "", func(row journal.Row[either]) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -118,14 +120,14 @@ func (m *mailbox) boxChanged(address string, s storedBox, until time.Time, there
 	}
 	b := m.box(address)
 	b.kept, b.source = until, s.Source
-	m.weighBox(b, m.guest(address))
+	m.weighBox(b, m.b.countsAsGuest(address))
 }
 
 // itemChanged takes an item that this hub or another wrote. The caller holds the lock.
 func (m *mailbox) itemChanged(key, address, name string, s *storedItem) {
 	digits, _, _ := strings.Cut(name, "-")
 	at, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || !s.Expires.After(m.now()) {
+	if err != nil || !s.Expires.After(m.b.c.Now()) {
 		return
 	}
 	b := m.box(address)
@@ -230,14 +232,14 @@ func (m *mailbox) has(address string) bool {
 
 // Create implements [protocol.MailboxStore].
 func (m *mailbox) Create(ctx context.Context, address string) error {
-	guest, source := m.guest(address), policy.SourceOf(ctx)
+	guest, source := m.b.countsAsGuest(address), policy.SourceOf(ctx)
 	m.mu.Lock()
-	has, full := m.boxes[address] != nil, len(m.boxes) >= m.maxBoxes
+	has, full := m.boxes[address] != nil, len(m.boxes) >= maxBoxes
 	m.mu.Unlock()
 	switch {
 	case has:
 		return nil
-	case full, guest && m.budget.len() >= max(1, m.maxBoxes/2):
+	case full, guest && m.budget.len() >= maxBoxes/2:
 		return protocol.ErrFull
 	case !guest:
 		return m.putBox(ctx, address, source)
@@ -252,7 +254,7 @@ func (m *mailbox) Create(ctx context.Context, address string) error {
 	switch {
 	case err != nil && !m.has(address):
 		m.budget.drop(address)
-	case err == nil && !m.budget.has(address) && m.guest(address):
+	case err == nil && !m.budget.has(address) && m.b.countsAsGuest(address):
 		return cmp.Or(m.Remove(ctx, address), error(protocol.ErrBusy)) // it was evicted meanwhile
 	}
 	return err
@@ -263,7 +265,7 @@ const boxKept = 30 * 24 * time.Hour
 
 // putBox makes a mailbox, or prolongs its life.
 func (m *mailbox) putBox(ctx context.Context, address, source string) error {
-	until := m.now().Add(boxKept)
+	until := m.b.c.Now().Add(boxKept)
 	if _, err := m.boxRows.Put(ctx, prefixBox+address, storedBox{source}, until); err != nil {
 		return err
 	}
@@ -278,7 +280,7 @@ func (m *mailbox) putBox(ctx context.Context, address, source string) error {
 func (m *mailbox) sweep() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.now()
+	now := m.b.c.Now()
 	for address, b := range m.boxes {
 		m.purge(b, now)
 		if !b.kept.IsZero() && !b.kept.After(now) {
@@ -333,10 +335,10 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 		return true, nil
 	}
 	full := func() bool {
-		return len(b.items) >= m.maxItems || len(b.byKey) >= 10*m.maxItems || m.bytes+i.size > m.maxBytes
+		return len(b.items) >= maxItems || len(b.byKey) >= 10*maxItems || m.bytes+i.size > maxItemBytes
 	}
 	if full() {
-		m.purge(b, m.now())
+		m.purge(b, m.b.c.Now())
 	}
 	if full() {
 		m.mu.Unlock()
@@ -453,7 +455,7 @@ func (m *mailbox) Get(ctx context.Context, address, uuid string, now time.Time) 
 // the key: the same message will not be put again.
 func (m *mailbox) Delete(ctx context.Context, address, uuid string) (bool, error) {
 	m.mu.Lock()
-	b, i := m.find(address, uuid, m.now())
+	b, i := m.find(address, uuid, m.b.c.Now())
 	if i == nil || i.taking {
 		m.mu.Unlock()
 		return false, nil

@@ -131,14 +131,14 @@ const manifestKept = 30 * 24 * time.Hour
 // oldest manifest that no registered agent names makes place.
 func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 	digest := m.Digest()
-	if a.standInManifest(digest) != nil {
+	if a.b.standIns.manifest(digest) != nil {
 		return nil
 	}
 	text, err := m.JSON()
 	if err != nil {
 		return err
 	}
-	caller, now := policy.SourceOf(ctx), a.now()
+	caller, now := policy.SourceOf(ctx), a.b.c.Now()
 	source, until := caller, now.Add(manifestKept)
 	a.mu.RLock()
 	known, guest := a.published[digest], a.enrolled[digest] == 0
@@ -187,7 +187,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 // makeRoom removes a manifest if there is no room for one more. A source that has a
 // quarter of the guests' share loses one of its own.
 func (a *almanac) makeRoom(ctx context.Context, guest bool, source string) error {
-	most := max(1, a.maxManifests/2)
+	most := maxManifests / 2
 	a.mu.RLock()
 	same := 0
 	for _, p := range a.published {
@@ -195,8 +195,8 @@ func (a *almanac) makeRoom(ctx context.Context, guest bool, source string) error
 			same++
 		}
 	}
-	share := guest && source != "" && same >= max(1, most/4)
-	full := share || len(a.digests) >= a.maxManifests || guest && a.manifestBudget.len() >= most
+	share := guest && source != "" && same >= most/4
+	full := share || len(a.digests) >= maxManifests || guest && a.manifestBudget.len() >= most
 	victim := ""
 	for _, d := range a.digests {
 		if full && len(a.byProtocol[d]) == 0 && (!share || a.published[d].source == source) {
@@ -259,17 +259,15 @@ func (a *almanac) addManifest(p *published) {
 	}
 	a.mu.Unlock()
 	a.weighManifest(p.digest)
-	if a.indexed != nil {
-		for _, r := range naming {
-			a.indexed(&r.Record)
-		}
+	for _, r := range naming {
+		a.b.standIns.enqueueRecord(r.Address)
 	}
 }
 
 // Manifest implements [protocol.AlmanacStore]: those of the hub's own agents
 // come first.
 func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manifest, error) {
-	if m := a.standInManifest(digest); m != nil {
+	if m := a.b.standIns.manifest(digest); m != nil {
 		return m, nil
 	}
 	a.mu.RLock()
@@ -290,7 +288,7 @@ func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manife
 // protocol is the index of a protocol that an agent names; nil where its
 // manifest is not known.
 func (a *almanac) protocol(digest string) *published {
-	if m := a.standInManifest(digest); m != nil {
+	if m := a.b.standIns.manifest(digest); m != nil {
 		if p, err := newPublished(m, "", time.Time{}); err == nil {
 			return p
 		}

@@ -42,7 +42,7 @@ func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envel
 		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported,
 			"%s", protocol.ErrMailboxSync.Text)}
 	}
-	endpoints, _, err := b.endpoints(ctx, o.Identity)
+	endpoints, err := b.endpoints(ctx, o.Identity)
 	if err != nil {
 		return outcome(err)
 	}
@@ -126,7 +126,7 @@ func (b *Binding) sendAsStandIn(ctx context.Context, o hub.Outbound) hub.Outcome
 	}
 	// An agent that does not use this registry does not find the stand-in: its answer
 	// has to come on the same connection.
-	endpoints, _, err := b.endpoints(ctx, o.Identity)
+	endpoints, err := b.endpoints(ctx, o.Identity)
 	if err != nil {
 		return outcome(err)
 	}
@@ -282,7 +282,7 @@ func (b *Binding) sendEnvelope(ctx context.Context, m *parley.Message, id parley
 	if b.usesMailbox(id, b.almanac.registered(id.ID)) {
 		return b.putInMailbox(ctx, m, id.ID, e)
 	}
-	endpoints, _, err := b.endpoints(ctx, id)
+	endpoints, err := b.endpoints(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -436,15 +436,12 @@ func (b *Binding) sendReply(ctx context.Context, of *parley.Message, to *protoco
 	return b.sendEnvelope(ctx, of, identity, e, provenance)
 }
 
-// endpoints finds the endpoints of an agent. registered: it uses this hub's registry, so
-// it finds the hub's stand-ins.
-func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []protocol.Endpoint, registered bool,
-	err error) {
-	r := b.almanac.registered(id.ID)
+// endpoints finds the endpoints of an agent.
+func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []protocol.Endpoint, err error) {
 	if id.URL != "" {
-		return []protocol.Endpoint{{URL: id.URL, Weight: 1}}, r != nil, nil
+		return []protocol.Endpoint{{URL: id.URL, Weight: 1}}, nil
 	}
-	if r != nil {
+	if r := b.almanac.registered(id.ID); r != nil {
 		for _, e := range r.Endpoints {
 			if b.isOwnPath(e.URL, pathProxy) {
 				if p := b.accounts.of(id.ID); p != nil && p.URL != "" {
@@ -456,14 +453,14 @@ func (b *Binding) endpoints(ctx context.Context, id parley.Identity) (list []pro
 			}
 		}
 		if len(list) > 0 {
-			return list, true, nil
+			return list, nil
 		}
 	}
 	if b.upstream != nil {
 		_, list, err = b.upstream.Resolve(ctx, id.ID)
-		return list, false, err
+		return list, err
 	}
-	return nil, false, protocol.ErrUnresolved.Because(errors.New("it is not registered here"))
+	return nil, protocol.ErrUnresolved.Because(errors.New("it is not registered here"))
 }
 
 // routable reports, without a request to another registry, whether an agent may have an

@@ -48,10 +48,6 @@ func (b *Binding) registered(ctx context.Context, r protocol.Record) {
 	b.enter(ctx, &r)
 }
 
-// recordChanged is called for registrations at any node, and when a manifest comes after
-// a registration that names it.
-func (b *Binding) recordChanged(r *protocol.Record) { b.standIns.enqueueRecord(r.Address) }
-
 // enter updates the directory's entry of a registered agent.
 func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	d := b.c.Hub.Directory()
@@ -206,13 +202,4 @@ func (b *Binding) recordForAgents(ctx context.Context, r *protocol.Record) *prot
 	through := *r
 	through.Endpoints = []protocol.Endpoint{b.endpoint(ctx)}
 	return &through
-}
-
-// addressOf resolves a name of the directory.
-func (b *Binding) addressOf(_ context.Context, name string) string {
-	e, ok := b.c.Hub.Directory().Agent(name)
-	if !ok {
-		return ""
-	}
-	return b.Address(e)
 }
