@@ -47,7 +47,7 @@ func TestStatusForms(t *testing.T) {
 		"true": "true", "false": "false", "1": "true", "0": "false", "1.0": "true", "0.0": "false",
 		`"True"`: "true", `"yes"`: "true", `"OFF"`: "false", "2": "!", `"x"`: "!", "null": "!", "[]": "!",
 	} {
-		a, err := DecodeStatus([]byte(`{"agent_address":"x","is_active":` + text + `}`))
+		a, err := decodeAttestation([]byte(`{"agent_address":"x","is_active":`+text+`}`), true)
 		got := "!"
 		if err == nil {
 			got = fmt.Sprint(*a.Active)

@@ -81,14 +81,10 @@ func NewStatus(id *Identity, testnet, active bool) *Attestation {
 	return &Attestation{Identifier: id.Identifier(testnet), Active: &active}
 }
 
-// DecodeRegistration reads a registration's JSON: agent_identifier (or its
-// alias agent_address), protocols and endpoints required, weights whole
-// numbers, unknown members ignored. The error is ErrAttestation.
-func DecodeRegistration(b []byte) (*Attestation, error) { return decodeAttestation(b, false) }
-
-// DecodeStatus reads a status update's JSON.
-func DecodeStatus(b []byte) (*Attestation, error) { return decodeAttestation(b, true) }
-
+// decodeAttestation reads the JSON of a status update or of a registration:
+// agent_identifier (or its alias agent_address), protocols and endpoints
+// required, weights whole numbers, unknown members ignored. The error is
+// ErrAttestation.
 func decodeAttestation(b []byte, status bool) (*Attestation, error) {
 	n, err := parse(b)
 	if err != nil {

@@ -93,7 +93,7 @@ func BenchmarkServer(b *testing.B) {
 
 func BenchmarkModelOf(b *testing.B) {
 	for b.Loop() {
-		if ChatMessageModel().Err() != nil {
+		if ModelOf[ChatMessage]().Err() != nil {
 			b.Fatal("no")
 		}
 	}

@@ -371,10 +371,10 @@ func pyText(b []byte, s pyStyle) ([]byte, error) {
 }
 
 // digestOf hashes n as the reference's digests do: sorted, with spaces.
-func digestOf(prefix string, n *node) (digest string, canonical []byte, err error) {
-	canonical, err = pySorted.write(nil, n)
+func digestOf(prefix string, n *node) (string, error) {
+	canonical, err := pySorted.write(nil, n)
 	if err != nil {
-		return "", nil, err
+		return "", err
 	}
-	return fmt.Sprintf("%s%x", prefix, sha256.Sum256(canonical)), canonical, nil
+	return fmt.Sprintf("%s%x", prefix, sha256.Sum256(canonical)), nil
 }

@@ -163,7 +163,7 @@ func (m ChatMessage) Message() Message {
 		content.vals = append(content.vals, n)
 		size += 64 + len(c.Text)
 	}
-	return ChatMessageModel().messageOf(&node{kind: '{', keys: []string{"timestamp", "msg_id", "content"},
+	return ModelOf[ChatMessage]().messageOf(&node{kind: '{', keys: []string{"timestamp", "msg_id", "content"},
 		vals: []*node{str(m.Timestamp.String()), str(m.MsgID), content}}, size)
 }
 
@@ -173,20 +173,14 @@ func (a ChatAcknowledgement) Message() Message {
 	if a.Metadata != nil {
 		metadata = stringMap(*a.Metadata)
 	}
-	return ChatAcknowledgementModel().messageOf(&node{kind: '{',
+	return ModelOf[ChatAcknowledgement]().messageOf(&node{kind: '{',
 		keys: []string{"timestamp", "acknowledged_msg_id", "metadata"},
 		vals: []*node{str(a.Timestamp.String()), str(a.AcknowledgedMsgID), metadata}}, 256)
 }
 
-// ChatMessageModel is the model of ChatMessage.
-func ChatMessageModel() *Model { return ModelOf[ChatMessage]() }
-
-// ChatAcknowledgementModel is the model of ChatAcknowledgement.
-func ChatAcknowledgementModel() *Model { return ModelOf[ChatAcknowledgement]() }
-
 // ChatProtocol is AgentChatProtocol 0.3.0.
 func ChatProtocol() *Protocol {
-	message, ack := ChatMessageModel(), ChatAcknowledgementModel()
+	message, ack := ModelOf[ChatMessage](), ModelOf[ChatAcknowledgement]()
 	return &Protocol{
 		Name: "AgentChatProtocol", Version: "0.3.0",
 		Interactions: []Interaction{{message, []*Model{ack}}, {ack, nil}},

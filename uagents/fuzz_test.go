@@ -76,7 +76,7 @@ func FuzzMessages(f *testing.F) {
 }
 
 func FuzzModel(f *testing.F) {
-	b, err := ChatMessageModel().Schema()
+	b, err := ModelOf[ChatMessage]().Schema()
 	if err != nil {
 		f.Fatal(err)
 	}

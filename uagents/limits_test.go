@@ -75,7 +75,7 @@ func TestAlmanacSizes(t *testing.T) {
 			t.Errorf("%d, want %d", rec.Code, want)
 		}
 	}
-	a, err := DecodeRegistration(large)
+	a, err := decodeAttestation(large, false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -144,7 +144,7 @@ func manifestOfNode(n *node) (*Manifest, error) {
 	clean.set("models", sortedBy(models, "digest"))
 	clean.set("interactions", sortedBy(interactions, "request"))
 	var err error
-	if m.digest, _, err = digestOf("proto:", clean); err != nil {
+	if m.digest, err = digestOf("proto:", clean); err != nil {
 		return nil, ErrManifest.Because(err)
 	}
 	return m, nil

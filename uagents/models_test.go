@@ -103,8 +103,8 @@ func TestModelOf(t *testing.T) {
 			continue
 		}
 		if m.Digest() != v.Digest() {
-			a, _ := m.Canonical()
-			b, _ := v.Canonical()
+			a, _ := pySorted.write(nil, m.schema)
+			b, _ := pySorted.write(nil, v.schema)
 			t.Errorf("%s:\n got %s\nwant %s", m.Name(), a, b)
 		}
 	}
@@ -132,7 +132,7 @@ func TestFieldTitle(t *testing.T) {
 		"userID": "Userid", "snake_case_name": "Snake Case Name", "a1b": "A1B", "x": "X", "msg-id": "Msg-Id",
 		"_p": " P",
 	} {
-		same(t, in, fieldTitle(in), want)
+		same(t, in, FieldTitle(in), want)
 	}
 }
 
@@ -295,7 +295,7 @@ func TestChatDuplicates(t *testing.T) {
 		m.Content[2].Resources[0].URI != "https://example.com" || !m.Duplicate() {
 		t.Errorf("%+v", m)
 	}
-	if err := ChatMessageModel().Validate([]byte(text)); err != nil {
+	if err := ModelOf[ChatMessage]().Validate([]byte(text)); err != nil {
 		t.Error(err)
 	}
 	ack := `{"timestamp":"` + stamp + `","acknowledged_msg_id":"x","acknowledged_msg_id":"` + id + `"}`

@@ -45,7 +45,7 @@ func modelOfNode(n *node) (*Model, error) {
 	if err := localRefs(n); err != nil {
 		return nil, ErrSchema.Because(err)
 	}
-	digest, _, err := digestOf("model:", n)
+	digest, err := digestOf("model:", n)
 	if err != nil {
 		return nil, ErrSchema.Because(err)
 	}
@@ -90,14 +90,6 @@ func (m *Model) Schema() ([]byte, error) {
 		return nil, m.err
 	}
 	return pyDefault.write(nil, m.schema)
-}
-
-// Canonical is the text that the digest is taken of.
-func (m *Model) Canonical() ([]byte, error) {
-	if m.err != nil {
-		return nil, m.err
-	}
-	return pySorted.write(nil, m.schema)
 }
 
 // Message encodes v and checks it against the schema. An error stays in the
@@ -313,7 +305,7 @@ func (b *schemaBuilder) field(f reflect.StructField, name string) (*node, bool, 
 	if titled {
 		over.set("title", str(title))
 	} else if !enum {
-		over.set("title", str(fieldTitle(name)))
+		over.set("title", str(FieldTitle(name)))
 	}
 	overridden := titled
 	if doc := f.Tag.Get("doc"); doc != "" {
@@ -520,9 +512,10 @@ func (b *schemaBuilder) enum(t reflect.Type, values []string) (*node, error) {
 	return object("$ref", definitions+title), nil
 }
 
-// fieldTitle is Python's name.title().replace("_", " "): each run of letters
+// FieldTitle is the title that pydantic gives a member: snake_case → Snake Case,
+// userID → Userid. It is Python's name.title().replace("_", " "): each run of letters
 // begins with a capital and goes on in lower case.
-func fieldTitle(name string) string {
+func FieldTitle(name string) string {
 	var s strings.Builder
 	letter := false
 	for _, r := range name {

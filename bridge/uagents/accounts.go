@@ -310,10 +310,7 @@ func (b *Binding) profileText(address string) (title, description string) {
 			}
 		}
 	}
-	if r := []rune(description); len(r) > maxDescription {
-		description = string(r[:maxDescription-1]) + "…"
-	}
-	return p.Name, description
+	return p.Name, shortened(description)
 }
 
 // accountOf gives the account of a bearer token. Teams are ignored.

@@ -48,13 +48,18 @@ func (m publishedModel) description() string {
 	if model == nil {
 		return ""
 	}
-	if r := []rune(model.Description()); len(r) > maxDescription {
-		return string(r[:maxDescription-1]) + "…"
-	}
-	return model.Description()
+	return shortened(model.Description())
 }
 
 const maxDescription = 500
+
+// shortened is a text as far as it fits a description.
+func shortened(text string) string {
+	if r := []rune(text); len(r) > maxDescription {
+		return string(r[:maxDescription-1]) + "…"
+	}
+	return text
+}
 
 // newPublished makes the index of a manifest. It holds no part of its text.
 func newPublished(m *protocol.Manifest, source string, until time.Time) (*published, error) {

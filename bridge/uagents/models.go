@@ -34,7 +34,7 @@ func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protoc
 			}
 			if _, ok := p["title"]; !ok {
 				if _, ref := p["$ref"]; !ref {
-					t, err := json.Marshal(fieldTitle(name))
+					t, err := json.Marshal(protocol.FieldTitle(name))
 					if err != nil {
 						return nil
 					}
@@ -78,26 +78,6 @@ func className(id string) string {
 		r := []rune(word)
 		b.WriteRune(unicode.ToUpper(r[0]))
 		b.WriteString(string(r[1:]))
-	}
-	return b.String()
-}
-
-// fieldTitle is a member's title as pydantic makes it: "snake_case" → "Snake
-// Case", "userID" → "Userid".
-func fieldTitle(name string) string {
-	var b strings.Builder
-	start := true
-	for _, r := range strings.ReplaceAll(name, "_", " ") {
-		switch {
-		case !unicode.IsLetter(r):
-			start = true
-			b.WriteRune(r)
-		case start:
-			b.WriteRune(unicode.ToTitle(r))
-			start = false
-		default:
-			b.WriteRune(unicode.ToLower(r))
-		}
 	}
 	return b.String()
 }

@@ -1,9 +1,9 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -306,19 +306,13 @@ func (b *Binding) putInMailbox(ctx context.Context, m *parley.Message, address s
 			return err
 		}
 	}
-	item := b.mailboxServer.Item(&protocol.Verified{Envelope: e})
-	if now := b.c.Now(); b.c.Legacy && !item.ExpiresAt.After(now.Add(b.retention())) {
-		item.ExpiresAt = now.Add(b.retention())
+	v := &protocol.Verified{Envelope: e, Digest: digest}
+	item := b.mailboxServer.Item(v)
+	if kept := b.c.Now().Add(cmp.Or(b.c.Retention, 24*time.Hour)); b.c.Legacy && !item.ExpiresAt.After(kept) {
+		item.ExpiresAt = kept
 	}
-	_, err = b.mailbox.put(ctx, b.originOf(m), address, e.Sender+" "+hex.EncodeToString(digest[:]), item)
+	_, err = b.mailbox.put(ctx, b.originOf(m), address, v.ReplayKey(), item)
 	return err
-}
-
-func (b *Binding) retention() time.Duration {
-	if b.c.Retention == 0 {
-		return 24 * time.Hour
-	}
-	return b.c.Retention
 }
 
 // client gives a client that sends a provenance header.

@@ -41,7 +41,7 @@ func TestDerived(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{"userID": "Userid", "snake_case_name": "Snake Case Name", "f2x": "F2X"} {
-		if got := fieldTitle(name); got != want {
+		if got := protocol.FieldTitle(name); got != want {
 			t.Errorf("fieldTitle(%q) = %q", name, got)
 		}
 	}
