@@ -232,8 +232,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 		return err
 	}
 	signed := sha256.Sum256(statement)
-	var taken *Record
-	err = s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+	return s.change(ctx, network, address, func(old *Record) (*Record, error) {
 		// The texts are copied: they may be parts of a long body.
 		r := Record{Network: strings.Clone(network), Address: strings.Clone(address), Active: true}
 		if old != nil {
@@ -254,8 +253,23 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 		r.Metadata = a.Metadata()
 		r.Registered, r.Signed = at, signed[:]
 		r.Expires = clock(s.Now).Add(cmp.Or(s.Lifetime, 3*time.Hour))
-		taken = &r
 		return &r, nil
+	})
+}
+
+// change updates a record, and tells of it unless it stays as it was.
+func (s *AlmanacServer) change(
+	ctx context.Context,
+	network, address string,
+	next func(old *Record) (*Record, error),
+) error {
+	var taken *Record
+	err := s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+		r, err := next(old)
+		if err == nil && r != old {
+			taken = r
+		}
+		return r, err
 	})
 	if err == nil && taken != nil && s.Changed != nil {
 		s.Changed(ctx, *taken)
@@ -287,8 +301,7 @@ func (s *AlmanacServer) SetStatus(ctx context.Context, a *Attestation) error {
 	if err != nil {
 		return err
 	}
-	var taken *Record
-	err = s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
+	return s.change(ctx, network, address, func(old *Record) (*Record, error) {
 		switch {
 		case old == nil || !old.Expires.After(clock(s.Now)):
 			return nil, ErrNotFound
@@ -299,13 +312,8 @@ func (s *AlmanacServer) SetStatus(ctx context.Context, a *Attestation) error {
 		}
 		r := *old
 		r.Active, r.Updated = *a.Active, at
-		taken = &r
 		return &r, nil
 	})
-	if err == nil && taken != nil && s.Changed != nil {
-		s.Changed(ctx, *taken)
-	}
-	return err
 }
 
 // networks gives the networks that a prefix query asks for.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -120,12 +119,11 @@ func attestationOf(n *node, status bool) (*Attestation, error) {
 		}
 	}
 	if status {
-		active := n.get("is_active")
-		if active == nil || !isBool(active) {
+		active, ok := asBool(orNull(n.get("is_active")))
+		if !ok {
 			return fail("is_active is missing")
 		}
-		on := isTrue(active)
-		a.Active = &on
+		a.Active = &active
 		return a, nil
 	}
 	protocols, endpoints := n.get("protocols"), n.get("endpoints")
@@ -162,19 +160,6 @@ func attestationOf(n *node, status bool) (*Attestation, error) {
 	return a, nil
 }
 
-// isTrue is the value of what [isBool] takes.
-func isTrue(n *node) bool {
-	if n.kind == '"' {
-		switch strings.ToLower(n.text) {
-		case "1", "on", "t", "true", "y", "yes":
-			return true
-		}
-		return false
-	}
-	f, _ := asFloat(n)
-	return f == 1
-}
-
 // intOf is [parseInt] of a node.
 func intOf(n *node) (Int, error) {
 	b, err := pyCompact.write(nil, n)
@@ -202,11 +187,7 @@ func (a *Attestation) signedNode() *node {
 	}
 	n.set("protocols", texts(a.Protocols))
 	n.set("endpoints", endpoints)
-	if a.metadata == nil {
-		n.set("metadata", null())
-	} else {
-		n.set("metadata", a.metadata)
-	}
+	n.set("metadata", orNull(a.metadata))
 	return n
 }
 
@@ -255,10 +236,6 @@ func (a *Attestation) VerifySignature() error {
 // Encode writes the attestation as JSON.
 func (a *Attestation) Encode() ([]byte, error) {
 	n := a.signedNode()
-	if a.Signature == "" {
-		n.set("signature", null())
-	} else {
-		n.set("signature", str(a.Signature))
-	}
+	n.set("signature", optional(a.Signature))
 	return pyCompact.write(nil, n)
 }

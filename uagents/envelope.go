@@ -332,19 +332,10 @@ func plainInt(s string) (Int, error) {
 // hyphenated, or {…} and hyphenated. It gives the lower-case hyphenated form
 // that is signed. The error is ErrShape.
 func parseSession(s string) (string, error) {
-	switch len(s) {
-	case 32:
-		if strings.ContainsRune(s, '-') {
-			return "", ErrShape.Because(errors.New("session is not a UUID"))
-		}
-	case 38:
-		if s[0] != '{' || s[37] != '}' {
-			return "", ErrShape.Because(errors.New("session is not a UUID"))
-		}
-	case 45:
-		if !strings.HasPrefix(s, "urn:uuid:") {
-			return "", ErrShape.Because(errors.New("session is not a UUID"))
-		}
+	// uuid.Parse takes more than these.
+	if len(s) == 32 && strings.Contains(s, "-") || len(s) == 38 && (s[0] != '{' || s[37] != '}') ||
+		len(s) == 45 && !strings.HasPrefix(s, "urn:uuid:") {
+		return "", ErrShape.Because(errors.New("session is not a UUID"))
 	}
 	u, err := uuid.Parse(s)
 	if err != nil {
@@ -364,7 +355,6 @@ func (e *Envelope) Encode() ([]byte, error) { return e.appendJSON(nil, pyCompact
 func (e *Envelope) encodeAnswer() ([]byte, error) { return e.appendJSON(nil, pyDefault, pyString) }
 
 func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []byte) ([]byte, error) {
-	text := func(p *string) *string { return p }
 	for _, p := range []*string{&e.Sender, &e.Target, &e.Session, &e.SchemaDigest, e.ProtocolDigest, e.Payload,
 		e.Signature} {
 		if p != nil && !utf8.ValidString(*p) {
@@ -388,10 +378,10 @@ func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []
 		number bool
 	}{
 		{"version", num(version), true},
-		{"sender", text(&e.Sender), false},
-		{"target", text(&e.Target), false},
-		{"session", text(&e.Session), false},
-		{"schema_digest", text(&e.SchemaDigest), false},
+		{"sender", &e.Sender, false},
+		{"target", &e.Target, false},
+		{"session", &e.Session, false},
+		{"schema_digest", &e.SchemaDigest, false},
 		{"protocol_digest", e.ProtocolDigest, false},
 		{"payload", e.Payload, false},
 		{"expires", num(e.Expires), true},

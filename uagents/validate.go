@@ -140,7 +140,7 @@ func (v *validator) value(s, n *node, loc []string) *FieldError {
 		}
 		return inRange(s, f, loc)
 	case "boolean":
-		if !isBool(n) {
+		if _, ok := asBool(n); !ok {
 			return wrong(loc, "value_error.bool", "value could not be parsed to a boolean")
 		}
 	case "array":
@@ -205,19 +205,12 @@ func (v *validator) array(s, n *node, loc []string) *FieldError {
 	if n.kind != '[' {
 		return wrong(loc, "type_error.list", "value is not a valid list")
 	}
-	for _, bound := range []struct {
-		name string
-		bad  func(int, float64) bool
-		kind string
-	}{
-		{"minItems", func(l int, b float64) bool { return float64(l) < b }, "value_error.list.min_items"},
-		{"maxItems", func(l int, b float64) bool { return float64(l) > b }, "value_error.list.max_items"},
-	} {
-		if b := s.get(bound.name); b != nil {
-			if f, ok := asFloat(b); ok && bound.bad(len(n.vals), f) {
-				return wrong(loc, bound.kind, "wrong number of items: "+bound.name+" is "+b.text)
-			}
-		}
+	length := float64(len(n.vals))
+	if b, ok := asFloat(s.get("minItems")); ok && length < b {
+		return wrong(loc, "value_error.list.min_items", "wrong number of items: minItems is "+s.get("minItems").text)
+	}
+	if b, ok := asFloat(s.get("maxItems")); ok && length > b {
+		return wrong(loc, "value_error.list.max_items", "wrong number of items: maxItems is "+s.get("maxItems").text)
 	}
 	items := s.get("items")
 	if items == nil {
@@ -342,15 +335,10 @@ func permitted(enum, n *node, loc []string) *FieldError {
 }
 
 func pyNumeric(n *node) (float64, bool) {
-	switch n.kind {
-	case 't':
-		return 1, true
-	case 'f':
-		return 0, true
-	case '0':
-		return asFloat(n)
+	if n.kind == '"' {
+		return 0, false
 	}
-	return 0, false
+	return asFloat(n)
 }
 
 // asString is pydantic v1's str: numbers and booleans become their Python
@@ -427,19 +415,17 @@ func asFloat(n *node) (float64, bool) {
 	return 0, false
 }
 
-// isBool is pydantic v1's bool.
-func isBool(n *node) bool {
-	switch n.kind {
-	case 't', 'f':
-		return true
-	case '0':
-		f, ok := asFloat(n)
-		return ok && (f == 0 || f == 1)
-	case '"':
+// asBool is pydantic v1's bool.
+func asBool(n *node) (value, ok bool) {
+	if n.kind == '"' {
 		switch strings.ToLower(n.text) {
-		case "0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes":
-			return true
+		case "0", "off", "f", "false", "n", "no":
+			return false, true
+		case "1", "on", "t", "true", "y", "yes":
+			return true, true
 		}
+		return false, false
 	}
-	return false
+	f, ok := asFloat(n)
+	return f == 1, ok && (f == 0 || f == 1)
 }
