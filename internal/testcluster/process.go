@@ -86,6 +86,13 @@ func (c *Processes) Kill(i int) {
 	}
 }
 
+// Restart runs the server i again, at the same address and with its files, and
+// returns when it has caught up with the others.
+func (c *Processes) Restart(i int) error {
+	c.Kill(i)
+	return errors.Join(c.launch(i), c.await(i))
+}
+
 func (c *Processes) launch(i int) error {
 	p, err := launch(c.args[i]...)
 	if err != nil {
