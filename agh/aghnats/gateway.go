@@ -121,26 +121,6 @@ func (g *Gateway) Start(ctx context.Context) error {
 	return nil
 }
 
-func (g *Gateway) startServer() error {
-	g.Router.Relay = true
-	if g.Router.Reachable == nil {
-		g.Router.Reachable = g.subscribed
-	}
-	if err := g.serve(); err != nil {
-		return err
-	}
-	nc, err := nats.Connect("", nats.InProcessServer(g.server), nats.UserInfo(g.hubUser, g.hubPassword),
-		nats.NoEcho(), nats.MaxReconnects(-1))
-	if err != nil {
-		return fmt.Errorf("aghnats: %w", err)
-	}
-	g.nc = nc
-	if _, err := nc.Subscribe(upPrefix+">", g.up); err != nil {
-		return fmt.Errorf("aghnats: %w", err)
-	}
-	return nc.FlushTimeout(5 * time.Second)
-}
-
 func (g *Gateway) startClient() error {
 	options := append([]nats.Option{nats.MaxReconnects(-1), nats.Name("parley"),
 		nats.ReconnectHandler(func(*nats.Conn) { g.greet(g.now().Add(g.interval()), g.now()) })}, g.Options...)

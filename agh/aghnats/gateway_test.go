@@ -397,3 +397,40 @@ func TestGatewayAdmit(t *testing.T) {
 		t.Errorf("admitted %v", log)
 	}
 }
+
+// TestConnectionsOfOneUser: connections of one user subscribe at once, and all of
+// them hear. The race detector tells whether the server shares anything between
+// them that it does not guard.
+func TestConnectionsOfOneUser(t *testing.T) {
+	subject := peerSubject(t, "ws", "alice")
+	for range 10 {
+		f := serve(t, nil)
+		conns, subs := make([]*nats.Conn, 8), make([]*nats.Subscription, 8)
+		for i := range conns {
+			conns[i] = f.alice(t)
+		}
+		begin := make(chan struct{})
+		var subscribing sync.WaitGroup
+		for i, nc := range conns {
+			subscribing.Go(func() {
+				<-begin
+				var err error
+				if subs[i], err = nc.SubscribeSync(subject); err == nil {
+					err = nc.Flush()
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		close(begin)
+		subscribing.Wait()
+		if t.Failed() {
+			return
+		}
+		publish(t, f.nc, toPrefix+f.Users[0].uid()+"."+subject, greet("ws", "bob.1"))
+		for _, sub := range subs {
+			next(t, sub)
+		}
+	}
+}

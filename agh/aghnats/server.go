@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley/agh"
 )
@@ -31,8 +32,12 @@ type account struct {
 	account *server.Account
 }
 
-// serve starts the embedded server.
-func (g *Gateway) serve() error {
+// startServer starts the embedded server, which listens when everything is in place.
+func (g *Gateway) startServer() error {
+	g.Router.Relay = true
+	if g.Router.Reachable == nil {
+		g.Router.Reachable = g.subscribed
+	}
 	host, port, err := net.SplitHostPort(cmp.Or(g.Listen, "127.0.0.1:4222"))
 	if err != nil {
 		return fmt.Errorf("aghnats: listen address: %w", err)
@@ -48,9 +53,8 @@ func (g *Gateway) serve() error {
 	rand.Read(secret[:]) // never fails
 	g.hubUser, g.hubPassword = "hub-"+hex.EncodeToString(secret[:8]), hex.EncodeToString(secret[8:])
 	o := &server.Options{
-		Host: host, Port: n, ServerName: "parley-agh", NoLog: true, NoSigs: true,
+		Host: host, Port: n, DontListen: true, ServerName: "parley-agh", NoLog: true, NoSigs: true,
 		MaxPayload: int32(cmp.Or(g.Router.Verifier.Limits.Envelope, 1<<20)), MaxSubs: 65536,
-		MaxConn:                    cmp.Or(g.MaxConns, 16384) + 1, // one is the gateway's own
 		CustomClientAuthentication: (*authenticator)(g), AlwaysEnableNonce: true,
 		DisableShortFirstPing: true, AuthTimeout: cmp.Or(g.AuthWait, 2*time.Second).Seconds(),
 	}
@@ -86,7 +90,62 @@ func (g *Gateway) serve() error {
 	}
 	g.server.Start()
 	if !g.server.ReadyForConnections(5 * time.Second) {
-		return errors.New("aghnats: the server did not get ready: is the address in use?")
+		return errors.New("aghnats: the server did not get ready")
+	}
+	if err := g.reverseMappings(); err != nil {
+		return err
+	}
+	g.nc, err = g.connect("")
+	if err != nil {
+		return err
+	}
+	if _, err := g.nc.Subscribe(upPrefix+">", g.up); err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	if err := g.nc.FlushTimeout(5 * time.Second); err != nil {
+		return fmt.Errorf("aghnats: %w", err)
+	}
+	o.MaxConn = cmp.Or(g.MaxConns, 16384) + 1 // one is the gateway's own
+	listening := make(chan struct{})
+	go g.server.AcceptLoop(listening)
+	<-listening
+	if g.Addr() == "" {
+		return fmt.Errorf("aghnats: cannot listen on %s: is the address in use?", net.JoinHostPort(host, port))
+	}
+	return nil
+}
+
+// connect gives a connection of the gateway's own, in a user's account or, if it
+// is empty, the hub's.
+func (g *Gateway) connect(uid string) (*nats.Conn, error) {
+	nc, err := nats.Connect("", nats.InProcessServer(g.server), nats.UserInfo(g.hubUser, g.hubPassword), nats.Name(uid),
+		nats.NoEcho(), nats.MaxReconnects(-1))
+	if err != nil {
+		return nil, fmt.Errorf("aghnats: %w", err)
+	}
+	return nc, nil
+}
+
+// reverseMappings has the server reverse what it maps for each user. It would do so
+// without a lock, at the first subscription that needs it, and a user's
+// connections that subscribe at once would race for it.
+func (g *Gateway) reverseMappings() error {
+	for uid, a := range g.users {
+		nc, err := g.connect(uid)
+		if err != nil {
+			return err
+		}
+		for _, w := range a.user.Workspaces {
+			subject := agh.SubjectPrefix + "." + strings.ReplaceAll(w, "*", "w")
+			_, e1 := nc.SubscribeSync(subject + ".c.broadcast")
+			_, e2 := nc.SubscribeSync(subject + ".c.peer.p")
+			err = errors.Join(err, e1, e2)
+		}
+		err = errors.Join(err, nc.Flush())
+		nc.Close()
+		if err != nil {
+			return fmt.Errorf("aghnats: account of %s: %w", a.user.Name, err)
+		}
 	}
 	return nil
 }

@@ -90,12 +90,16 @@ func (g *authenticator) Check(c server.ClientAuthentication) bool {
 		return false
 	}
 	o := c.GetOpts()
-	if o.Username == g.hubUser && same(o.Password, g.hubPassword) {
-		c.RegisterUser(&server.User{Username: g.hubUser, Account: g.hub})
-		return true
-	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
+	if o.Username == g.hubUser && same(o.Password, g.hubPassword) {
+		account := g.hub
+		if a := g.users[o.Name]; a != nil {
+			account = a.account
+		}
+		c.RegisterUser(&server.User{Username: g.hubUser, Account: account})
+		return true
+	}
 	a := g.proofs[proofOf(o)]
 	if a == nil || o.JWT != "" || a.user.NKey != "" && !signed(a.user.NKey, o.Sig, c.GetNonce()) {
 		return false
