@@ -27,7 +27,7 @@ func oneKiB(tb testing.TB, w *world) []byte {
 func BenchmarkFloor(b *testing.B) {
 	w := newWorld(b)
 	body := oneKiB(b, w)
-	sig, err := Sign(w.me, "POST", "/agent/message", body, w.clk.t)
+	sig, err := Sign(w.me, "POST", "/agent/message", body, w.clk.now())
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -50,7 +50,7 @@ func BenchmarkFloor(b *testing.B) {
 func BenchmarkVerify(b *testing.B) {
 	w := newWorld(b)
 	body := oneKiB(b, w)
-	r := signedRequest(b, w.me, "/agent/message", body, w.clk.t)
+	r := signedRequest(b, w.me, "/agent/message", body, w.clk.now())
 	in := &Incoming{Self: worldID, Method: "POST", Paths: []string{"/agent/message"}, Header: r.Header, Body: body}
 	v := w.srv.Verifier
 	b.SetBytes(int64(len(body)))
@@ -86,11 +86,11 @@ func BenchmarkServer(b *testing.B) {
 		b.StopTimer()
 		n++
 		if n%50000 == 0 {
-			w.clk.t = w.clk.t.Add(10 * time.Minute)
-			base = strings.Replace(base, formatTimestamp(w.clk.t.Add(-10*time.Minute)), formatTimestamp(w.clk.t), 1)
+			w.clk.move(10 * time.Minute)
+			base = strings.Replace(base, formatTimestamp(w.clk.now().Add(-10*time.Minute)), formatTimestamp(w.clk.now()), 1)
 		}
 		r := signedRequest(b, w.me, "/agent/message", []byte(strings.Replace(base, old,
-			fmt.Sprintf("nonce-%08d", 1000+n), 1)), w.clk.t)
+			fmt.Sprintf("nonce-%08d", 1000+n), 1)), w.clk.now())
 		rec := httptest.NewRecorder()
 		b.StartTimer()
 		w.srv.ServeHTTP(rec, r)

@@ -149,7 +149,7 @@ func TestClientRequests(t *testing.T) {
 				t.Errorf("%s: %s", mode, r.URL)
 			}
 			if _, err := VerifySignature(&Incoming{Method: "POST", Paths: []string{path}, Header: r.Header, Body: b},
-				w.clk.t, w.me.Key()); err != nil {
+				w.clk.now(), w.me.Key()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -159,7 +159,7 @@ func TestClientRequests(t *testing.T) {
 			"payload": json.RawMessage(`{"n":1.0}`)})
 		m, err := w.srv.Verifier.CheckMessage(t.Context(), &Incoming{
 			Self: worldID, Method: "POST", Paths: []string{"/agent/message"}, Body: body,
-			Header: signedRequest(t, w.me, "/agent/message", body, w.clk.t).Header,
+			Header: signedRequest(t, w.me, "/agent/message", body, w.clk.now()).Header,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -637,7 +637,7 @@ func TestClientRemembersWhoIsThere(t *testing.T) {
 	}
 	ask(1, true)
 	ask(1, true)
-	w.clk.t = w.clk.t.Add(time.Duration(w.agent.Card.ttl()) * time.Second)
+	w.clk.move(time.Duration(w.agent.Card.ttl()) * time.Second)
 	other = true
 	ask(2, false) // who is there now is not who answers
 	other = false

@@ -34,7 +34,7 @@ func TestMediaTypeIsOneAndTheBodyIsPlain(t *testing.T) {
 		{"Content-Encoding", "gzip", 415},
 		{"Content-Encoding", "identity", 200},
 	} {
-		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
+		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now())
 		r.Header.Add(c.field, c.value)
 		code := CodeSchemaInvalid
 		if c.status == 200 {

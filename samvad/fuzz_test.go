@@ -161,12 +161,12 @@ func FuzzServer(f *testing.F) {
 		r.Header.Set("Content-Type", "application/json")
 		if input == "" {
 			if e, err := Decode(body); err == nil {
-				w.clk.t = e.Timestamp
+				w.clk.set(e.Timestamp)
 				if id, err := IdentityFromSeed(e.From, "k", bytes.Repeat([]byte{1}, 32)); err == nil {
 					w.srv.Verifier.Keys = StaticKeys{e.From: {id.Key()}}
 					w.agent.Card.ID = worldID
 					p, _, _ := strings.Cut(path, "?")
-					if sig, err := Sign(id, r.Method, p, body, w.clk.t); err == nil {
+					if sig, err := Sign(id, r.Method, p, body, w.clk.now()); err == nil {
 						sig.Set(r.Header)
 					}
 				}

@@ -50,7 +50,7 @@ func identity(t testing.TB, id, kid string, seed byte) *Identity {
 
 func newWorld(t testing.TB, change ...func(*world)) *world {
 	t.Helper()
-	w := &world{t: t, clk: &clock{epoch}, me: identity(t, "agent://peer.test", "peer-key", 1)}
+	w := &world{t: t, clk: newClock(epoch), me: identity(t, "agent://peer.test", "peer-key", 1)}
 	self := identity(t, worldID, "self-key", 2)
 	all := []Mode{ModeSync, ModeAsync, ModeStream}
 	skill := func(id string, trust Trust, schema string, modes ...Mode) Skill {
@@ -89,7 +89,7 @@ func (w *world) envelope(change map[string]any) []byte {
 	w.n++
 	m := map[string]any{
 		"from": w.me.ID(), "to": worldID, "skill": "echo", "mode": "sync", "nonce": fmt.Sprintf("nonce-%08d", w.n),
-		"timestamp": formatTimestamp(w.clk.t), "traceId": "trace-1", "spanId": "span-1",
+		"timestamp": formatTimestamp(w.clk.now()), "traceId": "trace-1", "spanId": "span-1",
 		"payload": map[string]any{"text": "hi"},
 	}
 	for k, v := range change {
@@ -115,7 +115,7 @@ func (w *world) serve(r *http.Request) *httptest.ResponseRecorder {
 // post signs a body as the sender and posts it.
 func (w *world) post(target string, body []byte) *httptest.ResponseRecorder {
 	w.t.Helper()
-	return w.serve(signedRequest(w.t, w.me, target, body, w.clk.t))
+	return w.serve(signedRequest(w.t, w.me, target, body, w.clk.now()))
 }
 
 func (w *world) get(target string) *httptest.ResponseRecorder {
@@ -194,7 +194,7 @@ func TestEndpoints(t *testing.T) {
 		}
 	})
 	t.Run("SAM-006 health", func(t *testing.T) {
-		w.clk.t = w.clk.t.Add(1500 * time.Millisecond)
+		w.clk.move(1500 * time.Millisecond)
 		var m map[string]any
 		into(t, w.get("/agent/health").Body.Bytes(), &m)
 		if up, ok := m["uptime"].(float64); m["status"] != "ok" || m["protocolVersion"] != "1.2" ||
@@ -255,19 +255,19 @@ func TestPaths(t *testing.T) {
 	})
 	t.Run("SAM-022 prefix: full path and suffix verify", func(t *testing.T) {
 		w.want(w.post("/a/bob/agent/message", w.envelope(nil)), 200, "")
-		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
+		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now())
 		r2 := httptest.NewRequest(http.MethodPost, "/a/bob/agent/message", r.Body)
 		r2.Header = r.Header
 		w.want(w.serve(r2), 200, "")
 		// Another prefix's path does not.
-		r = signedRequest(t, w.me, "/a/eve/agent/message", w.envelope(nil), w.clk.t)
+		r = signedRequest(t, w.me, "/a/eve/agent/message", w.envelope(nil), w.clk.now())
 		r2 = httptest.NewRequest(http.MethodPost, "/a/bob/agent/message", r.Body)
 		r2.Header = r.Header
 		w.want(w.serve(r2), 401, CodeAuthFailed)
 	})
 	t.Run("SAM-022 prefix removed by a proxy", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.srv.Verifier.Prefix = "/hub/" })
-		r := signedRequest(t, w.me, "/hub/agent/message", w.envelope(nil), w.clk.t)
+		r := signedRequest(t, w.me, "/hub/agent/message", w.envelope(nil), w.clk.now())
 		r2 := httptest.NewRequest(http.MethodPost, "/agent/message", r.Body)
 		r2.Header = r.Header
 		w.want(w.serve(r2), 200, "")
@@ -276,7 +276,7 @@ func TestPaths(t *testing.T) {
 		srv := httptest.NewServer(w.srv)
 		defer srv.Close()
 		body := w.envelope(nil)
-		sig, err := Sign(w.me, http.MethodPost, "//agent/message", body, w.clk.t)
+		sig, err := Sign(w.me, http.MethodPost, "//agent/message", body, w.clk.now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -309,7 +309,7 @@ func TestPaths(t *testing.T) {
 		}
 		w.want(w.post("/a/self/agent/message", w.envelope(nil)), 200, "")
 		w.want(w.post("/a/other/agent/message", w.envelope(nil)), 404, CodeSchemaInvalid)
-		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
+		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now())
 		r.Host = "self.test"
 		w.want(w.serve(r), 200, "")
 		if got := strings.Join(seen, ","); got != "example.com /a/self,example.com /a/other,self.test " {
@@ -374,7 +374,7 @@ func TestEnvelopeRules(t *testing.T) {
 		w.t = t
 		for ct, status := range map[string]int{"application/json; charset=utf-8": 200, "Application/JSON": 200,
 			"text/plain": 415, "": 415, "application/x-www-form-urlencoded": 415} {
-			r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
+			r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now())
 			r.Header.Set("Content-Type", ct)
 			code := CodeSchemaInvalid
 			if status == 200 {
@@ -390,12 +390,12 @@ func TestEnvelopeRules(t *testing.T) {
 			CodeSchemaInvalid)
 		// Without an announced length as well.
 		r := signedRequest(t, w.me, "/agent/message", w.envelope(map[string]any{"x": strings.Repeat("x", 400)}),
-			w.clk.t)
+			w.clk.now())
 		r.ContentLength = -1
 		w.want(w.serve(r), 413, CodeSchemaInvalid)
 	})
 	t.Run("the body is as long as announced", func(t *testing.T) {
-		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
+		r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now())
 		r.Body = io.NopCloser(io.MultiReader(r.Body, errReader{}))
 		w.t = t
 		w.want(w.serve(r), 400, CodeSchemaInvalid)
@@ -469,7 +469,7 @@ func TestReplay(t *testing.T) {
 		body := w.envelope(nil)
 		w.want(w.post("/agent/message", body), 200, "")
 		for _, p := range []string{"/agent/message", "/agent/task", "/agent/stream"} {
-			w.clk.t = w.clk.t.Add(time.Second) // it is in the signature
+			w.clk.move(time.Second) // it is in the signature
 			w.want(w.post(p, body), 401, CodeReplayDetected)
 		}
 	})
@@ -478,11 +478,11 @@ func TestReplay(t *testing.T) {
 		body := w.envelope(map[string]any{"timestamp": formatTimestamp(epoch.Add(time.Minute))})
 		w.want(w.post("/agent/message", body), 200, "")
 		for _, s := range []int{301, 330, 360} {
-			w.clk.t = epoch.Add(time.Duration(s) * time.Second)
+			w.clk.set(epoch.Add(time.Duration(s) * time.Second))
 			w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 			w.want(w.post("/agent/message", body), 401, CodeReplayDetected)
 		}
-		w.clk.t = epoch.Add(361 * time.Second)
+		w.clk.set(epoch.Add(361 * time.Second))
 		w.want(w.post("/agent/message", body), 401, CodeAuthFailed)
 	})
 	t.Run("SAM-054 same nonce of two senders", func(t *testing.T) {
@@ -491,19 +491,19 @@ func TestReplay(t *testing.T) {
 		w.srv.Verifier.Keys.(StaticKeys)[other.ID()] = []Key{other.Key()}
 		w.want(w.post("/agent/message", w.envelope(map[string]any{"nonce": "same-nonce"})), 200, "")
 		body := w.envelope(map[string]any{"nonce": "same-nonce", "from": other.ID()})
-		w.want(w.serve(signedRequest(t, other, "/agent/message", body, w.clk.t)), 200, "")
+		w.want(w.serve(signedRequest(t, other, "/agent/message", body, w.clk.now())), 200, "")
 	})
 	t.Run("SAM-055 not consumed by bad signature, expiry or 429", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Card.RateLimit.RequestsPerSender = 1 })
 		body := w.envelope(nil)
-		w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", body, w.clk.t)), 401,
+		w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", body, w.clk.now())), 401,
 			CodeAuthFailed)
-		w.clk.t = epoch.Add(-2 * time.Minute)
+		w.clk.set(epoch.Add(-2 * time.Minute))
 		w.want(w.post("/agent/message", body), 401, CodeAuthFailed) // not yet valid
-		w.clk.t = epoch
+		w.clk.set(epoch)
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 		w.want(w.post("/agent/message", body), 429, CodeRateLimited)
-		w.clk.t = epoch.Add(time.Minute)
+		w.clk.set(epoch.Add(time.Minute))
 		w.want(w.post("/agent/message", body), 200, "")
 	})
 	t.Run("an authenticated but refused message consumes its nonce", func(t *testing.T) {
@@ -518,7 +518,7 @@ func TestReplay(t *testing.T) {
 		var ok, replay atomic.Int32
 		var wg sync.WaitGroup
 		for range 32 {
-			r := signedRequest(t, w.me, "/agent/message", body, w.clk.t)
+			r := signedRequest(t, w.me, "/agent/message", body, w.clk.now())
 			wg.Go(func() {
 				switch rec := w.serve(r); rec.Code {
 				case 200:
@@ -537,10 +537,10 @@ func TestReplay(t *testing.T) {
 		w := newWorld(t)
 		old := w.envelope(nil)
 		w.want(w.post("/agent/message", old), 200, "")
-		w.clk.t = epoch.Add(10 * time.Second)
+		w.clk.set(epoch.Add(10 * time.Second))
 		again := newWorld(t, func(n *world) { // nothing remembered
 			n.clk = w.clk
-			n.srv.Verifier.Now, n.srv.Verifier.NotBefore, n.n = w.clk.now, w.clk.t, 100
+			n.srv.Verifier.Now, n.srv.Verifier.NotBefore, n.n = w.clk.now, w.clk.now(), 100
 		})
 		again.want(again.post("/agent/message", old), 401, CodeAuthFailed)
 		again.want(again.post("/agent/message", again.envelope(nil)), 200, "")
@@ -556,17 +556,17 @@ func TestReplay(t *testing.T) {
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 		w.want(w.post("/agent/message", w.envelope(nil)), 500, CodeAgentUnavailable)
-		w.clk.t = epoch.Add(302 * time.Second)
+		w.clk.set(epoch.Add(302 * time.Second))
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 	})
 }
 
 func TestMemoryForgets(t *testing.T) {
-	clk := &clock{epoch}
+	clk := newClock(epoch)
 	m := NewMemory(1000, clk.now)
 	for i := range 5000 {
-		clk.t = clk.t.Add(time.Second)
-		fresh, err := m.Seen(t.Context(), fmt.Sprint(i), clk.t.Add(300*time.Second))
+		clk.move(time.Second)
+		fresh, err := m.Seen(t.Context(), fmt.Sprint(i), clk.now().Add(300*time.Second))
 		if err != nil || !fresh {
 			t.Fatal(i, fresh, err)
 		}
@@ -583,7 +583,7 @@ func TestLimits(t *testing.T) {
 	t.Run("SAM-060 bad signatures cost the claimed sender nothing", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Card.RateLimit.RequestsPerSender = 1 })
 		for range 5 {
-			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(nil), w.clk.t)), 401, CodeAuthFailed)
+			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(nil), w.clk.now())), 401, CodeAuthFailed)
 		}
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 	})
@@ -604,11 +604,11 @@ func TestLimits(t *testing.T) {
 			}
 		})
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
-		w.clk.t = epoch.Add(20 * time.Second)
+		w.clk.set(epoch.Add(20 * time.Second))
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 		rec := w.post("/agent/message", w.envelope(nil))
 		w.want(rec, 429, CodeTokenBudgetExceeded)
-		left := time.Date(2026, 4, 12, 0, 0, 0, 0, time.UTC).Sub(w.clk.t)
+		left := time.Date(2026, 4, 12, 0, 0, 0, 0, time.UTC).Sub(w.clk.now())
 		if got := rec.Header().Get("Retry-After"); got != strconv.Itoa(int(left.Seconds())) {
 			t.Errorf("Retry-After %s, want %v", got, left)
 		}
@@ -624,7 +624,7 @@ func TestLimits(t *testing.T) {
 		for i := range 200 { // unauthenticated: nothing is kept
 			from := fmt.Sprintf("agent://s%d.test", i)
 			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(map[string]any{"from": from}),
-				w.clk.t)), 401, CodeAuthFailed)
+				w.clk.now())), 401, CodeAuthFailed)
 		}
 		if n := len(w.srv.limiter.windows); n != 0 {
 			t.Errorf("%d windows", n)
@@ -709,7 +709,7 @@ func TestTiers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.t = t
-			w.want(w.serve(signedRequest(t, c.who, "/agent/message", w.envelope(c.change), w.clk.t)), c.status, c.code)
+			w.want(w.serve(signedRequest(t, c.who, "/agent/message", w.envelope(c.change), w.clk.now())), c.status, c.code)
 		})
 	}
 	t.Run("SAM-082 mode not declared", func(t *testing.T) {
@@ -1037,7 +1037,7 @@ func TestAsync(t *testing.T) {
 		w.want(w.post("/agent/task", w.envelope(nil)), 500, CodeAgentUnavailable) // closed
 	})
 	t.Run("SAM-122 retention", func(t *testing.T) {
-		clk := &clock{epoch}
+		clk := newClock(epoch)
 		m := &MemoryTasks{Now: clk.now, Max: 2}
 		put := func(id string, s TaskStatus) error {
 			return m.Put(t.Context(), Task{ID: id, Agent: "a", Status: s, Result: json.RawMessage(`{}`)})
@@ -1047,7 +1047,7 @@ func TestAsync(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		clk.t = epoch.Add(time.Hour - time.Millisecond)
+		clk.set(epoch.Add(time.Hour - time.Millisecond))
 		if err := put("3", TaskPending); !errors.Is(err, ErrBusy) {
 			t.Errorf("a task is given up before its hour: %v", err)
 		}
@@ -1057,7 +1057,7 @@ func TestAsync(t *testing.T) {
 		if _, err := m.Get(t.Context(), "b", "1"); !errors.Is(err, ErrNotFound) {
 			t.Errorf("another agent reads it: %v", err)
 		}
-		clk.t = epoch.Add(time.Hour)
+		clk.set(epoch.Add(time.Hour))
 		if err := put("3", TaskPending); err != nil {
 			t.Error(err)
 		}
@@ -1276,7 +1276,7 @@ func TestStream(t *testing.T) {
 		srv := httptest.NewServer(w.srv)
 		defer srv.Close()
 		ctx, cancel := context.WithCancel(t.Context())
-		r := signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.t)
+		r := signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.now())
 		req, _ := http.NewRequestWithContext(ctx, http.MethodPost, srv.URL+"/agent/stream", r.Body)
 		req.Header = r.Header
 		resp, err := srv.Client().Do(req)
@@ -1302,7 +1302,7 @@ func TestStream(t *testing.T) {
 				return Response{}, ctx.Err()
 			}
 		})
-		w.srv.ServeHTTP(goneWriter{http.Header{}}, signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.t))
+		w.srv.ServeHTTP(goneWriter{http.Header{}}, signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.now()))
 	})
 	t.Run("SAM-144 errors before the stream", func(t *testing.T) {
 		w := newWorld(t)
@@ -1351,7 +1351,7 @@ func TestDelegatedRequests(t *testing.T) {
 		if change != nil {
 			change(&d)
 		}
-		tok, err := d.Issue(s, w.clk.t)
+		tok, err := d.Issue(s, w.clk.now())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -1421,7 +1421,7 @@ func TestRecord(t *testing.T) {
 	}
 	n := len(got)
 	w.want(w.post("/agent/message", w.envelope(nil)), 429, CodeRateLimited)
-	w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.t)),
+	w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.now())),
 		401, CodeAuthFailed)
 	if len(got) != n || n != 6 {
 		t.Errorf("recorded %+v", got)
@@ -1471,7 +1471,7 @@ func TestRefused(t *testing.T) {
 		claims, steps = append(claims, c), append(steps, e.Step)
 		return "REF-" + strconv.Itoa(len(claims))
 	}
-	rec := w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.t))
+	rec := w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.now()))
 	if rec.Header().Get("Parley-Ref") != "REF-1" {
 		t.Errorf("headers %v", rec.Header())
 	}
@@ -1506,7 +1506,7 @@ func TestCORS(t *testing.T) {
 	if rec := pre("https://evil.test"); rec.Code == 204 || rec.Header().Get("Access-Control-Allow-Origin") != "" {
 		t.Errorf("%d %v", rec.Code, rec.Header())
 	}
-	r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t)
+	r := signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now())
 	r.Header.Set("Origin", "https://app.test")
 	if rec := w.serve(r); rec.Code != 200 || rec.Header().Get("Access-Control-Allow-Origin") == "" {
 		t.Errorf("%d %v", rec.Code, rec.Header())

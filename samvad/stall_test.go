@@ -38,7 +38,7 @@ func TestStalledReaderIsCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	r := signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.t)
+	r := signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.now())
 	r.Host = "self.test"
 	if err := r.Write(c); err != nil {
 		t.Fatal(err)

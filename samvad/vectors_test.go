@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -243,10 +244,18 @@ func (fx *fixture) enrolled() StaticKeys {
 	return keys
 }
 
-// clock is a settable time.
-type clock struct{ t time.Time }
+// clock is a settable time, for any number of goroutines.
+type clock struct{ t atomic.Pointer[time.Time] }
 
-func (c *clock) now() time.Time { return c.t }
+func newClock(t time.Time) *clock {
+	c := &clock{}
+	c.set(t)
+	return c
+}
+
+func (c *clock) now() time.Time       { return *c.t.Load() }
+func (c *clock) set(t time.Time)      { c.t.Store(&t) }
+func (c *clock) move(d time.Duration) { c.set(c.now().Add(d)) }
 
 func (fx *fixture) server(t *testing.T, a *Agent, keys Keys, now func() time.Time) *Server {
 	t.Helper()
@@ -459,10 +468,10 @@ func vectorRequests(t *testing.T, fx *fixture, c vector) {
 	if in.Fixture != "receiver" || len(want.Responses) != len(in.Requests) {
 		t.Fatalf("unknown fixture %q or wrong number of responses", in.Fixture)
 	}
-	clk := &clock{in.Now}
+	clk := newClock(in.Now)
 	s := fx.server(t, fx.agent(t, in.Limit), fx.enrolled(), clk.now)
 	for i, r := range in.Requests {
-		clk.t = in.Now.Add(time.Duration(r.AtMS) * time.Millisecond)
+		clk.set(in.Now.Add(time.Duration(r.AtMS) * time.Millisecond))
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, r.request(t))
 		got, exp := outcomeOf(t, r.Target, w), want.Responses[i]
@@ -535,8 +544,8 @@ func vectorCardKeys(t *testing.T, fx *fixture, c vector) {
 	if in.Fixture != "receiver-with-card-fetching" || len(want.Results) != len(in.Requests) {
 		t.Fatalf("unknown fixture %q or wrong number of results", in.Fixture)
 	}
-	clk := &clock{in.Now}
-	web := &cardWeb{cards: in.Cards, since: func() time.Duration { return clk.t.Sub(in.Now) }}
+	clk := newClock(in.Now)
+	web := &cardWeb{cards: in.Cards, since: func() time.Duration { return clk.now().Sub(in.Now) }}
 	cards := &CardStore{HTTP: &http.Client{Transport: web}, Now: clk.now}
 	a := fx.agent(t, nil)
 	for i := range a.Card.Skills {
@@ -547,7 +556,7 @@ func vectorCardKeys(t *testing.T, fx *fixture, c vector) {
 	a.Handler = func(ctx context.Context, r *Request) (Response, error) { from = r.From; return handler(ctx, r) }
 	s := fx.server(t, a, cards, clk.now)
 	for i, r := range in.Requests {
-		clk.t = in.Now.Add(time.Duration(r.AtMS) * time.Millisecond)
+		clk.set(in.Now.Add(time.Duration(r.AtMS) * time.Millisecond))
 		web.fetches, from = nil, ""
 		req := r.request(t)
 		req.Header.Set("Content-Type", "application/json")
@@ -586,14 +595,14 @@ func vectorNonceWindow(t *testing.T, c vector) {
 		Results []string `json:"results"`
 	}
 	into(t, c.Expect, &want)
-	clk := &clock{}
+	clk := newClock(time.Time{})
 	keys := StaticKeys{}
 	v := &Verifier{
 		Self: "agent://self.test", Keys: keys, Now: clk.now,
 		Limits: Limits{Window: time.Duration(in.Window) * time.Second, Skew: time.Duration(in.Skew) * time.Second},
 	}
 	for i, st := range in.Steps {
-		clk.t = in.Start.Add(time.Duration(st.AtMS) * time.Millisecond)
+		clk.set(in.Start.Add(time.Duration(st.AtMS) * time.Millisecond))
 		id, err := IdentityFromSeed(st.Sender, "k", bytes.Repeat([]byte{1}, 32))
 		if err != nil {
 			t.Fatal(err)
@@ -607,7 +616,7 @@ func vectorNonceWindow(t *testing.T, c vector) {
 			t.Fatal(err)
 		}
 		got := "ok"
-		switch _, err := v.Verify(signedRequest(t, id, "/agent/message", body, clk.t)); {
+		switch _, err := v.Verify(signedRequest(t, id, "/agent/message", body, clk.now())); {
 		case err == nil:
 		case errors.Is(err, ErrReplay):
 			got = "replay"
@@ -1205,11 +1214,11 @@ func replayRecorded(t *testing.T, req, resp *wireMessage) {
 			return Response{Result: b}, err
 		},
 	}
-	clk := &clock{e.Timestamp}
+	clk := newClock(e.Timestamp)
 	s := &Server{Agent: a, Verifier: &Verifier{Keys: StaticKeys{e.From: {id.Key()}}, Now: clk.now},
 		Webhook: &Webhook{HTTP: &http.Client{Transport: refuseAll{}}, Attempts: 1}}
 	defer func() { _ = s.Close(context.Background()) }()
-	r := signedRequest(t, id, req.Target, body, clk.t)
+	r := signedRequest(t, id, req.Target, body, clk.now())
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, r)
 	got := outcomeOf(t, req.Target, w)

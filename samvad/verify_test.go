@@ -216,7 +216,7 @@ func TestVerifier(t *testing.T) {
 	w := newWorld(t)
 	v := &Verifier{Self: worldID, Keys: StaticKeys{w.me.ID(): {w.me.Key()}}, Now: w.clk.now}
 	body := w.envelope(nil)
-	r := signedRequest(t, w.me, "/agent/message", body, w.clk.t)
+	r := signedRequest(t, w.me, "/agent/message", body, w.clk.now())
 	in, err := v.read(r)
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +246,7 @@ func TestVerifier(t *testing.T) {
 		t.Errorf("reserved twice: %v", err)
 	}
 	_, err = v.Verify(signedRequest(t, identity(t, w.me.ID(), "peer-key", 8), "/agent/message", w.envelope(nil),
-		w.clk.t))
+		w.clk.now()))
 	var e *Error
 	if verdict := VerdictOf(err); !errors.As(err, &e) || e.TraceID != "trace-1" || verdict == nil ||
 		len(verdict.Checks) != 8 ||
@@ -276,7 +276,7 @@ func TestVerifier(t *testing.T) {
 			WriteResult(rw, m, map[string]any{"celsius": 21})
 		})
 		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.t))
+		h.ServeHTTP(rec, signedRequest(t, w.me, "/agent/message", w.envelope(nil), w.clk.now()))
 		if w.want(rec, 200, ""); !strings.Contains(rec.Body.String(), `"result":{"celsius":21}`) {
 			t.Error(rec.Body)
 		}
@@ -290,7 +290,7 @@ func TestVerifier(t *testing.T) {
 	t.Run("a memory that fails refuses", func(t *testing.T) {
 		v := &Verifier{Self: worldID, Keys: v.Keys, Now: w.clk.now, Memory: brokenMemory{}}
 		if _, err := v.Verify(signedRequest(t, w.me, "/agent/message", w.envelope(nil),
-			w.clk.t)); AsError(err).Code != CodeAgentUnavailable {
+			w.clk.now())); AsError(err).Code != CodeAgentUnavailable {
 			t.Error(err)
 		}
 		if err := v.Reserve(t.Context(), m); AsError(err).Code != CodeAgentUnavailable {
@@ -344,7 +344,7 @@ func TestKeys(t *testing.T) {
 		return w, web, store
 	}
 	send := func(w *world, id *Identity) *httptest.ResponseRecorder {
-		return w.serve(signedRequest(t, id, "/agent/message", w.envelope(nil), w.clk.t))
+		return w.serve(signedRequest(t, id, "/agent/message", w.envelope(nil), w.clk.now()))
 	}
 	t.Run("SAM-070 unknown sender, SAM-071 another's key", func(t *testing.T) {
 		w := newWorld(t)
@@ -368,20 +368,20 @@ func TestKeys(t *testing.T) {
 		w, web, _ := setup(cardText(alice.ID(), 300, CardKeyOf(alice, true)))
 		w.want(send(w, alice), 200, "")
 		web.body["alice.test"] = cardText(alice.ID(), 300, CardKeyOf(alice, false), CardKeyOf(alice2, true))
-		w.clk.t = w.clk.t.Add(5 * time.Second)
+		w.clk.move(5 * time.Second)
 		w.want(send(w, alice2), 200, "")
 		if web.fetched != 2 {
 			t.Errorf("%d fetches", web.fetched)
 		}
 		w.want(send(w, alice), 401, CodeAuthFailed)
 		for range 10 {
-			w.clk.t = w.clk.t.Add(100 * time.Millisecond)
+			w.clk.move(100 * time.Millisecond)
 			w.want(send(w, identity(t, alice.ID(), "a3", 3)), 401, CodeAuthFailed)
 		}
 		if web.fetched != 2 {
 			t.Errorf("%d fetches: the refresh is not rate limited", web.fetched)
 		}
-		w.clk.t = w.clk.t.Add(10 * time.Second)
+		w.clk.move(10 * time.Second)
 		w.want(send(w, identity(t, alice.ID(), "a3", 3)), 401, CodeAuthFailed)
 		if web.fetched != 3 {
 			t.Errorf("%d fetches", web.fetched)
@@ -393,10 +393,10 @@ func TestKeys(t *testing.T) {
 			w.want(send(w, alice), 200, "")
 			web.body["alice.test"] = cardText(alice.ID(), c.ttl, CardKeyOf(alice, false), CardKeyOf(alice2, true))
 			if c.kept > 0 {
-				w.clk.t = epoch.Add(time.Duration(c.kept)*time.Second - time.Millisecond)
+				w.clk.set(epoch.Add(time.Duration(c.kept)*time.Second - time.Millisecond))
 				w.want(send(w, alice), 200, "")
 			}
-			w.clk.t = epoch.Add(time.Duration(c.kept) * time.Second)
+			w.clk.set(epoch.Add(time.Duration(c.kept) * time.Second))
 			w.want(send(w, alice), 401, CodeAuthFailed)
 		}
 	})
@@ -475,7 +475,7 @@ func TestKeys(t *testing.T) {
 		// that knows them.
 		w.srv.Verifier.Keys = FirstOf(StaticKeys{}, store)
 		w.want(send(w, alice2), 200, "")
-		w.clk.t = w.clk.t.Add(time.Minute)
+		w.clk.move(time.Minute)
 		web.body["alice.test"] = cardText(alice.ID(), 300, CardKeyOf(alice, true))
 		w.want(send(w, alice), 200, "")
 		if _, err := FirstOf().(Refresher).Refresh(t.Context(), "x"); !errors.Is(err, ErrUnknownKey) {
@@ -503,7 +503,7 @@ func TestKeys(t *testing.T) {
 			web.body[fmt.Sprintf("s%d.test", i)] = cardText(fmt.Sprintf("agent://s%d.test", i), 300,
 				CardKeyOf(alice, true))
 		}
-		store := &CardStore{HTTP: &http.Client{Transport: slow}, MaxCards: 10, MaxFetches: 1, Now: (&clock{epoch}).now}
+		store := &CardStore{HTTP: &http.Client{Transport: slow}, MaxCards: 10, MaxFetches: 1, Now: newClock(epoch).now}
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
