@@ -12,6 +12,7 @@ import (
 // of which the first does not know that yet, is published when the peer comes
 // back.
 func TestHandedOverWhileAway(t *testing.T) {
+	t.Parallel()
 	one, two := twoHubs(t)
 	alice := one.join("ta", "acme", "alice")
 	bob := two.join("tb", "acme", "bob")

@@ -15,6 +15,7 @@ import (
 // journal hosts, finds it by a whois, and gives it work, which that hub answers:
 // once, in the requester's name, and refused where it does not fit.
 func TestAgentsOfOtherHubs(t *testing.T) {
+	t.Parallel()
 	one, two := twoHubs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -22,6 +22,7 @@ import (
 // Two hubs on one journal share presence: a peer of one hears, and works for,
 // those of the other.
 func TestTwoHubs(t *testing.T) {
+	t.Parallel()
 	one, two := twoHubs(t)
 	alice := one.join("ta", "acme", "alice")
 	bob := two.join("tb", "acme", "bob")
@@ -87,6 +88,7 @@ func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 // A peer at one hub hears the greeting of one at another, finds it by a whois,
 // on its subject and on a reply subject, and talks and works with it.
 func TestPeersMeetAcrossHubs(t *testing.T) {
+	t.Parallel()
 	one, two := twoHubs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

@@ -56,6 +56,7 @@ func (w *world) answered(by string, answers <-chan *agh.Envelope) {
 // What is said to, or asked about, a peer of which a hub hears from another one
 // a moment later gets there, and so does what that answers.
 func TestSaidBeforeItIsKnown(t *testing.T) {
+	t.Parallel()
 	one, two := twoHubs(t)
 	alice := one.join("ta", "acme", "alice")
 	hears := alice.listen(t, "alice")

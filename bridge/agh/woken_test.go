@@ -15,6 +15,7 @@ import (
 // What waits at one hub for a peer that nobody has heard of goes on when the peer
 // comes to another.
 func TestHeldUntilBackElsewhere(t *testing.T) {
+	t.Parallel()
 	one, two := twoHubs(t, 8)
 	if _, err := one.Hub().Directory().Put(t.Context(), parley.Agent{Name: "guest/agh/acme/bob",
 		Identities: []parley.Identity{bridge.Identity("acme", "bob")},

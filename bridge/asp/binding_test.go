@@ -440,6 +440,7 @@ func TestAskNativeAgent(t *testing.T) {
 // TestRestart is ASP-079: what was acknowledged is there after a restart, and
 // so are heads, counters, proofs and keys.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	c := node.Config{Data: t.TempDir() + "/data", Durability: "disk"}
 	w := newWorld(t, c)
 	alice, bob := w.client("alice"), w.client("bob")

@@ -25,6 +25,7 @@ var (
 // with one unbroken chain that holds every acknowledged message once
 // (ASP-028).
 func TestTwoNodes(t *testing.T) {
+	t.Parallel()
 	cluster := testcluster.Start(t, 3)
 	urls := strings.Join(cluster.URLs, ",")
 	engine := func(name string) node.Config {

@@ -126,6 +126,7 @@ func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, se
 // TestSessionsTimeOut is ASP-055 through the hub: sessions that nobody touches
 // end by the hub's clock alone.
 func TestSessionsTimeOut(t *testing.T) {
+	t.Parallel()
 	h := newHands()
 	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Conversing: node.Duration{Duration: 20 * time.Minute}}})
 	alice, bob := w.at(h, "alice"), w.at(h, "bob")
@@ -159,6 +160,7 @@ func TestSessionsTimeOut(t *testing.T) {
 // INTRODUCED and ESCALATED fail, AGREEING goes back to CONVERSING, EXECUTING
 // fails at the deadline of its commitment, which is breached.
 func TestOtherStatesTimeOut(t *testing.T) {
+	t.Parallel()
 	h := newHands()
 	w := newWorld(t, node.Config{Now: h.Now})
 	alice, bob := w.at(h, "alice"), w.at(h, "bob")

@@ -69,6 +69,7 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 // TestDeadPeer: who never answers an invitation delays nobody else, and the
 // request ends with its deadline.
 func TestDeadPeer(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, node.Config{})
 	w.client("dead")
 	var name string

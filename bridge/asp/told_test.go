@@ -14,6 +14,7 @@ import (
 // the session at another, also when that one has read it for somebody else before
 // it came to telling them.
 func TestReadersAreTold(t *testing.T) {
+	t.Parallel()
 	url := testcluster.Start(t, 1).URLs[0]
 	engine := func(name string) node.Config {
 		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated",

@@ -23,6 +23,7 @@ import (
 // The tasks of a handler of this process start again; the hub polls those of an agent
 // elsewhere, and does not send them again. None stays running.
 func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
+	t.Parallel()
 	n := 150 // of each
 	if testing.Short() {
 		n = 60
@@ -98,6 +99,7 @@ func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 // the same envelope again. An agent that did not have it takes it; one that had it says
 // so, and nothing is done twice. A hub whose connection broke does the same.
 func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
+	t.Parallel()
 	for name, had := range map[string]bool{"the agent had it": true, "the agent did not have it": false} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

@@ -28,6 +28,7 @@ import (
 // what was acknowledged before. Killing a process cannot show this, for what it
 // wrote is in the page cache.
 func TestPowerLoss(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
 	sender := newIdentity(t, "agent://sender.test")

@@ -586,6 +586,7 @@ func TestGuestsRepeats(t *testing.T) {
 // TestBenchGuests runs all attacks at once, as an operator does. What it
 // measures in so short a time is not judged here, but how it tells it.
 func TestBenchGuests(t *testing.T) {
+	t.Parallel()
 	cmd := exec.Command(program(t, "cmd/parley"), "bench", "guests", "--duration", "2s", "--dir", t.TempDir(), "--json")
 	var errs bytes.Buffer
 	cmd.Stderr = &errs

@@ -20,6 +20,7 @@ import (
 // TestReadyAfterKill kills a process that appends to a journal without pause,
 // and opens the journal. The longest form does so with 2 GB.
 func TestReadyAfterKill(t *testing.T) {
+	t.Parallel()
 	megabytes, bound := int64(48), time.Duration(0)
 	if much(t, 0, 0, 1) > 0 {
 		megabytes, bound = 2048, 10*time.Second // the promise is 2 s, on a machine that does nothing else

@@ -102,6 +102,7 @@ func (d *disk) task(t *testing.T, n, milliseconds int) string {
 // say. So the hub acknowledges nothing more, says what to do, and is right again
 // when it is started again.
 func TestFailingSync(t *testing.T) {
+	t.Parallel()
 	d := newDiskIn(t, t.TempDir(), "1")
 	for i := range 10 {
 		d.expect(t, fmt.Sprint("before-", i), http.StatusOK)
@@ -166,12 +167,12 @@ func TestFailingSync(t *testing.T) {
 // must not fill the memory. The hub says that it is ready, which it is, and says
 // so at once.
 func TestSlowSync(t *testing.T) {
+	t.Parallel()
 	const (
 		hasty, size = 64, 512 << 10
 		bound       = 112 << 20
 	)
 	each := much(t, 8, 20, 20) // 256 MiB in all, or 640
-	t.Setenv("GOGC", "20")     // what grows is what the hub holds
 	d := newDiskIn(t, t.TempDir(), "1")
 	d.expect(t, "before", http.StatusOK)
 	fault := tamperWith(t, d.process, "delay_exit=2000000")

@@ -34,7 +34,7 @@ func TestCluster(t *testing.T) {
 		t.Helper()
 		for {
 			// What a server took with it when it went is answered by nobody.
-			try, stop := context.WithTimeout(ctx, 2*time.Second)
+			try, stop := context.WithTimeout(ctx, time.Second/2)
 			ack, err := js.Publish(try, "s", []byte("x"))
 			stop()
 			if err == nil {
