@@ -23,6 +23,7 @@ import (
 // attempts are recorded, with at-most-once one; and that every conversation
 // ends.
 func TestCrashPairs(t *testing.T) {
+	t.Parallel()
 	for n, setting := range []struct {
 		outcome string
 		rounds  int
