@@ -25,32 +25,20 @@ type call struct {
 	Answered int64     `json:"answered,omitzero"` // position of the last answer; 0: none yet
 }
 
-// answered finds the call that a message answers, and the reply in it: the call that
-// the message refers to, or, for an INFORM without a reference, the sender's oldest.
-func answered(list []call, e *protocol.Envelope, at int64) (*call, *parley.Message) {
-	bare := e.Performative == protocol.Inform && e.Reference() == ""
-	id, _ := parley.ParseID(e.Reference())
-	for i := range list {
-		c := &list[i]
-		about := c.Request == id || bare && c.Peer == e.Sender.AgentID && c.Position <= at
-		if about && (c.Answered == 0 || at <= c.Answered) {
-			if m := replyOf(e); m != nil {
-				return c, m
-			}
-			break
-		}
-	}
-	return nil, nil
+// answer is a reply to a call that the hub does not have yet.
+type answer struct {
+	position int64  // of its record in the session
+	message  string // its id in the session
+	bare     bool   // it does not name its call
+	reply    parley.Message
 }
 
-// trackCalls notes the call that a record opens or answers. The caller holds c.mu.
-func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks callee) {
-	switch {
-	case asks.To != "":
-		c.calls = append(c.calls, call{callee: asks, Request: id, Position: r.Position})
-		return
-	case len(c.calls) == 0 || r.Kind != protocol.RecordMessage || s.b.standIns.of(r.Sender) != nil:
-		return
+// answerIn finds the answer in a record, and its call, or nil: the call that the record
+// refers to, or, for an INFORM without a reference, the sender's oldest. The caller
+// holds c.mu.
+func (s *store) answerIn(c *chain, r *protocol.Record) (*call, answer) {
+	if len(c.calls) == 0 || r.Kind != protocol.RecordMessage || s.b.standIns.of(r.Sender) != nil {
+		return nil, answer{}
 	}
 	var e *protocol.Envelope
 	if r.Request != nil {
@@ -58,14 +46,49 @@ func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks call
 	} else {
 		e, _ = r.Format.Decode(r.Raw) // the ledger has read it
 	}
-	x, m := answered(c.calls, e, r.Position)
+	bare := e.Performative == protocol.Inform && e.Reference() == ""
+	id, _ := parley.ParseID(e.Reference())
+	i := slices.IndexFunc(c.calls, func(x call) bool {
+		about := x.Request == id || bare && x.Peer == r.Sender && x.Position <= r.Position
+		return about && (x.Answered == 0 || r.Position <= x.Answered)
+	})
+	m := replyOf(e)
+	if i < 0 || m == nil {
+		return nil, answer{}
+	}
+	x := &c.calls[i]
+	m.From, m.InReplyTo, m.Schema = x.To, x.Request, e.Version
+	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
+	m.Trace.Foreign = map[string]string{foreignSession: c.id}
+	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
+		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true,
+			Detail: "verified when the session recorded it"}}}}
+	return x, answer{r.Position, r.MessageID, bare, *m}
+}
+
+// trackCalls notes the call that a record opens or answers. The node that owns the
+// session notes the answer too, unless it has to look at earlier records first, or has
+// too many in memory. The caller holds c.mu.
+func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks callee) {
+	if len(c.calls) == 0 ||
+		c.looked == r.Position && len(c.answers) < recentRecords && s.b.reconciler.owns(c.id) {
+		c.looked = r.Position + 1
+	}
+	if asks.To != "" {
+		c.calls = append(c.calls, call{callee: asks, Request: id, Position: r.Position})
+		return
+	}
+	x, a := s.answerIn(c, r)
 	if x == nil {
 		return
 	}
-	if m.Kind.Terminal() {
+	if c.looked > r.Position {
+		c.answers = append(c.answers, a)
+	}
+	if a.reply.Kind.Terminal() {
 		x.Answered = r.Position
 	}
-	if e.Reference() == "" { // when that call is over, this does not answer the next
+	if a.bare { // when that call is over, this does not answer the next
 		for i := range c.calls {
 			if y := &c.calls[i]; y != x && y.Peer == r.Sender && y.Answered == 0 {
 				y.Position = r.Position + 1
@@ -74,7 +97,8 @@ func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks call
 	}
 }
 
-// dropSettledCalls forgets calls whose requests are settled. The caller holds c.mu.
+// dropSettledCalls forgets calls whose requests are settled, and the answers to them.
+// The caller holds c.mu.
 func (s *store) dropSettledCalls(ctx context.Context, c *chain) error {
 	if len(c.calls) == 0 {
 		return nil
@@ -83,39 +107,62 @@ func (s *store) dropSettledCalls(ctx context.Context, c *chain) error {
 	if err := s.j.CatchUp(ctx); err != nil {
 		return err
 	}
-	c.calls = slices.DeleteFunc(c.calls, func(x call) bool {
-		_, open := s.j.Delivery(x.Request, x.To)
+	settled := func(request parley.ID, to string) bool {
+		_, open := s.j.Delivery(request, to)
 		return !open
-	})
+	}
+	c.calls = slices.DeleteFunc(c.calls, func(x call) bool { return settled(x.Request, x.To) })
+	c.answers = slices.DeleteFunc(c.answers, func(x answer) bool { return settled(x.reply.InReplyTo, x.reply.From) })
 	return nil
 }
 
-// openCalls lists the calls of a session, the oldest first.
-func (s *store) openCalls(ctx context.Context, l *protocol.Ledger) ([]call, error) {
+// answers gives the answers in a session that the hub does not have yet, the oldest
+// first, and the number of open calls. In memory are those in records that came since
+// the session was loaded; earlier records are read again.
+func (s *store) answers(ctx context.Context, l *protocol.Ledger) (list []answer, open int, err error) {
 	c, err := s.ready(ctx, l.ID)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer c.mu.Unlock()
 	if c.ledger.Head.Count < l.Head.Count {
-		err = s.load(ctx, c)
+		if err := s.load(ctx, c); err != nil {
+			return nil, 0, err
+		}
 	}
-	return slices.Clone(c.calls), err
+	for len(c.calls) > 0 && c.looked < int64(len(c.entries)) && len(c.answers) < recentRecords {
+		r, err := s.record(ctx, c, c.looked)
+		if err != nil {
+			return nil, 0, err
+		}
+		if x, a := s.answerIn(c, r); x != nil {
+			c.answers = append(c.answers, a)
+		}
+		c.looked++
+	}
+	if len(c.answers) == 0 && c.ledger.State.Terminal() {
+		for _, x := range c.calls {
+			c.answers = append(c.answers, answer{position: c.looked, message: "end " + c.id,
+				reply: parley.Message{Kind: parley.Failure, From: x.To, InReplyTo: x.Request,
+					Error: parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
+					Origin: parley.Origin{Protocol: Protocol, Peer: x.Peer,
+						Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		}
+	}
+	return slices.Clone(c.answers), len(c.calls), nil
 }
 
-// answersDelivered notes that the hub has the answers before a position, and that the
-// calls left wait for more.
-func (s *store) answersDelivered(session string, left []call, at int64) {
+// delivered forgets the answers in the records up to a position, which the hub has, and
+// calls that are settled.
+func (s *store) delivered(session string, through int64, settled []parley.ID) {
 	c := s.inMemory(session)
 	if c == nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.calls = slices.DeleteFunc(c.calls, func(x call) bool {
-		return x.Position < at && !slices.ContainsFunc(left, func(y call) bool { return x.Request == y.Request })
+	c.calls = slices.DeleteFunc(c.calls, func(x call) bool { return slices.Contains(settled, x.Request) })
+	c.answers = slices.DeleteFunc(c.answers, func(x answer) bool {
+		return x.position <= through || slices.Contains(settled, x.reply.InReplyTo)
 	})
-	for i := range c.calls {
-		c.calls[i].Position = max(c.calls[i].Position, at)
-	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestFollow: what a message of a session answers follows from the log before it.
-// It is the same when the log is looked at again, and where some of the calls are
-// settled meanwhile.
+// TestFollow: what a message of a session answers follows from the log before it. The
+// node that owns the session finds it when the message is added. It is the same when
+// the log is looked at again, and where some of the calls are settled meanwhile.
 func TestFollow(t *testing.T) {
 	const hub, bob, carol = "agent://hub.example/parley/hub", "agent://bob.example/x/bob",
 		"agent://carol.example/x/carol"
@@ -56,10 +56,20 @@ func TestFollow(t *testing.T) {
 		}
 		speakers[id] = i
 	}
-	s := &store{b: &Binding{standIns: &standIns{byID: map[string]string{hub: "parley"},
-		byName: map[string]*protocol.Identity{"parley": speakers[hub]}}}}
+	b := &Binding{c: Config{Journal: memoryJournal(t)}, standIns: &standIns{byID: map[string]string{hub: "parley"},
+		byName: map[string]*protocol.Identity{"parley": speakers[hub]}}}
+	b.reconciler = newReconciler(b)
+	s := &store{b: b, j: b.c.Journal}
 	c := &chain{}
-	var said []*protocol.Envelope
+	var said []*protocol.Record
+	nameOf := func(request parley.ID) string {
+		for name, id := range ids {
+			if request == id {
+				return name
+			}
+		}
+		return ""
+	}
 	for n, x := range steps {
 		if x.act == protocol.Query {
 			x.body = protocol.Question{QueryID: x.call, QueryType: "x"}
@@ -70,54 +80,115 @@ func TestFollow(t *testing.T) {
 		if err != nil {
 			t.Fatal(n, err)
 		}
-		said = append(said, e)
 		r := &protocol.Record{Position: int64(n), Kind: protocol.RecordMessage, Sender: x.by, Raw: e.Raw(),
 			Format: protocol.JSON}
 		var asks callee
 		if x.asks != "" {
 			asks = callee{To: "guest/" + x.asks, Peer: x.asks}
 		}
+		said = append(said, r)
 		s.trackCalls(c, r, ids[x.call], asks)
 	}
-	if len(c.calls) != 4 {
-		t.Fatalf("%+v", c.calls)
+	if len(c.calls) != 4 || c.looked != int64(len(steps)) {
+		t.Fatalf("%+v, looked at %d", c.calls, c.looked)
+	}
+	found := map[int64]string{}
+	for _, a := range c.answers {
+		found[a.position] = nameOf(a.reply.InReplyTo)
+	}
+	for n, x := range steps {
+		if got := found[int64(n)]; got != x.answers {
+			t.Errorf("message %d answers %q, want %q", n, got, x.answers)
+		}
 	}
 	for _, settled := range []string{"", "a", "b", "c", "d"} {
-		left := slices.DeleteFunc(slices.Clone(c.calls), func(x call) bool { return x.Request == ids[settled] })
+		left := &chain{calls: slices.DeleteFunc(slices.Clone(c.calls),
+			func(x call) bool { return x.Request == ids[settled] })}
 		for n, x := range steps {
-			if x.by == hub {
-				continue
-			}
 			want := x.answers
 			if want == settled {
 				want = ""
 			}
-			got := ""
-			if a, _ := answered(left, said[n], int64(n)); a != nil {
-				for name, id := range ids {
-					if a.Request == id {
-						got = name
-					}
-				}
-			}
-			if got != want {
+			_, a := s.answerIn(left, said[n])
+			if got := nameOf(a.reply.InReplyTo); got != want {
 				t.Errorf("message %d answers %q, want %q, where %q is settled", n, got, want, settled)
 			}
 		}
 	}
 }
 
-// TestSettle: a call is kept as long as its request is open, answered or not.
-func TestSettle(t *testing.T) {
+// TestTooManyAnswers: a session holds a bounded number of answers in memory. Those that
+// follow are read when the hub has these.
+func TestTooManyAnswers(t *testing.T) {
+	b := &Binding{c: Config{Journal: memoryJournal(t), Now: time.Now}, standIns: &standIns{}}
+	b.reconciler = newReconciler(b)
+	s := &store{b: b, j: b.c.Journal, chains: map[string]*chain{}}
+	i, err := protocol.GenerateIdentity("agent://bob.example/x/bob", "org_x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &chain{id: "s", ledger: &protocol.Ledger{}, calls: []call{{Request: parley.HashID([]byte("a")),
+		callee: callee{To: "bob", Peer: i.ID()}}}}
+	s.chains[c.id] = c
+	e, err := protocol.Draft{SessionID: "01890000-0000-7000-8000-000000000000", Performative: protocol.Inform,
+		Body: protocol.Information{InformType: informProgress, Topic: "x"}, Time: time.Unix(1e9, 0)}.Sign(i)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const all = recentRecords + 3
+	for n := range int64(all) {
+		r := &protocol.Record{Position: n, Kind: protocol.RecordMessage, Sender: i.ID(), Raw: e.Raw(),
+			Format: protocol.JSON}
+		c.index(uint64(n+1), parley.ID{})
+		c.recent = append(c.recent, nil)
+		c.recent = c.recent[:min(len(c.recent), recentRecords)]
+		c.recent[n%recentRecords] = r
+		s.trackCalls(c, r, parley.ID{}, callee{})
+	}
+	if len(c.answers) != recentRecords {
+		t.Fatalf("%d answers in memory", len(c.answers))
+	}
+	var got []int64
+	for {
+		list, open, err := s.answers(t.Context(), &protocol.Ledger{ID: c.id})
+		if err != nil || open != 1 {
+			t.Fatal(open, err)
+		}
+		if len(list) == 0 {
+			break
+		}
+		for _, a := range list[:(len(list)+1)/2] { // the others fail
+			got = append(got, a.position)
+		}
+		s.delivered(c.id, got[len(got)-1], nil)
+	}
+	for n, position := range got {
+		if position != int64(n) {
+			t.Fatalf("delivered %v", got)
+		}
+	}
+	if len(got) != all {
+		t.Errorf("delivered %d of %d", len(got), all)
+	}
+}
+
+func memoryJournal(t *testing.T) *journal.Journal {
+	t.Helper()
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Partitions: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := j.Close(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
+	return j
+}
+
+// TestSettle: a call is kept as long as its request is open, answered or not.
+func TestSettle(t *testing.T) {
+	j := memoryJournal(t)
 	s, c := &store{j: j}, &chain{}
 	request := func(name string, steps ...journal.Step) {
 		t.Helper()

@@ -77,7 +77,8 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 			return err
 		}
 	}
-	c.ledger, c.recent = &after, nil
+	c.ledger = &after
+	defer s.forget(c.id) // with its decoded records and answers
 	return s.save(ctx, c, after.Participants, "")
 }
 
@@ -105,19 +106,11 @@ func (s *store) withoutContent(ctx context.Context, session string, position int
 	return row.Value, err
 }
 
-// Forget implements hub.Forgetter: decoded records are dropped from memory.
+// Forget implements hub.Forgetter: the sessions in memory are dropped, with decoded
+// records and answers.
 func (b *Binding) Forget(context.Context, hub.Forgetting) (int, error) {
-	s := b.store
-	s.mu.Lock()
-	var all []*chain
-	for _, c := range s.chains {
-		all = append(all, c)
-	}
-	s.mu.Unlock()
-	for _, c := range all {
-		c.mu.Lock()
-		c.recent = nil
-		c.mu.Unlock()
-	}
+	b.store.mu.Lock()
+	defer b.store.mu.Unlock()
+	clear(b.store.chains)
 	return 0, nil
 }

@@ -151,7 +151,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	default:
 		// The reconciler gives an answer to the requester.
 		if readers := b.readers(m); len(readers) < len(m.Audience) {
-			x, _ := answered(c.calls, e, r.Position)
+			x, _ := b.store.answerIn(c, r)
 			answers = x != nil
 			if !answers {
 				s.Reads = readers

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -25,8 +26,9 @@ type reconciler struct {
 	b *Binding
 
 	mu       sync.Mutex
-	queued   map[string]bool   // sessions to reconcile; false: under reconciliation
-	newest   map[string]uint64 // of those: sequence of the newest record in the journal
+	queued   map[string]bool   // sessions to reconcile
+	running  map[string]bool   // sessions with a worker
+	newest   map[string]uint64 // sequence of the newest record of a session, if another node appended it
 	agents   map[string]bool   // registered agents that the directory may lack
 	standIns map[string]bool   // agents whose stand-in may have to change
 	failed   map[string]bool   // sessions to try again
@@ -43,9 +45,9 @@ const (
 )
 
 func newReconciler(b *Binding) *reconciler {
-	return &reconciler{b: b, queued: map[string]bool{}, newest: map[string]uint64{}, agents: map[string]bool{},
-		standIns: map[string]bool{},
-		failed:   map[string]bool{}, waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1),
+	return &reconciler{b: b, queued: map[string]bool{}, running: map[string]bool{}, newest: map[string]uint64{},
+		agents: map[string]bool{}, standIns: map[string]bool{},
+		failed: map[string]bool{}, waiting: map[string][]chan struct{}{}, wake: make(chan struct{}, 1),
 		workers: make(chan struct{}, maxWorkers)}
 }
 
@@ -83,20 +85,32 @@ func (t *reconciler) recorded(r *journal.Record) {
 	if session == "" {
 		return
 	}
+	c := t.b.store.inMemory(session)
+	// A session of another node matters here if it is in memory, or if the record
+	// brings in an agent that may wait for it at this node.
+	matters := c != nil || t.owns(session) || r.Chain.After == 0 || r.Message == nil ||
+		r.Message.Act == string(protocol.Delegate)
 	t.mu.Lock()
 	for _, w := range t.waiting[session] {
 		close(w)
 	}
 	delete(t.waiting, session)
-	t.mu.Unlock()
-	// A session of another node matters here if it is in memory, or if the record
-	// brings in an agent that may wait for it at this node.
-	if !t.owns(session) && t.b.store.inMemory(session) == nil && r.Chain.After != 0 &&
-		r.Message != nil && r.Message.Act != string(protocol.Delegate) {
-		return
+	if matters {
+		t.newest[session] = r.Position.Sequence
 	}
+	t.mu.Unlock()
+	if matters && (c == nil || !c.appending.Load()) {
+		t.enqueue(session)
+	}
+}
+
+// appended queues a session in which this node has recorded something; sequence 0: it
+// failed to. The server has notified the readers.
+func (t *reconciler) appended(session string, sequence uint64) {
 	t.mu.Lock()
-	t.newest[session] = r.Position.Sequence
+	if t.newest[session] == sequence {
+		delete(t.newest, session)
+	}
 	t.mu.Unlock()
 	t.enqueue(session)
 }
@@ -171,9 +185,10 @@ func (t *reconciler) dispatch() {
 	agents, names := t.agents, t.standIns
 	t.agents, t.standIns = map[string]bool{}, map[string]bool{}
 	var sessions []string
-	for id, due := range t.queued {
-		if due {
-			t.queued[id] = false
+	for id := range t.queued {
+		if !t.running[id] {
+			delete(t.queued, id)
+			t.running[id] = true
 			sessions = append(sessions, id)
 		}
 	}
@@ -205,20 +220,13 @@ func (t *reconciler) dispatch() {
 			defer func() { <-t.workers }()
 			err := t.reconcile(ctx, id)
 			t.mu.Lock()
-			again := t.queued[id]
-			if !again {
-				delete(t.queued, id)
-			}
-			t.mu.Unlock()
+			delete(t.running, id)
 			if err != nil && ctx.Err() == nil {
 				t.b.c.Logger.Warn("cannot reconcile a session", "session", id, "error", err)
-				t.mu.Lock()
 				t.newest[id], t.failed[id] = math.MaxUint64, true
-				t.mu.Unlock()
 			}
-			if again {
-				t.signal()
-			}
+			t.mu.Unlock()
+			t.signal() // it may be queued again
 		})
 	}
 }
@@ -226,27 +234,22 @@ func (t *reconciler) dispatch() {
 // retry queues the sessions that failed.
 func (t *reconciler) retry() {
 	t.mu.Lock()
-	failed := t.failed
-	t.failed = map[string]bool{}
+	maps.Copy(t.queued, t.failed)
+	clear(t.failed)
 	t.mu.Unlock()
-	for id := range failed {
-		t.enqueue(id)
-	}
+	t.signal()
 }
 
 // reconcile does what the state of one session asks of the hub.
 func (t *reconciler) reconcile(ctx context.Context, id string) error {
 	b := t.b
 	t.mu.Lock()
-	seen := t.newest[id]
+	_, news := t.newest[id]
 	delete(t.newest, id)
 	t.mu.Unlock()
-	if seen > b.store.notified(id) { // another node appended
+	if news {
 		if err := b.server.Notify(ctx, id); err != nil {
 			return err
-		}
-		if seen < math.MaxUint64 {
-			b.store.noteNotified(id, seen)
 		}
 	}
 	ledger, err := b.server.Session(ctx, id, "")
@@ -335,85 +338,42 @@ func (b *Binding) spokeFirst(l *protocol.Ledger, i *protocol.Identity) bool {
 
 // deliverAnswers submits the replies to the calls of a session.
 func (t *reconciler) deliverAnswers(ctx context.Context, l *protocol.Ledger) error {
-	list, err := t.b.store.openCalls(ctx, l)
-	if err != nil {
-		return err
-	}
-	at := l.Head.Count
-	for _, c := range list {
-		at = min(at, c.Position)
-	}
-	for at < l.Head.Count {
-		page, err := t.b.store.Records(ctx, l.ID, at, 64)
+	for {
+		list, _, err := t.b.store.answers(ctx, l)
+		if err != nil || len(list) == 0 {
+			return err
+		}
+		through, settled := int64(-1), []parley.ID(nil)
+		for _, a := range list {
+			over := slices.Contains(settled, a.reply.InReplyTo)
+			if !over {
+				if over, err = t.submitReply(ctx, l.ID, a); err != nil {
+					break
+				}
+			}
+			through = a.position
+			if over {
+				settled = append(settled, a.reply.InReplyTo)
+			}
+		}
+		t.b.store.delivered(l.ID, through, settled)
 		if err != nil {
 			return err
 		}
-		if len(page) == 0 {
-			break
-		}
-		for _, r := range page {
-			if r.Kind == protocol.RecordMessage && t.b.standIns.of(r.Sender) == nil {
-				if list, err = t.deliverAnswer(ctx, l.ID, r, list); err != nil {
-					return err
-				}
-			}
-			at++
-		}
-		t.b.store.answersDelivered(l.ID, list, at)
 	}
-	if !l.State.Terminal() {
-		return nil
-	}
-	for _, c := range list {
-		m := &parley.Message{Kind: parley.Failure,
-			Error:  parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
-			Origin: parley.Origin{Protocol: Protocol, Peer: c.Peer, Verdict: parley.Verdict{Assurance: parley.Session}}}
-		if _, err = t.submitReply(ctx, l.ID, c, m, "end "+l.ID); err != nil {
-			return err
-		}
-	}
-	t.b.store.answersDelivered(l.ID, nil, at)
-	return nil
-}
-
-// deliverAnswer submits one message as a reply, if it answers a call; it gives the
-// calls that are still open.
-func (t *reconciler) deliverAnswer(ctx context.Context, session string, r *protocol.Record, list []call) ([]call,
-	error) {
-	e, err := r.Format.Decode(r.Raw)
-	if err != nil {
-		return list, err
-	}
-	c, m := answered(list, e, r.Position)
-	if c == nil {
-		return list, nil
-	}
-	m.Schema = e.Version
-	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
-	m.Trace.Foreign = map[string]string{foreignSession: session}
-	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
-		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true,
-			Detail: "verified when the session recorded it"}}}}
-	over, err := t.submitReply(ctx, session, *c, m, r.MessageID)
-	if over {
-		list = slices.DeleteFunc(list, func(x call) bool { return x.Request == m.InReplyTo })
-	}
-	return list, err
 }
 
 // submitReply gives a reply to the hub, once; over reports that the call is settled.
-func (t *reconciler) submitReply(ctx context.Context, session string, c call, m *parley.Message, key string) (over bool,
-	err error) {
-	m.From, m.InReplyTo = c.To, c.Request
-	key = "asp reply " + session + " " + key + " " + c.Request.String()
-	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Key: journal.Key{ID: key}})
+func (t *reconciler) submitReply(ctx context.Context, session string, a answer) (over bool, err error) {
+	key := "asp reply " + session + " " + a.message + " " + a.reply.InReplyTo.String()
+	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: &a.reply, Key: journal.Key{ID: key}})
 	switch e := parley.AsError(err); {
 	case err == nil, errors.As(err, new(*hub.Prior)):
-		return m.Kind.Terminal(), nil
+		return a.reply.Kind.Terminal(), nil
 	case e.Retryable, e.Code == parley.Internal:
 		return false, err
 	case e.Code != parley.Conflict:
-		t.b.c.Logger.Warn("an answer was refused", "session", session, "request", c.Request, "error", err)
+		t.b.c.Logger.Warn("an answer was refused", "session", session, "request", a.reply.InReplyTo, "error", err)
 	}
 	return true, nil
 }
@@ -437,8 +397,8 @@ func (t *reconciler) closeIdle(ctx context.Context) error {
 			return err
 		default:
 			last, _ := protocol.ParseTimestamp(l.LastTimestamp)
-			list, err := b.store.openCalls(ctx, l)
-			if err != nil || len(list) > 0 || b.c.Now().Sub(last) < cmp.Or(b.c.Idle, 10*time.Minute) {
+			_, open, err := b.store.answers(ctx, l)
+			if err != nil || open > 0 || b.c.Now().Sub(last) < cmp.Or(b.c.Idle, 10*time.Minute) {
 				continue
 			}
 			i := b.standIns.of(o.Speaker)

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -41,15 +42,18 @@ type chain struct {
 	id           string
 	conversation parley.ID // of the hub; zero until it is needed; under mu
 
-	mu       sync.Mutex
-	ledger   *protocol.Ledger // nil: nothing is recorded
-	seq      uint64           // of the last record in ledger
-	entries  []logEntry       // by position
-	ids      map[parley.ID]int32
-	recent   []*protocol.Record // the newest, by position modulo kept
-	saved    int                // records of the checkpoint
-	notified uint64             // of the last record of which the readers of the session were notified
-	calls    []call             // of the hub, the oldest first
+	mu      sync.Mutex
+	ledger  *protocol.Ledger // nil: nothing is recorded
+	seq     uint64           // of the last record in ledger
+	entries []logEntry       // by position
+	ids     map[parley.ID]int32
+	recent  []*protocol.Record // the newest, by position modulo kept
+	saved   int                // records of the checkpoint
+	calls   []call             // of the hub, the oldest first
+	answers []answer           // to them, which the hub does not have yet, the oldest first
+	looked  int64              // answers has those in the records before this position
+
+	appending atomic.Bool // this node appends a record, and then queues the session
 
 	used time.Time // under store.mu
 }
@@ -158,7 +162,8 @@ func (s *store) behind(ctx context.Context, id string, head, seq uint64) ([]*jou
 }
 
 func (c *chain) reset() {
-	c.ledger, c.seq, c.entries, c.ids, c.recent, c.saved, c.calls = nil, 0, nil, map[parley.ID]int32{}, nil, 0, nil
+	c.ledger, c.seq, c.entries, c.ids, c.recent, c.saved = nil, 0, nil, map[parley.ID]int32{}, nil, 0
+	c.calls, c.answers, c.looked = nil, nil, 0
 }
 
 // restore takes the last checkpoint, if it is whole.
@@ -185,7 +190,10 @@ func (s *store) restore(ctx context.Context, c *chain, head uint64) {
 		c.reset()
 		return
 	}
-	c.ledger, c.seq, c.saved, c.calls = cp.Ledger, cp.Sequence, count, cp.Calls
+	c.ledger, c.seq, c.saved, c.calls, c.looked = cp.Ledger, cp.Sequence, count, cp.Calls, int64(count)
+	for _, x := range c.calls {
+		c.looked = min(c.looked, x.Position)
+	}
 }
 
 func pageKey(session string, n int) string { return session + "/" + strconv.Itoa(n) }
@@ -264,7 +272,10 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		return protocol.ErrConflict
 	}
 	joined := r.Ledger.Participants[before:]
+	c.appending.Store(true)
 	at, err := s.commit(ctx, c, r, joined)
+	c.appending.Store(false)
+	defer s.b.reconciler.appended(session, at.Sequence)
 	if err != nil {
 		if have.Count == 0 {
 			s.abandon(ctx, c, err)
@@ -273,7 +284,6 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 	}
 	note, _ := ownMessageOf(r.Request)
 	s.advance(c, r, note.callee, r.Ledger, at.Sequence)
-	c.notified = c.seq // the server does when this returns
 	if len(c.entries)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
 			s.b.c.Logger.Warn("cannot write a checkpoint of a session", "error", err) // the log is enough
@@ -314,6 +324,13 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	}
 	if err := s.dropSettledCalls(ctx, c); err != nil {
 		return err
+	}
+	undelivered := c.looked
+	if len(c.answers) > 0 {
+		undelivered = c.answers[0].position
+	}
+	for i := range c.calls {
+		c.calls[i].Position = max(c.calls[i].Position, undelivered)
 	}
 	cp := &checkpoint{Ledger: c.ledger, Sequence: c.seq, Calls: c.calls}
 	for _, p := range participants {
@@ -430,28 +447,6 @@ func (s *store) Records(ctx context.Context, session string, from int64, limit i
 		}
 	}
 	return out, nil
-}
-
-// notified is the newest record of which the readers of a session at this node were
-// notified. Memory may be ahead: loading a session also reads the records of other
-// nodes.
-func (s *store) notified(session string) uint64 {
-	c := s.inMemory(session)
-	if c == nil {
-		return 0
-	}
-	c.mu.Lock() // wait for an append in progress
-	defer c.mu.Unlock()
-	return c.notified
-}
-
-// noteNotified notes that they were notified of a record.
-func (s *store) noteNotified(session string, seq uint64) {
-	if c := s.inMemory(session); c != nil {
-		c.mu.Lock()
-		c.notified = max(c.notified, seq)
-		c.mu.Unlock()
-	}
 }
 
 // inMemory gives a session that is in memory, or nil.
