@@ -45,3 +45,20 @@ func (b *Binding) ForgetEvicted(ctx context.Context) { b.forgetEvicted(ctx) }
 
 // KeepBusy does now what the hub does every minute.
 func (b *Binding) KeepBusy() { b.keepBusy() }
+
+// Evict drops a session from memory.
+func (b *Binding) Evict(session string) { b.store.forget(session) }
+
+// DeliverAnswers does what a worker does for the answers in a session.
+func (b *Binding) DeliverAnswers(ctx context.Context, session string) error {
+	l, err := b.server.Session(ctx, session, "")
+	if err != nil {
+		return err
+	}
+	return b.reconciler.deliverAnswers(ctx, l)
+}
+
+// Append has a session go on from a head to another state.
+func (b *Binding) Append(ctx context.Context, session string, head protocol.Head, after *protocol.Ledger) error {
+	return b.store.Append(ctx, session, head, &protocol.Record{Ledger: after})
+}

@@ -370,7 +370,7 @@ func (t *reconciler) submitReply(ctx context.Context, session string, a answer) 
 	switch e := parley.AsError(err); {
 	case err == nil, errors.As(err, new(*hub.Prior)):
 		return a.reply.Kind.Terminal(), nil
-	case e.Retryable, e.Code == parley.Internal:
+	case e.Retryable, e.Code == parley.Internal, ctx.Err() != nil:
 		return false, err
 	case e.Code != parley.Conflict:
 		t.b.c.Logger.Warn("an answer was refused", "session", session, "request", a.reply.InReplyTo, "error", err)
