@@ -46,7 +46,8 @@ func (l *written) answered(ctx context.Context, t *testing.T, requests []*parley
 
 // TestAnswersWait: answers that wait for a worker are delivered once and in order: those
 // in memory, those of a session that was dropped from memory, and those that the hub
-// did not take at first. There are more of them than a session holds in memory.
+// did not take at first. There are more of them than a session holds in memory, and a
+// checkpoint is written before they are delivered.
 func TestAnswersWait(t *testing.T) {
 	for what, meanwhile := range map[string]func(ctx context.Context, w *world, session string){
 		"in memory": func(context.Context, *world, string) {},
@@ -77,7 +78,7 @@ func TestAnswersWait(t *testing.T) {
 			requests, session := w.asked(ctx, bob)
 			log, release := w.written(), w.ASP().HoldReconciler()
 			var want []string
-			for n := range 100 {
+			for n := range 300 {
 				want = append(want, fmt.Sprint("piece ", n))
 				w.inform(ctx, bob.Identity, session, asp.Information{InformType: "chunk",
 					ReferenceID: requests[0].ID.String(), Topic: want[n]})

@@ -68,7 +68,8 @@ func (w *world) inform(ctx context.Context, i *asp.Identity, session string, bod
 		if err == nil {
 			return
 		}
-		if !errors.Is(err, asp.ErrChain) && !errors.Is(err, asp.ErrSequenceGap) && !errors.Is(err, asp.ErrEquivocation) {
+		if !errors.Is(err, asp.ErrChain) && !errors.Is(err, asp.ErrSequenceGap) &&
+			!errors.Is(err, asp.ErrEquivocation) {
 			w.t.Fatal(err)
 		}
 		if err := server.Notify(ctx, session); err != nil { // another hub was first
