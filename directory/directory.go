@@ -143,6 +143,25 @@ func (d *Directory) Agent(name string) (*Entry, bool) {
 	return e, ok
 }
 
+// Find is [Directory.Agent] that reads the journal for a name that is not known
+// here: another hub may have just put it in. It fails with [ErrUnknown], or if the
+// journal cannot be read.
+func (d *Directory) Find(ctx context.Context, name string) (*Entry, error) {
+	e, ok := d.Agent(name)
+	if !ok {
+		d.changing.Lock()
+		err := d.refresh(ctx, name)
+		d.changing.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		if e, ok = d.Agent(name); !ok {
+			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
+		}
+	}
+	return e, nil
+}
+
 // Lookup finds the agent that has an id in a protocol.
 func (d *Directory) Lookup(protocol, id string) (*Entry, bool) {
 	d.mu.RLock()

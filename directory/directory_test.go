@@ -455,6 +455,43 @@ func TestTwoHubs(t *testing.T) {
 	}
 }
 
+// silent is a state whose watch tells no change after the first values.
+type silent struct{ journal.State }
+
+func (s silent) Watch(ctx context.Context, prefix string, fn func(journal.Value)) (func(), error) {
+	stop, err := s.State.Watch(ctx, prefix, fn)
+	if err == nil {
+		stop()
+	}
+	return func() {}, err
+}
+
+// TestFind: an agent that another hub has just put in is found before its entry has
+// come here.
+func TestFind(t *testing.T) {
+	ctx, state := t.Context(), shared(t)
+	one, two := opened(t, Options{State: state}), opened(t, Options{State: silent{state}})
+	if _, err := two.Find(ctx, "a"); !errors.Is(err, ErrUnknown) {
+		t.Errorf("found before it was put in: %v", err)
+	}
+	if _, err := one.Put(ctx, agent("a", "agent://a"), FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := two.Agent("a"); ok {
+		t.Fatal("the second hub knows the agent: the test says nothing")
+	}
+	told := follow(t, two)
+	if e, err := two.Find(ctx, "a"); err != nil || e.Identities[0].ID != "agent://a" {
+		t.Errorf("%+v %v", e, err)
+	}
+	told.until(t, "added", func(c Change) bool { return c.Old == nil && c.New.Name == "a" })
+	gone, stop := context.WithCancel(ctx)
+	stop()
+	if _, err := two.Find(gone, "b"); err == nil || errors.Is(err, ErrUnknown) {
+		t.Errorf("where the journal cannot be read: %v", err)
+	}
+}
+
 // TestTwoHubsAtOnce: of hubs that change one agent at the same time none undoes
 // what another has done, and all end with the same.
 func TestTwoHubsAtOnce(t *testing.T) {

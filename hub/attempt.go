@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -67,23 +68,24 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 		call := func(ctx context.Context, a delivery.Attempt) delivery.Result { return h.call(ctx, l, a) }
 		return h.observed(ctx, a, "go", call)
 	}
-	e, ok := h.c.Directory.Agent(a.To)
-	if !ok {
-		if r, ok := parseCallbackRecipient(a.To); ok {
-			return h.callBack(ctx, r.sender, a)
-		}
+	if r, ok := parseCallbackRecipient(a.To); ok {
+		return h.callBack(ctx, r.sender, a)
+	}
+	e, err := h.c.Directory.Find(ctx, a.To)
+	switch {
+	case errors.Is(err, directory.ErrUnknown):
 		return delivery.Result{Err: parley.Refuse(parley.UnknownAgent, "agent %q is not here any more", a.To)}
+	case err != nil:
+		return delivery.Result{Err: parley.Fail(parley.Unavailable, err, "the directory cannot be read")}
 	}
 	// Events and replies go back by the protocol of the request.
 	protocol := a.Message.Origin.Protocol
 	var request *parley.Message
 	if k := a.Message.Kind; k == parley.Event || k.Terminal() || k == parley.Cancel {
-		var err error
 		if request = a.Request; request == nil {
-			request, err = h.requestOf(ctx, a.Message)
-		}
-		if err != nil {
-			return requestUnreadable(err)
+			if request, err = h.requestOf(ctx, a.Message); err != nil {
+				return requestUnreadable(err)
+			}
 		}
 		if k != parley.Cancel {
 			protocol = request.Origin.Protocol

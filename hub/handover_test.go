@@ -8,11 +8,65 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/jetstream"
 )
+
+// lagging is a state that tells no change after the first values.
+type lagging struct{ journal.State }
+
+func (s lagging) Watch(ctx context.Context, prefix string, fn func(journal.Value)) (func(), error) {
+	stop, err := s.State.Watch(ctx, prefix, fn)
+	if err == nil {
+		stop()
+	}
+	return func() {}, err
+}
+
+// TestRecipientJustAdded: another hub adds an agent and takes a message for it. The hub
+// that makes the attempt finds the agent, though it has not heard of it yet.
+func TestRecipientJustAdded(t *testing.T) {
+	ctx := t.Context()
+	j, err := journal.Open(ctx, journal.Config{Store: testjournal.Memory(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	directories := make([]*directory.Directory, 2)
+	for i, state := range []journal.State{j.State("agents"), lagging{j.State("agents")}} {
+		if directories[i], err = directory.Open(ctx, directory.Options{State: state}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(directories[i].Close)
+	}
+	bob := parley.Agent{Name: "bob", Identities: []parley.Identity{{Protocol: "wire", ID: "bob"}}}
+	if _, err := directories[0].Put(ctx, bob, directory.FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	m := &parley.Message{ID: parley.HashID([]byte("notice")), Kind: parley.Notice, From: "alice", To: "bob",
+		Parts: []parley.Part{parley.Text("hello")}}
+	if _, err := j.Append(ctx, journal.Entry{Scope: "test", Message: m,
+		Open: []journal.Opening{{To: "bob"}}}); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan string, 1)
+	start(t, func(c *Config) { c.Journal, c.Directory = j, directories[1] },
+		&wire{name: "wire", deliver: func(_ context.Context, o Outbound) Outcome {
+			got <- o.Message.Text()
+			return Outcome{}
+		}})
+	select {
+	case text := <-got:
+		if text != "hello" {
+			t.Errorf("delivered: %q", text)
+		}
+	case <-time.After(time.Minute):
+		d, _ := j.Delivery(m.ID, "bob")
+		t.Fatalf("it was not delivered: %+v", d)
+	}
+}
 
 // TestHubsComeAndGo: hubs are started and stopped in order while attempts are in
 // flight at recipients that do not deduplicate. Each message is attempted once,
