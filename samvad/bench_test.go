@@ -87,7 +87,8 @@ func BenchmarkServer(b *testing.B) {
 		n++
 		if n%50000 == 0 {
 			w.clk.move(10 * time.Minute)
-			base = strings.Replace(base, formatTimestamp(w.clk.now().Add(-10*time.Minute)), formatTimestamp(w.clk.now()), 1)
+			now := w.clk.now()
+			base = strings.Replace(base, formatTimestamp(now.Add(-10*time.Minute)), formatTimestamp(now), 1)
 		}
 		r := signedRequest(b, w.me, "/agent/message", []byte(strings.Replace(base, old,
 			fmt.Sprintf("nonce-%08d", 1000+n), 1)), w.clk.now())

@@ -496,7 +496,8 @@ func TestReplay(t *testing.T) {
 	t.Run("SAM-055 not consumed by bad signature, expiry or 429", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Card.RateLimit.RequestsPerSender = 1 })
 		body := w.envelope(nil)
-		w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", body, w.clk.now())), 401,
+		forger := identity(t, w.me.ID(), "peer-key", 9)
+		w.want(w.serve(signedRequest(t, forger, "/agent/message", body, w.clk.now())), 401,
 			CodeAuthFailed)
 		w.clk.set(epoch.Add(-2 * time.Minute))
 		w.want(w.post("/agent/message", body), 401, CodeAuthFailed) // not yet valid
@@ -583,7 +584,8 @@ func TestLimits(t *testing.T) {
 	t.Run("SAM-060 bad signatures cost the claimed sender nothing", func(t *testing.T) {
 		w := newWorld(t, func(w *world) { w.agent.Card.RateLimit.RequestsPerSender = 1 })
 		for range 5 {
-			w.want(w.serve(signedRequest(t, mallory, "/agent/message", w.envelope(nil), w.clk.now())), 401, CodeAuthFailed)
+			r := signedRequest(t, mallory, "/agent/message", w.envelope(nil), w.clk.now())
+			w.want(w.serve(r), 401, CodeAuthFailed)
 		}
 		w.want(w.post("/agent/message", w.envelope(nil)), 200, "")
 	})
@@ -709,7 +711,8 @@ func TestTiers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w.t = t
-			w.want(w.serve(signedRequest(t, c.who, "/agent/message", w.envelope(c.change), w.clk.now())), c.status, c.code)
+			r := signedRequest(t, c.who, "/agent/message", w.envelope(c.change), w.clk.now())
+			w.want(w.serve(r), c.status, c.code)
 		})
 	}
 	t.Run("SAM-082 mode not declared", func(t *testing.T) {
@@ -1302,7 +1305,8 @@ func TestStream(t *testing.T) {
 				return Response{}, ctx.Err()
 			}
 		})
-		w.srv.ServeHTTP(goneWriter{http.Header{}}, signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.now()))
+		r := signedRequest(t, w.me, "/agent/stream", w.envelope(nil), w.clk.now())
+		w.srv.ServeHTTP(goneWriter{http.Header{}}, r)
 	})
 	t.Run("SAM-144 errors before the stream", func(t *testing.T) {
 		w := newWorld(t)
@@ -1421,8 +1425,8 @@ func TestRecord(t *testing.T) {
 	}
 	n := len(got)
 	w.want(w.post("/agent/message", w.envelope(nil)), 429, CodeRateLimited)
-	w.want(w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.now())),
-		401, CodeAuthFailed)
+	forger := identity(t, w.me.ID(), "peer-key", 9)
+	w.want(w.serve(signedRequest(t, forger, "/agent/message", w.envelope(nil), w.clk.now())), 401, CodeAuthFailed)
 	if len(got) != n || n != 6 {
 		t.Errorf("recorded %+v", got)
 	}
@@ -1471,7 +1475,8 @@ func TestRefused(t *testing.T) {
 		claims, steps = append(claims, c), append(steps, e.Step)
 		return "REF-" + strconv.Itoa(len(claims))
 	}
-	rec := w.serve(signedRequest(t, identity(t, w.me.ID(), "peer-key", 9), "/agent/message", w.envelope(nil), w.clk.now()))
+	forger := identity(t, w.me.ID(), "peer-key", 9)
+	rec := w.serve(signedRequest(t, forger, "/agent/message", w.envelope(nil), w.clk.now()))
 	if rec.Header().Get("Parley-Ref") != "REF-1" {
 		t.Errorf("headers %v", rec.Header())
 	}

@@ -105,7 +105,9 @@ func (g *Gateway) startServer() error {
 	if err := g.nc.FlushTimeout(5 * time.Second); err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
-	o.MaxConn = cmp.Or(g.MaxConns, 16384) + 1 // one is the gateway's own
+	// One is the gateway's own. The bound is set here because those of reverseMappings
+	// may still be counted where they would meet it.
+	o.MaxConn = cmp.Or(g.MaxConns, 16384) + 1
 	listening := make(chan struct{})
 	go g.server.AcceptLoop(listening)
 	<-listening
