@@ -31,16 +31,16 @@ func holding(t *testing.T, dir, text string) (out []string) {
 }
 
 // TestSessionIDIsNotStored: over HTTP the session's id is a bearer secret. Agents
-// write it into their requests, and the hub into its greeting; neither the journal
-// nor the state of the session holds it. The greeting that the agent reads after a
-// restart of the hub names it all the same.
+// write it into their requests, some of them twice, and the hub into its greeting;
+// neither the journal nor the state of the session holds it. The greeting that the
+// agent reads after a restart of the hub names it all the same.
 func TestSessionIDIsNotStored(t *testing.T) {
 	config := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk"}
 	w := newWorld(t, config)
 	agent := newRaw(t, w.Addresses().Local+"/a2e")
 	agent.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	agent.send(t, `{"type":"tool/call/req","id":"c1","session_id":"`+agent.session+
-		`","tool_name":"crew-echo__echo","arguments":{"text":"heliotrope"}}`)
+		`","session_id":"`+agent.session+`\ud800","session_id":"`+agent.session+`","tool_name":"crew-echo__echo","arguments":{"text":"heliotrope"}}`)
 	eventually(t, func() bool {
 		return w.calls.Load() == 1 &&
 			len(w.Hub().Journal().Deliveries(openTo("crew/echo"))) == 0

@@ -2,6 +2,7 @@ package jsonx
 
 import (
 	"bytes"
+	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -195,7 +196,8 @@ func Members(b []byte, each func(name string, value Value) (more bool)) bool {
 	return members(b, func(name string, from, to int) bool { return each(name, Value(b[from:to:to])) })
 }
 
-// members is Members with the place of each value in b.
+// members is Members with the place of each value in b. Lone surrogates in names are
+// read as U+FFFD.
 func members(b []byte, each func(name string, from, to int) (more bool)) bool {
 	s := Scan(b)
 	if !s.Take('{') {
@@ -205,8 +207,12 @@ func members(b []byte, each func(name string, from, to int) (more bool)) bool {
 		return s.End()
 	}
 	for {
-		name, ok := s.Text()
-		if !ok || !s.Take(':') {
+		inside, _, ok := s.String()
+		if !ok {
+			return false
+		}
+		name, _ := Unquote(s.text[s.at-len(inside)-2 : s.at])
+		if !s.Take(':') {
 			return false
 		}
 		value, ok := s.Skim()
@@ -243,21 +249,38 @@ func Find(b []byte, path ...string) (from, to int) {
 }
 
 // Replace returns a copy of b in which the string at a path of member names is
-// another; all other bytes are the same. It returns b and false if there is no
-// such string or it is empty. b may hold lone surrogates, which stay; see [Whole].
+// another, each of them where names repeat; all other bytes are the same. It returns
+// b and false if there is no such string or it is empty. The syntax of b must have
+// been checked; lone surrogates are read as U+FFFD.
 func Replace(b []byte, by func(text string) string, path ...string) ([]byte, bool) {
-	whole, _, err := Whole(b)
-	if err != nil {
+	var out []byte
+	done := 0 // b[:done] is in out
+	eachAt(b, 0, len(b), path, func(from, to int) {
+		if b[from] != '"' || to-from <= len(`""`) {
+			return
+		}
+		text, _ := Unquote(b[from:to])
+		out = AppendText(append(slices.Grow(out, len(b)-done+64), b[done:from]...), by(text))
+		done = to
+	})
+	if done == 0 {
 		return b, false
 	}
-	from, to := Find(whole, path...)
-	s := Scan(whole[from:to])
-	text, ok := s.Text()
-	if !ok || text == "" {
-		return b, false
+	return append(out, b[done:]...), true
+}
+
+// eachAt calls f with the place in b of each value at a path in b[from:to].
+func eachAt(b []byte, from, to int, path []string, f func(from, to int)) {
+	if len(path) == 0 {
+		f(from, to)
+		return
 	}
-	out := append(make([]byte, 0, len(b)+64), b[:from]...)
-	return append(AppendText(out, by(text)), b[to:]...), true
+	members(b[from:to], func(name string, start, end int) bool {
+		if name == path[0] {
+			eachAt(b, from+start, from+end, path[1:], f)
+		}
+		return true
+	})
 }
 
 // Member returns the member of an object with that name, a part of b. It returns

@@ -186,7 +186,7 @@ func TestScannerAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestReplace: only the one string changes, wherever else its bytes stand.
+// TestReplace: only the string at the path changes, as often as its name stands there.
 func TestReplace(t *testing.T) {
 	by := func(text string) string {
 		if text != "se\"cret" {
@@ -209,7 +209,9 @@ func TestReplace(t *testing.T) {
 		{`{}`, ""},
 		{`["auth"]`, ""},
 		{``, ""},
-		{`{"auth":{"token":"x"},"auth":{"token":"y"}}`, ""}, // is no strict JSON
+		{`{"auth":{"token":"se\"cret"},"auth":{"token":1,"token":"se\"cret"}}`,
+			`{"auth":{"token":"digest"},"auth":{"token":1,"token":"digest"}}`},
+		{`{"\ud800":{},"auth":{"token":"se\"cret"}}`, `{"\ud800":{},"auth":{"token":"digest"}}`},
 	} {
 		got, ok := Replace([]byte(c.in), by, "auth", "token")
 		if ok != (c.want != "") || ok && string(got) != c.want || !ok && string(got) != c.in {
