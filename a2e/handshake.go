@@ -83,7 +83,6 @@ func (s *Session) accept(m *Envelope, who Identity, caps []string) []byte {
 	}
 	if s.state == StateConnected {
 		s.state = StateActive
-		s.timer.Reset(30 * time.Second)
 	}
 	s.identity, s.agentID, s.accepted = who, m.Str("agent_id"), caps
 	s.failures = 0

@@ -23,7 +23,7 @@ type Request struct {
 	h        *Host
 	provider Provider
 	ctx      context.Context // ends at the deadline, with the final frame, and with the session
-	end      func()
+	end      context.CancelFunc
 
 	mu       sync.Mutex
 	done     bool // the final frame is out
@@ -248,13 +248,8 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 		s.inflight = make(map[string]*Request)
 	}
 	s.inflight[r.ID] = r
-	ctx, cancel := context.WithDeadline(s.ctx, r.Deadline)
-	stop := context.AfterFunc(ctx, func() {
-		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-			r.fail(ErrTimeout) // A2E-075
-		}
-	})
-	r.ctx, r.end = ctx, func() { stop(); cancel() }
+	r.ctx, r.end = context.WithDeadline(s.ctx, r.Deadline)
+	s.tickByLocked(r.Deadline)
 	if s.running < l.Parallel {
 		s.running++
 		go s.work(r)
@@ -320,6 +315,15 @@ func (r *Request) isDone() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.done
+}
+
+// expire answers the request when its time is over, whatever its handler does
+// (A2E-075).
+func (r *Request) expire() {
+	<-r.ctx.Done() // at the same time by its own clock
+	if errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
+		r.fail(ErrTimeout)
+	}
 }
 
 // fail answers the request with an error, from outside its handler.

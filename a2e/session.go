@@ -59,8 +59,9 @@ type Session struct {
 	inflight map[string]*Request
 	seen     seenIDs
 	out      outbox
-	last     time.Time // of the last sign of life
-	timer    *time.Timer
+	last     time.Time   // of the last sign of life
+	timer    *time.Timer // calls tick at nextTick
+	nextTick time.Time
 	drainer  *time.Timer
 	keep     bool          // leave it in the store when it closes
 	draining chan struct{} // see Draining; nil while nobody asked
@@ -78,6 +79,7 @@ func newSession(h *Host, id, remote string, kind transportKind) *Session {
 	s.last = s.started
 	s.mu.Lock() // tick may run at once
 	defer s.mu.Unlock()
+	s.nextTick = s.started.Add(h.limits.Handshake)
 	s.timer = time.AfterFunc(h.limits.Handshake, s.tick)
 	return s
 }
@@ -181,7 +183,7 @@ func (s *Session) endsLocked(to State) {
 }
 
 // tick is the session's only clock: it ends what has no handshake or no
-// transport, and forgets what is old.
+// transport, answers requests whose time is over, and forgets what is old.
 func (s *Session) tick() {
 	now := time.Now()
 	l := &s.h.limits
@@ -192,25 +194,39 @@ func (s *Session) tick() {
 	}
 	s.seen.trim(now, &s.h.answers)
 	s.out.expire(now.Add(-l.ReplayFor))
-	over := false
+	s.nextTick = now.Add(30 * time.Second)
+	for _, r := range s.inflight {
+		if !now.Before(r.Deadline) {
+			go r.expire()
+		} else if r.Deadline.Before(s.nextTick) {
+			s.nextTick = r.Deadline
+		}
+	}
+	end := s.nextTick // of the session, if nothing happens before
 	switch {
 	case s.state == StateConnected:
-		over = now.Sub(s.started) >= l.Handshake
+		end = s.started.Add(l.Handshake)
 	case s.out.stream == nil && s.state == StateActive:
-		over = now.Sub(s.last) >= l.Idle
+		end = s.last.Add(l.Idle)
 	}
-	next := 30 * time.Second
-	if s.state == StateConnected {
-		next = s.started.Add(l.Handshake).Sub(now)
-	} else if s.out.stream == nil {
-		next = min(next, s.last.Add(l.Idle).Sub(now))
+	if end.Before(s.nextTick) {
+		s.nextTick = end
 	}
+	over := !now.Before(end)
 	if !over {
-		s.timer.Reset(max(next, time.Millisecond))
+		s.timer.Reset(s.nextTick.Sub(now))
 	}
 	s.mu.Unlock()
 	if over {
 		s.close()
+	}
+}
+
+// tickByLocked has tick called at t, if it is not called before.
+func (s *Session) tickByLocked(t time.Time) {
+	if t.Before(s.nextTick) {
+		s.nextTick = t
+		s.timer.Reset(time.Until(t))
 	}
 }
 
@@ -258,7 +274,7 @@ func (s *Session) detach(st *stream) {
 		s.leavesLocked()
 		s.last = time.Now()
 		if s.state == StateActive {
-			s.timer.Reset(min(s.h.limits.Idle, 30*time.Second))
+			s.tickByLocked(s.last.Add(s.h.limits.Idle))
 		}
 		over = s.drainedLocked() // it need not wait for a reader that is gone
 	}
