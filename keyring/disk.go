@@ -41,7 +41,7 @@ type ringFile struct {
 func openDisk(o Options, absent func(*ringFile, Protection) error) (*ringFile, *contents, error) {
 	d := &ringFile{
 		dir: o.Dir, path: filepath.Join(o.Dir, FileName),
-		now: o.Now, workFactor: o.workFactor, fault: o.fault,
+		now: o.Now, workFactor: o.WorkFactor, fault: o.fault,
 	}
 	p := Protection{o.Passphrase, o.IdentityFile}
 	if _, err := p.kind(); err != nil {

@@ -195,7 +195,7 @@ func TestWrongKey(t *testing.T) {
 			c.made.Dir, c.with.Dir = dir, dir
 			fill(t, open(t, c.made))
 			before, list := readFile(t, filepath.Join(dir, FileName)), files(t, dir)
-			c.with.workFactor = 4
+			c.with.WorkFactor = 4
 			_, err := Open(c.with)
 			wantErr(t, err, c.want)
 			if err != nil && !strings.Contains(err.Error(), c.text) {
@@ -261,7 +261,7 @@ func TestCorrupt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "keys")
-			o := Options{Dir: dir, Passphrase: p.Passphrase, IdentityFile: p.IdentityFile, workFactor: 4}
+			o := Options{Dir: dir, Passphrase: p.Passphrase, IdentityFile: p.IdentityFile, WorkFactor: 4}
 			fill(t, open(t, o))
 			path := filepath.Join(dir, FileName)
 			good := readFile(t, path)

@@ -44,8 +44,8 @@ func (c *clock) Add(d time.Duration) {
 
 func open(t testing.TB, o Options) *Ring {
 	t.Helper()
-	if o.workFactor == 0 {
-		o.workFactor = 4
+	if o.WorkFactor == 0 {
+		o.WorkFactor = 4
 	}
 	r, err := Open(o)
 	if err != nil {

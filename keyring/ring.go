@@ -213,12 +213,16 @@ type Options struct {
 	Passphrase   Secret
 	IdentityFile string
 
+	// WorkFactor is log₂ of the N of scrypt, by which a new passphrase is stretched.
+	// 0 means 18, about a second. A smaller one is for tests; a ring is opened with
+	// the one that it was made with.
+	WorkFactor int
+
 	Rand io.Reader        // nil means crypto/rand
 	Now  func() time.Time // nil means time.Now
 
-	maxKeys    int                     // 0 means defaultMaxKeys
-	workFactor int                     // log₂ of scrypt's N; 0 means age's default
-	fault      func(step string) error // makes a step of writing fail
+	maxKeys int                     // 0 means defaultMaxKeys
+	fault   func(step string) error // makes a step of writing fail
 }
 
 // Open opens the ring of o.Dir or o.Store, or makes an empty one.

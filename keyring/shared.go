@@ -73,7 +73,7 @@ type shared struct {
 // openShared opens the ring of a store, or makes an empty one.
 func openShared(o Options) (*shared, error) {
 	s := &shared{
-		store: o.Store, workFactor: o.workFactor, log: o.Log,
+		store: o.Store, workFactor: o.WorkFactor, log: o.Log,
 		parts: map[string]*contents{}, revisions: map[string]uint64{}, stale: map[string]bool{},
 		damaged: map[string]error{}, changes: map[string]Value{},
 		wake: make(chan struct{}, 1), end: make(chan struct{}),
@@ -90,7 +90,7 @@ func openShared(o Options) (*shared, error) {
 			}
 			break
 		}
-		fresh, err := newSharedSealer(p, o.workFactor)
+		fresh, err := newSharedSealer(p, o.WorkFactor)
 		if err != nil {
 			return nil, err
 		}

@@ -188,7 +188,7 @@ func TestSharedIsSealed(t *testing.T) {
 		want error
 	}{{Options{Passphrase: Secret("wrong")}, ErrWrongKey}, {Options{}, ErrEncrypted},
 		{Options{IdentityFile: identityFile(t)}, ErrWrongKey}} {
-		c.o.Store, c.o.Shared, c.o.workFactor = s, true, 4
+		c.o.Store, c.o.Shared, c.o.WorkFactor = s, true, 4
 		_, err := Open(c.o)
 		wantErr(t, err, c.want)
 	}
@@ -544,7 +544,7 @@ func TestTakeOver(t *testing.T) {
 	dir = filepath.Join(t.TempDir(), "keys")
 	fill(t, open(t, Options{Dir: dir, Passphrase: Secret("other")}))
 	s := newKV()
-	_, err := Open(Options{Store: s, Shared: true, Dir: dir, Passphrase: Secret("right"), workFactor: 4})
+	_, err := Open(Options{Store: s, Shared: true, Dir: dir, Passphrase: Secret("right"), WorkFactor: 4})
 	wantErr(t, err, ErrWrongKey)
 	if there, _ := Exists(dir); !there || len(s.values) != 0 {
 		t.Error("something was changed")

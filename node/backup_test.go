@@ -36,7 +36,7 @@ func TestBackupOfAHub(t *testing.T) {
 					t.Fatal(err)
 				}
 				c.Engine.KeyFile = keyFile
-				c.Passphrase = []byte("a passphrase")
+				c.Passphrase, c.PassphraseWork = []byte("a passphrase"), 4
 			}
 			first := ""
 			c.FirstToken = func(secret string) { first = secret }
@@ -262,8 +262,8 @@ func TestBackupOfAHubOnACluster(t *testing.T) {
 			t.Error("a directory was left")
 		}
 		r := c
-		r.Data, r.Durability, r.Engine, r.Passphrase = filepath.Join(root, prefix), "replicated", e,
-			[]byte("a passphrase")
+		r.Data, r.Durability, r.Engine = filepath.Join(root, prefix), "replicated", e
+		r.Passphrase, r.PassphraseWork = []byte("a passphrase"), 4
 		n = running(t, r)
 		if n.Hub().ID() != id {
 			t.Error("it is another hub")

@@ -31,7 +31,8 @@ func TestForgetAtTwoHubsAtOnce(t *testing.T) {
 	root := t.TempDir()
 	hub := func(name string) *Node {
 		return running(t, Config{Name: name, Data: filepath.Join(root, name), Durability: "replicated", Engine: engine,
-			PublicURL: "https://parley.test", Passphrase: []byte("of both"), Limits: Limits{SenderRate: -1}})
+			PublicURL: "https://parley.test", Passphrase: []byte("of both"), PassphraseWork: 4,
+			Limits: Limits{SenderRate: -1}})
 	}
 	one, two := hub("one"), hub("two")
 	said := map[string]string{"many": "quincunx", "few": "zeugma", "kept": "ibis"}

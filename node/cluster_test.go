@@ -27,7 +27,8 @@ func TestClusterIsOneHub(t *testing.T) {
 	config := func(name string) Config {
 		return Config{Name: name, Data: filepath.Join(root, name), Durability: "replicated", Engine: engine,
 			PublicURL:  "https://parley.test",
-			Passphrase: []byte("of both"), FirstToken: func(secret string) { first = append(first, secret) }}
+			Passphrase: []byte("of both"), PassphraseWork: 4,
+			FirstToken: func(secret string) { first = append(first, secret) }}
 	}
 	without := config("one")
 	without.Passphrase = nil

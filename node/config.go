@@ -65,11 +65,12 @@ type Config struct {
 	Level *slog.LevelVar    `toml:"-"`
 	spans sdk.SpanProcessor // takes the traces in place of the exporter
 	// reads the configuration again, for Reload; nil: there is no file
-	Read       func() (Config, error)                `toml:"-"`
-	Passphrase []byte                                `toml:"-"` // of the keyring
-	FreeSpace  func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
-	Progress   func(what string, done, total uint64) `toml:"-"` // long work at start
-	FirstToken func(secret string)                   `toml:"-"` // is given the secret of a first admin token, once
+	Read           func() (Config, error)                `toml:"-"`
+	Passphrase     []byte                                `toml:"-"` // of the keyring
+	PassphraseWork int                                   `toml:"-"` // see [keyring.Options.WorkFactor]
+	FreeSpace      func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
+	Progress       func(what string, done, total uint64) `toml:"-"` // long work at start
+	FirstToken     func(secret string)                   `toml:"-"` // is given the secret of a first admin token, once
 
 	HeaderTimeout time.Duration `toml:"-"` // in which a client must have sent the header of a request; 10 s
 	BodyTimeout   time.Duration `toml:"-"` // and its body; 1 min

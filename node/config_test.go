@@ -179,7 +179,8 @@ func TestWhatIsRefusedAtTheDoor(t *testing.T) {
 	})
 	t.Run("second instance, port in use, wrong passphrase", func(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "data")
-		n, err := Open(t.Context(), Config{Data: dir, Passphrase: []byte("right"), Listen: Listen{HTTP: "127.0.0.1:0"}})
+		n, err := Open(t.Context(), Config{Data: dir, Passphrase: []byte("right"), PassphraseWork: 4,
+			Listen: Listen{HTTP: "127.0.0.1:0"}})
 		if err != nil {
 			t.Fatal(err)
 		}

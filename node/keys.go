@@ -14,7 +14,7 @@ import (
 // openKeys opens the keyring: of a hub alone in its data directory, of a cluster
 // in the shared state. Of a hub in memory it is in memory with the rest.
 func (n *Node) openKeys() (err error) {
-	o := keyring.Options{Passphrase: n.c.Passphrase, Now: n.c.Now, Log: n.log}
+	o := keyring.Options{Passphrase: n.c.Passphrase, WorkFactor: n.c.PassphraseWork, Now: n.c.Now, Log: n.log}
 	if o.Shared = n.c.Engine.URL != ""; o.Shared && len(o.Passphrase) == 0 {
 		return errors.New("the hubs of a cluster keep their keys in its shared state, encrypted: " +
 			"set PARLEY_PASSPHRASE or PARLEY_PASSPHRASE_FILE, the same for all hubs")

@@ -30,7 +30,7 @@ func twoHubs(t *testing.T) (first, second *world) {
 	if !s.ReadyForConnections(time.Minute) {
 		t.Fatal("no server")
 	}
-	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"),
+	config := node.Config{Durability: "replicated", Passphrase: []byte("a passphrase"), PassphraseWork: 4,
 		Engine: node.Engine{URL: s.ClientURL(), Partitions: 2, Replicas: 1}}
 	one := config
 	one.Name, one.Data = "one", t.TempDir()

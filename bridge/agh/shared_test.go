@@ -77,7 +77,8 @@ func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	}
 	on := func(name string) func(*node.Config) {
 		return func(c *node.Config) {
-			c.Data, c.Passphrase = filepath.Join(t.TempDir(), "data"), []byte("a passphrase")
+			c.Data = filepath.Join(t.TempDir(), "data")
+			c.Passphrase, c.PassphraseWork = []byte("a passphrase"), 4
 			c.Durability, c.Name, c.Engine = "replicated", name,
 				node.Engine{URL: s.ClientURL(), Replicas: 1, Partitions: append(partitions, 2)[0]}
 		}

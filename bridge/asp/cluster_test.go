@@ -30,8 +30,8 @@ func TestTwoNodes(t *testing.T) {
 	urls := strings.Join(cluster.URLs, ",")
 	engine := func(name string) node.Config {
 		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated",
-			Passphrase: []byte("a passphrase"),
-			Engine:     node.Engine{URL: urls, Replicas: 3, Partitions: 2},
+			Passphrase: []byte("a passphrase"), PassphraseWork: 4,
+			Engine: node.Engine{URL: urls, Replicas: 3, Partitions: 2},
 			// The nodes have keyrings of their own here, so that each stands
 			// in under a domain of its own.
 			ASP: node.ASP{Domain: name + ".example"}, Guests: node.Guests{Disk: "100GiB"}}

@@ -18,9 +18,9 @@ func TestReadersAreTold(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	engine := func(name string) node.Config {
 		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated",
-			Passphrase: []byte("a passphrase"),
-			Engine:     node.Engine{URL: url, Replicas: 1, Partitions: 2},
-			ASP:        node.ASP{Domain: name + ".example"}}
+			Passphrase: []byte("a passphrase"), PassphraseWork: 4,
+			Engine: node.Engine{URL: url, Replicas: 1, Partitions: 2},
+			ASP:    node.ASP{Domain: name + ".example"}}
 	}
 	a, b := newWorld(t, engine("a")), newWorld(t, engine("b"))
 	ctx, stop := context.WithCancel(a.ctx())

@@ -617,7 +617,7 @@ func TestDamagedKeyring(t *testing.T) {
 		{"no passphrase", []byte("correct horse"), nil, nil, keyring.ErrEncrypted},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			config := node.Config{Data: filepath.Join(t.TempDir(), "data"), Passphrase: c.made}
+			config := node.Config{Data: filepath.Join(t.TempDir(), "data"), Passphrase: c.made, PassphraseWork: 4}
 			useHub(t, config, 3)
 			keys := filepath.Join(config.Data, "keys")
 			saved := map[string][]byte{}
