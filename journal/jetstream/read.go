@@ -145,19 +145,27 @@ const (
 )
 
 // messages returns a stream's messages of a filter from seq to last. If a page is
-// not full the leader is asked for the next message.
+// not full the leader is asked for the next message. A new leader may still be
+// behind: that it has none up to a last that was reported is believed when it has
+// caught up.
 func (s *Store) messages(ctx context.Context, stream, filter string, seq, last uint64) iter.Seq2[*stored, error] {
 	return func(yield func(*stored, error) bool) {
 		for seq <= last {
 			size := min(pageSize, last-seq+1)
 			ms, err := s.page(ctx, stream, get{Seq: seq, Next: filter, Batch: size, MaxBytes: pageBytes})
-			if err == nil && uint64(len(ms)) < size {
-				next := seq
-				if len(ms) > 0 {
-					next = ms[len(ms)-1].Seq + 1
-				}
+			next := seq
+			if len(ms) > 0 {
+				next = ms[len(ms)-1].Seq + 1
+			}
+			if err == nil && uint64(len(ms)) < size && next <= last {
+				which := get{Seq: next, Next: filter}
 				var m *stored
-				m, err = s.readFromLeader(ctx, stream, get{Seq: next, Next: filter})
+				m, err = s.readFromLeader(ctx, stream, which)
+				if err == nil && m.Seq == 0 && last <= s.lastReported(stream) {
+					if _, err = s.tail(ctx, stream); err == nil {
+						m, err = s.readFromLeader(ctx, stream, which)
+					}
+				}
 				ms = append(ms, m)
 			}
 			if err != nil {
@@ -338,6 +346,7 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 	if m.Seq == 0 {
 		return store.Record{}, fmt.Errorf("%w: tag %q in partition %d", store.ErrNotFound, tag, p)
 	}
+	s.report(s.logStream(p), m.Seq)
 	return m.record(), nil
 }
 

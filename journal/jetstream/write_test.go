@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -272,6 +273,45 @@ func TestLeaderIsBehind(t *testing.T) {
 	x.report("P_LOG_0", 8) // it was lost
 	if span, err := x.Span(t.Context(), 0); !errors.Is(err, store.ErrBusy) {
 		t.Errorf("%+v, %v", span, err)
+	}
+}
+
+// TestHeadOfABehindLeader: the head of a chain is read although a new leader does not
+// have it yet.
+func TestHeadOfABehindLeader(t *testing.T) {
+	t.Parallel()
+	x := newStage(t)
+	x.plays(apiGet+x.remainsStream(), func(int, *nats.Msg) string { return none })
+	x.plays(apiDirect+"P_LOG_0", func(_ int, m *nats.Msg) string {
+		a := nats.NewMsg(m.Reply)
+		a.Header.Set("Status", "404")
+		if err := x.nc.PublishMsg(a); err != nil {
+			t.Error(err)
+		}
+		return ""
+	})
+	var has atomic.Int64 // of the leader
+	has.Store(7)
+	x.plays(apiInfo+"P_LOG_0", func(int, *nats.Msg) string {
+		return fmt.Sprintf(`{"state":{"first_seq":1,"last_seq":%d,"messages":7}}`, has.Add(1)-1)
+	})
+	x.plays(apiGet+"P_LOG_0", func(int, *nats.Msg) string {
+		if has.Load() < 7 {
+			return none
+		}
+		return holds("P.log.0.r", 7)
+	})
+	head, err := x.Tagged(t.Context(), 0, "chain")
+	if err != nil || head.Sequence != 7 {
+		t.Fatalf("%+v, %v", head, err)
+	}
+	for _, leader := range []int64{7, 5} {
+		has.Store(leader)
+		found := false
+		err := x.Read(t.Context(), 0, 7, 7, func(r store.Record) bool { found = r.Sequence == 7; return true })
+		if err != nil || !found {
+			t.Errorf("with a leader at %d: read %v, %v", leader, found, err)
+		}
 	}
 }
 
