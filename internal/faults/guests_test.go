@@ -59,7 +59,7 @@ type guests struct {
 // enrolled agent begin to ask. Under is put before the command.
 func newGuests(t *testing.T, edit func(*node.Config), under ...string) *guests {
 	t.Helper()
-	t.Setenv("GOGC", "50") // of the hub: what it holds is measured, not what it has yet to collect
+	t.Parallel()
 	dir := t.TempDir()
 	g := &guests{data: filepath.Join(dir, "data"), sender: newIdentity(t, "agent://sender.test"), client: newClient(t)}
 	var err error
@@ -73,7 +73,9 @@ func newGuests(t *testing.T, edit func(*node.Config), under ...string) *guests {
 	if edit != nil {
 		edit(&c)
 	}
-	g.args = append(under, program(t, "internal/testhub"), "-config", writeConfig(t, dir, c), "-trace", g.trace())
+	// What the hub holds is measured, not what it has yet to collect.
+	g.args = append(append([]string{"env", "GOGC=50"}, under...),
+		program(t, "internal/testhub"), "-config", writeConfig(t, dir, c), "-trace", g.trace())
 	g.process = launch(t, g.args...)
 	return g
 }

@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	}
 	binaries = dir
 	// Parallel tests wait for other processes most of their time.
-	if err := flag.Set("test.parallel", "4"); err != nil {
+	if err := flag.Set("test.parallel", "8"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
