@@ -44,7 +44,7 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 		_ = hangup()
 		return err
 	}
-	// What is at work goes on for a while after ctx has ended.
+	// Running requests go on for a while after ctx has ended.
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	w := newConnWriter(h, out)

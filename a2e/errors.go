@@ -87,7 +87,7 @@ func (e *Error) Is(target error) bool {
 	return ok && t.Code == e.Code && (t.Reason == "" || t.Reason == e.Reason)
 }
 
-// What can go wrong. Errors of this package match them with [errors.Is].
+// Errors of this package match these with [errors.Is].
 var (
 	ErrParse        = &Error{Code: ParseError, Text: "not one JSON object in UTF-8", Step: "decode"}
 	ErrInvalid      = &Error{Code: InvalidMessage, Text: "not acceptable", Step: "decode"}

@@ -276,7 +276,7 @@ func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Sessio
 			return nil, ErrNotLoaded.Because(ctx.Err())
 		}
 	}
-	// Who loads takes over: several at once would take over from each other.
+	// Loading takes the session over: several at once would take it from each other.
 	done := make(chan struct{})
 	h.loading[id] = done
 	h.mu.Unlock()

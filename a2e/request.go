@@ -197,7 +197,7 @@ func (s *Session) again(r *Request) {
 	s.mu.Lock()
 	_, running := s.inflight[r.ID]
 	a := s.seen.answers[seenKeyOf(r.ID)]
-	// What is attached may have written it just now.
+	// The attached transport may have written it just now.
 	comes := running || a != nil && (a.repeated || s.out.stream == nil && s.out.waits(a.line))
 	var wait time.Duration
 	if a != nil && !comes {
@@ -371,7 +371,7 @@ func (r *Request) answer(resp Response) ([]byte, error) {
 		f := appendMembers(r.head(typ, len(body)), body,
 			func(name string) bool { return bodyMember(name) && name != "req_id" })
 		line = append(wholeFrame(f), '}')
-		// What leaves must fit the schema that the agent checks it against: agents
+		// The answer must fit the schema that the agent checks it against: agents
 		// drop frames that do not, and wait for ever (A2E §5.3, A2E-126).
 		m, e := r.h.types.decode(line, r.h.limits.Depth)
 		if e == nil {

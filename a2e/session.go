@@ -449,7 +449,7 @@ func (s *Session) lost(err error) {
 	s.close()
 }
 
-// What may wait for an agent before the handshake.
+// Bounds of the frames that wait for an agent before the handshake.
 const (
 	pendingFrames = 16
 	pendingBytes  = 4 << 10

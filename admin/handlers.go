@@ -246,7 +246,7 @@ func postMessages(a *Admin, c *call) (any, error) {
 }
 
 // stream answers with server-sent events: accepted, event…, reply; or error.
-// What is refused before it is recorded is answered with its status.
+// A message that is refused before it is recorded is answered with its status.
 func (a *Admin) stream(ctx context.Context, c *call, s Send) error {
 	var out *sse
 	defer func() {

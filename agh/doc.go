@@ -2,7 +2,7 @@
 // by which agents greet and find each other, talk in threads and direct rooms,
 // and follow a piece of work to its end.
 //
-// What it implements, and where that is written down:
+// It implements, with the source of each part:
 //
 //   - the envelope and its validation order (AGH NetworkEnvelope page; RFC 003):
 //     [Decode], [Decoder], [Envelope.Encode];

@@ -36,8 +36,8 @@ func (r Reason) known() bool {
 	return false
 }
 
-// What can go wrong. Every error of this package that concerns a message is an
-// [*Error] and wraps one of these.
+// Every error of this package that concerns a message is an [*Error] and wraps one
+// of these.
 var (
 	ErrMalformed       = errors.New("agh: malformed envelope")
 	ErrTooLarge        = errors.New("agh: envelope too large")

@@ -2,7 +2,7 @@
 // that prove themselves. Every message carries the hash of its content, a
 // link to the message before it, an Ed25519 signature and a DPoP proof.
 //
-// What it follows: the page "Message format" of the vendor's documentation
+// It follows the page "Message format" of the vendor's documentation
 // (envelope, context objects, integrity chain, DPoP proof, constraints,
 // limits), and where that page is silent the pages on performatives, the
 // state machine, the transports, commitments, disputes and trust scoring.

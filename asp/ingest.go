@@ -65,7 +65,7 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 	if err := s.checkMember(ctx, e, l); err != nil {
 		return nil, err
 	}
-	// What needs no session is done without its lock.
+	// Checks that need no session are made without its lock.
 	made := card != nil && e.madeBy(card)
 	if !made {
 		if err := e.checkHash(); err != nil {

@@ -22,7 +22,7 @@ const GuestOwner = "guest"
 // NewMemory gives a Memory in process. It holds at most size keys (0 means
 // 1,048,576) and at most a sixteenth of them for one owner, which is the part
 // of a key before the first space: one agent cannot use up the room of all.
-// What does not fit is refused with capacity_unavailable.
+// An entry that does not fit is refused with capacity_unavailable.
 func NewMemory(size int, now func() time.Time) Memory {
 	size = cmp.Or(size, 1<<20)
 	return &memory{now: clock(now), keys: recent.Keys{Max: size, MaxOwner: max(size/16, 1)}}

@@ -167,7 +167,7 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 	return r
 }
 
-// attemptWithin hands an attempt to the carrier, with a bound on its time.
+// attemptWithin hands an attempt to the transport, with a bound on its time.
 func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) Result {
 	limit := d.c.Attempt
 	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() {

@@ -29,7 +29,7 @@ type Config struct {
 	Policy    *policy.Policy
 	Guests    *policy.Guests // nil: one of default size
 
-	Delivery     delivery.Config // Log and Carrier are set by the hub
+	Delivery     delivery.Config // Log and Transport are set by the hub
 	Timeout      time.Duration   // deadline of a request without one whose caller waits; 30 s
 	LongTimeout  time.Duration   // deadline of other requests without one; 2 h, so that an hour's work has time
 	HandlerCalls int             // of one Go agent at once; 1,024

@@ -202,7 +202,7 @@ func (j *Journal) rebalance(ctx context.Context) error {
 	var errs []error
 	for i, p := range j.parts {
 		j.owners.mu.Lock()
-		lease, handing := j.owners.parts[i].lease, j.owners.parts[i].handOverDone != nil
+		lease, leaving := j.owners.parts[i].lease, j.owners.parts[i].handOverDone != nil
 		j.owners.mu.Unlock()
 		mine := preferred(i, nodes) == j.cfg.Node
 		var err error
@@ -210,10 +210,10 @@ func (j *Journal) rebalance(ctx context.Context) error {
 		case lease != nil:
 			if err = lease.Renew(ctx); errors.Is(err, ErrFenced) {
 				j.setLease(i, nil)
-			} else if !mine && !handing {
+			} else if !mine && !leaving {
 				j.handOver(i, lease)
 			}
-		case mine && !handing:
+		case mine && !leaving:
 			if lease, err = j.lease(ctx, p, ownerLease, j.cfg.OwnerTTL); err == nil {
 				j.setLease(i, lease)
 			} else if errors.Is(err, ErrExists) {

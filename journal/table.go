@@ -263,7 +263,7 @@ func (t *Table[T]) Range(ctx context.Context, prefix string) iter.Seq2[Row[T], e
 }
 
 // List reads the rows that [Table.Range] gives, so that they can be changed then.
-// What cannot be decoded is logged and passed over.
+// Rows that cannot be decoded are logged and skipped.
 func (t *Table[T]) List(ctx context.Context, prefix string) (rows []Row[T], err error) {
 	for row, err := range t.Range(ctx, prefix) {
 		if err == nil {
@@ -377,7 +377,7 @@ func (t *Table[T]) Delete(ctx context.Context, key string, revision uint64) erro
 // A Fate says what becomes of a row.
 type Fate int
 
-// What [Table.Sweep] does with a row.
+// The fates of a row in [Table.Sweep].
 const (
 	Keep   Fate = iota // it stays as it is
 	Write              // it stays, as the judge has changed it

@@ -19,8 +19,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// What of the data directory is in a backup beside the journal. The index is
-// made again, certificates by ACME are fetched again where they are not there.
+// Files of the data directory that are in a backup beside the journal. The index is
+// built again, and missing certificates of ACME are fetched again.
 const (
 	backupFileMax  = 16 << 20
 	backupFilesMax = 10_000

@@ -8,7 +8,7 @@ import (
 )
 
 // bodies bounds the bytes of large request bodies that are in memory at once.
-// What arrives beyond the bound waits in its connection. The oldest body always
+// Bytes beyond the bound wait in their connections. The oldest body always
 // goes on, so that bodies never wait for each other; if it is slow while others
 // wait, it is cut off.
 type bodies struct {

@@ -56,7 +56,7 @@ type Config struct {
 
 	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
 
-	// What follows is for programs, not for the file.
+	// The following fields are for programs, not for the file.
 
 	Version string           `toml:"-"` // of the program, for the admin API
 	Now     func() time.Time `toml:"-"`

@@ -61,7 +61,7 @@ type Node struct {
 
 	read Config // as it was read at the start, without defaults
 
-	// What a reload may change.
+	// These may change by a reload.
 	live    atomic.Pointer[Config]
 	proxies atomic.Pointer[[]netip.Prefix]
 	reloads reloading

@@ -61,7 +61,7 @@ func openTracer(ctx context.Context, c *Config) (*tracer, error) {
 }
 
 func newTracer(ctx context.Context, p sdk.SpanProcessor) (*tracer, error) {
-	// What the environment says comes last, so that it wins.
+	// The environment comes last, so that it wins.
 	res, err := resource.New(ctx, resource.WithTelemetrySDK(),
 		resource.WithAttributes(attribute.String("service.name", "parley")), resource.WithFromEnv())
 	if err != nil && !errors.Is(err, resource.ErrPartialResource) {

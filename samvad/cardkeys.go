@@ -131,7 +131,7 @@ func (s *CardStore) get(ctx context.Context, id string, force bool) ([]Key, erro
 }
 
 // admit makes room for a new entry, in place of any other; the store is locked.
-// What is being fetched stays, and is bounded by MaxFetches.
+// Cards that are being fetched stay; MaxFetches bounds them.
 func (s *CardStore) admit(id string) *cardEntry {
 	if len(s.cards) >= cmp.Or(s.MaxCards, DefaultMaxCards) {
 		for k, e := range s.cards {

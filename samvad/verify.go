@@ -24,7 +24,7 @@ import (
 // Assurance says how far the sender is proved.
 type Assurance string
 
-// What a verdict can reach.
+// Degrees of a verdict.
 const (
 	Unsigned Assurance = "unsigned" // lightweight mode: nothing
 	Signed   Assurance = "signed"   // the message is signed by a key known for its sender
@@ -274,8 +274,8 @@ func (m *Verified) fail(s Step, err error) *Error {
 
 // CheckMessage is [Verifier.Verify] for a request in pieces, without media type
 // and size, and without the reservation: the nonce is looked up but stays free.
-// Whoever accepts the message must call [Verifier.Reserve] or record it in
-// another way that happens at most once per [Envelope.ReplayKey].
+// To accept the message, call [Verifier.Reserve] or record it in another way that
+// happens at most once per [Envelope.ReplayKey].
 func (v *Verifier) CheckMessage(ctx context.Context, in *Incoming) (*Verified, error) {
 	m := &Verified{}
 	m.Verdict.Checks, m.Verdict.Assurance = m.checks[:0], Unsigned

@@ -159,7 +159,7 @@ type Union interface{ UnionOf() []any }
 // unless the tag says uuid4; time.Time is date-time. Named struct types become
 // definitions. See [Documented], [Enumerated] and [Union].
 //
-// What cannot be expressed leaves the model with an [Model.Err].
+// A type that cannot be expressed leaves the model with a [Model.Err].
 func ModelOf[T any]() *Model {
 	t := reflect.TypeFor[T]()
 	if m, ok := models.Load(t); ok {

@@ -250,8 +250,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case http.MethodHead:
 		s.probe(w, r)
 	case http.MethodGet:
-		// What a browser sees. A client that forgets the content type of a
-		// POST is told so below, where the reference says OK and drops it.
+		// A browser gets this. A client that forgets the content type of a
+		// POST gets an error below, where the reference says OK and drops it.
 		switch {
 		case r.Header.Get("Content-Type") != "":
 			s.refuse(w, r, &Refusal{Err: ErrMethod})

@@ -11,7 +11,7 @@ import (
 // Assurance is how sure the sender's name is.
 type Assurance string
 
-// What an envelope can prove about its sender.
+// Degrees of what an envelope proves about its sender.
 const (
 	Signed   Assurance = "signed"   // the sender's key signed it
 	Unsigned Assurance = "unsigned" // nothing: anybody could have written it

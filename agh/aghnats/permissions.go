@@ -17,7 +17,7 @@ import (
 // with a permissions violation, as any NATS server does. That a user is in
 // every workspace leaves it free; what it hears is what its account imports.
 func (u *User) permissions() *server.Permissions {
-	// What the user publishes is not for its own wildcards either.
+	// The user's own wildcards do not get its messages either.
 	p := &server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{inPrefix + ">"}}}
 	if u.Workspaces[0] == "*" {
 		return p
@@ -25,7 +25,7 @@ func (u *User) permissions() *server.Permissions {
 	p.Publish = &server.SubjectPermission{Allow: []string{replyPrefix + ">"}}
 	p.Subscribe.Allow = []string{"_INBOX.>"}
 	for _, w := range u.Workspaces {
-		// What is mapped is judged by what it is mapped to.
+		// The server checks a mapped subject after the mapping.
 		p.Publish.Allow = append(p.Publish.Allow, inPrefix+below(w))
 		p.Subscribe.Allow = append(p.Subscribe.Allow, below(w))
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// What the binding remembers: the state of work and the threads of conversations, in
-// tables of the journal, and the newest envelopes, in memory.
+// The binding remembers the state of work and the threads of conversations, in tables
+// of the journal, and the newest envelopes, in memory.
 
 // keepWork is how long the state of a piece of work is kept. No message can be
 // fresh for longer, so that none can open closed work anew.

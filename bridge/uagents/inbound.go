@@ -272,7 +272,7 @@ func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key 
 		if taken, prior, err = b.recordReply(ctx, r, x, key, now); taken || err != nil {
 			return talk, true, prior, err
 		}
-		// That one was answered. Another hub may have sent a request in the session since.
+		// That request was answered. Another hub may have sent one in the session since.
 		asked = x.Request
 	}
 	return talk, false, false, nil

@@ -200,7 +200,7 @@ func (a *app) verifyASP(ctx context.Context, in io.Reader, finish func(), name, 
 		v.Faults = append(v.Faults, aspPlace(f, report.Records))
 	}
 	if !v.Signed && len(v.Faults) == 0 {
-		// Who changes a file can leave the signature out as well.
+		// An attacker who changes a file can remove the signature as well.
 		v.OK, v.Faults = false, []string{"end of the file: no server signed it, and nobody else vouches that " +
 			"nothing was left out at the end"}
 	}

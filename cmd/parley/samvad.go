@@ -269,7 +269,7 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	// Whoever types an address may call it, on this machine too.
+	// An address from the command line may be on this machine, too.
 	client := &samvad.Client{Identity: me, HTTP: &http.Client{}, Timeout: s.wait}
 	call := samvad.Call{URL: s.url, To: s.to, Skill: s.skill, Payload: []byte(strings.TrimSpace(string(raw)))}
 	if len(raw) == 0 {

@@ -230,7 +230,7 @@ func steadyHeap() {
 		if goal := heapGoal(live); goal < last-last/16 || goal > last+last/16 {
 			last = goal
 			debug.SetGCPercent(int((goal - live) * 100 / live))
-			// What the runtime has beyond the heap it gives back sooner.
+			// The runtime returns memory beyond the heap sooner.
 			debug.SetMemoryLimit(goal + 24<<20)
 		}
 		runtime.SetFinalizer(c, collected)

@@ -17,7 +17,7 @@ import (
 // callers must not replace the same file at the same time.
 func Replace(path string, b []byte) error {
 	next := path + ".new"
-	// What a crash left may have another mode, or be another user's.
+	// A file that a crash left may have another mode, or belong to another user.
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

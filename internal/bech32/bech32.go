@@ -17,7 +17,7 @@ const charset = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 // MaxLen bounds the texts that [DecodeNoLimit] reads, in bytes.
 const MaxLen = 64 << 10
 
-// What can be wrong.
+// Errors of a text.
 var (
 	// ErrText is a text that is not bech32: bad character, mixed case, no
 	// separator, no data, wrong checksum, too long.

@@ -90,7 +90,7 @@ type guestAttack struct {
 	run     func(ctx context.Context, a *attack.Attack) attack.Result
 }
 
-// What the attacks send. The pauses leave the attacks some 10 requests of 1 MB
+// Sizes and pauses of the attacks. The pauses leave the attacks some 10 requests of 1 MB
 // and 50 small ones a second each: the load and the hub share the machine.
 const (
 	large, medium, small = 900_000, 60_000, 20

@@ -89,7 +89,7 @@ func (r *GuestsReport) Holds() bool {
 	return !slices.ContainsFunc(r.Bounds, func(b Bound) bool { return !b.Holds })
 }
 
-// What an attack may cost.
+// Bounds of what an attack may cost.
 const (
 	maxGuestMemory = 64 << 20
 	maxGuestDisk   = 16 << 20

@@ -17,7 +17,7 @@ import (
 	"math/big"
 )
 
-// What can be wrong with a public key.
+// Errors of a public key.
 var (
 	ErrLength       = errors.New("edkeys: public key is not 32 bytes")
 	ErrNonCanonical = errors.New("edkeys: public key is not in canonical form")

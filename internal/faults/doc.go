@@ -1,9 +1,9 @@
-// Package faults holds tests of what a hub promises when things go wrong: it
+// Package faults holds tests of the promises of a hub when things go wrong: it
 // is killed under load, its disk fills, its files are damaged, and guests
 // send it anything but proper messages. Nothing here is mocked: the tests
 // start real processes on real sockets and file systems.
 //
-// What the tests need and how they are tuned:
+// The tests are tuned by environment variables:
 //
 //	PARLEY_FAULTS        "long" does more of everything, as .ci/run does: a test
 //	                     takes up to half a minute. "longest" is for single

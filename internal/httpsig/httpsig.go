@@ -23,7 +23,7 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// What can be wrong with the headers.
+// Errors of the headers.
 var (
 	ErrSyntax    = errors.New("httpsig: malformed structured field")                       // RFC 8941
 	ErrComponent = errors.New("httpsig: component cannot be evaluated")                    // RFC 9421 §2

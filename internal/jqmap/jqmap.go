@@ -24,7 +24,7 @@ const (
 	DefaultSize = 1 << 20 // bytes of the output
 )
 
-// What a run can end with; the error's text says more.
+// Errors of a run; the error's text says more.
 var (
 	ErrInput  = errors.New("the input is not JSON")
 	ErrFailed = errors.New("the mapping failed")

@@ -28,8 +28,8 @@ const MaxDepth = 1000
 // A nil Value is an absent member.
 type Value = jsontext.Value
 
-// What can be wrong with a document. Every error of this package that
-// concerns its input wraps exactly one of them in an [*Error].
+// Errors of a document. Every error of this package that concerns its input wraps
+// exactly one of them in an [*Error].
 var (
 	ErrSyntax    = errors.New("malformed JSON")
 	ErrUTF8      = errors.New("invalid UTF-8")

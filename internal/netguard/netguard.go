@@ -176,7 +176,7 @@ func special(a netip.Addr) (Range, bool) {
 			return r, true
 		}
 	}
-	// Whatever IANA reserved and the table above has no name for.
+	// Networks that IANA reserved and the table above does not name.
 	denied := ssrf.IPv4DeniedPrefixes
 	if a.Is6() {
 		if !ssrf.IPv6GlobalUnicast.Contains(a) {

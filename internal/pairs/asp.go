@@ -329,7 +329,7 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 	said, leave := r.listen()
 	defer leave()
-	// What was begun is sent, so that it can be withdrawn.
+	// A request that was begun is sent, so that it can be withdrawn.
 	sending, sent := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer sent()
 	var wishes []asp.SendOption

@@ -28,7 +28,7 @@ type store struct {
 	noText bool
 	marks  []progress // by partition
 
-	// What the next transaction writes.
+	// These are written by the next transaction.
 	messages []*row
 	changed  []*tracked      // rows of the file to be updated
 	counted  []*conversation // with changed counters

@@ -43,7 +43,7 @@ func (s *Store) connect() (err error) {
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(reconnectWait, reconnectWait),
 		nats.PingInterval(pingEvery), nats.MaxPingsOutstanding(pingsMissed),
 		nats.Timeout(dialWithin), nats.FlusherTimeout(writeWithin),
-		// What cannot be sent now fails; it is not sent later.
+		// A request that cannot be sent now fails; it is not sent later.
 		nats.ReconnectBufSize(-1),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if s.ctx.Err() == nil {

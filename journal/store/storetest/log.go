@@ -247,7 +247,7 @@ func testRead(t *testing.T, b *bench) {
 	b.holds(3)
 }
 
-// What Read calls may use the store.
+// The function that Read calls may use the store.
 func testReadNested(t *testing.T, b *bench) {
 	b.must(b.append(0, 0, "a", "b", "c"))
 	b.must(b.Read(t.Context(), 0, 1, 3, func(r store.Record) bool {

@@ -182,7 +182,7 @@ func testRange(t *testing.T, b *bench) {
 	}))
 }
 
-// What changes while Range runs may come again, and is never missed.
+// A value that changes while Range runs may come again, and is never missed.
 func testRangeChanging(t *testing.T, b *bench) {
 	for i := range 600 {
 		b.put("r", strconv.Itoa(i), "old")
