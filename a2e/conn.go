@@ -177,7 +177,7 @@ func (d *writeDeadline) extend(wait time.Duration) {
 
 // connWriter writes the frames of one session at a time: one line, one write.
 // Its own goroutine does that, and the goroutine of a request may write the
-// answer itself, which saves waking another one: whoever has the turn.
+// answer itself, which saves waking another one: the goroutine that has the turn.
 type connWriter struct {
 	h      *Host
 	broken chan struct{} // closed when there is nothing more to write, or no way
@@ -296,7 +296,7 @@ func (w *connWriter) help(s *Session, st *stream) {
 	poke(st.wake)
 }
 
-// write writes a batch of what waits; the caller has the turn.
+// write writes a batch of waiting frames; the caller has the turn.
 func (w *connWriter) write(s *Session, st *stream) error {
 	n := s.first(st, w.batch[:])
 	done, err := 0, error(nil)

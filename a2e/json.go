@@ -48,7 +48,7 @@ func checkJSON(b []byte, depth int) (fault string) {
 	return ""
 }
 
-// checkObject is checkJSON for what must be an object.
+// checkObject is checkJSON for an object.
 func checkObject(b []byte, depth int) (fault string) {
 	if fault := checkJSON(b, depth); fault != "" {
 		return fault

@@ -398,7 +398,7 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 	unknown := false
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil && !unknown {
-			return ErrClosed.Because(err) // the link ended, or who asks went, before it was begun
+			return ErrClosed.Because(err) // the link ended, or the caller gave up, before it was begun
 		}
 		resp, err := l.request(ctx, http.MethodPost, "/send", line[:len(line)-1])
 		pause := time.Second

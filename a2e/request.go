@@ -353,7 +353,7 @@ func (r *Request) head(typ string, room int) encoder {
 	return appendHead(make([]byte, 0, headSize+len(r.ID)+room), typ, NewID(), r.h.Now()).text("req_id", r.ID)
 }
 
-// answer is the frame for what a handler answered.
+// answer is the frame for the answer of a handler.
 func (r *Request) answer(resp Response) ([]byte, error) {
 	line, whole := resp.Body.(wholeFrame)
 	if !whole {

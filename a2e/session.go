@@ -70,7 +70,7 @@ type Session struct {
 
 	storeMu sync.Mutex // orders calls of the store
 	seq     uint64     // of the last frame appended; guarded by storeMu
-	moved   bool       // another host has it, and what is said here is passed on; changed with mu and storeMu held
+	moved   bool       // another host has it, and messages are passed on; changed with mu and storeMu held
 }
 
 func newSession(h *Host, id, remote string, kind transportKind) *Session {
@@ -596,7 +596,7 @@ func (s *Session) drain(d time.Duration, keep bool) {
 	}
 }
 
-// drainOver answers what is still at work, and gives the transport a last
+// drainOver answers the requests still at work, and gives the transport a last
 // moment to write.
 func (s *Session) drainOver() {
 	s.mu.Lock()

@@ -366,7 +366,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 	})
 }
 
-// newAgent validates what is asked for. It gives the directory's entry and, for
+// newAgent validates the request. It gives the directory's entry and, for
 // each identity of n, its decoded public key, or nil.
 func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) {
 	e = parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose}

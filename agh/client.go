@@ -85,9 +85,9 @@ type Client struct {
 	Identity    *Identity
 	DisplayName string
 	Catalog     []Capability
-	// Handler gets each say, capability, and whatever else is for this peer
-	// and no call of Whois, Ask or Stream is waiting for. It is called by one
-	// goroutine, in the order of arrival; while it is busy, 256 requests wait.
+	// Handler gets each message that reaches this peer and that no call of
+	// Whois, Ask or Stream is waiting for. It is called by one goroutine, in
+	// the order of arrival; while it is busy, 256 requests wait.
 	Handler func(ctx context.Context, r *Request)
 	// Router has the limits, the clock, memory and trust of the peer; nil means
 	// the defaults. Its Relay and Admit are as in [Router].

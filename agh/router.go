@@ -113,7 +113,7 @@ type Result struct {
 type Router struct {
 	// Verifier checks messages. Its Memory is the replay memory (a
 	// [ReplayMemory] if nil), consulted after validation and routing, so that
-	// what is refused or meant for others uses up nothing.
+	// messages that are refused or for others take no room.
 	Verifier Verifier
 	// Works remembers work; nil means a [WorkTable].
 	Works Works

@@ -92,8 +92,8 @@ func eventOf(e *Envelope) event {
 // as it is afterwards, as a [Router] does. An error says why the lifecycle
 // refuses the message, and means that the work stays as it was.
 //
-// Either participant may report any state. The container is checked first, so
-// that a receipt tells whoever uses a taken work_id elsewhere.
+// Either participant may report any state. The container is checked first, so that a
+// peer that uses a taken work_id elsewhere gets a receipt.
 func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 	if !exists {
 		if e.Kind != KindSay && e.Kind != KindCapability {

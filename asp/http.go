@@ -45,9 +45,9 @@ type access int
 const (
 	open   access = iota // nothing
 	proved               // an access token, and a proof that was not used before
-	// carries is proved, for a request that does nothing but bring a signed
-	// message, which is recorded once whoever brings it how often: that its
-	// proof was used is remembered in this process only.
+	// carries is proved, for a request that only brings a signed message. The
+	// message is recorded once, however often it comes, so this process alone
+	// remembers that the proof was used.
 	carries
 )
 
@@ -447,8 +447,8 @@ func (s *Server) deliver(r *http.Request, rec *Record) ([]byte, error) {
 	return rec.withTrustScore(a.Score()), nil
 }
 
-// deliverJSON is [Server.deliver] for what carries text. Hash and signature
-// hold for both forms.
+// deliverJSON is [Server.deliver] for transports of text. Hash and signature hold
+// for both forms.
 func (s *Server) deliverJSON(r *http.Request, rec *Record) ([]byte, error) {
 	b, err := s.deliver(r, rec)
 	if err == nil && rec.Format == MessagePack {

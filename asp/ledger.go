@@ -245,9 +245,9 @@ func wrongRole() error { return refuse("invalid_transition", "performative").at(
 func wrongBody(member string) error { return refuse("invalid_body", "content.body."+member).at(17) }
 
 // effect applies what e does to items, commitments and participants, and the
-// rules of who may do it (project): an answer comes from another than the
-// author of what it answers, a withdrawal from its author, the answer to an
-// invitation or delegation from whom it names.
+// rules for its sender (project): the author of an item does not answer it, only
+// the author withdraws it, and the agent that an invitation or delegation names
+// answers it.
 func (l *Ledger) effect(e *Envelope, joins *Participant, now time.Time) error {
 	body := e.body()
 	sender := e.Sender.AgentID

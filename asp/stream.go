@@ -65,8 +65,8 @@ func (s *Server) EndStreams() {
 	s.endOnce.Do(func() { close(s.ended) })
 }
 
-// echoWait is how long a stream may keep its agent's own message, which that
-// knows to be recorded, to bring it together with what follows.
+// echoWait is how long a stream may keep its agent's own message, to send it
+// together with the next. The agent knows already that it is recorded.
 const echoWait = 25 * time.Millisecond
 
 // watcher is a stream that waits for news of a session. All but wake is under

@@ -151,7 +151,7 @@ func New(c Config) *Dispatcher {
 }
 
 // Close begins no attempt any more. Attempts in flight have until ctx ends, then
-// they are cancelled. The next Resume takes up what is not settled.
+// they are cancelled. The next Resume takes up the deliveries that are not settled.
 func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true

@@ -31,7 +31,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 		h.c.Guests.Wrote(policy.Source(request.Origin.Address), recordCost(m))
 	}
 	m.Conversation, m.To = v.Conversation, request.From
-	// A reply is part of its request's trace, whatever its transport says.
+	// A reply belongs to its request's trace, even if its transport names another.
 	if t := request.Trace; len(t.Parent) == 55 && (len(m.Trace.Parent) != 55 ||
 		m.Trace.Parent[3:35] != t.Parent[3:35]) {
 		m.Trace.Parent, m.Trace.State = t.Parent, t.State

@@ -632,7 +632,7 @@ func (j *Journal) Healthy() error {
 }
 
 // CatchUp returns when this hub's view holds everything that the store held at the
-// time of the call. A message may refer to what another hub has just recorded and
+// time of the call. A message may refer to a record that another hub has just made and
 // this one has not read yet. Returns at once if no other process writes to the
 // store.
 func (j *Journal) CatchUp(ctx context.Context) error {

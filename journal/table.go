@@ -125,7 +125,7 @@ func (t *Table[T]) take(row Row[T], revision uint64) {
 	before := t.rows[row.Key]
 	switch {
 	case revision < before.Revision, revision == before.Revision && row.Revision != 0,
-		row.Revision != 0 && revision <= t.deleted[row.Key]: // it is known, or an echo of what was here before
+		row.Revision != 0 && revision <= t.deleted[row.Key]: // it is known, or an echo of an earlier row
 		t.mu.Unlock()
 		return
 	case row.Revision == 0, t.omit != nil && t.omit(row.Value):
@@ -277,7 +277,7 @@ func (t *Table[T]) List(ctx context.Context, prefix string) (rows []Row[T], err 
 	return rows, nil
 }
 
-// Put sets a row whatever was there.
+// Put sets a row and replaces any former one.
 func (t *Table[T]) Put(ctx context.Context, key string, value T, until time.Time) (Row[T], error) {
 	return t.write(Row[T]{Key: key, Value: value, Until: until}, func(data []byte) (uint64, error) {
 		return t.state.Put(ctx, key, data, until)

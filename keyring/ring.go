@@ -331,7 +331,7 @@ func (r *Ring) tell() {
 	}
 }
 
-// unchanged is a change of nothing: what is overdue is written.
+// unchanged changes nothing: it only writes overdue changes.
 func unchanged(*contents) error { return nil }
 
 // errUnchanged ends an update that has nothing to write.

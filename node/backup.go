@@ -111,7 +111,7 @@ func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, erro
 	}
 	s, err := c.into(ctx, dir, key, &c.Engine)
 	if err == nil {
-		// One that is there is empty, see above; what is not empty stays.
+		// A file that is there is empty, see above; others stay.
 		if rerr := os.Remove(data); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 			err = rerr
 		}

@@ -11,9 +11,8 @@ import (
 )
 
 // door is what every request passes first: it knows the caller, refuses pages of
-// foreign origins, bounds what its body may take of time and memory, answers at once
-// what is refused before the body is here, and lets guests that ask too often
-// wait for their answers.
+// foreign origins, bounds the time and memory of its body, answers a refused request
+// before its body is here, and lets guests that ask too often wait for their answers.
 type door struct {
 	http.Handler
 	protocols *Node         // whose protocol listener it is; nil: the admin API's, which judges origins itself

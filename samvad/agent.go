@@ -67,7 +67,7 @@ func (a *Agent) prepare() error {
 }
 
 // Check reports what is wrong with an agent: its card, or a schema that does not
-// compile. A server answers AGENT_UNAVAILABLE for what Check would have found.
+// compile. A server answers AGENT_UNAVAILABLE where Check would return an error.
 func (a *Agent) Check() error {
 	if err := a.prepare(); err != nil {
 		return err

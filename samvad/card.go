@@ -233,8 +233,8 @@ func CardKeyOf(s Signer, active bool) CardKey {
 }
 
 // cardKeys gives the keys of a card as [Key]. Entries that are no acceptable key
-// are left out: they can verify nothing. Revoked ones stay, so that a message
-// that names one is refused for what it is.
+// are left out: they can verify nothing. Revoked ones stay, so that the refusal of a
+// message that names one says so.
 func cardKeys(list []CardKey, version string) []Key {
 	out := make([]Key, 0, len(list))
 	for _, k := range list {

@@ -160,8 +160,8 @@ func (c *Client) moved(call Call, err error) error {
 }
 
 // address gives the base URL of an agent that may be called. The guard applies
-// also when the HTTP client is the caller's own; that one then answers for what
-// names resolve to.
+// also when the HTTP client is the caller's own; that client then must check the
+// addresses to which names resolve.
 func (c *Client) address(base string) (*url.URL, error) {
 	c.init()
 	u, err := baseURL(base)

@@ -258,8 +258,8 @@ func success() *node {
 	return n
 }
 
-// batch registers several agents. All are checked first; what is refused then
-// changes none.
+// batch registers several agents. All are checked first; if one is refused, none
+// changes.
 func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) (*node, error) {
 	user, n, err := s.body(w, r, 1<<20)
 	if err != nil {

@@ -163,9 +163,9 @@ func sortedBy(n *node, member string) *node {
 // does.
 func (m *Manifest) Digest() string { return m.digest }
 
-// Bound is the manifest with nothing but what its digest binds: whoever names
-// the digest means these models and interactions. Anybody may put any name,
-// version or further member beside them, so that name and version are empty.
+// Bound is the manifest with only the members that its digest binds: the models and
+// interactions. Anybody may put another name, version or member beside them, so name
+// and version are empty.
 func (m *Manifest) Bound() *Manifest {
 	metadata := object("name", "")
 	metadata.set("version", str(""))

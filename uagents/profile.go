@@ -412,7 +412,7 @@ func (q *query) score(l *Listing) int {
 	return score
 }
 
-// find gives the best of what fits, and how many fit.
+// find gives the best profiles that fit, and how many fit.
 func (q *query) find(all iter.Seq[Listing]) (found []Listing, total int) {
 	type hit struct {
 		Listing

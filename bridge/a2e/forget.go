@@ -17,7 +17,7 @@ import (
 
 // Forget implements hub.Forgetter. It removes an agent's memories with their ids, its
 // idle subagents, its inbox, and the content of its unread frames; and from the state
-// of others what is about the erased messages.
+// of others the entries about the erased messages.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	var errs []error
 	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.subagents.forget,

@@ -98,11 +98,11 @@ type inboxRow struct {
 const (
 	defaultBatch  = 32
 	maxBatch      = 1000
-	batchTime     = 20 * time.Millisecond // for what comes together, without streaming
+	batchTime     = 20 * time.Millisecond // for messages that come together, without streaming
 	callAgainTime = 3 * time.Second
-	leastWait     = 100 * time.Millisecond // for what waits to come, where a call asks without waiting
+	leastWait     = 100 * time.Millisecond // for messages on their way, where a call does not wait
 	inboxTTL      = 7 * 24 * time.Hour
-	frameHead     = 8 << 10 // for what an answer has besides messages
+	frameHead     = 8 << 10 // room of an answer besides its messages
 )
 
 // frameSize is what a value takes in a frame, which is ASCII.
@@ -353,7 +353,7 @@ loop:
 		case <-r.left:
 			w.takeWaiting(ctx, events, false)
 		case <-away:
-			x.leave(r) // other calls look for what this one has
+			x.leave(r) // other calls look for the messages of this one
 			away = nil
 		case <-enough:
 			break loop

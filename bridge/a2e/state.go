@@ -43,7 +43,7 @@ type sessionStore struct {
 	// inboxIDs gives the messages that the agent's next inbox call has.
 	inboxIDs func(ctx context.Context, agent string) (map[parley.ID]bool, error)
 
-	relays journal.State // what is passed on between nodes, by session
+	relays journal.State // messages passed on between nodes, by session
 	life   context.Context
 	stop   context.CancelFunc
 

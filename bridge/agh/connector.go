@@ -26,9 +26,9 @@ import (
 // daemon's HTTP API, and speaks into the daemon as one of its sessions.
 //
 // Every other session of the channel is a peer at the hub. What such a session
-// posts to a thread goes to the hub's channel; what it says to the bridge
-// session goes to whoever at the hub it answers: by work, by reply_to, else
-// who spoke to it last. Messages between the daemon's own sessions stay there.
+// posts to a thread goes to the hub's channel; its messages to the bridge session
+// go to the peer at the hub that they answer: by work, by reply_to, else the peer
+// that spoke to it last. Messages between the daemon's own sessions stay there.
 type Connector struct {
 	Daemon      string // base URL of the API, http://localhost:2123
 	WorkspaceID string

@@ -35,8 +35,7 @@ func registered(e *directory.Entry) bool {
 }
 
 // hubCounts reports whether the hub takes a guest's message from the budget by
-// itself: it does for what begins something, of a sender that it knows as a
-// guest.
+// itself: it does for messages that begin work, of a sender that it knows as a guest.
 func (b *Binding) hubCounts(m *parley.Message) bool {
 	return m.Kind != parley.Event && m.Kind != parley.Cancel && !m.Kind.Terminal() && b.c.Hub.Guest(m.From)
 }

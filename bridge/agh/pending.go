@@ -12,10 +12,10 @@ import (
 // Messages to peers that no hub knows yet, and whois requests that further hubs may
 // have to hear: both wait for one greet interval.
 
-// pending is what peers said to one that this hub does not know, while another of
-// those that share the journal may have it, or get it: a peer that is there
-// greets once an interval, and for so long what is for it is kept. Questions for
-// all are kept as long, for the hubs of whose peers this one hears meanwhile.
+// pending holds messages for peers that this hub does not know. Another hub on the
+// journal may have such a peer, or get it: a peer greets once an interval, and the
+// messages for it are kept for one. A whois for all is kept as long, for hubs whose
+// peers become known meanwhile.
 type pending struct {
 	within time.Duration
 	refuse func(pendingMessage) // called when within is over
@@ -41,11 +41,11 @@ type pendingMessage struct {
 type pendingWhois struct {
 	e     *protocol.Envelope
 	until time.Time
-	nodes []string // to whose peers it was brought
+	nodes []string // it was brought to their peers
 }
 
-// Bounds: beyond them what is for a peer that is not known is refused at once,
-// and the oldest question is forgotten.
+// Bounds: beyond them a message for an unknown peer is refused at once, and the
+// oldest whois is forgotten.
 const (
 	maxPending      = 1 << 12
 	maxPendingEach  = 1 << 8 // of one user
@@ -130,8 +130,8 @@ func (h *pending) notSentTo(q *pendingWhois, nodes []string) (out []string) {
 	return out
 }
 
-// whoisFor gives the whois requests and answers of a channel that are for a peer of another hub: what
-// is for that peer, and what is for all and was not brought there.
+// whoisFor gives the whois requests and answers for a peer of another hub: those for
+// it alone, and those for all of its channel that were not brought there.
 func (h *pending) whoisFor(at peerAddress, node string, now time.Time) (out []*protocol.Envelope) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -223,8 +223,8 @@ func (b *Binding) refusePending(m pendingMessage) {
 	b.refused(m.user, subject, e.Raw(), m.res)
 }
 
-// forwardWhois brings a whois to the hubs that it concerns: a question to those
-// whose peers may answer, an answer to that of who asked.
+// forwardWhois brings a whois to the hubs that it concerns: a request to hubs whose
+// peers may answer, an answer to the hub of the requester.
 func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 	if e.To != "" {
 		x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)

@@ -13,7 +13,7 @@ type pendingReceipt struct {
 	request  *protocol.Envelope
 	admitted chan struct{} // closed when the router is done with the request
 	admit    func()
-	taken    bool          // whoever takes the receipt sends it
+	taken    bool          // the goroutine that takes the receipt sends it
 	sent     chan struct{} // closed when it has gone out, or will not
 }
 

@@ -126,7 +126,7 @@ func extensions(e *protocol.Envelope) map[string]json.RawMessage {
 	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}
 }
 
-// parts of a body: the text first, then what is JSON already.
+// parts of a body: the text first, then the JSON members.
 func parts(e *protocol.Envelope) []parley.Part {
 	var out []parley.Part
 	jsonPart := func(name string, b []byte) {
@@ -185,8 +185,8 @@ func verdict(v protocol.Verdict, principal string) parley.Verdict {
 	return out
 }
 
-// traceparent maps a trace id to W3C trace context: one of that form as it is,
-// so that a peer who asks on within a trace stays in it, another by its hash.
+// traceparent maps a trace id to W3C trace context: an id of that form stays as it
+// is, so that later requests of a trace stay in it; any other is hashed.
 func traceparent(e *protocol.Envelope) string {
 	trace := e.TraceID
 	if trace == "" {

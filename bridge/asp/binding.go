@@ -1,6 +1,6 @@
 // Package asp joins ASP to the hub: the hub is the sequencer of sessions and
 // the registry of agents, it stands in for agents of other protocols with keys
-// that it holds, and it talks with ASP agents for those who speak another
+// that it holds, and it talks with ASP agents for agents of another
 // protocol.
 //
 // # One append

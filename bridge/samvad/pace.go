@@ -11,7 +11,8 @@ import (
 )
 
 // A pacer keeps the rate limits of agents elsewhere. For them the hub is one sender,
-// whoever it calls for, so a request that the agent would refuse waits here instead.
+// however many agents it calls for, so a request that the agent would refuse waits here
+// instead.
 type pacer struct {
 	now     func() time.Time
 	limiter protocol.Limiter // counts requests, by identity of the agent

@@ -1,7 +1,7 @@
 // Package uagents joins uAgents to the hub. It is what agents expect of
 // Agentverse (a registry, mailboxes, an endpoint for envelopes), it stands in
 // for agents of other protocols with keys that the hub holds, and it calls
-// uAgents for those who speak another protocol.
+// uAgents for agents of another protocol.
 //
 // # Scope and replay
 //

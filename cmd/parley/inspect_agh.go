@@ -138,7 +138,7 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	return v, nil
 }
 
-// aghKeys are the keys of the flags, for whoever sent the message.
+// aghKeys are the keys of the flags, for any sender.
 type aghKeys []ed25519.PublicKey
 
 func (k aghKeys) Keys(context.Context, string) ([]ed25519.PublicKey, error) { return k, nil }

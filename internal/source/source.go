@@ -8,7 +8,7 @@ import (
 )
 
 // Of gives what an address counts as: itself, or the /64 of an IPv6 address.
-// The address may have a port; what is no address gives "".
+// The address may have a port; text that is no address gives "".
 func Of(address string) string {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
