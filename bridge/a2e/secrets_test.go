@@ -40,7 +40,8 @@ func TestSessionIDIsNotStored(t *testing.T) {
 	agent := newRaw(t, w.Addresses().Local+"/a2e")
 	agent.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
 	agent.send(t, `{"type":"tool/call/req","id":"c1","session_id":"`+agent.session+
-		`","session_id":"`+agent.session+`\ud800","session_id":"`+agent.session+`","tool_name":"crew-echo__echo","arguments":{"text":"heliotrope"}}`)
+		`","session_id":"`+agent.session+`\ud800","session_id":"`+agent.session+
+		`","tool_name":"crew-echo__echo","arguments":{"text":"heliotrope"}}`)
 	eventually(t, func() bool {
 		return w.calls.Load() == 1 &&
 			len(w.Hub().Journal().Deliveries(openTo("crew/echo"))) == 0

@@ -149,8 +149,9 @@ func TestAnswersOfTwoHubs(t *testing.T) {
 	var hubs []*world
 	for _, name := range []string{"a", "b"} {
 		hubs = append(hubs, newWorld(t, node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated",
-			Passphrase: []byte("a passphrase"), PassphraseWork: 4, Engine: node.Engine{URL: url, Replicas: 1, Partitions: 2},
-			ASP: node.ASP{Domain: "hubs.example"}}))
+			Passphrase: []byte("a passphrase"), PassphraseWork: 4,
+			Engine: node.Engine{URL: url, Replicas: 1, Partitions: 2},
+			ASP:    node.ASP{Domain: "hubs.example"}}))
 	}
 	ctx := hubs[0].ctx()
 	owns := func(w *world, partition int) bool { return w.Hub().Journal().Owned(partition) }
