@@ -139,7 +139,7 @@ func (h *Hub) streams(a delivery.Attempt) bool {
 	h.mu.Lock()
 	w := h.waiters[a.Message.ID]
 	h.mu.Unlock()
-	return w != nil && w.streams.Load()
+	return w != nil && !w.skipsEvents.Load()
 }
 
 // event records an event about the request of an attempt.

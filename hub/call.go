@@ -36,6 +36,7 @@ func (c *Call) Message() *parley.Message { return c.a.message }
 // Reply waits for the terminal reply, as Ask does.
 func (c *Call) Reply(ctx context.Context) (*parley.Message, error) {
 	defer c.h.endWait(c.a)
+	c.w.skipsEvents.Store(true)
 	ctx, cancel := context.WithTimeout(ctx, c.patience())
 	defer cancel()
 	if len(c.a.claims) == 1 {
@@ -54,7 +55,6 @@ func (c *Call) Reply(ctx context.Context) (*parley.Message, error) {
 func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
 	return func(yield func(*parley.Message, error) bool) {
 		defer c.h.endWait(c.a)
-		c.w.streams.Store(true)
 		ctx, cancel := context.WithTimeout(ctx, c.patience())
 		if len(c.a.claims) == 1 {
 			done := make(chan struct{})
@@ -187,12 +187,12 @@ func (h *Hub) callerGone(a *recordedMessage) {
 
 // waiter queues the messages about a request for its caller.
 type waiter struct {
-	to        []string // recipients of the request
-	limit     int
-	streams   atomic.Bool   // its caller reads events as they come
-	attempted atomic.Bool   // the recorded first attempt was made, or given up
-	ready     chan struct{} // has a token while a message can be read
-	space     chan struct{} // has a token after a message was read
+	to          []string // recipients of the request
+	limit       int
+	skipsEvents atomic.Bool   // its caller reads the terminal reply alone
+	attempted   atomic.Bool   // the recorded first attempt was made, or given up
+	ready       chan struct{} // has a token while a message can be read
+	space       chan struct{} // has a token after a message was read
 
 	mu       sync.Mutex
 	messages []*parley.Message
@@ -228,6 +228,9 @@ func newWaiter(limit int, to []string) *waiter {
 // push adds a message. A caller that reads too slowly is cut off: nobody else waits
 // for it.
 func (w *waiter) push(m *parley.Message) {
+	if m.Kind == parley.Event && w.skipsEvents.Load() {
+		return
+	}
 	w.mu.Lock()
 	if (len(w.messages) >= w.limit || w.bytes >= waiterBytes) && !m.Kind.Terminal() {
 		if w.ended == nil {
@@ -278,7 +281,7 @@ func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
 // room waits until the queue is less than half full: so a handler of this process
 // sends events as fast as the caller reads them.
 func (w *waiter) room(ctx context.Context) error {
-	for {
+	for !w.skipsEvents.Load() {
 		w.mu.Lock()
 		ok := len(w.messages) < (w.limit+1)/2 && w.bytes < waiterBytes/2 || w.ended != nil
 		w.mu.Unlock()
@@ -291,6 +294,7 @@ func (w *waiter) room(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+	return nil
 }
 
 func token(c chan struct{}) {

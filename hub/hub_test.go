@@ -259,6 +259,30 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// TestAskTakesAnyNumberOfEvents: a caller that reads no events does not stop a handler
+// or a peer that sends more of them than a caller's queue holds.
+func TestAskTakesAnyNumberOfEvents(t *testing.T) {
+	w := &wire{name: "wire", deliver: func(_ context.Context, o Outbound) Outcome {
+		for range 9 {
+			if err := o.Event(parley.Working); err != nil {
+				return Outcome{Err: parley.AsError(err)}
+			}
+		}
+		return Outcome{Answered: true, Parts: []parley.Part{parley.Text("done")}}
+	}}
+	h := start(t, func(c *Config) { c.Events = 4 }, w)
+	h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
+	if err := h.Handle(echo("echo")); err != nil {
+		t.Fatal(err)
+	}
+	for to, skill := range map[string]string{"bob": "", "echo": "steps"} {
+		m, err := h.Ask(t.Context(), ask(to, skill, ""))
+		if err != nil || m.Kind != parley.Response || m.Text() != "done" {
+			t.Errorf("%s: %+v, %v", to, m, err)
+		}
+	}
+}
+
 func TestReplayGivesThePrior(t *testing.T) {
 	h := start(t, nil)
 	if err := h.Handle(echo("echo")); err != nil {

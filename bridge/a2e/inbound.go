@@ -144,7 +144,8 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 	}
 }
 
-// call submits a request and waits for its reply; a Failure is an error.
+// call submits a request and waits for its reply; a Failure is an error. event gets the
+// events as they come; nil: the agent wants none.
 func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool,
 	event func(*parley.Message) error) (*parley.Message, error) {
 	s := b.submission(r, m)
@@ -160,6 +161,13 @@ func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Messa
 		return b.replyOrError(r, reply)
 	case err != nil:
 		return nil, b.refusal(err, r, m.To)
+	}
+	if event == nil {
+		reply, err := call.Reply(ctx)
+		if err != nil {
+			return nil, toError(parley.AsError(err), r.Capability())
+		}
+		return b.replyOrError(r, reply)
 	}
 	for e, err := range call.Stream(ctx) {
 		switch {

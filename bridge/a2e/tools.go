@@ -210,16 +210,16 @@ func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, conte
 	}
 	m := t.b.request(r, parley.Request)
 	m.To, m.Skill, m.Parts, m.Extensions = tg.agent, tg.skill.ID, parts, more
-	if !streaming {
+	var event func(*parley.Message) error
+	if streaming {
+		event = func(e *parley.Message) error {
+			kind, data := toEvent(e)
+			return r.Event(ctx, kind, data)
+		}
+	} else {
 		m.Trace.Foreign[foreignEvents] = "no"
 	}
-	reply, err := t.b.call(ctx, r, m, false, func(e *parley.Message) error {
-		if !streaming {
-			return nil
-		}
-		kind, data := toEvent(e)
-		return r.Event(ctx, kind, data)
-	})
+	reply, err := t.b.call(ctx, r, m, false, event)
 	if err != nil {
 		return nil, nil, err
 	}
