@@ -273,6 +273,9 @@ func (s *Store) request(ctx context.Context, within time.Duration, subject strin
 	return a, err
 }
 
+// errNoTime ends a retry: an answer to another try would come too late.
+var errNoTime = errors.New("no time is left for another try")
+
 // retry repeats do until it gets an answer.
 func retry(ctx context.Context, within time.Duration, do func(ctx context.Context, try int) error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
@@ -280,6 +283,9 @@ func retry(ctx context.Context, within time.Duration, do func(ctx context.Contex
 	for try := range tries(ctx) {
 		if err = do(ctx, try); err == nil || refused(err) != nil {
 			return err
+		}
+		if errors.Is(err, errNoTime) {
+			break
 		}
 	}
 	return fmt.Errorf("%w: %w", store.ErrBusy, errors.Join(err, ctx.Err()))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -40,6 +41,7 @@ func (s *Store) publish(
 ) (seq uint64, err error) {
 	msgs[0].Header.Set(expectHeader, strconv.FormatUint(after, 10))
 	msgs[0].Header.Set(headerCall, s.run+strconv.FormatUint(s.called.Add(1), 36))
+	begun := time.Now()
 	maybe := false // an attempt may have been stored, or still will be
 	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, try int) (err error) {
 		seq, err = s.send(ctx, msgs, try)
@@ -47,6 +49,9 @@ func (s *Store) publish(
 			seq, err = s.resolve(ctx, stream, expectHeader, after, msgs)
 		}
 		maybe = !errors.Is(err, store.ErrConflict) && (maybe || !notStored(err))
+		if end, _ := ctx.Deadline(); err != nil && !maybe && time.Until(end) < end.Sub(begun)/8 {
+			err = fmt.Errorf("%w: %w", errNoTime, err) // nobody might learn the outcome of one more
+		}
 		return err
 	})
 	if err == nil {
