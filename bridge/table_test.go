@@ -197,7 +197,7 @@ parley dead show ID
 
 and in the field ` + "`losses`" + ` of deliveries in the admin API. Each loss names the field and the reason, such as
 ` + "`Audience: SAMVAD has one recipient`" + `. Answers and events that go out with the response to a call, and events that the
-protocol of who asked has no word for, have no delivery of their own; their losses are with the delivery of the request,
+requester's protocol has no word for, have no delivery of their own; their losses are with the delivery of the request,
 as ` + "`Reply.…`" + ` and ` + "`Event.…`" + `, those of an event from when it is recorded. Nothing is lost for good: the hub's record
 keeps the original bytes (` + "`parley conversation export`" + `).
 
