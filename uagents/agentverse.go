@@ -53,15 +53,15 @@ func (s *IdentityServer) start() {
 	s.once.Do(func() {
 		s.challenges, s.proofs, s.perUser = map[string]challenge{}, map[[2]string]time.Time{}, map[string]int{}
 		s.mux = http.NewServeMux()
-		s.mux.Handle("GET /v2/identity/{address}/challenge", answerer(s.challenge))
-		s.mux.Handle("POST /v2/identity", answerer(s.prove))
-		s.mux.Handle("GET "+agentsAPI, answerer(s.agents))
-		s.mux.Handle("POST "+agentsAPI, answerer(s.register))
-		s.mux.Handle("POST "+agentsAPI+"/batch", answerer(s.batch))
+		s.mux.Handle("GET /v2/identity/{address}/challenge", s.forAccount(s.challenge))
+		s.mux.Handle("POST /v2/identity", s.withBody(64<<10, s.prove))
+		s.mux.Handle("GET "+agentsAPI, s.forAccount(s.agents))
+		s.mux.Handle("POST "+agentsAPI, s.withBody(maxProfile, s.register))
+		s.mux.Handle("POST "+agentsAPI+"/batch", s.withBody(1<<20, s.batch))
 		s.mux.Handle("GET "+agentsAPI+"/{address}", answerer(s.agent))
-		s.mux.Handle("PUT "+agentsAPI+"/{address}", answerer(s.update))
-		s.mux.Handle("DELETE "+agentsAPI+"/{address}", answerer(s.unregister))
-		s.mux.Handle("POST /v1/search/agents", answerer(s.search))
+		s.mux.Handle("PUT "+agentsAPI+"/{address}", s.withBody(maxProfile, s.update))
+		s.mux.Handle("DELETE "+agentsAPI+"/{address}", s.forAccount(s.unregister))
+		s.mux.Handle("POST /v1/search/agents", withBody(16<<10, s.search))
 		s.mux.Handle("POST "+agentsAPI+"/interactions", answerer(takeReport))
 		s.mux.Handle("POST /v1/events", answerer(takeReport))
 		s.mux.Handle("/", answerer(noSuchPath))
@@ -81,6 +81,31 @@ func (s *IdentityServer) user(r *http.Request) (string, error) {
 		return "", ErrUnauthorized
 	}
 	return s.User(r.Context(), h[len(bearer):], r.Header.Get("X-Team"))
+}
+
+// forAccount makes an [answerer] of a function that gets the name of the account
+// that sent the request.
+func (s *IdentityServer) forAccount(f func(r *http.Request, user string) (*node, error)) answerer {
+	return func(_ http.ResponseWriter, r *http.Request) (*node, error) {
+		user, err := s.user(r)
+		if err != nil {
+			return nil, err
+		}
+		return f(r, user)
+	}
+}
+
+// withBody is forAccount of a function that gets the parsed body too. The body of a
+// request without an account is not read.
+func (s *IdentityServer) withBody(max int, f func(r *http.Request, user string, body *node) (*node, error)) answerer {
+	return func(w http.ResponseWriter, r *http.Request) (*node, error) {
+		user, err := s.user(r)
+		if err != nil {
+			return nil, err
+		}
+		read := withBody(max, func(r *http.Request, body *node) (*node, error) { return f(r, user, body) })
+		return read(w, r)
+	}
 }
 
 // purge drops expired entries. The caller holds the lock.
@@ -107,11 +132,7 @@ func (s *IdentityServer) forget(user string) {
 	}
 }
 
-func (s *IdentityServer) challenge(_ http.ResponseWriter, r *http.Request) (*node, error) {
-	user, err := s.user(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) challenge(r *http.Request, user string) (*node, error) {
 	address := r.PathValue("address")
 	if _, err := ParseAddress(address); err != nil {
 		return nil, err
@@ -131,20 +152,8 @@ func (s *IdentityServer) challenge(_ http.ResponseWriter, r *http.Request) (*nod
 // takeReport takes the reports of agents, and keeps none of them.
 func takeReport(http.ResponseWriter, *http.Request) (*node, error) { return nothing(), nil }
 
-// body reads what an account sends, and gives its name.
-func (s *IdentityServer) body(w http.ResponseWriter, r *http.Request, max int) (user string, n *node, err error) {
-	if user, err = s.user(r); err == nil {
-		n, err = readNodeBody(w, r, max)
-	}
-	return user, n, err
-}
-
 // prove checks a response. The challenge is used up by the attempt. UAG-080.
-func (s *IdentityServer) prove(w http.ResponseWriter, r *http.Request) (*node, error) {
-	user, n, err := s.body(w, r, 64<<10)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) prove(r *http.Request, user string, n *node) (*node, error) {
 	address, text := n.get("address").str(), n.get("challenge").str()
 	s.mu.Lock()
 	s.purge()
@@ -237,11 +246,7 @@ func (s *IdentityServer) accept(ctx context.Context, user string, p *Profile) er
 	return nil
 }
 
-func (s *IdentityServer) register(w http.ResponseWriter, r *http.Request) (*node, error) {
-	user, n, err := s.body(w, r, maxProfile)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) register(r *http.Request, user string, n *node) (*node, error) {
 	p, err := profileOf(n)
 	if err == nil {
 		err = s.accept(r.Context(), user, p)
@@ -260,17 +265,14 @@ func success() *node {
 
 // batch registers several agents. All are checked first; if one is refused, none
 // changes.
-func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) (*node, error) {
-	user, n, err := s.body(w, r, 1<<20)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) batch(r *http.Request, user string, n *node) (*node, error) {
 	all := n.get("agents")
 	if all == nil || all.kind != '[' || len(all.vals) > maxBatch {
 		return nil, ErrProfile.Saying("agents is not a list of at most 100 registrations")
 	}
 	profiles := make([]*Profile, len(all.vals))
 	for i, one := range all.vals {
+		var err error
 		profiles[i], err = profileOf(one)
 		if err == nil {
 			err = s.accept(r.Context(), user, profiles[i])
@@ -289,11 +291,7 @@ func (s *IdentityServer) batch(w http.ResponseWriter, r *http.Request) (*node, e
 }
 
 // agents lists the account's own.
-func (s *IdentityServer) agents(_ http.ResponseWriter, r *http.Request) (*node, error) {
-	user, err := s.user(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) agents(r *http.Request, user string) (*node, error) {
 	own, err := s.Store.Profiles(r.Context(), user)
 	out := list()
 	for _, p := range own {
@@ -326,11 +324,7 @@ func (s *IdentityServer) agent(_ http.ResponseWriter, r *http.Request) (*node, e
 }
 
 // update changes members of a profile: PUT with AgentUpdates of uagents-core.
-func (s *IdentityServer) update(w http.ResponseWriter, r *http.Request) (*node, error) {
-	user, n, err := s.body(w, r, maxProfile)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) update(r *http.Request, user string, n *node) (*node, error) {
 	p, err := s.ownRegistered(r.Context(), user, r.PathValue("address"))
 	if err == nil {
 		p, err = p.update(n)
@@ -342,11 +336,7 @@ func (s *IdentityServer) update(w http.ResponseWriter, r *http.Request) (*node, 
 	return success(), s.put(r.Context(), p)
 }
 
-func (s *IdentityServer) unregister(_ http.ResponseWriter, r *http.Request) (*node, error) {
-	user, err := s.user(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) unregister(r *http.Request, user string) (*node, error) {
 	p, err := s.ownRegistered(r.Context(), user, r.PathValue("address"))
 	if err != nil {
 		return nil, err
@@ -356,11 +346,7 @@ func (s *IdentityServer) unregister(_ http.ResponseWriter, r *http.Request) (*no
 
 // search finds agents by words, an address or what they speak. Everybody may,
 // as at Agentverse.
-func (s *IdentityServer) search(w http.ResponseWriter, r *http.Request) (*node, error) {
-	n, err := readNodeBody(w, r, 16<<10)
-	if err != nil {
-		return nil, err
-	}
+func (s *IdentityServer) search(r *http.Request, n *node) (*node, error) {
 	q, err := queryOf(n)
 	if err != nil {
 		return nil, err

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -48,15 +46,15 @@ type AlmanacServer struct {
 func (s *AlmanacServer) start() {
 	s.once.Do(func() {
 		s.mux = http.NewServeMux()
-		s.mux.Handle("POST "+almanacAPI+"/agents", answerer(s.register))
+		s.mux.Handle("POST "+almanacAPI+"/agents", withBody(s.maxRecord(), s.register))
 		s.mux.HandleFunc("POST "+almanacAPI+"/agents/batch", s.batch)
-		s.mux.Handle("POST "+almanacAPI+"/agents/{address}/status", answerer(s.status))
+		s.mux.Handle("POST "+almanacAPI+"/agents/{address}/status", withBody(s.maxRecord(), s.status))
 		s.mux.Handle("GET "+almanacAPI+"/agents/{address}", answerer(s.agent))
 		s.mux.Handle("GET "+almanacAPI+"/domains/{name}", answerer(s.domain))
 		s.mux.Handle("GET /v2/almanac/resolve/{identifier}", answerer(s.resolve))
-		s.mux.Handle("POST "+almanacAPI+"/manifests", answerer(s.manifest))
+		s.mux.Handle("POST "+almanacAPI+"/manifests", withBody(cmp.Or(s.MaxManifest, 256<<10), s.manifest))
 		s.mux.Handle("GET "+almanacAPI+"/manifests/protocols/{digest}", answerer(s.getManifest))
-		s.mux.Handle("POST "+almanacAPI+"/search", answerer(s.search))
+		s.mux.Handle("POST "+almanacAPI+"/search", withBody(s.maxRecord(), s.search))
 		s.mux.Handle("/", answerer(noSuchPath))
 	})
 }
@@ -69,16 +67,7 @@ func (s *AlmanacServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (s *AlmanacServer) maxRecord() int { return cmp.Or(s.MaxRecord, 64<<10) }
 
-// body reads and parses a request, which is no larger than an attestation.
-func (s *AlmanacServer) body(w http.ResponseWriter, r *http.Request) (*node, error) {
-	return readNodeBody(w, r, s.maxRecord())
-}
-
-func (s *AlmanacServer) register(w http.ResponseWriter, r *http.Request) (*node, error) {
-	n, err := s.body(w, r)
-	if err != nil {
-		return nil, err
-	}
+func (s *AlmanacServer) register(r *http.Request, n *node) (*node, error) {
 	a, err := attestationOf(n, false)
 	if err != nil {
 		return nil, err
@@ -126,51 +115,25 @@ func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
 }
 
 // attestations splits a batch of at most max attestations without a tree of it.
-func attestations(b []byte, max int) ([][]byte, error) {
+func attestations(b []byte, max int) (all [][]byte, err error) {
 	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {
 		return nil, ErrMalformed.Because(err)
 	}
-	missing := ErrAttestation.Because(errors.New("attestations are missing"))
-	d := jsontext.NewDecoder(bytes.NewReader(b))
-	if d.PeekKind() != '{' {
-		return nil, missing
+	from, to := jsonx.Find(b, "attestations")
+	elements := jsonx.Scan(b[from:to])
+	if !elements.Take('[') {
+		return nil, ErrAttestation.Because(errors.New("attestations are missing"))
 	}
-	_, err := d.ReadToken()
-	for err == nil && d.PeekKind() != '}' {
-		var name jsontext.Token
-		if name, err = d.ReadToken(); err != nil {
-			break
-		}
-		if name.String() == "attestations" {
-			if d.PeekKind() != '[' {
-				return nil, missing
-			}
-			return elements(d, b, max)
-		}
-		err = d.SkipValue()
-	}
-	if err != nil {
-		return nil, ErrMalformed.Because(err)
-	}
-	return nil, missing
-}
-
-// elements gives the parts of b that are the elements of the array before
-// which d stands.
-func elements(d *jsontext.Decoder, b []byte, max int) (all [][]byte, err error) {
-	if _, err = d.ReadToken(); err != nil {
-		return nil, ErrMalformed.Because(err)
-	}
-	for d.PeekKind() != ']' {
-		v, err := d.ReadValue()
-		switch end := d.InputOffset(); {
-		case err != nil:
-			return nil, ErrMalformed.Because(err)
+	for !elements.Take(']') {
+		one, ok := elements.Skim()
+		switch {
+		case !ok:
+			return nil, ErrMalformed
 		case len(all) == max:
 			return nil, ErrTooLarge
-		default:
-			all = append(all, b[end-int64(len(v)):end])
 		}
+		all = append(all, one)
+		elements.Take(',')
 	}
 	return all, nil
 }
@@ -258,11 +221,8 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 }
 
 // change updates a record, and tells of it unless it stays as it was.
-func (s *AlmanacServer) change(
-	ctx context.Context,
-	network, address string,
-	next func(old *Record) (*Record, error),
-) error {
+func (s *AlmanacServer) change(ctx context.Context, network, address string,
+	next func(old *Record) (*Record, error)) error {
 	var taken *Record
 	err := s.Store.Update(ctx, network, address, func(old *Record) (*Record, error) {
 		r, err := next(old)
@@ -277,11 +237,7 @@ func (s *AlmanacServer) change(
 	return err
 }
 
-func (s *AlmanacServer) status(w http.ResponseWriter, r *http.Request) (*node, error) {
-	n, err := s.body(w, r)
-	if err != nil {
-		return nil, err
-	}
+func (s *AlmanacServer) status(r *http.Request, n *node) (*node, error) {
 	a, err := attestationOf(n, true)
 	if err != nil {
 		return nil, err
@@ -369,7 +325,7 @@ func (s *AlmanacServer) show(ctx context.Context, networks []string, address str
 			return nil, err
 		}
 		if rec != nil && rec.Expires.After(clock(s.Now)) {
-			return recordNode(rec)
+			return recordNode(rec), nil
 		}
 	}
 	return nil, ErrNotFound
@@ -389,7 +345,7 @@ func KindOf(endpoints []Endpoint) string {
 	return "custom"
 }
 
-func recordNode(rec *Record) (*node, error) {
+func recordNode(rec *Record) *node {
 	status := "offline"
 	if rec.Active {
 		status = "active"
@@ -406,15 +362,8 @@ func recordNode(rec *Record) (*node, error) {
 	n.set("protocols", protocols)
 	n.set("expiry", dateNode(rec.Expires))
 	n.set("domain_name", null())
-	n.set("metadata", null())
-	if rec.Metadata != nil {
-		m, err := parse(rec.Metadata)
-		if err != nil {
-			return nil, err
-		}
-		n.set("metadata", m)
-	}
-	return n, nil
+	n.set("metadata", metadataNode(rec.Metadata))
+	return n
 }
 
 func (s *AlmanacServer) domain(_ http.ResponseWriter, r *http.Request) (*node, error) {
@@ -447,11 +396,7 @@ func (s *AlmanacServer) domain(_ http.ResponseWriter, r *http.Request) (*node, e
 }
 
 // manifest takes a protocol manifest whose claims are true. UAG-062.
-func (s *AlmanacServer) manifest(w http.ResponseWriter, r *http.Request) (*node, error) {
-	n, err := readNodeBody(w, r, cmp.Or(s.MaxManifest, 256<<10))
-	if err != nil {
-		return nil, err
-	}
+func (s *AlmanacServer) manifest(r *http.Request, n *node) (*node, error) {
 	m, err := manifestOfNode(n)
 	if err != nil {
 		return nil, err
@@ -474,11 +419,7 @@ func (s *AlmanacServer) getManifest(_ http.ResponseWriter, r *http.Request) (*no
 }
 
 // search finds the agents of a protocol.
-func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) (*node, error) {
-	n, err := s.body(w, r)
-	if err != nil {
-		return nil, err
-	}
+func (s *AlmanacServer) search(r *http.Request, n *node) (*node, error) {
 	text := n.get("text")
 	if text == nil || text.kind != '"' {
 		return nil, ErrAttestation.Saying("text is missing")
@@ -501,11 +442,7 @@ func (s *AlmanacServer) search(w http.ResponseWriter, r *http.Request) (*node, e
 		if size > 512<<10 {
 			break
 		}
-		one, err := recordNode(rec)
-		if err != nil {
-			return nil, err
-		}
-		out.vals = append(out.vals, one)
+		out.vals = append(out.vals, recordNode(rec))
 	}
 	return out, nil
 }

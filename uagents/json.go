@@ -48,24 +48,27 @@ func (f answerer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// withBody makes an [answerer] of a function that gets the parsed body, which has
+// at most max bytes.
+func withBody(max int, f func(r *http.Request, body *node) (*node, error)) answerer {
+	return func(w http.ResponseWriter, r *http.Request) (*node, error) {
+		b, err := readBody(w, r, max)
+		if err != nil {
+			return nil, err
+		}
+		n, err := parse(b)
+		if err != nil {
+			return nil, ErrMalformed.Because(err)
+		}
+		return f(r, n)
+	}
+}
+
 // nothing is the answer {}.
 func nothing() *node { return &node{kind: '{'} }
 
 // noSuchPath answers requests for paths that an API does not have.
 func noSuchPath(http.ResponseWriter, *http.Request) (*node, error) { return nil, ErrNotFound }
-
-// readNodeBody reads and parses a body of at most max bytes.
-func readNodeBody(w http.ResponseWriter, r *http.Request, max int) (*node, error) {
-	b, err := readBody(w, r, max)
-	if err != nil {
-		return nil, err
-	}
-	n, err := parse(b)
-	if err != nil {
-		return nil, ErrMalformed.Because(err)
-	}
-	return n, nil
-}
 
 // writeDetail is [WriteError] for the Agentverse's own APIs, whose clients read
 // the member detail.

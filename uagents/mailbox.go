@@ -72,12 +72,8 @@ type MailboxServer struct {
 
 // ErrMailboxSync refuses a sync request to a mailbox, before it is kept: its
 // agent cannot answer at once.
-var ErrMailboxSync = &Error{
-	Code:   "mailbox_sync",
-	Text:   "A mailbox cannot answer a synchronous request",
-	Step:   "sync",
-	status: http.StatusBadRequest,
-}
+var ErrMailboxSync = newError("sync", "mailbox_sync", http.StatusBadRequest,
+	"A mailbox cannot answer a synchronous request")
 
 func (s *MailboxServer) start() {
 	s.once.Do(func() {
@@ -88,9 +84,9 @@ func (s *MailboxServer) start() {
 		s.server.start()
 		s.mux = http.NewServeMux()
 		s.mux.HandleFunc("POST "+agentsAPI+"/mailbox/submit", s.submit)
-		s.mux.Handle("GET "+agentsAPI+"/{address}/mailbox", answerer(s.list))
-		s.mux.Handle("GET "+agentsAPI+"/{address}/mailbox/{uuid}", answerer(s.get))
-		s.mux.Handle("DELETE "+agentsAPI+"/{address}/mailbox/{uuid}", answerer(s.delete))
+		s.mux.Handle("GET "+agentsAPI+"/{address}/mailbox", s.forOwner(s.list))
+		s.mux.Handle("GET "+agentsAPI+"/{address}/mailbox/{uuid}", s.forOwner(s.get))
+		s.mux.Handle("DELETE "+agentsAPI+"/{address}/mailbox/{uuid}", s.forOwner(s.delete))
 		s.mux.Handle("/", answerer(noSuchPath))
 	})
 }
@@ -149,24 +145,25 @@ func (s *MailboxServer) Item(v *Verified) MailboxItem {
 	return item
 }
 
-// authorize checks the token against the address of the path.
-func (s *MailboxServer) authorize(r *http.Request) (string, error) {
-	address := r.PathValue("address")
-	if _, err := ParseAddress(address); err != nil {
-		return "", ErrNotFound
+// forOwner makes an [answerer] of a function that gets the address of the path, once
+// its token is verified.
+func (s *MailboxServer) forOwner(f func(r *http.Request, address string) (*node, error)) answerer {
+	return func(_ http.ResponseWriter, r *http.Request) (*node, error) {
+		address := r.PathValue("address")
+		if _, err := ParseAddress(address); err != nil {
+			return nil, ErrNotFound
+		}
+		if _, err := (TokenVerifier{Now: s.now}).VerifyHeader(r.Header.Get("Authorization"), address); err != nil {
+			return nil, err
+		}
+		if s.Proved != nil {
+			s.Proved(r.Context(), address)
+		}
+		return f(r, address)
 	}
-	_, err := TokenVerifier{Now: s.now}.VerifyHeader(r.Header.Get("Authorization"), address)
-	if err == nil && s.Proved != nil {
-		s.Proved(r.Context(), address)
-	}
-	return address, err
 }
 
-func (s *MailboxServer) list(_ http.ResponseWriter, r *http.Request) (*node, error) {
-	address, err := s.authorize(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *MailboxServer) list(r *http.Request, address string) (*node, error) {
 	ctx := r.Context()
 	has, err := s.Store.Has(ctx, address)
 	if err == nil && !has {
@@ -231,11 +228,7 @@ func itemNode(item MailboxItem) (*node, error) {
 	return n, nil
 }
 
-func (s *MailboxServer) get(_ http.ResponseWriter, r *http.Request) (*node, error) {
-	address, err := s.authorize(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *MailboxServer) get(r *http.Request, address string) (*node, error) {
 	item, err := s.Store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
 	switch {
 	case err != nil:
@@ -246,11 +239,7 @@ func (s *MailboxServer) get(_ http.ResponseWriter, r *http.Request) (*node, erro
 	return itemNode(*item)
 }
 
-func (s *MailboxServer) delete(_ http.ResponseWriter, r *http.Request) (*node, error) {
-	address, err := s.authorize(r)
-	if err != nil {
-		return nil, err
-	}
+func (s *MailboxServer) delete(r *http.Request, address string) (*node, error) {
 	was, err := s.Store.Delete(r.Context(), address, r.PathValue("uuid"))
 	if err == nil && !was {
 		err = ErrNotFound
