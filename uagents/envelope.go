@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"bytes"
 	"encoding/base64"
 	"errors"
@@ -169,41 +170,20 @@ type wire struct {
 
 // lastWins reads an object that names members twice: the last one counts.
 func (w *wire) lastWins(b []byte) error {
-	last := map[string]jsontext.Value{}
-	d := jsontext.NewDecoder(bytes.NewReader(b), jsontext.AllowDuplicateNames(true))
-	if _, err := d.ReadToken(); err != nil {
-		return err
+	if !jsontext.Value(b).IsValid(jsontext.AllowDuplicateNames(true)) {
+		return jsonx.ErrSyntax
 	}
-	for d.PeekKind() == '"' {
-		name, err := d.ReadToken()
-		if err != nil {
-			return err
+	last := map[string]jsonx.Value{}
+	isObject := jsonx.Members(b, func(name string, v jsonx.Value) bool {
+		switch name {
+		case "version", "sender", "target", "session", "schema_digest", "protocol_digest", "payload", "expires",
+			"nonce", "signature":
+			last[name] = v
 		}
-		key := strings.Clone(name.String())
-		v, err := d.ReadValue()
-		if err != nil {
-			return err
-		}
-		switch key {
-		case "version",
-			"sender",
-			"target",
-			"session",
-			"schema_digest",
-			"protocol_digest",
-			"payload",
-			"expires",
-			"nonce",
-			"signature":
-			last[key] = v.Clone()
-		}
-	}
-	// The closing brace and nothing after it.
-	if _, err := d.ReadToken(); err != nil {
-		return err
-	}
-	if d.PeekKind() != jsontext.KindInvalid {
-		return jsonx.ErrTrailing
+		return true
+	})
+	if !isObject {
+		return jsonx.ErrSyntax
 	}
 	clean, err := jsonx.Encode(last)
 	if err != nil {
@@ -349,12 +329,12 @@ func parseSession(s string) (string, error) {
 
 // Encode writes the envelope as the reference's client does: compact, ten
 // members in fixed order, null for what is absent, UTF-8 unescaped.
-func (e *Envelope) Encode() ([]byte, error) { return e.appendJSON(nil, pyCompact, jsonx.AppendText) }
+func (e *Envelope) Encode() ([]byte, error) { return e.json(pyCompact, jsonx.AppendText) }
 
 // encodeAnswer writes the envelope as the reference's server does in answers.
-func (e *Envelope) encodeAnswer() ([]byte, error) { return e.appendJSON(nil, pyDefault, pyString) }
+func (e *Envelope) encodeAnswer() ([]byte, error) { return e.json(pyDefault, pyString) }
 
-func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []byte) ([]byte, error) {
+func (e *Envelope) json(s pyStyle, quote func([]byte, string) []byte) ([]byte, error) {
 	for _, p := range []*string{&e.Sender, &e.Target, &e.Session, &e.SchemaDigest, e.ProtocolDigest, e.Payload,
 		e.Signature} {
 		if p != nil && !utf8.ValidString(*p) {
@@ -367,17 +347,13 @@ func (e *Envelope) appendJSON(b []byte, s pyStyle, quote func([]byte, string) []
 		}
 		return (*string)(&i)
 	}
-	version := e.Version
-	if version.IsNull() {
-		version = "1"
-	}
-	b = append(b, '{')
+	b := []byte{'{'}
 	for i, f := range []struct {
 		name   string
 		value  *string
 		number bool
 	}{
-		{"version", num(version), true},
+		{"version", num(cmp.Or(e.Version, "1")), true},
 		{"sender", &e.Sender, false},
 		{"target", &e.Target, false},
 		{"session", &e.Session, false},
