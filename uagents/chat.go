@@ -187,52 +187,42 @@ func ChatProtocol() *Protocol {
 	}
 }
 
-// The shapes of content, for the schema.
-type (
-	textContent struct {
+// UnionOf implements [Union]: the shapes of content, for the schema.
+func (Content) UnionOf() []any {
+	type TextContent struct {
 		Type string `json:"type" schema:"enum=text"`
 		Text string `json:"text"`
 	}
-	resourceContent struct {
+	type ResourceContent struct {
 		Type       string        `json:"type" schema:"enum=resource"`
 		ResourceID string        `json:"resource_id" schema:"format=uuid4"`
 		Resource   resourceUnion `json:"resource"`
 	}
-	metadataContent struct {
+	type MetadataContent struct {
 		Type     string            `json:"type" schema:"enum=metadata"`
 		Metadata map[string]string `json:"metadata"`
 	}
-	startSessionContent struct {
+	type StartSessionContent struct {
 		Type string `json:"type" schema:"enum=start-session"`
 	}
-	endSessionContent struct {
+	type EndSessionContent struct {
 		Type string `json:"type" schema:"enum=end-session"`
 	}
-	startStreamContent struct {
+	type StartStreamContent struct {
 		Type     string `json:"type" schema:"enum=start-stream"`
 		StreamID string `json:"stream_id" schema:"format=uuid4"`
 	}
-	endStreamContent struct {
+	type EndStreamContent struct {
 		Type     string `json:"type" schema:"enum=end-stream"`
 		StreamID string `json:"stream_id" schema:"format=uuid4"`
 	}
-	resourceUnion struct{}
-)
-
-func (textContent) ModelDoc() (string, string)         { return "TextContent", "" }
-func (resourceContent) ModelDoc() (string, string)     { return "ResourceContent", "" }
-func (metadataContent) ModelDoc() (string, string)     { return "MetadataContent", "" }
-func (startSessionContent) ModelDoc() (string, string) { return "StartSessionContent", "" }
-func (endSessionContent) ModelDoc() (string, string)   { return "EndSessionContent", "" }
-func (startStreamContent) ModelDoc() (string, string)  { return "StartStreamContent", "" }
-func (endStreamContent) ModelDoc() (string, string)    { return "EndStreamContent", "" }
-func (resourceUnion) UnionOf() []any                   { return []any{Resource{}, []Resource{}} }
-
-// UnionOf implements [Union].
-func (Content) UnionOf() []any {
-	return []any{textContent{}, resourceContent{}, metadataContent{}, startSessionContent{},
-		endSessionContent{}, startStreamContent{}, endStreamContent{}}
+	return []any{TextContent{}, ResourceContent{}, MetadataContent{}, StartSessionContent{}, EndSessionContent{},
+		StartStreamContent{}, EndStreamContent{}}
 }
+
+type resourceUnion struct{}
+
+func (resourceUnion) UnionOf() []any { return []any{Resource{}, []Resource{}} }
 
 // MarshalJSON writes exactly the keys of the content's type: any other stops
 // the reference agent.
@@ -298,13 +288,9 @@ func stringMap(m map[string]string) *node {
 // ErrContent: unknown keys and unknown types, which stop the reference's
 // message loop, and a missing timestamp or msg_id, which it would make up.
 func DecodeChatMessage(text []byte) (*ChatMessage, error) {
-	n, duplicate, err := parseChat(text)
+	m, duplicate, err := decodeChat(text, chatOf)
 	if err != nil {
-		return nil, ErrContent.Because(err)
-	}
-	m, err := chatOf(n)
-	if err != nil {
-		return nil, ErrContent.Because(err)
+		return nil, err
 	}
 	m.duplicate = duplicate
 	return m, nil
@@ -313,15 +299,19 @@ func DecodeChatMessage(text []byte) (*ChatMessage, error) {
 // DecodeChatAcknowledgement reads the text of a ChatAcknowledgement, as strict
 // as [DecodeChatMessage].
 func DecodeChatAcknowledgement(text []byte) (*ChatAcknowledgement, error) {
-	n, _, err := parseChat(text)
-	if err != nil {
-		return nil, ErrContent.Because(err)
+	a, _, err := decodeChat(text, acknowledgementOf)
+	return a, err
+}
+
+func decodeChat[T any](text []byte, of func(*node) (*T, error)) (m *T, duplicate bool, err error) {
+	n, duplicate, err := parseChat(text)
+	if err == nil {
+		m, err = of(n)
 	}
-	a, err := acknowledgementOf(n)
 	if err != nil {
-		return nil, ErrContent.Because(err)
+		return nil, false, ErrContent.Because(err)
 	}
-	return a, nil
+	return m, duplicate, nil
 }
 
 // strictOf is what the reference's class of that digest asks beyond its
@@ -363,8 +353,8 @@ func chatOf(n *node) (*ChatMessage, error) {
 	}
 	m := &ChatMessage{Content: []Content{}}
 	var err error
-	if m.Timestamp, err = timestampOf(n.get("timestamp")); err != nil {
-		return nil, &FieldError{[]string{"timestamp"}, "invalid datetime format", "value_error.datetime"}
+	if m.Timestamp, err = datetimeOf(n, "timestamp"); err != nil {
+		return nil, err
 	}
 	if m.MsgID, err = uuid4Of(n, "msg_id"); err != nil {
 		return nil, err
@@ -389,8 +379,8 @@ func acknowledgementOf(n *node) (*ChatAcknowledgement, error) {
 	}
 	a := &ChatAcknowledgement{}
 	var err error
-	if a.Timestamp, err = timestampOf(n.get("timestamp")); err != nil {
-		return nil, &FieldError{[]string{"timestamp"}, "invalid datetime format", "value_error.datetime"}
+	if a.Timestamp, err = datetimeOf(n, "timestamp"); err != nil {
+		return nil, err
 	}
 	if a.AcknowledgedMsgID, err = uuid4Of(n, "acknowledged_msg_id"); err != nil {
 		return nil, err
@@ -409,15 +399,8 @@ func contentOf(n *node) (Content, error) {
 	if n.kind != '{' {
 		return Content{}, &FieldError{[]string{"content"}, "value is not a valid dict", "type_error.dict"}
 	}
-	types := []string{
-		TypeText,
-		TypeResource,
-		TypeMetadata,
-		TypeStartSession,
-		TypeEndSession,
-		TypeStartStream,
-		TypeEndStream,
-	}
+	types := []string{TypeText, TypeResource, TypeMetadata, TypeStartSession, TypeEndSession, TypeStartStream,
+		TypeEndStream}
 	if t := n.get("type"); t != nil {
 		if !slices.Contains(types, t.str()) {
 			return Content{}, &FieldError{[]string{"type"}, "unexpected value", "value_error.const"}
@@ -503,6 +486,14 @@ func stringOf(n *node, name string) (string, error) {
 		}
 	}
 	return "", &FieldError{[]string{name}, "str type expected", "type_error.str"}
+}
+
+func datetimeOf(n *node, name string) (Timestamp, error) {
+	t, err := timestampOf(n.get(name))
+	if err != nil {
+		err = &FieldError{[]string{name}, "invalid datetime format", "value_error.datetime"}
+	}
+	return t, err
 }
 
 func uuid4Of(n *node, name string) (string, error) {
