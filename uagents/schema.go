@@ -184,22 +184,18 @@ func modelOfType(t reflect.Type) (*Model, error) {
 	if t.Kind() != reflect.Struct {
 		return nil, fmt.Errorf("%s is not a struct", t)
 	}
-	b := &schemaBuilder{defs: map[string]*node{}, types: map[string]reflect.Type{}, root: t}
+	b := &schemaBuilder{defs: &node{kind: '{'}, types: map[string]reflect.Type{}, root: t}
 	top, err := b.structSchema(t)
 	if err != nil {
 		return nil, err
 	}
 	title := top.get("title").str()
 	if b.rootUsed {
-		b.add(title, top)
+		b.defs.set(title, top)
 		top = object("$ref", definitions+title)
 	}
-	if len(b.order) > 0 {
-		defs := &node{kind: '{'}
-		for _, name := range b.order {
-			defs.set(name, b.defs[name])
-		}
-		top.set("definitions", defs)
+	if len(b.defs.keys) > 0 {
+		top.set("definitions", b.defs)
 	}
 	return modelOfNode(top)
 }
@@ -207,16 +203,8 @@ func modelOfType(t reflect.Type) (*Model, error) {
 type schemaBuilder struct {
 	root     reflect.Type
 	rootUsed bool // refers to itself
-	defs     map[string]*node
+	defs     *node // by title
 	types    map[string]reflect.Type
-	order    []string
-}
-
-func (b *schemaBuilder) add(name string, n *node) {
-	if _, ok := b.defs[name]; !ok {
-		b.order = append(b.order, name)
-	}
-	b.defs[name] = n
 }
 
 // implementation gives t's zero value as the interface, on value or pointer.
@@ -359,15 +347,8 @@ func constrain(n *node, tag reflect.StructTag) error {
 			n.set("uniqueItems", boolean(true))
 		case "enum":
 			n.set("enum", texts(strings.Split(v, "|")))
-		case "minLength",
-			"maxLength",
-			"minimum",
-			"maximum",
-			"exclusiveMinimum",
-			"exclusiveMaximum",
-			"multipleOf",
-			"minItems",
-			"maxItems":
+		case "minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+			"minItems", "maxItems":
 			lit, err := parse([]byte(v))
 			if err != nil || lit.kind != '0' {
 				return fmt.Errorf("%s needs a number", k)
@@ -482,7 +463,7 @@ func (b *schemaBuilder) reference(t reflect.Type) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.add(title, n)
+	b.defs.set(title, n)
 	return ref, nil
 }
 
@@ -508,7 +489,7 @@ func (b *schemaBuilder) enum(t reflect.Type, values []string) (*node, error) {
 	n.set("description", str(description))
 	n.set("enum", texts(values))
 	n.set("type", str("string"))
-	b.add(title, n)
+	b.defs.set(title, n)
 	return object("$ref", definitions+title), nil
 }
 
