@@ -212,13 +212,8 @@ func (c *Client) readReply(url string, resp *http.Response, body []byte, asked *
 }
 
 // try posts to one endpoint after the other until done takes the response.
-func (c *Client) try(
-	ctx context.Context,
-	endpoints []Endpoint,
-	e *Envelope,
-	sync bool,
-	done func(string, *http.Response, []byte) error,
-) error {
+func (c *Client) try(ctx context.Context, endpoints []Endpoint, e *Envelope, sync bool,
+	done func(url string, resp *http.Response, body []byte) error) error {
 	body := e.raw
 	if body == nil {
 		var err error
@@ -333,28 +328,39 @@ func detailOf(body []byte) string {
 // without putting back, as the reference does. Usable are http and https URLs
 // of weight 1 and more. random gives numbers from [0, 1); nil: math/rand.
 func Choose(endpoints []Endpoint, max int, random func() float64) []string {
-	if random == nil {
-		random = rand.Float64
-	}
-	var left []Endpoint
-	var total float64
+	var urls []string
+	var weights []float64
 	for _, e := range endpoints {
 		if e.Weight >= 1 && usable(e.URL) {
-			left = append(left, e)
-			total += float64(e.Weight)
+			urls, weights = append(urls, e.URL), append(weights, float64(e.Weight))
 		}
 	}
 	var out []string
-	for len(left) > 0 && len(out) < max {
-		at, i := random()*total, 0
-		for ; i < len(left)-1 && at >= float64(left[i].Weight); i++ {
-			at -= float64(left[i].Weight)
-		}
-		out = append(out, left[i].URL)
-		total -= float64(left[i].Weight)
-		left = slices.Delete(left, i, i+1)
+	for len(urls) > 0 && len(out) < max {
+		i := draw(weights, random)
+		out = append(out, urls[i])
+		urls, weights = slices.Delete(urls, i, i+1), slices.Delete(weights, i, i+1)
 	}
 	return out
+}
+
+// draw chooses one of at least one weights. random is that of [Choose].
+func draw(weights []float64, random func() float64) int {
+	if random == nil {
+		random = rand.Float64
+	}
+	var total float64
+	for _, w := range weights {
+		total += w
+	}
+	at, last := random()*total, len(weights)-1
+	for i, w := range weights[:last] {
+		if at < w {
+			return i
+		}
+		at -= w
+	}
+	return last
 }
 
 // usable reports whether an endpoint is an http or https URL with a host and

@@ -106,15 +106,8 @@ func (c *MailboxClient) verify(ctx context.Context, v *Verifier, item StoredEnve
 // List fetches the waiting messages, oldest first. A mailbox that does not exist yet is
 // empty. An item that holds no envelope comes with a nil one.
 func (c *MailboxClient) List(ctx context.Context) ([]StoredEnvelope, error) {
-	url := apiURL(
-		c.URL,
-		agentsAPI,
-		c.Identity.address,
-		"mailbox",
-	) + fmt.Sprintf(
-		"?limit=%d&offset=0",
-		cmp.Or(c.Limit, 100),
-	)
+	url := apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox")
+	url += fmt.Sprintf("?limit=%d&offset=0", cmp.Or(c.Limit, 100))
 	resp, body, err := c.do(ctx, http.MethodGet, url)
 	switch {
 	case err != nil:
@@ -141,7 +134,7 @@ func (c *MailboxClient) List(ctx context.Context) ([]StoredEnvelope, error) {
 
 func storedOf(n *node) (StoredEnvelope, error) {
 	item := StoredEnvelope{}
-	u, ok := pyUUID(orNull(n.get("uuid")))
+	u, ok := pyUUID(n.get("uuid"))
 	if !ok {
 		return item, errors.New("item has no uuid")
 	}
@@ -153,11 +146,11 @@ func storedOf(n *node) (StoredEnvelope, error) {
 	if item.Envelope, err = Decode(b); err != nil {
 		item.Envelope = nil
 	}
-	received, err := timestampOf(orNull(n.get("received_at")))
+	received, err := timestampOf(n.get("received_at"))
 	if err != nil {
 		return item, err
 	}
-	expires, err := timestampOf(orNull(n.get("expires_at")))
+	expires, err := timestampOf(n.get("expires_at"))
 	if err != nil {
 		return item, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strings"
@@ -103,7 +102,7 @@ func (r *AlmanacResolver) Resolve(ctx context.Context, destination string) (stri
 	if err != nil {
 		return "", nil, err
 	}
-	expiry, err := timestampOf(orNull(n.get("expiry")))
+	expiry, err := timestampOf(n.get("expiry"))
 	if err != nil || expiry.Before(clock(r.Now)) {
 		return "", nil, ErrUnresolved.Because(errors.New("the registry's record has no expiry or is past it"))
 	}
@@ -135,32 +134,19 @@ func (r *AlmanacResolver) byName(ctx context.Context, id Identifier) (string, er
 	if err != nil {
 		return "", err
 	}
-	random := r.Random
-	if random == nil {
-		random = rand.Float64
+	var addresses []string
+	var weights []float64
+	if agents := n.get("assigned_agents"); agents != nil {
+		for _, a := range agents.vals {
+			if w, ok := asFloat(a.get("weight")); ok && w > 0 {
+				addresses, weights = append(addresses, a.get("address").str()), append(weights, w)
+			}
+		}
 	}
-	agents := n.get("assigned_agents")
-	if agents == nil {
+	if len(addresses) == 0 {
 		return "", ErrUnresolved
 	}
-	var total float64
-	for _, a := range agents.vals {
-		if w, ok := asFloat(a.get("weight")); ok && w > 0 {
-			total += w
-		}
-	}
-	at := random() * total
-	for _, a := range agents.vals {
-		w, ok := asFloat(a.get("weight"))
-		if !ok || w <= 0 {
-			continue
-		}
-		if at < w {
-			return a.get("address").str(), nil
-		}
-		at -= w
-	}
-	return "", ErrUnresolved
+	return addresses[draw(weights, r.Random)], nil
 }
 
 func (r *AlmanacResolver) get(ctx context.Context, prefix string, parts ...string) (*node, error) {

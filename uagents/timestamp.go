@@ -66,14 +66,12 @@ var (
 	errTime = errors.New("not a point in time")
 )
 
+// timestampOf is [ParseTimestamp] of a node, which may be nil.
 func timestampOf(n *node) (Timestamp, error) {
 	if f, ok := asFloat(n); ok {
 		return fromUnix(f)
 	}
-	if n.kind != '"' {
-		return Timestamp{}, errTime
-	}
-	m := isoDateTime.FindStringSubmatch(n.text)
+	m := isoDateTime.FindStringSubmatch(n.str())
 	if m == nil {
 		return Timestamp{}, errTime
 	}
@@ -138,17 +136,13 @@ func isDate(n *node) bool {
 }
 
 // pyUUID reads what Python's uuid.UUID(text) reads: 32 hexadecimal digits with
-// hyphens anywhere, braces around and urn:, uuid: before.
+// hyphens anywhere, braces around and urn:, uuid: before. n may be nil.
 func pyUUID(n *node) ([16]byte, bool) {
-	var u [16]byte
-	if n.kind != '"' {
-		return u, false
-	}
-	s := strings.ReplaceAll(strings.ReplaceAll(n.text, "urn:", ""), "uuid:", "")
+	s := strings.ReplaceAll(strings.ReplaceAll(n.str(), "urn:", ""), "uuid:", "")
 	s = strings.ReplaceAll(strings.Trim(s, "{}"), "-", "")
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != 16 {
-		return u, false
+		return [16]byte{}, false
 	}
 	return [16]byte(b), true
 }
