@@ -1,10 +1,12 @@
 package uagents
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -98,10 +100,7 @@ func attestationOf(n *node, status bool) (*Attestation, error) {
 		return fail("not an object")
 	}
 	a := &Attestation{}
-	name := n.get("agent_identifier")
-	if name == nil {
-		name = n.get("agent_address")
-	}
+	name := cmp.Or(n.get("agent_identifier"), n.get("agent_address"))
 	if name == nil || name.kind != '"' {
 		return fail("agent_identifier is missing")
 	}
@@ -112,11 +111,9 @@ func attestationOf(n *node, status bool) (*Attestation, error) {
 		}
 		a.Signature = sig.text
 	}
-	if ts := n.get("timestamp"); ts != nil {
-		var err error
-		if a.Timestamp, err = intOf(ts); err != nil {
-			return fail("timestamp is not a whole number")
-		}
+	var err error
+	if a.Timestamp, err = intOf(orNull(n.get("timestamp"))); err != nil {
+		return fail("timestamp is not a whole number")
 	}
 	if status {
 		active, ok := asBool(orNull(n.get("is_active")))
@@ -145,11 +142,11 @@ func attestationOf(n *node, status bool) (*Attestation, error) {
 		if err != nil {
 			return fail("a weight is a whole number")
 		}
-		i, ok := asInteger(&node{kind: '0', text: string(w)})
-		if !ok || !i.IsInt64() {
+		i, err := strconv.ParseInt(string(w), 10, 64)
+		if err != nil {
 			return fail("a weight is a whole number of 64 bits")
 		}
-		a.Endpoints = append(a.Endpoints, Endpoint{url.text, i.Int64()})
+		a.Endpoints = append(a.Endpoints, Endpoint{url.text, i})
 	}
 	if m := n.get("metadata"); m != nil && m.kind != 'n' {
 		if !isMetadata(m) {

@@ -1,8 +1,8 @@
 package uagents
 
 import (
-	"cmp"
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -382,7 +382,9 @@ func (e *Envelope) json(s pyStyle, quote func([]byte, string) []byte) ([]byte, e
 }
 
 // Message decodes the payload strictly. The error is ErrPayload.
-func (e *Envelope) Message() (Message, error) {
+func (e *Envelope) Message() (Message, error) { return e.message(DecodePayload) }
+
+func (e *Envelope) message(decode func(payload string) ([]byte, error)) (Message, error) {
 	m := Message{Schema: e.SchemaDigest}
 	if e.ProtocolDigest != nil {
 		m.Protocol = *e.ProtocolDigest
@@ -391,7 +393,7 @@ func (e *Envelope) Message() (Message, error) {
 		return m, nil
 	}
 	var err error
-	m.Payload, err = DecodePayload(*e.Payload)
+	m.Payload, err = decode(*e.Payload)
 	return m, err
 }
 

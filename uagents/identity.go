@@ -110,9 +110,6 @@ func (id *Identity) Address() string { return id.address }
 // name and default display name.
 func (id *Identity) ShortName() string { return id.address[:16] }
 
-// ID is the address.
-func (id *Identity) ID() string { return id.address }
-
 // Identifier is the address with its network: agent:// or, on the test
 // network, test-agent://.
 func (id *Identity) Identifier(testnet bool) string {

@@ -22,10 +22,9 @@ type MailboxItem struct {
 // A MailboxStore keeps mailboxes. What Put acknowledged must survive a restart.
 type MailboxStore interface {
 	// Has reports whether the agent has a mailbox; Create makes one, if there
-	// is none; Remove drops it with all its items.
+	// is none.
 	Has(ctx context.Context, address string) (bool, error)
 	Create(ctx context.Context, address string) error
-	Remove(ctx context.Context, address string) error
 	// Put appends an item, once for each key: prior reports that the key is
 	// remembered, which it must be until the given time even when the item
 	// is deleted before. The error is ErrFull when there is no room.
@@ -91,13 +90,6 @@ func (s *MailboxServer) start() {
 	})
 }
 
-func (s *MailboxServer) now() time.Time {
-	if s.Now == nil && s.Verifier != nil {
-		return s.Verifier.now()
-	}
-	return clock(s.Now)
-}
-
 // ServeHTTP implements http.Handler.
 func (s *MailboxServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.start()
@@ -134,7 +126,8 @@ func (s *MailboxServer) accept(ctx context.Context, r *Request) (bool, error) {
 
 // Item makes the mailbox item of an envelope. It expires with the envelope.
 func (s *MailboxServer) Item(v *Verified) MailboxItem {
-	now := s.now()
+	s.start()
+	now := s.server.now()
 	item := MailboxItem{
 		UUID: uuid.NewString(), Envelope: v.Raw(), ReceivedAt: now,
 		ExpiresAt: now.Add(cmp.Or(s.Retention, 24*time.Hour)),
@@ -153,7 +146,7 @@ func (s *MailboxServer) forOwner(f func(r *http.Request, address string) (*node,
 		if _, err := ParseAddress(address); err != nil {
 			return nil, ErrNotFound
 		}
-		if _, err := (TokenVerifier{Now: s.now}).VerifyHeader(r.Header.Get("Authorization"), address); err != nil {
+		if _, err := (TokenVerifier{Now: s.server.now}).VerifyHeader(r.Header.Get("Authorization"), address); err != nil {
 			return nil, err
 		}
 		if s.Proved != nil {
@@ -179,7 +172,7 @@ func (s *MailboxServer) list(r *http.Request, address string) (*node, error) {
 	}
 	most := cmp.Or(s.MaxList, 100)
 	limit := queryInt(r, "limit", most)
-	items, err := s.Store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.now())
+	items, err := s.Store.List(ctx, address, queryInt(r, "offset", 0), min(limit, most), s.server.now())
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +222,7 @@ func itemNode(item MailboxItem) (*node, error) {
 }
 
 func (s *MailboxServer) get(r *http.Request, address string) (*node, error) {
-	item, err := s.Store.Get(r.Context(), address, r.PathValue("uuid"), s.now())
+	item, err := s.Store.Get(r.Context(), address, r.PathValue("uuid"), s.server.now())
 	switch {
 	case err != nil:
 		return nil, err

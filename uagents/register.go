@@ -40,16 +40,11 @@ func (r *Registrar) Register(ctx context.Context) error {
 	}
 	for _, e := range r.Endpoints {
 		if e.Weight < 1 || !usable(e.URL) {
-			return ErrAttestation.Because(
-				fmt.Errorf("endpoint %q needs an http URL and a weight of at least 1", e.URL),
-			) // UAG-079
+			err := fmt.Errorf("endpoint %q needs an http URL and a weight of at least 1", e.URL)
+			return ErrAttestation.Because(err) // UAG-079
 		}
 	}
-	protocols := r.Protocols
-	if protocols == nil {
-		protocols = []string{}
-	}
-	a := NewRegistration(r.Identity, r.Testnet, r.Endpoints, protocols)
+	a := NewRegistration(r.Identity, r.Testnet, r.Endpoints, r.Protocols)
 	if r.Metadata != nil {
 		if err := a.SetMetadata(r.Metadata); err != nil {
 			return err
@@ -127,12 +122,8 @@ func (r *Registrar) once(ctx context.Context, a *Attestation, parts []string) er
 	}
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(r.Timeout, time.Second))
 	defer cancel()
-	req, err := http.NewRequestWithContext(
-		ctx,
-		http.MethodPost,
-		apiURL(r.URL, almanacAPI, parts...),
-		bytes.NewReader(b),
-	)
+	url := apiURL(r.URL, almanacAPI, parts...)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(b))
 	if err != nil {
 		return err
 	}

@@ -165,12 +165,11 @@ func fieldNode(err error) *node {
 
 func (s *Server) serveInfo(w http.ResponseWriter, r *http.Request) {
 	info, err := s.Info(r.Context(), r.Header.Get(headerAddress))
+	if err == nil && info == nil {
+		err = ErrNotFound
+	}
 	if err != nil {
 		s.refuse(w, r, &Refusal{Err: AsError(err)})
-		return
-	}
-	if info == nil {
-		s.refuse(w, r, &Refusal{Err: ErrNotFound})
 		return
 	}
 	n := object("address", info.Address)

@@ -202,7 +202,7 @@ func modelOfType(t reflect.Type) (*Model, error) {
 
 type schemaBuilder struct {
 	root     reflect.Type
-	rootUsed bool // refers to itself
+	rootUsed bool  // refers to itself
 	defs     *node // by title
 	types    map[string]reflect.Type
 }

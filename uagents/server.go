@@ -220,12 +220,7 @@ func (s *Server) now() time.Time {
 	return s.verifier.now()
 }
 
-func (s *Server) log() *slog.Logger {
-	if s.Log != nil {
-		return s.Log
-	}
-	return slog.Default()
-}
+func (s *Server) log() *slog.Logger { return cmp.Or(s.Log, slog.Default()) }
 
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {

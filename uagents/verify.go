@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -87,12 +88,7 @@ func clock(now func() time.Time) time.Time {
 	return now()
 }
 
-func (v *Verifier) curve() Curve {
-	if v.Curve != nil {
-		return v.Curve
-	}
-	return pureGo{}
-}
+func (v *Verifier) curve() Curve { return cmp.Or[Curve](v.Curve, pureGo{}) }
 
 func (v *Verifier) memory() Memory {
 	if v.Memory != nil {
@@ -186,21 +182,15 @@ func (v *Verifier) check(e *Envelope, unsigned bool) (*Verified, error) {
 	if err := step("expires", v.expiry(e, now)); err != nil {
 		return verified, err
 	}
+	decode := DecodePayload
+	if v.LenientPayload {
+		decode = decodePayloadLenient
+	}
+	verified.Content, err = e.message(decode)
 	if e.Payload != nil {
-		decode := DecodePayload
-		if v.LenientPayload {
-			decode = decodePayloadLenient
-		}
-		verified.Content.Payload, err = decode(*e.Payload)
-		if step("payload", err) != nil {
-			return verified, err
-		}
+		step("payload", err)
 	}
-	verified.Content.Schema = e.SchemaDigest
-	if e.ProtocolDigest != nil {
-		verified.Content.Protocol = *e.ProtocolDigest
-	}
-	return verified, nil
+	return verified, err
 }
 
 // orNil is e when bad, else a nil error.
