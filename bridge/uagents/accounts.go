@@ -37,7 +37,6 @@ const (
 type accounts struct {
 	b        *Binding
 	profiles *journal.Table[*protocol.Profile] // by address
-	stop     func()
 
 	mu      sync.Mutex
 	writing map[*protocol.Profile]bool // checked, and being written: their room and handles are taken
@@ -46,15 +45,11 @@ type accounts struct {
 
 func newAccounts(b *Binding) *accounts {
 	return &accounts{b: b, profiles: journal.NewTable[*protocol.Profile](b.c.Journal, bucketProfiles, 0),
-		stop: func() {}, writing: map[*protocol.Profile]bool{}, rates: map[string]*rate.Limiter{}}
+		writing: map[*protocol.Profile]bool{}, rates: map[string]*rate.Limiter{}}
 }
 
-func (a *accounts) start(ctx context.Context) error {
-	stop, err := a.profiles.Follow(ctx, func(_, after journal.Row[*protocol.Profile]) { a.b.recount(after.Key) })
-	if err == nil {
-		a.stop = stop
-	}
-	return err
+func (a *accounts) start(ctx context.Context) (stop func(), err error) {
+	return a.profiles.Follow(ctx, func(_, after journal.Row[*protocol.Profile]) { a.b.recount(after.Key) })
 }
 
 // of gives the profile of an address, or nil.

@@ -31,7 +31,6 @@ type almanac struct {
 	published  map[string]*published      // manifests, by digest
 	digests    []string                   // of manifests, the oldest first
 	byModel    map[string][]string        // digests of the manifests that have a model
-	stops      []func()
 }
 
 // registration is a record as the state has it.
@@ -82,10 +81,9 @@ func recordKey(network, address string) string { return network + "/" + address 
 // networks are the networks of the registry.
 var networks = [...]string{"agent", "test-agent"}
 
-func (a *almanac) start(ctx context.Context) error {
-	// Manifests first: the models of a record's protocols are then known when the record
-	// is indexed. Larger manifests of earlier releases are left to expire.
-	stop, err := a.manifests.Watch(ctx, "", func(row journal.Row[json.RawMessage]) {
+// startManifests reads the manifests. Larger ones of earlier releases are left to expire.
+func (a *almanac) startManifests(ctx context.Context) (stop func(), err error) {
+	return a.manifests.Watch(ctx, "", func(row journal.Row[json.RawMessage]) {
 		if row.Revision == 0 {
 			a.forget(row.Key)
 			return
@@ -98,11 +96,11 @@ func (a *almanac) start(ctx context.Context) error {
 			a.addManifest(p)
 		}
 	})
-	if err != nil {
-		return err
-	}
-	a.stops = append(a.stops, stop)
-	stop, err = a.records.Watch(ctx, "", func(row journal.Row[registration]) {
+}
+
+// startRecords reads the registrations.
+func (a *almanac) startRecords(ctx context.Context) (stop func(), err error) {
+	return a.records.Watch(ctx, "", func(row journal.Row[registration]) {
 		r := &row.Value
 		switch {
 		case row.Revision == 0:
@@ -116,16 +114,6 @@ func (a *almanac) start(ctx context.Context) error {
 		_, address, _ := strings.Cut(row.Key, "/")
 		a.b.recount(address)
 	})
-	if err == nil {
-		a.stops = append(a.stops, stop)
-	}
-	return err
-}
-
-func (a *almanac) stop() {
-	for _, f := range a.stops {
-		f()
-	}
 }
 
 // link notes the protocols of a record, or that it is gone. The caller holds

@@ -106,6 +106,7 @@ type Binding struct {
 	ackWorkers chan struct{} // acknowledgements in flight
 
 	stopWatch func()
+	stops     []func() // end the watches of the journal's state
 	ctx       context.Context
 	stop      context.CancelFunc
 	work      sync.WaitGroup
@@ -167,21 +168,24 @@ func New(c Config) (*Binding, error) {
 
 // Start implements hub.Service: it reads the state of the journal.
 func (b *Binding) Start(ctx context.Context) error {
-	// Profiles first: their agents are no guests.
-	if err := b.accounts.start(ctx); err != nil {
-		return fmt.Errorf("read the profiles: %w", err)
-	}
-	if err := b.mailbox.start(ctx); err != nil {
-		return fmt.Errorf("read the mailboxes: %w", err)
-	}
-	if err := b.almanac.start(ctx); err != nil {
-		return fmt.Errorf("read the registry: %w", err)
+	for _, state := range []struct {
+		name  string
+		start func(context.Context) (stop func(), err error)
+	}{
+		{"profiles", b.accounts.start}, // first: their agents are no guests
+		{"mailboxes", b.mailbox.start},
+		{"registry", b.almanac.startManifests}, // so that the models of a record are known when it is indexed
+		{"registry", b.almanac.startRecords},
+		{"sessions", b.sessions.start},
+	} {
+		stop, err := state.start(ctx)
+		if err != nil {
+			return fmt.Errorf("read the %s: %w", state.name, err)
+		}
+		b.stops = append(b.stops, stop)
 	}
 	for _, e := range b.c.Hub.Directory().All() {
 		b.directoryChanged(directory.Change{New: e}) // some guests have nothing but their entry
-	}
-	if err := b.sessions.start(ctx); err != nil {
-		return fmt.Errorf("read the sessions: %w", err)
 	}
 	if err := b.standIns.start(ctx); err != nil {
 		return err
@@ -228,10 +232,9 @@ func (b *Binding) Close() error {
 	err := b.server.Shutdown(ctx)
 	b.stop()
 	b.work.Wait()
-	b.almanac.stop()
-	b.accounts.stop()
-	b.sessions.stop()
-	b.mailbox.stop()
+	for _, stop := range b.stops {
+		stop()
+	}
 	b.http.CloseIdleConnections()
 	return err
 }

@@ -177,7 +177,7 @@ func (b *Binding) evictMailbox(address string) {
 	if !b.countsAsGuest(address) {
 		return
 	}
-	if err := b.mailbox.Remove(b.ctx, address); err != nil {
+	if err := b.mailbox.remove(b.ctx, address); err != nil {
 		b.c.Logger.Warn("cannot remove a guest's mailbox", "address", address, "error", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -80,9 +81,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error)
 	s := hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session,
 		Message: toMessage(r, parley.Request, from, to, now)}
 	m := s.Message
-	if r.Verdict.Assurance == protocol.Signed {
-		m.Trace.Parent = b.sessions.trace(r.Sender, r.Session)
-	}
+	m.Trace.Parent = b.sessions.trace(signer(r), r.Session)
 	switch classOf(r.SchemaDigest) {
 	case acknowledgement:
 		return false, nil // it has no effect: nothing to record
@@ -195,9 +194,7 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 		return false, protocol.ErrUnknownAgent
 	}
 	m := toMessage(r, parley.Notice, from, to, now)
-	if r.Verdict.Assurance == protocol.Signed {
-		m.Trace.Parent = b.sessions.trace(r.Sender, r.Session)
-	}
+	m.Trace.Parent = b.sessions.trace(signer(r), r.Session)
 	var err error
 	if m.Parts, _, err = partsOf(r); err != nil {
 		return false, protocol.AsError(err)
@@ -339,19 +336,8 @@ func (b *Binding) addSender(ctx context.Context, r *protocol.Request) {
 
 // reachable reports whether the hub can send the sender of a request an envelope.
 func (b *Binding) reachable(r *protocol.Request) bool {
-	if r.Verdict.Assurance != protocol.Signed {
-		return false
-	}
-	e, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender)
-	if !ok {
-		return false
-	}
-	for _, i := range e.Identities {
-		if i.Protocol == Protocol && i.ID == r.Sender && !i.StandIn {
-			return b.routable(i)
-		}
-	}
-	return false
+	i, ok := b.identity(signer(r))
+	return ok && !i.StandIn && b.routable(i)
 }
 
 // skillOf finds the skill of an agent for a model: the one that declares it, the one
@@ -414,17 +400,31 @@ func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, e
 		a.Identity = id
 		return a, nil
 	}
-	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
-	if !ok {
-		return nil, nil
-	}
-	for _, i := range e.Identities {
-		if i.Protocol == Protocol && i.ID == address && !i.StandIn && b.routable(i) {
-			b.almanac.budget.use(address)
-			return b.agent(address), nil
-		}
+	if i, ok := b.identity(address); ok && !i.StandIn && b.routable(i) {
+		b.almanac.budget.use(address)
+		return b.agent(address), nil
 	}
 	return nil, nil
+}
+
+// identity finds the identity of an address in the directory.
+func (b *Binding) identity(address string) (parley.Identity, bool) {
+	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
+	if !ok {
+		return parley.Identity{}, false
+	}
+	return identityOf(e, address)
+}
+
+// identityOf finds the identity of an address in an entry.
+func identityOf(e *directory.Entry, address string) (parley.Identity, bool) {
+	at := slices.IndexFunc(e.Identities, func(i parley.Identity) bool {
+		return i.Protocol == Protocol && i.ID == address
+	})
+	if at < 0 {
+		return parley.Identity{}, false
+	}
+	return e.Identities[at], true
 }
 
 func anyMessage(string) bool { return true }

@@ -23,7 +23,6 @@ type mailbox struct {
 	boxRows  *journal.Table[storedBox]  // below prefixBox
 	itemRows *journal.Table[storedItem] // below prefixItem
 	budget   *guestLedger
-	stop     func()
 
 	mu    sync.Mutex
 	boxes map[string]*box
@@ -78,7 +77,7 @@ const (
 )
 
 func newMailbox(b *Binding) *mailbox {
-	return &mailbox{b: b, stop: func() {}, boxRows: journal.NewTable[storedBox](b.c.Journal, bucketMailbox, 0),
+	return &mailbox{b: b, boxRows: journal.NewTable[storedBox](b.c.Journal, bucketMailbox, 0),
 		itemRows: journal.NewTable[storedItem](b.c.Journal, bucketMailbox, 0),
 		budget:   newGuestLedger(b.c.Hub.Guests(), policy.Mailbox, b.evictMailbox), boxes: map[string]*box{}}
 }
@@ -90,13 +89,13 @@ const (
 
 // start follows boxes and items with one watch, since their order matters: an item may
 // make the index of its box.
-func (m *mailbox) start(ctx context.Context) error {
+func (m *mailbox) start(ctx context.Context) (stop func(), err error) {
 	type either struct {
 		storedBox
 		storedItem
 	}
 	rows := journal.NewTable[either](m.b.c.Journal, bucketMailbox, 0)
-	stop, err := rows.Watch(ctx, "", func(row journal.Row[either]) {
+	return rows.Watch(ctx, "", func(row journal.Row[either]) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if address, ok := strings.CutPrefix(row.Key, prefixBox); ok {
@@ -106,10 +105,6 @@ func (m *mailbox) start(ctx context.Context) error {
 			m.itemChanged(row.Key, address, name, &row.Value.storedItem)
 		}
 	})
-	if err == nil {
-		m.stop = stop
-	}
-	return err
 }
 
 // boxChanged takes a mailbox that this hub or another wrote. The caller holds the lock.
@@ -255,7 +250,7 @@ func (m *mailbox) Create(ctx context.Context, address string) error {
 	case err != nil && !m.has(address):
 		m.budget.drop(address)
 	case err == nil && !m.budget.has(address) && m.b.countsAsGuest(address):
-		return cmp.Or(m.Remove(ctx, address), error(protocol.ErrBusy)) // it was evicted meanwhile
+		return cmp.Or(m.remove(ctx, address), error(protocol.ErrBusy)) // it was evicted meanwhile
 	}
 	return err
 }
@@ -289,8 +284,8 @@ func (m *mailbox) sweep() {
 	}
 }
 
-// Remove implements [protocol.MailboxStore].
-func (m *mailbox) Remove(ctx context.Context, address string) error {
+// remove drops a mailbox with all its items.
+func (m *mailbox) remove(ctx context.Context, address string) error {
 	m.mu.Lock()
 	b := m.boxes[address]
 	var keys []string

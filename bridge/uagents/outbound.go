@@ -419,13 +419,9 @@ func (b *Binding) sendReply(ctx context.Context, of *parley.Message, to *protoco
 	if err := e.Sign(id); err != nil {
 		return err
 	}
-	identity := parley.Identity{Protocol: Protocol, ID: to.Sender}
-	if entry, ok := b.c.Hub.Directory().Lookup(Protocol, to.Sender); ok {
-		for _, i := range entry.Identities {
-			if i.Protocol == Protocol && i.ID == to.Sender {
-				identity = i
-			}
-		}
+	identity, ok := b.identity(to.Sender)
+	if !ok {
+		identity = parley.Identity{Protocol: Protocol, ID: to.Sender}
 	}
 	return b.sendEnvelope(ctx, of, identity, e, provenance)
 }
@@ -476,7 +472,6 @@ func (b *Binding) usesMailbox(id parley.Identity, r *protocol.Record) bool {
 		return true
 	}
 	return slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool {
-		return strings.HasSuffix(e.URL,
-			pathMailbox)
+		return strings.HasSuffix(e.URL, pathMailbox)
 	})
 }

@@ -24,10 +24,11 @@ func testSessions(t *testing.T, now func() time.Time) (*sessions, *journal.Table
 		}
 	})
 	s := newSessions(j)
-	if err := s.start(t.Context()); err != nil {
+	stop, err := s.start(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.stop() })
+	t.Cleanup(stop)
 	return s, journal.NewTable[exchange](j, bucketSessions, 0), j
 }
 
@@ -78,10 +79,11 @@ func TestSessionTaken(t *testing.T) {
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
 	s, _, j := testSessions(t, func() time.Time { return now })
 	two := newSessions(j)
-	if err := two.start(t.Context()); err != nil {
+	stop, err := two.start(t.Context())
+	if err != nil {
 		t.Fatal(err)
 	}
-	defer two.stop()
+	defer stop()
 	open := func(s *sessions, request byte) string {
 		x, err := s.open(t.Context(), exchange{Self: "asker", Peer: "bob", Request: parley.ID{request},
 			Until: now.Add(time.Hour)})

@@ -96,18 +96,21 @@ func (s *standIns) start(ctx context.Context) error {
 func (s *standIns) makeKeys(names []string) error {
 	keys := make([]keyring.New, 0, len(names))
 	for _, name := range names {
-		keys = append(keys, keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1,
-			By: "parley"})
+		keys = append(keys, s.newKey(name))
 	}
 	return s.b.c.Keys.EnsureAll(keys...)
+}
+
+// newKey is the key to make for an agent.
+func (s *standIns) newKey(name string) keyring.New {
+	return keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"}
 }
 
 // ensure gives the identity of an agent's stand-in, made at first use, and
 // notes it in the directory.
 func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
-	owner := s.owner(name)
-	signer, err := s.b.c.Keys.Ensure(keyring.New{Owner: owner, Purpose: Protocol, Algorithm: keyring.Secp256k1,
-		By: "parley"})
+	key := s.newKey(name)
+	signer, err := s.b.c.Keys.Ensure(key)
 	if err != nil {
 		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
 	}
@@ -123,7 +126,7 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 		s.byName[name] = id
 		s.byAddress[address] = standIn{name, id}
 		// Envelopes to the addresses of retiring keys may be in flight.
-		for _, k := range s.b.c.Keys.Keys(owner, Protocol) {
+		for _, k := range s.b.c.Keys.Keys(key.Owner, Protocol) {
 			old, err := s.b.c.Keys.SignerByID(k.ID)
 			if err != nil || k.Algorithm != keyring.Secp256k1 {
 				continue
@@ -138,10 +141,8 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	if !ok {
 		return id, nil
 	}
-	for _, i := range e.Identities {
-		if i.Protocol == Protocol && i.ID == id.Address() {
-			return id, nil
-		}
+	if _, noted := identityOf(e, id.Address()); noted {
+		return id, nil
 	}
 	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.Address(),
 		URL: s.b.public.String() + pathSubmit})

@@ -50,7 +50,6 @@ func (x *exchange) conversation() string {
 type sessions struct {
 	table *journal.Table[exchange]
 	max   int
-	stop  func()
 
 	mu        sync.Mutex
 	answers   map[parley.ID]bool   // requests that have their terminal reply
@@ -60,17 +59,13 @@ type sessions struct {
 }
 
 func newSessions(j *journal.Journal) *sessions {
-	return &sessions{table: journal.NewTable[exchange](j, bucketSessions, 0), max: 1 << 18, stop: func() {},
+	return &sessions{table: journal.NewTable[exchange](j, bucketSessions, 0), max: 1 << 18,
 		answers: map[parley.ID]bool{}, byRequest: map[parley.ID]string{}, last: map[string]string{},
 		byPeer: map[string]string{}}
 }
 
-func (s *sessions) start(ctx context.Context) error {
-	stop, err := s.table.Follow(ctx, s.changed)
-	if err == nil {
-		s.stop = stop
-	}
-	return err
+func (s *sessions) start(ctx context.Context) (stop func(), err error) {
+	return s.table.Follow(ctx, s.changed)
 }
 
 // changed indexes an exchange that this hub or another wrote.
