@@ -1,6 +1,7 @@
 package uagents
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -158,10 +159,7 @@ func (a *accounts) register(ctx context.Context, p *protocol.Profile) error {
 			return old, nil
 		}
 		r := protocol.Record{Network: networks[0], Address: p.Address, Endpoints: p.Endpoints, Protocols: p.Protocols,
-			Active: true, Expires: b.c.Now().Add(accountLifetime)}
-		if p.Metadata != nil {
-			r.Metadata = p.Metadata
-		}
+			Metadata: p.Metadata, Active: true, Expires: b.c.Now().Add(accountLifetime)}
 		if old != nil {
 			r.Active, r.Updated, r.Registered = old.Active, old.Updated, old.Registered
 		}
@@ -263,11 +261,8 @@ func (a *accounts) Listings(context.Context) iter.Seq[protocol.Listing] {
 			if address == "" {
 				continue
 			}
-			p := &protocol.Profile{Address: address, Name: e.Name, Description: e.Description,
+			p := &protocol.Profile{Address: address, Name: cmp.Or(e.Title, e.Name), Description: e.Description,
 				Created: e.Added, Updated: e.Added, Protocols: b.standIns.protocols(e)}
-			if e.Title != "" {
-				p.Name = e.Title
-			}
 			if !yield(protocol.Listing{Profile: p, Status: "active", Kind: "hosted"}) {
 				return
 			}

@@ -27,6 +27,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -152,8 +153,7 @@ func New(c Config) (*Binding, error) {
 	b.verifier = &protocol.Verifier{Now: c.Now, AllowExpired: c.Legacy, AllowNonce: c.AllowNonce,
 		Limits: protocol.Limits{Body: b.limit, Horizon: c.Horizon}}
 	b.server = &protocol.Server{Verifier: b.verifier, Resolve: b.resolve, Accept: b.accept, Refused: b.refused,
-		Info: b.info,
-		Log:  c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
+		Info: b.info, Log: c.Logger, Now: c.Now, UnsignedRate: c.UnsignedRate, MaxQueued: 8192, MaxWaiting: 8192}
 	b.almanac, b.mailbox = newAlmanac(b), newMailbox(b)
 	b.almanacServer = &protocol.AlmanacServer{Store: b.almanac, Now: c.Now, Allow: b.mayRegister, Changed: b.registered,
 		Lifetime: c.Lifetime}
@@ -213,11 +213,8 @@ func (b *Binding) sweep(ctx context.Context) {
 	b.sessions.sweep()
 	b.mailbox.sweep()
 	b.acksMu.Lock()
-	for id, a := range b.acks {
-		if a.begun.Before(b.c.Now().Add(-2 * time.Hour)) {
-			delete(b.acks, id)
-		}
-	}
+	oldest := b.c.Now().Add(-2 * time.Hour)
+	maps.DeleteFunc(b.acks, func(_ parley.ID, a *ack) bool { return a.begun.Before(oldest) })
 	b.acksMu.Unlock()
 	b.almanac.sweep()
 	b.accounts.restore(ctx)
@@ -265,8 +262,8 @@ func (b *Binding) deduplicates(_ *directory.Entry, id parley.Identity) bool {
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
 	p := b.path(r)
-	return slices.Contains([]string{pathSubmit, pathSubmit +
-		"/", "/agent_info", "/v1/events", "/v2/agents", "/v2/identity"}, p) ||
+	return slices.Contains([]string{pathSubmit, pathSubmit + "/", "/agent_info", "/v1/events", "/v2/agents",
+		"/v2/identity"}, p) ||
 		slices.ContainsFunc([]string{"/v1/almanac/", "/v1/search/", "/v2/agents/", "/v2/almanac/", "/v2/identity/"},
 			func(prefix string) bool { return strings.HasPrefix(p, prefix) })
 }

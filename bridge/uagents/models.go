@@ -32,31 +32,20 @@ func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protoc
 			if p == nil {
 				return nil
 			}
-			if _, ok := p["title"]; !ok {
-				if _, ref := p["$ref"]; !ref {
-					t, err := json.Marshal(protocol.FieldTitle(name))
-					if err != nil {
-						return nil
-					}
-					p["title"] = t
-				}
+			_, titled := p["title"]
+			if _, ref := p["$ref"]; !titled && !ref {
+				p["title"] = jsonx.AppendText(nil, protocol.FieldTitle(name))
 			}
 		}
-		title, err := json.Marshal(className(skill.ID) + suffix)
+		members, err := jsonx.Encode(properties) // nil: {}
 		if err != nil {
 			return nil
 		}
-		s["title"] = title
+		s["properties"] = members
+		s["title"] = jsonx.AppendText(nil, className(skill.ID)+suffix)
 		delete(s, "$schema")
-		if properties != nil {
-			if s["properties"], err = json.Marshal(properties); err != nil {
-				return nil
-			}
-		} else {
-			s["properties"] = json.RawMessage("{}")
-		}
 	}
-	b, err := json.Marshal(s)
+	b, err := jsonx.Encode(s)
 	if err != nil {
 		return nil
 	}
@@ -71,10 +60,8 @@ func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protoc
 // "WeatherReport".
 func className(id string) string {
 	var b strings.Builder
-	for _, word := range strings.FieldsFunc(id, func(r rune) bool {
-		return !unicode.IsLetter(r) &&
-			!unicode.IsDigit(r)
-	}) {
+	apart := func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) }
+	for _, word := range strings.FieldsFunc(id, apart) {
 		r := []rune(word)
 		b.WriteRune(unicode.ToUpper(r[0]))
 		b.WriteString(string(r[1:]))

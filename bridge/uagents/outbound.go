@@ -342,13 +342,8 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 	if e, ok := b.c.Hub.Directory().Agent(request.To); ok {
 		p := b.standIns.of(e)
 		declared = p.skills[asked.SchemaDigest] != ""
-		skill := request.Skill
-		if skill == "" {
-			if k, ok := e.SkillNamed(""); ok {
-				skill = k.ID
-			}
-		}
-		standIn = p.answers[skill]
+		k, _ := e.SkillNamed(request.Skill)
+		standIn = p.answers[k.ID]
 		if standIn != nil {
 			own = append(own, standIn)
 			if p.manifest != nil {

@@ -2,6 +2,7 @@ package uagents
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -179,19 +180,13 @@ const (
 )
 
 func resourcePart(r protocol.Resource) parley.Part {
-	p := parley.Part{URI: r.URI, MediaType: r.Metadata[metaType], Name: r.Metadata[metaName],
-		Digest: r.Metadata[metaDigest]}
-	if p.MediaType == "" {
-		p.MediaType = "application/octet-stream"
-	}
+	p := parley.Part{URI: r.URI, MediaType: cmp.Or(r.Metadata[metaType], "application/octet-stream"),
+		Name: r.Metadata[metaName], Digest: r.Metadata[metaDigest]}
 	if rest, ok := strings.CutPrefix(r.URI, "data:"); ok {
 		if head, data, ok := strings.Cut(rest, ","); ok {
 			if media, ok := strings.CutSuffix(head, ";base64"); ok {
 				if b, err := base64.StdEncoding.DecodeString(data); err == nil {
-					p.URI, p.Data = "", b
-					if media != "" {
-						p.MediaType = media
-					}
+					p.URI, p.Data, p.MediaType = "", b, cmp.Or(media, p.MediaType)
 				}
 			}
 		}
@@ -346,11 +341,8 @@ func failureText(e *parley.Error) string {
 }
 
 func hostOf(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		return address
-	}
-	return host
+	host, _, _ := net.SplitHostPort(address)
+	return cmp.Or(host, address) // one without a port stands for itself
 }
 
 // problem translates the hub's refusal. A sender that waits reads it in an ErrorMessage,
