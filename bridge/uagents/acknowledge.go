@@ -73,16 +73,16 @@ func (a *ack) end(ok bool) {
 	}
 }
 
-// newAck gives the ack of a request, or nil if there is one already.
-func (b *Binding) newAck(request parley.ID) *ack {
+// newAck gives the ack of a request. It is nil if there is an earlier one, or no room.
+func (b *Binding) newAck(request parley.ID) (a, earlier *ack) {
 	b.acksMu.Lock()
 	defer b.acksMu.Unlock()
-	if b.acks[request] != nil || len(b.acks) >= maxAcks {
-		return nil
+	if earlier := b.acks[request]; earlier != nil || len(b.acks) >= maxAcks {
+		return nil, earlier
 	}
-	a := &ack{begun: b.c.Now(), done: make(chan struct{})}
+	a = &ack{begun: b.c.Now(), done: make(chan struct{})}
 	b.acks[request] = a
-	return a
+	return a, nil
 }
 
 // acknowledge sends an acknowledgement in the background. If that fails, it goes with the
@@ -113,22 +113,16 @@ func (b *Binding) acknowledge(r *protocol.Request, place *ack, m protocol.Messag
 // acknowledgeFirst returns when a chat message is acknowledged, so that reply may follow.
 func (b *Binding) acknowledgeFirst(ctx context.Context, reply *parley.Message, request parley.ID,
 	e *protocol.Envelope) error {
-	a := b.newAck(request)
-	if a == nil {
-		b.acksMu.Lock()
-		a = b.acks[request]
-		b.acksMu.Unlock()
-		if a != nil {
-			select {
-			case <-a.done:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if a.ok {
-				return nil
-			}
+	a, earlier := b.newAck(request)
+	if earlier != nil {
+		select {
+		case <-earlier.done:
+		case <-ctx.Done():
+			return ctx.Err()
 		}
-		a = nil
+		if earlier.ok {
+			return nil
+		}
 	}
 	m, err := b.acknowledgementOf(e)
 	if err == nil {

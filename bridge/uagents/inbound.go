@@ -153,7 +153,7 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 			return false, err
 		}
 		m.ID = id
-		a = b.newAck(id)
+		a, _ = b.newAck(id)
 	}
 	_, err := b.c.Hub.Accept(ctx, s)
 	switch {
