@@ -421,33 +421,28 @@ func contentOf(n *node) (Content, error) {
 func contentAs(kind string, n *node) (Content, error) {
 	c := Content{Type: kind}
 	var err error
-	need := func(names ...string) bool {
-		if err == nil {
-			err = members(n, append(names, "?", "type")...)
-		}
-		return err == nil
-	}
 	switch kind {
 	case TypeText:
-		if need("text") {
+		if err = members(n, "text", "?", "type"); err == nil {
 			c.Text, err = stringOf(n, "text")
 		}
 	case TypeResource:
-		if need("resource_id", "resource") {
-			if c.ResourceID, err = uuid4Of(n, "resource_id"); err == nil {
-				c.Resources, c.List, err = resourcesOf(n.get("resource"))
-			}
+		if err = members(n, "resource_id", "resource", "?", "type"); err != nil {
+			break
+		}
+		if c.ResourceID, err = uuid4Of(n, "resource_id"); err == nil {
+			c.Resources, c.List, err = resourcesOf(n.get("resource"))
 		}
 	case TypeMetadata:
-		if need("metadata") {
+		if err = members(n, "metadata", "?", "type"); err == nil {
 			c.Metadata, err = stringsOf(n, "metadata")
 		}
 	case TypeStartStream, TypeEndStream:
-		if need("stream_id") {
+		if err = members(n, "stream_id", "?", "type"); err == nil {
 			c.StreamID, err = uuid4Of(n, "stream_id")
 		}
 	default:
-		need()
+		err = members(n, "?", "type")
 	}
 	return c, err
 }

@@ -103,16 +103,27 @@ func (f *fields) refuse(format string, args ...any) {
 	}
 }
 
+// member reads a member of a kind, which a refusal calls what. It gives nil for one
+// that is missing, null or refused.
+func (f *fields) member(in *node, name string, kind byte, what string) *node {
+	v := in.get(name)
+	if v == nil || v.kind == 'n' {
+		return nil
+	}
+	if v.kind != kind {
+		f.refuse("%s is not %s", name, what)
+		return nil
+	}
+	return v
+}
+
 // text reads a member that may be missing or null. most is in characters.
 func (f *fields) text(in *node, name string, most int) string {
-	v := in.get(name)
-	switch {
-	case v == nil || v.kind == 'n':
+	v := f.member(in, name, '"', "a text")
+	if v == nil {
 		return ""
-	case v.kind != '"':
-		f.refuse("%s is not a text", name)
-		return ""
-	case len([]rune(v.text)) > most:
+	}
+	if len([]rune(v.text)) > most {
 		f.refuse("%s has more than %d characters", name, most)
 		return ""
 	}
@@ -139,19 +150,6 @@ func (f *fields) texts(in *node, name string, count, most int) (out []string) {
 	return out
 }
 
-// object reads an object that may be missing or null.
-func (f *fields) object(in *node, name string) *node {
-	v := in.get(name)
-	if v == nil || v.kind == 'n' {
-		return nil
-	}
-	if v.kind != '{' {
-		f.refuse("%s is not an object", name)
-		return nil
-	}
-	return v
-}
-
 // web reads an http or https URL, or "".
 func (f *fields) web(in *node, name string) string {
 	s := f.text(in, name, 4000)
@@ -175,7 +173,7 @@ func profileOf(n *node) (*Profile, error) {
 		return nil, ErrProfile
 	}
 	var f fields
-	about := f.object(n, "profile")
+	about := f.member(n, "profile", '{', "an object")
 	if about == nil {
 		about = &node{kind: '{'}
 	}
@@ -213,7 +211,7 @@ func profileOf(n *node) (*Profile, error) {
 			return nil, f.err
 		}
 	}
-	if m := f.object(n, "metadata"); m != nil {
+	if m := f.member(n, "metadata", '{', "an object"); m != nil {
 		b, err := pyCompact.write(nil, m)
 		if err != nil || len(b) > maxMetadata {
 			f.refuse("metadata has more than %d bytes", maxMetadata)
@@ -351,7 +349,7 @@ func queryOf(n *node) (q query, err error) {
 	} else {
 		q.words = strings.Fields(text)
 	}
-	if filters := f.object(n, "filters"); filters != nil {
+	if filters := f.member(n, "filters", '{', "an object"); filters != nil {
 		q.states = f.texts(filters, "state", 10, 32)
 		q.kinds = f.texts(filters, "agent_type", 10, 32)
 		q.protocols = f.texts(filters, "protocol_digest", 10, 70)
