@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -255,7 +254,7 @@ func (s pyStyle) write(b []byte, n *node) ([]byte, error) {
 				order[i] = i
 			}
 			// Python compares code points, which is the order of UTF-8 bytes.
-			sort.Slice(order, func(i, j int) bool { return n.keys[order[i]] < n.keys[order[j]] })
+			slices.SortFunc(order, func(i, j int) int { return strings.Compare(n.keys[i], n.keys[j]) })
 		}
 		b = append(b, '{')
 		for i := range n.keys {

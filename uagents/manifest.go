@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sort"
+	"strings"
 )
 
 // A Protocol groups models: which message may be sent, and what may answer it.
@@ -152,8 +152,8 @@ func manifestOfNode(n *node) (*Manifest, error) {
 
 func sortedBy(n *node, member string) *node {
 	out := list(slices.Clone(n.vals)...)
-	sort.SliceStable(out.vals, func(i, j int) bool {
-		return out.vals[i].get(member).str() < out.vals[j].get(member).str()
+	slices.SortStableFunc(out.vals, func(x, y *node) int {
+		return strings.Compare(x.get(member).str(), y.get(member).str())
 	})
 	return out
 }
