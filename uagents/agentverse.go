@@ -12,12 +12,11 @@ import (
 	"github.com/google/uuid"
 )
 
-// An IdentityServer is what accounts use of Agentverse: they prove that agents
-// are theirs (/v2/identity), say what those are (/v2/agents) and find others
-// (POST /v1/search/agents). What agents tell Agentverse about themselves
-// (POST /v2/agents/interactions and /v1/events) is taken and forgotten, because
-// the library repeats or reports what is refused. Without User nobody has an
-// account.
+// An IdentityServer serves accounts as Agentverse does: they prove that agents
+// are theirs (/v2/identity), describe them (/v2/agents) and find others
+// (POST /v1/search/agents). It takes the reports of agents (POST
+// /v2/agents/interactions and /v1/events) and drops them, because the library
+// repeats a refused one, or reports the refusal. Without User there are no accounts.
 //
 // An account changes only agents whose key it proved to hold. That lasts until
 // another account proves the same key, or the agent is removed.
@@ -25,7 +24,7 @@ type IdentityServer struct {
 	// User gives the name of the account that a bearer token stands for. The
 	// error is answered; ErrUnauthorized fits.
 	User func(ctx context.Context, bearer, team string) (string, error)
-	// Proved hears that an account proved an agent to be its own, and may refuse.
+	// Proved is called when an account proved an agent to be its own, and may refuse.
 	Proved func(ctx context.Context, user, address string) error
 	// Store keeps the profiles; it must be set.
 	Store ProfileStore
@@ -300,7 +299,7 @@ func (s *IdentityServer) agents(r *http.Request, user string) (*node, error) {
 	return out, err
 }
 
-// agent tells an account about an agent of its own, and an agent about itself:
+// agent gives the profile of an agent to its account and to the agent itself:
 // the library asks with its attestation whether it is registered.
 func (s *IdentityServer) agent(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	address := r.PathValue("address")

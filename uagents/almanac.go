@@ -25,7 +25,7 @@ type AlmanacServer struct {
 	// Allow may refuse an attestation whose signature holds and is fresh; its
 	// error is answered.
 	Allow func(ctx context.Context, a *Attestation, address string) error
-	// Changed hears of every registration and status update that was taken.
+	// Changed is called for every registration and status update that was taken.
 	Changed func(ctx context.Context, r Record)
 
 	Lifetime     time.Duration // of a registration; default 3 h (agents refresh after 1 h)
@@ -220,7 +220,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 	})
 }
 
-// change updates a record, and tells of it unless it stays as it was.
+// change updates a record, and calls Changed unless the record stays as it was.
 func (s *AlmanacServer) change(ctx context.Context, network, address string,
 	next func(old *Record) (*Record, error)) error {
 	var taken *Record

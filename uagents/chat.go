@@ -314,8 +314,8 @@ func decodeChat[T any](text []byte, of func(*node) (*T, error)) (m *T, duplicate
 	return m, duplicate, nil
 }
 
-// strictOf is what the reference's class of that digest asks beyond its
-// schema.
+// strictOf gives the rules of the reference's class of that digest beyond its
+// schema; nil: none.
 func strictOf(digest string) func(*node) error {
 	switch digest {
 	case ChatMessageDigest:

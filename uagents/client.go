@@ -24,7 +24,7 @@ type Client struct {
 	Identity *Identity // signs messages
 	User     string    // user1… address of an unsigned sender, when Identity is nil
 	Resolver Resolver  // finds endpoints
-	// HTTP dials the endpoints, which strangers choose. nil: a client that
+	// HTTP dials the endpoints, which any agent may choose. nil: a client that
 	// reaches public addresses only and follows no redirects.
 	HTTP         *http.Client
 	Now          func() time.Time // nil: time.Now

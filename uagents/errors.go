@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/internal/bech32"
 )
 
-// An Error is a refusal. Text may be sent to strangers; what Unwrap gives is
-// for the log only.
+// An Error is a refusal. Text may be sent to any caller; the cause that Unwrap
+// gives is for the log only.
 type Error struct {
 	Code      string        // class of the refusal; errors.Is compares it
 	Text      string        // sent to the peer, in the reference's words where it has any

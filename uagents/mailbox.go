@@ -47,7 +47,7 @@ type MailboxServer struct {
 	Now      func() time.Time
 	// Allow may refuse to make a mailbox for an agent that proved its key.
 	Allow func(ctx context.Context, address string) error
-	// Proved hears of every request by which an agent proved its key.
+	// Proved is called for every request by which an agent proved its key.
 	Proved func(ctx context.Context, address string)
 	// Accept is that of [Server]: an embedder that keeps envelopes itself. When it
 	// is set, Store.Put is called by the embedder, or not at all, and Models and

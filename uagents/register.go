@@ -26,7 +26,7 @@ type Registrar struct {
 	Retry   time.Duration // after one that failed; default 60 s
 	Tries   int           // of one call; default 10
 	Timeout time.Duration // of one try; default 1 s, as the reference
-	// Report hears of every registration that failed; nil: nobody.
+	// Report is called with the error of every failed registration; nil: not at all.
 	Report func(error)
 }
 

@@ -23,7 +23,7 @@ type Route struct {
 	Handler func(ctx context.Context, r *http.Request, body []byte) (any, error)
 }
 
-// AgentInfo is what GET /agent_info tells.
+// AgentInfo is the answer to GET /agent_info.
 type AgentInfo struct {
 	Address   string
 	Endpoints []Endpoint

@@ -129,7 +129,7 @@ func (v *Verifier) Verify(ctx context.Context, body []byte) (*Verified, error) {
 // Check runs every check that needs no memory, in this order: sender form,
 // signature, ambiguity, schema digest, expiry and horizon, payload. The error
 // is an [*Error]; from the first policy check on it comes with the Verified
-// envelope, so that who authenticated the sender may record the refusal.
+// envelope, so that a caller may record the refusal of an authenticated sender.
 func (v *Verifier) Check(e *Envelope) (*Verified, error) { return v.check(e, v.AllowUnsigned) }
 
 func (v *Verifier) check(e *Envelope, unsigned bool) (*Verified, error) {

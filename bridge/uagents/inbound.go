@@ -181,7 +181,7 @@ func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, 
 		Refused: toRefusal(r.Refusal)})
 	var prior *hub.Prior
 	if !errors.As(err, &prior) && parley.CodeOf(err) == refusalCode(r.Refusal) {
-		return false, nil // the server tells why
+		return false, nil // the server answers with the reason
 	}
 	return answerTo(err)
 }
