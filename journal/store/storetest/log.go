@@ -2,7 +2,6 @@ package storetest
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -10,80 +9,71 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"testing"
 
 	"github.com/parley-hub/parley/journal/store"
 )
 
-func testMeta(t *testing.T, b *bench) {
-	_, err := b.Meta(t.Context())
-	b.is(err, store.ErrNotFound)
-	b.must(b.Init(t.Context(), meta))
-	check := func() {
-		t.Helper()
-		got, err := b.Meta(t.Context())
-		b.must(err)
-		if !got.Created.Equal(meta.Created) {
-			t.Fatalf("created %v", got.Created)
-		}
-		got.Created = meta.Created
-		if got != meta {
-			t.Fatalf("meta %+v, want %+v", got, meta)
-		}
-	}
-	check()
+func testMeta(b *bench) {
+	b.is(errOf(b.Meta(b.Context())), store.ErrNotFound)
+	b.must(b.Init(b.Context(), meta))
+	b.hasMeta(meta)
 	other := meta
 	other.Prefix = "OTHER"
-	b.is(b.Init(t.Context(), other), store.ErrExists)
-	check()
+	b.is(b.Init(b.Context(), other), store.ErrExists)
+	b.hasMeta(meta)
 	b.reopen()
-	check()
-	b.is(b.Init(t.Context(), meta), store.ErrExists)
+	b.hasMeta(meta)
+	b.is(b.Init(b.Context(), meta), store.ErrExists)
 }
 
-func testRestoring(t *testing.T, b *bench) {
-	m := meta
-	m.Restoring = true
-	b.must(b.Init(t.Context(), m))
+func (b *bench) hasMeta(want store.Meta) {
+	b.Helper()
+	got, err := b.Meta(b.Context())
+	b.must(err)
+	if !got.Created.Equal(want.Created) {
+		b.Fatalf("created %v", got.Created)
+	}
+	got.Created = want.Created
+	if got != want {
+		b.Fatalf("meta %+v, want %+v", got, want)
+	}
+}
+
+func testRestoring(b *bench) {
+	restoring := meta
+	restoring.Restoring = true
+	b.must(b.Init(b.Context(), restoring))
 	b.must(b.append(0, 0, "one"))
 	if !b.Forgets {
 		b.reopen()
 	}
-	got, err := b.Meta(t.Context())
-	b.must(err)
-	if !got.Restoring {
-		t.Fatal("not restoring any more")
-	}
+	b.hasMeta(restoring)
 	b.must(b.append(0, 1, "two"))
-	b.must(b.Init(t.Context(), meta))
-	got, err = b.Meta(t.Context())
-	b.must(err)
-	if got.Restoring {
-		t.Fatal("still restoring")
-	}
+	b.must(b.Init(b.Context(), meta))
+	b.hasMeta(meta)
 	b.holds(0, "1:one", "2:two")
-	b.is(b.Init(t.Context(), meta), store.ErrExists)
+	b.is(b.Init(b.Context(), meta), store.ErrExists)
 }
 
-func testProperties(t *testing.T, b *bench) {
+func testProperties(b *bench) {
 	if b.Exclusive() == b.Shared {
-		t.Errorf("exclusive %v, shared %v", b.Exclusive(), b.Shared)
+		b.Errorf("exclusive %v, shared %v", b.Exclusive(), b.Shared)
 	}
 	if b.MaxRecord() < 64<<10 {
-		t.Errorf("largest record: %d bytes", b.MaxRecord())
+		b.Errorf("largest record: %d bytes", b.MaxRecord())
 	}
 	if p := b.Promise(); !strings.HasSuffix(p, ".") || strings.Contains(p, "\n") {
-		t.Errorf("promise %q is not a sentence", p)
+		b.Errorf("promise %q is not a sentence", p)
 	}
 	b.must(b.Healthy())
 	free, total, err := b.Space()
 	b.must(err)
 	if free > total {
-		t.Errorf("%d of %d bytes are free", free, total)
+		b.Errorf("%d of %d bytes are free", free, total)
 	}
 }
 
-func testAppend(t *testing.T, b *bench) {
+func testAppend(b *bench) {
 	b.must(b.append(0, 0, "one", "two"))
 	b.must(b.append(0, 2, "three", ""))
 	b.holds(0, "1:one", "2:two", "3:three", "4:")
@@ -94,7 +84,7 @@ func testAppend(t *testing.T, b *bench) {
 	b.span(0, 1, 5, 5)
 }
 
-func testAppendConflict(t *testing.T, b *bench) {
+func testAppendConflict(b *bench) {
 	b.is(b.append(0, 1, "none"), store.ErrConflict)
 	b.span(0, 1, 0, 0)
 	b.must(b.append(0, 0, "one", "two"))
@@ -107,69 +97,69 @@ func testAppendConflict(t *testing.T, b *bench) {
 	b.holds(0, "1:one", "2:two", "3:three")
 }
 
-func testAppendGap(t *testing.T, b *bench) {
+func testAppendGap(b *bench) {
 	rs := records("five", "six", "nine", "ten")
 	rs[0].Sequence, rs[2].Sequence, rs[3].Sequence = 5, 9, 2 // the last one is not larger than what follows
-	b.must(b.Append(t.Context(), 0, 0, rs))
+	b.must(b.Append(b.Context(), 0, 0, rs))
 	b.holds(0, "5:five", "6:six", "9:nine", "10:ten")
 	b.span(0, 5, 10, 4)
 	b.is(b.append(0, 4, "no"), store.ErrConflict)
 	b.must(b.append(0, 10, "eleven"))
 	if got := b.read(0, 7, 9); len(got) != 1 || got[0] != "9:nine" {
-		t.Fatalf("read 7 to 9: %q", got)
+		b.Fatalf("read 7 to 9: %q", got)
 	}
 	b.reopen()
 	b.span(0, 5, 11, 5)
 	rs = records("twenty")
 	rs[0].Sequence = 20
-	b.must(b.Append(t.Context(), 0, 11, rs))
+	b.must(b.Append(b.Context(), 0, 11, rs))
 	b.span(0, 5, 20, 6)
 }
 
-func testAppendMany(t *testing.T, b *bench) {
+func testAppendMany(b *bench) {
 	var all []store.Record
 	for i := range 700 {
 		all = append(all, store.Record{Data: bytes.Repeat([]byte{byte(i)}, 1200)})
 	}
-	b.must(b.Append(t.Context(), 1, 0, all))
+	b.must(b.Append(b.Context(), 1, 0, all))
 	b.span(1, 1, 700, 700)
 	var n uint64
-	b.must(b.Read(t.Context(), 1, 1, 700, func(r store.Record) bool {
+	b.must(b.Read(b.Context(), 1, 1, 700, func(r store.Record) bool {
 		n++
 		if r.Sequence != n || !bytes.Equal(r.Data, all[n-1].Data) {
-			t.Fatalf("record %d after %d", r.Sequence, n-1)
+			b.Fatalf("record %d after %d", r.Sequence, n-1)
 		}
 		return true
 	}))
 	if n != 700 {
-		t.Fatalf("%d records", n)
+		b.Fatalf("%d records", n)
 	}
 }
 
-func testAppendLarge(t *testing.T, b *bench) {
+func testAppendLarge(b *bench) {
 	largest := min(b.MaxRecord(), 24<<20)
 	data := make([]byte, largest)
 	random := rand.NewChaCha8([32]byte{1})
 	_, _ = random.Read(data) // never fails
-	b.must(b.Append(t.Context(), 0, 0, []store.Record{{Data: data}, {Data: []byte("small")}}))
+	b.must(b.Append(b.Context(), 0, 0, []store.Record{{Data: data}, {Data: []byte("small")}}))
 	var got [][]byte
-	b.must(b.Read(t.Context(), 0, 1, 2, func(r store.Record) bool {
+	b.must(b.Read(b.Context(), 0, 1, 2, func(r store.Record) bool {
 		got = append(got, bytes.Clone(r.Data))
 		return true
 	}))
 	if len(got) != 2 || !bytes.Equal(got[0], data) || string(got[1]) != "small" {
-		t.Fatalf("%d records, or other data", len(got))
+		b.Fatalf("%d records, or other data", len(got))
 	}
 	if largest < b.MaxRecord() {
 		return
 	}
-	b.is(b.Append(t.Context(), 0, 2, []store.Record{{Data: []byte("before")}, {Data: append(data, 0)}}),
+	b.is(b.Append(b.Context(), 0, 2, []store.Record{{Data: []byte("before")}, {Data: append(data, 0)}}),
 		store.ErrTooLarge)
 	b.span(0, 1, 2, 2)
 	b.must(b.append(0, 2, "after"))
 }
 
-func testPartitions(t *testing.T, b *bench) {
+func testPartitions(b *bench) {
 	for p := range partitions {
 		b.must(b.append(p, 0, "tag=of "+strconv.Itoa(p)))
 	}
@@ -180,25 +170,20 @@ func testPartitions(t *testing.T, b *bench) {
 			want = append(want, "2:more")
 		}
 		b.holds(p, want...)
-		r, err := b.Tagged(t.Context(), p, "tag")
-		b.must(err)
-		if text(r) != want[0] {
-			t.Fatalf("partition %d: tagged %q", p, text(r))
-		}
+		b.tagged(p, "tag", want[0])
 	}
-	b.must(b.Remove(t.Context(), 1, 2))
+	b.must(b.Remove(b.Context(), 1, 2))
 	b.holds(1)
 	b.holds(0, "1:tag=of 0")
 }
 
-func testSkip(t *testing.T, b *bench) {
-	b.must(b.Store.Skip(t.Context(), 0, 100))
+func testSkip(b *bench) {
+	b.must(b.Store.Skip(b.Context(), 0, 100))
 	at := func() uint64 {
-		t.Helper()
-		s, err := b.Span(t.Context(), 0)
-		b.must(err)
+		b.Helper()
+		s := b.spanOf(0)
 		if s.Last < 100 || s.First != s.Last+1 || s.Records != 0 {
-			t.Fatalf("span %+v after a skip of 100", s)
+			b.Fatalf("span %+v after a skip of 100", s)
 		}
 		return s.Last
 	}
@@ -210,12 +195,12 @@ func testSkip(t *testing.T, b *bench) {
 	b.is(b.append(0, 0, "no"), store.ErrConflict)
 	b.must(b.append(0, last, "next"))
 	b.holds(0, fmt.Sprintf("%d:next", last+1))
-	b.must(b.Store.Skip(t.Context(), 0, 50)) // it is beyond already
+	b.must(b.Store.Skip(b.Context(), 0, 50)) // it is beyond already
 	b.must(b.append(0, last+1, "another"))
 	b.span(0, last+1, last+2, 2)
 }
 
-func testRead(t *testing.T, b *bench) {
+func testRead(b *bench) {
 	var all []string
 	for i := range 1000 {
 		all = append(all, "r"+strconv.Itoa(i+1))
@@ -228,99 +213,81 @@ func testRead(t *testing.T, b *bench) {
 	} {
 		got := b.read(0, x.first, x.last)
 		if len(got) != int(x.n) {
-			t.Errorf("read %d to %d: %d records, want %d", x.first, x.last, len(got), x.n)
+			b.Errorf("read %d to %d: %d records, want %d", x.first, x.last, len(got), x.n)
 			continue
 		}
 		for i, g := range got {
 			if seq := x.from + uint64(i); g != fmt.Sprintf("%d:r%d", seq, seq) {
-				t.Fatalf("read %d to %d: %q at %d", x.first, x.last, g, i)
+				b.Fatalf("read %d to %d: %q at %d", x.first, x.last, g, i)
 			}
 		}
 	}
 	for _, stop := range []int{1, 2, 256, 257, 999} {
 		n := 0
-		b.must(b.Read(t.Context(), 0, 1, 1000, func(store.Record) bool { n++; return n < stop }))
+		b.must(b.Read(b.Context(), 0, 1, 1000, func(store.Record) bool { n++; return n < stop }))
 		if n != stop {
-			t.Errorf("%d calls after the end at %d", n, stop)
+			b.Errorf("%d calls after the end at %d", n, stop)
 		}
 	}
 	b.holds(3)
 }
 
 // The function that Read calls may use the store.
-func testReadNested(t *testing.T, b *bench) {
+func testReadNested(b *bench) {
 	b.must(b.append(0, 0, "a", "b", "c"))
-	b.must(b.Read(t.Context(), 0, 1, 3, func(r store.Record) bool {
+	b.must(b.Read(b.Context(), 0, 1, 3, func(r store.Record) bool {
 		b.must(b.append(1, r.Sequence-1, "copy of "+string(r.Data)))
 		rev := b.put("copies", string(r.Data), "x")
 		b.has("copies", string(r.Data), "x", rev)
 		return true
 	}))
 	b.holds(1, "1:copy of a", "2:copy of b", "3:copy of c")
-	b.must(b.Range(t.Context(), "copies", "", func(v store.Value) bool {
+	b.must(b.Range(b.Context(), "copies", "", func(v store.Value) bool {
 		b.put("again", v.Key, "y")
 		return true
 	}))
 	b.ranges("again", "", "a", "b", "c")
 }
 
-func testTagged(t *testing.T, b *bench) {
-	_, err := b.Tagged(t.Context(), 0, "x")
-	b.is(err, store.ErrNotFound)
+func testTagged(b *bench) {
+	b.is(errOf(b.Tagged(b.Context(), 0, "x")), store.ErrNotFound)
 	b.must(b.append(0, 0, "x=1", "y.z-1_A=2", "x=3", "plain", "xx=5"))
-	want := func(tag, want string) {
-		t.Helper()
-		r, err := b.Tagged(t.Context(), 0, tag)
-		b.must(err)
-		if text(r) != want {
-			t.Fatalf("tagged %s: %q, want %q", tag, text(r), want)
-		}
-	}
-	want("x", "3:x=3")
-	want("y.z-1_A", "2:y.z-1_A=2")
-	want("xx", "5:xx=5")
-	_, err = b.Tagged(t.Context(), 0, "xxx")
-	b.is(err, store.ErrNotFound)
+	b.tagged(0, "x", "3:x=3")
+	b.tagged(0, "y.z-1_A", "2:y.z-1_A=2")
+	b.tagged(0, "xx", "5:xx=5")
+	b.is(errOf(b.Tagged(b.Context(), 0, "xxx")), store.ErrNotFound)
 	b.must(b.append(0, 5, "x=6"))
-	want("x", "6:x=6")
-	b.must(b.Remove(t.Context(), 0, 3))
-	want("x", "6:x=6")
-	_, err = b.Tagged(t.Context(), 0, "y.z-1_A")
-	b.is(err, store.ErrNotFound)
-	b.must(b.Replace(t.Context(), 0, []store.Record{{Sequence: 6, Tag: "x", Data: []byte("other")}}))
-	want("x", "6:x=other")
+	b.tagged(0, "x", "6:x=6")
+	b.must(b.Remove(b.Context(), 0, 3))
+	b.tagged(0, "x", "6:x=6")
+	b.is(errOf(b.Tagged(b.Context(), 0, "y.z-1_A")), store.ErrNotFound)
+	b.must(b.Replace(b.Context(), 0, []store.Record{{Sequence: 6, Tag: "x", Data: []byte("other")}}))
+	b.tagged(0, "x", "6:x=other")
 	b.reopen()
-	want("x", "6:x=other")
+	b.tagged(0, "x", "6:x=other")
 }
 
-func testSpan(t *testing.T, b *bench) {
+func testSpan(b *bench) {
 	b.span(0, 1, 0, 0)
 	b.must(b.append(0, 0, "a", "b", "c"))
 	b.span(0, 1, 3, 3)
-	before, err := b.Span(t.Context(), 0)
-	b.must(err)
+	before := b.spanOf(0)
 	b.must(b.append(0, 3, strings.Repeat("long", 10000)))
-	after, err := b.Span(t.Context(), 0)
-	b.must(err)
+	after := b.spanOf(0)
 	if after.Bytes < before.Bytes+30000 {
-		t.Errorf("%d bytes, then %d with 40,000 more", before.Bytes, after.Bytes)
+		b.Errorf("%d bytes, then %d with 40,000 more", before.Bytes, after.Bytes)
 	}
-	b.must(b.Remove(t.Context(), 0, 2))
+	b.must(b.Remove(b.Context(), 0, 2))
 	b.span(0, 2, 4, 3)
 }
 
-func testFollow(t *testing.T, b *bench) {
+func testFollow(b *bench) {
 	b.must(b.append(0, 0, "one", "two"))
 	if b.Exclusive() {
-		b.must(b.Follow(t.Context(), 0, 0, func(store.Record) { t.Error("told a record") }))
+		b.must(b.Follow(b.Context(), 0, 0, func(store.Record) { b.Error("told a record") }))
 		return
 	}
-	follow := func(after uint64) *collector {
-		return b.collect(func(ctx context.Context, tell func(string)) error {
-			return b.Follow(ctx, 0, after, func(r store.Record) { tell(text(r)) })
-		})
-	}
-	all, some := follow(0), follow(1)
+	all, some := b.follow(0), b.follow(1)
 	all.wants(b, "1:one", "2:two")
 	some.wants(b, "2:two")
 	b.must(b.append(0, 2, "three", "x=four"))
@@ -331,7 +298,7 @@ func testFollow(t *testing.T, b *bench) {
 	some.end(b)
 }
 
-func testReplace(t *testing.T, b *bench) {
+func testReplace(b *bench) {
 	secret := func(i int) string { return fmt.Sprintf("secret %04d ", i) + strings.Repeat("s", i*37%6000) }
 	var all []string
 	for i := range 300 {
@@ -353,7 +320,7 @@ func testReplace(t *testing.T, b *bench) {
 	}
 	for len(out) > 0 {
 		n := min(len(out), 40)
-		b.must(b.Replace(t.Context(), 0, out[:n]))
+		b.must(b.Replace(b.Context(), 0, out[:n]))
 		out = out[n:]
 	}
 	b.holds(0, want...)
@@ -400,7 +367,7 @@ func (b *bench) nowhere(texts []string) {
 	}))
 }
 
-func testRemove(t *testing.T, b *bench) {
+func testRemove(b *bench) {
 	var all, gone []string
 	for i := range 500 {
 		all = append(all, fmt.Sprintf("removed %04d ", i+1)+strings.Repeat("r", i*41%5000))
@@ -410,14 +377,14 @@ func testRemove(t *testing.T, b *bench) {
 	}
 	b.must(b.append(0, 0, all...))
 	b.must(b.append(1, 0, "stays"))
-	b.must(b.Remove(t.Context(), 0, 200))
+	b.must(b.Remove(b.Context(), 0, 200))
 	b.span(0, 200, 500, 301)
-	b.must(b.Remove(t.Context(), 0, 100)) // gone already
+	b.must(b.Remove(b.Context(), 0, 100)) // gone already
 	b.span(0, 200, 500, 301)
-	b.must(b.Remove(t.Context(), 0, 400))
+	b.must(b.Remove(b.Context(), 0, 400))
 	b.span(0, 400, 500, 101)
 	if got := b.read(0, 1, 1000); len(got) != 101 || got[0] != "400:"+all[399] {
-		t.Fatalf("%d records", len(got))
+		b.Fatalf("%d records", len(got))
 	}
 	b.nowhere(gone)
 	b.holds(1, "1:stays")
@@ -427,15 +394,14 @@ func testRemove(t *testing.T, b *bench) {
 	b.nowhere(gone)
 }
 
-func testRemoveAll(t *testing.T, b *bench) {
+func testRemoveAll(b *bench) {
 	b.must(b.append(0, 0, "a", "b", "x=c"))
-	b.must(b.Remove(t.Context(), 0, 4))
+	b.must(b.Remove(b.Context(), 0, 4))
 	check := func() {
-		t.Helper()
+		b.Helper()
 		b.span(0, 4, 3, 0)
 		b.holds(0)
-		_, err := b.Tagged(t.Context(), 0, "x")
-		b.is(err, store.ErrNotFound)
+		b.is(errOf(b.Tagged(b.Context(), 0, "x")), store.ErrNotFound)
 		b.is(b.append(0, 0, "no"), store.ErrConflict)
 	}
 	check()
@@ -445,7 +411,7 @@ func testRemoveAll(t *testing.T, b *bench) {
 	}
 	b.must(b.append(0, 3, "d"))
 	b.span(0, 4, 4, 1)
-	b.must(b.Remove(t.Context(), 0, 1000)) // more than there is
+	b.must(b.Remove(b.Context(), 0, 1000)) // more than there is
 	b.span(0, 5, 4, 0)
 	b.must(b.append(0, 4, "e"))
 	b.holds(0, "5:e")

@@ -8,30 +8,28 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"testing"
 	"time"
 
 	"github.com/parley-hub/parley/journal/store"
 )
 
-func testState(t *testing.T, b *bench) {
+func testState(b *bench) {
 	b.hasNot("agents", "ann")
 	r1 := b.put("agents", "ann", "1")
 	r2 := b.put("agents", "bob", "")
 	r3 := b.put("agents", "ann", "2")
 	r4 := b.put("other", "ann", "3")
 	if r1 == 0 || r2 <= r1 || r3 <= r2 || r4 <= r3 {
-		t.Fatalf("revisions %d, %d, %d, %d", r1, r2, r3, r4)
+		b.Fatalf("revisions %d, %d, %d, %d", r1, r2, r3, r4)
 	}
 	b.has("agents", "ann", "2", r3)
 	b.has("agents", "bob", "", r2)
 	b.has("other", "ann", "3", r4)
 	b.hasNot("other", "bob")
 	b.hasNot("none", "ann")
-	r5, err := b.Delete(t.Context(), "agents", "ann", nil)
-	b.must(err)
+	r5 := b.remove("agents", "ann")
 	if r5 <= r4 {
-		t.Fatalf("revision %d of the removal after %d", r5, r4)
+		b.Fatalf("revision %d of the removal after %d", r5, r4)
 	}
 	b.hasNot("agents", "ann")
 	b.has("other", "ann", "3", r4)
@@ -40,8 +38,7 @@ func testState(t *testing.T, b *bench) {
 	b.has("agents", "bob", "", r2)
 	b.has("other", "ann", "3", r4)
 	b.buckets("agents", "other")
-	_, err = b.Delete(t.Context(), "other", "ann", &r4)
-	b.must(err)
+	b.remove("other", "ann", r4)
 	b.buckets("agents")
 }
 
@@ -56,45 +53,28 @@ func (b *bench) buckets(want ...string) {
 	}
 }
 
-func testStateExpect(t *testing.T, b *bench) {
-	put := func(data string, expect uint64) (uint64, error) {
-		return b.Put(t.Context(), "s", store.Value{Key: "k", Data: []byte(data)}, &expect)
+func testStateExpect(b *bench) {
+	conflicts := func(revisions ...uint64) {
+		b.Helper()
+		for _, r := range revisions {
+			b.is(errOf(b.Put(b.Context(), "s", store.Value{Key: "k", Data: []byte("no")}, &r)), store.ErrConflict)
+			b.is(errOf(b.Delete(b.Context(), "s", "k", &r)), store.ErrConflict)
+		}
 	}
-	_, err := put("no", 1)
-	b.is(err, store.ErrConflict)
+	conflicts(1)
 	b.hasNot("s", "k")
-	r1, err := put("one", 0)
-	b.must(err)
-	_, err = put("no", 0)
-	b.is(err, store.ErrConflict)
-	r2, err := put("two", r1)
-	b.must(err)
-	_, err = put("no", r1)
-	b.is(err, store.ErrConflict)
-	_, err = put("no", r2+1)
-	b.is(err, store.ErrConflict)
+	r1 := b.put("s", "k", "one", 0)
+	conflicts(0)
+	r2 := b.put("s", "k", "two", r1)
+	conflicts(0, r1, r2+1)
 	b.has("s", "k", "two", r2)
-	_, err = b.Delete(t.Context(), "s", "k", &r1)
-	b.is(err, store.ErrConflict)
-	var none uint64
-	_, err = b.Delete(t.Context(), "s", "k", &none)
-	b.is(err, store.ErrConflict)
-	b.has("s", "k", "two", r2)
-	r3, err := b.Delete(t.Context(), "s", "k", &r2)
-	b.must(err)
+	r3 := b.remove("s", "k", r2)
 	b.hasNot("s", "k")
-	for _, r := range []uint64{r1, r2, r3} { // none of them is there
-		_, err = put("no", r)
-		b.is(err, store.ErrConflict)
-		_, err = b.Delete(t.Context(), "s", "k", &r)
-		b.is(err, store.ErrConflict)
-	}
-	_, err = b.Delete(t.Context(), "s", "k", nil) // it is gone, as it should be
-	b.must(err)
-	r4, err := put("three", 0)
-	b.must(err)
+	conflicts(r1, r2, r3) // none of them is there
+	b.remove("s", "k")    // it is gone, as it should be
+	r4 := b.put("s", "k", "three", 0)
 	if r4 <= r3 {
-		t.Fatalf("revision %d after %d", r4, r3)
+		b.Fatalf("revision %d after %d", r4, r3)
 	}
 	b.has("s", "k", "three", r4)
 }
@@ -106,7 +86,7 @@ var awkward = []string{
 	"=", "/", "a/b", " ", "\n", "-", strings.Repeat("k", 300),
 }
 
-func testStateKeys(t *testing.T, b *bench) {
+func testStateKeys(b *bench) {
 	revs := map[string]uint64{}
 	for i, k := range awkward {
 		revs[k] = b.put("keys", k, strconv.Itoa(i))
@@ -115,7 +95,7 @@ func testStateKeys(t *testing.T, b *bench) {
 		b.has("keys", k, strconv.Itoa(i), revs[k])
 	}
 	check := func() {
-		t.Helper()
+		b.Helper()
 		for _, prefix := range append([]string{"", "a.b.", "z", "a\xff\xff\xff"}, awkward...) {
 			want := []string{}
 			for _, k := range awkward {
@@ -132,15 +112,13 @@ func testStateKeys(t *testing.T, b *bench) {
 	b.reopen()
 	check()
 	for _, k := range awkward {
-		r := revs[k]
-		_, err := b.Delete(t.Context(), "keys", k, &r)
-		b.must(err)
+		b.remove("keys", k, revs[k])
 		b.hasNot("keys", k)
 	}
 	b.ranges("keys", "")
 }
 
-func testStateLarge(t *testing.T, b *bench) {
+func testStateLarge(b *bench) {
 	large := strings.Repeat("0123456789abcdef", 32<<10)
 	rev := b.put("s", "large", large)
 	b.has("s", "large", large, rev)
@@ -148,7 +126,7 @@ func testStateLarge(t *testing.T, b *bench) {
 	b.has("s", "large", "small", rev)
 }
 
-func testRange(t *testing.T, b *bench) {
+func testRange(b *bench) {
 	var want, some []string
 	for i := range 700 {
 		k := fmt.Sprintf("%c/%d", 'a'+i%3, i)
@@ -165,17 +143,16 @@ func testRange(t *testing.T, b *bench) {
 	b.ranges("r", "c/698", "c/698")
 	// A change moves a key to the end, and a removal takes it out.
 	b.put("r", want[0], "new")
-	_, err := b.Delete(t.Context(), "r", want[1], nil)
-	b.must(err)
+	b.remove("r", want[1])
 	b.ranges("r", "", append(slices.Clone(want[2:]), want[0])...)
 	n := 0
-	b.must(b.Range(t.Context(), "r", "", func(v store.Value) bool { n++; return n < 3 }))
+	b.must(b.Range(b.Context(), "r", "", func(v store.Value) bool { n++; return n < 3 }))
 	if n != 3 {
-		t.Errorf("%d calls after an end at 3", n)
+		b.Errorf("%d calls after an end at 3", n)
 	}
-	b.must(b.Range(t.Context(), "r", "", func(v store.Value) bool {
+	b.must(b.Range(b.Context(), "r", "", func(v store.Value) bool {
 		if i, _ := strconv.Atoi(v.Key[2:]); v.Key != want[0] && string(v.Data) != strconv.Itoa(i) {
-			t.Fatalf("%q is %q", v.Key, v.Data)
+			b.Fatalf("%q is %q", v.Key, v.Data)
 		}
 		clear(v.Data)
 		return true
@@ -183,13 +160,13 @@ func testRange(t *testing.T, b *bench) {
 }
 
 // A value that changes while Range runs may come again, and is never missed.
-func testRangeChanging(t *testing.T, b *bench) {
+func testRangeChanging(b *bench) {
 	for i := range 600 {
 		b.put("r", strconv.Itoa(i), "old")
 	}
 	seen := map[string]int{}
 	n := 0
-	b.must(b.Range(t.Context(), "r", "", func(v store.Value) bool {
+	b.must(b.Range(b.Context(), "r", "", func(v store.Value) bool {
 		seen[v.Key]++
 		if n++; n%5 == 1 && n < 1000 {
 			b.put("r", strconv.Itoa((n*7+300)%600), "new")
@@ -198,19 +175,19 @@ func testRangeChanging(t *testing.T, b *bench) {
 	}))
 	for i := range 600 {
 		if seen[strconv.Itoa(i)] == 0 {
-			t.Fatalf("%d was missed", i)
+			b.Fatalf("%d was missed", i)
 		}
 	}
 }
 
-func testFollowState(t *testing.T, b *bench) {
+func testFollowState(b *bench) {
 	b.put("s", "before", "x")
 	ready := make(chan struct{})
 	c := b.collect(func(ctx context.Context, tell func(string)) error {
 		var last uint64
 		return b.FollowState(ctx, 0, func() { close(ready) }, func(bucket string, v store.Value) {
 			if v.Revision <= last {
-				t.Errorf("revision %d after %d", v.Revision, last)
+				b.Errorf("revision %d after %d", v.Revision, last)
 			}
 			last = v.Revision
 			if v.Key != "before" {
@@ -222,73 +199,63 @@ func testFollowState(t *testing.T, b *bench) {
 	b.put("s", "a", "1")
 	c.wants(b, "s a 1 false")
 	b.put("other", "a\x00b", "2")
-	_, err := b.Delete(t.Context(), "s", "a", nil)
-	b.must(err)
+	b.remove("s", "a")
 	c.wants(b, "other a\x00b 2 false", "s a  true")
 	c.end(b)
 }
 
-func testExpiry(t *testing.T, b *bench) {
+func testExpiry(b *bench) {
 	now := time.Now().UTC().Truncate(time.Second)
 	until := now.Add(time.Hour)
 	put := func(key string, until time.Time) {
-		t.Helper()
-		_, err := b.Put(t.Context(), "e", store.Value{Key: key, Data: []byte("data of " + key), Until: until}, nil)
-		b.must(err)
+		b.Helper()
+		b.putValue("e", store.Value{Key: key, Data: []byte("data of " + key), Until: until})
 	}
 	put("hour", until)
 	put("day", now.Add(24*time.Hour))
 	put("forever", time.Time{})
 	put("prolonged", until)
 	put("prolonged", now.Add(24*time.Hour))
-	v, err := b.Get(t.Context(), "e", "hour")
-	b.must(err)
-	if !v.Until.Equal(until) {
-		t.Fatalf("until %v, want %v", v.Until, until)
+	if v := b.get("e", "hour"); !v.Until.Equal(until) {
+		b.Fatalf("until %v, want %v", v.Until, until)
 	}
-	v, err = b.Get(t.Context(), "e", "forever")
-	b.must(err)
-	if !v.Until.IsZero() {
-		t.Fatalf("until %v, want never", v.Until)
+	if v := b.get("e", "forever"); !v.Until.IsZero() {
+		b.Fatalf("until %v, want never", v.Until)
 	}
-	b.must(b.Scrub(t.Context(), now))
+	b.must(b.Scrub(b.Context(), now))
 	b.ranges("e", "", "hour", "day", "forever", "prolonged")
-	b.must(b.Scrub(t.Context(), until.Add(time.Second)))
+	b.must(b.Scrub(b.Context(), until.Add(time.Second)))
 	b.hasNot("e", "hour")
 	b.ranges("e", "", "day", "forever", "prolonged")
 	b.nowhere([]string{"data of hour"})
-	var none uint64
-	_, err = b.Put(t.Context(), "e", store.Value{Key: "hour", Data: []byte("new")}, &none)
-	b.must(err)
+	b.put("e", "hour", "new", 0)
 	b.reopen()
 	b.ranges("e", "", "day", "forever", "prolonged", "hour")
 }
 
 // A revision never comes twice, even where the newest value is gone.
-func testRevisions(t *testing.T, b *bench) {
+func testRevisions(b *bench) {
 	var last uint64
-	grows := func(rev uint64, err error) {
-		t.Helper()
-		b.must(err)
+	grows := func(rev uint64) {
+		b.Helper()
 		if rev <= last {
-			t.Fatalf("revision %d after %d", rev, last)
+			b.Fatalf("revision %d after %d", rev, last)
 		}
 		last = rev
 	}
 	for range 3 {
-		grows(b.put("s", "k", "1"), nil)
-		grows(b.Delete(t.Context(), "s", "k", nil))
-		b.must(b.Scrub(t.Context(), time.Now()))
+		grows(b.put("s", "k", "1"))
+		grows(b.remove("s", "k"))
+		b.must(b.Scrub(b.Context(), time.Now()))
 		b.reopen()
-		grows(b.put("s", "k", "2"), nil)
-		rev, err := b.Put(t.Context(), "s", store.Value{Key: "short", Until: time.Now().Add(time.Minute)}, nil)
-		grows(rev, err)
-		b.must(b.Scrub(t.Context(), time.Now().Add(time.Hour)))
+		grows(b.put("s", "k", "2"))
+		grows(b.putValue("s", store.Value{Key: "short", Until: time.Now().Add(time.Minute)}))
+		b.must(b.Scrub(b.Context(), time.Now().Add(time.Hour)))
 		b.reopen()
 	}
 }
 
-func testScrub(t *testing.T, b *bench) {
+func testScrub(b *bench) {
 	var gone []string
 	secret := func(key, n int) string {
 		s := fmt.Sprintf("hidden %04d of %04d;", n, key)
@@ -298,9 +265,7 @@ func testScrub(t *testing.T, b *bench) {
 	for n := range 6 {
 		for key := range 200 {
 			if n > 0 && (key+n)%4 == 0 {
-				if _, err := b.Delete(t.Context(), "s", strconv.Itoa(key), nil); err != nil {
-					t.Fatal(err)
-				}
+				b.remove("s", strconv.Itoa(key))
 				continue
 			}
 			b.put("s", strconv.Itoa(key), secret(key, n))
@@ -308,22 +273,21 @@ func testScrub(t *testing.T, b *bench) {
 	}
 	for key := range 200 {
 		if key%2 == 0 {
-			_, err := b.Delete(t.Context(), "s", strconv.Itoa(key), nil)
-			b.must(err)
+			b.remove("s", strconv.Itoa(key))
 			continue
 		}
 		b.put("s", strconv.Itoa(key), "public")
 	}
-	b.must(b.Scrub(t.Context(), time.Now()))
+	b.must(b.Scrub(b.Context(), time.Now()))
 	b.nowhere(gone)
 	if n := len(b.keys("s", "")); n != 100 {
-		t.Fatalf("%d values are left", n)
+		b.Fatalf("%d values are left", n)
 	}
 	b.reopen()
 	b.nowhere(gone)
 }
 
-func testReopen(t *testing.T, b *bench) {
+func testReopen(b *bench) {
 	for round := range 5 {
 		b.must(b.append(round%2, uint64(round/2), "r"+strconv.Itoa(round)))
 		b.put("s", strconv.Itoa(round), "v")
@@ -335,7 +299,7 @@ func testReopen(t *testing.T, b *bench) {
 }
 
 // One appender a partition, and many that count in the state, at once.
-func testConcurrent(t *testing.T, b *bench) {
+func testConcurrent(b *bench) {
 	const appends, counters, counts = 60, 12, 15
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -344,7 +308,7 @@ func testConcurrent(t *testing.T, b *bench) {
 		mu.Lock()
 		defer mu.Unlock()
 		if revs[rev] {
-			t.Errorf("revision %d twice", rev)
+			b.Errorf("revision %d twice", rev)
 		}
 		revs[rev] = true
 	}
@@ -354,15 +318,15 @@ func testConcurrent(t *testing.T, b *bench) {
 			for i := range appends {
 				n := i%3 + 1
 				if err := b.append(p, after, strings.Split(strings.Repeat("x ", n-1)+"x", " ")...); err != nil {
-					t.Errorf("partition %d: %v", p, err)
+					b.Errorf("partition %d: %v", p, err)
 					return
 				}
 				after += uint64(n)
 				if i%10 == 0 {
 					if err := b.append(p, after-1, "no"); !errors.Is(err, store.ErrConflict) {
-						t.Errorf("partition %d: %v, want a conflict", p, err)
+						b.Errorf("partition %d: %v, want a conflict", p, err)
 					}
-					_ = b.Read(t.Context(), p, 1, after, func(store.Record) bool { return true })
+					_ = b.Read(b.Context(), p, 1, after, func(store.Record) bool { return true })
 				}
 			}
 		})
@@ -371,27 +335,27 @@ func testConcurrent(t *testing.T, b *bench) {
 		wg.Go(func() {
 			for i := 0; i < counts; {
 				n, rev := 0, uint64(0)
-				v, err := b.Get(t.Context(), "count", "all")
+				v, err := b.Get(b.Context(), "count", "all")
 				if err == nil {
 					n, _ = strconv.Atoi(string(v.Data))
 					rev = v.Revision
 				} else if !errors.Is(err, store.ErrNotFound) {
-					t.Error(err)
+					b.Error(err)
 					return
 				}
-				rev, err = b.Put(t.Context(), "count", store.Value{Key: "all", Data: []byte(strconv.Itoa(n + 1))}, &rev)
+				rev, err = b.Put(b.Context(), "count", store.Value{Key: "all", Data: []byte(strconv.Itoa(n + 1))}, &rev)
 				if errors.Is(err, store.ErrConflict) {
 					continue
 				}
 				if err != nil {
-					t.Error(err)
+					b.Error(err)
 					return
 				}
 				took(rev)
 				i++
-				rev, err = b.Put(t.Context(), "own", store.Value{Key: strconv.Itoa(c)}, nil)
+				rev, err = b.Put(b.Context(), "own", store.Value{Key: strconv.Itoa(c)}, nil)
 				if err != nil {
-					t.Error(err)
+					b.Error(err)
 					return
 				}
 				took(rev)
@@ -402,22 +366,20 @@ func testConcurrent(t *testing.T, b *bench) {
 	for p := range partitions {
 		b.span(p, 1, appends*2, appends*2)
 	}
-	v, err := b.Get(t.Context(), "count", "all")
-	b.must(err)
-	if string(v.Data) != strconv.Itoa(counters*counts) {
-		t.Errorf("counted %s, want %d", v.Data, counters*counts)
+	if v := b.get("count", "all"); string(v.Data) != strconv.Itoa(counters*counts) {
+		b.Errorf("counted %s, want %d", v.Data, counters*counts)
 	}
 }
 
-func testContextEnds(t *testing.T, b *bench) {
+func testContextEnds(b *bench) {
 	b.must(b.append(0, 0, "one"))
 	rev := b.put("s", "k", "v")
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(b.Context())
 	cancel()
 	ended := func(name string, err error) {
-		t.Helper()
+		b.Helper()
 		if !errors.Is(err, context.Canceled) && !errors.Is(err, store.ErrUnknown) {
-			t.Errorf("%s: %v", name, err)
+			b.Errorf("%s: %v", name, err)
 		}
 	}
 	err := b.Append(ctx, 0, 1, records("two"))
@@ -436,62 +398,54 @@ func testContextEnds(t *testing.T, b *bench) {
 		b.has("s", "k", "v", rev)
 	}
 	ended("Read", b.Read(ctx, 0, 1, 1, func(store.Record) bool { return true }))
-	_, err = b.Get(ctx, "s", "k")
-	ended("Get", err)
+	ended("Get", errOf(b.Get(ctx, "s", "k")))
 	ended("Range", b.Range(ctx, "s", "", func(store.Value) bool { return true }))
-	_, err = b.Tagged(ctx, 0, "x")
-	ended("Tagged", err)
+	ended("Tagged", errOf(b.Tagged(ctx, 0, "x")))
 	ended("Replace", b.Replace(ctx, 0, []store.Record{{Sequence: 1, Data: []byte("x")}}))
 	ended("Remove", b.Remove(ctx, 0, 1))
 	ended("Scrub", b.Scrub(ctx, time.Now()))
 	b.must(b.Healthy())
 }
 
-func testClosed(t *testing.T, b *bench) {
+func testClosed(b *bench) {
 	s := b.Store
 	b.close()
-	_, err := s.Meta(t.Context())
-	b.is(err, store.ErrClosed)
-	b.is(s.Append(t.Context(), 0, 0, records("x")), store.ErrClosed)
-	b.is(s.Read(t.Context(), 0, 1, 1, func(store.Record) bool { return true }), store.ErrClosed)
-	_, err = s.Get(t.Context(), "s", "k")
-	b.is(err, store.ErrClosed)
-	_, err = s.Put(t.Context(), "s", store.Value{Key: "k"}, nil)
-	b.is(err, store.ErrClosed)
-	_, err = s.Span(t.Context(), 0)
-	b.is(err, store.ErrClosed)
-	b.is(s.Scrub(t.Context(), time.Now()), store.ErrClosed)
+	b.is(errOf(s.Meta(b.Context())), store.ErrClosed)
+	b.is(s.Append(b.Context(), 0, 0, records("x")), store.ErrClosed)
+	b.is(s.Read(b.Context(), 0, 1, 1, func(store.Record) bool { return true }), store.ErrClosed)
+	b.is(errOf(s.Get(b.Context(), "s", "k")), store.ErrClosed)
+	b.is(errOf(s.Put(b.Context(), "s", store.Value{Key: "k"}, nil)), store.ErrClosed)
+	b.is(errOf(s.Span(b.Context(), 0)), store.ErrClosed)
+	b.is(s.Scrub(b.Context(), time.Now()), store.ErrClosed)
 	b.is(s.Healthy(), store.ErrClosed)
 	if err := s.Close(); err != nil && !errors.Is(err, store.ErrClosed) {
-		t.Fatal(err)
+		b.Fatal(err)
 	}
 }
 
-func testLocked(t *testing.T, b *bench) {
+func testLocked(b *bench) {
 	if b.Shared || b.Forgets {
-		t.Skip("another may be open")
+		b.Skip("another may be open")
 	}
 	if s, err := b.Place.Open(); !errors.Is(err, store.ErrLocked) {
 		if err == nil {
 			_ = s.Close()
 		}
-		t.Fatalf("error %v, want %v", err, store.ErrLocked)
+		b.Fatalf("error %v, want %v", err, store.ErrLocked)
 	}
 	b.must(b.append(0, 0, "goes on"))
 }
 
 // Two processes may have a shared store open.
-func testTwo(t *testing.T, b *bench) {
+func testTwo(b *bench) {
 	if !b.Shared {
-		t.Skip("one process has it")
+		b.Skip("one process has it")
 	}
-	other := &bench{T: t, Place: b.Place}
+	other := &bench{T: b.T, Place: b.Place}
 	other.open()
 	defer other.close()
 	ready := make(chan struct{})
-	log := other.collect(func(ctx context.Context, tell func(string)) error {
-		return other.Follow(ctx, 0, 0, func(r store.Record) { tell(text(r)) })
-	})
+	log := other.follow(0)
 	state := other.collect(func(ctx context.Context, tell func(string)) error {
 		return other.FollowState(ctx, 0, func() { close(ready) }, func(bucket string, v store.Value) {
 			tell(fmt.Sprintf("%s %s %s %v %d", bucket, v.Key, v.Data, v.Deleted, v.Revision))
@@ -513,19 +467,14 @@ func testTwo(t *testing.T, b *bench) {
 	r1 := b.put("s", "k", "one")
 	state.wants(b, fmt.Sprintf("s k one false %d", r1))
 	other.has("s", "k", "one", r1)
-	var none uint64
-	_, err := other.Put(t.Context(), "s", store.Value{Key: "k"}, &none)
-	b.is(err, store.ErrConflict)
-	r2, err := other.Put(t.Context(), "s", store.Value{Key: "k", Data: []byte("two")}, &r1)
-	b.must(err)
+	b.is(errOf(other.Put(b.Context(), "s", store.Value{Key: "k"}, new(uint64(0)))), store.ErrConflict)
+	r2 := other.put("s", "k", "two", r1)
 	state.wants(b, fmt.Sprintf("s k two false %d", r2))
-	r3, err := b.Delete(t.Context(), "s", "k", &r2)
-	b.must(err)
+	r3 := b.remove("s", "k", r2)
 	other.hasNot("s", "k")
 	state.wants(b, fmt.Sprintf("s k  true %d", r3))
 	log.end(b)
 	state.end(b)
-	_, err = other.Meta(t.Context())
-	b.must(err)
-	b.is(other.Init(t.Context(), meta), store.ErrExists)
+	other.hasMeta(meta)
+	b.is(other.Init(b.Context(), meta), store.ErrExists)
 }

@@ -37,7 +37,7 @@ const partitions = 4
 func Run(t *testing.T, place func(t *testing.T) Place) {
 	for _, test := range []struct {
 		name string
-		run  func(t *testing.T, b *bench)
+		run  func(b *bench)
 	}{
 		{"Meta", testMeta},
 		{"Restoring", testRestoring},
@@ -86,7 +86,7 @@ func Run(t *testing.T, place func(t *testing.T) Place) {
 			if test.name != "Meta" && test.name != "Restoring" {
 				b.must(b.Init(b.Context(), meta))
 			}
-			test.run(t, b)
+			test.run(b)
 		})
 	}
 }
@@ -144,6 +144,9 @@ func (b *bench) is(err, want error) {
 	}
 }
 
+// errOf drops a result, for [bench.is].
+func errOf[T any](_ T, err error) error { return err }
+
 // append appends data; "tag=data" has a tag.
 func (b *bench) append(partition int, after uint64, data ...string) error {
 	return b.Append(b.Context(), partition, after, records(data...))
@@ -188,26 +191,69 @@ func (b *bench) holds(partition int, want ...string) {
 	}
 }
 
-func (b *bench) span(partition int, first, last, records uint64) {
+func (b *bench) spanOf(partition int) store.Span {
 	b.Helper()
 	s, err := b.Span(b.Context(), partition)
 	b.must(err)
+	return s
+}
+
+func (b *bench) span(partition int, first, last, records uint64) {
+	b.Helper()
+	s := b.spanOf(partition)
 	if s.First != first || s.Last != last || s.Records != records || (s.Bytes == 0) != (records == 0) {
 		b.Fatalf("span %+v, want %d to %d with %d records", s, first, last, records)
 	}
 }
 
-func (b *bench) put(bucket, key, data string) uint64 {
+// tagged checks the newest record with a tag, which is in the form of text.
+func (b *bench) tagged(partition int, tag, want string) {
 	b.Helper()
-	rev, err := b.Put(b.Context(), bucket, store.Value{Key: key, Data: []byte(data)}, nil)
+	r, err := b.Tagged(b.Context(), partition, tag)
 	b.must(err)
-	return rev
+	if text(r) != want {
+		b.Fatalf("partition %d: tagged %s: %q, want %q", partition, tag, text(r), want)
+	}
+}
+
+// put sets a value, whose present revision is expect if that is given.
+func (b *bench) put(bucket, key, data string, expect ...uint64) (revision uint64) {
+	b.Helper()
+	return b.putValue(bucket, store.Value{Key: key, Data: []byte(data)}, expect...)
+}
+
+func (b *bench) putValue(bucket string, v store.Value, expect ...uint64) (revision uint64) {
+	b.Helper()
+	revision, err := b.Put(b.Context(), bucket, v, expected(expect))
+	b.must(err)
+	return revision
+}
+
+// remove removes a value, whose revision is expect if that is given.
+func (b *bench) remove(bucket, key string, expect ...uint64) (revision uint64) {
+	b.Helper()
+	revision, err := b.Delete(b.Context(), bucket, key, expected(expect))
+	b.must(err)
+	return revision
+}
+
+func expected(expect []uint64) *uint64 {
+	if len(expect) == 0 {
+		return nil
+	}
+	return &expect[0]
+}
+
+func (b *bench) get(bucket, key string) store.Value {
+	b.Helper()
+	v, err := b.Get(b.Context(), bucket, key)
+	b.must(err)
+	return v
 }
 
 func (b *bench) has(bucket, key, data string, revision uint64) {
 	b.Helper()
-	v, err := b.Get(b.Context(), bucket, key)
-	b.must(err)
+	v := b.get(bucket, key)
 	if v.Key != key || string(v.Data) != data || v.Revision != revision || v.Deleted {
 		b.Fatalf("%s %q is %+v, want %q of revision %d", bucket, key, v, data, revision)
 	}
@@ -215,8 +261,7 @@ func (b *bench) has(bucket, key, data string, revision uint64) {
 
 func (b *bench) hasNot(bucket, key string) {
 	b.Helper()
-	_, err := b.Get(b.Context(), bucket, key)
-	b.is(err, store.ErrNotFound)
+	b.is(errOf(b.Get(b.Context(), bucket, key)), store.ErrNotFound)
 }
 
 // keys gives the keys of a range, in its order.
@@ -254,6 +299,13 @@ func (b *bench) collect(run func(ctx context.Context, tell func(string)) error) 
 	c := &collector{got: make(chan string, 1000), done: make(chan error, 1), stop: stop}
 	go func() { c.done <- run(ctx, func(s string) { c.got <- s }) }()
 	return c
+}
+
+// follow collects the records of partition 0.
+func (b *bench) follow(after uint64) *collector {
+	return b.collect(func(ctx context.Context, tell func(string)) error {
+		return b.Follow(ctx, 0, after, func(r store.Record) { tell(text(r)) })
+	})
 }
 
 func (c *collector) wants(b *bench, want ...string) {
