@@ -166,7 +166,7 @@ func readPrivate(path string, limit int64) ([]byte, error) {
 // update implements [place].
 func (d *ringFile) update(r *Ring, change func(*contents) error, _ bool) error {
 	return d.locked(func() error {
-		if err := d.catchUp(r); err != nil {
+		if _, err := d.catchUp(r); err != nil {
 			return err
 		}
 		c := r.copyContents()
@@ -184,29 +184,25 @@ func (d *ringFile) stop() {}
 
 func (d *ringFile) String() string { return d.path }
 
-// catchUp loads what another process wrote.
-func (d *ringFile) catchUp(r *Ring) error {
+// catchUp loads what another process wrote, and returns the file.
+func (d *ringFile) catchUp(r *Ring) ([]byte, error) {
 	b, err := readPrivate(d.path, maxFile)
-	if err != nil {
-		return err
-	}
 	sum := sha256.Sum256(b)
-	if sum == d.sum {
-		return nil
+	if err != nil || sum == d.sum {
+		return b, err
 	}
 	f, err := parseFile(b, d.path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	c, err := d.sealer.open(f, d.path)
-	if err != nil {
-		return err
+	if err == nil {
+		err = r.load(c)
 	}
-	if err := r.load(c); err != nil {
-		return err
+	if err == nil {
+		d.sum = sum
 	}
-	d.sum = sum
-	return nil
+	return b, err
 }
 
 // write writes c. After an error the old file is there; if only the directory could
@@ -299,10 +295,7 @@ func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err e
 	}
 	next.changed = r.timestamp()
 	err = d.locked(func() error {
-		if err := d.catchUp(r); err != nil {
-			return err
-		}
-		b, err := readPrivate(d.path, maxFile)
+		b, err := d.catchUp(r)
 		if err != nil {
 			return err
 		}

@@ -28,10 +28,7 @@ type Enrolled struct {
 // [ErrInvalid]. The same key again changes nothing; another key with the same KeyID
 // is [ErrExists].
 func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
-	if err := checkNames(e.Agent, e.Purpose); err != nil {
-		return Enrolled{}, err
-	}
-	if err := checkTexts(e.KeyID, e.By, e.Note); err != nil {
+	if err := cmp.Or(checkNames(e.Agent, e.Purpose), checkTexts(e.KeyID, e.By, e.Note)); err != nil {
 		return Enrolled{}, err
 	}
 	pub, err := normalPublic(e.Algorithm, e.Public)

@@ -347,6 +347,18 @@ func (r *Ring) update(change func(*contents) error) error {
 	return err
 }
 
+// updated is [Ring.update] for a change that has a result.
+func updated[T any](r *Ring, change func(*contents) (T, error)) (out T, err error) {
+	err = r.update(func(c *contents) (err error) {
+		out, err = change(c)
+		return err
+	})
+	if err != nil {
+		return *new(T), err
+	}
+	return out, nil
+}
+
 func (r *Ring) apply(change func(*contents) error, used bool) error {
 	defer r.tell()
 	r.mu.Lock()
@@ -512,6 +524,9 @@ func (s *signer) Sign(msg []byte) ([]byte, error) {
 	if now >= s.ends.Load() {
 		return nil, fmt.Errorf("%w: %s of %q for %q", ErrRevoked, s.id, s.owner, s.purpose)
 	}
+	if s.algorithm != Ed25519 && len(msg) != 32 {
+		return nil, fmt.Errorf("%w: this key signs a digest of 32 bytes, not %d bytes", ErrInvalid, len(msg))
+	}
 	sig, err := s.key.sign(msg)
 	if err == nil {
 		s.used.Store(now)
@@ -637,9 +652,7 @@ func (r *Ring) Create(keys ...New) ([]Key, error) { return r.create(keys, false)
 // create makes keys. An active key that is there already is skipped with missing,
 // and an error without.
 func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
-	var out []Key
-	err := r.update(func(c *contents) error {
-		out = nil
+	return updated(r, func(c *contents) (out []Key, err error) {
 		active := make(map[ownerPurpose]bool, len(c.Keys))
 		for i := range c.Keys {
 			if k := &c.Keys[i]; k.State == Active || k.State == Next {
@@ -652,24 +665,20 @@ func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 				continue
 			}
 			if active[p] {
-				return fmt.Errorf("%w: an active key of %q for %q", ErrExists, n.Owner, n.Purpose)
+				return nil, fmt.Errorf("%w: an active key of %q for %q", ErrExists, n.Owner, n.Purpose)
 			}
 			k, err := r.add(c, n)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			active[p] = true
 			out = append(out, k)
 		}
 		if len(out) == 0 {
-			return errUnchanged
+			return nil, errUnchanged
 		}
-		return nil
+		return out, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 // Ensure returns the active key for n.Owner and n.Purpose, and makes it if there is
@@ -693,10 +702,7 @@ func (r *Ring) EnsureAll(keys ...New) error {
 
 // add appends the key n to c.
 func (r *Ring) add(c *contents, n New) (Key, error) {
-	if err := checkNames(n.Owner, n.Purpose); err != nil {
-		return Key{}, err
-	}
-	if err := checkTexts(n.By, n.Note); err != nil {
+	if err := cmp.Or(checkNames(n.Owner, n.Purpose), checkTexts(n.By, n.Note)); err != nil {
 		return Key{}, err
 	}
 	if len(c.Keys) >= r.maxKeys {
@@ -733,13 +739,12 @@ func (r *Ring) timestamp() time.Time { return r.now().UTC().Truncate(time.Millis
 // During a [Ring.Rollover] there is a new key already: without overlap that key
 // becomes active, with overlap the error is [ErrExists].
 func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error) {
-	return r.rotate(owner, purpose, func(now time.Time, old *record) State {
+	return r.rotate(owner, purpose, func(now time.Time, old *record) {
 		if old.Turn = (time.Time{}); overlap > 0 {
 			old.State, old.Until = Retiring, now.Add(overlap)
 		} else {
 			revoke(old, now)
 		}
-		return Active
 	}, overlap <= 0)
 }
 
@@ -749,64 +754,50 @@ func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error)
 // the steps, so a restart changes nothing. One rollover at a time, else
 // [ErrExists].
 func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Key, error) {
-	return r.rotate(owner, purpose, func(now time.Time, old *record) State {
+	return r.rotate(owner, purpose, func(now time.Time, old *record) {
 		old.State, old.Turn = Retiring, now.Add(overlap)
 		old.Until = old.Turn.Add(grace)
-		return Next
 	}, false)
 }
 
-// rotate changes the active key with replace, and adds a key in the state that
-// replace returns. With finish, the next key of a rollover is used instead of a new
-// one.
-func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record) State, finish bool) (Key, error) {
-	var out Key
-	err := r.update(func(c *contents) error {
+// rotate changes the active key with replace, and adds a key, which is next if the
+// old one then has a Turn. With finish, the next key of a rollover is used instead
+// of a new one.
+func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record), finish bool) (Key, error) {
+	return updated(r, func(c *contents) (Key, error) {
 		now := r.timestamp()
-		n, state := New{Owner: owner, Purpose: purpose}, Active
-		var turn time.Time
-		next := -1
+		var old, next *record
 		for i := range c.Keys {
-			k := &c.Keys[i]
-			if k.Owner != owner || k.Purpose != purpose {
-				continue
-			}
-			if k.State == Next {
-				if !finish {
-					return fmt.Errorf("%w: %s of %q for %q follows at %s", ErrExists, k.ID, owner, purpose,
-						k.Turn.Format(time.RFC3339))
-				}
-				next = i
-			} else if k.at(now).State == Active {
-				n.Algorithm, n.By, n.Note = k.Algorithm, k.By, k.Note
-				state = replace(now, k)
-				turn = k.Turn
+			switch k := &c.Keys[i]; {
+			case k.Owner != owner || k.Purpose != purpose:
+			case k.State == Next && !finish:
+				return Key{}, fmt.Errorf("%w: %s of %q for %q follows at %s", ErrExists, k.ID, owner, purpose,
+					k.Turn.Format(time.RFC3339))
+			case k.State == Next:
+				next = k
+			case k.at(now).State == Active:
+				replace(now, k)
+				old = k
 			}
 		}
-		if next >= 0 {
-			k := &c.Keys[next]
-			k.State, k.Turn = Active, time.Time{}
-			out = k.Key
-			out.Public = bytes.Clone(k.Public)
-			return nil
+		switch {
+		case next != nil:
+			next.State, next.Turn = Active, time.Time{}
+			out := next.Key
+			out.Public = bytes.Clone(next.Public)
+			return out, nil
+		case old == nil:
+			return Key{}, fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
 		}
-		if n.Algorithm == "" {
-			return fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
-		}
-		var err error
-		if out, err = r.add(c, n); err != nil {
-			return err
-		}
-		if state == Next {
-			c.Keys[len(c.Keys)-1].State, c.Keys[len(c.Keys)-1].Turn = Next, turn
+		turn := old.Turn
+		out, err := r.add(c, New{Owner: owner, Purpose: purpose, Algorithm: old.Algorithm, By: old.By, Note: old.Note})
+		if err == nil && !turn.IsZero() {
 			out.State, out.Turn = Next, turn
+			added := &c.Keys[len(c.Keys)-1]
+			added.State, added.Turn = Next, turn
 		}
-		return nil
+		return out, err
 	})
-	if err != nil {
-		return Key{}, err
-	}
-	return out, nil
 }
 
 // Revoke ends a key at once, also for signers in use, and erases its private half.
@@ -852,20 +843,16 @@ func (r *Ring) Export(id string) (Secret, error) {
 // Forget erases private keys, their history and enrolled keys of owner, and returns
 // how many there were.
 func (r *Ring) Forget(owner string) (int, error) {
-	var n int
-	err := r.update(func(c *contents) error {
+	return updated(r, func(c *contents) (int, error) {
 		before := len(c.Keys) + len(c.Enrolled)
 		c.Keys = slices.DeleteFunc(c.Keys, func(k record) bool { return k.Owner == owner })
 		c.Enrolled = slices.DeleteFunc(c.Enrolled, func(e Enrolled) bool { return e.Agent == owner })
-		if n = before - len(c.Keys) - len(c.Enrolled); n == 0 {
-			return errUnchanged
+		n := before - len(c.Keys) - len(c.Enrolled)
+		if n == 0 {
+			return 0, errUnchanged
 		}
-		return nil
+		return n, nil
 	})
-	if err != nil {
-		return 0, err
-	}
-	return n, nil
 }
 
 // Secret returns the n random bytes kept under name. The first call draws and
@@ -884,28 +871,24 @@ func (r *Ring) Secret(name string, n int) ([]byte, error) {
 		}
 		return bytes.Clone(b), nil
 	}
-	out, err := get(r.current.Load().contents)
-	if err != nil || out != nil {
+	if out, err := get(r.current.Load().contents); err != nil || out != nil {
 		return out, err
 	}
-	err = r.update(func(c *contents) error {
-		if out, err = get(c); err != nil || out != nil {
-			return cmp.Or(err, errUnchanged)
+	return updated(r, func(c *contents) ([]byte, error) {
+		out, err := get(c)
+		if err != nil || out != nil {
+			return out, cmp.Or(err, errUnchanged)
 		}
 		if len(c.Secrets) >= r.maxKeys {
-			return fmt.Errorf("%w: %d secrets", ErrFull, len(c.Secrets))
+			return nil, fmt.Errorf("%w: %d secrets", ErrFull, len(c.Secrets))
 		}
 		out = make([]byte, n)
 		if _, err := io.ReadFull(r.rand, out); err != nil {
-			return fmt.Errorf("keyring: random source: %w", err)
+			return nil, fmt.Errorf("keyring: random source: %w", err)
 		}
 		c.Secrets[name] = bytes.Clone(out)
-		return nil
+		return out, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 // checkNames refuses names that are empty, too long, or not plain text.

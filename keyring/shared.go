@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -473,9 +474,7 @@ func joinParts(parts map[string]*contents) *contents {
 	for _, part := range parts {
 		out.Keys = append(out.Keys, part.Keys...)
 		out.Enrolled = append(out.Enrolled, part.Enrolled...)
-		for name, b := range part.Secrets {
-			out.Secrets[name] = b
-		}
+		maps.Copy(out.Secrets, part.Secrets)
 	}
 	return out
 }
