@@ -361,7 +361,7 @@ func (j *Journal) Backup(ctx context.Context, w io.Writer, o BackupOptions) (*Ba
 	}
 	j.backupMu.Lock() // one at a time; no record is removed meanwhile
 	defer j.backupMu.Unlock()
-	h := BackupHeader{Created: j.cfg.Now().UTC(), Hub: o.Hub, Prefix: j.meta.Prefix, Partitions: j.partitions}
+	h := BackupHeader{Created: j.cfg.Now().UTC(), Hub: o.Hub, Prefix: j.meta.Prefix, Partitions: j.meta.Partitions}
 	for i := range j.parts {
 		if span, err := j.store.Span(ctx, i); err == nil {
 			h.Total += span.Records

@@ -16,6 +16,8 @@ import (
 	"time"
 	"unique"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal/store"
 )
@@ -32,13 +34,12 @@ func validPrefix(s string) bool { return prefixForm.MatchString(s) }
 
 // A Journal is an open journal. Its methods are safe for concurrent use.
 type Journal struct {
-	cfg        Config
-	store      store.Store
-	meta       store.Meta
-	sealer     *sealer
-	partitions int    // their number
-	runID      uint64 // drawn at each Open; with opNumber it identifies an append
-	opNumber   atomic.Uint64
+	cfg      Config
+	store    store.Store
+	meta     store.Meta
+	sealer   *sealer
+	runID    uint64 // drawn at each Open; with opNumber it identifies an append
+	opNumber atomic.Uint64
 
 	ctx        context.Context // ends when Close has flushed
 	cancel     context.CancelFunc
@@ -104,41 +105,26 @@ func (c *Config) complete() error {
 	case c.MaxPayload < 0 || c.MaxPayload > 24<<20:
 		return fail(ErrInvalid, "MaxPayload %d: up to 24 MiB are possible", c.MaxPayload)
 	}
-	set := func(v *int, value int) {
-		if *v <= 0 {
-			*v = value
-		}
-	}
-	if c.Window == 0 {
-		c.Window = 15 * time.Minute
-	}
-	set(&c.MaxKeys, 32<<20)
-	set(&c.MaxLongKeys, 16384)
-	set(&c.MaxOpen, 1<<20)
-	set(&c.maxQueued, 8192)
+	setDefault(&c.Window, 15*time.Minute)
+	setDefault(&c.MaxKeys, 32<<20)
+	setDefault(&c.MaxLongKeys, 16384)
+	setDefault(&c.MaxOpen, 1<<20)
+	setDefault(&c.maxQueued, 8192)
 	most := c.Store.MaxRecord() - sealOverhead
 	if c.MaxPayload > most {
 		return fail(ErrTooLarge, "records of up to %d bytes are wanted (MaxPayload), the store takes %d", c.MaxPayload,
 			most)
 	}
-	set(&c.MaxPayload, min(8<<20-64<<10, most))
-	if c.OwnerTTL <= 0 {
-		c.OwnerTTL = 10 * time.Second
-	}
-	if c.Timeout <= 0 {
-		c.Timeout = 15 * time.Second
-	}
+	setDefault(&c.MaxPayload, min(8<<20-64<<10, most))
+	setDefault(&c.OwnerTTL, 10*time.Second)
+	setDefault(&c.Timeout, 15*time.Second)
+	setDefault(&c.checkpointEvery, 1<<14)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
 	if c.Progress == nil {
 		c.Progress = func(uint64, uint64) {}
-	}
-	if c.checkpointEvery == 0 {
-		c.checkpointEvery = 1 << 14
 	}
 	if c.Node == "" {
 		var b [4]byte
@@ -150,6 +136,13 @@ func (c *Config) complete() error {
 		c.Node = fmt.Sprintf("%s-%x", host, b)
 	}
 	return nil
+}
+
+// setDefault sets a limit that is not set.
+func setDefault[T int | time.Duration](limit *T, value T) {
+	if *limit <= 0 {
+		*limit = value
+	}
 }
 
 // Open opens the journal described by cfg, and makes it if there is none. It
@@ -207,7 +200,6 @@ func prepare(ctx context.Context, cfg Config) (*Journal, error) {
 	if j.sealer, err = newSealer(m, cfg.Key); err != nil {
 		return nil, err
 	}
-	j.partitions = m.Partitions
 	j.ctx, j.cancel = context.WithCancel(context.Background())
 	return j, nil
 }
@@ -231,8 +223,8 @@ func newMeta(c *Config) store.Meta {
 // start rebuilds the view and starts the background work.
 func (j *Journal) start(ctx context.Context) error {
 	j.state = newStateFeed(j)
-	j.owners.parts = make([]ownership, j.partitions)
-	for p := range j.partitions {
+	j.owners.parts = make([]ownership, j.meta.Partitions)
+	for p := range j.meta.Partitions {
 		j.parts = append(j.parts, newPartition(j, p))
 	}
 	if err := j.state.start(ctx); err != nil {
@@ -551,11 +543,11 @@ func (j *Journal) Partition(scope string) int {
 	for i := range len(scope) {
 		h = (h ^ uint64(scope[i])) * 1099511628211
 	}
-	return int(h % uint64(j.partitions))
+	return int(h % uint64(j.meta.Partitions))
 }
 
 // Partitions is the number of partitions.
-func (j *Journal) Partitions() int { return j.partitions }
+func (j *Journal) Partitions() int { return j.meta.Partitions }
 
 // Deliveries lists unsettled deliveries and dead letters, oldest first.
 func (j *Journal) Deliveries(f Filter) []Delivery {
@@ -641,17 +633,15 @@ func (j *Journal) CatchUp(ctx context.Context) error {
 	}
 	within, cancel := context.WithTimeout(ctx, j.cfg.Timeout)
 	defer cancel()
-	errs := make([]error, len(j.parts))
-	var asking sync.WaitGroup
-	for i, p := range j.parts {
-		asking.Go(func() {
+	var asking errgroup.Group
+	for _, p := range j.parts {
+		asking.Go(func() error {
 			span, err := j.store.Span(within, p.index)
-			if err == nil {
-				err = p.waitFor(within, span.Last)
+			if err != nil {
+				return err
 			}
-			errs[i] = err
+			return p.waitFor(within, span.Last)
 		})
 	}
-	asking.Wait()
-	return storeError(ctx, errors.Join(errs...))
+	return storeError(ctx, asking.Wait())
 }

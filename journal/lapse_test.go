@@ -18,8 +18,8 @@ func (shared) Exclusive() bool { return false }
 // recorded in between.
 func TestLeaseThatLapsed(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
-	j := &Journal{store: shared{}, cfg: Config{Now: func() time.Time { return now }}, partitions: 2}
-	for range j.partitions {
+	j := &Journal{store: shared{}, meta: store.Meta{Partitions: 2}, cfg: Config{Now: func() time.Time { return now }}}
+	for range j.meta.Partitions {
 		l := &Lease{j: j}
 		l.until.Store(now.Add(10 * time.Second).UnixNano())
 		j.owners.parts = append(j.owners.parts, ownership{lease: l})

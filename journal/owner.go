@@ -65,16 +65,16 @@ func parseHeartbeat(b []byte) (p heartbeat) {
 // Owned reports whether this hub dispatches the partition's deliveries. If no other
 // process writes to the store, it owns all partitions.
 func (j *Journal) Owned(partition int) bool {
-	if partition < 0 || partition >= j.partitions {
-		return false
+	if j.store.Exclusive() {
+		return partition >= 0 && partition < j.meta.Partitions
 	}
-	return j.store.Exclusive() || j.Owner(partition) != nil
+	return j.Owner(partition) != nil
 }
 
 // Owner is the lease by which this hub owns the partition, to fence entries with.
 // nil: another hub owns it, or no other process writes to the store.
 func (j *Journal) Owner(partition int) *Lease {
-	if j.store.Exclusive() || partition < 0 || partition >= j.partitions {
+	if j.store.Exclusive() || partition < 0 || partition >= j.meta.Partitions {
 		return nil
 	}
 	j.owners.mu.Lock()
@@ -130,7 +130,7 @@ func (j *Journal) WatchOwned(fn func(partition int, owned bool)) (stop func()) {
 	o := &j.owners
 	o.notifyMu.Lock()
 	defer o.notifyMu.Unlock()
-	for p := range j.partitions {
+	for p := range j.meta.Partitions {
 		if j.store.Exclusive() || o.parts[p].notified {
 			fn(p, true)
 		}

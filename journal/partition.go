@@ -139,18 +139,13 @@ func (p *partition) apply(seq uint64, tag string, r *logRecord) (fresh bool) {
 		if m := r.Message; m != nil && m.Kind.Terminal() && m.InReplyTo == s.Message && d.key != (hash16{}) {
 			p.addReply(d, seq)
 		}
-		wasDead := d.state == parley.Dead
-		gone := d.advance(s, r.Record)
-		switch {
-		case gone:
-			delete(p.open, t)
-			if wasDead {
-				p.dead--
-			}
-		case d.state == parley.Dead && !wasDead:
-			p.dead++
-		case d.state != parley.Dead && wasDead:
+		if d.state == parley.Dead {
 			p.dead--
+		}
+		if d.advance(s, r.Record) {
+			delete(p.open, t)
+		} else if d.state == parley.Dead {
+			p.dead++
 		}
 	}
 	return true
@@ -352,7 +347,7 @@ func (p *partition) parse(x store.Record, keep bool) (*logRecord, error) {
 	r, err := decode(data)
 	switch {
 	case errors.Is(err, errRecordVersion):
-		return nil, failBy(ErrFormat, err, "record %s; use the release that wrote it, or a later one", at)
+		return nil, failBy(ErrFormat, err, "record %s; "+useLater, at)
 	case err != nil:
 		return nil, damaged(err, "record %s", at)
 	}

@@ -265,12 +265,20 @@ func (t *Table[T]) Range(ctx context.Context, prefix string) iter.Seq2[Row[T], e
 // List reads the rows that [Table.Range] gives, so that they can be changed then.
 // Rows that cannot be decoded are logged and skipped.
 func (t *Table[T]) List(ctx context.Context, prefix string) (rows []Row[T], err error) {
+	return t.collect(ctx, prefix, func(*Row[T]) bool { return true })
+}
+
+// collect is [Table.List] for the rows that accept, which may change them, accepts.
+func (t *Table[T]) collect(ctx context.Context, prefix string, accept func(*Row[T]) bool) (rows []Row[T], err error) {
 	for row, err := range t.Range(ctx, prefix) {
-		if err == nil {
-			rows = append(rows, row)
-		} else if row.Revision != 0 {
+		switch {
+		case err == nil:
+			if accept(&row) {
+				rows = append(rows, row)
+			}
+		case row.Revision != 0:
 			t.warn(row.Key, err)
-		} else {
+		default:
 			return nil, err
 		}
 	}
@@ -393,16 +401,24 @@ const sweeps = 8
 // Sweep fails with [ErrConflict].
 func (t *Table[T]) Sweep(ctx context.Context, prefix string, judge func(row *Row[T]) Fate) (n int, err error) {
 	for range sweeps {
-		rows, err := t.judged(ctx, prefix, judge)
+		var fates []Fate // of the rows that do not stay as they are
+		rows, err := t.collect(ctx, prefix, func(row *Row[T]) bool {
+			key, revision := row.Key, row.Revision
+			fate := judge(row)
+			if row.Key, row.Revision = key, revision; fate != Keep {
+				fates = append(fates, fate)
+			}
+			return fate != Keep
+		})
 		if err != nil {
 			return n, err
 		}
 		conflict := false
-		for _, r := range rows {
-			if r.fate == Remove {
-				err = t.Delete(ctx, r.row.Key, r.row.Revision)
+		for i, row := range rows { // none may be written while they are read
+			if fates[i] == Remove {
+				err = t.Delete(ctx, row.Key, row.Revision)
 			} else {
-				_, err = t.Replace(ctx, r.row)
+				_, err = t.Replace(ctx, row)
 			}
 			switch {
 			case err == nil:
@@ -418,32 +434,6 @@ func (t *Table[T]) Sweep(ctx context.Context, prefix string, judge func(row *Row
 		}
 	}
 	return n, fail(ErrConflict, "rows below %q change all the time", prefix)
-}
-
-type judgedRow[T any] struct {
-	row  Row[T]
-	fate Fate
-}
-
-// judged collects the rows that do not stay as they are: none may be written while
-// they are read.
-func (t *Table[T]) judged(ctx context.Context, prefix string,
-	judge func(row *Row[T]) Fate) (out []judgedRow[T], err error) {
-	for row, err := range t.Range(ctx, prefix) {
-		if err != nil {
-			if row.Revision == 0 {
-				return nil, err
-			}
-			t.warn(row.Key, err)
-			continue
-		}
-		revision, key := row.Revision, row.Key
-		if fate := judge(&row); fate != Keep {
-			row.Revision, row.Key = revision, key
-			out = append(out, judgedRow[T]{row, fate})
-		}
-	}
-	return out, nil
 }
 
 // Uncache drops cached rows, after some were erased. A followed table keeps its

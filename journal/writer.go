@@ -573,10 +573,8 @@ func (w *writer) resolveConflict(ops []*op, unknown bool) {
 
 // sleep waits for d, or returns false when ctx ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false
