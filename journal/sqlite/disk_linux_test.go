@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley/journal/store"
 )
@@ -101,6 +103,36 @@ func TestSyncFails(t *testing.T) {
 		t.Errorf("last sequence %d", n)
 	}
 	must(t, s.Append(t.Context(), 0, last(t, s, 0), []store.Record{{Data: []byte("goes on")}}))
+}
+
+// A request that was refused does not hide from those behind it in the group that
+// their outcome is unknown.
+func TestSyncFailsBehindRefusal(t *testing.T) {
+	s := fresh(t, t.TempDir())
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
+	undo := become(t, s, FileName+"-wal", "/dev/null")
+	release := hold(s)
+	var requests sync.WaitGroup
+	queue := func(after uint64, want error) {
+		before := waiting(s)
+		requests.Go(func() {
+			err := s.Append(t.Context(), 0, after, []store.Record{{Data: []byte("two")}})
+			if !errors.Is(err, want) {
+				t.Errorf("behind record %d: error %v, want %v", after, err, want)
+			}
+		})
+		for waiting(s) == before {
+			time.Sleep(0)
+		}
+	}
+	queue(7, store.ErrConflict)
+	queue(1, store.ErrUnknown)
+	release()
+	requests.Wait()
+	undo()
+	if s.Close() == nil {
+		t.Error("Close is silent about it")
+	}
 }
 
 // The file itself cannot be synced when the WAL is copied into it.

@@ -224,10 +224,18 @@ func (w *writer) serve(waiting []*request) {
 
 // commit makes the changes of a group in one transaction.
 func (w *writer) commit(group []*request) {
-	if err := w.s.broken(); err != nil {
-		for _, r := range group {
-			r.finish(err)
+	var refusals []error
+	finish := func(err error) { // err is for the requests that were not refused
+		for i, r := range group {
+			if i < len(refusals) && refusals[i] != nil {
+				r.finish(refusals[i])
+			} else {
+				r.finish(err)
+			}
 		}
+	}
+	if err := w.s.broken(); err != nil {
+		finish(err)
 		return
 	}
 	w.changes = w.changes[:0]
@@ -244,20 +252,12 @@ func (w *writer) commit(group []*request) {
 		}
 		w.s.notify(w.changes)
 		clear(w.changes)
-		for i, r := range group {
-			r.finish(refusals[i])
-		}
+		finish(nil)
 		return
 	case unknown:
 		w.s.fail(fmt.Errorf("%w: %s was not written: %w; start again when the disk works",
 			store.ErrBusy, w.s.label(), failed))
-		err := fmt.Errorf("%w: %s: %w", store.ErrUnknown, w.s.label(), failed)
-		for i, r := range group {
-			if refusals[i] != nil {
-				err = refusals[i]
-			}
-			r.finish(err)
-		}
+		finish(fmt.Errorf("%w: %s: %w", store.ErrUnknown, w.s.label(), failed))
 		return
 	}
 	w.now.set(&w.s.content)
@@ -267,13 +267,7 @@ func (w *writer) commit(group []*request) {
 		}
 		return
 	}
-	for i, r := range group {
-		err := w.s.explain(failed)
-		if i < len(refusals) && refusals[i] != nil {
-			err = refusals[i]
-		}
-		r.finish(err)
-	}
+	finish(w.s.explain(failed))
 }
 
 // transact returns the refusal of each request of a group, and failed if the whole
