@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -59,16 +58,9 @@ type Erasure struct {
 	Kept    uint64    `json:"kept,omitempty"` // not erasable yet
 }
 
-const erasureBucket = "erasures"
+func (j *Journal) erasures() *Table[Erasure] { return NewTable[Erasure](j, "erasures", 0) }
 
 func erasureKey(n uint64) string { return fmt.Sprintf("%012d", n) }
-
-func readErasure(v *Value) (e Erasure, err error) {
-	if err := json.Unmarshal(v.Data, &e); err != nil {
-		return e, failBy(ErrCorrupt, err, "erasure %s", v.Key)
-	}
-	return e, nil
-}
 
 // NewErasure records e under the next number.
 func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
@@ -77,7 +69,7 @@ func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 		if err != nil {
 			return e, err
 		}
-		e.Number = 1
+		e.Number, e.Node = 1, j.cfg.Node
 		if n := len(last); n > 0 {
 			e.Number = last[n-1].Number + 1
 		}
@@ -88,7 +80,8 @@ func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 		for _, p := range j.parts {
 			e.UpTo = append(e.UpTo, p.position())
 		}
-		if err := j.putErasure(ctx, &e, j.State(erasureBucket).Create); !errors.Is(err, ErrExists) {
+		_, err = j.erasures().Replace(ctx, Row[Erasure]{Key: erasureKey(e.Number), Value: e})
+		if !errors.Is(err, ErrConflict) {
 			return e, err
 		}
 	}
@@ -96,40 +89,27 @@ func (j *Journal) NewErasure(ctx context.Context, e Erasure) (Erasure, error) {
 
 // PutErasure records the progress of an erasure.
 func (j *Journal) PutErasure(ctx context.Context, e Erasure) error {
-	return j.putErasure(ctx, &e, j.State(erasureBucket).Put)
-}
-
-func (j *Journal) putErasure(
-	ctx context.Context, e *Erasure, put func(context.Context, string, []byte, time.Time) (uint64, error),
-) error {
 	e.Node = j.cfg.Node
-	b, err := json.Marshal(e)
-	if err == nil {
-		_, err = put(ctx, erasureKey(e.Number), b, time.Time{})
-	}
+	_, err := j.erasures().Put(ctx, erasureKey(e.Number), e, time.Time{})
 	return err
 }
 
 // Erasure finds an erasure by its number. Errors: ErrNotFound.
-func (j *Journal) Erasure(ctx context.Context, number uint64) (e Erasure, err error) {
-	v, err := j.State(erasureBucket).Get(ctx, erasureKey(number))
-	if err != nil {
-		return e, err
+func (j *Journal) Erasure(ctx context.Context, number uint64) (Erasure, error) {
+	row, err := j.erasures().Get(ctx, erasureKey(number))
+	if err == nil && row.Revision == 0 {
+		err = fail(ErrNotFound, "erasure %d", number)
 	}
-	return readErasure(&v)
+	return row.Value, err
 }
 
 // Erasures lists all erasures, by number.
 func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
-	for v, err := range j.State(erasureBucket).Range(ctx, "") {
+	for row, err := range j.erasures().Range(ctx, "") {
 		if err != nil {
 			return nil, err
 		}
-		e, err := readErasure(&v)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, e)
+		out = append(out, row.Value)
 	}
 	slices.SortFunc(out, func(a, b Erasure) int { return cmp.Compare(a.Number, b.Number) })
 	return out, nil
@@ -138,16 +118,10 @@ func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
 // WatchErasures calls fn for every erasure and every change of one, made by any
 // hub, with its revision. The rules of [State].Watch hold for fn.
 func (j *Journal) WatchErasures(ctx context.Context, fn func(e Erasure, revision uint64)) (stop func(), err error) {
-	return j.State(erasureBucket).Watch(ctx, "", func(v Value) {
-		if v.Deleted {
-			return
+	return j.erasures().Watch(ctx, "", func(row Row[Erasure]) {
+		if row.Revision != 0 {
+			fn(row.Value, row.Revision)
 		}
-		e, err := readErasure(&v)
-		if err != nil {
-			j.cfg.Log.Error("an erasure cannot be read", "err", err)
-			return
-		}
-		fn(e, v.Revision)
 	})
 }
 

@@ -112,7 +112,8 @@ func (t *Table[T]) watch(ctx context.Context, prefix string, fn func(row Row[T],
 func (t *Table[T]) decode(v Value) (Row[T], error) {
 	row := Row[T]{Key: v.Key, Revision: v.Revision, Until: v.Until}
 	if err := json.Unmarshal(v.Data, &row.Value); err != nil {
-		return Row[T]{Key: v.Key, Revision: v.Revision, Until: v.Until}, fmt.Errorf("the value of %q: %w", v.Key, err)
+		return Row[T]{Key: v.Key, Revision: v.Revision, Until: v.Until},
+			failBy(ErrCorrupt, err, "the value of %q", v.Key)
 	}
 	return row, nil
 }
