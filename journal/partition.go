@@ -73,15 +73,8 @@ func targetOf(s *Step) target { return target{s.Message, unique.Make(s.To)} }
 func (p *partition) feed(ops ...*op) {
 	p.feedMu.Lock()
 	defer p.feedMu.Unlock()
-	for _, r := range p.applyAll(ops) {
-		p.j.notify(r)
-	}
-}
-
-// applyAll returns the records that are new.
-func (p *partition) applyAll(ops []*op) (fresh []*Record) {
+	var fresh []*Record
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, o := range ops {
 		if o.rec != nil {
 			o.rec.Position = Position{Partition: p.index, Sequence: o.seq}
@@ -90,7 +83,10 @@ func (p *partition) applyAll(ops []*op) (fresh []*Record) {
 			fresh = append(fresh, o.rec.Record)
 		}
 	}
-	return fresh
+	p.mu.Unlock()
+	for _, r := range fresh {
+		p.j.notify(r)
+	}
 }
 
 // apply reports whether the record is new; r is nil for a lease.

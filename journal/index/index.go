@@ -93,17 +93,11 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	if c.Journal == nil {
 		return nil, errors.New("index: Journal must be set")
 	}
-	if c.queue <= 0 {
-		c.queue = 65536
-	}
-	if c.batch <= 0 {
-		c.batch = 8192
-	}
+	c.queue = cmp.Or(c.queue, 65536)
+	c.batch = cmp.Or(c.batch, 8192)
 	c.gather = cmp.Or(c.gather, time.Second)
 	c.retry = cmp.Or(c.retry, time.Second)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	n := c.Journal.Partitions()
 	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages,
 		done: make(chan struct{}), jobs: make(chan func(*store)), advanced: make(chan struct{}),
@@ -278,23 +272,20 @@ func (x *Index) Close() error {
 	return x.closeReaders()
 }
 
-// lag is how many sequences of the journal are not indexed yet.
-func (x *Index) lag() uint64 {
-	targets := x.queue.targets()
+// lag is how many sequences up to the targets are not indexed yet. The channel is
+// closed when that has changed.
+func (x *Index) lag(targets []uint64) (lag uint64, changed <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var lag uint64
 	for p, t := range targets {
-		if t > x.indexed[p] {
-			lag += t - x.indexed[p]
-		}
+		lag += t - min(t, x.indexed[p])
 	}
-	return lag
+	return lag, x.advanced
 }
 
 // Stats returns the index's figures.
-func (x *Index) Stats() Stats {
-	s := Stats{Lag: x.lag()}
+func (x *Index) Stats() (s Stats) {
+	s.Lag, _ = x.lag(x.queue.targets())
 	s.Queued, s.Overflow = x.queue.waiting()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -313,18 +304,12 @@ func (x *Index) Wait(ctx context.Context) error {
 	defer x.waiters.Add(-1)
 	x.queue.wakeWriter()
 	for {
-		x.mu.Lock()
-		behind := false
-		for p, t := range targets {
-			behind = behind || x.indexed[p] < t
-		}
-		moved := x.advanced
-		x.mu.Unlock()
-		if !behind {
+		lag, changed := x.lag(targets)
+		if lag == 0 {
 			return nil
 		}
 		select {
-		case <-moved:
+		case <-changed:
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-x.done:
@@ -390,15 +375,14 @@ func (x *Index) gather(ctx context.Context) {
 	if n, _ := x.queue.waiting(); n >= x.c.batch {
 		return
 	}
-	t := time.NewTimer(x.c.gather)
-	defer t.Stop()
+	full := time.After(x.c.gather)
 	for x.waiters.Load() == 0 {
 		select {
 		case <-x.queue.wake:
 			if n, _ := x.queue.waiting(); n >= x.c.batch {
 				return
 			}
-		case <-t.C:
+		case <-full:
 			return
 		case <-ctx.Done():
 			return
@@ -416,7 +400,7 @@ func (x *Index) setError(err error) {
 // rest read from the journal.
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.setError(err)
-	x.log.Warn("the index does not follow; trying again", "error", err, "lag", x.lag())
+	x.log.Warn("the index does not follow; trying again", "error", err, "lag", x.Stats().Lag)
 	x.queue.readAll(x.c.Journal)
 	// Without a free descriptor SQLite opens the file for reading only.
 	if s != nil && !unfit(err) && codeOf(err) != sqlite.ResultReadOnly && s.load() == nil {
@@ -443,10 +427,8 @@ func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 }
 
 func (x *Index) pause(ctx context.Context) {
-	t := time.NewTimer(x.c.retry)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(x.c.retry):
 	case <-ctx.Done():
 	}
 }

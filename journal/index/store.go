@@ -24,7 +24,7 @@ import (
 // transaction.
 type store struct {
 	c      *sqlite.Conn
-	holder *sqlite.Stmt // see keep
+	holder *sqlite.Stmt // see holdMemory
 	noText bool
 	marks  []progress // by partition
 

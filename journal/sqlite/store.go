@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -74,9 +75,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	s := &Store{cfg: cfg, followers: followers{all: map[*func(string, store.Value)]bool{}}}
 	defer func() {
 		if err != nil {
