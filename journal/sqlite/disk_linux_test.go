@@ -78,6 +78,21 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
+// An error of the operating system is no damage of the journal: SQLite's error codes
+// do not know it.
+func TestSystemErrors(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, FileName+".new"), 0o700))
+	_, err := Open(t.Context(), Config{Dir: dir})
+	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, store.ErrCorrupt) {
+		t.Errorf("error %v, want %v alone", err, syscall.EISDIR)
+	}
+	s := &Store{path: "journal.db"}
+	if err := s.explain(os.NewSyscallError("write", syscall.ENOSPC)); !errors.Is(err, store.ErrNoSpace) {
+		t.Errorf("error %v, want %v", err, store.ErrNoSpace)
+	}
+}
+
 // A failed fsync (/dev/null takes what is written, and cannot be synced): the
 // outcome is unknown, and nothing more is taken until the store is opened again.
 func TestSyncFails(t *testing.T) {

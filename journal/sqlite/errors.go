@@ -1,7 +1,9 @@
 package sqlite
 
 import (
+	"errors"
 	"fmt"
+	"syscall"
 
 	"zombiezen.com/go/sqlite"
 
@@ -11,8 +13,14 @@ import (
 
 // explain turns an error of SQLite into one of package store.
 func (s *Store) explain(err error) error {
-	if err == nil {
-		return nil
+	// For an error that is not SQLite's, ErrCode gives ResultError, too.
+	switch _, ofSystem := errors.AsType[syscall.Errno](err); {
+	case err == nil || errors.Is(err, store.ErrCorrupt):
+		return err
+	case disk.IsFull(err):
+		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.label(), err)
+	case ofSystem:
+		return fmt.Errorf("%s: %w", s.label(), err)
 	}
 	switch sqlite.ErrCode(err).ToPrimary() {
 	case sqlite.ResultFull:
@@ -26,9 +34,6 @@ func (s *Store) explain(err error) error {
 		return fmt.Errorf("%w: another program has %s open and locked: %w", store.ErrBusy, s.label(), err)
 	case sqlite.ResultIOErr, sqlite.ResultCantOpen, sqlite.ResultNoMem, sqlite.ResultReadOnly:
 		return fmt.Errorf("%w: %s: %w", store.ErrBusy, s.label(), err)
-	}
-	if disk.IsFull(err) {
-		return fmt.Errorf("%w: %s: %w", store.ErrNoSpace, s.label(), err)
 	}
 	return fmt.Errorf("%s: %w", s.label(), err)
 }
