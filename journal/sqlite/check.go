@@ -54,11 +54,11 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 		err := s.reading(ctx, func(c *conn) error {
 			c.SetInterrupt(ctx.Done())
 			defer c.SetInterrupt(nil)
-			return c.query(fmt.Sprintf("PRAGMA integrity_check('%s')", table), func(st *sqlite.Stmt) bool {
+			return c.query(fmt.Sprintf("PRAGMA integrity_check('%s')", table), func(st *sqlite.Stmt) error {
 				if text := st.ColumnText(0); text != "ok" {
 					wrong(partition, 0, table+": "+text)
 				}
-				return true
+				return nil
 			})
 		})
 		if ctx.Err() != nil {
@@ -119,10 +119,10 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 	}
 	err = s.reading(ctx, func(c *conn) error {
 		return c.query("SELECT bucket, key, revision FROM state WHERE revision > (SELECT max(id) FROM state_log)",
-			func(st *sqlite.Stmt) bool {
+			func(st *sqlite.Stmt) error {
 				wrong(-1, 0, fmt.Sprintf("state: %q in %q has revision %d, which is not reached yet",
 					st.ColumnText(1), st.ColumnText(0), st.ColumnInt64(2)))
-				return true
+				return nil
 			})
 	})
 	if err != nil {

@@ -50,17 +50,12 @@ func (c *conn) pragmas(list ...string) error {
 	return nil
 }
 
-// errEnough ends a query.
+// errEnough from a row function ends a query.
 var errEnough = errors.New("enough rows")
 
-// query runs a statement and calls row for each row, until row returns false.
-func (c *conn) query(sql string, row func(*sqlite.Stmt) bool, args ...any) error {
-	err := sqlitex.Execute(c.Conn, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: func(st *sqlite.Stmt) error {
-		if row != nil && !row(st) {
-			return errEnough
-		}
-		return nil
-	}})
+// query runs a statement and calls row for each row, until row returns an error.
+func (c *conn) query(sql string, row func(*sqlite.Stmt) error, args ...any) error {
+	err := sqlitex.Execute(c.Conn, sql, &sqlitex.ExecOptions{Args: args, ResultFunc: row})
 	if errors.Is(err, errEnough) {
 		return nil
 	}
@@ -73,7 +68,7 @@ func (c *conn) exec(sql string, args ...any) error { return c.query(sql, nil, ar
 func (c *conn) script(sql string) error { return sqlitex.ExecuteScript(c.Conn, sql, nil) }
 
 func (c *conn) int(sql string, args ...any) (n int64, err error) {
-	err = c.query(sql, func(st *sqlite.Stmt) bool { n = st.ColumnInt64(0); return true }, args...)
+	err = c.query(sql, func(st *sqlite.Stmt) error { n = st.ColumnInt64(0); return nil }, args...)
 	return n, err
 }
 

@@ -32,7 +32,7 @@ func TestDocumentedQueries(t *testing.T) {
 	for _, block := range regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
 		for query := range strings.SplitSeq(strings.TrimSpace(block[1]), ";\n") {
 			rows := 0
-			must(t, c.query(strings.TrimSuffix(query, ";"), func(*sqlite.Stmt) bool { rows++; return true }))
+			must(t, c.query(strings.TrimSuffix(query, ";"), func(*sqlite.Stmt) error { rows++; return nil }))
 			if rows != 1 {
 				t.Errorf("%d rows of %s", rows, query)
 			}

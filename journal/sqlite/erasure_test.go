@@ -232,7 +232,7 @@ func (e *erasure) check(state bool) {
 	}
 	bad := ""
 	must(t, s.reading(t.Context(), func(c *conn) error {
-		return c.query("PRAGMA integrity_check", func(st *sqlite.Stmt) bool { bad += st.ColumnText(0); return true })
+		return c.query("PRAGMA integrity_check", func(st *sqlite.Stmt) error { bad += st.ColumnText(0); return nil })
 	}))
 	if bad != "ok" {
 		t.Error(bad)

@@ -141,18 +141,18 @@ func (s *Store) Read(ctx context.Context, partition int, first, last uint64, fn 
 func (s *Store) readPage(c *conn, page []store.Record, partition int, first, last uint64, limit int,
 ) ([]store.Record, error) {
 	size := 0
-	var bad error
-	err := c.query(ofLog(partition, logRead), func(st *sqlite.Stmt) bool {
+	err := c.query(ofLog(partition, logRead), func(st *sqlite.Stmt) error {
 		r, err := s.record(c, st, partition)
 		if err != nil {
-			bad = err
-			return false
+			return err
 		}
 		page = append(page, r)
-		size += len(r.Data)
-		return size < pageBytes
+		if size += len(r.Data); size >= pageBytes {
+			return errEnough
+		}
+		return nil
 	}, first, last, limit)
-	return page, cmp.Or(err, bad)
+	return page, err
 }
 
 // record reads the current row: sequence, tag and data.
@@ -178,13 +178,11 @@ func (s *Store) Tagged(ctx context.Context, partition int, tag string) (r store.
 	}
 	found := false
 	err = s.reading(ctx, func(c *conn) error {
-		var bad error
-		err := c.query(ofLog(partition, logTagged), func(st *sqlite.Stmt) bool {
+		return c.query(ofLog(partition, logTagged), func(st *sqlite.Stmt) (err error) {
 			found = true
-			r, bad = s.record(c, st, partition)
-			return false
+			r, err = s.record(c, st, partition)
+			return err
 		}, tag, span.first)
-		return cmp.Or(err, bad)
 	})
 	if err == nil && !found {
 		err = fmt.Errorf("%w: a record of partition %d with the tag %q", store.ErrNotFound, partition, tag)
@@ -237,9 +235,9 @@ func (w *writer) replace(partition int, records []store.Record) (refused, failed
 	sizes := make([]int64, len(records))
 	for i := range records {
 		seq, found := records[i].Sequence, false
-		err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) bool {
+		err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) error {
 			sizes[i], found = st.ColumnInt64(1), seq >= p.first
-			return true
+			return nil
 		}, seq, seq, 1)
 		if err != nil {
 			return nil, err
@@ -289,13 +287,13 @@ func (w *writer) remove(partition int, before uint64) (more bool, refused, faile
 		return false, nil, nil
 	}
 	last, n, size := before-1, uint64(0), int64(0)
-	err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) bool {
+	err := w.query(ofLog(partition, logSizes), func(st *sqlite.Stmt) error {
 		n++
 		if size += st.ColumnInt64(1); n < pageRecords && size < pageBytes {
-			return true
+			return nil
 		}
 		last = uint64(st.ColumnInt64(0))
-		return false
+		return errEnough
 	}, p.first, last, -1)
 	if err != nil {
 		return false, nil, err

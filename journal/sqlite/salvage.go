@@ -107,7 +107,7 @@ func (v *salvage) survey() (saving error) {
 		return nil // not even its header can be read
 	}
 	ask := func(sql string, row func(*sqlite.Stmt)) bool {
-		return c.query(sql, func(st *sqlite.Stmt) bool { row(st); return true }) == nil
+		return c.query(sql, func(st *sqlite.Stmt) error { row(st); return nil }) == nil
 	}
 	v.counted = ask("SELECT first, last, missing FROM partitions ORDER BY partition", func(st *sqlite.Stmt) {
 		v.parts = append(v.parts, partition{
@@ -307,14 +307,7 @@ func (v *salvage) lost(partition int, sequence uint64, format string, args ...an
 
 // each queries the rows that were found, until row returns an error.
 func (v *salvage) each(ctx context.Context, sql string, row func(*sqlite.Stmt) error, args ...any) error {
-	var bad error
-	err := v.found.query(sql, func(st *sqlite.Stmt) bool {
-		if bad = row(st); bad == nil {
-			bad = ctx.Err()
-		}
-		return bad == nil
-	}, args...)
-	return errors.Join(bad, err)
+	return v.found.query(sql, func(st *sqlite.Stmt) error { return cmp.Or(row(st), ctx.Err()) }, args...)
 }
 
 func (v *salvage) reportPartition(ctx context.Context, n int) error {

@@ -82,9 +82,9 @@ func makeSpecimen(t *testing.T) *specimen {
 		delete(sp.records[1], n+1)
 	}
 	must(t, s.reading(t.Context(), func(c *conn) error {
-		return c.query("SELECT rootpage FROM sqlite_schema WHERE rootpage > 0", func(st *sqlite.Stmt) bool {
+		return c.query("SELECT rootpage FROM sqlite_schema WHERE rootpage > 0", func(st *sqlite.Stmt) error {
 			sp.roots = append(sp.roots, st.ColumnInt64(0))
-			return true
+			return nil
 		})
 	}))
 	must(t, s.Close())

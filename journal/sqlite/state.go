@@ -30,9 +30,9 @@ func (s *Store) Get(ctx context.Context, bucket, key string) (v store.Value, err
 
 // value reads a value, or the replaced data of a record.
 func (c *conn) value(bucket, key any) (v store.Value, found bool, err error) {
-	err = c.query(stateGet, func(st *sqlite.Stmt) bool {
+	err = c.query(stateGet, func(st *sqlite.Stmt) error {
 		v, found = value(st), true
-		return true
+		return nil
 	}, bucket, key)
 	return v, found, err
 }
@@ -44,18 +44,13 @@ func value(st *sqlite.Stmt) store.Value {
 	}
 }
 
-// Put implements [store.Store].
-func (s *Store) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (revision uint64, err error) {
-	return s.swap(ctx, bucket, v, expect)
-}
-
 // Delete implements [store.Store].
 func (s *Store) Delete(ctx context.Context, bucket, key string, expect *uint64) (revision uint64, err error) {
-	return s.swap(ctx, bucket, store.Value{Key: key, Deleted: true}, expect)
+	return s.Put(ctx, bucket, store.Value{Key: key, Deleted: true}, expect)
 }
 
-// swap puts or removes a value if its revision is the expected one.
-func (s *Store) swap(ctx context.Context, bucket string, v store.Value, expect *uint64) (revision uint64, err error) {
+// Put implements [store.Store]. It removes a value that is Deleted.
+func (s *Store) Put(ctx context.Context, bucket string, v store.Value, expect *uint64) (revision uint64, err error) {
 	var want uint64
 	if expect != nil {
 		want = *expect
@@ -84,9 +79,9 @@ func (s *Store) swap(ctx context.Context, bucket string, v store.Value, expect *
 
 // find returns the row of a value, 0: none, and its revision.
 func (w *writer) find(bucket, key any) (row int64, revision uint64, err error) {
-	err = w.query(stateFind, func(st *sqlite.Stmt) bool {
+	err = w.query(stateFind, func(st *sqlite.Stmt) error {
 		row, revision = st.ColumnInt64(0), uint64(st.ColumnInt64(1))
-		return true
+		return nil
 	}, bucket, key)
 	return row, revision, err
 }
@@ -123,9 +118,9 @@ func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.
 		changed = false
 		var all []place
 		err := s.reading(ctx, func(c *conn) error {
-			return c.query(stateRange, func(st *sqlite.Stmt) bool {
+			return c.query(stateRange, func(st *sqlite.Stmt) error {
 				all = append(all, place{uint64(st.ColumnInt64(0)), st.ColumnText(1)})
-				return true
+				return nil
 			}, bucket, prefix, behind(prefix), newest)
 		})
 		if err != nil {
@@ -182,9 +177,9 @@ func behind(prefix string) any {
 // Buckets implements [store.Store].
 func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 	err = s.reading(ctx, func(c *conn) error {
-		return c.query("SELECT DISTINCT bucket FROM state ORDER BY bucket", func(st *sqlite.Stmt) bool {
+		return c.query("SELECT DISTINCT bucket FROM state ORDER BY bucket", func(st *sqlite.Stmt) error {
 			out = append(out, st.ColumnText(0))
-			return true
+			return nil
 		})
 	})
 	return out, err
@@ -207,13 +202,13 @@ func (w *writer) compact() error {
 		return nil
 	}
 	last, n, size := w.now.revision, 0, 0
-	err := w.query(stateOldest, func(st *sqlite.Stmt) bool {
+	err := w.query(stateOldest, func(st *sqlite.Stmt) error {
 		n++
 		if size += st.ColumnInt(1); n < w.erased/2 && size < pageBytes {
-			return true
+			return nil
 		}
 		last = uint64(st.ColumnInt64(0))
-		return false
+		return errEnough
 	})
 	if err != nil {
 		return err

@@ -282,12 +282,12 @@ func (s *Store) load(c *conn) error {
 		return err
 	}
 	t.revision = uint64(revision)
-	err = c.query("SELECT first, last, missing, bytes FROM partitions ORDER BY partition", func(st *sqlite.Stmt) bool {
+	err = c.query("SELECT first, last, missing, bytes FROM partitions ORDER BY partition", func(st *sqlite.Stmt) error {
 		t.parts = append(t.parts, partition{
 			first: uint64(st.ColumnInt64(0)), last: uint64(st.ColumnInt64(1)), missing: uint64(st.ColumnInt64(2)),
 			bytes: st.ColumnInt64(3),
 		})
-		return true
+		return nil
 	})
 	if err != nil {
 		return err
@@ -364,9 +364,9 @@ func (s *Store) broken() error {
 func (s *Store) Meta(ctx context.Context) (m store.Meta, err error) {
 	var text string
 	err = s.reading(ctx, func(c *conn) error {
-		return c.query("SELECT value FROM meta WHERE name = 'journal'", func(st *sqlite.Stmt) bool {
+		return c.query("SELECT value FROM meta WHERE name = 'journal'", func(st *sqlite.Stmt) error {
 			text = st.ColumnText(0)
-			return true
+			return nil
 		})
 	})
 	switch {
@@ -408,11 +408,8 @@ func (s *Store) Init(ctx context.Context, m store.Meta) error {
 				return nil, err
 			}
 		}
-		for _, sql := range []string{
-			"INSERT OR REPLACE INTO meta VALUES (1, 'journal', ?)",
-			"INSERT OR REPLACE INTO meta_copy VALUES (1, 'journal', ?)",
-		} {
-			if err := w.exec(sql, string(text)); err != nil {
+		for _, table := range []string{"meta", "meta_copy"} {
+			if err := w.exec("INSERT OR REPLACE INTO "+table+" VALUES (1, 'journal', ?)", string(text)); err != nil {
 				return nil, err
 			}
 		}

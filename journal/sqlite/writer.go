@@ -350,10 +350,10 @@ func (w *writer) checkpoint() {
 func (w *writer) copyWAL(mode string) (pages int64, busy bool, err error) {
 	w.SetBusyTimeout(readerTimeout)
 	defer w.SetBusyTimeout(busyTimeout)
-	err = w.query("PRAGMA wal_checkpoint("+mode+")", func(st *sqlite.Stmt) bool {
+	err = w.query("PRAGMA wal_checkpoint("+mode+")", func(st *sqlite.Stmt) error {
 		pages = st.ColumnInt64(1)
 		busy = st.ColumnBool(0) || st.ColumnInt64(2) < pages
-		return true
+		return nil
 	})
 	if sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr {
 		// After an fsync that failed the kernel may have dropped what it could not
