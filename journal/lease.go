@@ -79,7 +79,7 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 	if err != nil {
 		return nil, err
 	}
-	o := &op{id: id, data: payload{data: b}, tag: x.tag, after: last.Sequence, size: len(b) + 200, reserve: true}
+	o := &op{id: id, data: payload{data: b}, tag: x.tag, after: last.Sequence, size: len(b) + 200}
 	err = p.writer.submit(ctx, o)
 	if errors.Is(err, ErrConflict) {
 		return nil, failBy(ErrExists, err, "lease %q was just taken by another hub", name)

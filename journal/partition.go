@@ -200,8 +200,8 @@ func (p *partition) op(r *logRecord, e *Entry) (*op, error) {
 		return nil, fail(ErrTooLarge, "the record has %d bytes, the limit is %d (MaxPayload)", len(data),
 			p.j.cfg.MaxPayload)
 	}
-	o := &op{rec: r, data: compress(data), id: opID{r.run, r.number}, size: len(data) + 100, reserve: len(r.Steps) > 0,
-		late: e.Late, fence: e.Fence}
+	o := &op{rec: r, data: compress(data), id: opID{r.run, r.number}, size: len(data) + 100, late: e.Late,
+		fence: e.Fence}
 	if p.j.sealer.aead == nil {
 		o.about = about(r.Record)
 	}

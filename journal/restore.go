@@ -70,9 +70,8 @@ func readBackup(
 			h.Journal, backupFormat)
 	}
 	sum := sha256.Sum256(append(head, b...))
-	size := x.s.Bytes
 	x.tally, x.aad, x.sealed = newTally(h, progress), sum[:], h.Encrypted() && !open
-	x.s.Bytes = size
+	x.s.Bytes = int64(len(head) + len(b))
 	if x.sealed || !h.Encrypted() {
 		return x, nil
 	}

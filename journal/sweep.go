@@ -102,7 +102,7 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 			}
 		case !s.Dry:
 			list = append(list, r)
-			size += contentSize(r)
+			size += ContentSize(r)
 		case r.Message != nil:
 			out.Erased++
 		}
@@ -115,7 +115,9 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 	return out, flush()
 }
 
-func contentSize(r *Record) int {
+// ContentSize is the number of bytes of a record's message: as received, and of its
+// parts.
+func ContentSize(r *Record) int {
 	m := r.Message
 	if m == nil {
 		return 0

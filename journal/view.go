@@ -135,14 +135,7 @@ func (p *partition) restore(seq uint64, data []byte) error {
 
 // checkpoints writes checkpoints when they are due.
 func (j *Journal) checkpoints() {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-		case <-j.ctx.Done():
-			return
-		}
+	for sleep(j.ctx, time.Second) {
 		for _, p := range j.parts {
 			p.mu.Lock()
 			p.expire()

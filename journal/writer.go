@@ -25,10 +25,7 @@ type op struct {
 	after uint64 // of a chain or lease: the expected last record with its tag
 	fence *Lease
 
-	// reserve: the op settles something and may use half of the space that is kept
-	// free.
-	reserve bool
-	late    bool // Entry.Late
+	late bool // Entry.Late
 
 	phase atomic.Int32
 	done  chan struct{}
@@ -385,7 +382,7 @@ func (w *writer) prepare() (closed bool) {
 			continue
 		}
 		if err := refusal; err != nil {
-			if o.reserve {
+			if o.rec == nil || len(o.rec.Steps) > 0 { // it may use half of the space that is kept free
 				err = reserveRefusal
 			}
 			if err != nil {

@@ -60,7 +60,7 @@ type shared struct {
 	sealer    *sealer
 	parts     map[string]*contents // by key of the store
 	revisions map[string]uint64
-	stale     map[string]bool // sealed to sealer.former
+	stale     map[string]bool // sealed to sealer.previous
 	damaged   map[string]error
 
 	mu      sync.Mutex

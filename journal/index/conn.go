@@ -64,9 +64,10 @@ func sqlError(sql string, err error) error {
 	return err
 }
 
-// number runs a query and returns its only number; no row: 0.
+// number runs a query, which the connection keeps prepared, and returns its only
+// number; no row: 0.
 func number(c *sqlite.Conn, sql string, args ...any) (n int64, err error) {
-	err = execute(c, sql, func(q *sqlite.Stmt) error { n = q.ColumnInt64(0); return nil }, args...)
+	err = executePrepared(c, sql, func(q *sqlite.Stmt) error { n = q.ColumnInt64(0); return nil }, args...)
 	return n, err
 }
 

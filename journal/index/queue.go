@@ -32,7 +32,7 @@ func (q *queue) push(r *journal.Record) {
 	q.mu.Lock()
 	p := r.Position.Partition
 	q.latest[p] = max(q.latest[p], r.Position.Sequence)
-	size := sizeOf(r)
+	size := 512 + journal.ContentSize(r) // of memory, about
 	switch {
 	case q.behind[p]:
 	case len(q.list) >= q.max || q.bytes+size > queueBytes && len(q.list) > 0:
@@ -97,16 +97,4 @@ func (q *queue) waiting() (records int, overflow uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.list), q.overflow
-}
-
-// sizeOf is about how many bytes of memory a record takes.
-func sizeOf(r *journal.Record) int {
-	n := 512
-	if m := r.Message; m != nil {
-		n += len(m.Origin.Raw)
-		for _, p := range m.Parts {
-			n += len(p.Data)
-		}
-	}
-	return n
 }

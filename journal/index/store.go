@@ -293,10 +293,7 @@ func (s *store) agent(name string) (n int64, err error) {
 	if n, ok := s.agents[name]; ok || name == "" {
 		return n, nil
 	}
-	if err := executePrepared(s.c, "SELECT n FROM agents WHERE name=?", func(q *sqlite.Stmt) error {
-		n = q.ColumnInt64(0)
-		return nil
-	}, name); err != nil {
+	if n, err = agentKey(s.c, name); err != nil {
 		return 0, err
 	}
 	if n == 0 {
