@@ -50,7 +50,8 @@ var aghProtocol = protocol{
 			}
 		},
 	},
-	inspector:      aghInspector{},
+	recognises:     recognisesAGH,
+	inspect:        inspectAGH,
 	keyless:        true, // a handle names its key
 	verifyExported: (*signatureChecks).agh,
 	send:           (*app).sendAGH,

@@ -38,7 +38,8 @@ var aspProtocol = protocol{
 			}
 		},
 	},
-	inspector:      aspInspector{},
+	recognises:     recognisesASP,
+	inspect:        inspectASP,
 	verifyExported: (*signatureChecks).asp,
 	sendFlags: func(c *cobra.Command, s *sending) {
 		c.Flags().StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,15 +20,6 @@ import (
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
-
-// An inspector explains the messages of one protocol.
-type inspector interface {
-	// recognises tells whether a sample is of the protocol, however broken.
-	recognises(s *sample) bool
-	// inspect explains it. It fails only when what was given besides the
-	// sample (keys, cards) is unusable.
-	inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error)
-}
 
 // inspecting is what is known besides the sample.
 type inspecting struct {
@@ -57,6 +50,21 @@ func (s *sample) path() string {
 func (s *sample) query() string {
 	_, q, _ := strings.Cut(s.target, "?")
 	return q
+}
+
+// members are those of the body; nil if it is no JSON object.
+func (s *sample) members() map[string]jsonx.Value {
+	var members map[string]jsonx.Value
+	if jsonx.Decode(s.body, &members) != nil {
+		return nil
+	}
+	return members
+}
+
+// has reports whether the body is a JSON object with all these members.
+func (s *sample) has(names ...string) bool {
+	members := s.members()
+	return !slices.ContainsFunc(names, func(name string) bool { return members[name] == nil })
 }
 
 // inspection is what an inspector found.
@@ -96,25 +104,30 @@ type inspectCheck struct {
 	Detail string `json:"detail,omitempty"`
 }
 
-// check adds a check; the first that fails gives the sentence and the fix.
-func (v *inspection) check(name, state, detail, sentence, fix string) {
-	v.Checks = append(v.Checks, inspectCheck{name, state, detail})
-	if state == checkFailed && v.Sentence == "" {
+// fail adds a check that failed; the first one gives the sentence and the fix.
+func (v *inspection) fail(name, detail, sentence, fix string) {
+	v.Checks = append(v.Checks, inspectCheck{name, checkFailed, detail})
+	if v.Sentence == "" {
 		v.Sentence, v.Fix = sentence, fix
 	}
 }
 
-// pass adds checks that hold.
+// ok adds a check that holds.
+func (v *inspection) ok(name, detail string) {
+	v.Checks = append(v.Checks, inspectCheck{name, checkOK, detail})
+}
+
+// pass adds checks that hold, without details.
 func (v *inspection) pass(names ...string) {
 	for _, name := range names {
-		v.check(name, checkOK, "", "", "")
+		v.ok(name, "")
 	}
 }
 
 // skip adds checks that were not made.
 func (v *inspection) skip(why string, names ...string) {
 	for _, name := range names {
-		v.check(name, checkSkipped, why, "", "")
+		v.Checks = append(v.Checks, inspectCheck{name, checkSkipped, why})
 	}
 }
 
@@ -136,7 +149,7 @@ func (v *inspection) members(members map[string]jsonx.Value, meanings []meaning,
 	if other == "" {
 		return
 	}
-	for _, name := range sortedKeys(members) {
+	for _, name := range slices.Sorted(maps.Keys(members)) {
 		v.field(name, string(members[name]), other)
 	}
 }
@@ -224,12 +237,12 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 	}
 	var names []string
 	for _, p := range protocols {
-		if p.inspector == nil {
+		if p.inspect == nil {
 			continue
 		}
 		names = append(names, p.name)
-		if f.protocol == p.name || f.protocol == "" && p.inspector.recognises(s) {
-			v, err := p.inspector.inspect(ctx, s, o)
+		if f.protocol == p.name || f.protocol == "" && p.recognises(s) {
+			v, err := p.inspect(ctx, s, o)
 			if err != nil {
 				return nil, &exitError{exitUsage, err}
 			}

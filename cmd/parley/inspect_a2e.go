@@ -7,32 +7,25 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// a2eInspector explains lines of A2E.
-type a2eInspector struct{}
-
-func (a2eInspector) recognises(s *sample) bool {
+func recognisesA2E(s *sample) bool {
 	if s.http && strings.HasSuffix(s.path(), "/send") && s.header.Get("X-Session-Id") != "" {
 		return true
 	}
 	var m map[string]jsonx.Value
-	if jsonx.Decode(firstLine(s.body), &m) != nil || m["type"].Kind() != '"' {
-		return false
-	}
 	var name string
-	if jsonx.Decode(m["type"], &name) != nil {
+	if jsonx.Decode(firstLine(s.body), &m) != nil || m["type"].Kind() != '"' || jsonx.Decode(m["type"], &name) != nil {
 		return false
-	}
-	if m["a2e"] != nil {
-		return true
 	}
 	_, known := a2e.NewRegistry().Lookup(name)
-	return known && (m["version"] != nil || m["ts"] != nil || strings.Contains(name, "/"))
+	return m["a2e"] != nil || known && (m["version"] != nil || m["ts"] != nil || strings.Contains(name, "/"))
 }
 
 // firstLine is the message: the first line, or all of what is one JSON value on
@@ -80,31 +73,29 @@ var a2eMeanings = map[string]string{
 	"correlation_id": "the caller's own",
 }
 
-func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
+func inspectA2E(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
 	v := newInspection()
 	line := firstLine(s.body)
 	if rest := strings.TrimSpace(string(s.body)); strings.Count(rest, "\n") > 0 {
-		v.Fields = append(v.Fields, inspectField{"(lines)", fmt.Sprint(strings.Count(rest, "\n") + 1),
-			"the first is explained"})
+		v.field("(lines)", fmt.Sprint(strings.Count(rest, "\n")+1), "the first is explained")
 	}
 	m, err := a2e.NewRegistry().Decode(line)
 	if err != nil {
-		var e *a2e.Error
 		text := err.Error()
-		if errors.As(err, &e) {
+		if e, ok := errors.AsType[*a2e.Error](err); ok {
 			text = string(e.Code) + ": " + e.Text
 		}
-		v.check("line", checkFailed, text, "A host answers it with an error: "+text+".",
+		v.fail("line", text, "A host answers it with an error: "+text+".",
 			"One object on one line, in UTF-8, without NaN, members as the tables of A2E §6 say.")
 		return v, nil
 	}
 	v.pass("line")
 	var members map[string]jsonx.Value
 	if err := jsonx.Decode(line, &members); err != nil {
-		v.check("members", checkFailed, err.Error(), "A member is named twice; of the two the last counts.", "")
+		v.fail("members", err.Error(), "A member is named twice; of the two the last counts.", "")
 	} else {
-		for _, name := range sortedKeys(members) {
-			value := strings.Trim(string(members[name]), `"`)
+		for _, name := range slices.Sorted(maps.Keys(members)) {
+			value := unquoted(members[name])
 			if name == "auth_token" || name == "session_id" {
 				value = "(secret)"
 			}
@@ -116,19 +107,18 @@ func (a2eInspector) inspect(_ context.Context, s *sample, _ inspecting) (*inspec
 	if c := m.Capability(); c != "" {
 		v.field("(capability)", c, "the namespace that a handshake negotiates")
 	}
-	v.check("version", checkOK, m.Version, "", "")
-	if !m.Known() {
-		v.skip("a type that A2E does not define; it is kept whole", "type")
-	} else {
+	v.ok("version", m.Version)
+	if m.Known() {
 		v.pass("type")
+	} else {
+		v.skip("a type that A2E does not define; it is kept whole", "type")
 	}
 	if err := m.Check(); err != nil {
-		var e *a2e.Error
 		detail := err.Error()
-		if errors.As(err, &e) && len(e.Detail) > 0 {
+		if e, ok := errors.AsType[*a2e.Error](err); ok && len(e.Detail) > 0 {
 			detail = string(e.Detail)
 		}
-		v.check("schema", checkFailed, detail, "It fails the schema of its type: a host answers schema_violation, "+
+		v.fail("schema", detail, "It fails the schema of its type: a host answers schema_violation, "+
 			"an SDK agent drops it.", "")
 		return v, nil
 	}

@@ -14,10 +14,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// aghInspector explains AGH Network v0 envelopes.
-type aghInspector struct{}
-
-func (aghInspector) recognises(s *sample) bool {
+func recognisesAGH(s *sample) bool {
 	var m struct {
 		Protocol    string      `json:"protocol"`
 		WorkspaceID jsonx.Value `json:"workspace_id"`
@@ -63,7 +60,7 @@ var aghSteps = []struct {
 	{agh.StepTrust, "proof", "Sign the RFC 8785 form of the whole envelope without proof.sig."},
 }
 
-func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
+func inspectAGH(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
 	pins, err := aghPins(o.keys)
 	if err != nil {
 		return nil, err
@@ -76,21 +73,18 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.keys) > 0,
 		Now: func() time.Time { return o.now }}
 	verified, err := verifier.Verify(ctx, s.body)
-	var failed *agh.Error
-	if err != nil && !errors.As(err, &failed) {
+	failed, ok := errors.AsType[*agh.Error](err)
+	if err != nil && !ok {
 		return nil, err
 	}
-	signed := false
-	if verified != nil {
-		signed = verified.Verdict.Verified
-	}
+	signed := verified != nil && verified.Verdict.Verified
 	reached := true
 	for _, step := range aghSteps {
 		switch {
 		case !reached:
 			v.skip("an earlier check failed", step.name)
 		case failed != nil && failed.Step == step.step:
-			v.check(step.name, checkFailed, failed.Error(),
+			v.fail(step.name, failed.Error(),
 				"A receiver refuses this message as "+string(failed.Code)+": "+failed.Error()+".", step.fix)
 			reached = false
 		case step.step == agh.StepTrust && !signed:
@@ -108,9 +102,9 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	e := verified.Envelope
 	if e.Surface == agh.SurfaceDirect {
 		if e.InRoom(e.To) {
-			v.check("room", checkOK, "direct_id is that of from and to", "", "")
+			v.ok("room", "direct_id is that of from and to")
 		} else {
-			v.check("room", checkFailed, "direct_id is not derived from this workspace, this channel, from and to",
+			v.fail("room", "direct_id is not derived from this workspace, this channel, from and to",
 				"The room is not that of the two peers: it is delivered to nobody.",
 				"Derive direct_id as the protocol says, from the peers in byte order.")
 		}
@@ -119,7 +113,7 @@ func (aghInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 		if e.To == "" || e.To == o.self {
 			v.pass("target")
 		} else {
-			v.check("target", checkFailed, "it is addressed to "+e.To, "It is not addressed to "+o.self+".", "")
+			v.fail("target", "it is addressed to "+e.To, "It is not addressed to "+o.self+".", "")
 		}
 	}
 	if subject, err := e.Subject(); err == nil {

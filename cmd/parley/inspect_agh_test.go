@@ -46,10 +46,10 @@ func TestInspectAGH(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &sample{form: "envelope", body: []byte(c.body)}
-			if !(aghInspector{}).recognises(s) {
+			if !recognisesAGH(s) {
 				t.Error("not recognised")
 			}
-			v, err := aghInspector{}.inspect(t.Context(), s, inspecting{now: now})
+			v, err := inspectAGH(t.Context(), s, inspecting{now: now})
 			if err != nil {
 				t.Fatal(err)
 			}

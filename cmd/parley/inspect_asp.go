@@ -13,21 +13,10 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/asp"
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// aspInspector explains messages of ASP.
-type aspInspector struct{}
-
-func (aspInspector) recognises(s *sample) bool {
-	if s.http && strings.HasPrefix(s.path(), "/v1/asp/sessions") {
-		return true
-	}
-	var members map[string]jsonx.Value
-	if jsonx.Decode(s.body, &members) != nil {
-		return false
-	}
-	return members["performative"] != nil && members["sessionId"] != nil && members["integrity"] != nil
+func recognisesASP(s *sample) bool {
+	return s.http && strings.HasPrefix(s.path(), "/v1/asp/sessions") || s.has("performative", "sessionId", "integrity")
 }
 
 // aspMeanings of the envelope's members.
@@ -45,12 +34,9 @@ var aspMeanings = []meaning{
 	{"constraints", "wishes for the answer; advisory, not signed"},
 }
 
-func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
+func inspectASP(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
 	v := newInspection()
-	var members map[string]jsonx.Value
-	if jsonx.Decode(s.body, &members) == nil {
-		v.members(members, aspMeanings, unquoted, "")
-	}
+	v.members(s.members(), aspMeanings, unquoted, "")
 	e, err := asp.Decode(s.body)
 	if err != nil {
 		aspFailed(v, err, "It is no message of ASP: ")
@@ -72,19 +58,18 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 	if keys == nil {
 		v.pass("size", "syntax", "schema", "version", "body size")
 		if hash != e.Integrity.Hash {
-			v.check("content hash", checkFailed, "it is "+hash,
+			v.fail("content hash", "it is "+hash,
 				"The content was changed: it does not have the hash that was signed.", "")
 			return v, nil
 		}
 		v.pass("content hash")
-		v.skip("no key of the sender is known", "signature")
-		v.skip("no key of the sender is known", "proof")
+		v.skip("no key of the sender is known", "signature", "proof")
 		v.Sentence = "It is well-formed and its content has its hash; who sent it is not proved without the " +
 			"sender's card (--card FILE)."
 		return v, nil
 	}
-	at := o.now
-	got, err := (&asp.Verifier{Keys: keys, Now: func() time.Time { return at }}).Verify(ctx, s.body, asp.Transport{})
+	verifier := &asp.Verifier{Keys: keys, Now: func() time.Time { return o.now }}
+	got, err := verifier.Verify(ctx, s.body, asp.Transport{})
 	if err != nil {
 		aspFailed(v, err, "It would be refused: ")
 		return v, nil
@@ -100,14 +85,17 @@ func (aspInspector) inspect(ctx context.Context, s *sample, o inspecting) (*insp
 
 // aspFailed shows the checks that led to a refusal.
 func aspFailed(v *inspection, err error, lead string) {
-	var e *asp.Error
-	if !errors.As(err, &e) {
-		v.check("message", checkFailed, err.Error(), lead+"it cannot be read.", "")
+	e, ok := errors.AsType[*asp.Error](err)
+	if !ok {
+		v.fail("message", err.Error(), lead+"it cannot be read.", "")
 		return
 	}
+	name := "message"
 	for _, c := range asp.VerdictOf(err).Checks {
 		if c.Code == "" {
 			v.pass(c.Name)
+		} else {
+			name = c.Name
 		}
 	}
 	fix := ""
@@ -120,13 +108,7 @@ func aspFailed(v *inspection, err error, lead string) {
 	case "dpop_ath_mismatch", "dpop_htu_mismatch":
 		fix = "The proof of a message is for htm ASP and htu asp://SESSION."
 	}
-	name := "message"
-	for _, c := range asp.VerdictOf(err).Checks {
-		if c.Code != "" {
-			name = c.Name
-		}
-	}
-	v.check(name, checkFailed, strings.TrimSpace(e.Code+" "+e.Path), lead+e.Text+".", fix)
+	v.fail(name, strings.TrimSpace(e.Code+" "+e.Path), lead+e.Text+".", fix)
 }
 
 // aspKeys are those that the user gave: a card, or a bare Ed25519 key, with

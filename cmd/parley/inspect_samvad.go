@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -16,20 +15,17 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// samvadInspector explains SAMVAD 1.2 requests.
-type samvadInspector struct{}
-
 // The paths that clients post to (SAMVAD 1.2 §6).
 var samvadPaths = [...]string{"/agent/message", "/agent/task", "/agent/stream"}
 
-func (samvadInspector) recognises(s *sample) bool {
+func recognisesSAMVAD(s *sample) bool {
 	for _, p := range samvadPaths {
 		if s.http && strings.HasSuffix(s.path(), p) {
 			return true
 		}
 	}
-	var members map[string]jsonx.Value
-	if jsonx.Decode(s.body, &members) != nil {
+	members := s.members()
+	if members == nil {
 		return len(s.header.Values("Signature-Input")) > 0
 	}
 	found := 0
@@ -60,7 +56,7 @@ var samvadMeanings = []meaning{
 	{"signature", "protocol 1.1: a signature in the body"},
 }
 
-func (samvadInspector) inspect(_ context.Context, s *sample, o inspecting) (*inspection, error) {
+func inspectSAMVAD(_ context.Context, s *sample, o inspecting) (*inspection, error) {
 	keys, err := samvadKeys(o)
 	if err != nil {
 		return nil, err
@@ -148,8 +144,8 @@ func samvadFields(v *inspection, s *sample) {
 			}
 		}
 	}
-	var members map[string]jsonx.Value
-	if jsonx.Decode(s.body, &members) != nil {
+	members := s.members()
+	if members == nil {
 		v.field("body", string(s.body), plural(len(s.body), "byte", "bytes")+" that cannot be read as a JSON object")
 		return
 	}
@@ -162,44 +158,44 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 	if s.http {
 		switch t := s.header.Get("Content-Type"); {
 		case s.method != http.MethodPost:
-			v.check("transport", checkFailed, s.method, "Messages are sent with POST, this is a "+s.method+".", "")
+			v.fail("transport", s.method, "Messages are sent with POST, this is a "+s.method+".", "")
 		case strings.TrimSpace(strings.Split(t, ";")[0]) != "application/json":
-			v.check("transport", checkFailed, "Content-Type "+t, "The media type must be application/json.",
+			v.fail("transport", "Content-Type "+t, "The media type must be application/json.",
 				"Set Content-Type: application/json.")
 		default:
-			v.check("transport", checkOK, plural(len(s.body), "byte", "bytes"), "", "")
+			v.ok("transport", plural(len(s.body), "byte", "bytes"))
 		}
 	}
 	e, err := samvad.Decode(s.body)
 	if err != nil {
 		text := samvad.AsError(err).Text
-		v.check("envelope", checkFailed, text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text,
+		v.fail("envelope", text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text,
 			"Invalid envelope: "), "")
 		v.skip("the envelope cannot be read", "recipient", "freshness")
 		return nil
 	}
-	v.check("envelope", checkOK, "every member is there, with its type and within its bounds", "", "")
+	v.ok("envelope", "every member is there, with its type and within its bounds")
 	switch {
 	case o.self == "":
 		v.skip("--self says who should be addressed", "recipient")
 	case e.To != o.self:
-		v.check("recipient", checkFailed, e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self),
+		v.fail("recipient", e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self),
 			"The sender must take \"to\" from the id of the agent's card.")
 	default:
-		v.check("recipient", checkOK, e.To, "", "")
+		v.ok("recipient", e.To)
 	}
 	age := o.now.Sub(e.Timestamp)
 	switch {
 	case age > 300*time.Second:
-		v.check("freshness", checkFailed, age.Round(time.Second).String()+" old",
+		v.fail("freshness", age.Round(time.Second).String()+" old",
 			fmt.Sprintf("It is %s old; 300 s are accepted.", age.Round(time.Second)),
 			"For a message of the past, say with --now when it arrived.")
 	case age < -60*time.Second:
-		v.check("freshness", checkFailed, (-age).Round(time.Second).String()+" ahead",
+		v.fail("freshness", (-age).Round(time.Second).String()+" ahead",
 			fmt.Sprintf("It is dated %s ahead; 60 s are accepted.", (-age).Round(time.Second)),
 			"Set the sender's clock.")
 	default:
-		v.check("freshness", checkOK, age.Round(time.Millisecond).String()+" old", "", "")
+		v.ok("freshness", age.Round(time.Millisecond).String()+" old")
 	}
 	return e
 }
@@ -217,7 +213,7 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 			samvadLegacy(v, s, keys)
 			return
 		case n != 1:
-			v.check("headers", checkFailed, fmt.Sprintf("%s: %d times", name, n),
+			v.fail("headers", fmt.Sprintf("%s: %d times", name, n),
 				fmt.Sprintf("The header %s is there %d times; it must be there once.", name, n),
 				"Sign the request: all three of Content-Digest, Signature-Input and Signature.")
 			v.skip("the headers cannot be used", "digest", "key", "signature")
@@ -226,27 +222,27 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 	}
 	sigs, err := httpsig.Parse(s.header.Get("Signature-Input"), s.header.Get("Signature"))
 	if err != nil {
-		v.check("headers", checkFailed, err.Error(), "Signature-Input or Signature is not a structured field.", "")
+		v.fail("headers", err.Error(), "Signature-Input or Signature is not a structured field.", "")
 		v.skip("the headers cannot be used", "digest", "key", "signature")
 		return
 	}
 	in := &samvad.Incoming{Method: s.method, Paths: []string{s.path()}, RawQuery: s.query(), Scheme: s.scheme,
 		Authority: s.host, Header: s.header, Body: s.body}
-	verdict, failed := samvadVerdict(in, o, keys)
-	if failed == samvad.StepHeaders {
+	verdict, err := samvad.VerifySignature(in, o.now, keys...)
+	badHeaders := err != nil && samvad.AsError(err).Step == samvad.StepHeaders
+	if badHeaders {
 		detail := verdict.Checks[len(verdict.Checks)-1].Detail
-		v.check("headers", checkFailed, detail, "The signature does not fit the profile of SAMVAD: "+
-			""+lastPart(detail)+".",
+		v.fail("headers", detail, "The signature does not fit the profile of SAMVAD: "+lastPart(detail)+".",
 			"One signature over (\"@method\" \"@path\" \"content-digest\") with keyid and created is wanted.")
 	} else {
-		v.check("headers", checkOK, fmt.Sprintf("label %s, keyid %q, created %s", sigs[0].Label, sigs[0].KeyID,
-			stamp(time.Unix(sigs[0].Created, 0))), "", "")
+		v.ok("headers", fmt.Sprintf("label %s, keyid %q, created %s", sigs[0].Label, sigs[0].KeyID,
+			stamp(time.Unix(sigs[0].Created, 0))))
 	}
 	signedBytes(v, s, &sigs[0])
 	if digestFits(s.header, s.body) {
-		v.check("digest", checkOK, "Content-Digest is that of the body", "", "")
+		v.ok("digest", "Content-Digest is that of the body")
 	} else {
-		v.check("digest", checkFailed, "the body's is "+httpsig.Digest(s.body),
+		v.fail("digest", "the body's is "+httpsig.Digest(s.body),
 			"Content-Digest is not that of the body: the body was changed after it was signed, or other bytes were "+
 				"digested than were sent.",
 			"Compute the digest over the very bytes that are sent.")
@@ -255,31 +251,31 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 		v.skip("no key was given", "key", "signature")
 		return
 	}
-	if failed == samvad.StepHeaders {
+	if badHeaders {
 		v.skip("the headers cannot be used", "key", "signature")
 		return
 	}
 	sig, usable, revoked := samvadMatch(sigs, keys)
 	switch {
 	case revoked:
-		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("The key %q is revoked.", sig.KeyID),
+		v.fail("key", sig.KeyID, fmt.Sprintf("The key %q is revoked.", sig.KeyID),
 			"Sign with an active key.")
 		v.skip("there is no key to verify it with", "signature")
 		return
 	case len(usable) == 0:
-		v.check("key", checkFailed, sig.KeyID, fmt.Sprintf("No key that was given is called %q.", sig.KeyID),
+		v.fail("key", sig.KeyID, fmt.Sprintf("No key that was given is called %q.", sig.KeyID),
 			"Give the key that the sender signs with, or enrol it.")
 		v.skip("there is no key to verify it with", "signature")
 		return
 	}
-	v.check("key", checkOK, fmt.Sprintf("%q, from %s", sig.KeyID, usable[0].Source), "", "")
+	v.ok("key", fmt.Sprintf("%q, from %s", sig.KeyID, usable[0].Source))
 	signed := samvadSigned{s: s, sig: sig, keys: usable}
 	if ok, strict := signed.over(s.method, s.path()); ok {
 		detail := "Ed25519 verifies"
 		if strict {
 			detail += ", over the base without SAMVAD's final line feed"
 		}
-		v.check("signature", checkOK, detail, "", "")
+		v.ok("signature", detail)
 		return
 	}
 	samvadWhy(v, signed, e)
@@ -316,9 +312,7 @@ type samvadSigned struct {
 // over reports whether it verifies for a method and a path; strict: without
 // the final line feed of SAMVAD §4.1.
 func (t samvadSigned) over(method, path string) (ok, strict bool) {
-	m := httpsig.Message{Method: strings.ToUpper(method), Scheme: t.s.scheme, Authority: t.s.host, Path: path,
-		RawQuery: t.s.query(), Header: t.s.header}
-	base, err := m.AppendBase(nil, t.sig)
+	base, err := t.s.signatureBase(method, path, t.sig)
 	if err != nil {
 		return false, false
 	}
@@ -333,16 +327,11 @@ func (t samvadSigned) over(method, path string) (ok, strict bool) {
 	return false, false
 }
 
-func samvadVerdict(in *samvad.Incoming, o inspecting, keys []samvad.Key) (*samvad.Verdict, samvad.Step) {
-	verdict, err := samvad.VerifySignature(in, o.now, keys...)
-	var e *samvad.Error
-	if errors.As(err, &e) {
-		if verdict == nil {
-			verdict = e.Verdict
-		}
-		return verdict, e.Step
-	}
-	return verdict, ""
+// signatureBase is the base of RFC 9421 for a method and a path, with the rest of the sample.
+func (s *sample) signatureBase(method, path string, sig *httpsig.Signature) ([]byte, error) {
+	m := httpsig.Message{Method: strings.ToUpper(method), Scheme: s.scheme, Authority: s.host, Path: path,
+		RawQuery: s.query(), Header: s.header}
+	return m.AppendBase(nil, sig)
 }
 
 func lastPart(s string) string {
@@ -357,9 +346,7 @@ func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 	add := func(step, text string) { v.Signed = append(v.Signed, inspectSigned{step, text}) }
 	add("the body, "+plural(len(s.body), "byte", "bytes")+", is digested", httpsig.Digest(s.body))
 	add("the covered components, in the order of Signature-Input", strings.Join(sig.Components, "\n"))
-	m := httpsig.Message{Method: strings.ToUpper(s.method), Scheme: s.scheme, Authority: s.host, Path: s.path(),
-		RawQuery: s.query(), Header: s.header}
-	base, err := m.AppendBase(nil, sig)
+	base, err := s.signatureBase(s.method, s.path(), sig)
 	if err != nil {
 		add("the signature base cannot be made", err.Error())
 		return
@@ -379,7 +366,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	for _, p := range samvadPaths {
 		if ok, _ := signed.over(signed.s.method, p); ok && strings.HasSuffix(path, p) {
 			// SAM-022: this is how the Python SDK signs; receivers accept it.
-			v.check("signature", checkOK, "Ed25519 verifies over "+p+", the fixed end of the path", "", "")
+			v.ok("signature", "Ed25519 verifies over "+p+", the fixed end of the path")
 			return
 		}
 	}
@@ -392,7 +379,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	}
 	for _, p := range others {
 		if ok, _ := signed.over(signed.s.method, p); ok {
-			v.check("signature", checkFailed, "verifies over "+p,
+			v.fail("signature", "verifies over "+p,
 				fmt.Sprintf("It was signed over %s, but sent to %s.", p, path),
 				"Sign the path that is requested; receivers also accept the fixed end of it (/agent/message, "+
 					"/agent/task, /agent/stream). A proxy that changes paths must be told to the receiver "+
@@ -402,7 +389,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	}
 	for _, method := range []string{"POST", "GET", "PUT"} {
 		if ok, _ := signed.over(method, path); ok {
-			v.check("signature", checkFailed, "verifies for "+method,
+			v.fail("signature", "verifies for "+method,
 				fmt.Sprintf("It was signed for the method %s, but sent with %s.", method, signed.s.method),
 				"Sign the method that is used.")
 			return
@@ -412,7 +399,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	if e != nil {
 		who = e.From
 	}
-	v.check("signature", checkFailed, "Ed25519 does not verify over the signed bytes",
+	v.fail("signature", "Ed25519 does not verify over the signed bytes",
 		fmt.Sprintf("The signature is not one of this key over these bytes: another key made it, or the method, the "+
 			"path or the digest is not what %s signed.", who),
 		"Compare the signed bytes with those that the sender made; the key must belong to its private key.")
@@ -431,39 +418,37 @@ func bodySigned(body []byte) bool {
 func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
 	base, err := samvad.LegacyBase(s.body)
 	if err != nil {
-		v.check("headers", checkFailed, err.Error(), "The body of protocol 1.1 has no canonical form.", "")
+		v.fail("headers", err.Error(), "The body of protocol 1.1 has no canonical form.", "")
 		return
 	}
 	v.Signed = append(v.Signed,
 		inspectSigned{"protocol 1.1: the member signature is taken out of the body", ""},
 		inspectSigned{"the rest in canonical JSON (RFC 8785); Ed25519 signs these bytes", string(base)})
-	v.check("headers", checkOK, "protocol 1.1: the signature is in the body; receivers take it only where they are "+
-		"set to", "", "")
+	v.ok("headers", "protocol 1.1: the signature is in the body; receivers take it only where they are set to")
 	if len(keys) == 0 {
 		v.skip("no key was given", "key", "signature")
 		return
 	}
-	verifier := &samvad.Verifier{Legacy: true, Limits: samvad.Limits{Window: 1 << 62, Skew: 1 << 62}}
 	e, err := samvad.Decode(s.body)
 	if err != nil {
 		v.skip("the envelope cannot be read", "key", "signature")
 		return
 	}
-	verifier.Self, verifier.Keys = e.To, samvad.StaticKeys{e.From: keys}
+	verifier := &samvad.Verifier{Self: e.To, Keys: samvad.StaticKeys{e.From: keys}, Legacy: true,
+		Limits: samvad.Limits{Window: 1 << 62, Skew: 1 << 62}}
 	_, err = verifier.CheckMessage(context.Background(),
 		&samvad.Incoming{Method: "POST", Header: http.Header{}, Body: s.body})
-	var se *samvad.Error
-	switch errors.As(err, &se); {
+	switch {
 	case err == nil:
 		v.pass("key")
-		v.check("signature", checkOK, "Ed25519 verifies over the canonical body", "", "")
-	case se.Step == samvad.StepKey:
-		v.check("key", checkFailed, lastPart(err.Error()),
+		v.ok("signature", "Ed25519 verifies over the canonical body")
+	case samvad.AsError(err).Step == samvad.StepKey:
+		v.fail("key", lastPart(err.Error()),
 			"No key that was given may sign this: "+lastPart(err.Error())+".", "")
 		v.skip("there is no key to verify it with", "signature")
 	default:
 		v.pass("key")
-		v.check("signature", checkFailed, lastPart(err.Error()),
+		v.fail("signature", lastPart(err.Error()),
 			"The signature in the body is not one of this key over the canonical body.", "")
 	}
 }

@@ -95,7 +95,7 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 				}
 				known[claim.From] = []samvad.Key{k}
 			}
-			v, err := samvadInspector{}.inspect(context.Background(), s, o)
+			v, err := inspectSAMVAD(context.Background(), s, o)
 			if err != nil {
 				t.Fatalf("%s %d: %v", c.Name, i, err)
 			}
@@ -148,7 +148,7 @@ func TestInspectLegacy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := samvadInspector{}.inspect(context.Background(), s, inspecting{card: card, now: now})
+		v, err := inspectSAMVAD(context.Background(), s, inspecting{card: card, now: now})
 		if err != nil || v.Verified != c.want {
 			t.Errorf("%s: %+v, %v", name, v, err)
 		}
@@ -204,8 +204,8 @@ func FuzzInspect(f *testing.F) {
 			return
 		}
 		for _, p := range protocols {
-			p.inspector.recognises(s)
-			v, err := p.inspector.inspect(context.Background(), s, o)
+			p.recognises(s)
+			v, err := p.inspect(context.Background(), s, o)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -9,23 +9,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/uagents"
 )
 
-// uagentsInspector explains envelopes of uAgents.
-type uagentsInspector struct{}
-
-func (uagentsInspector) recognises(s *sample) bool {
-	if s.http && (strings.HasSuffix(s.path(), "/submit")) {
-		return true
-	}
-	var members map[string]jsonx.Value
-	if jsonx.Decode(s.body, &members) != nil {
-		return false
-	}
-	return members["sender"] != nil && members["target"] != nil && members["session"] != nil &&
-		members["schema_digest"] != nil
+func recognisesUAgents(s *sample) bool {
+	return s.http && strings.HasSuffix(s.path(), "/submit") || s.has("sender", "target", "session", "schema_digest")
 }
 
 // uagentsMeanings of the envelope's members.
@@ -42,15 +30,12 @@ var uagentsMeanings = []meaning{
 	{"signature", "secp256k1 over the digest below"},
 }
 
-func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*inspection, error) {
+func inspectUAgents(_ context.Context, s *sample, o inspecting) (*inspection, error) {
 	v := newInspection()
-	var members map[string]jsonx.Value
-	if jsonx.Decode(s.body, &members) == nil {
-		v.members(members, uagentsMeanings, unquoted, "")
-	}
+	v.members(s.members(), uagentsMeanings, unquoted, "")
 	e, err := uagents.Decode(s.body)
 	if err != nil {
-		v.check("envelope", checkFailed, err.Error(), "It is no envelope: "+uagents.AsError(err).Text+".", "")
+		v.fail("envelope", err.Error(), "It is no envelope: "+uagents.AsError(err).Text+".", "")
 		return v, nil
 	}
 	v.pass("envelope")
@@ -97,11 +82,11 @@ func (uagentsInspector) inspect(_ context.Context, s *sample, o inspecting) (*in
 			fix = "The payload must be forwarded byte for byte; the signature is over the digest itself, without a " +
 				"second hash."
 		}
-		v.check(x.Step, checkFailed, x.Error(), "It would be refused: "+x.Text+".", fix)
+		v.fail(x.Step, x.Error(), "It would be refused: "+x.Text+".", fix)
 		return v, nil
 	}
 	if o.self != "" && e.Target != o.self {
-		v.check("target", checkFailed, e.Target, "It is addressed to another agent.", "")
+		v.fail("target", e.Target, "It is addressed to another agent.", "")
 		return v, nil
 	}
 	if got.Verdict.Assurance == uagents.Unsigned {

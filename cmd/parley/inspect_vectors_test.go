@@ -65,13 +65,12 @@ func TestInspectExplainsEveryVector(t *testing.T) {
 				if c.Input.Now > 0 {
 					o.now = time.Unix(c.Input.Now, 0)
 				}
-				at := slices.IndexFunc(protocols, func(p *protocol) bool { return p.inspector.recognises(s) })
+				at := slices.IndexFunc(protocols, func(p *protocol) bool { return p.recognises(s) })
 				if at < 0 || protocols[at].name != f.protocol {
 					continue // broken where the protocol is named
 				}
-				found := protocols[at].inspector
 				explained++
-				v, err := found.inspect(t.Context(), s, o)
+				v, err := protocols[at].inspect(t.Context(), s, o)
 				if err != nil {
 					t.Errorf("%s: %v", c.Name, err)
 					continue

@@ -25,7 +25,10 @@ type protocol struct {
 	// checkID says whether the flag --id is an identity.
 	checkID func(id string) error
 
-	inspector inspector
+	// recognises tells whether a sample is of the protocol, however broken.
+	recognises func(*sample) bool
+	// inspect explains a sample. It fails only if the keys or cards for it are unusable.
+	inspect func(context.Context, *sample, inspecting) (*inspection, error)
 	// keyless says that `verify` needs no key of the sender: its address names the key.
 	keyless bool
 	// unsigned says why `verify` has nothing to verify; "": it has.

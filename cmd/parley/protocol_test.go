@@ -64,10 +64,8 @@ func (pigeonBinding) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusTeapot)
 }
 
-type pigeonInspector struct{}
-
-func (pigeonInspector) recognises(s *sample) bool { return bytes.Contains(s.body, []byte(`"coo"`)) }
-func (pigeonInspector) inspect(context.Context, *sample, inspecting) (*inspection, error) {
+func recognisesPigeon(s *sample) bool { return bytes.Contains(s.body, []byte(`"coo"`)) }
+func inspectPigeon(context.Context, *sample, inspecting) (*inspection, error) {
 	return &inspection{Verified: true, Sentence: "A pigeon coos."}, nil
 }
 
@@ -114,8 +112,9 @@ func addPigeon(t *testing.T) (b pigeonBinding) {
 					},
 				}
 			}},
-		inspector: pigeonInspector{},
-		keyless:   true,
+		recognises: recognisesPigeon,
+		inspect:    inspectPigeon,
+		keyless:    true,
 		send: func(a *app, _ context.Context, s sending, content []byte, _ bool) error {
 			return a.print(nil, "flies to %s with %s\n", s.to, content)
 		},

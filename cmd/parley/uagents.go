@@ -35,7 +35,8 @@ var uagentsProtocol = protocol{
 			}
 		},
 	},
-	inspector:      uagentsInspector{},
+	recognises:     recognisesUAgents,
+	inspect:        inspectUAgents,
 	keyless:        true, // a uAgent's address is its key
 	verifyExported: (*signatureChecks).uagents,
 	send:           (*app).sendUAgents,
