@@ -80,7 +80,7 @@ of a restart. The exit code is 0 if every bound holds, else 1. It needs Linux.`,
 	return cmd
 }
 
-// guestsTable writes a report for people.
+// guestsTable writes a report for people. A line without tabs ends the columns of a table.
 func guestsTable(out io.Writer, r *bench.GuestsReport) error {
 	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(w, "ATTACK\tSENT\tTAKEN\tREFUSED\tTRY LATER\tBROKEN\tCHANGED\tMiB")
@@ -88,18 +88,13 @@ func guestsTable(out io.Writer, r *bench.GuestsReport) error {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%.1f\n",
 			g.Name, g.Sent, g.Taken, g.Refused, g.Later, g.Broken, g.Changed, float64(g.Bytes)/(1<<20))
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
 	for _, g := range r.Attacks {
 		if g.Error != "" {
-			fmt.Fprintf(out, "  %s: %s\n", g.Name, short(g.Error, 200))
+			fmt.Fprintf(w, "  %s: %s\n", g.Name, short(g.Error, 200))
 		}
 	}
 	mib := func(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
-	fmt.Fprintln(out)
-	w = tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "\tBEFORE\tPEAK\tAFTER")
+	fmt.Fprintln(w, "\n\tBEFORE\tPEAK\tAFTER")
 	fmt.Fprintf(w, "memory\t%s\t%s\t%s\n", mib(r.Memory.Before), mib(r.Memory.Peak), mib(r.Memory.After))
 	fmt.Fprintf(w, "disk\t%s\t-\t%s, of which %s are the agents'\n", mib(r.Disk.Before), mib(r.Disk.After), mib(r.Own))
 	fmt.Fprintln(w, "\nENROLLED AGENTS\tASKED\tFAILED\tP50\tP99")
@@ -109,17 +104,12 @@ func guestsTable(out io.Writer, r *bench.GuestsReport) error {
 	}{{"without an attack", r.Quiet}, {"under attack", r.Under}} {
 		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", t.when, t.Asked, t.Failed, round(t.P50), round(t.P99))
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
 	for _, t := range []bench.Talk{r.Quiet, r.Under} {
 		for _, e := range slices.Sorted(maps.Keys(t.Errors)) {
-			fmt.Fprintf(out, "  %d times %s\n", t.Errors[e], short(e, 200))
+			fmt.Fprintf(w, "  %d times %s\n", t.Errors[e], short(e, 200))
 		}
 	}
-	fmt.Fprintln(out)
-	w = tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "BOUND\tWAS\tWANT\t")
+	fmt.Fprintln(w, "\nBOUND\tWAS\tWANT\t")
 	for _, b := range r.Bounds {
 		verdict := "holds"
 		if !b.Holds {

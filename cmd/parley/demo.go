@@ -110,12 +110,7 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 		return openError(err)
 	}
 	d := &demo{a: a, node: n, http: &http.Client{Timeout: 20 * time.Second}}
-	closed := false
-	defer func() {
-		if !closed {
-			n.Close(context.WithoutCancel(ctx))
-		}
-	}()
+	defer n.Close(context.WithoutCancel(ctx)) // a second Close has no effect
 	museum, err := startMuseum(n)
 	if err != nil {
 		return err
@@ -143,13 +138,12 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 		if a.json {
 			return &exitError{exitFailed, nil}
 		}
-		return &exitError{exitFailed, fmt.Errorf("%d of %d steps did not go as they should", d.bad, d.step)}
+		return fmt.Errorf("%d of %d steps did not go as they should", d.bad, d.step)
 	}
 	if !a.json {
 		fmt.Fprintf(a.out, "All %d steps verified.\n", d.step)
 	}
 	if once {
-		closed = true
 		return n.Close(context.WithoutCancel(ctx))
 	}
 	if !a.json {
@@ -163,7 +157,6 @@ The hub keeps serving. In another terminal:
 Ctrl-C ends it.
 `, data)
 	}
-	closed = true
 	return n.Wait(ctx)
 }
 
