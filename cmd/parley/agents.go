@@ -113,22 +113,15 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 			Keys admin.Keys `json:"keys"`
 		}{v, mine}, "")
 	}
-	line := func(label, format string, args ...any) {
-		fmt.Fprintf(a.out, "%-12s %s\n", label, short(fmt.Sprintf(format, args...), 300))
-	}
+	line := a.labels(12, 300)
 	line("agent", "%s", v.Name)
-	known := func(texts ...[2]string) {
-		for _, one := range texts {
-			if one[1] != "" {
-				line(one[0], "%s", one[1])
-			}
-		}
-	}
+	line("title", "%s", v.Title)
+	line("about", "%s", v.Description)
 	state := "ready"
 	if v.Paused {
 		state = "paused: its messages wait at the hub"
 	}
-	known([2]string{"title", v.Title}, [2]string{"about", v.Description}, [2]string{"state", state})
+	line("state", "%s", state)
 	line("added", "%s, from %s", stamp(v.Added), v.Source)
 	for _, i := range v.Identities {
 		kind := ""
@@ -140,17 +133,20 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		}
 		line(i.Protocol, "%s %s%s", i.ID, i.URL, kind)
 	}
-	known([2]string{"exposed in", strings.Join(v.Exposed, ", ")})
+	line("exposed in", "%s", strings.Join(v.Exposed, ", "))
 	for _, p := range slices.Sorted(maps.Keys(v.Addresses)) {
-		line("reached in", "%-8s %s", p, clean(v.Addresses[p]))
+		line("reached in", "%s %s", p, v.Addresses[p])
 	}
 	for _, s := range v.Skills {
-		line("skill", "%s  %s", s.ID, s.Description)
+		line("skill", "%s %s", s.ID, s.Description)
 	}
 	if p := v.Profile; p != nil {
 		line("account", "%s, changed %s", p.Account, stamp(p.Updated))
-		known([2]string{"handle", p.Handle}, [2]string{"avatar", p.Avatar}, [2]string{"banner", p.Banner},
-			[2]string{"metadata", string(p.Metadata)}, [2]string{"readme", p.Readme})
+		line("handle", "%s", p.Handle)
+		line("avatar", "%s", p.Avatar)
+		line("banner", "%s", p.Banner)
+		line("metadata", "%s", p.Metadata)
+		line("readme", "%s", p.Readme)
 		for _, text := range p.Prompts {
 			line("prompt", "%s", text)
 		}
@@ -231,7 +227,7 @@ type addFlags struct {
 	expose []string
 	inbox  bool
 	wait   time.Duration
-	ways   []adder // of protocols
+	ways   []adder // of protocols; those with a flag, once the flags are parsed
 }
 
 func (a *app) agentsAdd() *cobra.Command {
@@ -245,7 +241,19 @@ printed; with --wait the first proved message is waited for. An agent that is
 there already is changed.
 
 A SAMVAD agent that only calls has no URL: give --id and --key.`,
-		RunE: func(cmd *cobra.Command, args []string) error { return a.add(cmd.Context(), args[0], s) },
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			s.ways = slices.DeleteFunc(s.ways, func(w adder) bool { return !w.given() })
+			if len(s.ways) == 0 && !s.inbox {
+				return usage("say how the agent is reached: %s", waysToAdd())
+			}
+			if err := parley.CheckName(args[0]); err != nil {
+				return usage("%s", parley.AsError(err).Text)
+			}
+			return nil
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			return a.add(ctx, hub, args[0], s)
+		}),
 	}
 	for _, p := range protocols {
 		if p.add.flags != nil {
@@ -256,8 +264,8 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 	c.Example += "  parley agents add me --inbox"
 	f := c.Flags()
 	f.StringVar(&s.title, "title", "", "name for people")
-	f.StringSliceVar(&s.expose, "expose", nil, "protocols in which the hub stands in for it: "+
-		""+protocolNames("or")+", or all")
+	f.StringSliceVar(&s.expose, "expose", nil,
+		"protocols in which the hub stands in for it: "+protocolNames("or")+", or all")
 	f.BoolVar(&s.inbox, "inbox", false, "it reads its messages at the hub (parley listen)")
 	f.DurationVar(&s.wait, "wait", 0, "wait so long for its first proved message")
 	return c
@@ -280,25 +288,14 @@ type paste struct {
 	Line string `json:"line"`
 }
 
-func (a *app) add(ctx context.Context, name string, s addFlags) error {
-	ways := slices.DeleteFunc(s.ways, func(w adder) bool { return !w.given() })
-	if len(ways) == 0 && !s.inbox {
-		return usage("say how the agent is reached: %s", waysToAdd())
-	}
-	if err := parley.CheckName(name); err != nil {
-		return usage("%s", parley.AsError(err).Text)
-	}
-	hub, err := a.hub()
+func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlags) error {
+	info, err := hub.Info(ctx)
 	if err != nil {
 		return err
 	}
-	info, err := hub.Info(ctx)
-	if err != nil {
-		return a.hubError(err)
-	}
 	n := admin.NewAgent{Name: name, Title: s.title, Expose: s.expose, Inbox: s.inbox}
 	out := added{Hub: info.SAMVAD}
-	for _, w := range ways {
+	for _, w := range s.ways {
 		id, err := w.identity(ctx, a, &n, &out)
 		if err != nil {
 			return err
@@ -306,9 +303,9 @@ func (a *app) add(ctx context.Context, name string, s addFlags) error {
 		n.Identities = append(n.Identities, id)
 	}
 	if out.Agent, err = hub.AddAgent(ctx, n); err != nil {
-		return a.hubError(err)
+		return err
 	}
-	for i, w := range ways {
+	for i, w := range s.ways {
 		lines, err := w.paste(a, info, name, n.Identities[i])
 		if err != nil {
 			return err
@@ -316,14 +313,14 @@ func (a *app) add(ctx context.Context, name string, s addFlags) error {
 		out.Paste = append(out.Paste, lines...)
 	}
 	if !a.json {
-		a.showAdded(out, n, ways)
+		a.showAdded(out, n, s.ways)
 	}
 	if s.wait <= 0 {
 		return a.verdict(true, out, func() error { return nil })
 	}
 	absent := "does the agent call " + out.Hub.Base + "/agents/NAME?"
-	if len(ways) == 1 && ways[0].absent != "" {
-		absent = ways[0].absent
+	if len(s.ways) == 1 && s.ways[0].absent != "" {
+		absent = s.ways[0].absent
 	}
 	return a.firstProof(ctx, hub, out, n, s.wait, absent)
 }
@@ -393,7 +390,7 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 		v, err = hub.Agent(ctx, n.Name, wait)
 	}
 	if err != nil {
-		return a.hubError(err)
+		return err
 	}
 	if v.Seen != nil && v.Seen.Assurance > parley.Unsigned {
 		out.First = v.Seen
@@ -402,7 +399,7 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 	}
 	list, err := hub.Refused(ctx, 0)
 	if err != nil {
-		return a.hubError(err)
+		return err
 	}
 	for _, r := range list {
 		for _, i := range n.Identities {
@@ -413,10 +410,10 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 	}
 	return a.verdict(false, out, func() error {
 		if r := out.Refused; r != nil {
-			return &exitError{exitFailed, fmt.Errorf("a message that claims to be from %s was refused at the check "+
-				"%q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))}
+			return fmt.Errorf("a message that claims to be from %s was refused at the check "+
+				"%q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))
 		}
-		return &exitError{exitFailed, fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
-			"what was turned away", n.Name, wait, absent)}
+		return fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
+			"what was turned away", n.Name, wait, absent)
 	})
 }

@@ -238,7 +238,7 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	}
 	trace, ok := last.Envelope.Content().(*agh.Trace)
 	if !ok {
-		return &exitError{exitFailed, errors.New("the work was completed by something that is no trace")}
+		return errors.New("the work was completed by something that is no trace")
 	}
 	text := cmp.Or(string(trace.Result), trace.Message)
 	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message,
@@ -299,7 +299,7 @@ message that it carries is a line of output. Runs until interrupted.
 			}
 			conn.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 			if err := conn.Run(cmd.Context()); !errors.Is(err, context.Canceled) {
-				return &exitError{exitFailed, err}
+				return err
 			}
 			return nil
 		},

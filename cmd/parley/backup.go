@@ -116,7 +116,7 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 	}
 	if file == "-" {
 		_, err := journal.CheckBackup(io.TeeReader(in, a.out), nil, false, progress)
-		return a.backupError(err)
+		return backupError(err)
 	}
 	var s *journal.BackupSummary
 	err = writeWhole(file, func(part io.Writer) error {
@@ -124,24 +124,20 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 		return err
 	})
 	if err != nil {
-		return a.backupError(err)
+		return backupError(err)
 	}
-	r := viewBackup(s, file, "form")
+	r, restored := viewBackup(s, file, "form"), ""
 	if verify {
 		v, err := node.VerifyBackup(ctx, node.Restore{File: file, KeyFile: key, Progress: report})
 		if err != nil {
-			return &exitError{exitFailed, fmt.Errorf("%s was written, but it cannot be restored: %w\n        keep "+
-				"it for examination, and take another backup", file, err)}
+			return fmt.Errorf("%s was written, but it cannot be restored: %w\n        keep it for examination, and "+
+				"take another backup", file, err)
 		}
 		if v.Partitions == nil {
-			return &exitError{exitFailed, fmt.Errorf("%s was written and is complete, but without the key it could "+
-				"not be restored\n        name the key's file (engine.key_file) with --key-file", file)}
+			return fmt.Errorf("%s was written and is complete, but without the key it could not be restored\n"+
+				"        name the key's file (engine.key_file) with --key-file", file)
 		}
-		r = viewBackup(v, file, "restored")
-	}
-	restored := ""
-	if verify {
-		restored = "restored into a temporary directory: all is there\n"
+		r, restored = viewBackup(v, file, "restored"), "restored into a temporary directory: all is there\n"
 	}
 	return a.print(r, "%s: %s\n%s", file, r.contents(), restored)
 }
@@ -164,15 +160,13 @@ func writeWhole(file string, write func(part io.Writer) error) (err error) {
 	return disk.SyncDir(filepath.Dir(file))
 }
 
-func (a *app) backupError(err error) error {
-	if err == nil {
-		return nil
-	}
+// backupError adds advice.
+func backupError(err error) error {
 	if errors.Is(err, journal.ErrBackup) {
-		err = fmt.Errorf("the backup broke off at the hub or on the way: %w\n        nothing was kept; the hub's "+
+		return fmt.Errorf("the backup broke off at the hub or on the way: %w\n        nothing was kept; the hub's "+
 			"log has the cause", err)
 	}
-	return &exitError{exitFailed, err}
+	return err
 }
 
 // keyFileUsage describes the flag --key-file.
@@ -251,5 +245,5 @@ func restoreError(file string, err error) error {
 	case errors.Is(err, os.ErrNotExist):
 		return &exitError{exitUsage, err}
 	}
-	return &exitError{exitFailed, err}
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -79,10 +80,7 @@ func (a *app) withHub(run hubCommand) func(*cobra.Command, []string) error {
 // none runs.
 func announced(dir string) (node.Announcement, error) {
 	at, err := node.ReadAnnouncement(dir)
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		return at, nil
-	case err != nil:
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return at, &exitError{exitUsage, err}
 	}
 	return at, nil
@@ -95,9 +93,7 @@ func (a *app) hubError(err error, where ...string) error {
 	var away *admin.UnreachableError
 	var e *parley.Error
 	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &done):
+	case err == nil || errors.As(err, &done):
 		return err
 	case errors.As(err, &away):
 		base := strings.TrimPrefix(away.Base, "http://")
@@ -113,7 +109,7 @@ func (a *app) hubError(err error, where ...string) error {
 		}
 		return &exitError{exitRefused, err}
 	}
-	return &exitError{exitFailed, err}
+	return err
 }
 
 // problemError is a refusal as a text for people, with advice.
@@ -123,7 +119,7 @@ func problemError(code parley.Code, text, ref string) error {
 		s += "\n        parley explain " + clean(ref)
 	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
 		s += "\n        set " + tokenEnv + " to a token with that role; on the hub's machine unset it"
-	} else if h := adviceFor(code); h != "" && code != parley.Malformed &&
+	} else if h := adviceFor[code]; h != "" && code != parley.Malformed &&
 		!strings.HasPrefix(text, "the configuration ") &&
 		!strings.HasPrefix(text, "keyring: ") {
 		s += "\n        " + h
@@ -139,6 +135,9 @@ func (a *app) content(arg string) (raw []byte, isJSON bool, err error) {
 	}
 	return raw, len(bytes.TrimSpace(raw)) > 0 && jsonx.Valid(raw, 0) == nil, nil
 }
+
+// argument is the one optional argument of a command, "" if there is none.
+func argument(args []string) string { return strings.Join(args, "") }
 
 // fileArg is the optional argument FILE|- in the form of input; none: the standard input.
 func fileArg(args []string) string {
@@ -180,6 +179,12 @@ func (a *app) input(arg string) ([]byte, error) {
 		return nil, usage("the content has more than %d MiB", maxInput>>20)
 	}
 	return b, nil
+}
+
+// webURL parses an http or https URL with a host.
+func webURL(s string) (u *url.URL, ok bool) {
+	u, err := url.Parse(s)
+	return u, err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https")
 }
 
 // body puts content into a message: JSON unchanged, or text.

@@ -27,19 +27,23 @@ func (a *app) commands() []*cobra.Command {
 
 // load reads the configuration that the flags name, or gives the defaults if there
 // is no file.
-func (a *app) load() (node.Config, error) {
-	path := a.config
-	if path == "" {
-		if _, err := os.Stat("parley.toml"); err != nil {
-			return a.override(node.Config{}), nil
+func (a *app) load() (c node.Config, err error) {
+	if path := a.configFile(); path != "" {
+		if c, err = node.Load(path); err != nil {
+			return node.Config{}, &exitError{exitUsage, err}
 		}
-		path = "parley.toml"
 	}
-	c, err := node.Load(path)
-	if err != nil {
-		return node.Config{}, &exitError{exitUsage, err}
+	c.Data = cmp.Or(a.data, c.Data, node.DefaultData)
+	return c, nil
+}
+
+// configFile is the configuration file that the flags name, or ./parley.toml; "" if
+// there is none.
+func (a *app) configFile() string {
+	if _, err := os.Stat(configName); err != nil {
+		return a.config
 	}
-	return a.override(c), nil
+	return cmp.Or(a.config, configName)
 }
 
 // located is the configuration for finding a hub. If the command line names the
@@ -47,12 +51,7 @@ func (a *app) load() (node.Config, error) {
 func (a *app) located(told bool) (node.Config, error) {
 	c, err := a.load()
 	if err != nil && told && a.config == "" {
-		return a.override(node.Config{}), nil
+		return node.Config{Data: cmp.Or(a.data, node.DefaultData)}, nil
 	}
 	return c, err
-}
-
-func (a *app) override(c node.Config) node.Config {
-	c.Data = cmp.Or(a.data, c.Data, node.DefaultData)
-	return c
 }

@@ -15,23 +15,20 @@ import (
 )
 
 func (a *app) configCommand() *cobra.Command {
-	c := group("config", "Check the configuration, describe its keys, or reload it",
-		`  parley config check parley.toml
-  parley config describe listen
-  parley config reload`, helps)
-	c.AddCommand(&cobra.Command{
+	check := &cobra.Command{
 		Use:     "check [FILE]",
 		Short:   "Check a configuration file",
 		Example: "  parley config check parley.toml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			path := cmp.Or(strings.Join(args, ""), a.config, configName)
+			path := cmp.Or(argument(args), a.config, configName)
 			if _, err := node.Load(path); err != nil {
 				return &exitError{exitUsage, err}
 			}
 			return a.print(map[string]any{"file": path, "ok": true}, "%s is valid\n", path)
 		},
-	}, a.configDescribe(), &cobra.Command{
+	}
+	reload := &cobra.Command{
 		Use:   "reload",
 		Short: "Make the running hub reload its configuration",
 		Long: `Make the running hub reload its configuration, as SIGHUP does. Changed rules, rates,
@@ -58,8 +55,11 @@ the whole old configuration stays in force.`,
 			}
 			return nil
 		}),
-	})
-	return c
+	}
+	return group("config", "Check the configuration, describe its keys, or reload it",
+		`  parley config check parley.toml
+  parley config describe listen
+  parley config reload`, helps, check, a.configDescribe(), reload)
 }
 
 func (a *app) configDescribe() *cobra.Command {
@@ -130,14 +130,11 @@ standard ` + "`OTEL_`" + ` variables for traces.
 		t, name := tableOf(k), k.Name[strings.LastIndexByte(k.Name, '.')+1:]
 		if t != table {
 			table = t
-			title := "[" + t + "]"
+			title := "Outside of tables"
 			if list, ok := strings.CutSuffix(t, "[]"); ok {
-				title = "[[" + list + "]]"
-			}
-			if t == "" {
-				title = "Outside of tables"
-			} else {
-				title = "`" + title + "`"
+				title = "`[[" + list + "]]`"
+			} else if t != "" {
+				title = "`[" + t + "]`"
 			}
 			fmt.Fprintf(&b, "\n## %s\n\n| Key | Type | Default | Reload | Meaning |\n|---|---|---|---|---|\n", title)
 		}

@@ -7,13 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
@@ -26,17 +28,13 @@ import (
 
 func (a *app) conversationCommand() *cobra.Command {
 	var f conversationFlags
-	var filter index.ConversationFilter
 	list := &cobra.Command{
 		Use: "list", Short: "List conversations, the one with the newest message first",
 		Example: `  parley conversation list --agent weather --since 2h
   parley conversation list --failed`,
-		PreRunE: func(*cobra.Command, []string) (err error) {
-			filter, err = f.filter()
-			return err
-		},
+		PreRunE: func(*cobra.Command, []string) error { return f.parse() },
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			return a.conversationList(ctx, hub, filter, f.limit)
+			return a.conversationList(ctx, hub, f.ConversationFilter, f.limit)
 		}),
 	}
 	f.register(list)
@@ -58,11 +56,10 @@ func (a *app) conversationCommand() *cobra.Command {
   parley conversation show 01a2b3c4
   parley conversation export 01a2b3c4 --out deal.jsonl
   parley conversation verify deal.jsonl`,
-		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			return a.conversationList(ctx, hub, index.ConversationFilter{}, 50)
-		}),
-		list, show, a.exportCommand(), a.verifyExportCommand())
+		list.RunE, list, show, a.exportCommand(), a.verifyExportCommand())
 }
+
+const conversationsListed = "`parley conversation` lists them"
 
 // conversationID refuses an invalid id before the hub is called.
 func conversationID(s string) error {
@@ -74,33 +71,34 @@ func conversationID(s string) error {
 	return nil
 }
 
+// conversationFlags choose conversations.
 type conversationFlags struct {
-	agent, since, until string
-	open, failed        bool
-	limit               int
+	index.ConversationFilter
+	sinceText, untilText string
+	limit                int
 }
 
 func (f *conversationFlags) register(c *cobra.Command) {
-	c.Flags().StringVar(&f.agent, "agent", "", "only conversations of this agent")
-	c.Flags().StringVar(&f.since, "since", "", "only those with a message since this time; or a duration back from "+
+	c.Flags().StringVar(&f.Agent, "agent", "", "only conversations of this agent")
+	c.Flags().StringVar(&f.sinceText, "since", "", "only those with a message since this time; or a duration back from "+
 		"now (2h)")
-	c.Flags().StringVar(&f.until, "until", "", "only those whose last message is older than this time; or a "+
+	c.Flags().StringVar(&f.untilText, "until", "", "only those whose last message is older than this time; or a "+
 		"duration back from now (2h)")
-	c.Flags().BoolVar(&f.open, "open", false, "only those with an open delivery")
-	c.Flags().BoolVar(&f.failed, "failed", false, "only those with a message that failed")
+	c.Flags().BoolVar(&f.Open, "open", false, "only those with an open delivery")
+	c.Flags().BoolVar(&f.Failed, "failed", false, "only those with a message that failed")
 	c.Flags().IntVar(&f.limit, "limit", 50, "at most this many; 0 means all")
 }
 
-func (f conversationFlags) filter() (out index.ConversationFilter, err error) {
+// parse completes the filter.
+func (f *conversationFlags) parse() (err error) {
 	if f.limit < 0 {
-		return out, usage("--limit %d: want 0 (all) or more", f.limit)
+		return usage("--limit %d: want 0 (all) or more", f.limit)
 	}
-	out = index.ConversationFilter{Agent: f.agent, Open: f.open, Failed: f.failed}
-	if out.Since, err = moment("--since", f.since); err != nil {
-		return out, err
+	if f.Since, err = moment("--since", f.sinceText); err != nil {
+		return err
 	}
-	out.Until, err = moment("--until", f.until)
-	return out, err
+	f.Until, err = moment("--until", f.untilText)
+	return err
 }
 
 func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter index.ConversationFilter,
@@ -142,7 +140,7 @@ func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter in
 func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string, steps bool) error {
 	v, err := hub.Conversation(ctx, id, "", 1000)
 	if err != nil {
-		return a.hubError(err, "`parley conversation` lists them")
+		return a.hubError(err, conversationsListed)
 	}
 	if a.json {
 		for next := v.Next; next != ""; {
@@ -172,29 +170,23 @@ func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string
 	}
 }
 
-// timeline writes one line for each message, aligned, with its remarks below. A
-// [tabwriter] cannot do it: a remark would end its columns.
+// timeline writes one line for each message, aligned, with its remarks below. The remarks
+// are inserted afterwards, because they would end the columns of a [tabwriter].
 func (a *app) timeline(list []admin.Summary, steps bool) error {
-	rows, notes := make([][]string, len(list)), make([][]string, len(list))
-	var widths [5]int
+	var aligned strings.Builder
+	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 	for i := range list {
 		m := &list[i]
-		rows[i] = []string{clock(m.Time), parties(m), kindAndSkill(m), proof(m), deliveryState(m), short(m.Preview, 60)}
-		for k := range widths {
-			widths[k] = max(widths[k], utf8.RuneCountInString(rows[i][k]))
-		}
-		notes[i] = remarks(m, steps)
+		fmt.Fprintln(w, strings.Join([]string{clock(m.Time), parties(m), kindAndSkill(m), proof(m), deliveryState(m),
+			short(m.Preview, 60)}, "\t"))
+	}
+	if err := w.Flush(); err != nil {
+		return err
 	}
 	var b strings.Builder
-	for i, row := range rows {
-		for k, cell := range row {
-			b.WriteString(cell)
-			if k < len(widths) {
-				b.WriteString(strings.Repeat(" ", widths[k]-utf8.RuneCountInString(cell)+2))
-			}
-		}
-		b.WriteString("\n")
-		for _, n := range notes[i] {
+	for i, line := range strings.SplitAfter(aligned.String(), "\n")[:len(list)] {
+		b.WriteString(line)
+		for _, n := range remarks(&list[i], steps) {
 			b.WriteString("    " + n + "\n")
 		}
 	}
@@ -318,46 +310,38 @@ signed and linked it, the agents' cards, and the hub's signature over all. Witho
 		Example: `  parley conversation export 01a2b3c4 --out deal.jsonl
   parley conversation export 01a2b3c4 --digests > deal.jsonl
   parley conversation export 01a2b3c4 --format asp --out session.json`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := conversationID(args[0]); err != nil {
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			switch err := conversationID(args[0]); {
+			case err != nil:
 				return err
-			}
-			switch format {
-			case "", "hub":
-			case "asp":
-				if digests {
-					return usage("--digests is for --format hub: a transcript is whole")
-				}
-			default:
+			case format == "asp" && digests:
+				return usage("--digests is for --format hub: a transcript is whole")
+			case format != "" && format != "hub" && format != "asp":
 				return usage("--format %q: want hub or asp", format)
 			}
-			ctx := cmd.Context()
-			hub, err := a.hub()
-			if err != nil {
-				return err
-			}
+			return nil
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			if format == "" && !digests {
 				v, err := hub.Conversation(ctx, args[0], "", 1)
 				if err != nil {
-					return a.hubError(err, "`parley conversation` lists them")
+					return a.hubError(err, conversationsListed)
 				}
 				if len(v.History) > 0 && v.History[0].Protocol == "asp" {
 					format = "asp"
 				}
 			}
 			write := func(w io.Writer) error {
-				return a.hubError(hub.Export(ctx, args[0], !digests, w), "`parley conversation` lists them")
-			}
-			if format == "asp" {
-				write = func(w io.Writer) error {
-					return a.hubError(hub.Transcript(ctx, args[0], format, w), "`parley conversation` lists them")
+				if format == "asp" {
+					return a.hubError(hub.Transcript(ctx, args[0], format, w), conversationsListed)
 				}
+				return a.hubError(hub.Export(ctx, args[0], !digests, w), conversationsListed)
 			}
 			if out == "" {
 				return write(a.out)
 			}
 			return a.exportTo(ctx, out, write)
-		},
+		}),
 	}
 	c.Flags().StringVar(&out, "out", "", "file to write (default: the standard output)")
 	c.Flags().StringVar(&format, "format", "", "hub, or asp for the transcript of an ASP session (default: asp if "+
@@ -370,7 +354,7 @@ signed and linked it, the agents' cards, and the hub's signature over all. Witho
 func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(out), ".parley-export-*")
 	if err != nil {
-		return &exitError{exitFailed, err}
+		return err
 	}
 	defer func() {
 		if err != nil {
@@ -512,9 +496,8 @@ func (a *app) exported(name string) (in io.Reader, transcript bool, finish func(
 }
 
 func (a *app) verifyExport(ctx context.Context, in io.Reader, finish func(), name, key string, paths []string) error {
-	v := verification{File: name, Unverified: []unverifiedKind{}}
-	var again signatureChecks
-	again.paths = paths
+	v := verification{File: name}
+	again := signatureChecks{paths: paths}
 	report, err := admin.VerifyExport(in, func(h *admin.ExportHeader, line int, r *admin.ExportRecord) {
 		if r.Message == nil {
 			return
@@ -628,7 +611,7 @@ func (v *signatureChecks) not(reason string) {
 
 func (v *signatureChecks) list() []unverifiedKind {
 	out := []unverifiedKind{}
-	for _, r := range sortedKeys(v.reasons) {
+	for _, r := range slices.Sorted(maps.Keys(v.reasons)) {
 		out = append(out, unverifiedKind{r, v.reasons[r]})
 	}
 	return out

@@ -15,16 +15,12 @@ import (
 
 func (a *app) deadCommand() *cobra.Command {
 	var listing deadFlags
-	var filter admin.DeadFilter
 	list := &cobra.Command{
 		Use: "list", Short: "List the dead letters, the oldest first",
 		Example: "  parley dead list --to weather --since 2h",
-		PreRunE: func(*cobra.Command, []string) (err error) {
-			filter, err = listing.filter()
-			return err
-		},
+		PreRunE: func(*cobra.Command, []string) error { return listing.parse() },
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			return a.deadList(ctx, hub, filter)
+			return a.deadList(ctx, hub, listing.DeadFilter)
 		}),
 	}
 	listing.register(list)
@@ -46,9 +42,7 @@ func (a *app) deadCommand() *cobra.Command {
 		`  parley dead
   parley dead retry 01a2b3c4-…
   parley dead drop --to weather --dry-run`,
-		a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			return a.deadList(ctx, hub, admin.DeadFilter{})
-		}), list, show,
+		list.RunE, list, show,
 		a.deadChange("retry", "Deliver dead letters again: same message, same id", (*admin.Client).RetryAll,
 			func(c *admin.Client, ctx context.Context, id parley.ID, to, _ string) (admin.DeadLetter, error) {
 				return c.Retry(ctx, id, to)
@@ -58,28 +52,27 @@ func (a *app) deadCommand() *cobra.Command {
 
 // deadFlags choose dead letters.
 type deadFlags struct {
-	to, from, code, since, before string
-	limit                         int
+	admin.DeadFilter
+	sinceText, beforeText string
 }
 
 func (f *deadFlags) register(c *cobra.Command) {
-	c.Flags().StringVar(&f.to, "to", "", "only dead letters to this agent")
-	c.Flags().StringVar(&f.from, "from", "", "only dead letters from this agent")
-	c.Flags().StringVar(&f.code, "code", "", "only those with this error code, e.g. timed_out")
-	c.Flags().StringVar(&f.since, "since", "", "only those given up since this time; or a duration back from now (2h)")
-	c.Flags().StringVar(&f.before, "before", "", "only those given up before this time; or a duration back from now "+
+	c.Flags().StringVar(&f.To, "to", "", "only dead letters to this agent")
+	c.Flags().StringVar(&f.From, "from", "", "only dead letters from this agent")
+	c.Flags().StringVar((*string)(&f.Code), "code", "", "only those with this error code, e.g. timed_out")
+	c.Flags().StringVar(&f.sinceText, "since", "", "only those given up since this time; or a duration back from now (2h)")
+	c.Flags().StringVar(&f.beforeText, "before", "", "only those given up before this time; or a duration back from now "+
 		"(2h)")
-	c.Flags().IntVar(&f.limit, "limit", 0, "at most this many (default: all, up to 10,000)")
+	c.Flags().IntVar(&f.Limit, "limit", 0, "at most this many (default: all, up to 10,000)")
 }
 
-func (f deadFlags) filter() (admin.DeadFilter, error) {
-	out := admin.DeadFilter{To: f.to, From: f.from, Code: parley.Code(f.code), Limit: f.limit}
-	var err error
-	if out.Since, err = moment("--since", f.since); err != nil {
-		return out, err
+// parse completes the filter.
+func (f *deadFlags) parse() (err error) {
+	if f.Since, err = moment("--since", f.sinceText); err != nil {
+		return err
 	}
-	out.Before, err = moment("--before", f.before)
-	return out, err
+	f.Before, err = moment("--before", f.beforeText)
+	return err
 }
 
 // moment parses a time, or a duration back from now.
@@ -129,7 +122,7 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id parley.ID, to 
 		"up     %s after %s\nreason       %s: %s\n",
 		d.Message, clean(d.From), clean(d.To), d.Kind, d.Conversation, stamp(d.Changed),
 		plural(d.Attempts, "attempt", "attempts"), d.Reason.Code, clean(d.Reason.Text))
-	if h := adviceFor(d.Reason.Code); h != "" {
+	if h := adviceFor[d.Reason.Code]; h != "" {
 		fmt.Fprintf(a.out, "advice       %s\n", h)
 	}
 	for _, l := range d.Losses {
@@ -146,6 +139,7 @@ func (a *app) deadChange(use, text string,
 	one func(*admin.Client, context.Context, parley.ID, string, string) (admin.DeadLetter, error)) *cobra.Command {
 	var f deadFlags
 	var b admin.Bulk
+	var id parley.ID
 	done := map[string]string{"retry": "queued again", "drop": "dropped"}[use]
 	c := &cobra.Command{
 		Use: use + " [ID]", Short: text, Args: cobra.MaximumNArgs(1),
@@ -154,31 +148,38 @@ func (a *app) deadChange(use, text string,
 		Example: fmt.Sprintf(`  parley dead %[1]s 01a2b3c4-…
   parley dead %[1]s --to weather --since 2h --dry-run
   parley dead %[1]s --all`, use),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var err error
-			if b.Filter, err = f.filter(); err != nil {
+		PreRunE: func(_ *cobra.Command, args []string) (err error) {
+			if err = f.parse(); err != nil {
 				return err
 			}
-			if len(args) == 0 {
-				return a.deadAll(cmd.Context(), use, done, b, all)
-			}
-			if b.All || b.DryRun || f.from != "" || f.code != "" || f.since != "" || f.before != "" {
+			b.Filter = f.DeadFilter
+			chosen := f.DeadFilter
+			chosen.Limit = 0
+			switch {
+			case len(args) == 0 && chosen == (admin.DeadFilter{}) && !b.All:
+				return usage("say which: an id, --to, --from, --code, --since, --before or --all")
+			case len(args) == 0:
+				return nil
+			case b.All || b.DryRun || f.From != "" || f.Code != "" || !f.Since.IsZero() || !f.Before.IsZero():
 				return usage("name one dead letter by its id, or several by flags, not both (--to may go with an id)")
 			}
-			id, err := deadID(args[0])
+			id, err = deadID(args[0])
+			return err
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			if len(args) == 0 {
+				r, err := all(hub, ctx, b)
+				if err != nil {
+					return err
+				}
+				return a.deadChanged(r, done)
+			}
+			d, err := one(hub, ctx, id, f.To, b.Reason)
 			if err != nil {
 				return err
-			}
-			hub, err := a.hub()
-			if err != nil {
-				return err
-			}
-			d, err := one(hub, cmd.Context(), id, f.to, b.Reason)
-			if err != nil {
-				return a.hubError(err)
 			}
 			return a.print(d, "message %s to %s is %s\n", d.Message, clean(d.To), done)
-		},
+		}),
 	}
 	f.register(c)
 	c.Flags().BoolVar(&b.All, "all", false, "all dead letters")
@@ -187,21 +188,8 @@ func (a *app) deadChange(use, text string,
 	return c
 }
 
-func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk,
-	all func(*admin.Client, context.Context, admin.Bulk) (admin.BulkResult, error)) error {
-	f := b.Filter
-	f.Limit = 0
-	if f == (admin.DeadFilter{}) && !b.All {
-		return usage("say which: an id, --to, --from, --code, --since, --before or --all")
-	}
-	hub, err := a.hub()
-	if err != nil {
-		return err
-	}
-	r, err := all(hub, ctx, b)
-	if err != nil {
-		return a.hubError(err)
-	}
+// deadChanged shows the result for several dead letters.
+func (a *app) deadChanged(r admin.BulkResult, done string) error {
 	text := plural(r.Done, "dead letter is", "dead letters are")
 	if r.DryRun {
 		text = plural(r.Matched, "dead letter", "dead letters") + " would be"
@@ -210,8 +198,8 @@ func (a *app) deadAll(ctx context.Context, use, done string, b admin.Bulk,
 		return err
 	}
 	if failed := r.Matched - r.Done; failed > 0 && !r.DryRun {
-		return &exitError{exitFailed, fmt.Errorf("%s could not be changed:\n        %s",
-			plural(failed, "dead letter", "dead letters"), clean(strings.Join(r.Failed, "\n        ")))}
+		return fmt.Errorf("%s could not be changed:\n        %s",
+			plural(failed, "dead letter", "dead letters"), clean(strings.Join(r.Failed, "\n        ")))
 	}
 	return nil
 }

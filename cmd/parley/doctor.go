@@ -46,11 +46,7 @@ command that fixes it. The exit code is 0 if nothing failed, else 1; warnings do
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d := &doctor{a: a, now: time.Now, noSend: noSend}
-			name := ""
-			if len(args) == 1 {
-				name = args[0]
-			}
-			d.examine(cmd.Context(), name)
+			d.examine(cmd.Context(), argument(args))
 			return d.report()
 		},
 	}
@@ -73,7 +69,6 @@ type doctor struct {
 	out    []finding
 
 	c     node.Config
-	file  string
 	hub   *admin.Client // of a hub that answers, else nil
 	info  admin.Info
 	guard *netguard.Guard
@@ -144,13 +139,7 @@ func (d *doctor) examine(ctx context.Context, agent string) {
 }
 
 func (d *doctor) configuration() bool {
-	d.file = d.a.config
-	if d.file == "" {
-		d.file = configName
-		if _, err := os.Stat(d.file); err != nil {
-			d.file = ""
-		}
-	}
+	file := d.a.configFile()
 	c, err := d.a.load()
 	if err != nil {
 		return d.failed("configuration", "fix the file; `parley config describe KEY` explains a key", err)
@@ -162,10 +151,10 @@ func (d *doctor) configuration() bool {
 	if d.roots, err = c.Roots(); err != nil {
 		return d.failed("configuration", "tls.ca", err)
 	}
-	if d.file == "" {
+	if file == "" {
 		return d.skip("configuration", "there is no %s here; `parley init` makes one", configName)
 	}
-	return d.ok("configuration", "%s", d.file)
+	return d.ok("configuration", "%s", file)
 }
 
 func (d *doctor) adminAPI(ctx context.Context) {
@@ -372,8 +361,7 @@ func (d *doctor) named(ctx context.Context, ref string) string {
 	var names []string
 	for name, a := range d.c.Agents {
 		if slices.ContainsFunc(node.Protocols, func(p *node.Protocol) bool {
-			return p.AgentID != nil &&
-				p.AgentID(&a) == ref
+			return p.AgentID != nil && p.AgentID(&a) == ref
 		}) {
 			names = append(names, name)
 		}
@@ -428,15 +416,13 @@ func (d *doctor) reach(ctx context.Context, what, setting, base string, guard *n
 }
 
 func tlsFix(err error, what string) string {
-	var unknown x509.UnknownAuthorityError
-	var name x509.HostnameError
-	var invalid x509.CertificateInvalidError
-	switch {
-	case errors.As(err, &unknown):
+	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
 		return "tls.ca: add the authority's certificate"
-	case errors.As(err, &name):
+	}
+	if _, ok := errors.AsType[x509.HostnameError](err); ok {
 		return "the URL's host must be one that the certificate names"
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+	}
+	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
 		return "renew the certificate, or set the clock"
 	}
 	return "the certificate of " + what

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -54,42 +53,42 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 	if a.json {
 		return a.print(m, "")
 	}
-	line := a.labels(12)
-	line("message", m.ID.String())
-	line("recorded", stamp(m.Time))
-	line("kind", kindAndSkill(&m.Summary))
-	line("from", clean(m.From)+" ("+proof(&m.Summary)+")")
-	line("conversation", m.Conversation.String())
+	line := a.labels(12, 400)
+	line("message", "%s", m.ID)
+	line("recorded", "%s", stamp(m.Time))
+	line("kind", "%s", kindAndSkill(&m.Summary))
+	line("from", "%s (%s)", clean(m.From), proof(&m.Summary))
+	line("conversation", "%s", m.Conversation)
 	for _, d := range m.Deliveries {
-		line("to", clean(d.To)+": "+d.State.String()+" after "+plural(d.Attempts, "attempt", "attempts"))
+		line("to", "%s: %s after %s", clean(d.To), d.State, plural(d.Attempts, "attempt", "attempts"))
 		for _, l := range d.Losses {
-			line("  lost", l)
+			line("  lost", "%s", l)
 		}
 		if d.Error != nil {
-			line("  reason", string(d.Error.Code)+": "+d.Error.Text)
+			line("  reason", "%s: %s", d.Error.Code, d.Error.Text)
 		}
 	}
 	if m.Error != nil {
-		line("failed", string(m.Error.Code)+": "+m.Error.Text)
+		line("failed", "%s: %s", m.Error.Code, m.Error.Text)
 	}
 	return nil
 }
 
-// labels gives a function that writes one line: a label in a column of that width,
-// and its text if there is one.
-func (a *app) labels(width int) func(label, text string) {
-	return func(label, text string) {
-		if text != "" {
-			fmt.Fprintf(a.out, "%-*s %s\n", width, label, short(text, 400))
+// labels gives a function that writes one line: a label in a column of that width, and its
+// text, of at most limit characters. It writes nothing for an empty text.
+func (a *app) labels(width, limit int) func(label, format string, args ...any) {
+	return func(label, format string, args ...any) {
+		if text := fmt.Sprintf(format, args...); text != "" {
+			fmt.Fprintf(a.out, "%-*s %s\n", width, label, short(text, limit))
 		}
 	}
 }
 
 func (a *app) explain(r admin.Refusal) {
-	line := a.labels(10)
-	line("refused", stamp(r.Time)+" at the check "+r.Step)
-	line("protocol", r.Protocol)
-	line("source", r.Source)
+	line := a.labels(10, 400)
+	line("refused", "%s at the check %s", stamp(r.Time), r.Step)
+	line("protocol", "%s", r.Protocol)
+	line("source", "%s", r.Source)
 	proof := "a claim, not proved"
 	if r.Assurance > parley.Unsigned {
 		proof = "proved: " + r.Assurance.String()
@@ -98,20 +97,20 @@ func (a *app) explain(r admin.Refusal) {
 		}
 	}
 	if r.Claim != "" {
-		line("from", r.Claim+" ("+proof+")")
+		line("from", "%s (%s)", r.Claim, proof)
 	}
-	line("to", r.To)
-	line("size", fmt.Sprintf("%d bytes", r.Size))
+	line("to", "%s", r.To)
+	line("size", "%d bytes", r.Size)
 	for _, c := range r.Checks {
 		mark := "ok"
 		if !c.OK {
 			mark = "FAILED"
 		}
-		line("check", strings.TrimSpace(fmt.Sprintf("%-6s %s  %s", mark, c.Name, c.Detail)))
+		line("check", "%s %s %s", mark, c.Name, c.Detail)
 	}
-	line("told", string(r.Code)+": "+r.Text)
-	line("cause", r.Cause)
-	line("advice", advice(r))
+	line("told", "%s: %s", r.Code, r.Text)
+	line("cause", "%s", r.Cause)
+	line("advice", "%s", advice(r))
 }
 
 // apiAdvice is the advice for the failed checks of the admin API.
@@ -121,8 +120,8 @@ var apiAdvice = map[string]string{
 	"origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
 }
 
-// codes is the advice for an error code.
-var codes = map[parley.Code]string{
+// adviceFor is the advice for an error code.
+var adviceFor = map[parley.Code]string{
 	parley.Malformed:       "`parley inspect` shows the error in the message",
 	parley.TooLarge:        "send less, or raise limits.body",
 	parley.Unauthenticated: "the agent needs more proof than the message has: sign it, or lower policy.assurance",
@@ -147,8 +146,6 @@ var codes = map[parley.Code]string{
 	parley.Internal:       "the hub's log has the cause; if it is a fault of Parley, report it with this output",
 }
 
-func adviceFor(c parley.Code) string { return codes[c] }
-
 // advice is one sentence on how to fix a refusal.
 func advice(r admin.Refusal) string {
 	steps := apiAdvice
@@ -157,7 +154,7 @@ func advice(r admin.Refusal) string {
 	} else if r.Protocol != "api" {
 		steps = nil
 	}
-	return cmp.Or(steps[r.Step], steps[firstFailed(r)], codes[r.Code],
+	return cmp.Or(steps[r.Step], steps[firstFailed(r)], adviceFor[r.Code],
 		"there is no advice for this refusal; see the cause above")
 }
 

@@ -30,23 +30,25 @@ first. Earlier backups keep the content.`,
   parley forget --conversation 01a2b3c4
   parley forget --list`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		PreRunE: func(_ *cobra.Command, args []string) error {
 			if list {
-				return a.withHub(a.erasures)(cmd, args)
+				return nil
 			}
-			if len(args) > 0 {
-				f.Agent = args[0]
-			}
+			f.Agent = argument(args)
 			if (f.Agent == "") == (f.Conversation == "") {
 				return usage("say which: an agent, or --conversation ID")
 			}
 			if f.Conversation != "" {
-				if err := conversationID(f.Conversation); err != nil {
-					return err
-				}
+				return conversationID(f.Conversation)
 			}
-			return a.forget(cmd.Context(), f)
+			return nil
 		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			if list {
+				return a.erasures(ctx, hub)
+			}
+			return a.forget(ctx, hub, f)
+		}),
 	}
 	c.Flags().StringVar(&f.Conversation, "conversation", "",
 		"erase this conversation: its id, or at least the first 8 digits")
@@ -56,14 +58,10 @@ first. Earlier backups keep the content.`,
 	return c
 }
 
-func (a *app) forget(ctx context.Context, f admin.Forget) error {
-	hub, err := a.hub()
-	if err != nil {
-		return err
-	}
+func (a *app) forget(ctx context.Context, hub *admin.Client, f admin.Forget) error {
 	r, err := hub.Forget(ctx, f)
 	if err != nil {
-		return a.hubError(err, "`parley conversation` lists them")
+		return a.hubError(err, conversationsListed)
 	}
 	done := "was erased"
 	if r.DryRun {
@@ -73,14 +71,12 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 		plural(int(r.Erased), "message", "messages"), done); err != nil {
 		return err
 	}
-	switch {
-	case r.Kept() > 0:
-	case r.Erased == 0 && !a.json:
-		_, err := fmt.Fprintln(a.out, "no content was there; `parley conversation` lists the conversations and "+
-			"their agents")
+	if r.Kept() == 0 {
+		if r.Erased == 0 && !a.json {
+			_, err = fmt.Fprintln(a.out, "no content was there; `parley conversation` lists the conversations and "+
+				"their agents")
+		}
 		return err
-	default:
-		return nil
 	}
 	var left string
 	for _, x := range []struct {
@@ -96,10 +92,10 @@ func (a *app) forget(ctx context.Context, f admin.Forget) error {
 	if r.DryRun {
 		err = errors.New("some messages are still needed and would not be erased:" + left)
 	}
-	return &exitError{exitFailed, err}
+	return err
 }
 
-func (a *app) erasures(ctx context.Context, hub *admin.Client, _ []string) error {
+func (a *app) erasures(ctx context.Context, hub *admin.Client) error {
 	list, err := hub.Erasures(ctx)
 	if err != nil {
 		return err

@@ -30,13 +30,7 @@ which is shown once. Existing files stay as they are: a second run changes nothi
 		Example: `  parley init
   parley init /etc/parley --data /var/lib/parley`,
 		Args: cobra.MaximumNArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			dir := "."
-			if len(args) == 1 {
-				dir = args[0]
-			}
-			return a.init(dir)
-		},
+		RunE: func(_ *cobra.Command, args []string) error { return a.init(argument(args)) },
 	}
 }
 

@@ -233,7 +233,7 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 	}
 	s, err := readSample(raw)
 	if err != nil {
-		return nil, &exitError{exitFailed, err}
+		return nil, err
 	}
 	var names []string
 	for _, p := range protocols {
@@ -253,8 +253,8 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*i
 	if f.protocol != "" {
 		return nil, usage("--protocol %q: want one of %s", f.protocol, strings.Join(names, ", "))
 	}
-	return nil, &exitError{exitFailed, fmt.Errorf("this %s is of none of the protocols that can be inspected (%s); "+
-		"--protocol insists on one", s.form, strings.Join(names, ", "))}
+	return nil, fmt.Errorf("this %s is of none of the protocols that can be inspected (%s); "+
+		"--protocol insists on one", s.form, strings.Join(names, ", "))
 }
 
 func (a *app) showInspection(v *inspection, all bool) error {

@@ -17,14 +17,9 @@ import (
 )
 
 func (a *app) journalCommand() *cobra.Command {
-	c := &cobra.Command{
-		Use:   "journal",
-		Short: "Check the journal, or save the readable part of a damaged one",
-		Example: `  parley journal check
-  parley journal salvage saved.backup`,
-	}
-	c.AddCommand(a.journalCheckCommand(), a.journalSalvageCommand())
-	return c
+	return group("journal", "Check the journal, or save the readable part of a damaged one",
+		"  parley journal check\n  parley journal salvage saved.backup",
+		nil, a.journalCheckCommand(), a.journalSalvageCommand())
 }
 
 // journalFile is the journal in the data directory of the configuration.
@@ -51,7 +46,7 @@ func journalError(data string, err error) error {
 	case errors.Is(err, journal.ErrKey):
 		err = fmt.Errorf("%w\n        name the key's file (engine.key_file) with --key-file", err)
 	}
-	return &exitError{exitFailed, err}
+	return err
 }
 
 func (a *app) journalCheckCommand() *cobra.Command {

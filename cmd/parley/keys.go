@@ -21,12 +21,12 @@ import (
 )
 
 func (a *app) keysCommand() *cobra.Command {
+	list := a.keysListCommand()
 	return group("keys", "Make, list and enrol keys",
 		`  parley keys
   parley keys new --protocol samvad --id agent://me --out me.json
   parley keys enroll weather --key BASE64`,
-		func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
-		append([]*cobra.Command{a.keysNew(), a.keysListCommand(), a.keysShow(), a.keysImport(), a.keysEnroll(),
+		list.RunE, append([]*cobra.Command{a.keysNew(), list, a.keysShow(), a.keysImport(), a.keysEnroll(),
 			a.keysUnenroll(), a.keysRotate(), a.keysPassphrase(), a.keysExport()},
 			a.ofProtocols(func(p *protocol) func(*app) *cobra.Command { return p.keys })...)...)
 }
@@ -38,8 +38,8 @@ func (a *app) ring() (*keyring.Ring, error) {
 		return nil, err
 	}
 	if c.Engine.URL != "" {
-		return nil, &exitError{exitFailed, errors.New("the keys of a cluster are in its shared state\n        start " +
-			"one of its hubs, and name its admin listener with --admin")}
+		return nil, errors.New("the keys of a cluster are in its shared state\n        start " +
+			"one of its hubs, and name its admin listener with --admin")
 	}
 	dir := filepath.Join(c.Data, "keys")
 	exists, err := keyring.Exists(dir)
@@ -47,8 +47,8 @@ func (a *app) ring() (*keyring.Ring, error) {
 		return nil, err
 	}
 	if !exists {
-		return nil, &exitError{exitFailed, fmt.Errorf("no keyring in %s\n        `parley serve --data %[1]s` makes "+
-			"one at its first start; name another directory with --data", c.Data)}
+		return nil, fmt.Errorf("no keyring in %s\n        `parley serve --data %[1]s` makes "+
+			"one at its first start; name another directory with --data", c.Data)
 	}
 	passphrase, err := a.passphrase()
 	if err != nil {
@@ -78,13 +78,11 @@ func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	var away *admin.UnreachableError
-	if _, err := hub.Info(ctx); errors.As(err, &away) && a.admin == "" {
+	_, err = hub.Info(ctx)
+	if _, away := errors.AsType[*admin.UnreachableError](err); away && a.admin == "" {
 		return nil, nil // the announced hub was killed
-	} else if err != nil {
-		return nil, a.hubError(err)
 	}
-	return hub, nil
+	return hub, a.hubError(err)
 }
 
 // A keeper reads and changes keys: the running hub, which knows of a change at once,
@@ -127,8 +125,7 @@ func keepsSecret(base string) error {
 	u, err := url.Parse(base)
 	if err != nil || u.Scheme != "https" && !onThisMachine(u.Hostname()) {
 		return usage("the secret would travel to %s in clear text\n        run this on the hub's machine, or name "+
-			"an https address with --admin",
-			base)
+			"an https address with --admin", base)
 	}
 	return nil
 }
@@ -148,8 +145,7 @@ func (f keyFile) Enroll(_ context.Context, e admin.Enrolment) error {
 	k, err := samvad.ParseKey(e.PublicKey)
 	if err == nil {
 		_, err = f.r.Enroll(keyring.Enrolled{Agent: e.Agent, Purpose: e.Protocol, KeyID: e.KeyID,
-			Algorithm: keyring.Ed25519,
-			Public:    k.Public, By: "keys enroll", Note: e.ID})
+			Algorithm: keyring.Ed25519, Public: k.Public, By: "keys enroll", Note: e.ID})
 	}
 	return err
 }
@@ -191,27 +187,21 @@ func (a *app) keysListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "list", Short: "List the hub's own keys and the enrolled keys of agents",
 		Example: "  parley keys list --json",
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.keysList(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			k, err := a.allKeys(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.print(k, "")
+			}
+			titles := []string{"KIND", "OF", "FOR", "KEY ID", "FINGERPRINT", "STATE", "SINCE", "LAST USED", "BY"}
+			return printList(a, shownKeys(k), "no keys yet", titles, func(v *shownKey) []string {
+				return []string{v.kind, v.owner, v.purpose, v.id, keyring.Fingerprint(v.algorithm, v.public), v.state,
+					stamp(v.created), v.used, v.by}
+			})
+		},
 	}
-}
-
-func (a *app) keysList(ctx context.Context) error {
-	k, err := a.allKeys(ctx)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.print(k, "")
-	}
-	var rows [][]string
-	for _, v := range shownKeys(k) {
-		rows = append(rows, []string{v.kind, v.owner, v.purpose, v.id, keyring.Fingerprint(v.algorithm, v.public),
-			v.state, stamp(v.created), v.used, v.by})
-	}
-	if len(rows) == 0 {
-		return a.print(nil, "no keys yet\n")
-	}
-	return a.table([]string{"KIND", "OF", "FOR", "KEY ID", "FINGERPRINT", "STATE", "SINCE", "LAST USED", "BY"}, rows)
 }
 
 // shownKey is a key of the hub or an enrolled one, as commands show it.
@@ -267,19 +257,19 @@ func (a *app) keysShow() *cobra.Command {
 				return err
 			}
 			return a.verdict(true, k.json, func() error {
-				line := a.labels(12)
-				line("id", k.id)
-				line("of", k.owner+" for "+k.purpose)
+				line := a.labels(12, 400)
+				line("id", "%s", k.id)
+				line("of", "%s for %s", k.owner, k.purpose)
+				made := "enrolled"
 				if k.kind == "own" {
-					line("state", k.state+k.validity)
-					line("made", stamp(k.created)+" by "+k.by)
-				} else {
-					line("enrolled", stamp(k.created)+" by "+k.by)
+					line("state", "%s%s", k.state, k.validity)
+					made = "made"
 				}
-				line("last used", k.used)
-				line("algorithm", string(k.algorithm))
-				line("public key", base64.StdEncoding.EncodeToString(k.public))
-				line("fingerprint", keyring.Fingerprint(k.algorithm, k.public))
+				line(made, "%s by %s", stamp(k.created), k.by)
+				line("last used", "%s", k.used)
+				line("algorithm", "%s", k.algorithm)
+				line("public key", "%s", base64.StdEncoding.EncodeToString(k.public))
+				line("fingerprint", "%s", keyring.Fingerprint(k.algorithm, k.public))
 				return nil
 			})
 		},
@@ -302,7 +292,7 @@ func validity(k *keyring.Key) string {
 const keysListed = "`parley keys` lists them"
 
 func noKey(name string) error {
-	return &exitError{exitFailed, fmt.Errorf("no key or owner %q; "+keysListed, name)}
+	return fmt.Errorf("no key or owner %q; "+keysListed, name)
 }
 
 func (a *app) keysNew() *cobra.Command {
@@ -352,7 +342,7 @@ func (a *app) keysNewFile(out, id, kid string) error {
 		return usage("the SDKs find a key by its file's name: --out %s", filepath.Join(dir, kid+ext))
 	}
 	if _, err := os.Lstat(out); err == nil {
-		return &exitError{exitFailed, fmt.Errorf("%s is there already, and is not overwritten", out)}
+		return fmt.Errorf("%s is there already, and is not overwritten", out)
 	}
 	me, err := samvad.NewIdentity(id, kid)
 	if err != nil {

@@ -16,6 +16,7 @@ func (a *app) listenCommand() *cobra.Command {
 	var create bool
 	var reply string
 	var count int
+	var answer *admin.Send
 	c := &cobra.Command{
 		Use:   "listen NAME",
 		Short: "Read an agent's messages from its inbox at the hub",
@@ -27,8 +28,7 @@ inReplyTo (POST /v1/messages).`,
   parley listen me --reply 'thank you'
   parley listen me --count 1 --json`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			var answer *admin.Send
+		PreRunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("reply") {
 				raw, isJSON, err := a.content(reply)
 				if err != nil {
@@ -40,12 +40,11 @@ inReplyTo (POST /v1/messages).`,
 			if count < 0 {
 				return usage("--count %d: want 0 or more", count)
 			}
-			hub, err := a.hub()
-			if err != nil {
-				return err
-			}
-			return a.listen(cmd.Context(), hub, args[0], create, answer, count)
+			return nil
 		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			return a.listen(ctx, hub, args[0], create, answer, count)
+		}),
 	}
 	f := c.Flags()
 	f.BoolVar(&create, "create", false, "make the agent if it does not exist")
@@ -58,15 +57,16 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 	count int) error {
 	v, err := hub.Agent(ctx, name, 0)
 	var e *parley.Error
+	unknown := errors.As(err, &e) && e.Code == parley.UnknownAgent
 	switch {
-	case create && errors.As(err, &e) && e.Code == parley.UnknownAgent:
+	case unknown && create:
 		if _, err := hub.AddAgent(ctx, admin.NewAgent{Name: name, Inbox: true}); err != nil {
-			return a.hubError(err)
+			return err
 		}
-	case err != nil && errors.As(err, &e) && e.Code == parley.UnknownAgent:
+	case unknown:
 		return &exitError{exitRefused, fmt.Errorf("no agent %q here\n        --create makes it, with an inbox", name)}
 	case err != nil:
-		return a.hubError(err)
+		return err
 	case !v.Inbox:
 		return &exitError{exitRefused, fmt.Errorf("agent %q has no inbox at the hub: it gets its messages by %s", name,
 			strings.Join(v.Native, ", "))}
@@ -80,7 +80,7 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 			if ctx.Err() != nil {
 				return nil // interrupted, as is its end
 			}
-			return a.hubError(err)
+			return err
 		}
 		if err := a.writeMessage(m); err != nil {
 			return err
@@ -92,7 +92,7 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 			if _, err := hub.Send(ctx, r); errors.As(err, &e) {
 				fmt.Fprintf(a.errs, "parley: the answer to %s was refused: %s: %s\n", m.ID, e.Code, clean(e.Text))
 			} else if err != nil {
-				return a.hubError(err)
+				return err
 			}
 		}
 		if n++; n == count {

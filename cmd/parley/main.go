@@ -61,8 +61,8 @@ func wanted(c *cobra.Command) string {
 	return "usage: " + c.UseLine() + "; " + help + " says more"
 }
 
-// exitError is an error with its exit code. With a nil err, the command has
-// already written everything.
+// exitError is an error with its exit code, which is exitFailed for any other error.
+// With a nil err, the command has already written everything.
 type exitError struct {
 	code int
 	err  error

@@ -73,13 +73,11 @@ is no such mapping.`,
 				m.Kind, m.From, m.To = parley.Response, agent, from
 			}
 			v := mapTested{Agent: agent, Skill: skill, JQ: p.String(), Input: hub.Content(m),
-				Message: hub.MappingInput(m), Applied: true}
+				Message: hub.MappingInput(m)}
 			if v.Schema, err = a.schemaOf(cmd, schemaFile, agent, skill, response); err != nil {
 				return err
 			}
-			if len(v.Schema) > 0 && hub.CheckContent(v.Schema, v.Input) == nil {
-				v.Applied = false
-			}
+			v.Applied = len(v.Schema) == 0 || hub.CheckContent(v.Schema, v.Input) != nil
 			out, err := p.Run(cmd.Context(), v.Input, v.Message)
 			if err != nil {
 				v.Failed = err.Error()
@@ -108,7 +106,7 @@ func (a *app) mappingFor(agent, skill string, response bool, program string) (hu
 	if program != "" {
 		p, err := jqmap.Compile(program)
 		if err != nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("--jq: %w", err)}
+			return nil, usage("--jq: %w", err)
 		}
 		return p, nil
 	}
@@ -141,7 +139,7 @@ func (a *app) schemaOf(cmd *cobra.Command, file, agent, skill string, response b
 			return nil, &exitError{exitUsage, err}
 		}
 		if err := jsonx.Valid(b, 0); err != nil {
-			return nil, &exitError{exitUsage, fmt.Errorf("%s: %w", file, err)}
+			return nil, usage("%s: %w", file, err)
 		}
 		return b, nil
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -118,11 +117,11 @@ func (a *app) ofProtocols(kind func(*protocol) func(*app) *cobra.Command) (out [
 
 // waysToAdd are the flags of `agents add` that say how an agent is reached.
 func waysToAdd() string {
-	var b strings.Builder
+	var ways []string
 	for _, p := range protocols {
 		if p.add.how != "" {
-			fmt.Fprintf(&b, "%s, ", p.add.how)
+			ways = append(ways, p.add.how)
 		}
 	}
-	return b.String() + "or --inbox"
+	return strings.Join(append(ways, "or --inbox"), ", ")
 }

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -74,11 +76,10 @@ has made one, and shows it once on the standard error.`,
 			if err != nil {
 				return openError(err)
 			}
-			if err := n.Start(cmd.Context()); err != nil {
-				n.Close(cmd.Context())
-				return err
+			if err = n.Start(cmd.Context()); err == nil {
+				err = a.ready(n, c)
 			}
-			if err := a.ready(n, c); err != nil {
+			if err != nil {
 				n.Close(cmd.Context())
 				return err
 			}
@@ -109,8 +110,8 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 		fmt.Fprintf(a.out, "  admin      %s\n", at.Admin)
 	}
 	fmt.Fprintf(a.out, "  data       %s: %s\n", c.Data, n.Hub().Journal().Promise())
-	for _, name := range sortedKeys(at.Agents) {
-		for _, protocol := range sortedKeys(at.Agents[name]) {
+	for _, name := range slices.Sorted(maps.Keys(at.Agents)) {
+		for _, protocol := range slices.Sorted(maps.Keys(at.Agents[name])) {
 			fmt.Fprintf(a.out, "  agent      %s (%s) %s\n", name, protocol, at.Agents[name][protocol])
 		}
 	}
@@ -122,7 +123,7 @@ func openError(err error) error {
 	if errors.Is(err, os.ErrPermission) {
 		err = fmt.Errorf("%w\n        run the hub as the user who owns its data directory", err)
 	}
-	return &exitError{exitFailed, err}
+	return err
 }
 
 // reloadOn reloads the configuration at each signal. The log has the result.
@@ -204,7 +205,7 @@ func (a *app) passphrase() ([]byte, error) {
 		}
 		return []byte(strings.TrimRight(string(b), "\r\n")), nil
 	}
-	if p, ok := os.LookupEnv("PARLEY_PASSPHRASE"); ok && p != "" {
+	if p := os.Getenv("PARLEY_PASSPHRASE"); p != "" {
 		return []byte(p), nil
 	}
 	return nil, nil

@@ -74,7 +74,7 @@ func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count
 			return err
 		}
 		if e.Dropped != nil {
-			return &exitError{exitFailed, errors.New(clean(e.Dropped.Reason))}
+			return errors.New(clean(e.Dropped.Reason))
 		}
 		if err := a.writeEvent(&e); err != nil {
 			return err

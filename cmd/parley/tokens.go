@@ -53,12 +53,11 @@ The agents of an account stay until ` + "`parley agents remove`" + `.`,
 				"removed; a running hub refuses the token after: parley config reload\n")
 		},
 	}
-	list := func(*cobra.Command, []string) error { return a.tokensList() }
 	return group("tokens", "List, issue and remove tokens of the admin API and of accounts", "  parley tokens",
-		list, add, remove)
+		a.tokensList, add, remove)
 }
 
-func (a *app) tokensList() error {
+func (a *app) tokensList(*cobra.Command, []string) error {
 	c, err := a.load()
 	if err != nil {
 		return err

@@ -22,10 +22,7 @@ takes the hub's own exports too; --key is then the key of the server that signed
   parley verify session.json --key BASE64`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			name := "-"
-			if len(args) == 1 {
-				name = args[0]
-			}
+			name := cmp.Or(argument(args), "-")
 			in, transcript, finish, err := a.exported(name)
 			if err != nil {
 				return err
