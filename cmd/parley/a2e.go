@@ -128,17 +128,13 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		}
 		return a.table([]string{"TOOL", "DESCRIPTION"}, rows)
 	}
-	arguments := json.RawMessage("{}")
-	switch {
-	case len(raw) == 0:
-	case isJSON && !s.text && strings.TrimSpace(string(raw))[0] == '{':
-		arguments = json.RawMessage(raw)
-	default:
-		b, err := json.Marshal(map[string]string{"text": strings.TrimSuffix(string(raw), "\n")})
+	arguments := json.RawMessage(raw)
+	if object := isJSON && !s.text && strings.TrimSpace(string(raw))[0] == '{'; !object && len(raw) > 0 {
+		var err error
+		arguments, err = json.Marshal(map[string]string{"text": strings.TrimSuffix(string(raw), "\n")})
 		if err != nil {
 			return err
 		}
-		arguments = b
 	}
 	var told error
 	var onEvent func(a2e.Event)
@@ -168,8 +164,8 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 
 // a2eError says what a host answered, and what to do.
 func a2eError(err error) error {
-	var e *a2e.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*a2e.Error](err)
+	if !ok {
 		return &exitError{exitUnreachable, err}
 	}
 	text := fmt.Sprintf("%s: %s", clean(string(e.Code)), clean(e.Text))
@@ -235,14 +231,13 @@ func (a *app) hubURL(at string) (*url.URL, error) {
 			return nil, err
 		}
 		if hub.Local == "" {
-			return nil, &exitError{exitUnreachable,
-				fmt.Errorf("no hub runs on the data directory %s; start one with `parley serve`, or name one with "+
-					"--url", c.Data)}
+			return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s; start one with "+
+				"`parley serve`, or name one with --url", c.Data)}
 		}
 		at = hub.Local
 	}
-	u, err := url.Parse(strings.TrimRight(at, "/"))
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	u, ok := webURL(strings.TrimRight(at, "/"))
+	if !ok {
 		return nil, usage("--url %q: want http(s)://HOST[:PORT][/PATH]", at)
 	}
 	if !strings.HasSuffix(u.Path, path) {
@@ -283,7 +278,7 @@ func (a *app) stdio(ctx context.Context, base *url.URL) error {
 		}
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
-		return &exitError{exitFailed, fmt.Errorf("the connection to the hub broke: %w", err)}
+		return fmt.Errorf("the connection to the hub broke: %w", err)
 	}
 	return nil
 }
@@ -296,14 +291,12 @@ func dialHub(ctx context.Context, base *url.URL) (net.Conn, io.Reader, error) {
 	}
 	wait, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	var conn net.Conn
-	var err error
+	dial := (&net.Dialer{}).DialContext
 	if base.Scheme == "https" {
-		conn, err = (&tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"http/1.1"}}}).DialContext(wait, "tcp", host)
-	} else {
-		conn, err = (&net.Dialer{}).DialContext(wait, "tcp", host)
+		dial = (&tls.Dialer{Config: &tls.Config{MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"http/1.1"}}}).DialContext
 	}
+	conn, err := dial(wait, "tcp", host)
 	if err != nil {
 		return nil, nil, fmt.Errorf("no hub answers at %s: %w", base.Host, err)
 	}

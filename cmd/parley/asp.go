@@ -58,14 +58,14 @@ func aspIdentity(path string, n *admin.NewAgent) (admin.NewIdentity, error) {
 	id := admin.NewIdentity{Protocol: "asp"}
 	info, err := os.Stat(path)
 	if err != nil {
-		return id, &exitError{exitUsage, fmt.Errorf("--asp: %w", err)}
+		return id, usage("--asp: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxCardFile {
 		return id, usage("--asp %q: want the file of a card", path)
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return id, &exitError{exitUsage, fmt.Errorf("--asp: %w", err)}
+		return id, usage("--asp: %w", err)
 	}
 	card, err := asp.ParseCard(bytes.TrimSpace(b))
 	if err != nil {
@@ -194,8 +194,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 		case m.Performative == asp.Reject, b.InformType == "error":
 			return &exitError{exitRefused, fmt.Errorf("%s: %s", clean(b.Code), clean(cmp.Or(b.Reason, b.Topic)))}
 		case m.Performative != asp.Inform:
-		case b.InformType == "progress" || b.InformType == "accepted" || b.InformType == "chunk" ||
-			b.InformType == "input-required":
+		case slices.Contains([]string{"progress", "accepted", "chunk", "input-required"}, b.InformType):
 			if !a.json {
 				if err := a.print(nil, "    %s %s\n", b.InformType, clean(string(b.Data))); err != nil {
 					return err
@@ -203,8 +202,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 			}
 		default:
 			return a.print(map[string]any{"sessionId": session.ID(), "messageId": m.MessageID, "from": m.Sender.AgentID,
-				"data": json.RawMessage(orEmpty(b.Data))},
-				"%s\n", clean(string(orEmpty(b.Data))))
+				"data": orEmpty(b.Data)}, "%s\n", clean(string(orEmpty(b.Data))))
 		}
 	}
 	return &exitError{exitRefused, errors.New("no answer: the session ended or the time is over")}
@@ -214,7 +212,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 func exportASP(ctx context.Context, session *asp.Session, path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return &exitError{exitFailed, err}
+		return err
 	}
 	_, err = session.Export(ctx, f)
 	return errors.Join(err, f.Close())
@@ -222,8 +220,8 @@ func exportASP(ctx context.Context, session *asp.Session, path string) error {
 
 // aspError says what a server answered.
 func aspError(err error) error {
-	var e *asp.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*asp.Error](err)
+	if !ok {
 		return &exitError{exitUnreachable, err}
 	}
 	text := fmt.Sprintf("%s: %s", e.Code, clean(e.Text))
@@ -276,12 +274,11 @@ cannot change its keys.`,
 				}
 				err = me.Save(out)
 			}
-			var coded *exitError
-			if errors.As(err, &coded) {
-				return err
+			if _, coded := errors.AsType[*exitError](err); err != nil && !coded {
+				err = &exitError{exitUsage, err}
 			}
 			if err != nil {
-				return &exitError{exitUsage, err}
+				return err
 			}
 			card := me.Card()
 			card.Name = me.ID()
@@ -327,8 +324,7 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 		return nil, err
 	}
 	if err := (&asp.Client{Server: url, Identity: me, HTTP: directHTTP()}).Register(ctx, next, old); err != nil {
-		var refused *asp.Error
-		if errors.As(err, &refused) { // else the hub may have taken them
+		if _, refused := errors.AsType[*asp.Error](err); refused { // else the hub may have taken them
 			return nil, errors.Join(aspError(err), os.Remove(out))
 		}
 		return nil, fmt.Errorf("whether the hub took the new keys, in %s, is not known; `parley keys asp --key` "+

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
@@ -10,7 +11,6 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 
@@ -135,8 +135,8 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 		}
 		return id, nil
 	}
-	u, err := url.Parse(s.url)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	u, ok := webURL(s.url)
+	if !ok {
 		return id, usage("--samvad %q: want http(s)://HOST[:PORT][/PATH]", s.url)
 	}
 	defer func() {
@@ -164,8 +164,7 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	n.Description = card.Description
 	for _, k := range card.Skills {
 		v := admin.Skill{ID: k.ID, Name: k.Name, Description: k.Description, Access: parley.Access(k.Trust),
-			Peers: k.AllowedPeers,
-			Input: json.RawMessage(k.InputSchema), Output: json.RawMessage(k.OutputSchema)}
+			Peers: k.AllowedPeers, Input: json.RawMessage(k.InputSchema), Output: json.RawMessage(k.OutputSchema)}
 		for _, m := range k.Modes {
 			v.Modes = append(v.Modes, parley.Mode(m))
 		}
@@ -174,30 +173,22 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	if id.PublicKey != "" {
 		return id, nil
 	}
-	active := 0
-	for _, k := range card.PublicKeys {
-		if !k.Active {
-			continue
-		}
-		if active++; active == 1 {
-			id.PublicKey = k.Key
-		}
-	}
+	active := slices.DeleteFunc(card.PublicKeys, func(k samvad.CardKey) bool { return !k.Active })
 	switch {
-	case active == 0:
+	case len(active) == 0:
 		note("its card has no active key: run this again with --key")
 	case u.Scheme == "http" && !onThisMachine(u.Hostname()):
 		note("its card came over plain http and could be anybody's, so its key was not enrolled; if it is right, "+
-			"run this again with --key %s", clean(id.PublicKey))
-		id.PublicKey = ""
+			"run this again with --key %s", clean(active[0].Key))
 	default:
+		id.PublicKey = active[0].Key
 		if b, err := base64.StdEncoding.DecodeString(id.PublicKey); err == nil {
 			note("key %s was taken from its card; compare it with the agent's operator",
 				keyring.Fingerprint(keyring.Ed25519, b))
 		}
-		if active > 1 {
+		if len(active) > 1 {
 			note("its card has %d active keys; the first was enrolled, add the others with `parley keys enroll`",
-				active)
+				len(active))
 		}
 	}
 	return id, nil
@@ -272,16 +263,12 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 	}
 	// An address from the command line may be on this machine, too.
 	client := &samvad.Client{Identity: me, HTTP: &http.Client{}, Timeout: s.wait}
-	call := samvad.Call{URL: s.url, To: s.to, Skill: s.skill, Payload: []byte(strings.TrimSpace(string(raw)))}
-	if len(raw) == 0 {
-		call.Payload = nil
-	}
+	call := samvad.Call{URL: s.url, To: s.to, Skill: s.skill, Payload: bytes.TrimSpace(raw)}
 	if s.tokenFile != "" {
-		b, err := os.ReadFile(s.tokenFile)
+		token, err := secretIn(s.tokenFile)
 		if err != nil {
-			return &exitError{exitUsage, fmt.Errorf("--token-file: %w", err)}
+			return usage("--token-file: %w", err)
 		}
-		token := strings.TrimSpace(string(b))
 		if token == "" {
 			return usage("--token-file: %s holds no token", s.tokenFile)
 		}
@@ -309,8 +296,8 @@ func (a *app) sendSAMVAD(ctx context.Context, s sending, raw []byte, isJSON bool
 	if err != nil {
 		return samvadError(err)
 	}
-	return a.print(map[string]any{"traceId": r.TraceID, "spanId": r.SpanID,
-		"result": json.RawMessage(orEmpty(r.Result))}, "%s\n", clean(string(orEmpty(r.Result))))
+	return a.print(map[string]any{"traceId": r.TraceID, "spanId": r.SpanID, "result": orEmpty(r.Result)}, "%s\n",
+		clean(string(orEmpty(r.Result))))
 }
 
 func (a *app) samvadEvent(e samvad.Event) error {
@@ -328,9 +315,9 @@ func (a *app) samvadEvent(e samvad.Event) error {
 
 // samvadError says what an agent answered, and what to do.
 func samvadError(err error) error {
-	var e *samvad.Error
-	if !errors.As(err, &e) {
-		return &exitError{exitFailed, err}
+	e, ok := errors.AsType[*samvad.Error](err)
+	if !ok {
+		return err
 	}
 	code := exitRefused
 	if e.Step == samvad.StepClient && e.Code == samvad.CodeAgentUnavailable {
@@ -402,7 +389,7 @@ func (v *signatureChecks) candidates(to, base string) []string {
 	}
 	out := slices.Clone(v.paths)
 	for _, p := range prefixes {
-		for _, end := range []string{"/agent/message", "/agent/task", "/agent/stream"} {
+		for _, end := range samvadPaths {
 			out = append(out, p+end)
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"time"
@@ -123,17 +124,14 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	if err != nil {
 		return err
 	}
-	switch {
-	case s.stream:
+	if s.stream {
 		return a.sendStream(ctx, hub, m)
-	case waits:
-		r, err := hub.Ask(ctx, m)
-		if err != nil {
-			return a.hubError(err)
-		}
-		return a.receipt(m.To, r)
 	}
-	r, err := hub.Send(ctx, m)
+	send := hub.Send
+	if waits {
+		send = hub.Ask
+	}
+	r, err := send(ctx, m)
 	if err != nil {
 		return a.hubError(err)
 	}
@@ -167,8 +165,7 @@ func (a *app) answer(m *admin.Message) error {
 		return &exitError{exitRefused, fmt.Errorf("%s did not answer: %w", clean(m.From),
 			problemError(e.Code, e.Text, e.Ref))}
 	}
-	text := cmp.Or(shown(m), "(an empty answer)")
-	return a.print(nil, "%s\n", text)
+	return a.print(nil, "%s\n", cmp.Or(shown(m), "(an empty answer)"))
 }
 
 func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) error {
@@ -203,9 +200,10 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 	return nil
 }
 
-func orEmpty(b []byte) []byte {
+// orEmpty is JSON as it stands, or {} if there is none.
+func orEmpty(b []byte) json.RawMessage {
 	if len(b) == 0 {
-		return []byte("{}")
+		return json.RawMessage("{}")
 	}
 	return b
 }

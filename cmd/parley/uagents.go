@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"time"
 
@@ -51,8 +50,7 @@ func uagentsIdentity(address, endpoint string) (admin.NewIdentity, error) {
 	if _, err := uagents.ParseAddress(id.ID); err != nil {
 		return id, usage("--uagents %q: want agent1q…, 65 characters", address)
 	}
-	if u, err := url.Parse(endpoint); endpoint != "" &&
-		(err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+	if _, ok := webURL(endpoint); !ok && endpoint != "" {
 		return id, usage("--endpoint %q: want http(s)://HOST[:PORT]/submit", endpoint)
 	}
 	return id, nil
@@ -95,11 +93,9 @@ func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON boo
 	} else if c.User, err = uagents.NewUser(); err != nil {
 		return err
 	}
+	c.Resolver = uagents.Almanac(s.url)
 	if strings.HasSuffix(s.url, "/submit") {
-		to := uagents.ParseIdentifier(s.to).Address
-		c.Resolver = uagents.Endpoints{to: {s.url}}
-	} else {
-		c.Resolver = uagents.Almanac(s.url)
+		c.Resolver = uagents.Endpoints{uagents.ParseIdentifier(s.to).Address: {s.url}}
 	}
 	if s.noWait {
 		st, err := c.Send(ctx, s.to, m)
@@ -123,8 +119,7 @@ func (a *app) sendUAgents(ctx context.Context, s sending, raw []byte, isJSON boo
 		text = "acknowledged; the answer goes to the endpoint or the mailbox of the sender"
 	}
 	return a.print(map[string]any{"session": r.Envelope.Session, "schema": r.Schema, "assurance": r.Assurance,
-		"payload": json.RawMessage(orEmpty(r.Payload))},
-		"%s\n(%s)\n", clean(text), r.Assurance)
+		"payload": orEmpty(r.Payload)}, "%s\n(%s)\n", clean(text), r.Assurance)
 }
 
 // messageModel is class Message(message: str).
@@ -161,13 +156,10 @@ func uagentsKey(path string) (*uagents.Identity, error) {
 	if err != nil {
 		return nil, err
 	}
-	if strings.HasPrefix(text, "{") {
-		var all map[string]struct {
-			Key string `json:"identity_key"`
-		}
-		if err := json.Unmarshal([]byte(text), &all); err != nil || len(all) != 1 {
-			return nil, usage("--key %s: want 64 hexadecimal digits, or a private_keys.json with one agent", path)
-		}
+	var all map[string]struct {
+		Key string `json:"identity_key"`
+	}
+	if json.Unmarshal([]byte(text), &all) == nil && len(all) == 1 {
 		for _, k := range all {
 			text = k.Key
 		}
@@ -183,12 +175,9 @@ func uagentsKey(path string) (*uagents.Identity, error) {
 func uagentsError(err error) error {
 	e := uagents.AsError(err)
 	code := exitRefused
-	if errors.Is(e, uagents.ErrUndelivered) || errors.Is(e, uagents.ErrUnresolved) {
+	_, answered := errors.AsType[*uagents.StatusError](err)
+	if !answered && (errors.Is(e, uagents.ErrUndelivered) || errors.Is(e, uagents.ErrUnresolved)) {
 		code = exitUnreachable
-		var status *uagents.StatusError
-		if errors.As(err, &status) {
-			code = exitRefused
-		}
 	}
 	text := clean(e.Text)
 	if cause := e.Unwrap(); cause != nil {
