@@ -54,7 +54,7 @@ until interrupted. Nothing outside a temporary directory (or --data) is touched.
 	return c
 }
 
-// demo is what the conversation needs.
+// demo is the state of the conversation.
 type demo struct {
 	a    *app
 	node *node.Node
@@ -68,7 +68,7 @@ type demo struct {
 	baker  *asp.Client
 	mason  *agh.Client
 	robot  *a2e.Client
-	leaves []func() // what ends them, the last first
+	leaves []func() // end them; called from the last to the first
 }
 
 // stepReport is one line of the demo.
@@ -293,7 +293,7 @@ func (d *demo) plannerAsks(ctx context.Context, to, skill string, p parley.Part,
 	return reply, nil
 }
 
-// plannerAsked shows what the planner is answered by an agent, and whether it is text.
+// plannerAsked shows an agent's answer to the planner, and checks that it is text.
 func (d *demo) plannerAsked(ctx context.Context, to, skill, question, text string) ([]string, error) {
 	reply, err := d.plannerAsks(ctx, to, skill, parley.Text(question), nil)
 	if err != nil {
@@ -303,25 +303,21 @@ func (d *demo) plannerAsked(ctx context.Context, to, skill, question, text strin
 		want(reply.Text() == text, "the answer is not the agent's")
 }
 
-// named gives the directory's name of the agent with an id in a protocol.
-func (d *demo) named(protocol, id string) (string, error) {
-	e, ok := d.node.Hub().Directory().Lookup(protocol, id)
-	if !ok {
-		return "", fmt.Errorf("%s is not in the directory", id)
+// agent gives the directory's entry of the agent with an id in a protocol, or with a
+// name if protocol is "".
+func (d *demo) agent(protocol, id string) (e *directory.Entry, err error) {
+	dir := d.node.Hub().Directory()
+	e, ok := dir.Lookup(protocol, id)
+	if protocol == "" {
+		e, ok = dir.Agent(id)
 	}
-	return e.Name, nil
-}
-
-// agent gives the directory's entry of an agent.
-func (d *demo) agent(name string) (*directory.Entry, error) {
-	e, ok := d.node.Hub().Directory().Agent(name)
 	if !ok {
-		return nil, fmt.Errorf("%s is not in the directory", name)
+		return nil, fmt.Errorf("%s is not in the directory", id)
 	}
 	return e, nil
 }
 
-// conversation is what the demo shows: each protocol by itself, then the trip.
+// conversation plays the scenes: each protocol by itself, then the trip.
 func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 	defer func() {
 		for _, leave := range slices.Backward(d.leaves) {
@@ -475,7 +471,7 @@ func (d *demo) scene(what string, f func() ([]string, error)) {
 	fmt.Fprintf(d.a.out, "   %s, %.1f ms\n\n", mark, float64(took.Microseconds())/1000)
 }
 
-// recordedEvent is what reaches the disk, as --json tells it.
+// recordedEvent is a part of a record in the form of --json.
 type recordedEvent struct {
 	Recorded  string               `json:"recorded"` // position in the journal
 	Time      time.Time            `json:"time"`
@@ -489,7 +485,7 @@ type recordedEvent struct {
 	Losses    []string             `json:"losses,omitempty"`
 }
 
-// recorded shows what reaches the disk, as it does.
+// recorded shows a record as soon as it is on disk.
 func (d *demo) recorded(r *journal.Record) {
 	var events []recordedEvent
 	if m := r.Message; m != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/a2e"
@@ -27,10 +28,8 @@ func (d *demo) a2eScenes(ctx context.Context) {
 		d.scene("an A2E agent is added", func() ([]string, error) { return nil, err })
 		return
 	}
-	stream := *d.http
-	stream.Timeout = 0
-	c := &a2e.Client{URL: base, Token: token, HTTP: &stream}
-	d.leaves = append(d.leaves, func() { _ = c.Close() }) // the hub may have ended its session
+	c := &a2e.Client{URL: base, Token: token, HTTP: &http.Client{}} // a stream has no time limit
+	d.leaves = append(d.leaves, func() { _ = c.Close() })           // the hub may have ended its session
 	d.robot = c
 	d.scene("robot, an A2E agent, plugs into the hub as its environment and lists its tools", func() ([]string, error) {
 		list, err := c.Tools(ctx, a2e.ToolQuery{Query: "weather"})

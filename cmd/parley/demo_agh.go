@@ -38,7 +38,7 @@ func (d *demo) aghScenes(ctx context.Context) {
 		Handler: func(ctx context.Context, r *agh.Request) {
 			if r.Envelope.WorkID != "" {
 				_ = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built",
-					Result: json.RawMessage(`{"wall":"4 m"}`)}) // whoever asked sees that nothing came
+					Result: json.RawMessage(`{"wall":"4 m"}`)}) // the scene shows a missing answer
 			}
 		}}
 	d.mason = mason
@@ -64,19 +64,19 @@ func (d *demo) aghScenes(ctx context.Context) {
 			return masonAsks(ctx, mason, "weather", &agh.Say{Text: `{"city":"Bern"}`})
 		})
 	d.scene("the planner gives the peer work", func() ([]string, error) {
-		name, err := d.named("agh", "demo/mason")
+		peer, err := d.agent("agh", "demo/mason")
 		if err != nil {
 			return nil, err
 		}
-		reply, err := d.plannerAsks(ctx, name, "", parley.Text("build a wall"), nil)
+		reply, err := d.plannerAsks(ctx, peer.Name, "", parley.Text("build a wall"), nil)
 		if err != nil {
 			return nil, err
 		}
-		return []string{name + "  " + string(reply.Parts[0].Data)}, nil
+		return []string{peer.Name + "  " + string(reply.Parts[0].Data)}, nil
 	})
 }
 
-// masonAsks gives work to a peer, and shows what is said of it.
+// masonAsks gives work to a peer, and shows the messages about it.
 func masonAsks(ctx context.Context, mason *agh.Client, to string, work *agh.Say) (lines []string, err error) {
 	state := agh.StateSubmitted
 	for e, err := range mason.Stream(ctx, to, work) {

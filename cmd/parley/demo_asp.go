@@ -23,8 +23,7 @@ func (d *demo) aspScenes(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	var work sync.WaitGroup
 	d.leaves = append(d.leaves, work.Wait, cancel)
-	client := &asp.Client{Server: d.node.Addresses().HTTP, Identity: me,
-		HTTP: &http.Client{Transport: d.http.Transport}}
+	client := &asp.Client{Server: d.node.Addresses().HTTP, Identity: me, HTTP: &http.Client{}}
 	d.baker = client
 	d.scene("an ASP agent registers: its card holds an Ed25519 and a P-256 key", func() ([]string, error) {
 		card, err := me.Card().JSON()
@@ -60,23 +59,23 @@ func (d *demo) aspScenes(ctx context.Context) {
 			if !errors.Is(err, asp.ErrTranscript) {
 				return nil, errors.New("a changed session verifies")
 			}
-			return []string{fmt.Sprintf("%d messages, %s", r.Messages, r.State), "changed: " +
-				"" + bad.Faults[0].String()}, nil
+			return []string{fmt.Sprintf("%d messages, %s", r.Messages, r.State),
+				"changed: " + bad.Faults[0].String()}, nil
 		})
 	work.Go(func() { d.bake(ctx, client, &work) })
 	d.scene("the planner asks the ASP agent: the hub opens a session for it and keeps it", func() ([]string, error) {
-		name, err := d.named("asp", me.ID())
+		baker, err := d.agent("asp", me.ID())
 		if err != nil {
 			return nil, err
 		}
-		return d.plannerAsked(ctx, name, "bread", "three loaves?", "baked")
+		return d.plannerAsked(ctx, baker.Name, "bread", "three loaves?", "baked")
 	})
 }
 
 // bakerAsks opens a session with an agent, asks it about Bern, and closes the session.
 func (d *demo) bakerAsks(ctx context.Context, baker *asp.Client, agent, purpose, question string) (*asp.Session,
 	*asp.Message, error) {
-	e, err := d.agent(agent)
+	e, err := d.agent("", agent)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -103,7 +102,7 @@ func (d *demo) bakerAsks(ctx context.Context, baker *asp.Client, agent, purpose,
 func (d *demo) bake(ctx context.Context, client *asp.Client, work *sync.WaitGroup) {
 	for inv, err := range client.Invitations(ctx) {
 		if err != nil {
-			return // the scene says that nobody answered
+			return // the scene shows that no answer came
 		}
 		work.Go(func() { d.attend(ctx, client, inv.SessionID) })
 	}

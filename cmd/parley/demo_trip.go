@@ -27,17 +27,14 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 		var lines []string
 		for _, x := range [][2]string{{"uagents", d.guide.Identity.Address()}, {"agh", "demo/mason"},
 			{"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}} {
-			agent, err := x[1], error(nil)
-			if x[0] != "" {
-				agent, err = d.named(x[0], x[1])
-			}
-			if err == nil {
-				err = d.node.Hub().Directory().Expose(ctx, agent, []string{"all"})
-			}
+			agent, err := d.agent(x[0], x[1])
 			if err != nil {
 				return lines, err
 			}
-			lines = append(lines, "exposed  "+agent)
+			if err := d.node.Hub().Directory().Expose(ctx, agent.Name, []string{"all"}); err != nil {
+				return lines, err
+			}
+			lines = append(lines, "exposed  "+agent.Name)
 		}
 		return lines, nil
 	})
@@ -56,11 +53,12 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			"the answer is not robot's")
 	})
 	d.scene("the trip, A2E to uAgents: robot calls the guide as a tool", func() ([]string, error) {
-		guide, err := d.named("uagents", d.guide.Identity.Address())
+		guide, err := d.agent("uagents", d.guide.Identity.Address())
 		if err != nil {
 			return nil, err
 		}
-		r, err := d.robot.CallTool(ctx, "parley_ask", map[string]string{"agent": guide, "content": "Where to?"}, nil)
+		r, err := d.robot.CallTool(ctx, "parley_ask", map[string]string{"agent": guide.Name, "content": "Where to?"},
+			nil)
 		if err != nil {
 			return nil, err
 		}
@@ -72,20 +70,16 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			"the answer is not the guide's")
 	})
 	d.scene("the trip, uAgents to AGH: the guide asks mason for a shelter", func() ([]string, error) {
-		mason, err := d.named("agh", "demo/mason")
+		mason, err := d.agent("agh", "demo/mason")
 		if err != nil {
 			return nil, err
 		}
-		e, err := d.agent(mason)
-		if err != nil {
-			return nil, err
-		}
-		address := d.node.UAgents().Address(e)
 		model, err := uagents.ParseModel([]byte(messageModel))
 		if err != nil {
 			return nil, err
 		}
-		r, err := d.guide.Ask(ctx, address, model.MessageText([]byte(`{"message":"a shelter, please"}`)))
+		r, err := d.guide.Ask(ctx, d.node.UAgents().Address(mason),
+			model.MessageText([]byte(`{"message":"a shelter, please"}`)))
 		if err != nil {
 			return nil, err
 		}
@@ -93,11 +87,11 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			want(strings.Contains(string(r.Payload), "built"), "the answer is not mason's")
 	})
 	d.scene("the trip, AGH to ASP: mason asks the baker for bread", func() ([]string, error) {
-		baker, err := d.named("asp", d.baker.Identity.ID())
+		baker, err := d.agent("asp", d.baker.Identity.ID())
 		if err != nil {
 			return nil, err
 		}
-		peer := strings.ReplaceAll(baker, "/", "__")
+		peer := strings.ReplaceAll(baker.Name, "/", "__")
 		if err := soon(ctx, func() error {
 			for _, err := range d.mason.Whois(ctx, peer, "", true) {
 				return err

@@ -62,10 +62,10 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 				want(r.Assurance == uagents.Signed, "the answer is not signed")
 		})
 	d.scene("the planner chats with it: acknowledged, answered, session ended", func() ([]string, error) {
-		name, err := d.named("uagents", me.Address())
+		guide, err := d.agent("uagents", me.Address())
 		if err != nil {
 			return nil, err
 		}
-		return d.plannerAsked(ctx, name, "", "Grüezi!", "You said: Grüezi!")
+		return d.plannerAsked(ctx, guide.Name, "", "Grüezi!", "You said: Grüezi!")
 	})
 }
