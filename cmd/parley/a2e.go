@@ -162,7 +162,7 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		"%s\n", clean(string(data)))
 }
 
-// a2eError says what a host answered, and what to do.
+// a2eError shows a host's error, with advice.
 func a2eError(err error) error {
 	e, ok := errors.AsType[*a2e.Error](err)
 	if !ok {
@@ -246,8 +246,7 @@ func (a *app) hubURL(at string) (*url.URL, error) {
 	return u, nil
 }
 
-// stdio copies both ways until the input ends, and then what the hub still has
-// to say.
+// stdio copies both ways until the input ends, then the rest of the hub's output.
 func (a *app) stdio(ctx context.Context, base *url.URL) error {
 	conn, in, err := dialHub(ctx, base)
 	if err != nil {

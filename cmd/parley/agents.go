@@ -271,7 +271,7 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 	return c
 }
 
-// added is what agents add tells programs.
+// added is the result of `agents add` with --json.
 type added struct {
 	Agent   admin.Agent    `json:"agent"`
 	Hub     admin.Hosting  `json:"hub"`
@@ -327,17 +327,13 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 
 // rootCause is the innermost text of an error: the one with the cause.
 func rootCause(err error) string {
-	for {
-		var op *net.OpError
-		if errors.As(err, &op) {
-			return op.Error()
-		}
-		next := errors.Unwrap(err)
-		if next == nil {
-			return err.Error()
-		}
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return op.Error()
+	}
+	for next := err; next != nil; next = errors.Unwrap(next) {
 		err = next
 	}
+	return err.Error()
 }
 
 func (a *app) showAdded(v added, n admin.NewAgent, ways []adder) {

@@ -108,14 +108,11 @@ func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
 		}
 		at = "nats://" + net.JoinHostPort(host, port)
 	}
-	subject, err := agh.VerifiedPeerSubject(workspace, "CHANNEL", peer)
-	if err != nil { // CHANNEL stands for the channel, whose grammar it has not
-		subject, err = agh.VerifiedPeerSubject(workspace, "channel", peer)
-		subject = strings.Replace(subject, ".channel.", ".CHANNEL.", 1)
-	}
+	subject, err := agh.VerifiedPeerSubject(workspace, "channel", peer)
 	if err != nil {
 		return nil, err
 	}
+	subject = strings.Replace(subject, ".channel.", ".CHANNEL.", 1) // CHANNEL stands for any; the grammar wants lower case
 	return append(out,
 		paste{"so that it connects, as the user " + user, "Python",
 			fmt.Sprintf("nc = await nats.connect(%q, %s)", at, proof)},

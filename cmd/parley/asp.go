@@ -50,7 +50,7 @@ var aspProtocol = protocol{
 	bench: (*app).benchASPCommand,
 }
 
-// maxCardFile bounds what is read as a card.
+// maxCardFile bounds the file of a card, in bytes.
 const maxCardFile = 1 << 20
 
 // aspIdentity reads the card of an ASP agent: it holds the identity and both keys.
@@ -218,7 +218,7 @@ func exportASP(ctx context.Context, session *asp.Session, path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// aspError says what a server answered.
+// aspError shows a server's error, with advice.
 func aspError(err error) error {
 	e, ok := errors.AsType[*asp.Error](err)
 	if !ok {

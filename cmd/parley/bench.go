@@ -198,10 +198,8 @@ func cpuProfile(path string) (stop func()) {
 }
 
 func round(d time.Duration) string {
-	switch {
-	case d < 10*time.Millisecond:
+	if d < 10*time.Millisecond {
 		return fmt.Sprintf("%.2fms", float64(d)/1e6)
-	default:
-		return fmt.Sprintf("%.1fms", float64(d)/1e6)
 	}
+	return fmt.Sprintf("%.1fms", float64(d)/1e6)
 }

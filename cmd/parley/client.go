@@ -22,7 +22,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// This file has what commands for a running hub share.
+// This file has the helpers of the commands for a running hub.
 
 const (
 	defaultAdmin = "127.0.0.1:9090"
@@ -51,22 +51,19 @@ func (a *app) hub() (*admin.Client, error) {
 	case client.Token != "":
 		return client, nil
 	case at.Admin != "":
-		return nil, &exitError{exitUsage, fmt.Errorf("the hub on the data directory %s has an earlier version "+
-			"and made no token for commands\n        restart it with this version, or set %s", c.Data, tokenEnv)}
+		return nil, usage("the hub on the data directory %s has an earlier version and made no token for commands\n"+
+			"        restart it with this version, or set %s", c.Data, tokenEnv)
 	case a.admin != "":
-		return nil, &exitError{exitUsage, fmt.Errorf("no token for the hub at %s\n        set %s; for a hub on this "+
-			"machine name its data directory with --data (no hub runs on %s)", base, tokenEnv, c.Data)}
+		return nil, usage("no token for the hub at %s\n        set %s; for a hub on this machine name its data "+
+			"directory with --data (no hub runs on %s)", base, tokenEnv, c.Data)
 	}
 	return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s\n        start one with "+
 		"`parley serve --data %[1]s`, or name the data directory of a running hub with --data", c.Data)}
 }
 
-// hubCommand is the work of a command at a running hub.
-type hubCommand func(ctx context.Context, hub *admin.Client, args []string) error
-
-// withHub makes the RunE of a command that needs a running hub. An error of the
-// hub gets its exit code and advice: see hubError.
-func (a *app) withHub(run hubCommand) func(*cobra.Command, []string) error {
+// withHub makes the RunE of a command at a running hub. An error of the hub gets its exit
+// code and advice: see hubError.
+func (a *app) withHub(run func(context.Context, *admin.Client, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		hub, err := a.hub()
 		if err != nil {

@@ -44,8 +44,8 @@ func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]str
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completing sets what commands do not say themselves: that they take no arguments, and
-// the completion of those whose first argument is an agent.
+// completing gives commands their defaults: no arguments, and completion where the first
+// argument is an agent.
 func (a *app) completing(c *cobra.Command) {
 	for _, sub := range c.Commands() {
 		a.completing(sub)

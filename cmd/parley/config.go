@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -117,26 +116,19 @@ and the reload names them. Secrets are not in the file: ` + "`PARLEY_PASSPHRASE`
 standard ` + "`OTEL_`" + ` variables for traces.
 `)
 	// The keys of a table stay together, even if another table lies between them.
-	order := map[string]int{}
-	tableOf := func(k node.Key) string { return k.Name[:max(0, strings.LastIndexByte(k.Name, '.'))] }
-	for i, k := range keys {
-		if _, ok := order[tableOf(k)]; !ok {
-			order[tableOf(k)] = i
-		}
-	}
-	slices.SortStableFunc(keys, func(x, y node.Key) int { return cmp.Compare(order[tableOf(x)], order[tableOf(y)]) })
-	table := "-"
+	var titles []string
+	rows := map[string]string{} // by title
 	for _, k := range keys {
-		t, name := tableOf(k), k.Name[strings.LastIndexByte(k.Name, '.')+1:]
-		if t != table {
-			table = t
-			title := "Outside of tables"
-			if list, ok := strings.CutSuffix(t, "[]"); ok {
-				title = "`[[" + list + "]]`"
-			} else if t != "" {
-				title = "`[" + t + "]`"
-			}
-			fmt.Fprintf(&b, "\n## %s\n\n| Key | Type | Default | Reload | Meaning |\n|---|---|---|---|---|\n", title)
+		at := strings.LastIndexByte(k.Name, '.')
+		table := k.Name[:max(0, at)]
+		title := "Outside of tables"
+		if list, ok := strings.CutSuffix(table, "[]"); ok {
+			title = "`[[" + list + "]]`"
+		} else if table != "" {
+			title = "`[" + table + "]`"
+		}
+		if rows[title] == "" {
+			titles = append(titles, title)
 		}
 		reload := "no"
 		if k.Reload {
@@ -146,8 +138,12 @@ standard ` + "`OTEL_`" + ` variables for traces.
 		if k.Default != "" {
 			def = "`" + k.Default + "`"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", name, k.Type, def, reload,
+		rows[title] += fmt.Sprintf("| `%s` | %s | %s | %s | %s |\n", k.Name[at+1:], k.Type, def, reload,
 			strings.NewReplacer("|", "\\|", "<", "&lt;").Replace(k.Doc))
+	}
+	for _, title := range titles {
+		fmt.Fprintf(&b, "\n## %s\n\n| Key | Type | Default | Reload | Meaning |\n|---|---|---|---|---|\n%s", title,
+			rows[title])
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,19 +108,19 @@ func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter in
 	if filter != (index.ConversationFilter{}) {
 		none = "no conversations match the flags"
 	}
-	filter.Limit = 1000
-	list, more := []admin.ConversationInfo{}, false
+	if limit == 0 {
+		limit = math.MaxInt
+	}
+	list := []admin.ConversationInfo{}
 	for {
-		if limit > 0 {
-			filter.Limit = min(1000, limit-len(list))
-		}
+		filter.Limit = min(1000, limit-len(list))
 		page, err := hub.Conversations(ctx, filter)
 		if err != nil {
 			return err
 		}
 		list = append(list, page.Conversations...)
 		filter.Cursor = page.Next
-		if more = page.Next != ""; !more || limit > 0 && len(list) >= limit {
+		if page.Next == "" || len(list) >= limit {
 			break
 		}
 	}
@@ -128,13 +129,10 @@ func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter in
 		return []string{stamp(c.Last), c.ID.String(), short(strings.Join(c.Agents, ", "), 40), strconv.Itoa(c.Messages),
 			strconv.Itoa(c.Open), strconv.Itoa(c.Failed), short(c.Preview, 60)}
 	})
-	if err != nil {
-		return err
-	}
-	if more && !a.json {
+	if err == nil && filter.Cursor != "" && !a.json {
 		fmt.Fprintf(a.errs, "there are more conversations: --limit 0 shows all\n")
 	}
-	return nil
+	return err
 }
 
 func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string, steps bool) error {
@@ -362,10 +360,10 @@ func (a *app) exportTo(ctx context.Context, out string, write func(io.Writer) er
 			_ = os.Remove(f.Name())
 		}
 	}()
-	if err := write(f); err != nil {
-		return errors.Join(err, f.Close())
+	if err = write(f); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
 	}
-	if _, err = f.Seek(0, io.SeekStart); err != nil {
+	if err != nil {
 		return errors.Join(err, f.Close())
 	}
 	told, text, err := describeExport(ctx, f)
@@ -558,9 +556,7 @@ func (a *app) bar(in io.Reader, size int64) (io.Reader, func()) {
 const shownProblems = 20
 
 func (a *app) showVerification(v *verification) error {
-	line := func(label, format string, args ...any) {
-		fmt.Fprintf(a.out, "%-13s %s\n", label, fmt.Sprintf(format, args...))
-	}
+	line := a.labels(13, 400)
 	if v.Exported != nil {
 		line("conversation", "%s", v.Conversation)
 		line("exported", "%s by hub %s", stamp(*v.Exported), short(v.Hub, 100))
@@ -576,7 +572,7 @@ func (a *app) showVerification(v *verification) error {
 		line("not again", "%s: %s", plural(u.Messages, "message", "messages"), u.Reason)
 	}
 	for _, p := range v.Problems[:min(len(v.Problems), shownProblems)] {
-		line("PROBLEM", "%s", short(p, 400))
+		line("PROBLEM", "%s", p)
 	}
 	if n := len(v.Problems) - shownProblems; n > 0 {
 		line("PROBLEM", "and %d more: --json lists all", n)

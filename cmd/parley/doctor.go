@@ -95,13 +95,8 @@ func (d *doctor) failed(check, fix string, err error) bool {
 }
 
 func (d *doctor) report() error {
-	failed := 0
-	for _, f := range d.out {
-		if f.State == "failed" {
-			failed++
-		}
-	}
-	return d.a.verdict(failed == 0, map[string]any{"ok": failed == 0, "checks": d.out}, func() error {
+	ok := !slices.ContainsFunc(d.out, func(f finding) bool { return f.State == "failed" })
+	return d.a.verdict(ok, map[string]any{"ok": ok, "checks": d.out}, func() error {
 		for _, f := range d.out {
 			fmt.Fprintf(d.a.out, "%-8s %-18s %s\n", f.State, f.Check, clean(f.Detail))
 			if f.Fix != "" {

@@ -82,13 +82,12 @@ func (d *doctor) samvadAgent(ctx context.Context, name string) {
 
 // find looks an agent up at the running hub, else in the configuration.
 func (d *doctor) find(ctx context.Context, name string) (base, id string, keys []string, known bool) {
-	if a, ok := d.c.Agents[name]; ok && a.SAMVAD != nil {
-		base, id, known = a.SAMVAD.URL, a.SAMVAD.ID, true
+	a, known := d.c.Agents[name]
+	if a.SAMVAD != nil {
+		base, id = a.SAMVAD.URL, a.SAMVAD.ID
 		if a.SAMVAD.Key != "" {
 			keys = append(keys, a.SAMVAD.Key)
 		}
-	} else if ok {
-		known = true
 	}
 	if d.hub == nil {
 		if !known {
@@ -142,9 +141,8 @@ func (d *doctor) card(ctx context.Context, what, setting, base string, guard *ne
 	if err != nil {
 		return ends(setting, err)
 	}
-	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots},
-		DisableKeepAlives: true},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := directHTTP()
+	client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots}, DisableKeepAlives: true}
 	sent := d.now()
 	resp, err := client.Do(r)
 	if err != nil {

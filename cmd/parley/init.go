@@ -48,11 +48,10 @@ func (a *app) init(dir string) error {
 	cluster := false // its keys are in its shared state
 	_, err := os.Lstat(path)
 	fresh := errors.Is(err, os.ErrNotExist)
-	switch {
-	case fresh:
-	case err != nil:
+	if err != nil && !fresh {
 		return err
-	default:
+	}
+	if !fresh {
 		c, err := node.Load(path)
 		if err != nil {
 			return &exitError{exitUsage, err}
@@ -118,7 +117,7 @@ func (a *app) init(dir string) error {
 	return a.initialised(path, data, list, token)
 }
 
-// initialised writes what was made. The token is shown here and stored nowhere; it is
+// initialised shows the items of init. The token is shown here and stored nowhere; it is
 // "" if there were tokens before.
 func (a *app) initialised(path, data string, list []made, token string) error {
 	if a.json {

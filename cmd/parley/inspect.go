@@ -21,7 +21,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// inspecting is what is known besides the sample.
+// inspecting is the knowledge besides the sample.
 type inspecting struct {
 	keys []string  // public keys, base64
 	card []byte    // the sender's card
@@ -29,9 +29,9 @@ type inspecting struct {
 	now  time.Time // the time to judge freshness by
 }
 
-// sample is a message as it was pasted.
+// sample is a pasted message.
 type sample struct {
-	form   string // what it was: "HTTP request", "curl command", "JSON request", "HAR", "envelope"
+	form   string // "HTTP request", "curl command", "JSON request", "HAR", "envelope"
 	http   bool   // method, target and headers are known
 	method string
 	scheme string
@@ -67,7 +67,7 @@ func (s *sample) has(names ...string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return members[name] == nil })
 }
 
-// inspection is what an inspector found.
+// inspection is the explanation of a sample.
 type inspection struct {
 	Protocol string          `json:"protocol"`
 	Form     string          `json:"form"`
@@ -169,7 +169,7 @@ func decoded(v jsonx.Value) string {
 // unquoted is JSON as it stands, without quotes around it.
 func unquoted(v jsonx.Value) string { return strings.Trim(string(v), `"`) }
 
-// newInspection is one that has found nothing yet.
+// newInspection is an empty one, whose lists are [] in JSON.
 func newInspection() *inspection {
 	return &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
 }

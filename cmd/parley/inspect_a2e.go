@@ -39,22 +39,9 @@ func firstLine(b []byte) []byte {
 	return []byte(line)
 }
 
-// jsonKind is what sort of JSON a value is.
-func jsonKind(v jsonx.Value) string {
-	switch v.Kind() {
-	case '"':
-		return "text"
-	case '{':
-		return "an object"
-	case '[':
-		return "a list"
-	case '0':
-		return "a number"
-	case 'n':
-		return "null, as good as absent"
-	}
-	return "true or false"
-}
+// jsonKinds names the kinds of JSON values by their first byte.
+var jsonKinds = map[byte]string{'"': "text", '{': "an object", '[': "a list", '0': "a number",
+	'n': "null, as good as absent", 't': "true or false", 'f': "true or false"}
 
 var a2eMeanings = map[string]string{
 	"type": "which message it is", "id": "a response repeats it as req_id", "a2e": "version",
@@ -99,7 +86,7 @@ func inspectA2E(_ context.Context, s *sample, _ inspecting) (*inspection, error)
 			if name == "auth_token" || name == "session_id" {
 				value = "(secret)"
 			}
-			meaning := cmp.Or(a2eMeanings[name], "a member of "+m.Type+": "+jsonKind(members[name]))
+			meaning := cmp.Or(a2eMeanings[name], "a member of "+m.Type+": "+jsonKinds[jsonx.Kind(members[name])])
 			v.field(name, value, meaning)
 		}
 	}

@@ -134,7 +134,7 @@ func aspKeys(sender string, o inspecting) (asp.Keys, error) {
 // maxShown is how many faults of a transcript people are shown.
 const maxShown = 10
 
-// aspTranscript is what verify found of an exported session.
+// aspTranscript is the result of verifying an exported session.
 type aspTranscript struct {
 	File     string   `json:"file"`
 	Protocol string   `json:"protocol"`
@@ -151,7 +151,8 @@ type aspTranscript struct {
 	Warnings []string `json:"warnings"`
 }
 
-// isASPTranscript looks at how a file begins; what it read is still there.
+// isASPTranscript recognises a transcript by its beginning. The reader that it returns
+// still gives that beginning.
 func isASPTranscript(in io.Reader) (io.Reader, bool) {
 	r := bufio.NewReaderSize(in, 4096)
 	// A shorter file is none.

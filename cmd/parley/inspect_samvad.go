@@ -302,7 +302,7 @@ func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Sign
 	return &sigs[0], nil, false
 }
 
-// samvadSigned tries what a signature may have been made over.
+// samvadSigned tries a signature against the methods and paths that it may cover.
 type samvadSigned struct {
 	s    *sample
 	sig  *httpsig.Signature
@@ -341,7 +341,7 @@ func lastPart(s string) string {
 	return s
 }
 
-// signedBytes shows step by step what was signed.
+// signedBytes shows step by step how the signed bytes come about.
 func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 	add := func(step, text string) { v.Signed = append(v.Signed, inspectSigned{step, text}) }
 	add("the body, "+plural(len(s.body), "byte", "bytes")+", is digested", httpsig.Digest(s.body))
@@ -359,8 +359,7 @@ func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 	}
 }
 
-// samvadWhy finds out what a signature was made over that does not verify as
-// it was sent.
+// samvadWhy looks for the method and path that an invalid signature does cover.
 func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	path := signed.s.path()
 	for _, p := range samvadPaths {

@@ -16,7 +16,7 @@ import (
 // `conversation verify`, and those of one protocol alone.
 var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol}
 
-// A protocol is what the command line knows of one protocol. All but name may be unset.
+// A protocol holds one protocol's part of the commands. All but name may be unset.
 type protocol struct {
 	name string
 
@@ -71,10 +71,10 @@ type adder struct {
 	given func() bool // one of the flags
 	// identity makes the identity. It may add to what is known of the agent, and notes for the operator.
 	identity func(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error)
-	// paste gives what to enter at the agent's side, once the hub has the agent.
+	// paste gives the lines to enter at the agent's side, once the hub has the agent.
 	paste func(a *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error)
 
-	hub    func(admin.Hosting) string // what the agent's operator has to know of the hub
+	hub    func(admin.Hosting) string // facts about the hub for the agent's operator
 	hint   string                     // shown last
 	absent string                     // asked when nothing came within --wait
 }

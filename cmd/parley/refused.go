@@ -83,10 +83,7 @@ func (a *app) follow(ctx context.Context, hub *admin.Client, list []admin.Refusa
 		case <-tick.C:
 		}
 		var err error
-		if list, err = hub.Refused(ctx, 0); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
+		if list, err = hub.Refused(ctx, 0); err != nil && ctx.Err() == nil {
 			return err
 		}
 	}

@@ -313,7 +313,7 @@ func (a *app) samvadEvent(e samvad.Event) error {
 	return a.print(v, "    %s\n", clean(cmp.Or(e.State, string(e.Chunk))))
 }
 
-// samvadError says what an agent answered, and what to do.
+// samvadError shows an agent's error, with advice.
 func samvadError(err error) error {
 	e, ok := errors.AsType[*samvad.Error](err)
 	if !ok {

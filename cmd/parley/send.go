@@ -138,17 +138,15 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	return a.receipt(m.To, r)
 }
 
-// receipt shows what came of a message.
+// receipt shows the outcome of a message.
 func (a *app) receipt(to string, r admin.Receipt) error {
 	switch {
 	case a.json:
-		if err := a.print(r, ""); err != nil {
-			return err
+		err := a.print(r, "")
+		if err == nil && r.Reply != nil && r.Reply.Kind == parley.Failure {
+			err = &exitError{exitRefused, nil}
 		}
-		if r.Reply != nil && r.Reply.Kind == parley.Failure {
-			return &exitError{exitRefused, nil}
-		}
-		return nil
+		return err
 	case r.Reply == nil:
 		return a.print(nil, "recorded as %s; on its way to %s\n", r.ID, to)
 	}
@@ -208,8 +206,7 @@ func orEmpty(b []byte) json.RawMessage {
 	return b
 }
 
-// directHTTP is for servers that the user names: who types an address may call it,
-// on this machine too.
+// directHTTP is for servers that the user names, on this machine too.
 func directHTTP() *http.Client {
 	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }

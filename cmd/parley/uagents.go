@@ -171,7 +171,7 @@ func uagentsKey(path string) (*uagents.Identity, error) {
 	return id, nil
 }
 
-// uagentsError says what an agent answered.
+// uagentsError shows an agent's error.
 func uagentsError(err error) error {
 	e := uagents.AsError(err)
 	code := exitRefused
