@@ -58,12 +58,14 @@ type Options struct {
 func (g *Guard) Client(o Options) *http.Client {
 	timeout := max(cmp.Or(o.Timeout, DefaultTimeout), 0)
 	maxBody := cmp.Or(o.MaxResponseBytes, DefaultMaxResponseBytes)
-	d := dialer{guard: g, resolver: o.resolver}
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		return g.dial(ctx, o.resolver, network, address)
+	}
 	return &http.Client{
 		Timeout:       timeout,
 		CheckRedirect: redirectPolicy(o.MaxRedirects),
 		Transport: &transport{guard: g, maxBody: maxBody, base: &http.Transport{
-			DialContext:            d.dial,
+			DialContext:            dial,
 			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs},
 			ForceAttemptHTTP2:      true,
 			TLSHandshakeTimeout:    10 * time.Second,
@@ -80,16 +82,10 @@ func (g *Guard) Client(o Options) *http.Client {
 // DialContext connects to address ("host:port") by TCP, where g allows. It is
 // for protocols that are not HTTP.
 func (g *Guard) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	d := dialer{guard: g}
-	return d.dial(ctx, network, address)
+	return g.dial(ctx, nil, network, address)
 }
 
-type dialer struct {
-	guard    *Guard
-	resolver *net.Resolver
-}
-
-func (d *dialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (g *Guard) dial(ctx context.Context, resolver *net.Resolver, network, address string) (net.Conn, error) {
 	switch network {
 	case "tcp", "tcp4", "tcp6":
 	default:
@@ -106,9 +102,9 @@ func (d *dialer) dial(ctx context.Context, network, address string) (net.Conn, e
 	nd := net.Dialer{
 		Timeout:   10 * time.Second,
 		KeepAlive: 30 * time.Second,
-		Resolver:  d.resolver,
+		Resolver:  resolver,
 		ControlContext: func(_ context.Context, network, address string, _ syscall.RawConn) error {
-			return d.guard.checkDial(h, network, address)
+			return g.checkDial(h, network, address)
 		},
 	}
 	return nd.DialContext(ctx, network, address)

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -81,10 +82,7 @@ func (e *BlockedError) Error() string {
 	if !e.Addr.IsValid() {
 		return fmt.Sprintf(
 			"host %q is a %s; to allow it add the address that it has to parley.toml: [network] allow = [%q]",
-			e.Host,
-			e.Range.Name,
-			e.allowExample(),
-		)
+			e.Host, e.Range.Name, e.allowExample())
 	}
 	who := "address " + e.Addr.String() + " is"
 	if e.Host != "" {
@@ -125,44 +123,27 @@ func (g *Guard) CheckAddr(a netip.Addr) error {
 
 // allows reports whether a is in the operator's list.
 func (g *Guard) allows(a netip.Addr) bool {
-	if g == nil {
+	a = a.WithZone("").Unmap()
+	if !slices.ContainsFunc(g.Prefixes(), func(p netip.Prefix) bool { return p.Contains(a) }) {
 		return false
 	}
-	a = a.WithZone("").Unmap()
-	for _, p := range g.Prefixes() {
-		if p.Contains(a) {
-			// An allowed gateway to IPv4 is no way round the rules of IPv4.
-			v4, ok := embedded(a)
-			return !ok || g.CheckAddr(v4) == nil
-		}
-	}
-	return false
+	// An allowed gateway to IPv4 is no way round the rules of IPv4.
+	v4, ok := embedded(a)
+	return !ok || g.CheckAddr(v4) == nil
 }
 
 // allowsLoopback reports whether any loopback address is in the list.
 func (g *Guard) allowsLoopback() bool {
-	if g == nil {
-		return false
-	}
-	for _, p := range g.Prefixes() {
-		if p.Overlaps(loopback4) || p.Overlaps(loopback6) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.Prefixes(), func(p netip.Prefix) bool {
+		return p.Overlaps(loopback4) || p.Overlaps(loopback6)
+	})
 }
 
 // allowsPrivate reports whether the list has any address that is not loopback.
 func (g *Guard) allowsPrivate() bool {
-	if g == nil {
-		return false
-	}
-	for _, p := range g.Prefixes() {
-		if !(loopback4.Contains(p.Addr()) && p.Bits() >= loopback4.Bits()) && p != loopback6 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.Prefixes(), func(p netip.Prefix) bool {
+		return !(loopback4.Contains(p.Addr()) && p.Bits() >= loopback4.Bits()) && p != loopback6
+	})
 }
 
 // special returns the range that keeps a from being a public unicast address.

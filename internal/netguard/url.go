@@ -98,18 +98,14 @@ func parseHost(full, name string) (host, error) {
 	if err != nil {
 		return host{}, err
 	}
-	labels := strings.Split(name, ".")
-	last := labels[len(labels)-1]
+	last := name[strings.LastIndexByte(name, '.')+1:]
 	if isNumber(last) {
 		// Resolvers read 127.1, 0x7f000001, 0177.0.0.1 and 2130706433 as
 		// IPv4 addresses (WHATWG URL §3.5, "ends in a number").
 		a, err := netip.ParseAddr(name)
 		if err != nil {
-			return host{}, fmt.Errorf(
-				"%w: %q is an unusual spelling of an address; IPv4 is written as four decimal numbers",
-				ErrURL,
-				name,
-			)
+			return host{}, fmt.Errorf("%w: %q is an unusual spelling of an address; IPv4 is written as four decimal numbers",
+				ErrURL, name)
 		}
 		return host{addr: a}, nil
 	}
@@ -138,8 +134,7 @@ func foldHost(s string) (string, error) {
 		return bad()
 	}
 	for _, r := range name {
-		ascii := 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '.' || r == '_'
-		if ascii {
+		if 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || r == '-' || r == '.' || r == '_' {
 			continue
 		}
 		if r < 0x80 || r == unicode.ReplacementChar || unicode.Is(unicode.Variation_Selector, r) ||
