@@ -90,28 +90,16 @@ var exactNames = []string{"@method", "@path", "content-digest"}
 // parse accepts with the same result.
 func parseExact(input, signature string) (Signature, bool) {
 	const label = "sig1="
-	params, ok := strings.CutPrefix(input, label)
+	rest, ok := strings.CutPrefix(input, label+exactComponents+exactKeyID)
 	if !ok {
 		return Signature{}, false
 	}
-	rest, ok := strings.CutPrefix(params, exactComponents+exactKeyID)
-	if !ok {
-		return Signature{}, false
-	}
-	end := strings.IndexByte(rest, '"')
-	if end < 0 {
-		return Signature{}, false
-	}
-	keyid := rest[:end]
-	if strings.ContainsFunc(keyid, func(r rune) bool { return r < 0x20 || r > 0x7e || r == '\\' }) {
-		return Signature{}, false
-	}
-	digits, ok := strings.CutPrefix(rest[end:], exactCreated)
-	if !ok || len(digits) == 0 || len(digits) > 15 || digits[0] == '0' && len(digits) > 1 {
+	keyid, digits, ok := strings.Cut(rest, exactCreated)
+	if !ok || strings.ContainsFunc(keyid, func(r rune) bool { return r < 0x20 || r > 0x7e || r == '"' || r == '\\' }) {
 		return Signature{}, false
 	}
 	created, err := strconv.ParseUint(digits, 10, 63)
-	if err != nil {
+	if err != nil || len(digits) > 15 || digits[0] == '0' && len(digits) > 1 {
 		return Signature{}, false
 	}
 	b64, ok := strings.CutPrefix(signature, label+":")
@@ -124,7 +112,7 @@ func parseExact(input, signature string) (Signature, bool) {
 		return Signature{}, false
 	}
 	return Signature{
-		Label: "sig1", Components: exactNames, Params: params,
+		Label: "sig1", Components: exactNames, Params: input[len(label):],
 		KeyID: keyid, HasKeyID: true, Alg: "ed25519", HasAlg: true, Created: int64(created), HasCreated: true,
 		Bytes: sig[:n:n],
 	}, true
