@@ -39,7 +39,6 @@ type refusals struct {
 	next    int
 	count   uint64
 	kinds   map[RefusalKind]uint64
-	byRef   map[string]int
 	minute  time.Time
 	sources map[string]*sourceSlots
 }
@@ -51,8 +50,8 @@ type sourceSlots struct {
 }
 
 func newRefusals(size int, rnd io.Reader) *refusals {
-	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), byRef: map[string]int{},
-		sources: map[string]*sourceSlots{}, kinds: map[RefusalKind]uint64{}}
+	return &refusals{rnd: rnd, ring: make([]Refusal, 0, size), sources: map[string]*sourceSlots{},
+		kinds: map[RefusalKind]uint64{}}
 }
 
 // Refuse keeps a refusal and returns its reference.
@@ -74,10 +73,8 @@ func (q *refusals) add(r Refusal) string {
 	defer q.mu.Unlock()
 	q.count++
 	q.note(r)
-	i := q.slotFor(r)
-	delete(q.byRef, q.ring[i].Ref)
+	i := q.slotFor(r) // which may extend the ring
 	q.ring[i] = r
-	q.byRef[r.Ref] = i
 	return r.Ref
 }
 
@@ -150,8 +147,9 @@ func (h *Hub) Explain(ref string) (Refusal, bool) {
 	q := h.refusals
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	i, ok := q.byRef[strings.ToLower(ref)]
-	if !ok {
+	ref = strings.ToLower(ref)
+	i := slices.IndexFunc(q.ring, func(r Refusal) bool { return r.Ref == ref })
+	if i < 0 {
 		return Refusal{}, false
 	}
 	return q.ring[i], true
