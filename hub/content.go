@@ -223,41 +223,29 @@ func onlyString(raw json.RawMessage) (string, bool) {
 }
 
 func misfitError(s parley.SkillSpec, why error) *parley.Error {
-	text := reason(why)
 	schema := string(s.Input)
 	if len(schema) > 2048 {
 		schema = schema[:2048] + "…"
 	}
-	return parley.Refuse(parley.InvalidContent, "the content does not fit skill %q: %s; expected %s", s.ID, text,
+	return parley.Refuse(parley.InvalidContent, "the content does not fit skill %q: %s; expected %s", s.ID, reason(why),
 		schema)
 }
 
-// reason is one line on why content does not fit.
+// reason is one line on why content does not fit: of a schema's errors the innermost,
+// with its place.
 func reason(why error) string {
 	var v *jsonschema.ValidationError
-	if errors.As(why, &v) {
-		return explain(v)
+	if !errors.As(why, &v) {
+		return why.Error()
 	}
-	return why.Error()
-}
-
-// explain finds the innermost reason, with its place.
-func explain(v *jsonschema.ValidationError) string {
 	for len(v.Causes) > 0 {
 		v = v.Causes[0]
 	}
-	at := ""
-	for _, s := range v.InstanceLocation {
-		at += "/" + s
+	text := "at /" + strings.Join(v.InstanceLocation, "/")
+	if out := v.BasicOutput(); out.Error != nil {
+		text += ": " + out.Error.String()
 	}
-	if at == "" {
-		at = "/"
-	}
-	out := v.BasicOutput()
-	if out.Error != nil {
-		return fmt.Sprintf("at %s: %s", at, out.Error.String())
-	}
-	return "at " + at
+	return text
 }
 
 func validate(s *jsonschema.Schema, b []byte) error {
