@@ -62,11 +62,9 @@ func (h *Hub) Visible(protocol, from string, e *directory.Entry, skill string) b
 // holds reports whether messages to an agent wait without an attempt; see
 // [Capabilities.Holds].
 func (h *Hub) holds(e *directory.Entry) bool {
-	h.mu.Lock()
-	_, local := h.local[e.Name]
-	h.mu.Unlock()
+	l, _ := h.here(e.Name)
 	b, id, ok := h.route(e, "")
-	return !local && ok && b.can.Holds != nil && b.can.Holds(e, id)
+	return l == nil && ok && b.can.Holds != nil && b.can.Holds(e, id)
 }
 
 // Hearers gives those of names that may get m, which goes to many: one that may not is
@@ -87,17 +85,21 @@ func (h *Hub) Pause(ctx context.Context, name string, paused bool) error {
 	return h.c.Directory.Pause(ctx, name, paused)
 }
 
+// here finds the handler or the inbox of an agent in this process.
+func (h *Hub) here(name string) (*local, *inbox) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.local[name], h.inboxes[name]
+}
+
 // reachable reports whether a message of a kind can be sent to an agent. A handler
 // in this process takes requests and notices only.
 func (h *Hub) reachable(name string, k parley.Kind) bool {
-	h.mu.Lock()
-	_, local := h.local[name]
-	_, inbox := h.inboxes[name]
-	h.mu.Unlock()
-	if inbox {
+	l, box := h.here(name)
+	switch {
+	case box != nil:
 		return true
-	}
-	if local {
+	case l != nil:
 		return k == parley.Request || k == parley.Notice
 	}
 	e, ok := h.c.Directory.Agent(name)

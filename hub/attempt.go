@@ -44,9 +44,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 			h.mu.Unlock()
 		}()
 	}
-	h.mu.Lock()
-	l, box := h.local[a.To], h.inboxes[a.To]
-	h.mu.Unlock()
+	l, box := h.here(a.To)
 	if a.Message.Kind == parley.Notice {
 		fitted, err := h.fitNotice(a.Message, a.To, l != nil)
 		if err != nil {
@@ -118,9 +116,9 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 		if o.Failure != nil {
 			reply.Kind, reply.Error = parley.Failure, o.Failure
 		}
-		h.about(a.Message, a.To, reply)
-		h.fitReply(ctx, a.Message, a.To, reply)
-		return delivery.Result{Reply: h.newReply(a, reply), Losses: o.Losses}
+		r := h.replied(ctx, a, reply)
+		r.Losses = o.Losses
+		return r
 	case a.Message.Kind == parley.Notice && isMisfit(o.Failure):
 		return delivery.Result{Err: o.Failure, Losses: o.Losses}
 	}
@@ -136,9 +134,7 @@ func (h *Hub) streams(a delivery.Attempt) bool {
 		b := h.bindings[a.Message.Origin.Protocol]
 		return b != nil && b.can.CarriesReplies
 	}
-	h.mu.Lock()
-	w := h.waiters[a.Message.ID]
-	h.mu.Unlock()
+	w := h.waiter(a.Message.ID)
 	return w != nil && !w.skipsEvents.Load()
 }
 
@@ -148,15 +144,9 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 		return err
 	}
 	m := h.about(a.Message, a.To, &parley.Message{Kind: parley.Event, State: state, Parts: parts})
-	e := journal.Entry{Scope: a.Scope, Message: m, Open: h.replyTo(a.Message, m, a.Sync)}
-	e.Losses = h.replyLosses(a.Message, m, e.Open)
-	if e.Open != nil {
-		setRequestPosition(m, a.Position)
-	}
-	h.mu.Lock()
-	w := h.waiters[a.Message.ID]
-	h.mu.Unlock()
-	if w != nil {
+	r := h.newReply(a.Message, a.Position, a.Sync, m)
+	e := journal.Entry{Scope: a.Scope, Message: m, Open: r.Open, Losses: r.Losses}
+	if w := h.waiter(a.Message.ID); w != nil {
 		if err := w.room(ctx); err != nil {
 			return err
 		}
@@ -179,27 +169,14 @@ func (c *transport) FailureReply(m *parley.Message, p journal.Position, to strin
 	if m.Kind != parley.Request {
 		return nil
 	}
-	reply := h.failure(m, to, err)
-	h.mu.Lock()
-	_, waits := h.waiters[m.ID]
-	h.mu.Unlock()
-	r := &delivery.Reply{Message: reply, Open: h.replyTo(m, reply, waits)}
-	if r.Open != nil {
-		setRequestPosition(reply, p)
-	}
-	r.Losses = h.replyLosses(m, reply, r.Open)
-	return r
+	return h.newReply(m, p, h.waiter(m.ID) != nil, h.failure(m, to, err))
 }
 
 // Repeatable: handlers of this process see the message ID and the attempt number, so
 // they can deduplicate.
 func (c *transport) Repeatable(message parley.ID, to string) bool {
 	h := c.hub()
-	h.mu.Lock()
-	_, local := h.local[to]
-	_, box := h.inboxes[to]
-	h.mu.Unlock()
-	if local || box {
+	if l, box := h.here(to); l != nil || box != nil {
 		return true
 	}
 	e, ok := h.c.Directory.Agent(to)
@@ -222,9 +199,7 @@ func (c *transport) Repeatable(message parley.ID, to string) bool {
 // Paused: by an operator, or because nobody reads the inbox.
 func (c *transport) Paused(to string) bool {
 	h := c.hub()
-	h.mu.Lock()
-	box := h.inboxes[to]
-	h.mu.Unlock()
+	_, box := h.here(to)
 	if box != nil && !box.isRead() {
 		return true
 	}
@@ -234,10 +209,7 @@ func (c *transport) Paused(to string) bool {
 
 // LaneLimit: handlers of this process have a bound of their own.
 func (c *transport) LaneLimit(to string) int {
-	h := c.hub()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if l := h.local[to]; l != nil {
+	if l, _ := c.hub().here(to); l != nil {
 		return cap(l.calls)
 	}
 	return 0

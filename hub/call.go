@@ -221,6 +221,13 @@ func contentSize(m *parley.Message) (n int) {
 	return n
 }
 
+// waiter finds the caller that waits for the reply of a request, or nil.
+func (h *Hub) waiter(request parley.ID) *waiter {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.waiters[request]
+}
+
 func newWaiter(limit int, to []string) *waiter {
 	return &waiter{to: to, limit: limit, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
 }

@@ -47,7 +47,7 @@ func (h *Hub) endOverdue(id parley.ID, to string, p journal.Position) {
 	defer cancel()
 	r, err := h.c.Journal.Read(ctx, p)
 	if err == nil {
-		_, err = h.timeout(ctx, &recordedMessage{message: r.Message, position: p, scope: r.Scope, claims: nil},
+		_, err = h.timeout(ctx, &recordedMessage{message: r.Message, position: p, scope: r.Scope},
 			context.DeadlineExceeded)
 	}
 	if err == nil || errors.Is(err, journal.ErrClosed) {
@@ -74,13 +74,10 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 		return nil, nil
 	}
 	reply := h.failure(a.message, to, parley.AsError(cause))
-	entry := journal.Entry{Scope: a.scope, Message: reply,
+	r := h.newReply(a.message, a.position, v.Sync, reply)
+	entry := journal.Entry{Scope: a.scope, Message: reply, Open: r.Open,
 		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt,
-			Reply: reply.ID, Error: reply.Error}}}
-	if entry.Open = h.replyTo(a.message, reply, v.Sync); entry.Open != nil {
-		setRequestPosition(reply, a.position)
-	}
-	entry.Steps[0].Losses = journal.AddLosses(v.Losses, h.replyLosses(a.message, reply, entry.Open))
+			Reply: reply.ID, Error: reply.Error, Losses: journal.AddLosses(v.Losses, r.Losses)}}}
 	if _, err := h.c.Journal.Append(ctx, entry); errors.Is(err, journal.ErrConflict) {
 		return nil, nil
 	} else if err != nil {

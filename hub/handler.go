@@ -78,23 +78,21 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 		}()
 		err = skill.Handler(ctx, m, r)
 	}()
+	var err error
+	returned := true
 	select {
-	case err := <-r.done:
-		parts, replied := r.end()
-		if err == nil {
-			return r.addCost(h.answer(a, parts, nil))
-		}
-		if replied {
-			h.c.Logger.Warn("a handler failed after its reply", "agent", a.To, "message", m.ID, "error", err)
-			return r.addCost(h.answer(a, parts, nil))
-		}
-		return r.addCost(h.handlerError(ctx, a, err))
+	case err = <-r.done:
 	case <-ctx.Done():
-		if parts, replied := r.end(); replied {
-			return r.addCost(h.answer(a, parts, nil))
-		}
-		return r.addCost(h.handlerError(ctx, a, ctx.Err()))
+		err, returned = ctx.Err(), false
 	}
+	parts, replied := r.end()
+	if err != nil && !replied {
+		return r.addCost(h.handlerError(ctx, a, err))
+	}
+	if err != nil && returned {
+		h.c.Logger.Warn("a handler failed after its reply", "agent", a.To, "message", m.ID, "error", err)
+	}
+	return r.addCost(h.answer(a, parts, nil))
 }
 
 // handlerError turns a handler's error into the request's Failure. Only the text of a
@@ -120,11 +118,9 @@ func (h *Hub) answer(a delivery.Attempt, parts []parley.Part, err *parley.Error)
 		return delivery.Result{Err: err}
 	}
 	if err != nil {
-		return delivery.Result{Reply: h.newReply(a, h.failure(a.Message, a.To, err))}
+		return h.replied(context.Background(), a, &parley.Message{Kind: parley.Failure, Error: err})
 	}
-	reply := h.response(a.Message, a.To, parts)
-	h.fitReply(context.Background(), a.Message, a.To, reply)
-	return delivery.Result{Reply: h.newReply(a, reply)}
+	return h.replied(context.Background(), a, &parley.Message{Kind: parley.Response, Parts: parts})
 }
 
 // replier is a handler's parley.Replier. After the handler's call it takes nothing

@@ -1,14 +1,15 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -79,21 +80,12 @@ func New(c Config) (*Hub, error) {
 	if len(c.Secret) < 32 {
 		return nil, errors.New("hub: Secret must have 32 bytes")
 	}
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
-	}
-	if c.LongTimeout == 0 {
-		c.LongTimeout = 2 * time.Hour
-	}
-	if c.HandlerCalls == 0 {
-		c.HandlerCalls = 1024
-	}
-	if c.Events == 0 {
-		c.Events = 1024
-	}
-	if c.Refusals == 0 {
-		c.Refusals = 4096
-	}
+	c.Timeout = cmp.Or(c.Timeout, 30*time.Second)
+	c.LongTimeout = cmp.Or(c.LongTimeout, 2*time.Hour)
+	c.HandlerCalls = cmp.Or(c.HandlerCalls, 1024)
+	c.Events = cmp.Or(c.Events, 1024)
+	c.Refusals = cmp.Or(c.Refusals, 4096)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
 	}
@@ -102,9 +94,6 @@ func New(c Config) (*Hub, error) {
 	}
 	if c.Rand == nil {
 		c.Rand = rand.Reader
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
 		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, timers: map[parley.ID]*time.Timer{},
@@ -123,10 +112,9 @@ func (h *Hub) ID() string { return h.c.ID }
 // Bindings lists the bound protocols by name.
 func (h *Hub) Bindings() []Binding {
 	var out []Binding
-	for _, b := range h.bindings {
-		out = append(out, b.Binding)
+	for _, protocol := range slices.Sorted(maps.Keys(h.bindings)) {
+		out = append(out, h.bindings[protocol].Binding)
 	}
-	slices.SortFunc(out, func(a, b Binding) int { return strings.Compare(a.Protocol(), b.Protocol()) })
 	return out
 }
 
@@ -297,10 +285,7 @@ func (h *Hub) onRecord(r *journal.Record) {
 	if m == nil || m.InReplyTo.IsZero() || m.Kind == parley.Cancel || r.Refused != nil {
 		return
 	}
-	h.mu.Lock()
-	w := h.waiters[m.InReplyTo]
-	h.mu.Unlock()
-	if w != nil {
+	if w := h.waiter(m.InReplyTo); w != nil {
 		w.push(m)
 	}
 }

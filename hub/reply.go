@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -41,16 +42,13 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	h.fitReply(ctx, request, m.From, m)
-	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key}
-	if entry.Open = h.replyTo(request, m, v.Sync); entry.Open != nil {
-		setRequestPosition(m, v.Position)
-	}
-	losses := h.replyLosses(request, m, entry.Open)
+	r := h.newReply(request, v.Position, v.Sync, m)
+	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Open: r.Open}
 	if m.Kind == parley.Event {
-		m.Number, entry.Losses = h.number(m.InReplyTo), losses
+		m.Number, entry.Losses = h.number(m.InReplyTo), r.Losses
 	} else {
 		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt,
-			Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, losses)}}
+			Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, r.Losses)}}
 	}
 	for {
 		a := &recordedMessage{message: m, scope: scope, request: request}
@@ -117,13 +115,21 @@ func (h *Hub) replyTo(request, reply *parley.Message, waits bool) []journal.Open
 	return []journal.Opening{{To: request.From}}
 }
 
-func (h *Hub) newReply(a delivery.Attempt, m *parley.Message) *delivery.Reply {
-	r := &delivery.Reply{Message: m, Open: h.replyTo(a.Message, m, a.Sync)}
+// newReply makes an event or reply to the request at a position ready to be recorded.
+func (h *Hub) newReply(request *parley.Message, at journal.Position, waits bool, m *parley.Message) *delivery.Reply {
+	r := &delivery.Reply{Message: m, Open: h.replyTo(request, m, waits)}
 	if r.Open != nil {
-		setRequestPosition(m, a.Position)
+		setRequestPosition(m, at)
 	}
-	r.Losses = h.replyLosses(a.Message, m, r.Open)
+	r.Losses = h.replyLosses(request, m, r.Open)
 	return r
+}
+
+// replied is the result of an attempt whose recipient answered the request with m.
+func (h *Hub) replied(ctx context.Context, a delivery.Attempt, m *parley.Message) delivery.Result {
+	h.about(a.Message, a.To, m)
+	h.fitReply(ctx, a.Message, a.To, m)
+	return delivery.Result{Reply: h.newReply(a.Message, a.Position, a.Sync, m)}
 }
 
 // replyLosses gives the losses of an event or reply without a delivery of its own. An
@@ -143,10 +149,6 @@ func (h *Hub) replyLosses(request, reply *parley.Message, open []journal.Opening
 		losses = journal.AddLosses(v.Losses, losses)
 	}
 	return losses
-}
-
-func (h *Hub) response(m *parley.Message, from string, parts []parley.Part) *parley.Message {
-	return h.about(m, from, &parley.Message{Kind: parley.Response, Parts: parts})
 }
 
 func (h *Hub) failure(m *parley.Message, from string, err *parley.Error) *parley.Message {
@@ -178,9 +180,7 @@ const requestPosition = "parley.request"
 // setRequestPosition sets the position of the request in its reply r.
 func setRequestPosition(r *parley.Message, p journal.Position) {
 	f := make(map[string]string, len(r.Trace.Foreign)+1)
-	for k, v := range r.Trace.Foreign {
-		f[k] = v
-	}
+	maps.Copy(f, r.Trace.Foreign)
 	f[requestPosition] = p.String()
 	r.Trace.Foreign = f
 }
