@@ -92,15 +92,12 @@ type Change struct{ Old, New *Entry }
 // Open reads the stored entries, and follows the changes of other hubs.
 func Open(ctx context.Context, o Options) (*Directory, error) {
 	d := &Directory{state: o.State, limit: cmp.Or(o.Agents, 100_000), guestLimit: cmp.Or(o.Guests, 4096), now: o.Now,
-		log:       o.Log,
+		log:       cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
 		revisions: map[string]uint64{}, paused: map[string]bool{}, stop: func() {},
 		byName: map[string]*Entry{}, byID: map[identity]string{}, namesByID: map[string][]string{},
 		watchers: map[int]func(Change){}}
 	if d.now == nil {
 		d.now = time.Now
-	}
-	if d.log == nil {
-		d.log = slog.New(slog.DiscardHandler)
 	}
 	if o.State == nil {
 		return d, nil
@@ -171,6 +168,20 @@ func (d *Directory) Lookup(protocol, id string) (*Entry, bool) {
 		return nil, false
 	}
 	return d.byName[name], true
+}
+
+// Claimants lists the agents whose own id in a protocol is id: several where their
+// enrolled keys tell them apart.
+func (d *Directory) Claimants(protocol, id string) (out []*Entry) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	own := func(i parley.Identity) bool { return i.Protocol == protocol && i.ID == id && !i.StandIn }
+	for _, name := range d.namesByID[id] {
+		if e := d.byName[name]; slices.ContainsFunc(e.Identities, own) {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // Resolve finds an agent by its name, else by its id in any protocol, such as

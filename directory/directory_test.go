@@ -121,6 +121,9 @@ func TestLinkRetiresTheStandIn(t *testing.T) {
 	if e, ok := d.Lookup("uagents", standIn.ID); !ok || e.Name != "planner" {
 		t.Error("the former address leads nowhere")
 	}
+	if d.Claimants("uagents", standIn.ID) != nil || len(d.Claimants("uagents", native.ID)) != 1 {
+		t.Error("a stand-in's address is claimed, or the agent's own is not")
+	}
 	if got := e.Native(); len(got) != 2 {
 		t.Errorf("native protocols: %v", got)
 	}
@@ -137,6 +140,24 @@ func TestOneIDTwoKeys(t *testing.T) {
 	}
 	if e, ok := d.Lookup("samvad", "agent://client.local"); ok {
 		t.Errorf("the shared id is said to be %q alone", e.Name)
+	}
+	claimants := func(protocol string) (names []string) {
+		for _, e := range d.Claimants(protocol, "agent://client.local") {
+			names = append(names, e.Name)
+		}
+		return names
+	}
+	if names := claimants("samvad"); !slices.Equal(names, []string{"a", "b"}) {
+		t.Errorf("%v claim the id", names)
+	}
+	if names := claimants("asp"); names != nil {
+		t.Errorf("%v claim the id in another protocol", names)
+	}
+	if err := d.Remove(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if names := claimants("samvad"); !slices.Equal(names, []string{"b"}) {
+		t.Errorf("%v claim the id after one is removed", names)
 	}
 }
 

@@ -79,7 +79,6 @@ type Binding struct {
 	public   *url.URL
 	server   *protocol.Server
 	client   *protocol.Client
-	keys     *keyIndex
 	identity identity
 	taskKey  []byte
 	tokens   *tokens
@@ -117,9 +116,7 @@ func New(c Config) (*Binding, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	public, err := bridge.PublicURL(c.PublicURL)
 	if err != nil {
 		return nil, err
@@ -155,11 +152,10 @@ func New(c Config) (*Binding, error) {
 	if b.tokens, err = newTokens(c.Keys); err != nil {
 		return nil, err
 	}
-	b.keys = &keyIndex{ring: c.Keys, names: map[string][]string{}}
 	b.server = &protocol.Server{
 		Resolve: b.resolve,
 		Verifier: &protocol.Verifier{
-			Keys:   protocol.FirstOf(b.keys, cards),
+			Keys:   protocol.FirstOf(enrolledKeys{c.Hub.Directory(), c.Keys}, cards),
 			Memory: memory{c.Journal},
 			Now:    c.Now,
 			Limits: protocol.Limits{MaxBody: c.MaxBody, Window: c.Window},
@@ -188,7 +184,6 @@ func New(c Config) (*Binding, error) {
 
 // update follows a change of the directory.
 func (b *Binding) update(ch directory.Change) {
-	b.keys.update(ch)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ch.Old != nil {
