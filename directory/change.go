@@ -23,28 +23,24 @@ import (
 // Without skills an entry keeps those that its agent declared itself under the same
 // identity; see [Directory.Learn].
 func (d *Directory) Put(ctx context.Context, a parley.Agent, s Source) (*Entry, error) {
-	return d.put(ctx, a, s, "")
+	return d.Register(ctx, a, s, "")
 }
 
 // Register is Put of an agent that registered itself, with the skills that it
 // declared in a protocol; see [Directory.Learn].
 func (d *Directory) Register(ctx context.Context, a parley.Agent, s Source, protocol string) (*Entry, error) {
-	return d.put(ctx, a, s, protocol)
-}
-
-func (d *Directory) put(ctx context.Context, a parley.Agent, s Source, learned string) (*Entry, error) {
 	return d.change(ctx, a.Name, func(old *Entry) (*Entry, error) {
 		if err := parley.CheckName(a.Name); err != nil {
 			return nil, err
 		}
-		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: learned, Paused: !s.stored() && d.paused[a.Name]}
+		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: protocol, Paused: !s.stored() && d.paused[a.Name]}
 		if old != nil {
 			if old.Source != s {
 				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
 			}
 			e.Added, e.Paused = old.Added, old.Paused
 			was, ok := old.Identity(old.Learned)
-			if ok && learned == "" && slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
+			if ok && protocol == "" && slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
 				return i.Protocol == was.Protocol && i.ID == was.ID
 			}) {
 				e.inherit(old)
