@@ -198,16 +198,12 @@ func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) R
 	}
 	claims := d.claimReply(it, r.Reply)
 	at, err := d.settle(ctx, it, end)
-	reply := r.Reply
+	first := Attempt{Message: r.Reply.Message, Position: at, Scope: it.scope, Request: it.message}
 	r = d.finishAnswered(l, it, r, err)
 	if err != nil {
 		d.releaseClaims(claims, it.outcome)
 	} else if len(claims) > 0 {
-		request := it.message
-		r.then = func() {
-			d.deliverReply(claims, reply, Attempt{Message: reply.Message, Position: at, Scope: it.scope,
-				Request: request})
-		}
+		r.then = func() { d.deliverReply(claims, first) }
 	}
 	return r
 }

@@ -62,6 +62,9 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 	return &Claim{d, l, key}
 }
 
+// To is the recipient of the message.
+func (c *Claim) To() string { return c.key.to }
+
 // Release gives the lane back untouched: the message was not recorded. It reports
 // whether the attempt was not made and never will be.
 func (c *Claim) Release() bool {
@@ -84,9 +87,10 @@ func (c *Claim) Release() bool {
 }
 
 // Run makes the first attempt, which was recorded with the message, in the calling
-// goroutine, and returns its result once that is recorded. If the attempt failed
-// and will be repeated, later attempts go on in the background. Where the lane was
-// not idle, Run does nothing: the message is queued.
+// goroutine, and returns its result once that is recorded. The claim knows the
+// recipient and the number of the attempt. If the attempt failed and will be repeated,
+// later attempts go on in the background. Where the lane was not idle, Run does
+// nothing: the message is queued.
 func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 	d, l := c.d, c.l
 	if l == nil {
@@ -109,10 +113,9 @@ func (c *Claim) Run(ctx context.Context, a Attempt) Result {
 
 // Go is Run in the background.
 func (c *Claim) Go(a Attempt) {
-	if c.l == nil {
-		return
+	if c.l != nil {
+		go c.Run(c.d.ctx, a)
 	}
-	go c.Run(c.d.ctx, a)
 }
 
 // confirmAhead ends the claim of a delivery that is recorded with an attempt ahead

@@ -133,19 +133,16 @@ func New(c Config) *Dispatcher {
 	c.PerRecipient = cmp.Or(c.PerRecipient, 64)
 	c.Active = cmp.Or(c.Active, 8192)
 	c.HeldBytes = cmp.Or(c.HeldBytes, 64<<20)
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	if c.Now == nil {
 		c.Now = time.Now
 	}
 	if c.Jitter == nil {
 		c.Jitter = rand.Float64
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
 	d := &Dispatcher{c: c, lanes: map[laneKey]*lane{}, recipients: map[string]*recipient{},
-		tracked:    map[deliveryKey]int{},
-		partitions: map[int]*partitionState{}, elsewhere: map[deliveryKey]*lane{},
-		recordedAhead: map[deliveryKey]struct{}{}}
+		tracked: map[deliveryKey]int{}, partitions: map[int]*partitionState{},
+		elsewhere: map[deliveryKey]*lane{}, recordedAhead: map[deliveryKey]struct{}{}}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }

@@ -44,15 +44,12 @@ func (d *Dispatcher) releaseClaims(claims []*Claim, outcome *journal.Entry) {
 
 // deliverReply makes the attempts that were recorded with a reply: the last one in
 // this goroutine, the others in the background.
-func (d *Dispatcher) deliverReply(claims []*Claim, r *Reply, a Attempt) {
-	for i, c := range claims {
-		a.To = r.Open[i].To
-		if i < len(claims)-1 {
-			c.Go(a)
-			continue
-		}
-		c.Run(d.ctx, a)
+func (d *Dispatcher) deliverReply(claims []*Claim, a Attempt) {
+	last := len(claims) - 1
+	for _, c := range claims[:last] {
+		c.Go(a)
 	}
+	claims[last].Run(d.ctx, a)
 }
 
 // resumeRecorded queues the attempts that were recorded with a reply when the

@@ -109,7 +109,7 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 	c.a = a
 	if len(a.claims) == 1 {
 		h.mu.Lock()
-		c.w.claim = a.claims[0].claim
+		c.w.claim = a.claims[0]
 		ended := h.closing
 		h.mu.Unlock()
 		if ended {
@@ -133,8 +133,7 @@ func (h *Hub) firstAttempt(ctx context.Context, a *recordedMessage, w *waiter) {
 	if !w.attempted.CompareAndSwap(false, true) {
 		return // the hub closed first
 	}
-	r := a.claims[0].claim.Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope,
-		To: a.claims[0].to, Sync: true})
+	r := a.claims[0].Run(ctx, delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, Sync: true})
 	switch {
 	case r.Reply != nil:
 		w.push(r.Reply.Message)

@@ -73,8 +73,7 @@ func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error)
 // background.
 func (h *Hub) startAttempts(a *recordedMessage) {
 	for _, c := range a.claims {
-		c.claim.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, To: c.to,
-			Request: a.request})
+		c.Go(delivery.Attempt{Message: a.message, Position: a.position, Scope: a.scope, Request: a.request})
 	}
 }
 
@@ -82,13 +81,8 @@ type recordedMessage struct {
 	message  *parley.Message
 	position journal.Position
 	scope    string
-	claims   []claim
+	claims   []*delivery.Claim
 	request  *parley.Message // that message is about; nil for a Request or Notice
-}
-
-type claim struct {
-	to    string
-	claim *delivery.Claim
 }
 
 // complete sets the members of a message that only the hub can set.
@@ -225,7 +219,7 @@ func (h *Hub) finishWrite(ctx context.Context, a *recordedMessage, position jour
 	}
 	unmade := a.claims[:0]
 	for _, c := range a.claims {
-		if c.claim.Release() {
+		if c.Release() {
 			unmade = append(unmade, c)
 		}
 	}
@@ -250,7 +244,7 @@ func (h *Hub) claimLanes(a *recordedMessage, open []journal.Opening) {
 		o := &open[i]
 		if c := h.deliver.Claim(partition, a.message.ID, o.To, a.message.Conversation, o.Sync); c != nil {
 			o.Attempt = 1
-			a.claims = append(a.claims, claim{o.To, c})
+			a.claims = append(a.claims, c)
 		}
 	}
 }

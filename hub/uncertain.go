@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -31,10 +32,10 @@ type uncertainAppend struct {
 // the message is found among the open deliveries.
 const maxUncertain = 1 << 14
 
-func (h *Hub) noteUncertain(id parley.ID, waits bool, claims []claim) {
+func (h *Hub) noteUncertain(id parley.ID, waits bool, claims []*delivery.Claim) {
 	u := uncertainAppend{waits: waits}
 	for _, c := range claims {
-		u.to = append(u.to, c.to)
+		u.to = append(u.to, c.To())
 	}
 	h.uncertain.mu.Lock()
 	if h.uncertain.byID == nil {
