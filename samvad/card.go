@@ -123,11 +123,10 @@ func (c *Card) Complete() *Card {
 	schemes := []string{"none"}
 	for i := range d.Skills {
 		s := &d.Skills[i]
-		if isNull(s.InputSchema) {
-			s.InputSchema = json.RawMessage(`{"type":"object"}`)
-		}
-		if isNull(s.OutputSchema) {
-			s.OutputSchema = json.RawMessage(`{"type":"object"}`)
+		for _, schema := range []*json.RawMessage{&s.InputSchema, &s.OutputSchema} {
+			if isNull(*schema) {
+				*schema = json.RawMessage(`{"type":"object"}`)
+			}
 		}
 		if s.Trust == TrustAuthenticated {
 			schemes = []string{"bearer", "none"}
@@ -216,10 +215,8 @@ func (c *Card) check() error {
 
 // Skill gives a skill by id, nil if the card has none of that id.
 func (c *Card) Skill(id string) *Skill {
-	for i := range c.Skills {
-		if c.Skills[i].ID == id {
-			return &c.Skills[i]
-		}
+	if i := slices.IndexFunc(c.Skills, func(s Skill) bool { return s.ID == id }); i >= 0 {
+		return &c.Skills[i]
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -178,9 +179,9 @@ func (e *Error) HTTPStatus() int {
 	if e.Status != 0 {
 		return e.Status
 	}
-	for i := range wire { // the first row of a code has its usual status
-		if wire[i].code == e.Code {
-			return wire[i].status
+	for _, w := range wire { // the first row of a code has its usual status
+		if w.code == e.Code {
+			return w.status
 		}
 	}
 	return http.StatusInternalServerError
@@ -233,25 +234,17 @@ func because(sentinel, cause error) error {
 
 // refuse makes the error for a sentinel. An empty text means the fixed one.
 func refuse(sentinel error, text string, cause error) *Error {
-	e := AsError(because(sentinel, cause))
-	if text != "" {
-		c := *e
-		c.Text = text
-		return &c
-	}
-	return e
+	e := *AsError(because(sentinel, cause))
+	e.Text = cmp.Or(text, e.Text)
+	return &e
 }
 
 // WriteError answers a refused or failed request with an error envelope, its
 // status and, where it applies, Retry-After. Any error will do; see [AsError].
 func WriteError(w http.ResponseWriter, err error) {
 	e := AsError(err)
-	setRetryAfter(w.Header(), e)
-	writeReply(w, e.HTTPStatus(), &Reply{TraceID: e.TraceID, SpanID: newID(), Err: e})
-}
-
-func setRetryAfter(h http.Header, e *Error) {
 	if e.RetryAfter > 0 {
-		h.Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
+		w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
 	}
+	writeReply(w, e.HTTPStatus(), &Reply{TraceID: e.TraceID, SpanID: newID(), Err: e})
 }

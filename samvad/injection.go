@@ -81,11 +81,7 @@ func scanTree(v any) bool {
 	case string:
 		return Suspicious(v)
 	case []any:
-		for _, m := range v {
-			if scanTree(m) {
-				return true
-			}
-		}
+		return slices.ContainsFunc(v, scanTree)
 	case map[string]any:
 		for _, m := range v {
 			if scanTree(m) {

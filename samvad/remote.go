@@ -1,6 +1,7 @@
 package samvad
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -59,29 +60,21 @@ func readRemote(b []byte) (*remoteReply, error) {
 // It understands envelopes, task states, errors that are a mere string, and
 // the bodies of web frameworks.
 func (r *remoteReply) remoteError(status int, h http.Header) *Error {
-	code, message := Code(""), ""
+	code, message := Code(text(r.Code)), text(r.Message)
 	switch kindOf(r.Error) {
 	case '{':
 		var w struct {
 			Code    json.RawMessage `json:"code"`
 			Message json.RawMessage `json:"message"`
 		}
-		if jsonx.Decode(r.Error, &w) == nil {
-			code, message = Code(text(w.Code)), text(w.Message)
-		}
+		_ = jsonx.Decode(r.Error, &w) // an object that was read with the answer
+		code, message = Code(text(w.Code)), text(w.Message)
 	case '"':
-		message = text(r.Error)
-		if c := text(r.Code); c != "" {
-			code = Code(c)
-		}
-		if m := text(r.Message); m != "" {
-			message = m
-		}
+		message = cmp.Or(message, text(r.Error))
 	default:
 		if text(r.Status) != "error" && status/100 == 2 {
 			return nil
 		}
-		code, message = Code(text(r.Code)), text(r.Message)
 	}
 	e := remoteErr(code, message, status, h)
 	e.TraceID = text(r.TraceID)
@@ -249,10 +242,7 @@ func decodeTask(status int, h http.Header, b []byte) (*Task, error) {
 		}
 	case "failed", "error":
 		t.Status = TaskFailed
-		t.Err = r.remoteError(status, h)
-		if t.Err == nil {
-			t.Err = remoteErr(CodeAgentUnavailable, "The task failed.", status, h)
-		}
+		t.Err = cmp.Or(r.remoteError(status, h), remoteErr(CodeAgentUnavailable, "The task failed.", status, h))
 	default:
 		return nil, notUnderstood(fmt.Errorf("task status %q", clip(s)))
 	}

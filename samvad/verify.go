@@ -215,14 +215,11 @@ func readBody(r *http.Request, limit int64) ([]byte, error) {
 // requestPath gives the path as it stood in the request line: escaped,
 // without the query, nothing cleaned.
 func requestPath(r *http.Request) string {
-	target := r.RequestURI
-	if target == "" || target[0] != '/' {
+	if !strings.HasPrefix(r.RequestURI, "/") {
 		return r.URL.EscapedPath()
 	}
-	if i := strings.IndexByte(target, '?'); i >= 0 {
-		target = target[:i]
-	}
-	return target
+	path, _, _ := strings.Cut(r.RequestURI, "?")
+	return path
 }
 
 // signedPaths gives what @path may be for a request to path (SAM-022): the
@@ -314,10 +311,10 @@ func (v *Verifier) CheckMessage(ctx context.Context, in *Incoming) (*Verified, e
 		keys = StaticKeys(nil)
 	}
 	if v.Legacy && !signedHeaders(in.Header) {
-		if err := v.checkLegacy(ctx, in, m, keys); err != nil {
+		if err := m.checkLegacy(ctx, in, keys); err != nil {
 			return nil, err
 		}
-	} else if err := v.checkSignature(ctx, in, m, keys, now); err != nil {
+	} else if err := m.checkSignature(ctx, in, keys, now); err != nil {
 		return nil, err
 	}
 	m.Verdict.Assurance = Signed
@@ -341,7 +338,7 @@ func signedHeaders(h http.Header) bool {
 	return len(h[headerDigest])+len(h[headerInput])+len(h[headerSignature]) > 0
 }
 
-func (v *Verifier) checkSignature(ctx context.Context, in *Incoming, m *Verified, keys Keys, now time.Time) *Error {
+func (m *Verified) checkSignature(ctx context.Context, in *Incoming, keys Keys, now time.Time) *Error {
 	sigs, err := m.checkHeaders(in, now)
 	if err != nil {
 		return err
@@ -402,8 +399,7 @@ func (m *Verified) checkKey(ctx context.Context, in *Incoming, sigs []httpsig.Si
 // compared verbatim.
 func VerifySignature(in *Incoming, now time.Time, keys ...Key) (*Verdict, error) {
 	m := &Verified{Envelope: &Envelope{From: "x"}}
-	v := &Verifier{}
-	if err := v.checkSignature(context.Background(), in, m, StaticKeys{"x": keys}, now); err != nil {
+	if err := m.checkSignature(context.Background(), in, StaticKeys{"x": keys}, now); err != nil {
 		return err.Verdict, err
 	}
 	m.Verdict.Assurance = Signed
@@ -539,12 +535,9 @@ func (m *Verified) verify(in *Incoming, pairs []pair) error {
 				return because(ErrHeaders, err)
 			}
 			base = append(base, '\n')
-			strict := false
-			if !edkeys.Verify(p.key.Public, base, p.sig.Bytes) {
-				strict = true
-				if !edkeys.Verify(p.key.Public, base[:len(base)-1], p.sig.Bytes) {
-					continue
-				}
+			strict := !edkeys.Verify(p.key.Public, base, p.sig.Bytes)
+			if strict && !edkeys.Verify(p.key.Public, base[:len(base)-1], p.sig.Bytes) {
+				continue
 			}
 			m.Verdict.KeyID, m.Verdict.Label, m.Verdict.KeySource = p.sig.KeyID, p.sig.Label, p.key.Source
 			m.Verdict.SignedPath, m.Verdict.StrictBase = path, strict
@@ -555,7 +548,7 @@ func (m *Verified) verify(in *Incoming, pairs []pair) error {
 }
 
 // checkLegacy verifies the body signature of protocol 1.1.
-func (v *Verifier) checkLegacy(ctx context.Context, in *Incoming, m *Verified, keys Keys) *Error {
+func (m *Verified) checkLegacy(ctx context.Context, in *Incoming, keys Keys) *Error {
 	m.Verdict.Legacy = true
 	var w struct {
 		KID       *string `json:"kid"`
