@@ -225,7 +225,7 @@ func (s *InputSchema) Apply(payload json.RawMessage) (_ json.RawMessage, err err
 	if !f.changed {
 		return payload, nil
 	}
-	return encodeTree(v)
+	return jsonx.EncodeTree(v)
 }
 
 // constraint says which rule of a schema a value breaks first, in the form of the
@@ -295,7 +295,7 @@ func broken(e *jsonschema.ValidationError) string {
 func literals(values ...any) string {
 	out := make([]string, len(values))
 	for i, v := range values {
-		b, err := encodeTree(v)
+		b, err := jsonx.EncodeTree(v)
 		if err != nil {
 			b = []byte("?")
 		}
@@ -445,29 +445,4 @@ func (f *fitter) local(ref string) (any, bool) {
 		}
 	}
 	return at, true
-}
-
-// encodeTree writes a tree as compact JSON, members sorted, numbers as they
-// were written.
-func encodeTree(v any) (json.RawMessage, error) { return jsonx.Encode(literalNumbers(v)) }
-
-// literalNumbers gives a tree whose numbers are encoded as they stand.
-func literalNumbers(v any) any {
-	switch v := v.(type) {
-	case map[string]any:
-		out := make(map[string]any, len(v))
-		for name, m := range v {
-			out[name] = literalNumbers(m)
-		}
-		return out
-	case []any:
-		out := make([]any, len(v))
-		for i, m := range v {
-			out[i] = literalNumbers(m)
-		}
-		return out
-	case json.Number:
-		return json.RawMessage(v)
-	}
-	return v
 }

@@ -11,6 +11,7 @@ package jsonx
 
 import (
 	"bytes"
+	stdjson "encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -111,6 +112,14 @@ func DecodeKnown(b []byte, v any) error {
 // Encode writes v compactly, maps in sorted order, without HTML escapes.
 // Nil slices become [] and nil maps {}; a nil [Value] becomes null.
 func Encode(v any) ([]byte, error) { return json.Marshal(v, json.Deterministic(true)) }
+
+// EncodeTree is [Encode] for what encoding/json decodes into an any: a
+// [stdjson.Number] is written as it stands.
+func EncodeTree(v any) ([]byte, error) {
+	return json.Marshal(v, json.Deterministic(true), json.WithMarshalers(literalNumber))
+}
+
+var literalNumber = json.MarshalFunc(func(n stdjson.Number) ([]byte, error) { return []byte(n), nil })
 
 // AppendCompact appends the JSON value v without white space. A v that is not
 // strict JSON is an error.

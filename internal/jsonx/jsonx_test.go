@@ -2,6 +2,7 @@ package jsonx
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"strings"
 	"testing"
@@ -99,4 +100,21 @@ func FuzzCanonicalize(f *testing.F) {
 			t.Fatalf("not idempotent: %q then %q, %v", c, again, err)
 		}
 	})
+}
+
+func TestEncodeTreeKeepsNumbers(t *testing.T) {
+	t.Parallel()
+	const in = `{"a":{"y":{},"z":-0.0},"b":[1.00,12345678901234567890,1e400,null,true,"é<\"\\>"],"c":[]}`
+	d := json.NewDecoder(strings.NewReader(in))
+	d.UseNumber()
+	var tree any
+	if err := d.Decode(&tree); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := EncodeTree(tree); err != nil || string(out) != in {
+		t.Errorf("%s, %v", out, err)
+	}
+	if _, err := EncodeTree([]any{json.Number("one")}); err == nil {
+		t.Error("a number that is none was written")
+	}
 }

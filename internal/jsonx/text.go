@@ -71,10 +71,12 @@ func Whole(b []byte) ([]byte, bool, error) {
 	if err == nil {
 		return b, false, nil
 	}
-	if out, replaced := ReplaceHalves(b); replaced && Valid(out, 0) == nil {
-		return out, true, nil
-	} else if replaced { // something else is wrong, too
-		err = Valid(out, 0)
+	out, replaced := ReplaceHalves(b)
+	if replaced {
+		err = Valid(out, 0) // something else may be wrong, too
 	}
-	return nil, false, err
+	if err != nil {
+		return nil, false, err
+	}
+	return out, true, nil
 }
