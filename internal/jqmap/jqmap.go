@@ -6,6 +6,7 @@ package jqmap
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -87,11 +88,7 @@ func (p *Program) Run(ctx context.Context, content []byte, message map[string]an
 	if v, err = numbers(v); err != nil {
 		return nil, err
 	}
-	limit := p.Time
-	if limit == 0 {
-		limit = DefaultTime
-	}
-	run, cancel := context.WithTimeout(ctx, limit)
+	run, cancel := context.WithTimeout(ctx, cmp.Or(p.Time, DefaultTime))
 	defer cancel()
 	defer func() {
 		// A program is the operator's; its input is not.
@@ -99,46 +96,39 @@ func (p *Program) Run(ctx context.Context, content []byte, message map[string]an
 			out, err = nil, fmt.Errorf("%w: %v", ErrFailed, r)
 		}
 	}()
-	if message == nil {
-		message = map[string]any{}
-	}
 	results := p.code.RunWithContext(run, v, message)
 	result, ok := results.Next()
-	if ok {
-		if err, failed := result.(error); failed {
-			return nil, why(ctx, run, err)
-		}
-		if more, again := results.Next(); again {
-			if err, failed := more.(error); failed {
-				return nil, why(ctx, run, err)
-			}
-			return nil, fmt.Errorf("%w; this one made several", ErrCount)
-		}
-	} else {
+	if !ok {
 		return nil, fmt.Errorf("%w; this one made none", ErrCount)
 	}
-	limited := p.Size
-	if limited == 0 {
-		limited = DefaultSize
+	if err, failed := result.(error); failed {
+		return nil, why(ctx, run, err)
 	}
-	if weigh(result, limited) < 0 {
-		return nil, fmt.Errorf("%w: more than %d bytes", ErrSize, limited)
+	if more, again := results.Next(); again {
+		if err, failed := more.(error); failed {
+			return nil, why(ctx, run, err)
+		}
+		return nil, fmt.Errorf("%w; this one made several", ErrCount)
+	}
+	limit := cmp.Or(p.Size, DefaultSize)
+	if weigh(result, limit) < 0 {
+		return nil, fmt.Errorf("%w: more than %d bytes", ErrSize, limit)
 	}
 	if out, err = gojq.Marshal(result); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrFailed, err)
 	}
-	if len(out) > limited {
-		return nil, fmt.Errorf("%w: %d bytes, more than %d", ErrSize, len(out), limited)
+	if len(out) > limit {
+		return nil, fmt.Errorf("%w: %d bytes, more than %d", ErrSize, len(out), limit)
 	}
 	return out, nil
 }
 
 func why(outer, run context.Context, err error) error {
-	if run.Err() != nil && outer.Err() == nil {
-		return ErrTime
-	}
-	if outer.Err() != nil {
+	switch {
+	case outer.Err() != nil:
 		return outer.Err()
+	case run.Err() != nil:
+		return ErrTime
 	}
 	return fmt.Errorf("%w: %w", ErrFailed, err)
 }
