@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"slices"
 	"strconv"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/source"
 	"github.com/parley-hub/parley/internal/sse"
 )
 
@@ -393,7 +393,7 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 	}
 	sender := m.From
 	if anonymous {
-		sender = "ip " + clientIP(r)
+		sender = "ip " + source.Host(r.RemoteAddr)
 	}
 	if err := s.limiter.Allow(a.id(), sender, a.limit, v.now()); err != nil {
 		s.refuse(w, r, claim, m.fail(StepLimits, err))
@@ -439,9 +439,4 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 		return
 	}
 	req.answer(resp, err)
-}
-
-func clientIP(r *http.Request) string {
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	return cmp.Or(host, r.RemoteAddr) // an address without a port stands for itself
 }

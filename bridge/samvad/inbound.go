@@ -7,7 +7,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/source"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -37,7 +37,7 @@ func (b *Binding) byHost(host string) string {
 	if b.c.Domain == "" {
 		return Root
 	}
-	l, ok := strings.CutSuffix(strings.ToLower(hostOf(host)), "."+b.c.Domain)
+	l, ok := strings.CutSuffix(strings.ToLower(source.Host(host)), "."+b.c.Domain)
 	if !ok {
 		return Root
 	}
@@ -60,7 +60,7 @@ func (b *Binding) agentName(a *protocol.Agent) string {
 // sender finds the directory name of a proved sender.
 func (b *Binding) sender(r *protocol.Request) string {
 	if r.Verdict.Assurance != protocol.Signed {
-		return directory.GuestName(Protocol, r.From, hostOf(r.Remote))
+		return directory.GuestName(Protocol, r.From, source.Host(r.Remote))
 	}
 	if name, ok := strings.CutPrefix(r.Verdict.KeySource, enrolledSource); ok {
 		return name
@@ -184,7 +184,7 @@ func (b *Binding) stream(ctx context.Context, r *protocol.Request, s hub.Submiss
 // noteRefusal notes a request that the server refused, for `parley refused`.
 func (b *Binding) noteRefusal(r *http.Request, c protocol.Claim, e *protocol.Error) string {
 	f := hub.Refusal{
-		Protocol: Protocol, Source: hostOf(r.RemoteAddr), Claim: c.From, To: cmp.Or(c.Agent, c.Endpoint),
+		Protocol: Protocol, Source: source.Host(r.RemoteAddr), Claim: c.From, To: cmp.Or(c.Agent, c.Endpoint),
 		Step: string(e.Step),
 		Code: stepCode(e), Text: e.Text, Cause: e.Error(), Size: c.Size,
 	}
@@ -205,9 +205,4 @@ func (b *Binding) checkToken(_ context.Context, r *protocol.Request) error {
 		return fmt.Errorf("none of the %d tokens in samvad.tokens_file", len(b.c.Tokens))
 	}
 	return nil
-}
-
-func hostOf(address string) string {
-	host, _, _ := net.SplitHostPort(address)
-	return cmp.Or(host, address) // one without a port stands for itself
 }

@@ -3,18 +3,21 @@
 package source
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 )
 
+// Host is an address without its port; one that has none stands for itself.
+func Host(address string) string {
+	host, _, _ := net.SplitHostPort(address)
+	return cmp.Or(host, address)
+}
+
 // Of gives what an address counts as: itself, or the /64 of an IPv6 address.
 // The address may have a port; text that is no address gives "".
 func Of(address string) string {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
-		host = address
-	}
-	a, err := netip.ParseAddr(host)
+	a, err := netip.ParseAddr(Host(address))
 	if err != nil {
 		return ""
 	}
