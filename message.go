@@ -270,6 +270,14 @@ func OnlyText(p Part) (string, bool) {
 	return "", false
 }
 
+// ContentSize is the size of the message's content: the bytes of all its parts.
+func (m *Message) ContentSize() (n int) {
+	for _, p := range m.Parts {
+		n += len(p.Data)
+	}
+	return n
+}
+
 // Recipients are the agents that get the message: To, then the rest of the Audience in
 // its order, without From.
 func (m *Message) Recipients() []string {

@@ -132,10 +132,7 @@ func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 func (d *Dispatcher) push(l *lane, it *item, first bool) {
 	if m := it.message; m != nil {
 		it.ends = endOf(m.Kind, m.Expires, m.Deadline)
-		for _, p := range m.Parts {
-			it.size += int64(len(p.Data))
-		}
-		it.size += int64(len(m.Origin.Raw)) + 512
+		it.size = int64(m.ContentSize()+len(m.Origin.Raw)) + 512
 		if !first && d.heldBytes+it.size > d.c.HeldBytes {
 			it.message, it.size = nil, 0
 		}

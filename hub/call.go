@@ -213,13 +213,6 @@ func (w *waiter) cancelAttempt() {
 // waiterBytes bounds the content queued for a caller that reads slowly.
 const waiterBytes = 8 << 20
 
-func contentSize(m *parley.Message) (n int) {
-	for _, p := range m.Parts {
-		n += len(p.Data)
-	}
-	return n
-}
-
 // waiter finds the caller that waits for the reply of a request, or nil.
 func (h *Hub) waiter(request parley.ID) *waiter {
 	h.mu.Lock()
@@ -244,7 +237,7 @@ func (w *waiter) push(m *parley.Message) {
 		}
 	} else if n := len(w.messages); n == 0 || !w.messages[n-1].Kind.Terminal() {
 		w.messages = append(w.messages, m)
-		w.bytes += contentSize(m)
+		w.bytes += m.ContentSize()
 	}
 	w.mu.Unlock()
 	token(w.ready)
@@ -266,7 +259,7 @@ func (w *waiter) next(ctx context.Context) (*parley.Message, error) {
 		if len(w.messages) > 0 {
 			m := w.messages[0]
 			w.messages = w.messages[1:]
-			w.bytes -= contentSize(m)
+			w.bytes -= m.ContentSize()
 			w.mu.Unlock()
 			token(w.space)
 			return m, nil

@@ -35,7 +35,7 @@ const recordBytes = 2 << 10
 // and in the index as text and by words; large content also in the index's WAL until
 // that is copied.
 func recordCost(m *parley.Message) int {
-	n := max(len(m.Origin.Raw), contentSize(m))
+	n := max(len(m.Origin.Raw), m.ContentSize())
 	return recordBytes + 2*n + 2*max(0, n-4<<10)
 }
 
@@ -50,7 +50,7 @@ func (h *Hub) chargeGuest(ctx context.Context, m *parley.Message, refused bool) 
 
 // strip replaces the content of a message by its digest and size.
 func strip(m *parley.Message) {
-	size, sum := contentSize(m), sha256.New()
+	size, sum := m.ContentSize(), sha256.New()
 	if m.Origin.Raw != nil {
 		size = len(m.Origin.Raw)
 		sum.Write(m.Origin.Raw)

@@ -243,11 +243,7 @@ func (p *Policy) size(m *parley.Message) *parley.Error {
 	if len(m.Parts) > p.c.MaxParts {
 		return parley.Refuse(parley.TooLarge, "%d parts, more than the %d allowed", len(m.Parts), p.c.MaxParts)
 	}
-	n := 0
-	for _, part := range m.Parts {
-		n += len(part.Data)
-	}
-	if n > p.c.MaxBytes {
+	if n := m.ContentSize(); n > p.c.MaxBytes {
 		return parley.Refuse(parley.TooLarge, "content of %d bytes, more than the %d allowed", n, p.c.MaxBytes)
 	}
 	return nil
