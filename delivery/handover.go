@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -169,12 +170,7 @@ func (d *Dispatcher) handBack(it *item) {
 				break
 			}
 			d.c.Logger.Warn("cannot hand back an attempt; trying again", "message", it.id, "to", it.to, "error", err)
-			pause := time.NewTimer(d.c.Retry.First)
-			select {
-			case <-pause.C:
-			case <-d.ctx.Done():
-				pause.Stop()
-			}
+			_ = sleep.For(d.ctx, d.c.Retry.First) // its end leaves one more try
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()

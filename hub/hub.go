@@ -17,6 +17,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 )
@@ -186,21 +187,9 @@ func (h *Hub) resumeLoop(partition int) {
 		}
 		h.c.Logger.Error("cannot resume the deliveries of a partition; trying again", "partition", partition,
 			"error", err)
-		if !pause(h.life, retryPause) {
+		if sleep.For(h.life, retryPause) != nil {
 			return
 		}
-	}
-}
-
-// pause waits; false if ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -90,7 +91,7 @@ func (h *Hub) withdrawAttempts(id parley.ID, u uncertainAppend) {
 			}
 			h.c.Logger.Warn("cannot withdraw an attempt that was not made; trying again", "message", id, "to", to,
 				"error", err)
-			if !pause(h.life, time.Second) {
+			if sleep.For(h.life, time.Second) != nil {
 				return
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/sleep"
 )
 
 // Defaults of [Client]; those of the Python SDK.
@@ -350,10 +351,8 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 		case err != nil && !(errors.As(err, &e) && e.Retryable):
 			return nil, err
 		}
-		select {
-		case <-time.After(every):
-		case <-ctx.Done():
-			return nil, clientError("The task was not finished in time.", because(ErrTimeout, ctx.Err()))
+		if err := sleep.For(ctx, every); err != nil {
+			return nil, clientError("The task was not finished in time.", because(ErrTimeout, err))
 		}
 	}
 }

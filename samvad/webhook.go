@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/sleep"
 )
 
 // Defaults of [Webhook].
@@ -66,10 +67,8 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 			return err
 		}
 		pause = max(pause, min(after, time.Minute))
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return errors.Join(ctx.Err(), err)
+		if ended := sleep.For(ctx, pause); ended != nil {
+			return errors.Join(ended, err)
 		}
 		pause *= 2
 	}

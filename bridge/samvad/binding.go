@@ -299,15 +299,5 @@ var (
 	_ hub.Forgetter   = (*Binding)(nil)
 )
 
-// rest waits; false when the binding is closed.
-func (b *Binding) rest(d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-b.ctx.Done():
-		return false
-	}
-}
-
 // pause before a failed call of the journal is repeated.
 const pause = time.Second

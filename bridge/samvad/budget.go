@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -102,9 +103,7 @@ func (b *budget) run(ctx context.Context, failed func(error)) {
 		if err := b.flush(ctx); err != nil && ctx.Err() == nil {
 			failed(err)
 		}
-		select {
-		case <-time.After(budgetEvery):
-		case <-ctx.Done():
+		if sleep.For(ctx, budgetEvery) != nil {
 			return
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/sleep"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -92,12 +93,7 @@ func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.
 			err.After = wait
 			out = hub.Outcome{Err: err, Wait: wait}
 		}
-		if end, ok := ctx.Deadline(); !o.Waits || !ok || time.Until(end) <= wait {
-			return out
-		}
-		select {
-		case <-time.After(wait):
-		case <-ctx.Done():
+		if end, ok := ctx.Deadline(); !o.Waits || !ok || time.Until(end) <= wait || sleep.For(ctx, wait) != nil {
 			return out
 		}
 	}

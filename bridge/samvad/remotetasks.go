@@ -10,6 +10,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -170,7 +171,7 @@ func (b *Binding) follow(id parley.ID, w *remoteTask) {
 	b.work.Go(func() {
 		began := b.c.Now()
 		pause := shortestPoll
-		for b.rest(pause) {
+		for sleep.For(b.ctx, pause) == nil {
 			select {
 			case p.polls <- struct{}{}:
 			case <-b.ctx.Done():
@@ -331,7 +332,7 @@ func (b *Binding) adoptOwned() {
 		}
 		for err := b.adopt(); err != nil && b.ctx.Err() == nil; err = b.adopt() {
 			b.c.Logger.Error("cannot read the tasks elsewhere; trying again", "error", err)
-			b.rest(pause)
+			_ = sleep.For(b.ctx, pause)
 		}
 	}
 }

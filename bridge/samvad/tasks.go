@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
@@ -81,7 +82,7 @@ func (b *Binding) background(id parley.ID, f func() error) {
 				return
 			}
 			b.c.Logger.Error("cannot keep the outcome of a task; trying again", "message", id, "error", err)
-			if !b.rest(pause) {
+			if sleep.For(b.ctx, pause) != nil {
 				return
 			}
 		}
