@@ -89,12 +89,7 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 	if p := way.Protocol(); p == "samvad" || p == "uagents" {
 		c.Marks = c.Marks[:0]
 	}
-	says := func(a bridge.Aspect) bool {
-		if from == "api" {
-			return true
-		}
-		return bridge.Look(from, "", a).Fate != bridge.Absent || in(from, a)
-	}
+	says := func(a bridge.Aspect) bool { return from == "api" || in(from, a) }
 	if kind == parley.Event {
 		states := []parley.State{parley.NoState}
 		for s, a := range map[parley.State]bridge.Aspect{parley.Accepted: bridge.Accepted,
@@ -105,16 +100,14 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 		}
 		slices.Sort(states)
 		out.State, out.Number = states[r.IntN(len(states))], 1
-		out.InReplyTo = conversation
 	}
 	if kind == parley.Failure {
 		out.Error = &parley.Error{Code: parley.HandlerFailed, Text: m.mark("Error.Text")}
 		if says(bridge.Retry) && m.some(2) {
 			out.Error.Retryable, out.Error.After = true, 7*time.Second
 		}
-		out.InReplyTo = conversation
 	}
-	if kind == parley.Response || kind == parley.Cancel {
+	if kind != parley.Request && kind != parley.Notice {
 		out.InReplyTo = conversation
 	}
 	if kind == parley.Cancel {
@@ -162,13 +155,10 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 }
 
 func in(from string, a bridge.Aspect) bool {
-	for _, r := range bridge.Table {
-		if r.Aspect == a {
-			_, ok := r.In[from]
-			return ok
-		}
-	}
-	return false
+	return slices.ContainsFunc(bridge.Table, func(r bridge.Row) bool {
+		_, ok := r.In[from]
+		return ok && r.Aspect == a
+	})
 }
 
 // parts makes the content.
