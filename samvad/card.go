@@ -133,10 +133,7 @@ func (c *Card) Complete() *Card {
 		}
 	}
 	d.Auth = &CardAuth{Schemes: schemes}
-	limit := c.limit()
-	d.RateLimit = &limit
-	ttl := c.ttl()
-	d.CardTTL = &ttl
+	d.RateLimit, d.CardTTL = new(c.limit()), new(c.ttl())
 	if c.Endpoints == nil {
 		base := strings.TrimRight(c.URL, "/")
 		d.Endpoints = &Endpoints{

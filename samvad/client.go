@@ -466,19 +466,15 @@ func clientError(text string, cause error) *Error {
 }
 
 func transportError(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	text, is := "The agent could not be reached.", ErrUnavailable
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrTimeout) {
 		text, is = "The agent did not answer in time.", ErrTimeout
 	}
-	e = clientError(text, because(is, err))
-	var blocked *netguard.BlockedError
-	if errors.As(err, &blocked) {
-		e.Retryable = false
-	}
+	e := clientError(text, because(is, err))
+	e.Retryable = !errors.Is(err, netguard.ErrBlocked)
 	return e
 }
 

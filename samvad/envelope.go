@@ -232,9 +232,9 @@ func share(b []byte, v json.RawMessage) json.RawMessage {
 // it is): always a payload object, never a null, no member that the schema does
 // not have (SAM-031, SAM-152).
 func (e *Envelope) Encode() ([]byte, error) {
-	mode, timestamp := string(e.Mode), formatTimestamp(e.Timestamp)
-	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: &mode, Nonce: &e.Nonce, Timestamp: &timestamp,
-		TraceID: &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
+	w := wireEnvelope{From: &e.From, To: &e.To, Skill: &e.Skill, Mode: new(string(e.Mode)), Nonce: &e.Nonce,
+		Timestamp: new(formatTimestamp(e.Timestamp)),
+		TraceID:   &e.TraceID, SpanID: &e.SpanID, ParentSpanID: optional(e.ParentSpanID),
 		DelegationToken: optional(e.DelegationToken), CallbackURL: optional(e.CallbackURL),
 		Payload: json.RawMessage("{}")}
 	if e.Auth != nil {
@@ -312,8 +312,8 @@ func parseTimestamp(s string) (time.Time, bool) {
 
 // jsonText describes a JSON error for a stranger, without the content.
 func jsonText(err error) string {
-	var e *jsonx.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*jsonx.Error](err)
+	if !ok {
 		return ""
 	}
 	text := "Invalid envelope: " + e.Is.Error()

@@ -194,8 +194,7 @@ func AsError(err error) *Error {
 	if err == nil {
 		return nil
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
@@ -211,8 +210,7 @@ func AsError(err error) *Error {
 
 // VerdictOf gives the checks that led to err, nil if it bears none.
 func VerdictOf(err error) *Verdict {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Verdict
 	}
 	return nil

@@ -88,15 +88,19 @@ func writeReply(w http.ResponseWriter, status int, r *Reply) {
 }
 
 func writeAccepted(w http.ResponseWriter, taskID string) {
-	b, err := jsonx.Encode(struct {
+	writeValue(w, http.StatusAccepted, struct {
 		TaskID string `json:"taskId"`
 		Status string `json:"status"`
 	}{taskID, "accepted"})
+}
+
+func writeValue(w http.ResponseWriter, status int, v any) {
+	b, err := jsonx.Encode(v)
 	if err != nil {
 		WriteError(w, err)
 		return
 	}
-	writeJSON(w, http.StatusAccepted, b)
+	writeJSON(w, status, b)
 }
 
 func writeJSON(w http.ResponseWriter, status int, b []byte) {

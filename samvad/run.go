@@ -177,8 +177,7 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 	}
 	reply := &Reply{TraceID: req.TraceID, SpanID: newID(), Err: refusal}
 	if refusal == nil {
-		zero := 0.0
-		if err := put(func() { t.Status, t.Progress = TaskRunning, &zero }); err != nil {
+		if err := put(func() { t.Status, t.Progress = TaskRunning, new(0.0) }); err != nil {
 			reply.Err = failure(because(ErrUnavailable, err))
 		} else if resp, err := s.runHandler(ctx, req); err != nil {
 			reply.Err = failure(err)
@@ -186,11 +185,10 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 			reply.Result, reply.SpanID = resp.Result, resp.SpanID
 		}
 	}
-	one := 1.0
 	err := put(func() {
 		t.Status, t.Err = TaskFailed, reply.Err
 		if reply.Err == nil {
-			t.Status, t.Result, t.Progress = TaskDone, reply.Result, &one
+			t.Status, t.Result, t.Progress = TaskDone, reply.Result, new(1.0)
 		}
 	})
 	if err != nil {

@@ -216,8 +216,7 @@ func (s *InputSchema) Apply(payload json.RawMessage) (_ json.RawMessage, err err
 	f := fitter{root: s.doc}
 	v = f.fit(s.doc, v, 0)
 	if err := s.schema.Validate(v); err != nil {
-		var ve *jsonschema.ValidationError
-		if errors.As(err, &ve) {
+		if ve, ok := errors.AsType[*jsonschema.ValidationError](err); ok {
 			return nil, refuse(ErrPayload, constraint(ve), err)
 		}
 		return nil, refuse(ErrPayload, "", err)

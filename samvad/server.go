@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/source"
 	"github.com/parley-hub/parley/internal/sse"
 )
@@ -335,7 +334,7 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent, _
 		ActiveRequests int64 `json:"activeRequests"`
 		QueuedTasks    int64 `json:"queuedTasks"`
 	}
-	b, err := jsonx.Encode(struct {
+	writeValue(w, http.StatusOK, struct {
 		Status          string  `json:"status"`
 		ProtocolVersion string  `json:"protocolVersion"`
 		AgentVersion    string  `json:"agentVersion"`
@@ -343,11 +342,6 @@ func (s *Server) serveHealth(w http.ResponseWriter, _ *http.Request, a *Agent, _
 		Load            load    `json:"load"`
 	}{"ok", Version, cmp.Or(a.Card.Version, "1.0.0"), max(0, s.now().Sub(s.start).Seconds()),
 		load{s.running.Load(), 0}})
-	if err != nil {
-		WriteError(w, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, b)
 }
 
 func (s *Server) serveTask(w http.ResponseWriter, r *http.Request, a *Agent, path string) {

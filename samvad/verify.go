@@ -260,8 +260,7 @@ func (m *Verified) fail(s Step, err error) *Error {
 	e.Step = s
 	m.Verdict.Checks = append(m.Verdict.Checks, Check{Name: s, Detail: err.Error()})
 	m.Verdict.Assurance = Unsigned
-	verdict := m.Verdict
-	e.Verdict = &verdict
+	e.Verdict = new(m.Verdict)
 	if m.Envelope != nil {
 		e.TraceID = m.TraceID
 		e.envelope = m.Envelope

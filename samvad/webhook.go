@@ -107,8 +107,7 @@ func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply)
 	}
 	resp, err := h.client().Do(req)
 	if err != nil {
-		var blocked *netguard.BlockedError
-		return !errors.As(err, &blocked), 0, because(ErrUnavailable, err)
+		return !errors.Is(err, netguard.ErrBlocked), 0, because(ErrUnavailable, err)
 	}
 	defer closeBody(resp.Body)
 	code := resp.StatusCode

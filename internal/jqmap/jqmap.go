@@ -57,8 +57,7 @@ func Compile(source string) (*Program, error) {
 	q, err := gojq.Parse(source)
 	if err != nil {
 		at := len(source)
-		var p *gojq.ParseError
-		if errors.As(err, &p) {
+		if p, ok := errors.AsType[*gojq.ParseError](err); ok {
 			at = max(0, min(p.Offset-len(p.Token), len(source)))
 		}
 		return nil, &SyntaxError{1 + strings.Count(source[:at], "\n"), err.Error()}

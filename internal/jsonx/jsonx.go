@@ -254,8 +254,7 @@ func wrap(err error) error {
 // provoking it, so that no message text is compared.
 var errUTF8 = func() error {
 	_, err := jsontext.NewDecoder(bytes.NewReader([]byte("\"\xff\""))).ReadValue()
-	var syn *jsontext.SyntacticError
-	if errors.As(err, &syn) {
+	if syn, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		return syn.Err
 	}
 	return err
