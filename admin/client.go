@@ -3,6 +3,7 @@ package admin
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,14 @@ func (e *UnreachableError) Error() string {
 // Unwrap gives the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
+// unreachable is the error of a call without an answer: that of its context, if it has ended.
+func (c *Client) unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return &UnreachableError{c.Base, err}
+}
+
 const maxAnswer = 64 << 20
 
 func (c *Client) request(ctx context.Context, method, path string, query url.Values, body any) (*http.Request, error) {
@@ -77,14 +86,11 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	}
 	resp, err := h.Do(req)
 	if err != nil {
-		if ctx := req.Context(); ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
 		var u *url.Error
 		if errors.As(err, &u) {
 			err = u.Err
 		}
-		return nil, &UnreachableError{c.Base, err}
+		return nil, c.unreachable(req.Context(), err)
 	}
 	if resp.StatusCode < 300 || resp.StatusCode == http.StatusServiceUnavailable &&
 		strings.HasSuffix(req.URL.Path, "/v1/ready") {
@@ -99,7 +105,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	if jsonx.Decode(b, &p) != nil || p.Error.Code == "" {
 		return nil, &UnreachableError{c.Base, fmt.Errorf("%s: what answers is not a hub's admin API", resp.Status)}
 	}
-	e := &parley.Error{Code: p.Error.Code, Text: p.Error.Text, Ref: p.Error.Ref, Retryable: p.Error.Retryable}
+	e := p.Error.error()
 	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
 		e.After = time.Duration(s) * time.Second
 	}
@@ -128,10 +134,7 @@ func (c *Client) decode(req *http.Request, out any) error {
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
 	if err != nil {
-		if ctx := req.Context(); ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return &UnreachableError{c.Base, err}
+		return c.unreachable(req.Context(), err)
 	}
 	if out == nil {
 		return nil
@@ -348,8 +351,7 @@ func (c *Client) events(req *http.Request, err error) iter.Seq2[event, error] {
 						yield(event{}, &UnreachableError{c.Base, err})
 						return
 					}
-					yield(event{}, &parley.Error{Code: p.Error.Code, Text: p.Error.Text, Ref: p.Error.Ref,
-						Retryable: p.Error.Retryable})
+					yield(event{}, p.Error.error())
 					return
 				}
 				if !yield(e, nil) {
@@ -358,14 +360,7 @@ func (c *Client) events(req *http.Request, err error) iter.Seq2[event, error] {
 				e = event{}
 			}
 		}
-		switch ctx := req.Context(); {
-		case ctx.Err() != nil:
-			yield(event{}, ctx.Err())
-		case lines.Err() != nil:
-			yield(event{}, &UnreachableError{c.Base, lines.Err()})
-		default:
-			yield(event{}, &UnreachableError{c.Base, io.ErrUnexpectedEOF})
-		}
+		yield(event{}, c.unreachable(req.Context(), cmp.Or(lines.Err(), io.ErrUnexpectedEOF)))
 	}
 }
 
@@ -524,10 +519,7 @@ func (c *Client) export(ctx context.Context, id string, q url.Values, w io.Write
 	}
 	defer body.Close()
 	if _, err := io.Copy(w, body); err != nil {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return &UnreachableError{c.Base, err}
+		return c.unreachable(ctx, err)
 	}
 	return nil
 }

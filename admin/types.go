@@ -368,6 +368,11 @@ func problem(e *parley.Error) *Problem {
 	return &Problem{Code: e.Code, Text: e.Text, Ref: e.Ref, Retryable: e.Retryable}
 }
 
+// error is the reverse of problem.
+func (p Problem) error() *parley.Error {
+	return &parley.Error{Code: p.Code, Text: p.Text, Ref: p.Ref, Retryable: p.Retryable}
+}
+
 func viewChecks(checks []parley.Check) []Check {
 	out := make([]Check, len(checks))
 	for i, c := range checks {
