@@ -541,11 +541,7 @@ func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
-	out := []Refusal{}
-	for _, r := range a.c.Hub.Refused(n) {
-		out = append(out, viewRefusal(by, r))
-	}
-	return out, nil
+	return viewAll(by, a.c.Hub.Refused(n), viewRefusal), nil
 }
 
 // Refusal finds one by the reference that its sender got.

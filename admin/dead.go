@@ -45,11 +45,7 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	if err := a.resolveNames(&f.To, &f.From); err != nil {
 		return nil, err
 	}
-	out := []DeadLetter{}
-	for _, d := range a.dead(f) {
-		out = append(out, viewDead(by, d))
-	}
-	return out, nil
+	return viewAll(by, a.dead(f), viewDead), nil
 }
 
 // DeadLetter gives one with its message. To may be empty if the message is a

@@ -206,7 +206,7 @@ func getInbox(a *Admin, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	body := map[string]any{"messages": a.showAttempts(c.by, list)}
+	body := map[string]any{"messages": viewAll(c.by, list, a.showAttempt)}
 	if ctx.Err() != nil || writeBody(c.w, http.StatusOK, body) != nil {
 		a.unreadOf(name).putBack(list)
 	}

@@ -56,14 +56,6 @@ func viewSummary(by Actor, m index.Message) Summary {
 	return *forActor(by, &v)
 }
 
-func viewSummaries(by Actor, list []index.Message) []Summary {
-	out := []Summary{}
-	for i := range list {
-		out = append(out, viewSummary(by, list[i]))
-	}
-	return out
-}
-
 func viewConversation(by Actor, c index.Conversation) ConversationInfo {
 	v := ConversationInfo(c)
 	return *forActor(by, &v)
@@ -124,7 +116,7 @@ func (a *Admin) Messages(ctx context.Context, by Actor, f index.Filter) (Message
 	if err != nil {
 		return MessagePage{}, fromIndex(err, "message", "")
 	}
-	return MessagePage{viewSummaries(by, page.Messages), page.Next}, nil
+	return MessagePage{viewAll(by, page.Messages, viewSummary), page.Next}, nil
 }
 
 // Message finds one by its id, or by at least the first 8 digits of it.
@@ -168,11 +160,7 @@ func (a *Admin) Conversations(ctx context.Context, by Actor, f index.Conversatio
 	if err != nil {
 		return ConversationPage{}, fromIndex(err, "conversation", "")
 	}
-	out := ConversationPage{Conversations: []ConversationInfo{}, Next: page.Next}
-	for _, c := range page.Conversations {
-		out.Conversations = append(out.Conversations, viewConversation(by, c))
-	}
-	return out, nil
+	return ConversationPage{viewAll(by, page.Conversations, viewConversation), page.Next}, nil
 }
 
 // Conversation finds one by its id, or by at least the first 8 digits of it,
@@ -190,7 +178,7 @@ func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, l
 	if err != nil {
 		return Conversation{}, fromIndex(err, "conversation", id)
 	}
-	return Conversation{viewConversation(by, c), viewSummaries(by, page.Messages), page.Next}, nil
+	return Conversation{viewConversation(by, c), viewAll(by, page.Messages, viewSummary), page.Next}, nil
 }
 
 // An Event is one event of [Admin.Tail]; exactly one of its pointers is set.

@@ -414,7 +414,7 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 // are none, the first to come within wait.
 func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]*Message, error) {
 	list, err := a.collect(ctx, by, name, limit, wait)
-	return a.showAttempts(by, list), err
+	return viewAll(by, list, a.showAttempt), err
 }
 
 func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt,
@@ -470,12 +470,4 @@ func (a *Admin) showAttempt(by Actor, d delivery.Attempt) *Message {
 	v := a.show(by, d.Message)
 	v.Attempt = d.Number
 	return v
-}
-
-func (a *Admin) showAttempts(by Actor, list []delivery.Attempt) []*Message {
-	out := []*Message{}
-	for _, d := range list {
-		out = append(out, a.showAttempt(by, d))
-	}
-	return out
 }

@@ -361,6 +361,15 @@ type PartitionStats struct {
 // identity that marks an agent as one with an inbox.
 const apiProtocol = "api"
 
+// viewAll gives an actor's view of each element of a list. It is never nil: JSON has [] for an empty one.
+func viewAll[T, V any](by Actor, list []T, view func(Actor, T) V) []V {
+	out := make([]V, len(list))
+	for i, v := range list {
+		out[i] = view(by, v)
+	}
+	return out
+}
+
 func problem(e *parley.Error) *Problem {
 	if e == nil {
 		return nil
