@@ -260,23 +260,23 @@ func TestEveryRouteIsDocumented(t *testing.T) {
 			documented[method+" "+path] = true
 		}
 	}
-	for _, r := range table() {
-		for method, ep := range r.methods {
-			if !documented[method+" "+r.path] {
-				t.Errorf("%s %s is not in openapi.json", method, r.path)
+	for route, of := range table() {
+		for method, ep := range of {
+			if !documented[method+" "+route] {
+				t.Errorf("%s %s is not in openapi.json", method, route)
 			}
-			delete(documented, method+" "+r.path)
-			item := doc.Paths.Find(r.path)
+			delete(documented, method+" "+route)
+			item := doc.Paths.Find(route)
 			if item == nil {
 				continue
 			}
 			o := item.GetOperation(method)
 			if open := o != nil && o.Security != nil && len(*o.Security) == 0; open != (ep.role == "") {
-				t.Errorf("%s %s: whether it needs a token is documented wrongly", method, r.path)
+				t.Errorf("%s %s: whether it needs a token is documented wrongly", method, route)
 			}
 			if want := "Needs the role " + string(ep.role) + "."; ep.role != "" &&
 				!strings.HasPrefix(o.Description, want) {
-				t.Errorf("%s %s: its description does not begin with %q", method, r.path, want)
+				t.Errorf("%s %s: its description does not begin with %q", method, route, want)
 			}
 		}
 	}

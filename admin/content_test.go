@@ -211,22 +211,22 @@ func TestObserverSeesNoContent(t *testing.T) {
 	known := []string{"/v1/messages", "/v1/messages/{id}", "/v1/conversations", "/v1/conversations/{id}", export,
 		"/v1/events", "/v1/dead", "/v1/dead/{id}", "/v1/refused", "/v1/refused/{ref}"}
 	parameter := regexp.MustCompile(`\{.*\}`)
-	for _, r := range table() {
-		if _, found := r.methods["GET"]; !found {
+	for route, of := range table() {
+		if _, found := of["GET"]; !found {
 			continue
 		}
-		paths := []string{r.path}
-		if parameter.MatchString(r.path) {
+		paths := []string{route}
+		if parameter.MatchString(route) {
 			paths = nil
-			for _, v := range values[r.path] {
-				path := parameter.ReplaceAllString(r.path, v)
+			for _, v := range values[route] {
+				path := parameter.ReplaceAllString(route, v)
 				paths = append(paths, path)
-				if q := queries[r.path]; q != "" {
+				if q := queries[route]; q != "" {
 					paths = append(paths, path+q)
 				}
 			}
 			if len(paths) == 0 {
-				t.Errorf("%s: say what its parameter may be", r.path)
+				t.Errorf("%s: say what its parameter may be", route)
 			}
 		}
 		seen := map[Role]bool{}
@@ -234,7 +234,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 			for _, path := range paths {
 				var body string
 				status := http.StatusOK
-				if r.path == "/v1/events" {
+				if route == "/v1/events" {
 					body = until(t, streams[role], append(slices.Clone(said.messages), said.refused, `"state":"dead"`))
 				} else {
 					var resp *http.Response
@@ -252,8 +252,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 				}
 			}
 		}
-		if slices.Contains(known, r.path) && !seen[Read] {
-			t.Errorf("%s shows no content to who may read it: this test cannot fail there", r.path)
+		if slices.Contains(known, route) && !seen[Read] {
+			t.Errorf("%s shows no content to who may read it: this test cannot fail there", route)
 		}
 	}
 	for _, path := range []string{"/v1/messages?q=" + marker, "/v1/events?q=" + marker} {
@@ -289,8 +289,8 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 		role  Role
 		token string
 	}{{"", "a token of nobody at all"}, {Observe, observerToken}, {Read, viewerToken}, {Operate, operatorToken}}
-	for _, r := range table() {
-		for method, ep := range r.methods {
+	for route, of := range table() {
+		for method, ep := range of {
 			for _, v := range roles {
 				if v.role.level() >= ep.role.level() {
 					break
@@ -299,7 +299,7 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 				if v.role == "" {
 					want = http.StatusUnauthorized
 				}
-				req, err := http.NewRequestWithContext(t.Context(), method, b.server.URL+r.path, strings.NewReader("{"))
+				req, err := http.NewRequestWithContext(t.Context(), method, b.server.URL+route, strings.NewReader("{"))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -310,7 +310,7 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 				}
 				resp.Body.Close()
 				if resp.StatusCode != want {
-					t.Errorf("%s %s as %q: %d, want %d", method, r.path, v.role, resp.StatusCode, want)
+					t.Errorf("%s %s as %q: %d, want %d", method, route, v.role, resp.StatusCode, want)
 				}
 			}
 		}

@@ -10,46 +10,54 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// table is the whole API, path by path.
-func table() []route {
-	return []route{
-		{"/v1/health", map[string]endpoint{"GET": {"", getHealth}}},
-		{"/v1/ready", map[string]endpoint{"GET": {"", getReady}}},
-		{"/v1/openapi.json", map[string]endpoint{"GET": {"", getOpenAPI}}},
-		{"/v1/info", map[string]endpoint{"GET": {Observe, plain((*Admin).Info)}}},
-		{"/v1/stats", map[string]endpoint{"GET": {Observe, plain((*Admin).Stats)}}},
-		{"/v1/agents", map[string]endpoint{"GET": {Observe, list("agents", (*Admin).Agents)},
-			"POST": {Administer, create((*Admin).AddAgent)}}},
-		{"/v1/agents/{name}", map[string]endpoint{"GET": {Observe, getAgent}, "DELETE": {Administer, deleteAgent}}},
-		{"/v1/agents/{name}/pause", map[string]endpoint{"POST": {Operate, pause(true)}}},
-		{"/v1/agents/{name}/resume", map[string]endpoint{"POST": {Operate, pause(false)}}},
-		{"/v1/agents/{name}/expose", map[string]endpoint{"POST": {Administer, postExpose}}},
-		{"/v1/agents/{name}/link", map[string]endpoint{"POST": {Administer, postLink}}},
-		{"/v1/agents/{name}/inbox", map[string]endpoint{"GET": {Operate, getInbox}}},
-		{"/v1/messages", map[string]endpoint{"GET": {Observe, getMessages}, "POST": {Operate, postMessages}}},
-		{"/v1/messages/{id}", map[string]endpoint{"GET": {Observe, getMessage}}},
-		{"/v1/conversations", map[string]endpoint{"GET": {Observe, getConversations}}},
-		{"/v1/conversations/{id}", map[string]endpoint{"GET": {Observe, getConversation}}},
-		{"/v1/conversations/{id}/export", map[string]endpoint{"GET": {Read, getExport}}},
-		{"/v1/events", map[string]endpoint{"GET": {Observe, getEvents}}},
-		{"/v1/dead", map[string]endpoint{"GET": {Observe, getDead}}},
-		{"/v1/dead/retry", map[string]endpoint{"POST": {Operate, change((*Admin).RetryAll)}}},
-		{"/v1/dead/drop", map[string]endpoint{"POST": {Operate, change((*Admin).DropAll)}}},
-		{"/v1/dead/{id}", map[string]endpoint{"GET": {Observe, deadLetter((*Admin).DeadLetter)}}},
-		{"/v1/dead/{id}/retry", map[string]endpoint{"POST": {Operate, deadLetter((*Admin).Retry)}}},
-		{"/v1/dead/{id}/drop", map[string]endpoint{"POST": {Operate, postDrop}}},
-		{"/v1/refused", map[string]endpoint{"GET": {Observe, latest("refused", "last", (*Admin).Refused)}}},
-		{"/v1/refused/{ref}", map[string]endpoint{"GET": {Observe, getRefusal}}},
-		{"/v1/keys", map[string]endpoint{"GET": {Observe, plain((*Admin).Keys)}, "POST": {Administer, create(enroll)},
-			"DELETE": {Administer, deleteKeys}}},
-		{"/v1/keys/own", map[string]endpoint{"POST": {Administer, create((*Admin).NewKey)}}},
-		{"/v1/keys/passphrase", map[string]endpoint{"POST": {Administer, change((*Admin).Passphrase)}}},
-		{"/v1/keys/rotate", map[string]endpoint{"POST": {Administer, change((*Admin).Rotate)}}},
-		{"/v1/reload", map[string]endpoint{"POST": {Administer, postReload}}},
-		{"/v1/audit", map[string]endpoint{"GET": {Administer, latest("audit", "limit", (*Admin).Audit)}}},
-		{"/v1/backup", map[string]endpoint{"GET": {Administer, getBackup}}},
-		{"/v1/forget", map[string]endpoint{"POST": {Administer, change((*Admin).Forget)}}},
-		{"/v1/erasures", map[string]endpoint{"GET": {Observe, getErasures}}},
+// table is the whole API: the methods of each path.
+func table() map[string]methods {
+	return map[string]methods{
+		"/v1/health":       {"GET": {"", getHealth}},
+		"/v1/ready":        {"GET": {"", getReady}},
+		"/v1/openapi.json": {"GET": {"", getOpenAPI}},
+
+		"/v1/info":   {"GET": {Observe, plain((*Admin).Info)}},
+		"/v1/stats":  {"GET": {Observe, plain((*Admin).Stats)}},
+		"/v1/reload": {"POST": {Administer, postReload}},
+		"/v1/audit":  {"GET": {Administer, latest("audit", "limit", (*Admin).Audit)}},
+		"/v1/backup": {"GET": {Administer, getBackup}},
+
+		"/v1/agents": {"GET": {Observe, list("agents", (*Admin).Agents)},
+			"POST": {Administer, create((*Admin).AddAgent)}},
+		"/v1/agents/{name}": {"GET": {Observe, one("name", "wait", (*Admin).Agent)},
+			"DELETE": {Administer, deleteAgent}},
+		"/v1/agents/{name}/pause":  {"POST": {Operate, pause(true)}},
+		"/v1/agents/{name}/resume": {"POST": {Operate, pause(false)}},
+		"/v1/agents/{name}/expose": {"POST": {Administer, changeAgent(expose)}},
+		"/v1/agents/{name}/link":   {"POST": {Administer, changeAgent((*Admin).Link)}},
+		"/v1/agents/{name}/inbox":  {"GET": {Operate, getInbox}},
+
+		"/v1/messages": {"GET": {Observe, filtered(pageParams, (*Admin).Messages)},
+			"POST": {Operate, postMessages}},
+		"/v1/messages/{id}":             {"GET": {Observe, one("id", "raw", (*Admin).Message)}},
+		"/v1/conversations":             {"GET": {Observe, filtered(conversationParams, (*Admin).Conversations)}},
+		"/v1/conversations/{id}":        {"GET": {Observe, getConversation}},
+		"/v1/conversations/{id}/export": {"GET": {Read, getExport}},
+		"/v1/events":                    {"GET": {Observe, getEvents}},
+		"/v1/refused":                   {"GET": {Observe, latest("refused", "last", (*Admin).Refused)}},
+		"/v1/refused/{ref}":             {"GET": {Observe, getRefusal}},
+
+		"/v1/dead":            {"GET": {Observe, getDead}},
+		"/v1/dead/retry":      {"POST": {Operate, change((*Admin).RetryAll)}},
+		"/v1/dead/drop":       {"POST": {Operate, change((*Admin).DropAll)}},
+		"/v1/dead/{id}":       {"GET": {Observe, deadLetter((*Admin).DeadLetter)}},
+		"/v1/dead/{id}/retry": {"POST": {Operate, deadLetter((*Admin).Retry)}},
+		"/v1/dead/{id}/drop":  {"POST": {Operate, postDrop}},
+
+		"/v1/keys": {"GET": {Observe, plain((*Admin).Keys)}, "POST": {Administer, create(enroll)},
+			"DELETE": {Administer, deleteKeys}},
+		"/v1/keys/own":        {"POST": {Administer, create((*Admin).NewKey)}},
+		"/v1/keys/passphrase": {"POST": {Administer, change((*Admin).Passphrase)}},
+		"/v1/keys/rotate":     {"POST": {Administer, change((*Admin).Rotate)}},
+
+		"/v1/forget":   {"POST": {Administer, change((*Admin).Forget)}},
+		"/v1/erasures": {"GET": {Observe, getErasures}},
 	}
 }
 
@@ -86,6 +94,37 @@ func deadLetter(method func(*Admin, context.Context, Actor, parley.ID, string) (
 			return nil, err
 		}
 		return method(a, c.r.Context(), c.by, id, to)
+	}
+}
+
+// filtered serves a method that takes a filter, whose fields are parameters of the request.
+func filtered[F, R any](params func(*F) []param, method func(*Admin, context.Context, Actor, F) (R, error)) handler {
+	return func(a *Admin, c *call) (any, error) {
+		var f F
+		if err := c.params(params(&f)...); err != nil {
+			return nil, err
+		}
+		return method(a, c.r.Context(), c.by, f)
+	}
+}
+
+// one serves a method on the thing that the path names, with one parameter.
+func one[P, R any](path, name string, method func(*Admin, context.Context, Actor, string, P) (R, error)) handler {
+	return func(a *Admin, c *call) (any, error) {
+		var p P
+		if err := c.params(param{name, &p}); err != nil {
+			return nil, err
+		}
+		return method(a, c.r.Context(), c.by, c.r.PathValue(path), p)
+	}
+}
+
+// changeAgent is change for a method on the agent that the path names.
+func changeAgent[B, R any](method func(*Admin, context.Context, Actor, string, B) (R, error)) handler {
+	return func(a *Admin, c *call) (any, error) {
+		return change(func(a *Admin, ctx context.Context, by Actor, b B) (R, error) {
+			return method(a, ctx, by, c.r.PathValue("name"), b)
+		})(a, c)
 	}
 }
 
@@ -139,14 +178,6 @@ func getOpenAPI(_ *Admin, c *call) (any, error) {
 	return nil, nil
 }
 
-func getAgent(a *Admin, c *call) (any, error) {
-	var wait time.Duration
-	if err := c.params(param{"wait", &wait}); err != nil {
-		return nil, err
-	}
-	return a.Agent(c.r.Context(), c.by, c.r.PathValue("name"), wait)
-}
-
 func deleteAgent(a *Admin, c *call) (any, error) {
 	name := c.r.PathValue("name")
 	return map[string]string{"removed": name}, a.RemoveAgent(c.r.Context(), c.by, name)
@@ -162,20 +193,8 @@ type exposure struct {
 	Protocols []string `json:"protocols"`
 }
 
-func postExpose(a *Admin, c *call) (any, error) {
-	var e exposure
-	if err := c.body(&e, false); err != nil {
-		return nil, err
-	}
-	return a.Expose(c.r.Context(), c.by, c.r.PathValue("name"), e.Protocols)
-}
-
-func postLink(a *Admin, c *call) (any, error) {
-	var i NewIdentity
-	if err := c.body(&i, false); err != nil {
-		return nil, err
-	}
-	return a.Link(c.r.Context(), c.by, c.r.PathValue("name"), i)
+func expose(a *Admin, ctx context.Context, by Actor, name string, e exposure) (Agent, error) {
+	return a.Expose(ctx, by, name, e.Protocols)
 }
 
 func getInbox(a *Admin, c *call) (any, error) {
@@ -275,30 +294,6 @@ func (a *Admin) stream(ctx context.Context, c *call, s Send) error {
 		}
 	}
 	return nil
-}
-
-func getMessages(a *Admin, c *call) (any, error) {
-	var f index.Filter
-	if err := c.params(pageParams(&f)...); err != nil {
-		return nil, err
-	}
-	return a.Messages(c.r.Context(), c.by, f)
-}
-
-func getMessage(a *Admin, c *call) (any, error) {
-	var raw bool
-	if err := c.params(param{"raw", &raw}); err != nil {
-		return nil, err
-	}
-	return a.Message(c.r.Context(), c.by, c.r.PathValue("id"), raw)
-}
-
-func getConversations(a *Admin, c *call) (any, error) {
-	var f index.ConversationFilter
-	if err := c.params(conversationParams(&f)...); err != nil {
-		return nil, err
-	}
-	return a.Conversations(c.r.Context(), c.by, f)
 }
 
 func getConversation(a *Admin, c *call) (any, error) {

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"errors"
 	"io"
+	"maps"
 	"math"
 	"mime"
 	"net"
@@ -51,11 +52,8 @@ type call struct {
 // handler gives the body of the answer; nil: it has answered itself.
 type handler func(*Admin, *call) (any, error)
 
-// route is one path.
-type route struct {
-	path    string
-	methods map[string]endpoint
-}
+// methods are the endpoints of a path by HTTP method.
+type methods map[string]endpoint
 
 // endpoint is one method of a path: the lowest role that may call it ("" needs no
 // token), and its handler.
@@ -66,13 +64,13 @@ type endpoint struct {
 
 func (a *Admin) routes() *http.ServeMux {
 	m := http.NewServeMux()
-	for _, rt := range table() {
-		m.HandleFunc(rt.path, func(w http.ResponseWriter, r *http.Request) { a.serve(rt, w, r) })
+	for path, of := range table() {
+		m.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { a.serve(of, w, r) })
 	}
 	// Where monitors look by custom.
 	for path, h := range map[string]handler{"/health": getHealth, "/ready": getReady} {
 		m.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			a.serve(route{path, map[string]endpoint{"GET": {"", h}, "HEAD": {"", h}}}, w, r)
+			a.serve(methods{"GET": {"", h}, "HEAD": {"", h}}, w, r)
 		})
 	}
 	m.Handle("GET /metrics", a.c.Metrics)
@@ -137,14 +135,10 @@ func sourceOf(r *http.Request) string {
 	return r.RemoteAddr
 }
 
-func (a *Admin) serve(rt route, w http.ResponseWriter, r *http.Request) {
-	ep, found := rt.methods[r.Method]
+func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
+	ep, found := of[r.Method]
 	if !found {
-		allow := []string{}
-		for m := range rt.methods {
-			allow = append(allow, m)
-		}
-		slices.Sort(allow)
+		allow := slices.Sorted(maps.Keys(of))
 		w.Header().Set("Allow", strings.Join(allow, ", "))
 		writeBody(w, http.StatusMethodNotAllowed, problemBody{*problem(parley.Refuse(parley.Unsupported,
 			"this path takes %s", strings.Join(allow, " and ")))})
