@@ -596,6 +596,41 @@ func TestInboxGivesBack(t *testing.T) {
 	}
 }
 
+// An inbox has the agent's name, also where the request names the agent by an id in a protocol.
+func TestInboxByIdentity(t *testing.T) {
+	b := open(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	standIn := parley.Identity{Protocol: "samvad", ID: "bob-of-the-hub", StandIn: true}
+	if err := b.hub.Directory().Link(ctx, "bob", standIn); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.client.Send(ctx, Send{To: "bob", Kind: parley.Notice, Text: text("keep me")}); err != nil {
+		t.Fatal(err)
+	}
+	r := httptest.NewRequestWithContext(ctx, "GET", "http://127.0.0.1/v1/agents/bob-of-the-hub/inbox?wait=10s", nil)
+	r.Header.Set("Authorization", "Bearer "+rootToken)
+	w := &broken{httptest.NewRecorder()}
+	b.admin.ServeHTTP(w, r)
+	if w.Code != http.StatusOK {
+		t.Fatalf("status %d, want 200", w.Code)
+	}
+	for m, err := range b.client.Inbox(ctx, "bob-of-the-hub") {
+		if err != nil || *m.Parts[0].Text != "keep me" {
+			t.Fatalf("%+v, %v; want the message whose answer could not be written", m, err)
+		}
+		break
+	}
+}
+
+// broken is the connection of a caller that has gone.
+type broken struct{ *httptest.ResponseRecorder }
+
+func (broken) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
 func TestAgentWait(t *testing.T) {
 	b := open(t, nil)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

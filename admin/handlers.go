@@ -203,11 +203,12 @@ func getInbox(a *Admin, c *call) (any, error) {
 	if err := c.params(param{"wait", &wait}, param{"max", &limit}); err != nil {
 		return nil, err
 	}
-	name, ctx := c.r.PathValue("name"), c.r.Context()
+	name, err := a.inboxOf(c.by, c.r.PathValue("name"))
+	if err != nil {
+		return nil, err
+	}
+	ctx := c.r.Context()
 	if strings.Contains(c.r.Header.Get("Accept"), "text/event-stream") {
-		if err := a.mayRead(c.by, name); err != nil {
-			return nil, err
-		}
 		s := newSSE(c)
 		defer s.close()
 		for m, err := range a.Inbox(ctx, c.by, name) {
@@ -221,7 +222,7 @@ func getInbox(a *Admin, c *call) (any, error) {
 		}
 		return nil, nil
 	}
-	list, err := a.collect(ctx, c.by, name, limit, wait)
+	list, err := a.collect(ctx, name, limit, wait)
 	if err != nil {
 		return nil, err
 	}

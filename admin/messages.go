@@ -2,6 +2,7 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"iter"
@@ -346,7 +347,12 @@ func (a *Admin) unreadOf(name string) *unread {
 // loop broke off again.
 func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
-		for d, err := range a.inbox(ctx, by, name) {
+		name, err := a.inboxOf(by, name)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		for d, err := range a.inbox(ctx, name) {
 			if err != nil {
 				yield(nil, err)
 				return
@@ -358,20 +364,11 @@ func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Mes
 	}
 }
 
-func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[delivery.Attempt, error] {
+func (a *Admin) inbox(ctx context.Context, name string) iter.Seq2[delivery.Attempt, error] {
 	return func(yield func(delivery.Attempt, error) bool) {
-		var none delivery.Attempt
-		if err := a.resolveNames(&name); err != nil {
-			yield(none, err)
-			return
-		}
-		if err := a.mayRead(by, name); err != nil {
-			yield(none, err)
-			return
-		}
 		leave, err := a.enter()
 		if err != nil {
-			yield(none, err)
+			yield(delivery.Attempt{}, err)
 			return
 		}
 		defer leave()
@@ -390,7 +387,7 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 		defer cancel()
 		c, err := a.c.Hub.Read(ctx, name)
 		if err != nil {
-			yield(none, err)
+			yield(delivery.Attempt{}, err)
 			return
 		}
 		for d := range c {
@@ -413,17 +410,17 @@ func (a *Admin) inbox(ctx context.Context, by Actor, name string) iter.Seq2[deli
 // Collect gives at most limit messages of an inbox: the waiting ones or, if there
 // are none, the first to come within wait.
 func (a *Admin) Collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]*Message, error) {
-	list, err := a.collect(ctx, by, name, limit, wait)
+	name, err := a.inboxOf(by, name)
+	if err != nil {
+		return nil, err
+	}
+	list, err := a.collect(ctx, name, limit, wait)
 	return viewAll(by, list, a.showAttempt), err
 }
 
-func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, wait time.Duration) ([]delivery.Attempt,
-	error) {
+func (a *Admin) collect(ctx context.Context, name string, limit int, wait time.Duration) ([]delivery.Attempt, error) {
 	if limit <= 0 || limit > 100 {
 		limit = 100
-	}
-	if err := a.resolveNames(&name); err != nil {
-		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -432,7 +429,7 @@ func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, w
 	patience := time.AfterFunc(min(max(wait, 0), maxWait)+gather, cancel)
 	defer patience.Stop()
 	var out []delivery.Attempt
-	for d, err := range a.inbox(ctx, by, name) {
+	for d, err := range a.inbox(ctx, name) {
 		if err != nil {
 			a.unreadOf(name).putBack(out)
 			return nil, err
@@ -448,22 +445,24 @@ func (a *Admin) collect(ctx context.Context, by Actor, name string, limit int, w
 // gather is how long Collect waits for a message after the last one.
 const gather = 50 * time.Millisecond
 
-func (a *Admin) mayRead(by Actor, name string) error {
-	if err := by.may(Operate); err != nil {
-		return err
+// inboxOf gives the directory name of an agent whose inbox the actor may read.
+func (a *Admin) inboxOf(by Actor, name string) (string, error) {
+	err := cmp.Or(a.resolveNames(&name), by.may(Operate))
+	if err != nil {
+		return "", err
 	}
 	if _, err := by.speaker(name); err != nil {
-		return err
+		return "", err
 	}
 	e, err := a.entry(name)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if !hasInbox(e) {
-		return parley.Refuse(parley.Conflict, "agent %q has no inbox here: its messages go to %s", name,
+		return "", parley.Refuse(parley.Conflict, "agent %q has no inbox here: its messages go to %s", name,
 			describe(e.Agent))
 	}
-	return nil
+	return name, nil
 }
 
 func (a *Admin) showAttempt(by Actor, d delivery.Attempt) *Message {
