@@ -269,11 +269,7 @@ func postMessages(a *Admin, c *call) (any, error) {
 // A message that is refused before it is recorded is answered with its status.
 func (a *Admin) stream(ctx context.Context, c *call, s Send) error {
 	var out *sse
-	defer func() {
-		if out != nil {
-			out.close()
-		}
-	}()
+	defer func() { out.close() }()
 	for m, err := range a.Stream(ctx, c.by, s, func(r Receipt) {
 		out = newSSE(c)
 		// If the caller is gone, the first event finds that out.
@@ -312,11 +308,7 @@ func getEvents(a *Admin, c *call) (any, error) {
 		return nil, err
 	}
 	var out *sse
-	defer func() {
-		if out != nil {
-			out.close()
-		}
-	}()
+	defer func() { out.close() }()
 	for e, err := range a.Tail(c.r.Context(), c.by, f, func() {
 		out = newSSE(c)
 		// If the caller is gone, the first event finds that out.

@@ -1,11 +1,13 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"iter"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -61,28 +63,19 @@ func viewConversation(by Actor, c index.Conversation) ConversationInfo {
 	return *forActor(by, &v)
 }
 
-// indexed gives the index to an actor who may read it.
-func (a *Admin) indexed(by Actor) (*index.Index, error) {
-	if err := by.may(Observe); err != nil {
-		return nil, err
-	}
-	return a.c.Index, nil
-}
-
-// fresh gives the index as soon as it holds every record made before the call, or
+// fresh gives the index to an actor who may read it, as soon as it holds every record made before the call, or
 // after freshness at the latest: a list that is a little behind is better than
 // none.
 func (a *Admin) fresh(ctx context.Context, by Actor) (*index.Index, error) {
-	x, err := a.indexed(by)
-	if err != nil {
+	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
 	wait, cancel := context.WithTimeout(ctx, freshness)
 	defer cancel()
-	if err := x.Wait(wait); err != nil && ctx.Err() != nil {
+	if err := a.c.Index.Wait(wait); err != nil && ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	return x, nil
+	return a.c.Index, nil
 }
 
 const freshness = 2 * time.Second
@@ -102,10 +95,7 @@ func fromIndex(err error, what, id string) error {
 
 // Messages lists messages of the journal, the newest first.
 func (a *Admin) Messages(ctx context.Context, by Actor, f index.Filter) (MessagePage, error) {
-	if err := by.maySearch(&f); err != nil {
-		return MessagePage{}, err
-	}
-	if err := a.resolveNames(&f.Agent, &f.From, &f.To); err != nil {
+	if err := cmp.Or(by.maySearch(&f), a.resolveNames(&f.Agent, &f.From, &f.To)); err != nil {
 		return MessagePage{}, err
 	}
 	x, err := a.fresh(ctx, by)
@@ -231,16 +221,7 @@ const (
 // nil, is called when nothing can be missed any more.
 func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		err := by.maySearch(&f)
-		if err == nil {
-			err = a.resolveNames(&f.Agent, &f.From, &f.To)
-		}
-		if err != nil {
-			yield(Event{}, err)
-			return
-		}
-		x, err := a.indexed(by)
-		if err != nil {
+		if err := cmp.Or(by.maySearch(&f), a.resolveNames(&f.Agent, &f.From, &f.To), by.may(Observe)); err != nil {
 			yield(Event{}, err)
 			return
 		}
@@ -251,15 +232,13 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 		}
 		defer leave()
 		news := make(chan *journal.Record, tailQueue)
-		slow := make(chan struct{}, 1)
+		slow := make(chan struct{})
+		tooSlow := sync.OnceFunc(func() { close(slow) })
 		stop := a.c.Hub.Journal().Watch(func(r *journal.Record) {
 			select {
 			case news <- r:
 			default:
-				select {
-				case slow <- struct{}{}:
-				default:
-				}
+				tooSlow()
 			}
 		})
 		defer stop()
@@ -279,7 +258,7 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 			}
 			select {
 			case r := <-news:
-				if !a.yieldRecord(ctx, by, x, &f, r, yield) {
+				if !a.yieldRecord(ctx, by, &f, r, yield) {
 					return
 				}
 			case <-look.C:
@@ -300,9 +279,9 @@ func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func
 }
 
 // yieldRecord yields the parts of a record that the filter chooses.
-func (a *Admin) yieldRecord(ctx context.Context, by Actor, x *index.Index, f *index.Filter, r *journal.Record,
+func (a *Admin) yieldRecord(ctx context.Context, by Actor, f *index.Filter, r *journal.Record,
 	yield func(Event, error) bool) bool {
-	if m, ok := x.Of(r); ok && f.Matches(&m) {
+	if m, ok := a.c.Index.Of(r); ok && f.Matches(&m) {
 		v := viewSummary(by, m)
 		if !yield(Event{Message: &v}, nil) {
 			return false
@@ -310,7 +289,7 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, x *index.Index, f *in
 	}
 	for i := range r.Steps {
 		s := &r.Steps[i]
-		if !a.wanted(ctx, x, f, s) {
+		if !a.wanted(ctx, f, s) {
 			continue
 		}
 		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
@@ -324,7 +303,7 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, x *index.Index, f *in
 
 // wanted reports whether a filter chooses a step: by itself where that is
 // enough, else by its message.
-func (a *Admin) wanted(ctx context.Context, x *index.Index, f *index.Filter, s *journal.Step) bool {
+func (a *Admin) wanted(ctx context.Context, f *index.Filter, s *journal.Step) bool {
 	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed &&
 		s.State < parley.Dead {
 		return false
@@ -338,6 +317,7 @@ func (a *Admin) wanted(ctx context.Context, x *index.Index, f *index.Filter, s *
 	if rest == (index.Filter{}) {
 		return true
 	}
+	x := a.c.Index
 	m, err := x.Message(ctx, s.Message.String())
 	if errors.Is(err, index.ErrNotFound) && x.Wait(ctx) == nil {
 		m, err = x.Message(ctx, s.Message.String())

@@ -35,4 +35,9 @@ func (s *sse) fail(err error) {
 	_ = s.send("error", "", problemBody{*problem(parley.AsError(err))})
 }
 
-func (s *sse) close() { s.out.Close() }
+// close ends the stream, if it was begun.
+func (s *sse) close() {
+	if s != nil {
+		s.out.Close()
+	}
+}
