@@ -213,7 +213,6 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 // checked are the parsed strings of a Config.
 type checked struct {
 	durability journal.Durability
-	public     *url.URL
 	assurance  parley.Assurance
 	allow      []netip.Prefix
 	minFree    uint64
@@ -258,12 +257,8 @@ func (c *Config) check() (checked, error) {
 			return k, err
 		}
 	}
-	if c.PublicURL != "" {
-		k.public, err = url.Parse(c.PublicURL)
-		if err != nil || k.public.Host == "" || k.public.Scheme != "http" && k.public.Scheme != "https" ||
-			k.public.RawQuery != "" || k.public.User != nil {
-			return k, fmt.Errorf("public_url = %q: want http(s)://host[:port][/path]", c.PublicURL)
-		}
+	if u := httpURL(c.PublicURL); c.PublicURL != "" && (u == nil || u.RawQuery != "" || u.User != nil) {
+		return k, fmt.Errorf("public_url = %q: want http(s)://host[:port][/path]", c.PublicURL)
 	}
 	for _, l := range c.listeners() {
 		if _, _, err := net.SplitHostPort(l.Address); l.Address != "" && err != nil {
@@ -385,6 +380,15 @@ func oneOf(key, value string, words ...string) error {
 	return fmt.Errorf("%s = %q: want one of %s", key, value, strings.Join(words, ", "))
 }
 
+// httpURL gives a URL with the scheme http or https and a host, nil for other text.
+func httpURL(s string) *url.URL {
+	u, err := url.Parse(s)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil
+	}
+	return u
+}
+
 // checkGuests reads the guests' budget.
 func (k *checked) checkGuests(g *Guests) (err error) {
 	if g.Registrations < 0 || g.Mailboxes < 0 || g.Connections < 0 || g.Requests < 0 || g.Share < 0 || g.Share > 1 {
@@ -415,11 +419,8 @@ func sizeOr(key, s string, otherwise int64) (int64, error) {
 }
 
 func (a Alerts) check() error {
-	if a.Webhook != "" {
-		u, err := url.Parse(a.Webhook)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.User != nil {
-			return fmt.Errorf("alerts.webhook = %q: want http(s)://host[:port]/path", a.Webhook)
-		}
+	if u := httpURL(a.Webhook); a.Webhook != "" && (u == nil || u.User != nil) {
+		return fmt.Errorf("alerts.webhook = %q: want http(s)://host[:port]/path", a.Webhook)
 	}
 	if a.Disk < 0 || a.Disk > 1 {
 		return fmt.Errorf("alerts.disk = %g: want a part between 0 and 1, such as 0.8", a.Disk)

@@ -197,20 +197,13 @@ func flatten(v reflect.Value, prefix string, out map[string]any) {
 	}
 }
 
+// changed names the keys whose values differ.
 func changed(a, b map[string]any) []string {
-	var out []string
-	for name, v := range b {
-		if was, ok := a[name]; !ok || !reflect.DeepEqual(was, v) {
-			out = append(out, name)
-		}
-	}
-	for name := range a {
-		if _, ok := b[name]; !ok {
-			out = append(out, name)
-		}
-	}
-	slices.Sort(out)
-	return out
+	all := maps.Clone(a)
+	maps.Copy(all, b)
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
+		return reflect.DeepEqual(a[name], b[name]) // a missing value is nil, which no key has
+	})
 }
 
 // policyConfig is the admission of the configuration.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/parley-hub/parley"
@@ -26,10 +25,7 @@ var samvadProtocol = Protocol{
 		return files
 	},
 	CheckAgent: func(name string, a *Agent) error {
-		if a.SAMVAD == nil || a.SAMVAD.URL == "" {
-			return nil
-		}
-		if u, err := url.Parse(a.SAMVAD.URL); err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		if a.SAMVAD != nil && a.SAMVAD.URL != "" && httpURL(a.SAMVAD.URL) == nil {
 			return fmt.Errorf("agents.%s.samvad.url = %q: want http(s)://host[:port][/path]", name, a.SAMVAD.URL)
 		}
 		return nil
