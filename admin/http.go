@@ -41,6 +41,9 @@ var statuses = map[parley.Code]int{
 	parley.Internal:       500, notFound: 404,
 }
 
+// IsCode reports whether a code is one of the hub's vocabulary.
+func IsCode(c parley.Code) bool { return statuses[c] != 0 && c != notFound }
+
 // call is one request and its caller.
 type call struct {
 	w      http.ResponseWriter

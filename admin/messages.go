@@ -70,7 +70,7 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 		if m.Error.Code == "" {
 			m.Error.Code = parley.Rejected
 		}
-		if statuses[m.Error.Code] == 0 || m.Error.Code == notFound {
+		if !IsCode(m.Error.Code) {
 			return none, parley.Refuse(parley.Malformed, "%.40q is not an error code", m.Error.Code)
 		}
 	}

@@ -269,18 +269,18 @@ func (a *alerts) tell(v Alert, detail string) {
 	}
 	a.mu.Unlock()
 	a.n.log.Warn("alert", "kind", v.Kind, "about", v.About, "text", v.Text, "fix", v.Fix, "count", v.Count)
+	outcome := "skipped"
 	switch {
 	case a.config().Webhook == "":
-		a.n.metrics.alerts.WithLabelValues(v.Kind, "logged").Inc()
-	case !allowed:
-		a.n.metrics.alerts.WithLabelValues(v.Kind, "skipped").Inc()
-	default:
+		outcome = "logged"
+	case allowed:
 		select {
 		case a.queue <- v:
+			return
 		default:
-			a.n.metrics.alerts.WithLabelValues(v.Kind, "skipped").Inc()
 		}
 	}
+	a.n.metrics.alerts.WithLabelValues(v.Kind, outcome).Inc()
 }
 
 // send posts an alert, a few times if it must.

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/journal"
 )
@@ -143,20 +144,10 @@ func codeLabel(e *parley.Error) string {
 	if e == nil {
 		return "none"
 	}
-	if _, ok := knownCodes[e.Code]; ok {
+	if admin.IsCode(e.Code) {
 		return string(e.Code)
 	}
 	return "other"
-}
-
-var knownCodes = map[parley.Code]struct{}{
-	parley.Malformed: {}, parley.TooLarge: {}, parley.Unauthenticated: {}, parley.Stale: {}, parley.Replayed: {},
-	parley.Forbidden:    {},
-	parley.UnknownAgent: {}, parley.UnknownSkill: {}, parley.InvalidContent: {}, parley.Unsupported: {},
-	parley.RateLimited: {},
-	parley.Loop:        {}, parley.Conflict: {}, parley.Unavailable: {}, parley.NoSpace: {}, parley.TimedOut: {},
-	parley.Cancelled: {},
-	parley.Rejected:  {}, parley.HandlerFailed: {}, parley.OutcomeUnknown: {}, parley.Internal: {},
 }
 
 func (m *metrics) attemptEnded(protocol string, kind parley.Kind, r *delivery.Result, took time.Duration) {
@@ -253,28 +244,20 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 
 // partitions reads the journal's.
 func (s *snapshot) partitions(c chan<- prometheus.Metric) {
-	records := family(c, gauge, "parley_journal_records", "Records in the journal.", "partition")
-	bytes := family(c, gauge, "parley_journal_bytes", "Bytes of the journal.", "partition")
-	open := family(c, gauge, "parley_deliveries_open", "Deliveries that are not settled.", "partition")
-	dead := family(c, gauge, "parley_dead_letters", "Dead letters that nobody retried or dropped.", "partition")
-	keys := family(c, gauge, "parley_replay_keys", "Replay keys that are remembered.", "partition")
-	queued := family(c, gauge, "parley_journal_queued", "Appends that wait for their group.", "partition")
-	owned := family(c, gauge, "parley_journal_owned", "1 where this hub dispatches the partition.", "partition")
-	appended := family(c, counter, "parley_journal_appended_total", "Records appended by this hub.", "partition")
-	groups := family(c, counter, "parley_journal_groups_total", "Group commits that they took.", "partition")
-	replays := family(c, counter, "parley_replays_total", "Messages refused as replays.", "partition")
 	for _, p := range s.n.journal.Stats().Partitions {
-		name := strconv.Itoa(p.Partition)
-		records(float64(p.Records), name)
-		bytes(float64(p.Bytes), name)
-		open(float64(p.Open), name)
-		dead(float64(p.Dead), name)
-		keys(float64(p.Keys+p.LongKeys), name)
-		queued(float64(p.Queued), name)
-		owned(truth(p.Owned), name)
-		appended(float64(p.Appended), name)
-		groups(float64(p.Groups), name)
-		replays(float64(p.Replays), name)
+		put := func(kind prometheus.ValueType, name, help string, v float64) {
+			family(c, kind, name, help, "partition")(v, strconv.Itoa(p.Partition))
+		}
+		put(gauge, "parley_journal_records", "Records in the journal.", float64(p.Records))
+		put(gauge, "parley_journal_bytes", "Bytes of the journal.", float64(p.Bytes))
+		put(gauge, "parley_deliveries_open", "Deliveries that are not settled.", float64(p.Open))
+		put(gauge, "parley_dead_letters", "Dead letters that nobody retried or dropped.", float64(p.Dead))
+		put(gauge, "parley_replay_keys", "Replay keys that are remembered.", float64(p.Keys+p.LongKeys))
+		put(gauge, "parley_journal_queued", "Appends that wait for their group.", float64(p.Queued))
+		put(gauge, "parley_journal_owned", "1 where this hub dispatches the partition.", truth(p.Owned))
+		put(counter, "parley_journal_appended_total", "Records appended by this hub.", float64(p.Appended))
+		put(counter, "parley_journal_groups_total", "Group commits that they took.", float64(p.Groups))
+		put(counter, "parley_replays_total", "Messages refused as replays.", float64(p.Replays))
 	}
 }
 
@@ -316,15 +299,10 @@ type observer struct{ n *Node }
 
 func (o observer) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
 	start := time.Now()
-	var span func(error)
-	if t := o.n.tracer; t != nil {
-		ctx, span = t.record(ctx, m)
-	}
+	ctx, span := o.n.tracer.record(ctx, m)
 	return ctx, func(err error) {
 		o.n.metrics.record.Observe(time.Since(start).Seconds())
-		if span != nil {
-			span(err)
-		}
+		span(err)
 	}
 }
 
@@ -335,15 +313,10 @@ func (o observer) Attempt(ctx context.Context, a *delivery.Attempt, protocol str
 	if protocol == "go" {
 		o.n.metrics.running.Add(1)
 	}
-	var span func(*delivery.Result)
-	if t := o.n.tracer; t != nil {
-		ctx, span = t.attempt(ctx, a, protocol)
-	}
+	ctx, span := o.n.tracer.attempt(ctx, a, protocol)
 	return ctx, func(r delivery.Result) {
 		o.n.metrics.attemptEnded(protocol, kind, &r, time.Since(start))
 		o.n.alerts.attempted(to, r.Err, r.Wait > 0)
-		if span != nil {
-			span(&r)
-		}
+		span(&r)
 	}
 }

@@ -154,14 +154,16 @@ func about(m *parley.Message) []attribute.KeyValue {
 // the message itself names, and where the request that brought it belongs to
 // another, with a link to that.
 func (t *tracer) record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
+	if t == nil {
+		return ctx, func(error) {}
+	}
 	carrier, named := trace.SpanContextFromContext(ctx), parent(m)
 	o := []trace.SpanStartOption{trace.WithAttributes(about(m)...), trace.WithSpanKind(trace.SpanKindInternal)}
 	sctx := ctx
 	if named.IsValid() {
 		sctx = trace.ContextWithRemoteSpanContext(ctx, named)
 		if carrier.IsValid() && carrier.TraceID() != named.TraceID() {
-			o = append(o, trace.WithLinks(trace.Link{SpanContext: carrier,
-				Attributes: []attribute.KeyValue{attribute.String("parley.link", "received")}}))
+			o = append(o, link(carrier, "received"))
 		} else if carrier.IsValid() {
 			sctx = ctx
 		}
@@ -174,27 +176,32 @@ func (t *tracer) record(ctx context.Context, m *parley.Message) (context.Context
 	}
 }
 
+func link(to trace.SpanContext, kind string) trace.SpanStartOption {
+	return trace.WithLinks(trace.Link{SpanContext: to,
+		Attributes: []attribute.KeyValue{attribute.String("parley.link", kind)}})
+}
+
 // attempt makes the span of an attempt. It belongs to the message's trace; an
 // attempt that was not made for a caller who waits has a link to the record
 // besides, for it may begin long after that.
 func (t *tracer) attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context,
 	func(*delivery.Result)) {
+	if t == nil {
+		return ctx, func(*delivery.Result) {}
+	}
 	m := a.Message
 	recorded := parent(m)
 	o := []trace.SpanStartOption{trace.WithAttributes(append(about(m), attribute.String("parley.protocol", protocol),
 		attribute.Int("parley.attempt", a.Number), attribute.String("parley.recipient", a.To))...)}
-	name := "deliver " + protocol
+	name, kind := "deliver "+protocol, trace.SpanKindClient
 	if protocol == "go" {
-		name = "handle"
-		o = append(o, trace.WithSpanKind(trace.SpanKindInternal))
-	} else {
-		o = append(o, trace.WithSpanKind(trace.SpanKindClient))
+		name, kind = "handle", trace.SpanKindInternal
 	}
+	o = append(o, trace.WithSpanKind(kind))
 	if recorded.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, recorded)
 		if !a.Sync || a.Number > 1 {
-			o = append(o, trace.WithLinks(trace.Link{SpanContext: recorded,
-				Attributes: []attribute.KeyValue{attribute.String("parley.link", "accepted")}}))
+			o = append(o, link(recorded, "accepted"))
 		}
 	}
 	ctx, span := t.t.Start(ctx, name, o...)
@@ -202,13 +209,13 @@ func (t *tracer) attempt(ctx context.Context, a *delivery.Attempt, protocol stri
 	within(&c, span.SpanContext())
 	a.Message = &c
 	return ctx, func(r *delivery.Result) {
-		switch {
-		case r.Err != nil:
-			span.SetAttributes(attribute.String("error.type", string(r.Err.Code)))
-			failed(span, r.Err)
-		case r.Reply != nil && r.Reply.Message.Error != nil:
-			span.SetAttributes(attribute.String("error.type", string(r.Reply.Message.Error.Code)))
-			failed(span, r.Reply.Message.Error)
+		e := r.Err
+		if e == nil && r.Reply != nil {
+			e = r.Reply.Message.Error
+		}
+		if e != nil {
+			span.SetAttributes(attribute.String("error.type", string(e.Code)))
+			failed(span, e)
 		}
 		span.End()
 	}
