@@ -233,33 +233,17 @@ func (c *conn) isNeighbor() bool {
 	return c.set.listOf(c.caller.Source) == c.set.neighbor
 }
 
-// begin notes that a request is at work; its body is not here yet.
-func (c *conn) begin(reads int) {
+// count changes the numbers of requests at work, and of those whose body is not here yet. A request that begins or
+// ends shows that the connection is in use. A nil connection counts nothing.
+func (c *conn) count(busy, reads int) {
+	if c == nil {
+		return
+	}
 	c.set.mu.Lock()
 	defer c.set.mu.Unlock()
-	c.busy++
+	c.busy += busy
 	c.reads += reads
-	c.active()
-}
-
-// read notes that the body of a request is here.
-func (c *conn) read() {
-	c.set.mu.Lock()
-	defer c.set.mu.Unlock()
-	c.reads--
-}
-
-// end notes that a request was answered.
-func (c *conn) end(reads int) {
-	c.set.mu.Lock()
-	defer c.set.mu.Unlock()
-	c.busy--
-	c.reads -= reads
-	c.active()
-}
-
-func (c *conn) active() {
-	if c.list != nil {
+	if busy != 0 && c.list != nil {
 		c.list.MoveToBack(c.at)
 	}
 }

@@ -46,10 +46,8 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		d.serveBody(w, r, c, caller)
 		return
 	}
-	if c != nil {
-		c.begin(0)
-		defer c.end(0)
-	}
+	c.count(+1, 0)
+	defer c.count(-1, 0)
 	d.Handler.ServeHTTP(w, r)
 	d.pace(r, c, caller, 0)
 }
@@ -77,9 +75,7 @@ func (d *door) serveBody(w http.ResponseWriter, r *http.Request, c *conn, caller
 	// Where the transport has no deadlines, the server's own bounds remain.
 	_ = b.rc.SetReadDeadline(b.began.Add(d.within))
 	r.Body = b
-	if c != nil {
-		c.begin(1)
-	}
+	c.count(+1, +1)
 	defer b.end()
 	d.Handler.ServeHTTP(&earlyWriter{w, b}, r)
 	d.pace(r, c, caller, b.n)
@@ -132,13 +128,11 @@ type body struct {
 }
 
 func (b *body) end() {
-	if b.c != nil {
-		unread := 1
-		if b.here {
-			unread = 0
-		}
-		b.c.end(unread)
+	reads := 0
+	if !b.here {
+		reads = -1
 	}
+	b.c.count(-1, reads)
 	b.from.release(b)
 }
 
@@ -154,9 +148,7 @@ func (b *body) Read(p []byte) (int, error) {
 	if err == io.EOF && !b.here {
 		b.here = true
 		b.from.arrived(b)
-		if b.c != nil {
-			b.c.read()
-		}
+		b.c.count(0, -1)
 		_ = b.rc.SetReadDeadline(time.Time{}) // the connection may be gone; then nothing is read any more
 	}
 	return n, err

@@ -112,8 +112,8 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 	for range 4 {
 		dial()
 		c := <-accepted
-		c.begin(1)
-		c.read()
+		c.count(+1, +1)
+		c.count(0, -1)
 		open = append(open, c)
 	}
 	// it may be closed before it is known to be open
@@ -123,7 +123,7 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 		}
 		_ = refused.Close()
 	}
-	open[0].end(0)
+	open[0].count(-1, 0)
 	dial()
 	if c := <-accepted; c == nil || s.snapshot().Evicted != 1 {
 		t.Error("an idle connection did not give way")
