@@ -106,8 +106,7 @@ func New(c Config) (*Admin, error) {
 		c.Now = time.Now
 	}
 	a := &Admin{c: c, waiters: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
-		seenChanged: make(chan struct{}),
-		unread:      map[string]*unread{}}
+		seenChanged: make(chan struct{}), unread: map[string]*unread{}}
 	var err error
 	if a.audit, err = openAudit(context.Background(), c.Hub.Journal().State("audit"), c.Audit); err != nil {
 		return nil, err
@@ -308,8 +307,8 @@ func fromDirectory(err error) error {
 		return nil
 	case errors.Is(err, directory.ErrUnknown):
 		code = parley.UnknownAgent
-	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity), errors.Is(err,
-		directory.ErrAmbiguous):
+	case errors.Is(err, directory.ErrTaken), errors.Is(err, directory.ErrIdentity),
+		errors.Is(err, directory.ErrAmbiguous):
 		code = parley.Conflict
 	case errors.Is(err, directory.ErrReadOnly):
 		code = parley.Forbidden
@@ -561,8 +560,8 @@ func (a *Admin) Stats(by Actor) (Stats, error) {
 	}
 	h, j := a.c.Hub.Stats(), a.c.Hub.Journal().Stats()
 	s := Stats{Now: a.c.Now(), Agents: h.Agents, Waiting: h.Waiting, Refused: h.Refused, Lanes: h.Delivery.Lanes,
-		Active:    h.Delivery.Active,
-		HeldBytes: h.Delivery.Held, Free: j.Free, Healthy: true, Partitions: []PartitionStats{}}
+		Active: h.Delivery.Active, HeldBytes: h.Delivery.Held, Free: j.Free, Healthy: true,
+		Partitions: []PartitionStats{}}
 	for _, p := range j.Partitions {
 		s.Records += p.Records
 		s.Bytes += p.Bytes

@@ -324,9 +324,8 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 	hub := e.a.c.Hub.ID()
 	base := e.a.c.Info().SAMVAD.Base
 	err := c.add(&ExportLine{Header: &ExportHeader{Format: "parley conversation", Version: exportVersion, Hub: hub,
-		Conversation: e.conversation.ID,
-		Exported:     e.a.c.Now().UTC().Truncate(time.Millisecond), Base: base, Content: e.content,
-		KeyID: e.signer.ID(), Key: e.signer.Public()}}, nil)
+		Conversation: e.conversation.ID, Exported: e.a.c.Now().UTC().Truncate(time.Millisecond), Base: base,
+		Content: e.content, KeyID: e.signer.ID(), Key: e.signer.Public()}}, nil)
 	if err != nil {
 		return err
 	}
@@ -479,13 +478,10 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 		return nil, err
 	}
 	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: reason(m.Error),
-		From: m.From, To: m.To,
-		Audience: m.Audience, Conversation: m.Conversation,
-		InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires,
-		Deadline:    m.Deadline,
+		From: m.From, To: m.To, Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo,
+		Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires, Deadline: m.Deadline,
 		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops,
-		Parts:  []ExportPart{},
-		Origin: origin}
+		Parts: []ExportPart{}, Origin: origin}
 	for name, b := range m.Extensions {
 		if v.Extensions == nil {
 			v.Extensions = map[string]string{}

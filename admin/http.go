@@ -34,11 +34,9 @@ const notFound parley.Code = "not_found"
 var statuses = map[parley.Code]int{
 	parley.Malformed: 400, parley.TooLarge: 413, parley.Unauthenticated: 403, parley.Stale: 400, parley.Replayed: 409,
 	parley.Forbidden: 403, parley.UnknownAgent: 404, parley.UnknownSkill: 404, parley.InvalidContent: 422,
-	parley.Unsupported: 422,
-	parley.RateLimited: 429, parley.Loop: 409, parley.Conflict: 409, parley.Unavailable: 503, parley.NoSpace: 507,
-	parley.TimedOut: 504, parley.Cancelled: 409, parley.Rejected: 422, parley.HandlerFailed: 502,
-	parley.OutcomeUnknown: 502,
-	parley.Internal:       500, notFound: 404,
+	parley.Unsupported: 422, parley.RateLimited: 429, parley.Loop: 409, parley.Conflict: 409, parley.Unavailable: 503,
+	parley.NoSpace: 507, parley.TimedOut: 504, parley.Cancelled: 409, parley.Rejected: 422, parley.HandlerFailed: 502,
+	parley.OutcomeUnknown: 502, parley.Internal: 500, notFound: 404,
 }
 
 // IsCode reports whether a code is one of the hub's vocabulary.
@@ -126,8 +124,7 @@ func (a *Admin) sameOrigin(r *http.Request) *parley.Error {
 func (a *Admin) turnAway(r *http.Request, step string, e *parley.Error) *parley.Error {
 	c := *e
 	c.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Step: step, Code: e.Code,
-		Text:  e.Text,
-		Cause: r.Method + " " + r.URL.Path, Size: int(max(0, min(r.ContentLength, math.MaxInt32)))})
+		Text: e.Text, Cause: r.Method + " " + r.URL.Path, Size: int(max(0, min(r.ContentLength, math.MaxInt32)))})
 	return &c
 }
 

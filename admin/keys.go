@@ -86,8 +86,7 @@ func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (und
 		}
 	}
 	k, err := a.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: id.Protocol, KeyID: id.KeyID,
-		Algorithm: keyring.Ed25519,
-		Public:    key, By: by, Note: id.ID})
+		Algorithm: keyring.Ed25519, Public: key, By: by, Note: id.ID})
 	if err != nil {
 		return nil, fromKeyring(err)
 	}
@@ -237,8 +236,8 @@ func fromKeyring(err error) error {
 		return parley.Refuse(parley.Conflict, "another key is recorded under that id; remove it first").Because(err)
 	case errors.Is(err, keyring.ErrInvalid):
 		code = parley.Malformed
-	case errors.Is(err, keyring.ErrWrongKey), errors.Is(err, keyring.ErrEncrypted), errors.Is(err,
-		keyring.ErrNotEncrypted):
+	case errors.Is(err, keyring.ErrWrongKey), errors.Is(err, keyring.ErrEncrypted),
+		errors.Is(err, keyring.ErrNotEncrypted):
 		code = parley.Conflict
 	case errors.Is(err, keyring.ErrFull):
 		code = parley.Unavailable

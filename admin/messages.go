@@ -33,8 +33,7 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 		return none, err
 	}
 	m := &parley.Message{Kind: s.Kind, State: s.State, From: from, To: s.To, Audience: s.Audience, Skill: s.Skill,
-		Act:       s.Act,
-		InReplyTo: s.InReplyTo, Conversation: s.Conversation, Deadline: s.Deadline, Expires: s.Expires,
+		Act: s.Act, InReplyTo: s.InReplyTo, Conversation: s.Conversation, Deadline: s.Deadline, Expires: s.Expires,
 		Origin: parley.Origin{Protocol: apiProtocol, Peer: by.Name, Address: by.Address,
 			Verdict: parley.Verdict{Assurance: parley.Session,
 				Checks: []parley.Check{{Name: "token", OK: true, Detail: "token " + by.Name}}}}}
@@ -193,8 +192,7 @@ func (a *Admin) refuse(s hub.Submission, err error) error {
 		size += len(p.Data)
 	}
 	e.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: m.Origin.Address, Claim: m.From, To: m.To,
-		Step: "admit",
-		Code: e.Code, Text: e.Text, Cause: causeOf(&e), Size: size, Verdict: m.Origin.Verdict})
+		Step: "admit", Code: e.Code, Text: e.Text, Cause: causeOf(&e), Size: size, Verdict: m.Origin.Verdict})
 	return &e
 }
 
@@ -271,10 +269,10 @@ func (a *Admin) replyTo(ctx context.Context, s hub.Submission, m *parley.Message
 // sameMessage reports whether two callers sent the same message.
 func sameMessage(a, b *parley.Message) bool {
 	return a.Kind == b.Kind && a.To == b.To && a.From == b.From && a.Skill == b.Skill && a.Act == b.Act &&
-		a.InReplyTo == b.InReplyTo &&
-		slices.Equal(a.Audience, b.Audience) && slices.EqualFunc(a.Parts, b.Parts, func(p, q parley.Part) bool {
-		return p.Name == q.Name && p.URI == q.URI && p.Digest == q.Digest && sameBytes(p, q)
-	})
+		a.InReplyTo == b.InReplyTo && slices.Equal(a.Audience, b.Audience) &&
+		slices.EqualFunc(a.Parts, b.Parts, func(p, q parley.Part) bool {
+			return p.Name == q.Name && p.URI == q.URI && p.Digest == q.Digest && sameBytes(p, q)
+		})
 }
 
 // sameBytes allows for content that the hub made fit the recipient's skill:

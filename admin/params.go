@@ -22,9 +22,8 @@ type param struct {
 
 func messageParams(f *index.Filter) []param {
 	return []param{{"agent", &f.Agent}, {"from", &f.From}, {"to", &f.To}, {"conversation", &f.Conversation},
-		{"trace", &f.Trace},
-		{"kind", &f.Kind}, {"state", &f.State}, {"protocol", &f.Protocol}, {"since", &f.Since}, {"until", &f.Until},
-		{"failed", &f.Failed}, {"refused", &f.Refused}, {"q", &f.Text}}
+		{"trace", &f.Trace}, {"kind", &f.Kind}, {"state", &f.State}, {"protocol", &f.Protocol}, {"since", &f.Since},
+		{"until", &f.Until}, {"failed", &f.Failed}, {"refused", &f.Refused}, {"q", &f.Text}}
 }
 
 // pageParams are those of a list of messages.
@@ -34,8 +33,7 @@ func pageParams(f *index.Filter) []param {
 
 func conversationParams(f *index.ConversationFilter) []param {
 	return []param{{"agent", &f.Agent}, {"since", &f.Since}, {"until", &f.Until}, {"open", &f.Open},
-		{"failed", &f.Failed},
-		{"cursor", &f.Cursor}, {"limit", &f.Limit}}
+		{"failed", &f.Failed}, {"cursor", &f.Cursor}, {"limit", &f.Limit}}
 }
 
 func deadParams(f *DeadFilter) []param {

@@ -392,11 +392,9 @@ func viewChecks(checks []parley.Check) []Check {
 
 func viewMessage(by Actor, m *parley.Message) *Message {
 	v := &Message{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: problem(m.Error), From: m.From,
-		To:       m.To,
-		Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act,
-		Schema: m.Schema,
-		Parts:  []Part{}, Sent: m.Sent, Received: m.Origin.Received, Expires: m.Expires, Deadline: m.Deadline,
-		Hops: m.Hops,
+		To: m.To, Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill,
+		Act: m.Act, Schema: m.Schema, Parts: []Part{}, Sent: m.Sent, Received: m.Origin.Received, Expires: m.Expires,
+		Deadline: m.Deadline, Hops: m.Hops,
 		Origin: Origin{Protocol: m.Origin.Protocol, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance,
 			KeyID: m.Origin.Verdict.KeyID, Checks: viewChecks(m.Origin.Verdict.Checks)}}
 	for _, p := range m.Parts {
@@ -476,10 +474,8 @@ func (s Skill) spec() parley.SkillSpec {
 
 func viewAgent(e *directory.Entry) Agent {
 	v := Agent{Name: e.Name, Title: e.Title, Description: e.Description, Version: e.Version, Source: e.Source,
-		Added:  e.Added,
-		Paused: e.Paused, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...), Exposed: append([]string{},
-			e.Exposed...),
-		Identities: []Identity{}, Skills: []Skill{}}
+		Added: e.Added, Paused: e.Paused, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...),
+		Exposed: append([]string{}, e.Exposed...), Identities: []Identity{}, Skills: []Skill{}}
 	for _, i := range e.Identities {
 		v.Identities = append(v.Identities, Identity(i))
 	}
@@ -496,18 +492,15 @@ func hasInbox(e *directory.Entry) bool {
 
 func viewRefusal(by Actor, r hub.Refusal) Refusal {
 	v := Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To,
-		Step: r.Step,
-		Code: r.Code, Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance,
-		KeyID:  r.Verdict.KeyID,
-		Checks: viewChecks(r.Verdict.Checks)}
+		Step: r.Step, Code: r.Code, Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance,
+		KeyID: r.Verdict.KeyID, Checks: viewChecks(r.Verdict.Checks)}
 	return *forActor(by, &v)
 }
 
 func viewDead(by Actor, d journal.Delivery) DeadLetter {
 	v := DeadLetter{Message: d.Message, To: d.To, From: d.From, Kind: d.Kind, Conversation: d.Conversation,
-		Attempts: d.Attempt,
-		Tries:    d.Tries(), Changed: d.Changed, Position: d.Position.String(), Reason: Problem{Code: parley.Internal,
-			Text: "no reason was recorded"}}
+		Attempts: d.Attempt, Tries: d.Tries(), Changed: d.Changed, Position: d.Position.String(),
+		Reason: Problem{Code: parley.Internal, Text: "no reason was recorded"}}
 	if d.Error != nil {
 		v.Reason = *problem(d.Error)
 	}

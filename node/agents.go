@@ -121,7 +121,6 @@ func (n *Node) registerHubAgent(context.Context) error {
 		}
 	}
 	return n.hub.Handle(parley.Agent{Name: samvadbridge.Root, Title: "Parley", Description: "The hub itself.",
-		Exposed: exposed,
-		Skills: []parley.SkillSpec{parley.Skill("agents", list,
+		Exposed: exposed, Skills: []parley.SkillSpec{parley.Skill("agents", list,
 			parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
 }

@@ -83,11 +83,9 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 		return &Binding{Agent: enrolAGH}, nil
 	}
 	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable,
-		Trust:   c.Trust,
-		Lenient: c.Lenient, Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration,
-		Interval: c.Interval.Duration,
-		Node:     n.c.Name, BroadcastRate: c.Broadcasts, MaxConnections: n.conns.spare(n.c.Listen.AGH), Now: n.c.Now,
-		Logger: n.log}
+		Trust: c.Trust, Lenient: c.Lenient, Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration,
+		Interval: c.Interval.Duration, Node: n.c.Name, BroadcastRate: c.Broadcasts,
+		MaxConnections: n.conns.spare(n.c.Listen.AGH), Now: n.c.Now, Logger: n.log}
 	if c.Credentials != "" {
 		bc.Options = append(bc.Options, nats.UserCredentials(c.Credentials))
 	}
@@ -105,8 +103,7 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 			token = string(b)
 		}
 		bc.Users = append(bc.Users, aghnats.User{Name: name, Token: token, Password: u.Password, NKey: u.NKey,
-			Anonymous: u.Anonymous,
-			Peers:     u.Peers, Workspaces: u.Workspaces, MaxPeers: u.MaxPeers})
+			Anonymous: u.Anonymous, Peers: u.Peers, Workspaces: u.Workspaces, MaxPeers: u.MaxPeers})
 	}
 	pins, err := c.pins()
 	if err != nil {

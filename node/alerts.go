@@ -85,8 +85,7 @@ type toldAlert struct {
 
 func newAlerts(n *Node) *alerts {
 	a := &alerts{n: n, now: n.c.Now, limit: rate.NewLimiter(rate.Every(10*time.Second), 20),
-		queue: make(chan Alert, alertQueue),
-		peers: map[string]*failingPeer{}, told: map[alertKey]*toldAlert{}}
+		queue: make(chan Alert, alertQueue), peers: map[string]*failingPeer{}, told: map[alertKey]*toldAlert{}}
 	a.post = a.webhook
 	return a
 }

@@ -125,8 +125,7 @@ func (r *forgetRun) partition(ctx context.Context, p int) error {
 	for from := uint64(1); from > 0; from = r.full {
 		r.full = 0
 		s, err := r.e.n.journal.Sweep(ctx, journal.Sweep{Partition: p, Number: r.x.Number, From: from, To: upTo,
-			Dry:    r.dry,
-			Before: r.e.n.hub.Erasing, Done: r.e.unindexMessages(false),
+			Dry: r.dry, Before: r.e.n.hub.Erasing, Done: r.e.unindexMessages(false),
 			Choose: func(rec *journal.Record) journal.Choice { return r.choose(ctx, rec) }})
 		r.out.Erased += uint64(s.Erased)
 		r.x.Records += uint64(s.Erased)

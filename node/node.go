@@ -151,8 +151,7 @@ func (n *Node) openHub(ctx context.Context) error {
 	sum := sha256.Sum256(append([]byte("hub name\x00"), secret...))
 	n.name = cmp.Or(n.c.Name, "hub-"+hex.EncodeToString(sum[:5]))
 	n.directory, err = directory.Open(ctx, directory.Options{State: n.journal.State("agents"),
-		Agents: n.c.Limits.Agents,
-		Guests: n.c.Guests.Registrations, Now: n.c.Now, Log: n.log})
+		Agents: n.c.Limits.Agents, Guests: n.c.Guests.Registrations, Now: n.c.Now, Log: n.log})
 	if err != nil {
 		return err
 	}
@@ -165,8 +164,7 @@ func (n *Node) openHub(ctx context.Context) error {
 	n.hub, err = hub.New(hub.Config{ID: n.name, Secret: secret, Journal: n.journal, Directory: n.directory,
 		Policy: n.policy, Guests: n.guests, Observer: observer{n},
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
-			HandOver: d.HandOver.Duration,
-			Retry:    delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
+			HandOver: d.HandOver.Duration, Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
 		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed",
 		Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
 	if err != nil {
@@ -272,10 +270,8 @@ func (n *Node) openAdmin(ctx context.Context) error {
 	}
 	var err error
 	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: n.tokens, Now: n.c.Now,
-		Logger: n.log, Info: n.info,
-		Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(), Backup: n.backup, Forget: n.eraser.forget,
-		Hosts:     n.c.Listen.Hosts,
-		Protocols: protocols})
+		Logger: n.log, Info: n.info, Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(),
+		Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts, Protocols: protocols})
 	return err
 }
 
@@ -323,8 +319,8 @@ func (n *Node) Addresses() Addresses {
 
 func (n *Node) info() admin.Info {
 	i := admin.Info{Hub: n.hub.ID(), Version: n.c.Version, Started: n.begun, PublicURL: n.c.PublicURL,
-		Promise: n.journal.Promise(), Data: n.c.Data,
-		Addresses: map[string]string{}, Guests: n.guestBudget(), Warnings: n.c.Exposures()}
+		Promise: n.journal.Promise(), Data: n.c.Data, Addresses: map[string]string{}, Guests: n.guestBudget(),
+		Warnings: n.c.Exposures()}
 	for _, b := range n.bindings {
 		if b.Info != nil {
 			b.Info(&i)
