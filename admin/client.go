@@ -254,13 +254,11 @@ func (c *Client) Ask(ctx context.Context, s Send) (Receipt, error) {
 	return c.post(ctx, s, "wait")
 }
 
-func (c *Client) post(ctx context.Context, s Send, mode string) (Receipt, error) {
-	var v Receipt
+func (c *Client) post(ctx context.Context, s Send, mode string) (v Receipt, err error) {
 	req, err := c.sending(ctx, s, mode)
-	if err != nil {
-		return v, err
+	if err == nil {
+		err = c.decode(req, &v)
 	}
-	err = c.decode(req, &v)
 	return v, err
 }
 

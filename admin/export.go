@@ -609,10 +609,11 @@ func (r *Report) chain(lines []seenLine) {
 	present := map[int]bool{}
 	var kept []*seenLine
 	var end *seenLine
-	ended := false
+	ended, highest := false, 0
 	for i := range lines {
 		l := &lines[i]
 		present[l.number] = true
+		highest = max(highest, l.number)
 		ended = ended || l.end
 		if !l.intact {
 			r.add("line %d was changed", l.at)
@@ -649,10 +650,6 @@ func (r *Report) chain(lines []seenLine) {
 	}
 	if end != nil && !slices.Contains(genuine, end) {
 		end = nil
-	}
-	highest := 0
-	for n := range present {
-		highest = max(highest, n)
 	}
 	if end != nil {
 		highest = end.number

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	_ "embed"
 	"errors"
 	"io"
@@ -202,12 +203,7 @@ type problemBody struct {
 	Error Problem `json:"error"`
 }
 
-func statusOf(e *parley.Error) int {
-	if s := statuses[e.Code]; s != 0 {
-		return s
-	}
-	return http.StatusInternalServerError
-}
+func statusOf(e *parley.Error) int { return cmp.Or(statuses[e.Code], http.StatusInternalServerError) }
 
 func writeProblem(w http.ResponseWriter, err error) {
 	e := parley.AsError(err)

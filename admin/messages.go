@@ -65,10 +65,8 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 		return none, parley.Refuse(parley.Malformed, "only kind error has an error")
 	}
 	if s.Error != nil {
-		m.Error = &parley.Error{Code: s.Error.Code, Text: clip(s.Error.Text), Retryable: s.Error.Retryable}
-		if m.Error.Code == "" {
-			m.Error.Code = parley.Rejected
-		}
+		m.Error = &parley.Error{Code: cmp.Or(s.Error.Code, parley.Rejected), Text: clip(s.Error.Text),
+			Retryable: s.Error.Retryable}
 		if !IsCode(m.Error.Code) {
 			return none, parley.Refuse(parley.Malformed, "%.40q is not an error code", m.Error.Code)
 		}
@@ -278,11 +276,8 @@ func sameMessage(a, b *parley.Message) bool {
 // sameBytes allows for content that the hub made fit the recipient's skill:
 // text that became JSON is compared by its text.
 func sameBytes(p, q parley.Part) bool {
-	if p.MediaType == q.MediaType {
-		return bytes.Equal(p.Data, q.Data)
-	}
-	if bytes.Equal(p.Data, q.Data) {
-		return true
+	if same := bytes.Equal(p.Data, q.Data); same || p.MediaType == q.MediaType {
+		return same
 	}
 	var members map[string]string
 	text, ok := parley.OnlyText(q)

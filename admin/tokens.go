@@ -39,20 +39,9 @@ const (
 	Administer Role = "administer" // and change agents and keys, and see the audit trail
 )
 
+// level grows with what a role permits; 0: no role.
 func (r Role) level() int {
-	switch r {
-	case Register:
-		return 1
-	case Observe:
-		return 2
-	case Read:
-		return 3
-	case Operate:
-		return 4
-	case Administer:
-		return 5
-	}
-	return 0
+	return 1 + slices.Index([]Role{Register, Observe, Read, Operate, Administer}, r)
 }
 
 // operatorAgent is the agent as which a token speaks unless it says otherwise.
@@ -89,10 +78,8 @@ func (a Actor) speaker(name string) (string, error) {
 	if err := parley.CheckName(name); err != nil {
 		return "", err
 	}
-	for _, p := range patterns {
-		if policy.Match(p, name) {
-			return name, nil
-		}
+	if slices.ContainsFunc(patterns, func(p string) bool { return policy.Match(p, name) }) {
+		return name, nil
 	}
 	return "", parley.Refuse(parley.Forbidden, "token %q may not speak as %q; it may as %s", a.Name, name,
 		strings.Join(patterns, ", "))

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"encoding/json"
 	"mime"
 	"time"
@@ -451,10 +452,7 @@ func (p Part) part() (parley.Part, error) {
 	case p.Data != nil:
 		out.Data, def = p.Data, "application/octet-stream"
 	}
-	if out.MediaType == "" {
-		out.MediaType = def
-	}
-	if out.MediaType != "" {
+	if out.MediaType = cmp.Or(out.MediaType, def); out.MediaType != "" {
 		if _, _, err := mime.ParseMediaType(out.MediaType); err != nil {
 			return parley.Part{}, parley.Refuse(parley.Malformed, "%.100q is not a media type", out.MediaType)
 		}

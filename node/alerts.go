@@ -228,7 +228,7 @@ func (a *alerts) check() {
 					k.Until.UTC().Format(time.RFC3339))}, k.ID)
 		}
 	}
-	if at, ok := a.n.certEnds(); ok && at.Sub(now) <= c.Expiry.Duration {
+	if at, ok := a.n.certs.ends(); ok && at.Sub(now) <= c.Expiry.Duration {
 		a.tell(Alert{Kind: alertExpiry, About: "certificate",
 			Fix:  "replace the file of tls.cert; the hub takes it up by itself",
 			Text: fmt.Sprintf("the certificate of the protocol listener ends on %s", at.UTC().Format(time.RFC3339))},

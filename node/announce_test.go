@@ -71,7 +71,7 @@ func TestAnnouncement(t *testing.T) {
 	if b, err := json.Marshal(n.Addresses()); err != nil || bytes.Contains(b, []byte(at.Token)) {
 		t.Errorf("the token is among the addresses: %s %v", b, err)
 	}
-	files, err := n.backupFiles()
+	files, err := backupFiles(n.c.Data)
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}

@@ -37,10 +37,9 @@ func (n *Node) backup(ctx context.Context, w io.Writer) (*journal.BackupSummary,
 		return nil, parley.Refuse(parley.Unsupported,
 			"this hub keeps everything in memory: there is nothing that a backup could restore")
 	}
-	return n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: n.backupFiles})
+	files := func() ([]journal.BackupFile, error) { return backupFiles(n.c.Data) }
+	return n.journal.Backup(ctx, w, journal.BackupOptions{Hub: n.hub.ID(), Files: files})
 }
-
-func (n *Node) backupFiles() ([]journal.BackupFile, error) { return backupFiles(n.c.Data) }
 
 func backupFiles(data string) ([]journal.BackupFile, error) {
 	var out []journal.BackupFile
@@ -171,14 +170,7 @@ func (c *Restore) check(key []byte, open bool) (*journal.BackupSummary, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return journal.CheckBackup(f, key, open, c.progress("checking"))
-}
-
-func (c *Restore) progress(what string) func(done, total uint64) {
-	if c.Progress == nil {
-		return nil
-	}
-	return func(done, total uint64) { c.Progress(what, done, total) }
+	return journal.CheckBackup(f, key, open, progressOf(c.Progress, "checking"))
 }
 
 // into restores into a directory that is ours, and into the cluster of e if it
@@ -194,7 +186,7 @@ func (c *Restore) into(ctx context.Context, dir string, key []byte, e *Engine) (
 		return nil, err
 	}
 	defer root.Close()
-	to := journal.RestoreConfig{Key: key, Now: c.Now, Progress: c.progress("restoring")}
+	to := journal.RestoreConfig{Key: key, Now: c.Now, Progress: progressOf(c.Progress, "restoring")}
 	if to.Store, err = e.open(ctx, filepath.Join(dir, "journal"), "restore", c.Now,
 		slog.New(slog.DiscardHandler)); err != nil {
 		return nil, err

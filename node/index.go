@@ -15,11 +15,8 @@ const IndexFile = "index.db"
 
 // openIndex begins to index the journal for the admin API.
 func (n *Node) openIndex(ctx context.Context) error {
-	c := index.Config{Journal: n.journal, Log: n.log,
+	c := index.Config{Journal: n.journal, Log: n.log, Progress: progressOf(n.c.Progress, "making the index"),
 		NoText: n.c.Engine.KeyFile != ""} // an encrypted journal must not have its text in clear here
-	if n.c.Progress != nil {
-		c.Progress = func(done, total uint64) { n.c.Progress("making the index", done, total) }
-	}
 	if n.k.durability != journal.Memory {
 		c.Path = filepath.Join(n.c.Data, IndexFile)
 	}

@@ -37,10 +37,8 @@ func (e *Engine) open(ctx context.Context, dir, name string, now func() time.Tim
 
 func (n *Node) openJournal(ctx context.Context) error {
 	e := n.c.Engine
-	jc := journal.Config{Partitions: e.Partitions, MinFree: n.k.minFree, Node: n.c.Name, Now: n.c.Now, Log: n.log}
-	if n.c.Progress != nil {
-		jc.Progress = func(done, total uint64) { n.c.Progress("reading the journal", done, total) }
-	}
+	jc := journal.Config{Partitions: e.Partitions, MinFree: n.k.minFree, Node: n.c.Name, Now: n.c.Now, Log: n.log,
+		Progress: progressOf(n.c.Progress, "reading the journal")}
 	var err error
 	if jc.Key, err = optionalKey(e.KeyFile); err != nil {
 		return fmt.Errorf("engine.key_file: %w", err)
@@ -68,6 +66,14 @@ func (n *Node) openJournal(ctx context.Context) error {
 		return fmt.Errorf("open the journal: %w", err)
 	}
 	return nil
+}
+
+// progressOf tells the progress of one piece of work; nil: nobody listens.
+func progressOf(tell func(what string, done, total uint64), what string) func(done, total uint64) {
+	if tell == nil {
+		return nil
+	}
+	return func(done, total uint64) { tell(what, done, total) }
 }
 
 // lost refuses to make a new journal where there was one: the index was made of it.

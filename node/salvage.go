@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -36,11 +37,7 @@ func (c *Journal) Check(ctx context.Context) (damage []string, records uint64, e
 	if err != nil {
 		return nil, 0, err
 	}
-	defer func() {
-		if cerr := s.Close(); err == nil {
-			err = cerr
-		}
-	}()
+	defer func() { err = cmp.Or(err, s.Close()) }()
 	m, err := s.Meta(ctx)
 	if err != nil {
 		return nil, 0, err
@@ -49,11 +46,7 @@ func (c *Journal) Check(ctx context.Context) (damage []string, records uint64, e
 	if err != nil {
 		return nil, 0, err
 	}
-	progress := func(done, total uint64) {
-		if c.Progress != nil {
-			c.Progress("checking", done, total)
-		}
-	}
+	progress := progressOf(c.Progress, "checking")
 	found, err := s.Check(ctx, progress, func(partition int, r store.Record) error {
 		records++
 		return check.Record(partition, r)

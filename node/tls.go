@@ -129,8 +129,11 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return c.current, nil
 }
 
-// ends is when the certificate does.
+// ends gives the time when the listener's certificate expires, if it comes from files; ACME renews its own.
 func (c *certificates) ends() (time.Time, bool) {
+	if c == nil {
+		return time.Time{}, false
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.current == nil || c.current.Leaf == nil {
@@ -174,14 +177,6 @@ func (n *Node) tlsConfig() (*tls.Config, error) {
 		return c, nil
 	}
 	return nil, nil
-}
-
-// certEnds is when the listener's own certificate does; ACME renews its own.
-func (n *Node) certEnds() (time.Time, bool) {
-	if n.certs == nil {
-		return time.Time{}, false
-	}
-	return n.certs.ends()
 }
 
 // behindProxy lets a request that comes through a trusted proxy say from where:

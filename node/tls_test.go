@@ -74,7 +74,7 @@ func TestCertificateIsReadAgainWhenItChanges(t *testing.T) {
 	if got := serial(n, "hub.test"); got != 1 {
 		t.Fatalf("certificate %d", got)
 	}
-	if at, ok := n.certEnds(); !ok || at.Unix() != far.Unix() {
+	if at, ok := n.certs.ends(); !ok || at.Unix() != far.Unix() {
 		t.Errorf("ends %s, %v", at, ok)
 	}
 	// Half of a new pair: the old one serves on.
