@@ -138,21 +138,13 @@ type ExportErased struct {
 	Time    time.Time `json:"time,omitzero"`
 }
 
-func (a *Admin) exportErased(ctx context.Context, r *journal.Record) *ExportErased {
-	e := a.erasure(ctx, r)
-	if e == nil {
-		return nil
-	}
-	return &ExportErased{Erasure: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Time: e.Begun}
-}
-
 // mark notes the erasure in a line, with the size and digests of the erased
 // content. A digest of the empty content would be false.
-func (v *ExportRecord) mark(r *journal.Record, e *ExportErased) {
+func (v *ExportRecord) mark(r *journal.Record, e *Erasure) {
 	if e == nil || v.Message == nil {
 		return
 	}
-	v.Erased = e
+	v.Erased = &ExportErased{Erasure: e.Number, What: e.What, Name: e.Name, By: e.By, Reason: e.Reason, Time: e.Begun}
 	v.Message.Origin.RawSize = int(r.Erased.Size)
 	if len(r.Erased.Digest) > 0 {
 		v.Message.Origin.RawDigest = "sha-256=:" + base64.StdEncoding.EncodeToString(r.Erased.Digest) + ":"

@@ -333,15 +333,9 @@ func (e *export) write(ctx context.Context, w io.Writer) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		r, err := e.a.c.Hub.Journal().Read(ctx, p.position)
-		if errors.Is(err, journal.ErrNotFound) {
-			err = c.add(&ExportLine{Record: &ExportRecord{Position: p.position, Removed: true}}, nil)
-		} else if err == nil {
-			var v *ExportRecord
-			if v, err = e.record(ctx, r); err == nil {
-				v.mark(r, e.a.exportErased(ctx, r))
-				err = c.add(&ExportLine{Record: v}, nil)
-			}
+		v, err := e.record(ctx, p.position)
+		if err == nil {
+			err = c.add(&ExportLine{Record: v}, nil)
 		}
 		if err != nil {
 			return err
@@ -408,10 +402,16 @@ func digest(b []byte) string {
 }
 
 // record gives the part of a record that belongs to the conversation.
-func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, error) {
-	v := &ExportRecord{Position: r.Position, Time: r.Time, Node: r.Node}
+func (e *export) record(ctx context.Context, at journal.Position) (*ExportRecord, error) {
+	r, err := e.a.c.Hub.Journal().Read(ctx, at)
+	if errors.Is(err, journal.ErrNotFound) {
+		return &ExportRecord{Position: at, Removed: true}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	v := &ExportRecord{Position: at, Time: r.Time, Node: r.Node}
 	if m := r.Message; m != nil && m.Conversation == e.conversation.ID {
-		var err error
 		if v.Message, err = e.message(ctx, e.a.masked(m)); err != nil {
 			return nil, err
 		}
@@ -434,6 +434,7 @@ func (e *export) record(ctx context.Context, r *journal.Record) (*ExportRecord, 
 		}
 		v.Steps = append(v.Steps, x)
 	}
+	v.mark(r, e.a.erasure(ctx, r))
 	return v, nil
 }
 

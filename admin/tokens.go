@@ -373,7 +373,7 @@ func (t *Tokens) Reread(ctx context.Context) error {
 		}
 	}
 	path := filepath.Join(t.dir, TokenFile)
-	if err := t.write(path, nil); err != nil {
+	if err := t.write(nil); err != nil {
 		// The tokens are valid, so the hub can go on.
 		t.log.Error("cannot write the admin tokens", "file", path, "in clear", read.clear, "error", err)
 	} else if len(read.clear) > 0 {
@@ -399,11 +399,11 @@ func (t *Tokens) copy() error {
 		return err
 	}
 	fresh := slices.DeleteFunc(read.list, func(k Token) bool { return k.Kept == t.id })
-	return t.write(filepath.Join(t.dir, TokenFile), fresh)
+	return t.write(fresh)
 }
 
 // write makes the file a copy of the tokens, followed by its new lines.
-func (t *Tokens) write(path string, fresh []Token) error {
+func (t *Tokens) write(fresh []Token) error {
 	t.mu.RLock()
 	lines := slices.DeleteFunc(slices.Clone(t.list), func(k Token) bool { return k.Name == localToken })
 	t.mu.RUnlock()
@@ -413,22 +413,21 @@ func (t *Tokens) write(path string, fresh []Token) error {
 	lines = slices.DeleteFunc(lines, func(k Token) bool { // a new line has more
 		return slices.ContainsFunc(fresh, func(f Token) bool { return f.Name == k.Name })
 	})
-	return writeTokens(path, append(lines, fresh...))
+	return writeTokens(t.dir, append(lines, fresh...))
 }
 
 // MakeTokenFile makes the token file of a data directory where there is none, with
 // a first token, "admin", that may do everything and speak as any agent. It
 // gives the token's secret, which is stored nowhere, or "" if there is a file.
 func MakeTokenFile(dir string, now time.Time, rnd io.Reader) (secret string, err error) {
-	path := filepath.Join(dir, TokenFile)
-	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(dir, TokenFile)); !errors.Is(err, os.ErrNotExist) {
 		return "", err
 	}
 	first, secret, err := firstToken(now, rnd)
 	if err != nil {
 		return "", err
 	}
-	if err := writeTokens(path, []Token{first}); err != nil {
+	if err := writeTokens(dir, []Token{first}); err != nil {
 		return "", fmt.Errorf("make the admin token: %w", err)
 	}
 	return secret, nil
@@ -449,8 +448,8 @@ func newSecret(rnd io.Reader) (string, error) {
 	return "parley_" + base64.RawURLEncoding.EncodeToString(b[:]), nil
 }
 
-func writeTokens(path string, list []Token) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+func writeTokens(dir string, list []Token) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	var b []byte
@@ -461,7 +460,7 @@ func writeTokens(path string, list []Token) error {
 		}
 		b = append(append(b, line...), '\n')
 	}
-	return atomicfile.Replace(path, b)
+	return atomicfile.Replace(filepath.Join(dir, TokenFile), b)
 }
 
 // AddLocal adds the token for commands on the hub's own machine, which permits
@@ -493,7 +492,7 @@ func IssueToken(dir string, token Token, rnd io.Reader) (secret string, err erro
 	if t, err = newTokens(append([]Token{token}, t.list...)...); err != nil {
 		return "", err
 	}
-	return token.Secret, writeTokens(filepath.Join(dir, TokenFile), append(t.list[1:], t.list[0]))
+	return token.Secret, writeTokens(dir, append(t.list[1:], t.list[0]))
 }
 
 // RemoveToken marks a token as removed in the file of a data directory. A running
@@ -513,7 +512,7 @@ func RemoveToken(dir, name string) error {
 	} else {
 		t.list = slices.Delete(t.list, i, i+1) // no hub has it yet
 	}
-	return writeTokens(filepath.Join(dir, TokenFile), t.list)
+	return writeTokens(dir, t.list)
 }
 
 // All gives the tokens without their secrets.

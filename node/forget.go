@@ -23,18 +23,15 @@ func (e *eraser) forget(ctx context.Context, what, name, by, reason string, dry 
 		return admin.Forgotten{}, err
 	}
 	// Once recorded, the erasure continues without its caller.
-	type result struct {
-		f   admin.Forgotten
-		err error
-	}
-	done := make(chan result, 1)
+	var out admin.Forgotten
+	done := make(chan struct{})
 	e.work.Go(func() {
-		f, err := e.run(e.ctx, x, false)
-		done <- result{f, err}
+		defer close(done)
+		out, err = e.run(e.ctx, x, false)
 	})
 	select {
-	case r := <-done:
-		return r.f, r.err
+	case <-done:
+		return out, err
 	case <-ctx.Done():
 		return admin.Forgotten{}, ctx.Err()
 	}

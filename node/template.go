@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -61,11 +62,7 @@ func writeKey(b *strings.Builder, k Key, name string, set map[string]string) {
 		fmt.Fprintf(b, "%s = %s\n", name, strconv.Quote(v))
 		return
 	}
-	value := k.Default
-	if value == "" {
-		value = emptyValue(k.Type)
-	}
-	fmt.Fprintf(b, "# %s = %s\n", name, value)
+	fmt.Fprintf(b, "# %s = %s\n", name, cmp.Or(k.Default, emptyValue(k.Type)))
 }
 
 // emptyValue is the zero value of a type in the file.
