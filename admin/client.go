@@ -80,14 +80,9 @@ func (c *Client) request(ctx context.Context, method, path string, query url.Val
 }
 
 func (c *Client) send(req *http.Request) (*http.Response, error) {
-	h := c.HTTP
-	if h == nil {
-		h = http.DefaultClient
-	}
-	resp, err := h.Do(req)
+	resp, err := cmp.Or(c.HTTP, http.DefaultClient).Do(req)
 	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
+		if u, ok := errors.AsType[*url.Error](err); ok {
 			err = u.Err
 		}
 		return nil, c.unreachable(req.Context(), err)

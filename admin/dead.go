@@ -76,12 +76,7 @@ func (a *Admin) findDead(id parley.ID, to string) (journal.Delivery, error) {
 		}
 		return journal.Delivery{}, parley.Refuse(notFound, "message %s is no dead letter to %.140q", id, to)
 	}
-	var found []journal.Delivery
-	for _, d := range a.c.Hub.Dead() {
-		if d.Message == id {
-			found = append(found, d)
-		}
-	}
+	found := slices.DeleteFunc(a.c.Hub.Dead(), func(d journal.Delivery) bool { return d.Message != id })
 	switch len(found) {
 	case 0:
 		return journal.Delivery{}, parley.Refuse(notFound, "message %s is no dead letter", id)

@@ -248,8 +248,7 @@ func (c *call) body(v any, mayBeEmpty bool) error {
 }
 
 func detail(err error) string {
-	var e *jsonx.Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*jsonx.Error](err); ok {
 		return e.Error()
 	}
 	return "malformed JSON"

@@ -236,11 +236,7 @@ func (t *Tokens) begin(ctx context.Context, now time.Time, rnd io.Reader) (secre
 }
 
 // Close stops following other hubs.
-func (t *Tokens) Close() {
-	if t.stop != nil {
-		t.stop()
-	}
-}
+func (t *Tokens) Close() { t.stop() }
 
 // stateChanged is called for each change of the state.
 func (t *Tokens) stateChanged(v journal.Value) {

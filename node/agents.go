@@ -38,7 +38,7 @@ func (n *Node) readAgents(c *Config) ([]configuredAgent, error) {
 	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
 		a := c.Agents[name]
 		v := configuredAgent{agent: parley.Agent{Name: name, Title: a.Title, Description: a.Description,
-			Exposed: exposed(c, a.Expose)}}
+			Exposed: c.exposed(a.Expose)}}
 		for _, b := range n.bindings {
 			if b.Agent == nil {
 				continue
@@ -78,9 +78,8 @@ func (n *Node) putAgent(ctx context.Context, a configuredAgent) error {
 	return nil
 }
 
-func (n *Node) exposed(own []string) []string { return exposed(n.live.Load(), own) }
-
-func exposed(c *Config, own []string) []string {
+// exposed gives the protocols in which an agent appears, by its own list and policy.expose.
+func (c *Config) exposed(own []string) []string {
 	if len(own) == 0 && c.Policy.Expose == "all" {
 		return parley.Everywhere
 	}
@@ -90,7 +89,7 @@ func exposed(c *Config, own []string) []string {
 // Handle registers an agent of this process with its skills.
 func (n *Node) Handle(a parley.Agent, skills ...parley.SkillSpec) error {
 	a.Skills = append(slices.Clone(a.Skills), skills...)
-	a.Exposed = n.exposed(a.Exposed)
+	a.Exposed = n.live.Load().exposed(a.Exposed)
 	return n.hub.Handle(a)
 }
 

@@ -140,10 +140,8 @@ func (b *body) end() {
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.n += int64(n)
-	if b.n > smallBody && n > 0 {
-		if !b.from.hold(b, int64(n)) {
-			return n, errCut
-		}
+	if b.n > smallBody && n > 0 && !b.from.hold(b, int64(n)) {
+		return n, errCut
 	}
 	if err == io.EOF && !b.here {
 		b.here = true

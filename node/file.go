@@ -121,8 +121,7 @@ var misfit = regexp.MustCompile(`cannot decode TOML (\S+) into`)
 
 // explainTOML says line and column, and for an unknown key the nearest known.
 func explainTOML(err error) error {
-	var strict *toml.StrictMissingError
-	if errors.As(err, &strict) && len(strict.Errors) > 0 {
+	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok && len(strict.Errors) > 0 {
 		e := strict.Errors[0]
 		row, _ := e.Position()
 		key := []string(e.Key())
@@ -132,8 +131,7 @@ func explainTOML(err error) error {
 		}
 		return errors.New(text)
 	}
-	var d *toml.DecodeError
-	if errors.As(err, &d) {
+	if d, ok := errors.AsType[*toml.DecodeError](err); ok {
 		row, column := d.Position()
 		if m := misfit.FindStringSubmatch(d.Error()); m != nil && len(d.Key()) > 0 {
 			key, want := strings.Join(d.Key(), "."), "a table"

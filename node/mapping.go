@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -45,7 +46,8 @@ func (c *Config) Mappings() ([]hub.Mapping, error) {
 		if len(m.Skill) > 64 {
 			return nil, fail(0, "skill: a skill's id has at most 64 characters")
 		}
-		if m.Direction != "" && m.Direction != "request" && m.Direction != "response" {
+		m.Direction = cmp.Or(m.Direction, "request")
+		if m.Direction != "request" && m.Direction != "response" {
 			return nil, fail(0, "direction = %q: want request or response", m.Direction)
 		}
 		p, err := jqmap.Compile(m.JQ)
@@ -59,10 +61,7 @@ func (c *Config) Mappings() ([]hub.Mapping, error) {
 			return nil, fail(1, "jq: %s", err)
 		}
 		one := hub.Mapping{Agent: m.Agent, Skill: m.Skill, Response: m.Direction == "response", Program: p}
-		key := Map{Agent: m.Agent, Skill: m.Skill}
-		if one.Response {
-			key.Direction = "response"
-		}
+		key := Map{Agent: m.Agent, Skill: m.Skill, Direction: m.Direction}
 		if seen[key] {
 			return nil, fail(0, "there is another mapping for this agent, skill and direction")
 		}

@@ -157,10 +157,8 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 
 // wait returns after a pause, or with its error when ctx ends.
 func wait(ctx context.Context, pause time.Duration) error {
-	t := time.NewTimer(pause)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(pause):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

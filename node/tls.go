@@ -77,12 +77,15 @@ type fileState struct {
 	time time.Time
 }
 
-func stateOf(path string) (fileState, error) {
-	i, err := os.Stat(path)
-	if err != nil {
-		return fileState{}, err
+func statesOf(cert, key string) (out [2]fileState, err error) {
+	for i, f := range [2]struct{ setting, path string }{{"tls.cert", cert}, {"tls.key", key}} {
+		info, err := os.Stat(f.path)
+		if err != nil {
+			return out, fmt.Errorf("%s: %w", f.setting, err)
+		}
+		out[i] = fileState{info.Size(), info.ModTime()}
 	}
-	return fileState{i.Size(), i.ModTime()}, nil
+	return out, nil
 }
 
 // use takes other files, if they fit together.
@@ -94,19 +97,15 @@ func (c *certificates) use(cert, key string) error {
 
 // load reads a pair; c.mu is held. What was there stays if it cannot.
 func (c *certificates) load(cert, key string) error {
-	a, err := stateOf(cert)
+	states, err := statesOf(cert, key)
 	if err != nil {
-		return fmt.Errorf("tls.cert: %w", err)
-	}
-	b, err := stateOf(key)
-	if err != nil {
-		return fmt.Errorf("tls.key: %w", err)
+		return err
 	}
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
 		return fmt.Errorf("tls.cert and tls.key: %w", err)
 	}
-	c.cert, c.key, c.seen, c.current = cert, key, [2]fileState{a, b}, &pair
+	c.cert, c.key, c.seen, c.current = cert, key, states, &pair
 	return nil
 }
 
@@ -114,9 +113,7 @@ func (c *certificates) load(cert, key string) error {
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a, aerr := stateOf(c.cert)
-	b, berr := stateOf(c.key)
-	if now := [2]fileState{a, b}; aerr == nil && berr == nil && now != c.seen {
+	if now, err := statesOf(c.cert, c.key); err == nil && now != c.seen {
 		if err := c.load(c.cert, c.key); err != nil {
 			// Half of a pair may have been written: the old one serves on
 			// until both fit. Each state of the files is tried once.

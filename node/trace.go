@@ -160,12 +160,10 @@ func (t *tracer) record(ctx context.Context, m *parley.Message) (context.Context
 	carrier, named := trace.SpanContextFromContext(ctx), parent(m)
 	o := []trace.SpanStartOption{trace.WithAttributes(about(m)...), trace.WithSpanKind(trace.SpanKindInternal)}
 	sctx := ctx
-	if named.IsValid() {
+	if sameTrace := carrier.IsValid() && carrier.TraceID() == named.TraceID(); named.IsValid() && !sameTrace {
 		sctx = trace.ContextWithRemoteSpanContext(ctx, named)
-		if carrier.IsValid() && carrier.TraceID() != named.TraceID() {
+		if carrier.IsValid() {
 			o = append(o, link(carrier, "received"))
-		} else if carrier.IsValid() {
-			sctx = ctx
 		}
 	}
 	_, span := t.t.Start(sctx, "record", o...)

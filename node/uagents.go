@@ -58,7 +58,7 @@ func openUAgents(_ context.Context, n *Node) (*Binding, error) {
 	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs,
 		PublicURL: n.c.PublicURL, Unnamed: n.read.PublicURL == "" && len(n.c.TLS.ACME) == 0, Direct: n.direct,
 		Hosts: hosts, Root: samvadbridge.Root, Legacy: u.Legacy, AllowNonce: u.Nonce, Horizon: u.Horizon.Duration,
-		Registry: u.Registry, Account: n.tokens.Account, Closed: u.Closed, Expose: n.exposed(nil),
+		Registry: u.Registry, Account: n.tokens.Account, Closed: u.Closed, Expose: n.live.Load().exposed(nil),
 		Lifetime: u.Lifetime.Duration, Retention: u.Retention.Duration, UnsignedRate: u.UnsignedRate,
 		MaxBody: n.k.body, Now: n.c.Now, Logger: n.log})
 	if err != nil {
