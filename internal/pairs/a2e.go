@@ -8,7 +8,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley/a2e"
@@ -19,10 +18,8 @@ import (
 // directory as tools and waits at parley_inbox for what is asked of it.
 type a2ePeer struct {
 	common
-	token string
-
-	clientMu sync.Mutex
-	client   *a2e.Client
+	token  string
+	client *a2e.Client // nil: not connected; guarded by common.mu
 }
 
 func newA2E(name string) (Peer, error) {
@@ -46,9 +43,9 @@ func (p *a2ePeer) Join(ctx context.Context, at Place, away bool) error {
 	if err := c.Connect(ctx); err != nil {
 		return err
 	}
-	p.clientMu.Lock()
+	p.mu.Lock()
 	p.client = c
-	p.clientMu.Unlock()
+	p.mu.Unlock()
 	if !away {
 		p.work.Go(func() { p.serve(life, c) })
 	}
@@ -56,11 +53,9 @@ func (p *a2ePeer) Join(ctx context.Context, at Place, away bool) error {
 }
 
 func (p *a2ePeer) Leave() {
-	p.clientMu.Lock()
+	p.mu.Lock()
 	c := p.client
 	p.client = nil
-	p.clientMu.Unlock()
-	p.mu.Lock()
 	p.stop()
 	p.mu.Unlock()
 	if c != nil {
@@ -70,8 +65,8 @@ func (p *a2ePeer) Leave() {
 }
 
 func (p *a2ePeer) conn() (*a2e.Client, error) {
-	p.clientMu.Lock()
-	defer p.clientMu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.client == nil {
 		return nil, errors.New("pairs: the A2E agent is not connected")
 	}
@@ -129,16 +124,11 @@ func (p *a2ePeer) answer(life context.Context, c *a2e.Client, id, text string) {
 		}
 		return err
 	}
-	answer, err := p.act(life, text,
-		func(piece string) error { return reply(map[string]any{"state": "working", "content": piece}) })
-	var f *Failure
-	switch {
-	case errors.As(err, &f):
-		err = reply(map[string]any{"error": f.Text})
-	case err == nil:
-		err = reply(map[string]any{"content": answer})
-	}
-	_ = err // who asked sees that nothing came
+	_ = p.respond(life, text, responder{ // the requester sees that nothing came
+		piece:    func(text string) error { return reply(map[string]any{"state": "working", "content": text}) },
+		fail:     func(text string) error { return reply(map[string]any{"error": text}) },
+		complete: func(text string) error { return reply(map[string]any{"content": text}) },
+	})
 }
 
 func (p *a2ePeer) Ask(ctx context.Context, q Question) (Answer, error) {

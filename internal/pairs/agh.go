@@ -2,7 +2,6 @@ package pairs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -21,19 +20,14 @@ const aghToken = "pairs-peers-token"
 // aghPeer is a peer of one channel, on a NATS connection of its own.
 type aghPeer struct {
 	common
-
-	clientMu sync.Mutex
-	client   *agh.Client
-	conn     *nats.Conn
-	waiting  map[string]chan *agh.Envelope      // what this peer asked, by work
-	tasks    map[string]context.CancelCauseFunc // what it is asked, by work
-	met      map[string]bool                    // peers that it has found
+	client  *agh.Client // nil: not connected; it and conn are guarded by common.mu
+	conn    *nats.Conn
+	waiting sync.Map // chan *agh.Envelope of this peer's requests, by work
+	tasks   sync.Map // context.CancelCauseFunc of the requests to it, by work
+	met     sync.Map // peers that it has found
 }
 
-func newAGH(name string) Peer {
-	return &aghPeer{common: newCommon("agh", name), waiting: map[string]chan *agh.Envelope{},
-		tasks: map[string]context.CancelCauseFunc{}}
-}
+func newAGH(name string) Peer { return &aghPeer{common: newCommon("agh", name)} }
 
 func (p *aghPeer) Agent(string) (node.Agent, error) {
 	return node.Agent{AGH: &node.AGHAgent{Workspace: Workspace, Peer: p.name}}, nil
@@ -53,9 +47,10 @@ func (p *aghPeer) Join(ctx context.Context, at Place, away bool) error {
 	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: Workspace, Channel: Channel, PeerID: p.name,
 		DisplayName: p.name, Router: &agh.Router{Verifier: agh.Verifier{Now: p.now}},
 		Handler: func(_ context.Context, r *agh.Request) { p.handle(life, r) }}
-	p.clientMu.Lock()
-	p.client, p.conn, p.met = c, nc, map[string]bool{}
-	p.clientMu.Unlock()
+	p.mu.Lock()
+	p.client, p.conn = c, nc
+	p.met.Clear()
+	p.mu.Unlock()
 	if err := c.Join(life); err != nil {
 		nc.Close()
 		return err
@@ -66,10 +61,10 @@ func (p *aghPeer) Join(ctx context.Context, at Place, away bool) error {
 }
 
 func (p *aghPeer) Leave() {
-	p.clientMu.Lock()
+	p.mu.Lock()
 	nc := p.conn
 	p.client, p.conn = nil, nil
-	p.clientMu.Unlock()
+	p.mu.Unlock()
 	if nc != nil {
 		nc.Close()
 	}
@@ -77,8 +72,8 @@ func (p *aghPeer) Leave() {
 }
 
 func (p *aghPeer) peer() (*agh.Client, error) {
-	p.clientMu.Lock()
-	defer p.clientMu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.client == nil {
 		return nil, errors.New("pairs: the AGH peer is not connected")
 	}
@@ -88,12 +83,9 @@ func (p *aghPeer) peer() (*agh.Client, error) {
 // handle takes everything in the order of arrival; work is done elsewhere.
 func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 	e := r.Envelope
-	p.clientMu.Lock()
-	mine, cancel := p.waiting[e.WorkID], p.tasks[e.WorkID]
-	p.clientMu.Unlock()
-	if mine != nil {
+	if mine, ok := p.waiting.Load(e.WorkID); ok {
 		select {
-		case mine <- e:
+		case mine.(chan *agh.Envelope) <- e:
 		case <-life.Done():
 		}
 		return
@@ -104,10 +96,10 @@ func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 	}
 	switch c := e.Content().(type) {
 	case *agh.Receipt:
-		if c.Status == agh.StatusCanceled && cancel != nil {
+		if cancel, ok := p.tasks.Load(e.WorkID); ok && c.Status == agh.StatusCanceled {
 			h.Cancel = true
 			p.hear(h)
-			cancel(errCancelled)
+			cancel.(context.CancelCauseFunc)(errCancelled)
 		}
 		return
 	case *agh.Say:
@@ -120,33 +112,23 @@ func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 		return
 	}
 	ctx, stop := context.WithCancelCause(life)
-	p.clientMu.Lock()
-	p.tasks[e.WorkID] = stop
-	p.clientMu.Unlock()
+	p.tasks.Store(e.WorkID, stop)
 	if r.Receipt(ctx, agh.StatusAccepted, "", "") != nil {
-		return // who asked sees that nothing came
+		return // the requester sees that nothing came
 	}
 	p.work.Go(func() {
-		defer func() {
-			p.clientMu.Lock()
-			delete(p.tasks, e.WorkID)
-			p.clientMu.Unlock()
-			stop(nil)
-		}()
-		answer, err := p.act(ctx, h.Text, func(piece string) error {
-			return r.Trace(ctx, &agh.Trace{State: agh.StateWorking, Message: piece})
-		})
-		var f *Failure
-		switch {
-		case errors.As(err, &f):
-			err = r.Trace(ctx, &agh.Trace{State: agh.StateFailed, Message: f.Text})
-		case err == nil:
-			var b []byte
-			if b, err = json.Marshal(map[string]string{"text": answer}); err == nil {
-				err = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: answer, Result: b})
-			}
+		defer stop(nil)
+		defer p.tasks.Delete(e.WorkID)
+		trace := func(state agh.WorkState) func(text string) error {
+			return func(text string) error { return r.Trace(ctx, &agh.Trace{State: state, Message: text}) }
 		}
-		_ = err // who asked sees that nothing came
+		_ = p.respond(ctx, h.Text, responder{ // the requester sees that nothing came
+			piece: trace(agh.StateWorking),
+			fail:  trace(agh.StateFailed),
+			complete: func(text string) error {
+				return r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: text, Result: objectOf(text)})
+			},
+		})
 	})
 }
 
@@ -159,14 +141,8 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 	work := agh.NewWorkID()
 	said := make(chan *agh.Envelope, 256)
-	p.clientMu.Lock()
-	p.waiting[work] = said
-	p.clientMu.Unlock()
-	defer func() {
-		p.clientMu.Lock()
-		defer p.clientMu.Unlock()
-		delete(p.waiting, work)
-	}()
+	p.waiting.Store(work, said)
+	defer p.waiting.Delete(work)
 	if err := p.meet(ctx, c, q.To.Name()); err != nil {
 		return Answer{}, err
 	}
@@ -242,10 +218,7 @@ func (p *aghPeer) Tell(ctx context.Context, to Peer, text string) error {
 
 // meet looks for a peer of which this one has not heard since it came.
 func (p *aghPeer) meet(ctx context.Context, c *agh.Client, to string) error {
-	p.clientMu.Lock()
-	met := p.met[to]
-	p.clientMu.Unlock()
-	if met {
+	if _, met := p.met.Load(to); met {
 		return nil
 	}
 	for v, err := range c.Whois(ctx, to, "", false) {
@@ -253,9 +226,7 @@ func (p *aghPeer) meet(ctx context.Context, c *agh.Client, to string) error {
 			return err
 		}
 		if v.Envelope.From == to {
-			p.clientMu.Lock()
-			defer p.clientMu.Unlock()
-			p.met[to] = true
+			p.met.Store(to, true)
 			return nil
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley/asp"
@@ -20,12 +21,10 @@ import (
 // each agent that it asks, and joins those to which it is invited.
 type aspPeer struct {
 	common
-	id *asp.Identity
-
-	clientMu sync.Mutex
-	client   *asp.Client
-	life     context.Context     // of the client
-	sessions map[string]*aspTalk // by whom it asks
+	id       *asp.Identity
+	client   *asp.Client     // nil: not connected; it and life are guarded by common.mu
+	life     context.Context // of the client
+	sessions sync.Map        // *aspTalk by the name of the agent that is asked
 }
 
 // aspTalk is a session that this peer opened.
@@ -35,25 +34,17 @@ type aspTalk struct {
 }
 
 // aspReader reads a session for all questions that are asked in it, one after
-// the other.
+// the other. A question skips what was said about earlier ones.
 type aspReader struct {
 	s    *asp.Session
-	over chan struct{} // closed when there is nothing more to read, and err is why
-	err  error         // nil: the session is over
-
-	mu    sync.Mutex
-	asker *aspAsker // who waits; nil: what comes is for nobody
-}
-
-// aspAsker waits for what is said in a session.
-type aspAsker struct {
-	said chan *asp.Message
-	gone chan struct{} // closed when it waits no more
+	said chan *asp.Message // closed when there is nothing more to read, and err is why
+	over atomic.Bool       // said is closed, or is about to be
+	err  error             // nil: the session is over
 }
 
 func newASP(name string) (Peer, error) {
 	id, err := asp.GenerateIdentity("agent://"+name+".example/pairs/agent", "org_"+strings.ReplaceAll(name, "-", "_"))
-	return &aspPeer{common: newCommon("asp", name), id: id, sessions: map[string]*aspTalk{}}, err
+	return &aspPeer{common: newCommon("asp", name), id: id}, err
 }
 
 func (p *aspPeer) Agent(dir string) (node.Agent, error) {
@@ -70,23 +61,17 @@ func (p *aspPeer) Join(_ context.Context, at Place, away bool) error {
 	life := p.begin(at)
 	_, web := p.place()
 	c := &asp.Client{Server: at.HTTP, Identity: p.id, HTTP: web, Now: p.now}
-	p.clientMu.Lock()
-	p.client, p.life, p.sessions = c, life, map[string]*aspTalk{}
-	p.clientMu.Unlock()
+	p.mu.Lock()
+	p.client, p.life = c, life
+	p.sessions.Clear()
+	p.mu.Unlock()
 	if !away {
 		p.work.Go(func() { p.serve(life, c) })
 	}
 	return nil
 }
 
-func (p *aspPeer) Leave() {
-	p.clientMu.Lock() // no session is read anew from here on
-	p.mu.Lock()
-	p.stop()
-	p.mu.Unlock()
-	p.clientMu.Unlock()
-	p.end()
-}
+func (p *aspPeer) Leave() { p.end() }
 
 // serve joins the sessions to which it is invited.
 func (p *aspPeer) serve(life context.Context, c *asp.Client) {
@@ -205,17 +190,11 @@ func (p *aspPeer) answer(ctx context.Context, s *asp.Session, m *asp.Message, te
 			return err
 		})
 	}
-	answer, err := p.act(ctx, text, func(piece string) error {
-		return inform("chunk", asp.Information{Data: map[string]string{"text": piece}})
+	_ = p.respond(ctx, text, responder{ // the requester sees that nothing came
+		piece:    func(text string) error { return inform("chunk", asp.Information{Data: objectOf(text)}) },
+		fail:     func(text string) error { return inform("error", asp.Information{Topic: text}) },
+		complete: func(text string) error { return inform("result", asp.Information{Data: objectOf(text)}) },
 	})
-	var f *Failure
-	switch {
-	case errors.As(err, &f):
-		err = inform("error", asp.Information{Topic: f.Text})
-	case err == nil:
-		err = inform("result", asp.Information{Data: map[string]string{"text": answer}})
-	}
-	_ = err // who asked sees that nothing came
 }
 
 // address of an agent: its own, or that of its stand-in at the hub.
@@ -229,16 +208,12 @@ func (p *aspPeer) address(to Peer) string {
 // session gives the session with an agent, opened when it is first asked for
 // and when the one before is over. t.mu is held.
 func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader, error) {
-	if r := t.read; r != nil && !r.s.State().Terminal() {
-		select {
-		case <-r.over:
-		default:
-			return r, nil
-		}
+	if r := t.read; r != nil && !r.s.State().Terminal() && !r.over.Load() {
+		return r, nil
 	}
-	p.clientMu.Lock()
+	p.mu.Lock()
 	c, life := p.client, p.life
-	p.clientMu.Unlock()
+	p.mu.Unlock()
 	if c == nil {
 		return nil, errors.New("pairs: the ASP agent is not connected")
 	}
@@ -251,9 +226,9 @@ func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader,
 		case err != nil:
 			return nil, aspFailure(err)
 		case m.State == asp.Introduced:
-			r := &aspReader{s: s, over: make(chan struct{})}
-			p.clientMu.Lock()
-			defer p.clientMu.Unlock()
+			r := &aspReader{s: s, said: make(chan *asp.Message, maxSaid)}
+			p.mu.Lock() // after the end of life no session is read anew
+			defer p.mu.Unlock()
 			if life.Err() != nil {
 				return nil, context.Cause(life)
 			}
@@ -269,48 +244,25 @@ func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader,
 
 // talk is what this peer has with another.
 func (p *aspPeer) talk(to Peer) *aspTalk {
-	p.clientMu.Lock()
-	defer p.clientMu.Unlock()
-	t := p.sessions[to.Name()]
-	if t == nil {
-		t = &aspTalk{}
-		p.sessions[to.Name()] = t
-	}
-	return t
+	t, _ := p.sessions.LoadOrStore(to.Name(), &aspTalk{})
+	return t.(*aspTalk)
 }
 
+// maxSaid is how many messages of a session wait for the next question.
+const maxSaid = 256
+
 func (r *aspReader) run(ctx context.Context) {
-	defer close(r.over)
+	defer close(r.said)
+	defer r.over.Store(true)
 	for m, err := range r.s.Messages(ctx) {
 		if err != nil {
 			r.err = err
 			return
 		}
-		r.mu.Lock()
-		a := r.asker
-		r.mu.Unlock()
-		if a == nil {
-			continue
-		}
 		select {
-		case a.said <- m:
-		case <-a.gone:
+		case r.said <- m:
 		case <-ctx.Done():
 		}
-	}
-}
-
-// listen begins to wait for what is said, until leave is called.
-func (r *aspReader) listen() (said <-chan *asp.Message, leave func()) {
-	a := &aspAsker{said: make(chan *asp.Message, 16), gone: make(chan struct{})}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.asker = a
-	return a.said, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.asker = nil
-		close(a.gone)
 	}
 }
 
@@ -327,8 +279,6 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	said, leave := r.listen()
-	defer leave()
 	// A request that was begun is sent, so that it can be withdrawn.
 	sending, sent := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer sent()
@@ -337,13 +287,13 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 		wishes = append(wishes, asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: q.Patience.Milliseconds()}))
 	}
 	e, err := r.s.Send(sending, asp.Query, asp.Question{QueryID: id,
-		QueryType: "message", Parameters: map[string]string{"text": q.Text}}, wishes...)
+		QueryType: "message", Parameters: objectOf(q.Text)}, wishes...)
 	if err != nil {
 		return Answer{}, aspFailure(err)
 	}
 	q.taken()
 	for {
-		m, err := r.next(ctx, said)
+		m, err := r.next(ctx)
 		switch {
 		case m == nil && ctx.Err() != nil:
 			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
@@ -363,23 +313,16 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 }
 
 // next waits for what is said next.
-func (r *aspReader) next(ctx context.Context, said <-chan *asp.Message) (*asp.Message, error) {
+func (r *aspReader) next(ctx context.Context) (*asp.Message, error) {
 	select {
-	case m := <-said:
+	case m, ok := <-r.said:
+		if !ok {
+			return nil, cmp.Or(r.err, errors.New("pairs: the session ended before the answer"))
+		}
 		return m, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-r.over:
 	}
-	select {
-	case m := <-said: // it came before the end
-		return m, nil
-	default:
-	}
-	if r.err != nil {
-		return nil, r.err
-	}
-	return nil, errors.New("pairs: the session ended before the answer")
 }
 
 // aspAnswer reads what was said about a question; over: nothing more follows.
@@ -428,6 +371,6 @@ func (p *aspPeer) Tell(ctx context.Context, to Peer, text string) error {
 		return err
 	}
 	_, err = r.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note",
-		Data: map[string]string{"text": text}})
+		Data: objectOf(text)})
 	return aspFailure(err)
 }

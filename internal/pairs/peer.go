@@ -214,9 +214,9 @@ func (c *common) begin(at Place) context.Context {
 
 func (c *common) end() {
 	c.mu.Lock()
-	stop, web := c.stop, c.web
+	c.stop()
+	web := c.web
 	c.mu.Unlock()
-	stop()
 	c.work.Wait()
 	if web != http.DefaultClient {
 		web.CloseIdleConnections()
@@ -267,6 +267,22 @@ func (c *common) act(ctx context.Context, text string, piece func(string) error)
 		}
 	}
 	return act(ctx, text, piece)
+}
+
+// A responder says in a protocol what a peer does about a request.
+type responder struct{ piece, fail, complete func(text string) error }
+
+// respond does what a text asks for. A request that was cancelled gets no outcome.
+func (c *common) respond(ctx context.Context, text string, r responder) error {
+	answer, err := c.act(ctx, text, r.piece)
+	var f *Failure
+	switch {
+	case errors.As(err, &f):
+		return r.fail(f.Text)
+	case err != nil:
+		return nil
+	}
+	return r.complete(answer)
 }
 
 func (c *common) hear(h Heard) {

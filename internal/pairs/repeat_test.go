@@ -229,9 +229,9 @@ func (w *world) publishAgain(t *testing.T, p *aghPeer, to Peer, text string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.clientMu.Lock()
+	p.mu.Lock()
 	nc := p.conn
-	p.clientMu.Unlock()
+	p.mu.Unlock()
 	// Its own client takes no receipts for work that has ended.
 	sub, err := nc.SubscribeSync("agh.network.v0." + Workspace + ".>")
 	if err != nil {

@@ -20,7 +20,7 @@ type samvadPeer struct {
 	door *door
 	card *samvad.Card
 
-	speaks *samvad.Client // of the hub that the peer is at, guarded by common.mu
+	speaks *samvad.Client // at the hub that was joined, guarded by common.mu
 }
 
 func newSamvad(name string) (Peer, error) {
@@ -54,6 +54,9 @@ func (p *samvadPeer) Agent(string) (node.Agent, error) {
 func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 	p.Leave()
 	life := p.begin(at)
+	p.mu.Lock()
+	p.speaks = &samvad.Client{Identity: p.id, HTTP: p.web, Now: p.now}
+	p.mu.Unlock()
 	if away {
 		return nil
 	}
@@ -72,8 +75,7 @@ func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 	}
 	return p.door.open(&samvad.Server{Verifier: &samvad.Verifier{Keys: keys, Now: p.now},
 		Agent: &samvad.Agent{Card: p.card, Identity: p.id,
-			Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response,
-				error) {
+			Handler: func(ctx context.Context, r *samvad.Request) (samvad.Response, error) {
 				return p.handle(ctx, life, r)
 			}}})
 }
@@ -94,11 +96,10 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 	defer stop()
 	defer context.AfterFunc(life, stop)()
 	answer, err := p.act(ctx, q.Text, func(piece string) error {
-		b, err := json.Marshal(map[string]string{"text": piece})
-		if err != nil || r.Endpoint != samvad.ModeStream {
-			return err
+		if r.Endpoint != samvad.ModeStream {
+			return nil
 		}
-		return r.Chunk(b)
+		return r.Chunk(objectOf(piece))
 	})
 	var f *Failure
 	switch {
@@ -111,31 +112,22 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 	case err != nil:
 		return samvad.Response{}, err
 	}
-	b, err := json.Marshal(map[string]string{"text": answer})
-	return samvad.Response{Result: b}, err
+	return samvad.Response{Result: objectOf(answer)}, nil
 }
 
 func (p *samvadPeer) client() *samvad.Client {
-	_, web := p.place()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.speaks == nil || p.speaks.HTTP != web {
-		p.speaks = &samvad.Client{Identity: p.id, HTTP: web, Now: p.now}
-	}
 	return p.speaks
 }
 
-func (p *samvadPeer) call(to Peer, text string) (samvad.Call, error) {
+func (p *samvadPeer) call(to Peer, text string) samvad.Call {
 	at, _ := p.place()
-	b, err := json.Marshal(map[string]string{"text": text})
-	return samvad.Call{URL: at.HTTP + "/agents/" + to.Name(), Skill: "talk", Payload: b}, err
+	return samvad.Call{URL: at.HTTP + "/agents/" + to.Name(), Skill: "talk", Payload: objectOf(text)}
 }
 
 func (p *samvadPeer) Ask(ctx context.Context, q Question) (Answer, error) {
-	call, err := p.call(q.To, q.Text)
-	if err != nil {
-		return Answer{}, err
-	}
+	call := p.call(q.To, q.Text)
 	if q.Events == nil {
 		r, err := p.client().Ask(ctx, call)
 		if err != nil {
@@ -172,12 +164,17 @@ func samvadFailure(err error) error {
 
 // Tell leaves a task whose result nobody fetches: SAMVAD has no notices.
 func (p *samvadPeer) Tell(ctx context.Context, to Peer, text string) error {
-	call, err := p.call(to, text)
-	if err != nil {
-		return err
-	}
-	_, err = p.client().Send(ctx, call)
+	_, err := p.client().Send(ctx, p.call(to, text))
 	return err
+}
+
+// objectOf is a JSON object that holds a text.
+func objectOf(text string) json.RawMessage {
+	b, err := json.Marshal(map[string]string{"text": text})
+	if err != nil { // every string can be written
+		panic(err)
+	}
+	return b
 }
 
 // textOf reads a JSON text, or the only text of an object.
@@ -201,5 +198,3 @@ func textOf(b []byte) (string, error) {
 	}
 	return "", fmt.Errorf("%.200q holds no text", b)
 }
-
-func isNote(text string) bool { return len(text) >= 4 && text[:4] == "note" }

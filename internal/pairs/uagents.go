@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,10 +19,8 @@ type uagentsPeer struct {
 	id   *uagents.Identity
 	door *door
 
-	known sync.Map // addresses by name, of the hub that was joined
-
-	waitMu  sync.Mutex
-	waiting map[string]chan uagentsSaid // by session
+	known   sync.Map // addresses by name, of the hub that was joined
+	waiting sync.Map // chan uagentsSaid by session
 }
 
 // uagentsSaid is one message in a session that this peer began.
@@ -38,8 +37,7 @@ func newUAgents(name string) (Peer, error) {
 		return nil, err
 	}
 	id, err := uagents.NewIdentity()
-	return &uagentsPeer{common: newCommon("uagents", name), id: id, door: d, waiting: map[string]chan uagentsSaid{}},
-		err
+	return &uagentsPeer{common: newCommon("uagents", name), id: id, door: d}, err
 }
 
 func (p *uagentsPeer) endpoint() string { return "http://" + p.door.addr + "/submit" }
@@ -61,8 +59,7 @@ func (p *uagentsPeer) Join(ctx context.Context, at Place, away bool) error {
 	return p.door.open(&uagents.Server{Client: p.client(), Log: at.Log, Now: p.now,
 		Verifier: &uagents.Verifier{Now: p.now}, Resolve: uagents.Serve(&uagents.Agent{Address: p.id.Address(),
 			Identity: p.id,
-			Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response,
-				error) {
+			Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) {
 				return p.handle(ctx, life, r)
 			}})})
 }
@@ -102,9 +99,6 @@ func (p *uagentsPeer) client() *uagents.Client {
 }
 
 func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uagents.Response, error) {
-	p.waitMu.Lock()
-	mine := p.waiting[r.Session]
-	p.waitMu.Unlock()
 	var said uagentsSaid
 	var chat *uagents.ChatMessage
 	switch text, bad := r.Content.IsError(); {
@@ -122,9 +116,9 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 		return uagents.Response{}, nil
 	}
 	said.from = r.Sender
-	if mine != nil {
+	if mine, ok := p.waiting.Load(r.Session); ok {
 		select {
-		case mine <- said:
+		case mine.(chan uagentsSaid) <- said:
 		case <-life.Done():
 		}
 		if chat == nil {
@@ -140,35 +134,26 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	// question is worked on too.
 	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(),
 		Trace: r.Session})
-	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); isNote(said.text) {
+	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); strings.HasPrefix(said.text, "note") {
 		return uagents.Response{}, err
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(life, stop)()
-	answer, err := p.act(ctx, said.text, func(string) error { return nil }) // there are no pieces
-	var f *Failure
-	switch {
-	case errors.As(err, &f):
-		return uagents.Response{}, r.Send(ctx, uagents.NewErrorMessage(f.Text))
-	case err != nil:
-		return uagents.Response{}, nil
-	}
-	return uagents.Response{}, r.Send(ctx, uagents.NewChat(p.now(), uagents.Text(answer),
-		uagents.EndSession()).Message())
+	return uagents.Response{}, p.respond(ctx, said.text, responder{
+		piece: func(string) error { return nil }, // the protocol has none
+		fail:  func(text string) error { return r.Send(ctx, uagents.NewErrorMessage(text)) },
+		complete: func(text string) error {
+			return r.Send(ctx, uagents.NewChat(p.now(), uagents.Text(text), uagents.EndSession()).Message())
+		},
+	})
 }
 
 func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	session := uagents.NewSession()
 	said := make(chan uagentsSaid, 16)
-	p.waitMu.Lock()
-	p.waiting[session] = said
-	p.waitMu.Unlock()
-	defer func() {
-		p.waitMu.Lock()
-		defer p.waitMu.Unlock()
-		delete(p.waiting, session)
-	}()
+	p.waiting.Store(session, said)
+	defer p.waiting.Delete(session)
 	c := p.client()
 	if d, ok := p.until(ctx, q); ok {
 		c.Timeout = d.Sub(p.now())

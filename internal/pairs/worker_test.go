@@ -36,11 +36,7 @@ func (c *common) hangUp() {
 
 // Commission leaves a task and polls it.
 func (p *samvadPeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	call, err := p.call(q.To, q.Text)
-	if err != nil {
-		return Answer{}, err
-	}
-	c := *p.client()
+	call, c := p.call(q.To, q.Text), *p.client()
 	c.PollEvery = 50 * time.Millisecond
 	id, err := c.Send(ctx, call)
 	if err != nil {
@@ -131,9 +127,7 @@ func (p *aghPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	p.clientMu.Lock()
-	delete(p.met, q.To.Name())
-	p.clientMu.Unlock()
+	p.met.Delete(q.To.Name())
 	for {
 		err := p.meet(ctx, c, q.To.Name())
 		if err == nil {
