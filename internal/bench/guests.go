@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -143,7 +142,7 @@ func Guests(ctx context.Context, c GuestsConfig) (*GuestsReport, error) {
 	if runtime.GOOS != "linux" {
 		return nil, errors.New("the memory of the hub's process is read from /proc, which only Linux has")
 	}
-	dir, err := os.MkdirTemp(cmp.Or(c.Dir, os.TempDir()), "parley-bench-")
+	dir, err := os.MkdirTemp(c.Dir, "parley-bench-")
 	if err != nil {
 		return nil, err
 	}
@@ -324,7 +323,10 @@ func (g *guests) talk(ctx context.Context, d time.Duration) Talk {
 					t.Errors[fmt.Sprintf("%s to %s: %.200s", p.Protocol(), to.Protocol(), err)]++
 				}
 				mu.Unlock()
-				pause(ctx, askEvery)
+				select {
+				case <-time.After(askEvery):
+				case <-ctx.Done():
+				}
 			}
 		})
 	}
@@ -334,15 +336,6 @@ func (g *guests) talk(ctx context.Context, d time.Duration) Talk {
 		t.P50, t.P99 = load.Quantile(took, 0.5), load.Quantile(took, 0.99)
 	}
 	return t
-}
-
-func pause(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }
 
 // bytesIn is how many bytes the files of a directory have.

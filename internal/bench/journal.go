@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -169,15 +168,13 @@ func recordBytes(ctx context.Context, j *journal.Journal, do func(context.Contex
 		return n
 	}
 	before := taken()
-	var wg sync.WaitGroup
-	failed := make([]error, callers)
-	for i := range callers {
-		wg.Go(func() {
-			for n := 0; n < times && failed[i] == nil; n++ {
-				failed[i] = do(ctx, i, n)
+	r := load.Loop(ctx, callers, 0, func(ctx context.Context, caller int) error { // each caller once
+		for n := range times {
+			if err := do(ctx, caller, n); err != nil {
+				return err
 			}
-		})
-	}
-	wg.Wait()
-	return max(payload, int(taken()-before)/(callers*times)), errors.Join(failed...)
+		}
+		return nil
+	})
+	return max(payload, int(taken()-before)/(callers*times)), r.FirstError
 }

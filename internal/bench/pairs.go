@@ -47,6 +47,8 @@ type PairRow struct {
 	Ratio    float64       `json:"ratio"`           // floor by Parley: at 1 Parley has no overhead
 }
 
+// An end is one side of a pair.
+//
 // The floor of a pair is the sum of the floors of its two ends. The floor of an end
 // is the CPU time of a bare program, [floor.Serve], in a process of its own, that
 // serves as many peers at that end and does only the necessary work, with the same
@@ -72,14 +74,6 @@ type PairRow struct {
 // message of ASP, unless the hub has sent it itself. Between two agents of uAgents,
 // AGH or ASP the envelopes go on unchanged: each is verified, and nothing is signed.
 // Handshakes, discovery, card look-ups, heartbeats and replay memory do not count.
-var (
-	oneRecord = floor.Step{Do: floor.Append}
-	aspProved = []floor.Scheme{floor.P256, floor.Ed25519, floor.P256}
-	aspSigned = []floor.Scheme{floor.Ed25519, floor.P256}
-	chain     = []floor.Scheme{floor.Secp256k1}
-)
-
-// An end is one side of a pair.
 type end struct {
 	protocol string
 	asked    bool
@@ -95,62 +89,54 @@ func endsOf(from, to string) [2]end {
 	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
-// steps are the necessary work of an end.
-func (e end) steps() []floor.Step {
-	steps := e.asking()
-	if e.asked {
-		steps = e.answering()
+// ways are how an end gets a message of its peer, and sends it one.
+func (e end) ways() (in, out floor.Step) {
+	switch e.protocol {
+	case "samvad":
+		in, out = step(floor.Call, floor.Ed25519), step(floor.Out, floor.Ed25519)
+	case "uagents":
+		in, out = step(floor.In, floor.Secp256k1), step(floor.Out, floor.Secp256k1)
+	case "agh":
+		in, out = step(floor.FromBus), step(floor.ToBus)
+	case "a2e":
+		in, out = step(floor.In), step(floor.Push)
+	case "asp":
+		in = step(floor.In, floor.P256, floor.Ed25519, floor.P256)
+		out = step(floor.Push, floor.Ed25519, floor.P256)
 	}
 	if e.native {
-		for i, s := range steps {
-			if s.Do == floor.Out || s.Do == floor.Push {
-				steps[i].With = nil // its sender has signed it
-			}
-		}
+		out.With = nil // the sender has signed it
 	}
-	return steps
+	return in, out
 }
 
-func (e end) asking() []floor.Step {
-	switch e.protocol {
-	case "samvad":
-		return []floor.Step{{Do: floor.Call, With: []floor.Scheme{floor.Ed25519}}, oneRecord, oneRecord,
-			{Do: floor.Answer}}
-	case "uagents":
-		return []floor.Step{{Do: floor.In, With: chain}, oneRecord, {Do: floor.Out, With: chain},
-			oneRecord, {Do: floor.Out, With: chain}, {Do: floor.In, With: chain}}
-	case "agh":
-		return []floor.Step{{Do: floor.FromBus}, oneRecord, {Do: floor.ToBus}, oneRecord, {Do: floor.ToBus},
-			{Do: floor.ToBus}}
-	}
-	in, out := floor.Step{Do: floor.In}, floor.Step{Do: floor.Push}
-	if e.protocol == "asp" {
-		in.With, out.With = aspProved, aspSigned
-	}
-	steps := []floor.Step{in, oneRecord}
-	if e.told {
-		steps = append(steps, oneRecord, out)
-	}
-	return append(steps, oneRecord, out)
-}
+func step(do floor.Act, with ...floor.Scheme) floor.Step { return floor.Step{Do: do, With: with} }
 
-func (e end) answering() []floor.Step {
-	steps := []floor.Step{oneRecord}
-	switch e.protocol {
-	case "samvad":
-		steps = append(steps, floor.Step{Do: floor.Out, With: []floor.Scheme{floor.Ed25519}})
-	case "uagents":
-		steps = append(steps, floor.Step{Do: floor.Out, With: chain}, floor.Step{Do: floor.In, With: chain}, oneRecord,
-			floor.Step{Do: floor.In, With: chain}, floor.Step{Do: floor.Out, With: chain})
-	case "a2e":
-		steps = append(steps, floor.Step{Do: floor.Push}, floor.Step{Do: floor.In}, floor.Step{Do: floor.Push})
-	case "agh":
-		steps = append(steps, floor.Step{Do: floor.ToBus}, floor.Step{Do: floor.FromBus}, oneRecord,
-			floor.Step{Do: floor.FromBus})
-	default:
-		steps = append(steps, floor.Step{Do: floor.Push, With: aspSigned}, floor.Step{Do: floor.In, With: aspProved})
+// steps are the necessary work of an end.
+func (e end) steps() []floor.Step {
+	in, out := e.ways()
+	record := step(floor.Append)
+	switch {
+	case e.protocol == "samvad" && e.asked:
+		return []floor.Step{record, out, record}
+	case e.protocol == "samvad":
+		return []floor.Step{in, record, record, step(floor.Answer)}
+	case e.protocol == "uagents" && e.asked:
+		return []floor.Step{record, out, in, record, in, out, record}
+	case e.protocol == "uagents":
+		return []floor.Step{in, record, out, record, out, in}
+	case e.protocol == "agh" && e.asked:
+		return []floor.Step{record, out, in, record, in, record}
+	case e.protocol == "agh":
+		return []floor.Step{in, record, out, record, out, out}
+	case e.protocol == "a2e" && e.asked:
+		return []floor.Step{record, out, in, out, record}
+	case e.asked:
+		return []floor.Step{record, out, in, record}
+	case e.told:
+		return []floor.Step{in, record, record, out, record, out}
 	}
-	return append(steps, oneRecord)
+	return []floor.Step{in, record, record, out}
 }
 
 // Pairs measures, for every protocol to every other, the CPU time of a hub in a
@@ -204,20 +190,16 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 		return 0, 0, err
 	}
 	defer os.RemoveAll(dir)
-	var all, ask, answer []pairs.Peer
+	ask, answer := make([]pairs.Peer, c.Peers), make([]pairs.Peer, c.Peers)
 	for i := range c.Peers {
-		for name, list := range map[string]*[]pairs.Peer{from + "-from-": &ask, to + "-to-": &answer} {
-			protocol := from
-			if list == &answer {
-				protocol = to
-			}
-			p, err := pairs.New(protocol, name+strconv.Itoa(i))
-			if err != nil {
-				return 0, 0, err
-			}
-			*list, all = append(*list, p), append(all, p)
+		var failed error
+		ask[i], err = pairs.New(from, fmt.Sprintf("%s-from-%d", from, i))
+		answer[i], failed = pairs.New(to, fmt.Sprintf("%s-to-%d", to, i))
+		if err = errors.Join(err, failed); err != nil {
+			return 0, 0, err
 		}
 	}
+	all := slices.Concat(ask, answer)
 	config := node.Config{Data: filepath.Join(dir, "data"), Durability: string(storage),
 		Listen: node.Listen{HTTP: "127.0.0.1:0", AGH: "127.0.0.1:0"}, Agents: map[string]node.Agent{}}
 	for i := range c.Agents {

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"runtime"
@@ -20,7 +19,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/decred/dcrd/dcrec/secp256k1/v4"
 	secp "github.com/decred/dcrd/dcrec/secp256k1/v4/ecdsa"
@@ -241,13 +239,11 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 	if err := bus.Flush(); err != nil {
 		return fmt.Errorf("floor: %w", err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	s, host, err := serve(mux)
 	if err != nil {
-		return fmt.Errorf("floor: %w", err)
+		return err
 	}
-	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	work.Go(func() { _ = s.Serve(listener) }) // ends with Close
-	err = ready(Place{HTTP: "http://" + listener.Addr().String(), NATS: front.ClientURL()})
+	err = ready(Place{HTTP: "http://" + host, NATS: front.ClientURL()})
 	if err == nil {
 		select {
 		case err = <-failed:
@@ -440,13 +436,11 @@ func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
 	if err := p.bus.Flush(); err != nil {
 		return nil, fmt.Errorf("floor: %w", err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, fmt.Errorf("floor: %w", err)
+	var host string
+	if p.server, host, err = serve(mux); err != nil {
+		return nil, err
 	}
-	p.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-	p.work.Go(func() { _ = p.server.Serve(listener) }) // ends with Close
-	return p, post(ctx, p.web, at.HTTP+"/begin", []byte("http://"+listener.Addr().String()), "")
+	return p, post(ctx, p.web, at.HTTP+"/begin", []byte("http://"+host), "")
 }
 
 // listen reads an event stream.

@@ -111,29 +111,20 @@ const presigned = 1024
 
 const path = "/agent/message"
 
-func measure(ctx context.Context, c Config, s scheme) (load.Result, error) {
-	return c.withAppender(func(a *Appender) (_ load.Result, err error) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+func measure(ctx context.Context, c Config, by scheme) (load.Result, error) {
+	return c.withAppender(func(a *Appender) (load.Result, error) {
+		mux := http.NewServeMux()
+		mux.Handle("POST "+path, &handler{verify: by.verify, appender: a, maxBody: int64(c.Payload) + 1})
+		s, host, err := serve(mux)
 		if err != nil {
 			return load.Result{}, err
 		}
-		mux := http.NewServeMux()
-		mux.Handle("POST "+path, &handler{verify: s.verify, appender: a, maxBody: int64(c.Payload) + 1})
-		srv := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
-		served := make(chan error, 1)
-		go func() { served <- srv.Serve(l) }()
-		defer func() {
-			err = errors.Join(err, srv.Close())
-			if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
-				err = errors.Join(err, serr)
-			}
-		}()
-		host := l.Addr().String()
+		defer s.Close()
 		requests := make([][]byte, presigned)
 		for i := range requests {
 			body := payload(i, c.Payload)
 			digest := contentDigest(body)
-			signature := s.sign(signatureBase(http.MethodPost, path, digest))
+			signature := by.sign(signatureBase(http.MethodPost, path, digest))
 			requests[i] = load.NewRequest(http.MethodPost, host, path, http.Header{
 				"Content-Type":   {"application/json"},
 				"Content-Digest": {digest},
@@ -151,6 +142,17 @@ func measure(ctx context.Context, c Config, s scheme) (load.Result, error) {
 		})
 		return r, ctx.Err()
 	})
+}
+
+// serve runs an HTTP server on a free port of the loopback until it is closed.
+func serve(h http.Handler) (s *http.Server, host string, err error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, "", fmt.Errorf("floor: %w", err)
+	}
+	s = &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = s.Serve(l) }() // ends with Close
+	return s, l.Addr().String(), nil
 }
 
 // envelope is the shape of a request's body.
