@@ -99,22 +99,21 @@ type (
 
 // body is step 5: the body by kind.
 func (d *Decoder) body(p *parsed) error {
-	var err error
 	switch p.Kind {
 	case KindGreet:
-		err = d.greet(p)
+		return d.greet(p)
 	case KindWhois:
-		err = d.whois(p)
+		return d.whois(p)
 	case KindSay:
-		err = say(p)
+		return say(p)
 	case KindCapability:
-		err = transfer(p)
+		return transfer(p)
 	case KindReceipt:
-		err = receipt(p)
+		return receipt(p)
 	case KindTrace:
-		err = trace(p)
+		return trace(p)
 	}
-	return err
+	return nil
 }
 
 func (d *Decoder) greet(p *parsed) error {

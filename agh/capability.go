@@ -62,46 +62,32 @@ func decodeCapability(b []byte) (c *Capability, digest string, err error) {
 		return nil, "", malformed(StepBody, "capability", "has not the shape of a capability").because(err)
 	}
 	return &Capability{ID: w.ID, Summary: w.Summary, Outcome: w.Outcome, Version: deref(w.Version),
-		ContextNeeded:     w.ContextNeeded,
-		ArtifactsExpected: w.ArtifactsExpected, ExecutionOutline: w.ExecutionOutline, Constraints: w.Constraints,
-		Examples: w.Examples, Requirements: w.Requirements}, strings.TrimSpace(deref(w.Digest)), nil
+		ContextNeeded: w.ContextNeeded, ArtifactsExpected: w.ArtifactsExpected, ExecutionOutline: w.ExecutionOutline,
+		Constraints: w.Constraints, Examples: w.Examples, Requirements: w.Requirements,
+	}, strings.TrimSpace(deref(w.Digest)), nil
 }
 
-// normal trims everything and drops blank list entries; it refuses what no
-// capability may be.
-func (c *Capability) normal() (*Capability, error) {
-	n := &Capability{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary),
-		Outcome: strings.TrimSpace(c.Outcome),
-		Version: strings.TrimSpace(c.Version), ContextNeeded: trimmed(c.ContextNeeded),
-		ArtifactsExpected: trimmed(c.ArtifactsExpected),
-		ExecutionOutline:  trimmed(c.ExecutionOutline), Constraints: trimmed(c.Constraints),
-		Examples:     trimmed(c.Examples),
-		Requirements: trimmed(c.Requirements)}
-	for name, s := range map[string]string{"id": n.ID, "summary": n.Summary, "outcome": n.Outcome} {
+// wire gives c as it is written, without its digest: trimmed, and without blank list
+// entries. It refuses what no capability may be.
+func (c *Capability) wire() (w capabilityWire, err error) {
+	w = capabilityWire{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary),
+		Outcome: strings.TrimSpace(c.Outcome), Version: ref(strings.TrimSpace(c.Version)),
+		ContextNeeded: trimmed(c.ContextNeeded), ArtifactsExpected: trimmed(c.ArtifactsExpected),
+		ExecutionOutline: trimmed(c.ExecutionOutline), Constraints: trimmed(c.Constraints),
+		Examples: trimmed(c.Examples), Requirements: trimmed(c.Requirements)}
+	for name, s := range map[string]string{"id": w.ID, "summary": w.Summary, "outcome": w.Outcome} {
 		if s == "" {
-			return nil, malformed(StepBody, "capability."+name, "must not be blank")
+			return w, malformed(StepBody, "capability."+name, "must not be blank")
 		}
 	}
-	if len(n.Requirements) != len(c.Requirements) {
-		return nil, malformed(StepBody, "capability.requirements", "must not be blank")
+	if len(w.Requirements) != len(c.Requirements) {
+		return w, malformed(StepBody, "capability.requirements", "must not be blank")
 	}
-	sorted := slices.Clone(n.Requirements)
-	slices.Sort(sorted)
-	if len(slices.Compact(sorted)) != len(n.Requirements) {
-		return nil, malformed(StepBody, "capability.requirements", "must be unique")
+	sorted := slices.Sorted(slices.Values(w.Requirements))
+	if len(slices.Compact(sorted)) != len(w.Requirements) {
+		return w, malformed(StepBody, "capability.requirements", "must be unique")
 	}
-	return n, nil
-}
-
-// wire gives c as it is written, without its digest.
-func (c *Capability) wire() (w capabilityWire, err error) {
-	n, err := c.normal()
-	if err != nil {
-		return w, err
-	}
-	return capabilityWire{ID: n.ID, Summary: n.Summary, Outcome: n.Outcome, Version: ref(n.Version),
-		ContextNeeded: n.ContextNeeded, ArtifactsExpected: n.ArtifactsExpected, ExecutionOutline: n.ExecutionOutline,
-		Constraints: n.Constraints, Examples: n.Examples, Requirements: n.Requirements}, nil
+	return w, nil
 }
 
 func (c *Capability) encode() (jsonx.Value, error) {

@@ -115,8 +115,7 @@ func (e *Envelope) Answer() *Envelope {
 		trace = ""
 	}
 	return &Envelope{WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface, ThreadID: e.ThreadID,
-		DirectID: e.DirectID,
-		From:     e.To, To: e.From, WorkID: e.WorkID, ReplyTo: id, CausationID: id, TraceID: trace}
+		DirectID: e.DirectID, From: e.To, To: e.From, WorkID: e.WorkID, ReplyTo: id, CausationID: id, TraceID: trace}
 }
 
 // maxEcho is the longest id that an answer repeats, in bytes: an envelope has
@@ -185,16 +184,21 @@ func (d *Decoder) written(w *lenientWire, b []byte) (*Envelope, error) {
 }
 
 func (d *Decoder) check(p *parsed, err error) (*Envelope, error) {
-	for _, step := range []func(*parsed) error{d.fields, d.surface, d.body} {
-		if err != nil {
-			return nil, err
-		}
-		err = step(p)
-	}
-	if err != nil {
+	if err = p.pass(err, d.fields, d.surface, d.body); err != nil {
 		return nil, err
 	}
 	return p.Envelope, nil
+}
+
+// pass takes p through steps until one refuses it; err is that of the step before.
+func (p *parsed) pass(err error, steps ...func(*parsed) error) error {
+	for _, step := range steps {
+		if err != nil {
+			return err
+		}
+		err = step(p)
+	}
+	return err
 }
 
 // wire is the JSON shape, in the order of the envelope page. Optional strings are
@@ -282,12 +286,10 @@ func (d *Decoder) parse(b []byte) (*parsed, error) {
 func (w *lenientWire) read(b []byte) (*parsed, error) {
 	e := &Envelope{
 		ID: strings.TrimSpace(w.ID), WorkspaceID: strings.TrimSpace(w.WorkspaceID), Kind: Kind(w.Kind),
-		Channel: w.Channel,
-		Surface: Surface(deref(w.Surface)), ThreadID: strings.TrimSpace(deref(w.ThreadID)), DirectID: deref(w.DirectID),
-		From: w.From, To: deref(w.To), WorkID: deref(w.WorkID),
+		Channel: w.Channel, Surface: Surface(deref(w.Surface)), ThreadID: strings.TrimSpace(deref(w.ThreadID)),
+		DirectID: deref(w.DirectID), From: w.From, To: deref(w.To), WorkID: deref(w.WorkID),
 		ReplyTo: strings.TrimSpace(deref(w.ReplyTo)), TraceID: strings.TrimSpace(deref(w.TraceID)),
-		CausationID: strings.TrimSpace(deref(w.CausationID)),
-		TS:          w.TS, raw: b,
+		CausationID: strings.TrimSpace(deref(w.CausationID)), TS: w.TS, Body: json.RawMessage(w.Body), raw: b,
 	}
 	if w.ExpiresAt != nil {
 		e.ExpiresAt, e.expired = *w.ExpiresAt, *w.ExpiresAt == 0
@@ -295,7 +297,6 @@ func (w *lenientWire) read(b []byte) (*parsed, error) {
 	if len(w.Unknown) > 2 {
 		e.Unknown = json.RawMessage(w.Unknown)
 	}
-	e.Body = json.RawMessage(w.Body)
 	p := &parsed{Envelope: e, protocol: w.Protocol, has: present{
 		w.Surface != nil, w.ThreadID != nil, w.DirectID != nil, w.To != nil, w.WorkID != nil, w.ReplyTo != nil}}
 	var err error
@@ -325,8 +326,8 @@ func unreadable(err error) *Error {
 	field, text := "", "must be one JSON object"
 	var j *jsonx.Error
 	if errors.As(err, &j) {
-		field = strings.NewReplacer("~1", "/", "~0",
-			"~").Replace(strings.ReplaceAll(strings.TrimPrefix(j.Pointer, "/"), "/", "."))
+		field = strings.ReplaceAll(strings.TrimPrefix(j.Pointer, "/"), "/", ".")
+		field = strings.NewReplacer("~1", "/", "~0", "~").Replace(field)
 		if len(field) > most {
 			field = strings.ToValidUTF8(field[:most], "") + "…"
 		}

@@ -24,20 +24,6 @@ func (k StaticKeys) Keys(_ context.Context, id string) ([]ed25519.PublicKey, err
 	return k[id], nil
 }
 
-// FirstOf asks each in turn and takes the first that has keys.
-func FirstOf(keys ...Keys) Keys { return firstOf(keys) }
-
-type firstOf []Keys
-
-func (f firstOf) Keys(ctx context.Context, id string) ([]ed25519.PublicKey, error) {
-	for _, k := range f {
-		if found, err := k.Keys(ctx, id); err != nil || len(found) > 0 {
-			return found, err
-		}
-	}
-	return nil, nil
-}
-
 // KeyID gives sha256: and the hex SHA-256 of a raw public key.
 func KeyID(pub ed25519.PublicKey) string {
 	sum := sha256.Sum256(pub)

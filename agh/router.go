@@ -154,18 +154,9 @@ type Router struct {
 func (r *Router) init() {
 	r.once.Do(func() {
 		r.locals, r.byChan = map[peerKey]*Local{}, map[channelKey][]*Local{}
-		r.works = r.Works
-		if r.works == nil {
-			r.works = &WorkTable{}
-		}
-		r.memory = r.Verifier.Memory
-		if r.memory == nil {
-			r.memory = &ReplayMemory{Now: r.Verifier.Now}
-		}
-		r.presence = r.Presence
-		if r.presence == nil {
-			r.presence = &Presence{}
-		}
+		r.works = cmp.Or[Works](r.Works, &WorkTable{})
+		r.memory = cmp.Or[Memory](r.Verifier.Memory, &ReplayMemory{Now: r.Verifier.Now})
+		r.presence = cmp.Or(r.Presence, &Presence{})
 	})
 }
 
@@ -385,16 +376,20 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 		res.Work = &w
 	}
 	res.Outcome = Accepted
-	var err error
+	// refresh notes the sender, if it is no peer of this node, as present.
+	refresh := func(card *Card, keep bool) (err error) {
+		if r.local(e.WorkspaceID, e.Channel, e.From) == nil {
+			owner := cmp.Or(in.Principal, e.From)
+			res.Events, err = r.presence.Refresh(owner, e.WorkspaceID, e.Channel, card, keep, now)
+		}
+		return err
+	}
 	switch c := e.content.(type) {
 	case *Greet:
-		if r.local(e.WorkspaceID, e.Channel, e.From) == nil &&
-			(e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) != nil) {
-			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card, false,
-				now)
-		}
-		if err != nil {
-			return r.refused(ctx, res, in, err)
+		if e.To == "" || r.local(e.WorkspaceID, e.Channel, e.To) != nil {
+			if err := refresh(c.Card, false); err != nil {
+				return r.refused(ctx, res, in, err)
+			}
 		}
 		if e.To == "" || r.remote(e.WorkspaceID, e.Channel, e.To) {
 			res.Relay = r.Relay
@@ -404,18 +399,14 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 			r.asked(&res, e, c, in.Reply, now)
 			break
 		}
+		// A filtered answer shows part of the card: it must not shrink the one that is
+		// known.
 		a, _ := r.asks.match(e, now)
-		if r.local(e.WorkspaceID, e.Channel, e.From) == nil {
-			// A filtered answer shows part of the card: it must not shrink the
-			// one that is known.
-			res.Events, err = r.presence.Refresh(cmp.Or(in.Principal, e.From), e.WorkspaceID, e.Channel, c.Card,
-				a.filtered, now)
-			if err != nil {
-				return r.refused(ctx, res, in, err)
-			}
-			// A peer joins by its greeting.
-			res.Events = slices.DeleteFunc(res.Events, func(ev PeerEvent) bool { return ev.Joined })
+		if err := refresh(c.Card, a.filtered); err != nil {
+			return r.refused(ctx, res, in, err)
 		}
+		// A peer joins by its greeting.
+		res.Events = slices.DeleteFunc(res.Events, func(ev PeerEvent) bool { return ev.Joined })
 		r.deliver(&res, e)
 	case *Say, *Transfer:
 		r.deliver(&res, e)

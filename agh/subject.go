@@ -26,7 +26,7 @@ func BroadcastSubject(workspaceID, channel string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return string(append(s, "broadcast"...)), nil
+	return s + "broadcast", nil
 }
 
 // PeerSubject gives agh.network.v0.<workspace_id>.<channel>.peer.<route token>
@@ -52,20 +52,19 @@ func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
 			return "", err
 		}
 	}
-	return string(append(append(s, "peer."...), token...)), nil
+	return s + "peer." + token, nil
 }
 
-func channelSubject(workspaceID, channel string) ([]byte, error) {
+// channelSubject gives what all subjects of a channel begin with.
+func channelSubject(workspaceID, channel string) (string, error) {
 	workspaceID, channel = strings.TrimSpace(workspaceID), strings.TrimSpace(channel)
 	if !ValidWorkspaceID(workspaceID) {
-		return nil, malformed(StepFields, "workspace_id", "must be a subject-safe id")
+		return "", malformed(StepFields, "workspace_id", "must be a subject-safe id")
 	}
 	if !ValidChannel(channel) {
-		return nil, malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+		return "", malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
 	}
-	b := make([]byte, 0, 128)
-	b = append(append(b, SubjectPrefix+"."...), workspaceID...)
-	return append(append(append(b, '.'), channel...), '.'), nil
+	return SubjectPrefix + "." + workspaceID + "." + channel + ".", nil
 }
 
 // Subject gives the subject that e belongs on: the broadcast subject without

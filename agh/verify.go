@@ -67,10 +67,6 @@ func (v *Verifier) now() time.Time {
 	return v.Now()
 }
 
-func (v *Verifier) decoder() Decoder {
-	return Decoder{Lenient: v.Lenient, Handles: v.Trust, Limits: v.Limits}
-}
-
 // Verify checks one received message. The bytes are kept, not copied. Errors
 // are [*Error], but for those of Keys and Memory, which it wraps.
 func (v *Verifier) Verify(ctx context.Context, raw []byte) (*Verified, error) {
@@ -101,23 +97,13 @@ func (v *Verifier) remember(ctx context.Context, m Memory, e *Envelope) error {
 // verify gives the envelope even when it is refused, as far as it was read, so
 // that a receipt can be made of it; nil if it was not JSON.
 func (v *Verifier) verify(ctx context.Context, raw []byte) (*Envelope, *Verified, error) {
-	d := v.decoder()
+	d := Decoder{Lenient: v.Lenient, Handles: v.Trust, Limits: v.Limits}
 	p, err := d.parse(raw)
 	if p == nil {
 		return nil, nil, err
 	}
-	for _, step := range []func(*parsed) error{
-		d.fields,
-		func(p *parsed) error { return v.Limits.Fresh(p.Envelope, v.now()) },
-		d.surface,
-		d.body,
-	} {
-		if err != nil {
-			return p.Envelope, nil, err
-		}
-		err = step(p)
-	}
-	if err != nil {
+	fresh := func(p *parsed) error { return v.Limits.Fresh(p.Envelope, v.now()) }
+	if err = p.pass(err, d.fields, fresh, d.surface, d.body); err != nil {
 		return p.Envelope, nil, err
 	}
 	verdict, err := v.trust(ctx, p.Envelope)
@@ -219,14 +205,12 @@ func (v *Verifier) unsigned(isHandle bool, why string) (Verdict, error) {
 
 // pinned is local policy, step 14: the pins of the handle, else of the nickname.
 func (v *Verifier) pinned(ctx context.Context, handle, nickname string, pub ed25519.PublicKey) (bool, error) {
-	if v.Keys == nil {
-		if v.RequirePin {
-			return false, refuse(ErrUnknownKey, StepTrust, "from", "is not pinned")
-		}
-		return false, nil
+	keysOf := v.Keys
+	if keysOf == nil {
+		keysOf = StaticKeys{}
 	}
 	for _, id := range []string{handle, nickname} {
-		keys, err := v.Keys.Keys(ctx, id)
+		keys, err := keysOf.Keys(ctx, id)
 		if err != nil {
 			return false, refuse(ErrUnknownKey, StepTrust, "from", "pins cannot be read now").because(err)
 		}

@@ -90,42 +90,42 @@ func translateRoom(e *agh.Envelope, a, b, c, d string) (string, error) {
 	return agh.VerifiedDirectID(e.WorkspaceID, e.Channel, c, d)
 }
 
-// outward writes what a verified handle says as its alias says it to a plain
-// peer; nil if e is not from a handle, or is for one.
-func (g *Gateway) outward(e *agh.Envelope) ([]byte, error) {
+// outward gives data of e as it reaches the peer to ("": plain peers). To a plain
+// peer a verified handle speaks as its alias; aliased is false for any other data,
+// which stays as it is.
+func (g *Gateway) outward(e *agh.Envelope, data []byte, to string) (_ []byte, aliased bool, err error) {
 	alias, ok := Alias(e.From)
-	if _, _, verified := agh.SplitHandle(e.To); !ok || verified || !g.Router.Verifier.Trust {
-		return nil, nil
+	if _, _, verified := agh.SplitHandle(to); !ok || verified || !g.Router.Verifier.Trust {
+		return data, false, nil
 	}
 	c := *e
 	c.From, c.Proof = alias, nil
-	var err error
 	if c.Surface == agh.SurfaceDirect {
 		c.DirectID, err = translateRoom(e, e.From, e.To, alias, e.To)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
-	aliased := func(card agh.Card) *agh.Card {
+	ofAlias := func(card agh.Card) *agh.Card {
 		card.PeerID = alias
 		return &card
 	}
 	switch content := e.Content().(type) {
 	case *agh.Greet:
-		err = c.SetContent(&agh.Greet{Card: aliased(*content.Card), Summary: content.Summary})
+		err = c.SetContent(&agh.Greet{Card: ofAlias(*content.Card), Summary: content.Summary})
 	case *agh.Whois:
 		if content.Card != nil {
-			err = c.SetContent(&agh.Whois{Type: content.Type, Query: content.Query, Card: aliased(*content.Card)})
+			err = c.SetContent(&agh.Whois{Type: content.Type, Query: content.Query, Card: ofAlias(*content.Card)})
 		}
 	}
 	if err == nil {
 		sum := sha256.Sum256(e.Raw())
 		err = c.SetExt(ExtHandle, Verified{Handle: e.From, Digest: "sha256:" + hex.EncodeToString(sum[:])})
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		data, err = c.Encode()
 	}
-	return c.Encode()
+	return data, true, err
 }
 
 // publishAliased publishes a verified peer's broadcast to the plain peers of
@@ -134,8 +134,8 @@ func (g *Gateway) publishAliased(e *agh.Envelope, subject string) error {
 	if g.server == nil {
 		return nil // who shares an operator's NATS hears the original
 	}
-	b, err := g.outward(e)
-	if err != nil || b == nil {
+	b, aliased, err := g.outward(e, nil, "")
+	if err != nil || !aliased {
 		return err
 	}
 	told := map[string]bool{}

@@ -208,18 +208,12 @@ func (g *Gateway) handle(j job) agh.Result {
 	if j.user != nil {
 		in.Principal, in.Anonymous = j.user.user.Name, j.user.user.Anonymous
 		in.May = func(e *agh.Envelope) error {
+			if w, ok := e.Content().(*agh.Whois); j.subject == "" && (!ok || w.Type != agh.WhoisResponse) {
+				return errors.New("aghnats: only whois answers come on reply subjects")
+			}
 			err := g.may(j.user, e)
 			authentic = err == nil
 			return err
-		}
-	}
-	if j.user != nil && j.subject == "" {
-		may := in.May
-		in.May = func(e *agh.Envelope) error {
-			if w, ok := e.Content().(*agh.Whois); !ok || w.Type != agh.WhoisResponse {
-				return errors.New("aghnats: only whois answers come on reply subjects")
-			}
-			return may(e)
 		}
 	}
 	res := g.Router.Receive(ctx, in)
@@ -368,14 +362,9 @@ func (g *Gateway) PublishTo(e *agh.Envelope, peerID string) error {
 	if a == nil {
 		return agh.Refuse(agh.ErrNotTarget, "no user has that peer", nil)
 	}
-	if _, _, verified := agh.SplitHandle(peerID); !verified {
-		aliased, err := g.outward(e)
-		if err != nil {
-			return err
-		}
-		if aliased != nil {
-			data = aliased
-		}
+	data, _, err = g.outward(e, data, peerID)
+	if err != nil {
+		return err
 	}
 	return g.nc.Publish(toPrefix+a.uid+"."+subject, data)
 }
@@ -404,15 +393,13 @@ func (g *Gateway) say(out agh.Outgoing) error {
 }
 
 func (g *Gateway) publishOn(subject string, e *agh.Envelope, data []byte) error {
+	var err error
 	if e.To != "" {
-		aliased, err := g.outward(e)
-		if err != nil {
-			return err
-		}
-		if aliased != nil {
-			data = aliased
-		}
-	} else if err := g.publishAliased(e, subject); err != nil {
+		data, _, err = g.outward(e, data, e.To)
+	} else {
+		err = g.publishAliased(e, subject)
+	}
+	if err != nil {
 		return err
 	}
 	reply := ""

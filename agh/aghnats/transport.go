@@ -28,8 +28,7 @@ func (t *Transport) Publish(_ context.Context, subject, reply string, data []byt
 // Subscribe implements [agh.Transport].
 func (t *Transport) Subscribe(ctx context.Context, subject string, handle func(agh.Message)) (func() error, error) {
 	sub, err := t.Conn.Subscribe(subject, func(m *nats.Msg) {
-		handle(agh.Message{Subject: m.Subject, Reply: m.Reply,
-			Data: m.Data})
+		handle(agh.Message{Subject: m.Subject, Reply: m.Reply, Data: m.Data})
 	})
 	if err != nil {
 		return nil, err
