@@ -148,7 +148,7 @@ func New(c Config) (*Binding, error) {
 		members: &members{rows: journal.NewTable[peerRecord](c.Journal, "agh.members", 0),
 			node: cmp.Or(c.Node, c.Hub.ID()), limit: cmp.Or(c.MaxMembers, 1<<16)},
 		handoffs:     journal.NewTable[handoff](c.Journal, "agh.handoffs", 0),
-		remoteAgents: newRemoteAgents(c.Journal),
+		remoteAgents: &remoteAgents{rows: journal.NewTable[peerRecord](c.Journal, "agh.hostings", 0)},
 		anonymous:    map[string]bool{},
 	}
 	for _, u := range c.Users {
@@ -237,11 +237,11 @@ func (b *Binding) followHubs(ctx context.Context) error {
 		return err
 	}
 	b.stop = append(b.stop, stop)
-	stop, err = b.handoffs.Watch(ctx, b.members.node+"/", b.receiveHandoff)
-	if err == nil {
-		b.stop = append(b.stop, stop)
+	if stop, err = b.handoffs.Watch(ctx, b.members.node+"/", b.receiveHandoff); err != nil {
+		return err
 	}
-	return err
+	b.stop = append(b.stop, stop)
+	return nil
 }
 
 // run follows the directory, and removes peers that were away for too long.

@@ -262,7 +262,10 @@ func (c *Connector) toDaemon(ctx context.Context, peer string, e *protocol.Envel
 	if e.ExpiresAt != 0 {
 		send["expires_at"] = e.ExpiresAt
 	}
-	err := c.post(ctx, "/send", send)
+	b, err := json.Marshal(send)
+	if err == nil {
+		err = c.call(ctx, http.MethodPost, "/send", b, nil)
+	}
 	if err == nil {
 		c.did("to the daemon: %s of %s for %s", e.Kind, e.From, cmp.Or(e.To, "all"))
 	}
@@ -345,14 +348,6 @@ func (c *Connector) remember(key string, o origin) {
 
 func (c *Connector) get(ctx context.Context, path string, answer any) error {
 	return c.call(ctx, http.MethodGet, path, nil, answer)
-}
-
-func (c *Connector) post(ctx context.Context, path string, body any) error {
-	b, err := json.Marshal(body)
-	if err != nil {
-		return err
-	}
-	return c.call(ctx, http.MethodPost, path, b, nil)
 }
 
 func (c *Connector) call(ctx context.Context, method, path string, body []byte, answer any) error {

@@ -83,12 +83,11 @@ func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer stri
 		}
 		a.Name = entry.Name
 	} else {
-		var ok bool
-		if a.Name, ok = agentName(workspaceID, peer); !ok {
-			a.Name = directory.GuestName(Protocol, id.ID, "")
-		} else if _, taken := dir.Agent(a.Name); taken {
-			a.Name = directory.GuestName(Protocol, id.ID, "")
+		name, valid := agentName(workspaceID, peer)
+		if _, taken := dir.Agent(name); taken || !valid {
+			name = directory.GuestName(Protocol, id.ID, "")
 		}
+		a.Name = name
 	}
 	if guest {
 		if err := b.admitGuest(ctx, &a, known); err != nil {
@@ -129,8 +128,8 @@ func (b *Binding) openChannel(ctx context.Context, workspaceID, channel string, 
 	if full {
 		return errChannels
 	}
-	_, err := b.c.Hub.Directory().Put(ctx, parley.Agent{Name: ChannelName(workspaceID, channel), Title: "channel " +
-		channel + " of " + workspaceID,
+	_, err := b.c.Hub.Directory().Put(ctx, parley.Agent{Name: ChannelName(workspaceID, channel),
+		Title:      "channel " + channel + " of " + workspaceID,
 		Identities: []parley.Identity{Identity(workspaceID, channelMark+channel)}}, directory.FromCode)
 	if err == nil {
 		b.mu.Lock()

@@ -30,7 +30,9 @@ type handoff struct {
 // other hub.
 const handoffTTL = 5 * time.Minute
 
-func (b *Binding) handOff(e *protocol.Envelope, x member) error {
+// handOff hands a message over to the hub node, for a peer that is connected to it,
+// or, if peer is "", for all.
+func (b *Binding) handOff(e *protocol.Envelope, node, peer string) error {
 	raw := e.Raw()
 	if raw == nil {
 		var err error
@@ -38,17 +40,17 @@ func (b *Binding) handOff(e *protocol.Envelope, x member) error {
 			return err
 		}
 	}
-	return b.putHandoff(b.ctx, e, x, handoff{Peer: x.peer, Raw: raw})
+	return b.putHandoff(b.ctx, e, node, handoff{Peer: peer, Raw: raw})
 }
 
-func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member, h handoff) error {
+func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, node string, h handoff) error {
 	until := b.now().Add(handoffTTL)
 	if ends := time.Unix(e.ExpiresAt, 0); e.ExpiresAt != 0 && ends.Before(until) {
 		until = ends
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	_, err := b.handoffs.Put(ctx, x.node+"/"+workKey(e.From+"\x00"+e.ID, x.peer), h, until)
+	_, err := b.handoffs.Put(ctx, node+"/"+workKey(e.From+"\x00"+e.ID, h.Peer), h, until)
 	return err
 }
 
@@ -57,7 +59,7 @@ func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, x member
 func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) (protocol.Decision, error) {
 	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal,
 		Guest: b.anonymous[a.Principal]}
-	if err := b.putHandoff(ctx, a.Envelope, x, h); err != nil {
+	if err := b.putHandoff(ctx, a.Envelope, x.node, h); err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
 	return protocol.Forward, nil
@@ -70,7 +72,7 @@ func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
 	if !ok {
 		return false
 	}
-	if err := b.handOff(e, x); err != nil {
+	if err := b.handOff(e, x.node, x.peer); err != nil {
 		b.c.Logger.Warn("an answer did not reach another hub", "workspace", e.WorkspaceID, "peer", e.To, "error", err)
 	}
 	return true

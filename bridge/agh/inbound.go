@@ -35,8 +35,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	forwarded := a.Forwarder != ""
 	if err == nil && forwarded {
 		b.members.note(peerRecord{Workspace: at.workspaceID, Channel: at.channel, Peer: at.peer, Name: from,
-			Node: a.Forwarder,
-			Seen: b.now(), Guest: guest})
+			Node: a.Forwarder, Seen: b.now(), Guest: guest})
 	} else if err == nil {
 		_, err = b.members.noteSeen(ctx, at, from, guest, nil, false, b.now())
 	}
@@ -236,8 +235,8 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 	}
 	perr := parley.AsError(err)
 	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From,
-		To: cmp.Or(e.To, e.Channel), Step: "admit",
-		Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())})
+		To: cmp.Or(e.To, e.Channel), Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(),
+		Size: len(e.Raw())})
 	b.rejectWork(e, perr, ref)
 	sentinel := protocol.ErrForbidden
 	if perr.Retryable {

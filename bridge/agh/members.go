@@ -147,8 +147,7 @@ func (m *members) checkRoomLocked(at peerAddress, guest bool) error {
 // receives everything from now on, unless it did before. back is true if messages
 // may wait for it.
 func (m *members) noteSeen(ctx context.Context, at peerAddress, name string, guest bool, greet *protocol.Envelope,
-	joined bool,
-	now time.Time) (back bool, err error) {
+	joined bool, now time.Time) (back bool, err error) {
 	greeted := greet != nil
 	m.mu.Lock()
 	x := m.byAddress[at]
@@ -304,12 +303,8 @@ func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 
 // here reports whether a peer receives what its hub publishes.
 func (b *Binding) here(x member) bool {
-	fresh := b.now().Sub(x.seen) < 2*b.interval()
-	switch {
-	case x.node != b.members.node:
-		return fresh
-	case b.c.URL != "":
-		return fresh
+	if x.node != b.members.node || b.c.URL != "" {
+		return x.seen.After(b.fresh())
 	}
 	return b.gateway.Listens(x.workspaceID, x.channel, x.peer)
 }

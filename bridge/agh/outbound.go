@@ -44,12 +44,9 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // relay publishes a peer's message unchanged.
 func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
-	e := b.cached(m.ID)
-	if e == nil {
-		var err error
-		if e, err = b.decode(m.Origin.Raw); err != nil {
-			return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded message cannot be read").Because(err)}
-		}
+	e, err := b.original(m)
+	if err != nil {
+		return hub.Outcome{Err: err}
 	}
 	if workspaceID != e.WorkspaceID {
 		return hub.Outcome{Err: parley.Refuse(parley.Forbidden, "AGH messages do not leave their workspace")}
@@ -95,7 +92,7 @@ func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress) error {
 			return errAway
 		}
 		if x.node != b.members.node {
-			return b.handOff(e, x)
+			return b.handOff(e, x.node, x.peer)
 		}
 	}
 	return b.gateway.PublishTo(e, at.peer)
@@ -138,6 +135,18 @@ func (b *Binding) publishOnce(ctx context.Context, id parley.ID, e *protocol.Env
 	}
 	close(x.done)
 	return x.at, x.failed
+}
+
+// original gives the envelope in which a message of a peer came.
+func (b *Binding) original(m *parley.Message) (*protocol.Envelope, *parley.Error) {
+	if e := b.cached(m.ID); e != nil {
+		return e, nil
+	}
+	e, err := b.decode(m.Origin.Raw)
+	if err != nil {
+		return nil, parley.Refuse(parley.Internal, "the recorded message cannot be read").Because(err)
+	}
+	return e, nil
 }
 
 func (b *Binding) decode(raw []byte) (*protocol.Envelope, error) {
@@ -188,12 +197,9 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		}
 	}
 	if e == nil {
-		e = b.cached(o.Request.ID)
-	}
-	if e == nil {
-		var err error
-		if e, err = b.decode(o.Request.Origin.Raw); err != nil {
-			return hub.Outcome{Err: parley.Refuse(parley.Internal, "the recorded request cannot be read").Because(err)}
+		var err *parley.Error
+		if e, err = b.original(o.Request); err != nil {
+			return hub.Outcome{Err: err}
 		}
 	}
 	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
@@ -302,7 +308,7 @@ func (b *Binding) send(ctx context.Context, attempt int, es ...*protocol.Envelop
 // publish publishes here, or hands the message over to the hub that has the peer.
 func (b *Binding) publish(e *protocol.Envelope) error {
 	if x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To); ok {
-		return b.handOff(e, x)
+		return b.handOff(e, x.node, x.peer)
 	}
 	return b.gateway.Publish(e)
 }
@@ -364,11 +370,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 		content = append(content, parley.Text(m.Error.Text))
 	}
 	s, more := toSay(pieces(content), intent)
-	err = e.SetContent(s)
-	if err == nil {
-		err = e.SetExt(ExtParley, provenanceOf(m))
-	}
-	if err == nil {
+	if err = setContent(e, s, m); err == nil {
 		err = b.send(ctx, o.Attempt, e)
 	}
 	return b.outcome(err, append(ls, more...)...)
@@ -405,9 +407,8 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 		return b.outcome(err)
 	}
 	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, Channel: channel,
-		Surface:  protocol.SurfaceThread,
-		ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker, TraceID: traceOf(m),
-		TS: b.now().Unix()}
+		Surface: protocol.SurfaceThread, ThreadID: "thread_" + hex.EncodeToString(m.Conversation[:]), From: speaker,
+		TraceID: traceOf(m), TS: b.now().Unix()}
 	if at, ok := b.thread(ctx, m.Conversation, workspaceID); ok && at.Channel == channel {
 		e.ThreadID = at.ID
 	}
@@ -415,10 +416,7 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 		e.ExpiresAt = m.Expires.Unix()
 	}
 	s, ls := toSay(pieces(m.Parts), m.Act)
-	if err = e.SetContent(s); err == nil {
-		err = e.SetExt(ExtParley, provenanceOf(m))
-	}
-	if err == nil {
+	if err = setContent(e, s, m); err == nil {
 		err = b.noteThread(ctx, m.Conversation, e)
 	}
 	var out protocol.Outgoing
@@ -443,21 +441,26 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	if !ok || w.State.Terminal() {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind", Reason: "the work is over, or was never begun"}}}
 	}
+	request := messageID(o.Request.ID, "")
 	e := &protocol.Envelope{ID: messageID(o.Message.ID, ""), WorkspaceID: workspaceID, Channel: w.Container.Channel,
-		Surface: w.Container.Surface,
-		From:    w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: messageID(o.Request.ID, ""),
-		CausationID: messageID(o.Request.ID, "")}
+		Surface: w.Container.Surface, From: w.Initiator, To: w.Target, WorkID: w.WorkID, ReplyTo: request,
+		CausationID: request}
 	if e.Surface == protocol.SurfaceThread {
 		e.ThreadID = w.Container.ID
 	} else {
 		e.DirectID = w.Container.ID
 	}
-	if err = e.SetContent(&protocol.Receipt{ForID: e.ReplyTo, Status: protocol.StatusCanceled,
-		Detail: o.Message.Text()}); err == nil {
-		err = e.SetExt(ExtParley, provenanceOf(o.Message))
-	}
-	if err == nil {
+	receipt := &protocol.Receipt{ForID: request, Status: protocol.StatusCanceled, Detail: o.Message.Text()}
+	if err = setContent(e, receipt, o.Message); err == nil {
 		err = b.send(ctx, o.Attempt, e)
 	}
 	return b.outcome(err)
+}
+
+// setContent sets the content of e, which brings m to AGH, with the provenance of m.
+func setContent(e *protocol.Envelope, content any, m *parley.Message) error {
+	if err := e.SetContent(content); err != nil {
+		return err
+	}
+	return e.SetExt(ExtParley, provenanceOf(m))
 }

@@ -171,9 +171,6 @@ func (h *pending) close() {
 // keepPending keeps a message to an unknown peer until some hub knows the peer.
 func (b *Binding) keepPending(user string, res protocol.Result, again func()) bool {
 	e := res.Envelope
-	if e == nil || !errors.Is(res.Err, protocol.ErrNotTarget) {
-		return false
-	}
 	to := peerAddress{e.WorkspaceID, e.Channel, e.To}
 	if !b.pending.add(to, pendingMessage{user: user, res: res, again: again}) {
 		return false
@@ -199,13 +196,12 @@ func (b *Binding) retryPending(to peerAddress) {
 func (b *Binding) peerSeenElsewhere(r peerRecord) {
 	at := peerAddress{r.Workspace, r.Channel, r.Peer}
 	b.retryPending(at)
-	if r.Node == b.members.node || b.now().Sub(r.Seen) >= 2*b.interval() {
+	if r.Node == b.members.node || !r.Seen.After(b.fresh()) {
 		return
 	}
 	for _, e := range b.pending.whoisFor(at, r.Node, b.now()) {
 		b.work.Go(func() {
-			if err := b.handOff(e, member{peerAddress: peerAddress{e.WorkspaceID, e.Channel, e.To},
-				node: r.Node}); err != nil {
+			if err := b.handOff(e, r.Node, e.To); err != nil {
 				b.c.Logger.Warn("a whois did not reach another hub", "workspace", e.WorkspaceID, "peer", e.From,
 					"error", err)
 			}
@@ -234,7 +230,7 @@ func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 			x, ok = b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		}
 		if ok {
-			return b.handOff(e, x)
+			return b.handOff(e, x.node, x.peer)
 		}
 		return nil
 	}
@@ -247,7 +243,7 @@ func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 		}
 	}
 	for _, node := range nodes {
-		err = errors.Join(err, b.handOff(e, member{peerAddress: peerAddress{e.WorkspaceID, e.Channel, ""}, node: node}))
+		err = errors.Join(err, b.handOff(e, node, ""))
 	}
 	return err
 }

@@ -147,7 +147,7 @@ func TestOwedUntilItIsOver(t *testing.T) {
 	bob := member{peerAddress: peerAddress{"w", "c", "bob"}, node: "two"}
 	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}),
 		said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
-		if err := b.handOff(e, bob); err != nil {
+		if err := b.handOff(e, bob.node, bob.peer); err != nil {
 			t.Fatal(err)
 		}
 	}

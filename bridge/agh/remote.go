@@ -24,10 +24,6 @@ type remoteAgents struct {
 	hubs []string // that have hosted any, sorted
 }
 
-func newRemoteAgents(j *journal.Journal) *remoteAgents {
-	return &remoteAgents{rows: journal.NewTable[peerRecord](j, "agh.hostings", 0)}
-}
-
 func (a *remoteAgents) addHub(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,7 +102,7 @@ func (b *Binding) remoteAgentSeen(_, row journal.Row[peerRecord]) {
 
 // relayGreeting publishes the greeting of a peer of another hub to those of this one.
 func (b *Binding) relayGreeting(r peerRecord) {
-	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || b.now().Sub(r.Seen) >= 2*b.interval() {
+	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || !r.Seen.After(b.fresh()) {
 		return
 	}
 	e, err := b.decode(r.Greet)

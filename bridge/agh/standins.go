@@ -67,10 +67,8 @@ func (b *Binding) populate() error {
 
 // hasStandIn reports whether the directory has a stand-in of an agent here.
 func hasStandIn(e *directory.Entry) bool {
-	return slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
-		return i.Protocol == Protocol &&
-			i.StandIn
-	})
+	return slices.ContainsFunc(e.Identities,
+		func(i parley.Identity) bool { return i.Protocol == Protocol && i.StandIn })
 }
 
 // host makes an agent a peer, with its skills as capabilities.

@@ -245,9 +245,9 @@ type provenance struct {
 
 func provenanceOf(m *parley.Message) *provenance {
 	p := &provenance{Message: m.ID.String(), Kind: m.Kind.String(), From: m.From, Skill: m.Skill, Act: m.Act,
-		Protocol: m.Origin.Protocol,
-		Peer:     m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(), Key: m.Origin.Verdict.KeyID,
-		Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops, Rest: bridge.RestOf(bridge.AGH, m)}
+		Protocol: m.Origin.Protocol, Peer: m.Origin.Peer, Assurance: m.Origin.Verdict.Assurance.String(),
+		Key: m.Origin.Verdict.KeyID, Proved: bridge.Proved(m.Origin.Verdict), Hops: m.Hops,
+		Rest: bridge.RestOf(bridge.AGH, m)}
 	if len(m.Origin.Raw) > 0 {
 		sum := sha256.Sum256(m.Origin.Raw)
 		p.Digest = "sha256:" + hex.EncodeToString(sum[:])
