@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -67,11 +68,7 @@ func sources() []string {
 // New makes an attack. Close ends its connections.
 func New(c Config) (*Attack, error) {
 	a := &Attack{c: c, from: sources()}
-	bases := []string{c.Hub}
-	if c.Admin != "" {
-		bases = append(bases, c.Admin)
-	}
-	for _, base := range bases {
+	for _, base := range []string{c.Hub, cmp.Or(c.Admin, c.Hub)} {
 		u, err := url.Parse(base)
 		if err != nil {
 			return nil, fmt.Errorf("attack: %w", err)
@@ -180,6 +177,19 @@ func (t *tally) add(f func(*Result)) {
 	f(&t.r)
 }
 
+// count counts a request with a body of so many bytes, and its answer.
+func (t *tally) count(bytes, status int, err error) {
+	t.add(func(r *Result) {
+		r.Sent++
+		r.Bytes += int64(bytes)
+		if err != nil {
+			r.Broken++
+			return
+		}
+		r.answered(status)
+	})
+}
+
 // each lets the clients work in a closed loop: n times together, or, if n is 0, until
 // the context ends.
 func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i int, t *tally) error) Result {
@@ -247,10 +257,8 @@ func (a *Attack) floodBy(ctx context.Context, n, uses int,
 }
 
 func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }
@@ -276,15 +284,7 @@ func (a *Attack) send(ctx context.Context, web *http.Client, r *request, t *tall
 	if ctx.Err() != nil && err != nil {
 		return 0, nil // the attack is over
 	}
-	t.add(func(s *Result) {
-		s.Sent++
-		s.Bytes += int64(len(r.body))
-		if err != nil {
-			s.Broken++
-			return
-		}
-		s.answered(status)
-	})
+	t.count(len(r.body), status, err)
 	return status, body
 }
 
@@ -301,9 +301,7 @@ func (a *Attack) do(ctx context.Context, web *http.Client, r *request) (status i
 	if err != nil {
 		return 0, nil, err
 	}
-	for k, v := range r.header {
-		h.Header[k] = v
-	}
+	maps.Copy(h.Header, r.header)
 	if r.contentType != "" {
 		h.Header.Set("Content-Type", r.contentType)
 	}

@@ -12,9 +12,7 @@ import (
 )
 
 // envelope renders a signed envelope in a session of its own.
-func (a *Attack) envelope(
-	from *uagents.Identity, to, schema string, payload *string, expires time.Time,
-) ([]byte, error) {
+func envelope(from *uagents.Identity, to, schema string, payload *string, expires time.Time) ([]byte, error) {
 	e := &uagents.Envelope{Version: "1", Sender: from.Address(), Target: to, Session: uagents.NewSession(),
 		SchemaDigest: schema, Payload: payload, Expires: uagents.Uint(uint64(expires.Unix()))}
 	if err := e.Sign(from); err != nil {
@@ -23,9 +21,19 @@ func (a *Attack) envelope(
 	return e.Encode()
 }
 
-// payload is the text of a chat message of so many bytes. With more, it has a
+// submission is the request by which an envelope reaches an agent; with sync the
+// sender waits for the answer.
+func submission(envelope []byte, sync bool) *request {
+	r := post(pathSubmit, envelope)
+	if sync {
+		r.header = http.Header{"X-Uagents-Connection": {"sync"}}
+	}
+	return r
+}
+
+// chatPayload is the text of a chat message of so many bytes. With more, it has a
 // member that no chat message has.
-func (a *Attack) payload(size int, more string) *string {
+func chatPayload(size int, more string) *string {
 	text := fmt.Sprintf(`{"timestamp":%q,"msg_id":%q,"content":[{"type":"text","text":%q}]%s}`,
 		time.Now().UTC().Format(time.RFC3339), uagents.NewSession(), strings.Repeat("x", max(1, size)), more)
 	encoded := uagents.EncodePayload([]byte(text))
@@ -38,10 +46,10 @@ const unknownMember = `,"more":1`
 // which the hub refuses, for each reason in turn. Each is correctly signed by a
 // self-made key.
 func (a *Attack) RefusedMessages(ctx context.Context, n, size int) Result {
-	reasons := a.reasons(size)
+	reasons := reasonsOf(size)
 	return a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
 		why := reasons[i%len(reasons)]
-		b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, time.Now().Add(why.expires))
+		b, err := envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, time.Now().Add(why.expires))
 		return post(pathSubmit, b), err
 	})
 }
@@ -53,8 +61,8 @@ type reason struct {
 	expires time.Duration // from now
 }
 
-func (a *Attack) reasons(size int) []reason {
-	good, unfit := a.payload(size, ""), a.payload(size, unknownMember)
+func reasonsOf(size int) []reason {
+	good, unfit := chatPayload(size, ""), chatPayload(size, unknownMember)
 	return []reason{
 		{"expired", good, -time.Hour},
 		{"unfit content", unfit, time.Minute},
@@ -68,7 +76,7 @@ func (a *Attack) reasons(size int) []reason {
 func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 	schema, content := a.taken(ctx, size)
 	return a.floodBy(ctx, n, usesOfKey, func(_ int, id *uagents.Identity) (*request, error) {
-		b, err := a.envelope(id, a.c.Target, schema, content, time.Now().Add(time.Minute))
+		b, err := envelope(id, a.c.Target, schema, content, time.Now().Add(time.Minute))
 		return post(pathSubmit, b), err
 	})
 }
@@ -77,7 +85,7 @@ func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 func (a *Attack) taken(ctx context.Context, size int) (schema string, payload *string) {
 	p, err := a.Published(ctx)
 	if err != nil {
-		return uagents.ChatMessageDigest, a.payload(size, "")
+		return uagents.ChatMessageDigest, chatPayload(size, "")
 	}
 	encoded := uagents.EncodePayload(fmt.Appendf(nil, `{"padding":%q}`, strings.Repeat("x", max(1, size))))
 	return p.Request, &encoded
@@ -98,9 +106,9 @@ func (a *Attack) RefusedEnvelopes() ([]Envelope, error) {
 		return nil, err
 	}
 	var out []Envelope
-	for _, why := range a.reasons(20) {
+	for _, why := range reasonsOf(20) {
 		for _, sync := range []bool{false, true} {
-			b, err := a.envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, time.Now().Add(why.expires))
+			b, err := envelope(id, a.c.Target, uagents.ChatMessageDigest, why.content, time.Now().Add(why.expires))
 			if err != nil {
 				return nil, err
 			}
@@ -118,11 +126,7 @@ func (a *Attack) RefusedEnvelopes() ([]Envelope, error) {
 // the content of the answering envelope, without parts that differ each time, such
 // as session and signature.
 func (a *Attack) Answer(ctx context.Context, e Envelope) (status int, text string, err error) {
-	r := post(pathSubmit, e.Body)
-	if e.Sync {
-		r.header = http.Header{"X-Uagents-Connection": {"sync"}}
-	}
-	status, b, err := a.do(ctx, a.webs[0], r)
+	status, b, err := a.do(ctx, a.webs[0], submission(e.Body, e.Sync))
 	if err != nil {
 		return 0, "", err
 	}
@@ -150,15 +154,7 @@ func (a *Attack) Repeats(ctx context.Context, n int) Result {
 				if ctx.Err() != nil {
 					return nil
 				}
-				t.add(func(r *Result) {
-					r.Sent++
-					r.Bytes += int64(len(e.Body))
-					if err != nil {
-						r.Broken++
-						return
-					}
-					r.answered(status[i])
-				})
+				t.count(len(e.Body), status[i], err)
 				if err != nil {
 					break
 				}
@@ -187,8 +183,7 @@ func (a *Attack) mailbox(id *uagents.Identity) (*request, error) {
 // mailboxed is a registration whose endpoint is this hub's mailbox.
 func (a *Attack) mailboxed(id *uagents.Identity) (*request, error) {
 	here := []uagents.Endpoint{{URL: strings.TrimSuffix(a.c.Hub, "/") + pathMailbox, Weight: 1}}
-	b, err := a.registration(id, here, []string{uagents.ChatProtocolDigest}, nil)
-	return post(pathAgents, b), err
+	return registering(id, here, chat, nil)
 }
 
 // MailboxRegistrations registers n self-made keys, each with this hub's mailbox
@@ -217,9 +212,9 @@ func (a *Attack) FillMailboxes(ctx context.Context, n, size int) Result {
 		a.send(ctx, a.webs[i%len(a.webs)], r, &t)
 		to = append(to, id.Address())
 	}
-	content := a.payload(size, "")
+	content := chatPayload(size, "")
 	filled := a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
-		b, err := a.envelope(id, to[i%len(to)], uagents.ChatMessageDigest, content, time.Now().Add(5*time.Minute))
+		b, err := envelope(id, to[i%len(to)], uagents.ChatMessageDigest, content, time.Now().Add(5*time.Minute))
 		return post(pathMailbox, b), err
 	})
 	t.r.Add(filled)

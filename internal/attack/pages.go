@@ -54,31 +54,28 @@ func requestForms() []requestForm {
 // would be taken without the form, and tells how to see that it was.
 type goal struct {
 	name string
-	make maker
+	make func(context.Context, *uagents.Identity) (*request, seen, error)
 }
-
-// maker makes the request of a goal.
-type maker func(context.Context, *uagents.Identity) (*request, seen, error)
 
 // seen reports whether a request had its effect; nil: the answer tells.
 type seen func(context.Context) (bool, error)
 
 func (a *Attack) goals() []goal {
-	registered := func(id *uagents.Identity) seen {
+	found := func(path string) seen {
 		return func(ctx context.Context) (bool, error) {
-			status, _, err := a.get(ctx, pathAgents+"/"+id.Address())
+			status, _, err := a.get(ctx, path)
 			return status == http.StatusOK, err
 		}
 	}
 	goals := []goal{
 		{"a registration", func(_ context.Context, id *uagents.Identity) (*request, seen, error) {
-			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
-			return post(pathAgents, b), registered(id), err
+			r, err := registering(id, elsewhere, chat, nil)
+			return r, found(pathAgents + "/" + id.Address()), err
 		}},
 		{"a batch of registrations", func(_ context.Context, id *uagents.Identity) (*request, seen, error) {
-			b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
-			return post(pathAgents+"/batch", slices.Concat([]byte(`{"attestations":[`), b,
-				[]byte(`]}`))), registered(id), err
+			b, err := registration(id, elsewhere, chat, nil)
+			batch := slices.Concat([]byte(`{"attestations":[`), b, []byte(`]}`))
+			return post(pathAgents+"/batch", batch), found(pathAgents + "/" + id.Address()), err
 		}},
 		{"a status", a.statusGoal},
 		{"a manifest", func(context.Context, *uagents.Identity) (*request, seen, error) {
@@ -94,10 +91,7 @@ func (a *Attack) goals() []goal {
 			if err != nil {
 				return nil, nil, err
 			}
-			return post(pathManifests, b), func(ctx context.Context) (bool, error) {
-				status, _, err := a.get(ctx, pathManifests+"/protocols/"+parsed.Digest())
-				return status == http.StatusOK, err
-			}, nil
+			return post(pathManifests, b), found(pathManifests + "/protocols/" + parsed.Digest()), nil
 		}},
 		{"an envelope for a mailbox", a.mailboxGoal},
 		{"an A2E session", func(context.Context, *uagents.Identity) (*request, seen, error) {
@@ -111,7 +105,7 @@ func (a *Attack) goals() []goal {
 	if a.c.Target != "" {
 		envelope := func(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 			schema, content := a.taken(ctx, 20)
-			b, err := a.envelope(id, a.c.Target, schema, content, time.Now().Add(time.Minute))
+			b, err := envelope(id, a.c.Target, schema, content, time.Now().Add(time.Minute))
 			return post(pathSubmit, b), nil, err
 		}
 		goals = append(goals, goal{"an envelope for an agent", envelope})
@@ -121,18 +115,19 @@ func (a *Attack) goals() []goal {
 
 // statusGoal sets an agent offline that registered itself a moment ago.
 func (a *Attack) statusGoal(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
-	b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, nil)
-	if err != nil {
-		return nil, nil, err
+	r, err := registering(id, elsewhere, chat, nil)
+	if err == nil {
+		_, _, err = a.do(ctx, a.webs[0], r)
 	}
-	if _, _, err := a.do(ctx, a.webs[0], post(pathAgents, b)); err != nil {
+	if err != nil {
 		return nil, nil, err
 	}
 	s := uagents.NewStatus(id, false, false)
 	if err := s.Sign(id, time.Now()); err != nil {
 		return nil, nil, err
 	}
-	if b, err = s.Encode(); err != nil {
+	b, err := s.Encode()
+	if err != nil {
 		return nil, nil, err
 	}
 	return post(pathAgents+"/"+id.Address()+"/status", b), func(ctx context.Context) (bool, error) {
@@ -148,13 +143,13 @@ func (a *Attack) mailboxGoal(ctx context.Context, id *uagents.Identity) (*reques
 		return nil, nil, err
 	}
 	r, err := a.mailboxed(box)
+	if err == nil {
+		_, _, err = a.do(ctx, a.webs[0], r)
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, _, err := a.do(ctx, a.webs[0], r); err != nil {
-		return nil, nil, err
-	}
-	b, err := a.envelope(id, box.Address(), uagents.ChatMessageDigest, a.payload(20, ""),
+	b, err := envelope(id, box.Address(), uagents.ChatMessageDigest, chatPayload(20, ""),
 		time.Now().Add(5*time.Minute))
 	return post(pathMailbox, b), func(ctx context.Context) (bool, error) {
 		n, err := a.items(ctx, box)

@@ -33,11 +33,20 @@ func texts(size int) []byte {
 	return append([]byte{'['}, b...)
 }
 
+// chat is what a registration names when its protocols do not matter.
+var chat = []string{uagents.ChatProtocolDigest}
+
+// registering is the request of a registration.
+func registering(id *uagents.Identity, endpoints []uagents.Endpoint, protocols []string,
+	metadata []byte) (*request, error) {
+	b, err := registration(id, endpoints, protocols, metadata)
+	return post(pathAgents, b), err
+}
+
 // registration renders a signed registration. The metadata is put into the
 // signed text as it is, so that its parse costs the attack nothing.
-func (a *Attack) registration(
-	id *uagents.Identity, endpoints []uagents.Endpoint, protocols []string, metadata []byte,
-) ([]byte, error) {
+func registration(id *uagents.Identity, endpoints []uagents.Endpoint, protocols []string,
+	metadata []byte) ([]byte, error) {
 	r := uagents.NewRegistration(id, false, endpoints, protocols)
 	r.Timestamp = uagents.Uint(uint64(time.Now().Unix()))
 	text, err := r.SignedText()
@@ -62,8 +71,7 @@ var elsewhere = []uagents.Endpoint{{URL: "http://192.0.2.1/submit", Weight: 1}}
 func (a *Attack) Registrations(ctx context.Context, n, metadata int) Result {
 	padding := texts(metadata)
 	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) {
-		b, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, padding)
-		return post(pathAgents, b), err
+		return registering(id, elsewhere, chat, padding)
 	})
 }
 
@@ -87,8 +95,7 @@ func (a *Attack) WideRegistrations(ctx context.Context, n int) Result {
 			sum := sha256.Sum256([]byte(id.Address() + strconv.Itoa(p)))
 			protocols[p] = "proto:" + hex.EncodeToString(sum[:])
 		}
-		b, err := a.registration(id, endpoints, protocols, nil)
-		return post(pathAgents, b), err
+		return registering(id, endpoints, protocols, nil)
 	})
 }
 
@@ -103,7 +110,7 @@ func (a *Attack) Batches(ctx context.Context, n, each, metadata int) Result {
 			if err != nil {
 				return nil, err
 			}
-			one, err := a.registration(id, elsewhere, []string{uagents.ChatProtocolDigest}, padding)
+			one, err := registration(id, elsewhere, chat, padding)
 			if err != nil {
 				return nil, err
 			}
@@ -246,13 +253,11 @@ func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, e
 		return "", "", err
 	}
 	payload := uagents.EncodePayload([]byte("{}"))
-	b, err := a.envelope(id, a.c.Target, schema, &payload, time.Now().Add(time.Minute))
+	b, err := envelope(id, a.c.Target, schema, &payload, time.Now().Add(time.Minute))
 	if err != nil {
 		return "", "", err
 	}
-	r := post(pathSubmit, b)
-	r.header = map[string][]string{"X-Uagents-Connection": {"sync"}}
-	b, err = a.ask(ctx, r)
+	b, err = a.ask(ctx, submission(b, true))
 	if err != nil {
 		return "", "", fmt.Errorf("attack: the target: %w", err)
 	}
@@ -291,12 +296,12 @@ func (a *Attack) Mislead(ctx context.Context, n int) Result {
 		if err != nil {
 			return err
 		}
-		registered, err := a.registration(id, elsewhere, []string{digest, p.Protocol}, nil)
+		registered, err := registering(id, elsewhere, []string{digest, p.Protocol}, nil)
 		if err != nil {
 			return err
 		}
 		a.send(ctx, web, post(pathManifests, forged), t)
-		a.send(ctx, web, post(pathAgents, registered), t)
+		a.send(ctx, web, registered, t)
 		a.send(ctx, web, post(pathManifests, copied), t)
 		answer, _, err := a.Ask(ctx, p.Request)
 		misled := err == nil && !slices.Contains(p.Answers, answer)

@@ -144,10 +144,8 @@ func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ER
 	row := A2ERow{What: "host over " + kind, Parallel: parallel}
 	arguments := json.RawMessage(`{"text":"` + string(bytes.Repeat([]byte("x"), 64)) + `"}`)
 	box := &a2e.Toolbox{}
-	box.Add(a2e.ToolDefinition{Name: "echo"}, func(_ context.Context, t *a2e.ToolCall) (any,
-		error) {
-		return t.Arguments, nil
-	})
+	box.Add(a2e.ToolDefinition{Name: "echo"},
+		func(_ context.Context, t *a2e.ToolCall) (any, error) { return t.Arguments, nil })
 	host := &a2e.Host{Auth: a2e.Anonymous("bench"), Capabilities: map[string]a2e.Provider{"tools": a2e.ServeTools(box)}}
 	client, stop, err := attach(ctx, host, kind)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 // the machine does not disturb.
 func AGHDecode(c Config) (time.Duration, error) {
 	c.defaults()
-	raw, err := aghSay("acme", "peer-0", "work_0", c.Payload).Encode()
+	raw, err := aghSay("peer-0", "work_0", c.Payload).Encode()
 	if err != nil {
 		return 0, err
 	}
@@ -51,10 +51,9 @@ func AGH(ctx context.Context, c Config, each func(Row)) error {
 
 // aghSay gives work in a thread of its sender's own. What is said in one
 // conversation is handled in its order, one after the other.
-func aghSay(workspace, from, work string, size int) *agh.Envelope {
-	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: workspace, Channel: "bench", Surface: agh.SurfaceThread,
-		ThreadID: "thread_" + from,
-		From:     from, To: "echo", WorkID: work, TS: time.Now().Unix()}
+func aghSay(from, work string, size int) *agh.Envelope {
+	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "bench", Surface: agh.SurfaceThread,
+		ThreadID: "thread_" + from, From: from, To: "echo", WorkID: work, TS: time.Now().Unix()}
 	if err := e.SetContent(&agh.Say{Text: filler(size, 420), Intent: "request"}); err != nil {
 		return e // text of one letter: cannot be
 	}
@@ -153,7 +152,7 @@ func (p *aghPeer) publish(subject string, e *agh.Envelope) error {
 
 func (p *aghPeer) exchange(ctx context.Context, i int) error {
 	work := "work_" + strconv.Itoa(i)
-	if err := p.publish(p.subject, aghSay("acme", p.id, work, p.size)); err != nil {
+	if err := p.publish(p.subject, aghSay(p.id, work, p.size)); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)

@@ -148,7 +148,9 @@ func ASP(ctx context.Context, c ASPConfig, each func(ASPRow)) error {
 	if err := c.aspChecks(ctx, each); err != nil {
 		return err
 	}
-	return c.aspSession(ctx, each)
+	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}
+	return c.withHub(ctx, floor.Memory, hub,
+		func(dir string, n *node.Node) error { return c.recordSession(ctx, dir, n, each) })
 }
 
 func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
@@ -194,14 +196,6 @@ func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
 	r.Floor, r.Ratio = least.cpu/n, float64(least.cpu)/float64(checks.cpu)
 	each(r)
 	return nil
-}
-
-func (c *ASPConfig) aspSession(ctx context.Context, each func(ASPRow)) error {
-	hub := node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0"}}
-	return c.withHub(ctx, floor.Memory, hub, func(dir string, n *node.Node) error {
-		return c.recordSession(ctx, dir, n,
-			each)
-	})
 }
 
 func (c *ASPConfig) recordSession(ctx context.Context, dir string, n *node.Node, each func(ASPRow)) error {

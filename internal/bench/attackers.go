@@ -125,6 +125,9 @@ func guestAttacks(agent string) []guestAttack {
 			return results[0]
 		}
 	}
+	refused := func(size int) func(ctx, by) res {
+		return func(c ctx, a by) res { return a.RefusedMessages(c, 0, size) }
+	}
 	return []guestAttack{
 		{"registrations, 0.9 MB", hub, 1, largePause, func(c ctx, a by) res { return a.Registrations(c, 0, large) }},
 		{"registrations, 60 kB", hub, 1, smallPause, func(c ctx, a by) res { return a.Registrations(c, 0, medium) }},
@@ -137,14 +140,8 @@ func guestAttacks(agent string) []guestAttack {
 		{"claimed lengths", hub, 1, 0, func(c ctx, a by) res {
 			return a.Claims(c, heldClaims, attack.ClaimPaths("/agents/"+agent)...)
 		}},
-		{"refused messages, 0.7 MB", hub, 1, largePause, func(c ctx, a by) res {
-			return a.RefusedMessages(c, 0,
-				content)
-		}},
-		{"refused messages, small", hub, 2, smallPause, func(c ctx, a by) res {
-			return a.RefusedMessages(c, 0,
-				small)
-		}},
+		{"refused messages, 0.7 MB", hub, 1, largePause, refused(content)},
+		{"refused messages, small", hub, 2, smallPause, refused(small)},
 		{"messages, 0.7 MB", hub, 1, largePause, func(c ctx, a by) res { return a.Messages(c, 0, content) }},
 		{"messages to an agent", agent, 2, smallPause, func(c ctx, a by) res { return a.Messages(c, 0, small) }},
 		{"misleading manifests", hub, 1, largePause, func(c ctx, a by) res { return a.Mislead(c, 0) }},

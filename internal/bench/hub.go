@@ -41,10 +41,8 @@ func (c *Config) withHub(ctx context.Context, storage floor.Storage, hub node.Co
 // and as many idle agents as c says. Output is the schema of the answer, or nil.
 func (c *Config) addEcho(n *node.Node, output []byte) error {
 	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
-	skill := parley.RawSkill("echo", func(_ context.Context, _ *parley.Message,
-		r parley.Replier) error {
-		return r.Reply(answer)
-	})
+	skill := parley.RawSkill("echo",
+		func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(answer) })
 	skill.Output = output
 	names := []string{"echo"}
 	for i := range c.Agents {

@@ -70,7 +70,14 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 	defer func() { err = errors.Join(err, a.Close()) }()
 
 	text := words(0, 1<<16+c.Payload)
-	ours := func(ctx context.Context, _, _ int) error { return appendMessage(ctx, j, text, c.Payload) }
+	ours := func(ctx context.Context, _, _ int) error { // as the hub records a signed request
+		m, err := message(text, c.Payload)
+		if err == nil {
+			_, _, err = j.Accept(ctx, journal.Entry{Scope: "echo", Message: m,
+				Key: journal.Key{ID: m.ID.String(), Sender: "sender"}})
+		}
+		return err
+	}
 	if row.RecordBytes, err = recordBytes(ctx, j, ours, c.Payload); err != nil {
 		return row, err
 	}
@@ -118,17 +125,6 @@ func (f *Figures) turn(ctx context.Context, callers int, d time.Duration,
 	f.P99 = max(f.P99, r.P99)
 	f.CPU += r.CPUPerRequest / turns
 	return nil
-}
-
-// appendMessage records one message as the hub records a signed request.
-func appendMessage(ctx context.Context, j *journal.Journal, text []byte, payload int) error {
-	m, err := message(text, payload)
-	if err != nil {
-		return err
-	}
-	_, _, err = j.Accept(ctx, journal.Entry{Scope: "echo", Message: m,
-		Key: journal.Key{ID: m.ID.String(), Sender: "sender"}})
-	return err
 }
 
 // message is the message that a caller appends, to journal or file: a part of a text.

@@ -125,7 +125,7 @@ func New(protocol, name string) (Peer, error) {
 	case "uagents":
 		return newUAgents(name)
 	case "a2e":
-		return newA2E(name)
+		return newA2E(name), nil
 	case "agh":
 		return newAGH(name), nil
 	case "asp":

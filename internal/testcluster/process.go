@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -47,13 +46,13 @@ func StartProcesses(t testing.TB, n int) *Processes {
 	c := &Processes{running: make([]*process, n)}
 	var routes []string
 	for i := range n {
-		routes = append(routes, "nats://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[n+i])))
-		c.URLs = append(c.URLs, "nats://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i])))
+		routes = append(routes, "nats://"+hostPort(ports[n+i]))
+		c.URLs = append(c.URLs, "nats://"+hostPort(ports[i]))
 	}
 	for i := range n {
 		c.args = append(c.args, []string{program, "-name", fmt.Sprintf("n%d", i),
-			"-dir", filepath.Join(dir, strconv.Itoa(i)),
-			"-port", strconv.Itoa(ports[i]), "-route", strconv.Itoa(ports[n+i]), "-routes", strings.Join(routes, ",")})
+			"-dir", filepath.Join(dir, strconv.Itoa(i)), "-port", strconv.Itoa(ports[i]),
+			"-route", strconv.Itoa(ports[n+i]), "-routes", strings.Join(routes, ",")})
 	}
 	t.Cleanup(func() {
 		for i := range n {

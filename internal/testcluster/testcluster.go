@@ -92,7 +92,7 @@ func (c *Cluster) choose(n int) error {
 	}
 	var routes []*url.URL
 	for i := range n {
-		routes = append(routes, &url.URL{Scheme: "nats", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[n+i]))})
+		routes = append(routes, &url.URL{Scheme: "nats", Host: hostPort(ports[n+i])})
 	}
 	c.options, c.URLs = nil, nil
 	for i := range n {
@@ -106,10 +106,12 @@ func (c *Cluster) choose(n int) error {
 			o.Routes = routes
 		}
 		c.options = append(c.options, o)
-		c.URLs = append(c.URLs, "nats://"+net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i])))
+		c.URLs = append(c.URLs, "nats://"+hostPort(ports[i]))
 	}
 	return nil
 }
+
+func hostPort(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // freePorts finds ports that nobody listens on, below those that the system
 // gives to outgoing connections.
@@ -117,7 +119,7 @@ func freePorts(n int) ([]int, error) {
 	var out []int
 	for range 1000 {
 		port := 10000 + rand.IntN(20000)
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		l, err := net.Listen("tcp", hostPort(port))
 		if err != nil {
 			continue
 		}

@@ -58,15 +58,14 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	if err := n.Handle(w.agent(), w.skills()...); err != nil {
-		n.Close(context.WithoutCancel(ctx))
-		return err
+	err = n.Handle(w.agent(), w.skills()...)
+	if err == nil {
+		err = n.Start(ctx)
 	}
-	if err := n.Start(ctx); err != nil {
-		n.Close(context.WithoutCancel(ctx))
-		return err
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(n.Addresses())
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(n.Addresses()); err != nil {
+	if err != nil {
 		n.Close(context.WithoutCancel(ctx))
 		return err
 	}
@@ -89,10 +88,8 @@ func (w *worker) skills() []parley.SkillSpec {
 			if err := m.Bind(&q); err != nil {
 				return err
 			}
-			t := time.NewTimer(time.Duration(q.Milliseconds) * time.Millisecond)
-			defer t.Stop()
 			select {
-			case <-t.C:
+			case <-time.After(time.Duration(q.Milliseconds) * time.Millisecond):
 				return nil
 			case <-ctx.Done():
 				return ctx.Err()
