@@ -370,7 +370,6 @@ func (p *aspPeer) Tell(ctx context.Context, to Peer, text string) error {
 	if err != nil {
 		return err
 	}
-	_, err = r.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note",
-		Data: objectOf(text)})
+	_, err = r.s.Send(ctx, asp.Inform, asp.Information{InformType: "message", Topic: "note", Data: objectOf(text)})
 	return aspFailure(err)
 }
