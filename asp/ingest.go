@@ -110,9 +110,9 @@ func mayBeStale(err error) bool {
 func (s *Server) checkMember(ctx context.Context, e *Envelope, l *liveSession) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ledger, err := s.load(ctx, e.SessionID, l, false)
+	ledger, err := s.load(ctx, l, false)
 	if err == nil && ledger != nil && ledger.participant(e.Sender.AgentID) == nil {
-		ledger, err = s.load(ctx, e.SessionID, l, true) // another server may have let it in
+		ledger, err = s.load(ctx, l, true) // another server may have let it in
 	}
 	switch {
 	case err != nil:
@@ -137,7 +137,7 @@ func (s *Server) sequence(
 	now time.Time,
 	fresh bool,
 ) (*Receipt, error) {
-	ledger, err := s.load(ctx, e.SessionID, l, fresh)
+	ledger, err := s.load(ctx, l, fresh)
 	if err != nil {
 		return nil, err
 	}

@@ -191,9 +191,9 @@ func (s *Server) release(l *liveSession) {
 
 // load gives the ledger under l's lock, timeouts applied; nil if there is no
 // such session.
-func (s *Server) load(ctx context.Context, id string, l *liveSession, fresh bool) (*Ledger, error) {
+func (s *Server) load(ctx context.Context, l *liveSession, fresh bool) (*Ledger, error) {
 	if l.ledger == nil || fresh {
-		ledger, err := s.store.Ledger(ctx, id)
+		ledger, err := s.store.Ledger(ctx, l.id)
 		switch {
 		case errors.Is(err, ErrNotFound):
 			l.ledger = nil
@@ -211,7 +211,7 @@ func (s *Server) load(ctx context.Context, id string, l *liveSession, fresh bool
 		after, reason := l.ledger.timeout(now, s.Timeouts)
 		r := &Record{Kind: RecordTimeout, Reason: reason}
 		if err := s.append(ctx, l, after, r, now); errors.Is(err, ErrConflict) {
-			return s.load(ctx, id, l, true)
+			return s.load(ctx, l, true)
 		} else if err != nil {
 			return nil, err
 		}
@@ -272,7 +272,7 @@ func (s *Server) Notify(ctx context.Context, session string) error {
 	defer s.release(l)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ledger, err := s.load(ctx, session, l, true)
+	ledger, err := s.load(ctx, l, true)
 	if err == nil && ledger != nil {
 		s.wake(l, ledger, "")
 	}
@@ -285,48 +285,45 @@ func (s *Server) Session(ctx context.Context, id, agent string) (*Ledger, error)
 	s.init()
 	l := s.acquire(id)
 	defer s.release(l)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	ledger, err := s.load(ctx, id, l, false)
-	switch {
-	case err != nil:
-		return nil, err
-	case ledger == nil:
-		return nil, refuse("session_not_found", "")
-	case agent != "" && ledger.participant(agent) == nil:
+	ledger, err := s.look(ctx, l)
+	if err == nil && agent != "" && ledger.participant(agent) == nil {
 		return nil, refuse("not_participant", "")
 	}
-	return ledger, nil
+	return ledger, err
+}
+
+// look gives the ledger of an acquired session.
+func (s *Server) look(ctx context.Context, l *liveSession) (*Ledger, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ledger, err := s.load(ctx, l, false)
+	if err == nil && ledger == nil {
+		err = refuse("session_not_found", "")
+	}
+	return ledger, err
 }
 
 // change appends a record that no message caused.
-func (s *Server) change(
-	ctx context.Context,
-	id string,
-	r *Record,
-	step func(*Ledger) (*Ledger, error),
-) (*Ledger, error) {
+func (s *Server) change(ctx context.Context, id string, r *Record, step func(*Ledger) (*Ledger, error)) error {
 	s.init()
 	l := s.acquire(id)
 	defer s.release(l)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for fresh := false; ; fresh = true {
-		ledger, err := s.load(ctx, id, l, fresh)
+		ledger, err := s.load(ctx, l, fresh)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		if ledger == nil {
-			return nil, refuse("session_not_found", "")
+			return refuse("session_not_found", "")
 		}
 		after, err := step(ledger)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if err := s.append(ctx, l, after, r, s.now()); err == nil {
-			return after, nil
-		} else if !errors.Is(err, ErrConflict) || fresh {
-			return nil, err
+		if err := s.append(ctx, l, after, r, s.now()); !errors.Is(err, ErrConflict) || fresh {
+			return err
 		}
 	}
 }
@@ -334,7 +331,7 @@ func (s *Server) change(
 // CloseSession ends a session without a signed CLOSE. It is recorded outside
 // the chain, because the server holds no agent's key.
 func (s *Server) CloseSession(ctx context.Context, id, by, reason string) error {
-	_, err := s.change(ctx, id, &Record{Kind: RecordClose, By: by, Reason: reason}, func(l *Ledger) (*Ledger, error) {
+	return s.change(ctx, id, &Record{Kind: RecordClose, By: by, Reason: reason}, func(l *Ledger) (*Ledger, error) {
 		if by != "" && l.participant(by) == nil {
 			return nil, refuse("not_participant", "")
 		}
@@ -343,15 +340,13 @@ func (s *Server) CloseSession(ctx context.Context, id, by, reason string) error 
 		}
 		return l.closed(reason), nil
 	})
-	return err
 }
 
 // FileDispute records a dispute about an accepted commitment. Escrow and
 // penalties are data: nothing here moves money.
 func (s *Server) FileDispute(ctx context.Context, d Dispute) error {
-	_, err := s.change(ctx, d.SessionID, &Record{Kind: RecordDispute, By: d.FiledBy, Reason: d.Reason, Dispute: &d},
+	return s.change(ctx, d.SessionID, &Record{Kind: RecordDispute, By: d.FiledBy, Reason: d.Reason, Dispute: &d},
 		func(l *Ledger) (*Ledger, error) { return l.dispute(&d) })
-	return err
 }
 
 // Expire applies the timeouts that are due in all live sessions. Sessions

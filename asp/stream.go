@@ -142,7 +142,7 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 	defer heartbeat.Stop()
 	epoch, scores := int64(-1), make(map[string]float64)
 	for {
-		ledger, err := s.look(ctx, l, session)
+		ledger, err := s.look(ctx, l)
 		if err != nil {
 			return err
 		}
@@ -192,16 +192,6 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 			}
 		}
 	}
-}
-
-func (s *Server) look(ctx context.Context, l *liveSession, session string) (*Ledger, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	ledger, err := s.load(ctx, session, l, false)
-	if err == nil && ledger == nil {
-		err = refuse("session_not_found", "")
-	}
-	return ledger, err
 }
 
 func emitRecord(r *Record, emit func(*frame) error) error {
