@@ -52,6 +52,7 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 		return nil, refuseCause("internal", "", err).at(6)
 	}
 	var card *Card
+	var key Key
 	if agent != nil {
 		if card, err = agent.Card(); err != nil {
 			return nil, refuseCause("internal", "", err).at(6)
@@ -59,6 +60,7 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 		if card.OrgID != e.Sender.OrgID {
 			return nil, refuse("sender_mismatch", "sender.orgId").at(6)
 		}
+		key = card.Key()
 	}
 	l := s.acquire(e.SessionID)
 	defer s.release(l)
@@ -68,17 +70,11 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 	// Checks that need no session are made without its lock.
 	made := card != nil && e.madeBy(card)
 	if !made {
-		if err := e.checkHash(); err != nil {
+		if err := e.checkSigned(key, card != nil); err != nil {
 			return nil, err
 		}
 	}
-	if card == nil {
-		return nil, refuse("key_unknown", "sender.agentId").at(9)
-	}
-	if !made && !e.signedBy(card.SigningKey) {
-		return nil, refuse("bad_signature", "integrity.signature").at(9)
-	}
-	proof, proofErr := e.checkProof(card.Key(), t.AccessToken, now, window{}, made)
+	proof, proofErr := e.checkProof(key, t.AccessToken, now, window{}, made)
 	digest := e.Digest()
 
 	l.mu.Lock()

@@ -3,13 +3,10 @@ package asp
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
 	"errors"
 	"net/http"
 	"slices"
 	"time"
-
-	"github.com/parley-hub/parley/internal/edkeys"
 )
 
 // The registry of agents: enrolment, change of cards, removal, trust.
@@ -154,7 +151,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 	}
 	created := false
 	agent, err := s.register(r.Context(), b, false, func(card *Card, old *Agent) error {
-		if !signedCard(n, r.Header.Get(headerCardSignature), card.SigningKey) {
+		if !signatureHolds(card.SigningKey, cardInput(n), r.Header.Get(headerCardSignature)) {
 			return refuse("bad_signature", headerCardSignature)
 		}
 		created = old == nil
@@ -167,7 +164,7 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 				return err
 			}
 			signature := cmp.Or(r.Header.Get(headerPreviousSignature), r.Header.Get(headerCardSignature))
-			if old.Removed && !old.Evicted || !signedCard(n, signature, current.SigningKey) {
+			if old.Removed && !old.Evicted || !signatureHolds(current.SigningKey, cardInput(n), signature) {
 				return refuse("agent_exists", "")
 			}
 		}
@@ -184,14 +181,6 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 		AgentID  string `json:"agentId"`
 		Revision int64  `json:"revision"`
 	}{agent.ID, agent.Revision})
-}
-
-func signedCard(card *node, sig string, key []byte) bool {
-	if !validSignature(sig) {
-		return false
-	}
-	raw, err := hex.DecodeString(sig[len("ed25519:"):])
-	return err == nil && edkeys.Verify(key, cardInput(card), raw)
 }
 
 // serveToken gives an access token to a registered agent. The DPoP proof is

@@ -13,7 +13,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/parley-hub/parley/internal/edkeys"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -648,7 +647,7 @@ func (t *transcriptReader) conclude(tr *transcriptTrailer, n int64, chain string
 }
 
 func (t *transcriptReader) signature(tr *transcriptTrailer, n int64) {
-	key := []byte(t.v.ServerKey)
+	key := t.v.ServerKey
 	if key == nil && t.header.ServerKey != "" {
 		stated, err := signingKeyOf(&node{kind: '"', str: t.header.ServerKey})
 		if err != nil {
@@ -663,12 +662,7 @@ func (t *transcriptReader) signature(tr *transcriptTrailer, n int64) {
 		}
 		return
 	}
-	ok := validSignature(tr.Signature)
-	if ok {
-		sig, err := hex.DecodeString(tr.Signature[len("ed25519:"):])
-		ok = err == nil && edkeys.Verify(key, tr.input(), sig)
-	}
-	if !ok {
+	if !signatureHolds(key, tr.input(), tr.Signature) {
 		t.fault(n, "bad_signature", "of the server")
 		return
 	}

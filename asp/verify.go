@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -176,14 +177,8 @@ func (v *Verifier) check(ctx context.Context, e *Envelope, t Transport) (Key, *P
 	if known && key.OrgID != "" && key.OrgID != e.Sender.OrgID {
 		return Key{}, nil, refuse("sender_mismatch", "sender.orgId").at(6)
 	}
-	if err := e.checkHash(); err != nil {
+	if err := e.checkSigned(key, known); err != nil {
 		return Key{}, nil, err
-	}
-	if !known {
-		return Key{}, nil, refuse("key_unknown", "sender.agentId").at(9)
-	}
-	if !e.signedBy(key.Signing) {
-		return Key{}, nil, refuse("bad_signature", "integrity.signature").at(9)
 	}
 	proof, err := e.checkProof(key, t.AccessToken, now, window{}, false)
 	if err != nil {
@@ -196,12 +191,26 @@ func (v *Verifier) check(ctx context.Context, e *Envelope, t Transport) (Key, *P
 }
 
 func keyAt(keys []Key, t time.Time) (Key, bool) {
-	for i := len(keys) - 1; i >= 0; i-- {
-		if keys[i].ValidAt(t) {
-			return keys[i], true
+	for _, k := range slices.Backward(keys) {
+		if k.ValidAt(t) {
+			return k, true
 		}
 	}
 	return Key{}, false
+}
+
+// checkSigned is steps 8 and 9; known: the sender has a key.
+func (e *Envelope) checkSigned(key Key, known bool) error {
+	if err := e.checkHash(); err != nil {
+		return err
+	}
+	switch {
+	case !known:
+		return refuse("key_unknown", "sender.agentId").at(9)
+	case !e.signedBy(key.Signing):
+		return refuse("bad_signature", "integrity.signature").at(9)
+	}
+	return nil
 }
 
 // checkHash is step 8. A peer that canonicalises without NFC is told so.
@@ -217,17 +226,19 @@ func (e *Envelope) checkHash() error {
 	return err
 }
 
-// signedBy is step 9: the signature's form, S below the group order, no key
-// of small order, and no NUL in the parts that NULs join.
+// signedBy is step 9: the signature holds, with no NUL in the parts that NULs join.
 func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
-	if !validSignature(e.Integrity.Signature) {
-		return false
-	}
 	input := e.SigningInput()
-	if bytes.Count(input, []byte{0}) != 7 {
+	return bytes.Count(input, []byte{0}) == 7 && signatureHolds(pub, input, e.Integrity.Signature)
+}
+
+// signatureHolds checks "ed25519:" and hex over input: the signature's form, S below
+// the group order, no key of small order.
+func signatureHolds(pub ed25519.PublicKey, input []byte, signature string) bool {
+	if !validSignature(signature) {
 		return false
 	}
-	sig, err := hex.DecodeString(e.Integrity.Signature[len("ed25519:"):])
+	sig, err := hex.DecodeString(signature[len("ed25519:"):])
 	return err == nil && edkeys.Verify(pub, input, sig)
 }
 
