@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -154,9 +155,7 @@ func (c *Client) start(
 	if err != nil {
 		return nil, err
 	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
+	maps.Copy(req.Header, header)
 	htu, _, _ := strings.Cut(c.url(path), "?")
 	proof, err := c.Identity.HTTPProof(method, htu, token, c.now())
 	if err != nil {
@@ -342,7 +341,7 @@ func (c *Client) Invitations(ctx context.Context) iter.Seq2[*Invite, error] {
 	return func(yield func(*Invite, error) bool) {
 		told := make(map[string]bool)
 		path := "/v1/asp/agents/" + url.PathEscape(c.Identity.ID()) + "/inbox"
-		_ = c.stream(ctx, path, func() string { return "" }, func(ev event) error {
+		c.stream(ctx, path, func() string { return "" }, func(ev event) error {
 			if ev.kind != "message" {
 				return nil
 			}
@@ -357,7 +356,7 @@ func (c *Client) Invitations(ctx context.Context) iter.Seq2[*Invite, error] {
 				told[e.SessionID] = true
 			}
 			return stop(yield(&Invite{e.SessionID, e.Sender.AgentID, e}, nil))
-		}, func(err error) bool { return yield(nil, err) })
+		}, func(err error) { yield(nil, err) })
 	}
 }
 
@@ -371,10 +370,8 @@ func (c *Client) envelopeOf(ev event) (*Envelope, error) {
 	return Decode(f.Envelope)
 }
 
-var (
-	errStop = errors.New("asp: the loop ended")
-	errOver = errors.New("asp: the session is over")
-)
+// errStop ends a stream: its reader or its session is done.
+var errStop = errors.New("asp: the stream is done")
 
 func stop(goOn bool) error {
 	if goOn {
@@ -394,26 +391,21 @@ type event struct {
 // failure, up to 30 s. A stream that opened shows that the server is there: it
 // is asked again soon, and at once after one that lasted. last gives the
 // Last-Event-ID. What the server refuses for good goes to fail and ends it.
-func (c *Client) stream(
-	ctx context.Context,
-	path string,
-	last func() string,
-	take func(event) error,
-	fail func(error) bool,
-) error {
+func (c *Client) stream(ctx context.Context, path string, last func() string, take func(event) error,
+	fail func(error)) {
 	const first, again = 100 * time.Millisecond, time.Second
 	for wait := first; ; wait = min(2*wait, 30*time.Second) {
 		opened, err := c.streamOnce(ctx, path, last(), take)
 		var e *Error
 		switch {
-		case errors.Is(err, errStop), errors.Is(err, errOver):
-			return err
+		case errors.Is(err, errStop):
+			return
 		case ctx.Err() != nil:
 			fail(ctx.Err())
-			return ctx.Err()
+			return
 		case errors.As(err, &e) && !e.Retryable:
 			fail(err)
-			return err
+			return
 		}
 		switch {
 		case opened.IsZero():
@@ -422,21 +414,16 @@ func (c *Client) stream(
 		default:
 			wait = min(wait, again)
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 	}
 }
 
 // streamOnce reads one stream to its end; opened is zero if it never began.
-func (c *Client) streamOnce(
-	ctx context.Context,
-	path, last string,
-	take func(event) error,
-) (opened time.Time, err error) {
+func (c *Client) streamOnce(ctx context.Context, path, last string, take func(event) error) (opened time.Time,
+	err error) {
 	token, err := c.access(ctx)
 	if err != nil {
 		return opened, err

@@ -1,6 +1,8 @@
 package asp
 
 import (
+	"cmp"
+
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -24,19 +26,20 @@ func WithContext(objects ...ContextObject) SendOption {
 // WithConstraints says what answer is wished for.
 func WithConstraints(c Constraints) SendOption { return func(p *pending) { p.Wishes = &c } }
 
-// ownID is what others refer to m by.
+// ownIDs are the members of bodies by which others refer to a message. A DELEGATE may
+// lack it.
+var ownIDs = map[Performative]string{
+	Propose:  "proposalId",
+	Counter:  "proposalId",
+	Query:    "queryId",
+	Commit:   "commitmentId",
+	Delegate: "delegationId",
+}
+
+// ownID is what others refer to e by.
 func (e *Envelope) ownID() string {
-	names := map[Performative]string{
-		Propose:  "proposalId",
-		Counter:  "proposalId",
-		Query:    "queryId",
-		Commit:   "commitmentId",
-		Delegate: "delegationId",
-	}
-	if name := names[e.Performative]; name != "" {
-		if id := e.body().text(name); id != "" {
-			return id
-		}
+	if name := ownIDs[e.Performative]; name != "" {
+		return cmp.Or(e.body().text(name), e.MessageID)
 	}
 	return e.MessageID
 }

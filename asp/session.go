@@ -66,7 +66,10 @@ type point struct {
 	Before   State            `json:"before,omitempty"`
 }
 
-func startPoint() point { return point{Hash: ZeroHash, Next: map[string]int64{}, State: Idle} }
+func startState(session, agent string) sessionState {
+	start := point{Hash: ZeroHash, Next: map[string]int64{}, State: Idle}
+	return sessionState{ID: session, Agent: agent, Head: start, Read: start.clone(), Cards: map[string][]byte{}}
+}
 
 // move follows the state machine.
 func (p *point) move(to State) {
@@ -120,8 +123,8 @@ func (c *Client) Open(ctx context.Context, inv Invitation) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Session{c: c, st: sessionState{ID: id, Agent: c.Identity.ID(), Format: cmp.Or(inv.Format, JSON), State: Idle,
-		Head: startPoint(), Read: startPoint(), Cards: map[string][]byte{}, Invite: inv.To[1:]}}
+	s := &Session{c: c, st: startState(id, c.Identity.ID())}
+	s.st.Format, s.st.State, s.st.Invite = cmp.Or(inv.Format, JSON), Idle, inv.To[1:]
 	to, err := s.party(ctx, inv.To[0])
 	if err != nil {
 		return nil, err
@@ -158,13 +161,7 @@ func (c *Client) Join(ctx context.Context, session string) (*Session, error) {
 			return nil, fmt.Errorf("asp: stored session %s belongs to %s", session, s.st.Agent)
 		}
 	case errors.Is(err, ErrNotFound):
-		s.st = sessionState{
-			ID:    session,
-			Agent: c.Identity.ID(),
-			Head:  startPoint(),
-			Read:  startPoint(),
-			Cards: map[string][]byte{},
-		}
+		s.st = startState(session, c.Identity.ID())
 	default:
 		return nil, err
 	}
@@ -241,8 +238,7 @@ func (s *Session) Send(ctx context.Context, p Performative, body any, opts ...Se
 			return nil, err
 		}
 	}
-	if member := map[Performative]string{Propose: "proposalId", Counter: "proposalId", Query: "queryId",
-		Commit: "commitmentId"}[p]; member != "" {
+	if member := ownIDs[p]; member != "" && p != Delegate {
 		id, err := uuid.NewV7()
 		if err != nil {
 			return nil, err
@@ -550,12 +546,12 @@ func (s *Session) Messages(ctx context.Context) iter.Seq2[*Message, error] {
 			defer s.mu.Unlock()
 			s.st.Read = at.clone()
 			return s.save(ctx)
-		}, func(err error) bool { return yield(nil, err) })
+		}, func(err error) { yield(nil, err) })
 	}
 }
 
 // follow verifies and delivers the messages after at.
-func (s *Session) follow(ctx context.Context, at point, take func(*Message, point) error, fail func(error) bool) {
+func (s *Session) follow(ctx context.Context, at point, take func(*Message, point) error, fail func(error)) {
 	path := "/v1/asp/sessions/" + s.st.ID + "/events"
 	last := func() string {
 		if at.Position == 0 {
@@ -600,11 +596,11 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 			return take(&Message{e, e.Content.Body, ev.id, at.State}, at)
 		}
 		if over {
-			return errOver
+			return errStop
 		}
 		return nil
 	}
-	_ = s.c.stream(ctx, path, last, onEvent, fail)
+	s.c.stream(ctx, path, last, onEvent, fail)
 }
 
 // Ask sends a QUERY and waits for its answer: a message of another participant
@@ -632,10 +628,7 @@ func (s *Session) Ask(ctx context.Context, q Question, opts ...SendOption) (*Mes
 		}
 		answer = m
 		return errStop
-	}, func(failed error) bool {
-		err = failed
-		return false
-	})
+	}, func(failed error) { err = failed })
 	if answer == nil && err == nil {
 		err = refuse("session_closed", "")
 	}
