@@ -41,6 +41,7 @@ import (
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
 )
 
 // Config of a Binding. Hub, Keys, Journal and TokenKey must be set.
@@ -82,7 +83,8 @@ type Binding struct {
 	opening    locks // by openedKey of two agents: to find or open a session
 	sending    locks // by session: one signs for its head at a time
 
-	registrations registrations // of guests
+	registrations *bridge.GuestLedger // of guests, by agent URI
+	evicted       sync.Map            // agent URI → when the guest's registration was evicted
 
 	stopWatch []func()
 	ctx       context.Context
@@ -114,7 +116,8 @@ func New(c Config) (*Binding, error) {
 	}
 	b := &Binding{c: c, public: public, opened: journal.NewTable[opened](c.Journal, bucketOpened, 0)}
 	b.store = newStore(b)
-	b.registrations.bytes, b.registrations.evicted = map[string]int64{}, map[string]time.Time{}
+	b.registrations = bridge.NewGuestLedger(c.Hub.Guests(), policy.Registration, Protocol, b.evict,
+		func(e *parley.Error) error { return admission(e) })
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.standIns = newStandIns(b)
 	b.reconciler = newReconciler(b)

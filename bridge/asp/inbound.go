@@ -50,10 +50,10 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	guest := by != "" && b.guest(by)
 	cost := recordBytes + 2*len(r.Raw) + len(ext[Protocol])
 	if guest {
-		b.noteUse(by)
+		b.registrations.Use(by)
 	}
 	for _, p := range joined {
-		b.noteUse(p.AgentID)
+		b.registrations.Use(p.AgentID)
 	}
 	if c.conversation.IsZero() {
 		c.conversation = b.conversation(r.Session)

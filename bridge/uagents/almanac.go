@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -21,8 +22,8 @@ type almanac struct {
 	b              *Binding
 	records        *journal.Table[registration]
 	manifests      *journal.Table[json.RawMessage] // see readManifest
-	budget         *guestLedger
-	manifestBudget *guestLedger
+	budget         *bridge.GuestLedger
+	manifestBudget *bridge.GuestLedger
 
 	mu         sync.RWMutex
 	byKey      map[string]*registration
@@ -67,11 +68,10 @@ const (
 )
 
 func newAlmanac(b *Binding) *almanac {
-	guests := b.c.Hub.Guests()
 	return &almanac{b: b, records: journal.NewTable[registration](b.c.Journal, bucketAlmanac, 0),
 		manifests:      journal.NewTable[json.RawMessage](b.c.Journal, bucketManifests, 0),
-		budget:         newGuestLedger(guests, policy.Registration, b.evict),
-		manifestBudget: newGuestLedger(guests, policy.Manifest, b.evictManifest),
+		budget:         b.newGuestLedger(policy.Registration, b.evict),
+		manifestBudget: b.newGuestLedger(policy.Manifest, b.evictManifest),
 		byKey:          map[string]*registration{}, byProtocol: map[string]map[string]bool{}, enrolled: map[string]int{},
 		published: map[string]*published{}, byModel: map[string][]string{}}
 }
@@ -230,7 +230,7 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 	r := a.byKey[recordKey(network, address)]
 	a.mu.RUnlock()
 	if r != nil && r.Expires.After(a.b.c.Now()) {
-		a.budget.use(address)
+		a.budget.Use(address)
 		return a.b.recordForAgents(ctx, &r.Record), nil
 	}
 	return a.b.hostedRecord(ctx, network, address), nil
@@ -256,7 +256,7 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			return err
 		}
 		if r == old {
-			a.budget.use(address)
+			a.budget.Use(address)
 			return nil
 		}
 		next := &registration{Record: *r, Source: source}
@@ -268,11 +268,11 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 			return protocol.ErrFull
 		}
 		if guest && !paid {
-			if err := a.budget.write(source, len(b)); err != nil {
+			if err := a.budget.Write(source, writeCost(len(b))); err != nil {
 				return err
 			}
 			_, bytes, _ := a.footprintWith(address, key, next)
-			if err := a.budget.keep(address, source, bytes); err != nil {
+			if err := a.budget.Keep(address, source, bytes); err != nil {
 				return err
 			}
 			paid = true
@@ -299,7 +299,7 @@ func (a *almanac) Update(ctx context.Context, network, address string,
 // stillCounted removes the record of a guest that was evicted while the record
 // was written.
 func (a *almanac) stillCounted(ctx context.Context, address string) error {
-	if a.budget.has(address) || !a.b.countsAsGuest(address) {
+	if a.budget.Has(address) || !a.b.countsAsGuest(address) {
 		return nil
 	}
 	return cmp.Or(a.remove(ctx, address), error(protocol.ErrBusy))
@@ -310,7 +310,7 @@ func (a *almanac) full(guest bool) bool {
 	full := func() bool {
 		a.mu.RLock()
 		defer a.mu.RUnlock()
-		return len(a.byKey) >= maxRegistrations || guest && a.budget.len() >= maxRegistrations/2
+		return len(a.byKey) >= maxRegistrations || guest && a.budget.Len() >= maxRegistrations/2
 	}
 	if !full() {
 		return false

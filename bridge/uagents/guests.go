@@ -3,9 +3,9 @@ package uagents
 import (
 	"context"
 	"net/http"
-	"sync"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/policy"
 )
@@ -23,106 +23,14 @@ const (
 	writeTimes = 6
 )
 
-// A guestLedger counts the entries of one kind. It knows the counted ones, so that an
-// echo of the journal's state is no use.
-type guestLedger struct {
-	guests *policy.Guests
-	kind   policy.Kind
-	evict  func(key string) // removes an entry
-
-	mu      sync.Mutex
-	counted map[string]bool
+// newGuestLedger makes the ledger of one kind of entries.
+func (b *Binding) newGuestLedger(kind policy.Kind, evict func(key string)) *bridge.GuestLedger {
+	return bridge.NewGuestLedger(b.c.Hub.Guests(), kind, Protocol, evict,
+		func(e *parley.Error) error { return toError(e) })
 }
 
-func newGuestLedger(g *policy.Guests, kind policy.Kind, evict func(key string)) *guestLedger {
-	return &guestLedger{guests: g, kind: kind, evict: evict, counted: map[string]bool{}}
-}
-
-// keyOf is the key of an entry among those of all protocols.
-func keyOf(key string) string { return Protocol + "/" + key }
-
-// note remembers whether an entry is counted, and reports whether it was.
-func (l *guestLedger) note(key string, counted bool) (was bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	was = l.counted[key]
-	if counted {
-		l.counted[key] = true
-	} else {
-		delete(l.counted, key)
-	}
-	return was
-}
-
-func (l *guestLedger) has(key string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.counted[key]
-}
-
-func (l *guestLedger) len() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return len(l.counted)
-}
-
-func (l *guestLedger) entry(key, source string, bytes int64) policy.GuestEntry {
-	return policy.GuestEntry{Kind: l.kind, Key: keyOf(key), Source: source, Bytes: bytes, Evict: func() {
-		l.note(key, false)
-		l.evict(key)
-	}}
-}
-
-// write takes the bytes of a write from the source's budget.
-func (l *guestLedger) write(source string, n int) error {
-	return budgetError(l.guests.Write(source, writeTimes*n+writeBytes))
-}
-
-// keep counts an entry, and may evict others for it. The entry itself may be evicted
-// before it is written: check has afterwards.
-func (l *guestLedger) keep(key, source string, bytes int64) error {
-	was := l.note(key, true)
-	err := l.guests.Keep(l.entry(key, source, bytes))
-	if err != nil && !was {
-		l.note(key, false)
-	}
-	return budgetError(err)
-}
-
-// restore counts an entry that is there already.
-func (l *guestLedger) restore(key, source string, bytes int64) {
-	if !l.note(key, true) {
-		l.guests.Restore(l.entry(key, source, bytes))
-	}
-}
-
-func (l *guestLedger) drop(key string) {
-	if l.note(key, false) {
-		l.guests.Drop(l.kind, keyOf(key))
-	}
-}
-
-func (l *guestLedger) use(key string) {
-	if l.has(key) {
-		l.guests.Use(l.kind, keyOf(key))
-	}
-}
-
-// grow changes what an entry holds. Entries that are not counted may grow.
-func (l *guestLedger) grow(key string, by int64) error {
-	if by == 0 || !l.has(key) {
-		return nil
-	}
-	return budgetError(l.guests.Grow(l.kind, keyOf(key), by))
-}
-
-// budgetError translates a refusal of the budget: try later.
-func budgetError(err *parley.Error) error {
-	if err == nil {
-		return nil
-	}
-	return toError(err)
-}
+// writeCost is the bytes that a guest's write of n bytes takes from its source's budget.
+func writeCost(n int) int { return writeTimes*n + writeBytes }
 
 // guest reports whether nobody vouches for an address.
 func (b *Binding) guest(address string) bool {
@@ -200,9 +108,9 @@ func (b *Binding) recount(address string) {
 	b.mailbox.weigh(address, guest)
 	_, entered := b.c.Hub.Directory().Lookup(Protocol, address)
 	if source, bytes, held := b.almanac.footprint(address); guest && (held || entered) {
-		b.almanac.budget.restore(address, source, bytes)
+		b.almanac.budget.Restore(address, source, bytes)
 	} else {
-		b.almanac.budget.drop(address)
+		b.almanac.budget.Drop(address)
 	}
 }
 

@@ -63,7 +63,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error)
 	now := b.c.Now()
 	from := b.sender(r)
 	if r.Verdict.Assurance == protocol.Signed {
-		b.almanac.budget.use(r.Sender)
+		b.almanac.budget.Use(r.Sender)
 		b.noteProof(ctx, r.Sender)
 	}
 	to, standIn := b.nameAt(r.Target)
@@ -328,7 +328,7 @@ func (b *Binding) addSender(ctx context.Context, r *protocol.Request) {
 	if _, ok := b.c.Hub.Directory().Lookup(Protocol, r.Sender); ok {
 		return
 	}
-	if err := b.almanac.budget.keep(r.Sender, policy.SourceOf(ctx), 0); err == nil {
+	if err := b.almanac.budget.Keep(r.Sender, policy.SourceOf(ctx), 0); err == nil {
 		b.enter(ctx, &protocol.Record{Address: r.Sender})
 	}
 	b.recount(r.Sender)
@@ -401,7 +401,7 @@ func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, e
 		return a, nil
 	}
 	if i, ok := b.identity(address); ok && !i.StandIn && b.routable(i) {
-		b.almanac.budget.use(address)
+		b.almanac.budget.Use(address)
 		return b.agent(address), nil
 	}
 	return nil, nil

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -22,7 +23,7 @@ type mailbox struct {
 	b        *Binding
 	boxRows  *journal.Table[storedBox]  // below prefixBox
 	itemRows *journal.Table[storedItem] // below prefixItem
-	budget   *guestLedger
+	budget   *bridge.GuestLedger
 
 	mu    sync.Mutex
 	boxes map[string]*box
@@ -79,7 +80,7 @@ const (
 func newMailbox(b *Binding) *mailbox {
 	return &mailbox{b: b, boxRows: journal.NewTable[storedBox](b.c.Journal, bucketMailbox, 0),
 		itemRows: journal.NewTable[storedItem](b.c.Journal, bucketMailbox, 0),
-		budget:   newGuestLedger(b.c.Hub.Guests(), policy.Mailbox, b.evictMailbox), boxes: map[string]*box{}}
+		budget:   b.newGuestLedger(policy.Mailbox, b.evictMailbox), boxes: map[string]*box{}}
 }
 
 const (
@@ -131,7 +132,7 @@ func (m *mailbox) itemChanged(key, address, name string, s *storedItem) {
 	case old == nil:
 		m.add(b, &boxItem{number: at, key: s.Key, state: key, uuid: s.UUID, received: s.Received, expires: s.Expires,
 			size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
-		_ = m.budget.grow(address, itemBytes) // it is there, whatever the budget says
+		_ = m.budget.Grow(address, itemBytes) // it is there, whatever the budget says
 	case s.Envelope == nil && !old.taken:
 		m.take(b, old)
 	}
@@ -155,7 +156,7 @@ func (m *mailbox) removeBox(address string) {
 		}
 		delete(m.boxes, address)
 	}
-	m.budget.drop(address)
+	m.budget.Drop(address)
 }
 
 // weigh counts a mailbox if it is a guest's.
@@ -170,9 +171,9 @@ func (m *mailbox) weigh(address string, guest bool) {
 // weighBox is weigh. The caller holds the lock.
 func (m *mailbox) weighBox(b *box, guest bool) {
 	if guest {
-		m.budget.restore(b.address, b.source, int64(len(b.byKey))*itemBytes)
+		m.budget.Restore(b.address, b.source, int64(len(b.byKey))*itemBytes)
 	} else {
-		m.budget.drop(b.address)
+		m.budget.Drop(b.address)
 	}
 }
 
@@ -213,7 +214,7 @@ func (m *mailbox) purge(b *box, now time.Time) {
 // drop forgets a key. The caller holds the lock.
 func (m *mailbox) drop(b *box, key string) {
 	delete(b.byKey, key)
-	_ = m.budget.grow(b.address, -itemBytes) // less is never refused
+	_ = m.budget.Grow(b.address, -itemBytes) // less is never refused
 }
 
 // Has implements [protocol.MailboxStore].
@@ -234,22 +235,22 @@ func (m *mailbox) Create(ctx context.Context, address string) error {
 	switch {
 	case has:
 		return nil
-	case full, guest && m.budget.len() >= maxBoxes/2:
+	case full, guest && m.budget.Len() >= maxBoxes/2:
 		return protocol.ErrFull
 	case !guest:
 		return m.putBox(ctx, address, source)
 	}
-	if err := m.budget.write(source, 0); err != nil {
+	if err := m.budget.Write(source, writeCost(0)); err != nil {
 		return err
 	}
-	err := m.budget.keep(address, source, 0)
+	err := m.budget.Keep(address, source, 0)
 	if err == nil {
 		err = m.putBox(ctx, address, source)
 	}
 	switch {
 	case err != nil && !m.has(address):
-		m.budget.drop(address)
-	case err == nil && !m.budget.has(address) && m.b.countsAsGuest(address):
+		m.budget.Drop(address)
+	case err == nil && !m.budget.Has(address) && m.b.countsAsGuest(address):
 		return cmp.Or(m.remove(ctx, address), error(protocol.ErrBusy)) // it was evicted meanwhile
 	}
 	return err
@@ -315,7 +316,7 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 	item protocol.MailboxItem) (prior bool, err error) {
 	i := &boxItem{key: key, uuid: item.UUID, received: item.ReceivedAt, expires: item.ExpiresAt,
 		size: len(item.Envelope)}
-	m.budget.use(address)
+	m.budget.Use(address)
 	m.mu.Lock()
 	b := m.boxes[address]
 	if b == nil {
@@ -339,7 +340,7 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 		m.mu.Unlock()
 		return false, protocol.ErrFull
 	}
-	if err := m.budget.grow(address, itemBytes); err != nil {
+	if err := m.budget.Grow(address, itemBytes); err != nil {
 		m.mu.Unlock()
 		return false, err
 	}
@@ -366,9 +367,9 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 func (m *mailbox) chargeSender(from itemOrigin, b *box, size int) {
 	n := 4*size + writeBytes // the journal has the message too
 	if from.guest {
-		m.budget.guests.Wrote(from.source, n)
-	} else if m.budget.has(b.address) {
-		m.budget.guests.Wrote(b.source, n)
+		m.b.c.Hub.Guests().Wrote(from.source, n)
+	} else if m.budget.Has(b.address) {
+		m.b.c.Hub.Guests().Wrote(b.source, n)
 	}
 }
 
@@ -392,7 +393,7 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 	want = want[min(offset, len(want)):]
 	want = want[:min(limit, len(want))]
 	m.mu.Unlock()
-	m.budget.use(address)
+	m.budget.Use(address)
 	if renew {
 		if err := m.putBox(ctx, address, source); err != nil {
 			return nil, err

@@ -122,9 +122,9 @@ func (a *almanac) weighManifest(digest string) {
 	p, enrolled := a.published[digest], a.enrolled[digest] > 0
 	a.mu.RUnlock()
 	if p == nil || enrolled {
-		a.manifestBudget.drop(digest)
+		a.manifestBudget.Drop(digest)
 	} else {
-		a.manifestBudget.restore(digest, p.source, p.size)
+		a.manifestBudget.Restore(digest, p.source, p.size)
 	}
 }
 
@@ -150,7 +150,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 	a.mu.RUnlock()
 	if known != nil {
 		if known.until.Sub(now) > manifestKept-24*time.Hour {
-			a.manifestBudget.use(digest)
+			a.manifestBudget.Use(digest)
 			return nil
 		}
 		source = known.source
@@ -164,7 +164,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 		return err
 	}
 	if guest {
-		if err := a.manifestBudget.write(caller, len(b)); err != nil {
+		if err := a.manifestBudget.Write(caller, writeCost(len(b))); err != nil {
 			return err
 		}
 	}
@@ -174,7 +174,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 		}
 	}
 	if guest {
-		if err := a.manifestBudget.keep(digest, source, p.size); err != nil {
+		if err := a.manifestBudget.Keep(digest, source, p.size); err != nil {
 			return err
 		}
 	}
@@ -183,7 +183,7 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 		return err
 	}
 	a.addManifest(p)
-	if guest && !a.manifestBudget.has(digest) {
+	if guest && !a.manifestBudget.Has(digest) {
 		return cmp.Or(a.removeManifest(ctx, digest), error(protocol.ErrBusy)) // it was evicted meanwhile
 	}
 	return nil
@@ -201,7 +201,7 @@ func (a *almanac) makeRoom(ctx context.Context, guest bool, source string) error
 		}
 	}
 	share := guest && source != "" && same >= most/4
-	full := share || len(a.digests) >= maxManifests || guest && a.manifestBudget.len() >= most
+	full := share || len(a.digests) >= maxManifests || guest && a.manifestBudget.Len() >= most
 	victim := ""
 	for _, d := range a.digests {
 		if full && len(a.byProtocol[d]) == 0 && (!share || a.published[d].source == source) {
@@ -242,7 +242,7 @@ func (a *almanac) forget(digest string) {
 		}
 	}
 	a.mu.Unlock()
-	a.manifestBudget.drop(digest)
+	a.manifestBudget.Drop(digest)
 }
 
 func (a *almanac) addManifest(p *published) {
@@ -281,7 +281,7 @@ func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manife
 	if !known {
 		return nil, nil
 	}
-	a.manifestBudget.use(digest)
+	a.manifestBudget.Use(digest)
 	row, err := a.manifests.Get(ctx, digest)
 	if err != nil || row.Revision == 0 {
 		return nil, err

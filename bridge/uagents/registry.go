@@ -70,7 +70,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 		return
 	}
 	more := skillBytes(skills) - b.directoryBytes(r.Address)
-	if err := b.almanac.budget.grow(r.Address, more); err != nil {
+	if err := b.almanac.budget.Grow(r.Address, more); err != nil {
 		b.c.Logger.Debug("no room for the skills of a registered agent", "address", r.Address, "error", err)
 		if ok {
 			return
@@ -87,7 +87,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	source, _, _ := b.almanac.footprint(r.Address)
 	b.c.Hub.Guests().Wrote(source, int(skillBytes(skills))+writeBytes)
 	if _, err := d.Register(ctx, a, directory.FromGuest, Protocol); err != nil {
-		_ = b.almanac.budget.grow(r.Address, -more) // less is never refused
+		_ = b.almanac.budget.Grow(r.Address, -more) // less is never refused
 		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
 	}
 }
