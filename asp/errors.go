@@ -3,6 +3,7 @@ package asp
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"net/http"
 	"strconv"
 
@@ -240,17 +241,14 @@ func WriteError(w http.ResponseWriter, err error) {
 	if err != nil {
 		b = []byte(`{"error":{"code":"INTERNAL_ERROR","message":"","details":{}}}`)
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
+	answerHeader(w, "application/json")
 	w.WriteHeader(e.Status())
 	_, _ = w.Write(b)
 }
 
 func wireError(e *Error) map[string]any {
 	details := map[string]any{"reason": e.Code}
-	for k, v := range e.Details {
-		details[k] = v
-	}
+	maps.Copy(details, e.Details)
 	if e.Path != "" {
 		details["path"] = e.Path
 	}

@@ -176,11 +176,16 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
+	answerHeader(w, "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(b) // the peer is gone: nobody to tell
 	return nil
+}
+
+// answerHeader sets the header of an answer, which no cache may keep.
+func answerHeader(w http.ResponseWriter, contentType string) {
+	w.Header().Set("Content-Type", contentType)
+	w.Header().Set("Cache-Control", "no-store")
 }
 
 // readBody reads at most limit bytes.
@@ -216,45 +221,40 @@ func messageFormat(r *http.Request) (Format, error) {
 	return "", refuse("format_mismatch", "Content-Type")
 }
 
-// receive takes a message; only, unless empty, is the performative that it must have.
-func (s *Server) receive(r *http.Request, c *caller, session string, only Performative) (*Receipt, error) {
+// receive takes a message; only, unless empty, is the performative that it must have. It
+// answers with status, or 200 when the message was recorded before.
+func (s *Server) receive(w http.ResponseWriter, r *http.Request, c *caller, session string, only Performative,
+	status int) error {
 	f, err := messageFormat(r)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	b, err := readBody(r, maxMessage)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if only != "" {
 		if e, err := f.Decode(b); err == nil && e.Performative != only {
-			return nil, refuse("invalid_field", "performative").at(3)
+			return refuse("invalid_field", "performative").at(3)
 		}
 	}
-	return s.Ingest(r.Context(), b, Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}, session)
+	t := Transport{Format: f, Agent: c.agent.ID, AccessToken: c.token}
+	receipt, err := s.Ingest(r.Context(), b, t, session)
+	if err != nil {
+		return err
+	}
+	if receipt.Duplicate {
+		status = http.StatusOK
+	}
+	return writeJSON(w, status, receipt)
 }
 
 func (s *Server) serveCreate(w http.ResponseWriter, r *http.Request, c *caller, _ []string) error {
-	receipt, err := s.receive(r, c, "", "")
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, status(receipt, http.StatusCreated), receipt)
+	return s.receive(w, r, c, "", "", http.StatusCreated)
 }
 
 func (s *Server) serveSend(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
-	receipt, err := s.receive(r, c, args[0], "")
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, status(receipt, http.StatusAccepted), receipt)
-}
-
-func status(r *Receipt, fresh int) int {
-	if r.Duplicate {
-		return http.StatusOK
-	}
-	return fresh
+	return s.receive(w, r, c, args[0], "", http.StatusAccepted)
 }
 
 // sessionView is the part of a ledger that participants see.
@@ -344,11 +344,7 @@ func (s *Server) serveClose(w http.ResponseWriter, r *http.Request, c *caller, a
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	receipt, err := s.receive(r, c, args[0], Close)
-	if err != nil {
-		return err
-	}
-	return writeJSON(w, status(receipt, http.StatusAccepted), receipt)
+	return s.receive(w, r, c, args[0], Close, http.StatusAccepted)
 }
 
 // Pages of messages: 50, at most 200 (transports/http-sse), and at most 4 MiB
@@ -428,8 +424,7 @@ func (s *Server) serveList(w http.ResponseWriter, r *http.Request, c *caller, ar
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
+	answerHeader(w, "application/json")
 	for _, part := range [][]byte{[]byte(`{"messages":[`), messages, []byte(`],`), rest[1:]} {
 		if _, err := w.Write(part); err != nil {
 			return nil // the peer is gone
@@ -472,8 +467,7 @@ func (s *Server) serveMessage(w http.ResponseWriter, r *http.Request, c *caller,
 	if err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", string(rec.Format))
-	w.Header().Set("Cache-Control", "no-store")
+	answerHeader(w, string(rec.Format))
 	_, _ = w.Write(b)
 	return nil
 }

@@ -124,9 +124,7 @@ func (id *Identity) signES256(msg []byte) (sig [64]byte, err error) {
 	var r, s []byte
 	in := cryptobyte.String(der)
 	if !in.ReadASN1(&seq, asn1.SEQUENCE) || !in.Empty() || !seq.ReadASN1Integer(&r) || !seq.ReadASN1Integer(&s) ||
-		!seq.Empty() ||
-		len(r) > 32 ||
-		len(s) > 32 {
+		!seq.Empty() || len(r) > 32 || len(s) > 32 {
 		return sig, errors.New("asp: the proof key gave no ECDSA signature")
 	}
 	copy(sig[32-len(r):], r)

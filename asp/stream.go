@@ -3,6 +3,7 @@ package asp
 import (
 	"cmp"
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"sync"
@@ -242,10 +243,8 @@ func (s *Server) emitScores(
 
 // encode gives the members of f, with kind as "type" unless it is empty.
 func (s *Server) encode(r *http.Request, f *frame, kind string) ([]byte, error) {
-	fields := make(map[string]any, len(f.fields)+2)
-	for k, v := range f.fields {
-		fields[k] = v
-	}
+	fields := make(map[string]any, len(f.fields)+1)
+	maps.Copy(fields, f.fields)
 	if kind != "" {
 		fields["type"] = kind
 	}

@@ -196,11 +196,10 @@ func (t *transcriptWriter) record(r *Record, first bool) error {
 		b = append(append(append(b[:len(b)-1], `,"message":`...), message...), '}')
 	}
 	t.chain = chainNext(t.chain, b)
-	comma := ","
-	if first {
-		comma = ""
+	if !first {
+		_ = t.w.WriteByte(',')
 	}
-	_, err = fmt.Fprintf(t.w, "%s{\"record\":%s,\"chain\":\"%x\"}\n", comma, b, t.chain)
+	_, err = fmt.Fprintf(t.w, "{\"record\":%s,\"chain\":\"%x\"}\n", b, t.chain)
 	return err
 }
 
@@ -208,8 +207,7 @@ func (s *Server) serveTranscript(w http.ResponseWriter, r *http.Request, c *call
 	if _, err := s.Session(r.Context(), args[0], c.agent.ID); err != nil {
 		return err
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
+	answerHeader(w, "application/json")
 	if err := s.WriteTranscript(r.Context(), args[0], w); err != nil {
 		// The answer has begun. Without its trailer it does not verify.
 		s.refused(r.Context(), c.agent.ID, args[0], nil, err)

@@ -95,7 +95,7 @@ var stepNames = [...]string{
 func VerdictOf(err error) Verdict {
 	e := asError(err)
 	v := Verdict{Assurance: "unsigned"}
-	for step := 1; step < len(stepNames) && step < e.Step; step++ {
+	for step := 1; step < min(len(stepNames), e.Step); step++ {
 		v.Checks = append(v.Checks, Check{Step: step, Name: stepNames[step]})
 	}
 	if e.Step > 0 && e.Step < len(stepNames) {

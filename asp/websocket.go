@@ -110,19 +110,9 @@ func (k *socket) run(ctx context.Context, proved func()) {
 		ids = append(ids, p.AgentID)
 	}
 	k.format = ledger.Format
-	err = k.write(
-		ctx,
-		plain(
-			"auth_ok",
-			map[string]any{
-				"sessionId":    k.session,
-				"state":        ledger.State,
-				"participants": ids,
-				"lastSequence": ledger.Head.Count - 1,
-			},
-		),
-	)
-	if err != nil {
+	ok := map[string]any{"sessionId": k.session, "state": ledger.State, "participants": ids,
+		"lastSequence": ledger.Head.Count - 1}
+	if err := k.write(ctx, plain("auth_ok", ok)); err != nil {
 		return
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -266,7 +256,7 @@ func (k *socket) read(ctx context.Context) error {
 		// large is refused, and the connection goes on.
 		kind, b, err := k.next(ctx, maxMessage+maxAround)
 		if errors.Is(err, ErrTooLarge) {
-			_ = k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, nil, err))
+			_ = k.refuse(ctx, nil, err)
 			return closing{closeTooLarge}
 		}
 		if err != nil {
@@ -283,13 +273,13 @@ func (k *socket) read(ctx context.Context) error {
 func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte) error {
 	if kind == websocket.MessageBinary {
 		if k.format != MessagePack {
-			return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuse("format_mismatch", "").at(3)))
+			return k.refuse(ctx, b, refuse("format_mismatch", "").at(3))
 		}
 		return k.ingest(ctx, b, MessagePack)
 	}
 	var f socketFrame
 	if err := jsonx.Decode(b, &f); err != nil {
-		return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuseCause(jsonCode(b, err), "", err)))
+		return k.refuse(ctx, b, refuseCause(jsonCode(b, err), "", err))
 	}
 	switch f.Type {
 	case "pong":
@@ -298,27 +288,25 @@ func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte)
 	case "send":
 		return k.ingest(ctx, withMessageID(f.Envelope), JSON)
 	}
-	return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, refuse("invalid_field", "type")))
+	return k.refuse(ctx, b, refuse("invalid_field", "type"))
+}
+
+// refuse reports a refusal of the frame b to the server's hook, and tells the peer.
+func (k *socket) refuse(ctx context.Context, b []byte, err error) error {
+	return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, err))
 }
 
 func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
-	receipt, err := k.s.Ingest(
-		ctx,
-		raw,
-		Transport{Format: f, Agent: k.caller.agent.ID, AccessToken: k.caller.token},
-		k.session,
-	)
+	t := Transport{Format: f, Agent: k.caller.agent.ID, AccessToken: k.caller.token}
+	receipt, err := k.s.Ingest(ctx, raw, t, k.session)
 	if err != nil {
-		if errors.Is(err, ErrRateLimited) {
-			_ = k.fail(ctx, err)
-			return closing{closeRate}
+		if failed := k.fail(ctx, err); !errors.Is(err, ErrRateLimited) {
+			return failed
 		}
-		return k.fail(ctx, err)
+		return closing{closeRate}
 	}
-	return k.write(
-		ctx,
-		plain("ack", map[string]any{"messageId": receipt.MessageID, "sequenceNumber": receipt.SequenceNumber}),
-	)
+	ack := map[string]any{"messageId": receipt.MessageID, "sequenceNumber": receipt.SequenceNumber}
+	return k.write(ctx, plain("ack", ack))
 }
 
 // withMessageID gives a message without messageId a new one: the member is
