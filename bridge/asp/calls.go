@@ -33,12 +33,18 @@ type answer struct {
 	reply    parley.Message
 }
 
+// answered is an answer with its call, which stays in place until calls come or go.
+type answered struct {
+	call *call
+	answer
+}
+
 // answerIn finds the answer in a record, and its call, or nil: the call that the record
 // refers to, or, for an INFORM without a reference, the sender's oldest. The caller
 // holds c.mu.
-func (s *store) answerIn(c *chain, r *protocol.Record) (*call, answer) {
+func (s *store) answerIn(c *chain, r *protocol.Record) *answered {
 	if len(c.calls) == 0 || r.Kind != protocol.RecordMessage || s.b.standIns.of(r.Sender) != nil {
-		return nil, answer{}
+		return nil
 	}
 	var e *protocol.Envelope
 	if r.Request != nil {
@@ -54,7 +60,7 @@ func (s *store) answerIn(c *chain, r *protocol.Record) (*call, answer) {
 	})
 	m := replyOf(e)
 	if i < 0 || m == nil {
-		return nil, answer{}
+		return nil
 	}
 	x := &c.calls[i]
 	m.From, m.InReplyTo, m.Schema = x.To, x.Request, e.Version
@@ -63,13 +69,13 @@ func (s *store) answerIn(c *chain, r *protocol.Record) (*call, answer) {
 	m.Origin = parley.Origin{Protocol: Protocol, Peer: r.Sender, Raw: r.Raw, Received: r.Time,
 		Verdict: parley.Verdict{Assurance: parley.Signed, Checks: []parley.Check{{Name: "session", OK: true,
 			Detail: "verified when the session recorded it"}}}}
-	return x, answer{r.Position, r.MessageID, bare, *m}
+	return &answered{x, answer{r.Position, r.MessageID, bare, *m}}
 }
 
-// trackCalls notes the call that a record opens or answers. The node that owns the
-// session notes the answer too, unless it has to look at earlier records first, or has
-// too many in memory. The caller holds c.mu.
-func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks callee) {
+// trackCalls notes the call that a record opens, or the answer in it. The node that owns
+// the session keeps the answer too, unless it has to look at earlier records first, or
+// has too many in memory. The caller holds c.mu.
+func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks callee, a *answered) {
 	if len(c.calls) == 0 ||
 		c.looked == r.Position && len(c.answers) < recentRecords && s.b.reconciler.owns(c.id) {
 		c.looked = r.Position + 1
@@ -78,19 +84,18 @@ func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks call
 		c.calls = append(c.calls, call{callee: asks, Request: id, Position: r.Position})
 		return
 	}
-	x, a := s.answerIn(c, r)
-	if x == nil {
+	if a == nil {
 		return
 	}
 	if c.looked > r.Position {
-		c.answers = append(c.answers, a)
+		c.answers = append(c.answers, a.answer)
 	}
 	if a.reply.Kind.Terminal() {
-		x.Answered = r.Position
+		a.call.Answered = r.Position
 	}
 	if a.bare { // when that call is over, this does not answer the next
 		for i := range c.calls {
-			if y := &c.calls[i]; y != x && y.Peer == r.Sender && y.Answered == 0 {
+			if y := &c.calls[i]; y != a.call && y.Peer == r.Sender && y.Answered == 0 {
 				y.Position = r.Position + 1
 			}
 		}
@@ -135,8 +140,8 @@ func (s *store) answers(ctx context.Context, l *protocol.Ledger) (list []answer,
 		if err != nil {
 			return nil, 0, err
 		}
-		if x, a := s.answerIn(c, r); x != nil {
-			c.answers = append(c.answers, a)
+		if a := s.answerIn(c, r); a != nil {
+			c.answers = append(c.answers, a.answer)
 		}
 		c.looked++
 	}

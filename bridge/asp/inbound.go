@@ -38,9 +38,9 @@ func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 	return b.c.Hub.Refuse(f)
 }
 
-// submit records one record of a session through the hub.
+// submit records one record of a session through the hub; a is the answer in it, or nil.
 func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
-	link *journal.ChainLink) (at journal.Position, err error) {
+	a *answered) (at journal.Position, err error) {
 	note, own := ownMessageOf(r.Request)
 	ext, err := encodeExtension(r, joined, own, note.callee)
 	if err != nil {
@@ -62,8 +62,8 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 		Sent: r.Time, Extensions: ext,
 		Trace:  parley.Trace{Foreign: map[string]string{foreignSession: r.Session}},
 		Origin: parley.Origin{Protocol: Protocol, Received: r.Time}}
-	s := hub.Submission{Message: m, Scope: scope(r.Session), Chain: link, At: &at}
-	s.Vouched = !guest
+	s := hub.Submission{Message: m, Scope: scope(c.id), Chain: &journal.ChainLink{Name: scope(c.id), After: c.seq},
+		At: &at, Vouched: !guest}
 	if r.Request == nil || own {
 		ctx = byHub(ctx)
 	}
@@ -89,7 +89,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if req := r.Request; req == nil {
 		s.Admitted = true // a record of the hub itself
 		// the hub does not count the replies of guests
-	} else if answers := b.describe(ctx, c, r, req, &s); answers && guest {
+	} else if answers := b.describe(ctx, c, r, a, &s); answers && guest {
 		if err := b.charge(ctx, cost); err != nil {
 			return at, err
 		}
@@ -109,9 +109,10 @@ func (b *Binding) conversation(session string) parley.ID {
 
 // describe translates a message for the hub, and reports whether it answers a request
 // of the hub.
-func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, req *protocol.Request,
+func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, a *answered,
 	s *hub.Submission) (answers bool) {
-	m, e := s.Message, req.Envelope
+	m, req := s.Message, r.Request
+	e := req.Envelope
 	m.Act, m.Schema = string(e.Performative), e.Version
 	m.Sent, _ = protocol.ParseTimestamp(e.Timestamp)
 	m.Parts = wholeBody(e)
@@ -151,9 +152,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, re
 	default:
 		// The reconciler gives an answer to the requester.
 		if readers := b.readers(m); len(readers) < len(m.Audience) {
-			x, _ := b.store.answerIn(c, r)
-			answers = x != nil
-			if !answers {
+			if answers = a != nil; !answers {
 				s.Reads = readers
 			}
 		}

@@ -226,18 +226,18 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	if err != nil {
 		return err
 	}
-	s.advance(c, rec, x.Asks, after, r.Position.Sequence)
+	s.advance(c, rec, x.Asks, s.answerIn(c, rec), after, r.Position.Sequence)
 	return nil
 }
 
-// advance adds a record to c.
-func (s *store) advance(c *chain, r *protocol.Record, asks callee, after *protocol.Ledger, seq uint64) {
+// advance adds a record to c, with the answer in it.
+func (s *store) advance(c *chain, r *protocol.Record, asks callee, a *answered, after *protocol.Ledger, seq uint64) {
 	var id parley.ID
 	if r.MessageID != "" {
 		id, _ = parley.ParseID(r.MessageID) // of version 7: the server checked
 	}
 	c.index(seq, id)
-	s.trackCalls(c, r, id, asks)
+	s.trackCalls(c, r, id, asks, a)
 	c.ledger, c.seq = after, seq
 	for len(c.recent) <= int(r.Position%recentRecords) {
 		c.recent = append(c.recent, nil)
@@ -273,7 +273,8 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 	}
 	joined := r.Ledger.Participants[before:]
 	c.appending.Store(true)
-	at, err := s.commit(ctx, c, r, joined)
+	a := s.answerIn(c, r)
+	at, err := s.commit(ctx, c, r, joined, a)
 	c.appending.Store(false)
 	defer s.b.reconciler.appended(session, at.Sequence)
 	if err != nil {
@@ -283,7 +284,7 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 		return err
 	}
 	note, _ := ownMessageOf(r.Request)
-	s.advance(c, r, note.callee, r.Ledger, at.Sequence)
+	s.advance(c, r, note.callee, a, r.Ledger, at.Sequence)
 	if len(c.entries)-c.saved >= pageSize || r.Ledger.State.Terminal() {
 		if err := s.save(ctx, c, r.Ledger.Participants, ""); err != nil {
 			s.b.c.Logger.Warn("cannot write a checkpoint of a session", "error", err) // the log is enough
@@ -293,8 +294,8 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 }
 
 // commit records r, and first the participants that it adds to the session.
-func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record,
-	joined []protocol.Participant) (at journal.Position, err error) {
+func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
+	a *answered) (at journal.Position, err error) {
 	if len(joined) > 0 {
 		if err := s.noteJoining(c.id, joined); err != nil {
 			return at, err
@@ -304,7 +305,7 @@ func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record,
 			return at, err
 		}
 	}
-	return s.b.submit(ctx, c, r, joined, &journal.ChainLink{Name: scope(c.id), After: c.seq})
+	return s.b.submit(ctx, c, r, joined, a)
 }
 
 // save writes a checkpoint, which agent pays for if it is a guest. The caller holds
