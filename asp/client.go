@@ -124,13 +124,8 @@ const maxAnswer = 16 << 20
 
 // call does one request and reads its answer. An answer of 400 and above is
 // an *Error with the server's code.
-func (c *Client) call(
-	ctx context.Context,
-	method, path, contentType string,
-	body []byte,
-	token string,
-	header http.Header,
-) ([]byte, error) {
+func (c *Client) call(ctx context.Context, method, path, contentType string, body []byte, token string,
+	header http.Header) ([]byte, error) {
 	resp, err := c.start(ctx, method, path, contentType, body, token, header)
 	if err != nil {
 		return nil, err
@@ -143,13 +138,8 @@ func (c *Client) call(
 	return b, nil
 }
 
-func (c *Client) start(
-	ctx context.Context,
-	method, path, contentType string,
-	body []byte,
-	token string,
-	header http.Header,
-) (*http.Response, error) {
+func (c *Client) start(ctx context.Context, method, path, contentType string, body []byte, token string,
+	header http.Header) (*http.Response, error) {
 	c.init()
 	req, err := http.NewRequestWithContext(ctx, method, c.url(path), bytes.NewReader(body))
 	if err != nil {
@@ -192,12 +182,8 @@ func remoteError(resp *http.Response, b []byte) error {
 	if err := jsonx.Decode(b, &v); err != nil || v.Error.Code == "" {
 		return fmt.Errorf("asp: %s answers %s", resp.Request.URL.Path, resp.Status)
 	}
-	e := &Error{
-		Code:      v.Error.Code,
-		Text:      v.Error.Message,
-		Details:   v.Error.Details,
-		Reference: resp.Header.Get("Parley-Ref"),
-	}
+	e := &Error{Code: v.Error.Code, Text: v.Error.Message, Details: v.Error.Details,
+		Reference: resp.Header.Get("Parley-Ref")}
 	if reason, ok := v.Error.Details["reason"].(string); ok {
 		e.Code = reason
 	}

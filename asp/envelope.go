@@ -379,11 +379,8 @@ func (e *Envelope) SigningInput() []byte {
 		string(e.Performative), e.Integrity.Hash, e.Integrity.PreviousHash)
 }
 
-func signingInput(
-	version, session string,
-	sequence int64,
-	timestamp, agent, performative, hash, previous string,
-) []byte {
+func signingInput(version, session string, sequence int64, timestamp, agent, performative, hash,
+	previous string) []byte {
 	return []byte(strings.Join([]string{version, session, strconv.FormatInt(sequence, 10), timestamp, agent,
 		performative, hash, previous}, "\x00"))
 }

@@ -280,20 +280,9 @@ type participantView struct {
 }
 
 func viewOf(l *Ledger) sessionView {
-	v := sessionView{
-		l.ID,
-		l.Version,
-		l.State,
-		l.Format,
-		nil,
-		l.Head.Count - 1,
-		l.Head.Hash,
-		l.Messages,
-		l.Opened,
-		l.Deadline,
-		l.Reason,
-		l.Commitments,
-	}
+	v := sessionView{SessionID: l.ID, Version: l.Version, State: l.State, Format: l.Format,
+		LastSequence: l.Head.Count - 1, Head: l.Head.Hash, MessageCount: l.Messages, Opened: l.Opened,
+		Deadline: l.Deadline, Reason: l.Reason, Commitments: l.Commitments}
 	for _, p := range l.Participants {
 		v.Participants = append(v.Participants, participantView{p.AgentID, p.OrgID, p.Next})
 	}
@@ -314,12 +303,8 @@ func (s *Server) serveSessions(w http.ResponseWriter, r *http.Request, c *caller
 	if err != nil {
 		return err
 	}
-	page, err := s.store.Ledgers(
-		r.Context(),
-		LedgerQuery{Participant: c.agent.ID, Live: q.Get("live") == "true"},
-		q.Get("cursor"),
-		limit,
-	)
+	own := LedgerQuery{Participant: c.agent.ID, Live: q.Get("live") == "true"}
+	page, err := s.store.Ledgers(r.Context(), own, q.Get("cursor"), limit)
 	if err != nil {
 		return err
 	}
@@ -513,12 +498,8 @@ func (s *Server) serveDiscover(w http.ResponseWriter, r *http.Request, _ *caller
 	if err != nil {
 		return err
 	}
-	list, err := s.store.Agents(
-		r.Context(),
-		AgentQuery{Capability: q.Get("capability"), MinTrust: float64(least)},
-		q.Get("cursor"),
-		limit,
-	)
+	able := AgentQuery{Capability: q.Get("capability"), MinTrust: float64(least)}
+	list, err := s.store.Agents(r.Context(), able, q.Get("cursor"), limit)
 	if err != nil {
 		return err
 	}

@@ -153,9 +153,8 @@ func (id *Identity) Save(path string) error {
 	if err != nil {
 		return fmt.Errorf("asp: P-256 key: %w", err)
 	}
-	b, err := jsonx.Encode(
-		identityFile{id.agentID, id.orgID, hex.EncodeToString(signing.Seed()), hex.EncodeToString(scalar)},
-	)
+	b, err := jsonx.Encode(identityFile{id.agentID, id.orgID, hex.EncodeToString(signing.Seed()),
+		hex.EncodeToString(scalar)})
 	if err != nil {
 		return err
 	}

@@ -98,8 +98,7 @@ const maxTries = 8
 // a proof that was used may be that of the message itself.
 func mayBeStale(err error) bool {
 	return errors.Is(err, ErrReplay) || errors.Is(err, ErrChain) || errors.Is(err, ErrSequenceGap) ||
-		errors.Is(err, ErrTransition) ||
-		errors.Is(err, ErrInvalidBody)
+		errors.Is(err, ErrTransition) || errors.Is(err, ErrInvalidBody)
 }
 
 // checkMember is step 7.
@@ -122,17 +121,8 @@ func (s *Server) checkMember(ctx context.Context, e *Envelope, l *liveSession) e
 }
 
 // sequence is steps 10 to 18 and the append, under the lock of the session.
-func (s *Server) sequence(
-	ctx context.Context,
-	e *Envelope,
-	agent *Agent,
-	l *liveSession,
-	proof *Proof,
-	proofErr error,
-	digest string,
-	now time.Time,
-	fresh bool,
-) (*Receipt, error) {
+func (s *Server) sequence(ctx context.Context, e *Envelope, agent *Agent, l *liveSession, proof *Proof,
+	proofErr error, digest string, now time.Time, fresh bool) (*Receipt, error) {
 	ledger, err := s.load(ctx, l, fresh)
 	if err != nil {
 		return nil, err

@@ -113,9 +113,9 @@ func (l *Ledger) participant(agent string) *Participant {
 // item finds what ref names: by its own id, or by the id of its message. The
 // newest comes first.
 func (l *Ledger) item(ref string) *Item {
-	for i := len(l.Items) - 1; i >= 0; i-- {
-		if l.Items[i].ID == ref || l.Items[i].MessageID == ref {
-			return l.Items[i]
+	for _, i := range slices.Backward(l.Items) {
+		if i.ID == ref || i.MessageID == ref {
+			return i
 		}
 	}
 	return nil
@@ -280,9 +280,8 @@ func (l *Ledger) effect(e *Envelope, joins *Participant, now time.Time) error {
 		if err := l.addItem(e, Item{ID: id, Kind: "commitment"}, "commitmentId"); err != nil {
 			return err
 		}
-		l.addCommitment(
-			Commitment{ID: id, By: sender, Status: Proposed, Hash: e.Integrity.Hash, Deadline: commitDeadline(body)},
-		)
+		l.addCommitment(Commitment{ID: id, By: sender, Status: Proposed, Hash: e.Integrity.Hash,
+			Deadline: commitDeadline(body)})
 	case Delegate:
 		return l.delegate(e, joins)
 	case Inform:
@@ -507,10 +506,11 @@ func (l *Ledger) Replay(r *Record, joined []Participant, timeouts Timeouts) (*Le
 			}
 			return openLedger(e, joined[0], joined[1], r.Time).admit(e, nil, r.Time, timeouts)
 		}
+		var joins *Participant
 		if len(joined) > 0 {
-			return l.admit(e, &joined[0], r.Time, timeouts)
+			joins = &joined[0]
 		}
-		return l.admit(e, nil, r.Time, timeouts)
+		return l.admit(e, joins, r.Time, timeouts)
 	case RecordTimeout:
 		n, _ := l.timeout(r.Time, timeouts)
 		n.State = r.To

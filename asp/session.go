@@ -287,9 +287,8 @@ func (s *Session) delegateRest(ctx context.Context, p Performative) error {
 		if _, err := s.party(ctx, next); err != nil {
 			return err
 		}
-		body, err := jsonx.Encode(
-			Delegation{TargetAgent: next, Scope: "participate", Protocol: "asp", DelegationID: "dlg_" + next},
-		)
+		body, err := jsonx.Encode(Delegation{TargetAgent: next, Scope: "participate", Protocol: "asp",
+			DelegationID: "dlg_" + next})
 		if err != nil {
 			return err
 		}

@@ -99,16 +99,8 @@ func (d Draft) Sign(id *Identity) (*Envelope, error) {
 		Constraints:    d.Constraints,
 	}
 	m.Integrity = Integrity{Hash: hash, PreviousHash: cmp.Or(d.PreviousHash, ZeroHash)}
-	input := signingInput(
-		m.Version,
-		m.SessionID,
-		m.SequenceNumber,
-		m.Timestamp,
-		m.Sender.AgentID,
-		string(m.Performative),
-		m.Integrity.Hash,
-		m.Integrity.PreviousHash,
-	)
+	input := signingInput(m.Version, m.SessionID, m.SequenceNumber, m.Timestamp, m.Sender.AgentID,
+		string(m.Performative), m.Integrity.Hash, m.Integrity.PreviousHash)
 	if m.Integrity.Signature, err = id.sign(input); err != nil {
 		return nil, err
 	}

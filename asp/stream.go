@@ -213,14 +213,8 @@ func emitRecord(r *Record, emit func(*frame) error) error {
 
 // emitScores tells of scores that changed, and ends the stream of an agent
 // that was removed.
-func (s *Server) emitScores(
-	ctx context.Context,
-	ledger *Ledger,
-	agent string,
-	scores map[string]float64,
-	tell bool,
-	emit func(*frame) error,
-) error {
+func (s *Server) emitScores(ctx context.Context, ledger *Ledger, agent string, scores map[string]float64, tell bool,
+	emit func(*frame) error) error {
 	for _, p := range ledger.Participants {
 		a, err := s.store.Agent(ctx, p.AgentID)
 		if err != nil {

@@ -547,14 +547,8 @@ func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr e
 		return err
 	}
 	if len(b) > maxRewritten {
-		t.fault(
-			-1,
-			"rewritten",
-			fmt.Sprintf(
-				"the file is not as the server wrote it, and larger than %d MiB: verify the file as it was exported",
-				maxRewritten>>20,
-			),
-		)
+		t.fault(-1, "rewritten", fmt.Sprintf("the file is not as the server wrote it, and larger than %d MiB: "+
+			"verify the file as it was exported", maxRewritten>>20))
 		return nil
 	}
 	var f struct {
@@ -576,12 +570,8 @@ func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr e
 		return nil
 	}
 	t.report.Rewritten = true
-	t.fault(
-		-1,
-		"rewritten",
-		"the file is other JSON than the server wrote; hashes, links, signatures and sequence were verified, "+
-			"but the server's seal needs the original bytes: verify the file as it was exported",
-	)
+	t.fault(-1, "rewritten", "the file is other JSON than the server wrote; hashes, links, signatures and sequence "+
+		"were verified, but the server's seal needs the original bytes: verify the file as it was exported")
 	t.open()
 	chain := f.Chain
 	for n, r := range f.Records {

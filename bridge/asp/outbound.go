@@ -323,8 +323,7 @@ func (b *Binding) findSession(ctx context.Context, o hub.Outbound, i *protocol.I
 // declined reports whether the invitation to a session was rejected.
 func declined(l *protocol.Ledger) bool {
 	return slices.ContainsFunc(l.Items, func(x *protocol.Item) bool {
-		return x.Kind == "invitation" &&
-			x.Status == "rejected"
+		return x.Kind == "invitation" && x.Status == "rejected"
 	})
 }
 
@@ -403,8 +402,7 @@ func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messa
 		}
 		d := protocol.Draft{Version: l.Version, MessageID: messageID, SessionID: session, PreviousHash: l.Head.Hash,
 			Time: protocol.NextTimestamp(b.c.Now(), l.LastTimestamp), Performative: w.act, MimeType: w.mimeType,
-			Body: w.body, Context: objects,
-			Constraints: w.constraints, Format: l.Format}
+			Body: w.body, Context: objects, Constraints: w.constraints, Format: l.Format}
 		for _, p := range l.Participants {
 			switch {
 			case p.AgentID == i.ID():

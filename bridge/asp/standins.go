@@ -147,8 +147,7 @@ func (s *standIns) formerIdentity(ctx context.Context, name, id string) (*protoc
 			return old, nil
 		}
 	}
-	return nil,
-		errKeysGone(name)
+	return nil, errKeysGone(name)
 }
 
 func errKeysGone(name string) error {
@@ -171,8 +170,7 @@ func (s *standIns) retiringKeys(name, purpose string, public []byte) ([]keyring.
 		out = append(out, signer)
 	}
 	if len(out) == 0 {
-		return nil,
-			errKeysGone(name)
+		return nil, errKeysGone(name)
 	}
 	return out, nil
 }
