@@ -39,36 +39,18 @@ const (
 	maxKept      = 8 << 10
 )
 
-// begin begins an event, of which the data follows.
-func (e *sse) begin(kind string, id int64) {
+// add adds an event. Line breaks in JSON are white space; each starts a line of its own
+// here.
+func (e *sse) add(kind string, id int64, data []byte) error {
 	e.b = append(append(append(e.b, "event: "...), kind...), '\n')
 	if id >= 0 {
 		e.b = append(strconv.AppendInt(append(e.b, "id: "...), id, 10), '\n')
 	}
-	e.b = append(e.b, "data: "...)
-}
-
-// data adds data to an event. Line breaks in JSON are white space; each starts a
-// line of its own here.
-func (e *sse) data(b []byte) {
-	if bytes.IndexByte(b, '\n') < 0 && bytes.IndexByte(b, '\r') < 0 {
-		e.b = append(e.b, b...)
-		return
+	if bytes.IndexByte(data, '\n') >= 0 || bytes.IndexByte(data, '\r') >= 0 {
+		data = bytes.ReplaceAll(data, []byte("\r"), []byte("\n"))
+		data = bytes.ReplaceAll(data, []byte("\n"), []byte("\ndata: "))
 	}
-	for {
-		at := bytes.IndexAny(b, "\r\n")
-		if at < 0 {
-			e.b = append(e.b, b...)
-			return
-		}
-		e.b = append(append(e.b, b[:at]...), "\ndata: "...)
-		b = b[at+1:]
-	}
-}
-
-// end ends an event.
-func (e *sse) end() error {
-	e.b = append(e.b, "\n\n"...)
+	e.b = append(append(append(e.b, "data: "...), data...), "\n\n"...)
 	if len(e.b) < maxUnwritten {
 		return nil
 	}
@@ -76,13 +58,11 @@ func (e *sse) end() error {
 }
 
 func (e *sse) emit(f *frame) error {
-	e.begin(f.kind, f.position)
 	data, err := e.s.encode(e.r, f, "")
 	if err != nil {
 		return err
 	}
-	e.data(data)
-	return e.end()
+	return e.add(f.kind, f.position, data)
 }
 
 func (e *sse) flush() error {
@@ -99,9 +79,7 @@ func (e *sse) flush() error {
 
 // event writes one event and those emitted before it.
 func (e *sse) event(kind string, id int64, data []byte) error {
-	e.begin(kind, id)
-	e.data(data)
-	if err := e.end(); err != nil {
+	if err := e.add(kind, id, data); err != nil {
 		return err
 	}
 	return e.flush()
