@@ -67,14 +67,10 @@ func newProofKey(pub *ecdsa.PublicKey) (*ProofKey, error) {
 		return nil, refuseCause("weak_or_invalid_key", "dpopPublicKey", err)
 	}
 	k := &ProofKey{public: pub, x: b64.EncodeToString(point[1:33]), y: b64.EncodeToString(point[33:])}
-	k.thumbprint = k.computeThumbprint()
-	return k, nil
-}
-
-// computeThumbprint hashes the required members in RFC 7638 order.
-func (k *ProofKey) computeThumbprint() string {
+	// The required members in RFC 7638 order.
 	sum := sha256.Sum256([]byte(`{"crv":"P-256","kty":"EC","x":"` + k.x + `","y":"` + k.y + `"}`))
-	return b64.EncodeToString(sum[:])
+	k.thumbprint = b64.EncodeToString(sum[:])
+	return k, nil
 }
 
 func (k *ProofKey) jwk() string {
@@ -88,12 +84,11 @@ func proofKeyOf(n *node, known *ProofKey) *ProofKey {
 	if n == nil || n.kind != '{' || n.text("kty") != "EC" || n.text("crv") != "P-256" || n.get("d") != nil {
 		return nil
 	}
-	k := &ProofKey{x: n.text("x"), y: n.text("y")}
-	if known != nil && k.x == known.x && k.y == known.y {
+	if known != nil && n.text("x") == known.x && n.text("y") == known.y {
 		return known
 	}
-	x, okX := decode64(k.x)
-	y, okY := decode64(k.y)
+	x, okX := decode64(n.text("x"))
+	y, okY := decode64(n.text("y"))
 	if !okX || !okY || len(x) != 32 || len(y) != 32 {
 		return nil
 	}
@@ -102,8 +97,7 @@ func proofKeyOf(n *node, known *ProofKey) *ProofKey {
 	if err != nil {
 		return nil
 	}
-	k.public = pub
-	k.thumbprint = k.computeThumbprint()
+	k, _ := newProofKey(pub) // the point is on the curve
 	return k
 }
 

@@ -136,15 +136,12 @@ func (s *Server) authenticated(ctx context.Context, agent string) {
 
 // url is the htu that a proof for r must name: no query, no fragment.
 func (s *Server) url(r *http.Request) string {
-	return s.origin(r) + r.URL.EscapedPath()
-}
-
-func (s *Server) origin(r *http.Request) string {
-	if s.PublicURL != "" {
-		return strings.TrimSuffix(s.PublicURL, "/")
+	origin := "http://" + r.Host
+	switch {
+	case s.PublicURL != "":
+		origin = strings.TrimSuffix(s.PublicURL, "/")
+	case r.TLS != nil:
+		origin = "https://" + r.Host
 	}
-	if r.TLS != nil {
-		return "https://" + r.Host
-	}
-	return "http://" + r.Host
+	return origin + r.URL.EscapedPath()
 }

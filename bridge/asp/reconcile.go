@@ -295,15 +295,13 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 			return nil
 		}
 		name, _ := b.standIns.name(i.ID())
-		answer := protocol.Answer{ReferenceID: l.Items[at].ID}
+		act, answer := protocol.Accept, protocol.Answer{ReferenceID: l.Items[at].ID}
 		e, ok := b.c.Hub.Directory().Agent(name)
 		// A stand-in stays reachable after the agent got an identity of its own.
 		if !ok || !e.ExposedIn(Protocol) && !b.spokeFirst(l, i) {
-			answer.Code, answer.Reason = "unauthorized", "the agent is not here"
-			return b.send(ctx, i, l.ID, "", speechAct{act: protocol.Reject, body: answer}, ownMessage{onlyAt: l.Head},
-				nil)
+			act, answer.Code, answer.Reason = protocol.Reject, "unauthorized", "the agent is not here"
 		}
-		return b.send(ctx, i, l.ID, "", speechAct{act: protocol.Accept, body: answer}, ownMessage{onlyAt: l.Head}, nil)
+		return b.send(ctx, i, l.ID, "", speechAct{act: act, body: answer}, ownMessage{onlyAt: l.Head}, nil)
 	case protocol.Introduced:
 		records, err := b.store.Records(ctx, l.ID, 0, 16)
 		if err != nil {
