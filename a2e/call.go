@@ -12,6 +12,7 @@ import (
 // call is one request in flight.
 type call struct {
 	id      string
+	over    link          // unless nil, the only link that can bring the answer
 	line    []byte        // with its end
 	timeout int           // where in line the seconds stand that it is given, up to the last brace; 0: it has none
 	until   time.Time     // with timeout: when its caller gives it up
@@ -33,7 +34,7 @@ type call struct {
 func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.final != nil || p.err != nil {
+	if p.endedLocked() {
 		return
 	}
 	switch {
@@ -50,8 +51,8 @@ func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 			}
 		}
 		if len(p.events) >= limit {
-			p.err = ErrFull
-			break
+			p.failLocked(ErrFull)
+			return
 		}
 		p.events = append(p.events, m)
 	case m.Type == "error":
@@ -61,13 +62,15 @@ func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 	default:
 		if e := m.check(); e != nil {
 			e.Step = "peer"
-			p.err = e
-			break
+			p.failLocked(e)
+			return
 		}
 		p.final = m
 	}
 	poke(p.wake)
 }
+
+func (p *call) endedLocked() bool { return p.final != nil || p.err != nil }
 
 // poke leaves a token in c, unless there is one.
 func poke(c chan struct{}) {
@@ -80,7 +83,11 @@ func poke(c chan struct{}) {
 func (p *call) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.final == nil && p.err == nil {
+	p.failLocked(err)
+}
+
+func (p *call) failLocked(err error) {
+	if !p.endedLocked() {
 		p.err = err
 		poke(p.wake)
 	}
@@ -90,12 +97,10 @@ func (p *call) fail(err error) {
 func (p *call) lose(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case p.final != nil || p.err != nil:
-	case p.left == hasLeft:
-		p.err = err
-		poke(p.wake)
-	case p.left == leaves:
+	switch p.left {
+	case hasLeft:
+		p.failLocked(err)
+	case leaves:
 		p.doubt = err // whether it left is known when the link says so
 	}
 }
@@ -112,13 +117,13 @@ func (p *call) begin() {
 func (p *call) sent(left bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.left = hasLeft
 	if !left {
 		p.left, p.doubt = notYet, nil
+		return
 	}
-	if p.doubt != nil && p.final == nil && p.err == nil {
-		p.err = p.doubt
-		poke(p.wake)
+	p.left = hasLeft
+	if p.doubt != nil {
+		p.failLocked(p.doubt)
 	}
 }
 
@@ -142,13 +147,13 @@ func seconds(t time.Time) int64 { return max(1, int64(time.Until(t)/time.Second)
 func (p *call) mayBeThere() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.left != notYet && p.final == nil && p.err == nil
+	return p.left != notYet && !p.endedLocked()
 }
 
 func (p *call) open() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.final == nil && p.err == nil && p.doubt == nil
+	return !p.endedLocked() && p.doubt == nil
 }
 
 func (p *call) failure() error {
@@ -157,26 +162,25 @@ func (p *call) failure() error {
 	return p.err
 }
 
-// file records a request as in flight, and returns the link for it if there is one.
-// The line is taken over.
-func (c *Client) file(ctx context.Context, id string, line []byte, timeout int) (*call, link, error) {
-	if len(line) > c.limits.Frame {
-		return nil, nil, ErrTooLarge
+// file records a request as in flight; its line is taken over.
+func (c *Client) file(ctx context.Context, p *call) error {
+	if len(p.line) > c.limits.Frame {
+		return ErrTooLarge
 	}
-	p := &call{id: id, line: append(line, '\n'), timeout: timeout, wake: make(chan struct{}, 1)}
+	p.line, p.wake = append(p.line, '\n'), make(chan struct{}, 1)
 	p.until, _ = ctx.Deadline()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.closed:
-		return nil, nil, ErrClosed
+		return ErrClosed
 	case len(c.pending) >= c.limits.Requests:
-		return nil, nil, ErrBusy
-	case c.pending[id] != nil:
-		return nil, nil, ErrReplay
+		return ErrBusy
+	case c.pending[p.id] != nil:
+		return ErrReplay
 	}
-	c.pending[id] = p
-	return p, c.link, nil
+	c.pending[p.id] = p
+	return nil
 }
 
 func (c *Client) drop(p *call) {
@@ -224,33 +228,47 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout i
 		defer cancel()
 		timeout = 0
 	}
-	p, l, err := c.file(ctx, id, line, timeout)
-	if err != nil {
+	p := &call{id: id, line: line, timeout: timeout}
+	if err := c.file(ctx, p); err != nil {
 		return nil, err
 	}
 	defer c.drop(p)
 	for {
-		if l == nil {
-			l, err = c.await(ctx, p)
-			if err != nil {
-				return nil, err
-			}
+		l, err := c.await(ctx, p)
+		if err != nil {
+			return nil, err
 		}
 		p.begin()
 		err = l.send(ctx, p.now())
 		left := err == nil || errors.Is(err, ErrOutcomeUnknown)
 		p.sent(left)
-		if left {
-			break // on doubt, the answer or the broken link tells
-		}
-		if ctx.Err() != nil {
+		switch {
+		case left: // on doubt, the answer or the broken link tells
+			return c.wait(ctx, p, each)
+		case ctx.Err() != nil:
 			return nil, c.unreached(ctx)
-		}
-		if errors.Is(err, ErrTooLarge) || errors.Is(err, ErrFull) {
+		case errors.Is(err, ErrTooLarge), errors.Is(err, ErrFull):
 			return nil, err
 		}
 		c.broken(l, err) // it never left: the next link takes it
-		l = nil
 	}
-	return c.wait(ctx, p, each)
+}
+
+// askOver sends a request over one link, and waits for its answer. It fails when the
+// link breaks.
+func (c *Client) askOver(ctx context.Context, l link, m Message) (*Envelope, error) {
+	m.ID = NewID()
+	line, err := m.Encode(c.Now())
+	if err != nil {
+		return nil, err
+	}
+	p := &call{id: m.ID, line: line, over: l}
+	if err := c.file(ctx, p); err != nil {
+		return nil, err
+	}
+	defer c.drop(p)
+	if err := l.send(ctx, p.line); err != nil {
+		return nil, err
+	}
+	return c.wait(ctx, p, nil)
 }

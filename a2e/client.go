@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -80,15 +81,12 @@ type Client struct {
 	pending  map[string]*call
 	link     link
 	attempts *attempts // in flight; nil when there is none
-	hello    *call     // the handshake in flight, over helloOn
-	helloOn  link
 	closed   bool
 	ctx      context.Context
 	cancel   context.CancelFunc
 	session  string
 	resume   bool
 	accepted []string
-	parallel int64
 	pushes   chan *Envelope
 
 	responding atomic.Bool
@@ -96,13 +94,8 @@ type Client struct {
 
 func (c *Client) init() {
 	c.once.Do(func() {
-		c.types, c.limits = c.Registry, c.Limits.filled()
-		if c.types == nil {
-			c.types = builtin()
-		}
-		if c.Log == nil {
-			c.Log = slog.New(slog.DiscardHandler)
-		}
+		c.types, c.limits = cmp.Or(c.Registry, builtin()), c.Limits.filled()
+		c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 		if c.Now == nil {
 			c.Now = time.Now
 		}
@@ -360,9 +353,6 @@ func (c *Client) Close() error {
 
 // Tools lists the host's tools.
 func (c *Client) Tools(ctx context.Context, q ToolQuery) ([]ToolDefinition, error) {
-	if q.Tags == nil {
-		q.Tags = []string{}
-	}
 	m, err := c.Ask(ctx, Message{Type: "tool/list/req", Body: q})
 	if err != nil {
 		return nil, err

@@ -207,12 +207,10 @@ func stopProcess(cmd *exec.Cmd, exited <-chan struct{}, exit, term time.Duration
 		wait time.Duration
 		then os.Signal
 	}{{exit, syscall.SIGTERM}, {term, os.Kill}} {
-		t := time.NewTimer(step.wait)
 		select {
 		case <-exited:
-			t.Stop()
 			return
-		case <-t.C:
+		case <-time.After(step.wait):
 			if err := cmd.Process.Signal(step.then); err != nil {
 				_ = cmd.Process.Kill()
 			}
@@ -241,24 +239,10 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	linkCtx, cancel := context.WithCancel(c.ctx)
 	l := &httpLink{ending: ending{c: c, ended: make(chan struct{}), release: cancel}, http: hc, ctx: linkCtx,
 		base: strings.TrimSuffix(u.String(), "/"), closing: make(chan struct{}), read: make(chan struct{})}
-	c.mu.Lock()
-	l.session = c.session // the HTTP session and the A2E session are one at our own hosts
-	c.mu.Unlock()
-	if l.session != "" {
-		there, err := l.probe(ctx)
-		if err != nil {
-			cancel()
-			return nil, err
-		}
-		if !there {
-			l.session = ""
-		}
-	}
-	if l.session == "" {
-		if err := l.open(ctx); err != nil {
-			cancel()
-			return nil, err
-		}
+	l.session = c.SessionID() // the HTTP session and the A2E session are one at our own hosts
+	if err := l.open(ctx); err != nil {
+		cancel()
+		return nil, err
 	}
 	go l.stream()
 	return l, nil
@@ -287,15 +271,28 @@ func discard(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
+// statusError says that a host answered with a status that ends what was begun.
+func statusError(ended string, status int, retryable bool) *Error {
+	return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("%s with status %d", ended, status),
+		Step: "transport", Retryable: retryable}
+}
+
+// open finds the session of before, or opens one.
 func (l *httpLink) open(ctx context.Context) error {
+	if l.session != "" {
+		there, err := l.probe(ctx)
+		if there || err != nil {
+			return err
+		}
+		l.session = ""
+	}
 	resp, err := l.request(ctx, http.MethodPost, "/session", []byte{})
 	if err != nil {
 		return err
 	}
 	defer discard(resp)
 	if resp.StatusCode/100 != 2 {
-		return &Error{Code: RuntimeError, Reason: "http_status",
-			Text: fmt.Sprintf("session refused with status %d", resp.StatusCode), Step: "transport", Retryable: true}
+		return statusError("session refused", resp.StatusCode, true)
 	}
 	var answer struct {
 		SessionID string `json:"session_id"`
@@ -324,8 +321,7 @@ func (l *httpLink) probe(ctx context.Context) (there bool, err error) {
 	case status == http.StatusOK:
 		return true, nil
 	case status == http.StatusTooManyRequests || status/100 == 5:
-		return false, &Error{Code: RuntimeError, Reason: "http_status",
-			Text: fmt.Sprintf("session not found with status %d", status), Step: "transport", Retryable: true}
+		return false, statusError("session not found", status, true)
 	}
 	return false, nil
 }
@@ -353,13 +349,10 @@ func (l *httpLink) stream() {
 			pause = l.c.limits.BackoffLo
 			l.c.linked(false)
 		}
-		t := time.NewTimer(pause)
 		select {
-		case <-t.C:
+		case <-time.After(pause):
 		case <-l.ctx.Done():
-			t.Stop()
 		case <-l.closing:
-			t.Stop()
 			return
 		}
 		pause = min(2*pause, l.c.limits.BackoffHi)
@@ -375,8 +368,7 @@ func (l *httpLink) readStream(opened func()) error {
 	if resp.StatusCode != http.StatusOK {
 		gone := resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusBadRequest ||
 			resp.StatusCode == http.StatusUnauthorized
-		return &Error{Code: RuntimeError, Reason: "http_status",
-			Text: fmt.Sprintf("stream refused with status %d", resp.StatusCode), Step: "transport", Retryable: !gone}
+		return statusError("stream refused", resp.StatusCode, !gone)
 	}
 	return readEvents(resp.Body, resp.Header.Get("Content-Type"), l.c.limits.Frame, opened,
 		func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
@@ -412,12 +404,11 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 			case status == http.StatusRequestEntityTooLarge:
 				return ErrTooLarge
 			case status == http.StatusNotFound || status == http.StatusUnauthorized:
-				err = ErrClosed
-				go l.fail(err)
+				go l.fail(ErrClosed)
 				if unknown {
 					return ErrOutcomeUnknown
 				}
-				return err
+				return ErrClosed
 			case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
 				err = ErrFull
 			default:
@@ -428,24 +419,21 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 			unknown = unknown || !netguard.NotSent(err)
 		}
 		if unknown && !l.remember.Load() || try >= l.c.limits.Tries || ctx.Err() != nil {
-			if caller.Err() != nil && unknown {
-				return ErrOutcomeUnknown.Because(err) // the caller gave up, which tells nothing about the host
-			}
-			if unknown {
+			switch {
+			case unknown && caller.Err() != nil: // the caller gave up, which tells nothing about the host
+				return ErrOutcomeUnknown.Because(err)
+			case unknown:
 				go l.fail(err)
 				return ErrOutcomeUnknown.Because(err)
-			}
-			if errors.Is(err, ErrFull) {
+			case errors.Is(err, ErrFull):
 				return ErrFull
 			}
 			go l.fail(err)
 			return ErrClosed.Because(err)
 		}
-		t := time.NewTimer(pause)
 		select {
-		case <-t.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
-			t.Stop()
 		}
 	}
 }
@@ -465,10 +453,8 @@ func (l *httpLink) close(last []byte) {
 		return // the host is gone
 	}
 	discard(resp)
-	t := time.NewTimer(time.Second)
-	defer t.Stop()
 	select {
 	case <-l.read:
-	case <-t.C:
+	case <-time.After(time.Second):
 	}
 }

@@ -81,11 +81,9 @@ func (c *Client) establish(a *attempts, again bool) {
 		a.last = err
 		c.mu.Unlock()
 		c.Log.Debug("a2e: connecting", "err", err, "again_in", pause)
-		t := time.NewTimer(pause)
 		select {
-		case <-t.C:
+		case <-time.After(pause):
 		case <-c.ctx.Done():
-			t.Stop()
 		}
 		pause = min(2*pause, c.limits.BackoffHi)
 	}
@@ -99,55 +97,34 @@ func (c *Client) attempt() error {
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	old := c.session
-	c.mu.Unlock()
+	if err := c.greet(ctx, l); err != nil {
+		l.close(nil)
+		return err
+	}
+	c.linked(true)
+	return nil
+}
+
+// greet shakes hands over l, and makes it the connection of the client.
+func (c *Client) greet(ctx context.Context, l link) error {
 	caps := c.Capabilities
 	if caps == nil {
 		caps = capabilityNames
 	}
 	body := map[string]any{"agent_id": c.AgentID, "agent_caps": caps, "auth_token": c.Token}
+	old := c.SessionID()
 	if old != "" {
 		body["session_id"] = old // an extension: go on with that session
 	}
-	id := NewID()
-	line, err := Message{Type: "handshake/req", ID: id, Body: body}.Encode(c.Now())
-	var hello *call
-	if err == nil {
-		hello, _, err = c.file(ctx, id, line, 0)
-	}
+	resp, err := c.askOver(ctx, l, Message{Type: "handshake/req", Body: body})
 	if err != nil {
-		l.close(nil)
-		return err
-	}
-	defer c.drop(hello)
-	c.mu.Lock()
-	c.hello, c.helloOn = hello, l
-	c.mu.Unlock()
-	defer func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.hello, c.helloOn = nil, nil
-	}()
-	if err := l.send(ctx, hello.line); err != nil {
-		l.close(nil)
-		return err
-	}
-	resp, err := c.wait(ctx, hello, nil)
-	if err != nil {
-		l.close(nil)
 		return err
 	}
 	if resp.Type != "handshake/resp" || !resp.Bool("ok") {
-		l.close(nil)
 		return &Error{Code: Unauthorized, Reason: clip(resp.Str("reason"), maxText), Text: "handshake refused",
 			Step: "handshake"}
 	}
-	if err := c.adopt(l, resp, old); err != nil {
-		return err
-	}
-	c.linked(true)
-	return nil
+	return c.adopt(l, resp, old)
 }
 
 func (c *Client) linked(up bool) {
@@ -178,16 +155,11 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
-		l.close(nil)
-		return ErrClosed
-	}
-	if l.down() {
+	if c.closed || l.down() {
 		return ErrClosed
 	}
 	resumed := old != "" && session == old && resume && c.resume
 	c.session, c.accepted, c.resume = session, accepted, resume
-	c.parallel = resp.Int("max_parallel")
 	c.link = l
 	l.remembers(resume)
 	if resumed {
@@ -228,40 +200,19 @@ func (c *Client) againLocked(l link) {
 	go func() {
 		ctx, cancel := context.WithTimeout(c.ctx, c.limits.Handshake)
 		defer cancel()
-		c.ping(ctx, l)
+		if _, err := c.askOver(ctx, l, Message{Type: "ping"}); err != nil {
+			c.Log.Debug("a2e: ping after coming back", "err", err)
+		}
 		for _, p := range calls {
-			if p.mayBeThere() {
-				c.resend(l, p)
+			if !p.mayBeThere() {
+				continue
+			}
+			// A failure breaks the link, and the next one sends it again.
+			if err := l.send(c.ctx, p.now()); err != nil {
+				c.Log.Debug("a2e: resend", "err", err)
 			}
 		}
 	}()
-}
-
-// ping waits until l has brought the answer to a ping, or never will.
-func (c *Client) ping(ctx context.Context, l link) {
-	id := NewID()
-	line, err := Message{Type: "ping", ID: id}.Encode(c.Now())
-	if err != nil {
-		return
-	}
-	p, _, err := c.file(ctx, id, line, 0)
-	if err != nil {
-		return
-	}
-	defer c.drop(p)
-	if err = l.send(ctx, p.line); err == nil {
-		_, err = c.wait(ctx, p, nil)
-	}
-	if err != nil {
-		c.Log.Debug("a2e: ping after coming back", "err", err)
-	}
-}
-
-func (c *Client) resend(l link, p *call) {
-	// A failure breaks the link, which brings this here again.
-	if err := l.send(c.ctx, p.now()); err != nil {
-		c.Log.Debug("a2e: resend", "err", err)
-	}
 }
 
 // broken is called by a link that is down.
@@ -275,8 +226,10 @@ func (c *Client) broken(l link, err error) {
 func (c *Client) unlink(l link, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.helloOn == l {
-		c.hello.fail(ErrClosed.Because(err))
+	for _, p := range c.pending {
+		if p.over == l {
+			p.fail(ErrClosed.Because(err))
+		}
 	}
 	if c.link != l {
 		return false
