@@ -224,7 +224,7 @@ func BenchmarkHost(b *testing.B) {
 		line := fmt.Appendf(nil, `{"type":"tool/call/req","id":"%d","tool_name":"weather","arguments":{"city":"Bern"}}`,
 			n.Add(1))
 		s.receive(line, false)
-		got, err := s.next(context.Background(), st, batch[:], nil)
+		got, err := s.next(context.Background(), st, batch[:])
 		if err != nil {
 			b.Fatal(err)
 		}

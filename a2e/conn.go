@@ -127,8 +127,8 @@ func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error
 // hangUp waits, after the end of input, until requests at work are answered and
 // written, at most for d.
 func (s *Session) hangUp(ctx context.Context, d time.Duration, broken <-chan struct{}) {
-	t := time.NewTimer(d)
-	defer t.Stop()
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
 	for {
 		s.mu.Lock()
 		quiet := s.state == StateClosed || len(s.inflight) == 0 && s.out.len() == 0
@@ -142,8 +142,6 @@ func (s *Session) hangUp(ctx context.Context, d time.Duration, broken <-chan str
 		case <-s.done:
 			return
 		case <-broken:
-			return
-		case <-t.C:
 			return
 		case <-ctx.Done():
 			return
@@ -241,11 +239,9 @@ func (w *connWriter) stop() *Session {
 	defer w.mu.Unlock()
 	w.closed = true
 	w.cancel()
-	t := time.NewTimer(w.h.limits.Hangup)
-	defer t.Stop()
 	select {
 	case <-w.ended:
-	case <-t.C: // a pipe whose reader sleeps, and that has no deadline
+	case <-time.After(w.h.limits.Hangup): // a pipe whose reader sleeps, and that has no deadline
 	}
 	s := w.session()
 	s.detach(w.st)
@@ -258,7 +254,7 @@ func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan
 	defer close(ended)
 	var one [1]outFrame
 	for {
-		_, err := s.next(ctx, st, one[:], nil)
+		_, err := s.next(ctx, st, one[:])
 		if err == nil {
 			w.turn <- struct{}{}
 			err = w.write(s, st)

@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 
@@ -42,19 +43,7 @@ const headBytes = 1 << 10
 
 // headOf gives what can be read of a message that begins like this.
 func headOf(head []byte) (typ, reqID string) {
-	s := jsonx.Scan(head)
-	if !s.Take('{') {
-		return "", ""
-	}
-	for {
-		name, ok := s.Text()
-		if !ok || !s.Take(':') {
-			return typ, reqID
-		}
-		v, ok := s.Skim()
-		if !ok {
-			return typ, reqID
-		}
+	jsonx.Members(head, func(name string, v jsonx.Value) bool {
 		if v[0] == '"' {
 			switch text, _ := unquote(v); name {
 			case "type":
@@ -63,10 +52,9 @@ func headOf(head []byte) (typ, reqID string) {
 				reqID = text
 			}
 		}
-		if !s.Take(',') {
-			return typ, reqID
-		}
-	}
+		return true
+	})
+	return typ, reqID
 }
 
 // NewReader reads lines from src.
@@ -177,15 +165,7 @@ func (r *Reader) resized(size int) []byte {
 }
 
 // trimLine drops white space at both ends.
-func trimLine(b []byte) []byte {
-	for len(b) > 0 && isSpace(b[0]) {
-		b = b[1:]
-	}
-	for len(b) > 0 && isSpace(b[len(b)-1]) {
-		b = b[:len(b)-1]
-	}
-	return b
-}
+func trimLine(b []byte) []byte { return bytes.Trim(b, " \t\r\n") }
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
@@ -193,9 +173,7 @@ func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\
 // all of A2E §6). A line that is no message gives an [*Error], after which
 // reading goes on with the next line; every other error ends the stream.
 func (r *Reader) ReadMessage(reg *Registry) (*Envelope, error) {
-	if reg == nil {
-		reg = builtin()
-	}
+	reg = cmp.Or(reg, builtin())
 	for {
 		line, last, err := r.Next()
 		if err != nil {

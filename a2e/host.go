@@ -103,13 +103,8 @@ type Refusal struct {
 func (h *Host) init() {
 	h.once.Do(func() {
 		h.limits = h.Limits.filled()
-		h.types = h.Registry
-		if h.types == nil {
-			h.types = builtin()
-		}
-		if h.Log == nil {
-			h.Log = slog.New(slog.DiscardHandler)
-		}
+		h.types = cmp.Or(h.Registry, builtin())
+		h.Log = cmp.Or(h.Log, slog.New(slog.DiscardHandler))
 		if h.Now == nil {
 			h.Now = time.Now
 		}
@@ -152,15 +147,10 @@ func (h *Host) open(remote string, kind transportKind) (*Session, error) {
 func (h *Host) evictPending(holder *Session) bool {
 	for at := h.pending.Front(); at != nil; at = at.Next() {
 		s := at.Value.(*Session)
-		if holder != nil && (s == holder || s.held == 0) || !s.mu.TryLock() {
+		if holder != nil && (s == holder || s.held == 0) {
 			continue
 		}
-		spare := s.state == StateConnected
-		if spare {
-			s.closeLocked()
-		}
-		s.mu.Unlock()
-		if spare {
+		if s.closeIf(func() bool { return s.state == StateConnected }) {
 			h.settle(s)
 			h.drop(s)
 			return true
@@ -200,17 +190,12 @@ func (h *Host) evict() bool {
 		if looked > 256 {
 			return false
 		}
-		if s.mu.TryLock() {
-			spare := s.out.stream == nil && s.kind == transportConn && s.state == StateActive && s.out.len() == 0 &&
+		if s.closeIf(func() bool {
+			return s.out.stream == nil && s.kind == transportConn && s.state == StateActive && s.out.len() == 0 &&
 				len(s.inflight) == 0
-			if spare {
-				s.closeLocked()
-			}
-			s.mu.Unlock()
-			if spare {
-				delete(h.sessions, id)
-				return true
-			}
+		}) {
+			delete(h.sessions, id)
+			return true
 		}
 	}
 	return false
@@ -453,11 +438,9 @@ func (h *Host) Serve(ctx context.Context, l net.Listener) error {
 			}
 			// Out of descriptors, or a peer that gave up: not the listener's end.
 			h.Log.Warn("a2e: accept", "err", err)
-			t := time.NewTimer(pause)
 			select {
-			case <-t.C:
+			case <-time.After(pause):
 			case <-ctx.Done():
-				t.Stop()
 				return nil
 			}
 			pause = min(2*pause, time.Second)

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strconv"
 	"time"
+
+	"github.com/parley-hub/parley/internal/sse"
 )
 
 // sessionHeader names the HTTP session. Its value is a bearer secret.
@@ -114,13 +116,7 @@ func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 	if !takeBody(w, body, err) {
 		return
 	}
-	for len(body) > 0 {
-		line := body
-		if i := bytes.IndexByte(body, '\n'); i >= 0 {
-			line, body = body[:i], body[i+1:]
-		} else {
-			body = nil
-		}
+	for line := range bytes.SplitSeq(body, []byte{'\n'}) {
 		line = trimLine(line)
 		if len(line) == 0 {
 			continue
@@ -194,65 +190,40 @@ func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer s.detach(st)
-	header := w.Header()
-	header.Set("Content-Type", "text/event-stream; charset=utf-8")
-	header.Set("Cache-Control", "no-cache")
-	header.Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	out := http.NewResponseController(w)
-	if err := s.writeSSE(r.Context(), w, out, st); errors.Is(err, errWrite) {
-		h.Log.Debug("a2e: stream broken", "identity", s.Identity().Name)
-	}
+	w.Header().Set("Cache-Control", "no-cache")
+	w.Header().Set("X-Accel-Buffering", "no")
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	out := sse.Start(w, "text/event-stream; charset=utf-8",
+		sse.Options{Stall: h.limits.Write, Idle: h.limits.KeepAlive, Beat: ":\n\n", Gone: cancel})
+	defer out.Close()
+	s.writeSSE(ctx, out, st)
 }
 
-var errWrite = errors.New("a2e: stream broken")
-
-func (s *Session) writeSSE(ctx context.Context, w io.Writer, out *http.ResponseController, st *stream) error {
-	l := &s.h.limits
-	flush := func() error {
-		if err := out.Flush(); err != nil {
-			return errWrite
-		}
-		return nil
-	}
-	deadline := func() { _ = out.SetWriteDeadline(time.Now().Add(l.Write)) }
-	deadline()
-	if err := flush(); err != nil {
-		return err
-	}
-	quiet := time.NewTimer(l.KeepAlive)
-	defer quiet.Stop()
+// writeSSE writes frames as they come, until the transport ends.
+func (s *Session) writeSSE(ctx context.Context, out *sse.Writer, st *stream) {
 	var batch [8]outFrame // on the stack, which an idle stream keeps
 	var buf []byte
 	for {
-		n, err := s.next(ctx, st, batch[:], quiet.C)
+		n, err := s.next(ctx, st, batch[:])
 		if err != nil {
-			return err
+			return
 		}
 		buf = buf[:0]
-		if n == 0 {
-			buf = append(buf, ":\n\n"...)
-		}
 		taken := 0
 		for taken < n && (taken == 0 || len(buf) < 64<<10) {
 			buf = append(append(append(buf, "data: "...), batch[taken].line...), "\n\n"...)
 			taken++
 		}
-		deadline()
-		if _, err := w.Write(buf); err != nil {
-			return errWrite
+		if err := out.Write(buf); err != nil {
+			s.h.Log.Debug("a2e: stream broken", "identity", s.Identity().Name)
+			return
 		}
-		if err := flush(); err != nil {
-			return err
-		}
-		if taken > 0 {
-			s.wrote(st, batch[:taken])
-		}
+		s.wrote(st, batch[:taken])
 		clear(batch[:n])
 		if cap(buf) > minBuffer && !s.waits(st) {
 			buf = nil
 		}
-		quiet.Reset(l.KeepAlive)
 	}
 }
 

@@ -106,6 +106,19 @@ func (o *outbox) takeUnproved() []func(bool) {
 	return fs
 }
 
+// takeReturned takes what waits to hear of frames, written or not.
+func (o *outbox) takeReturned() []func(bool) {
+	fs := o.takeUnproved()
+	waiting := o.waiting[o.head:]
+	for i := range waiting {
+		if f := &waiting[i]; f.returned != nil {
+			fs = append(fs, f.returned)
+			f.returned = nil
+		}
+	}
+	return fs
+}
+
 func (o *outbox) rewind() {
 	back := o.sent
 	o.sent, o.sentBytes = nil, 0

@@ -56,15 +56,12 @@ func (s *Session) moveLocked() {
 		close(s.out.stream.gone)
 		s.out.stream = nil
 	}
-	unread, left := s.out.takeUnproved(), s.out.takeAll()
+	unread := s.out.takeReturned()
+	left := s.out.takeAll()
 	s.leavesLocked()
 	s.mu.Unlock()
 	s.h.moves(s)
 	for _, f := range left {
-		if f.returned != nil {
-			unread = append(unread, f.returned)
-			f.returned = nil
-		}
 		if err := s.forwardLocked(f); err != nil {
 			s.h.Log.Warn("a2e: a frame did not follow its session", "identity", s.Identity().Name, "err", err)
 		}

@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -300,9 +302,9 @@ func tell(fs []func(bool), returned bool) {
 	}
 }
 
-// next waits for frames that the transport st should write, up to len(into).
-// None and no error: idle passed. The error ends the transport.
-func (s *Session) next(ctx context.Context, st *stream, into []outFrame, idle <-chan time.Time) (int, error) {
+// next waits for frames that the transport st should write, up to len(into). An
+// error ends the transport.
+func (s *Session) next(ctx context.Context, st *stream, into []outFrame) (int, error) {
 	for {
 		s.mu.Lock()
 		if s.out.stream != st {
@@ -325,8 +327,6 @@ func (s *Session) next(ctx context.Context, st *stream, into []outFrame, idle <-
 		case <-s.done:
 		case <-ctx.Done():
 			return 0, ctx.Err()
-		case <-idle:
-			return 0, nil
 		}
 	}
 }
@@ -516,11 +516,12 @@ func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []
 		s.last = now
 		s.mu.Unlock()
 	}
+	if e == nil && m.Class != ClassRequest {
+		e = ErrInvalid // nobody here asked for it, or it came too late (A2E-057)
+	}
 	if e != nil {
 		switch {
-		case m == nil && last: // an unfinished tail
-			s.h.refused(s, nil, len(line), e, true)
-		case m != nil && m.Class != ClassRequest:
+		case m == nil && last, m != nil && m.Class != ClassRequest: // an unfinished tail, or no request
 			s.h.refused(s, m, len(line), e, true)
 		case m != nil && m.Type == "handshake/req" && errors.Is(e, ErrVersion):
 			s.denied(m, "version_mismatch", e)
@@ -529,33 +530,25 @@ func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []
 		}
 		return nil, nil
 	}
-	if m.Class != ClassRequest {
-		// Nobody here asked for it, or it came too late (A2E-057).
-		s.h.refused(s, m, len(line), ErrInvalid, true)
-		return nil, nil
-	}
+	var r *Request
 	switch m.Type {
 	case "ping", "shutdown", "handshake/req":
-		if e := m.check(); e != nil {
-			s.refuse(m, len(line), e)
-			return nil, nil
-		}
-		switch m.Type {
-		case "ping":
-			s.pong(m)
-		case "shutdown":
-			s.shutdown(m)
-		default:
-			return s.handshake(m)
-		}
-		return nil, nil
+		e = m.check()
+	default:
+		r, e = s.admit(m, now)
 	}
-	r, e := s.admit(m, now)
-	if e != nil {
+	switch {
+	case e != nil:
 		s.refuse(m, len(line), e)
-		return nil, nil
+	case r != nil:
+		s.start(r)
+	case m.Type == "ping":
+		s.pong(m)
+	case m.Type == "shutdown":
+		s.shutdown(m)
+	default:
+		return s.handshake(m)
 	}
-	s.start(r)
 	return nil, nil
 }
 
@@ -600,10 +593,7 @@ func (s *Session) drain(d time.Duration, keep bool) {
 // moment to write.
 func (s *Session) drainOver() {
 	s.mu.Lock()
-	left := make([]*Request, 0, len(s.inflight))
-	for _, r := range s.inflight {
-		left = append(left, r)
-	}
+	left := slices.Collect(maps.Values(s.inflight))
 	s.mu.Unlock()
 	for _, r := range left {
 		r.fail(ErrTimeout)
@@ -621,6 +611,20 @@ func (s *Session) drainOver() {
 
 func (s *Session) drainedLocked() bool {
 	return s.state == StateDraining && len(s.inflight) == 0 && (s.out.len() == 0 || s.out.stream == nil && s.keep)
+}
+
+// closeIf closes the session if spare, called with mu held, says so; a session at work
+// just now stays.
+func (s *Session) closeIf(spare func() bool) (closed bool) {
+	if !s.mu.TryLock() {
+		return false
+	}
+	defer s.mu.Unlock()
+	closed = spare()
+	if closed {
+		s.closeLocked()
+	}
+	return closed
 }
 
 // close ends the session at once.
@@ -659,14 +663,7 @@ func (s *Session) closeLocked() {
 	}
 	s.waiting = nil
 	s.seen.clear(&s.h.answers)
-	unread := s.out.takeUnproved()
-	for i := s.out.head; i < len(s.out.waiting); i++ {
-		if f := &s.out.waiting[i]; f.returned != nil {
-			unread = append(unread, f.returned)
-			f.returned = nil
-		}
-	}
-	if len(unread) > 0 {
+	if unread := s.out.takeReturned(); len(unread) > 0 {
 		go tell(unread, false) // they may ask the session
 	}
 	close(s.done)
