@@ -1,75 +1,57 @@
 package a2e
 
 import (
+	"cmp"
 	"strconv"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // Complete writes the message anew as this package would send it: base members
 // first (in the version of the message), then every member of its type in the order
-// of the table, defaults
-// filled in (also in nested objects), then the members that the type does not
-// know. Numbers keep their literals. The message must have passed
+// of the table, defaults filled in (also in nested objects), then the members that the
+// type does not know. Numbers keep their literals. The message must have passed
 // [Envelope.Check].
 func (m *Envelope) Complete(now time.Time) []byte {
-	dst := appendString([]byte(`{"a2e":`), m.Version)
-	dst = appendString(append(dst, `,"type":`...), m.Type)
+	f := encoder("{").text("a2e", m.Version).text("type", m.Type)
 	if m.typ == nil || !m.typ.Bare {
-		dst = append(dst, `,"id":`...)
-		dst = appendString(dst, m.ID)
-		dst = append(dst, `,"version":`...)
-		dst = appendString(dst, m.Version)
-		dst = append(dst, `,"ts":`...)
+		f = f.text("id", m.ID).text("version", m.Version)
 		if v := m.member("ts"); v != nil {
-			dst = append(dst, v...)
+			f = f.json("ts", v)
 		} else {
-			dst = appendTime(dst, now)
+			f = f.time("ts", now)
 		}
 	}
 	var fields []Field
 	if m.typ != nil {
 		fields = m.typ.Fields
 	}
-	dst = appendFields(dst, m.raw, m.ms, fields, now, func(name string) bool {
-		switch name {
-		case "a2e", "version", "id", "type", "ts":
-			return false
-		}
-		return true
-	})
-	return append(dst, '}')
+	known := map[string]bool{"a2e": true, "version": true, "id": true, "type": true, "ts": true}
+	return append(appendFields(f, m.raw, m.ms, fields, now, known), '}')
 }
 
-func appendFields(dst, raw []byte, ms []member, fields []Field, now time.Time, keep func(string) bool) []byte {
+// appendFields adds the members of an object besides those that are known already.
+func appendFields(f encoder, raw []byte, ms []member, fields []Field, now time.Time, known map[string]bool) encoder {
 	at := make([]int32, len(fields))
 	match(raw, ms, fields, at)
 	for i := range fields {
-		f := &fields[i]
-		dst = append(dst, ',')
-		dst = appendString(dst, f.Name)
-		dst = append(dst, ':')
+		field := &fields[i]
+		known[field.Name] = true
+		f = f.name(field.Name)
 		if at[i] != 0 {
-			dst = appendShape(dst, ms[at[i]-1].value.of(raw), &f.Shape, now)
+			f = appendShape(f, ms[at[i]-1].value.of(raw), &field.Shape, now)
 		} else {
-			dst = appendDefault(dst, f.Default, now)
+			f = appendDefault(f, field.Default, now)
 		}
-	}
-	known := make(map[string]bool, len(ms))
-	for i := range fields {
-		known[fields[i].Name] = true
 	}
 	for i := len(ms) - 1; i >= 0; i-- { // the last of equal names
-		name, _ := unquote(ms[i].name.of(raw))
-		if known[name] || !keep(name) {
-			continue
+		if name, _ := unquote(ms[i].name.of(raw)); !known[name] {
+			known[name] = true
+			f = f.json(name, ms[i].value.of(raw))
 		}
-		known[name] = true
-		dst = append(dst, ',')
-		dst = appendString(dst, name)
-		dst = append(dst, ':')
-		dst = appendASCII(dst, ms[i].value.of(raw))
 	}
-	return dst
+	return f
 }
 
 func appendShape(dst, v []byte, s *Shape, now time.Time) []byte {
@@ -77,13 +59,7 @@ func appendShape(dst, v []byte, s *Shape, now time.Time) []byte {
 	case s.also != "" && string(v) == s.also:
 		return append(dst, "null"...)
 	case s.Kind == Object && len(s.Model) > 0 && v[0] == '{':
-		n := len(dst)
-		dst = appendFields(dst, v, members(v), s.Model, now, func(string) bool { return true })
-		if len(dst) == n {
-			return append(dst, '{', '}')
-		}
-		dst[n] = '{' // in place of the first comma
-		return append(dst, '}')
+		return append(appendFields(append(dst, '{'), v, members(v), s.Model, now, map[string]bool{}), '}')
 	case s.Kind == Array && v[0] == '[':
 		dst = append(dst, '[')
 		elements(v, func(i int, e []byte) bool {
@@ -109,20 +85,19 @@ func appendShape(dst, v []byte, s *Shape, now time.Time) []byte {
 }
 
 func appendDefault(dst []byte, def string, now time.Time) []byte {
-	switch def {
-	case "":
-		return append(dst, "null"...)
-	case "now":
-		return appendTime(dst, now)
-	case "hex32":
-		return appendString(dst, NewID())
-	case "hex8":
-		return appendString(dst, NewID()[:8])
-	case "uuid":
-		id := NewID()
-		return appendString(dst, id[:8]+"-"+id[8:12]+"-"+id[12:16]+"-"+id[16:20]+"-"+id[20:])
-	case "feedback":
-		return appendString(dst, "b_"+strconv.FormatInt(now.UnixNano(), 10))
+	if add := generated[def]; add != nil {
+		return add(dst, now)
 	}
-	return append(dst, def...)
+	return append(dst, cmp.Or(def, "null")...)
+}
+
+// generated are the defaults that each message makes anew, by their names in the tables.
+var generated = map[string]func(dst []byte, now time.Time) []byte{
+	"now":   appendTime,
+	"hex32": func(dst []byte, _ time.Time) []byte { return appendString(dst, NewID()) },
+	"hex8":  func(dst []byte, _ time.Time) []byte { return appendString(dst, NewID()[:8]) },
+	"uuid":  func(dst []byte, _ time.Time) []byte { return appendString(dst, uuid.NewString()) },
+	"feedback": func(dst []byte, now time.Time) []byte {
+		return appendString(dst, "b_"+strconv.FormatInt(now.UnixNano(), 10))
+	},
 }

@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"strconv"
 	"time"
@@ -18,9 +19,7 @@ func NewID() string {
 	b[6] = b[6]&0x0f | 0x40
 	b[8] = b[8]&0x3f | 0x80
 	var out [32]byte
-	for i, c := range b {
-		out[2*i], out[2*i+1] = lowerHex[c>>4], lowerHex[c&15]
-	}
+	hex.Encode(out[:], b[:])
 	return string(out[:])
 }
 

@@ -90,13 +90,9 @@ func (m *Envelope) text(name string) (s string, ok bool) {
 func (m *Envelope) settle(r *Registry) *Error {
 	var typeOK bool
 	if v := m.member("type"); len(v) > 1 && v[0] == '"' {
-		name := v[1 : len(v)-1]
-		if all := r.types.Load(); all != nil {
-			if t, ok := (*all)[string(name)]; ok { // no allocation
-				m.typ, m.Type = t, t.Name
-			}
-		}
-		if m.typ == nil {
+		if t, ok := r.all()[string(v[1:len(v)-1])]; ok { // no allocation
+			m.typ, m.Type = t, t.Name
+		} else {
 			m.Type, _ = m.text("type")
 			m.typ, _ = r.Lookup(m.Type)
 		}
@@ -232,14 +228,8 @@ func (m *Envelope) Get(name string) json.RawMessage {
 	if v := m.member(name); v != nil {
 		return v
 	}
-	if f := m.typ.field(name); f != nil {
-		switch f.Default {
-		case "now", "hex32", "hex8", "uuid", "feedback":
-		default:
-			if f.Default != "" {
-				return json.RawMessage(f.Default)
-			}
-		}
+	if f := m.typ.field(name); f != nil && f.Default != "" && generated[f.Default] == nil {
+		return json.RawMessage(f.Default)
 	}
 	return nil
 }
@@ -247,11 +237,7 @@ func (m *Envelope) Get(name string) json.RawMessage {
 // Str gives a string member, or else its default, or else "". A lone
 // surrogate in it becomes U+FFFD.
 func (m *Envelope) Str(name string) string {
-	v := m.Get(name)
-	if len(v) < 2 || v[0] != '"' {
-		return ""
-	}
-	s, _ := unquote(v)
+	s, _ := textOf(m.Get(name))
 	return s
 }
 
@@ -277,8 +263,7 @@ func (m *Envelope) Float(name string) float64 {
 func (m *Envelope) Strings(name string) []string {
 	var out []string
 	for _, e := range m.Values(name) {
-		if e[0] == '"' {
-			s, _ := unquote(e)
+		if s, ok := textOf(e); ok {
 			out = append(out, s)
 		}
 	}

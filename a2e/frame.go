@@ -44,13 +44,11 @@ const headBytes = 1 << 10
 // headOf gives what can be read of a message that begins like this.
 func headOf(head []byte) (typ, reqID string) {
 	jsonx.Members(head, func(name string, v jsonx.Value) bool {
-		if v[0] == '"' {
-			switch text, _ := unquote(v); name {
-			case "type":
-				typ = text
-			case "req_id":
-				reqID = text
-			}
+		switch name {
+		case "type":
+			typ, _ = textOf(v)
+		case "req_id":
+			reqID, _ = textOf(v)
 		}
 		return true
 	})

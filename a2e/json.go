@@ -109,6 +109,15 @@ func elements(array []byte, f func(i int, v []byte) bool) {
 	}
 }
 
+// textOf gives a value that is a string.
+func textOf(v []byte) (s string, ok bool) {
+	if len(v) == 0 || v[0] != '"' {
+		return "", false
+	}
+	s, _ = unquote(v)
+	return s, true
+}
+
 // unquote decodes a checked JSON string. A lone surrogate becomes U+FFFD and is
 // reported: such text must not be used to match anything (A2E §2.1).
 func unquote(quoted []byte) (s string, lone bool) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -127,24 +128,23 @@ var builtin = sync.OnceValue(func() *Registry {
 	for _, m := range modelTable {
 		r.models[m.name] = nil
 	}
+	fields := func(name, members string) []Field {
+		f, err := r.parseFields(members)
+		if err != nil {
+			panic("a2e: table of " + name + ": " + err.Error())
+		}
+		return f
+	}
 	// Models refer to each other, and ToolParameter to itself: three passes check
 	// three levels of it, which bounds the work that one message can ask for.
 	for range 3 {
 		for _, m := range modelTable {
-			f, err := r.parseFields(m.members)
-			if err != nil {
-				panic("a2e: table of " + m.name + ": " + err.Error())
-			}
-			r.models[m.name] = f
+			r.models[m.name] = fields(m.name, m.members)
 		}
 	}
 	all := make(map[string]*Type, len(typeTable))
 	for _, t := range typeTable {
-		f, err := r.parseFields(t.members)
-		if err != nil {
-			panic("a2e: table of " + t.name + ": " + err.Error())
-		}
-		typ := &Type{Name: t.name, Capability: t.capability, Fields: f}
+		typ := &Type{Name: t.name, Capability: t.capability, Fields: fields(t.name, t.members)}
 		switch {
 		case strings.HasPrefix(t.name, "SUBAGENT_"):
 			typ.Bare = true
@@ -181,28 +181,27 @@ func answerOf(name string) string { return strings.TrimSuffix(name, "/req") + "/
 
 func (r *Registry) clone() *Registry {
 	c := &Registry{models: maps.Clone(r.models), enums: maps.Clone(r.enums)}
-	all := maps.Clone(*r.types.Load())
+	all := maps.Clone(r.all())
 	c.types.Store(&all)
 	return c
 }
 
+// all gives the types by name, nil for none.
+func (r *Registry) all() map[string]*Type {
+	if all := r.types.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
 // Lookup finds a type by its exact name.
 func (r *Registry) Lookup(name string) (*Type, bool) {
-	all := r.types.Load()
-	if all == nil {
-		return nil, false
-	}
-	t, ok := (*all)[name]
+	t, ok := r.all()[name]
 	return t, ok
 }
 
 // Names lists all type strings in order.
-func (r *Registry) Names() []string {
-	if all := r.types.Load(); all != nil {
-		return slices.Sorted(maps.Keys(*all))
-	}
-	return nil
-}
+func (r *Registry) Names() []string { return slices.Sorted(maps.Keys(r.all())) }
 
 // Register adds types: a plugin's TYPE_MAP. A type of the core and one that is
 // there already are refused, and then nothing is added. A request without
@@ -210,10 +209,8 @@ func (r *Registry) Names() []string {
 func (r *Registry) Register(types ...Type) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := map[string]*Type{}
-	if old := r.types.Load(); old != nil {
-		all = maps.Clone(*old)
-	}
+	all := make(map[string]*Type, len(r.all())+len(types))
+	maps.Copy(all, r.all())
 	for _, t := range types {
 		if len(t.Name) > 128 || !typeName.MatchString(t.Name) {
 			return fmt.Errorf("a2e: type %q is not namespace/verb", clip(t.Name, 128))
@@ -275,9 +272,7 @@ func (r *Registry) parseFields(table string) ([]Field, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%q: %w", name, err)
 		}
-		switch def {
-		case "", "now", "hex32", "hex8", "uuid", "feedback":
-		default:
+		if def != "" && generated[def] == nil {
 			if err := jsonx.Valid([]byte(def), 0); err != nil {
 				return nil, fmt.Errorf("default of %q: %w", name, err)
 			}
@@ -396,47 +391,39 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 	if first == 'n' && s.Nullable || s.also != "" && string(v) == s.also {
 		return
 	}
+	reason := ""
 	switch s.Kind {
 	case Any:
 	case String:
 		if first != '"' {
-			c.add(path+name, "string_type")
+			reason = "string_type"
 		}
 	case Integer:
-		if reason := notNumber(first, "int"); reason != "" {
-			c.add(path+name, reason)
-		} else if !integral(v) {
-			c.add(path+name, "int_from_float")
+		reason = notNumber(first, "int")
+		if reason == "" && !integral(v) {
+			reason = "int_from_float"
 		}
 	case Number:
-		if reason := notNumber(first, "float"); reason != "" {
-			c.add(path+name, reason)
-		}
+		reason = notNumber(first, "float")
 	case Boolean:
 		switch {
 		case first == 't' || first == 'f':
 		case first == '"' || isNumber(first):
-			c.add(path+name, "bool_parsing")
+			reason = "bool_parsing"
 		default:
-			c.add(path+name, "bool_type")
+			reason = "bool_type"
 		}
 	case Enum:
-		if first == '"' {
-			if got, _ := unquote(v); slices.Contains(s.Values, got) {
-				return
-			}
+		if got, ok := textOf(v); !ok || !slices.Contains(s.Values, got) {
+			reason = "enum"
 		}
-		c.add(path+name, "enum")
 	case Object:
-		if first != '{' {
-			if s.model != "" {
-				c.add(path+name, "model_type")
-			} else {
-				c.add(path+name, "dict_type")
-			}
-			return
-		}
-		if len(s.Model) > 0 {
+		switch {
+		case first != '{' && s.model != "":
+			reason = "model_type"
+		case first != '{':
+			reason = "dict_type"
+		case len(s.Model) > 0:
 			var few [fewMembers]member
 			ms := membersInto(few[:0], v)
 			c.checkFields(v, ms, s.Model, path+name+".")
@@ -446,8 +433,8 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 		}
 	case Map:
 		if first != '{' {
-			c.add(path+name, "dict_type")
-			return
+			reason = "dict_type"
+			break
 		}
 		var few [fewMembers]member
 		for _, m := range membersInto(few[:0], v) {
@@ -459,35 +446,28 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 		}
 	case Array:
 		if first != '[' {
-			c.add(path+name, "list_type")
-			return
+			reason = "list_type"
+			break
 		}
 		n := 0
 		elements(v, func(i int, e []byte) bool {
 			n++
-			before := len(c.faults)
-			c.value(e, s.Elem, "", "")
-			for j := before; j < len(c.faults); j++ {
-				p := path + name + "." + fmt.Sprint(i)
-				if rest := strings.TrimPrefix(c.faults[j].Path, "."); rest != "" {
-					p += "." + rest
-				}
-				c.faults[j].Path = clip(p, 128)
-			}
+			c.value(e, s.Elem, path+name+".", strconv.Itoa(i))
 			return len(c.faults) < maxFaults
 		})
 		if s.Length > 0 && n != s.Length {
-			c.add(path+name, "length")
+			reason = "length"
 		}
+	}
+	if reason != "" {
+		c.add(path+name, reason)
 	}
 }
 
 // corrective: feedback that corrects must say what is correct (A2E §6.14).
 func (c *checker) corrective(v []byte, ms []member, path string) {
-	text := func(name string) (s string) {
-		if value := lookup(v, ms, name); len(value) > 0 && value[0] == '"' {
-			s, _ = unquote(value)
-		}
+	text := func(name string) string {
+		s, _ := textOf(lookup(v, ms, name))
 		return s
 	}
 	if text("polarity") == "corrective" && text("correction") == "" {
