@@ -1,10 +1,12 @@
 package a2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/big"
 	"strconv"
 	"strings"
@@ -70,7 +72,7 @@ func (c *Chains) Serve(ctx context.Context, r *Request) (Response, error) {
 		outputs: map[string]json.RawMessage{}}
 	last, fault := run.walk(ctx)
 	body := map[string]any{
-		"chain_id": r.chainID(), "success": fault == nil && !run.failed, "outputs": run.outputs, "final_output": nil,
+		"chain_id": cmp.Or(r.Str("chain_id"), NewID()[:8]), "success": fault == nil && !run.failed, "outputs": run.outputs, "final_output": nil,
 		"duration_ms": time.Since(r.Received).Milliseconds(), "nodes_run": len(run.outputs), "error": nil,
 	}
 	if fault != nil {
@@ -79,13 +81,6 @@ func (c *Chains) Serve(ctx context.Context, r *Request) (Response, error) {
 		body["final_output"] = out
 	}
 	return Response{Body: body}, nil
-}
-
-func (r *Request) chainID() string {
-	if id := r.Str("chain_id"); id != "" {
-		return id
-	}
-	return NewID()[:8]
 }
 
 func (run *chainRun) walk(ctx context.Context) (last string, fault *chainFault) {
@@ -148,7 +143,7 @@ func (run *chainRun) step(ctx context.Context, n *chainNode) (next string, fault
 		return n.NextNode, run.keep(n.NodeID, out)
 	}
 	run.failed = true
-	run.outputs[n.NodeID], run.context[n.NodeID] = json.RawMessage("null"), json.RawMessage("null")
+	run.outputs[n.NodeID], run.context[n.NodeID] = null, null
 	switch n.OnError {
 	case "skip":
 		return n.NextNode, nil
@@ -159,14 +154,9 @@ func (run *chainRun) step(ctx context.Context, n *chainNode) (next string, fault
 }
 
 func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
-	path := n.ItemsPath
-	if path == "" {
-		path = "$"
-	}
-	quoted := json.RawMessage(appendString(nil, path))
-	found := resolve(quoted, run.context)
+	found := resolve(appendString(nil, cmp.Or(n.ItemsPath, "$")), run.context)
 	items := []json.RawMessage{found}
-	if len(found) > 0 && found[0] == '[' {
+	if found[0] == '[' {
 		items = nil
 		elements(found, func(_ int, v []byte) bool { items = append(items, v); return true })
 	}
@@ -178,9 +168,6 @@ func (run *chainRun) mapOver(ctx context.Context, n *chainNode) *chainFault {
 	for _, item := range items {
 		if ctx.Err() != nil {
 			return &chainFault{chainTimeout, "chain exceeded timeout"}
-		}
-		if item == nil {
-			item = json.RawMessage("null")
 		}
 		out, err := run.execute(ctx, target, append(append(json.RawMessage(`{"item":`), item...), '}'))
 		if err != nil {
@@ -211,9 +198,6 @@ func (run *chainRun) input(n *chainNode) json.RawMessage {
 		from = make(map[string]json.RawMessage, len(n.InputMap))
 		for k, v := range n.InputMap {
 			from[k] = resolve(v, run.context)
-			if from[k] == nil {
-				from[k] = json.RawMessage("null")
-			}
 		}
 	}
 	b, _ := jsonx.Encode(from)
@@ -222,10 +206,10 @@ func (run *chainRun) input(n *chainNode) json.RawMessage {
 
 // execute runs a tool or skill between a start and a done or error event.
 func (run *chainRun) execute(ctx context.Context, n *chainNode, input json.RawMessage) (json.RawMessage, error) {
-	run.emit(ctx, n.NodeID, "start", nil, "")
+	run.emit(ctx, n.NodeID, "start", null, "")
 	out, err := run.call(ctx, n, input)
 	if err != nil {
-		run.emit(ctx, n.NodeID, "error", nil, publicText(err))
+		run.emit(ctx, n.NodeID, "error", null, publicText(err))
 		return nil, err
 	}
 	run.emit(ctx, n.NodeID, "done", out, "")
@@ -244,7 +228,7 @@ func (run *chainRun) call(ctx context.Context, n *chainNode, input json.RawMessa
 		data, success, text = res.Data, res.Success, res.Error
 	case n.Kind == "skill" && run.c.Skills != nil:
 		res, err := run.c.Skills.Call(ctx, &SkillCall{Request: run.r, Name: n.Name, Arguments: input,
-			LLMOverride: json.RawMessage("null"), Metadata: json.RawMessage("{}")})
+			LLMOverride: null, Metadata: json.RawMessage("{}")})
 		if err != nil {
 			return nil, err
 		}
@@ -261,9 +245,6 @@ func (run *chainRun) call(ctx context.Context, n *chainNode, input json.RawMessa
 func (run *chainRun) emit(ctx context.Context, node, phase string, output json.RawMessage, fault string) {
 	if !run.r.Bool("streaming") {
 		return
-	}
-	if output == nil {
-		output = null
 	}
 	more := func(f encoder) encoder {
 		return f.text("node_id", node).text("phase", phase).json("output", output).text("error", clip(fault, maxText))
@@ -284,15 +265,9 @@ func publicText(err error) string {
 // resolve evaluates an expression of input_map or items_path (A2E §6.18): a
 // string that starts with "$" is a path into the context ("$" all of it,
 // "$.node.field" a member of an output), anything else is itself. A path that
-// leads nowhere gives nil, which is null.
+// leads nowhere gives null.
 func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawMessage {
-	if len(expr) < 2 || expr[0] != '"' {
-		if string(expr) == "null" {
-			return nil
-		}
-		return expr
-	}
-	text, _ := unquote(expr)
+	text, _ := textOf(expr)
 	if !strings.HasPrefix(text, "$") {
 		return expr
 	}
@@ -303,18 +278,15 @@ func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawM
 	// The second character is a dot by convention and is not looked at.
 	_, size := utf8.DecodeRuneInString(text[1:])
 	parts := strings.Split(text[1+size:], ".")
-	cur, ok := context[parts[0]]
-	if !ok {
-		return nil
-	}
+	cur := context[parts[0]]
 	for _, part := range parts[1:] {
 		if len(cur) == 0 || cur[0] != '{' {
-			return nil
+			return null
 		}
 		cur = lookup(cur, members(cur), part)
 	}
-	if string(cur) == "null" {
-		return nil
+	if cur == nil {
+		return null
 	}
 	return cur
 }
@@ -336,15 +308,15 @@ func evalCondition(condition string, context map[string]json.RawMessage) (bool, 
 			continue
 		}
 		value := operandOf(resolve(appendString(nil, strings.TrimSpace(left)), context))
-		literal := literalOf(strings.TrimSpace(right))
-		if op == "==" || op == "!=" {
-			return value.equal(literal) == (op == "=="), nil
-		}
-		if value.kind == operandNull {
+		order, err := value.compare(literalOf(strings.TrimSpace(right)))
+		switch equal := err == nil && order == 0; {
+		case op == "==":
+			return equal, nil
+		case op == "!=":
+			return !equal, nil
+		case value.kind == operandNull:
 			return false, nil
-		}
-		order, err := value.compare(literal)
-		if err != nil || order == unordered {
+		case err != nil || order == unordered:
 			return false, err
 		}
 		switch op {
@@ -403,9 +375,6 @@ func boolOperand(b bool) operand {
 }
 
 func operandOf(v json.RawMessage) operand {
-	if len(v) == 0 {
-		return operand{}
-	}
 	switch v[0] {
 	case 'n':
 		return operand{}
@@ -424,11 +393,10 @@ func operandOf(v json.RawMessage) operand {
 // literalOf reads the right side: a number, true or false, or a text with or
 // without quotes.
 func literalOf(s string) operand {
-	digits := strings.ReplaceAll(strings.TrimPrefix(s, "+"), "_", "")
-	if validNumber(s) {
-		return numberOperand(digits)
-	}
-	if s == "true" || s == "false" {
+	switch {
+	case validNumber(s):
+		return numberOperand(strings.ReplaceAll(strings.TrimPrefix(s, "+"), "_", ""))
+	case s == "true" || s == "false":
 		return boolOperand(s == "true")
 	}
 	return operand{kind: operandText, text: strings.Trim(s, `'"`)}
@@ -437,35 +405,13 @@ func literalOf(s string) operand {
 // validNumber accepts what the reference's language reads as a number:
 // decimal, with underscores between digits, or inf and nan.
 func validNumber(s string) bool {
-	s = strings.TrimLeft(s, "+-")
-	switch strings.ToLower(s) {
-	case "inf", "infinity", "nan":
-		return true
-	}
-	if s == "" || strings.ContainsAny(s, "xXpPbBoO+ ") && !strings.ContainsAny(s, "eE") ||
-		strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
+	digits := strings.TrimLeft(s, "+-")
+	if strings.ContainsAny(s, "xX") || strings.HasPrefix(digits, "_") || strings.HasSuffix(s, "_") ||
+		strings.Contains(s, "__") {
 		return false
 	}
-	if strings.ContainsAny(s, "xXpP") {
-		return false
-	}
-	_, err := strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64)
+	_, err := strconv.ParseFloat(strings.ReplaceAll(digits, "_", ""), 64)
 	return err == nil || errors.Is(err, strconv.ErrRange)
-}
-
-func (a operand) equal(b operand) bool {
-	if a.kind != b.kind {
-		return false
-	}
-	switch a.kind {
-	case operandText:
-		return a.text == b.text
-	case operandNumber:
-		return compareNumbers(a, b) == 0
-	case operandNull:
-		return true
-	}
-	return false
 }
 
 func (a operand) compare(b operand) (int, error) {
@@ -482,14 +428,10 @@ func compareNumbers(a, b operand) int {
 	switch {
 	case a.whole != nil && b.whole != nil:
 		return a.whole.Cmp(b.whole)
-	case a.num < b.num:
-		return -1
-	case a.num > b.num:
-		return 1
-	case a.num == b.num:
-		return 0
+	case math.IsNaN(a.num) || math.IsNaN(b.num):
+		return unordered
 	}
-	return unordered
+	return cmp.Compare(a.num, b.num)
 }
 
 func (a operand) truth() bool {

@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -44,6 +45,39 @@ type MemoryEntry struct {
 	TTL       int64           `json:"ttl"`        // seconds; 0: for ever
 	CreatedAt json.RawMessage `json:"created_at"` // seconds since 1970, the literal as given
 	UpdatedAt json.RawMessage `json:"updated_at"`
+}
+
+// ParseMemoryEntry reads an element of entries of memory/store/req; now is for times
+// that it lacks, in seconds since 1970. The fault is empty, or says what is wrong with it.
+func ParseMemoryEntry(raw, now json.RawMessage) (e MemoryEntry, fault string) {
+	e = MemoryEntry{Score: 1, CreatedAt: now, UpdatedAt: now}
+	err := jsonx.Decode(raw, &e)
+	switch {
+	case err != nil:
+		return e, "not an entry"
+	case jsonx.Kind(e.Key) != '{':
+		return e, "key is not an object"
+	case len(e.Content) == 0:
+		return e, "content is missing"
+	case e.Tier == "":
+		return e, "tier is missing"
+	case e.TTL < 0:
+		return e, "ttl is negative"
+	case jsonx.Kind(e.CreatedAt) != '0' || jsonx.Kind(e.UpdatedAt) != '0':
+		return e, "a time is not a number"
+	}
+	if e.Tags == nil {
+		e.Tags = []string{}
+	}
+	return e, ""
+}
+
+// Expires gives the end of an entry that is stored now; zero for none.
+func (e *MemoryEntry) Expires(now time.Time) time.Time {
+	if e.TTL <= 0 || e.TTL >= int64(math.MaxInt64/time.Second) {
+		return time.Time{}
+	}
+	return now.Add(time.Duration(e.TTL) * time.Second)
 }
 
 // MemoryQuery selects entries: all filters that are set must hold. Keys match
@@ -98,6 +132,14 @@ func (q MemoryQuery) Forgets(e MemoryEntry, keyed bool) bool {
 		(keyed || slices.ContainsFunc(q.Tags, func(t string) bool { return slices.Contains(e.Tags, t) }))
 }
 
+// Tiers gives the tiers in which a query looks.
+func (q MemoryQuery) Tiers() []string {
+	if q.Tier != "" {
+		return []string{HomeTier(q.Tier)}
+	}
+	return []string{TierWorking, TierEpisodic, TierSemantic}
+}
+
 // Memories is the capability "memory". A memory_id belongs to the identity that
 // opened it: for every other it is [ErrMemoryNotFound].
 type Memories interface {
@@ -133,22 +175,15 @@ func (p memoryProvider) Serve(ctx context.Context, r *Request) (Response, error)
 		return Response{Body: map[string]any{"memory_id": id, "namespace": ns, "success": true}}, err
 	case "memory/store/req":
 		stored, faults, err := p.m.Store(ctx, r, id, r.Values("entries"))
-		return Response{Body: map[string]any{"stored": notNil(stored), "errors": notNil(faults)}}, err
+		return Response{Body: map[string]any{"stored": stored, "errors": faults}}, err
 	case "memory/retrieve/req":
 		found, err := p.m.Retrieve(ctx, r, id, q)
-		return Response{Body: map[string]any{"entries": notNil(found), "total": len(found)}}, err
+		return Response{Body: map[string]any{"entries": found, "total": len(found)}}, err
 	case "memory/forget/req":
 		n, err := p.m.Forget(ctx, r, id, q)
 		return Response{Body: map[string]any{"deleted": n}}, err
 	}
 	return Response{}, ErrUnknownType
-}
-
-func notNil[T any](s []T) []T {
-	if s == nil {
-		return []T{}
-	}
-	return s
 }
 
 // MemoryStore keeps memories in this process, within bounds: what a host
@@ -169,17 +204,15 @@ type MemoryStore struct {
 	used     map[string]int // identity → bytes
 	total    int
 	handles  map[string]*memoryHandle
-	byOwner  map[string][]string // identity → its handles, oldest first
-	tiers    map[string]*memoryTier
-	sessions map[string]struct{} // sessions whose end is awaited
+	byOwner  map[string][]string       // identity → its handles, oldest first
+	tiers    map[string][]*memoryEntry // oldest first
+	sessions map[string]struct{}       // sessions whose end is awaited
 }
 
 type memoryHandle struct {
 	owner string
 	tiers map[string]string // tier name → key into tiers
 }
-
-type memoryTier struct{ entries []*memoryEntry } // oldest first
 
 type memoryEntry struct {
 	MemoryEntry
@@ -224,7 +257,7 @@ func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scop
 	defer m.mu.Unlock()
 	if m.handles == nil {
 		m.handles, m.byOwner = map[string]*memoryHandle{}, map[string][]string{}
-		m.tiers, m.sessions = map[string]*memoryTier{}, map[string]struct{}{}
+		m.tiers, m.sessions = map[string][]*memoryEntry{}, map[string]struct{}{}
 		m.used = map[string]int{}
 	}
 	owner, id, session := r.Identity.Name, NewID(), r.Session.ID()
@@ -252,9 +285,9 @@ func (m *MemoryStore) sessionEnded(session string) {
 	defer m.mu.Unlock()
 	delete(m.sessions, session)
 	prefix := fmt.Sprintf("w%q", session)
-	for k := range m.tiers {
+	for k, tier := range m.tiers {
 		if strings.HasPrefix(k, prefix) {
-			for _, e := range m.tiers[k].entries {
+			for _, e := range tier {
 				m.count(e.owner, -e.size)
 			}
 			delete(m.tiers, k)
@@ -276,51 +309,41 @@ func canonicalKey(key json.RawMessage) (string, error) {
 	if err := jsonx.Valid(key, DefaultMaxDepth); err != nil {
 		return "", err
 	}
-	return string(appendCanonical(nil, trimLine(key))), nil
-}
-
-func appendCanonical(dst, v []byte) []byte {
-	switch {
-	case v[0] == '{':
-		ms := members(v)
-		names := make([]string, len(ms))
-		order := make([]int, len(ms))
-		for i := range ms {
-			names[i], _ = unquote(ms[i].name.of(v))
-			order[i] = i
-		}
-		slices.SortFunc(order, func(a, b int) int { return strings.Compare(names[a], names[b]) })
-		dst = append(dst, '{')
-		for _, i := range order {
-			dst = appendString(dst, names[i])
-			dst = append(appendCanonical(append(dst, ':'), ms[i].value.of(v)), ',')
-		}
-		return append(dst, '}')
-	case v[0] == '[':
-		dst = append(dst, '[')
-		elements(v, func(_ int, e []byte) bool {
-			dst = append(appendCanonical(dst, e), ',')
-			return true
-		})
-		return append(dst, ']')
-	case v[0] == '"':
-		s, _ := unquote(v)
-		return appendString(dst, s)
-	case isNumber(v[0]):
-		return appendDecimal(dst, v)
+	d := json.NewDecoder(bytes.NewReader(key))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return "", err
 	}
-	return append(dst, v...)
+	b, err := json.Marshal(canonicalNumbers(v))
+	return string(b), err
 }
 
-// appendDecimal writes a number literal as digits without outer zeros and a
-// power of ten: 1, 1.0 and 10e-1 are the same text.
-func appendDecimal(dst, v []byte) []byte {
-	mantissa, exp, _ := strings.Cut(strings.ToLower(string(v)), "e")
+func canonicalNumbers(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, e := range v {
+			v[name] = canonicalNumbers(e)
+		}
+	case []any:
+		for i, e := range v {
+			v[i] = canonicalNumbers(e)
+		}
+	case json.Number:
+		return json.Number(decimal(string(v)))
+	}
+	return v
+}
+
+// decimal writes a number literal as digits without outer zeros and a power of ten:
+// 1, 1.0 and 10e-1 are the same text.
+func decimal(literal string) string {
+	mantissa, exp, _ := strings.Cut(strings.ToLower(literal), "e")
 	mantissa, negative := strings.CutPrefix(mantissa, "-")
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	power, err := strconv.ParseInt(exp, 10, 32)
 	if exp != "" && err != nil {
-		return append(dst, v...) // beyond reason: equal only to itself
+		return literal // beyond reason: equal only to itself
 	}
 	power -= int64(len(fraction))
 	digits := strings.TrimLeft(whole+fraction, "0")
@@ -328,13 +351,12 @@ func appendDecimal(dst, v []byte) []byte {
 	digits = strings.TrimRight(digits, "0")
 	power += int64(n - len(digits))
 	if digits == "" {
-		return append(dst, '0')
+		return "0"
 	}
 	if negative {
-		dst = append(dst, '-')
+		digits = "-" + digits
 	}
-	dst = append(append(dst, digits...), 'e')
-	return strconv.AppendInt(dst, power, 10)
+	return digits + "e" + strconv.FormatInt(power, 10)
 }
 
 // Store writes entries; one with the key of another in the same tier takes its
@@ -363,102 +385,69 @@ func (m *MemoryStore) Store(_ context.Context, r *Request, id string,
 			continue
 		}
 		place := h.tiers[HomeTier(e.Tier)]
-		t := m.tiers[place]
-		if t == nil {
-			t = &memoryTier{}
-			m.tiers[place] = t
-		}
+		tier := m.tiers[place]
 		m.count(e.owner, e.size)
-		if old := slices.IndexFunc(t.entries,
-			func(o *memoryEntry) bool { return o.canonical == e.canonical }); old >= 0 {
-			m.count(t.entries[old].owner, -t.entries[old].size)
-			t.entries[old] = e
+		if old := slices.IndexFunc(tier, func(o *memoryEntry) bool { return o.canonical == e.canonical }); old >= 0 {
+			m.count(tier[old].owner, -tier[old].size)
+			tier[old] = e
 		} else {
-			t.entries = append(t.entries, e)
-			if len(t.entries) > orDefault(m.PerTier, 1000) {
-				m.count(t.entries[0].owner, -t.entries[0].size)
-				t.entries = slices.Clone(t.entries[1:])
+			tier = append(tier, e)
+			if len(tier) > orDefault(m.PerTier, 1000) {
+				m.count(tier[0].owner, -tier[0].size)
+				tier = slices.Clone(tier[1:])
 			}
 		}
+		m.tiers[place] = tier
 		stored = append(stored, e.MemoryEntry)
 	}
 	return stored, faults, nil
 }
 
-var memoryEntryFields = []string{"key", "content", "tier"}
-
 func (m *MemoryStore) entry(raw json.RawMessage, now time.Time) (*memoryEntry, string) {
 	if len(raw) > orDefault(m.Entry, 64<<10) {
 		return nil, "too large"
 	}
-	stamp := json.RawMessage(appendTime(nil, now))
-	e := &memoryEntry{MemoryEntry: MemoryEntry{Score: 1, CreatedAt: stamp, UpdatedAt: stamp}}
-	if err := jsonx.Decode(raw, &e.MemoryEntry); err != nil {
-		return nil, "not an entry"
+	parsed, fault := ParseMemoryEntry(raw, appendTime(nil, now))
+	if fault != "" {
+		return nil, fault
 	}
-	for i, v := range []json.RawMessage{e.Key, e.Content, json.RawMessage(e.Tier)} {
-		if len(v) == 0 {
-			return nil, memoryEntryFields[i] + " is missing"
-		}
-	}
-	if jsonx.Kind(e.Key) != '{' {
-		return nil, "key is not an object"
-	}
-	for _, v := range []*json.RawMessage{&e.CreatedAt, &e.UpdatedAt} {
-		if jsonx.Kind(*v) != '0' {
-			return nil, "a time is not a number"
-		}
-	}
+	e := &memoryEntry{MemoryEntry: parsed, expires: parsed.Expires(now)}
 	var err error
 	e.canonical, err = canonicalKey(e.Key)
 	if err != nil {
 		return nil, "key is not usable"
 	}
-	if e.TTL < 0 {
-		return nil, "ttl is negative"
-	}
-	if e.TTL > 0 && e.TTL < int64(math.MaxInt64/time.Second) {
-		e.expires = now.Add(time.Duration(e.TTL) * time.Second)
-	}
-	e.Tags = notNil(e.Tags)
 	e.Key, e.Content = slices.Clone(e.Key), slices.Clone(e.Content)
 	return e, ""
 }
 
-// each visits the entries of the tiers that q names, and drops the expired.
-func (m *MemoryStore) each(h *memoryHandle, q MemoryQuery, now time.Time, visit func(e *memoryEntry) (drop bool)) {
-	for _, tier := range []string{TierWorking, TierEpisodic, TierSemantic} {
-		key := h.tiers[tier]
-		t := m.tiers[key]
-		if t == nil || q.Tier != "" && HomeTier(q.Tier) != tier {
-			continue
+// each visits the entries of the tiers that q names, and drops the expired. keyed says
+// that the entry has one of q.Keys.
+func (m *MemoryStore) each(h *memoryHandle, q MemoryQuery, visit func(e *memoryEntry, keyed bool) (drop bool)) {
+	keys := make(map[string]bool, len(q.Keys))
+	for _, k := range q.Keys {
+		if c, err := canonicalKey(k); err == nil {
+			keys[c] = true
 		}
-		t.entries = slices.DeleteFunc(t.entries, func(e *memoryEntry) bool {
-			drop := !e.expires.IsZero() && !now.Before(e.expires) || visit(e)
+	}
+	now := m.now()
+	for _, tier := range q.Tiers() {
+		key := h.tiers[tier]
+		left := slices.DeleteFunc(m.tiers[key], func(e *memoryEntry) bool {
+			drop := !e.expires.IsZero() && !now.Before(e.expires) || visit(e, keys[e.canonical])
 			if drop {
 				m.count(e.owner, -e.size)
 			}
 			return drop
 		})
-		if len(t.entries) == 0 {
+		if m.tiers[key] = left; len(left) == 0 {
 			delete(m.tiers, key)
 		}
 	}
 }
 
-func canonicalKeys(keys []json.RawMessage) map[string]bool {
-	out := make(map[string]bool, len(keys))
-	for _, k := range keys {
-		if c, err := canonicalKey(k); err == nil {
-			out[c] = true
-		}
-	}
-	return out
-}
-
 // Retrieve gives matching entries, best first, as [MemoryQuery.Match] scores them.
 func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q MemoryQuery) ([]MemoryEntry, error) {
-	keys := canonicalKeys(q.Keys)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h, err := m.handle(r, id)
@@ -466,8 +455,8 @@ func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q Memor
 		return nil, err
 	}
 	found := []MemoryEntry{}
-	m.each(h, q, m.now(), func(e *memoryEntry) bool {
-		if score, ok := q.Match(e.MemoryEntry, keys[e.canonical]); ok {
+	m.each(h, q, func(e *memoryEntry, keyed bool) bool {
+		if score, ok := q.Match(e.MemoryEntry, keyed); ok {
 			hit := e.MemoryEntry
 			hit.Score = math.Round(score*1e4) / 1e4
 			found = append(found, hit)
@@ -480,7 +469,6 @@ func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q Memor
 // Forget deletes entries that have one of the keys or one of the tags, in the
 // tier given, or in all when it is empty. Without keys and tags nothing goes.
 func (m *MemoryStore) Forget(_ context.Context, r *Request, id string, q MemoryQuery) (int, error) {
-	keys := canonicalKeys(q.Keys)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h, err := m.handle(r, id)
@@ -488,8 +476,8 @@ func (m *MemoryStore) Forget(_ context.Context, r *Request, id string, q MemoryQ
 		return 0, err
 	}
 	deleted := 0
-	m.each(h, q, m.now(), func(e *memoryEntry) bool {
-		forget := q.Forgets(e.MemoryEntry, keys[e.canonical])
+	m.each(h, q, func(e *memoryEntry, keyed bool) bool {
+		forget := q.Forgets(e.MemoryEntry, keyed)
 		if forget {
 			deleted++
 		}

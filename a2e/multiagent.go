@@ -72,9 +72,6 @@ func (p multiAgentProvider) Serve(ctx context.Context, r *Request) (Response, er
 		return Response{Body: map[string]any{"accepted": ok, "status": status}}, err
 	case "multi_agent/await":
 		o, err := p.m.Await(ctx, r, sub)
-		if o.Result == nil {
-			o.Result = json.RawMessage("null")
-		}
 		var text any
 		if o.Error != "" {
 			text = o.Error
@@ -83,9 +80,6 @@ func (p multiAgentProvider) Serve(ctx context.Context, r *Request) (Response, er
 			"error": text}}, err
 	case "multi_agent/list":
 		list, err := p.m.List(ctx, r)
-		if list == nil {
-			list = []json.RawMessage{}
-		}
 		return Response{Body: map[string]any{"subagents": list}}, err
 	case "multi_agent/terminate":
 		ok, err := p.m.Terminate(ctx, r, sub)

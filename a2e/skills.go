@@ -1,10 +1,10 @@
 package a2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"slices"
-	"time"
 )
 
 // SkillDefinition describes a skill (A2E §6.14). What is nil is null on the
@@ -83,9 +83,7 @@ func (p skillProvider) Serve(ctx context.Context, r *Request) (Response, error) 
 			if len(categories) > 0 && (s.Category == nil || !slices.Contains(categories, *s.Category)) {
 				continue
 			}
-			if s.Status == "" {
-				s.Status = "Published"
-			}
+			s.Status = cmp.Or(s.Status, "Published")
 			list = append(list, s)
 		}
 		return Response{Body: map[string]any{"skills": list}}, nil
@@ -104,26 +102,13 @@ func (p skillProvider) call(ctx context.Context, r *Request) (Response, error) {
 	if err != nil {
 		return Response{}, failedAs(err, SkillError, "the skill failed", "skill")
 	}
-	if res.DurationMS == 0 {
-		res.DurationMS = time.Since(r.Received).Milliseconds()
-	}
-	data, err := valueOf(res.Data)
-	var summary json.RawMessage
-	if err == nil {
-		summary, err = valueOf(res.Summary)
-	}
+	f, err := r.appendResult(r.head("skill/call/resp", 512).text("name", c.Name).name("data"), ToolResult{
+		Success: res.Success, Data: res.Data, Summary: res.Summary, Truncated: res.Truncated, Error: res.Error,
+		ErrorCode: res.ErrorCode, DurationMS: res.DurationMS, Metadata: res.Metadata,
+	}, false)
 	if err != nil {
 		return Response{}, &Error{Code: SkillError, Text: "the result of the skill is not JSON", Step: "handler",
 			Capability: "skill", cause: err}
 	}
-	f := append(r.head("skill/call/resp", 512).text("name", c.Name).name("data"), '{').flag("success", res.Success).
-		json("data", data).json("summary", summary).flag("truncated", res.Truncated).nullable("error", res.Error).
-		nullable("error_code", res.ErrorCode).number("duration_ms", res.DurationMS).json("events", []byte("[]"))
-	f, err = f.metadata(res.Metadata)
-	if err != nil {
-		return Response{}, &Error{Code: SkillError, Text: "the metadata of the skill are not JSON", Step: "handler",
-			Capability: "skill", cause: err}
-	}
-	f = append(f, '}').json("error", null).time("created_at", r.h.Now())
-	return Response{Body: wholeFrame(append(f, '}'))}, nil
+	return Response{Body: wholeFrame(append(f.json("error", null).time("created_at", r.h.Now()), '}'))}, nil
 }

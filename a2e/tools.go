@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -60,14 +61,13 @@ func (q ToolQuery) Select(tools []ToolDefinition) []ToolDefinition {
 			}
 			continue
 		}
-		all := true
-		for _, want := range q.Tags {
-			all = all && slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.EqualFold(tag, want) })
+		missing := func(want string) bool {
+			return !slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.EqualFold(tag, want) })
 		}
 		hit := strings.Contains(strings.ToLower(t.Name), text) ||
 			strings.Contains(strings.ToLower(t.Description), text) ||
 			slices.ContainsFunc(t.Tags, func(tag string) bool { return strings.Contains(strings.ToLower(tag), text) })
-		if all && hit {
+		if hit && !slices.ContainsFunc(q.Tags, missing) {
 			out = append(out, t)
 		}
 	}
@@ -125,9 +125,7 @@ func (p toolProvider) Serve(ctx context.Context, r *Request) (Response, error) {
 			IncludeDeferred: r.Bool("include_deferred")}
 		list := q.Select(all)
 		for i := range list {
-			if list[i].Version == "" {
-				list[i].Version = "1.0.0"
-			}
+			list[i].Version = cmp.Or(list[i].Version, "1.0.0")
 		}
 		return Response{Body: map[string]any{"tools": list}}, nil
 	case "tool/call/req":
@@ -143,14 +141,9 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 	if err != nil {
 		return Response{}, failedAs(err, ToolError, "the tool failed", "tools")
 	}
-	if res.ToolName == "" {
-		res.ToolName = call.Name
-	}
-	if res.DurationMS == 0 {
-		res.DurationMS = time.Since(r.Received).Milliseconds()
-	}
+	res.ToolName = cmp.Or(res.ToolName, call.Name)
 	data, _ := res.Data.(json.RawMessage)
-	f, err := appendToolResult(r.head("tool/call/resp", 256+len(data)).name("data"), res)
+	f, err := r.appendResult(r.head("tool/call/resp", 256+len(data)).name("data"), res, true)
 	if err != nil {
 		return Response{}, &Error{Code: ToolError, Text: "the result of the tool is not JSON", Step: "handler",
 			Capability: "tools", cause: err}
@@ -188,7 +181,8 @@ func valueOf(v any) (json.RawMessage, error) {
 	return raw, nil
 }
 
-func appendToolResult(f encoder, res ToolResult) (encoder, error) {
+// appendResult writes the member data of a tool/call/resp or of a skill/call/resp.
+func (r *Request) appendResult(f encoder, res ToolResult, tool bool) (encoder, error) {
 	data, err := valueOf(res.Data)
 	if err != nil {
 		return nil, err
@@ -198,19 +192,24 @@ func appendToolResult(f encoder, res ToolResult) (encoder, error) {
 		return nil, err
 	}
 	data = trimLine(data)
-	f = append(f, '{').flag("success", res.Success).text("tool_name", res.ToolName)
-	if data[0] == '{' || data[0] == 'n' {
-		f = f.json("data", data)
-	} else {
+	f = append(f, '{').flag("success", res.Success)
+	if tool {
+		f = f.text("tool_name", res.ToolName)
+	}
+	if tool && data[0] != '{' && data[0] != 'n' {
 		f = append(append(f.name("data"), '{').json("value", data), '}')
+	} else {
+		f = f.json("data", data)
 	}
 	f = f.json("summary", summary).flag("truncated", res.Truncated)
-	if res.ExitCode != nil {
+	switch {
+	case res.ExitCode != nil:
 		f = f.number("exit_code", int64(*res.ExitCode))
-	} else {
+	case tool:
 		f = f.json("exit_code", exitCodeOf(data))
 	}
-	f = f.nullable("error", res.Error).nullable("error_code", res.ErrorCode).number("duration_ms", res.DurationMS)
+	ms := cmp.Or(res.DurationMS, time.Since(r.Received).Milliseconds())
+	f = f.nullable("error", res.Error).nullable("error_code", res.ErrorCode).number("duration_ms", ms)
 	f = append(f.name("events"), '[')
 	for i, e := range res.Events {
 		if i > 0 {
@@ -222,8 +221,15 @@ func appendToolResult(f encoder, res ToolResult) (encoder, error) {
 		}
 		f = appendASCII(f, v)
 	}
-	f, err = append(f, ']').metadata(res.Metadata)
-	return append(f, '}'), err
+	f = append(f, ']')
+	if res.Metadata != nil {
+		metadata, err := valueOf(res.Metadata)
+		if err != nil {
+			return nil, err
+		}
+		f = f.json("metadata", metadata)
+	}
+	return append(f, '}'), nil
 }
 
 // exitCodeOf finds the exit code that a command gives among its data.
@@ -238,16 +244,7 @@ func exitCodeOf(data json.RawMessage) []byte {
 	return exit
 }
 
-// metadata adds the member metadata if there is some.
-func (f encoder) metadata(v json.RawMessage) (encoder, error) {
-	if v == nil {
-		return f, nil
-	}
-	v, err := valueOf(v)
-	return f.json("metadata", v), err
-}
-
-// toolResultOf reads what appendToolResult writes. Members of unknown names
+// toolResultOf reads what appendResult writes. Members of unknown names
 // are passed over, null ones are as absent.
 func toolResultOf(data json.RawMessage) (ToolResult, error) {
 	if jsonx.Kind(data) != '{' {
