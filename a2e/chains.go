@@ -395,7 +395,7 @@ func operandOf(v json.RawMessage) operand {
 func literalOf(s string) operand {
 	switch {
 	case validNumber(s):
-		return numberOperand(strings.ReplaceAll(strings.TrimPrefix(s, "+"), "_", ""))
+		return numberOperand(strings.ReplaceAll(s, "_", ""))
 	case s == "true" || s == "false":
 		return boolOperand(s == "true")
 	}
@@ -405,12 +405,11 @@ func literalOf(s string) operand {
 // validNumber accepts what the reference's language reads as a number:
 // decimal, with underscores between digits, or inf and nan.
 func validNumber(s string) bool {
-	digits := strings.TrimLeft(s, "+-")
-	if strings.ContainsAny(s, "xX") || strings.HasPrefix(digits, "_") || strings.HasSuffix(s, "_") ||
-		strings.Contains(s, "__") {
+	if strings.ContainsAny(s, "xX") || strings.HasPrefix(strings.TrimLeft(s, "+-"), "_") ||
+		strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
 		return false
 	}
-	_, err := strconv.ParseFloat(strings.ReplaceAll(digits, "_", ""), 64)
+	_, err := strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64)
 	return err == nil || errors.Is(err, strconv.ErrRange)
 }
 

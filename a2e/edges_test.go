@@ -2,6 +2,7 @@ package a2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"testing"
 	"time"
@@ -56,4 +57,19 @@ func TestHandlerLearnsOfItsDeadline(t *testing.T) {
 			t.Errorf("the handler's context ended after %v with %v", time.Since(begin), err)
 		}
 	})
+}
+
+// The literal of a condition is a number where the reference's language reads one, and a
+// text otherwise.
+func TestLiterals(t *testing.T) {
+	context := map[string]json.RawMessage{"zero": json.RawMessage("0"), "n": json.RawMessage("-5"),
+		"s": json.RawMessage(`"--0"`)}
+	for condition, want := range map[string]bool{
+		"$.n == -5": true, "$.n == -5.0": true, "$.n < +1_0": true, "$.n > -inf": true,
+		"$.zero == --0": false, "$.n == +-5": false, "$.zero == -nan": false, "$.s == --0": true,
+	} {
+		if got, err := evalCondition(condition, context); err != nil || got != want {
+			t.Errorf("%s: %v, %v, want %v", condition, got, err, want)
+		}
+	}
 }
