@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
+	"maps"
 	"net/url"
 	"reflect"
 	"slices"
@@ -120,12 +120,7 @@ func (h *hosts) changed(c directory.Change) {
 	ctx, stop := context.WithCancel(h.b.ctx)
 	a = &attachment{agent: name, url: at, client: client, stop: stop, ended: make(chan struct{}),
 		changed: make(chan struct{}, 1)}
-	client.OnLink = func(bool) {
-		select {
-		case a.changed <- struct{}{}:
-		default:
-		}
-	}
+	client.OnLink = func(bool) { wake(a.changed) }
 	h.byName[name] = a
 	go h.follow(ctx, a)
 }
@@ -159,10 +154,7 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 			}
 			return secure, nil
 		}
-	case "unix":
-		c.Dial = func(ctx context.Context) (io.ReadWriteCloser, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", u.Path)
-		}
+	case "unix": // as the client dials it: there is no address to guard
 	default:
 		return nil, fmt.Errorf("scheme %q: want http, https, tcp, tls or unix", u.Scheme)
 	}
@@ -189,18 +181,15 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 		} else {
 			pause = hostFirst
 		}
-		t := time.NewTimer(wait)
 		select {
-		case <-t.C:
+		case <-time.After(wait):
 		case <-a.changed:
-			t.Reset(time.Until(asked.Add(hostFirst))) // not more than once a second, whatever the connection does
-			select {
-			case <-t.C:
+			select { // not more than once a second, whatever the connection does
+			case <-time.After(time.Until(asked.Add(hostFirst))):
 			case <-ctx.Done():
 			}
 		case <-ctx.Done():
 		}
-		t.Stop()
 		if ctx.Err() != nil {
 			return
 		}
@@ -292,10 +281,7 @@ func (h *hosts) learn(ctx context.Context, a *attachment) error {
 func (h *hosts) close() {
 	h.mu.Lock()
 	h.closed = true
-	all := make([]*attachment, 0, len(h.byName))
-	for _, a := range h.byName {
-		all = append(all, a)
-	}
+	all := slices.Collect(maps.Values(h.byName))
 	h.mu.Unlock()
 	for _, a := range all {
 		a.stop()

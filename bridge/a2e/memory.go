@@ -205,10 +205,7 @@ func (m *memory) Store(ctx context.Context, r *protocol.Request, id string,
 				return out, faults, err
 			}
 		}
-		var until time.Time
-		if e.TTL > 0 && e.TTL < int64(math.MaxInt64/time.Second) {
-			until = m.now().Add(time.Duration(e.TTL) * time.Second)
-		}
+		until := e.Expires(m.now())
 		if limit := m.now().Add(workingFor); e.Tier == protocol.TierWorking && (until.IsZero() || until.After(limit)) {
 			until = limit
 		}
@@ -250,24 +247,8 @@ func (m *memory) entry(raw json.RawMessage) (e protocol.MemoryEntry, key, fault 
 		return e, "", "too large"
 	}
 	now := json.RawMessage(strconv.FormatFloat(float64(m.now().UnixMilli())/1000, 'f', 3, 64))
-	e = protocol.MemoryEntry{Score: 1, CreatedAt: now, UpdatedAt: now, Tags: []string{}}
-	if err := jsonx.Decode(raw, &e); err != nil {
-		return e, "", "not an entry"
-	}
-	switch {
-	case len(e.Key) == 0 || jsonx.Kind(e.Key) != '{':
-		return e, "", "key is not an object"
-	case len(e.Content) == 0:
-		return e, "", "content is missing"
-	case e.Tier == "":
-		return e, "", "tier is missing"
-	case e.TTL < 0:
-		return e, "", "ttl is negative"
-	case jsonx.Kind(e.CreatedAt) != '0' || jsonx.Kind(e.UpdatedAt) != '0':
-		return e, "", "a time is not a number"
-	}
-	if e.Tags == nil {
-		e.Tags = []string{}
+	if e, fault = protocol.ParseMemoryEntry(raw, now); fault != "" {
+		return e, "", fault
 	}
 	key, err := memoryKey(e.Key)
 	if err != nil {
@@ -284,36 +265,29 @@ func memoryKey(key json.RawMessage) (string, error) {
 	return digest(string(c)), nil
 }
 
-// each visits the entries of the tiers that q names.
-func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, tier string,
-	visit func(row journal.Row[stored]) error) error {
-	for _, name := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
-		if tier != "" && protocol.HomeTier(tier) != name {
-			continue
+// each visits the entries of the tiers that q names. keyed says that the entry has one of
+// q.Keys.
+func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, q protocol.MemoryQuery,
+	visit func(row journal.Row[stored], keyed bool) error) error {
+	keys := map[string]bool{}
+	for _, k := range q.Keys {
+		if d, err := memoryKey(k); err == nil {
+			keys[d] = true
 		}
-		list, err := m.entries.List(ctx, h.tier(name, r))
+	}
+	for _, tier := range q.Tiers() {
+		prefix := h.tier(tier, r)
+		list, err := m.entries.List(ctx, prefix)
 		if err != nil {
 			return err
 		}
 		for _, row := range list {
-			if err := visit(row); err != nil {
+			if err := visit(row, keys[strings.TrimPrefix(row.Key, prefix)]); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-func keysOf(keys []json.RawMessage, prefix func(string) string) map[string]bool {
-	out := map[string]bool{}
-	for _, k := range keys {
-		if d, err := memoryKey(k); err == nil {
-			for _, tier := range []string{protocol.TierWorking, protocol.TierEpisodic, protocol.TierSemantic} {
-				out[prefix(tier)+d] = true
-			}
-		}
-	}
-	return out
 }
 
 // Retrieve implements a2e.Memories: best first. An entry scores 1 for its key,
@@ -325,12 +299,11 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
 	if err != nil {
 		return nil, err
 	}
-	keys := keysOf(q.Keys, func(tier string) string { return h.tier(tier, r) })
 	words := strings.Fields(strings.ToLower(q.Query))
 	found := []protocol.MemoryEntry{}
-	err = m.each(ctx, r, h, q.Tier, func(row journal.Row[stored]) error {
+	err = m.each(ctx, r, h, q, func(row journal.Row[stored], keyed bool) error {
 		e := row.Value.Entry
-		score, ok := q.Match(e, keys[row.Key])
+		score, ok := q.Match(e, keyed)
 		if !ok {
 			return nil
 		}
@@ -363,13 +336,12 @@ func (m *memory) Forget(ctx context.Context, r *protocol.Request, id string, q p
 	if err != nil {
 		return 0, err
 	}
-	keys := keysOf(q.Keys, func(tier string) string { return h.tier(tier, r) })
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := 0
-	err = m.each(ctx, r, h, q.Tier, func(row journal.Row[stored]) error {
+	err = m.each(ctx, r, h, q, func(row journal.Row[stored], keyed bool) error {
 		s := row.Value
-		if s.Owner != h.Owner || !q.Forgets(s.Entry, keys[row.Key]) {
+		if s.Owner != h.Owner || !q.Forgets(s.Entry, keyed) {
 			return nil
 		}
 		n++

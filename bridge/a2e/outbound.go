@@ -149,21 +149,18 @@ func failed(m *parley.Message, e *parley.Error) hub.Outcome {
 
 func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (any, error) {
 	arguments, err := toData(m.Parts)
+	if err == nil {
+		arguments, err = asObject(arguments)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if jsonx.Kind(arguments) != '{' {
-		if arguments, err = jsonx.Encode(map[string]json.RawMessage{wrapped: arguments}); err != nil {
-			return nil, err
-		}
 	}
 	timeout := 30
 	if until, ok := ctx.Deadline(); ok {
 		timeout = max(1, int(time.Until(until)/time.Second))
 	}
 	return map[string]any{"tool_name": skill, "arguments": arguments, "correlation_id": m.Conversation.String(),
-		"streaming": true,
-		"timeout":   timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
+		"streaming": true, "timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
 }
 
 // answer says the final frame of a host in the hub's terms.
@@ -239,10 +236,8 @@ func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out 
 			s.Status, s.Error = protocol.StatusFailed, "the answer cannot be said in A2E"
 			return true
 		}
-		if jsonx.Kind(data) != '{' {
-			if data, derr = jsonx.Encode(map[string]json.RawMessage{wrapped: data}); derr != nil {
-				return false
-			}
+		if data, derr = asObject(data); derr != nil {
+			return false
 		}
 		s.Status, s.Result = protocol.StatusCompleted, json.RawMessage(data)
 		return true

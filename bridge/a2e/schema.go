@@ -39,6 +39,13 @@ func (s *schema) kind() string {
 	return ""
 }
 
+// isObject reports whether the content of a skill is an object, as it is unless the
+// schema says otherwise.
+func (s *schema) isObject() bool {
+	k := s.kind()
+	return k == "object" || k == "" && len(s.Enum) == 0
+}
+
 // wrapped is the parameter of a skill whose content is no object.
 const wrapped = "value"
 
@@ -51,16 +58,14 @@ func parameters(raw json.RawMessage) []protocol.ToolParameter {
 		return append(list, protocol.ToolParameter{Name: "text", Type: "string",
 			Description: "what to say; other members are passed on as they are"})
 	}
-	switch k := s.kind(); {
-	case k == "object" || k == "" && len(s.Enum) == 0:
-		for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
-			p := parameter(name, s.Properties[name], 0)
-			p.Required = slices.Contains(s.Required, name)
-			list = append(list, p)
-		}
-	default:
+	if !s.isObject() {
 		p := parameter(wrapped, raw, 0)
 		p.Required = true
+		return append(list, p)
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+		p := parameter(name, s.Properties[name], 0)
+		p.Required = slices.Contains(s.Required, name)
 		list = append(list, p)
 	}
 	return list
@@ -101,11 +106,7 @@ func parameter(name string, raw json.RawMessage, depth int) protocol.ToolParamet
 // isWrapped reports whether a skill takes something else than an object.
 func isWrapped(raw json.RawMessage) bool {
 	var s schema
-	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
-		return false
-	}
-	k := s.kind()
-	return k != "object" && (k != "" || len(s.Enum) > 0)
+	return len(raw) > 0 && json.Unmarshal(raw, &s) == nil && !s.isObject()
 }
 
 // unwrap gives the content of a call of such a skill.

@@ -84,6 +84,14 @@ func toData(parts []parley.Part) (json.RawMessage, error) {
 	return v, err
 }
 
+// asObject gives a value that is an object, itself or as the member of one.
+func asObject(v json.RawMessage) (json.RawMessage, error) {
+	if jsonx.Kind(v) == '{' {
+		return v, nil
+	}
+	return jsonx.Encode(map[string]json.RawMessage{wrapped: v})
+}
+
 // fromContent is the reverse of toContent for what agents send.
 func fromContent(v json.RawMessage) ([]parley.Part, error) {
 	switch {
@@ -190,9 +198,7 @@ func toArrival(m *parley.Message, attempt int, hubID string) (json.RawMessage, e
 	if t := m.Text(); t != "" {
 		a.Message += ": " + t
 	}
-	if r := []rune(a.Message); len(r) > 200 {
-		a.Message = string(r[:199]) + "…"
-	}
+	a.Message = clip(a.Message, 200)
 	return jsonx.Encode(a)
 }
 
