@@ -142,14 +142,6 @@ func New(c Config) (*Binding, error) {
 		Log: c.Logger, Now: c.Now,
 	}
 	b.sessions.session = b.host.Session
-	b.sessions.attached = func(id string) bool {
-		s, ok := b.host.Session(id)
-		if !ok {
-			return false
-		}
-		_, attached := s.State()
-		return attached
-	}
 	b.stops = append(b.stops, c.Hub.Directory().Watch(func(ch directory.Change) {
 		b.tools.changed()
 		b.hosts.changed(ch)
@@ -225,7 +217,6 @@ func (b *Binding) Start(ctx context.Context) error {
 // not end otherwise.
 func (b *Binding) Stop(ctx context.Context) {
 	b.inboxes.shut()
-	b.subagents.shut()
 	if err := b.host.Shutdown(ctx); err != nil {
 		b.c.Logger.Debug("A2E sessions were cut off", "error", err)
 	}

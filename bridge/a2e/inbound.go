@@ -144,6 +144,21 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 	}
 }
 
+// accept submits a message that no call waits for. Of a repeated one it gives the id of
+// the first.
+func (b *Binding) accept(ctx context.Context, r *protocol.Request, s hub.Submission) (id, conversation parley.ID,
+	err error) {
+	to := s.Message.To // the hub may name the recipient of a reply
+	sent, err := b.c.Hub.Accept(ctx, s)
+	if prior, ok := errors.AsType[*hub.Prior](err); ok {
+		return prior.Of.Message, parley.ID{}, nil
+	}
+	if err != nil {
+		return id, conversation, b.refusal(err, r, to)
+	}
+	return sent.ID, sent.Conversation, nil
+}
+
 // call submits a request and waits for its reply; a Failure is an error. event gets the
 // events as they come; nil: the agent wants none.
 func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool,
@@ -151,15 +166,13 @@ func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Messa
 	s := b.submission(r, m)
 	s.Fits = fits
 	call, err := b.c.Hub.Begin(ctx, s)
-	var prior *hub.Prior
-	switch {
-	case errors.As(err, &prior):
-		reply, err := b.recordedReply(ctx, prior.Of, m.To)
-		if err != nil {
-			return nil, b.refusal(err, r, m.To)
+	if prior, ok := errors.AsType[*hub.Prior](err); ok {
+		var reply *parley.Message
+		if reply, err = b.recordedReply(ctx, prior.Of, m.To); err == nil {
+			return b.replyOrError(r, reply)
 		}
-		return b.replyOrError(r, reply)
-	case err != nil:
+	}
+	if err != nil {
 		return nil, b.refusal(err, r, m.To)
 	}
 	if event == nil {
@@ -251,10 +264,6 @@ func (b *Binding) refused(f protocol.Refusal) {
 	if f.Dropped && errors.Is(f.Err, protocol.ErrReplay) {
 		return // a duplicate of a request in work: nothing was refused
 	}
-	claim := f.Identity
-	if claim == "" {
-		claim = clip(f.AgentID, 128)
-	}
 	code := parley.Malformed
 	switch {
 	case errors.Is(f.Err, protocol.ErrTooLarge):
@@ -276,7 +285,7 @@ func (b *Binding) refused(f protocol.Refusal) {
 	if f.Dropped {
 		cause = "not answered: " + cause
 	}
-	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote, Claim: claim, To: clip(f.Type, 128),
-		Step: f.Err.Step, Code: code,
+	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote,
+		Claim: cmp.Or(f.Identity, clip(f.AgentID, 128)), To: clip(f.Type, 128), Step: f.Err.Step, Code: code,
 		Text: f.Err.Text, Cause: cause, Size: f.Size})
 }

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )
@@ -35,6 +33,7 @@ type inboxes struct {
 	node      string
 	run       string // begins the ids of this process's calls
 	room      int    // for messages in an answer, in bytes
+	order     ordered
 
 	mu      sync.Mutex
 	calls   map[string][]*openCall        // by agent
@@ -43,7 +42,6 @@ type inboxes struct {
 	holders map[string]map[string]*reader // the calls that have messages, by agent and key
 	taken   map[string]bool               // by key: messages for a call here that a call has had
 	freed   map[string]chan struct{}      // by key: closed when a message that its call did not take is free for others
-	count   uint64                        // of messages recorded here: their order within a moment
 	closed  bool                          // no goroutine may begin any more
 	life    context.Context               // ends with shut
 	stop    context.CancelFunc
@@ -157,13 +155,8 @@ func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, er
 // keep records a message until a call has returned it.
 func (x *inboxes) keep(ctx context.Context, agent string, m inboxMessage) error {
 	now := x.b.c.Now()
-	x.mu.Lock()
-	x.count++
-	n := x.count
-	x.mu.Unlock()
-	// Other hubs may keep something at the same time.
-	key := fmt.Sprintf("%s%020d-%06d-%s", inboxPrefix(agent), now.UnixNano(), n%1e6, rand.Text()[:12])
-	_, err := x.messages.Replace(ctx, journal.Row[inboxMessage]{Key: key, Value: m, Until: now.Add(inboxTTL)})
+	_, err := x.messages.Replace(ctx, journal.Row[inboxMessage]{Key: inboxPrefix(agent) + x.order.key(now), Value: m,
+		Until: now.Add(inboxTTL)})
 	return err
 }
 
@@ -311,14 +304,14 @@ func (x *inboxes) remove(r *reader, list []inboxRow) {
 }
 
 // call serves parley_inbox.
-func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (any, error) {
 	q := struct {
 		Wait *float64 `json:"wait"`
 		Max  int      `json:"max"`
 	}{Max: defaultBatch}
 	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.Wait != nil && (*q.Wait < 0 || *q.Wait > 1e6) ||
 		q.Max < 1 {
-		return protocol.ToolResult{}, badArguments("want {wait: seconds, max: 1 or more}", err)
+		return nil, badArguments("want {wait: seconds, max: 1 or more}", err)
 	}
 	wait := handOutTime(time.Until(c.Request.Deadline))
 	if q.Wait != nil {
@@ -329,12 +322,12 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (protocol.Tool
 	r := &reader{c: c, agent: agent, prefix: inboxPrefix(agent), more: make(chan struct{}, 1),
 		left: make(chan struct{}, 1)}
 	w := &batch{x: x, r: r, limit: min(q.Max, maxBatch)}
-	until := time.NewTimer(wait)
-	defer until.Stop()
 	// An agent that reads nothing holds events up: not the end of the hub.
 	events, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
+	waiting, cancel := context.WithTimeout(events, wait)
+	defer cancel()
 	a := x.begin(agent, r)
 	w.takeWaiting(ctx, events, true)
 	if !w.over() {
@@ -357,22 +350,18 @@ loop:
 			away = nil
 		case <-enough:
 			break loop
-		case <-until.C:
-			break loop
-		case <-x.life.Done():
-			break loop
 		case <-c.Session.Draining(): // the agent has said that it goes
 			break loop
-		case <-ctx.Done():
+		case <-waiting.Done():
 			break loop
 		}
 	}
 	x.end(a)
 	if err := ctx.Err(); err != nil {
 		x.leave(r, w.messages...)
-		return protocol.ToolResult{}, err
+		return nil, err
 	}
-	return protocol.ToolResult{Success: true, Data: map[string]any{"messages": w.answer(), "more": w.over()}}, nil
+	return map[string]any{"messages": w.answer(), "more": w.over()}, nil
 }
 
 // handOutTime is for how much of its time a call hands out messages. The agent gives
@@ -515,7 +504,7 @@ func (w *batch) answer() []json.RawMessage {
 }
 
 // reply serves parley_reply.
-func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (any, error) {
 	var q struct {
 		ID      parley.ID       `json:"id"`
 		Content json.RawMessage `json:"content"`
@@ -523,7 +512,7 @@ func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (protocol.Too
 		State   string          `json:"state"`
 	}
 	if err := jsonx.Decode(c.Arguments, &q); err != nil || q.ID.IsZero() || q.Error != "" && q.State != "" {
-		return protocol.ToolResult{}, badArguments("want {id, content}, {id, error} or {id, state, content}", err)
+		return nil, badArguments("want {id, content}, {id, error} or {id, state, content}", err)
 	}
 	m := x.b.request(c.Request, parley.Response)
 	switch {
@@ -532,24 +521,17 @@ func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (protocol.Too
 	case q.State != "":
 		m.Kind = parley.Event
 		if err := m.State.UnmarshalText([]byte(q.State)); err != nil {
-			return protocol.ToolResult{}, badArguments("state: want accepted, working or needs-input", err)
+			return nil, badArguments("state: want accepted, working or needs-input", err)
 		}
 	}
 	var err error
 	if m.Parts, err = fromContent(q.Content); err != nil {
-		return protocol.ToolResult{}, badArguments("the content is not usable", err)
+		return nil, badArguments("the content is not usable", err)
 	}
 	m.InReplyTo = q.ID
 	s := x.b.submission(c.Request, m)
 	s.Foreign = ""
 	s.Key.ID = s.Scope + "\n" + s.Key.ID // kept in the scope of the request, where other sessions reply too
-	sent, err := x.b.c.Hub.Accept(ctx, s)
-	var prior *hub.Prior
-	if errors.As(err, &prior) {
-		return protocol.ToolResult{Success: true, Data: map[string]any{"id": prior.Of.Message}}, nil
-	}
-	if err != nil {
-		return protocol.ToolResult{}, x.b.refusal(err, c.Request, "")
-	}
-	return protocol.ToolResult{Success: true, Data: map[string]any{"id": sent.ID}}, nil
+	id, _, err := x.b.accept(ctx, c.Request, s)
+	return map[string]any{"id": id}, err
 }

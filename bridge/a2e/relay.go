@@ -2,7 +2,6 @@ package a2e
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -87,13 +86,8 @@ func (t *sessionStore) Forward(ctx context.Context, id string, seq uint64, frame
 
 // relay records data for the node that has a session, or will have it.
 func (t *sessionStore) relay(ctx context.Context, key, direction string, data []byte) error {
-	t.mu.Lock()
-	t.count++
-	n := t.count
-	t.mu.Unlock()
 	now := t.now()
-	name := fmt.Sprintf("%s/%s/%020d-%06d-%s", key, direction, now.UnixNano(), n%1e6, rand.Text()[:12])
-	_, err := t.relays.Put(ctx, name, data, now.Add(relayTTL))
+	_, err := t.relays.Put(ctx, key+"/"+direction+"/"+t.order.key(now), data, now.Add(relayTTL))
 	return err
 }
 

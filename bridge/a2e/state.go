@@ -3,6 +3,7 @@ package a2e
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -29,14 +31,13 @@ import (
 // is recorded when it could not be written within linger: a frame that the agent
 // reads at once costs no write.
 type sessionStore struct {
-	rows     *journal.Table[recordedSession]
-	now      func() time.Time
-	log      *slog.Logger
-	node     string
-	linger   time.Duration
-	attached func(sessionID string) bool // called without locks held
-	known    func(agent string) bool     // whether the directory has the agent
-	// session gives one that this node's host has.
+	rows   *journal.Table[recordedSession]
+	now    func() time.Time
+	log    *slog.Logger
+	node   string
+	linger time.Duration
+	known  func(agent string) bool // whether the directory has the agent
+	// session gives one that this node's host has. It is called without locks held.
 	session func(sessionID string) (*protocol.Session, bool)
 	// aliveElsewhere reports whether another node of a name is alive.
 	aliveElsewhere func(node string) bool
@@ -47,10 +48,10 @@ type sessionStore struct {
 	life   context.Context
 	stop   context.CancelFunc
 
+	order    ordered
 	mu       sync.Mutex
 	sessions map[string]*ownSession
 	ids      map[string]string // of sessions, by key
-	count    uint64            // of what was passed on: the order within a moment
 	closed   bool
 	work     sync.WaitGroup
 }
@@ -103,9 +104,19 @@ func newSessionStore(j *journal.Journal, now func() time.Time, log *slog.Logger)
 	return t
 }
 
-func sessionKey(id string) string {
-	sum := sha256.Sum256([]byte("a2e session\x00" + id))
+func sessionKey(id string) string { return shortHash("a2e session\x00" + id) }
+
+func shortHash(s string) string {
+	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:16])
+}
+
+// ordered makes keys of rows that sort in the order in which a node made them. Other
+// nodes may make some in the same moment.
+type ordered struct{ n atomic.Uint64 }
+
+func (o *ordered) key(now time.Time) string {
+	return fmt.Sprintf("%020d-%06d-%s", now.UnixNano(), o.n.Add(1)%1e6, rand.Text()[:12])
 }
 
 // renameSession gives a frame that names a session by its id with the key in place
@@ -179,7 +190,10 @@ func (t *sessionStore) Append(ctx context.Context, id string, seq uint64, frame 
 	if k == nil {
 		return protocol.ErrMoved
 	}
-	attached := t.attached(id)
+	attached := false
+	if s, ok := t.session(id); ok {
+		_, attached = s.State()
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.lost != nil {
@@ -225,6 +239,14 @@ func (t *sessionStore) saveLater(k *ownSession) {
 			t.saveLater(k)
 		}
 	})
+}
+
+// stopTimer ends saveLater; k is locked.
+func (t *sessionStore) stopTimer(k *ownSession) {
+	if k.timer != nil && k.timer.Stop() {
+		t.work.Done()
+	}
+	k.timer = nil
 }
 
 // Delivered implements a2e.Store.
@@ -298,25 +320,17 @@ func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRec
 
 // Close implements a2e.Store.
 func (t *sessionStore) Close(ctx context.Context, id string) error {
-	t.mu.Lock()
-	k := t.sessions[id]
-	delete(t.sessions, id)
-	if k != nil {
-		delete(t.ids, k.key)
-	}
-	t.mu.Unlock()
+	k := t.own(id)
 	if k == nil {
 		return nil
 	}
+	t.drop(id, k)
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.lost != nil {
 		return nil // it lives elsewhere
 	}
-	if k.timer != nil && k.timer.Stop() {
-		t.work.Done()
-	}
-	k.timer = nil
+	t.stopTimer(k)
 	k.lost = protocol.ErrMoved
 	if err := t.rows.Delete(ctx, k.key, k.revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 		return err
@@ -435,10 +449,7 @@ func (t *sessionStore) shut(ctx context.Context) {
 	t.mu.Unlock()
 	for _, k := range t.all() {
 		k.mu.Lock()
-		if k.timer != nil && k.timer.Stop() {
-			t.work.Done()
-		}
-		k.timer = nil
+		t.stopTimer(k)
 		if len(k.rec.Frames) > 0 && k.upTo < k.last {
 			if err := t.save(ctx, k); err != nil && !errors.Is(err, protocol.ErrMoved) {
 				t.log.Warn("cannot record what an A2E agent has not read", "agent", k.rec.Agent, "error", err)
@@ -450,7 +461,7 @@ func (t *sessionStore) shut(ctx context.Context) {
 }
 
 // inboxPrefix begins the keys of an agent's inbox. "owed" is in recorded keys.
-func inboxPrefix(agent string) string {
-	sum := sha256.Sum256([]byte(agent))
-	return "owed/" + hex.EncodeToString(sum[:16]) + "/"
-}
+func inboxPrefix(agent string) string { return "owed/" + ownerPrefix(agent) }
+
+// ownerPrefix begins the keys of an agent's subagents.
+func ownerPrefix(agent string) string { return shortHash(agent) + "/" }

@@ -61,14 +61,6 @@ func TestTakeOver(t *testing.T) {
 		}
 		t.Cleanup(stop)
 		n.sessions.known = func(agent string) bool { return agent == "alice" }
-		n.sessions.attached = func(id string) bool {
-			s, ok := n.host.Session(id)
-			if !ok {
-				return false
-			}
-			_, attached := s.State()
-			return attached
-		}
 		n.http = httptest.NewServer(n.host)
 		return n
 	}

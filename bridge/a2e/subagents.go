@@ -25,10 +25,8 @@ type subagents struct {
 	b    *Binding
 	rows *journal.Table[subagent]
 
-	mu     sync.Mutex
-	wakes  map[string]map[chan struct{}]struct{} // by key
-	closed chan struct{}
-	once   sync.Once
+	mu    sync.Mutex
+	wakes map[string]map[chan struct{}]struct{} // by key
 }
 
 // subagent is one, as it is recorded.
@@ -57,12 +55,8 @@ var errUnknownSubagent = &protocol.Error{Code: protocol.InvalidMessage,
 
 func newSubagents(b *Binding) *subagents {
 	return &subagents{b: b, rows: journal.NewTable[subagent](b.c.Journal, "a2e.subagents", 0),
-		wakes: map[string]map[chan struct{}]struct{}{}, closed: make(chan struct{})}
+		wakes: map[string]map[chan struct{}]struct{}{}}
 }
-
-func (a *subagents) shut() { a.once.Do(func() { close(a.closed) }) }
-
-func ownerPrefix(agent string) string { return strings.TrimPrefix(inboxPrefix(agent), "owed/") }
 
 func (a *subagents) key(agent, id string) string { return ownerPrefix(agent) + id }
 
@@ -174,12 +168,11 @@ func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protoco
 	sub := a.b.submission(r, m)
 	sub.Foreign = ""
 	_, err = a.b.c.Hub.Accept(ctx, sub)
-	var prior *hub.Prior
 	if err == nil {
 		return true, protocol.StatusRunning, nil
 	}
 	id := m.ID
-	if errors.As(err, &prior) {
+	if prior, ok := errors.AsType[*hub.Prior](err); ok {
 		id, err = prior.Of.Message, nil // a duplicate: that request is in flight
 	}
 	if _, eerr := a.edit(ctx, agent, s.ID, func(s *subagent) bool {
@@ -241,7 +234,7 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 		case <-changed:
 		case <-until.C:
 			return out, nil
-		case <-a.closed:
+		case <-a.b.inboxes.life.Done():
 			return out, nil
 		case <-ctx.Done():
 			return out, ctx.Err()

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -28,7 +26,7 @@ type tools struct {
 
 // toolIndex finds skills by the names of their tools.
 type toolIndex struct {
-	list   []target
+	list   []*target
 	byName map[string]*target
 }
 
@@ -68,7 +66,7 @@ func (t *tools) current() *toolIndex {
 			}
 			tg := &target{name: name, agent: e.Name, entry: e, skill: s}
 			x.byName[name] = tg
-			x.list = append(x.list, *tg)
+			x.list = append(x.list, tg)
 		}
 	}
 	t.index = x
@@ -117,8 +115,8 @@ func targetOf(e *directory.Entry, skill string) (*target, bool) {
 }
 
 // visible lists what an agent may call.
-func (t *tools) visible(agent string) []target {
-	var out []target
+func (t *tools) visible(agent string) []*target {
+	var out []*target
 	for _, tg := range t.current().list {
 		if tg.agent != agent && t.b.c.Hub.Visible(Protocol, agent, tg.entry, tg.skill.ID) {
 			out = append(out, tg)
@@ -158,14 +156,11 @@ func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDef
 	found := t.visible(r.Identity.Name)
 	many := len(found) > t.b.c.Tools
 	list := hubTools(many)
-	for i := range found {
-		tg := &found[i]
-		toolkit := tg.agent
+	for _, tg := range found {
 		list = append(list, protocol.ToolDefinition{
 			Name: tg.name, Description: tg.description(), InputParameters: parameters(tg.skill.Input),
 			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(),
-			Version: cmp.Or(tg.entry.Version, "1.0.0"),
-			Toolkit: &toolkit, DeferLoading: many,
+			Version: cmp.Or(tg.entry.Version, "1.0.0"), Toolkit: &tg.agent, DeferLoading: many,
 		})
 	}
 	return list, nil
@@ -173,7 +168,7 @@ func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDef
 
 func outputs(raw []byte) []protocol.ToolParameter {
 	if len(raw) == 0 {
-		return []protocol.ToolParameter{}
+		return nil
 	}
 	return parameters(raw)
 }
@@ -238,13 +233,12 @@ func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.Ski
 		for _, p := range parameters(tg.skill.Input) {
 			arguments = append(arguments, p.Name)
 		}
-		category := tg.agent
 		list = append(list, protocol.SkillDefinition{
 			Name: tg.name, Version: cmp.Or(tg.entry.Version, "1.0.0"), Description: tg.description(),
 			Triggers:    []string{cmp.Or(tg.skill.Name, tg.name)},
 			InputSchema: object(tg.skill.Input), OutputSchema: object(tg.skill.Output), Arguments: arguments,
 			WhenToUse:    tg.description(),
-			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &category,
+			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &tg.agent,
 			Tags: tg.tags(),
 		})
 	}
@@ -294,8 +288,7 @@ func hubTools(many bool) []protocol.ToolDefinition {
 		Description: "text, or JSON as the skill asks for it"}
 	define := func(name, description string, deferred bool, in ...protocol.ToolParameter) protocol.ToolDefinition {
 		return protocol.ToolDefinition{Name: name, Description: description, InputParameters: in,
-			OutputParameters: []protocol.ToolParameter{},
-			Streaming:        true, Tags: []string{"parley"}, Version: "1.0.0", DeferLoading: deferred}
+			Streaming: true, Tags: []string{"parley"}, Version: "1.0.0", DeferLoading: deferred}
 	}
 	return []protocol.ToolDefinition{
 		define(toolInbox, "Waits for messages of other agents. Each comes as an event as soon as it arrives; "+
@@ -320,22 +313,25 @@ func hubTools(many bool) []protocol.ToolDefinition {
 	}
 }
 
-func (t *tools) callHubTool(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+func (t *tools) callHubTool(ctx context.Context, c *protocol.ToolCall) (res protocol.ToolResult, err error) {
+	res.Success = true
 	switch c.Name {
 	case toolInbox:
-		return t.b.inboxes.call(ctx, c)
+		res.Data, err = t.b.inboxes.call(ctx, c)
 	case toolReply:
-		return t.b.inboxes.reply(ctx, c)
+		res.Data, err = t.b.inboxes.reply(ctx, c)
 	case toolSend:
-		return t.send(ctx, c)
+		res.Data, err = t.send(ctx, c)
 	case toolFind:
-		return t.search(c)
+		res.Data, err = t.search(c)
+	case toolAsk:
+		tg, content, err := t.addressed(c)
+		if err != nil {
+			return res, err
+		}
+		return t.callTool(ctx, c, tg, content)
 	}
-	tg, content, err := t.addressed(c)
-	if err != nil {
-		return protocol.ToolResult{}, err
-	}
-	return t.callTool(ctx, c, tg, content)
+	return res, err
 }
 
 // addressed reads the arguments of a tool that names an agent.
@@ -368,36 +364,32 @@ func badArguments(text string, cause error) error {
 }
 
 // send leaves a message without waiting for an answer.
-func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (protocol.ToolResult, error) {
+func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (any, error) {
 	tg, content, err := t.addressed(c)
 	if err != nil {
-		return protocol.ToolResult{}, err
+		return nil, err
 	}
 	m := t.b.request(c.Request, parley.Notice)
 	if m.Parts, err = fromContent(content); err != nil {
-		return protocol.ToolResult{}, badArguments("the content is not usable", err)
+		return nil, badArguments("the content is not usable", err)
 	}
 	m.To, m.Skill = tg.agent, tg.skill.ID
-	sent, err := t.b.c.Hub.Accept(ctx, t.b.submission(c.Request, m))
-	var prior *hub.Prior
-	if errors.As(err, &prior) {
-		return protocol.ToolResult{Success: true, Data: map[string]any{"id": prior.Of.Message}}, nil
+	id, conversation, err := t.b.accept(ctx, c.Request, t.b.submission(c.Request, m))
+	data := map[string]any{"id": id}
+	if !conversation.IsZero() {
+		data["conversation"] = conversation
 	}
-	if err != nil {
-		return protocol.ToolResult{}, t.b.refusal(err, c.Request, tg.agent)
-	}
-	data := map[string]any{"id": sent.ID, "conversation": sent.Conversation}
-	return protocol.ToolResult{Success: true, Data: data}, nil
+	return data, err
 }
 
 // search finds skills by words.
-func (t *tools) search(c *protocol.ToolCall) (protocol.ToolResult, error) {
+func (t *tools) search(c *protocol.ToolCall) (any, error) {
 	q := struct {
 		Query string `json:"query"`
 		Limit int    `json:"limit"`
 	}{Limit: 20}
 	if err := jsonx.Decode(c.Arguments, &q); err != nil {
-		return protocol.ToolResult{}, badArguments("want {query, limit}", err)
+		return nil, badArguments("want {query, limit}", err)
 	}
 	type hit struct {
 		Agent       string          `json:"agent"`
@@ -418,5 +410,5 @@ func (t *tools) search(c *protocol.ToolCall) (protocol.ToolResult, error) {
 			hits = append(hits, hit{tg.agent, tg.skill.ID, tg.name, tg.description(), object(tg.skill.Input)})
 		}
 	}
-	return protocol.ToolResult{Success: true, Data: map[string]any{"found": hits, "total": total}}, nil
+	return map[string]any{"found": hits, "total": total}, nil
 }
