@@ -122,15 +122,10 @@ func (l *streamLink) read(in io.Reader) {
 		case errors.Is(err, ErrTooLarge):
 			l.c.tooLarge(r.head)
 		default:
-			l.fail(err)
+			l.c.broken(l, err)
 			return
 		}
 	}
-}
-
-func (l *streamLink) fail(err error) {
-	l.end()
-	l.c.broken(l, err)
 }
 
 func (l *streamLink) send(_ context.Context, line []byte) error {
@@ -141,7 +136,7 @@ func (l *streamLink) send(_ context.Context, line []byte) error {
 	}
 	l.deadline.extend(30 * time.Second)
 	if n, err := l.out.Write(line); err != nil {
-		go l.fail(err) // half a line may be out: this stream is over
+		go l.c.broken(l, err) // half a line may be out: this stream is over
 		if n == 0 {
 			return ErrClosed.Because(err)
 		}
@@ -342,7 +337,7 @@ func (l *httpLink) stream() {
 		})
 		var e *Error
 		if errors.As(err, &e) && !e.Retryable {
-			l.fail(err)
+			l.c.broken(l, err)
 			return
 		}
 		if opened {
@@ -374,11 +369,6 @@ func (l *httpLink) readStream(opened func()) error {
 		func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
 }
 
-func (l *httpLink) fail(err error) {
-	l.end()
-	l.c.broken(l, err)
-}
-
 // send posts one line. What the host refused it has not got, and is sent
 // again; on a broken connection it may have it, so that it is sent again only
 // to a host that remembers ids.
@@ -404,7 +394,7 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 			case status == http.StatusRequestEntityTooLarge:
 				return ErrTooLarge
 			case status == http.StatusNotFound || status == http.StatusUnauthorized:
-				go l.fail(ErrClosed)
+				go l.c.broken(l, ErrClosed)
 				if unknown {
 					return ErrOutcomeUnknown
 				}
@@ -423,12 +413,12 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 			case unknown && caller.Err() != nil: // the caller gave up, which tells nothing about the host
 				return ErrOutcomeUnknown.Because(err)
 			case unknown:
-				go l.fail(err)
+				go l.c.broken(l, err)
 				return ErrOutcomeUnknown.Because(err)
 			case errors.Is(err, ErrFull):
 				return ErrFull
 			}
-			go l.fail(err)
+			go l.c.broken(l, err)
 			return ErrClosed.Because(err)
 		}
 		select {

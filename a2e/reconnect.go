@@ -15,14 +15,15 @@ import (
 )
 
 // link is one connection to a host. What it receives it gives to
-// [Client.received]; when it is down for good it calls [Client.broken].
+// [Client.received]; when it cannot go on it calls [Client.broken].
 type link interface {
 	// send hands one line over, which ends with LF. An error that is
 	// [ErrOutcomeUnknown] says that the host may have it.
 	send(ctx context.Context, line []byte) error
 	// close ends the link, after a last line if there is one.
 	close(last []byte)
-	// down reports whether it has ended.
+	// end ends it at once. down reports whether it has ended.
+	end()
 	down() bool
 	// remembers is told whether the host remembers the ids of requests.
 	remembers(yes bool)
@@ -215,8 +216,10 @@ func (c *Client) againLocked(l link) {
 	}()
 }
 
-// broken is called by a link that is down.
+// broken gives a link up. The link ends: another one to the same session would take the
+// stream from it.
 func (c *Client) broken(l link, err error) {
+	l.end()
 	if c.unlink(l, err) {
 		c.linked(false)
 	}

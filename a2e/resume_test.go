@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -270,5 +271,67 @@ func TestSessionIsTakenOverOnce(t *testing.T) {
 		if err := h.Shutdown(t.Context()); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// A connection that the client gives up ends: two to one session would take its stream
+// from each other for ever.
+func TestGivenUpConnectionEnds(t *testing.T) {
+	bubble(t, "a host that is busy for longer than a POST may take", func(t *testing.T) {
+		var mu sync.Mutex
+		lines := make(chan string, 8)
+		open, refused := 0, false
+		c := &Client{URL: "http://host.test", HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response,
+			error) {
+			resp := reply(r, http.StatusOK)
+			mu.Lock()
+			defer mu.Unlock()
+			switch r.URL.Path {
+			case "/session":
+				resp.Body = io.NopCloser(strings.NewReader(`{"session_id":"s"}`))
+			case "/stream":
+				body, out := io.Pipe()
+				resp.Body = body
+				resp.Header.Set("Content-Type", "text/event-stream; charset=utf-8")
+				open++
+				go func() {
+					for r.Context().Err() == nil {
+						select {
+						case line := <-lines:
+							_, _ = io.WriteString(out, "data: "+line+"\n\n")
+						case <-r.Context().Done():
+						}
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					open--
+					_ = out.CloseWithError(r.Context().Err())
+				}()
+			case "/send":
+				m, err := NewReader(r.Body).ReadMessage(nil)
+				if err != nil { // no message: asks for the session
+					return resp, nil
+				}
+				switch {
+				case m.Type == "handshake/req":
+					lines <- fmt.Sprintf(`{"type":"handshake/resp","id":"h","req_id":%q,"session_id":"s","ok":true}`, m.ID)
+				case m.Type == "ping" && !refused:
+					refused, resp.StatusCode = true, http.StatusTooManyRequests
+					resp.Header.Set("Retry-After", "60")
+				case m.Type == "ping":
+					lines <- fmt.Sprintf(`{"type":"pong","id":"p","req_id":%q}`, m.ID)
+				}
+			}
+			return resp, nil
+		})}}
+		if _, err := c.Ask(t.Context(), Message{Type: "ping"}); err != nil {
+			t.Fatal(err)
+		}
+		mu.Lock()
+		if open != 1 {
+			t.Errorf("%d streams are open, want 1", open)
+		}
+		mu.Unlock()
+		_ = c.Close()
 	})
 }
