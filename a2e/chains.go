@@ -255,8 +255,7 @@ func (run *chainRun) emit(ctx context.Context, node, phase string, output json.R
 
 // publicText is what may be said of an error.
 func publicText(err error) string {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Text
 	}
 	return "the node failed"

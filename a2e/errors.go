@@ -1,9 +1,11 @@
 package a2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
@@ -159,12 +161,9 @@ func (e *Error) about(reqID string) *Error {
 // are not of this package become runtime_error without their text, which may
 // hold anything.
 func asError(err error, capability string) *Error {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		c := *e
-		if c.Capability == "" {
-			c.Capability = capability
-		}
+		c.Capability = cmp.Or(c.Capability, capability)
 		return &c
 	}
 	return &Error{Code: RuntimeError, Text: "the request failed", Step: "handler", Capability: capability, cause: err}
@@ -174,11 +173,8 @@ func asError(err error, capability string) *Error {
 // other: so a failure never becomes a time-out (A2E §5.3, §11).
 func peerError(m *Envelope) *Error {
 	e := &Error{
-		Code: Code(m.Str("code")), Text: m.Str("message"), Step: "peer", Retryable: m.Bool("retryable"),
+		Code: cmp.Or(Code(m.Str("code")), RuntimeError), Text: m.Str("message"), Step: "peer", Retryable: m.Bool("retryable"),
 		Capability: m.Str("capability_name"), ReqID: m.ReqID, Detail: m.Get("detail"),
-	}
-	if e.Code == "" {
-		e.Code = RuntimeError
 	}
 	if jsonx.Kind(e.Detail) != '{' {
 		e.Detail = json.RawMessage("{}")
@@ -190,9 +186,7 @@ func peerError(m *Envelope) *Error {
 		e.Reason = d.Reason
 	}
 	// Three generations of hosts, three ways to say it (A2E §9).
-	const reference = "Unknown type "
-	if e.Code == "unknown_type" || e.Code == ParseError && len(e.Text) > len(reference) &&
-		e.Text[:len(reference)] == reference {
+	if e.Code == "unknown_type" || e.Code == ParseError && strings.HasPrefix(e.Text, "Unknown type ") {
 		e.Reason = ErrUnknownType.Reason
 	}
 	return e
@@ -201,8 +195,8 @@ func peerError(m *Envelope) *Error {
 // NotSupported reports whether a peer's error says that it does not know the
 // type of the request, in any of the forms that hosts use (A2E §9).
 func NotSupported(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Reason == ErrUnknownType.Reason
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Reason == ErrUnknownType.Reason
 }
 
 // statusOf is the table from errors to HTTP (A2E §7.1).

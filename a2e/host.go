@@ -429,8 +429,7 @@ func (h *Host) Serve(ctx context.Context, l net.Listener) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			var ne net.Error
-			if errors.As(err, &ne) && ne.Timeout() {
+			if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
 				continue
 			}
 			if errors.Is(err, net.ErrClosed) {

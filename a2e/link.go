@@ -335,8 +335,7 @@ func (l *httpLink) stream() {
 			}
 			again = true
 		})
-		var e *Error
-		if errors.As(err, &e) && !e.Retryable {
+		if e, ok := errors.AsType[*Error](err); ok && !e.Retryable {
 			l.c.broken(l, err)
 			return
 		}

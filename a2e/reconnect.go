@@ -60,8 +60,8 @@ func (c *Client) establish(a *attempts, again bool) {
 	pause := c.limits.BackoffLo
 	for {
 		err := c.attempt()
-		var e *Error
-		hopeless := errors.As(err, &e) && !e.Retryable && e.Step != "transport"
+		e, own := errors.AsType[*Error](err)
+		hopeless := own && !e.Retryable && e.Step != "transport"
 		c.mu.Lock()
 		if err != nil && !hopeless && c.FailFast {
 			c.failUnsentLocked(unreachable(err))

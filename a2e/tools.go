@@ -153,8 +153,7 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 
 // failedAs gives errors that are not in the protocol's words the given code.
 func failedAs(err error, code Code, text, capability string) error {
-	var e *Error
-	if errors.As(err, &e) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	if _, ok := errors.AsType[*Error](err); ok || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	return &Error{Code: code, Text: text, Step: "handler", Capability: capability, cause: err}

@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -90,15 +91,7 @@ func hostURL(e *directory.Entry) string {
 
 // changed follows the directory.
 func (h *hosts) changed(c directory.Change) {
-	e := c.New
-	name := ""
-	switch {
-	case e != nil:
-		name = e.Name
-	case c.Old != nil:
-		name = c.Old.Name
-	}
-	at := hostURL(e)
+	name, at := cmp.Or(c.New, c.Old).Name, hostURL(c.New)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	a := h.byName[name]

@@ -265,8 +265,8 @@ func toError(e *parley.Error, capability string) *protocol.Error {
 // fromError sorts what a call to a host ended with: its own answer (failure),
 // or a failed attempt.
 func fromError(err error) (failure, failed *parley.Error, unknown bool) {
-	var e *protocol.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*protocol.Error](err)
+	if !ok {
 		failed = parley.AsError(err)
 		if failed.Code == parley.Internal {
 			failed = parley.Fail(parley.Unavailable, err, "the host cannot be reached")
