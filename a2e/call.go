@@ -28,8 +28,8 @@ type call struct {
 }
 
 // take files a message about this call: the first that is no event ends it. A
-// host that resumes sessions writes again what it wrote last, also before the
-// new handshake is known here: of its events each id counts once. Other hosts
+// host that resumes sessions writes its last frames again, also before the new
+// handshake is known here: of its events each id counts once. Other hosts
 // repeat nothing, and need not give each event an id of its own.
 func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 	p.mu.Lock()
@@ -93,7 +93,7 @@ func (p *call) failLocked(err error) {
 	}
 }
 
-// lose fails a call that a host may have which will not answer it.
+// lose fails a call if the host may have it; that host will not answer it.
 func (p *call) lose(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,9 +127,8 @@ func (p *call) sent(left bool) {
 	}
 }
 
-// now is the line as it is to be sent now: a host that takes it later than it
-// was written must not work on it, or answer it, beyond the time when its
-// caller has gone.
+// now is the line with the seconds that the caller still waits: a host that gets it
+// late must not work on it, or answer it, when the caller has gone.
 func (p *call) now() []byte {
 	if p.timeout == 0 {
 		return p.line
@@ -218,8 +217,8 @@ func (c *Client) wait(ctx context.Context, p *call, each func(*Envelope) bool) (
 
 var errStopped = errors.New("a2e: stopped by the caller")
 
-// exchange is ask for a request that has been written; timeout is where in it
-// its time stands, which the context gave, if it does.
+// exchange is ask for a request that has been written; timeout is the position in it
+// of the time that the context gave, 0 if it has none.
 func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int,
 	each func(*Envelope) bool) (*Envelope, error) {
 	if _, ok := ctx.Deadline(); !ok {

@@ -253,7 +253,7 @@ func (run *chainRun) emit(ctx context.Context, node, phase string, output json.R
 	_ = run.r.event(ctx, KindStatus, nil, more)
 }
 
-// publicText is what may be said of an error.
+// publicText is the text of an error for the agent.
 func publicText(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Text

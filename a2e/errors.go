@@ -142,7 +142,7 @@ func clip(s string, n int) string {
 	return s
 }
 
-// unknownType refuses a request whose type nobody takes (A2E §9).
+// unknownType refuses a request of a type without a provider (A2E §9).
 func unknownType(m *Envelope) *Error {
 	e := ErrUnknownType.about(m.ID)
 	e.Capability = m.Capability()
@@ -157,7 +157,7 @@ func (e *Error) about(reqID string) *Error {
 	return &c
 }
 
-// asError turns what a handler returned into what may be sent. Errors that
+// asError turns an error of a handler into one that may be sent. Errors that
 // are not of this package become runtime_error without their text, which may
 // hold anything.
 func asError(err error, capability string) *Error {

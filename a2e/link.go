@@ -68,7 +68,7 @@ func badURL(err error) error {
 		Step: "dial", cause: err}
 }
 
-// ending is what all links have in common.
+// ending is the common part of all links: their end.
 type ending struct {
 	c        *Client
 	once     sync.Once
@@ -266,9 +266,9 @@ func discard(resp *http.Response) {
 	_ = resp.Body.Close()
 }
 
-// statusError says that a host answered with a status that ends what was begun.
-func statusError(ended string, status int, retryable bool) *Error {
-	return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("%s with status %d", ended, status),
+// statusError is a failure, "stream refused" for example, by the status of an answer.
+func statusError(failure string, status int, retryable bool) *Error {
+	return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("%s with status %d", failure, status),
 		Step: "transport", Retryable: retryable}
 }
 
@@ -303,9 +303,8 @@ func (l *httpLink) open(ctx context.Context) error {
 	return nil
 }
 
-// probe asks whether the session is still there. A host that does not say so
-// is asked again later: with another session, what this one holds would be
-// lost.
+// probe asks whether the session is still there. A host that cannot tell is asked
+// again later: with another session, the frames of this one would be lost.
 func (l *httpLink) probe(ctx context.Context) (there bool, err error) {
 	resp, err := l.request(ctx, http.MethodPost, "/send", []byte{})
 	if err != nil {
@@ -368,9 +367,8 @@ func (l *httpLink) readStream(opened func()) error {
 		func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
 }
 
-// send posts one line. What the host refused it has not got, and is sent
-// again; on a broken connection it may have it, so that it is sent again only
-// to a host that remembers ids.
+// send posts one line. A line that the host refused is sent again; one that the host
+// may have, because the connection broke, only to a host that remembers ids.
 func (l *httpLink) send(caller context.Context, line []byte) error {
 	ctx, cancel := context.WithTimeout(caller, 30*time.Second)
 	defer cancel()

@@ -51,7 +51,7 @@ func newStream(ctx context.Context) *stream {
 
 func (o *outbox) len() int { return len(o.waiting) - o.head }
 
-// takeAll takes what waits.
+// takeAll takes the waiting frames.
 func (o *outbox) takeAll() []outFrame {
 	all := slices.Clone(o.waiting[o.head:])
 	o.waiting, o.head, o.bytes = nil, 0, 0
@@ -87,7 +87,7 @@ func (o *outbox) pushFront(fs ...outFrame) {
 }
 
 // attach makes st the transport; the one before ends. A transport that follows
-// another is given again what that one wrote last. unread is told false.
+// another writes the last frames of that one again. unread is told false.
 func (o *outbox) attach(st *stream) (unread []func(bool)) {
 	if o.stream != nil {
 		close(o.stream.gone)
@@ -106,7 +106,7 @@ func (o *outbox) takeUnproved() []func(bool) {
 	return fs
 }
 
-// takeReturned takes what waits to hear of frames, written or not.
+// takeReturned takes the functions that wait to hear of frames, written or not.
 func (o *outbox) takeReturned() []func(bool) {
 	fs := o.takeUnproved()
 	waiting := o.waiting[o.head:]
@@ -189,7 +189,7 @@ func (o *outbox) forget(n int) {
 	}
 }
 
-// expire forgets what was written before the given time.
+// expire forgets the frames that were written before the given time.
 func (o *outbox) expire(before time.Time) {
 	n := 0
 	for n < len(o.sent) && o.sent[n].at.Before(before) {

@@ -174,8 +174,8 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 }
 
 // reopened is called by a link whose host was away and is back, with the same
-// session. If the host had ended meanwhile, nobody is at work there on what it
-// was asked before; one that still is knows the ids.
+// session. A host that was restarted meanwhile works on no earlier request; one that
+// still does knows the ids.
 func (c *Client) reopened(l link) {
 	c.mu.Lock()
 	if c.link == l && c.resume {
@@ -185,9 +185,9 @@ func (c *Client) reopened(l link) {
 	c.linked(true)
 }
 
-// againLocked sends what the host may have had before the connection broke, as
-// soon as all that it had kept has been read, for the answer may be among that:
-// a pong comes after it.
+// againLocked sends the requests again that the host may have had before the connection
+// broke. It first reads the frames that the host kept, for the answer may be among them:
+// a pong comes after them.
 func (c *Client) againLocked(l link) {
 	var calls []*call
 	for _, p := range c.pending {
@@ -333,7 +333,7 @@ func (c *Client) failAllLocked(err error) {
 	}
 }
 
-// failUnsentLocked fails what no host can have.
+// failUnsentLocked fails the requests that no host can have.
 func (c *Client) failUnsentLocked(err error) {
 	for _, p := range c.pending {
 		if !p.mayBeThere() {

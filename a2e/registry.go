@@ -475,7 +475,7 @@ func (c *checker) corrective(v []byte, ms []member, path string) {
 	}
 }
 
-// notNumber says what is wrong with a value that should be a number.
+// notNumber gives the fault of a value that should be a number, empty for a number.
 func notNumber(first byte, kind string) (reason string) {
 	switch {
 	case first == '"':

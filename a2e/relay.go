@@ -33,7 +33,7 @@ func (s *Session) Take(ctx context.Context, lines []byte) error {
 func (s *Session) Pass(frame []byte) error { return s.send(frame) }
 
 // Move drops a session that another host owns now. Its transport ends.
-// Requests go on, and what they say is passed on.
+// Requests go on, and their frames are passed on.
 func (s *Session) Move() {
 	s.storeMu.Lock()
 	defer s.storeMu.Unlock()
@@ -85,7 +85,7 @@ func (s *Session) forwardLocked(f outFrame) error {
 }
 
 // movedOn reports whether an error of the store means that the session moved on, and
-// that what there is for the agent can follow it; storeMu is held.
+// that its frames can follow it; storeMu is held.
 func (s *Session) movedOn(err error) bool {
 	_, ok := s.h.Store.(Relay)
 	return ok && errors.Is(err, ErrMoved)
@@ -101,8 +101,8 @@ func (h *Host) moves(s *Session) {
 	h.moved[s] = struct{}{}
 }
 
-// sendElsewhere passes lines on whose session is at another host; false: it is
-// not, and nothing was read.
+// sendElsewhere passes lines of a session on to the host that has it; false: no other
+// host has it, and nothing was read.
 func (h *Host) sendElsewhere(w http.ResponseWriter, r *http.Request) (done bool) {
 	id := r.Header.Get(sessionHeader)
 	relay, ok := h.Store.(Relay)
@@ -140,7 +140,7 @@ func (h *Host) sendElsewhere(w http.ResponseWriter, r *http.Request) (done bool)
 	return true
 }
 
-// takeBody answers what is wrong with a body; true: nothing is.
+// takeBody reports whether a body can be used, and refuses it otherwise.
 func takeBody(w http.ResponseWriter, body []byte, err error) bool {
 	switch {
 	case err != nil && errors.Is(err, ErrBusy):

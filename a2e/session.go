@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// transportKind says what may attach to a session.
+// transportKind says which transports may attach to a session.
 type transportKind uint8
 
 const (
@@ -184,8 +184,8 @@ func (s *Session) endsLocked(to State) {
 	s.state = to
 }
 
-// tick is the session's only clock: it ends what has no handshake or no
-// transport, answers requests whose time is over, and forgets what is old.
+// tick is the session's only clock: it ends a session without a handshake or a
+// transport, answers requests whose time is over, and forgets old ids and frames.
 func (s *Session) tick() {
 	now := time.Now()
 	l := &s.h.limits
@@ -287,8 +287,8 @@ func (s *Session) detach(st *stream) {
 	}
 }
 
-// read notes that the agent goes on over its transport: what was written there
-// before has reached it.
+// read notes that the agent goes on over its transport: the frames written there
+// before have reached it.
 func (s *Session) read() {
 	s.mu.Lock()
 	fs := s.out.takeUnproved()

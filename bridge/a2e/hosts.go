@@ -199,7 +199,7 @@ func (a *attachment) failed(err error) (again bool) {
 	return again
 }
 
-// ambiguous is what a request is told that names none of the host's tools.
+// ambiguous is the error for a request that names none of the host's tools.
 func (a *attachment) ambiguous(skills []parley.SkillSpec) *parley.Error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

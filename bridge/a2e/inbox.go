@@ -103,7 +103,7 @@ const (
 	frameHead     = 8 << 10 // room of an answer besides its messages
 )
 
-// frameSize is what a value takes in a frame, which is ASCII.
+// frameSize is the number of bytes of a value in a frame, which is ASCII.
 func frameSize(v []byte) (n int) {
 	for _, r := range string(v) {
 		switch {
@@ -371,7 +371,7 @@ func handOutTime(left time.Duration) time.Duration {
 	return max(left-min(left/4, 3*time.Second), time.Millisecond)
 }
 
-// batch is what one call has taken.
+// batch holds the messages that one call has taken.
 type batch struct {
 	x        *inboxes
 	r        *reader

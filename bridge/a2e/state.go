@@ -71,7 +71,7 @@ type ownSession struct {
 	last      uint64 // of the frames appended
 	lost      error
 	timer     *time.Timer
-	receiving bool   // what was passed on is being taken
+	receiving bool   // relayed data is being taken
 	more      bool   // and more came meanwhile
 	known     uint64 // the last frame of the recorded value, which the next node loads
 }

@@ -193,7 +193,7 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target,
 
 // call sends a request to a skill and waits for its answer, which it gives as the data
 // and metadata of a result. Events go to the agent as they come, before the answer.
-// more is what only A2E says.
+// more are the extensions of the request.
 func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool,
 	more map[string]json.RawMessage) (data, metadata json.RawMessage, err error) {
 	if isWrapped(tg.skill.Input) {

@@ -111,7 +111,7 @@ func jsonPart(v []byte) parley.Part {
 	return parley.Part{MediaType: "application/json", Data: v}
 }
 
-// provenanceOf is what a recipient is told about where a message came from
+// provenanceOf tells a recipient where a message came from
 // (DESIGN §3): the member "parley" of its metadata.
 func provenanceOf(m *parley.Message, hubID string, way bridge.Way) json.RawMessage {
 	o := jsonx.AppendObject(make([]byte, 0, 768))
@@ -262,7 +262,7 @@ func toError(e *parley.Error, capability string) *protocol.Error {
 	return out.Because(e)
 }
 
-// fromError sorts what a call to a host ended with: its own answer (failure),
+// fromError sorts the error of a call to a host: the host's own answer (failure),
 // or a failed attempt.
 func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 	e, ok := errors.AsType[*protocol.Error](err)
