@@ -277,11 +277,7 @@ type Event struct {
 }
 
 func eventOf(m *Envelope) Event {
-	e := Event{Envelope: m, Kind: EventKind(m.Str("kind")), Seq: m.Int("seq"), Data: m.Get("data")}
-	if e.Kind == "" {
-		e.Kind = KindStatus
-	}
-	return e
+	return Event{Envelope: m, Kind: cmp.Or(EventKind(m.Str("kind")), KindStatus), Seq: m.Int("seq"), Data: m.Get("data")}
 }
 
 // Stream sends a request and gives its events in order of arrival, then its

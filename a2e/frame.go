@@ -58,15 +58,7 @@ func headOf(head []byte) (typ, reqID string) {
 // NewReader reads lines from src.
 func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
 
-func (r *Reader) limit() int {
-	switch {
-	case r.Limit <= 0:
-		return DefaultMaxFrame
-	case r.Limit > HardMaxFrame:
-		return HardMaxFrame
-	}
-	return r.Limit
-}
+func (r *Reader) limit() int { return min(orDefault(r.Limit, DefaultMaxFrame), HardMaxFrame) }
 
 // Next gives the next line that is not blank, without its end; it stays valid
 // until the next call. A line over the limit gives [ErrTooLarge] once, as soon

@@ -81,18 +81,16 @@ func (t *tools) find(name string) (*target, bool) {
 	}
 	d := t.b.c.Hub.Directory()
 	for _, sep := range []string{"__", "."} {
-		for i := 0; i < len(name); {
-			j := strings.Index(name[i:], sep)
-			if j < 0 {
-				break
+		for i := range name {
+			skill, found := strings.CutPrefix(name[i:], sep)
+			if !found {
+				continue
 			}
-			i += j
 			if e, ok := d.Agent(name[:i]); ok {
-				if tg, ok := targetOf(e, name[i+len(sep):]); ok {
+				if tg, ok := targetOf(e, skill); ok {
 					return tg, true
 				}
 			}
-			i++
 		}
 	}
 	if e, ok := d.Agent(name); ok {
