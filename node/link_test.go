@@ -122,6 +122,7 @@ func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 	t.Run("asp", func(t *testing.T) {
 		f := newFive(t, fiveConfig())
 		old := f.gallery()["asp"]
+		f.until("the stand-in is registered", func() bool { _, err := f.asp.Card(ctx, old); return err == nil })
 		id, err := asp.GenerateIdentity("agent://gallery.example/test/gallery", "org_gallery")
 		if err != nil {
 			t.Fatal(err)
