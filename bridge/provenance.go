@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // ProvenanceHeader tells the recipient of an HTTP protocol the original sender of a
@@ -76,34 +75,6 @@ type Rest struct {
 	Audience     []string  `json:"audience,omitzero"`
 	Retryable    bool      `json:"retryable,omitzero"`
 	RetryAfter   float64   `json:"retry_after,omitzero"` // seconds
-}
-
-// Append writes the members of r that are not empty, as an encoder does.
-func (r *Rest) Append(o *jsonx.Object) {
-	if !r.Conversation.IsZero() {
-		o.String("conversation", r.Conversation.String())
-	}
-	o.Optional("act", r.Act)
-	o.Optional("schema", r.Schema)
-	o.Optional("trace", r.Trace)
-	if !r.Sent.IsZero() {
-		o.Time("sent", r.Sent)
-	}
-	if !r.Deadline.IsZero() {
-		o.Time("deadline", r.Deadline)
-	}
-	if !r.Expires.IsZero() {
-		o.Time("expires", r.Expires)
-	}
-	if r.Audience != nil {
-		o.Strings("audience", r.Audience)
-	}
-	if r.Retryable {
-		o.Bool("retryable", true)
-	}
-	if r.RetryAfter != 0 {
-		o.Float("retry_after", r.RetryAfter)
-	}
 }
 
 // MaxAudience is how many others a provenance names.

@@ -111,33 +111,31 @@ func jsonPart(v []byte) parley.Part {
 	return parley.Part{MediaType: "application/json", Data: v}
 }
 
-// provenanceOf tells a recipient where a message came from
-// (DESIGN §3): the member "parley" of its metadata.
+// provenance tells a recipient where a message came from (DESIGN §3): the member
+// "parley" of its metadata.
+type provenance struct {
+	Protocol  string    `json:"protocol"`
+	Sender    string    `json:"sender"`
+	Peer      string    `json:"peer,omitzero"`
+	Assurance string    `json:"assurance"`
+	Key       string    `json:"key,omitzero"`     // by which it was proved, in that protocol's words
+	Proved    []string  `json:"proved,omitempty"` // checks that held
+	Digest    string    `json:"digest,omitzero"`  // of the original envelope, RFC 9530 form
+	Message   parley.ID `json:"message"`
+	Hub       string    `json:"hub"`
+	Hops      []string  `json:"hops,omitempty"`
+	bridge.Rest
+}
+
 func provenanceOf(m *parley.Message, hubID string, way bridge.Way) json.RawMessage {
-	o := jsonx.AppendObject(make([]byte, 0, 768))
-	o.Open("parley")
-	o.String("protocol", m.Origin.Protocol)
-	o.String("sender", m.From)
-	o.Optional("peer", m.Origin.Peer)
-	o.String("assurance", m.Origin.Verdict.Assurance.String())
-	o.Optional("key", m.Origin.Verdict.KeyID) // by which it was proved, in that protocol's words
-	if proved := bridge.Proved(m.Origin.Verdict); len(proved) > 0 {
-		o.Strings("proved", proved) // checks that held
-	}
-	o.Optional("digest", bridge.Digest(m)) // of the original envelope, RFC 9530 form
-	o.String("message", m.ID.String())
-	o.String("hub", hubID)
-	if len(m.Hops) > 0 {
-		o.Strings("hops", m.Hops)
-	}
-	rest := bridge.RestOf(way, m)
-	rest.Append(&o)
-	o.Close()
-	v, err := o.End()
+	v := m.Origin.Verdict
+	b, err := jsonx.Encode(map[string]provenance{"parley": {Protocol: m.Origin.Protocol, Sender: m.From,
+		Peer: m.Origin.Peer, Assurance: v.Assurance.String(), Key: v.KeyID, Proved: bridge.Proved(v),
+		Digest: bridge.Digest(m), Message: m.ID, Hub: hubID, Hops: m.Hops, Rest: bridge.RestOf(way, m)}})
 	if err != nil {
 		return nil
 	}
-	return v
+	return b
 }
 
 // arrival is a message as an agent finds it in its inbox: the data of an event

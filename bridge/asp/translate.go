@@ -267,9 +267,7 @@ func object(parts []parley.Part) (v jsonx.Value, mimeType string, err error) {
 		v, err = jsonx.Encode(map[string]jsonx.Value{"result": v})
 		return v, "", err
 	case use.IsText():
-		o := jsonx.AppendObject(make([]byte, 0, len(use.Data)+64))
-		o.String("text", string(use.Data))
-		v, err = o.End()
+		v, err = jsonx.Encode(map[string]string{"text": string(use.Data)})
 		return v, mimeText, err
 	}
 	named := map[string]string{"mediaType": use.MediaType}

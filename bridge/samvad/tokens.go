@@ -82,25 +82,22 @@ func (t *tokens) redact(raw []byte) ([]byte, bool) {
 // delegation and that U+FFFD replaced halves of surrogate pairs; or, in place of the
 // token, that a digest replaced it, with the sealed token if there is one.
 func extension(replaced bool, sealed []byte, auth, delegation, surrogates bool) json.RawMessage {
-	o := jsonx.AppendObject(nil)
+	var noted struct {
+		Auth       any  `json:"auth,omitzero"`
+		Delegation bool `json:"delegation,omitzero"`
+		Surrogates bool `json:"surrogates,omitzero"`
+	}
+	noted.Delegation, noted.Surrogates = delegation, surrogates
 	switch {
 	case replaced:
-		o.Open("auth")
-		o.String("token", "replaced")
-		if sealed != nil {
-			o.Base64("sealed", sealed)
-		}
-		o.Close()
+		noted.Auth = struct {
+			Token  string `json:"token"`
+			Sealed []byte `json:"sealed,omitempty"`
+		}{"replaced", sealed}
 	case auth:
-		o.Bool("auth", true)
+		noted.Auth = true
 	}
-	if delegation {
-		o.Bool("delegation", true)
-	}
-	if surrogates {
-		o.Bool("surrogates", true)
-	}
-	b, _ := o.End() // nothing in it can fail
+	b, _ := jsonx.Encode(noted) // nothing in it can fail
 	return b
 }
 
