@@ -1,6 +1,7 @@
 package a2e
 
 import (
+	"bytes"
 	"unicode/utf8"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -14,6 +15,8 @@ import (
 type span struct{ from, to int32 }
 
 func (s span) of(b []byte) []byte { return b[s.from:s.to] }
+
+func spanOf(p jsonx.Place) span { return span{int32(p.From), int32(p.To)} }
 
 // member is one member of an object: name with its quotes, value without white
 // space around it. escaped says that the name holds a backslash.
@@ -65,19 +68,11 @@ func members(object []byte) []member { return membersInto(nil, object) }
 
 // membersInto appends them to ms, which may lie on the caller's stack.
 func membersInto(ms []member, object []byte) []member {
-	s := jsonx.Scan(object)
-	for s.Take('{'); s.Next() == '"'; s.Take(',') {
-		var m member
-		m.name.from = int32(s.Offset())
-		_, escaped, _ := s.String()
-		m.name.to, m.escaped = int32(s.Offset()), escaped
-		s.Take(':')
-		s.Next()
-		m.value.from = int32(s.Offset())
-		s.Skim()
-		m.value.to = int32(s.Offset())
-		ms = append(ms, m)
-	}
+	jsonx.Places(object, func(name, value jsonx.Place) bool {
+		ms = append(ms, member{name: spanOf(name), value: spanOf(value),
+			escaped: bytes.IndexByte(name.Of(object), '\\') >= 0})
+		return true
+	})
 	return ms
 }
 
@@ -97,16 +92,11 @@ const fewMembers = 16
 // elements calls f with each element of an array that has been checked before,
 // until it returns false.
 func elements(array []byte, f func(i int, v []byte) bool) {
-	s := jsonx.Scan(array)
-	if !s.Take('[') || s.Take(']') {
-		return
-	}
-	for i := 0; ; i++ {
-		v, ok := s.Skim()
-		if !ok || !f(i, v) || !s.Take(',') {
-			return
-		}
-	}
+	i := -1
+	jsonx.Elements(array, func(v jsonx.Value) bool {
+		i++
+		return f(i, v)
+	})
 }
 
 // textOf gives a value that is a string.

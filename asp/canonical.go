@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"io"
 	"iter"
 	"math"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"unicode/utf16"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/text/unicode/norm"
 
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -58,7 +60,7 @@ const maxDepth = 64
 // A node is one JSON value of a document that stays in memory.
 type node struct {
 	kind  byte   // one of { [ " 0 t f n
-	raw   []byte // as written
+	raw   []byte // as written: a part of the document, whose capacity tells its place
 	str   string // of a string: decoded, not normalised
 	names []name // of an object, in the order written
 	kids  []node // elements, or the values of names
@@ -162,26 +164,29 @@ func jsonCode(b []byte, err error) string {
 	return "malformed_json"
 }
 
-// parser reads a document.
+// parser reads a document. The decoder checks the syntax, UTF-8, and that no name
+// comes twice.
 type parser struct {
-	jsonx.Scanner[string] // of which strings without escapes are parts
-	b                     []byte
-	depth                 int    // how much deeper values may nest
-	fault                 string // the first that is none of the syntax
+	*jsontext.Decoder
+	b     []byte
+	text  string // b, of which strings without escapes are parts
+	depth int    // how much deeper values may nest
+	fault string // the first that is none of the syntax
 }
 
 func newParser(b []byte, depth int) parser {
-	return parser{Scanner: jsonx.Scan(string(b)), b: b, depth: depth}
+	return parser{Decoder: jsontext.NewDecoder(bytes.NewBuffer(b)), b: b, text: string(b), depth: depth}
 }
 
 // document reads one value with nothing behind it; false if it is not strict
 // JSON.
 func (p *parser) document() (n node, ok bool) {
-	if !utf8.Valid(p.b) {
+	n, ok = p.value()
+	if !ok {
 		return n, false
 	}
-	n, ok = p.value()
-	return n, ok && p.End()
+	_, err := p.ReadToken()
+	return n, err == io.EOF
 }
 
 func (p *parser) refuse(code string) {
@@ -191,125 +196,91 @@ func (p *parser) refuse(code string) {
 }
 
 func (p *parser) value() (n node, ok bool) {
-	c := p.Next()
-	start := p.Offset()
-	switch c {
-	case '{':
-		ok = p.object(&n)
-	case '[':
-		ok = p.array(&n)
+	n.kind = byte(p.PeekKind())
+	if n.kind == '{' || n.kind == '[' {
+		ok = p.container(&n)
+		return n, ok
+	}
+	v, err := p.ReadValue()
+	if err != nil {
+		return n, false
+	}
+	end := int(p.InputOffset())
+	n.raw = p.b[end-len(v) : end]
+	switch n.kind {
 	case '"':
-		n.kind = '"'
-		n.str, ok = p.Text()
-	case 't':
-		n.kind, ok = c, p.Literal("true")
-	case 'n':
-		n.kind, ok = c, p.Literal("null")
-	case 'f':
-		n.kind, ok = c, p.Literal("false")
-	default:
-		n.kind = '0'
-		_, ok = p.Number()
-		if ok {
-			if code := numberFault(p.b[start:p.Offset()]); code != "" {
-				p.refuse(code)
-			}
+		n.str, ok = p.unquote(v)
+		return n, ok
+	case '0':
+		if code := numberFault(v); code != "" {
+			p.refuse(code)
 		}
 	}
-	n.raw = p.b[start:p.Offset()]
-	return n, ok
+	return n, true
 }
 
-// enter begins an object or an array.
-func (p *parser) enter(bracket byte) bool {
+// unquote decodes the string that was read last.
+func (p *parser) unquote(quoted []byte) (string, bool) {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		end := int(p.InputOffset())
+		return p.text[end-len(quoted)+1 : end-1], true
+	}
+	s, err := jsontext.AppendUnquote(nil, quoted)
+	return string(s), err == nil
+}
+
+// container reads an object or an array.
+func (p *parser) container(n *node) bool {
+	if _, err := p.ReadToken(); err != nil || p.depth == 0 {
+		return false
+	}
+	start := p.InputOffset() - 1
 	p.depth--
-	return p.Take(bracket) && p.depth >= 0
-}
-
-// another reads the comma after a member or an element, or the bracket that
-// ends them.
-func (p *parser) another(end byte) (more, ok bool) {
-	if p.Take(',') {
-		return true, true
-	}
-	return false, p.Take(end)
-}
-
-func (p *parser) array(n *node) bool {
-	n.kind = '['
-	if !p.enter('[') {
-		return false
-	}
-	for more := !p.Take(']'); more; {
-		kid, ok := p.value()
-		if !ok {
-			return false
-		}
-		n.kids = append(n.kids, kid)
-		more, ok = p.another(']')
-		if !ok {
-			return false
-		}
-	}
-	p.depth++
-	return true
-}
-
-func (p *parser) object(n *node) bool {
-	n.kind = '{'
-	if !p.enter('{') {
-		return false
-	}
 	normalised := false
-	for more := !p.Take('}'); more; {
-		raw, ok := p.Text()
-		if !ok || !p.Take(':') {
+	for end := jsontext.Kind(n.kind + 2); p.PeekKind() != end; { // as '{' and '}', '[' and ']'
+		if n.kind == '{' && !p.name(n, &normalised) {
 			return false
-		}
-		nfc := raw
-		if !ascii(raw) && !norm.NFC.IsNormalString(raw) {
-			nfc, normalised = norm.NFC.String(raw), true
 		}
 		kid, ok := p.value()
 		if !ok {
 			return false
 		}
-		n.names = append(n.names, name{text: nfc, raw: raw})
 		n.kids = append(n.kids, kid)
-		more, ok = p.another('}')
-		if !ok {
-			return false
-		}
 	}
 	p.depth++
-	if duplicateNames(n.names, func(n name) string { return n.raw }) {
+	if _, err := p.ReadToken(); err != nil {
 		return false
 	}
-	if normalised && duplicateNames(n.names, func(n name) string { return n.text }) {
+	n.raw = p.b[start:p.InputOffset()]
+	if normalised && duplicateNames(n.names) {
 		p.refuse("duplicate_key")
 	}
 	return true
 }
 
-// duplicateNames reports whether two members have the same name. Few are
-// compared with each other, as most objects have few.
-func duplicateNames(names []name, of func(name) string) bool {
-	if len(names) <= 16 {
-		for i := range names {
-			for j := range i {
-				if of(names[i]) == of(names[j]) {
-					return true
-				}
-			}
-		}
+// name reads the name of a member. normalised is set if its NFC is another text.
+func (p *parser) name(n *node, normalised *bool) bool {
+	v, err := p.ReadValue()
+	if err != nil {
 		return false
 	}
+	raw, ok := p.unquote(v)
+	nfc := raw
+	if !ascii(raw) && !norm.NFC.IsNormalString(raw) {
+		nfc, *normalised = norm.NFC.String(raw), true
+	}
+	n.names = append(n.names, name{text: nfc, raw: raw})
+	return ok
+}
+
+// duplicateNames reports whether two members have the same name in NFC.
+func duplicateNames(names []name) bool {
 	seen := make(map[string]bool, len(names))
 	for _, n := range names {
-		if seen[of(n)] {
+		if seen[n.text] {
 			return true
 		}
-		seen[of(n)] = true
+		seen[n.text] = true
 	}
 	return false
 }

@@ -120,20 +120,14 @@ func attestations(b []byte, max int) (all [][]byte, err error) {
 		return nil, ErrMalformed.Because(err)
 	}
 	from, to := jsonx.Find(b, "attestations")
-	elements := jsonx.Scan(b[from:to])
-	if !elements.Take('[') {
+	if !jsonx.Elements(b[from:to], func(one jsonx.Value) bool {
+		all = append(all, one)
+		return len(all) <= max
+	}) {
 		return nil, ErrAttestation.Because(errors.New("attestations are missing"))
 	}
-	for !elements.Take(']') {
-		one, ok := elements.Skim()
-		switch {
-		case !ok:
-			return nil, ErrMalformed
-		case len(all) == max:
-			return nil, ErrTooLarge
-		}
-		all = append(all, one)
-		elements.Take(',')
+	if len(all) > max {
+		return nil, ErrTooLarge
 	}
 	return all, nil
 }

@@ -121,12 +121,6 @@ func EncodeTree(v any) ([]byte, error) {
 
 var literalNumber = json.MarshalFunc(func(n stdjson.Number) ([]byte, error) { return []byte(n), nil })
 
-// AppendCompact appends the JSON value v without white space. A v that is not
-// strict JSON is an error.
-func AppendCompact(b []byte, v []byte) ([]byte, error) {
-	return jsontext.AppendFormat(b, v)
-}
-
 // Canonicalize returns the RFC 8785 form of b, which must pass [Valid].
 // Numbers become IEEE 754 doubles in ECMAScript format, as the RFC says: an
 // integer beyond 2^53 loses precision, and a number beyond the doubles is

@@ -1,93 +1,41 @@
 package jsonx
 
 import (
-	"errors"
 	"fmt"
 	"maps"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 )
 
-// strict is a whole reader of JSON made of the Scanner's pieces: what it takes,
-// and why not.
-func strict[T string | []byte](s *Scanner[T], depth int) error {
-	bad := func(ok bool) error {
-		if ok {
-			return nil
-		}
-		return ErrSyntax
-	}
-	switch c := s.Next(); c {
-	case '{', '[':
-		if s.Take(c); depth == 0 {
-			return ErrDepth
-		}
-		end := c + 2
-		if s.Take(end) {
-			return nil
-		}
-		names := map[string]bool{}
-		for {
-			if c == '{' {
-				name, ok := s.Text()
-				if !ok || !s.Take(':') {
-					return ErrSyntax
-				}
-				if names[name] {
-					return ErrDuplicate
-				}
-				names[name] = true
-			}
-			if err := strict(s, depth-1); err != nil {
-				return err
-			}
-			if !s.Take(',') {
-				return bad(s.Take(end))
-			}
-		}
-	case '"':
-		_, ok := s.Text()
-		return bad(ok)
-	case 't':
-		return bad(s.Literal("true"))
-	case 'f':
-		return bad(s.Literal("false"))
-	case 'n':
-		return bad(s.Literal("null"))
-	}
-	literal, ok := s.Number()
-	if _, err := strconv.ParseFloat(string(literal), 64); ok && errors.Is(err, strconv.ErrSyntax) {
-		return errors.New("no number: " + string(literal))
-	}
-	return bad(ok)
-}
-
-// scannedAlike compares it, and Valid, with the library.
-func scannedAlike(t *testing.T, text string) {
+// foundAlike compares members and elements with those that the library decodes.
+func foundAlike(t *testing.T, text string) {
 	t.Helper()
-	want := Valid([]byte(text), 50)
-	s, b := Scan(text), Scan([]byte(text))
-	got, again := strict(&s, 50), strict(&b, 50)
-	if got != again || s.Offset() != b.Offset() {
-		t.Fatalf("%q: %v at %d of a string, %v at %d of bytes", text, got, s.Offset(), again, b.Offset())
+	b := []byte(text)
+	valid := Valid(b, 0) == nil
+	members := map[string]Value{}
+	isObject := Members(b, func(name string, v Value) bool { members[name] = v; return true })
+	var elements []Value
+	isArray := Elements(b, func(v Value) bool { elements = append(elements, v); return true })
+	if !valid {
+		return // it must only not panic
 	}
-	if skim := Scan(text); got == nil { // what is JSON it takes whole
-		if value, ok := skim.Skim(); !ok || skim.Offset() != s.Offset() ||
-			value != strings.TrimLeft(text[:s.Offset()], " \t\r\n") {
-			t.Fatalf("of %q it took %q, %v", text, value, ok)
-		}
+	var object map[string]Value
+	var array []Value
+	if kind := Value(b).Kind(); isObject != (kind == '{') || isArray != (kind == '[') {
+		t.Fatalf("%q: object %t, array %t", text, isObject, isArray)
 	}
-	if got == nil && (!s.End() || !utf8.ValidString(text)) {
-		got = ErrTrailing
+	if isObject && (Decode(b, &object) != nil || !maps.EqualFunc(members, object, sameValue)) {
+		t.Fatalf("%q has the members %s, want %s", text, members, object)
 	}
-	if (got == nil) != (want == nil) {
-		t.Fatalf("%q: %v, want %v", text, got, want)
+	if isArray && (Decode(b, &array) != nil || !slices.EqualFunc(elements, array, sameValue)) {
+		t.Fatalf("%q has the elements %s, want %s", text, elements, array)
 	}
 }
 
-var scannedTexts = []string{
+func sameValue(a, b Value) bool { return string(a) == string(b) }
+
+var jsonTexts = []string{
 	``, ` `, `{}`, `[]`, "\t{ \r\n} ", `null`, `true`, `false`, `nul`, `nulll`, `True`, `0`, `-0`, `00`, `01`, `-`,
 	`-a`, `1.`, `.1`, `1.5`, `1e`, `1e+`, `1E-07`, `1e5.`, `+1`, `--1`, `0x1`, `NaN`,
 	`""`, `"a`, `"`, `"a\"`, `"\u00e9"`, `"\ud800"`, "\"\n\"", "\"\x7f\u2028\"", "\"\xff\"", "\xef\xbb\xbf{}",
@@ -100,40 +48,41 @@ var scannedTexts = []string{
 	`{"a":{"a":1}}`, `[[[[[[]]]]]]`, `// x`, `'a'`, "\v1", "[1,\f2]",
 }
 
-func TestScanner(t *testing.T) {
-	for _, text := range append(scannedTexts, quotedTexts...) {
-		scannedAlike(t, text)
+func TestMembersAndElements(t *testing.T) {
+	for _, text := range append(jsonTexts, quotedTexts...) {
+		foundAlike(t, text)
 	}
 	var members strings.Builder
 	for i := range 70 { // more than are looked at in one pass
 		fmt.Fprintf(&members, `"m%d":{"a":%d},`, i, i)
-		scannedAlike(t, "{"+members.String()+`"n":1}`)
-		scannedAlike(t, "{"+members.String()+`"m0":1}`)
-		scannedAlike(t, "{"+members.String()+`"m\u0030":1}`)
+		foundAlike(t, "{"+members.String()+`"n":1}`)
+		foundAlike(t, "{"+members.String()+`"m0":1}`)
+		foundAlike(t, "{"+members.String()+`"m\u0030":1}`)
 	}
 	for _, text := range []string{`{"a":{"b":1,"c":{"b":2}},"b":3,"c":[{"a":1},{"a":2}]}`, `{"a":{"b":1,"b":2}}`,
 		`[{"a":1},{"a":1,"a":1}]`, `{"b":{"a":1},"b":2}`} {
-		scannedAlike(t, text)
+		foundAlike(t, text)
 	}
-	scannedAlike(t, strings.Repeat("[", 50)+strings.Repeat("]", 50))
-	scannedAlike(t, strings.Repeat("[", 51)+strings.Repeat("]", 51))
+	foundAlike(t, strings.Repeat("[", 50)+strings.Repeat("]", 50))
+	foundAlike(t, strings.Repeat("[", 51)+strings.Repeat("]", 51))
 }
 
-// Skim takes too much, but nothing that is not there.
-func TestSkim(t *testing.T) {
+// The end of a value that is not JSON is found too late, but never behind the text.
+func TestElementsOfNoJSON(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"a":[}}]`: `{"a":[}}`, ` [1,,{]]]`: `[1,,{]]`, `{x"}"} `: `{x"}"}`, `"a"b`: `"a"`, "1.5x": "1.5", `[`: "",
-		`{"a}`: "", "{\"\n\"}": "", `]`: "", `nul`: "", ``: "", `{"\"}"}1`: `{"\"}"}`,
+		`[{"a":[}},1]`: `{"a":[}}`, `[[1,,{]] ,]`: `[1,,{]]`, `[1.5x]`: "1.5x", `[nul]`: "nul", `[{"\"}"}]`: `{"\"}"}`,
+		`[[`: "", `[{"a}]`: "", "[{\"\n\"}]": "", `[,1]`: "", `[`: "", ``: "", `{"a":1}`: "",
 	} {
-		s := Scan(text)
-		if value, ok := s.Skim(); value != want || ok != (want != "") {
-			t.Errorf("of %q it took %q, %v", text, value, ok)
+		got := ""
+		Elements([]byte(text), func(v Value) bool { got = string(v); return false })
+		if got != want {
+			t.Errorf("of %q it took %q, want %q", text, got, want)
 		}
 	}
 }
 
 func TestMembers(t *testing.T) {
-	for _, text := range append(scannedTexts, ` {"a" : [ 1 ,{"b":2}], "\u0062":"x", "":null } `, `{"a":1}x`, `{"a":1`) {
+	for _, text := range append(jsonTexts, ` {"a" : [ 1 ,{"b":2}], "\u0062":"x", "":null } `, `{"a":1}x`, `{"a":1`) {
 		var want map[string]Value
 		err := Decode([]byte(text), &want)
 		got := map[string]Value{}
@@ -158,28 +107,12 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-func TestScannerAllocatesNothing(t *testing.T) {
-	text := `{"name": "a text without escapes", "n": -12.5e3, "list": [true, null]}`
+func TestPlacesAllocatesNothing(t *testing.T) {
+	b := []byte(`{"name": "a text without escapes", "n": -12.5e3, "list": [true, null]}`)
 	if n := testing.AllocsPerRun(100, func() {
-		s := Scan(text)
-		if !s.Take('{') {
-			t.Error("no object")
-		}
-		if name, escaped, ok := s.String(); !ok || escaped || name != "name" || !s.Take(':') {
-			t.Error("no name")
-		}
-		if value, ok := s.Text(); !ok || value != "a text without escapes" || !s.Take(',') {
-			t.Error("no text")
-		}
-		if name, _, ok := s.String(); !ok || name != "n" || !s.Take(':') {
-			t.Error("no second name")
-		}
-		if n, ok := s.Number(); !ok || n != "-12.5e3" || !s.Take(',') {
-			t.Error("no number")
-		}
-		if name, _, ok := s.String(); !ok || name != "list" || !s.Take(':') || !s.Take('[') || !s.Literal("true") ||
-			!s.Take(',') || !s.Literal("null") || !s.Take(']') || !s.Take('}') || !s.End() {
-			t.Error("no list")
+		last := Place{}
+		if !Places(b, func(_, v Place) bool { last = v; return true }) || string(last.Of(b)) != "[true, null]" {
+			t.Error("the last member is not found")
 		}
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -232,29 +165,21 @@ func TestValidAllocatesNothing(t *testing.T) {
 	}
 }
 
-func FuzzScanner(f *testing.F) {
-	for _, text := range append(scannedTexts, quotedTexts...) {
+func FuzzMembers(f *testing.F) {
+	for _, text := range append(jsonTexts, quotedTexts...) {
 		f.Add(text)
 	}
-	f.Fuzz(scannedAlike)
+	f.Fuzz(foundAlike)
 }
 
 func BenchmarkValid(b *testing.B) {
 	text := []byte(`{"text":"` + strings.Repeat("Run the test. ", 40) +
 		`","intent":"request","artifacts":[{"type":"git-ref","repo":"github.com/acme/app","n":[1,-2.5,true,null]}]}`)
-	buf := make([]byte, 0, 4096)
-	for name, f := range map[string]func([]byte, int) error{
-		"valid":   Valid,
-		"compact": func(b []byte, _ int) error { _, err := AppendCompact(buf, b); return err },
-	} {
-		b.Run(name, func(b *testing.B) {
-			b.SetBytes(int64(len(text)))
-			b.ReportAllocs()
-			for b.Loop() {
-				if err := f(text, MaxDepth); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
+	b.SetBytes(int64(len(text)))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := Valid(text, MaxDepth); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
