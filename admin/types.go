@@ -61,7 +61,7 @@ type GuestBudget struct {
 
 // Hosting is the hub's own identity in a protocol, for the configuration of
 // agents elsewhere.
-type Hosting = struct {
+type Hosting struct {
 	Identity string `json:"identity"`  // of the hub as a caller
 	KeyID    string `json:"keyId"`     // of the key that signs
 	Key      string `json:"publicKey"` // base64, to be enrolled at agents that trust keys

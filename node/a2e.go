@@ -66,7 +66,7 @@ func openA2E(_ context.Context, n *Node) (*Binding, error) {
 		}
 		providers[capability] = agent
 	}
-	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs,
+	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Allow: n.guard.Prefixes, RootCAs: n.rootCAs,
 		PublicURL: n.c.PublicURL, Path: c.Path, Strict: c.Strict, Tools: c.Tools, Providers: providers,
 		Now: n.c.Now, Logger: n.log}
 	if c.Sessions > 0 {

@@ -269,8 +269,8 @@ func (c *Config) check() (checked, error) {
 	if c.Engine.Partitions < 0 || c.Engine.Partitions > 256 {
 		return k, fmt.Errorf("engine.partitions = %d: want 1 to 256", c.Engine.Partitions)
 	}
-	if k.allow, err = netguard.ParseAllow(c.Network.Allow); err != nil {
-		return k, fmt.Errorf("network.allow: %w", err)
+	if k.allow, err = c.Allowed(); err != nil {
+		return k, err
 	}
 	if k.minFree, err = parseSize(c.Engine.MinFree); err != nil {
 		return k, fmt.Errorf("engine.min_free: %w", err)

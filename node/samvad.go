@@ -72,7 +72,7 @@ func openSAMVAD(_ context.Context, n *Node) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Guard: n.guard, RootCAs: n.rootCAs,
+	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Allow: n.guard.Prefixes, RootCAs: n.rootCAs,
 		PublicURL: n.c.PublicURL, Domain: c.Domain, Legacy: c.Legacy, Origins: n.c.Listen.Origins,
 		Window: c.Window.Duration, MaxBody: n.k.body, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
 		Tokens: tokens, TokensPerDay: c.TokensPerDay, Unscanned: c.Unscanned, Lightweight: c.Lightweight})
@@ -83,7 +83,7 @@ func openSAMVAD(_ context.Context, n *Node) (*Binding, error) {
 		Hub:    b,
 		Agent:  func(name string, a *Agent) (Enrolment, error) { return enrolSAMVAD(b, name, a.SAMVAD) },
 		Domain: c.Domain,
-		Info:   func(i *admin.Info) { i.SAMVAD = b.Hosting() },
+		Info:   func(i *admin.Info) { i.SAMVAD = admin.Hosting(b.Hosting()) },
 		Admin:  admin.Protocol{Masked: b.Masked},
 	}, nil
 }

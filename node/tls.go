@@ -21,13 +21,13 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
-// Guard judges the addresses that a hub of this configuration may call.
-func (c *Config) Guard() (*netguard.Guard, error) {
+// Allowed are the addresses of network.allow, which the hub may call besides public ones.
+func (c *Config) Allowed() ([]netip.Prefix, error) {
 	allow, err := netguard.ParseAllow(c.Network.Allow)
 	if err != nil {
 		return nil, fmt.Errorf("network.allow: %w", err)
 	}
-	return &netguard.Guard{Allow: allow}, nil
+	return allow, nil
 }
 
 // Roots are the authorities that outbound calls trust: the system's and those

@@ -37,6 +37,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -45,7 +46,6 @@ import (
 	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -53,13 +53,15 @@ import (
 // DefaultPath is where the host is found on the hub's HTTP listener.
 const DefaultPath = "/a2e"
 
-// Config of a Binding. Hub, Keys, Journal and Guard must be set.
+// Config of a Binding. Hub, Keys and Journal must be set.
 type Config struct {
 	Hub     *hub.Hub
 	Keys    *keyring.Ring
 	Journal *journal.Journal
 
-	Guard     *netguard.Guard   // outbound addresses
+	// Allow gives further addresses that the hub may call, besides public ones; nil: none.
+	// It is asked before each connection, so the list may change.
+	Allow     func() []netip.Prefix
 	RootCAs   *x509.CertPool    // trusted by outbound calls; nil: the system's
 	PublicURL string            // base URL under which agents reach the hub
 	Path      string            // base path on the HTTP listener; "": DefaultPath

@@ -29,6 +29,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -51,12 +52,14 @@ type Config struct {
 	Keys    *keyring.Ring
 	Journal *journal.Journal
 
-	Guard     *netguard.Guard // outbound addresses
-	RootCAs   *x509.CertPool  // trusted by outbound calls; nil: the system's
-	PublicURL string          // base URL under which agents reach the hub
-	Unnamed   bool            // PublicURL is a guess: agents are told the host that they used
-	Hosts     []string        // further host:port under which they reach it
-	Root      string          // directory name of the hub itself
+	// Allow gives further addresses that the hub may call, besides public ones; nil: none.
+	// It is asked before each connection, so the list may change.
+	Allow     func() []netip.Prefix
+	RootCAs   *x509.CertPool // trusted by outbound calls; nil: the system's
+	PublicURL string         // base URL under which agents reach the hub
+	Unnamed   bool           // PublicURL is a guess: agents are told the host that they used
+	Hosts     []string       // further host:port under which they reach it
+	Root      string         // directory name of the hub itself
 
 	Legacy     bool          // take envelopes after their expiry, and keep them in mailboxes
 	AllowNonce bool          // take a nonce without an expiry
@@ -139,10 +142,11 @@ func New(c Config) (*Binding, error) {
 	b := &Binding{c: c, public: public,
 		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
 		seenChats: protocol.NewMemory(0, c.Now)}
-	b.http = c.Guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
+	guard := netguard.Live(c.Allow)
+	b.http = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {
 		b.upstream = &protocol.AlmanacResolver{URL: c.Registry, Now: c.Now,
-			HTTP: c.Guard.Client(netguard.Options{Timeout: 5 * time.Second, MaxRedirects: -1, RootCAs: c.RootCAs})}
+			HTTP: guard.Client(netguard.Options{Timeout: 5 * time.Second, MaxRedirects: -1, RootCAs: c.RootCAs})}
 	}
 	b.standIns = newStandIns(b)
 	b.ctx, b.stop = context.WithCancel(context.Background())

@@ -19,6 +19,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -176,6 +177,12 @@ func (a *app) input(arg string) ([]byte, error) {
 		return nil, usage("the content has more than %d MiB", maxInput>>20)
 	}
 	return b, nil
+}
+
+// guardOf judges addresses as a hub with this configuration does.
+func guardOf(c *node.Config) (*netguard.Guard, error) {
+	allow, err := c.Allowed()
+	return &netguard.Guard{Allow: allow}, err
 }
 
 // webURL parses an http or https URL with a host.

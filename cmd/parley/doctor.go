@@ -140,7 +140,7 @@ func (d *doctor) configuration() bool {
 		return d.failed("configuration", "fix the file; `parley config describe KEY` explains a key", err)
 	}
 	d.c = c
-	if d.guard, err = c.Guard(); err != nil {
+	if d.guard, err = guardOf(&c); err != nil {
 		return d.failed("configuration", "network.allow", err)
 	}
 	if d.roots, err = c.Roots(); err != nil {

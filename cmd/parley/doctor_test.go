@@ -29,7 +29,7 @@ func (d *doctor) line(check string) finding {
 // patient makes a doctor who looks at nothing but what the test calls for.
 func patient(t *testing.T, c node.Config) *doctor {
 	t.Helper()
-	g, err := c.Guard()
+	g, err := guardOf(&c)
 	if err != nil {
 		t.Fatal(err)
 	}

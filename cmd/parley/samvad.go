@@ -208,7 +208,7 @@ func (a *app) notCalled(host string) error {
 	if err != nil {
 		return nil // which the hub itself says when it starts
 	}
-	g, err := c.Guard()
+	g, err := guardOf(&c)
 	if err != nil {
 		return nil
 	}

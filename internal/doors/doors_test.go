@@ -52,9 +52,9 @@ func below(pkg string) ([]string, bool) {
 	case "hub":
 		return core[:len(core)-1], true
 	case "bridge":
-		return []string{""}, true
+		return core, true
 	case "bridge/bridgetest":
-		return []string{"", "bridge"}, true
+		return append(slices.Clone(core), "bridge"), true
 	case "admin":
 		return append(slices.Clone(core), "journal/index"), true
 	case "console":
