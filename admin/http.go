@@ -19,6 +19,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/source"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -124,16 +125,9 @@ func (a *Admin) sameOrigin(r *http.Request) *parley.Error {
 // turnAway records the refusal of an unauthenticated caller.
 func (a *Admin) turnAway(r *http.Request, step string, e *parley.Error) *parley.Error {
 	c := *e
-	c.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Step: step, Code: e.Code,
+	c.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: source.Host(r.RemoteAddr), Step: step, Code: e.Code,
 		Text: e.Text, Cause: r.Method + " " + r.URL.Path, Size: int(max(0, min(r.ContentLength, math.MaxInt32)))})
 	return &c
-}
-
-func sourceOf(r *http.Request) string {
-	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
-		return host
-	}
-	return r.RemoteAddr
 }
 
 func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
@@ -169,7 +163,7 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 		if e.Ref == "" && statusOf(e) >= 500 && e.Code != parley.TimedOut {
 			a.c.Logger.Error("a call of the admin API failed", "method", r.Method, "path", r.URL.Path, "error", err)
 			noted := *e
-			noted.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: sourceOf(r), Claim: c.by.Name,
+			noted.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: source.Host(r.RemoteAddr), Claim: c.by.Name,
 				Step: "admin", Code: e.Code, Text: e.Text, Cause: err.Error()})
 			e = &noted
 		}
@@ -195,7 +189,7 @@ func (a *Admin) Authenticate(r *http.Request) (Actor, error) {
 	if !found {
 		return Actor{}, parley.Refuse(parley.Unauthenticated, "the hub does not know this token")
 	}
-	by.Address = sourceOf(r)
+	by.Address = source.Host(r.RemoteAddr)
 	return by, nil
 }
 

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -254,7 +255,7 @@ func (j *Journal) retry(what string, do func(context.Context) error) {
 			return
 		}
 		j.cfg.Log.Warn("following "+what+" failed; trying again", "err", err)
-		sleep(j.ctx, time.Second/4)
+		_ = sleep.For(j.ctx, time.Second/4) // the loop sees its end
 	}
 }
 

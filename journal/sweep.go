@@ -122,9 +122,5 @@ func ContentSize(r *Record) int {
 	if m == nil {
 		return 0
 	}
-	n := len(m.Origin.Raw)
-	for i := range m.Parts {
-		n += len(m.Parts[i].Data)
-	}
-	return n
+	return len(m.Origin.Raw) + m.ContentSize()
 }

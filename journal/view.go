@@ -16,6 +16,7 @@ import (
 	"unique"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -135,7 +136,7 @@ func (p *partition) restore(seq uint64, data []byte) error {
 
 // checkpoints writes checkpoints when they are due.
 func (j *Journal) checkpoints() {
-	for sleep(j.ctx, time.Second) {
+	for sleep.For(j.ctx, time.Second) == nil {
 		for _, p := range j.parts {
 			p.mu.Lock()
 			p.expire()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -470,7 +471,7 @@ func (w *writer) append(g *group) {
 			return
 		}
 		// An exclusive store that gives no answer has failed for good.
-		if w.j.store.Exclusive() || !sleep(ctx, pause) {
+		if w.j.store.Exclusive() || sleep.For(ctx, pause) != nil {
 			g.err = failBy(ErrUnknown, g.err, "")
 			return
 		}
@@ -563,17 +564,7 @@ func (w *writer) resolveConflict(ops []*op, unknown bool) {
 		return
 	}
 	if tries := again[0].tries; tries > 1 {
-		sleep(ctx, time.Duration(tries)*time.Millisecond)
+		_ = sleep.For(ctx, time.Duration(tries)*time.Millisecond) // the next try sees its end
 	}
 	w.waiting = append(again, w.waiting...)
-}
-
-// sleep waits for d, or returns false when ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -297,7 +298,7 @@ func (a *alerts) send(ctx context.Context, v Alert) {
 				try, "error", err)
 			return
 		}
-		_ = wait(ctx, pause) // the next try says why it ended
+		_ = sleep.For(ctx, pause) // the next try says why it ended
 		pause *= 5
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -113,7 +114,7 @@ func (e *eraser) waitLock(ctx context.Context) (end func(), err error) {
 		if !errors.Is(err, journal.ErrExists) {
 			return end, err
 		}
-		if err := wait(ctx, 2*time.Second); err != nil {
+		if err := sleep.For(ctx, 2*time.Second); err != nil {
 			return nil, err
 		}
 	}

@@ -155,16 +155,6 @@ func every(ctx context.Context, interval time.Duration, f func()) {
 	}
 }
 
-// wait returns after a pause, or with its error when ctx ends.
-func wait(ctx context.Context, pause time.Duration) error {
-	select {
-	case <-time.After(pause):
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
 // Run serves until ctx ends, then drains and closes.
 func (n *Node) Run(ctx context.Context) error {
 	if err := n.Start(ctx); err != nil {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parley-hub/parley/internal/sleep"
 )
 
 const someProtocol = "proto:abababababababababababababababababababababababababababababababab"
@@ -321,12 +323,12 @@ func TestRegistrar(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
-		_ = sleep(t.Context(), 65*time.Second)
+		_ = sleep.For(t.Context(), 65*time.Second)
 		if n := failures.Load(); n != 1 {
 			t.Fatalf("%d failures", n)
 		}
 		down.Store(false)
-		_ = sleep(t.Context(), 65*time.Second)
+		_ = sleep.For(t.Context(), 65*time.Second)
 		c := &Client{Identity: me, HTTP: net.client(), Resolver: &AlmanacResolver{URL: "http://hub",
 			HTTP: net.client()}}
 		reply, err := c.Ask(t.Context(), you.Identifier(false), hello())
@@ -334,7 +336,7 @@ func TestRegistrar(t *testing.T) {
 			t.Fatalf("%v", err)
 		}
 		// Refreshed long after the first record would have expired.
-		_ = sleep(t.Context(), 10*time.Hour)
+		_ = sleep.For(t.Context(), 10*time.Hour)
 		if _, err := c.Ask(t.Context(), you.Address(), hello()); err != nil {
 			t.Error(err)
 		}

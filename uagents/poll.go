@@ -8,6 +8,8 @@ import (
 	"iter"
 	"net/http"
 	"time"
+
+	"github.com/parley-hub/parley/internal/sleep"
 )
 
 // A MailboxClient fetches the envelopes that wait for an agent which cannot
@@ -89,7 +91,7 @@ func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] 
 					return
 				}
 			}
-			if sleep(ctx, cmp.Or(c.Interval, time.Second)) != nil {
+			if sleep.For(ctx, cmp.Or(c.Interval, time.Second)) != nil {
 				return
 			}
 		}

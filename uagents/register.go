@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/parley-hub/parley/internal/sleep"
 )
 
 // A Registrar keeps an agent registered with an Almanac (registration.py).
@@ -83,7 +85,7 @@ func (r *Registrar) Run(ctx context.Context) error {
 				r.report(err)
 			}
 		}
-		if err := sleep(ctx, wait); err != nil {
+		if err := sleep.For(ctx, wait); err != nil {
 			return err
 		}
 	}
@@ -101,7 +103,7 @@ func (r *Registrar) post(ctx context.Context, a *Attestation, parts ...string) e
 	var err error
 	for try := range cmp.Or(r.Tries, 10) {
 		if try > 0 {
-			if err := sleep(ctx, 64*time.Millisecond<<min(try-1, 9)); err != nil {
+			if err := sleep.For(ctx, 64*time.Millisecond<<min(try-1, 9)); err != nil {
 				return err
 			}
 		}
@@ -136,16 +138,4 @@ func (r *Registrar) once(ctx context.Context, a *Attestation, parts []string) er
 		return ErrUndelivered.Because(fmt.Errorf("%d: %s", resp.StatusCode, detailOf(body)))
 	}
 	return nil
-}
-
-// sleep waits, or gives the context's error.
-func sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

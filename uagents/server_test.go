@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/internal/bech32"
+	"github.com/parley-hub/parley/internal/sleep"
 )
 
 func TestSignature(t *testing.T) {
@@ -689,7 +690,7 @@ func TestServerSync(t *testing.T) {
 					return Response{}, err
 				}
 				if m.Message == "slow" {
-					_ = sleep(ctx, 10*time.Second)
+					_ = sleep.For(ctx, 10*time.Second)
 				}
 				mu.Lock()
 				defer mu.Unlock()
@@ -764,7 +765,7 @@ func TestServerUnsigned(t *testing.T) {
 		}
 		code, body := post()
 		wantError(t, code, body, ErrRate)
-		if err := sleep(t.Context(), 2*time.Second); err != nil {
+		if err := sleep.For(t.Context(), 2*time.Second); err != nil {
 			t.Fatal(err)
 		}
 		code, body = post()

@@ -13,6 +13,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/source"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -453,7 +454,7 @@ func scope(target string) string { return Protocol + " " + target }
 
 // refused notes a refusal of the server, for `parley refused`.
 func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
-	f := hub.Refusal{Protocol: Protocol, Source: hostOf(x.Remote), Step: x.Err.Step, Code: refusalCode(x.Err),
+	f := hub.Refusal{Protocol: Protocol, Source: source.Host(x.Remote), Step: x.Err.Step, Code: refusalCode(x.Err),
 		Text: x.Err.Text, Cause: x.Err.Error(), Size: x.Size}
 	if x.Envelope != nil {
 		f.Claim, f.To = x.Envelope.Sender, x.Envelope.Target

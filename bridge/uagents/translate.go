@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -338,11 +337,6 @@ func failureText(e *parley.Error) string {
 		return string(e.Code)
 	}
 	return e.Text
-}
-
-func hostOf(address string) string {
-	host, _, _ := net.SplitHostPort(address)
-	return cmp.Or(host, address) // one without a port stands for itself
 }
 
 // problem translates the hub's refusal. A sender that waits reads it in an ErrorMessage,

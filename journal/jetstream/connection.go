@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -296,18 +297,8 @@ func tries(ctx context.Context) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		pause := firstPause
 		for n := 0; ctx.Err() == nil && yield(n); n++ {
-			sleep(ctx, pause)
+			_ = sleep.For(ctx, pause) // the loop sees its end
 			pause = min(2*pause, maxPause)
 		}
-	}
-}
-
-// sleep waits for d; false: ctx ended before.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -47,7 +48,7 @@ func (s *Store) follow(
 		case !gone && !errors.Is(err, errGap):
 			s.unanswered(err)
 		}
-		sleep(ctx, followPause)
+		_ = sleep.For(ctx, followPause) // the next try sees its end
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal/store"
 )
@@ -30,7 +31,7 @@ func leads(t *testing.T, s *Store, stream string) int {
 		} else if i, err := strconv.Atoi(strings.TrimPrefix(x.CachedInfo().Cluster.Leader, "n")); err == nil {
 			return i
 		}
-		if !sleep(t.Context(), maxPause) {
+		if sleep.For(t.Context(), maxPause) != nil {
 			t.Fatal("the stream has no leader")
 		}
 	}

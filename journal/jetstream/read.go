@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -86,8 +87,8 @@ func waitUntil(ctx context.Context, stream string, caughtUp func() (bool, error)
 		if done, err := caughtUp(); done || err != nil {
 			return err
 		}
-		if !sleep(ctx, behindBy) {
-			return ctx.Err()
+		if err := sleep.For(ctx, behindBy); err != nil {
+			return err
 		}
 	}
 	return fmt.Errorf("%w: a server that has stream %s lags behind, or the servers lost messages", store.ErrBusy,

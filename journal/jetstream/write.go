@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal/store"
 )
 
@@ -426,8 +427,8 @@ func (s *Store) put(
 		if !errors.Is(err, store.ErrConflict) || expect != nil && *expect != 0 {
 			return seq, before, err
 		}
-		if !sleep(ctx, firstPause) { // another write is in flight
-			return 0, 0, fmt.Errorf("%w: %w", store.ErrBusy, ctx.Err())
+		if err := sleep.For(ctx, firstPause); err != nil { // another write is in flight
+			return 0, 0, fmt.Errorf("%w: %w", store.ErrBusy, err)
 		}
 	}
 }
