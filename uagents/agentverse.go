@@ -16,13 +16,14 @@ import (
 // are theirs (/v2/identity), describe them (/v2/agents) and find others
 // (POST /v1/search/agents). It takes the reports of agents (POST
 // /v2/agents/interactions and /v1/events) and drops them, because the library
-// repeats a refused one, or reports the refusal. Without User there are no accounts.
+// sends a refused report again, or reports the refusal. Without User there are no
+// accounts.
 //
-// An account changes only agents whose key it proved to hold. That lasts until
-// another account proves the same key, or the agent is removed.
+// An account may change only agents whose key it proved to hold, until another
+// account proves the same key, or the agent is removed.
 type IdentityServer struct {
-	// User gives the name of the account that a bearer token stands for. The
-	// error is answered; ErrUnauthorized fits.
+	// User gives the name of the account of a bearer token. Its error is sent to the
+	// client; ErrUnauthorized fits.
 	User func(ctx context.Context, bearer, team string) (string, error)
 	// Proved is called when an account proved an agent to be its own, and may refuse.
 	Proved func(ctx context.Context, user, address string) error
@@ -32,7 +33,7 @@ type IdentityServer struct {
 	Now      func() time.Time // nil: time.Now
 	Lifetime time.Duration    // of a challenge; default 5 min
 	Max      int              // open challenges and proofs; default 4096
-	MaxUser  int              // of them, of one user; default 64
+	MaxUser  int              // open challenges and proofs of one user; default 64
 
 	once       sync.Once
 	mux        *http.ServeMux
@@ -148,10 +149,10 @@ func (s *IdentityServer) challenge(r *http.Request, user string) (*node, error) 
 	return object("challenge", text), nil
 }
 
-// takeReport takes the reports of agents, and keeps none of them.
+// takeReport accepts a report of an agent and drops it.
 func takeReport(http.ResponseWriter, *http.Request) (*node, error) { return nothing(), nil }
 
-// prove checks a response. The challenge is used up by the attempt. UAG-080.
+// prove checks the response to a challenge. One attempt uses the challenge up. UAG-080.
 func (s *IdentityServer) prove(r *http.Request, user string, n *node) (*node, error) {
 	address, text := n.get("address").str(), n.get("challenge").str()
 	s.mu.Lock()
@@ -184,8 +185,8 @@ func (s *IdentityServer) prove(r *http.Request, user string, n *node) (*node, er
 	return object("address", address), nil
 }
 
-// put keeps a profile. The proof that allowed it is used up: from now on the
-// agent is the account's.
+// put stores a profile and uses up the proof that allowed it: from now on the agent
+// is the account's.
 func (s *IdentityServer) put(ctx context.Context, p *Profile) error {
 	if err := s.Store.PutProfile(ctx, p); err != nil {
 		return err
@@ -209,7 +210,7 @@ func (s *IdentityServer) proved(user, address string) bool {
 }
 
 // own finds an agent that the account may change: its own, or one whose key it
-// proved just now. old is nil for one that nobody registered.
+// proved just now. old is nil for an unregistered agent.
 func (s *IdentityServer) own(ctx context.Context, user, address string) (old *Profile, err error) {
 	old, err = s.Store.Profile(ctx, address)
 	switch {
@@ -222,7 +223,7 @@ func (s *IdentityServer) own(ctx context.Context, user, address string) (old *Pr
 		"Prove first that you hold the agent's key: GET /v2/identity/" + address + "/challenge")
 }
 
-// ownRegistered is own, without those that nobody registered.
+// ownRegistered is own for registered agents; others are ErrNotFound.
 func (s *IdentityServer) ownRegistered(ctx context.Context, user, address string) (*Profile, error) {
 	p, err := s.own(ctx, user, address)
 	if err == nil && p == nil {
@@ -231,7 +232,8 @@ func (s *IdentityServer) ownRegistered(ctx context.Context, user, address string
 	return p, err
 }
 
-// accept checks that the account may say this, and completes it.
+// accept checks that the account may register the profile, and sets its account and
+// times.
 func (s *IdentityServer) accept(ctx context.Context, user string, p *Profile) error {
 	old, err := s.own(ctx, user, p.Address)
 	if err != nil {
@@ -289,7 +291,7 @@ func (s *IdentityServer) batch(r *http.Request, user string, n *node) (*node, er
 	return success(), nil
 }
 
-// agents lists the account's own.
+// agents lists the agents of the account.
 func (s *IdentityServer) agents(r *http.Request, user string) (*node, error) {
 	own, err := s.Store.Profiles(r.Context(), user)
 	out := list()
@@ -300,7 +302,7 @@ func (s *IdentityServer) agents(r *http.Request, user string) (*node, error) {
 }
 
 // agent gives the profile of an agent to its account and to the agent itself:
-// the library asks with its attestation whether it is registered.
+// the library asks with the agent's attestation whether the agent is registered.
 func (s *IdentityServer) agent(_ http.ResponseWriter, r *http.Request) (*node, error) {
 	address := r.PathValue("address")
 	user, err := "", error(nil)
@@ -343,14 +345,14 @@ func (s *IdentityServer) unregister(r *http.Request, user string) (*node, error)
 	return success(), s.Store.RemoveProfile(r.Context(), p.Address)
 }
 
-// search finds agents by words, an address or what they speak. Everybody may,
+// search finds agents by words, an address or a protocol. It needs no account,
 // as at Agentverse.
 func (s *IdentityServer) search(r *http.Request, n *node) (*node, error) {
 	q, err := queryOf(n)
 	if err != nil {
 		return nil, err
 	}
-	s.searching.Lock() // searches cost, and everybody may
+	s.searching.Lock() // one at a time: they are expensive and need no account
 	found, total := q.find(s.Store.Listings(r.Context()))
 	s.searching.Unlock()
 	agents := list()

@@ -15,21 +15,20 @@ import (
 )
 
 // An AlmanacServer is the HTTP API of the Almanac that agents register with
-// and resolve addresses through: everything under /v1/almanac. Registrations
-// count when the agent's own key signed them, a moment ago, and later than
-// what is stored, so that nobody can take a name over or bring an old endpoint
-// back.
+// and resolve addresses through: everything under /v1/almanac. A registration
+// counts when the agent's own key signed it recently, and later than the stored one, so
+// that no other agent can take a name over or bring an old endpoint back.
 type AlmanacServer struct {
 	Store AlmanacStore // must be set
 	Now   func() time.Time
-	// Allow may refuse an attestation whose signature holds and is fresh; its
-	// error is answered.
+	// Allow may refuse a fresh attestation with a valid signature; its error is sent
+	// to the client.
 	Allow func(ctx context.Context, a *Attestation, address string) error
-	// Changed is called for every registration and status update that was taken.
+	// Changed is called for every accepted registration and status update.
 	Changed func(ctx context.Context, r Record)
 
 	Lifetime     time.Duration // of a registration; default 3 h (agents refresh after 1 h)
-	MaxAge       time.Duration // oldest timestamp taken; default 5 min
+	MaxAge       time.Duration // oldest timestamp accepted; default 5 min
 	Skew         time.Duration // how far ahead a timestamp may be; default 30 s
 	MaxRecord    int           // bytes of an attestation; default 64 KiB
 	MaxManifest  int           // bytes of a manifest; default 256 KiB
@@ -37,7 +36,7 @@ type AlmanacServer struct {
 	MaxBatch     int           // attestations of a batch; default 100
 	MaxEndpoints int           // of an agent; default 20
 	MaxProtocols int           // of an agent; default 200
-	MaxResults   int           // of a search; default 100, fewer where these have more than 512 KiB
+	MaxResults   int           // of a search; default 100, fewer where the answer would exceed 512 KiB
 
 	once sync.Once
 	mux  *http.ServeMux
@@ -75,7 +74,7 @@ func (s *AlmanacServer) register(r *http.Request, n *node) (*node, error) {
 	return nothing(), s.Register(r.Context(), a)
 }
 
-// batch judges each attestation on its own. The answer lists them in order;
+// batch judges each attestation on its own. The answer lists the results in order;
 // its status is an error only when all failed. UAG-072.
 func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
 	body, err := readBody(w, r, cmp.Or(s.MaxBody, 1<<20))
@@ -114,7 +113,8 @@ func (s *AlmanacServer) batch(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, status, out)
 }
 
-// attestations splits a batch of at most max attestations without a tree of it.
+// attestations splits a batch of at most max attestations without a tree of the whole
+// text.
 func attestations(b []byte, max int) (all [][]byte, err error) {
 	if err := jsonx.Valid(b, maxSchemaDepth); err != nil {
 		return nil, ErrMalformed.Because(err)
@@ -157,9 +157,9 @@ func (s *AlmanacServer) fresh(ctx context.Context, a *Attestation) (network, add
 	return cmp.Or(id.Prefix, "agent"), id.Address, at, nil
 }
 
-// Register takes a registration. The same one again is taken without effect,
-// since the reference repeats a request whose answer it missed; any other must
-// be newer than what is stored.
+// Register takes a registration. A repeated one has no effect and no error, since the
+// reference repeats a request whose answer it missed; any other must be newer than the
+// stored one.
 func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 	if a.Active != nil {
 		return ErrAttestation
@@ -325,8 +325,8 @@ func (s *AlmanacServer) show(ctx context.Context, networks []string, address str
 	return nil, ErrNotFound
 }
 
-// KindOf tells from its endpoints what the reference calls an agent: mailbox,
-// proxy or custom.
+// KindOf gives the reference's type of an agent with these endpoints: mailbox, proxy
+// or custom.
 func KindOf(endpoints []Endpoint) string {
 	for _, e := range endpoints {
 		switch {
@@ -389,7 +389,7 @@ func (s *AlmanacServer) domain(_ http.ResponseWriter, r *http.Request) (*node, e
 	return nil, ErrNotFound
 }
 
-// manifest takes a protocol manifest whose claims are true. UAG-062.
+// manifest stores a protocol manifest after checking its claims. UAG-062.
 func (s *AlmanacServer) manifest(r *http.Request, n *node) (*node, error) {
 	m, err := manifestOfNode(n)
 	if err != nil {

@@ -37,17 +37,16 @@ type DomainAgent struct {
 type AlmanacStore interface {
 	// Get gives a record, or nil.
 	Get(ctx context.Context, network, address string) (*Record, error)
-	// Update changes a record atomically: change sees the present one (nil
-	// for none) and gives the new one, or an error, which is returned and
-	// leaves the record as it was. The error is ErrFull when there is no room
-	// for a new one.
+	// Update changes a record atomically: change gets the present record (nil for
+	// none) and gives the new one, or an error, which Update returns without a
+	// change. The error is ErrFull when there is no room for a new record.
 	Update(ctx context.Context, network, address string, change func(old *Record) (*Record, error)) error
 	// ByProtocol gives up to limit records that name a protocol digest.
 	ByProtocol(ctx context.Context, digest string, limit int) ([]*Record, error)
-	// Domain gives a name's entry, or nil. Names are the operator's to give.
+	// Domain gives a name's entry, or nil. The operator gives the names.
 	Domain(ctx context.Context, network, name string) (*Domain, error)
-	// PutManifest keeps a manifest under its digest. It holds nothing else
-	// than the digest binds, see [Manifest.Bound].
+	// PutManifest keeps a manifest under its digest. The manifest holds only members
+	// that the digest binds, see [Manifest.Bound].
 	PutManifest(ctx context.Context, m *Manifest) error
 	// Manifest gives a manifest, or nil.
 	Manifest(ctx context.Context, digest string) (*Manifest, error)

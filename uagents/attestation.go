@@ -12,18 +12,18 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// An Endpoint is where an agent takes envelopes. A weight says how often it is
-// chosen beside others; the reference divides by their sum, so that it is at
-// least 1 in everything sent.
+// An Endpoint is a URL at which an agent takes envelopes. Endpoints are chosen at
+// random by weight. The reference divides by the sum of the weights, so that every
+// weight sent is at least 1.
 type Endpoint struct {
 	URL    string
 	Weight int64
 }
 
 // An Attestation is a signed statement to the Almanac: either a registration
-// or, when Active is not nil, a status update (registration.py). Metadata and
-// timestamps that are absent and those that are null are signed alike; absent
-// metadata and empty metadata are not.
+// or, when Active is not nil, a status update (registration.py). The
+// signature covers an absent timestamp or metadata as null; empty metadata differ from
+// absent ones.
 type Attestation struct {
 	Identifier string // agent_identifier: agent://agent1…
 	Signature  string // sig1…; empty: none
@@ -166,7 +166,7 @@ func intOf(n *node) (Int, error) {
 	return parseInt(b)
 }
 
-// signedNode is the signed document; with the signature it is the sent one.
+// signedNode is the signed document: the sent one without its signature.
 func (a *Attestation) signedNode() *node {
 	n := object("agent_identifier", a.Identifier)
 	if a.Timestamp.IsNull() {
@@ -213,7 +213,7 @@ func (a *Attestation) Sign(id *Identity, now time.Time) error {
 }
 
 // VerifySignature checks that the agent named by the identifier signed the
-// attestation. Freshness is for the registry to judge. The error is
+// attestation. The registry judges freshness. The error is
 // ErrUnsigned or one of [VerifyDigest].
 func (a *Attestation) VerifySignature() error {
 	if a.Signature == "" {

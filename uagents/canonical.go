@@ -18,14 +18,14 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// This file is everything that is hashed: the envelope digest, and JSON as
-// CPython's json module writes it, which the digests of schemas, manifests
-// and attestations are taken over.
+// This file writes the texts that are hashed: an envelope's fields, and JSON as
+// CPython's json module writes it, for the digests of schemas, manifests and
+// attestations.
 
 // Digest is the SHA-256 that an envelope's signature covers: sender, target,
 // canonical session, schema digest, payload text, expires and nonce, without
-// separators (envelope.py). Version, protocol digest and signature are not
-// in it. The error is ErrRange, for numbers that do not fit 64 bits.
+// separators (envelope.py). It does not cover version, protocol digest and
+// signature. The error is ErrRange, for numbers that do not fit 64 bits.
 func (e *Envelope) Digest() ([32]byte, error) {
 	var sum [32]byte
 	var tail [16]byte
@@ -75,8 +75,8 @@ func parse(b []byte) (*node, error) {
 	return readNode(jsontext.NewDecoder(bytes.NewReader(b)))
 }
 
-// parseChat parses the content of a chat message. Of a member that is named
-// twice the last counts, as in Python; duplicate reports whether there is one.
+// parseChat parses the content of a chat message. Of members with the same name the
+// last counts, as in Python; duplicate reports whether there are any.
 func parseChat(b []byte) (n *node, duplicate bool, err error) {
 	n, err = parse(b)
 	if !errors.Is(err, jsonx.ErrDuplicate) || jsonx.TooDeep(b, maxSchemaDepth) {
@@ -93,7 +93,7 @@ func parseChat(b []byte) (n *node, duplicate bool, err error) {
 	return n, true, nil
 }
 
-// lastWins leaves one member of each name: where the first was, as the last.
+// lastWins leaves one member of each name: the last value at the place of the first.
 func (n *node) lastWins() {
 	at := make(map[string]int, len(n.keys))
 	keys, vals := n.keys[:0], n.vals[:0]
@@ -151,7 +151,7 @@ func readNode(d *jsontext.Decoder) (*node, error) {
 	return n, err
 }
 
-// get is the member of that name, or nil.
+// get is the named member, or nil.
 func (n *node) get(name string) *node {
 	if n == nil || n.kind != '{' {
 		return nil
@@ -281,7 +281,7 @@ const hexDigits = "0123456789abcdef"
 // pyString appends a string as json.dumps with ensure_ascii does.
 func pyString(b []byte, s string) []byte {
 	b = append(b, '"')
-	plain := 0 // from where on nothing is written yet, which needs no escape
+	plain := 0 // start of the unwritten characters, none of which needs an escape
 	for i, r := range s {
 		if r >= ' ' && r <= '~' && r != '"' && r != '\\' {
 			continue
@@ -334,8 +334,8 @@ func pyNumber(lit string) (string, error) {
 	return pyFloat(f), nil
 }
 
-// pyFloat is Python's repr of a finite double: shortest digits that read back,
-// an exponent below 1e-4 and from 1e16.
+// pyFloat is Python's repr of a finite double: the shortest digits that give the same
+// double, with an exponent below 1e-4 and from 1e16.
 func pyFloat(f float64) string {
 	if f == 0 {
 		if math.Signbit(f) {
@@ -354,7 +354,7 @@ func pyFloat(f float64) string {
 }
 
 // MessageJSON rewrites the JSON text of a message as an agent of the reference
-// sends it: member order kept, ", " and ": " between, non-ASCII escaped.
+// sends it: member order kept, ", " and ": " as separators, non-ASCII escaped.
 func MessageJSON(b []byte) ([]byte, error) { return pyText(b, pyDefault) }
 
 // compactJSON is [MessageJSON] without spaces: the form of the reference's

@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// The digests that real agents know (models.py, contrib/protocols).
+// The digests of messages that the library knows (models.py, contrib/protocols).
 const (
 	ErrorMessageDigest         = "model:94cb082f79871c5e80a20637f935d233f0ce11a135d5a3a3c6071e81102a84d5"
 	ChatMessageDigest          = "model:2601825997203ee07dbb9ff6e7c71ae7bdaf6a7c8b817361f2f88f4b29c68d0c"
@@ -26,7 +26,7 @@ const (
 	SubscriptionProtocolDigest = "proto:50b0a34e43c97222dd02376d8daebdb8f51954492330d722dbe5227f85a610f2"
 )
 
-// ErrorMessage may answer any message. Nothing may answer it.
+// ErrorMessage may answer any message; it is never answered.
 type ErrorMessage struct {
 	Error string `json:"error"`
 }
@@ -52,10 +52,10 @@ func (m Message) IsError() (string, bool) {
 	return n.get("error").str(), true
 }
 
-// Err says why the message could not be made, nil when it could.
+// Err says why the message could not be made; nil for a usable message.
 func (m Message) Err() error { return m.err }
 
-// AgentChatProtocol 0.3.0: what Agentverse and ASI:One speak.
+// AgentChatProtocol 0.3.0, which Agentverse and ASI:One speak.
 
 // ChatMessage is one message of a chat.
 type ChatMessage struct {
@@ -66,19 +66,19 @@ type ChatMessage struct {
 	duplicate bool
 }
 
-// Duplicate reports whether the text named a member twice, somewhere in it. The
-// last one was taken, as by Python.
+// Duplicate reports whether the text named a member twice, at any depth. The last
+// one counts, as in Python.
 func (m *ChatMessage) Duplicate() bool { return m.duplicate }
 
-// ChatAcknowledgement says that a ChatMessage arrived. Every one is
-// acknowledged, before it is answered.
+// ChatAcknowledgement tells the sender of a ChatMessage that it arrived. A recipient
+// acknowledges every ChatMessage, before it answers.
 type ChatAcknowledgement struct {
 	Timestamp         Timestamp          `json:"timestamp"`
 	AcknowledgedMsgID string             `json:"acknowledged_msg_id" schema:"format=uuid4"`
 	Metadata          *map[string]string `json:"metadata"`
 }
 
-// The kinds of content, in the order in which they are tried.
+// The kinds of content, in the order in which the decoder tries them.
 const (
 	TypeText         = "text"
 	TypeResource     = "resource"
@@ -95,7 +95,7 @@ type Content struct {
 	Text       string            // text
 	ResourceID string            // resource: UUID v4
 	Resources  []Resource        // resource
-	List       bool              // resource: written as an array even when there is one
+	List       bool              // resource: a single one is written as an array too
 	Metadata   map[string]string // metadata
 	StreamID   string            // start-stream, end-stream: UUID v4
 }
@@ -224,8 +224,8 @@ type resourceUnion struct{}
 
 func (resourceUnion) UnionOf() []any { return []any{Resource{}, []Resource{}} }
 
-// MarshalJSON writes exactly the keys of the content's type: any other stops
-// the reference agent.
+// MarshalJSON writes exactly the keys of the content's type: any other key stops the
+// reference agent.
 func (c Content) MarshalJSON() ([]byte, error) {
 	n, err := c.node()
 	if err != nil {
@@ -263,7 +263,7 @@ func (c *Content) node() (*node, error) {
 	return n, nil
 }
 
-// UnmarshalJSON reads what [DecodeChatMessage] takes.
+// UnmarshalJSON reads a content as [DecodeChatMessage] does.
 func (c *Content) UnmarshalJSON(b []byte) error {
 	n, err := parse(b)
 	if err != nil {
@@ -281,12 +281,11 @@ func stringMap(m map[string]string) *node {
 	return n
 }
 
-// DecodeChatMessage reads the text of a ChatMessage. Times in all forms of
-// [ParseTimestamp], numbers where text belongs, and a content without type
-// (the first kind that fits) are taken, as by the reference, and of members that
-// are named twice the last. Refused with
-// ErrContent: unknown keys and unknown types, which stop the reference's
-// message loop, and a missing timestamp or msg_id, which it would make up.
+// DecodeChatMessage reads the text of a ChatMessage. Like the reference it takes times
+// in all forms of [ParseTimestamp], numbers in place of texts, a content without type
+// (the first kind that fits), and of members with the same name the last. It refuses
+// with ErrContent: unknown keys and types, which stop the reference's message loop, and
+// a missing timestamp or msg_id, which the reference would make up.
 func DecodeChatMessage(text []byte) (*ChatMessage, error) {
 	m, duplicate, err := decodeChat(text, chatOf)
 	if err != nil {
@@ -296,8 +295,8 @@ func DecodeChatMessage(text []byte) (*ChatMessage, error) {
 	return m, nil
 }
 
-// DecodeChatAcknowledgement reads the text of a ChatAcknowledgement, as strict
-// as [DecodeChatMessage].
+// DecodeChatAcknowledgement reads the text of a ChatAcknowledgement, as strictly as
+// [DecodeChatMessage].
 func DecodeChatAcknowledgement(text []byte) (*ChatAcknowledgement, error) {
 	a, _, err := decodeChat(text, acknowledgementOf)
 	return a, err
@@ -314,7 +313,7 @@ func decodeChat[T any](text []byte, of func(*node) (*T, error)) (m *T, duplicate
 	return m, duplicate, nil
 }
 
-// strictOf gives the rules of the reference's class of that digest beyond its
+// strictOf gives the rules that the reference's class of a digest has beyond its
 // schema; nil: none.
 func strictOf(digest string) func(*node) error {
 	switch digest {
@@ -326,7 +325,7 @@ func strictOf(digest string) func(*node) error {
 	return nil
 }
 
-// members asks n to be an object of these members, those before "?" required.
+// members checks that n is an object of these members; the names before "?" are required.
 func members(n *node, names ...string) error {
 	if n.kind != '{' {
 		return &FieldError{[]string{"__root__"}, "expected dict", "type_error"}
@@ -530,10 +529,9 @@ func (m Message) Bind(v any) error {
 	return nil
 }
 
-// ChatHandler makes a [Handler] of the chat protocol: every ChatMessage is
-// acknowledged at once, then reply is asked for an answer, which is sent as a
-// ChatMessage of its own in the same session; nil means none.
-// Acknowledgements are taken without a reply. UAG-065.
+// ChatHandler makes a [Handler] of the chat protocol: it acknowledges every ChatMessage
+// at once, then calls reply and sends its answer as another ChatMessage in the same
+// session; nil means no answer. Acknowledgements get no reply. UAG-065.
 func ChatHandler(
 	now func() time.Time,
 	reply func(ctx context.Context, r *Request, m *ChatMessage) (*ChatMessage, error),

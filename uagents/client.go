@@ -24,11 +24,11 @@ type Client struct {
 	Identity *Identity // signs messages
 	User     string    // user1… address of an unsigned sender, when Identity is nil
 	Resolver Resolver  // finds endpoints
-	// HTTP dials the endpoints, which any agent may choose. nil: a client that
+	// HTTP dials the endpoints. Since any agent may choose its own, the default
 	// reaches public addresses only and follows no redirects.
 	HTTP         *http.Client
 	Now          func() time.Time // nil: time.Now
-	Timeout      time.Duration    // lifetime of a message; default 30 s, less when the context ends sooner
+	Timeout      time.Duration    // lifetime of a message; default 30 s, at most until the context ends
 	MaxEndpoints int              // endpoints tried; default 10
 	MaxResponse  int              // bytes of a response; default 1 MiB
 	Random       func() float64   // from [0, 1), for choosing endpoints; nil: math/rand
@@ -41,17 +41,17 @@ type Client struct {
 // A Status says how a message was delivered.
 type Status struct {
 	Address  string // the target
-	Endpoint string // the URL that took it
+	Endpoint string // the URL that took the envelope
 	Session  string
 	Envelope *Envelope // as sent
 }
 
-// A Reply is the answer to a question.
+// A Reply is the answer to [Client.Ask].
 type Reply struct {
 	Message
 	Envelope  *Envelope
 	Assurance Assurance // the reference's sync answers are Unsigned
-	Endpoint  string    // the URL that gave it
+	Endpoint  string    // the URL that answered
 }
 
 func (c *Client) http() *http.Client {
@@ -69,7 +69,7 @@ func (c *Client) http() *http.Client {
 func (c *Client) lifetime() time.Duration { return cmp.Or(c.Timeout, 30*time.Second) }
 func (c *Client) maxResponse() int        { return cmp.Or(c.MaxResponse, EnvelopeSize(1<<20)) }
 
-// as is the client of another identity.
+// as is the client with another identity.
 func (c *Client) as(id *Identity) *Client {
 	return &Client{
 		Identity: id, Resolver: c.Resolver, HTTP: c.http(), Now: c.Now, Timeout: c.Timeout,
@@ -83,7 +83,7 @@ func (c *Client) Send(ctx context.Context, to string, m Message) (*Status, error
 	return c.SendIn(ctx, "", to, m)
 }
 
-// SendIn is [Client.Send] in a session that goes on.
+// SendIn is [Client.Send] in the given session.
 func (c *Client) SendIn(ctx context.Context, session, to string, m Message) (*Status, error) {
 	e, endpoints, err := c.prepare(ctx, session, to, m)
 	if err != nil {
@@ -94,12 +94,12 @@ func (c *Client) SendIn(ctx context.Context, session, to string, m Message) (*St
 
 // Ask sends a message in a new session and waits for the answer in the HTTP
 // response. The error is an [*Error]: ErrPeer, with the reply, when the answer
-// is an ErrorMessage; ErrTimeout when it says that time ran out.
+// is an ErrorMessage; ErrTimeout when that reports a timeout.
 func (c *Client) Ask(ctx context.Context, to string, m Message) (*Reply, error) {
 	return c.AskIn(ctx, "", to, m)
 }
 
-// AskIn is [Client.Ask] in a session that goes on.
+// AskIn is [Client.Ask] in the given session.
 func (c *Client) AskIn(ctx context.Context, session, to string, m Message) (*Reply, error) {
 	e, endpoints, err := c.prepare(ctx, session, to, m)
 	if err != nil {
@@ -108,7 +108,7 @@ func (c *Client) AskIn(ctx context.Context, session, to string, m Message) (*Rep
 	return c.ForwardSync(ctx, endpoints, e)
 }
 
-// prepare makes and signs the envelope and finds where it goes.
+// prepare makes and signs the envelope and resolves its endpoints.
 func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*Envelope, []Endpoint, error) {
 	if m.err != nil {
 		return nil, nil, m.err
@@ -134,7 +134,7 @@ func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*E
 		lifetime = min(lifetime, time.Until(d)) // the context's clock need not be the client's
 	}
 	expires := clock(c.Now).Add(lifetime)
-	// Whole seconds, rounded up: a second is not lost on the way.
+	// Whole seconds, rounded up, so that none of the lifetime is lost.
 	e, err := NewEnvelope(sender, address, session, m, expires.Add(time.Second-1))
 	if err != nil {
 		return nil, nil, AsError(err)
@@ -147,10 +147,10 @@ func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*E
 	return e, endpoints, nil
 }
 
-// Forward posts an envelope as it is: its [Envelope.Raw] text, when it has
-// one. The endpoints are tried in weighted random order until one answers with
-// status 200. The error is ErrUndelivered, its cause what each endpoint said;
-// it wraps ErrOutcomeUnknown where one of them may have taken the envelope.
+// Forward posts an envelope unchanged: its [Envelope.Raw] text, when it has one. It
+// tries the endpoints in weighted random order until one answers with status 200. The
+// error is ErrUndelivered with the answer of each endpoint as its cause; it wraps
+// ErrOutcomeUnknown where an endpoint may have taken the envelope.
 func (c *Client) Forward(ctx context.Context, endpoints []Endpoint, e *Envelope) (*Status, error) {
 	var endpoint string
 	err := c.try(ctx, endpoints, e, false, func(url string, _ *http.Response, _ []byte) error {
@@ -163,10 +163,9 @@ func (c *Client) Forward(ctx context.Context, endpoints []Endpoint, e *Envelope)
 	return &Status{Address: e.Target, Endpoint: endpoint, Session: e.Session, Envelope: e}, nil
 }
 
-// ForwardSync is [Client.Forward] that waits for the answer. An answer counts
-// when it comes from the target to the sender in the same session, with a
-// valid signature or with none; an unsigned one only from the very URL that
-// was asked. UAG-057.
+// ForwardSync is [Client.Forward] that waits for the answer. An answer counts when it
+// comes from the target to the sender in the same session, with a valid signature or
+// with none; an unsigned answer only without a redirect. UAG-057.
 func (c *Client) ForwardSync(ctx context.Context, endpoints []Endpoint, e *Envelope) (*Reply, error) {
 	var reply *Reply
 	err := c.try(ctx, endpoints, e, true, func(url string, resp *http.Response, body []byte) (err error) {
@@ -271,8 +270,8 @@ func (c *Client) post(ctx context.Context, url string, body []byte, sync bool) (
 	return do(c.http(), req, c.maxResponse())
 }
 
-// do runs a request and reads a bounded body. There may be a response with an
-// error: one whose body cannot be read.
+// do runs a request and reads a bounded body. When the body cannot be read, it gives
+// the response with the error.
 func do(c *http.Client, req *http.Request, max int) (*http.Response, []byte, error) {
 	resp, err := netguard.Do(c, req)
 	if err != nil {
@@ -289,12 +288,12 @@ func do(c *http.Client, req *http.Request, max int) (*http.Response, []byte, err
 	return resp, b, nil
 }
 
-// A StatusError is an endpoint's refusal: it is in the cause of
-// ErrUndelivered for every endpoint that answered.
+// A StatusError is the refusal of an endpoint. The cause of ErrUndelivered holds one
+// for every endpoint that answered.
 type StatusError struct {
 	Status int
 	Detail string
-	After  time.Duration // of Retry-After in seconds; 0: it did not say
+	After  time.Duration // of Retry-After in seconds; 0: not given
 }
 
 func (e *StatusError) Error() string { return fmt.Sprintf("%d: %s", e.Status, e.Detail) }
@@ -307,7 +306,7 @@ func statusError(resp *http.Response, body []byte) error {
 	return e
 }
 
-// detailOf is what an error response says, shortened.
+// detailOf is the shortened text of an error response.
 func detailOf(body []byte) string {
 	text := string(body)
 	if n, err := parse(body); err == nil {
@@ -324,9 +323,9 @@ func detailOf(body []byte) string {
 	return text
 }
 
-// Choose draws at most max of the usable endpoints, at random by weight and
-// without putting back, as the reference does. Usable are http and https URLs
-// of weight 1 and more. random gives numbers from [0, 1); nil: math/rand.
+// Choose draws at most max different usable endpoints, at random by weight, as the
+// reference does. Usable are http and https URLs of weight 1 and more. random gives
+// numbers from [0, 1); nil: math/rand.
 func Choose(endpoints []Endpoint, max int, random func() float64) []string {
 	var urls []string
 	var weights []float64
@@ -344,7 +343,7 @@ func Choose(endpoints []Endpoint, max int, random func() float64) []string {
 	return out
 }
 
-// draw chooses one of at least one weights. random is that of [Choose].
+// draw gives the index of a weight; there is at least one. random is that of [Choose].
 func draw(weights []float64, random func() float64) int {
 	if random == nil {
 		random = rand.Float64

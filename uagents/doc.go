@@ -3,7 +3,7 @@
 // and the mailbox that agents expect of Agentverse.
 //
 // It implements the public page "Exchange protocol" and, where that page is
-// silent, what the reference does (uagents 0.25.5, uagents-core 0.4.9):
+// silent, the behaviour of the reference (uagents 0.25.5, uagents-core 0.4.9):
 // envelopes and their digest (envelope.go, canonical.go), identities and
 // addresses (identity.go), signatures (sign.go), their verification
 // (verify.go), models and schema digests (schema.go, validate.go), protocol
@@ -20,16 +20,16 @@
 // bytes it was read from, so that forwarding never breaks a signature.
 //
 // The zero [Verifier] is strict where the reference is open: it enforces
-// expiry, refuses addresses that are not the one spelling of their key,
+// expiry, refuses addresses that are not the canonical spelling of their key,
 // schema digests outside their grammar, a nonce without an expiry (the digest
 // cannot tell the two apart), an expiry beyond a horizon, duplicate member
 // names, and a second use of the same envelope. High-S signatures are
-// accepted, because half of all real ones are; signatures made here are
-// deterministic (RFC 6979) and low-S.
+// accepted, because half of all real signatures are high-S; signatures made here
+// are deterministic (RFC 6979) and low-S.
 //
 // Unsigned senders ("user…") carry no proof at all. They are always marked
-// [Unsigned], and a [Server] lets them reach only what an agent opens to them.
+// [Unsigned], and a [Server] takes only the messages that an agent opens to them.
 //
-// Everything that is held, queued or awaited is bounded, and the bounds are
-// fields with documented defaults.
+// Caches, queues and waits are bounded; the bounds are fields with documented
+// defaults.
 package uagents

@@ -38,7 +38,7 @@ func (i Int) Uint64() (uint64, bool) {
 // An Envelope carries one message. The zero values of its optional fields are
 // null on the wire.
 type Envelope struct {
-	Version        Int     // 1 on everything sent; not signed, never trusted
+	Version        Int     // 1 in every envelope sent; not signed, never trusted
 	Sender         string  // agent1… or user1…
 	Target         string  // agent1…, bare
 	Session        string  // UUID v4, lower case, hyphenated
@@ -57,9 +57,9 @@ type Envelope struct {
 // made here. The caller must not change it.
 func (e *Envelope) Raw() []byte { return e.raw }
 
-// Duplicate reports whether the text held a member name twice. The last one
-// counts, as in the reference, but no honest client writes such a text, and
-// [Verifier] refuses it.
+// Duplicate reports whether the text held a member name twice. The last member counts,
+// as in the reference, but no honest client writes such a text, and [Verifier] refuses
+// it.
 func (e *Envelope) Duplicate() bool { return e.duplicate }
 
 // NewEnvelope makes an unsigned envelope with version 1 around a message. An
@@ -96,11 +96,11 @@ func NewEnvelope(sender, target, session string, m Message, expires time.Time) (
 // NewSession is a new random session id.
 func NewSession() string { return uuid.NewString() }
 
-// Decode reads the JSON text of one envelope as the reference's server does:
-// any order, unknown members ignored, whole numbers also as integral floats,
+// Decode reads the JSON text of one envelope as the reference's server does: members
+// in any order, unknown ones ignored, whole numbers also as integral floats,
 // booleans and decimal strings, sessions in the four text forms of a UUID.
 //
-// The error is ErrMalformed for what is not JSON in UTF-8, and ErrShape for
+// The error is ErrMalformed for bytes that are not JSON in UTF-8, and ErrShape for
 // JSON that is no envelope (wrong types, a session that is not a version 4
 // UUID, nesting beyond 64). b is kept as [Envelope.Raw] and must not change.
 func Decode(b []byte) (*Envelope, error) {
@@ -154,7 +154,7 @@ func Decode(b []byte) (*Envelope, error) {
 	return e, nil
 }
 
-// wire is the envelope's JSON object. null and absent are the same.
+// wire is the envelope's JSON object. An absent member counts as null.
 type wire struct {
 	Version   jsonx.Value `json:"version"`
 	Sender    *string     `json:"sender"`
@@ -168,7 +168,7 @@ type wire struct {
 	Signature *string     `json:"signature"`
 }
 
-// lastWins reads an object that names members twice: the last one counts.
+// lastWins reads an object with duplicate member names: the last member counts.
 func (w *wire) lastWins(b []byte) error {
 	if !jsontext.Value(b).IsValid(jsontext.AllowDuplicateNames(true)) {
 		return jsonx.ErrSyntax
@@ -193,9 +193,8 @@ func (w *wire) lastWins(b []byte) error {
 	return jsonx.Decode(clean, w)
 }
 
-// notNumbers reports whether b would be JSON but for the literals NaN,
-// Infinity and -Infinity, which the reference's reader takes (and then finds
-// no field that may hold them).
+// notNumbers reports whether b would be JSON without the literals NaN, Infinity and
+// -Infinity: the reference's parser takes them, though no field may hold them.
 func notNumbers(b []byte) bool {
 	out := make([]byte, 0, len(b))
 	found := false
@@ -312,7 +311,7 @@ func plainInt(s string) (Int, error) {
 // hyphenated, or {…} and hyphenated. It gives the lower-case hyphenated form
 // that is signed. The error is ErrShape.
 func parseSession(s string) (string, error) {
-	// uuid.Parse takes more than these.
+	// uuid.Parse takes more forms than these four.
 	if len(s) == 32 && strings.Contains(s, "-") || len(s) == 38 && (s[0] != '{' || s[37] != '}') ||
 		len(s) == 45 && !strings.HasPrefix(s, "urn:uuid:") {
 		return "", ErrShape.Because(errors.New("session is not a UUID"))
@@ -328,7 +327,7 @@ func parseSession(s string) (string, error) {
 }
 
 // Encode writes the envelope as the reference's client does: compact, ten
-// members in fixed order, null for what is absent, UTF-8 unescaped.
+// members in fixed order, null for absent ones, UTF-8 unescaped.
 func (e *Envelope) Encode() ([]byte, error) { return e.json(pyCompact, jsonx.AppendText) }
 
 // encodeAnswer writes the envelope as the reference's server does in answers.
@@ -397,8 +396,8 @@ func (e *Envelope) message(decode func(payload string) ([]byte, error)) (Message
 	return m, err
 }
 
-// ExpiresAt is the time after which the envelope is void; false when it names
-// none, or one that no clock will reach.
+// ExpiresAt is the time after which the envelope is void; false for an envelope
+// without expiry, or with one that no clock will reach.
 func (e *Envelope) ExpiresAt() (time.Time, bool) {
 	n, ok := e.Expires.Uint64()
 	if !ok || n > math.MaxInt32*1000 {
@@ -407,8 +406,8 @@ func (e *Envelope) ExpiresAt() (time.Time, bool) {
 	return time.Unix(int64(n), 0), true
 }
 
-// A Message is what an envelope carries: a JSON text and the digest of its
-// schema. [Model.Message] makes one from a Go value.
+// A Message is the content of an envelope: a JSON text and the digest of its schema.
+// [Model.Message] makes one from a Go value.
 type Message struct {
 	Schema   string // model:…
 	Payload  []byte // the JSON text

@@ -14,9 +14,9 @@ import (
 // gives is for the log only.
 type Error struct {
 	Code      string        // class of the refusal; errors.Is compares it
-	Text      string        // sent to the peer, in the reference's words where it has any
+	Text      string        // sent to the peer, in the reference's words where there are any
 	Step      string        // the check that refused, e.g. "signature"
-	Retryable bool          // whether the same envelope may be taken later
+	Retryable bool          // the same envelope may succeed later
 	After     time.Duration // when Retryable: not sooner than this; 0: no advice
 	status    int
 	cause     error
@@ -43,7 +43,7 @@ func (e *Error) Is(target error) bool {
 // Status is the HTTP status that goes with the error.
 func (e *Error) Status() int { return e.status }
 
-// newError makes a sentinel that is refused at a step, with a text for the peer.
+// newError makes the sentinel of a refusal at a step, with a text for the peer.
 func newError(step, code string, status int, text string) *Error {
 	return &Error{Code: code, Text: text, Step: step, status: status}
 }
@@ -137,8 +137,8 @@ var (
 		Step: "internal", Retryable: true, status: http.StatusInternalServerError}
 )
 
-// ErrOutcomeUnknown: an envelope was sent and no whole answer came. The agent
-// may have it all the same; to send it again could have it served twice.
+// ErrOutcomeUnknown means that an envelope was sent and no whole answer came. The agent
+// may have the envelope; sent again, it could be handled twice.
 var ErrOutcomeUnknown = errors.New("uagents: the agent may have the envelope")
 
 // AsError gives the first *Error in err's chain; any other error becomes a
@@ -175,8 +175,8 @@ func retryAfter(w http.ResponseWriter, e *Error) {
 	}
 }
 
-// An ErrorAnswer is a refusal that [Server.Accept] gives: a sender that waits
-// reads it in an ErrorMessage. For others it is Err.
+// An ErrorAnswer is a refusal by [Server.Accept]. A waiting sender gets it as an
+// ErrorMessage, other senders get Err.
 type ErrorAnswer struct{ Err *Error }
 
 func (a ErrorAnswer) Error() string { return a.Err.Error() }

@@ -40,8 +40,8 @@ func NewIdentity() (*Identity, error) {
 	return IdentityFromKey(k.Serialize())
 }
 
-// IdentityFromSeed derives the identity that the reference derives: agents
-// use index 0. The seed is taken as its UTF-8 bytes, untrimmed. The error is
+// IdentityFromSeed derives the same identity as the reference; agents use index 0.
+// The seed is used as its UTF-8 bytes, untrimmed. The error is
 // ErrSeedIndex for an index outside 0..255.
 func IdentityFromSeed(seed string, index int) (*Identity, error) {
 	key, err := seedKey(addressHRP, seed, index)
@@ -159,8 +159,8 @@ func ParseAddress(address string) ([33]byte, error) {
 	return [33]byte(b), nil
 }
 
-// IsUser reports whether the reference takes the text for an unsigned sender:
-// all that begins with "user". [ParseUser] asks for a well-formed one.
+// IsUser reports whether the reference takes the text for an unsigned sender: it
+// begins with "user". [ParseUser] checks the whole address.
 func IsUser(address string) bool { return strings.HasPrefix(address, userPrefix) }
 
 // ParseUser gives the 32 bytes of a user1… address, checksum and spelling
@@ -182,14 +182,13 @@ func NewUser() (string, error) {
 	return bech32.Encode(userPrefix, b[:])
 }
 
-// IsAddress is the reference's loose test: begins with "user", or has 65
+// IsAddress is the reference's loose test: the text begins with "user", or has 65
 // characters and begins with "agent".
 func IsAddress(s string) bool {
 	return IsUser(s) || len([]rune(s)) == addressLength && strings.HasPrefix(s, addressHRP)
 }
 
-// An Identifier is an agent as people write it: prefix://name/address, each
-// part optional.
+// An Identifier names an agent: prefix://name/address, each part optional.
 type Identifier struct {
 	Prefix  string // agent, test-agent or empty, when valid
 	Name    string // domain name
@@ -232,8 +231,8 @@ func (id Identifier) String() string {
 	return s + id.Address
 }
 
-// resolveAddress gives the canonical address of an identifier that a signature
-// can speak for. UAG-008.
+// resolveAddress parses an identifier that names a network and a canonical address,
+// whose key can verify a signature. UAG-008.
 func resolveAddress(identifier string) (Identifier, error) {
 	id := ParseIdentifier(identifier)
 	if !id.Valid() {

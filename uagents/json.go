@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// onlyJSON refuses bodies of another media type than JSON. A web page may send
-// those to any address without asking first.
+// onlyJSON refuses bodies of other media types than JSON: a web page may send those to
+// any address without a CORS preflight.
 func onlyJSON(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost || r.Method == http.MethodPut {
@@ -36,7 +36,7 @@ func writeBody(w http.ResponseWriter, status int, b []byte) {
 	w.Write(b)
 }
 
-// An answerer gives the answer to a request, or why there is none.
+// An answerer gives the answer to a request, or an error.
 type answerer func(w http.ResponseWriter, r *http.Request) (*node, error)
 
 // ServeHTTP implements http.Handler. Errors are written by [writeDetail].
@@ -48,8 +48,8 @@ func (f answerer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// withBody makes an [answerer] of a function that gets the parsed body, which has
-// at most max bytes.
+// withBody makes an [answerer] of a function that gets the parsed body of at most max
+// bytes.
 func withBody(max int, f func(r *http.Request, body *node) (*node, error)) answerer {
 	return func(w http.ResponseWriter, r *http.Request) (*node, error) {
 		b, err := readBody(w, r, max)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Limits bounds what a [Verifier] takes. Zero fields mean the defaults.
+// Limits bounds the envelopes that a [Verifier] takes. Zero fields mean the defaults.
 type Limits struct {
 	Body     int           // bytes of an envelope's text, also of answers; default EnvelopeSize(1 MiB)
 	Name     int           // bytes of sender and target; default 256

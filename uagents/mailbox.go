@@ -19,15 +19,15 @@ type MailboxItem struct {
 	ExpiresAt  time.Time
 }
 
-// A MailboxStore keeps mailboxes. What Put acknowledged must survive a restart.
+// A MailboxStore keeps mailboxes. An item must survive a restart once Put returned.
 type MailboxStore interface {
 	// Has reports whether the agent has a mailbox; Create makes one, if there
 	// is none.
 	Has(ctx context.Context, address string) (bool, error)
 	Create(ctx context.Context, address string) error
-	// Put appends an item, once for each key: prior reports that the key is
-	// remembered, which it must be until the given time even when the item
-	// is deleted before. The error is ErrFull when there is no room.
+	// Put appends an item, once for each key: prior reports that the key is known.
+	// The store remembers the key until the given time, even when the item is deleted
+	// before. The error is ErrFull when there is no room.
 	Put(ctx context.Context, address, key string, until time.Time, item MailboxItem) (prior bool, err error)
 	// List gives items in order of arrival, without those past now.
 	List(ctx context.Context, address string, offset, limit int, now time.Time) ([]MailboxItem, error)
@@ -38,9 +38,9 @@ type MailboxStore interface {
 
 // A MailboxServer is the HTTP API of mailboxes: POST
 // /v2/agents/mailbox/submit and GET, DELETE under
-// /v2/agents/{address}/mailbox. Envelopes are verified before they are kept,
-// because agents never delete what fails their own verification. Agents show
-// an attestation token; the first one makes the mailbox.
+// /v2/agents/{address}/mailbox. Envelopes are verified before they are stored,
+// because agents never delete an item that fails their own verification. Agents show
+// an attestation token; the first token makes the mailbox.
 type MailboxServer struct {
 	Store    MailboxStore // must be set
 	Verifier *Verifier    // as in [Server]
@@ -49,13 +49,12 @@ type MailboxServer struct {
 	Allow func(ctx context.Context, address string) error
 	// Proved is called for every request by which an agent proved its key.
 	Proved func(ctx context.Context, address string)
-	// Accept is that of [Server]: an embedder that keeps envelopes itself. When it
-	// is set, Store.Put is called by the embedder, or not at all, and Models and
-	// Unsigned do not count.
+	// Accept is that of [Server], for an embedder that stores envelopes itself. When
+	// Accept is set, the server does not call Store.Put, Models and Unsigned.
 	Accept func(ctx context.Context, r *Request) (prior bool, err error)
 	// Refused is that of [Server].
 	Refused func(ctx context.Context, r *Refusal) (ref string)
-	// Models is that of [Agent]: what does not fit would stop the agent.
+	// Models is that of [Agent]: a message that does not fit would stop the agent.
 	Models func(digest string) *Model
 	// Unsigned is that of [Agent]; nil: unsigned senders reach no mailbox.
 	Unsigned func(digest string) bool
@@ -69,8 +68,8 @@ type MailboxServer struct {
 	mux    *http.ServeMux
 }
 
-// ErrMailboxSync refuses a sync request to a mailbox, before it is kept: its
-// agent cannot answer at once.
+// ErrMailboxSync refuses a sync request to a mailbox, before it is stored: the agent
+// cannot answer at once.
 var ErrMailboxSync = newError("sync", "mailbox_sync", http.StatusBadRequest,
 	"A mailbox cannot answer a synchronous request")
 
@@ -104,8 +103,7 @@ func (s *MailboxServer) submit(w http.ResponseWriter, r *http.Request) {
 	s.server.post(w, r)
 }
 
-// accept puts an envelope into its mailbox, for an agent without a handler: that
-// is the delivery.
+// accept delivers an envelope: it puts the envelope into the mailbox of the target.
 func (s *MailboxServer) accept(ctx context.Context, r *Request) (bool, error) {
 	if r.Refusal != nil {
 		return false, nil
@@ -138,8 +136,8 @@ func (s *MailboxServer) Item(v *Verified) MailboxItem {
 	return item
 }
 
-// forOwner makes an [answerer] of a function that gets the address of the path, once
-// its token is verified.
+// forOwner makes an [answerer] of a function that gets the address in the path, after
+// the agent's token is verified.
 func (s *MailboxServer) forOwner(f func(r *http.Request, address string) (*node, error)) answerer {
 	return func(_ http.ResponseWriter, r *http.Request) (*node, error) {
 		address := r.PathValue("address")
@@ -180,7 +178,7 @@ func (s *MailboxServer) list(r *http.Request, address string) (*node, error) {
 	for _, item := range items {
 		size += len(item.Envelope) + 256
 		if size > cmp.Or(s.MaxBytes, 8<<20) && len(out.vals) > 0 {
-			break // the next poll gets them, once these are deleted
+			break // the next poll gets the rest, after the agent deleted these
 		}
 		n, err := itemNode(item)
 		if err != nil {
@@ -199,8 +197,8 @@ func queryInt(r *http.Request, name string, otherwise int) int {
 	return n
 }
 
-// itemNode is an item as agents read it. The envelope is written anew from its
-// values: the texts that the signature covers stay what they are.
+// itemNode is an item as agents read it. The envelope is encoded anew; the texts that
+// the signature covers stay the same.
 func itemNode(item MailboxItem) (*node, error) {
 	e, err := Decode(item.Envelope)
 	if err != nil {

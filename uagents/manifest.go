@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// A Protocol groups models: which message may be sent, and what may answer it.
+// A Protocol groups models: the messages that may be sent, and their answers.
 type Protocol struct {
 	Name         string
 	Version      string // default 0.1.0
 	Interactions []Interaction
-	// Roles names the requests that each role handles. Each role has a
-	// manifest, and so a digest, of its own.
+	// Roles names the requests that each role handles. Each role has its own
+	// manifest, and so its own digest.
 	Roles map[string][]*Model
 }
 
@@ -96,8 +96,8 @@ type Manifest struct {
 	models []*Model
 }
 
-// ParseManifest reads a manifest's JSON. Its digest is computed, not believed;
-// [Manifest.Verify] compares what it claims. The error is ErrManifest.
+// ParseManifest reads a manifest's JSON. Its digest is computed;
+// [Manifest.Verify] compares it with the claimed one. The error is ErrManifest.
 func ParseManifest(b []byte) (*Manifest, error) {
 	n, err := parse(b)
 	if err != nil {
@@ -158,14 +158,12 @@ func sortedBy(n *node, member string) *node {
 	return out
 }
 
-// Digest is proto: and the SHA-256 of the manifest without its metadata. The
-// order of models and interactions does not matter, that of the responses
-// does.
+// Digest is proto: and the SHA-256 of the manifest without its metadata. The order of
+// responses matters, that of models and interactions does not.
 func (m *Manifest) Digest() string { return m.digest }
 
 // Bound is the manifest with only the members that its digest binds: the models and
-// interactions. Anybody may put another name, version or member beside them, so name
-// and version are empty.
+// interactions. The digest does not prove name and version, so Bound empties them.
 func (m *Manifest) Bound() *Manifest {
 	metadata := object("name", "")
 	metadata.set("version", str(""))
@@ -184,10 +182,10 @@ func (m *Manifest) Name() string { return m.root.get("metadata").get("name").str
 // Version is the protocol's version as the manifest claims it.
 func (m *Manifest) Version() string { return m.root.get("metadata").get("version").str() }
 
-// Models are the models, with digests computed from their schemas.
+// Models gives the models, with digests computed from their schemas.
 func (m *Manifest) Models() []*Model { return slices.Clone(m.models) }
 
-// Model is the model of that digest, or nil.
+// Model is the model of a digest, or nil.
 func (m *Manifest) Model(digest string) *Model {
 	for _, one := range m.models {
 		if one.digest == digest {
@@ -197,8 +195,8 @@ func (m *Manifest) Model(digest string) *Model {
 	return nil
 }
 
-// Requests are the digests of the messages that start an interaction, each
-// with the digests of its answers.
+// Requests maps the digest of each message that starts an interaction to the digests
+// of its answers.
 func (m *Manifest) Requests() map[string][]string {
 	out := map[string][]string{}
 	for _, one := range m.root.get("interactions").vals {
@@ -211,9 +209,9 @@ func (m *Manifest) Requests() map[string][]string {
 	return out
 }
 
-// Verify checks that the manifest's own claims are true: each model's digest
-// is that of its schema, every interaction names models it defines, and the
-// digest in its metadata, if any, is the computed one. UAG-062. The error is
+// Verify checks the manifest's own claims: each model's digest is that of its schema,
+// every interaction names models of the manifest, and the digest in its metadata, if
+// any, is the computed one. UAG-062. The error is
 // ErrManifest.
 func (m *Manifest) Verify() error {
 	fail := func(format string, args ...any) error {
@@ -240,8 +238,8 @@ func (m *Manifest) Verify() error {
 // JSON is the manifest as it is published.
 func (m *Manifest) JSON() ([]byte, error) { return pyDefault.write(nil, m.root) }
 
-// isLooseProtocolDigest is the reference's own test: 70 characters that begin
-// with proto:. [IsProtocolDigest] asks for a digest.
+// isLooseProtocolDigest is the reference's own test: 70 characters that begin with
+// proto:. [IsProtocolDigest] is the strict one.
 func isLooseProtocolDigest(s string) bool {
 	return len([]rune(s)) == 70 && s[:6] == "proto:"
 }

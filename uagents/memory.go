@@ -12,7 +12,7 @@ import (
 // Memory remembers which envelopes were processed. Keys are made by
 // [Verified.ReplayKey]: the sender, a space, the digest.
 type Memory interface {
-	// Known reports whether the key was seen and is not forgotten yet.
+	// Known reports whether the key is remembered.
 	Known(ctx context.Context, key string) (bool, error)
 	// Seen remembers the key until the given time, atomically, and reports
 	// whether it was new. The error is ErrBusy when there is no room.
@@ -21,9 +21,9 @@ type Memory interface {
 
 // NewMemory gives a [Memory] in process for at most size keys (0: 262,144) on
 // the clock now (nil: time.Now). It never forgets a key before its time: when
-// it is full, Seen gives ErrBusy. One sender may take a sixteenth of the room.
-// Keys that live longer than five minutes may take half of it, so that those of
-// ordinary envelopes (30 s) always find some soon.
+// it is full, Seen gives ErrBusy. One sender may take a sixteenth of the room, and keys
+// that live longer than five minutes half of it, so that there is soon room again for
+// the keys of ordinary envelopes (30 s).
 func NewMemory(size int, now func() time.Time) Memory {
 	size = cmp.Or(size, 1<<18)
 	if now == nil {

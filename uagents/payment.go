@@ -34,7 +34,7 @@ type RejectPayment struct {
 	Reason *string `json:"reason"`
 }
 
-// CancelPayment gives a payment up.
+// CancelPayment cancels a payment.
 type CancelPayment struct {
 	TransactionID *string `json:"transaction_id"`
 	Reason        *string `json:"reason"`

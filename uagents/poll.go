@@ -12,14 +12,14 @@ import (
 	"github.com/parley-hub/parley/internal/sleep"
 )
 
-// A MailboxClient fetches the envelopes that wait for an agent which cannot
-// listen (mailbox.py).
+// A MailboxClient fetches the envelopes in the mailbox of an agent that cannot listen
+// (mailbox.py).
 type MailboxClient struct {
 	Identity *Identity
 	URL      string       // of the Agentverse or hub
 	HTTP     *http.Client // nil: 10 s, no redirects
 	// Verifier checks the fetched envelopes; its Self should be the agent. nil: a
-	// zero one for the identity's address.
+	// zero Verifier with the identity's address as Self.
 	Verifier *Verifier
 	Interval time.Duration    // between polls; default 1 s
 	Limit    int              // items of one poll; default 100
@@ -47,11 +47,10 @@ type Delivery struct {
 
 const agentsAPI = "/v2/agents"
 
-// Stream polls until ctx ends and yields what arrives, in order. An item is
-// deleted when the loop's body is done with it, so that a crash repeats it
-// rather than losing it; items that fail verification, and repetitions, are
-// deleted unseen. Errors are yielded and polling goes on. Use one Stream at a
-// time.
+// Stream polls until ctx ends and yields the items, in order. An item is deleted
+// after the loop's body, so that a crash repeats the item and does not lose it; items
+// that fail verification, and duplicates, are deleted and not yielded. After an error,
+// which is yielded too, polling goes on. Use one Stream at a time.
 func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] {
 	return func(yield func(*Delivery, error) bool) {
 		if c.Identity == nil {
@@ -60,7 +59,7 @@ func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] 
 		}
 		v := c.Verifier
 		if v == nil {
-			// Kept over Streams: it knows the yielded messages.
+			// One Verifier for all Streams: it remembers the yielded messages.
 			if c.own == nil {
 				c.own = &Verifier{Self: c.Identity.address, Now: c.Now}
 			}
@@ -74,8 +73,8 @@ func (c *MailboxClient) Stream(ctx context.Context) iter.Seq2[*Delivery, error] 
 			for _, item := range items {
 				verified, err := c.verify(ctx, v, item)
 				if err == nil && !yield(&Delivery{verified, item}, nil) {
-					// The body ended the loop: it has seen the item. When this
-					// fails the item comes again, as after a crash.
+					// The body has seen the item and ended the loop. When Delete
+					// fails, the item comes again, as after a crash.
 					_ = c.Delete(context.WithoutCancel(ctx), item.UUID)
 					return
 				}
@@ -106,7 +105,7 @@ func (c *MailboxClient) verify(ctx context.Context, v *Verifier, item StoredEnve
 }
 
 // List fetches the waiting messages, oldest first. A mailbox that does not exist yet is
-// empty. An item that holds no envelope comes with a nil one.
+// empty. An item without an envelope has a nil Envelope.
 func (c *MailboxClient) List(ctx context.Context) ([]StoredEnvelope, error) {
 	url := apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox")
 	url += fmt.Sprintf("?limit=%d&offset=0", cmp.Or(c.Limit, 100))
@@ -160,7 +159,7 @@ func storedOf(n *node) (StoredEnvelope, error) {
 	return item, nil
 }
 
-// Delete removes an item. One that is gone already is no error.
+// Delete removes an item. A missing item is no error.
 func (c *MailboxClient) Delete(ctx context.Context, uuid string) error {
 	resp, body, err := c.do(ctx, http.MethodDelete, apiURL(c.URL, agentsAPI, c.Identity.address, "mailbox", uuid))
 	if err != nil {

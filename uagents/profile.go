@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A Profile is what an account says of an agent whose key it proved to hold:
+// A Profile describes an agent; it comes from the account that holds the agent's key:
 // the RegistrationRequest of uagents-core 0.4.12. Lengths are in characters.
 type Profile struct {
 	Address     string          `json:"address"`
@@ -19,7 +19,7 @@ type Profile struct {
 	Name        string          `json:"name"` // 1 to 80
 	Handle      string          `json:"handle,omitzero"`
 	URL         string          `json:"url,omitzero"`  // where the agent takes envelopes, if its endpoint is the proxy
-	Type        string          `json:"type,omitzero"` // as the account calls it; default uagent
+	Type        string          `json:"type,omitzero"` // chosen by the account; default uagent
 	Description string          `json:"description,omitzero"`
 	Readme      string          `json:"readme,omitzero"`
 	Avatar      string          `json:"avatar_url,omitzero"`
@@ -40,25 +40,25 @@ const (
 	maxMetadata = 16 << 10
 	maxBatch    = 100
 
-	searchedReadme = 4 << 10   // bytes of a readme that searches look at
+	searchedReadme = 4 << 10   // bytes of a readme that searches read
 	maxFound       = 512 << 10 // bytes of the profiles in an answer; the next offset gives the rest
 )
 
-// Public reports whether searches of others may find the agent: unless its
-// metadata says is_public false, in either spelling of Python.
+// Public reports whether searches of other accounts may find the agent: the default,
+// unless its metadata has is_public false, in either spelling of Python.
 func (p *Profile) Public() bool {
 	if p.Metadata == nil {
 		return true
 	}
 	m, err := parse(p.Metadata)
 	if err != nil {
-		return true // it was read before
+		return true // cannot fail: the metadata were parsed before
 	}
 	v := m.get("is_public")
 	return v == nil || v.kind != 'f' && !strings.EqualFold(v.str(), "false")
 }
 
-// Size is about what the profile holds, in bytes.
+// Size is about the memory that the profile takes, in bytes.
 func (p *Profile) Size() int {
 	n := 512 + len(p.Name) + len(p.Handle) + len(p.URL) + len(p.Type) + len(p.Description) + len(p.Readme) +
 		len(p.Avatar) + len(p.Banner) + len(p.Metadata)
@@ -73,15 +73,15 @@ func (p *Profile) Size() int {
 
 // A ProfileStore keeps the profiles.
 type ProfileStore interface {
-	// Profile gives the profile of an agent, or nil. It is not to be changed.
+	// Profile gives the profile of an agent, or nil. The caller must not change it.
 	Profile(ctx context.Context, address string) (*Profile, error)
-	// PutProfile keeps a profile in the place of the one before. The error is
+	// PutProfile adds or replaces a profile. The error is
 	// ErrFull when the account has no room, ErrHandle when another agent has
 	// the handle.
 	PutProfile(ctx context.Context, p *Profile) error
-	// Profiles gives those of an account, by address.
+	// Profiles gives the profiles of an account, sorted by address.
 	Profiles(ctx context.Context, account string) ([]*Profile, error)
-	// RemoveProfile takes it away.
+	// RemoveProfile removes the profile of an agent.
 	RemoveProfile(ctx context.Context, address string) error
 	// Listings gives every agent that searches may find.
 	Listings(ctx context.Context) iter.Seq[Listing]
@@ -103,8 +103,8 @@ func (f *fields) refuse(format string, args ...any) {
 	}
 }
 
-// member reads a member of a kind, which a refusal calls what. It gives nil for one
-// that is missing, null or refused.
+// member reads a member of a kind; what names the kind in a refusal. It gives nil for a
+// missing, null or refused member.
 func (f *fields) member(in *node, name string, kind byte, what string) *node {
 	v := in.get(name)
 	if v == nil || v.kind == 'n' {
@@ -127,7 +127,7 @@ func (f *fields) text(in *node, name string, most int) string {
 		f.refuse("%s has more than %d characters", name, most)
 		return ""
 	}
-	return strings.Clone(v.text) // it may be part of a long body
+	return strings.Clone(v.text) // not to keep a long body
 }
 
 // texts reads a list of texts that may be missing or null.
@@ -159,7 +159,7 @@ func (f *fields) web(in *node, name string) string {
 	return s
 }
 
-// image reads the URL of an image, or "". Some agents carry theirs in the URL.
+// image reads the URL of an image, or "". Some agents put the image into a data URL.
 func (f *fields) image(in *node, name string) string {
 	if s := f.text(in, name, 4000); strings.HasPrefix(s, "data:image/") {
 		return s
@@ -227,8 +227,7 @@ func profileOf(n *node) (*Profile, error) {
 	return p, nil
 }
 
-// update gives the profile with what an AgentUpdates says of it. What it does
-// not name stays.
+// update gives the profile with the members of an AgentUpdates; the others stay.
 func (p *Profile) update(n *node) (*Profile, error) {
 	if n.kind != '{' {
 		return nil, ErrProfile
@@ -275,7 +274,7 @@ func metadataNode(m []byte) *node {
 	return n
 }
 
-// node is the profile as its account reads it: the request, with times.
+// node is the profile as its account reads it: the registration request, with times.
 func (p *Profile) node() *node {
 	about := object("description", p.Description)
 	about.set("readme", str(p.Readme))

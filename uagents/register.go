@@ -25,7 +25,7 @@ type Registrar struct {
 	Now       func() time.Time // nil: time.Now
 
 	Refresh time.Duration // between registrations; default 1 h
-	Retry   time.Duration // after one that failed; default 60 s
+	Retry   time.Duration // after a failed registration; default 60 s
 	Tries   int           // of one call; default 10
 	Timeout time.Duration // of one try; default 1 s, as the reference
 	// Report is called with the error of every failed registration; nil: not at all.
@@ -98,7 +98,7 @@ func (r *Registrar) report(err error) {
 }
 
 // post signs and sends an attestation, with the reference's tries and delays.
-// Each try is signed anew: a registry wants timestamps that grow.
+// Each try is signed anew, because a registry requires increasing timestamps.
 func (r *Registrar) post(ctx context.Context, a *Attestation, parts ...string) error {
 	var err error
 	for try := range cmp.Or(r.Tries, 10) {

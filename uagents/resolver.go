@@ -65,7 +65,8 @@ type AlmanacResolver struct {
 // Almanac is the resolver of the registry at that URL.
 func Almanac(url string) *AlmanacResolver { return &AlmanacResolver{URL: url} }
 
-// apiURL puts a path after the registry's base, which may name it already.
+// apiURL appends the API's path and the parts to the registry's base URL, which may
+// end with the path already.
 func apiURL(base, api string, parts ...string) string {
 	base = strings.TrimSuffix(base, "/")
 	if !strings.HasSuffix(base, api) {

@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A Route is a REST endpoint of an agent. Two agents of one server may have
-// the same method and path: the header X-Uagents-Address then chooses.
+// A Route is a REST endpoint of an agent. Two agents of one server may have the same
+// method and path: the header X-Uagents-Address then names the agent.
 type Route struct {
 	Address  string // the agent
 	Method   string // GET or POST
@@ -34,8 +34,8 @@ type AgentInfo struct {
 	Port      int
 }
 
-// serveREST answers requests for other paths than /submit. It reports false when nothing is
-// registered for the request.
+// serveREST answers requests for other paths than /submit. It reports false when no
+// route matches the request.
 func (s *Server) serveREST(w http.ResponseWriter, r *http.Request) bool {
 	switch {
 	case r.URL.Path == "/agent_info" && r.Method == http.MethodGet && s.Info != nil:
@@ -190,8 +190,8 @@ func (s *Server) serveInfo(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, n)
 }
 
-// endpointsNode leaves out what no client may be told: weights below 1, by
-// which the reference divides. UAG-079.
+// endpointsNode leaves out endpoints with weights below 1, because the reference
+// divides by the weights. UAG-079.
 func endpointsNode(endpoints []Endpoint) *node {
 	out := list()
 	for _, e := range endpoints {

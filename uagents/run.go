@@ -11,7 +11,7 @@ import (
 
 // Running handlers: while the sender waits, or in the background.
 
-// room reserves a place for a request, or gives nil.
+// room reserves room for a request; nil: there is none.
 func (s *Server) room(sync bool) (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,7 @@ func (s *Server) room(sync bool) (release func()) {
 	}
 }
 
-// deadline is when a waiting sender gives up.
+// deadline is the time until a waiting sender gives up.
 func (s *Server) deadline(req *Request) time.Duration {
 	wait := cmp.Or(s.Wait, defaultWait)
 	if at, ok := req.ExpiresAt(); ok && req.Expires != "0" {
@@ -59,7 +59,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request) {
 		select {
 		case done <- outcome{response, err}:
 		case <-ctx.Done():
-			// Too late for the response: it goes its own way.
+			// Too late for the HTTP response: the answer is sent as an envelope.
 			if err != nil {
 				return
 			}
@@ -94,8 +94,8 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request, req *Request) {
 	s.writeAnswer(w, req, m)
 }
 
-// messageOf turns a handler's result into the message to send; one without
-// schema is none.
+// messageOf turns a handler's result into the message to send. A message without
+// schema means none.
 func (s *Server) messageOf(req *Request, m Message, err error) Message {
 	if err == nil {
 		err = m.err
@@ -114,7 +114,7 @@ func (s *Server) messageOf(req *Request, m Message, err error) Message {
 	return NewErrorMessage(e.Text)
 }
 
-// handle runs the handler; a panic in it is an error.
+// handle runs the handler; a panic becomes an error.
 func (s *Server) handle(ctx context.Context, req *Request) (resp Response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -127,8 +127,8 @@ func (s *Server) handle(ctx context.Context, req *Request) (resp Response, err e
 	return req.Handler(ctx, req)
 }
 
-// enqueue runs the handler in the background. Messages of one session are
-// handled in order, sessions beside each other.
+// enqueue runs the handler in the background. Messages of one session are handled in
+// order, sessions in parallel.
 func (s *Server) enqueue(req *Request) {
 	if req.Handler == nil {
 		req.release()
@@ -182,7 +182,7 @@ func (s *Server) deliver(ctx context.Context, req *Request, response Response) {
 	}
 }
 
-// after runs what follows an answer, with a time limit of its own.
+// after runs [Response.After] with its own time limit.
 func (s *Server) after(ctx context.Context, req *Request, f func(context.Context)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -195,7 +195,7 @@ func (s *Server) after(ctx context.Context, req *Request, f func(context.Context
 }
 
 // send posts a message to the sender of req. An ErrorMessage is never answered
-// with one (UAG-067), and an unsigned sender has no address to answer to.
+// with another (UAG-067), and an unsigned sender has no address for an answer.
 func (s *Server) send(ctx context.Context, req *Request, m Message) error {
 	switch {
 	case m.err != nil:
@@ -213,7 +213,7 @@ func (s *Server) send(ctx context.Context, req *Request, m Message) error {
 }
 
 // Shutdown refuses new envelopes, answers probes with not-ready, and waits for
-// the handlers that run.
+// the running handlers.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.start()
 	s.mu.Lock()

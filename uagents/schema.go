@@ -92,8 +92,8 @@ func (m *Model) Schema() ([]byte, error) {
 	return pyDefault.write(nil, m.schema)
 }
 
-// Message encodes v and checks it against the schema. An error stays in the
-// message and comes out of whatever sends it.
+// Message encodes v and checks it against the schema. An error stays in the message
+// and is returned by the function that sends it.
 func (m *Model) Message(v any) Message {
 	if m.err != nil {
 		return Message{err: m.err}
@@ -105,8 +105,7 @@ func (m *Model) Message(v any) Message {
 	return m.MessageText(b)
 }
 
-// messageOf is [Model.Message] of a tree; size is about how long
-// its text is.
+// messageOf is [Model.Message] of a tree; size is about the length of its text.
 func (m *Model) messageOf(n *node, size int) Message {
 	if m.err != nil {
 		return Message{err: m.err}
@@ -147,19 +146,19 @@ type Enumerated interface{ EnumValues() []string }
 // gives one value of each, in the order they are tried.
 type Union interface{ UnionOf() []any }
 
-// ModelOf declares a model from a Go struct, with the schema and so the digest
-// that the Python library computes for the class of the same shape.
+// ModelOf declares a model from a Go struct. Its schema and digest are those of a
+// class of the same shape in the Python library.
 //
 // Names come from json tags. A pointer, omitempty and omitzero make a field
 // optional (Optional[X]); any is Any. Further tags: default (a JSON value, or
 // plain text for strings), doc (description), pattern, and schema, a list of
-// key=value of title, format, enum (values apart by |), minLength, maxLength,
+// key=value of title, format, enum (values separated by |), minLength, maxLength,
 // minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, minItems,
 // maxItems, and the bare word unique for a set. uuid.UUID is format uuid,
 // unless the tag says uuid4; time.Time is date-time. Named struct types become
 // definitions. See [Documented], [Enumerated] and [Union].
 //
-// A type that cannot be expressed leaves the model with a [Model.Err].
+// A type without a schema gives a model with a [Model.Err].
 func ModelOf[T any]() *Model {
 	t := reflect.TypeFor[T]()
 	if m, ok := models.Load(t); ok {
@@ -173,8 +172,8 @@ func ModelOf[T any]() *Model {
 	return m
 }
 
-// models are those of Go types, of which a program has so many: each message of
-// a chat is encoded by one, and making it takes longer.
+// models caches the models of Go types: making one takes longer than encoding a
+// message. It is unbounded, as a program has a fixed number of types.
 var models sync.Map
 
 func modelOfType(t reflect.Type) (*Model, error) {
@@ -202,7 +201,7 @@ func modelOfType(t reflect.Type) (*Model, error) {
 
 type schemaBuilder struct {
 	root     reflect.Type
-	rootUsed bool  // refers to itself
+	rootUsed bool  // root refers to itself
 	defs     *node // by title
 	types    map[string]reflect.Type
 }
@@ -274,7 +273,7 @@ func (b *schemaBuilder) fields(t reflect.Type, properties, required *node) error
 	return nil
 }
 
-// field gives the property's schema and whether its type makes it optional.
+// field gives a property's schema and reports whether its Go type makes it optional.
 func (b *schemaBuilder) field(f reflect.StructField, name string) (*node, bool, error) {
 	t, optional := f.Type, false
 	if t.Kind() == reflect.Pointer {
@@ -448,7 +447,7 @@ func (b *schemaBuilder) typeSchema(t reflect.Type) (*node, error) {
 	return nil, fmt.Errorf("%s has no JSON Schema", t)
 }
 
-// reference defines a nested struct once and refers to it.
+// reference defines a nested struct, once, and gives a reference to the definition.
 func (b *schemaBuilder) reference(t reflect.Type) (*node, error) {
 	title, _ := docOf(t)
 	ref := object("$ref", definitions+title)
@@ -467,7 +466,7 @@ func (b *schemaBuilder) reference(t reflect.Type) (*node, error) {
 	return ref, nil
 }
 
-// defined reports whether a title was used before, and notes whose it is.
+// defined reports whether a title was used before, and notes its type.
 func (b *schemaBuilder) defined(title string, t reflect.Type) (bool, error) {
 	seen, ok := b.types[title]
 	if ok && seen != t {

@@ -31,22 +31,22 @@ const (
 	defaultWait = 30 * time.Second
 )
 
-// A Handler works on a message. What it returns is the answer: the body of the
-// HTTP response when the sender waits for it ([Request.Sync]), an envelope of
-// its own in the same session when not. An error becomes an ErrorMessage. The
-// context ends when no answer can be used any more.
+// A Handler handles a message and returns the answer. The answer is the body of the
+// HTTP response for a waiting sender ([Request.Sync]), else another envelope in the
+// same session. An error becomes an ErrorMessage. The context ends when the answer
+// would be too late.
 type Handler func(ctx context.Context, r *Request) (Response, error)
 
-// A Response is a handler's answer; the zero value is none.
+// A Response is a handler's answer; the zero value means no answer.
 type Response struct {
 	Message
-	// Envelope, when set, is the answer in place of Message, for a sender
-	// that waits: one that the agent itself made. It is written as it is.
+	// Envelope, when set, takes the place of Message for a waiting sender: an
+	// envelope that the agent itself made. It is written unchanged.
 	Envelope *Envelope
-	// Header goes with the HTTP response, for a sender that waits.
+	// Header goes with the HTTP response to a waiting sender.
 	Header http.Header
-	// After, when set, runs once the answer is on its way: for what follows
-	// it, sent with [Request.Send].
+	// After, when set, runs after the answer was sent: for further messages with
+	// [Request.Send].
 	After func(ctx context.Context)
 }
 
@@ -57,22 +57,22 @@ func Answer(m Message) Response { return Response{Message: m} }
 type Request struct {
 	*Verified
 	Agent  *Agent      // set by [Request.Admit]; nil when the target is unknown
-	Sync   bool        // the sender waits for the answer
-	Header http.Header // as received; not to be changed
+	Sync   bool        // the sender waits for the answer in the HTTP response
+	Header http.Header // as received; must not be changed
 	Remote string      // host:port of the connection
-	// Refusal says why the envelope will be refused; nil when it will be taken.
+	// Refusal says why the envelope will be refused; nil when it will be accepted.
 	Refusal *Error
-	// Handler is the agent's. [Server.Accept] may set another after Admit; nil
-	// where nobody waits for an answer: nothing is left to do.
+	// Handler is the agent's. [Server.Accept] may set another after Admit, or nil for
+	// an async message that needs no handling.
 	Handler Handler
 
 	server  *Server
-	chat    *ChatMessage // once it was read
+	chat    *ChatMessage // set by Chat
 	release func()       // gives back the room that Admit took
 }
 
-// Chat reads the chat message that the request carries, as [DecodeChatMessage]
-// does, but once. It is not to be changed.
+// Chat decodes the request's chat message, once, as [DecodeChatMessage] does. The
+// caller must not change it.
 func (r *Request) Chat() (*ChatMessage, error) {
 	if r.chat == nil {
 		m, err := DecodeChatMessage(r.Content.Payload)
@@ -93,14 +93,13 @@ func (r *Request) Send(ctx context.Context, m Message) error {
 // An Agent is one agent that a [Server] answers for.
 type Agent struct {
 	Address string
-	// Identity signs answers. Without it sync answers are unsigned, as the
-	// reference's are, and others cannot be sent.
+	// Identity signs answers. Without it sync answers are unsigned, like the
+	// reference's, and async answers cannot be sent.
 	Identity *Identity
-	// Handler works on messages. nil: [Server.Accept] was the delivery.
+	// Handler handles messages. nil: [Server.Accept] delivers them.
 	Handler Handler
-	// Models gives the model of a schema digest, or nil when it is not known.
-	// Messages of a known model are refused unless they fit it. See
-	// [Models].
+	// Models gives the model of a schema digest, or nil for an unknown one. A message
+	// that does not fit its known model is refused. See [Models].
 	Models func(digest string) *Model
 	// Unsigned says which messages unsigned senders may send; nil: none.
 	Unsigned func(digest string) bool
@@ -120,7 +119,7 @@ func Models(models ...*Model) func(digest string) *Model {
 // A Refusal is a request that a [Server] refused.
 type Refusal struct {
 	Err      *Error
-	Envelope *Envelope // nil when the body was none
+	Envelope *Envelope // nil when the body was no envelope
 	Verified *Verified // nil unless the sender was authenticated, or well-formed and unsigned
 	Remote   string
 	Size     int // bytes of the body read
@@ -128,30 +127,30 @@ type Refusal struct {
 
 // A Server takes envelopes for any number of agents: POST, HEAD and OPTIONS
 // on /submit, REST routes, and /agent_info (asgi.py). The zero value serves
-// nobody. Fields must not change once it is in use.
+// no agent. Fields must not change once it is in use.
 //
 // The order of a POST is: content type, size, JSON, envelope, signature,
-// policy of the [Verifier], target, message against model, assurance; then
-// the record; only then an answer, and the handler.
+// policy of the [Verifier], target, message against model, assurance; then the
+// record; then the answer and the handler.
 type Server struct {
-	// Verifier checks envelopes; nil: a zero one. Its Self and AllowUnsigned
-	// do not count here: Resolve and [Agent.Unsigned] decide.
+	// Verifier checks envelopes; nil: a zero one. Resolve and [Agent.Unsigned] take
+	// the place of its Self and AllowUnsigned.
 	Verifier *Verifier
-	// Resolve gives the agent of an address, or nil for one that is not
-	// served here. See [Serve].
+	// Resolve gives the agent of an address, or nil when it is not served here. See
+	// [Serve].
 	Resolve func(ctx context.Context, address string) (*Agent, error)
-	// Accept, when set, takes the place of the Verifier's Memory, and for a POST
-	// that of Resolve. It is called once for each envelope whose sender was
-	// authenticated (or is well-formed and unsigned), before anything is answered
-	// or run. Unless the envelope has a Refusal already, Accept finds the agent
-	// and calls [Request.Admit]; then it records the envelope, also a refused one
-	// if it likes. prior reports that the envelope was recorded before: it is
-	// answered as the protocol answers duplicates and has no second effect. An
-	// error is answered instead, also of the Refusal (an *Error in its own words,
-	// an ErrorAnswer as that says, others with 500).
+	// Accept, when set, replaces the Verifier's Memory, and for a POST also Resolve.
+	// It is called once for each envelope whose sender was authenticated (or is
+	// well-formed and unsigned), before the answer and the handler. Unless the
+	// envelope has a Refusal already, Accept finds the agent and calls
+	// [Request.Admit]; then it records the envelope, and may record a refused one too.
+	// prior reports that the envelope was recorded before: it is answered as the
+	// protocol answers duplicates, and not handled again. An error is answered in
+	// place of the Refusal (an *Error with its own text, an ErrorAnswer as described
+	// there, others with 500).
 	//
-	// By default a refused envelope leaves no trace, so that the same one may
-	// be taken later, when its target is there.
+	// By default a refused envelope is not remembered, so that it may be accepted
+	// later, when its target is there.
 	Accept func(ctx context.Context, r *Request) (prior bool, err error)
 	// Refused, when set, is called for every refusal and gives it a reference,
 	// sent as [RefHeader] unless empty.
@@ -164,15 +163,15 @@ type Server struct {
 	// X-Uagents-Address, or empty. Nil, or a nil result: 404.
 	Info func(ctx context.Context, address string) (*AgentInfo, error)
 	// Local serves /messages, /connect and /disconnect to callers on this
-	// machine; nil: to nobody.
+	// machine; nil: not served.
 	Local http.Handler
 	Log   *slog.Logger     // nil: slog.Default()
 	Now   func() time.Time // nil: the Verifier's
 
 	Wait          time.Duration // longest sync wait; default 30 s
-	HandlerTime   time.Duration // longest run of a handler nobody waits for; default 5 min
+	HandlerTime   time.Duration // longest run of a handler for async messages; default 5 min
 	MaxWaiting    int           // sync requests at a time; default 1024
-	MaxQueued     int           // async messages taken and not handled; default 1024
+	MaxQueued     int           // async messages accepted and not handled yet; default 1024
 	UnsignedRate  float64       // unsigned messages per second; default 20, negative for none at all
 	UnsignedBurst int           // default 40
 
@@ -245,8 +244,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case http.MethodHead:
 		s.probe(w, r)
 	case http.MethodGet:
-		// A browser gets this. A client that forgets the content type of a
-		// POST gets an error below, where the reference says OK and drops it.
+		// For browsers. A POST without content type gets an error below; the reference
+		// says OK and drops it.
 		switch {
 		case r.Header.Get("Content-Type") != "":
 			s.refuse(w, r, &Refusal{Err: ErrMethod})
@@ -270,8 +269,8 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, &Refusal{Err: ErrNoContentType})
 		return
 	}
-	// The reference looks for the words anywhere, but parameters are free even
-	// for what a web page may send without asking first.
+	// The reference looks for the words anywhere in the header. But a web page can put
+	// any parameters into a request that needs no CORS preflight.
 	if media, _, _ := strings.Cut(contentType, ";"); !strings.Contains(media, "application/json") {
 		s.refuse(w, r, &Refusal{Err: ErrContentType})
 		return
@@ -333,8 +332,7 @@ func (s *Server) resolve(ctx context.Context, address string) (*Agent, error) {
 	return s.Resolve(ctx, address)
 }
 
-// refuse answers an error. With a verified sync request it may be the
-// ErrorMessage that the protocol wants.
+// refuse answers an error; a verified sync request may get an ErrorMessage.
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, x *Refusal) {
 	s.reference(w, r, x)
 	WriteError(w, x.Err)
@@ -431,9 +429,9 @@ func (s *Server) accept(ctx context.Context, req *Request) (prior bool, err erro
 	return !fresh, err
 }
 
-// Admit checks the message against the agent that is to have it (nil: there is
-// none), which may give the request a Refusal. If not, it takes room for the
-// message, so that a recorded message will be handled; the error is ErrBusy.
+// Admit checks the message against its target (nil: there is no such agent), which may
+// give the request a Refusal. If not, it reserves room for the message, so that a
+// recorded message will be handled; the error is ErrBusy.
 // Call it in [Server.Accept] for a request without a Refusal, before the record.
 func (r *Request) Admit(agent *Agent) error {
 	r.Refusal = r.check(agent)
@@ -479,7 +477,7 @@ func (r *Request) check(agent *Agent) *Error {
 	return nil
 }
 
-// fits checks the message against its model. Of a chat message that reads it.
+// fits checks the message against its model. A chat message is decoded on the way.
 func (r *Request) fits(model *Model) error {
 	if r.SchemaDigest != ChatMessageDigest || model.err != nil {
 		return model.Validate(r.Content.Payload)
@@ -498,9 +496,8 @@ func (r *Request) fits(model *Model) error {
 	return nil
 }
 
-// builtIn is the model of a message that every agent may know from the
-// library: the chat's, whose messages stop the reference also when they hold an
-// unknown key, those of the other protocols that come with it, and ErrorMessage.
+// builtIn is the model of a message that the library defines: of the chat, where an
+// unknown key stops the reference agent too, of its other protocols, and ErrorMessage.
 func builtIn(digest string) *Model {
 	if strict := strictOf(digest); strict != nil {
 		return &Model{name: "ChatMessage", digest: digest, strict: strict}
@@ -519,9 +516,9 @@ var builtInModels = sync.OnceValue(func() map[string]*Model {
 	return out
 })
 
-// refuseVerified answers a refusal to an authenticated sender: one that waits
-// hears of an expired, unfit or unproved message as the reference says it, in
-// an ErrorMessage. said: of any.
+// refuseVerified answers a refusal to an authenticated sender. A waiting sender gets an
+// ErrorMessage for an expired, unfit or unproved message, as from the reference; with
+// said, for every refusal.
 func (s *Server) refuseVerified(w http.ResponseWriter, req *Request, refusal *Error, said bool) {
 	if req.Sync && req.SchemaDigest != ErrorMessageDigest {
 		switch {

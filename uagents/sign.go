@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/internal/bech32"
 )
 
-// A Curve signs and verifies on secp256k1. The default is pure Go; a program
-// may bring a faster one.
+// A Curve signs and verifies on secp256k1. The default is pure Go; a program may
+// provide a faster one.
 type Curve interface {
 	// Sign gives r||s of a 32-byte digest, deterministic (RFC 6979) and
 	// low-S, for a 32-byte big-endian private key.
@@ -50,8 +50,8 @@ func (pureGo) Verify(public *[33]byte, digest *[32]byte, sig *[64]byte) bool {
 	return ecdsa.NewSignature(&r, &s).Verify(digest[:], key)
 }
 
-// pointCache holds the curve points of public keys. Finding one takes a square
-// root, about a sixth of a verification, and most senders send again.
+// pointCache holds the curve points of public keys. Computing a point takes a square
+// root, about a sixth of a verification, and most senders send more than once.
 type pointCache struct {
 	mu    sync.RWMutex
 	byKey map[[33]byte]*secp256k1.PublicKey
@@ -83,8 +83,8 @@ func (p *pointCache) of(public *[33]byte) *secp256k1.PublicKey {
 	return key
 }
 
-// SignDigest signs a 32-byte digest as it is, without a second hash, and gives
-// the sig1… text.
+// SignDigest signs a 32-byte digest, without a second hash, and gives the sig1…
+// text.
 func (id *Identity) SignDigest(digest [32]byte) (string, error) {
 	if id == nil {
 		return "", ErrNoIdentity
@@ -96,8 +96,8 @@ func (id *Identity) SignDigest(digest [32]byte) (string, error) {
 	return bech32.Encode("sig", sig[:])
 }
 
-// Sign signs the SHA-256 of data: what identity challenges and attestation
-// tokens carry. Envelopes need [Identity.SignDigest].
+// Sign signs the SHA-256 of data, for identity challenges and attestation tokens.
+// Envelopes need [Identity.SignDigest].
 func (id *Identity) Sign(data []byte) (string, error) { return id.SignDigest(sha256.Sum256(data)) }
 
 // Sign puts the identity's signature on the envelope. The sender must be the
@@ -123,8 +123,8 @@ func (e *Envelope) Sign(id *Identity) error {
 
 // VerifyDigest checks a sig1… text of a digest against an agent address. The
 // address must be the canonical one of its key: lower case, compressed. The
-// error says what is wrong in the reference's words: ErrText, ErrPadding,
-// ErrAddress, ErrSignatureText or ErrSignature.
+// error has the reference's words: ErrText, ErrPadding, ErrAddress,
+// ErrSignatureText or ErrSignature.
 func VerifyDigest(address string, digest [32]byte, signature string) error {
 	return verifyDigest(pureGo{}, address, digest, signature)
 }
@@ -159,8 +159,8 @@ func VerifyText(address string, data []byte, signature string) error {
 	return VerifyDigest(address, sha256.Sum256(data), signature)
 }
 
-// VerifySignature checks the envelope's signature and nothing else: neither
-// expiry, nor grammar, nor replay. [Verifier] is what servers need.
+// VerifySignature checks only the envelope's signature: neither expiry, nor grammar,
+// nor replay. Servers need [Verifier].
 func (e *Envelope) VerifySignature() error { return e.verifySignature(pureGo{}) }
 
 func (e *Envelope) verifySignature(c Curve) error {
@@ -193,7 +193,7 @@ func registrationDigest(contract, agent string, timestamp uint64, wallet string)
 }
 
 // signDoc is the document that a signature of arbitrary data covers (ADR-36):
-// its text, and base64 of that text as the reference hands it out.
+// its text, and base64 of that text as the reference gives it.
 func signDoc(signer string, data []byte) string {
 	b := []byte(
 		`{"account_number":"0","chain_id":"","fee":{"amount":[],"gas":"0"},"memo":"","msgs":[{"type":"sign/MsgSignData","value":{"data":`,

@@ -16,7 +16,7 @@ type Tier struct {
 	Currency string   `json:"currency"`
 }
 
-// RequestAgentSubscriptionRenewal asks to go on with a tier.
+// RequestAgentSubscriptionRenewal asks to renew a tier.
 type RequestAgentSubscriptionRenewal struct {
 	UpdateID string `json:"update_id"`
 	Tier     Tier   `json:"tier"`

@@ -36,7 +36,7 @@ func (t Timestamp) String() string {
 // MarshalJSON writes the wire text.
 func (t Timestamp) MarshalJSON() ([]byte, error) { return pyString(nil, t.String()), nil }
 
-// UnmarshalJSON reads what [ParseTimestamp] reads.
+// UnmarshalJSON is [ParseTimestamp].
 func (t *Timestamp) UnmarshalJSON(b []byte) (err error) {
 	*t, err = ParseTimestamp(b)
 	return err
@@ -97,7 +97,7 @@ func timestampOf(n *node) (Timestamp, error) {
 	}
 	year, month, day, hour, minute, second := num(1), num(2), num(3), num(4), num(5), num(6)
 	t := time.Date(year, time.Month(month), day, hour, minute, second, micro*1000, zone)
-	// time.Date would carry the 30th of February over.
+	// time.Date would turn the 30th of February into a day in March.
 	if year < 1 || t.Month() != time.Month(month) || t.Day() != day || hour > 23 || minute > 59 || second > 59 {
 		return Timestamp{}, errTime
 	}
@@ -121,7 +121,7 @@ func fromUnix(f float64) (Timestamp, error) {
 	return Timestamp{t, false}, nil
 }
 
-// isDate is pydantic v1's date: a date, or what fromUnix takes.
+// isDate is pydantic v1's date: a date, or a number that fromUnix takes.
 func isDate(n *node) bool {
 	if f, ok := asFloat(n); ok {
 		_, err := fromUnix(f)
@@ -135,8 +135,8 @@ func isDate(n *node) bool {
 	return err == nil
 }
 
-// pyUUID reads what Python's uuid.UUID(text) reads: 32 hexadecimal digits with
-// hyphens anywhere, braces around and urn:, uuid: before. n may be nil.
+// pyUUID reads a UUID like Python's uuid.UUID(text): 32 hexadecimal digits with hyphens
+// anywhere, braces around and urn:, uuid: before. n may be nil.
 func pyUUID(n *node) ([16]byte, bool) {
 	s := strings.ReplaceAll(strings.ReplaceAll(n.str(), "urn:", ""), "uuid:", "")
 	s = strings.ReplaceAll(strings.Trim(s, "{}"), "-", "")

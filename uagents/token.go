@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// TokenLifetime is how long the reference's mailbox tokens are valid.
+// TokenLifetime is the lifetime of the reference's mailbox tokens.
 const TokenLifetime = 1000 * time.Second
 
-// A Token is an attestation token: proof that its bearer held an agent's key
-// not long ago. It is sent as "Authorization: Agent attr:…".
+// A Token is an attestation token: recent proof that its bearer holds an agent's key.
+// It is sent as "Authorization: Agent attr:…".
 type Token struct {
 	Address string // canonical address of the key inside
 	From    uint64 // valid from, Unix seconds
@@ -48,11 +48,11 @@ func (id *Identity) token(from, to uint64, nonce [32]byte) (string, error) {
 type TokenVerifier struct {
 	Now         func() time.Time // nil: time.Now
 	Skew        time.Duration    // clock difference forgiven; default 5 s, negative for none
-	MaxLifetime time.Duration    // longest validity taken; default 24 h
+	MaxLifetime time.Duration    // longest validity accepted; default 24 h
 }
 
 // Verify checks shape, signature, validity window and, when address is not
-// empty, that the token is that agent's. The error is ErrToken,
+// empty, that the token belongs to that agent. The error is ErrToken,
 // ErrTokenExpired or ErrOtherAgent.
 func (v TokenVerifier) Verify(token, address string) (*Token, error) {
 	parts := strings.Split(token, ":")
@@ -89,7 +89,7 @@ func (v TokenVerifier) Verify(token, address string) (*Token, error) {
 }
 
 // VerifyHeader is [TokenVerifier.Verify] for the value of an Authorization
-// header. An empty one is ErrUnauthorized.
+// header. An empty header is ErrUnauthorized.
 func (v TokenVerifier) VerifyHeader(header, address string) (*Token, error) {
 	token, ok := strings.CutPrefix(header, "Agent ")
 	if !ok {

@@ -11,14 +11,13 @@ import (
 	"unicode/utf8"
 )
 
-// This file decides whether the reference's data model (pydantic v1) would
-// take a message. It is as lenient as that model, because refusing what an
-// agent would take is wrong, and as strict, because what does not fit stops
-// the reference agent's message loop for good. Where it must err (null for a
-// field with a default, an empty array for a dict, times beyond the calendar)
-// it refuses.
+// This file decides whether the reference's data model (pydantic v1) would take a
+// message. It is as lenient as that model, because refusing a message that an agent
+// would take is wrong, and as strict, because a message that does not fit stops the
+// reference agent's message loop for good. Where it must err (null for a field with a
+// default, an empty array for a dict, times beyond the calendar) it refuses.
 
-// A FieldError says what in a message does not fit its schema, in the
+// A FieldError names the member of a message that does not fit its schema, in the
 // reference's words.
 type FieldError struct {
 	Loc  []string // path; list positions as decimal numbers
@@ -28,8 +27,8 @@ type FieldError struct {
 
 func (e *FieldError) Error() string { return strings.Join(e.Loc, ".") + ": " + e.Msg }
 
-// Validate checks the JSON text of a message. The error is ErrContent, its
-// cause a [*FieldError] where a field is at fault.
+// Validate checks the JSON text of a message. The error is ErrContent, its cause a
+// [*FieldError] where a member does not fit.
 func (m *Model) Validate(text []byte) error {
 	if m.err != nil {
 		return m.err
@@ -72,7 +71,7 @@ func (m *Model) validate(n *node) error {
 	return nil
 }
 
-// A validator walks one message. Its budget bounds the work that unions and
+// A validator checks one message. Its budget bounds the work that unions and
 // references of a hostile schema can cause.
 type validator struct {
 	root   *node
@@ -85,7 +84,7 @@ func wrong(loc []string, kind, msg string) *FieldError {
 
 var errBudget = &FieldError{Msg: "schema is too complex", Type: "value_error"}
 
-// value gives the last fault found, or nil.
+// value gives the last fault, or nil.
 func (v *validator) value(s, n *node, loc []string) *FieldError {
 	for {
 		v.budget--
@@ -98,7 +97,7 @@ func (v *validator) value(s, n *node, loc []string) *FieldError {
 		}
 		s = v.resolve(ref.text)
 		if s == nil {
-			return nil // the schema does not say
+			return nil // no type in the schema
 		}
 	}
 	if all := s.get("allOf"); all != nil && all.kind == '[' {
@@ -181,8 +180,8 @@ func (v *validator) object(s, n *node, loc []string) *FieldError {
 				last = wrong(at, "value_error.missing", "field required")
 			case member == nil:
 			case member.kind == 'n' && !need && properties.vals[i].get("default") == nil:
-				// Optional[X]. With a default the schema does not tell it from a
-				// plain X, which null would not fit: refused, to be safe.
+				// Optional[X]. With a default, its schema looks like that of a plain
+				// X, which null does not fit: refused, to be safe.
 			default:
 				if err := v.value(properties.vals[i], member, at); err != nil {
 					last = err
@@ -272,7 +271,7 @@ func (v *validator) text(s, n *node, loc []string) *FieldError {
 			"ensure this value has at most "+s.get("maxLength").text+" characters")
 	}
 	if p := s.get("pattern"); p.str() != "" {
-		// A pattern that this engine lacks does not say anything here.
+		// A pattern that Go's engine cannot compile is not checked.
 		if re, err := regexp.Compile(`^(?:` + p.text + `)`); err == nil && !re.MatchString(t) {
 			return wrong(loc, "value_error.str.regex", fmt.Sprintf("string does not match regex %q", p.text))
 		}

@@ -9,13 +9,13 @@ import (
 	"time"
 )
 
-// Assurance is how sure the sender's name is.
+// Assurance is the degree of proof of the sender's address.
 type Assurance string
 
-// Degrees of what an envelope proves about its sender.
+// The degrees of assurance.
 const (
 	Signed   Assurance = "signed"   // the sender's key signed it
-	Unsigned Assurance = "unsigned" // nothing: anybody could have written it
+	Unsigned Assurance = "unsigned" // no proof: any client could have written it
 )
 
 // A Check is one step of a verification.
@@ -27,11 +27,11 @@ type Check struct {
 // A Verdict is the outcome of a verification.
 type Verdict struct {
 	Checks    []Check // in order; the last one failed, if any did
-	Key       string  // the address whose key signed; empty when unsigned
+	Key       string  // the address of the signing key; empty when unsigned
 	Assurance Assurance
 }
 
-// Verified is an envelope that passed.
+// Verified is an envelope that passed the verification.
 type Verified struct {
 	*Envelope
 	Verdict Verdict
@@ -40,20 +40,18 @@ type Verified struct {
 	Until   time.Time // how long the digest must be remembered
 }
 
-// ReplayKey names the envelope in a [Memory]. It is made of sender and
-// digest, never of the signature, which anybody can turn into another valid
-// one (r, n-s). UAG-032.
+// ReplayKey names the envelope in a [Memory]. It is made of sender and digest, not of
+// the signature: anyone can turn a signature into another valid one (r, n-s). UAG-032.
 func (v *Verified) ReplayKey() string {
 	return v.Sender + " " + hex.EncodeToString(v.Digest[:])
 }
 
-// EnvelopeSize is how many bytes the envelope of a message with so many bytes of
-// content has at most: base64 makes four of three, and the envelope and its
-// message have members of their own.
+// EnvelopeSize is the most bytes of an envelope whose message has content bytes:
+// base64 makes four bytes of three, and envelope and message have other members.
 func EnvelopeSize(content int) int { return content/3*4 + 16<<10 }
 
 // A Verifier decides whether an envelope is what it claims to be. The zero
-// value is strict. It is safe for concurrent use once in use.
+// value is strict. It is safe for concurrent use; fields must not change once in use.
 type Verifier struct {
 	Self   string           // the address that envelopes must name; empty: any
 	Memory Memory           // digests seen; nil: [NewMemory] of the default size
@@ -66,8 +64,8 @@ type Verifier struct {
 	// AllowExpired takes envelopes after their expiry, as the reference does:
 	// for agents with broken clocks.
 	AllowExpired bool
-	// AllowNonce takes a nonce without expires. The digest does not tell one
-	// from the other: anybody on the way can strip an expiry by renaming it.
+	// AllowNonce takes a nonce without expires. The digest is the same for both:
+	// a relay can strip an expiry by renaming it to nonce.
 	AllowNonce bool
 	// AllowDuplicates takes texts that name a member twice.
 	AllowDuplicates bool
@@ -193,7 +191,7 @@ func (v *Verifier) check(e *Envelope, unsigned bool) (*Verified, error) {
 	return verified, err
 }
 
-// orNil is e when bad, else a nil error.
+// orNil is e if bad, else nil.
 func (e *Error) orNil(bad bool) error {
 	if bad {
 		return e
@@ -201,8 +199,8 @@ func (e *Error) orNil(bad bool) error {
 	return nil
 }
 
-// ambiguity refuses what two readers, or the digest, could take for two
-// things.
+// ambiguity refuses an envelope that two parsers could read differently, or whose
+// digest fits another envelope too.
 func (v *Verifier) ambiguity(e *Envelope) error {
 	switch {
 	case e.duplicate && !v.AllowDuplicates:
@@ -213,7 +211,7 @@ func (v *Verifier) ambiguity(e *Envelope) error {
 	return nil
 }
 
-// expiry enforces expires: taken while now <= expires + skew, and not beyond
+// expiry accepts an envelope while now <= expires + skew, and not with expires beyond
 // the horizon.
 func (v *Verifier) expiry(e *Envelope, now time.Time) error {
 	if e.Expires.IsNull() {
@@ -230,9 +228,9 @@ func (v *Verifier) expiry(e *Envelope, now time.Time) error {
 	return nil
 }
 
-// remember is how long the digest must be kept: up to the first moment at which
-// the envelope is refused as expired, or for the horizon where it never is. What
-// is refused for the horizon is not kept longer than that: it had no effect.
+// remember is the time until which the digest must be kept: when the envelope expires,
+// or the horizon for an envelope without expiry. One that is refused for the horizon
+// had no effect and is kept no longer than that.
 func (v *Verifier) remember(e *Envelope, now time.Time, a Assurance) time.Time {
 	until := now.Add(v.Limits.horizon())
 	if at, ok := e.ExpiresAt(); ok && !v.AllowExpired && !errors.Is(v.expiry(e, now), ErrHorizon) {
