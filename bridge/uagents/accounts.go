@@ -21,15 +21,15 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// Bounds for accounts. The operator issues their tokens, so each has a budget of its own,
-// apart from that of guests.
+// Bounds for accounts. The operator issues their tokens, so each account has its own
+// budget, apart from that of guests.
 const (
 	maxProfiles     = 4096                      // of all accounts
 	accountAgents   = 100                       // of one account
 	accountBytes    = 4 << 20                   // of one account's profiles
 	accountEvery    = time.Second               // an account's changes, on average
-	accountBurst    = 200                       // and at once: a batch, twice
-	accountLifetime = 10 * 365 * 24 * time.Hour // of a registration by an account: until it is removed
+	accountBurst    = 200                       // at once: twice a batch
+	accountLifetime = 10 * 365 * 24 * time.Hour // of a registration by an account, in effect until removed
 )
 
 // accounts keeps the profiles of accounts' agents: [protocol.ProfileStore]. It also
@@ -40,7 +40,7 @@ type accounts struct {
 	profiles *journal.Table[*protocol.Profile] // by address
 
 	mu      sync.Mutex
-	writing map[*protocol.Profile]bool // checked, and being written: their room and handles are taken
+	writing map[*protocol.Profile]bool // checked, and being written: they count for room and handles
 	rates   map[string]*rate.Limiter   // by account
 }
 
@@ -76,8 +76,8 @@ func (a *accounts) Profiles(_ context.Context, account string) (own []*protocol.
 	return slices.DeleteFunc(a.all(), func(p *protocol.Profile) bool { return p.Account != account }), nil
 }
 
-// checkRoom refuses a profile that its account has no room for, or whose handle is
-// taken. The caller holds a.mu.
+// checkRoom refuses a profile whose account has no room, or whose handle is in use. The
+// caller holds a.mu.
 func (a *accounts) checkRoom(p *protocol.Profile) error {
 	agents, bytes := 1, p.Size()
 	all := map[string]*protocol.Profile{}
@@ -173,7 +173,7 @@ func (a *accounts) register(ctx context.Context, p *protocol.Profile) error {
 	return nil
 }
 
-// drop forgets a profile and its registration.
+// drop removes a profile and its registration.
 func (a *accounts) drop(ctx context.Context, address string) error {
 	if err := a.profiles.Delete(ctx, address, 0); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (a *accounts) drop(ctx context.Context, address string) error {
 // entryRemoved drops the profile of an address whose entry the operator removed. It is
 // called for every change of an entry.
 func (a *accounts) entryRemoved(address string) {
-	if a.of(address) == nil || a.b.almanac.registered(address) == nil { // it is about to register
+	if a.of(address) == nil || a.b.almanac.registered(address) == nil { // the agent is about to register
 		return
 	}
 	if _, ok := a.b.c.Hub.Directory().Lookup(Protocol, address); ok {
@@ -204,8 +204,8 @@ func (a *accounts) entryRemoved(address string) {
 	})
 }
 
-// RemoveProfile implements [protocol.ProfileStore]. What the agent itself signed
-// stays until it ends.
+// RemoveProfile implements [protocol.ProfileStore]. A registration that the agent itself
+// signed stays until it expires.
 func (a *accounts) RemoveProfile(ctx context.Context, address string) error {
 	ctx = context.WithoutCancel(ctx)
 	if err := a.drop(ctx, address); err != nil {
@@ -233,8 +233,8 @@ func (a *accounts) restore(ctx context.Context) {
 	}
 }
 
-// Listings implements [protocol.ProfileStore]: the agents of accounts, and those
-// that the hub stands in for.
+// Listings implements [protocol.ProfileStore]: the agents of accounts, and the
+// hub's stand-ins.
 func (a *accounts) Listings(context.Context) iter.Seq[protocol.Listing] {
 	b := a.b
 	return func(yield func(protocol.Listing) bool) {

@@ -8,8 +8,8 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// acknowledgeChat acknowledges a recorded chat message; in the HTTP response for a sender
-// that waits. a is nil if no answer follows that would wait for it.
+// acknowledgeChat acknowledges a recorded chat message, in the HTTP response to a waiting
+// sender. a is nil if no answer waits for the acknowledgement.
 func (b *Binding) acknowledgeChat(r *protocol.Request, a *ack) {
 	if r.Sync {
 		r.Handler = func(context.Context, *protocol.Request) (protocol.Response, error) {
@@ -52,7 +52,7 @@ func (b *Binding) acknowledgement(c *protocol.ChatMessage) (protocol.Message, er
 	return a, a.Err()
 }
 
-// acknowledgementOf makes that of the chat message in an envelope.
+// acknowledgementOf makes the acknowledgement of the chat message in an envelope.
 func (b *Binding) acknowledgementOf(e *protocol.Envelope) (protocol.Message, error) {
 	m, err := e.Message()
 	if err != nil {
@@ -65,7 +65,7 @@ func (b *Binding) acknowledgementOf(e *protocol.Envelope) (protocol.Message, err
 	return b.acknowledgement(c)
 }
 
-// end settles the ack; ok: it arrived. Nobody waits for a nil ack.
+// end settles the ack; ok: it was delivered. A nil ack needs no end.
 func (a *ack) end(ok bool) {
 	if a != nil {
 		a.ok = ok
@@ -73,7 +73,7 @@ func (a *ack) end(ok bool) {
 	}
 }
 
-// newAck gives the ack of a request. It is nil if there is an earlier one, or no room.
+// newAck gives the ack of a request, or nil if there is an earlier ack or no room.
 func (b *Binding) newAck(request parley.ID) (a, earlier *ack) {
 	b.acksMu.Lock()
 	defer b.acksMu.Unlock()

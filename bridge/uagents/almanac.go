@@ -27,17 +27,17 @@ type almanac struct {
 
 	mu         sync.RWMutex
 	byKey      map[string]*registration
-	byProtocol map[string]map[string]bool // keys of the records that name it
-	enrolled   map[string]int             // how many of these are of enrolled agents
+	byProtocol map[string]map[string]bool // keys of the records that name a protocol, by digest
+	enrolled   map[string]int             // number of these records that belong to enrolled agents
 	published  map[string]*published      // manifests, by digest
-	digests    []string                   // of manifests, the oldest first
+	digests    []string                   // of manifests, oldest first
 	byModel    map[string][]string        // digests of the manifests that have a model
 }
 
 // registration is a record as the state has it.
 type registration struct {
 	protocol.Record
-	Source string `json:"source,omitempty"` // that registered it; see policy.Source
+	Source string `json:"source,omitempty"` // of the client that registered it; see policy.Source
 
 	guest bool
 }
@@ -61,7 +61,7 @@ const (
 	maxManifest = 256 << 10
 )
 
-// Most entries of the registry; guests have at most half of these.
+// The most entries of the registry; guests have at most half of them.
 const (
 	maxRegistrations = 65536
 	maxManifests     = 1024
@@ -81,7 +81,7 @@ func recordKey(network, address string) string { return network + "/" + address 
 // networks are the networks of the registry.
 var networks = [...]string{"agent", "test-agent"}
 
-// startManifests reads the manifests. Larger ones of earlier releases are left to expire.
+// startManifests reads the manifests. Larger ones of earlier releases are ignored until they expire.
 func (a *almanac) startManifests(ctx context.Context) (stop func(), err error) {
 	return a.manifests.Watch(ctx, "", func(row journal.Row[json.RawMessage]) {
 		if row.Revision == 0 {
@@ -116,12 +116,12 @@ func (a *almanac) startRecords(ctx context.Context) (stop func(), err error) {
 	})
 }
 
-// link notes the protocols of a record, or that it is gone. The caller holds
-// the lock.
+// link adds a record's protocols to the index, or removes them. The caller holds the
+// lock.
 func (a *almanac) link(key string, r *registration, there bool) {
 	for _, p := range r.Protocols {
 		if a.byProtocol[p][key] == there {
-			continue // it names it twice
+			continue // the record names the protocol twice
 		}
 		by := 1
 		if there {
@@ -160,7 +160,7 @@ func (a *almanac) set(key string, r *registration) {
 	}
 }
 
-// replace puts a record in the place of another. The caller holds the lock.
+// replace replaces the record of a key. The caller holds the lock.
 func (a *almanac) replace(key string, r *registration) {
 	if old := a.byKey[key]; old != nil {
 		a.link(key, old, false)
@@ -172,7 +172,7 @@ func (a *almanac) replace(key string, r *registration) {
 	}
 }
 
-// setGuest notes whether an address is a guest's.
+// setGuest notes whether an address belongs to a guest.
 func (a *almanac) setGuest(address string, guest bool) {
 	for _, network := range networks {
 		key := recordKey(network, address)
@@ -195,7 +195,7 @@ func (a *almanac) footprint(address string) (source string, bytes int64, held bo
 	return a.footprintWith(address, "", nil)
 }
 
-// footprintWith is the footprint once a record is there.
+// footprintWith is the footprint with a further record.
 func (a *almanac) footprintWith(address, key string, next *registration) (source string, bytes int64, held bool) {
 	bytes = a.b.directoryBytes(address)
 	a.mu.RLock()
@@ -212,7 +212,7 @@ func (a *almanac) footprintWith(address, key string, next *registration) (source
 	return source, bytes, held
 }
 
-// registered gives the live record of an address, of whichever network.
+// registered gives the live record of an address, in either network.
 func (a *almanac) registered(address string) *protocol.Record {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -236,8 +236,8 @@ func (a *almanac) Get(ctx context.Context, network, address string) (*protocol.R
 	return a.b.hostedRecord(ctx, network, address), nil
 }
 
-// Update implements [protocol.AlmanacStore]. What a guest registers is taken
-// from its budget first.
+// Update implements [protocol.AlmanacStore]. A guest's registration is charged to its
+// budget first.
 func (a *almanac) Update(ctx context.Context, network, address string,
 	change func(*protocol.Record) (*protocol.Record, error)) error {
 	key := recordKey(network, address)
@@ -305,7 +305,7 @@ func (a *almanac) stillCounted(ctx context.Context, address string) error {
 	return cmp.Or(a.remove(ctx, address), error(protocol.ErrBusy))
 }
 
-// full reports that there is no room for one more record.
+// full reports whether there is no room for another record.
 func (a *almanac) full(guest bool) bool {
 	full := func() bool {
 		a.mu.RLock()
@@ -337,7 +337,7 @@ func (a *almanac) remove(ctx context.Context, address string) error {
 	return nil
 }
 
-// sweep forgets expired registrations and manifests.
+// sweep removes expired registrations and manifests.
 func (a *almanac) sweep() {
 	now := a.b.c.Now()
 	var gone []*registration
@@ -383,8 +383,7 @@ func (a *almanac) ByProtocol(ctx context.Context, digest string, limit int) ([]*
 	return out, nil
 }
 
-// Domain implements [protocol.AlmanacStore]: the names are those of the
-// directory.
+// Domain implements [protocol.AlmanacStore] with the names of the directory.
 func (a *almanac) Domain(_ context.Context, _, name string) (*protocol.Domain, error) {
 	e, ok := a.b.c.Hub.Directory().Agent(name)
 	if !ok {

@@ -1,4 +1,4 @@
-// Package uagents joins uAgents to the hub. It is what agents expect of
+// Package uagents joins uAgents to the hub. It gives agents the services of
 // Agentverse (a registry, mailboxes, an endpoint for envelopes), it stands in
 // for agents of other protocols with keys that the hub holds, and it calls
 // uAgents for agents of another protocol.
@@ -7,7 +7,7 @@
 //
 // The scope of an envelope is its target; the replay key is sender and
 // envelope digest. An envelope that was recorded before has no second effect:
-// it is answered 200 {}, or with the refusal that it was answered with first.
+// it is answered 200 {}, or with the same refusal as the first time.
 //
 // # Requests and replies
 //
@@ -18,8 +18,8 @@
 //
 // # Between two uAgents
 //
-// An envelope for an agent that speaks uAgents itself travels as it is, with
-// its own signature.
+// An envelope for an agent that speaks uAgents itself is forwarded unchanged,
+// with its own signature.
 package uagents
 
 import (
@@ -57,14 +57,14 @@ type Config struct {
 	Allow     func() []netip.Prefix
 	RootCAs   *x509.CertPool // trusted by outbound calls; nil: the system's
 	PublicURL string         // base URL under which agents reach the hub
-	Unnamed   bool           // PublicURL is a guess: agents are told the host that they used
-	Hosts     []string       // further host:port under which they reach it
+	Unnamed   bool           // PublicURL is a guess: agents get URLs with the host that they used
+	Hosts     []string       // further host:port under which agents reach the hub
 	Root      string         // directory name of the hub itself
 
 	Legacy     bool          // take envelopes after their expiry, and keep them in mailboxes
 	AllowNonce bool          // take a nonce without an expiry
 	Horizon    time.Duration // how far ahead an expiry may lie; 0: 24 h
-	// base URL of a registry that is asked about agents which are not registered here; "": none
+	// base URL of a registry for agents that are not registered here; "": none
 	Registry string
 	Closed   bool     // only agents of the directory may register and have mailboxes
 	Expose   []string // protocols in which agents that register themselves appear
@@ -75,10 +75,10 @@ type Config struct {
 	Lifetime     time.Duration // of a registration; 0: 3 h
 	Retention    time.Duration // of an envelope without expiry in a mailbox; 0: 24 h
 	UnsignedRate float64       // unsigned messages a second; 0: 20, below zero: none
-	MaxBody      int64         // content of a message; 0: 1 MiB. Envelopes have more
+	MaxBody      int64         // content of a message; 0: 1 MiB. Envelopes are larger
 
-	// Account gives the name of the account whose bearer token a secret is. nil:
-	// nobody has one.
+	// Account gives the name of the account of a bearer token. nil: there are no
+	// accounts.
 	Account func(secret string) (name string, ok bool)
 
 	Now    func() time.Time
@@ -211,7 +211,7 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// sweep forgets expired sessions, mailboxes, and registrations with their entries in the
+// sweep removes expired sessions, mailboxes, and registrations with their entries in the
 // directory.
 func (b *Binding) sweep(ctx context.Context) {
 	b.sessions.sweep()
@@ -248,8 +248,8 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
 		DeduplicatesFor: b.deduplicates,
 		CarriesReplies:  true,
-		// The one event of the protocol is the acknowledgement of a chat message,
-		// which the hub sends by itself.
+		// The only event of the protocol is the acknowledgement of a chat message,
+		// which the hub itself sends.
 		CarriesEvent: func(*parley.Message) bool { return false },
 		ReplyLosses:  replyLosses,
 		Address:      b.Address,
@@ -257,8 +257,8 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	}
 }
 
-// deduplicates reports whether a message is taken once: a mailbox does that, but agents of
-// the reference library act on every copy of an envelope.
+// deduplicates reports whether the recipient deduplicates: a mailbox does, but agents of
+// the reference library handle every copy of an envelope.
 func (b *Binding) deduplicates(_ *directory.Entry, id parley.Identity) bool {
 	return b.usesMailbox(id, b.almanac.registered(id.ID))
 }
@@ -272,7 +272,7 @@ func (b *Binding) Serves(r *http.Request) bool {
 			func(prefix string) bool { return strings.HasPrefix(p, prefix) })
 }
 
-// path is the request's path without that of the public URL, which a proxy may have
+// path is the request's path without the path of the public URL, which a proxy may have
 // removed already.
 func (b *Binding) path(r *http.Request) string {
 	if b.public.Path != "" {
@@ -306,14 +306,14 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Hosting is what an operator tells agents elsewhere about this hub.
+// Hosting is the data that agents elsewhere need to reach this hub.
 type Hosting struct {
 	Agentverse string `json:"agentverse"` // the agentverse that an agent configures
 	Submit     string `json:"submit"`     // the endpoint of all stand-ins
 	Address    string `json:"address"`    // of the hub itself
 }
 
-// Hosting tells how the hub appears in uAgents.
+// Hosting gives the URLs and the address of the hub in uAgents.
 func (b *Binding) Hosting(ctx context.Context) (Hosting, error) {
 	id, err := b.standIns.ensure(ctx, b.c.Root)
 	if err != nil {
@@ -322,8 +322,8 @@ func (b *Binding) Hosting(ctx context.Context) (Hosting, error) {
 	return Hosting{Agentverse: b.public.String(), Submit: b.public.String() + pathSubmit, Address: id.Address()}, nil
 }
 
-// Identity makes the directory's identity of a uAgent. Without a URL its
-// endpoints are those of its own registration.
+// Identity makes the directory's identity of a uAgent. With endpoint "" the agent's own
+// registration gives its endpoints.
 func (b *Binding) Identity(address, endpoint string) (parley.Identity, error) {
 	address = strings.TrimPrefix(strings.TrimPrefix(address, "agent://"), "test-agent://")
 	if _, err := protocol.ParseAddress(address); err != nil {
@@ -338,7 +338,7 @@ func (b *Binding) Identity(address, endpoint string) (parley.Identity, error) {
 	return parley.Identity{Protocol: Protocol, ID: address, URL: endpoint}, nil
 }
 
-// Address gives the address of an agent, its own or that of its stand-in.
+// Address gives the address of an agent or of its stand-in.
 func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok {
 		return i.ID
@@ -393,7 +393,7 @@ var (
 	_ hub.Forgetter   = (*Binding)(nil)
 )
 
-// directoryChanged follows the directory. It must not change it.
+// directoryChanged follows the directory, which it must not change.
 func (b *Binding) directoryChanged(c directory.Change) {
 	b.standIns.changed(c)
 	for _, e := range []*directory.Entry{c.Old, c.New} {
@@ -407,7 +407,7 @@ func (b *Binding) directoryChanged(c directory.Change) {
 			b.recount(i.ID)
 			b.accounts.entryRemoved(i.ID)
 			if e == c.New && e.Learns(Protocol) {
-				b.standIns.enqueueRecord(i.ID) // it may be registered, with models
+				b.standIns.enqueueRecord(i.ID) // the address may be registered, with models
 			}
 		}
 	}

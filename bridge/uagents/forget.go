@@ -13,8 +13,8 @@ import (
 
 // itemOrigin is the origin of an envelope in a mailbox.
 type itemOrigin struct {
-	message parley.ID // of the hub's; zero: another agent's envelope
-	guest   bool      // its sender is one
+	message parley.ID // of the hub; zero: another agent's envelope
+	guest   bool      // the sender is a guest
 	source  string    // of the guest; see policy.Source
 }
 
@@ -30,8 +30,8 @@ func (b *Binding) originOf(m *parley.Message) itemOrigin {
 }
 
 // Forget implements hub.Forgetter: it removes from mailboxes the envelopes from the
-// agent, for it, and of the erased messages. Their keys stay until they expire, so that
-// they are not put there again.
+// agent, for it, and of the erased messages. Their replay keys stay until they expire, so
+// that the envelopes are not put there again.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	rows, err := b.mailbox.itemRows.List(ctx, prefixItem)
 	if err != nil {

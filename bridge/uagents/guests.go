@@ -11,13 +11,12 @@ import (
 )
 
 // This file keeps guests within the hub's budget of guests. A guest is an address that is
-// not in the directory, or only in an entry that it made itself: any key can do that. The
-// budget counts a registration with its entry in the directory, and a mailbox, by address;
-// and a manifest that no enrolled agent names, by digest.
+// not in the directory, or only in an entry of its own registration, which any key can
+// make. The budget counts, by address, a registration with its entry in the directory, and
+// a mailbox; and, by digest, a manifest that no enrolled agent names.
 
-// writeBytes is what a write to the state costs beside its content, and
-// writeTimes how often the content counts: the state holds it in base64, writes
-// it again when it makes room, and keeps new blocks in memory.
+// A write to the state costs writeBytes, and writeTimes its content: the state holds the
+// content in base64, writes it again when it makes room, and keeps new blocks in memory.
 const (
 	writeBytes = 2 << 10
 	writeTimes = 6
@@ -29,25 +28,25 @@ func (b *Binding) newGuestLedger(kind policy.Kind, evict func(key string)) *brid
 		func(e *parley.Error) error { return toError(e) })
 }
 
-// writeCost is the bytes that a guest's write of n bytes takes from its source's budget.
+// writeCost is the cost of a guest's write of n bytes in its source's budget.
 func writeCost(n int) int { return writeTimes*n + writeBytes }
 
-// guest reports whether nobody vouches for an address.
+// guest reports whether an address is unknown or came only from its own registration.
 func (b *Binding) guest(address string) bool {
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, address)
 	return !ok || isGuest(e)
 }
 
-// countsAsGuest reports whether an address counts in the budget of guests. One of an
-// account counts in the account's.
+// countsAsGuest reports whether an address counts in the budget of guests. The address
+// of an account's agent counts in the account's budget.
 func (b *Binding) countsAsGuest(address string) bool {
 	return b.accounts.of(address) == nil && b.guest(address)
 }
 
-// isGuest reports whether an entry was made by the agent's own registration.
+// isGuest reports whether an entry comes only from the agent's own registration.
 func isGuest(e *directory.Entry) bool { return e.Source == directory.FromGuest }
 
-// withCaller gives a request a caller with a source for its budget, unless the listener
+// withCaller gives a request a caller, whose source has the budget, unless the listener
 // did.
 func withCaller(r *http.Request) *http.Request {
 	if policy.SourceOf(r.Context()) != "" {
@@ -66,7 +65,7 @@ func (b *Binding) noteProof(ctx context.Context, address string) {
 // evict removes a guest to make room for another.
 func (b *Binding) evict(address string) {
 	if !b.countsAsGuest(address) {
-		return // it was enrolled meanwhile
+		return // the agent was enrolled meanwhile
 	}
 	if err := b.almanac.remove(b.ctx, address); err != nil {
 		b.c.Logger.Warn("cannot remove a guest's registration", "address", address, "error", err)
@@ -101,7 +100,7 @@ func (b *Binding) removeGuest(ctx context.Context, address string) {
 	}
 }
 
-// recount counts an address as it is now, after it or its enrolment came or went.
+// recount updates the budgets after a change of an address or its enrolment.
 func (b *Binding) recount(address string) {
 	b.almanac.setGuest(address, b.guest(address))
 	guest := b.countsAsGuest(address)
@@ -134,7 +133,7 @@ func skillBytes(skills []parley.SkillSpec) (n int64) {
 // sweepGuests removes guests that have neither a registration nor a mailbox.
 func (b *Binding) sweepGuests(ctx context.Context) {
 	if b.upstream != nil {
-		return // they may be registered there
+		return // the guests may be registered there
 	}
 	for _, e := range b.c.Hub.Directory().All() {
 		id, ok := e.Identity(Protocol)

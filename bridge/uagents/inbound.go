@@ -19,12 +19,12 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// sessionTries bounds for how many requests of one session, each newer than the one
-// before, recordInSession tries to record a reply.
+// sessionTries is the number of requests of one session, each newer than the last, for
+// which recordInSession tries to record a reply.
 const sessionTries = 4
 
-// accept implements [protocol.Server.Accept]: it makes an envelope durable. The handler,
-// for a sender that waits, is set where the answer is known.
+// accept implements [protocol.Server.Accept]: it makes an envelope durable. For a waiting
+// sender it sets the handler.
 func (b *Binding) accept(ctx context.Context, r *protocol.Request) (bool, error) {
 	if r.Refusal == nil {
 		agent, err := b.resolve(ctx, r.Target)
@@ -41,7 +41,7 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request) (bool, error)
 	return b.record(ctx, r)
 }
 
-// acceptMail is accept at the path of the mailboxes.
+// acceptMail is accept for the path of the mailboxes.
 func (b *Binding) acceptMail(ctx context.Context, r *protocol.Request) (bool, error) {
 	if r.Refusal == nil {
 		var agent *protocol.Agent
@@ -85,13 +85,13 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error)
 	m.Trace.Parent = b.sessions.trace(signer(r), r.Session)
 	switch classOf(r.SchemaDigest) {
 	case acknowledgement:
-		return false, nil // it has no effect: nothing to record
+		return false, nil // no effect: nothing to record
 	case failure:
 		s.Refused = parley.Refuse(parley.Conflict, "the error answers nothing that this hub asked")
 		_, err := b.c.Hub.Accept(ctx, s)
 		var prior *hub.Prior
 		if errors.As(err, &prior) || parley.CodeOf(err) == parley.Conflict {
-			return prior != nil, nil // it is dropped, and answered as if it were recorded
+			return prior != nil, nil // the envelope is dropped, and answered as if it were recorded
 		}
 		return false, problem(err)
 	case chat:
@@ -105,7 +105,7 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error)
 		}
 		m.Sent = c.Timestamp.Time
 		if len(parts) == 0 {
-			// A session that begins or ends: there is nothing to deliver.
+			// The start or end of a session: there is nothing to deliver.
 			fresh, err := b.seenChats.Seen(ctx, r.ReplayKey(), bridge.KeyEnd(r.Until))
 			if err == nil && fresh {
 				b.acknowledgeChat(r, nil)
@@ -127,8 +127,8 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error)
 	return b.submit(ctx, r, s, now)
 }
 
-// submit gives a message for a stand-in to the hub. It begins a call if the sender waits
-// for the answer and cannot be reached in another way.
+// submit gives the hub a message for a stand-in. It begins a call if the sender waits for
+// the answer and cannot be reached in another way.
 func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submission, now time.Time) (bool, error) {
 	m := s.Message
 	isChat := classOf(r.SchemaDigest) == chat
@@ -148,7 +148,7 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 	}
 	var a *ack
 	if isChat && m.Kind == parley.Request && reach {
-		// The answer waits for the ack, so it is made first.
+		// The answer waits for the ack, so the ack is made first.
 		id, err := parley.NewID(now, rand.Reader)
 		if err != nil {
 			return false, err
@@ -168,14 +168,14 @@ func (b *Binding) submit(ctx context.Context, r *protocol.Request, s hub.Submiss
 }
 
 // recordRefusal records a refusal of the protocol's own checks. An unsigned envelope
-// leaves no trace, nor does an unknown target, which may be here later.
+// leaves no record, nor does one for an unknown target, which may be added later.
 func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, to string, key journal.Key) (bool,
 	error) {
 	if r.Verdict.Assurance != protocol.Signed || to == "" {
 		return false, nil
 	}
 	if errors.Is(r.Refusal, protocol.ErrStale) {
-		key.Until = time.Time{} // it stays refused; the journal's window bounds the number of records
+		key.Until = time.Time{} // refused for good; the journal's window bounds the number of records
 	}
 	m := toMessage(r, parley.Notice, from, to, b.c.Now())
 	_, err := b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(r.Target), Key: key, Foreign: r.Session, Message: m,
@@ -187,8 +187,8 @@ func (b *Binding) recordRefusal(ctx context.Context, r *protocol.Request, from, 
 	return answerTo(err)
 }
 
-// recordNative records an envelope for an agent that speaks uAgents itself. It is
-// forwarded as it is; the hub passes an answer back only to a sender that waits.
+// recordNative records an envelope for an agent that speaks uAgents itself. The hub
+// forwards it unchanged, and passes an answer back only to a waiting sender.
 func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, to string, key journal.Key,
 	now time.Time) (bool, error) {
 	if to == "" {
@@ -216,7 +216,7 @@ func (b *Binding) recordNative(ctx context.Context, r *protocol.Request, from, t
 	return b.begin(ctx, r, s)
 }
 
-// begin begins a call whose reply is the answer to a sender that waits.
+// begin begins a call whose reply is the answer to a waiting sender.
 func (b *Binding) begin(ctx context.Context, r *protocol.Request, s hub.Submission) (bool, error) {
 	call, err := b.c.Hub.Begin(ctx, s)
 	if err == nil {
@@ -227,7 +227,7 @@ func (b *Binding) begin(ctx context.Context, r *protocol.Request, s hub.Submissi
 	return answerTo(err)
 }
 
-// answerToPrior is [answerTo] for an envelope that the journal has.
+// answerToPrior is [answerTo] for an envelope in the journal.
 func (b *Binding) answerToPrior(ctx context.Context, p *journal.Prior) (prior bool, _ error) {
 	if !p.Refused {
 		return true, nil
@@ -239,8 +239,8 @@ func (b *Binding) answerToPrior(ctx context.Context, p *journal.Prior) (prior bo
 	return answerTo(&hub.Prior{Of: *p, Refused: record.Refused})
 }
 
-// recordInSession records an envelope in a session that the hub opened. taken is false
-// for another session (talk false), and for one whose request is answered (talk true).
+// recordInSession records an envelope in a session that the hub opened. talk is false in
+// any other session. taken is false there, and where the request is answered already.
 func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key journal.Key, now time.Time) (talk,
 	taken, prior bool, err error) {
 	if r.Verdict.Assurance != protocol.Signed {
@@ -262,7 +262,7 @@ func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key 
 		}
 		if x.Request == asked {
 			c := classOf(r.SchemaDigest)
-			return talk, c == acknowledgement || c == failure, false, nil // they come too late
+			return talk, c == acknowledgement || c == failure, false, nil // too late: no effect
 		}
 		if done {
 			return talk, false, false, nil
@@ -270,14 +270,14 @@ func (b *Binding) recordInSession(ctx context.Context, r *protocol.Request, key 
 		if taken, prior, err = b.recordReply(ctx, r, x, key, now); taken || err != nil {
 			return talk, true, prior, err
 		}
-		// That request was answered. Another hub may have sent one in the session since.
+		// That request was answered. Another hub may have sent a newer one in the session.
 		asked = x.Request
 	}
 	return talk, false, false, nil
 }
 
-// recordReply records an envelope as the reply to a request of the hub. taken is false
-// if the request was answered before.
+// recordReply records an envelope as the reply to a request of the hub. taken is false if
+// the request was answered before.
 func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *exchange, key journal.Key,
 	now time.Time) (taken, prior bool, err error) {
 	m := toMessage(r, parley.Response, x.Agent, "", now)
@@ -321,7 +321,7 @@ func (b *Binding) recordReply(ctx context.Context, r *protocol.Request, x *excha
 	return true, false, nil
 }
 
-// addSender adds to the directory a sender that may be found in another registry.
+// addSender adds a sender to the directory if another registry may know it.
 func (b *Binding) addSender(ctx context.Context, r *protocol.Request) {
 	if b.upstream == nil || r.Verdict.Assurance != protocol.Signed {
 		return
@@ -335,15 +335,15 @@ func (b *Binding) addSender(ctx context.Context, r *protocol.Request) {
 	b.recount(r.Sender)
 }
 
-// reachable reports whether the hub can send the sender of a request an envelope.
+// reachable reports whether the hub can send an envelope to the sender of a request.
 func (b *Binding) reachable(r *protocol.Request) bool {
 	i, ok := b.identity(signer(r))
 	return ok && !i.StandIn && b.routable(i)
 }
 
-// skillOf finds the skill of an agent for a model: the one that declares it, the one
-// with its name, else the default skill. Only a model that the sender or an enrolled
-// agent published has a name.
+// skillOf finds the skill of an agent for a model: the skill that declares the model, the
+// skill with the model's name, else the default skill. The name counts only if the sender
+// or an enrolled agent published the model.
 func (b *Binding) skillOf(name string, r *protocol.Request) string {
 	digest := r.SchemaDigest
 	e, ok := b.c.Hub.Directory().Agent(name)
@@ -363,13 +363,13 @@ func (b *Binding) skillOf(name string, r *protocol.Request) string {
 	return ""
 }
 
-// awaitReply waits for the reply to a request whose sender waits too.
+// awaitReply waits for the reply to the request of a waiting sender.
 func (b *Binding) awaitReply(ctx context.Context, r *protocol.Request, call *hub.Call) (protocol.Response, error) {
 	reply, err := call.Reply(ctx)
 	if err != nil {
 		return protocol.Response{}, toError(parley.AsError(err)).Saying(failureText(parley.AsError(err)))
 	}
-	// The answer of another uAgent stays as it is, signed or not.
+	// The answer of another uAgent is passed on unchanged, signed or not.
 	if reply.Origin.Protocol == Protocol && r.Agent.Identity == nil {
 		if e, err := protocol.Decode(reply.Origin.Raw); err == nil && e.Sender == r.Target && e.Target == r.Sender &&
 			e.Session == r.Session {
@@ -388,13 +388,13 @@ func (b *Binding) awaitReply(ctx context.Context, r *protocol.Request, call *hub
 	return answer, nil
 }
 
-// agent is one that the hub takes envelopes for.
+// agent is the server's view of an agent for which the hub takes envelopes.
 func (b *Binding) agent(address string) *protocol.Agent {
 	return &protocol.Agent{Address: address, Models: b.model, Unsigned: anyMessage}
 }
 
-// resolve implements [protocol.Server.Resolve]: stand-ins, whose answers the
-// hub signs, and agents that it forwards to.
+// resolve implements [protocol.Server.Resolve]: it finds stand-ins, whose answers the hub
+// signs, and agents to which the hub forwards.
 func (b *Binding) resolve(_ context.Context, address string) (*protocol.Agent, error) {
 	if _, id, ok := b.standIns.at(address); ok {
 		a := b.agent(address)
@@ -430,7 +430,7 @@ func identityOf(e *directory.Entry, address string) (parley.Identity, bool) {
 
 func anyMessage(string) bool { return true }
 
-// model finds a published model; the server itself knows those of the chat.
+// model finds a published model; the server itself knows the models of the chat.
 func (b *Binding) model(digest string) *protocol.Model {
 	if classOf(digest) != other {
 		return nil

@@ -32,15 +32,15 @@ type mailbox struct {
 
 type box struct {
 	address string
-	source  string    // of the agent that made it; see policy.Source
-	kept    time.Time // end of its life in the state
+	source  string    // of the agent that made the mailbox; see policy.Source
+	kept    time.Time // end of its lifetime in the state
 	last    int64     // number of the newest item
 	items   []*boxItem
-	byKey   map[string]*boxItem // by replay key; taken ones too, until they expire
+	byKey   map[string]*boxItem // by replay key; with taken items, until they expire
 }
 
 type boxItem struct {
-	number   int64  // orders items: arrival in nanoseconds, or one more than the item before
+	number   int64  // order of items: arrival in nanoseconds, but above that of the item before
 	key      string // replay key
 	state    string // key in the state
 	uuid     string
@@ -49,7 +49,7 @@ type boxItem struct {
 	size     int
 	taken    bool
 	taking   bool // being taken
-	stored   bool // the state has it; before that it is not listed
+	stored   bool // written to the state; only then is the item listed
 }
 
 // itemBytes is about the memory of an item, or of the key of a taken one.
@@ -74,7 +74,7 @@ type storedItem struct {
 const (
 	maxBoxes     = 4096 // guests have at most half of these
 	maxItems     = 10_000
-	maxItemBytes = 1 << 30 // of the envelopes of all
+	maxItemBytes = 1 << 30 // of all envelopes
 )
 
 func newMailbox(b *Binding) *mailbox {
@@ -88,8 +88,8 @@ const (
 	prefixItem = "item/"
 )
 
-// start follows boxes and items with one watch, since their order matters: an item may
-// make the index of its box.
+// start follows boxes and items with one watch, because their order matters: an item may
+// create the index of its box.
 func (m *mailbox) start(ctx context.Context) (stop func(), err error) {
 	type either struct {
 		storedBox
@@ -108,7 +108,7 @@ func (m *mailbox) start(ctx context.Context) (stop func(), err error) {
 	})
 }
 
-// boxChanged takes a mailbox that this hub or another wrote. The caller holds the lock.
+// boxChanged indexes a mailbox that this hub or another wrote. The caller holds the lock.
 func (m *mailbox) boxChanged(address string, s storedBox, until time.Time, there bool) {
 	if !there {
 		m.removeBox(address)
@@ -119,7 +119,7 @@ func (m *mailbox) boxChanged(address string, s storedBox, until time.Time, there
 	m.weighBox(b, m.b.countsAsGuest(address))
 }
 
-// itemChanged takes an item that this hub or another wrote. The caller holds the lock.
+// itemChanged indexes an item that this hub or another wrote. The caller holds the lock.
 func (m *mailbox) itemChanged(key, address, name string, s *storedItem) {
 	digits, _, _ := strings.Cut(name, "-")
 	at, err := strconv.ParseInt(digits, 10, 64)
@@ -132,14 +132,14 @@ func (m *mailbox) itemChanged(key, address, name string, s *storedItem) {
 	case old == nil:
 		m.add(b, &boxItem{number: at, key: s.Key, state: key, uuid: s.UUID, received: s.Received, expires: s.Expires,
 			size: len(s.Envelope), taken: s.Envelope == nil, stored: true})
-		_ = m.budget.Grow(address, itemBytes) // it is there, whatever the budget says
+		_ = m.budget.Grow(address, itemBytes) // the item exists, even if the budget is exceeded
 	case s.Envelope == nil && !old.taken:
 		m.take(b, old)
 	}
 }
 
-// box gives the index of a mailbox, made if there is none. The caller holds
-// the lock.
+// box gives the index of a mailbox, and creates a missing one. The caller holds the
+// lock.
 func (m *mailbox) box(address string) *box {
 	b := m.boxes[address]
 	if b == nil {
@@ -159,7 +159,7 @@ func (m *mailbox) removeBox(address string) {
 	m.budget.Drop(address)
 }
 
-// weigh counts a mailbox if it is a guest's.
+// weigh adds a guest's mailbox to the budget of guests, and removes any other.
 func (m *mailbox) weigh(address string, guest bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -211,10 +211,10 @@ func (m *mailbox) purge(b *box, now time.Time) {
 	}
 }
 
-// drop forgets a key. The caller holds the lock.
+// drop removes an item with its key. The caller holds the lock.
 func (m *mailbox) drop(b *box, key string) {
 	delete(b.byKey, key)
-	_ = m.budget.Grow(b.address, -itemBytes) // less is never refused
+	_ = m.budget.Grow(b.address, -itemBytes) // a decrease is never refused
 }
 
 // Has implements [protocol.MailboxStore].
@@ -251,15 +251,15 @@ func (m *mailbox) Create(ctx context.Context, address string) error {
 	case err != nil && !m.has(address):
 		m.budget.Drop(address)
 	case err == nil && !m.budget.Has(address) && m.b.countsAsGuest(address):
-		return cmp.Or(m.remove(ctx, address), error(protocol.ErrBusy)) // it was evicted meanwhile
+		return cmp.Or(m.remove(ctx, address), error(protocol.ErrBusy)) // the mailbox was evicted meanwhile
 	}
 	return err
 }
 
-// boxKept is the life of a mailbox that nobody empties.
+// boxKept is the lifetime of a mailbox after its agent last asked for messages.
 const boxKept = 30 * 24 * time.Hour
 
-// putBox makes a mailbox, or prolongs its life.
+// putBox makes a mailbox, or extends its lifetime.
 func (m *mailbox) putBox(ctx context.Context, address, source string) error {
 	until := m.b.c.Now().Add(boxKept)
 	if _, err := m.boxRows.Put(ctx, prefixBox+address, storedBox{source}, until); err != nil {
@@ -272,7 +272,7 @@ func (m *mailbox) putBox(ctx context.Context, address, source string) error {
 	return nil
 }
 
-// sweep forgets mailboxes and items past their time.
+// sweep removes expired mailboxes and items.
 func (m *mailbox) sweep() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -345,7 +345,7 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 		return false, err
 	}
 	m.chargeSender(from, b, i.size)
-	i.number = max(item.ReceivedAt.UnixNano(), b.last+1) // also when the clock stands, or goes back
+	i.number = max(item.ReceivedAt.UnixNano(), b.last+1) // increases even when the clock stands still or goes back
 	i.state = fmt.Sprintf("%s%s/%020d-%s", prefixItem, address, i.number, item.UUID)
 	m.add(b, i)
 	m.mu.Unlock()
@@ -363,7 +363,7 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 }
 
 // chargeSender charges an envelope to the sender if it is a guest, else to the owner of the
-// mailbox if that is one. It never refuses: the message was accepted.
+// mailbox if that is a guest. It never refuses, as the message was accepted.
 func (m *mailbox) chargeSender(from itemOrigin, b *box, size int) {
 	n := 4*size + writeBytes // the journal has the message too
 	if from.guest {
@@ -412,7 +412,7 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 	return out, nil
 }
 
-// read fetches an item's envelope; nil if it was taken meanwhile.
+// read fetches an item's envelope; nil if the item was taken meanwhile.
 func (m *mailbox) read(ctx context.Context, i *boxItem) (*protocol.MailboxItem, error) {
 	row, err := m.itemRows.Get(ctx, i.state)
 	s := &row.Value
@@ -447,8 +447,8 @@ func (m *mailbox) Get(ctx context.Context, address, uuid string, now time.Time) 
 	return m.read(ctx, i)
 }
 
-// Delete implements [protocol.MailboxStore]. What is left until it expires is
-// the key: the same message will not be put again.
+// Delete implements [protocol.MailboxStore]. The replay key stays until it expires, so
+// that the same message is not put again.
 func (m *mailbox) Delete(ctx context.Context, address, uuid string) (bool, error) {
 	m.mu.Lock()
 	b, i := m.find(address, uuid, m.b.c.Now())
@@ -456,7 +456,7 @@ func (m *mailbox) Delete(ctx context.Context, address, uuid string) (bool, error
 		m.mu.Unlock()
 		return false, nil
 	}
-	i.taking = true // the watcher may take it before this is back
+	i.taking = true // the watcher may take the item before Put returns
 	m.mu.Unlock()
 	_, err := m.itemRows.Put(ctx, i.state,
 		storedItem{UUID: i.uuid, Key: i.key, Received: i.received, Expires: i.expires}, i.expires)

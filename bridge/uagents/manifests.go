@@ -25,7 +25,7 @@ type published struct {
 	source   string
 	until    time.Time
 	models   map[string]publishedModel // by digest
-	requests map[string][]string       // digests of requests, with those of their answers
+	requests map[string][]string       // digest of a request: digests of its answers
 	size     int64
 }
 
@@ -37,12 +37,12 @@ type publishedModel struct {
 func (m publishedModel) model() *protocol.Model {
 	model, err := protocol.ParseModel(m.schema)
 	if err != nil {
-		return nil // cannot be: newPublished encoded it
+		return nil // impossible: newPublished encoded the model
 	}
 	return model
 }
 
-// description is the class's doc string, as far as it fits a description.
+// description is the doc string of the class, shortened.
 func (m publishedModel) description() string {
 	model := m.model()
 	if model == nil {
@@ -53,7 +53,7 @@ func (m publishedModel) description() string {
 
 const maxDescription = 500
 
-// shortened is a text as far as it fits a description.
+// shortened cuts a text to the length of a description.
 func shortened(text string) string {
 	if r := []rune(text); len(r) > maxDescription {
 		return string(r[:maxDescription-1]) + "…"
@@ -61,7 +61,7 @@ func shortened(text string) string {
 	return text
 }
 
-// newPublished makes the index of a manifest. It holds no part of its text.
+// newPublished makes the index of a manifest. The index keeps no part of the text alive.
 func newPublished(m *protocol.Manifest, source string, until time.Time) (*published, error) {
 	p := &published{digest: m.Digest(), source: source, until: until,
 		models: map[string]publishedModel{}, requests: map[string][]string{}, size: 512}
@@ -128,12 +128,12 @@ func (a *almanac) weighManifest(digest string) {
 	}
 }
 
-// manifestKept is the life of a manifest after it was last published. Publishing it again
-// within a day changes nothing.
+// manifestKept is the lifetime of a manifest after its last publication. A publication
+// within a day of the last one changes nothing.
 const manifestKept = 30 * 24 * time.Hour
 
-// PutManifest implements [protocol.AlmanacStore]. When there is no room, the
-// oldest manifest that no registered agent names makes place.
+// PutManifest implements [protocol.AlmanacStore]. When there is no room, it removes the
+// oldest manifest that no registered agent names.
 func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 	digest := m.Digest()
 	if a.b.standIns.manifest(digest) != nil {
@@ -184,12 +184,12 @@ func (a *almanac) PutManifest(ctx context.Context, m *protocol.Manifest) error {
 	}
 	a.addManifest(p)
 	if guest && !a.manifestBudget.Has(digest) {
-		return cmp.Or(a.removeManifest(ctx, digest), error(protocol.ErrBusy)) // it was evicted meanwhile
+		return cmp.Or(a.removeManifest(ctx, digest), error(protocol.ErrBusy)) // the manifest was evicted meanwhile
 	}
 	return nil
 }
 
-// makeRoom removes a manifest if there is no room for one more. A source that has a
+// makeRoom removes a manifest if there is no room for another. A source that has a
 // quarter of the guests' share loses one of its own.
 func (a *almanac) makeRoom(ctx context.Context, guest bool, source string) error {
 	most := maxManifests / 2
@@ -269,8 +269,8 @@ func (a *almanac) addManifest(p *published) {
 	}
 }
 
-// Manifest implements [protocol.AlmanacStore]: those of the hub's own agents
-// come first.
+// Manifest implements [protocol.AlmanacStore]. Manifests of the hub's own agents come
+// first.
 func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manifest, error) {
 	if m := a.b.standIns.manifest(digest); m != nil {
 		return m, nil
@@ -290,8 +290,8 @@ func (a *almanac) Manifest(ctx context.Context, digest string) (*protocol.Manife
 	return m, err
 }
 
-// protocol is the index of a protocol that an agent names; nil where its
-// manifest is not known.
+// protocol is the index of a protocol that an agent names; nil if the manifest is
+// unknown.
 func (a *almanac) protocol(digest string) *published {
 	if m := a.b.standIns.manifest(digest); m != nil {
 		if p, err := newPublished(m, "", time.Time{}); err == nil {
@@ -303,15 +303,15 @@ func (a *almanac) protocol(digest string) *published {
 	return a.published[digest]
 }
 
-// model finds the model of a digest, whoever published it: the digest binds the whole
-// schema. Use it only to validate content; modelOf and answers choose the models of
+// model finds the model of a digest from any publisher: the digest binds the whole
+// schema. Use model only to validate content; modelOf and answers choose the models of
 // requests and answers.
 func (a *almanac) model(digest string) *protocol.Model {
 	return a.find(digest, func(string) bool { return true })
 }
 
-// modelOf finds a model of a protocol that one of the addresses names, or an
-// enrolled agent.
+// modelOf finds a model of a protocol that one of the addresses or an enrolled agent
+// names.
 func (a *almanac) modelOf(digest string, addresses ...string) *protocol.Model {
 	return a.find(digest, func(proto string) bool {
 		return a.enrolled[proto] > 0 ||
@@ -343,8 +343,8 @@ func (a *almanac) find(digest string, counts func(proto string) bool) *protocol.
 	return found.model()
 }
 
-// answers are the models that may answer a request of an agent: by the
-// protocols that it names itself, then by those of enrolled agents.
+// answers gives the models that may answer a request: from the protocols that the
+// requester names, then from those of enrolled agents.
 func (a *almanac) answers(request, requester string) []*protocol.Model {
 	a.mu.RLock()
 	var own, enrolled []publishedModel

@@ -13,8 +13,8 @@ import (
 
 // derived makes the model that a Python agent would declare for a skill of
 // this hub: a class named after the skill ("forecast" → ForecastRequest and
-// ForecastResponse) with the members of its schema. A schema with a title of
-// its own is a model already. Nil where nothing is declared.
+// ForecastResponse) with the members of its schema. A schema with its own title
+// is a model already. Nil for a skill without a schema.
 func derived(skill parley.SkillSpec, raw json.RawMessage, suffix string) *protocol.Model {
 	if len(raw) == 0 {
 		return nil

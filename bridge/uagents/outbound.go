@@ -33,7 +33,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return b.reply(ctx, o)
 }
 
-// forward sends the envelope of another uAgent as it is.
+// forward sends the envelope of another uAgent unchanged.
 func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envelope) hub.Outcome {
 	if o.Message.Kind == parley.Notice {
 		return outcome(b.sendEnvelope(ctx, o.Message, o.Identity, e, bridge.Provenance(o.Message)))
@@ -80,7 +80,7 @@ func (b *Binding) answered(reply *protocol.Reply) hub.Outcome {
 }
 
 // sendAsStandIn sends a message of an agent of another protocol, signed by its stand-in;
-// a request has a session of its own.
+// a request has its own session.
 func (b *Binding) sendAsStandIn(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	id, err := b.standIns.speaker(ctx, m.From)
@@ -124,8 +124,8 @@ func (b *Binding) sendAsStandIn(ctx context.Context, o hub.Outbound) hub.Outcome
 		out.Losses = losses
 		return out
 	}
-	// An agent that does not use this registry does not find the stand-in: its answer
-	// has to come on the same connection.
+	// An agent that does not use this registry cannot find the stand-in: it has to
+	// answer on the same connection.
 	endpoints, err := b.endpoints(ctx, o.Identity)
 	if err != nil {
 		return outcome(err)
@@ -158,11 +158,11 @@ func (b *Binding) tooLarge(m protocol.Message) *parley.Error {
 	return nil
 }
 
-// envelopeBytes is more than an envelope has beside its payload.
+// envelopeBytes is an upper bound for the envelope without its payload.
 const envelopeBytes = 1 << 10
 
-// encodeContent encodes the content in a model: the one that the message names, the one
-// of its skill, else a chat message.
+// encodeContent encodes the content in a model: the model that the message names, the
+// model of its skill, else as a chat message.
 func (b *Binding) encodeContent(o hub.Outbound) (protocol.Message, []parley.Loss, *parley.Error) {
 	m := o.Message
 	model, digest, proto, perr := b.modelFor(o)
@@ -192,7 +192,7 @@ func (b *Binding) encodeContent(o hub.Outbound) (protocol.Message, []parley.Loss
 		bridge.Losses(bridge.Model, m, o.Recipient.Name), nil
 }
 
-// modelFor chooses the model. It is nil where only its digest is known.
+// modelFor chooses the model of a message; model is nil if only its digest is known.
 func (b *Binding) modelFor(o hub.Outbound) (model *protocol.Model, digest, proto string, perr *parley.Error) {
 	m := o.Message
 	if protocol.IsSchemaDigest(m.Schema) && classOf(m.Schema) == other {
@@ -242,7 +242,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if m.Kind == parley.Event { // opened by an earlier release
 		way := bridge.Model
 		if m.State == parley.Accepted && isChat {
-			way = bridge.Chat // it is acknowledged with the answer at the latest
+			way = bridge.Chat // acknowledged with the answer at the latest
 		}
 		return hub.Outcome{Losses: bridge.Losses(way, m, o.Recipient.Name)}
 	}
@@ -275,8 +275,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return out
 }
 
-// sendEnvelope delivers an envelope: to the agent's mailbox here, or to the first of its
-// endpoints that takes it.
+// sendEnvelope delivers an envelope: to the agent's mailbox here, or to the first endpoint
+// that takes it.
 func (b *Binding) sendEnvelope(ctx context.Context, m *parley.Message, id parley.Identity, e *protocol.Envelope,
 	provenance string) error {
 	if b.usesMailbox(id, b.almanac.registered(id.ID)) {
@@ -326,8 +326,8 @@ func (b *Binding) client(provenance string) *protocol.Client {
 
 // toAnswer translates a reply for the sender of a request: a chat message for a chat
 // message, else a message of a model that may answer. For a request that the responder
-// declares, its own models come first; for another request, those of the requester's
-// registration. Models of others count only if they are enrolled.
+// declares, the responder's models come first; for another request, the models of the
+// requester's registration. Models of other agents count only if these are enrolled.
 func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Message) (protocol.Message, []parley.Loss,
 	error) {
 	if classOf(asked.SchemaDigest) == chat {
@@ -350,7 +350,7 @@ func (b *Binding) toAnswer(asked *protocol.Envelope, reply, request *parley.Mess
 				proto = p.manifest.Digest()
 			}
 		}
-		// One that speaks the protocol itself says which model its reply is.
+		// A responder that speaks the protocol itself names the model of its reply.
 		if i, ok := e.Identity(Protocol); ok && !i.StandIn && classOf(reply.Schema) == other {
 			if m := b.almanac.modelOf(reply.Schema, i.ID, asked.Sender); m != nil {
 				own, declared = append([]*protocol.Model{m}, own...), true
@@ -399,8 +399,8 @@ type textMessage struct {
 // ModelDoc implements [protocol.Documented].
 func (textMessage) ModelDoc() (string, string) { return "Message", "" }
 
-// sendReply sends a message in answer to an envelope, from its target to its sender in
-// its session. of is the hub's message in it; nil: none.
+// sendReply answers an envelope with a message, from its target to its sender in its
+// session. of is the hub's message that the answer carries; nil: none.
 func (b *Binding) sendReply(ctx context.Context, of *parley.Message, to *protocol.Envelope, m protocol.Message,
 	provenance string) error {
 	_, id, ok := b.standIns.at(to.Target)

@@ -13,8 +13,8 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// mayRegister admits any agent, or in a closed registry only those of the directory; in
-// no case an address whose key the hub holds.
+// mayRegister admits any agent, or in a closed registry only agents of the directory, but
+// never an address whose key the hub holds.
 func (b *Binding) mayRegister(ctx context.Context, _ *protocol.Attestation, address string) error {
 	b.noteProof(ctx, address)
 	if _, _, ok := b.standIns.at(address); ok {
@@ -35,8 +35,8 @@ func (b *Binding) mayUse(address string) error {
 	return protocol.ErrOtherAgent.Saying("This registry is closed; ask its operator to add the agent")
 }
 
-// registered adds an agent that registered itself to the directory, and makes its
-// mailbox if it registered one of this hub.
+// registered adds an agent that registered itself to the directory, and makes its mailbox
+// if the registration names a mailbox of this hub.
 func (b *Binding) registered(ctx context.Context, r protocol.Record) {
 	ctx = context.WithoutCancel(ctx)
 	if slices.ContainsFunc(r.Endpoints, func(e protocol.Endpoint) bool { return b.isOwnPath(e.URL, pathMailbox) }) {
@@ -87,7 +87,7 @@ func (b *Binding) enter(ctx context.Context, r *protocol.Record) {
 	source, _, _ := b.almanac.footprint(r.Address)
 	b.c.Hub.Guests().Wrote(source, int(skillBytes(skills))+writeBytes)
 	if _, err := d.Register(ctx, a, directory.FromGuest, Protocol); err != nil {
-		_ = b.almanac.budget.Grow(r.Address, -more) // less is never refused
+		_ = b.almanac.budget.Grow(r.Address, -more) // a decrease is never refused
 		b.c.Logger.Warn("cannot take a registered agent into the directory", "address", r.Address, "error", err)
 	}
 }
@@ -102,12 +102,12 @@ func sameSkills(a, b []parley.SkillSpec) bool {
 // chatSkill is the id of the skill for the chat protocol.
 const chatSkill = "chat"
 
-// maxSkillBytes bounds the schemas of a guest's skills in the directory. Skills beyond it
-// have none.
+// maxSkillBytes bounds the schemas of a guest's skills in the directory. Further skills
+// have no schema.
 const maxSkillBytes = 64 << 10
 
-// skillsOf are the requests of the protocols that an agent registered, if their manifests
-// are known here. The digests in the signed record bind them.
+// skillsOf gives the requests of the protocols that an agent registered, if their
+// manifests are known here. The digests in the signed record bind them.
 func (b *Binding) skillsOf(r *protocol.Record) []parley.SkillSpec {
 	var out []parley.SkillSpec
 	size := 0
@@ -179,15 +179,15 @@ func (b *Binding) endpoint(ctx context.Context) protocol.Endpoint {
 }
 
 // hostKey is the context key of the host that the caller of the registry used. The
-// registry's server lies between the caller and the store, and passes no hosts.
+// registry's server between the caller and the store passes no hosts.
 type hostKey struct{}
 
 // recordForAgents is a registration as other agents read it. The endpoint of an agent
-// with endpoints of its own is the hub's /submit, so that envelopes for it are recorded,
+// with its own endpoints is the hub's /submit, so that envelopes for it are recorded,
 // limited and governed; the hub itself delivers to the agent's endpoints. Envelopes for a
 // mailbox pass the hub anyway.
 //
-// The library does not compare this record with its own: it renews by the clock.
+// The library does not compare this record with its own; it renews at fixed times.
 func (b *Binding) recordForAgents(ctx context.Context, r *protocol.Record) *protocol.Record {
 	if !slices.ContainsFunc(r.Endpoints, b.elsewhere) {
 		return r

@@ -15,8 +15,8 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// standIns are the identities that the hub keeps for agents of other protocols, and its
-// own.
+// standIns are the identities that the hub keeps for agents of other protocols, and the
+// hub's own identity.
 type standIns struct {
 	b *Binding
 
@@ -40,7 +40,7 @@ type standIn struct {
 // publication is the manifest and the models of a stand-in.
 type publication struct {
 	entry    *directory.Entry
-	manifest *protocol.Manifest // nil: it has no models besides the chat's
+	manifest *protocol.Manifest // nil: no models besides those of the chat
 	skills   map[string]string  // digest of a request → skill
 	answers  map[string]*protocol.Model
 }
@@ -52,7 +52,7 @@ func newStandIns(b *Binding) *standIns {
 		names:     map[string]bool{}, records: map[string]bool{}, wake: make(chan struct{}, 1)}
 }
 
-// owner of an agent's key in the keyring.
+// owner is the owner of an agent's key in the keyring.
 func (s *standIns) owner(name string) string {
 	if name == s.b.c.Root {
 		return keyring.Hub
@@ -61,7 +61,7 @@ func (s *standIns) owner(name string) string {
 }
 
 // start makes the stand-ins of all exposed agents, with one write of keys, and indexes
-// those that have keys from before.
+// agents that have keys already.
 func (s *standIns) start(ctx context.Context) error {
 	want := []string{s.b.c.Root}
 	for _, e := range s.b.c.Hub.Directory().All() {
@@ -77,7 +77,7 @@ func (s *standIns) start(ctx context.Context) error {
 			return err
 		}
 	}
-	// Agents that are not exposed any more: answers to them may come.
+	// Agents that are no longer exposed: answers to their requests may still come.
 	for _, k := range s.b.c.Keys.List() {
 		if k.Purpose != Protocol || k.Owner == keyring.Hub || k.State != keyring.Active {
 			continue
@@ -91,8 +91,8 @@ func (s *standIns) start(ctx context.Context) error {
 	return nil
 }
 
-// makeKeys makes the keys of agents that have none, in one write. Another hub
-// with the same keyring may start just now, and make them too.
+// makeKeys makes the missing keys of agents, in one write. Another hub with the same
+// keyring may start at the same time, and make them too.
 func (s *standIns) makeKeys(names []string) error {
 	keys := make([]keyring.New, 0, len(names))
 	for _, name := range names {
@@ -106,8 +106,8 @@ func (s *standIns) newKey(name string) keyring.New {
 	return keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"}
 }
 
-// ensure gives the identity of an agent's stand-in, made at first use, and
-// notes it in the directory.
+// ensure gives the identity of an agent's stand-in, which it makes at first use and adds
+// to the directory.
 func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
 	key := s.newKey(name)
 	signer, err := s.b.c.Keys.Ensure(key)
@@ -179,10 +179,10 @@ func (s *standIns) speaker(ctx context.Context, name string) (*protocol.Identity
 	return s.ensure(ctx, name)
 }
 
-// changed follows the directory. It must not change it, so run does the work.
+// changed follows the directory. It must not change the directory, so run does the work.
 func (s *standIns) changed(c directory.Change) {
 	if c.New == nil {
-		// Its addresses end with it: a later agent of that name is another.
+		// The addresses end with the agent: a later agent of that name is another agent.
 		s.mu.Lock()
 		delete(s.published, c.Old.Name)
 		delete(s.byName, c.Old.Name)
@@ -198,7 +198,7 @@ func (s *standIns) changed(c directory.Change) {
 	}
 }
 
-// enqueueRecord has run update the entry of a registered address.
+// enqueueRecord tells run to update the entry of a registered address.
 func (s *standIns) enqueueRecord(address string) {
 	s.queueMu.Lock()
 	s.records[address] = true
@@ -289,7 +289,7 @@ func (s *standIns) of(e *directory.Entry) *publication {
 	return p
 }
 
-// protocols are the digests that an agent's stand-in is registered with.
+// protocols gives the digests of the protocols of an agent's stand-in.
 func (s *standIns) protocols(e *directory.Entry) []string {
 	out := []string{protocol.ChatProtocolDigest}
 	if m := s.of(e).manifest; m != nil {
@@ -309,7 +309,7 @@ func (s *standIns) manifest(digest string) *protocol.Manifest {
 				return m
 			}
 		}
-		s.mu.Lock() // the agent has another now
+		s.mu.Lock() // the agent has a new manifest now
 		delete(s.byDigest[digest], name)
 		if len(s.byDigest[digest]) == 0 {
 			delete(s.byDigest, digest)

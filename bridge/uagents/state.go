@@ -22,8 +22,8 @@ const (
 	bucketProfiles  = "uagents-profiles"  // by address: protocol.Profile
 )
 
-// exchange is a request of this hub in a session of its own. The protocol has no
-// reference from a reply to its request but sender, target and session.
+// exchange is a request of this hub in its own session. Only sender, target and session
+// refer from a reply to its request.
 type exchange struct {
 	Self         string    `json:"self"` // the stand-in that sent the request
 	Peer         string    `json:"peer"` // its recipient
@@ -83,12 +83,12 @@ func (s *sessions) changed(before, after journal.Row[exchange]) {
 	s.byRequest[x.Request], s.byPeer[x.peer()], s.last[x.conversation()] = after.Key, after.Key, after.Key
 }
 
-// errSessions refuses to begin more than can be remembered.
+// errSessions refuses a request beyond the bound of open sessions.
 var errSessions = parley.Fail(parley.Unavailable, nil, "too many requests wait for answers of uAgents")
 
-// open gives the session in which a request is sent: that of an earlier attempt; that
-// of the conversation, if nothing is pending in it; else a new one. It is recorded when
-// open returns.
+// open gives the session in which a request is sent: the session of an earlier attempt;
+// the session of the conversation, if nothing is pending in it; else a new one. The
+// session is recorded when open returns.
 func (s *sessions) open(ctx context.Context, x exchange) (*exchange, error) {
 	if earlier := indexed(s, s.byRequest, x.Request); earlier.Revision != 0 {
 		return &earlier.Value, nil
@@ -124,16 +124,16 @@ func indexed[K comparable](s *sessions, index map[K]string, key K) journal.Row[e
 }
 
 // trace gives the trace of the request that opened a session with an agent. The
-// agent's own requests in that session belong to it: its library stays in the session
-// while it works on the request.
+// agent's own requests in that session belong to the trace, because the library uses the
+// session for all messages while it handles the request.
 func (s *sessions) trace(peer, session string) string {
 	return indexed(s, s.byPeer, peer+"/"+session).Value.Trace
 }
 
-// find gives the exchange of an envelope from peer to self in a session, and whether it
-// is answered already; nil: there is none. An answer may be here before this hub was
-// told of the request of another hub, also in a session that was used before: so the
-// state is read before there is none.
+// find gives the exchange of an envelope from peer to self in a session, nil for none,
+// and reports whether it is answered already. An answer may arrive before this hub's index
+// has the request, sent by another hub, even in a session that was used before: so find
+// reads the state too.
 func (s *sessions) find(ctx context.Context, self, peer, session string) (x *exchange, done bool, err error) {
 	key := sessionKey(self, peer, session)
 	row := s.table.Known(key)
@@ -152,8 +152,8 @@ func (s *sessions) isAnswered(request parley.ID) bool {
 	return s.answers[request]
 }
 
-// answered notes that a request got its terminal reply. After a restart the journal,
-// which has no open request any more, says the same.
+// answered notes that a request got its terminal reply. After a restart the journal
+// tells: the request is no longer open.
 func (s *sessions) answered(request parley.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +162,7 @@ func (s *sessions) answered(request parley.ID) {
 	}
 }
 
-// sweep drops what leads to exchanges that ended.
+// sweep removes ended exchanges from the indexes.
 func (s *sessions) sweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -22,8 +22,7 @@ import (
 // Protocol is this protocol's short name.
 const Protocol = "uagents"
 
-// foreignSession is where parley.Trace.Foreign holds the session of an
-// envelope.
+// foreignSession is the key of an envelope's session in parley.Trace.Foreign.
 const foreignSession = "uagents.session"
 
 // mediaJSON is the media type of a message of a model other than the chat's.
@@ -88,9 +87,9 @@ func verdict(v *protocol.Verdict) parley.Verdict {
 	return out
 }
 
-// toParts gives the content of an envelope: text, resources and metadata of a
-// chat, the JSON of any other message as it came. The rest of a chat message (streams,
-// its id) is in the extension.
+// toParts gives the content of an envelope: text, resources and metadata of a chat, the
+// unchanged JSON of any other message. The rest of a chat message (streams, id) is in the
+// extension.
 func toParts(schema string, payload []byte) (parts []parley.Part, extension json.RawMessage, err error) {
 	if classOf(schema) != chat {
 		return []parley.Part{{MediaType: mediaJSON, Data: payload}}, nil, nil
@@ -102,7 +101,7 @@ func toParts(schema string, payload []byte) (parts []parley.Part, extension json
 	return chatParts(m)
 }
 
-// partsOf is toParts of a request, which reads a chat message once.
+// partsOf is toParts of a request, which decodes a chat message only once.
 func partsOf(r *protocol.Request) (parts []parley.Part, extension json.RawMessage, err error) {
 	if classOf(r.SchemaDigest) != chat {
 		return toParts(r.SchemaDigest, r.Content.Payload)
@@ -157,8 +156,8 @@ func chatParts(m *protocol.ChatMessage) (parts []parley.Part, extension json.Raw
 	return parts, extension, err
 }
 
-// metadataName is the name of a metadata block beside text or resources: it is
-// an attachment of theirs.
+// metadataName is the name of a metadata block beside text or resources, as an
+// attachment.
 const metadataName = "metadata"
 
 // chatExtension are the members of a chat message that have no field in the hub's message.
@@ -167,7 +166,7 @@ type chatExtension struct {
 	Starts  bool     `json:"start_session,omitzero"`
 	Ends    bool     `json:"end_session,omitzero"`
 	Streams []string `json:"streams,omitempty"`
-	// Duplicate: a member was there twice; only the last value counts.
+	// Duplicate: a member name occurred twice; only the last value counts.
 	Duplicate bool `json:"duplicate_members,omitzero"`
 }
 
@@ -216,8 +215,7 @@ func toChat(m *parley.Message, recipient string, now time.Time, ends bool) (prot
 	return c.Message(), bridge.Losses(bridge.Chat, m, recipient)
 }
 
-// messageID makes the version 4 UUID that chat messages want of a message's
-// ID.
+// messageID derives the id of a chat message, a version 4 UUID, from a message's ID.
 func messageID(id parley.ID) string {
 	u := uuid.NewSHA1(uuid.NameSpaceOID, id[:])
 	u[6] = u[6]&0x0f | 0x40
@@ -247,10 +245,10 @@ func compact(b []byte) string {
 }
 
 // replyLosses are the losses of a reply in an HTTP response, which carries one answer, and
-// no event but the acknowledgement of a chat message.
+// no event except the acknowledgement of a chat message.
 func replyLosses(reply, request *parley.Message) []parley.Loss {
 	if reply.Origin.Protocol == Protocol && reply.Kind.Terminal() && len(reply.Origin.Raw) > 0 {
-		return nil // another agent's answer stays as it is
+		return nil // another agent's answer is passed on unchanged
 	}
 	way := bridge.Model
 	if (reply.Kind != parley.Event || reply.State == parley.Accepted) && classOf(request.Schema) == chat {
@@ -339,7 +337,7 @@ func failureText(e *parley.Error) string {
 	return e.Text
 }
 
-// problem translates the hub's refusal. A sender that waits reads it in an ErrorMessage,
+// problem translates the hub's refusal. A waiting sender gets it in an ErrorMessage,
 // unless a retry may succeed.
 func problem(err error) error {
 	out := toError(parley.AsError(err))
@@ -368,11 +366,11 @@ func answerTo(err error) (prior bool, _ error) {
 }
 
 // firstRefusal gives a recorded refusal of the protocol's own checks as the server
-// answered it; nil: the hub refused.
+// answered it; nil if the hub refused.
 func firstRefusal(e *parley.Error) error {
 	for _, check := range []struct {
 		err      *protocol.Error
-		answered bool // in an ErrorMessage, to a sender that waits
+		answered bool // in an ErrorMessage, to a waiting sender
 	}{
 		{protocol.ErrStale, true}, {protocol.ErrContent, true}, {protocol.ErrVerifiedOnly, true},
 		{protocol.ErrHorizon, false}, {protocol.ErrAmbiguous, false}, {protocol.ErrSchemaDigest, false},

@@ -12,7 +12,7 @@ import (
 
 const pathCards = "/v1/asp/agents"
 
-// ASPAgents registers n ASP agents with cards of their own.
+// ASPAgents registers n ASP agents, each with its own card.
 func (a *Attack) ASPAgents(ctx context.Context, n int) Result {
 	return a.flood(ctx, n, func(int) (*request, error) {
 		r, _, err := a.card()

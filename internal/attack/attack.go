@@ -1,14 +1,13 @@
-// Package attack sends what a guest can send to fill, stop or mislead a hub:
+// Package attack sends the requests by which a guest can fill, stop or mislead a hub:
 // floods of registrations, manifests, mailboxes, connections and messages,
 // and the requests that a web page makes without the consent of its reader.
 // The fault tests run each attack alone, `parley bench guests` runs all of
 // them at once.
 //
-// An attack needs no secret of the hub. Its keys are its own: a uAgents key or
-// an ASP card costs nothing to make. It works in a closed loop with few
-// connections, leaves the processor to others at least half of the time, and
-// ends by itself, after a number of requests or with its context. It sends to
-// loopback addresses only.
+// An attack needs no secret of the hub. It makes its own keys: a uAgents key or
+// an ASP card costs nothing. It works in a closed loop with few connections,
+// leaves the processor to others at least half of the time, and ends after a
+// number of requests or with its context. It sends to loopback addresses only.
 package attack
 
 import (
@@ -35,12 +34,12 @@ import (
 // Config names the attacked hub and the addresses of the attackers.
 type Config struct {
 	Hub    string // base URL of the protocols
-	Admin  string // base URL of the admin API; "": that listener is left alone
+	Admin  string // base URL of the admin API; "": not attacked
 	Target string // uAgents address of an agent for which the hub stands in; some attacks need it
 
 	Clients int           // of each flood; 0: 2
 	Pause   time.Duration // of a client after each request; at least as long as the request took
-	Reopen  time.Duration // after which a connection is opened again that the hub closed; 0: 1 s
+	Reopen  time.Duration // delay before a connection that the hub closed is opened again; 0: 1 s
 }
 
 // timeout bounds a request.
@@ -50,14 +49,14 @@ const timeout = 15 * time.Second
 type Attack struct {
 	c    Config
 	from []string       // the attackers' addresses
-	webs []*http.Client // one for each of them
+	webs []*http.Client // one for each address
 }
 
 // ErrNotLoopback refuses to attack anything but this machine.
 var ErrNotLoopback = errors.New("attack: only a hub at a loopback address is attacked")
 
-// sources are the addresses from which this system can dial a loopback
-// listener: guests behind different addresses.
+// sources gives the addresses from which this system can dial a loopback listener, one
+// for each guest.
 func sources() []string {
 	if runtime.GOOS != "linux" {
 		return []string{"127.0.0.1"}
@@ -90,7 +89,7 @@ func dialer(from string) *net.Dialer {
 	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: timeout}
 }
 
-// Close ends connections that are not in use.
+// Close closes idle connections.
 func (a *Attack) Close() {
 	for _, web := range a.webs {
 		web.CloseIdleConnections()
@@ -101,10 +100,10 @@ func (a *Attack) Close() {
 type Result struct {
 	Sent    int `json:"sent"`    // requests or connections
 	Taken   int `json:"taken"`   // answered 2xx; connections: held to the end
-	Refused int `json:"refused"` // answered otherwise, but for Later
+	Refused int `json:"refused"` // other answers, without Later
 	Later   int `json:"later"`   // answered "try later": 429, 503 or 507
 	Broken  int `json:"broken"`  // without an answer
-	Changed int `json:"changed"` // answers or state of others that the attack changed
+	Changed int `json:"changed"` // answers or state of other agents that the attack changed
 
 	Status map[int]int `json:"status,omitempty"` // answers by HTTP status
 	Bytes  int64       `json:"bytes"`            // of bodies sent
@@ -177,7 +176,7 @@ func (t *tally) add(f func(*Result)) {
 	f(&t.r)
 }
 
-// count counts a request with a body of so many bytes, and its answer.
+// count counts a request, the bytes of its body, and its answer.
 func (t *tally) count(bytes, status int, err error) {
 	t.add(func(r *Result) {
 		r.Sent++
@@ -190,8 +189,8 @@ func (t *tally) count(bytes, status int, err error) {
 	})
 }
 
-// each lets the clients work in a closed loop: n times together, or, if n is 0, until
-// the context ends.
+// each lets the clients call work in a closed loop: n times together, or, if n is 0,
+// until the context ends.
 func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i int, t *tally) error) Result {
 	var t tally
 	var next atomic.Int64
@@ -218,7 +217,7 @@ func (a *Attack) each(ctx context.Context, n int, work func(web *http.Client, i 
 	return t.r
 }
 
-// flood sends requests, which make renders by their number.
+// flood sends requests; make renders request number i.
 func (a *Attack) flood(ctx context.Context, n int, make func(i int) (*request, error)) Result {
 	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
 		r, err := make(i)
@@ -229,10 +228,10 @@ func (a *Attack) flood(ctx context.Context, n int, make func(i int) (*request, e
 	})
 }
 
-// usesOfKey is how many messages one self-made key signs.
+// usesOfKey is the number of messages that one self-made key signs.
 const usesOfKey = 16
 
-// floodBy is a flood by self-made keys, each of which makes so many of the requests.
+// floodBy is a flood by self-made keys; each key makes uses requests.
 func (a *Attack) floodBy(ctx context.Context, n, uses int,
 	make func(i int, id *uagents.Identity) (*request, error)) Result {
 	var mu sync.Mutex
@@ -278,7 +277,7 @@ func post(path string, body []byte) *request {
 	return &request{method: http.MethodPost, path: path, contentType: jsonType, body: body}
 }
 
-// send sends a request, counts its answer and gives it; the status is 0 without one.
+// send sends a request, counts its answer and gives it; status 0: no answer.
 func (a *Attack) send(ctx context.Context, web *http.Client, r *request, t *tally) (status int, body []byte) {
 	status, body, err := a.do(ctx, web, r)
 	if ctx.Err() != nil && err != nil {
@@ -288,7 +287,7 @@ func (a *Attack) send(ctx context.Context, web *http.Client, r *request, t *tall
 	return status, body
 }
 
-// maxAnswer is how many bytes of an answer are read.
+// maxAnswer bounds the bytes of an answer that are read.
 const maxAnswer = 4 << 20
 
 // do sends a request.

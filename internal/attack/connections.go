@@ -23,15 +23,15 @@ const (
 	Silent    Shape = "silent"     // not a byte
 	Header    Shape = "header"     // a part of a header
 	Claim     Shape = "claim"      // a header that claims 1 MiB, and one byte of it
-	KeepAlive Shape = "keep-alive" // a request that was answered, and no other
+	KeepAlive Shape = "keep-alive" // an answered request, and no other
 )
 
 // Shapes are all shapes.
 var Shapes = []Shape{Silent, Header, Claim, KeepAlive}
 
 // Connections holds n connections until the context ends, to the protocol
-// listener or the admin listener. A client that is cut off connects again after
-// [Config.Reopen]. Connections held at the end count as taken, connections closed
+// listener or the admin listener. A client whose connection is closed connects again
+// after [Config.Reopen]. Connections held at the end count as taken, connections closed
 // without an answer as broken.
 func (a *Attack) Connections(ctx context.Context, n int, s Shape, admin bool) Result {
 	base, get, claim := a.c.Hub, "/health", pathAgents
@@ -41,7 +41,7 @@ func (a *Attack) Connections(ctx context.Context, n int, s Shape, admin bool) Re
 	return a.hold(ctx, n, base, func(int) []byte { return opening(s, base, get, claim) }, s == KeepAlive)
 }
 
-// Claims sends requests that announce a body of 1 MiB and bring one byte of it, to
+// Claims sends requests that announce a body of 1 MiB and send one byte of it, to
 // endpoints that read a body.
 func (a *Attack) Claims(ctx context.Context, n int, paths ...string) Result {
 	return a.hold(ctx, n, a.c.Hub, func(i int) []byte { return opening(Claim, a.c.Hub, "", paths[i%len(paths)]) },
@@ -73,7 +73,7 @@ func opening(s Shape, base, get, claim string) []byte {
 	return nil
 }
 
-// hold keeps n connections open, each of which sends first(i) and then waits.
+// hold keeps n connections open; connection i sends first(i) and then waits.
 func (a *Attack) hold(ctx context.Context, n int, base string, first func(i int) []byte, answered bool) Result {
 	u, err := url.Parse(base)
 	if err != nil || u.Host == "" {
@@ -94,7 +94,7 @@ func (a *Attack) hold(ctx context.Context, n int, base string, first func(i int)
 	return t.r
 }
 
-// holdOne opens one connection and holds it until it ends.
+// holdOne opens one connection and holds it until the hub closes it or the context ends.
 func (a *Attack) holdOne(ctx context.Context, d *net.Dialer, host string, first []byte, answered bool, t *tally) {
 	conn, err := d.DialContext(ctx, "tcp", host)
 	if ctx.Err() != nil {
@@ -122,11 +122,11 @@ func (a *Attack) holdOne(ctx context.Context, d *net.Dialer, host string, first 
 			return
 		}
 	}
-	status, err := readStatus(in) // what ends the connection
+	status, err := readStatus(in) // the answer that ends the connection
 	t.add(func(r *Result) {
 		switch {
 		case ctx.Err() != nil:
-			r.Taken++ // it was held to the end
+			r.Taken++ // held to the end
 		case err != nil:
 			r.Broken++
 		default:

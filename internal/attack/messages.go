@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// envelope renders a signed envelope in a session of its own.
+// envelope renders a signed envelope in a new session.
 func envelope(from *uagents.Identity, to, schema string, payload *string, expires time.Time) ([]byte, error) {
 	e := &uagents.Envelope{Version: "1", Sender: from.Address(), Target: to, Session: uagents.NewSession(),
 		SchemaDigest: schema, Payload: payload, Expires: uagents.Uint(uint64(expires.Unix()))}
@@ -21,8 +21,8 @@ func envelope(from *uagents.Identity, to, schema string, payload *string, expire
 	return e.Encode()
 }
 
-// submission is the request by which an envelope reaches an agent; with sync the
-// sender waits for the answer.
+// submission is the request that posts an envelope; with sync the sender waits for the
+// answer.
 func submission(envelope []byte, sync bool) *request {
 	r := post(pathSubmit, envelope)
 	if sync {
@@ -31,8 +31,8 @@ func submission(envelope []byte, sync bool) *request {
 	return r
 }
 
-// chatPayload is the text of a chat message of so many bytes. With more, it has a
-// member that no chat message has.
+// chatPayload is the payload of a chat message of size bytes. more may add a member that
+// no chat message has.
 func chatPayload(size int, more string) *string {
 	text := fmt.Sprintf(`{"timestamp":%q,"msg_id":%q,"content":[{"type":"text","text":%q}]%s}`,
 		time.Now().UTC().Format(time.RFC3339), uagents.NewSession(), strings.Repeat("x", max(1, size)), more)
@@ -42,9 +42,8 @@ func chatPayload(size int, more string) *string {
 
 const unknownMember = `,"more":1`
 
-// RefusedMessages sends the target n envelopes with so many bytes of content
-// which the hub refuses, for each reason in turn. Each is correctly signed by a
-// self-made key.
+// RefusedMessages sends the target n envelopes with size bytes of content that the hub
+// refuses, for each reason in turn. Each is correctly signed by a self-made key.
 func (a *Attack) RefusedMessages(ctx context.Context, n, size int) Result {
 	reasons := reasonsOf(size)
 	return a.floodBy(ctx, n, usesOfKey, func(i int, id *uagents.Identity) (*request, error) {
@@ -72,7 +71,7 @@ func reasonsOf(size int) []reason {
 }
 
 // Messages sends the target n valid messages with size bytes of content: requests
-// that it publishes, or else chat.
+// that the target publishes, else chat messages.
 func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 	schema, content := a.taken(ctx, size)
 	return a.floodBy(ctx, n, usesOfKey, func(_ int, id *uagents.Identity) (*request, error) {
@@ -81,7 +80,7 @@ func (a *Attack) Messages(ctx context.Context, n, size int) Result {
 	})
 }
 
-// taken is content that the target takes.
+// taken gives content that the target accepts.
 func (a *Attack) taken(ctx context.Context, size int) (schema string, payload *string) {
 	p, err := a.Published(ctx)
 	if err != nil {
@@ -98,8 +97,8 @@ type Envelope struct {
 	Body []byte
 }
 
-// RefusedEnvelopes makes an envelope for each reason for which the hub refuses,
-// for a sender that waits for the answer, and for one that does not.
+// RefusedEnvelopes makes two envelopes for each reason for which the hub refuses: from
+// a sender that waits for the answer, and from one that does not.
 func (a *Attack) RefusedEnvelopes() ([]Envelope, error) {
 	id, err := uagents.NewIdentity()
 	if err != nil {
@@ -138,8 +137,8 @@ func (a *Attack) Answer(ctx context.Context, e Envelope) (status int, text strin
 	return status, string(b), nil
 }
 
-// Repeats sends refused envelopes, each of them twice, n times. It counts as
-// changed a second answer that is not the first.
+// Repeats sends refused envelopes, each of them twice, n times. A second answer that
+// differs from the first counts as changed.
 func (a *Attack) Repeats(ctx context.Context, n int) Result {
 	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
 		all, err := a.RefusedEnvelopes()
@@ -168,7 +167,7 @@ func (a *Attack) Repeats(ctx context.Context, n int) Result {
 	})
 }
 
-// Mailboxes makes n mailboxes, each for a self-made key by its token.
+// Mailboxes makes n mailboxes, each with the token of a self-made key.
 func (a *Attack) Mailboxes(ctx context.Context, n int) Result {
 	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) { return a.mailbox(id) })
 }
@@ -180,7 +179,7 @@ func (a *Attack) mailbox(id *uagents.Identity) (*request, error) {
 		header: http.Header{"Authorization": {"Agent " + token}}}, err
 }
 
-// mailboxed is a registration whose endpoint is this hub's mailbox.
+// mailboxed is a registration with this hub's mailbox as its endpoint.
 func (a *Attack) mailboxed(id *uagents.Identity) (*request, error) {
 	here := []uagents.Endpoint{{URL: strings.TrimSuffix(a.c.Hub, "/") + pathMailbox, Weight: 1}}
 	return registering(id, here, chat, nil)
@@ -192,11 +191,11 @@ func (a *Attack) MailboxRegistrations(ctx context.Context, n int) Result {
 	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) { return a.mailboxed(id) })
 }
 
-// boxesToFill is how many mailboxes one attack fills.
+// boxesToFill is the number of mailboxes that one attack fills.
 const boxesToFill = 4
 
 // FillMailboxes makes a few mailboxes and fills them with n envelopes of
-// another self-made key, each with so many bytes of content.
+// another self-made key, each with size bytes of content.
 func (a *Attack) FillMailboxes(ctx context.Context, n, size int) Result {
 	var t tally
 	var to []string

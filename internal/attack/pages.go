@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// Evil is the origin of the page that an operator's browser shows.
+// Evil is the origin of the attacking page in an operator's browser.
 const Evil = "https://evil.example"
 
 // A Visit is one request that a page of another origin makes a browser send to
@@ -32,9 +32,9 @@ type requestForm struct {
 	host              string
 }
 
-// requestForms are the requests that need no preflight, a request whose preflight a
-// browser would have skipped wrongly, and one of a page whose host name was
-// made to point to this machine (DNS rebinding).
+// requestForms are the forms that need no preflight, a form whose preflight a browser
+// skipped wrongly, and that of a page whose host name was made to point to this machine
+// (DNS rebinding).
 func requestForms() []requestForm {
 	cross := http.Header{"Origin": {Evil}, "Sec-Fetch-Site": {"cross-site"}, "Sec-Fetch-Mode": {"no-cors"}}
 	return []requestForm{
@@ -50,14 +50,14 @@ func requestForms() []requestForm {
 	}
 }
 
-// goal is an endpoint that changes something: make renders a request by a new key that
-// would be taken without the form, and tells how to see that it was.
+// goal is an endpoint that changes state: make renders a request by a new key, which the
+// hub would accept from a program, and gives a function that checks its effect.
 type goal struct {
 	name string
 	make func(context.Context, *uagents.Identity) (*request, seen, error)
 }
 
-// seen reports whether a request had its effect; nil: the answer tells.
+// seen reports whether a request had its effect; nil: the status of the answer tells.
 type seen func(context.Context) (bool, error)
 
 func (a *Attack) goals() []goal {
@@ -113,7 +113,7 @@ func (a *Attack) goals() []goal {
 	return goals
 }
 
-// statusGoal sets an agent offline that registered itself a moment ago.
+// statusGoal sets a newly registered agent offline.
 func (a *Attack) statusGoal(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 	r, err := registering(id, elsewhere, chat, nil)
 	if err == nil {
@@ -136,7 +136,7 @@ func (a *Attack) statusGoal(ctx context.Context, id *uagents.Identity) (*request
 	}, nil
 }
 
-// mailboxGoal puts an envelope into a mailbox that was made a moment ago.
+// mailboxGoal puts an envelope into a new mailbox.
 func (a *Attack) mailboxGoal(ctx context.Context, id *uagents.Identity) (*request, seen, error) {
 	box, err := uagents.NewIdentity()
 	if err != nil {
@@ -172,7 +172,7 @@ func (a *Attack) Visits(ctx context.Context) ([]Visit, error) {
 	return out, nil
 }
 
-// Pages sends n such requests. Those with an effect count as changed.
+// Pages sends n requests as [Attack.Visits] does. Requests with an effect count as changed.
 func (a *Attack) Pages(ctx context.Context, n int) Result {
 	goals, forms := a.goals(), requestForms()
 	return a.each(ctx, n, func(web *http.Client, i int, t *tally) error {
@@ -180,7 +180,7 @@ func (a *Attack) Pages(ctx context.Context, n int) Result {
 		if err == nil && v.Changed {
 			t.add(func(r *Result) { r.Changed++ })
 		}
-		return nil // without an answer there is nothing to see; that is counted already
+		return nil // no answer, so no effect to check; counted already
 	})
 }
 

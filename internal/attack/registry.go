@@ -33,7 +33,7 @@ func texts(size int) []byte {
 	return append([]byte{'['}, b...)
 }
 
-// chat is what a registration names when its protocols do not matter.
+// chat is the protocol of a registration whose protocols do not matter.
 var chat = []string{uagents.ChatProtocolDigest}
 
 // registering is the request of a registration.
@@ -43,8 +43,8 @@ func registering(id *uagents.Identity, endpoints []uagents.Endpoint, protocols [
 	return post(pathAgents, b), err
 }
 
-// registration renders a signed registration. The metadata is put into the
-// signed text as it is, so that its parse costs the attack nothing.
+// registration renders a signed registration. The metadata go into the signed text
+// unparsed, which saves the attack the parsing.
 func registration(id *uagents.Identity, endpoints []uagents.Endpoint, protocols []string,
 	metadata []byte) ([]byte, error) {
 	r := uagents.NewRegistration(id, false, endpoints, protocols)
@@ -66,8 +66,8 @@ func registration(id *uagents.Identity, endpoints []uagents.Endpoint, protocols 
 
 var elsewhere = []uagents.Endpoint{{URL: "http://192.0.2.1/submit", Weight: 1}}
 
-// Registrations registers n self-made uAgents keys, each with metadata of so
-// many bytes.
+// Registrations registers n self-made uAgents keys, each with metadata bytes of
+// metadata.
 func (a *Attack) Registrations(ctx context.Context, n, metadata int) Result {
 	padding := texts(metadata)
 	return a.floodBy(ctx, n, 1, func(_ int, id *uagents.Identity) (*request, error) {
@@ -99,8 +99,8 @@ func (a *Attack) WideRegistrations(ctx context.Context, n int) Result {
 	})
 }
 
-// Batches sends n batches of each registrations, with metadata of so many
-// bytes. A batch whose every registration was refused is answered as a refusal.
+// Batches sends n batches of each registrations, with metadata bytes of metadata. If all
+// registrations of a batch are refused, the answer is a refusal.
 func (a *Attack) Batches(ctx context.Context, n, each, metadata int) Result {
 	padding := texts(metadata)
 	return a.flood(ctx, n, func(int) (*request, error) {
@@ -123,8 +123,8 @@ func (a *Attack) Batches(ctx context.Context, n, each, metadata int) Result {
 	})
 }
 
-// Manifests publishes n manifests of about so many bytes, each with a digest of
-// its own. Nobody signs a manifest.
+// Manifests publishes n manifests of about size bytes, each with another digest.
+// Manifests are not signed.
 func (a *Attack) Manifests(ctx context.Context, n, size int) Result {
 	model, err := modelOf("Padding", "")
 	if err != nil {
@@ -190,14 +190,14 @@ func manifest(version, name string, padding []byte, models []guestModel, interac
 	}{version, metadata{name, padding}, models, interactions})
 }
 
-// maxTries is how often an attack tries to get the data with which it begins.
+// maxTries is the number of attempts to get the data that an attack needs first.
 const maxTries = 20
 
 // A Published is the public description of one of the hub's agents: its manifest,
 // and one request in it.
 type Published struct {
 	Protocol string   // digest of the manifest
-	Manifest []byte   // as the hub gives it
+	Manifest []byte   // as received from the hub
 	Request  string   // digest of a request
 	Answers  []string // digests of its possible answers
 	schema   json.RawMessage
@@ -245,8 +245,8 @@ func (a *Attack) Published(ctx context.Context) (Published, error) {
 	return p, fmt.Errorf("attack: %s has no manifest of its own", a.c.Target)
 }
 
-// Ask sends the target an empty object, signed by a key of its own, and gives the
-// schema digest and the text of the answer.
+// Ask sends the target an empty object, signed by a new key, and gives the schema digest
+// and the text of the answer.
 func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, err error) {
 	id, err := uagents.NewIdentity()
 	if err != nil {
@@ -269,14 +269,14 @@ func (a *Attack) Ask(ctx context.Context, schema string) (answer, text string, e
 	return m.Schema, string(m.Payload), err
 }
 
-// Mislead publishes n times, to change the public description of the hub's own
-// agents: a manifest in which the target's request has an answer model of the
-// attack, named by a registered key; and a copy of the target's manifest under
-// another name. Changed descriptions and answers count as changed.
+// Mislead tries n times to change the public description of the hub's own agents. It
+// publishes a manifest in which the target's request has an answer model of the attack,
+// named by a registered key; and a copy of the target's manifest under another name.
+// Changed descriptions and answers count as changed.
 func (a *Attack) Mislead(ctx context.Context, n int) Result {
 	p, err := a.Published(ctx)
 	for try := 0; err != nil && ctx.Err() == nil && try < maxTries; try++ {
-		wait(ctx, a.c.Reopen) // another attack may keep this one out
+		wait(ctx, a.c.Reopen) // another attack may block this one
 		p, err = a.Published(ctx)
 	}
 	if ctx.Err() != nil {
@@ -315,8 +315,8 @@ func (a *Attack) Mislead(ctx context.Context, n int) Result {
 	})
 }
 
-// Forge makes a manifest by which a published request is answered in another
-// model, and gives its digest.
+// Forge makes a manifest with another answer model for a published request, and gives
+// its digest.
 func Forge(p Published, version string) (b []byte, digest string, err error) {
 	answer, err := modelOf("Forged", "a model that a guest made")
 	if err != nil {

@@ -2,9 +2,9 @@
 // checksum constant only (never bech32m) and without its 90-character limit:
 // the signatures of the uAgents protocol are longer.
 //
-// [DecodeNoLimit] refuses everything that would give one value two texts but case:
-// mixed case, padding bits that are not zero, left-over groups. A text may be
-// all upper case; who needs one spelling compares with [Encode].
+// [DecodeNoLimit] takes one text for each value, in lower or upper case: it refuses mixed
+// case, padding bits that are not zero, and left-over groups. A caller that needs one
+// spelling compares with [Encode].
 package bech32
 
 import (
@@ -95,8 +95,8 @@ func DecodeNoLimit(s string) (hrp string, data []byte, err error) {
 		s = strings.ToLower(s)
 	}
 	sep := strings.LastIndexByte(s, '1')
-	// One character of data at least: an empty value has no place in the
-	// protocols that use this.
+	// At least one character of data: the protocols on this package have no empty
+	// values.
 	if sep < 1 || len(s)-sep-1 < 7 {
 		return "", nil, ErrText
 	}
@@ -144,7 +144,7 @@ func expand(hrp string) uint32 {
 	return chk
 }
 
-// step takes one group into the checksum: the BCH code of BIP-173.
+// step adds one group to the checksum: the BCH code of BIP-173.
 func step(chk uint32, v byte) uint32 {
 	top := chk >> 25
 	chk = chk&0x1ffffff<<5 ^ uint32(v)
