@@ -141,7 +141,7 @@ func TestAlmanac(t *testing.T) {
 		}
 		same(t, "endpoint", endpoint(), "http://one/submit")
 	})
-	t.Run("the same request again is taken without effect", func(t *testing.T) {
+	t.Run("a repeated request is accepted without effect", func(t *testing.T) {
 		b := registration(t, me, now, "http://two/submit")
 		before := len(changes)
 		want(t, post("/agents", b), 200)
@@ -220,7 +220,7 @@ func TestAlmanac(t *testing.T) {
 		want(t, post("/manifests", b), 200)
 		want(t, post("/manifests", []byte(strings.Replace(string(b), "hat Message", "hot Message", 1))), 200)
 		want(t, post("/manifests", []byte(strings.Replace(string(b), `"Text Content"`, `"Test"`, 1))), 200)
-		// UAG-062: a schema under another's digest.
+		// UAG-062: a schema under the digest of another.
 		want(t, post("/manifests", []byte(strings.Replace(string(b), `"title": "ChatMessage"`, `"title": "Other"`, 1))),
 			422)
 		want(t, post("/manifests", []byte(`[]`)), 422)
@@ -272,7 +272,7 @@ func TestAlmanac(t *testing.T) {
 		}
 		now = now.Add(4 * time.Hour)
 		if rec := submitTo(full, "/v1/almanac/agents", registration(t, you, now, "http://x/submit")); rec.Code != 200 {
-			t.Errorf("expired records keep their place: %d", rec.Code)
+			t.Errorf("expired records take room: %d", rec.Code)
 		}
 		for _, p := range []*Protocol{ChatProtocol(), PaymentProtocol()} {
 			m, err := p.Manifest("")
@@ -478,7 +478,7 @@ func TestMailbox(t *testing.T) {
 			t.Errorf("%d %s", rec.Code, rec.Body)
 		}
 	})
-	t.Run("UAG-075 verified before it is kept", func(t *testing.T) {
+	t.Run("UAG-075 verified before it is stored", func(t *testing.T) {
 		forged := signedAt(t, me, you.Address(), "", hello(), now.Add(time.Minute))
 		forged.Session = NewSession()
 		rec := submitTo(s, "/v2/agents/mailbox/submit", encoded(t, forged))
@@ -492,10 +492,10 @@ func TestMailbox(t *testing.T) {
 			signedAt(t, me, you.Address(), "", hello(), now.Add(time.Minute))), syncHeader, "sync")
 		wantError(t, rec.Code, rec.Body.String(), ErrMailboxSync)
 		if len(list("")) != 2 {
-			t.Error("something was kept")
+			t.Error("a refused envelope was stored")
 		}
 	})
-	t.Run("a duplicate is kept once, even after it was deleted", func(t *testing.T) {
+	t.Run("a duplicate is not stored again, even after deletion", func(t *testing.T) {
 		b := encoded(t, signedAt(t, me, you.Address(), "", hello(), now.Add(time.Minute)))
 		for range 2 {
 			if rec := submitTo(s, "/v2/agents/mailbox/submit", b); rec.Code != 200 || rec.Body.String() != "{}" {
@@ -509,7 +509,7 @@ func TestMailbox(t *testing.T) {
 		request(s, "DELETE", box+"/"+items[2]["uuid"].(string), nil, "Authorization", token(you))
 		submitTo(s, "/v2/agents/mailbox/submit", b)
 		if len(list("")) != 2 {
-			t.Error("it came back")
+			t.Error("a deleted item was stored again")
 		}
 	})
 	t.Run("UAG-075 dropped at expiry", func(t *testing.T) {
@@ -540,7 +540,7 @@ func TestMailbox(t *testing.T) {
 		if rec := submitTo(s, "/v2/agents/mailbox/submit", b); rec.Code != 200 {
 			t.Errorf("a duplicate: %d", rec.Code)
 		}
-		// What was refused for want of room may come again.
+		// An envelope that was refused for want of room may come again.
 		now = now.Add(61 * time.Second)
 		if rec := submitTo(s, "/v2/agents/mailbox/submit", second); rec.Code != 200 {
 			t.Errorf("%d %s", rec.Code, rec.Body)
@@ -578,7 +578,7 @@ func TestMailboxClient(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// One that fails the agent's own verification, put there by hand.
+		// An envelope that fails the agent's own verification, put into the store directly.
 		forged := signed(t, me, you.Address(), hello())
 		forged.Session = NewSession()
 		if _, err := store.Put(t.Context(), you.Address(), "k", time.Now().Add(time.Hour), MailboxItem{
@@ -598,10 +598,10 @@ func TestMailboxClient(t *testing.T) {
 				break
 			}
 			if len(got) > 2 || failures > 2 {
-				t.Fatal("too much")
+				t.Fatalf("%d items and %d errors", len(got), failures)
 			}
 		}
-		// The item whose deletion failed is not shown again.
+		// The item whose deletion failed is not yielded again.
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		for d, err := range mailbox.Stream(ctx) {
@@ -681,11 +681,11 @@ func TestIdentityServer(t *testing.T) {
 	want(do("POST", "/v2/identity", "token-ann", proof(you, you.Address(), "made up")))(401)
 	c = challenge(you)
 	want(do("POST", "/v2/identity", "token-ann", proof(other, you.Address(), c)))(401)
-	want(do("POST", "/v2/identity", "token-ann", proof(you, you.Address(), c)))(401) // used up by the attempt
+	want(do("POST", "/v2/identity", "token-ann", proof(you, you.Address(), c)))(401) // the failed attempt used the challenge up
 	c = challenge(you)
 	now = now.Add(6 * time.Minute)
 	want(do("POST", "/v2/identity", "token-ann", proof(you, you.Address(), c)))(401) // too late
-	want(do("POST", "/v2/agents", "token-ann", register))(403)                       // so is the first proof
+	want(do("POST", "/v2/agents", "token-ann", register))(403)                       // the first proof has expired too
 	want(do("POST", "/v2/identity", "token-ann", proof(you, you.Address(), challenge(you))))(200)
 	want(do("POST", "/v2/agents", "token-eve", register))(403)
 	want(do("POST", "/v2/agents", "token-ann", register))(200)

@@ -41,7 +41,7 @@ func BenchmarkSign(b *testing.B) {
 	}
 }
 
-// BenchmarkVerifyCurve is the floor of BenchmarkVerify: the curve alone.
+// BenchmarkVerifyCurve is the part of BenchmarkVerify that the curve takes.
 func BenchmarkVerifyCurve(b *testing.B) {
 	me := seeded(b, "me")
 	var digest [32]byte

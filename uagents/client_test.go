@@ -105,7 +105,7 @@ func TestClientFailover(t *testing.T) {
 	}
 }
 
-// An unsigned answer counts only from the URL that was asked.
+// An unsigned answer counts only without a redirect.
 func TestClientRedirectedAnswer(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent := echoAgent(you)
@@ -184,8 +184,7 @@ func TestClientErrors(t *testing.T) {
 	}
 }
 
-// Hole 12: without a client of its own, none reaches what only this machine
-// reaches.
+// Hole 12: the default HTTP client of each type reaches no private address.
 func TestClientGuard(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	reached := false
@@ -241,8 +240,8 @@ func TestForwardKeepsBytes(t *testing.T) {
 	}
 }
 
-// UAG-065: two agents chat; the acknowledgement is the sync answer, the answer
-// comes by itself in the same session.
+// UAG-065: two agents chat; the sync answer is the acknowledgement, the chat answer
+// follows as an envelope in the same session.
 func TestChat(t *testing.T) {
 	alice, bob := seeded(t, "alice"), seeded(t, "bob")
 	net := memHTTP{}
@@ -298,7 +297,7 @@ func TestChat(t *testing.T) {
 	if r := next(); r.SchemaDigest != ChatMessageDigest {
 		t.Errorf("then came %s", r.SchemaDigest)
 	}
-	// A failure is told, not shown.
+	// The sender of the chat learns of a failure, but not of its cause.
 	fails = true
 	if _, err := c.Send(t.Context(), bob.Address(), NewChat(time.Now(), Text("again")).Message()); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// UAG-058: each header that a proxy adds tells that the caller is elsewhere.
+// UAG-058: with any header that a proxy adds, the caller is not local.
 func TestEveryForwardingHeaderIsElsewhere(t *testing.T) {
 	t.Parallel()
 	s := &Server{Local: http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})}
@@ -27,7 +27,7 @@ func TestEveryForwardingHeaderIsElsewhere(t *testing.T) {
 	}
 }
 
-// UAG-071: a registration that has expired takes no status.
+// UAG-071: the status of an expired registration cannot be set.
 func TestStatusOfAnExpiredRegistration(t *testing.T) {
 	t.Parallel()
 	me := seeded(t, "me")
@@ -58,8 +58,8 @@ func TestStatusOfAnExpiredRegistration(t *testing.T) {
 	}
 }
 
-// UAG-073: a token holds through its last second, and the clocks may differ by
-// the skew on either side.
+// UAG-073: a token is valid through its last second, and the clocks may differ by the
+// skew in both directions.
 func TestTokenWindow(t *testing.T) {
 	t.Parallel()
 	me := seeded(t, "me")
@@ -78,8 +78,8 @@ func TestTokenWindow(t *testing.T) {
 	}
 }
 
-// UAG-034, UAG-035: a digest is remembered up to the first moment at which its
-// envelope has expired, also where that is beyond the horizon by the skew.
+// UAG-034, UAG-035: a digest is remembered until its envelope has expired, even if that
+// is beyond the horizon by the skew.
 func TestUntil(t *testing.T) {
 	now := time.Unix(1_900_000_000, 250)
 	day := 24 * time.Hour

@@ -77,7 +77,7 @@ func ExampleVerifier() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	v := &uagents.Verifier{Self: me.Address()} // strict; remembers what it saw, bounded
+	v := &uagents.Verifier{Self: me.Address()} // strict; remembers digests, bounded
 	http.HandleFunc("POST /inbox", func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 		if err != nil {
@@ -129,7 +129,7 @@ func ExampleChatHandler() {
 		}),
 		Client: &uagents.Client{Resolver: uagents.Almanac("https://agentverse.ai")}, // for the answers
 	}
-	srv := httptest.NewServer(server) // in earnest: http.ListenAndServe(":8000", server)
+	srv := httptest.NewServer(server) // in a program: http.ListenAndServe(":8000", server)
 	defer srv.Close()
 	fmt.Println(id.Identifier(false))
 	// Output: agent://agent1qvg94auggu6jhg3ccfwpjvlkp0n9zglupzqjcnlup6qj09u96lwvvnvhwr4

@@ -171,8 +171,8 @@ func FuzzAttestation(f *testing.F) {
 }
 
 // FuzzServer sends requests to a server in several states: idle, full, and
-// shut down, and to the registry and the mailbox. Whatever comes in, it
-// answers, in JSON when it refuses, and goes on serving.
+// shut down, and to the registry and the mailbox. It
+// answers every request, a refused one in JSON, and goes on serving.
 func FuzzServer(f *testing.F) {
 	me, you := seeded(f, "me"), seeded(f, "you")
 	good := encoded(f, signedAt(f, me, you.Address(), "", hello(), time.Time{}))
@@ -191,7 +191,7 @@ func FuzzServer(f *testing.F) {
 		switch state % 5 {
 		case 1:
 			s.start()
-			s.waiting, s.queued = make(chan struct{}), make(chan struct{}) // no places
+			s.waiting, s.queued = make(chan struct{}), make(chan struct{}) // no room
 		case 2:
 			if err := s.Shutdown(t.Context()); err != nil {
 				t.Fatal(err)

@@ -63,7 +63,7 @@ func signedAt(t testing.TB, from *Identity, to, session string, m Message, expir
 	return e
 }
 
-// resign signs whatever the envelope says now.
+// resign signs an envelope again after a change.
 func resign(t testing.TB, from *Identity, e *Envelope) {
 	t.Helper()
 	d, err := e.Digest()
@@ -143,8 +143,8 @@ func wantError(t testing.TB, status int, body string, want *Error) {
 	}
 }
 
-// accepting is a [Server.Accept] that admits envelopes for the agent, and records
-// with the function.
+// accepting makes a [Server.Accept] that admits envelopes for the agent, and records
+// them with the function.
 func accepting(a *Agent, record func(*Request) (bool, error)) func(context.Context, *Request) (bool, error) {
 	return func(_ context.Context, r *Request) (bool, error) {
 		if r.Refusal == nil {
@@ -160,7 +160,7 @@ func accepting(a *Agent, record func(*Request) (bool, error)) func(context.Conte
 	}
 }
 
-// counter is an agent that counts what reaches it.
+// counter counts the requests that reach an agent.
 type counter struct {
 	got chan *Request
 }

@@ -28,8 +28,8 @@ func registrationOf(t *testing.T, id *Identity, now time.Time, n int) []byte {
 	return b
 }
 
-// TestAlmanacSizes: what is larger than an attestation or a manifest may be is
-// refused by its size, before anything is parsed.
+// TestAlmanacSizes: an attestation or a manifest beyond its limit is refused by its
+// size, before it is parsed.
 func TestAlmanacSizes(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	now := time.Unix(1_800_000_000, 0)
@@ -90,8 +90,8 @@ func TestAlmanacSizes(t *testing.T) {
 	}
 }
 
-// TestAlmanacCounts: a registration names at most so many endpoints and
-// protocols; one with more is refused and stores nothing.
+// TestAlmanacCounts: a registration with too many endpoints or protocols is refused and
+// not stored.
 func TestAlmanacCounts(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(1_800_000_000, 0)
@@ -142,8 +142,8 @@ func TestAlmanacCounts(t *testing.T) {
 	}
 }
 
-// TestOnlyJSON: what a web page may send to any address without asking first is
-// refused by its media type, in the words of each API.
+// TestOnlyJSON: a request that a web page may send without a CORS preflight is refused
+// by its media type, in the words of each API.
 func TestOnlyJSON(t *testing.T) {
 	almanac, box := &AlmanacServer{Store: &MemoryAlmanac{}}, &MailboxServer{Store: &MemoryMailbox{}}
 	identity := &IdentityServer{Store: &MemoryProfiles{}}
@@ -183,7 +183,7 @@ func TestOnlyJSON(t *testing.T) {
 	}
 }
 
-// TestManifestBound: a manifest is kept without what its digest does not bind.
+// TestManifestBound: a manifest is stored without members that its digest does not bind.
 func TestManifestBound(t *testing.T) {
 	s := &AlmanacServer{Store: &MemoryAlmanac{}}
 	m, err := ChatProtocol().Manifest("")
@@ -210,8 +210,8 @@ func TestManifestBound(t *testing.T) {
 	}
 }
 
-// TestErrorAnswer: what Record refuses is said in an ErrorMessage only to a
-// sender that waits, and only where it says so.
+// TestErrorAnswer: a refusal by Accept is an ErrorMessage only for a waiting sender, and
+// only as an ErrorAnswer.
 func TestErrorAnswer(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	refusal := ErrVerifiedOnly.Saying("not you")
@@ -223,9 +223,9 @@ func TestErrorAnswer(t *testing.T) {
 		status int
 		said   bool
 	}{
-		{"to one that waits", ErrorAnswer{refusal}, []string{syncHeader, "sync"}, 200, true},
-		{"to one that does not", ErrorAnswer{refusal}, nil, 400, false},
-		{"plain", refusal, []string{syncHeader, "sync"}, 400, false},
+		{"waiting sender", ErrorAnswer{refusal}, []string{syncHeader, "sync"}, 200, true},
+		{"async sender", ErrorAnswer{refusal}, nil, 400, false},
+		{"no ErrorAnswer", refusal, []string{syncHeader, "sync"}, 400, false},
 	} {
 		refs := 0
 		s := &Server{Log: quiet(),

@@ -34,7 +34,7 @@ type treeNode struct {
 func (treeNode) ModelDoc() (string, string) { return "Node", "" }
 
 // UAG-059: Go types give the digests of the Python classes of the same shape.
-// The digests were made with pydantic 1.10; most stand in the shared vectors.
+// The digests were made with pydantic 1.10; most are in the shared vectors.
 func TestModelOf(t *testing.T) {
 	type Pt struct {
 		X  int     `json:"x"`
@@ -136,7 +136,7 @@ func TestFieldTitle(t *testing.T) {
 	}
 }
 
-// What pydantic 1.10 takes and refuses, observed.
+// The expectations were observed with pydantic 1.10.
 func TestValidate(t *testing.T) {
 	const object = `{"type":"object","properties":{"v":`
 	for _, c := range []struct{ schema, good, bad string }{
@@ -220,7 +220,7 @@ func splitValues(s string) []string {
 	return out
 }
 
-// A hostile schema costs no more than its budget.
+// The work for a hostile schema stays within the budget.
 func TestValidateBudget(t *testing.T) {
 	for _, schema := range []string{
 		`{"type":"object","properties":{"v":{"$ref":"#/definitions/a"}},"definitions":{"a":{"$ref":"#/definitions/a"}}}`,
@@ -274,9 +274,9 @@ func TestIntTexts(t *testing.T) {
 	}
 }
 
-// TestChatDuplicates: of a member that is named twice inside a chat message the
-// last counts, as in Python. What is no JSON otherwise stays refused, and so do
-// duplicates in other messages.
+// TestChatDuplicates: of members with the same name in a chat message the last counts,
+// as in Python. Other faults in the JSON are refused, and so are duplicates in other
+// messages.
 func TestChatDuplicates(t *testing.T) {
 	const id, stamp = "11111111-2222-4333-8444-555555555555", "2026-01-02T03:04:05+00:00"
 	message := func(content string) string {

@@ -31,7 +31,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, text := range badTexts {
 		if _, err := parse([]byte(text)); err == nil {
-			t.Errorf("%q is taken", text)
+			t.Errorf("%q is accepted", text)
 		}
 	}
 }

@@ -47,7 +47,7 @@ func TestSignature(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s := new(big.Int).SetBytes(b[32:]); s.Lsh(s, 1).Cmp(n) > 0 {
-			t.Error("high s")
+			t.Error("the signature is high-S")
 		}
 	})
 	t.Run("UAG-027 high-S is accepted", func(t *testing.T) {
@@ -58,7 +58,7 @@ func TestSignature(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("UAG-032 a turned signature is the same envelope", func(t *testing.T) {
+	t.Run("UAG-032 the other valid signature (n-s) is a duplicate", func(t *testing.T) {
 		agent, seen := counting(you)
 		s := &Server{Resolve: Serve(agent)}
 		turned := *e
@@ -73,7 +73,7 @@ func TestSignature(t *testing.T) {
 			t.Errorf("processed %d times, %v", len(seen.got), err)
 		}
 	})
-	t.Run("UAG-030 no second hash", func(t *testing.T) {
+	t.Run("UAG-030 the digest is not hashed again", func(t *testing.T) {
 		d, _ := e.Digest()
 		sig, err := me.Sign(d[:])
 		if err != nil {
@@ -88,7 +88,7 @@ func TestSignature(t *testing.T) {
 	t.Run("UAG-003 seeds are not trimmed", func(t *testing.T) {
 		if seeded(t, "x").Address() == seeded(t, "x ").Address() ||
 			seeded(t, "é").Address() == seeded(t, "e\u0301").Address() {
-			t.Error("two seeds, one key")
+			t.Error("two seeds have one key")
 		}
 	})
 	t.Run("signing for another", func(t *testing.T) {
@@ -407,7 +407,7 @@ func TestServerAnswers(t *testing.T) {
 	})
 }
 
-// Hole 1, UAG-066: what would stop a reference agent is refused here.
+// Hole 1, UAG-066: a message that would stop a reference agent is refused.
 func TestServerRefusesPoison(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent := echoAgent(you)
@@ -450,8 +450,7 @@ func TestServerRefusesPoison(t *testing.T) {
 	}
 }
 
-// An ErrorMessage is no exception; what is wrong with it is not answered with
-// another.
+// An ErrorMessage is refused too, but not answered with another.
 func TestServerRefusesPoisonousErrors(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent, seen := counting(you)
@@ -490,7 +489,7 @@ func TestServerReplay(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Other spellings of the same envelope, and unsigned fields changed.
+	// The same envelope spelt differently, and with other unsigned fields.
 	e, err := Decode(b)
 	if err != nil {
 		t.Fatal(err)
@@ -539,7 +538,7 @@ func TestServerRecord(t *testing.T) {
 		!log[0].agent {
 		t.Fatalf("%d %+v", rec.Code, log)
 	}
-	// What Accept has seen to itself is not handled, where nobody waits.
+	// Without a Handler from Accept, an async message is not handled.
 	handled = true
 	if rec := post(signed(t, me, you.Address(), hello())); rec.Code != 200 || rec.Body.String() != "{}" ||
 		len(log) != 2 {
@@ -571,7 +570,7 @@ func TestServerRecord(t *testing.T) {
 		refused[2].Size == 0 {
 		t.Fatalf("%+v %+v", log, refused)
 	}
-	// What cannot be recorded is not taken.
+	// An envelope that cannot be recorded is not accepted.
 	fail = errors.New("disk on fire")
 	rec = post(signed(t, me, you.Address(), hello()))
 	if rec.Code != 500 || strings.Contains(rec.Body.String(), "fire") {
@@ -589,7 +588,7 @@ func TestServerRecord(t *testing.T) {
 	}
 }
 
-// By default a refused envelope leaves no trace.
+// By default a refused envelope is not remembered.
 func TestServerRefusedThenTaken(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent, seen := counting(you)
@@ -714,7 +713,7 @@ func TestServerSync(t *testing.T) {
 			}
 		})
 	})
-	t.Run("places are bounded", func(t *testing.T) {
+	t.Run("the room is bounded", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &Server{Resolve: Serve(echoAgent(you)), MaxWaiting: 1, MaxQueued: 1, Log: quiet()}
 			for _, mode := range []string{"sync", "async"} {
@@ -723,7 +722,7 @@ func TestServerSync(t *testing.T) {
 				synctest.Wait()
 				code, body := submit(s, encoded(t, signed(t, me, you.Address(), hello())), syncHeader, mode)
 				wantError(t, code, body, ErrBusy)
-				// One that was taken before is still answered as such.
+				// A duplicate is still answered as a duplicate.
 				if code, _ := submit(s, first, syncHeader, mode); code != 200 {
 					t.Errorf("%s: a duplicate got %d", mode, code)
 				}
@@ -770,7 +769,7 @@ func TestServerUnsigned(t *testing.T) {
 		}
 		code, body = post()
 		wantAnswer(t, code, body, `{"text": "open: x"}`)
-		// A signed sender is not touched by that limit.
+		// That limit does not apply to signed senders.
 		me := seeded(t, "me")
 		for range 10 {
 			code, body := submit(s, encoded(t, signed(t, me, you.Address(), hello())), syncHeader, "sync")
@@ -900,7 +899,7 @@ func TestMemory(t *testing.T) {
 		}
 	}
 	if _, err := seen("a 2", time.Minute); !errors.Is(err, ErrBusy) {
-		t.Errorf("one sender takes all: %v", err)
+		t.Errorf("one sender takes all the room: %v", err)
 	}
 	if fresh, err := seen("a 0", time.Minute); fresh || err != nil {
 		t.Errorf("forgotten: %v %v", fresh, err)

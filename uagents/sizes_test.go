@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestSizes: what one side sends at the limit, the other takes; both ways, and
-// through a mailbox.
+// TestSizes: an envelope at the limit of its sender is within the limit of the
+// recipient: for requests, answers and mailboxes.
 func TestSizes(t *testing.T) {
 	you, me := seeded(t, "you"), seeded(t, "me")
 	model := ModelOf[echoMessage]()
@@ -36,10 +36,10 @@ func TestSizes(t *testing.T) {
 	boxes := &MailboxServer{Store: &MemoryMailbox{}}
 	net["box.test"] = boxes
 	box := &MailboxClient{URL: "http://box.test", Identity: you, HTTP: net.client(), Interval: time.Millisecond}
-	if _, err := box.List(t.Context()); err != nil { // makes it
+	if _, err := box.List(t.Context()); err != nil { // makes the mailbox
 		t.Fatal(err)
 	}
-	const many = 20 // more than fits one answer
+	const many = 20 // more than fit into one answer
 	for i := range many {
 		m := model.Message(echoMessage{fmt.Sprintf("%02d", i) + strings.Repeat("a", 1<<20-100)})
 		e := signedAt(t, me, you.Address(), "", m, time.Now().Add(time.Minute))

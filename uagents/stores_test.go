@@ -24,7 +24,7 @@ type MemoryAlmanac struct {
 	records   map[[2]string]*Record
 	protocols map[string]map[[2]string]bool
 	domains   map[[2]string]*Domain
-	manifests map[string][]byte // as JSON, which takes a fraction of the memory
+	manifests map[string][]byte // as JSON, to save memory
 	order     []string          // manifests, oldest first
 	swept     time.Time
 }
@@ -122,7 +122,7 @@ func (m *MemoryAlmanac) ByProtocol(_ context.Context, digest string, limit int) 
 	return out[:min(limit, len(out))], nil
 }
 
-// SetDomain gives a name to agents; without agents it takes the name away.
+// SetDomain gives a name to agents; without agents it removes the name.
 func (m *MemoryAlmanac) SetDomain(network string, d Domain) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,8 +145,8 @@ func (m *MemoryAlmanac) Domain(_ context.Context, network, name string) (*Domain
 	return m.domains[[2]string{network, name}], nil
 }
 
-// PutManifest implements [AlmanacStore]. When there is no room, the oldest
-// manifest that no registered agent names makes place.
+// PutManifest implements [AlmanacStore]. When there is no room, it removes
+// the oldest manifest that no registered agent names.
 func (m *MemoryAlmanac) PutManifest(_ context.Context, manifest *Manifest) error {
 	b, err := manifest.JSON()
 	if err != nil {
@@ -232,7 +232,7 @@ func (m *MemoryMailbox) Remove(_ context.Context, address string) error {
 	return nil
 }
 
-// keep drops the items of a box that are not wanted. The caller holds the lock.
+// keep keeps the wanted items of a box and drops the others. The caller holds the lock.
 func (m *MemoryMailbox) keep(address string, want func(MailboxItem) bool) (dropped int) {
 	items := m.boxes[address]
 	kept := slices.DeleteFunc(items, func(item MailboxItem) bool {

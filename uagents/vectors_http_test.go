@@ -51,7 +51,7 @@ func seeded(t testing.TB, seed string) *Identity {
 	return id
 }
 
-// echoAgent behaves as the agent that the vectors' description describes.
+// echoAgent behaves like the agent in the description of the vectors.
 func echoAgent(id *Identity) *Agent {
 	message, silent, open, response := ModelOf[echoMessage](), ModelOf[echoSilent](), ModelOf[echoOpen](),
 		ModelOf[echoResponse]()
@@ -80,7 +80,7 @@ func echoAgent(id *Identity) *Agent {
 			case ChatMessageDigest, ChatAcknowledgementDigest:
 				return chat(ctx, r)
 			}
-			return Response{}, nil // unknown: nothing to answer
+			return Response{}, nil // unknown: no answer
 		},
 	}
 }
@@ -102,8 +102,8 @@ func restRoutes() []Route {
 	}
 }
 
-// resigner moves envelopes in time and signs them again, as the vectors'
-// README asks: the same original gives the same copy.
+// resigner moves envelopes in time and signs them again, as the README of the vectors
+// asks: the same original gives the same copy.
 type resigner struct {
 	byAddress map[string]*Identity
 	done      map[string]string
@@ -117,7 +117,7 @@ func (r *resigner) rewrite(t testing.TB, body string) string {
 	if err != nil {
 		return body
 	}
-	// Who signed, if it is one whose seed is known.
+	// The signer, if its seed is known.
 	var signer *Identity
 	if e.Signature != nil {
 		d, err := e.Digest()
@@ -157,9 +157,9 @@ func (r *resigner) rewrite(t testing.TB, body string) string {
 
 // UAG-037, UAG-038, UAG-039, UAG-040, UAG-041, UAG-042, UAG-043,
 // UAG-044, UAG-045, UAG-046, UAG-047, UAG-048, UAG-049, UAG-050,
-// UAG-051, UAG-052, UAG-053, UAG-054, UAG-055, UAG-056. The cases run in order against one server in time that
-// the test makes pass. Where the digest asks for more than the reference does
-// (§5, §11), what is wanted is worked out from the request, not from the case.
+// UAG-051, UAG-052, UAG-053, UAG-054, UAG-055, UAG-056. The cases run in order against one server, on a
+// simulated clock. Where the digest asks for more than the reference does (§5, §11), the
+// test derives the expected answer from the request, not from the case.
 func vectorHTTP(t *testing.T, f vectorFile) {
 	found := make([]recorder, len(f.Cases))
 	synctest.Test(t, func(t *testing.T) {
@@ -199,7 +199,7 @@ func vectorHTTP(t *testing.T, f vectorFile) {
 			t.Error(err)
 		}
 	})
-	// A bubble has no subtests, and each case counts.
+	// A synctest bubble cannot have subtests, so the results are reported here.
 	for i, c := range f.Cases {
 		t.Run(c.Name, func(t *testing.T) {
 			for _, failure := range found[i].failures {
@@ -266,17 +266,17 @@ func infoOf(t testing.TB, text string) *AgentInfo {
 	return info
 }
 
-// wanted is what our server should answer.
+// wanted is the expected answer of our server.
 type wanted struct {
 	status int
 	errors string // text of the JSON error, when the digest lists it
 	any    bool   // some JSON error, text free
-	answer string // message text of the answer, when not the vector's
+	answer string // message text of the answer, when not that of the vector
 	fails  string // the answer is an ErrorMessage that begins so
 }
 
-// expectedAnswer is the digest's judgement of a request where it departs from the
-// reference's answer.
+// expectedAnswer gives the answer that the digest asks for, and reports whether it
+// departs from the reference's answer.
 func expectedAnswer(t testing.TB, c vectorCase, method, path, contentType, body string, sync bool) (w wanted,
 	departs bool) {
 	status := field[int](t, c.Expect, "status")
@@ -398,13 +398,13 @@ func runHTTP(t testing.TB, s *Server, re *resigner, c vectorCase) {
 		check(err == nil && n.get("type").str() == "value_error.jsondecode" && len(n.get("loc").vals) == 1 &&
 			n.get("loc").vals[0].str() == "__root__", "not a JSON decode error")
 	case text != "" && !listedText(text):
-		// Free text of the reference: ours only has to be there.
+		// Free text of the reference: our text may differ.
 	default:
 		check(got == expected, "want %s", expected)
 	}
 }
 
-// listedText reports whether the digest lists a text as one of the wire (§5, §6.3).
+// listedText reports whether the digest lists a text (§5, §6.3).
 func listedText(text string) bool {
 	return slices.Contains([]string{
 		"not found", "missing header: content-type", "invalid content-type", "empty or invalid payload",

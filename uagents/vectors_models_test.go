@@ -48,7 +48,7 @@ func vectorProtocol(t *testing.T, _ vectorFile, c vectorCase) {
 		t.Fatal(err)
 	}
 	same(t, "digest", m.Digest(), field[string](t, c.Expect, "digest"))
-	// A manifest whose own claims hold verifies; one with a false claim does not.
+	// A manifest verifies exactly if its own claims are true.
 	honest := m.root.get("metadata").get("digest").str() == m.Digest()
 	for i, one := range m.root.get("models").vals {
 		honest = honest && one.get("digest").str() == m.models[i].Digest()
@@ -169,7 +169,7 @@ func vectorAttestation(t *testing.T, _ vectorFile, c vectorCase) {
 	if err := a.VerifySignature(); (err == nil) != field[bool](t, c.Expect, "valid") {
 		t.Errorf("VerifySignature = %v", err)
 	}
-	// What is written reads back as the same statement.
+	// The encoded attestation decodes to the same statement.
 	sent, err := a.Encode()
 	if err != nil {
 		t.Fatal(err)
@@ -222,7 +222,7 @@ func vectorToken(t *testing.T, _ vectorFile, c vectorCase) {
 	}
 }
 
-// UAG-061: the digests that real agents know, from Go types alone.
+// UAG-061: Go types alone give the digests of the library's models.
 func TestWellKnownDigests(t *testing.T) {
 	type Message struct {
 		Message string `json:"message"`

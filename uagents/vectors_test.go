@@ -30,7 +30,7 @@ type vectorFile struct {
 	Cases []vectorCase   `json:"cases"`
 }
 
-// vectors maps each file to its runner. A file without one fails the test.
+// vectorRunners maps each file to its runner. A file without a runner fails the test.
 func vectorRunners() map[string]func(*testing.T, vectorFile, vectorCase) {
 	return map[string]func(*testing.T, vectorFile, vectorCase){
 		"almanac_attestation": vectorAttestation,
@@ -216,7 +216,7 @@ func vectorBech32(t *testing.T, _ vectorFile, c vectorCase) {
 		t.Fatalf("err = %v, want ok %v", err, ok)
 	}
 	if !ok {
-		// The text is one the reference puts on the wire.
+		// The reference sends this text.
 		same(t, "text", AsError(bechError(err)).Text, field[string](t, c.Expect, "reference_error"))
 		return
 	}
@@ -247,7 +247,7 @@ func vectorIdentifier(t *testing.T, _ vectorFile, c vectorCase) {
 	}
 	// UAG-008.
 	if _, err := resolveAddress(s); !id.Valid() && err == nil {
-		t.Error("a foreign prefix resolves")
+		t.Error("an identifier with an unknown prefix resolves")
 	}
 }
 
@@ -366,7 +366,7 @@ func vectorDigest(t *testing.T, _ vectorFile, c vectorCase) {
 
 // UAG-027, UAG-028, UAG-029, UAG-030, UAG-031,
 // UAG-032, UAG-033, UAG-034, UAG-035. The policies are those of a zero Verifier,
-// the clock standing just before the expiry that the vectors use.
+// whose clock stands just before the expiry in the vectors.
 func vectorVerify(t *testing.T, _ vectorFile, c vectorCase) {
 	known(t, c.Expect, "valid", "digest_hex", "hub_policy", "wire_error", "reference_error", "note")
 	known(t, c.Input, "envelope", "now")
@@ -382,7 +382,7 @@ func vectorVerify(t *testing.T, _ vectorFile, c vectorCase) {
 	err = e.VerifySignature()
 	v := &Verifier{Now: func() time.Time { return time.Unix(now, 0) }}
 	_, full := v.Check(e)
-	// The server refuses what the check refuses; the text is the one on the wire.
+	// The server refuses the same envelopes, with the text of the vectors.
 	s := &Server{Verifier: v, Log: quiet(), Resolve: func(_ context.Context, address string) (*Agent, error) {
 		return &Agent{Address: address, Handler: func(context.Context, *Request) (Response, error) {
 			return Response{},
@@ -435,11 +435,11 @@ func vectorVerify(t *testing.T, _ vectorFile, c vectorCase) {
 		return
 	}
 	if full == nil {
-		t.Error("Check passes what the signature check refuses")
+		t.Error("Check accepts a signature that VerifySignature refuses")
 	}
 }
 
-// UAG-063: both texts of a message read the same.
+// UAG-063: both texts of a message decode to the same content.
 func vectorMessage(t *testing.T, _ vectorFile, c vectorCase) {
 	known(t, c.Expect, "agent_text", "core_helper_text", "payload_from_agent", "payload_from_core_helper")
 	known(t, c.Input, "value", "digest")

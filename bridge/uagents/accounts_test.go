@@ -28,7 +28,7 @@ const (
 func withAccounts(t *testing.T) node.Config {
 	t.Helper()
 	c := node.Config{Data: t.TempDir(), Durability: "disk"}
-	c.UAgents.Direct = true // so that the registry shows whose endpoints count
+	c.UAgents.Direct = true // so that the registry shows the agents' own endpoints
 	var lines string
 	for _, s := range []string{ann, eve, watch} {
 		name, _, _ := strings.Cut(s, "-")
@@ -71,7 +71,7 @@ func (w *world) api(method, path, token string, body any) (int, string) {
 	return resp.StatusCode, string(answer)
 }
 
-// wants calls the API as an account and compares the status.
+// wants calls the API as an account and checks the status.
 func (w *world) wants(want int, method, path, token string, body any) string {
 	w.t.Helper()
 	status, answer := w.api(method, path, "Bearer "+token, body)
@@ -183,7 +183,7 @@ func TestAccounts(t *testing.T) {
 		if got := w.wants(200, "GET", "/v2/agents", eve, nil); got != "[]" {
 			t.Error(got)
 		}
-		// Whoever holds the key has the last word.
+		// The last account that proved the key has the agent.
 		w.prove(eve, bob)
 		w.wants(200, "POST", "/v2/agents", eve, registrationOf(bob, "Eve's"))
 		w.wants(403, "PUT", at, ann, map[string]any{"name": "Ann's"})
@@ -202,7 +202,7 @@ func TestAccounts(t *testing.T) {
 			}
 		}
 	})
-	t.Run("what the agent signed outweighs its account", func(t *testing.T) {
+	t.Run("a registration signed by the agent outweighs its account", func(t *testing.T) {
 		w.register(bob, "http://127.0.0.1:10/submit")
 		signed := w.endpoints(bob)
 		w.wants(200, "POST", "/v2/agents", ann, registrationOf(bob, "Bob"))
@@ -221,8 +221,8 @@ func TestAccounts(t *testing.T) {
 	})
 }
 
-// TestAccountBounds: what is no profile is refused, and an account has room for
-// so much.
+// TestAccountBounds: malformed profiles are refused, and so are profiles beyond the room
+// of an account.
 func TestAccountBounds(t *testing.T) {
 	w := newWorld(t, withAccounts(t))
 	id := identity(t)
@@ -281,7 +281,7 @@ func TestAccountBounds(t *testing.T) {
 	}
 
 	var batch []registration
-	for i := range 100 { // with the one above it is one too many
+	for i := range 100 { // with the agent above, one more than the limit
 		id := identity(t)
 		w.prove(ann, id)
 		batch = append(batch, registrationOf(id, fmt.Sprint("No ", i)))
@@ -301,8 +301,8 @@ func TestAccountBounds(t *testing.T) {
 	}
 }
 
-// TestAccountLasts: profiles outlive the hub and the agent's own registration;
-// an operator who removes the agent removes them.
+// TestAccountLasts: profiles outlive a restart of the hub and the agent's own
+// registration; when the operator removes an agent, its profile goes too.
 func TestAccountLasts(t *testing.T) {
 	c := withAccounts(t)
 	c.UAgents.Closed = true

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// wait bounds what a test waits for; nothing is asserted about time.
+// wait bounds a wait; no test asserts how long something takes.
 const wait = time.Minute
 
 type text struct {
@@ -42,7 +42,7 @@ type world struct {
 	t     *testing.T
 	base  string
 	calls atomic.Int64
-	gate  chan struct{} // closed to let the skill "slow" end
+	gate  chan struct{} // closed to end the calls of the skill "slow"
 	http  *http.Client
 }
 
@@ -136,7 +136,7 @@ func identity(t *testing.T) *uagents.Identity {
 	return id
 }
 
-// client speaks as id to agents that the hub's registry knows.
+// client sends as id to agents in the hub's registry.
 func (w *world) client(id *uagents.Identity) *uagents.Client {
 	return &uagents.Client{Identity: id, HTTP: w.http, Resolver: uagents.Almanac(w.base)}
 }
@@ -179,7 +179,7 @@ func (w *world) post(e *uagents.Envelope, sync bool) (int, string, http.Header) 
 	return resp.StatusCode, string(body), resp.Header
 }
 
-// peer is a uAgent on a socket of its own.
+// peer is a uAgent on its own socket.
 type peer struct {
 	*uagents.Identity
 	got chan *uagents.Request
@@ -248,7 +248,7 @@ func (p *peer) next(t *testing.T) *uagents.Request {
 	}
 }
 
-// ask sends a request of the Go side through the hub.
+// ask sends a request from the Go API through the hub.
 func (w *world) ask(from, to, skill string, parts ...parley.Part) (*parley.Message, error) {
 	return w.Hub().Ask(w.t.Context(), hub.Submission{Scope: "go " + from,
 		Message: &parley.Message{Kind: parley.Request, From: from, To: to, Skill: skill, Parts: parts,
@@ -305,7 +305,7 @@ func TestIntoGo(t *testing.T) {
 			t.Errorf("%d calls", got)
 		}
 	})
-	t.Run("UAG-032 nor does its negated signature, or another version, count as another", func(t *testing.T) {
+	t.Run("UAG-032 a negated signature or another version makes no new envelope", func(t *testing.T) {
 		e := w.envelope(alice, echo, "", echoModel().Message(EchoRequest{"twice"}))
 		before := w.calls.Load()
 		if status, body, _ := w.post(e, false); status != 200 || body != "{}" {
@@ -331,10 +331,10 @@ func TestIntoGo(t *testing.T) {
 		}
 		waitFor(t, func() bool { return w.calls.Load() >= before+2 })
 		if n := w.calls.Load() - before; n != 2 {
-			t.Errorf("%d calls, want that of the envelope and that of the one after", n)
+			t.Errorf("%d calls, want one for the envelope and one for the next", n)
 		}
 	})
-	t.Run("UAG-066 what does not fit is refused", func(t *testing.T) {
+	t.Run("UAG-066 a message that does not fit is refused", func(t *testing.T) {
 		_, err := w.client(alice).Ask(t.Context(), echo, uagents.Message{Schema: echoModel().Digest(),
 			Payload: []byte(`{"text":1}`)})
 		if e := uagents.AsError(err); e.Code != "peer" || !strings.Contains(e.Text, "echo") {
@@ -353,7 +353,7 @@ func TestIntoGo(t *testing.T) {
 	})
 }
 
-// negate gives the other signature that holds for the same digest: r and n-s.
+// negate gives the other valid signature of the same digest: r and n-s.
 func negate(t *testing.T, sig string) string {
 	t.Helper()
 	hrp, b, err := bech32.DecodeNoLimit(sig)
@@ -379,7 +379,7 @@ func waitFor(t *testing.T, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("it did not happen")
+			t.Fatalf("not so after %s", wait)
 		}
 	}
 }

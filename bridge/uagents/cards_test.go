@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// TestCards: what a chat answer says without text arrives: an interactive card
-// is a metadata block. An answer that says nothing is a failure.
+// TestCards: a chat answer without text arrives: an interactive card is a metadata
+// block. A chat answer without content is a failure.
 func TestCards(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	one := uagents.Metadata(map[string]string{"card_kind": "form", "card_payload": `{"fields":[]}`})
@@ -37,7 +37,7 @@ func TestCards(t *testing.T) {
 		return &out, nil
 	}
 	asynchronous := w.nameOf(w.newPeer(uagents.ChatHandler(nil, chats)).Identity)
-	// One that does not use this registry answers in the HTTP response.
+	// An agent that does not use this registry answers in the HTTP response.
 	id := identity(t)
 	s := &uagents.Server{Resolve: uagents.Serve(&uagents.Agent{Address: id.Address(), Identity: id,
 		Handler: func(ctx context.Context, r *uagents.Request) (uagents.Response, error) {
@@ -96,8 +96,8 @@ func TestCards(t *testing.T) {
 	}
 }
 
-// TestCardSelection: what a uAgent says beside its text reaches an agent of
-// another protocol, and does not get in the way of a skill that takes text.
+// TestCardSelection: metadata beside the text of a chat reaches an agent of another
+// protocol, and does not disturb a skill that takes text.
 func TestCardSelection(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	got := make(chan *parley.Message, 4)
@@ -131,7 +131,7 @@ func TestCardSelection(t *testing.T) {
 			t.Errorf("%+v", r.Parts)
 		}
 	}
-	// A skill that wants {"text": …}.
+	// A skill that takes {"text": …}.
 	before := w.calls.Load()
 	m := uagents.NewChat(time.Now(), selection, uagents.Text("hello"))
 	e := w.envelope(alice.Identity, w.address("crew/echo"), "", m.Message())
@@ -141,9 +141,9 @@ func TestCardSelection(t *testing.T) {
 	waitFor(t, func() bool { return w.calls.Load() == before+1 })
 }
 
-// TestDuplicateMembers: a chat message that names members twice is taken as
-// Python reads it, recorded as it came, and travels without them, which is said.
-// An envelope that does so is refused.
+// TestDuplicateMembers: a chat message with duplicate member names is read as by Python,
+// recorded unchanged, and sent on without the duplicates, which is a reported loss. An
+// envelope with duplicate member names is refused.
 func TestDuplicateMembers(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.newPeer(nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// A Go function is a uAgent at the hub. Another uAgent finds its address in the
-// hub's Almanac, and gets its answer signed by that address.
+// A Go function is a uAgent at the hub. Another uAgent finds the function's address in
+// the hub's Almanac, and gets an answer signed by that address.
 func Example() {
 	ctx := context.Background()
 	n, err := node.Open(ctx, node.Config{Durability: "memory", Listen: node.Listen{HTTP: "127.0.0.1:0"}})

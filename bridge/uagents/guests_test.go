@@ -88,8 +88,8 @@ func (w *world) publish(p *uagents.Protocol) *uagents.Manifest {
 	return m
 }
 
-// TestGuestMailboxes: mailboxes that one source makes for keys of its own take
-// no place of others.
+// TestGuestMailboxes: mailboxes that one source makes for its own keys take no room of
+// other agents.
 func TestGuestMailboxes(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	refused := 0
@@ -107,11 +107,11 @@ func TestGuestMailboxes(t *testing.T) {
 	}
 	stats := w.Hub().Guests().Stats()
 	if most := stats.Limits.Mailboxes / 4; stats.Mailboxes > most || stats.Evicted == 0 && refused == 0 {
-		t.Errorf("%d mailboxes of one source, at most %d; %d gave way, %d were refused",
+		t.Errorf("%d mailboxes of one source, at most %d; %d were evicted, %d refused",
 			stats.Mailboxes, most, stats.Evicted, refused)
 	}
 	if rec := w.list("192.0.2.2", identity(t)); rec.Code != 200 {
-		t.Errorf("a guest from elsewhere: %d %s", rec.Code, rec.Body)
+		t.Errorf("a guest of another source: %d %s", rec.Code, rec.Body)
 	}
 	alice := identity(t)
 	w.enrol("alice", alice)
@@ -124,7 +124,7 @@ func TestGuestMailboxes(t *testing.T) {
 	}
 }
 
-// manyProtocols are as many as a registration may name. They hold much memory.
+// manyProtocols gives as many protocols as a registration may name. They take much memory.
 func manyProtocols(i int) (out []string) {
 	for j := range 200 {
 		out = append(out, fmt.Sprintf("proto:%064x", i*200+j))
@@ -132,8 +132,8 @@ func manyProtocols(i int) (out []string) {
 	return out
 }
 
-// TestGuestRegistrations: what one source registers stays within its share,
-// also after a restart, and takes nothing from others.
+// TestGuestRegistrations: the registrations of one source stay within its share, also
+// after a restart, and take no room of other agents.
 func TestGuestRegistrations(t *testing.T) {
 	c := node.Config{Data: t.TempDir(), Durability: "disk"}
 	w := newWorld(t, c)
@@ -147,7 +147,7 @@ func TestGuestRegistrations(t *testing.T) {
 	if rec := register("192.0.2.1", alice, now); rec.Code != 200 {
 		t.Fatal(rec.Code, rec.Body)
 	}
-	for i := 0; ; i++ { // each is looked up, so that none gives way
+	for i := 0; ; i++ { // each is looked up, so that none is evicted
 		id := identity(t)
 		rec := register("192.0.2.1", id, now)
 		if rec.Code == http.StatusTooManyRequests {
@@ -183,7 +183,7 @@ func TestGuestRegistrations(t *testing.T) {
 		t.Errorf("beyond the share: %d %v %s", rec.Code, rec.Header(), rec.Body)
 	}
 	if rec := register("192.0.2.2", identity(t), now); rec.Code != 200 {
-		t.Errorf("a guest from elsewhere: %d %s", rec.Code, rec.Body)
+		t.Errorf("a guest of another source: %d %s", rec.Code, rec.Body)
 	}
 	if rec := w.from("192.0.2.3", "GET", "/v1/almanac/agents/"+alice.Address(), nil); rec.Code != 200 {
 		t.Errorf("the enrolled agent is not registered: %d", rec.Code)
@@ -194,8 +194,8 @@ func TestGuestRegistrations(t *testing.T) {
 	}
 }
 
-// TestGuestGivesWay: with its registration a guest loses all that it had; one
-// that is enrolled meanwhile loses nothing.
+// TestGuestGivesWay: an evicted guest loses its registration, entry and mailbox; an agent
+// that was enrolled meanwhile loses nothing.
 func TestGuestGivesWay(t *testing.T) {
 	w := newWorld(t, node.Config{Guests: node.Guests{Disk: "100GiB"}})
 	now := time.Now()
@@ -216,14 +216,14 @@ func TestGuestGivesWay(t *testing.T) {
 	if e, ok := w.Hub().Directory().Lookup("uagents", first.Address()); !ok || e.Source != directory.FromGuest {
 		t.Fatal("the guest is not in the directory")
 	}
-	for i := range 250 { // each holds much, so that the first is in their way
+	for i := range 250 { // each takes much memory, so that the first is evicted
 		body := w.attest(identity(t), now, "http://192.0.2.9/submit", 0, manyProtocols(i)...)
 		if rec := w.from(fmt.Sprintf("192.0.2.%d", 10+i/40), "POST", "/v1/almanac/agents", body); rec.Code != 200 {
 			t.Fatal(i, rec.Code, rec.Body)
 		}
 	}
 	if rec := w.from("192.0.2.3", "GET", "/v1/almanac/agents/"+first.Address(), nil); rec.Code != 404 {
-		t.Errorf("the first guest did not give way: %d, %+v", rec.Code, w.Hub().Guests().Stats())
+		t.Errorf("the first guest was not evicted: %d, %+v", rec.Code, w.Hub().Guests().Stats())
 	}
 	if _, ok := w.Hub().Directory().Lookup("uagents", first.Address()); ok {
 		t.Error("the guest is still in the directory")
@@ -237,11 +237,11 @@ func TestGuestGivesWay(t *testing.T) {
 		t.Errorf("the guest's mailbox: %d %s", rec.Code, rec.Body)
 	}
 	if rec := w.from("192.0.2.3", "GET", "/v1/almanac/agents/"+second.Address(), nil); rec.Code != 200 {
-		t.Errorf("the enrolled agent gave way: %d", rec.Code)
+		t.Errorf("the enrolled agent was evicted: %d", rec.Code)
 	}
 }
 
-// TestVouched: an enrolled agent that proves its key is no guest's connection.
+// TestVouched: the connection of an enrolled agent that proved its key is no guest's.
 func TestVouched(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice, mallory := identity(t), identity(t)
@@ -301,8 +301,8 @@ func diskUse(t *testing.T, dir string) (n int64) {
 	return n
 }
 
-// TestRefusedGuestsLeaveLittle: the content of what is refused of a guest is not
-// recorded, whoever refused it.
+// TestRefusedGuestsLeaveLittle: the content of a guest's refused envelope is not
+// recorded, whether the hub or the protocol refused it.
 func TestRefusedGuestsLeaveLittle(t *testing.T) {
 	c := node.Config{Data: t.TempDir(), Durability: "disk"}
 	w := newWorld(t, c)
@@ -335,10 +335,10 @@ func TestRefusedGuestsLeaveLittle(t *testing.T) {
 	w.open(c)
 }
 
-// TestRefusedAgain: an envelope that was refused is refused again in the same
-// words, also after a restart of the hub.
+// TestRefusedAgain: a refused envelope gets the same refusal again, also after a restart
+// of the hub.
 func TestRefusedAgain(t *testing.T) {
-	h := &hands{now: time.Now().UTC().Truncate(time.Second)}
+	h := &testClock{now: time.Now().UTC().Truncate(time.Second)}
 	c := node.Config{Data: t.TempDir(), Durability: "disk", Now: h.Now}
 	w := newWorld(t, c)
 	c.Listen.HTTP = strings.TrimPrefix(w.base, "http://")
@@ -381,7 +381,7 @@ func TestRefusedAgain(t *testing.T) {
 	for _, when := range []string{"first", "again", "after a while", "after a restart"} {
 		switch when {
 		case "after a while":
-			h.move(20 * time.Second) // what was beyond the horizon is not any more
+			h.move(20 * time.Second) // the expiry is no longer beyond the horizon
 		case "after a restart":
 			if err := w.Close(context.Background()); err != nil {
 				t.Fatal(err)
@@ -391,7 +391,7 @@ func TestRefusedAgain(t *testing.T) {
 		for name, x := range cases {
 			for _, sync := range []bool{false, true} {
 				e := x.e
-				if sync { // another envelope: one is answered either way
+				if sync { // another envelope: each envelope is answered in one way only
 					other := *x.e
 					other.Session = sessionOf(name)
 					if err := other.Sign(alice); err != nil {
@@ -403,10 +403,10 @@ func TestRefusedAgain(t *testing.T) {
 				key := fmt.Sprint(name, sync)
 				if when == "first" {
 					first[key] = answer{status, body}
-					if x.text != "" && (!strings.Contains(said(t, body), x.text) || status == 200 && !sync) {
+					if x.text != "" && (!strings.Contains(refusalText(t, body), x.text) || status == 200 && !sync) {
 						t.Errorf("%s, sync %v: %d %s", name, sync, status, body)
 					}
-				} else if want := first[key]; status != want.status || said(t, body) != said(t, want.body) {
+				} else if want := first[key]; status != want.status || refusalText(t, body) != refusalText(t, want.body) {
 					t.Errorf("%s, sync %v, %s: %d %s, want %d %s", name, sync, when, status, body, want.status,
 						want.body)
 				}
@@ -426,8 +426,8 @@ func sessionOf(name string) string {
 	return fmt.Sprintf("00000000-0000-4000-8000-%012x", len(name))
 }
 
-// said is the text of an answer: that of the error, or of the ErrorMessage.
-func said(t *testing.T, body string) string {
+// refusalText is the text of a refusal: of the JSON error, or of the ErrorMessage.
+func refusalText(t *testing.T, body string) string {
 	t.Helper()
 	if e, err := uagents.Decode([]byte(body)); err == nil {
 		m, err := e.Message()

@@ -11,8 +11,8 @@ import (
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
-// TestNothingIsLostSilently: what a uAgent does not get of a message of any
-// protocol is reported.
+// TestNothingIsLostSilently: every part of a message that a uAgent does not get is a
+// reported loss.
 func TestNothingIsLostSilently(t *testing.T) {
 	kinds := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event}
 	bridgetest.Check(t, bridge.Chat, kinds, func(m *parley.Message) (string, []parley.Loss, error) {

@@ -19,7 +19,7 @@ type (
 	Mallory struct {
 		Text string `json:"text"`
 	}
-	// Question and Reply are a protocol of a sender's own.
+	// Question and Reply are a sender's own protocol.
 	Question struct {
 		Text string `json:"text"`
 	}
@@ -34,11 +34,11 @@ func interaction(request, answer *uagents.Model) *uagents.Protocol {
 	return &uagents.Protocol{Name: "x", Interactions: []uagents.Interaction{i}}
 }
 
-// TestAnswersAreNotForOthersToSay: with which model the hub answers in an
-// agent's name is not changed by what others publish.
+// TestAnswersAreNotForOthersToSay: manifests of other agents do not change the model in
+// which the hub answers for an agent.
 func TestAnswersAreNotForOthersToSay(t *testing.T) {
 	w := newWorld(t, node.Config{})
-	if err := w.Handle(parley.Agent{Name: "loose", Exposed: parley.Everywhere}, // it declares no answer
+	if err := w.Handle(parley.Agent{Name: "loose", Exposed: parley.Everywhere}, // without a declared answer
 		parley.RawSkill("loose", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
 			return r.Reply(parley.Text("anything"))
 		}, parley.AsDefault())); err != nil {
@@ -70,7 +70,7 @@ func TestAnswersAreNotForOthersToSay(t *testing.T) {
 		t.Fatal(own)
 	}
 	text := answer("loose", echo) // the model of any text
-	lies := []*uagents.Manifest{w.publish(interaction(echo, mallory)), w.publish(interaction(question, mallory))}
+	forged := []*uagents.Manifest{w.publish(interaction(echo, mallory)), w.publish(interaction(question, mallory))}
 	says("unsigned", "crew/echo", echo, own)
 	says("unsigned", "crew/echo", question, own)
 	says("unsigned", "loose", echo, text)
@@ -87,25 +87,25 @@ func TestAnswersAreNotForOthersToSay(t *testing.T) {
 			t.Fatal(rec.Code, rec.Body)
 		}
 	}
-	names(eve, time.Now(), lies...)
+	names(eve, time.Now(), forged...)
 	says("registered by another", "crew/echo", echo, own)
 	says("registered by another", "crew/echo", question, own)
 	says("registered by another", "loose", echo, text)
 
-	// What the sender itself registered says how its own requests are answered.
-	names(alice, time.Now(), w.publish(interaction(question, reply)), lies[0])
+	// The sender's own registration gives the answer models of its own requests.
+	names(alice, time.Now(), w.publish(interaction(question, reply)), forged[0])
 	says("registered by the sender", "crew/echo", question, reply.Digest())
 	says("registered by the sender", "loose", question, reply.Digest())
-	says("registered by the sender", "crew/echo", echo, own) // which the agent declares itself
+	says("registered by the sender", "crew/echo", echo, own) // but not of a request that the agent itself declares
 
-	// So does what an enrolled agent registered.
+	// The registration of an enrolled agent counts too.
 	w.enrol("eve", eve)
 	names(alice, time.Now().Add(2*time.Second))
 	says("of an enrolled agent", "loose", echo, mallory.Digest())
 }
 
-// TestOwnManifestStays: what the hub publishes of its agents is not replaced by
-// what bears the same digest.
+// TestOwnManifestStays: another manifest with the same digest does not replace a manifest
+// of the hub's own agents.
 func TestOwnManifestStays(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	var record struct{ Protocols []string }
@@ -126,12 +126,12 @@ func TestOwnManifestStays(t *testing.T) {
 		t.Errorf("%s, want %s", got, own)
 	}
 	if n := w.Hub().Guests().Stats().Manifests; n != 0 {
-		t.Errorf("%d manifests are kept of what is the hub's own", n)
+		t.Errorf("%d published copies of the hub's own manifest are stored", n)
 	}
 }
 
-// TestSkillTextIsBound: a skill of a registered agent says nothing that its own
-// registration does not bind, whoever published the manifest first.
+// TestSkillTextIsBound: the skills of a registered agent hold only text that its own
+// registration binds, even if another client published the manifest first.
 func TestSkillTextIsBound(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	p := interaction(uagents.ModelOf[Question](), uagents.ModelOf[Reply]())
@@ -175,8 +175,8 @@ func TestSkillTextIsBound(t *testing.T) {
 	}
 }
 
-// TestGuestManifests: of one source's manifests only its share is kept, and one
-// that an enrolled agent names is always taken.
+// TestGuestManifests: the manifests of one source stay within its share, and a manifest
+// that an enrolled agent names is always accepted.
 func TestGuestManifests(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	manifest := func(i int) (string, []byte) {
@@ -226,9 +226,8 @@ func TestGuestManifests(t *testing.T) {
 	}
 }
 
-// TestNamedAgentKeepsItsModels: an agent that an operator names keeps the models
-// that it registered, and follows what it registers later, unless the operator
-// declares skills.
+// TestNamedAgentKeepsItsModels: an agent that an operator names keeps the models of its
+// registration, also of later ones, unless the operator declares skills.
 func TestNamedAgentKeepsItsModels(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	question, echo := uagents.ModelOf[Question](), echoModel()
@@ -287,7 +286,7 @@ func TestNamedAgentKeepsItsModels(t *testing.T) {
 		t.Errorf("once it is named again, dave has %q", got)
 	}
 	registers(dave, digest(first), digest(second))
-	w.publish(second) // after the registration that names it
+	w.publish(second) // after the registration that names this manifest
 	waitFor(t, func() bool { return skills("dave") == "EchoRequest Question" })
 	registers(dave, digest(second))
 	waitFor(t, func() bool { return skills("dave") == "EchoRequest" })
@@ -299,12 +298,12 @@ func TestNamedAgentKeepsItsModels(t *testing.T) {
 	if got := skills("strict"); got != "Question" {
 		t.Errorf("an agent whose skills are declared has %q", got)
 	}
-	// Named before it registers.
+	// An agent that is named before it registers.
 	early := identity(t)
 	put(parley.Agent{Name: "early"}, early)
 	registers(early, digest(second))
 	waitFor(t, func() bool { return skills("early") == "EchoRequest" })
-	// One that speaks another protocol too has skills there that no manifest names.
+	// An agent of two protocols has skills in the other that no manifest names.
 	registers(both, digest(second))
 	samvad := func(id string) parley.Identity {
 		return parley.Identity{Protocol: "samvad", ID: id, URL: "http://192.0.2.9"}

@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// TestAddressForName: operators and programs may name an agent by its address,
-// with and without its prefix, or as any protocol calls it.
+// TestAddressForName: operators and programs may name an agent by its address, with and
+// without prefix, or by its id in any protocol.
 func TestAddressForName(t *testing.T) {
 	w := newWorld(t, node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}})
 	says := func(_ context.Context, _ *uagents.Request, m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
@@ -68,6 +68,6 @@ func TestAddressForName(t *testing.T) {
 	}
 	_, err := w.Admin().Send(ctx, by, admin.Send{To: identity(t).Address(), Text: &text})
 	if parley.CodeOf(err) != parley.UnknownAgent {
-		t.Errorf("an address that nobody has: %v", err)
+		t.Errorf("an address of no agent: %v", err)
 	}
 }

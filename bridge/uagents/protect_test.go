@@ -20,10 +20,9 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// TestPoisonIsNotForwarded: what would stop the message loop of a reference
-// agent is refused by the hub and does not reach the agent, from whomever it
-// comes: a payload that does not fit a model the registry knows, none at all,
-// and chat messages with unknown keys. UAG-066, hole 1.
+// TestPoisonIsNotForwarded: the hub refuses a message that would stop the message loop of
+// a reference agent, from any sender: a payload that does not fit a model of the registry,
+// a missing payload, and a chat message with unknown keys. UAG-066, hole 1.
 func TestPoisonIsNotForwarded(t *testing.T) {
 	w := newWorld(t, node.Config{Policy: node.Policy{Assurance: "unsigned"}})
 	bob, alice := w.newPeer(nil), identity(t)
@@ -81,7 +80,7 @@ func TestPoisonIsNotForwarded(t *testing.T) {
 			}
 		}
 	}
-	// What comes first at bob is the first that fits.
+	// The first message that reaches bob is the first that fits.
 	if status, body, _ := w.post(w.envelope(alice, bob.Address(), "", uagents.ModelOf[Known]().Message(Known{7})),
 		false); status != 200 {
 		t.Fatal(status, body)
@@ -91,14 +90,14 @@ func TestPoisonIsNotForwarded(t *testing.T) {
 	}
 }
 
-// Known is a model that the registry knows from a manifest.
+// Known is a model of a manifest in the registry.
 type Known struct {
 	Count int `json:"count"`
 }
 
-// TestFailuresAreErrorMessages: who asked asynchronously gets the failure as an
-// ErrorMessage in its session, signed by the stand-in, without what is private
-// in it; and the answer to an ErrorMessage is none.
+// TestFailuresAreErrorMessages: the sender of an async request gets a failure as an
+// ErrorMessage in its session, signed by the stand-in, without private details; and an
+// ErrorMessage gets no answer.
 func TestFailuresAreErrorMessages(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	if err := w.Handle(parley.Agent{Name: "broken", Exposed: parley.Everywhere},
@@ -125,8 +124,8 @@ func TestFailuresAreErrorMessages(t *testing.T) {
 	}
 }
 
-// TestUnsignedIsMarked: what comes from an unsigned sender is recorded as such,
-// under a name that no agent has (hole 4).
+// TestUnsignedIsMarked: a message of an unsigned sender is recorded as unsigned, under a
+// name that no agent has (hole 4).
 func TestUnsignedIsMarked(t *testing.T) {
 	w := newWorld(t, node.Config{Policy: node.Policy{Assurance: "unsigned"}})
 	user, err := uagents.NewUser()
@@ -150,29 +149,29 @@ func TestUnsignedIsMarked(t *testing.T) {
 	}
 }
 
-// hands is a clock that moves when the test says so.
-type hands struct {
+// testClock is a clock that only the test moves.
+type testClock struct {
 	mu  sync.Mutex
 	now time.Time
 }
 
-func (h *hands) Now() time.Time {
+func (h *testClock) Now() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.now
 }
 
-func (h *hands) move(d time.Duration) {
+func (h *testClock) move(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.now = h.now.Add(d)
 }
 
-// TestMailboxItems: the hub's own mailbox keeps the order, says when items came
-// and run out, gives and deletes one of them, keeps nothing that is forged, and
-// drops what has run out. UAG-074, UAG-075.
+// TestMailboxItems: the hub's own mailbox keeps the order, gives the times of arrival and
+// expiry, gives and deletes single items, refuses forged envelopes, and drops expired
+// items. UAG-074, UAG-075.
 func TestMailboxItems(t *testing.T) {
-	h := &hands{now: time.Now().UTC().Truncate(time.Millisecond)}
+	h := &testClock{now: time.Now().UTC().Truncate(time.Millisecond)}
 	w := newWorld(t, node.Config{Now: h.Now})
 	alice, bob := identity(t), identity(t)
 	w.register(bob, w.base+"/v2/agents/mailbox/submit")
@@ -234,7 +233,7 @@ func TestMailboxItems(t *testing.T) {
 	forged := w.envelope(alice, bob.Address(), "", echoModel().Message(EchoRequest{"forged"}))
 	forged.Session = uagents.NewSession()
 	if submit(forged) != 400 {
-		t.Error("a forged envelope was taken")
+		t.Error("a forged envelope was accepted")
 	}
 	items := list("?limit=100&offset=0")
 	if len(items) != 3 {
@@ -243,7 +242,7 @@ func TestMailboxItems(t *testing.T) {
 	for i, x := range items {
 		e, err := uagents.Decode(x.Envelope)
 		if err != nil || e.Session != sent[i].Session || e.VerifySignature() != nil {
-			t.Errorf("item %d is not the envelope that came as such: %v", i, err)
+			t.Errorf("item %d is not the envelope as it was sent: %v", i, err)
 		}
 		until, _ := sent[i].ExpiresAt()
 		if x.UUID == "" || x.Received.IsZero() || !x.Expires.Equal(until) {
@@ -273,17 +272,17 @@ func TestMailboxItems(t *testing.T) {
 	if left := list(""); len(left) != 2 || left[0].UUID != items[1].UUID {
 		t.Errorf("%+v", left)
 	}
-	h.move(61 * time.Second) // past what the envelopes say
+	h.move(61 * time.Second) // past the expiry of the envelopes
 	if left := list(""); len(left) != 0 {
-		t.Errorf("%d items that have run out", len(left))
+		t.Errorf("%d expired items are listed", len(left))
 	}
 	if status, _ := call("GET", "/"+items[1].UUID, "Agent "+token); status != 404 {
-		t.Errorf("an item that has run out: %d", status)
+		t.Errorf("an expired item: %d", status)
 	}
 }
 
-// TestProbes: what a reference agent asks an endpoint before it sends, and who
-// is behind it. UAG-047, UAG-058.
+// TestProbes: a reference agent probes an endpoint before it sends, and reads the agent's
+// info. UAG-047, UAG-058.
 func TestProbes(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	ask := func(method, path, address string) (*http.Response, string) {
@@ -324,15 +323,15 @@ func TestProbes(t *testing.T) {
 	if resp, body := ask("GET", "/agent_info", identity(t).Address()); resp.StatusCode != 404 {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
-	for _, path := range []string{"/messages", "/connect", "/disconnect"} { // an inspector's, which a hub has not
+	for _, path := range []string{"/messages", "/connect", "/disconnect"} { // of the local inspector, which a hub does not have
 		if resp, body := ask("GET", path, echo); resp.StatusCode < 400 || resp.StatusCode >= 500 {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, body)
 		}
 	}
 }
 
-// TestPrivateEndpoints: an agent's own registration does not make the hub call
-// what only its machine reaches (hole 12).
+// TestPrivateEndpoints: an agent's own registration does not make the hub call private
+// addresses (hole 12).
 func TestPrivateEndpoints(t *testing.T) {
 	var hits atomic.Int64
 	trap := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { hits.Add(1) }))

@@ -16,7 +16,7 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// postRaw sends a body as it is.
+// postRaw sends a body unchanged.
 func (w *world) postRaw(method, path, contentType, body string) (int, string) {
 	w.t.Helper()
 	r, err := http.NewRequest(method, w.base+path, strings.NewReader(body))
@@ -38,8 +38,8 @@ func (w *world) postRaw(method, path, contentType, body string) (int, string) {
 	return resp.StatusCode, b.String()
 }
 
-// TestRefusals: what is wrong is answered in the reference's words, and the
-// hub goes on.
+// TestRefusals: malformed and refused requests are answered in the reference's words, and
+// the hub goes on serving.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	echo, alice := w.address("crew/echo"), identity(t)
@@ -135,7 +135,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestLegacy: the switches let pass what agents with broken clocks send.
+// TestLegacy: the switches let envelopes of agents with broken clocks pass.
 func TestLegacy(t *testing.T) {
 	w := newWorld(t, node.Config{UAgents: node.UAgents{Legacy: true, Nonce: true}})
 	alice := identity(t)
@@ -156,8 +156,8 @@ func TestLegacy(t *testing.T) {
 	}
 }
 
-// TestNative: between two uAgents the envelope passes as it is; the answer of
-// one that is waited for, too.
+// TestNative: between two uAgents the hub forwards the envelope unchanged, and so the
+// answer to a waiting sender.
 func TestNative(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	bob := w.newPeer(func(_ context.Context, r *uagents.Request) (uagents.Response, error) {
@@ -184,13 +184,13 @@ func TestNative(t *testing.T) {
 	}
 }
 
-// TestKeyEnd: a digest is remembered as long as its envelope may be taken, to the
-// last moment, also at the horizon (UAG-034, UAG-035). That it has expired is
-// recorded once, however often it comes again.
+// TestKeyEnd: a digest is remembered as long as its envelope may be accepted, to the last
+// moment, also at the horizon (UAG-034, UAG-035). The refusal of the expired envelope is
+// recorded once, also for later duplicates.
 func TestKeyEnd(t *testing.T) {
 	const skew = 5 * time.Second
 	for _, life := range []time.Duration{20 * time.Minute, 24 * time.Hour} {
-		h := &hands{now: time.Now().Truncate(time.Second)}
+		h := &testClock{now: time.Now().Truncate(time.Second)}
 		w := newWorld(t, node.Config{Now: h.Now})
 		alice := identity(t)
 		e := w.envelope(alice, w.address("crew/echo"), "", echoModel().Message(EchoRequest{"once"}))
@@ -210,9 +210,9 @@ func TestKeyEnd(t *testing.T) {
 		post("new", true, 200)
 		post("again", true, 200)
 		h.move(life + skew)
-		post("when it is taken for the last time", true, 200)
+		post("at the last moment", true, 200)
 		h.move(bridge.ClockMargin + time.Second)
-		post("when its key has ended", false, 400)
+		post("after the key ended", false, 400)
 		var refused atomic.Int64
 		stop := w.Hub().Journal().Watch(func(r *journal.Record) {
 			if r.Refused != nil {
@@ -225,7 +225,7 @@ func TestKeyEnd(t *testing.T) {
 		}
 		stop()
 		if n := refused.Load(); n != 0 {
-			t.Errorf("lives %s: %d more records of what has expired", life, n)
+			t.Errorf("lives %s: %d more records of the expired envelope", life, n)
 		}
 	}
 }

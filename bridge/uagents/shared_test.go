@@ -32,8 +32,8 @@ func testSessions(t *testing.T, now func() time.Time) (*sessions, *journal.Table
 	return s, journal.NewTable[exchange](j, bucketSessions, 0), j
 }
 
-// TestSessionOfAnotherHub: what another hub has asked is known when the answer is
-// here, before this hub was told of it, also in a session that was used before.
+// TestSessionOfAnotherHub: an answer finds the request of another hub even before this
+// hub's index has the request, also in a session that was used before.
 func TestSessionOfAnotherHub(t *testing.T) {
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
 	s, other, j := testSessions(t, func() time.Time { return now })
@@ -70,11 +70,11 @@ func TestSessionOfAnotherHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := s.find(t.Context(), "asker", "bob", "s"); err == nil {
-		t.Error("what cannot be read is answered")
+		t.Error("a closed journal gives no error")
 	}
 }
 
-// TestSessionTaken: of two hubs, only one uses a session of a conversation again.
+// TestSessionTaken: only one of two hubs reuses the session of a conversation.
 func TestSessionTaken(t *testing.T) {
 	now := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
 	s, _, j := testSessions(t, func() time.Time { return now })

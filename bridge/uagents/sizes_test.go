@@ -14,13 +14,13 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// TestSizesFit: what the hub sends, its agents may send back; what would be too
-// large for that is refused before it is sent.
+// TestSizesFit: agents may send back any content that the hub sends; larger content is
+// refused before it is sent.
 func TestSizesFit(t *testing.T) {
 	const limit = 64 << 10
 	w := newWorld(t, node.Config{Limits: node.Limits{Body: "64KiB"}})
 	full := strings.Repeat("a", limit)
-	grows := strings.Repeat("é", limit/2) // six bytes each in a message's text
+	grows := strings.Repeat("é", limit/2) // each é takes six bytes in a message's text
 
 	bob := w.newPeer(uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request,
 		m *uagents.ChatMessage) (*uagents.ChatMessage, error) {
@@ -42,12 +42,12 @@ func TestSizesFit(t *testing.T) {
 			t.Fatalf("%.200v, %v", r, err)
 		}
 		if len(bob.got) != 0 {
-			t.Error("it was sent")
+			t.Error("the envelope was sent")
 		}
 	})
 
-	// The same from an agent: in raw UTF-8 its question fits, and the answer of
-	// crew/echo, which is written with escapes, does not.
+	// The same from an agent: its question fits, in raw UTF-8; the answer of
+	// crew/echo, with escapes, does not.
 	echo, alice := w.address("crew/echo"), w.newPeer(nil)
 	question := func(text string) uagents.Message {
 		return uagents.Message{Schema: echoModel().Digest(), Payload: []byte(`{"text":"` + text + `"}`)}

@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// TestKeysMadeMeanwhile: of several hubs with one keyring that start at once,
-// one makes the keys, and the others use them.
+// TestKeysMadeMeanwhile: when several hubs with one keyring start at once, one makes the
+// keys, and the others use them.
 func TestKeysMadeMeanwhile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "keys")
 	open := func() *keyring.Ring {
@@ -29,7 +29,7 @@ func TestKeysMadeMeanwhile(t *testing.T) {
 	if err := standIns(first).makeKeys([]string{"hub", "alice"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := standIns(second).makeKeys([]string{"hub", "alice", "bob"}); err != nil { // what it knows is older
+	if err := standIns(second).makeKeys([]string{"hub", "alice", "bob"}); err != nil { // second has read an older keyring
 		t.Fatal(err)
 	}
 	for _, owner := range []string{keyring.Hub, "alice"} {

@@ -51,7 +51,7 @@ func TestAsync(t *testing.T) {
 		if c := chatText(t, r); c.Text() != "good morning" || !c.Ends() || r.Session != e.Session {
 			t.Fatalf("%s", r.Raw())
 		}
-		// Its own acknowledgement of that is taken, and answered with nothing.
+		// The hub accepts alice's acknowledgement, and does not answer it.
 		c := chatText(t, r)
 		if status, body, _ := w.post(w.envelope(alice.Identity, echo, e.Session, c.Acknowledge(time.Now()).Message()),
 			false); status != 200 || body != "{}" {
@@ -68,19 +68,19 @@ func TestAsync(t *testing.T) {
 			t.Fatal(c)
 		}
 	})
-	t.Run("or the answer, when its sender cannot be reached otherwise", func(t *testing.T) {
+	t.Run("or the answer, when the sender cannot be reached in another way", func(t *testing.T) {
 		r, err := w.client(identity(t)).Ask(t.Context(), echo,
 			uagents.NewChat(time.Now(), uagents.Text("stranger")).Message())
 		if err != nil || r.Schema != uagents.ChatMessageDigest || !strings.Contains(string(r.Payload), "stranger") {
 			t.Fatalf("%+v, %v", r, err)
 		}
 	})
-	t.Run("UAG-067 an ErrorMessage is answered with nothing", func(t *testing.T) {
+	t.Run("UAG-067 an ErrorMessage is not answered", func(t *testing.T) {
 		e := w.envelope(alice.Identity, echo, "", uagents.NewErrorMessage("oops"))
 		if status, body, _ := w.post(e, false); status != 200 || body != "{}" {
 			t.Fatal(status, body)
 		}
-		// What comes next is the answer to the next message.
+		// The next envelope is the answer to the next message.
 		w.post(w.envelope(alice.Identity, echo, "", echoModel().Message(EchoRequest{"next"})), false)
 		if r := alice.next(t); string(r.Content.Payload) != `{"text": "next"}` {
 			t.Fatalf("%s", r.Raw())
@@ -120,7 +120,7 @@ func TestUnsigned(t *testing.T) {
 }
 
 // TestParallel: five calls of one sender at once each get their own answer,
-// and a forged one changes nothing. UAG-054, UAG-055.
+// and a forged answer changes nothing. UAG-054, UAG-055.
 func TestParallel(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	slow := w.address("slow")
@@ -152,7 +152,7 @@ func TestParallel(t *testing.T) {
 	wg.Wait()
 }
 
-// TestOutOfGo: an agent of this process asks a uAgent, as its stand-in.
+// TestOutOfGo: an agent of this process asks a uAgent, through its stand-in.
 func TestOutOfGo(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	bob := w.newPeer(uagents.ChatHandler(nil, func(_ context.Context, _ *uagents.Request,
@@ -187,7 +187,7 @@ func TestOutOfGo(t *testing.T) {
 			t.Fatalf("%+v, %v", r, err)
 		}
 	})
-	t.Run("many at once in sessions of their own", func(t *testing.T) {
+	t.Run("many at once, each in its own session", func(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 20 {
 			wg.Go(func() {
@@ -230,8 +230,8 @@ func TestOutOfGo(t *testing.T) {
 	})
 }
 
-// TestHeadOfLine: an agent that takes connections and never answers delays
-// nobody else.
+// TestHeadOfLine: an agent that takes connections and never answers does not delay
+// messages to other agents.
 func TestHeadOfLine(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -275,7 +275,7 @@ func TestHeadOfLine(t *testing.T) {
 	}
 }
 
-// TestFailover: of several endpoints one that works is enough.
+// TestFailover: one working endpoint of several is enough.
 func TestFailover(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -297,7 +297,7 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// What was not sent is not called unknown, and what may have been sent is.
+// The outcome of a request is unknown only if the request may have been sent.
 func TestAnAgentThatIsNotThere(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -368,7 +368,7 @@ func (w *world) submitRegistration(a *uagents.Attestation, want int) {
 	}
 }
 
-// TestRegistry: nobody takes an address over. UAG-069, UAG-070.
+// TestRegistry: no other client can take an address over. UAG-069, UAG-070.
 func TestRegistry(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice, mallory := identity(t), identity(t)
@@ -403,7 +403,7 @@ func TestRegistry(t *testing.T) {
 			t.Errorf("%s %v", address, err)
 		}
 	})
-	t.Run("a name that an operator gives takes the guest's place", func(t *testing.T) {
+	t.Run("a name given by the operator replaces the guest", func(t *testing.T) {
 		i, err := w.UAgents().Identity(alice.Address(), "")
 		if err != nil {
 			t.Fatal(err)
@@ -428,7 +428,7 @@ func TestRegistry(t *testing.T) {
 	})
 }
 
-// TestMailbox: an envelope waits, as it is, over a restart. UAG-021, UAG-074,
+// TestMailbox: an envelope waits unchanged, also over a restart. UAG-021, UAG-074,
 // UAG-075, UAG-076.
 func TestMailbox(t *testing.T) {
 	c := node.Config{Data: t.TempDir(), Durability: "disk"}
@@ -478,7 +478,7 @@ func TestMailbox(t *testing.T) {
 	}
 }
 
-// deliveries counts those to an agent: dead ones, and those not settled.
+// deliveries counts dead letters and open deliveries to an agent.
 func (w *world) deliveries(name string) (dead, open int) {
 	for _, d := range w.Hub().Journal().Deliveries(journalFilter(name)) {
 		if d.State == parley.Dead {
@@ -490,8 +490,8 @@ func (w *world) deliveries(name string) (dead, open int) {
 	return dead, open
 }
 
-// TestRestart: an answer that comes after a restart finds its request, and the
-// second of two is no answer any more.
+// TestRestart: an answer after a restart finds its request, and a second answer does
+// not count.
 func TestRestart(t *testing.T) {
 	c := node.Config{Data: t.TempDir(), Durability: "disk"}
 	w := newWorld(t, c)
@@ -523,7 +523,7 @@ func TestRestart(t *testing.T) {
 
 func journalFilter(name string) journal.Filter { return journal.Filter{To: name} }
 
-// send sends a request of the Go side whose answer nobody waits for.
+// send sends a request from the Go API and does not wait for the answer.
 func (w *world) send(from, to string, parts ...parley.Part) parley.ID {
 	w.t.Helper()
 	m, err := w.Hub().Accept(w.t.Context(), hub.Submission{Scope: "go " + from,

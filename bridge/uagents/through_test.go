@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// foundAt are the endpoints of an agent as another reads them from the registry.
+// foundAt gives the endpoints of an agent that other agents read from the registry.
 func (w *world) foundAt(address string) []string {
 	w.t.Helper()
 	_, list, err := uagents.Almanac(w.base).Resolve(w.t.Context(), address)
@@ -28,7 +28,7 @@ func (w *world) foundAt(address string) []string {
 	return out
 }
 
-// recorded waits for a record of what one agent said to another.
+// recorded waits for the record of a message from one agent to another.
 func (w *world) recorded(from, to string) (found *journal.Record) {
 	w.t.Helper()
 	ctx, stop := context.WithTimeout(w.t.Context(), wait)
@@ -47,9 +47,9 @@ func (w *world) recorded(from, to string) (found *journal.Record) {
 
 func only(list []string, want string) bool { return len(list) == 1 && list[0] == want }
 
-// TestThroughTheHub: two agents with endpoints find each other through the
-// registry and talk through the hub, which records what they say and keeps their
-// own endpoints to itself. UAG-078.
+// TestThroughTheHub: two agents with endpoints find each other through the registry and
+// talk through the hub, which records their messages and does not show their own
+// endpoints. UAG-078.
 func TestThroughTheHub(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.newPeer(nil)
@@ -133,7 +133,7 @@ func TestGovernedBetweenUAgents(t *testing.T) {
 	w.enrol("boss", boss)
 	hi := func() uagents.Message { return uagents.NewChat(time.Now(), uagents.Text("hi")).Message() }
 	if _, err := w.client(alice).Send(t.Context(), bob.Address(), hi()); err == nil {
-		t.Error("an agent that may call nobody sent an envelope to another")
+		t.Error("an envelope passed that no rule allows")
 	}
 	if _, err := w.client(boss).Send(t.Context(), bob.Address(), hi()); err != nil {
 		t.Fatal(err)
@@ -143,8 +143,8 @@ func TestGovernedBetweenUAgents(t *testing.T) {
 	}
 }
 
-// TestDirect: a setting has agents told each other's own endpoints, of all
-// agents or of one.
+// TestDirect: with a setting the registry shows agents' own endpoints, of all agents or
+// of one.
 func TestDirect(t *testing.T) {
 	yes, no := true, false
 	alice, bob := identity(t), identity(t)
@@ -176,8 +176,8 @@ func TestDirect(t *testing.T) {
 	}
 }
 
-// TestSubmitAsReached: a hub that was told no public URL is found under the host
-// that the caller itself used; one that was told is found there.
+// TestSubmitAsReached: the registry gives the hub's public URL, or, if none is configured,
+// the host that the caller used.
 func TestSubmitAsReached(t *testing.T) {
 	for _, c := range []struct{ public, want string }{
 		{"", "http://hub.corp:8080/submit"},

@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// What an agent asks of others in the session in which it was asked belongs to
-// the trace of what it was asked, as long as the session is remembered.
+// An agent's own requests in the session of a request belong to the trace of that
+// request, as long as the session is remembered.
 func TestSessionKeepsTrace(t *testing.T) {
 	start := time.Date(2027, 3, 4, 12, 0, 0, 0, time.UTC)
 	now := start
@@ -51,6 +51,6 @@ func TestSessionKeepsTrace(t *testing.T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.byPeer) != 0 || len(s.answers) != 0 || len(s.byRequest) != 0 || len(s.last) != 0 {
-		t.Errorf("something is kept: %v", s)
+		t.Errorf("ended sessions are still indexed: %v", s)
 	}
 }

@@ -18,7 +18,7 @@ type forecastRequest struct {
 // ModelDoc implements protocol.Documented.
 func (forecastRequest) ModelDoc() (string, string) { return "ForecastRequest", "" }
 
-// TestDerived: a skill's model is the one that a class of its name has.
+// TestDerived: a skill has the model of a class of its name.
 func TestDerived(t *testing.T) {
 	k := parley.SkillSpec{ID: "forecast",
 		Input: json.RawMessage(`{"type":"object","properties":{"city":{"type":"string"},"days_left":{"type":"integer"}},"required":["city"]}`)}
@@ -28,7 +28,7 @@ func TestDerived(t *testing.T) {
 	}
 	own := json.RawMessage(`{"title":"Own","type":"object","properties":{}}`)
 	if m := derived(k, own, "Request"); m == nil || m.Name() != "Own" {
-		t.Error("a model of its own is changed")
+		t.Error("a schema with its own title is changed")
 	}
 	for _, raw := range []string{"", "true", "{"} {
 		if derived(k, json.RawMessage(raw), "Request") != nil {
@@ -47,7 +47,7 @@ func TestDerived(t *testing.T) {
 	}
 }
 
-// TestChat: what a chat message can hold comes back as it was. UAG-064.
+// TestChat: the content of a chat message survives both translations. UAG-064.
 func TestChat(t *testing.T) {
 	id, err := parley.ParseID("018f8fad-5bd9-7b46-8f16-570867728950")
 	if err != nil {
@@ -72,7 +72,7 @@ func TestChat(t *testing.T) {
 	}
 	b, err := protocol.DecodeChatMessage(again.Payload)
 	if err != nil || a.MsgID != b.MsgID || !a.Ends() {
-		t.Error("the same message is another chat message")
+		t.Error("a retry is another chat message")
 	}
 	parts, extension, err := toParts(out.Schema, out.Payload)
 	if err != nil || len(parts) != 5 {
@@ -92,7 +92,7 @@ func TestChat(t *testing.T) {
 	}
 }
 
-// TestObject: text becomes the object that a model wants, by the one rule.
+// TestObject: text becomes the object of a model, by the rule of toObject.
 func TestObject(t *testing.T) {
 	model := protocol.ModelOf[forecastRequest]()
 	for _, c := range []struct {
@@ -113,7 +113,7 @@ func TestObject(t *testing.T) {
 	}
 }
 
-// TestFailures: every code has words, and no cause gets out.
+// TestFailures: every code has a text, and no cause is sent.
 func TestFailures(t *testing.T) {
 	secret := protocol.ErrBusy
 	for _, code := range []parley.Code{parley.Malformed, parley.TooLarge, parley.Unauthenticated, parley.Stale,

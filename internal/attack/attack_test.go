@@ -36,8 +36,8 @@ func TestOnlyLoopback(t *testing.T) {
 	}
 }
 
-// TestCounts: a flood ends after so many requests and tells refusals from the
-// request to try later.
+// TestCounts: a flood ends after n requests and counts refusals apart from answers that
+// ask to try later.
 func TestCounts(t *testing.T) {
 	answers := []int{200, 201, 400, 403, 413, 429, 503, 507}
 	var n atomic.Int64
@@ -77,7 +77,7 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// openAlmanac takes every registration and manifest.
+// openAlmanac accepts every registration and manifest.
 type openAlmanac struct{ uagents.AlmanacStore }
 
 func (openAlmanac) Update(_ context.Context, _, _ string,
@@ -88,7 +88,7 @@ func (openAlmanac) Update(_ context.Context, _, _ string,
 
 func (openAlmanac) PutManifest(context.Context, *uagents.Manifest) error { return nil }
 
-// openMailbox has an empty mailbox for everybody.
+// openMailbox has an empty mailbox for every agent.
 type openMailbox struct{ uagents.MailboxStore }
 
 func (openMailbox) Has(context.Context, string) (bool, error) { return true, nil }
@@ -97,7 +97,7 @@ func (openMailbox) List(context.Context, string, int, int, time.Time) ([]uagents
 	return nil, nil
 }
 
-// TestGenuine: what the attacks sign is taken where nothing stops it.
+// TestGenuine: a server without limits accepts the signed requests of the attacks.
 func TestGenuine(t *testing.T) {
 	almanac := &uagents.AlmanacServer{Store: openAlmanac{}}
 	boxes := &uagents.MailboxServer{Store: openMailbox{}, Verifier: &uagents.Verifier{}, Models: uagents.Models()}
