@@ -214,7 +214,7 @@ func (s *AlmanacServer) Register(ctx context.Context, a *Attestation) error {
 	})
 }
 
-// change updates a record, and calls Changed unless the record stays as it was.
+// change updates a record, and calls Changed unless the record stays the same.
 func (s *AlmanacServer) change(ctx context.Context, network, address string,
 	next func(old *Record) (*Record, error)) error {
 	var taken *Record

@@ -343,7 +343,7 @@ func Choose(endpoints []Endpoint, max int, random func() float64) []string {
 	return out
 }
 
-// draw gives the index of a weight; there is at least one. random is that of [Choose].
+// draw gives the index of a weight; there is at least one. random is as in [Choose].
 func draw(weights []float64, random func() float64) int {
 	if random == nil {
 		random = rand.Float64

@@ -14,7 +14,7 @@ import (
 // A MailboxItem is an envelope that waits for its agent.
 type MailboxItem struct {
 	UUID       string // v4
-	Envelope   []byte // JSON text of the envelope, as it was received
+	Envelope   []byte // JSON text of the envelope, as received
 	ReceivedAt time.Time
 	ExpiresAt  time.Time
 }

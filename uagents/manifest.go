@@ -235,7 +235,7 @@ func (m *Manifest) Verify() error {
 	return nil
 }
 
-// JSON is the manifest as it is published.
+// JSON is the published form of the manifest.
 func (m *Manifest) JSON() ([]byte, error) { return pyDefault.write(nil, m.root) }
 
 // isLooseProtocolDigest is the reference's own test: 70 characters that begin with

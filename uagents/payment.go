@@ -19,7 +19,7 @@ type RequestPayment struct {
 	Metadata        *map[string]MetadataValue `json:"metadata"`
 }
 
-// CommitPayment tells the seller that it was paid.
+// CommitPayment tells the seller that the buyer has paid.
 type CommitPayment struct {
 	Funds         Funds                     `json:"funds"`
 	Recipient     string                    `json:"recipient"`

@@ -130,7 +130,7 @@ func (r *resigner) rewrite(t testing.TB, body string) string {
 			}
 		}
 		if signer == nil {
-			return body // a broken signature stays as it is
+			return body // a broken signature stays broken
 		}
 	}
 	if at, ok := e.ExpiresAt(); ok && at.Unix() > 1e9 {

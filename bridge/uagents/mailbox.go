@@ -52,7 +52,7 @@ type boxItem struct {
 	stored   bool // written to the state; only then is the item listed
 }
 
-// itemBytes is about the memory of an item, or of the key of a taken one.
+// itemBytes is about the memory of an item, or of the key of a taken item.
 const itemBytes = 512
 
 // storedBox is a mailbox in the state.
@@ -60,7 +60,7 @@ type storedBox struct {
 	Source string `json:"source,omitempty"`
 }
 
-// storedItem is an item in the state; a taken one has no envelope.
+// storedItem is an item in the state; a taken item has no envelope.
 type storedItem struct {
 	UUID     string    `json:"uuid"`
 	Key      string    `json:"key"`

@@ -25,7 +25,7 @@ type Visit struct {
 	Changed  bool // the request had the effect that the page wanted
 }
 
-// requestForm is one of the ways in which a page can make a browser send a request.
+// requestForm is a way for a page to make a browser send a request.
 type requestForm struct {
 	name, contentType string
 	header            http.Header
