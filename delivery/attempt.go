@@ -76,7 +76,7 @@ func (d *Dispatcher) load(it *item) bool {
 	return false
 }
 
-// overdue tells why a message is not delivered any more; nil: it is.
+// overdue says why a message must not be delivered any more; nil if it may be.
 func (d *Dispatcher) overdue(m *parley.Message) *parley.Error {
 	now := d.c.Now()
 	switch {
@@ -114,9 +114,9 @@ func (d *Dispatcher) recordAttempt(l *lane, it *item) bool {
 	return false
 }
 
-// alreadyRecorded reports that a conflict is with this process's own record: the
-// journal had recorded the attempt when it could not say so. Only the owner of the
-// partition records attempts, so it must have been the owner ever since.
+// alreadyRecorded reports whether a conflict is with this process's own record: the
+// journal recorded the attempt, but could not say so. Only the owner of the partition
+// records attempts, so this process must have owned it all the time.
 func (d *Dispatcher) alreadyRecorded(it *item, step journal.Step, owner *journal.Lease, err error) bool {
 	if !it.attemptUncertain || it.uncertainOwner != owner || !errors.Is(err, journal.ErrConflict) {
 		return false
@@ -152,7 +152,7 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 		// try, which would be another message to the recipient.
 		if r.Unknown {
 			code := parley.OutcomeUnknown
-			if r.Err.Code == parley.TimedOut { // says so too, and more
+			if r.Err.Code == parley.TimedOut { // means that the outcome is unknown, and says more
 				code = parley.TimedOut
 			}
 			r.Err = parley.Refuse(code, "%s; %q may have had the message all the same", r.Err.Text,
@@ -208,8 +208,8 @@ func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) R
 	return r
 }
 
-// settleDelivered records that the recipient has the message. Where nothing in the
-// lane waits for that, it is recorded with the entries of the next milliseconds.
+// settleDelivered records that the recipient has the message. If no item of the lane
+// waits for that record, it is written with the entries of the next milliseconds.
 func (d *Dispatcher) settleDelivered(ctx context.Context, l *lane, it *item, losses []parley.Loss) error {
 	d.mu.Lock()
 	alone := len(l.items) == 1 && !d.closed
@@ -245,8 +245,8 @@ func (d *Dispatcher) repeatable(it *item) bool {
 	return d.c.AtLeastOnce || d.c.Transport.Repeatable(it.id, it.to)
 }
 
-// retry records a failed attempt, and when the next one is made. Those behind it
-// whose attempts are recorded ahead of their turn wait too.
+// retry records a failed attempt and the time of the next one. Items behind it whose
+// attempts are recorded ahead of their turn wait too.
 func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 	pause := max(r.Wait, r.Err.After)
 	if pause == 0 {

@@ -21,11 +21,11 @@ type Claim struct {
 // deduplicate get messages this way.
 const maxAhead = 16
 
-// Claim takes the lane of (recipient, conversation) for the message id if the lane
-// is idle and the recipient can take one more. If the lane is in a turn, Claim lets
-// the message be recorded with its first attempt all the same where that is soon to
-// be made and may be repeated, unless the sender waits for the outcome. Else it
-// gives nil: then the message is recorded as waiting, and Recorded queues it.
+// Claim takes the lane of (recipient, conversation) for the message id if the lane is
+// idle and the recipient can take one more. If the lane is in a turn, the message may
+// still be recorded with its first attempt, provided that the attempt follows soon
+// and may be repeated, and the sender does not wait for the outcome. Else Claim gives
+// nil: the message is recorded as waiting, and Recorded queues it.
 func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
 	if d.c.Transport.Paused(to) {
 		return nil

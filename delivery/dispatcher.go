@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Log is what delivery needs of a journal; [*journal.Journal] is one.
+// Log is the part of a journal that delivery uses; [*journal.Journal] is one.
 type Log interface {
 	Append(ctx context.Context, e journal.Entry) (journal.Position, error)
 	Read(ctx context.Context, p journal.Position) (*journal.Record, error)
@@ -53,7 +53,7 @@ type Attempt struct {
 	Number   int  // from 1
 	Sync     bool // the sender waits on an open connection
 
-	Request *parley.Message // what Message answers, where it is at hand; else nil
+	Request *parley.Message // the request that Message answers, if in memory; else nil
 }
 
 // A Reply is the terminal reply of a request, ready to be recorded.
@@ -68,10 +68,10 @@ type Result struct {
 	Reply   *Reply        // the request was answered, with a Response or a Failure
 	Err     *parley.Error // the attempt failed; nil: the recipient has the message
 	Wait    time.Duration // with Err: the recipient asked to come back after this; no try is used up
-	Unknown bool          // with Err: the recipient may have had the message all the same
+	Unknown bool          // with Err: the recipient may have received the message
 	Losses  []parley.Loss
 
-	then func() // what goes on in the same goroutine when the lane is released
+	then func() // called in the same goroutine once the lane is released
 }
 
 // Retry says how failed attempts are repeated. The zero value means the defaults.
@@ -147,8 +147,8 @@ func New(c Config) *Dispatcher {
 	return d
 }
 
-// Close begins no attempt any more. Attempts in flight have until ctx ends, then
-// they are cancelled. The next Resume takes up the deliveries that are not settled.
+// Close starts no more attempts. Attempts in flight have until ctx ends, then they
+// are cancelled. The next Resume queues the deliveries that are not settled.
 func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Lock()
 	d.closed = true
@@ -205,7 +205,7 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 	}
 }
 
-// Resume takes up what the journal holds unsettled, after a start or when this
+// Resume queues the unsettled deliveries of the journal, after a start or when this
 // hub becomes the owner of a partition.
 func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 	open := []parley.DeliveryState{parley.Waiting, parley.Delivering}
@@ -221,7 +221,7 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 		var err error
 		switch inFlight := v.State == parley.Delivering; {
 		case d.tracks(it.key()):
-			continue // it came since the start
+			continue // recorded since the start, and tracked already
 		case v.Sync && inFlight && v.Node == d.c.Log.Node():
 			continue // its caller is here and gets the outcome, or the journal has abandoned it
 		case d.inFlightElsewhere(v):
@@ -249,7 +249,7 @@ func (d *Dispatcher) revive(id parley.ID, to string) {
 	}
 }
 
-// Kick looks again at a recipient that was paused.
+// Kick checks again whether a recipient is paused.
 func (d *Dispatcher) Kick(to string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -260,14 +260,14 @@ func (d *Dispatcher) Kick(to string) {
 	}
 }
 
-// Stats of the moment.
+// Stats are the numbers of the moment.
 type Stats struct {
 	Lanes  int   // (recipient, conversation) pairs with something to deliver
 	Active int   // attempts in flight
 	Held   int64 // bytes of waiting messages in memory
 }
 
-// Stats counts what is going on.
+// Stats gives the numbers of the moment.
 func (d *Dispatcher) Stats() Stats {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,12 +1,12 @@
 // Package delivery sends recorded messages to their recipients, in order, with
-// retries, and records in the journal what became of each.
+// retries, and records the outcome of each in the journal.
 //
 // # Lanes
 //
-// A lane holds the deliveries of one (recipient, conversation), in the order of
-// their records. One of them is tried at a time; a failing one blocks its lane and
-// nothing else. A recipient has a bounded number of lanes active
-// ([Config.PerRecipient]), so that a slow or dead one delays nobody else.
+// A lane holds the deliveries of one (recipient, conversation), in the order of their
+// records. One of them is tried at a time; a failing one blocks its lane and nothing
+// else. A recipient has a bounded number of lanes active ([Config.PerRecipient]), so
+// that a slow or dead recipient does not delay others.
 //
 // # Attempts
 //
@@ -29,8 +29,8 @@
 //
 // # After a crash
 //
-// [Dispatcher.Resume] queues what the journal holds. An attempt without a recorded
-// outcome, even one that succeeded the moment before, is repeated where the
+// [Dispatcher.Resume] queues the journal's unsettled deliveries. An attempt without a
+// recorded outcome, even one that succeeded the moment before, is repeated where the
 // recipient deduplicates. Elsewhere the message becomes the dead letter
 // "outcome_unknown", unless [Config.AtLeastOnce] says otherwise. A request whose
 // caller waited on the lost connection is never sent again.

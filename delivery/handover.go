@@ -11,16 +11,16 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// A partition goes to another hub in two steps. First this hub begins nothing there
-// any more and drops what waits, for the next owner to take up. Then it waits a while
-// for the attempts in flight to end. One that takes longer goes on here all the
-// same: the next owner leaves it alone while this hub lives and the attempt is in
+// A partition goes to another hub in two steps. First this hub starts no more
+// attempts there and drops its waiting items, which the next owner queues. Then it
+// waits a while for the attempts in flight. An attempt that takes longer goes on
+// here: the next owner leaves it alone while this hub lives and the attempt is in
 // time.
 
 type partitionState struct {
 	tracked  int           // of Dispatcher.tracked
-	released bool          // nothing is begun here any more, until Resume
-	idle     chan struct{} // closed when tracked is 0; nil while nobody waits
+	released bool          // no attempt starts here until Resume
+	idle     chan struct{} // closed when tracked is 0; nil while HandOver does not wait
 }
 
 // released reports whether a partition is not dispatched here any more; d.mu is held.
@@ -78,8 +78,8 @@ func (d *Dispatcher) prunePartition(partition int) {
 }
 
 // Lose ends the dispatching of a partition that another hub owns now. Attempts in
-// flight go on, those that were not made are handed back, and what waits is for the
-// next owner. Lose does not block.
+// flight go on, recorded attempts that were not made are handed back, and waiting
+// deliveries are for the next owner. Lose does not block.
 func (d *Dispatcher) Lose(partition int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -170,7 +170,7 @@ func (d *Dispatcher) handBack(it *item) {
 				break
 			}
 			d.c.Logger.Warn("cannot hand back an attempt; trying again", "message", it.id, "to", it.to, "error", err)
-			_ = sleep.For(d.ctx, d.c.Retry.First) // its end leaves one more try
+			_ = sleep.For(d.ctx, d.c.Retry.First) // cut short by Close, it leaves one more try
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -192,12 +192,13 @@ func (d *Dispatcher) abandon(ctx context.Context, it *item) error {
 	return err
 }
 
-// recheckEvery is how often this hub looks whether another hub lives that makes an
-// attempt of this hub's partition. A record of the other is noticed at once.
+// recheckEvery is how often this hub checks whether another hub, which makes an
+// attempt of this hub's partition, still lives. A record of that hub is noticed at
+// once.
 const recheckEvery = 2 * time.Second
 
-// attemptGrace is how much longer than its limit an attempt elsewhere is waited
-// for: its outcome is to be recorded.
+// attemptGrace is added to the limit of an attempt elsewhere: time to record its
+// outcome.
 const attemptGrace = 5 * time.Second
 
 // inFlightElsewhere reports whether another hub is making the last attempt recorded.
@@ -212,8 +213,8 @@ func (d *Dispatcher) inFlightElsewhere(v journal.Delivery) bool {
 	return d.c.Now().Before(until.Add(attemptGrace))
 }
 
-// recheckElsewhere gives a turn at once to items whose attempts other hubs made, by
-// the steps that these have recorded; d.mu is held.
+// recheckElsewhere gives a turn at once to the items of steps that other hubs
+// recorded, if those hubs made their attempts; d.mu is held.
 func (d *Dispatcher) recheckElsewhere(steps []journal.Step) {
 	if len(d.elsewhere) == 0 {
 		return

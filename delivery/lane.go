@@ -21,10 +21,10 @@ type lane struct {
 	busy      bool // claimed, in a turn, or queued for one
 	items     []*item
 	timer     *time.Timer
-	firstEnd  time.Time // no item ends before; zero: none ends
+	firstEnd  time.Time // no item ends before this; zero: no item has an end
 }
 
-// recipient is one that has lanes.
+// recipient is the state of a recipient that has lanes.
 type recipient struct {
 	lanes    int
 	active   int
@@ -46,18 +46,18 @@ type item struct {
 	to        string
 	scope     string
 	attempts  int // recorded so far
-	tries     int // of them, those that count
+	tries     int // the attempts that count as tries
 	sync      bool
 	recorded  time.Time
 	notBefore time.Time
 	ends      time.Time       // when the message expires, or the deadline of a request passes; zero: never
 	message   *parley.Message // nil: read it from the journal
-	request   *parley.Message // that message answers, where it is at hand
+	request   *parley.Message // the request that message answers, if in memory
 	size      int64
 
 	inTurn        bool           // its attempt is being made, or it is being settled
 	recordedAhead bool           // its next attempt is recorded already
-	outcome       *journal.Entry // how it ended, until that is recorded
+	outcome       *journal.Entry // the entry that ends it, until it is recorded
 	revive        bool           // an operator retried it meanwhile: read its state once more when it is finished
 	elsewhere     bool           // another hub made the last attempt, which may be in flight
 
@@ -81,7 +81,7 @@ func endOf(k parley.Kind, expires, deadline time.Time) time.Time {
 	return expires
 }
 
-// suspectAfter is how many failures in a row leave a recipient one lane at a time.
+// suspectAfter failures in a row leave a recipient one active lane at a time.
 const suspectAfter = 5
 
 // healthy reports whether a lane is in a turn, and nothing in it has failed; d.mu is

@@ -36,7 +36,7 @@ func (d *Dispatcher) releaseClaims(claims []*Claim, outcome *journal.Entry) {
 	for _, c := range claims {
 		c.Release()
 	}
-	outcome.Open = slices.Clone(outcome.Open) // the journal may still have the other
+	outcome.Open = slices.Clone(outcome.Open) // the journal may still use the old slice
 	for i := range outcome.Open {
 		outcome.Open[i].Attempt = 0
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// ending is how a delivery is settled: one record.
+// settlement is the end of a delivery, which is one record.
 type settlement struct {
 	state  parley.DeliveryState
 	err    *parley.Error // why, unless it was delivered
@@ -60,8 +60,8 @@ func (d *Dispatcher) fail(ctx context.Context, it *item, why *parley.Error) (*Re
 }
 
 // finishAnswered finishes an item after settle gave err. A reply that could not be
-// recorded is given to nobody; where it never can be, the sender gets a failure in
-// its place.
+// recorded is not passed on; if it never can be, the sender gets a failure in its
+// place.
 func (d *Dispatcher) finishAnswered(l *lane, it *item, r Result, err error) Result {
 	if neverRecordable(err) {
 		r.Err = parley.Refuse(parley.AsError(err).Code, "the answer is not one that the hub can record").Because(err)
@@ -87,8 +87,8 @@ func neverRecordable(err error) bool {
 
 // finish takes a settled item out of its lane. If its end could not be recorded, it
 // stays at the lane's head: the attempt is not made again, and its outcome is
-// recorded as soon as the journal takes it. A caller that waited got an error
-// instead of the answer, so that is what is recorded.
+// recorded as soon as the journal takes it. A waiting caller got an error instead of
+// the answer, so that error is recorded.
 func (d *Dispatcher) finish(l *lane, it *item, err error) {
 	if err != nil && !errors.Is(err, journal.ErrConflict) && d.ctx.Err() == nil {
 		d.c.Logger.Error("cannot record the outcome of a delivery", "message", it.id, "to", it.to, "error", err)

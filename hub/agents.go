@@ -23,7 +23,7 @@ func (h *Hub) groupMembers(m *parley.Message) []string {
 	return h.Hearers(m, names)
 }
 
-// Kick lets deliveries go on that [Capabilities.Holds] held back.
+// Kick resumes the deliveries that [Capabilities.Holds] held back.
 func (h *Hub) Kick(name string) { h.deliver.Kick(name) }
 
 // Addresses gives the addresses of an agent by protocol: its own, or its stand-in's.
@@ -40,7 +40,7 @@ func (h *Hub) Addresses(e *directory.Entry) map[string]string {
 	return out
 }
 
-// Profile gives what an agent's owner published about it, or nil.
+// Profile gives the profile that an agent's owner published, or nil.
 func (h *Hub) Profile(e *directory.Entry) *Profile {
 	for _, b := range h.bindings {
 		if b.can.Profile == nil {
@@ -54,7 +54,7 @@ func (h *Hub) Profile(e *directory.Entry) *Profile {
 }
 
 // Visible reports whether exposure and permission let a message of a protocol from an
-// agent of the directory through to a skill of e: lists of agents show only such.
+// agent of the directory reach a skill of e. Lists of agents show only those.
 func (h *Hub) Visible(protocol, from string, e *directory.Entry, skill string) bool {
 	return h.policy.Load().Visible(protocol, from, policy.Recipient{Agent: &e.Agent, Native: e.Native()}, skill)
 }
@@ -67,8 +67,8 @@ func (h *Hub) holds(e *directory.Entry) bool {
 	return l == nil && ok && b.can.Holds != nil && b.can.Holds(e, id)
 }
 
-// Hearers gives those of names that may get m, which goes to many: one that may not is
-// left out.
+// Hearers gives the names of the agents that policy lets m reach. m goes to many; the
+// other names are left out.
 func (h *Hub) Hearers(m *parley.Message, names []string) []string {
 	var out []string
 	for _, name := range names {
@@ -80,7 +80,7 @@ func (h *Hub) Hearers(m *parley.Message, names []string) []string {
 	return out
 }
 
-// Pause lets the deliveries to an agent wait, or go on.
+// Pause holds back the deliveries to an agent, or resumes them.
 func (h *Hub) Pause(ctx context.Context, name string, paused bool) error {
 	return h.c.Directory.Pause(ctx, name, paused)
 }

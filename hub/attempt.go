@@ -196,7 +196,7 @@ func (c *transport) Repeatable(message parley.ID, to string) bool {
 	return b.can.Deduplicates
 }
 
-// Paused: by an operator, or because nobody reads the inbox.
+// Paused: an operator paused the recipient, or its inbox has no reader.
 func (c *transport) Paused(to string) bool {
 	h := c.hub()
 	_, box := h.here(to)

@@ -42,7 +42,7 @@ type HTTPBinding interface {
 // An Outbound is a message for a binding to deliver.
 type Outbound struct {
 	Message   *parley.Message
-	Request   *parley.Message // that an Event, Response, Failure or Cancel is about; else nil
+	Request   *parley.Message // the request that Message is about; else nil
 	Scope     string          // of the record of Message, and of the keys of its replies
 	Recipient *directory.Entry
 	Identity  parley.Identity // the recipient's, in the binding's protocol
@@ -60,36 +60,36 @@ type Outcome struct {
 	Answered bool          // the recipient answered with Parts or Failure
 	Parts    []parley.Part // of a Response
 	Failure  *parley.Error // the recipient's own refusal or failure: its answer
-	// more of the reply than Parts and Failure: Act, Schema, Origin, Extensions, Trace; may be nil
+	// further members of the reply: Act, Schema, Origin, Extensions, Trace; may be nil
 	Reply *parley.Message
 
 	Err     *parley.Error // the attempt failed
 	Wait    time.Duration // with Err: try again after this; it is not counted as a try
-	Unknown bool          // with Err: the recipient may have had it all the same
+	Unknown bool          // with Err: the recipient may have received it
 	Losses  []parley.Loss
 }
 
 // Capabilities say what a protocol can do, so that the hub does the rest: for a
-// recipient that does not deduplicate, for example, the hub makes no second
-// attempt when it cannot know whether the first one arrived. A function answers
-// what differs by agent or message. The zero value is valid: each field says
-// what its zero means. Functions are called from many goroutines.
+// recipient that does not deduplicate, for example, the hub makes no second attempt
+// when it cannot know whether the first one arrived. A function field answers per
+// agent or per message. The zero value is valid: each field documents its zero.
+// Functions are called from many goroutines.
 type Capabilities struct {
-	// Deduplicates: recipients ignore a message that they have had before.
+	// Deduplicates: recipients ignore a message that they received before.
 	Deduplicates bool
 	// DeduplicatesFor answers for one agent, in place of Deduplicates and
 	// Resumes. nil: all agents are alike.
 	DeduplicatesFor func(e *directory.Entry, id parley.Identity) bool
-	// Resumes reports whether the binding keeps how a message was sent, so that
-	// another attempt finds out the outcome of the one before and repeats
-	// nothing. nil: never.
+	// Resumes reports whether the binding remembers how it sent a message, so that
+	// the next attempt finds out the outcome of the previous one and repeats nothing.
+	// nil: never.
 	Resumes func(message parley.ID) bool
 
 	// CarriesReplies: events and the reply of a request that came in through the
 	// binding go out through Deliver. false: senders fetch them, like SAMVAD tasks.
 	CarriesReplies bool
-	// CarriesEvent reports whether Deliver takes an event; another one is recorded
-	// and delivered to nobody. nil: every event, if CarriesReplies.
+	// CarriesEvent reports whether Deliver takes an event; other events are recorded
+	// but not delivered. nil: every event, if CarriesReplies.
 	CarriesEvent func(event *parley.Message) bool
 	// CallsBack reports whether the terminal reply of a request is delivered to its
 	// sender although CarriesReplies is false: a SAMVAD sender may ask for a
@@ -109,16 +109,16 @@ type Capabilities struct {
 	// nil: there are no groups.
 	Members func(e *directory.Entry, id parley.Identity) []string
 
-	// Address gives where an agent is reached, in the protocol's words, "" if it is
-	// not. nil: the binding hosts no agents.
+	// Address gives an agent's address as the protocol writes it, "" if it has none.
+	// nil: the binding hosts no agents.
 	Address func(e *directory.Entry) string
-	// Profile gives what an agent's owner published about it, beside the directory;
-	// nil if there is nothing. The caller must not change it. nil: there are no
-	// profiles.
+	// Profile gives the profile that an agent's owner published; nil if there is
+	// none. The caller must not change it. nil: there are no profiles.
 	Profile func(e *directory.Entry) *Profile
 
-	// Erasing is called before records lose their content, to keep elsewhere what
-	// must outlive it. An error keeps the content. nil: nothing must.
+	// Erasing is called before records lose their content, to copy elsewhere the
+	// parts that must outlive it. An error keeps the content. nil: nothing must
+	// outlive it.
 	Erasing func(ctx context.Context, records []*journal.Record) error
 	// ForgetRecent drops messages that the binding caches to save reads of the
 	// journal. nil: it caches none.
@@ -131,8 +131,8 @@ type bound struct {
 	can Capabilities
 }
 
-// A Profile is what the owner of an agent published about it, for people to
-// read. The hub proved the owner, not the content.
+// A Profile describes an agent for people. Its owner published it: the hub proved the
+// owner, not the content.
 type Profile struct {
 	Account     string          `json:"account"` // the owner's
 	Name        string          `json:"name"`

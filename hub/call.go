@@ -50,8 +50,8 @@ func (c *Call) Reply(ctx context.Context) (*parley.Message, error) {
 	}
 }
 
-// Stream yields the request's events as they are recorded, last its terminal
-// reply. Breaking off, or the end of ctx, cancels the request.
+// Stream yields the request's events as they are recorded, last its terminal reply.
+// Leaving the loop, or the end of ctx, cancels the request.
 func (c *Call) Stream(ctx context.Context) iter.Seq2[*parley.Message, error] {
 	return func(yield func(*parley.Message, error) bool) {
 		defer c.h.endWait(c.a)
@@ -157,8 +157,8 @@ func (h *Hub) nextReply(ctx context.Context, a *recordedMessage, w *waiter) (*pa
 	return nil, parley.AsError(err)
 }
 
-// grace is how long a caller waits beyond the deadline: the attempt in flight ends
-// then, and its Failure is recorded.
+// grace is how long a caller waits beyond the deadline: time to end the attempt in
+// flight and to record its Failure.
 const grace = 2 * time.Second
 
 // patience is how long the caller waits from now on.
@@ -224,8 +224,8 @@ func newWaiter(limit int, to []string) *waiter {
 	return &waiter{to: to, limit: limit, ready: make(chan struct{}, 1), space: make(chan struct{}, 1)}
 }
 
-// push adds a message. A caller that reads too slowly is cut off: nobody else waits
-// for it.
+// push adds a message. It cuts off a caller that reads too slowly, so that nothing
+// else waits for that caller.
 func (w *waiter) push(m *parley.Message) {
 	if m.Kind == parley.Event && w.skipsEvents.Load() {
 		return

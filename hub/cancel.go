@@ -45,8 +45,8 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 	return &recordedMessage{message: m, position: position, scope: scope}, nil
 }
 
-// sendCancel tells the recipient of a request that nobody waits for its answer any
-// more: its time is up, or its caller has gone. Not every recipient can be told.
+// sendCancel tells the recipient of a request that its answer is not needed any more:
+// the deadline has passed, or the caller has gone. Some recipients cannot be told.
 func (h *Hub) sendCancel(ctx context.Context, a *recordedMessage, to string, why *parley.Error) {
 	if !h.reachable(to, parley.Cancel) {
 		return

@@ -84,9 +84,9 @@ func (h *Hub) admitContent(m *parley.Message, e *directory.Entry) *parley.Error 
 	return err
 }
 
-// fitNotice gives a notice as its recipient takes it. Within a protocol the sender's
-// own envelope goes on. A notice without a skill goes unchanged to an agent of another
-// protocol that has no skill for it.
+// fitNotice fits a notice to its recipient. Within a protocol the sender's own
+// envelope is passed on. A notice without a skill goes unchanged to an agent of
+// another protocol that has no skill for it.
 func (h *Hub) fitNotice(m *parley.Message, to string, local bool) (*parley.Message, *parley.Error) {
 	e, ok := h.c.Directory.Agent(to)
 	if !ok || !local && slices.Contains(e.Native(), m.Origin.Protocol) {
@@ -104,8 +104,9 @@ func (h *Hub) fitNotice(m *parley.Message, to string, local bool) (*parley.Messa
 	return &fitted, nil
 }
 
-// misfitResult is the result for a notice that its recipient cannot take. It is no dead
-// letter, for nobody waits for an answer: the reason is a loss of its delivery.
+// misfitResult is the result for a notice that its recipient cannot take. It is no
+// dead letter, because a notice needs no answer: the delivery has the reason as a
+// loss.
 func misfitResult(err *parley.Error, losses ...parley.Loss) delivery.Result {
 	text := []rune(err.Text)
 	if len(text) > maxNote {
@@ -147,8 +148,8 @@ func fitSchema(m *parley.Message, input json.RawMessage) ([]parley.Part, error) 
 }
 
 // candidates are the JSON values that content may become if it does not fit as it is:
-// made of its only text, or of all parts for a skill that takes a string. given is its
-// main JSON part, -1 for none.
+// made of its only text, or of all parts for a skill that takes a string. given is
+// the index of its main JSON part, -1 for none.
 func candidates(m *parley.Message, given int, input json.RawMessage) (out [][]byte) {
 	quoted := func(v any) {
 		if b, err := json.Marshal(v); err == nil {
@@ -231,8 +232,8 @@ func misfitError(s parley.SkillSpec, why error) *parley.Error {
 		schema)
 }
 
-// reason is one line on why content does not fit: of a schema's errors the innermost,
-// with its place.
+// reason says in one line why content does not fit: the innermost error of a schema's
+// errors, with its location.
 func reason(why error) string {
 	var v *jsonschema.ValidationError
 	if !errors.As(why, &v) {
@@ -259,7 +260,7 @@ func validate(s *jsonschema.Schema, b []byte) error {
 	return s.Validate(v)
 }
 
-// schemas caches compiled schemas by their text. It starts anew when full.
+// schemas caches compiled schemas by their text. It is emptied when full.
 var schemas struct {
 	sync.Mutex
 	m map[string]*jsonschema.Schema

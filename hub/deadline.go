@@ -41,7 +41,7 @@ func (h *Hub) awaitLater(a delivery.Attempt) delivery.Result {
 const retryPause = time.Second
 
 // endOverdue ends a request whose deadline has passed. It tries again while the
-// journal cannot read or record: nobody else would end the request.
+// journal cannot read or record, because nothing else would end the request.
 func (h *Hub) endOverdue(id parley.ID, to string, p journal.Position) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

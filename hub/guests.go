@@ -39,8 +39,8 @@ func recordCost(m *parley.Message) int {
 	return recordBytes + 2*n + 2*max(0, n-4<<10)
 }
 
-// chargeGuest takes the record of a guest's message from the guests' budget. A refused
-// message is recorded without its content.
+// chargeGuest charges the record of a guest's message to the guests' budget. A
+// refused message is recorded without its content.
 func (h *Hub) chargeGuest(ctx context.Context, m *parley.Message, refused bool) *parley.Error {
 	if refused {
 		strip(m)

@@ -123,8 +123,7 @@ func (h *Hub) answer(a delivery.Attempt, parts []parley.Part, err *parley.Error)
 	return h.replied(context.Background(), a, &parley.Message{Kind: parley.Response, Parts: parts})
 }
 
-// replier is a handler's parley.Replier. After the handler's call it takes nothing
-// more.
+// replier is a handler's parley.Replier. It works only during the handler's call.
 type replier struct {
 	h    *Hub
 	ctx  context.Context

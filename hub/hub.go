@@ -70,7 +70,7 @@ type Hub struct {
 	uncertain uncertainAppends
 	started   bool
 	drained   chan struct{} // closed when no caller waits; nil until Drain
-	closing   bool          // Close has no more patience
+	closing   bool          // the time of Close is up
 }
 
 // New makes a hub; Bind and Handle may follow, then Start.
@@ -125,7 +125,7 @@ func (h *Hub) Directory() *directory.Directory { return h.c.Directory }
 // Journal is the hub's journal.
 func (h *Hub) Journal() *journal.Journal { return h.c.Journal }
 
-// SetPolicy puts other rules in force, for messages from now on.
+// SetPolicy replaces the rules for later messages.
 func (h *Hub) SetPolicy(p *policy.Policy) { h.policy.Store(p) }
 
 // SenderRate is the rate limit of one proved sender.
@@ -146,7 +146,7 @@ func (h *Hub) Bind(b Binding) error {
 	return nil
 }
 
-// Start begins to deliver, first the open deliveries of the journal.
+// Start begins to deliver, with the open deliveries of the journal first.
 func (h *Hub) Start() {
 	h.started = true
 	stopRecords := h.c.Journal.Watch(h.onRecord)
@@ -279,7 +279,7 @@ func (h *Hub) onRecord(r *journal.Record) {
 	}
 }
 
-// Stats of the moment.
+// Stats are the numbers of the moment.
 type Stats struct {
 	Delivery delivery.Stats
 	Waiting  int // callers that wait for an answer
@@ -287,7 +287,7 @@ type Stats struct {
 	Refused  uint64
 }
 
-// Stats counts what is going on.
+// Stats gives the numbers of the moment.
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
 	waiting := len(h.waiters)

@@ -10,7 +10,7 @@ import (
 )
 
 // inbox is an agent whose messages are read through the API. Messages wait while
-// nobody reads.
+// there is no reader.
 type inbox struct {
 	mu      sync.Mutex
 	readers []chan delivery.Attempt

@@ -129,8 +129,8 @@ func MappingInput(m *parley.Message) map[string]any {
 		"protocol": m.Origin.Protocol, "text": m.Text()}
 }
 
-// CheckContent returns where and why JSON does not fit a JSON Schema; an empty schema
-// takes anything.
+// CheckContent validates JSON against a JSON Schema. The error says where and why it
+// does not fit; an empty schema accepts anything.
 func CheckContent(schema json.RawMessage, b []byte) error {
 	if len(schema) == 0 {
 		return nil

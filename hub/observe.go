@@ -35,7 +35,7 @@ func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string,
 	return r
 }
 
-// RefusalKind is what refusals are counted by.
+// A RefusalKind is a class of refusals that are counted together.
 type RefusalKind struct {
 	Protocol string
 	Step     string

@@ -64,8 +64,8 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 }
 
 // retargetReply reports whether a reply was refused only because another attempt of
-// its request began meanwhile, and makes it the answer to that attempt: the agent has
-// answered, whichever attempt reached it.
+// its request began meanwhile, and if so makes it the answer to that attempt: it does
+// not matter which attempt reached the agent.
 func (h *Hub) retargetReply(e *journal.Entry, refused error) bool {
 	if len(e.Steps) == 0 || !errors.Is(refused, journal.ErrConflict) {
 		return false
@@ -132,9 +132,10 @@ func (h *Hub) replied(ctx context.Context, a delivery.Attempt, m *parley.Message
 	return delivery.Result{Reply: h.newReply(a.Message, a.Position, a.Sync, m)}
 }
 
-// replyLosses gives the losses of an event or reply without a delivery of its own. An
-// event's are recorded with it, and added to the delivery of its request. A reply's
-// include all of these, so that the last step of the delivery has everything.
+// replyLosses gives the losses of an event or reply without a delivery of its own.
+// The losses of an event are recorded with it, and added to the delivery of its
+// request. The losses of a reply include them all, so that the last step of the
+// delivery is complete.
 func (h *Hub) replyLosses(request, reply *parley.Message, open []journal.Opening) []parley.Loss {
 	var losses []parley.Loss
 	if open == nil {

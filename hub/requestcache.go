@@ -25,7 +25,7 @@ type cachedRequest struct {
 
 const (
 	maxCached      = 1024
-	maxCachedBytes = 64 << 10 // of the original of one
+	maxCachedBytes = 64 << 10 // of a message's Origin.Raw
 )
 
 func (r *requestCache) note(m *parley.Message, scope string, at journal.Position) {

@@ -82,7 +82,7 @@ type recordedMessage struct {
 	position journal.Position
 	scope    string
 	claims   []*delivery.Claim
-	request  *parley.Message // that message is about; nil for a Request or Notice
+	request  *parley.Message // the request that message is about; nil for a Request or Notice
 }
 
 // complete sets the members of a message that only the hub can set.
@@ -111,9 +111,9 @@ func (h *Hub) complete(m *parley.Message, waits bool) error {
 }
 
 // Conversation derives the hub's conversation from a protocol's own. It is the same
-// for the same protocol, scope, participants (in any order) and foreign id. Nobody
-// can compute it without the hub's secret: so knowing a foreign id lets nobody into
-// the conversation of others.
+// for the same protocol, scope, participants (in any order) and foreign id. Computing
+// it takes the hub's secret: so a peer that knows a foreign id cannot join the
+// conversation of others.
 func (h *Hub) Conversation(protocol, scope, foreign string, participants ...string) parley.ID {
 	participants = slices.Clone(participants)
 	slices.Sort(participants)
@@ -258,7 +258,7 @@ func (h *Hub) resolveRecipients(m *parley.Message) *parley.Error {
 		case err == nil:
 			return e.Name, nil
 		case errors.Is(err, directory.ErrAmbiguous):
-			// Only those who may list agents learn their names: `parley agents show`.
+			// Only callers that may list agents learn their names: `parley agents show`.
 			return "", parley.Refuse(parley.Conflict, "%q is the address of several agents; give a name", ref)
 		}
 		return ref, nil // policy refuses it as unknown

@@ -13,11 +13,11 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// uncertainAppends are messages with a first attempt that nobody made, because the
-// journal could not say whether it recorded them: the sender got the error that the
-// outcome is unknown. If such a record appears after all, which can be much later in
-// a cluster that elects a leader, its attempt is withdrawn, and the message is
-// delivered like any other that waits.
+// uncertainAppends are messages whose first attempt was not made, because the journal
+// could not say whether it recorded them: the sender got the error that the outcome
+// is unknown. Such a record may appear after all, much later in a cluster that elects
+// a leader. Then its attempt is withdrawn, and the message is delivered like any
+// other that waits.
 type uncertainAppends struct {
 	count atomic.Int64 // of byID: records cost nothing while it is 0
 	mu    sync.Mutex
@@ -51,7 +51,7 @@ func (h *Hub) noteUncertain(id parley.ID, waits bool, claims []*delivery.Claim) 
 	h.uncertain.byID[id] = u
 	h.uncertain.count.Store(int64(len(h.uncertain.byID)))
 	h.uncertain.mu.Unlock()
-	if _, here := h.c.Journal.Delivery(id, u.to[0]); here { // it came meanwhile
+	if _, here := h.c.Journal.Delivery(id, u.to[0]); here { // the record arrived meanwhile
 		h.resolveUncertain(id)
 	}
 }
