@@ -8,6 +8,6 @@
 //
 // Each binding, bridge/<protocol>, has the same files: binding.go wires and
 // configures it, inbound.go and outbound.go are the two ways, translate.go has pure
-// functions, state.go is what it remembers in the journal, standins.go the identities
-// that the hub keeps for agents, forget.go removes a forgotten agent.
+// functions, state.go its state in the journal, standins.go the identities that the
+// hub keeps for agents, forget.go removes a forgotten agent.
 package bridge

@@ -34,10 +34,10 @@ var Ways = []struct {
 	{ASP, "asp", "ASP"},
 }
 
-// A Fate is what becomes of an aspect of a message.
+// A Fate is the effect of a translation on an aspect of a message.
 type Fate uint8
 
-// The fates. What is Lost of a concrete message is in its Delivery.
+// The fates. The Delivery of a message lists its losses.
 const (
 	Absent   Fate = iota // the sender's protocol does not say it
 	Survives             // the recipient finds it where its protocol has it
@@ -128,7 +128,7 @@ func as(how string) Entry      { return Entry{As, how} }
 func lost(why string) Entry    { return Entry{Lost, why} }
 func refused(why string) Entry { return Entry{Refused, why} }
 
-// stated is what every way carries in the provenance of the message.
+// stated gives the entries of a member that every way carries in the provenance.
 func stated(member string) map[Way]Entry {
 	return map[Way]Entry{
 		SAMVAD: as("the header Parley-Provenance, " + member + "; an answer's is found under the message ID, which is its spanId"),
@@ -141,7 +141,7 @@ func stated(member string) map[Way]Entry {
 	}
 }
 
-// with replaces entries of a set of them.
+// with replaces entries of base by those of other.
 func with(base map[Way]Entry, other map[Way]Entry) map[Way]Entry {
 	for w, e := range other {
 		base[w] = e
@@ -149,7 +149,7 @@ func with(base map[Way]Entry, other map[Way]Entry) map[Way]Entry {
 	return base
 }
 
-// all says the same of every way.
+// all gives every way the same entry.
 func all(e Entry) map[Way]Entry {
 	m := map[Way]Entry{}
 	for _, w := range Ways {
@@ -158,7 +158,7 @@ func all(e Entry) map[Way]Entry {
 	return m
 }
 
-// said is how all five say something.
+// said gives the form of an aspect in each of the five protocols.
 func said(samvad, uagents, a2e, agh, asp string) map[string]string {
 	m := map[string]string{}
 	for i, s := range []string{samvad, uagents, a2e, agh, asp} {
@@ -175,7 +175,7 @@ const replacedReason = `half a surrogate pair ("\ud83d", of a text that was cut 
 // carry them elsewhere.
 var SurrogatesReplaced = parley.Loss{Field: "Parts", Reason: replacedReason}
 
-// Table is the loss table: the one place that says what a translation costs.
+// Table is the loss table: the one place that lists the losses of translations.
 var Table = []Row{
 	{Text, "Plain text", "Parts", said("", "text of a chat message", "a JSON string", "text of a say", "subject of a QUERY, topic of an INFORM"), map[Way]Entry{
 		SAMVAD: as(`{"text": …}`), Chat: survives(), Model: as("the object that it spells, or the only required string of the model"),
@@ -290,23 +290,23 @@ var Table = []Row{
 	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message, and members that it names twice", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
 }
 
-// Within says which protocols pass on the original envelope, unchanged, to one
-// of their own; the others are said anew, signed by the hub.
+// Within lists the protocols that pass on the original envelope, unchanged, between
+// two of their agents; in the others the hub makes and signs a new envelope.
 var Within = map[string]string{
 	"uagents": "the envelope goes on as it came, with its signature, where its target is the agent itself",
 	"agh":     "the envelope goes on as it came",
 	"asp":     "participants of a session read the sender's envelope from the session itself",
 }
 
-// Extensions that a protocol keeps for its own needs, or that are said
-// elsewhere: their absence on another protocol's wire is no loss.
+// bookkeeping are extensions that a protocol keeps for its own needs, or that other
+// fields carry: their absence on another protocol's wire is no loss.
 var bookkeeping = map[string]map[string]bool{
 	"uagents": {"msg_id": true, "start_session": true, "end_session": true},
 	"a2e":     {"subagent": true, "success_criteria": true, "type": true},
 	"asp":     {"record": true, "joined": true},
 }
 
-// extensionAspects of the members of extensions; Extra where none is named.
+// extensionAspects maps members of extensions to aspects; others are Extra.
 var extensionAspects = map[string]Aspect{
 	"samvad.delegation": Credentials, "samvad.auth": Credentials, "samvad.surrogates": Surrogates, "asp.constraints": Budget, "asp.context": Context, "a2e.llm_override": Budget,
 }
@@ -320,9 +320,8 @@ var rows = func() map[Aspect]*Row {
 	return m
 }()
 
-// Look tells what becomes of an aspect of a message that comes in by a
-// protocol and goes out by a way. Within one protocol that passes envelopes
-// on, everything that it says survives.
+// Look gives the fate of an aspect of a message that comes in by a protocol and goes
+// out by a way. Within one protocol that passes envelopes on, every aspect survives.
 func Look(from string, to Way, a Aspect) Entry {
 	r := rows[a]
 	if r == nil {

@@ -51,7 +51,7 @@ func splitAgent(id string) (host, port string, err error) {
 	host = rest
 	colon := strings.LastIndexByte(rest, ':')
 	if colon < strings.LastIndexByte(rest, ']') {
-		colon = -1 // it is one of an IPv6 address
+		colon = -1 // the colon is part of an IPv6 address
 	}
 	if colon >= 0 {
 		host, port = rest[:colon], rest[colon+1:]
@@ -104,7 +104,7 @@ func asciiHost(h string) (string, bool) {
 	return h, true
 }
 
-// clip bounds the text that a stranger can put into an error.
+// clip bounds the text that a guest can put into an error.
 func clip(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"

@@ -71,7 +71,7 @@ type CardAuth struct {
 	Schemes []string `json:"schemes"` // "bearer", "none"
 }
 
-// RateLimit is what an agent accepts (SAMVAD 1.2 §8, agent-card schema).
+// RateLimit is the rate that an agent accepts (SAMVAD 1.2 §8, agent-card schema).
 type RateLimit struct {
 	RequestsPerMinute     int `json:"requestsPerMinute,omitzero"`     // from all senders
 	RequestsPerSender     int `json:"requestsPerSender,omitzero"`     // per minute
@@ -88,15 +88,15 @@ type Endpoints struct {
 	Health     string `json:"health"`
 }
 
-// Defaults of cards that say nothing.
+// Defaults of cards without these members.
 const (
 	DefaultCardTTL           = 300 // seconds
 	DefaultRequestsPerMinute = 60
 	DefaultRequestsPerSender = 20 // as the Python SDK; the TypeScript SDK has 10
 )
 
-// DecodeCard reads a card: strict JSON, members it does not know skipped, an
-// id that begins with agent://. What a client does not need is not asked for;
+// DecodeCard reads a card: strict JSON, members it does not know skipped, an id that
+// begins with agent://. Members that a client does not need may be missing;
 // [CardDocument] validates against the whole schema. The error wraps [ErrCard].
 func DecodeCard(b []byte) (*Card, error) {
 	var c Card

@@ -44,8 +44,8 @@ const (
 // is refused (SAM-075); failures are not kept; concurrent look-ups of one
 // agent share one fetch. It is safe for concurrent use and must not be copied.
 type CardStore struct {
-	// HTTP fetches cards. Nil: a client of Guard, which refuses addresses
-	// inside (after resolution) and redirects to other origins (SAM-076).
+	// HTTP fetches cards. Nil: a client of Guard, which refuses internal addresses
+	// (after resolution) and redirects to other origins (SAM-076).
 	HTTP  *http.Client
 	Guard Guard
 
@@ -149,8 +149,8 @@ func (s *CardStore) admit(id string) *cardEntry {
 	return e
 }
 
-// run fetches a card for all who wait for f. The fetch outlives the caller's
-// context by nothing but its own timeout: others may be waiting.
+// run fetches a card for all callers that wait for f. So the fetch ends with its own
+// timeout, not with the context of one caller.
 func (s *CardStore) run(ctx context.Context, id, u string, e *cardEntry, f *fetch) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(s.Timeout, DefaultCardTimeout))
 	defer cancel()
@@ -248,8 +248,7 @@ func getCard(ctx context.Context, c *http.Client, u string) ([]byte, error) {
 	return b, err
 }
 
-// closeBody reads the little that may be left, so that the connection can
-// serve again, and closes.
+// closeBody reads a short rest, so that the connection can be reused, and closes.
 func closeBody(b io.ReadCloser) {
 	_, _ = io.CopyN(io.Discard, b, 4096)
 	_ = b.Close()

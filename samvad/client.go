@@ -57,10 +57,10 @@ type resident struct {
 	until time.Time
 }
 
-// maxResidents is how many of them a client remembers.
+// maxResidents is how many residents a client remembers.
 const maxResidents = 1024
 
-// A Call is what to ask of which agent.
+// A Call is a request to an agent.
 type Call struct {
 	URL   string // base URL of the agent; "" = the https origin of To
 	To    string // the agent's identity; "" = the id of the card at URL, which the client remembers for a while
@@ -149,8 +149,8 @@ func (c *Client) resident(ctx context.Context, base string) (string, error) {
 	return card.ID, nil
 }
 
-// moved forgets the agent at the URL of a refused call: another may be there
-// now. It gives err.
+// moved forgets the agent at the URL of a refused call: another may be there now. It
+// returns err.
 func (c *Client) moved(call Call, err error) error {
 	if err != nil && call.To == "" {
 		c.mu.Lock()
@@ -175,8 +175,8 @@ func (c *Client) address(base string) (*url.URL, error) {
 	return u, nil
 }
 
-// Envelope gives the envelope and its body for a call: what [Client.Ask],
-// [Client.Send] and [Client.Stream] would send, unsigned.
+// Envelope gives the envelope and its body for a call, as [Client.Ask], [Client.Send]
+// and [Client.Stream] send them, but unsigned.
 func (c *Client) Envelope(call Call, mode Mode) (*Envelope, []byte, error) {
 	if c.Identity == nil {
 		return nil, nil, errors.New("samvad: client without an identity")
@@ -257,10 +257,10 @@ func (c *Client) Request(ctx context.Context, call Call, mode Mode) (*http.Reque
 	return req, e, nil
 }
 
-// Ask calls a skill and waits for its answer (mode sync). A refusal or failure
-// that the agent reports is an [*Error] with its code; so is everything that
-// went wrong on the way (AGENT_UNAVAILABLE). Where the agent may have served
-// the request all the same, the error wraps [ErrOutcomeUnknown].
+// Ask calls a skill and waits for its answer (mode sync). A refusal or failure that
+// the agent reports is an [*Error] with its code; a failure on the way is one too
+// (AGENT_UNAVAILABLE). If the agent may have served the request nevertheless, the
+// error wraps [ErrOutcomeUnknown].
 func (c *Client) Ask(ctx context.Context, call Call) (*Reply, error) {
 	return exchange(ctx, c, call, ModeSync, decodeReply)
 }
@@ -360,7 +360,8 @@ func (c *Client) Wait(ctx context.Context, base, id string) (*Task, error) {
 // An Event is one step of a streamed answer.
 type Event struct {
 	Chunk json.RawMessage // a piece of the result; nil in the last event and in reports of state
-	// the last event came with this one and repeats Chunk as its result, as agents do that do not stream (SAM-141)
+	// the last event came with this one and repeats Chunk as its result: the agent
+	// does not stream (SAM-141)
 	Again   bool
 	State   string          // reported by the deployed agents in between ("processing")
 	Done    bool            // the last event
@@ -371,10 +372,10 @@ type Event struct {
 	Replaced bool // in Chunk or Result U+FFFD stands for halves of surrogate pairs
 }
 
-// Stream calls a skill in mode stream. It yields the chunks and last an event
-// with Done and the result, or an error. A stream that ends before its last
-// event is complete is an error that wraps [ErrOutcomeUnknown]. To break off
-// the loop ends the call.
+// Stream calls a skill in mode stream. It yields the chunks and last an event with
+// Done and the result, or an error. A stream that ends before its last event is
+// complete is an error that wraps [ErrOutcomeUnknown]. Leaving the loop ends the
+// call.
 func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		ctx, cancel := context.WithCancelCause(ctx)
@@ -458,7 +459,7 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 	}
 }
 
-// streamEnd is how long the end of a stream is waited for after its last event.
+// streamEnd is how long Stream waits for the end of a stream after its last event.
 const streamEnd = 50 * time.Millisecond
 
 func clientError(text string, cause error) *Error {

@@ -29,7 +29,7 @@ const (
 // before it and no audience: it narrows what the signer of a request may do,
 // and grants nothing.
 type Delegation struct {
-	Issuer   string   // iss: who signed the token
+	Issuer   string   // iss: the signer of the token
 	Subject  string   // sub: the agent that may use it; equal to from of the envelope
 	Scope    []string // skill ids
 	MaxDepth int      // 1 = no further delegation
@@ -256,10 +256,10 @@ func (o opaque) SignPayload(b []byte, _ jose.SignatureAlgorithm) ([]byte, error)
 	return o.Sign(b)
 }
 
-// Narrow gives what the subject of a token may delegate further to another
-// agent: one level less, a scope within the parent's (nil: all of it), no
-// longer life (SAM-105). The issuer of the new token is the old one's subject;
-// the error wraps [ErrDelegationExceeded].
+// Narrow gives the delegation that the subject of a token may pass on to another
+// agent: one level less, a scope within the parent's (nil: all of it), no longer life
+// (SAM-105). The issuer of the new token is the old one's subject; the error wraps
+// [ErrDelegationExceeded].
 func (d *Delegation) Narrow(subject string, scope []string) (*Delegation, error) {
 	if d.MaxDepth <= 1 {
 		return nil, because(ErrDelegationExceeded, errors.New("no further delegation"))

@@ -21,12 +21,11 @@
 //
 // # Promises
 //
-// Nothing is changed by a message before its signature is verified: it takes
-// no quota, burns no nonce and fills no memory. A message that was
-// authenticated but refused does consume its nonce; one that was answered with
-// 429 does not. Every failure under /agent/ is answered with a JSON error
-// envelope whose text says nothing that a stranger may not know; the cause
-// stays behind [errors.Unwrap]. Numbers in payloads keep their literals. No
+// A message changes nothing before its signature is verified: it takes no quota,
+// burns no nonce and fills no memory. A message that was authenticated but refused
+// does consume its nonce; one that was answered with 429 does not. Every failure
+// under /agent/ is answered with a JSON error envelope whose text is safe for guests;
+// the cause stays behind [errors.Unwrap]. Numbers in payloads keep their literals. No
 // request can stop the process.
 //
 // Responses are not signed in SAMVAD: a client trusts the TLS connection.

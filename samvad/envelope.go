@@ -208,8 +208,8 @@ func given(s *string) string {
 	return *s
 }
 
-// RawPayload gives the payload as it was written: other than Payload where
-// [Envelope.Replaced] says so. Nil if the envelope was not decoded, or has none.
+// RawPayload gives the payload as it was written, which differs from Payload if
+// [Envelope.Replaced] is set. Nil if the envelope was not decoded, or has none.
 func (e *Envelope) RawPayload() json.RawMessage {
 	whole, _, err := jsonx.Whole(e.raw)
 	if err != nil {
@@ -219,8 +219,8 @@ func (e *Envelope) RawPayload() json.RawMessage {
 	return json.RawMessage(e.raw[from:to:to])
 }
 
-// share gives the bytes of v as they lie in b, so that the copy that the
-// decoder made can go.
+// share gives the bytes of v as they lie in b, so that the decoder's copy can be
+// freed.
 func share(b []byte, v json.RawMessage) json.RawMessage {
 	if i := bytes.Index(b, v); i >= 0 {
 		return json.RawMessage(b[i : i+len(v) : i+len(v)])
@@ -310,7 +310,7 @@ func parseTimestamp(s string) (time.Time, bool) {
 	return t, err == nil
 }
 
-// jsonText describes a JSON error for a stranger, without the content.
+// jsonText describes a JSON error for a guest, without the content.
 func jsonText(err error) string {
 	e, ok := errors.AsType[*jsonx.Error](err)
 	if !ok {

@@ -101,8 +101,8 @@ var (
 	ErrOutcomeUnknown = errors.New("samvad: the agent may have served the request")
 )
 
-// wire says how each cause looks to a stranger. Texts are fixed: they carry
-// nothing of the cause.
+// wire maps each cause to its form on the wire. Texts are fixed: they carry nothing
+// of the cause.
 var wire = []struct {
 	is     error
 	code   Code
@@ -146,8 +146,8 @@ var wire = []struct {
 // An Error is a refusal or failure as the protocol knows it.
 type Error struct {
 	Code       Code
-	Text       string        // may be sent to strangers
-	Step       Step          // where it was decided
+	Text       string        // may be sent to guests
+	Step       Step          // the check that decided
 	Status     int           // HTTP status; 0 = the usual one of Code
 	Retryable  bool          // the same request may succeed later (with a new nonce)
 	RetryAfter time.Duration // how long to wait, if known
@@ -158,8 +158,7 @@ type Error struct {
 	cause    error
 }
 
-// Error gives everything, for logs. It must not be sent: that is what Text is
-// for.
+// Error gives everything, for logs. It must not be sent; Text may be.
 func (e *Error) Error() string {
 	s := "samvad: " + string(e.Code)
 	if e.Step != "" {

@@ -14,9 +14,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A Signer is who one speaks as: an agent identity, the id of one of its keys,
-// and that key's Ed25519 signature over any bytes. [Identity] is one; a key
-// store may bring its own.
+// A Signer signs as one agent: it has the agent's identity, the id of one of its
+// keys, and gives that key's Ed25519 signature over any bytes. [Identity] is one; a
+// key store may bring its own.
 type Signer interface {
 	ID() string  // agent://host[:port]
 	KID() string // id of the key in the agent's card
@@ -24,9 +24,9 @@ type Signer interface {
 	Sign(message []byte) ([]byte, error)
 }
 
-// A RollingSigner is a Signer whose key is replaced while it is in use. Current
-// gives the one that signs now: a signature and the key id beside it are of one
-// key.
+// A RollingSigner is a Signer whose key is replaced while it is in use. Current gives
+// the signer of the present key, so that a signature and the key id beside it are of
+// one key.
 type RollingSigner interface {
 	Signer
 	Current() Signer
@@ -89,7 +89,7 @@ func (i *Identity) Key() Key { return Key{KID: i.kid, Public: i.Public()} }
 // String names the identity without its secret.
 func (i *Identity) String() string { return i.id + "#" + i.kid }
 
-// checkKID allows what fits a structured-field string (RFC 8941 §3.3.3).
+// checkKID allows the characters of a structured-field string (RFC 8941 §3.3.3).
 func checkKID(kid string) error {
 	if kid == "" || len(kid) > 256 {
 		return fmt.Errorf("%w: key id must have 1 to 256 characters", ErrBadKey)
@@ -123,9 +123,9 @@ type keyFile struct {
 	PublicKey  string `json:"publicKey"`  // base64 of the 32-byte key
 }
 
-// LoadIdentity reads a key file of the TypeScript SDK (KID.json) or of the
-// Python SDK (KID.key, with KID.pub beside it if there is one) for the agent
-// id. The form is told by the extension.
+// LoadIdentity reads a key file of the TypeScript SDK (KID.json) or of the Python SDK
+// (KID.key, with KID.pub beside it if there is one) for the agent id. The extension
+// tells which.
 func LoadIdentity(path, id string) (*Identity, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// ws is JavaScript's \s, which has more than RE2's.
+// ws is JavaScript's \s, which matches more than RE2's.
 const ws = `[\t\n\v\f\r \x{00a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}]`
 
 // The rules of SAMVAD's injection scan (§11), for text in ASCII lower case.
@@ -34,9 +34,9 @@ func hinted(low string) bool {
 	return slices.ContainsFunc(hints[:], func(h string) bool { return strings.Contains(low, h) })
 }
 
-// Suspicious reports whether a text matches one of the ten patterns that the
-// SDKs scan for. They catch the clumsy and many an honest text: it is a filter
-// that an operator may want, not a protection.
+// Suspicious reports whether a text matches one of the ten patterns that the SDKs
+// scan for. They catch clumsy attacks and many honest texts: a filter that an
+// operator may want, not a protection.
 func Suspicious(text string) bool {
 	low := asciiLower(text)
 	return hinted(low) && (injectionRules.MatchString(low) || youAreNow(low))

@@ -73,8 +73,8 @@ func (l *Limiter) Record(agent, sender string, tokens int, now time.Time) {
 	}
 }
 
-// Count adds tokens that a sender used before, or elsewhere, on the UTC day of
-// now. Spent is not told.
+// Count adds tokens that a sender used before, or elsewhere, on the UTC day of now.
+// It does not call Spent.
 func (l *Limiter) Count(agent, sender string, tokens int, now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,9 +93,8 @@ func tooMany(is error, wait time.Duration) *Error {
 
 func utcDay(t time.Time) int64 { return t.Unix() / 86400 }
 
-// window gives the counters of a key, making room when there are too many:
-// first those that count nothing any more, else the least recently used of a
-// few.
+// window gives the counters of a key. If there are too many, it evicts first those
+// that count nothing any more, else the least recently used of a few.
 func (l *Limiter) window(k limitKey, now int64) *window {
 	w := l.windows[k]
 	if w == nil {

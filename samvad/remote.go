@@ -19,7 +19,7 @@ import (
 // ErrRemote is wrapped by errors that the agent reported itself.
 var ErrRemote = errors.New("samvad: the agent answered with an error")
 
-// remoteReply is what agents answer, in all dialects.
+// remoteReply is the answer of an agent, in any dialect.
 type remoteReply struct {
 	TraceID json.RawMessage `json:"traceId"`
 	SpanID  json.RawMessage `json:"spanId"`
@@ -150,8 +150,8 @@ func clipText(s string) string {
 	return s
 }
 
-// decodeRemote reads the JSON of an answer. What is no JSON object becomes an
-// error by the status alone.
+// decodeRemote reads the JSON of an answer. An answer that is no JSON object becomes
+// an error by the status alone.
 func decodeRemote(status int, h http.Header, b []byte) (*remoteReply, error) {
 	r, err := readRemote(b)
 	if err != nil {
@@ -167,7 +167,7 @@ func notUnderstood(err error) *Error {
 	return clientError("The agent's answer is not understood.", because(ErrResponse, err))
 }
 
-// decodeAnswer reads an answer; an error that it reports is the error.
+// decodeAnswer reads an answer. If the answer reports an error, that is the error.
 func decodeAnswer(status int, h http.Header, b []byte) (*remoteReply, error) {
 	r, err := decodeRemote(status, h, b)
 	if err != nil {

@@ -109,6 +109,6 @@ func writeJSON(w http.ResponseWriter, status int, b []byte) {
 	h["X-Content-Type-Options"] = []string{"nosniff"}
 	h["Content-Length"] = []string{strconv.Itoa(len(b))}
 	w.WriteHeader(status)
-	// A failed write means that the client is gone: nobody is left to tell.
+	// A failed write means that the client is gone.
 	_, _ = w.Write(b)
 }

@@ -38,7 +38,7 @@ func (s *Server) handle(ctx context.Context, req *Request, refusal *Error) (Resp
 	return s.runHandler(ctx, req)
 }
 
-// run calls f for a request. Whatever it does, the process lives on.
+// run calls f for a request. A panic of f becomes an error.
 func (s *Server) run(req *Request, f func() (Response, error)) (resp Response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -101,8 +101,8 @@ func (s *Server) runSync(ctx context.Context, req *Request) (Response, error) {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		// The skill had its time, or nobody waits any more. One that ends
-		// together with its context may still have the better answer.
+		// The skill's time is up, or the client is gone. A skill that ends together
+		// with its context may still have the better answer.
 		select {
 		case <-done:
 		default:
@@ -112,7 +112,7 @@ func (s *Server) runSync(ctx context.Context, req *Request) (Response, error) {
 	return resp, err
 }
 
-// answer writes the outcome of an accepted request. That of a task is for its
+// answer writes the outcome of an accepted request. The outcome of a task goes to its
 // status.
 func (r *Request) answer(resp Response, err error) {
 	switch {
@@ -128,8 +128,8 @@ func (r *Request) answer(resp Response, err error) {
 	}
 }
 
-// startTask accepts an async request, and runs it in the background. One that is
-// refused becomes a task that failed.
+// startTask accepts an async request, and runs it in the background. A refused
+// request becomes a task that failed.
 func (s *Server) startTask(ctx context.Context, req *Request, refusal *Error) error {
 	t := Task{ID: newID(), Agent: req.Agent.id(), Status: TaskPending, TraceID: req.TraceID}
 	s.mu.Lock()
@@ -149,7 +149,7 @@ func (s *Server) startTask(ctx context.Context, req *Request, refusal *Error) er
 	return nil
 }
 
-// work runs a task to its end and tells the callback.
+// work runs a task to its end and calls the sender back.
 func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error) {
 	defer s.wg.Done()
 	defer s.leave()
@@ -192,7 +192,7 @@ func (s *Server) work(ctx context.Context, req *Request, t Task, refusal *Error)
 		}
 	})
 	if err != nil {
-		// The store refused the result: say so, if it takes that at least.
+		// The store refused the result: try to store that failure.
 		reply.Err = failure(because(ErrUnavailable, err))
 		mu.Lock()
 		t.Status, t.Result, t.Err = TaskFailed, nil, reply.Err

@@ -83,7 +83,7 @@ type noLoader struct{}
 
 func (noLoader) Load(string) (any, error) { return nil, errRemote }
 
-// schemaURL is where a compiled schema pretends to live.
+// schemaURL is the placeholder URL of a compiled schema.
 const schemaURL = "urn:samvad:schema"
 
 // compileSchema compiles a skill's schema: the draft that $schema names, else
@@ -93,7 +93,7 @@ func compileSchema(text json.RawMessage) (s *jsonschema.Schema, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The text may come from a stranger's card, and the library is not ours.
+	// A guest's card may hold the text, and the library may panic.
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("schema cannot be compiled: %v", p)
@@ -240,7 +240,7 @@ func constraint(e *jsonschema.ValidationError) string {
 	return subject(e.InstanceLocation...) + " " + broken(e)
 }
 
-// subject names a member by its way from the payload.
+// subject names a member by its path from the payload.
 func subject(way ...string) string {
 	if len(way) == 0 {
 		return "The payload"
@@ -311,9 +311,9 @@ func decimal(r *big.Rat) string {
 	return clip(strings.TrimRight(r.FloatString(12), "0"))
 }
 
-// fitter takes out of a value what its schema forbids to be there and fills
-// in defaults, as the SDKs' validators do. It follows local references and
-// leaves alone what it does not understand: validation decides.
+// fitter removes the members that a schema forbids from a value and fills in
+// defaults, as the SDKs' validators do. It follows local references and leaves alone
+// the keywords that it does not know: validation decides.
 type fitter struct {
 	root    any
 	changed bool

@@ -94,34 +94,33 @@ const (
 	DefaultWriteTimeout = 30 * time.Second // of one event of a stream
 )
 
-// A Server serves the seven endpoints of SAMVAD 1.2 §6 for one agent or for
-// many. It takes any base path: what stands before /agent/… or /.well-known/…
-// in the request path is the prefix that [Server.Resolve] sees. It never
-// redirects (SAM-023). Mount it at "/" of an http.Server directly or of a mux
-// that does not clean paths.
+// A Server serves the seven endpoints of SAMVAD 1.2 §6 for one agent or for many. It
+// takes any base path: the part of the request path before /agent/… or /.well-known/…
+// is the prefix that [Server.Resolve] sees. It never redirects (SAM-023). Mount it at
+// "/" of an http.Server directly or of a mux that does not clean paths.
 //
 // Its fields must not change while it serves; it must not be copied.
 type Server struct {
-	// Agent is the one agent that is served, whatever host and prefix.
+	// Agent is the one agent that is served, at any host and prefix.
 	Agent *Agent
 	// Resolve finds the agent of a request by its host (r.Host) and prefix
 	// ("" or "/a/bob", no slash at the end); nil means that there is none.
 	Resolve func(r *http.Request, prefix string) *Agent
 
-	Verifier *Verifier // nil refuses everybody; Self is taken from the agent
+	Verifier *Verifier // nil refuses every sender; Self is taken from the agent
 	Limiter  *Limiter  // nil: the server's own
 	Tasks    Tasks     // nil: [MemoryTasks]
 	Webhook  *Webhook  // nil: the default
 
-	// Handle takes over every request whose signature and limits are in order,
-	// in place of the agents' Handlers: it records the request, calls
-	// [Request.Accept], and gives the answer, within a time that it bounds
-	// itself. The client hears nothing before Accept. An error before it refuses
-	// the request; [ErrReplay] says that the same [Envelope.ReplayKey] was
-	// recorded before. Where Handle succeeds, only tasks need Accept.
-	// Refusal is what the checks that follow the limits found: Handle records
-	// such a request and returns without an error, and the server answers. Nil
-	// reserves the nonce in the verifier's memory and runs the Handler.
+	// Handle takes over every request whose signature and limits are in order, in
+	// place of the agents' Handlers: it records the request, calls [Request.Accept],
+	// and gives the answer, within a time that it bounds itself. The client gets
+	// nothing before Accept. An error before it refuses the request; [ErrReplay] says
+	// that the same [Envelope.ReplayKey] was recorded before. Where Handle succeeds,
+	// only tasks need Accept. Refusal is the error of the checks that follow the
+	// limits: Handle records such a request and returns without an error, and the
+	// server answers. Nil reserves the nonce in the verifier's memory and runs the
+	// Handler.
 	Handle func(ctx context.Context, req *Request, refusal *Error) (Response, error)
 
 	// Refused is called for every request that is refused before its skill runs.
@@ -178,9 +177,9 @@ func (s *Server) init() {
 
 func (s *Server) now() time.Time { return s.verifier.now() }
 
-// Close ends the tasks of the server and their webhooks: it
-// waits for them until ctx ends, then cancels them and waits for their return.
-// Requests are the business of the http.Server; new tasks are refused.
+// Close ends the tasks of the server and their webhooks: it waits for them until ctx
+// ends, then cancels them and waits for their return. New tasks are refused; other
+// requests end with the http.Server.
 func (s *Server) Close(ctx context.Context) error {
 	s.init()
 	s.mu.Lock()
@@ -219,7 +218,7 @@ func post(mode Mode) func(*Server, http.ResponseWriter, *http.Request, *Agent, s
 	}
 }
 
-// find gives the endpoint of a path, and what stands before it; nil if there is none.
+// find gives the endpoint of a path, and the prefix before it; nil if there is none.
 func find(path string) (e *endpoint, prefix string) {
 	for i := range endpoints {
 		if prefix, ok := strings.CutSuffix(path, endpoints[i].suffix); ok {
@@ -416,8 +415,8 @@ func (s *Server) post(w http.ResponseWriter, r *http.Request, a *Agent, mode Mod
 	case err == nil && (refusal.Step != StepPayload || mode == ModeSync):
 		s.refuse(w, r, claim, refusal)
 		return
-	// A payload that does not fit is told where the client looks for it: in
-	// the status of the task, in the stream (SAM-090).
+	// The client looks for the refusal of a payload in the status of the task, or in
+	// the stream (SAM-090).
 	case err == nil && mode == ModeAsync:
 		err = s.startTask(ctx, req, refusal)
 	case err == nil:

@@ -45,8 +45,8 @@ func (r *Request) endStream(resp Response, err error) {
 		resp.SpanID = newID()
 		final.Error = failure(err).wire()
 	} else {
-		// The TypeScript clients show chunks only and drop the result
-		// (SAM-141). Both go at once: clients that know it see one answer.
+		// The TypeScript clients show chunks only and drop the result (SAM-141). So
+		// both go at once; clients that know this see one answer.
 		if r.chunks == 0 {
 			last = append(last, chunkEvent(resp.Result))
 		}

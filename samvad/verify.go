@@ -46,7 +46,7 @@ type Verdict struct {
 type Check struct {
 	Name   Step
 	OK     bool
-	Detail string // for the operator; never sent to strangers
+	Detail string // for the operator; never sent
 }
 
 // Verified is a message whose sender is proved.
@@ -115,8 +115,7 @@ func (v *Verifier) Verify(r *http.Request) (*Verified, error) {
 	return m, nil
 }
 
-// Reserve takes the nonce of a checked message; [ErrReplay] when somebody else
-// did before.
+// Reserve takes the nonce of a checked message; [ErrReplay] if it was taken before.
 func (v *Verifier) Reserve(ctx context.Context, m *Verified) error {
 	if err := v.reserve(ctx, m.Envelope); err != nil {
 		return m.fail(StepReplay, err)
@@ -377,8 +376,8 @@ func (m *Verified) checkKey(ctx context.Context, in *Incoming, sigs []httpsig.Si
 	}
 	if err != nil {
 		if unknown != nil && errors.Is(err, ErrUnknownKey) {
-			// As text: what the card was refused for is not what the message
-			// is refused for.
+			// As text: the message is refused because no key is known, not for the
+			// cause of the card's refusal.
 			err = because(ErrUnknownKey, errors.New(unknown.Error()))
 		}
 		return m.fail(StepKey, err)
@@ -477,8 +476,8 @@ type pair struct {
 // is the sender's own (a raw key that answers to any keyid).
 const maxTries = 4
 
-// match finds the signature that is the sender's by its keyid. A revoked key
-// of that name refuses it, whatever else bears the name.
+// match finds the signature that is the sender's by its keyid. A revoked key of that
+// name refuses it, even if other keys have the name.
 func match(sigs []httpsig.Signature, keys []Key) ([]pair, error) {
 	var named, raw []pair
 	for i := range sigs {

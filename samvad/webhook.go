@@ -22,10 +22,10 @@ const (
 	DefaultWebhookBackoff  = time.Second
 )
 
-// A Webhook sends the outcome of tasks to callback URLs (SAMVAD 1.2 §8.1): on
-// success and on failure, signed when there is a signer, repeated with growing
-// pauses, never following a redirect, never to an address inside (SAM-131).
-// The zero value is ready; it must not be copied.
+// A Webhook sends the outcome of tasks to callback URLs (SAMVAD 1.2 §8.1): on success
+// and on failure, signed when there is a signer, repeated with growing pauses, never
+// following a redirect, never to an internal address (SAM-131). The zero value is
+// ready; it must not be copied.
 type Webhook struct {
 	HTTP     *http.Client // nil: a client of Guard
 	Guard    Guard
@@ -74,9 +74,9 @@ func (h *Webhook) Send(ctx context.Context, s Signer, callback string, r *Reply)
 	}
 }
 
-// Once makes one attempt, for callers that keep replies and retry themselves:
-// again says whether a later attempt may succeed, after how long the receiver
-// asks to be left alone, if it does. The signer may be nil.
+// Once makes one attempt, for callers that keep replies and retry themselves: again
+// says whether a later attempt may succeed, and after gives the pause that the
+// receiver asked for, if any. The signer may be nil.
 func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply) (again bool, after time.Duration,
 	err error) {
 	if err := CheckCallback(callback, h.Guard); err != nil {
@@ -119,9 +119,9 @@ func (h *Webhook) Once(ctx context.Context, s Signer, callback string, r *Reply)
 }
 
 // CheckCallback decides whether a callback URL may be used (SAMVAD 1.2 §8.2,
-// SAM-130): absolute, https, no user information, and a host that the guard
-// does not know to lie inside. The address it resolves to is checked again
-// when the webhook is sent. The error wraps [ErrCallback].
+// SAM-130): absolute, https, no user information, and a host that the guard does not
+// know to be internal. The address it resolves to is checked again when the webhook
+// is sent. The error wraps [ErrCallback].
 func CheckCallback(callback string, g Guard) error {
 	if len(callback) > 2048 {
 		return because(ErrCallback, errors.New("longer than 2048 bytes"))

@@ -44,7 +44,7 @@ func (k Mark) reported(losses []parley.Loss) bool {
 	})
 }
 
-// Origins are where messages come from: the five, and the hub's own ways in.
+// Origins are the sources of messages: the five protocols, and the hub's API.
 var Origins = append(slices.Clone(bridge.Protocols), "api")
 
 // maker makes one message.
@@ -71,7 +71,7 @@ var numbers = []string{"12345678901234567890", "0.100000000000000005551115123125
 func beyond(n string) bool { return n == "12345678901234567890" || n == "9007199254740993" }
 
 // Message makes a message of a kind as it comes in by a protocol, or by the API,
-// which can say everything. It has nothing that the table calls refused on the way out.
+// which has every aspect. It has no aspect that the table refuses on the way out.
 func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 	var c Case
 	m := &maker{Rand: r, c: &c}
@@ -269,7 +269,7 @@ func Check(t *testing.T, way bridge.Way, kinds []parley.Kind,
 	}
 }
 
-// spell adds to a wire text what it has in base64, and the text without URL escapes.
+// spell adds to a wire text its decoded base64, and the text without URL escapes.
 func spell(text string) string {
 	out := text
 	for range 3 { // JSON in base64 in JSON

@@ -59,7 +59,7 @@ type Config struct {
 	MaxBody   int64                                     // 0: 1 MiB
 
 	// Tokens are the bearer tokens that authenticated skills of agents here accept;
-	// with none, such skills refuse everybody.
+	// with none, such skills refuse every request.
 	Tokens []string
 	// TokensPerDay is how many tokens each sender may make each agent here use in a
 	// UTC day; 0: no limit.
@@ -224,7 +224,7 @@ func (b *Binding) Close() error {
 	for _, stop := range b.stops {
 		stop()
 	}
-	b.mu.Lock() // nothing begins after it
+	b.mu.Lock() // no work begins after it
 	b.stop()
 	b.mu.Unlock()
 	b.work.Wait()

@@ -13,8 +13,8 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// The hub reads the cards of agents elsewhere: for their skills where nobody
-// declared them here, their specializations, models and rate limits.
+// The hub reads the cards of agents elsewhere: for their specializations, models and
+// rate limits, and for their skills where the directory declares none.
 
 const (
 	// cardWait is how long the first call of an agent waits for its card, for its
@@ -41,10 +41,10 @@ func addressed(e *directory.Entry) (parley.Identity, bool) {
 	return parley.Identity{}, false
 }
 
-// remoteCard gives the card of an agent elsewhere; nil where it is not known. If
-// none was read yet, it waits for one up to the time given. It gives an old card
-// and reads a new one in the background, so that nobody waits for an agent that is
-// down. again ignores the pause after a failure: the agent may have started since.
+// remoteCard gives the card of an agent elsewhere; nil where it is not known. If none
+// was read yet, it waits for one up to the time given. It gives an old card and reads
+// a new one in the background, so that no caller waits for an agent that is down.
+// again ignores the pause after a failure: the agent may have started since.
 func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.Duration, again bool) *protocol.Card {
 	id, ok := addressed(e)
 	if !ok {

@@ -129,7 +129,7 @@ func rejectsKey(err error) bool {
 	return errors.Is(err, protocol.ErrRemote) && protocol.AsError(err).Code == protocol.CodeAuthFailed
 }
 
-// Hosting is what an operator tells agents elsewhere about this hub.
+// Hosting describes this hub to the operators of agents elsewhere.
 type Hosting struct {
 	Identity string `json:"identity"`  // of the hub, as a caller
 	KeyID    string `json:"keyId"`     // of the signing key

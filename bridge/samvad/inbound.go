@@ -71,8 +71,7 @@ func (b *Binding) sender(r *protocol.Request) string {
 	return directory.GuestName(Protocol, r.From, "")
 }
 
-// dropTalk removes the skill talk from a message, which is only SAMVAD's name for
-// having none.
+// dropTalk removes the skill talk from a message: in SAMVAD it stands for no skill.
 func (b *Binding) dropTalk(m *parley.Message) {
 	if m.Skill != talk {
 		return

@@ -30,7 +30,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err,
 				"how the request was sent before cannot be read"), Wait: pause}
 		}
-		if row.Value.Task != "" { // the agent has it: it remains to poll
+		if row.Value.Task != "" { // the agent has the task: only polling remains
 			b.follow(m.ID, &row.Value)
 			return hub.Outcome{Losses: losses}
 		}
@@ -95,10 +95,10 @@ func (b *Binding) attempt(ctx context.Context, o hub.Outbound, call protocol.Cal
 	}
 }
 
-// addCredentials adds the sender's credentials to a call of another SAMVAD agent:
-// its token, for the agent to check, and its delegation, issued anew by the hub for
-// this one skill, one level less and no longer (SAM-105). Those that the sender did
-// not give are the operator's, if configured.
+// addCredentials adds the sender's credentials to a call of another SAMVAD agent: its
+// token, for the agent to check, and its delegation, issued anew by the hub for this
+// one skill, one level less and no longer (SAM-105). The operator's configured
+// credentials stand in for those that the sender did not give.
 func (b *Binding) addCredentials(ctx context.Context, m *parley.Message, to string, call *protocol.Call) *parley.Error {
 	var e *protocol.Envelope // nil: of another protocol, or of version 1.1, which knows neither
 	if m.Origin.Protocol == Protocol {
@@ -150,7 +150,7 @@ func (b *Binding) ask(
 	switch mode {
 	case protocol.ModeStream:
 		var last protocol.Event
-		replaced := false // in what was passed on
+		replaced := false // in the events passed on
 		for e, err := range b.client.Stream(ctx, call) {
 			if err != nil {
 				return nil, err
@@ -246,8 +246,8 @@ func (b *Binding) cardOf(ctx context.Context, name string) *protocol.Card {
 	return nil
 }
 
-// Credentials of the operator go with calls of an agent elsewhere where the sender
-// gave none. No record has them.
+// Credentials are the operator's, for calls of an agent elsewhere. They are used
+// where the sender gave none. No record has them.
 type Credentials struct {
 	Token    string // bearer token for authenticated skills; "": none
 	Delegate bool   // a delegation token of the hub's own

@@ -37,8 +37,8 @@ const (
 	// resendWithin is how old an envelope may be that is sent again: peers take
 	// messages of up to 300 s, by their own clocks.
 	resendWithin = 240 * time.Second
-	// maxMisses is after how many polls in a row that find no task it is lost: an
-	// agent of several processes may not know it everywhere at once.
+	// maxMisses polls in a row that find no task make it lost: not every process of
+	// an agent may know it at once.
 	maxMisses = 3
 )
 

@@ -24,7 +24,7 @@ import (
 const talk = "talk"
 
 // hasTalk reports whether a stand-in has the skill talk: its agent speaks another
-// protocol, and nobody declared its skills. The skill stays when the agent itself
+// protocol, and its skills are not declared. The skill stays when the agent itself
 // declares some, so that callers need not know whether it has done so yet.
 func hasTalk(e *directory.Entry) bool {
 	return (len(e.Skills) == 0 || e.Learned != "" && !slices.ContainsFunc(e.Skills, isTalk)) &&
@@ -135,8 +135,8 @@ func (b *Binding) standIn(ctx context.Context, name string) *protocol.Agent {
 	return a
 }
 
-// card makes the card of a stand-in. Where nobody declared the skills of an agent
-// elsewhere, they are those of its own card.
+// card makes the card of a stand-in. Where the directory declares no skills of an
+// agent elsewhere, they are those of its own card.
 func (b *Binding) card(ctx context.Context, e *directory.Entry) *protocol.Card {
 	c := &protocol.Card{
 		ID:          b.standInID(e.Name),
@@ -181,8 +181,8 @@ func (b *Binding) limits() *protocol.RateLimit {
 	return l
 }
 
-// behind gives the limits of an agent elsewhere for callers here: they share what
-// it takes from one sender, the hub.
+// behind gives the limits of an agent elsewhere for callers here: they share its
+// limit for one sender, the hub.
 func behind(here, there *protocol.RateLimit) *protocol.RateLimit {
 	if there == nil {
 		return here

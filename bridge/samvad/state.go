@@ -11,7 +11,7 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// state is what the binding remembers in the journal.
+// state is the binding's part of the journal's state.
 type state struct {
 	tasks       *journal.Table[task]       // by message; below refusedTask those that the server refused
 	remoteTasks *journal.Table[remoteTask] // by message
@@ -26,9 +26,8 @@ func newState(j *journal.Journal) state {
 	}
 }
 
-// task is the record of an asynchronous request, by which the hub answers polls,
-// over restarts. Its key is the id of the message. To call the sender back is a
-// delivery of the reply.
+// task is the record of an asynchronous request, by which the hub answers polls, over
+// restarts. Its key is the id of the message. A callback is a delivery of the reply.
 type task struct {
 	Agent    string // identity that was addressed
 	From     string // identity of the sender

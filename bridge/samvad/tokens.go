@@ -18,11 +18,11 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// tokens keeps bearer tokens out of the journal, because a token works for everybody
-// who reads it. The recorded envelope has a keyed digest in place of auth.token:
-// equal tokens have equal digests, and only the hub's keyring can test guesses. If
-// the recipient is an agent elsewhere, which checks the token itself, the record has
-// the token too, sealed with a key of the keyring.
+// tokens keeps bearer tokens out of the journal, because any reader of a token can
+// use it. The recorded envelope has a keyed digest in place of auth.token: equal
+// tokens have equal digests, and only the hub's keyring can test guesses. If the
+// recipient is an agent elsewhere, which checks the token itself, the record has the
+// token too, sealed with a key of the keyring.
 type tokens struct {
 	digestKey []byte
 	seal      cipher.AEAD
