@@ -66,12 +66,12 @@ func CheckName(s string) error {
 }
 
 // A Handler works on one message for an agent in this process. Its result, or the
-// earlier argument of r.Reply, is the terminal reply of a request. An [*Error] reaches
-// the sender with its code and text, any other error as "handler_failed" without its
-// text. The context ends with the request's
-// deadline and when the sender cancels. A handler sees the same message ID
-// again when an earlier attempt ended without a recorded outcome; Attempt
-// tells the number. It may run on many goroutines at once.
+// earlier argument of r.Reply, is the terminal reply of a request. An [*Error]
+// reaches the sender with its code and text, any other error as "handler_failed"
+// without its text. The context ends with the request's deadline and when the sender
+// cancels. A handler sees the same message ID again when an earlier attempt ended
+// without a recorded outcome; Attempt gives the number. It may run on many goroutines
+// at once.
 type Handler func(ctx context.Context, m *Message, r Replier) error
 
 // A Replier sends a handler's events and reply.

@@ -49,7 +49,7 @@ type Delivery struct {
 	Next    time.Time // Waiting: not before this
 	Reply   ID        // Answered: the terminal reply
 	Error   *Error    // why the last attempt failed, or why it was given up
-	Losses  []Loss    // what the translation to the recipient's protocol could not carry
+	Losses  []Loss    // parts that the translation to the recipient's protocol could not carry
 	Changed time.Time
 }
 

@@ -25,7 +25,7 @@ const (
 	RateLimited     Code = "rate_limited"    // over a limit of rate or budget; Error.After says when to return
 	Loop            Code = "loop"            // passed this hub before, or too many hubs
 	Conflict        Code = "conflict"        // against the recorded state, e.g. a chain that has moved on
-	Unavailable     Code = "unavailable"     // the recipient or the hub cannot just now
+	Unavailable     Code = "unavailable"     // the recipient or the hub is not available now
 	NoSpace         Code = "no_space"        // the hub's disk is full; nothing was recorded
 	TimedOut        Code = "timed_out"       // no answer before the deadline
 	Cancelled       Code = "cancelled"       // the sender gave it up

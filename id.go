@@ -14,7 +14,7 @@ import (
 // zero ID means "none".
 type ID [16]byte
 
-// NewID makes a version 7 ID from the time and eight bytes and more of rnd.
+// NewID makes a version 7 ID from the time and ten bytes of rnd.
 func NewID(now time.Time, rnd io.Reader) (ID, error) {
 	var id ID
 	if _, err := io.ReadFull(rnd, id[6:]); err != nil {

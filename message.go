@@ -38,8 +38,8 @@ func (a *Assurance) UnmarshalText(b []byte) error {
 	return parse(assuranceNames[:], "assurance", b, a)
 }
 
-// State is the state of a request by an Event. An event without a state carries a chunk
-// of the result, an artifact or a line of log.
+// State is the state of a request that an Event reports. An event without a state
+// carries a chunk of the result, an artifact or a line of log.
 type State uint8
 
 const (
@@ -130,7 +130,7 @@ type Message struct {
 type Part struct {
 	MediaType string // of Data, e.g. "application/json", "text/plain; charset=utf-8"
 	Name      string // a file name or label; may be empty
-	Data      []byte // shared with Origin.Raw where it lies in it; not to be changed
+	Data      []byte // may be a part of Origin.Raw; not to be changed
 	URI       string // in place of Data
 	Digest    string // of the URI's target: RFC 9530 form, "sha-256=:…:"
 }
@@ -196,8 +196,8 @@ func (p Part) IsText() bool {
 	return err == nil && t == "text/plain"
 }
 
-// MainJSON is the index of the part that stands for all where only one JSON value
-// can go: of the first JSON part, or -1. JSON that has a name and follows another
+// MainJSON is the index of the first JSON part, or -1: the part that stands for all
+// where only one JSON value can go. A JSON part that has a name and follows another
 // part is an attachment, and does not count.
 func MainJSON(parts []Part) int {
 	for i, p := range parts {

@@ -79,7 +79,7 @@ func (d *Directory) Withdraw(ctx context.Context, name string, s Source) error {
 	return err
 }
 
-// Pause lets the deliveries to an agent wait, or go on.
+// Pause holds back the deliveries to an agent, or resumes them.
 func (d *Directory) Pause(ctx context.Context, name string, paused bool) error {
 	return d.edit(ctx, name, func(e *Entry) error { e.Paused = paused; return nil })
 }
@@ -140,8 +140,8 @@ func (d *Directory) edit(ctx context.Context, name string, f func(*Entry) error)
 	return err
 }
 
-// change makes the next entry of a name from the newest one, stores it where its
-// source is stored, and only then shows it.
+// change makes the next entry of a name from the newest one, stores it if entries of
+// its source are stored, and only then shows it.
 func (d *Directory) change(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
 	d.changing.Lock()
 	defer d.changing.Unlock()
@@ -175,8 +175,8 @@ func (d *Directory) attempt(ctx context.Context, name string, next func(old *Ent
 			if !ok || other == name {
 				continue
 			}
-			// A name that somebody chooses replaces the one that the hub made for
-			// an agent that registered itself.
+			// A chosen name replaces the name that the hub made for an agent that
+			// registered itself.
 			guest, _ := d.Agent(other)
 			if !e.Source.registered() && guest.Source.registered() && strings.HasPrefix(other, "guest/") {
 				guests = append(guests, guest)
@@ -212,7 +212,7 @@ func (d *Directory) attempt(ctx context.Context, name string, next func(old *Ent
 	return e, nil
 }
 
-// store brings the state from old to e.
+// store replaces the stored entry old by e.
 func (d *Directory) store(ctx context.Context, name string, old, e *Entry) error {
 	if d.state == nil {
 		return nil

@@ -19,11 +19,11 @@
 //
 // # Identities
 //
-// An identity (protocol, id) leads to one agent. Where several senders claim the
-// same id and enrolled keys tell them apart, each identity has the fingerprint of
-// its key, and Lookup by the id alone finds none of them. Where two hubs give one
-// identity to two agents at once, it leads to the older agent. A proved sender that
-// nobody added has a name from [GuestName]: the same each time, and stored nowhere.
+// An identity (protocol, id) leads to one agent. Where several senders claim the same
+// id and enrolled keys tell them apart, each identity has the fingerprint of its key,
+// and Lookup by the id alone finds none of them. Where two hubs give one identity to
+// two agents at once, it leads to the older agent. A proved sender that is not in the
+// directory has a name from [GuestName]: the same each time, and stored nowhere.
 package directory
 
 import (
@@ -76,7 +76,7 @@ type Directory struct {
 	mu        sync.RWMutex
 	byName    map[string]*Entry
 	byID      map[identity]string
-	namesByID map[string][]string // names of the agents that have an id, in whatever protocol
+	namesByID map[string][]string // names of the agents that have an id, in any protocol
 	guests    int                 // entries of guests
 	watchers  map[int]func(Change)
 	nextID    int

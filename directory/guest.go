@@ -6,9 +6,10 @@ import (
 	"strings"
 )
 
-// GuestName names a proved sender that nobody added: "guest/<protocol>/<id>", with the
-// id made to fit a name, and eight digits of a hash of id and key fingerprint, so
-// that two senders with one id and different keys have two names.
+// GuestName names a proved sender that is not in the directory:
+// "guest/<protocol>/<id>", with the id made to fit a name, and eight digits of a hash
+// of id and key fingerprint, so that two senders with one id and different keys have
+// two names.
 func GuestName(protocol, id, fingerprint string) string {
 	sum := sha256.Sum256([]byte(protocol + "\x00" + id + "\x00" + fingerprint))
 	var b strings.Builder

@@ -53,7 +53,7 @@ type Guests struct {
 
 	mu      sync.Mutex
 	entries map[entryKey]*list.Element // of *guestEntry
-	order   *list.List                 // the one not used for longest first
+	order   *list.List                 // least recently used first
 	count   [kinds]int
 	bytes   int64
 	sources map[string]*account
@@ -113,7 +113,7 @@ type debtBucket struct {
 	at     time.Time
 }
 
-// fill adds the tokens that came since, up to size.
+// fill adds the tokens earned since the last call, up to size.
 func (b *debtBucket) fill(now time.Time, size, perSecond float64) {
 	if b.at.IsZero() {
 		b.tokens = size
@@ -124,7 +124,7 @@ func (b *debtBucket) fill(now time.Time, size, perSecond float64) {
 }
 
 const (
-	entryBytes  = 1 << 10 // that an entry holds beside its own bytes
+	entryBytes  = 1 << 10 // the overhead of an entry
 	idle        = time.Hour
 	maxSources  = 1 << 14
 	diskAtOnce  = 120 // part of the day's bytes that may come at once: those of 12 minutes
@@ -164,8 +164,8 @@ func (g *Guests) limit(k Kind) int {
 
 func (g *Guests) share(n float64) float64 { return max(1, n*g.c.Share) }
 
-// accountOf gives the account of a source; g.mu is held. Where there are too many,
-// one without entries is forgotten, of a sample the least recently used.
+// accountOf gives the account of a source; g.mu is held. If there are too many, it
+// forgets one without entries: the least recently used of a sample.
 func (g *Guests) accountOf(name string, now time.Time) *account {
 	s := g.sources[name]
 	if s == nil {
@@ -209,7 +209,7 @@ func (g *Guests) Keep(e GuestEntry) *parley.Error {
 	for over, ofSource := g.over(e); over; over, ofSource = g.over(e) {
 		victim := g.victim(e, ofSource, now)
 		if victim == nil {
-			for _, v := range out { // none is evicted in vain
+			for _, v := range out { // put back: none is evicted in vain
 				g.add(v)
 			}
 			if old != nil {

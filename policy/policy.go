@@ -17,9 +17,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// Config are the rules. The zero value admits signed messages from anyone to
-// agents of the same protocol and to those that are exposed, at the default
-// rates.
+// Config are the rules. The zero value admits signed messages from any sender to
+// agents of the same protocol and to those that are exposed, at the default rates.
 type Config struct {
 	Hub string // this hub's id, for the loop check
 
@@ -138,8 +137,8 @@ func check(what, from string, to []string) error {
 	return nil
 }
 
-// Next makes a policy with other rules. It keeps this one's counters where the
-// rates stay the same, so that new rules give nobody a fresh burst.
+// Next makes a policy with other rules. It keeps this one's counters where the rates
+// stay the same, so that new rules give no sender a fresh burst.
 func (p *Policy) Next(c Config) (*Policy, error) {
 	n, err := New(c)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package atomicfile replaces small files that only their owner may read: a
-// crash leaves the old content or the new one, and nobody else can open the new
-// one at any moment.
+// Package atomicfile replaces small files that only their owner may read: a crash
+// leaves the old content or the new one, and no other user can open the new one at
+// any moment.
 package atomicfile
 
 import (

@@ -11,9 +11,9 @@ import (
 
 func openDir(path string) (*os.File, error) { return os.Open(path) }
 
-// SyncDir makes durable which files a directory has: after it a file that was
-// made, renamed or removed there is so after a power cut, too. On Windows it does
-// nothing: a directory cannot be synced there, and NTFS keeps a log of its own.
+// SyncDir makes the entries of a directory durable: a file that was made, renamed or
+// removed there stays so after a power cut. On Windows it does nothing: a directory
+// cannot be synced there, and NTFS keeps a log of its own.
 func SyncDir(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package disk is what a program asks of a file system and the standard library
-// cannot ask in the same way on every system: a lock on a directory, the free
-// space, a synced directory, and why a file could not be written.
+// Package disk has the file system functions that the standard library lacks on some
+// systems: a lock on a directory, the free space, a synced directory, and the reason
+// why a file could not be written.
 //
-// Two hubs must not open one journal. Each locks a file in its directory, and
-// the second is told so:
+// Two hubs must not open one journal. Each locks a file in its directory, and the
+// second gets an error:
 //
 //	lock, err := disk.Lock(filepath.Join(dir, "lock"))
 //	if errors.Is(err, disk.ErrLocked) {
@@ -23,8 +23,7 @@ import (
 	"os"
 )
 
-// ErrLocked means that somebody else holds the lock: another process, or this
-// one by another call.
+// ErrLocked means that another process holds the lock, or this one by another call.
 var ErrLocked = errors.New("locked by another process")
 
 // Lock locks the file at path, which it makes with mode 0600 if there is none,
@@ -32,12 +31,11 @@ var ErrLocked = errors.New("locked by another process")
 // held gives [ErrLocked]. The lock ends when the file is closed or the process
 // ends, however it ends; the file stays.
 //
-// Where path is a directory, the directory itself is locked, and nobody needs to
-// be able to write there; on Windows a file "lock" in it.
+// Where path is a directory, the directory itself is locked, which needs no write
+// permission there; on Windows a file "lock" in it.
 //
-// The lock is advisory: it keeps out those that call Lock or [Wait] alone.
-// Everybody may read and write the file meanwhile, so that the holder can leave
-// its process number in it.
+// The lock is advisory: it holds off only calls of Lock and [Wait]. The file can be
+// read and written meanwhile, so that the holder can leave its process number in it.
 func Lock(path string) (*os.File, error) { return open(path, false) }
 
 // Wait is [Lock], but where the lock is held it waits until it is free.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
-// lockedAt is the byte that is locked. Windows keeps others from reading a locked
-// byte, so it lies far behind what anybody writes.
+// lockedAt is the byte that is locked. Windows keeps other processes from reading a
+// locked byte, so it lies far beyond the content of the file.
 const lockedAt = 1 << 62
 
 func openDir(path string) (*os.File, error) { return openFile(filepath.Join(path, "lock")) }

@@ -1,12 +1,12 @@
 // Package edkeys decides which Ed25519 public keys and signatures Parley
 // accepts.
 //
-// The standard library follows RFC 8032 but takes any 32 bytes as a key. With
-// a key of small order, R = identity and S = 0 verify for every message
-// (SAMVAD digest §4.3, ASP and AGH alike), so that such a key in a card or an
-// enrolment would let anybody speak for its owner. [Check] refuses them once,
-// when a key is loaded; [Verify] refuses them again, for the price of a few
-// comparisons, so that no path can forget it.
+// The standard library follows RFC 8032 but takes any 32 bytes as a key. With a key
+// of small order, R = identity and S = 0 verify for every message (SAMVAD digest
+// §4.3, ASP and AGH alike), so that such a key in a card or an enrolment would let
+// any sender speak for its owner. [Check] refuses them once, when a key is loaded;
+// [Verify] refuses them again, for the price of a few comparisons, so that no path
+// can forget it.
 package edkeys
 
 import (

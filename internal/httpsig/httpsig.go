@@ -81,13 +81,11 @@ const (
 	exactCreated    = `";alg="ed25519";created=`
 )
 
-// exactNames is shared by all signatures of the exact form; nobody writes to
-// Components.
+// exactNames is shared by all signatures of the exact form: Components is read-only.
 var exactNames = []string{"@method", "@path", "content-digest"}
 
-// parseExact reads the one form that SAMVAD's SDKs emit without the general
-// parser. What it does not recognise it leaves to [parse]; what it accepts,
-// parse accepts with the same result.
+// parseExact reads the one form that SAMVAD's SDKs emit without the general parser.
+// It leaves other forms to [parse], which reads this form with the same result.
 func parseExact(input, signature string) (Signature, bool) {
 	const label = "sig1="
 	rest, ok := strings.CutPrefix(input, label+exactComponents+exactKeyID)
@@ -166,9 +164,9 @@ func parse(input, signature string) ([]Signature, error) {
 
 type labelled struct{ label, value string }
 
-// split takes a dictionary apart (RFC 8941 §4.2.2). Other than there, labels
-// may have upper-case letters, for SAMVAD's vectors count them as legal, and
-// no label may come twice.
+// split parses a dictionary (RFC 8941 §4.2.2) into its members. Unlike the RFC, it
+// allows upper-case letters in labels, because SAMVAD's vectors count them as legal,
+// and refuses a repeated label.
 func split(v string) ([]labelled, error) {
 	var all []labelled
 	for rest, more := v, true; more; {
@@ -316,9 +314,8 @@ type Message struct {
 	Header    http.Header
 }
 
-// AppendBase appends the signature base of s over m to dst (RFC 9421 §2.5).
-// There is no line feed after the last line: whoever follows SAMVAD §4.1 adds
-// one.
+// AppendBase appends the signature base of s over m to dst (RFC 9421 §2.5). There is
+// no line feed after the last line: a caller that follows SAMVAD §4.1 adds one.
 //
 // The derived components @method, @target-uri, @authority, @scheme,
 // @request-target, @path and @query are evaluated; every other name that

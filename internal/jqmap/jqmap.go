@@ -1,7 +1,6 @@
 // Package jqmap runs the content mappings that an operator writes in jq
-// (https://jqlang.github.io/jq/), bounded in time and in the size of what they
-// make. A mapping reads nothing but its input: no files, no environment, no
-// modules.
+// (https://jqlang.github.io/jq/), bounded in time and in the size of their output. A
+// mapping reads nothing but its input: no files, no environment, no modules.
 package jqmap
 
 import (
@@ -50,9 +49,8 @@ type SyntaxError struct {
 
 func (e *SyntaxError) Error() string { return e.Text }
 
-// Compile makes a program ready. In it, "." is the content and $message an
-// object that says about the message what its caller gives. Errors are
-// [*SyntaxError].
+// Compile makes a program ready. In it, "." is the content and $message the object
+// that the caller of Run gives. Errors are [*SyntaxError].
 func Compile(source string) (*Program, error) {
 	q, err := gojq.Parse(source)
 	if err != nil {
@@ -132,8 +130,8 @@ func why(outer, run context.Context, err error) error {
 	return fmt.Errorf("%w: %w", ErrFailed, err)
 }
 
-// weigh gives what is left of a size after v, roughly; below zero when v is
-// larger, found before it is written.
+// weigh subtracts the rough size of v from left. Below zero, v is too large; this is
+// known before v is written.
 func weigh(v any, left int) int {
 	switch v := v.(type) {
 	case string:
@@ -156,7 +154,7 @@ func weigh(v any, left int) int {
 	return left
 }
 
-// numbers makes of number literals what jq reckons with.
+// numbers turns number literals into the types that jq computes with.
 func numbers(v any) (any, error) {
 	var err error
 	switch v := v.(type) {

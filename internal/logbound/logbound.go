@@ -1,6 +1,6 @@
-// Package logbound keeps a log short while one cause fails many things: without
-// a quorum, each delivery and each session fails again and again, and one line
-// each ten seconds says as much as a line each time.
+// Package logbound shortens a log while one cause makes many operations fail: without
+// a quorum, for example, each delivery and each session fails again and again, and
+// one line in ten seconds says enough.
 package logbound
 
 import (
@@ -13,9 +13,9 @@ import (
 // every is the time in which one line of each text passes.
 const every = 10 * time.Second
 
-// New gives a logger that passes on all lines but repeated ones: lines of one
-// text that carry an error of which shared reports true. The next line that
-// passes has the number of those left out since, as "left_out".
+// New gives a logger that leaves out repeated lines: lines of one text with an error
+// for which shared reports true. The next line that passes has the number of lines
+// left out, as "left_out".
 func New(l *slog.Logger, shared func(error) bool) *slog.Logger {
 	return slog.New(&handler{l.Handler(), &bounds{shared: shared, of: map[string]*bound{}}})
 }

@@ -35,9 +35,9 @@ type Options struct {
 	// WebSockets, whose caller bounds them by context.
 	Timeout time.Duration
 
-	// MaxRedirects is how many redirects, all within one origin, are followed.
-	// 0 means [DefaultMaxRedirects]; negative means that a redirect is given
-	// to the caller as the response it is.
+	// MaxRedirects is how many redirects, all within one origin, are followed. 0
+	// means [DefaultMaxRedirects]; negative gives a redirect to the caller as a
+	// response.
 	MaxRedirects int
 
 	// MaxResponseBytes bounds the body of a response; reading on gives
@@ -121,7 +121,7 @@ func (g *Guard) checkDial(h host, network, address string) error {
 	}
 	err = g.CheckAddr(ap.Addr())
 	if err == nil && h.class != "" && !g.allows(ap.Addr()) {
-		// A name of the inside that resolves to somewhere outside.
+		// An internal name that resolves to an address outside the list.
 		err = &BlockedError{Addr: ap.Addr(), Range: Range{Name: h.class}}
 	}
 	if blocked, ok := errors.AsType[*BlockedError](err); ok {
@@ -139,7 +139,7 @@ type transport struct {
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := t.guard.CheckURL(r.URL); err != nil {
 		if r.Body != nil {
-			_ = r.Body.Close() // as RoundTrip must; the refusal is what matters
+			_ = r.Body.Close() // RoundTrip must close it; the refusal matters more than an error here
 		}
 		return nil, err
 	}
@@ -201,7 +201,7 @@ func ReadAll(r io.Reader, max int64) ([]byte, error) {
 	return b, nil
 }
 
-// limited gives an error, not an end, when there is more than allowed.
+// limited is a reader that fails, instead of ending, beyond its limit.
 type limited struct {
 	r         io.Reader
 	left, max int64
@@ -212,7 +212,7 @@ func (l *limited) Read(p []byte) (int, error) {
 		return 0, &tooLarge{l.max}
 	}
 	if int64(len(p))-1 > l.left {
-		p = p[:l.left+1] // one more shows whether the end is there
+		p = p[:l.left+1] // one byte more shows whether the input ends here
 	}
 	n, err := l.r.Read(p)
 	l.left -= int64(n)

@@ -1,16 +1,16 @@
 // Package netguard makes outbound connections to addresses that guests name.
 //
-// A callback URL, a card, an endpoint from a registry: all of them are chosen
-// by somebody else, who may choose an address that only this machine reaches
-// (server-side request forgery; SAMVAD digest §8.2 and SAM-076, uAgents digest
-// §9, ASP "SSRF through card endpoints"). A [Guard] lets through public
-// unicast addresses and what the operator listed, nothing else.
+// A callback URL, a card, an endpoint from a registry: a peer chooses all of them,
+// and may choose an address that only this machine reaches (server-side request
+// forgery; SAMVAD digest §8.2 and SAM-076, uAgents digest §9, ASP "SSRF through card
+// endpoints"). A [Guard] lets through public unicast addresses and those that the
+// operator listed, nothing else.
 //
-// [Guard.CheckURL] judges what can be judged without the network and gives
-// early, clear answers. The decision that counts is made by the dialler: each
-// connection of [Guard.Client] and [Guard.DialContext] checks the address that
-// it is about to use, after name resolution, so that a name which resolves
-// differently the second time gains nothing.
+// [Guard.CheckURL] makes the checks that need no network and gives early, clear
+// answers. The decision that counts is made by the dialler: each connection of
+// [Guard.Client] and [Guard.DialContext] checks the address that it is about to use,
+// after name resolution, so that a name which resolves differently the second time
+// gains nothing.
 //
 // Errors say which range an address is in and which line of the configuration
 // would allow it. They are for the operator; tell guests less.
@@ -27,11 +27,11 @@ import (
 	"code.dny.dev/ssrf"
 )
 
-// ErrBlocked is what every [*BlockedError] is, for errors.Is.
+// ErrBlocked matches every [*BlockedError] in errors.Is.
 var ErrBlocked = errors.New("netguard: destination is not allowed")
 
-// Guard decides where connections may go. The zero value and nil allow public
-// unicast addresses only. A Guard must not be changed while it is in use, but by
+// Guard decides where connections may go. The zero value and nil allow public unicast
+// addresses only. A Guard must not be changed while it is in use, except by
 // [Guard.SetAllow].
 type Guard struct {
 	// Allow lists further addresses, see [ParseAllow]. An IPv4 prefix stands
@@ -73,7 +73,7 @@ type Range struct {
 // BlockedError names the refused destination and tells an operator how to allow
 // it.
 type BlockedError struct {
-	Host  string     // the name that was asked for; empty when it was the address itself
+	Host  string     // the requested name; empty when an address was requested
 	Addr  netip.Addr // the address refused; the zero value when a name was refused unresolved
 	Range Range      // of the address; for a name only Name is set
 }
@@ -199,9 +199,9 @@ var (
 	sixToFour = netip.MustParsePrefix("2002::/16")
 )
 
-// ranges names the addresses that are not public unicast: the IANA special-purpose address
-// registries (RFC 6890) and what is deprecated or translates to IPv4. The
-// first that contains an address names it.
+// ranges names the addresses that are not public unicast: the IANA special-purpose
+// address registries (RFC 6890) and ranges that are deprecated or translate to IPv4.
+// The first range that contains an address names it.
 var ranges = []Range{
 	{"unspecified", netip.MustParsePrefix("0.0.0.0/8")},
 	{"private", netip.MustParsePrefix("10.0.0.0/8")},

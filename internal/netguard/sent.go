@@ -12,7 +12,7 @@ import (
 func Do(c *http.Client, r *http.Request) (*http.Response, error) {
 	if err := r.Context().Err(); err != nil {
 		if r.Body != nil {
-			_ = r.Body.Close() // as Do must; that the caller left is what matters
+			_ = r.Body.Close() // Do must close it; the end of the context matters more than an error here
 		}
 		return nil, &unsentError{err}
 	}

@@ -17,10 +17,10 @@ import (
 // spelling of an address.
 var ErrURL = errors.New("netguard: URL cannot be used")
 
-// CheckURL reports whether u may be followed, as far as can be said without
-// asking the network: the scheme is http or https, there is no user
-// information, the host is no address of a blocked range in whatever spelling,
-// and no name that always means this machine or the network around it.
+// CheckURL reports whether u may be followed, as far as the URL alone tells: the
+// scheme is http or https, there is no user information, the host is neither an
+// address of a blocked range, in any spelling, nor a name that always means this
+// machine or the network around it.
 //
 // localhost and its sub-domains pass when Allow has a loopback address,
 // *.local and *.internal when Allow has any other; the dialler then insists
@@ -73,15 +73,15 @@ func checkPort(u *url.URL) error {
 	return nil
 }
 
-// host is what a URL or a dialler names: an address, or a name and what it
-// always means.
+// host is the target that a URL or a dialler names: an address, or a name with its
+// fixed meaning.
 type host struct {
 	addr  netip.Addr
 	name  string // lower case, without trailing dots
 	class string // loopbackName, privateName, or nothing known
 }
 
-// parseHost reads name. full is how it stood, with brackets and port if any.
+// parseHost reads name. full is the original text, with brackets and port if any.
 func parseHost(full, name string) (host, error) {
 	bracketed := strings.HasPrefix(full, "[")
 	if bracketed || strings.Contains(name, ":") {

@@ -1,5 +1,4 @@
-// Package source says what a network address counts as where something is
-// bounded for each address.
+// Package source groups network addresses for limits per address.
 package source
 
 import (
@@ -8,14 +7,14 @@ import (
 	"net/netip"
 )
 
-// Host is an address without its port; one that has none stands for itself.
+// Host is an address without its port, if it has one.
 func Host(address string) string {
 	host, _, _ := net.SplitHostPort(address)
 	return cmp.Or(host, address)
 }
 
-// Of gives what an address counts as: itself, or the /64 of an IPv6 address.
-// The address may have a port; text that is no address gives "".
+// Of gives the group of an address: itself, or the /64 of an IPv6 address. The
+// address may have a port; text that is no address gives "".
 func Of(address string) string {
 	a, err := netip.ParseAddr(Host(address))
 	if err != nil {
