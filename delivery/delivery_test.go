@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// log is a journal in memory that checks steps as the real one does: attempts
-// count up by one, and what is settled stays so.
+// log is a journal in memory that checks steps as the real one does: attempts count
+// up by one, and a settled delivery stays settled.
 type log struct {
 	mu      sync.Mutex
 	seq     uint64
@@ -24,7 +24,7 @@ type log struct {
 	replies []*parley.Message
 	watch   func(*journal.Record)
 	fail    func(journal.Entry) error
-	silent  func(journal.Entry) bool // it is recorded, and the caller is told that this is not known
+	silent  func(journal.Entry) bool // the entry is recorded, but Append fails with ErrUnknown
 }
 
 func newLog() *log {
@@ -133,14 +133,14 @@ func (l *log) LivesElsewhere(string, time.Time) bool { return false }
 func (l *log) Node() string                          { return "" }
 func (l *log) Owner(int) *journal.Lease              { return nil }
 
-// answers is how many terminal replies are recorded.
+// answers counts the recorded terminal replies.
 func (l *log) answers() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.replies)
 }
 
-// states lists what happened to a message, in order.
+// states lists the recorded states of a message's deliveries, in order.
 func (l *log) states(id parley.ID) []parley.DeliveryState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -153,38 +153,38 @@ func (l *log) states(id parley.ID) []parley.DeliveryState {
 	return out
 }
 
-// hands are a carrier whose recipients do what the test says.
-type hands struct {
+// fakeTransport is a Transport whose recipients do as the test says.
+type fakeTransport struct {
 	mu         sync.Mutex
-	carry      func(ctx context.Context, a Attempt) Result
+	attempt    func(ctx context.Context, a Attempt) Result
 	seen       []string
 	repeatable bool
 	paused     map[string]bool
 }
 
-func (h *hands) Attempt(ctx context.Context, a Attempt) Result {
+func (h *fakeTransport) Attempt(ctx context.Context, a Attempt) Result {
 	h.mu.Lock()
 	h.seen = append(h.seen, fmt.Sprintf("%s/%s#%d", a.To, a.Message.Skill, a.Number))
 	h.mu.Unlock()
-	return h.carry(ctx, a)
+	return h.attempt(ctx, a)
 }
 
-func (h *hands) FailureReply(m *parley.Message, _ journal.Position, to string, err *parley.Error) *Reply {
+func (h *fakeTransport) FailureReply(m *parley.Message, _ journal.Position, to string, err *parley.Error) *Reply {
 	if m.Kind != parley.Request {
 		return nil
 	}
 	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From,
 		InReplyTo: m.ID}}
 }
-func (h *hands) Repeatable(parley.ID, string) bool { return h.repeatable }
-func (h *hands) LaneLimit(string) int              { return 0 }
+func (h *fakeTransport) Repeatable(parley.ID, string) bool { return h.repeatable }
+func (h *fakeTransport) LaneLimit(string) int              { return 0 }
 
-func (h *hands) Paused(to string) bool {
+func (h *fakeTransport) Paused(to string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.paused[to]
 }
-func (h *hands) order() []string {
+func (h *fakeTransport) order() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.seen)
@@ -198,18 +198,18 @@ func message(n byte, to string, conversation byte, k parley.Kind) *parley.Messag
 }
 
 type world struct {
-	log   *log
-	hands *hands
-	d     *Dispatcher
+	log       *log
+	transport *fakeTransport
+	d         *Dispatcher
 }
 
 // run gives a dispatcher in a bubble of its own time.
 func run(t *testing.T, c Config, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{log: newLog(), hands: &hands{paused: map[string]bool{}}}
-		w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
-		c.Log, c.Transport, c.Jitter = w.log, w.hands, func() float64 { return 1 }
+		w := &world{log: newLog(), transport: &fakeTransport{paused: map[string]bool{}}}
+		w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
+		c.Log, c.Transport, c.Jitter = w.log, w.transport, func() float64 { return 1 }
 		w.d = New(c)
 		w.log.watch = w.d.Recorded
 		f(t, w)
@@ -237,7 +237,7 @@ func equal(t *testing.T, what string, got, want any) {
 func TestOrderWithinAConversation(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		gate := make(chan struct{})
-		w.hands.carry = func(ctx context.Context, a Attempt) Result {
+		w.transport.attempt = func(ctx context.Context, a Attempt) Result {
 			if a.Message.Skill == "m1" {
 				<-gate
 			}
@@ -249,20 +249,20 @@ func TestOrderWithinAConversation(t *testing.T) {
 		w.record(message(4, "bob", 8, parley.Notice))
 		w.record(message(5, "eve", 9, parley.Notice))
 		synctest.Wait()
-		got := w.hands.order()
+		got := w.transport.order()
 		slices.Sort(got)
-		equal(t, "while the first is under way, only other lanes move", got,
+		equal(t, "while the first is in flight, only other lanes move", got,
 			[]string{"bob/m1#1", "bob/m4#1", "eve/m5#1"})
 		close(gate)
 		synctest.Wait()
-		equal(t, "then the rest, in order", w.hands.order()[3:], []string{"bob/m2#1", "bob/m3#1"})
+		equal(t, "then the rest, in order", w.transport.order()[3:], []string{"bob/m2#1", "bob/m3#1"})
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
 }
 
 func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 	run(t, Config{Retry: Retry{First: time.Second, Longest: 8 * time.Second, Tries: 4}}, func(t *testing.T, w *world) {
-		w.hands.carry = func(ctx context.Context, a Attempt) Result {
+		w.transport.attempt = func(ctx context.Context, a Attempt) Result {
 			if a.Message.Skill == "m1" {
 				return Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
 			}
@@ -273,33 +273,33 @@ func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 		w.record(message(2, "bob", 9, parley.Notice))
 		w.record(message(3, "bob", 8, parley.Notice))
 		synctest.Wait()
-		equal(t, "at once", len(w.hands.order()), 2)
+		equal(t, "at once", len(w.transport.order()), 2)
 		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
 			parley.Delivering, parley.Waiting,
 			parley.Delivering, parley.Waiting, parley.Delivering, parley.Dead})
-		equal(t, "the sender of the request is told", len(w.log.replies), 1)
-		equal(t, "the one behind it came after", w.hands.order()[len(w.hands.order())-1], "bob/m2#1")
+		equal(t, "failures for the sender of the request", len(w.log.replies), 1)
+		equal(t, "the one behind it came after", w.transport.order()[len(w.transport.order())-1], "bob/m2#1")
 		if took := time.Since(start); took < 7*time.Second {
 			t.Errorf("1+2+4 s of pauses took %s", took)
 		}
 		// An operator's retry: the same message, the next attempt.
-		w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
+		w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 		if _, err := w.log.Append(t.Context(),
 			journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Waiting,
 				Attempt: 4}}}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		equal(t, "retried", w.hands.order()[len(w.hands.order())-1], "bob/m1#5")
+		equal(t, "retried", w.transport.order()[len(w.transport.order())-1], "bob/m1#5")
 	})
 }
 
 func TestComeBackLaterUsesUpNoTry(t *testing.T) {
 	run(t, Config{Retry: Retry{Tries: 2}}, func(t *testing.T, w *world) {
 		calls := 0
-		w.hands.carry = func(context.Context, Attempt) Result {
+		w.transport.attempt = func(context.Context, Attempt) Result {
 			if calls++; calls <= 20 {
 				return Result{Err: parley.Fail(parley.RateLimited, nil, "later"), Wait: 30 * time.Second}
 			}
@@ -309,14 +309,14 @@ func TestComeBackLaterUsesUpNoTry(t *testing.T) {
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		states := w.log.states(id(1))
-		equal(t, "attempts", len(w.hands.order()), 21)
+		equal(t, "attempts", len(w.transport.order()), 21)
 		equal(t, "outcome", states[len(states)-1], parley.Delivered)
 	})
 }
 
 func TestRefusalIsNotRepeated(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.carry = func(context.Context, Attempt) Result {
+		w.transport.attempt = func(context.Context, Attempt) Result {
 			return Result{Err: parley.Refuse(parley.InvalidContent, "no")}
 		}
 		w.record(message(1, "bob", 9, parley.Notice))
@@ -326,12 +326,12 @@ func TestRefusalIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A dead letter that is retried before its last attempt has left its lane is
-// taken up all the same.
+// A dead letter that is retried before its last attempt has left its lane is queued
+// nevertheless.
 func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		refusals := 1
-		w.hands.carry = func(context.Context, Attempt) Result {
+		w.transport.attempt = func(context.Context, Attempt) Result {
 			if refusals--; refusals >= 0 {
 				return Result{Err: parley.Refuse(parley.InvalidContent, "no")}
 			}
@@ -373,8 +373,8 @@ func TestUnknownOutcome(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run(t, Config{AtLeastOnce: c.atLeastOnce}, func(t *testing.T, w *world) {
-				w.hands.repeatable = c.repeatable
-				w.hands.carry = func(_ context.Context, a Attempt) Result {
+				w.transport.repeatable = c.repeatable
+				w.transport.attempt = func(_ context.Context, a Attempt) Result {
 					if a.Number == 1 {
 						return Result{Err: parley.Fail(parley.Unavailable, nil, "cut off"), Unknown: true}
 					}
@@ -388,7 +388,7 @@ func TestUnknownOutcome(t *testing.T) {
 			})
 			// The same, when the hub was stopped during the attempt.
 			run(t, Config{AtLeastOnce: c.atLeastOnce}, func(t *testing.T, w *world) {
-				w.hands.repeatable = c.repeatable
+				w.transport.repeatable = c.repeatable
 				m := message(1, "bob", 9, parley.Notice)
 				w.log.watch = nil
 				if _, err := w.log.Append(t.Context(), journal.Entry{Message: m,
@@ -403,7 +403,7 @@ func TestUnknownOutcome(t *testing.T) {
 				states := w.log.states(id(1))
 				equal(t, "after a restart", states[len(states)-1], c.want)
 				if c.want == parley.Delivered {
-					equal(t, "attempt", w.hands.order(), []string{"bob/m1#2"})
+					equal(t, "attempt", w.transport.order(), []string{"bob/m1#2"})
 				}
 			})
 		})
@@ -412,7 +412,7 @@ func TestUnknownOutcome(t *testing.T) {
 
 func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 	run(t, Config{PerRecipient: 2, Attempt: time.Hour}, func(t *testing.T, w *world) {
-		w.hands.carry = func(ctx context.Context, a Attempt) Result {
+		w.transport.attempt = func(ctx context.Context, a Attempt) Result {
 			if a.To == "tar" {
 				<-ctx.Done()
 				return Result{Err: parley.Fail(parley.TimedOut, nil, "stuck")}
@@ -424,7 +424,7 @@ func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 		}
 		w.record(message(100, "bob", 100, parley.Notice))
 		synctest.Wait()
-		equal(t, "tar has its two places, bob his message", len(w.hands.order()), 3)
+		equal(t, "tar has its two places, bob his message", len(w.transport.order()), 3)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "bob", w.log.states(id(100)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
@@ -434,11 +434,11 @@ func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 	})
 }
 
-// TestExpiryAndDeadline: what is over while its recipient is held back is settled
-// at its time, wherever it stands in its lane, and nothing else is.
+// TestExpiryAndDeadline: a message that expires while its recipient is paused is
+// settled at its time, wherever it stands in its lane; other messages are not.
 func TestExpiryAndDeadline(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.paused["bob"] = true
+		w.transport.paused["bob"] = true
 		n := message(1, "bob", 1, parley.Notice)
 		n.Expires = time.Now().Add(time.Minute)
 		r := message(2, "bob", 2, parley.Request)
@@ -450,7 +450,7 @@ func TestExpiryAndDeadline(t *testing.T) {
 		w.record(message(3, "bob", 3, parley.Notice))
 		w.record(behind)
 		synctest.Wait()
-		equal(t, "nothing while paused", len(w.hands.order()), 0)
+		equal(t, "nothing while paused", len(w.transport.order()), 0)
 		if w.d.Claim(0, id(4), "bob", id(4), false) != nil {
 			t.Error("a paused agent was claimed")
 		}
@@ -461,18 +461,18 @@ func TestExpiryAndDeadline(t *testing.T) {
 		synctest.Wait()
 		equal(t, "notice", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
 		equal(t, "request", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
-		equal(t, "its sender is told", w.log.answers(), 1)
+		equal(t, "failures for its sender", w.log.answers(), 1)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		equal(t, "the request behind another", w.log.states(id(5)), []parley.DeliveryState{parley.Expired})
-		equal(t, "its sender is told", w.log.answers(), 2)
-		equal(t, "attempts", len(w.hands.order()), 0)
-		w.hands.mu.Lock()
-		w.hands.paused["bob"] = false
-		w.hands.mu.Unlock()
+		equal(t, "failures for its sender", w.log.answers(), 2)
+		equal(t, "attempts", len(w.transport.order()), 0)
+		w.transport.mu.Lock()
+		w.transport.paused["bob"] = false
+		w.transport.mu.Unlock()
 		w.d.Kick("bob")
 		synctest.Wait()
-		equal(t, "only the one that is good still", w.hands.order(), []string{"bob/m3#1"})
+		equal(t, "only the one that is good still", w.transport.order(), []string{"bob/m3#1"})
 	})
 }
 
@@ -480,7 +480,7 @@ func TestExpiryAndDeadline(t *testing.T) {
 // failed attempt is settled then, and not when the pause ends.
 func TestOverBetweenAttempts(t *testing.T) {
 	run(t, Config{Retry: Retry{First: time.Hour, Longest: time.Hour}}, func(t *testing.T, w *world) {
-		w.hands.carry = func(context.Context, Attempt) Result {
+		w.transport.attempt = func(context.Context, Attempt) Result {
 			return Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
 		}
 		r := message(1, "bob", 9, parley.Request)
@@ -490,16 +490,16 @@ func TestOverBetweenAttempts(t *testing.T) {
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
 			parley.Expired})
-		equal(t, "its sender is told", w.log.answers(), 1)
+		equal(t, "failures for its sender", w.log.answers(), 1)
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
 }
 
-// TestOverWhileTheJournalCannot: what is over and cannot be settled just then is
-// settled when the journal can, once.
+// TestOverWhileTheJournalCannot: a message that expires while the journal cannot
+// record is settled once, when the journal can.
 func TestOverWhileTheJournalCannot(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.paused["bob"] = true
+		w.transport.paused["bob"] = true
 		w.record(message(1, "bob", 9, parley.Notice))
 		r := message(2, "bob", 9, parley.Request)
 		r.Deadline = time.Now().Add(time.Minute)
@@ -518,16 +518,16 @@ func TestOverWhileTheJournalCannot(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
-		equal(t, "its sender is told", w.log.answers(), 1)
-		equal(t, "attempts", len(w.hands.order()), 0)
+		equal(t, "failures for its sender", w.log.answers(), 1)
+		equal(t, "attempts", len(w.transport.order()), 0)
 	})
 }
 
-// TestOverAfterResume: what a hub that starts finds waiting for one who is held
-// back is settled when it is over.
+// TestOverAfterResume: a message that a starting hub finds waiting for a paused
+// recipient is settled when it expires.
 func TestOverAfterResume(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.paused["bob"] = true
+		w.transport.paused["bob"] = true
 		r := message(1, "bob", 9, parley.Request)
 		r.Deadline = time.Now().Add(time.Minute)
 		w.log.watch = nil // the hub that recorded it is gone
@@ -539,7 +539,7 @@ func TestOverAfterResume(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
-		equal(t, "its sender is told", w.log.answers(), 1)
+		equal(t, "failures for its sender", w.log.answers(), 1)
 	})
 }
 
@@ -550,7 +550,7 @@ func TestClaim(t *testing.T) {
 			t.Fatal("an idle lane is to be claimed once")
 		}
 		m := message(1, "bob", 9, parley.Request)
-		w.hands.carry = func(_ context.Context, a Attempt) Result {
+		w.transport.attempt = func(_ context.Context, a Attempt) Result {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
 				InReplyTo: a.Message.ID}}}
 		}
@@ -565,12 +565,12 @@ func TestClaim(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 		synctest.Wait()
-		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
+		equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1"})
 		c = w.d.Claim(0, id(8), "bob", id(9), false)
 		c.Release()
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 
-		// A reply that cannot be recorded is given to nobody.
+		// A reply that cannot be recorded is not passed on.
 		m = message(3, "bob", 9, parley.Request)
 		c = w.d.Claim(0, id(3), "bob", id(9), false)
 		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m,
@@ -586,7 +586,7 @@ func TestClaim(t *testing.T) {
 
 func TestContentBeyondTheBoundIsReadAgain(t *testing.T) {
 	run(t, Config{HeldBytes: 2000}, func(t *testing.T, w *world) {
-		w.hands.paused["bob"] = true
+		w.transport.paused["bob"] = true
 		for n := byte(1); n <= 20; n++ {
 			m := message(n, "bob", 9, parley.Notice)
 			m.Parts = []parley.Part{{Data: make([]byte, 500)}}
@@ -595,12 +595,12 @@ func TestContentBeyondTheBoundIsReadAgain(t *testing.T) {
 		if held := w.d.Stats().Held; held > 2000 {
 			t.Errorf("%d bytes are held, more than the 2000 allowed", held)
 		}
-		w.hands.mu.Lock()
-		w.hands.paused["bob"] = false
-		w.hands.mu.Unlock()
+		w.transport.mu.Lock()
+		w.transport.paused["bob"] = false
+		w.transport.mu.Unlock()
 		w.d.Kick("bob")
 		synctest.Wait()
-		got := w.hands.order()
+		got := w.transport.order()
 		if len(got) != 20 || got[19] != "bob/m20#1" {
 			t.Errorf("delivered %v", got)
 		}
@@ -608,13 +608,13 @@ func TestContentBeyondTheBoundIsReadAgain(t *testing.T) {
 	})
 }
 
-// What an attempt ended with is recorded when the journal takes entries again:
-// the attempt is not repeated, and its lane waits.
+// The outcome of an attempt is recorded when the journal takes entries again: the
+// attempt is not repeated, and its lane waits.
 func TestOutcomeIsRecordedLater(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
 		t.Run(fmt.Sprint("repeatable ", repeatable), func(t *testing.T) {
 			run(t, Config{}, func(t *testing.T, w *world) {
-				w.hands.repeatable = repeatable
+				w.transport.repeatable = repeatable
 				full := true
 				w.log.fail = func(e journal.Entry) error {
 					if full && e.Steps != nil && e.Steps[0].State != parley.Delivering {
@@ -622,7 +622,7 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 					}
 					return nil
 				}
-				w.hands.carry = func(_ context.Context, a Attempt) Result {
+				w.transport.attempt = func(_ context.Context, a Attempt) Result {
 					if a.Message.ID == id(1) {
 						return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
 							InReplyTo: a.Message.ID}}}
@@ -632,12 +632,12 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 				w.record(message(1, "bob", 9, parley.Request))
 				w.record(message(2, "bob", 9, parley.Notice))
 				time.Sleep(5 * time.Second)
-				equal(t, "attempts while the disk is full", w.hands.order(), []string{"bob/m1#1"})
+				equal(t, "attempts while the disk is full", w.transport.order(), []string{"bob/m1#1"})
 				w.log.mu.Lock()
 				full = false
 				w.log.mu.Unlock()
 				time.Sleep(2 * time.Second)
-				equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m2#1"})
+				equal(t, "attempts", w.transport.order(), []string{"bob/m1#1", "bob/m2#1"})
 				equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
 				equal(t, "replies", len(w.log.replies), 1)
 				equal(t, "lanes left", w.d.Stats().Lanes, 0)
@@ -646,11 +646,11 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 	}
 }
 
-// What came in since the start is at work already when its partition is taken
-// up: before its first attempt begins, and while the outcome is recorded.
+// A delivery since the start is in flight when its partition is resumed: Resume
+// leaves it alone before its first attempt begins, and while the outcome is recorded.
 func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.carry, w.hands.repeatable = func(context.Context, Attempt) Result { return Result{} }, true
+		w.transport.attempt, w.transport.repeatable = func(context.Context, Attempt) Result { return Result{} }, true
 		resume := func() {
 			t.Helper()
 			if err := w.d.Resume(t.Context(), 0); err != nil {
@@ -679,9 +679,9 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 		equal(t, "records of its outcome", recording, 1)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1"})
+		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1"})
 		equal(t, "state", w.log.states(m.ID), []parley.DeliveryState{parley.Delivered})
-		// Another process's is taken up.
+		// A delivery of another process is queued.
 		if _, err := w.log.Append(t.Context(), journal.Entry{Message: message(2, "bob", 9, parley.Notice),
 			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
@@ -689,14 +689,14 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 		resume()
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m2#2"})
+		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1", "bob/m2#2"})
 	})
 }
 
-// A caller that was told that its answer is lost has it recorded so.
+// A caller that got the error that its answer is lost has that error recorded.
 func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.carry = func(_ context.Context, a Attempt) Result {
+		w.transport.attempt = func(_ context.Context, a Attempt) Result {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
 				InReplyTo: a.Message.ID}}}
 		}
@@ -721,23 +721,23 @@ func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 	})
 }
 
-// An answer that never can be recorded is not tried again: the sender is told.
+// An answer that can never be recorded is not tried again: the sender gets a failure.
 func TestAnswerTooLargeToRecord(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.repeatable = true
+		w.transport.repeatable = true
 		w.log.fail = func(e journal.Entry) error {
 			if e.Message != nil && e.Message.ID == id(50) {
 				return fmt.Errorf("%w: %w", journal.ErrTooLarge, parley.Refuse(parley.TooLarge, "too large"))
 			}
 			return nil
 		}
-		w.hands.carry = func(_ context.Context, a Attempt) Result {
+		w.transport.attempt = func(_ context.Context, a Attempt) Result {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
 				InReplyTo: a.Message.ID}}}
 		}
 		w.record(message(1, "bob", 9, parley.Request))
 		time.Sleep(time.Minute)
-		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1"})
+		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1"})
 		equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
 		if len(w.log.replies) != 1 || parley.CodeOf(w.log.replies[0].Error) != parley.TooLarge {
 			t.Errorf("%v", w.log.replies)
@@ -757,7 +757,7 @@ func TestAttemptThatWasRecordedAfterAll(t *testing.T) {
 			}
 			return false
 		}
-		w.hands.carry = func(_ context.Context, a Attempt) Result {
+		w.transport.attempt = func(_ context.Context, a Attempt) Result {
 			if a.Number == 1 {
 				return Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
 			}
@@ -766,7 +766,7 @@ func TestAttemptThatWasRecordedAfterAll(t *testing.T) {
 		w.record(message(1, "bob", 9, parley.Notice))
 		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
-		equal(t, "attempts", w.hands.order(), []string{"bob/m1#1", "bob/m1#2"})
+		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1", "bob/m1#2"})
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
 			parley.Delivering, parley.Delivered})
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)

@@ -12,26 +12,26 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// place is one hub on a log that several share.
-type place struct {
+// hubLog is one hub on a log that several share.
+type hubLog struct {
 	*log
 	name  string
 	owner *atomic.Value // the name of the hub that owns the partition
 	alive map[string]bool
 }
 
-func (p place) Append(_ context.Context, e journal.Entry) (journal.Position, error) {
+func (p hubLog) Append(_ context.Context, e journal.Entry) (journal.Position, error) {
 	return p.append(p.name, e)
 }
-func (p place) Node() string   { return p.name }
-func (p place) Owned(int) bool { return p.owner.Load() == p.name }
-func (p place) LivesElsewhere(node string, _ time.Time) bool {
+func (p hubLog) Node() string   { return p.name }
+func (p hubLog) Owned(int) bool { return p.owner.Load() == p.name }
+func (p hubLog) LivesElsewhere(node string, _ time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return node != p.name && p.alive[node]
 }
 
-// hubs are two of them, a, which owns the partition, and b.
+// hubs are two hubs: a, which owns the partition, and b.
 type hubs struct {
 	*log
 	owner *atomic.Value
@@ -39,10 +39,10 @@ type hubs struct {
 	a, b  *world
 }
 
-// held is a recipient whose attempts end when the test says so.
-func held(h *hands) (begun chan Attempt, end chan Result) {
+// holdAttempts makes a recipient whose attempts end when the test says so.
+func holdAttempts(h *fakeTransport) (begun chan Attempt, end chan Result) {
 	begun, end = make(chan Attempt, 16), make(chan Result)
-	h.carry = func(ctx context.Context, a Attempt) Result {
+	h.attempt = func(ctx context.Context, a Attempt) Result {
 		begun <- a
 		select {
 		case r := <-end:
@@ -54,17 +54,17 @@ func held(h *hands) (begun chan Attempt, end chan Result) {
 	return begun, end
 }
 
-// together runs two hubs on one log, in a bubble of its own time.
-func together(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
+// runTwoHubs runs two hubs on one log, in a bubble of its own time.
+func runTwoHubs(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		h := &hubs{log: newLog(), owner: new(atomic.Value), alive: map[string]bool{"a": true, "b": true}}
 		h.owner.Store("a")
 		one := func(name string) *world {
-			w := &world{log: h.log, hands: &hands{paused: map[string]bool{}}}
-			w.hands.carry = func(context.Context, Attempt) Result { return Result{} }
+			w := &world{log: h.log, transport: &fakeTransport{paused: map[string]bool{}}}
+			w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 			c := c
-			c.Log, c.Transport, c.Jitter = place{h.log, name, h.owner, h.alive}, w.hands, func() float64 { return 1 }
+			c.Log, c.Transport, c.Jitter = hubLog{h.log, name, h.owner, h.alive}, w.transport, func() float64 { return 1 }
 			w.d = New(c)
 			return w
 		}
@@ -83,8 +83,8 @@ func together(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 	})
 }
 
-// give hands the partition from a to b, as the journal does.
-func (h *hubs) give(t *testing.T) {
+// handOver hands the partition from a to b, as the journal does.
+func (h *hubs) handOver(t *testing.T) {
 	t.Helper()
 	h.owner.Store("nobody")
 	h.a.d.Lose(0)
@@ -107,31 +107,31 @@ func (h *hubs) unknown() (n int) {
 	return n
 }
 
-// The lane is drained before the lease is given up: what is in flight ends, and
-// nothing new begins. What waits is for the next owner, in order.
+// The lane is drained before the lease is given up: attempts in flight end, and no
+// new ones begin. Waiting messages are for the next owner, in order.
 func TestHandOver(t *testing.T) {
-	together(t, Config{}, func(t *testing.T, h *hubs) {
-		begun, end := held(h.a.hands)
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		begun, end := holdAttempts(h.a.transport)
 		for n := range byte(3) {
 			h.a.record(message(n+1, "bob", 9, parley.Notice))
 		}
 		<-begun
 		done := make(chan struct{})
-		go func() { defer close(done); h.give(t) }()
+		go func() { defer close(done); h.handOver(t) }()
 		synctest.Wait()
 		select {
 		case <-done:
 			t.Fatal("the partition is given up while an attempt is in flight")
 		default:
 		}
-		h.a.record(message(4, "bob", 9, parley.Notice)) // while nobody owns it
+		h.a.record(message(4, "bob", 9, parley.Notice)) // while the partition has no owner
 		if h.a.d.Claim(0, id(5), "carol", id(5), false) != nil {
 			t.Error("an attempt begins in a partition that is handed over")
 		}
 		end <- Result{}
 		<-done
-		equal(t, "attempts of the first", h.a.hands.order(), "[bob/m1#1]")
-		equal(t, "attempts of the second", h.b.hands.order(), "[bob/m2#1 bob/m3#1 bob/m4#1]")
+		equal(t, "attempts of the first", h.a.transport.order(), "[bob/m1#1]")
+		equal(t, "attempts of the second", h.b.transport.order(), "[bob/m2#1 bob/m3#1 bob/m4#1]")
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "open", len(h.open), 0)
@@ -140,8 +140,8 @@ func TestHandOver(t *testing.T) {
 	})
 }
 
-// An attempt that takes longer goes on where it is. The next owner leaves it, and
-// what is behind it in its lane, as long as that hub lives.
+// An attempt that takes longer goes on at its hub. The next owner leaves it, and the
+// messages behind it in its lane, as long as that hub lives.
 func TestHandOverOfALongAttempt(t *testing.T) {
 	failed := Result{Err: parley.Fail(parley.Unavailable, nil, "away")}
 	for name, c := range map[string]struct {
@@ -160,21 +160,21 @@ func TestHandOverOfALongAttempt(t *testing.T) {
 		}, "[bob/m2#1]", []parley.DeliveryState{parley.Delivering, parley.Dead}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			together(t, Config{}, func(t *testing.T, h *hubs) {
-				begun, end := held(h.a.hands)
+			runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+				begun, end := holdAttempts(h.a.transport)
 				h.a.record(message(1, "bob", 9, parley.Notice))
 				h.a.record(message(2, "bob", 9, parley.Notice))
 				<-begun
 				before := time.Now()
-				h.give(t)
+				h.handOver(t)
 				equal(t, "the hand-over took", time.Since(before), 5*time.Second)
 				time.Sleep(20 * time.Second)
 				synctest.Wait()
-				equal(t, "attempts of the next owner meanwhile", h.b.hands.order(), "[]")
+				equal(t, "attempts of the next owner meanwhile", h.b.transport.order(), "[]")
 				c.end(h, end)
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				equal(t, "attempts of the next owner", h.b.hands.order(), c.second)
+				equal(t, "attempts of the next owner", h.b.transport.order(), c.second)
 				equal(t, "steps", h.states(id(1)), c.states)
 				want := 0
 				if strings.Contains(name, "gone") {
@@ -186,31 +186,31 @@ func TestHandOverOfALongAttempt(t *testing.T) {
 	}
 }
 
-// A hub that lives and says nothing of an attempt long after its time is not
-// waited for.
+// The next owner does not wait for a hub that lives but records nothing about an
+// attempt long after its time.
 func TestAttemptElsewhereOutOfTime(t *testing.T) {
-	together(t, Config{}, func(t *testing.T, h *hubs) {
-		// a has restarted under its name, and knows nothing of it.
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		// a has restarted under its name, and does not know the attempt.
 		m := message(1, "bob", 9, parley.Notice)
 		if _, err := h.append("a", journal.Entry{Message: m,
 			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
-		h.b.hands.repeatable = true
-		h.give(t)
+		h.b.transport.repeatable = true
+		h.handOver(t)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		equal(t, "attempts in its time", h.b.hands.order(), "[]")
+		equal(t, "attempts in its time", h.b.transport.order(), "[]")
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		equal(t, "attempts after it", h.b.hands.order(), "[bob/m1#2]")
+		equal(t, "attempts after it", h.b.transport.order(), "[bob/m1#2]")
 	})
 }
 
-// A request whose caller waited at a hub that is gone is abandoned by the next
-// owner; while that hub lives, it is its own.
+// A request whose caller waited at a hub that is gone is abandoned by the next owner.
+// While that hub lives, the request stays with it.
 func TestCallerOfAHubThatIsGone(t *testing.T) {
-	together(t, Config{}, func(t *testing.T, h *hubs) {
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		for n := range byte(2) {
 			m := message(n+1, "bob", n+1, parley.Request)
 			if _, err := h.append("a", journal.Entry{Message: m,
@@ -220,7 +220,7 @@ func TestCallerOfAHubThatIsGone(t *testing.T) {
 			h.mu.Lock()
 			h.alive["a"] = n == 0
 			h.mu.Unlock()
-			h.give(t)
+			h.handOver(t)
 			time.Sleep(30 * time.Second)
 			synctest.Wait()
 			if n == 0 {
@@ -234,15 +234,15 @@ func TestCallerOfAHubThatIsGone(t *testing.T) {
 			}
 			equal(t, "steps when it is gone", h.states(m.ID), []parley.DeliveryState{parley.Abandoned})
 		}
-		equal(t, "attempts", h.b.hands.order(), "[]")
+		equal(t, "attempts", h.b.transport.order(), "[]")
 	})
 }
 
 // Attempts that were recorded ahead of their turn, and not made, are handed back.
 func TestHandOverOfWhatIsAhead(t *testing.T) {
-	together(t, Config{}, func(t *testing.T, h *hubs) {
-		h.a.hands.repeatable = true
-		begun, end := held(h.a.hands)
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		h.a.transport.repeatable = true
+		begun, end := holdAttempts(h.a.transport)
 		h.a.record(message(1, "bob", 9, parley.Notice))
 		<-begun
 		record := func(n byte) {
@@ -250,7 +250,7 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 			if h.a.d.Claim(0, m.ID, "bob", id(9), false) == nil {
 				t.Fatal("no claim")
 			}
-			p := place{h.log, "a", h.owner, h.alive}
+			p := hubLog{h.log, "a", h.owner, h.alive}
 			if _, err := p.Append(t.Context(), journal.Entry{Message: m,
 				Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 				t.Fatal(err)
@@ -261,9 +261,9 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 			t.Fatal("no claim")
 		}
 		done := make(chan struct{})
-		go func() { defer close(done); h.give(t) }()
+		go func() { defer close(done); h.handOver(t) }()
 		synctest.Wait()
-		p := place{h.log, "a", h.owner, h.alive}
+		p := hubLog{h.log, "a", h.owner, h.alive}
 		m := message(3, "bob", 9, parley.Notice)
 		if _, err := p.Append(t.Context(), journal.Entry{Message: m,
 			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
@@ -278,14 +278,14 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 		<-done
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "attempts of the first", h.a.hands.order(), "[bob/m1#1]")
-		equal(t, "attempts of the second", h.b.hands.order(), "[bob/m2#2 bob/m3#2]")
+		equal(t, "attempts of the first", h.a.transport.order(), "[bob/m1#1]")
+		equal(t, "attempts of the second", h.b.transport.order(), "[bob/m2#2 bob/m3#2]")
 		equal(t, "open", len(h.open), 0)
 	})
 }
 
-// A hub that is stopped records what its end made of an attempt: it waits for the
-// next hub, unless the recipient may have had it and does not deduplicate.
+// A hub that is stopped records the end of an attempt: the message waits for the next
+// hub, unless the recipient may have received it and does not deduplicate.
 func TestStoppedDuringAnAttempt(t *testing.T) {
 	for name, c := range map[string]struct {
 		unknown, repeatable bool
@@ -297,15 +297,15 @@ func TestStoppedDuringAnAttempt(t *testing.T) {
 		"it may have been": {true, false, parley.Dead, "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			together(t, Config{}, func(t *testing.T, h *hubs) {
-				h.a.hands.repeatable, h.b.hands.repeatable = c.repeatable, c.repeatable
-				h.a.hands.carry = func(ctx context.Context, _ Attempt) Result {
+			runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+				h.a.transport.repeatable, h.b.transport.repeatable = c.repeatable, c.repeatable
+				h.a.transport.attempt = func(ctx context.Context, _ Attempt) Result {
 					<-ctx.Done()
 					return Result{Err: parley.Fail(parley.Unavailable, ctx.Err(), "cut"), Unknown: c.unknown}
 				}
 				h.a.record(message(1, "bob", 9, parley.Notice))
 				synctest.Wait()
-				h.give(t)
+				h.handOver(t)
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				if err := h.a.d.Close(ctx); err == nil {
@@ -326,20 +326,20 @@ func TestStoppedDuringAnAttempt(t *testing.T) {
 				synctest.Wait()
 				states := h.states(id(1))
 				equal(t, "the last step", states[len(states)-1], c.state)
-				equal(t, "attempts of the next owner", h.b.hands.order(), c.attempts)
+				equal(t, "attempts of the next owner", h.b.transport.order(), c.attempts)
 			})
 		})
 	}
 }
 
-// A partition that comes back is dispatched again, and what is in flight still is
+// A partition that comes back is dispatched again, and attempts still in flight are
 // not repeated.
 func TestPartitionComesBack(t *testing.T) {
-	together(t, Config{}, func(t *testing.T, h *hubs) {
-		begun, end := held(h.a.hands)
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		begun, end := holdAttempts(h.a.transport)
 		h.a.record(message(1, "bob", 9, parley.Notice))
 		<-begun
-		h.give(t)
+		h.handOver(t)
 		h.owner.Store("nobody")
 		h.b.d.HandOver(t.Context(), 0)
 		h.owner.Store("a")
@@ -352,8 +352,8 @@ func TestPartitionComesBack(t *testing.T) {
 		end <- Result{}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "attempts", h.a.hands.order(), "[bob/m1#1 carol/m2#1]")
-		equal(t, "of the other hub", h.b.hands.order(), "[]")
+		equal(t, "attempts", h.a.transport.order(), "[bob/m1#1 carol/m2#1]")
+		equal(t, "of the other hub", h.b.transport.order(), "[]")
 		equal(t, "open", len(h.open), 0)
 	})
 }

@@ -15,7 +15,7 @@ import (
 
 // answers makes bob answer requests, with a reply that goes back to alice.
 func (w *world) answers(then func(a Attempt) Result) {
-	w.hands.carry = func(_ context.Context, a Attempt) Result {
+	w.transport.attempt = func(_ context.Context, a Attempt) Result {
 		if a.Message.Kind == parley.Request {
 			return Result{Reply: &Reply{Message: &parley.Message{ID: id(50), Kind: parley.Response,
 				From: "bob", To: "alice", Skill: "reply", Conversation: id(9), InReplyTo: a.Message.ID},
@@ -25,8 +25,8 @@ func (w *world) answers(then func(a Attempt) Result) {
 	}
 }
 
-// A reply is recorded with the first attempt to bring it, if nothing is before
-// it; that attempt has the request at hand.
+// A reply is recorded with its first attempt, if its lane is idle; that attempt has
+// the request in memory.
 func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		run(t, Config{}, func(t *testing.T, w *world) {
@@ -38,38 +38,38 @@ func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 				return Result{}
 			})
 			if busy {
-				w.hands.paused["alice"] = true
+				w.transport.paused["alice"] = true
 				w.record(message(2, "alice", 9, parley.Notice))
 			}
 			w.record(message(1, "bob", 9, parley.Request))
 			synctest.Wait()
 			if busy {
-				equal(t, "while alice is paused", w.hands.order(), []string{"bob/m1#1"})
-				w.hands.mu.Lock()
-				w.hands.paused["alice"] = false
-				w.hands.mu.Unlock()
+				equal(t, "while alice is paused", w.transport.order(), []string{"bob/m1#1"})
+				w.transport.mu.Lock()
+				w.transport.paused["alice"] = false
+				w.transport.mu.Unlock()
 				w.d.Kick("alice")
 				synctest.Wait()
-				equal(t, "order", w.hands.order(), []string{"bob/m1#1", "alice/m2#1", "alice/reply#1"})
+				equal(t, "order", w.transport.order(), []string{"bob/m1#1", "alice/m2#1", "alice/reply#1"})
 				equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 				return
 			}
-			equal(t, "order", w.hands.order(), []string{"bob/m1#1", "alice/reply#1"})
+			equal(t, "order", w.transport.order(), []string{"bob/m1#1", "alice/reply#1"})
 			equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivered})
 			if request == nil || request.ID != id(1) {
-				t.Errorf("the request is not at hand: %v", request)
+				t.Errorf("the attempt lacks its request: %v", request)
 			}
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
 		})
 	}
 }
 
-// A reply that could not be recorded is recorded later, and then brought; also
-// if it was recorded after all and nobody heard of that.
+// A reply that could not be recorded is recorded later, and then delivered; so is one
+// that was recorded although the journal could not say so.
 func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		run(t, Config{}, func(t *testing.T, w *world) {
-			w.hands.repeatable = true
+			w.transport.repeatable = true
 			w.answers(func(Attempt) Result { return Result{} })
 			failed := false
 			w.log.fail = func(e journal.Entry) error {
@@ -77,7 +77,7 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 					return nil
 				}
 				failed = true
-				if lost { // it is in the log, and so is what it opened and settled
+				if lost { // it is in the log, with its openings and steps
 					w.log.open[id(50).String()+"alice"] = &journal.Delivery{Delivery: parley.Delivery{Message: id(50),
 						To: "alice", State: parley.Delivering, Attempt: 1},
 						Position: journal.Position{Sequence: 99}, Kind: parley.Response, Conversation: id(9)}
@@ -92,7 +92,7 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 			if lost {
 				want[1] = "alice/reply#2" // the first may have been made
 			}
-			equal(t, "attempts", w.hands.order(), want)
+			equal(t, "attempts", w.transport.order(), want)
 			if _, open := w.log.Delivery(id(50), "alice"); open {
 				t.Error("the reply is not settled")
 			}
@@ -102,7 +102,7 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 }
 
 // An answer that comes while the attempt is made, or while the dispatcher records
-// that it was made, settles the request; the caller hears nothing else.
+// that it was made, settles the request; the caller gets nothing else.
 func TestAnswerBeforeDelivered(t *testing.T) {
 	for _, when := range []string{"during", "meanwhile"} {
 		run(t, Config{}, func(t *testing.T, w *world) {
@@ -114,7 +114,7 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			w.hands.carry = func(context.Context, Attempt) Result {
+			w.transport.attempt = func(context.Context, Attempt) Result {
 				if when == "during" {
 					answer()
 				}
@@ -145,20 +145,19 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 	}
 }
 
-// restart is a hub that is stopped dead, and the next one on what its journal
-// has by then.
+// restart kills the hub, and starts the next one on the journal's content.
 func (w *world) restart(t *testing.T, c Config) *world {
 	t.Helper()
 	w.log.mu.Lock()
 	defer w.log.mu.Unlock()
-	next := &world{log: newLog(), hands: &hands{paused: map[string]bool{}, repeatable: w.hands.repeatable}}
-	next.hands.carry = func(context.Context, Attempt) Result { return Result{} }
+	next := &world{log: newLog(), transport: &fakeTransport{paused: map[string]bool{}, repeatable: w.transport.repeatable}}
+	next.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 	next.log.seq, next.log.records = w.log.seq, maps.Clone(w.log.records)
 	for k, v := range w.log.open {
 		left := *v
 		next.log.open[k] = &left
 	}
-	c.Log, c.Transport, c.Jitter = next.log, next.hands, func() float64 { return 1 }
+	c.Log, c.Transport, c.Jitter = next.log, next.transport, func() float64 { return 1 }
 	next.d = New(c)
 	next.log.watch = next.d.Recorded
 	if err := next.d.Resume(t.Context(), 0); err != nil {
@@ -167,9 +166,9 @@ func (w *world) restart(t *testing.T, c Config) *world {
 	return next
 }
 
-// A hub that is stopped dead before it has recorded that a message was
-// delivered does not know it: who recognises repeats has it once more, to others
-// it goes at most once, unless it is to go at least once.
+// A hub that is killed before it records a delivery does not know of it: a recipient
+// that deduplicates gets the message once more, others at most once, unless
+// AtLeastOnce is set.
 func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 	for _, kind := range []parley.Kind{parley.Notice, parley.Request} {
 		for _, c := range []struct {
@@ -184,7 +183,7 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 			t.Run(fmt.Sprint(kind, c.repeatable, c.atLeastOnce), func(t *testing.T) {
 				config := Config{AtLeastOnce: c.atLeastOnce}
 				run(t, config, func(t *testing.T, w *world) {
-					w.hands.repeatable = c.repeatable
+					w.transport.repeatable = c.repeatable
 					w.log.fail = func(e journal.Entry) error {
 						if len(e.Steps) == 1 && e.Steps[0].State == parley.Delivered {
 							return journal.ErrNoSpace
@@ -193,15 +192,15 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 					}
 					w.record(message(1, "bob", 9, kind))
 					synctest.Wait()
-					equal(t, "delivered", w.hands.order(), []string{"bob/m1#1"})
+					equal(t, "delivered", w.transport.order(), []string{"bob/m1#1"})
 					next := w.restart(t, config)
 					time.Sleep(time.Second)
 					synctest.Wait()
-					equal(t, "attempts of the next hub", next.hands.order(), c.again)
+					equal(t, "attempts of the next hub", next.transport.order(), c.again)
 					states := next.log.states(id(1))
 					equal(t, "outcome", states[len(states)-1], c.state)
 					if kind == parley.Request && c.state == parley.Dead {
-						equal(t, "the sender is told", len(next.log.replies), 1)
+						equal(t, "failures for the sender", len(next.log.replies), 1)
 						equal(t, "why", next.log.replies[0].Error.Code, parley.OutcomeUnknown)
 					}
 					if err := next.d.Close(t.Context()); err != nil {
@@ -213,12 +212,12 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 	}
 }
 
-// ahead has m1 under way to bob, and records m2 and m3, with their first attempts
+// ahead has m1 in flight to bob, and records m2 and m3, with their first attempts
 // where they may be claimed.
 func (w *world) ahead(t *testing.T) (outcome chan Result) {
 	t.Helper()
 	outcome = make(chan Result)
-	w.hands.carry = func(_ context.Context, a Attempt) Result {
+	w.transport.attempt = func(_ context.Context, a Attempt) Result {
 		if a.Message.ID == id(1) && a.Number == 1 {
 			return <-outcome
 		}
@@ -230,8 +229,8 @@ func (w *world) ahead(t *testing.T) (outcome chan Result) {
 		m := message(n, "bob", 9, parley.Notice)
 		o := journal.Opening{To: "bob"}
 		c := w.d.Claim(0, m.ID, "bob", id(9), false)
-		if (c != nil) != w.hands.repeatable {
-			t.Fatalf("claimed: %v; repeatable: %v", c != nil, w.hands.repeatable)
+		if (c != nil) != w.transport.repeatable {
+			t.Fatalf("claimed: %v; repeatable: %v", c != nil, w.transport.repeatable)
 		}
 		if c != nil {
 			o.Attempt = 1
@@ -245,25 +244,25 @@ func (w *world) ahead(t *testing.T) (outcome chan Result) {
 		}
 	}
 	synctest.Wait()
-	equal(t, "while the first is under way", w.hands.order(), []string{"bob/m1#1"})
+	equal(t, "while the first is in flight", w.transport.order(), []string{"bob/m1#1"})
 	return outcome
 }
 
-// What follows a message that is under way to somebody who recognises repeats is
-// recorded with its attempt, and still comes after it. Others have it recorded
-// as waiting: should the hub be stopped, it is known that they do not have it.
+// A message behind one in flight is recorded with its attempt if the recipient
+// deduplicates, and still comes after it. For other recipients it is recorded as
+// waiting: if the hub is stopped, they surely do not have it.
 func TestRecordedAheadOfItsTurn(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
 		run(t, Config{}, func(t *testing.T, w *world) {
-			w.hands.repeatable = repeatable
+			w.transport.repeatable = repeatable
 			outcome := w.ahead(t)
 			if w.d.Claim(0, id(4), "bob", id(9), true) != nil {
-				t.Error("claimed for one who waits for the outcome")
+				t.Error("claimed for a caller that waits for the outcome")
 			}
 			outcome <- Result{}
 			time.Sleep(time.Second)
 			synctest.Wait()
-			equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1"})
+			equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1"})
 			want := []parley.DeliveryState{parley.Delivering, parley.Delivered}
 			if repeatable {
 				want = want[1:]
@@ -275,22 +274,22 @@ func TestRecordedAheadOfItsTurn(t *testing.T) {
 	}
 }
 
-// If the one before it fails, what was recorded ahead of its turn waits with it,
-// and loses no try; if the hub is stopped dead, the next one makes the attempt.
+// If the message before it fails, a message recorded ahead of its turn waits too, and
+// loses no try; if the hub is killed, the next hub makes the attempt.
 func TestAheadOfOneThatFails(t *testing.T) {
 	for _, settled := range []bool{false, true} {
 		run(t, Config{}, func(t *testing.T, w *world) {
-			w.hands.repeatable = true
+			w.transport.repeatable = true
 			outcome := w.ahead(t)
 			next := w.restart(t, Config{})
 			time.Sleep(time.Second)
 			synctest.Wait()
-			equal(t, "after a restart", next.hands.order(), []string{"bob/m1#2", "bob/m2#2", "bob/m3#2"})
+			equal(t, "after a restart", next.transport.order(), []string{"bob/m1#2", "bob/m2#2", "bob/m3#2"})
 			if err := next.d.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 
-			if settled { // elsewhere: it is not to keep the others from waiting
+			if settled { // elsewhere: it must not hold up the others
 				w.log.mu.Lock()
 				delete(w.log.open, id(2).String()+"bob")
 				w.log.mu.Unlock()
@@ -308,17 +307,17 @@ func TestAheadOfOneThatFails(t *testing.T) {
 			if settled {
 				want = []string{"bob/m1#1", "bob/m1#2", "bob/m3#1"}
 			}
-			equal(t, "order", w.hands.order(), want)
+			equal(t, "order", w.transport.order(), want)
 			equal(t, "at work on", len(w.d.tracked), 0)
 		})
 	}
 }
 
-// What is recorded ahead of its turn although the journal could not say so has
-// its turn; what is not is forgotten.
+// A message recorded ahead of its turn gets its turn, even if the journal could not
+// say that it recorded the message. One that was not recorded is forgotten.
 func TestAheadOfUnknownOutcome(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
-		w.hands.repeatable = true
+		w.transport.repeatable = true
 		outcome := w.ahead(t)
 		m := message(4, "bob", 9, parley.Notice)
 		c := w.d.Claim(0, m.ID, "bob", id(9), false)
@@ -337,7 +336,7 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		outcome <- Result{}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "order", w.hands.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1", "bob/m4#1"})
+		equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1", "bob/m4#1"})
 		equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead), 0)
 	})
 }

@@ -23,8 +23,7 @@ type note struct {
 	Text string `json:"text"`
 }
 
-// typed makes an agent of this process that repeats what its typed skills are
-// given.
+// typed makes an agent of this process whose typed skills answer with their input.
 func typed(name string, byDefault bool) parley.Agent {
 	option := func(*parley.SkillSpec) {}
 	if byDefault {
@@ -39,8 +38,8 @@ func typed(name string, byDefault bool) parley.Agent {
 	}}
 }
 
-// TestContentRule: one rule says what a typed skill is given, with and without
-// the skill's name, whatever brought the message.
+// TestContentRule: one rule fits content to a typed skill, with and without the
+// skill's name.
 func TestContentRule(t *testing.T) {
 	t.Parallel()
 	h := start(t, nil)
@@ -51,7 +50,7 @@ func TestContentRule(t *testing.T) {
 	for _, c := range []struct {
 		name, skill string
 		parts       []parley.Part
-		want        string // what the skill was given; "": refused
+		want        string // the skill's input; "": refused
 	}{
 		{"what fits", "place", []parley.Part{js(`{"city":"Bern"}`)}, `{"city":"Bern"}`},
 		{"what fits, of no skill", "", []parley.Part{js(`{"city":"Bern"}`)}, `{"city":"Bern"}`},
@@ -93,8 +92,8 @@ func TestContentRule(t *testing.T) {
 	}
 }
 
-// TestNoticeThatDoesNotFit: of talk to many, each gets what fits it; for the
-// others it is noted with the message, and is no dead letter.
+// TestNoticeThatDoesNotFit: a notice to many reaches each agent that it fits; for the
+// others its delivery has a loss, and there is no dead letter.
 func TestNoticeThatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	heard := make(chan *parley.Message, 8)
@@ -169,10 +168,10 @@ func TestNoticeThatDoesNotFit(t *testing.T) {
 	}
 	for range 2 {
 		if got := <-heard; got.Text() != `{"hello":"all"}` {
-			t.Errorf("heard %s", got.Text())
+			t.Errorf("got %s", got.Text())
 		}
 	}
-	// What fits becomes what the skill takes; the record keeps what was said.
+	// Fitting content becomes the skill's input; the record keeps the original.
 	tell("", `{"days":3}`, "declares")
 	if s := <-settled; s.State != parley.Delivered || len(s.Losses) > 0 {
 		t.Errorf("%+v", s)

@@ -15,7 +15,7 @@ import (
 	"github.com/parley-hub/parley/journal/jetstream"
 )
 
-// shared opens a journal on a server that others use as well.
+// shared opens a journal on a server that other nodes use too.
 func shared(t *testing.T, url, node string) *journal.Journal {
 	t.Helper()
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t, jetstream.Config{URL: url}),
@@ -31,8 +31,8 @@ func shared(t *testing.T, url, node string) *journal.Journal {
 	return j
 }
 
-// TestReplyIsSoonerThanItsRequest: an agent that one hub asked answers at
-// another, which has not read the request yet, and so takes it back; both count.
+// TestReplyIsSoonerThanItsRequest: an answer or a cancel reaches a hub that has not
+// yet read the request, which another hub recorded; the hub accepts it.
 func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	for _, c := range []struct {
@@ -96,7 +96,7 @@ func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 				taken <- err
 			}()
 			select {
-			case <-asks: // it sees that it does not know enough
+			case <-asks: // the hub reads on before it refuses
 			case err := <-taken:
 				t.Fatalf("it did not read on first: %v", err)
 			}
@@ -108,23 +108,24 @@ func TestReplyIsSoonerThanItsRequest(t *testing.T) {
 	}
 }
 
-// meddler does something before a message is recorded.
-type meddler struct {
+// recordHook is an Observer that calls a function before a message is recorded.
+type recordHook struct {
 	Observer
 	before func(m *parley.Message)
 }
 
-func (o *meddler) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
+func (o *recordHook) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
 	o.before(m)
 	return ctx, nil
 }
 
-func (o *meddler) Attempt(ctx context.Context, _ *delivery.Attempt, _ string) (context.Context, func(delivery.Result)) {
+func (o *recordHook) Attempt(ctx context.Context, _ *delivery.Attempt, _ string) (context.Context,
+	func(delivery.Result)) {
 	return ctx, nil
 }
 
-// TestReplyWhileAnotherAttemptBegins: an agent that answers while its request is
-// brought to it once more has answered.
+// TestReplyWhileAnotherAttemptBegins: an answer is accepted while another attempt of
+// its request begins.
 func TestReplyWhileAnotherAttemptBegins(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
@@ -136,7 +137,7 @@ func TestReplyWhileAnotherAttemptBegins(t *testing.T) {
 		}
 	})
 	begun := 0
-	o := &meddler{before: func(m *parley.Message) {
+	o := &recordHook{before: func(m *parley.Message) {
 		if m.Kind != parley.Response || begun > 0 {
 			return
 		}
@@ -149,7 +150,7 @@ func TestReplyWhileAnotherAttemptBegins(t *testing.T) {
 	h := start(t, func(c *Config) { c.Journal, c.Observer = j, o })
 	m := &parley.Message{ID: parley.HashID([]byte("request")), Kind: parley.Request,
 		From: "alice", To: "bob", Parts: []parley.Part{parley.Text("well?")}}
-	// Nobody here is at work on it.
+	// No attempt is in flight here.
 	if _, err := j.Append(t.Context(), journal.Entry{Scope: "s", Message: m,
 		Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 		t.Fatal(err)

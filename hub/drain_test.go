@@ -7,8 +7,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// TestDrain: while the hub drains, agents answer callers that wait, and ask others
-// for that; further callers are refused, and what is only left is recorded.
+// TestDrain: while the hub drains, agents answer waiting callers, and ask others for
+// that; further callers are refused, and messages without a caller are recorded.
 func TestDrain(t *testing.T) {
 	for name, answered := range map[string]bool{"the agent answers": true, "the drain ends before": false} {
 		t.Run(name, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestDrain(t *testing.T) {
 			}
 			<-drained
 			if got := <-heard; got != want {
-				t.Errorf("the caller heard %q, want %q", got, want)
+				t.Errorf("the caller got %q, want %q", got, want)
 			}
 		})
 	}

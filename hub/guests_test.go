@@ -68,7 +68,7 @@ func TestRefusedGuestLeavesNoContent(t *testing.T) {
 		if m.From != from || r.Refused == nil || r.Refused.Code != parley.InvalidContent {
 			t.Errorf("%s: recorded as %q, %v", from, m.From, r.Refused)
 		}
-		// The same again hears the same.
+		// A repetition gets the same refusal.
 		var prior *Prior
 		_, err := h.Accept(t.Context(), say(from, from, content, refusal))
 		if !errors.As(err, &prior) || prior.Refused == nil || prior.Refused.Code != parley.InvalidContent ||
@@ -78,8 +78,8 @@ func TestRefusedGuestLeavesNoContent(t *testing.T) {
 	}
 }
 
-// When the guests' budget is used up guests are told to try later, and nothing
-// is recorded of them; enrolled senders and handlers notice nothing.
+// When the guests' budget is used up, guests get the error to try later, and none of
+// their messages is recorded; enrolled senders and handlers notice nothing.
 func TestGuestsShareTheDisk(t *testing.T) {
 	h := start(t, func(c *Config) { c.Guests = policy.NewGuests(policy.GuestConfig{Disk: 120 << 14}) })
 	if err := h.Handle(echo("echo")); err != nil {
@@ -97,7 +97,7 @@ func TestGuestsShareTheDisk(t *testing.T) {
 		t.Fatalf("after %d messages: %v", taken, err)
 	}
 	open := journal.Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering}}
-	for len(h.c.Journal.Deliveries(open)) > 0 { // what was taken makes records of its own
+	for len(h.c.Journal.Deliveries(open)) > 0 { // accepted messages make records of their own
 		wait(t, h)
 	}
 	before := h.c.Journal.Stats().Partitions[0].Records
@@ -124,7 +124,7 @@ func TestGuestsShareTheDisk(t *testing.T) {
 	}
 }
 
-// A message of an enrolled sender vouches for the connection that brought it.
+// A message of an enrolled sender vouches for its connection.
 func TestMessagesVouch(t *testing.T) {
 	h := start(t, nil)
 	if err := h.Handle(echo("echo")); err != nil {

@@ -30,7 +30,7 @@ func TestRecipientJustAdded(t *testing.T) {
 		}
 		t.Cleanup(directories[i].Close)
 	}
-	directories[1].Close() // it hears of no change any more
+	directories[1].Close() // it gets no more changes
 	bob := parley.Agent{Name: "bob", Identities: []parley.Identity{{Protocol: "wire", ID: "bob"}}}
 	if _, err := directories[0].Put(ctx, bob, directory.FromOperator); err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestHubsComeAndGo(t *testing.T) {
 	release()
 	answered(first)
 
-	// One is stopped in order while it has attempts in flight, of its own callers
+	// One hub is stopped in order while it has attempts in flight, of its own callers
 	// and of another hub's.
 	release = hold()
 	second := load(two)

@@ -210,7 +210,7 @@ func TestAHandlerThatOverrunsHarmsOnlyItsMessage(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	// Both places are taken for ever now: the next is told so, and others go on.
+	// Both places are taken for ever now: the next call is refused, and others go on.
 	s := ask("echo", "echo", "")
 	s.Foreign = ""
 	m, err := h.Ask(t.Context(), s)
@@ -245,7 +245,7 @@ func TestStream(t *testing.T) {
 	if s := strings.Join(got, ","); s != want {
 		t.Errorf("got  %s\nwant %s", s, want)
 	}
-	// Breaking off cancels the handler.
+	// Leaving the loop cancels the handler.
 	call, err = h.Begin(t.Context(), ask("echo", "stuck", ""))
 	if err != nil {
 		t.Fatal(err)
@@ -302,7 +302,7 @@ func TestReplayGivesThePrior(t *testing.T) {
 		prior.Of.Reply.IsZero() {
 		t.Fatalf("%v, %+v", err, prior)
 	}
-	// What was proved and refused uses up its key too.
+	// A proved message that is refused uses up its key too.
 	refused := ask("echo", "none", "x")
 	refused.Key = journal.Key{ID: "nonce 2", Sender: "alice", Until: key.Until}
 	if _, err := h.Ask(t.Context(), refused); parley.CodeOf(err) != parley.UnknownSkill {
@@ -355,7 +355,7 @@ func TestRemote(t *testing.T) {
 			t.Fatalf("%+v, %v, %d calls", m, err, w.calls.Load())
 		}
 	})
-	t.Run("cannot be reached, nobody waits", func(t *testing.T) {
+	t.Run("cannot be reached, no caller waits", func(t *testing.T) {
 		w.calls.Store(0)
 		m, err := h.Accept(t.Context(), ask("bob", "", "?"))
 		if err != nil {
@@ -428,7 +428,7 @@ func TestRemote(t *testing.T) {
 		}
 	})
 	t.Run("cancelled", func(t *testing.T) {
-		w := &wire{name: "wire"} // another hub: what was asked before is taken back, at any time
+		w := &wire{name: "wire"} // another hub: earlier requests can be cancelled at any time
 		h := start(t, nil, w)
 		h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
 		begun := make(chan struct{})
@@ -460,8 +460,8 @@ func TestRemote(t *testing.T) {
 	})
 }
 
-// TestReplyGoesWithItsRecord: a reply that comes by itself is recorded with the
-// first attempt to bring it, and one that is refused leaves the lane free.
+// TestReplyGoesWithItsRecord: a reply that comes by itself is recorded with its first
+// attempt, and a refused one leaves the lane free.
 func TestReplyGoesWithItsRecord(t *testing.T) {
 	asked, told := make(chan parley.ID, 1), make(chan Outbound, 1)
 	far := &wire{name: "far", deliver: func(_ context.Context, o Outbound) Outcome {
@@ -522,7 +522,7 @@ func TestReplyGoesWithItsRecord(t *testing.T) {
 		if opened != 1 {
 			t.Errorf("round %d: the reply is recorded %d times with its attempt", round, opened)
 		}
-		for h.Stats().Delivery.Lanes > 0 { // until what was delivered is settled
+		for h.Stats().Delivery.Lanes > 0 { // until the deliveries are settled
 			wait(t, h)
 		}
 	}
@@ -604,14 +604,14 @@ func TestConcurrentLoad(t *testing.T) {
 	if err := h.Handle(echo("echo")); err != nil {
 		t.Fatal(err)
 	}
-	// Somebody looks on all the while: whoever counts must not hold what the
-	// dispatcher asks for while it is held.
-	looking, enough := context.WithCancel(t.Context())
-	var eyes, wg sync.WaitGroup
-	defer eyes.Wait()
-	defer enough()
-	eyes.Go(func() {
-		for looking.Err() == nil {
+	// Stats is called all the while: it must not hold a lock that the dispatcher
+	// needs while it holds its own.
+	polling, stopPolling := context.WithCancel(t.Context())
+	var pollers, wg sync.WaitGroup
+	defer pollers.Wait()
+	defer stopPolling()
+	pollers.Go(func() {
+		for polling.Err() == nil {
 			h.Stats()
 		}
 	})
@@ -628,7 +628,7 @@ func TestConcurrentLoad(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	enough()
+	stopPolling()
 	// A caller may have its answer before its lane is given back.
 	for deadline := time.Now().Add(10 * time.Second); h.Stats().Delivery.Lanes != 0 && time.Now().Before(deadline); {
 		wait(t, h)
@@ -663,15 +663,15 @@ func TestCloseEndsCallers(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := h.Close(ctx); err == nil {
-		t.Error("Close did not say that something was under way")
+		t.Error("Close did not report an attempt in flight")
 	}
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
 
-// A caller that never comes to its call does not hold up the end of the hub,
-// and is told when it comes after all.
+// A call without a reader does not hold up the end of the hub, and its late reader
+// gets an error.
 func TestCloseWithACallThatNobodyReads(t *testing.T) {
 	h := start(t, nil)
 	if err := h.Handle(echo("echo")); err != nil {
@@ -685,7 +685,7 @@ func TestCloseWithACallThatNobodyReads(t *testing.T) {
 	cancel()
 	closed := make(chan error, 1)
 	go func() { closed <- h.Close(ctx) }()
-	<-closed // whether it ended first or was told to does not matter
+	<-closed // its error does not matter
 	if m, err := c.Reply(t.Context()); parley.CodeOf(err) != parley.Unavailable {
 		t.Errorf("%+v, %v", m, err)
 	}

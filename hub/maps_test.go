@@ -103,8 +103,8 @@ func losses(reply, _ *parley.Message) []parley.Loss {
 	return []parley.Loss{{Field: "Lost." + reply.Kind.String(), Reason: "it is so"}}
 }
 
-// TestLossesOfReplies: what events and replies lose that have no delivery of
-// their own is recorded with the delivery of their request.
+// TestLossesOfReplies: the losses of events and replies without a delivery of their
+// own are recorded with the delivery of their request.
 func TestLossesOfReplies(t *testing.T) {
 	far := &wire{name: "far", deliver: func(_ context.Context, o Outbound) Outcome {
 		for range 3 {
@@ -174,9 +174,9 @@ func TestLossesOfReplies(t *testing.T) {
 	}
 }
 
-// TestLossesOfEventsOutlastTheHub: the hub ends between an event and the answer;
-// what the event lost is told with the answer all the same, and with the failure
-// of a request that nobody answers.
+// TestLossesOfEventsOutlastTheHub: the hub ends between an event and the answer; the
+// event's losses are recorded with the answer nevertheless, or with the failure of a
+// request without an answer.
 func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 	dir := t.TempDir()
 	reopen := func() *journal.Journal {
@@ -252,14 +252,14 @@ func TestLossesOfEventsOutlastTheHub(t *testing.T) {
 	}
 }
 
-// TestEventsWithoutWords: an event that the protocol of who asked cannot say is
-// recorded, is brought to nobody, and is missed where its request is.
+// TestEventsWithoutWords: an event that the requester's protocol cannot carry is
+// recorded, is not delivered, and is a loss of its request.
 func TestEventsWithoutWords(t *testing.T) {
 	noEvents := func(*parley.Message) bool { return false }
 	can := Capabilities{CarriesReplies: true, CarriesEvent: noEvents, ReplyLosses: losses}
 	near := &wire{name: "near", can: can, deliver: func(_ context.Context, o Outbound) Outcome {
 		if o.Message.Kind != parley.Response {
-			t.Errorf("it is brought: %s", o.Message.Kind)
+			t.Errorf("it is delivered: %s", o.Message.Kind)
 		}
 		return Outcome{}
 	}}

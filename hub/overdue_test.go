@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestTakenUpWhenTheJournalCan: what a hub finds open when it starts, or takes a
-// partition over, and cannot record anything just then, is seen to later.
+// TestTakenUpWhenTheJournalCan: a hub resumes its open deliveries later if the
+// journal cannot record when it starts or takes a partition over.
 func TestTakenUpWhenTheJournalCan(t *testing.T) {
 	j, free := filling(t)
 	id, err := parley.NewID(time.Now(), rand.Reader)
@@ -38,7 +38,7 @@ func TestTakenUpWhenTheJournalCan(t *testing.T) {
 	select {
 	case <-failed:
 	case <-time.After(time.Minute):
-		t.Fatal("it was taken up while nothing could be recorded")
+		t.Fatal("the delivery was resumed while nothing could be recorded")
 	}
 	free.Store(plenty)
 	until(t, func() bool {
@@ -53,7 +53,7 @@ func (w writer) Write(b []byte) (int, error) { w(b); return len(b), nil }
 
 const plenty = 1 << 40
 
-// filling is a journal whose disk is as full as free says.
+// filling is a journal whose disk has as much free space as free says.
 func filling(t *testing.T) (*journal.Journal, *atomic.Uint64) {
 	t.Helper()
 	free := new(atomic.Uint64)
@@ -71,7 +71,7 @@ func filling(t *testing.T) (*journal.Journal, *atomic.Uint64) {
 	return j, free
 }
 
-// until waits until something is so.
+// until waits until so reports true.
 func until(t *testing.T, so func() bool) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
@@ -82,13 +82,13 @@ func until(t *testing.T, so func() bool) {
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			t.Fatal("it did not come to that")
+			t.Fatal("the condition did not come true")
 		}
 	}
 }
 
-// TestOverdueWhileTheJournalCannot: a request whose deadline passes while the
-// journal takes nothing is ended when it does again.
+// TestOverdueWhileTheJournalCannot: a request whose deadline passes while the journal
+// cannot record is ended when the journal can.
 func TestOverdueWhileTheJournalCannot(t *testing.T) {
 	j, free := filling(t)
 	silent := &wire{name: "wire", can: Capabilities{Deduplicates: true},

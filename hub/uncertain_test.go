@@ -10,13 +10,13 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestCallerLeavesWhileRecorded: a caller that leaves while the journal has its
-// message is told that the outcome is unknown. The message was recorded with a
-// first attempt that nobody made; it is made now, or given up where the caller
-// would have waited for the answer.
+// TestCallerLeavesWhileRecorded: a caller that leaves while its message is being
+// recorded gets the error that the outcome is unknown. The message was recorded with
+// a first attempt that was not made: now the attempt is made, or the message is given
+// up if its caller waited for the answer.
 func TestCallerLeavesWhileRecorded(t *testing.T) {
 	for _, waits := range []bool{false, true} {
-		var attempts atomic.Int64 // to bob; alice is brought the answer by the same wire
+		var attempts atomic.Int64 // to bob; the same wire delivers the answer to alice
 		w := &wire{name: "wire", deliver: func(_ context.Context, o Outbound) Outcome {
 			if o.Recipient.Name == "bob" {
 				attempts.Add(1)
@@ -34,7 +34,7 @@ func TestCallerLeavesWhileRecorded(t *testing.T) {
 			if m := r.Message; m != nil && m.Kind == parley.Request && first.IsZero() {
 				first = m.ID
 				leave()
-				<-left // the writer answers nobody before
+				<-left // the journal answers no append before
 			}
 			for _, s := range r.Steps {
 				if s.Message == first && s.State.Settled(parley.Request) {
