@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// The declarations with a file of their own, in all packages of a kind that have
-// them. "T.M" is a method.
+// The declarations that have a file of their own, in all packages of a kind. "T.M" is
+// a method.
 var (
 	bindingFiles = map[string]string{
 		"Config":          "binding.go",
@@ -32,8 +32,8 @@ var (
 var required = []string{"binding.go", "inbound.go", "outbound.go", "translate.go", "state.go",
 	"Config", "Binding", "New", "Binding.Close", "Binding.Deliver"}
 
-// impure are the imports that translate.go does without, by their ends. Of net/http it
-// may name the status codes.
+// impure are the imports, by their ends, that translate.go must not have. Of net/http
+// it may name the status codes.
 var impure = []string{"parley/journal", "parley/directory", "sync"}
 
 // maxLines bounds each file of a binding.

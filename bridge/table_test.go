@@ -41,7 +41,7 @@ func TestTableIsWhole(t *testing.T) {
 	}
 }
 
-// samples are messages that say one thing each.
+// samples are messages with one aspect each.
 func samples() map[Aspect]*parley.Message {
 	object := parley.Part{MediaType: "application/json",
 		Data: []byte(`{"a":1.5,"b":"0.1000000000000000055","c":12345678901234567890}`)}
@@ -88,14 +88,14 @@ func TestEveryLossIsReported(t *testing.T) {
 		for _, w := range Ways {
 			e := rows[aspect].Out[w.Way]
 			var want []string
-			own := false // said within its own protocol
+			own := false // carried within its own protocol
 			for name := range m.Extensions {
 				own = own || name == w.Protocol
 			}
 			if e.Fate == Lost && !own {
 				want = append(want, e.How)
 			}
-			// What one of these says besides.
+			// Further aspects of some samples.
 			switch {
 			case aspect == Retry && rows[Code].Out[w.Way].Fate == Lost:
 				want = append(want, rows[Code].Out[w.Way].How)

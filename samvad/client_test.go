@@ -101,7 +101,7 @@ func TestClientServer(t *testing.T) {
 	for range c.Stream(ctx, Call{URL: srv.URL, To: worldID, Skill: "echo", Payload: json.RawMessage(`{"text":"x"}`)}) {
 		break
 	}
-	// Without leave, addresses inside are not called.
+	// By default, internal addresses are not called.
 	strict := &Client{Identity: w.me}
 	var blocked *netguard.BlockedError
 	if _, err := strict.Ask(ctx, fail); !errors.As(err, &blocked) {
@@ -190,7 +190,7 @@ func TestClientRequests(t *testing.T) {
 			}
 		}
 		if _, err := (&Client{HTTP: c.HTTP}).Ask(t.Context(), Call{URL: "https://self.test", To: worldID}); err == nil {
-			t.Error("sent by nobody")
+			t.Error("sent without an identity")
 		}
 		if _, _, err := c.Request(t.Context(), Call{URL: "https://self.test", To: worldID, Skill: "s"},
 			"batch"); err == nil {
@@ -199,7 +199,7 @@ func TestClientRequests(t *testing.T) {
 	})
 }
 
-// SAM-151: what deployed agents and SDK servers answer, in all dialects.
+// SAM-151: the answers of deployed agents and SDK servers, in all dialects.
 func TestDialects(t *testing.T) {
 	h := http.Header{}
 	h.Set("Retry-After", "7")
@@ -532,7 +532,7 @@ func TestClientWaits(t *testing.T) {
 	t.Run("the end of a stream is read, which keeps its connection", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			for name, ends := range map[string]bool{"ends": true, "stays open": false} {
-				after := make(chan error, 1) // what became of what follows the last event
+				after := make(chan error, 1) // the result of the reads after the last event
 				c := &Client{Identity: id,
 					HTTP: &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
 						pr, pw := io.Pipe()
@@ -639,7 +639,7 @@ func TestClientRemembersWhoIsThere(t *testing.T) {
 	ask(1, true)
 	w.clk.move(time.Duration(w.agent.Card.ttl()) * time.Second)
 	other = true
-	ask(2, false) // who is there now is not who answers
+	ask(2, false) // another agent is there now
 	other = false
 	ask(3, true)
 	ask(3, true)

@@ -55,8 +55,8 @@ func TestOptionsWithoutAMethodIsNoPreflight(t *testing.T) {
 	}
 }
 
-// A refusal names the step that refused: a replay that only the record notices
-// is one (SAM-052), a record that cannot be written is none.
+// A refusal names the step that refused: a replay that only the record notices is one
+// (SAM-052), a failed record is none.
 func TestRefusalOfTheRecordNamesItsStep(t *testing.T) {
 	t.Parallel()
 	for step, err := range map[Step]error{StepReplay: ErrReplay, StepRecord: errors.New("disk full")} {

@@ -21,7 +21,7 @@ func sender() (*samvad.Identity, samvad.Key) {
 	return me, me.Key()
 }
 
-// Loopback is not called without leave.
+// Loopback is called only if it is allowed.
 var loopback = samvad.AllowPrefixes(netip.MustParsePrefix("127.0.0.0/8"))
 
 // Verify one SAMVAD request in an http.Handler.
@@ -109,11 +109,11 @@ func ExampleServer() {
 	// result: {"celsius":21.0}
 }
 
-// What went wrong is an *Error with a code; its text may be shown, its cause
-// is for the log.
+// A failure is an *Error with a code; its text may be shown, its cause is for the
+// log.
 func ExampleError() {
 	me, _ := sender()
-	v := &samvad.Verifier{Self: "agent://weather.corp"} // knows nobody
+	v := &samvad.Verifier{Self: "agent://weather.corp"} // knows no sender
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, err := v.Verify(r); err != nil {
 			samvad.WriteError(w, err)

@@ -45,7 +45,7 @@ func seeds(f *testing.F) [][]byte {
 	return all
 }
 
-// What is read can be written, and reads the same again.
+// A decoded envelope can be encoded, and decodes the same again.
 func FuzzDecode(f *testing.F) {
 	for _, s := range seeds(f) {
 		f.Add(s)
@@ -67,7 +67,7 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s: %v", b, err)
 		}
-		if e.CallbackURL == "" { // whose form is checked after authentication
+		if e.CallbackURL == "" { // its form is checked after authentication
 			if err := RequestDocument.Validate(out); err != nil && !errors.Is(err, errNumber) {
 				t.Fatal(err)
 			}
@@ -106,8 +106,7 @@ func FuzzStreamParser(f *testing.F) {
 	})
 }
 
-// No schema and no payload brings the process down or takes long, and what is
-// handed on is JSON.
+// No schema and no payload stops the process or takes long, and the result is JSON.
 func FuzzPayload(f *testing.F) {
 	f.Add([]byte(`{"type":"object","properties":{"a":{"$ref":"#"},"n":{"type":"integer","maximum":5}},"additionalProperties":false}`), []byte(`{"a":{"n":1.0},"x":1}`))
 	f.Add([]byte(`{"anyOf":[{"type":"object","properties":{"a":{"default":1}}}],"uniqueItems":true}`), []byte(`{}`))
@@ -127,8 +126,7 @@ func FuzzPayload(f *testing.F) {
 	})
 }
 
-// Whatever is posted, in several states of the server, the answer is one of
-// the protocol's.
+// Every POST, in several states of the server, gets one of the protocol's answers.
 func FuzzServer(f *testing.F) {
 	for _, s := range seeds(f)[:20] {
 		f.Add(uint8(0), "/agent/message", s, "")

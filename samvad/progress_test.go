@@ -39,7 +39,8 @@ func checkProgress(t *testing.T, p float64, allowed bool) {
 	}
 }
 
-// SAM-121: a handler that says more than 1 is told so, and the task stays as it was.
+// SAM-121: a handler that reports more than 1 gets an error, and the task stays as it
+// was.
 func TestProgressOfAHandler(t *testing.T) {
 	t.Parallel()
 	refused := make(chan error, 1)

@@ -406,7 +406,7 @@ type errReader struct{}
 
 func (errReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-// SAM-031, SAM-152: what is sent has no null, no unknown member, always a
+// SAM-031, SAM-152: an encoded envelope has no null, no unknown member, and always a
 // payload.
 func TestEncode(t *testing.T) {
 	e := &Envelope{From: "agent://a.test", To: "agent://b.test", Skill: "s", Mode: ModeSync,
@@ -647,7 +647,7 @@ func TestLimits(t *testing.T) {
 	})
 }
 
-// What was used up can be kept, and counted again, on its own day only.
+// Used tokens can be kept, and counted again, on their own day only.
 func TestLimiterRemembers(t *testing.T) {
 	type use struct {
 		agent, sender string
@@ -1189,7 +1189,7 @@ func TestWebhook(t *testing.T) {
 		if err := h.Send(t.Context(), nil, "https://[::1]/", &Reply{}); !errors.Is(err, ErrCallback) {
 			t.Error(err)
 		}
-		// A name that leads inside is refused when it is dialled.
+		// A name that resolves to an internal address is refused when it is dialled.
 		var blocked *netguard.BlockedError
 		if err := (&Webhook{Attempts: 1}).Send(t.Context(), nil, "https://localhost/x", &Reply{}); !errors.As(err,
 			&blocked) {
@@ -1382,7 +1382,7 @@ func TestDelegatedRequests(t *testing.T) {
 	}
 }
 
-// What a program relies on that records requests itself.
+// The promises to a program that records requests itself.
 func TestRecord(t *testing.T) {
 	type rec struct {
 		skill   string
@@ -1417,7 +1417,7 @@ func TestRecord(t *testing.T) {
 	answer, ran = ErrReplay, false
 	w.want(w.post("/agent/message", w.envelope(map[string]any{"skill": "nope"})), 401, CodeReplayDetected)
 	w.want(w.post("/agent/task", w.envelope(nil)), 401, CodeReplayDetected)
-	// What cannot be recorded is not run.
+	// A request that cannot be recorded is not run.
 	answer = errors.New("disk full")
 	w.want(w.post("/agent/stream", w.envelope(nil)), 500, CodeAgentUnavailable)
 	if ran {
@@ -1435,8 +1435,8 @@ func TestRecord(t *testing.T) {
 	}
 }
 
-// Handle decides about repeats; limits can be somebody else's. An error after
-// Accept is the skill's, and no refusal.
+// Handle decides about repeats; limits can be the program's. An error after Accept is
+// the skill's, and no refusal.
 func TestEmbedding(t *testing.T) {
 	var failure error
 	w := newWorld(t, func(w *world) {

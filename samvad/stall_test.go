@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// SAM-143: a client that opens a stream and reads nothing is cut off, and the
-// work behind its stream ends; nobody else waits for it.
+// SAM-143: a client that opens a stream and reads nothing is cut off, and its handler
+// ends; no other client waits for it.
 func TestStalledReaderIsCutOff(t *testing.T) {
 	ended := make(chan error, 1)
 	chunk := json.RawMessage(`"` + string(bytes.Repeat([]byte("x"), 256<<10)) + `"`)

@@ -194,8 +194,8 @@ func checkFixture(t *testing.T) {
 	}
 }
 
-// agent makes the fixture agent. Its handlers are those that the fixture
-// describes in words.
+// agent makes the fixture agent. Its handlers are those that the fixture describes in
+// prose.
 func (fx *fixture) agent(t *testing.T, limit *RateLimit) *Agent {
 	t.Helper()
 	if limit == nil {
@@ -410,7 +410,7 @@ func (in requestInput) request(t *testing.T) *http.Request {
 	return r
 }
 
-// outcome is what requests vectors compare.
+// outcome has the values that the request vectors compare.
 type outcome struct {
 	HTTP   int
 	Code   string
@@ -773,7 +773,7 @@ func vectorAgentURI(t *testing.T, c vector) {
 		if len(web.fetches) > 0 {
 			t.Errorf("fetched %v", web.fetches)
 		}
-	case "unresolvable": // nothing to say: the fetch fails, or the guard knows better
+	case "unresolvable": // no certain verdict: the fetch fails, or the guard refuses
 	default:
 		if got != want.URL || !slices.Equal(web.fetches, []string{want.URL}) {
 			t.Errorf("card URL %q, fetched %v, want %q", got, web.fetches, want.URL)
@@ -960,7 +960,7 @@ func vectorCardSchema(t *testing.T, c vector) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What we emit for it has every member (SAM-002), unless it breaks the
+	// The card that we emit for it has every member (SAM-002), unless it breaks the
 	// rules that the schema lacks (SAM-004).
 	b, err := card.Encode()
 	if err != nil {
@@ -1103,7 +1103,7 @@ func vectorWire(t *testing.T, c vector) {
 	}
 }
 
-// decodeRecorded takes what a real server answered through our client.
+// decodeRecorded decodes a real server's recorded answer with our client.
 func decodeRecorded(t *testing.T, req, resp *wireMessage) {
 	t.Helper()
 	h, body := resp.header(), []byte(resp.Body)
@@ -1161,9 +1161,9 @@ func decodeRecorded(t *testing.T, req, resp *wireMessage) {
 	}
 }
 
-// replayRecorded takes what a real client sent through our server. The
-// clients' private keys are not recorded: the digest and the form of the
-// headers are checked as they are, then the same body is signed anew.
+// replayRecorded sends a real client's recorded request to our server. The clients'
+// private keys are not recorded: the digest and the form of the headers are checked
+// as they are, then the same body is signed anew.
 func replayRecorded(t *testing.T, req, resp *wireMessage) {
 	t.Helper()
 	h, body := req.header(), []byte(req.Body)

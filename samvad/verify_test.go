@@ -257,7 +257,7 @@ func TestVerifier(t *testing.T) {
 	if VerdictOf(errors.New("x")) != nil {
 		t.Error("a verdict from nowhere")
 	}
-	// The zero value refuses everybody.
+	// The zero value refuses every sender.
 	if _, err := (&Verifier{}).Verify(signedRequest(t, w.me,
 		"/agent/message", w.envelope(map[string]any{"timestamp": formatTimestamp(time.Now())}),
 		time.Now())); err == nil {
@@ -471,8 +471,8 @@ func TestKeys(t *testing.T) {
 		if web.fetched != 0 {
 			t.Errorf("%d fetches", web.fetched)
 		}
-		// Who is not enrolled is looked up, and refreshed through the source
-		// that knows them.
+		// An agent that is not enrolled is looked up, and refreshed through the
+		// source that knows it.
 		w.srv.Verifier.Keys = FirstOf(StaticKeys{}, store)
 		w.want(send(w, alice2), 200, "")
 		w.clk.move(time.Minute)
@@ -916,8 +916,8 @@ func TestUntrusted(t *testing.T) {
 	}
 }
 
-// What JavaScript emits for a text that was cut inside a character is read where
-// it is content, and only there.
+// Half a surrogate pair, which JavaScript emits for a text that was cut inside a
+// character, is accepted in content, and only there.
 func TestHalfSurrogatePairs(t *testing.T) {
 	const head = `{"from":"agent://a.test","to":"agent://b.test","skill":"s","mode":"sync","nonce":"12345678","timestamp":"2026-04-11T10:00:00Z","traceId":"t","spanId":"p"`
 	for _, c := range []struct{ name, body, payload string }{
@@ -944,7 +944,7 @@ func TestHalfSurrogatePairs(t *testing.T) {
 		if !e.Replaced {
 			continue
 		}
-		e.Payload = e.RawPayload() // which goes on as it was
+		e.Payload = e.RawPayload() // which is passed on as it was
 		b, err := e.Encode()
 		if again, derr := Decode(b); err != nil || derr != nil || string(again.RawPayload()) != string(e.Payload) {
 			t.Errorf("%s: %s, %v, %v", c.name, b, err, derr)

@@ -80,7 +80,7 @@ func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 		}
 	}
 	close(again.slow)
-	close(hold) // the old process knows nothing of its death, and looks too
+	close(hold) // the old process does not know that it is dead, and polls too
 	for agent, want := range map[string]string{"crew/echo": "{}", "elsewhere": `{"late":true}`} {
 		for _, id := range tasks[agent] {
 			task, err := again.client.Wait(t.Context(), again.base+"/agents/"+agent, id)
@@ -95,9 +95,9 @@ func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 	}
 }
 
-// The hub is killed while it sends a task to an agent elsewhere: the next process sends
-// the same envelope again. An agent that did not have it takes it; one that had it says
-// so, and nothing is done twice. A hub whose connection broke does the same.
+// The hub is killed while it sends a task to an agent elsewhere: the next process
+// sends the same envelope again. An agent that did not have it takes it; one that had
+// it answers so, and no task runs twice. A hub whose connection broke does the same.
 func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 	t.Parallel()
 	for name, had := range map[string]bool{"the agent had it": true, "the agent did not have it": false} {
@@ -164,7 +164,7 @@ func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 			}
 			ended(again, !had)
 			close(hold)
-			ended(w, false) // by then the agent had it
+			ended(w, false) // the agent has it by then
 			if n := effects.Load(); n != 1 {
 				t.Errorf("done %d times", n)
 			}

@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// get gives a document of the hub's.
+// get reads a document of the hub.
 func (w *world) get(path string) (*http.Response, []byte) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.base+path, nil)
@@ -30,7 +30,7 @@ func (w *world) get(path string) (*http.Response, []byte) {
 	return resp, b
 }
 
-// What the hub answers of itself, in the forms of the published schemas.
+// The hub's own documents fit the published schemas.
 func TestDocuments(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	t.Run("SAM-002 SAM-003 cards", func(t *testing.T) {
@@ -91,8 +91,8 @@ func TestDocuments(t *testing.T) {
 	})
 }
 
-// SAM-143: a client that leaves its stream ends the work behind it, at a handler
-// of the hub and at an agent elsewhere.
+// SAM-143: a client that leaves its stream ends the skill that serves it, at a
+// handler of the hub and at an agent elsewhere.
 func TestDisconnectCancelsTheWork(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	begun, ended := make(chan struct{}, 2), make(chan error, 2)

@@ -9,8 +9,8 @@ import (
 	"github.com/parley-hub/parley/bridge/bridgetest"
 )
 
-// TestNothingIsLostSilently: the hub reports everything in a message of any protocol
-// that a SAMVAD agent or caller does not get.
+// TestNothingIsLostSilently: the hub reports every aspect of a message of any
+// protocol that a SAMVAD agent or caller does not get.
 func TestNothingIsLostSilently(t *testing.T) {
 	agent := &parley.Agent{Name: bridgetest.Recipient, Skills: []parley.SkillSpec{{ID: "talk", Default: true}}}
 	bridgetest.Check(t, bridge.SAMVAD, []parley.Kind{parley.Request, parley.Notice},

@@ -56,8 +56,8 @@ func limited(t *testing.T, w *world, c *clock) (calls *atomic.Int64) {
 	return calls
 }
 
-// What an agent elsewhere takes by its card waits here, and does not run into its
-// limit there; it goes when the minute is over.
+// Requests beyond the limit on an agent's card wait here, so that the agent refuses
+// none; they go when the minute is over.
 func TestTrafficIsShapedByTheCard(t *testing.T) {
 	c := newClock()
 	w := newWorld(t, node.Config{Now: c.now})

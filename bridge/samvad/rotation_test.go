@@ -16,16 +16,16 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// The hub's key is replaced without a restart: cards show both keys while the old
-// one signs, then the new one signs, then the old one is withdrawn. An agent that
-// was given one raw key is reached in every phase, whichever of both it has.
+// The hub's key is replaced without a restart: cards show both keys while the old one
+// signs, then the new one signs, then the old one is withdrawn. An agent that has one
+// raw key is reached in every phase, with either key.
 func TestKeyIsReplacedInPhases(t *testing.T) {
 	c := newClock()
 	config := node.Config{Now: c.now, Data: t.TempDir(), Durability: "disk", PublicURL: "http://hub.test"}
 	w := newWorld(t, config)
 	w.client.Now = c.now
 
-	trusted := samvad.StaticKeys{} // what the agent was told by hand
+	trusted := samvad.StaticKeys{} // the keys that the agent's operator enrolled
 	var signedBy []string
 	server := &samvad.Server{}
 	peer := agentElsewhere(t, w, nil, func(http.Handler) http.Handler { return server })

@@ -13,9 +13,9 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// A stream reader that stalls costs nobody else anything: its handler is held
-// back after a bounded number of bytes, other requests and streams of the same
-// agent go on, and all of it ends with the connection.
+// A stream reader that stalls delays no other client: its handler is held back after
+// a bounded number of bytes, other requests and streams of the same agent go on, and
+// all of it ends with the connection.
 func TestStalledReaderCostsNobodyElse(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	chunk := parley.Part{MediaType: "application/json", Data: []byte(`"` + string(bytes.Repeat([]byte("x"), 256<<10)) +

@@ -121,7 +121,7 @@ func TestDelegationIsIssuedAnew(t *testing.T) {
 		t.Errorf("%d of them reached the agent", len(seen)-1)
 	}
 
-	// An agent of this process is not called on: depth 1 is enough.
+	// An agent of this process passes no request on: depth 1 is enough.
 	local := w.echo("echo")
 	local.DelegationToken = token(1, time.Time{}, "echo")
 	if _, err := w.client.Ask(t.Context(), local); err != nil {
@@ -308,7 +308,7 @@ func TestTokenBudgetOutlivesTheHub(t *testing.T) {
 		}
 		return sum == 120
 	})
-	// A kill leaves the disk as it is now.
+	// After a kill the disk stays as it is now.
 	again := &world{t: t, slow: make(chan struct{}), alice: w.alice}
 	killed := config
 	killed.Data = filepath.Join(dir, "left")

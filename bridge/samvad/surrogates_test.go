@@ -17,7 +17,7 @@ import (
 )
 
 // A request with half a surrogate pair is accepted. An agent of the same protocol
-// gets it as it was written; the others get U+FFFD, and the delivery says so.
+// gets it as it was written; others get U+FFFD, and the delivery has the loss.
 func TestHalfSurrogatePairs(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	var there, here string
@@ -56,7 +56,7 @@ func TestHalfSurrogatePairs(t *testing.T) {
 	}
 }
 
-// An answer has it replaced, and the delivery of the request says so.
+// In an answer it is replaced, and the delivery of the request has the loss.
 func TestHalfSurrogatePairInAnAnswer(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	identity := agentElsewhere(t, w, nil, func(http.Handler) http.Handler {

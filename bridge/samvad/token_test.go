@@ -44,9 +44,9 @@ func recordedToken(t *testing.T, raw []byte) string {
 	return e.Auth.Token
 }
 
-// TestTokenDigests: a digest stands for the token in the record, one for each
-// token and hub. All other bytes are those of the sender, the token's within the
-// payload too.
+// TestTokenDigests: a digest stands for the token in the record, one for each token
+// and hub. All other bytes are those of the sender, also where the payload has the
+// token.
 func TestTokenDigests(t *testing.T) {
 	var digests []string
 	for range 2 { // hubs
@@ -108,8 +108,8 @@ func TestTokenOfAnUnsignedRequest(t *testing.T) {
 	}
 }
 
-// TestTokenIsPassedOn: an agent elsewhere has the token of a record of this
-// version and of an earlier one. It never has a digest for a token.
+// TestTokenIsPassedOn: an agent elsewhere gets the token from a record of this
+// version or of an earlier one. It never gets a digest for a token.
 func TestTokenIsPassedOn(t *testing.T) {
 	const token = "aeiou-0123456789"
 	w := newWorld(t, node.Config{})
@@ -186,9 +186,9 @@ func TestTokenIsPassedOn(t *testing.T) {
 	}
 }
 
-// Callers without a token reach an authenticated skill elsewhere by the one that
-// the operator configured, and by a delegation of the hub's own: narrow, short,
-// and in no record. A sender's own token goes before.
+// Callers without a token reach an authenticated skill elsewhere by the token that
+// the operator configured, and by a delegation of the hub's own: narrow, short, and
+// in no record. A sender's own token takes precedence.
 func TestConfiguredCredentials(t *testing.T) {
 	c := newClock()
 	w := newWorld(t, node.Config{Now: c.now})

@@ -19,7 +19,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// clock is one that tests move.
+// clock is a clock that tests move.
 type clock struct {
 	mu sync.Mutex
 	t  time.Time
@@ -85,7 +85,7 @@ func (r *receiver) hooks() []hook {
 	return append([]hook(nil), r.seen...)
 }
 
-// eventually polls until f holds, at most until the test's patience ends.
+// eventually polls until f holds, or fails the test after a while.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -101,7 +101,7 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// callback finds the delivery that calls alice back.
+// callback finds the delivery of the callback to alice.
 func (w *world) callback() (journal.Delivery, bool) {
 	for _, d := range w.Hub().Journal().Deliveries(journal.Filter{To: "alice (callback)"}) {
 		return d, true
@@ -156,7 +156,7 @@ func TestWebhookOfAReceiverThatFailsForAnHour(t *testing.T) {
 			t.Fatalf("%d attempts are recorded, the receiver saw %d", attempts, len(r.hooks()))
 		}
 		if task, err := w.client.Task(t.Context(), w.echo("").URL, id); err != nil || task.Status != samvad.TaskDone {
-			t.Fatalf("who is called back looks and sees %+v, %v", task, err)
+			t.Fatalf("the callback recipient polls and gets %+v, %v", task, err)
 		}
 		if wait := d.Next.Sub(c.now()); wait < 0 || wait > 15*time.Minute {
 			t.Fatalf("the next attempt is in %s", wait)
@@ -196,9 +196,9 @@ func TestWebhookOfAReceiverThatFailsForAnHour(t *testing.T) {
 	}
 }
 
-// SAM-131: a receiver that sends elsewhere is not followed, and one that
-// resolves to an address inside is not called; both become dead letters that
-// say why, and an operator may try them again.
+// SAM-131: a receiver's redirect is not followed, and a receiver that resolves to an
+// internal address is not called. Both become dead letters with the reason, and an
+// operator may retry them.
 func TestWebhookThatLeadsInside(t *testing.T) {
 	inside := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter,
 		*http.Request) {
@@ -216,7 +216,7 @@ func TestWebhookThatLeadsInside(t *testing.T) {
 		}
 	})
 	w := newWorld(t, node.Config{TLS: node.TLS{CA: []string{ca}}})
-	call := w.echo("fail") // failures are told too
+	call := w.echo("fail") // failures are called back too
 	call.CallbackURL = r.URL + "/hook"
 	if _, err := w.client.Send(t.Context(), call); err != nil {
 		t.Fatal(err)
@@ -256,7 +256,7 @@ func TestWebhookThatLeadsInside(t *testing.T) {
 	}
 }
 
-// What the operator forbids while a webhook waits is not called any more: the
+// A webhook to an address that the operator forbids meanwhile is not sent: the
 // address is checked when it is dialled, not only when the request came.
 func TestWebhookThatIsForbiddenMeanwhile(t *testing.T) {
 	c := newClock()
@@ -265,7 +265,7 @@ func TestWebhookThatIsForbiddenMeanwhile(t *testing.T) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	})
 	config := at(c, ca)
-	config.Read = func() (node.Config, error) { return node.Config{}, nil } // nothing inside may be called
+	config.Read = func() (node.Config, error) { return node.Config{}, nil } // no internal address may be called
 	w := newWorld(t, config)
 	w.client.Now = c.now
 	call := w.echo("echo")
