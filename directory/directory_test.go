@@ -76,7 +76,7 @@ func TestSources(t *testing.T) {
 	if err := put(agent("Upper"), FromCode); parley.CodeOf(err) != parley.Malformed {
 		t.Errorf("bad name: %v", err)
 	}
-	// A restart finds what was kept, and only that.
+	// A restart finds the stored entries, and only those.
 	d = opened(t, Options{State: state})
 	if n := d.Len(); n != 1 {
 		t.Fatalf("%d agents after a restart, want 1", n)
@@ -233,7 +233,7 @@ func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
 	}
 }
 
-// Guests never take the places of others, and others never those of guests.
+// Guests never take the places of other agents, or the reverse.
 func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
 	ctx := t.Context()
 	d, err := Open(ctx, Options{Agents: 2, Guests: 2})
@@ -268,8 +268,8 @@ func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestLearn: skills that an agent tells itself go with its identity, give way
-// to declared ones, and count only while it speaks one protocol.
+// TestLearn: skills that an agent declares itself go with its identity, give way to
+// those that its source declared, and count only while it speaks one protocol.
 func TestLearn(t *testing.T) {
 	d, err := Open(t.Context(), Options{})
 	if err != nil {
@@ -316,7 +316,7 @@ func TestLearn(t *testing.T) {
 		}
 	}
 	register("a", "b")
-	register() // it has given them up
+	register() // the agent registers again without skills
 	has("guest/p/x", "")
 	register("a", "b")
 	put(parley.Agent{Name: "x", Identities: []parley.Identity{id("p", "x")}})
@@ -342,7 +342,7 @@ func TestLearn(t *testing.T) {
 	has("x", "")
 }
 
-// TestResolve: an agent is found by its name, and by what any protocol calls it.
+// TestResolve: an agent is found by its name, and by its id in any protocol.
 func TestResolve(t *testing.T) {
 	d, err := Open(t.Context(), Options{})
 	if err != nil {
@@ -389,7 +389,7 @@ func TestResolve(t *testing.T) {
 	resolves("agent://b.example", "", ErrUnknown)
 }
 
-// follower notes what the watchers of a directory are told.
+// follower records the changes that a directory's watchers get.
 type follower struct {
 	mu   sync.Mutex
 	told []Change
@@ -411,7 +411,7 @@ func follow(t *testing.T, d *Directory) *follower {
 	return f
 }
 
-// until waits for a change that is so, and gives it.
+// until waits for a change for which so reports true, and gives it.
 func (f *follower) until(t *testing.T, what string, so func(Change) bool) Change {
 	t.Helper()
 	for {
@@ -432,8 +432,8 @@ func (f *follower) until(t *testing.T, what string, so func(Change) bool) Change
 	}
 }
 
-// TestTwoHubs: what is added, changed and removed at one hub is told to the
-// watchers of the other, once.
+// TestTwoHubs: an agent that is added, changed or removed at one hub reaches the
+// watchers of the other hub, once.
 func TestTwoHubs(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	one, two := opened(t, Options{State: state}), opened(t, Options{State: state})
@@ -476,12 +476,12 @@ func TestTwoHubs(t *testing.T) {
 	}
 }
 
-// TestFind: an agent that another hub has just put in is found before its entry has
-// come here.
+// TestFind: an agent that another hub has just added is found before its entry has
+// arrived here.
 func TestFind(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	one, two := opened(t, Options{State: state}), opened(t, Options{State: state})
-	two.Close() // it hears of no change any more
+	two.Close() // it gets no more changes
 	if _, err := two.Find(ctx, "a"); !errors.Is(err, ErrUnknown) {
 		t.Errorf("found before it was put in: %v", err)
 	}
@@ -504,7 +504,7 @@ func TestFind(t *testing.T) {
 }
 
 // TestTwoHubsAtOnce: of hubs that change one agent at the same time none undoes
-// what another has done, and all end with the same.
+// another's change, and all end with the same entry.
 func TestTwoHubsAtOnce(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	hubs := []*Directory{opened(t, Options{State: state}), opened(t, Options{State: state}),
@@ -540,15 +540,15 @@ func TestTwoHubsAtOnce(t *testing.T) {
 	}
 }
 
-// TestOneIdentityAddedTwice: where two hubs give one identity to two agents at
-// the same time, it leads to the same one at both, and to the other when that
-// is gone.
+// TestOneIdentityAddedTwice: two hubs that give one identity to two agents at the
+// same time agree on its agent; the identity passes to the other agent when that one
+// is removed.
 func TestOneIdentityAddedTwice(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	late := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
 	put := func(name string, at time.Time) {
 		t.Helper()
-		// A hub of its own that has not heard of the others yet.
+		// A hub of its own that has not received the other hubs' changes yet.
 		b := fmt.Sprintf(`{"Name":%q,"Identities":[{"Protocol":"samvad","ID":"agent://x"}],"Source":"operator","Added":%q}`,
 			name, at.Format(time.RFC3339))
 		if _, err := state.Put(ctx, name, []byte(b), time.Time{}); err != nil {
@@ -573,9 +573,9 @@ func TestOneIdentityAddedTwice(t *testing.T) {
 	}
 }
 
-// TestPauseOfAConfiguredAgent: deliveries to an agent of the configuration are
-// held back at all hubs, and after a restart; nothing else of it is kept. An
-// agent that another hub has under a name of this one's configuration waits for
+// TestPauseOfAConfiguredAgent: deliveries to an agent of the configuration are held
+// back at all hubs, and after a restart; nothing else of the agent is stored. An
+// agent that another hub stores under a name of this hub's configuration waits for
 // the name.
 func TestPauseOfAConfiguredAgent(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
@@ -604,7 +604,7 @@ func TestPauseOfAConfiguredAgent(t *testing.T) {
 	if e, _ := start().Agent("file"); e.Paused {
 		t.Error("it is held back after a restart")
 	}
-	// Of one hub's configuration it is taken out, and added as an operator's.
+	// One hub removes it from its configuration; an operator adds it.
 	if err := two.Withdraw(ctx, "file", FromConfig); err != nil {
 		t.Fatal(err)
 	}

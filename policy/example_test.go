@@ -8,7 +8,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Let the crew call one skill of an agent, and nobody else.
+// Let the crew, and no other agent, call one skill of an agent.
 func Example() {
 	p, err := policy.New(policy.Config{
 		Hub:   "home",

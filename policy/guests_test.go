@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// clock is a time that tests set.
+// clock is a clock that tests set.
 type clock struct{ now time.Time }
 
 func (c *clock) get() time.Time { return c.now }
@@ -107,8 +107,8 @@ func TestGuestMemory(t *testing.T) {
 	}
 }
 
-// What is recorded for guests in a day is bounded, at once and over time; one
-// source cannot use up what is left for others.
+// The bytes recorded for guests in a day are bounded, at once and over time; one
+// source cannot use up the bytes left for others.
 func TestGuestDisk(t *testing.T) {
 	c := newClock()
 	const day = 120 << 20
@@ -136,7 +136,7 @@ func TestGuestDisk(t *testing.T) {
 	}
 	c.now = c.now.Add(err.After)
 	if err := g.Write("192.0.2.6", 1); err != nil {
-		t.Errorf("after the time that was told: %v", err)
+		t.Errorf("after the time in the refusal: %v", err)
 	}
 	total = 0
 	for range 24 * 60 {
@@ -148,7 +148,7 @@ func TestGuestDisk(t *testing.T) {
 	}
 }
 
-// Answers to a source that asks too often wait, and no others.
+// Answers to a source that sends too many requests are delayed, and no others.
 func TestGuestPace(t *testing.T) {
 	c := newClock()
 	g := policy.NewGuests(policy.GuestConfig{Requests: 10, Now: c.get})

@@ -138,8 +138,8 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// Every pair of two agents that a limit fits has a counter of its own; replies
-// and what is refused cost nothing; new rules give nobody a fresh burst.
+// Every pair of two agents that a limit fits has a counter of its own; replies and
+// refused messages cost nothing; new rules give no sender a fresh burst.
 func TestLimitsOfPairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := Config{Hub: "here", Allow: []Rule{{From: "crew/**", To: []string{"**"}}},

@@ -11,7 +11,7 @@ import (
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "secret")
-	// A file of before with a wide mode, and what a crash left.
+	// An old file with a wide mode, and the rest of a crash.
 	for _, name := range []string{path, path + ".new"} {
 		if err := os.WriteFile(name, []byte("before"), 0o644); err != nil {
 			t.Fatal(err)
@@ -35,7 +35,7 @@ func TestReplace(t *testing.T) {
 	if err := Replace(filepath.Join(dir, "nowhere", "secret"), nil); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
-	// What cannot be replaced leaves nothing behind.
+	// A failed replacement leaves nothing behind.
 	if err := os.Mkdir(filepath.Join(dir, "taken"), 0o700); err != nil {
 		t.Fatal(err)
 	}

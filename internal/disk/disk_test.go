@@ -17,8 +17,8 @@ import (
 	"github.com/parley-hub/parley/internal/disk"
 )
 
-// heldPath makes the test program the second process of a test: it locks the
-// file of that name, says how that went, and holds it until its input ends.
+// heldPath makes the test program the second process of a test: it locks the file of
+// that name, reports the result, and holds the file until its input ends.
 const heldPath = "PARLEY_TEST_LOCK"
 
 func TestMain(m *testing.M) {
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-// other starts a process that locks path, and returns what it said and how to
+// other starts a process that locks path, and returns its report and a function to
 // kill it.
 func other(t *testing.T, path string) (said string, kill func()) {
 	t.Helper()
@@ -112,8 +112,8 @@ func TestLockKeepsOtherProcessesOut(t *testing.T) {
 	f.Close()
 }
 
-// TestWait counts in the locked file: whoever gets in beside the holder loses a
-// count of it.
+// TestWait counts in the locked file: a process that gets in beside the holder loses
+// a count.
 func TestWait(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	const callers, times = 8, 50
@@ -151,7 +151,7 @@ func count(path string) error {
 func TestLockDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if runtime.GOOS != "windows" {
-		if err := os.Chmod(dir, 0o500); err != nil { // nobody can make a file there
+		if err := os.Chmod(dir, 0o500); err != nil { // no file can be made there
 			t.Fatal(err)
 		}
 	}

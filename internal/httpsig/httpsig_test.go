@@ -185,7 +185,7 @@ func TestAppendParams(t *testing.T) {
 	}
 }
 
-// Whatever the fast path accepts, the general parser reads in the same way.
+// The general parser reads every input of the fast path in the same way.
 func FuzzExactAgreesWithGeneral(f *testing.F) {
 	in := `sig1=("@method" "@path" "content-digest");keyid="k";alg="ed25519";created=`
 	for _, s := range []string{in + "1", in + "0", in + "01", in + "999999999999999", in + "1;x=1", in + "-1", in +

@@ -109,8 +109,7 @@ func TestResolvedAddress(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 
-	// A name of the inside must not lead outside of what is listed, even to
-	// public addresses.
+	// An internal name must not lead outside the list, even to public addresses.
 	_, err = get(t, guard(t, "10.0.0.0/8").Client(Options{resolver: dns("8.8.8.8")}), "http://svc.internal/")
 	b, ok = errors.AsType[*BlockedError](err)
 	if !ok || b.Addr.String() != "8.8.8.8" || !strings.Contains(err.Error(), "as a name of a private network must be") {
@@ -218,7 +217,7 @@ func TestResponseBound(t *testing.T) {
 	}
 }
 
-// HTTP_PROXY of the environment has no say.
+// HTTP_PROXY of the environment has no effect.
 func TestProxy(t *testing.T) {
 	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1")
 	_, port := serve(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.String()) })

@@ -70,8 +70,8 @@ func TestCheckAddr(t *testing.T) {
 	}
 }
 
-// The named table covers what the library knows, so that an operator always
-// reads a proper name.
+// The named table covers the library's ranges, so that an operator always reads a
+// proper name.
 func TestRangesAreNamed(t *testing.T) {
 	t.Parallel()
 	for _, p := range slices.Concat(ssrf.IPv4DeniedPrefixes, ssrf.IPv6DeniedPrefixes) {
@@ -116,7 +116,7 @@ func TestAllow(t *testing.T) {
 			}
 		}
 	}
-	// Both together: a gateway and what lies behind it.
+	// Both together: a gateway and the address behind it.
 	g := guard(t, "64:ff9b::/96", "10.0.0.0/8")
 	if err := g.CheckAddr(netip.MustParseAddr("64:ff9b::a01:203")); err != nil {
 		t.Error(err)
@@ -146,7 +146,7 @@ func TestBlockedErrorText(t *testing.T) {
 			t.Errorf("got  %v\nwant %s", c.err, c.want)
 		}
 	}
-	// The line quoted does allow it.
+	// The quoted line does allow it.
 	for _, s := range []string{"10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "fd00::1"} {
 		a := netip.MustParseAddr(s)
 		b, ok := errors.AsType[*BlockedError]((*Guard)(nil).CheckAddr(a))
