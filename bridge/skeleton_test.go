@@ -138,7 +138,7 @@ func receiver(f *ast.FuncDecl) string {
 	}
 }
 
-// check reports what a package declares in another file than the skeleton's.
+// check reports declarations in another file than the skeleton's.
 func (p *parsed) check(t *testing.T, want map[string]string) {
 	t.Helper()
 	for _, name := range slices.Sorted(maps.Keys(want)) {

@@ -50,7 +50,7 @@ var fateNames = [...]string{"absent", "survives", "as", "refused", "lost"}
 
 func (f Fate) String() string { return fateNames[f] }
 
-// An Entry says what becomes of one aspect, and how.
+// An Entry is the fate of one aspect, and how it comes about.
 type Entry struct {
 	Fate Fate
 	How  string

@@ -15,7 +15,7 @@
 //   - [Hub.Ask] where a caller waits for the terminal reply;
 //   - [Hub.Begin] where recording and waiting are two steps, or where the caller reads
 //     events as they come ([Call.Stream]);
-//   - [Hub.Refuse] for what it refused before the sender was verified.
+//   - [Hub.Refuse] for a request that it refused before the sender was verified.
 //
 // Outbound the hub calls [Binding.Deliver]. A binding that has the reply only later than
 // Deliver returns (from a session, from a mailbox) passes it to Accept, with InReplyTo

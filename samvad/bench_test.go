@@ -22,7 +22,7 @@ func oneKiB(tb testing.TB, w *world) []byte {
 	return []byte(strings.Replace(string(body), `"text":"hi"`, `"text":"hi","pad":"`+strings.Repeat("x", pad)+`"`, 1))
 }
 
-// BenchmarkFloor is what a verification cannot do without: one SHA-256, one
+// BenchmarkFloor is the least that a verification takes: one SHA-256, one
 // Ed25519 verification, one JSON decode.
 func BenchmarkFloor(b *testing.B) {
 	w := newWorld(b)

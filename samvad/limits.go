@@ -15,8 +15,8 @@ const DefaultMaxSenders = 100000
 // of agents. The zero value is ready; it is safe for concurrent use and must
 // not be copied.
 //
-// Only ask it about senders whose signature has been verified: that bounds who
-// can fill it (SAM-060, SAM-064).
+// Only ask it about senders whose signature has been verified, so that others
+// cannot fill it (SAM-060, SAM-064).
 type Limiter struct {
 	MaxSenders int // 0 = [DefaultMaxSenders]
 

@@ -93,7 +93,7 @@ type Binding struct {
 	stop  context.CancelFunc
 	work  sync.WaitGroup
 	slots chan struct{} // bounds the jobs that finish tasks
-	stops []func()      // end what follows the directory and the journal
+	stops []func()      // end the watches of the directory and the journal
 
 	running sync.Map // IDs of the messages whose tasks are not finished
 

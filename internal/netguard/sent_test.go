@@ -42,7 +42,7 @@ func TestNotSent(t *testing.T) {
 		want bool
 		call func(ctx context.Context, leave context.CancelFunc) (*http.Client, string)
 	}{
-		{"nobody listens", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
+		{"unused address", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
 			return dialled(func() error { return refuse }), "http://peer.test"
 		}},
 		{"the caller left before", true, func(_ context.Context, leave context.CancelFunc) (*http.Client, string) {
@@ -81,9 +81,9 @@ func TestNotSent(t *testing.T) {
 		{"an address that is not allowed", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
 			return (*Guard)(nil).Client(Options{}), "http://10.1.2.3"
 		}},
-		{"redirected to where nobody listens", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
+		{"redirected to an unused address", true, func(context.Context, context.CancelFunc) (*http.Client, string) {
 			s, c := answers(func(w http.ResponseWriter, r *http.Request) {
-				http.Redirect(w, r, "http://"+nobody(t), http.StatusTemporaryRedirect)
+				http.Redirect(w, r, "http://"+unusedAddress(t), http.StatusTemporaryRedirect)
 			}, false)
 			return c, s.URL
 		}},
@@ -130,8 +130,8 @@ func TestNotSent(t *testing.T) {
 	}
 }
 
-// nobody gives an address where nobody listens.
-func nobody(t *testing.T) string {
+// unusedAddress gives an address at which no server listens.
+func unusedAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
