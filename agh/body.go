@@ -14,7 +14,7 @@ type Greet struct {
 	Summary string
 }
 
-// WhoisType tells a question from an answer.
+// WhoisType tells a request from a response.
 type WhoisType string
 
 // The types of a whois.
@@ -38,7 +38,7 @@ type Say struct {
 	Artifacts []json.RawMessage `json:"artifacts,omitzero"`
 }
 
-// Transfer is the body of a capability message: one capability handed over.
+// Transfer is the body of a capability message, which hands over one capability.
 type Transfer struct {
 	Capability Capability
 }

@@ -8,9 +8,9 @@ import (
 
 // Encode writes e as one compact JSON object in the order of the envelope
 // page: to and proof always (null when unset), other unset members never,
-// members of Unknown last. It writes the fields, not Raw: to pass on a
-// received message, pass on its Raw bytes. The result is checked as [Decode]
-// would check it, with handles and unknown members allowed.
+// members of Unknown last. It encodes the fields, not Raw: forward a received
+// message by its Raw bytes. The result is checked as [Decode] would check it,
+// with handles and unknown members allowed.
 func (e *Envelope) Encode() ([]byte, error) {
 	_, b, err := e.marshal()
 	if err != nil {
@@ -38,8 +38,8 @@ func (e *Envelope) marshal() (*lenientWire, []byte, error) {
 	return w, b, nil
 }
 
-// canonicalize gives the RFC 8785 form of b. A number beyond the IEEE 754
-// doubles, which has no such form, is refused.
+// canonicalize gives the RFC 8785 form of b. It refuses a number beyond the
+// IEEE 754 doubles, which has no such form.
 func canonicalize(b []byte) ([]byte, error) {
 	out, err := jsonx.Canonicalize(b)
 	if err != nil {

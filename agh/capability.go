@@ -24,8 +24,8 @@ type Capability struct {
 	Requirements      []string
 }
 
-// capabilityWire is the JSON shape in the order of the digest, but that a
-// document carries its digest after version.
+// capabilityWire is the JSON shape, in the order of the digest's members. Only a
+// document has Digest.
 type capabilityWire struct {
 	ID                string   `json:"id"`
 	Summary           string   `json:"summary"`
@@ -67,8 +67,8 @@ func decodeCapability(b []byte) (c *Capability, digest string, err error) {
 	}, strings.TrimSpace(deref(w.Digest)), nil
 }
 
-// wire gives c as it is written, without its digest: trimmed, and without blank list
-// entries. It refuses what no capability may be.
+// wire gives the JSON shape of c without its digest: trimmed, and without blank
+// list entries. It refuses an invalid capability.
 func (c *Capability) wire() (w capabilityWire, err error) {
 	w = capabilityWire{ID: strings.TrimSpace(c.ID), Summary: strings.TrimSpace(c.Summary),
 		Outcome: strings.TrimSpace(c.Outcome), Version: ref(strings.TrimSpace(c.Version)),
@@ -125,9 +125,9 @@ func (c *Capability) Digest() (string, error) {
 	return "sha256:" + hex.EncodeToString(sum[:]), nil
 }
 
-// preimage gives the text that the digest is taken of. It is not RFC 8785 but what
-// encoding/json writes: quotes, backslashes, controls, < > & and U+2028/9 are
-// escaped, nothing else is.
+// preimage gives the text that the digest covers. It is not RFC 8785 but the form
+// of encoding/json: quotes, backslashes, controls, < > & and U+2028/9 are escaped,
+// nothing else is.
 func (c *Capability) preimage() ([]byte, error) {
 	w, err := c.wire()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// privilegedCapability is the one capability that is a claim to power and not
-// a description: a card that lists it counts only with a verified proof.
+// privilegedCapability is the only capability that claims a privilege: a card
+// that lists it counts only with a verified proof.
 const privilegedCapability = "task.write"
 
 // Keys of ext that discovery uses (RFC 003 §8.3, RFC 005).
@@ -68,7 +68,7 @@ func (d *Decoder) card(v jsonx.Value, from string) (*Card, error) {
 
 func (c *Card) encode() jsonx.Value {
 	b, err := jsonx.Encode(c)
-	if err != nil { // an Ext that is not JSON: Encode of the envelope refuses what it finds
+	if err != nil { // Ext is not JSON; the envelope's Encode refuses it
 		return jsonx.Value("null")
 	}
 	return b
@@ -77,9 +77,9 @@ func (c *Card) encode() jsonx.Value {
 // privileged reports whether c claims a privileged capability.
 func (c *Card) privileged() bool { return slices.Contains(c.Capability, privilegedCapability) }
 
-// matches reports whether c answers a whois query: a blank query matches every
-// card, another one equals the peer id, the display name or a list entry,
-// case and all.
+// matches reports whether c answers a whois query. A blank query matches every
+// card. Any other must equal the peer id, the display name or a list entry, in
+// the same case.
 func (c *Card) matches(query string) bool {
 	q := strings.TrimSpace(query)
 	if q == "" || q == c.PeerID || q == c.DisplayName {
@@ -93,9 +93,9 @@ func (c *Card) matches(query string) bool {
 	return false
 }
 
-// NewCard gives the card of a peer with a catalogue of capabilities, as the
-// AGH daemon makes it: the ids as capabilities and {id, summary} of each in
-// ext["agh.capabilities_brief"], nothing of the sort without a catalogue.
+// NewCard gives the card of a peer with a catalogue of capabilities, as the AGH
+// daemon makes it: Capability lists the ids, ext["agh.capabilities_brief"] the
+// {id, summary} of each. Without a catalogue the card has neither.
 func NewCard(peerID, displayName string, catalog []Capability) (*Card, error) {
 	c := &Card{PeerID: peerID, DisplayName: displayName, Profiles: []string{Protocol},
 		Artifacts: []string{string(KindCapability)}}
@@ -119,7 +119,7 @@ func NewCard(peerID, displayName string, catalog []Capability) (*Card, error) {
 }
 
 // trimmed gives l without padding and blank entries; never nil, so that an
-// empty list is written as one.
+// empty list is encoded as [].
 func trimmed(l []string) []string {
 	out := make([]string, 0, len(l))
 	for _, s := range l {

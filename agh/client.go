@@ -11,10 +11,10 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Message is what a [Transport] delivers.
+// Message is a message that a [Transport] delivers.
 type Message struct {
 	Subject string
-	Reply   string // where an answer may go too; "" for none
+	Reply   string // a further subject for answers; "" for none
 	Data    []byte
 }
 
@@ -23,12 +23,12 @@ type Transport interface {
 	// Publish sends data on subject. reply may be "".
 	Publish(ctx context.Context, subject, reply string, data []byte) error
 	// Subscribe calls handle for each message on subject, one after another,
-	// until the function it gives is called.
+	// until stop is called.
 	Subscribe(ctx context.Context, subject string, handle func(Message)) (stop func() error, err error)
 }
 
-// Reconnecter is a [Transport] that says when it was cut off and is back, so
-// that a peer can greet again.
+// Reconnecter is a [Transport] that reports a reconnection, so that the peer can
+// greet again.
 type Reconnecter interface {
 	OnReconnect(func())
 }
@@ -85,9 +85,9 @@ type Client struct {
 	Identity    *Identity
 	DisplayName string
 	Catalog     []Capability
-	// Handler gets each message that reaches this peer and that no call of
-	// Whois, Ask or Stream is waiting for. It is called by one goroutine, in
-	// the order of arrival; while it is busy, 256 requests wait.
+	// Handler gets each message to this peer that no call of Whois, Ask or
+	// Stream is waiting for. One goroutine calls it, in the order of arrival;
+	// while it is busy, up to 256 requests wait.
 	Handler func(ctx context.Context, r *Request)
 	// Router has the limits, the clock, memory and trust of the peer; nil means
 	// the defaults. Its Relay and Admit are as in [Router].
@@ -154,7 +154,7 @@ func (c *Client) Join(ctx context.Context) error {
 		}
 		c.stops = append(c.stops, stop)
 	}
-	context.AfterFunc(ctx, func() { c.leave() }) // nobody is left to hear of an error
+	context.AfterFunc(ctx, func() { c.leave() }) // Join has returned: no caller takes the error
 	if r, ok := c.Transport.(Reconnecter); ok {
 		r.OnReconnect(func() { c.Greet(ctx) }) // the next interval greets again
 	}
@@ -179,14 +179,14 @@ func (c *Client) heartbeat(ctx context.Context) {
 	for {
 		select {
 		case <-tick.C:
-			c.Greet(ctx) // a greeting that fails is followed by another
+			c.Greet(ctx) // the next interval retries a failed greeting
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// Greet says once more that the peer is present.
+// Greet publishes the peer's greeting once more.
 func (c *Client) Greet(ctx context.Context) error {
 	out, err := c.Router.Greeting(c.local)
 	if err != nil {
@@ -196,11 +196,11 @@ func (c *Client) Greet(ctx context.Context) error {
 }
 
 func (c *Client) receive(m Message) {
-	// Answers come on the own subject as well; what comes on a reply subject
-	// of the transport is the transport's.
+	// The client reads answers on its own subject only; reply subjects belong to
+	// the transport.
 	res := c.Router.Receive(c.ctx, Inbound{Raw: m.Data, Subject: m.Subject, May: c.Router.Guard})
 	for _, out := range res.Published {
-		c.Transport.Publish(c.ctx, out.Subject, "", out.Data) // best effort, as the network is
+		c.Transport.Publish(c.ctx, out.Subject, "", out.Data) // best effort, like the network
 		if w, ok := out.Envelope.content.(*Whois); ok && w.Type == WhoisResponse && m.Reply != "" {
 			c.Transport.Publish(c.ctx, m.Reply, "", out.Data)
 		}
@@ -246,13 +246,13 @@ func (c *Client) waited(v *Verified, w *Work) bool {
 	}
 	select {
 	case wait <- Event{v, w.State}:
-	default: // the caller is too slow: it loses an event, but not the end
+	default: // a slow caller loses an event, but never the last
 		if w.State.Terminal() {
 			select {
 			case <-wait:
 			default:
 			}
-			wait <- Event{v, w.State} // there is room: nobody else writes
+			wait <- Event{v, w.State} // there is room: c.mu allows no other writer
 		}
 	}
 	return true
@@ -282,20 +282,20 @@ func (c *Client) sendContent(ctx context.Context, e *Envelope, content any) (*En
 	return c.send(ctx, e)
 }
 
-// Send sends any message; workspace, channel and from are the client's. It
-// gives the envelope as sent.
+// Send sends any message, with the client's workspace, channel and from. It
+// gives the sent envelope.
 func (c *Client) Send(ctx context.Context, e *Envelope) (*Envelope, error) {
 	copied := *e
 	return c.send(ctx, &copied)
 }
 
-// Say posts to a public thread of the channel, for all to hear; an empty
-// threadID begins a new one.
+// Say posts to a public thread of the channel; an empty threadID begins a new
+// thread.
 func (c *Client) Say(ctx context.Context, threadID string, s *Say) (*Envelope, error) {
 	return c.sendContent(ctx, &Envelope{Surface: SurfaceThread, ThreadID: cmp.Or(threadID, NewThreadID())}, s)
 }
 
-// Direct says something to one peer, in the room that the two share.
+// Direct sends a say to one peer, in the room of the two peers.
 func (c *Client) Direct(ctx context.Context, to string, s *Say) (*Envelope, error) {
 	return c.sendContent(ctx, &Envelope{Surface: SurfaceDirect, To: to}, s)
 }
@@ -303,10 +303,9 @@ func (c *Client) Direct(ctx context.Context, to string, s *Say) (*Envelope, erro
 // Peers lists the peers that are present in the channel.
 func (c *Client) Peers() []Peer { return c.Router.Peers(c.WorkspaceID, c.Channel) }
 
-// Whois asks who matches query (blank: everybody), or with to one peer about
-// itself, and gives the answers that come until ctx is done or the caller
-// stops. With catalog the answers carry capability catalogues; see
-// [CatalogOf].
+// Whois asks for the peers that match query (blank: all), or asks the peer to
+// about itself. It gives the answers until ctx is done or the caller stops. With
+// catalog the answers carry capability catalogues; see [CatalogOf].
 func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter.Seq2[*Verified, error] {
 	return func(yield func(*Verified, error) bool) {
 		e := &Envelope{ID: NewID(), To: to}
@@ -335,8 +334,8 @@ func (c *Client) Whois(ctx context.Context, to, query string, catalog bool) iter
 	}
 }
 
-// wait opens a queue for what comes under a key, until stop is called. Before the
-// client has joined there is no map, and nothing comes.
+// wait opens a queue for messages under a key, until stop is called. Before Join
+// there is no map, and the queue stays empty.
 func wait[T any](c *Client, by map[string]chan T, key string) (queue chan T, stop func()) {
 	queue = make(chan T, maxQueue)
 	c.mu.Lock()
@@ -351,8 +350,8 @@ func wait[T any](c *Client, by map[string]chan T, key string) (queue chan T, sto
 	}
 }
 
-// CatalogOf reads the capability catalogue of a whois answer; nil if it has
-// none. Every digest is checked.
+// CatalogOf reads the capability catalogue of a whois answer; nil if the answer
+// has none. Every digest is checked.
 func CatalogOf(e *Envelope) ([]Capability, error) {
 	v := e.ExtValue(ExtCatalog)
 	if v == nil {
@@ -375,9 +374,9 @@ func CatalogOf(e *Envelope) ([]Capability, error) {
 	return catalog, nil
 }
 
-// Stream gives a peer work to do in the room that the two share, and gives the
-// events of the work as they come, the last of which has a terminal State. The
-// sequence ends early when ctx is done or the caller stops.
+// Stream gives work to a peer, in the room of the two peers, and yields the events
+// of the work as they arrive. The last event has a terminal State. The sequence
+// ends early when ctx is done or the caller stops.
 func (c *Client) Stream(ctx context.Context, to string, s *Say) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		e := &Envelope{Surface: SurfaceDirect, To: to, WorkID: NewWorkID()}
@@ -401,10 +400,9 @@ func (c *Client) Stream(ctx context.Context, to string, s *Say) iter.Seq2[Event,
 	}
 }
 
-// Ask gives a peer work to do and waits for its end. The trace that ended it is
-// in Content; a refused request ends with the receipt that refused it. Cancel
-// the work by sending a receipt "canceled" when ctx is done, if the target
-// should know.
+// Ask gives work to a peer and waits for its end: Content is the last trace, or
+// the receipt that refused the request. When ctx is done, send a receipt
+// "canceled" if the target should stop.
 func (c *Client) Ask(ctx context.Context, to string, s *Say) (Event, error) {
 	for ev, err := range c.Stream(ctx, to, s) {
 		if err != nil || ev.State.Terminal() {

@@ -21,12 +21,12 @@
 //
 // Input is read strictly: one JSON object, exact member names, no duplicates
 // at any depth, valid UTF-8, bounded size and nesting; members the page does
-// not name are refused (or, in lenient mode, kept and forwarded). What was
-// received is never rewritten: [Envelope.Raw] gives the very bytes, so that a
-// signature survives being relayed.
+// not name are refused (or, in lenient mode, kept and forwarded). A received
+// message is never rewritten: [Envelope.Raw] gives the received bytes, so that
+// a relayed signature stays valid.
 //
-// The zero values of [Decoder], [Verifier] and [Router] are strict. What a
-// transport knows of senders it adds by [Inbound.May] and [Router.Guard].
+// The zero values of [Decoder], [Verifier] and [Router] are strict. A transport
+// adds its checks of senders by [Inbound.May] and [Router.Guard].
 //
 // All types are safe for concurrent use once configured, unless they say
 // otherwise. No function panics on any input.

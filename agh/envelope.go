@@ -36,7 +36,7 @@ func (k Kind) conversation() bool {
 	return k == KindSay || k == KindCapability || k == KindReceipt || k == KindTrace
 }
 
-// Surface says what sort of conversation an envelope belongs to.
+// Surface is the sort of conversation that an envelope belongs to.
 type Surface string
 
 // The surfaces (envelope page, "Conversation surface fields").
@@ -69,13 +69,13 @@ type Envelope struct {
 	Ext         json.RawMessage // a JSON object or nil
 	Unknown     json.RawMessage // members outside the page, as one object; lenient mode only
 
-	// Note is the embedder's own. A [Router] passes it to its Works, and encoding
-	// leaves it out.
+	// Note belongs to the embedder. A [Router] passes it to its Works; it is not
+	// encoded.
 	Note any
 
 	content any
 	raw     []byte
-	expired bool // expires_at was 0, which the field cannot say
+	expired bool // expires_at was 0, which ExpiresAt cannot express
 }
 
 // Raw gives the bytes that were decoded, nil for an envelope made here. They
@@ -103,9 +103,9 @@ func (e *Envelope) Container() Container {
 	return c
 }
 
-// Answer begins a message about e, of whom e is to and to its sender: in the same
-// conversation, work and trace. Ids of e that are so long that an envelope may
-// not have room for several are left out.
+// Answer begins a message about e, from the recipient of e to its sender, in the
+// same conversation, work and trace. Very long ids of e are left out, because an
+// envelope may not have room for several.
 func (e *Envelope) Answer() *Envelope {
 	id, trace := e.ID, e.TraceID
 	if len(id) > maxEcho {
@@ -119,7 +119,7 @@ func (e *Envelope) Answer() *Envelope {
 }
 
 // maxEcho is the longest id that an answer repeats, in bytes: an envelope has
-// room for some.
+// room for several.
 const maxEcho = 128 << 10
 
 // ExtValue gives the raw value of one ext member, nil if absent. It is a part of
@@ -173,9 +173,9 @@ func Decode(b []byte) (*Envelope, error) { return (&Decoder{}).Decode(b) }
 // Decode is the method form of [Decode].
 func (d *Decoder) Decode(b []byte) (*Envelope, error) { return d.check(d.parse(b)) }
 
-// written is Decode for what marshal has just written: the JSON is valid, and w has
-// its members. Decoding the three messages in which a hub answers a request anew
-// takes 4 percent of the time for the request.
+// written is Decode for the output of marshal: the JSON is valid, and w has its
+// members. Decoding the hub's three answers to a request again would take 4 percent
+// of the time for the request.
 func (d *Decoder) written(w *lenientWire, b []byte) (*Envelope, error) {
 	if len(b) > d.Limits.envelope() || len(w.Unknown) > 0 || jsonx.TooDeep(b, d.Limits.Depth) {
 		return d.Decode(b)
@@ -190,7 +190,8 @@ func (d *Decoder) check(p *parsed, err error) (*Envelope, error) {
 	return p.Envelope, nil
 }
 
-// pass takes p through steps until one refuses it; err is that of the step before.
+// pass takes p through steps until one refuses it; err is the error of the step
+// before.
 func (p *parsed) pass(err error, steps ...func(*parsed) error) error {
 	for _, step := range steps {
 		if err != nil {
@@ -230,8 +231,8 @@ type lenientWire struct {
 	Unknown jsonx.Value `json:",embed"`
 }
 
-// present marks optional members that were given with a value, since the
-// surface rules speak of presence.
+// present marks the optional members that have a value, since the surface rules
+// speak of presence.
 type present struct{ surface, threadID, directID, to, workID, replyTo bool }
 
 // parsed is an Envelope on its way through the checks.
@@ -241,8 +242,8 @@ type parsed struct {
 	has      present
 }
 
-// parse is step 1. The envelope it gives is good for nothing but the next
-// steps; on a later error it may be incomplete.
+// parse is step 1. Its envelope is for the next steps only; if one fails, the
+// envelope may be incomplete.
 func (d *Decoder) parse(b []byte) (*parsed, error) {
 	if len(b) > d.Limits.envelope() {
 		return nil, refuse(ErrTooLarge, StepParse, "", "")
@@ -319,8 +320,8 @@ func (w *lenientWire) read(b []byte) (*parsed, error) {
 	return p, nil
 }
 
-// unreadable says which member is wrong, and how. The name of a member is the
-// sender's own: it is told as far as a name of the page is long.
+// unreadable says which member is wrong, and how. A member name is the sender's
+// text, so that the error quotes a bounded part of it.
 func unreadable(err error) *Error {
 	const most = 64
 	field, text := "", "must be one JSON object"
@@ -353,7 +354,7 @@ func unreadable(err error) *Error {
 	return malformed(StepParse, field, text).because(err)
 }
 
-// wantedType is what a member must be.
+// wantedType names the type that a member must have.
 func wantedType(member string) string {
 	switch member {
 	case "ts", "expires_at":

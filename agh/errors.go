@@ -6,8 +6,8 @@ import "errors"
 // receipt may carry.
 type Reason string
 
-// The registry. A receipt with another code is malformed; codes of one's own
-// belong into ext.
+// The registry. A receipt with another code is malformed; private codes belong in
+// ext.
 const (
 	ReasonMalformed          Reason = "malformed"
 	ReasonExpired            Reason = "expired"
@@ -36,8 +36,8 @@ func (r Reason) known() bool {
 	return false
 }
 
-// Every error of this package that concerns a message is an [*Error] and wraps one
-// of these.
+// Every error of this package that concerns a message is an [*Error] that wraps
+// one of these sentinels.
 var (
 	ErrMalformed       = errors.New("agh: malformed envelope")
 	ErrTooLarge        = errors.New("agh: envelope too large")
@@ -83,10 +83,10 @@ const (
 // Error is a refusal. Text may be sent to guests; the private cause that Unwrap
 // returns beside the sentinel may not.
 type Error struct {
-	Code      Reason // what a receipt would say
+	Code      Reason // for a receipt
 	Text      string // for people; no secrets, no content of the message
 	Step      Step
-	Field     string // the envelope member concerned, if one is
+	Field     string // the envelope member concerned, if any
 	Retryable bool   // the same message may be accepted later
 
 	is    error
@@ -112,9 +112,9 @@ func (e *Error) Unwrap() []error {
 	return []error{e.is, e.cause}
 }
 
-// codes maps each sentinel to what the wire says of it. Where the registry
-// has a finer code that no implementation sends (invalid_surface,
-// legacy_field_rejected), the coarse one is used, as the reference does.
+// codes maps each sentinel to its code on the wire. The registry has finer codes
+// that no implementation sends (invalid_surface, legacy_field_rejected): here, as
+// in the reference, the coarse code stands for them.
 var codes = map[error]Reason{
 	ErrMalformed:       ReasonMalformed,
 	ErrTooLarge:        ReasonMalformed,

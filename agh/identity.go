@@ -59,7 +59,7 @@ func Handle(nickname string, pub ed25519.PublicKey) string {
 	return nickname + "@" + hex.EncodeToString(sum[:16])
 }
 
-// SplitHandle takes a verified handle apart; ok is false for any other text.
+// SplitHandle splits a verified handle; ok is false for any other text.
 func SplitHandle(s string) (nickname, fingerprint string, ok bool) {
 	nickname, fingerprint, ok = strings.Cut(s, "@")
 	if !ok || !ValidNickname(nickname) || len(fingerprint) != 32 || !only(fingerprint, hexDigits, 32) {

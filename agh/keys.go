@@ -32,9 +32,8 @@ func KeyID(pub ed25519.PublicKey) string {
 
 var b64 = base64.RawURLEncoding.Strict()
 
-// PublicKey reads an Ed25519 public key as the pubkey member of a proof has it:
-// 43 characters of base64url without padding. Weak and impossible keys are
-// refused.
+// PublicKey parses the pubkey member of a proof: an Ed25519 public key in 43
+// characters of base64url without padding. It refuses weak and invalid keys.
 func PublicKey(s string) (ed25519.PublicKey, error) {
 	pub, err := b64.DecodeString(s)
 	if err != nil || len(s) != 43 || len(pub) != ed25519.PublicKeySize {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Limits bounds what is accepted. Zero fields mean the defaults named.
+// Limits bounds accepted messages. Zero fields mean the defaults named.
 type Limits struct {
 	Envelope     int   // bytes of one envelope; 1,048,576
 	Depth        int   // JSON nesting of the whole envelope; 1000
@@ -14,7 +14,7 @@ type Limits struct {
 }
 
 // Bounds of identifiers whose grammar sets none, in bytes. Ids of messages and of
-// traces have no bound but that of the envelope: what keeps one keeps its hash.
+// traces have no bound but that of the envelope: stores keep their hashes.
 const (
 	maxWorkspace = 1024
 	maxThread    = 128
@@ -26,11 +26,10 @@ func (l Limits) maxReplayAge() int64 { return cmp.Or(l.MaxReplayAge, 300) }
 func (l Limits) maxTTL() int64       { return cmp.Or(l.MaxTTL, 30*24*3600) }
 
 // Fresh checks the time of e at now (envelope page, "Freshness rules"): a
-// message that carries expires_at is fresh before that second, another one for
-// MaxReplayAge seconds (inclusive). A ts further ahead than MaxReplayAge, and
-// an expires_at further ahead than MaxTTL, are refused too: the one because no
-// clock is that wrong, the other because a message must be remembered for as
-// long as it would be accepted. The error is [ErrStale].
+// message with expires_at is fresh before that second, a message without it for
+// MaxReplayAge seconds (inclusive). A ts further ahead than MaxReplayAge is
+// refused because no clock is that wrong, an expires_at further ahead than MaxTTL
+// because the id must be remembered until then. The error is [ErrStale].
 func (l Limits) Fresh(e *Envelope, now time.Time) error {
 	t, age := now.Unix(), l.maxReplayAge()
 	switch {
@@ -46,8 +45,8 @@ func (l Limits) Fresh(e *Envelope, now time.Time) error {
 	return nil
 }
 
-// Until gives the first second at which e is certainly no longer accepted,
-// which is how long its id must be remembered.
+// Until gives the first second at which e is certainly no longer accepted. Its
+// id must be remembered until then.
 func (l Limits) Until(e *Envelope) time.Time {
 	if e.ExpiresAt != 0 {
 		return time.Unix(e.ExpiresAt, 0)

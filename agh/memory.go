@@ -10,18 +10,18 @@ import (
 	"github.com/parley-hub/parley/internal/recent"
 )
 
-// Memory remembers which messages were accepted. A hub makes it durable.
+// Memory remembers accepted messages, by their keys. A hub makes it durable.
 type Memory interface {
 	// Seen consumes key until the time given, atomically: fresh is true for
 	// exactly one of any number of calls with the same key. An error means
-	// that nothing was consumed; the message is refused as busy. Keys are
-	// those of [ReplayKey].
+	// that the key was not consumed; the message is refused as busy. Keys
+	// come from [ReplayKey].
 	Seen(ctx context.Context, key string, until time.Time) (fresh bool, err error)
 }
 
 // ReplayMemory is a bounded [Memory] in process. It never forgets a key before
-// its time: when it is full it takes no more, and a single sender can fill only
-// its own share. Fields must not change once it is in use.
+// its time: a full memory takes no more keys, and one sender can fill only its
+// own share. Do not change the fields after the first call.
 type ReplayMemory struct {
 	Max       int // keys in all; 0 means 1,048,576
 	PerSender int // keys of one (workspace, sender); 0 means an eighth of Max
@@ -41,7 +41,7 @@ func (m *ReplayMemory) Seen(_ context.Context, key string, until time.Time) (boo
 	if m.Now != nil {
 		now = m.Now
 	}
-	// At until itself the window is over: the id may be used again.
+	// The window ends at until: from then on the id may be used again.
 	fresh, err := m.keys.Seen(sender(key), key, now(), until.Add(-1))
 	if err != nil {
 		return false, refuse(ErrBusy, StepRouting, "id", "the replay memory is full")

@@ -8,13 +8,13 @@ import (
 )
 
 // paces limits the broadcasts of each peer that are not recorded: greetings, and
-// whois requests for all, which every peer may answer.
+// undirected whois requests, which every peer may answer.
 type paces struct {
 	mu sync.Mutex
 	by map[paceKey]*pace
 }
 
-// paceKey is a peer of a principal, or all peers of one.
+// paceKey is a peer of a principal, or all peers of the principal.
 type paceKey struct {
 	principal string
 	peerKey
@@ -28,12 +28,12 @@ type pace struct {
 const (
 	defaultBroadcasts = 5.0
 	broadcastsAtOnce  = 6   // seconds' worth
-	answersAsOne      = 100 // answers of hosted peers that count as one broadcast more
-	anonymousPeers    = 40  // whose broadcasts all peers of an anonymous principal may make
+	answersAsOne      = 100 // so many answers of hosted peers count as one more broadcast
+	anonymousPeers    = 40  // all peers of an anonymous principal share the rate of so many
 	maxPaces          = 1 << 14
 )
 
-// pace refuses a broadcast of a peer that made too many. A whois costs more where
+// pace refuses a broadcast of a peer that made too many. A whois costs more if
 // many peers of this node may answer it.
 func (r *Router) pace(e *Envelope, in Inbound) error {
 	perSecond := r.Broadcasts

@@ -47,7 +47,7 @@ type Presence struct {
 	mu       sync.Mutex
 	channels map[channelKey]map[string]*list.Element // by peer
 	owned    map[string]int
-	order    list.List // of *presenceEntry, longest unheard first
+	order    list.List // of *presenceEntry, oldest greeting first
 }
 
 type channelKey struct{ workspaceID, channel string }
@@ -67,8 +67,8 @@ type presenceEntry struct {
 func (p *Presence) interval() time.Duration { return cmp.Or(p.Interval, 30*time.Second) }
 
 // Refresh records a peer as present now. With keep a known card is not replaced.
-// The owner vouches for the peer and has a bounded share of the room. The error is
-// [ErrBusy] when there is no room for another peer or the card is too large.
+// The owner vouches for the peer and has a bounded share of Max. The error is
+// [ErrBusy] if Max or the share is used up, or the card is too large.
 func (p *Presence) Refresh(owner, workspaceID, channel string, card *Card, keep bool, now time.Time) ([]PeerEvent,
 	error) {
 	if card.size() > cmp.Or(p.MaxCard, 1<<16) {

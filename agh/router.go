@@ -29,58 +29,58 @@ type Local struct {
 	WorkspaceID string
 	Channel     string
 	Card        *Card        // NewCard makes one
-	Catalog     []Capability // answered to who asks for it
+	Catalog     []Capability // in answers to a whois that asks for it
 	Identity    *Identity    // signs as Card.PeerID, which must be its handle; nil for a plain peer
 }
 
 // Inbound is one received message.
 type Inbound struct {
 	Raw []byte
-	// Subject that it arrived on, checked against the envelope; "" is not
-	// checked.
+	// Subject that the message arrived on, checked against the envelope; "" is
+	// not checked.
 	Subject string
-	// Reply is where the transport takes an answer besides, for [Router.ReplyTo].
+	// Reply is the transport's reply subject, for [Router.ReplyTo].
 	Reply string
-	// Principal is who the transport knows the sender to be, for hooks.
+	// Principal names the sender as the transport authenticated it, for hooks.
 	Principal string
 	// Forwarder is the node that forwarded the message to this one; "": none.
 	Forwarder string
 	// Anonymous says that the principal needs no credentials: all its peers
-	// together have the broadcasts of forty.
+	// together may broadcast as much as forty peers.
 	Anonymous bool
 	// May refuses senders that the principal may not speak as, with any error;
-	// one of this package is kept. Nil lets all. It is asked before anything is
-	// remembered, answered or published.
+	// an error of this package is kept. Nil allows every sender. May is called
+	// before the router remembers, answers or publishes anything.
 	May func(*Envelope) error
 }
 
-// Admission is a validated message on the point of being acted on.
+// Admission is a validated message that the router is about to act on.
 type Admission struct {
 	Principal string
 	Subject   string
 	Forwarder string // see [Inbound.Forwarder]
 	Envelope  *Envelope
 	Verdict   Verdict
-	// Refused is why the work lifecycle will refuse the message once its
-	// replay key is consumed; nil if it will not.
+	// Refused is the error with which the work lifecycle will refuse the message
+	// once its replay key is consumed; nil if the lifecycle allows it.
 	Refused error
-	Until   time.Time // how long the replay key matters
-	// Work is that of the message as it is now; nil if there is none.
+	Until   time.Time // the replay key is needed until then
+	// Work is the message's work before the message; nil if there is none.
 	Work *Work
 	// Advance takes the message through the work lifecycle at once instead of
-	// after the hook has returned. A hook that sets off what answers the
-	// message calls it before that, and once the message is known to be new.
+	// after the hook has returned. A hook that starts the answer to a message
+	// calls Advance first, once it knows that the message is new.
 	Advance func(context.Context) (Work, error)
 }
 
-// Decision is what a hook wants done with an admitted message.
+// Decision is a hook's choice for an admitted message.
 type Decision int
 
 // The decisions.
 const (
 	Pass    Decision = iota // deliver, relay and answer as the protocol says
-	Take                    // the hook has taken the message: update state and answer, but deliver and relay nothing
-	Forward                 // another node does all of it: nothing more is done here
+	Take                    // the hook has taken the message: update state and answer, do not deliver or relay
+	Forward                 // another node acts on the message: this one does nothing more
 )
 
 // Outgoing is a message to publish.
@@ -90,11 +90,11 @@ type Outgoing struct {
 	Envelope *Envelope
 }
 
-// Result tells the caller what the router did, and what to publish and deliver.
+// Result holds the outcome, and the messages to publish and deliver.
 type Result struct {
 	Outcome   Outcome
-	Err       error     // why, unless accepted
-	Envelope  *Envelope // nil if it could not be read
+	Err       error     // the reason, unless accepted
+	Envelope  *Envelope // nil if the message was not JSON
 	Verdict   Verdict
 	Taken     bool        // the Admit hook took the message
 	Deliver   []string    // local peers to hand the envelope to, sorted
@@ -106,38 +106,38 @@ type Result struct {
 	forwarded bool
 }
 
-// Router is a node of the network: it takes what arrives for the peers it
-// hosts, in the order of the envelope page, and sends what they say. It does
-// no I/O of its own: the caller publishes and delivers what a [Result] says.
+// Router is a node of the network. It checks the messages for the peers that it
+// hosts, in the order of the envelope page, and makes the messages that they
+// send. It does no I/O: the caller publishes and delivers by the [Result].
 // Configure it before the first call; then it is safe for concurrent use.
 type Router struct {
 	// Verifier checks messages. Its Memory is the replay memory (a
-	// [ReplayMemory] if nil), consulted after validation and routing, so that
-	// messages that are refused or for others take no room.
+	// [ReplayMemory] if nil). The router consults it after validation and
+	// routing: refused messages and those for other nodes take no memory.
 	Verifier Verifier
 	// Works remembers work; nil means a [WorkTable].
 	Works Works
 	// Presence of remote peers; nil means the defaults.
 	Presence *Presence
 	// Relay makes the node a hub: messages between remote peers are accepted
-	// and marked for republishing. Reachable then says whether a peer that has
-	// not greeted can be reached all the same; nil means none can.
+	// and marked for republishing. Reachable then says whether a peer can be
+	// reached that has not greeted; nil means that none can.
 	Relay     bool
 	Reachable func(workspaceID, channel, peerID string) bool
-	// Admit, when set, is called once for each validated message, before
-	// anything is remembered, delivered, relayed or answered, in place of
-	// Memory: it records the message and gives an error of [ErrReplay] if it
-	// was recorded before. Any other error refuses the message.
+	// Admit, when set, replaces Memory. It is called once for each validated
+	// message, before the router remembers, delivers, relays or answers it.
+	// Admit records the message and gives an error of [ErrReplay] if the
+	// message was recorded before. Any other error refuses the message.
 	Admit func(context.Context, *Admission) (Decision, error)
-	// Screen refuses outgoing messages that look as if they held a secret, which
-	// AGH daemons drop silently.
+	// Screen refuses outgoing messages that seem to hold a secret, because AGH
+	// daemons drop them silently.
 	Screen bool
-	// Broadcasts bounds the greetings and the whois requests for all of one peer
-	// in a channel: so many a second, and six times as many at once; the others
-	// are refused with [ErrRate]. 0 means 5, below 0 no limit.
+	// Broadcasts bounds one peer's greetings and undirected whois requests in a
+	// channel: so many a second, and six times as many at once. Further ones are
+	// refused with [ErrRate]. 0 means 5, below 0 no limit.
 	Broadcasts float64
-	// Self is the Peer ID under which a relay writes receipts about messages
-	// to remote peers; "" writes none.
+	// Self is the Peer ID from which a relay sends receipts about messages to
+	// remote peers; "" sends none.
 	Self string
 
 	once     sync.Once
@@ -184,8 +184,8 @@ func (r *Router) Host(l *Local) (Outgoing, error) {
 	return out, nil
 }
 
-// Unhost removes a peer. The protocol has no word of farewell: the others see
-// it go when it greets no more.
+// Unhost removes a peer. The protocol has no farewell: other nodes notice when
+// the peer's greetings stop.
 func (r *Router) Unhost(workspaceID, channel, peerID string) {
 	r.init()
 	r.mu.Lock()
@@ -238,8 +238,8 @@ func (r *Router) Expire() []PeerEvent {
 	return r.presence.Expire(r.Verifier.now())
 }
 
-// Receive takes one message through all checks. It never fails as a call: what
-// is wrong with the message is in the Result.
+// Receive takes one message through all checks. It never fails as a call:
+// Result.Err is the error of the message.
 func (r *Router) Receive(ctx context.Context, in Inbound) Result {
 	r.init()
 	e, verified, err := r.Verifier.verify(ctx, in.Raw)
@@ -289,10 +289,9 @@ func (r *Router) route(e *Envelope, in Inbound) error {
 	return nil
 }
 
-// Guard refuses what no other node says in good faith: messages that claim to
-// come from a peer of this node, with [ErrForbidden], and whois answers to no
-// question, with [ErrUnsolicited]. A transport asks it where it judges senders,
-// as [Inbound.May].
+// Guard refuses messages that no honest node sends: [ErrForbidden] for a message
+// from elsewhere in the name of a peer of this node, [ErrUnsolicited] for a whois
+// answer to no request. A transport passes it, or calls it, in [Inbound.May].
 func (r *Router) Guard(e *Envelope) error {
 	r.init()
 	if r.local(e.WorkspaceID, e.Channel, e.From) != nil {
@@ -376,7 +375,7 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 		res.Work = &w
 	}
 	res.Outcome = Accepted
-	// refresh notes the sender, if it is no peer of this node, as present.
+	// refresh records a sender that this node does not host as present.
 	refresh := func(card *Card, keep bool) (err error) {
 		if r.local(e.WorkspaceID, e.Channel, e.From) == nil {
 			owner := cmp.Or(in.Principal, e.From)
@@ -399,8 +398,7 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 			r.asked(&res, e, c, in.Reply, now)
 			break
 		}
-		// A filtered answer shows part of the card: it must not shrink the one that is
-		// known.
+		// A filtered answer shows part of the card: it must not replace the known card.
 		a, _ := r.asks.match(e, now)
 		if err := refresh(c.Card, a.filtered); err != nil {
 			return r.refused(ctx, res, in, err)
@@ -410,7 +408,7 @@ func (r *Router) act(ctx context.Context, res Result, in Inbound) Result {
 		r.deliver(&res, e)
 	case *Say, *Transfer:
 		r.deliver(&res, e)
-	default: // receipts and traces concern the work; a broadcast one is for nobody
+	default: // receipts and traces concern the work; a broadcast one has no recipient
 		if e.To != "" {
 			r.deliver(&res, e)
 		}
@@ -429,8 +427,8 @@ func (r *Router) step(e *Envelope, now time.Time) func(Work, bool) (Work, error)
 	}
 }
 
-// deliver finds the recipients of e: the target, or all of the channel except the
-// sender. In a direct room the target must belong to the room.
+// deliver finds the recipients of e: the target, or all peers of the channel but
+// the sender. In a direct room the target must belong to the room.
 func (r *Router) deliver(res *Result, e *Envelope) {
 	if e.To == "" {
 		for _, l := range r.channel(e.WorkspaceID, e.Channel) {
@@ -452,8 +450,8 @@ func (r *Router) deliver(res *Result, e *Envelope) {
 	res.Relay = r.Relay
 }
 
-// refused fills in what became of a message that is not acted on, with the
-// receipt that is due.
+// refused completes the result of a message that is not acted on, with the
+// automatic receipt if RFC 003 asks for one.
 func (r *Router) refused(ctx context.Context, res Result, in Inbound, err error) Result {
 	res.Outcome, res.Err = Refused, err
 	switch {
@@ -495,7 +493,7 @@ func (r *Router) receiptFor(e *Envelope, in Inbound, err error) (Outgoing, bool)
 	default:
 		return Outgoing{}, false
 	}
-	// Else anybody could have receipts sent to another peer by using its name.
+	// Otherwise a sender could cause receipts to another peer by using its name.
 	if in.May != nil && in.May(e) != nil {
 		return Outgoing{}, false
 	}
@@ -524,9 +522,9 @@ func extStrings(e *Envelope, key string) (list []string, present, ok bool) {
 	return list, true, jsonx.Decode(v, &list) == nil && !jsonx.IsNull(jsonx.Value(v))
 }
 
-// Expect notes a whois request that another node passes on for one of its
-// peers, so that its answers, which come here, are not unsolicited. It gives
-// those of the peers of this node, once. For reply see [Router.ReplyTo].
+// Expect records a whois request that another node forwards for one of its
+// peers, so that answers arriving here are not unsolicited. It gives the answers
+// of this node's peers, once. For reply see [Router.ReplyTo].
 func (r *Router) Expect(e *Envelope, reply string) []Outgoing {
 	r.init()
 	w, ok := e.content.(*Whois)
@@ -541,8 +539,9 @@ func (r *Router) Expect(e *Envelope, reply string) []Outgoing {
 	return res.Published
 }
 
-// ReplyTo gives the [Inbound.Reply] of a whois request, or of the one that a whois
-// response answers; "" if it is not known, as after a minute.
+// ReplyTo gives the [Inbound.Reply] of a whois request, or of the request that a
+// whois response answers. It is "" for an unknown request; requests are forgotten
+// after a minute.
 func (r *Router) ReplyTo(e *Envelope) string {
 	r.init()
 	asker, id := e.From, e.ID

@@ -7,11 +7,11 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// looksSecret reports whether the AGH daemon would take e for a message that
-// holds a secret, and drop it without a word: body, members of proof and values
-// of ext are searched for telling member names and for phrases such as
-// "token=…". No page asks for it, so that nothing received is refused for it;
-// [Router.Screen] keeps such messages from being sent.
+// looksSecret reports whether the AGH daemon would silently drop e because it
+// seems to hold a secret. The daemon searches body, members of proof and values
+// of ext for suspicious member names and for phrases such as "token=…". No page
+// asks for it, so that received messages are not screened; [Router.Screen] keeps
+// such messages from being sent.
 func looksSecret(e *Envelope) bool {
 	for _, b := range [][]byte{e.Body, e.Proof, e.Ext} {
 		var v any

@@ -9,16 +9,16 @@ import (
 )
 
 // Send makes and checks a message of a hosted peer, which From names, and
-// takes it through the work lifecycle. Of e, kind and body (see
-// [Envelope.SetContent]), workspace, channel, surface with its id, and what
-// else applies must be set; ID and TS are filled in if they are not, and the
-// direct_id of a direct message always is. The Result says what to publish
-// (Published) and which hosted peers hear it too (Deliver).
+// takes it through the work lifecycle. The caller sets kind and body (see
+// [Envelope.SetContent]), workspace, channel, surface with its id, and further
+// members as the kind needs them. Send fills in ID and TS if unset, and always
+// the direct_id of a direct message. The Result has the message to publish
+// (Published) and the hosted peers that receive it too (Deliver).
 //
 // Errors: [ErrForbidden] if From is not hosted, [ErrNotTarget] if To is not
-// present (but an answer needs no greeting, nor does a whois), [ErrWorkUnknown]
-// for a receipt or trace of no known work, [ErrScreened], and those of the
-// lifecycle and of validation.
+// present (answers and whois need no present To), [ErrWorkUnknown] for a receipt
+// or trace of no known work, [ErrScreened], and the errors of the lifecycle and
+// of validation.
 func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 	out, err := r.Prepare(ctx, e)
 	if err != nil {
@@ -26,7 +26,7 @@ func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 	}
 	sent, now := out.Envelope, r.Verifier.now()
 	res := Result{Outcome: Accepted, Envelope: sent, Published: []Outgoing{out}}
-	// Our own key is consumed, so that an echo of the message is a duplicate.
+	// The message's key is consumed, so that its echo is a duplicate.
 	if r.Admit == nil {
 		switch err := r.Verifier.remember(ctx, r.memory, sent); {
 		case errors.Is(err, ErrReplay): // sent before: sending again is no error and does nothing
@@ -52,8 +52,8 @@ func (r *Router) Send(ctx context.Context, e *Envelope) (Result, error) {
 }
 
 // Prepare is the part of [Router.Send] that changes nothing: it makes and checks
-// the message. An embedder that keeps the work itself applies [Advance] and
-// publishes then.
+// the message. An embedder that stores work itself then applies [Advance] and
+// publishes.
 func (r *Router) Prepare(ctx context.Context, e *Envelope) (Outgoing, error) {
 	r.init()
 	now := r.Verifier.now()
@@ -69,7 +69,7 @@ func (r *Router) Prepare(ctx context.Context, e *Envelope) (Outgoing, error) {
 			return Outgoing{}, err
 		}
 	}
-	// An answer goes where the question came from; what one begins has a name
+	// An answer keeps the ids of its request; new containers and work need ids
 	// that every implementation takes.
 	if c.ReplyTo == "" && c.Kind.conversation() {
 		if c.Surface == SurfaceThread && !ValidThreadID(c.ThreadID) {
@@ -95,7 +95,7 @@ func (r *Router) Prepare(ctx context.Context, e *Envelope) (Outgoing, error) {
 	if err := r.Verifier.Limits.Fresh(sent, now); err != nil {
 		return Outgoing{}, err
 	}
-	// A requester is present, and a whois may look for an absent peer.
+	// An answer's requester is present, and a whois may look for an absent peer.
 	unasked := sent.To != "" && sent.ReplyTo == "" && sent.Kind != KindWhois
 	if unasked && r.local(sent.WorkspaceID, sent.Channel, sent.To) == nil {
 		if _, ok := r.presence.Peer(sent.WorkspaceID, sent.Channel, sent.To, now); !ok &&
@@ -106,7 +106,7 @@ func (r *Router) Prepare(ctx context.Context, e *Envelope) (Outgoing, error) {
 	return out, nil
 }
 
-// emit completes a message of a hosted peer and writes it.
+// emit completes a message of a hosted peer and encodes it.
 func (r *Router) emit(l *Local, e *Envelope) (Outgoing, error) {
 	e.WorkspaceID, e.Channel, e.From = l.WorkspaceID, l.Channel, l.Card.PeerID
 	if e.ID == "" {

@@ -76,9 +76,9 @@ func canonical(m map[string]jsonx.Value) ([]byte, error) {
 	return b, nil
 }
 
-// SignedBytes gives what a proof's signature covers: the RFC 8785 form of the
-// received envelope without proof.sig, and with everything else, members that
-// this package does not know included.
+// SignedBytes gives the bytes that a proof's signature covers: the RFC 8785 form
+// of the received envelope without proof.sig. Members that this package does not
+// know are included.
 func SignedBytes(envelope []byte) ([]byte, error) {
 	var m, proof map[string]jsonx.Value
 	if err := jsonx.Decode(envelope, &m); err != nil || m == nil {

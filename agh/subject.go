@@ -55,7 +55,7 @@ func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
 	return s + "peer." + token, nil
 }
 
-// channelSubject gives what all subjects of a channel begin with.
+// channelSubject gives the common prefix of a channel's subjects.
 func channelSubject(workspaceID, channel string) (string, error) {
 	workspaceID, channel = strings.TrimSpace(workspaceID), strings.TrimSpace(channel)
 	if !ValidWorkspaceID(workspaceID) {
@@ -67,8 +67,8 @@ func channelSubject(workspaceID, channel string) (string, error) {
 	return SubjectPrefix + "." + workspaceID + "." + channel + ".", nil
 }
 
-// Subject gives the subject that e belongs on: the broadcast subject without
-// to, the subject of to with it.
+// Subject gives the subject that e belongs on: the subject of to, or the
+// broadcast subject if to is empty.
 func (e *Envelope) Subject() (string, error) {
 	if e.To == "" {
 		return BroadcastSubject(e.WorkspaceID, e.Channel)
@@ -76,8 +76,8 @@ func (e *Envelope) Subject() (string, error) {
 	return VerifiedPeerSubject(e.WorkspaceID, e.Channel, e.To)
 }
 
-// CheckSubject refuses an envelope that arrived on another subject than its
-// own with [ErrSubject].
+// CheckSubject refuses with [ErrSubject] an envelope that arrived on a subject
+// other than [Envelope.Subject].
 func (e *Envelope) CheckSubject(subject string) error {
 	want, err := e.Subject()
 	if err != nil {

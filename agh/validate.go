@@ -31,7 +31,7 @@ func (d *Decoder) fields(p *parsed) error {
 	return nil
 }
 
-// surface is step 4: which conversation members a kind must and must not have
+// surface is step 4: the conversation members that a kind must or must not have
 // (envelope page, "Conversation surface fields").
 func (d *Decoder) surface(p *parsed) error {
 	if p.Kind.discovery() {
@@ -79,7 +79,7 @@ func only(s, set string, max int) bool {
 	return s != "" && len(s) <= max && strings.Trim(s, set) == ""
 }
 
-// ident is only for a set that holds alnum, with one of which s begins.
+// ident is [only], and s must begin with a character of alnum, part of the set.
 func ident(s, set string, max int) bool {
 	return only(s, set, max) && strings.IndexByte(alnum, s[0]) >= 0
 }
@@ -87,8 +87,8 @@ func ident(s, set string, max int) bool {
 // ValidChannel reports whether s matches [a-z0-9][a-z0-9_-]{0,63}.
 func ValidChannel(s string) bool { return ident(s, alnum+"_-", 64) }
 
-// ValidPeerID reports whether s matches [a-z0-9][a-z0-9._-]{0,127}. Verified
-// handles do not; see [SplitHandle].
+// ValidPeerID reports whether s matches [a-z0-9][a-z0-9._-]{0,127}. A verified
+// handle does not; see [SplitHandle].
 func ValidPeerID(s string) bool { return ident(s, alnum+"._-", 128) }
 
 // ValidWorkspaceID reports whether s may be a token of a subject: 1 to 1024
@@ -105,17 +105,16 @@ func validDirectID(s string) bool {
 }
 
 // ValidThreadID reports whether s has the narrow form that every
-// implementation takes, thread_[a-z0-9][a-z0-9_-]{2,95} (RFC 003). The
-// envelope page asks only for a non-empty string, so that [Decode] accepts
-// more; send only this.
+// implementation takes, thread_[a-z0-9][a-z0-9_-]{2,95} (RFC 003). Send only
+// this form. [Decode] accepts any non-empty string, as the envelope page says.
 func ValidThreadID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "thread_")
 	return ok && len(rest) >= 3 && ident(rest, alnum+"_-", 96)
 }
 
 // validWorkID reports whether s has the form of the envelope page,
-// work_[a-zA-Z0-9_-]{1,64}. Implementations send others, which [Decode]
-// accepts up to 128 bytes; send only this.
+// work_[a-zA-Z0-9_-]{1,64}. Send only this form. Implementations send other
+// forms, which [Decode] accepts up to 128 bytes.
 func validWorkID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "work_")
 	return ok && only(rest, alnum+"ABCDEFGHIJKLMNOPQRSTUVWXYZ_-", 64)

@@ -20,12 +20,12 @@ const (
 	TrustRejected   Trust = "rejected"
 )
 
-// Verdict says what was checked about a sender.
+// Verdict is the result of the checks of a sender.
 type Verdict struct {
 	Trust    Trust
 	Handle   string // the verified handle, when Trust is verified
 	KeyID    string // sha256:…, when Trust is verified
-	Pinned   bool   // the key is one of the pinned ones
+	Pinned   bool   // the key is pinned
 	Verified bool   // Trust is verified
 }
 
@@ -37,24 +37,24 @@ type Verified struct {
 
 // Verifier checks received messages in the order of the envelope page, with
 // trust between body and routing. The zero value checks everything but proofs,
-// which AGH v0 keeps opaque; it consumes no replay key unless Memory is set.
+// which are opaque in AGH v0, and replays, which need a Memory.
 type Verifier struct {
 	// Trust switches the trust profile on: handles are legal senders and their
 	// proofs are verified. Plain peers stay legal and unverified.
 	Trust bool
 	// Keys pins keys to handles and nicknames; nil pins none. A handle proves
-	// its own key, so that a pin decides only whether the key may be used.
+	// its own key; a pin decides only whether the key may be used.
 	Keys Keys
 	// RequirePin refuses verified senders that Keys does not know.
 	RequirePin bool
 	// RequireVerified refuses unverified senders.
 	RequireVerified bool
-	// StrictProfile refuses plain peers whose proof is of another profile,
-	// which are unverified otherwise.
+	// StrictProfile refuses plain peers whose proof has another profile.
+	// Without it they are unverified.
 	StrictProfile bool
 	// Lenient keeps unknown top-level members; see [Decoder].
 	Lenient bool
-	// Memory, when set, makes Verify refuse what it has seen.
+	// Memory, when set, makes Verify refuse messages that Memory has seen.
 	Memory Memory
 	Limits Limits
 	Now    func() time.Time
@@ -67,8 +67,8 @@ func (v *Verifier) now() time.Time {
 	return v.Now()
 }
 
-// Verify checks one received message. The bytes are kept, not copied. Errors
-// are [*Error], but for those of Keys and Memory, which it wraps.
+// Verify checks one received message. The bytes are kept, not copied. Errors are
+// [*Error], or wrap an error of Keys or Memory.
 func (v *Verifier) Verify(ctx context.Context, raw []byte) (*Verified, error) {
 	_, verified, err := v.verify(ctx, raw)
 	if err == nil && v.Memory != nil {
@@ -80,9 +80,9 @@ func (v *Verifier) Verify(ctx context.Context, raw []byte) (*Verified, error) {
 	return verified, nil
 }
 
-// remember consumes the replay key of e in m for as long as e could be
-// accepted again: (workspace_id, from, id), so that nobody can use up the id
-// of another sender. The error is [ErrReplay] if it was consumed before.
+// remember consumes the replay key of e in m for as long as e could be accepted
+// again. The key is (workspace_id, from, id), so that no peer can use up the id
+// of another sender. The error is [ErrReplay] if the key was consumed before.
 func (v *Verifier) remember(ctx context.Context, m Memory, e *Envelope) error {
 	fresh, err := m.Seen(ctx, ReplayKey(e), v.Limits.Until(e))
 	if err != nil {
@@ -94,8 +94,8 @@ func (v *Verifier) remember(ctx context.Context, m Memory, e *Envelope) error {
 	return nil
 }
 
-// verify gives the envelope even when it is refused, as far as it was read, so
-// that a receipt can be made of it; nil if it was not JSON.
+// verify gives even a refused envelope, as far as it could be parsed, so that a
+// receipt can be made for it; nil if raw was not JSON.
 func (v *Verifier) verify(ctx context.Context, raw []byte) (*Envelope, *Verified, error) {
 	d := Decoder{Lenient: v.Lenient, Handles: v.Trust, Limits: v.Limits}
 	p, err := d.parse(raw)
@@ -135,8 +135,8 @@ type proofWire struct {
 }
 
 // trust is RFC 004 §6. A handle without a valid proof of the profile is always
-// rejected: were an unknown profile on a handle merely unverified, renaming
-// the profile would strip the signature.
+// rejected: if an unknown profile only made it unverified, an attacker could strip
+// the signature by renaming the profile.
 func (v *Verifier) trust(ctx context.Context, e *Envelope) (Verdict, error) {
 	if !v.Trust {
 		return Verdict{Trust: TrustUnverified}, nil
@@ -228,7 +228,7 @@ func (v *Verifier) pinned(ctx context.Context, handle, nickname string, pub ed25
 	return false, nil
 }
 
-// text gives the string that v is, or "" if it is none.
+// text gives v as a string, "" if v is no JSON string.
 func text(v jsonx.Value) string {
 	var s string
 	if len(v) == 0 || v.Kind() != '"' || jsonx.Decode(v, &s) != nil {

@@ -9,10 +9,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// asked records a whois request, so that its answers are expected, with where the
-// transport takes them, and answers for
-// the hosted peers that match. A directed request is answered whatever its query;
-// the requester never answers itself.
+// asked records a whois request with its reply subject, so that answers are
+// expected, and answers for the hosted peers that match. A directed request is
+// answered for any query. The requester never answers itself.
 func (r *Router) asked(res *Result, e *Envelope, q *Whois, reply string, now time.Time) {
 	_, filtered, _ := extStrings(e, ExtFilter)
 	r.asks.note(e, filtered, reply, now)
@@ -28,10 +27,10 @@ func (r *Router) asked(res *Result, e *Envelope, q *Whois, reply string, now tim
 	}
 }
 
-// answer makes the response of one hosted peer. The catalogue comes only when
-// asked for (RFC 003 §8.3): all of it without a filter, in catalogue order
-// with one; a filter that is no list of strings selects nothing. The card then
-// lists what is chosen.
+// answer makes the response of one hosted peer. It has the catalogue only if the
+// request asks for it (RFC 003 §8.3): all of it, or the filtered capabilities in
+// catalogue order; a filter that is no list of strings selects none. With a
+// filter the card lists the selected capabilities.
 func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
 	e := &Envelope{To: q.From, ReplyTo: q.ID, TraceID: q.TraceID}
 	card := l.Card
@@ -70,7 +69,7 @@ func (r *Router) answer(l *Local, q *Envelope) (Outgoing, error) {
 }
 
 // asks remembers whois requests: an answer without a request could replace a card.
-// It is bounded: the oldest request goes, and each requester has a bounded share.
+// It is bounded: the oldest request is dropped, and each requester has a share.
 type asks struct {
 	mu    sync.Mutex
 	byKey map[askKey]ask
@@ -79,12 +78,12 @@ type asks struct {
 }
 
 type askKey struct {
-	peerKey          // the asker
-	id      [16]byte // hash of the question's id, which may be long
+	peerKey          // the requester
+	id      [16]byte // hash of the request's id, which may be long
 }
 
 type ask struct {
-	to       string // the peer asked, "" for all
+	to       string // the addressed peer, "" for all
 	filtered bool
 	reply    string // see [Inbound.Reply]
 	until    time.Time
@@ -95,7 +94,7 @@ func askKeyOf(e *Envelope, asker, id string) askKey {
 	return askKey{peerKey{channelKey{e.WorkspaceID, e.Channel}, asker}, [16]byte(sum[:16])}
 }
 
-// Bounds of asks: how long an answer may take, how many questions are open.
+// Bounds of asks: how long an answer may take, how many requests are open.
 const (
 	askTime     = time.Minute
 	maxAsks     = 1 << 16
@@ -129,7 +128,7 @@ func (a *asks) note(e *Envelope, filtered bool, reply string, now time.Time) {
 	a.count[k.peerKey]++
 }
 
-// find gives an open question of the workspace and channel of e.
+// find gives an open request of the workspace and channel of e.
 func (a *asks) find(e *Envelope, asker, id string, now time.Time) (ask, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -140,7 +139,7 @@ func (a *asks) find(e *Envelope, asker, id string, now time.Time) (ask, bool) {
 	return q, true
 }
 
-// match finds the question that a response answers.
+// match finds the request that a response answers.
 func (a *asks) match(e *Envelope, now time.Time) (ask, bool) {
 	q, ok := a.find(e, e.To, e.ReplyTo, now)
 	return q, ok && (q.to == "" || q.to == e.From)

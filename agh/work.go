@@ -29,11 +29,11 @@ func (s WorkState) Terminal() bool {
 	return s == StateCompleted || s == StateFailed || s == StateCanceled
 }
 
-// event is what a message does to work.
+// event is a message as an input of the lifecycle.
 type event string
 
-// The events of the table. A trace is named by its state, a receipt by its
-// status, say and capability are talk.
+// The events of the table. A trace is named by its state and a receipt by its
+// status; say and capability are talk.
 const (
 	traceWorking    event = "trace working"
 	traceNeedsInput event = "trace needs_input"
@@ -46,10 +46,10 @@ const (
 	talk            event = "say, capability"
 )
 
-// lifecycle is the table of the work lifecycle page: from, event, to. What is
-// not in it is refused; nothing leaves a terminal state. A receipt "accepted"
-// leaves the state as it is (RFC 003; the page's diagram says otherwise, no
-// implementation does).
+// lifecycle is the table of the work lifecycle page: from, event, to. Other
+// transitions are refused; nothing leaves a terminal state. A receipt "accepted"
+// does not change the state (RFC 003; the page's diagram says otherwise, but no
+// implementation follows it).
 var lifecycle = map[WorkState]map[event]WorkState{
 	StateSubmitted: {
 		traceWorking: StateWorking, traceNeedsInput: StateNeedsInput,
@@ -71,7 +71,7 @@ var lifecycle = map[WorkState]map[event]WorkState{
 	},
 }
 
-// eventOf names what e does. A trace "submitted" is no event.
+// eventOf gives the event of e. A trace "submitted" is no event.
 func eventOf(e *Envelope) event {
 	switch c := e.content.(type) {
 	case *Trace:
@@ -88,12 +88,12 @@ func eventOf(e *Envelope) event {
 	return talk
 }
 
-// Advance applies a message to its work, w if there is one, and gives the work
-// as it is afterwards, as a [Router] does. An error says why the lifecycle
-// refuses the message, and means that the work stays as it was.
+// Advance applies a message to its work, w if there is one, and gives the new
+// work, as a [Router] does. An error says why the lifecycle refuses the message;
+// the work is then unchanged.
 //
 // Either participant may report any state. The container is checked first, so that a
-// peer that uses a taken work_id elsewhere gets a receipt.
+// peer that reuses a work_id in another container gets a receipt.
 func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 	if !exists {
 		if e.Kind != KindSay && e.Kind != KindCapability {
@@ -143,19 +143,19 @@ type Work struct {
 	Updated     time.Time
 }
 
-// Works remembers work. A hub makes it durable, so that a restart reopens
-// nothing that was closed.
+// Works stores work. A hub makes it durable, so that a restart does not reopen
+// closed work.
 type Works interface {
 	// Work gives the work of a workspace, false if there is none.
 	Work(ctx context.Context, workspaceID, workID string) (Work, bool, error)
-	// Update runs step on the work of a message as it is (zero and false if there
-	// is none) and stores what it gives, atomically: step may run again when another
-	// Update came between. An error of step is given back and stores nothing.
+	// Update runs step on the stored work of a message (zero and false if there is
+	// none) and stores the result, atomically: step runs again after a concurrent
+	// Update. If step fails, Update returns its error and stores nothing.
 	Update(ctx context.Context, e *Envelope, step func(Work, bool) (Work, error)) (Work, error)
 }
 
-// WorkTable is a bounded [Works] in process. When it is full, the work that
-// was closed longest ago makes room; when none is closed, no more is opened.
+// WorkTable is a bounded [Works] in process. A full table drops the work that was
+// closed first; if all work is open, the table refuses new work.
 type WorkTable struct {
 	Max          int // pieces of work in all; 0 means 65,536
 	PerInitiator int // open work of one (workspace, initiator); 0 means an eighth of Max
