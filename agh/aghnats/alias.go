@@ -9,25 +9,25 @@ import (
 	"github.com/parley-hub/parley/agh"
 )
 
-// Peers that know nothing of trust refuse an envelope in which a verified
-// handle stands. Where the router verifies handles, such peers therefore meet a
-// verified one under a plain peer id, its alias: nickname.fingerprint. What it
-// says reaches them unsigned, from its alias, with the handle and the digest
-// of the original in ext; what they say to the alias reaches it under its
-// handle. Nobody else may speak as an alias. Between verified peers every
-// envelope passes byte for byte.
+// Plain peers, which do not implement trust, refuse an envelope that names a
+// verified handle. If the router verifies handles, plain peers therefore see a
+// verified peer under a plain peer id, its alias: nickname.fingerprint. They get
+// its messages unsigned, from the alias, with the handle and the digest of the
+// original in ext. Their messages to the alias reach the peer under its handle.
+// No other peer may speak as an alias. Between verified peers every envelope
+// passes byte for byte.
 
 // ExtHandle is the ext member of a message from an alias.
 const ExtHandle = "parley.handle"
 
 // Verified is the value of [ExtHandle].
 type Verified struct {
-	Handle string `json:"handle"` // whose signature was verified
+	Handle string `json:"handle"` // of the verified signer
 	Digest string `json:"digest"` // of the signed envelope, sha256:hex
 }
 
-// Alias gives the plain peer id of a verified handle; ok is false for what is
-// no handle, or one whose nickname no peer id can begin with.
+// Alias gives the plain peer id of a verified handle; ok is false if the text is
+// no handle, or if no peer id can begin with its nickname.
 func Alias(handle string) (id string, ok bool) {
 	nickname, fingerprint, ok := agh.SplitHandle(handle)
 	id = nickname + "." + fingerprint
@@ -45,8 +45,8 @@ func HandleOf(id string) (handle string, ok bool) {
 	return handle, ok
 }
 
-// inward puts the handle in the place of its alias in what a plain peer says
-// to it. Everything else stays as it is.
+// inward replaces an alias by its handle in a plain peer's message to it. All
+// other messages are unchanged.
 func (g *Gateway) inward(j job) job {
 	if !g.Router.Verifier.Trust || !strings.Contains(j.subject, ".peer.") {
 		return j
@@ -80,8 +80,8 @@ func (g *Gateway) inward(j job) job {
 	return j
 }
 
-// translateRoom gives the room of c and d where e names that of a and b, and
-// what e names where it does not.
+// translateRoom gives the room of c and d if e names the room of a and b, else
+// the room that e names.
 func translateRoom(e *agh.Envelope, a, b, c, d string) (string, error) {
 	named, err := agh.VerifiedDirectID(e.WorkspaceID, e.Channel, a, b)
 	if err != nil || named != e.DirectID {
@@ -90,9 +90,9 @@ func translateRoom(e *agh.Envelope, a, b, c, d string) (string, error) {
 	return agh.VerifiedDirectID(e.WorkspaceID, e.Channel, c, d)
 }
 
-// outward gives data of e as it reaches the peer to ("": plain peers). To a plain
-// peer a verified handle speaks as its alias; aliased is false for any other data,
-// which stays as it is.
+// outward gives data of e for the peer to ("": plain peers). For a plain peer, the
+// alias replaces a verified sender; otherwise data is unchanged and aliased is
+// false.
 func (g *Gateway) outward(e *agh.Envelope, data []byte, to string) (_ []byte, aliased bool, err error) {
 	alias, ok := Alias(e.From)
 	if _, _, verified := agh.SplitHandle(to); !ok || verified || !g.Router.Verifier.Trust {
@@ -132,7 +132,7 @@ func (g *Gateway) outward(e *agh.Envelope, data []byte, to string) (_ []byte, al
 // its channel, to each user once.
 func (g *Gateway) publishAliased(e *agh.Envelope, subject string) error {
 	if g.server == nil {
-		return nil // who shares an operator's NATS hears the original
+		return nil // peers on an operator's NATS receive the original
 	}
 	b, aliased, err := g.outward(e, nil, "")
 	if err != nil || !aliased {
@@ -155,7 +155,7 @@ func (g *Gateway) publishAliased(e *agh.Envelope, subject string) error {
 	return nil
 }
 
-// aliasTaken refuses who would speak as somebody's alias.
+// aliasTaken refuses a sender that uses the alias of a verified peer.
 func (g *Gateway) aliasTaken(e *agh.Envelope) error {
 	if handle, ok := HandleOf(e.From); ok && g.Router.Verifier.Trust {
 		return fmt.Errorf("aghnats: that peer id is for %s alone", handle)

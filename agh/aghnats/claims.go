@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// claims knows which user speaks as which peer: who of several that may took
-// an id, and by whom a peer is reached. A claim lasts for two greet intervals
-// after the last message. All last equally long, so that the list is in the
-// order of expiry and each call costs the same for any number of peers.
+// claims records which user speaks as which peer: the user that took an id which
+// several may use, and the user through which a peer is reached. A claim lasts
+// for two greet intervals after the last message. All last equally long, so that
+// the list is in the order of expiry and each call costs the same for any number
+// of peers.
 type claims struct {
 	mu    sync.Mutex
 	byKey map[claimKey]*list.Element
@@ -33,7 +34,7 @@ var (
 	errMany  = errors.New("aghnats: the user speaks as too many peers")
 )
 
-// may tells whether uid can take k. It takes nothing.
+// may reports whether uid can take k. It does not take k.
 func (c *claims) may(k claimKey, uid string, limit int, now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,7 +49,7 @@ func (c *claims) may(k claimKey, uid string, limit int, now time.Time) error {
 	return nil
 }
 
-// take notes that uid spoke as k just now.
+// take records that uid spoke as k just now.
 func (c *claims) take(k claimKey, uid string, until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,7 +71,7 @@ func (c *claims) take(k claimKey, uid string, until time.Time) {
 	c.count[uid]++
 }
 
-// holder gives the uid that has k, "" if none.
+// holder gives the uid that has taken k, "" if none has.
 func (c *claims) holder(k claimKey, now time.Time) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -20,9 +20,9 @@ import (
 
 // Gateway is a hub of AGH peers over NATS. Set its fields, then Start it.
 type Gateway struct {
-	// Router decides. Its Relay is set when the gateway serves NATS itself. An
-	// embedder sets Router.Admit to record each validated message before
-	// anything is republished or answered; Admission.Principal is the name of
+	// Router checks messages. The gateway sets its Relay when it serves NATS
+	// itself. An embedder sets Router.Admit to record each validated message
+	// before it is republished or answered; Admission.Principal is the name of
 	// the authenticated User.
 	Router *agh.Router
 
@@ -30,18 +30,18 @@ type Gateway struct {
 	// one; 127.0.0.1:4222 if empty. It is not used when URL is set.
 	Listen string
 	TLS    *tls.Config
-	Users  []User // who may connect; nobody if empty
+	Users  []User // if empty, no peer may connect
 
 	// URL of an operator's NATS to join instead of serving.
 	URL     string
 	Options []nats.Option // credentials and the like, for URL
-	// Durable, when set with URL, is the name of the JetStream consumer by
-	// which the gateway reads AGH_NETWORK_V0 instead of subscribing.
+	// Durable, when set with URL, names the JetStream consumer by which the
+	// gateway reads AGH_NETWORK_V0 instead of subscribing.
 	Durable string
 
-	// Admitted is called for every accepted message after its changes are in force
-	// and before its answers are published. Result.Deliver names the hosted peers
-	// that it is for.
+	// Admitted is called for every accepted message, after the router has applied
+	// it and before its answers are published. Result.Deliver names the hosted
+	// peers that receive it.
 	Admitted func(ctx context.Context, user string, res agh.Result)
 	// Greeted gets the greetings of hosted peers, as they are published.
 	Greeted func(e *agh.Envelope)
@@ -51,15 +51,15 @@ type Gateway struct {
 	// Refused is called for every message that was not accepted, with the user that
 	// sent it; Result.Err is the reason.
 	Refused func(user, subject string, raw []byte, res agh.Result)
-	// Unknown is asked first about a message of a user for a peer that is not
-	// known here. If it gives true, nothing more becomes of the message before
-	// it calls again, by which the message is received anew.
+	// Unknown is called for a user's message to an unknown peer, before the
+	// message is refused. If it returns true, it has taken the message; calling
+	// again receives the message anew.
 	Unknown func(user string, res agh.Result, again func()) bool
 
 	Interval time.Duration // greet interval of hosted peers; 0 means 30 s
-	Workers  int           // messages worked on at once; 0 means 16
+	Workers  int           // messages processed at once; 0 means 16
 	MaxConns int           // connections of peers; 0 means 16,384
-	AuthWait time.Duration // until a connection has proved who it is; 0 means 2 s
+	AuthWait time.Duration // time for a connection to authenticate; 0 means 2 s
 	Log      *slog.Logger  // nil discards
 
 	hubUser, hubPassword string
@@ -68,8 +68,8 @@ type Gateway struct {
 	server  *server.Server
 	hub     *server.Account
 	users   map[string]*account   // by uid
-	proofs  map[string]*account   // by what they prove themselves with
-	exact   map[string][]*account // by the peers that they list exactly
+	proofs  map[string]*account   // by credentials, see proofOf
+	exact   map[string][]*account // by each peer id that User.Peers has without *
 	claims  claims
 	nc      *nats.Conn
 	workers []chan job
@@ -87,7 +87,7 @@ type job struct {
 	data     []byte
 	finished func(agh.Result)
 
-	ctx       context.Context // of a message that another node forwarded; else nil
+	ctx       context.Context // of a message that another node forwarded, else nil
 	forwarder string          // that node
 	principal string          // its sender there
 }
@@ -135,7 +135,7 @@ func (g *Gateway) startClient() error {
 	return nil
 }
 
-// Close stops the gateway and waits for what it has begun.
+// Close stops the gateway and waits for its goroutines.
 func (g *Gateway) Close() {
 	if g.cancel == nil {
 		return
@@ -154,7 +154,7 @@ func (g *Gateway) Close() {
 	}
 }
 
-// up takes what users publish: agh-up.<uid>.agh-in.<subject> or
+// up takes the messages that users publish: agh-up.<uid>.agh-in.<subject> or
 // agh-up.<uid>.agh-reply.<token>.
 func (g *Gateway) up(m *nats.Msg) {
 	uid, subject, _ := strings.Cut(strings.TrimPrefix(m.Subject, upPrefix), ".")
@@ -171,8 +171,8 @@ func (g *Gateway) up(m *nats.Msg) {
 	g.enqueue(uid, j)
 }
 
-// enqueue keeps the order of one sender. It blocks when the worker is behind,
-// which the server turns into a slow consumer in the end.
+// enqueue keeps the order of one sender's messages. It blocks while the worker is
+// behind; in the end the server reports a slow consumer.
 func (g *Gateway) enqueue(sender string, j job) {
 	h := fnv.New32a()
 	h.Write([]byte(sender))
@@ -218,7 +218,7 @@ func (g *Gateway) handle(j job) agh.Result {
 	}
 	res := g.Router.Receive(ctx, in)
 	if authentic && res.Envelope.WorkID != "" {
-		g.claim(j.user, res.Envelope) // a refusal has to reach it
+		g.claim(j.user, res.Envelope) // so that a refusal reaches the sender
 	}
 	if g.Unknown != nil && j.user != nil && errors.Is(res.Err, agh.ErrNotTarget) &&
 		g.Unknown(in.Principal, res, func() { g.enqueue(j.user.uid, received) }) {
@@ -264,8 +264,8 @@ func (g *Gateway) may(a *account, e *agh.Envelope) error {
 	return g.claims.may(claimKey{e.WorkspaceID, e.From}, a.uid, cmp.Or(a.user.MaxPeers, 4096), g.now())
 }
 
-// claim notes who speaks as a peer. Only messages that the user may send come
-// here.
+// claim records the user that speaks as a peer. The caller has checked that the
+// user may.
 func (g *Gateway) claim(a *account, e *agh.Envelope) {
 	g.claims.take(claimKey{e.WorkspaceID, e.From}, a.uid, g.now().Add(2*g.interval()))
 }
@@ -282,7 +282,7 @@ func (g *Gateway) lists(workspaceID, peer string) *account {
 	return nil
 }
 
-// owner finds the user by whom a peer is reached.
+// owner finds the user through which a peer is reached.
 func (g *Gateway) owner(workspaceID, peer string) *account {
 	if a := g.lists(workspaceID, peer); a != nil {
 		return a
@@ -293,8 +293,8 @@ func (g *Gateway) owner(workspaceID, peer string) *account {
 	return g.users[uid]
 }
 
-// subscribed reports whether a peer listens though it has not greeted, as
-// peers of other implementations may.
+// subscribed reports whether a peer subscribes its own subject. Peers of other
+// implementations may do so without a greeting.
 func (g *Gateway) subscribed(workspaceID, channel, peer string) bool {
 	a := g.owner(workspaceID, peer)
 	if a == nil {
@@ -304,11 +304,10 @@ func (g *Gateway) subscribed(workspaceID, channel, peer string) bool {
 	return err == nil && g.hub.SubscriptionInterest(toPrefix+a.uid+"."+subject)
 }
 
-// Publish sends an envelope on its subject, to whom it concerns and nobody
-// else: the Raw bytes of a received one, so that signatures hold, otherwise
-// its encoding. It checks nothing but the target: an embedder that took a
-// message with [agh.Take] gives it here when it is to be delivered, and what a
-// hosted peer says after [agh.Router.Prepare].
+// Publish sends an envelope on its subject, to its recipients only: the Raw bytes
+// of a received envelope, so that signatures stay valid, otherwise its encoding.
+// It checks only the target. An embedder publishes by it the messages that it
+// took with [agh.Take], and those of hosted peers after [agh.Router.Prepare].
 func (g *Gateway) Publish(e *agh.Envelope) error {
 	data := e.Raw()
 	if data == nil {
@@ -321,10 +320,9 @@ func (g *Gateway) Publish(e *agh.Envelope) error {
 	return g.publish(e, data)
 }
 
-// PublishQuestion publishes a whois that a peer of another hub asks, and answers
-// it for the hosted peers. Answers to it are accepted here, on the peer's subject
-// and on a reply subject; the embedder brings them to that hub, where the asker
-// is.
+// PublishQuestion publishes a whois request of another hub's peer, and answers it
+// for the hosted peers. This gateway accepts the answers, on the requester's
+// subject and on a reply subject; the embedder forwards them to the other hub.
 func (g *Gateway) PublishQuestion(e *agh.Envelope) error {
 	answers := g.Router.Expect(e, elsewhere)
 	var err error
@@ -337,18 +335,19 @@ func (g *Gateway) PublishQuestion(e *agh.Envelope) error {
 	return err
 }
 
-// Forwarded takes a message that another hub received from its user principal and
-// judged, for a peer that is hosted here. It calls done at the end.
+// Forwarded takes a message for a peer that is hosted here. Another hub received
+// it from its user principal and checked that the user may speak as the sender.
+// Forwarded calls done at the end.
 func (g *Gateway) Forwarded(ctx context.Context, hub, principal string, raw []byte, done func(agh.Result)) {
 	g.enqueue(principal, job{ctx: ctx, forwarder: hub, principal: principal, data: raw, finished: done})
 }
 
-// elsewhere is the reply subject of who waits at another hub.
+// elsewhere stands for the reply subject of a requester at another hub.
 const elsewhere = "-"
 
-// PublishTo publishes a broadcast once more for one peer that was away when
-// it was made, on the subject that it has. Other peers of the same user hear it
-// too, and know it by its id. On an operator's NATS everybody hears it.
+// PublishTo publishes a broadcast once more, on the same subject, for one peer
+// that was away the first time. Other peers of the same user receive it too, and
+// deduplicate it by its id. On an operator's NATS all peers receive it.
 func (g *Gateway) PublishTo(e *agh.Envelope, peerID string) error {
 	data := e.Raw()
 	if g.server == nil || e.To != "" || data == nil {
@@ -370,7 +369,7 @@ func (g *Gateway) PublishTo(e *agh.Envelope, peerID string) error {
 }
 
 // Listens reports whether a peer is connected and subscribes its own subject
-// in a channel. It is always true on an operator's NATS, where nobody can tell.
+// in a channel. It is always true on an operator's NATS, which does not tell.
 func (g *Gateway) Listens(workspaceID, channel, peerID string) bool {
 	return g.server == nil || g.subscribed(workspaceID, channel, peerID)
 }
@@ -383,8 +382,8 @@ func (g *Gateway) publish(e *agh.Envelope, data []byte) error {
 	return g.publishOn(subject, e, data)
 }
 
-// say publishes what a hosted peer says, here or at the hub that the peer it is
-// for is connected to.
+// say publishes a message of a hosted peer, here or at the hub that its recipient
+// is connected to.
 func (g *Gateway) say(out agh.Outgoing) error {
 	if g.Away != nil && out.Envelope.To != "" && g.Away(out.Envelope) {
 		return nil
@@ -469,7 +468,7 @@ func (g *Gateway) join(l *agh.Local) error {
 	return g.nc.FlushTimeout(5 * time.Second)
 }
 
-// Unhost removes a hosted peer. Others see it go when its greetings stay away.
+// Unhost removes a hosted peer. Other peers notice when its greetings stop.
 func (g *Gateway) Unhost(workspaceID, channel, peerID string) {
 	g.Router.Unhost(workspaceID, channel, peerID)
 	g.hosted.remove(workspaceID, channel, peerID)
@@ -488,14 +487,14 @@ func (g *Gateway) heartbeat() {
 	}
 }
 
-// beat greets for the hosted peers whose time has come and forgets remote ones that
-// are gone.
+// beat publishes the greetings of hosted peers that are due, and forgets remote
+// peers that are gone.
 func (g *Gateway) beat(now time.Time) {
 	g.greet(now, now)
 	g.Router.Expire()
 }
 
-// greet greets for the hosted peers whose greeting is due by a time.
+// greet publishes the greetings of hosted peers that are due by a time.
 func (g *Gateway) greet(by, now time.Time) {
 	for _, l := range g.hosted.due(by, now.Add(g.interval())) {
 		out, err := g.Router.Greeting(l)

@@ -51,7 +51,7 @@ func (h *hosted) remove(workspaceID, channel, peerID string) {
 		if s := h.subs[subject]; s != nil {
 			s.n--
 			if s.n == 0 {
-				s.sub.Unsubscribe() // fails only when closed, which is as good
+				s.sub.Unsubscribe() // fails only if closed already
 				delete(h.subs, subject)
 			}
 		}

@@ -14,9 +14,9 @@ import (
 // streamName is the JetStream stream of the binding page, over agh.network.v0.>.
 const streamName = "AGH_NETWORK_V0"
 
-// consume reads the stream by a durable consumer. A message is acknowledged
-// when it was dealt with: recorded, refused, or known already. One that could
-// not be dealt with now comes again, with its id.
+// consume reads the stream by a durable consumer. A message is acknowledged once
+// it is recorded, refused or found to be a duplicate. Otherwise the server
+// redelivers it, with the same id.
 func (g *Gateway) consume() error {
 	js, err := jetstream.New(g.nc)
 	if err != nil {

@@ -11,13 +11,13 @@ import (
 	"github.com/parley-hub/parley/agh"
 )
 
-// permissions are what the server lets a user's connections publish and
-// subscribe to: its workspaces, the reply subjects of questions that the hub
-// passed on, and its own inboxes. Whatever else it tries, the server answers
-// with a permissions violation, as any NATS server does. That a user is in
-// every workspace leaves it free; what it hears is what its account imports.
+// permissions are the subjects that a user's connections may publish and subscribe
+// to: its workspaces, the reply subjects of relayed whois requests, and its own
+// inboxes. The server refuses any other with a permissions violation, as every
+// NATS server does. A user of all workspaces is not restricted: it receives only
+// the subjects that its account imports.
 func (u *User) permissions() *server.Permissions {
-	// The user's own wildcards do not get its messages either.
+	// Even the user's own wildcard subscriptions do not receive its publications.
 	p := &server.Permissions{Subscribe: &server.SubjectPermission{Deny: []string{inPrefix + ">"}}}
 	if u.Workspaces[0] == "*" {
 		return p
@@ -40,12 +40,12 @@ func below(workspace string) string {
 	return agh.SubjectPrefix + "." + workspace + ".>"
 }
 
-// violations is the server's log, of which the permissions violations matter:
-// they are refusals that the hub would not hear of otherwise. Those that come
-// faster than they can be told are dropped.
+// violations is the server's log. It keeps the permissions violations: refusals
+// that the hub does not learn of otherwise. When the queue is full, further ones
+// are dropped.
 type violations chan string
 
-// maxViolations waiting to be told.
+// maxViolations bounds the violations that wait to be reported.
 const maxViolations = 64
 
 // Errorf implements [server.Logger].
@@ -74,7 +74,7 @@ func (violations) Debugf(string, ...any) {}
 // Tracef implements [server.Logger].
 func (violations) Tracef(string, ...any) {}
 
-// tell reports violations as refusals, until the gateway closes.
+// tell passes violations to [Gateway.Refused] until the gateway closes.
 func (v violations) tell(g *Gateway) {
 	for {
 		select {
@@ -86,7 +86,7 @@ func (v violations) tell(g *Gateway) {
 	}
 }
 
-// violated reads a line of the log: … cid:7 - Publish Violation - Subject "x".
+// violated parses a line of the log: … cid:7 - Publish Violation - Subject "x".
 func (g *Gateway) violated(line string) {
 	if g.Refused == nil {
 		return
@@ -106,8 +106,8 @@ func (g *Gateway) violated(line string) {
 		agh.Result{Outcome: agh.Refused, Err: agh.Refuse(agh.ErrForbidden, text, errors.New(line))})
 }
 
-// connectedAs gives the user of the connection that a line of the log is
-// about, "" if it has gone.
+// connectedAs gives the user of the connection that a log line names, "" if the
+// connection is closed.
 func (g *Gateway) connectedAs(line string) string {
 	_, rest, _ := strings.Cut(line, " - cid:")
 	id, _, _ := strings.Cut(rest, " ")

@@ -20,9 +20,9 @@ import (
 // Subjects between the accounts. Peers never see them.
 const (
 	upPrefix    = "agh-up."    // agh-up.<uid>.<subject>: published by a user, read by the hub
-	inPrefix    = "agh-in."    // where a user's account maps its publications to
+	inPrefix    = "agh-in."    // a user's account maps its publications to this prefix
 	toPrefix    = "agh-to."    // agh-to.<uid>.<subject>: for the peers of one user
-	replyPrefix = "agh-reply." // reply subjects of relayed questions
+	replyPrefix = "agh-reply." // reply subjects of relayed whois requests
 )
 
 // account is a user with its NATS account.
@@ -32,7 +32,7 @@ type account struct {
 	account *server.Account
 }
 
-// startServer starts the embedded server, which listens when everything is in place.
+// startServer starts the embedded server, which listens once all accounts exist.
 func (g *Gateway) startServer() error {
 	g.Router.Relay = true
 	if g.Router.Reachable == nil {
@@ -105,8 +105,8 @@ func (g *Gateway) startServer() error {
 	if err := g.nc.FlushTimeout(5 * time.Second); err != nil {
 		return fmt.Errorf("aghnats: %w", err)
 	}
-	// One is the gateway's own. The bound is set here because those of reverseMappings
-	// may still be counted where they would meet it.
+	// One connection is the gateway's own. The bound is set here because the server may
+	// still count the closed connections of reverseMappings.
 	o.MaxConn = cmp.Or(g.MaxConns, 16384) + 1
 	listening := make(chan struct{})
 	go g.server.AcceptLoop(listening)
@@ -117,8 +117,8 @@ func (g *Gateway) startServer() error {
 	return nil
 }
 
-// connect gives a connection of the gateway's own, in a user's account or, if it
-// is empty, the hub's.
+// connect makes a connection of the gateway's own, in a user's account or, if uid
+// is empty, in the hub's.
 func (g *Gateway) connect(uid string) (*nats.Conn, error) {
 	nc, err := nats.Connect("", nats.InProcessServer(g.server), nats.UserInfo(g.hubUser, g.hubPassword), nats.Name(uid),
 		nats.NoEcho(), nats.MaxReconnects(-1))
@@ -128,9 +128,9 @@ func (g *Gateway) connect(uid string) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// reverseMappings has the server reverse what it maps for each user. It would do so
-// without a lock, at the first subscription that needs it, and a user's
-// connections that subscribe at once would race for it.
+// reverseMappings makes the server build each user's reverse mapping. Otherwise the
+// server builds it at the first subscription that needs it, without a lock, and
+// concurrent subscriptions of a user's connections race.
 func (g *Gateway) reverseMappings() error {
 	for uid, a := range g.users {
 		nc, err := g.connect(uid)
@@ -160,7 +160,7 @@ func (g *Gateway) Addr() string {
 	return g.server.Addr().String()
 }
 
-// addUser lets a user in before the server starts.
+// addUser adds a user before the server starts.
 func (g *Gateway) addUser(u User) error {
 	if err := u.check(); err != nil {
 		return err

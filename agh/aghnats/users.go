@@ -24,15 +24,15 @@ type User struct {
 	Token     string
 	Password  string
 	NKey      string // public user key, U…
-	Anonymous bool   // whoever brings no credentials; at most one user
+	Anonymous bool   // for connections without credentials; at most one user
 	// Peers are the Peer IDs or handles that the user may speak as; an entry
-	// that ends in * allows every id that begins so. An id that several users
-	// may take belongs to the one who greeted with it, until it is gone.
+	// that ends in * allows every id with that prefix. An id that several users
+	// may take belongs to the user that greeted with it, until the peer is gone.
 	Peers []string
 	// Workspaces that the user may see and speak in; "*" alone means all. The
-	// server refuses to publish or subscribe elsewhere.
+	// server refuses the user's publications and subscriptions in others.
 	Workspaces []string
-	MaxPeers   int // ids that it may speak as at once; 0 means 4096
+	MaxPeers   int // ids that the user may speak as at once; 0 means 4096
 }
 
 func (u *User) check() error {
@@ -108,8 +108,8 @@ func (g *authenticator) Check(c server.ClientAuthentication) bool {
 	return true
 }
 
-// proofOf gives the key under which a user is found by its credentials: a hash
-// of the secret ones, so that finding it takes a time that tells nothing.
+// proofOf gives the key of a user by its credentials: a hash of the secret ones,
+// so that the time of a look-up reveals nothing.
 func proofOf(o *server.ClientOpts) string {
 	kind, text := "anonymous", ""
 	switch {
@@ -132,7 +132,7 @@ func (u *User) proof() string {
 	return proofOf(o)
 }
 
-// same compares secrets in constant time, whatever their lengths.
+// same compares secrets of any lengths in constant time.
 func same(a, b string) bool {
 	x, y := sha256.Sum256([]byte(a)), sha256.Sum256([]byte(b))
 	return subtle.ConstantTimeCompare(x[:], y[:]) == 1
