@@ -2,16 +2,16 @@
 // [github.com/parley-hub/parley/agh] implements the protocol, and agh/aghnats its
 // transport; this package translates between them and the hub.
 //
-// Peers connect to the hub's own NATS, or meet it on an operator's
+// Peers connect to the hub's own NATS, or the hub joins an operator's
 // ([aghnats.Gateway]). A message of a conversation is recorded and then delivered,
 // byte for byte: one record, and one delivery for each member of the channel, for
 // the addressed peer, or for an agent of the directory. Greetings and whois pass
-// unchanged and are not recorded. A peer that is away gets what it missed when it
-// greets again, until each message expires.
+// unchanged and are not recorded. A peer that was away gets the messages that it
+// missed, unless expired, when it greets again.
 //
-// # Who is who
+// # Peers and agents
 //
-// A peer is the agent that the configuration gives its identity
+// A peer's agent is the one to which the configuration gives the peer's identity
 // (workspace/peer), else guest/agh/<workspace>/<peer>. A channel is an agent
 // too, agh/<workspace>/<channel>: a notice to it goes to all its members. Agents of
 // other protocols that are exposed in AGH are peers of the configured channels, with
@@ -63,13 +63,13 @@ type Config struct {
 	Channels []Channel
 
 	Trust    bool          // verify the proofs of verified handles
-	Pins     protocol.Keys // which keys may speak as a nickname or handle; nil pins none
-	Screen   bool          // do not send what AGH daemons drop as secret
+	Pins     protocol.Keys // the keys that may speak as a nickname or handle; nil pins none
+	Screen   bool          // do not send messages that AGH daemons drop as secret
 	Lenient  bool          // accept and forward unknown members
-	MaxTTL   time.Duration // how far ahead expires_at may lie; 0: 30 days, which is the most
+	MaxTTL   time.Duration // how far ahead expires_at may lie; 0: 30 days, the maximum
 	Interval time.Duration // greet interval; 0: 30 s
 	Keep     time.Duration // how long a peer that is away is remembered; 0: 7 days
-	Node     string        // of this hub, among those on the same journal
+	Node     string        // name of this hub among the hubs on the same journal
 
 	RequirePins bool // refuse verified handles that Pins does not know
 
@@ -77,13 +77,13 @@ type Config struct {
 	MaxChannels int // 0: 8,192
 
 	MaxConnections int     // to Listen; 0: 1,024
-	BroadcastRate  float64 // greetings and whois requests for all, of a peer a second; 0: 5, below 0: no limit
+	BroadcastRate  float64 // a peer's greetings and undirected whois requests a second; 0: 5, below 0: no limit
 
 	Now    func() time.Time
 	Logger *slog.Logger
 }
 
-// A Channel is one in which agents of the directory appear as peers.
+// A Channel is a channel in which agents of the directory appear as peers.
 type Channel struct {
 	WorkspaceID string
 	Channel     string
@@ -102,7 +102,7 @@ type Binding struct {
 	works        *works
 	threads      *journal.Table[container] // of conversations
 	members      *members
-	handoffs     *journal.Table[handoff] // by the hub that they are for
+	handoffs     *journal.Table[handoff] // by the receiving hub
 	remoteAgents *remoteAgents
 	handoffQueue handoffQueue
 	pending      pending
@@ -119,7 +119,7 @@ type Binding struct {
 	hosted          map[peerAddress]standIn
 	broadcasts      recent[parley.ID, *broadcast]
 	envelopes       recent[parley.ID, *protocol.Envelope]
-	pendingReceipts map[parley.ID]*pendingReceipt // requests whose receipt has not gone out
+	pendingReceipts map[parley.ID]*pendingReceipt // by request, until the receipt is sent
 }
 
 // New makes a binding.
@@ -166,7 +166,7 @@ func New(c Config) (*Binding, error) {
 		Admitted: b.admitted, Refused: b.refused, Unknown: b.keepPending,
 		Greeted: b.recordGreeting, Away: b.sendElsewhere, Interval: c.Interval, Log: c.Logger,
 		MaxConns: cmp.Or(c.MaxConnections, 1024),
-		Workers:  256} // each waits for an append; appends of many go together
+		Workers:  256} // each waits for an append; the journal batches appends
 	return b, nil
 }
 
@@ -193,11 +193,11 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.populate(); err != nil {
 		return err
 	}
-	if err := b.followHubs(ctx); err != nil { // what others forward is for agents that are there
+	if err := b.followHubs(ctx); err != nil { // after populate: other hubs forward messages for its agents
 		return err
 	}
 	b.stop = append(b.stop, b.c.Hub.Directory().Watch(func(c directory.Change) {
-		// Peers that greet change the directory too; they are not hosted.
+		// Greeting peers change the directory too; they are not hosted.
 		if (c.New == nil || !c.New.ExposedIn(Protocol)) && (c.Old == nil || !c.Old.ExposedIn(Protocol)) {
 			return
 		}
@@ -210,14 +210,14 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// followHubs follows the members, agents and hand-offs of the other hubs.
+// followHubs watches the members, agents and hand-offs of the other hubs.
 func (b *Binding) followHubs(ctx context.Context) error {
 	stop, err := b.members.rows.Watch(ctx, "", func(row journal.Row[peerRecord]) {
 		r := row.Value
 		if row.Revision == 0 || r.Node == b.members.node {
 			return
 		}
-		if b.members.note(r) { // what this hub is to deliver waited for it
+		if b.members.note(r) { // this hub's deliveries waited for the peer
 			b.c.Hub.Kick(r.Name)
 		}
 		b.relayGreeting(r)
@@ -244,7 +244,7 @@ func (b *Binding) followHubs(ctx context.Context) error {
 	return nil
 }
 
-// run follows the directory, and removes peers that were away for too long.
+// run watches the directory, and removes peers that were away for too long.
 func (b *Binding) run() {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
@@ -279,7 +279,7 @@ func (b *Binding) Close() error {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Capabilities implements hub.Binding. Peers know a message by its id.
+// Capabilities implements hub.Binding. Peers deduplicate messages by id.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
 		Deduplicates:   true,
@@ -292,16 +292,18 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	}
 }
 
-// carriesEvent leaves out the acceptance of a request: the hub's own receipt said
-// it. A peer's receipt passes unchanged, and so does one with content.
+// carriesEvent reports whether an event is sent. The acceptance of a request is
+// not, because the hub's own receipt has reported it, unless the event is a peer's
+// receipt or has content.
 func carriesEvent(e *parley.Message) bool {
 	return e.State != parley.Accepted || e.Origin.Protocol == Protocol || len(e.Parts) > 0
 }
 
-// Addr is where peers connect, "" on an operator's NATS or before Start.
+// Addr is the address that peers connect to, "" on an operator's NATS or before
+// Start.
 func (b *Binding) Addr() string { return b.gateway.Addr() }
 
-// Address gives the places where an agent is a peer.
+// Address gives the channels in which an agent is a peer.
 func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
 		return i.ID

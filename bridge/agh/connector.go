@@ -21,27 +21,28 @@ import (
 // The connector runs beside a stock AGH daemon and joins its sessions to a hub; it is
 // a client of the hub, and no part of the binding.
 
-// Connector joins the sessions of a stock AGH daemon, whose own NATS nobody
-// can enter, to a hub: it runs beside the daemon, reads timelines by the
-// daemon's HTTP API, and speaks into the daemon as one of its sessions.
+// Connector joins the sessions of a stock AGH daemon, whose own NATS takes no
+// connections, to a hub. It runs beside the daemon, reads timelines by the
+// daemon's HTTP API, and posts into the daemon as one of its sessions, the bridge
+// session.
 //
-// Every other session of the channel is a peer at the hub. What such a session
-// posts to a thread goes to the hub's channel; its messages to the bridge session
-// go to the peer at the hub that they answer: by work, by reply_to, else the peer
-// that spoke to it last. Messages between the daemon's own sessions stay there.
+// Every other session of the channel is a peer at the hub. Its thread messages go
+// to the hub's channel; its messages to the bridge session go to the peer at the
+// hub that they answer: by work, by reply_to, else the peer that spoke to the
+// session last. Messages between the daemon's own sessions stay there.
 type Connector struct {
 	Daemon      string // base URL of the API, http://localhost:2123
 	WorkspaceID string
 	Channel     string
-	Session     string // the bridge session: as it, the hub's peers speak in the daemon
+	Session     string // the bridge session, by which the hub's peers speak in the daemon
 
 	// Transport leads to the hub.
 	Transport protocol.Transport
 	HTTP      *http.Client  // nil: one with a timeout of 10 s
-	Every     time.Duration // between two looks at the timelines; 0: 2 s
+	Every     time.Duration // between two polls of the timelines; 0: 2 s
 	Now       func() time.Time
 	Log       *slog.Logger // problems; nil discards
-	// Did is told in a line each thing that the connector did; nil discards. Many
+	// Did gets a line for each action of the connector; nil discards. Many
 	// goroutines call it.
 	Did func(line string)
 
@@ -54,15 +55,15 @@ type Connector struct {
 	seen  recent[string, struct{}]    // messages of the daemon
 }
 
-// origin is who at the hub is behind something in the daemon.
+// origin is the hub's peer, and its conversation, behind a message in the daemon.
 type origin struct {
 	peer string
 	at   protocol.Container
 }
 
-const maxRemembered = 1 << 14 // of each kind; the oldest goes first
+const maxRemembered = 1 << 14 // of each kind; the oldest is dropped first
 
-// The daemon's answers, as far as they are needed.
+// The daemon's answers, with the members that the connector reads.
 type (
 	daemonPeer struct {
 		SessionID   *string `json:"session_id"`
@@ -145,7 +146,7 @@ func (c *Connector) poll(ctx context.Context) error {
 	if err := c.get(ctx, "/peers?channel="+url.QueryEscape(c.Channel), &answer); err != nil {
 		return err
 	}
-	// Our own session first: what the others hear is said as it.
+	// Our own session first: the connector posts to the others as this session.
 	here := slices.DeleteFunc(answer.Peers, func(p daemonPeer) bool { return p.Channel != c.Channel || !p.Local })
 	own := func(p daemonPeer) bool { return p.SessionID != nil && *p.SessionID == c.Session }
 	if i := slices.IndexFunc(here, own); i >= 0 {
@@ -197,7 +198,7 @@ func (c *Connector) poll(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// join makes a peer of the daemon one of the hub's channel.
+// join makes a peer of the daemon a peer of the hub's channel.
 func (c *Connector) join(ctx context.Context, p daemonPeer) error {
 	c.mu.Lock()
 	_, ok := c.peers[p.PeerID]
@@ -223,14 +224,14 @@ func (c *Connector) join(ctx context.Context, p daemonPeer) error {
 	return nil
 }
 
-// toDaemon says in the daemon what a peer of the hub said to one of its
+// toDaemon posts in the daemon the message of a hub's peer to one of the daemon's
 // sessions, or to all.
 func (c *Connector) toDaemon(ctx context.Context, peer string, e *protocol.Envelope) error {
 	c.mu.Lock()
 	_, own := c.peers[e.From]
 	c.mu.Unlock()
 	if own {
-		return nil // of this daemon
+		return nil // sent by a peer of this daemon
 	}
 	o := origin{e.From, e.Container()}
 	if e.To != "" {
@@ -272,7 +273,7 @@ func (c *Connector) toDaemon(ctx context.Context, peer string, e *protocol.Envel
 	return err
 }
 
-// timeline brings what is new in one conversation to the hub.
+// timeline sends the new messages of one conversation to the hub.
 func (c *Connector) timeline(ctx context.Context, path string) error {
 	var answer struct {
 		Messages []daemonMessage `json:"messages"`
@@ -292,7 +293,7 @@ func (c *Connector) timeline(ctx context.Context, path string) error {
 			c.Log.Warn("a message of the daemon did not get to the hub", "id", m.MessageID, "error", err)
 			var e *protocol.Error
 			if !errors.As(err, &e) || e.Retryable {
-				continue // the next look tries again
+				continue // the next poll tries again
 			}
 		}
 		c.mu.Lock()
@@ -328,7 +329,7 @@ func (c *Connector) toHub(ctx context.Context, client *protocol.Client, m daemon
 	return err
 }
 
-// originOf finds who at the hub a message to the bridge session is for.
+// originOf finds the hub's peer that a message to the bridge session is for.
 func (c *Connector) originOf(m daemonMessage) (origin, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

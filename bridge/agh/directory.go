@@ -13,10 +13,10 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Peers and channels as agents of the directory: a peer is put there when it first
+// Peers and channels as agents of the directory: a peer is added when it first
 // speaks, and removed when it has been away for too long.
 
-// greeted makes the sender of a greeting a member, and delivers what it missed.
+// greeted makes the sender of a greeting a member, and delivers its missed messages.
 func (b *Binding) greeted(ctx context.Context, e *protocol.Envelope, card *protocol.Card, guest, joined bool) error {
 	at := peerAddress{e.WorkspaceID, e.Channel, e.From}
 	name, err := b.introduceSender(ctx, at, card, guest)
@@ -40,7 +40,7 @@ func (b *Binding) introduceSender(ctx context.Context, at peerAddress, card *pro
 	return b.introduce(ctx, at.workspaceID, at.channel, at.peer, card, guest)
 }
 
-// introduce puts a peer and its channel into the directory, unless they are there,
+// introduce adds a peer and its channel to the directory, unless they are there,
 // and gives the peer's name. A guest's entry is charged to the guests' budget.
 func (b *Binding) introduce(ctx context.Context, workspaceID, channel, peer string, card *protocol.Card,
 	guest bool) (string, error) {

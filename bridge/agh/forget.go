@@ -7,9 +7,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Forget implements hub.Forgetter: what peers said while they worked
-// goes from the state of work that has ended, and what another hub was handed
-// and has not published.
+// Forget implements hub.Forgetter: it drops the last texts of peers from the state
+// of work, and hand-offs that the other hub has not published.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	b.ForgetRecent()
 	if n, err = b.works.forget(ctx, &f); err != nil {
@@ -33,7 +32,7 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	return n + k, err
 }
 
-// ForgetRecent drops the requests and the work that are cached.
+// ForgetRecent drops the cached requests and work.
 func (b *Binding) ForgetRecent() {
 	b.mu.Lock()
 	b.envelopes.byKey, b.envelopes.order = nil, nil
@@ -41,8 +40,8 @@ func (b *Binding) ForgetRecent() {
 	b.works.rows.Uncache()
 }
 
-// forget drops the last texts of targets, which stay with the state of work for 31
-// days.
+// forget drops the last texts of targets, otherwise kept with the state of work for
+// 31 days.
 func (w *works) forget(ctx context.Context, f *hub.Forgetting) (int, error) {
 	return w.rows.Sweep(ctx, "", func(r *journal.Row[work]) journal.Fate {
 		l := r.Value.Link

@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Guests of this protocol are the peers of anonymous users, who can make as many
-// as they like. Those of users with credentials are not.
+// Guests of this protocol are the peers of anonymous users, who can make any number
+// of peers. Peers of users with credentials are not guests.
 
 // Bytes that the disk budget is charged for a guest: for its state when it is new
 // or has another card, for each of its skills, and for a record.
@@ -21,7 +21,7 @@ const (
 
 func guestKey(id string) string { return Protocol + "/" + id }
 
-// sourceOf is from where a peer that spoke is in the directory.
+// sourceOf is the directory source of a peer that is added because it spoke.
 func sourceOf(guest bool) directory.Source {
 	if guest {
 		return directory.FromGuest
@@ -34,14 +34,13 @@ func registered(e *directory.Entry) bool {
 	return e.Source == directory.FromAgent || e.Source == directory.FromGuest
 }
 
-// hubCounts reports whether the hub takes a guest's message from the budget by
-// itself: it does for messages that begin work, of a sender that it knows as a guest.
+// hubCounts reports whether the hub itself charges a guest's message to the budget:
+// it charges messages that begin work, if it knows the sender as a guest.
 func (b *Binding) hubCounts(m *parley.Message) bool {
 	return m.Kind != parley.Event && m.Kind != parley.Cancel && !m.Kind.Terminal() && b.c.Hub.Guest(m.From)
 }
 
-// charge takes bytes that are about to be written for a guest from the guests'
-// budget.
+// charge charges bytes to the guests' budget before they are written for a guest.
 func (b *Binding) charge(ctx context.Context, n int) error {
 	if err := b.c.Hub.Guests().Write(policy.SourceOf(ctx), n); err != nil {
 		return err
@@ -49,8 +48,8 @@ func (b *Binding) charge(ctx context.Context, n int) error {
 	return nil
 }
 
-// admitGuest takes what an entry of the directory costs from the guests'
-// budget, and one of their places if it is new.
+// admitGuest charges a guest's directory entry to the guests' budget. A new entry
+// also takes one of their places.
 func (b *Binding) admitGuest(ctx context.Context, a *parley.Agent, known bool) error {
 	size := stateBytes + len(a.Title) + skillBytes*len(a.Skills)
 	if err := b.charge(ctx, size); err != nil || known {
@@ -68,7 +67,7 @@ func (b *Binding) guestEntry(a *parley.Agent, source string, size int) policy.Gu
 		Evict: func() { b.evict(id) }}
 }
 
-// restoreGuests counts the guests that the directory has from before.
+// restoreGuests counts the guests that are in the directory at the start.
 func (b *Binding) restoreGuests() {
 	for _, e := range b.c.Hub.Directory().All() {
 		if id, ok := e.Identity(Protocol); ok && e.Source == directory.FromGuest {
@@ -79,8 +78,8 @@ func (b *Binding) restoreGuests() {
 	}
 }
 
-// evict forgets a guest that gives its place to another. What waits for it
-// becomes dead letters.
+// evict forgets a guest to make room for another. Its waiting messages become dead
+// letters.
 func (b *Binding) evict(id string) {
 	e, ok := b.c.Hub.Directory().Lookup(Protocol, id)
 	workspaceID, peer, valid := split(id)

@@ -12,26 +12,26 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Messages that one hub gives another through the journal, because the recipient is
-// connected to, or hosted by, that other hub.
+// Messages that one hub hands over to another through the journal, because the
+// other hub hosts the recipient or has its connection.
 
 // handoff is a message for a peer that is connected to another hub, as recorded.
 type handoff struct {
 	Peer string
 	Raw  []byte
 
-	// Of a message that is for an agent which the other hub hosts:
-	From      string `json:",omitzero"` // the hub that forwards it
-	Principal string `json:",omitzero"` // the NATS user that sent it there
-	Guest     bool   `json:",omitzero"` // that user has no credentials
+	// Set if the recipient is an agent that the other hub hosts:
+	From      string `json:",omitzero"` // the forwarding hub
+	Principal string `json:",omitzero"` // the sender's NATS user at that hub
+	Guest     bool   `json:",omitzero"` // the user has no credentials
 }
 
-// handoffTTL is how long a message waits at most for its peer to come back to the
-// other hub.
+// handoffTTL is the longest time that a message waits for its peer to reconnect to
+// the other hub.
 const handoffTTL = 5 * time.Minute
 
-// handOff hands a message over to the hub node, for a peer that is connected to it,
-// or, if peer is "", for all.
+// handOff hands a message over to the hub named node, for one of the peers connected
+// to that hub, or for all of them if peer is "".
 func (b *Binding) handOff(e *protocol.Envelope, node, peer string) error {
 	raw := e.Raw()
 	if raw == nil {
@@ -54,8 +54,8 @@ func (b *Binding) putHandoff(ctx context.Context, e *protocol.Envelope, node str
 	return err
 }
 
-// forward hands a message over to the hub that hosts its recipient, which takes it
-// as if its sender were connected there.
+// forward hands a message over to the hub that hosts its recipient. That hub
+// handles the message as if the sender were connected to it.
 func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) (protocol.Decision, error) {
 	h := handoff{Peer: x.peer, Raw: a.Envelope.Raw(), From: b.members.node, Principal: a.Principal,
 		Guest: b.anonymous[a.Principal]}
@@ -65,8 +65,8 @@ func (b *Binding) forward(ctx context.Context, a *protocol.Admission, x member) 
 	return protocol.Forward, nil
 }
 
-// sendElsewhere hands a message over to the hub that its recipient is connected to;
-// false if no other hub has the recipient.
+// sendElsewhere hands a message over to the hub that its recipient is connected to.
+// It returns false if no other hub has the recipient.
 func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
 	x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 	if !ok {
@@ -78,7 +78,7 @@ func (b *Binding) sendElsewhere(e *protocol.Envelope) bool {
 	return true
 }
 
-// takeForwarded takes a message of another hub's peer to an agent of this one.
+// takeForwarded takes a message from another hub's peer to an agent of this hub.
 func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) {
 	h := row.Value
 	done := func(protocol.Result) { b.dropHandoff(row) }
@@ -91,10 +91,10 @@ func (b *Binding) takeForwarded(row journal.Row[handoff], e *protocol.Envelope) 
 	b.gateway.Forwarded(b.ctx, h.From, h.Principal, e.Raw(), done)
 }
 
-// ownScope gives the scope in which a forwarded message is recorded: one of the
-// workspace's whose partition this hub has, so that it dispatches the message,
-// whose agent no other hub need know. [protocol.ErrReplay] if the message is in
-// any of them.
+// ownScope gives the scope in which a forwarded message is recorded: a scope of the
+// workspace in a partition of this hub. This hub then dispatches the message, since
+// the other hubs may not know the agent. The error is [protocol.ErrReplay] if any
+// scope of the workspace has the message.
 func (b *Binding) ownScope(scope, key string) (own string, err error) {
 	j := b.c.Journal
 	for i := range maxScopes {
@@ -116,20 +116,20 @@ func (b *Binding) ownScope(scope, key string) (own string, err error) {
 	return own, nil
 }
 
-// maxScopes are the scopes of one workspace: with 64 partitions, a hub that has
-// one of them finds it in 98 of 100 workspaces.
+// maxScopes is the number of scopes of one workspace: with 64 partitions, a hub
+// that owns one partition finds a scope in it for 98 of 100 workspaces.
 const maxScopes = 256
 
-// handoffQueue holds hand-offs for peers that do not listen just now: after a
-// restart of this hub they need a moment to reconnect. They are published in the
-// order in which they came, and are in the journal until then.
+// handoffQueue holds hand-offs for peers that are not listening, as peers that still
+// reconnect after a restart of this hub. Hand-offs are published in the order of
+// arrival, and stay in the journal until then.
 type handoffQueue struct {
 	mu      sync.Mutex
-	byPeer  map[peerAddress][]queuedHandoff // those with any have a goroutine
+	byPeer  map[peerAddress][]queuedHandoff // each peer in it has a goroutine
 	waiting int
 }
 
-// queuedHandoff is a message that another hub has for a peer of this one.
+// queuedHandoff is a message from another hub for a peer of this hub.
 type queuedHandoff struct {
 	row journal.Row[handoff]
 	e   *protocol.Envelope
@@ -140,7 +140,7 @@ const (
 	listenEvery       = 100 * time.Millisecond
 )
 
-// receiveHandoff takes a message from another hub to a peer of this one.
+// receiveHandoff takes a message from another hub to a peer of this hub.
 func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 	if row.Revision == 0 || b.now().After(row.Until) {
 		return
@@ -159,7 +159,7 @@ func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 		return
 	}
 	if e.To == "" && e.Kind == protocol.KindWhois || peer == "" {
-		b.publishHandoff(m) // of no use later
+		b.publishHandoff(m) // useless later
 		return
 	}
 	to := peerAddress{e.WorkspaceID, e.Channel, peer}
@@ -181,8 +181,8 @@ func (b *Binding) receiveHandoff(row journal.Row[handoff]) {
 	}
 }
 
-// publishWhenListening publishes a peer's hand-offs once it listens, until none is
-// left.
+// publishWhenListening publishes a peer's hand-offs once the peer listens, until
+// the queue is empty.
 func (b *Binding) publishWhenListening(to peerAddress) {
 	look := time.NewTicker(listenEvery)
 	defer look.Stop()
@@ -205,8 +205,8 @@ func (b *Binding) publishWhenListening(to peerAddress) {
 	}
 }
 
-// due takes out a peer's hand-offs, if it listens; left is false if there were none.
-// Those past their time are dropped: their requesters have given up.
+// due removes a peer's hand-offs from the queue if the peer listens; left is false
+// if there were none. It drops expired ones: their requesters have given up.
 func (q *handoffQueue) due(to peerAddress, listens bool, now time.Time) (out []queuedHandoff, left bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -221,7 +221,7 @@ func (q *handoffQueue) due(to peerAddress, listens bool, now time.Time) (out []q
 		delete(q.byPeer, to)
 		return nil, false
 	}
-	q.byPeer[to] = list // keeps later ones behind these
+	q.byPeer[to] = list // even if empty: later hand-offs queue behind these
 	return out, true
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // From the wire to the hub: the router has checked a message, admit records it and
-// the hub delivers it. What is refused gets its reason here.
+// the hub delivers it. A refused message gets its reason here.
 
 // admit records a validated message, which the hub then delivers; see
 // agh.Router.Admit.
@@ -26,7 +26,7 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	e := a.Envelope
 	if e.Kind == protocol.KindGreet || e.Kind == protocol.KindWhois {
 		if _, there := b.remoteHub(e.WorkspaceID, e.Channel, e.To); there && b.c.URL == "" {
-			return protocol.Take, b.consumeKey(ctx, a) // its hub publishes it
+			return protocol.Take, b.consumeKey(ctx, a) // the recipient's hub publishes it
 		}
 		return protocol.Pass, b.consumeKey(ctx, a)
 	}
@@ -84,13 +84,13 @@ func (b *Binding) admit(ctx context.Context, a *protocol.Admission) (protocol.De
 	}
 	switch {
 	case e.To == "" && (e.Kind == protocol.KindReceipt || e.Kind == protocol.KindTrace):
-		// It changes the work and has no recipient.
+		// The message changes the work and has no recipient.
 		return protocol.Take, b.consumeKey(ctx, a)
 	case e.To == "":
 		m.To = ChannelName(e.WorkspaceID, e.Channel)
 		m.Audience = b.audience(m, e.WorkspaceID, e.Channel)
 	case e.Surface == protocol.SurfaceDirect && !e.InRoom(e.To):
-		// The room of others, or of nobody: delivered to nobody (AGH-055).
+		// The room of other peers, or of none: no recipient (AGH-055).
 		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
 	default:
 		if m.To, err = b.introduce(ctx, e.WorkspaceID, e.Channel, e.To, nil, guest); err != nil {
@@ -140,7 +140,7 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		m.Kind, m.InReplyTo, m.Expires = parley.Cancel, l.Request, time.Time{}
 		return b.submit(ctx, e, s)
 	case !talk:
-		return protocol.Take, b.consumeKey(ctx, a) // an agent has no use for receipts of its messages
+		return protocol.Take, b.consumeKey(ctx, a) // receipts of an agent's messages are not delivered to it
 	}
 	m.Conversation = b.conversation(e)
 	m.Skill = skillWanted(e, func(id string) bool {
@@ -170,8 +170,8 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	return b.submit(ctx, e, s)
 }
 
-// answer makes m an event or the reply of the hub's request that e is about; false
-// if e says nothing new.
+// answer makes m an event or the reply of the hub's request that e is about. It
+// returns false if e has no news.
 func (b *Binding) answer(m *parley.Message, e *protocol.Envelope, l link) bool {
 	m.InReplyTo, m.Kind = l.Request, parley.Event
 	switch c := e.Content().(type) {
@@ -255,7 +255,7 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 	if !ok {
 		reason = protocol.ReasonBusy
 	}
-	b.work.Go(func() { // the sender can be reached once this message is done
+	b.work.Go(func() { // the sender can be reached only after this message
 		out := answerTo(e, protocol.NewID())
 		out.TS = b.now().Unix()
 		err := errors.Join(
@@ -266,7 +266,7 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 			err = b.send(b.ctx, 1, out)
 		}
 		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
-			err = b.publish(out) // the work was never opened, or its recipient is no stand-in
+			err = b.publish(out) // the work was not opened, or its recipient is no stand-in
 		}
 		if err != nil {
 			b.c.Logger.Debug("a refusal was not told", "error", err)
@@ -299,9 +299,9 @@ func key(e *protocol.Envelope) string {
 	return e.From + "\x01" + shortened(e.ID) // no peer id has either character
 }
 
-// conversation gives the conversation of a container: one for the whole channel in
-// a thread, one for the two peers in a room. A peer cannot guess its way into
-// either: the server restricts workspaces, and a room's id is derived from its peers.
+// conversation gives the conversation of a container: a thread's is for the whole
+// channel, a room's for its two peers. A peer cannot enter either by guessing ids:
+// the server restricts workspaces, and a room's id is derived from its peers.
 func (b *Binding) conversation(e *protocol.Envelope) parley.ID {
 	return b.c.Hub.Conversation(Protocol, scope(e.WorkspaceID), container{e.WorkspaceID, e.Container()}.foreign())
 }
@@ -333,7 +333,7 @@ func (b *Binding) admitted(ctx context.Context, principal string, res protocol.R
 		if err := b.greeted(ctx, e, g.Card, b.anonymous[principal], len(res.Events) > 0); err != nil {
 			level := slog.LevelWarn
 			if b.anonymous[principal] {
-				level = slog.LevelDebug // an attacker can cause it as often as it likes
+				level = slog.LevelDebug // an attacker can cause any number
 			}
 			b.c.Logger.Log(ctx, level, "a peer that greeted is not kept",
 				"workspace", e.WorkspaceID, "peer", e.From, "user", principal, "error", err)

@@ -14,20 +14,20 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Members of channels: which peers greeted or spoke where, to which hub they are
-// connected, and whether they are there now.
+// Members of channels: the peers that greeted or spoke in each channel, the hub that
+// each is connected to, and whether it is present.
 
 // peerAddress is a peer in a channel.
 type peerAddress struct{ workspaceID, channel, peer string }
 
-// member is a peer that greeted, or spoke, in a channel, and may be away now.
+// member is a peer that greeted or spoke in a channel. It may be away now.
 type member struct {
 	peerAddress
 	name       string    // in the directory
 	node       string    // the hub that it is connected to
 	seen       time.Time // its last message or greeting
 	since      time.Time // it has received everything since; zero: unknown
-	away       bool      // messages wait for it
+	away       bool      // messages wait for the peer
 	recordedAt time.Time // when its record was written
 	expired    bool      // away for too long: its messages become dead letters
 	guest      bool      // the peer of an anonymous user
@@ -37,11 +37,11 @@ type member struct {
 type peerRecord struct {
 	Workspace, Channel, Peer, Name, Node string
 	Seen                                 time.Time
-	Greet                                []byte `json:",omitempty"` // the greeting's bytes, for the peers of other hubs
+	Greet                                []byte `json:",omitempty"` // the greeting's bytes, for peers of other hubs
 	Guest                                bool   `json:",omitempty"`
 }
 
-// maxGreet is how large a greeting may be to be passed on to other hubs.
+// maxGreet is the size of the largest greeting that other hubs get, in bytes.
 const maxGreet = 64 << 10
 
 // members are the peers of each channel. A greeting costs the same for any number
@@ -58,7 +58,7 @@ type members struct {
 	byChannel map[[2]string]map[string]bool // workspace, channel → peers
 }
 
-// writeEvery is how old a record may get while its peer goes on greeting.
+// writeEvery is the age at which the record of a greeting peer is written again.
 const writeEvery = 10 * time.Minute
 
 func (m *members) load(ctx context.Context) error {
@@ -73,8 +73,8 @@ func (m *members) load(ctx context.Context) error {
 	return nil
 }
 
-// note takes a member's record, which may be another hub's. back is true if the
-// peer was not known to be there: messages may wait for it here.
+// note applies a member's record, which may be another hub's. back is true if the
+// peer was not known to be present: messages may wait for it here.
 func (m *members) note(r peerRecord) (back bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,9 +143,9 @@ func (m *members) checkRoomLocked(at peerAddress, guest bool) error {
 	return nil
 }
 
-// noteSeen notes a message of a peer. With a greeting the peer is connected here, and
-// receives everything from now on, unless it did before. back is true if messages
-// may wait for it.
+// noteSeen records a message of a peer. A greeting shows that the peer is connected
+// here, and receives everything from now on, if not before. back is true if messages
+// may wait for the peer.
 func (m *members) noteSeen(ctx context.Context, at peerAddress, name string, guest bool, greet *protocol.Envelope,
 	joined bool, now time.Time) (back bool, err error) {
 	greeted := greet != nil
@@ -211,7 +211,7 @@ func (m *members) nodes(workspaceID, channel string, since time.Time) []string {
 	return out
 }
 
-// memberships lists a peer's channels, the one where it was seen last first.
+// memberships lists a peer's channels, the most recently used first.
 func (m *members) memberships(workspaceID, peer string) []member {
 	m.mu.Lock()
 	list := m.byPeer[[2]string{workspaceID, peer}] // is replaced, not changed
@@ -226,7 +226,7 @@ func (m *members) memberships(workspaceID, peer string) []member {
 	return out
 }
 
-// at gives what is known of a peer in a channel.
+// at gives the member record of a peer in a channel.
 func (m *members) at(workspaceID, channel, peer string) (member, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -262,8 +262,8 @@ func (m *members) presentSince(at peerAddress, t time.Time) bool {
 	return x != nil && !x.since.IsZero() && !x.since.After(t) && !x.away
 }
 
-// sweep finds members that were not seen since a time: first they expire, and what
-// waits for them becomes dead letters; the next sweep removes them.
+// sweep finds members that were not seen since a time. The first sweep expires them:
+// their waiting messages become dead letters. The next sweep removes them.
 func (m *members) sweep(before time.Time) (expired, forgotten []member) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -301,7 +301,7 @@ func (b *Binding) Holds(e *directory.Entry, id parley.Identity) bool {
 	return !gone
 }
 
-// here reports whether a peer receives what its hub publishes.
+// here reports whether a peer receives its hub's publications.
 func (b *Binding) here(x member) bool {
 	if x.node != b.members.node || b.c.URL != "" {
 		return x.seen.After(b.fresh())

@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// From the hub to the wire: Deliver brings a message to a peer or a channel, as the
+// From the hub to the wire: Deliver sends a message to a peer or a channel, from the
 // peer that speaks for its sender.
 
 // Deliver implements hub.Binding.
@@ -73,9 +73,9 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 	return b.outcome(b.broadcast(ctx, m.ID, e, peer))
 }
 
-// broadcast brings a message to a channel to one of its members, or to all that are
-// present if peer names the channel itself. It is published once, by the first of its
-// deliveries; a peer that was away then gets it later, alone.
+// broadcast delivers a channel message to one member, or to all present members if
+// peer names the channel itself. The first delivery publishes the message to all;
+// later ones publish it again only for a peer that was away then.
 func (b *Binding) broadcast(ctx context.Context, id parley.ID, e *protocol.Envelope, peer string) error {
 	t, err := b.publishOnce(ctx, id, e)
 	at := peerAddress{e.WorkspaceID, e.Channel, peer}
@@ -100,8 +100,8 @@ func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress) error {
 
 var errAway = errors.New("the peer is away")
 
-// maxBroadcasts bounds the broadcasts whose time is remembered. Older ones, and those
-// before a restart, go to absent members once more, who deduplicate them by id.
+// maxBroadcasts bounds the broadcasts whose time is remembered. Older ones, and
+// broadcasts before a restart, are published again; members deduplicate them by id.
 const maxBroadcasts = 1 << 16
 
 // broadcast is a message to a channel that was published, or is being.
@@ -137,7 +137,7 @@ func (b *Binding) publishOnce(ctx context.Context, id parley.ID, e *protocol.Env
 	return x.at, x.failed
 }
 
-// original gives the envelope in which a message of a peer came.
+// original gives the original envelope of a peer's message.
 func (b *Binding) original(m *parley.Message) (*protocol.Envelope, *parley.Error) {
 	if e := b.cached(m.ID); e != nil {
 		return e, nil
@@ -171,7 +171,7 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "it could not be published"), Losses: ls}
 }
 
-// reply brings an event or the reply of a request to the peer that sent it.
+// reply sends an event or the reply of a request to the requester.
 func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	m := o.Message
 	var outs []*protocol.Envelope
@@ -207,11 +207,11 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 			"agent %q is no peer of the channel any more", m.From)}
 	}
 	answers, ls := b.answers(e, m, o.Recipient.Name)
-	if a == nil { // the work may have ended at another hub meanwhile, or be forgotten
+	if a == nil { // the work may have ended at another hub, or be forgotten
 		_, known, err := b.works.Work(ctx, e.WorkspaceID, e.WorkID)
 		if err == nil && !known {
 			again := *e
-			again.Note = nil // it is answered: it gets no link any more
+			again.Note = nil // the request is answered: no link
 			_, err = b.works.advance(ctx, &again)
 		}
 		if err != nil {
@@ -255,7 +255,7 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 		}
 	}
 	outs := make([]*protocol.Envelope, 0, len(bodies))
-	stated := answerTo(e, "") // with the provenance, which is the same of all
+	stated := answerTo(e, "") // with the provenance, the same for all answers
 	if err := stated.SetExt(ExtParley, provenanceOf(m)); err != nil {
 		return nil, append(ls, parley.Loss{Field: "Parts", Reason: "not valid text"})
 	}
@@ -271,10 +271,10 @@ func (b *Binding) answers(e *protocol.Envelope, m *parley.Message, recipient str
 	return outs, ls
 }
 
-// send sends messages of a stand-in to one peer, which may be connected to another hub,
-// in their order. What they make of their work is written once, before the first is
-// published. A retry is published although the first attempt closed the work: it may not
-// have arrived.
+// send sends messages of a stand-in in order to one peer, which may be connected to
+// another hub. The resulting state of the work is written once, before the first
+// message is published. A retry is published although the first attempt closed the
+// work: that attempt may not have arrived.
 func (b *Binding) send(ctx context.Context, attempt int, es ...*protocol.Envelope) error {
 	made := make([]*protocol.Envelope, 0, len(es))
 	var invalid error
@@ -284,7 +284,7 @@ func (b *Binding) send(ctx context.Context, attempt int, es ...*protocol.Envelop
 		var perr *protocol.Error
 		if errors.As(err, &perr) && perr.Step == protocol.StepRouting {
 			if _, elsewhere := b.remoteHub(e.WorkspaceID, e.Channel, e.To); elsewhere {
-				out.Envelope, err = e, nil // sender and recipient are that hub's
+				out.Envelope, err = e, nil // the other hub has sender and recipient
 			}
 		}
 		if err != nil {
@@ -313,8 +313,8 @@ func (b *Binding) publish(e *protocol.Envelope) error {
 	return b.gateway.Publish(e)
 }
 
-// commonChannel finds the channel in which an agent can speak to a peer: one where
-// both are, else one where the peer is.
+// commonChannel finds the channel in which an agent can speak to a peer: a channel
+// of both, else a channel of the peer.
 func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speaker string, err error) {
 	present := slices.DeleteFunc(b.members.memberships(workspaceID, peer), func(x member) bool { return !b.here(x) })
 	if len(present) == 0 {
@@ -326,8 +326,8 @@ func (b *Binding) commonChannel(workspaceID, peer, agent string) (channel, speak
 	return channel, speaker, err
 }
 
-// chooseContainer sets the container and the sender of e, which brings m to a peer:
-// the thread of m's conversation, else the room that the peer shares with the sender.
+// chooseContainer sets container and sender of e, the envelope of m to a peer: the
+// thread of m's conversation, else the room of the peer and the sender.
 func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *parley.Message) (err error) {
 	if at, ok := b.thread(ctx, m.Conversation, e.WorkspaceID); ok {
 		for _, x := range b.members.memberships(e.WorkspaceID, e.To) {
@@ -345,7 +345,7 @@ func (b *Binding) chooseContainer(ctx context.Context, e *protocol.Envelope, m *
 	return err
 }
 
-// say brings a request or a notice of an agent to a peer.
+// say sends an agent's request or notice to a peer.
 func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer string) hub.Outcome {
 	m := o.Message
 	e := &protocol.Envelope{ID: messageID(m.ID, ""), WorkspaceID: workspaceID, To: peer, TraceID: traceOf(m)}
@@ -457,7 +457,7 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	return b.outcome(err)
 }
 
-// setContent sets the content of e, which brings m to AGH, with the provenance of m.
+// setContent sets the content of e, the envelope of m, with the provenance of m.
 func setContent(e *protocol.Envelope, content any, m *parley.Message) error {
 	if err := e.SetContent(content); err != nil {
 		return err

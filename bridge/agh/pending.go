@@ -9,13 +9,13 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
-// Messages to peers that no hub knows yet, and whois requests that further hubs may
-// have to hear: both wait for one greet interval.
+// Messages to peers that no hub knows yet, and whois requests that may be for further
+// hubs: both wait for one greet interval.
 
-// pending holds messages for peers that this hub does not know. Another hub on the
-// journal may have such a peer, or get it: a peer greets once an interval, and the
-// messages for it are kept for one. A whois for all is kept as long, for hubs whose
-// peers become known meanwhile.
+// pending holds messages for peers that this hub does not know. Such a peer may be
+// at another hub on the journal, or connect: peers greet once an interval, so that
+// pending holds the messages for one interval. It keeps an undirected whois as long,
+// for hubs whose peers become known in that time.
 type pending struct {
 	within time.Duration
 	refuse func(pendingMessage) // called when within is over
@@ -26,10 +26,10 @@ type pending struct {
 	bySender  map[string]int // messages in byAddress
 	count     int
 	bytes     int
-	whois     []*pendingWhois // in the order in which they came
+	whois     []*pendingWhois // in order of arrival
 }
 
-// pendingMessage is not admitted yet: again makes all checks anew.
+// pendingMessage is not admitted yet: again repeats all checks.
 type pendingMessage struct {
 	user  string
 	res   protocol.Result
@@ -37,11 +37,11 @@ type pendingMessage struct {
 	timer *time.Timer
 }
 
-// pendingWhois is a whois that was taken, or an answer to one.
+// pendingWhois is an accepted whois request or answer.
 type pendingWhois struct {
 	e     *protocol.Envelope
 	until time.Time
-	nodes []string // it was brought to their peers
+	nodes []string // hubs that have got it
 }
 
 // Bounds: beyond them a message for an unknown peer is refused at once, and the
@@ -77,7 +77,7 @@ func (h *pending) add(to peerAddress, m pendingMessage) bool {
 	return true
 }
 
-// take takes out the messages for a peer, or only one of them.
+// take removes and returns the messages for a peer, or only one of them.
 func (h *pending) take(to peerAddress, only *pendingMessage) (out []*pendingMessage) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -118,7 +118,7 @@ func (h *pending) addWhois(e *protocol.Envelope, now time.Time) *pendingWhois {
 	return q
 }
 
-// notSentTo gives those of nodes that do not have a whois yet, and notes them.
+// notSentTo gives the nodes that have not got a whois, and records that they get it.
 func (h *pending) notSentTo(q *pendingWhois, nodes []string) (out []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -130,8 +130,8 @@ func (h *pending) notSentTo(q *pendingWhois, nodes []string) (out []string) {
 	return out
 }
 
-// whoisFor gives the whois requests and answers for a peer of another hub: those for
-// it alone, and those for all of its channel that were not brought there.
+// whoisFor gives the whois requests and answers for a peer of another hub: directed
+// ones, and those for its whole channel that the hub has not got.
 func (h *pending) whoisFor(at peerAddress, node string, now time.Time) (out []*protocol.Envelope) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -155,7 +155,6 @@ func (h *pending) expire(now time.Time) {
 	}
 }
 
-// close forgets everything.
 func (h *pending) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -176,12 +175,12 @@ func (b *Binding) keepPending(user string, res protocol.Result, again func()) bo
 		return false
 	}
 	if b.reachable(e.WorkspaceID, e.Channel, e.To) || b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
-		b.retryPending(to) // the peer came meanwhile
+		b.retryPending(to) // the peer has become known meanwhile
 	}
 	return true
 }
 
-// retryPending admits the messages to a peer that is known now.
+// retryPending receives the messages for a now known peer again.
 func (b *Binding) retryPending(to peerAddress) {
 	if list := b.pending.take(to, nil); len(list) > 0 {
 		b.work.Go(func() {
@@ -192,7 +191,7 @@ func (b *Binding) retryPending(to peerAddress) {
 	}
 }
 
-// peerSeenElsewhere sends the messages that wait for a peer to its hub.
+// peerSeenElsewhere sends the messages that wait for another hub's peer to that hub.
 func (b *Binding) peerSeenElsewhere(r peerRecord) {
 	at := peerAddress{r.Workspace, r.Channel, r.Peer}
 	b.retryPending(at)
@@ -209,24 +208,24 @@ func (b *Binding) peerSeenElsewhere(r peerRecord) {
 	}
 }
 
-// refusePending refuses a message whose recipient did not come in time.
+// refusePending refuses a message whose recipient did not become known in time.
 func (b *Binding) refusePending(m pendingMessage) {
 	e := m.res.Envelope
 	subject, err := e.Subject()
 	if err != nil {
-		subject = e.Channel // it came on one, and has one
+		subject = e.Channel // the message has a valid subject: it arrived on one
 	}
 	b.refused(m.user, subject, e.Raw(), m.res)
 }
 
-// forwardWhois brings a whois to the hubs that it concerns: a request to hubs whose
-// peers may answer, an answer to the hub of the requester.
+// forwardWhois sends a whois request to the hubs whose peers may answer it, and a
+// whois answer to the hub of the requester.
 func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 	if e.To != "" {
 		x, ok := b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		if !ok && !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) &&
 			!b.gateway.Listens(e.WorkspaceID, e.Channel, e.To) {
-			b.pending.addWhois(e, b.now()) // the peer may be back in a moment
+			b.pending.addWhois(e, b.now()) // the peer may reconnect soon
 			x, ok = b.remoteHub(e.WorkspaceID, e.Channel, e.To)
 		}
 		if ok {
@@ -238,7 +237,7 @@ func (b *Binding) forwardWhois(e *protocol.Envelope, w *protocol.Whois) error {
 	q := b.pending.addWhois(e, b.now())
 	nodes := b.pending.notSentTo(q, b.members.nodes(e.WorkspaceID, e.Channel, b.fresh()))
 	for _, node := range b.remoteAgents.inChannel(e.WorkspaceID, e.Channel, b.members.node, b.fresh()) {
-		if !slices.Contains(nodes, node) { // only agents are there: peers that come still have to hear it
+		if !slices.Contains(nodes, node) { // only agents there: peers that join still need the whois
 			nodes = append(nodes, node)
 		}
 	}

@@ -8,24 +8,24 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
-// pendingReceipt is a request whose receipt "accepted" has not gone out.
+// pendingReceipt is a request whose receipt "accepted" is not sent yet.
 type pendingReceipt struct {
 	request  *protocol.Envelope
 	admitted chan struct{} // closed when the router is done with the request
 	admit    func()
 	taken    bool          // the goroutine that takes the receipt sends it
-	sent     chan struct{} // closed when it has gone out, or will not
+	sent     chan struct{} // closed when the receipt is sent, or will not be
 }
 
-// receiptDelay is how long a receipt waits for the answer: an agent that answers at
-// once has both sent together, which saves two flushes for each piece of work.
+// receiptDelay is how long a receipt waits for the answer: sending both together
+// saves two flushes for each piece of work.
 const receiptDelay = 100 * time.Millisecond
 
-// maxFor is the longest message id that a receipt can name: beyond it work is
-// answered without one.
+// maxFor is the longest message id that a receipt can name: work under a longer id
+// gets no receipt.
 const maxFor = 512 << 10
 
-// expectReceipt holds back answers to a request until its receipt has gone out.
+// expectReceipt holds back answers to a request until its receipt is sent.
 func (b *Binding) expectReceipt(request parley.ID, e *protocol.Envelope) {
 	if len(e.ID) > maxFor {
 		return
@@ -44,7 +44,7 @@ func (b *Binding) pendingReceipt(request parley.ID) *pendingReceipt {
 }
 
 // acknowledge sends the receipt "accepted" for a recorded request, unless an answer
-// takes it along in time.
+// is sent with it in time.
 func (b *Binding) acknowledge(e *protocol.Envelope) {
 	l, ok := e.Note.(*link)
 	if !ok {
@@ -56,7 +56,7 @@ func (b *Binding) acknowledge(e *protocol.Envelope) {
 	}
 }
 
-// sendReceipt sends a receipt that no answer has taken along.
+// sendReceipt sends a receipt that was not sent with an answer.
 func (b *Binding) sendReceipt(request parley.ID, a *pendingReceipt) {
 	out := b.takeReceipt(request, a)
 	if out == nil || b.ctx.Err() != nil {
@@ -68,7 +68,7 @@ func (b *Binding) sendReceipt(request parley.ID, a *pendingReceipt) {
 	b.release(request)
 }
 
-// takeReceipt makes the receipt for its sender, once; then it gives nil.
+// takeReceipt makes the receipt for the caller to send. Later calls give nil.
 func (b *Binding) takeReceipt(request parley.ID, a *pendingReceipt) *protocol.Envelope {
 	b.mu.Lock()
 	taken := a.taken
@@ -86,7 +86,7 @@ func (b *Binding) takeReceipt(request parley.ID, a *pendingReceipt) *protocol.En
 	return out
 }
 
-// release lets answers to a request go out: its receipt has gone out, or will not.
+// release lets answers to a request be sent: its receipt is sent, or will not be.
 func (b *Binding) release(request parley.ID) {
 	b.mu.Lock()
 	a := b.pendingReceipts[request]

@@ -9,16 +9,16 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Hubs on one journal host different agents as peers. Here is which hub hosts whom;
-// handoffs.go has the messages that hubs give each other.
+// Hubs on one journal host different agents as peers. This file records which hub
+// hosts which agent; handoffs.go has the messages between the hubs.
 
 // remoteAgents are the agents that other hubs on the same journal host as peers. An
-// example: a peer of hub A asks who is in the channel, and gives work to
-// "weather", which only hub B hosts. B records each greeting of its agents in the
-// journal; A passes them on, forwards the question and the work to B, and B sends
-// back what its agent answers.
+// example: a peer of hub A sends a whois to the channel, and gives work to "weather",
+// which only hub B hosts. B records each greeting of its agents in the journal. A
+// publishes these greetings, forwards the whois and the work to B, and B sends back
+// its agent's answers.
 type remoteAgents struct {
-	rows *journal.Table[peerRecord] // followed; a key is the hub's name, "/" and that of the peer
+	rows *journal.Table[peerRecord] // watched; a key is the hub's name, "/" and the peer's key
 
 	mu   sync.Mutex
 	hubs []string // that have hosted any, sorted
@@ -38,8 +38,8 @@ func (a *remoteAgents) allHubs() []string {
 	return a.hubs // is replaced, not changed
 }
 
-// find gives the hub that hosts a peer: of several the one whose name is first, so
-// that all messages of a conversation go to the same.
+// find gives the hub that hosts a peer. Of several hubs it gives the first by name,
+// so that all messages of a conversation go to the same hub.
 func (a *remoteAgents) find(to peerAddress, self string, since time.Time) (member, bool) {
 	key := to.key()
 	for _, name := range a.allHubs() {
@@ -62,10 +62,11 @@ func (a *remoteAgents) inChannel(workspaceID, channel, self string, since time.T
 	return slices.Compact(out)
 }
 
-// fresh is since when a peer must have been heard of to count as present.
+// fresh is the time since which a present peer must have greeted.
 func (b *Binding) fresh() time.Time { return b.now().Add(-2 * b.interval()) }
 
-// recordGreeting records the greeting of an agent that this hub hosts, for the others.
+// recordGreeting records the greeting of an agent that this hub hosts, for the other
+// hubs.
 func (b *Binding) recordGreeting(e *protocol.Envelope) {
 	if b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
 		return
@@ -100,7 +101,7 @@ func (b *Binding) remoteAgentSeen(_, row journal.Row[peerRecord]) {
 	})
 }
 
-// relayGreeting publishes the greeting of a peer of another hub to those of this one.
+// relayGreeting publishes the greeting of another hub's peer to the peers of this hub.
 func (b *Binding) relayGreeting(r peerRecord) {
 	if b.c.URL != "" || r.Node == b.members.node || len(r.Greet) == 0 || !r.Seen.After(b.fresh()) {
 		return
@@ -127,7 +128,7 @@ func (b *Binding) remoteHub(workspaceID, channel, peer string) (member, bool) {
 	return b.hostingHub(workspaceID, channel, peer)
 }
 
-// hostingHub gives the other hub that hosts an agent; none if this one does.
+// hostingHub gives the other hub that hosts an agent; none if this hub does.
 func (b *Binding) hostingHub(workspaceID, channel, peer string) (member, bool) {
 	if peer == "" || b.router.Hosts(workspaceID, channel, peer) {
 		return member{}, false

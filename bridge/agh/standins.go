@@ -21,7 +21,7 @@ type standIn struct {
 }
 
 // populate hosts the agents that are exposed in AGH as peers of their channels, and
-// removes the others.
+// unhosts all others.
 func (b *Binding) populate() error {
 	want := map[peerAddress]*directory.Entry{}
 	for _, e := range b.c.Hub.Directory().All() {
@@ -115,8 +115,7 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 	return nil
 }
 
-// speaker is the peer id as which an agent speaks in a channel: its own, or
-// the hub's.
+// speaker is the peer id that an agent speaks as in a channel: its own, or the hub's.
 func (b *Binding) speaker(workspaceID, channel, agent string) (string, error) {
 	if own := peerID(agent); b.agentAt(workspaceID, channel, own) == agent {
 		return own, nil

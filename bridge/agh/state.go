@@ -12,11 +12,11 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// The binding remembers the state of work and the threads of conversations, in tables
-// of the journal, and the newest envelopes, in memory.
+// The binding keeps the state of work and the threads of conversations in tables of
+// the journal, and the newest envelopes in memory.
 
-// keepWork is how long the state of a piece of work is kept. No message can be
-// fresh for longer, so that none can open closed work anew.
+// keepWork is how long the state of a piece of work is kept. No message stays fresh
+// for longer, so that no replay can reopen closed work.
 const keepWork = 31 * 24 * time.Hour
 
 // works is the protocol's Works in the journal, for all hubs on it: a step is durable
@@ -33,12 +33,12 @@ const maxWorks = 4096 // cached
 type link struct {
 	Request parley.ID
 	Scope   string // of the request's record
-	Target  string // directory name of the agent that works
-	Opened  string `json:",omitzero"` // replay key of the message that opened the work, if a peer did
+	Target  string // directory name of the working agent
+	Opened  string `json:",omitzero"` // replay key of the peer's message that opened the work, if any
 	Text    []byte `json:",omitzero"` // last text of the target, for a result without content
 }
 
-// work is a piece of work as it is recorded.
+// work is the record of a piece of work.
 type work struct {
 	Work protocol.Work
 	Link *link `json:",omitzero"` // of open work
@@ -79,8 +79,8 @@ func (w *works) Update(ctx context.Context, e *protocol.Envelope,
 	return r.Value.Work, err
 }
 
-// advance takes a piece of work on by some messages, with one write, and tells how many
-// the lifecycle allowed, and why not the next one.
+// advance applies messages to a piece of work with one write. It returns the number
+// of messages that the lifecycle allowed, and the error for the next one.
 func (w *works) advance(ctx context.Context, es ...*protocol.Envelope) (allowed int, refused error) {
 	if len(es) == 0 || es[0].WorkID == "" {
 		return len(es), nil
@@ -106,7 +106,7 @@ func (w *works) advance(ctx context.Context, es ...*protocol.Envelope) (allowed 
 	return allowed, refused
 }
 
-// linked gives the link of open work, if it has one.
+// linked gives the link of open work, if there is one.
 func (w *works) linked(ctx context.Context, workspaceID, workID string) (link, bool, error) {
 	if workID == "" {
 		return link{}, false, nil
@@ -147,7 +147,7 @@ const (
 	keepThread = 180 * 24 * time.Hour
 )
 
-// noteThread keeps the thread of a conversation of the hub. A room need not be kept:
+// noteThread stores the thread of a conversation of the hub. A room is not stored:
 // its id is derived from its two peers, and its conversation from the room.
 func (b *Binding) noteThread(ctx context.Context, id parley.ID, e *protocol.Envelope) error {
 	if e.Surface != protocol.SurfaceThread || b.threads.Known(id.String()).Revision != 0 {
@@ -157,7 +157,7 @@ func (b *Binding) noteThread(ctx context.Context, id parley.ID, e *protocol.Enve
 	return err
 }
 
-// thread gives the thread of a conversation, if it has one in the workspace, under an
+// thread gives the thread of a conversation, if it has one in the workspace with an
 // id that all implementations take.
 func (b *Binding) thread(ctx context.Context, id parley.ID, workspaceID string) (container, bool) {
 	r, err := b.threads.Last(ctx, id.String())

@@ -19,8 +19,8 @@ import (
 // Protocol is this protocol's short name.
 const Protocol = "agh"
 
-// ExtParley is the ext member in which the hub says where a message comes
-// from, and in which a peer may name the skill that it wants ("skill").
+// ExtParley is the ext member in which the hub states the origin of a message,
+// and in which a peer may name the skill that it wants ("skill").
 const ExtParley = "parley"
 
 // Names of the protocol's own ids in parley.Trace.Foreign.
@@ -32,11 +32,11 @@ const (
 	foreignThread = "agh.container"
 )
 
-// maxForeign is the longest id of the protocol that is kept as it is, in bytes.
+// maxForeign is the longest id of the protocol that the hub keeps unhashed, in bytes.
 const maxForeign = 4096
 
-// shortened gives an id as the hub keeps it: its hash if it is longer. The
-// original has it whole.
+// shortened gives an id as the hub keeps it: hashed if longer than maxForeign. The
+// original has the whole id.
 func shortened(id string) string {
 	if len(id) <= maxForeign {
 		return id
@@ -50,11 +50,11 @@ func Identity(workspaceID, peerID string) parley.Identity {
 	return parley.Identity{Protocol: Protocol, ID: workspaceID + "/" + peerID}
 }
 
-// channelMark begins, in place of a peer, what names a whole channel. No peer
-// id can begin so.
+// channelMark begins the name of a whole channel in place of a peer id. No peer id
+// can begin with it.
 const channelMark = "#"
 
-// split takes the ID of an identity apart; a peer id has no slash.
+// split splits the ID of an identity; a peer id has no slash.
 func split(id string) (workspaceID, peerID string, ok bool) {
 	i := strings.LastIndexByte(id, '/')
 	if i < 1 {
@@ -64,7 +64,7 @@ func split(id string) (workspaceID, peerID string, ok bool) {
 }
 
 // peerID gives the peer id of a directory agent. Agent names hold no "__", so
-// that two never meet; a name that would be too long is cut and hashed.
+// that no two collide; a name that is too long is cut and hashed.
 func peerID(name string) string {
 	id := strings.ReplaceAll(name, "/", "__")
 	if len(id) <= 128 {
@@ -74,16 +74,16 @@ func peerID(name string) string {
 	return id[:111] + "-" + hex.EncodeToString(sum[:8])
 }
 
-// agentName proposes the directory name of a peer that nobody named:
+// agentName proposes the directory name of a peer without a configured one:
 // guest/agh/<workspace>/<peer>, with the @ of a verified handle as a dot. ok is
-// false where that is no agent name.
+// false if that is no agent name.
 func agentName(workspaceID, peer string) (string, bool) {
 	name := "guest/agh/" + workspaceID + "/" + strings.Replace(peer, "@", ".", 1)
 	return name, strings.Count(name, "/") == 3 && parley.CheckName(name) == nil
 }
 
-// toMessage says what a verified envelope holds, in the hub's terms; who it is
-// from and to, and its kind, the caller knows.
+// toMessage translates a verified envelope into the hub's message. The caller sets
+// sender, recipients and kind.
 func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, received time.Time) *parley.Message {
 	m := &parley.Message{
 		Kind:  parley.Notice,
@@ -109,7 +109,7 @@ func toMessage(e *protocol.Envelope, v protocol.Verdict, principal string, recei
 	return m
 }
 
-// extensions keeps what a peer says in ext besides what is meant for the hub.
+// extensions gives a peer's ext members, without ExtParley, which is for the hub.
 func extensions(e *protocol.Envelope) map[string]json.RawMessage {
 	var ext map[string]jsonx.Value
 	if len(e.Ext) == 0 || jsonx.Decode(e.Ext, &ext) != nil {
@@ -120,13 +120,13 @@ func extensions(e *protocol.Envelope) map[string]json.RawMessage {
 		return nil
 	}
 	b, err := jsonx.Encode(map[string]any{"ext": ext})
-	if err != nil { // it was read as JSON
+	if err != nil { // cannot happen: ext was parsed as JSON
 		return nil
 	}
 	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}
 }
 
-// parts of a body: the text first, then the JSON members.
+// parts gives the parts of a body: the text first, then the JSON members.
 func parts(e *protocol.Envelope) []parley.Part {
 	var out []parley.Part
 	jsonPart := func(name string, b []byte) {
@@ -156,7 +156,7 @@ func parts(e *protocol.Envelope) []parley.Part {
 		jsonPart("", c.Result)
 		if same, ok := parley.OnlyText(parley.Part{MediaType: "application/json", Data: c.Result}); !ok ||
 			same != c.Message {
-			text(c.Message) // what the result says is not said twice
+			text(c.Message) // unless the result is the same text
 		}
 		for _, a := range c.ArtifactRefs {
 			jsonPart("artifact", a)
@@ -167,7 +167,8 @@ func parts(e *protocol.Envelope) []parley.Part {
 	return out
 }
 
-// verdict: v0 proves nothing of a message itself, the connection may.
+// verdict gives the checks of a message. v0 itself proves no sender; the connection
+// may.
 func verdict(v protocol.Verdict, principal string) parley.Verdict {
 	out := parley.Verdict{Checks: []parley.Check{{Name: "envelope", OK: true}, {Name: "freshness", OK: true}}}
 	switch {
@@ -185,8 +186,8 @@ func verdict(v protocol.Verdict, principal string) parley.Verdict {
 	return out
 }
 
-// traceparent maps a trace id to W3C trace context: an id of that form stays as it
-// is, so that later requests of a trace stay in it; any other is hashed.
+// traceparent maps a trace id to W3C trace context. An id of the W3C form is kept, so
+// that later requests stay in the trace; any other id is hashed.
 func traceparent(e *protocol.Envelope) string {
 	trace := e.TraceID
 	if trace == "" {
@@ -203,8 +204,8 @@ func traceparent(e *protocol.Envelope) string {
 	return string(append(hex.AppendEncode(append(b, '-'), s[:8]), "-01"...))
 }
 
-// skillWanted is what a say asks for: the skill that ext names, else the intent, if
-// the agent has a skill of that name, else the capability that is handed over.
+// skillWanted gives the skill that e asks for: the skill that ext names, else the
+// intent, if the agent has a skill of that name, else the transferred capability.
 func skillWanted(e *protocol.Envelope, has func(string) bool) string {
 	var ext struct {
 		Skill string `json:"skill"`
@@ -225,7 +226,7 @@ func skillWanted(e *protocol.Envelope, has func(string) bool) string {
 	return ""
 }
 
-// provenance is what the hub states about a message that it speaks for.
+// provenance is the hub's statement about a message that it sends for an agent.
 type provenance struct {
 	Message string `json:"message"`
 	Kind    string `json:"kind"`
@@ -236,8 +237,8 @@ type provenance struct {
 	Protocol  string   `json:"protocol"`
 	Peer      string   `json:"peer,omitzero"`
 	Assurance string   `json:"assurance"`
-	Key       string   `json:"key,omitzero"`    // by which it was proved, in that protocol's words
-	Proved    []string `json:"proved,omitzero"` // checks that held
+	Key       string   `json:"key,omitzero"`    // the sender's key, in its protocol's form
+	Proved    []string `json:"proved,omitzero"` // checks that passed
 	Digest    string   `json:"digest,omitzero"` // of the original, sha256:hex
 	Hops      []string `json:"hops,omitzero"`
 	Code      string   `json:"code,omitzero"` // of a failure
@@ -258,7 +259,7 @@ func provenanceOf(m *parley.Message) *provenance {
 	return p
 }
 
-// piece is a part, with its JSON if it is no text.
+// piece is a part, with its JSON unless it is text.
 type piece struct {
 	parley.Part
 	json json.RawMessage
@@ -275,8 +276,8 @@ func pieces(ps []parley.Part) []piece {
 	return out
 }
 
-// toSay says parts as a say: the text, or the JSON as text, and all JSON as
-// artifacts.
+// toSay makes a say of parts. Its text is that of the text parts, else of the first
+// part; its artifacts are the JSON of all other parts.
 func toSay(ps []piece, intent string) (*protocol.Say, []parley.Loss) {
 	s := &protocol.Say{Intent: intent}
 	var texts []string
@@ -303,8 +304,8 @@ func toSay(ps []piece, intent string) (*protocol.Say, []parley.Loss) {
 	return s, losses
 }
 
-// toResult gives a trace's result, which the pages want to be an object, its
-// message, and what there is besides.
+// toResult gives a trace's result, an object as the pages demand, its message, and
+// the JSON of all further parts.
 func toResult(ps []piece) (json.RawMessage, string, []json.RawMessage) {
 	var message []string
 	var result json.RawMessage
@@ -354,16 +355,15 @@ func object(pairs ...any) json.RawMessage {
 	return b
 }
 
-// states says which state of a trace, or that it is a receipt, an event is.
+// states maps an event's state to the state of a trace. Other events are receipts.
 var states = map[parley.State]protocol.WorkState{
 	parley.NoState: protocol.StateWorking, parley.Working: protocol.StateWorking,
 	parley.NeedsInput: protocol.StateNeedsInput,
 }
 
-// refused are the failures that say: this was not begun. They go out as a
-// receipt "rejected"; the others as a trace "failed". The registry of reasons is
-// closed, and has none for the refusal of an agent: ext.parley.code tells the
-// hub's own.
+// refused are the failures of work that was not begun. They are sent as a receipt
+// "rejected", all others as a trace "failed". The registry of reasons is closed, and
+// has none for an agent's refusal: ext.parley.code has the hub's code.
 var refused = map[parley.Code]protocol.Reason{
 	parley.Malformed:       protocol.ReasonMalformed,
 	parley.TooLarge:        protocol.ReasonMalformed,
@@ -378,7 +378,7 @@ var refused = map[parley.Code]protocol.Reason{
 	parley.Rejected:        protocol.ReasonInternal,
 }
 
-// toFailure says how a request ended that a receipt or a trace ended badly.
+// toFailure gives the failure of a request that a receipt or a trace reports.
 func toFailure(e *protocol.Envelope) *parley.Error {
 	switch c := e.Content().(type) {
 	case *protocol.Receipt:
@@ -401,20 +401,19 @@ func toFailure(e *protocol.Envelope) *parley.Error {
 	return parley.Refuse(parley.HandlerFailed, "the peer failed")
 }
 
-// answerTo begins a message of whom e is to, about e.
+// answerTo begins a message from the recipient of e to its sender, about e.
 func answerTo(e *protocol.Envelope, id string) *protocol.Envelope {
 	out := e.Answer()
 	out.ID = id
 	return out
 }
 
-// messageID and workID are the same at each attempt, so that peers know a
-// repetition.
+// messageID and workID are the same at each attempt, so that peers can deduplicate.
 func messageID(id parley.ID, part string) string { return "msg_" + hex.EncodeToString(id[:]) + part }
 
 func workID(id parley.ID) string { return "work_" + hex.EncodeToString(id[:]) }
 
-// recordOf gives the message of the hub that an envelope is, by its messageID.
+// recordOf gives the id of the hub's message from an envelope's messageID.
 func recordOf(e *protocol.Envelope) (id parley.ID, ok bool) {
 	hexed, ok := strings.CutPrefix(e.ID, "msg_")
 	if !ok || len(hexed) < hex.EncodedLen(len(id)) {
@@ -424,7 +423,7 @@ func recordOf(e *protocol.Envelope) (id parley.ID, ok bool) {
 	return id, err == nil
 }
 
-// traceOf gives the trace id that AGH knows, else the W3C one.
+// traceOf gives the AGH trace id of m, else the W3C trace id.
 func traceOf(m *parley.Message) string {
 	if t := m.Trace.Foreign[foreignTrace]; t != "" {
 		return t
