@@ -291,7 +291,7 @@ func TestSurfaceChecklist(t *testing.T) {
 			refuses(t, kind, with(ok, "work_id", nil), ReasonMalformed)
 		}
 	})
-	t.Run("AGH-025 what is sent has the narrow grammar", func(t *testing.T) {
+	t.Run("AGH-025 sent ids have the narrow grammar", func(t *testing.T) {
 		if !ValidThreadID(NewThreadID()) || !validWorkID(NewWorkID()) {
 			t.Error("new ids are not valid")
 		}
@@ -380,7 +380,7 @@ func TestReplayChecklist(t *testing.T) {
 			t.Errorf("an expired question is answered: %+v", res)
 		}
 	})
-	t.Run("AGH-035 nobody uses up another's id", func(t *testing.T) { // digest §12 (2)
+	t.Run("AGH-035 a sender cannot use up another's id", func(t *testing.T) { // digest §12 (2)
 		r := node(t, nil, "bob")
 		if _, err := r.Host(&Local{WorkspaceID: "ws2", Channel: "c", Card: &Card{PeerID: "bob"}}); err != nil {
 			t.Fatal(err)
@@ -578,15 +578,15 @@ func receive(r *Router, raw string) Result {
 	return r.Receive(context.Background(), Inbound{Raw: []byte(raw)})
 }
 
-// guarded is receive from a transport that asks [Router.Guard].
+// guarded is receive from a transport that uses [Router.Guard].
 func guarded(r *Router, raw string) Result {
 	return r.Receive(context.Background(), Inbound{Raw: []byte(raw), May: r.Guard})
 }
 
 func delivered(res Result, peers ...string) bool { return slices.Equal(res.Deliver, peers) }
 
-// AGH-037: an id is remembered up to the first moment at which its message is
-// stale, and no longer.
+// AGH-037: an id is remembered until the first moment at which its message is
+// stale.
 func TestUntil(t *testing.T) {
 	for _, l := range []Limits{{}, {MaxReplayAge: 10, MaxTTL: 3600}} {
 		for _, e := range []Envelope{{TS: clock}, {TS: clock + 5}, {TS: clock - 7}, {TS: clock, ExpiresAt: clock + 1},

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// bus is a Transport in process, as NATS would behave: each subscription has
-// its own queue, and publishers hear themselves.
+// bus is a Transport in process that behaves like NATS: each subscription has its
+// own queue, and publishers receive their own messages.
 type bus struct {
 	mu     sync.Mutex
 	subs   map[string][]chan Message
@@ -169,7 +169,7 @@ func TestClient(t *testing.T) {
 			got := []string{<-heard, <-heard, <-heard}
 			slices.Sort(got)
 			if want := []string{"bob direct you", "bob thread all", "carol thread all"}; !slices.Equal(got, want) {
-				t.Errorf("heard %v", got)
+				t.Errorf("received %v", got)
 			}
 
 			var states []string

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// floods sends n messages of one kind that are alike but for their ids, and
-// gives how many were accepted, and how many messages that caused.
-func floods(t *testing.T, r *Router, n int, in Inbound, text string, change ...any) (accepted, published int) {
+// flood sends n messages that differ only in their ids. It returns the number of
+// accepted messages, and of messages published for them.
+func flood(t *testing.T, r *Router, n int, in Inbound, text string, change ...any) (accepted, published int) {
 	t.Helper()
 	for range n {
 		in.Raw = []byte(with(text, append([]any{"id", NewID()}, change...)...))
@@ -26,36 +26,36 @@ func floods(t *testing.T, r *Router, n int, in Inbound, text string, change ...a
 	return accepted, published
 }
 
-// One peer asks and greets all others only so often; the others may meanwhile,
-// and it may say what is for one peer.
+// The broadcasts of one peer are limited. Other peers' broadcasts and the peer's
+// directed messages are not affected.
 func TestBroadcastsOfOnePeer(t *testing.T) {
 	t.Parallel()
 	question := with(greetText, "kind", "whois", "body", js(`{"type":"request"}`))
 	for name, text := range map[string]string{"whois": question, "greet": greetText} {
 		now := time.Unix(1776366000, 0)
 		r := node(t, func() time.Time { return now }, "bob", "carol")
-		accepted, published := floods(t, r, 1000, Inbound{}, text)
+		accepted, published := flood(t, r, 1000, Inbound{}, text)
 		if accepted != 30 || published > 60 {
 			t.Errorf("%s: %d of 1,000 were accepted at once, with %d answers", name, accepted, published)
 		}
-		if accepted, _ := floods(t, r, 1, Inbound{}, with(question, "from", "dave")); accepted != 1 {
+		if accepted, _ := flood(t, r, 1, Inbound{}, with(question, "from", "dave")); accepted != 1 {
 			t.Errorf("%s: another peer may not ask", name)
 		}
-		if accepted, _ := floods(t, r, 40, Inbound{}, question, "to", "bob"); accepted != 40 {
+		if accepted, _ := flood(t, r, 40, Inbound{}, question, "to", "bob"); accepted != 40 {
 			t.Errorf("%s: %d of 40 questions to one peer", name, accepted)
 		}
 		now = now.Add(time.Second)
-		if accepted, _ := floods(t, r, 1000, Inbound{}, text); accepted != 5 {
+		if accepted, _ := flood(t, r, 1000, Inbound{}, text); accepted != 5 {
 			t.Errorf("%s: %d a second", name, accepted)
 		}
 		r.Broadcasts = -1
-		if accepted, _ := floods(t, r, 100, Inbound{}, text); accepted != 100 {
+		if accepted, _ := flood(t, r, 100, Inbound{}, text); accepted != 100 {
 			t.Errorf("%s: %d of 100 without a limit", name, accepted)
 		}
 	}
 }
 
-// A question that many hosted peers answer costs as much as several.
+// A whois request that many hosted peers answer counts as several broadcasts.
 func TestAnswersOfHostedPeersAreBounded(t *testing.T) {
 	t.Parallel()
 	hosted := make([]string, 1000)
@@ -64,19 +64,19 @@ func TestAnswersOfHostedPeersAreBounded(t *testing.T) {
 	}
 	r := node(t, nil, hosted...)
 	question := with(greetText, "kind", "whois", "body", js(`{"type":"request"}`))
-	if accepted, published := floods(t, r, 100, Inbound{}, question); accepted != 2 || published != 2000 {
+	if accepted, published := flood(t, r, 100, Inbound{}, question); accepted != 2 || published != 2000 {
 		t.Errorf("%d questions, %d answers", accepted, published)
 	}
 }
 
-// Peers of an anonymous user share what forty peers have.
+// The peers of an anonymous user share the limit of forty peers.
 func TestBroadcastsOfAnonymousPeers(t *testing.T) {
 	t.Parallel()
 	question := with(greetText, "kind", "whois", "body", js(`{"type":"request"}`))
 	ask := func(in Inbound) (all int) {
 		r := node(t, nil, "bob")
 		for i := range 100 {
-			n, _ := floods(t, r, 30, in, question, "from", fmt.Sprint("made-up-", i))
+			n, _ := flood(t, r, 30, in, question, "from", fmt.Sprint("made-up-", i))
 			all += n
 		}
 		return all
@@ -89,7 +89,7 @@ func TestBroadcastsOfAnonymousPeers(t *testing.T) {
 	}
 }
 
-// What is remembered of peers is bounded, however many there are.
+// The memory for limits is bounded for any number of peers.
 func TestPacesAreBounded(t *testing.T) {
 	t.Parallel()
 	var p paces

@@ -11,7 +11,7 @@ import (
 // PresenceState tells how recently a peer greeted.
 type PresenceState string
 
-// The states. A peer not heard of for two greet intervals is gone.
+// The states. A peer is gone two greet intervals after its last greeting.
 const (
 	PresenceLocal    PresenceState = "local"
 	PresenceActive   PresenceState = "active"   // at most one interval ago

@@ -240,7 +240,7 @@ func TestDiscoveryChecklist(t *testing.T) {
 			res.Published[1].Envelope.From != "carol" {
 			t.Errorf("%+v, %v; want the question of bob and the answer of carol", res.Published, err)
 		}
-		for to, answers := range map[any]int{nil: 1, "bob": 0} { // its own question, from the network
+		for to, answers := range map[any]int{nil: 1, "bob": 0} { // its own request, from the network
 			out := ask(r, "from", "bob", "to", to)
 			if len(out) != answers || answers == 1 && out[0].Envelope.From != "carol" {
 				t.Errorf("to %v: %+v", to, out)
@@ -285,7 +285,7 @@ func TestDiscoveryChecklist(t *testing.T) {
 			if got != want {
 				t.Errorf("%s: %q, want %q", ext, got, want)
 			}
-			// With a filter the card lists what is chosen.
+			// With a filter the card lists the selected capabilities.
 			listed := "build review"
 			if strings.Contains(ext, ExtFilter) {
 				listed = want
@@ -323,7 +323,7 @@ func TestDiscoveryChecklist(t *testing.T) {
 		}
 		return res.Envelope.ID
 	}
-	t.Run("an answer to no question is refused", func(t *testing.T) { // digest §12 (4)
+	t.Run("an unsolicited answer is refused", func(t *testing.T) { // digest §12 (4)
 		r := host(t)
 		receive(r, greetFrom("alice", "g1", clock))
 		if res := guarded(r, answer("alice", "q0", "r1", `["x"]`)); !errors.Is(res.Err, ErrUnsolicited) ||
@@ -383,7 +383,7 @@ func TestDiscoveryChecklist(t *testing.T) {
 			}
 		}
 	})
-	t.Run("questions are bounded, each asker by itself", func(t *testing.T) { // digest §12 (13)
+	t.Run("whois requests are bounded for each requester", func(t *testing.T) { // digest §12 (13)
 		var a asks
 		e := &Envelope{WorkspaceID: "ws", Channel: "c", From: "mallory"}
 		for i := range maxAsksEach + 10 {
@@ -401,7 +401,7 @@ func TestDiscoveryChecklist(t *testing.T) {
 	})
 }
 
-// workStep is one message of a work test: who, what, and the state after it.
+// workNode makes a relay with three greeted peers, and its WorkTable.
 func workNode(t *testing.T) (*Router, *WorkTable) {
 	w := &WorkTable{}
 	r := &Router{Works: w, Relay: true, Verifier: Verifier{Now: atClock}}
@@ -500,7 +500,7 @@ func TestWorkChecklist(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AGH-074 strangers are ignored", func(t *testing.T) {
+	t.Run("AGH-074 non-participants are ignored", func(t *testing.T) {
 		r, w := workNode(t)
 		r.Self = "hub"
 		receive(r, workText)
@@ -512,7 +512,7 @@ func TestWorkChecklist(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AGH-073 a stranger elsewhere hears of the container", func(t *testing.T) {
+	t.Run("AGH-073 a non-participant in another container gets a receipt", func(t *testing.T) {
 		r, w := workNode(t)
 		r.Self = "hub"
 		receive(r, workText)
@@ -655,7 +655,7 @@ func TestReceiptChecklist(t *testing.T) {
 	})
 }
 
-// Digest §12 (7): what is passed on is what was received, padding and all.
+// Digest §12 (7): a forwarded message is unchanged, padding included.
 func TestNothingIsRewritten(t *testing.T) {
 	raw := "\n" + with(sayText, "id", " m1 ", "workspace_id", " ws ")
 	r := node(t, nil, "bob")

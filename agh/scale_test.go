@@ -66,7 +66,7 @@ func TestGreetCostsTheSameForAnyNumber(t *testing.T) {
 	if r.Presence.Len() != 2*half {
 		t.Fatalf("%d peers are present", r.Presence.Len())
 	}
-	if many > 1.5*few { // pools give some back at random
+	if many > 1.5*few { // pools drop objects at random
 		t.Errorf("%v allocations for a greeting among %d, %v among 100", many, 2*half, few)
 	}
 	if late > 2*early+256 {

@@ -271,7 +271,7 @@ func FuzzDecode(f *testing.F) {
 				continue
 			}
 			if jsonx.Valid(b, 0) != nil || !bytes.Equal(e.Raw(), b) {
-				t.Fatal("accepted what is not strict JSON, or changed it")
+				t.Fatal("accepted a text that is not strict JSON, or changed it")
 			}
 			out, err := e.Encode()
 			if err != nil {
@@ -315,7 +315,7 @@ func FuzzRouter(f *testing.F) {
 			}
 			for _, out := range res.Published {
 				if _, err := (&Verifier{Now: atClock, Trust: true}).Verify(context.Background(), out.Data); err != nil {
-					t.Fatalf("published what does not validate: %s: %v", out.Data, err)
+					t.Fatalf("published an invalid message: %s: %v", out.Data, err)
 				}
 			}
 		}
@@ -342,7 +342,7 @@ func FuzzTrust(f *testing.F) {
 	})
 }
 
-// trustOf gives the trust state that an outcome of Verify stands for.
+// trustOf gives the trust state for a result of Verify.
 func trustOf(v *Verified, err error) Trust {
 	if err != nil || v == nil {
 		return TrustRejected

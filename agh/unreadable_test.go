@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// AGH-006, AGH-007, AGH-013, AGH-014: who sent what cannot be read is told
-// which member is wrong and how.
+// AGH-006, AGH-007, AGH-013, AGH-014: the error of an unreadable message says which
+// member is wrong and how.
 func TestUnreadableNamesTheMember(t *testing.T) {
 	good := string(say1K())
 	with := func(member string) string { return "{" + member + "," + good[1:] }

@@ -21,8 +21,8 @@ type vectorFile struct {
 	Cases       []vectorCase `json:"cases"`
 }
 
-// vectorCase is one case. Hub is only in envelope-parse; what is not named here
-// is information.
+// vectorCase is one case. Hub is only in envelope-parse; other members are
+// information.
 type vectorCase struct {
 	Name   string          `json:"name"`
 	Input  json.RawMessage `json:"input"`
@@ -36,8 +36,8 @@ type vectorCase struct {
 // TestVectors runs every case of every file of the vectors; PARLEY_VECTORS
 // names another tree that holds agh/*.json.
 //
-// The step files run the router as the hub has it, without what its NATS adds:
-// who may speak as whom (Inbound.May).
+// The step files run the router as the hub configures it, but without Inbound.May,
+// by which the hub's NATS binds senders to users.
 func TestVectors(t *testing.T) {
 	root := os.Getenv("PARLEY_VECTORS")
 	if root == "" {
@@ -81,9 +81,8 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// known decodes strictly: a member that the runner does not know is a case
-// that it does not run.
-func known(t *testing.T, b []byte, v any) {
+// decodeKnown decodes strictly: the runner cannot run a case with unknown members.
+func decodeKnown(t *testing.T, b []byte, v any) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
@@ -108,8 +107,8 @@ func vectorParse(t *testing.T, c vectorCase) {
 		ErrorClass string  `json:"error_class"`
 		ReasonCode Reason  `json:"reason_code"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	raw := in.RawB64
 	if in.Raw != nil {
 		raw = []byte(*in.Raw)
@@ -151,8 +150,8 @@ func vectorParse(t *testing.T, c vectorCase) {
 	}
 }
 
-// asTree gives an envelope as a tree with number texts, without to when it
-// is null, which the reference leaves out.
+// asTree gives an envelope as a tree with number texts, without a null to, which the
+// reference leaves out.
 func asTree(t *testing.T, b []byte) map[string]any {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -190,8 +189,8 @@ func vectorDirectID(t *testing.T, c vectorCase) {
 		PeerB      string `json:"peer_b"`
 		ErrorClass string `json:"error_class"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	for _, peers := range [][2]string{{in.PeerA, in.PeerB}, {in.PeerB, in.PeerA}} {
 		got, err := DirectID(in.WorkspaceID, in.Channel, peers[0], peers[1])
 		if (err == nil) != want.OK || got != want.DirectID {
@@ -214,8 +213,8 @@ func vectorSubject(t *testing.T, c vectorCase) {
 		Peer           string `json:"peer_subject"`
 		PeerError      string `json:"peer_subject_error"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	check := func(what, got string, err error, want, wantErr string) {
 		if got != want || (err != nil) != (wantErr != "") {
 			t.Errorf("%s: got %q, %v; want %q, %q", what, got, err, want, wantErr)
@@ -242,8 +241,8 @@ func vectorDigest(t *testing.T, c vectorCase) {
 		OK         *bool   `json:"ok"`
 		ErrorClass *string `json:"error_class"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	k, _, err := decodeCapability(in.Capability) // checking its digest is another operation
 	if err == nil {
 		_, err = k.Digest()
@@ -274,8 +273,8 @@ func vectorJCS(t *testing.T, c vectorCase) {
 		Canonical string `json:"canonical"`
 		Error     bool   `json:"error"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	got, err := canonicalize([]byte(in.Raw))
 	if (err != nil) != want.Error || string(got) != want.Canonical {
 		t.Errorf("got %s, %v; want %s", got, err, want.Canonical)
@@ -297,8 +296,8 @@ func vectorSign(t *testing.T, c vectorCase) {
 		CanonicalSHA256 string `json:"canonical_sha256"`
 		Sig             string `json:"sig"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	seed, err := hex.DecodeString(in.SeedHex)
 	if err != nil {
 		t.Fatal(err)
@@ -351,8 +350,8 @@ func vectorVerify(t *testing.T, c vectorCase) {
 		state
 		AnyOf []state `json:"any_of"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	raw, err := base64.StdEncoding.DecodeString(in.RawB64)
 	if err != nil {
 		t.Fatal(err)
@@ -458,8 +457,8 @@ func vectorSteps(t *testing.T, c vectorCase) {
 	var want struct {
 		Steps []stepWant `json:"steps"`
 	}
-	known(t, c.Input, &in)
-	known(t, c.Expect, &want)
+	decodeKnown(t, c.Input, &in)
+	decodeKnown(t, c.Expect, &want)
 	if len(in.Steps) != len(want.Steps) {
 		t.Fatalf("%d steps, %d answers", len(in.Steps), len(want.Steps))
 	}
@@ -574,7 +573,7 @@ func vectorSteps(t *testing.T, c vectorCase) {
 	}
 }
 
-// checkPublished compares what was published as JSON.
+// checkPublished compares published messages as JSON.
 func checkPublished(t *testing.T, step int, got []Outgoing, want stepWant) {
 	t.Helper()
 	for i, w := range want.Published {

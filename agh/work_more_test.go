@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// A capability begins and resumes work as a say does, but nobody writes a
-// receipt for one that comes too late; every receipt but a refusal leaves the
-// state; and what is stale leaves no work behind.
+// A capability begins and resumes work as a say does, but a late one gets no
+// receipt. Receipts other than refusals do not change the state. A stale message
+// creates no work.
 func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 	doc, err := (&Capability{ID: "a", Summary: "s", Outcome: "o"}).Encode()
 	if err != nil {
@@ -62,7 +62,7 @@ func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 			}
 		}
 	})
-	t.Run("AGH-080 what is stale leaves no work", func(t *testing.T) { // digest §12 (10)
+	t.Run("AGH-080 a stale message creates no work", func(t *testing.T) { // digest §12 (10)
 		r := node(t, nil, "bob")
 		w := &WorkTable{}
 		r.Works = w

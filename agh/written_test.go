@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What a router has written itself is judged as if it had been received.
+// A message that the router has encoded gets the checks of a received one.
 func TestWrittenIsDecoded(t *testing.T) {
 	base := func() *Envelope {
 		e := &Envelope{ID: "m1", WorkspaceID: "ws", Channel: "c", Surface: SurfaceThread,

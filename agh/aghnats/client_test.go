@@ -49,7 +49,7 @@ func TestClientsThroughGateway(t *testing.T) {
 	if err != nil || ev.State != agh.StateCompleted {
 		t.Fatalf("%+v, %v", ev, err)
 	}
-	// The hub knows the work too, and refuses what comes after its end.
+	// The hub knows the work too, and refuses messages after its end.
 	late := fmt.Appendf(nil,
 		`{"protocol":"agh-network/v0","id":"late","workspace_id":"ws","kind":"trace","channel":"c","surface":"direct","direct_id":%q,"from":"bob.1","to":"alice","work_id":%q,"ts":%d,"body":{"state":"failed"},"proof":null}`,
 		ev.Envelope.DirectID, ev.Envelope.WorkID, time.Now().Unix())
@@ -95,16 +95,16 @@ func TestHostedPeersGreet(t *testing.T) {
 	f.beat(time.Now().Add(time.Minute))
 	f.beat(time.Now().Add(2 * time.Hour))
 	next(t, atAlice)
-	quiet(t, atAlice)
+	expectNone(t, atAlice)
 	f.Unhost("ws", "c", "desk")
 	f.beat(time.Now().Add(4 * time.Hour))
 	publish(t, f.alice(t), cast, greet("ws", "alice"))
 	if m := next(t, atAlice); !strings.Contains(string(m.Data), `"from":"alice"`) {
-		t.Errorf("heard %s", m.Data)
+		t.Errorf("received %s", m.Data)
 	}
 }
 
-// Hosted peers are reached, answer, and speak to peers.
+// Hosted peers receive messages, answer them, and send messages to peers.
 func TestHostedPeersTalk(t *testing.T) {
 	type heard struct{ peer, text string }
 	got := make(chan heard, 8)
@@ -155,9 +155,9 @@ func TestHostedPeersTalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m := next(t, toAlice); !strings.Contains(string(m.Data), "to you") {
-		t.Errorf("heard %s", m.Data)
+		t.Errorf("received %s", m.Data)
 	}
-	quiet(t, toAlice)
+	expectNone(t, toAlice)
 	if err := send("nobody", "x"); !errors.Is(err, agh.ErrNotTarget) {
 		t.Errorf("got %v", err)
 	}
@@ -205,7 +205,7 @@ func TestGatewayJoins(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m := next(t, all); !strings.Contains(string(m.Data), `"from":"desk"`) {
-		t.Errorf("heard %s", m.Data)
+		t.Errorf("received %s", m.Data)
 	}
 	publish(t, nc, peerSubject(t, "ws", "desk"), say("ws", "alice", "desk", "hello"))
 	if s := <-got; s != "desk alice" {
@@ -224,7 +224,7 @@ func TestGatewayJoins(t *testing.T) {
 	}
 }
 
-// The optional JetStream profile: what was stored is checked as if live, and a
+// The optional JetStream profile: stored messages are checked like live ones, and a
 // redelivered message keeps its id and is a duplicate.
 func TestGatewayReadsStream(t *testing.T) {
 	url := operator(t, true)
@@ -280,7 +280,7 @@ func TestGatewayReadsStream(t *testing.T) {
 	}
 }
 
-// Digest §12 (13): one user can take only so many names, and they come free.
+// Digest §12 (13): one user can take only so many ids, and claims expire.
 func TestClaimsAreBounded(t *testing.T) {
 	var c claims
 	now := time.Unix(1776366000, 0)
@@ -309,7 +309,7 @@ func TestClaimsAreBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkGatewayRelay takes one say from a peer through the hub to another.
+// BenchmarkGatewayRelay sends one say from a peer through the hub to another peer.
 func BenchmarkGatewayRelay(b *testing.B) {
 	g := &Gateway{Listen: "127.0.0.1:0", Users: []User{
 		{Name: "a", Token: "a", Peers: []string{"a"}, Workspaces: []string{"ws"}},
@@ -353,7 +353,7 @@ func BenchmarkGatewayRelay(b *testing.B) {
 	}
 }
 
-// BenchmarkAddUser is what an account for each user costs.
+// BenchmarkAddUser measures the cost of an account for each user.
 func BenchmarkAddUser(b *testing.B) {
 	g := &Gateway{Listen: "127.0.0.1:0"}
 	if err := g.Start(b.Context()); err != nil {

@@ -71,7 +71,7 @@ func (f *hubFixture) refusal(t *testing.T) error {
 	}
 }
 
-// listen subscribes to everything that the network says, as a curious peer may.
+// listen subscribes to subject, as any peer may try to.
 func listen(t *testing.T, nc *nats.Conn, subject string) *nats.Subscription {
 	t.Helper()
 	sub, err := nc.SubscribeSync(subject)
@@ -93,13 +93,13 @@ func next(t *testing.T, sub *nats.Subscription) *nats.Msg {
 	return m
 }
 
-// quiet checks that nothing is waiting on sub. The caller first lets a later
-// message pass, so that an earlier one would have come.
-func quiet(t *testing.T, sub *nats.Subscription) {
+// expectNone checks that no message waits on sub. The caller first receives a later
+// message, so that an earlier one would have arrived.
+func expectNone(t *testing.T, sub *nats.Subscription) {
 	t.Helper()
 	if n, _, err := sub.Pending(); err != nil || n != 0 {
 		m, _ := sub.NextMsg(time.Second)
-		t.Errorf("%s: heard %s on %s", sub.Subject, m.Data, m.Subject)
+		t.Errorf("%s: received %s on %s", sub.Subject, m.Data, m.Subject)
 	}
 }
 
@@ -143,19 +143,19 @@ func peerSubject(t *testing.T, ws, peer string) string {
 	return s
 }
 
-// AGH-052, AGH-053, AGH-056, AGH-098: what is admitted reaches the channel
-// byte for byte on the ordinary subjects, and no other workspace.
+// AGH-052, AGH-053, AGH-056, AGH-098: admitted messages reach the channel byte for
+// byte on the ordinary subjects, and no other workspace.
 func TestGatewayRelays(t *testing.T) {
 	f := serve(t, nil)
 	alice, bob, eve := f.alice(t), f.bob(t), f.eve(t)
 	atBob, atEve := listen(t, bob, "agh.network.v0.ws.>"), listen(t, eve, "agh.network.v0.other.>")
-	listen(t, eve, cast) // which the server refuses
+	listen(t, eve, cast) // the server refuses this subscription
 	toBob := listen(t, bob, peerSubject(t, "ws", "bob.1"))
 
 	data := greet("ws", "alice")
 	publish(t, alice, cast, data)
 	if m := next(t, atBob); m.Subject != cast || string(m.Data) != string(data) {
-		t.Fatalf("heard %s on %s", m.Data, m.Subject)
+		t.Fatalf("received %s on %s", m.Data, m.Subject)
 	}
 	atAlice := listen(t, alice, "agh.network.v0.ws.c.>")
 	publish(t, bob, cast, greet("ws", "bob.1"))
@@ -165,22 +165,22 @@ func TestGatewayRelays(t *testing.T) {
 	data = say("ws", "alice", "bob.1", "hello")
 	publish(t, alice, peerSubject(t, "ws", "bob.1"), data)
 	if m := next(t, toBob); string(m.Data) != string(data) {
-		t.Fatalf("heard %s", m.Data)
+		t.Fatalf("received %s", m.Data)
 	}
 	next(t, atBob)
 	data = say("ws", "bob.1", "", "to all")
 	publish(t, bob, cast, data)
 	if m := next(t, atAlice); string(m.Data) != string(data) {
-		t.Fatalf("heard %s", m.Data) // and not the directed one before
+		t.Fatalf("received %s", m.Data) // and not the directed one before
 	}
 	publish(t, eve, "agh.network.v0.other.c.broadcast", greet("other", "eve"))
 	if m := next(t, atEve); !strings.Contains(m.Subject, "other") {
-		t.Errorf("another workspace heard %s", m.Data)
+		t.Errorf("another workspace received %s", m.Data)
 	}
-	quiet(t, atEve)
+	expectNone(t, atEve)
 }
 
-// Digest §12 (4): a spoofed greet and an unsolicited whois answer reach nobody.
+// Digest §12 (4): a spoofed greet and an unsolicited whois answer reach no peer.
 func TestGatewayRefusesSpoofing(t *testing.T) {
 	f := serve(t, nil)
 	alice, bob, mallory := f.alice(t), f.bob(t), f.mallory(t)
@@ -230,13 +230,13 @@ func TestGatewayRefusesSpoofing(t *testing.T) {
 	}
 	publish(t, mallory, cast, say("ws", "mallory", "", "last"))
 	if m := next(t, atAlice); !strings.Contains(string(m.Data), "last") {
-		t.Errorf("heard %s", m.Data)
+		t.Errorf("received %s", m.Data)
 	}
-	quiet(t, atAlice)
+	expectNone(t, atAlice)
 }
 
-// A whois by NATS request gets its answer on the reply subject, from a hosted
-// peer and from one that answers with Respond, and nobody else hears it.
+// A whois by NATS request gets its answers on the reply subject, from a hosted peer
+// and from a peer that answers with Respond. No other peer receives them.
 func TestGatewayWhoisRequest(t *testing.T) {
 	f := serve(t, nil)
 	c, err := agh.NewCard("desk", "Desk", nil)
@@ -249,7 +249,7 @@ func TestGatewayWhoisRequest(t *testing.T) {
 		t.Fatal(err)
 	}
 	if m := next(t, spy); !strings.Contains(string(m.Data), `"peer_id":"desk"`) {
-		t.Fatalf("a spy heard %s on %s", m.Data, m.Subject)
+		t.Fatalf("a spy received %s on %s", m.Data, m.Subject)
 	}
 	ask := func(to string) []byte {
 		return envelope("ws", "whois", "alice", `{"type":"request"}`, `,"to":"`+to+`"`)
@@ -280,12 +280,12 @@ func TestGatewayWhoisRequest(t *testing.T) {
 	next(t, atAlice) // on its own subject too
 	publish(t, alice, cast, say("ws", "alice", "", "last"))
 	if m := next(t, spy); !strings.Contains(string(m.Data), "last") {
-		t.Errorf("a spy heard %s on %s", m.Data, m.Subject)
+		t.Errorf("a spy received %s on %s", m.Data, m.Subject)
 	}
-	quiet(t, inboxes)
+	expectNone(t, inboxes)
 }
 
-// Digest §12 (5): nobody comes in without credentials; each kind works.
+// Digest §12 (5): no connection without credentials; each kind of them works.
 func TestGatewayCredentials(t *testing.T) {
 	kp, err := nkeys.CreateUser()
 	if err != nil {
@@ -335,8 +335,8 @@ func TestGatewayCredentials(t *testing.T) {
 	}
 }
 
-// The hook is called once per validated message, before anything is
-// republished or answered; what it takes is left to it.
+// The hook is called once per validated message, before the message is republished
+// or answered; the gateway does not deliver messages that the hook takes.
 func TestGatewayAdmit(t *testing.T) {
 	var mu sync.Mutex
 	var log []string
@@ -383,13 +383,13 @@ func TestGatewayAdmit(t *testing.T) {
 	e := <-taken
 	publish(t, alice, cast, say("ws", "alice", "", "last"))
 	if m := next(t, atBob); !strings.Contains(string(m.Data), "last") {
-		t.Errorf("heard %s", m.Data)
+		t.Errorf("received %s", m.Data)
 	}
 	if err := f.Publish(e); err != nil {
 		t.Fatal(err)
 	}
 	if m := next(t, atBob); string(m.Data) != string(e.Raw()) {
-		t.Errorf("heard %s", m.Data)
+		t.Errorf("received %s", m.Data)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -398,9 +398,9 @@ func TestGatewayAdmit(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfOneUser: connections of one user subscribe at once, and all of
-// them hear. The race detector tells whether the server shares anything between
-// them that it does not guard.
+// TestConnectionsOfOneUser: connections of one user subscribe at once, and all
+// receive. The race detector finds unguarded state that the server shares between
+// them.
 func TestConnectionsOfOneUser(t *testing.T) {
 	subject := peerSubject(t, "ws", "alice")
 	for range 10 {

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A connection that does not say who it is is cut.
+// A connection that does not authenticate is closed.
 func TestSilentConnection(t *testing.T) {
 	f := serve(t, func(g *Gateway) { g.AuthWait = 20 * time.Millisecond })
 	silent, err := net.Dial("tcp", f.Addr())
@@ -18,19 +18,19 @@ func TestSilentConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = silent.Close() }()
-	said, _ := io.ReadAll(silent) // cut in one way or another
+	said, _ := io.ReadAll(silent) // the error depends on how the server closes it
 	if !strings.Contains(string(said), "Authentication Timeout") {
-		t.Errorf("it heard %q", said)
+		t.Errorf("it received %q", said)
 	}
 }
 
-// There are so many connections and no more; the gateway's own does not count.
+// MaxConns bounds the connections; the gateway's own does not count.
 func TestConnectionsAreBounded(t *testing.T) {
 	f := serve(t, func(g *Gateway) { g.MaxConns = 2 })
 	f.alice(t)
 	f.bob(t)
 	if nc, err := nats.Connect("nats://"+f.Addr(), nats.Token("te")); err == nil {
 		nc.Close()
-		t.Error("a third connection, where two may be")
+		t.Error("a third connection succeeded with MaxConns 2")
 	}
 }
