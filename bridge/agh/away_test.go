@@ -20,7 +20,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// bare is a peer that subscribes its two subjects and greets, and no more.
+// bare is a peer that only subscribes its two subjects and greets.
 type bare struct {
 	nc  *nats.Conn
 	got chan *nats.Msg
@@ -42,7 +42,7 @@ func (w *world) bare(token, id string) *bare {
 	return p
 }
 
-// next is the next message of a conversation, told shortly.
+// next gives the next message of a conversation, and a summary of it.
 func (p *bare) next(t *testing.T) (*agh.Envelope, string) {
 	t.Helper()
 	for {
@@ -50,7 +50,7 @@ func (p *bare) next(t *testing.T) (*agh.Envelope, string) {
 		case m := <-p.got:
 			e, err := agh.Decode(m.Data)
 			if _, trusting := (&agh.Decoder{Handles: true}).Decode(m.Data); err != nil && trusting == nil {
-				continue // of a verified peer, for those that can read it
+				continue // from a verified peer, for peers that accept handles
 			}
 			if err != nil {
 				t.Fatalf("%s: %v", m.Data, err)
@@ -64,7 +64,7 @@ func (p *bare) next(t *testing.T) (*agh.Envelope, string) {
 				return e, "receipt " + string(c.Status)
 			}
 		case <-time.After(time.Minute):
-			t.Fatal("nothing is heard")
+			t.Fatal("no message arrives")
 		}
 	}
 }
@@ -77,9 +77,8 @@ func (p *bare) publish(t *testing.T, e *agh.Envelope, content any) {
 	}
 }
 
-// What peers miss while they are away comes when they greet again, whatever
-// it is and whoever said it, within its expiry; what they had does not come
-// twice, and neither does anything come to others again.
+// A peer that greets again gets the messages that it missed, of every kind and from
+// every sender, unless expired. No peer gets a message twice.
 func TestAwayGetsEveryKind(t *testing.T) {
 	var ahead atomic.Int64 // of the hub's clock, in seconds
 	w := newWorld(t, func(c *node.Config) {
@@ -113,7 +112,7 @@ func TestAwayGetsEveryKind(t *testing.T) {
 			t.Errorf("%s", e.Raw())
 		}
 	}
-	w.until("that all have heard is recorded", func() bool {
+	w.until("all deliveries are recorded", func() bool {
 		return len(w.Hub().Journal().Deliveries(journal.Filter{Conversation: first.Conversation,
 			States: []parley.DeliveryState{parley.Waiting, parley.Delivering}})) == 0
 	})
@@ -138,7 +137,7 @@ func TestAwayGetsEveryKind(t *testing.T) {
 	}
 	slices.Sort(heard)
 	if want := []string{"say to all", "say too late for all"}; !slices.Equal(heard, want) {
-		t.Errorf("carol heard %q", heard)
+		t.Errorf("carol received %q", heard)
 	}
 	w.until("the answer is recorded", func() bool { return len(w.messages(parley.Response)) == 1 })
 	ahead.Store(200)
@@ -164,17 +163,17 @@ func TestAwayGetsEveryKind(t *testing.T) {
 		return slices.ContainsFunc(w.messages(parley.Failure),
 			func(m *parley.Message) bool { return m.InReplyTo == stale.ID })
 	})
-	// The last word: nothing came before it, to either.
+	// The last message: neither peer gets another before it.
 	say(parley.Notice, "listener", "agh/acme/builders", "the last word", nil)
 	for _, p := range []*bare{back, carol} {
 		if _, got := p.next(t); got != "say the last word" {
-			t.Errorf("heard %q", got)
+			t.Errorf("received %q", got)
 		}
 	}
 }
 
-// Agents of other protocols that are in a channel hear what is said to it, by
-// peers and by agents.
+// Agents of other protocols in a channel get the channel's messages, from peers and
+// from agents.
 func TestChannelIsHeardByAgents(t *testing.T) {
 	w := newWorld(t, nil)
 	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "api",
@@ -191,6 +190,6 @@ func TestChannelIsHeardByAgents(t *testing.T) {
 			t.Errorf("%+v", m)
 		}
 	case <-ctx.Done():
-		t.Fatal(fmt.Errorf("no agent heard it: %w", ctx.Err()))
+		t.Fatal(fmt.Errorf("no agent received it: %w", ctx.Err()))
 	}
 }

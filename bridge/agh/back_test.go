@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestMemberOfAnotherHub: a hub that hears of a peer at another lets go on what
-// waited here for it: before that the peer was not known, or was away, or somewhere
-// else.
+// TestMemberOfAnotherHub: a hub delivers its waiting messages once it learns that a
+// peer is connected to another hub. Before, the peer was unknown, away, or at a
+// third hub.
 func TestMemberOfAnotherHub(t *testing.T) {
 	m := &members{node: "here", limit: 10, byAddress: map[peerAddress]*member{}, byPeer: map[[2]string][]*member{},
 		byChannel: map[[2]string]map[string]bool{}}

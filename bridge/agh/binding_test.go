@@ -158,7 +158,7 @@ func (w *world) join(token, workspace, id string) *peer {
 	return p
 }
 
-// meets asks for other peers, which it would else hear of when they greet next.
+// meets finds other peers by whois, without waiting for their next greeting.
 func (p *peer) meets(t *testing.T, ids ...string) *peer {
 	t.Helper()
 	for _, id := range ids {
@@ -202,8 +202,8 @@ func (w *world) until(what string, done func() bool) {
 	}
 }
 
-// written gives an envelope its content, and tells on which subject it goes and
-// as which bytes, without the checks of a client.
+// written sets the content of an envelope and gives its subject and bytes, without
+// the checks of a client.
 func written(t testing.TB, e *agh.Envelope, content any) (subject string, raw []byte) {
 	t.Helper()
 	err := e.SetContent(content)
@@ -225,16 +225,16 @@ func (p *peer) next(t *testing.T) *agh.Envelope {
 	case r := <-p.got:
 		return r.Envelope
 	case <-time.After(time.Minute):
-		t.Fatalf("%s heard nothing", p.PeerID)
+		t.Fatalf("%s received nothing", p.PeerID)
 		return nil
 	}
 }
 
-func (p *peer) silent(t *testing.T) {
+func (p *peer) expectNone(t *testing.T) {
 	t.Helper()
 	select {
 	case r := <-p.got:
-		t.Fatalf("%s heard %s", p.PeerID, r.Envelope.Raw())
+		t.Fatalf("%s received %s", p.PeerID, r.Envelope.Raw())
 	default:
 	}
 }
@@ -333,8 +333,8 @@ func TestFailureAndRefusal(t *testing.T) {
 	}
 }
 
-// AGH-053, AGH-055, AGH-056: threads reach the channel, rooms their two peers,
-// nothing another workspace; one append, a delivery per member.
+// AGH-053, AGH-055, AGH-056: threads reach the channel, rooms their two peers, and
+// neither another workspace. Each message is one append, with a delivery per member.
 func TestTalk(t *testing.T) {
 	w := newWorld(t, nil)
 	alice, bob, carol, eve := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob"), w.join("tc", "acme", "carol"),
@@ -376,10 +376,10 @@ func TestTalk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if e := carol.next(t); text(t, e) != "the last word" {
-		t.Errorf("a room was heard by a third: %s", e.Raw())
+		t.Errorf("a third peer received a message of the room: %s", e.Raw())
 	}
 	alice.next(t)
-	eve.silent(t)
+	eve.expectNone(t)
 	thread := map[parley.ID]bool{}
 	for _, m := range w.messages(parley.Notice) {
 		if m.Text() != "between us" {
@@ -465,10 +465,10 @@ func TestRequestOut(t *testing.T) {
 		if !slices.Equal(got, []string{"event accepted", "event working", "response none"}) {
 			t.Errorf("%q", got)
 		}
-		said.Wait() // it can be here before its sender knows that it is
+		said.Wait() // the reply can arrive before its sender's call returns
 	})
 	t.Run("failed", func(t *testing.T) {
-		c := ask("hidden", "build it") // not exposed: the hub speaks
+		c := ask("hidden", "build it") // not exposed: the hub speaks for the agent
 		var said sync.WaitGroup
 		said.Go(func() {
 			r := <-bob.got
@@ -510,7 +510,7 @@ func TestRequestOut(t *testing.T) {
 	})
 }
 
-// A receipt "canceled" of the one who asked ends the handler's work.
+// A receipt "canceled" from the requester ends the handler's work.
 func TestCancelIn(t *testing.T) {
 	w := newWorld(t, nil)
 	alice := w.join("ta", "acme", "alice").meets(t, "crew__weather")
@@ -537,9 +537,8 @@ func TestCancelIn(t *testing.T) {
 	})
 }
 
-// AGH-034, AGH-035: a replay is not delivered again, not even after a restart;
-// what a peer missed while it was away comes when it greets again; an expired
-// message does not.
+// AGH-034, AGH-035: a replay is not delivered again, not even after a restart. A peer
+// that greets again gets the messages that it missed, unless expired.
 func TestAwayReplayRestart(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.Durability, c.Data = "disk", t.TempDir() })
 	alice, bob := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
@@ -594,7 +593,7 @@ func TestAwayReplayRestart(t *testing.T) {
 	if e := back.next(t); e.From != "carol" || e.ID != direct.ID {
 		t.Errorf("%s", e.Raw())
 	}
-	back.silent(t)
+	back.expectNone(t)
 }
 
 func room(t *testing.T, a, b string) string {
@@ -606,7 +605,7 @@ func room(t *testing.T, a, b string) string {
 	return id
 }
 
-// A spoofed greet or an unsolicited answer reaches nobody and changes nothing.
+// A spoofed greet or an unsolicited answer reaches no peer and changes nothing.
 func TestSpoofing(t *testing.T) {
 	w := newWorld(t, nil)
 	bob := w.join("tb", "acme", "bob")
@@ -646,7 +645,7 @@ func TestSpoofing(t *testing.T) {
 	w.until("all is refused", func() bool { return len(w.Hub().Refused(10)) == 5 })
 	publish(carol, cast, "say", "carol", "", `{"text":"honest"}`, `,"surface":"thread","thread_id":"thread_abc"`)
 	if text(t, bob.next(t)) != "honest" {
-		t.Error("something else was heard first")
+		t.Error("another message arrived first")
 	}
 	for {
 		m, err := sub.NextMsg(10 * time.Second)
@@ -664,11 +663,11 @@ func TestSpoofing(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	if _, err := nats.Connect("nats://"+w.AGH().Addr(), nats.Token("wrong")); err == nil {
-		t.Error("a stranger was let in")
+		t.Error("a wrong token was accepted")
 	}
 }
 
-// A notice to a channel is said to all of it.
+// A notice to a channel reaches all its members.
 func TestNoticeToChannel(t *testing.T) {
 	w := newWorld(t, nil)
 	bob := w.join("tb", "acme", "bob")
@@ -682,14 +681,14 @@ func TestNoticeToChannel(t *testing.T) {
 	if text(t, e) != "dinner is ready" || e.From != bridge.Self || e.To != "" || e.Surface != agh.SurfaceThread {
 		t.Errorf("%s", e.Raw())
 	}
-	// What is answered in the thread has the same conversation.
+	// An answer in the thread has the same conversation.
 	said, err := bob.Say(t.Context(), e.ThreadID, &agh.Say{Text: "coming"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for m := range w.notices {
 		if m.Text() == "dinner is ready" {
-			continue // the agents of the channel hear that too
+			continue // the message's deliveries to agents of the channel
 		}
 		if m.Text() != "coming" || m.Trace.Foreign["agh.id"] != said.ID || m.InReplyTo != (parley.ID{}) {
 			t.Errorf("%+v", m)
@@ -698,8 +697,8 @@ func TestNoticeToChannel(t *testing.T) {
 	}
 }
 
-// Work that is open when the hub stops is open when it starts again: the
-// handler is called then, and the one who asked can still cancel it.
+// Open work stays open over a restart of the hub: the handler is called afterwards,
+// and the requester can still cancel the work.
 func TestOpenWorkOverRestart(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.Durability, c.Data = "disk", t.TempDir() })
 	alice := w.join("ta", "acme", "alice").meets(t, "crew__weather")

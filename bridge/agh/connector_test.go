@@ -17,8 +17,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// daemon stands in for the local API of a stock AGH daemon with two sessions:
-// coder, and the one that the connector speaks as.
+// daemon simulates the local API of a stock AGH daemon with two sessions: coder, and
+// the connector's bridge session.
 type daemon struct {
 	mu       sync.Mutex
 	sent     chan map[string]any
@@ -128,7 +128,7 @@ func TestConnector(t *testing.T) {
 		"to the daemon: say of alice for coder.s-1", "to the hub: trace of coder.s-1 for alice",
 	} {
 		if !did.has(want) {
-			t.Errorf("it does not say %q: %q", want, did.list)
+			t.Errorf("the connector has no line %q: %q", want, did.list)
 		}
 	}
 	wrong := &bridge.Connector{Daemon: s.URL, WorkspaceID: "acme", Channel: "builders", Session: "s-9",
@@ -148,7 +148,7 @@ func TestConnector(t *testing.T) {
 	}
 }
 
-// lines collects what a connector says.
+// lines collects the lines of [bridge.Connector.Did].
 type lines struct {
 	mu   sync.Mutex
 	list []string

@@ -24,7 +24,7 @@ func memoryJournal(t *testing.T) *journal.Journal {
 	return j
 }
 
-// Where a conversation is, is found after a restart.
+// The container of a conversation is found after a restart.
 func TestContainersOverRestart(t *testing.T) {
 	j := memoryJournal(t)
 	thread, room, other := parley.HashID([]byte("thread")), parley.HashID([]byte("room")),

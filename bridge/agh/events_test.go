@@ -6,8 +6,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// The word that a request was taken is the hub's receipt: another one goes out only
-// if it is a peer's own, or says more.
+// The hub's receipt reports that a request was accepted. Another acceptance is sent
+// only if it is a peer's own receipt, or has content.
 func TestAcceptedIsSaidOnce(t *testing.T) {
 	for _, c := range []struct {
 		name  string

@@ -5,15 +5,15 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
-// Pending is how much waits for peers of which this hub has not heard.
-func (b *Binding) Pending() (messages, questions int) {
+// Pending counts the messages for unknown peers, and the kept whois messages.
+func (b *Binding) Pending() (messages, whois int) {
 	b.pending.mu.Lock()
 	defer b.pending.mu.Unlock()
 	return b.pending.count, len(b.pending.whois)
 }
 
-// WorkKey is the key of some work in the state.
+// WorkKey is the key of a piece of work in the journal's table.
 func WorkKey(workspaceID, workID string) string { return workKey(workspaceID, workID) }
 
-// Conversation is that of the thread or room an envelope belongs to.
+// Conversation is the conversation of an envelope's thread or room.
 func (b *Binding) Conversation(e *protocol.Envelope) parley.ID { return b.conversation(e) }

@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// What a target said last is kept with the state of open work, and goes from it
-// when the work ends, or when it is to be forgotten.
+// The last text of a target is kept with the state of open work, and is removed when
+// the work ends or is forgotten.
 func TestForgetsLastWords(t *testing.T) {
 	j := memoryJournal(t)
 	w := newWorks(j, time.Now)
@@ -43,7 +43,7 @@ func TestForgetsLastWords(t *testing.T) {
 			t.Fatal(err)
 		}
 		if s := kept(); !strings.Contains(s, inBase64) {
-			t.Fatalf("it is not kept: %s", s)
+			t.Fatalf("the text is not kept: %s", s)
 		}
 	}
 	step(protocol.StateSubmitted)

@@ -20,15 +20,15 @@ func withAnonymous(c *node.Config) {
 	c.AGH.Users["open"] = node.AGHUser{Anonymous: true, Peers: []string{"made-up.*"}, Workspaces: []string{"acme"}}
 }
 
-// inThread is what a peer says in a thread of the channel, to one or to all.
+// inThread makes a say in a thread of the channel, to one peer or to all.
 func inThread(t *testing.T, from, to, text string) (subject string, raw []byte) {
 	t.Helper()
 	return written(t, &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", From: from, To: to,
 		Surface: agh.SurfaceThread, ThreadID: "thread_abc", TS: time.Now().Unix()}, &agh.Say{Text: text})
 }
 
-// What peers of a user with credentials say is no guest's, known to the
-// directory or not; what those of an anonymous user say is.
+// Peers of an anonymous user are guests. Peers of a user with credentials are not,
+// even if the directory does not know them.
 func TestPeersOfAnonymousUsersAreGuests(t *testing.T) {
 	w := newWorld(t, withAnonymous)
 	say := func(nc *nats.Conn, from string) {
@@ -56,7 +56,7 @@ func TestPeersOfAnonymousUsersAreGuests(t *testing.T) {
 	}
 }
 
-// A guest gives its place to another one: what waits for it becomes dead
+// A guest is evicted to make room for another: its waiting messages become dead
 // letters, and it may come back.
 func TestGuestGivesWay(t *testing.T) {
 	w := newWorld(t, withAnonymous)
@@ -91,9 +91,9 @@ func TestGuestGivesWay(t *testing.T) {
 		}
 	}
 	if _, ok := w.Hub().Directory().Agent(guest); ok {
-		t.Error("it is still in the directory")
+		t.Error("the evicted guest is still in the directory")
 	}
-	w.until("what waited is a dead letter", func() bool {
+	w.until("the waiting message is a dead letter", func() bool {
 		dead := journal.Filter{To: guest, States: []parley.DeliveryState{parley.Dead}}
 		for _, d := range w.Hub().Journal().Deliveries(dead) {
 			if d.Message == waiting.ID {
@@ -103,12 +103,12 @@ func TestGuestGivesWay(t *testing.T) {
 		return false
 	})
 	if again := say().From; again != guest {
-		t.Errorf("it came back as %s", again)
+		t.Errorf("the guest came back as %s", again)
 	}
 }
 
-// A peer that floods a channel with questions is refused, and the operator sees
-// it.
+// A peer that floods a channel with whois requests is refused, and the operator sees
+// the refusals.
 func TestFloodOfQuestions(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.AGH.Broadcasts = 1 })
 	heard, err := w.connect("tb").SubscribeSync("agh.network.v0.acme.builders.broadcast")

@@ -11,9 +11,8 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// What was handed over and not published is forgotten with its agent, with the
-// conversation that its room is, and with the message it was made of; the rest
-// stays.
+// An unpublished hand-off is forgotten with its agent, with its room's conversation,
+// and with the hub's message that it carries. Other hand-offs stay.
 func TestForgetsWhatIsHandedOver(t *testing.T) {
 	w := newWorld(t, nil)
 	handoffs := w.Hub().Journal().State("agh.handoffs")

@@ -8,9 +8,8 @@ import (
 	bridge "github.com/parley-hub/parley/bridge/agh"
 )
 
-// What one hub hands over for a peer of another, which has gone from there and
-// of which the first does not know that yet, is published when the peer comes
-// back.
+// A hub hands over messages to another hub, whose peer has disconnected without the
+// first hub knowing. The messages are published when the peer reconnects.
 func TestHandedOverWhileAway(t *testing.T) {
 	t.Parallel()
 	one, two := twoHubs(t)
@@ -36,6 +35,6 @@ func TestHandedOverWhileAway(t *testing.T) {
 	}
 	slices.Sort(heard)
 	if want := slices.Sorted(slices.Values(said)); !slices.Equal(heard, want) {
-		t.Fatalf("bob heard %q, want %q", heard, want)
+		t.Fatalf("bob received %q, want %q", heard, want)
 	}
 }

@@ -9,9 +9,8 @@ import (
 	"github.com/parley-hub/parley/agh"
 )
 
-// Ids of messages have no upper length but that of the envelope: one that is
-// as long as fits is taken, answered and known again; what is kept of it is
-// short.
+// Only the envelope's size bounds a message id. A message with the longest possible
+// id is accepted, answered and deduplicated, and the hub keeps a short form of it.
 func TestLongIDs(t *testing.T) {
 	w := newWorld(t, nil)
 	alice := w.bare("ta", "alice")
@@ -20,7 +19,7 @@ func TestLongIDs(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		id   string
-		want []string // what alice hears of the work
+		want []string // messages about the work that alice gets
 	}{
 		{"repeated in every answer", strings.Repeat("i", 100<<10),
 			[]string{"receipt accepted", answer, "trace completed"}},
@@ -40,7 +39,7 @@ func TestLongIDs(t *testing.T) {
 			for _, want := range c.want {
 				got, said := alice.work(t, e.WorkID)
 				if said != want {
-					t.Errorf("heard %s, want %s", said, want)
+					t.Errorf("received %s, want %s", said, want)
 				}
 				if named := got.ReplyTo; named != "" && named != c.id || named == "" && len(c.id) <= 128<<10 {
 					t.Errorf("the answer is to %.20q", named)
@@ -60,8 +59,7 @@ func TestLongIDs(t *testing.T) {
 	}
 }
 
-// work gives what a peer hears next of some work, but for the receipts of
-// duplicates.
+// work gives the next message about a piece of work, except receipts of duplicates.
 func (p *bare) work(t *testing.T, id string) (*agh.Envelope, string) {
 	t.Helper()
 	for {

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// TestNothingIsLostSilently: what an AGH peer does not get of a message of any
-// protocol is reported.
+// TestNothingIsLostSilently: the fields of a message that an AGH peer does not get
+// are reported, for every protocol.
 func TestNothingIsLostSilently(t *testing.T) {
 	asked := &protocol.Envelope{ID: "msg_1", WorkspaceID: "ws_1", Channel: "main", Surface: protocol.SurfaceThread,
 		ThreadID: "thread_1", From: "bob", To: "alice", WorkID: "work_1"}

@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// said is a message as it came.
-func said(t *testing.T, id, to string, expires time.Time) *protocol.Envelope {
+// whoisTo gives a decoded whois request to one peer, or to all.
+func whoisTo(t *testing.T, id, to string, expires time.Time) *protocol.Envelope {
 	t.Helper()
 	e := &protocol.Envelope{ID: id, WorkspaceID: "w", Channel: "c", From: "alice", To: to, TS: time.Now().Unix()}
 	if !expires.IsZero() {
@@ -33,15 +33,14 @@ func said(t *testing.T, id, to string, expires time.Time) *protocol.Envelope {
 	return e
 }
 
-// TestHeldInVain: what is for a peer that does not come is refused after one
-// greet interval, and no user, nor all of them, can have more held than there is
-// room for.
+// TestHeldInVain: messages for a peer that does not connect are refused after one
+// greet interval. The held messages are bounded, for each user and in all.
 func TestHeldInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := make(chan string, 2*maxPending)
 		h := &pending{within: 30 * time.Second, refuse: func(m pendingMessage) { refused <- m.res.Envelope.ID }}
 		message := func(user, id string) pendingMessage {
-			return pendingMessage{user: user, res: protocol.Result{Envelope: said(t, id, "bob", time.Time{})},
+			return pendingMessage{user: user, res: protocol.Result{Envelope: whoisTo(t, id, "bob", time.Time{})},
 				again: func() {}}
 		}
 		bob, carol := peerAddress{"w", "c", "bob"}, peerAddress{"w", "c", "carol"}
@@ -81,19 +80,19 @@ func TestHeldInVain(t *testing.T) {
 	})
 }
 
-// TestQuestionsForNewPeers: a question for all is brought to each hub once, one
-// for a single peer to that peer's, and neither after its time.
+// TestQuestionsForNewPeers: an undirected whois is sent to each hub once, a directed
+// one to its peer's hub, and neither after it has expired.
 func TestQuestionsForNewPeers(t *testing.T) {
 	h := &pending{within: 30 * time.Second}
 	now := time.Now()
 	for id, to := range map[string]string{"msg_all": "", "msg_bob": "bob"} {
-		q := h.addWhois(said(t, id, to, time.Time{}), now)
+		q := h.addWhois(whoisTo(t, id, to, time.Time{}), now)
 		if to == "" {
 			if out := h.notSentTo(q, []string{"one", "two"}); len(out) != 2 {
-				t.Errorf("brought to %q", out)
+				t.Errorf("sent to %q", out)
 			}
 			if out := h.notSentTo(q, []string{"two"}); len(out) != 0 {
-				t.Errorf("brought to %q again", out)
+				t.Errorf("sent to %q again", out)
 			}
 		}
 	}
@@ -118,18 +117,18 @@ func TestQuestionsForNewPeers(t *testing.T) {
 		}
 	}
 	if len(h.whois) > 0 {
-		t.Error("a question is kept after its time")
+		t.Error("an expired whois is kept")
 	}
 	for n := range maxWhois + 1 {
-		h.addWhois(said(t, fmt.Sprint("msg_", n), "", time.Time{}), now)
+		h.addWhois(whoisTo(t, fmt.Sprint("msg_", n), "", time.Time{}), now)
 	}
 	if len(h.whois) != maxWhois || h.whois[0].e.ID != "msg_1" {
-		t.Errorf("%d questions are kept", len(h.whois))
+		t.Errorf("%d whois are kept", len(h.whois))
 	}
 }
 
-// TestOwedUntilItIsOver: what another hub handed over for a peer that is away is
-// dropped when it is over, wherever it stands, and not published after that.
+// TestOwedUntilItIsOver: an expired hand-off for an absent peer is dropped from any
+// place in the queue, and not published.
 func TestOwedUntilItIsOver(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
@@ -145,8 +144,8 @@ func TestOwedUntilItIsOver(t *testing.T) {
 		ctx:      t.Context(),
 		handoffs: journal.NewTable[handoff](j, "agh.handoffs", 0)}
 	bob := member{peerAddress: peerAddress{"w", "c", "bob"}, node: "two"}
-	for _, e := range []*protocol.Envelope{said(t, "msg_long", "bob", time.Time{}),
-		said(t, "msg_short", "bob", now.Add(time.Minute)), said(t, "msg_far", "bob", now.Add(time.Hour))} {
+	for _, e := range []*protocol.Envelope{whoisTo(t, "msg_long", "bob", time.Time{}),
+		whoisTo(t, "msg_short", "bob", now.Add(time.Minute)), whoisTo(t, "msg_far", "bob", now.Add(time.Hour))} {
 		if err := b.handOff(e, bob.node, bob.peer); err != nil {
 			t.Fatal(err)
 		}
@@ -180,6 +179,6 @@ func TestOwedUntilItIsOver(t *testing.T) {
 		}
 	}
 	if len(o.byPeer) > 0 {
-		t.Error("a peer is remembered to whom nothing is owed")
+		t.Error("a peer without hand-offs is still in the queue")
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// The configuration's pins say which keys may speak as a nickname, whatever
-// user brings the message, and whether others may be verified at all.
+// The configuration's pins say which keys may speak as a nickname, for any user, and
+// whether unpinned handles are verified at all.
 func TestPinsOfTheConfiguration(t *testing.T) {
 	identity := func(nickname string, b byte) *agh.Identity {
 		id, err := agh.IdentityFromSeed(nickname, []byte(strings.Repeat(string(b), 32)))

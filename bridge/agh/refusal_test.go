@@ -15,8 +15,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// rejected reads a receipt that refuses work: its reason, its detail, and the
-// hub's own code.
+// rejected gives the reason, the detail and the hub's own code from a receipt that
+// refuses work.
 func rejected(t *testing.T, e *agh.Envelope, work *agh.Envelope) (reason agh.Reason, detail, code string) {
 	t.Helper()
 	c, ok := e.Content().(*agh.Receipt)
@@ -31,8 +31,8 @@ func rejected(t *testing.T, e *agh.Envelope, work *agh.Envelope) (reason agh.Rea
 	return c.Reason, c.Detail, own.Code
 }
 
-// Work for a peer that nobody knows is refused with a receipt when it has not
-// greeted in time, also to a sender who never greeted; what is no work is not.
+// Work for an unknown peer is refused with a receipt if the peer does not greet in
+// time, even if the sender never greeted. Messages without work get no receipt.
 func TestWorkForNobody(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.AGH.Interval.Duration = time.Second })
 	p := &bare{nc: w.connect("tb"), got: make(chan *nats.Msg, 16)}
@@ -56,7 +56,7 @@ func TestWorkForNobody(t *testing.T) {
 	}
 }
 
-// The refusal of an agent is not that it is busy.
+// An agent's refusal does not have the reason "busy".
 func TestRefusalOfAnAgent(t *testing.T) {
 	w := newWorld(t, nil)
 	if err := w.Handle(parley.Agent{Name: "picky", Exposed: []string{"agh"}},

@@ -11,9 +11,9 @@ import (
 	"github.com/parley-hub/parley/directory"
 )
 
-// A peer at one hub hears the greeting of an agent that only another hub on the
-// journal hosts, finds it by a whois, and gives it work, which that hub answers:
-// once, in the requester's name, and refused where it does not fit.
+// A peer at one hub gets the greeting of an agent that only another hub on the
+// journal hosts, finds the agent by a whois, and gives it work. The other hub records
+// the work once, with the peer as requester, and refuses unsuitable requests.
 func TestAgentsOfOtherHubs(t *testing.T) {
 	t.Parallel()
 	one, two := twoHubs(t)
@@ -42,7 +42,7 @@ func TestAgentsOfOtherHubs(t *testing.T) {
 					return e
 				}
 			case <-ctx.Done():
-				t.Fatalf("alice heard no %s", what)
+				t.Fatalf("alice received no %s", what)
 			}
 		}
 	}
@@ -75,22 +75,22 @@ func TestAgentsOfOtherHubs(t *testing.T) {
 	ofWork := func(e *agh.Envelope) bool { return e.WorkID == work.WorkID }
 	for _, want := range []string{"receipt accepted", "say Bern is far", "trace completed"} {
 		e := hear(want, ofWork)
-		if got := said(e); got != want || e.From != "far" {
-			t.Errorf("heard %s of %s, want %s", got, e.From, want)
+		if got := summary(e); got != want || e.From != "far" {
+			t.Errorf("received %s of %s, want %s", got, e.From, want)
 		}
 	}
-	// The same message again is known, and the work is closed for another.
+	// The same message again is a duplicate, and the work is closed for a new message.
 	if err := alice.nc.Publish(subject, again); err != nil {
 		t.Fatal(err)
 	}
-	if got := said(hear("receipt", ofWork)); got != "receipt duplicate" {
+	if got := summary(hear("receipt", ofWork)); got != "receipt duplicate" {
 		t.Errorf("again: %s", got)
 	}
 	alice.publish(t, work, &agh.Say{Text: "Basel"})
-	if got := said(hear("receipt", ofWork)); got != "receipt rejected" {
+	if got := summary(hear("receipt", ofWork)); got != "receipt rejected" {
 		t.Errorf("more for closed work: %s", got)
 	}
-	// What does not fit is refused by the hub that hosts the agent.
+	// The hub that hosts the agent refuses unsuitable content.
 	work.WorkID = agh.NewWorkID()
 	alice.publish(t, work, &agh.Say{Text: `{"town":"Bern"}`})
 	e := hear("refusal", ofWork)
@@ -106,8 +106,8 @@ func TestAgentsOfOtherHubs(t *testing.T) {
 	}
 }
 
-// said tells a message of a conversation shortly.
-func said(e *agh.Envelope) string {
+// summary gives a short text for a message of a conversation.
+func summary(e *agh.Envelope) string {
 	switch c := e.Content().(type) {
 	case *agh.Say:
 		return "say " + c.Text

@@ -16,8 +16,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// give has the agent listener ask bob, and gives the request and what bob hears.
-func (w *world) give(bob *peer, content string) (*parley.Message, *agh.Envelope) {
+// request sends a request from the agent listener to bob. It gives the request and
+// the envelope that bob receives.
+func (w *world) request(bob *peer, content string) (*parley.Message, *agh.Envelope) {
 	w.t.Helper()
 	m, err := w.Hub().Accept(w.t.Context(), hub.Submission{Scope: "go test",
 		Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",
@@ -33,8 +34,8 @@ func (w *world) give(bob *peer, content string) (*parley.Message, *agh.Envelope)
 	return m, e
 }
 
-// about publishes what somebody says about the work of e, as it is, without
-// the checks of a client, which has forgotten it.
+// about publishes a message about the work of e without the checks of a client, which
+// has forgotten the work.
 func (p *peer) about(t *testing.T, e *agh.Envelope, from, to string, content any) *agh.Envelope {
 	t.Helper()
 	out := &agh.Envelope{ID: agh.NewID(), WorkspaceID: e.WorkspaceID, Channel: e.Channel, Surface: e.Surface,
@@ -62,7 +63,7 @@ func (w *world) replyTo(id parley.ID) (reply *parley.Message) {
 	return reply
 }
 
-// first reads what a connection hears until it is what is meant.
+// first reads messages from heard and gives the first that meant accepts.
 func first(t *testing.T, heard func(context.Context) (*agh.Envelope, error),
 	meant func(*agh.Envelope) bool) *agh.Envelope {
 	t.Helper()
@@ -77,7 +78,7 @@ func first(t *testing.T, heard func(context.Context) (*agh.Envelope, error),
 	}
 }
 
-// receipt is the first receipt for a message.
+// receipt gives the first receipt for a message.
 func receipt(t *testing.T, heard func(context.Context) (*agh.Envelope, error), about string) (r *agh.Receipt) {
 	t.Helper()
 	first(t, heard, func(e *agh.Envelope) (ok bool) {
@@ -87,7 +88,7 @@ func receipt(t *testing.T, heard func(context.Context) (*agh.Envelope, error), a
 	return r
 }
 
-// listen hears everything that is said to a peer.
+// listen gives a function that reads the next message to a peer.
 func (p *peer) listen(t *testing.T, id string) func(context.Context) (*agh.Envelope, error) {
 	t.Helper()
 	subject, err := agh.PeerSubject("acme", "builders", id)
@@ -110,22 +111,22 @@ func (p *peer) listen(t *testing.T, id string) func(context.Context) (*agh.Envel
 	}
 }
 
-// A peer that was given work can answer after a restart, whether it had said
-// something or not, and the requester can cancel; what it had ended stays ended
+// After a restart of the hub a peer can answer its open work, with or without an
+// earlier message about it, and the requester can cancel. Ended work stays ended
 // (digest §12 (14)).
 func TestGivenWorkOverRestart(t *testing.T) {
 	w := newWorld(t, func(c *node.Config) { c.Durability, c.Data = "disk", t.TempDir() })
 	bob := w.join("tb", "acme", "bob")
-	silent, quiet := w.give(bob, "one")
-	begun, work := w.give(bob, "two")
+	silent, quiet := w.request(bob, "one")
+	begun, work := w.request(bob, "two")
 	bob.about(t, work, "bob", "listener", &agh.Trace{State: agh.StateWorking, Message: "at it"})
-	ended, done := w.give(bob, "three")
+	ended, done := w.request(bob, "three")
 	bob.about(t, done, "bob", "listener", &agh.Trace{State: agh.StateCompleted, Message: "built"})
-	unwanted, given := w.give(bob, "four")
+	unwanted, given := w.request(bob, "four")
 	if m := w.replyTo(ended.ID); m.Text() != "built" {
 		t.Errorf("%+v", m)
 	}
-	w.until("what bob works on is recorded", func() bool { return len(w.messages(parley.Event)) == 1 })
+	w.until("bob's trace is recorded", func() bool { return len(w.messages(parley.Event)) == 1 })
 	bob.stop()
 	bob.nc.Close()
 
@@ -133,7 +134,7 @@ func TestGivenWorkOverRestart(t *testing.T) {
 	w.open()
 	back := w.join("tb", "acme", "bob")
 	heard := back.listen(t, "bob")
-	// A stranger, and another place than where it began, change nothing.
+	// A message from a non-participant, or in another container, changes nothing.
 	carol := w.join("tc", "acme", "carol")
 	carol.about(t, work, "carol", "listener", &agh.Trace{State: agh.StateCompleted, Message: "mine"})
 	elsewhere := *work
@@ -149,14 +150,14 @@ func TestGivenWorkOverRestart(t *testing.T) {
 		m.Error.Code != parley.HandlerFailed {
 		t.Errorf("%+v", m)
 	}
-	// What had ended, and what has now, is over.
+	// Neither work can be resumed.
 	for _, e := range []*agh.Envelope{done, work} {
 		again := back.about(t, e, "bob", "listener", &agh.Say{Text: "and another thing"})
 		if r := receipt(t, heard, again.ID); r.Status != agh.StatusRejected || r.Reason != agh.ReasonWorkClosed {
 			t.Errorf("%+v", r)
 		}
 	}
-	// The one who asked cancels what bob has said nothing of.
+	// The requester cancels the work that bob has not answered.
 	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go test",
 		Message: &parley.Message{Kind: parley.Cancel, From: "listener", To: unwanted.To, InReplyTo: unwanted.ID,
 			Origin: parley.Origin{Protocol: "go", Peer: "listener"}}}); err != nil {
@@ -232,8 +233,8 @@ func TestWorkBetweenPeersOverRestart(t *testing.T) {
 	}
 }
 
-// opens is a say of alice that opens work, and how it is published.
-func opens(t *testing.T, to, work, content string) (e *agh.Envelope, subject string, data []byte) {
+// openingSay gives a say of alice that opens work, with its subject and bytes.
+func openingSay(t *testing.T, to, work, content string) (e *agh.Envelope, subject string, data []byte) {
 	t.Helper()
 	e = &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "builders", Surface: agh.SurfaceThread,
 		ThreadID: "thread_work",
@@ -242,8 +243,8 @@ func opens(t *testing.T, to, work, content string) (e *agh.Envelope, subject str
 	return e, subject, data
 }
 
-// opened writes that some work of alice's is open, for the peer or agent to.
-func (w *world) opened(e *agh.Envelope, link map[string]any) {
+// recordOpen records the work of e as open.
+func (w *world) recordOpen(e *agh.Envelope, link map[string]any) {
 	w.t.Helper()
 	b, err := json.Marshal(map[string]any{"Link": link, "Work": agh.Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID,
 		Container: e.Container(),
@@ -258,14 +259,14 @@ func (w *world) opened(e *agh.Envelope, link map[string]any) {
 }
 
 // A hub that stops after it opened work for an agent, and before it recorded the
-// request, takes the request when the peer says it again.
+// request, accepts the request when the peer sends it again.
 func TestRequestSaidAgain(t *testing.T) {
 	w := newWorld(t, nil)
 	alice := w.join("ta", "acme", "alice")
 	hears := alice.listen(t, "alice")
-	e, subject, data := opens(t, "crew__weather", "work_again", `{"city":"Bern"}`)
+	e, subject, data := openingSay(t, "crew__weather", "work_again", `{"city":"Bern"}`)
 	request := parley.HashID([]byte("request"))
-	w.opened(e, map[string]any{"Request": request, "Scope": "agh acme", "Target": "crew/weather",
+	w.recordOpen(e, map[string]any{"Request": request, "Scope": "agh acme", "Target": "crew/weather",
 		"Opened": "alice\x00" + e.ID})
 	if err := alice.nc.Publish(subject, data); err != nil {
 		t.Fatal(err)
@@ -279,13 +280,13 @@ func TestRequestSaidAgain(t *testing.T) {
 	}
 }
 
-// A hub that stops after it recorded that work has ended, and before it noted that
-// in the state of the work, notes it when it makes the next attempt.
+// A hub that stops after it recorded the message that ends work, and before it
+// updated the state of the work, updates the state at the next attempt.
 func TestEndIsNotedAgain(t *testing.T) {
 	w := newWorld(t, nil)
 	alice, bob := w.join("ta", "acme", "alice"), w.join("tb", "acme", "bob")
 	hears := alice.listen(t, "alice")
-	e, subject, data := opens(t, "bob", "work_ends", "build it")
+	e, subject, data := openingSay(t, "bob", "work_ends", "build it")
 	if err := alice.nc.Publish(subject, data); err != nil {
 		t.Fatal(err)
 	}
@@ -304,7 +305,7 @@ func TestEndIsNotedAgain(t *testing.T) {
 		return r.Work.State == agh.StateCompleted
 	}
 	w.until("the end is noted", ended)
-	w.opened(e, nil)
+	w.recordOpen(e, nil)
 	w.AGH().ForgetRecent()
 	m := w.messages(parley.Notice)[1]
 	to, ok := w.Hub().Directory().Agent(m.To)

@@ -23,8 +23,8 @@ func greeting(t testing.TB, workspace, channel, peer string) (string, []byte) {
 	return written(t, e, &agh.Greet{Card: card})
 }
 
-// 10,000 peers in 1,000 channels greet; all are known, and what is said in a
-// channel is delivered to its ten members alone.
+// 10,000 peers in 1,000 channels greet. All are known, and a message to a channel is
+// delivered to its ten members only.
 func TestManyPeers(t *testing.T) {
 	peers, channels := 10_000, 1_000
 	if testing.Short() {
@@ -61,13 +61,13 @@ func TestManyPeers(t *testing.T) {
 	if err := conns[3].Publish("agh.network.v0.acme.c7.broadcast", b); err != nil {
 		t.Fatal(err)
 	}
-	w.until("it is recorded", func() bool { return len(w.messages(parley.Notice)) == 1 })
+	w.until("the notice is recorded", func() bool { return len(w.messages(parley.Notice)) == 1 })
 	if to := w.messages(parley.Notice)[0].Recipients(); len(to) != 10 { // the channel itself, and nine others
 		t.Errorf("%d recipients: %q", len(to), to)
 	}
 }
 
-// On an operator's NATS the hub is one more peer; what comes is unsigned.
+// On an operator's NATS the hub is one more peer, and messages are unsigned.
 func TestOperatorsNATS(t *testing.T) {
 	s, err := server.NewServer(&server.Options{ServerName: "operator", Host: "127.0.0.1", Port: server.RANDOM_PORT,
 		NoLog: true, NoSigs: true})

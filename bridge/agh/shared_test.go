@@ -19,8 +19,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// Two hubs on one journal share presence: a peer of one hears, and works for,
-// those of the other.
+// Two hubs on one journal share presence: a peer of one hub receives messages from
+// peers of the other, and works for them.
 func TestTwoHubs(t *testing.T) {
 	t.Parallel()
 	one, two := twoHubs(t)
@@ -60,8 +60,8 @@ func TestTwoHubs(t *testing.T) {
 	two.until("bob is away", func() bool { return two.AGH().Holds(e, bridge.Identity("acme", "bob")) })
 }
 
-// twoHubs are on one external JetStream, on a journal of so many partitions; 2 if
-// none are named.
+// twoHubs starts two hubs on one external JetStream. Their journal has the given
+// number of partitions, by default 2.
 func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{ServerName: "journal", Host: "127.0.0.1", Port: server.RANDOM_PORT,
@@ -86,8 +86,8 @@ func twoHubs(t *testing.T, partitions ...int) (one, two *world) {
 	return newWorld(t, on("hub-one")), newWorld(t, on("hub-two"))
 }
 
-// A peer at one hub hears the greeting of one at another, finds it by a whois,
-// on its subject and on a reply subject, and talks and works with it.
+// A peer at one hub gets the greeting of a peer at another, finds that peer by a
+// whois, on its own subject and on a reply subject, and talks and works with it.
 func TestPeersMeetAcrossHubs(t *testing.T) {
 	t.Parallel()
 	one, two := twoHubs(t)
@@ -107,7 +107,7 @@ func TestPeersMeetAcrossHubs(t *testing.T) {
 	for {
 		m, err := greets.NextMsgWithContext(ctx)
 		if err != nil {
-			t.Fatalf("bob's greeting was not heard at the other hub: %v", err)
+			t.Fatalf("bob's greeting did not reach the other hub: %v", err)
 		}
 		if e, err := agh.Decode(m.Data); err == nil && e.Kind == agh.KindGreet && e.From == "bob" {
 			break

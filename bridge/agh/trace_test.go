@@ -6,7 +6,7 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 )
 
-// A peer that asks on with the trace id that the hub gave it stays in the trace.
+// A peer's further request with the trace id from the hub stays in the trace.
 func TestTraceIsKept(t *testing.T) {
 	const w3c = "0af7651916cd43dd8448eb211c80319c"
 	at := func(trace string) string {

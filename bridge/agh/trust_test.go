@@ -14,9 +14,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// A verified peer meets plain peers under a plain peer id and agents under its
-// handle: greetings, whois, threads, rooms and work go both ways, agents know
-// that it signed, and nobody else can be it.
+// Plain peers see a verified peer under a plain peer id, agents under its handle.
+// Greetings, whois, threads, rooms and work go both ways, agents learn that the peer
+// signed, and no other peer can use its name.
 func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 	seed := func(b byte) *agh.Identity {
 		id, err := agh.IdentityFromSeed("dora", []byte(strings.Repeat(string(b), 32)))
@@ -46,7 +46,7 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 	if err := client.Join(ctx); err != nil {
 		t.Fatal(err)
 	}
-	// alice, who decodes without handles, hears the greeting of the alias.
+	// alice decodes without handles, and gets the greeting of the alias.
 	for {
 		select {
 		case m := <-alice.got:
@@ -82,7 +82,7 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 		case r := <-got:
 			return r
 		case <-ctx.Done():
-			t.Fatal("dora hears nothing")
+			t.Fatal("dora receives nothing")
 			return nil
 		}
 	}
@@ -107,7 +107,7 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 		e.Proof != nil {
 		t.Errorf("%s", e.Raw())
 	}
-	// A thread: the channel hears the alias, and an agent that dora signed.
+	// A thread: the channel gets the alias's message, an agent one signed by dora.
 	if _, err := client.Say(ctx, "", &agh.Say{Text: "hello all"}); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestVerifiedPeerAmongPlainOnes(t *testing.T) {
 		t.Errorf("%+v, %v", end, err)
 	}
 
-	// What must not be: another key, a changed text, the alias as a name of one's own.
+	// Refused: another key, a changed text, another peer that uses the alias.
 	refused := len(w.Hub().Refused(100))
 	any := w.connect("ty")
 	cast := "agh.network.v0.acme.builders.broadcast"

@@ -4,24 +4,25 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley/agh"
 )
 
-// held waits until so much is held at a hub.
-func (w *world) held(messages, questions int) {
+// untilPending waits until a hub holds so many messages and whois messages.
+func (w *world) untilPending(messages, whois int) {
 	w.t.Helper()
-	w.until("it is held", func() bool {
+	w.until(fmt.Sprintf("%d messages and %d whois are pending", messages, whois), func() bool {
 		m, q := w.AGH().Pending()
-		return m == messages && q == questions
+		return m == messages && q == whois
 	})
 }
 
-// question publishes a whois with a reply subject, and gives what is answered
-// there or on the peer's own subject.
-func (w *world) question(p *peer, to, query string) (answers <-chan *agh.Envelope) {
+// askWhois publishes a whois with a reply subject, and gives the first answer there
+// or on the peer's own subject.
+func (w *world) askWhois(p *peer, to, query string) (answers <-chan *agh.Envelope) {
 	w.t.Helper()
 	out := make(chan *agh.Envelope, 1)
 	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
@@ -41,7 +42,7 @@ func (w *world) question(p *peer, to, query string) (answers <-chan *agh.Envelop
 	return out
 }
 
-func (w *world) answered(by string, answers <-chan *agh.Envelope) {
+func (w *world) expectAnswer(by string, answers <-chan *agh.Envelope) {
 	w.t.Helper()
 	select {
 	case e := <-answers:
@@ -53,17 +54,17 @@ func (w *world) answered(by string, answers <-chan *agh.Envelope) {
 	}
 }
 
-// What is said to, or asked about, a peer of which a hub hears from another one
-// a moment later gets there, and so does what that answers.
+// Messages to a peer, and whois requests for it, reach the peer if the hub learns of
+// it from another hub a moment later. The peer's answers come back.
 func TestSaidBeforeItIsKnown(t *testing.T) {
 	t.Parallel()
 	one, two := twoHubs(t)
 	alice := one.join("ta", "acme", "alice")
 	hears := alice.listen(t, "alice")
-	directed := one.question(alice, "bob", "")
-	one.held(1, 0)
-	all := one.question(alice, "", "bob")
-	one.held(1, 1)
+	directed := one.askWhois(alice, "bob", "")
+	one.untilPending(1, 0)
+	all := one.askWhois(alice, "", "bob")
+	one.untilPending(1, 1)
 	room, err := agh.DirectID("acme", "builders", "alice", "bob")
 	if err != nil {
 		t.Fatal(err)
@@ -85,16 +86,16 @@ func TestSaidBeforeItIsKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	one.held(2, 1)
+	one.untilPending(2, 1)
 
 	bob := two.join("tb", "acme", "bob")
-	one.answered("bob", directed)
-	one.answered("bob", all)
+	one.expectAnswer("bob", directed)
+	one.expectAnswer("bob", all)
 	var r *agh.Request
 	select {
 	case r = <-bob.got:
 	case <-time.After(time.Minute):
-		t.Fatal("bob heard nothing")
+		t.Fatal("bob received nothing")
 	}
 	if e := r.Envelope; e.ID != work.ID || text(t, e) != "build it" {
 		t.Errorf("%s", e.Raw())
@@ -108,11 +109,11 @@ func TestSaidBeforeItIsKnown(t *testing.T) {
 	for {
 		e, err := hears(ctx)
 		if err != nil {
-			t.Fatal("alice does not hear that it is done: ", err)
+			t.Fatal("alice gets no trace of the completed work: ", err)
 		}
 		if e.Kind == agh.KindTrace && e.WorkID == work.WorkID {
 			break
 		}
 	}
-	one.until("nothing is held", func() bool { m, _ := one.AGH().Pending(); return m == 0 })
+	one.until("no message is pending", func() bool { m, _ := one.AGH().Pending(); return m == 0 })
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// What waits at one hub for a peer that nobody has heard of goes on when the peer
-// comes to another.
+// A message that waits at one hub for an unknown peer is delivered when the peer
+// connects to another hub.
 func TestHeldUntilBackElsewhere(t *testing.T) {
 	t.Parallel()
 	one, two := twoHubs(t, 8)
@@ -22,7 +22,7 @@ func TestHeldUntilBackElsewhere(t *testing.T) {
 		Skills:     []parley.SkillSpec{{ID: "say", Default: true}}}, directory.FromAgent); err != nil {
 		t.Fatal(err)
 	}
-	// It is the first hub that delivers it, when each has its share.
+	// The scope is in a partition of the first hub, so that this hub delivers the message.
 	j, other, scope := one.Hub().Journal(), two.Hub().Journal(), ""
 	one.until("the partitions are shared", func() bool {
 		mine, others := 0, 0
@@ -48,7 +48,7 @@ func TestHeldUntilBackElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d, ok := j.Delivery(m.ID, "guest/agh/acme/bob"); !ok || d.State != parley.Waiting || d.Attempt != 0 {
-		t.Fatalf("it is not held: %+v, %v", d, ok)
+		t.Fatalf("the delivery is not waiting: %+v, %v", d, ok)
 	}
 	bob := two.join("tb", "acme", "bob")
 	select {
