@@ -22,7 +22,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// Config of an [Admin]. All of it must be set, but for what names its default.
+// Config of an [Admin]. Every field must be set, unless its comment names a default.
 type Config struct {
 	Hub    *hub.Hub
 	Keys   *keyring.Ring
@@ -55,18 +55,19 @@ type Config struct {
 type Protocol struct {
 	Name string
 
-	// SenderKeys gives what proves a signed message besides the keyring: public keys that the binding keeps.
+	// SenderKeys gives the public keys that the binding keeps; besides the keyring's, they prove signed
+	// messages.
 	SenderKeys func(ctx context.Context, m *parley.Message) ([]ExportKey, error)
-	// Transcript finds the session that a message belongs to, "" if there is none, and how its evidence is written in
-	// the protocol's own form. Own says that the message's conversation is that session and nothing else.
+	// Transcript gives the session of a message, "" if it has none, and a function that writes the session's evidence
+	// in the protocol's own form. Own reports whether the conversation holds nothing but that session.
 	Transcript func(m *parley.Message) (session string, own bool, write func(context.Context, io.Writer) error)
-	// Masked gives a message without the secrets of its sender that its record holds: operators and exports see that.
+	// Masked removes the sender's secrets from a recorded message, for operators and exports.
 	Masked func(m *parley.Message) *parley.Message
 	// EnrollCard registers the card of an agent.
 	EnrollCard func(ctx context.Context, id NewIdentity) error
 }
 
-// protocol gives what a protocol does for operators; of an unknown one nothing is set.
+// protocol finds a Protocol by its name; only Name is set for an unknown one.
 func (a *Admin) protocol(name string) Protocol {
 	for _, p := range a.c.Protocols {
 		if p.Name == name {
@@ -95,8 +96,8 @@ type Admin struct {
 // maxWait is how long a caller may wait for an inbox or an agent, at most.
 const maxWait = 5 * time.Minute
 
-// New makes the interface of a hub that has not started yet, and opens the
-// inboxes of its directory. It watches the hub's journal and directory to their end.
+// New makes the interface of a hub that has not started yet, and opens the inboxes of its
+// directory. It watches the hub's journal and directory until they close.
 func New(c Config) (*Admin, error) {
 	c.MaxBody = cmp.Or(c.MaxBody, 8<<20)
 	c.Waiters = cmp.Or(c.Waiters, 256)
@@ -320,8 +321,8 @@ func fromDirectory(err error) error {
 	return parley.Refuse(code, "%s", err)
 }
 
-// AddAgent adds an agent, or replaces the one that an operator added before
-// under that name, and enrols the keys of its identities.
+// AddAgent adds an agent, or replaces the agent that an operator added under that name,
+// and enrols the keys of its identities.
 func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, error) {
 	if err := by.may(Administer); err != nil {
 		return Agent{}, err
@@ -540,7 +541,7 @@ func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
 	return viewAll(by, a.c.Hub.Refused(n), viewRefusal), nil
 }
 
-// Refusal finds one by the reference that its sender got.
+// Refusal finds a refusal by the reference that the sender got.
 func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
 	if err := by.may(Observe); err != nil {
 		return Refusal{}, err

@@ -160,7 +160,7 @@ func document(t *testing.T) *openapi3.T {
 	return doc
 }
 
-// checked is a transport that validates what goes both ways.
+// checked is a transport that validates requests and responses.
 type checked struct {
 	t   *testing.T
 	doc *openapi3.T
@@ -195,7 +195,7 @@ func (c *checked) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	switch t := resp.Header.Get("Content-Type"); {
 	case strings.HasPrefix(t, "text/event-stream"), t == exportMediaType:
-		return resp, nil // goes on; its media type is documented, its events or lines are read by the client
+		return resp, nil // a stream: its media type is documented, the client reads its events or lines
 	}
 	answer, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -359,7 +359,7 @@ func TestAgents(t *testing.T) {
 	_, err = b.client.AddAgent(ctx, NewAgent{Name: "nowhere"})
 	code(t, err, parley.Malformed)
 	_, err = b.client.AddAgent(ctx, NewAgent{Name: "weather", Inbox: true})
-	code(t, err, parley.Conflict) // it comes from code
+	code(t, err, parley.Conflict) // a program registered this agent
 	_, err = b.client.Agent(ctx, "nobody", 0)
 	code(t, err, parley.UnknownAgent)
 
@@ -457,7 +457,7 @@ func TestStream(t *testing.T) {
 	if want := []string{"event working", "response none"}; !slices.Equal(kinds, want) {
 		t.Fatalf("events %v, want %v", kinds, want)
 	}
-	// What is refused before it is recorded has its status, not a stream.
+	// A message refused before it is recorded gets a status, not a stream.
 	for _, err := range b.client.Stream(ctx, Send{To: "nobody", Text: text("x")}, nil) {
 		code(t, err, parley.UnknownAgent)
 	}
@@ -490,7 +490,7 @@ func TestInbox(t *testing.T) {
 	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "crew/bob", Inbox: true}); err != nil {
 		t.Fatal(err)
 	}
-	// Messages wait while nobody reads, and come in their order.
+	// Messages wait while no reader is there, and come in order.
 	var sent []parley.ID
 	for i := range 3 {
 		r, err := b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Notice, Text: text(fmt.Sprint(i)),
@@ -560,7 +560,7 @@ func TestInbox(t *testing.T) {
 		t.Fatalf("last heard of: %+v, %v", v.Seen, err)
 	}
 	_, err = b.client.Collect(ctx, "weather", 1, 0)
-	code(t, err, parley.Conflict) // it has no inbox
+	code(t, err, parley.Conflict) // weather has no inbox
 	if err := b.client.RemoveAgent(ctx, "crew/bob"); err != nil {
 		t.Fatal(err)
 	}
@@ -626,7 +626,7 @@ func TestInboxByIdentity(t *testing.T) {
 	}
 }
 
-// broken is the connection of a caller that has gone.
+// broken is the connection of a caller that has disconnected.
 type broken struct{ *httptest.ResponseRecorder }
 
 func (broken) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
@@ -979,8 +979,8 @@ func TestAuditIsBounded(t *testing.T) {
 	}
 }
 
-// TestIssue: a token is issued and taken back in the file, and a hub that reads it
-// anew knows. The role register has an account and no say here.
+// TestIssue: a token is issued and removed in the file, and a hub that rereads the file
+// applies that. The role register has an account and no access to this API.
 func TestIssue(t *testing.T) {
 	dir := t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
@@ -1031,8 +1031,8 @@ func TestIssue(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, b := range [][]byte{[]byte("{"), whole} {
-		// Not while the tokens bring their copy up to date, which may still be to come.
-		_, unlock, _ := lockTokens(dir) // whatever it holds
+		// Lock: the tokens may be updating their copy in the file.
+		_, unlock, _ := lockTokens(dir) // the content does not matter
 		err := os.WriteFile(filepath.Join(dir, TokenFile), b, 0o600)
 		unlock()
 		if err != nil {
@@ -1058,7 +1058,7 @@ func TestIssue(t *testing.T) {
 	}
 }
 
-// state is that of a journal in memory.
+// state gives the state of a journal in memory.
 func state(t *testing.T) journal.State {
 	t.Helper()
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
@@ -1084,14 +1084,14 @@ func openTokens(t *testing.T, s journal.State, dir string, log *slog.Logger) (*T
 	return tokens, first
 }
 
-// TestTokensOfACluster: hubs that share a state share their tokens, and each
-// takes over what stands in its file once: what is removed at one hub comes back
-// from no other's.
+// TestTokensOfACluster: hubs that share a state share their tokens. Each hub adopts the
+// lines of its file once, so a token removed at one hub does not come back from another
+// hub's file.
 func TestTokensOfACluster(t *testing.T) {
 	quiet := slog.New(slog.DiscardHandler)
 	s, one, two := state(t), t.TempDir(), t.TempDir()
 	firsts := make([]string, 2)
-	for i, dir := range []string{one, two} { // of an earlier release, which had tokens of its own at each hub
+	for i, dir := range []string{one, two} { // from an earlier release, in which each hub had its own tokens
 		var err error
 		if firsts[i], err = MakeTokenFile(dir, time.Time{}, rand.Reader); err != nil {
 			t.Fatal(err)
@@ -1104,7 +1104,7 @@ func TestTokensOfACluster(t *testing.T) {
 	}
 	known := func(tokens *Tokens, secret, want string) {
 		t.Helper()
-		for { // what one hub changes the others know when they were told
+		for { // a change at one hub takes a moment to reach the others
 			by, ok := tokens.find(secret)
 			if by.Name == want && ok == (want != "") {
 				return
@@ -1128,7 +1128,7 @@ func TestTokensOfACluster(t *testing.T) {
 	}
 	known(a, secret, "ann")
 	known(b, secret, "ann")
-	b.Close() // it does not run while the token is taken back
+	b.Close() // the hub does not run while the token is removed
 	if err := RemoveToken(one, "ann"); err != nil {
 		t.Fatal(err)
 	}
@@ -1144,7 +1144,7 @@ func TestTokensOfACluster(t *testing.T) {
 			t.Errorf("%+v, %v", read, err)
 		}
 	}
-	// With another journal the hub brings its tokens along.
+	// With another journal the hub adopts the tokens of its file again.
 	moved, first, err := OpenTokens(t.Context(), state(t), "another state", one, time.Time{}, rand.Reader, quiet)
 	if err != nil || first != "" {
 		t.Fatal(first, err)
@@ -1154,8 +1154,8 @@ func TestTokensOfACluster(t *testing.T) {
 	known(moved, secret, "")
 }
 
-// TestTokenFileOfTwo: a command adds lines to the file while a running hub copies
-// into it what changes at other hubs; none is lost.
+// TestTokenFileOfTwo: a command adds lines to the file while a running hub copies changes
+// of other hubs into it; no line is lost.
 func TestTokenFileOfTwo(t *testing.T) {
 	s, dir := state(t), t.TempDir()
 	tokens, _ := openTokens(t, s, dir, slog.New(slog.DiscardHandler))
@@ -1262,8 +1262,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// TestClearSecretsAreReplaced: a hub that starts accepts lines with a secret in
-// clear, and puts hashes in their place; who only reads changes nothing.
+// TestClearSecretsAreReplaced: a hub that starts accepts lines with a secret in clear,
+// and replaces the secrets by hashes; ReadTokens changes nothing.
 func TestClearSecretsAreReplaced(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, TokenFile)
@@ -1343,7 +1343,7 @@ func FuzzSend(f *testing.F) {
 	})
 }
 
-// ed25519Key makes the public key of a seed of n's.
+// ed25519Key makes the public key of the seed whose bytes are all n.
 func ed25519Key(n byte) []byte {
 	return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{n}, ed25519.SeedSize)).Public().(ed25519.PublicKey)
 }

@@ -30,7 +30,7 @@ type Client struct {
 	HTTP  *http.Client // nil: [http.DefaultClient]'s transport without a time limit; use contexts
 }
 
-// UnreachableError is the error when no hub answers, or something else does.
+// UnreachableError is the error when no hub answers, or another program does.
 type UnreachableError struct {
 	Base string
 	Err  error
@@ -43,7 +43,8 @@ func (e *UnreachableError) Error() string {
 // Unwrap gives the cause.
 func (e *UnreachableError) Unwrap() error { return e.Err }
 
-// unreachable is the error of a call without an answer: that of its context, if it has ended.
+// unreachable is the error of a call without an answer: the context's error, if the context
+// has ended.
 func (c *Client) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -215,7 +216,7 @@ func (c *Client) Expose(ctx context.Context, name string, protocols []string) (A
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/expose"), nil, exposure{protocols})
 }
 
-// Link says that a further identity is this agent's.
+// Link gives an agent a further native identity, and enrols its key.
 func (c *Client) Link(ctx context.Context, name string, id NewIdentity) (Agent, error) {
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/link"), nil, id)
 }
@@ -294,7 +295,7 @@ type event struct {
 // errPassedOver says that an event is not for the caller.
 var errPassedOver = errors.New("passed over")
 
-// decoded yields events as of decodes them, until it says which is the last.
+// decoded yields the events that of decodes, up to the one that of reports as the last.
 func decoded[T any](events iter.Seq2[event, error], of func(event) (v T, last bool, err error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for e, err := range events {
@@ -363,7 +364,7 @@ func (c *Client) Dead(ctx context.Context, f DeadFilter) ([]DeadLetter, error) {
 	return fetchList[DeadLetter](c, ctx, "/dead", values(deadParams(&f)...), "dead")
 }
 
-// DeadLetter gives one with its message.
+// DeadLetter gives a dead letter with its message.
 func (c *Client) DeadLetter(ctx context.Context, id parley.ID, to string) (DeadLetter, error) {
 	return fetch[DeadLetter](c, ctx, "GET", "/dead/"+id.String(), values(param{"to", &to}), nil)
 }
@@ -394,7 +395,7 @@ func (c *Client) Refused(ctx context.Context, n int) ([]Refusal, error) {
 	return fetchList[Refusal](c, ctx, "/refused", url.Values{"last": {strconv.Itoa(max(n, 0))}}, "refused")
 }
 
-// Refusal finds one by its reference.
+// Refusal finds a refusal by its reference.
 func (c *Client) Refusal(ctx context.Context, ref string) (Refusal, error) {
 	return fetch[Refusal](c, ctx, "GET", "/refused/"+url.PathEscape(ref), nil, nil)
 }
@@ -445,7 +446,7 @@ func (c *Client) Messages(ctx context.Context, f index.Filter) (MessagePage, err
 	return fetch[MessagePage](c, ctx, "GET", "/messages", values(pageParams(&f)...), nil)
 }
 
-// Message finds one by its id, or by at least the first 8 digits of it.
+// Message finds a message by its id, or by at least the first 8 digits of it.
 func (c *Client) Message(ctx context.Context, id string, raw bool) (Recorded, error) {
 	return fetch[Recorded](c, ctx, "GET", "/messages/"+url.PathEscape(id), values(param{"raw", &raw}), nil)
 }
@@ -455,16 +456,15 @@ func (c *Client) Conversations(ctx context.Context, f index.ConversationFilter) 
 	return fetch[ConversationPage](c, ctx, "GET", "/conversations", values(conversationParams(&f)...), nil)
 }
 
-// Conversation finds one by its id, or by at least the first 8 digits of it,
-// with a page of its messages behind cursor.
+// Conversation finds a conversation by its id, or by at least the first 8 digits of it,
+// with the page of its messages behind cursor.
 func (c *Client) Conversation(ctx context.Context, id, cursor string, limit int) (Conversation, error) {
 	q := values(param{"cursor", &cursor}, param{"limit", &limit})
 	return fetch[Conversation](c, ctx, "GET", "/conversations/"+url.PathEscape(id), q, nil)
 }
 
-// Tail yields what happens from now on, until ctx ends, the loop breaks off or
-// the hub sends Dropped. Started, if not nil, is called when nothing can be
-// missed any more.
+// Tail yields the events from now on, until ctx ends, the loop breaks off or the hub
+// sends Dropped. Started, if not nil, is called once no later event can be missed.
 func (c *Client) Tail(ctx context.Context, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return decoded(c.events(c.request(ctx, "GET", "/events", values(messageParams(&f)...), nil)),
 		func(e event) (v Event, last bool, err error) {
@@ -517,8 +517,8 @@ func (c *Client) export(ctx context.Context, id string, q url.Values, w io.Write
 	return nil
 }
 
-// Backup gives a backup of the hub as it is being made. It must be closed, and
-// checked: see [journal.CheckBackup].
+// Backup streams a backup while the hub makes it. The caller closes and checks it: see
+// [journal.CheckBackup].
 func (c *Client) Backup(ctx context.Context) (io.ReadCloser, error) {
 	return c.download(ctx, "/backup", nil)
 }

@@ -19,25 +19,25 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// marker is what only content says.
+// marker is a word that only content holds.
 const marker = "quincunx"
 
-// leaky brings nothing anywhere, and says so in the words of the content.
-type leaky struct{}
+// quotingBinding fails every delivery, with an error that quotes the content.
+type quotingBinding struct{}
 
-func (leaky) Protocol() string               { return "agh" }
-func (leaky) Capabilities() hub.Capabilities { return hub.Capabilities{Deduplicates: true} }
-func (leaky) Deliver(context.Context, hub.Outbound) hub.Outcome {
+func (quotingBinding) Protocol() string               { return "agh" }
+func (quotingBinding) Capabilities() hub.Capabilities { return hub.Capabilities{Deduplicates: true} }
+func (quotingBinding) Deliver(context.Context, hub.Outbound) hub.Outcome {
 	return hub.Outcome{Err: &parley.Error{Code: parley.Unavailable, Text: "the agent says " + marker, Retryable: true},
 		Losses: []parley.Loss{{Field: "Parts", Reason: "not " + marker}}}
 }
 
-// talkative is a bench with an agent that repeats what it is told, an inbox, and
-// an agent that cannot be reached.
-func talkative(t *testing.T) *bench {
+// benchOfThree is a bench with an agent that echoes, an inbox, and an agent that cannot
+// be reached.
+func benchOfThree(t *testing.T) *bench {
 	t.Helper()
 	b := open(t, func(c *Config) {
-		if err := c.Hub.Bind(leaky{}); err != nil {
+		if err := c.Hub.Bind(quotingBinding{}); err != nil {
 			t.Fatal(err)
 		}
 		say := func(ctx context.Context, _ *parley.Message, q struct {
@@ -54,7 +54,7 @@ func talkative(t *testing.T) *bench {
 			t.Fatal(err)
 		}
 	})
-	far := NewIdentity{Protocol: leaky{}.Protocol(), ID: "far"}
+	far := NewIdentity{Protocol: quotingBinding{}.Protocol(), ID: "far"}
 	for _, n := range []NewAgent{{Name: "box", Inbox: true}, {Name: "far", Identities: []NewIdentity{far}}} {
 		if _, err := b.client.AddAgent(t.Context(), n); err != nil {
 			t.Fatal(err)
@@ -72,9 +72,8 @@ type traffic struct {
 	refused       string
 }
 
-// talk has messages of every kind recorded that hold the marker in their
-// content, an envelope, header, extension and checks with it, a dead letter, and
-// a refusal.
+// talk records messages of every kind with the marker in content, envelope, header,
+// extension and checks, a dead letter, and a refusal.
 func (b *bench) talk() traffic {
 	b.t.Helper()
 	ctx := b.t.Context()
@@ -124,7 +123,7 @@ func (b *bench) talk() traffic {
 	return out
 }
 
-// get gives the body that a token is answered with.
+// get makes a request with a token, and gives the answer and its body.
 func (b *bench) get(token, path string) (*http.Response, string) {
 	b.t.Helper()
 	resp := b.begin(token, path)
@@ -150,7 +149,7 @@ func (b *bench) begin(token, path string) *http.Response {
 	return resp
 }
 
-// until reads a stream until it has shown all of some words.
+// until reads a stream until it has shown all the words.
 func until(t *testing.T, stream *bufio.Reader, words []string) string {
 	t.Helper()
 	body := ""
@@ -164,7 +163,7 @@ func until(t *testing.T, stream *bufio.Reader, words []string) string {
 	return body
 }
 
-// errorOf is the error of a call whose answer does not matter.
+// errorOf gives the error of a call and drops its result.
 func errorOf[T any](_ T, err error) error { return err }
 
 var base64s = regexp.MustCompile(`[A-Za-z0-9+/]{12,}=*`)
@@ -179,10 +178,10 @@ func shows(body string) bool {
 	return strings.Contains(body, marker)
 }
 
-// TestObserverSeesNoContent: whatever the API shows, a token with the role
-// observe sees no content in it, where one with the role read does.
+// TestObserverSeesNoContent: no answer to a token with the role observe shows content,
+// where the role read sees it.
 func TestObserverSeesNoContent(t *testing.T) {
-	b := talkative(t)
+	b := benchOfThree(t)
 	tokens := map[Role]string{Observe: observerToken, Read: viewerToken}
 	streams := map[Role]*bufio.Reader{}
 	for role, token := range tokens {
@@ -199,8 +198,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 			t.Fatalf("no message of kind %s was recorded", k)
 		}
 	}
-	// What stands in a route's path and query, and the routes that are known to
-	// show content.
+	// Values for the paths and queries of routes, and the routes that show content.
 	export := "/v1/conversations/{id}/export"
 	values := map[string][]string{
 		"/v1/agents/{name}": {"box", "far", "parrot"}, "/v1/agents/{name}/inbox": {"box"},
@@ -261,7 +259,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 			t.Errorf("an observer may search content: %s: %d %s", path, resp.StatusCode, body)
 		}
 	}
-	// The Go interface, which the console uses, says the same.
+	// The Go interface, which the console uses, hides the same.
 	by := Actor{Name: "watch", Role: Observe}
 	id := said.conversations[0]
 	for name, err := range map[string]error{
@@ -281,8 +279,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 	}
 }
 
-// TestEveryRouteNeedsItsRole: a role below that of a route is refused before
-// anything of the request is looked at.
+// TestEveryRouteNeedsItsRole: a role below that of a route is refused before the request
+// is read.
 func TestEveryRouteNeedsItsRole(t *testing.T) {
 	b := open(t, nil)
 	roles := []struct {
@@ -317,8 +315,8 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 	}
 }
 
-// TestViewsWithoutContent names all that is left in a view for an observer. A
-// field that is new must be added here, or taken out in withoutContent.
+// TestViewsWithoutContent lists the fields of each view that an observer sees. A new
+// field must be added here, or removed in withoutContent.
 func TestViewsWithoutContent(t *testing.T) {
 	message := "Act Audience Error.Code Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
 		"Origin.Protocol " +
@@ -338,7 +336,7 @@ func TestViewsWithoutContent(t *testing.T) {
 	} {
 		v := reflect.ValueOf(c.view).Elem()
 		fill(v)
-		// Views within views are made on their own.
+		// Nested views have rows of their own.
 		switch v := c.view.(type) {
 		case *Recorded:
 			v.Summary, v.Content = Summary{}, nil

@@ -45,7 +45,7 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	return viewAll(by, a.dead(f), viewDead), nil
 }
 
-// DeadLetter gives one with its message. To may be empty if the message is a
+// DeadLetter gives a dead letter with its message. To may be empty if the message is a
 // dead letter to one recipient only.
 func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to string) (DeadLetter, error) {
 	if err := by.may(Observe); err != nil {

@@ -38,7 +38,7 @@ type Forgotten struct {
 // Kept counts the messages that were not erased because they are still needed.
 func (f *Forgotten) Kept() uint64 { return f.Undelivered + f.Dead + f.Ongoing }
 
-// Erasure is why, when and by whom content was erased.
+// Erasure is the reason, the time and the author of an erasure of content.
 type Erasure struct {
 	Number uint64    `json:"number"`
 	What   string    `json:"what"` // "agent", "conversation" or "retention"
@@ -56,14 +56,14 @@ func viewErasure(e *journal.Erasure) *Erasure {
 		Ended: e.Ended, Erased: e.Records, Kept: e.Kept}
 }
 
-// erasure tells why the content of a record is gone; nil where it is not.
+// erasure gives the erasure of a record's content, nil if there was none.
 func (a *Admin) erasure(ctx context.Context, r *journal.Record) *Erasure {
 	if r.Erased == nil {
 		return nil
 	}
 	e, err := a.c.Hub.Journal().Erasure(ctx, r.Erased.Number)
 	if err != nil {
-		return &Erasure{Number: r.Erased.Number} // its own record is gone
+		return &Erasure{Number: r.Erased.Number} // the record of the erasure is gone
 	}
 	return viewErasure(&e)
 }
@@ -127,8 +127,7 @@ func (a *Admin) Backup(ctx context.Context, by Actor, w io.Writer) (*journal.Bac
 	})
 }
 
-// ExportErased says in an export that a record's content was erased, when, by
-// whom and why.
+// ExportErased describes the erasure of a record's content in an export.
 type ExportErased struct {
 	Erasure uint64    `json:"erasure"`
 	What    string    `json:"what,omitzero"`

@@ -33,13 +33,13 @@ import (
 // signature is Ed25519 over "parley export 1", a zero byte, and the hash of
 // the last line.
 
-// exportMediaType is that of an export.
+// exportMediaType is the media type of an export.
 const exportMediaType = "application/jsonl"
 
-// backupMediaType is that of a backup.
+// backupMediaType is the media type of a backup.
 const backupMediaType = "application/vnd.parley.backup"
 
-// exportVersion is the format's.
+// exportVersion is the version of the format.
 const exportVersion = 1
 
 const (
@@ -206,8 +206,7 @@ func (a *Admin) Export(ctx context.Context, by Actor, id string, content bool, w
 	return e.write(ctx, w)
 }
 
-// export finds all records that will be written, so that it fails before the
-// first line if it must.
+// export finds all records before the first line is written, so that errors come first.
 func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (*export, error) {
 	if err := by.may(Read); err != nil {
 		return nil, err
@@ -253,8 +252,8 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 	return e, nil
 }
 
-// Transcript writes the session in which a conversation was held in the form
-// that the session's own protocol has for its evidence.
+// Transcript writes the session of a conversation in the transcript format of the
+// session's protocol.
 func (a *Admin) Transcript(ctx context.Context, by Actor, id, protocol string, w io.Writer) error {
 	write, _, err := a.transcript(ctx, by, id, protocol)
 	if err != nil {
@@ -445,7 +444,7 @@ func reason(e *parley.Error) *index.Reason {
 	return &index.Reason{Code: e.Code, Text: e.Text}
 }
 
-// origin is where a message came from, with the keys by which that can be proved.
+// origin describes how a message reached the hub, with the sender's keys that prove it.
 func (e *export) origin(ctx context.Context, m *parley.Message) (ExportOrigin, error) {
 	o := &m.Origin
 	v := ExportOrigin{Protocol: o.Protocol, Peer: o.Peer, Address: o.Address, Received: o.Received, Header: o.Header,
@@ -516,7 +515,7 @@ type Report struct {
 // OK reports whether the file is as the hub wrote it.
 func (r *Report) OK() bool { return r.Signed && len(r.Problems) == 0 }
 
-// maxProblems is how many a report names.
+// maxProblems bounds the problems that a report names.
 const maxProblems = 100
 
 func (r *Report) add(format string, args ...any) {
@@ -528,7 +527,7 @@ func (r *Report) add(format string, args ...any) {
 	}
 }
 
-// seenLine holds what the checks between lines need of one.
+// seenLine is the part of a line that the checks between lines need.
 type seenLine struct {
 	at             int // in the file, from 1
 	number         int
@@ -537,10 +536,9 @@ type seenLine struct {
 }
 
 // VerifyExport reads an export and reports every change: lines that were changed,
-// removed, moved or inserted. It trusts the key in the header: the caller must
-// know that it is the hub's. For each intact record it calls each with the
-// header, which may be nil, the record's line number in the file, and the record.
-// The error is one of reading.
+// removed, moved or inserted. It trusts the key in the header: the caller must know that
+// it is the hub's. For each intact record it calls each with the header, which may be
+// nil, the record's line number in the file, and the record. The error is that of r.
 func VerifyExport(r io.Reader, each func(h *ExportHeader, line int, record *ExportRecord)) (*Report, error) {
 	out := &Report{}
 	var lines []seenLine
@@ -634,8 +632,7 @@ func (r *Report) chain(lines []seenLine) {
 	if !ended {
 		r.add("the last line of the export is missing: the file was cut off")
 	}
-	// Of several that claim one number, the one that the next line names is
-	// genuine.
+	// Of several lines with one number, the line that the next line names is genuine.
 	named := map[string]bool{}
 	for _, l := range lines {
 		named[l.previous] = true
@@ -701,8 +698,8 @@ func (r *Report) missing(present map[int]bool, highest int) {
 	}
 }
 
-// longestRise marks the lines of a longest run of growing numbers: the others
-// are those that stand in another place.
+// longestRise marks the lines of a longest run of growing numbers: the other lines were
+// moved.
 func longestRise(lines []*seenLine) []bool {
 	var tails []int // index of the smallest last line of a run of each length
 	before := make([]int, len(lines))

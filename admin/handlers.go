@@ -345,7 +345,7 @@ func getExport(a *Admin, c *call) (any, error) {
 	}
 	id := e.conversation.ID.String()
 	w := c.attachment(exportMediaType, "conversation-"+id+".jsonl")
-	// A file without its last line is known to be incomplete.
+	// The missing last line shows that the file is incomplete.
 	return nil, w.result(a, e.write(c.r.Context(), w), "an export broke off", "conversation", id)
 }
 
@@ -385,7 +385,7 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return w.w.Write(b)
 }
 
-// result gives the error of an answer of which nothing is sent yet. A later one can only be logged.
+// result gives the error if nothing of the answer has been sent. A later error can only be logged.
 func (w *slowWriter) result(a *Admin, err error, text string, about ...any) error {
 	if err == nil || w.begin != nil {
 		return err
@@ -453,7 +453,7 @@ func getBackup(a *Admin, c *call) (any, error) {
 		if w.begin != nil {
 			return nil, err
 		}
-		// The status is sent. A backup without its end is known to be incomplete.
+		// The status has been sent. The missing end shows that the backup is incomplete.
 		a.c.Logger.Warn("a backup broke off", "error", err)
 		panic(http.ErrAbortHandler)
 	}

@@ -52,7 +52,7 @@ type call struct {
 	status int // of the answer, unless there is an error
 }
 
-// handler gives the body of the answer; nil: it has answered itself.
+// handler gives the body of the answer; nil: the handler has answered itself.
 type handler func(*Admin, *call) (any, error)
 
 // methods are the endpoints of a path by HTTP method.
@@ -70,7 +70,7 @@ func (a *Admin) routes() *http.ServeMux {
 	for path, of := range table() {
 		m.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { a.serve(of, w, r) })
 	}
-	// Where monitors look by custom.
+	// Monitors look here by custom.
 	for path, h := range map[string]handler{"/health": getHealth, "/ready": getReady} {
 		m.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 			a.serve(methods{"GET": {"", h}, "HEAD": {"", h}}, w, r)
@@ -175,7 +175,7 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Authenticate tells on whose behalf a request is made.
+// Authenticate gives the actor of a request.
 func (a *Admin) Authenticate(r *http.Request) (Actor, error) {
 	values := r.Header.Values("Authorization")
 	if len(values) != 1 {

@@ -122,7 +122,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	out := Recorded{Summary: viewSummary(by, m)}
 	r, err := a.c.Hub.Journal().Read(ctx, m.Position)
 	if errors.Is(err, journal.ErrNotFound) || err == nil && r.Message == nil {
-		return out, nil // it was removed since
+		return out, nil // the journal has removed it since
 	}
 	if err != nil {
 		return out, err
@@ -216,9 +216,9 @@ const (
 	tailRefusals = 500 * time.Millisecond // between looks for new refusals
 )
 
-// Tail yields new messages and deliveries that the filter chooses, and new
-// refusals unless the filter needs a field that refusals lack. Started, if not
-// nil, is called when nothing can be missed any more.
+// Tail yields new messages and deliveries that the filter chooses, and new refusals
+// unless the filter needs a field that refusals lack. Started, if not nil, is called once
+// no later event can be missed.
 func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		if err := cmp.Or(by.maySearch(&f), a.resolveNames(&f.Agent, &f.From, &f.To), by.may(Observe)); err != nil {
@@ -301,8 +301,8 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, f *index.Filter, r *j
 	return true
 }
 
-// wanted reports whether a filter chooses a step: by itself where that is
-// enough, else by its message.
+// wanted reports whether a filter chooses a step, by the step alone or else by its
+// message.
 func (a *Admin) wanted(ctx context.Context, f *index.Filter, s *journal.Step) bool {
 	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed &&
 		s.State < parley.Dead {

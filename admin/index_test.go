@@ -21,7 +21,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// openIndexed is open with an index.
+// ask asks the agent weather for a city's forecast.
 func (b *bench) ask(city string) Receipt {
 	b.t.Helper()
 	r, err := b.client.Ask(b.t.Context(), Send{To: "weather", Skill: "forecast",
@@ -92,7 +92,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// raw makes a request whose form the client would not let through.
+// raw makes a request that Client cannot make.
 func (b *bench) raw(path string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(b.t.Context(), "GET", b.server.URL+path, nil)
 	if err != nil {
@@ -189,8 +189,8 @@ func TestTail(t *testing.T) {
 	}
 }
 
-// TestTailChooses follows with filters, in process; a refusal that all of them
-// let through is the end.
+// TestTailChooses tails with filters, in process; a refusal that every filter lets
+// through ends the streams.
 func TestTailChooses(t *testing.T) {
 	b := open(t, nil)
 	by := Actor{Name: "test", Role: Read}
@@ -235,7 +235,7 @@ func TestTailChooses(t *testing.T) {
 	}
 }
 
-// TestTailDrops: a reader that takes nothing is told, and gets no more.
+// TestTailDrops: a reader that takes nothing gets Dropped, and then no more.
 func TestTailDrops(t *testing.T) {
 	b := open(t, nil)
 	var last Event
@@ -257,7 +257,7 @@ func TestTailDrops(t *testing.T) {
 	}
 }
 
-// TestTailEnds: a hub that shuts down does not wait for those who follow.
+// TestTailEnds: a hub that shuts down does not wait for readers of Tail.
 func TestTailEnds(t *testing.T) {
 	b := open(t, nil)
 	for _, err := range b.client.Tail(t.Context(), index.Filter{}, b.admin.EndStreams) {
@@ -327,7 +327,7 @@ func rehash(t *testing.T, line string, change func(*ExportLine)) string {
 	return string(out)
 }
 
-// TestExportFindsChanges: whatever is done to the file is named.
+// TestExportFindsChanges: the report names every change of the file.
 func TestExportFindsChanges(t *testing.T) {
 	b := open(t, nil)
 	lines := exported(t, b)
@@ -435,8 +435,7 @@ func TestExportFindsChanges(t *testing.T) {
 	}
 }
 
-// FuzzVerifyExport: no file makes the verification fail in any way but by its
-// report.
+// FuzzVerifyExport: no made-up file verifies or causes a panic.
 func FuzzVerifyExport(f *testing.F) {
 	f.Add("{}\n")
 	f.Add(`{"header":{"conversation":"","content":true,"exported":"2026-11-20T12:00:00Z","format":"parley conversation","hub":"h","key":"","keyId":"","version":1},"line":0}` + "\n")

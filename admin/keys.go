@@ -77,8 +77,8 @@ func (a *Admin) fingerprintIfShared(agent string, id NewIdentity, key []byte) st
 	return ""
 }
 
-// enroll records a key. It gives what [Admin.unenrollAll] must take back if a
-// later step fails: nothing where the key was enrolled before.
+// enroll records a key. undo is for [Admin.unenrollAll] if a later step fails; it is
+// empty if the key was enrolled before.
 func (a *Admin) enroll(agent string, id NewIdentity, key []byte, by string) (undo []NewIdentity, err error) {
 	for _, k := range a.c.Keys.Enrolled(agent, id.Protocol) {
 		if bytes.Equal(k.Public, key) && (id.KeyID == "" || id.KeyID == k.KeyID) {
@@ -186,11 +186,11 @@ type Rotation struct {
 const OldKeyPublished = time.Hour
 
 // ReplaceKey replaces a key of a keyring. Agents of SAMVAD list several keys on their
-// cards, so there it goes in phases: both are published, and the old one signs
-// until overlap has passed; then the new one does, and the old one is withdrawn
-// after [OldKeyPublished]. Elsewhere the new key signs at once, and what the old one
-// signs stays valid until overlap has passed. Without overlap the old key ends at
-// once, for good.
+// cards, so their keys change in phases: both keys are published, and the old key signs
+// until overlap has passed; then the new key signs, and the old key is withdrawn after
+// [OldKeyPublished]. In other protocols the new key signs at once, and signatures of the
+// old key stay valid until overlap has passed. Without overlap the old key ends at once,
+// for good.
 func ReplaceKey(r *keyring.Ring, owner, purpose string, overlap time.Duration) (keyring.Key, error) {
 	if purpose == "samvad" && overlap > 0 {
 		return r.Rollover(owner, purpose, overlap, OldKeyPublished)

@@ -273,8 +273,8 @@ func sameMessage(a, b *parley.Message) bool {
 		})
 }
 
-// sameBytes allows for content that the hub made fit the recipient's skill:
-// text that became JSON is compared by its text.
+// sameBytes compares two parts. The hub may have made JSON of a text, to fit the
+// recipient's skill: then it compares the texts.
 func sameBytes(p, q parley.Part) bool {
 	if same := bytes.Equal(p.Data, q.Data); same || p.MediaType == q.MediaType {
 		return same
@@ -332,9 +332,9 @@ func (a *Admin) unreadOf(name string) *unread {
 	return b
 }
 
-// Inbox yields the messages of an agent's inbox, the waiting ones first, until
-// ctx ends or the loop breaks off. The next reader gets the message at which the
-// loop broke off again.
+// Inbox yields the messages of an agent's inbox, the waiting ones first, until ctx ends
+// or the loop breaks off. The message at which the loop broke off goes to the next
+// reader.
 func (a *Admin) Inbox(ctx context.Context, by Actor, name string) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		name, err := a.inboxOf(by, name)

@@ -44,7 +44,7 @@ func (r Role) level() int {
 	return 1 + slices.Index([]Role{Register, Observe, Read, Operate, Administer}, r)
 }
 
-// operatorAgent is the agent as which a token speaks unless it says otherwise.
+// operatorAgent is the agent for which a token sends by default.
 const operatorAgent = "operator"
 
 // An Actor is the operator on whose behalf a method works.
@@ -117,7 +117,7 @@ type Tokens struct {
 	list  []Token
 	clear []string // names of those that came with their secret
 
-	state     journal.State // nil: those of a list or a file alone
+	state     journal.State // nil: the tokens are from a list or a file alone
 	id        string        // of the state
 	dir       string        // of the file; "": none
 	log       *slog.Logger
@@ -190,11 +190,11 @@ func hashOf(secret string) string {
 	return hashPrefix + base64.RawURLEncoding.EncodeToString(sum[:])
 }
 
-// OpenTokens gives the tokens in the state of that id, and follows changes that
-// other hubs make there. If dir is set, it adopts new lines of the token file in
-// that data directory; see [Tokens.Reread]. Without a token and a file, and with
-// rnd, it makes a first token, which permits everything, and gives its secret,
-// which is stored nowhere.
+// OpenTokens gives the tokens in the state of that id, and follows changes that other
+// hubs make there. If dir is set, it adopts new lines of the token file in that data
+// directory; see [Tokens.Reread]. If there is neither a token nor a file, and rnd is set,
+// it makes a first token, which permits everything, and gives its secret, which is stored
+// nowhere.
 func OpenTokens(ctx context.Context, state journal.State, id, dir string, now time.Time, rnd io.Reader,
 	log *slog.Logger) (
 	t *Tokens, first string, err error) {
@@ -305,8 +305,8 @@ func (t *Tokens) put(token Token, write func([]byte) (revision uint64, err error
 	return err
 }
 
-// adopt moves a token of the file into the state. If another token has its name, it
-// gets a new one: each hub of a cluster once had a first token of the same name.
+// adopt moves a token of the file into the state. If another token has its name, it gets
+// a new name: each hub of a cluster once had a first token of the same name.
 func (t *Tokens) adopt(ctx context.Context, token Token) error {
 	name := token.Name
 	for n := 2; ; n++ {
@@ -330,7 +330,7 @@ func (t *Tokens) adopt(ctx context.Context, token Token) error {
 			return err
 		}
 		if old.Hash == token.Hash {
-			// Its role may be another one, or the agents for which it may send.
+			// Its role, or the agents for which it may send, may have changed.
 			return t.put(token, func(b []byte) (uint64, error) {
 				return t.state.Put(ctx, token.Name, b, time.Time{})
 			})
@@ -406,7 +406,7 @@ func (t *Tokens) write(fresh []Token) error {
 	for i := range lines {
 		lines[i].Kept = t.id
 	}
-	lines = slices.DeleteFunc(lines, func(k Token) bool { // a new line has more
+	lines = slices.DeleteFunc(lines, func(k Token) bool { // the new line of that name replaces it
 		return slices.ContainsFunc(fresh, func(f Token) bool { return f.Name == k.Name })
 	})
 	return writeTokens(t.dir, append(lines, fresh...))

@@ -123,7 +123,7 @@ type Seen struct {
 	Count     uint64           `json:"count"` // messages since the hub started
 }
 
-// Waiting counts the deliveries that an agent has not got yet.
+// Waiting counts the pending deliveries to an agent.
 type Waiting struct {
 	Open   int       `json:"open"` // not settled
 	Dead   int       `json:"dead"`
@@ -313,7 +313,7 @@ type Refusal struct {
 type AuditEntry struct {
 	ID      string    `json:"id"` // sorts by time
 	Time    time.Time `json:"time"`
-	Hub     string    `json:"hub,omitzero"` // that did it
+	Hub     string    `json:"hub,omitzero"` // the hub at which the operator acted
 	Actor   string    `json:"actor"`        // name of the token
 	Role    Role      `json:"role"`
 	Address string    `json:"address,omitzero"`
