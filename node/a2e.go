@@ -35,7 +35,7 @@ var a2eProtocol = Protocol{
 	Open:      openA2E,
 }
 
-// A2E says how A2E agents reach the hub, and which hosts serve other capabilities.
+// A2E configures the hub's A2E endpoints, and the hosts that serve other capabilities.
 type A2E struct {
 	Listen    string   `toml:"listen" doc:"address for A2E over TCP (NDJSON), e.g. \"127.0.0.1:7333\"; \"\": over HTTP only"`
 	TLS       bool     `toml:"tls" doc:"speak TLS on a2e.listen, with the certificate of [tls]"`
@@ -46,8 +46,8 @@ type A2E struct {
 	Providers []string `toml:"providers" doc:"\"capability=agent\": requests of the capability (env, proc, planning, …, or the namespace of types that agent and host agreed on) are passed to that agent, which has the URL of an A2E host"`
 }
 
-// A2EAgent is what an agent is in A2E: one that connects with a token, or a
-// host that the hub attaches to.
+// A2EAgent makes an agent an A2E client, which connects with a token, or an A2E host, to
+// which the hub connects.
 type A2EAgent struct {
 	TokenFile string `toml:"token_file" doc:"file with the token that the agent shows, or that the hub shows to the host at url; mode 0600"`
 	URL       string `toml:"url" doc:"URL of an A2E host, whose tools become the agent's skills: http(s)://, tcp://, tls:// or unix://"`
@@ -122,13 +122,14 @@ func (n *Node) enrolA2E(b *bridge.Binding, name string, a *A2EAgent) (e Enrolmen
 		return e, fmt.Errorf("agents.%s.a2e: %w", name, err)
 	}
 	if a.URL != "" {
-		b.SetToken(name, token) // at once: the file may have another one while the configuration is the same
+		b.SetToken(name, token) // at once: the token in the file may change while the configuration does not
 		e.Before = n.keepSkills
 	}
 	return e, nil
 }
 
-// token is the agent's, or the one that the hub shows to a host; "" for a host that wants none.
+// token is the token that the agent shows to the hub, or the hub to a host; "" for a host
+// without one.
 func (a *A2EAgent) token() (string, error) {
 	if a.TokenFile == "" {
 		if a.URL == "" {
@@ -146,7 +147,7 @@ func (a *A2EAgent) token() (string, error) {
 	return string(b), nil
 }
 
-// keepSkills gives an agent the skills that its host told before.
+// keepSkills gives an agent the skills that its host listed before.
 func (n *Node) keepSkills(a *parley.Agent) error {
 	e, ok := n.directory.Agent(a.Name)
 	if ok && len(a.Skills) == 0 && slices.ContainsFunc(a.Identities, func(i parley.Identity) bool {

@@ -30,9 +30,9 @@ import (
 	"github.com/go-jose/go-jose/v4"
 )
 
-// authority is an ACME server (RFC 8555) of one process, with the challenge
-// tls-alpn-01 (RFC 8737), which it really checks: it calls the hub as an
-// authority would, at dial instead of at port 443 of the name.
+// authority is an ACME server (RFC 8555) of one process, with the challenge tls-alpn-01
+// (RFC 8737). It checks the challenge by a call to the hub, at dial instead of port 443
+// of the name.
 type authority struct {
 	*httptest.Server
 	key  *ecdsa.PrivateKey
@@ -224,7 +224,7 @@ func (a *authority) serve(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// count is how many orders there were.
+// count gives the number of orders.
 func (a *authority) count() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -267,7 +267,8 @@ func (a *authority) challenge(n int) map[string]any {
 		"status": status}
 }
 
-// prove calls the hub under the name and wants the certificate of RFC 8737 §3.
+// prove calls the hub under the name and checks that it shows the certificate of RFC 8737
+// §3.
 func (a *authority) prove(ctx context.Context, o *order, key *jose.JSONWebKey) error {
 	print, err := key.Thumbprint(crypto.SHA256)
 	if err != nil {
@@ -368,7 +369,7 @@ func TestACME(t *testing.T) {
 	got := served(n)
 	firstKept()
 	for got == 101 && ctx.Err() == nil {
-		got = served(n) // the renewal goes on beside
+		got = served(n) // the renewal runs in the background
 	}
 	if got != 102 {
 		t.Fatalf("certificate %d is served", got)

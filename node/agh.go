@@ -26,7 +26,8 @@ var aghProtocol = Protocol{
 	Open: openAGH,
 }
 
-// AGH says who the peers of AGH Network are and where agents appear to them.
+// AGH configures the peers of AGH Network, and the workspaces in which agents appear to
+// them.
 type AGH struct {
 	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). Every subscriber gets every message there: only that server's permissions can keep spoofed messages from peers"`
 	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
@@ -44,8 +45,7 @@ type AGH struct {
 	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
 }
 
-// AGHUser is who may connect, by exactly one of token, password, nkey and
-// anonymous.
+// AGHUser may connect, by exactly one of token, password, nkey and anonymous.
 type AGHUser struct {
 	Token      string   `toml:"token" doc:"NATS token"`
 	TokenFile  string   `toml:"token_file" doc:"file with the token, mode 0600"`
@@ -57,18 +57,18 @@ type AGHUser struct {
 	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
 }
 
-// AGHPin is which keys may speak as a nickname or a verified handle.
+// AGHPin lists the keys that may speak as a nickname or a verified handle.
 type AGHPin struct {
 	Keys []string `toml:"keys" doc:"Ed25519 public keys, 32 bytes in base64url, as proof.pubkey has them; the name of the table is a nickname, or a handle in quotes"`
 }
 
-// AGHWorkspace is where agents of the directory appear.
+// AGHWorkspace is a workspace in which agents of the directory appear.
 type AGHWorkspace struct {
 	Channels []string `toml:"channels" doc:"channels in which they greet"`
 	Agents   []string `toml:"agents" doc:"which agents; none: all that are exposed in agh"`
 }
 
-// AGHAgent is what an agent is called in AGH.
+// AGHAgent is an agent's identity in AGH.
 type AGHAgent struct {
 	Workspace string `toml:"workspace" doc:"its workspace"`
 	Peer      string `toml:"peer" doc:"its peer id, or verified handle"`

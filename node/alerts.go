@@ -29,8 +29,8 @@ type Alert struct {
 	About   string    `json:"about"`             // the agent, key, file or directory
 	Text    string    `json:"text"`              // for people
 	Fix     string    `json:"fix,omitempty"`     // the command or setting that helps
-	Count   int       `json:"count"`             // how often it happened since the last alert of this kind about this
-	Skipped int       `json:"skipped,omitempty"` // alerts left out since the last one, for there were too many
+	Count   int       `json:"count"`             // occurrences since the last alert of this kind about the same thing
+	Skipped int       `json:"skipped,omitempty"` // alerts left out since the last one because there were too many
 }
 
 // Kinds of alerts.
@@ -45,15 +45,14 @@ const (
 
 const (
 	alertTick    = 30 * time.Second
-	maxFailing   = 4096 // agents that are watched because they fail
+	maxFailing   = 4096 // failing agents that are watched
 	maxAlertKeys = 4096
 	alertQueue   = 256
 	alertTries   = 4
 )
 
-// alerts watches over what needs hands. What it tells goes out by a way of its
-// own, through neither the journal nor the hub's deliveries: these may be what
-// is broken.
+// alerts watches for problems that an operator must solve. Alerts go out through neither
+// the journal nor the hub's deliveries, since these may be broken.
 type alerts struct {
 	n     *Node
 	now   func() time.Time
@@ -81,7 +80,7 @@ type alertKey struct{ kind, about, detail string }
 
 type toldAlert struct {
 	at    time.Time
-	count int // since then
+	count int // since at
 }
 
 func newAlerts(n *Node) *alerts {
@@ -91,7 +90,7 @@ func newAlerts(n *Node) *alerts {
 	return a
 }
 
-// start begins to look around and to tell.
+// start begins to check and to send alerts.
 func (a *alerts) start() {
 	ctx, stop := context.WithCancel(context.Background())
 	a.stop = stop
@@ -128,7 +127,7 @@ func (a *alerts) config() Alerts {
 	return c
 }
 
-// attempted takes the outcome of each attempt.
+// attempted notes the outcome of each attempt.
 func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 	switch {
 	case err == nil:
@@ -143,7 +142,7 @@ func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 		}
 	case postponed || !err.Retryable && err.Code != parley.Unavailable && err.Code != parley.TimedOut &&
 		err.Code != parley.OutcomeUnknown:
-		// The recipient is there: it is busy, or does not want this message.
+		// The recipient answers: it is busy, or refuses this message.
 	default:
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -160,7 +159,7 @@ func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
 	}
 }
 
-// broken counts the agents that are said to be broken.
+// broken counts the agents with an open alert.
 func (a *alerts) broken() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -173,7 +172,7 @@ func (a *alerts) broken() int {
 	return n
 }
 
-// recorded sees dead letters; the journal calls it.
+// recorded notes dead letters; the journal calls it.
 func (a *alerts) recorded(r *journal.Record) {
 	for i := range r.Steps {
 		if s := &r.Steps[i]; s.State == parley.Dead {
@@ -211,7 +210,7 @@ func (a *alerts) check() {
 				Text: fmt.Sprintf("the disk is %.0f %% full; nothing more is accepted when less than %d MiB are free",
 					100*used, a.n.c.MinFree(total)>>20),
 				Fix: "make room, or engine.min_free"})
-		case used < c.Disk-.02 && a.diskFull: // not back and forth at the edge
+		case used < c.Disk-.02 && a.diskFull: // a margin, so that alerts do not alternate at the limit
 			a.diskFull = false
 			list = append(list, Alert{Kind: alertDiskFine, About: a.n.c.Data,
 				Text: fmt.Sprintf("the disk is %.0f %% full", 100*used)})
@@ -237,15 +236,15 @@ func (a *alerts) check() {
 	}
 }
 
-// tell logs an alert and queues it for the webhook, unless the same was told a
-// short while ago. It never waits.
+// tell logs an alert and queues it for the webhook, unless it told the same alert
+// recently. It never waits.
 func (a *alerts) tell(v Alert, detail string) {
 	every := a.config().Every.Duration
 	v.Version, v.Hub, v.Time, v.Count = 1, a.n.hub.ID(), a.now(), 1
 	key := alertKey{v.Kind, v.About, detail}
 	a.mu.Lock()
 	t := a.told[key]
-	once := v.Kind == alertRecovered || v.Kind == alertDiskFine // these end something that was told
+	once := v.Kind == alertRecovered || v.Kind == alertDiskFine // these end an earlier alert
 	if t != nil && !once && v.Time.Sub(t.at) < every {
 		t.count++
 		a.mu.Unlock()
@@ -254,7 +253,7 @@ func (a *alerts) tell(v Alert, detail string) {
 	}
 	if t == nil {
 		if len(a.told) >= maxAlertKeys {
-			clear(a.told) // some is told twice; that is better than not at all
+			clear(a.told) // some alerts are repeated, which is better than none
 		}
 		t = &toldAlert{}
 		a.told[key] = t
@@ -283,7 +282,7 @@ func (a *alerts) tell(v Alert, detail string) {
 	a.n.metrics.alerts.WithLabelValues(v.Kind, outcome).Inc()
 }
 
-// send posts an alert, a few times if it must.
+// send posts an alert, with a few retries.
 func (a *alerts) send(ctx context.Context, v Alert) {
 	pause := time.Second
 	for try := 1; ; try++ {
@@ -298,7 +297,7 @@ func (a *alerts) send(ctx context.Context, v Alert) {
 				try, "error", err)
 			return
 		}
-		_ = sleep.For(ctx, pause) // the next try says why it ended
+		_ = sleep.For(ctx, pause) // the next attempt reports why ctx ended
 		pause *= 5
 	}
 }

@@ -21,9 +21,9 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// watchful makes a node whose alerts come to a list in place of a webhook, by a
-// clock of the test's.
-func watchful(t *testing.T, c Config) (n *Node, told func() []Alert, clock func(time.Duration)) {
+// alertingNode makes a node whose alerts go to a list in place of a webhook, by a clock
+// that the test moves.
+func alertingNode(t *testing.T, c Config) (n *Node, told func() []Alert, clock func(time.Duration)) {
 	t.Helper()
 	var now atomic.Int64
 	now.Store(time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC).UnixNano())
@@ -62,7 +62,7 @@ func or(a, b string) string {
 var unavailable = parley.Fail(parley.Unavailable, nil, "connection refused")
 
 func TestAgentBrokenAndRecovered(t *testing.T) {
-	n, told, pass := watchful(t, Config{})
+	n, told, pass := alertingNode(t, Config{})
 	a := n.alerts
 	a.attempted("bob", unavailable, false)
 	pass(2 * time.Minute)
@@ -88,8 +88,8 @@ func TestAgentBrokenAndRecovered(t *testing.T) {
 	if list := told(); len(list) != 1 || list[0].Kind != alertRecovered {
 		t.Errorf("%+v", list)
 	}
-	// One that was never said to be broken does not recover; one that is busy,
-	// or does not want a message, is not broken.
+	// An agent without an alert does not recover; an agent that is busy, or refuses a
+	// message, is not broken.
 	a.attempted("carol", unavailable, false)
 	a.attempted("carol", nil, false)
 	for range 5 {
@@ -104,7 +104,7 @@ func TestAgentBrokenAndRecovered(t *testing.T) {
 }
 
 func TestFailingAgentsAreBounded(t *testing.T) {
-	n, _, _ := watchful(t, Config{})
+	n, _, _ := alertingNode(t, Config{})
 	for i := range maxFailing + 100 {
 		n.alerts.attempted(strings.Repeat("x", i%50)+string(rune('a'+i%26))+time.Duration(i).String(), unavailable,
 			false)
@@ -114,10 +114,10 @@ func TestFailingAgentsAreBounded(t *testing.T) {
 	}
 }
 
-// TestDeadLettersAreToldOnceAnHour: the same reason for the same agent is
+// TestDeadLettersAreToldOnceAnHour: more letters for the same reason and agent are
 // counted meanwhile.
 func TestDeadLettersAreToldOnceAnHour(t *testing.T) {
-	n, told, pass := watchful(t, Config{})
+	n, told, pass := alertingNode(t, Config{})
 	dead := func(to string, code parley.Code) {
 		n.alerts.recorded(&journal.Record{Steps: []journal.Step{{To: to, State: parley.Dead,
 			Error: parley.Refuse(code, "why")}}})
@@ -139,7 +139,7 @@ func TestDeadLettersAreToldOnceAnHour(t *testing.T) {
 }
 
 func TestAlertsAreRateLimited(t *testing.T) {
-	n, told, pass := watchful(t, Config{})
+	n, told, pass := alertingNode(t, Config{})
 	for i := range 100 {
 		n.alerts.tell(Alert{Kind: alertDead, About: time.Duration(i).String()}, "")
 	}
@@ -164,14 +164,14 @@ func TestDiskAlert(t *testing.T) {
 		t.Fatal(err)
 	}
 	free.Store(total / 2)
-	n, told, _ := watchful(t, Config{Durability: "disk", Data: dir,
+	n, told, _ := alertingNode(t, Config{Durability: "disk", Data: dir,
 		FreeSpace: func(string) (uint64, error) { return free.Load(), nil }})
 	n.alerts.check()
 	free.Store(total / 10)
 	n.alerts.check()
 	n.alerts.check()
 	free.Store(total*2/10 + total/100)
-	n.alerts.check() // a little better is not well
+	n.alerts.check() // a little more space is not enough
 	free.Store(total / 2)
 	n.alerts.check()
 	var kinds []string
@@ -184,7 +184,7 @@ func TestDiskAlert(t *testing.T) {
 }
 
 func TestExpiryAlert(t *testing.T) {
-	n, told, pass := watchful(t, Config{})
+	n, told, pass := alertingNode(t, Config{})
 	if _, err := n.keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: "samvad", Algorithm: keyring.Ed25519,
 		By: "test"}); err != nil {
 		t.Fatal(err)
@@ -204,9 +204,9 @@ func TestExpiryAlert(t *testing.T) {
 	}
 }
 
-// TestAlertIsTriedAgain: with pauses, and not for ever.
+// TestAlertIsTriedAgain: with pauses, and a last attempt.
 func TestAlertIsTriedAgain(t *testing.T) {
-	n, _, _ := watchful(t, Config{})
+	n, _, _ := alertingNode(t, Config{})
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		var at []time.Duration
@@ -234,15 +234,15 @@ func TestAlertIsTriedAgain(t *testing.T) {
 	}
 }
 
-// alertsForTest makes alerts with another way out.
+// alertsForTest makes alerts that call post in place of the webhook.
 func (n *Node) alertsForTest(post func(context.Context, Alert) error) *alerts {
 	a := newAlerts(n)
 	a.post = post
 	return a
 }
 
-// TestWebhook: a dead letter of a real hub arrives as JSON, with the token,
-// where network.allow lets it; elsewhere it does not leave.
+// TestWebhook: a dead letter of a real hub arrives as JSON, with the token, if
+// network.allow permits the address; otherwise the hub does not send it.
 func TestWebhook(t *testing.T) {
 	got := make(chan Alert, 4)
 	var once sync.Once

@@ -17,12 +17,11 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// AddressFile is where a running hub writes its [Announcement], in the data
-// directory and with mode 0600. It is there while the hub runs, and in no backup.
+// AddressFile is where a running hub writes its [Announcement], in the data directory and
+// with mode 0600. It exists while the hub runs, and is in no backup.
 const AddressFile = "hub.json"
 
-// An Announcement tells commands on the hub's machine where the hub is, and lets
-// them in.
+// An Announcement gives commands on the hub's machine the hub's address and a token.
 type Announcement struct {
 	Addresses
 	Token string `json:"token,omitempty"` // lets its bearer do everything until the hub ends
@@ -30,8 +29,8 @@ type Announcement struct {
 
 const maxAnnouncement = 16 << 20
 
-// ReadAnnouncement reads what the hub of a data directory announces. The error
-// matches [os.ErrNotExist] where no hub runs. A file that others may read is
+// ReadAnnouncement reads the announcement of the hub of a data directory. The error
+// matches [os.ErrNotExist] where no hub runs. A file that other users may read is
 // refused.
 func ReadAnnouncement(dir string) (Announcement, error) {
 	var a Announcement
@@ -59,11 +58,11 @@ func ReadAnnouncement(dir string) (Announcement, error) {
 	return a, nil
 }
 
-// announces reports whether local commands find the hub by its data directory.
-// Nothing of a hub in memory is there.
+// announces reports whether local commands find the hub by its data directory. A hub in
+// memory has none.
 func (n *Node) announces() bool { return n.adminListen != nil && n.k.durability != journal.Memory }
 
-// tokenDir is where the token file is; "" for a hub in memory.
+// tokenDir is the directory of the token file; "" for a hub in memory.
 func (n *Node) tokenDir() string {
 	if n.k.durability == journal.Memory {
 		return ""
@@ -112,7 +111,7 @@ func (n *Node) announce() error {
 	return nil
 }
 
-// retract takes the announcement back.
+// retract removes the announcement.
 func (n *Node) retract() {
 	if !n.announces() {
 		return

@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/admin"
 )
 
-// TestSecretsInClearAreReplaced: a token file of an earlier version goes on
-// working, and its secrets are gone after the start.
+// TestSecretsInClearAreReplaced: a token file of an earlier version stays valid, and its
+// secrets are gone after the start.
 func TestSecretsInClearAreReplaced(t *testing.T) {
 	const secret = "a-secret-of-an-earlier-version"
 	data := t.TempDir()
@@ -36,12 +36,12 @@ func TestSecretsInClearAreReplaced(t *testing.T) {
 	}
 }
 
-// TestAnnouncement: hub.json lets the hub's user in while the hub runs, and
-// nobody else at any time.
+// TestAnnouncement: hub.json gives access to the hub's user while the hub runs, and never
+// to other users.
 func TestAnnouncement(t *testing.T) {
 	data := t.TempDir()
 	path := filepath.Join(data, AddressFile)
-	// One that is left from before must not lend its mode.
+	// An old file must not pass on its mode.
 	if err := os.WriteFile(path, []byte(`{"admin":"http://127.0.0.1:1"}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestAnnouncement(t *testing.T) {
 	}
 }
 
-// TestFirstTokenInMemory: a hub in memory tells its token too, and announces
+// TestFirstTokenInMemory: a hub in memory shows its first token too, and announces
 // nothing.
 func TestFirstTokenInMemory(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")

@@ -49,7 +49,7 @@ var aspProtocol = Protocol{
 	Open:     openASP,
 }
 
-// ASP switches.
+// ASP configures ASP.
 type ASP struct {
 	Off          bool     `toml:"off" doc:"do not speak ASP"`
 	Registration string   `toml:"registration" default:"\"closed\"" doc:"which agents may register: closed = those that the operator adds; open = any that proves the keys of its card"`
@@ -61,7 +61,7 @@ type ASP struct {
 	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session without messages fails"`
 }
 
-// ASPAgent is what an agent is called in ASP.
+// ASPAgent is an agent's identity in ASP.
 type ASPAgent struct {
 	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
 	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
@@ -167,8 +167,8 @@ func (t *ASPTrust) components() protocol.TrustComponents {
 		SecurityPosture: t.Security, EconomicReliability: t.Economic, PeerEndorsements: t.Peers}
 }
 
-// aspAdmin is what operators can do with the binding: verify messages again by the cards of their time, export
-// sessions as transcripts, and register cards.
+// aspAdmin gives the operators' actions on the binding: verify messages again by the cards of their time,
+// export sessions as transcripts, and register cards.
 func aspAdmin(b *bridge.Binding) admin.Protocol {
 	return admin.Protocol{
 		SenderKeys: func(ctx context.Context, m *parley.Message) ([]admin.ExportKey, error) {

@@ -74,21 +74,20 @@ func backupFiles(data string) ([]journal.BackupFile, error) {
 	return out, err
 }
 
-// Restore is what [RestoreBackup] needs.
+// Restore holds the parameters of [RestoreBackup].
 type Restore struct {
 	File     string // the backup
 	Data     string // the data directory to make: absent or empty
-	KeyFile  string // of the journal that the backup is of; "": it is not encrypted
+	KeyFile  string // of the journal in the backup; "": it is not encrypted
 	Engine   Engine // with a URL the journal is restored into that cluster, and Data gets the rest
 	Now      func() time.Time
 	Progress func(what string, done, total uint64)
 }
 
-// RestoreBackup makes a data directory of a backup. The backup is read to its
-// end first, so that nothing is written where it is not whole, and the
-// directory appears under its name when everything in it was read back. A
-// cluster must not have a journal under the prefix; hubs see it when everything
-// was read back.
+// RestoreBackup makes a data directory of a backup. The whole backup is read first, so
+// that an incomplete one writes nothing. The directory gets its name once its content has
+// been read back. A cluster must not have a journal under the prefix; hubs see the new
+// one once it has been read back.
 func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error) {
 	key, err := c.key()
 	if err != nil {
@@ -110,7 +109,7 @@ func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, erro
 	}
 	s, err := c.into(ctx, dir, key, &c.Engine)
 	if err == nil {
-		// A file that is there is empty, see above; others stay.
+		// An existing file is empty, see above; others stay.
 		if rerr := os.Remove(data); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 			err = rerr
 		}
@@ -127,10 +126,9 @@ func RestoreBackup(ctx context.Context, c Restore) (*journal.BackupSummary, erro
 	return s, nil
 }
 
-// VerifyBackup restores a backup into a temporary directory beside the file,
-// compares what comes out with what went in, and removes it again. Without the
-// key of an encrypted one only its form and checksum are verified, and the
-// summary has no partitions.
+// VerifyBackup restores a backup into a temporary directory beside the file, compares the
+// result with the backup, and removes it again. Without the key of an encrypted backup
+// only the form and checksum are verified, and the summary has no partitions.
 func VerifyBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error) {
 	key, err := c.key()
 	if err != nil {
@@ -173,8 +171,8 @@ func (c *Restore) check(key []byte, open bool) (*journal.BackupSummary, error) {
 	return journal.CheckBackup(f, key, open, progressOf(c.Progress, "checking"))
 }
 
-// into restores into a directory that is ours, and into the cluster of e if it
-// names one.
+// into restores into a directory that the restore has made, and into the cluster of e if
+// it names one.
 func (c *Restore) into(ctx context.Context, dir string, key []byte, e *Engine) (*journal.BackupSummary, error) {
 	f, err := os.Open(c.File)
 	if err != nil {
@@ -210,7 +208,7 @@ func (c *Restore) into(ctx context.Context, dir string, key []byte, e *Engine) (
 	return journal.Restore(ctx, f, to)
 }
 
-// empty refuses a directory in which something is.
+// empty refuses a directory that holds a file.
 func empty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && len(entries) == 0 {

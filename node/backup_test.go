@@ -18,8 +18,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestBackupOfAHub takes a backup in the middle of load and starts a hub on it:
-// what was acknowledged before the backup is there once and is delivered once.
+// TestBackupOfAHub takes a backup in the middle of load and starts a hub on it: a message
+// acknowledged before the backup is recorded once and delivered once.
 func TestBackupOfAHub(t *testing.T) {
 	t.Parallel()
 	for _, encrypted := range []bool{false, true} {
@@ -42,7 +42,7 @@ func TestBackupOfAHub(t *testing.T) {
 			c.FirstToken = func(secret string) { first = secret }
 			n := running(t, c)
 			c.FirstToken = func(string) { t.Error("the restored hub made a token of its own") }
-			if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: "ears", Inbox: true}); err != nil {
+			if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: "box", Inbox: true}); err != nil {
 				t.Fatal(err)
 			}
 			var mu sync.Mutex
@@ -54,7 +54,7 @@ func TestBackupOfAHub(t *testing.T) {
 				load.Go(func() {
 					for k := 0; !stop.Load(); k++ {
 						text := fmt.Sprintf("message %d of %d", k, i)
-						s := admin.Send{To: "ears", Kind: parley.Notice, Text: &text, IdempotencyKey: text}
+						s := admin.Send{To: "box", Kind: parley.Notice, Text: &text, IdempotencyKey: text}
 						r, err := n.Admin().Send(context.Background(), everything, s)
 						if err != nil {
 							t.Error(err)
@@ -129,17 +129,17 @@ func TestBackupOfAHub(t *testing.T) {
 			if i, err := client.Info(ctx); err != nil || i.Hub != n.Hub().ID() {
 				t.Errorf("the restored hub is another one, or does not know the tokens: %+v %v", i, err)
 			}
-			// Replays first: nothing of what was acknowledged is taken again.
+			// Replays first: no acknowledged message is accepted again.
 			for id, text := range before {
 				again, err := k.Admin().Send(ctx, everything,
-					admin.Send{To: "ears", Kind: parley.Notice, Text: &text, IdempotencyKey: text})
+					admin.Send{To: "box", Kind: parley.Notice, Text: &text, IdempotencyKey: text})
 				if err != nil || again.ID != id {
 					t.Fatalf("%q was taken again: %+v %v", text, again, err)
 				}
 			}
 			got := map[parley.ID]int{}
 			left := len(before)
-			for m, err := range k.Admin().Inbox(ctx, everything, "ears") {
+			for m, err := range k.Admin().Inbox(ctx, everything, "box") {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -212,25 +212,25 @@ func TestRestoreRefusals(t *testing.T) {
 			}
 		}
 	}
-	// A journal in memory has nothing that could be restored.
+	// A journal in memory cannot be restored.
 	m := running(t, Config{})
 	if _, err := m.Admin().Backup(t.Context(), everything, &b); parley.CodeOf(err) != parley.Unsupported {
 		t.Error(err)
 	}
 }
 
-// TestBackupOfAHubOnACluster: a hub moves from a directory to a NATS cluster and
-// from there to another, with what it has not delivered.
+// TestBackupOfAHubOnACluster: a hub moves from a directory to a NATS cluster and from
+// there to another, with its pending deliveries.
 func TestBackupOfAHubOnACluster(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	root := t.TempDir()
 	c := Config{Data: filepath.Join(root, "data"), Durability: "disk", Policy: Policy{Assurance: "session"}}
 	n := running(t, c)
-	if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: "ears", Inbox: true}); err != nil {
+	if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: "box", Inbox: true}); err != nil {
 		t.Fatal(err)
 	}
-	waits := notice(t, n, "ears", "quincunx")
+	waits := notice(t, n, "box", "quincunx")
 	url := testcluster.Start(t, 1).URLs[0]
 	for _, prefix := range []string{"ONE", "TWO"} {
 		file := filepath.Join(root, prefix+".backup")
@@ -268,14 +268,14 @@ func TestBackupOfAHubOnACluster(t *testing.T) {
 		if n.Hub().ID() != id {
 			t.Error("it is another hub")
 		}
-		if d, ok := n.journal.Delivery(waits.ID, "ears"); !ok || d.State != parley.Waiting {
+		if d, ok := n.journal.Delivery(waits.ID, "box"); !ok || d.State != parley.Waiting {
 			t.Errorf("%+v %v", d, ok)
 		}
 		if f, err := n.Admin().Forget(ctx, everything, admin.Forget{Agent: "nobody"}); err != nil || f.Erased != 0 {
 			t.Error(f, err)
 		}
 	}
-	for m, err := range n.Admin().Inbox(ctx, everything, "ears") {
+	for m, err := range n.Admin().Inbox(ctx, everything, "box") {
 		if err != nil || m.ID != waits.ID || *m.Parts[0].Text != "quincunx" {
 			t.Errorf("%+v %v", m, err)
 		}

@@ -17,7 +17,7 @@ type bodies struct {
 	mu      sync.Mutex
 	room    *sync.Cond
 	held    int64
-	partial int64      // of it, of bodies that are not complete
+	partial int64      // of held: the bytes of incomplete bodies
 	reading *list.List // of *body, the oldest first
 }
 
@@ -32,8 +32,7 @@ func newBodies(limit int64) *bodies {
 	return p
 }
 
-// hold counts n more bytes of a body, when there is room. False: the body was
-// cut off.
+// hold waits for room and counts n more bytes of a body. False: the body was cut off.
 func (p *bodies) hold(b *body, n int64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -43,7 +42,7 @@ func (p *bodies) hold(b *body, n int64) bool {
 	for !b.cut && p.held+n > p.limit {
 		oldest := p.reading.Front().Value.(*body)
 		if oldest == b && p.held == p.partial {
-			break // nothing that is at work could make room
+			break // no request in work could make room
 		}
 		until := b.began.Add(b.within)
 		if slow := oldest.began.Add(slowAfter); oldest != b && !oldest.waits && slow.Before(until) {
@@ -52,7 +51,7 @@ func (p *bodies) hold(b *body, n int64) bool {
 		left := time.Until(until)
 		if left <= 0 {
 			if oldest.waits {
-				oldest = b // its own time is up
+				oldest = b // b's own time is up
 			}
 			p.end(oldest)
 			continue
@@ -76,10 +75,10 @@ func (p *bodies) hold(b *body, n int64) bool {
 func (p *bodies) end(b *body) {
 	b.cut = true
 	p.leave(b)
-	_ = b.rc.SetReadDeadline(b.began) // a reader that waits in the connection is woken
+	_ = b.rc.SetReadDeadline(b.began) // wakes a reader that waits for the connection
 }
 
-// leave takes a body out of those that are read; p.mu is held.
+// leave removes a body from reading; p.mu is held.
 func (p *bodies) leave(b *body) {
 	if b.at != nil {
 		p.reading.Remove(b.at)
@@ -96,7 +95,7 @@ func (p *bodies) arrived(b *body) {
 	p.leave(b)
 }
 
-// release gives back what a body held.
+// release gives back the bytes that a body held.
 func (p *bodies) release(b *body) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -48,8 +48,8 @@ func TestSlowBodyGivesWay(t *testing.T) {
 	})
 }
 
-// Many bodies larger than the bound together all arrive, and never more than
-// the bound and one body is held.
+// Many bodies larger than the bound together all arrive, and the held bytes never exceed
+// the bound and one body.
 func TestBodiesNeverWaitForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const limit, size, chunk = 1000, 900, 100
@@ -70,7 +70,7 @@ func TestBodiesNeverWaitForEachOther(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 				p.arrived(b)
-				time.Sleep(100 * time.Millisecond) // it is worked on
+				time.Sleep(100 * time.Millisecond) // a handler at work
 				p.release(b)
 				done <- true
 			}()

@@ -17,9 +17,9 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// TestForgetAtTwoHubsAtOnce: while one hub of a cluster erases the messages of an
-// agent, the other is told to forget another agent. Both are forgotten: what they
-// were sent is in no stream, and in neither hub's index.
+// TestForgetAtTwoHubsAtOnce: while one hub of a cluster erases the messages of an agent,
+// an operator has the other hub forget another agent. Both are forgotten: their messages
+// are in no stream, and in neither hub's index.
 func TestForgetAtTwoHubsAtOnce(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -42,7 +42,7 @@ func TestForgetAtTwoHubsAtOnce(t *testing.T) {
 		}
 		eventually(ctx, t, func() bool { _, err := two.Admin().Agent(ctx, everything, name, 0); return err == nil })
 	}
-	// Each hub has taken some of each, and knows all of them.
+	// Each hub records messages of both agents, and indexes all of them.
 	for i := range 150 {
 		notice(t, one, "many", fmt.Sprintf("%s %d %s", said["many"], i, strings.Repeat("x", 500)))
 		if i%10 == 0 {
@@ -113,7 +113,7 @@ func TestForgetAtTwoHubsAtOnce(t *testing.T) {
 	}
 }
 
-// found counts what a hub finds by a word.
+// found counts the messages that a hub finds by a word.
 func found(t *testing.T, n *Node, word string) int {
 	t.Helper()
 	page, err := n.Admin().Messages(t.Context(), everything, index.Filter{Text: word})
@@ -123,7 +123,7 @@ func found(t *testing.T, n *Node, word string) int {
 	return len(page.Messages)
 }
 
-// streamsWith names the streams of a cluster of which a message mentions a word.
+// streamsWith names the streams of a cluster that hold a message with a word.
 func streamsWith(t *testing.T, url, word string) (out []string) {
 	t.Helper()
 	nc, err := nats.Connect(url)

@@ -16,8 +16,8 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// TestClusterIsOneHub: what an operator does at one hub of a cluster holds at the
-// other, without a restart and without a common directory.
+// TestClusterIsOneHub: an operator's change at one hub of a cluster applies at the other,
+// without a restart and without a common directory.
 func TestClusterIsOneHub(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -136,7 +136,7 @@ func TestClusterIsOneHub(t *testing.T) {
 	}
 }
 
-// eventually waits until something is so.
+// eventually waits until so gives true.
 func eventually(ctx context.Context, t *testing.T, so func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)

@@ -22,10 +22,10 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Config is what a hub is told: by a file (see [Load]) or by the program that
-// embeds it. The zero value is a hub on disk in "parley-data" that listens
-// nowhere. The toml tags are the names in the file; the doc tags are what
-// `parley config describe` prints.
+// Config is the configuration of a hub, from a file (see [Load]) or from the program that
+// embeds it. The zero value is a hub on disk in "parley-data" that listens nowhere. The
+// toml tags are the names in the file; the doc tags are what `parley config describe`
+// prints.
 type Config struct {
 	Data       string         `toml:"data" default:"\"parley-data\"" doc:"data directory; versions with another data format cannot read it"`
 	Name       string         `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
@@ -61,7 +61,7 @@ type Config struct {
 	Version string           `toml:"-"` // of the program, for the admin API
 	Now     func() time.Time `toml:"-"`
 	Log     *slog.Logger     `toml:"-"`
-	// of Log; set when the configuration changes. Nil: it cannot be
+	// of Log; set when the configuration changes. Nil: the level is fixed
 	Level *slog.LevelVar    `toml:"-"`
 	spans sdk.SpanProcessor // takes the traces in place of the exporter
 	// reads the configuration again, for Reload; nil: there is no file
@@ -70,13 +70,13 @@ type Config struct {
 	PassphraseWork int                                   `toml:"-"` // see [keyring.Options.WorkFactor]
 	FreeSpace      func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
 	Progress       func(what string, done, total uint64) `toml:"-"` // long work at start
-	FirstToken     func(secret string)                   `toml:"-"` // is given the secret of a first admin token, once
+	FirstToken     func(secret string)                   `toml:"-"` // gets the secret of a first admin token, once
 
-	HeaderTimeout time.Duration `toml:"-"` // in which a client must have sent the header of a request; 10 s
-	BodyTimeout   time.Duration `toml:"-"` // and its body; 1 min
+	HeaderTimeout time.Duration `toml:"-"` // for a client to send the header of a request; 0: 10 s
+	BodyTimeout   time.Duration `toml:"-"` // and its body; 0: 1 min
 }
 
-// Listen says where the hub listens. "" switches a listener off.
+// Listen holds the addresses of the listeners. "" switches a listener off.
 type Listen struct {
 	HTTP  string `toml:"http" doc:"protocols over HTTP, e.g. \":8080\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:8080"`
 	Admin string `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:9090"`
@@ -86,7 +86,7 @@ type Listen struct {
 	Hosts   []string `toml:"admin_hosts" doc:"host names besides localhost and addresses to which the admin listener answers, e.g. that of its container"`
 }
 
-// Engine says where the journal lives.
+// Engine chooses the storage of the journal.
 type Engine struct {
 	URL         string `toml:"url" doc:"an external NATS cluster instead of the embedded engine, e.g. \"nats://n1:4222,nats://n2:4222\""`
 	Credentials string `toml:"credentials" doc:"NATS credentials file"`
@@ -132,7 +132,7 @@ type Require struct {
 	Assurance string   `toml:"assurance" reload:"yes" doc:"signed | session | unsigned"`
 }
 
-// Pair limits how often each agent that From fits may call each that To fits.
+// Pair limits how often each agent that matches From may call each agent that matches To.
 type Pair struct {
 	From  string   `toml:"from" reload:"yes" doc:"pattern over directory names of senders"`
 	To    []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill. Each pair of agents has its own count"`
@@ -312,7 +312,7 @@ func (c *Config) check() (checked, error) {
 			return k, fmt.Errorf("log = %q: want debug, info, warn or error", c.LogLevel)
 		}
 	}
-	// Tables that say nothing, as in the file of parley init, are passed over.
+	// Empty tables, as in the file of parley init, are skipped.
 	for _, a := range c.Allow {
 		if a.From == "" && len(a.To) == 0 {
 			continue
@@ -372,7 +372,7 @@ func (c *Config) checkProtocols() error {
 	return nil
 }
 
-// oneOf checks a key that takes one of a few words, or none.
+// oneOf checks a key whose value is empty or one of a few words.
 func oneOf(key, value string, words ...string) error {
 	if value == "" || slices.Contains(words, value) {
 		return nil
@@ -406,7 +406,7 @@ func (k *checked) checkGuests(g *Guests) (err error) {
 	return err
 }
 
-// sizeOr reads the size of a key, or gives another where there is none.
+// sizeOr reads the size of a key, or gives otherwise if it is empty.
 func sizeOr(key, s string, otherwise int64) (int64, error) {
 	n, err := parseSize(s)
 	if err != nil {

@@ -133,9 +133,9 @@ func TestParseSize(t *testing.T) {
 	}
 }
 
-// tree lists a directory's files with the times of their last change, to see
-// that nothing was touched. The lock names who has the directory open: that one
-// may be.
+// tree lists a directory's files with the times of their last change, to prove that no
+// file was touched. The lock file is left out: it names the process that has the
+// directory open.
 func tree(t *testing.T, dir string) string {
 	t.Helper()
 	var b strings.Builder

@@ -12,23 +12,23 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// conns bounds the connections of all listeners, so that callers can neither
-// use up the process's file descriptors nor hold its memory. A connection is a
-// guest's until an enrolled agent proved itself on it. Where a new connection
-// finds no room, the guest's connection is closed that brought nothing for
-// longest; one whose request is at work is left alone. At a source where enrolled
-// agents are, new connections are probably theirs: there may be more of them.
+// conns bounds the connections of all listeners, so that callers can neither use up the
+// process's file descriptors nor hold its memory. A connection is a guest's until an
+// enrolled agent proved itself on it. If there is no room for a new connection, the
+// guest's connection that has been idle for longest is closed; a connection with a
+// request at work stays. A source of enrolled agents may have more connections, since new
+// ones are probably theirs.
 type conns struct {
 	total   int // of all listeners
-	guests  int // of them, of guests
-	source  int // of them, of one source
-	known   int // of guests at one source at which an enrolled agent proved itself
+	guests  int // of total: for guests
+	source  int // of guests: for one source
+	known   int // of guests: for one source at which an enrolled agent proved itself
 	trusted func(netip.Addr) bool
 
 	mu       sync.Mutex
 	open     int
-	guest    *list.List // of *conn; the one not active for longest first
-	neighbor *list.List // guests' at sources of enrolled agents, which may be enrolled agents' that are new
+	guest    *list.List // of *conn; the longest idle first
+	neighbor *list.List // guests' at sources of enrolled agents: new connections that may be an enrolled agent's
 	vouched  *list.List
 	bySource map[string]int      // guests' connections
 	sources  map[string]struct{} // at which enrolled agents proved themselves; at most maxSources
@@ -45,22 +45,22 @@ type conn struct {
 	*net.TCPConn
 	set    *conns
 	caller *policy.Caller
-	proxy  bool          // a trusted proxy's: many callers come by it
+	proxy  bool          // a trusted proxy's, shared by many callers
 	gone   chan struct{} // closed with the connection
 
 	// Under set.mu.
-	list  *list.List // that it is in; nil once it is closed
+	list  *list.List // that holds the connection; nil once it is closed
 	at    *list.Element
 	busy  int // requests at work
-	reads int // of them, whose body is not here yet
+	reads int // of busy: requests whose body is incomplete
 }
 
 // descriptorReserve is how many of the process's file descriptors are left to
 // the journal, the index and outbound calls.
 func descriptorReserve(limit int) int { return max(96, limit/4) }
 
-// newConns makes the bounds. A limit of 0 is what the process's own limit of
-// file descriptors leaves.
+// newConns makes the bounds. A limit of 0 stands for the file descriptors that the
+// process has left.
 func newConns(total, guests int, trusted func(netip.Addr) bool) *conns {
 	limit := disk.MaxFiles()
 	if most := max(16, limit-descriptorReserve(limit)); total == 0 || total > most {
@@ -116,7 +116,7 @@ func (s *conns) add(t *net.TCPConn) *conn {
 	defer s.mu.Unlock()
 	if !s.room(c) {
 		s.stats.Refused++
-		// Without lingering: the descriptor is free at once.
+		// Do not linger: this frees the descriptor at once.
 		_ = t.SetLinger(0)
 		_ = t.Close()
 		return nil
@@ -160,7 +160,7 @@ func (s *conns) room(c *conn) bool {
 	return s.open < s.total || s.evict(s.guest, nil) || s.evict(s.neighbor, nil) || s.evict(s.vouched, nil)
 }
 
-// evict closes the connection of a list that brought nothing for longest.
+// evict closes the longest idle connection of a list.
 func (s *conns) evict(from *list.List, of func(*conn) bool) bool {
 	for at := from.Front(); at != nil; at = at.Next() {
 		c := at.Value.(*conn)
@@ -179,7 +179,7 @@ func (s *conns) evict(from *list.List, of func(*conn) bool) bool {
 // put files a connection under a list; s.mu is held.
 func (c *conn) put(l *list.List) { c.list, c.at = l, l.PushBack(c) }
 
-// drop takes a connection out of the books; s.mu is held.
+// drop removes a connection from its list; s.mu is held.
 func (s *conns) drop(c *conn) {
 	if c.list == nil {
 		return
@@ -233,8 +233,8 @@ func (c *conn) isNeighbor() bool {
 	return c.set.listOf(c.caller.Source) == c.set.neighbor
 }
 
-// count changes the numbers of requests at work, and of those whose body is not here yet. A request that begins or
-// ends shows that the connection is in use. A nil connection counts nothing.
+// count changes the numbers of requests at work, and of requests whose body is incomplete. A request that begins
+// or ends shows that the connection is in use. A nil connection counts nothing.
 func (c *conn) count(busy, reads int) {
 	if c == nil {
 		return
@@ -256,8 +256,8 @@ func (s *conns) snapshot() connStats {
 	return out
 }
 
-// connKey is where the context of a request holds its *conn: net/http hands nothing
-// else from the connection to the handler.
+// connKey is the key of the *conn in the context of a request: net/http passes only the
+// context from the connection to the handler.
 type connKey struct{}
 
 // withConn gives the context of a connection: requests find the connection there,

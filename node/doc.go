@@ -7,6 +7,6 @@
 //	n.Handle(parley.Agent{Name: "weather", Exposed: parley.Everywhere}, parley.Skill("forecast", forecast))
 //	err = n.Run(ctx)
 //
-// Open takes the data directory and reads what is in it; nothing is served and
-// nothing delivered before Start (or Run, which is Start, waiting, and Close).
+// Open takes the data directory and reads it; nothing is served or delivered before Start
+// (or Run, which is Start, waiting, and Close).
 package node

@@ -10,12 +10,12 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// door is what every request passes first: it knows the caller, refuses pages of
-// foreign origins, bounds the time and memory of its body, answers a refused request
-// before its body is here, and lets guests that ask too often wait for their answers.
+// door is the first handler of every request. It finds the caller, refuses pages of
+// foreign origins, bounds the time and memory of the body, answers a refused request
+// before its body has arrived, and delays answers to guests that ask too often.
 type door struct {
 	http.Handler
-	protocols *Node         // whose protocol listener it is; nil: the admin API's, which judges origins itself
+	protocols *Node         // the node of a protocol listener; nil: the admin API, which checks origins itself
 	within    time.Duration // for a body to arrive
 	guests    *policy.Guests
 	all       *bodies       // of enrolled agents
@@ -52,8 +52,8 @@ func (d *door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	d.pace(r, c, caller, 0)
 }
 
-// callerOf finds the connection of a request, nil where it is not known, and the
-// caller. By a trusted proxy many callers come.
+// callerOf finds the connection of a request, nil if it is unknown, and the caller. A
+// trusted proxy's connection has many callers.
 func callerOf(r *http.Request) (*conn, *policy.Caller) {
 	c, _ := r.Context().Value(connKey{}).(*conn)
 	if c != nil && !c.proxy {
@@ -72,7 +72,7 @@ func (d *door) serveBody(w http.ResponseWriter, r *http.Request, c *conn, caller
 	case c != nil && c.isNeighbor():
 		b.from = d.near
 	}
-	// Where the transport has no deadlines, the server's own bounds remain.
+	// If the transport has no deadlines, the server's own bounds remain.
 	_ = b.rc.SetReadDeadline(b.began.Add(d.within))
 	r.Body = b
 	c.count(+1, +1)
@@ -84,7 +84,7 @@ func (d *door) serveBody(w http.ResponseWriter, r *http.Request, c *conn, caller
 	}
 }
 
-// pace lets the answer to a guest wait that asks too often.
+// pace delays the answer to a guest that asks too often.
 func (d *door) pace(r *http.Request, c *conn, caller *policy.Caller, size int64) {
 	if caller.Vouched() {
 		return
@@ -101,7 +101,7 @@ func (d *door) pace(r *http.Request, c *conn, caller *policy.Caller, size int64)
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-gone: // the server notices only once the body is here
+	case <-gone: // the server notices only once the body has arrived
 	case <-r.Context().Done():
 	case <-d.hurry:
 	}
@@ -111,19 +111,19 @@ func (d *door) pace(r *http.Request, c *conn, caller *policy.Caller, size int64)
 // ReadTimeout would go on after that and end long answers.
 type body struct {
 	io.ReadCloser
-	c      *conn // nil: not known
+	c      *conn // nil: unknown
 	rc     *http.ResponseController
 	from   *bodies
 	began  time.Time
 	within time.Duration
-	here   bool  // all of it
+	here   bool  // the whole body has arrived
 	n      int64 // bytes that arrived
 
 	// Under from.mu.
 	held int64         // bytes that are counted
-	at   *list.Element // in from.reading; nil: not there
+	at   *list.Element // in from.reading; nil: not in it
 	cut  bool
-	// waits says that it is not slow, but waits for room.
+	// waits: the body is not slow, but waits for room.
 	waits bool
 }
 
@@ -147,19 +147,19 @@ func (b *body) Read(p []byte) (int, error) {
 		b.here = true
 		b.from.arrived(b)
 		b.c.count(0, -1)
-		_ = b.rc.SetReadDeadline(time.Time{}) // the connection may be gone; then nothing is read any more
+		_ = b.rc.SetReadDeadline(time.Time{}) // an error means that the connection is gone; nothing reads it any more
 	}
 	return n, err
 }
 
-// How long, and how much of, a body is still taken after it was refused.
+// The time and the bytes for the rest of a refused body.
 const (
 	lingerFor   = 500 * time.Millisecond
 	lingerBytes = 8 << 20
 )
 
-// linger sends the answer and passes over what the client still sends: a client
-// that is cut off while it writes may never see the answer.
+// linger sends the answer and discards the rest of the body: a client that is cut off
+// while it writes may never see the answer.
 func (b *body) linger() {
 	_ = b.rc.SetReadDeadline(b.began) // where nothing was written yet, the server waits for the body before it flushes
 	if b.rc.Flush() != nil || b.rc.SetReadDeadline(time.Now().Add(lingerFor)) != nil {
@@ -168,8 +168,8 @@ func (b *body) linger() {
 	_, _ = io.CopyN(io.Discard, b.ReadCloser, lingerBytes) // the connection ends in any case
 }
 
-// earlyWriter answers at once where the body is not read to its end: what the
-// server would wait for before it answers is cut off, and the connection ends.
+// earlyWriter answers at once although the body has not been read to its end. Without it
+// the server would wait for the rest of the body. The connection ends.
 type earlyWriter struct {
 	http.ResponseWriter
 	b *body

@@ -17,7 +17,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// patience is how long these tests wait for what must come at once.
+// patience bounds the wait for events that must happen at once.
 const patience = 20 * time.Second
 
 func dialHub(t *testing.T, n *Node) net.Conn {
@@ -45,8 +45,8 @@ func getCard(c net.Conn) (*http.Response, error) {
 	return r, err
 }
 
-// Connections that bring nothing, or only a part of a request, give way to new
-// ones of the same source; a connection of an enrolled agent does not.
+// Connections that are idle, or brought only a part of a request, give way to new ones of
+// the same source; a connection of an enrolled agent does not.
 func TestGuestConnectionsGiveWay(t *testing.T) {
 	n := running(t, Config{Guests: Guests{Connections: 8}}) // four of one source, 16 beside enrolled agents
 	enrolled := dialHub(t, n)
@@ -63,7 +63,7 @@ func TestGuestConnectionsGiveWay(t *testing.T) {
 			"POST /submit HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"}[i%3]); err != nil {
 			t.Fatal(err)
 		}
-		// The hub has taken it when a request over another is answered.
+		// Once a later connection's request is answered, the hub has accepted this one.
 		if r, err := getCard(enrolled); err != nil || r.StatusCode != http.StatusOK {
 			t.Fatal(r, err)
 		}
@@ -79,8 +79,8 @@ func TestGuestConnectionsGiveWay(t *testing.T) {
 	}
 }
 
-// A request whose connection is at work is not cut off for others; those that
-// find no room are closed at once.
+// A request whose connection is at work is not cut off for others; a connection for which
+// there is no room is closed at once.
 func TestConnectionsAtWorkStay(t *testing.T) {
 	s := newConns(0, 8, nil)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -116,7 +116,7 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 		c.count(0, -1)
 		open = append(open, c)
 	}
-	// it may be closed before it is known to be open
+	// the hub may close it before Dial returns
 	if refused, err := net.Dial("tcp", l.Addr().String()); err == nil {
 		if _, err := refused.Read(make([]byte, 1)); err == nil {
 			t.Error("a connection beyond the bound was served")
@@ -129,7 +129,7 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 		t.Error("an idle connection did not give way")
 	}
 	policy.Vouch(withConn(t.Context(), open[1]))
-	// At the address of an enrolled agent there may be more.
+	// An address of an enrolled agent may have more connections.
 	for range 8 {
 		dial()
 		open = append(open, <-accepted)
@@ -147,7 +147,7 @@ func TestConnectionsAtWorkStay(t *testing.T) {
 	}
 }
 
-// What is refused before its body is here is answered at once.
+// A request refused before its body has arrived is answered at once.
 func TestEarlyRefusal(t *testing.T) {
 	n := running(t, Config{BodyTimeout: time.Hour})
 	for _, path := range []string{"/agents/nobody/agent/message", "/nowhere", "/v1/almanac/nowhere"} {
@@ -170,7 +170,7 @@ func TestEarlyRefusal(t *testing.T) {
 			t.Errorf("%s: the connection is kept", path)
 		}
 	}
-	// One whose body is here keeps its connection.
+	// A refused request whose body has arrived keeps its connection.
 	c := dialHub(t, n)
 	r := bufio.NewReader(c)
 	for range 2 {
@@ -185,8 +185,8 @@ func TestEarlyRefusal(t *testing.T) {
 	}
 }
 
-// Web pages of other origins change nothing; agents, and pages of listed
-// origins, may.
+// Web pages of other origins cannot change anything; agents, and pages of listed origins,
+// can.
 func TestForeignPages(t *testing.T) {
 	for _, c := range []struct {
 		name, method, host string
@@ -242,7 +242,7 @@ func TestForeignPages(t *testing.T) {
 	}
 }
 
-// Listeners that others reach without TLS are named.
+// Listeners that other machines reach without TLS are named.
 func TestExposures(t *testing.T) {
 	for _, c := range []struct {
 		config Config

@@ -128,8 +128,8 @@ type erasedElsewhere struct {
 	wake    chan struct{}
 }
 
-// follow takes messages that other hubs erase out of this hub's index, also
-// those that they erased while this hub was not running.
+// follow removes messages that other hubs erase from this hub's index, including those
+// erased while this hub was not running.
 func (e *eraser) follow(ctx context.Context) error {
 	if e.n.index == nil {
 		return nil
@@ -223,7 +223,7 @@ func (e *eraser) unindexMessages(thorough bool) func(context.Context, []parley.I
 	}
 }
 
-// sessionsEnd is how long a chain of records may be needed after its last one.
+// sessionsEnd is how long a chain of records may be needed after its last record.
 const sessionsEnd = time.Hour
 
 // ongoing reports whether a record belongs to a chain that has grown since a

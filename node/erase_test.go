@@ -19,27 +19,27 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// faked is a clock that tests move.
-type faked struct {
+// fakeClock is a clock that tests move.
+type fakeClock struct {
 	mu sync.Mutex
 	t  time.Time
 }
 
-func (c *faked) now() time.Time {
+func (c *fakeClock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.t
 }
 
-func (c *faked) add(d time.Duration) {
+func (c *fakeClock) add(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.t = c.t.Add(d)
 }
 
-func newFaked() *faked { return &faked{t: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)} }
+func newFakeClock() *fakeClock { return &fakeClock{t: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)} }
 
-// inFiles tells which files below a directory hold a text.
+// inFiles names the files below a directory that hold a text.
 func inFiles(t *testing.T, dir, text string) (out []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -67,8 +67,8 @@ func notice(t *testing.T, n *Node, to, text string) admin.Receipt {
 	return r
 }
 
-// erasable starts a hub on a disk with an agent "echo", an inbox "ears" and an
-// agent that nothing reaches.
+// erasable starts a hub on a disk with an agent "echo", and two inboxes, "box" and
+// "cellar".
 func erasable(t *testing.T, c Config) *Node {
 	t.Helper()
 	c.Durability = "disk"
@@ -78,7 +78,7 @@ func erasable(t *testing.T, c Config) *Node {
 	c.Policy.Assurance = "session"
 	c.Delivery.Tries = 1
 	n := running(t, c)
-	for _, name := range []string{"ears", "cellar"} {
+	for _, name := range []string{"box", "cellar"} {
 		if _, ok := n.directory.Agent(name); ok {
 			continue
 		}
@@ -106,14 +106,14 @@ func recorded(t *testing.T, n *Node, id parley.ID) *journal.Record {
 }
 
 func TestForget(t *testing.T) {
-	clock := newFaked()
+	clock := newFakeClock()
 	n := erasable(t, Config{Now: clock.now})
 	ctx := t.Context()
 	asked, err := ask(t, n, `{"text":"quincunx"}`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	waits := notice(t, n, "ears", "quincunx waits")
+	waits := notice(t, n, "box", "quincunx waits")
 	other := notice(t, n, "cellar", "saxifrage")
 	if _, err := n.Admin().Forget(ctx, admin.Actor{Name: "t", Role: admin.Operate},
 		admin.Forget{Agent: "echo"}); parley.CodeOf(err) != parley.Forbidden {
@@ -140,22 +140,22 @@ func TestForget(t *testing.T) {
 		len(page.Messages) != 1 || page.Messages[0].ID != waits.ID {
 		t.Fatalf("%+v %v", page, err)
 	}
-	// What is not delivered stays, and goes when it is.
-	got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"})
+	// The content of a pending message stays until the message is delivered.
+	got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "box"})
 	if err != nil || got.Erased != 0 || got.Undelivered != 1 {
 		t.Fatalf("%+v %v", got, err)
 	}
 	settled := make(chan struct{})
 	stop := watchSettled(n, waits.ID, settled)
 	defer stop()
-	for m, err := range n.Admin().Inbox(ctx, everything, "ears") {
+	for m, err := range n.Admin().Inbox(ctx, everything, "box") {
 		if err != nil || *m.Parts[0].Text != "quincunx waits" {
 			t.Fatalf("%+v %v", m, err)
 		}
 		break
 	}
 	<-settled
-	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "ears"}); err != nil || got.Erased != 1 ||
+	if got, err = n.Admin().Forget(ctx, everything, admin.Forget{Agent: "box"}); err != nil || got.Erased != 1 ||
 		got.Kept() != 0 {
 		t.Fatalf("%+v %v", got, err)
 	}
@@ -165,7 +165,7 @@ func TestForget(t *testing.T) {
 	if files := inFiles(t, n.c.Data, "saxifrage"); len(files) == 0 {
 		t.Error("the test would not find what is there")
 	}
-	// An export says it, and verifies.
+	// An export names the erasure, and verifies.
 	var out bytes.Buffer
 	if err := n.Admin().Export(ctx, everything, asked.Conversation.String(), true, &out); err != nil {
 		t.Fatal(err)
@@ -210,8 +210,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// TestForgetIsFinished starts a hub on a data directory in which an erasure was
-// begun and not ended.
+// TestForgetIsFinished starts a hub on a data directory with an interrupted erasure.
 func TestForgetIsFinished(t *testing.T) {
 	dir := t.TempDir()
 	n := erasable(t, Config{Data: dir})
@@ -222,7 +221,7 @@ func TestForgetIsFinished(t *testing.T) {
 	if _, err := n.journal.NewErasure(t.Context(), journal.Erasure{What: "agent", Name: "echo", By: "op"}); err != nil {
 		t.Fatal(err)
 	}
-	// It came as far as half of the records, and did not reach the index.
+	// The erasure erased half of the records, and nothing in the index.
 	if _, err := n.journal.Erase(t.Context(), 1, []journal.Position{recorded(t, n, asked.ID).Position}); err != nil {
 		t.Fatal(err)
 	}
@@ -254,14 +253,14 @@ func TestForgetIsFinished(t *testing.T) {
 }
 
 func TestRetention(t *testing.T) {
-	clock := newFaked()
+	clock := newFakeClock()
 	keep := func(d time.Duration) Duration { return Duration{d} }
 	dir := t.TempDir()
 	n := erasable(t, Config{Data: dir, Now: clock.now, Retention: Retention{Keep: keep(48 * time.Hour),
 		Every: keep(1000 * time.Hour), Records: 3,
 		Agents: []KeepAgent{{"echo", keep(2 * time.Hour)}, {"cellar", keep(0)}}}})
 	ctx := t.Context()
-	n.eraser.cancel() // passes are made by the test alone
+	n.eraser.cancel() // the test alone makes passes
 	n.eraser.work.Wait()
 	pass := func(n *Node) {
 		t.Helper()
@@ -279,7 +278,7 @@ func TestRetention(t *testing.T) {
 		}
 		short = append(short, r.ID, r.Reply.ID)
 	}
-	ears, cellar := notice(t, n, "ears", "saxifrage"), notice(t, n, "cellar", "gallimaufry")
+	box, cellar := notice(t, n, "box", "saxifrage"), notice(t, n, "cellar", "gallimaufry")
 	pass(n)
 	content := func(n *Node, id parley.ID) bool { return journal.HasContent(recorded(t, n, id)) }
 	for _, id := range short {
@@ -303,22 +302,23 @@ func TestRetention(t *testing.T) {
 		len(page.Messages) != 0 {
 		t.Errorf("%+v %v", page, err)
 	}
-	if !content(n, ears.ID) || !content(n, cellar.ID) {
+	if !content(n, box.ID) || !content(n, cellar.ID) {
 		t.Error("others went too")
 	}
-	// Due, but not delivered: it stays until it is. What has no end stays.
+	// Due, but not delivered: box's message stays until then. cellar's has no end and
+	// stays.
 	clock.add(72 * time.Hour)
 	pass(n)
-	if !content(n, ears.ID) || !content(n, cellar.ID) {
+	if !content(n, box.ID) || !content(n, cellar.ID) {
 		t.Error("what is not delivered is gone, or what is to be kept")
 	}
 	if v := value(t, n, "parley_retention_held"); v != 1 {
 		t.Errorf("%v are held", v)
 	}
 	settled := make(chan struct{})
-	stop := watchSettled(n, ears.ID, settled)
+	stop := watchSettled(n, box.ID, settled)
 	defer stop()
-	for _, err := range n.Admin().Inbox(ctx, everything, "ears") {
+	for _, err := range n.Admin().Inbox(ctx, everything, "box") {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -326,14 +326,13 @@ func TestRetention(t *testing.T) {
 	}
 	<-settled
 	pass(n)
-	if content(n, ears.ID) || !content(n, cellar.ID) {
+	if content(n, box.ID) || !content(n, cellar.ID) {
 		t.Error("it was delivered and stays, or the other went")
 	}
 	if v := value(t, n, "parley_erased_messages_total", "by", "retention"); v < 7 {
 		t.Errorf("%v are counted", v)
 	}
-	// It goes on where it was after a restart, and looks again when the setting
-	// changes.
+	// After a restart retention continues; after a change of the setting it starts again.
 	if err := n.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +365,7 @@ func TestRetention(t *testing.T) {
 }
 
 func TestRetentionOfConversations(t *testing.T) {
-	clock := newFaked()
+	clock := newFakeClock()
 	n := erasable(t, Config{Now: clock.now, Retention: Retention{Conversations: Duration{24 * time.Hour},
 		Every: Duration{1000 * time.Hour}}})
 	ctx := t.Context()
@@ -407,9 +406,9 @@ func TestRetentionOfConversations(t *testing.T) {
 	}
 }
 
-// TestRetentionDrops frees the space of what was erased.
+// TestRetentionDrops: retention frees the space of erased records.
 func TestRetentionDrops(t *testing.T) {
-	clock := newFaked()
+	clock := newFakeClock()
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("a key of sixteen or more bytes"), 0o600); err != nil {
 		t.Fatal(err)

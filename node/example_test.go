@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// Run a whole hub in a program, with an agent of its own, and ask that agent.
+// Run a hub in a program, with an agent, and ask the agent.
 func Example() {
 	ctx := context.Background()
 	data, err := os.MkdirTemp("", "parley")

@@ -14,7 +14,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// DefaultData is the data directory when none is named.
+// DefaultData is the default data directory.
 const DefaultData = "parley-data"
 
 // Load reads a configuration file. A name that does not exist, a value of the
@@ -49,8 +49,8 @@ func Load(path string) (Config, error) {
 	return c, nil
 }
 
-// decodeFile decodes the text of a file: first in its form, which knows all keys, then into a [Config], which takes
-// from the form the tables of protocols that have no field.
+// decodeFile decodes the text of a file: first into the form, which has all keys, then into a [Config]. The tables
+// of protocols without a field in Config are taken from the form.
 func decodeFile(text []byte) (c Config, err error) {
 	file := reflect.New(fileType())
 	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(file.Interface()); err != nil {
@@ -83,7 +83,8 @@ func fileType() reflect.Type {
 		func(p *Protocol) reflect.Type { return reflect.TypeOf(p.Section(&Config{})) })
 }
 
-// formType makes the type: in place of Sections it has the tables of the protocols.
+// formType makes the type of the form: a struct with the tables of the protocols in place
+// of Sections.
 func formType(t, agent reflect.Type, section func(*Protocol) reflect.Type) reflect.Type {
 	var fields []reflect.StructField
 	for i := range t.NumField() {
@@ -103,7 +104,7 @@ func formType(t, agent reflect.Type, section func(*Protocol) reflect.Type) refle
 	return reflect.StructOf(fields)
 }
 
-// withoutField gives the protocols whose table is none of the struct's fields.
+// withoutField gives the protocols whose table is not a field of the struct.
 func withoutField(t reflect.Type) (out []*Protocol) {
 	tables := map[string]bool{}
 	for i := range t.NumField() {
@@ -116,10 +117,10 @@ func formField(p *Protocol) string { return "Section_" + p.Name }
 
 func isKey(f reflect.StructField) bool { return f.Tag.Get("toml") != "-" && f.Tag.Get("toml") != "" }
 
-// misfit is the decoder's error for a value of another type than the key's.
+// misfit matches the decoder's error for a value of the wrong type.
 var misfit = regexp.MustCompile(`cannot decode TOML (\S+) into`)
 
-// explainTOML says line and column, and for an unknown key the nearest known.
+// explainTOML names line and column, and for an unknown key the nearest known key.
 func explainTOML(err error) error {
 	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok && len(strict.Errors) > 0 {
 		e := strict.Errors[0]
@@ -191,7 +192,7 @@ func key(name, kind string, t reflect.StructTag) Key {
 		strings.HasPrefix(name, "agents.")}
 }
 
-// nearest finds the known key that is spelt most like an unknown one.
+// nearest finds the known key whose spelling is nearest to an unknown key.
 func nearest(key []string) string {
 	best, found := 0, ""
 	last := key[len(key)-1]
@@ -208,7 +209,7 @@ func nearest(key []string) string {
 		// The table may be misspelt.
 		head := name[:min(len(name), len(key))]
 		try(distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
-		// So may a key of a table within a line, of which only the last part is told.
+		// A key of an inline table may be misspelt: the error has only its last part.
 		if len(key) > 1 && len(name) > len(key) && slices.Equal(name[:len(key)-1], key[:len(key)-1]) {
 			try(distance(last, name[len(name)-1]), 1, name)
 		}
@@ -216,8 +217,8 @@ func nearest(key []string) string {
 	return found
 }
 
-// distance is the number of edits between two strings: a character more, one
-// less, another one, or two in the other order.
+// distance is the number of edits between two strings: an insertion, a deletion, a
+// replacement, or a swap of two neighbours.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {

@@ -23,12 +23,12 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// five is a hub with a caller of each protocol on a socket of its own. Its
-// agent "echo", which answers what it is told, is exposed everywhere.
+// five is a hub with a caller of each protocol on a socket of its own. Its agent "echo"
+// is exposed everywhere.
 type five struct {
 	*Node
 	t       *testing.T
-	whom    string // whom the callers ask
+	whom    string // agent that the callers ask
 	web     *http.Client
 	samvad  *samvad.Client
 	uagents *uagents.Client
@@ -154,8 +154,8 @@ type question struct {
 
 func (question) ModelDoc() (string, string) { return "Message", "" }
 
-// tell has the caller of a protocol ask f.whom; what comes is told
-// in the protocol's own words: "ok", or how it refuses.
+// tell has the caller of a protocol ask f.whom. It gives "ok", or the refusal in the
+// protocol's own terms.
 func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 	switch protocol {
 	case "samvad":

@@ -60,7 +60,8 @@ const (
 	maxForgotten  = 1 << 20
 )
 
-// run carries an erasure out from its beginning. Messages that an interrupted run erased cost only a look.
+// run carries an erasure out from its beginning. Messages that an interrupted run erased are only read
+// again.
 func (e *eraser) run(ctx context.Context, x journal.Erasure, dry bool) (out admin.Forgotten, err error) {
 	if !dry {
 		end, err := e.waitLock(ctx)
@@ -104,14 +105,15 @@ type forgetRun struct {
 	e         *eraser
 	x         journal.Erasure
 	dry       bool
-	since     time.Time // a chain that has grown since is needed
+	since     time.Time // a chain that has grown since then is needed
 	what      hub.Forgetting
-	forgotten map[parley.ID]struct{} // messages of which bindings have yet to forget what they keep
+	forgotten map[parley.ID]struct{} // messages that the bindings have yet to forget
 	full      uint64                 // sequence number of the first message that had no room in forgotten; 0: none
 	out       admin.Forgotten
 }
 
-// partition erases in one partition. It goes through it again from where forgotten was full.
+// partition erases in one partition. If forgotten was full, it reads the partition again
+// from there.
 func (r *forgetRun) partition(ctx context.Context, p int) error {
 	upTo := uint64(0)
 	if p < len(r.x.UpTo) {
@@ -141,7 +143,7 @@ func (r *forgetRun) partition(ctx context.Context, p int) error {
 	return nil
 }
 
-// choose takes the records of the erasure whose content is not needed, and counts those whose content is.
+// choose takes the records of the erasure whose content is not needed, and counts the needed ones.
 func (r *forgetRun) choose(ctx context.Context, rec *journal.Record) journal.Choice {
 	j, m := r.e.n.journal, rec.Message
 	if m == nil {
@@ -177,7 +179,7 @@ func (r *forgetRun) choose(ctx context.Context, rec *journal.Record) journal.Cho
 	return journal.Take
 }
 
-// wants reports whether a record's message is of the agent or the conversation.
+// wants reports whether a record's message belongs to the agent or the conversation.
 func (r *forgetRun) wants(rec *journal.Record) bool {
 	m := rec.Message
 	if r.x.What == "conversation" {
@@ -187,7 +189,7 @@ func (r *forgetRun) wants(rec *journal.Record) bool {
 		slices.ContainsFunc(rec.Open, func(o journal.Opening) bool { return o.To == r.x.Name })
 }
 
-// needed gives the count of the reason for which a record's content must stay, or nil.
+// needed gives the counter of the reason why a record's content must stay, or nil.
 func (r *forgetRun) needed(ctx context.Context, rec *journal.Record) *uint64 {
 	switch why := r.e.n.journal.Held(rec); {
 	case why == "dead letter":
@@ -200,7 +202,7 @@ func (r *forgetRun) needed(ctx context.Context, rec *journal.Record) *uint64 {
 	return nil
 }
 
-// forgetKept has the bindings forget what they keep of the forgotten messages.
+// forgetKept has the bindings erase their state of the forgotten messages.
 func (r *forgetRun) forgetKept(ctx context.Context) error {
 	if r.dry {
 		return nil

@@ -28,8 +28,8 @@ import (
 
 var base64Runs = regexp.MustCompile(`[A-Za-z0-9+/_-]{8,}`)
 
-// mentions finds a text in data: as it is, or in base64 within base64, as
-// envelopes stand in values.
+// mentions finds a text in data: in clear, or in nested base64, like that of envelopes in
+// values.
 func mentions(data []byte, text string, depth int) bool {
 	if bytes.Contains(data, []byte(text)) {
 		return true
@@ -38,7 +38,7 @@ func mentions(data []byte, text string, depth int) bool {
 		return false
 	}
 	for _, run := range base64Runs.FindAll(data, -1) {
-		for shift := range 4 { // where it began is not known
+		for shift := range 4 { // the offset of the base64 is unknown
 			s := strings.NewReplacer("-", "+", "_", "/").Replace(string(run[shift:]))
 			if len(s)%4 == 1 {
 				s = s[:len(s)-1]
@@ -52,12 +52,12 @@ func mentions(data []byte, text string, depth int) bool {
 	return false
 }
 
-// mentioned tells which files below a directory mention a text.
+// mentioned names the files below a directory that mention a text.
 func mentioned(t *testing.T, dir, text string) (out []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) || err == nil && e.IsDir() {
-			return nil // what is gone meanwhile mentions nothing
+			return nil // a file removed meanwhile mentions nothing
 		}
 		if err != nil {
 			return err
@@ -77,7 +77,7 @@ func mentioned(t *testing.T, dir, text string) (out []string) {
 	return out
 }
 
-// kept tells which buckets of the state mention a text.
+// kept names the buckets of the state that mention a text.
 func (f *five) kept(text string) (out []string) {
 	f.t.Helper()
 	for _, bucket := range []string{"a2e.inbox", "a2e.memory", "a2e.sessions", "a2e.subagents", "agh.containers",
@@ -98,8 +98,8 @@ func (f *five) kept(text string) (out []string) {
 	return out
 }
 
-// TestForgetInFiveProtocols says a word in each protocol, everywhere where
-// something is kept, and forgets who said and heard it.
+// TestForgetInFiveProtocols sends a word in each protocol, wherever a binding keeps
+// state, and forgets its senders and recipients.
 func TestForgetInFiveProtocols(t *testing.T) {
 	t.Parallel()
 	const word = "quincunx"
@@ -130,7 +130,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		t.Fatalf("%+v %v", task, err)
 	}
 
-	// uAgents: a question, and a message that nobody has fetched.
+	// uAgents: a question, and a message that stays in the mailbox.
 	if _, err := f.uagents.Ask(ctx, f.at("echo", "uagents"),
 		uagents.ModelOf[question]().Message(question{word})); err != nil {
 		t.Fatal(err)
@@ -180,8 +180,8 @@ func TestForgetInFiveProtocols(t *testing.T) {
 		t.Fatalf("%s", m.Raw())
 	}
 
-	// AGH: work for an agent here, and for a peer that says the word before it
-	// ends the work without a result.
+	// AGH: work for an agent of the hub, and for a peer that says the word and ends the
+	// work without a result.
 	for _, err := range f.agh.Whois(ctx, "echo", "", false) {
 		if err != nil {
 			t.Fatal(err)
@@ -291,7 +291,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	if left := f.kept(word); len(left) > 0 {
 		t.Errorf("the word is still in %v", left)
 	}
-	// The engine's own files must be written: what is indexed is, too.
+	// The engine must have written its files, and the index.
 	if files := mentioned(t, c.Data, word); len(files) > 0 {
 		t.Errorf("the word is still in %v", files)
 	}

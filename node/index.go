@@ -9,14 +9,14 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// IndexFile is the index of messages, in the data directory. It may be removed
-// while no hub runs; it is made again.
+// IndexFile is the index of messages, in the data directory. It may be removed while no
+// hub runs; the next start makes it again.
 const IndexFile = "index.db"
 
 // openIndex begins to index the journal for the admin API.
 func (n *Node) openIndex(ctx context.Context) error {
 	c := index.Config{Journal: n.journal, Log: n.log, Progress: progressOf(n.c.Progress, "making the index"),
-		NoText: n.c.Engine.KeyFile != ""} // an encrypted journal must not have its text in clear here
+		NoText: n.c.Engine.KeyFile != ""} // the text of an encrypted journal must not be here in clear
 	if n.k.durability != journal.Memory {
 		c.Path = filepath.Join(n.c.Data, IndexFile)
 	}

@@ -68,7 +68,8 @@ func (n *Node) openJournal(ctx context.Context) error {
 	return nil
 }
 
-// progressOf tells the progress of one piece of work; nil: nobody listens.
+// progressOf gives the function that reports the progress of one piece of work; nil
+// without tell.
 func progressOf(tell func(what string, done, total uint64), what string) func(done, total uint64) {
 	if tell == nil {
 		return nil
@@ -76,7 +77,7 @@ func progressOf(tell func(what string, done, total uint64), what string) func(do
 	return func(done, total uint64) { tell(what, done, total) }
 }
 
-// lost refuses to make a new journal where there was one: the index was made of it.
+// lost refuses to make a new journal if an index shows that there was one.
 func lost(data, dir string) error {
 	missing := func(path string) bool {
 		_, err := os.Stat(path)
@@ -91,7 +92,7 @@ func lost(data, dir string) error {
 	return nil
 }
 
-// ours refuses a directory that holds something else, before it is touched.
+// ours refuses a directory with foreign files, before the hub changes it.
 func ours(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
@@ -109,7 +110,7 @@ func ours(dir string) error {
 		journal.ErrForeign, dir, entries[0].Name())
 }
 
-// optionalKey reads the key of a journal; nil where no file is named.
+// optionalKey reads the key of a journal; nil without a path.
 func optionalKey(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil

@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// openKeys opens the keyring: of a hub alone in its data directory, of a cluster
-// in the shared state. Of a hub in memory it is in memory with the rest.
+// openKeys opens the keyring: in the data directory, for a cluster in the shared state,
+// for a hub in memory in memory.
 func (n *Node) openKeys() (err error) {
 	o := keyring.Options{Passphrase: n.c.Passphrase, WorkFactor: n.c.PassphraseWork, Now: n.c.Now, Log: n.log}
 	if o.Shared = n.c.Engine.URL != ""; o.Shared && len(o.Passphrase) == 0 {
@@ -26,7 +26,7 @@ func (n *Node) openKeys() (err error) {
 	return err
 }
 
-// keyStore is the journal's state as the keyring wants it.
+// keyStore adapts the journal's state to the keyring.
 type keyStore struct{ s journal.State }
 
 func (k keyStore) Get(ctx context.Context, key string) (keyring.Value, error) {
@@ -51,7 +51,7 @@ func (k keyStore) Remove(ctx context.Context, key string, revision uint64) error
 	return first(k.s.Delete(ctx, key, revision))
 }
 
-// first says in the keyring's words that another hub was first.
+// first maps the state's errors to the keyring's: another hub was first.
 func first(err error) error {
 	if errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrExists) {
 		return fmt.Errorf("%w: %w", keyring.ErrConflict, err)

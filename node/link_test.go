@@ -18,8 +18,8 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// gallery is an agent that is read by the API alone, so that it has a stand-in
-// in every protocol. It gives their addresses.
+// gallery adds an agent without an identity in the five protocols, which has a stand-in in each.
+// It gives their addresses.
 func (f *five) gallery() map[string]string {
 	f.t.Helper()
 	if _, err := f.Hub().Directory().Put(f.t.Context(), parley.Agent{Name: "gallery", Exposed: parley.Everywhere,
@@ -30,7 +30,7 @@ func (f *five) gallery() map[string]string {
 	return f.addresses("gallery")
 }
 
-// link says which identity of its own the gallery has.
+// link gives the gallery an identity of its own.
 func (f *five) link(id admin.NewIdentity) {
 	f.t.Helper()
 	v, err := f.Admin().Link(f.t.Context(), everything, "gallery", id)
@@ -39,8 +39,8 @@ func (f *five) link(id admin.NewIdentity) {
 	}
 }
 
-// What is said to the address of a stand-in that was retired reaches the agent
-// by its own identity, over sockets.
+// A message to the address of a retired stand-in reaches the agent at its own identity,
+// over sockets.
 func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -103,7 +103,7 @@ func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 				}
 				read()
 			}()
-			// its end is the other's
+			// the call ends when reading does
 			_, _ = itself.CallTool(reading, "parley_inbox", map[string]any{"wait": 30, "max": 1}, func(e a2e.Event) {
 				var m struct{ ID string }
 				if json.Unmarshal(e.Data, &m) == nil && m.ID != "" {
@@ -133,7 +133,7 @@ func TestLinkForwardsTheAddressOfAStandIn(t *testing.T) {
 		if err := itself.Register(ctx, card, nil); err != nil {
 			t.Fatal(err)
 		}
-		if guest, ok := f.Hub().Directory().Lookup("asp", id.ID()); ok { // an agent of its own until it is linked
+		if guest, ok := f.Hub().Directory().Lookup("asp", id.ID()); ok { // a separate agent until the identities are linked
 			if err := f.Hub().Directory().Remove(ctx, guest.Name); err != nil {
 				t.Fatal(err)
 			}

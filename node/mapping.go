@@ -35,7 +35,7 @@ func (c *Config) Mappings() ([]hub.Mapping, error) {
 	seen := map[Map]bool{}
 	for i, m := range c.Map {
 		if m.Agent+m.Skill+m.JQ == "" {
-			continue // a table that says nothing, as in the file of parley init
+			continue // an empty table, as in the file of parley init
 		}
 		fail := func(line int, format string, args ...any) error {
 			return &mapError{i, line, fmt.Sprintf(format, args...)}
@@ -77,7 +77,7 @@ var (
 	jqKey    = regexp.MustCompile(`^\s*jq\s*=\s*("""|'''|)`)
 )
 
-// placed adds to a mistake in a mapping the line of the file where it is.
+// placed adds the line in the file to a mistake in a mapping.
 func placed(err error, file []byte) error {
 	var e *mapError
 	if !errors.As(err, &e) {

@@ -29,7 +29,7 @@ var (
 	seconds         = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 )
 
-// protocolLabels are the values of the label protocol; "other" is for all that are not listed.
+// protocolLabels are the values of the label protocol; "other" is for all unlisted protocols.
 func protocolLabels() (out []string) {
 	for _, p := range Protocols {
 		out = append(out, p.Name)
@@ -45,7 +45,7 @@ func (m *metrics) protocol(name string) string {
 	return "other"
 }
 
-// metrics counts messages, attempts and states; the rest is read at each scrape, see snapshot.
+// metrics counts messages, attempts and states; snapshot reads other values at each scrape.
 type metrics struct {
 	n         *Node
 	registry  *prometheus.Registry
@@ -80,7 +80,7 @@ func newMetrics(n *Node) *metrics {
 	m.record = prometheus.NewHistogram(times("parley_record_seconds", "How long a message waited for its record."))
 	m.dead = counters("parley_dead_letters_total", "Messages given up, by reason.", "code")
 	m.alerts = counters("parley_alerts_total", "Alerts, by kind and outcome.", "kind", "outcome")
-	// Every value of the labels is there from the start.
+	// Every label value exists from the start.
 	for _, name := range m.protocols {
 		m.took.WithLabelValues(name)
 		for _, k := range metricKinds {
@@ -138,8 +138,7 @@ func (m *metrics) recorded(r *journal.Record) {
 	}
 }
 
-// codeLabel keeps to the hub's own codes: a step's error may come from a
-// handler, which may invent one.
+// codeLabel gives one of the hub's own codes: a handler may invent others.
 func codeLabel(e *parley.Error) string {
 	if e == nil {
 		return "none"
@@ -242,7 +241,7 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 	put("parley_config_reload_failed", "1 if the last reload was refused.", truth(failed))
 }
 
-// partitions reads the journal's.
+// partitions reports the journal's partitions.
 func (s *snapshot) partitions(c chan<- prometheus.Metric) {
 	for _, p := range s.n.journal.Stats().Partitions {
 		put := func(kind prometheus.ValueType, name, help string, v float64) {
@@ -261,7 +260,7 @@ func (s *snapshot) partitions(c chan<- prometheus.Metric) {
 	}
 }
 
-// guests reads the budget of guests, and the connections.
+// guests reports the budget of guests, and the connections.
 func (s *snapshot) guests(c chan<- prometheus.Metric) {
 	g := s.n.guestBudget()
 	used := family(c, gauge, "parley_guests",
@@ -293,8 +292,8 @@ func (s *snapshot) guests(c chan<- prometheus.Metric) {
 	closed(float64(g.ConnectionsEvicted), "evicted")
 }
 
-// observer is the node as the hub's observer: it counts, watches over
-// recipients, and traces where that is switched on.
+// observer is the node as the hub's observer: it counts, watches recipients for alerts,
+// and traces if tracing is on.
 type observer struct{ n *Node }
 
 func (o observer) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {

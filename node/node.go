@@ -40,7 +40,7 @@ type Node struct {
 	directory *directory.Directory
 	hub       *hub.Hub
 	guard     *netguard.Guard
-	bindings  []*Binding // in the order of Protocols; of one that is switched off, Hub is nil
+	bindings  []*Binding // in the order of Protocols; Hub is nil for one that is switched off
 	started   []hub.Service
 	admin     *admin.Admin
 	index     *index.Index
@@ -49,9 +49,9 @@ type Node struct {
 	guests    *policy.Guests
 	conns     *conns
 	bodies    [3]*bodies    // of enrolled agents, of guests at their addresses, of other guests
-	hurry     chan struct{} // closed when the node is to end: no answer waits any more
+	hurry     chan struct{} // closed when the node stops: delayed answers are sent at once
 	rootCAs   *x509.CertPool
-	certs     *certificates // of the protocol listener, where they come from files
+	certs     *certificates // of the protocol listener, if they come from files
 	metrics   *metrics
 	alerts    *alerts
 	eraser    *eraser
@@ -59,9 +59,9 @@ type Node struct {
 	tokens    *admin.Tokens
 	local     string // secret of the token for local commands, until it is announced
 
-	read Config // as it was read at the start, without defaults
+	read Config // the configuration at the start, without defaults
 
-	// These may change by a reload.
+	// A reload may change these.
 	live    atomic.Pointer[Config]
 	proxies atomic.Pointer[[]netip.Prefix]
 	reloads reloading
@@ -90,8 +90,8 @@ func Open(ctx context.Context, c Config) (*Node, error) {
 	return n, nil
 }
 
-// takesNothing reports whether an error is of a journal that records nothing at
-// the moment. Such lines of the log are bounded.
+// takesNothing reports whether an error comes from a journal that cannot record at the
+// moment. Log lines for such errors are limited.
 func takesNothing(err error) bool {
 	return errors.Is(err, journal.ErrBusy) || errors.Is(err, journal.ErrUnknown) || errors.Is(err, journal.ErrNoSpace)
 }
@@ -142,7 +142,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// openHub makes directory, policy and hub.
+// openHub opens directory, policy and hub.
 func (n *Node) openHub(ctx context.Context) error {
 	secret, err := n.shared(ctx, "conversations", 32)
 	if err != nil {
@@ -185,8 +185,7 @@ func rateOf(perSecond float64) policy.Rate {
 	return policy.Rate{PerSecond: perSecond, Burst: max(1, int(2*perSecond))}
 }
 
-// shared gives random bytes that all hubs on one journal have in common,
-// drawn by the first of them.
+// shared gives random bytes that all hubs on one journal share; the first hub draws them.
 func (n *Node) shared(ctx context.Context, name string, size int) ([]byte, error) {
 	s := n.journal.State("hub")
 	for range 3 {
@@ -210,8 +209,8 @@ func (n *Node) shared(ctx context.Context, name string, size int) ([]byte, error
 	return nil, errors.New("the hub's secrets change while they are read")
 }
 
-// listen takes the addresses, so that a port in use is known before anything
-// is served.
+// listen opens the listeners before anything is served, so that a port in use is an early
+// error.
 func (n *Node) listen(context.Context) error {
 	open := func(key, address string) (net.Listener, error) {
 		if address == "" {
@@ -240,7 +239,7 @@ func (n *Node) listen(context.Context) error {
 	return nil
 }
 
-// localURL is how this machine reaches a listener.
+// localURL is the URL of a listener on this machine.
 func localURL(a net.Addr, secure bool) string {
 	host, port, err := net.SplitHostPort(a.String())
 	if err != nil {
@@ -275,7 +274,7 @@ func (n *Node) openAdmin(ctx context.Context) error {
 	return err
 }
 
-// Hub is the node's hub, for programs that send themselves.
+// Hub is the node's hub, for programs that send messages.
 func (n *Node) Hub() *hub.Hub { return n.hub }
 
 // Keys is the node's keyring.
@@ -284,10 +283,10 @@ func (n *Node) Keys() *keyring.Ring { return n.keys }
 // Admin is the node's admin API, or nil without listen.admin.
 func (n *Node) Admin() *admin.Admin { return n.admin }
 
-// Addresses are where a hub can be reached.
+// Addresses are the addresses of a hub and its agents.
 type Addresses struct {
-	HTTP   string                       `json:"http,omitempty"`   // base URL of the protocols, as peers know it
-	Local  string                       `json:"local,omitempty"`  // the same, as this machine reaches it
+	HTTP   string                       `json:"http,omitempty"`   // base URL of the protocols for peers
+	Local  string                       `json:"local,omitempty"`  // the same, for this machine
 	Admin  string                       `json:"admin,omitempty"`  // base URL of the admin API
 	AGH    string                       `json:"agh,omitempty"`    // NATS for AGH peers
 	A2E    string                       `json:"a2e,omitempty"`    // NDJSON over TCP for A2E agents
@@ -295,7 +294,7 @@ type Addresses struct {
 	Agents map[string]map[string]string `json:"agents,omitempty"` // name → protocol → address
 }
 
-// Addresses tells where the hub and its agents are reached.
+// Addresses gives the addresses of the hub and its agents.
 func (n *Node) Addresses() Addresses {
 	a := Addresses{Hub: n.hub.ID(), Agents: map[string]map[string]string{}}
 	if n.httpListen != nil {

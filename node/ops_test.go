@@ -160,7 +160,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestMetricsStayFew: strangers cannot make series.
+// TestMetricsStayFew: guests cannot make series.
 func TestMetricsStayFew(t *testing.T) {
 	n := running(t, Config{})
 	count := func() int {
@@ -207,7 +207,7 @@ func TestHealthAndReadiness(t *testing.T) {
 	n.down.Store(false)
 }
 
-// TestDrainTellsItsProgress: what is under way ends, and the log says so.
+// TestDrainTellsItsProgress: attempts in flight end, and the log counts them.
 func TestDrainTellsItsProgress(t *testing.T) {
 	var log logBuffer
 	n := running(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil)),
@@ -284,7 +284,7 @@ func TestPauseAndResumeThroughTheAPI(t *testing.T) {
 	<-settled
 }
 
-// TestDashboardAndRules: what the shipped files ask for exists.
+// TestDashboardAndRules: every metric of the shipped files exists.
 func TestDashboardAndRules(t *testing.T) {
 	n := running(t, Config{Durability: "disk", Data: filepath.Join(t.TempDir(), "data")})
 	if _, err := ask(t, n, `{"a":1}`); err != nil {

@@ -25,9 +25,9 @@ func (n *Node) refuseForeign(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, "{\"error\":%q}\n", why)
 }
 
-// foreign reports whether a request that may change something is that of a page
-// which may not call: it would use the browser of a person who can reach the hub.
-// Browsers say so themselves. Agents send neither Origin nor Sec-Fetch-Site.
+// foreign reports whether a request that may change something comes from a page of a
+// foreign origin, through the browser of a person who can reach the hub. Browsers name
+// the origin. Agents send neither Origin nor Sec-Fetch-Site.
 func (n *Node) foreign(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions:
@@ -52,9 +52,9 @@ func (n *Node) foreign(r *http.Request) bool {
 	return true
 }
 
-// ownHost reports whether a Host header names this hub, so that a page of the
-// same origin is one of its own: an address, which no name server can lead
-// elsewhere, localhost, or a name of the configuration.
+// ownHost reports whether a Host header names this hub: an IP address, which no name
+// server can redirect, localhost, or a name of the configuration. A page of that origin
+// is then the hub's own.
 func (n *Node) ownHost(host string) bool {
 	name := host
 	if h, _, err := net.SplitHostPort(host); err == nil {
@@ -72,7 +72,7 @@ func (n *Node) ownHost(host string) bool {
 	})
 }
 
-// listeners are those of the configuration.
+// listeners gives the listeners of the configuration.
 func (c *Config) listeners() []Listener {
 	out := []Listener{
 		{"listen.http", c.Listen.HTTP, c.secure() || len(c.TLS.Proxy) > 0,
@@ -100,7 +100,7 @@ func (c *Config) Exposures() []string {
 	return out
 }
 
-// local reports whether only this machine reaches an address.
+// local reports whether only this machine can reach an address.
 func local(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {

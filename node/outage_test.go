@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// TestLogWhileTheJournalTakesNothing: many deliveries fail by one cause, and the
-// log says so once each ten seconds, not once for each of them.
+// TestLogWhileTheJournalTakesNothing: many deliveries fail for one cause, and the log has
+// one line in ten seconds, not one for each delivery.
 func TestLogWhileTheJournalTakesNothing(t *testing.T) {
 	const requests = 50
 	var log logBuffer

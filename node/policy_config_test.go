@@ -40,7 +40,7 @@ func TestRequireAndLimitInTheFile(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	// The file with tokens is a secret.
+	// Other users must not be able to read the file with tokens.
 	open := filepath.Join(t.TempDir(), "tokens")
 	if err := os.WriteFile(open, []byte("first"), 0o644); err != nil {
 		t.Fatal(err)

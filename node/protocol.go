@@ -18,18 +18,19 @@ var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &ag
 
 // A Protocol is one protocol as a node sees it before it is opened. Only Name, Section, Agent and Open must be set.
 type Protocol struct {
-	Name string // of its table in the configuration, and in messages: "samvad"
+	Name string // in messages, and of the table in the configuration: "samvad"
 
 	// Section gives the pointer to the protocol's table of a configuration, a struct with toml and doc tags.
 	Section func(*Config) any
-	// Agent gives the pointer to an agent's pointer to its table of the protocol, which is nil if the file has none.
+	// Agent gives the address of an agent's pointer to its table of the protocol; the pointer is nil without a
+	// table.
 	Agent func(*Agent) any
 	// Files gives the relative paths in both tables. The loader makes them relative to the configuration file.
 	Files func(*Config) []*string
-	// Check finds mistakes in the protocol's table, CheckAgent those in an agent's. The error names the key.
+	// Check finds mistakes in the protocol's table, CheckAgent in an agent's table. The error names the key.
 	Check      func(*Config) error
 	CheckAgent func(name string, a *Agent) error
-	// Listeners are those that the configuration asks for besides listen.http.
+	// Listeners gives the protocol's listeners in the configuration, without listen.http.
 	Listeners func(*Config) []Listener
 	// AgentID gives an agent's id in the protocol, "" if its table names none.
 	AgentID func(*Agent) string
@@ -47,11 +48,11 @@ type Protocol struct {
 type Listener struct {
 	Key     string // of the configuration
 	Address string // "": none
-	Secure  bool   // it speaks TLS
-	Advice  string // how to protect one that does not
+	Secure  bool   // speaks TLS
+	Advice  string // how to protect a listener without TLS
 }
 
-// A Binding is an open protocol. All may be unset.
+// A Binding is an open protocol. Every field may be unset.
 type Binding struct {
 	Hub hub.Binding // nil: the configuration switches the protocol off
 	// Agent reads an agent of the configuration, which may have no table of the protocol. It changes no state of the
@@ -59,14 +60,15 @@ type Binding struct {
 	Agent func(name string, a *Agent) (Enrolment, error)
 	// EndStreams ends streams, which would hold up the shutdown of the HTTP listener.
 	EndStreams func()
-	Listener   net.Listener // of its own; the node closes it
+	Listener   net.Listener // the protocol's own listener; the node closes it
 	Domain     string       // whose sub-domains are hosts of this hub; "": none
 	Addresses  func(*Addresses)
 	Info       func(*admin.Info)
 	Admin      admin.Protocol // without its name
 }
 
-// An Enrolment is an agent's identity by its table, and what must be done for it. All may be unset.
+// An Enrolment is the identity in an agent's table, and the steps to enrol it. Every field may be
+// unset.
 type Enrolment struct {
 	Identity parley.Identity
 	Before   func(*parley.Agent) error   // before the directory has the agent

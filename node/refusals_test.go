@@ -7,15 +7,14 @@ import (
 	"time"
 )
 
-// A refusal of policy is told to the sender in its own protocol's words, by
-// each of the five: who may call whom, the least assurance of a recipient, and
-// the limit of a pair.
+// In each of the five protocols the sender gets a refusal by policy in the protocol's own
+// terms: by a rule of allow, the least assurance of a recipient, and the limit of a pair.
 func TestPolicyIsToldInTheSendersWords(t *testing.T) {
 	echo := []string{"echo"}
 	for name, c := range map[string]struct {
 		change func(*Config)
-		first  map[string]string // answers to the first call; "ok" where none is named
-		second map[string]string // and to the second; nil: there is none
+		first  map[string]string // answers to the first call; default "ok"
+		second map[string]string // answers to the second call; nil: there is none
 	}{
 		"who may call whom": {
 			change: func(c *Config) { c.Allow = []Allow{{From: "friend/**", To: echo}} },

@@ -83,14 +83,14 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 			out.Changed = append(out.Changed, name)
 		}
 	}
-	// A key that needs a restart is named at each reload until there is one.
+	// Each reload before the restart names the keys that need it.
 	for _, name := range changed(flat(&n.read), now) {
 		if !n.reloadable(reloads, name, &c) {
 			out.Restart = append(out.Restart, name)
 		}
 	}
 
-	// All that can fail comes before anything changes.
+	// Every step that can fail comes before the first change.
 	p, err := n.policy.Next(n.policyConfig(&c, k))
 	if err != nil {
 		return refuse(err)
@@ -147,8 +147,8 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 	return out, errors.Join(errs...)
 }
 
-// reloadable reports whether a reload applies a change of a key. A listener that has no
-// TLS does not get any while it is open, and the other way round.
+// reloadable reports whether a reload applies a change of a key. A listener cannot get
+// TLS or lose it while it is open.
 func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool {
 	switch {
 	case strings.HasPrefix(name, "agents."), name == "allow", name == "map":
@@ -161,8 +161,8 @@ func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool 
 	return reloads[name]
 }
 
-// flat lists the values of a configuration by key; an agent is one thing, and so
-// is the list of rules.
+// flat lists the values of a configuration by key; each agent is one value, and so is the
+// list of rules.
 func flat(c *Config) map[string]any {
 	out := map[string]any{}
 	flatten(reflect.ValueOf(c).Elem(), "", out)
@@ -190,7 +190,7 @@ func flatten(v reflect.Value, prefix string, out map[string]any) {
 		case f.Kind() == reflect.Struct && f.Type() != reflect.TypeFor[Duration]():
 			flatten(f, prefix+name+".", out)
 		case f.Kind() == reflect.Slice && f.Len() == 0:
-			// An empty list says as much as none.
+			// An empty list means the same as none.
 		default:
 			out[prefix+name] = f.Interface()
 		}
@@ -206,7 +206,7 @@ func changed(a, b map[string]any) []string {
 	})
 }
 
-// policyConfig is the admission of the configuration.
+// policyConfig gives the configuration of the policy.
 func (n *Node) policyConfig(c *Config, k checked) policy.Config {
 	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
 		Least: k.least, Limits: k.limits, MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate),

@@ -129,7 +129,7 @@ samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvh
 		t.Errorf("%+v", e)
 	}
 
-	// Nothing more has changed, but what needs a restart is still said.
+	// No further key has changed, but the key that needs a restart is still named.
 	if out, err := n.Reload(ctx); err != nil || len(out.Changed) != 0 ||
 		!slices.Equal(out.Restart, []string{"limits.refusals"}) {
 		t.Errorf("%+v, %v", out, err)
@@ -140,7 +140,7 @@ samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvh
 	}
 }
 
-// TestReloadOfAWrongFile: it is refused whole.
+// TestReloadOfAWrongFile: a wrong file changes nothing.
 func TestReloadOfAWrongFile(t *testing.T) {
 	ctx := context.Background()
 	n, write, _ := fromFile(t, "[agents.kept]\nsamvad = { url = \"https://kept.example\" }\n")
@@ -180,8 +180,8 @@ func TestReloadOfAWrongFile(t *testing.T) {
 	}
 }
 
-// TestEveryReloadableKeyIsKnown: the marks of keys and what a reload compares
-// are of one vocabulary.
+// TestEveryReloadableKeyIsKnown: every key marked as reloadable is one that a reload
+// compares.
 func TestEveryReloadableKeyIsKnown(t *testing.T) {
 	c := Config{Agents: map[string]Agent{"a": {}}, Allow: []Allow{{From: "x"}},
 		Network: Network{Allow: []string{"loopback"}}, TLS: TLS{Proxy: []string{"::1"}}}

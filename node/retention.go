@@ -79,7 +79,8 @@ func (r *Retention) times() []time.Duration {
 	return slices.Compact(out)
 }
 
-// of is how long a record's content is kept; 0: for ever. An entry for one of its agents counts before retention.keep.
+// of gives the time for which a record's content is kept; 0: for ever. An entry for one of its agents overrides
+// retention.keep.
 func (r *Retention) of(rec *journal.Record) time.Duration {
 	var names []string
 	if rec.Message != nil {
@@ -132,18 +133,18 @@ func (r *Retention) text() string {
 	return s
 }
 
-// print is a digest of the setting. Under another setting the journal is read from its beginning.
+// print is a digest of the setting. When it changes, the journal is read from its beginning.
 func (r *Retention) print() string {
 	sum := sha256.Sum256(fmt.Append(nil, r.Keep, r.Conversations, r.Agents))
 	return hex.EncodeToString(sum[:6])
 }
 
-// retained is how far retention has come under one setting.
+// retained is the progress of retention under one setting.
 type retained struct {
 	Print  string              `json:"print"`
 	Number uint64              `json:"number"`         // of the erasure
 	Marks  map[string][]uint64 `json:"marks"`          // by time, then partition: the next sequence number
-	Idle   time.Time           `json:"idle,omitzero"`  // conversations whose last message is older are done
+	Idle   time.Time           `json:"idle,omitzero"`  // conversations whose last message is older have been erased
 	Held   []heldAt            `json:"held,omitempty"` // records that were due and still needed
 	Full   bool                `json:"full,omitempty"` // Held had no room: the journal is read again from its beginning
 }
@@ -204,7 +205,7 @@ func (e *eraser) retain(ctx context.Context) error {
 	return err
 }
 
-// retained reads how far retention has come. A new setting begins at the front of the journal with a new erasure.
+// retained reads the progress of retention. A new setting begins at the front of the journal with a new erasure.
 func (e *eraser) retained(ctx context.Context, r *Retention) (*retained, error) {
 	var p retained
 	v, err := e.state.Get(ctx, "progress")
@@ -258,13 +259,13 @@ func (e *eraser) drop(ctx context.Context, r *Retention) error {
 	return err
 }
 
-// A retentionPass looks at a bounded number of records and erases content that is due.
+// A retentionPass reads a bounded number of records and erases content that is due.
 type retentionPass struct {
 	e      *eraser
 	r      *Retention
 	done   *retained
 	now    time.Time
-	left   int // records that it may still look at
+	left   int // records that it may still read
 	erased int
 }
 
@@ -280,13 +281,14 @@ func (p *retentionPass) run(ctx context.Context) error {
 	return p.idle(ctx)
 }
 
-// needed reports whether a record that is due must stay: its delivery is pending, or its chain goes on.
+// needed reports whether a record that is due must stay: its delivery is pending, or its chain still
+// grows.
 func (p *retentionPass) needed(ctx context.Context, rec *journal.Record, keep time.Duration) bool {
 	return p.e.n.journal.Held(rec) != "" || p.e.ongoing(ctx, rec, p.now.Add(-keep))
 }
 
-// due gives a record whose content goes now; nil: there is none, or it is still needed and held for later passes.
-// Keep is as in heldAt.
+// due gives a record whose content must be erased now; nil: it has no content, or is still needed and held for
+// later passes. Keep is as in heldAt.
 func (p *retentionPass) due(ctx context.Context, at journal.Position, keep time.Duration) (*journal.Record, error) {
 	rec, err := p.e.n.journal.Read(ctx, at)
 	switch {
@@ -336,7 +338,7 @@ func (p *retentionPass) erase(ctx context.Context, list []*journal.Record) error
 	return p.e.unindexMessages(false)(ctx, ids)
 }
 
-// again looks at the records that earlier passes held.
+// again reads the records that earlier passes held.
 func (p *retentionPass) again(ctx context.Context) error {
 	var due []*journal.Record
 	held := p.done.Held
@@ -359,7 +361,7 @@ func (p *retentionPass) again(ctx context.Context) error {
 	return p.erase(ctx, due)
 }
 
-// sweep erases content that is kept for one time and older.
+// sweep erases the content that is older than keep, of records kept for that time.
 func (p *retentionPass) sweep(ctx context.Context, keep time.Duration) error {
 	j := p.e.n.journal
 	marks := p.done.Marks[keep.String()]
@@ -397,8 +399,8 @@ func (p *retentionPass) sweep(ctx context.Context, keep time.Duration) error {
 	return nil
 }
 
-// idle erases conversations that ended long ago. It goes through them by the time of their last
-// message, a day at a time.
+// idle erases conversations that ended long ago. It reads them in order of their last message,
+// a day at a time.
 func (p *retentionPass) idle(ctx context.Context) error {
 	x, d := p.e.n.index, p.r.Conversations.Duration
 	if d <= 0 || x == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A Journal is the journal's file in the data directory of a hub that does not
-// run, to be checked or salvaged.
+// A Journal checks or salvages the journal file in the data directory of a hub that does
+// not run.
 type Journal struct {
 	Data     string // the data directory
 	KeyFile  string // engine.key_file; "": it is not encrypted
@@ -31,7 +31,7 @@ func (c *Journal) Check(ctx context.Context) (damage []string, records uint64, e
 		return nil, 0, err
 	}
 	if _, err := os.Stat(filepath.Join(c.dir(), sqlite.FileName)); err != nil {
-		return nil, 0, err // Open would make one
+		return nil, 0, err // Open would make a new journal
 	}
 	s, err := sqlite.Open(ctx, sqlite.Config{Dir: c.dir()})
 	if err != nil {
@@ -63,8 +63,8 @@ type Salvaged struct {
 	Lost   []string // unreadable parts
 }
 
-// Salvage writes everything that can be read of a damaged journal, and the files
-// that belong to the hub, into a backup. The journal stays as it is.
+// Salvage writes all readable records of a damaged journal, and the hub's other files,
+// into a backup. The journal stays as it is.
 func (c *Journal) Salvage(ctx context.Context, w io.Writer, now time.Time) (*Salvaged, error) {
 	key, err := optionalKey(c.KeyFile)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *Journal) Salvage(ctx context.Context, w io.Writer, now time.Time) (*Sal
 	return out, err
 }
 
-// damageText is one line about a damage.
+// damageText describes a damage in one line.
 func damageText(d sqlite.Damage) string {
 	switch {
 	case d.Partition >= 0 && d.Sequence > 0:

@@ -40,7 +40,7 @@ var samvadProtocol = Protocol{
 	Open:     openSAMVAD,
 }
 
-// SAMVAD switches.
+// SAMVAD configures SAMVAD.
 type SAMVAD struct {
 	Legacy bool     `toml:"legacy" doc:"accept the body signatures of protocol 1.1"`
 	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
@@ -52,7 +52,7 @@ type SAMVAD struct {
 	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or such a rule of require for the agent"`
 }
 
-// SAMVADAgent is what an agent is called in SAMVAD.
+// SAMVADAgent is an agent's identity in SAMVAD.
 type SAMVADAgent struct {
 	ID  string `toml:"id" reload:"yes" doc:"agent://host; default: that of the URL"`
 	URL string `toml:"url" reload:"yes" doc:"base URL of the agent"`

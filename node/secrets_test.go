@@ -65,17 +65,16 @@ func (g *guarded) tokens() []string {
 	return slices.Clone(g.seen)
 }
 
-// TestBearerTokensAreNotStored sends tokens to a skill of this hub and, through
-// it, to an agent elsewhere that comes up only after the hub was started again.
-// The agent has the token; the data directory, a backup, exports and the admin
-// API do not.
+// TestBearerTokensAreNotStored sends tokens to a skill of this hub and, through it, to an
+// agent elsewhere that starts only after a restart of the hub. The agent gets the token;
+// the data directory, a backup, exports and the admin API do not have it.
 func TestBearerTokensAreNotStored(t *testing.T) {
 	const (
-		written = `t\u006fken-\/quincunx-aeiou-0123456789` // as the sender writes it
+		written = `t\u006fken-\/quincunx-aeiou-0123456789` // in the sender's spelling
 		token   = "token-/quincunx-aeiou-0123456789"
 		secret  = "quincunx" // part of both
 		marker  = "heliotrope"
-		// What is before the marker is nowhere else: compression, which looks back for
+		// The bytes before the marker occur only here: compression, which looks back for
 		// four bytes, leaves the marker whole.
 		content = `{"text":"look: ` + marker + `"}`
 	)
@@ -118,7 +117,7 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Close() // nobody is there yet
+	l.Close() // the agent does not run yet
 	g := &guarded{address: l.Addr().String(), card: &samvad.Card{ID: far.ID(),
 		Name: "Far", Version: "1", Description: "x",
 		URL: "http://" + l.Addr().String(), PublicKeys: []samvad.CardKey{samvad.CardKeyOf(far, true)},
@@ -130,7 +129,7 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 		Skills: []parley.SkillSpec{{ID: "open", Access: parley.Authenticated,
 			Modes: []parley.Mode{parley.Sync, parley.Async}}}})
 
-	// send has alice ask for the skill "open", with the token as it is written.
+	// send has alice ask for the skill "open", with the token in the sender's spelling.
 	web := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	send := func(agent string, mode samvad.Mode, payload string) {
 		t.Helper()
@@ -258,8 +257,8 @@ func TestBearerTokensAreNotStored(t *testing.T) {
 	}
 }
 
-// TestSecretsOfEarlierRecordsAreNotShown: records of an earlier version hold a
-// token, or the id of an A2E session, in clear. The admin API and exports do not.
+// TestSecretsOfEarlierRecordsAreNotShown: records of an earlier version hold a token, or
+// the id of an A2E session, in clear. The admin API and exports show neither.
 func TestSecretsOfEarlierRecordsAreNotShown(t *testing.T) {
 	n := running(t, Config{Durability: "disk", Data: t.TempDir()})
 	for protocol, c := range map[string]struct{ raw, extension, digest string }{

@@ -60,7 +60,7 @@ func (n *Node) Start(ctx context.Context) error {
 	return n.announce()
 }
 
-// router gives each request to the binding whose endpoint it is.
+// router gives each request to the binding of its endpoint.
 func (n *Node) router() http.Handler {
 	var bindings []hub.HTTPBinding
 	for _, b := range n.hub.Bindings() {
@@ -111,7 +111,8 @@ func (n *Node) Ready() error {
 	return n.journal.Healthy()
 }
 
-// disk tells how full the journal's disk is; false where it is elsewhere.
+// disk gives the free and total bytes of the journal's disk; false if the journal is in
+// memory or in a cluster.
 func (n *Node) disk() (free, total uint64, ok bool) {
 	if n.c.Engine.URL != "" || n.k.durability == journal.Memory {
 		return 0, 0, false
@@ -128,7 +129,7 @@ func (n *Node) disk() (free, total uint64, ok bool) {
 	return min(free, total), total, true
 }
 
-// progress logs, each second, what the shutdown waits for.
+// progress logs, each second, the work that the shutdown waits for.
 func (n *Node) progress(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var work sync.WaitGroup
@@ -185,8 +186,8 @@ func beforeEnd(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // Close refuses new work and lets agents answer the callers that wait, then stops
-// serving, waits for attempts in flight, and closes the journal. It returns when
-// ctx ends at the latest; callers that still wait are told before.
+// serving, waits for attempts in flight, and closes the journal. It returns when ctx ends
+// at the latest; callers that still wait get an error before.
 func (n *Node) Close(ctx context.Context) error {
 	n.closing.Do(func() {
 		var errs []error
@@ -197,7 +198,7 @@ func (n *Node) Close(ctx context.Context) error {
 				"callers", s.Waiting)
 			stop := n.progress(ctx)
 			defer stop()
-			// The listeners stay: an agent may have to come back to answer.
+			// The listeners stay open: an agent may have to reconnect to answer.
 			drain, cancel := beforeEnd(ctx)
 			n.hub.Drain(drain)
 			cancel()
@@ -240,7 +241,7 @@ func (n *Node) Close(ctx context.Context) error {
 		if n.directory != nil {
 			n.directory.Close()
 		}
-		n.retract() // before another hub can take the directory and announce itself
+		n.retract() // before another hub can take the directory and write its own announcement
 		if n.tokens != nil {
 			n.tokens.Close()
 		}

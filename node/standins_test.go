@@ -62,7 +62,7 @@ func (f *five) elsewhere(name string, exposed []string) (header func() http.Head
 	}
 }
 
-// addresses of an agent by the admin API, once it has all five.
+// addresses gives the addresses of an agent by the admin API, once it has all five.
 func (f *five) addresses(name string) map[string]string {
 	f.t.Helper()
 	var v admin.Agent
@@ -76,9 +76,9 @@ func (f *five) addresses(name string) map[string]string {
 	return v.Addresses
 }
 
-// An agent of one protocol has a stand-in in each of the others: made by
-// itself, the same after a restart, gone when the agent is removed, and another
-// one for another agent that gets its name.
+// An agent of one protocol has a stand-in in each of the others: made without the
+// operator, the same after a restart, gone when the agent is removed, and a new one for
+// another agent that gets its name.
 func TestStandInsLiveAndDieWithTheirAgent(t *testing.T) {
 	c := fiveConfig()
 	c.Data, c.Durability, c.PublicURL = filepath.Join(t.TempDir(), "data"), "disk", "http://hub.test"
@@ -151,8 +151,8 @@ func TestStandInsLiveAndDieWithTheirAgent(t *testing.T) {
 	}
 }
 
-// A native identity retires the stand-in: the agent is spoken to by the native
-// one, and what is sent to the stand-in's address still gets there.
+// A native identity retires the stand-in: the agent gets its messages at the native
+// identity, also those sent to the stand-in's address.
 func TestLinkRetiresAStandIn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -201,7 +201,7 @@ func TestLinkRetiresAStandIn(t *testing.T) {
 				}
 			}
 		})
-		// Who has greeted is an agent of its own until it is linked.
+		// A peer that has greeted is a separate agent until it is linked.
 		guest, ok := f.Hub().Directory().Lookup("agh", "acme/bob")
 		if !ok {
 			t.Fatal("bob is not there")
@@ -229,9 +229,8 @@ func TestLinkRetiresAStandIn(t *testing.T) {
 	})
 }
 
-// The hub's own signature says nothing of the sender: what it says for one
-// whose message nobody signed is told to be unsigned, or of a session, to a
-// recipient of every protocol.
+// The hub's own signature proves nothing about the sender: if the sender did not sign,
+// recipients of every protocol learn that the message is unsigned, or from a session.
 func TestProvenanceNeverOverstates(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -245,7 +244,7 @@ func TestProvenanceNeverOverstates(t *testing.T) {
 			t.Errorf("to %s: %s", to, stated)
 		}
 	}
-	// A caller of AGH asks the SAMVAD agent: what the agent is told.
+	// A caller of AGH asks the SAMVAD agent, which gets the provenance in a header.
 	for _, err := range f.agh.Whois(ctx, "museum", "", false) {
 		if err != nil {
 			t.Fatal(err)
@@ -257,7 +256,8 @@ func TestProvenanceNeverOverstates(t *testing.T) {
 		t.Fatal(err)
 	}
 	overstates("SAMVAD", header().Get(bridge.ProvenanceHeader), "protocol=agh")
-	// The answers of SAMVAD agents are not signed, and are not told to be.
+	// The answers of SAMVAD agents are not signed, and the hub does not say that they
+	// are.
 	overstates("AGH", string(end.Envelope.ExtValue(aghbridge.ExtParley)), `"protocol":"samvad"`)
 	r, err := f.a2e.Ask(ctx, a2e.Message{Type: "tool/call/req",
 		Body: map[string]any{"tool_name": "museum__ask", "arguments": map[string]any{"a": 1}, "streaming": false}})
@@ -265,7 +265,8 @@ func TestProvenanceNeverOverstates(t *testing.T) {
 		t.Fatal(err)
 	}
 	overstates("A2E", string(r.Raw()), `"protocol":"samvad"`)
-	// A uAgent is told by a header, for the hub signs the envelope itself.
+	// A uAgent gets the provenance in a header, because the hub signs the envelope
+	// itself.
 	id, err := uagents.NewIdentity()
 	if err != nil {
 		t.Fatal(err)

@@ -16,9 +16,9 @@ import (
 	a2ebridge "github.com/parley-hub/parley/bridge/a2e"
 )
 
-// TestStopWithWaitingCallers: a caller of each protocol waits for an agent while the
-// hub is stopped. The agent connects anew and answers; every caller has its answer,
-// and the log of the stop has no warning.
+// TestStopWithWaitingCallers: a caller of each protocol waits for an agent while the hub
+// is stopped. The agent reconnects and answers; every caller gets its answer, and the log
+// of the stop has no warning.
 func TestStopWithWaitingCallers(t *testing.T) {
 	var log logBuffer
 	c := fiveConfig()
@@ -30,7 +30,7 @@ func TestStopWithWaitingCallers(t *testing.T) {
 		a.Exposed = parley.Everywhere
 		a.Skills = []parley.SkillSpec{{ID: "say", Default: true}}
 	})
-	atStart := log.String() // configured as it is, the hub has something to say at its start
+	atStart := log.String() // this configuration causes warnings at the start
 	type heard struct{ protocol, what string }
 	answers := make(chan heard, len(fiveProtocols))
 	asking, early := context.WithCancelCause(t.Context())

@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Template is a configuration file in which every key is explained. Values
-// that are given, by key, stand in it; all others are commented out, with their
-// defaults.
+// Template is a configuration file in which every key is explained. The keys of set have
+// the values of set; all others are commented out, with their defaults.
 func Template(set map[string]string) string {
 	var b strings.Builder
 	b.WriteString("# Configuration of a Parley hub. Check it with: parley config check FILE\n" +
@@ -39,7 +38,7 @@ func Template(set map[string]string) string {
 	return b.String()
 }
 
-// header of a table; those with free names and lists are examples.
+// header of a table; headers of lists, and of tables with free names, are examples.
 func header(t string) string {
 	if list, ok := strings.CutSuffix(t, "[]"); ok {
 		return "# One for each; without any, the default is as said.\n# [[" + list + "]]"

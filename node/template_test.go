@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTemplate: the file is right as it is made, and still when every line that
-// shows a key is switched on.
+// TestTemplate: the file is valid as it is made, and also when every line that shows a
+// key is uncommented.
 func TestTemplate(t *testing.T) {
 	text := Template(map[string]string{"data": "/var/lib/a \"b\""})
 	c, err := Load(file(t, text))

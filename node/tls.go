@@ -30,8 +30,8 @@ func (c *Config) Allowed() ([]netip.Prefix, error) {
 	return allow, nil
 }
 
-// Roots are the authorities that outbound calls trust: the system's and those
-// of tls.ca; nil for the system's alone.
+// Roots are the authorities that outbound calls trust: the system's and those of tls.ca;
+// nil stands for the system's alone.
 func (c *Config) Roots() (*x509.CertPool, error) {
 	if len(c.TLS.CA) == 0 {
 		return nil, nil
@@ -52,8 +52,8 @@ func (c *Config) Roots() (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// MinFree is the watermark on a disk of a size: engine.min_free, or the
-// journal's default.
+// MinFree is the watermark for a disk of total bytes: engine.min_free, or the journal's
+// default.
 func (c *Config) MinFree(total uint64) uint64 {
 	if n, err := parseSize(c.Engine.MinFree); err == nil && n > 0 {
 		return n
@@ -88,14 +88,14 @@ func statesOf(cert, key string) (out [2]fileState, err error) {
 	return out, nil
 }
 
-// use takes other files, if they fit together.
+// use switches to other files, if certificate and key match.
 func (c *certificates) use(cert, key string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.load(cert, key)
 }
 
-// load reads a pair; c.mu is held. What was there stays if it cannot.
+// load reads a pair; c.mu is held. After an error the old pair stays.
 func (c *certificates) load(cert, key string) error {
 	states, err := statesOf(cert, key)
 	if err != nil {
@@ -115,8 +115,8 @@ func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	defer c.mu.Unlock()
 	if now, err := statesOf(c.cert, c.key); err == nil && now != c.seen {
 		if err := c.load(c.cert, c.key); err != nil {
-			// Half of a pair may have been written: the old one serves on
-			// until both fit. Each state of the files is tried once.
+			// Half of a pair may have been written: the old pair serves until both halves
+			// match. Each state of the files is tried once.
 			c.seen = now
 			c.log.Error("the certificate changed and cannot be used; the old one is served", "error", err)
 		} else {
@@ -142,7 +142,7 @@ func (c *certificates) ends() (time.Time, bool) {
 // secure reports whether the protocol listener speaks TLS itself.
 func (c *Config) secure() bool { return c.TLS.Cert != "" || len(c.TLS.ACME) > 0 }
 
-// tlsConfig is that of the protocol listener; nil where it speaks plain HTTP.
+// tlsConfig is the TLS configuration of the protocol listener; nil for plain HTTP.
 func (n *Node) tlsConfig() (*tls.Config, error) {
 	t := n.c.TLS
 	switch {
@@ -176,9 +176,9 @@ func (n *Node) tlsConfig() (*tls.Config, error) {
 	return nil, nil
 }
 
-// behindProxy lets a request that comes through a trusted proxy say from where:
-// the last address of X-Forwarded-For that is no trusted proxy itself. What
-// others say there is taken away, so that nothing behind believes it.
+// behindProxy gives a request through a trusted proxy its client's address: the last
+// address of X-Forwarded-For that is no trusted proxy. It removes the header from
+// requests of other peers, so that later handlers do not trust it.
 func (n *Node) behindProxy(r *http.Request) {
 	trusted := *n.proxies.Load()
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
@@ -197,8 +197,8 @@ func (n *Node) behindProxy(r *http.Request) {
 	}
 }
 
-// forwarded walks from the nearest hop outwards to the first address that no
-// trusted proxy has. Any sender may have written the hops before it.
+// forwarded goes from the nearest hop outwards to the first address that is no trusted
+// proxy's. Any sender may have written the hops before it.
 func forwarded(values []string, trusted []netip.Prefix) (netip.Addr, bool) {
 	hops := strings.Split(strings.Join(values, ","), ",")
 	var last netip.Addr

@@ -50,7 +50,7 @@ func put(t *testing.T, path string, b []byte) string {
 	return path
 }
 
-// serial connects and tells which certificate the listener shows; 0: none.
+// serial connects and gives the serial number of the listener's certificate; 0: none.
 func serial(n *Node, host string) int64 {
 	conn, err := tls.Dial("tcp", n.httpListen.Addr().String(),
 		&tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"h2"}})
@@ -77,7 +77,7 @@ func TestCertificateIsReadAgainWhenItChanges(t *testing.T) {
 	if at, ok := n.certs.ends(); !ok || at.Unix() != far.Unix() {
 		t.Errorf("ends %s, %v", at, ok)
 	}
-	// Half of a new pair: the old one serves on.
+	// Half of a new pair: the old pair still serves.
 	c2, k2 := pair(t, 2, "hub.test", far)
 	put(t, cert, append(c2, '\n'))
 	if got := serial(n, "hub.test"); got != 1 {
@@ -112,8 +112,8 @@ func TestWrongCertificateRefusesToStart(t *testing.T) {
 	}
 }
 
-// TestACMEServesFromItsCache: a certificate that was fetched before is served
-// without the authority, and none is asked for in the name of others.
+// TestACMEServesFromItsCache: a certificate that was fetched before is served without the
+// authority, and the hub does not ask for certificates of other names.
 func TestACMEServesFromItsCache(t *testing.T) {
 	asked := make(chan string, 16)
 	ca := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -153,7 +153,7 @@ func TestForwarded(t *testing.T) {
 	}{
 		{[]string{"203.0.113.7"}, "203.0.113.7"},
 		{[]string{"203.0.113.7, 10.0.0.2"}, "203.0.113.7"},
-		{[]string{"6.6.6.6, 203.0.113.7, 10.0.0.2"}, "203.0.113.7"}, // what lies beyond anybody may have written
+		{[]string{"6.6.6.6, 203.0.113.7, 10.0.0.2"}, "203.0.113.7"}, // any sender may have written the hop before
 		{[]string{"6.6.6.6", "203.0.113.7"}, "203.0.113.7"},
 		{[]string{"10.0.0.9, 10.0.0.2"}, "10.0.0.9"},
 		{[]string{"nonsense, 203.0.113.7"}, "203.0.113.7"},

@@ -22,18 +22,18 @@ import (
 	"github.com/parley-hub/parley/delivery"
 )
 
-// tracer makes spans of what the hub does with a message: received (SERVER),
-// recorded, delivered (CLIENT) or handled. A nil tracer traces nothing.
+// tracer makes spans for the steps of a message: received (SERVER), recorded, delivered
+// (CLIENT) or handled. A nil tracer traces nothing.
 type tracer struct {
 	provider *sdk.TracerProvider
 	t        trace.Tracer
 }
 
-// w3c is how traces go from one program to another.
+// w3c is the form of trace ids between programs.
 var w3c = propagation.TraceContext{}
 
-// tracingWanted reads the standard variables: traces are exported where an
-// endpoint is named, and nowhere else.
+// tracingWanted reads the standard variables: traces are exported only if an endpoint is
+// named.
 func tracingWanted(getenv func(string) string) bool {
 	if strings.EqualFold(getenv("OTEL_SDK_DISABLED"), "true") || getenv("OTEL_TRACES_EXPORTER") == "none" {
 		return false
@@ -41,8 +41,8 @@ func tracingWanted(getenv func(string) string) bool {
 	return getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != ""
 }
 
-// openTracer makes a tracer as the OTEL_ variables say, nil where they say
-// nothing. Sampling, batches, headers and resource attributes are theirs too.
+// openTracer makes a tracer by the OTEL_ variables, nil if none is set. They also set
+// sampling, batches, headers and resource attributes.
 func openTracer(ctx context.Context, c *Config) (*tracer, error) {
 	if c.spans != nil {
 		return newTracer(ctx, c.spans)
@@ -93,7 +93,7 @@ func (t *tracer) receive(h http.Handler) http.Handler {
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return "receive " + r.Method }))
 }
 
-// transport lets calls say to which trace they belong.
+// transport adds the trace to the headers of calls.
 func (t *tracer) transport(next http.RoundTripper) http.RoundTripper {
 	if t == nil {
 		return next
@@ -111,7 +111,7 @@ func (c carrying) RoundTrip(r *http.Request) (*http.Response, error) {
 	return c.next.RoundTrip(r)
 }
 
-// parent reads where a message says that it comes from.
+// parent reads the trace and the span that a message names as its parent.
 func parent(m *parley.Message) trace.SpanContext {
 	if m.Trace.Parent == "" {
 		return trace.SpanContext{}
@@ -142,7 +142,7 @@ func about(m *parley.Message) []attribute.KeyValue {
 	if m.Skill != "" {
 		out = append(out, attribute.String("parley.skill", m.Skill))
 	}
-	for k, v := range m.Trace.Foreign { // the protocol's own ids, under their own names
+	for k, v := range m.Trace.Foreign { // the protocol's own ids, by their names
 		if k != "parley.request" {
 			out = append(out, attribute.String(k, v))
 		}
@@ -150,9 +150,9 @@ func about(m *parley.Message) []attribute.KeyValue {
 	return out
 }
 
-// record makes the span of a message's record. It goes on with the trace that
-// the message itself names, and where the request that brought it belongs to
-// another, with a link to that.
+// record makes the span of a message's record. It continues the trace that the message
+// itself names. If the request that brought the message belongs to another trace, the
+// span has a link to that.
 func (t *tracer) record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
 	if t == nil {
 		return ctx, func(error) {}
@@ -179,9 +179,9 @@ func link(to trace.SpanContext, kind string) trace.SpanStartOption {
 		Attributes: []attribute.KeyValue{attribute.String("parley.link", kind)}})
 }
 
-// attempt makes the span of an attempt. It belongs to the message's trace; an
-// attempt that was not made for a caller who waits has a link to the record
-// besides, for it may begin long after that.
+// attempt makes the span of an attempt. It belongs to the message's trace; an attempt for
+// which no caller waits also has a link to the record, because it may begin long after
+// that.
 func (t *tracer) attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context,
 	func(*delivery.Result)) {
 	if t == nil {

@@ -22,12 +22,12 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// One request is one trace over all hops, with the protocols' own ids as
-// attributes: what a caller of one protocol asks an agent of another, the
-// record of it, the attempt to deliver it, and the record of its answer.
+// One request is one trace over all hops, with the protocols' own ids as attributes: the
+// request of a caller to an agent of another protocol, its record, its delivery attempt,
+// and the record of the answer.
 
-// trace waits until the request to an agent and its answer are in spans, and
-// gives those of their trace.
+// trace waits until the request to an agent and its answer have spans, and gives the
+// spans of their trace.
 func (f *five) trace(spans *tracetest.SpanRecorder, to string) []sdk.ReadOnlySpan {
 	f.t.Helper()
 	find := func(name, kind string) sdk.ReadOnlySpan {
@@ -49,8 +49,8 @@ func (f *five) trace(spans *tracetest.SpanRecorder, to string) []sdk.ReadOnlySpa
 		if s.SpanContext().TraceID() == id {
 			out = append(out, s)
 		}
-		// Whatever speaks of the request is in its trace; notices of the same
-		// conversation are requests of nobody.
+		// Every span about the request is in its trace; notices of the same conversation
+		// belong to no request.
 		if c := attributeOf(s, "messaging.message.conversation_id"); c != "" &&
 			c == attributeOf(find("record", "request"), "messaging.message.conversation_id") &&
 			s.SpanContext().TraceID() != id && attributeOf(s, "parley.kind") != "notice" {
@@ -70,8 +70,8 @@ func names(list []sdk.ReadOnlySpan) []string {
 	return out
 }
 
-// whole waits until the spans of the request to an agent have ended, which some
-// do after the answer is there, and gives all of its trace.
+// whole waits until the spans of the request to an agent have ended, some of them after
+// the answer, and gives the whole trace.
 func (f *five) whole(spans *tracetest.SpanRecorder, to string, want ...string) []sdk.ReadOnlySpan {
 	f.t.Helper()
 	var list []sdk.ReadOnlySpan
@@ -114,8 +114,8 @@ func TestTraceFromSAMVADToUAgents(t *testing.T) {
 	defer h.Close()
 	f.put("bob", parley.Identity{Protocol: "uagents", ID: id.Address(), URL: h.URL + "/submit"}, skills("chat"))
 	const trace = "0af7651916cd43dd8448eb211c80319c"
-	// A client that knows traces says so in its headers too; others do not, and
-	// then the span of the HTTP request is linked.
+	// A client with tracing has a trace header too; without one, the span of the HTTP
+	// request is linked.
 	_, err = f.samvad.Ask(t.Context(), samvad.Call{URL: f.at("bob", "samvad"),
 		Skill: "chat", Payload: []byte(`{"text":"how are you?"}`),
 		TraceID: trace, SpanID: "b7ad6b7169203331", Header: http.Header{"Traceparent": {foreign}}})
@@ -194,7 +194,7 @@ func TestTraceFromASPToAGH(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var s *asp.Session
-	for look := time.NewTicker(10 * time.Millisecond); s == nil; <-look.C { // its stand-in is made in the background
+	for look := time.NewTicker(10 * time.Millisecond); s == nil; <-look.C { // the hub makes the stand-in in the background
 		var err error
 		s, err = f.asp.Open(ctx, asp.Invitation{To: []string{f.at(e.Name, "asp")}, Purpose: "to test"})
 		if err != nil && !errors.Is(err, &asp.Error{Code: "agent_not_found"}) {

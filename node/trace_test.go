@@ -77,8 +77,8 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// TestSpanOfALaterDelivery: what nobody waits for has a link to its record,
-// and is a CLIENT span where it leaves the hub.
+// TestSpanOfALaterDelivery: a delivery without a waiting caller has a link to its record,
+// and is a CLIENT span if it leaves the hub.
 func TestSpanOfALaterDelivery(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tr, err := newTracer(context.Background(), spans)
@@ -119,8 +119,8 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// TestServerSpan: a request to the protocol listener has one, which goes on
-// with the trace of its header; a message of another trace has a link to it.
+// TestServerSpan: a request to the protocol listener has a span, which continues the
+// trace of its header; a message of another trace has a link to it.
 func TestServerSpan(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	n := running(t, Config{spans: spans})
@@ -135,7 +135,7 @@ func TestServerSpan(t *testing.T) {
 	}
 	resp.Body.Close()
 	http.DefaultClient.CloseIdleConnections()
-	if err := n.http.Shutdown(context.Background()); err != nil { // its spans are ended then
+	if err := n.http.Shutdown(context.Background()); err != nil { // this ends its spans
 		t.Fatal(err)
 	}
 	s := spanNamed(t, spans.Ended(), "receive POST")

@@ -24,7 +24,7 @@ var uagentsProtocol = Protocol{
 	Open:     openUAgents,
 }
 
-// UAgents switches.
+// UAgents configures uAgents.
 type UAgents struct {
 	Legacy       bool     `toml:"legacy" doc:"accept envelopes after their expiry, as the reference does, and keep them in mailboxes"`
 	Nonce        bool     `toml:"nonce" doc:"accept a nonce without an expiry; the signature cannot tell the two apart"`
@@ -37,7 +37,7 @@ type UAgents struct {
 	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry gives agents each other's own endpoints; messages that they send there are not recorded, limited or governed. Default: it gives them the hub's /submit"`
 }
 
-// UAgent is what an agent is called in uAgents.
+// UAgent is an agent's identity in uAgents.
 type UAgent struct {
 	Address  string `toml:"address" doc:"agent1q…"`
 	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
@@ -75,7 +75,7 @@ func openUAgents(_ context.Context, n *Node) (*Binding, error) {
 	}}, nil
 }
 
-// direct reports whether the registry tells other agents the own endpoints of an agent.
+// direct reports whether the registry gives other agents an agent's own endpoints.
 func (n *Node) direct(name string) bool {
 	c := n.live.Load()
 	if u := c.Agents[name].UAgents; u != nil && u.Direct != nil {
