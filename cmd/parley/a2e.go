@@ -59,8 +59,8 @@ var a2eProtocol = protocol{
 	bench:   (*app).benchA2ECommand,
 }
 
-// a2eIdentity makes the identity of an A2E agent: with "new", one that connects with
-// a token that is made here and shown once; with a URL, a host.
+// a2eIdentity makes the identity of an A2E agent: for "new", a client with a new token,
+// which is shown once; for a URL, a host.
 func a2eIdentity(value string) (id admin.NewIdentity, token string, err error) {
 	if value == "new" {
 		if token, err = bridge.NewToken(); err != nil {
@@ -218,7 +218,7 @@ The hub is that of the data directory, or the one at --url.`,
 		helps, stdio, token)
 }
 
-// hubURL is where the A2E endpoints of a hub are.
+// hubURL is the base URL of a hub's A2E endpoints.
 func (a *app) hubURL(at string) (*url.URL, error) {
 	c, err := a.load()
 	if err != nil {
@@ -266,7 +266,7 @@ func (a *app) stdio(ctx context.Context, base *url.URL) error {
 	received := make(chan error, 1)
 	go func() { _, err := io.Copy(a.out, in); received <- err }()
 	select {
-	case err = <-received: // the hub ended the session: the input is not waited for
+	case err = <-received: // the hub ended the session: do not wait for the input
 	case err = <-sent:
 		// The agent has closed its end. It waits at most three seconds.
 		t := time.NewTimer(2500 * time.Millisecond)

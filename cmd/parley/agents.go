@@ -221,13 +221,13 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 	return c
 }
 
-// addFlags are the flags of `agents add` that no protocol has for itself.
+// addFlags are the flags of `agents add` for all protocols.
 type addFlags struct {
 	title  string
 	expose []string
 	inbox  bool
 	wait   time.Duration
-	ways   []adder // of protocols; those with a flag, once the flags are parsed
+	ways   []adder // of all protocols; after parsing, of those with a given flag
 }
 
 func (a *app) agentsAdd() *cobra.Command {
@@ -281,7 +281,7 @@ type added struct {
 	Refused *admin.Refusal `json:"refused,omitempty"`
 }
 
-// paste is something to enter at the agent's side.
+// paste is a text to enter at the agent's side.
 type paste struct {
 	Why  string `json:"why"`
 	SDK  string `json:"sdk"`
@@ -325,7 +325,7 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 	return a.firstProof(ctx, hub, out, n, s.wait, absent)
 }
 
-// rootCause is the innermost text of an error: the one with the cause.
+// rootCause is the text of the innermost error: the cause.
 func rootCause(err error) string {
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Error()
@@ -373,8 +373,8 @@ func (a *app) showAdded(v added, n admin.NewAgent, ways []adder) {
 	}
 }
 
-// firstProof waits for the first message of an agent. If none comes, the error
-// says why, or asks what may be missing.
+// firstProof waits for the first message of an agent. If none comes, the error names the
+// cause, or asks about likely ones.
 func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n admin.NewAgent, wait time.Duration,
 	absent string) error {
 	if !a.json {

@@ -73,8 +73,8 @@ func aghIdentity(value string) (admin.NewIdentity, error) {
 	return admin.NewIdentity{Protocol: id.Protocol, ID: id.ID}, nil
 }
 
-// pasteAGH are the lines that let the peer in, unless the configuration has a
-// user that may speak as it, and what it connects with.
+// pasteAGH gives the configuration that permits the peer, unless a user of the
+// configuration may already speak as it, and the settings with which it connects.
 func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
 	workspace, peer, _ := strings.Cut(id, "/")
 	user, proof := "", "token=open(\"TOKEN-FILE\").read().strip()"
@@ -99,7 +99,7 @@ func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
 	at := c.AGH.URL
 	if at == "" {
 		host, port, err := net.SplitHostPort(c.Listen.AGH)
-		if err != nil { // it serves no peers yet
+		if err != nil { // the hub serves no peers yet
 			host, port = "", "4222"
 			out = append(out, paste{"in the hub's configuration, under [listen]", "TOML", `agh = ":4222"`})
 		}
@@ -131,8 +131,8 @@ func matches(list []string, s string) bool {
 	return false
 }
 
-// sendAGH joins a channel as a peer and says something there: a request with
-// work, or with --kind notice a mere say; to the whole channel without --to.
+// sendAGH joins a channel as a peer and sends a say: with work, or without it for --kind
+// notice; to the whole channel without --to.
 func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) error {
 	at := strings.Split(s.as, "/")
 	switch {

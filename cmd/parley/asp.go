@@ -84,7 +84,7 @@ func aspIdentity(path string, n *admin.NewAgent) (admin.NewIdentity, error) {
 	return id, nil
 }
 
-// pasteASP are the lines by which an agent holds its sessions at the hub.
+// pasteASP gives the lines with which an agent holds its sessions at the hub.
 func pasteASP(hub, id string) []paste {
 	hub = strings.TrimRight(hub, "/")
 	why := "so that it holds its sessions at the hub; KEY is the file with its private keys"
@@ -97,8 +97,8 @@ func pasteASP(hub, id string) []paste {
 	}
 }
 
-// sendASP opens a session with an agent, says one thing, waits for the answer
-// and closes the session.
+// sendASP opens a session with an agent, sends one message, waits for the answer and
+// closes the session.
 func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (err error) {
 	switch {
 	case s.url == "":
@@ -122,7 +122,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 	if _, err := c.Card(ctx, me.ID()); err != nil {
 		card := me.Card()
 		card.Name = me.ID()
-		// A server that takes nobody says so itself, more clearly.
+		// The server's own error says more clearly that its registration is closed.
 		if err := c.Register(ctx, card, nil); err != nil {
 			return aspError(err)
 		}
@@ -208,7 +208,7 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 	return &exitError{exitRefused, errors.New("no answer: the session ended or the time is over")}
 }
 
-// exportASP writes the transcript of a session to a file that is not there yet.
+// exportASP writes the transcript of a session to a new file.
 func exportASP(ctx context.Context, session *asp.Session, path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -302,8 +302,8 @@ cannot change its keys.`,
 	return c
 }
 
-// replaceASP gives an agent new keys at a hub. They are in their file before
-// the hub knows of them, and taken away again if it refuses.
+// replaceASP gives an agent new keys at a hub. The file is written before the hub gets
+// the keys, and removed if the hub refuses them.
 func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.Identity, error) {
 	me, err := asp.GenerateIdentity(old.ID(), old.OrgID())
 	if err != nil {
@@ -324,7 +324,7 @@ func replaceASP(ctx context.Context, old *asp.Identity, out, url string) (*asp.I
 		return nil, err
 	}
 	if err := (&asp.Client{Server: url, Identity: me, HTTP: directHTTP()}).Register(ctx, next, old); err != nil {
-		if _, refused := errors.AsType[*asp.Error](err); refused { // else the hub may have taken them
+		if _, refused := errors.AsType[*asp.Error](err); refused { // otherwise the hub may have accepted them
 			return nil, errors.Join(aspError(err), os.Remove(out))
 		}
 		return nil, fmt.Errorf("whether the hub took the new keys, in %s, is not known; `parley keys asp --key` "+

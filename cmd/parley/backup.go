@@ -142,8 +142,8 @@ func (a *app) backup(ctx context.Context, file string, verify bool, keyFile stri
 	return a.print(r, "%s: %s\n%s", file, r.contents(), restored)
 }
 
-// writeWhole writes a file of mode 0600, which gets its name when it is complete and
-// synced. There must be no file of that name.
+// writeWhole writes a new file of mode 0600, which gets its name once it is complete and
+// synced.
 func writeWhole(file string, write func(part io.Writer) error) (err error) {
 	part, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".part-")
 	if err != nil {
@@ -153,7 +153,7 @@ func writeWhole(file string, write func(part io.Writer) error) (err error) {
 	if err := errors.Join(write(part), part.Sync(), part.Close()); err != nil {
 		return err
 	}
-	// Not a rename: that would replace a file that came there meanwhile.
+	// Not a rename: that would replace a file created meanwhile.
 	if err := os.Link(part.Name(), file); err != nil {
 		return err
 	}

@@ -125,7 +125,7 @@ func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, ben
 	return c
 }
 
-// measurable checks the flags and takes the storage from them.
+// measurable checks the flags and sets the storage from them.
 func measurable(c *bench.Config, storage []string) error {
 	for _, s := range storage {
 		if s != string(floor.Memory) && s != string(floor.Disk) {
@@ -181,11 +181,11 @@ func (a *app) benchRow(r bench.Row) {
 	if r.Parley.Replayed > 0 {
 		text += fmt.Sprintf("   %d replays refused", r.Parley.Replayed)
 	}
-	_ = a.print(r, "%s\n", text) // a broken pipe ends the next one, too
+	_ = a.print(r, "%s\n", text) // the next write fails, too
 }
 
-// cpuProfile profiles until the returned function is called; a profile that
-// cannot be written is no reason not to measure.
+// cpuProfile profiles until the returned function is called; without a profile the
+// measurement still runs.
 func cpuProfile(path string) (stop func()) {
 	f, err := os.Create(path)
 	if err != nil || pprof.StartCPUProfile(f) != nil {

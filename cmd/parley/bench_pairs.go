@@ -65,7 +65,8 @@ and does nothing else. It needs Linux.`,
 	return cmd
 }
 
-// benchFloorCommand is the process of an end's floor, which "bench pairs" starts.
+// benchFloorCommand runs one end of the floor measurement, as a process that "bench
+// pairs" starts.
 func (a *app) benchFloorCommand() *cobra.Command {
 	return &cobra.Command{Use: "floor", Hidden: true, Short: "The floor of an end for bench pairs, which runs it",
 		RunE: func(cmd *cobra.Command, _ []string) error {

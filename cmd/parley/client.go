@@ -62,8 +62,8 @@ func (a *app) hub() (*admin.Client, error) {
 		"`parley serve --data %[1]s`, or name the data directory of a running hub with --data", c.Data)}
 }
 
-// withHub makes the RunE of a command at a running hub. An error of the hub gets its exit
-// code and advice: see hubError.
+// withHub makes the RunE of a command for a running hub. An error of the hub gets its
+// exit code and advice: see hubError.
 func (a *app) withHub(run func(context.Context, *admin.Client, []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		hub, err := a.hub()
@@ -74,8 +74,8 @@ func (a *app) withHub(run func(context.Context, *admin.Client, []string) error) 
 	}
 }
 
-// announced is the announcement of the hub that runs on a data directory; empty if
-// none runs.
+// announced is the announcement of the hub that runs on a data directory; empty if no hub
+// runs.
 func announced(dir string) (node.Announcement, error) {
 	at, err := node.ReadAnnouncement(dir)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -250,7 +250,7 @@ func clean(s string) string {
 		switch {
 		case r == '\n' || r == '\t':
 			return r
-		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // these include changes of writing direction
+		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // Cf includes changes of writing direction
 			return '�'
 		}
 		return r

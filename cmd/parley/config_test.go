@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestConfigurationPageIsCurrent: docs/configuration.md says what the program
-// says.
+// TestConfigurationPageIsCurrent: docs/configuration.md is the program's output.
 func TestConfigurationPageIsCurrent(t *testing.T) {
 	t.Parallel()
 	var out, errs bytes.Buffer

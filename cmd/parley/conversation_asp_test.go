@@ -133,10 +133,9 @@ func verifyFile(t *testing.T, b []byte, into any, args ...string) (int, string) 
 	return code, out.String()
 }
 
-// TestConversationOfASP: what a hub exports of an ASP conversation verifies
-// without it, in both formats; a bit that was changed, and a message that was
-// removed, moved, inserted or cut off at the end are found, and the place is
-// named (ASP-018, ASP-077, ASP-078).
+// TestConversationOfASP: a hub's export of an ASP conversation verifies without the hub,
+// in both formats. A changed bit, and a message removed, moved, inserted or cut off at
+// the end, are found, and the place is named (ASP-018, ASP-077, ASP-078).
 func TestConversationOfASP(t *testing.T) {
 	t.Parallel()
 	transcript, records := aspConversation(t)
@@ -233,8 +232,8 @@ func TestConversationOfASP(t *testing.T) {
 	}
 }
 
-// unsignedASP makes of the first lines of a transcript one that is whole, as
-// anybody can without the server's key: it names no server and has new seals.
+// unsignedASP makes a complete transcript of the first lines of another, as an attacker
+// can without the server's key: it names no server and has new seals.
 func unsignedASP(t *testing.T, lines []string) string {
 	t.Helper()
 	seal := sha256.Sum256([]byte("asp-transcript\x00"))
@@ -284,8 +283,8 @@ func unsignedASP(t *testing.T, lines []string) string {
 	return out.String()
 }
 
-// TestVerifyOwnSignatures: messages of each protocol that signs are verified
-// again with what stands in the file, and those changed are not.
+// TestVerifyOwnSignatures: messages of each protocol with signatures verify again from
+// the file alone, and changed messages do not.
 func TestVerifyOwnSignatures(t *testing.T) {
 	t.Parallel()
 	now := time.Now().UTC().Truncate(time.Millisecond)
@@ -360,7 +359,7 @@ func TestVerifyOwnSignatures(t *testing.T) {
 				t.Errorf("as it was: %+v", good)
 			}
 			from, to := "hello", "jello"
-			if c.protocol == "uagents" { // its payload is base64
+			if c.protocol == "uagents" { // the payload is base64
 				from, to = uagents.EncodePayload([]byte(`{"text":"hello"}`)),
 					uagents.EncodePayload([]byte(`{"text":"jello"}`))
 			}

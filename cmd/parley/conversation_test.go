@@ -47,8 +47,7 @@ func spoil(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[1]), []byte(strings.Join(lines, "\n")), 0o600))
 }
 
-// signedExport is a conversation of which a message was signed by a SAMVAD
-// client, exported.
+// signedExport exports a conversation with a message that a SAMVAD client signed.
 func signedExport(t *testing.T, auth *samvad.Auth) []byte {
 	t.Helper()
 	me, err := samvad.IdentityFromSeed("agent://client.test", "key-current", bytes.Repeat([]byte{7}, 32))
@@ -113,8 +112,8 @@ func verify(t *testing.T, file []byte, args ...string) (verification, int) {
 	return v, code
 }
 
-// TestVerifySignedExport: the message's own signature is verified again, with
-// nothing but the file.
+// TestVerifySignedExport: the message's own signature is verified again from the file
+// alone.
 func TestVerifySignedExport(t *testing.T) {
 	t.Parallel()
 	file := signedExport(t, nil)
@@ -131,8 +130,7 @@ func TestVerifySignedExport(t *testing.T) {
 	}
 }
 
-// TestVerifyAgain: what can be wrong with a message's own signature, in a file
-// whose chain is good.
+// TestVerifyAgain: faults of a message's own signature, in a file whose chain is good.
 func TestVerifyAgain(t *testing.T) {
 	t.Parallel()
 	file := signedExport(t, nil)
@@ -295,7 +293,8 @@ func TestTail(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// With --json nothing tells that it follows: it is fed until it ends.
+			// With --json no line shows that tail has started: send messages until it
+			// ends.
 			if strings.Contains(strings.Join(c.args, " "), "--json") {
 				select {
 				case got := <-code:
@@ -323,7 +322,7 @@ func TestTail(t *testing.T) {
 	}
 }
 
-// starting is a standard error that tells when something was written to it.
+// starting is a standard error that signals the first write.
 type starting struct {
 	once    sync.Once
 	started chan struct{}

@@ -63,7 +63,7 @@ type demo struct {
 	step int
 	bad  int
 
-	// The agents, once their scenes have made them, for the trip.
+	// The agents for the trip, once their scenes have made them.
 	guide  *uagents.Client
 	baker  *asp.Client
 	mason  *agh.Client
@@ -97,7 +97,7 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 	c := node.Config{
 		Data: data, Durability: "disk", Log: logger,
 		Listen:  node.Listen{HTTP: listen, Admin: "127.0.0.1:0"},
-		Policy:  node.Policy{Assurance: "session"},         // what AGH peers prove is their connection
+		Policy:  node.Policy{Assurance: "session"},         // AGH peers prove only their connection
 		Network: node.Network{Allow: []string{"loopback"}}, // the demo's agents are on this machine
 	}
 	for _, p := range protocols {
@@ -167,7 +167,8 @@ type museum struct {
 	stop    func()
 }
 
-// startMuseum runs it; it trusts the hub's key, as an operator would enrol it.
+// startMuseum starts the museum, which trusts the hub's key as if an operator had
+// enrolled it.
 func startMuseum(n *node.Node) (*museum, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -217,8 +218,7 @@ type weatherAnswer struct {
 	Celsius float64 `json:"celsius"`
 }
 
-// introduce puts the three agents into the directory, the way an operator and
-// a program would.
+// introduce puts the three agents into the directory, as an operator and a program would.
 func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *museum) error {
 	n := d.node
 	err := n.Handle(parley.Agent{Name: "weather", Title: "Weather", Description: "Tells the weather.",
@@ -273,7 +273,7 @@ func (d *demo) introduce(ctx context.Context, traveller *samvad.Identity, m *mus
 }
 
 // plannerAsks lets the planner ask another agent through the hub; about is the message
-// for which it does so, or nil. It gives the answer, which is no failure and has a part.
+// that causes it, or nil. The answer is no failure and has a part.
 func (d *demo) plannerAsks(ctx context.Context, to, skill string, p parley.Part, about *parley.Message) (
 	*parley.Message, error) {
 	m := &parley.Message{Kind: parley.Request, From: "planner", To: to, Skill: skill, Parts: []parley.Part{p},
@@ -414,7 +414,7 @@ func want(ok bool, text string) error {
 	return errors.New(text)
 }
 
-// refusal sends a request that must be refused, and looks its reference up.
+// refusal sends a request that must be refused, and looks up the refusal's reference.
 func (d *demo) refusal(ctx context.Context, r *http.Request, body []byte, status int, code string) ([]string, error) {
 	got, answer, ref, err := d.post(ctx, r, body)
 	if err != nil {
@@ -478,8 +478,8 @@ type recordedEvent struct {
 	Kind      parley.Kind          `json:"kind,omitzero"`
 	From      string               `json:"from,omitempty"`
 	To        string               `json:"to"`
-	In        string               `json:"in,omitempty"`  // protocol that it came by
-	Out       string               `json:"out,omitempty"` // protocol in which it goes on
+	In        string               `json:"in,omitempty"`  // protocol by which the message came
+	Out       string               `json:"out,omitempty"` // protocol in which the message is delivered
 	Assurance string               `json:"assurance,omitempty"`
 	State     parley.DeliveryState `json:"state,omitzero"` // of a delivery
 	Losses    []string             `json:"losses,omitempty"`

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/directory"
 )
 
-// a2eScenes adds an A2E agent that connects over a real socket: it calls a Go
-// handler as a tool, and is asked by one through its inbox.
+// a2eScenes adds an A2E agent that connects over a real socket: it calls a Go handler as
+// a tool, and a Go handler asks it through its inbox.
 func (d *demo) a2eScenes(ctx context.Context) {
 	base := d.node.A2E().Base()
 	token, err := bridge.NewToken()
@@ -28,7 +28,7 @@ func (d *demo) a2eScenes(ctx context.Context) {
 		d.scene("an A2E agent is added", func() ([]string, error) { return nil, err })
 		return
 	}
-	c := &a2e.Client{URL: base, Token: token, HTTP: &http.Client{}} // a stream has no time limit
+	c := &a2e.Client{URL: base, Token: token, HTTP: &http.Client{}} // no time limit: the client holds a stream
 	d.leaves = append(d.leaves, func() { _ = c.Close() })           // the hub may have ended its session
 	d.robot = c
 	d.scene("robot, an A2E agent, plugs into the hub as its environment and lists its tools", func() ([]string, error) {

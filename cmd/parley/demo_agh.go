@@ -15,15 +15,15 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// demoAGH lets the demo's peer in.
+// demoAGH permits the demo's peer.
 func demoAGH() node.AGH {
 	return node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "demo-mason", Peers: []string{"mason"},
 		Workspaces: []string{"demo"}}},
 		Workspaces: map[string]node.AGHWorkspace{"demo": {Channels: []string{"square"}}}}
 }
 
-// aghScenes adds an AGH peer on a NATS connection of its own, which meets the
-// demo's agents as peers, gives work to one and is given work by one.
+// aghScenes adds an AGH peer on a NATS connection of its own, which sees the demo's
+// agents as peers, gives work to one and gets work from one.
 func (d *demo) aghScenes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	d.leaves = append(d.leaves, cancel)
@@ -38,7 +38,7 @@ func (d *demo) aghScenes(ctx context.Context) {
 		Handler: func(ctx context.Context, r *agh.Request) {
 			if r.Envelope.WorkID != "" {
 				_ = r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "built",
-					Result: json.RawMessage(`{"wall":"4 m"}`)}) // the scene shows a missing answer
+					Result: json.RawMessage(`{"wall":"4 m"}`)}) // if this fails, the scene reports the missing answer
 			}
 		}}
 	d.mason = mason

@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/asp"
 )
 
-// aspScenes adds an ASP agent that speaks with the hub over HTTP: it holds a
-// session with a Go handler, exports it, and is asked by one.
+// aspScenes adds an ASP agent that speaks with the hub over HTTP: it holds a session with
+// a Go handler, exports it, and a Go handler asks it.
 func (d *demo) aspScenes(ctx context.Context) {
 	me, err := asp.GenerateIdentity("agent://bakery.example/shop/baker", "org_bakery")
 	if err != nil {
@@ -30,8 +30,8 @@ func (d *demo) aspScenes(ctx context.Context) {
 		if err != nil {
 			return nil, err
 		}
-		// The demo's operator adds it; a hub with registration = "open" lets it
-		// register itself.
+		// The demo's operator adds the agent; at a hub with registration = "open" it
+		// could register itself.
 		_, err = d.node.ASP().Enroll(ctx, card)
 		return []string{"the agent  " + me.ID()}, err
 	})
@@ -102,13 +102,13 @@ func (d *demo) bakerAsks(ctx context.Context, baker *asp.Client, agent, purpose,
 func (d *demo) bake(ctx context.Context, client *asp.Client, work *sync.WaitGroup) {
 	for inv, err := range client.Invitations(ctx) {
 		if err != nil {
-			return // the scene shows that no answer came
+			return // the scene reports the missing answer
 		}
 		work.Go(func() { d.attend(ctx, client, inv.SessionID) })
 	}
 }
 
-// attend is one session of the baker's.
+// attend handles one session of the baker.
 func (d *demo) attend(ctx context.Context, client *asp.Client, session string) {
 	s, err := client.Join(ctx, session)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestDemo: the demo verifies everything it does and says so by its exit code;
-// with --json each line is an event of its own, which tells by which protocol
-// a message came and in which it goes on, how sure its sender is, and when.
+// TestDemo: the demo verifies everything it does, and its exit code is the result; with
+// --json each line is one event, with the protocols by which a message comes and goes,
+// the assurance of its sender, and the time.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	t.Run("json", func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// tripScenes lets five agents of five protocols plan a trip: each asks the
-// next, in its own protocol, and is answered in it.
+// tripScenes lets five agents of five protocols plan a trip: each asks the next one, and
+// gets the answer, in its own protocol.
 func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 	if d.guide == nil || d.baker == nil || d.mason == nil || d.robot == nil {
 		d.scene("five agents plan a trip", func() ([]string, error) { return nil, errors.New("not all of them came") })
@@ -119,8 +119,7 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 	})
 }
 
-// soon tries until it succeeds or ctx ends: stand-ins are made in the
-// background.
+// soon repeats f until it succeeds or ctx ends: stand-ins are made in the background.
 func soon(ctx context.Context, f func() error) error {
 	every := time.NewTicker(20 * time.Millisecond)
 	defer every.Stop()

@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// uagentsScenes adds a uAgent on a socket of its own, which registers with
-// the hub as with Agentverse, asks a Go handler and is asked by one.
+// uagentsScenes adds a uAgent on a socket of its own, which registers with the hub as
+// with Agentverse, asks a Go handler, and is asked by a Go handler.
 func (d *demo) uagentsScenes(ctx context.Context) {
 	base := d.node.Addresses().HTTP
 	me, err := uagents.NewIdentity()
@@ -32,7 +32,7 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 		})})}
 	s := &http.Server{Handler: server, ReadHeaderTimeout: 5 * time.Second}
 	go func() { _ = s.Serve(l) }()                        // ends with Close
-	d.leaves = append(d.leaves, func() { _ = s.Close() }) // the listener goes with it
+	d.leaves = append(d.leaves, func() { _ = s.Close() }) // this also closes the listener
 	d.guide = client
 	weather := ""
 	d.scene("a uAgent registers with the hub, as it would with Agentverse, and finds weather there",

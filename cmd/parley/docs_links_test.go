@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// TestDocsLinks: a link from one document to another, to a file or to a heading
-// leads somewhere.
+// TestDocsLinks: every link to a document, a file or a heading has a target.
 func TestDocsLinks(t *testing.T) {
 	t.Parallel()
 	inline := regexp.MustCompile(`\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"`)

@@ -30,21 +30,21 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// Each page of the documentation is a story: its shell blocks run in order, in
-// one directory, beside one hub with the agents "weather" (Go) and a SAMVAD
-// agent at $MUSEUM. What is in force for a block stands before it in comments
-// that a reader of the page does not see:
+// Each page of the documentation is a story: its shell blocks run in order, in one
+// directory, beside one hub with the agents "weather" (Go) and a SAMVAD agent at $MUSEUM.
+// Directives for a block stand before it, in comments that a reader of the page does not
+// see:
 //
-//	<!-- docs: hub -->          its last line starts a hub that is left running: the page's, unless --data names another directory
-//	<!-- docs: check -->        its commands and flags must exist, but are not run: they need what is not here
+//	<!-- docs: hub -->          its last line starts a hub that keeps running: the page's, unless --data names another directory
+//	<!-- docs: check -->        its commands and flags must exist, but are not run: the test lacks what they need
 //	<!-- docs: code N -->       its last command ends with exit code N
-//	<!-- docs: want TEXT -->    TEXT is in what it prints
-//	<!-- docs: let NAME CMD --> NAME stands for what CMD prints, from here to the end of the page
-//	<!-- docs: foreign FILE --> it needs a foreign program: FILE, an interop test, does what it shows
+//	<!-- docs: want TEXT -->    TEXT is in its output
+//	<!-- docs: let NAME CMD --> NAME stands for the output of CMD, from here to the end of the page
+//	<!-- docs: foreign FILE --> it needs a foreign program: FILE, an interop test, covers it
 //	<!-- docs: with PARAMS -->  a piece of Go has these parameters, as of a function
-//	<!-- docs: plain -->        it is no code
+//	<!-- docs: plain -->        it is not code
 //
-// A block without a language, or with one that nothing here knows, fails.
+// A block without a language, or with an unknown one, fails.
 var docsComment = regexp.MustCompile(`^\s*<!-- docs: (\w+) ?(.*?) ?-->\s*$`)
 
 // docsBlock is a fenced block with its comments.
@@ -70,11 +70,11 @@ func docsPages(t testing.TB) []string {
 	}
 	pages = append(pages, decisions...)
 	pages = append(pages, "../../README.md", "../../SECURITY.md", "../../CONTRIBUTING.md")
-	// The list of rules is made by a program and has no code.
+	// A program makes the list of rules; it has no code.
 	return slices.DeleteFunc(pages, func(p string) bool { return filepath.Base(p) == "conformance.md" })
 }
 
-// docsBlocks takes a page apart: its blocks, and the pieces of code in its text.
+// docsBlocks parses a page: its blocks, and the pieces of code in its text.
 func docsBlocks(t testing.TB, page string) (blocks []*docsBlock, spans map[int][]string) {
 	t.Helper()
 	text, err := os.ReadFile(page)
@@ -143,7 +143,7 @@ func TestDocsCommands(t *testing.T) {
 	}
 }
 
-// shellCommands takes the simple commands out of a block.
+// shellCommands gives the simple commands of a block.
 func shellCommands(text string) (out []string) {
 	text = strings.ReplaceAll(text, "\\\n", " ")
 	for line := range strings.Lines(text) {
@@ -154,11 +154,11 @@ func shellCommands(text string) (out []string) {
 	return out
 }
 
-// quoted is what a shell does not look into.
+// quoted matches quoted text of a shell.
 var quoted = regexp.MustCompile(`'[^']*'|"[^"]*"`)
 
-// checkCommand wants that a command line of parley can be one: the command
-// exists, and its flags do. What is no command of parley is fine.
+// checkCommand checks that the command and the flags of a parley command line exist.
+// Other commands pass.
 func checkCommand(line string) error {
 	args := strings.Fields(strings.NewReplacer("…", "X", "<", " ", ">",
 		" ").Replace(quoted.ReplaceAllString(line, "X")))
@@ -194,7 +194,7 @@ func hasFlag(c *cobra.Command, name string) bool {
 	return name == "help" || c.Flags().Lookup(name) != nil || c.InheritedFlags().Lookup(name) != nil
 }
 
-// TestDocsRun runs the shell blocks of every page, and looks into all others.
+// TestDocsRun runs the shell blocks of every page, and checks all other blocks.
 func TestDocsRun(t *testing.T) {
 	t.Parallel()
 	for _, page := range docsPages(t) {
@@ -209,7 +209,7 @@ func TestDocsRun(t *testing.T) {
 	}
 }
 
-// docsStory is a page that is being run.
+// docsStory is the run of one page.
 type docsStory struct {
 	t    *testing.T
 	dir  string
@@ -308,7 +308,7 @@ func (s *docsStory) hub() {
 	s.check(n.Start(ctx))
 	s.http = n.Addresses().HTTP
 	s.let["https://museum.example"] = museum.URL
-	// Something was refused before the page begins, for those that look at refusals.
+	// A request is refused before the page begins, for pages that show refusals.
 	s.refuse()
 }
 
@@ -325,15 +325,15 @@ func (s *docsStory) command(text string) *exec.Cmd {
 	s.t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, "sh", "-e", "-c", text)
 	c.Dir, c.Env, c.WaitDelay = s.dir, s.env, 10*time.Second
-	// What a block starts ends with it.
+	// Processes that a block starts end with it.
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
 	return c
 }
 
-// words replaces what a page says by what is so here: the hub's address, the
-// directories of the system, how the program is called, and what was let. For
-// the other side, which is not here, it is not waited.
+// words replaces a page's texts by those of the test: the hub's address, the system's
+// directories, the program's name, and the names of let. It removes waits for an agent
+// that the test does not have.
 func (s *docsStory) words(text string) string {
 	pairs := []string{"go run ./cmd/parley demo ", "parley demo --once ", "go run ./cmd/parley", "parley",
 		"go build -o parley ./cmd/parley", ":",
@@ -388,12 +388,12 @@ func (s *docsStory) run(b *docsBlock) {
 	}
 }
 
-// serve runs a block that starts a hub, which replaces the one before.
+// serve runs a block that starts a hub, which replaces the hub before.
 func (s *docsStory) serve(b *docsBlock) {
 	lines := strings.Split(strings.TrimSpace(s.words(b.text)), "\n")
 	last := &lines[len(lines)-1]
 	command, _, _ := strings.Cut(*last, " #")
-	// The ports of the page may be taken here.
+	// The ports of the page may be in use here.
 	*last = "exec " + command + " --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0"
 	own := !strings.Contains(command, "--data") || strings.Contains(command, "--data parley-data")
 	if own && s.stop != nil {
@@ -460,7 +460,7 @@ func TestDocsGo(t *testing.T) {
 	}
 	var list []source
 	imports := map[string]bool{}
-	// What pieces may use without an import.
+	// Packages that pieces may use without an import.
 	known := map[string]string{}
 	for _, p := range []string{"context", "crypto/ed25519", "encoding/json", "errors", "fmt", "io", "log", "log/slog",
 		"net/http", "os", "strings", "time"} {
@@ -532,7 +532,7 @@ func TestDocsGo(t *testing.T) {
 	imp := importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exported[path]) })
 	for _, f := range files {
 		c := types.Config{Importer: imp, Error: func(err error) {
-			// A piece may make what it does not use.
+			// A piece may declare variables that it does not use.
 			if e := (types.Error{}); !errors.As(err, &e) || !e.Soft || f.Name.Name == "main" {
 				t.Error(err)
 			}
@@ -541,7 +541,7 @@ func TestDocsGo(t *testing.T) {
 	}
 }
 
-// TestFirstAgentIsTheOneShown: the program in the README is the example.
+// TestFirstAgentIsTheOneShown: the program in the README is the one in examples/first.
 func TestFirstAgentIsTheOneShown(t *testing.T) {
 	t.Parallel()
 	blocks, _ := docsBlocks(t, "../../README.md")

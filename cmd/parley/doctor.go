@@ -69,7 +69,7 @@ type doctor struct {
 	out    []finding
 
 	c     node.Config
-	hub   *admin.Client // of a hub that answers, else nil
+	hub   *admin.Client // of a running hub, else nil
 	info  admin.Info
 	guard *netguard.Guard
 	roots *x509.CertPool
@@ -165,7 +165,7 @@ func (d *doctor) adminAPI(ctx context.Context) {
 	}
 	info, err := hub.Info(ctx)
 	_, away := errors.AsType[*admin.UnreachableError](err)
-	at, _ := announced(d.c.Data) // it was read above
+	at, _ := announced(d.c.Data) // an error was reported above
 	switch {
 	case away && d.a.admin == "" && at.Admin == "":
 		d.skip("admin API", "no hub runs on %s", d.c.Data)
@@ -186,7 +186,7 @@ func (d *doctor) adminAPI(ctx context.Context) {
 	}
 }
 
-// files checks that only their owner can read them.
+// files checks that only the owner can read the data directory's files.
 func (d *doctor) files() {
 	if d.c.Durability == "memory" {
 		d.skip("files", "a hub in memory has none")
@@ -274,7 +274,7 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.4g %s", f, []string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
 }
 
-// ports checks that they are free, unless the hub runs.
+// ports checks that the listeners' ports are free, unless the hub runs.
 func (d *doctor) ports() {
 	if d.hub != nil {
 		d.skip("ports", "the running hub uses them")
@@ -341,8 +341,8 @@ func (d *doctor) clock(start, wall time.Time) {
 	d.ok("clock", "%s, steady", stamp(end))
 }
 
-// named gives the directory name of an agent that may be given by its id in a
-// protocol. It gives an unknown or ambiguous name back: find reports it.
+// named gives the directory name of an agent, which ref names by name or by its id in a
+// protocol. It returns an unknown or ambiguous ref unchanged: find reports it.
 func (d *doctor) named(ctx context.Context, ref string) string {
 	if _, ok := d.c.Agents[ref]; ok {
 		return ref
@@ -367,8 +367,8 @@ func (d *doctor) named(ctx context.Context, ref string) string {
 	return ref
 }
 
-// reach goes the way to a base URL step by step: name, address, connection,
-// certificate. It gives the URL, or nil where a step failed.
+// reach checks the way to a base URL step by step: name, address, connection,
+// certificate. It gives the URL, or nil if a step failed.
 func (d *doctor) reach(ctx context.Context, what, setting, base string, guard *netguard.Guard) *url.URL {
 	ends := func(check, fix string, err error) *url.URL {
 		d.failed(check, fix, err)

@@ -18,7 +18,8 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// doctorSkill is asked for to see whether a signature is accepted.
+// doctorSkill is the skill that the doctor requests to check whether an agent accepts a
+// signature.
 const doctorSkill = "parley.doctor"
 
 // samvadHub checks the hub as an agent of SAMVAD.
@@ -54,7 +55,7 @@ func (d *doctor) public(ctx context.Context) {
 		errors.New("the card there does not have this hub's key"))
 }
 
-// samvadAgent looks at the way to one agent.
+// samvadAgent checks the way to one agent.
 func (d *doctor) samvadAgent(ctx context.Context, name string) {
 	base, id, keys, known := d.find(ctx, name)
 	if !known {
@@ -119,12 +120,12 @@ func (d *doctor) find(ctx context.Context, name string) (base, id string, keys [
 	return base, id, keys, true
 }
 
-// skewLimit is how far clocks may differ before it is said; at 300 s SAMVAD
+// skewLimit is the difference of clocks above which the doctor warns; at 300 s SAMVAD
 // refuses messages.
 const skewLimit = 30 * time.Second
 
-// card goes the way to a base URL, fetches the card there, and on the way reads the
-// peer's clock. It gives nil where a step failed.
+// card checks the way to a base URL, fetches the card there, and compares the peer's
+// clock. It gives nil if a step failed.
 func (d *doctor) card(ctx context.Context, what, setting, base string, guard *netguard.Guard) *samvad.Card {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -242,8 +243,8 @@ func (d *doctor) roundTrip(ctx context.Context, name, base string, card *samvad.
 	}
 }
 
-// rotation tries every SAMVAD agent with the hub's next key, if that is being
-// replaced: those that do not accept it are told before it signs.
+// rotation tries every SAMVAD agent with the hub's next key, if that is being replaced:
+// the report names agents that do not accept it before it signs.
 func (d *doctor) rotation(ctx context.Context) {
 	if d.noSend || d.hub == nil || d.info.SAMVAD.Next == "" {
 		return
@@ -255,7 +256,7 @@ func (d *doctor) rotation(ctx context.Context) {
 	defer ring.Close()
 	next := bridge.NextOf(ring, identity)
 	if next == nil {
-		return // it has become the key that signs
+		return // the next key now signs
 	}
 	agents, err := d.hub.Agents(ctx)
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// find gives the doctor's line about a check.
+// line gives the doctor's line about a check.
 func (d *doctor) line(check string) finding {
 	for _, f := range d.out {
 		if f.Check == check {
@@ -26,8 +26,8 @@ func (d *doctor) line(check string) finding {
 	return finding{}
 }
 
-// patient makes a doctor who looks at nothing but what the test calls for.
-func patient(t *testing.T, c node.Config) *doctor {
+// newDoctor makes a doctor that has made no check yet.
+func newDoctor(t *testing.T, c node.Config) *doctor {
 	t.Helper()
 	g, err := guardOf(&c)
 	if err != nil {
@@ -36,7 +36,7 @@ func patient(t *testing.T, c node.Config) *doctor {
 	return &doctor{a: &app{out: &bytes.Buffer{}, errs: &bytes.Buffer{}}, now: time.Now, c: c, guard: g}
 }
 
-// TestDoctorClockSkew: the peer's Date header tells the difference of clocks.
+// TestDoctorClockSkew: the peer's Date header shows the difference of clocks.
 func TestDoctorClockSkew(t *testing.T) {
 	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
@@ -46,7 +46,7 @@ func TestDoctorClockSkew(t *testing.T) {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Date", now.Add(c.off).Format(http.TimeFormat))
 		}))
-		d := patient(t, node.Config{})
+		d := newDoctor(t, node.Config{})
 		d.now = func() time.Time { return now }
 		d.card(context.Background(), "agent", "url", s.URL, nil)
 		s.Close()
@@ -56,17 +56,17 @@ func TestDoctorClockSkew(t *testing.T) {
 	}
 }
 
-// TestDoctorTLS: an authority that is not known is mended by tls.ca.
+// TestDoctorTLS: tls.ca is the fix for an unknown authority.
 func TestDoctorTLS(t *testing.T) {
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()
 	s.Config.ErrorLog = nil
-	d := patient(t, node.Config{})
+	d := newDoctor(t, node.Config{})
 	d.reach(context.Background(), "agent", "url", s.URL, nil)
 	if f := d.line("TLS"); f.State != "failed" || !strings.HasPrefix(f.Fix, "tls.ca") {
 		t.Errorf("%+v", f)
 	}
-	d = patient(t, node.Config{})
+	d = newDoctor(t, node.Config{})
 	d.roots = x509.NewCertPool()
 	d.roots.AddCert(s.Certificate())
 	d.card(context.Background(), "agent", "url", s.URL, nil)
@@ -78,9 +78,9 @@ func TestDoctorTLS(t *testing.T) {
 	}
 }
 
-// TestDoctorSteppedClock: a clock that is set while it is looked at is noticed.
+// TestDoctorSteppedClock: the doctor notices a clock that is set during its check.
 func TestDoctorSteppedClock(t *testing.T) {
-	d := patient(t, node.Config{})
+	d := newDoctor(t, node.Config{})
 	start := time.Now()
 	d.clock(start, start.Round(0).Add(-time.Hour))
 	if f := d.line("clock"); f.State != "failed" {
@@ -88,12 +88,12 @@ func TestDoctorSteppedClock(t *testing.T) {
 	}
 }
 
-// TestDoctorOfACluster: what cannot be tried with a cluster's keys is said, with
-// what shows it instead.
+// TestDoctorOfACluster: the doctor names the checks that it cannot make with a cluster's
+// keys, and the commands that replace them.
 func TestDoctorOfACluster(t *testing.T) {
 	var c node.Config
 	c.Engine.URL = "nats://127.0.0.1:4222"
-	d := patient(t, c)
+	d := newDoctor(t, c)
 	d.info.SAMVAD.Identity = "agent://hub.test"
 	d.roundTrip(t.Context(), "museum", "https://museum.test", &samvad.Card{ID: "agent://museum.test"})
 	f := d.line("signed round trip")
@@ -106,7 +106,7 @@ func TestDoctorOfACluster(t *testing.T) {
 func TestDoctorPortsAndDisk(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	defer s.Close()
-	d := patient(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"),
+	d := newDoctor(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"),
 		Listen: node.Listen{HTTP: s.Listener.Addr().String(), Admin: "127.0.0.1:0"},
 		Engine: node.Engine{MinFree: "900000GiB"}})
 	d.ports()
@@ -135,7 +135,7 @@ func TestDoctorPortsAndDisk(t *testing.T) {
 	}
 }
 
-// TestEveryCommandIsDocumented: man pages and help have something to say.
+// TestEveryCommandIsDocumented: every command has a text for man pages and help.
 func TestEveryCommandIsDocumented(t *testing.T) {
 	root := (&app{out: &bytes.Buffer{}, errs: &bytes.Buffer{}}).root()
 	for _, c := range root.Commands() {

@@ -45,7 +45,7 @@ func (a *app) init(dir string) error {
 	path := cmp.Or(a.config, filepath.Join(dir, configName))
 	data := cmp.Or(a.data, node.DefaultData)
 	var list []made
-	cluster := false // its keys are in its shared state
+	cluster := false // a cluster's keys are in the shared state
 	_, err := os.Lstat(path)
 	fresh := errors.Is(err, os.ErrNotExist)
 	if err != nil && !fresh {
@@ -118,7 +118,7 @@ func (a *app) init(dir string) error {
 }
 
 // initialised shows the items of init. The token is shown here and stored nowhere; it is
-// "" if there were tokens before.
+// "" if the hub already had tokens.
 func (a *app) initialised(path, data string, list []made, token string) error {
 	if a.json {
 		return a.print(struct {
@@ -179,7 +179,7 @@ func abs(path string) string {
 	return path
 }
 
-// shellWord quotes a path for a shell where it needs that.
+// shellWord quotes a path for a shell if it needs quotes.
 func shellWord(s string) string {
 	if s != "" && !strings.ContainsFunc(s, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' ||

@@ -21,11 +21,11 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// inspecting is the knowledge besides the sample.
+// inspecting holds the inputs besides the sample.
 type inspecting struct {
 	keys []string  // public keys, base64
 	card []byte    // the sender's card
-	self string    // the identity that the message should be addressed to
+	self string    // the identity of the expected recipient
 	now  time.Time // the time to judge freshness by
 }
 
@@ -52,7 +52,7 @@ func (s *sample) query() string {
 	return q
 }
 
-// members are those of the body; nil if it is no JSON object.
+// members gives the members of the body; nil if it is no JSON object.
 func (s *sample) members() map[string]jsonx.Value {
 	var members map[string]jsonx.Value
 	if jsonx.Decode(s.body, &members) != nil {
@@ -95,7 +95,7 @@ type inspectSigned struct {
 const (
 	checkOK      = "ok"
 	checkFailed  = "failed"
-	checkSkipped = "not made" // for want of what it needs
+	checkSkipped = "not made" // an input for the check is missing
 )
 
 type inspectCheck struct {
@@ -169,12 +169,12 @@ func decoded(v jsonx.Value) string {
 // unquoted is JSON as it stands, without quotes around it.
 func unquoted(v jsonx.Value) string { return strings.Trim(string(v), `"`) }
 
-// newInspection is an empty one, whose lists are [] in JSON.
+// newInspection makes an empty inspection, whose lists are [] in JSON.
 func newInspection() *inspection {
 	return &inspection{Fields: []inspectField{}, Signed: []inspectSigned{}, Checks: []inspectCheck{}}
 }
 
-// inspectFlags are those of inspect and verify.
+// inspectFlags are the flags of inspect and verify.
 type inspectFlags struct {
 	keys                      []string
 	card, self, protocol, now string
@@ -213,7 +213,7 @@ Nothing is sent anywhere.`,
 	return c
 }
 
-// inspection reads, recognises and inspects.
+// inspection reads a sample, finds its protocol and inspects it.
 func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*inspection, error) {
 	o := inspecting{keys: f.keys, self: f.self, now: time.Now()}
 	var err error
@@ -306,9 +306,9 @@ func readSample(raw []byte) (*sample, error) {
 	return httpSample(text)
 }
 
-// httpSample takes the text of an HTTP/1 request apart. It is read leniently,
-// for it was pasted: lines may end with LF alone, and an editor may have added
-// a line end after the body.
+// httpSample parses the text of an HTTP/1 request. It is lenient, because the text was
+// pasted: lines may end with LF alone, and an editor may have added a line end after the
+// body.
 func httpSample(text []byte) (*sample, error) {
 	head, body := text, []byte(nil)
 	for _, gap := range []string{"\r\n\r\n", "\n\n"} {
@@ -340,8 +340,8 @@ func httpSample(text []byte) (*sample, error) {
 	return s, s.aim(parts[1])
 }
 
-// withoutLineEnd takes off the line end that an editor added, where the digest
-// says so.
+// withoutLineEnd removes a line end that an editor added, if the digest matches without
+// it.
 func withoutLineEnd(s *sample, body []byte) []byte {
 	for _, end := range []string{"\r\n", "\n"} {
 		if b, ok := bytes.CutSuffix(body, []byte(end)); ok && digestFits(s.header, b) && !digestFits(s.header, body) {
@@ -378,7 +378,7 @@ func jsonSample(raw, text []byte) (*sample, error) {
 	envelope := &sample{form: "bare envelope", header: http.Header{}, body: bytes.TrimRight(raw, "\r\n")}
 	var members map[string]jsonx.Value
 	if err := jsonx.Decode(text, &members); err != nil {
-		return envelope, nil // how it is broken is for the inspector to say
+		return envelope, nil // the inspector reports the fault
 	}
 	if log := members["log"]; log != nil {
 		var har struct {
@@ -424,7 +424,7 @@ func requestSample(form string, raw []byte) (*sample, error) {
 	case jsonx.Decode(r.Body, &text) == nil:
 		s.body = []byte(text)
 	default:
-		// The body itself in place of its text: its bytes as they stand here.
+		// The body is JSON, not a text with JSON: take its bytes as they are here.
 		s.body = r.Body
 	}
 	if err := readHeaders(s.header, r.Headers); err != nil {
@@ -433,8 +433,8 @@ func requestSample(form string, raw []byte) (*sample, error) {
 	return s, s.aim(cmp.Or(r.Target, r.Path, r.URL))
 }
 
-// readHeaders takes {"name": "value" | ["value", …]}, [["name", "value"], …]
-// or [{"name": …, "value": …}, …].
+// readHeaders reads {"name": "value" | ["value", …]}, [["name", "value"], …] or [{"name":
+// …, "value": …}, …].
 func readHeaders(h http.Header, raw jsonx.Value) error {
 	if jsonx.IsNull(raw) {
 		return nil
@@ -470,7 +470,7 @@ func readHeaders(h http.Header, raw jsonx.Value) error {
 		return errors.New("the headers are neither an object nor a list of names and values")
 	}
 	for _, v := range list {
-		if !strings.HasPrefix(v.Name, ":") { // HTTP/2 writes method and path as headers
+		if !strings.HasPrefix(v.Name, ":") { // HTTP/2 has method and path as headers
 			h.Add(v.Name, v.Value)
 		}
 	}
@@ -555,8 +555,8 @@ func curlSample(text string) (*sample, error) {
 	return s, s.aim(target)
 }
 
-// splitShell divides a command as a POSIX shell does, without expansions: in
-// quotes of both kinds, $'…', and with line continuations.
+// splitShell divides a command as a POSIX shell does, without expansions. It knows both
+// kinds of quotes, $'…', and line continuations.
 func splitShell(text string) ([]string, error) {
 	var out []string
 	var b strings.Builder

@@ -28,8 +28,8 @@ func recognisesA2E(s *sample) bool {
 	return m["a2e"] != nil || known && (m["version"] != nil || m["ts"] != nil || strings.Contains(name, "/"))
 }
 
-// firstLine is the message: the first line, or all of what is one JSON value on
-// several, as a tool that formats JSON writes it.
+// firstLine gives the message: the first line, or all lines if they are one JSON value,
+// formatted by a tool.
 func firstLine(b []byte) []byte {
 	var compact bytes.Buffer
 	if json.Compact(&compact, b) == nil {

@@ -111,8 +111,8 @@ func aspFailed(v *inspection, err error, lead string) {
 	v.fail(name, strings.TrimSpace(e.Code+" "+e.Path), lead+e.Text+".", fix)
 }
 
-// aspKeys are those that the user gave: a card, or a bare Ed25519 key, with
-// which proofs cannot be checked and no message is verified whole.
+// aspKeys gives the user's keys: a card, or a bare Ed25519 key. A bare key cannot check
+// proofs, so with it no message is verified in full.
 func aspKeys(sender string, o inspecting) (asp.Keys, error) {
 	if o.card == nil {
 		if len(o.keys) > 0 {
@@ -131,7 +131,7 @@ func aspKeys(sender string, o inspecting) (asp.Keys, error) {
 	return card, nil
 }
 
-// maxShown is how many faults of a transcript people are shown.
+// maxShown bounds the faults of a transcript in the text for people.
 const maxShown = 10
 
 // aspTranscript is the result of verifying an exported session.
@@ -145,17 +145,17 @@ type aspTranscript struct {
 	Head     string   `json:"head"`
 	Signed   bool     `json:"signed"` // the server's signature holds
 	Server   string   `json:"server,omitempty"`
-	KeyGiven bool     `json:"keyGiven"` // Server is proved to be the one of --key
+	KeyGiven bool     `json:"keyGiven"` // the signature is by the key of --key
 	OK       bool     `json:"ok"`
 	Faults   []string `json:"faults"`
 	Warnings []string `json:"warnings"`
 }
 
-// isASPTranscript recognises a transcript by its beginning. The reader that it returns
-// still gives that beginning.
+// isASPTranscript recognises a transcript by its beginning. The returned reader reads
+// from the beginning.
 func isASPTranscript(in io.Reader) (io.Reader, bool) {
 	r := bufio.NewReaderSize(in, 4096)
-	// A shorter file is none.
+	// A shorter file is no transcript.
 	head, _ := r.Peek(64)
 	return r, bytes.HasPrefix(head, []byte(`{"header":{"format":"asp-transcript/`))
 }

@@ -97,7 +97,7 @@ func inspectSAMVAD(_ context.Context, s *sample, o inspecting) (*inspection, err
 	return v, nil
 }
 
-// samvadKeys are those of the flags.
+// samvadKeys gives the keys of the flags.
 func samvadKeys(o inspecting) ([]samvad.Key, error) {
 	var keys []samvad.Key
 	for _, text := range o.keys {
@@ -200,7 +200,7 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 	return e
 }
 
-// digestFits tells whether a body is the one that the digest is of.
+// digestFits reports whether the digest is that of the body.
 func digestFits(h http.Header, body []byte) bool {
 	return httpsig.CheckDigest(h.Get("Content-Digest"), body) == nil
 }
@@ -281,8 +281,8 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 	samvadWhy(v, signed, e)
 }
 
-// samvadMatch finds the signature that names one of the keys, and the keys
-// that it may be by. A key without an id answers to any.
+// samvadMatch finds the signature that names one of the keys, and the keys that may have
+// made it. A key without an id matches any.
 func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Signature, usable []samvad.Key,
 	revoked bool) {
 	for i := range sigs {
@@ -302,14 +302,14 @@ func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Sign
 	return &sigs[0], nil, false
 }
 
-// samvadSigned tries a signature against the methods and paths that it may cover.
+// samvadSigned checks a signature against the methods and paths that it may cover.
 type samvadSigned struct {
 	s    *sample
 	sig  *httpsig.Signature
 	keys []samvad.Key
 }
 
-// over reports whether it verifies for a method and a path; strict: without
+// over reports whether the signature verifies for a method and a path; strict: without
 // the final line feed of SAMVAD §4.1.
 func (t samvadSigned) over(method, path string) (ok, strict bool) {
 	base, err := t.s.signatureBase(method, path, t.sig)
@@ -341,7 +341,7 @@ func lastPart(s string) string {
 	return s
 }
 
-// signedBytes shows step by step how the signed bytes come about.
+// signedBytes shows step by step how the signed bytes are made.
 func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 	add := func(step, text string) { v.Signed = append(v.Signed, inspectSigned{step, text}) }
 	add("the body, "+plural(len(s.body), "byte", "bytes")+", is digested", httpsig.Digest(s.body))
@@ -359,7 +359,7 @@ func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 	}
 }
 
-// samvadWhy looks for the method and path that an invalid signature does cover.
+// samvadWhy finds the method and path that an invalid signature covers.
 func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	path := signed.s.path()
 	for _, p := range samvadPaths {
@@ -404,7 +404,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 		"Compare the signed bytes with those that the sender made; the key must belong to its private key.")
 }
 
-// bodySigned tells whether a body bears a signature of protocol 1.1.
+// bodySigned reports whether a body has a signature of protocol 1.1.
 func bodySigned(body []byte) bool {
 	var w struct {
 		KID       string `json:"kid"`

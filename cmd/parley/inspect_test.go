@@ -86,7 +86,7 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 			o := inspecting{self: receiver.Agent, now: now}
 			known := samvad.StaticKeys{}
 			var claim struct{ From string }
-			_ = jsonx.Decode(s.body, &claim) // broken bodies claim nothing
+			_ = jsonx.Decode(s.body, &claim) // a broken body has no claims
 			if name := receiver.Peers[claim.From]; name != "" {
 				o.keys = []string{keys[name].Public}
 				k, err := samvad.ParseKey(keys[name].Public)
@@ -109,7 +109,7 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 				if v.Verified {
 					t.Errorf("%s %d is verified although its transport is wrong", c.Name, i)
 				}
-				continue // the verifier is given what came through the transport
+				continue // the verifier gets messages from the transport only
 			}
 			paths := []string{s.path()}
 			for _, p := range samvadPaths {
@@ -177,7 +177,7 @@ func TestSplitShell(t *testing.T) {
 	}
 }
 
-// What others send must not steer the terminal.
+// Texts of agents must not control the terminal.
 func TestCleanOutput(t *testing.T) {
 	t.Parallel()
 	if got := clean("a\x1b[31mb\u202ec\xff\n"); got != "a\uFFFD[31mb\uFFFDc\uFFFD\n" {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// vectorCase is a case of any of the vector files.
+// vectorCase is a case of any vector file.
 type vectorCase struct {
 	Name  string
 	Input struct {
@@ -26,10 +26,9 @@ type vectorCase struct {
 	}
 }
 
-// TestInspectExplainsEveryVector: of every message of the vectors, right or
-// broken in each of their ways, the protocol is recognised, the checks stand in
-// order, and one sentence says what is wrong or proved. What the vectors refuse
-// is never said to be in order.
+// TestInspectExplainsEveryVector: for every message of the vectors, valid or broken,
+// inspect recognises the protocol, lists the checks in order, and names the fault or the
+// proof in one sentence. It never accepts a message that the vectors refuse.
 func TestInspectExplainsEveryVector(t *testing.T) {
 	t.Parallel()
 	for _, f := range []struct {
@@ -59,7 +58,7 @@ func TestInspectExplainsEveryVector(t *testing.T) {
 				}
 				s, err := readSample(raw)
 				if err != nil {
-					continue // not JSON at all: nothing tells its protocol
+					continue // not JSON: the protocol is unknown
 				}
 				o := inspecting{now: time.Unix(1767225500, 0)}
 				if c.Input.Now > 0 {
@@ -67,7 +66,7 @@ func TestInspectExplainsEveryVector(t *testing.T) {
 				}
 				at := slices.IndexFunc(protocols, func(p *protocol) bool { return p.recognises(s) })
 				if at < 0 || protocols[at].name != f.protocol {
-					continue // broken where the protocol is named
+					continue // the fault is in the name of the protocol
 				}
 				explained++
 				v, err := protocols[at].inspect(t.Context(), s, o)

@@ -85,8 +85,8 @@ func (a *app) running(ctx context.Context) (*admin.Client, error) {
 	return hub, a.hubError(err)
 }
 
-// A keeper reads and changes keys: the running hub, which knows of a change at once,
-// or else the keyring of the data directory.
+// A keeper reads and changes keys: the running hub, which applies a change at once, or
+// else the keyring of the data directory.
 type keeper interface {
 	Keys(context.Context) (admin.Keys, error)
 	NewKey(context.Context, admin.NewKey) (keyring.Key, error)
@@ -130,7 +130,7 @@ func keepsSecret(base string) error {
 	return nil
 }
 
-// keyFile is a keyring that no hub has opened.
+// keyFile is the keyring of a hub that does not run.
 type keyFile struct{ r *keyring.Ring }
 
 func (f keyFile) Keys(context.Context) (admin.Keys, error) {
@@ -209,10 +209,10 @@ type shownKey struct {
 	kind, owner, purpose, id string
 	algorithm                keyring.Algorithm
 	public                   []byte
-	state, validity          string // validity: until when it signs and is published
+	state, validity          string // validity: the times until which it signs and is published
 	created                  time.Time
 	used, by                 string
-	active                   bool // its owner's name finds it
+	active                   bool // find by the owner's name gives this key
 	json                     any
 }
 
@@ -228,8 +228,8 @@ func shownKeys(k admin.Keys) (out []shownKey) {
 	return out
 }
 
-// find gives the key with an id, or the newest key of an owner; an own one rather than
-// an enrolled one.
+// find gives the key with an id, or the newest key of an owner; the hub's own key rather
+// than an enrolled one.
 func (a *app) find(ctx context.Context, name, purpose string) (found shownKey, err error) {
 	k, err := a.allKeys(ctx)
 	if err != nil {
@@ -276,7 +276,7 @@ func (a *app) keysShow() *cobra.Command {
 	}
 }
 
-// validity tells until when a key of the hub signs and is published.
+// validity gives the times until which a key of the hub signs and is published.
 func validity(k *keyring.Key) string {
 	switch {
 	case k.State == keyring.Next:
@@ -361,7 +361,8 @@ func (a *app) keysNewFile(out, id, kid string) error {
 			"parley agents add NAME --id %s --key %s\n", id, kid, public, out, id, public)
 }
 
-// newKey makes a private key in the hub's keyring, or imports one, and shows it.
+// newKey makes a private key in the hub's keyring, or imports one, and shows its public
+// key.
 func (a *app) newKey(ctx context.Context, n admin.NewKey, what string) error {
 	keeper, err := a.secretKeeper(ctx)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/internal/testcluster"
 )
 
-// Secrets go to this machine, or over TLS.
+// A command sends secrets only to this machine, or over TLS.
 func TestKeepsSecret(t *testing.T) {
 	t.Parallel()
 	for base, want := range map[string]bool{

@@ -78,7 +78,7 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 	for m, err := range hub.Inbox(ctx, name) {
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil // interrupted, as is its end
+				return nil // an interrupt is the normal end
 			}
 			return err
 		}

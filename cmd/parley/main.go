@@ -52,7 +52,7 @@ func run(args []string, in io.Reader, out, errs io.Writer) int {
 	return e.code
 }
 
-// wanted tells how to call a command.
+// wanted gives the usage of a command, for an error.
 func wanted(c *cobra.Command) string {
 	help := "`" + c.CommandPath() + " --help`"
 	if c.HasAvailableSubCommands() {

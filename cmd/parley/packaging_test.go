@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestContainerBuild: what the container file builds needs no C, and the build
-// is the one that a static program wants. The build itself is the image's.
+// TestContainerBuild: the build of the container file needs no C and makes a static
+// program. The test reads the file; only the image's build runs it.
 func TestContainerBuild(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("../../packaging/Containerfile")
@@ -37,8 +37,8 @@ func TestContainerBuild(t *testing.T) {
 	}
 }
 
-// TestEmptyHome: the program runs where nothing is but a directory for
-// temporary files, as in the image, and leaves nothing there.
+// TestEmptyHome: the program runs with only a directory for temporary files, as in the
+// image, and leaves no file there.
 func TestEmptyHome(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
@@ -55,8 +55,8 @@ func TestEmptyHome(t *testing.T) {
 	}
 }
 
-// TestEveryCommandIsDescribed: man pages cover all commands, and each command
-// has a line about itself and, where it does something, an example.
+// TestEveryCommandIsDescribed: man pages cover all commands, and each command has a short
+// description and, if it runs by itself, an example.
 func TestEveryCommandIsDescribed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

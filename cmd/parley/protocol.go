@@ -11,54 +11,55 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// protocols are those of [node.Protocols], as the command line knows them. A protocol is added by a line here and one
-// there. The commands iterate over the list: `agents add`, `inspect`, `verify`, `send`, `demo`, `keys`, `bench`,
-// `conversation verify`, and those of one protocol alone.
+// protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here and one there. The
+// commands iterate over the list: `agents add`, `inspect`, `verify`, `send`, `demo`, `keys`, `bench`, `conversation
+// verify`, and the protocols' own commands.
 var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol}
 
-// A protocol holds one protocol's part of the commands. All but name may be unset.
+// A protocol holds one protocol's part of the commands. Every field but name may be unset.
 type protocol struct {
 	name string
 
 	add adding // by `agents add`
-	// checkID says whether the flag --id is an identity.
+	// checkID refuses a flag --id that is no identity of the protocol.
 	checkID func(id string) error
 
-	// recognises tells whether a sample is of the protocol, however broken.
+	// recognises reports whether a sample is of the protocol, even a broken one.
 	recognises func(*sample) bool
 	// inspect explains a sample. It fails only if the keys or cards for it are unusable.
 	inspect func(context.Context, *sample, inspecting) (*inspection, error)
 	// keyless says that `verify` needs no key of the sender: its address names the key.
 	keyless bool
-	// unsigned says why `verify` has nothing to verify; "": it has.
+	// unsigned says why `verify` cannot verify a message; "": it can.
 	unsigned string
-	advice   map[string]string // by the check of the protocol that failed, for `explain`
+	advice   map[string]string // by the name of the failed check, for `explain`
 
-	// checkHub and checkAgent are the checks of `doctor` of the hub and of the way to an agent.
+	// checkHub and checkAgent are the checks of `doctor`: of the hub, and of the way to an
+	// agent.
 	checkHub   func(*doctor, context.Context)
 	checkAgent func(d *doctor, ctx context.Context, agent string)
 
 	// verifyExported verifies a message of an export with the keys in it. A reason says why it cannot be verified.
 	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string,
 		err error)
-	// attested says that of a message which verifies the hub alone vouches for a part.
+	// attested reports whether the hub alone vouches for a part of a verified message.
 	attested func(*admin.ExportMessage) bool
 
 	// send speaks the protocol directly, for `send --protocol`, with flags of its own.
 	sendFlags func(*cobra.Command, *sending)
 	send      func(a *app, ctx context.Context, s sending, content []byte, isJSON bool) error
 
-	// demoConfig lets the demo's agent in, and demo plays its scenes.
+	// demoConfig permits the demo's agent, and demo plays its scenes.
 	demoConfig func(*node.Config)
 	demo       func(*demo, context.Context)
 
-	// Commands: of the protocol alone, and those below keys and bench.
+	// The protocol's own command, and its commands below keys and bench.
 	command, keys, bench func(*app) *cobra.Command
 }
 
 // adding is how `agents add` makes an agent's identity in a protocol.
 type adding struct {
-	// how says it in errors: "--samvad URL".
+	// how is the flag's text in errors: "--samvad URL".
 	how string
 	// flags declares the flags, which adder reads once they are parsed.
 	flags func(*cobra.Command) adder
@@ -69,14 +70,14 @@ type adding struct {
 // An adder makes identities of the values of its flags. hint, absent and hub may be unset.
 type adder struct {
 	given func() bool // one of the flags
-	// identity makes the identity. It may add to what is known of the agent, and notes for the operator.
+	// identity makes the identity. It may add facts to n, and notes for the operator to out.
 	identity func(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error)
 	// paste gives the lines to enter at the agent's side, once the hub has the agent.
 	paste func(a *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error)
 
 	hub    func(admin.Hosting) string // facts about the hub for the agent's operator
 	hint   string                     // shown last
-	absent string                     // asked when nothing came within --wait
+	absent string                     // the question if no message came within --wait
 }
 
 // protocolNamed gives a protocol of the list, or nil.
@@ -97,7 +98,7 @@ func protocolNames(conjunction string) string {
 	return strings.Join(names[:last], ", ") + " " + conjunction + " " + names[last]
 }
 
-// knownProtocol says whether a flag names a protocol.
+// knownProtocol refuses a flag that names no protocol.
 func knownProtocol(name string) error {
 	if protocolNamed(name) == nil {
 		return usage("--protocol %q: want %s", name, protocolNames("or"))
@@ -105,7 +106,7 @@ func knownProtocol(name string) error {
 	return nil
 }
 
-// ofProtocols makes the commands that protocols have of one kind.
+// ofProtocols makes the protocols' commands of one kind.
 func (a *app) ofProtocols(kind func(*protocol) func(*app) *cobra.Command) (out []*cobra.Command) {
 	for _, p := range protocols {
 		if command := kind(p); command != nil {
@@ -115,7 +116,7 @@ func (a *app) ofProtocols(kind func(*protocol) func(*app) *cobra.Command) (out [
 	return out
 }
 
-// waysToAdd are the flags of `agents add` that say how an agent is reached.
+// waysToAdd lists the flags of `agents add` that give an agent an identity or an inbox.
 func waysToAdd() string {
 	var ways []string
 	for _, p := range protocols {

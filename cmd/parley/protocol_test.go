@@ -36,8 +36,8 @@ func TestProtocolLists(t *testing.T) {
 	}
 }
 
-// pigeonSection is the table of a protocol that the hub does not know. Its configuration has
-// no field in node.Config.
+// pigeonSection is the table of a protocol that the hub does not know. It has no field in
+// node.Config.
 type pigeonSection struct {
 	Loft  string        `toml:"loft" doc:"where the pigeons live"`
 	Speed node.Duration `toml:"speed" default:"\"1h\"" doc:"of a pigeon"`
@@ -69,8 +69,8 @@ func inspectPigeon(context.Context, *sample, inspecting) (*inspection, error) {
 	return &inspection{Verified: true, Sentence: "A pigeon coos."}, nil
 }
 
-// addPigeon adds the protocol to both lists until the test ends. Tests that
-// call it are not parallel: those that are run after them.
+// addPigeon adds the protocol to both lists until the test ends. Tests that call it must
+// not be parallel: parallel tests run after them.
 func addPigeon(t *testing.T) (b pigeonBinding) {
 	b.delivered = make(chan string, 1)
 	was, had := node.Protocols, protocols
@@ -125,9 +125,8 @@ func addPigeon(t *testing.T) (b pigeonBinding) {
 	return b
 }
 
-// TestProtocolIsAddedByTheLists: a protocol that is in the two lists, and
-// nowhere else, is configured, served, added, reached, inspected and sent like
-// the others.
+// TestProtocolIsAddedByTheLists: the two lists are enough to configure, serve, add,
+// reach, inspect and send by a further protocol.
 func TestProtocolIsAddedByTheLists(t *testing.T) {
 	b := addPigeon(t)
 	dir := t.TempDir()

@@ -23,7 +23,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// program is parley as its users have it: processes, signals and files.
+// program runs parley as users do: with processes, signals and files.
 type program struct {
 	t    *testing.T
 	ctx  context.Context
@@ -54,7 +54,7 @@ func (p *program) command(args ...string) *exec.Cmd {
 	return c
 }
 
-// run gives what a command printed and its exit code.
+// run gives the output of a command and its exit code.
 func (p *program) run(args ...string) (string, int) {
 	p.t.Helper()
 	out, err := p.command(args...).CombinedOutput()
@@ -68,7 +68,7 @@ func (p *program) run(args ...string) (string, int) {
 	return string(out), 0
 }
 
-// until runs a command until what it prints fits.
+// until repeats a command until its output fits.
 func (p *program) until(fits func(string) bool, args ...string) {
 	p.t.Helper()
 	for {
@@ -89,7 +89,7 @@ func (p *program) write(name, text string) {
 	}
 }
 
-// serve starts a hub and tells where it is.
+// serve starts a hub and gives its addresses.
 func (p *program) serve(args ...string) (c *exec.Cmd, protocols, admin string, log func() string) {
 	p.t.Helper()
 	c = p.command(append([]string{"serve"}, args...)...)
@@ -130,8 +130,8 @@ func (p *program) serve(args ...string) (c *exec.Cmd, protocols, admin string, l
 	return nil, "", "", nil
 }
 
-// slowAgent is a SAMVAD agent whose skill "wait" says "begun", and ends when
-// it is let go on; each call takes one value of goOn.
+// slowAgent is a SAMVAD agent. Its skill "wait" signals begun, and ends when it receives
+// from goOn, once for each call.
 func slowAgent(t *testing.T, hubID, hubKey string, begun chan<- string, goOn <-chan struct{}) *httptest.Server {
 	t.Helper()
 	key, err := samvad.ParseKey(hubKey)
@@ -173,9 +173,8 @@ func slowAgent(t *testing.T, hubID, hubKey string, begun chan<- string, goOn <-c
 	return s
 }
 
-// TestOperating goes through what an operator does to a running hub, by the
-// program and its signals alone: reload with a request and a stream under way,
-// a wrong file, pause and resume, and drain.
+// TestOperating operates a running hub by commands and signals alone: a reload during a
+// request and a stream, a wrong file, pause and resume, and drain.
 func TestOperating(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
@@ -214,7 +213,7 @@ func TestOperating(t *testing.T) {
 		t.Fatal(out)
 	}
 
-	// A request and a stream are under way.
+	// A request and a stream are in flight.
 	type answer struct {
 		out  string
 		code int
@@ -258,7 +257,8 @@ func TestOperating(t *testing.T) {
 		t.Errorf("%d: %s", code, out)
 	}
 
-	// A wrong file is refused whole, and the line is said; by command and by signal.
+	// A wrong file changes nothing, and the error names the line; by command and by
+	// signal.
 	p.write("hub.toml", base+"[netwrok]\nallow = []\n")
 	out, code := p.run("config", "reload")
 	if code != 4 || !strings.Contains(out, "line 7") || !strings.Contains(out, "network") {
@@ -276,7 +276,7 @@ func TestOperating(t *testing.T) {
 		t.Errorf("the old configuration is not in force:\n%s", out)
 	}
 
-	// What was under way ends well.
+	// The request and the stream end well.
 	for range 2 {
 		goOn <- struct{}{}
 	}
@@ -288,7 +288,7 @@ func TestOperating(t *testing.T) {
 		}
 	}
 
-	// What is said to a paused agent waits for its return.
+	// A message to a paused agent waits until it is resumed.
 	if out, code := p.run("agents", "pause", "slow"); code != 0 {
 		t.Fatal(out)
 	}
@@ -309,7 +309,8 @@ func TestOperating(t *testing.T) {
 	}
 	goOn <- struct{}{}
 
-	// Drain: readiness goes, what is under way is answered, and the exit code is 0.
+	// Drain: the hub is no longer ready, requests in flight are answered, and the exit
+	// code is 0.
 	last := ask("--to", "slow", "--skill", "wait", "--wait", "2m", `{"n":4}`)
 	<-begun
 	if err := hub.Process.Signal(syscall.SIGTERM); err != nil {
@@ -318,7 +319,7 @@ func TestOperating(t *testing.T) {
 	for {
 		r, err := http.Get(admin + "/ready")
 		if err != nil {
-			break // the listener takes no connection any more: not ready either
+			break // the listener is closed: not ready either
 		}
 		r.Body.Close()
 		if r.StatusCode == http.StatusServiceUnavailable {

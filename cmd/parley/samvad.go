@@ -103,10 +103,10 @@ var samvadAdvice = map[string]string{
 	"payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 }
 
-// samvadFlags are those of `agents add` for an agent of SAMVAD.
+// samvadFlags are the flags of `agents add` for an agent of SAMVAD.
 type samvadFlags struct{ url, id, key, keyID string }
 
-// samvadID says whether a flag is an identity of SAMVAD.
+// samvadID refuses a flag that is no identity of SAMVAD.
 func samvadID(id string) error {
 	if _, err := samvad.AgentOrigin(id); err != nil {
 		return usage("--id %q: want agent://HOST or agent://HOST:PORT", id)
@@ -114,7 +114,7 @@ func samvadID(id string) error {
 	return nil
 }
 
-// identity reads the agent's card, which tells its identity, skills and key.
+// identity reads the agent's card, which has its identity, skills and key.
 func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
 	id := admin.NewIdentity{Protocol: "samvad", ID: s.id, URL: strings.TrimRight(s.url, "/"), PublicKey: s.key,
 		KeyID: s.keyID}
@@ -194,8 +194,8 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	return id, nil
 }
 
-// notCalled says why a hub of the configuration at hand would not call a host,
-// as far as the host's name tells.
+// notCalled says why a hub of this configuration would not call a host, as far as the
+// host's name shows.
 func (a *app) notCalled(host string) error {
 	if host == "localhost" {
 		host = "127.0.0.1"
@@ -206,7 +206,7 @@ func (a *app) notCalled(host string) error {
 	}
 	c, err := a.load()
 	if err != nil {
-		return nil // which the hub itself says when it starts
+		return nil // the hub reports this fault when it starts
 	}
 	g, err := guardOf(&c)
 	if err != nil {
@@ -220,8 +220,8 @@ func onThisMachine(host string) bool {
 	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
-// pasteSAMVAD are the lines that make an agent of an SDK trust the hub, and call
-// through it.
+// pasteSAMVAD gives the lines with which an SDK's agent trusts the hub, and calls through
+// it.
 func pasteSAMVAD(hub admin.Hosting, i admin.NewIdentity) []paste {
 	if hub.Identity == "" {
 		return nil
@@ -336,7 +336,7 @@ func samvadError(err error) error {
 	return &exitError{code, errors.New(text)}
 }
 
-// samvad verifies a SAMVAD message; a reason tells why that is impossible.
+// samvad verifies a SAMVAD message; reason says why that is impossible.
 func (v *signatureChecks) samvad(_ context.Context, m *admin.ExportMessage, base string) (reason string, err error) {
 	o := &m.Origin
 	header := http.Header{}
@@ -378,7 +378,7 @@ func tokenReplaced(m *admin.ExportMessage) bool {
 		strings.HasPrefix(string(m.Origin.Raw[from:to]), `"`+bridge.TokenDigest)
 }
 
-// candidates are the paths to which a message may have been sent: all that the hub
+// candidates are the paths to which a message may have been sent: all paths that the hub
 // accepts.
 func (v *signatureChecks) candidates(to, base string) []string {
 	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}

@@ -21,7 +21,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// Most tests wait for programs: more of them run at once than there are processors.
+// Most tests wait for programs, so more tests run at once than there are processors.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
@@ -29,9 +29,9 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"parley": main})
 }
 
-// TestScripts runs the stories of testdata/script, each against a hub of its
-// own on $WORK/parley-data, which is where commands look first. Besides what
-// testscript knows there is "code N command…", which wants the exit code N.
+// TestScripts runs the stories of testdata/script, each against a hub of its own on
+// $WORK/parley-data, the default of the commands. A further testscript command is "code N
+// command…", which expects the exit code N.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -65,8 +65,8 @@ func wantCode(ts *testscript.TestScript, neg bool, args []string) {
 
 type hubKey struct{}
 
-// waitDead sends a notice that no binding can deliver, and goes on when it is
-// a dead letter; $DEAD is its id.
+// waitDead sends a notice that no binding can deliver, and waits until it is a dead
+// letter; $DEAD is its id.
 func waitDead(ts *testscript.TestScript, _ bool, args []string) {
 	n := ts.Value(hubKey{}).(*node.Node)
 	dead := make(chan parley.ID, 16)

@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 )
 
-// sending are the flags of send.
+// sending holds the flags of send.
 type sending struct {
 	to, from, skill, kind, conversation, key string
 	text, noWait, stream                     bool

@@ -38,7 +38,7 @@ has made one, and shows it once on the standard error.`,
   parley serve --config parley.toml
   parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			// The command line wins over the file, at each reload too.
+			// The command line overrides the file, at each reload too.
 			read := func() (node.Config, error) {
 				c, err := a.load()
 				set := func(flag, value string, to *string, otherwise string) {
@@ -65,7 +65,7 @@ has made one, and shows it once on the standard error.`,
 				return err
 			}
 			c.Progress = a.progress()
-			c.FirstToken = func(secret string) { fmt.Fprint(a.errs, firstToken(secret)) } // the log would keep it
+			c.FirstToken = func(secret string) { fmt.Fprint(a.errs, firstToken(secret)) } // not in the log, which would keep it
 			if c.Passphrase, err = a.passphrase(); err != nil {
 				return err
 			}
@@ -190,7 +190,7 @@ func (a *app) progress() func(what string, done, total uint64) {
 	}
 }
 
-// passphrase reads that of the keyring from the environment: other users could read
+// passphrase reads the keyring's passphrase from the environment: other users could read
 // a flag.
 func (a *app) passphrase() ([]byte, error) {
 	if file := os.Getenv("PARLEY_PASSPHRASE_FILE"); file != "" {
@@ -239,6 +239,6 @@ func steadyHeap() {
 	runtime.SetFinalizer(&cycle{}, collected)
 }
 
-// heapGoal is how far the heap may grow with a number of bytes in use: to four
-// times as much or 88 MiB, but by 60 % at least.
+// heapGoal is the size to which the heap may grow with live bytes in use: four times as
+// much or 88 MiB, but at least 60 % more.
 func heapGoal(live int64) int64 { return max(live*8/5, min(4*live, 88<<20)) }

@@ -69,7 +69,7 @@ func (a *app) tail(ctx context.Context, hub *admin.Client, f index.Filter, count
 	for e, err := range hub.Tail(ctx, f, started) {
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil // interrupted, as is its end
+				return nil // an interrupt is the normal end
 			}
 			return err
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/admin"
 )
 
-// TestServeShowsTheFirstToken: the first start shows the admin token, once and
-// not in the log; nothing on the disk holds it, and commands need none.
+// TestServeShowsTheFirstToken: the first start shows the admin token, once and not in the
+// log; no file holds it, and commands need no token.
 func TestServeShowsTheFirstToken(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)

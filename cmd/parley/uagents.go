@@ -56,8 +56,8 @@ func uagentsIdentity(address, endpoint string) (admin.NewIdentity, error) {
 	return id, nil
 }
 
-// pasteUAgent are the lines that make an agent of the Python library use the
-// hub in place of Agentverse.
+// pasteUAgent gives the lines with which an agent of the Python library uses the hub in
+// place of Agentverse.
 func pasteUAgent(hub string) []paste {
 	hub = strings.TrimRight(hub, "/")
 	return []paste{
@@ -195,7 +195,7 @@ func (v *signatureChecks) uagents(_ context.Context, m *admin.ExportMessage, _ s
 	if e.Sender != m.Origin.Peer {
 		return "", fmt.Errorf("it is from %s, the record says %s", e.Sender, m.Origin.Peer)
 	}
-	// The signature does not depend on what else the hub tolerates.
+	// The signature does not depend on the hub's other tolerances.
 	lenient := &uagents.Verifier{Now: func() time.Time { return m.Origin.Received }, AllowExpired: true,
 		AllowNonce: true, AllowDuplicates: true, LenientPayload: true}
 	_, err = lenient.Check(e)

@@ -35,7 +35,7 @@ takes the hub's own exports too; --key is then the key of the server that signed
 				return a.verifyASP(cmd.Context(), in, finish, name, cmp.Or(f.keys...))
 			}
 			if name == "-" {
-				a.in = in // what was read of it is still there
+				a.in = in // the reader still has the bytes that were read
 			}
 			v, err := a.inspection(cmd.Context(), args, f)
 			if err != nil {
