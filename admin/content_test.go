@@ -224,7 +224,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 				}
 			}
 			if len(paths) == 0 {
-				t.Errorf("%s: say what its parameter may be", route)
+				t.Errorf("%s: add values for its parameter", route)
 			}
 		}
 		seen := map[Role]bool{}
@@ -251,7 +251,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 			}
 		}
 		if slices.Contains(known, route) && !seen[Read] {
-			t.Errorf("%s shows no content to who may read it: this test cannot fail there", route)
+			t.Errorf("%s shows no content to the role read: this test cannot fail there", route)
 		}
 	}
 	for _, path := range []string{"/v1/messages?q=" + marker, "/v1/events?q=" + marker} {

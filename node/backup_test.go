@@ -98,7 +98,7 @@ func TestBackupOfAHub(t *testing.T) {
 			stop.Store(true)
 			load.Wait()
 			if b, err := os.ReadFile(file); err != nil || bytes.Contains(b, []byte("message 1 of")) == encrypted {
-				t.Errorf("what the backup shows is wrong for encrypted=%v: %v", encrypted, err)
+				t.Errorf("the backup is wrongly readable or unreadable, encrypted=%v: %v", encrypted, err)
 			}
 			if s, err := VerifyBackup(ctx, Restore{File: file, KeyFile: keyFile}); err != nil ||
 				s.Records() < uint64(len(before)) {

@@ -163,7 +163,7 @@ func TestForget(t *testing.T) {
 		t.Errorf("it is still in %v", files)
 	}
 	if files := inFiles(t, n.c.Data, "saxifrage"); len(files) == 0 {
-		t.Error("the test would not find what is there")
+		t.Error("the test does not find a text that is there")
 	}
 	// An export names the erasure, and verifies.
 	var out bytes.Buffer
@@ -248,7 +248,7 @@ func TestForgetIsFinished(t *testing.T) {
 		t.Errorf("it is still in %v", files)
 	}
 	if r := recorded(t, k, later.ID); r.Erased != nil {
-		t.Error("what was said after the command is erased too")
+		t.Error("a message sent after the command is erased too")
 	}
 }
 
@@ -310,7 +310,7 @@ func TestRetention(t *testing.T) {
 	clock.add(72 * time.Hour)
 	pass(n)
 	if !content(n, box.ID) || !content(n, cellar.ID) {
-		t.Error("what is not delivered is gone, or what is to be kept")
+		t.Error("a pending message, or one that is kept for ever, is gone")
 	}
 	if v := value(t, n, "parley_retention_held"); v != 1 {
 		t.Errorf("%v are held", v)

@@ -28,7 +28,7 @@ import (
 type five struct {
 	*Node
 	t       *testing.T
-	whom    string // agent that the callers ask
+	target  string // agent that the callers ask
 	web     *http.Client
 	samvad  *samvad.Client
 	uagents *uagents.Client
@@ -50,7 +50,7 @@ func fiveConfig() Config {
 
 func newFive(t *testing.T, c Config) *five {
 	t.Helper()
-	f := &five{Node: running(t, c), t: t, whom: "echo",
+	f := &five{Node: running(t, c), t: t, target: "echo",
 		web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	base := f.Addresses().Local
 	id, err := samvad.NewIdentity("agent://alice.test", "key-current")
@@ -133,7 +133,7 @@ func (f *five) until(what string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			f.t.Fatal("waited in vain until " + what)
+			f.t.Fatal("timed out waiting until " + what)
 		}
 	}
 }
@@ -154,19 +154,19 @@ type question struct {
 
 func (question) ModelDoc() (string, string) { return "Message", "" }
 
-// tell has the caller of a protocol ask f.whom. It gives "ok", or the refusal in the
+// callBy has the caller of a protocol ask f.target. It gives "ok", or the refusal in the
 // protocol's own terms.
-func (f *five) tell(ctx context.Context, protocol string) (string, error) {
+func (f *five) callBy(ctx context.Context, protocol string) (string, error) {
 	switch protocol {
 	case "samvad":
-		_, err := f.samvad.Ask(ctx, samvad.Call{URL: f.at(f.whom, "samvad"), Skill: "say", Payload: []byte(`{"a":1}`)})
+		_, err := f.samvad.Ask(ctx, samvad.Call{URL: f.at(f.target, "samvad"), Skill: "say", Payload: []byte(`{"a":1}`)})
 		var e *samvad.Error
 		if errors.As(err, &e) {
 			return fmt.Sprintf("HTTP %d %s %v", e.Status, e.Code, e.RetryAfter > 0), nil
 		}
 		return "ok", err
 	case "uagents":
-		r, err := f.uagents.Ask(ctx, f.at(f.whom, "uagents"), uagents.ModelOf[question]().Message(question{"hello"}))
+		r, err := f.uagents.Ask(ctx, f.at(f.target, "uagents"), uagents.ModelOf[question]().Message(question{"hello"}))
 		if err != nil {
 			var s *uagents.StatusError
 			if errors.As(err, &s) {
@@ -182,20 +182,20 @@ func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 		}
 		return "ok", nil
 	case "a2e":
-		_, err := f.a2e.CallTool(ctx, f.whom+"__say", map[string]any{"a": 1}, nil)
+		_, err := f.a2e.CallTool(ctx, f.target+"__say", map[string]any{"a": 1}, nil)
 		var e *a2e.Error
 		if errors.As(err, &e) {
 			return fmt.Sprint(e.Code, " ", e.Retryable), nil
 		}
 		return "ok", err
 	case "agh":
-		for _, err := range f.agh.Whois(ctx, f.whom, "", false) {
+		for _, err := range f.agh.Whois(ctx, f.target, "", false) {
 			if err != nil {
 				return "", err
 			}
 			break
 		}
-		end, err := f.agh.Ask(ctx, f.whom, &agh.Say{Text: `{"a":1}`})
+		end, err := f.agh.Ask(ctx, f.target, &agh.Say{Text: `{"a":1}`})
 		if err != nil {
 			return "", err
 		}
@@ -212,7 +212,7 @@ func (f *five) tell(ctx context.Context, protocol string) (string, error) {
 		var s *asp.Session
 		var err error
 		f.until("the agent has a stand-in", func() bool {
-			s, err = f.asp.Open(ctx, asp.Invitation{To: []string{f.at(f.whom, "asp")}, Purpose: "to test"})
+			s, err = f.asp.Open(ctx, asp.Invitation{To: []string{f.at(f.target, "asp")}, Purpose: "to test"})
 			return !errors.Is(err, &asp.Error{Code: "agent_not_found"})
 		})
 		if err == nil {

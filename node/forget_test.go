@@ -297,7 +297,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	}
 	// Erased, the session can be read, and its transcript says so.
 	var transcript bytes.Buffer
-	if err := f.asp0().WriteTranscript(ctx, s.ID(), &transcript); err != nil {
+	if err := f.aspServer().WriteTranscript(ctx, s.ID(), &transcript); err != nil {
 		t.Fatal(err)
 	}
 	report, err := asp.VerifyTranscript(bytes.NewReader(transcript.Bytes()))
@@ -315,4 +315,4 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	}
 }
 
-func (f *five) asp0() *asp.Server { return f.Node.ASP().Server() }
+func (f *five) aspServer() *asp.Server { return f.Node.ASP().Server() }

@@ -47,7 +47,7 @@ func TestPolicyIsToldInTheSendersWords(t *testing.T) {
 					if i == 1 && c.second == nil {
 						continue
 					}
-					got, err := f.tell(ctx, p)
+					got, err := f.callBy(ctx, p)
 					pattern := want[p]
 					if pattern == "" {
 						pattern = "^ok$"

@@ -25,8 +25,8 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	c.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	f := newFive(t, c)
 	const token = "token-of-worker-0123456789abcdef"
-	f.whom = "worker"
-	f.put(f.whom, parley.Identity{Protocol: "a2e", ID: a2ebridge.TokenID(token)}, func(a *parley.Agent) {
+	f.target = "worker"
+	f.put(f.target, parley.Identity{Protocol: "a2e", ID: a2ebridge.TokenID(token)}, func(a *parley.Agent) {
 		a.Exposed = parley.Everywhere
 		a.Skills = []parley.SkillSpec{{ID: "say", Default: true}}
 	})
@@ -37,7 +37,7 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	defer early(nil)
 	for _, p := range fiveProtocols {
 		go func() {
-			what, err := f.tell(t.Context(), p)
+			what, err := f.callBy(t.Context(), p)
 			if err != nil {
 				what = err.Error()
 			}

@@ -70,9 +70,9 @@ func names(list []sdk.ReadOnlySpan) []string {
 	return out
 }
 
-// whole waits until the spans of the request to an agent have ended, some of them after
+// wholeTrace waits until the spans of the request to an agent have ended, some of them after
 // the answer, and gives the whole trace.
-func (f *five) whole(spans *tracetest.SpanRecorder, to string, want ...string) []sdk.ReadOnlySpan {
+func (f *five) wholeTrace(spans *tracetest.SpanRecorder, to string, want ...string) []sdk.ReadOnlySpan {
 	f.t.Helper()
 	var list []sdk.ReadOnlySpan
 	f.until("all spans have ended", func() bool {
@@ -122,7 +122,7 @@ func TestTraceFromSAMVADToUAgents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := f.whole(spans, "bob", "receive POST", "record", "deliver uagents")
+	list := f.wholeTrace(spans, "bob", "receive POST", "record", "deliver uagents")
 	for _, s := range list {
 		if s.SpanContext().TraceID().String() != trace {
 			t.Errorf("%s is in %s", s.Name(), s.SpanContext().TraceID())
@@ -162,7 +162,7 @@ func TestTraceFromUAgentsToA2E(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	list := f.whole(spans, "bob", "record", "deliver a2e")
+	list := f.wholeTrace(spans, "bob", "record", "deliver a2e")
 	session := ""
 	for _, s := range list {
 		if s.Name() == "record" && attributeOf(s, "parley.kind") == "request" {
@@ -206,7 +206,7 @@ func TestTraceFromASPToAGH(t *testing.T) {
 	if err != nil || m.Performative != asp.Inform {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	list := f.whole(spans, e.Name, "record", "deliver agh", "deliver asp")
+	list := f.wholeTrace(spans, e.Name, "record", "deliver agh", "deliver asp")
 	found := false
 	for _, s := range list {
 		found = found || attributeOf(s, "asp.session") != "" || attributeOf(s, "asp.sessionId") != ""

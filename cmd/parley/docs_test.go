@@ -247,7 +247,7 @@ func (s *docsStory) block(b *docsBlock) {
 			s.t.Errorf("%s: that is not JSON", b)
 		}
 	default:
-		s.t.Errorf("%s: nothing can be done with a block of %q: say in a comment what it is", b, b.lang)
+		s.t.Errorf("%s: a block of unknown language %q: add a docs comment", b, b.lang)
 	}
 }
 
