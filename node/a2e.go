@@ -88,7 +88,8 @@ func openA2E(_ context.Context, n *Node) (*Binding, error) {
 	if c.Listen != "" {
 		l, err := net.Listen("tcp", c.Listen)
 		if err != nil {
-			return nil, fmt.Errorf("a2e.listen = %q: %w; choose another address, or stop what uses it", c.Listen, err)
+			return nil, fmt.Errorf("a2e.listen = %q: %w; choose another address, or stop the program that uses it",
+				c.Listen, err)
 		}
 		bc.Listen, bc.ConnContext, out.Listener = n.conns.listen(l), withConn, l
 		out.Addresses = func(a *Addresses) { a.A2E = "tcp://" + l.Addr().String() }

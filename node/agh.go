@@ -32,7 +32,7 @@ type AGH struct {
 	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). Every subscriber gets every message there: only that server's permissions can keep spoofed messages from peers"`
 	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
 	Durable     string                  `toml:"durable" doc:"name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url"`
-	Users       map[string]AGHUser      `toml:"users" doc:"who may connect to listen.agh"`
+	Users       map[string]AGHUser      `toml:"users" doc:"users that may connect to listen.agh"`
 	Workspaces  map[string]AGHWorkspace `toml:"workspaces" doc:"where agents of the directory appear as peers"`
 	Trust       bool                    `toml:"trust" doc:"accept verified handles and verify their proofs (RFC 004)"`
 	Pins        map[string]AGHPin       `toml:"pins" doc:"which keys may speak as a nickname, or as a handle; needs agh.trust"`

@@ -148,7 +148,7 @@ func VerifyBackup(ctx context.Context, c Restore) (*journal.BackupSummary, error
 	restored, err := c.into(ctx, dir, key, &Engine{})
 	if err == nil && (restored.Records() != s.Records() || restored.Values != s.Values ||
 		!slices.Equal(restored.Partitions, s.Partitions)) {
-		err = fmt.Errorf("%w: what was restored is not what the file holds", journal.ErrCorrupt)
+		err = fmt.Errorf("%w: the restored records differ from the file", journal.ErrCorrupt)
 	}
 	return restored, errors.Join(err, os.RemoveAll(dir))
 }

@@ -250,7 +250,7 @@ func (s *snapshot) partitions(c chan<- prometheus.Metric) {
 		put(gauge, "parley_journal_records", "Records in the journal.", float64(p.Records))
 		put(gauge, "parley_journal_bytes", "Bytes of the journal.", float64(p.Bytes))
 		put(gauge, "parley_deliveries_open", "Deliveries that are not settled.", float64(p.Open))
-		put(gauge, "parley_dead_letters", "Dead letters that nobody retried or dropped.", float64(p.Dead))
+		put(gauge, "parley_dead_letters", "Dead letters that were neither retried nor dropped.", float64(p.Dead))
 		put(gauge, "parley_replay_keys", "Replay keys that are remembered.", float64(p.Keys+p.LongKeys))
 		put(gauge, "parley_journal_queued", "Appends that wait for their group.", float64(p.Queued))
 		put(gauge, "parley_journal_owned", "1 where this hub dispatches the partition.", truth(p.Owned))
@@ -264,8 +264,8 @@ func (s *snapshot) partitions(c chan<- prometheus.Metric) {
 func (s *snapshot) guests(c chan<- prometheus.Metric) {
 	g := s.n.guestBudget()
 	used := family(c, gauge, "parley_guests",
-		"What guests use of their budget: memory and disk in bytes, others in number; disk is what may be recorded "+
-			"now.", "resource")
+		"Used part of the guests' budget: memory and disk in bytes, others in number; disk: bytes that may be "+
+			"recorded now.", "resource")
 	most := family(c, gauge, "parley_guests_limit", "The budget of guests.", "resource")
 	ends := family(c, counter, "parley_guests_total",
 		"Guests refused, evicted and delayed for want of budget; written counts bytes.", "outcome")

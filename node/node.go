@@ -218,7 +218,7 @@ func (n *Node) listen(context.Context) error {
 		}
 		l, err := net.Listen("tcp", address)
 		if err != nil {
-			return nil, fmt.Errorf("listen.%s = %q: %w; choose another address, or stop what uses it", key, address,
+			return nil, fmt.Errorf("listen.%s = %q: %w; choose another address, or stop the program that uses it", key, address,
 				err)
 		}
 		return n.conns.listen(l), nil

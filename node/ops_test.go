@@ -249,7 +249,7 @@ func TestDrainTellsItsProgress(t *testing.T) {
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(log.String(), "stopping: nothing new is taken") {
+	if !strings.Contains(log.String(), "stopping: new messages are refused") {
 		t.Error(log.String())
 	}
 }

@@ -26,7 +26,7 @@ type Retention struct {
 	Agents        []KeepAgent `toml:"agents" reload:"yes" doc:"exceptions for some agents"`
 	Drop          Duration    `toml:"drop" reload:"yes" doc:"remove records without content, and all before them, from the front of the journal when they are so old, and free their disk space: no trace of them remains; default: never. At least 1h"`
 	Every         Duration    `toml:"every" default:"\"1h\"" doc:"how often the hub looks for content to erase"`
-	Records       int         `toml:"records" default:"100000" reload:"yes" doc:"how many records it looks at each time, at most"`
+	Records       int         `toml:"records" default:"100000" reload:"yes" doc:"records that it reads each time, at most"`
 }
 
 // KeepAgent is how long the content of messages from and to some agents is kept.

@@ -194,7 +194,7 @@ func (n *Node) Close(ctx context.Context) error {
 		n.draining.Store(true)
 		if n.hub != nil && n.up.Load() {
 			s := n.hub.Stats()
-			n.log.Info("stopping: nothing new is taken, what is under way may end", "attempts", s.Delivery.Active,
+			n.log.Info("stopping: new messages are refused, attempts in flight may end", "attempts", s.Delivery.Active,
 				"callers", s.Waiting)
 			stop := n.progress(ctx)
 			defer stop()

@@ -12,9 +12,9 @@ import (
 func Template(set map[string]string) string {
 	var b strings.Builder
 	b.WriteString("# Configuration of a Parley hub. Check it with: parley config check FILE\n" +
-		"# A key that is commented out shows its default. (reload) marks what\n" +
-		"# `parley config reload` takes up; all else needs a restart.\n" +
-		"# WHAT IS IN CAPITALS CANNOT BE TAKEN BACK.\n")
+		"# A key that is commented out shows its default. (reload) marks the\n" +
+		"# keys that `parley config reload` applies; others need a restart.\n" +
+		"# A WARNING IN CAPITALS MARKS A CHANGE THAT CANNOT BE UNDONE.\n")
 	var tables []string // in the order of their first key; "" comes first
 	keys := map[string][]Key{"": nil}
 	for _, k := range Keys() {

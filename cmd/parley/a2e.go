@@ -100,7 +100,7 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	case s.url == "":
 		return usage("say which host: --url http(s)://HOST/PATH, tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH")
 	case s.skill == "":
-		return usage("say which tool: --skill NAME (`--skill tool/list` shows what there is)")
+		return usage("say which tool: --skill NAME (`--skill tool/list` lists the tools)")
 	case s.from != "" || s.to != "" || s.conversation != "" || s.key != "" || s.noWait:
 		return usage("--from, --to, --conversation, --idempotency-key and --no-wait are for messages through a hub")
 	}
@@ -316,11 +316,11 @@ func dialHub(ctx context.Context, base *url.URL) (net.Conn, io.Reader, error) {
 	in := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(in, r)
 	if err != nil {
-		return fail(fmt.Errorf("what answers at %s is no hub: %w", base.Host, err))
+		return fail(fmt.Errorf("the server at %s is no hub: %w", base.Host, err))
 	}
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		_ = resp.Body.Close()
-		return fail(fmt.Errorf("what answers at %s has no A2E endpoint %s/connect: HTTP %d", base.Host, base.Path,
+		return fail(fmt.Errorf("the server at %s has no A2E endpoint %s/connect: HTTP %d", base.Host, base.Path,
 			resp.StatusCode))
 	}
 	return conn, in, conn.SetDeadline(time.Time{})

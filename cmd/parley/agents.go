@@ -233,12 +233,12 @@ type addFlags struct {
 func (a *app) agentsAdd() *cobra.Command {
 	var s addFlags
 	c := &cobra.Command{
-		Use: "add NAME", Short: "Add an agent, and say what to do at its side", Args: cobra.ExactArgs(1),
+		Use: "add NAME", Short: "Add an agent, and show what to enter at its side", Args: cobra.ExactArgs(1),
 		Long: `Add an agent, by the flag of its protocol, or one that reads an inbox at the hub.
-For SAMVAD the agent's card is read, if it is there: it tells the identity, the
-skills, and the key, unless --key gives one. What to enter at the agent is
-printed; with --wait the first proved message is waited for. An agent that is
-there already is changed.
+For SAMVAD it reads the agent's card, if there is one, for the identity, the
+skills and, without --key, the key. It prints the lines to enter at the agent;
+with --wait it then waits for the first proved message. An agent that exists is
+changed.
 
 A SAMVAD agent that only calls has no URL: give --id and --key.`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
@@ -410,6 +410,6 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 				"%q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))
 		}
 		return fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
-			"what was turned away", n.Name, wait, absent)
+			"refused messages", n.Name, wait, absent)
 	})
 }

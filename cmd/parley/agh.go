@@ -116,7 +116,7 @@ func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
 	return append(out,
 		paste{"so that it connects, as the user " + user, "Python",
 			fmt.Sprintf("nc = await nats.connect(%q, %s)", at, proof)},
-		paste{"to hear the channel, and what is for it alone", "Python",
+		paste{"to get the channel's messages, and its own", "Python",
 			fmt.Sprintf("await nc.subscribe(\"agh.network.v0.%s.CHANNEL.broadcast\", cb=heard); await "+
 				"nc.subscribe(%q, cb=heard)", workspace, subject)}), nil
 }
@@ -143,7 +143,7 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	case s.from != "" || s.conversation != "" || s.key != "":
 		return usage("--from, --conversation and --idempotency-key are for messages through a hub")
 	case len(raw) == 0:
-		return usage("say what: an AGH say needs text")
+		return usage("give the CONTENT: an AGH say needs text")
 	case s.kind != "request" && s.kind != "notice":
 		return usage("--kind %q: want request or notice", s.kind)
 	}

@@ -267,7 +267,7 @@ cannot change its keys.`,
 			case show != "":
 				me, err = asp.LoadIdentity(show)
 			case id == "" || out == "":
-				return usage("say who it is and where the keys go: --id agent://domain/department/name --out FILE")
+				return usage("name the agent, and the file for its keys: --id agent://domain/department/name --out FILE")
 			default:
 				if me, err = asp.GenerateIdentity(id, org); err != nil {
 					return usage("--id %q: want agent://domain/department/name: %w", id, err)
@@ -288,7 +288,7 @@ cannot change its keys.`,
 			}
 			_, err = fmt.Fprintf(a.out, "%s\n", b)
 			if err == nil && out != "" && !a.json {
-				_, err = fmt.Fprintf(a.errs, "keys in %s; the card above is what others need\n", out)
+				_, err = fmt.Fprintf(a.errs, "keys in %s; give the card above to other agents and servers\n", out)
 			}
 			return err
 		},

@@ -388,13 +388,13 @@ func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 		}
 	}
 	d.tripScenes(ctx, client)
-	d.scene("somebody replays the first request: refused, and explained", func() ([]string, error) {
+	d.scene("an attacker replays the first request: refused, and explained", func() ([]string, error) {
 		if captured == nil {
 			return nil, errors.New("there is nothing to replay")
 		}
 		return d.refusal(ctx, captured, body, 401, "REPLAY_DETECTED")
 	})
-	d.scene("somebody forges a request in traveller's name: refused, and explained", func() ([]string, error) {
+	d.scene("an attacker forges a request in traveller's name: refused, and explained", func() ([]string, error) {
 		forger, err := samvad.NewIdentity(traveller.ID(), "key-current")
 		if err != nil {
 			return nil, err

@@ -57,9 +57,9 @@ func (d *demo) aghScenes(ctx context.Context) {
 			return []string{fmt.Sprintf("%s: %s, capabilities %v", v.Envelope.From, w.Card.DisplayName,
 				w.Card.Capability)}, nil
 		}
-		return nil, errors.New("nobody answers")
+		return nil, errors.New("no peer answers")
 	})
-	d.scene("it gives weather work: a directed say → a Go handler, answered by receipt, say and trace",
+	d.scene("the peer gives weather work: a directed say → a Go handler, answered by receipt, say and trace",
 		func() ([]string, error) {
 			return masonAsks(ctx, mason, "weather", &agh.Say{Text: `{"city":"Bern"}`})
 		})

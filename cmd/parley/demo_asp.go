@@ -36,7 +36,7 @@ func (d *demo) aspScenes(ctx context.Context) {
 		return []string{"the agent  " + me.ID()}, err
 	})
 	var transcript bytes.Buffer
-	d.scene("it opens a session with weather and asks: signed, linked, proved; its stand-in answers in the same chain",
+	d.scene("the ASP agent opens a session with weather and asks: signed, linked, proved; weather's stand-in answers",
 		func() ([]string, error) {
 			s, m, err := d.bakerAsks(ctx, client, "weather", "the weather for the market", "forecast")
 			if err != nil {

@@ -47,7 +47,7 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 			weather = address
 			return []string{"the agent  " + me.Address(), "weather    " + address}, err
 		})
-	d.scene("it asks weather: an envelope signed with secp256k1 → a Go handler, answered by its stand-in, signed too",
+	d.scene("the uAgent asks weather: signed with secp256k1 → a Go handler, answered by weather's stand-in, signed too",
 		func() ([]string, error) {
 			model, err := uagents.ParseModel([]byte(`{"title":"ForecastRequest","type":"object",` +
 				`"properties":{"city":{"title":"City","type":"string"}},"required":["city"]}`))
@@ -61,7 +61,7 @@ func (d *demo) uagentsScenes(ctx context.Context) {
 			return []string{fmt.Sprintf("%s  %s", r.Assurance, r.Payload)},
 				want(r.Assurance == uagents.Signed, "the answer is not signed")
 		})
-	d.scene("the planner chats with it: acknowledged, answered, session ended", func() ([]string, error) {
+	d.scene("the planner chats with the uAgent: acknowledged, answered, session ended", func() ([]string, error) {
 		guide, err := d.agent("uagents", me.Address())
 		if err != nil {
 			return nil, err

@@ -311,7 +311,7 @@ func (d *doctor) guests() {
 		size(uint64(g.Memory)), size(uint64(g.MaxMemory)), g.Registrations, g.MaxRegistrations, g.Mailboxes,
 		g.MaxMailboxes,
 		g.Connections, g.MaxConnections, size(uint64(g.Disk)), size(uint64(g.MaxDisk)), g.Refused, g.Delayed)
-	d.ok("connections", "%d of %d are open; one address may have %g of what guests share", g.AllConnections,
+	d.ok("connections", "%d of %d are open; one address may use %g of the guests' share", g.AllConnections,
 		g.MaxAllConnections, g.Share)
 }
 

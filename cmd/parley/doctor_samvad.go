@@ -176,7 +176,7 @@ func (d *doctor) card(ctx context.Context, what, setting, base string, guard *ne
 
 func (d *doctor) key(name string, card *samvad.Card, enrolled []string) {
 	if len(enrolled) == 0 {
-		d.skip("key", "none is enrolled for %s: what it sends is proved by its card alone, if that is at the https "+
+		d.skip("key", "none is enrolled for %s: its card alone proves its messages, if the card is at the https "+
 			"origin of its identity", name)
 		return
 	}
@@ -213,7 +213,7 @@ func (d *doctor) hubKeys(check string) (ring *keyring.Ring, identity string) {
 	if d.c.Engine.URL != "" {
 		d.skip(check, "no signed request was sent: only the hubs of a cluster have its private keys, and they give "+
 			"them to no command; "+
-			"`parley send --to AGENT TEXT` has a hub send a signed message, and shows what becomes of it")
+			"`parley send --to AGENT TEXT` has a hub send a signed message, and shows its outcome")
 		return nil, ""
 	}
 	ring, err := d.a.ring()

@@ -48,12 +48,12 @@ var a2eMeanings = map[string]string{
 	"version": "version, as the reference writes it",
 	"ts":      "Unix seconds; never checked", "req_id": "the request that this is about",
 	"auth_token": "the agent's secret: not shown",
-	"session_id": "of the handshake; over HTTP a secret: not shown", "agent_id": "what the agent calls itself: a claim",
+	"session_id": "of the handshake; over HTTP a secret: not shown", "agent_id": "the claimed agent",
 	"agent_caps": "capabilities that it asks for", "data": "what the event or result holds", "message": "for people",
 	"error": "why it failed", "name": "which one is meant",
 	"streaming": "whether the caller wants events before the result",
-	"metadata":  "what is not for the tool; a hub says under parley where a message comes from",
-	"tool_name": "the tool: agent__skill at a hub", "arguments": "what the tool is given",
+	"metadata":  "facts that are not for the tool; a hub puts the message's origin under parley",
+	"tool_name": "the tool: agent__skill at a hub", "arguments": "input of the tool",
 	"timeout": "seconds that the caller waits", "seq": "number of the event",
 	"kind": "of the event: progress, artifact, log, status",
 	"code": "what went wrong", "retryable": "whether the same again may succeed", "detail": "for programs",
@@ -110,7 +110,7 @@ func inspectA2E(_ context.Context, s *sample, _ inspecting) (*inspection, error)
 		return v, nil
 	}
 	v.pass("schema")
-	v.skip("A2E has none: the session's token answers for what comes over it", "signature")
+	v.skip("A2E has none: the session's token vouches for its messages", "signature")
 	v.Sentence = "It is well-formed. A2E has no signatures, so the line alone proves nothing about its sender."
 	return v, nil
 }

@@ -32,7 +32,7 @@ var aghMeanings = []meaning{
 	{"surface", "thread (public in the channel) or direct (a room of two)"},
 	{"thread_id", "the public conversation"},
 	{"direct_id", "the room, derived from workspace, channel and the two peers"},
-	{"from", "who claims to send it: a peer id, or a handle that a key proves"},
+	{"from", "the claimed sender: a peer id, or a handle that a key proves"},
 	{"to", "the peer that is addressed; null is everybody in the channel"},
 	{"work_id", "the piece of work that it belongs to"},
 	{"reply_to", "the message that it answers"},
@@ -42,7 +42,7 @@ var aghMeanings = []meaning{
 	{"expires_at", "until when it may be delivered, Unix seconds"},
 	{"body", "the content, by kind"},
 	{"proof", "opaque in v0; with the trust profile, key and signature"},
-	{"ext", "extensions; what is not known is kept"},
+	{"ext", "extensions; unknown ones are kept"},
 }
 
 // The steps of the envelope page, in its order.
@@ -105,7 +105,7 @@ func inspectAGH(ctx context.Context, s *sample, o inspecting) (*inspection, erro
 			v.ok("room", "direct_id is that of from and to")
 		} else {
 			v.fail("room", "direct_id is not derived from this workspace, this channel, from and to",
-				"The room is not that of the two peers: it is delivered to nobody.",
+				"The room is not that of the two peers: it is delivered to no peer.",
 				"Derive direct_id as the protocol says, from the peers in byte order.")
 		}
 	}

@@ -40,7 +40,7 @@ func TestInspectAGH(t *testing.T) {
 		"tampered": {strings.Replace(string(b), `"hi"`, `"ho"`, 1), false, "proof", "verification_failed"},
 		"stale":    {strings.Replace(plain, "1800000000", "1700000000", 1), false, "freshness", "expired"},
 		"wrong room": {strings.Replace(plain, room, "direct_"+strings.Repeat("0", 32), 1), false,
-			"room", "delivered to nobody"},
+			"room", "delivered to no peer"},
 		"no surface": {strings.Replace(plain, `"surface":"direct",`, "", 1), false, "surface", "malformed"},
 		"blank":      {strings.Replace(plain, `"hi"`, `" "`, 1), false, "body", "malformed"},
 	} {

@@ -27,7 +27,7 @@ var aspMeanings = []meaning{
 	{"sequenceNumber", "the sender's own counter, from 0 without gaps; signed"},
 	{"timestamp", "milliseconds and Z; signed"},
 	{"sender", "agentId is signed; orgId, trustScore and dpopProof are not"},
-	{"recipient", "who should act; not signed"},
+	{"recipient", "the agent that should act; not signed"},
 	{"performative", "what the message does; signed"},
 	{"content", "what the hash covers: mimeType, body, context"},
 	{"integrity", "content hash, link to the message before, signature"},
@@ -64,7 +64,7 @@ func inspectASP(ctx context.Context, s *sample, o inspecting) (*inspection, erro
 		}
 		v.pass("content hash")
 		v.skip("no key of the sender is known", "signature", "proof")
-		v.Sentence = "It is well-formed and its content has its hash; who sent it is not proved without the " +
+		v.Sentence = "It is well-formed and its content has its hash; its sender is not proved without the " +
 			"sender's card (--card FILE)."
 		return v, nil
 	}
@@ -184,8 +184,7 @@ func (a *app) verifyASP(ctx context.Context, in io.Reader, finish func(), name, 
 	}
 	if !v.Signed && len(v.Faults) == 0 {
 		// An attacker who changes a file can remove the signature as well.
-		v.OK, v.Faults = false, []string{"end of the file: no server signed it, and nobody else vouches that " +
-			"nothing was left out at the end"}
+		v.OK, v.Faults = false, []string{"end of the file: no server signed it, so messages may be missing at the end"}
 	}
 	for _, f := range report.Warnings {
 		v.Warnings = append(v.Warnings, aspPlace(f, report.Records))

@@ -39,7 +39,7 @@ func recognisesSAMVAD(s *sample) bool {
 
 // samvadMeanings of the envelope's members.
 var samvadMeanings = []meaning{
-	{"from", "who claims to send it"},
+	{"from", "the claimed sender"},
 	{"to", "the agent that is addressed, as its card spells it"},
 	{"skill", "the operation"},
 	{"mode", "how the answer is wanted: sync, async or stream; the path decides"},
@@ -381,7 +381,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 			v.fail("signature", "verifies over "+p,
 				fmt.Sprintf("It was signed over %s, but sent to %s.", p, path),
 				"Sign the path that is requested; receivers also accept the fixed end of it (/agent/message, "+
-					"/agent/task, /agent/stream). A proxy that changes paths must be told to the receiver "+
+					"/agent/task, /agent/stream). The receiver must know the public path of a proxy that changes paths "+
 					"(public_url).")
 			return
 		}
@@ -401,7 +401,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	v.fail("signature", "Ed25519 does not verify over the signed bytes",
 		fmt.Sprintf("The signature is not one of this key over these bytes: another key made it, or the method, the "+
 			"path or the digest is not what %s signed.", who),
-		"Compare the signed bytes with those that the sender made; the key must belong to its private key.")
+		"Compare the signed bytes with the sender's; the key must belong to the sender's private key.")
 }
 
 // bodySigned reports whether a body has a signature of protocol 1.1.

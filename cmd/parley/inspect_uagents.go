@@ -19,7 +19,7 @@ func recognisesUAgents(s *sample) bool {
 // uagentsMeanings of the envelope's members.
 var uagentsMeanings = []meaning{
 	{"version", "1; not signed"},
-	{"sender", "who claims to send it: agent1… holds its public key, user1… proves nothing"},
+	{"sender", "the claimed sender: agent1… holds its public key, user1… proves nothing"},
 	{"target", "the agent that is addressed"},
 	{"session", "a random UUID that replies repeat"},
 	{"schema_digest", "names the message's model"},
@@ -91,7 +91,7 @@ func inspectUAgents(_ context.Context, s *sample, o inspecting) (*inspection, er
 	}
 	if got.Verdict.Assurance == uagents.Unsigned {
 		v.skip("the sender is an unsigned user", "signature")
-		v.Sentence = "It is well-formed and proves nothing about its sender: anybody could have written it."
+		v.Sentence = "It is well-formed and unsigned: it proves nothing about its sender."
 		return v, nil
 	}
 	v.Verified = true

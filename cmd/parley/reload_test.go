@@ -336,7 +336,7 @@ func TestOperating(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("the hub ended with %v\n%s", err, log())
 	}
-	if !strings.Contains(log(), "stopping: nothing new is taken") {
+	if !strings.Contains(log(), "stopping: new messages are refused") {
 		t.Error(fmt.Sprint("the log does not say that it stops:\n", log()))
 	}
 }

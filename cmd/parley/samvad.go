@@ -178,7 +178,7 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	case len(active) == 0:
 		note("its card has no active key: run this again with --key")
 	case u.Scheme == "http" && !onThisMachine(u.Hostname()):
-		note("its card came over plain http and could be anybody's, so its key was not enrolled; if it is right, "+
+		note("its card came over plain http and may be forged, so its key was not enrolled; if the key is right, "+
 			"run this again with --key %s", clean(active[0].Key))
 	default:
 		id.PublicKey = active[0].Key

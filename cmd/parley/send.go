@@ -63,15 +63,14 @@ or failed, 3 when no hub answers.`,
 			if p := protocolNamed(s.protocol); p != nil && p.send != nil {
 				return p.send(a, cmd.Context(), s, raw, isJSON)
 			}
-			return usage("--protocol %q: %s are what can be sent directly; leave it out to send through a hub",
+			return usage("--protocol %q: only %s can be sent directly; leave it out to send through a hub",
 				s.protocol, protocolNames("and"))
 		},
 	}
 	f := c.Flags()
 	f.StringVar(&s.to, "to", "",
-		"agent that is to get it: its name, or what a protocol calls it (directly: its identity; default: the one "+
-			"of its card)")
-	f.StringVar(&s.from, "from", "", "agent as which to speak (default: what the token says, or operator)")
+		"recipient: the agent's name, or its id in a protocol (directly: its identity; default: that of its card)")
+	f.StringVar(&s.from, "from", "", "agent as which to send (default: the only agent of the token, or operator)")
 	f.StringVar(&s.skill, "skill", "", "operation to call (default: the agent's default skill)")
 	for _, p := range protocols {
 		if p.sendFlags != nil {
@@ -79,12 +78,12 @@ or failed, 3 when no hub answers.`,
 		}
 	}
 	f.StringVar(&s.kind, "kind", "request", "request or notice")
-	f.StringVar(&s.conversation, "conversation", "", "id of a conversation that goes on")
+	f.StringVar(&s.conversation, "conversation", "", "id of the conversation to continue")
 	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")
 	f.BoolVar(&s.text, "text", false, "CONTENT is text even if it looks like JSON")
 	f.DurationVar(&s.wait, "wait", 30*time.Second, "how long to wait for the answer")
 	f.BoolVar(&s.noWait, "no-wait", false, "do not wait for the answer")
-	f.BoolVar(&s.stream, "stream", false, "show what the agent says on the way to its answer")
+	f.BoolVar(&s.stream, "stream", false, "show the agent's events before its answer")
 	f.StringVar(&s.protocol, "protocol", "", protocolNames("or")+": speak it directly, without a hub's API")
 	f.StringVar(&s.url, "url", "", "directly: base URL of the agent, host or server; agh: nats://HOST:PORT")
 	f.StringVar(&s.keyFile, "key", "", "directly: file with your private key (.json or .key, as the SDKs and parley "+
@@ -98,7 +97,7 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 		return usage("--url, --key and --as are for --protocol samvad")
 	}
 	if s.to == "" {
-		return usage("say who is to get it: --to AGENT (`parley agents` lists them)")
+		return usage("name the recipient: --to AGENT (`parley agents` lists them)")
 	}
 	m := admin.Send{From: s.from, To: s.to, Skill: s.skill, IdempotencyKey: s.key}
 	if err := m.Kind.UnmarshalText([]byte(s.kind)); err != nil || m.Kind != parley.Request && m.Kind != parley.Notice {
