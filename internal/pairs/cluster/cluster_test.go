@@ -26,19 +26,19 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestNodeAndServerKilled has agents of all five protocols ask and tell agents
-// of all five across three hubs on a JetStream cluster of three servers, kills
-// a hub and a server at once and runs them again: nothing acknowledged is lost,
-// nobody who could not tell sees anything twice without a recorded second
-// attempt, and every conversation ends.
+// TestNodeAndServerKilled has agents of all five protocols ask and tell agents of all
+// five across three hubs on a JetStream cluster of three servers, kills a hub and a
+// server at once and runs them again: no acknowledged message is lost, no recipient
+// without deduplication gets a message twice without a recorded second attempt, and
+// every conversation ends.
 func TestNodeAndServerKilled(t *testing.T) {
-	// Those who ask are at the first and the second hub, those who are asked
-	// at the third, so that whatever is said crosses from one to another.
+	// Requesters are at the first and the second hub, responders at the third, so that
+	// every message crosses from one hub to another.
 	victims := []int{2, 0}
 	if testing.Short() {
 		victims = victims[:1]
 	}
-	w := newWorld(t, testcluster.StartProcesses(t, 3), 3, pairs.Protocols, patience, nil)
+	w := newTestbed(t, testcluster.StartProcesses(t, 3), 3, pairs.Protocols, patience, nil)
 	w.join(func(i int) (from, to *hubNode) { return w.hubs[i%2], w.hubs[2] })
 	w.begin(false)
 	w.everyPairAnswers(t, "at the start", w.from, w.to)
@@ -46,7 +46,7 @@ func TestNodeAndServerKilled(t *testing.T) {
 	for i, v := range victims {
 		w.servers.Kill(i)
 		w.hubs[v].kill()
-		w.goesOn(t)
+		w.awaitTraffic(t)
 		w.phase("killed, and it goes on")
 		all(t, []func() error{w.hubs[v].start, func() error { return w.servers.Restart(i) }},
 			func(f func() error) error { return f() })
@@ -57,7 +57,7 @@ func TestNodeAndServerKilled(t *testing.T) {
 	w.end()
 }
 
-// patience is how long a question stays open that says nothing else.
+// patience is how long a question stays open if it sets no limit itself.
 const patience = 20 * time.Second
 
 func newPeer(t *testing.T, protocol, name string) pairs.Peer {
@@ -69,54 +69,54 @@ func newPeer(t *testing.T, protocol, name string) pairs.Peer {
 	return p
 }
 
-// outcomeOf is what who said something knows of it.
-type outcomeOf struct {
-	acknowledged bool // it is recorded
+// sendResult is how a message ended for its sender.
+type sendResult struct {
+	acknowledged bool // the hub acknowledged it, so it is recorded
 	answered     bool
 	err          error
 	begun        time.Time
 	took         time.Duration
 }
 
-// talk is the traffic and what came of it.
+// talk is the traffic between the agents and its outcome.
 type talk struct {
 	mu    sync.Mutex
-	said  map[string]outcomeOf
-	heard map[string]map[string]int // by text: how often, by the id under which the recipient knows it
-	acks  []ack                     // in their order
-	at    map[pairs.Peer]*hubNode   // where each peer is
+	said  map[string]sendResult
+	heard map[string]map[string]int // by text: how often, by the id that the recipient saw
+	acks  []ack                     // in order
+	at    map[pairs.Peer]*hubNode   // the hub of each peer
 
-	stories *stories
+	traces *traces
 }
 
-// ack is an acknowledgement: when it came, from which hub, and to which pair.
+// ack is an acknowledgement: its time, hub and pair.
 type ack struct {
 	when time.Time
 	hub  *hubNode
 	pair string
 }
 
-// tellFirst is the first number of those who only tell.
-const tellFirst = 1_000_001 // divided by three it leaves two
+// tellFirst is the first number of the senders that only tell.
+const tellFirst = 1_000_001 // its remainder by three is two, as of every note
 
-// speak asks and tells in turn, each time something new.
+// speak asks and tells in turn, with a new text each time.
 func (x *talk) speak(ctx context.Context, from, to pairs.Peer) { x.say(ctx, from, to, 0, 1) }
 
-// tell only tells: it waits for what the hub takes, and for nobody else.
+// tell only tells: it waits for the hub alone, not for a responder.
 func (x *talk) tell(ctx context.Context, from, to pairs.Peer) { x.say(ctx, from, to, tellFirst, 3) }
 
 func (x *talk) say(ctx context.Context, from, to pairs.Peer, first, step int) {
 	for n := first; ctx.Err() == nil; n += step {
 		one, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
-		text, o := fmt.Sprintf("say %s %s %d", from.Name(), to.Name(), n), outcomeOf{}
+		text, o := fmt.Sprintf("say %s %s %d", from.Name(), to.Name(), n), sendResult{}
 		if n%3 == 2 {
 			text = "note" + strings.TrimPrefix(text, "say")
 		}
 		begun := time.Now()
-		x.saw(text, "%s begins to say it", from.Name())
+		x.event(text, "%s begins to say it", from.Name())
 		if n%3 == 2 {
 			o.err = from.Tell(one, to, text)
-			// AGH does not acknowledge what nobody is to work on.
+			// AGH does not acknowledge a message that gives no work.
 			o.acknowledged = o.err == nil && from.Protocol() != "agh"
 		} else {
 			var a pairs.Answer
@@ -127,7 +127,7 @@ func (x *talk) say(ctx context.Context, from, to pairs.Peer, first, step int) {
 			o.acknowledged, o.answered = o.err == nil, o.err == nil
 		}
 		cancel()
-		x.saw(text, "%s is done with it: acknowledged %v, answered %v, %v", from.Name(), o.acknowledged, o.answered,
+		x.event(text, "%s is done with it: acknowledged %v, answered %v, %v", from.Name(), o.acknowledged, o.answered,
 			o.err)
 		o.begun, o.took = begun, time.Since(begun)
 		x.mu.Lock()
@@ -145,17 +145,17 @@ func (x *talk) say(ctx context.Context, from, to pairs.Peer, first, step int) {
 	}
 }
 
-func (x *talk) saw(text, what string, arguments ...any) {
+func (x *talk) event(text, what string, arguments ...any) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.stories.saw(text, what, arguments...)
+	x.traces.seen(text, what, arguments...)
 }
 
 func (x *talk) listen(ctx context.Context, p pairs.Peer) {
 	for {
 		select {
 		case h := <-p.Heard():
-			x.saw(h.Text, "%s hears it as %q, attempt %d, cancel %v", p.Name(), h.ID, h.Attempt, h.Cancel)
+			x.event(h.Text, "%s hears it as %q, attempt %d, cancel %v", p.Name(), h.ID, h.Attempt, h.Cancel)
 			x.mu.Lock()
 			if x.heard[h.Text] == nil {
 				x.heard[h.Text] = map[string]int{}
@@ -168,7 +168,7 @@ func (x *talk) listen(ctx context.Context, p pairs.Peer) {
 	}
 }
 
-// answers counts, by pair, what was answered.
+// answers counts the answered questions by pair.
 func (x *talk) answers() map[string]int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -181,8 +181,8 @@ func (x *talk) answers() map[string]int {
 	return out
 }
 
-// everyPairAnswers waits until everybody has had an answer of everybody, and
-// another one, which was begun after this was called.
+// everyPairAnswers waits until every pair has two more answers than at the call: the
+// question of the second was asked after the call.
 func (x *talk) everyPairAnswers(t *testing.T, when string, from, to []pairs.Peer) {
 	t.Helper()
 	before := x.answers()
@@ -220,8 +220,8 @@ func (x *talk) lastError(pair string) (err error) {
 	return err
 }
 
-// goesOn waits until some more was said, with or without success.
-func (x *talk) goesOn(t *testing.T) {
+// awaitTraffic waits until 25 more messages have ended, with or without success.
+func (x *talk) awaitTraffic(t *testing.T) {
 	t.Helper()
 	count := func() int {
 		x.mu.Lock()
@@ -230,14 +230,14 @@ func (x *talk) goesOn(t *testing.T) {
 	}
 	before := count()
 	if !until(t.Context(), func() bool { return count() > before+25 }) {
-		t.Error("nobody says anything any more")
+		t.Error("no message has ended any more")
 	}
 }
 
-// saying is what this test lets agents say.
-var saying = regexp.MustCompile(`(say|note) [a-z0-9]+-from [a-z0-9]+-to [0-9]+`)
+// textPattern matches the texts that agents send in this test.
+var textPattern = regexp.MustCompile(`(say|note) [a-z0-9]+-from [a-z0-9]+-to [0-9]+`)
 
-// dead gives what stands as a dead letter, by its text.
+// dead gives the texts of the dead letters.
 func (x *talk) dead(t *testing.T, h *hubNode, web *http.Client) map[string]bool {
 	t.Helper()
 	c := h.operator(web)
@@ -255,12 +255,12 @@ func (x *talk) dead(t *testing.T, h *hubNode, web *http.Client) map[string]bool 
 		if err != nil {
 			t.Fatal(err)
 		}
-		out[saying.FindString(string(b))] = true
+		out[textPattern.FindString(string(b))] = true
 	}
 	return out
 }
 
-// unheard is what was acknowledged and did not arrive.
+// unheard gives the acknowledged messages that have not arrived.
 func (x *talk) unheard(except map[string]bool) (out []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -272,10 +272,10 @@ func (x *talk) unheard(except map[string]bool) (out []string) {
 	return out
 }
 
-// hearTheRest waits for what stands in an inbox and is still to be read. What
-// was given up is never heard: it is over when all is silent for longer than an
-// agent takes to look again.
-func (x *talk) hearTheRest(t *testing.T, dead map[string]bool) {
+// awaitUnheard waits for messages that are still in an inbox. A message that was given
+// up never arrives, so the wait ends when nothing has arrived for longer than an agent
+// takes to look again.
+func (x *talk) awaitUnheard(t *testing.T, dead map[string]bool) {
 	const silence = 40 * time.Second
 	last, since := -1, time.Now()
 	until(t.Context(), func() bool {
@@ -287,7 +287,7 @@ func (x *talk) hearTheRest(t *testing.T, dead map[string]bool) {
 	})
 }
 
-// verify holds what was acknowledged and heard against the journal.
+// verify compares acknowledged and received messages with the journal.
 func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pairs.Peer) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t,
 		jetstream.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas}), Node: "checker"})
@@ -300,26 +300,26 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		}
 	}()
 	messages := map[string][]*parley.Message{}  // by text
-	requests := map[parley.ID]*parley.Message{} // that were taken
-	attempts := map[parley.ID]int{}             // that are recorded
-	ended := map[parley.ID]*parley.Error{}      // why it was given up
-	begun := map[parley.ID]*journal.Record{}    // what began its last attempt
+	requests := map[parley.ID]*parley.Message{} // accepted ones
+	attempts := map[parley.ID]int{}             // recorded ones
+	ended := map[parley.ID]*parley.Error{}      // why the delivery was given up
+	begun := map[parley.ID]*journal.Record{}    // the record that begins the last attempt
 	unknown := 0
-	// The outcome of an attempt is unknown where the hub that made it was killed or
-	// frozen meanwhile, or where who asked left, so that it was broken off.
+	// The outcome of an attempt is unknown where its hub was killed or frozen
+	// meanwhile, or where the requester left, which breaks it off.
 	judge := func(id parley.ID, e *parley.Error, r *journal.Record) {
 		if e == nil || e.Code != parley.OutcomeUnknown {
 			return
 		}
 		unknown++
 		by := begun[id]
-		i := slices.IndexFunc(x.stories.hubs, func(h *hubNode) bool { return by != nil && h.name == by.Node })
-		left := x.said[x.stories.called[id]]
+		i := slices.IndexFunc(x.traces.hubs, func(h *hubNode) bool { return by != nil && h.name == by.Node })
+		left := x.said[x.traces.called[id]]
 		if left.err != nil && left.took >= patience {
 			return
 		}
-		if i < 0 || !x.stories.hubs[i].interrupted(by.Time, r.Time) {
-			t.Errorf("%s has a false outcome_unknown: %v%s", id, e, x.stories.ofID(id))
+		if i < 0 || !x.traces.hubs[i].interrupted(by.Time, r.Time) {
+			t.Errorf("%s has a false outcome_unknown: %v%s", id, e, x.traces.ofID(id))
 		}
 	}
 	settled, dead, replies := map[parley.ID]bool{}, map[parley.ID]bool{}, map[parley.ID]int{}
@@ -328,7 +328,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			if err != nil {
 				t.Fatal(err)
 			}
-			x.stories.recorded(r)
+			x.traces.recorded(r)
 			if m := r.Message; m != nil && r.Refused == nil {
 				text := pairs.Said(m)
 				switch {
@@ -375,7 +375,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		for _, d := range open[:min(len(open), 40)] {
 			t.Errorf("%s %s from %s to %s: %s, attempt %d, next %s, deadline %s, node %s, %v", d.Kind, d.Message,
 				d.From, d.To, d.State, d.Attempt, d.Next, d.Deadline, d.Node, d.Error)
-			t.Log(x.stories.ofID(d.Message))
+			t.Log(x.traces.ofID(d.Message))
 		}
 	}
 	x.mu.Lock()
@@ -390,7 +390,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			failed++
 		}
 		if len(list) > 1 {
-			t.Errorf("%q is recorded %d times%s", text, len(list), x.stories.of(text))
+			t.Errorf("%q is recorded %d times%s", text, len(list), x.traces.of(text))
 		}
 		if !o.acknowledged {
 			continue
@@ -398,26 +398,27 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		acked++
 		switch {
 		case len(list) == 0:
-			t.Errorf("%q was acknowledged and is not in the journal%s", text, x.stories.of(text))
+			t.Errorf("%q was acknowledged and is not in the journal%s", text, x.traces.of(text))
 		case len(x.heard[text]) > 0:
 		case ended[list[0].ID] != nil && !o.answered:
 			excused++
 			t.Logf("%q was acknowledged and not heard: %s", text, ended[list[0].ID])
 		default:
-			t.Errorf("%q was acknowledged, never heard, and nobody knows why%s", text, x.stories.of(text))
+			t.Errorf("%q was acknowledged, never heard, and not given up%s", text, x.traces.of(text))
 		}
 	}
 	for id, m := range requests {
 		if !settled[id] && m.Origin.Protocol != "asp" {
-			t.Errorf("the request %q of %s was never ended%s", pairs.Said(m), m.From, x.stories.ofID(id))
+			t.Errorf("the request %q of %s was never ended%s", pairs.Said(m), m.From, x.traces.ofID(id))
 		}
-		// Who was given up, and its sender told so, may answer all the same.
+		// A recipient may answer although its delivery was given up, and its sender
+		// told so.
 		most := 1
 		if dead[id] {
 			most = 2
 		}
 		if replies[id] > most {
-			t.Errorf("%q has %d terminal replies%s", pairs.Said(m), replies[id], x.stories.ofID(id))
+			t.Errorf("%q has %d terminal replies%s", pairs.Said(m), replies[id], x.traces.ofID(id))
 		}
 	}
 	for text, by := range x.heard {
@@ -427,14 +428,14 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 			at = slices.IndexFunc(to, func(p pairs.Peer) bool { return p.Name() == f[2] })
 		}
 		if at < 0 {
-			continue // what takes a question back
+			continue // a withdrawal of a question
 		}
 		list, n := messages[text], 0
 		for _, times := range by {
 			n += times
 		}
 		if len(list) == 0 {
-			t.Errorf("%q was heard and is not in the journal%s", text, x.stories.of(text))
+			t.Errorf("%q was heard and is not in the journal%s", text, x.traces.of(text))
 			continue
 		}
 		if n == 1 {
@@ -442,15 +443,15 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 		}
 		twice++
 		switch protocol, recorded := to[at].Protocol(), attempts[list[0].ID]; {
-		case protocol != "samvad" && protocol != "uagents": // they know a repeat by its id
+		case protocol != "samvad" && protocol != "uagents": // they deduplicate by id
 			if len(by) > 1 {
-				t.Errorf("%q came to %s under %d ids%s", text, protocol, len(by), x.stories.of(text))
+				t.Errorf("%q came to %s under %d ids%s", text, protocol, len(by), x.traces.of(text))
 			}
 		case outcome != "at-least-once":
-			t.Errorf("%q came to %s %d times%s", text, protocol, n, x.stories.of(text))
+			t.Errorf("%q came to %s %d times%s", text, protocol, n, x.traces.of(text))
 		case n > recorded:
 			t.Errorf("%q came to %s %d times; %d attempts are recorded%s", text, protocol, n, recorded,
-				x.stories.of(text))
+				x.traces.of(text))
 		}
 	}
 	t.Logf("%d said, %d acknowledged, %d answered, %d failed; %d acknowledged ones were given up with a reason, %d were heard more than once; %d records of an unknown outcome",
@@ -461,11 +462,11 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 	x.slowest(t)
 }
 
-// slow is what took so long that somebody may have waited for something that
-// does not come by itself.
+// slow is long enough that the sender may have waited for an event that does not come
+// by itself.
 const slow = 10 * time.Second
 
-// slowest tells the stories of what took long, the longest first.
+// slowest logs the traces of the slow messages, the slowest first.
 func (x *talk) slowest(t *testing.T) {
 	var long []string
 	for text, o := range x.said {
@@ -479,11 +480,11 @@ func (x *talk) slowest(t *testing.T) {
 	})
 	for _, text := range long {
 		t.Logf("%q took %s, %v%s", text, x.said[text].took.Round(100*time.Millisecond), x.said[text].err,
-			x.stories.of(text))
+			x.traces.of(text))
 	}
 }
 
-// failures counts what went wrong for those who spoke.
+// failures counts the errors of the senders by pair.
 func (x *talk) failures() map[string]int {
 	out := map[string]int{}
 	for text, o := range x.said {

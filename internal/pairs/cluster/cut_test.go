@@ -16,47 +16,47 @@ import (
 )
 
 const (
-	leftWithin  = 10 * time.Second // a server from which nothing arrives
-	mostLines   = 20               // in a hub's log, of one server that is silent
-	knownWithin = 5 * time.Second  // a second is promised, on a machine that is not loaded
+	leftWithin  = 10 * time.Second // until a hub leaves a silent server
+	mostLines   = 20               // in a hub's log, about one silent server
+	knownWithin = 5 * time.Second  // the docs promise a second on a machine that is not loaded
 )
 
-// newWays gives each of some hubs ways of its own to all servers.
-func newWays(
+// newProxies gives each hub a proxy of its own to every server.
+func newProxies(
 	t *testing.T, servers *testcluster.Processes, hubs int,
-) (ways [][]*way, each func(hub int, c *node.Config)) {
+) (proxies [][]*proxy, each func(hub int, c *node.Config)) {
 	t.Helper()
-	ways = make([][]*way, hubs)
-	for i := range ways {
+	proxies = make([][]*proxy, hubs)
+	for i := range proxies {
 		for _, server := range servers.URLs {
-			ways[i] = append(ways[i], newWay(t, server))
+			proxies[i] = append(proxies[i], newProxy(t, server))
 		}
 	}
-	return ways, func(hub int, c *node.Config) {
+	return proxies, func(hub int, c *node.Config) {
 		var urls []string
-		for _, w := range ways[hub] {
+		for _, w := range proxies[hub] {
 			urls = append(urls, w.url())
 		}
 		c.Engine.URL = strings.Join(urls, ",")
 	}
 }
 
-// lose has a hub and the server to which it is connected lose what is sent in some
-// directions: the hub leaves that server, and writes little about it.
-func (w *world) lose(h *hubNode, ways []*way, lost ...direction) {
+// lose drops packets between a hub and its current server in some directions: the hub
+// leaves that server, and writes little about it.
+func (w *testbed) lose(h *hubNode, proxies []*proxy, lost ...direction) {
 	t := w.t
 	t.Helper()
 	what := h.name + " loses what it sends"
 	switch {
 	case len(lost) == 2:
 		what = h.name + " and its server lose everything"
-	case lost[0] == back:
+	case lost[0] == toHub:
 		what = h.name + " loses what it is sent"
 	}
 	logged := h.lines()
 	w.outage(what, []*hubNode{h}, silenceAt, func() error {
-		at := inUse(t, ways)
-		others := slices.DeleteFunc(slices.Clone(ways), func(y *way) bool { return y == at })
+		at := inUse(t, proxies)
+		others := slices.DeleteFunc(slices.Clone(proxies), func(y *proxy) bool { return y == at })
 		before, begun := arrived(others), time.Now()
 		at.cut(lost...)
 		defer at.mend()
@@ -81,25 +81,25 @@ func (w *world) lose(h *hubNode, ways []*way, lost ...direction) {
 // lines counts what the node has written to its log.
 func (h *hubNode) lines() int { return strings.Count(h.wrote(1<<20), "\n") }
 
-// arrived is how much has come back on some ways.
-func arrived(ways []*way) (n int64) {
-	for _, w := range ways {
+// arrived is how many bytes have come back through some proxies.
+func arrived(proxies []*proxy) (n int64) {
+	for _, w := range proxies {
 		n += w.arrived.Load()
 	}
 	return n
 }
 
-// inUse is the way of those on which something comes back.
-func inUse(t *testing.T, ways []*way) (at *way) {
+// inUse is the proxy through which bytes come back.
+func inUse(t *testing.T, proxies []*proxy) (at *proxy) {
 	t.Helper()
-	before := make([]int64, len(ways))
-	for i, w := range ways {
+	before := make([]int64, len(proxies))
+	for i, w := range proxies {
 		before[i] = w.arrived.Load()
 	}
 	if !until(t.Context(), func() bool {
-		i := slices.IndexFunc(ways, func(w *way) bool { return w.arrived.Load() > before[slices.Index(ways, w)] })
+		i := slices.IndexFunc(proxies, func(w *proxy) bool { return w.arrived.Load() > before[slices.Index(proxies, w)] })
 		if i >= 0 {
-			at = ways[i]
+			at = proxies[i]
 		}
 		return i >= 0
 	}) {
@@ -108,9 +108,9 @@ func inUse(t *testing.T, ways []*way) (at *way) {
 	return at
 }
 
-// agentsAreKnown adds, changes and removes an agent at one hub, and measures how
-// long it takes until the other knows.
-func (w *world) agentsAreKnown(here, there *hubNode) {
+// agentsAreKnown adds, changes and removes an agent at one hub, and measures how soon
+// the other hub knows.
+func (w *testbed) agentsAreKnown(here, there *hubNode) {
 	t := w.t
 	t.Helper()
 	ctx, name := t.Context(), "box-of-"+here.name

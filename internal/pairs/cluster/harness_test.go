@@ -34,7 +34,8 @@ import (
 // within bounds every wait of the test on a busy machine.
 const within = 2 * time.Minute
 
-// public is the name that all nodes share; each peer reaches one of them by it.
+// public is the name that all nodes share. Each peer's dialer resolves it to one of
+// them.
 const public = "hub.pairs.example:8080"
 
 // A hubNode is one of the hubs, in a process of its own.
@@ -44,20 +45,20 @@ type hubNode struct {
 	data, config, name string
 	http, agh          string // addresses, the same after a restart
 
-	cmd    *exec.Cmd
-	at     node.Addresses
-	ended  chan struct{}
-	err    error // of Wait, once ended is closed
-	hits   []hit
-	errs   *os.File
-	dialer net.Dialer
+	cmd       *exec.Cmd
+	at        node.Addresses
+	ended     chan struct{}
+	err       error // of Wait; set when ended is closed
+	downtimes []downtime
+	errs      *os.File
+	dialer    net.Dialer
 }
 
-// A hit is a time in which a hub did not run: it was killed, or frozen.
-type hit struct{ from, until time.Time }
+// A downtime is a time in which a hub did not run, because it was killed or frozen.
+type downtime struct{ from, until time.Time }
 
-// newNodes makes n nodes on one journal. They do not run yet. What the
-// configuration of one has of its own is set by each, which may be nil.
+// newNodes makes n nodes on one journal, and does not start them. each, which may be
+// nil, changes the configuration of one node.
 func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Config), peers ...pairs.Peer) []*hubNode {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,7 +95,7 @@ func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Confi
 		}
 		t.Cleanup(func() {
 			if t.Failed() && h.alive() {
-				_ = h.quit() // it says what it was doing
+				_ = h.quit() // its log then shows its goroutines
 			}
 			h.kill()
 			if err := h.errs.Close(); err != nil {
@@ -109,8 +110,8 @@ func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Confi
 	return out
 }
 
-// freeAddress finds one for a process that is started again, below those from
-// which systems take ports for others.
+// freeAddress finds an address for a process that is started again, below the ports
+// that systems give out themselves.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	for range 500 {
@@ -144,7 +145,7 @@ func (h *hubNode) start() error {
 	go func() {
 		defer close(h.ended)
 		r := bufio.NewReader(out)
-		b, _ := r.ReadBytes('\n') // what is missing shows when it is decoded
+		b, _ := r.ReadBytes('\n') // a cut line fails to decode below
 		line <- b
 		_, copied := io.Copy(io.Discard, r)
 		h.err = errors.Join(copied, h.cmd.Wait())
@@ -184,10 +185,10 @@ func (h *hubNode) alive() bool {
 	}
 }
 
-// kill ends the node at once, as kill -9 does.
+// kill ends the node at once, like kill -9.
 func (h *hubNode) kill() {
 	if h.cmd != nil && h.cmd.Process != nil {
-		h.hits = append(h.hits, hit{from: time.Now()})
+		h.downtimes = append(h.downtimes, downtime{from: time.Now()})
 		_ = h.cmd.Process.Kill() // it may have ended already
 		<-h.ended
 	}
@@ -195,7 +196,7 @@ func (h *hubNode) kill() {
 
 // freeze stops the node where it stands: its connections stay open.
 func (h *hubNode) freeze() error {
-	h.hits = append(h.hits, hit{from: time.Now()})
+	h.downtimes = append(h.downtimes, downtime{from: time.Now()})
 	return testcluster.Freeze(h.cmd.Process)
 }
 
@@ -207,15 +208,14 @@ func (h *hubNode) thaw() error {
 
 // recovered notes that the node runs again.
 func (h *hubNode) recovered() {
-	if n := len(h.hits); n > 0 && h.hits[n-1].until.IsZero() {
-		h.hits[n-1].until = time.Now()
+	if n := len(h.downtimes); n > 0 && h.downtimes[n-1].until.IsZero() {
+		h.downtimes[n-1].until = time.Now()
 	}
 }
 
-// interrupted reports whether the node was killed or frozen while it was about
-// something that it began at one time and of which another record tells the end.
+// interrupted reports whether the node was killed or frozen between two times.
 func (h *hubNode) interrupted(begun, ended time.Time) bool {
-	return slices.ContainsFunc(h.hits, func(x hit) bool {
+	return slices.ContainsFunc(h.downtimes, func(x downtime) bool {
 		return (x.until.IsZero() || begun.Before(x.until)) && ended.After(x.from)
 	})
 }
@@ -238,8 +238,7 @@ func (h *hubNode) stop() error {
 	}
 }
 
-// place is where peers find the node: under the common name, which leads to
-// this one for them.
+// place is where peers find the node: the shared name, which leads them to this node.
 func (h *hubNode) place() pairs.Place {
 	return pairs.Place{HTTP: "http://" + public, AGH: "nats://" + h.agh,
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -260,7 +259,7 @@ func (h *hubNode) operator(web *http.Client) *admin.Client {
 	return &admin.Client{Base: h.at.Admin, Token: at.Token, HTTP: web}
 }
 
-// wrote is the end of what the node wrote to its log, so many lines of it.
+// wrote gives the last lines of the node's log, at most so many.
 func (h *hubNode) wrote(most int) string {
 	b, err := os.ReadFile(h.errs.Name())
 	if err != nil {
@@ -272,8 +271,7 @@ func (h *hubNode) wrote(most int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// all does something for each at the same time, and fails the test where that
-// fails.
+// all calls f for each element at the same time, and fails the test where f fails.
 func all[T any](t *testing.T, list []T, f func(T) error) {
 	t.Helper()
 	errs := make([]error, len(list))
@@ -287,8 +285,8 @@ func all[T any](t *testing.T, list []T, f func(T) error) {
 	}
 }
 
-// until asks again and again until what is asked for is so; false: it was not
-// within the time that the test has for anything.
+// until polls so until it is true; false: it was not within the time limit of every
+// wait.
 func until(ctx context.Context, so func() bool) bool {
 	ctx, stop := context.WithTimeout(ctx, within)
 	defer stop()

@@ -22,10 +22,10 @@ const (
 	silenceAt = 10 * time.Second
 )
 
-// TestTwoHubs has agents speak through two hubs on three servers. What an operator
-// does at one hub the other knows at once. Then packets between a hub and its server
-// are lost, each server and each hub is killed and frozen in turn, and two servers
-// are killed, so that no quorum is left, and run again.
+// TestTwoHubs has agents talk through two hubs on three servers. A change by an
+// operator at one hub is known at the other at once. Then packets between a hub and its
+// server are lost, each server and each hub is killed and frozen in turn, and two
+// servers are killed, so that no quorum is left, and run again.
 func TestTwoHubs(t *testing.T) {
 	rounds, protocols := 1, pairs.Protocols
 	servers, killedHubs, frozenHubs := []int{0, 1, 2}, []int{0, 1}, []int{0, 1}
@@ -43,8 +43,8 @@ func TestTwoHubs(t *testing.T) {
 		servers, frozenHubs = servers[2:], frozenHubs[:1]
 	}
 	cluster := testcluster.StartProcesses(t, 3)
-	ways, each := newWays(t, cluster, 2)
-	w := newWorld(t, cluster, 2, protocols, 25*time.Second, each)
+	proxies, each := newProxies(t, cluster, 2)
+	w := newTestbed(t, cluster, 2, protocols, 25*time.Second, each)
 	w.agentsAreKnown(w.hubs[0], w.hubs[1])
 	w.agentsAreKnown(w.hubs[1], w.hubs[0])
 	w.phase("agents are known")
@@ -53,13 +53,13 @@ func TestTwoHubs(t *testing.T) {
 	w.begin(true)
 	w.everyPairAnswers(t, "at the start", w.from, w.to)
 	for range rounds {
-		w.lose(w.hubs[0], ways[0], there, back)
-		w.lose(w.hubs[1], ways[1], there)
-		w.lose(w.hubs[0], ways[0], back)
+		w.lose(w.hubs[0], proxies[0], toServer, toHub)
+		w.lose(w.hubs[1], proxies[1], toServer)
+		w.lose(w.hubs[0], proxies[0], toHub)
 		for _, i := range killed {
 			w.outage(fmt.Sprintf("server %d is killed", i), w.hubs, 0, func() error {
 				w.servers.Kill(i)
-				w.goesOn(t)
+				w.awaitTraffic(t)
 				return w.servers.Restart(i)
 			})
 		}
@@ -73,7 +73,7 @@ func TestTwoHubs(t *testing.T) {
 			h := w.hubs[i]
 			w.outage(h.name+" is killed", w.others(h), 0, func() error {
 				h.kill()
-				w.goesOn(t)
+				w.awaitTraffic(t)
 				return h.start()
 			})
 		}
@@ -87,13 +87,13 @@ func TestTwoHubs(t *testing.T) {
 	w.end()
 }
 
-// others are the hubs beside one.
-func (w *world) others(h *hubNode) []*hubNode {
+// others are all hubs but one.
+func (w *testbed) others(h *hubNode) []*hubNode {
 	return slices.DeleteFunc(slices.Clone(w.hubs), func(x *hubNode) bool { return x == h })
 }
 
-// whileFrozen lets the agents speak for a while between the two.
-func (w *world) whileFrozen(freeze, thaw func() error) error {
+// whileFrozen lets the agents talk for a while between freeze and thaw.
+func (w *testbed) whileFrozen(freeze, thaw func() error) error {
 	if err := freeze(); err != nil {
 		return err
 	}
@@ -106,10 +106,10 @@ func (w *world) whileFrozen(freeze, thaw func() error) error {
 	return thaw()
 }
 
-// outage has something happen and be over, waits until everybody has answers
-// again, and measures for how long those at some hubs had no acknowledgement:
-// at the most so long, unless most is 0.
-func (w *world) outage(what string, hubs []*hubNode, most time.Duration, happen func() error) {
+// outage runs happen, which causes an outage and ends it, and waits until every pair
+// has answers again. It measures how long the senders at some hubs had no
+// acknowledgement: it may be most, or anything if most is 0.
+func (w *testbed) outage(what string, hubs []*hubNode, most time.Duration, happen func() error) {
 	w.t.Helper()
 	begun := time.Now()
 	if err := happen(); err != nil {
@@ -122,12 +122,12 @@ func (w *world) outage(what string, hubs []*hubNode, most time.Duration, happen 
 		all, one, pair := w.silence(h, begun, time.Now())
 		w.t.Logf("%s: silence at %s for %.1f s, of %s for %.1f s", what, h.name, all.Seconds(), pair, one.Seconds())
 		if most > 0 && all > most {
-			w.t.Errorf("%s: those at %s had no acknowledgement for %s", what, h.name, all)
+			w.t.Errorf("%s: the agents at %s had no acknowledgement for %s", what, h.name, all)
 		}
 	}
 }
 
-// silence is the longest time between two acknowledgements at a hub, and of one
+// silence is the longest time between two acknowledgements at a hub, and that of one
 // pair there.
 func (x *talk) silence(h *hubNode, begun, ended time.Time) (all, one time.Duration, pair string) {
 	x.mu.Lock()
@@ -157,12 +157,12 @@ func (x *talk) silence(h *hubNode, begun, ended time.Time) (all, one time.Durati
 	return all, one, pair
 }
 
-// comeBack is how a sender is told that the hub cannot record now.
-var comeBack = regexp.MustCompile(`(?i)unavailable|busy`)
+// retryLater matches the errors by which a hub says that it cannot record now.
+var retryLater = regexp.MustCompile(`(?i)unavailable|busy`)
 
-// noQuorum kills two of three servers: nothing is acknowledged and each sender is
-// told so, until they run again.
-func (w *world) noQuorum() {
+// noQuorum kills two of three servers: until they run again, nothing is acknowledged,
+// and each sender gets an error that says so.
+func (w *testbed) noQuorum() {
 	t := w.t
 	t.Helper()
 	w.servers.Kill(0)
@@ -179,7 +179,7 @@ func (w *world) noQuorum() {
 		}
 		return len(missing) == 0
 	}) {
-		t.Errorf("without a quorum nobody is told to come back: %v", missing)
+		t.Errorf("without a quorum, no error told these senders to come back: %v", missing)
 	}
 	for _, f := range w.from {
 		acknowledged, told := w.since(f, lost)
@@ -187,7 +187,7 @@ func (w *world) noQuorum() {
 			t.Errorf("%q was acknowledged without a quorum", text)
 		}
 		for text, err := range told {
-			if !comeBack.MatchString(err.Error()) {
+			if !retryLater.MatchString(err.Error()) {
 				t.Errorf("%q: its sender is not told to come back: %v", text, err)
 			}
 		}
@@ -199,8 +199,8 @@ func (w *world) noQuorum() {
 	})
 }
 
-// since tells what of that which an agent began to say after a time was
-// acknowledged, and how it was told what was not.
+// since gives, of the messages that an agent began to send after a time, the
+// acknowledged ones and the errors of the others.
 func (x *talk) since(from pairs.Peer, begun time.Time) (acknowledged []string, told map[string]error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -210,7 +210,7 @@ func (x *talk) since(from pairs.Peer, begun time.Time) (acknowledged []string, t
 		case strings.Fields(text)[1] != from.Name() || o.begun.Before(begun):
 		case o.acknowledged:
 			acknowledged = append(acknowledged, text)
-		case o.took < patience: // else it left before it was told
+		case o.took < patience: // else its sender left before an answer
 			told[text] = o.err
 		}
 	}

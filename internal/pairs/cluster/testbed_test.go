@@ -16,29 +16,29 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// A world is agents who speak with each other through several hubs on one
+// A testbed is a set of agents that talk to each other through several hubs on one
 // cluster of servers.
-type world struct {
+type testbed struct {
 	*talk
 	t        *testing.T
 	servers  *testcluster.Processes
 	hubs     []*hubNode
-	from, to []pairs.Peer // who asks, and who is asked
+	from, to []pairs.Peer // requesters and responders
 	engine   node.Engine
 	outcome  string // the setting of delivery.outcome
 	web      *http.Client
 	begun    time.Time
 
-	quiet, deaf, leave func() // end what the agents do; they may be called again
+	stopTalking, stopListening, leave func() // end the activity of the agents; may be called again
 }
 
-// newWorld starts the hubs and makes two agents of each protocol. What a hub's
-// configuration has of its own is set by each, which may be nil.
-func newWorld(t *testing.T, servers *testcluster.Processes, hubs int, protocols []string,
+// newTestbed starts the hubs and makes two agents of each protocol. each, which may be
+// nil, changes the configuration of one hub.
+func newTestbed(t *testing.T, servers *testcluster.Processes, hubs int, protocols []string,
 	patience time.Duration, each func(hub int, c *node.Config),
-) *world {
+) *testbed {
 	t.Helper()
-	w := &world{
+	w := &testbed{
 		t: t, servers: servers, begun: time.Now(), web: &http.Client{Transport: &http.Transport{}},
 		engine:  node.Engine{URL: strings.Join(servers.URLs, ","), Prefix: "PAIRS", Replicas: 3, Partitions: 4},
 		outcome: os.Getenv("PARLEY_CLUSTER_OUTCOME"), // at-least-once: another setting of delivery.outcome
@@ -48,9 +48,9 @@ func newWorld(t *testing.T, servers *testcluster.Processes, hubs int, protocols 
 	}
 	w.hubs = newNodes(t, hubs, node.Config{Durability: "replicated", Engine: w.engine,
 		Delivery: node.Delivery{Outcome: w.outcome, Patience: node.Duration{Duration: patience}}}, each, w.peers()...)
-	w.talk = &talk{said: map[string]outcomeOf{}, heard: map[string]map[string]int{},
-		at: map[pairs.Peer]*hubNode{}, stories: newStories(w.hubs)}
-	w.quiet, w.deaf = func() {}, func() {}
+	w.talk = &talk{said: map[string]sendResult{}, heard: map[string]map[string]int{},
+		at: map[pairs.Peer]*hubNode{}, traces: newTraces(w.hubs)}
+	w.stopTalking, w.stopListening = func() {}, func() {}
 	w.leave = sync.OnceFunc(func() {
 		var leaving sync.WaitGroup
 		for _, p := range w.peers() {
@@ -59,8 +59,8 @@ func newWorld(t *testing.T, servers *testcluster.Processes, hubs int, protocols 
 		leaving.Wait()
 	})
 	t.Cleanup(func() {
-		w.quiet()
-		w.deaf()
+		w.stopTalking()
+		w.stopListening()
 		w.leave()
 		w.web.CloseIdleConnections()
 	})
@@ -69,14 +69,15 @@ func newWorld(t *testing.T, servers *testcluster.Processes, hubs int, protocols 
 	return w
 }
 
-func (w *world) peers() []pairs.Peer { return append(append([]pairs.Peer(nil), w.from...), w.to...) }
+func (w *testbed) peers() []pairs.Peer { return append(append([]pairs.Peer(nil), w.from...), w.to...) }
 
-func (w *world) phase(what string) {
+func (w *testbed) phase(what string) {
 	w.t.Logf("after %s %s", time.Since(w.begun).Round(100*time.Millisecond), what)
 }
 
-// join brings the agents to hubs: those of each protocol to the two that at names.
-func (w *world) join(at func(i int) (from, to *hubNode)) {
+// join brings the agents to hubs: the two of each protocol to the hubs that at
+// returns.
+func (w *testbed) join(at func(i int) (from, to *hubNode)) {
 	w.t.Helper()
 	for i := range w.from {
 		w.at[w.from[i]], w.at[w.to[i]] = at(i)
@@ -88,34 +89,34 @@ func (w *world) join(at func(i int) (from, to *hubNode)) {
 	}
 }
 
-// begin has everybody who asks speak with everybody who is asked, and, where tells
-// is set, only tell the first of them something: so there is always somebody who
-// waits for the hub and for nobody else.
-func (w *world) begin(tells bool) {
-	hearing, deaf := context.WithCancel(context.Background())
-	talking, quiet := context.WithCancel(context.Background())
-	var ears, mouths sync.WaitGroup
-	w.deaf = func() { deaf(); ears.Wait() }
-	w.quiet = func() { quiet(); mouths.Wait() }
+// begin has every requester talk to every responder. With tells it also has every
+// requester only tell the first responder: so some senders always wait for the hub
+// alone.
+func (w *testbed) begin(tells bool) {
+	listening, stopListening := context.WithCancel(context.Background())
+	talking, stopTalking := context.WithCancel(context.Background())
+	var listeners, talkers sync.WaitGroup
+	w.stopListening = func() { stopListening(); listeners.Wait() }
+	w.stopTalking = func() { stopTalking(); talkers.Wait() }
 	for _, p := range w.to {
-		ears.Go(func() { w.listen(hearing, p) })
+		listeners.Go(func() { w.listen(listening, p) })
 	}
 	for _, f := range w.from {
 		for _, g := range w.to {
-			mouths.Go(func() { w.speak(talking, f, g) })
+			talkers.Go(func() { w.speak(talking, f, g) })
 		}
 		if tells {
-			mouths.Go(func() { w.tell(talking, f, w.to[0]) })
+			talkers.Go(func() { w.tell(talking, f, w.to[0]) })
 		}
 	}
 }
 
-// end waits until all is delivered that is to be, ends the hubs, and holds what
-// was said and heard against the journal.
-func (w *world) end() {
+// end waits until all deliveries have settled, ends the hubs, and compares the traffic
+// with the journal.
+func (w *testbed) end() {
 	t := w.t
 	t.Helper()
-	w.quiet()
+	w.stopTalking()
 	w.phase("quiet")
 	for _, h := range w.hubs {
 		c := h.operator(w.web)
@@ -129,10 +130,10 @@ func (w *world) end() {
 		}
 	}
 	w.phase("every delivery is settled")
-	w.hearTheRest(t, w.dead(t, w.hubs[0], w.web))
+	w.awaitUnheard(t, w.dead(t, w.hubs[0], w.web))
 	w.phase("everything is heard")
 	w.leave()
-	w.deaf()
+	w.stopListening()
 	all(t, w.hubs, (*hubNode).stop)
 	w.verify(t, w.engine, w.outcome, w.to)
 }

@@ -13,35 +13,35 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// event is something that happened to what was said.
+// event is one event in the life of a message.
 type event struct {
 	at   time.Time
 	what string
 }
 
-// stories tell what became of each message: what the agents saw of it, and
-// what the journal holds about it.
-type stories struct {
+// traces hold the events of each message: agent events, and records of
+// the journal.
+type traces struct {
 	byText  map[string][]event
 	byID    map[parley.ID][]event
-	called  map[parley.ID]string // by which text a message is known
+	called  map[parley.ID]string // the text of a message
 	answers map[parley.ID]parley.ID
-	hubs    []*hubNode // what they wrote about it is part of it
-	told    int        // of how many it was told
+	hubs    []*hubNode // their logs belong to the trace
+	printed int        // how many traces were printed
 }
 
-func newStories(hubs []*hubNode) *stories {
-	return &stories{hubs: hubs, byText: map[string][]event{}, byID: map[parley.ID][]event{},
+func newTraces(hubs []*hubNode) *traces {
+	return &traces{hubs: hubs, byText: map[string][]event{}, byID: map[parley.ID][]event{},
 		called: map[parley.ID]string{}, answers: map[parley.ID]parley.ID{}}
 }
 
-// saw notes what an agent said or heard.
-func (s *stories) saw(text, what string, arguments ...any) {
+// seen notes an event that an agent saw.
+func (s *traces) seen(text, what string, arguments ...any) {
 	s.byText[text] = append(s.byText[text], event{time.Now(), fmt.Sprintf(what, arguments...)})
 }
 
 // recorded notes a record of the journal.
-func (s *stories) recorded(r *journal.Record) {
+func (s *traces) recorded(r *journal.Record) {
 	where := fmt.Sprintf("%s by %s, scope %q", r.Position, r.Node, r.Scope)
 	if m := r.Message; m != nil {
 		about := m.ID
@@ -82,12 +82,11 @@ func (s *stories) recorded(r *journal.Record) {
 
 const clock = "15:04:05.000"
 
-// mostTold is of how many messages the story is told: the rest is more of the
-// same.
-const mostTold = 12
+// maxTraces is how many messages get a trace: more would repeat them.
+const maxTraces = 12
 
-// of tells all that is known of a message by its text, in order.
-func (s *stories) of(text string) string {
+// of gives all events of the message with a text, in order.
+func (s *traces) of(text string) string {
 	var ids []parley.ID
 	for id, t := range s.called {
 		if t == text {
@@ -97,8 +96,8 @@ func (s *stories) of(text string) string {
 	return s.tell(text, slices.Clone(s.byText[text]), ids)
 }
 
-// ofID is of for a message, or an answer to one, that is known by its ID.
-func (s *stories) ofID(id parley.ID) string {
+// ofID is of for a message, or an answer to one, with an ID.
+func (s *traces) ofID(id parley.ID) string {
 	if about, ok := s.answers[id]; ok {
 		id = about
 	}
@@ -108,8 +107,8 @@ func (s *stories) ofID(id parley.ID) string {
 	return s.tell(id.String(), nil, []parley.ID{id})
 }
 
-func (s *stories) tell(name string, list []event, ids []parley.ID) string {
-	if s.told++; s.told > mostTold {
+func (s *traces) tell(name string, list []event, ids []parley.ID) string {
+	if s.printed++; s.printed > maxTraces {
 		return ""
 	}
 	for answer, to := range s.answers {
@@ -122,7 +121,7 @@ func (s *stories) tell(name string, list []event, ids []parley.ID) string {
 	}
 	slices.SortStableFunc(list, func(a, b event) int { return a.at.Compare(b.at) })
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n  the story of %q:", name)
+	fmt.Fprintf(&b, "\n  trace of %q:", name)
 	for _, e := range list {
 		fmt.Fprintf(&b, "\n    %s %s", e.at.UTC().Format(clock), e.what)
 	}

@@ -11,17 +11,17 @@ import (
 	"testing"
 )
 
-// A direction is one of the two of a way.
+// A direction is one of the two of a proxy.
 type direction int
 
 const (
-	there direction = iota // from the hub to the server
-	back
+	toServer direction = iota // from the hub to the server
+	toHub
 )
 
-// A way leads from a hub to a server. Either direction can be cut: then nothing
-// arrives any more, and nothing tells of it, as where a network loses packets.
-type way struct {
+// A proxy connects a hub to a server. Either direction can be cut: nothing
+// arrives any more, and no error says so, as in a network that loses packets.
+type proxy struct {
 	listener net.Listener
 	server   string
 	arrived  atomic.Int64 // bytes that came back
@@ -33,14 +33,14 @@ type way struct {
 	work  sync.WaitGroup
 }
 
-// newWay leads to a server, given by its URL, until the test ends.
-func newWay(t *testing.T, server string) *way {
+// newProxy starts a proxy to the server at a URL. It ends with the test.
+func newProxy(t *testing.T, server string) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &way{listener: l, server: strings.TrimPrefix(server, "nats://"),
+	w := &proxy{listener: l, server: strings.TrimPrefix(server, "nats://"),
 		done: make(chan struct{}), conns: map[net.Conn]bool{}}
 	for d := range w.gates {
 		w.gates[d] = make(chan struct{})
@@ -68,10 +68,10 @@ func newWay(t *testing.T, server string) *way {
 	return w
 }
 
-func (w *way) url() string { return "nats://" + w.listener.Addr().String() }
+func (w *proxy) url() string { return "nats://" + w.listener.Addr().String() }
 
-// cut lets nothing more arrive in the directions.
-func (w *way) cut(directions ...direction) {
+// cut stops the traffic in some directions.
+func (w *proxy) cut(directions ...direction) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range directions {
@@ -79,8 +79,8 @@ func (w *way) cut(directions ...direction) {
 	}
 }
 
-// mend lets arrive what was held, and all that follows.
-func (w *way) mend() {
+// mend opens both directions: held bytes arrive, and all that follow.
+func (w *proxy) mend() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for d := range w.gates {
@@ -92,8 +92,8 @@ func (w *way) mend() {
 	}
 }
 
-// passes waits until a direction is open; false: the test has ended.
-func (w *way) passes(d direction) bool {
+// waitOpen waits until a direction is open; false: the test has ended.
+func (w *proxy) waitOpen(d direction) bool {
 	for {
 		w.mu.Lock()
 		gate := w.gates[d]
@@ -107,8 +107,8 @@ func (w *way) passes(d direction) bool {
 	}
 }
 
-// keep notes a connection, which the end of the test closes; false: it has ended.
-func (w *way) keep(c net.Conn) bool {
+// track notes a connection for the end of the test to close; false: the test has ended.
+func (w *proxy) track(c net.Conn) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	select {
@@ -121,42 +121,42 @@ func (w *way) keep(c net.Conn) bool {
 	}
 }
 
-func (w *way) drop(c net.Conn) {
+func (w *proxy) untrack(c net.Conn) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.conns, c)
 	c.Close()
 }
 
-func (w *way) serve(hub net.Conn) {
-	if !w.keep(hub) {
+func (w *proxy) serve(hub net.Conn) {
+	if !w.track(hub) {
 		return
 	}
-	defer w.drop(hub)
+	defer w.untrack(hub)
 	server, err := net.Dial("tcp", w.server)
-	if err != nil || !w.keep(server) {
-		return // the hub sees that nobody is there
+	if err != nil || !w.track(server) {
+		return // the hub sees a closed connection
 	}
-	defer w.drop(server)
+	defer w.untrack(server)
 	var both sync.WaitGroup
-	both.Go(func() { w.pass(server, hub, there) })
-	both.Go(func() { w.pass(hub, server, back) })
+	both.Go(func() { w.pass(server, hub, toServer) })
+	both.Go(func() { w.pass(hub, server, toHub) })
 	both.Wait()
 }
 
-// pass copies what comes, while the direction is open. An end of the one
-// connection is the end of the other.
-func (w *way) pass(to, from net.Conn, d direction) {
+// pass copies bytes while the direction is open. When one connection ends, it ends the
+// other.
+func (w *proxy) pass(to, from net.Conn, d direction) {
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := from.Read(buffer)
-		if !w.passes(d) {
+		if !w.waitOpen(d) {
 			return
 		}
 		if n > 0 {
 			if _, werr := to.Write(buffer[:n]); werr != nil {
 				err = io.EOF
-			} else if d == back {
+			} else if d == toHub {
 				w.arrived.Add(int64(n))
 			}
 		}
