@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// a2ePeer is an agent at the hub's A2E host: it calls the agents of the
-// directory as tools and waits at parley_inbox for what is asked of it.
+// a2ePeer is an agent at the hub's A2E host: it calls the agents of the directory as
+// tools and waits at parley_inbox for messages.
 type a2ePeer struct {
 	common
 	token  string
@@ -68,7 +68,7 @@ func (p *a2ePeer) conn() (*a2e.Client, error) {
 	return p.client, nil
 }
 
-// arrival is a message that comes by parley_inbox.
+// arrival is a message from parley_inbox.
 type arrival struct {
 	ID           string          `json:"id"`
 	Kind         string          `json:"kind"`
@@ -80,7 +80,7 @@ type arrival struct {
 	Metadata     json.RawMessage `json:"metadata"`
 }
 
-// serve waits for messages and answers requests, those of another attempt too.
+// serve waits for messages and answers requests, repeated attempts too.
 func (p *a2ePeer) serve(life context.Context, c *a2e.Client) {
 	for life.Err() == nil {
 		ctx, cancel := context.WithTimeout(life, 30*time.Second)
@@ -102,7 +102,7 @@ func (p *a2ePeer) serve(life context.Context, c *a2e.Client) {
 		})
 		cancel()
 		if err != nil && life.Err() == nil {
-			// The hub is away: it is looked for again, not too often.
+			// The hub is away: the peer tries again, after a pause.
 			pause(life)
 		}
 	}
@@ -119,7 +119,7 @@ func (p *a2ePeer) answer(life context.Context, c *a2e.Client, id, text string) {
 		}
 		return err
 	}
-	_ = p.respond(life, text, responder{ // the requester sees that nothing came
+	_ = p.respond(life, text, responder{ // on failure the requester gets no answer
 		piece:    func(text string) error { return reply(map[string]any{"state": "working", "content": text}) },
 		fail:     func(text string) error { return reply(map[string]any{"error": text}) },
 		complete: func(text string) error { return reply(map[string]any{"content": text}) },

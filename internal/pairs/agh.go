@@ -80,7 +80,7 @@ func (p *aghPeer) peer() (*agh.Client, error) {
 	return p.client, nil
 }
 
-// handle takes everything in the order of arrival; work is done elsewhere.
+// handle takes messages in the order of arrival; work runs elsewhere.
 func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 	e := r.Envelope
 	if mine, ok := p.waiting.Load(e.WorkID); ok {
@@ -114,7 +114,7 @@ func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 	ctx, stop := context.WithCancelCause(life)
 	p.tasks.Store(e.WorkID, stop)
 	if r.Receipt(ctx, agh.StatusAccepted, "", "") != nil {
-		return // the requester sees that nothing came
+		return // the requester gets no answer
 	}
 	p.work.Go(func() {
 		defer stop(nil)
@@ -122,7 +122,7 @@ func (p *aghPeer) handle(life context.Context, r *agh.Request) {
 		trace := func(state agh.WorkState) func(text string) error {
 			return func(text string) error { return r.Trace(ctx, &agh.Trace{State: state, Message: text}) }
 		}
-		_ = p.respond(ctx, h.Text, responder{ // the requester sees that nothing came
+		_ = p.respond(ctx, h.Text, responder{ // on failure the requester gets no answer
 			piece: trace(agh.StateWorking),
 			fail:  trace(agh.StateFailed),
 			complete: func(text string) error {
@@ -216,7 +216,7 @@ func (p *aghPeer) Tell(ctx context.Context, to Peer, text string) error {
 	return aghFailure(err)
 }
 
-// meet looks for a peer of which this one has not heard since it came.
+// meet looks for a peer of which this one has not heard since it joined.
 func (p *aghPeer) meet(ctx context.Context, c *agh.Client, to string) error {
 	if _, met := p.met.Load(to); met {
 		return nil

@@ -17,14 +17,14 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// aspPeer is an ASP agent at the hub's ASP server. It keeps one session with
-// each agent that it asks, and joins those to which it is invited.
+// aspPeer is an ASP agent at the hub's ASP server. It keeps one session with each agent
+// that it asks, and joins the sessions that others open with it.
 type aspPeer struct {
 	common
 	id       *asp.Identity
 	client   *asp.Client     // nil: not connected; it and life are guarded by common.mu
 	life     context.Context // of the client
-	sessions sync.Map        // *aspTalk by the name of the agent that is asked
+	sessions sync.Map        // *aspTalk by the name of the responder
 }
 
 // aspTalk is a session that this peer opened.
@@ -33,11 +33,11 @@ type aspTalk struct {
 	read *aspReader // nil: none is open
 }
 
-// aspReader reads a session for all questions that are asked in it, one after
-// the other. A question skips what was said about earlier ones.
+// aspReader reads a session for all its questions, one after the other. A question
+// skips messages about earlier ones.
 type aspReader struct {
 	s    *asp.Session
-	said chan *asp.Message // closed when there is nothing more to read, and err is why
+	said chan *asp.Message // closed at the end of the session; err is why
 	over atomic.Bool       // said is closed, or is about to be
 	err  error             // nil: the session is over
 }
@@ -73,7 +73,7 @@ func (p *aspPeer) Join(_ context.Context, at Place, away bool) error {
 
 func (p *aspPeer) Leave() { p.end() }
 
-// serve joins the sessions to which it is invited.
+// serve joins the sessions to which the peer is invited.
 func (p *aspPeer) serve(life context.Context, c *asp.Client) {
 	for inv, err := range c.Invitations(life) {
 		if err != nil {
@@ -101,7 +101,7 @@ func (p *aspPeer) attend(life context.Context, s *asp.Session) {
 		}
 		switch {
 		case m.IsInvitation():
-			_ = persist(life, func() error { // who invited sees that nothing came
+			_ = persist(life, func() error { // on failure the inviting agent sees no one join
 				_, err := s.Send(life, asp.Accept, asp.Answer{}, asp.InReplyTo(m))
 				return err
 			})
@@ -190,7 +190,7 @@ func (p *aspPeer) answer(ctx context.Context, s *asp.Session, m *asp.Message, te
 			return err
 		})
 	}
-	_ = p.respond(ctx, text, responder{ // the requester sees that nothing came
+	_ = p.respond(ctx, text, responder{ // on failure the requester gets no answer
 		piece:    func(text string) error { return inform("chunk", asp.Information{Data: objectOf(text)}) },
 		fail:     func(text string) error { return inform("error", asp.Information{Topic: text}) },
 		complete: func(text string) error { return inform("result", asp.Information{Data: objectOf(text)}) },
@@ -205,8 +205,8 @@ func (p *aspPeer) address(to Peer) string {
 	return "agent://" + Domain + "/agents/" + to.Name()
 }
 
-// session gives the session with an agent, opened when it is first asked for
-// and when the one before is over. t.mu is held.
+// session gives the session with an agent, opened at first use and when the session
+// before has ended. t.mu is held.
 func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader, error) {
 	if r := t.read; r != nil && !r.s.State().Terminal() && !r.over.Load() {
 		return r, nil
@@ -227,7 +227,7 @@ func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader,
 			return nil, aspFailure(err)
 		case m.State == asp.Introduced:
 			r := &aspReader{s: s, said: make(chan *asp.Message, maxSaid)}
-			p.mu.Lock() // after the end of life no session is read anew
+			p.mu.Lock() // after the end of life no reader is started
 			defer p.mu.Unlock()
 			if life.Err() != nil {
 				return nil, context.Cause(life)
@@ -242,7 +242,7 @@ func (p *aspPeer) session(ctx context.Context, t *aspTalk, to Peer) (*aspReader,
 	return nil, fmt.Errorf("pairs: the session with %s ended before it began", to.Name())
 }
 
-// talk is what this peer has with another.
+// talk is this peer's session with another agent.
 func (p *aspPeer) talk(to Peer) *aspTalk {
 	t, _ := p.sessions.LoadOrStore(to.Name(), &aspTalk{})
 	return t.(*aspTalk)
@@ -274,12 +274,12 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	// Questions of one session are told apart by their ids.
+	// The id tells apart the questions of one session.
 	id, err := asp.NewSessionID()
 	if err != nil {
 		return Answer{}, err
 	}
-	// A request that was begun is sent, so that it can be withdrawn.
+	// A request is sent even if ctx ends, so that it can be withdrawn.
 	sending, sent := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer sent()
 	var wishes []asp.SendOption
@@ -312,7 +312,7 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 }
 
-// next waits for what is said next.
+// next waits for the next message.
 func (r *aspReader) next(ctx context.Context) (*asp.Message, error) {
 	select {
 	case m, ok := <-r.said:
@@ -325,7 +325,7 @@ func (r *aspReader) next(ctx context.Context) (*asp.Message, error) {
 	}
 }
 
-// aspAnswer reads what was said about a question; over: nothing more follows.
+// aspAnswer reads a message about a question; over: nothing more follows.
 func aspAnswer(m *asp.Message, q Question) (a Answer, over bool, err error) {
 	var b struct {
 		InformType string          `json:"informType"`

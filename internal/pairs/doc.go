@@ -1,10 +1,9 @@
 // Package pairs has one small agent of each of the five protocols, and proves
 // with them that every protocol reaches every other.
 //
-// A [Peer] speaks its own protocol alone, through a socket of its own, by
-// nothing but that protocol's package: it learns the hub's address and what an
-// agent of any protocol learns from its operator, no more. What a peer is asked
-// says what it does, so that answers are the same every time:
+// A [Peer] speaks only its own protocol, through that protocol's package and a socket
+// of its own: it knows the hub's address and what an operator tells any agent, no more.
+// The text of a question says what the peer does, so answers are the same every time:
 //
 //	say TEXT     answers TEXT
 //	fail TEXT    fails, and says TEXT
@@ -12,9 +11,10 @@
 //	hold         answers nothing until it is cancelled
 //	later …      does the rest when its gate is opened (by tests of this package)
 //	begin …      says that it has begun, and then is like later
-//	note TEXT    is heard; answers "noted" to who wants an answer
 //
-// [New] makes peers before there is a hub, [Peer.Agent] says what the hub's
-// configuration must know of them, and [Peer.Join] brings them to a hub that
-// runs: in this process, in another, or one of several nodes.
+// note TEXT    is heard; a requester gets the answer "noted"
+//
+// [New] makes peers before there is a hub, [Peer.Agent] gives their entries in the
+// hub's configuration, and [Peer.Join] connects them to a running hub: in this process,
+// in another, or one of several nodes.
 package pairs

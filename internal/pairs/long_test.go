@@ -38,8 +38,8 @@ func (c *clock) pass(d time.Duration) {
 	c.ahead += d
 }
 
-// front is an address that stays while the hub behind it goes and comes back
-// at another. While there is none, who connects is hung up on.
+// front is an address that stays while the hub behind it moves from one address to
+// another. While no hub is there, it closes new connections.
 type front struct {
 	l    net.Listener
 	work sync.WaitGroup
@@ -94,7 +94,7 @@ func (f *front) serve(c net.Conn) {
 	f.conns[c], f.conns[hub] = true, true
 	f.mu.Unlock()
 	f.work.Go(func() {
-		_, _ = io.Copy(hub, c) // either side's end is the end of both
+		_, _ = io.Copy(hub, c) // the end of either side ends both
 		hub.Close()
 	})
 	_, _ = io.Copy(c, hub)
@@ -104,7 +104,8 @@ func (f *front) serve(c net.Conn) {
 	delete(f.conns, hub)
 }
 
-// lead puts another hub behind the address, or none, and ends what there was.
+// lead puts another hub behind the address, or none, and closes the connections to the
+// last one.
 func (f *front) lead(to string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -115,18 +116,18 @@ func (f *front) lead(to string) {
 	clear(f.conns)
 }
 
-// longWorld is a world whose hub can be stopped and started again while time
-// goes on. The peers notice nothing but that it was away.
-type longWorld struct {
-	*world
+// longTestNode is a testNode whose hub can be stopped and started again while the clock is
+// put forward. The peers only see that the hub was away.
+type longTestNode struct {
+	*testNode
 	clock     clock
 	http, agh *front
 	from, to  map[string]Worker // by protocol
 }
 
-func newLongWorld(t *testing.T, modes ...samvad.Mode) *longWorld {
+func newLongTestNode(t *testing.T, modes ...samvad.Mode) *longTestNode {
 	t.Helper()
-	w := &longWorld{http: newFront(t), agh: newFront(t), from: map[string]Worker{}, to: map[string]Worker{}}
+	w := &longTestNode{http: newFront(t), agh: newFront(t), from: map[string]Worker{}, to: map[string]Worker{}}
 	var all []Peer
 	for _, p := range Protocols {
 		from, to := newPeer(t, p, p+"-from"), newPeer(t, p, p+"-to")
@@ -139,7 +140,7 @@ func newLongWorld(t *testing.T, modes ...samvad.Mode) *longWorld {
 	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk", PublicURL: "http://" +
 		w.http.l.Addr().String(), Now: w.clock.Now,
 		ASP: node.ASP{Conversing: node.Duration{Duration: 24 * time.Hour}}}
-	w.world = newWorld(t, c, all...)
+	w.testNode = newTestNode(t, c, all...)
 	w.lead()
 	for _, p := range all {
 		if err := p.Join(patient(t), w.place(), false); err != nil {
@@ -149,19 +150,19 @@ func newLongWorld(t *testing.T, modes ...samvad.Mode) *longWorld {
 	return w
 }
 
-func (w *longWorld) place() Place {
+func (w *longTestNode) place() Place {
 	return Place{HTTP: "http://" + w.http.l.Addr().String(), AGH: "nats://" + w.agh.l.Addr().String(), Now: w.clock.Now}
 }
 
-func (w *longWorld) lead() {
+func (w *longTestNode) lead() {
 	a := w.Addresses()
 	w.http.lead(strings.TrimPrefix(a.Local, "http://"))
 	w.agh.lead(strings.TrimPrefix(a.AGH, "nats://"))
 }
 
-// away stops the hub, lets time pass, and starts it again on the same
-// directory. What is under way is cut off.
-func (w *longWorld) away(t *testing.T, pass time.Duration) {
+// away stops the hub, puts the clock forward, and starts the hub again on the same
+// directory. Exchanges in flight are cut off.
+func (w *longTestNode) away(t *testing.T, pass time.Duration) {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	stop()
@@ -173,7 +174,7 @@ func (w *longWorld) away(t *testing.T, pass time.Duration) {
 	w.clock.pass(pass)
 	w.open(t)
 	w.lead()
-	// What is said next is not said into a connection that is no more, for
+	// Idle connections are closed: the next message must not go into a dead one, for
 	// which some protocols have no second attempt.
 	for _, p := range w.peers {
 		p.(interface{ hangUp() }).hangUp()
@@ -193,9 +194,9 @@ type commission struct {
 
 func (c *commission) String() string { return c.from + " to " + c.to }
 
-// ask has every asker of some pairs ask, and waits until who is asked has
-// heard it, and the hub knows that.
-func (w *longWorld) ask(t *testing.T, verb string, patience time.Duration,
+// ask sends a question for each of some pairs, and waits until every responder has
+// heard it and the hub has recorded the delivery.
+func (w *longTestNode) ask(t *testing.T, verb string, patience time.Duration,
 	pairs func(from, to string) bool) []*commission {
 	t.Helper()
 	var all []*commission
@@ -247,16 +248,16 @@ func (c *commission) wait(t *testing.T) (Answer, error) {
 	return c.answer, c.err
 }
 
-// byTheHub reports whether the hub itself keeps a request of a pair: between
-// two agents of one protocol that passes on envelopes it is theirs alone.
+// byTheHub reports whether the hub itself keeps a request of a pair. Where it passes on
+// the envelopes of one protocol, the request is the two agents' alone.
 func byTheHub(from, to string) bool { return from != to || !traits[from].native }
 
-// TestLongWork has all pairs do work of over an hour, while the hub is stopped
-// and started again: the answers come, what is taken back is heard, and so is
-// that nobody waits any more.
+// TestLongWork has all pairs do work of over an hour, while the hub is stopped and
+// started again: answers and withdrawals arrive, and the responder learns when the
+// requester waits no more.
 func TestLongWork(t *testing.T) {
 	t.Parallel()
-	w := newLongWorld(t, samvad.ModeSync, samvad.ModeAsync, samvad.ModeStream)
+	w := newLongTestNode(t, samvad.ModeSync, samvad.ModeAsync, samvad.ModeStream)
 	every := func(string, string) bool { return true }
 
 	t.Run("answered", func(t *testing.T) {
@@ -272,7 +273,7 @@ func TestLongWork(t *testing.T) {
 		}
 	})
 
-	t.Run("given up by who is asked", func(t *testing.T) {
+	t.Run("failed by the responder", func(t *testing.T) {
 		list := w.ask(t, "later fail", 3*time.Hour, every)
 		w.away(t, 10*time.Minute)
 		for _, p := range w.to {
@@ -287,7 +288,7 @@ func TestLongWork(t *testing.T) {
 		}
 	})
 
-	t.Run("taken back by who asks", func(t *testing.T) {
+	t.Run("withdrawn by the requester", func(t *testing.T) {
 		list := w.ask(t, "hold", 3*time.Hour, func(from, to string) bool {
 			return traits[from].cancels &&
 				traits[to].cancelled
@@ -332,13 +333,13 @@ func TestLongWork(t *testing.T) {
 	w.nothingOpen(t)
 }
 
-// TestStreamCutOff has every protocol ask a SAMVAD agent that answers by
-// streams alone, an A2E agent by a tool call, and the hub restart when each has
-// had a piece. Who asked is told that no answer will come; the agent notices
-// that nobody reads; it is not asked a second time, but for who asks again.
+// TestStreamCutOff has every protocol ask a SAMVAD agent that answers only by streams,
+// and an A2E agent by a tool call. The hub restarts when each requester has had a
+// piece. The requester gets an error; the agent notices that its stream has no reader,
+// and is asked a second time only if the requester asks again.
 func TestStreamCutOff(t *testing.T) {
 	t.Parallel()
-	w := newLongWorld(t, samvad.ModeStream)
+	w := newLongTestNode(t, samvad.ModeStream)
 	to := w.to["samvad"]
 	type outcome struct {
 		answer Answer
@@ -375,7 +376,7 @@ func TestStreamCutOff(t *testing.T) {
 			if o.err == nil {
 				t.Errorf("%s: %+v", from, o.answer)
 			}
-			// Who waits on a connection may learn it from that.
+			// A requester that waits on a connection may see that break instead.
 			if f := new(Failure); from != "samvad" && !errors.As(o.err, &f) &&
 				!errors.Is(o.err, a2e.ErrOutcomeUnknown) {
 				t.Errorf("%s: %v", from, o.err)
@@ -401,7 +402,7 @@ func TestStreamCutOff(t *testing.T) {
 }
 
 // nothingOpen checks that every request has ended.
-func (w *longWorld) nothingOpen(t *testing.T) {
+func (w *longTestNode) nothingOpen(t *testing.T) {
 	t.Helper()
 	for _, d := range w.Hub().Journal().Deliveries(journal.Filter{States: []parley.DeliveryState{parley.Waiting,
 		parley.Delivering, parley.Delivered}}) {

@@ -14,16 +14,15 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// TestLoop has two hubs each of which says that the agent "mirror" is at the
-// other.
+// TestLoop has two hubs, each with an entry that the agent "mirror" is at the other.
 func TestLoop(t *testing.T) {
 	t.Parallel()
 	var peers []Peer
 	for _, p := range Protocols {
 		peers = append(peers, newPeer(t, p, p+"-peer"))
 	}
-	a, b := newWorld(t, node.Config{Name: "hub-a"}, peers...), newWorld(t, node.Config{Name: "hub-b"})
-	for _, way := range []struct{ at, other *world }{{a, b}, {b, a}} {
+	a, b := newTestNode(t, node.Config{Name: "hub-a"}, peers...), newTestNode(t, node.Config{Name: "hub-b"})
+	for _, way := range []struct{ at, other *testNode }{{a, b}, {b, a}} {
 		other := way.other.SAMVAD().Hosting()
 		key, err := base64.StdEncoding.DecodeString(other.Key)
 		if err != nil {
@@ -49,15 +48,15 @@ func TestLoop(t *testing.T) {
 	}
 	a.join(t, peers...)
 	t.Run("cards", func(t *testing.T) {
-		// Neither knows what the agent can do, and both find that out.
+		// Neither hub knows the agent's skills, and both ask for them.
 		_, err := (&samvad.Client{HTTP: a.peers[0].(*samvadPeer).web}).Card(patient(t), a.SAMVAD().Hosting().Base+
 			"/agents/mirror")
 		if err == nil {
 			t.Error("a card came from nowhere")
 		}
 	})
-	// From here on both say what it can do.
-	for _, w := range []*world{a, b} {
+	// From here on both list a skill.
+	for _, w := range []*testNode{a, b} {
 		e, ok := w.Hub().Directory().Agent("mirror")
 		if !ok {
 			t.Fatal("the mirror is not there")
@@ -76,7 +75,7 @@ func TestLoop(t *testing.T) {
 			if !errors.As(err, &f) {
 				t.Fatalf("%+v, %v", answer, err)
 			}
-			// From who asks to one hub, to the other, and back once, where it is
+			// From the requester to one hub, to the other, and back once, where it is
 			// refused.
 			if n := a.requests() - before[0]; n != 2 {
 				t.Errorf("the first hub recorded %d requests", n)
@@ -103,7 +102,7 @@ func TestLoop(t *testing.T) {
 }
 
 // requests counts the requests that were recorded, refused ones too.
-func (w *world) requests() int {
+func (w *testNode) requests() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := 0
@@ -115,7 +114,7 @@ func (w *world) requests() int {
 	return n
 }
 
-// named is an agent of which nothing but the name is known.
+// named is an agent of which only the name is known.
 type named string
 
 func (n named) Name() string                                { return string(n) }

@@ -14,26 +14,26 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// waysOut are those by which the hub reaches the peers.
+// waysOut are the ways by which the hub reaches the peers.
 var waysOut = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Inbox,
 	"agh": bridge.AGH, "asp": bridge.ASP}
 
-// crosses reports whether what one protocol says reaches another, by the table
-// of what each can say.
+// crosses reports whether an aspect passes from one protocol to another, by the table
+// of traits.
 func crosses(from, to string, a bridge.Aspect) bool {
 	f := bridge.Look(from, waysOut[to], a).Fate
 	return f == bridge.Survives || f == bridge.As
 }
 
-// trait is what a protocol can say.
+// trait lists what a protocol can express.
 type trait struct {
 	assurance parley.Assurance // of what its peers send
-	pieces    bridge.Aspect    // as which who is asked says pieces ahead of the answer
-	cancels   bool             // who asks can take it back
-	cancelled bool             // who is asked hears of that
-	native    bool             // between two of its own agents the envelope goes as it is
-	deadline  bool             // who is asked hears until when
-	repeat    bool             // who is asked recognises a repeat
+	pieces    bridge.Aspect    // how a responder sends pieces ahead of the answer
+	cancels   bool             // a requester can withdraw its question
+	cancelled bool             // a responder hears of a withdrawal
+	native    bool             // between two of its agents the envelope passes unchanged
+	deadline  bool             // a responder sees the deadline
+	repeat    bool             // a responder deduplicates
 }
 
 var traits = map[string]trait{
@@ -47,22 +47,22 @@ var traits = map[string]trait{
 		native: true, repeat: true},
 }
 
-// pair is one peer that asks another.
+// pair is a requester and a responder.
 type pair struct {
-	w              *world
+	w              *testNode
 	from, to, away Peer
 	asks, asked    trait
-	native         bool // the envelope goes from one to the other as it is
+	native         bool // the envelope passes unchanged
 }
 
-// aspect is one thing that is tried between two peers.
+// aspect is one property that is tested between two peers.
 type aspect struct {
 	name string
 	test func(*pair, *testing.T)
 }
 
-// TestPairs lets every protocol ask every other through one node, each by a
-// socket of its own.
+// TestPairs has every protocol ask every other through one node, each by a socket of
+// its own.
 func TestPairs(t *testing.T) {
 	t.Parallel()
 	aspects := []aspect{{"success", (*pair).success}, {"failure", (*pair).failure}, {"events", (*pair).events},
@@ -74,8 +74,8 @@ func TestPairs(t *testing.T) {
 	tryPairs(t, func(*pair, map[string]node.Agent) {}, aspects)
 }
 
-// TestPairsUnexposed is TestPairs at the default exposure: the agent that asks is
-// exposed nowhere, the agent that is asked only where it is called.
+// TestPairsUnexposed is TestPairs at the default exposure: the requester is exposed
+// nowhere, the responder only where it is called.
 func TestPairsUnexposed(t *testing.T) {
 	t.Parallel()
 	expose := func(p *pair, agents map[string]node.Agent) {
@@ -88,8 +88,8 @@ func TestPairsUnexposed(t *testing.T) {
 		{"notice", (*pair).notice}, {"cancel", (*pair).cancel}, {"away", (*pair).absent}})
 }
 
-// tryPairs tries the aspects between all protocols. expose says where the agents of a pair
-// are exposed, if not everywhere.
+// tryPairs tests the aspects between all protocols. expose sets where the agents of a
+// pair are exposed, if not everywhere.
 func tryPairs(t *testing.T, expose func(*pair, map[string]node.Agent), aspects []aspect) {
 	var all []Peer
 	var list []*pair
@@ -105,7 +105,7 @@ func tryPairs(t *testing.T, expose func(*pair, map[string]node.Agent), aspects [
 			expose(p, config.Agents)
 		}
 	}
-	w := newWorld(t, config, all...)
+	w := newTestNode(t, config, all...)
 	for _, p := range list {
 		p.w = w
 		w.join(t, p.from, p.to)
@@ -196,12 +196,12 @@ func (p *pair) events(t *testing.T) {
 	p.reported(t, "count 3")
 }
 
-// waysBack are those by which the peers hear what is said about their questions.
+// waysBack are the ways by which a requester gets events and answers.
 var waysBack = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Call,
 	"agh": bridge.AGH, "asp": bridge.ASP}
 
-// reported: what the loss table says that events of an answered question lost is
-// in their own deliveries, or in that of the question.
+// reported checks the losses of an answered question's events by the loss table: each
+// is in the event's own delivery, or in that of the question.
 func (p *pair) reported(t *testing.T, text string) {
 	t.Helper()
 	m := p.w.said(t, p.from, p.to, text)
@@ -270,10 +270,10 @@ func (p *pair) cancel(t *testing.T) {
 	}
 }
 
-// patience of who asks what is not answered.
+// patience is how long a requester waits for an answer that does not come.
 const patience = 3 * time.Second
 
-// timeout: who asks stops waiting, and the hub with it.
+// timeout: when the requester stops waiting, so does the hub.
 func (p *pair) timeout(t *testing.T) {
 	ctx, stop := context.WithTimeout(patient(t), patience)
 	defer stop()
@@ -281,8 +281,8 @@ func (p *pair) timeout(t *testing.T) {
 	if err == nil {
 		t.Fatalf("%+v", a)
 	}
-	// Who waits on a connection is waited for by the hub; others say how long
-	// their message may be delivered, and the hub's own patience is longer.
+	// The hub waits as long as a requester's connection. Other requesters set a limit
+	// on delivery, which is shorter than the hub's own patience.
 	m := p.w.said(t, p.from, p.to, "hold on")
 	if from := p.from.Protocol(); from == "samvad" || from == "a2e" {
 		p.w.settled(t, m.ID, parley.Answered, parley.Abandoned)
@@ -291,8 +291,8 @@ func (p *pair) timeout(t *testing.T) {
 	}
 }
 
-// oversized: what is larger than the hub takes is refused to its sender, and
-// reaches nobody.
+// oversized: the hub refuses a message above its limit to the sender, and delivers
+// nothing.
 func (p *pair) oversized(t *testing.T) {
 	text := "say " + strings.Repeat("x", 2<<20)
 	a, err := p.from.Ask(patient(t), Question{To: p.to, Text: text})
@@ -300,7 +300,7 @@ func (p *pair) oversized(t *testing.T) {
 	if !errors.As(err, &f) {
 		t.Fatalf("%d bytes were answered with %d, %v", len(text), len(a.Text), err)
 	}
-	// The next to be heard is the next that is said.
+	// The next message to arrive is the next that is sent.
 	if err := p.from.Tell(patient(t), p.to, "note that"); err != nil {
 		t.Fatal(err)
 	}
@@ -312,9 +312,9 @@ func (p *pair) oversized(t *testing.T) {
 	})
 }
 
-// absent: an agent that is away and comes back. Who can wait gets its answer
-// then; who waits on a connection to an agent that cannot be reached is told,
-// and answered when it asks again.
+// absent: an agent is away and comes back. A requester that can wait gets its answer
+// then. One that waits on a connection to an unreachable agent gets an error, and an
+// answer when it asks again.
 func (p *pair) absent(t *testing.T) {
 	ask := func() error {
 		a, err := p.from.Ask(patient(t), Question{To: p.away, Text: "say welcome"})
@@ -335,7 +335,7 @@ func (p *pair) absent(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- ask() }()
-	p.w.record(t, "anything for who is away", func(r *journal.Record) bool {
+	p.w.record(t, "a message to the absent agent", func(r *journal.Record) bool {
 		m := r.Message
 		return m != nil && m.From == p.from.Name() && slices.Contains(m.Recipients(), p.away.Name())
 	})
@@ -346,8 +346,8 @@ func (p *pair) absent(t *testing.T) {
 	}
 }
 
-// told reports whether who asks waits on a connection, and who is asked is
-// reached by one.
+// told reports whether the requester waits on a connection and the responder is reached
+// by one.
 func (p *pair) told() bool {
 	from, to := p.from.Protocol(), p.away.Protocol()
 	return (from == "samvad" || from == "a2e") && (to == "samvad" || to == "uagents")
@@ -360,7 +360,7 @@ func (p *pair) back(t *testing.T) {
 	}
 }
 
-// leave has the absent be known to the hub, and away.
+// leave makes the absent agent known to the hub, and away.
 func (p *pair) leave(t *testing.T) {
 	t.Helper()
 	gone, ok := p.away.(*aghPeer)
@@ -370,7 +370,7 @@ func (p *pair) leave(t *testing.T) {
 		}
 		return
 	}
-	// A peer of which nobody has heard is no peer.
+	// A peer must have been heard once to be known.
 	p.back(t)
 	if from, ok := p.from.(*aghPeer); ok {
 		c, err := from.peer()

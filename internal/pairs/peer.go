@@ -19,10 +19,10 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// Protocols are the five, in the order of the tables.
+// Protocols are the five protocols, in the order of the tables.
 var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
 
-// Where the peers of AGH meet, and the domain of the hub's ASP stand-ins.
+// The domain of the hub's ASP stand-ins, and where AGH peers meet.
 const (
 	Workspace = "pairs"
 	Channel   = "square"
@@ -34,8 +34,8 @@ type Place struct {
 	HTTP string // base URL of the protocols over HTTP
 	AGH  string // URL of the NATS listener
 
-	// Dial connects to the host of HTTP, where that is a name which stands for
-	// several nodes, of which this place is one; nil: as usual.
+	// Dial connects to the host of HTTP if that name stands for several nodes, of which
+	// this place is one; nil: the usual dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	Now func() time.Time // the clock of the peers, where the hub has one of its own; nil: time.Now
@@ -52,22 +52,22 @@ func At(n *node.Node) Place {
 // goroutines.
 type Peer interface {
 	Name() string     // in the directory
-	Protocol() string // which it speaks
-	// Agent is what the configuration of a hub says of it. Files that are
-	// named there are written to dir.
+	Protocol() string // that it speaks
+	// Agent is its entry in a hub's configuration. Files named in the entry are written
+	// to dir.
 	Agent(dir string) (node.Agent, error)
-	// Join brings it to a hub: from then on it can ask and, unless away, is
-	// asked. It may be called again, for another hub or after Leave.
+	// Join connects it to a hub: from then on it can ask and, unless away, is asked. It
+	// may be called again, for another hub or after Leave.
 	Join(ctx context.Context, at Place, away bool) error
-	// Leave ends what it does at the hub, as if its process had ended.
+	// Leave ends its activity at the hub, as if its process had ended.
 	Leave()
-	// Ask asks another agent and waits for the answer. A failure or a refusal
-	// is an [*Failure], in the words in which it arrived. When ctx ends, the
-	// peer says so where its protocol has words for it.
+	// Ask asks another agent and waits for the answer. A failure or refusal is an
+	// [*Failure], with the text that arrived. When ctx ends, the peer withdraws the
+	// question where its protocol can.
 	Ask(ctx context.Context, q Question) (Answer, error)
-	// Tell says something to which no answer is expected.
+	// Tell sends a message that expects no answer.
 	Tell(ctx context.Context, to Peer, text string) error
-	// Heard gives what the peer is told and asked, in the order of arrival.
+	// Heard gives the notices and requests to the peer, in the order of arrival.
 	Heard() <-chan Heard
 }
 
@@ -77,11 +77,11 @@ type Question struct {
 	Text   string
 	Events func(string) // is called with every piece ahead of the answer; may be nil
 
-	// Patience is how long the peer says that it waits, where its protocol has
-	// words for it; 0: until the end of the context.
+	// Patience is the time limit that the peer sends, where its protocol has one; 0:
+	// until the end of the context.
 	Patience time.Duration
 
-	Taken func() // is called when the hub has taken the question; may be nil
+	Taken func() // is called when the hub has accepted the question; may be nil
 }
 
 func (q Question) taken() {
@@ -93,31 +93,31 @@ func (q Question) taken() {
 // An Answer to a question.
 type Answer struct {
 	Text string
-	From string // how the answer named its sender
+	From string // the name of the sender in the answer
 }
 
 // Heard is something that reached a peer.
 type Heard struct {
-	ID         string // by which the peer would recognise it, should it come again; "" where there is none
+	ID         string // the id by which the peer would deduplicate; "" where there is none
 	Text       string
-	Cancel     bool   // it takes back what was asked before
-	Provenance string // what the hub states about the origin, as it stands; "" where it states nothing
+	Cancel     bool   // it withdraws an earlier question
+	Provenance string // the hub's statement of the origin, as it stands; "" where there is none
 	Raw        []byte // the envelope as it arrived; nil where there is none
 	Trace      string
 	Deadline   time.Time
-	Attempt    int // 0: it is not said
+	Attempt    int // 0: not stated
 }
 
-// A Failure is an answer that says that there is none.
+// A Failure is an answer that reports a failure or a refusal.
 type Failure struct {
 	Text    string
-	Refused bool // the protocol tells refusals from failures, and it was one
+	Refused bool // it is a refusal, and the protocol distinguishes the two
 }
 
 func (f *Failure) Error() string { return f.Text }
 
-// New makes a peer with the given name, which is its name in the directory,
-// too. Away or not, it has no connection before Join.
+// New makes a peer with the given name, which is also its name in the directory. It has
+// no connection before Join.
 func New(protocol, name string) (Peer, error) {
 	switch protocol {
 	case "samvad":
@@ -134,9 +134,8 @@ func New(protocol, name string) (Peer, error) {
 	return nil, fmt.Errorf("pairs: there is no protocol %q", protocol)
 }
 
-// Configure adds to c what a hub needs to know of the peers: who they are, and
-// that they are on this machine. They are exposed as c says of an agent of their
-// name, else everywhere. Files are written to dir.
+// Configure adds the peers to c, as agents on this machine. They are exposed as c says
+// for their names, else everywhere. Files are written to dir.
 func Configure(c *node.Config, dir string, peers ...Peer) error {
 	c.Listen.HTTP, c.Listen.AGH = cmp.Or(c.Listen.HTTP, "127.0.0.1:0"), cmp.Or(c.Listen.AGH, "127.0.0.1:0")
 	c.Policy.Assurance = cmp.Or(c.Policy.Assurance, "session") // A2E and AGH prove connections, not messages
@@ -169,23 +168,23 @@ func Configure(c *node.Config, dir string, peers ...Peer) error {
 	return nil
 }
 
-// common is what all peers are made of.
+// common is the part that all peers share.
 type common struct {
 	name, protocol string
 	heard          chan Heard
 
 	mu   sync.Mutex
 	at   Place
-	ctx  context.Context // of what it does at the hub
+	ctx  context.Context // of its activity at the hub
 	stop context.CancelFunc
 	work sync.WaitGroup
 	web  *http.Client
-	gate chan struct{} // closed when what is to come later may come
+	gate chan struct{} // closed when the work of "later" may go on
 
-	around func(http.RoundTripper) http.RoundTripper // what it sends by HTTP; nil: nothing. Set before Join
+	around func(http.RoundTripper) http.RoundTripper // wraps its HTTP transport; nil: nothing does. Set before Join
 }
 
-// maxHeard is how much a peer hears before somebody reads it; the rest is lost.
+// maxHeard is how many unread messages a peer keeps; further ones are lost.
 const maxHeard = 1 << 16
 
 func newCommon(protocol, name string) common {
@@ -197,7 +196,7 @@ func (c *common) Name() string        { return c.name }
 func (c *common) Protocol() string    { return c.protocol }
 func (c *common) Heard() <-chan Heard { return c.heard }
 
-// begin ends what was before, and gives the context of what begins.
+// begin ends the activity at the last hub, and gives the context of the new one.
 func (c *common) begin(at Place) context.Context {
 	c.end()
 	c.mu.Lock()
@@ -236,7 +235,7 @@ func (c *common) now() time.Time {
 	return time.Now()
 }
 
-// until is when a peer that asks stops waiting, by its own clock.
+// until is when a requester stops waiting, by its own clock.
 func (c *common) until(ctx context.Context, q Question) (time.Time, bool) {
 	if q.Patience > 0 {
 		return c.now().Add(q.Patience), true
@@ -245,7 +244,7 @@ func (c *common) until(ctx context.Context, q Question) (time.Time, bool) {
 	return c.now().Add(time.Until(d)), ok
 }
 
-// act does what a text asks for.
+// act does the work that a text asks for.
 func (c *common) act(ctx context.Context, text string, piece func(string) error) (string, error) {
 	rest, ok := strings.CutPrefix(text, "later ")
 	if !ok {
@@ -269,10 +268,10 @@ func (c *common) act(ctx context.Context, text string, piece func(string) error)
 	return act(ctx, text, piece)
 }
 
-// A responder says in a protocol what a peer does about a request.
+// A responder sends a peer's reaction to a request in its protocol.
 type responder struct{ piece, fail, complete func(text string) error }
 
-// respond does what a text asks for. A request that was cancelled gets no outcome.
+// respond does the work that a text asks for. A cancelled request gets no outcome.
 func (c *common) respond(ctx context.Context, text string, r responder) error {
 	answer, err := c.act(ctx, text, r.piece)
 	var f *Failure
@@ -292,8 +291,8 @@ func (c *common) hear(h Heard) {
 	}
 }
 
-// Said is the text that a peer put into a message of the hub, in whichever
-// form its protocol gave it; "" where it is none of a peer's.
+// Said is the text that a peer put into a message of the hub, in any protocol's form;
+// "" where the message is not a peer's.
 func Said(m *parley.Message) string {
 	for _, p := range m.Parts {
 		if p.IsText() {
@@ -341,8 +340,8 @@ func act(ctx context.Context, text string, piece func(string) error) (string, er
 	return "", &Failure{Text: "it knows say, fail, count, hold, note, and each of them later, or begun now"}
 }
 
-// A door is a listener that can be shut and opened again at the same address.
-// Its port lies below those from which systems take ports for others.
+// A door is a listener that can be shut and opened again at the same address. Its port
+// is below the ports that systems give out themselves.
 type door struct {
 	addr string
 
@@ -366,7 +365,7 @@ func newDoor() (*door, error) {
 	return nil, errors.New("pairs: there is no free port")
 }
 
-// doors are the addresses that peers of this process have had.
+// doors are the addresses of the peers of this process so far.
 var doors sync.Map
 
 func (d *door) open(h http.Handler) error {
@@ -392,12 +391,12 @@ func (d *door) shut() {
 	d.server = nil
 	d.mu.Unlock()
 	if s != nil {
-		_ = s.Close() // what is under way is cut off, as by the end of a process
+		_ = s.Close() // exchanges in flight are cut off, as by the end of a process
 		<-done
 	}
 }
 
-// pause waits a little, before the hub is looked for again.
+// pause waits a little before the next attempt to reach the hub.
 func pause(ctx context.Context) {
 	select {
 	case <-time.After(100 * time.Millisecond):

@@ -16,17 +16,17 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// twice sends each request that could have an effect a second time, with the
-// same bytes and headers, once the first is answered.
+// twice sends each request that could have an effect a second time, with the same bytes
+// and headers, when the first is answered.
 type twice struct {
 	http.RoundTripper
-	prove func(*http.Request) error // gives the second a proof of its own, where the first may be used once; nil: none
+	prove func(*http.Request) error // gives the repeat a new proof where a proof may be used only once; nil: none
 
 	mu   sync.Mutex
 	sent []repetition
 }
 
-// repetition is what was sent twice, and how that was answered.
+// repetition is a request that was sent twice, with both answers.
 type repetition struct {
 	path          string
 	first, second answered
@@ -37,7 +37,7 @@ type answered struct {
 	body   string
 }
 
-// CloseIdleConnections is what an [http.Client] asks of its transport.
+// CloseIdleConnections implements the optional method of an [http.Client]'s transport.
 func (x *twice) CloseIdleConnections() {
 	x.RoundTripper.(interface{ CloseIdleConnections() }).CloseIdleConnections()
 }
@@ -83,7 +83,7 @@ func (x *twice) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// take gives what was sent since it was asked last.
+// take gives the requests since the last call.
 func (x *twice) take() []repetition {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -92,9 +92,9 @@ func (x *twice) take() []repetition {
 	return out
 }
 
-// TestRepeats has every protocol ask every other, and send the bytes of the
-// question twice: it is recorded and heard once, answered once, and who sent it
-// hears of the second what its protocol says of a repeat.
+// TestRepeats has every protocol ask every other, and send the bytes of the question
+// twice: it is recorded and heard once, answered once, and the repeat gets the
+// protocol's answer to a repeat.
 func TestRepeats(t *testing.T) {
 	t.Parallel()
 	from, to, senders := map[string]Peer{}, map[string]Peer{}, map[string]*twice{}
@@ -114,14 +114,14 @@ func TestRepeats(t *testing.T) {
 			from[p].(interface{ repeats(*twice) }).repeats(senders[p])
 		}
 	}
-	w := newWorld(t, node.Config{}, all...)
+	w := newTestNode(t, node.Config{}, all...)
 	w.join(t, all...)
 	for _, a := range Protocols {
 		for _, b := range Protocols {
 			t.Run(a+"->"+b, func(t *testing.T) {
 				w.explain(t, from[a], to[b])
 				text := "say " + a + " to " + b
-				senders[a].take() // what it did before
+				senders[a].take() // earlier requests
 				answer, err := from[a].Ask(patient(t), Question{To: to[b], Text: text})
 				if err != nil || answer.Text != a+" to "+b {
 					t.Fatalf("%+v, %v", answer, err)
@@ -139,7 +139,7 @@ func TestRepeats(t *testing.T) {
 						}
 					}
 				}
-				// The next to be heard is the next that is said.
+				// The next message to arrive is the next that is sent.
 				if err := from[a].Tell(patient(t), to[b], "note "+a); err != nil {
 					t.Fatal(err)
 				}
@@ -161,7 +161,7 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
-// repeats has what the peer sends by HTTP be sent twice, from Join on.
+// repeats makes the peer send its HTTP requests twice, from Join on.
 func (c *common) repeats(x *twice) {
 	c.around = func(t http.RoundTripper) http.RoundTripper {
 		x.RoundTripper = t
@@ -169,16 +169,16 @@ func (c *common) repeats(x *twice) {
 	}
 }
 
-// recorded counts the messages of one to another that were recorded with a
-// text, and not refused.
-func (w *world) recorded(from, to Peer, text string) (n int) {
+// recorded counts the recorded messages from one agent to another with a text, without
+// refused ones.
+func (w *testNode) recorded(from, to Peer, text string) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.records {
 		m := r.Message
 		if m == nil || r.Refused != nil || m.From != from.Name() || !m.InReplyTo.IsZero() ||
 			m.Trace.Foreign["asp.says"] != "" || !holds(m, text) {
-			continue // what the hub says of it in an ASP session is not the message itself
+			continue // the hub's own message in an ASP session
 		}
 		if slices.Contains(m.Recipients(), to.Name()) {
 			n++
@@ -187,15 +187,14 @@ func (w *world) recorded(from, to Peer, text string) (n int) {
 	return n
 }
 
-// repeatedWord checks what a protocol over HTTP says of a repeat: SAMVAD that
-// the nonce was used, ASP which message it was, uAgents and A2E the same as of
-// the first.
+// repeatedWord checks the answer to a repeat over HTTP: SAMVAD reports a used nonce,
+// ASP names the message, uAgents and A2E repeat the first answer.
 func repeatedWord(protocol string, r repetition) error {
 	ok := r.first == r.second
 	switch {
 	case protocol == "samvad":
 		ok = r.second.status == http.StatusUnauthorized && strings.Contains(r.second.body, "REPLAY_DETECTED")
-	case protocol == "asp" && r.first.status/100 == 2: // the state may be another by then
+	case protocol == "asp" && r.first.status/100 == 2: // the state may have changed since
 		first, _, _ := strings.Cut(r.first.body, `,"state"`)
 		second, _, _ := strings.Cut(r.second.body, `,"state"`)
 		ok = r.second.status == http.StatusOK && first == second
@@ -208,10 +207,9 @@ func repeatedWord(protocol string, r repetition) error {
 	return nil
 }
 
-// publishAgain has an AGH peer publish a question again. An agent of another
-// protocol answers with a receipt that says so; on its way to a peer the repeat
-// goes nowhere.
-func (w *world) publishAgain(t *testing.T, p *aghPeer, to Peer, text string) {
+// publishAgain has an AGH peer publish a question again. For an agent of another
+// protocol a receipt reports the repeat; on its way to a peer the repeat goes nowhere.
+func (w *testNode) publishAgain(t *testing.T, p *aghPeer, to Peer, text string) {
 	t.Helper()
 	var raw []byte
 	w.record(t, text, func(r *journal.Record) bool {
@@ -232,12 +230,12 @@ func (w *world) publishAgain(t *testing.T, p *aghPeer, to Peer, text string) {
 	p.mu.Lock()
 	nc := p.conn
 	p.mu.Unlock()
-	// Its own client takes no receipts for work that has ended.
+	// The peer's own client takes no receipts for work that has ended.
 	sub, err := nc.SubscribeSync("agh.network.v0." + Workspace + ".>")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = sub.Unsubscribe() }() // or the connection is gone
+	defer func() { _ = sub.Unsubscribe() }() // the connection may be gone
 	if err := nc.Publish(subject, raw); err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +246,7 @@ func (w *world) publishAgain(t *testing.T, p *aghPeer, to Peer, text string) {
 		}
 		got, err := agh.Decode(m.Data)
 		if err != nil || got.To != p.Name() || got.ReplyTo != e.ID || got.From != to.Name() {
-			continue // of others, or of the first
+			continue // of other work, or of the first publication
 		}
 		if r, ok := got.Content().(*agh.Receipt); ok && r.Status == agh.StatusDuplicate {
 			return

@@ -20,7 +20,7 @@ type samvadPeer struct {
 	door *door
 	card *samvad.Card
 
-	speaks *samvad.Client // at the hub that was joined, guarded by common.mu
+	speaks *samvad.Client // at the joined hub, guarded by common.mu
 }
 
 func newSamvad(name string) (Peer, error) {
@@ -60,7 +60,7 @@ func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 	if away {
 		return nil
 	}
-	// Its operator trusts the hub's key, which the hub's own card shows.
+	// Its operator trusts the hub's key, as in the hub's own card.
 	hub, err := p.client().Card(ctx, at.HTTP)
 	if err != nil {
 		return err
@@ -162,16 +162,16 @@ func samvadFailure(err error) error {
 	return err
 }
 
-// Tell leaves a task whose result nobody fetches: SAMVAD has no notices.
+// Tell leaves a task and does not fetch its result: SAMVAD has no notices.
 func (p *samvadPeer) Tell(ctx context.Context, to Peer, text string) error {
 	_, err := p.client().Send(ctx, p.call(to, text))
 	return err
 }
 
-// objectOf is a JSON object that holds a text.
+// objectOf makes a JSON object that holds a text.
 func objectOf(text string) json.RawMessage {
 	b, err := json.Marshal(map[string]string{"text": text})
-	if err != nil { // every string can be written
+	if err != nil { // every string can be encoded
 		panic(err)
 	}
 	return b

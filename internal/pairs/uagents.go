@@ -12,14 +12,14 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// uagentsPeer speaks the chat protocol and registers with the hub as with
-// Agentverse. What it sends goes to the hub's endpoint, whoever is addressed.
+// uagentsPeer speaks the chat protocol and registers with the hub as with Agentverse.
+// All its messages go to the hub's endpoint, for any recipient.
 type uagentsPeer struct {
 	common
 	id   *uagents.Identity
 	door *door
 
-	known   sync.Map // addresses by name, of the hub that was joined
+	known   sync.Map // addresses by name, of the joined hub
 	waiting sync.Map // chan uagentsSaid by session
 }
 
@@ -129,9 +129,8 @@ func (p *uagentsPeer) handle(ctx, life context.Context, r *uagents.Request) (uag
 	if chat == nil || said.text == "" {
 		return uagents.Response{}, nil
 	}
-	// It is heard though the hub may be gone before it can be acknowledged: what
-	// comes once more is a repeat, of which the handler learns nothing. So a
-	// question is worked on too.
+	// The question is heard and answered even if the hub goes away before the
+	// acknowledgement: the handler never sees the hub's repeat.
 	p.hear(Heard{ID: r.Session, Text: said.text, Provenance: r.Header.Get("Parley-Provenance"), Raw: r.Raw(),
 		Trace: r.Session})
 	if err := r.Send(ctx, chat.Acknowledge(p.now()).Message()); strings.HasPrefix(said.text, "note") {
@@ -160,7 +159,7 @@ func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 	sending := ctx
 	if q.Patience > 0 {
-		sending = context.WithoutCancel(ctx) // its end would be the envelope's
+		sending = context.WithoutCancel(ctx) // the envelope would expire with it
 	}
 	_, err := c.SendIn(sending, session, p.address(q.To), uagents.NewChat(p.now(), uagents.Text(q.Text)).Message())
 	if err != nil {
@@ -183,8 +182,8 @@ func (p *uagentsPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 	}
 }
 
-// address: the registry knows agents by their directory names, and a uAgent by
-// its own address.
+// address: the hub's registry knows agents by their directory names, a uAgent by its
+// own address.
 func (p *uagentsPeer) address(to Peer) string {
 	if native, ok := to.(*uagentsPeer); ok {
 		return native.id.Address()
@@ -193,7 +192,7 @@ func (p *uagentsPeer) address(to Peer) string {
 }
 
 func (p *uagentsPeer) Tell(ctx context.Context, to Peer, text string) error {
-	// Only what ends the session expects no answer.
+	// Only the end of a session expects no answer.
 	_, err := p.client().Send(ctx, p.address(to), uagents.NewChat(p.now(), uagents.Text(text),
 		uagents.EndSession()).Message())
 	return uagentsFailure(err)

@@ -15,12 +15,12 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// TestUnsigned has a sender of uAgents that signs nothing ask agents of all
-// protocols. Where signatures or sessions are demanded it is refused in the
-// words of its protocol, and nobody hears it; where an operator lets it in, each
-// is told by the field of its own protocol that it is unsigned, whoever signed
-// the message that it gets. An agent of uAgents gets the envelope as it is, and
-// refuses it itself: nothing that the hub does makes it look signed.
+// TestUnsigned has a sender of uAgents that signs nothing ask agents of all protocols.
+// Where signatures or sessions are demanded, the sender gets a refusal of its protocol,
+// and no agent hears the message. Where an operator lets it in, each recipient sees in
+// a field of its own protocol that the message is unsigned, whatever the hub itself
+// signs. An agent of uAgents gets the envelope unchanged and refuses it itself: the hub
+// never makes it look signed.
 func TestUnsigned(t *testing.T) {
 	t.Parallel()
 	user, err := uagents.NewUser()
@@ -36,7 +36,7 @@ func TestUnsigned(t *testing.T) {
 			for _, p := range Protocols {
 				all = append(all, newPeer(t, p, p+"-to"))
 			}
-			w := newWorld(t, node.Config{Policy: node.Policy{Assurance: c.assurance}}, all...)
+			w := newTestNode(t, node.Config{Policy: node.Policy{Assurance: c.assurance}}, all...)
 			w.join(t, all...)
 			at := At(w.Node)
 			_, web := all[0].(*samvadPeer).place()
@@ -82,8 +82,8 @@ func TestUnsigned(t *testing.T) {
 	}
 }
 
-// untouched checks that nothing of a sender was taken, and nobody heard of it.
-func (w *world) untouched(t *testing.T, sender string, by ...Peer) {
+// untouched checks that no message of a sender was accepted or heard.
+func (w *testNode) untouched(t *testing.T, sender string, by ...Peer) {
 	t.Helper()
 	for _, to := range by {
 		if n := len(to.Heard()); n > 0 {
@@ -99,11 +99,11 @@ func (w *world) untouched(t *testing.T, sender string, by ...Peer) {
 	}
 }
 
-// TestUnsignedAGH has a peer of AGH Network ask agents of the other protocols.
-// Nothing is signed there. The hub's own NATS proves the session; an operator's
-// proves nothing. Where more is demanded than is proved, the peer is refused by a
-// receipt, and nobody hears it; else each is told in the field of its own
-// protocol what was proved, whoever signed the message that it gets.
+// TestUnsignedAGH has a peer of AGH Network ask agents of the other protocols. Nothing
+// is signed there. The hub's own NATS proves the session; an operator's proves nothing.
+// Where more is demanded than is proved, the peer gets a refusal as a receipt, and no
+// agent hears the message. Else each recipient sees in a field of its own protocol what
+// was proved, whatever the hub itself signs.
 func TestUnsignedAGH(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -124,7 +124,7 @@ func TestUnsignedAGH(t *testing.T) {
 			from := newPeer(t, "agh", "agh-from")
 			var all []Peer
 			for _, p := range Protocols {
-				if p != "agh" { // there the envelope goes on as it is, and nobody could sign
+				if p != "agh" { // between AGH peers the envelope passes unchanged and unsigned
 					all = append(all, newPeer(t, p, p+"-to"))
 				}
 			}
@@ -132,7 +132,7 @@ func TestUnsignedAGH(t *testing.T) {
 			if c.operator {
 				config.AGH.URL = operatorsNATS(t)
 			}
-			w := newWorld(t, config, append(all, from)...)
+			w := newTestNode(t, config, append(all, from)...)
 			w.join(t, all...)
 			at := At(w.Node)
 			if c.operator {
@@ -171,7 +171,7 @@ func TestUnsignedAGH(t *testing.T) {
 	}
 }
 
-// operatorsNATS starts a NATS server that lets everybody in.
+// operatorsNATS starts a NATS server that lets every client in.
 func operatorsNATS(t *testing.T) (url string) {
 	t.Helper()
 	s, err := server.NewServer(&server.Options{ServerName: "operator", Host: "127.0.0.1", Port: server.RANDOM_PORT,

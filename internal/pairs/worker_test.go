@@ -10,17 +10,17 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// A Worker is a peer that leaves work to others for long.
+// A Worker is a peer that can leave long work to others.
 type Worker interface {
 	Peer
-	// Commission asks in the form in which the protocol fetches an answer that
-	// comes much later, and goes on after the hub was away.
+	// Commission asks in the form in which the protocol fetches a much later answer,
+	// and goes on after the hub was away.
 	Commission(ctx context.Context, q Question) (Answer, error)
-	// Release lets what the peer itself was asked to do later be done now.
+	// Release lets the peer do now the work that it was asked to do later.
 	Release()
 }
 
-// Release lets what the peer was asked to do later be done now.
+// Release lets the peer do now the work that it was asked to do later.
 func (c *common) Release() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,13 +54,13 @@ func (p *samvadPeer) Commission(ctx context.Context, q Question) (Answer, error)
 	return Answer{Text: text}, err
 }
 
-// Commission is what every question of this protocol is.
+// Commission is Ask: every question of this protocol may take long.
 func (p *uagentsPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 	return p.Ask(ctx, q)
 }
 
-// Delegated gives work to another agent by the capability multi_agent, which
-// can be taken back, and waits for its result. When ctx ends it is terminated.
+// Delegated gives work to another agent by the capability multi_agent, and waits for
+// the result. When ctx ends, the work is terminated.
 func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 	c, err := p.conn()
 	if err != nil {
@@ -70,7 +70,7 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 		m, err := c.Ask(ctx, a2e.Message{Type: "multi_agent/" + kind, Body: body})
 		return m, a2eFailure(err)
 	}
-	// What was begun is sent, so that it can be terminated.
+	// A request is sent even if ctx ends, so that it can be terminated.
 	begin, begun := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer begun()
 	m, err := say(begin, "spawn", map[string]any{"name": q.To.Name(), "role": q.To.Name()})
@@ -101,7 +101,7 @@ func (p *a2ePeer) Delegated(ctx context.Context, q Question) (Answer, error) {
 		switch {
 		case errors.As(err, &f):
 			return Answer{}, err
-		case err != nil: // the hub is away: it is looked for again
+		case err != nil: // the hub is away: the peer tries again
 			pause(ctx)
 			continue
 		}
@@ -120,8 +120,8 @@ func (p *a2ePeer) Commission(ctx context.Context, q Question) (Answer, error) {
 	return p.Delegated(ctx, q)
 }
 
-// Commission looks for the other peer anew, as long as it takes: the hub may
-// have come back just now.
+// Commission looks for the other peer until it finds it: the hub may have come back
+// just now.
 func (p *aghPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 	c, err := p.peer()
 	if err != nil {
@@ -139,5 +139,5 @@ func (p *aghPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 	}
 }
 
-// Commission is what every question of this protocol is.
+// Commission is Ask: every question of this protocol may take long.
 func (p *aspPeer) Commission(ctx context.Context, q Question) (Answer, error) { return p.Ask(ctx, q) }

@@ -18,8 +18,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// Most tests wait for peers and for time to pass: more of them run at once than there
-// are processors.
+// Most tests wait for peers and for time to pass: more tests run at once than there are
+// processors.
 func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "16"); err != nil {
 		panic(err)
@@ -30,8 +30,8 @@ func TestMain(m *testing.M) {
 // within bounds every wait of a test on a busy machine.
 const within = 90 * time.Second
 
-// world is a node with peers, and what its journal recorded.
-type world struct {
+// testNode is a node with peers and the records of its journal.
+type testNode struct {
 	*node.Node
 	config node.Config
 	peers  []Peer
@@ -41,8 +41,9 @@ type world struct {
 	more    chan struct{} // closed by the next record
 }
 
-// newWorld starts a node that knows the peers. They have not joined it.
-func newWorld(t *testing.T, c node.Config, peers ...Peer) *world {
+// newTestNode starts a node that has the peers in its configuration. They have not joined
+// it.
+func newTestNode(t *testing.T, c node.Config, peers ...Peer) *testNode {
 	t.Helper()
 	if c.Data == "" {
 		c.Data = filepath.Join(t.TempDir(), "data")
@@ -51,7 +52,7 @@ func newWorld(t *testing.T, c node.Config, peers ...Peer) *world {
 	if err := Configure(&c, t.TempDir(), peers...); err != nil {
 		t.Fatal(err)
 	}
-	w := &world{config: c, peers: peers, more: make(chan struct{})}
+	w := &testNode{config: c, peers: peers, more: make(chan struct{})}
 	w.open(t)
 	t.Cleanup(func() {
 		var leaving sync.WaitGroup
@@ -64,7 +65,7 @@ func newWorld(t *testing.T, c node.Config, peers ...Peer) *world {
 	return w
 }
 
-func (w *world) open(t *testing.T) {
+func (w *testNode) open(t *testing.T) {
 	t.Helper()
 	n, err := node.Open(context.Background(), w.config)
 	if err != nil {
@@ -83,7 +84,7 @@ func (w *world) open(t *testing.T) {
 	}
 }
 
-func (w *world) close(t *testing.T) {
+func (w *testNode) close(t *testing.T) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(context.Background(), within)
 	defer stop()
@@ -92,8 +93,8 @@ func (w *world) close(t *testing.T) {
 	}
 }
 
-// join brings peers to the node.
-func (w *world) join(t *testing.T, peers ...Peer) {
+// join connects peers to the node.
+func (w *testNode) join(t *testing.T, peers ...Peer) {
 	t.Helper()
 	for _, p := range peers {
 		if err := p.Join(patient(t), At(w.Node), false); err != nil {
@@ -102,8 +103,8 @@ func (w *world) join(t *testing.T, peers ...Peer) {
 	}
 }
 
-// record waits for a record that is as f wants it.
-func (w *world) record(t *testing.T, what string, f func(*journal.Record) bool) *journal.Record {
+// record waits for a record that satisfies f.
+func (w *testNode) record(t *testing.T, what string, f func(*journal.Record) bool) *journal.Record {
 	t.Helper()
 	ctx := patient(t)
 	for at := 0; ; {
@@ -123,8 +124,8 @@ func (w *world) record(t *testing.T, what string, f func(*journal.Record) bool) 
 	}
 }
 
-// said finds the record of what one agent said to another.
-func (w *world) said(t *testing.T, from, to Peer, text string) *parley.Message {
+// said finds the record of a message from one agent to another.
+func (w *testNode) said(t *testing.T, from, to Peer, text string) *parley.Message {
 	t.Helper()
 	return w.record(t, fmt.Sprintf("%q from %s to %s", text, from.Name(), to.Name()), func(r *journal.Record) bool {
 		m := r.Message
@@ -133,11 +134,11 @@ func (w *world) said(t *testing.T, from, to Peer, text string) *parley.Message {
 	}).Message
 }
 
-// holds reports whether a message says a text, in whichever form.
+// holds reports whether a message has a text, in any protocol's form.
 func holds(m *parley.Message, text string) bool { return Said(m) == text }
 
-// settled waits until the delivery of a message is as want says.
-func (w *world) settled(t *testing.T, id parley.ID, want ...parley.DeliveryState) journal.Step {
+// settled waits until the delivery of a message has one of the states.
+func (w *testNode) settled(t *testing.T, id parley.ID, want ...parley.DeliveryState) journal.Step {
 	t.Helper()
 	var found journal.Step
 	w.record(t, fmt.Sprintf("the delivery of %s as %v", id, want), func(r *journal.Record) bool {
@@ -154,7 +155,7 @@ func (w *world) settled(t *testing.T, id parley.ID, want ...parley.DeliveryState
 	return found
 }
 
-// patient is a context that ends when something must have gone wrong.
+// patient is a context that ends when a wait of the test has failed.
 func patient(t *testing.T) context.Context {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), within)
@@ -162,7 +163,7 @@ func patient(t *testing.T) context.Context {
 	return ctx
 }
 
-// next waits for something that a peer hears and that is as f wants it.
+// next waits for a message to a peer that satisfies f.
 func next(t *testing.T, p Peer, what string, f func(Heard) bool) Heard {
 	t.Helper()
 	ctx := patient(t)
@@ -192,8 +193,8 @@ func newPeer(t *testing.T, protocol, name string) Peer {
 	return p
 }
 
-// explain has a test that fails show what the journal holds of two agents.
-func (w *world) explain(t *testing.T, from, to Peer) {
+// explain logs the journal's records of two agents if the test fails.
+func (w *testNode) explain(t *testing.T, from, to Peer) {
 	t.Cleanup(func() {
 		if !t.Failed() {
 			return
