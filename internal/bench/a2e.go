@@ -34,8 +34,8 @@ type A2ERow struct {
 	CPURatio  float64       `json:"cpuRatio,omitempty"` // floor's CPU time per call by Parley's
 }
 
-// rounds is how often a path and its floor take turns, so that other work on the
-// machine disturbs both.
+// rounds is how often a path and its floor alternate, so that other work on the machine
+// disturbs both.
 const rounds = 4
 
 // A2E measures framing and validation on one core, tool calls at a host of
@@ -138,8 +138,8 @@ func webClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 }
 
-// toolCalls calls a tool from several callers of one session, in turns with
-// the floor where the transport has one.
+// toolCalls calls a tool from several callers of one session, alternating with the
+// floor where the transport has one.
 func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ERow, error) {
 	row := A2ERow{What: "host over " + kind, Parallel: parallel}
 	arguments := json.RawMessage(`{"text":"` + string(bytes.Repeat([]byte("x"), 64)) + `"}`)
@@ -189,7 +189,7 @@ func (c *Config) toolCalls(ctx context.Context, kind string, parallel int) (A2ER
 	return row, nil
 }
 
-// tally sums up the turns of one path.
+// tally sums up the rounds of one path.
 type tally struct {
 	calls     int
 	took, cpu time.Duration

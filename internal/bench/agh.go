@@ -17,9 +17,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// AGHDecode measures how long reading and checking one say of Payload bytes
-// takes, on one core: the median of many short runs, most of which other work on
-// the machine does not disturb.
+// AGHDecode measures how long reading and checking one say of Payload bytes takes, on
+// one core: the median of many runs, each so short that other work on the machine
+// rarely disturbs it.
 func AGHDecode(c Config) (time.Duration, error) {
 	c.defaults()
 	raw, err := aghSay("peer-0", "work_0", c.Payload).Encode()
@@ -49,25 +49,25 @@ func AGH(ctx context.Context, c Config, each func(Row)) error {
 	return c.compare(ctx, floor.AGH, c.agh, each)
 }
 
-// aghSay gives work in a thread of its sender's own. What is said in one
-// conversation is handled in its order, one after the other.
+// aghSay gives work in a thread of its sender's own, because the messages of one
+// conversation are handled one after the other.
 func aghSay(from, work string, size int) *agh.Envelope {
 	e := &agh.Envelope{ID: agh.NewID(), WorkspaceID: "acme", Channel: "bench", Surface: agh.SurfaceThread,
 		ThreadID: "thread_" + from, From: from, To: "echo", WorkID: work, TS: time.Now().Unix()}
 	if err := e.SetContent(&agh.Say{Text: filler(size, 420), Intent: "request"}); err != nil {
-		return e // text of one letter: cannot be
+		return e // cannot fail for a text of one letter
 	}
 	return e
 }
 
-// aghPeer is a peer that gives work and waits for its end. It runs on the cores of
-// the hub, so it checks nothing of what it hears.
+// aghPeer is a peer that gives work and waits for its end. It shares the hub's cores,
+// so it checks nothing that it receives.
 type aghPeer struct {
 	nc      *nats.Conn
 	id      string
 	ended   chan string // work ids
 	subject string
-	size    int // of what it says
+	size    int // bytes of its messages
 }
 
 func (c *Config) agh(ctx context.Context, storage floor.Storage, connections int) (f Figures, err error) {

@@ -30,7 +30,7 @@ type ASPRow struct {
 	Each  time.Duration `json:"each"`            // per message
 	CPU   time.Duration `json:"cpu"`             // of this process, per message
 	Floor time.Duration `json:"floor,omitempty"` // CPU time of one Ed25519 and one P-256 verification and one SHA-256
-	Ratio float64       `json:"ratio,omitempty"` // floor by Parley, both in CPU time: 1 is nothing but cryptography
+	Ratio float64       `json:"ratio,omitempty"` // floor by Parley, both in CPU time: at 1 all the time goes to cryptography
 }
 
 // ASPConfig configures [ASP].
@@ -43,7 +43,7 @@ type ASPConfig struct {
 // spent is wall clock and CPU time together.
 type spent struct{ wall, cpu time.Duration }
 
-// meter starts a measurement; each call gives the time since then.
+// meter starts a measurement; each call of the result gives the time since then.
 func meter() func() spent {
 	began, cpu := time.Now(), load.CPU()
 	return func() spent { return spent{time.Since(began), load.CPU() - cpu} }
@@ -140,9 +140,9 @@ func (s *aspSession) floor(i int) (func() bool, error) {
 	}, nil
 }
 
-// ASP measures, on one goroutine: the checks of a message next to their floor;
-// the cost of a message at the beginning of a session and at its end, all
-// of it recorded in memory; and the offline verification of that session.
+// ASP measures, on one goroutine: the checks of a message next to their floor; the cost
+// of a message at the beginning and at the end of a session recorded in memory; and the
+// offline verification of that session.
 func ASP(ctx context.Context, c ASPConfig, each func(ASPRow)) error {
 	c.defaults()
 	if err := c.aspChecks(ctx, each); err != nil {
@@ -171,7 +171,7 @@ func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
 	}
 	var checks, least spent
 	const turn = 100
-	for from := 0; from < n; from += turn { // in turns, so that both see the same machine
+	for from := 0; from < n; from += turn { // alternating, so that other work disturbs both
 		took := meter()
 		for i := from; i < from+turn; i++ {
 			if _, err := v.Verify(ctx, s.raw[i], asp.Transport{Agent: s.agents[i%2].ID()}); err != nil {
@@ -189,7 +189,7 @@ func (c *ASPConfig) aspChecks(ctx context.Context, each func(ASPRow)) error {
 		t = took()
 		least.wall, least.cpu = least.wall+t.wall, least.cpu+t.cpu
 	}
-	if checks.cpu == 0 { // the system does not tell
+	if checks.cpu == 0 { // the system does not report CPU time
 		checks.cpu, least.cpu = checks.wall, least.wall
 	}
 	r := checks.row("checks of a message", n)
@@ -217,7 +217,7 @@ func (c *ASPConfig) recordSession(ctx context.Context, dir string, n *node.Node,
 	}
 	server := n.ASP().Server()
 	stop := c.profiled("asp-session")
-	window := min(10_000, c.Messages/4) // long enough that each holds its part of the garbage collector's work
+	window := min(10_000, c.Messages/4) // long enough that each has its share of garbage collection
 	var took func() spent
 	for i, raw := range s.raw {
 		if i == 10 || i == c.Messages-window {

@@ -81,7 +81,7 @@ func (c *GuestAttackers) Run(ctx context.Context) ([]GuestAttack, error) {
 	return out, nil
 }
 
-// guestAttack is one attack of the list.
+// guestAttack is one attack in the list.
 type guestAttack struct {
 	name    string
 	target  string // directory name of the attacked agent
@@ -94,7 +94,7 @@ type guestAttack struct {
 // and 50 small ones a second each: the load and the hub share the machine.
 const (
 	large, medium, small = 900_000, 60_000, 20
-	content              = 700_000 // becomes some 930,000 bytes of an envelope
+	content              = 700_000 // makes an envelope of about 930,000 bytes
 	largePause           = 100 * time.Millisecond
 	smallPause           = 20 * time.Millisecond
 	heldConnections      = 200 // of each shape, to the protocol listener
@@ -102,10 +102,10 @@ const (
 	heldClaims           = 400
 )
 
-// guestAttacks are all attacks; agent is one of the enrolled agents, for which
-// the hub stands in.
+// guestAttacks are all attacks; agent is an enrolled agent that has a stand-in at the
+// hub.
 func guestAttacks(agent string) []guestAttack {
-	const hub = "parley" // the agent that the hub itself is: it has a manifest
+	const hub = "parley" // the hub's own agent: it has a manifest
 	type (
 		ctx = context.Context
 		by  = *attack.Attack

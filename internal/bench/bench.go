@@ -30,9 +30,9 @@ type Config struct {
 	Storage     []floor.Storage // default memory and disk
 	Duration    time.Duration   // of each measurement; default 3 s
 	Payload     int             // bytes of the request body; default 1 KiB
-	Agents      int             // registered besides the one that is called
+	Agents      int             // registered besides the called one
 	Replays     int             // percent of the load that are captured replays
-	Dir         string          // of the disk runs; default the temporary directory of the system, which may be memory
+	Dir         string          // of the disk runs; default the system's temporary directory, which may be in memory
 	NoFloor     bool            // measure only Parley
 	Log         *slog.Logger
 	Profile     func(name string) (stop func()) // called around Parley's own measurements
@@ -42,7 +42,7 @@ type Config struct {
 type Row struct {
 	Storage     floor.Storage `json:"storage"`
 	Connections int           `json:"connections"`
-	RecordBytes int           `json:"recordBytes,omitempty"` // of the journal's: written by both sides for each append
+	RecordBytes int           `json:"recordBytes,omitempty"` // of the journal: both sides write as many bytes for each append
 	Parley      Figures       `json:"parley"`
 	Floor       *Figures      `json:"floor,omitempty"`
 	Ratio       float64       `json:"ratio,omitempty"`       // of throughputs; above 1 is faster than the floor
@@ -60,7 +60,7 @@ func (r *Row) rate() {
 	r.CPURatio = float64(r.Floor.CPU) / float64(max(r.Parley.CPU, 1))
 }
 
-// Figures of one side.
+// Figures are the measured values of one side.
 type Figures struct {
 	Throughput float64       `json:"throughput"` // a second
 	P50        time.Duration `json:"p50"`
@@ -82,9 +82,9 @@ func (c *Config) defaults() {
 	c.Dir = cmp.Or(c.Dir, os.TempDir())
 }
 
-// Samvad measures signed synchronous SAMVAD requests over HTTP to a Go
-// handler, each recorded and its reply recorded, next to a floor with two
-// appends. It calls each with every row as soon as it is known.
+// Samvad measures signed synchronous SAMVAD requests over HTTP to a Go handler, each
+// recorded with its reply, next to a floor with two appends. It passes each row to each
+// as soon as it is measured.
 func Samvad(ctx context.Context, c Config, each func(Row)) error {
 	return c.compare(ctx, floor.Samvad, c.samvad, each)
 }
@@ -128,7 +128,7 @@ const senders = 16
 func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (Figures, error) {
 	return c.overHTTP(ctx, storage, connections, overHTTP{
 		name: string(storage), perSecond: 25_000, most: 400_000,
-		// with an admin API it makes the index
+		// the admin API needs the index
 		hub: node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}},
 		replayed: func(status int, body string) bool {
 			return status == http.StatusUnauthorized && strings.Contains(body, "REPLAY_DETECTED")

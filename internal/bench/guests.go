@@ -24,15 +24,15 @@ import (
 
 // GuestsConfig says how to attack a hub.
 type GuestsConfig struct {
-	Hub []string // the command that runs a hub, to which --config, a file and --json are added
-	// Attackers is the command that runs [GuestAttackers], which it reads as JSON,
-	// and writes what they report.
+	Hub []string // the command that runs a hub; --config, a file and --json are appended
+	// Attackers is the command that runs [GuestAttackers]: it reads them as JSON and
+	// writes their report.
 	Attackers []string
 	Duration  time.Duration // of the attack
 	Dir       string        // where the hub keeps its records; default the temporary directory
 
-	// Progress, when set, is called when a phase begins; of is how long it
-	// lasts, 0 when that is not known.
+	// Progress, when set, is called when a phase begins; of is the duration of the
+	// phase, or 0 if it is not known.
 	Progress func(phase string, of time.Duration)
 }
 
@@ -42,7 +42,7 @@ type GuestsReport struct {
 
 	Memory  Span          `json:"memory"` // of the hub's process, bytes that are resident
 	Disk    Span          `json:"disk"`   // of its data directory, bytes of all files
-	Own     int64         `json:"own"`    // of Disk: the enrolled agents' messages, as many bytes each as when quiet
+	Own     int64         `json:"own"`    // of Disk: the enrolled agents' messages, at the bytes for each of the quiet phase
 	Quiet   Talk          `json:"quiet"`  // of the enrolled agents without an attack
 	Under   Talk          `json:"under"`  // and under attack
 	Ratio   float64       `json:"ratio"`  // of the 99th percentiles, under attack and quiet
@@ -55,7 +55,7 @@ type GuestsReport struct {
 type GuestAttack struct {
 	Name string `json:"name"`
 	attack.Result
-	Error string `json:"error,omitempty"` // why it could not go on
+	Error string `json:"error,omitempty"` // why the attack stopped early
 }
 
 // A Span is a quantity over the attack.
@@ -88,7 +88,7 @@ func (r *GuestsReport) Holds() bool {
 	return !slices.ContainsFunc(r.Bounds, func(b Bound) bool { return !b.Holds })
 }
 
-// Bounds of what an attack may cost.
+// Bounds of the cost of an attack.
 const (
 	maxGuestMemory = 64 << 20
 	maxGuestDisk   = 16 << 20
@@ -96,7 +96,7 @@ const (
 	maxRestart     = 2 * time.Second
 )
 
-// judge sets the bounds by the measured values.
+// judge compares the measured values with the bounds.
 func (r *GuestsReport) judge() {
 	r.Ratio = float64(r.Under.P99) / float64(max(1, r.Quiet.P99))
 	changed := 0
@@ -183,8 +183,8 @@ type guests struct {
 	peers  []pairs.Peer
 }
 
-// configure writes the configuration of a hub with ten agents. It has the
-// defaults, but for what the agents and the attacks need.
+// configure writes the configuration of a hub with ten agents: the defaults, and the
+// settings that the agents and the attacks need.
 func (g *guests) configure(dir string) error {
 	for i := range 2 {
 		for _, protocol := range pairs.Protocols {
@@ -278,7 +278,7 @@ func (g *guests) talkUnderAttack(ctx context.Context, r *GuestsReport) error {
 	return err
 }
 
-// others are the agents that one asks.
+// others are the agents that p asks.
 func (g *guests) others(p pairs.Peer) []pairs.Peer {
 	return slices.DeleteFunc(slices.Clone(g.peers), func(o pairs.Peer) bool { return o == p })
 }
@@ -342,7 +342,7 @@ func (g *guests) talk(ctx context.Context, d time.Duration) Talk {
 func bytesIn(dir string) (n int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it went meanwhile
+			return nil // removed meanwhile
 		}
 		if err != nil || e.IsDir() {
 			return err

@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/internal/attack"
 )
 
-// TestBounds: a report fails on the bound that is broken, and on no other.
+// TestBounds: a report fails on the broken bound alone.
 func TestBounds(t *testing.T) {
 	good := func() *GuestsReport {
 		return &GuestsReport{

@@ -37,8 +37,8 @@ func (c *Config) withHub(ctx context.Context, storage floor.Storage, hub node.Co
 	return measure(dir, n)
 }
 
-// addEcho adds the agent "echo", which answers each request with one small part,
-// and as many idle agents as c says. Output is the schema of the answer, or nil.
+// addEcho adds the agent "echo", which answers each request with one small part, and
+// c.Agents idle agents. Output is the schema of the answer, or nil.
 func (c *Config) addEcho(n *node.Node, output []byte) error {
 	answer := parley.Part{MediaType: "application/json", Data: []byte(`{"ok":true}`)}
 	skill := parley.RawSkill("echo",
@@ -56,7 +56,7 @@ func (c *Config) addEcho(n *node.Node, output []byte) error {
 	return nil
 }
 
-// profiled starts the CPU profile of that name if c asks for profiles.
+// profiled starts the CPU profile of a name if c asks for profiles.
 func (c *Config) profiled(name string) (stop func()) {
 	if c.Profile == nil {
 		return func() {}
@@ -70,10 +70,10 @@ type overHTTP struct {
 	hub             node.Config
 	output          []byte // the schema of the answer, or nil
 	perSecond, most int    // how many requests are rendered before the clock starts
-	// prepare adds the senders to the hub, which runs at host, and gives what renders
-	// request i.
+	// prepare adds the senders to the hub, which runs at host, and returns the function
+	// that renders request i.
 	prepare func(n *node.Node, host string) (render func(i int) ([]byte, error), err error)
-	// replayed recognises the answer to a replay.
+	// replayed reports whether an answer is that to a replay.
 	replayed func(status int, body string) bool
 }
 
@@ -96,7 +96,7 @@ func (c *Config) overHTTP(ctx context.Context, storage floor.Storage, connection
 		requests := make([][]byte, min(int(c.Duration.Seconds()*float64(p.perSecond))+2000, p.most))
 		for i := range requests {
 			if c.Replays > 0 && i > 1000 && i%100 < c.Replays {
-				requests[i] = requests[i-997] // one that was answered a while ago
+				requests[i] = requests[i-997] // a request that was answered a while ago
 			} else if requests[i], err = render(i); err != nil {
 				return err
 			}
@@ -131,7 +131,8 @@ func (c *Config) overHTTP(ctx context.Context, storage floor.Storage, connection
 	return f, err
 }
 
-// figures are those of a load of which at most one in a hundred failed.
+// figures converts the result of a load. More than one failure in a hundred is an
+// error.
 func figures(r load.Result) (Figures, error) {
 	if r.Failed > r.Requests/100 {
 		return Figures{}, fmt.Errorf("%d of %d requests failed: %w", r.Failed, r.Failed+r.Requests, r.FirstError)
@@ -139,8 +140,7 @@ func figures(r load.Result) (Figures, error) {
 	return Figures{Throughput: r.Throughput, P50: r.P50, P99: r.P99, CPU: r.CPUPerRequest, Failed: r.Failed}, nil
 }
 
-// filler is text that makes a message size bytes long, of which overhead are the
-// envelope's.
+// filler is text for a message of size bytes, of which the envelope takes overhead.
 func filler(size, overhead int) string { return strings.Repeat("x", max(1, size-overhead)) }
 
 // writeConfig writes the configuration of a hub with peers to a file in dir.

@@ -18,17 +18,16 @@ import (
 	"github.com/parley-hub/parley/journal/sqlite"
 )
 
-// turns is how often journal and file take turns in one measurement.
+// turns is how often journal and file alternate in one measurement.
 const turns = 3
 
-// Journal measures appends to a journal that holds nothing else, each a message
-// with a replay key, at so many callers as c.Connections says (default 1, 8, 64,
-// 256), next to a bare file: all that wait are written at once and synced, as many
-// bytes a record as the journal takes for one (see [floor.Appender]). On either
-// side each caller makes a message of its own for each append. Both are open all
-// the time and take turns; a median is the turns' mean, a 99th
-// percentile that of the worst turn. It calls each with every row as soon as it
-// is known.
+// Journal measures appends to an empty journal, each a message with a replay key, at
+// the numbers of callers in c.Connections (default 1, 8, 64, 256). The floor is a bare
+// file: all waiting records are written at once and synced, each as long as the
+// journal's record (see [floor.Appender]). On either side each caller makes a new
+// message for each append. Both stay open and alternate; a median is the mean of the
+// turns, a 99th percentile that of the worst turn. Journal passes each row to each as
+// soon as it is measured.
 func Journal(ctx context.Context, c Config, each func(Row)) error {
 	if len(c.Connections) == 0 {
 		c.Connections = []int{1, 8, 64, 256}
@@ -110,7 +109,7 @@ func (c *Config) journal(ctx context.Context, storage floor.Storage, callers int
 	return row, nil
 }
 
-// turn measures once more, and adds its share of all turns.
+// turn measures one more turn, and adds its share of all turns.
 func (f *Figures) turn(ctx context.Context, callers int, d time.Duration,
 	do func(context.Context, int, int) error) error {
 	r := load.Do(ctx, callers, d/10, d, do)
@@ -127,7 +126,7 @@ func (f *Figures) turn(ctx context.Context, callers int, d time.Duration,
 	return nil
 }
 
-// message is the message that a caller appends, to journal or file: a part of a text.
+// message is the message that a caller appends, to journal or file: a piece of text.
 func message(text []byte, payload int) (*parley.Message, error) {
 	id, err := parley.NewID(time.Now(), rand.Reader)
 	if err != nil {
@@ -143,7 +142,7 @@ func message(text []byte, payload int) (*parley.Message, error) {
 	}, nil
 }
 
-// words are text of a vocabulary of 10,000, which compresses as text does.
+// words are text of a vocabulary of 10,000, which compresses like natural text.
 func words(seed, size int) []byte {
 	b := make([]byte, 0, size+16)
 	for n := 1; len(b) < size; n++ {
@@ -152,8 +151,8 @@ func words(seed, size int) []byte {
 	return b[:size]
 }
 
-// recordBytes is how many bytes the journal takes for a record, measured by some
-// appends before the clock starts; at least the size of the message.
+// recordBytes is how many bytes a record takes in the journal, measured by some appends
+// before the clock starts; at least the size of the message.
 func recordBytes(ctx context.Context, j *journal.Journal, do func(context.Context, int, int) error, payload int) (int,
 	error) {
 	const callers, times = 16, 16

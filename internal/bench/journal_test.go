@@ -31,8 +31,8 @@ func TestJournal(t *testing.T) {
 				t.Errorf("%s, %d callers, %s: %+v", r.Storage, r.Connections, side, f)
 			}
 		}
-		// A record is the message of 1 KiB and what belongs to it, of which the
-		// journal compresses the text.
+		// A record is the message of 1 KiB, whose text the journal compresses, and its
+		// metadata.
 		if r.RecordBytes < 1024 || r.RecordBytes > 2048 || r.Ratio <= 0 {
 			t.Errorf("%d bytes a record, ratio %g", r.RecordBytes, r.Ratio)
 		}

@@ -29,10 +29,10 @@ import (
 // PairsConfig configures [Pairs].
 type PairsConfig struct {
 	Config
-	Hub   []string // the command that runs a hub, to which --config, a file and --json are added
+	Hub   []string // the command that runs a hub; --config, a file and --json are appended
 	Floor []string // the command that runs [Floor] between its standard input and output
 	Only  []string // pairs such as "samvad->agh"; none: all
-	Peers int      // that ask at once, each another
+	Peers int      // requesters at once, each with a responder of its own
 }
 
 // PairRow is the cost of a request and its answer from one protocol to another.
@@ -40,10 +40,10 @@ type PairRow struct {
 	From     string        `json:"from"`
 	To       string        `json:"to"`
 	Storage  floor.Storage `json:"storage"`
-	Agents   int           `json:"agents"` // in the directory besides those that talk
+	Agents   int           `json:"agents"` // idle ones in the directory
 	Messages int           `json:"messages"`
 	CPU      time.Duration `json:"cpuPerMessage"`   // of the hub's process alone
-	Floor    time.Duration `json:"floorPerMessage"` // of bare programs at both ends, added
+	Floor    time.Duration `json:"floorPerMessage"` // of the bare programs at both ends, added
 	Ratio    float64       `json:"ratio"`           // floor by Parley: at 1 Parley has no overhead
 }
 
@@ -77,19 +77,19 @@ type PairRow struct {
 type end struct {
 	protocol string
 	asked    bool
-	native   bool // the envelopes go on as they are
-	told     bool // the requester hears that its request was accepted
+	native   bool // the envelopes pass unchanged
+	told     bool // the requester gets the word that its request was accepted
 }
 
-// endsOf are those of a pair.
+// endsOf gives the ends of a pair.
 func endsOf(from, to string) [2]end {
-	words := map[string]bool{"uagents": true, "agh": true}    // say that a request was taken
-	hears := map[string]bool{"a2e": true, "asp": true}        // is told so when it asked
-	native := from == to && from != "samvad" && from != "a2e" // there the hub is a party
+	words := map[string]bool{"uagents": true, "agh": true}    // have a word that a request was accepted
+	hears := map[string]bool{"a2e": true, "asp": true}        // as requesters, get that word
+	native := from == to && from != "samvad" && from != "a2e" // between SAMVAD or A2E agents the hub is a party
 	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
-// ways are how an end gets a message of its peer, and sends it one.
+// ways are the steps by which an end gets a message of its peer, and sends one to it.
 func (e end) ways() (in, out floor.Step) {
 	switch e.protocol {
 	case "samvad":
@@ -112,7 +112,7 @@ func (e end) ways() (in, out floor.Step) {
 
 func step(do floor.Act, with ...floor.Scheme) floor.Step { return floor.Step{Do: do, With: with} }
 
-// steps are the necessary work of an end.
+// steps are the work that an end cannot avoid.
 func (e end) steps() []floor.Step {
 	in, out := e.ways()
 	record := step(floor.Append)
@@ -139,9 +139,9 @@ func (e end) steps() []floor.Step {
 	return []floor.Step{in, record, record, out}
 }
 
-// Pairs measures, for every protocol to every other, the CPU time of a hub in a
+// Pairs measures, from every protocol to every other, the CPU time of a hub in a
 // process of its own for a request and its answer, next to that of two bare programs,
-// one at each end. The peers are in this process.
+// one at each end. The peers run in this process.
 func Pairs(ctx context.Context, c PairsConfig, each func(PairRow)) error {
 	c.defaults()
 	if runtime.GOOS != "linux" {
@@ -227,10 +227,10 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 	})
 }
 
-// joinWithin bounds the way of one peer to a hub.
+// joinWithin bounds the time in which one peer joins a hub.
 const joinWithin = time.Minute
 
-// join brings peers to a hub, until leave is called.
+// join connects peers to a hub, until leave is called.
 func join(ctx context.Context, peers []pairs.Peer, at node.Addresses) (leave func(), err error) {
 	measured, over := context.WithCancel(ctx)
 	leave = func() {
@@ -254,8 +254,8 @@ func join(ctx context.Context, peers []pairs.Peer, at node.Addresses) (leave fun
 	return leave, nil
 }
 
-// until is a log handler that ends with ctx: when a measurement is over, its peers
-// are cut off in the middle of acknowledgements, which need not be logged.
+// until is a log handler that ends with ctx: at the end of a measurement its peers are
+// cut off amid acknowledgements, and their errors need no log.
 type until struct {
 	slog.Handler
 	ctx context.Context
@@ -268,8 +268,8 @@ func (u until) Enabled(ctx context.Context, l slog.Level) bool {
 // text is the text of question and answer.
 func (c *PairsConfig) text() string { return "say " + strings.Repeat("x", max(1, c.Payload-500)) }
 
-// load repeats an exchange in each lane for a while, and gives the CPU time of
-// a process for one of them.
+// load repeats an exchange in each lane for a duration, and gives the CPU time that a
+// process spends on one.
 func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx context.Context,
 	lane int) error) (messages int, each time.Duration, err error) {
 	ctx, stop := context.WithCancelCause(ctx)
@@ -300,8 +300,8 @@ func (c *PairsConfig) load(ctx context.Context, pid int, exchange func(ctx conte
 	return r.Requests, (after - before) / time.Duration(r.Requests), nil
 }
 
-// Floor runs the floor of an end for [PairsConfig.Floor]: in gives its plan, as
-// JSON, and out gets its place. It ends with ctx.
+// Floor runs the floor of an end for [PairsConfig.Floor]: it reads its plan from in as
+// JSON, and writes its place to out. It ends with ctx.
 func Floor(ctx context.Context, in io.Reader, out io.Writer) error {
 	var plan floor.Plan
 	if err := json.NewDecoder(in).Decode(&plan); err != nil {
@@ -337,7 +337,7 @@ func (c *PairsConfig) floor(ctx context.Context, storage floor.Storage, steps []
 	return each, err
 }
 
-// kill ends a process of which nothing is needed any more.
+// kill ends a process.
 func kill(p *exec.Cmd) {
 	_ = p.Process.Signal(syscall.SIGKILL)
 	_ = p.Wait() // it was killed

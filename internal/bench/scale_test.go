@@ -32,9 +32,9 @@ import (
 //
 //	go test ./internal/bench -run '^$' -bench Scale -benchtime 1x
 
-// BenchmarkScaleRecords counts what a request of 1 KiB and its answer leave on
-// disk when the hub has stopped, for each pair of protocols. What the peers need
-// to meet is in it, spread over all exchanges.
+// BenchmarkScaleRecords counts the bytes that a request of 1 KiB and its answer leave
+// on disk when the hub has stopped, for each pair of protocols. It spreads the peers'
+// set-up over all exchanges.
 func BenchmarkScaleRecords(b *testing.B) {
 	for _, from := range pairs.Protocols {
 		for _, to := range pairs.Protocols {
@@ -50,8 +50,8 @@ func BenchmarkScaleRecords(b *testing.B) {
 	}
 }
 
-// exchange has a peer ask another n times, and tells how many records that made
-// and how large the directories of the hub's data are.
+// exchange has a peer ask another n times, and gives the number of records and the
+// sizes of the hub's data directories.
 func exchange(b *testing.B, from, to string, n int) (records int, sizes map[string]int64) {
 	ask, answer := peer(b, from, "ask"), peer(b, to, "answer")
 	c := node.Config{Data: filepath.Join(b.TempDir(), "data"), Listen: node.Listen{Admin: "127.0.0.1:0"}}
@@ -136,7 +136,7 @@ func sizesIn(b *testing.B, data string) map[string]int64 {
 	return sizes
 }
 
-// BenchmarkScaleAgents tells what an enrolled agent costs: memory, bytes in the
+// BenchmarkScaleAgents reports the cost of an enrolled agent: memory, bytes in the
 // state, and time at the next start.
 func BenchmarkScaleAgents(b *testing.B) {
 	for _, agents := range []int{10_000, 100_000} {
@@ -162,8 +162,8 @@ func BenchmarkScaleAgents(b *testing.B) {
 	}
 }
 
-// BenchmarkScaleOpen tells what an open delivery costs: a message of 1 KiB to an
-// agent that is not there.
+// BenchmarkScaleOpen reports the cost of an open delivery: a message of 1 KiB to an
+// agent that is away.
 func BenchmarkScaleOpen(b *testing.B) {
 	for _, messages := range []int{10_000, 100_000} {
 		b.Run(strconv.Itoa(messages), func(b *testing.B) {
@@ -203,9 +203,8 @@ func BenchmarkScaleOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkScaleCluster appends messages of 1 KiB to a journal on three servers
-// of this machine, each a process, with NATS's default of syncing every two
-// minutes.
+// BenchmarkScaleCluster appends messages of 1 KiB to a journal on three servers of this
+// machine, each a process, with NATS's default of a sync every two minutes.
 func BenchmarkScaleCluster(b *testing.B) {
 	cluster := testcluster.StartProcesses(b, 3)
 	for _, partitions := range []int{1, 8} {
@@ -253,7 +252,7 @@ func newID(b *testing.B) parley.ID {
 	return id
 }
 
-// restarted tells how long a hub takes to be ready on what is there.
+// restarted reports how long a hub takes to be ready on existing data.
 func restarted(b *testing.B, c node.Config) {
 	begin := time.Now()
 	n := open(b, c)
@@ -261,7 +260,7 @@ func restarted(b *testing.B, c node.Config) {
 	shut(b, n)
 }
 
-// inParallel calls do n times, some at once, so that they share fsyncs.
+// inParallel calls do n times, some calls at once, so that they share fsyncs.
 func inParallel(b *testing.B, n int, do func(i int) error) {
 	const callers = 64
 	errs := make(chan error, callers)
@@ -286,13 +285,13 @@ func inParallel(b *testing.B, n int, do func(i int) error) {
 func inUse() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what the first one freed of pools
+	runtime.GC() // pool entries survive the first collection
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
-// BenchmarkScaleSessions tells what a connected agent costs that has spoken
-// once: resident memory of a hub in a process of its own.
+// BenchmarkScaleSessions reports the cost of a connected agent that has sent one
+// message: resident memory of a hub in a process of its own.
 func BenchmarkScaleSessions(b *testing.B) {
 	program := filepath.Join(b.TempDir(), "parley")
 	if out, err := exec.Command("go", "build", "-o", program, "../../cmd/parley").CombinedOutput(); err != nil {

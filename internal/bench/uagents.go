@@ -16,10 +16,9 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// UAgents measures signed synchronous uAgents envelopes over HTTP to a Go
-// handler: each and its reply are recorded, and the reply is signed. The floor
-// makes two appends and signs nothing. It calls each with every row as soon as
-// it is known.
+// UAgents measures signed synchronous uAgents envelopes over HTTP to a Go handler: each
+// is recorded with its reply, and the reply is signed. The floor makes two appends and
+// signs nothing. UAgents passes each row to each as soon as it is measured.
 func UAgents(ctx context.Context, c Config, each func(Row)) error {
 	return c.compare(ctx, floor.UAgents, c.uagents, each)
 }

@@ -14,9 +14,9 @@ import (
 	"sync/atomic"
 )
 
-// Echo is the floor of an A2E tool call: a line of JSON with an id and
-// arguments is decoded at the other end of a transport, both are put into
-// another one, which goes back, is decoded, and wakes its caller by the id.
+// Echo is the floor of an A2E tool call: a line of JSON with an id and arguments is
+// decoded at the far end of a transport, a line with the same two goes back, is
+// decoded, and wakes its caller by the id.
 type Echo struct {
 	near, far io.ReadWriteCloser
 	ends      sync.WaitGroup
@@ -25,7 +25,7 @@ type Echo struct {
 
 	writing sync.Mutex
 	waiting sync.Map      // chan struct{}, closed by the answer, by id
-	ended   chan struct{} // closed when nothing reads answers any more, and err is why
+	ended   chan struct{} // closed when answers are no longer read; err is why
 	err     error
 }
 
@@ -39,8 +39,8 @@ type echoResponse struct {
 	Data  json.RawMessage `json:"data"`
 }
 
-// NewEcho connects the two ends over "pipes", as a child process has them, or
-// "tcp" on the loopback.
+// NewEcho connects the two ends over "pipes", like those of a child process, or "tcp"
+// on the loopback.
 func NewEcho(ctx context.Context, transport string, arguments json.RawMessage) (*Echo, error) {
 	e := &Echo{arguments: arguments, ended: make(chan struct{})}
 	var err error

@@ -40,7 +40,7 @@ func AGH(ctx context.Context, c Config) (load.Result, error) {
 				}
 				answer := []byte(`{"reply_to":"` + q.ID + `","body":{"state":"completed","result":{"ok":true}}}`)
 				if a.Append(ctx, answer) == nil {
-					_ = m.Respond(answer) // the asker's time-out tells
+					_ = m.Respond(answer) // the requester times out
 				}
 			})
 		})

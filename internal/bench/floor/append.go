@@ -21,23 +21,23 @@ const (
 )
 
 // groupMax and groupBytes bound the records that are written and synced together; a
-// group of more bytes gets no further record.
+// group that has reached groupBytes gets no further record.
 const (
 	groupMax   = 512
 	groupBytes = 4 << 20
 )
 
-// An Appender makes records durable as a bare program does: all that wait are
-// written to the end of one file with one write, and synced. A lone record waits
-// for nobody, and no timer gathers records: those that come while a group is
-// being synced are the next one. In memory it keeps a copy of each record.
+// An Appender makes records durable as a bare program does: all waiting records are
+// written to the end of one file with one write, and synced. A lone record does not
+// wait, and no timer gathers records: records that arrive during a sync are the next
+// group. In memory it keeps a copy of each record.
 type Appender struct {
 	file file // nil: in memory
 
 	mu   sync.Mutex
 	kept [][]byte // in memory
 
-	records chan record   // unbuffered: who waits to send is in the next group
+	records chan record   // unbuffered: a waiting sender is in the next group
 	closing chan struct{} // closed by Close
 	done    chan struct{} // closed when the writer has ended
 }
@@ -76,7 +76,7 @@ func newAppender(f file) *Appender {
 	return a
 }
 
-// Append records data, and returns when that is durable.
+// Append records data, and returns when the record is durable.
 func (a *Appender) Append(ctx context.Context, data []byte) error {
 	if a.file == nil {
 		a.mu.Lock()
@@ -105,7 +105,7 @@ func (a *Appender) write() {
 	defer close(a.done)
 	var buffer []byte
 	var group []record
-	var err error // nothing is written after one
+	var err error // after an error nothing is written
 	for {
 		select {
 		case r := <-a.records:
@@ -137,7 +137,7 @@ func (a *Appender) write() {
 	}
 }
 
-// Close ends the appender; records that still wait to be written are refused.
+// Close ends the appender; records not yet written are refused.
 func (a *Appender) Close() error {
 	close(a.closing)
 	<-a.done

@@ -26,8 +26,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// A Step is one thing that a program at one end of an exchange, which talks
-// with the peers of that end alone, cannot leave out.
+// A Step is one thing that a program at one end of an exchange, which talks only with
+// the peers of that end, cannot leave out.
 type Step struct {
 	Do   Act      `json:"do"`
 	With []Scheme `json:"with,omitempty"` // verified on incoming messages, made for outgoing ones
@@ -40,10 +40,10 @@ type Act string
 // connections that stay open; incoming messages are decoded, outgoing ones encoded.
 const (
 	In      Act = "in"     // a POST that is answered at once
-	Call    Act = "call"   // one that Answer answers
+	Call    Act = "call"   // a POST that Answer answers
 	Answer  Act = "answer" // the answer of Call
 	Out     Act = "out"    // a POST of the program
-	Push    Act = "push"   // an event on the peer's event stream, which stays
+	Push    Act = "push"   // an event on the peer's event stream, which stays open
 	FromBus Act = "frombus"
 	ToBus   Act = "tobus"  // a message on NATS, by a server in the program's process
 	Append  Act = "append" // a record is durable
@@ -68,13 +68,13 @@ type Plan struct {
 	Dir     string  `json:"dir,omitempty"`
 }
 
-// Place is where the program of a plan is found.
+// Place is the address of a plan's program.
 type Place struct {
 	HTTP string `json:"http"`
 	NATS string `json:"nats"`
 }
 
-// said is a message of a peer or of the program.
+// said is a message from a peer or the program.
 type said struct {
 	ID   string `json:"id"`
 	Text string `json:"text"`
@@ -84,8 +84,8 @@ func endPayload(size int) []byte {
 	return []byte(`{"id":"` + strings.Repeat("0", 32) + `","text":"` + strings.Repeat("x", max(1, size-60)) + `"}`)
 }
 
-// signers have a key of each scheme; they verify their signatures of one payload, and
-// sign what the program sends.
+// signers have a key of each scheme; they verify their own signatures of one payload,
+// and sign the program's messages.
 type signers map[Scheme]struct {
 	verify func(body, digest []byte) bool
 	sign   func(body, digest []byte) error
@@ -145,7 +145,7 @@ func (s signers) sign(body []byte, with []Scheme) error {
 	return nil
 }
 
-// lane is one exchange at a time with one peer, in the program.
+// lane is the sequence of exchanges with one peer, in the program.
 type lane struct {
 	name   string
 	in     chan arrival
@@ -174,8 +174,8 @@ type bare struct {
 	lanes   []*lane
 }
 
-// Serve runs the program of a plan until ctx ends: it tells ready where it is,
-// and posts to the listener of the peers, whose URL the request to /begin brings.
+// Serve runs the program of a plan until ctx ends. It passes its place to ready, and
+// posts to the peers' listener, whose URL the request to /begin brings.
 func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) {
 	dir, err := os.MkdirTemp(plan.Dir, "parley-floor-")
 	if err != nil {
@@ -251,12 +251,12 @@ func Serve(ctx context.Context, plan Plan, ready func(Place) error) (err error) 
 		}
 	}
 	stop()
-	_ = s.Close() // it is over
+	_ = s.Close() // the run is over
 	work.Wait()
 	return err
 }
 
-// take is a POST of a peer.
+// take handles a POST of a peer.
 func (r *bare) take(ctx context.Context, l *lane, w http.ResponseWriter, q *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, q.Body, 1<<20))
 	if err != nil {
@@ -276,7 +276,7 @@ func (r *bare) take(ctx context.Context, l *lane, w http.ResponseWriter, q *http
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(answer) // the peer's time-out tells
+	_, _ = w.Write(answer) // if this fails, the peer times out
 }
 
 // run repeats the plan in one lane.
@@ -343,7 +343,7 @@ func (r *bare) run(ctx context.Context, l *lane) error {
 			}
 		}
 		if n == 0 {
-			runtime.GC() // garbage of the set-up is no part of an exchange
+			runtime.GC() // the set-up's garbage is no part of an exchange
 		}
 	}
 	return nil
@@ -380,7 +380,7 @@ func post(ctx context.Context, web *http.Client, url string, body []byte, header
 	return nil
 }
 
-// Peers are the other ends of a plan's exchanges.
+// Peers are the far ends of a plan's exchanges.
 type Peers struct {
 	plan    Plan
 	place   Place
@@ -399,7 +399,7 @@ type peerLane struct {
 	called  chan error
 }
 
-// Connect brings the peers of a plan to its program, and has it begin.
+// Connect connects the peers of a plan to its program, and starts the plan.
 func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
 	p := &Peers{plan: plan, place: at, payload: endPayload(plan.Payload),
 		web: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256}}}
@@ -421,7 +421,7 @@ func Connect(ctx context.Context, plan Plan, at Place) (_ *Peers, err error) {
 			if _, err := io.Copy(io.Discard, q.Body); err != nil {
 				panic(http.ErrAbortHandler)
 			}
-			_, _ = w.Write(p.payload) // the program's time-out tells
+			_, _ = w.Write(p.payload) // if this fails, the program times out
 			l.arrived <- struct{}{}
 		})
 		if _, err := p.bus.Subscribe("floor.out."+l.name, func(*nats.Msg) { l.arrived <- struct{}{} }); err != nil {
@@ -505,7 +505,7 @@ func (p *Peers) Close() {
 		p.bus.Close()
 	}
 	if p.server != nil {
-		_ = p.server.Close() // it is over
+		_ = p.server.Close() // the run is over
 	}
 	p.work.Wait()
 	p.web.CloseIdleConnections()

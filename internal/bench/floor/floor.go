@@ -24,7 +24,7 @@ import (
 	"github.com/parley-hub/parley/internal/bench/load"
 )
 
-// Config says what to measure; all of it but Dir must be set.
+// Config says what to measure; all fields but Dir must be set.
 type Config struct {
 	Connections int // requests at once
 	Payload     int // bytes of a request's body
@@ -98,15 +98,14 @@ func UAgents(ctx context.Context, c Config) (load.Result, error) {
 	})
 }
 
-// scheme is how a path signs.
+// scheme is how the messages of a path are signed.
 type scheme struct {
 	sign   func(base []byte) []byte
 	verify func(base, sig []byte) bool
 }
 
-// presigned is how many different requests are made before the clock starts.
-// They are sent in turn: the floor, unlike what it stands for, has no replay
-// check.
+// presigned is how many different requests are made before the clock starts. They are
+// sent in turn: unlike Parley, the floor has no replay check.
 const presigned = 1024
 
 const path = "/agent/message"
@@ -155,7 +154,7 @@ func serve(h http.Handler) (s *http.Server, host string, err error) {
 	return s, l.Addr().String(), nil
 }
 
-// envelope is the shape of a request's body.
+// envelope is the form of a request's body.
 type envelope struct {
 	From      string         `json:"from"`
 	To        string         `json:"to"`
@@ -168,7 +167,7 @@ type envelope struct {
 	Payload   map[string]any `json:"payload"`
 }
 
-// minPayload is what the members of an envelope take.
+// minPayload is the size of an envelope's members.
 const minPayload = 400
 
 // payload makes the body number i, of exactly size bytes.
@@ -187,7 +186,7 @@ func contentDigest(body []byte) string {
 	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
 }
 
-// signatureBase is like that of RFC 9421 §2.5 over three components.
+// signatureBase is a signature base like that of RFC 9421 §2.5 over three components.
 func signatureBase(method, path, digest string) []byte {
 	b := make([]byte, 0, 256)
 	b = append(append(append(b, `"@method": `...), method...), '\n')

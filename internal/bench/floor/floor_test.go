@@ -65,7 +65,7 @@ func TestFloors(t *testing.T) {
 	}
 }
 
-// The floor does the work that it claims: what is wrong is refused.
+// The floor does the work that it claims: bad requests are refused.
 func TestHandlerRefuses(t *testing.T) {
 	t.Parallel()
 	seed := sha256.Sum256([]byte("floor"))
@@ -107,7 +107,7 @@ func TestHandlerRefuses(t *testing.T) {
 	}
 }
 
-// recorder is a file that keeps each write, and whose sync waits for a word.
+// recorder is a file that keeps each write, and whose sync waits for the test.
 type recorder struct {
 	writes []string
 	synced int // of writes
@@ -131,8 +131,8 @@ func (r *recorder) Sync() error {
 
 func (r *recorder) Close() error { return nil }
 
-// A lone record goes at once; those that come while it is synced are written and
-// synced together. Nobody is answered before the sync.
+// A lone record is written at once; records that arrive during its sync are written and
+// synced together. No append returns before its sync.
 func TestAppenderGroups(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -167,7 +167,7 @@ func TestAppenderGroups(t *testing.T) {
 			}
 		}
 
-		// A record that could not be synced, and all after it, are refused.
+		// A record that failed to sync, and all after it, are refused.
 		broken := errors.New("broken")
 		go say("lost")
 		<-f.begun
@@ -285,8 +285,8 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// Every act of a plan is done by the program and its peers, exchange after
-// exchange, and what is signed otherwise is refused.
+// The program and its peers do every act of a plan, exchange after exchange, and refuse
+// a wrong signature.
 func TestServe(t *testing.T) {
 	t.Parallel()
 	all := []Scheme{Ed25519, P256, Secp256k1}

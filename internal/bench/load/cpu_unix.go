@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// CPU is the time on processors that this process has spent so far, user and
-// system; 0 where the system does not tell.
+// CPU is the processor time that this process has spent so far, user and system; 0
+// where the system does not report it.
 func CPU() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// CPU is the time on processors that this process has spent so far, user and
-// system; 0 where the system does not tell.
+// CPU is the processor time that this process has spent so far, user and system; 0
+// where the system does not report it.
 func CPU() time.Duration {
 	p, err := syscall.GetCurrentProcess()
 	if err != nil {
@@ -19,7 +19,7 @@ func CPU() time.Duration {
 	return duration(kernel) + duration(user)
 }
 
-// duration reads a time that is a number of 100 ns, not a date.
+// duration reads a Filetime as a number of 100 ns, not as a date.
 func duration(t syscall.Filetime) time.Duration {
 	return time.Duration(uint64(t.HighDateTime)<<32|uint64(t.LowDateTime)) * 100
 }

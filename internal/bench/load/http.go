@@ -21,9 +21,9 @@ func NewRequest(method, host, path string, header http.Header, body []byte) []by
 	return b.Bytes()
 }
 
-// openAtOnce is how many connections are open that have brought nothing yet. A server
-// may close connections that bring nothing when there are many: each brings its first
-// request before more are opened, as a client's do.
+// openAtOnce is how many connections are open that have sent nothing yet. A server may
+// close such connections when there are many: each sends its first request before more
+// are opened, like a client's.
 const openAtOnce = 64
 
 // timeout bounds an exchange.
@@ -44,13 +44,13 @@ type conn struct {
 	stop     func() bool // keeps the end of the context from closing it
 }
 
-// NewConns makes the connections of so many callers to an address
-// ("127.0.0.1:8080"). Close them.
+// NewConns makes connections for some callers to an address ("127.0.0.1:8080"). Close
+// them.
 func NewConns(address string, callers int) *Conns {
 	return &Conns{address: address, opening: make(chan struct{}, openAtOnce), all: make([]conn, callers)}
 }
 
-// Exchange sends a rendered request as a caller, and gives the answer. The body is
+// Exchange sends a rendered request as a caller, and returns the answer. The body is
 // valid until the caller's next exchange.
 func (c *Conns) Exchange(ctx context.Context, caller int, request []byte) (status int, body []byte, err error) {
 	one := &c.all[caller]

@@ -1,13 +1,13 @@
 // Package load measures exchanges in closed loops, and has a cheap HTTP/1.1 client
 // for them.
 //
-// It runs in the process of the server that it measures, on the same cores,
-// so what it spends is missing there: requests are rendered before the clock
-// starts, and each caller keeps a connection. The same loops measure Parley and the
-// floors of package floor, which makes the two comparable.
+// It runs in the process of the server that it measures, on the same cores, so the
+// server lacks the time that the generator spends: requests are rendered before the
+// clock starts, and each caller keeps a connection. The same loops measure Parley and
+// the floors of package floor, which makes the two comparable.
 //
-// In a closed loop each caller has one exchange at a time and begins the next when
-// the answer is there.
+// In a closed loop each caller has one exchange at a time and begins the next after the
+// answer.
 package load
 
 import (
@@ -23,7 +23,7 @@ import (
 // ErrEnd is returned by an exchange to end the loop of its worker; it does not count.
 var ErrEnd = errors.New("load: nothing is left to exchange")
 
-// Result is what was measured. Latencies are of exchanges that succeeded.
+// Result is the result of a measurement. Latencies are of exchanges that succeeded.
 type Result struct {
 	Requests   int // that succeeded
 	Failed     int
@@ -33,21 +33,20 @@ type Result struct {
 
 	P50, P99 time.Duration
 
-	// CPU is what the whole process spent, user and system: the server and
-	// the generator. 0 where the system does not tell.
+	// CPU is the time of the whole process, user and system: the server and the
+	// generator. 0 where the system does not report it.
 	CPU           time.Duration
 	CPUPerRequest time.Duration
 }
 
-// worker is what one caller counts.
+// worker holds the counts of one caller.
 type worker struct {
 	latencies  []time.Duration
 	failed     int
 	firstError error
 }
 
-// Do is [Loop] after a warm-up, which counts nowhere. Each exchange gets a number of its
-// own.
+// Do is [Loop] after a warm-up that is not counted. Each exchange gets its own number.
 func Do(ctx context.Context, workers int, warmup, duration time.Duration,
 	exchange func(ctx context.Context, worker, i int) error) Result {
 	var next atomic.Int64
@@ -57,8 +56,8 @@ func Do(ctx context.Context, workers int, warmup, duration time.Duration,
 }
 
 // Loop runs exchanges of any protocol in a closed loop for a duration: each of several
-// workers calls exchange again and again, at least once. A running exchange is finished
-// at the end of the duration; the end of ctx is for the exchange to obey.
+// workers calls exchange again and again, at least once. An exchange that is running at
+// the end of the duration is finished; exchange itself must obey the end of ctx.
 func Loop(ctx context.Context, workers int, duration time.Duration,
 	exchange func(ctx context.Context, worker int) error) Result {
 	all := make([]worker, workers)

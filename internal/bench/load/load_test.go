@@ -29,7 +29,7 @@ func conns(t testing.TB, address string, callers int) *Conns {
 }
 
 // Each request of a list is sent once, over as many connections as there are callers,
-// until nothing is left.
+// until the list is empty.
 func TestLoop(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -179,7 +179,7 @@ func answer(t testing.TB, b string) string {
 	return l.Addr().String()
 }
 
-// A broken answer is an error, and the next exchange has a new connection.
+// A malformed answer is an error, and the next exchange has a new connection.
 func TestMalformed(t *testing.T) {
 	t.Parallel()
 	for _, b := range []string{
@@ -226,8 +226,8 @@ func BenchmarkExchange(b *testing.B) {
 	}
 }
 
-// A server may close a connection that brings nothing when it has many: the hub
-// does, until a caller of their address has proved itself.
+// A server may close connections that send nothing when it has many: the hub does,
+// until a caller from their address has proved its identity.
 func TestConnectionsBringSomethingFirst(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
