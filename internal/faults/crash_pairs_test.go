@@ -17,11 +17,10 @@ import (
 )
 
 // TestCrashPairsAtMostOnce kills the hub at random moments while an agent of each
-// protocol speaks with one of each protocol, all over sockets of their own. It
-// holds that nothing that a speaker knows to be taken is lost; that a message
-// has one effect at recipients that deduplicate, and elsewhere as many as
-// attempts are recorded, with at-most-once one; and that every conversation
-// ends.
+// protocol talks to one of each protocol, all over sockets of their own. No
+// acknowledged message is lost; a message has one effect at recipients that
+// deduplicate, elsewhere at most one for each recorded attempt, and at most one in all
+// with at-most-once; and every conversation ends.
 func TestCrashPairsAtMostOnce(t *testing.T) {
 	t.Parallel()
 	rounds, seed := crashChoices(t, much(t, 2, 5, 5))
@@ -35,7 +34,7 @@ func TestCrashPairsAtLeastOnce(t *testing.T) {
 	newTalk(t, "at-least-once").run(t, rounds, rand.New(rand.NewPCG(seed, 4)))
 }
 
-// talk is the traffic, and what came of it.
+// talk is the traffic and its outcome.
 type talk struct {
 	outcome  string
 	path     string // of the configuration
@@ -43,13 +42,13 @@ type talk struct {
 	from, to []pairs.Peer
 
 	mu    sync.Mutex
-	acked map[string]bool           // what who said it knows to be taken: by its text
-	heard map[string]map[string]int // how often it was heard, by its text and by the id that the recipient sees
-	more  chan struct{}             // closed by the next that is taken
+	acked map[string]bool           // texts of the messages that their senders know to be accepted
+	heard map[string]map[string]int // how often a message was heard, by its text and by the id that the recipient sees
+	more  chan struct{}             // closed by the next acknowledgement
 }
 
-// patience is how long a request may stay open whose answer got lost with a
-// hub. It bounds the end of the test.
+// patience is how long a request stays open if its answer was lost with a hub. It
+// bounds the end of the test.
 const patience = 20 * time.Second
 
 func newTalk(t *testing.T, outcome string) *talk {
@@ -112,11 +111,11 @@ func (x *talk) run(t *testing.T, rounds int, rnd *rand.Rand) {
 	}
 	start := time.Now()
 	for round := range rounds {
-		x.progress(t) // the talk goes on, and then
+		x.progress(t) // the traffic continues
 		moment := time.NewTimer(time.Duration(rnd.IntN(600)) * time.Millisecond)
 		<-moment.C
 		if round == rounds-1 {
-			silence() // what is under way is cut off, and nothing begun any more
+			silence() // messages in flight are cut off, and no new ones begin
 		}
 		p.kill()
 		if round < rounds-1 {
@@ -130,7 +129,7 @@ func (x *talk) run(t *testing.T, rounds int, rnd *rand.Rand) {
 	cancel()
 }
 
-// speak says one thing after the other, every fourth as a question.
+// speak sends one message after the other, every fourth as a question.
 func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 	for n := 0; ctx.Err() == nil; n++ {
 		text := fmt.Sprintf("note %s %s %d", from.Name(), to.Name(), n)
@@ -143,8 +142,8 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 			err = from.Tell(one, to, text)
 		}
 		cancel()
-		// AGH has no acknowledgement of a say: it is published, or lost with
-		// the hub. Only an answer shows that it was taken.
+		// AGH has no acknowledgement of a say: it is published, or lost with the hub.
+		// Only an answer shows that it was accepted.
 		if err == nil && (from.Protocol() != "agh" || ask) {
 			x.mu.Lock()
 			x.acked[text] = true
@@ -161,7 +160,7 @@ func (x *talk) speak(ctx context.Context, from, to pairs.Peer) {
 	}
 }
 
-// progress waits until something is taken.
+// progress waits for the next acknowledgement.
 func (x *talk) progress(t *testing.T) {
 	t.Helper()
 	x.mu.Lock()
@@ -192,7 +191,7 @@ func (x *talk) hear(ctx context.Context, p pairs.Peer) {
 	}
 }
 
-// book is what the journal says of the talk.
+// book is the part of the journal that concerns the traffic.
 type book struct {
 	mu       sync.Mutex
 	at       map[journal.Position]bool
@@ -212,7 +211,7 @@ func (b *book) take(r *journal.Record) {
 	b.at[r.Position] = true
 	if m := r.Message; m != nil && r.Refused == nil && m.InReplyTo.IsZero() &&
 		(m.Kind == parley.Request || m.Kind == parley.Notice) {
-		// What the hub says of it in an ASP session is not the message itself.
+		// The hub's own messages in an ASP session are left out.
 		if text := pairs.Said(m); strings.HasPrefix(text, "note ") && m.Trace.Foreign["asp.says"] == "" {
 			b.messages[text] = append(b.messages[text], m)
 		}
@@ -234,8 +233,8 @@ func (b *book) take(r *journal.Record) {
 	}
 }
 
-// settle lets a hub finish what was begun, and holds the journal against what
-// was taken and heard.
+// settle lets a hub finish its open work, and compares the journal with the
+// acknowledged and heard messages.
 func (x *talk) settle(t *testing.T) {
 	c, err := node.Load(x.path)
 	if err != nil {
@@ -302,7 +301,7 @@ func (x *talk) settle(t *testing.T) {
 	x.verify(t, b)
 }
 
-// unheard gives what was taken, and was neither heard nor given up.
+// unheard gives the acknowledged messages that were neither heard nor given up.
 func (x *talk) unheard(b *book) (out []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -313,8 +312,8 @@ func (x *talk) unheard(b *book) (out []string) {
 		if len(list) == 0 || len(x.heard[text]) > 0 || b.ended[list[0].ID] != "" {
 			continue
 		}
-		// NATS acknowledges nothing: what was published to an AGH peer whose
-		// connection broke just then is sent, and not heard.
+		// NATS has no acknowledgement: a message to an AGH peer whose connection has
+		// just broken counts as sent, and is not heard.
 		if b.arrived[list[0].ID] && strings.Contains(text, " agh-to ") {
 			continue
 		}
@@ -323,7 +322,7 @@ func (x *talk) unheard(b *book) (out []string) {
 	return out
 }
 
-// verify tells what was lost, and what had too many effects.
+// verify reports lost messages, and messages with too many effects.
 func (x *talk) verify(t *testing.T, b *book) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -344,7 +343,7 @@ func (x *talk) verify(t *testing.T, b *book) {
 	}
 	for text, by := range x.heard {
 		if !strings.HasPrefix(text, "note ") {
-			continue // what takes a question back
+			continue // a withdrawal of a question
 		}
 		list := b.messages[text]
 		if len(list) == 0 {
@@ -362,7 +361,7 @@ func (x *talk) verify(t *testing.T, b *book) {
 		m := list[0]
 		to, _, _ := strings.Cut(strings.Fields(text)[2], "-")
 		switch {
-		case to != "samvad" && to != "uagents": // they recognise a repeat by its id
+		case to != "samvad" && to != "uagents": // they deduplicate by id
 			if len(by) != 1 {
 				t.Errorf("%q came to %s under %d ids: %v\n  %s", text, to, len(by), by,
 					strings.Join(b.history[m.ID], "\n  "))

@@ -38,8 +38,8 @@ func TestCrashServe(t *testing.T) {
 	}
 }
 
-// TestCrashHandlers does the same to a hub with handlers in its own process,
-// which see a message again after a crash, with the number of the attempt.
+// TestCrashHandlers does the same to a hub with handlers in its own process. After a
+// crash they see a message again, with the number of the attempt.
 func TestCrashHandlers(t *testing.T) {
 	t.Parallel()
 	c := newCrash(t, 2)
@@ -55,7 +55,7 @@ func TestCrashHandlers(t *testing.T) {
 // target is one skill that the load calls.
 type target struct {
 	agent, skill string
-	local        bool // a handler of the hub's process: repeated after a crash
+	local        bool // a handler in the hub's process, called again after a crash
 	base, id     string
 }
 
@@ -72,7 +72,7 @@ type crash struct {
 	args                     func(config string) []string
 	targets                  []target
 	senders                  []*samvad.Identity
-	traces                   []string // each is one conversation for each sender and target
+	traces                   []string // one conversation for each sender and target
 	remote                   *remote
 	client                   *http.Client
 	rounds                   int
@@ -84,7 +84,7 @@ type crash struct {
 	sent  int
 }
 
-// crashChoices gives how often a hub is killed, and what the moments follow from.
+// crashChoices gives the number of kills and the seed of their moments.
 func crashChoices(t *testing.T, usual int) (rounds int, seed uint64) {
 	t.Helper()
 	rounds, seed = usual, rand.Uint64()
@@ -170,8 +170,8 @@ func (c *crash) run(t *testing.T) {
 	c.settle(t)
 }
 
-// settle starts the hub once more, in this process, and waits until it has
-// settled all that the crashes left.
+// settle starts the hub once more, in this process, and waits until it has settled all
+// deliveries that the crashes left open.
 func (c *crash) settle(t *testing.T) {
 	config, err := node.Load(c.config)
 	if err != nil {
@@ -266,7 +266,7 @@ func (c *crash) load(t *testing.T, round int, after time.Duration, p *process) {
 // replay sends acknowledged requests again: each must be refused.
 func (c *crash) replay(t *testing.T, fresh []acked) {
 	for i := range fresh {
-		// Those that were acknowledged last matter most.
+		// The most recent acknowledgements matter most.
 		if i < len(fresh)-20 && i%50 != 0 {
 			continue
 		}
@@ -306,7 +306,7 @@ func (c *crash) probe(t *testing.T) {
 	asking.Wait()
 }
 
-// tasks waits until those that were acknowledged before the crash have ended.
+// tasks waits until the tasks acknowledged before the crash have ended.
 func (c *crash) tasks(t *testing.T, fresh []acked) {
 	for _, a := range fresh {
 		if a.task == "" {
@@ -416,7 +416,7 @@ func (c *crash) verify(t *testing.T) {
 		c.rounds, c.sent, len(c.acked), tasks, lost, records, repeated)
 }
 
-// calls holds the handlers' trace against the recorded attempts.
+// calls compares the handlers' trace with the recorded attempts.
 func (c *crash) calls(t *testing.T, kinds map[parley.ID]*parley.Message, attempts map[parley.ID]int) (repeated int) {
 	if c.trace == "" {
 		return 0

@@ -19,9 +19,9 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// TestFewDescriptors opens twice as many idle connections as a hub has
-// descriptors, and closes them again. The hub then takes requests as before, by
-// itself, and has every task that it has accepted, also after a restart.
+// TestFewDescriptors opens twice as many idle connections as a hub has descriptors, and
+// closes them again. The hub then accepts requests as before, by itself, and still has
+// every task that it accepted, also after a restart.
 func TestFewDescriptors(t *testing.T) {
 	const descriptors, connections = 300, 600
 	dir := t.TempDir()

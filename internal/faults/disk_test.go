@@ -26,8 +26,8 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// TestDiskFillsToTheWatermark takes the space away that the journal keeps
-// free: senders are told, and it goes on by itself when there is space again.
+// TestDiskFillsToTheWatermark takes the space that the journal keeps free: senders get
+// an error, and the hub recovers by itself when there is space again.
 func TestDiskFillsToTheWatermark(t *testing.T) {
 	d := newDisk(t, "") // the default watermark: a tenth of a small file system
 	d.expect(t, "before", http.StatusOK)
@@ -46,15 +46,15 @@ func TestDiskFillsToTheWatermark(t *testing.T) {
 	d.verify(t)
 }
 
-// TestDiskFillsUnderTheStore lets the store's own writes fail: nothing of them is
-// recorded, and it goes on by itself when there is space.
+// TestDiskFillsUnderTheStore makes the store's own writes fail: none of them is
+// recorded, and the hub recovers by itself when there is space.
 func TestDiskFillsUnderTheStore(t *testing.T) {
 	d := newDisk(t, "1")
 	d.expect(t, "before", http.StatusOK)
 	filler := d.fill(t, 300<<10)
 	refused := 0
 	for i := range 10 {
-		// One record fits, the next does so in part.
+		// One record fits, the next only in part.
 		if a := d.send(t, d.shot(t, fmt.Sprintf("full-%d", i), samvad.ModeSync, 200<<10)); a.status != http.StatusOK {
 			refused++
 			if a.status != http.StatusInternalServerError || a.code() != samvad.CodeAgentUnavailable {
@@ -76,7 +76,7 @@ func TestDiskFillsUnderTheStore(t *testing.T) {
 	d.verify(t)
 }
 
-// TestDiskFillsUnderLoad lets the load itself fill the disk, several at once.
+// TestDiskFillsUnderLoad lets several senders at once fill the disk.
 func TestDiskFillsUnderLoad(t *testing.T) {
 	d := newDisk(t, "")
 	filler := d.fill(t, 12<<20)
@@ -93,7 +93,7 @@ func TestDiskFillsUnderLoad(t *testing.T) {
 				case a.status == http.StatusOK:
 					d.note(s)
 				case a.code() == samvad.CodeAgentUnavailable && a.status == http.StatusInternalServerError:
-					return // it is full
+					return // the disk is full
 				default:
 					t.Errorf("on a disk that fills: %s", a)
 					return
@@ -108,12 +108,11 @@ func TestDiskFillsUnderLoad(t *testing.T) {
 	d.verify(t)
 }
 
-// TestDiskFillsDuringAnAttempt takes the space away while an agent elsewhere,
-// which does not deduplicate, works on a task: its answer cannot be
-// recorded. The task must end all the same once there is space, without a
-// restart and without a second call.
+// TestDiskFillsDuringAnAttempt takes the space while an agent elsewhere, which does not
+// deduplicate, works on a task: its answer cannot be recorded. Once there is space, the
+// task must end without a restart and without a second call.
 func TestDiskFillsDuringAnAttempt(t *testing.T) {
-	// Of the space that is kept free, half is for what ends what was begun.
+	// Half of the space kept free is for records that end open work.
 	t.Run("to the end", func(t *testing.T) { fillsDuringAnAttempt(t, 0) })
 	t.Run("into the reserve", func(t *testing.T) { fillsDuringAnAttempt(t, 5000<<10) })
 }
@@ -156,8 +155,8 @@ func fillsDuringAnAttempt(t *testing.T, left uint64) {
 	d.verify(t)
 }
 
-// TestTaskStateIsKeptLater takes the space away between the record of a
-// task's answer and the state that its sender polls.
+// TestTaskStateIsKeptLater takes the space between the record of a task's answer and
+// the state that its sender polls.
 func TestTaskStateIsKeptLater(t *testing.T) {
 	var free atomic.Uint64
 	free.Store(1 << 40)
@@ -221,7 +220,7 @@ func TestTaskStateIsKeptLater(t *testing.T) {
 	}
 }
 
-// disk is a hub on a file system of its own that is small.
+// disk is a hub on a small file system of its own.
 type disk struct {
 	dir, data, config string
 	process           *process
@@ -257,13 +256,13 @@ func newDiskIn(t *testing.T, dir, minFree string, remotes ...*remote) *disk {
 
 func (d *disk) start(t *testing.T) {
 	t.Helper()
-	// With GOGC, its size tells what it holds, not what it has yet to collect.
+	// With GOGC, its size shows what it holds, not the garbage.
 	d.process = launch(t, "env", "GOGC=20", program(t, "internal/testhub"), "-config", d.config)
 	d.base = d.process.at.HTTP + "/agents/worker"
 	d.to = cardID(t, d.client, d.base)
 }
 
-// ready is nil where the hub says that it takes messages, else what it says.
+// ready returns nil if the hub says that it accepts messages, else its error.
 func (d *disk) ready(t *testing.T) error {
 	t.Helper()
 	at, err := node.ReadAnnouncement(d.data)
@@ -320,8 +319,8 @@ func (d *disk) send(t *testing.T, s *shot) answer {
 	return a
 }
 
-// expect asks and wants a status; a refusal must be one that tells the sender
-// to come back, with its envelope and reference.
+// expect sends a request and wants a status; a refusal must ask the sender to come
+// back, with its envelope and reference.
 func (d *disk) expect(t *testing.T, n string, status int) {
 	t.Helper()
 	d.want(t, d.ask(t, n, samvad.ModeSync), status)
@@ -413,7 +412,7 @@ func (d *disk) recovers(t *testing.T) {
 	t.Logf("going on after %s", time.Since(start).Round(10*time.Millisecond))
 }
 
-// verify kills the hub and looks for what it acknowledged.
+// verify kills the hub and looks for the acknowledged requests.
 func (d *disk) verify(t *testing.T) {
 	t.Helper()
 	d.process.kill()
@@ -448,8 +447,8 @@ func (d *disk) verify(t *testing.T) {
 	t.Logf("%d acknowledged, %d recorded", len(d.acked), len(found))
 }
 
-// TestRefusesToOpen opens data directories that it must not: each is refused
-// with an error that says why, and nothing in it is changed.
+// TestRefusesToOpen opens directories that the hub must not open: each is refused with
+// an error that says why, and left unchanged.
 func TestRefusesToOpen(t *testing.T) {
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("0123456789abcdef0123456789abcdef"), 0o600); err != nil {
@@ -590,7 +589,7 @@ func TestSecondHub(t *testing.T) {
 		t.Fatal("the first hub ended")
 	}
 	first.stop(t)
-	// Now it is free.
+	// Now the directory is free.
 	n, err := node.Open(t.Context(), node.Config{Data: data})
 	if err != nil {
 		t.Fatal(err)
@@ -600,13 +599,13 @@ func TestSecondHub(t *testing.T) {
 	}
 }
 
-// TestDamagedKeyring opens a hub whose keys are damaged or sealed: it refuses,
-// makes no new keys, and the journal is as good as before.
+// TestDamagedKeyring opens a hub whose keys are damaged or sealed: it refuses, makes no
+// new keys, and leaves the journal intact.
 func TestDamagedKeyring(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		made   []byte // passphrase
+		made   []byte // the passphrase with which the keyring was made
 		opened []byte
 		damage func([]byte) []byte
 		want   error
@@ -717,7 +716,7 @@ func TestFlippedBits(t *testing.T) {
 			if err = n.Start(t.Context()); err == nil {
 				started++
 			}
-			// What is damaged may show only when it is written.
+			// Damage may show only in a write.
 			if end := n.Close(context.WithoutCancel(t.Context())); err == nil {
 				err = end
 			}
@@ -730,7 +729,7 @@ func TestFlippedBits(t *testing.T) {
 	t.Logf("PARLEY_CRASH_SEED=%d: the hub started after %d of %d", seed, started, places)
 }
 
-// difference lists the lines that are in one of two only.
+// difference lists the lines that only one of the two texts has.
 func difference(a, b string) string {
 	in := func(s string) map[string]bool {
 		m := map[string]bool{}

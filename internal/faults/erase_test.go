@@ -40,7 +40,7 @@ func say(t *testing.T, c *admin.Client, from, n, size int) {
 	}
 }
 
-// delivered waits until nothing is open any more.
+// delivered waits until no delivery is open.
 func delivered(t *testing.T, c *admin.Client) {
 	t.Helper()
 	err := eventually(t.Context(), time.Minute, func() (bool, error) {
@@ -52,8 +52,8 @@ func delivered(t *testing.T, c *admin.Client) {
 	}
 }
 
-// TestErasedAfterPowerLoss watches the system calls of an erasure: when it is
-// answered, a loss of power leaves nothing of what was erased either.
+// TestErasedAfterPowerLoss watches the system calls of an erasure: once the erasure is
+// acknowledged, a loss of power brings nothing back.
 func TestErasedAfterPowerLoss(t *testing.T) {
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
@@ -90,7 +90,7 @@ func TestErasedAfterPowerLoss(t *testing.T) {
 	if missing := missingAfter(t, left, nil); missing != nil {
 		t.Error(missing)
 	}
-	// Without the syncs the content comes back: the test would see it.
+	// Without the syncs the content comes back, so the test can see it.
 	lost = newPowerLoss(calls)
 	lost.leftOut = func(c *call) bool { return c.start >= bytes.Count(before, []byte("\n")) }
 	lost.until(answer.start)
@@ -119,8 +119,7 @@ func TestKilledWhileForgetting(t *testing.T) {
 			_, err := c.Forget(ctx, admin.Forget{Agent: "worker"})
 			done <- err
 		}()
-		// It is recorded that it was begun; how far it has come is left to
-		// chance.
+		// The beginning is recorded; the progress at the kill is random.
 		err := eventually(t.Context(), time.Minute, func() (bool, error) {
 			list, err := c.Erasures(t.Context())
 			return len(list) > round, err
@@ -144,7 +143,7 @@ func TestKilledWhileForgetting(t *testing.T) {
 		if err != nil || len(page.Messages) > 0 {
 			t.Errorf("round %d: %d messages are found still: %v", round, len(page.Messages), err)
 		}
-		// What was sent is known still, so that it is not taken twice.
+		// The hub still knows the erased messages, and takes none twice.
 		text := fmt.Sprintf("quincunx %d %s", round*messages, strings.Repeat("y", 300))
 		again, err := c.Send(t.Context(), admin.Send{To: "worker", Skill: "echo", Kind: parley.Notice, Text: &text,
 			IdempotencyKey: fmt.Sprint("key ", round*messages)})

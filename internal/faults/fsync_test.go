@@ -23,10 +23,10 @@ import (
 )
 
 // TestPowerLoss watches the system calls of a hub. From the trace it builds the
-// directory that a loss of power would have left at the moment of an
-// acknowledgement: only what was synced is there. The journal opens, and holds
-// what was acknowledged before. Killing a process cannot show this, for what it
-// wrote is in the page cache.
+// directory that a loss of power would have left at the moment of an acknowledgement:
+// only synced bytes are there. The journal opens, and holds all that was acknowledged
+// before. Killing a process cannot show this: its unsynced writes stay in the page
+// cache.
 func TestPowerLoss(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -127,7 +127,7 @@ func TestPowerLoss(t *testing.T) {
 		}
 	}
 
-	// Without the syncs of the WAL most are lost: the test would see it.
+	// Without the WAL's syncs most are lost, so the test can see a loss.
 	lost = newPowerLoss(calls)
 	lost.leftOut = func(c *call) bool { return strings.HasSuffix(c.path, "-wal") }
 	lost.until(acks[9].call.start)
@@ -140,11 +140,11 @@ func TestPowerLoss(t *testing.T) {
 type acknowledged struct {
 	nonce string
 	mode  samvad.Mode
-	sign  string // what only its acknowledgement holds
-	call  *call  // that gives it to the socket
+	sign  string // text that only its acknowledgement holds
+	call  *call  // the call that writes it to the socket
 }
 
-// missingAfter opens a journal and says what it lacks.
+// missingAfter opens a journal and lists the acknowledged requests that it lacks.
 func missingAfter(t *testing.T, dir string, acks []*acknowledged) (missing []string) {
 	t.Helper()
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Disk(t, dir), Node: "after"})
@@ -186,10 +186,10 @@ func missingAfter(t *testing.T, dir string, acks []*acknowledged) (missing []str
 	return missing
 }
 
-// A powerLoss follows a trace and knows what of the files a loss of power
-// leaves: the bytes that were synced, under names whose directory was synced.
+// A powerLoss follows a trace and knows which parts of the files survive a loss of
+// power: the synced bytes, under names whose directory was synced.
 type powerLoss struct {
-	leftOut func(*call) bool // syncs that are not believed; nil: none
+	leftOut func(*call) bool // syncs that are ignored; nil: none
 
 	begin, end map[int]*call // by line
 	line       int
@@ -200,7 +200,7 @@ type powerLoss struct {
 type tracedFile struct {
 	synced  []byte
 	pending []*call // since, in order
-	dropped int     // of all pending: those that are in synced
+	dropped int     // how many of pending are already in synced
 }
 
 func newPowerLoss(calls []*call) *powerLoss {
@@ -265,8 +265,8 @@ func (p *powerLoss) apply(c *call) {
 	}
 }
 
-// files writes what is left of a directory into another. Of what was not synced
-// it has what keep chooses, nil for nothing.
+// files writes the surviving files of a directory into another. keep chooses unsynced
+// parts that survive too, nil for none.
 func (p *powerLoss) files(t *testing.T, dir string, keep func() bool) string {
 	t.Helper()
 	to := t.TempDir()
@@ -306,8 +306,8 @@ func holding(t *testing.T, dir, text string) (names []string) {
 	return names
 }
 
-// TestPowerLossReader proves that the tests of a loss of power would see what
-// is missing.
+// TestPowerLossReader proves that the tests of a loss of power would see a missing
+// record.
 func TestPowerLossReader(t *testing.T) {
 	const (
 		create = `10 openat(AT_FDCWD</>, "/d/a", O_RDWR|O_CREAT, 0600) = 7</d/a>`

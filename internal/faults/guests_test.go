@@ -24,21 +24,20 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// What guests may cost a hub, all of them together.
+// The most that all guests together may cost a hub.
 const (
 	guestMemory = 64 << 20
 	guestDisk   = 16 << 20
 )
 
-// maxRecord and maxManifest are what a hub takes of a registration and of a
-// manifest.
+// maxRecord and maxManifest are the hub's limits for a registration and a manifest.
 const (
 	maxRecord   = 64 << 10
 	maxManifest = 256 << 10
 )
 
-// guests is a hub in a process of its own, its attackers, and an enrolled SAMVAD
-// agent that goes on asking.
+// guests is a hub in a process of its own, its attackers, and an enrolled SAMVAD agent
+// that keeps asking.
 type guests struct {
 	*process
 	args []string
@@ -47,7 +46,7 @@ type guests struct {
 	sender  *samvad.Identity
 	friend  *uagents.Identity // of an enrolled uAgent
 	worker  string            // identity of the asked agent
-	client  *http.Client      // of those who are enrolled
+	client  *http.Client      // of the enrolled agents
 	asking  sync.WaitGroup
 	stopped context.CancelFunc
 	asked   atomic.Int64
@@ -55,8 +54,8 @@ type guests struct {
 	disk    int64
 }
 
-// newGuests starts a hub with defaults, which may be edited, and lets the
-// enrolled agent begin to ask. Under is put before the command.
+// newGuests starts a hub with defaults, changed by edit, and lets the enrolled agent
+// begin to ask. Under is put before the command.
 func newGuests(t *testing.T, edit func(*node.Config), under ...string) *guests {
 	t.Helper()
 	t.Parallel()
@@ -73,7 +72,7 @@ func newGuests(t *testing.T, edit func(*node.Config), under ...string) *guests {
 	if edit != nil {
 		edit(&c)
 	}
-	// What the hub holds is measured, not what it has yet to collect.
+	// The measured size is then that of the live data, not of the garbage.
 	g.args = append(append([]string{"env", "GOGC=50"}, under...),
 		program(t, "internal/testhub"), "-config", writeConfig(t, dir, c), "-trace", g.trace())
 	g.process = launch(t, g.args...)
@@ -83,7 +82,7 @@ func newGuests(t *testing.T, edit func(*node.Config), under ...string) *guests {
 // trace is the file in which the asked agent notes each call.
 func (g *guests) trace() string { return filepath.Join(filepath.Dir(g.data), "trace") }
 
-// against makes the attack. Its target is the agent that every hub is itself.
+// against makes the attack. Its target is the hub's own agent.
 func (g *guests) against(t *testing.T, clients int) *attack.Attack {
 	t.Helper()
 	a, err := attack.New(attack.Config{Hub: g.at.HTTP, Admin: g.at.Admin, Target: g.at.Agents["parley"]["uagents"],
@@ -95,12 +94,12 @@ func (g *guests) against(t *testing.T, clients int) *attack.Attack {
 	return a
 }
 
-// begin lets the enrolled agent ask all the time, and notes what the hub
-// holds before an attack.
+// begin lets the enrolled agent ask all the time, and measures the hub's memory and
+// disk use before an attack.
 func (g *guests) begin(t *testing.T) {
 	t.Helper()
 	g.worker = cardID(t, g.client, g.base())
-	for range 20 { // what is made at first use is made
+	for range 20 { // allocate first whatever is allocated at first use
 		g.ask(t)
 	}
 	g.memory, g.disk = g.resident(t), g.used(t)
@@ -148,7 +147,7 @@ func (g *guests) ask(t *testing.T) {
 	}
 }
 
-// held ends the asking and checks what the attack cost.
+// held ends the asking and checks the cost of the attack.
 func (g *guests) held(t *testing.T) {
 	t.Helper()
 	g.stopped()
@@ -167,8 +166,8 @@ func (g *guests) held(t *testing.T) {
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
-// restart ends the hub in order, starts it again on the same data, and checks
-// what it holds then.
+// restart ends the hub in order, starts it again on the same data, and checks its size
+// then.
 func (g *guests) restart(t *testing.T) {
 	t.Helper()
 	g.stop(t)
@@ -183,22 +182,22 @@ func (g *guests) restart(t *testing.T) {
 	}
 }
 
-// resident is how much memory the hub holds; from then on its peak is counted.
+// resident gives the hub's resident memory, and resets the peak.
 func (g *guests) resident(t *testing.T) int64 {
-	// The system may not let a peak be forgotten: the older one is as good a bound.
+	// The system may refuse to reset the peak: the older one is a bound too.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", g.cmd.Process.Pid), []byte("5"), 0)
 	return g.status(t, "VmRSS:")
 }
 
 func (g *guests) peak(t *testing.T) int64 { return g.status(t, "VmHWM:") }
 
-// used is how many bytes the files of the data directory have. SQLite's WALs are
-// left out: they are bounded, and what they hold comes into the files.
+// used is the size of the files in the data directory, without SQLite's WALs: they are
+// bounded, and their content is copied into the files.
 func (g *guests) used(t *testing.T) (n int64) {
 	t.Helper()
 	err := filepath.WalkDir(g.data, func(path string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it went meanwhile
+			return nil // removed meanwhile
 		}
 		if err != nil || e.IsDir() || strings.HasSuffix(path, "-wal") || strings.HasSuffix(path, "-shm") {
 			return err
@@ -257,7 +256,7 @@ func (g *guests) befriend(t *testing.T) {
 	}
 }
 
-// done says what an attack counted, which must have reached the hub.
+// done logs the counts of an attack, and checks that it reached the hub.
 func done(t *testing.T, what string, r attack.Result) attack.Result {
 	t.Helper()
 	t.Logf("%s: %s", what, r)
@@ -291,8 +290,8 @@ func TestGuestsRegistry(t *testing.T) {
 	g.enrol(t, "newcomer")
 }
 
-// TestGuestsConnections holds twice as many connections as the hub may have
-// files open. It goes on by itself.
+// TestGuestsConnections holds twice as many connections as the hub may have files open.
+// The hub recovers by itself.
 func TestGuestsConnections(t *testing.T) {
 	const files = 300
 	g := newGuests(t, nil, "sh", "-c", fmt.Sprintf(`ulimit -n %d; exec "$0" "$@"`, files))
@@ -307,7 +306,7 @@ func TestGuestsConnections(t *testing.T) {
 	}
 	attacks.Wait()
 	g.held(t)
-	// Whoever comes now has a connection of its own, and the journal its files.
+	// A new client gets a connection, and the journal its files.
 	err := eventually(t.Context(), 10*time.Second, func() (bool, error) {
 		g.client.CloseIdleConnections()
 		err := g.tryAsk(t.Context())
@@ -321,8 +320,8 @@ func TestGuestsConnections(t *testing.T) {
 	g.ask(t)
 }
 
-// TestGuestsClaims announces bodies that never come, in waves: memory that was
-// used before is cleared when it is taken again, and so is resident.
+// TestGuestsClaims announces bodies that never come, in waves: the second use of memory
+// clears it, which makes it resident.
 func TestGuestsClaims(t *testing.T) {
 	g := newGuests(t, nil)
 	a := g.against(t, 2)
@@ -342,7 +341,8 @@ func TestGuestsClaims(t *testing.T) {
 	g.ask(t)
 }
 
-// TestGuestsRefusedMessages sends what the hub refuses. Of that it keeps little.
+// TestGuestsRefusedMessages sends messages that the hub refuses. The hub keeps little
+// of them.
 func TestGuestsRefusedMessages(t *testing.T) {
 	g := newGuests(t, nil)
 	a := g.against(t, 2)
@@ -355,8 +355,7 @@ func TestGuestsRefusedMessages(t *testing.T) {
 	g.ask(t)
 }
 
-// TestGuestsMessages sends what nothing is wrong with. A guest may ask, but not
-// fill the disk.
+// TestGuestsMessages sends valid messages. A guest may ask, but not fill the disk.
 func TestGuestsMessages(t *testing.T) {
 	g := newGuests(t, nil)
 	a := g.against(t, 2)
@@ -373,8 +372,8 @@ func TestGuestsMessages(t *testing.T) {
 	g.ask(t)
 }
 
-// TestGuestsManifests publishes what might change what the hub says of its own
-// agents and of other guests.
+// TestGuestsManifests publishes manifests that might change how the hub describes its
+// own agents and other guests.
 func TestGuestsManifests(t *testing.T) {
 	g := newGuests(t, nil)
 	a := g.against(t, 1)
@@ -406,8 +405,8 @@ func TestGuestsManifests(t *testing.T) {
 	same("after a restart")
 }
 
-// describe: a guest publishes the manifest of another agent under a name of its
-// own, before that agent does. The name does not describe the other's skill.
+// describe: a guest publishes the manifest of another agent under a name of its own,
+// before that agent does. The name must not describe the other's skill.
 func (g *guests) describe(t *testing.T, own attack.Published) {
 	t.Helper()
 	forged, digest, err := attack.Forge(own, "of another agent")
@@ -467,8 +466,8 @@ func (g *guests) describe(t *testing.T, own attack.Published) {
 	}
 }
 
-// TestGuestsMailboxes takes all places for mailboxes and agents. Those of
-// enrolled agents are theirs.
+// TestGuestsMailboxes takes all places for mailboxes and agents. Enrolled agents keep
+// theirs.
 func TestGuestsMailboxes(t *testing.T) {
 	g := newGuests(t, func(c *node.Config) {
 		c.Limits.Agents = 300
@@ -490,7 +489,8 @@ func TestGuestsMailboxes(t *testing.T) {
 	g.enrol(t, "latecomer")
 }
 
-// TestGuestsPages does what a page of another origin makes a browser do.
+// TestGuestsPages sends the requests that a page of another origin can make a browser
+// send.
 func TestGuestsPages(t *testing.T) {
 	g := newGuests(t, func(c *node.Config) { c.ASP.Registration = "open" })
 	a := g.against(t, 1)
@@ -533,7 +533,7 @@ func TestGuestsPages(t *testing.T) {
 	g.held(t)
 }
 
-// calls counts what reached the agent's handlers.
+// calls counts the calls of the agent's handlers.
 func (g *guests) calls(t *testing.T) int {
 	t.Helper()
 	b, err := os.ReadFile(g.trace())
@@ -585,8 +585,8 @@ func TestGuestsRepeats(t *testing.T) {
 	}
 }
 
-// TestBenchGuests runs all attacks at once, as an operator does. What it
-// measures in so short a time is not judged here, but how it tells it.
+// TestBenchGuests runs all attacks at once, like an operator. The test checks the
+// report's form, not the values: the run is too short for them.
 func TestBenchGuests(t *testing.T) {
 	t.Parallel()
 	cmd := exec.Command(program(t, "cmd/parley"), "bench", "guests", "--duration", "2s", "--dir", t.TempDir(), "--json")

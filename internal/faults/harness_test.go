@@ -101,8 +101,8 @@ func writeConfig(t *testing.T, dir string, c node.Config) string {
 	return path
 }
 
-// fixedPort finds a port for a process that is started again and again. It is
-// outside the range from which the system takes ports for others.
+// fixedPort finds a port for a process that is started again and again, outside the
+// range that the system gives out itself.
 func fixedPort(t *testing.T) int {
 	t.Helper()
 	for range 200 {
@@ -157,7 +157,7 @@ func tryLaunch(t *testing.T, args ...string) (*process, error) {
 	line := make(chan []byte, 1)
 	go func() {
 		r := bufio.NewReader(out)
-		b, _ := r.ReadBytes('\n') // what is missing shows when it is decoded
+		b, _ := r.ReadBytes('\n') // a cut line fails to decode below
 		line <- b
 		_, _ = io.Copy(io.Discard, r)
 		p.err = p.cmd.Wait()
@@ -258,7 +258,7 @@ func (w *tail) String() string {
 	return string(w.b)
 }
 
-// newIdentity makes an agent's identity.
+// newIdentity makes the identity of an agent.
 func newIdentity(t testing.TB, id string) *samvad.Identity {
 	t.Helper()
 	i, err := samvad.NewIdentity(id, "key-current")
@@ -278,7 +278,7 @@ func enrolled(ids ...*samvad.Identity) map[string]node.Agent {
 	return out
 }
 
-// A shot is one signed request, ready to be sent as often as one likes.
+// A shot is one signed request, which can be sent any number of times.
 type shot struct {
 	from   samvad.Signer
 	mode   samvad.Mode
@@ -412,7 +412,7 @@ func taskState(ctx context.Context, c *http.Client, base, id string) (status str
 	return w.Status, w.Error.Code, nil
 }
 
-// eventually asks again and again until what is asked for is so.
+// eventually repeats ask until it reports true.
 func eventually(ctx context.Context, within time.Duration, ask func() (bool, error)) error {
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()
@@ -433,8 +433,8 @@ func eventually(ctx context.Context, within time.Duration, ask func() (bool, err
 	}
 }
 
-// treeSum is a digest of a directory: names, kinds, modes and contents. Lock
-// files are left out: who is refused may have asked for the lock.
+// treeSum is a digest of a directory: names, kinds, modes and contents. Lock files are
+// left out: a refused hub may have tried to lock one.
 func treeSum(t *testing.T, dir string) string {
 	t.Helper()
 	var lines []string
@@ -472,7 +472,7 @@ func treeSum(t *testing.T, dir string) string {
 	return strings.Join(lines, "\n")
 }
 
-// much is how much of something a test does. `go test ./...` does the least; with
+// much is how much a test does. `go test ./...` does the least; with
 // PARLEY_FAULTS=long, as .ci/run sets it, a test takes up to half a minute; with
 // PARLEY_FAULTS=longest a single test, run by its name, may take many minutes.
 func much(t *testing.T, quick, long, longest int) int {
@@ -490,11 +490,10 @@ func much(t *testing.T, quick, long, longest int) int {
 	}
 }
 
-// inCI says whether what the machine lacks is a failure.
+// inCI reports whether a missing tool is a failure.
 func inCI() bool { return os.Getenv("CI") == "true" }
 
-// lacking skips a test whose means the machine does not have, or fails it
-// where they must be there.
+// lacking skips a test whose tools the machine lacks, or fails it in CI.
 func lacking(t *testing.T, format string, args ...any) {
 	t.Helper()
 	if inCI() {

@@ -31,9 +31,9 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// TestHostileMessages sends a hub what it must not take, over real sockets.
-// Each is answered with the envelope of its error and a reference that the
-// operator can look up, nothing reaches a handler, and the hub goes on.
+// TestHostileMessages sends a hub messages that it must refuse, over real sockets. Each
+// is answered with the envelope of its error and a reference that the operator can look
+// up, nothing reaches a handler, and the hub goes on.
 func TestHostileMessages(t *testing.T) {
 	h := newHostile(t)
 	forger := newIdentity(t, h.sender.ID())
@@ -41,8 +41,8 @@ func TestHostileMessages(t *testing.T) {
 	now := time.Now()
 	ancient, future := now.Add(-400*time.Second), now.Add(200*time.Second)
 
-	// edit signs a message that was changed before it was signed: the sender
-	// himself is the hostile one.
+	// edit signs a message that was changed before the signature: the sender itself is
+	// hostile.
 	edit := func(change func(string) string) func(*testing.T) []byte {
 		return func(t *testing.T) []byte {
 			s := h.shot(t, h.sender, samvad.ModeSync, samvad.Call{})
@@ -260,8 +260,8 @@ func TestHostileMessages(t *testing.T) {
 	}
 }
 
-// TestHostileConnections sends what is no request at all. The HTTP server
-// refuses it before there is an envelope to answer.
+// TestHostileConnections sends bytes that are no request. The HTTP server refuses them
+// before there is an envelope to answer.
 func TestHostileConnections(t *testing.T) {
 	h := newHostile(t)
 	for _, c := range []struct {
@@ -321,7 +321,7 @@ func TestHostileConnections(t *testing.T) {
 			h.refused(t, a, 400, samvad.CodeSchemaInvalid, samvad.StepEnvelope)
 		}
 	})
-	// Those who hang up, before and amid the answer, harm nobody.
+	// Clients that hang up, before and amid the answer, do no harm.
 	t.Run("gone", func(t *testing.T) {
 		for range 100 {
 			raw := h.shot(t, h.sender, samvad.ModeSync, samvad.Call{}).raw("POST")
@@ -338,8 +338,8 @@ func TestHostileConnections(t *testing.T) {
 	h.ask(t)
 }
 
-// TestHostileCards lets senders whom nobody enrolled name addresses at which
-// their cards are anything but cards.
+// TestHostileCards has senders without enrolment name addresses at which their cards
+// are anything but cards.
 func TestHostileCards(t *testing.T) {
 	inside := httptest.NewUnstartedServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		t.Error("a service inside was called")
@@ -395,7 +395,7 @@ func TestHostileCards(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		card  func(id string, key *samvad.Identity) http.HandlerFunc
-		cause string // in what the operator sees
+		cause string // in the operator's view
 		ok    bool
 	}{
 		{"a card as it should be", func(id string,
@@ -523,15 +523,15 @@ func TestHostileCards(t *testing.T) {
 	h.ask(t)
 }
 
-// TestSmallOrderKeyIsNotEnrolled tries to make an operator enrol a key under
-// which anybody can sign anything.
+// TestSmallOrderKeyIsNotEnrolled tries to make an operator enrol a key with which every
+// attacker can sign anything.
 func TestSmallOrderKeyIsNotEnrolled(t *testing.T) {
 	h := newHostile(t)
 	public, err := base64.StdEncoding.DecodeString(smallOrder)
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The standard library takes the forgery: it is a real attack.
+	// The standard library accepts the forgery: the attack is real.
 	if !ed25519.Verify(public, []byte("anything"), append(bytes.Clone(public), make([]byte, 32)...)) {
 		t.Fatal("the forgery is none")
 	}
@@ -545,8 +545,8 @@ func TestSmallOrderKeyIsNotEnrolled(t *testing.T) {
 	}
 }
 
-// smallOrder is the neutral element of the curve: it verifies a signature
-// that anybody can write, over anything.
+// smallOrder is the neutral element of the curve: it verifies a signature that every
+// attacker can write, over anything.
 var smallOrder = base64.StdEncoding.EncodeToString(append([]byte{1}, make([]byte, 31)...))
 
 // forge signs for a key of small order.
@@ -634,7 +634,7 @@ func newHostile(t *testing.T, edit ...func(*node.Config)) *hostile {
 	return h
 }
 
-// shot makes a signed message; what the call leaves out is honest.
+// shot makes a signed message; fields that the call leaves out are valid.
 func (h *hostile) shot(t *testing.T, from samvad.Signer, mode samvad.Mode, c samvad.Call) *shot {
 	t.Helper()
 	if c.To == "" {
@@ -695,8 +695,8 @@ func (h *hostile) dial(t *testing.T) net.Conn {
 	return c
 }
 
-// send writes bytes on a connection of their own and reads one answer. The
-// server may answer and hang up before it has read all.
+// send writes bytes on a new connection and reads one answer. The server may answer and
+// hang up before it has read all.
 func (h *hostile) send(t *testing.T, raw []byte, end bool) answer {
 	t.Helper()
 	c := h.dial(t)
@@ -746,8 +746,8 @@ func (h *hostile) ask(t *testing.T) {
 	h.mu.Unlock()
 }
 
-// refused checks that an answer is the envelope of an error and that its
-// reference leads the operator to why; it gives what he is told.
+// refused checks that an answer is the envelope of an error and that the operator finds
+// the cause by its reference; it gives that cause.
 func (h *hostile) refused(t *testing.T, a answer, status int, code samvad.Code, step samvad.Step) (cause string) {
 	t.Helper()
 	if a.status != status || a.code() != code {

@@ -13,10 +13,10 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestKilledInbox kills the hub while an A2E agent waits in parley_inbox with
-// the SDK's defaults: it asks for events and passes over them. What the call did
-// not return is in the agent's next call, however often the hub is killed, and
-// what a call returned does not come again, although the hub is killed at once.
+// TestKilledInbox kills the hub while an A2E agent waits in parley_inbox with the SDK's
+// defaults: the agent asks for events and ignores them. A message that the call did not
+// return is in the agent's next call, however often the hub is killed, and a returned
+// message does not come again, although the hub is killed at once.
 func TestKilledInbox(t *testing.T) {
 	dir := t.TempDir()
 	tokens := map[string]string{"alice": "token-of-alice-0123456789", "bob": "token-of-bob-0123456789ab"}
@@ -93,7 +93,7 @@ func TestKilledInbox(t *testing.T) {
 		case <-ended:
 			t.Fatalf("the call ended without an event\n%s", p.errs)
 		}
-		delivered(t, operator(t, p, c.Data)) // so the hub has recorded; what was not is another matter
+		delivered(t, operator(t, p, c.Data)) // so the hub has recorded the delivery; without a record it may come again
 		restart()
 	}
 
@@ -102,7 +102,7 @@ func TestKilledInbox(t *testing.T) {
 	if got := inbox(map[string]any{"max": 1}); !slices.Equal(got, []string{"one"}) {
 		t.Errorf("after a kill the next call returned %q", got)
 	}
-	restart() // at once: the agent has said nothing more
+	restart() // at once: the agent has sent nothing more
 	if got := inbox(map[string]any{"wait": 0.3}); len(got) != 0 {
 		t.Errorf("what had come once more came again: %q", got)
 	}

@@ -68,7 +68,7 @@ func TestReadyAfterKill(t *testing.T) {
 	if bound > 0 && took > bound {
 		t.Errorf("want at most %s", bound)
 	}
-	// It has what it had: the keys, too.
+	// The journal still has its entries, the keys too.
 	e, err := filling(1)
 	if err != nil {
 		t.Fatal(err)
@@ -78,8 +78,7 @@ func TestReadyAfterKill(t *testing.T) {
 	}
 }
 
-// fillEnv has the test's program fill the journal in a directory until it is
-// killed.
+// fillEnv has the test binary fill the journal in a directory until it is killed.
 const fillEnv = "PARLEY_FAULTS_FILL"
 
 func openFilled(ctx context.Context, dir string) (*journal.Journal, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// remote is a SAMVAD agent elsewhere. It is run by the test and outlives the
+// remote is a SAMVAD agent elsewhere. It runs in the test's process and outlives the
 // hub that calls it.
 type remote struct {
 	url      string
@@ -27,8 +27,7 @@ type remote struct {
 	calls map[string]int // by span, which is the id of the hub's message
 }
 
-// startRemote runs it on a real socket. Whom it trusts is told later, by
-// trust.
+// startRemote runs it on a real socket. trust sets later whom it trusts.
 func startRemote(t *testing.T, delay func() time.Duration) *remote {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -61,7 +60,7 @@ func (r *remote) Keys(ctx context.Context, id string) ([]samvad.Key, error) {
 	return r.trusted.Load().Keys(ctx, id)
 }
 
-// trust enrols the hub's key, which is in the cards of the agents it hosts.
+// trust enrols the hub's key, which is in the cards of its stand-ins.
 func (r *remote) trust(t *testing.T, c *http.Client, hub, agentBase string) {
 	t.Helper()
 	card, err := (&samvad.Client{HTTP: c}).Card(t.Context(), agentBase)

@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// flood is a hub in this process that is called without sockets: what counts
-// is what it keeps.
+// flood is a hub in this process that is called without sockets: the tests measure its
+// memory and its journal.
 type flood struct {
 	node     *node.Node
 	sender   *samvad.Identity
@@ -104,10 +104,10 @@ func (f *flood) keys() (n int) {
 	return n
 }
 
-// heap is what is in use after everything that is not was collected.
+// heap is the memory in use after a collection.
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // what finalizers released
+	runtime.GC() // memory that finalizers released
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
@@ -168,8 +168,8 @@ func TestReplays(t *testing.T) {
 		})
 	}
 	crowd.Wait()
-	// A captured message at the other endpoints is none either: its signature
-	// is for the first.
+	// A captured message is refused at the other endpoints too: its signature is for
+	// the first.
 	captured.Range(func(_, v any) bool {
 		s := *v.(*shot)
 		for _, mode := range []samvad.Mode{samvad.ModeSync, samvad.ModeAsync, samvad.ModeStream} {
@@ -216,9 +216,9 @@ func TestReplays(t *testing.T) {
 	t.Logf("%d accepted, %d replays refused", fresh.Load(), refused.Load())
 }
 
-// TestUnauthenticatedSendersLeaveNothing lets 100,000 senders, each of another
-// name and address, send what is not theirs. Memory stays as it was, the
-// journal takes nothing in, and honest senders pass all the while.
+// TestUnauthenticatedSendersLeaveNothing lets 100,000 senders, each with another name
+// and address, send messages that they cannot prove. Memory stays as it was, the
+// journal records nothing of them, and honest senders pass all the while.
 func TestUnauthenticatedSendersLeaveNothing(t *testing.T) {
 	f := newFlood(t, "memory")
 	count := much(t, 30_000, 100_000, 100_000)
@@ -254,7 +254,7 @@ func TestUnauthenticatedSendersLeaveNothing(t *testing.T) {
 			}
 		}
 	}
-	// The rings and tables that are bounded fill up first.
+	// Bounded rings and tables fill up first.
 	for i := range count / 5 {
 		send(i)
 	}

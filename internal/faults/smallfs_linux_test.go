@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smallFS gives an empty directory on a file system of some 64 MiB that is the
-// test's alone: one that it mounts, or the one that PARLEY_SMALLFS names.
+// smallFS gives an empty directory on a file system of some 64 MiB for this test alone:
+// one that it mounts, or the one that PARLEY_SMALLFS names.
 func smallFS(t *testing.T) string {
 	t.Helper()
 	if at := os.Getenv("PARLEY_SMALLFS"); at != "" {

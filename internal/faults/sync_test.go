@@ -20,14 +20,14 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// A tamper changes what the syncs of a process do, from outside.
+// A tamper changes the results of a process's syncs, from outside.
 type tamper struct {
 	strace *exec.Cmd
 	said   tail
 }
 
-// tamperWith has every fsync and fdatasync of a process that runs end as strace
-// says: "error=EIO", or "delay_exit=1000000" (microseconds).
+// tamperWith has every fsync and fdatasync of a running process end as strace says:
+// "error=EIO", or "delay_exit=1000000" (microseconds).
 func tamperWith(t *testing.T, p *process, how string) *tamper {
 	t.Helper()
 	strace, err := exec.LookPath("strace")
@@ -64,7 +64,7 @@ func (x *tamper) end(t *testing.T) {
 	_ = x.strace.Wait() // it was interrupted
 }
 
-// traced says whether strace has all threads of a process.
+// traced reports whether strace is attached to all threads of a process.
 func traced(pid int) (bool, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 	if err != nil || len(threads) == 0 {
@@ -73,7 +73,7 @@ func traced(pid int) (bool, error) {
 	for _, path := range threads {
 		b, err := os.ReadFile(path)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it ended
+			continue // the thread has ended
 		}
 		if err != nil || strings.Contains(string(b), "TracerPid:\t0\n") {
 			return false, err
@@ -82,7 +82,7 @@ func traced(pid int) (bool, error) {
 	return true, nil
 }
 
-// task sends one that takes a handler some milliseconds, and gives its number.
+// task sends a task that takes a handler some milliseconds, and gives its id.
 func (d *disk) task(t *testing.T, n, milliseconds int) string {
 	t.Helper()
 	s, err := sign(d.sender, d.base, samvad.ModeAsync, samvad.Call{To: d.to, Skill: "slow",
@@ -97,10 +97,10 @@ func (d *disk) task(t *testing.T, n, milliseconds int) string {
 	return a.task()
 }
 
-// TestFailingSync has every sync of a running hub fail, and then work again. What
-// was written before a failed sync may never reach the disk, whatever later syncs
-// say. So the hub acknowledges nothing more, says what to do, and is right again
-// when it is started again.
+// TestFailingSync has every sync of a running hub fail, and then work again. Bytes
+// written before a failed sync may never reach the disk, even if later syncs succeed.
+// So the hub acknowledges nothing more, says what to do, and works again after a
+// restart.
 func TestFailingSync(t *testing.T) {
 	t.Parallel()
 	d := newDiskIn(t, t.TempDir(), "1")
@@ -162,10 +162,9 @@ func TestFailingSync(t *testing.T) {
 	d.verify(t)
 }
 
-// TestSlowSync has every sync of a running hub take two seconds. Patient senders
-// wait, and are acknowledged; hasty ones go away and come back with more, which
-// must not fill the memory. The hub says that it is ready, which it is, and says
-// so at once.
+// TestSlowSync has every sync of a running hub take two seconds. Patient senders wait,
+// and are acknowledged; hasty ones go away and come back with more, which must not fill
+// the memory. The hub is ready, and says so at once.
 func TestSlowSync(t *testing.T) {
 	t.Parallel()
 	const (

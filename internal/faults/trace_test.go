@@ -33,8 +33,8 @@ func launchTraced(t *testing.T, dir string, config node.Config) (p *process, tra
 		program(t, "internal/testhub"), "-config", writeConfig(t, dir, config)), trace
 }
 
-// stopTraced ends the hub that strace watches, in order. strace passes no signal
-// on: its child has to get it.
+// stopTraced ends the hub under strace, in order. strace passes no signal on, so its
+// child gets it.
 func stopTraced(t *testing.T, p *process) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", p.cmd.Process.Pid, p.cmd.Process.Pid))
@@ -69,15 +69,15 @@ func readTrace(t *testing.T, path string) []*call {
 	return calls
 }
 
-// A call is one system call. Start and end are its lines in the trace: of two
-// calls that went on at once neither is before the other.
+// A call is one system call. Start and end are its lines in the trace: two calls that
+// overlap have no order.
 type call struct {
 	name       string
 	path       string   // of the descriptor
-	opened     string   // path of the descriptor that it gave
+	opened     string   // path of the descriptor that it returned
 	names      []string // its strings: paths, or the data
 	args       string
-	at         int64 // offset of a write, size that a file is cut to
+	at         int64 // offset of a write, or new size of a truncated file
 	failed     bool
 	start, end int
 }
@@ -91,7 +91,7 @@ var (
 	lastForm   = regexp.MustCompile(`, (\d+)\) += -?\d+`)
 )
 
-// parseTrace reads what strace -f -yy writes.
+// parseTrace reads the output of strace -f -yy.
 func parseTrace(r io.Reader) ([]*call, error) {
 	var out []*call
 	open := map[string]*call{} // by thread
@@ -145,7 +145,7 @@ func (c *call) parse() error {
 		if f == nil {
 			return fmt.Errorf("%s without an offset or size", c.name)
 		}
-		c.at, _ = strconv.ParseInt(f[1], 10, 64) // digits they are
+		c.at, _ = strconv.ParseInt(f[1], 10, 64) // the pattern matched digits
 	}
 	for _, s := range stringForm.FindAllStringSubmatch(c.args, -1) {
 		c.names = append(c.names, unescape(s[1]))
@@ -163,7 +163,7 @@ func (c *call) parse() error {
 	return nil
 }
 
-// unescape undoes what strace does to bytes.
+// unescape undoes strace's escapes.
 func unescape(s string) string {
 	out := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
@@ -188,7 +188,7 @@ func unescape(s string) string {
 	return string(out)
 }
 
-// change does to a file what a write or ftruncate did.
+// change applies a write or ftruncate to a file's bytes.
 func (c *call) change(b []byte) []byte {
 	need := c.at
 	if c.name == "pwrite64" {
