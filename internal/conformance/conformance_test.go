@@ -1,7 +1,7 @@
-// Package conformance ties every number of the protocols' checklists to the
-// tests that prove it, and keeps docs/conformance.md true. Which test bears which
-// number is read from the tests' source; whether it counts, from the events of a
-// run ("go test -json"): a test that is skipped or not compiled in does not.
+// Package conformance ties every number of the protocols' checklists to the tests that
+// prove it, and keeps docs/conformance.md true. The tests' source says which test bears
+// which number. The events of a run ("go test -json") say whether it counts: a test
+// that is skipped or not compiled in does not.
 package conformance
 
 import (
@@ -26,7 +26,7 @@ var (
 const (
 	root = "../.."
 	page = root + "/docs/conformance.md"
-	peer = "internal/interop" // the package whose tests need programs that are not ours
+	peer = "internal/interop" // the package whose tests need external programs
 )
 
 var (
@@ -74,7 +74,7 @@ func rules(t *testing.T, protocol string) []rule {
 	return out
 }
 
-// column gives the column of the page that a package's tests stand in.
+// column gives the column of a package's tests on the page.
 func column(pkg string) int {
 	top, rest, _ := strings.Cut(pkg, "/")
 	under, _, _ := strings.Cut(rest, "/")

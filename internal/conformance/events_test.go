@@ -31,16 +31,16 @@ func (o outcomes) read(events io.Reader) error {
 		if o[pkg] == nil {
 			o[pkg] = map[string]string{}
 		}
-		// Of several runs the one counts that says most.
+		// Of several runs a failure counts most, a skip least.
 		if old := o[pkg][e.Test]; old == "" || old == "skip" || e.Action == "fail" {
 			o[pkg][e.Test] = e.Action
 		}
 	}
 }
 
-// ran reports whether the test of a claim ran and passed. Of a test whose
-// subtests are named after rules only the claim's own count. A test that only
-// skipped subtests did not run.
+// ran reports whether the test of a claim ran and passed. Of a test with subtests named
+// after rules, only the claim's own subtest counts. A test that only skipped subtests
+// did not run.
 func (o outcomes) ran(c claim) bool {
 	results := o[c.pkg]
 	test, _, _ := strings.Cut(c.test, "/")

@@ -111,7 +111,7 @@ func TestOnlyWhatRanCounts(t *testing.T) {
 		t.Errorf("not counted %q, want %q", no, want)
 	}
 
-	// What is read from the page is what was written to it.
+	// The page reads back as it was written.
 	checklist := []rule{{"SAM-001", "a | b"}, {"SAM-002", "c"}, {"SAM-003", "d"}}
 	page, missing := render(map[string][]rule{"samvad": checklist}, all, ran.ran)
 	if !slices.Equal(missing, []string{"SAM-002"}) {

@@ -16,7 +16,7 @@ import (
 
 var (
 	number   = regexp.MustCompile(`\b(?:SAM|UAG|A2E|AGH|ASP)-\d{3}[a-z]?\b`)
-	testFunc = regexp.MustCompile(`^(?:Test|Fuzz|Example)`) // what go test runs by itself
+	testFunc = regexp.MustCompile(`^(?:Test|Fuzz|Example)`) // go test runs these by itself
 )
 
 // A proof is a test, or a subtest of it that runs one file of vectors:
@@ -31,23 +31,22 @@ type claim struct {
 	proof
 }
 
-// A text is a piece of a package's tests: the numbers in it and in the comments
-// before it, and the names that it uses.
+// A text is a piece of a package's tests: the numbers in it and in the comments before
+// it, and the names that it uses.
 type text struct{ numbers, uses []string }
 
-// A decl is a declaration of a package's tests. What it does for one file of
-// vectors alone, an element of a table or a case of a switch, is a part.
+// A decl is a declaration of a package's tests. A part is an element of a table, or a
+// case of a switch, for one file of vectors.
 type decl struct {
-	test  string // of a function that go test runs: its name
+	test  string // the function's name, if go test runs it
 	text         // without the parts
 	parts map[string]*text
 }
 
-// claims finds the tests below dir that bear a number: in their own text, or in
-// that of a helper or table of the package's tests that they use, directly or by
-// way of others.
+// claims finds the tests below dir that bear a number: in their own text, or in that of
+// a helper or table that they use, directly or not.
 func claims(dir string) (map[claim]bool, error) {
-	packages := map[string]map[string][]*decl{} // by directory and package name, then by what is declared
+	packages := map[string]map[string][]*decl{} // by directory, package name and declared name
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -82,7 +81,7 @@ func claims(dir string) (map[claim]bool, error) {
 	return out, nil
 }
 
-// declarations adds those of a file.
+// declarations adds the declarations of a file.
 func declarations(dir, path string, packages map[string]map[string][]*decl) error {
 	src, err := os.ReadFile(path)
 	if err != nil {
@@ -129,8 +128,8 @@ func declarations(dir, path string, packages map[string]map[string][]*decl) erro
 	return nil
 }
 
-// vectorFiles gives the vector files of a protocol, as tables of tests name
-// them: with and without ".json".
+// vectorFiles gives the vector files of a protocol by the names in test tables: with
+// and without ".json".
 func vectorFiles(dir, protocol string) map[string]bool {
 	out := map[string]bool{}
 	files, _ := filepath.Glob(filepath.Join(dir, "testdata/vectors", protocol, "*.json"))
@@ -141,8 +140,8 @@ func vectorFiles(dir, protocol string) map[string]bool {
 	return out
 }
 
-// read takes a declaration, which with the comments before it is src[from:to],
-// apart into what stands for one vector file and the rest.
+// read splits a declaration, which with the comments before it is src[from:to], into
+// the parts for single vector files and the rest.
 func read(file *token.File, src []byte, one ast.Decl, from, to int, vectors map[string]bool) *decl {
 	type span struct {
 		from, to int // in src: whole lines
@@ -226,8 +225,8 @@ func literal(e ast.Expr) string {
 	return ""
 }
 
-// borne gives add the numbers of a test and of all that it uses, other tests
-// excepted, with the part of the test that bears them: "/sign.json", or "".
+// borne passes to add the numbers of a test and of all that it uses, except other
+// tests, with the part of the test that bears them: "/sign.json", or "".
 func borne(test *decl, names map[string][]*decl, add func(part, number string)) {
 	type step struct {
 		*decl

@@ -1,5 +1,5 @@
-// Package doors keeps the import rules of the design: which package of ours
-// may reach which, transitively.
+// Package doors keeps the import rules of the design: which of Parley's packages may
+// reach which, transitively.
 package doors
 
 import (
@@ -15,8 +15,8 @@ const module = "github.com/parley-hub/parley"
 
 var protocols = bridge.Protocols
 
-// below says what a package may reach besides internal/…; packages that are
-// not listed may reach nothing of ours. "bridge/*" stands for each protocol.
+// below lists the packages that a package may reach besides internal/…; unlisted
+// packages may reach none of Parley's. "bridge/*" stands for each protocol.
 func below(pkg string) ([]string, bool) {
 	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}

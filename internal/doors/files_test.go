@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// roles says in which file of a protocol package a name is declared, wherever
-// the protocol has the thing.
+// roles says in which file of a protocol package a name is declared, if the package has
+// it.
 var roles = map[string]string{
 	"Decode":          "envelope.go",
 	"Envelope":        "envelope.go",
@@ -36,7 +36,7 @@ var roles = map[string]string{
 	"VerifySignature": "verify.go",
 }
 
-// maxLines bounds a source file; a longer one has two jobs.
+// maxLines bounds a source file; a longer one does two jobs.
 const maxLines = 710
 
 // TestProtocolFiles: the same file has the same role in each protocol package.

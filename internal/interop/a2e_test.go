@@ -26,9 +26,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// a2eInterpreter gives an interpreter that has the A2E SDK, which no registry
-// has; "" where there is none. PARLEY_A2E_PYTHON names one, else PARLEY_PYTHON
-// may have it; A2E_SDK is the folder of its source where it is not installed.
+// a2eInterpreter gives an interpreter that has the A2E SDK, which is in no registry; ""
+// where there is none. PARLEY_A2E_PYTHON names one, else PARLEY_PYTHON may have it;
+// A2E_SDK is the folder of its source where it is not installed.
 func a2eInterpreter(t *testing.T) string {
 	t.Helper()
 	p := cmp.Or(os.Getenv("PARLEY_A2E_PYTHON"), os.Getenv("PARLEY_PYTHON"))
@@ -176,7 +176,7 @@ func TestA2EAgent(t *testing.T) {
 	}
 }
 
-// freePort finds a port for a server that cannot tell which one it was given.
+// freePort finds a port for a server that cannot report its own.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -202,7 +202,7 @@ func referenceHost(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = c.Process.Kill() // it has no other end
+		_ = c.Process.Kill() // it has no other way to end
 		_ = c.Wait()
 	})
 	url := "http://127.0.0.1:" + port

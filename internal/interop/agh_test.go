@@ -107,7 +107,7 @@ func (p *aghPeer) do(command string) {
 	}
 }
 
-// wait gives the next event that is wanted.
+// wait gives the next event that satisfies wanted.
 func (p *aghPeer) wait(what string, wanted func(aghEvent) bool) aghEvent {
 	p.t.Helper()
 	limit := time.After(aghWait)
@@ -138,12 +138,11 @@ func (p *aghPeer) done(what string) {
 	p.wait("done "+what, func(e aghEvent) bool { return e.Event == "done" && e.Do == what })
 }
 
-// Two independent peers that were written from the protocol's public pages,
-// with nats-py: greet, whois, thread talk (AGH-053), direct room (AGH-055), and
-// work from submitted to completed (AGH-070, AGH-071) with a Go handler and with
-// each other. A third in another
-// workspace hears nothing, and the server refuses it when it tries; one without
-// permission is not let in.
+// Two independent peers that were written from the protocol's public pages, with
+// nats-py: greet, whois, thread talk (AGH-053), direct room (AGH-055), and work from
+// submitted to completed (AGH-070, AGH-071) with a Go handler and with each other. A
+// third in another workspace hears nothing, and the server refuses it when it tries;
+// one without permission is not let in.
 func TestAGHPeers(t *testing.T) {
 	python := os.Getenv("PARLEY_PYTHON")
 	if python == "" {
@@ -255,12 +254,12 @@ func TestAGHPeers(t *testing.T) {
 		t.Errorf("%+v, %v", reply, err)
 	}
 
-	// Spoofed greetings, and answers that nobody asked for, reach nobody.
+	// Spoofed greetings, and answers without a question, reach no peer.
 	ben.do(`{"do":"spoof","from":"ana","kind":"greet","to":null}`)
 	ben.do(`{"do":"spoof","from":"ben","kind":"answer","to":"ana"}`)
 	outsider.do(`{"do":"spoof","from":"ana","kind":"greet","to":null}`)
 	outsider.done("spoof")
-	// The server itself refuses who would listen or speak in another workspace.
+	// The server itself refuses a peer that listens or speaks in another workspace.
 	outsider.do(`{"do":"intrude","workspace":"acme"}`)
 	for _, what := range []string{"subscription to", "publish to"} {
 		outsider.wait("violation: "+what, func(e aghEvent) bool {
@@ -279,7 +278,7 @@ func TestAGHPeers(t *testing.T) {
 	if e, ok := n.Hub().Directory().Agent("guest/agh/acme/ana"); !ok || e.Title != "Ana" {
 		t.Errorf("%+v", e)
 	}
-	outsider.do(`{"do":"greet"}`) // what it hears of its own comes after all that it must not hear
+	outsider.do(`{"do":"greet"}`) // its own messages come after all that it must not hear
 	outsider.wait("its own greeting", func(e aghEvent) bool {
 		if e.Event == "heard" && !strings.HasPrefix(e.Subject, "agh.network.v0.other.") {
 			t.Errorf("AGH-056 another workspace was heard: %+v", e)

@@ -24,9 +24,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestASP: a second implementation, in Python, signs a session with an agent
-// of the hub (ASP-001, ASP-011, ASP-012), and verifies what the hub exports of
-// it (ASP-077); what was changed in the export it refuses (ASP-016).
+// TestASP: a second implementation, in Python, signs a session with an agent of the hub
+// (ASP-001, ASP-011, ASP-012), and verifies the hub's export of it (ASP-077); it
+// refuses a changed export (ASP-016).
 func TestASP(t *testing.T) {
 	p := os.Getenv("PARLEY_PYTHON")
 	if p == "" {
@@ -80,7 +80,7 @@ func TestASP(t *testing.T) {
 		}
 		sequence++
 	}
-	// What the hub's side says comes by itself.
+	// The messages of the hub's side are pushed.
 	recorded := make(chan struct{}, 1)
 	stop := n.Hub().Journal().Watch(func(*journal.Record) {
 		select {
@@ -139,7 +139,7 @@ func TestASP(t *testing.T) {
 	if r := check(export.Bytes()); !r.OK || r.Messages != 6 {
 		t.Errorf("%+v", r)
 	}
-	// What an operator exports of the conversation is the same.
+	// An operator's export of the conversation is the same.
 	by := admin.Actor{Name: "test", Role: admin.Read}
 	page, err := n.Admin().Conversations(t.Context(), by, index.ConversationFilter{})
 	if err != nil || len(page.Conversations) != 1 {
@@ -153,7 +153,7 @@ func TestASP(t *testing.T) {
 	if r := check(conversation.Bytes()); !r.OK || r.Messages != 6 {
 		t.Errorf("the export of the conversation: %+v", r)
 	}
-	// So says the example in examples/asp.
+	// The example in examples/asp agrees.
 	example := func(b []byte) (code int, out string) {
 		t.Helper()
 		path := filepath.Join(t.TempDir(), "session.json")
@@ -187,8 +187,8 @@ func TestASP(t *testing.T) {
 	}
 }
 
-// TestASPAgentInPython: the agent of examples/asp, which has nothing of Parley's, is asked
-// by an agent that is exposed nowhere, and answers.
+// TestASPAgentInPython: the agent of examples/asp, which uses none of Parley's code, is
+// asked by an agent that is exposed nowhere, and answers.
 func TestASPAgentInPython(t *testing.T) {
 	p := os.Getenv("PARLEY_PYTHON")
 	if p == "" {

@@ -26,20 +26,18 @@ import (
 // loaded machine take their time to start.
 const conversationWait = 5 * time.Minute
 
-// hop is one question of the conversation and its answer, as the journal has
-// them.
+// hop is one question of the conversation and its answer, in the journal.
 type hop struct {
 	from, to           string
 	protocol, answered string // in which protocol it was asked, and answered
 	asked, answer      parley.Assurance
 }
 
-// TestConversation has one question pass through all protocols: an ASP client
-// asks a uAgent, which asks a peer on NATS, which asks an agent of the A2E SDK,
-// which asks an agent of the SAMVAD SDK; each is a process of its own, and none
-// knows of more than its own protocol. The journal shows one trace with what was
-// proved at each step. Without the A2E SDK, which no registry has, the peer on
-// NATS asks the SAMVAD agent itself.
+// TestConversation passes one question through all protocols: an ASP client asks a
+// uAgent, which asks a peer on NATS, which asks an agent of the A2E SDK, which asks an
+// agent of the SAMVAD SDK; each is a process of its own and knows only its own
+// protocol. The journal shows one trace with the proof at each step. Without the A2E
+// SDK, which is in no registry, the peer on NATS asks the SAMVAD agent itself.
 func TestConversation(t *testing.T) {
 	p := python(t)
 	if _, ok := uagentsPython(t); !ok {
@@ -49,7 +47,7 @@ func TestConversation(t *testing.T) {
 	if a2ePython == "" {
 		t.Log("without an agent of the A2E SDK: no interpreter has it")
 	}
-	// A collector of traces: with one, each request that comes in begins a trace.
+	// A collector of traces: with one, each incoming request begins a trace.
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter,
 		_ *http.Request) {
 		w.Header().Set("Content-Type", "application/x-protobuf")
@@ -59,7 +57,7 @@ func TestConversation(t *testing.T) {
 
 	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk",
 		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"},
-		Policy:  node.Policy{Assurance: "session"}, // what a connection proves is enough
+		Policy:  node.Policy{Assurance: "session"}, // proof by a connection is enough
 		Network: node.Network{Allow: []string{"loopback"}},
 		AGH: node.AGH{Users: map[string]node.AGHUser{"mason": {Token: "secret", Peers: []string{"mason"},
 			Workspaces: []string{"acme"}}},
@@ -82,7 +80,7 @@ func TestConversation(t *testing.T) {
 		}
 	}()
 
-	// The operator adds who cannot make himself known.
+	// The operator adds agents that cannot register themselves.
 	hosting := n.SAMVAD().Hosting()
 	at := serve(t, p, hosting.Identity, hosting.Key)
 	enrol(t, n, "scribe", at.ID, at.URL, at.Key)
@@ -110,7 +108,7 @@ func TestConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// They come, the last one first.
+	// The agents start, the last one first.
 	const mason, masonPeer = "guest/agh/acme/mason", "mason"
 	hops := []hop{{from: "robot", to: "scribe", protocol: "a2e", answered: "samvad", asked: parley.Session,
 		answer: parley.Session}}
@@ -196,8 +194,7 @@ func TestConversation(t *testing.T) {
 	checkJournal(ctx, t, n, hops)
 }
 
-// ask asks in a session, and waits for the result: that it was accepted, and how
-// far it got, comes before.
+// ask asks in a session, and waits for the result, after acceptance and progress.
 func ask(ctx context.Context, t *testing.T, s *asp.Session, text string) string {
 	t.Helper()
 	e, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "q-1", QueryType: "message",
@@ -231,8 +228,7 @@ func ask(ctx context.Context, t *testing.T, s *asp.Session, text string) string 
 	return ""
 }
 
-// checkJournal finds all questions and answers, and nothing else that was asked,
-// in one trace.
+// checkJournal finds all questions and answers, and no other question, in one trace.
 func checkJournal(ctx context.Context, t *testing.T, n *node.Node, hops []hop) {
 	t.Helper()
 	requests, replies := map[string]*parley.Message{}, map[parley.ID]*parley.Message{}
@@ -306,7 +302,7 @@ func checkJournal(ctx context.Context, t *testing.T, n *node.Node, hops []hop) {
 	}
 }
 
-// showJournal shows how far the conversation came.
+// showJournal logs the records of the conversation.
 func showJournal(t *testing.T, n *node.Node) {
 	j := n.Hub().Journal()
 	for part := range j.Partitions() {
@@ -323,7 +319,7 @@ func showJournal(t *testing.T, n *node.Node) {
 	}
 }
 
-// eventually waits until ok.
+// eventually polls ok until it is true.
 func eventually(ctx context.Context, t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for tick := time.NewTicker(20 * time.Millisecond); ; {
@@ -339,7 +335,7 @@ func eventually(ctx context.Context, t *testing.T, what string, ok func() bool) 
 	}
 }
 
-// relay is an agent of the A2E SDK that passes one request on.
+// relay is an agent of the A2E SDK that forwards one request.
 type relay struct {
 	t     *testing.T
 	lines chan string
@@ -376,7 +372,7 @@ func startRelay(t *testing.T, python, url, token, ask string) *relay {
 	return r
 }
 
-// check waits for its end, and looks at what it heard.
+// check waits for the process to end, and checks its output.
 func (r *relay) check(ctx context.Context, from, heard string) {
 	r.t.Helper()
 	var seen []string

@@ -1,14 +1,14 @@
-// Package interop holds tests against the real SDKs of the protocols, as they
-// are published: unmodified peers, both ways.
+// Package interop holds tests against the real, published SDKs of the protocols:
+// unmodified peers, in both directions.
 //
 // The tests of the Python SDKs (SAMVAD, uAgents) run where PARLEY_PYTHON names a Python
-// interpreter that has it; setup.sh makes one:
+// interpreter that has them; setup.sh makes one:
 //
 //	internal/interop/setup.sh /tmp/venv
 //	PARLEY_PYTHON=/tmp/venv/bin/python go test ./internal/interop
 //
-// The scripts in python/ are ours and use the SDK's public interface only; so do
-// those in typescript/.
+// The scripts in python/ and typescript/ are ours and use only the SDK's public
+// interface.
 //
 // The tests of the SAMVAD SDK for TypeScript run where PARLEY_NODE_SDK names a
 // folder whose node_modules has it. setup.sh makes DIR/node where Node and npm

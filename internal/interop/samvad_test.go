@@ -104,11 +104,10 @@ type weather struct {
 	Celsius float64 `json:"celsius"`
 }
 
-// TestPythonClient calls an agent of the hub with the unmodified Python SDK
-// (SAM-161), in all modes (SAM-110, SAM-120, SAM-140). It signs the endpoint's path without the
-// prefix under which the agent is
-// hosted (SAM-022). An unknown sender (SAM-070), content that does not fit
-// (SAM-090) and a failure (SAM-111) reach it as errors of the protocol.
+// TestPythonClient calls an agent of the hub with the unmodified Python SDK (SAM-161),
+// in all modes (SAM-110, SAM-120, SAM-140). The SDK signs the endpoint's path without
+// the agent's prefix at the hub (SAM-022). An unknown sender (SAM-070), content that
+// does not fit (SAM-090) and a failure (SAM-111) reach it as errors of the protocol.
 func TestPythonClient(t *testing.T) {
 	p := python(t)
 	n := start(t)
@@ -225,7 +224,7 @@ func TestPythonServer(t *testing.T) {
 	n := start(t)
 	hosting := n.SAMVAD().Hosting()
 	at := serve(t, p, hosting.Identity, hosting.Key)
-	// The SDK makes its identity of the host alone, without the port.
+	// The SDK makes its identity from the host alone, without the port.
 	if at.ID != "agent://127.0.0.1" {
 		t.Fatalf("%+v", at)
 	}
@@ -349,7 +348,7 @@ func jsonEqual(a []byte, b string) bool {
 	return json.Compact(&x, a) == nil && json.Compact(&y, []byte(b)) == nil && x.String() == y.String()
 }
 
-// served is where the agent of the SDK is.
+// served is the address of the SDK's agent.
 type served struct{ URL, ID, Key string }
 
 // serve runs the agent until the test ends.
@@ -376,7 +375,7 @@ func serveScript(t *testing.T, program, script, peer, key string) served {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	kill := time.AfterFunc(10*time.Minute, func() { _ = c.Process.Kill() }) // it hangs
+	kill := time.AfterFunc(10*time.Minute, func() { _ = c.Process.Kill() }) // if it hangs
 	t.Cleanup(func() {
 		in.Close()
 		if err := c.Wait(); err != nil {
@@ -395,9 +394,9 @@ func serveScript(t *testing.T, program, script, peer, key string) served {
 	return at
 }
 
-// TestPythonServerWhileTheKeyIsReplaced: the SDK knows one raw key of the hub. The
-// agent is reached with the old one and with the new one as long as both are
-// published, and tells by a request for a skill that it has not which one it knows.
+// TestPythonServerWhileTheKeyIsReplaced: the SDK knows one raw key of the hub. The hub
+// reaches the agent with the old key and the new one as long as both are published. A
+// request for a skill that it lacks shows which key it knows.
 func TestPythonServerWhileTheKeyIsReplaced(t *testing.T) {
 	p := python(t)
 	n := start(t)

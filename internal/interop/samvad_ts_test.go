@@ -51,7 +51,7 @@ func typescript(t *testing.T) string {
 	return dir
 }
 
-// tsAnswer is what the scripts write about a call.
+// tsAnswer is the output of a script about a call.
 type tsAnswer struct {
 	Key    string
 	Result json.RawMessage
@@ -118,9 +118,9 @@ func forecaster(t *testing.T, n *node.Node) {
 	}
 }
 
-// TestTypeScriptClients calls an agent of the hub with the two unmodified
-// clients of the TypeScript SDK (SAM-161): that of Node, and that of browsers in
-// a page of another origin, which asks first whether it may.
+// TestTypeScriptClients calls an agent of the hub with the two unmodified clients of
+// the TypeScript SDK (SAM-161): that of Node, and that of browsers in a page of another
+// origin, which sends a preflight first.
 func TestTypeScriptClients(t *testing.T) {
 	scripts := typescript(t)
 	const page = "https://app.example"
@@ -137,7 +137,7 @@ func TestTypeScriptClients(t *testing.T) {
 		}
 	})
 	forecaster(t, n)
-	// The identities that the clients take when their users name none.
+	// The clients' default identities.
 	inNode := newTSCaller(t, scripts, n, "ts-node", "agent://client.local")
 	inBrowser := newTSCaller(t, scripts, n, "ts-browser", "agent://browser.key-current")
 	unknown := tsCaller{scripts: scripts, keys: t.TempDir()}
@@ -196,8 +196,8 @@ func TestTypeScriptClients(t *testing.T) {
 						samvad.CodeSchemaInvalid, "Field 'city' exceeds maxLength of 20")
 				}
 			})
-			// JavaScript emits the escape of half a character for a text that was cut
-			// within one.
+			// JavaScript escapes half of a surrogate pair in a text that was cut within
+			// a character.
 			t.Run("a text cut within a character", func(t *testing.T) {
 				a := call(t, "call", "forecast", `{"city":"cut \ud83d"}`)
 				result(t, a.Result, weather{"cut \ufffd", 21})
@@ -286,8 +286,8 @@ func TestTypeScriptServer(t *testing.T) {
 			t.Error("the stream did not end")
 		}
 	})
-	// The agent takes the escape of half a character; in its answer U+FFFD stands
-	// for it, which the delivery lists as a loss.
+	// The agent takes the escape of half a character; in its answer U+FFFD replaces it,
+	// which the delivery lists as a loss.
 	t.Run("a text cut within a character", func(t *testing.T) {
 		call := call
 		call.Payload = []byte(`{"text":"cut \ud83d"}`)

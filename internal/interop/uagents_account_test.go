@@ -151,7 +151,7 @@ func TestUAgentsAccount(t *testing.T) {
 			t.Fatal(e)
 		}
 		bob.do(map[string]any{"do": "send", "to": h.echo(), "text": "from core"})
-		for e := bob.wait("chat"); e["text"] != "from core"; { // echo's answer, after what it was sent before
+		for e := bob.wait("chat"); e["text"] != "from core"; { // echo's answer, after those to earlier messages
 			e = bob.wait("chat")
 		}
 	})

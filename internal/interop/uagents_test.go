@@ -161,7 +161,7 @@ func (h *uagentsHub) agent(python, seed string, flags ...string) *pyAgent {
 	}
 }
 
-// kill ends the process at once; what it was given and did not delete comes
+// kill ends the process at once; messages that it fetched and did not delete come
 // again.
 func (a *pyAgent) kill() {
 	a.in.Close()
@@ -204,8 +204,7 @@ func (a *pyAgent) wait(kind string) map[string]any {
 	}
 }
 
-// uagentsPython is the interpreter that has uagents; without one nothing is
-// tried.
+// uagentsPython is the interpreter that has uagents; without it the tests are skipped.
 func uagentsPython(t *testing.T) (string, bool) {
 	python := os.Getenv("PARLEY_PYTHON")
 	if python == "" {
@@ -232,8 +231,7 @@ func newUAgentsHub(t *testing.T, change func(*node.Config)) *uagentsHub {
 	return h
 }
 
-// said waits for the record of what one agent said to another through the hub,
-// and gives its message.
+// said gives the recorded message from one agent to another, once it is there.
 func (h *uagentsHub) said(from, to *pyAgent, text string) *parley.Message {
 	h.t.Helper()
 	ctx, stop := context.WithTimeout(context.Background(), uagentsWait)
@@ -253,8 +251,8 @@ func (h *uagentsHub) said(from, to *pyAgent, text string) *parley.Message {
 	return nil
 }
 
-// explained waits until the hub says of a message what `parley explain` shows:
-// signed by its sender, and delivered.
+// explained waits until the hub reports a message, as in `parley explain`: signed by
+// its sender, and delivered.
 func (h *uagentsHub) explained(m *parley.Message) {
 	h.t.Helper()
 	ctx, stop := context.WithTimeout(context.Background(), uagentsWait)
@@ -346,7 +344,7 @@ func TestUAgents(t *testing.T) {
 		if err != nil || r.Kind != parley.Response || r.Text() != "you said hi bob" {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		bob.wait("ack") // of what bob said
+		bob.wait("ack") // of bob's message
 	})
 	t.Run("an answer that is an interactive card", func(t *testing.T) {
 		r, err := h.ask(bob.Address, "", parley.Text("show me the form"))
@@ -373,8 +371,8 @@ func TestUAgents(t *testing.T) {
 	})
 }
 
-// TestUAgentsMailbox has messages wait for an agent that was away, over a
-// restart of the hub. UAG-076, UAG-077.
+// TestUAgentsMailbox has messages wait for an absent agent, over a restart of the hub.
+// UAG-076, UAG-077.
 func TestUAgentsMailbox(t *testing.T) {
 	python, ok := uagentsPython(t)
 	if !ok {

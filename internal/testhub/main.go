@@ -1,10 +1,8 @@
-// Command testhub is a hub for the fault tests: like `parley serve --json`, and
-// with an agent in its own process whose handlers leave a trace that outlives
-// them.
+// Command testhub is a hub for the fault tests: like `parley serve --json`, but with an
+// agent in its own process whose handlers leave a trace that outlives the process.
 //
-// The agent is "worker". Each call of its handlers appends a line "message-id
-// attempt skill" to the file of -trace, in one write, before it does anything
-// else. Its skills take any content:
+// The agent is "worker". Each call of its handlers first appends a line "message-id
+// attempt skill" to the file of -trace, in one write. Its skills take any content:
 //
 //	echo   answers with the content
 //	slow   waits as many milliseconds as the content's "ms" says, then echoes
@@ -109,7 +107,7 @@ func (w *worker) skills() []parley.SkillSpec {
 	}
 }
 
-// skill makes one that leaves its trace, works, and echoes.
+// skill makes a skill that leaves its trace, works, and echoes.
 func (w *worker) skill(id string, work parley.Handler) parley.SkillSpec {
 	return parley.RawSkill(id, func(ctx context.Context, m *parley.Message, r parley.Replier) error {
 		if w.trace != nil {

@@ -1,6 +1,5 @@
-// Command testlog prints what "go test -json" writes as "go test" prints it,
-// and keeps the events in a file, from which internal/conformance learns which
-// tests ran:
+// Command testlog prints the output of "go test -json" as "go test" does, and keeps the
+// events in a file, which tells internal/conformance which tests ran:
 //
 //	go test -json ./... | go run ./internal/testlog tests.json
 package main
