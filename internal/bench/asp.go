@@ -30,7 +30,7 @@ type ASPRow struct {
 	Each  time.Duration `json:"each"`            // per message
 	CPU   time.Duration `json:"cpu"`             // of this process, per message
 	Floor time.Duration `json:"floor,omitempty"` // CPU time of one Ed25519 and one P-256 verification and one SHA-256
-	Ratio float64       `json:"ratio,omitempty"` // floor by Parley, both in CPU time: at 1 all the time goes to cryptography
+	Ratio float64       `json:"ratio,omitempty"` // floor by Parley, in CPU time: at 1 all is cryptography
 }
 
 // ASPConfig configures [ASP].

@@ -42,7 +42,7 @@ type Config struct {
 type Row struct {
 	Storage     floor.Storage `json:"storage"`
 	Connections int           `json:"connections"`
-	RecordBytes int           `json:"recordBytes,omitempty"` // of the journal: both sides write as many bytes for each append
+	RecordBytes int           `json:"recordBytes,omitempty"` // of the journal; the floor writes as many per append
 	Parley      Figures       `json:"parley"`
 	Floor       *Figures      `json:"floor,omitempty"`
 	Ratio       float64       `json:"ratio,omitempty"`       // of throughputs; above 1 is faster than the floor
@@ -128,7 +128,7 @@ const senders = 16
 func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (Figures, error) {
 	return c.overHTTP(ctx, storage, connections, overHTTP{
 		name: string(storage), perSecond: 25_000, most: 400_000,
-		// the admin API needs the index
+		// the hub keeps its index only with an admin API
 		hub: node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}},
 		replayed: func(status int, body string) bool {
 			return status == http.StatusUnauthorized && strings.Contains(body, "REPLAY_DETECTED")

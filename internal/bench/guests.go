@@ -42,7 +42,7 @@ type GuestsReport struct {
 
 	Memory  Span          `json:"memory"` // of the hub's process, bytes that are resident
 	Disk    Span          `json:"disk"`   // of its data directory, bytes of all files
-	Own     int64         `json:"own"`    // of Disk: the enrolled agents' messages, at the bytes for each of the quiet phase
+	Own     int64         `json:"own"`    // of Disk: the enrolled agents' messages, by the quiet phase's bytes per message
 	Quiet   Talk          `json:"quiet"`  // of the enrolled agents without an attack
 	Under   Talk          `json:"under"`  // and under attack
 	Ratio   float64       `json:"ratio"`  // of the 99th percentiles, under attack and quiet

@@ -229,7 +229,7 @@ func TestEveryRuleHasAProof(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(old, text) {
-		t.Errorf("docs/conformance.md is not what the tests say; its first lines tell how to write it:\n%s",
+		t.Errorf("docs/conformance.md differs from the tests; its first lines tell how to write it:\n%s",
 			difference(old, text))
 	}
 }

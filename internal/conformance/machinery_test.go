@@ -139,6 +139,6 @@ func TestAFailureIsNoProof(t *testing.T) {
 		t.Error("a test that failed in one of two runs counts")
 	}
 	if err := ran.read(strings.NewReader("ok  samvad 0.1s")); err == nil {
-		t.Error("what is no JSON was read as events")
+		t.Error("text that is no JSON was read as events")
 	}
 }

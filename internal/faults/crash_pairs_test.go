@@ -171,7 +171,7 @@ func (x *talk) progress(t *testing.T) {
 	select {
 	case <-more:
 	case <-patient.C:
-		t.Fatal("nobody's message is taken any more")
+		t.Fatal("no message is acknowledged any more")
 	}
 }
 
@@ -191,8 +191,8 @@ func (x *talk) hear(ctx context.Context, p pairs.Peer) {
 	}
 }
 
-// book is the part of the journal that concerns the traffic.
-type book struct {
+// journalState is the part of the journal that concerns the traffic.
+type journalState struct {
 	mu       sync.Mutex
 	at       map[journal.Position]bool
 	messages map[string][]*parley.Message // by text
@@ -202,7 +202,7 @@ type book struct {
 	history  map[parley.ID][]string
 }
 
-func (b *book) take(r *journal.Record) {
+func (b *journalState) take(r *journal.Record) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.at[r.Position] {
@@ -253,7 +253,8 @@ func (x *talk) settle(t *testing.T) {
 		}
 	}()
 	j := n.Hub().Journal()
-	b := &book{at: map[journal.Position]bool{}, messages: map[string][]*parley.Message{}, attempts: map[parley.ID]int{},
+	b := &journalState{at: map[journal.Position]bool{},
+		messages: map[string][]*parley.Message{}, attempts: map[parley.ID]int{},
 		ended:   map[parley.ID]string{},
 		arrived: map[parley.ID]bool{}, history: map[parley.ID][]string{}}
 	defer j.Watch(b.take)()
@@ -295,14 +296,14 @@ func (x *talk) settle(t *testing.T) {
 			strings.Join(b.history[d.Message], "\n  "))
 	}
 	for _, text := range unheard[:min(len(unheard), 10)] {
-		t.Errorf("%q was never heard, and nobody knows why:\n  %s", text,
+		t.Errorf("%q was never heard, and not given up:\n  %s", text,
 			strings.Join(b.history[b.messages[text][0].ID], "\n  "))
 	}
 	x.verify(t, b)
 }
 
 // unheard gives the acknowledged messages that were neither heard nor given up.
-func (x *talk) unheard(b *book) (out []string) {
+func (x *talk) unheard(b *journalState) (out []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	b.mu.Lock()
@@ -323,7 +324,7 @@ func (x *talk) unheard(b *book) (out []string) {
 }
 
 // verify reports lost messages, and messages with too many effects.
-func (x *talk) verify(t *testing.T, b *book) {
+func (x *talk) verify(t *testing.T, b *journalState) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	lost, given, missed, twice := 0, 0, 0, 0

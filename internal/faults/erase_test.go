@@ -84,7 +84,7 @@ func TestErasedAfterPowerLoss(t *testing.T) {
 	left := lost.files(t, journalDir, nil)
 	for _, text := range []string{"quincunx", "yyyyyyyy"} {
 		for _, name := range holding(t, left, text) {
-			t.Errorf("after a loss of power %s holds what was erased: %q", filepath.Base(name), text)
+			t.Errorf("after a loss of power %s holds erased content: %q", filepath.Base(name), text)
 		}
 	}
 	if missing := missingAfter(t, left, nil); missing != nil {
@@ -155,6 +155,6 @@ func TestKilledWhileForgetting(t *testing.T) {
 		p.stop(t)
 	}
 	for _, name := range holding(t, data, "quincunx") {
-		t.Errorf("%s holds what was erased", name)
+		t.Errorf("%s holds erased content", name)
 	}
 }

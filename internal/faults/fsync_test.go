@@ -117,7 +117,7 @@ func TestPowerLoss(t *testing.T) {
 			name string
 			keep func() bool
 		}{
-			{"only what was synced", nil},
+			{"only synced bytes", nil},
 			{"and some of the rest", func() bool { return rnd.IntN(2) == 0 }},
 		} {
 			for _, missing := range missingAfter(t, lost.files(t, journalDir, c.keep), acks[:n+1]) {

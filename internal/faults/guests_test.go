@@ -458,7 +458,7 @@ func (g *guests) describe(t *testing.T, own attack.Published) {
 		}
 		found = found || bytes.Contains(shown, []byte(victim.Address()))
 		if bytes.Contains(shown, []byte(lie)) {
-			t.Errorf("what a guest said describes a skill of %s:\n%s", agent.Name, shown)
+			t.Errorf("a guest's manifest describes a skill of %s:\n%s", agent.Name, shown)
 		}
 	}
 	if !found {

@@ -104,7 +104,7 @@ func TestKilledInbox(t *testing.T) {
 	}
 	restart() // at once: the agent has sent nothing more
 	if got := inbox(map[string]any{"wait": 0.3}); len(got) != 0 {
-		t.Errorf("what had come once more came again: %q", got)
+		t.Errorf("a message came a third time: %q", got)
 	}
 	tell("two")
 	for range 2 { // no call returned it
@@ -114,6 +114,6 @@ func TestKilledInbox(t *testing.T) {
 		t.Errorf("after two kills the next call returned %q", got)
 	}
 	if got := inbox(map[string]any{"wait": 0.3}); len(got) != 0 {
-		t.Errorf("what a call returned came again: %q", got)
+		t.Errorf("a returned message came again: %q", got)
 	}
 }

@@ -286,6 +286,6 @@ func TestUAgentsConnect(t *testing.T) {
 		t.Error(answer)
 	}
 	if e, ok = h.Hub().Directory().Lookup("uagents", carol.Address); !ok || h.Hub().Profile(e) != nil {
-		t.Error("it did not go back to what it registered itself")
+		t.Error("it did not go back to its own registration")
 	}
 }

@@ -243,7 +243,7 @@ func (c *commission) wait(t *testing.T) (Answer, error) {
 	select {
 	case <-c.done:
 	case <-patient(t).Done():
-		t.Fatalf("%s: nothing came of %q", c, c.text)
+		t.Fatalf("%s: %q has no outcome", c, c.text)
 	}
 	return c.answer, c.err
 }

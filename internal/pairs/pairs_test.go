@@ -304,9 +304,9 @@ func (p *pair) oversized(t *testing.T) {
 	if err := p.from.Tell(patient(t), p.to, "note that"); err != nil {
 		t.Fatal(err)
 	}
-	next(t, p.to, "what follows", func(h Heard) bool {
+	next(t, p.to, "the next message", func(h Heard) bool {
 		if len(h.Text) > 1<<20 {
-			t.Error("what was refused arrived")
+			t.Error("the refused message arrived")
 		}
 		return h.Text == "note that"
 	})

@@ -123,7 +123,7 @@ func TestFailures(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	if _, _, err := conns(t, "127.0.0.1:1", 1).Exchange(t.Context(), 0, nil); err == nil {
-		t.Error("nobody answers")
+		t.Error("an exchange succeeded without a server")
 	}
 	// The clock ends a loop, and each worker has made one exchange.
 	res = Do(t.Context(), 3, 0, 0, func(context.Context, int, int) error { return nil })
