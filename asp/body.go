@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// Bodies per performative. Members marked required are partly the vendor's,
-// partly the project's; unknown members are always accepted.
+// Bodies per performative. Some required members are the vendor's, some the
+// project's; unknown members are always accepted.
 
-// referenceNames are the members that may hold the reference of a body; the
-// first is the one emitted.
+// referenceNames are the members that may hold the reference of a body; this
+// package writes the first.
 var referenceNames = []string{"referenceId", "proposalId", "commitmentId", "inReplyTo"}
 
 // referenceOf gives the member that refers to another message: referenceId, or an
-// alias. The proposalId of a PROPOSE or COUNTER and the commitmentId of a COMMIT are
-// their own.
+// alias. The proposalId of a PROPOSE or COUNTER and the commitmentId of a COMMIT name
+// the message itself, so they are no references.
 func referenceOf(body *node, p Performative) *node {
 	for _, name := range referenceNames {
 		if (p == Propose || p == Counter) && name == "proposalId" || p == Commit && name == "commitmentId" {
@@ -57,8 +57,7 @@ func isFormat(n *node) bool {
 
 func isDuration(n *node) bool { i, ok := n.integer(); return ok && i > 0 }
 
-// reference is the pseudo-member of the table below for "referenceId or one
-// of its aliases".
+// reference stands in the table below for referenceId or an alias of it.
 const reference = "referenceId"
 
 var bodyRules = map[Performative][]rule{
@@ -157,7 +156,7 @@ func checkMembers(n *node, prefix string, rules []rule, p Performative) error {
 }
 
 // A Proposal is the body of a PROPOSE, and of a COUNTER when ReferenceID names
-// the proposal it answers. ProposalID is made up when empty.
+// the proposal that it answers. An empty ProposalID is filled in.
 type Proposal struct {
 	ReferenceID string `json:"referenceId,omitempty"`
 	ProposalID  string `json:"proposalId,omitempty"`
@@ -185,7 +184,7 @@ type Information struct {
 	ReferenceID string `json:"referenceId,omitempty"`
 }
 
-// A Question is the body of a QUERY. QueryID is made up when empty.
+// A Question is the body of a QUERY. An empty QueryID is filled in.
 type Question struct {
 	QueryID    string `json:"queryId,omitempty"`
 	QueryType  string `json:"queryType"`
@@ -193,12 +192,12 @@ type Question struct {
 	Parameters any    `json:"parameters,omitempty"` // an object
 }
 
-// A Promise is the body of a COMMIT. CommitmentID is made up when empty.
+// A Promise is the body of a COMMIT. An empty CommitmentID is filled in.
 type Promise struct {
 	CommitmentID string `json:"commitmentId,omitempty"`
 	Terms        Terms  `json:"terms"`
 	Deadline     string `json:"deadline,omitempty"`
-	Escrow       any    `json:"escrow,omitempty"` // recorded as data: nothing here moves money
+	Escrow       any    `json:"escrow,omitempty"` // recorded only: nothing here moves money
 }
 
 // Terms of a [Promise].

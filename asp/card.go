@@ -51,8 +51,8 @@ func isStrings(n *node) bool {
 const maxCard = 64 << 10
 
 // ParseCard reads a card: missing_field, invalid_field with a path, or
-// weak_or_invalid_key. Unknown members are kept in [Card.JSON]. What a card
-// says of trust is not read: a score is computed, never believed.
+// weak_or_invalid_key. Unknown members are kept in [Card.JSON]. Members about
+// trust are ignored: the server computes the score.
 func ParseCard(b []byte) (*Card, error) {
 	if len(b) > maxCard {
 		return nil, refuse("message_too_large", "")
@@ -125,7 +125,7 @@ func stringsOf(n *node) []string {
 // Key gives the card's keys.
 func (c *Card) Key() Key { return Key{Signing: c.SigningKey, Proof: c.ProofKey, OrgID: c.OrgID} }
 
-// JSON gives the card as it was read, or writes it.
+// JSON gives the card as it was read, or encodes it.
 func (c *Card) JSON() ([]byte, error) {
 	if c.raw != nil {
 		return c.raw, nil
@@ -165,9 +165,9 @@ func cardInput(card *node) []byte {
 	return appendCanonical([]byte("asp-agent-card\x00"), card)
 }
 
-// SignCard signs a card for its registration: the holder of the card's own
-// key says so, and the holder of the key registered before, when there is
-// one. The result is "ed25519:" and hex.
+// SignCard signs a card for its registration. The holder of the card's key signs
+// it, and so does the holder of the key that it replaces, if any. The result is
+// "ed25519:" and hex.
 func (id *Identity) SignCard(card []byte) (string, error) {
 	n, err := parseJSON(card)
 	if err != nil {

@@ -6,17 +6,17 @@ import (
 )
 
 // A Chain checks the messages of one session in the order of their links, as
-// "Verification process" says and beyond: each message is looked at by
-// itself, against the one before it, and against the counters. Every fault is
-// reported, and the check goes on behind it. Memory does not grow with the
+// "Verification process" says, and more strictly: it checks each message by
+// itself, against the message before it, and against the counters. It reports
+// every fault and goes on with the next message. Memory does not grow with the
 // session, except for eight bytes a message up to a million messages.
 //
 // The zero value with Keys is ready. It is not safe for concurrent use.
 //
-// What the published algorithm cannot see, a Chain cannot either: members
-// outside hash and signature, another spelling of the same content, a cut
-// tail, and one of two neighbours with equal content. [VerifyTranscript]
-// covers those with what the server recorded.
+// Like the published algorithm, a Chain does not detect changes to members
+// outside hash and signature, another spelling of the same content, a cut tail,
+// and the loss of one of two neighbours with equal content. [VerifyTranscript]
+// detects them, because it also checks the server's records.
 type Chain struct {
 	Keys Keys
 
@@ -25,7 +25,7 @@ type Chain struct {
 	previous  string // previousHash of the last message
 	session   string
 	last      *Envelope
-	skipped   bool // the last message was not there to be added
+	skipped   bool // skip passed over the last message
 	next      map[string]int64
 	seed      maphash.Seed
 	ids       map[uint64]struct{}
@@ -33,20 +33,20 @@ type Chain struct {
 	recentPos int
 }
 
-// A Finding is what a [Chain] says of one message.
+// A Finding is the result of a [Chain] for one message.
 type Finding struct {
 	Index    int64
 	Codes    []string // faults, in the order hash, link, signature, session, counter, messageId
 	Warnings []string
-	Detail   string    // "fork" when two messages follow the same one
-	Envelope *Envelope // nil if it could not be read at all
+	Detail   string    // "fork" when two messages follow the same message
+	Envelope *Envelope // nil if the message could not be parsed
 }
 
 // OK reports whether the message has no fault.
 func (f *Finding) OK() bool { return len(f.Codes) == 0 }
 
-// Bounds of what a Chain keeps: counters of senders, and messageIds to find
-// repetitions.
+// Bounds of a Chain's memory: counters of senders, and messageIds to find
+// duplicates.
 const (
 	maxSenders    = 4096
 	maxRemembered = 1 << 20
@@ -69,7 +69,7 @@ func (c *Chain) Add(ctx context.Context, raw []byte, f Format) (*Finding, error)
 		found.fault("hash_mismatch")
 	}
 	if c.skipped {
-		c.skipped = false // what it follows is not there to be compared
+		c.skipped = false // the message before this one is missing: no comparison
 	} else if e.Integrity.PreviousHash != c.head {
 		found.fault("chain_mismatch")
 		if c.last != nil && e.Integrity.PreviousHash == c.previous {
@@ -87,7 +87,7 @@ func (c *Chain) Add(ctx context.Context, raw []byte, f Format) (*Finding, error)
 	c.checkCounter(e, found)
 	c.checkID(e, found)
 	if err := e.check(); err != nil && found.OK() {
-		// The schema comes last: a changed text shows as what it breaks.
+		// The schema comes last: a change should show as the broken hash or link.
 		found.fault(asError(err).Code)
 	}
 	if c.last != nil && Compare(e, c.last) <= 0 {
@@ -106,7 +106,7 @@ func (c *Chain) begin() {
 	}
 }
 
-// skip passes over a message of which only its sender and its number are known.
+// skip passes over a message of which only the sender and the number are known.
 func (c *Chain) skip(session, sender string, number int64) {
 	c.begin()
 	c.count++

@@ -24,13 +24,13 @@ import (
 // A Client speaks for one agent with one server. Its fields must not change
 // after the first use; it is safe for concurrent use.
 //
-// Server is where the operator says it is: it never comes from a message, and
-// nothing that a message or card names is ever fetched.
+// Server comes from the operator, never from a message. The client never fetches
+// a URL that a message or card names.
 type Client struct {
 	Server   string // scheme and host, e.g. "https://hub.example"
 	Identity *Identity
-	Store    ClientStore      // heads of sessions; nil: forgotten at the end of the process
-	HTTP     *http.Client     // nil: one that follows no redirects
+	Store    ClientStore      // heads of sessions; nil: in memory only
+	HTTP     *http.Client     // nil: a client that follows no redirects
 	Now      func() time.Time // nil: time.Now
 
 	once    sync.Once
@@ -41,15 +41,15 @@ type Client struct {
 	expires time.Time
 }
 
-// A ClientStore keeps one small document per session. Load gives ErrNotFound
-// for one that is not there.
+// A ClientStore keeps one small document per session. Load gives ErrNotFound for
+// an unknown session.
 type ClientStore interface {
 	Load(ctx context.Context, session string) ([]byte, error)
 	Save(ctx context.Context, session string, b []byte) error
 }
 
-// Dir keeps the documents as files of mode 0600 in a directory, which is made
-// when it is needed. A file is replaced whole and synced before Save returns.
+// Dir keeps the documents as files of mode 0600 in a directory, which it creates
+// when needed. Save replaces the whole file and syncs it.
 func Dir(path string) ClientStore { return dirStore(path) }
 
 type dirStore string
@@ -119,10 +119,10 @@ func (c *Client) now() time.Time { return clock(c.Now)() }
 
 func (c *Client) url(path string) string { return strings.TrimSuffix(c.Server, "/") + path }
 
-// maxAnswer bounds what is read of one answer.
+// maxAnswer bounds the bytes read of one answer.
 const maxAnswer = 16 << 20
 
-// call does one request and reads its answer. An answer of 400 and above is
+// call sends one request and reads the answer. A status of 400 or above becomes
 // an *Error with the server's code.
 func (c *Client) call(ctx context.Context, method, path, contentType string, body []byte, token string,
 	header http.Header) ([]byte, error) {
@@ -192,7 +192,7 @@ func remoteError(resp *http.Response, b []byte) error {
 	return e
 }
 
-// access gives a token that is good for a while.
+// access gives a token that does not expire soon.
 func (c *Client) access(ctx context.Context) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -219,7 +219,7 @@ func (c *Client) access(ctx context.Context) (string, error) {
 	return c.token, nil
 }
 
-// forget drops a token that the server no longer takes.
+// forget drops a token that the server no longer accepts.
 func (c *Client) forget(token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,7 +232,7 @@ func tokenRefused(err error) bool {
 	return errors.Is(err, &Error{Code: "token_expired"}) || errors.Is(err, &Error{Code: "token_invalid"})
 }
 
-// get is an authenticated GET of a small answer.
+// get does an authenticated GET.
 func (c *Client) get(ctx context.Context, path string) ([]byte, error) {
 	for again := false; ; again = true {
 		token, err := c.access(ctx)
@@ -247,9 +247,8 @@ func (c *Client) get(ctx context.Context, path string) ([]byte, error) {
 	}
 }
 
-// Register registers the client's agent, or replaces its card. previous is
-// the identity that is registered now, when the keys change; nil if they do
-// not.
+// Register registers the client's agent, or replaces its card. When the keys
+// change, previous is the identity with the registered keys; otherwise nil.
 func (c *Client) Register(ctx context.Context, card *Card, previous *Identity) error {
 	b, err := card.JSON()
 	if err != nil {
@@ -313,16 +312,16 @@ func (c *Client) Discover(ctx context.Context, capability string, minTrust int) 
 	}
 }
 
-// An Invite is a session that the agent was brought into and has not spoken
-// in yet.
+// An Invite is a session to which the agent was added, and in which it has not
+// sent a message yet.
 type Invite struct {
 	SessionID string
 	From      string
 	Message   *Envelope // the invitation, or the DELEGATE
 }
 
-// Invitations waits for invitations, those still open first. It goes on after
-// a broken connection until ctx ends or the loop does.
+// Invitations waits for invitations; the open ones come first. It reconnects
+// after a broken connection until ctx or the loop ends.
 func (c *Client) Invitations(ctx context.Context) iter.Seq2[*Invite, error] {
 	return func(yield func(*Invite, error) bool) {
 		told := make(map[string]bool)
@@ -356,7 +355,7 @@ func (c *Client) envelopeOf(ev event) (*Envelope, error) {
 	return Decode(f.Envelope)
 }
 
-// errStop ends a stream: its reader or its session is done.
+// errStop ends a stream when its reader stops or its session is over.
 var errStop = errors.New("asp: the stream is done")
 
 func stop(goOn bool) error {
@@ -373,10 +372,10 @@ type event struct {
 	data []byte
 }
 
-// stream reads an event stream again and again, waiting longer after each
-// failure, up to 30 s. A stream that opened shows that the server is there: it
-// is asked again soon, and at once after one that lasted. last gives the
-// Last-Event-ID. What the server refuses for good goes to fail and ends it.
+// stream reads an event stream and reconnects when it breaks. The pause doubles
+// with each failure, up to 30 s. After a stream that opened it is at most 1 s, and
+// 100 ms if the stream lasted 1 s. last gives the Last-Event-ID. A permanent
+// refusal goes to fail and ends the loop.
 func (c *Client) stream(ctx context.Context, path string, last func() string, take func(event) error,
 	fail func(error)) {
 	const first, again = 100 * time.Millisecond, time.Second
@@ -407,7 +406,7 @@ func (c *Client) stream(ctx context.Context, path string, last func() string, ta
 	}
 }
 
-// streamOnce reads one stream to its end; opened is zero if it never began.
+// streamOnce reads one stream to its end; opened is zero if it did not open.
 func (c *Client) streamOnce(ctx context.Context, path, last string, take func(event) error) (opened time.Time,
 	err error) {
 	token, err := c.access(ctx)
@@ -429,7 +428,7 @@ func (c *Client) streamOnce(ctx context.Context, path, last string, take func(ev
 	return c.now(), readEvents(resp.Body, take)
 }
 
-// readEvents reads server-sent events; one is at most 4 MiB.
+// readEvents reads server-sent events of at most 4 MiB each.
 func readEvents(r io.Reader, take func(event) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), 4<<20)

@@ -47,7 +47,7 @@ func isVisibility(n *node) bool {
 	return false
 }
 
-// isShortID bounds the ids that the server remembers (project).
+// isShortID bounds the ids that the server keeps (project).
 func isShortID(n *node) bool { return n.kind == '"' && n.str != "" && len(n.str) <= maxID }
 
 const maxID = 256
@@ -87,11 +87,11 @@ type contextResult string
 const (
 	contextApplied contextResult = "applied"
 	contextNoop    contextResult = "noop"
-	// ignored: older version, other data, other type, or not the owner
+	// ignored: the update has an older version, other data, another type, or is not the owner's
 	contextConflict contextResult = "context_conflict"
 )
 
-// A ContextEntry is an object that a session holds.
+// A ContextEntry is a context object in a session.
 type ContextEntry struct {
 	ContextObject
 	Sender  string    `json:"sender"`
@@ -102,9 +102,9 @@ type ContextEntry struct {
 // maxLiveContext; an update beyond that is a conflict.
 type contextStore map[string]ContextEntry
 
-// Apply stores o, which sender sent in a message of time sent. An update
-// must raise the version; the type of an id never changes; the card of an
-// agent is changed only by its sender. ttl counts from sent (project).
+// Apply stores o, which sender sent in a message with timestamp sent. An update
+// must raise the version; the type of an id never changes; only the sender of an
+// agent card may change it. ttl counts from sent (project).
 func (s contextStore) Apply(o ContextObject, sender string, sent time.Time) contextResult {
 	old, known := s[o.ID]
 	switch {
@@ -137,13 +137,13 @@ func sameJSON(a, b []byte) bool {
 	return err1 == nil && err2 == nil && bytes.Equal(ca, cb)
 }
 
-// expired: an object is gone from sent + ttl on.
+// expired reports whether sent + ttl has passed.
 func (e *ContextEntry) expired(now time.Time) bool {
 	return !e.Expires.IsZero() && !now.Before(e.Expires)
 }
 
-// Turn drops the objects of visibility turn that others than sender sent, and
-// expired objects. It is called when sender's message is admitted.
+// Turn drops expired objects, and the objects of visibility turn from agents
+// other than sender. The ledger calls it when it admits a message of sender.
 func (s contextStore) Turn(sender string, now time.Time) {
 	maps.DeleteFunc(s, func(_ string, e ContextEntry) bool {
 		return e.Visibility == VisibleTurn && e.Sender != sender || e.expired(now)

@@ -16,22 +16,22 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// DPoP proofs, "DPoP proof structure" and RFC 9449. One kind of proof goes
-// into sender.dpopProof (htm ASP, htu asp://SESSION); the other accompanies
-// an HTTP request (htm and htu are its method and URL). Neither passes for
-// the other, because htm and htu differ.
+// DPoP proofs, "DPoP proof structure" and RFC 9449. One kind of proof goes into
+// sender.dpopProof (htm ASP, htu asp://SESSION), the other into an HTTP request
+// (htm and htu are its method and URL). Because htm and htu differ, a proof of
+// one kind is not valid as the other.
 
-// messageMethod is htm of the proofs in messages.
+// messageMethod is the htm of proofs in messages.
 const messageMethod = "ASP"
 
-// messageURL is htu of the proofs in the messages of a session.
+// messageURL is the htu of proofs in the messages of a session.
 func messageURL(session string) string { return "asp://" + session }
 
 // maxProof bounds a proof in bytes (project).
 const maxProof = 8 << 10
 
-// window bounds the age of proofs, both ways inclusive. The zero value is the
-// project's, 300 s back and 60 s ahead; transcripts say which one held.
+// window bounds the age of proofs, inclusive at both ends. The zero value is the
+// project's: 300 s back and 60 s ahead. A transcript states its window.
 type window struct {
 	Past   time.Duration
 	Future time.Duration
@@ -44,9 +44,8 @@ func (w window) holds(iat, now time.Time) bool {
 	return !iat.Before(now.Add(-w.past())) && !iat.After(now.Add(w.future()))
 }
 
-// until is the first moment at which a proof is too old, and its jti need not be
-// remembered any more. One that is dated ahead is remembered for the whole window
-// from its arrival.
+// until is the first moment at which a proof is too old, so that its jti may be
+// forgotten. For a proof dated ahead, the time counts from iat, too.
 func (w window) until(iat time.Time) time.Time { return iat.Add(w.past() + time.Nanosecond) }
 
 // proofClaims are the expected claims of a proof.
@@ -54,29 +53,27 @@ type proofClaims struct {
 	Method      string    // htm
 	URL         string    // htu, exact text
 	Key         *ProofKey // the registered key; nil: any key (its thumbprint is in the result)
-	AccessToken string    // empty: the transport carried none, ath is not looked at
+	AccessToken string    // empty: the transport carried none, ath is not checked
 	Now         time.Time
 	Window      window
 }
 
-// A Proof is a checked proof.
+// A Proof is a verified DPoP proof.
 type Proof struct {
 	JTI        string
-	Thumbprint string // RFC 7638, of the key it was made with
+	Thumbprint string // RFC 7638, of the key that signed it
 	IssuedAt   time.Time
-	Until      time.Time // until then the jti must be remembered
+	Until      time.Time // the jti must be remembered until then
 }
 
-// ReplayKey is the key to remember the proof under. It is made of the key's
-// thumbprint and the jti, never of the proof's text: ES256 signatures have a
-// second form.
+// ReplayKey is the key of the proof in a [Memory]: the thumbprint and the jti. The
+// proof's text would not do, since an ES256 signature has a second valid form.
 func (p *Proof) ReplayKey() string { return p.Thumbprint + " " + p.JTI }
 
 // checkProof does the checks that need no memory, in this order: form
 // (dpop_malformed), header (dpop_bad_header), signature
 // (dpop_bad_signature), key (dpop_key_mismatch), htm, htu, iat, jti
-// (dpop_malformed), ath. Whether the jti is new is for the caller's
-// [Memory] to say, last.
+// (dpop_malformed), ath. The caller then checks the jti against its [Memory].
 func checkProof(proof string, c proofClaims) (*Proof, error) {
 	header, rest, ok1 := strings.Cut(proof, ".")
 	payload, sig, ok2 := strings.Cut(rest, ".")
@@ -119,7 +116,7 @@ func checkProof(proof string, c proofClaims) (*Proof, error) {
 		Until: c.Window.until(iat)}, nil
 }
 
-// headerKey reads the header and gives its key.
+// headerKey parses the header and gives its key.
 func headerKey(header string, registered *ProofKey) (*ProofKey, error) {
 	h := jsonSegment(header)
 	if h == nil {
@@ -167,7 +164,7 @@ func (k *ProofKey) verify(input string, sig []byte) bool {
 	return ecdsa.Verify(k.public, digest[:], new(big.Int).SetBytes(sig[:32]), new(big.Int).SetBytes(sig[32:]))
 }
 
-// athMatches takes both spellings of the token's hash: that of the message
+// athMatches accepts both encodings of the token's hash: that of the message
 // format page and that of RFC 9449 §4.2.
 func athMatches(ath, token string) bool {
 	sum := sha256.Sum256([]byte(token))
@@ -178,8 +175,8 @@ func athMatches(ath, token string) bool {
 	return subtle.ConstantTimeCompare([]byte(ath), []byte(want)) == 1
 }
 
-// MessageProof makes the proof for one message of a session. accessToken is
-// the one that the transport will carry, or empty.
+// MessageProof makes the proof for one message of a session. accessToken is the
+// token of the connection, or empty.
 func (id *Identity) MessageProof(session, accessToken string, now time.Time) (string, error) {
 	proof, _, err := id.messageProof(session, accessToken, now)
 	return proof, err

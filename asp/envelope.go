@@ -24,8 +24,8 @@ const (
 	MessagePack Format = "application/asp+msgpack"
 )
 
-// An Envelope is one message. It is made by [Decode], [DecodeMsgpack] or
-// [Draft.Sign] and not changed after that: its bytes are signed.
+// An Envelope is one message, made by [Decode], [DecodeMsgpack] or [Draft.Sign].
+// It is immutable, because its bytes are signed.
 type Envelope struct {
 	Version        string
 	MessageID      string
@@ -39,8 +39,8 @@ type Envelope struct {
 	Integrity      Integrity
 	Constraints    *Constraints
 
-	// Note is the embedder's own: [Server.Say] passes it to the hooks and the Store,
-	// and encoding leaves it out.
+	// Note is for the program that embeds the server: [Server.Say] passes it to the
+	// hooks and the Store. It is not encoded.
 	Note any
 
 	format   Format
@@ -55,8 +55,8 @@ type Envelope struct {
 
 type span struct{ from, to int }
 
-// A Sender is the agent that speaks. TrustScore is its own claim, neither signed
-// nor believed.
+// A Sender is the agent that sends a message. TrustScore is its own claim: it is
+// not signed, and nothing relies on it.
 type Sender struct {
 	AgentID    string  `json:"agentId"`
 	OrgID      string  `json:"orgId"`
@@ -64,14 +64,14 @@ type Sender struct {
 	DPoPProof  string  `json:"dpopProof"`
 }
 
-// A Party is an agent and its organization. OrgID is empty when a recipient
-// was given as a bare URI.
+// A Party is an agent and its organization. OrgID is empty for a recipient given
+// as a bare URI.
 type Party struct {
 	AgentID string `json:"agentId"`
 	OrgID   string `json:"orgId"`
 }
 
-// Content is the part of a message that the hash covers.
+// Content is the part of a message that integrity.hash covers.
 type Content struct {
 	MimeType string
 	Body     json.RawMessage // a JSON object, as written
@@ -85,8 +85,8 @@ type Integrity struct {
 	Signature    string `json:"signature"`
 }
 
-// Constraints are the sender's wishes for the answer. They are advisory and
-// not signed: nothing may depend on them.
+// Constraints are the sender's wishes for the answer. They are advisory and not
+// signed, so nothing may depend on them.
 type Constraints struct {
 	MaxResponseTimeMs    int64          `json:"maxResponseTimeMs,omitzero"`
 	MaxTokenBudget       int64          `json:"maxTokenBudget,omitzero"`
@@ -117,8 +117,8 @@ func (f Format) Decode(b []byte) (*Envelope, error) {
 }
 
 // parseEnvelope does step 2 and reads the members of the right type;
-// [Envelope.check] does the rest. Transcripts are judged by hash, link and signature first
-// and need the fields of messages that the schema refuses.
+// [Envelope.check] does the rest. A [Chain] checks hash, link and signature first,
+// so it needs the fields also of messages that the schema refuses.
 func parseEnvelope(b []byte, f Format) (*Envelope, error) {
 	e := &Envelope{format: f, raw: b, json: b}
 	if f == MessagePack {
@@ -188,7 +188,7 @@ func (e *Envelope) fillContent(v *node) {
 	e.content, e.bodySpan = canonicalContent(v)
 }
 
-// canonicalContent gives the canonical form of content and where body lies in
+// canonicalContent gives the canonical form of content and the position of body in
 // it.
 func canonicalContent(n *node) (out []byte, body span) {
 	out = make([]byte, 0, len(n.raw)+16)
@@ -226,7 +226,7 @@ func constraintsOf(v *node) *Constraints {
 	return c
 }
 
-// A rule is one row of the schema: a member, and whether its value is right.
+// A rule is one row of the schema: a member, and the check of its value.
 type rule struct {
 	name     string
 	required bool
@@ -259,7 +259,7 @@ func isMime(n *node) bool {
 	return false
 }
 
-// The schema of "Field reference"; the order is that of the fault reported.
+// The schema of "Field reference". The first row that fails is the reported fault.
 var (
 	topRules = []rule{
 		{"version", true, isVersion},
@@ -302,7 +302,7 @@ var (
 	}
 )
 
-// checkRules applies rules to object n, which lies at path prefix.
+// checkRules applies rules to object n at path prefix.
 func checkRules(n *node, prefix string, rules []rule) error {
 	for _, r := range rules {
 		switch v := n.get(r.name); {
@@ -352,8 +352,7 @@ func (e *Envelope) check() error {
 	return nil
 }
 
-// Raw gives the message as it was received, or as it was signed. It must not
-// be changed.
+// Raw gives the message's bytes as received or signed. They must not be changed.
 func (e *Envelope) Raw() []byte { return e.raw }
 
 // Format is the serialization of [Envelope.Raw].
@@ -367,7 +366,7 @@ func (e *Envelope) CanonicalContent() []byte { return e.content }
 
 // Digest is the SHA-256 of the canonical form of the whole message. Unlike
 // integrity.hash it covers messageId, orgId, trustScore, the proof, the
-// recipient, constraints and members unknown here (project).
+// recipient, constraints and unknown members (project).
 func (e *Envelope) Digest() string {
 	return hashOf(appendCanonical(make([]byte, 0, len(e.json)+64), e.root))
 }
@@ -393,12 +392,11 @@ func (e *Envelope) IsInvitation() bool {
 // body gives the parsed content.body, or nil.
 func (e *Envelope) body() *node { return e.root.get("content").get("body") }
 
-// BodyText gives the member of content.body called name if it is a string, else
-// "".
+// BodyText gives the string member of content.body called name, or "".
 func (e *Envelope) BodyText(name string) string { return e.body().text(name) }
 
-// BodyMember gives the member of content.body called name as it was written, nil
-// if there is none. It must not be changed.
+// BodyMember gives the bytes of the member of content.body called name, nil if
+// there is none. They must not be changed.
 func (e *Envelope) BodyMember(name string) json.RawMessage {
 	if m := e.body().get(name); m != nil {
 		return json.RawMessage(m.raw[:len(m.raw):len(m.raw)])
@@ -417,9 +415,9 @@ func (e *Envelope) subtype() string {
 	return ""
 }
 
-// Interim reports whether an answer to a QUERY only says that it was taken, or
-// how far it got: an ACCEPT, or an INFORM that by its informType is not the
-// result. The protocol leaves informType open; these are the usual words.
+// Interim reports whether an answer to a QUERY is an acknowledgement or a progress
+// report: an ACCEPT, or an INFORM whose informType is not that of a result. The
+// protocol leaves informType open; these are the usual words.
 func (e *Envelope) Interim() bool {
 	if e.Performative == Accept {
 		return true
@@ -431,8 +429,8 @@ func (e *Envelope) Interim() bool {
 	return false
 }
 
-// Reference is the id that the body refers to: referenceId, or one of the names
-// that other pages use for it. Empty if it refers to nothing.
+// Reference is the id to which the body refers: referenceId, or an alias from
+// other pages. It is empty if the body has none.
 func (e *Envelope) Reference() string {
 	if v := referenceOf(e.body(), e.Performative); v != nil {
 		return v.str
@@ -440,9 +438,9 @@ func (e *Envelope) Reference() string {
 	return ""
 }
 
-// withTrustScore gives the message of a record with sender.trustScore replaced
-// by the server's own value; all other bytes stay. The member is not signed,
-// and recipients should read the score that was computed.
+// withTrustScore gives the message of a record with sender.trustScore replaced by
+// the server's score; all other bytes stay. The member is not signed, and
+// recipients should not see the sender's claim.
 func (r *Record) withTrustScore(score float64) []byte {
 	if r.ScoreTo <= r.ScoreFrom || r.ScoreTo > len(r.Raw) {
 		return r.Raw

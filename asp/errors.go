@@ -10,13 +10,13 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// An Error is a refusal. Code and Text may be sent to strangers; the cause
-// that Unwrap gives may not.
+// An Error is a refusal. Code and Text may be sent to any peer; the cause that
+// Unwrap gives may not.
 type Error struct {
 	Code      string         // verification code, e.g. "hash_mismatch"
 	Text      string         // one sentence for the sender
 	Path      string         // the member at fault, e.g. "sender.orgId"; may be empty
-	Step      int            // number of the check that refused (see [Verifier]); 0 if none
+	Step      int            // number of the check that failed (see [Verifier]); 0 if none
 	Retryable bool           // the same intent may succeed later or after re-signing
 	Details   map[string]any // for the authenticated sender, e.g. the current head
 	Reference string         // set by the server's Refused hook
@@ -86,9 +86,9 @@ var (
 	ErrNotFound = errors.New("asp: not found")
 )
 
-// A code's place on the wire: HTTP status, the vendor's name for the class
-// (resources/error-codes), whether trying again can help, and the sentence
-// that the sender sees.
+// codeInfo is the wire form of a code: HTTP status, the vendor's name for its class
+// (resources/error-codes), whether a retry can help, and the sentence for the
+// sender.
 type codeInfo struct {
 	status int
 	vendor string
@@ -176,7 +176,7 @@ var codes = map[string]codeInfo{
 	"internal":            {500, "INTERNAL_ERROR", true, "the server could not do this"},
 }
 
-// refuse makes an Error with the code's own sentence.
+// refuse makes an Error with the sentence of the code.
 func refuse(code, path string) *Error {
 	c := codes[code]
 	return &Error{Code: code, Text: c.text, Path: path, Retryable: c.retry}
@@ -190,7 +190,7 @@ func refuseCause(code, path string, cause error) *Error {
 
 func (e *Error) at(step int) *Error { e.Step = step; return e }
 
-// atStep numbers err if it is an *Error without a number.
+// atStep sets the step of err if it is an *Error without one.
 func atStep(err error, step int) error {
 	var e *Error
 	if errors.As(err, &e) && e.Step == 0 {
@@ -201,7 +201,7 @@ func atStep(err error, step int) error {
 
 // Refuse makes an error for a hook of [Server] to return: code is one of the
 // rejection codes of the protocol (policy_violation, rate_limited,
-// insufficient_trust_score, capacity_unavailable …), text is sent.
+// insufficient_trust_score, capacity_unavailable …); text goes to the sender.
 func Refuse(code, text string) error {
 	e := refuse(code, "")
 	if text != "" {
@@ -210,8 +210,8 @@ func Refuse(code, text string) error {
 	return e
 }
 
-// asError gives err as an *Error; any other error becomes "internal", whose
-// cause is not sent.
+// asError gives err as an *Error. Any other error becomes the cause of an
+// "internal" *Error, which is not sent.
 func asError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -222,7 +222,7 @@ func asError(err error) *Error {
 
 // WriteError answers with err as the vendor's error object,
 // {"error":{"code","message","details"}} (resources/error-codes). The
-// verification code stands in details.reason.
+// verification code is in details.reason.
 func WriteError(w http.ResponseWriter, err error) {
 	e := asError(err)
 	obj := wireError(e)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// A Performative says what a message does: one of the thirteen of "Field
+// A Performative is the act of a message, one of the thirteen of "Field
 // reference: performative".
 type Performative string
 
@@ -36,14 +36,14 @@ func (p Performative) Valid() bool {
 	return false
 }
 
-// Versions. Version is what this package emits; the other is read, because
-// the vendor's specification pages still show it.
+// Versions. This package writes Version, and also reads VersionDraft, because the
+// vendor's specification pages still show it.
 const (
 	Version      = "asp/1.0"
 	VersionDraft = "asp/0.1"
 )
 
-// supportedVersion reports whether messages of version v are read.
+// supportedVersion reports whether this package reads messages of version v.
 func supportedVersion(v string) bool { return v == Version || v == VersionDraft }
 
 // versionForm reports whether v is asp/MAJOR.MINOR.
@@ -57,8 +57,8 @@ func decimalNumber(s string) bool {
 	return s != "" && len(s) <= 9 && (s == "0" || s[0] != '0') && strings.Trim(s, "0123456789") == ""
 }
 
-// ValidUUID reports whether s is a lower-case UUID of version 7. The time in
-// it is not compared with anything: the vendor's own example disagrees.
+// ValidUUID reports whether s is a lower-case UUID of version 7. The time in it is
+// not checked: in the vendor's example it differs from the timestamp.
 func ValidUUID(s string) bool {
 	if len(s) != 36 || s[8] != '-' || s[13] != '-' || s[18] != '-' || s[23] != '-' || s[14] != '7' {
 		return false
@@ -82,13 +82,13 @@ func prefixedHex(s, prefix string, n int) bool {
 	return len(s) == len(prefix)+n && s[:len(prefix)] == prefix && lowerHex(s[len(prefix):])
 }
 
-// timeLayout is the one form of timestamps: milliseconds and Z.
+// timeLayout is the only form of timestamps: milliseconds and Z.
 const timeLayout = "2006-01-02T15:04:05.000Z"
 
-// Timestamp writes t in the form of the protocol.
+// Timestamp formats t as the protocol requires.
 func Timestamp(t time.Time) string { return t.UTC().Format(timeLayout) }
 
-// ParseTimestamp reads a timestamp in exactly that form. The text is signed:
+// ParseTimestamp parses a timestamp in exactly that form. The text is signed, so
 // another spelling of the same instant is another timestamp.
 func ParseTimestamp(s string) (time.Time, bool) {
 	t, err := time.Parse(timeLayout, s)
@@ -96,10 +96,10 @@ func ParseTimestamp(s string) (time.Time, bool) {
 }
 
 // ValidAgentID reports whether s is an agent URI:
-// agent://DOMAIN/DEPARTMENT/NAME. A URI without department is accepted too,
-// because the vendor's commitments page shows one; it is never made here.
-// The character set is the project's; it leaves no room for a NUL, which
-// would split the signing string.
+// agent://DOMAIN/DEPARTMENT/NAME. A URI without department is accepted, because
+// the vendor's commitments page shows one; this package never makes one. The
+// character set is the project's. It excludes NUL, which would split the signing
+// string.
 func ValidAgentID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "agent://")
 	if !ok || len(rest) > 253+2*65 {
@@ -147,9 +147,9 @@ func segment(s string) bool {
 	return true
 }
 
-// Compare orders messages by ("timestamp", "sender.agentId",
-// "sequenceNumber"), "How the hash chain works". Links, not this order, say
-// what came first; it breaks ties for display.
+// Compare orders messages by ("timestamp", "sender.agentId", "sequenceNumber"),
+// "How the hash chain works". It only breaks ties for display: the order of a
+// session is that of its links.
 func Compare(a, b *Envelope) int {
 	return cmp.Or(strings.Compare(a.Timestamp, b.Timestamp), strings.Compare(a.Sender.AgentID, b.Sender.AgentID),
 		cmp.Compare(a.SequenceNumber, b.SequenceNumber))

@@ -14,9 +14,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// The HTTP binding, transports/http-sse. Paths, headers and the error object
-// are the vendor's; answers, the event stream, registration, the inbox and
-// the transcript are the project's, because those pages cannot be read.
+// The HTTP binding, transports/http-sse. Paths, headers and the error object are
+// the vendor's. Answers, the event stream, registration, the inbox and the
+// transcript are the project's, because those pages cannot be read.
 //
 //	GET    /v1/asp/discover?capability=&min_trust=
 //	POST   /v1/asp/sessions                          the invitation
@@ -36,22 +36,22 @@ import (
 //	POST   /oauth/token
 //	GET    /.well-known/asp-agent.json
 
-// endpoint is one resource; args are the decoded parts of the path.
+// endpoint handles one resource; args are the decoded parts of the path.
 type endpoint func(s *Server, w http.ResponseWriter, r *http.Request, c *caller, args []string) error
 
-// access is the proof that a request needs.
+// access is the authentication that a request needs.
 type access int
 
 const (
 	open   access = iota // nothing
-	proved               // an access token, and a proof that was not used before
-	// carries is proved, for a request that only brings a signed message. The
-	// message is recorded once, however often it comes, so this process alone
-	// remembers that the proof was used.
+	proved               // an access token and an unused proof
+	// carries is proved for a request that only carries a signed message. Since the
+	// server deduplicates messages, it remembers the proof in this process only, not
+	// in the Store.
 	carries
 )
 
-// route is a row of the table of resources. "*" stands for one part.
+// route is a row of the table of resources. "*" matches one part.
 type route struct {
 	method string
 	path   []string
@@ -91,7 +91,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		agent = c.agent.ID
 	}
 	e := asError(err)
-	if e.Reference == "" { // messages that were refused have theirs
+	if e.Reference == "" { // a refused message has a reference already
 		e = s.refused(r.Context(), agent, session, nil, err)
 	}
 	if l, ok := e.Details["limit"].(int); ok {
@@ -142,8 +142,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) (c *caller, sessi
 	return nil, "", refuse("not_found", "")
 }
 
-// pathParts splits an escaped path. An agent URI may stand in it escaped as
-// one part, or as it is.
+// pathParts splits an escaped path. An agent URI in it may be escaped as one part,
+// or not.
 func pathParts(path string) []string {
 	const agents = "/v1/asp/agents/agent://"
 	if strings.HasPrefix(path, agents) {
@@ -178,11 +178,11 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 	}
 	answerHeader(w, "application/json")
 	w.WriteHeader(status)
-	_, _ = w.Write(b) // the peer is gone: nobody to tell
+	_, _ = w.Write(b) // an error means that the peer is gone
 	return nil
 }
 
-// answerHeader sets the header of an answer, which no cache may keep.
+// answerHeader sets the header of an answer. No cache may store it.
 func answerHeader(w http.ResponseWriter, contentType string) {
 	w.Header().Set("Content-Type", contentType)
 	w.Header().Set("Cache-Control", "no-store")
@@ -193,7 +193,7 @@ func readBody(r *http.Request, limit int) ([]byte, error) {
 	if r.ContentLength > int64(limit) {
 		return nil, refuse("message_too_large", "").at(1)
 	}
-	// A claimed length reserves memory only when it is small.
+	// Content-Length is only a claim: reserve little memory for it.
 	b := bytes.NewBuffer(make([]byte, 0, bytes.MinRead+int(min(max(r.ContentLength, 0), 16<<10))))
 	if _, err := b.ReadFrom(io.LimitReader(r.Body, int64(limit)+1)); err != nil {
 		return nil, refuseCause("malformed_json", "", err)
@@ -221,8 +221,8 @@ func messageFormat(r *http.Request) (Format, error) {
 	return "", refuse("format_mismatch", "Content-Type")
 }
 
-// receive takes a message; only, unless empty, is the performative that it must have. It
-// answers with status, or 200 when the message was recorded before.
+// receive takes a message; only, unless empty, is its required performative. It
+// answers with status, or with 200 for a duplicate.
 func (s *Server) receive(w http.ResponseWriter, r *http.Request, c *caller, session string, only Performative,
 	status int) error {
 	f, err := messageFormat(r)
@@ -351,10 +351,9 @@ func pageLimit(q url.Values) (int, error) {
 	return min(n, pageMax), nil
 }
 
-// since gives the position from which to list: cursor is that position,
-// since_sequence the one before it.
+// since gives the position from which to list: cursor, or since_sequence + 1.
 func since(q url.Values) (int64, error) {
-	for add, name := range [...]string{"cursor", "since_sequence"} { // the cursor decides, where both are given
+	for add, name := range [...]string{"cursor", "since_sequence"} { // since_sequence is ignored where both are given
 		if q.Has(name) {
 			n, err := strconv.ParseInt(q.Get(name), 10, 64)
 			if err != nil || n < -1 || n > 1<<53 {
@@ -399,7 +398,7 @@ func (s *Server) serveList(w http.ResponseWriter, r *http.Request, c *caller, ar
 		if len(positions) > 0 {
 			messages = append(messages, ',')
 		}
-		messages = append(messages, text...) // spelled as it was sent
+		messages = append(messages, text...) // with the sender's spelling
 		positions = append(positions, rec.Position)
 	}
 	rest, err := jsonx.Encode(struct {
@@ -418,7 +417,7 @@ func (s *Server) serveList(w http.ResponseWriter, r *http.Request, c *caller, ar
 	return nil
 }
 
-// deliver gives a recorded message as recipients get it.
+// deliver gives the form of a recorded message for recipients.
 func (s *Server) deliver(r *http.Request, rec *Record) ([]byte, error) {
 	a, err := s.store.Agent(r.Context(), rec.Sender)
 	if err != nil {
@@ -427,8 +426,8 @@ func (s *Server) deliver(r *http.Request, rec *Record) ([]byte, error) {
 	return rec.withTrustScore(a.Score()), nil
 }
 
-// deliverJSON is [Server.deliver] for transports of text. Hash and signature hold
-// for both forms.
+// deliverJSON is [Server.deliver] for transports of text. Hash and signature are
+// valid for both forms.
 func (s *Server) deliverJSON(r *http.Request, rec *Record) ([]byte, error) {
 	b, err := s.deliver(r, rec)
 	if err == nil && rec.Format == MessagePack {
@@ -520,8 +519,8 @@ func (s *Server) serveDiscover(w http.ResponseWriter, r *http.Request, _ *caller
 	}{cards, next})
 }
 
-// cardOf gives an agent's card with the trust that was computed here in place
-// of what the card says.
+// cardOf gives an agent's card with the trust score of this server in place of the
+// card's own.
 func (s *Server) cardOf(a *Agent) ([]byte, error) {
 	card, err := a.Card()
 	if err != nil {
@@ -543,7 +542,7 @@ func (s *Server) cardOf(a *Agent) ([]byte, error) {
 
 func (s *Server) serveCard(w http.ResponseWriter, r *http.Request, _ *caller, args []string) error {
 	a, err := s.agent(r.Context(), args[0])
-	if errors.Is(err, ErrNotFound) && !strings.Contains(args[0], "/") { // a bare name, if only one has it
+	if errors.Is(err, ErrNotFound) && !strings.Contains(args[0], "/") { // a bare name, if only one agent has it
 		list, listErr := s.store.Agents(r.Context(), AgentQuery{Name: args[0]}, "", 2)
 		if listErr == nil && len(list) == 1 {
 			a, err = list[0], nil

@@ -23,19 +23,19 @@ import (
 var b64 = base64.RawURLEncoding.Strict()
 
 // An Identity is an agent with its two private keys: Ed25519 for messages,
-// P-256 for proofs. The protocol does not relate them; the agent's card does.
-// It is safe for concurrent use if its signers are.
+// P-256 for proofs. Only the agent's card relates the two keys. An Identity is
+// safe for concurrent use if its signers are.
 type Identity struct {
 	agentID, orgID string
 	signing        crypto.Signer
 	proving        crypto.Signer
 	public         ed25519.PublicKey
 	proof          *ProofKey
-	proofHeader    string // of its proofs, in base64url
+	proofHeader    string // header of its proofs, in base64url
 }
 
-// NewIdentity makes an identity of signers, which may live elsewhere: signing
-// must have an Ed25519 public key, proving a P-256 one.
+// NewIdentity makes an identity of signers, which may be remote. signing must have
+// an Ed25519 public key, proving a P-256 public key.
 func NewIdentity(agentID, orgID string, signing, proving crypto.Signer) (*Identity, error) {
 	if !ValidAgentID(agentID) {
 		return nil, refuse("invalid_field", "agentId")
@@ -132,7 +132,7 @@ func (id *Identity) signES256(msg []byte) (sig [64]byte, err error) {
 	return sig, nil
 }
 
-// identityFile is the form of an identity at rest.
+// identityFile is the stored form of an identity.
 type identityFile struct {
 	AgentID string `json:"agentId"`
 	OrgID   string `json:"orgId"`
@@ -140,9 +140,8 @@ type identityFile struct {
 	Scalar  string `json:"p256Scalar"`
 }
 
-// Save writes the identity to a file of mode 0600 that must not exist yet.
-// The keys lie there in the clear. Identities with signers of other kinds
-// cannot be saved.
+// Save writes the identity, with unencrypted keys, to a new file of mode 0600. It
+// cannot save identities with signers of other kinds.
 func (id *Identity) Save(path string) error {
 	signing, ok1 := id.signing.(ed25519.PrivateKey)
 	proving, ok2 := id.proving.(*ecdsa.PrivateKey)

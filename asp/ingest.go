@@ -7,12 +7,11 @@ import (
 	"time"
 )
 
-// Ingest: one message through the steps of [Verifier], in their order, to its
-// record and its receipt.
+// Ingest takes a message through the steps of [Verifier] to its record and receipt.
 
-// Ingest takes one message: it does all steps of [Verifier] in their order and
-// records the message, or gives an [*Error] and changes nothing. session is
-// the one that the transport names; empty if it names none.
+// Ingest takes one message: it does all steps of [Verifier] in order and records
+// the message, or gives an [*Error] and changes nothing. session is the session
+// that the transport names; empty if it names none.
 func (s *Server) Ingest(ctx context.Context, raw []byte, t Transport, session string) (*Receipt, error) {
 	s.init()
 	var receipt *Receipt
@@ -26,9 +25,9 @@ func (s *Server) Ingest(ctx context.Context, raw []byte, t Transport, session st
 	return receipt, nil
 }
 
-// Say takes a message that [Draft.Sign] made in this process, for an agent
-// whose keys the program holds. It is Ingest without the checks of hash and
-// signatures, which Sign has just computed.
+// Say takes a message that [Draft.Sign] made in this process, with keys that the
+// program holds. It is Ingest without the checks of hash and signatures, which
+// Sign has just computed.
 func (s *Server) Say(ctx context.Context, e *Envelope) (*Receipt, error) {
 	s.init()
 	receipt, err := s.ingest(ctx, e, Transport{Format: e.format, Agent: e.Sender.AgentID}, e.SessionID)
@@ -67,7 +66,7 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 	if err := s.checkMember(ctx, e, l); err != nil {
 		return nil, err
 	}
-	// Checks that need no session are made without its lock.
+	// Checks that need no session run without its lock.
 	made := card != nil && e.madeBy(card)
 	if !made {
 		if err := e.checkSigned(key, card != nil); err != nil {
@@ -89,13 +88,13 @@ func (s *Server) ingest(ctx context.Context, e *Envelope, t Transport, session s
 	return nil, refuse("chain_mismatch", "integrity.previousHash").at(14)
 }
 
-// maxTries bounds how often one message is judged again because another server
-// appended meanwhile.
+// maxTries bounds the retries of one message because another server appended
+// meanwhile.
 const maxTries = 8
 
-// mayBeStale reports whether a refusal may come of a ledger that another
-// server sharing the Store has appended to, or this one without hearing of it:
-// a proof that was used may be that of the message itself.
+// mayBeStale reports whether an outdated ledger may have caused a refusal. Another
+// server on the same Store may have appended, or this server without getting the
+// Store's answer; a replayed proof may then be that of the message itself.
 func mayBeStale(err error) bool {
 	return errors.Is(err, ErrReplay) || errors.Is(err, ErrChain) || errors.Is(err, ErrSequenceGap) ||
 		errors.Is(err, ErrTransition) || errors.Is(err, ErrInvalidBody)
@@ -107,7 +106,7 @@ func (s *Server) checkMember(ctx context.Context, e *Envelope, l *liveSession) e
 	defer l.mu.Unlock()
 	ledger, err := s.load(ctx, l, false)
 	if err == nil && ledger != nil && ledger.participant(e.Sender.AgentID) == nil {
-		ledger, err = s.load(ctx, l, true) // another server may have let it in
+		ledger, err = s.load(ctx, l, true) // another server may have added the sender
 	}
 	switch {
 	case err != nil:
@@ -130,7 +129,7 @@ func (s *Server) sequence(ctx context.Context, e *Envelope, agent *Agent, l *liv
 	req := &Request{Envelope: e, Agent: agent, Before: ledger}
 	if ledger != nil {
 		switch old, err := s.store.Message(ctx, e.SessionID, e.MessageID); {
-		case err == nil && old.Signature == e.Integrity.Signature: // success, and nothing is done twice
+		case err == nil && old.Signature == e.Integrity.Signature: // a duplicate
 			return &Receipt{old.MessageID, old.Sequence, old.Position, ledger.State, true}, nil
 		case err != nil && !errors.Is(err, ErrNotFound):
 			return nil, err
@@ -172,8 +171,8 @@ func (s *Server) sequence(ctx context.Context, e *Envelope, agent *Agent, l *liv
 	return &Receipt{e.MessageID, e.SequenceNumber, r.Position, after.State, false}, nil
 }
 
-// checkPosition is steps 12 to 14. The sender has proved to be a participant:
-// it may be told the head.
+// checkPosition is steps 12 to 14. The sender is an authenticated participant, so
+// the refusal may contain the head.
 func (s *Server) checkPosition(ctx context.Context, e *Envelope, ledger *Ledger) error {
 	next, head, count := int64(0), ZeroHash, int64(0)
 	if ledger != nil {
@@ -202,7 +201,7 @@ func (s *Server) checkPosition(ctx context.Context, e *Envelope, ledger *Ledger)
 	return nil
 }
 
-// judge is steps 16 to 18: it gives the ledger that e would lead to.
+// judge is steps 16 to 18: it gives the ledger after e.
 func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *Ledger, now time.Time) (*Ledger, error) {
 	card := agent.card
 	var joins *Participant
@@ -255,8 +254,8 @@ func (s *Server) judge(ctx context.Context, e *Envelope, agent *Agent, ledger *L
 	return after, s.gate(e, agent, now)
 }
 
-// checkSubject refuses a CLARIFY about something that was not said in the session: it refers
-// to an item, a commitment or a message.
+// checkSubject refuses a CLARIFY that refers to no item, commitment or message of the
+// session.
 func (s *Server) checkSubject(ctx context.Context, e *Envelope, l *Ledger) error {
 	about := e.Reference()
 	if e.Performative != Clarify || l.item(about) != nil || l.commitment(about) != nil {
@@ -285,8 +284,8 @@ func (s *Server) join(ctx context.Context, id, path string) (*Participant, error
 	return &Participant{AgentID: id, OrgID: card.OrgID, KeyID: a.keyID}, nil
 }
 
-// checkOwnCard refuses a card in a message whose keys are not those
-// registered for its sender.
+// checkOwnCard refuses a card in a message if its keys are not the registered keys
+// of the sender.
 func checkOwnCard(e *Envelope, card *Card) error {
 	for _, o := range e.Content.Context {
 		if o.Type != AgentCardContext {

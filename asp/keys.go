@@ -13,13 +13,13 @@ import (
 	"github.com/parley-hub/parley/internal/edkeys"
 )
 
-// A Key is what an agent proves itself with during one span of time.
+// A Key is the pair of an agent's public keys during one span of time.
 type Key struct {
 	Signing   ed25519.PublicKey
 	Proof     *ProofKey // nil: proofs of this agent cannot be checked
 	OrgID     string    // the organization that the card names; empty: not checked
-	NotBefore time.Time // zero: always was
-	NotAfter  time.Time // zero: still is; the key is not good at this instant any more
+	NotBefore time.Time // zero: no limit
+	NotAfter  time.Time // exclusive; zero: no limit
 }
 
 // ID names the key: the SHA-256 of the Ed25519 key in hexadecimal.
@@ -33,19 +33,19 @@ func (k Key) ValidAt(t time.Time) bool {
 	return !t.Before(k.NotBefore) && (k.NotAfter.IsZero() || t.Before(k.NotAfter))
 }
 
-// Keys finds the keys of an agent, oldest first. An agent that is not known
-// has none; an error means that the answer is not known.
+// Keys finds the keys of an agent, oldest first. An unknown agent has none; an
+// error means that the lookup failed.
 type Keys interface {
 	Keys(ctx context.Context, agentID string) ([]Key, error)
 }
 
-// StaticKeys are keys known beforehand, by agent URI.
+// StaticKeys are a fixed set of keys by agent URI.
 type StaticKeys map[string][]Key
 
 // Keys implements [Keys].
 func (s StaticKeys) Keys(_ context.Context, agentID string) ([]Key, error) { return s[agentID], nil }
 
-// A ProofKey is a P-256 public key that DPoP proofs are made with.
+// A ProofKey is the P-256 public key of DPoP proofs.
 type ProofKey struct {
 	public     *ecdsa.PublicKey
 	x, y       string // as in a JWK
@@ -77,9 +77,9 @@ func (k *ProofKey) jwk() string {
 	return `{"kty":"EC","crv":"P-256","x":"` + k.x + `","y":"` + k.y + `"}`
 }
 
-// proofKeyOf reads an EC P-256 JWK. It refuses private keys, coordinates in
-// another than the canonical encoding, and points off the curve. known, if
-// the JWK is that key, saves reading it again.
+// proofKeyOf parses an EC P-256 JWK. It refuses private keys, coordinates that are
+// not in canonical encoding, and points off the curve. If the JWK is the key
+// known, proofKeyOf returns known without parsing.
 func proofKeyOf(n *node, known *ProofKey) *ProofKey {
 	if n == nil || n.kind != '{' || n.text("kty") != "EC" || n.text("crv") != "P-256" || n.get("d") != nil {
 		return nil
@@ -101,8 +101,8 @@ func proofKeyOf(n *node, known *ProofKey) *ProofKey {
 	return k
 }
 
-// decode64 reads canonical unpadded base64url; the standard decoder would
-// skip line breaks, which tells by the length.
+// decode64 decodes canonical unpadded base64url. The length shows line breaks,
+// which the standard decoder skips.
 func decode64(s string) ([]byte, bool) {
 	b, err := b64.DecodeString(s)
 	if err != nil || len(s)%4 == 1 || len(b) != b64.DecodedLen(len(s)) {
@@ -111,8 +111,8 @@ func decode64(s string) ([]byte, bool) {
 	return b, true
 }
 
-// SigningKey checks a raw Ed25519 public key: 32 bytes, canonical, a point of
-// the curve, not of small order (weak_or_invalid_key otherwise).
+// SigningKey checks a raw Ed25519 public key: 32 bytes, canonical, on the curve,
+// not of small order (weak_or_invalid_key otherwise).
 func SigningKey(b []byte) (ed25519.PublicKey, error) {
 	if err := edkeys.Check(b); err != nil {
 		return nil, refuseCause("weak_or_invalid_key", "", err)

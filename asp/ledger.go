@@ -8,21 +8,21 @@ import (
 	"time"
 )
 
-// A Head is the end of a session's log. Count tells two heads apart whose
-// last messages have the same content, and so the same hash.
+// A Head is the end of a session's log. Messages of the same content have the same
+// hash; Count distinguishes their heads.
 type Head struct {
 	Hash  string `json:"hash"`  // of the last message; empty before the first
 	Count int64  `json:"count"` // records so far: the position of the next
 }
 
-// A Ledger is the state of a session that the server keeps besides its log. Its
-// size is bounded. It is immutable: each record comes with a new one.
+// A Ledger is the state of a session, kept besides its log. Its size is bounded. It
+// is immutable: each record has a new ledger.
 type Ledger struct {
 	ID            string                  `json:"sessionId"`
 	Version       string                  `json:"version"`
 	Format        Format                  `json:"format"`
 	State         State                   `json:"state"`
-	Before        State                   `json:"before,omitempty"` // what an escalation interrupted
+	Before        State                   `json:"before,omitempty"` // the state before an escalation
 	Head          Head                    `json:"head"`
 	Messages      int64                   `json:"messages"`
 	LastTimestamp string                  `json:"lastTimestamp"`
@@ -33,22 +33,23 @@ type Ledger struct {
 	Opened        time.Time               `json:"opened"`
 	Deadline      time.Time               `json:"deadline,omitzero"` // when the state times out
 	Ends          time.Time               `json:"ends,omitzero"`     // the proposedDuration of the invitation
-	// of the invitation's terms: how long an answer may take
+	// MaxResponseMs is the invitation's limit for answers.
 	MaxResponseMs int64  `json:"maxResponseTimeMs,omitzero"`
-	Reason        string `json:"reason,omitempty"` // why it ended, when no message says so
+	Reason        string `json:"reason,omitempty"` // why it ended, if not by a message
 }
 
-// A Participant is an agent in a session. KeyID pins its keys: they do not
-// change inside a session.
+// A Participant is an agent in a session. KeyID pins its keys, which do not change
+// during a session.
 type Participant struct {
 	AgentID string `json:"agentId"`
 	OrgID   string `json:"orgId"`
 	KeyID   string `json:"keyId"`
 	Next    int64  `json:"next"`   // its next sequenceNumber
-	Joined  int64  `json:"joined"` // the position of the record that brought it in
+	Joined  int64  `json:"joined"` // the position of the record that added it
 }
 
-// An Item is something that a message can refer to.
+// An Item is an invitation, proposal, query, commitment or delegation, to which
+// messages can refer.
 type Item struct {
 	ID         string    `json:"id"`
 	MessageID  string    `json:"messageId"`
@@ -76,7 +77,7 @@ type CommitmentStatus string
 const (
 	Proposed  CommitmentStatus = "Proposed"
 	Accepted  CommitmentStatus = "Accepted"
-	Fulfilled CommitmentStatus = "Fulfilled" // an INFORM of informType fulfillment named it
+	Fulfilled CommitmentStatus = "Fulfilled" // by an INFORM of informType fulfillment
 	Breached  CommitmentStatus = "Breached"
 	Disputed  CommitmentStatus = "Disputed"
 	Withdrawn CommitmentStatus = "Withdrawn"
@@ -110,8 +111,7 @@ func (l *Ledger) participant(agent string) *Participant {
 	return nil
 }
 
-// item finds what ref names: by its own id, or by the id of its message. The
-// newest comes first.
+// item finds the newest item whose own id or message id is ref.
 func (l *Ledger) item(ref string) *Item {
 	for _, i := range slices.Backward(l.Items) {
 		if i.ID == ref || i.MessageID == ref {
@@ -121,8 +121,8 @@ func (l *Ledger) item(ref string) *Item {
 	return nil
 }
 
-// edit gives a copy of an item in its place: ledgers before this one have the
-// other.
+// edit replaces an item by a copy and returns the copy: earlier ledgers share the
+// original.
 func (l *Ledger) edit(i int) *Item {
 	l.Items = slices.Clone(l.Items)
 	changed := *l.Items[i]
@@ -159,8 +159,8 @@ func openLedger(e *Envelope, from, to Participant, now time.Time) *Ledger {
 	return l
 }
 
-// admit is steps 16 and 17 and what follows of them: it gives the ledger
-// after e. Link and counters have been checked.
+// admit is steps 16 and 17: it gives the ledger after e. Link and counters have
+// been checked.
 func (l *Ledger) admit(e *Envelope, joins *Participant, now time.Time, timeouts Timeouts) (*Ledger, error) {
 	next, err := Next(l.State, e.event(), l.Before)
 	if err != nil {
@@ -192,7 +192,7 @@ func (l *Ledger) admit(e *Envelope, joins *Participant, now time.Time, timeouts 
 	return n, nil
 }
 
-// timesOut gives when the session ends or changes by itself.
+// timesOut gives the time at which the session ends or changes by itself.
 func (l *Ledger) timesOut(s State, now time.Time, timeouts Timeouts) time.Time {
 	var deadline time.Time
 	for i := range l.Commitments {
@@ -244,10 +244,10 @@ func wrongRole() error { return refuse("invalid_transition", "performative").at(
 
 func wrongBody(member string) error { return refuse("invalid_body", "content.body."+member).at(17) }
 
-// effect applies what e does to items, commitments and participants, and the
-// rules for its sender (project): the author of an item does not answer it, only
-// the author withdraws it, and the agent that an invitation or delegation names
-// answers it.
+// effect applies e to items, commitments and participants. It enforces the rules
+// for senders (project): the author of an item does not answer it, only the author
+// withdraws it, and only the agent that an invitation or delegation names answers
+// it.
 func (l *Ledger) effect(e *Envelope, joins *Participant, now time.Time) error {
 	body := e.body()
 	sender := e.Sender.AgentID
@@ -315,15 +315,15 @@ func commitDeadline(body *node) time.Time {
 	return last
 }
 
-// addItem opens an item. Its id must be new among those remembered. When
-// there are too many, the oldest that is settled goes first, then the oldest.
+// addItem opens an item. Its id must be new among the items in the ledger. When the
+// ledger is full, the oldest settled item is dropped, or else the oldest.
 func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
 	for _, known := range l.Items {
 		if known.ID == item.ID {
 			return wrongBody(member)
 		}
 	}
-	items := append(make([]*Item, 0, len(l.Items)+1), l.Items...) // ledgers before this one keep theirs
+	items := append(make([]*Item, 0, len(l.Items)+1), l.Items...) // earlier ledgers keep their own
 	if len(items) >= maxItems {
 		settled := slices.IndexFunc(items, func(i *Item) bool { return i.Status != "open" })
 		items = slices.Delete(items, max(settled, 0), max(settled, 0)+1)
@@ -333,7 +333,7 @@ func (l *Ledger) addItem(e *Envelope, item Item, member string) error {
 	return nil
 }
 
-// open gives a changeable item that ref names and that is open.
+// open gives a changeable copy of the open item that ref names, or nil.
 func (l *Ledger) open(ref string) *Item {
 	i := l.item(ref)
 	if i == nil || i.Status != "open" {
@@ -346,7 +346,7 @@ func (l *Ledger) answer(e *Envelope, now time.Time) error {
 	sender, ref := e.Sender.AgentID, e.Reference()
 	item := l.open(ref)
 	if item == nil && l.item(ref) == nil {
-		// A delegation without an id of its own is known by its target.
+		// The target identifies a delegation without an id.
 		at := -1
 		for i, it := range l.Items {
 			if it.Kind == "delegation" && it.For == sender && it.Status == "open" && it.ID == it.MessageID {
@@ -436,7 +436,7 @@ func (l *Ledger) delegate(e *Envelope, joins *Participant) error {
 	return nil
 }
 
-// timeout gives the ledger after its deadline passed.
+// timeout gives the ledger after its deadline.
 func (l *Ledger) timeout(now time.Time, timeouts Timeouts) (*Ledger, string) {
 	n := l.copy()
 	reason := "timeout in " + string(l.State)
@@ -465,7 +465,7 @@ func (l *Ledger) timeout(now time.Time, timeouts Timeouts) (*Ledger, string) {
 	return n, reason
 }
 
-// dispute gives the ledger after d was filed.
+// dispute gives the ledger after d.
 func (l *Ledger) dispute(d *Dispute) (*Ledger, error) {
 	c := l.commitment(d.CommitmentID)
 	switch {
@@ -486,10 +486,10 @@ func (l *Ledger) dispute(d *Dispute) (*Ledger, error) {
 	return n, nil
 }
 
-// Replay gives the ledger after r, which was recorded behind l; l is nil for
-// the record that opened a session. joined are the participants that r brought
-// in. It is for a Store that keeps the log and makes ledgers of it. Nothing is
-// verified again: the log holds verified messages.
+// Replay gives the ledger after r, the record that follows l; l is nil for the
+// record that opened a session. joined are the participants that r added. It is
+// for a Store that derives ledgers from its log. It verifies nothing: the log holds
+// verified messages.
 func (l *Ledger) Replay(r *Record, joined []Participant, timeouts Timeouts) (*Ledger, error) {
 	if l == nil && r.Kind != RecordMessage {
 		return nil, refuse("session_not_found", "")
@@ -523,7 +523,7 @@ func (l *Ledger) Replay(r *Record, joined []Participant, timeouts Timeouts) (*Le
 	return nil, refuse("invalid_field", "kind")
 }
 
-// closed gives the ledger after the session was ended without a message.
+// closed gives the ledger after the session ended without a message.
 func (l *Ledger) closed(reason string) *Ledger {
 	n := l.copy()
 	n.State, n.Reason = Closed, cmp.Or(reason, "closed without a message")

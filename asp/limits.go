@@ -19,8 +19,8 @@ type Timeouts struct {
 	Conversing time.Duration // 0: 3600 s without a message → FAILED
 }
 
-// stateTimeouts are those of the states without a setting. Only the invitation's is the vendor's;
-// the others are the project's.
+// stateTimeouts are the default timeouts. INVITED is the vendor's, the others are the
+// project's.
 var stateTimeouts = map[State]time.Duration{
 	Invited:    30 * time.Second,   // → FAILED
 	Introduced: 300 * time.Second,  // without a message → FAILED
@@ -30,8 +30,8 @@ var stateTimeouts = map[State]time.Duration{
 	Executing:  7 * 24 * time.Hour, // where the commitment names no deadline → FAILED
 }
 
-// after gives when state s, entered or last used at t, times out. EXECUTING
-// ends at the deadline of its commitment.
+// after gives the time at which state s, entered or last used at t, times out.
+// EXECUTING ends at the deadline of its commitment.
 func (o Timeouts) after(s State, t, deadline time.Time) time.Time {
 	wait, ends := stateTimeouts[s]
 	switch {
@@ -51,7 +51,7 @@ type Rates struct {
 	High int // levels above; 0: 60
 }
 
-// limiter is that of one agent's invitations.
+// limiter limits the invitations of one agent.
 type limiter struct {
 	*rate.Limiter
 	used time.Time
@@ -86,8 +86,8 @@ func (s *Server) gate(e *Envelope, agent *Agent, now time.Time) error {
 	return err
 }
 
-// forgetLimiters makes room for one more: those that are full again go, else
-// the one not used for longest of those looked at.
+// forgetLimiters makes room for another limiter. It samples some: it drops those
+// that are full again, or else the least recently used.
 func (s *Server) forgetLimiters(now time.Time) {
 	oldest, looked := "", 0
 	for id, l := range s.limiters {

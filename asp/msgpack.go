@@ -15,23 +15,22 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// MessagePack, "Encoding": the same schema as JSON. Hash and signature are
-// over the canonical JSON of the decoded value (project), so that one message
-// has one hash in both forms.
+// MessagePack, "Encoding": the same schema as JSON. Hash and signature cover the
+// canonical JSON of the decoded value (project), so that a message has the same
+// hash in both forms.
 
-// msgpackAsJSON gives one MessagePack value as JSON. Integers of every width,
-// both float widths and all header sizes are read; binary becomes unpadded
-// base64url, as the vendor's rule for binary in JSON says. Refused:
-// unsupported_ext, number_range (NaN, infinities), non_string_key,
-// invalid_utf8, too_deep, and as malformed_msgpack everything that is cut
-// short, followed by more, reserved, or announces more than is there.
-// Duplicate keys and inexact integers are found when the JSON is read.
+// msgpackAsJSON gives one MessagePack value as JSON. It reads integers of every
+// width, both float widths and all header sizes; binary becomes unpadded base64url,
+// the vendor's rule for binary in JSON. Its errors are unsupported_ext,
+// number_range (NaN, infinities), non_string_key, invalid_utf8, too_deep, and
+// malformed_msgpack for truncated input, trailing bytes, reserved codes and lengths
+// beyond the input. The JSON parser finds duplicate keys and inexact integers.
 func msgpackAsJSON(b []byte) ([]byte, error) {
 	text, _, err := msgpackToJSON(b)
 	return text, err
 }
 
-// msgpackToJSON also tells where in b the value of sender.trustScore lies.
+// msgpackToJSON also gives the position of the value of sender.trustScore in b.
 func msgpackToJSON(b []byte) ([]byte, span, error) {
 	r := bytes.NewReader(b)
 	m := &unpacker{b: b, r: r, d: msgpack.NewDecoder(r)}
@@ -45,7 +44,8 @@ func msgpackToJSON(b []byte) ([]byte, span, error) {
 	return m.out, m.score, nil
 }
 
-// location says where a value lies, as far as the trust score needs to know.
+// location is the place of a value in the message, as far as needed to find
+// sender.trustScore.
 type location int
 
 const (
@@ -57,7 +57,7 @@ const (
 
 type unpacker struct {
 	b     []byte
-	r     *bytes.Reader // does no buffering of its own: its position is the decoder's
+	r     *bytes.Reader // unbuffered: its position is the decoder's
 	d     *msgpack.Decoder
 	out   []byte
 	score span
@@ -130,7 +130,7 @@ func (m *unpacker) number(c byte) error {
 		v, err := m.d.DecodeUint64()
 		m.out = strconv.AppendUint(m.out, v, 10)
 		return broken(err)
-	default: // the other integers; 0xc1 is no integer and fails
+	default: // the other integers; 0xc1 is reserved and fails
 		v, err := m.d.DecodeInt64()
 		m.out = strconv.AppendInt(m.out, v, 10)
 		return broken(err)
@@ -233,8 +233,9 @@ func broken(err error) error {
 	return refuseCause("malformed_msgpack", "", err)
 }
 
-// jsonToMsgpack gives one strict JSON value as MessagePack. Numbers without a
-// fraction that fit become integers of the smallest width, all others float64.
+// jsonToMsgpack gives one strict JSON value as MessagePack. A number without a
+// fraction becomes an integer of the smallest width if it fits, any other number a
+// float64.
 func jsonToMsgpack(b []byte) ([]byte, error) {
 	n, err := parseJSON(b)
 	if err != nil {

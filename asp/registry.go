@@ -19,13 +19,13 @@ func (s *Server) agent(ctx context.Context, id string) (*Agent, error) {
 	return a, err
 }
 
-// Register enrols an agent or replaces its card, on the operator's word. Keys
-// cannot change while the agent is in a live session.
+// Register enrols an agent or replaces its card, for the operator. Keys cannot
+// change while the agent is in a live session.
 func (s *Server) Register(ctx context.Context, card []byte) (*Agent, error) {
 	s.init()
 	for tries := 1; ; tries++ {
 		a, err := s.register(ctx, card, true, func(*Card, *Agent) error { return nil })
-		// Another server on the same store was sooner, perhaps with this card.
+		// Another server on the same Store registered the agent first, perhaps with this card.
 		if !errors.Is(err, ErrAgentExists) || tries == 8 || ctx.Err() != nil {
 			return a, err
 		}
@@ -60,7 +60,7 @@ func (s *Server) register(ctx context.Context, b []byte, enrolled bool,
 		switch {
 		case current.SigningKey.Equal(card.SigningKey) && current.ProofKey.Equal(card.ProofKey) &&
 			current.OrgID == card.OrgID:
-			last.Card = card.raw // the same keys: their span goes on
+			last.Card = card.raw // same keys, same span
 		case len(next.Cards) >= maxCardVersions:
 			return nil, refuse("capacity_unavailable", "")
 		default:
@@ -86,20 +86,20 @@ func (s *Server) register(ctx context.Context, b []byte, enrolled bool,
 // maxCardVersions bounds the rotations of one agent (project).
 const maxCardVersions = 256
 
-// Unregister removes an agent: it can neither speak nor be invited. Its id
-// stays taken, and its keys stay known for old transcripts.
+// Unregister removes an agent: it can neither send nor be invited. Its id stays
+// reserved, and its keys stay known for old transcripts.
 func (s *Server) Unregister(ctx context.Context, id string) error {
 	return s.editAgent(ctx, id, func(a *Agent) { a.Removed, a.Evicted = true, false })
 }
 
-// Evict is Unregister for an agent that registered itself and gives its place
-// to another: it may register again by proof of its present key.
+// Evict is Unregister for an agent that registered itself, to make room for
+// another. The agent may register again by proof of its current key.
 func (s *Server) Evict(ctx context.Context, id string) error {
 	return s.editAgent(ctx, id, func(a *Agent) { a.Removed, a.Evicted = true, true })
 }
 
-// SetTrust replaces the components of an agent's score and tells the sessions
-// that it is in.
+// SetTrust replaces the components of an agent's score and notifies the streams of
+// its sessions.
 func (s *Server) SetTrust(ctx context.Context, id string, c TrustComponents) error {
 	return s.editAgent(ctx, id, func(a *Agent) { a.Components = c })
 }
@@ -119,7 +119,7 @@ func (s *Server) editAgent(ctx context.Context, id string, edit func(*Agent)) er
 	if err := s.store.PutAgent(ctx, next); err != nil {
 		return err
 	}
-	s.scores.Add(1) // streams look at their participants when they wake
+	s.scores.Add(1) // streams compare the scores of participants when they wake
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.live {
@@ -130,16 +130,15 @@ func (s *Server) editAgent(ctx context.Context, id string, edit func(*Agent)) er
 	return nil
 }
 
-// Headers of a registration (project): signatures over the card by its own
-// key, and by the key that is registered now.
+// Headers of a registration (project): signatures of the card by its own key, and
+// by the registered key.
 const (
 	headerCardSignature     = "Asp-Card-Signature"
 	headerPreviousSignature = "Asp-Previous-Signature"
 )
 
-// serveRegister takes a card with proof of both its keys. A card for an agent
-// that is registered needs proof of its present key besides: nobody else can
-// take over the id.
+// serveRegister takes a card with proof of both its keys. For a registered agent
+// it also needs proof of the current key, so that no other agent can take the id.
 func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
 	b, err := readBody(r, maxCard)
 	if err != nil {
@@ -183,8 +182,8 @@ func (s *Server) serveRegister(w http.ResponseWriter, r *http.Request, _ *caller
 	}{agent.ID, agent.Revision})
 }
 
-// serveToken gives an access token to a registered agent. The DPoP proof is
-// the proof of its identity; a client_secret is accepted and ignored.
+// serveToken issues an access token to a registered agent. The DPoP proof
+// authenticates the agent; a client_secret is ignored.
 func (s *Server) serveToken(w http.ResponseWriter, r *http.Request, _ *caller, _ []string) error {
 	b, err := readBody(r, 16<<10)
 	if err != nil {

@@ -6,16 +6,16 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A SendOption is something about one message.
+// A SendOption changes one message.
 type SendOption func(*pending)
 
-// InReplyTo refers to m: by the id of its proposal, query, commitment or
+// InReplyTo refers to m, by the id of its proposal, query, commitment or
 // delegation, or else by its messageId.
 func InReplyTo(m *Message) SendOption {
 	return func(p *pending) { p.setMember(reference, m.ownID()) }
 }
 
-// To names who should act. Everybody in the session sees the message.
+// To names the recipient that should act. All participants see the message.
 func To(agent string) SendOption { return func(p *pending) { p.To = &Party{AgentID: agent} } }
 
 // WithContext attaches context objects.
@@ -23,11 +23,11 @@ func WithContext(objects ...ContextObject) SendOption {
 	return func(p *pending) { p.Ctx = objects }
 }
 
-// WithConstraints says what answer is wished for.
+// WithConstraints attaches wishes for the answer.
 func WithConstraints(c Constraints) SendOption { return func(p *pending) { p.Wishes = &c } }
 
-// ownIDs are the members of bodies by which others refer to a message. A DELEGATE may
-// lack it.
+// ownIDs are the members of bodies with the id by which other messages refer to a
+// message. A DELEGATE may lack it.
 var ownIDs = map[Performative]string{
 	Propose:  "proposalId",
 	Counter:  "proposalId",
@@ -36,7 +36,7 @@ var ownIDs = map[Performative]string{
 	Delegate: "delegationId",
 }
 
-// ownID is what others refer to e by.
+// ownID is the id by which other messages refer to e.
 func (e *Envelope) ownID() string {
 	if name := ownIDs[e.Performative]; name != "" {
 		return cmp.Or(e.body().text(name), e.MessageID)
@@ -49,8 +49,8 @@ func (p *pending) setMember(name, value string) {
 	p.Body = withMember(p.Body, name, value)
 }
 
-// withMember gives a JSON object with a member before the others, unless it has one of
-// that name. Other bytes are given as they are.
+// withMember adds a member at the start of a JSON object, unless the object has it.
+// It returns bytes that are no object unchanged.
 func withMember(object []byte, name, value string) []byte {
 	n, err := parseJSON(object)
 	if err != nil || n.kind != '{' || n.get(name) != nil {

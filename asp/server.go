@@ -12,9 +12,9 @@ import (
 
 // A Server is the sequencer of sessions and their registry of agents: an
 // [http.Handler] for the HTTP, SSE and WebSocket bindings, and a library
-// ([Server.Ingest], [Server.Register] …) for programs that bring their own.
-// Its zero value works in process and lets nobody register. It is safe for
-// concurrent use; its fields must not change after the first use.
+// ([Server.Ingest], [Server.Register] …) for programs with their own bindings. Its
+// zero value works in process, with registration closed. It is safe for concurrent
+// use; its fields must not change after the first use.
 type Server struct {
 	Store     Store  // nil: in process, bounded
 	PublicURL string // scheme and host as clients see them, e.g. "https://hub.example"; empty: from the request
@@ -30,21 +30,21 @@ type Server struct {
 	Heartbeat  time.Duration // of streams; 0: 30 s
 	AuthWait   time.Duration // for the first frame of a WebSocket; 0: 10 s
 	WriteWait  time.Duration // for a peer that does not read; 0: 30 s
-	MaxLive    int           // sessions held ready; 0: 10,000
+	MaxLive    int           // sessions kept in memory; 0: 10,000
 	MaxStreams int           // SSE and WebSocket connections; 0: 10,000
 
-	// Admit is asked before a message that passed all checks is recorded. An
-	// error refuses it: make it with [Refuse].
+	// Admit is called before the server records a message that passed all checks.
+	// An error refuses the message: make it with [Refuse].
 	Admit func(context.Context, *Request) error
-	// Refused is called for every refusal. The reference that it returns goes to
-	// the sender as header Parley-Ref and in details.reference.
+	// Refused is called for every refusal. The returned reference goes to the sender
+	// as header Parley-Ref and in details.reference.
 	Refused func(context.Context, *Refusal) (reference string)
-	// Guest reports whether an agent is a guest: nobody vouches for it, it
-	// registered itself. All guests together have a sixteenth of the memory for
-	// proofs of requests, and a quarter of the streams. Nil: there are none.
+	// Guest reports whether an agent is a guest: it registered itself, and nobody
+	// vouches for it. All guests together get a sixteenth of the memory for proofs
+	// of requests, and a quarter of the streams. Nil: there are no guests.
 	Guest func(agent string) bool
-	// Authenticated is told the agent that an HTTP request was proved to come
-	// from, and again now and then while the answer is a stream.
+	// Authenticated is called with the authenticated agent of an HTTP request, and
+	// repeatedly while the answer is a stream.
 	Authenticated func(ctx context.Context, agent string)
 
 	Now func() time.Time // nil: time.Now
@@ -58,22 +58,22 @@ type Server struct {
 	inboxes  map[string]*inbox
 	streams  streams
 	limiters map[string]*limiter
-	passing  Memory        // of the proofs of requests that only bring a signed message
+	passing  Memory        // of the proofs of requests that only carry a signed message
 	ended    chan struct{} // closed by EndStreams
 	endOnce  sync.Once
 }
 
-// Registration says who may register an agent that is not there yet. A
-// registered agent can always replace its card by proof of its present key.
+// Registration is the policy for new agents. A registered agent can always replace
+// its card by proof of its current key.
 type Registration int
 
 // The policies.
 const (
-	RegistrationClosed Registration = iota // only [Server.Register] does
-	RegistrationOpen                       // anybody who proves the card's own keys
+	RegistrationClosed Registration = iota // only by [Server.Register]
+	RegistrationOpen                       // also by agents, with proof of the card's keys
 )
 
-// A Request is a message on its way in.
+// A Request is a message before it is recorded.
 type Request struct {
 	*Envelope
 	Verdict  Verdict
@@ -88,13 +88,13 @@ type Refusal struct {
 	Time    time.Time
 	Agent   string // authenticated; empty if not
 	Session string
-	Raw     []byte // the message, if it was one
+	Raw     []byte // the message, if there was one
 	Note    any    // of the envelope that Say took
 	Err     *Error
 	Verdict Verdict
 }
 
-// A Receipt acknowledges a message: it is recorded.
+// A Receipt acknowledges a recorded message.
 type Receipt struct {
 	MessageID      string `json:"messageId"`
 	SequenceNumber int64  `json:"sequenceNumber"`
@@ -106,7 +106,7 @@ type Receipt struct {
 type liveSession struct {
 	id     string
 	mu     sync.Mutex
-	ledger *Ledger // nil: not loaded, or not there
+	ledger *Ledger // nil: not loaded, or no such session
 
 	// Under Server.mu.
 	users    int
@@ -149,8 +149,8 @@ func (s *Server) report(ctx context.Context, x *Refusal, err error) *Error {
 	return &e
 }
 
-// acquire gives the live session, to be released. At most MaxLive idle ones
-// are kept.
+// acquire gives the live session; the caller releases it. At most MaxLive idle
+// sessions stay in memory.
 func (s *Server) acquire(id string) *liveSession {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +166,7 @@ func (s *Server) acquire(id string) *liveSession {
 	return l
 }
 
-// evict forgets a few idle sessions; they are loaded again when needed.
+// evict drops a few idle sessions from memory.
 func (s *Server) evict() {
 	freed := 0
 	for id, l := range s.live {
@@ -185,7 +185,7 @@ func (s *Server) release(l *liveSession) {
 	defer s.mu.Unlock()
 	l.users--
 	if l.users == 0 && l.ledger == nil {
-		delete(s.live, l.id) // somebody asked for a session that is not there
+		delete(s.live, l.id) // a caller named an unknown session
 	}
 }
 
@@ -203,7 +203,7 @@ func (s *Server) load(ctx context.Context, l *liveSession, fresh bool) (*Ledger,
 		}
 		l.ledger = ledger
 	}
-	for range 3 { // AGREEING may time out into a CONVERSING that is over too
+	for range 3 { // AGREEING may time out into a CONVERSING that has timed out, too
 		now := s.now()
 		if l.ledger.Deadline.IsZero() || now.Before(l.ledger.Deadline) {
 			return l.ledger, nil
@@ -239,8 +239,8 @@ func (s *Server) append(ctx context.Context, l *liveSession, after *Ledger, r *R
 	return nil
 }
 
-// wake tells the streams of a session that there is something new. The stream of
-// the sender, which knows it already, is told a little later.
+// wake notifies the streams of a session of a new record; the sender's stream a
+// little later, because the sender has the receipt.
 func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,7 +254,7 @@ func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 	before := l.members
 	l.members = len(after.Participants)
 	if l.members == before {
-		return // nobody was brought in
+		return // no participant was added
 	}
 	for _, p := range after.Participants {
 		if i := s.inboxes[p.AgentID]; i != nil {
@@ -264,7 +264,7 @@ func (s *Server) wake(l *liveSession, after *Ledger, knows string) {
 	}
 }
 
-// Notify tells the server that another one sharing its Store appended to a
+// Notify tells the server that another server on the same Store appended to a
 // session.
 func (s *Server) Notify(ctx context.Context, session string) error {
 	s.init()
@@ -279,8 +279,8 @@ func (s *Server) Notify(ctx context.Context, session string) error {
 	return err
 }
 
-// Session gives the ledger of a session as a participant may see it; agent
-// empty means the operator.
+// Session gives the ledger of a session to a participant, or to the operator if
+// agent is empty.
 func (s *Server) Session(ctx context.Context, id, agent string) (*Ledger, error) {
 	s.init()
 	l := s.acquire(id)
@@ -303,7 +303,7 @@ func (s *Server) look(ctx context.Context, l *liveSession) (*Ledger, error) {
 	return ledger, err
 }
 
-// change appends a record that no message caused.
+// change appends a record without a message.
 func (s *Server) change(ctx context.Context, id string, r *Record, step func(*Ledger) (*Ledger, error)) error {
 	s.init()
 	l := s.acquire(id)
@@ -328,8 +328,8 @@ func (s *Server) change(ctx context.Context, id string, r *Record, step func(*Le
 	}
 }
 
-// CloseSession ends a session without a signed CLOSE. It is recorded outside
-// the chain, because the server holds no agent's key.
+// CloseSession ends a session without a signed CLOSE. The record is outside the
+// chain, because the server has no agent's key.
 func (s *Server) CloseSession(ctx context.Context, id, by, reason string) error {
 	return s.change(ctx, id, &Record{Kind: RecordClose, By: by, Reason: reason}, func(l *Ledger) (*Ledger, error) {
 		if by != "" && l.participant(by) == nil {
@@ -349,8 +349,8 @@ func (s *Server) FileDispute(ctx context.Context, d Dispute) error {
 		func(l *Ledger) (*Ledger, error) { return l.dispute(&d) })
 }
 
-// Expire applies the timeouts that are due in all live sessions. Sessions
-// that are used do so by themselves; call it now and then for the others.
+// Expire applies the due timeouts of all live sessions. Call it regularly: without
+// it, a session times out only at its next use.
 func (s *Server) Expire(ctx context.Context) error {
 	s.init()
 	after := ""

@@ -18,9 +18,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// An Invitation opens a session. To names whom to talk with: a session begins
-// with two, so the first is invited and the others are brought in by
-// DELEGATE as soon as the session's state allows it.
+// An Invitation opens a session with the agents in To. A session begins with two
+// participants: the first agent is invited, and the others are added by DELEGATE as
+// soon as the session's state allows it.
 type Invitation struct {
 	To       []string
 	Purpose  string
@@ -30,10 +30,10 @@ type Invitation struct {
 	Terms    map[string]any // further members of terms
 }
 
-// A Session is a client's side of a session: it knows the head up to which it
-// has verified the chain, and the message up to which it has been read. Both
-// are in the client's Store, so that a new process goes on where the last one
-// stopped. It is safe for concurrent use; Send is done one at a time.
+// A Session is a client's side of a session: the head up to which it has verified
+// the chain, and the position up to which the program has read it. Both are in the
+// client's Store, so that a new process continues where the last one stopped. A
+// Session is safe for concurrent use; calls of Send wait for each other.
 type Session struct {
 	c    *Client
 	send sync.Mutex // held over requests: keeps messages in order
@@ -56,7 +56,7 @@ type sessionState struct {
 	Pending *pending          `json:"pending,omitempty"`
 }
 
-// A point is a place in the chain, and all that is needed to check the next
+// A point is a position in the chain, with the state needed to check the next
 // message.
 type point struct {
 	Position int64            `json:"position"` // of the next record
@@ -84,7 +84,7 @@ func (p point) clone() point {
 	return p
 }
 
-// pending is a message whose outcome is not known yet.
+// pending is a message with an unknown outcome.
 type pending struct {
 	Intent string          `json:"intent"` // hash of the requested message
 	Act    Performative    `json:"performative"`
@@ -106,7 +106,7 @@ type Message struct {
 // ID is the session id.
 func (s *Session) ID() string { return s.st.ID }
 
-// State is the state as last heard of.
+// State is the last known state.
 func (s *Session) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,8 +147,8 @@ func (c *Client) Open(ctx context.Context, inv Invitation) (*Session, error) {
 	return s, nil
 }
 
-// Join goes on with a session: one that this client opened or joined before,
-// from its stored head, or one that it was invited to, from the start.
+// Join continues a session that this client opened or joined before, from its
+// stored head, or enters a session to which it was invited, from the start.
 func (c *Client) Join(ctx context.Context, session string) (*Session, error) {
 	c.init()
 	s := &Session{c: c}
@@ -184,7 +184,7 @@ func (s *Session) party(ctx context.Context, agent string) (*Party, error) {
 	return &Party{agent, card.OrgID}, nil
 }
 
-// card gives the card under which an agent is known in this session.
+// card gives the card of an agent in this session.
 func (s *Session) card(ctx context.Context, agent string) (*Card, error) {
 	s.mu.Lock()
 	known := s.st.Cards[agent]
@@ -211,14 +211,14 @@ func (s *Session) save(ctx context.Context) error {
 	return s.c.store.Save(ctx, s.st.ID, b)
 }
 
-// Send sends one message and returns when the server has recorded it. body
-// becomes a JSON object; ids that it needs and lacks are made up. When another
-// message came first, those before it are fetched and verified, and it is
-// linked, signed and sent anew.
+// Send sends one message and returns when the server has recorded it. body becomes
+// a JSON object; Send adds required ids that it lacks. If another message was
+// recorded first, Send fetches and verifies the new messages, then links, signs
+// and sends its own again.
 //
-// When the outcome stays unknown (the connection broke), the error is not an
-// *Error and the message is kept: the same Send, any other Send and Join
-// first find out, with the very same bytes, so that it is never there twice.
+// If the outcome is unknown (the connection broke), the error is not an *Error, and
+// the Session keeps the message. The next Send or Join first sends the same bytes
+// again, so that the message is never recorded twice.
 func (s *Session) Send(ctx context.Context, p Performative, body any, opts ...SendOption) (*Envelope, error) {
 	encoded, err := jsonx.Encode(body)
 	if err != nil {
@@ -265,13 +265,13 @@ func (s *Session) waiting() *pending {
 	return s.st.Pending
 }
 
-// isUnknown reports whether a message may or may not have been recorded.
+// isUnknown reports whether err leaves open that the message was recorded.
 func isUnknown(err error) bool {
 	var e *Error
 	return err != nil && (!errors.As(err, &e) || codes[e.Code].status >= 500 || codes[e.Code].status == 0)
 }
 
-// delegateRest brings in the others that the invitation named.
+// delegateRest adds the other agents of the invitation.
 func (s *Session) delegateRest(ctx context.Context, p Performative) error {
 	for {
 		s.mu.Lock()
@@ -309,7 +309,7 @@ func (s *Session) post(ctx context.Context, m *pending) (*Envelope, error) {
 	return s.deliver(ctx)
 }
 
-// sign makes the bytes of m and stores them before they are sent.
+// sign makes the bytes of m, and stores them before deliver sends them.
 func (s *Session) sign(ctx context.Context, m *pending) error {
 	token, err := s.c.access(ctx)
 	if err != nil {
@@ -376,16 +376,16 @@ func (s *Session) deliver(ctx context.Context) (*Envelope, error) {
 	return nil, refuse("chain_mismatch", "integrity.previousHash")
 }
 
-// stale reports whether e was signed so long ago that a new timestamp helps.
+// stale reports whether e is so old that it needs a new timestamp.
 func (s *Session) stale(e *Envelope) bool {
 	t, _ := ParseTimestamp(e.Timestamp)
 	return s.c.now().Sub(t) > time.Minute
 }
 
-// settled takes the receipt of the pending message. Its position alone shows
-// whether records came between the head and it: a message of the same content
-// has the same hash. They are fetched while the message is still pending, so
-// that the next call does so when this one fails.
+// settled takes the receipt of the pending message. Only its position shows whether
+// there are records between the head and the message, since messages of the same
+// content have the same hash. settled fetches those records while the message is
+// still pending, so that the next call does so if this call fails.
 func (s *Session) settled(ctx context.Context, e *Envelope, b []byte) (*Envelope, error) {
 	var r Receipt
 	if err := jsonx.Decode(b, &r); err != nil {
@@ -471,12 +471,12 @@ func (s *Session) refresh(ctx context.Context) error {
 	defer s.mu.Unlock()
 	s.st.State, s.st.Format = v.State, v.Format
 	if v.LastSequence < s.st.Head.Position || v.Head == s.st.Head.Hash {
-		s.st.Head.move(v.State) // timeouts are not in the list
+		s.st.Head.move(v.State) // the list has no timeouts
 	}
 	return s.save(ctx)
 }
 
-// verify checks e as the next message after at, and moves at behind it.
+// verify checks e as the next message after at, and advances at.
 func (s *Session) verify(ctx context.Context, at *point, e *Envelope, position int64) error {
 	if e.SessionID != s.st.ID {
 		return refuse("session_mismatch", "sessionId")
@@ -492,7 +492,7 @@ func (s *Session) verify(ctx context.Context, at *point, e *Envelope, position i
 	switch {
 	case errors.As(err, &refused) && !refused.Retryable:
 		return err
-	case err != nil: // the server is away: that says nothing about the message
+	case err != nil: // the server is unreachable; the message may still be valid
 		return &unverified{err}
 	case !e.signedBy(card.SigningKey):
 		return refuse("bad_signature", "integrity.signature")
@@ -513,7 +513,7 @@ func (s *Session) verify(ctx context.Context, at *point, e *Envelope, position i
 	return nil
 }
 
-// unverified is why a message could not be verified just now.
+// unverified is a temporary error: a message could not be verified.
 type unverified struct{ error }
 
 func (u *unverified) Unwrap() error { return u.error }
@@ -527,11 +527,11 @@ func (s *Session) advance(at point, e *Envelope) {
 	}
 }
 
-// Messages gives the messages of the other participants, verified and in the
-// order of the chain, from the first that was not read yet. A message counts
-// as read when the loop comes back for the next, and that is stored. It waits
-// for new ones, over broken connections and restarts, until the session is
-// over, ctx ends, or a message does not verify, which is an error and the end.
+// Messages gives the messages of the other participants, verified and in the order
+// of the chain, from the first unread message on. A message counts as read when the
+// loop asks for the next; this position is stored. Messages waits for new messages,
+// across broken connections and restarts, until the session is over or ctx ends. A
+// message that does not verify is an error and ends it, too.
 func (s *Session) Messages(ctx context.Context) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
 		s.mu.Lock()
@@ -568,7 +568,7 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 			if err := jsonx.Decode(ev.data, &f); err == nil {
 				over = f.State.Terminal()
 			}
-			if ev.id >= at.Position { // the server's own doing: a timeout, a closing
+			if ev.id >= at.Position { // a record of the server: a timeout or a close
 				at.Position = ev.id + 1
 				at.move(f.State)
 				s.mu.Lock()
@@ -583,7 +583,7 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 				err = s.verify(ctx, &at, e, ev.id)
 			}
 			if later := new(unverified); errors.As(err, &later) {
-				return later // it comes again with the next stream
+				return later // the next stream repeats it
 			}
 			if err != nil {
 				fail(err)
@@ -602,10 +602,10 @@ func (s *Session) follow(ctx context.Context, at point, take func(*Message, poin
 	s.c.stream(ctx, path, last, onEvent, fail)
 }
 
-// Ask sends a QUERY and waits for its answer: a message of another participant
-// that refers to it, or the first INFORM that refers to nothing, and that is not
-// [Envelope.Interim]. What came on the way stays to be read with
-// [Session.Messages], and so does the answer.
+// Ask sends a QUERY and waits for its answer: a message of another participant that
+// refers to the QUERY, or the first INFORM without a reference, and that is not
+// [Envelope.Interim]. [Session.Messages] still gives the answer and the messages
+// before it.
 func (s *Session) Ask(ctx context.Context, q Question, opts ...SendOption) (*Message, error) {
 	e, err := s.Send(ctx, Query, q, opts...)
 	if err != nil {
@@ -640,9 +640,9 @@ func (s *Session) Close(ctx context.Context, reason string) error {
 	return err
 }
 
-// Export writes the transcript of the session and verifies it on the way,
-// against the keys known here and the head reached here: a server that left
-// out an acknowledged message is detected. [VerifyTranscript] reads the result.
+// Export writes the transcript of the session and verifies it meanwhile, against
+// the keys and the head of this Session: it detects a server that left out an
+// acknowledged message. [VerifyTranscript] reads the result.
 func (s *Session) Export(ctx context.Context, w io.Writer) (*TranscriptReport, error) {
 	token, err := s.c.access(ctx)
 	if err != nil {

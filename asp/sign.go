@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A Draft is a message before it is signed. SessionID, Performative and Body
-// are needed; the rest has the defaults named.
+// A Draft is a message before it is signed. SessionID, Performative and Body are
+// required; the comments name the defaults of the other fields.
 type Draft struct {
 	Version        string // Version
 	MessageID      string // a new one
@@ -30,15 +30,15 @@ type Draft struct {
 	Format         Format  // JSON
 }
 
-// made notes that a message was signed in this process.
+// made marks a message that this process signed.
 type made struct {
 	by    *Identity
 	input []byte
 	proof Proof // without Until
 }
 
-// madeBy reports whether an identity with these keys signed e in this process:
-// then its hash, its signature and that of its proof hold.
+// madeBy reports whether an identity with these keys signed e in this process, so
+// that its hash, its signature and the signature of its proof are valid.
 func (e *Envelope) madeBy(card *Card) bool {
 	return e.made != nil && card.SigningKey.Equal(e.made.by.public) && card.ProofKey.Equal(e.made.by.proof) &&
 		bytes.Equal(e.made.input, e.SigningInput())
@@ -60,9 +60,8 @@ type message struct {
 	Constraints    *Constraints `json:"constraints,omitempty"`
 }
 
-// Sign makes the message: content hash, signature, proof. The result has
-// passed the checks of [Decode]; a body that does not fit the performative is
-// refused too.
+// Sign makes the message: content hash, signature, proof. It does the checks of
+// [Decode], and refuses a body that does not fit the performative.
 func (d Draft) Sign(id *Identity) (*Envelope, error) {
 	if d.Time.IsZero() {
 		d.Time = time.Now()
@@ -136,7 +135,7 @@ func (d *Draft) content() ([]byte, error) {
 	}{cmp.Or(d.MimeType, "application/json"), body, d.Context})
 }
 
-// contentHash is [ContentHash] for content that will lie one level deep.
+// contentHash is [ContentHash] for content at depth 1.
 func contentHash(content []byte) (string, error) {
 	n, err := parseWithin(content, maxDepth-1)
 	if err != nil {
@@ -145,9 +144,9 @@ func contentHash(content []byte) (string, error) {
 	return hashOf(appendCanonical(nil, n)), nil
 }
 
-// NextTimestamp gives the time of a message that follows one of time
-// previous: now, but at least one millisecond later, so that the order by
-// time agrees with the links (project).
+// NextTimestamp gives the time of a message after a message of time previous: now,
+// but at least one millisecond later, so that timestamps have the order of the
+// links (project).
 func NextTimestamp(now time.Time, previous string) time.Time {
 	if t, ok := ParseTimestamp(previous); ok && !now.Truncate(time.Millisecond).After(t) {
 		return t.Add(time.Millisecond)

@@ -16,12 +16,12 @@ import (
 
 // Server-sent events: the events of a session and the inbox of an agent.
 
-// sse writes server-sent events. It is a [sink] for what one request brought.
+// sse writes server-sent events. It is the [sink] of one request.
 type sse struct {
 	s   *Server
 	r   *http.Request
 	out *stream.Writer
-	b   []byte // events that are not written yet
+	b   []byte // events not written yet
 }
 
 func startSSE(s *Server, w http.ResponseWriter, r *http.Request) *sse {
@@ -32,15 +32,15 @@ func startSSE(s *Server, w http.ResponseWriter, r *http.Request) *sse {
 	return &sse{s: s, r: r, out: out}
 }
 
-// Bytes of events that are kept to be written together, and of the memory for
-// them that a stream keeps while it waits.
+// Bytes of events that are buffered for one write, and of the buffer that a waiting
+// stream keeps.
 const (
 	maxUnwritten = 64 << 10
 	maxKept      = 8 << 10
 )
 
-// add adds an event. Line breaks in JSON are white space; each starts a line of its own
-// here.
+// add adds an event. A line break in the JSON, which is white space there, starts
+// another data line.
 func (e *sse) add(kind string, id int64, data []byte) error {
 	e.b = append(append(append(e.b, "event: "...), kind...), '\n')
 	if id >= 0 {
@@ -110,7 +110,7 @@ func (s *Server) serveEvents(w http.ResponseWriter, r *http.Request, c *caller, 
 	return nil
 }
 
-// endSSE says why a stream ends, if the peer is still there to hear it.
+// endSSE sends the reason for which a stream ends, if the peer is still connected.
 func (s *Server) endSSE(r *http.Request, out *sse, err error) {
 	var e *Error
 	if r.Context().Err() != nil || !errors.As(err, &e) {
@@ -122,9 +122,8 @@ func (s *Server) endSSE(r *http.Request, out *sse, err error) {
 	}
 }
 
-// serveInbox tells an agent of sessions that it was brought into and has not
-// yet spoken in: invitations and delegations. A new stream begins with those
-// that are open.
+// serveInbox sends an agent the invitations and delegations to sessions in which it
+// has not sent a message yet. A new stream begins with the open ones.
 func (s *Server) serveInbox(w http.ResponseWriter, r *http.Request, c *caller, args []string) error {
 	if args[0] != c.agent.ID {
 		return refuse("not_participant", "")
@@ -201,7 +200,7 @@ func (s *Server) emitJoin(r *http.Request, l *Ledger, p *Participant, out *sse) 
 
 // inbox wakes the inbox streams of one agent. Under Server.mu.
 type inbox struct {
-	wake    chan struct{} // closed when the agent is brought into a session
+	wake    chan struct{} // closed when the agent is added to a session
 	streams int
 }
 

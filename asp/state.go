@@ -68,10 +68,10 @@ var transitions = map[State]map[string]State{
 	},
 }
 
-// Next gives the state that follows from state on event: a performative
-// ("ACCEPT"), one with the type of its body ("PROPOSE:session-invitation",
-// "INFORM:introduction"), or "@timeout". before is the state that an escalation
-// interrupted. It fails with session_closed or invalid_transition.
+// Next gives the state after event in state from. An event is a performative
+// ("ACCEPT"), a performative with the type of its body ("PROPOSE:session-invitation",
+// "INFORM:introduction"), or "@timeout". before is the state before an escalation.
+// Next fails with session_closed or invalid_transition.
 func Next(from State, event string, before State) (State, error) {
 	if from.Terminal() {
 		return from, refuse("session_closed", "")
@@ -91,7 +91,7 @@ func Next(from State, event string, before State) (State, error) {
 	return to, nil
 }
 
-// event names what e is for the state machine.
+// event gives the event of e for the state machine.
 func (e *Envelope) event() string {
 	if sub := e.subtype(); sub != "" {
 		return string(e.Performative) + ":" + sub

@@ -10,17 +10,17 @@ import (
 	"time"
 )
 
-// A Store keeps the state that a [Server] must not lose. All of it may be in a database
-// shared by several servers: the head of a session decides between them. What
-// it gives out must not be changed by anyone.
+// A Store keeps the durable state of a [Server]. Several servers may share a Store:
+// the head of a session decides between concurrent appends. The values that a Store
+// returns must not be changed.
 type Store interface {
 	Memory // the proofs of HTTP requests
 
 	// Append adds r to a session whose head is expect, and makes r.Ledger its
-	// ledger. All of it happens or nothing: the record, the head, the counters
-	// (in the ledger) and the memory of r.Proof. It fails with ErrConflict when
-	// the head is another, with ErrReplay when r.Proof was recorded before, with
-	// ErrFull when there is no room. A Head with Count 0 opens a session.
+	// ledger. It is atomic: the record, the head, the counters (in the ledger) and
+	// the memory of r.Proof. It fails with ErrConflict when the session has another
+	// head, with ErrReplay when r.Proof was recorded before, with ErrFull when there
+	// is no room. A Head with Count 0 opens a session.
 	Append(ctx context.Context, session string, expect Head, r *Record) error
 	// Ledger gives the newest ledger, or ErrNotFound.
 	Ledger(ctx context.Context, session string) (*Ledger, error)
@@ -28,14 +28,14 @@ type Store interface {
 	Message(ctx context.Context, session, messageID string) (*Record, error)
 	// Records gives at most limit records from position from on.
 	Records(ctx context.Context, session string, from int64, limit int) ([]*Record, error)
-	// Ledgers gives at most limit sessions in the order of their ids, which is
-	// that of their making, from the one after the session named on.
+	// Ledgers gives at most limit sessions, those after the session named, in the
+	// order of their ids, which is the order of their creation.
 	Ledgers(ctx context.Context, q LedgerQuery, after string, limit int) ([]*Ledger, error)
 
 	// Agent gives an agent, or ErrNotFound.
 	Agent(ctx context.Context, id string) (*Agent, error)
-	// PutAgent writes an agent whose stored revision is a.Revision-1 (0: it is
-	// not stored), or fails with ErrConflict.
+	// PutAgent writes an agent if its stored revision is a.Revision-1 (0: not
+	// stored), or fails with ErrConflict.
 	PutAgent(ctx context.Context, a *Agent) error
 	// Agents gives at most limit agents in the order of their ids.
 	Agents(ctx context.Context, q AgentQuery, after string, limit int) ([]*Agent, error)
@@ -50,21 +50,21 @@ type LedgerQuery struct {
 // AgentQuery selects agents.
 type AgentQuery struct {
 	Capability string  // empty: any
-	MinTrust   float64 // by the score computed here
+	MinTrust   float64 // of the server's score
 	Name       string  // the last segment of the URI; empty: any
 }
 
-// A Record is one entry of a session's log: a message, or an act of the
-// server.
+// A Record is one entry of a session's log: a message, a timeout, a close or a
+// dispute.
 type Record struct {
 	Session  string     `json:"session"`
 	Position int64      `json:"position"`
 	Kind     RecordKind `json:"kind"`
-	Time     time.Time  `json:"time"` // when it was received
+	Time     time.Time  `json:"time"` // of receipt
 	From     State      `json:"from"`
 	To       State      `json:"to"`
 
-	// Of a message.
+	// Fields of messages.
 	Raw       []byte `json:"raw,omitempty"` // as received
 	Format    Format `json:"format,omitempty"`
 	MessageID string `json:"messageId,omitempty"`
@@ -75,7 +75,7 @@ type Record struct {
 	ScoreFrom int    `json:"scoreFrom,omitzero"` // where Raw holds sender.trustScore
 	ScoreTo   int    `json:"scoreTo,omitzero"`
 
-	// Of the others.
+	// Fields of the other kinds.
 	By      string   `json:"by,omitempty"`
 	Reason  string   `json:"reason,omitempty"`
 	Dispute *Dispute `json:"dispute,omitempty"`
@@ -83,7 +83,7 @@ type Record struct {
 	Proof      string    `json:"proof,omitempty"` // [Proof.ReplayKey], to be remembered
 	ProofUntil time.Time `json:"proofUntil,omitzero"`
 	Ledger     *Ledger   `json:"-"` // after this record; the Store keeps the newest of a session
-	Request    *Request  `json:"-"` // of a message on its way in, for a Store that records more than the log; else nil
+	Request    *Request  `json:"-"` // of a new message, for a Store that records more than the log; else nil
 }
 
 // A RecordKind is the kind of a record.
@@ -104,8 +104,8 @@ type Agent struct {
 	Revision   int64           `json:"revision"`
 	Cards      []CardVersion   `json:"cards"` // oldest first; the last is current
 	Components TrustComponents `json:"trustComponents"`
-	Enrolled   bool            `json:"enrolled,omitempty"` // on the operator's word, [Server.Register]
-	Removed    bool            `json:"removed,omitempty"`  // keeps the id taken and the keys known
+	Enrolled   bool            `json:"enrolled,omitempty"` // by the operator, [Server.Register]
+	Removed    bool            `json:"removed,omitempty"`  // the id stays reserved, the keys known
 	Evicted    bool            `json:"evicted,omitempty"`  // Removed to make room: it may register again
 
 	once  sync.Once
@@ -115,14 +115,14 @@ type Agent struct {
 	err   error
 }
 
-// A CardVersion is a card and when its keys hold.
+// A CardVersion is a card and the time span of its keys.
 type CardVersion struct {
 	Card      json.RawMessage `json:"card"`
 	NotBefore time.Time       `json:"notBefore,omitzero"`
 	NotAfter  time.Time       `json:"notAfter,omitzero"`
 }
 
-// Score is the agent's trust score as computed here.
+// Score is the agent's trust score, computed from its components.
 func (a *Agent) Score() float64 { return a.Components.Score() }
 
 // Card gives the current card.
@@ -131,8 +131,7 @@ func (a *Agent) Card() (*Card, error) {
 	return a.card, a.err
 }
 
-// Keys gives the agent's keys with their spans, oldest first. An agent is a
-// source of its own keys.
+// Keys implements [Keys] for the agent's own keys, oldest first.
 func (a *Agent) Keys(_ context.Context, agentID string) ([]Key, error) {
 	a.parse()
 	if agentID != a.ID {
@@ -141,7 +140,7 @@ func (a *Agent) Keys(_ context.Context, agentID string) ([]Key, error) {
 	return a.keys, a.err
 }
 
-// parse reads the cards once; they were checked when they were registered.
+// parse parses the cards once; registration has validated them.
 func (a *Agent) parse() {
 	a.once.Do(func() {
 		for _, v := range a.Cards {
@@ -163,16 +162,15 @@ func (a *Agent) parse() {
 	})
 }
 
-// MemoryLimits bound a store in process. The zero value of each means the
-// value named.
+// MemoryLimits bound a store in process. Each comment names the default.
 type MemoryLimits struct {
-	Sessions int   // 10,000; when full, the oldest that is over goes
+	Sessions int   // 10,000; a full store drops the oldest session that is over
 	Bytes    int64 // of messages: 256 MiB
 	Agents   int   // 10,000
 	Proofs   int   // 1,048,576
 }
 
-// NewMemoryStore gives a Store in process: nothing survives it.
+// NewMemoryStore gives a Store in memory, which does not survive the process.
 func NewMemoryStore(l MemoryLimits, now func() time.Time) Store {
 	return &memoryStore{limits: l, Memory: NewMemory(l.Proofs, now), sessions: make(map[string]*memorySession),
 		agents: make(map[string]*Agent), byAgent: make(map[string][]string)}
@@ -257,7 +255,7 @@ func removeSorted(list []string, s string) []string {
 	return list
 }
 
-// room makes place for n bytes and, if so asked, a session, at the cost of
+// room makes room for n bytes and, if session is set, for a session: it drops
 // sessions that are over.
 func (m *memoryStore) room(session bool, n int64) bool {
 	full := func() bool {

@@ -14,12 +14,12 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Streams: server-sent events and WebSocket, transports/websocket. Both read
-// the log from where the peer is and wait when they are at its end: nothing is
-// queued for a slow peer, and one that comes back goes on where it was.
+// Streams: server-sent events and WebSocket, transports/websocket. Both read the
+// log from the peer's position and wait at its end. So a slow peer has no queue,
+// and a reconnecting peer continues at its position.
 
-// A frame goes to a peer. Fields are those of the WebSocket frame of that
-// type; envelope is raw.
+// A frame goes to a peer. fields are the members of the WebSocket frame of this
+// kind.
 type frame struct {
 	kind     string
 	position int64 // -1: none
@@ -59,22 +59,22 @@ func (s *Server) stream(agent string) (done func(), err error) {
 	}, nil
 }
 
-// EndStreams ends all streams, so that an HTTP server that shuts down need not
-// wait for their readers. Peers come back and resume.
+// EndStreams ends all streams, so that an HTTP server can shut down without waiting
+// for their readers. Peers reconnect and resume.
 func (s *Server) EndStreams() {
 	s.init()
 	s.endOnce.Do(func() { close(s.ended) })
 }
 
-// echoWait is how long a stream may keep its agent's own message, to send it
-// together with the next. The agent knows already that it is recorded.
+// echoWait bounds the time for which a stream may keep its agent's own message, to
+// send it together with the next. The agent has the receipt already.
 const echoWait = 25 * time.Millisecond
 
-// watcher is a stream that waits for news of a session. All but wake is under
-// Server.mu.
+// watcher is a stream that waits for records of a session. Server.mu protects all
+// fields but wake.
 type watcher struct {
 	agent   string
-	wake    chan struct{} // has a token when there is something new
+	wake    chan struct{} // has a token when there are new records
 	timer   *time.Timer   // of later
 	pending bool
 }
@@ -125,14 +125,14 @@ func (s *Server) watch(l *liveSession, agent string) (w *watcher, done func()) {
 	}
 }
 
-// sink takes the frames of a stream. What was emitted reaches the peer with the
-// next flush at the latest.
+// sink takes the frames of a stream. Emitted frames reach the peer with the next
+// flush at the latest.
 type sink interface {
 	emit(*frame) error
 	flush() error
 }
 
-// follow emits what happens in a session from position from on, until it is
+// follow emits the records of a session from position from on, until the session is
 // over, ctx ends or out fails.
 func (s *Server) follow(ctx context.Context, session, agent string, from int64, out sink) error {
 	l := s.acquire(session)
@@ -211,8 +211,7 @@ func emitRecord(r *Record, emit func(*frame) error) error {
 	return emit(f)
 }
 
-// emitScores tells of scores that changed, and ends the stream of an agent
-// that was removed.
+// emitScores emits changed scores, and ends the stream of a removed agent.
 func (s *Server) emitScores(ctx context.Context, ledger *Ledger, agent string, scores map[string]float64, tell bool,
 	emit func(*frame) error) error {
 	for _, p := range ledger.Participants {
@@ -250,7 +249,7 @@ func (s *Server) encode(r *http.Request, f *frame, kind string) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	// An encoder would spell the message anew: it goes in as it is.
+	// The message is appended as it is: an encoder would change its spelling.
 	b = b[:len(b)-1]
 	if len(fields) > 0 {
 		b = append(b, ',')

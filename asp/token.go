@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// An access token is the server's own: an HMAC over the agent that it was given
-// to, the thumbprint of the agent's proof key (RFC 9449 §6) and its end.
+// An access token is an HMAC of the server over the agent, the thumbprint of the
+// agent's proof key (RFC 9449 §6) and the expiry.
 
 type tokenClaims struct {
 	Agent      string `json:"sub"`
@@ -69,8 +69,8 @@ func (s *Server) authenticate(r *http.Request, used Memory) (*caller, error) {
 	return s.admitToken(r, token, r.Header.Get("DPoP"), r.Method, s.url(r), used)
 }
 
-// admitToken checks a token and the proof that belongs to it. The proof is
-// remembered last, when everything else holds.
+// admitToken checks a token and its proof. It remembers the proof last, after all
+// other checks.
 func (s *Server) admitToken(r *http.Request, token, proof, method, url string, used Memory) (*caller, error) {
 	now := s.now()
 	claims, err := s.readToken(token, now)
@@ -101,7 +101,7 @@ func (s *Server) proveRequest(r *http.Request, agent string, key *ProofKey, now 
 		s.store)
 }
 
-// prove checks the proof of a request, and that it was not used before.
+// prove checks the proof of a request, and refuses a replay.
 func (s *Server) prove(r *http.Request, agent, proof string, c proofClaims, used Memory) error {
 	p, err := checkProof(proof, c)
 	if err != nil {
@@ -110,8 +110,8 @@ func (s *Server) prove(r *http.Request, agent, proof string, c proofClaims, used
 	return s.remember(r, agent, p, used)
 }
 
-// remember refuses a proof of an HTTP request that was used before. It is the
-// last check of authentication.
+// remember refuses the replay of a proof in an HTTP request. It is the last check
+// of authentication.
 func (s *Server) remember(r *http.Request, agent string, p *Proof, used Memory) error {
 	key := p.Thumbprint + " http " + p.JTI
 	if s.Guest != nil && s.Guest(agent) {
@@ -134,7 +134,7 @@ func (s *Server) authenticated(ctx context.Context, agent string) {
 	}
 }
 
-// url is the htu that a proof for r must name: no query, no fragment.
+// url is the required htu of a proof for r: no query, no fragment.
 func (s *Server) url(r *http.Request) string {
 	origin := "http://" + r.Host
 	switch {

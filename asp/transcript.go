@@ -16,9 +16,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A transcript is a session as the server recorded it, in a form that can be
-// checked without it (project). It is one JSON object that is written and
-// read line by line, so that neither side ever holds more than one record:
+// A transcript is the server's log of a session, in a form that can be verified
+// offline (project). It is one JSON object, written and read line by line, so that
+// neither side ever holds more than one record:
 //
 //	{"header":HEADER,"chain":"HEX",
 //	"records":[
@@ -27,10 +27,9 @@ import (
 //	],
 //	"trailer":TRAILER}
 //
-// Each chain value is the SHA-256 of the one before it and of the exact bytes
-// beside it, so that a change is seen where it was made. The trailer counts
-// the records and holds the head; the server signs it when it has a key.
-// Messages stand as they were received.
+// Each chain value is the SHA-256 of the previous value and the exact bytes beside
+// it, so that it locates a change. The trailer counts the records and holds the
+// head; the server signs it when it has a key. Messages are as received.
 
 type transcriptHeader struct {
 	Format       string                  `json:"format"` // transcriptFormat
@@ -65,12 +64,12 @@ type transcriptRecord struct {
 	Reason   string     `json:"reason,omitempty"`
 	Dispute  *Dispute   `json:"dispute,omitempty"`
 
-	// Of a message whose content was erased.
+	// Fields of a message whose content was erased.
 	MessageID string `json:"messageId,omitempty"`
 	Sender    string `json:"sender,omitempty"`
 	Sequence  int64  `json:"sequence,omitzero"`
 
-	Message jsonx.Value `json:"message,omitempty"` // last, and as received
+	Message jsonx.Value `json:"message,omitempty"` // last, as received
 }
 
 type transcriptTrailer struct {
@@ -152,8 +151,8 @@ func (s *Server) WriteTranscript(ctx context.Context, session string, w io.Write
 	return out.w.Flush()
 }
 
-// input is what the server signs of a transcript: all of it, through the
-// chain.
+// input is the server's signing input. Through the chain it covers the whole
+// transcript.
 func (t transcriptTrailer) input() []byte {
 	return fmt.Appendf([]byte(chainDomain), "%d\x00%d\x00%s\x00%s\x00%s", t.Count, t.Messages, t.Head, t.State, t.Chain)
 }
@@ -192,7 +191,7 @@ func (t *transcriptWriter) record(r *Record, first bool) error {
 	if err != nil {
 		return err
 	}
-	if message != nil { // an encoder would spell it anew
+	if message != nil { // an encoder would change its spelling
 		b = append(append(append(b[:len(b)-1], `,"message":`...), message...), '}')
 	}
 	t.chain = chainNext(t.chain, b)
@@ -209,17 +208,17 @@ func (s *Server) serveTranscript(w http.ResponseWriter, r *http.Request, c *call
 	}
 	answerHeader(w, "application/json")
 	if err := s.WriteTranscript(r.Context(), args[0], w); err != nil {
-		// The answer has begun. Without its trailer it does not verify.
+		// The answer has begun. Without a trailer it does not verify.
 		s.refused(r.Context(), c.agent.ID, args[0], nil, err)
 	}
 	return nil
 }
 
-// A TranscriptVerifier checks transcripts offline. The zero value believes
-// the cards in the transcript.
+// A TranscriptVerifier checks transcripts offline. The zero value trusts the cards
+// in the transcript.
 type TranscriptVerifier struct {
 	Keys      Keys              // instead of the cards in the transcript
-	ServerKey ed25519.PublicKey // the server that must have signed; nil: the one named in the transcript, if any
+	ServerKey ed25519.PublicKey // of the server that must have signed; nil: the key in the transcript, if any
 }
 
 // A TranscriptReport is the result of a verification.
@@ -229,16 +228,16 @@ type TranscriptReport struct {
 	Head      string
 	Records   int64
 	Messages  int64
-	Erased    int64  // of the messages: their content was erased by the server, and nothing proves what it was
-	Signed    bool   // the server's signature holds
-	Rewritten bool   // the file is other JSON than the server wrote, and a fault: its seal cannot be compared
-	Server    string // the signer, by the transcript's own word unless ServerKey was given
+	Erased    int64  // messages whose content the server erased; it cannot be verified
+	Signed    bool   // the server's signature is valid
+	Rewritten bool   // a fault: the file was saved as other JSON, so the server's seal cannot be compared
+	Server    string // the signer, only claimed by the transcript unless ServerKey was given
 	Faults    []TranscriptFault
 	Warnings  []TranscriptFault
 }
 
-// A TranscriptFault is a fault and its place: the position of the record, or
-// -1 for the header and the number of records for the trailer.
+// A TranscriptFault is a fault and its place: the position of the record, -1 for
+// the header, or the number of records for the trailer.
 type TranscriptFault struct {
 	Position int64
 	Code     string
@@ -252,19 +251,19 @@ func (f TranscriptFault) String() string {
 	return fmt.Sprintf("record %d: %s (%s)", f.Position, f.Code, f.Detail)
 }
 
-// ErrTranscript is what a transcript with faults gives; the faults are in its
-// text and in the report.
+// ErrTranscript is the error for a transcript with faults; they are in its text and
+// in the report.
 var ErrTranscript = errors.New("asp: the transcript does not verify")
 
-// VerifyTranscript checks a transcript with the keys that it carries and the
-// server that it names: [TranscriptVerifier] takes them from elsewhere.
+// VerifyTranscript checks a transcript with the keys in it and the server that it
+// names. [TranscriptVerifier] can take them from elsewhere.
 func VerifyTranscript(r io.Reader) (*TranscriptReport, error) {
 	return TranscriptVerifier{}.Verify(context.Background(), r)
 }
 
-// Verify reads a transcript to its end. It gives a report in any case, and an
-// error that wraps [ErrTranscript] if there is a fault. Memory does not grow
-// with the transcript, but for eight bytes a message (see [Chain]).
+// Verify reads a transcript to its end. It always gives a report, and an error that
+// wraps [ErrTranscript] if there is a fault. Memory does not grow with the
+// transcript, except for eight bytes a message (see [Chain]).
 func (v TranscriptVerifier) Verify(ctx context.Context, r io.Reader) (*TranscriptReport, error) {
 	t := &transcriptReader{v: v, in: bufio.NewReader(r), report: &TranscriptReport{Head: ZeroHash, State: Idle}}
 	if err := t.read(ctx); err != nil {
@@ -304,8 +303,8 @@ func (t *transcriptReader) warn(at int64, code, detail string) {
 	}
 }
 
-// line reads one line without its end; lines are bounded. With
-// [io.ErrUnexpectedEOF] it gives the bytes of a line without an end.
+// line reads one line of bounded length, without the line break. It gives an
+// unfinished line with [io.ErrUnexpectedEOF].
 func (t *transcriptReader) line() ([]byte, error) {
 	limit := maxMessage*3/2 + maxParticipants*4*maxCard
 	var out []byte
@@ -323,9 +322,9 @@ func (t *transcriptReader) line() ([]byte, error) {
 	}
 }
 
-// sealed takes PREFIX OBJECT ,"chain":"HEX" SUFFIX apart and compares the
-// chain. A wrong chain is reported at its place and the stated one taken, so
-// that the faults behind it are its own.
+// sealed parses PREFIX OBJECT ,"chain":"HEX" SUFFIX and compares the chain. It
+// reports a wrong chain value and goes on with the stated value, so that one fault
+// does not cause others.
 func (t *transcriptReader) sealed(line []byte, prefix, suffix string, at int64) []byte {
 	const mid = `,"chain":"`
 	end := len(line) - len(suffix) - 64 - len(mid)
@@ -391,8 +390,7 @@ func (t *transcriptReader) read(ctx context.Context) error {
 	}
 }
 
-// cut reports a transcript that ends too early; other errors are the
-// reader's own.
+// cut reports a truncated transcript; it returns other errors of the reader.
 func (t *transcriptReader) cut(at int64, err error) error {
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
@@ -471,7 +469,7 @@ func (t *transcriptReader) message(ctx context.Context, rec *transcriptRecord, n
 		t.fault(n, "missing_field", "message")
 		return nil
 	}
-	// The keys and proofs are judged by when the server received the message.
+	// Keys and proofs are checked at the time of receipt.
 	t.links.Keys = keysAt{t.keys, rec.Time}
 	found, err := t.links.Add(ctx, raw, rec.Format)
 	if err != nil {
@@ -537,10 +535,10 @@ func (k keysAt) Keys(ctx context.Context, agentID string) ([]Key, error) {
 // maxRewritten bounds a file that is not read line by line (project).
 const maxRewritten = 48 << 20
 
-// rewritten verifies a transcript that was saved as other JSON: indented, with its members in
-// another order. Hashes, links, signatures, counters and the trailer are those of any JSON;
-// the chain of the records is over their bytes and cannot be compared. lineErr is why there
-// was no first line.
+// rewritten verifies a transcript that was saved as other JSON: indented, or with
+// members in another order. It checks hashes, links, signatures, counters and the
+// trailer. It cannot compare the chain of the records, which is over their exact
+// bytes. lineErr is the error in the first line.
 func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr error) error {
 	b, err := io.ReadAll(io.LimitReader(r, maxRewritten+1))
 	if err != nil {
@@ -588,7 +586,7 @@ func (t *transcriptReader) rewritten(ctx context.Context, r io.Reader, lineErr e
 		return nil
 	}
 	t.conclude(&tr, n, chain)
-	t.report.Signed = false // the signature is over the trailer's words only
+	t.report.Signed = false // the signature covers the chain, which was not compared
 	return nil
 }
 
@@ -614,13 +612,14 @@ func (t *transcriptReader) trailer(n int64) error {
 	return nil
 }
 
-// conclude compares the trailer with the n records before it; chain is that of the last one.
+// conclude compares the trailer with the n records before it; chain is the chain value
+// of the last record.
 func (t *transcriptReader) conclude(tr *transcriptTrailer, n int64, chain string) {
 	if tr.Count != n || tr.Messages != t.report.Messages {
 		t.fault(n, "truncated", fmt.Sprintf("%d of %d records", n, tr.Count))
 	}
 	if t.report.Head == "" && t.report.Erased > 0 {
-		t.report.Head = tr.Head // the server's word
+		t.report.Head = tr.Head // only claimed by the server
 	}
 	if tr.Head != t.report.Head {
 		t.fault(n, "chain_mismatch", "head")

@@ -5,11 +5,10 @@ import (
 	"slices"
 )
 
-// Trust, concepts/trust-scoring. A score is computed here from components
-// that the operator vouches for; what a message or a card says of it is never
-// read. Growth, decay and the thresholds of the levels are not readable in
-// the vendor's pages: growth and decay are the operator's business, the
-// thresholds are [trustLevel]'s (project).
+// Trust, concepts/trust-scoring. The server computes a score from components that
+// the operator vouches for; it ignores the claims of messages and cards. The
+// vendor's pages do not show growth, decay and the thresholds of the levels: growth
+// and decay are left to the operator, the thresholds are in [trustLevel] (project).
 
 // TrustComponents are the eight parts of a score, each 0 to 100.
 type TrustComponents struct {
@@ -23,8 +22,7 @@ type TrustComponents struct {
 	PeerEndorsements      float64 `json:"peerEndorsements"`
 }
 
-// Score is the weighted sum, 0 to 100. Components out of range count as the
-// nearer bound.
+// Score is the weighted sum, 0 to 100. Components out of range are clamped.
 func (c TrustComponents) Score() float64 {
 	part := func(weight, v float64) float64 { return weight * min(max(v, 0), 100) }
 	// Weights in percent keep the sum exact for whole components.
@@ -38,8 +36,9 @@ func (c TrustComponents) Score() float64 {
 		part(5, c.PeerEndorsements)) / 100
 }
 
-// trustLevel gives the level of a score, 0 to 4: Verified, Established, Trusted
-// and Premium begin where every example in the vendor's pages fits (project).
+// trustLevel gives the level of a score, 0 to 4. The thresholds of Verified,
+// Established, Trusted and Premium fit every example in the vendor's pages
+// (project).
 func trustLevel(score float64) int {
 	level := 0
 	for _, from := range [...]float64{25, 50, 70, 90} {
@@ -50,7 +49,7 @@ func trustLevel(score float64) int {
 	return level
 }
 
-// An Endorsement is one agent's word for another.
+// An Endorsement is the rating of an agent by another agent.
 type Endorsement struct {
 	Endorser string
 	OrgID    string

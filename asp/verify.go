@@ -15,9 +15,9 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// A Verifier checks single messages: everything that can be known without the
-// session. Its zero value is strict but knows no keys. It is safe for
-// concurrent use; its fields must not change after the first use.
+// A Verifier checks single messages, as far as that needs no session. Its zero value
+// is strict but knows no keys. It is safe for concurrent use; its fields must not
+// change after the first use.
 //
 // The steps are numbered as the checks of a live message are:
 //
@@ -28,11 +28,11 @@ import (
 //	13 messageId (S)    14 link (S)         15 timestamp
 //	16 state, role (S)  17 body             18 trust, rate (S)
 //
-// Those marked (S) are the [Server]'s. The first that fails decides, and a
-// proof is remembered only when all others have passed.
+// Only the [Server] does the steps marked (S). The first step that fails decides. A
+// proof is remembered only after all other steps.
 //
-// Nothing that is signed names the recipient, so there is no field for one's
-// own name: a session's participants are known from its chain.
+// The signature does not cover the recipient, so a Verifier has no field for its own
+// agent: the chain of a session determines its participants.
 type Verifier struct {
 	Keys   Keys             // nil: no agent is known
 	Memory Memory           // nil: in process, bounded
@@ -49,7 +49,7 @@ type Transport struct {
 	AccessToken string // the token that the connection carried
 }
 
-// Verified is a message that proved itself.
+// Verified is a message that passed the checks.
 type Verified struct {
 	*Envelope
 	Verdict Verdict
@@ -63,7 +63,7 @@ type Verdict struct {
 	Assurance string // "signed"
 }
 
-// A Check is one step that passed, or the one that failed.
+// A Check is a step that passed, or the step that failed.
 type Check struct {
 	Step int
 	Name string
@@ -91,7 +91,7 @@ var stepNames = [...]string{
 	18: "trust",
 }
 
-// VerdictOf tells which checks led to err: those before its step passed.
+// VerdictOf lists the checks up to err: those before its step passed.
 func VerdictOf(err error) Verdict {
 	e := asError(err)
 	v := Verdict{Assurance: "unsigned"}
@@ -130,7 +130,7 @@ func (v *Verifier) Verify(ctx context.Context, raw []byte, t Transport) (*Verifi
 	return &Verified{e, signedVerdict(key.ID(), 6, 8, 9, 11, 15, 17), proof}, nil
 }
 
-// liveBody gives the path of a fault in a body as seen from the envelope.
+// liveBody makes the path of a fault in a body relative to the envelope.
 func liveBody(err error) error {
 	e := asError(err)
 	if e.Code == "invalid_body" {
@@ -213,7 +213,8 @@ func (e *Envelope) checkSigned(key Key, known bool) error {
 	return nil
 }
 
-// checkHash is step 8. A peer that canonicalises without NFC is told so.
+// checkHash is step 8. The details of the refusal say if the hash was computed without
+// NFC.
 func (e *Envelope) checkHash() error {
 	if hashOf(e.content) == e.Integrity.Hash {
 		return nil
@@ -226,14 +227,15 @@ func (e *Envelope) checkHash() error {
 	return err
 }
 
-// signedBy is step 9: the signature holds, with no NUL in the parts that NULs join.
+// signedBy is step 9: the signature is valid, and no part of its input contains NUL,
+// the separator.
 func (e *Envelope) signedBy(pub ed25519.PublicKey) bool {
 	input := e.SigningInput()
 	return bytes.Count(input, []byte{0}) == 7 && signatureHolds(pub, input, e.Integrity.Signature)
 }
 
-// signatureHolds checks "ed25519:" and hex over input: the signature's form, S below
-// the group order, no key of small order.
+// signatureHolds verifies a signature of "ed25519:" and hex over input: its form, S
+// below the group order, no key of small order.
 func signatureHolds(pub ed25519.PublicKey, input []byte, signature string) bool {
 	if !validSignature(signature) {
 		return false
@@ -242,8 +244,8 @@ func signatureHolds(pub ed25519.PublicKey, input []byte, signature string) bool 
 	return err == nil && edkeys.Verify(pub, input, sig)
 }
 
-// checkProof is step 11 without the memory of proofs. made: the proof was made
-// in this process, with this key, for this session.
+// checkProof is step 11 without the memory of proofs. made means that this process
+// made the proof, with this key, for this session.
 func (e *Envelope) checkProof(key Key, token string, now time.Time, w window, made bool) (*Proof, error) {
 	refused := func(err error) (*Proof, error) {
 		r := asError(err)

@@ -22,14 +22,14 @@ import (
 // first frame, they hold 8 MiB at most.
 const maxUnproved = 512
 
-// proves notes a WebSocket that is not authenticated yet, before the peer hears that
-// it is open, so that the oldest is the one opened first. When there are too many,
-// the oldest is cut off: an agent with a key authenticates at once.
+// proves registers a WebSocket that is not authenticated yet. It does so before the
+// handshake ends, so that the list has the order of the connections. When there are
+// too many, it cuts off the oldest: an agent with a key authenticates at once.
 func (s *Server) proves(k *socket) (done func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.streams.unproved) >= maxUnproved {
-		s.streams.unproved[0].cutOff() // without a word: it may not read
+		s.streams.unproved[0].cutOff() // without a close frame: the peer may not read
 		s.streams.unproved = s.streams.unproved[1:]
 	}
 	s.streams.unproved = append(s.streams.unproved, k)
@@ -78,7 +78,7 @@ func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, _ *calle
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{CompressionMode: websocket.CompressionDisabled})
 	if err != nil {
 		proved()
-		return nil // the answer was written
+		return nil // the HTTP answer was written
 	}
 	defer func() { _ = conn.CloseNow() }()
 	conn.SetReadLimit(-1) // socket.next bounds frames, and closes with the binding's own code
@@ -166,7 +166,7 @@ const (
 	maxAround    = 64 << 10
 )
 
-// next reads one frame of at most limit bytes.
+// next reads a frame of at most limit bytes.
 func (k *socket) next(ctx context.Context, limit int) (websocket.MessageType, []byte, error) {
 	kind, r, err := k.conn.Reader(ctx)
 	if err != nil {
@@ -179,9 +179,8 @@ func (k *socket) next(ctx context.Context, limit int) (websocket.MessageType, []
 	return kind, b, err
 }
 
-// first reads the frame that must authenticate. A read whose context ends
-// would cut the connection off, so that a peer which says nothing is told so
-// and let go beside it.
+// first reads the frame that must authenticate. The end of a read's context would
+// cut the connection off without an error frame, so a timer refuses a silent peer.
 func (k *socket) first(ctx context.Context) (websocket.MessageType, []byte, error) {
 	told := make(chan struct{})
 	timer := time.AfterFunc(cmp.Or(k.s.AuthWait, 10*time.Second), func() {
@@ -221,8 +220,8 @@ func (k *socket) auth(ctx context.Context) (*Ledger, int64, error) {
 	return ledger, from, nil
 }
 
-// admit takes a proof for the session, or one for the request under any of
-// the schemes that its URL may have been written with.
+// admit accepts a proof for the session, or a proof for the request with any of the
+// schemes that its URL may have.
 func (k *socket) admit(f socketFrame) (*caller, error) {
 	url := k.s.url(k.r)
 	var refusal error
@@ -235,7 +234,7 @@ func (k *socket) admit(f socketFrame) (*caller, error) {
 				refusal = err
 			}
 		case "dpop_htu_mismatch":
-			refusal = err // its method is right
+			refusal = err // the proof's method is right
 		default:
 			return c, err
 		}
@@ -252,8 +251,8 @@ func codeName(err error) string {
 
 func (k *socket) read(ctx context.Context) error {
 	for {
-		// A little above the limit of a message: what is only a little too
-		// large is refused, and the connection goes on.
+		// The limit leaves room around the message: a message that is a little too
+		// large is refused, and the connection stays open.
 		kind, b, err := k.next(ctx, maxMessage+maxAround)
 		if errors.Is(err, ErrTooLarge) {
 			_ = k.refuse(ctx, nil, err)
@@ -268,8 +267,8 @@ func (k *socket) read(ctx context.Context) error {
 	}
 }
 
-// take handles one frame. What is wrong with it is answered; the connection
-// goes on.
+// take handles one frame. It answers a bad frame with an error frame; the connection
+// stays open.
 func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte) error {
 	if kind == websocket.MessageBinary {
 		if k.format != MessagePack {
@@ -291,7 +290,7 @@ func (k *socket) take(ctx context.Context, kind websocket.MessageType, b []byte)
 	return k.refuse(ctx, b, refuse("invalid_field", "type"))
 }
 
-// refuse reports a refusal of the frame b to the server's hook, and tells the peer.
+// refuse reports the refusal of frame b to the server's hook and to the peer.
 func (k *socket) refuse(ctx context.Context, b []byte, err error) error {
 	return k.fail(ctx, k.s.refused(ctx, k.caller.agent.ID, k.session, b, err))
 }
@@ -309,8 +308,8 @@ func (k *socket) ingest(ctx context.Context, raw []byte, f Format) error {
 	return k.write(ctx, plain("ack", ack))
 }
 
-// withMessageID gives a message without messageId a new one: the member is
-// not signed, and peers leave it to the server (project).
+// withMessageID adds a messageId to a message without one: the member is not
+// signed, and peers leave it to the server (project).
 func withMessageID(raw []byte) []byte {
 	id, err := NewSessionID() // any UUID v7 will do
 	if err != nil {
