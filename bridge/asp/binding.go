@@ -1,14 +1,13 @@
-// Package asp joins ASP to the hub: the hub is the sequencer of sessions and
-// the registry of agents, it stands in for agents of other protocols with keys
-// that it holds, and it talks with ASP agents for agents of another
-// protocol.
+// Package asp joins ASP to the hub. The hub is the sequencer of sessions and the
+// registry of agents. For agents of other protocols it keeps stand-ins: identities
+// with which it sends and receives their messages.
 //
 // # One append
 //
 // The hub's record of a message is the session's record of it: the message, its
 // place in the chain, the use of its proof and the deliveries that it opens are
-// one entry of the journal. The scope is the session. Nothing is recorded
-// before the signature holds.
+// one entry of the journal. The scope is the session. The hub records a message
+// only after it has verified the signature.
 //
 // # Sessions with the hub
 //
@@ -55,10 +54,10 @@ type Config struct {
 	Root         string   // directory name of the hub itself
 	Domain       string   // of the stand-ins' agent URIs; "": the host of PublicURL
 	Organization string   // of the stand-ins; "": org_parley
-	Open         bool     // anybody may register, by proof of the card's own keys
+	Open         bool     // agents may register themselves, by proof of the card's keys
 	Expose       []string // protocols in which agents that register themselves appear
 
-	MinTrust  float64 // score that an inviter needs; the hub itself, for stand-ins, does not
+	MinTrust  float64 // score that an inviter needs; stand-ins need none
 	Timeouts  protocol.Timeouts
 	Idle      time.Duration // after which the hub closes a session that it opened; 0: 10 min
 	Answer    time.Duration // how long an attempt waits for the answer to an invitation; 0: 20 s
@@ -77,11 +76,11 @@ type Binding struct {
 	store      *store
 	opened     *journal.Table[opened]
 	server     *protocol.Server
-	trust      sync.Map // agent URI → protocol.TrustComponents that the operator vouches for
+	trust      sync.Map // agent URI → protocol.TrustComponents from the operator
 	standIns   *standIns
 	reconciler *reconciler
 	opening    locks // by openedKey of two agents: to find or open a session
-	sending    locks // by session: one signs for its head at a time
+	sending    locks // by session: one message at a time is signed for its head
 
 	registrations *bridge.GuestLedger // of guests, by agent URI
 	evicted       sync.Map            // agent URI → when the guest's registration was evicted
@@ -135,7 +134,7 @@ func New(c Config) (*Binding, error) {
 	return b, nil
 }
 
-// domainOf makes the domain of agent URIs of a host: addresses are no domains.
+// domainOf gives the domain for agent URIs at a host: an IP address is no domain.
 func domainOf(host string) string {
 	if host == "localhost" || strings.Trim(host, "0123456789.:abcdef") == "" {
 		return "parley.local"
@@ -143,7 +142,7 @@ func domainOf(host string) string {
 	return strings.ToLower(host)
 }
 
-// Start implements hub.Service: it reads the state of the journal.
+// Start implements hub.Service: it reads the journal's state.
 func (b *Binding) Start(ctx context.Context) error {
 	if err := b.store.start(ctx); err != nil {
 		return err
@@ -176,7 +175,7 @@ func (b *Binding) Close() error {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Capabilities implements hub.Binding. A message is in a session once, and replies
+// Capabilities implements hub.Binding. A session deduplicates messages, and replies
 // are messages of the session.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{Deduplicates: true, CarriesReplies: true, Address: b.Address, Erasing: b.erasing}
@@ -188,8 +187,8 @@ func (b *Binding) Serves(r *http.Request) bool {
 	return strings.HasPrefix(p, "/v1/asp/") || p == "/oauth/token" || p == "/.well-known/asp-agent.json"
 }
 
-// path is the request's path without that of the public URL, which a proxy may have
-// removed already.
+// path is the request's path without the path of the public URL, which a proxy may
+// have removed already.
 func (b *Binding) path(r *http.Request) string {
 	p := r.URL.EscapedPath()
 	if rest, ok := strings.CutPrefix(p, b.public.Path); ok && b.public.Path != "" && strings.HasPrefix(rest, "/") {
@@ -224,13 +223,13 @@ func (b *Binding) Identity(id string) (parley.Identity, error) {
 	return parley.Identity{Protocol: Protocol, ID: id}, nil
 }
 
-// Enroll registers the card of an agent on the operator's word.
+// Enroll registers the card of an agent for the operator.
 func (b *Binding) Enroll(ctx context.Context, card []byte) (*protocol.Agent, error) {
 	return b.server.Register(ctx, card)
 }
 
-// SetTrust sets the operator's components of an agent's trust score; for an agent that
-// is not registered yet, as soon as it is.
+// SetTrust sets the operator's components of an agent's trust score. They also apply
+// to an agent that registers later.
 func (b *Binding) SetTrust(ctx context.Context, agent string, c protocol.TrustComponents) error {
 	b.trust.Store(agent, c)
 	return b.applyTrust(ctx, agent)
@@ -264,8 +263,8 @@ func (b *Binding) agentPut(ctx context.Context, a *protocol.Agent) {
 	b.recount(a.ID) // it may have been evicted meanwhile
 }
 
-// CardAt gives the card that an agent had at a time, and the id of its key; nil
-// for an agent or a time that the registry does not know.
+// CardAt gives an agent's card at a time, and the id of its key; nil for an agent or
+// a time that the registry does not know.
 func (b *Binding) CardAt(ctx context.Context, agent string, at time.Time) (keyID string, card []byte, err error) {
 	a, err := b.store.Agent(ctx, agent)
 	if errors.Is(err, protocol.ErrNotFound) {
@@ -288,7 +287,7 @@ func (b *Binding) CardAt(ctx context.Context, agent string, at time.Time) (keyID
 }
 
 // SessionOf gives the session of a message of the hub, "" for none; own reports that
-// its conversation is the session's own.
+// the session determines the message's conversation.
 func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
 	session = m.Trace.Foreign[foreignSession]
 	if m.Origin.Protocol != Protocol || !protocol.ValidUUID(session) {
@@ -297,7 +296,7 @@ func (b *Binding) SessionOf(m *parley.Message) (session string, own bool) {
 	return session, b.conversation(session) == m.Conversation
 }
 
-// Address gives the URI of an agent, its own or that of its stand-in.
+// Address gives the agent URI of an agent, or that of its stand-in.
 func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
 		return i.ID
@@ -308,8 +307,8 @@ func (b *Binding) Address(e *directory.Entry) string {
 	return b.standIns.id(e.Name)
 }
 
-// hosts reports whether the hub stands in for an agent: it is exposed and does not
-// speak the protocol itself.
+// hosts reports whether the hub keeps a stand-in for an agent: the agent is exposed
+// and does not speak ASP.
 func (b *Binding) hosts(e *directory.Entry) bool {
 	i, ok := e.Identity(Protocol)
 	return e.ExposedIn(Protocol) && (!ok || i.StandIn)
@@ -348,8 +347,8 @@ func (b *Binding) directoryChanged(c directory.Change) {
 	}
 }
 
-// enter keeps the directory's entry of a registered agent, unless it is there from
-// another source.
+// enter adds or updates the directory's entry of a registered agent, unless the entry
+// has another source.
 func (b *Binding) enter(ctx context.Context, id string) error {
 	d := b.c.Hub.Directory()
 	a, err := b.store.Agent(ctx, id)

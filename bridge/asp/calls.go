@@ -8,32 +8,33 @@ import (
 	protocol "github.com/parley-hub/parley/asp"
 )
 
-// callee is the recipient of a request that the hub sends as a QUERY. The record of
-// the QUERY has it.
+// callee is the recipient of a request that the hub sends as a QUERY. It is stored in
+// the record of the QUERY.
 type callee struct {
 	To   string `json:"to"` // directory name
 	Peer string `json:"peer"`
 }
 
-// call is a request of the hub that waits in a session for its answer. Calls and their
-// answers follow from the session's log alone, so they are the same on all nodes and
-// after a restart.
+// call is a request of the hub that waits in a session for its answer. Calls and
+// answers are derived from the session's log alone, so they are the same on all nodes
+// and after a restart.
 type call struct {
 	callee
 	Request  parley.ID `json:"request"`
-	Position int64     `json:"position"`          // from where to look for answers
+	Position int64     `json:"position"`          // answers are at or after this position
 	Answered int64     `json:"answered,omitzero"` // position of the last answer; 0: none yet
 }
 
-// answer is a reply to a call that the hub does not have yet.
+// answer is a reply to a call, not yet submitted to the hub.
 type answer struct {
 	position int64  // of its record in the session
 	message  string // its id in the session
-	bare     bool   // it does not name its call
+	bare     bool   // the answer does not name its call
 	reply    parley.Message
 }
 
-// answered is an answer with its call, which stays in place until calls come or go.
+// answered is an answer with its call. The pointer is valid until calls are added or
+// removed.
 type answered struct {
 	call *call
 	answer
@@ -50,7 +51,7 @@ func (s *store) answerIn(c *chain, r *protocol.Record) *answered {
 	if r.Request != nil {
 		e = r.Request.Envelope
 	} else {
-		e, _ = r.Format.Decode(r.Raw) // the ledger has read it
+		e, _ = r.Format.Decode(r.Raw) // valid: the ledger has decoded it
 	}
 	bare := e.Performative == protocol.Inform && e.Reference() == ""
 	id, _ := parley.ParseID(e.Reference())
@@ -72,9 +73,9 @@ func (s *store) answerIn(c *chain, r *protocol.Record) *answered {
 	return &answered{x, answer{r.Position, r.MessageID, bare, *m}}
 }
 
-// trackCalls notes the call that a record opens, or the answer in it. The node that owns
-// the session keeps the answer too, unless it has to look at earlier records first, or
-// has too many in memory. The caller holds c.mu.
+// trackCalls adds the call that a record opens, or marks the call that it answers. The
+// node that owns the session also keeps the answer in memory, unless earlier records
+// must be read first, or there are too many answers. The caller holds c.mu.
 func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks callee, a *answered) {
 	if len(c.calls) == 0 ||
 		c.looked == r.Position && len(c.answers) < recentRecords && s.b.reconciler.owns(c.id) {
@@ -93,7 +94,7 @@ func (s *store) trackCalls(c *chain, r *protocol.Record, id parley.ID, asks call
 	if a.reply.Kind.Terminal() {
 		a.call.Answered = r.Position
 	}
-	if a.bare { // when that call is over, this does not answer the next
+	if a.bare { // the next call must not get this answer after that call is settled
 		for i := range c.calls {
 			if y := &c.calls[i]; y != a.call && y.Peer == r.Sender && y.Answered == 0 {
 				y.Position = r.Position + 1
@@ -121,9 +122,9 @@ func (s *store) dropSettledCalls(ctx context.Context, c *chain) error {
 	return nil
 }
 
-// answers gives the answers in a session that the hub does not have yet, the oldest
-// first, and the number of open calls. In memory are those in records that came since
-// the session was loaded; earlier records are read again.
+// answers gives the answers in a session that were not submitted to the hub yet, the
+// oldest first, and the number of open calls. Answers recorded since the session was
+// loaded are in memory; for others it reads the records again.
 func (s *store) answers(ctx context.Context, l *protocol.Ledger) (list []answer, open int, err error) {
 	c, err := s.ready(ctx, l.ID)
 	if err != nil {
@@ -157,8 +158,8 @@ func (s *store) answers(ctx context.Context, l *protocol.Ledger) (list []answer,
 	return slices.Clone(c.answers), len(c.calls), nil
 }
 
-// delivered forgets the answers in the records up to a position, which the hub has, and
-// calls that are settled.
+// delivered forgets the answers up to a position, which the hub has, and the settled
+// calls.
 func (s *store) delivered(session string, through int64, settled []parley.ID) {
 	c := s.inMemory(session)
 	if c == nil {

@@ -13,17 +13,16 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// bucketErased has, by session/position, the records whose content was erased, without
-// that content.
+// bucketErased has, by session/position, the erased records without their content.
 const bucketErased = "asp-erased"
 
 func erasedKey(session string, position int64) string {
 	return session + "/" + strconv.FormatInt(position, 10)
 }
 
-// erasing prepares sessions for the erasure of records, since a session is read from its
-// log: it keeps each record without its content, and a checkpoint from which the session
-// goes on. The context objects of erased messages lose their data.
+// erasing prepares sessions for the erasure of records. Since a session is replayed
+// from its log, erasing stores each record without its content, and a checkpoint after
+// it. The context objects of erased messages lose their data.
 func (b *Binding) erasing(ctx context.Context, records []*journal.Record) error {
 	sessions := map[string][]*journal.Record{}
 	for _, r := range records {
@@ -82,7 +81,7 @@ func (s *store) erasing(ctx context.Context, session string, records []*journal.
 	return s.save(ctx, c, after.Participants, "")
 }
 
-// stripContent removes from a record what agents wrote.
+// stripContent removes the content of agents from a record.
 func stripContent(r *protocol.Record) {
 	if r.Kind == protocol.RecordMessage {
 		r.Kind = protocol.RecordErased
@@ -95,11 +94,11 @@ func stripContent(r *protocol.Record) {
 	}
 }
 
-// withoutContent gives a record whose content was erased.
+// withoutContent gives an erased record.
 func (s *store) withoutContent(ctx context.Context, session string, position int64,
 	r *journal.Record) (*protocol.Record, error) {
 	row, err := s.erased.Get(ctx, erasedKey(session, position))
-	if err == nil && row.Revision == 0 { // it was erased by an earlier release
+	if err == nil && row.Revision == 0 { // an earlier release erased it
 		return &protocol.Record{Session: session, Position: position, Kind: protocol.RecordErased, Time: r.Time,
 			MessageID: r.Message.ID.String()}, nil
 	}

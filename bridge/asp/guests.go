@@ -9,19 +9,19 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Bytes that the disk budget is charged for a guest beside the content: for a
-// message that the hub does not charge itself, and for a value of the state.
+// Bytes that a guest's disk budget is charged beside the content: for a message that
+// the hub does not charge itself, and for a value of the state.
 const (
 	recordBytes = 3 << 10
 	stateBytes  = 512
 )
 
-// cardCopies counts the copies of a card in memory: as it was sent, parsed, and in the
-// directory.
+// cardCopies is the number of copies of a card in memory: its bytes, the parsed card,
+// and the directory's entry.
 const cardCopies = 3
 
-// guest reports whether nobody vouches for an agent: it registered itself, or
-// is about to, and the operator named it nowhere.
+// guest reports whether nobody vouches for an agent: it registered itself, or is about
+// to, and is not in the operator's configuration.
 func (b *Binding) guest(id string) bool {
 	name, standIn := b.nameOf(id)
 	if standIn || !b.c.Hub.Guest(name) {
@@ -31,7 +31,7 @@ func (b *Binding) guest(id string) bool {
 	return a == nil || !a.Enrolled
 }
 
-// authenticated notes that an agent proved itself in an HTTP request.
+// authenticated notes that an agent authenticated in an HTTP request.
 func (b *Binding) authenticated(ctx context.Context, id string) {
 	if b.guest(id) {
 		b.registrations.Use(id)
@@ -40,14 +40,13 @@ func (b *Binding) authenticated(ctx context.Context, id string) {
 	policy.Vouch(ctx)
 }
 
-// charge takes bytes that are about to be written for a guest from the guests'
-// budget.
+// charge takes n bytes, to be written for a guest, from the guests' budget.
 func (b *Binding) charge(ctx context.Context, n int) error {
 	return b.registrations.Write(policy.SourceOf(ctx), n)
 }
 
-// byHub is the context of records that the hub itself makes during a request: they
-// prove nothing about the caller.
+// byHub is the context of records that the hub itself makes during a request: they do
+// not authenticate the caller.
 func byHub(ctx context.Context) context.Context {
 	return policy.WithCaller(ctx, policy.NewCaller(policy.SourceOf(ctx), nil))
 }
@@ -73,7 +72,7 @@ func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (
 		if err := r.Grow(a.ID, bytes-before); err != nil {
 			return nil, err
 		}
-		return func() { _ = r.Grow(a.ID, before-bytes) }, nil // as it was
+		return func() { _ = r.Grow(a.ID, before-bytes) }, nil // back to the old size
 	}
 	if err := r.Keep(a.ID, policy.SourceOf(ctx), bytes); err != nil {
 		return nil, err
@@ -84,7 +83,7 @@ func (b *Binding) admitAgent(ctx context.Context, a *protocol.Agent, size int) (
 	}, nil
 }
 
-// recount counts a registration as it is now.
+// recount updates the counted size of a registration.
 func (b *Binding) recount(id string) {
 	a := b.store.held(id)
 	if a == nil || a.Removed || !b.isPeer(a) || !b.guest(id) {
@@ -114,17 +113,17 @@ func (b *Binding) evict(id string) {
 	b.recount(id)
 }
 
-// forgetAfter is how long it takes at most until a session that another hub opens
-// with an agent is known here, and its eviction there.
+// forgetAfter bounds the time until this hub knows a session that another hub opened
+// with an agent, and the other hub knows the agent's eviction.
 const forgetAfter = time.Minute
 
-// forgetEvicted removes all traces of guests that gave their place to another and
-// were never in a session. Of the others the keys stay known, so that transcripts
-// verify, and nobody else can take the id.
+// forgetEvicted removes all traces of evicted guests that were never in a session. The
+// keys of other evicted guests stay known, so that transcripts verify and no other
+// agent can take the id.
 func (b *Binding) forgetEvicted(ctx context.Context) {
 	b.evicted.Range(func(id, at any) bool {
 		if b.c.Now().Sub(at.(time.Time)) < forgetAfter || !b.evicted.CompareAndDelete(id, at) {
-			return true // it is too early, or it was evicted again
+			return true // too early, or the guest was evicted again
 		}
 		if err := b.store.forgetAgent(ctx, id.(string)); err != nil {
 			b.c.Logger.Warn("cannot forget a guest that gave its place to another", "agent", id, "error", err)
@@ -133,7 +132,7 @@ func (b *Binding) forgetEvicted(ctx context.Context) {
 	})
 }
 
-// keepBusy notes the guests in live sessions as used: they do not give way.
+// keepBusy marks the guests in live sessions as used, so that they are not evicted.
 func (b *Binding) keepBusy() {
 	for _, participants := range b.store.live() {
 		for _, id := range participants {

@@ -15,8 +15,8 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// admit refuses an invitation whose sender has too low a score. The hub's own
-// invitations have none to show: it knows the agents behind them by other means.
+// admit refuses an invitation whose sender has too low a score. Stand-ins need none:
+// the hub authenticates their agents by other means.
 func (b *Binding) admit(_ context.Context, r *protocol.Request) error {
 	if _, own := ownMessageOf(r); own || !r.IsInvitation() || r.Agent.Score() >= b.c.MinTrust {
 		return nil
@@ -24,7 +24,7 @@ func (b *Binding) admit(_ context.Context, r *protocol.Request) error {
 	return protocol.Refuse("insufficient_trust_score", "")
 }
 
-// refused notes a refusal of the server, for `parley refused`.
+// refused records a refusal of the server, for `parley refused`.
 func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 	if _, own := x.Note.(ownMessage); own {
 		return "" // the hub lost a race with itself
@@ -67,7 +67,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if r.Request == nil || own {
 		ctx = byHub(ctx)
 	}
-	if guest && r.Request == nil { // the message is the hub's, which pays for nobody
+	if guest && r.Request == nil { // a message of the hub, which the hub does not charge
 		if err := b.charge(ctx, cost); err != nil {
 			return at, err
 		}
@@ -102,7 +102,8 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	return at, appendError(err)
 }
 
-// conversation of a session. The session's id does not reveal it.
+// conversation gives the conversation of a session. The session's id does not reveal
+// it.
 func (b *Binding) conversation(session string) parley.ID {
 	return b.c.Hub.Conversation(Protocol, scope(session), session)
 }
@@ -119,7 +120,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, a 
 	m.Origin.Peer, m.Origin.Raw, m.Origin.Verdict = e.Sender.AgentID, e.Raw(), verdict(req.Verdict)
 	s.Key = journal.Key{ID: r.Proof, Sender: m.From, Until: bridge.KeyEnd(r.ProofUntil)}
 	if note, own := ownMessageOf(req); own {
-		// It carries a message of the hub that has its deliveries already.
+		// The envelope carries a message of the hub, which has its deliveries already.
 		s.Admitted = true
 		if !note.message.IsZero() {
 			m.Trace.Foreign[foreignMessage] = note.message.String()
@@ -129,7 +130,7 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, a 
 	s.Began = b.inviterOf(e, req)
 	if e.IsInvitation() || req.Before == nil || req.Before.State == protocol.Invited ||
 		req.After.State == protocol.Introduced || e.Performative == protocol.Close {
-		return false // handlers see no sessions open and close
+		return false // handlers do not see the opening and closing of sessions
 	}
 	m.Hops = hopsOf(e)
 	switch e.Performative {
@@ -165,9 +166,9 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, a 
 	return answers
 }
 
-// inviterOf gives the participant that opened the session, which is answered there even
-// if it is not exposed. It is none for a request to the inviter, which needs exposure
-// like any other.
+// inviterOf gives the participant that opened the session: it gets answers there even
+// if it is not exposed. For a request to the inviter it gives none, since a recipient of
+// requests must be exposed.
 func (b *Binding) inviterOf(e *protocol.Envelope, req *protocol.Request) []string {
 	if req.Before == nil {
 		return nil
@@ -180,8 +181,8 @@ func (b *Binding) inviterOf(e *protocol.Envelope, req *protocol.Request) []strin
 	return []string{name}
 }
 
-// requestTarget is the agent that a request is for: of a DELEGATE its target, of a QUERY
-// the recipient that it names, else the only other participant; "" of other messages.
+// requestTarget is the callee of a request: the target of a DELEGATE, the recipient of a
+// QUERY or else the only other participant; "" for other messages.
 func requestTarget(e *protocol.Envelope, req *protocol.Request) string {
 	switch {
 	case e.Performative == protocol.Delegate:
@@ -202,7 +203,7 @@ func requestTarget(e *protocol.Envelope, req *protocol.Request) string {
 }
 
 // readers are the participants that read a notice in the session and get no delivery:
-// agents of the protocol, and agents behind stand-ins whose skills take no talk.
+// ASP agents, and agents behind stand-ins whose skills take no messages without a skill.
 func (b *Binding) readers(m *parley.Message) []string {
 	var out []string
 	for _, name := range m.Audience {
@@ -220,7 +221,8 @@ func (b *Binding) readers(m *parley.Message) []string {
 	return out
 }
 
-// withdrawnRequest finds the request that a WITHDRAW cancels; ok: it is still open.
+// withdrawnRequest finds the request that a WITHDRAW cancels; ok reports that it is
+// still open.
 func (b *Binding) withdrawnRequest(ctx context.Context, c *chain, req *protocol.Request) (id parley.ID, to string,
 	ok bool) {
 	ref := req.Reference()

@@ -2,7 +2,7 @@ package asp
 
 import "sync"
 
-// locks are mutexes by name. Only those held or waited for take memory.
+// locks are mutexes by name. A mutex takes memory only while it is held or waited for.
 type locks struct {
 	mu   sync.Mutex
 	held map[string]*lock

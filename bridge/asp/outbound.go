@@ -54,7 +54,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return hub.Outcome{Losses: w.losses}
 }
 
-// failed is the outcome of a message that the session did not take.
+// failed is the outcome of a message that the session refused.
 func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
 	var e *protocol.Error
 	switch {
@@ -101,9 +101,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	return hub.Outcome{Losses: a.message.losses}
 }
 
-// answerSpeaker is the identity with which the hub sends the answer of an agent: the
-// stand-in that takes part in the session, even if the agent has got an identity of
-// its own since.
+// answerSpeaker is the identity with which the hub sends an agent's answer: the stand-in
+// in the session, even if the agent has its own ASP identity by now.
 func (b *Binding) answerSpeaker(ctx context.Context, l *protocol.Ledger, name string) (*protocol.Identity, error) {
 	if i := b.standIns.of(b.standIns.id(name)); i != nil && slices.ContainsFunc(l.Participants,
 		func(p protocol.Participant) bool { return p.AgentID == i.ID() }) {
@@ -112,8 +111,8 @@ func (b *Binding) answerSpeaker(ctx context.Context, l *protocol.Ledger, name st
 	return b.standIns.speaker(ctx, name)
 }
 
-// replyPlan is how an event or a terminal reply is sent in the session of its request:
-// accept, if there is one, goes first.
+// replyPlan is the plan for an event or a terminal reply in the session of its request:
+// accept, if set, goes first.
 type replyPlan struct {
 	session string
 	speaker *protocol.Identity
@@ -121,14 +120,14 @@ type replyPlan struct {
 	accept  *speechAct
 }
 
-// planReply plans a reply; without a speaker the outcome says why none is sent.
+// planReply plans a reply. Without a speaker, the outcome says why no reply is sent.
 func (b *Binding) planReply(ctx context.Context, o hub.Outbound, asked *protocol.Record) (replyPlan, hub.Outcome) {
 	l, err := b.server.Session(ctx, asked.Session, "")
 	gone := errors.Is(err, protocol.ErrSessionNotFound)
 	if err != nil && !gone {
 		return replyPlan{}, hub.Outcome{Err: parley.AsError(err)}
 	}
-	item := &protocol.Item{} // stays empty where the session forgot it
+	item := &protocol.Item{} // stays empty if the session dropped it
 	if !gone {
 		for _, x := range slices.Backward(l.Items) { // the newest are answered most often
 			if x.MessageID == asked.MessageID {
@@ -262,11 +261,11 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 	}
 }
 
-// findSession finds the session for a message, or opens it: the session of its
-// conversation, or else one of the two agents that the hub opened. Requests and plain
-// notices share one session of the two agents while that one is free. A notice with a
-// performative has a session for its conversation, because a proposal, for example,
-// excludes other messages. key is the row of the session in the table.
+// findSession finds or opens the session for a message: the session of its conversation,
+// or else a session that the hub opened for the two agents. Requests and plain notices
+// share one such session while it is free. A notice with a performative has a session
+// for its conversation, because a proposal, for example, excludes other messages. key is
+// the row of the session in the table.
 func (b *Binding) findSession(ctx context.Context, o hub.Outbound, i *protocol.Identity) (session, key string,
 	err error) {
 	peer := o.Identity.ID
@@ -282,7 +281,7 @@ func (b *Binding) findSession(ctx context.Context, o hub.Outbound, i *protocol.I
 	if session != "" || o.Message.Kind == parley.Notice && protocol.Performative(o.Message.Act).Valid() {
 		key = own
 	}
-	for range 4 { // the worst case: over, then busy and over, then opened by another node
+	for range 4 { // worst case: over, then busy and over, then opened by another node
 		if session, err = b.openedFor(ctx, key); err != nil {
 			return "", "", err
 		}
@@ -339,14 +338,14 @@ func openedKey(speaker, peer string, conversation parley.ID) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// openedFor gives the session that is noted under a key, or "".
+// openedFor gives the session in the row of a key, or "".
 func (b *Binding) openedFor(ctx context.Context, key string) (string, error) {
 	row, err := b.opened.Get(ctx, key)
 	return row.Value.Session, err
 }
 
-// dropOpened forgets a session that is over. If that fails, the next message for it
-// tries again.
+// dropOpened forgets a session that is over. If that fails, the next message for the
+// session tries again.
 func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 	row, err := b.opened.Get(ctx, key)
 	if err == nil && row.Revision != 0 && row.Value.Session == session {
@@ -354,7 +353,7 @@ func (b *Binding) dropOpened(ctx context.Context, key, session string) {
 	}
 }
 
-// requestRecord gives the session's record of a message that became a request.
+// requestRecord gives the session's record of a request.
 func requestRecord(request *parley.Message) (*protocol.Record, error) {
 	x, err := recordOf(request)
 	if err != nil {
@@ -366,12 +365,12 @@ func requestRecord(request *parley.Message) (*protocol.Record, error) {
 // ownMessage is the Note of an envelope that the hub itself sends.
 type ownMessage struct {
 	message parley.ID     // the hub's message in the envelope; zero: none
-	callee  callee        // the recipient, if that is a request
+	callee  callee        // the recipient, if the message is a request
 	onlyAt  protocol.Head // send it only while this is the head; zero: always
 }
 
-// ownMessageOf gives the note of a message that the hub itself sent; false for a
-// message of an agent, and for a record without a message.
+// ownMessageOf gives the note of a message that the hub itself sent; false for a message
+// of an agent, and for a record without a message.
 func ownMessageOf(r *protocol.Request) (s ownMessage, ok bool) {
 	if r == nil {
 		return ownMessage{}, false
@@ -380,8 +379,8 @@ func ownMessageOf(r *protocol.Request) (s ownMessage, ok bool) {
 	return s, ok
 }
 
-// send signs a message of a stand-in for the head of a session and records it. A
-// message whose messageID the session has already is not sent again; "" makes an id.
+// send signs a message of a stand-in for the head of a session and records it. It does
+// not repeat a messageID that the session has; "" makes a new id.
 func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messageID string, w speechAct, s ownMessage,
 	objects []protocol.ContextObject) error {
 	defer b.sending.lock(session)()

@@ -16,12 +16,12 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// reconciler does what the hub has to do in sessions by itself: it accepts the
-// invitations of stand-ins, gives answers to the hub, ends what timed out, and closes
-// idle sessions. For example, an INFORM that answers a QUERY of the hub is recorded in
-// the session; the journal tells of the record, the session is queued, and a worker
-// submits the reply. Only the node that owns a session's partition does so, whichever
-// node took the message.
+// reconciler does the hub's own work in sessions: it accepts the invitations of
+// stand-ins, submits answers to the hub, applies timeouts, and closes idle sessions. For
+// example, when an INFORM that answers a QUERY of the hub is recorded in a session, the
+// journal notifies the reconciler, which queues the session, and a worker submits the
+// reply. Only the node that owns the session's partition does so, also for messages that
+// other nodes recorded.
 type reconciler struct {
 	b *Binding
 
@@ -31,7 +31,7 @@ type reconciler struct {
 	newest   map[string]uint64 // sequence of the newest record of a session, if another node appended it
 	agents   map[string]bool   // registered agents that the directory may lack
 	standIns map[string]bool   // agents whose stand-in may have to change
-	failed   map[string]bool   // sessions to try again
+	failed   map[string]bool   // sessions to retry
 	waiting  map[string][]chan struct{}
 	wake     chan struct{}
 	workers  chan struct{}
@@ -87,7 +87,7 @@ func (t *reconciler) recorded(r *journal.Record) {
 	}
 	c := t.b.store.inMemory(session)
 	// A session of another node matters here if it is in memory, or if the record
-	// brings in an agent that may wait for it at this node.
+	// adds an agent that may wait for the session at this node.
 	matters := c != nil || t.owns(session) || r.Chain.After == 0 || r.Message == nil ||
 		r.Message.Act == string(protocol.Delegate)
 	t.mu.Lock()
@@ -104,8 +104,8 @@ func (t *reconciler) recorded(r *journal.Record) {
 	}
 }
 
-// appended queues a session in which this node has recorded something; sequence 0: it
-// failed to. The server has notified the readers.
+// appended queues a session after this node appended a record; sequence 0: the append
+// failed. The server has notified the readers.
 func (t *reconciler) appended(session string, sequence uint64) {
 	t.mu.Lock()
 	if t.newest[session] == sequence {
@@ -115,7 +115,7 @@ func (t *reconciler) appended(session string, sequence uint64) {
 	t.enqueue(session)
 }
 
-// changed gives a channel that is closed by the next record of a session.
+// changed gives a channel that the next record of a session closes.
 func (t *reconciler) changed(session string) <-chan struct{} {
 	w := make(chan struct{})
 	t.mu.Lock()
@@ -124,15 +124,15 @@ func (t *reconciler) changed(session string) <-chan struct{} {
 	return w
 }
 
-// enqueueDue queues every live session that may need something.
+// enqueueDue queues every live session that may need work.
 func (t *reconciler) enqueueDue() {
 	for _, id := range t.b.store.due(t.b.c.Now(), func(string) bool { return true }) {
 		t.enqueue(id)
 	}
 }
 
-// partitionOwned queues the sessions of a partition that this node owns from now on:
-// nobody has seen to the messages recorded since the previous owner left.
+// partitionOwned queues the sessions of a partition that this node owns from now on: no
+// node has handled the messages recorded since the previous owner left.
 func (t *reconciler) partitionOwned(partition int) {
 	j := t.b.c.Journal
 	for id, participants := range t.b.store.live() {
@@ -140,7 +140,7 @@ func (t *reconciler) partitionOwned(partition int) {
 			func(p string) bool { return t.b.standIns.of(p) != nil }) {
 			continue // the hub takes no part in it
 		}
-		t.b.store.forget(id) // some of its calls are settled
+		t.b.store.forget(id) // its calls in memory are outdated
 		t.mu.Lock()
 		t.newest[id] = math.MaxUint64 // newer than any record known here
 		t.mu.Unlock()
@@ -226,7 +226,7 @@ func (t *reconciler) dispatch() {
 				t.newest[id], t.failed[id] = math.MaxUint64, true
 			}
 			t.mu.Unlock()
-			t.signal() // it may be queued again
+			t.signal() // the session may be queued again
 		})
 	}
 }
@@ -240,7 +240,7 @@ func (t *reconciler) retry() {
 	t.signal()
 }
 
-// reconcile does what the state of one session asks of the hub.
+// reconcile does the hub's work in one session.
 func (t *reconciler) reconcile(ctx context.Context, id string) error {
 	b := t.b
 	t.mu.Lock()
@@ -276,14 +276,14 @@ func (t *reconciler) reconcile(ctx context.Context, id string) error {
 	return t.deliverAnswers(ctx, ledger)
 }
 
-// isMoved reports that the session went on meanwhile. The record of that queues the
+// isMoved reports that another record was appended meanwhile. That record queues the
 // session again.
 func isMoved(err error) bool {
 	return errors.Is(err, protocol.ErrTransition) || errors.Is(err, protocol.ErrSessionClosed) ||
 		errors.Is(err, protocol.ErrInvalidBody) || errors.Is(err, protocol.ErrChain)
 }
 
-// join answers the invitation of a stand-in, and introduces it.
+// join answers the invitation of a stand-in, and introduces the stand-in.
 func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
 	b := t.b
 	switch l.State {
@@ -297,7 +297,7 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 		name, _ := b.standIns.name(i.ID())
 		act, answer := protocol.Accept, protocol.Answer{ReferenceID: l.Items[at].ID}
 		e, ok := b.c.Hub.Directory().Agent(name)
-		// A stand-in stays reachable after the agent got an identity of its own.
+		// A stand-in stays reachable after its agent got its own ASP identity.
 		if !ok || !e.ExposedIn(Protocol) && !b.spokeFirst(l, i) {
 			act, answer.Code, answer.Reason = protocol.Reject, "unauthorized", "the agent is not here"
 		}
@@ -328,8 +328,8 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 	return nil
 }
 
-// spokeFirst reports whether a stand-in opened the session: it then accepts the
-// counter-invitation.
+// spokeFirst reports whether a stand-in opened the session: it accepts the
+// counter-invitation then.
 func (b *Binding) spokeFirst(l *protocol.Ledger, i *protocol.Identity) bool {
 	return l.Participants[0].AgentID == i.ID()
 }
@@ -361,7 +361,7 @@ func (t *reconciler) deliverAnswers(ctx context.Context, l *protocol.Ledger) err
 	}
 }
 
-// submitReply gives a reply to the hub, once; over reports that the call is settled.
+// submitReply submits a reply to the hub, once; over reports that the call is settled.
 func (t *reconciler) submitReply(ctx context.Context, session string, a answer) (over bool, err error) {
 	key := "asp reply " + session + " " + a.message + " " + a.reply.InReplyTo.String()
 	_, err = t.b.c.Hub.Accept(ctx, hub.Submission{Message: &a.reply, Key: journal.Key{ID: key}})

@@ -28,7 +28,7 @@ const (
 // scope of a session's messages.
 func scope(session string) string { return Protocol + " " + session }
 
-// sessionOf is the inverse; "" for a scope of another protocol.
+// sessionOf is the inverse of scope; "" for a scope of another protocol.
 func sessionOf(scope string) string {
 	s, ok := strings.CutPrefix(scope, Protocol+" ")
 	if !ok || !protocol.ValidUUID(s) {
@@ -40,7 +40,7 @@ func sessionOf(scope string) string {
 // chain is a session in memory.
 type chain struct {
 	id           string
-	conversation parley.ID // of the hub; zero until it is needed; under mu
+	conversation parley.ID // of the hub; zero until needed; under mu
 
 	mu      sync.Mutex
 	ledger  *protocol.Ledger // nil: nothing is recorded
@@ -50,8 +50,8 @@ type chain struct {
 	recent  []*protocol.Record // the newest, by position modulo kept
 	saved   int                // records of the checkpoint
 	calls   []call             // of the hub, the oldest first
-	answers []answer           // to them, which the hub does not have yet, the oldest first
-	looked  int64              // answers has those in the records before this position
+	answers []answer           // to calls, not yet submitted to the hub, the oldest first
+	looked  int64              // answers are those in the records before this position
 
 	appending atomic.Bool // this node appends a record, and then queues the session
 
@@ -72,7 +72,7 @@ type checkpoint struct {
 	Calls        []call           `json:"calls,omitempty"`
 }
 
-// chain gives a session, in memory from now on. The least recently used ones go.
+// chain gives a session and keeps it in memory, in place of the least recently used.
 func (s *store) chain(id string) *chain {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +131,7 @@ func (s *store) load(ctx context.Context, c *chain) error {
 			return fmt.Errorf("session %s, record at %s: %w", c.id, r.Position, err)
 		}
 	}
-	if fresh || len(c.calls) >= pageSize { // other nodes settle them
+	if fresh || len(c.calls) >= pageSize { // other nodes may have settled some
 		return s.dropSettledCalls(ctx, c)
 	}
 	return nil
@@ -171,7 +171,7 @@ func (s *store) restore(ctx context.Context, c *chain, head uint64) {
 	row, err := s.sessions.Get(ctx, c.id)
 	cp := row.Value
 	if err != nil || row.Revision == 0 || cp.Ledger == nil || cp.Sequence > head {
-		return // the log tells as well
+		return // the log suffices
 	}
 	count := int(cp.Ledger.Head.Count)
 	for n := 0; n*pageSize < count; n++ {
@@ -206,7 +206,7 @@ func (c *chain) index(seq uint64, message parley.ID) {
 	c.entries = append(c.entries, logEntry{seq, message})
 }
 
-// errErasedLog: neither the log nor a checkpoint tells the state of the session.
+// errErasedLog: the state of the session is neither in the log nor in a checkpoint.
 var errErasedLog = parley.Refuse(parley.Internal,
 	"the content of the message was erased, and there is no checkpoint behind it")
 
@@ -230,7 +230,7 @@ func (s *store) replay(c *chain, r *journal.Record) error {
 	return nil
 }
 
-// advance adds a record to c, with the answer in it.
+// advance adds a record to c; a is the answer in it, or nil.
 func (s *store) advance(c *chain, r *protocol.Record, asks callee, a *answered, after *protocol.Ledger, seq uint64) {
 	var id parley.ID
 	if r.MessageID != "" {
@@ -293,7 +293,7 @@ func (s *store) Append(ctx context.Context, session string, expect protocol.Head
 	return nil
 }
 
-// commit records r, and first the participants that it adds to the session.
+// commit appends r. Before that, it saves the participants that r adds.
 func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined []protocol.Participant,
 	a *answered) (at journal.Position, err error) {
 	if len(joined) > 0 {
@@ -308,8 +308,7 @@ func (s *store) commit(ctx context.Context, c *chain, r *protocol.Record, joined
 	return s.b.submit(ctx, c, r, joined, a)
 }
 
-// save writes a checkpoint, which agent pays for if it is a guest. The caller holds
-// c.mu.
+// save writes a checkpoint, charged to agent if it is a guest. The caller holds c.mu.
 func (s *store) save(ctx context.Context, c *chain, participants []protocol.Participant, agent string) error {
 	ctx = context.WithoutCancel(ctx)
 	for n := c.saved / pageSize; n*pageSize < len(c.entries); n++ {
@@ -337,7 +336,7 @@ func (s *store) save(ctx context.Context, c *chain, participants []protocol.Part
 	for _, p := range participants {
 		cp.Participants = append(cp.Participants, p.AgentID)
 	}
-	if agent != "" && s.b.guest(agent) { // now, and when the session is over
+	if agent != "" && s.b.guest(agent) { // for now, and for the end of the session
 		b, err := jsonx.Encode(cp)
 		if err == nil {
 			err = s.b.charge(ctx, 2*(stateBytes+len(b)))
@@ -368,16 +367,16 @@ func (s *store) Ledger(ctx context.Context, session string) (*protocol.Ledger, e
 	return c.ledger, nil
 }
 
-// forget drops a session from memory: one that must be read again, or one that does
-// not exist (guests can name any number of those).
+// forget drops a session from memory: because it must be read again, or because it does
+// not exist (guests can name any number of sessions).
 func (s *store) forget(session string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.chains, session)
 }
 
-// ready gives a loaded session, locked, which need not be at its head: enough to read
-// older records.
+// ready gives a loaded session, locked. It may lack the newest records, so it serves to
+// read older ones.
 func (s *store) ready(ctx context.Context, session string) (*chain, error) {
 	c := s.chain(session)
 	c.mu.Lock()
@@ -450,7 +449,7 @@ func (s *store) Records(ctx context.Context, session string, from int64, limit i
 	return out, nil
 }
 
-// inMemory gives a session that is in memory, or nil.
+// inMemory gives a session if it is in memory, or nil.
 func (s *store) inMemory(session string) *chain {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -27,8 +27,8 @@ type standIns struct {
 	b *Binding
 
 	mu     sync.RWMutex
-	newest map[string]keyedIdentity      // with the keys that the keyring has now
-	byName map[string]*protocol.Identity // with the registered keys, with which it signs
+	newest map[string]keyedIdentity      // with the current keys of the keyring
+	byName map[string]*protocol.Identity // with the registered keys, which sign
 	ready  map[string]readiness
 	byID   map[string]string // agent URI → directory name
 }
@@ -39,12 +39,12 @@ type keyedIdentity struct {
 	id   *protocol.Identity
 }
 
-// readiness is what a stand-in was made of when it was registered and in the
-// directory. While all three are the same, it needs no check.
+// readiness has the sources of a stand-in at its last check. While all three are
+// unchanged, the stand-in needs no check.
 type readiness struct {
 	made  *protocol.Identity // of the newest keys
 	agent *protocol.Agent
-	entry *directory.Entry // nil: of an agent that the directory does not hold
+	entry *directory.Entry // nil: the agent is not in the directory
 }
 
 func newStandIns(b *Binding) *standIns {
@@ -52,7 +52,7 @@ func newStandIns(b *Binding) *standIns {
 		ready: map[string]readiness{}, byID: map[string]string{}}
 }
 
-// owner of an agent's keys in the keyring.
+// owner gives the owner of an agent's keys in the keyring.
 func (s *standIns) owner(name string) string {
 	if name == s.b.c.Root {
 		return keyring.Hub
@@ -60,7 +60,7 @@ func (s *standIns) owner(name string) string {
 	return name
 }
 
-// id is the agent URI of an agent's stand-in.
+// id gives the agent URI of an agent's stand-in.
 func (s *standIns) id(name string) string {
 	department, rest, ok := strings.Cut(name, "/")
 	switch {
@@ -69,18 +69,17 @@ func (s *standIns) id(name string) string {
 	case !ok:
 		department, rest = "agents", name
 	case department == "agents" || name == "parley/hub":
-		rest = segment(name) // distinct from agent "agents/…" and the hub
+		rest = segment(name) // distinct from an agent "agents/…" and the hub
 	}
 	return "agent://" + s.b.c.Domain + "/" + segment(department) + "/" + segment(rest)
 }
 
-// looksOurs reports whether an agent URI is of the hub's own domain.
+// looksOurs reports whether an agent URI is in the hub's domain.
 func (s *standIns) looksOurs(id string) bool {
 	return strings.HasPrefix(id, "agent://"+s.b.c.Domain+"/")
 }
 
-// identity gives the identity of an agent's stand-in; its keys are made at
-// first use.
+// identity gives the identity of an agent's stand-in. It makes the keys at first use.
 func (s *standIns) identity(name string) (*protocol.Identity, error) {
 	wanted := s.keys(name)
 	signing, err := s.b.c.Keys.Ensure(wanted[0])
@@ -112,15 +111,15 @@ func (s *standIns) identity(name string) (*protocol.Identity, error) {
 	return id, nil
 }
 
-// keys are the signing key and the proof key of an agent's stand-in.
+// keys gives the signing key and the proof key of an agent's stand-in.
 func (s *standIns) keys(name string) []keyring.New {
 	owner := s.owner(name)
 	return []keyring.New{{Owner: owner, Purpose: purposeSigning, Algorithm: keyring.Ed25519, By: "parley"},
 		{Owner: owner, Purpose: purposeProof, Algorithm: keyring.P256, By: "parley"}}
 }
 
-// formerIdentity gives the identity with the registered keys of a stand-in whose keys
-// were replaced during a session, in which keys cannot change.
+// formerIdentity gives a stand-in's identity with its registered keys. They remain in
+// use while the stand-in is in a session, also after the keyring has replaced them.
 func (s *standIns) formerIdentity(ctx context.Context, name, id string) (*protocol.Identity, error) {
 	a, err := s.b.store.Agent(ctx, id)
 	if err != nil {
@@ -175,8 +174,8 @@ func (s *standIns) retiringKeys(name, purpose string, public []byte) ([]keyring.
 	return out, nil
 }
 
-// start registers the stand-ins of all exposed agents, and those that have keys from
-// before.
+// start registers the stand-ins of all exposed agents, and the stand-ins that have keys
+// already.
 func (s *standIns) start(ctx context.Context) error {
 	if _, err := s.ensure(ctx, s.b.c.Root); err != nil {
 		return err
@@ -209,7 +208,7 @@ func (s *standIns) start(ctx context.Context) error {
 	return nil
 }
 
-// ensure gives the identity of an agent's stand-in, registered.
+// ensure registers an agent's stand-in if necessary, and gives its identity.
 func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
 	id, err := s.identity(name)
 	if err != nil {
@@ -229,7 +228,7 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	switch {
 	case !ok:
 	case name != s.b.c.Root && !e.ExposedIn(Protocol):
-		card.Name = e.Name // it can send requests; a search by capability does not find it
+		card.Name = e.Name // it can send requests, but a search by capability does not find it
 	default:
 		card.Name, card.Description = cmp.Or(e.Title, e.Name), e.Description
 		for _, k := range e.Skills {
@@ -314,8 +313,8 @@ func (s *standIns) speakerName(name string) string {
 	return name
 }
 
-// withdraw unregisters the stand-in of a removed agent: it can neither send nor be
-// invited any more. Its id stays reserved for an agent of that name.
+// withdraw unregisters the stand-in of a removed agent: it can no longer send or be
+// invited. Its id stays reserved for an agent of that name.
 func (s *standIns) withdraw(ctx context.Context, name string) error {
 	s.mu.Lock()
 	id := s.byName[name]

@@ -22,20 +22,20 @@ const (
 	bucketAgents   = "asp-agents"   // by agent URI: protocol.Agent
 	bucketSessions = "asp-sessions" // by session: checkpoint
 	bucketPages    = "asp-pages"    // session/number: positions of pageSize records, 24 bytes each
-	bucketProofs   = "asp-proofs"   // proofs of HTTP requests that were used
+	bucketProofs   = "asp-proofs"   // used proofs of HTTP requests
 	bucketOpened   = "asp-opened"   // sessions that the hub opened, by [openedKey]
 )
 
 // store is a [protocol.Store] on the journal. The log of a session is a chain of the
 // journal: the hub's record of a message is the session's record. The state of a
-// session follows from its log; a checkpoint every pageSize records shortens the
+// session is derived from its log; a checkpoint every pageSize records shortens the
 // replay.
 type store struct {
-	protocol.Memory // of this process; for what it does not know, the journal decides
+	protocol.Memory // of this process; for a key that it does not know, the journal decides
 
 	b        *Binding
 	j        *journal.Journal
-	agents   *journal.Table[*protocol.Agent] // removed ones are not held: only old transcripts read them
+	agents   *journal.Table[*protocol.Agent] // without removed agents, which only old transcripts need
 	sessions *journal.Table[*checkpoint]
 	erased   *journal.Table[*protocol.Record]
 	pages    journal.State
@@ -55,7 +55,7 @@ type store struct {
 type summary struct {
 	participants []string
 	over         bool
-	deadline     time.Time // when the state times out; zero: never, or not known
+	deadline     time.Time // when the state times out; zero: never, or unknown
 	known        bool      // deadline is that of the newest record
 }
 
@@ -133,8 +133,7 @@ func (s *store) noteSession(id string, participants []string, over bool) *summar
 	return m
 }
 
-// live gives the sessions that are not over as far as this node knows, with their
-// participants.
+// live gives the sessions that this node knows as live, with their participants.
 func (s *store) live() map[string][]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,11 +174,11 @@ func (s *store) noteJoining(session string, joined []protocol.Participant) error
 	return nil
 }
 
-// abandon forgets a session that was not opened after all.
+// abandon forgets a session that could not be opened.
 func (s *store) abandon(ctx context.Context, c *chain, cause error) {
 	head, err := s.j.Head(ctx, scope(c.id), scope(c.id))
 	if err != nil || head > 0 || codeIs(cause, "internal") {
-		return // it was opened, perhaps at another node, or may have been
+		return // the session was opened, or may have been, perhaps at another node
 	}
 	if err := s.sessions.Delete(context.WithoutCancel(ctx), c.id, 0); err != nil {
 		s.b.c.Logger.Warn("cannot forget a session that was not opened", "error", err)
@@ -190,8 +189,7 @@ func (s *store) abandon(ctx context.Context, c *chain, cause error) {
 	s.abandonedLocked(c.id)
 }
 
-// abandonedLocked forgets the summary of a session of which nothing is
-// recorded; s.mu is held.
+// abandonedLocked forgets the summary of a session without records; s.mu is held.
 func (s *store) abandonedLocked(id string) {
 	m := s.summaries[id]
 	if m == nil || m.known {
@@ -263,7 +261,7 @@ func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after strin
 		}
 		l, err := s.Ledger(ctx, id)
 		if errors.Is(err, protocol.ErrNotFound) {
-			continue // its first record is not there yet
+			continue // its first record is not in the journal yet
 		}
 		if err != nil {
 			return nil, err
@@ -276,7 +274,7 @@ func (s *store) Ledgers(ctx context.Context, q protocol.LedgerQuery, after strin
 	return out, nil
 }
 
-// agentChanged keeps the order of the registered agents, their share of the guests'
+// agentChanged updates the order of the registered agents, their share of the guests'
 // budget, and their entries in the directory.
 func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 	a := after.Value
@@ -288,7 +286,7 @@ func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 		s.agentIDs = removeSorted(s.agentIDs, after.Key)
 	default:
 		s.mu.Unlock()
-		return // a removed agent was only read
+		return // no change: a removed agent was read
 	}
 	s.mu.Unlock()
 	s.b.recount(after.Key)
@@ -297,7 +295,7 @@ func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 	}
 }
 
-// held is an agent as it is in memory, nil if it is not registered.
+// held gives an agent from memory, nil if it is not registered.
 func (s *store) held(id string) *protocol.Agent { return s.agents.Known(id).Value }
 
 // Agent implements [protocol.Store].
@@ -378,7 +376,7 @@ func (s *store) forgetAgent(ctx context.Context, id string) error {
 		err = s.agents.Delete(ctx, id, row.Revision)
 	}
 	if errors.Is(err, journal.ErrConflict) {
-		return nil // it has registered again
+		return nil // the agent has registered again
 	}
 	return err
 }

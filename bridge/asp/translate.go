@@ -39,9 +39,10 @@ const (
 	introduction   = "introduction"
 )
 
-// skillOf finds the skill that a QUERY or DELEGATE calls: its queryType or
-// scope, else its subject, if the agent has such a skill. queryType message, and any
-// scope, is talk; another queryType is left for the hub to refuse, which names the skills.
+// skillOf finds the skill that a QUERY or DELEGATE calls: its queryType or scope, else
+// its subject, if the agent has such a skill. Otherwise queryType message, and any
+// scope, is a message without a skill. Any other queryType is returned as it is, so
+// that the hub refuses it and names the skills.
 func skillOf(e *protocol.Envelope, skills []parley.SkillSpec) string {
 	query := e.BodyText("queryType")
 	for _, name := range []string{query, e.BodyText("scope"), e.BodyText("subject")} {
@@ -58,8 +59,8 @@ func skillOf(e *protocol.Envelope, skills []parley.SkillSpec) string {
 // maxResponseTime bounds the response time that a request may ask for.
 const maxResponseTime = 30 * 24 * time.Hour
 
-// responseTime is how long the sender of a request waits for the answer: as the message
-// says, else the terms of the session; 0 where neither says it.
+// responseTime is the time that a request leaves for its answer: from the message, else
+// from the terms of the session; 0 if neither has it.
 func responseTime(e *protocol.Envelope, l *protocol.Ledger) time.Duration {
 	ms := l.MaxResponseMs
 	if e.Constraints != nil {
@@ -95,12 +96,12 @@ func requestParts(e *protocol.Envelope) []parley.Part {
 	return nil
 }
 
-// wholeBody is the content of a message that is carried as it is.
+// wholeBody is the content of a message that is carried unchanged.
 func wholeBody(e *protocol.Envelope) []parley.Part {
 	return []parley.Part{typed(e.Content.MimeType, jsonx.Value(e.Content.Body))}
 }
 
-// The values of content.mimeType that are not JSON. The body is an object all the same:
+// The values of content.mimeType that are not JSON. The body is an object nevertheless:
 // {"text": …} and {"data": base64url, "mediaType": …, "name": …} (project).
 const (
 	mimeText  = "text/plain"
@@ -135,7 +136,7 @@ func bytesPart(data, mediaType, name string, object jsonx.Value) parley.Part {
 	return parley.Part{MediaType: cmp.Or(mediaType, mimeBytes), Name: name, Data: b}
 }
 
-// replyOf translates a message as a reply to a request of the hub; nil: it is none.
+// replyOf translates a message as a reply to a request of the hub; nil: it is no reply.
 func replyOf(e *protocol.Envelope) *parley.Message {
 	text := e.BodyText
 	m := &parley.Message{Act: string(e.Performative)}
@@ -189,7 +190,7 @@ func informParts(e *protocol.Envelope) []parley.Part {
 			Result jsonx.Value `json:"result"`
 		}
 		if jsonx.DecodeKnown(data, &r) == nil && len(r.Result) > 0 && r.Result.Kind() != '{' {
-			p.Data = r.Result // the hub itself wraps other JSON like this
+			p.Data = r.Result // function object wraps other JSON like this
 		}
 		return []parley.Part{p}
 	case topic != "":
@@ -222,8 +223,8 @@ func rejection(c parley.Code) string { return cmp.Or(rejections[c], "unspecified
 
 func codeOf(code string, other parley.Code) parley.Code { return cmp.Or(meanings[code], other) }
 
-// isRefusal reports whether a failure is the recipient's refusal, which is a REJECT,
-// and not an error of its work.
+// isRefusal reports whether a failure is a refusal of the recipient, which becomes a
+// REJECT, and not an error of its work.
 func isRefusal(c parley.Code) bool {
 	switch c {
 	case parley.Rejected, parley.Forbidden, parley.Unauthenticated, parley.UnknownSkill, parley.UnknownAgent,
@@ -248,8 +249,8 @@ func admission(e *parley.Error) error {
 	return err
 }
 
-// object encodes parts as one JSON object, with its mimeType: an object as it is, text as
-// {"text": …}, other JSON as {"result": …}, bytes as {"data": base64url, …}.
+// object encodes parts as one JSON object, with its mimeType: an object unchanged, text
+// as {"text": …}, other JSON as {"result": …}, bytes as {"data": base64url, …}.
 func object(parts []parley.Part) (v jsonx.Value, mimeType string, err error) {
 	if len(parts) == 0 {
 		return jsonx.Value("{}"), "", nil
@@ -292,8 +293,8 @@ type speechAct struct {
 	losses      []parley.Loss
 }
 
-// toSpeechAct translates a message for recipient (a directory name). reference is the
-// id of the message that it answers in the session; "" for none.
+// toSpeechAct translates a message for recipient (a directory name). reference is the id
+// of the message in the session that it answers; "" for none.
 func toSpeechAct(m *parley.Message, reference, recipient string) (speechAct, error) {
 	w := speechAct{act: protocol.Inform, losses: bridge.Losses(bridge.ASP, m, recipient)}
 	data, mimeType, err := object(m.Parts)
@@ -333,11 +334,11 @@ func toSpeechAct(m *parley.Message, reference, recipient string) (speechAct, err
 	return w, nil
 }
 
-// TrustEvidence is the type of the context object in which the hub tells the origin of
-// a message that it sends for another agent.
+// TrustEvidence is the type of the context object with the origin of a message that the
+// hub sends for another agent.
 const TrustEvidence = "trust-evidence"
 
-// trustEvidence is its data.
+// trustEvidence is the data of the TrustEvidence object.
 type trustEvidence struct {
 	MessageID parley.ID        `json:"messageId"`
 	Protocol  string           `json:"protocol"`
@@ -352,7 +353,7 @@ type trustEvidence struct {
 	bridge.Rest
 }
 
-// evidence makes the context object.
+// evidence makes the TrustEvidence object.
 func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 	v := m.Origin.Verdict
 	data := trustEvidence{MessageID: m.ID, Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer,
@@ -378,8 +379,8 @@ func verdict(v protocol.Verdict) parley.Verdict {
 	return out
 }
 
-// extension is recorded besides the message: all of a protocol.Record, without the
-// envelope's bytes where they are the message's original.
+// extension is recorded with the message: a protocol.Record, without the envelope's
+// bytes if they are the message's original.
 type extension struct {
 	Record protocol.Record        `json:"record"`
 	Joined []protocol.Participant `json:"joined,omitempty"`
@@ -387,7 +388,7 @@ type extension struct {
 	unmapped
 }
 
-// unmapped are the members of a message that the hub's message has no field for;
+// unmapped are the members of a message for which the hub's message has no field;
 // bridge.Losses names them where they are lost.
 type unmapped struct {
 	Constraints *protocol.Constraints `json:"constraints,omitempty"`
@@ -400,7 +401,7 @@ func unmappedOf(e *protocol.Envelope) (u unmapped) {
 	request := e.Performative == protocol.Query || e.Performative == protocol.Delegate
 	if u.Constraints != nil && request {
 		left := *u.Constraints
-		left.MaxResponseTimeMs = 0 // it is the deadline of the request
+		left.MaxResponseTimeMs = 0 // becomes the deadline of the request
 		u.Constraints = &left
 		if left.MaxTokenBudget == 0 && left.RequiredTrustScore == 0 && left.AllowedPerformatives == nil {
 			u.Constraints = nil
@@ -429,7 +430,7 @@ func encodeExtension(r *protocol.Record, joined []protocol.Participant, own bool
 	return map[string]json.RawMessage{Protocol: json.RawMessage(b)}, nil
 }
 
-// recordOf reads it back.
+// recordOf reads the extension of a message.
 func recordOf(m *parley.Message) (*extension, error) {
 	x := new(extension)
 	err := jsonx.Decode(m.Extensions[Protocol], x)
