@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// prepared is a signed message, without the tree that signing made of it.
+// prepared is a signed message as bytes, without the parsed tree.
 type prepared struct {
 	session, agent string
 	raw            []byte
@@ -42,8 +42,7 @@ func benchMessages(b *testing.B, n int) (*world, []prepared) {
 	return w, out
 }
 
-// BenchmarkIngest is everything that a live message goes through, append in
-// memory included.
+// BenchmarkIngest measures all steps for a live message, with an append in memory.
 func BenchmarkIngest(b *testing.B) {
 	w, messages := benchMessages(b, b.N)
 	b.ReportAllocs()
@@ -55,8 +54,8 @@ func BenchmarkIngest(b *testing.B) {
 	}
 }
 
-// floor is what cannot be left out: one Ed25519 and one P-256 verification and
-// the SHA-256 of the same bytes.
+// floor is the least work for a message: one Ed25519 and one P-256 verification and the
+// SHA-256 of the same bytes.
 func floor(b *testing.B, w *world, m prepared) func() {
 	e, err := Decode(m.raw)
 	if err != nil {
@@ -90,8 +89,8 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// BenchmarkRatio takes turns, so that both see the same machine: floor/ingest
-// is the part of the work that is cryptography.
+// BenchmarkRatio alternates floor and ingest, so that both run under the same load:
+// floor/ingest is the share of cryptography.
 func BenchmarkRatio(b *testing.B) {
 	w, messages := benchMessages(b, b.N)
 	f := floor(b, w, messages[0])
@@ -132,7 +131,7 @@ func BenchmarkSign(b *testing.B) {
 	}
 }
 
-// BenchmarkItems is what a QUERY adds to a ledger that has all the items it may.
+// BenchmarkItems measures a QUERY added to a ledger with the most items allowed.
 func BenchmarkItems(b *testing.B) {
 	ids := make([]string, 4*maxItems)
 	for i := range ids {
@@ -149,7 +148,7 @@ func BenchmarkItems(b *testing.B) {
 	}
 }
 
-// BenchmarkForms is the grammar of the members of one message.
+// BenchmarkForms measures the grammar checks for the members of one message.
 func BenchmarkForms(b *testing.B) {
 	signature := "ed25519:" + strings.Repeat("0123456789abcdef", 8)
 	at := time.Unix(1772893800, 123e6)

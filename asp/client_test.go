@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// next waits for the first message of a session that ok takes.
+// next reads the next message of a session.
 func next(t *testing.T, s *Session) *Message {
 	t.Helper()
 	for m, err := range s.Messages(t.Context()) {
@@ -59,7 +59,7 @@ func TestClientSession(t *testing.T) {
 	}
 	if _, err := alice.Send(ctx, Propose, Proposal{Type: "service-agreement", Subject: "widgets",
 		Terms: map[string]any{"n": 10}}); err != nil {
-		t.Fatal(err) // alice did not know of the ACCEPT: she lost the race and re-linked
+		t.Fatal(err) // alice did not know the ACCEPT, so her message was linked again
 	}
 	if alice.State() != Conversing {
 		t.Errorf("state %s", alice.State())
@@ -84,7 +84,7 @@ func TestClientSession(t *testing.T) {
 		}
 	}
 
-	// Alice's process ends; another goes on from the stored head.
+	// Alice's process ends; a new process continues from the stored head.
 	again := w.client(w.alice.Identity)
 	again.Store = w.alice.Store
 	alice2, err := again.Join(ctx, alice.ID())
@@ -105,7 +105,7 @@ func TestClientSession(t *testing.T) {
 	if err := bob.Close(ctx, "done"); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range alice2.Messages(ctx) { // ends by itself
+	for _, err := range alice2.Messages(ctx) { // ends with the session
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,8 +128,8 @@ func TestClientSession(t *testing.T) {
 	}
 }
 
-// lossy answers the first POST of a message with a broken connection, after
-// or before the server saw it.
+// lossy breaks the connection of the first POSTs of messages, before or after the
+// server handles them.
 type lossy struct {
 	http.RoundTripper
 	before, after int
@@ -175,7 +175,7 @@ func TestClientUnknownOutcome(t *testing.T) {
 			if _, err := alice.Send(t.Context(), Inform, body); !isUnknown(err) {
 				t.Fatalf("got %v", err)
 			}
-			// Somebody else speaks meanwhile, and the process starts anew.
+			// Meanwhile bob sends a message, and alice's process restarts.
 			w.say(id, w.bob, Observe, struct{}{})
 			alice, err = w.alice.Join(t.Context(), id)
 			if err != nil {
@@ -191,21 +191,21 @@ func TestClientUnknownOutcome(t *testing.T) {
 	}
 }
 
-// cardless loses the first requests for cards.
-type cardless struct {
+// cardFailures breaks the connection of the first requests for cards.
+type cardFailures struct {
 	http.RoundTripper
 	left atomic.Int32
 }
 
-func (l *cardless) RoundTrip(r *http.Request) (*http.Response, error) {
+func (l *cardFailures) RoundTrip(r *http.Request) (*http.Response, error) {
 	if strings.HasSuffix(r.URL.Path, "/card") && l.left.Add(-1) >= 0 {
 		return nil, errBroken
 	}
 	return l.RoundTripper.RoundTrip(r)
 }
 
-// TestClientCardLater: a server that is away while a message is verified says
-// nothing about the message, which comes again.
+// TestClientCardLater: if the server is unreachable while a message is verified, the
+// client retries the message.
 func TestClientCardLater(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -217,8 +217,8 @@ func TestClientCardLater(t *testing.T) {
 	if _, err := alice.Send(t.Context(), Inform, Information{Topic: "hello"}); err != nil {
 		t.Fatal(err)
 	}
-	// Bob has not seen his own card in this session yet.
-	loss := &cardless{RoundTripper: w.http.Client().Transport}
+	// Bob's client has not fetched his card in this session yet.
+	loss := &cardFailures{RoundTripper: w.http.Client().Transport}
 	loss.left.Store(2)
 	w.bob.http = &http.Client{Transport: loss}
 	for m, err := range bob.Messages(t.Context()) {
@@ -238,7 +238,7 @@ func TestClientRefusesForgedStream(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id := w.conversing()
-	// A server that changes what was said is found out by the client.
+	// The client detects that the server changed a message.
 	s := w.Server.store.(*memoryStore)
 	r := s.sessions[id].records[1]
 	r.Raw = bytes.Replace(r.Raw, []byte("inv"), []byte("vni"), 1)
@@ -264,7 +264,7 @@ func TestAsk(t *testing.T) {
 				return
 			}
 			if m.Performative == Query {
-				// of which only the last is the answer
+				// only the last of them is the answer
 				for i, step := range []string{"accepted", "progress", "result"} {
 					if _, err := bob.Send(t.Context(), Inform,
 						Information{InformType: step, Data: map[string]int{"celsius": 19 + i}},
@@ -283,7 +283,7 @@ func TestAsk(t *testing.T) {
 	if got := answer.body().get("data").get("celsius"); got == nil || string(got.raw) != "21" {
 		t.Errorf("answer %s", answer.Body)
 	}
-	said.Wait() // the answer can be here before its sender knows that it was taken
+	said.Wait() // the answer can arrive before its sender gets the receipt
 }
 
 func TestInviteSeveral(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// ASP-035: a jti has 1 to 256 characters, which bounds what is remembered of it.
+// ASP-035: a jti has 1 to 256 characters, which bounds the memory for it.
 func TestProofIDIsBounded(t *testing.T) {
 	t.Parallel()
 	id, err := GenerateIdentity("agent://a.example/b/c", "org_a")
@@ -39,8 +39,8 @@ func TestProofIDIsBounded(t *testing.T) {
 	}
 }
 
-// ASP-060: the component of endorsements takes the word of at most 50 endorsers
-// whose own score is 30 or more, those with the highest scores.
+// ASP-060: the component of endorsements counts at most 50 endorsers whose own score is
+// 30 or more, those with the highest scores.
 func TestEndorsementsThatCount(t *testing.T) {
 	t.Parallel()
 	if got := Endorse("org", []Endorsement{{"a", "x", 30, 80}, {"b", "x", 29.99, 0}}); got != 80 {
@@ -56,8 +56,7 @@ func TestEndorsementsThatCount(t *testing.T) {
 	}
 }
 
-// ASP-079: a proof is remembered up to the first moment at which it is too old,
-// and no longer.
+// ASP-079: a proof is remembered until it is too old, and no longer.
 func TestProofUntil(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	for _, w := range []window{{}, {Past: time.Minute}, {Past: 20 * time.Minute, Future: time.Minute}} {

@@ -14,8 +14,8 @@ import (
 // withGuests makes all agents but alice guests.
 func withGuests(s *Server) { s.Guest = func(agent string) bool { return agent != aliceID } }
 
-// Guests together have one agent's share of the memory for proofs, so that they
-// cannot use up the room of others.
+// All guests together have one agent's share of the memory for proofs, so that they
+// cannot fill it.
 func TestProofsOfGuestsShareOneOwner(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 7, 14, 30, 0, 0, time.UTC)
@@ -34,7 +34,7 @@ func TestProofsOfGuestsShareOneOwner(t *testing.T) {
 		}
 	}
 	if err := use(carolID, "another-guest-key", 0); !errors.Is(err, ErrFull) {
-		t.Errorf("the 11th proof of guests, of whom there is room for ten: %v", err)
+		t.Errorf("the 11th proof of guests, with room for ten: %v", err)
 	}
 	if err := use(aliceID, "alice-key", 0); err != nil {
 		t.Errorf("an agent that is no guest: %v", err)
@@ -50,7 +50,7 @@ func (s *proofStore) Seen(ctx context.Context, key string, until time.Time) (boo
 	return s.proofs.Seen(ctx, key, until)
 }
 
-// The rate limiters are bounded also where all of them were used just now.
+// The rate limiters are bounded, also when all of them were used just now.
 func TestLimitersAreBounded(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 7, 14, 30, 0, 0, time.UTC)
@@ -72,7 +72,7 @@ func TestLimitersAreBounded(t *testing.T) {
 	}
 }
 
-// Nothing is left of the inbox stream of an agent that is gone.
+// The inbox of an agent is dropped after its last stream.
 func TestInboxesAreForgotten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -88,8 +88,8 @@ func TestInboxesAreForgotten(t *testing.T) {
 	}
 }
 
-// An agent that a refused message would have brought into a session goes on
-// reading its inbox: a store may list the session for it.
+// A refused DELEGATE does not break the inbox stream of its target, although a store may
+// list the session for that agent.
 func TestInboxOfRefusedDelegation(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(s *Server) {
@@ -124,7 +124,7 @@ func (s *listsForAll) Ledgers(ctx context.Context, q LedgerQuery, after string, 
 	return s.Store.Ledgers(ctx, q, after, limit)
 }
 
-// Guests have a quarter of the streams; the rest is for the others.
+// Guests get a quarter of the streams; the rest is for other agents.
 func TestStreamsOfGuests(t *testing.T) {
 	t.Parallel()
 	s := &Server{MaxStreams: 8}
@@ -145,8 +145,8 @@ func TestStreamsOfGuests(t *testing.T) {
 	}
 }
 
-// WebSockets that have not said who they are take no stream of those that have,
-// and the oldest of too many gives way.
+// Unauthenticated WebSockets take no streams from authenticated ones. When there are too
+// many, the oldest is closed.
 func TestWebSocketsWithoutAuthentication(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(s *Server) { s.MaxStreams = 1 })
@@ -161,8 +161,8 @@ func TestWebSocketsWithoutAuthentication(t *testing.T) {
 	}
 }
 
-// An agent that gave its place to another comes back by proof of its key, and
-// nobody else takes its id.
+// An evicted agent can register again by proof of its key, and no other agent can take
+// its id.
 func TestEvicted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -195,7 +195,7 @@ func TestEvicted(t *testing.T) {
 	}
 }
 
-// The hook hears of each request that was proved, and of none that was not.
+// The hook is called for each authenticated request, and for no other.
 func TestAuthenticatedHook(t *testing.T) {
 	t.Parallel()
 	var heard []string
@@ -209,7 +209,7 @@ func TestAuthenticatedHook(t *testing.T) {
 	if got := fmt.Sprint(heard); got != fmt.Sprint([]string{aliceID}) {
 		t.Errorf("a token: %s", got)
 	}
-	w.clock.add(2 * time.Hour) // the token ends
+	w.clock.add(2 * time.Hour) // the token expires
 	heard = nil
 	token, _, err := w.issueToken(aliceID, w.bob.Identity.proof.thumbprint, w.clock.now())
 	if err != nil {

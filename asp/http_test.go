@@ -289,8 +289,7 @@ func TestEventStream(t *testing.T) {
 	}
 }
 
-// A server that shuts down ends its streams; the peers come back where they
-// were.
+// A server that shuts down ends its streams; the peers reconnect and resume.
 func TestEndStreams(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -320,7 +319,7 @@ func TestEndStreams(t *testing.T) {
 	}
 }
 
-// wsPeer is a WebSocket client that speaks frames.
+// wsPeer is a WebSocket client that sends and reads frames.
 type wsPeer struct {
 	t    *testing.T
 	conn *websocket.Conn
@@ -436,13 +435,13 @@ func TestWebSocket(t *testing.T) {
 	if ack := alice.read("ack", "error"); ack.MessageID != e.MessageID || *ack.SequenceNumber != e.SequenceNumber {
 		t.Errorf("ack %+v", ack)
 	}
-	for { // ASP-072: the others hear it, and so does the sender
+	for { // ASP-072: all participants get the message, also the sender
 		if m := bob.read("message"); bytes.Contains(m.Envelope, []byte(e.MessageID)) {
 			break
 		}
 	}
 	alice.read("message")
-	// Bad frames are answered; the connection goes on.
+	// Bad frames get an error frame; the connection stays open.
 	for bad, code := range map[string]string{`{"type":"what"}`: "invalid_field", `{`: "malformed_json",
 		`{"type":"send","envelope":{"a":1,"a":2}}`: "duplicate_key", `{"type":"send"}`: "malformed_json"} {
 		if err := alice.conn.Write(t.Context(), websocket.MessageText, []byte(bad)); err != nil {
@@ -484,7 +483,7 @@ func TestWebSocket(t *testing.T) {
 
 func TestWebSocketHeartbeat(t *testing.T) {
 	t.Parallel()
-	// ASP-071: heartbeats; who misses two pongs is let go.
+	// ASP-071: heartbeats; a peer that misses two pongs is disconnected.
 	w := newWorld(t, func(s *Server) { s.Heartbeat = 5 * time.Millisecond })
 	id := w.conversing()
 	p := w.dial(t, id)
@@ -592,7 +591,7 @@ func TestWebSocketLimits(t *testing.T) {
 			t.Errorf("%d bytes: %+v", n, f)
 		}
 	}
-	large(1 << 20) // a little: the connection goes on
+	large(1 << 20) // a little too large: the connection stays open
 	e := w.sendable(id, w.alice, Inform, inform("still here"))
 	p.write(map[string]any{"type": "send", "envelope": jsonx.Value(e.Raw())})
 	if ack := p.read("ack", "error"); ack.MessageID != e.MessageID {

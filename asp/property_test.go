@@ -25,9 +25,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// An independent model of the canonical form: a value tree that knows nothing
-// of the code under test, written with other means (big decimals, runes to
-// UTF-16, fmt).
+// model is an independent model of the canonical form: a value tree that shares no code
+// with the package and is written by other means (big decimals, runes to UTF-16, fmt).
 type model struct {
 	kind  string
 	text  string
@@ -87,7 +86,7 @@ func drawNumber(t *rapid.T) float64 {
 	}
 }
 
-// write spells the model loosely: blanks, escapes, other spellings of numbers.
+// write writes the model in a loose form: blanks, escapes, other forms of numbers.
 func (m *model) write(t *rapid.T, b *strings.Builder) {
 	blank := func() { b.WriteString(rapid.SampledFrom([]string{"", "", " ", "\n\t"}).Draw(t, "blank")) }
 	blank()
@@ -138,7 +137,7 @@ func writeLoose(t *rapid.T, b *strings.Builder, s string) {
 	b.WriteByte('"')
 }
 
-// canonical is what the digest's rules say, in their own order.
+// canonical applies the rules of the digest in their order.
 func (m *model) canonical() string {
 	switch m.kind {
 	case "string":
@@ -260,8 +259,8 @@ func TestIntegerExactness(t *testing.T) {
 	})
 }
 
-// The state machine as a whole: whatever comes, a terminal state stays, and a
-// refusal changes nothing.
+// The state machine as a whole: no event leaves a terminal state, and a refusal changes
+// nothing.
 func TestStateMachineWalk(t *testing.T) {
 	t.Parallel()
 	events := []string{"PROPOSE:session-invitation", "PROPOSE", "ACCEPT", "REJECT", "COUNTER", "INFORM",
@@ -315,12 +314,12 @@ func FuzzCanonical(f *testing.F) {
 			t.Fatalf("not idempotent: %q, %q, %v", c, again, err)
 		}
 		if jsonx.Valid(b, maxDepth) != nil {
-			t.Fatal("took what jsonx refuses")
+			t.Fatal("accepted input that jsonx refuses")
 		}
 	})
 }
 
-// What Sign makes is what Decode reads of it.
+// Decode of a signed message gives the envelope that Sign made.
 func TestSignedIsWhatDecodes(t *testing.T) {
 	id := testIdentity(t, aliceID, "org \"acme\" \u00e9")
 	ttl := int64(60)
@@ -350,7 +349,7 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 		e, err := d.Sign(id)
 		if err != nil {
 			if asError(err).Code == "duplicate_key" || asError(err).Code == "number_precision" {
-				return // what was drawn is no content
+				return // the drawn value is no content
 			}
 			t.Fatal(err)
 		}
@@ -363,7 +362,7 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 		}
 		if got.Digest() != e.Digest() || !bytes.Equal(got.content, e.content) || got.bodySpan != e.bodySpan ||
 			got.score != e.score {
-			t.Fatalf("%s: another digest, content or place", e.Raw())
+			t.Fatalf("%s: another digest, content or position", e.Raw())
 		}
 		e.made, e.root, got.root = nil, nil, nil
 		if !reflect.DeepEqual(got, e) {
@@ -372,8 +371,8 @@ func TestSignedIsWhatDecodes(t *testing.T) {
 	})
 }
 
-// FuzzSyntax: what is read in one pass is what jsonx accepts, and its values are
-// what jsonx reads.
+// FuzzSyntax: the one-pass parser accepts the same input as jsonx, and gives the same
+// values.
 func FuzzSyntax(f *testing.F) {
 	for _, s := range []string{`{"a":[1,-0.5e+3,"x\u00e9\ud83d\ude00",true,false,null,{}],"b":{"c":[]}}`, `"\ud83d"`,
 		`"\ud83dx"`, `"\udc00\ud800"`, `{"a":1,"\u0061":2}`,
@@ -518,8 +517,8 @@ func FuzzTranscript(f *testing.F) {
 	})
 }
 
-// FuzzServer sends bytes into sessions in several states: nothing but a
-// signed message is ever recorded.
+// FuzzServer sends bytes into sessions in several states: the server records only signed
+// messages.
 func FuzzServer(f *testing.F) {
 	w := newWorld(f)
 	ids := []string{w.invite(), w.conversing(), w.executing()}
@@ -545,8 +544,8 @@ func FuzzServer(f *testing.F) {
 	})
 }
 
-// The forms that are checked without a parser are those that a parser takes, and
-// writes the same again.
+// The checks without a parser accept the forms that a parser accepts and writes
+// unchanged.
 func TestFormsAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	likeTime := func(s string) {
@@ -633,8 +632,8 @@ func TestFormsAreExact(t *testing.T) {
 	}
 }
 
-// Ledgers that follow one another share their items, and none sees those of
-// another that follows the same.
+// Successive ledgers share their items, and no ledger has the items of another successor
+// of the same ledger.
 func TestLedgersShareItems(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		type version struct {

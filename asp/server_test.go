@@ -22,8 +22,8 @@ func TestOriginalIsKept(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id := w.conversing()
-	// ASP-024: odd spelling, unknown members: kept byte for byte, but for the
-	// trust score on the way out.
+	// ASP-024: odd spelling and unknown members are kept byte for byte; only the
+	// trust score is replaced for recipients.
 	e := w.sign(w.alice, w.draft(id, w.alice, Inform, inform("spelling")))
 	odd := bytes.Replace(e.Raw(), []byte(`"topic":"spelling"`), []byte(`"topic" : "spel\u006cing"`), 1)
 	odd = bytes.Replace(odd, []byte(`"trustScore":0`), []byte(`"trustScore" : 99.50`), 1)
@@ -61,7 +61,7 @@ func TestSequencer(t *testing.T) {
 		}
 	})
 	t.Run("ASP-025 equivocation", func(t *testing.T) {
-		// The same content under another performative: later links would still hold.
+		// The same content with another performative: later links would still match.
 		d := w.draft(id, w.alice, Observe, inform("first"))
 		d.SequenceNumber, d.PreviousHash = first.SequenceNumber, first.Integrity.PreviousHash
 		if _, err := w.ingest(w.sign(w.alice, d)); !errors.Is(err, ErrEquivocation) {
@@ -288,12 +288,12 @@ func TestMultiParty(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id := w.conversing()
-	// ASP-073: only DELEGATE brings an agent in.
+	// ASP-073: only DELEGATE adds an agent.
 	w.refuse("not_participant", id, w.carol, Inform, inform("here"))
 	w.refuse("agent_not_found", id, w.alice, Delegate, Delegation{TargetAgent: eveID, Scope: "s"})
 	w.say(id, w.alice, Delegate, Delegation{TargetAgent: carolID, Scope: "verify"})
 	w.refuse("invalid_transition", id, w.alice, Accept, Answer{ReferenceID: w.lastID(id)})
-	w.say(id, w.carol, Accept, Answer{ReferenceID: "dlg_1"}) // without an id of its own it is known by its target
+	w.say(id, w.carol, Accept, Answer{ReferenceID: "dlg_1"}) // the target identifies a delegation without an id
 	w.say(id, w.carol, Inform, inform("checked"))
 	w.refuse("agent_not_found", id, w.alice, Delegate, Delegation{TargetAgent: "agent://acme.example/x/y", Scope: "s"})
 }
@@ -380,7 +380,7 @@ func TestTimeouts(t *testing.T) {
 
 func TestTrustIsComputed(t *testing.T) {
 	t.Parallel()
-	// ASP-061: claiming 100 opens no gate.
+	// ASP-061: a claimed score of 100 has no effect.
 	w := newWorld(t, func(s *Server) {
 		s.Admit = func(_ context.Context, r *Request) error {
 			if r.Agent.Score() < 20 {
@@ -454,7 +454,7 @@ func TestRegistration(t *testing.T) {
 		if err := thief.Register(ctx, thief.Identity.Card(), thief.Identity); !errors.Is(err, ErrAgentExists) {
 			t.Errorf("got %v", err)
 		}
-		// Somebody else's card, without its keys.
+		// Another agent's card, without its keys.
 		stolen := testIdentity(t, eveID, "org_evil").Card()
 		if err := thief.Register(ctx, stolen, nil); !errors.Is(err, ErrSignature) {
 			t.Errorf("got %v", err)
@@ -474,7 +474,7 @@ func TestRegistration(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.clock.add(time.Minute)
-		// Old transcripts verify, the old key speaks no more.
+		// Old transcripts verify, but the old key can no longer sign messages.
 		var buf bytes.Buffer
 		if err := w.WriteTranscript(ctx, id, &buf); err != nil {
 			t.Fatal(err)
@@ -586,7 +586,7 @@ func TestHooks(t *testing.T) {
 
 func TestRestart(t *testing.T) {
 	t.Parallel()
-	// ASP-079: what the Store holds is all that is needed.
+	// ASP-079: a server needs only its Store after a restart.
 	w := newWorld(t)
 	id := w.conversing()
 	old := w.say(id, w.alice, Inform, inform("before"))
@@ -605,16 +605,16 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// forgetful is a Store that knows a session as it was read last, and once says
-// nothing of what it has recorded.
-type forgetful struct {
+// laggingStore is a Store with a cached session. Once it loses the answer to an Append,
+// and its cache is then outdated until the next Ledger.
+type laggingStore struct {
 	Store
 	loses, behind bool
 }
 
-func (f *forgetful) Append(ctx context.Context, session string, expect Head, r *Record) error {
+func (f *laggingStore) Append(ctx context.Context, session string, expect Head, r *Record) error {
 	if f.behind {
-		return ErrReplay // it knows the proof
+		return ErrReplay // the proof is known
 	}
 	err := f.Store.Append(ctx, session, expect, r)
 	if err == nil && f.loses {
@@ -624,26 +624,25 @@ func (f *forgetful) Append(ctx context.Context, session string, expect Head, r *
 	return err
 }
 
-func (f *forgetful) Message(ctx context.Context, session, messageID string) (*Record, error) {
+func (f *laggingStore) Message(ctx context.Context, session, messageID string) (*Record, error) {
 	if f.behind {
 		return nil, ErrNotFound
 	}
 	return f.Store.Message(ctx, session, messageID)
 }
 
-func (f *forgetful) Ledger(ctx context.Context, session string) (*Ledger, error) {
+func (f *laggingStore) Ledger(ctx context.Context, session string) (*Ledger, error) {
 	f.behind = false
 	return f.Store.Ledger(ctx, session)
 }
 
-// TestSentAgain: who sends a message again, of which nobody could say that it was
-// recorded, hears that it was. Who heard that its proof is used would say it in a
-// new message.
+// TestSentAgain: a sender repeats a message whose outcome is unknown, and gets the receipt
+// of a duplicate. If it got dpop_jti_replayed instead, it would send a new message.
 func TestSentAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id := w.conversing()
-	store := &forgetful{Store: w.Server.store}
+	store := &laggingStore{Store: w.Server.store}
 	w.Server = &Server{Store: store, Now: w.clock.now}
 	w.say(id, w.alice, Inform, inform("before"))
 	e := w.sign(w.alice, w.draft(id, w.alice, Inform, inform("again")))
@@ -713,8 +712,8 @@ func TestConcurrentSenders(t *testing.T) {
 	}
 }
 
-// Two messages of one content have one hash: a link to the second looks like one to
-// the first. A client that missed the second fetches it all the same.
+// Two messages of the same content have the same hash: a link to the second looks like a
+// link to the first. A client that missed the second still fetches it.
 func TestSameContentFromBoth(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -767,7 +766,7 @@ func TestFixedFormat(t *testing.T) {
 	if !bytes.Contains(list, []byte(`"session-invitation"`)) {
 		t.Errorf("list %s", list)
 	}
-	// terms.format must be what the invitation itself is in.
+	// terms.format must be the format of the invitation.
 	inv := invitation("inv")
 	inv.Terms = map[string]any{"format": MessagePack}
 	id, _ = NewSessionID()
@@ -789,7 +788,7 @@ func TestMemoryStoreBounds(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	w.say(a, w.alice, Close, Closing{})
-	w.invite() // the one that is over makes room
+	w.invite() // the session that is over makes room
 	card, _ := testIdentity(t, eveID, "org_evil").Card().JSON()
 	if _, err := w.Register(t.Context(), card); !errors.Is(err, ErrFull) {
 		t.Errorf("got %v", err)
@@ -847,8 +846,8 @@ func TestUnknownSessionsLeaveNothing(t *testing.T) {
 
 func TestCostDoesNotGrow(t *testing.T) {
 	t.Parallel()
-	// The bytes that a ledger takes, and what is asked of the Store, stay the
-	// same: no message looks at the history.
+	// The size of a ledger and the calls of the Store stay constant: no message
+	// needs the history.
 	count := &countingStore{Store: NewMemoryStore(MemoryLimits{}, nil)}
 	w := newWorld(t, func(s *Server) { s.Store = count })
 	id := w.conversing()
@@ -946,7 +945,7 @@ func TestVerifier(t *testing.T) {
 	if _, err := new(Verifier).Verify(t.Context(), sign(nil).Raw(), Transport{}); !errors.Is(err, ErrUnknownKey) {
 		t.Errorf("zero value: %v", err)
 	}
-	// A peer that does not normalise is told what is wrong.
+	// A peer that does not normalise gets the reason.
 	nfd := sign(func(d *Draft) { d.Body = map[string]string{"note": "cafe\u0301"} })
 	plain, err := jsonx.Canonicalize(nfd.root.get("content").raw)
 	if err != nil {
@@ -962,7 +961,7 @@ func TestVerifier(t *testing.T) {
 	}
 }
 
-// ASP-012: a signature made here has the prescribed form; ASP-010 the hash.
+// ASP-012: a signature has the prescribed form; ASP-010: so has the hash.
 func TestSigningForm(t *testing.T) {
 	e, err := Draft{SessionID: "019cc8aa-0001-7def-8a12-000000000001", Performative: Observe,
 		Body: map[string]int{}}.Sign(testIdentity(t, aliceID, "o"))
@@ -974,8 +973,8 @@ func TestSigningForm(t *testing.T) {
 	}
 }
 
-// Every hole of the digest's §13, each by the test that closes it. Those
-// marked "file" are cases of the vectors.
+// Every hole of the digest's §13 has a test. The holes marked "file" are cases of the
+// vectors.
 func TestHoles(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

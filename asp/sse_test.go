@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestEventThatCannotBeEncoded: a stream ends with an error event; half of the event
-// before it must not become part of that.
+// TestEventThatCannotBeEncoded: the stream ends with an error event, without a part of
+// the failed event before it.
 func TestEventThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	s := new(Server)

@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// away is a server whose streams break: each try of one takes the next entry of
-// tries, how long the stream is open; below 0 the server is not there.
-type away struct {
+// flakyServer is a server whose streams break. Each entry of tries is the time for which
+// one stream stays open; below 0 the server is unreachable.
+type flakyServer struct {
 	tries []time.Duration
-	ended []time.Time // of tries
+	ended []time.Time // the ends of tries
 	began []time.Time
 	stop  context.CancelFunc
 }
 
-func (a *away) RoundTrip(r *http.Request) (*http.Response, error) {
+func (a *flakyServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	answer := func(body io.ReadCloser) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusOK, Body: body, Request: r}, nil
 	}
@@ -51,8 +51,8 @@ type readFunc func([]byte) (int, error)
 
 func (f readFunc) Read(b []byte) (int, error) { return f(b) }
 
-// TestStreamPauses: who comes back to a server that restarts again and again
-// is there again soon after each time.
+// TestStreamPauses: a client reconnects soon after each restart of a server that
+// restarts again and again.
 func TestStreamPauses(t *testing.T) {
 	const gone = -1
 	ms := func(list ...int) (out []time.Duration) {
@@ -74,7 +74,7 @@ func TestStreamPauses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
-				server := &away{tries: c.tries, stop: cancel}
+				server := &flakyServer{tries: c.tries, stop: cancel}
 				client := &Client{Server: "http://hub.test", Identity: testIdentity(t, bobID, "org_widgets"),
 					HTTP: &http.Client{Transport: server}}
 				for _, err := range client.Invitations(ctx) {
@@ -92,21 +92,21 @@ func TestStreamPauses(t *testing.T) {
 	}
 }
 
-// heard is a sink that notes when what was flushed.
-type heard struct {
+// flushLog is a sink that records the time and the messages of each flush.
+type flushLog struct {
 	start time.Time
 	open  []string
 	got   []string
 }
 
-func (h *heard) emit(f *frame) error {
+func (h *flushLog) emit(f *frame) error {
 	if f.record != nil {
 		h.open = append(h.open, f.record.MessageID[:8])
 	}
 	return nil
 }
 
-func (h *heard) flush() error {
+func (h *flushLog) flush() error {
 	if len(h.open) > 0 {
 		h.got = append(h.got, time.Since(h.start).String()+" "+strings.Join(h.open, " "))
 		h.open = nil
@@ -114,8 +114,8 @@ func (h *heard) flush() error {
 	return nil
 }
 
-// TestEchoes: a stream brings what others say at once, and what its own agent
-// says with that, or a moment later.
+// TestEchoes: a stream sends the messages of other agents at once, and its own agent's
+// messages together with them or a moment later.
 func TestEchoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
@@ -154,9 +154,9 @@ func TestEchoes(t *testing.T) {
 			Terms: map[string]any{}})
 		say(bobID, Accept, Answer{ReferenceID: "p"})
 		say(aliceID, Inform, inform("begin"))
-		alice, bob := &heard{start: time.Now()}, &heard{start: time.Now()}
+		alice, bob := &flushLog{start: time.Now()}, &flushLog{start: time.Now()}
 		var streams sync.WaitGroup
-		for who, out := range map[string]*heard{aliceID: alice, bobID: bob} {
+		for who, out := range map[string]*flushLog{aliceID: alice, bobID: bob} {
 			streams.Go(func() { _ = s.follow(ctx, session, who, 3, out) })
 		}
 		synctest.Wait()
@@ -177,11 +177,11 @@ func TestEchoes(t *testing.T) {
 		stop()
 		if want := []string{"10ms " + one + " " + two + " " + three, "35ms " + four + " " + five, "1.03s " +
 			end}; !slices.Equal(alice.got, want) {
-			t.Errorf("who spoke heard %q, want %q", alice.got, want)
+			t.Errorf("alice, the sender, got %q, want %q", alice.got, want)
 		}
 		if want := []string{"0s " + one, "10ms " + two, "10ms " + three + " " + four, "30ms " + five, "1.03s " +
 			end}; !slices.Equal(bob.got, want) {
-			t.Errorf("the other heard %q, want %q", bob.got, want)
+			t.Errorf("bob got %q, want %q", bob.got, want)
 		}
 	})
 }

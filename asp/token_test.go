@@ -17,9 +17,9 @@ func TestTokens(t *testing.T) {
 		}
 	}
 	if _, err := s.readToken(token+"A", now); !isCode(err, "token_invalid") {
-		t.Errorf("a token with more behind it: %v", err)
+		t.Errorf("a token with trailing bytes: %v", err)
 	}
 	if _, err := s.readToken(token, now.Add(life)); !isCode(err, "token_expired") {
-		t.Errorf("a token that is over: %v", err)
+		t.Errorf("an expired token: %v", err)
 	}
 }

@@ -228,7 +228,7 @@ type TranscriptReport struct {
 	Head      string
 	Records   int64
 	Messages  int64
-	Erased    int64  // messages whose content the server erased; it cannot be verified
+	Erased    int64  // messages with content erased by the server, which cannot be verified
 	Signed    bool   // the server's signature is valid
 	Rewritten bool   // a fault: the file was saved as other JSON, so the server's seal cannot be compared
 	Server    string // the signer, only claimed by the transcript unless ServerKey was given

@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// weigher is a transcript that looks at the heap while it is read.
-type weigher struct {
+// heapSampler reads a transcript and measures the heap at some offsets.
+type heapSampler struct {
 	b    []byte
 	at   int
-	look []int // offsets at which to look, ascending
+	look []int // offsets at which to measure, ascending
 	heap []uint64
 }
 
-func (w *weigher) Read(p []byte) (int, error) {
+func (w *heapSampler) Read(p []byte) (int, error) {
 	if len(w.look) > 0 && w.at >= w.look[0] {
 		runtime.GC()
 		var m runtime.MemStats
@@ -28,9 +28,9 @@ func (w *weigher) Read(p []byte) (int, error) {
 	return got, err
 }
 
-// TestTranscriptMemory: what the verifier holds does not grow with the
-// transcript, but for some bytes a message. It must not run beside others, for
-// the heap is theirs too.
+// TestTranscriptMemory: the verifier's memory does not grow with the transcript, except
+// for some bytes a message. The test must not run in parallel, because all tests share
+// the heap.
 func TestTranscriptMemory(t *testing.T) {
 	messages := 2000
 	if testing.Short() {
@@ -42,12 +42,12 @@ func TestTranscriptMemory(t *testing.T) {
 		w.say(id, w.alice, Inform, inform(fmt.Sprint(i)))
 	}
 	b := exported(t, w, id)
-	r := &weigher{b: b, look: []int{len(b) / 5, len(b) - len(b)/20}}
+	r := &heapSampler{b: b, look: []int{len(b) / 5, len(b) - len(b)/20}}
 	report, err := VerifyTranscript(r)
 	if err != nil || report.Messages < int64(messages) || len(r.heap) != 2 {
 		t.Fatal(report, err, r.heap)
 	}
-	read := int64(len(b) * 3 / 4) // between the two looks
+	read := int64(len(b) * 3 / 4) // between the two measurements
 	grown := int64(r.heap[1]) - int64(r.heap[0])
 	if allowed := int64(64<<10 + 100*messages); grown > allowed || allowed > read/2 {
 		t.Errorf("the heap grew by %d bytes while %d were read; %d are allowed", grown, read, allowed)

@@ -50,7 +50,7 @@ func TestTranscriptBitFlips(t *testing.T) {
 			t.Fatalf("byte %d (%q): %v", offset, b[offset], err)
 		}
 		want, got := placeOf(b, offset), report.Faults[0].Position
-		if b[offset] == '\n' || changed[offset] == '\n' { // two lines became one, or one two
+		if b[offset] == '\n' || changed[offset] == '\n' { // the change joins or splits lines
 			continue
 		}
 		if want >= int64(report.Records) { // the line that ends the records, and the trailer
@@ -64,7 +64,7 @@ func TestTranscriptBitFlips(t *testing.T) {
 
 func TestTranscriptSurgery(t *testing.T) {
 	t.Parallel()
-	// ASP-018, ASP-078, and the place is named.
+	// ASP-018, ASP-078; the report names the place.
 	w := newWorld(t)
 	id := w.conversing()
 	for i := range 5 {
@@ -101,8 +101,8 @@ func TestTranscriptSurgery(t *testing.T) {
 
 func TestTranscriptForgedWhole(t *testing.T) {
 	t.Parallel()
-	// Who re-seals everything is still stopped by the server's signature, and
-	// by the agents'.
+	// A forger that seals everything again still fails at the server's signature,
+	// and at those of the agents.
 	w := newWorld(t)
 	id := w.conversing()
 	b := exported(t, w, id)
@@ -142,7 +142,7 @@ func TestTranscriptOfOddSpelling(t *testing.T) {
 	exported(t, w, id)
 }
 
-// endless gives a transcript without end.
+// endless is a reader of a transcript without end.
 type endless struct {
 	head io.Reader
 	n    int
@@ -200,8 +200,8 @@ func TestChainReportsForks(t *testing.T) {
 	}
 }
 
-// A transcript that was saved as other JSON is verified as far as that goes: the only fault
-// is that the server's seal cannot be compared. What was changed besides is named.
+// In a transcript that was saved as other JSON, the only fault is that the server's seal
+// cannot be compared. Other changes are reported, too.
 func TestTranscriptRewritten(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -219,7 +219,7 @@ func TestTranscriptRewritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	saved := func(save func(any) ([]byte, error)) string {
-		var v any // members in the order of the alphabet
+		var v any // members in alphabetical order
 		if err := json.Unmarshal(original, &v); err != nil {
 			t.Fatal(err)
 		}

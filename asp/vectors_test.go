@@ -35,7 +35,7 @@ type (
 	}
 )
 
-// vectorRunners says how each file is run. The numbers are those of the
+// vectorRunners has the runner of each file. The numbers are the entries of the
 // conformance checklist that the file proves.
 var vectorRunners = map[string]func(*testing.T, vectorCase){
 	// ASP-001, ASP-002, ASP-003, ASP-004, ASP-005, ASP-006, ASP-007, ASP-008, ASP-009
@@ -113,8 +113,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// load reads a part of a case and fails on members that the runner does not
-// know.
+// load decodes a part of a case and fails on members unknown to the runner.
 func load[T any](t *testing.T, v jsonx.Value) T {
 	t.Helper()
 	var out T
@@ -270,7 +269,7 @@ func vectorKeys(t *testing.T, c vectorCase) {
 		!card.ProofKey.Equal(id.proof) {
 		t.Errorf("card %+v", card)
 	}
-	// A card written here says the same of the keys.
+	// A card of this package has the same keys.
 	own := id.Card()
 	own.Name, own.Capabilities, own.ConformanceLevel = card.Name, card.Capabilities, card.ConformanceLevel
 	text, err := own.JSON()
@@ -562,7 +561,7 @@ func vectorLimits(t *testing.T, c vectorCase) {
 	load[verdict](t, c.Expect).compare(t, err)
 }
 
-// unquoted is a text as it stands in a JSON string.
+// unquoted gives a text as in a JSON string, without the quotes.
 func unquoted(t *testing.T, text string) string {
 	t.Helper()
 	b, err := jsonx.Encode(text)
@@ -614,7 +613,7 @@ func vectorStateMachine(t *testing.T, c vectorCase) {
 		Results []string `json:"results"`
 	}](t, c.Expect)
 	if in.Events == nil {
-		before := resume // a vector names the state before ESCALATED so
+		before := resume // the vectors' name of the state before ESCALATED
 		got, err := Next(in.State, in.Event, before)
 		wantCode(t, err, want.Error)
 		if err != nil {
@@ -737,8 +736,8 @@ func vectorTrust(t *testing.T, c vectorCase) {
 	}
 }
 
-// vectorIngest has a server ingest the arrivals, in its whole pipeline. The clock follows
-// the messages that it takes.
+// vectorIngest runs the arrivals through a server's whole pipeline. The clock follows the
+// accepted messages.
 func vectorIngest(t *testing.T, c vectorCase) {
 	in := load[struct {
 		PublicKeys map[string]string `json:"publicKeys"`
@@ -777,11 +776,11 @@ func vectorIngest(t *testing.T, c vectorCase) {
 	}
 }
 
-// vectorCard makes the card of an agent: its key, and what its first message says of its
-// organization and shows as the key of its proofs.
+// vectorCard makes the card of an agent from its key and from its first message, which
+// has the organization and the key of the proofs.
 func vectorCard(t *testing.T, agent, public string, messages []jsonx.Value) []byte {
 	t.Helper()
-	other := testIdentity(t, agent, "org_silent").Card() // of one that says nothing
+	other := testIdentity(t, agent, "org_silent").Card() // for an agent without messages
 	card := &Card{AgentID: agent, OrgID: other.OrgID, SigningKey: unhex(t, public), ProofKey: other.ProofKey}
 	for _, raw := range messages {
 		e, err := Decode(raw)

@@ -72,7 +72,7 @@ func newWorld(t testing.TB, change ...func(*Server)) *world {
 		f(w.Server)
 	}
 	w.Server.Now = w.clock.now
-	w.Server.AuthWait = cmp.Or(w.Server.AuthWait, time.Hour) // a slow machine is not a silent peer
+	w.Server.AuthWait = cmp.Or(w.Server.AuthWait, time.Hour) // longer than a slow machine needs
 	w.http = httptest.NewServer(w.Server)
 	t.Cleanup(w.http.Close)
 	w.alice = w.agent(aliceID, "org_acme")
@@ -122,7 +122,7 @@ func (w *world) ingest(e *Envelope) (*Receipt, error) {
 	return w.Ingest(context.Background(), e.Raw(), Transport{Format: e.Format(), Agent: e.Sender.AgentID}, e.SessionID)
 }
 
-// say ingests the next message and fails if it is refused.
+// say ingests the next message and fails on a refusal.
 func (w *world) say(session string, c *Client, p Performative, body any) *Envelope {
 	w.t.Helper()
 	e := w.sign(c, w.draft(session, c, p, body))
@@ -132,7 +132,7 @@ func (w *world) say(session string, c *Client, p Performative, body any) *Envelo
 	return e
 }
 
-// refuse ingests the next message and expects a code.
+// refuse ingests the next message and expects the refusal code.
 func (w *world) refuse(code, session string, c *Client, p Performative, body any) {
 	w.t.Helper()
 	before := w.head(session)
