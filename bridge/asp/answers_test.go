@@ -16,8 +16,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// repliesTo lists the texts of the replies to a request, in order; over: the last of
-// them is the answer.
+// repliesTo lists the texts of the replies to a request, in order; over reports that a
+// terminal reply is among them.
 func repliesTo(list []*journal.Record, request *parley.Message) (texts []string, over bool) {
 	for _, r := range list {
 		m := r.Message
@@ -34,7 +34,7 @@ func repliesTo(list []*journal.Record, request *parley.Message) (texts []string,
 }
 
 // answered waits until all requests are answered.
-func (l *written) answered(ctx context.Context, t *testing.T, requests []*parley.Message) []*journal.Record {
+func (l *recordLog) answered(ctx context.Context, t *testing.T, requests []*parley.Message) []*journal.Record {
 	t.Helper()
 	return l.until(ctx, t, "answer to each request", func(list []*journal.Record) bool {
 		return !slices.ContainsFunc(requests, func(m *parley.Message) bool {
@@ -44,10 +44,10 @@ func (l *written) answered(ctx context.Context, t *testing.T, requests []*parley
 	})
 }
 
-// TestAnswersWait: answers that wait for a worker are delivered once and in order: those
-// in memory, those of a session that was dropped from memory, and those that the hub
-// did not take at first. There are more of them than a session holds in memory, and a
-// checkpoint is written before they are delivered.
+// TestAnswersWait: answers that wait for a worker are delivered once and in order: from
+// memory, from a session that was dropped from memory, and after the hub refused them
+// at first. There are more answers than a session holds in memory, and a checkpoint is
+// written before their delivery.
 func TestAnswersWait(t *testing.T) {
 	for what, meanwhile := range map[string]func(ctx context.Context, w *world, session string){
 		"in memory": func(context.Context, *world, string) {},
@@ -76,7 +76,7 @@ func TestAnswersWait(t *testing.T) {
 			ctx := w.ctx()
 			bob := w.client("bob")
 			requests, session := w.asked(ctx, bob)
-			log, release := w.written(), w.ASP().HoldReconciler()
+			log, release := w.watch(), w.ASP().HoldReconciler()
 			var want []string
 			for n := range 300 {
 				want = append(want, fmt.Sprint("piece ", n))
@@ -94,10 +94,10 @@ func TestAnswersWait(t *testing.T) {
 			release()
 			list := log.answered(ctx, t, requests)
 			if got, _ := repliesTo(list, requests[0]); !slices.Equal(got, append(want, "first")) {
-				t.Errorf("the first was told %q", got)
+				t.Errorf("replies to the first request: %q", got)
 			}
 			if got, _ := repliesTo(list, requests[1]); !slices.Equal(got, []string{"second"}) {
-				t.Errorf("the second was told %q", got)
+				t.Errorf("replies to the second request: %q", got)
 			}
 			for _, r := range list {
 				if m := r.Message; m != nil && !m.InReplyTo.IsZero() && len(m.Hops) != 1 {
@@ -115,7 +115,7 @@ func TestErasedAnswer(t *testing.T) {
 	ctx := w.ctx()
 	bob := w.client("bob")
 	requests, session := w.asked(ctx, bob)
-	log, release := w.written(), w.ASP().HoldReconciler()
+	log, release := w.watch(), w.ASP().HoldReconciler()
 	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "secret"})
 	list, _ := log.all()
 	list = slices.DeleteFunc(slices.Clone(list), func(r *journal.Record) bool { return r.Chain == nil })
@@ -137,13 +137,13 @@ func TestErasedAnswer(t *testing.T) {
 	list = log.answered(ctx, t, requests)
 	for _, m := range requests {
 		if got, _ := repliesTo(list, m); len(got) != 1 || !strings.Contains(got[0], "the session ended") {
-			t.Errorf("%s was told %q", m.Text(), got)
+			t.Errorf("replies to %s: %q", m.Text(), got)
 		}
 	}
 }
 
-// TestAnswersOfTwoHubs: the hub that owns a session delivers the answers in it, whichever
-// hub takes them. The next owner delivers those that were left.
+// TestAnswersOfTwoHubs: the hub that owns a session delivers its answers, also those
+// that another hub recorded. The next owner delivers the remaining answers.
 func TestAnswersOfTwoHubs(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	var hubs []*world
@@ -180,7 +180,7 @@ func TestAnswersOfTwoHubs(t *testing.T) {
 	if !owns(owner, owner.Hub().Journal().Partition("asp "+session)) {
 		owner, other = other, owner
 	}
-	log := other.written()
+	log := other.watch()
 	var want []string
 	piece := func(by *world) {
 		t.Helper()
@@ -208,9 +208,9 @@ func TestAnswersOfTwoHubs(t *testing.T) {
 	other.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "second"})
 	list := log.answered(ctx, t, requests)
 	if got, _ := repliesTo(list, requests[0]); !slices.Equal(got, append(want, "first")) {
-		t.Errorf("the first was told %q, want %q", got, want)
+		t.Errorf("replies to the first request: %q, want %q", got, want)
 	}
 	if got, _ := repliesTo(list, requests[1]); !slices.Equal(got, []string{"second"}) {
-		t.Errorf("the second was told %q", got)
+		t.Errorf("replies to the second request: %q", got)
 	}
 }

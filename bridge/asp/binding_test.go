@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// patience is how long a test waits for what must come: on a machine with much
-// else to do, too.
+// responseTime bounds the time that a test waits for an event. It suffices on a busy
+// machine, too.
 const responseTime = 2 * time.Minute
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testcluster.Leaks()...) }
@@ -195,7 +195,7 @@ func TestQueryToGoHandler(t *testing.T) {
 	if m := ask("pieces", nil); !strings.Contains(string(m.Body), `"result"`) {
 		t.Errorf("the answer, not how far it got: %s", m.Body)
 	}
-	// Content that does not fit is refused at once and leaves no trace.
+	// Content that violates the schema is refused at once and leaves no trace.
 	_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "echo", Parameters: map[string]any{"text": 1}})
 	var e *asp.Error
 	if !errors.As(err, &e) || e.Code != "schema_unsupported" || e.Reference == "" {
@@ -213,7 +213,7 @@ func TestQueryToGoHandler(t *testing.T) {
 		t.Errorf("export: %+v %v", r, err)
 	}
 	if !strings.Contains(transcript.String(), "progress") {
-		t.Error("no event was said")
+		t.Error("no event was sent")
 	}
 	if err := s.Close(ctx, "done"); err != nil {
 		t.Error(err)
@@ -223,7 +223,7 @@ func TestQueryToGoHandler(t *testing.T) {
 	}
 }
 
-// wait follows the session until it is in a state.
+// wait waits until the session is in a state.
 func wait(t *testing.T, s *asp.Session, want asp.State) {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
@@ -239,7 +239,7 @@ func wait(t *testing.T, s *asp.Session, want asp.State) {
 	t.Fatalf("never %s", want)
 }
 
-// introduced opens a session of alice with bob, who joins and accepts.
+// introduced opens a session of alice with bob; bob joins and accepts.
 func introduced(t *testing.T, ctx context.Context, alice, bob *asp.Client) (s, bs *asp.Session) {
 	t.Helper()
 	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
@@ -412,7 +412,7 @@ func TestAskNativeAgent(t *testing.T) {
 		}
 		return nil, events, nil
 	}
-	for range 2 { // the second uses the same session
+	for range 2 { // the second request uses the same session
 		m, events, err := ask("think")
 		if err != nil {
 			t.Fatal(err)
@@ -437,8 +437,8 @@ func TestAskNativeAgent(t *testing.T) {
 	}
 }
 
-// TestRestart is ASP-079: what was acknowledged is there after a restart, and
-// so are heads, counters, proofs and keys.
+// TestRestart is ASP-079: acknowledged messages, heads, counters, proofs and keys
+// survive a restart.
 func TestRestart(t *testing.T) {
 	t.Parallel()
 	c := node.Config{Data: t.TempDir() + "/data", Durability: "disk"}
@@ -447,7 +447,7 @@ func TestRestart(t *testing.T) {
 	ctx := w.ctx()
 	s, _ := introduced(t, ctx, alice, bob)
 	var last *asp.Envelope
-	for i := range 300 { // over a checkpoint
+	for i := range 300 { // past a checkpoint
 		var err error
 		if last, err = s.Send(ctx, asp.Inform, asp.Information{Topic: fmt.Sprint(i)}); err != nil {
 			t.Fatal(err)

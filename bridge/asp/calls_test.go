@@ -16,7 +16,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// asked has two requests said to bob, who was invited by the first, and gives them
+// asked sends bob two requests, the first with an invitation, and gives the requests
 // and the session.
 func (w *world) asked(ctx context.Context, bob *asp.Client) (requests []*parley.Message, session string) {
 	w.t.Helper()
@@ -44,7 +44,7 @@ func (w *world) asked(ctx context.Context, bob *asp.Client) (requests []*parley.
 	return requests, session
 }
 
-// inform says something in a session as i, without a client.
+// inform sends an INFORM in a session as i, without a client.
 func (w *world) inform(ctx context.Context, i *asp.Identity, session string, body asp.Information) {
 	w.t.Helper()
 	server := w.ASP().Server()
@@ -72,21 +72,21 @@ func (w *world) inform(ctx context.Context, i *asp.Identity, session string, bod
 			!errors.Is(err, asp.ErrEquivocation) {
 			w.t.Fatal(err)
 		}
-		if err := server.Notify(ctx, session); err != nil { // another hub was first
+		if err := server.Notify(ctx, session); err != nil { // another hub appended first
 			w.t.Fatal(err)
 		}
 	}
 }
 
-// TestAnswersOfAStoppedHub: answers that a hub recorded, and did not hand over
-// before it stopped, it hands over when it is started again: each to its request,
-// and nothing twice. The session's checkpoint lies between question and answer.
+// TestAnswersOfAStoppedHub: a hub that stops before it submits recorded answers submits
+// them after its restart: each to its request, and each once. The session's checkpoint
+// lies between question and answer.
 func TestAnswersOfAStoppedHub(t *testing.T) {
 	c := node.Config{Data: t.TempDir() + "/data", Durability: "disk", Guests: node.Guests{Disk: "1GiB"}}
 	w := newWorld(t, c)
 	ctx := w.ctx()
 	bob := w.client("bob")
-	log := w.written()
+	log := w.watch()
 	requests, session := w.asked(ctx, bob)
 	const events = 260
 	replies := func(list []*journal.Record) map[string]int {
@@ -107,16 +107,16 @@ func TestAnswersOfAStoppedHub(t *testing.T) {
 		func(list []*journal.Record) bool { return replies(list)[piece] == events })
 
 	w.ASP().HoldReconciler()
-	// of the oldest question
+	// answers the oldest question
 	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "first"})
 	w.inform(ctx, bob.Identity, session, asp.Information{InformType: "result", Topic: "second"})
 	earlier, _ := log.all()
 	if got := replies(earlier); len(got) != 1 {
-		t.Fatalf("handed over too soon: %v", got)
+		t.Fatalf("submitted too soon: %v", got)
 	}
 	w.close()
 	w.open(c)
-	// What the hub hands over while it starts is not watched.
+	// The test does not see the replies that the hub submits during its start.
 	want := map[string]int{piece: events, fmt.Sprint(false, " ", parley.Response, " first"): 1,
 		fmt.Sprint(true, " ", parley.Response, " second"): 1}
 	open := func() bool {
@@ -127,7 +127,7 @@ func TestAnswersOfAStoppedHub(t *testing.T) {
 		}
 		return false
 	}
-	log = w.written()
+	log = w.watch()
 	if open() {
 		log.until(ctx, t, "answer to both", func([]*journal.Record) bool { return !open() })
 	}
@@ -149,7 +149,7 @@ func TestCallsAreInTheLog(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	ctx := w.ctx()
 	bob := w.client("bob")
-	log := w.written()
+	log := w.watch()
 	_, session := w.asked(ctx, bob)
 	revision := func() uint64 {
 		t.Helper()

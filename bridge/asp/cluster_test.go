@@ -20,10 +20,9 @@ var (
 	topics     = regexp.MustCompile(`"topic":"(\d+ of agent \d)"`)
 )
 
-// TestTwoNodes: a session of four agents with 1,000 messages, sent by all of
-// them at once through two hubs on a JetStream cluster of three servers, ends
-// with one unbroken chain that holds every acknowledged message once
-// (ASP-028).
+// TestTwoNodes: four agents send 1,000 messages of one session concurrently, through
+// two hubs on a JetStream cluster of three servers. The result is one unbroken chain
+// that has every acknowledged message once (ASP-028).
 func TestTwoNodes(t *testing.T) {
 	t.Parallel()
 	cluster := testcluster.Start(t, 3)
@@ -32,8 +31,8 @@ func TestTwoNodes(t *testing.T) {
 		return node.Config{Name: name, Data: t.TempDir() + "/data", Durability: "replicated",
 			Passphrase: []byte("a passphrase"), PassphraseWork: 4,
 			Engine: node.Engine{URL: urls, Replicas: 3, Partitions: 2},
-			// The nodes have keyrings of their own here, so that each stands
-			// in under a domain of its own.
+			// Each node has its own keyring here, and so its own domain of
+			// stand-ins.
 			ASP: node.ASP{Domain: name + ".example"}, Guests: node.Guests{Disk: "100GiB"}}
 	}
 	a, b := newWorld(t, engine("a")), newWorld(t, engine("b"))
@@ -82,8 +81,8 @@ func TestTwoNodes(t *testing.T) {
 				break
 			}
 			wait(t, first, asp.Introduced)
-			// The first message brings the session to CONVERSING, the second
-			// brings the others in.
+			// The first message brings the session to CONVERSING, the second adds
+			// the other agents.
 			for range 2 {
 				if _, err := first.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
 					t.Fatal(err)
@@ -105,7 +104,7 @@ func TestTwoNodes(t *testing.T) {
 					if e, err = s.Send(ctx, asp.Inform, body); err == nil {
 						break
 					}
-					// Who lost the race too often tries again.
+					// The sender retries if it lost the race too often.
 					if !errors.Is(err, asp.ErrChain) || ctx.Err() != nil {
 						t.Error(i, n, err)
 						return
@@ -118,7 +117,7 @@ func TestTwoNodes(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	for _, w := range []*world{a, b} { // both tell the same
+	for _, w := range []*world{a, b} { // both have the same log
 		if err := w.ASP().Server().Notify(ctx, first.ID()); err != nil {
 			t.Fatal(err)
 		}
@@ -142,12 +141,12 @@ func TestTwoNodes(t *testing.T) {
 				t.Errorf("message %s is there %d times", id, ids[id])
 			}
 		}
-		if len(said) != 4*each { // no more, not even what was not acknowledged
-			t.Errorf("%d things were said, want %d", len(said), 4*each)
+		if len(said) != 4*each { // no more, not even unacknowledged messages
+			t.Errorf("%d messages in the session, want %d", len(said), 4*each)
 		}
 		for what, n := range said {
 			if n != 1 {
-				t.Errorf("%q was said %d times", what, n)
+				t.Errorf("%q was sent %d times", what, n)
 			}
 		}
 		if len(acknowledged) != 4*each {

@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// What an unknown queryType names is left to the hub, which refuses it.
+// The hub refuses an unknown queryType.
 func TestSkillOfQuery(t *testing.T) {
 	skilled := &directory.Entry{Agent: parley.Agent{Name: "box",
 		Skills: []parley.SkillSpec{{ID: "open"}, {ID: "shut"}}}}
@@ -71,7 +71,7 @@ func TestMimeTypes(t *testing.T) {
 			}
 		}
 	}
-	// As peers may say it: beside queryId, in the whole body of another performative, padded.
+	// Other forms that peers may use: beside queryId, in the body of another performative, padded.
 	for _, c := range []struct {
 		act        protocol.Performative
 		mime, body string

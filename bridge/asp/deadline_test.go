@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// maxResponseTimeMs is the deadline of a request: what a message says, else what the terms
-// of its session say. Only the other constraints are lost.
+// maxResponseTimeMs, from the message or else from the terms of its session, is the deadline
+// of a request. Only the other constraints are lost.
 func TestResponseTimeIsTheDeadline(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.client("alice")
@@ -54,7 +54,7 @@ func TestResponseTimeIsTheDeadline(t *testing.T) {
 			t.Errorf("lost, %q wanted: %s", c.lost, x)
 		}
 	}
-	// What is not answered in time is answered with the protocol's timeout.
+	// A request without an answer in time gets the protocol's timeout.
 	m, err := s.Ask(ctx, asp.Question{QueryType: "slow"}, asp.WithConstraints(asp.Constraints{MaxResponseTimeMs: 200}))
 	if err != nil || !strings.Contains(string(m.Body), `"code":"timeout"`) {
 		t.Errorf("%+v, %v", m, err)
@@ -62,7 +62,7 @@ func TestResponseTimeIsTheDeadline(t *testing.T) {
 	<-w.ended
 }
 
-// The deadline of a request is the constraint of the QUERY by which it is asked.
+// The deadline of a request becomes the constraint of its QUERY.
 func TestDeadlineIsTheResponseTime(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	bob := w.client("bob")

@@ -10,8 +10,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// A Go function is an ASP agent at the hub. Another agent opens a session with it
-// and asks.
+// A Go function is an ASP agent at the hub. Another agent opens a session with it and
+// sends a QUERY.
 func Example() {
 	ctx := context.Background()
 	n, err := node.Open(ctx, node.Config{Durability: "memory", Listen: node.Listen{HTTP: "127.0.0.1:0"},

@@ -6,15 +6,15 @@ import (
 	protocol "github.com/parley-hub/parley/asp"
 )
 
-// CloseIdle does now what the hub does every minute.
+// CloseIdle closes idle sessions, as the hub does every minute.
 func (b *Binding) CloseIdle(ctx context.Context) error { return b.reconciler.closeIdle(ctx) }
 
-// StandIn has an agent speak as it would now.
+// StandIn gives the identity with which the hub now sends the messages of an agent.
 func (b *Binding) StandIn(ctx context.Context, name string) (*protocol.Identity, error) {
 	return b.standIns.ensure(ctx, name)
 }
 
-// HoldReconciler lets no session be reconciled until it is released.
+// HoldReconciler stops all reconciliation until release.
 func (b *Binding) HoldReconciler() (release func()) {
 	for range cap(b.reconciler.workers) {
 		b.reconciler.workers <- struct{}{}
@@ -34,22 +34,22 @@ func (b *Binding) Queued(session string) bool {
 	return b.reconciler.newest[session] > 0
 }
 
-// ReadAhead reads what the journal has of a session, as a list of sessions does.
+// ReadAhead loads a session from the journal, as a list of sessions does.
 func (b *Binding) ReadAhead(ctx context.Context, session string) error {
 	_, err := b.store.Ledger(ctx, session)
 	return err
 }
 
-// ForgetEvicted does now what the hub does every minute.
+// ForgetEvicted forgets evicted guests, as the hub does every minute.
 func (b *Binding) ForgetEvicted(ctx context.Context) { b.forgetEvicted(ctx) }
 
-// KeepBusy does now what the hub does every minute.
+// KeepBusy marks the guests in live sessions as used, as the hub does every minute.
 func (b *Binding) KeepBusy() { b.keepBusy() }
 
 // Evict drops a session from memory.
 func (b *Binding) Evict(session string) { b.store.forget(session) }
 
-// DeliverAnswers does what a worker does for the answers in a session.
+// DeliverAnswers submits the answers in a session, as a worker does.
 func (b *Binding) DeliverAnswers(ctx context.Context, session string) error {
 	l, err := b.server.Session(ctx, session, "")
 	if err != nil {
@@ -58,7 +58,7 @@ func (b *Binding) DeliverAnswers(ctx context.Context, session string) error {
 	return b.reconciler.deliverAnswers(ctx, l)
 }
 
-// Append has a session go on from a head to another state.
+// Append appends a record behind a head.
 func (b *Binding) Append(ctx context.Context, session string, head protocol.Head, after *protocol.Ledger) error {
 	return b.store.Append(ctx, session, head, &protocol.Record{Ledger: after})
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestFollow: what a message of a session answers follows from the log before it. The
-// node that owns the session finds it when the message is added. It is the same when
-// the log is looked at again, and where some of the calls are settled meanwhile.
+// TestFollow: the log before a message determines the call that it answers. The node
+// that owns the session finds the call when the message is added. A second reading of
+// the log gives the same call, also when some calls are settled meanwhile.
 func TestFollow(t *testing.T) {
 	const hub, bob, carol = "agent://hub.example/parley/hub", "agent://bob.example/x/bob",
 		"agent://carol.example/x/carol"
@@ -28,8 +28,8 @@ func TestFollow(t *testing.T) {
 		by      string
 		act     protocol.Performative
 		body    any
-		asks    string // of whom, where it is a call
-		call    string // its name
+		asks    string // the callee, if the step is a call
+		call    string // the name of the call
 		answers string
 	}{
 		{by: bob, act: protocol.Inform, body: result("")},
@@ -120,8 +120,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestTooManyAnswers: a session holds a bounded number of answers in memory. Those that
-// follow are read when the hub has these.
+// TestTooManyAnswers: a session holds a bounded number of answers in memory. It reads
+// the next ones after the hub has these.
 func TestTooManyAnswers(t *testing.T) {
 	b := &Binding{c: Config{Journal: memoryJournal(t), Now: time.Now}, standIns: &standIns{}}
 	b.reconciler = newReconciler(b)

@@ -26,9 +26,9 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// A door is a hub with ASP alone, whose registry is open and whose budget for
-// guests is small. Each client is a source of its own.
-type door struct {
+// A guestHub is a hub with ASP only, an open registry, and a small budget for guests.
+// Each client has its own source.
+type guestHub struct {
 	t       *testing.T
 	journal *journal.Journal
 	hub     *hub.Hub
@@ -42,9 +42,9 @@ type door struct {
 	callers map[string]*policy.Caller
 }
 
-func newDoor(t *testing.T, g policy.GuestConfig, change ...func(*bridge.Config)) *door {
+func newGuestHub(t *testing.T, g policy.GuestConfig, change ...func(*bridge.Config)) *guestHub {
 	t.Helper()
-	d := &door{t: t, now: time.Now(), callers: map[string]*policy.Caller{}}
+	d := &guestHub{t: t, now: time.Now(), callers: map[string]*policy.Caller{}}
 	var err error
 	d.journal, err = journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Node: "here"})
 	if err != nil {
@@ -60,7 +60,7 @@ func newDoor(t *testing.T, g policy.GuestConfig, change ...func(*bridge.Config))
 	return d
 }
 
-func (d *door) open(g policy.GuestConfig, change ...func(*bridge.Config)) {
+func (d *guestHub) open(g policy.GuestConfig, change ...func(*bridge.Config)) {
 	d.t.Helper()
 	g.Now = d.clock
 	d.guests = policy.NewGuests(g)
@@ -112,20 +112,20 @@ func (d *door) open(g policy.GuestConfig, change ...func(*bridge.Config)) {
 	}
 }
 
-func (d *door) clock() time.Time {
+func (d *guestHub) clock() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.now
 }
 
-func (d *door) wait(by time.Duration) {
+func (d *guestHub) wait(by time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.now = d.now.Add(by)
 }
 
-// caller is the other end of the connections of one source.
-func (d *door) caller(source string) *policy.Caller {
+// caller is the peer of the connections of one source.
+func (d *guestHub) caller(source string) *policy.Caller {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	c := d.callers[source]
@@ -147,8 +147,8 @@ func (f from) RoundTrip(r *http.Request) (*http.Response, error) {
 	return f.next.RoundTrip(r)
 }
 
-// agent makes an agent that is not registered; its name is its source, too.
-func (d *door) agent(name string) *asp.Client {
+// agent makes an unregistered agent; its name is its source, too.
+func (d *guestHub) agent(name string) *asp.Client {
 	d.t.Helper()
 	id, err := asp.GenerateIdentity("agent://example.com/test/"+name, "org_"+name)
 	if err != nil {
@@ -157,18 +157,18 @@ func (d *door) agent(name string) *asp.Client {
 	return d.client(name, id)
 }
 
-func (d *door) client(source string, id *asp.Identity) *asp.Client {
+func (d *guestHub) client(source string, id *asp.Identity) *asp.Client {
 	tr := &http.Transport{}
 	d.t.Cleanup(tr.CloseIdleConnections)
 	return &asp.Client{Server: d.url, Identity: id, Now: d.clock, HTTP: &http.Client{Transport: from{source, tr}}}
 }
 
-func (d *door) register(c *asp.Client) error {
+func (d *guestHub) register(c *asp.Client) error {
 	return c.Register(d.t.Context(), c.Identity.Card(), nil)
 }
 
 // enrolled makes an agent that the operator added.
-func (d *door) enrolled(name string) *asp.Client {
+func (d *guestHub) enrolled(name string) *asp.Client {
 	d.t.Helper()
 	c := d.agent(name)
 	card, err := c.Identity.Card().JSON()
@@ -189,7 +189,7 @@ func (d *door) enrolled(name string) *asp.Client {
 	return c
 }
 
-func (d *door) known(c *asp.Client) bool {
+func (d *guestHub) known(c *asp.Client) bool {
 	d.t.Helper()
 	_, card, err := d.asp.CardAt(d.t.Context(), c.Identity.ID(), time.Now())
 	if err != nil {
@@ -198,13 +198,13 @@ func (d *door) known(c *asp.Client) bool {
 	return card != nil
 }
 
-func (d *door) listed(c *asp.Client) bool {
+func (d *guestHub) listed(c *asp.Client) bool {
 	_, ok := d.hub.Directory().Lookup("asp", c.Identity.ID())
 	return ok
 }
 
-// values counts those of a bucket of the state.
-func (d *door) values(bucket string) (n int) {
+// values counts the values in a bucket of the state.
+func (d *guestHub) values(bucket string) (n int) {
 	d.t.Helper()
 	for _, err := range d.journal.State(bucket).Range(d.t.Context(), "") {
 		if err != nil {
@@ -220,11 +220,10 @@ func isCode(err error, code string) bool {
 	return errors.As(err, &e) && e.Code == code
 }
 
-// An agent that registered itself takes a place of the guests. One that never
-// spoke gives its place away without a trace; the operator's agents have places
-// of their own.
+// An agent that registered itself counts as a guest. A guest that was in no session is
+// evicted without a trace; the operator's agents do not count.
 func TestRegistrationsOfGuestsAreCounted(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Registrations: 4, Share: 1}, func(c *bridge.Config) { c.MaxAgents = 5 })
+	d := newGuestHub(t, policy.GuestConfig{Registrations: 4, Share: 1}, func(c *bridge.Config) { c.MaxAgents = 5 })
 	anna := d.enrolled("anna")
 	var guests []*asp.Client
 	for i := range 20 {
@@ -235,7 +234,7 @@ func TestRegistrationsOfGuestsAreCounted(t *testing.T) {
 		guests = append(guests, c)
 	}
 	if s := d.guests.Stats(); s.Registrations != 4 || s.Evicted != 16 {
-		t.Errorf("%d registrations of guests, %d gave way; want 4 and 16", s.Registrations, s.Evicted)
+		t.Errorf("%d registrations of guests, %d evicted; want 4 and 16", s.Registrations, s.Evicted)
 	}
 	d.wait(time.Minute)
 	d.asp.ForgetEvicted(t.Context())
@@ -243,27 +242,27 @@ func TestRegistrationsOfGuestsAreCounted(t *testing.T) {
 		t.Errorf("%d agents in the state and %d in the directory; want anna, two stand-ins and four guests", n, all)
 	}
 	if d.known(guests[0]) || d.listed(guests[0]) || !d.known(guests[19]) || !d.listed(guests[19]) {
-		t.Error("not the oldest gave way")
+		t.Error("the oldest guest was not evicted")
 	}
 	other, err := asp.GenerateIdentity(guests[0].Identity.ID(), "org_other")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := d.register(d.client("other", other)); err != nil {
-		t.Errorf("the id of an agent of which nothing is left: %v", err)
+		t.Errorf("the id of a forgotten agent: %v", err)
 	}
 	if !d.known(anna) || !d.listed(anna) {
-		t.Error("an enrolled agent gave way")
+		t.Error("an enrolled agent was evicted")
 	}
 	for i := range 2 {
-		d.enrolled(fmt.Sprint("berta-", i)) // MaxAgents counts anna, these and the stand-ins
+		d.enrolled(fmt.Sprint("berta-", i)) // MaxAgents counts anna, the bertas and the stand-ins
 	}
 }
 
-// What an operator adds gives its place back to the guests, and what the
-// journal holds is counted again.
+// A guest that the operator enrols no longer counts as a guest. After a restart, the
+// hub counts the registrations in the journal.
 func TestRegistrationThatTheOperatorTakesOver(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Registrations: 4})
+	d := newGuestHub(t, policy.GuestConfig{Registrations: 4})
 	c := d.agent("anna")
 	if err := d.register(c); err != nil {
 		t.Fatal(err)
@@ -292,10 +291,10 @@ func TestRegistrationThatTheOperatorTakesOver(t *testing.T) {
 	}
 }
 
-// A guest in a live session keeps its place; one whose sessions are over gives
-// it away, stays known for their transcripts, and comes back by its key.
+// A guest in a live session is not evicted. A guest whose sessions are over may be: its
+// keys stay known for transcripts, and it can register again with its key.
 func TestGuestsInSessions(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Registrations: 2, Share: 1})
+	d := newGuestHub(t, policy.GuestConfig{Registrations: 2, Share: 1})
 	anna := d.enrolled("anna")
 	live, past := d.agent("live"), d.agent("past")
 	for _, c := range []*asp.Client{live, past} {
@@ -335,7 +334,7 @@ func TestGuestsInSessions(t *testing.T) {
 	var again strings.Builder
 	err := d.asp.Server().WriteTranscript(ctx, over.ID(), &again)
 	if err != nil || len(again.String()) < len(transcript.String()) {
-		t.Errorf("the transcript of %d bytes has %d now: %v", len(transcript.String()), len(again.String()), err)
+		t.Errorf("the transcript had %d bytes, now %d: %v", len(transcript.String()), len(again.String()), err)
 	}
 	other, err := asp.GenerateIdentity(past.Identity.ID(), "org_past")
 	if err != nil {
@@ -350,10 +349,10 @@ func TestGuestsInSessions(t *testing.T) {
 	}
 }
 
-// What a guest has the hub write comes out of the guests' budget, reads that
-// need a proof as well. Enrolled agents notice nothing.
+// Records that a guest causes are charged to the guests' budget, and so are reads with a
+// proof. Enrolled agents are not affected.
 func TestProofsOfGuestsNeedBudget(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Disk: 1440 << 10}) // 12 KiB at once
+	d := newGuestHub(t, policy.GuestConfig{Disk: 1440 << 10}) // 12 KiB at once
 	anna, guest := d.enrolled("anna"), d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)
@@ -381,7 +380,7 @@ func TestProofsOfGuestsNeedBudget(t *testing.T) {
 }
 
 // token gets an access token.
-func (d *door) token(c *asp.Client) string {
+func (d *guestHub) token(c *asp.Client) string {
 	d.t.Helper()
 	want := `{"grant_type":"client_credentials","client_id":"` + c.Identity.ID() + `"}`
 	resp, body := d.send(c, "POST", "/oauth/token", "", want)
@@ -395,7 +394,7 @@ func (d *door) token(c *asp.Client) string {
 }
 
 // send sends one request with a token and a proof.
-func (d *door) send(c *asp.Client, method, path, token, content string) (*http.Response, string) {
+func (d *guestHub) send(c *asp.Client, method, path, token, content string) (*http.Response, string) {
 	d.t.Helper()
 	proof, err := c.Identity.HTTPProof(method, d.url+path, token, d.clock())
 	if err != nil {
@@ -419,9 +418,9 @@ func (d *door) send(c *asp.Client, method, path, token, content string) (*http.R
 	return resp, string(b)
 }
 
-// A session that a guest has no budget to open leaves nothing behind.
+// A session that the guests' budget does not allow leaves no trace.
 func TestSessionThatIsNotOpened(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{Disk: 1440 << 10})
+	d := newGuestHub(t, policy.GuestConfig{Disk: 1440 << 10})
 	guest := d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)
@@ -443,7 +442,7 @@ func TestSessionThatIsNotOpened(t *testing.T) {
 	}
 }
 
-func (d *door) entry(name string) *directory.Entry {
+func (d *guestHub) entry(name string) *directory.Entry {
 	e, ok := d.hub.Directory().Agent(name)
 	if !ok {
 		d.t.Fatal(name)
@@ -451,10 +450,10 @@ func (d *door) entry(name string) *directory.Entry {
 	return e
 }
 
-// A connection on which an enrolled agent proved itself is no guest's; that of
-// a guest stays one, whatever the hub records of itself because of it.
+// A connection on which an enrolled agent authenticated is not a guest's. A guest's
+// connection stays one, also after the hub makes its own records because of the guest.
 func TestConnectionsOfEnrolledAgents(t *testing.T) {
-	d := newDoor(t, policy.GuestConfig{})
+	d := newGuestHub(t, policy.GuestConfig{})
 	anna, guest := d.enrolled("anna"), d.agent("guest")
 	if err := d.register(guest); err != nil {
 		t.Fatal(err)
@@ -463,7 +462,7 @@ func TestConnectionsOfEnrolledAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !d.caller("anna").Vouched() {
-		t.Error("nobody vouches for an enrolled agent that reads")
+		t.Error("the connection of an enrolled agent that reads is a guest's")
 	}
 	s, err := guest.Open(t.Context(), asp.Invitation{To: []string{d.asp.Address(d.entry("echo"))}})
 	if err != nil {
@@ -475,17 +474,17 @@ func TestConnectionsOfEnrolledAgents(t *testing.T) {
 		t.Fatalf("%s: %s", resp.Status, body)
 	}
 	if d.caller("guest").Vouched() {
-		t.Error("a guest is none any more, because the hub recorded how its session ended")
+		t.Error("the guest's connection is no longer a guest's after the hub recorded the end of its session")
 	}
 	if s, err = guest.Open(t.Context(), asp.Invitation{To: []string{anna.Identity.ID()}}); err != nil {
 		t.Fatal(err)
 	}
-	d.wait(31 * time.Second) // the invitation times out when the guest looks at it
+	d.wait(31 * time.Second) // the invitation times out when the guest reads the session
 	if resp, body := d.send(guest, "GET", "/v1/asp/sessions/"+s.ID(), token, ""); !strings.Contains(body, `"FAILED"`) {
 		t.Fatalf("%s: %s", resp.Status, body)
 	}
 	if d.caller("guest").Vouched() {
-		t.Error("a guest is none any more, because an invitation timed out")
+		t.Error("the guest's connection is no longer a guest's after an invitation timed out")
 	}
 	out := httptest.NewRecorder()
 	unknown := policy.WithCaller(t.Context(), d.caller("unknown"))

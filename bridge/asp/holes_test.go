@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// borrowed gives a message of its own that bears the proof of another: the
-// proof is not signed.
+// borrowed gives message e with the proof of message from: the signature does not cover
+// the proof.
 func borrowed(t *testing.T, e, from *asp.Envelope) []byte {
 	t.Helper()
 	raw := strings.Replace(string(e.Raw()), e.Sender.DPoPProof, from.Sender.DPoPProof, 1)
@@ -23,9 +23,8 @@ func borrowed(t *testing.T, e, from *asp.Envelope) []byte {
 	return []byte(raw)
 }
 
-// TestProofIsUsedOnce through the hub, also when it is a new process in
-// between (ASP-035, ASP-079); and a message that was refused uses up nothing
-// (ASP-040).
+// TestProofIsUsedOnce: the hub refuses the replay of a proof, also after a restart
+// (ASP-035, ASP-079). A refused message does not use up its proof (ASP-040).
 func TestProofIsUsedOnce(t *testing.T) {
 	c := node.Config{Data: t.TempDir() + "/data", Durability: "disk"}
 	w := newWorld(t, c)
@@ -73,8 +72,7 @@ func TestProofIsUsedOnce(t *testing.T) {
 	try("after a restart")
 }
 
-// TestNothingIsFetched: neither what a card names nor what a message points to
-// is ever fetched (§13: SSRF).
+// TestNothingIsFetched: the hub never fetches a URL in a card or message (§13: SSRF).
 func TestNothingIsFetched(t *testing.T) {
 	var hits atomic.Int64
 	trap := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { hits.Add(1) }))
@@ -110,7 +108,7 @@ func TestNothingIsFetched(t *testing.T) {
 		t.Fatal(err)
 	}
 	select {
-	case n := <-w.notices: // it came to the agent as it was said
+	case n := <-w.notices: // the agent gets the message unchanged
 		if !strings.Contains(string(n.Parts[0].Data), trap.URL) {
 			t.Errorf("%s", n.Parts[0].Data)
 		}

@@ -15,27 +15,27 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// hands is a clock that moves when the test says so.
-type hands struct {
+// fakeClock is a clock that only the test moves.
+type fakeClock struct {
 	mu  sync.Mutex
 	now time.Time
 }
 
-func newHands() *hands { return &hands{now: time.Now().UTC().Truncate(time.Millisecond)} }
+func newFakeClock() *fakeClock { return &fakeClock{now: time.Now().UTC().Truncate(time.Millisecond)} }
 
-func (h *hands) Now() time.Time {
+func (h *fakeClock) Now() time.Time {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.now
 }
 
-func (h *hands) move(d time.Duration) {
+func (h *fakeClock) move(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.now = h.now.Add(d)
 }
 
-// records gives what the journal notes from now on.
+// records gives the journal's records from now on.
 func (w *world) records() <-chan *journal.Record {
 	w.t.Helper()
 	out := make(chan *journal.Record, 1024)
@@ -47,7 +47,7 @@ func (w *world) records() <-chan *journal.Record {
 	return out
 }
 
-// until waits for a record.
+// until waits for the record of a message.
 func until(ctx context.Context, t *testing.T, records <-chan *journal.Record, what string,
 	is func(*parley.Message) bool) *parley.Message {
 	t.Helper()
@@ -63,8 +63,8 @@ func until(ctx context.Context, t *testing.T, records <-chan *journal.Record, wh
 	}
 }
 
-// at gives the client of a registered agent, by the clock of the hub.
-func (w *world) at(h *hands, name string) *asp.Client {
+// at gives the client of a registered agent, with the clock of the hub.
+func (w *world) at(h *fakeClock, name string) *asp.Client {
 	w.t.Helper()
 	id, err := asp.GenerateIdentity("agent://"+name+".example/test/"+name, "org_"+name)
 	if err != nil {
@@ -91,7 +91,7 @@ func nameOf(t *testing.T, w *world, id string) string {
 	return e.Name
 }
 
-// question is what the agent of the hub's process asks of another.
+// question is a request of crew/echo, the agent in the hub's process.
 func question(to, text string) *parley.Message {
 	return &parley.Message{Kind: parley.Request, From: "crew/echo", To: to,
 		Skill: "x", Parts: []parley.Part{parley.Text(text)}, Origin: parley.Origin{Protocol: "go"}}
@@ -109,7 +109,7 @@ func wasAsked(ctx context.Context, t *testing.T, queries <-chan *asp.Message) *a
 	}
 }
 
-// timedOut waits until the hub's clock alone has moved a session on.
+// timedOut waits until a session times out by the hub's clock alone.
 func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, session string, to asp.State,
 	reason string) *asp.Ledger {
 	w.t.Helper()
@@ -123,30 +123,30 @@ func (w *world) timedOut(ctx context.Context, records <-chan *journal.Record, se
 	return l
 }
 
-// TestSessionsTimeOut is ASP-055 through the hub: sessions that nobody touches
-// end by the hub's clock alone.
+// TestSessionsTimeOut is ASP-055 through the hub: unused sessions end by the hub's clock
+// alone.
 func TestSessionsTimeOut(t *testing.T) {
 	t.Parallel()
-	h := newHands()
+	h := newFakeClock()
 	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Conversing: node.Duration{Duration: 20 * time.Minute}}})
 	alice, bob := w.at(h, "alice"), w.at(h, "bob")
 	ctx := w.ctx()
 	records := w.records()
-	// Nobody answers the invitation.
+	// The invitation gets no answer.
 	s, err := alice.Open(ctx, asp.Invitation{To: []string{bob.Identity.ID()}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.move(31 * time.Second)
 	w.timedOut(ctx, records, s.ID(), asp.Failed, "timeout in INVITED")
-	// Both are there, and silent.
+	// Both participants joined and are silent.
 	s, _ = introduced(t, ctx, alice, bob)
 	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "hello"}); err != nil {
 		t.Fatal(err)
 	}
 	h.move(19 * time.Minute)
 	if _, err := s.Send(ctx, asp.Inform, asp.Information{Topic: "still here"}); err != nil {
-		t.Fatal(err) // which begins the time anew
+		t.Fatal(err) // the message restarts the timeout
 	}
 	h.move(19 * time.Minute)
 	if l, err := w.ASP().Server().Session(ctx, s.ID(), ""); err != nil || l.State != asp.Conversing {
@@ -161,13 +161,13 @@ func TestSessionsTimeOut(t *testing.T) {
 // fails at the deadline of its commitment, which is breached.
 func TestOtherStatesTimeOut(t *testing.T) {
 	t.Parallel()
-	h := newHands()
+	h := newFakeClock()
 	w := newWorld(t, node.Config{Now: h.Now})
 	alice, bob := w.at(h, "alice"), w.at(h, "bob")
 	ctx := w.ctx()
 	records := w.records()
-	// open brings a session to CONVERSING and says more in it, by alice or, if
-	// it is an answer, by bob.
+	// open brings a session to CONVERSING and sends more messages: answers by bob, others
+	// by alice.
 	open := func(state asp.State, say ...any) string {
 		t.Helper()
 		s, bs := introduced(t, ctx, alice, bob)
@@ -220,11 +220,11 @@ func TestOtherStatesTimeOut(t *testing.T) {
 	w.timedOut(ctx, records, escalated, asp.Failed, "timeout in ESCALATED")
 }
 
-// TestIdleSessionIsClosed: a session that the hub opened for somebody is closed
-// with a signed CLOSE when nobody used it for asp.idle, and no sooner; the next
-// request opens another.
+// TestIdleSessionIsClosed: the hub closes a session that it opened with a signed CLOSE
+// when the session was unused for asp.idle, and not earlier. The next request opens
+// another session.
 func TestIdleSessionIsClosed(t *testing.T) {
-	h := newHands()
+	h := newFakeClock()
 	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Idle: node.Duration{Duration: 5 * time.Minute}}})
 	bob := w.at(h, "bob")
 	ctx := w.ctx()
@@ -266,7 +266,7 @@ func TestIdleSessionIsClosed(t *testing.T) {
 		t.Errorf("closed too soon: %+v %v", l, err)
 	}
 	h.move(2 * time.Minute)
-	// that the question was answered is noted a little after the answer
+	// the call is settled a little after the answer
 	for look := time.NewTicker(10 * time.Millisecond); ; <-look.C {
 		closeIdle()
 		if l, err := w.ASP().Server().Session(ctx, first, ""); err != nil || l.State.Terminal() {
@@ -286,8 +286,8 @@ func TestIdleSessionIsClosed(t *testing.T) {
 	}
 }
 
-// TestCancelIsWithdrawn: who cancels a request to an ASP agent has it withdrawn
-// in the session, by the id that the agent knows.
+// TestCancelIsWithdrawn: the cancellation of a request to an ASP agent becomes a WITHDRAW
+// in the session, with the id that the agent knows.
 func TestCancelIsWithdrawn(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	bob := w.client("bob")
@@ -332,9 +332,9 @@ func TestCancelIsWithdrawn(t *testing.T) {
 	}
 }
 
-// TestCommitmentAndDispute through the hub: a commitment is accepted and can no
-// longer be withdrawn (ASP-056), a dispute about it is recorded, and both are in
-// the transcript, which verifies.
+// TestCommitmentAndDispute: through the hub, an accepted commitment can no longer be
+// withdrawn (ASP-056), and a dispute about it is recorded. Both are in the transcript,
+// which verifies.
 func TestCommitmentAndDispute(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice, bob := w.client("alice"), w.client("bob")
@@ -409,9 +409,8 @@ func TestCommitmentAndDispute(t *testing.T) {
 	}
 }
 
-// TestKeysOfStandIn: the keys of a stand-in that are replaced while it is in a
-// session are used when that has ended (ASP-075); what was said with the old
-// ones still verifies.
+// TestKeysOfStandIn: a stand-in whose keys are replaced during a session uses the new
+// keys after the session (ASP-075). Messages with the old keys still verify.
 func TestKeysOfStandIn(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.client("alice")
@@ -460,8 +459,8 @@ func TestKeysOfStandIn(t *testing.T) {
 	if r, err := s.Export(ctx, &out); err != nil || !r.Signed {
 		t.Errorf("%+v %v", r, err)
 	}
-	// The first session after the end may still begin with the old ones, for
-	// nobody spoke in between; the hub looks when it speaks as the agent.
+	// The hub checks the keys when it sends as the agent. Without this call, the next
+	// session could still begin with the old keys.
 	if _, err := w.ASP().StandIn(ctx, "crew/echo"); err != nil {
 		t.Fatal(err)
 	}
@@ -475,10 +474,9 @@ func TestKeysOfStandIn(t *testing.T) {
 	}
 }
 
-// TestKeyEnd: a proof is remembered as long as it is in its window, to the last
-// moment (ASP-079).
+// TestKeyEnd: a proof is remembered to the last moment of its window (ASP-079).
 func TestKeyEnd(t *testing.T) {
-	h := &hands{now: time.Now().Truncate(time.Second)}
+	h := &fakeClock{now: time.Now().Truncate(time.Second)}
 	w := newWorld(t, node.Config{Now: h.Now, ASP: node.ASP{Idle: node.Duration{Duration: time.Hour}}})
 	ctx := w.ctx()
 	alice := w.at(h, "alice")

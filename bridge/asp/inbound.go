@@ -67,7 +67,7 @@ func (b *Binding) submit(ctx context.Context, c *chain, r *protocol.Record, join
 	if r.Request == nil || own {
 		ctx = byHub(ctx)
 	}
-	if guest && r.Request == nil { // a message of the hub, which the hub does not charge
+	if guest && r.Request == nil { // the hub does not charge for its own message
 		if err := b.charge(ctx, cost); err != nil {
 			return at, err
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/bridge/bridgetest"
 )
 
-// TestNothingIsLostSilently: what an ASP agent does not get of a message of any
-// protocol is reported.
+// TestNothingIsLostSilently: for a message of any protocol, the parts that an ASP agent
+// does not get are reported.
 func TestNothingIsLostSilently(t *testing.T) {
 	id, err := protocol.GenerateIdentity("agent://parley.test/stand/in", "org_parley")
 	if err != nil {

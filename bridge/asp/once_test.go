@@ -14,17 +14,17 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// written is what the journal recorded while it was watched.
-type written struct {
+// recordLog has the journal's records from the start of the watch.
+type recordLog struct {
 	mu   sync.Mutex
 	list []*journal.Record
-	more chan struct{} // closed with the next
+	more chan struct{} // closed by the next record
 }
 
-// written begins to watch; before is what was recorded earlier.
-func (w *world) written(before ...*journal.Record) *written {
+// watch begins a recordLog; before are earlier records.
+func (w *world) watch(before ...*journal.Record) *recordLog {
 	w.t.Helper()
-	out := &written{list: before, more: make(chan struct{})}
+	out := &recordLog{list: before, more: make(chan struct{})}
 	w.t.Cleanup(w.Hub().Journal().Watch(func(r *journal.Record) {
 		out.mu.Lock()
 		defer out.mu.Unlock()
@@ -35,14 +35,14 @@ func (w *world) written(before ...*journal.Record) *written {
 	return out
 }
 
-func (l *written) all() ([]*journal.Record, <-chan struct{}) {
+func (l *recordLog) all() ([]*journal.Record, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.list[:len(l.list):len(l.list)], l.more
 }
 
-// until waits until enough is recorded.
-func (l *written) until(ctx context.Context, t *testing.T, what string,
+// until waits until the records satisfy is.
+func (l *recordLog) until(ctx context.Context, t *testing.T, what string,
 	is func([]*journal.Record) bool) []*journal.Record {
 	t.Helper()
 	for {
@@ -68,9 +68,9 @@ func (w *world) head(session string) asp.Head {
 	return l.Head
 }
 
-// TestReplyIsSaidOnce: what a handler says about a question is said in the session
-// once. If the hub ends before it has recorded that the reply was delivered, it finds
-// after a restart that it was, and says nothing twice.
+// TestReplyIsSaidOnce: a session gets each reply of a handler once. If the hub stops
+// after the delivery of a reply and before its delivery record, it finds the reply in
+// the session after a restart, and does not send it again.
 func TestReplyIsSaidOnce(t *testing.T) {
 	for _, format := range []asp.Format{asp.JSON, asp.MessagePack} {
 		c := node.Config{Data: t.TempDir() + "/data", Durability: "disk"}
@@ -82,7 +82,7 @@ func TestReplyIsSaidOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		wait(t, s, asp.Introduced)
-		log := w.written()
+		log := w.watch()
 		if m, err := s.Ask(ctx, asp.Question{QueryType: "pieces"}); err != nil ||
 			!strings.Contains(string(m.Body), "done") {
 			t.Fatalf("%+v %v", m, err)
@@ -114,11 +114,11 @@ func TestReplyIsSaidOnce(t *testing.T) {
 			}
 		}
 		if len(requests) != 2 || len(replies) != 4 || len(said) != 4 {
-			t.Fatalf("%s: %d requests, %d replies, %d of them said", format, len(requests), len(replies), len(said))
+			t.Fatalf("%s: %d requests, %d replies, %d in the session", format, len(requests), len(replies), len(said))
 		}
 		for id := range replies {
 			if said[id.String()] != 1 {
-				t.Errorf("%s: %s was said %d times", format, id, said[id.String()])
+				t.Errorf("%s: %s is in the session %d times", format, id, said[id.String()])
 			}
 		}
 		before, base := w.head(s.ID()), w.base
@@ -141,11 +141,11 @@ func TestReplyIsSaidOnce(t *testing.T) {
 				}
 			}
 			if got := w.head(s.ID()); got != before {
-				t.Errorf("%s, %s: said twice: %+v, was %+v", format, when, got, before)
+				t.Errorf("%s, %s: sent twice: %+v, was %+v", format, when, got, before)
 			}
 		}
 		again("after a restart")
-		// The log alone tells as much as the checkpoint of a session that ended.
+		// The log alone is as good as the checkpoint of an ended session.
 		if m, err := s.Ask(ctx, asp.Question{QueryType: "echo",
 			Parameters: map[string]string{"text": "still here"}}); err != nil ||
 			!strings.Contains(string(m.Body), "still here") {
@@ -161,9 +161,8 @@ func TestReplyIsSaidOnce(t *testing.T) {
 	}
 }
 
-// TestAnswerIsOneReply: what an agent answers in a session is one reply to the
-// request that it answers, and to no other: also after a restart, when the hub looks
-// for the answers that it missed.
+// TestAnswerIsOneReply: an agent's answer in a session is one reply to its request, and
+// to no other request: also after a restart, when the hub looks for missed answers.
 func TestAnswerIsOneReply(t *testing.T) {
 	c := node.Config{Data: t.TempDir() + "/data", Durability: "disk"}
 	w := newWorld(t, c)
@@ -192,7 +191,7 @@ func TestAnswerIsOneReply(t *testing.T) {
 		}
 		return m, wasAsked(ctx, t, queries)
 	}
-	log := w.written()
+	log := w.watch()
 	one, _ := ask("one")
 	two, q := ask("two")
 	s := <-sessions
@@ -205,9 +204,9 @@ func TestAnswerIsOneReply(t *testing.T) {
 		}
 		return e
 	}
-	// It refers to nothing, and is the answer to the oldest question.
+	// Without a reference, it answers the oldest question.
 	first := inform("first")
-	// replies are those to a request.
+	// replies gives the replies to a request.
 	replies := func(to *parley.Message) (texts []string) {
 		t.Helper()
 		list := log.until(ctx, t, "reply", func(list []*journal.Record) bool {
@@ -219,7 +218,7 @@ func TestAnswerIsOneReply(t *testing.T) {
 			if m := r.Message; m != nil && m.InReplyTo == to.ID && m.Kind == parley.Response {
 				if m.Origin.Peer != bob.Identity.ID() || m.Origin.Verdict.Assurance != parley.Signed ||
 					string(m.Origin.Raw) == "" {
-					t.Errorf("%s is not what bob said: %+v", m.ID, m.Origin)
+					t.Errorf("%s is not bob's message: %+v", m.ID, m.Origin)
 				}
 				texts = append(texts, m.Text())
 			}
@@ -227,7 +226,7 @@ func TestAnswerIsOneReply(t *testing.T) {
 		return texts
 	}
 	if got := replies(one); len(got) != 1 || got[0] != "first" {
-		t.Errorf("the first was told %q", got)
+		t.Errorf("replies to the first request: %q", got)
 	}
 	stop()
 	before := w.base
@@ -235,8 +234,8 @@ func TestAnswerIsOneReply(t *testing.T) {
 	c.Listen.HTTP = strings.TrimPrefix(before, "http://")
 	w.open(c)
 	earlier, _ := log.all()
-	log = w.written(earlier...)
-	// A proof serves once, also after a restart.
+	log = w.watch(earlier...)
+	// A proof is valid once, also after a restart.
 	l, err := w.ASP().Server().Session(ctx, s.ID(), "")
 	if err != nil {
 		t.Fatal(err)
@@ -258,9 +257,9 @@ func TestAnswerIsOneReply(t *testing.T) {
 	}
 	inform("second", asp.InReplyTo(q))
 	if got := replies(two); len(got) != 1 || got[0] != "second" {
-		t.Errorf("the second was told %q", got)
+		t.Errorf("replies to the second request: %q", got)
 	}
 	if got := replies(one); len(got) != 1 {
-		t.Errorf("the first was told %q", got)
+		t.Errorf("replies to the first request: %q", got)
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestPartitionTaken: who becomes the owner of a partition looks at every
-// session there in which the hub speaks. What was said in one while nobody owned
-// the partition would else be seen to when something more is said.
+// TestPartitionTaken: the new owner of a partition queues every session there with a
+// stand-in. Otherwise a message recorded while the partition had no owner would wait for
+// the next message.
 func TestPartitionTaken(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t), Partitions: 2})
 	if err != nil {
@@ -30,7 +30,7 @@ func TestPartitionTaken(t *testing.T) {
 	b.standIns = newStandIns(b)
 	b.standIns.byID[standIn], b.standIns.byName["bob"] = "bob", &protocol.Identity{}
 	b.reconciler = newReconciler(b)
-	at := func(partition int, n int) string { // the n-th session there
+	at := func(partition int, n int) string { // the n-th session of a partition
 		for i := byte('a'); ; i++ {
 			if id := "session-" + string(i); j.Partition(scope(id)) == partition {
 				if n--; n < 0 {
@@ -55,17 +55,17 @@ func TestPartitionTaken(t *testing.T) {
 	b.store.chain(mine)
 	b.reconciler.partitionOwned(0)
 	if !b.reconciler.queued[mine] || b.reconciler.newest[mine] == 0 || b.store.inMemory(mine) != nil {
-		t.Error("a session of the partition is not read again and looked at")
+		t.Error("a session of the partition is not read again and queued")
 	}
 	for _, id := range others {
 		if b.reconciler.queued[id] {
-			t.Errorf("%s is looked at, where there is nothing to do", id)
+			t.Errorf("%s is queued without need", id)
 		}
 	}
 }
 
-// TestTendedAgain: a session that could not be reconciled, whoever owns its partition,
-// is queued again, as one of whose newest record nobody here was notified.
+// TestTendedAgain: a session whose reconciliation failed is queued again, whether or not
+// this node owns its partition. It is read again, as if another node had appended to it.
 func TestTendedAgain(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
@@ -75,7 +75,7 @@ func TestTendedAgain(t *testing.T) {
 	b.store = newStore(b)
 	b.server = &protocol.Server{Store: b.store}
 	b.reconciler = newReconciler(b)
-	if err := j.Close(); err != nil { // it can be read no more
+	if err := j.Close(); err != nil { // reads fail from now on
 		t.Fatal(err)
 	}
 	const session = "01890000-0000-7000-8000-000000000000"
@@ -84,10 +84,10 @@ func TestTendedAgain(t *testing.T) {
 	b.reconciler.dispatch()
 	b.reconciler.runs.Wait()
 	if len(b.reconciler.queued) > 0 {
-		t.Fatalf("it is to be looked at at once: %v", b.reconciler.queued)
+		t.Fatalf("queued without a pause: %v", b.reconciler.queued)
 	}
 	b.reconciler.retry()
 	if !b.reconciler.queued[session] || b.reconciler.newest[session] <= 5 || len(b.reconciler.failed) > 0 {
-		t.Errorf("dirty %v, seen %v, failed %v", b.reconciler.queued, b.reconciler.newest, b.reconciler.failed)
+		t.Errorf("queued %v, newest %v, failed %v", b.reconciler.queued, b.reconciler.newest, b.reconciler.failed)
 	}
 }

@@ -15,9 +15,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestDelegateBringsStandInIn is ASP-072 and ASP-073 through the hub: a third
-// participant comes by DELEGATE, everybody sees every message, and the hub's
-// record names them all.
+// TestDelegateBringsStandInIn is ASP-072 and ASP-073 through the hub: DELEGATE adds a
+// third participant, all participants see every message, and the hub's record names
+// them all.
 func TestDelegateBringsStandInIn(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	var records []*journal.Record
@@ -35,7 +35,7 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	var acts []string
-	for m, err := range bs.Messages(ctx) { // bob reads along
+	for m, err := range bs.Messages(ctx) { // bob reads, too
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 		}
 	}
 	if !slices.Contains(acts, "ACCEPT") || acts[len(acts)-1] != "INFORM" {
-		t.Errorf("the stand-in said %v", acts)
+		t.Errorf("messages of the stand-in: %v", acts)
 	}
 	for len(recorded) > 0 {
 		records = append(records, <-recorded)
@@ -66,8 +66,8 @@ func TestDelegateBringsStandInIn(t *testing.T) {
 	}
 }
 
-// TestDeadPeer: who never answers an invitation delays nobody else, and the
-// request ends with its deadline.
+// TestDeadPeer: a peer that never answers an invitation delays no other peer, and the
+// request to it ends with its deadline.
 func TestDeadPeer(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, node.Config{})
@@ -101,10 +101,9 @@ func TestDeadPeer(t *testing.T) {
 	}
 }
 
-// TestTrustIsVouchedFor: where an inviter needs a score, it is that of what the
-// operator's configuration says, also of an agent that registers later; what an
-// agent says of itself counts for nothing, and the hub's own invitations need
-// none (ASP-061).
+// TestTrustIsVouchedFor: if inviters need a score, it comes from the operator's
+// configuration, also for an agent that registers later. An agent's own claims do not
+// count, and the hub's own invitations need no score (ASP-061).
 func TestTrustIsVouchedFor(t *testing.T) {
 	id, err := asp.GenerateIdentity("agent://alice.example/test/alice", "org_alice")
 	if err != nil {
@@ -115,11 +114,11 @@ func TestTrustIsVouchedFor(t *testing.T) {
 	alice, bob := w.as(id), w.client("bob")
 	ctx := w.ctx()
 	if _, err := alice.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err != nil {
-		t.Errorf("who has the score: %v", err)
+		t.Errorf("an inviter with the score: %v", err)
 	}
 	if _, err := bob.Open(ctx, asp.Invitation{To: []string{w.echoID()}}); err == nil ||
 		!strings.Contains(err.Error(), "insufficient_trust_score") {
-		t.Errorf("who has none: %v", err)
+		t.Errorf("an inviter without a score: %v", err)
 	}
 	session, err := asp.NewSessionID()
 	if err != nil {
@@ -135,7 +134,7 @@ func TestTrustIsVouchedFor(t *testing.T) {
 	var refusal *asp.Error
 	if _, err := w.ASP().Server().Ingest(ctx, e.Raw(), asp.Transport{Agent: bob.Identity.ID()},
 		session); !errors.As(err, &refusal) || refusal.Code != "insufficient_trust_score" {
-		t.Errorf("who claims one: %v", err)
+		t.Errorf("an inviter that claims a score: %v", err)
 	} else if r, ok := w.Hub().Explain(refusal.Reference); !ok || r.Step != "admit" {
 		t.Errorf("%+v", r)
 	}
@@ -162,8 +161,8 @@ func TestTrustIsVouchedFor(t *testing.T) {
 	}
 }
 
-// TestForged: nothing is recorded before the signature holds, and what was
-// refused can be explained.
+// TestForged: the hub records no message with an invalid signature, and can explain the
+// refusal.
 func TestForged(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	alice := w.client("alice")
@@ -205,8 +204,8 @@ func TestForged(t *testing.T) {
 	}
 }
 
-// TestAnswerAfterRestart: a question that the hub asked before it stopped is
-// answered afterwards, and who asked gets the answer once.
+// TestAnswerAfterRestart: the answer to a request from before a restart of the hub
+// reaches the requester once.
 func TestAnswerAfterRestart(t *testing.T) {
 	c := node.Config{Data: t.TempDir() + "/data", Durability: "disk"}
 	w := newWorld(t, c)

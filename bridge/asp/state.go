@@ -72,7 +72,7 @@ func newStore(b *Binding) *store {
 	return s
 }
 
-// start reads what the journal holds.
+// start reads the state from the journal.
 func (s *store) start(ctx context.Context) error {
 	stop, err := s.agents.Follow(ctx, s.agentChanged)
 	if err != nil {

@@ -10,9 +10,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestReadersAreTold: what one hub records in a session reaches those who read
-// the session at another, also when that one has read it for somebody else before
-// it came to telling them.
+// TestReadersAreTold: a record of one hub reaches the readers of the session at another
+// hub, also if that hub has loaded the record for another reason before it wakes them.
 func TestReadersAreTold(t *testing.T) {
 	t.Parallel()
 	url := testcluster.Start(t, 1).URLs[0]
@@ -61,9 +60,9 @@ func TestReadersAreTold(t *testing.T) {
 		case m := <-heard:
 			return m
 		case err := <-reading:
-			t.Fatal("bob reads no more: ", err)
+			t.Fatal("bob's stream ended: ", err)
 		case <-ctx.Done():
-			t.Fatal("bob was not told")
+			t.Fatal("bob got no message")
 		}
 		return nil
 	}
@@ -83,7 +82,7 @@ func TestReadersAreTold(t *testing.T) {
 			select {
 			case <-look.C:
 			case <-ctx.Done():
-				t.Fatal("b was not told by the journal")
+				t.Fatal("the journal did not notify b")
 			}
 		}
 		look.Stop()

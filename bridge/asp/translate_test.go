@@ -110,8 +110,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// FuzzReply: whatever stands in a body, translating it ends, and its content
-// is JSON or text.
+// FuzzReply: the translation of any body ends, and its content is JSON or text.
 func FuzzReply(f *testing.F) {
 	f.Add([]byte(`{"informType":"result","data":{"result":[1]}}`))
 	f.Add([]byte(`{"informType":7,"data":"x","topic":[]}`))
@@ -140,7 +139,7 @@ func FuzzReply(f *testing.F) {
 	})
 }
 
-// TestExtension: a record is read as it was written.
+// TestExtension: the extension of a message survives encoding and decoding.
 func TestExtension(t *testing.T) {
 	at := time.Date(2026, 11, 22, 10, 11, 12, 345678901, time.UTC)
 	plain := protocol.Record{Session: "019cc8aa-0001-7def-8a12-000000000001", Position: 7, Kind: protocol.RecordMessage,

@@ -10,9 +10,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// An agent that is exposed nowhere asks an ASP agent through its stand-in and is answered,
-// also where rules let nobody call it. Nobody finds or calls it: strangers do not, nor does
-// the agent that it asks.
+// An unexposed agent sends a request to an ASP agent through its stand-in and gets the
+// answer, also if rules let no agent call it. No peer can find or call it, not even the
+// agent that it asks.
 func TestUnexposedAgentAsks(t *testing.T) {
 	w := newWorld(t, node.Config{Allow: []node.Allow{{From: "hidden", To: []string{"**"}}}})
 	bob, eve := w.client("bob"), w.client("eve")
@@ -29,7 +29,7 @@ func TestUnexposedAgentAsks(t *testing.T) {
 			if _, err = s.Send(ctx, asp.Observe, asp.Information{Topic: "noted"}); err != nil {
 				return err
 			}
-			_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "x"}) // back
+			_, err = s.Send(ctx, asp.Query, asp.Question{QueryType: "x"}) // to the requester
 			called <- err
 			_, err = s.Send(ctx, asp.Inform, asp.Information{InformType: "result", Data: map[string]any{"n": 42}},
 				asp.InReplyTo(m))
@@ -43,7 +43,7 @@ func TestUnexposedAgentAsks(t *testing.T) {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	if err := <-called; !isCode(err, "agent_not_found") {
-		t.Errorf("the agent that was asked asked back: %v", err)
+		t.Errorf("the recipient could call the requester: %v", err)
 	}
 	found := func(id string) bool {
 		t.Helper()
@@ -57,12 +57,12 @@ func TestUnexposedAgentAsks(t *testing.T) {
 		t.Error("a search found it")
 	}
 	if _, err := eve.Open(ctx, asp.Invitation{To: []string{hidden}}); !isCode(err, "agent_not_found") {
-		t.Errorf("a stranger invited it: %v", err)
+		t.Errorf("another agent invited it: %v", err)
 	}
 	if card, err := eve.Card(ctx, hidden); err != nil || len(card.Capabilities) > 0 {
 		t.Errorf("its card: %+v, %v", card, err)
 	}
-	// Exposed, it is found; taken back, it is not.
+	// A search finds it while it is exposed.
 	for _, exposed := range []bool{true, false} {
 		e, ok := w.Hub().Directory().Agent("hidden")
 		if !ok {
