@@ -13,24 +13,24 @@ import (
 type call struct {
 	id      string
 	over    link          // unless nil, the only link that can bring the answer
-	line    []byte        // with its end
-	timeout int           // where in line the seconds stand that it is given, up to the last brace; 0: it has none
-	until   time.Time     // with timeout: when its caller gives it up
+	line    []byte        // with its LF
+	timeout int           // offset in line of the value of the member timeout, which is the last; 0: none
+	until   time.Time     // with timeout: when the caller gives the call up
 	wake    chan struct{} // holds one token when the state below has changed
 
 	mu     sync.Mutex
 	left   leaving
-	doubt  error // with leaving: a connection broke meanwhile on which it may have left
+	doubt  error // with leaves: a connection broke meanwhile that may have taken the line
 	events []*Envelope
 	final  *Envelope
 	err    error
 	seen   map[string]struct{} // ids of events
 }
 
-// take files a message about this call: the first that is no event ends it. A
-// host that resumes sessions writes its last frames again, also before the new
-// handshake is known here: of its events each id counts once. Other hosts
-// repeat nothing, and need not give each event an id of its own.
+// take files a message about this call; the first that is no event ends the call. A
+// host that resumes sessions sends its last frames again, even before the client knows
+// the new handshake: of its events each id counts once. Other hosts repeat nothing, and
+// need not give each event its own id.
 func (p *call) take(m *Envelope, e *Error, limit int, resumes bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -93,7 +93,7 @@ func (p *call) failLocked(err error) {
 	}
 }
 
-// lose fails a call if the host may have it; that host will not answer it.
+// lose fails a call that the host may have and will not answer.
 func (p *call) lose(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,19 +101,18 @@ func (p *call) lose(err error) {
 	case hasLeft:
 		p.failLocked(err)
 	case leaves:
-		p.doubt = err // whether it left is known when the link says so
+		p.doubt = err // the link will report whether the line left
 	}
 }
 
-// begin notes that a link is about to take the line: one that breaks meanwhile
-// must know.
+// begin notes that a link is about to take the line, in case the link breaks meanwhile.
 func (p *call) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.left, p.doubt = leaves, nil
 }
 
-// sent notes whether it left.
+// sent notes whether the line left.
 func (p *call) sent(left bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,8 +126,8 @@ func (p *call) sent(left bool) {
 	}
 }
 
-// now is the line with the seconds that the caller still waits: a host that gets it
-// late must not work on it, or answer it, when the caller has gone.
+// now gives the line with the seconds that the caller still waits: a host that gets the
+// line late must not work on it, or answer, when the caller has gone.
 func (p *call) now() []byte {
 	if p.timeout == 0 {
 		return p.line
@@ -140,7 +139,7 @@ func (p *call) now() []byte {
 	return append(append(bytes.Clone(p.line[:p.timeout]), left...), "}\n"...)
 }
 
-// seconds is how many are left until t, at least one.
+// seconds gives the whole seconds until t, at least one.
 func seconds(t time.Time) int64 { return max(1, int64(time.Until(t)/time.Second)) }
 
 func (p *call) mayBeThere() bool {
@@ -161,7 +160,7 @@ func (p *call) failure() error {
 	return p.err
 }
 
-// file records a request as in flight; its line is taken over.
+// file records a request as in flight; it takes over the line.
 func (c *Client) file(ctx context.Context, p *call) error {
 	if len(p.line) > c.limits.Frame {
 		return ErrTooLarge
@@ -188,7 +187,7 @@ func (c *Client) drop(p *call) {
 	delete(c.pending, p.id)
 }
 
-// wait gives the final frame; events go to each in order, until it says stop.
+// wait gives the final frame; each gets the events in order, until it returns false.
 func (c *Client) wait(ctx context.Context, p *call, each func(*Envelope) bool) (*Envelope, error) {
 	for {
 		p.mu.Lock()
@@ -217,8 +216,8 @@ func (c *Client) wait(ctx context.Context, p *call, each func(*Envelope) bool) (
 
 var errStopped = errors.New("a2e: stopped by the caller")
 
-// exchange is ask for a request that has been written; timeout is the position in it
-// of the time that the context gave, 0 if it has none.
+// exchange is ask for an encoded request; timeout is the offset of the timeout in line,
+// 0 if the context gave none.
 func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout int,
 	each func(*Envelope) bool) (*Envelope, error) {
 	if _, ok := ctx.Deadline(); !ok {
@@ -242,7 +241,7 @@ func (c *Client) exchange(ctx context.Context, id string, line []byte, timeout i
 		left := err == nil || errors.Is(err, ErrOutcomeUnknown)
 		p.sent(left)
 		switch {
-		case left: // on doubt, the answer or the broken link tells
+		case left: // in doubt, the answer or the broken link decides
 			return c.wait(ctx, p, each)
 		case ctx.Err() != nil:
 			return nil, c.unreached(ctx)

@@ -16,10 +16,10 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Chains serves the capability "chains" (A2E §6.18): a walk from the entry node
-// along next_node, with branches, and with map nodes that run another node for
-// each item. Nodes are tools and skills; nothing else can be started. What
-// goes wrong is said inside chain/resp, not by an error frame.
+// Chains serves the capability "chains" (A2E §6.18): a walk from the entry node along
+// next_node, with branches, and with map nodes that run another node for each item.
+// Nodes are tools and skills; nothing else can be started. chain/resp carries failures,
+// not an error frame.
 type Chains struct {
 	Tools  Tools
 	Skills Skills
@@ -249,7 +249,7 @@ func (run *chainRun) emit(ctx context.Context, node, phase string, output json.R
 	more := func(f encoder) encoder {
 		return f.text("node_id", node).text("phase", phase).json("output", output).text("error", clip(fault, maxText))
 	}
-	// A chain goes on when its agent does not listen; Event has waited for it.
+	// A chain continues when its agent does not read events; Event has waited for it.
 	_ = run.r.event(ctx, KindStatus, nil, more)
 }
 
@@ -261,10 +261,10 @@ func publicText(err error) string {
 	return "the node failed"
 }
 
-// resolve evaluates an expression of input_map or items_path (A2E §6.18): a
-// string that starts with "$" is a path into the context ("$" all of it,
-// "$.node.field" a member of an output), anything else is itself. A path that
-// leads nowhere gives null.
+// resolve evaluates an expression of input_map or items_path (A2E §6.18). A string that
+// starts with "$" is a path into the context ("$" all of it, "$.node.field" a member of
+// an output); any other expression stands for itself. A path that leads nowhere gives
+// null.
 func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawMessage {
 	text, _ := textOf(expr)
 	if !strings.HasPrefix(text, "$") {
@@ -274,7 +274,7 @@ func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawM
 		b, _ := jsonx.Encode(context)
 		return b
 	}
-	// The second character is a dot by convention and is not looked at.
+	// The second character is a dot by convention and not checked.
 	_, size := utf8.DecodeRuneInString(text[1:])
 	parts := strings.Split(text[1+size:], ".")
 	cur := context[parts[0]]
@@ -292,10 +292,10 @@ func resolve(expr json.RawMessage, context map[string]json.RawMessage) json.RawM
 
 var errCondition = errors.New("a2e: values of the condition cannot be compared")
 
-// evalCondition evaluates the condition of a branch node (A2E §6.18): empty is
-// true; a path alone is true unless it leads to null, false, zero or something
-// empty; otherwise one of == != >= <= > < between a path and a literal. Values
-// without an order, such as a text and a number, give an error.
+// evalCondition evaluates the condition of a branch node (A2E §6.18). An empty
+// condition is true; a path alone is true unless it leads to null, false, zero or an
+// empty value; otherwise the condition is one of == != >= <= > < between a path and a
+// literal. Values without an order, such as a text and a number, give an error.
 func evalCondition(condition string, context map[string]json.RawMessage) (bool, error) {
 	condition = strings.TrimSpace(condition)
 	if condition == "" {
@@ -401,8 +401,8 @@ func literalOf(s string) operand {
 	return operand{kind: operandText, text: strings.Trim(s, `'"`)}
 }
 
-// validNumber accepts what the reference's language reads as a number:
-// decimal, with underscores between digits, or inf and nan.
+// validNumber accepts numbers as the reference's language reads them: decimal, with
+// underscores between digits, or inf and nan.
 func validNumber(s string) bool {
 	if strings.ContainsAny(s, "xX") || strings.HasPrefix(strings.TrimLeft(s, "+-"), "_") ||
 		strings.HasSuffix(s, "_") || strings.Contains(s, "__") {

@@ -24,10 +24,10 @@ import (
 // requests apart by their ids, and comes back after a broken connection. Set
 // its fields before the first use; its methods are safe for concurrent use.
 //
-// A request that is in flight when the connection breaks is sent again, with
-// its id, only to a host that says that it remembers ids and resumes sessions,
-// as [Host] does; otherwise it fails with [ErrOutcomeUnknown]. So nothing is
-// executed twice, and nothing is lost without a word.
+// A request that is in flight when the connection breaks is sent again, with its id,
+// only to a host that announces that it remembers ids and resumes sessions, as [Host]
+// does; otherwise it fails with [ErrOutcomeUnknown]. So no request is executed twice,
+// and each has an outcome.
 type Client struct {
 	// URL of the host: http://, https:// (HTTP + SSE, any path is the prefix),
 	// tcp://host:port, tls://host:port or unix:///path.
@@ -35,19 +35,19 @@ type Client struct {
 	// Dial opens a byte stream instead of URL.
 	Dial func(ctx context.Context) (io.ReadWriteCloser, error)
 	// Command makes the child process to talk to instead of URL (A2E §7.2). Each
-	// connection starts a new one. Nothing else ever starts a process.
+	// connection starts a new process. The client starts no other.
 	Command func() *exec.Cmd
 
-	AgentID string // free, stable if wanted; empty is legal
+	AgentID string // free, stable if wanted; may be empty
 	Token   string // the secret that proves who the agent is
 
 	// Capabilities to ask for. Nil means all of A2E §6.15.
 	Capabilities []string
 
-	// HTTP makes the requests of http and https URLs. Nil means a client that
-	// refuses private and loopback addresses, as for URLs from elsewhere: set
-	// it, for example to http.DefaultClient, for a host of one's own. A Timeout
-	// in it also cuts the stream, which is then opened again.
+	// HTTP makes the requests of http and https URLs. Nil means a client that refuses
+	// private and loopback addresses, as for URLs from elsewhere: set
+	// http.DefaultClient, for example, for your own host. Its Timeout, if set, also
+	// cuts the stream, which is then opened again.
 	HTTP *http.Client
 	// TLS configures tls:// URLs.
 	TLS *tls.Config
@@ -55,18 +55,18 @@ type Client struct {
 	// Registry knows the message types. Nil means all of A2E §6.
 	Registry *Registry
 
-	// OnPush gets messages that belong to no request of this client, one after
-	// the other: pushes, and requests of the host such as mcp/sample/req, which it
-	// answers with Send. Without it pushes are dropped, and requests refused.
+	// OnPush gets messages that belong to no request of this client, one after another:
+	// pushes, and the host's requests such as mcp/sample/req, which OnPush answers with
+	// Send. Without it the client drops pushes and refuses requests.
 	OnPush func(m *Envelope)
 
-	// FailFast lets a request for which there is no connection fail with the first
-	// attempt to make one. Otherwise it waits through an outage of a host to which
-	// there was one, for as long as its context allows.
+	// FailFast makes a request without a connection fail with the first attempt to
+	// connect. Otherwise the request waits, as long as its context allows, through an
+	// outage of a host that was connected before.
 	FailFast bool
 
-	// OnLink is called after each handshake and when a stream that broke is open
-	// again (up), and when the connection or the stream is lost. It must not wait.
+	// OnLink is called after each handshake and when a broken stream is open again
+	// (up), and when the connection or the stream is lost. It must not wait.
 	OnLink func(up bool)
 
 	Limits ClientLimits
@@ -117,16 +117,16 @@ func (c *Client) init() {
 	})
 }
 
-// Connect opens the connection and shakes hands. Other methods do so by
-// themselves; Connect reports at once what is wrong.
+// Connect opens the connection and shakes hands, and reports errors at once. Other
+// methods connect by themselves.
 func (c *Client) Connect(ctx context.Context) error {
 	c.init()
 	_, err := c.await(ctx, nil)
 	return err
 }
 
-// SessionID is the session that the host gave; empty before the handshake. It
-// is a secret in HTTP mode.
+// SessionID gives the id of the session; empty before the handshake. The id is a secret
+// in HTTP mode.
 func (c *Client) SessionID() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -140,7 +140,7 @@ func (c *Client) Accepted() []string {
 	return slices.Clone(c.accepted)
 }
 
-// Remembers reports whether the host says that it remembers the ids of requests
+// Remembers reports whether the host announces that it remembers the ids of requests
 // and resumes sessions, so that a request can be sent again with its id.
 func (c *Client) Remembers() bool {
 	c.mu.Lock()
@@ -148,8 +148,7 @@ func (c *Client) Remembers() bool {
 	return c.resume
 }
 
-// await waits for a link that has shaken hands; for the call p, if there is
-// one, no longer than that is open.
+// await waits for a link that has shaken hands; with a call p, only while p is open.
 func (c *Client) await(ctx context.Context, p *call) (link, error) {
 	var changed chan struct{}
 	if p != nil {
@@ -223,7 +222,7 @@ func (c *Client) received(l link, line []byte) {
 	}
 }
 
-// respond answers a message of the host; one at a time, others are dropped.
+// respond answers a message of the host, one at a time; further messages are dropped.
 func (c *Client) respond(l link, line []byte) {
 	if !c.responding.CompareAndSwap(false, true) {
 		return
@@ -234,8 +233,8 @@ func (c *Client) respond(l link, line []byte) {
 	}()
 }
 
-// tooLarge takes the beginning of a message over the limit. If that was an
-// answer, its request fails: nobody else would tell its caller.
+// tooLarge takes the beginning of a message over the limit. If the message was an
+// answer, its request fails; otherwise its caller would wait in vain.
 func (c *Client) tooLarge(head []byte) {
 	typ, reqID := headOf(head)
 	c.mu.Lock()
@@ -246,8 +245,8 @@ func (c *Client) tooLarge(head []byte) {
 	}
 }
 
-// ask sends a request and waits for its final frame; events go to each in
-// order, until it says stop.
+// ask sends a request and waits for its final frame; each gets the events in order,
+// until it returns false.
 func (c *Client) ask(ctx context.Context, m Message, each func(*Envelope) bool) (*Envelope, error) {
 	c.init()
 	if m.ID == "" {
@@ -260,7 +259,7 @@ func (c *Client) ask(ctx context.Context, m Message, each func(*Envelope) bool) 
 	return c.exchange(ctx, m.ID, line, 0, each)
 }
 
-// Ask sends a request and gives its response. A failure that the host reports
+// Ask sends a request and gives its response. If the host reports a failure, the error
 // is an [*Error] with its code, retryable and detail.
 func (c *Client) Ask(ctx context.Context, m Message) (*Envelope, error) {
 	return c.ask(ctx, m, nil)
@@ -322,8 +321,8 @@ func (c *Client) Ping(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// Close says shutdown, ends the connection and, if there is one, the child
-// process, and fails requests in flight with [ErrClosed].
+// Close sends shutdown, ends the connection and, if there is one, the child process,
+// and fails requests in flight with [ErrClosed].
 func (c *Client) Close() error {
 	c.init()
 	c.mu.Lock()
@@ -360,8 +359,8 @@ func (c *Client) Tools(ctx context.Context, q ToolQuery) ([]ToolDefinition, erro
 	return out, nil
 }
 
-// CallTool calls a tool. The result says whether the tool succeeded; an error
-// says that there is none. onEvent, which may be nil, gets the events first.
+// CallTool calls a tool. The result says whether the tool succeeded; an error means
+// that there is no result. onEvent, which may be nil, gets the events first.
 func (c *Client) CallTool(ctx context.Context, name string, arguments any, onEvent func(Event)) (ToolResult, error) {
 	args, err := bodyOf(arguments)
 	if err != nil {

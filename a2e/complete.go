@@ -31,7 +31,7 @@ func (m *Envelope) Complete(now time.Time) []byte {
 	return append(appendFields(f, m.raw, m.ms, fields, now, known), '}')
 }
 
-// appendFields adds the members of an object besides those that are known already.
+// appendFields adds the members of an object except the known ones.
 func appendFields(f encoder, raw []byte, ms []member, fields []Field, now time.Time, known map[string]bool) encoder {
 	at := make([]int32, len(fields))
 	match(raw, ms, fields, at)
@@ -45,7 +45,7 @@ func appendFields(f encoder, raw []byte, ms []member, fields []Field, now time.T
 			f = appendDefault(f, field.Default, now)
 		}
 	}
-	for i := len(ms) - 1; i >= 0; i-- { // the last of equal names
+	for i := len(ms) - 1; i >= 0; i-- { // the last of equal names counts
 		if name, _ := unquote(ms[i].name.of(raw)); !known[name] {
 			known[name] = true
 			f = f.json(name, ms[i].value.of(raw))
@@ -91,7 +91,8 @@ func appendDefault(dst []byte, def string, now time.Time) []byte {
 	return append(dst, cmp.Or(def, "null")...)
 }
 
-// generated are the defaults that each message makes anew, by their names in the tables.
+// generated are the defaults that each message generates anew, by their names in the
+// tables.
 var generated = map[string]func(dst []byte, now time.Time) []byte{
 	"now":   appendTime,
 	"hex32": func(dst []byte, _ time.Time) []byte { return appendString(dst, NewID()) },

@@ -87,11 +87,11 @@ func (h *Host) serveStream(ctx context.Context, in io.Reader, out io.Writer, han
 // readLines feeds lines to the session.
 func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error {
 	r := NewReader(in)
-	r.hold = func(n int) { h.hold(w.session(), n) } // one message always has room: others give way
+	r.hold = func(n int) { h.hold(w.session(), n) } // one message always has room: other sessions give way
 	faults := 0
 	for {
 		s := w.session()
-		if r.Limit != h.limits.Frame { // it stays, once there was a handshake
+		if r.Limit != h.limits.Frame { // the limit stays once the handshake has succeeded
 			r.Limit = s.frameLimit()
 		}
 		line, last, err := r.Next()
@@ -106,7 +106,7 @@ func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error
 			if resumed == nil {
 				continue
 			}
-			s.hangUp(ctx, h.limits.Hangup, w.broken) // what it still owes goes first
+			s.hangUp(ctx, h.limits.Hangup, w.broken) // pending answers go first
 			if err := w.follow(ctx, resumed, greeting); err != nil {
 				return err
 			}
@@ -124,7 +124,7 @@ func (h *Host) readLines(ctx context.Context, in io.Reader, w *connWriter) error
 	}
 }
 
-// hangUp waits, after the end of input, until requests at work are answered and
+// hangUp waits, after the end of input, until running requests are answered and
 // written, at most for d.
 func (s *Session) hangUp(ctx context.Context, d time.Duration, broken <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(ctx, d)
@@ -149,11 +149,11 @@ func (s *Session) hangUp(ctx context.Context, d time.Duration, broken <-chan str
 	}
 }
 
-// writeDeadline cuts off a peer that takes nothing. To set it costs as much as
-// a short write, so that it is set ahead by more than asked and then left
-// alone for a while.
+// writeDeadline cuts off a peer that reads nothing. Setting the deadline costs as much
+// as a short write, so it is set further ahead than needed and then left alone for a
+// while.
 type writeDeadline struct {
-	conn interface{ SetWriteDeadline(time.Time) error } // nil: it has none
+	conn interface{ SetWriteDeadline(time.Time) error } // nil: no deadline
 	at   time.Time
 }
 
@@ -173,12 +173,12 @@ func (d *writeDeadline) extend(wait time.Duration) {
 	}
 }
 
-// connWriter writes the frames of one session at a time: one line, one write.
-// Its own goroutine does that, and the goroutine of a request may write the
-// answer itself, which saves waking another one: the goroutine that has the turn.
+// connWriter writes the frames of one session at a time: one line, one write. The
+// goroutine that has the turn writes: the connWriter's own, or that of a request, which
+// saves waking another one.
 type connWriter struct {
 	h      *Host
-	broken chan struct{} // closed when there is nothing more to write, or no way
+	broken chan struct{} // closed when writing has ended or failed
 	once   sync.Once     // closes it
 	s      atomic.Pointer[Session]
 
@@ -188,7 +188,7 @@ type connWriter struct {
 	ended  chan struct{}
 	closed bool
 
-	turn     chan struct{} // holds one token while somebody writes
+	turn     chan struct{} // holds one token while a goroutine writes
 	out      io.Writer
 	deadline writeDeadline
 	batch    [16]outFrame
@@ -202,8 +202,7 @@ func newConnWriter(h *Host, out io.Writer) *connWriter {
 
 func (w *connWriter) session() *Session { return w.s.Load() }
 
-// follow ends writing for the session before, between two lines, and begins
-// with s.
+// follow ends writing for the previous session, between two lines, and begins with s.
 func (w *connWriter) follow(ctx context.Context, s *Session, greeting []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -213,7 +212,7 @@ func (w *connWriter) follow(ctx context.Context, s *Session, greeting []byte) er
 	if w.cancel != nil {
 		w.cancel()
 		<-w.ended
-		w.turn <- struct{}{} // of a request that writes
+		w.turn <- struct{}{} // waits for a request that writes
 		w.session().detach(w.st)
 		<-w.turn
 	}
@@ -241,7 +240,7 @@ func (w *connWriter) stop() *Session {
 	w.cancel()
 	select {
 	case <-w.ended:
-	case <-time.After(w.h.limits.Hangup): // a pipe whose reader sleeps, and that has no deadline
+	case <-time.After(w.h.limits.Hangup): // a pipe without deadline whose reader sleeps
 	}
 	s := w.session()
 	s.detach(w.st)
@@ -261,7 +260,7 @@ func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan
 			<-w.turn
 		}
 		if err != nil {
-			if ctx.Err() == nil { // not stopped from here
+			if ctx.Err() == nil { // stop did not cancel it
 				w.fail()
 			}
 			return
@@ -269,9 +268,8 @@ func (w *connWriter) run(ctx context.Context, s *Session, st *stream, ended chan
 	}
 }
 
-// help writes what waits, in a few rounds at most, and leaves more than that to
-// run. What is queued while another one has the turn that one sees when it has
-// given the turn back.
+// help writes the waiting frames, in a few rounds at most, and leaves more than that to
+// run. Frames queued meanwhile are written by the goroutine that has the turn.
 func (w *connWriter) help(s *Session, st *stream) {
 	for range 4 {
 		select {

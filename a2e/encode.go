@@ -51,7 +51,7 @@ func (m Message) Encode(now time.Time) ([]byte, error) {
 // message allocates once.
 const headSize = 192
 
-// wholeFrame is an answer that its provider wrote whole, from [Request.head] on:
+// wholeFrame is a complete answer encoded by its provider, from [Request.head] on:
 // correct by construction.
 type wholeFrame []byte
 
@@ -93,7 +93,7 @@ func appendTime(dst []byte, t time.Time) []byte {
 	return dst
 }
 
-// encoder is a message, or an object in one, that is being written member by member.
+// encoder is a message, or an object in one, being written member by member.
 type encoder []byte
 
 // name begins a member, after a comma unless it is the first of an object.
@@ -111,7 +111,7 @@ func (f encoder) flag(name string, v bool) encoder    { return strconv.AppendBoo
 // json adds a value that has been checked, see [appendASCII].
 func (f encoder) json(name string, v []byte) encoder { return appendASCII(f.name(name), v) }
 
-// nullable adds a text that is null where it is empty.
+// nullable adds a text, null if empty.
 func (f encoder) nullable(name, v string) encoder {
 	if v == "" {
 		return f.json(name, null)
@@ -129,8 +129,8 @@ func appendHead(dst []byte, typ, id string, now time.Time) encoder {
 		time("ts", now)
 }
 
-// bodyMember reports whether a member may stand in a body. The others are the
-// frame's own.
+// bodyMember reports whether a member may stand in a body. The others belong to the
+// frame.
 func bodyMember(name string) bool {
 	switch name {
 	case "a2e", "version", "scp", "id", "type", "ts":
@@ -187,7 +187,7 @@ func appendRune(dst []byte, r rune) []byte {
 // become U+FFFD.
 func appendString(dst []byte, s string) []byte {
 	dst = append(dst, '"')
-	from := 0 // what is written as it is
+	from := 0 // start of the bytes to copy unchanged
 	for i := 0; i < len(s); {
 		c := s[i]
 		if c >= ' ' && c < utf8.RuneSelf && c != '"' && c != '\\' {
@@ -217,11 +217,11 @@ func appendString(dst []byte, s string) []byte {
 	return append(append(dst, s[from:]...), '"')
 }
 
-// appendASCII writes a checked JSON value compactly and in ASCII, every number
-// and every escape as it was written (A2E §2.1, the output rule).
+// appendASCII writes a checked JSON value compactly and in ASCII, with numbers and
+// escapes unchanged (A2E §2.1, the output rule).
 func appendASCII(dst, v []byte) []byte {
 	inside := false
-	from := 0 // what is written as it is
+	from := 0 // start of the bytes to copy unchanged
 	for i := 0; i < len(v); i++ {
 		switch c := v[i]; {
 		case c >= utf8.RuneSelf:

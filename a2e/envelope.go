@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// Version is what this package writes; it accepts every 1.x (A2E §2.2).
+// Version is the version that this package writes; it accepts every 1.x (A2E §2.2).
 const Version = "1.0"
 
 // Bounds of base members (A2E §2.3, §5.2).
@@ -23,18 +23,18 @@ const (
 // Defaults of the decoder (A2E §2.1, §12).
 const (
 	DefaultMaxFrame = 4 << 20  // bytes of one line
-	HardMaxFrame    = 16 << 20 // beyond which no configuration goes
+	HardMaxFrame    = 16 << 20 // upper bound of every configuration
 	DefaultMaxDepth = 128      // levels of nesting
 )
 
-// Envelope is one message as it was received: its exact bytes, its base
-// members, and access to all others. A type that the registry does not know
-// is kept whole as a generic message (A2E §9). An Envelope is not changed
-// after it was decoded, so that goroutines may share it.
+// Envelope is one received message: its exact bytes, its base members, and access to
+// all others. A type that the registry does not know is kept whole as a generic message
+// (A2E §9). An Envelope does not change after decoding, so that goroutines may share
+// it.
 type Envelope struct {
 	Type    string
 	ID      string // generated when the sender gave none
-	ReqID   string // the id of the request that this is about; may be empty
+	ReqID   string // the id of the request that the message is about; may be empty
 	Version string // as the version rule of A2E §2.2 settles it
 	Class   Class
 
@@ -44,9 +44,9 @@ type Envelope struct {
 	inline [14]member
 }
 
-// Decode reads one message with all types of A2E §6 and the default limits.
-// It checks everything but the type's own schema, which [Envelope.Check]
-// does: a host must tell an unknown or forbidden type from a malformed one.
+// Decode reads one message with all types of A2E §6 and the default limits. It checks
+// everything but the type's own schema, which [Envelope.Check] checks: a host must
+// distinguish an unknown or forbidden type from a malformed one.
 func Decode(line []byte) (*Envelope, error) { return builtin().Decode(line) }
 
 // Decode is the function [Decode] with the types of r.
@@ -61,9 +61,9 @@ func (r *Registry) Decode(line []byte) (*Envelope, error) {
 	return m, nil
 }
 
-// decode takes over line. With an error it still gives what could be read, as
-// soon as the line is an object, so that the caller can tell a request, which
-// is answered, from a response or event, which is not (A2E §5.2).
+// decode takes over line. If the line is an object, decode gives the readable members
+// even with an error, so that the caller can distinguish a request, which is answered,
+// from a response or event, which is not (A2E §5.2).
 func (r *Registry) decode(line []byte, depth int) (*Envelope, *Error) {
 	if fault := checkObject(line, depth); fault != "" {
 		e := *ErrParse
@@ -85,8 +85,8 @@ func (m *Envelope) text(name string) (s string, ok bool) {
 	return s, !lone
 }
 
-// settle is steps 5 to 7 of A2E §5.2, after finding out what kind of message
-// this is, for which even a malformed one is judged by type and req_id.
+// settle is steps 5 to 7 of A2E §5.2, after classifying the message; even a malformed
+// one is classified by type and req_id.
 func (m *Envelope) settle(r *Registry) *Error {
 	var typeOK bool
 	if v := m.member("type"); len(v) > 1 && v[0] == '"' {
@@ -105,7 +105,7 @@ func (m *Envelope) settle(r *Registry) *Error {
 	case m.typ.Name == "mcp/sample/req" && m.ReqID != "":
 		m.Class = ClassResponse // the reference's answer has the type of the request (A2E §6.16)
 	case m.typ.Name == "env/plan/resp" && m.ReqID == "" && (m.member("episode_id") != nil || m.member("state") != nil):
-		if t, ok := r.Lookup("env/plan/req"); ok { // and here the other way round
+		if t, ok := r.Lookup("env/plan/req"); ok { // and here the reverse
 			m.typ, m.Type, m.Class = t, t.Name, ClassRequest
 		}
 	default:
@@ -218,7 +218,7 @@ func faultDetail(faults []schemaFault) json.RawMessage {
 	return appendASCII(nil, v)
 }
 
-// member gives the value of a member as it was sent, nil if it was not.
+// member gives the value of a member as it was sent, nil if absent.
 func (m *Envelope) member(name string) []byte { return lookup(m.raw, m.ms, name) }
 
 // Get gives the value of a member as it was sent, numbers with their
@@ -241,15 +241,15 @@ func (m *Envelope) Str(name string) string {
 	return s
 }
 
-// Int gives an integer member (also one written 30.0), or else its default,
-// or else 0. What exceeds 64 bits is given as the nearest that fits.
+// Int gives an integer member (also one written 30.0), or else its default, or else 0.
+// A value beyond 64 bits gives the nearest that fits.
 func (m *Envelope) Int(name string) int64 { return intOf(m.Get(name)) }
 
 // Bool gives a boolean member, or else its default, or else false.
 func (m *Envelope) Bool(name string) bool { return string(m.Get(name)) == "true" }
 
-// Float gives a number member, or else its default, or else 0. It loses what
-// a float64 cannot hold; [Envelope.Get] does not.
+// Float gives a number member, or else its default, or else 0. It is rounded to a
+// float64; [Envelope.Get] is exact.
 func (m *Envelope) Float(name string) float64 {
 	v := m.Get(name)
 	if len(v) == 0 || !isNumber(v[0]) {

@@ -41,17 +41,18 @@ const (
 	MCPCapabilityMissing Code = "mcp_capability_missing" // an agent has no roots to list
 )
 
-// Error is a failure in the words of the protocol: what an error frame
-// carries, or what one that was received said (A2E §11). Code, Text and Detail
-// may be sent to guests; the cause, which Unwrap gives, is for logs only.
+// Error is a failure in the protocol's terms: the content of an error frame, sent or
+// received (A2E §11). Code, Text and Detail may be sent to guests; the cause, which
+// Unwrap gives, is for logs only.
 type Error struct {
 	Code Code
 	Text string // the member "message": at most 200 characters when sent
-	// where it was found: "frame", "decode", "handshake", "policy", "schema", "dispatch", "handler", "transport"
+	// where the error was found: "frame", "decode", "handshake", "policy", "schema",
+	// "dispatch", "handler", "transport"
 	Step       string
-	Retryable  bool            // whether the same again may succeed
+	Retryable  bool            // whether a retry may succeed
 	Capability string          // the member "capability_name"
-	ReqID      string          // the id of the message that failed; empty when it could not be told
+	ReqID      string          // the id of the message that failed; empty if unknown
 	Reason     string          // detail.reason, a stable word for programs
 	Detail     json.RawMessage // the member "detail": a JSON object, or nil for {}
 	cause      error
@@ -128,7 +129,7 @@ var (
 	ErrMemoryFull     = &Error{Code: MemoryFull, Text: "memory full", Step: "handler", Capability: "memory"}
 )
 
-// maxText is how much of a text an error frame carries (A2E-076).
+// maxText is the longest text of an error frame (A2E-076).
 const maxText = 200
 
 func clip(s string, n int) string {
@@ -157,9 +158,8 @@ func (e *Error) about(reqID string) *Error {
 	return &c
 }
 
-// asError turns an error of a handler into one that may be sent. Errors that
-// are not of this package become runtime_error without their text, which may
-// hold anything.
+// asError turns an error of a handler into one that may be sent. Errors of other
+// packages become runtime_error without their text, which may hold secrets.
 func asError(err error, capability string) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		c := *e
@@ -169,8 +169,8 @@ func asError(err error, capability string) *Error {
 	return &Error{Code: RuntimeError, Text: "the request failed", Step: "handler", Capability: capability, cause: err}
 }
 
-// peerError reads an error frame. A member that is malformed is lost, and no
-// other: so a failure never becomes a time-out (A2E §5.3, §11).
+// peerError reads an error frame. It drops malformed members alone, so that a failure
+// never becomes a time-out (A2E §5.3, §11).
 func peerError(m *Envelope) *Error {
 	e := &Error{
 		Code: cmp.Or(Code(m.Str("code")), RuntimeError), Text: m.Str("message"), Step: "peer", Retryable: m.Bool("retryable"),
@@ -185,21 +185,21 @@ func peerError(m *Envelope) *Error {
 	if jsonx.Decode(e.Detail, &d) == nil {
 		e.Reason = d.Reason
 	}
-	// Three generations of hosts, three ways to say it (A2E §9).
+	// Three generations of hosts have three forms (A2E §9).
 	if e.Code == "unknown_type" || e.Code == ParseError && strings.HasPrefix(e.Text, "Unknown type ") {
 		e.Reason = ErrUnknownType.Reason
 	}
 	return e
 }
 
-// NotSupported reports whether a peer's error says that it does not know the
+// NotSupported reports whether a peer's error means that the peer does not know the
 // type of the request, in any of the forms that hosts use (A2E §9).
 func NotSupported(err error) bool {
 	e, ok := errors.AsType[*Error](err)
 	return ok && e.Reason == ErrUnknownType.Reason
 }
 
-// statusOf is the table from errors to HTTP (A2E §7.1).
+// statusOf maps errors to HTTP status codes (A2E §7.1).
 func statusOf(e *Error) int {
 	switch {
 	case errors.Is(e, ErrTooLarge):

@@ -14,19 +14,19 @@ import (
 // last line needs no end. It holds at most one line and keeps no more than
 // [Reader.Limit] bytes of one. A Reader is not safe for concurrent use.
 type Reader struct {
-	// Limit is the longest line in bytes, without its end. 0 means
-	// [DefaultMaxFrame]; more than [HardMaxFrame] means that.
+	// Limit is the longest line in bytes, without its end. 0 means [DefaultMaxFrame];
+	// values over [HardMaxFrame] mean HardMaxFrame.
 	Limit int
 
-	hold       func(n int) // is told how many bytes more, or less, than minBuffer are held
+	hold       func(n int) // gets changes in the number of held bytes beyond minBuffer
 	src        io.Reader
 	buf        []byte
 	start, end int // unread bytes of buf
-	scanned    int // how many of them hold no LF
+	scanned    int // number of unread bytes known to hold no LF
 	skipping   bool
-	head       []byte // how the last line over the limit began
+	head       []byte // first bytes of the last line over the limit
 	got        int    // bytes of the last read
-	full       bool   // it filled the buffer
+	full       bool   // the last read filled the buffer
 	err        error
 }
 
@@ -37,11 +37,11 @@ const (
 	maxBuffer = 16 << 10
 )
 
-// headBytes is how much of a message over the limit is kept, to tell what it was
-// about: the members of the protocol come first.
+// headBytes is how much of a message over the limit is kept, to read its type and
+// req_id: the members of the protocol come first.
 const headBytes = 1 << 10
 
-// headOf gives what can be read of a message that begins like this.
+// headOf reads type and req_id from the first bytes of a message.
 func headOf(head []byte) (typ, reqID string) {
 	jsonx.Members(head, func(name string, v jsonx.Value) bool {
 		switch name {
@@ -60,11 +60,11 @@ func NewReader(src io.Reader) *Reader { return &Reader{src: src} }
 
 func (r *Reader) limit() int { return min(orDefault(r.Limit, DefaultMaxFrame), HardMaxFrame) }
 
-// Next gives the next line that is not blank, without its end; it stays valid
-// until the next call. A line over the limit gives [ErrTooLarge] once, as soon
-// as it is known to be too long; the call after that goes on with the next
-// line. At the end of the stream: [io.EOF], or the stream's own error. The
-// last line may lack its end; last reports that.
+// Next gives the next line that is not blank, without its end; the line stays valid
+// until the next call. A line over the limit gives [ErrTooLarge] once, as soon as its
+// length is known; the following call continues with the next line. At the end of the
+// stream: [io.EOF], or the stream's own error. last reports that the last line lacks
+// its end.
 func (r *Reader) Next() (line []byte, last bool, err error) {
 	for {
 		if i := bytes.IndexByte(r.buf[r.start+r.scanned:r.end], '\n'); i >= 0 {
@@ -107,9 +107,9 @@ func (r *Reader) Next() (line []byte, last bool, err error) {
 	}
 }
 
-// fill reads once. The buffer grows by doubling up to what the limit needs,
-// and follows what reads bring as soon as it is empty, so that an idle
-// connection holds little and a busy one reads seldom.
+// fill reads once. The buffer grows by doubling up to the limit. Once empty, it adapts
+// to the size of the last reads, so that an idle connection holds little and a busy one
+// reads seldom.
 func (r *Reader) fill() {
 	if r.start == r.end {
 		r.start, r.end = 0, 0
@@ -159,9 +159,9 @@ func trimLine(b []byte) []byte { return bytes.Trim(b, " \t\r\n") }
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
-// ReadMessage reads and decodes the next message with the types of reg (nil:
-// all of A2E §6). A line that is no message gives an [*Error], after which
-// reading goes on with the next line; every other error ends the stream.
+// ReadMessage reads and decodes the next message with the types of reg (nil: all of A2E
+// §6). A malformed message gives an [*Error], after which reading continues with the
+// next line; every other error ends the stream.
 func (r *Reader) ReadMessage(reg *Registry) (*Envelope, error) {
 	reg = cmp.Or(reg, builtin())
 	for {
@@ -174,7 +174,7 @@ func (r *Reader) ReadMessage(reg *Registry) (*Envelope, error) {
 			return m, nil
 		}
 		if last && errors.Is(e, ErrParse) {
-			continue // an unfinished tail: nobody could match an answer (A2E §2.1)
+			continue // an unfinished tail: no requester could match an answer (A2E §2.1)
 		}
 		return nil, e
 	}
