@@ -29,12 +29,12 @@ func (s *Session) handshake(m *Envelope) (resumed *Session, greeting []byte) {
 		return nil, nil
 	}
 	caps := s.negotiate(m.Strings("agent_caps"), who)
-	// A connection may go on with the session of one that broke: an extension,
-	// which hosts and agents that do not know it pass over.
+	// A new connection may resume the session of a broken one: an extension, which
+	// hosts and agents without it ignore.
 	if id := m.Str("session_id"); id != "" && id != s.id && state == StateConnected && s.kind == transportConn {
 		old, err := s.h.find(s.ctx, id, transportConn)
 		if errors.Is(err, ErrNotLoaded) {
-			s.close() // the agent comes back for it; another session would leave behind what this one holds
+			s.close() // the agent retries; a new session would lose the frames and requests of the old one
 			return nil, nil
 		}
 		if err == nil && old.resumable(who) {
@@ -55,9 +55,9 @@ func (s *Session) resumable(who Identity) bool {
 	return s.state == StateActive && s.kind == transportConn && s.identity.Name == who.Name
 }
 
-// negotiate: what was asked for and is here, in the order asked, once each
-// (A2E §8.1). Names beyond the enumeration would make the reference agent drop
-// the frame; they count only where the agent asked by exactly that name.
+// negotiate gives the requested capabilities that the host offers, in the order of the
+// request, once each (A2E §8.1). Names beyond the enumeration would make the reference
+// agent drop the frame, and are left out.
 func (s *Session) negotiate(asked []string, who Identity) []string {
 	caps := []string{}
 	for _, c := range asked {
@@ -73,11 +73,11 @@ func (s *Session) negotiate(asked []string, who Identity) []string {
 var capabilityNames = []string{"skill", "tools", "toolkits", "env", "proc", "memory", "learning", "chains",
 	"multi_agent", "planning", "mcp", "test"}
 
-// accept makes the session active and gives its answer; nil if the store would
-// not have it.
+// accept makes the session active and gives its answer; nil if the store refused the
+// session.
 func (s *Session) accept(m *Envelope, who Identity, caps []string) []byte {
 	s.mu.Lock()
-	if s.state == StateClosed { // it gave way to another one meanwhile
+	if s.state == StateClosed { // evicted meanwhile
 		s.mu.Unlock()
 		return nil
 	}
@@ -106,7 +106,7 @@ func (s *Session) accept(m *Envelope, who Identity, caps []string) []byte {
 	return s.handshakeResp(m, caps, "")
 }
 
-// denied answers ok:false; too many of them end the session.
+// denied answers ok:false; too many denials end the session.
 func (s *Session) denied(m *Envelope, reason string, e *Error) {
 	s.h.refused(s, m, len(m.raw), e, false)
 	_ = s.send(s.handshakeResp(m, nil, reason))
@@ -133,9 +133,9 @@ func (s *Session) handshakeResp(m *Envelope, caps []string, reason string) []byt
 	return append(f.text("reason", reason), '}')
 }
 
-// appendMetadata says what this host adds to the protocol, in the one place
-// where additions may stand (A2E §8.1): ids are remembered, and sessions can
-// be resumed. A provider may add members of its own.
+// appendMetadata adds this host's extensions to the one member that may hold any (A2E
+// §8.1): ids are remembered, and sessions can be resumed. A provider may add its own
+// members.
 func (h *Host) appendMetadata(f encoder, capability string) encoder {
 	f = append(f, '{').number("dedup_seconds", int64(h.limits.SeenFor/time.Second)).flag("resume", true)
 	if d, ok := h.Capabilities[capability].(Describer); ok {

@@ -22,26 +22,26 @@ import (
 // before the first use and leave them alone afterwards; its methods are safe
 // for concurrent use. The zero value refuses every handshake: set Auth.
 type Host struct {
-	// Auth decides who may connect. Nil refuses everybody.
+	// Auth decides who may connect. Nil refuses all agents.
 	Auth Authenticator
 
-	// Capabilities are what the host offers: a provider for each namespace of
-	// A2E §6.15 (tools, skill, memory, multi_agent, …) or of the embedder's own.
-	// One of its own, "foo" for example, serves every type "foo/…", also those
-	// that no registry knows; they cannot be negotiated.
+	// Capabilities are the host's offer: a provider for each namespace of A2E §6.15
+	// (tools, skill, memory, multi_agent, …) or of the embedder's own. The provider of
+	// an own namespace such as "foo" serves every type "foo/…", even types that no
+	// registry knows; own namespaces cannot be negotiated.
 	Capabilities map[string]Provider
 
-	// Handler takes requests that no capability takes: of unknown types, whole
-	// (A2E §9), and of types whose capability is not offered. Nil answers
-	// them with unknown_type.
+	// Handler serves the requests that no capability serves: those of unknown types,
+	// whole (A2E §9), and those whose capability is not offered. Nil answers them with
+	// unknown_type.
 	Handler Handler
 
 	// Registry knows the message types. Nil means all of A2E §6.
 	Registry *Registry
 
-	// Strict lets an agent use only the capabilities that it negotiated;
-	// others are capability_missing. The default goes by identity alone, because
-	// SDK agents use what they did not ask for (A2E §14).
+	// Strict limits an agent to the capabilities that it negotiated; a request of any
+	// other fails with capability_missing. By default only the identity counts, because
+	// SDK agents use capabilities that they did not request (A2E §14).
 	Strict bool
 
 	// Memory remembers request ids beyond this process. Nil: per session.
@@ -56,7 +56,7 @@ type Host struct {
 	// TLS, when set, is spoken on the connections of [Host.Serve].
 	TLS *tls.Config
 
-	// Refused, if set, gets a record of everything that did not reach a handler.
+	// Refused, if set, gets a record of every message that did not reach a handler.
 	Refused func(Refusal)
 
 	// Authenticated, if set, is called for each HTTP request, stream and connection
@@ -77,10 +77,10 @@ type Host struct {
 	types    *Registry
 	mu       sync.Mutex
 	sessions map[string]*Session
-	moved    map[*Session]struct{}    // those that another host has now, while requests are executed here
-	loading  map[string]chan struct{} // by id: closed when the session was looked up in the store
+	moved    map[*Session]struct{}    // moved to another host, with requests still executed here
+	loading  map[string]chan struct{} // by id: closed after the look-up in the store
 	pending  *list.List               // of *Session without a handshake, oldest first
-	held     int                      // bytes of messages that they are sending
+	held     int                      // bytes of messages that the pending sessions are sending
 	remotes  remotes
 	answers  answerBudget
 	closed   bool
@@ -91,12 +91,12 @@ type Host struct {
 type Refusal struct {
 	Time     time.Time
 	Identity string // empty before the handshake
-	AgentID  string // as claimed
+	AgentID  string // claimed by the agent
 	Remote   string
 	Type     string
 	ReqID    string
 	Size     int
-	Dropped  bool // nothing was answered: a response, an event, or an id whose answer comes
+	Dropped  bool // no answer was sent: a response, an event, or a duplicate whose answer follows
 	Err      *Error
 }
 
@@ -141,9 +141,9 @@ func (h *Host) open(remote string, kind transportKind) (*Session, error) {
 	return s, nil
 }
 
-// evictPending makes room by closing the oldest session without a handshake: an
-// agent that may connect does it at once. For a session that is to hold more,
-// it is another one that holds something.
+// evictPending makes room by closing the oldest session without a handshake: a
+// permitted agent shakes hands at once. If holder is set, it must have room for more
+// bytes, so evictPending closes another session that holds some.
 func (h *Host) evictPending(holder *Session) bool {
 	for at := h.pending.Front(); at != nil; at = at.Next() {
 		s := at.Value.(*Session)
@@ -159,8 +159,8 @@ func (h *Host) evictPending(holder *Session) bool {
 	return false
 }
 
-// hold counts n more bytes, or less, that a session without a handshake makes
-// the host hold; false if there is no room.
+// hold adds n, which may be negative, to the bytes that the host holds for a session
+// without a handshake; false if there is no room.
 func (h *Host) hold(s *Session, n int) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -177,9 +177,8 @@ func (h *Host) hold(s *Session, n int) bool {
 	return true
 }
 
-// evict makes room by closing a session without a handshake, or one whose
-// connection is gone and to which nothing is owed. It looks at a bounded number
-// of those.
+// evict makes room by closing a session without a handshake, or a disconnected one
+// without pending frames and requests. It looks at a bounded number of sessions.
 func (h *Host) evict() bool {
 	if h.evictPending(nil) {
 		return true
@@ -226,7 +225,7 @@ func (h *Host) forget(s *Session) {
 	h.drop(s)
 }
 
-// drop takes a session out; h.mu is held.
+// drop removes a session; h.mu is held.
 func (h *Host) drop(s *Session) {
 	if h.sessions[s.id] == s {
 		delete(h.sessions, s.id)
@@ -261,7 +260,7 @@ func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Sessio
 			return nil, ErrNotLoaded.Because(ctx.Err())
 		}
 	}
-	// Loading takes the session over: several at once would take it from each other.
+	// Loading takes the session over: parallel loads would take it from each other.
 	done := make(chan struct{})
 	h.loading[id] = done
 	h.mu.Unlock()
@@ -274,7 +273,7 @@ func (h *Host) find(ctx context.Context, id string, kind transportKind) (*Sessio
 	rec, found, err := h.Store.Load(ctx, id)
 	if err != nil {
 		h.Log.Warn("a2e: session not loaded", "err", err)
-		return nil, ErrNotLoaded.Because(err) // it may be there: its agent should ask again, and not begin another
+		return nil, ErrNotLoaded.Because(err) // the session may exist: its agent should retry, not begin another
 	}
 	if !found {
 		return nil, ErrClosed
@@ -316,9 +315,9 @@ func (h *Host) Sessions() []*Session {
 	return out
 }
 
-// Shutdown ends the host in order: nothing new is let in, requests at work may
-// finish and their answers are delivered until ctx ends, then every session is
-// closed. Sessions of a [Store] stay there, to be resumed elsewhere.
+// Shutdown ends the host in order: the host refuses new sessions and requests, lets
+// running requests finish and delivers their answers until ctx ends, then closes every
+// session. Sessions of a [Store] stay there, to be resumed elsewhere.
 func (h *Host) Shutdown(ctx context.Context) error {
 	h.init()
 	h.mu.Lock()
@@ -356,8 +355,8 @@ func (h *Host) refused(s *Session, m *Envelope, size int, e *Error, dropped bool
 	h.Refused(r)
 }
 
-// remotes counts sessions per address: how many were made within a minute, and
-// how many have not proved who they are.
+// remotes counts the sessions of each address: those made within a minute, and those
+// not authenticated yet.
 type remotes struct {
 	perMinute int
 	by        map[string]*remoteCount
@@ -384,7 +383,7 @@ func (r *remotes) allow(remote string, now time.Time, pending int) (counted stri
 	}
 	c := r.by[remote]
 	if c == nil {
-		if len(r.by) >= 65_536 { // addresses beyond that share one count
+		if len(r.by) >= 65_536 { // further addresses share one count
 			remote = ""
 			c = r.by[remote]
 		}
@@ -435,7 +434,7 @@ func (h *Host) Serve(ctx context.Context, l net.Listener) error {
 			if errors.Is(err, net.ErrClosed) {
 				return err
 			}
-			// Out of descriptors, or a peer that gave up: not the listener's end.
+			// Out of descriptors, or the peer gave up: the listener still works.
 			h.Log.Warn("a2e: accept", "err", err)
 			select {
 			case <-time.After(pause):

@@ -81,8 +81,8 @@ func (h *Host) sessionOf(w http.ResponseWriter, r *http.Request) *Session {
 	return nil
 }
 
-// serveSend takes one message, or several on lines of their own, and answers
-// before they are executed. What is wrong with them is said on the stream.
+// serveSend takes one message, or several on separate lines, and answers before they
+// are executed. The stream carries their errors.
 func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 	if h.sendElsewhere(w, r) {
 		return
@@ -99,8 +99,7 @@ func (h *Host) serveSend(w http.ResponseWriter, r *http.Request) {
 	limit, first, held := s.frameLimit(), 64<<10, 0
 	if !s.isActive() {
 		first = minBuffer
-		// When it gives way it lets go of what it holds, also where its body does
-		// not end.
+		// A session that gives way releases its memory, even if its body does not end.
 		defer context.AfterFunc(s.ctx, func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now()) })()
 	}
 	body, err := readBody(r, limit, first, func(n int) bool {
@@ -142,7 +141,7 @@ func readBody(r *http.Request, limit, first int, hold func(n int) bool) ([]byte,
 	if r.ContentLength > int64(limit) {
 		return nil, ErrTooLarge
 	}
-	most := int64(limit) + 1 // one more tells that it is too long
+	most := int64(limit) + 1 // one more byte shows that the body is too long
 	if r.ContentLength >= 0 {
 		most = r.ContentLength
 	}
@@ -169,8 +168,8 @@ func readBody(r *http.Request, limit, first int, hold func(n int) bool) ([]byte,
 	}
 }
 
-// serveSSE is the stream to the agent. A newer one replaces an older one; it
-// ends when the session does, and not before.
+// serveSSE is the stream to the agent. A newer stream replaces an older one; otherwise
+// the stream ends with the session.
 func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 	s := h.sessionOf(w, r)
 	if s == nil {
@@ -178,7 +177,7 @@ func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 	}
 	st := newStream(r.Context())
 	err := s.attach(st, nil)
-	if errors.Is(err, ErrMoved) { // just now; the stream has it come back
+	if errors.Is(err, ErrMoved) { // just now; a new stream will bring the session back
 		s = h.sessionOf(w, r)
 		if s == nil {
 			return
@@ -200,9 +199,9 @@ func (h *Host) serveSSE(w http.ResponseWriter, r *http.Request) {
 	s.writeSSE(ctx, out, st)
 }
 
-// writeSSE writes frames as they come, until the transport ends.
+// writeSSE writes frames as they become available, until the transport ends.
 func (s *Session) writeSSE(ctx context.Context, out *sse.Writer, st *stream) {
-	var batch [8]outFrame // on the stack, which an idle stream keeps
+	var batch [8]outFrame // on the stack, which lasts as long as an idle stream
 	var buf []byte
 	for {
 		n, err := s.next(ctx, st, batch[:])
@@ -227,8 +226,8 @@ func (s *Session) writeSSE(ctx context.Context, out *sse.Writer, st *stream) {
 	}
 }
 
-// Health is what GET /health would tell a program in this process: how many
-// sessions there are, and how many of them have no handshake yet.
+// Health gives a program in this process the counts that GET /health reports: all
+// sessions, and those without a handshake.
 func (h *Host) Health() (sessions, pending int) {
 	h.init()
 	h.mu.Lock()
@@ -238,7 +237,7 @@ func (h *Host) Health() (sessions, pending int) {
 
 var _ http.Handler = (*Host)(nil)
 
-// retryAfter reads the header of that name, in seconds.
+// retryAfter reads the header Retry-After, in seconds.
 func retryAfter(resp *http.Response) time.Duration {
 	n, err := strconv.Atoi(resp.Header.Get("Retry-After"))
 	if err != nil || n < 0 || n > 3600 {

@@ -7,12 +7,12 @@ import (
 	"slices"
 )
 
-// Identity is who a session was authenticated as. It wins over the agent_id
-// that the agent gives itself (A2E §3).
+// Identity is the authenticated identity of a session. It takes precedence over the
+// agent_id that the agent claims (A2E §3).
 type Identity struct {
 	Name string
 
-	// Capabilities that this agent may use; nil means all that the host has.
+	// allowed for this agent; nil means all of the host's
 	Capabilities []string
 }
 
@@ -20,10 +20,10 @@ func (id Identity) may(capability string) bool {
 	return id.Capabilities == nil || capability == "" || slices.Contains(id.Capabilities, capability)
 }
 
-// Credentials are what a handshake/req brings. Token is a secret: it must not
-// be logged or sent on.
+// Credentials are the content of a handshake/req. Token is a secret: it must not be
+// logged or sent on.
 type Credentials struct {
-	AgentID string // self-asserted; random in SDK agents that configure none
+	AgentID string // claimed; random in SDK agents that configure none
 	Token   string
 }
 
@@ -33,14 +33,13 @@ type Authenticator interface {
 	Authenticate(ctx context.Context, c Credentials) (Identity, error)
 }
 
-// StaticTokens is an [Authenticator] with one secret for each identity, which
-// are its keys. Secrets are compared as hashes in constant time, all of them
-// every time. An agent_id that is the name of another identity is refused;
-// any other is accepted and ignored, because SDK agents make up a random one.
-// An empty secret matches nothing.
+// StaticTokens is an [Authenticator] that maps each identity to its secret. Secrets are
+// compared as hashes in constant time, all of them every time. An agent_id that is the
+// name of another identity is refused; any other is accepted and ignored, because SDK
+// agents make up a random one. An empty secret matches no token.
 type StaticTokens map[string]string
 
-// Authenticate finds the identity whose secret was given.
+// Authenticate finds the identity of the given secret.
 func (t StaticTokens) Authenticate(_ context.Context, c Credentials) (Identity, error) {
 	given := sha256.Sum256([]byte(c.Token))
 	found, name := 0, ""
@@ -60,8 +59,8 @@ func (t StaticTokens) Authenticate(_ context.Context, c Credentials) (Identity, 
 	return Identity{Name: name}, nil
 }
 
-// Anonymous is an [Authenticator] for development: it accepts everybody as the
-// one identity that it names (A2E §3, the unauthenticated mode).
+// Anonymous is an [Authenticator] for development: it accepts every agent as the one
+// identity that it names (A2E §3, the unauthenticated mode).
 type Anonymous string
 
 // Authenticate accepts.

@@ -11,21 +11,22 @@ import (
 // (A2E §2.1): the last of several equal names wins, and an escaped lone
 // surrogate is tolerated in content.
 
-// span is a piece of a line: its first byte and the one after its last.
+// span is a piece of a line: the indexes of its first byte and of the byte after its
+// last.
 type span struct{ from, to int32 }
 
 func (s span) of(b []byte) []byte { return b[s.from:s.to] }
 
 func spanOf(p jsonx.Place) span { return span{int32(p.From), int32(p.To)} }
 
-// member is one member of an object: name with its quotes, value without white
-// space around it. escaped says that the name holds a backslash.
+// member is one member of an object: name with its quotes, value without surrounding
+// white space. escaped: the name holds a backslash.
 type member struct {
 	name, value span
 	escaped     bool
 }
 
-// is reports whether m, of object, has that name.
+// is reports whether m, of object, has the given name.
 func (m member) is(object []byte, name string) bool {
 	quoted := m.name.of(object)
 	if m.escaped {
@@ -35,8 +36,8 @@ func (m member) is(object []byte, name string) bool {
 	return string(quoted[1:len(quoted)-1]) == name
 }
 
-// checkJSON checks that b is one JSON value nested at most depth deep and
-// nothing else. It gives the reason of a parse_error, "" if there is none.
+// checkJSON checks that b is exactly one JSON value nested at most depth deep. It gives
+// the reason of a parse_error, "" if there is none.
 func checkJSON(b []byte, depth int) (fault string) {
 	switch {
 	case len(b) > 1<<30: // spans count in 32 bits
@@ -62,11 +63,10 @@ func checkObject(b []byte, depth int) (fault string) {
 	return ""
 }
 
-// members lists the members of an object that has been checked before, not
-// those further inside.
+// members lists the direct members of an object that has been checked before.
 func members(object []byte) []member { return membersInto(nil, object) }
 
-// membersInto appends them to ms, which may lie on the caller's stack.
+// membersInto appends the members to ms, which may lie on the caller's stack.
 func membersInto(ms []member, object []byte) []member {
 	jsonx.Places(object, func(name, value jsonx.Place) bool {
 		ms = append(ms, member{name: spanOf(name), value: spanOf(value),
@@ -76,7 +76,7 @@ func membersInto(ms []member, object []byte) []member {
 	return ms
 }
 
-// lookup gives the value of the last member of a name, nil if there is none.
+// lookup gives the value of the last member with the given name, nil if there is none.
 func lookup(object []byte, ms []member, name string) []byte {
 	for i := len(ms) - 1; i >= 0; i-- {
 		if ms[i].is(object, name) {
@@ -99,7 +99,7 @@ func elements(array []byte, f func(i int, v []byte) bool) {
 	})
 }
 
-// textOf gives a value that is a string.
+// textOf decodes a value that is a string.
 func textOf(v []byte) (s string, ok bool) {
 	if len(v) == 0 || v[0] != '"' {
 		return "", false
@@ -109,7 +109,7 @@ func textOf(v []byte) (s string, ok bool) {
 }
 
 // unquote decodes a checked JSON string. A lone surrogate becomes U+FFFD and is
-// reported: such text must not be used to match anything (A2E §2.1).
+// reported: such text must not be matched (A2E §2.1).
 func unquote(quoted []byte) (s string, lone bool) {
 	s, whole := jsonx.Unquote(quoted)
 	return s, !whole

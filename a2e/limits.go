@@ -7,36 +7,36 @@ import "time"
 type Limits struct {
 	Frame          int // bytes of one message: 4 MiB, at most 16 MiB
 	HandshakeFrame int // the same before the handshake: 64 KiB
-	HandshakeBytes int // of such messages that sessions without a handshake are sending, in all: 4 MiB
+	HandshakeBytes int // bytes of messages being sent by all sessions without a handshake: 4 MiB
 	Depth          int // levels of nesting: 128
 	FrameFaults    int // over-long lines until a connection is closed: 8
 
 	Sessions          int           // sessions at once: 10,000
-	Pending           int           // of them without a handshake: 1,000; the oldest gives way to a new one
-	PendingPerRemote  int           // and from one address: 32
+	Pending           int           // sessions without a handshake: 1,000; the oldest gives way to a new one
+	PendingPerRemote  int           // the same from one address: 32
 	SessionsPerMinute int           // new HTTP sessions and connections from one address: 240
 	Handshake         time.Duration // until the handshake must have succeeded: 30 s
 	HandshakeTries    int           // failed handshakes until the session is closed: 3
 	Idle              time.Duration // a session without a transport is kept: 5 min
 
-	Parallel int           // requests of a session at work at once, announced as max_parallel: 16
-	Queued   int           // more of them that wait: 256
-	Request  time.Duration // deadline of requests that name none: 25 s
-	Longest  time.Duration // of those that do: 1 h
+	Parallel int           // running requests of a session, announced as max_parallel: 16
+	Queued   int           // waiting requests of a session: 256
+	Request  time.Duration // deadline of requests without a timeout: 25 s
+	Longest  time.Duration // upper limit of a request's own timeout: 1 h
 	Drain    time.Duration // longest wait after shutdown: 30 s
-	Hangup   time.Duration // wait for requests at work after the end of input: 2 s
+	Hangup   time.Duration // wait for running requests after the end of input: 2 s
 
 	Seen    int           // ids remembered per session: 16,384
 	SeenFor time.Duration // for how long: 5 min
 
-	Answers    int // bytes of the answers to them that a session keeps, for requests that are sent again: 256 KiB
-	AllAnswers int // and all sessions: 64 MiB
+	Answers    int // bytes of answers that a session keeps for requests that are sent again: 256 KiB
+	AllAnswers int // bytes of answers that all sessions keep: 64 MiB
 
 	OutFrames int           // frames that wait for one agent: 1,024
 	OutBytes  int           // and their bytes: 16 MiB
-	Replay    int           // bytes of delivered frames kept for a stream that breaks: 64 KiB
+	Replay    int           // bytes of delivered frames kept for a broken stream: 64 KiB
 	ReplayFor time.Duration // for how long: 1 min
-	Write     time.Duration // until a reader that takes nothing is cut off: 30 s
+	Write     time.Duration // until a peer that reads nothing is cut off: 30 s
 	KeepAlive time.Duration // between comments on an idle SSE stream: 15 s
 }
 
@@ -87,16 +87,16 @@ func (l Limits) filled() Limits {
 // field.
 type ClientLimits struct {
 	Frame     int           // bytes of one message: 4 MiB
-	Handshake time.Duration // wait for its answer: 30 s
+	Handshake time.Duration // wait for the answer to the handshake: 30 s
 	Request   time.Duration // deadline of requests whose context has none: 300 s
 	Requests  int           // in flight at once: 4,096
-	Events    int           // of one request that wait for its reader: 1,024
-	Pushes    int           // that wait for OnPush: 1,024; more are dropped
-	BackoffLo time.Duration // before the first attempt to come back: 1 s, doubling
-	BackoffHi time.Duration // up to: 30 s
+	Events    int           // of one request, waiting for its reader: 1,024
+	Pushes    int           // waiting for OnPush: 1,024; more are dropped
+	BackoffLo time.Duration // before the first attempt to reconnect: 1 s, doubling
+	BackoffHi time.Duration // longest back-off: 30 s
 	Tries     int           // of one POST: 3
-	Exit      time.Duration // a child process may take to end by itself: 3 s
-	Term      time.Duration // and after SIGTERM: 2 s
+	Exit      time.Duration // for a child process to end by itself: 3 s
+	Term      time.Duration // the same after SIGTERM: 2 s
 }
 
 func (l ClientLimits) filled() ClientLimits {

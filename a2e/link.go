@@ -68,7 +68,7 @@ func badURL(err error) error {
 		Step: "dial", cause: err}
 }
 
-// ending is the common part of all links: their end.
+// ending is the part that all links share: their end.
 type ending struct {
 	c        *Client
 	once     sync.Once
@@ -100,10 +100,10 @@ type streamLink struct {
 	ending
 	out io.Writer
 
-	mu       sync.Mutex // one line, one write
+	mu       sync.Mutex // one write per line, one at a time
 	deadline writeDeadline
 
-	wait func() // of a child process
+	wait func() // for the end of a child process
 }
 
 func (c *Client) streamLink(out io.WriteCloser) *streamLink {
@@ -136,7 +136,7 @@ func (l *streamLink) send(_ context.Context, line []byte) error {
 	}
 	l.deadline.extend(30 * time.Second)
 	if n, err := l.out.Write(line); err != nil {
-		go l.c.broken(l, err) // half a line may be out: this stream is over
+		go l.c.broken(l, err) // a partial line may have left: the stream is unusable
 		if n == 0 {
 			return ErrClosed.Because(err)
 		}
@@ -196,7 +196,7 @@ func (c *Client) startProcess() (link, error) {
 	return l, nil
 }
 
-// stopProcess waits, asks, and insists (A2E §7.2).
+// stopProcess waits for the exit, sends SIGTERM, then kills (A2E §7.2).
 func stopProcess(cmd *exec.Cmd, exited <-chan struct{}, exit, term time.Duration) {
 	for _, step := range []struct {
 		wait time.Duration
@@ -223,7 +223,7 @@ type httpLink struct {
 	ctx     context.Context
 	closing chan struct{} // closed when the client is closed
 	closed  sync.Once
-	read    chan struct{} // closed when nothing reads the stream any more
+	read    chan struct{} // closed when reading of the stream has ended
 }
 
 func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
@@ -234,7 +234,7 @@ func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	linkCtx, cancel := context.WithCancel(c.ctx)
 	l := &httpLink{ending: ending{c: c, ended: make(chan struct{}), release: cancel}, http: hc, ctx: linkCtx,
 		base: strings.TrimSuffix(u.String(), "/"), closing: make(chan struct{}), read: make(chan struct{})}
-	l.session = c.SessionID() // the HTTP session and the A2E session are one at our own hosts
+	l.session = c.SessionID() // on Parley's hosts the HTTP session and the A2E session are one
 	if err := l.open(ctx); err != nil {
 		cancel()
 		return nil, err
@@ -260,19 +260,20 @@ func (l *httpLink) request(ctx context.Context, method, path string, body []byte
 	return netguard.Do(l.http, req)
 }
 
-// discard ends a response so that its connection is used again.
+// discard drains a response so that its connection is reused.
 func discard(resp *http.Response) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 4096))
 	_ = resp.Body.Close()
 }
 
-// statusError is a failure, "stream refused" for example, by the status of an answer.
+// statusError maps the status of an answer to an error; failure says, for example,
+// "stream refused".
 func statusError(failure string, status int, retryable bool) *Error {
 	return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("%s with status %d", failure, status),
 		Step: "transport", Retryable: retryable}
 }
 
-// open finds the session of before, or opens one.
+// open resumes the previous session, or opens a new one.
 func (l *httpLink) open(ctx context.Context) error {
 	if l.session != "" {
 		there, err := l.probe(ctx)
@@ -303,8 +304,8 @@ func (l *httpLink) open(ctx context.Context) error {
 	return nil
 }
 
-// probe asks whether the session is still there. A host that cannot tell is asked
-// again later: with another session, the frames of this one would be lost.
+// probe reports whether the session still exists. If the host cannot say, the link asks
+// again later: a new session would lose the frames of this one.
 func (l *httpLink) probe(ctx context.Context) (there bool, err error) {
 	resp, err := l.request(ctx, http.MethodPost, "/send", []byte{})
 	if err != nil {
@@ -320,8 +321,8 @@ func (l *httpLink) probe(ctx context.Context) (there bool, err error) {
 	return false, nil
 }
 
-// stream reads the SSE stream and opens it again when it breaks, until the
-// host says that the session is gone.
+// stream reads the SSE stream and opens it again when it breaks, until the host reports
+// that the session is gone.
 func (l *httpLink) stream() {
 	defer close(l.read)
 	pause := l.c.limits.BackoffLo
@@ -367,8 +368,8 @@ func (l *httpLink) readStream(opened func()) error {
 		func(data []byte) { l.c.received(l, data) }, l.c.tooLarge)
 }
 
-// send posts one line. A line that the host refused is sent again; one that the host
-// may have, because the connection broke, only to a host that remembers ids.
+// send posts one line. It repeats a refused line; a line that the host may have,
+// because the connection broke, it repeats only to a host that remembers ids.
 func (l *httpLink) send(caller context.Context, line []byte) error {
 	ctx, cancel := context.WithTimeout(caller, 30*time.Second)
 	defer cancel()
@@ -377,7 +378,7 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 	unknown := false
 	for try := 1; ; try++ {
 		if err := ctx.Err(); err != nil && !unknown {
-			return ErrClosed.Because(err) // the link ended, or the caller gave up, before it was begun
+			return ErrClosed.Because(err) // the link ended, or the caller gave up, before the POST began
 		}
 		resp, err := l.request(ctx, http.MethodPost, "/send", line[:len(line)-1])
 		pause := time.Second
@@ -407,7 +408,7 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 		}
 		if unknown && !l.remember.Load() || try >= l.c.limits.Tries || ctx.Err() != nil {
 			switch {
-			case unknown && caller.Err() != nil: // the caller gave up, which tells nothing about the host
+			case unknown && caller.Err() != nil: // the caller gave up, which says nothing about the host
 				return ErrOutcomeUnknown.Because(err)
 			case unknown:
 				go l.c.broken(l, err)
@@ -425,8 +426,8 @@ func (l *httpLink) send(caller context.Context, line []byte) error {
 	}
 }
 
-// close sends the last line once, and then waits a moment for the host to end the
-// stream, which tells it that everything was read.
+// close sends the last line once, then briefly waits for the host to end the stream, so
+// that the host learns that all frames were read.
 func (l *httpLink) close(last []byte) {
 	l.closed.Do(func() { close(l.closing) })
 	defer l.end()

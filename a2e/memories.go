@@ -23,8 +23,8 @@ const (
 	TierSemantic = "semantic" // of all agents
 )
 
-// HomeTier is the tier with whose entries those of a tier are kept: itself, or
-// episodic for a name that is not of the protocol, which [MemoryEntry] allows.
+// HomeTier is the tier that stores the entries of the given tier: itself, or episodic
+// for a name unknown to the protocol, which [MemoryEntry] allows.
 func HomeTier(tier string) string {
 	switch tier {
 	case TierWorking, TierSemantic:
@@ -33,8 +33,8 @@ func HomeTier(tier string) string {
 	return TierEpisodic
 }
 
-// MemoryEntry is one entry of a memory (A2E §6.14). Key is an object; two keys
-// are the same when their members are.
+// MemoryEntry is one entry of a memory (A2E §6.14). Key is an object; two keys are
+// equal when their members are.
 type MemoryEntry struct {
 	Key       json.RawMessage `json:"key"`
 	Content   json.RawMessage `json:"content"`
@@ -47,8 +47,8 @@ type MemoryEntry struct {
 	UpdatedAt json.RawMessage `json:"updated_at"`
 }
 
-// ParseMemoryEntry reads an element of entries of memory/store/req; now is for times
-// that it lacks, in seconds since 1970. The fault is empty, or says what is wrong with it.
+// ParseMemoryEntry reads an element of entries of memory/store/req; now, in seconds
+// since 1970, is the default of its times. fault describes an error, or is empty.
 func ParseMemoryEntry(raw, now json.RawMessage) (e MemoryEntry, fault string) {
 	e = MemoryEntry{Score: 1, CreatedAt: now, UpdatedAt: now}
 	err := jsonx.Decode(raw, &e)
@@ -72,7 +72,7 @@ func ParseMemoryEntry(raw, now json.RawMessage) (e MemoryEntry, fault string) {
 	return e, ""
 }
 
-// Expires gives the end of an entry that is stored now; zero for none.
+// Expires gives the end of an entry that is stored now; zero if it has none.
 func (e *MemoryEntry) Expires(now time.Time) time.Time {
 	if e.TTL <= 0 || e.TTL >= int64(math.MaxInt64/time.Second) {
 		return time.Time{}
@@ -80,8 +80,8 @@ func (e *MemoryEntry) Expires(now time.Time) time.Time {
 	return now.Add(time.Duration(e.TTL) * time.Second)
 }
 
-// MemoryQuery selects entries: all filters that are set must hold. Keys match
-// whole, of Tags one suffices, an empty Tier is every tier.
+// MemoryQuery selects entries that match all filters that are set. Keys match whole,
+// one of Tags suffices, an empty Tier is every tier.
 type MemoryQuery struct {
 	Keys     []json.RawMessage
 	Query    string // for a similarity search, where there is one
@@ -92,8 +92,8 @@ type MemoryQuery struct {
 }
 
 // Match reports whether retrieve finds an entry, and its score: 1 for its key, the
-// share of the tags that it has, and 0.25 for a tier that was asked for. keyed says
-// that its key is one of q.Keys.
+// share of q.Tags that it has, and 0.25 if its tier was requested. keyed: the key is
+// one of q.Keys.
 func (q MemoryQuery) Match(e MemoryEntry, keyed bool) (score float64, ok bool) {
 	tags := slices.Compact(slices.Sorted(slices.Values(q.Tags)))
 	hits := 0
@@ -117,22 +117,21 @@ func (q MemoryQuery) Match(e MemoryEntry, keyed bool) (score float64, ok bool) {
 	return score, true
 }
 
-// Best gives the entries with the highest scores, at most q.Limit. Less than 1 gives
-// none.
+// Best gives the entries with the highest scores, at most q.Limit; none if that is
+// below 1.
 func (q MemoryQuery) Best(found []MemoryEntry) []MemoryEntry {
 	slices.SortStableFunc(found, func(a, b MemoryEntry) int { return cmp.Compare(b.Score, a.Score) })
 	return found[:min(max(q.Limit, 0), int64(len(found)))]
 }
 
-// Forgets reports whether forget deletes an entry: one of the tier, if one is named,
-// with one of the keys or one of the tags. Episodic memory has entries of other names
-// too.
+// Forgets reports whether forget deletes an entry: one of the tier, if set, with one of
+// the keys or one of the tags. Episodic memory also has entries of other tier names.
 func (q MemoryQuery) Forgets(e MemoryEntry, keyed bool) bool {
 	return (q.Tier == "" || q.Tier == e.Tier || q.Tier == TierEpisodic && HomeTier(e.Tier) == TierEpisodic) &&
 		(keyed || slices.ContainsFunc(q.Tags, func(t string) bool { return slices.Contains(e.Tags, t) }))
 }
 
-// Tiers gives the tiers in which a query looks.
+// Tiers gives the tiers that a query searches.
 func (q MemoryQuery) Tiers() []string {
 	if q.Tier != "" {
 		return []string{HomeTier(q.Tier)}
@@ -140,13 +139,13 @@ func (q MemoryQuery) Tiers() []string {
 	return []string{TierWorking, TierEpisodic, TierSemantic}
 }
 
-// Memories is the capability "memory". A memory_id belongs to the identity that
-// opened it: for every other it is [ErrMemoryNotFound].
+// Memories is the capability "memory". A memory_id belongs to the identity that opened
+// it; other identities get [ErrMemoryNotFound].
 type Memories interface {
 	Init(ctx context.Context, r *Request, namespace string, scope map[string]string,
 		metadata json.RawMessage) (memoryID string, err error)
-	// Store writes entries and reports those that were written, and a text for
-	// each that was not.
+	// Store writes entries and reports the stored ones, and an error text for each
+	// other entry.
 	Store(ctx context.Context, r *Request, memoryID string, entries []json.RawMessage) (stored []MemoryEntry,
 		faults []string, err error)
 	Retrieve(ctx context.Context, r *Request, memoryID string, q MemoryQuery) ([]MemoryEntry, error)
@@ -186,18 +185,17 @@ func (p memoryProvider) Serve(ctx context.Context, r *Request) (Response, error)
 	return Response{}, ErrUnknownType
 }
 
-// MemoryStore keeps memories in this process, within bounds: what a host
-// offers when the embedder has nothing better. Entries are matched exactly; it
-// has no similarity search, so that Query and MinScore select nothing away.
-// Working memory belongs to the session, episodic memory to the identity,
-// namespace and scope, semantic memory to the namespace and everybody in it.
-// When a tier is full, its oldest entry goes. The zero value is ready.
+// MemoryStore keeps memories in this process, within bounds, for embedders without a
+// store of their own. Entries are matched exactly; without a similarity search, Query
+// and MinScore have no effect. Working memory belongs to the session, episodic memory
+// to the identity, namespace and scope, semantic memory to the namespace and all its
+// users. When a tier is full, its oldest entry is dropped. The zero value is ready.
 type MemoryStore struct {
 	PerTier int              // entries of one tier of one memory; 0 means 1,000
 	Entry   int              // bytes of one entry; 0 means 64 KiB
-	PerSelf int              // bytes that one identity has written; 0 means 8 MiB: more are memory_full
+	PerSelf int              // bytes written by one identity; 0 means 8 MiB: more are memory_full
 	Total   int              // bytes of all entries; 0 means 64 MiB: more are memory_full
-	Handles int              // memory ids of one identity; 0 means 256: the oldest goes
+	Handles int              // memory ids of one identity; 0 means 256: the oldest is dropped
 	Now     func() time.Time // nil means time.Now
 
 	mu       sync.Mutex
@@ -206,7 +204,7 @@ type MemoryStore struct {
 	handles  map[string]*memoryHandle
 	byOwner  map[string][]string       // identity → its handles, oldest first
 	tiers    map[string][]*memoryEntry // oldest first
-	sessions map[string]struct{}       // sessions whose end is awaited
+	sessions map[string]struct{}       // sessions whose end the store waits for
 }
 
 type memoryHandle struct {
@@ -222,7 +220,7 @@ type memoryEntry struct {
 	size      int
 }
 
-// count adds n bytes to what an identity holds.
+// count adds n bytes to the total of an identity.
 func (m *MemoryStore) count(owner string, n int) {
 	m.total += n
 	m.used[owner] += n
@@ -245,8 +243,8 @@ func orDefault(n, d int) int {
 	return n
 }
 
-// Init opens a memory. The same identity, namespace and scope find the same
-// episodic entries again.
+// Init opens a memory. The same identity, namespace and scope always reach the same
+// episodic entries.
 func (m *MemoryStore) Init(_ context.Context, r *Request, namespace string, scope map[string]string,
 	_ json.RawMessage) (string, error) {
 	scopeText, err := jsonx.Encode(scope)
@@ -303,8 +301,8 @@ func (m *MemoryStore) handle(r *Request, id string) (*memoryHandle, error) {
 	return h, nil
 }
 
-// canonicalKey gives equal text for equal keys, whatever the order of their
-// members and the spelling of their numbers, and different text for all others.
+// canonicalKey gives equal text for equal keys, whatever the order of their members and
+// the spelling of their numbers, and different text for other keys.
 func canonicalKey(key json.RawMessage) (string, error) {
 	if err := jsonx.Valid(key, DefaultMaxDepth); err != nil {
 		return "", err
@@ -343,7 +341,7 @@ func decimal(literal string) string {
 	whole, fraction, _ := strings.Cut(mantissa, ".")
 	power, err := strconv.ParseInt(exp, 10, 32)
 	if exp != "" && err != nil {
-		return literal // beyond reason: equal only to itself
+		return literal // too large: equal only to itself
 	}
 	power -= int64(len(fraction))
 	digits := strings.TrimLeft(whole+fraction, "0")
@@ -359,8 +357,7 @@ func decimal(literal string) string {
 	return digits + "e" + strconv.FormatInt(power, 10)
 }
 
-// Store writes entries; one with the key of another in the same tier takes its
-// place.
+// Store writes entries; an entry replaces one with the same key in the same tier.
 func (m *MemoryStore) Store(_ context.Context, r *Request, id string,
 	entries []json.RawMessage) (stored []MemoryEntry, faults []string, err error) {
 	now := m.now()
@@ -421,8 +418,8 @@ func (m *MemoryStore) entry(raw json.RawMessage, now time.Time) (*memoryEntry, s
 	return e, ""
 }
 
-// each visits the entries of the tiers that q names, and drops the expired. keyed says
-// that the entry has one of q.Keys.
+// each visits the entries of the tiers of q, and drops expired ones. keyed: the entry
+// has one of q.Keys.
 func (m *MemoryStore) each(h *memoryHandle, q MemoryQuery, visit func(e *memoryEntry, keyed bool) (drop bool)) {
 	keys := make(map[string]bool, len(q.Keys))
 	for _, k := range q.Keys {
@@ -466,8 +463,8 @@ func (m *MemoryStore) Retrieve(_ context.Context, r *Request, id string, q Memor
 	return q.Best(found), nil
 }
 
-// Forget deletes entries that have one of the keys or one of the tags, in the
-// tier given, or in all when it is empty. Without keys and tags nothing goes.
+// Forget deletes entries that have one of the keys or one of the tags, in the given
+// tier, or in all if it is empty. Without keys and tags it deletes none.
 func (m *MemoryStore) Forget(_ context.Context, r *Request, id string, q MemoryQuery) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -8,19 +8,18 @@ import (
 	"time"
 )
 
-// Memory remembers the ids of requests, so that one that is sent twice is
-// executed once (A2E §7.1). Without one, each session remembers its own in
-// memory, as many as [Limits.Seen]; a Memory of the embedder can outlive the
-// process. Answers are kept in memory in any case, see [Limits.Answers].
+// Memory remembers the ids of requests, so that a request that is sent twice is
+// executed once (A2E §7.1). Without a Memory, each session remembers its own ids in
+// memory, as many as [Limits.Seen]; the embedder's Memory can outlive the process.
+// Answers are kept in memory in any case, see [Limits.Answers].
 type Memory interface {
-	// Seen notes key until the given time and reports whether it was new. It is
-	// atomic: of two calls with one key exactly one is told so.
+	// Seen records key until the given time and reports whether it was new. It is
+	// atomic: of two calls with one key exactly one gets fresh.
 	Seen(ctx context.Context, key string, until time.Time) (fresh bool, err error)
 }
 
-// seenIDs is the memory of one session: the newest ids, by hash, for a window
-// of time, and the newest answers to them. It is empty, and holds nothing, until
-// the first request.
+// seenIDs is the memory of one session: the newest ids, by hash, for a window of time,
+// and the newest answers to them. It allocates with the first request.
 type seenIDs struct {
 	at    map[seenKey]struct{}
 	order []seenID // oldest first, from head on
@@ -31,11 +30,11 @@ type seenIDs struct {
 	bytes    int       // of answers
 }
 
-// recordedAnswer is what was answered to an id.
+// recordedAnswer is the answer to a request id.
 type recordedAnswer struct {
 	line     []byte
 	at       time.Time
-	repeated bool // it is about to be sent again
+	repeated bool // about to be sent again
 }
 
 // answerBudget bounds the answers that all sessions of a host keep.
@@ -44,8 +43,8 @@ type answerBudget struct {
 	used         atomic.Int64
 }
 
-// keep keeps the answer to an id that is noted; older ones of the session give
-// way to it. Where other sessions fill the budget, it is not kept.
+// keep keeps the answer to a recorded id; older answers of the session give way to it.
+// If other sessions fill the budget, the answer is not kept.
 func (s *seenIDs) keep(id string, line []byte, now time.Time, b *answerBudget) {
 	k, n := seenKeyOf(id), len(line)
 	if _, noted := s.at[k]; !noted {
@@ -100,7 +99,7 @@ func seenKeyOf(id string) seenKey {
 	return seenKey(sum[:16])
 }
 
-// add notes an id; false means that it is there already.
+// add records an id; false if it was recorded before.
 func (s *seenIDs) add(id string, now, until time.Time, limit int, b *answerBudget) bool {
 	s.trim(now, b)
 	k := seenKeyOf(id)
@@ -124,7 +123,7 @@ func (s *seenIDs) drop(b *answerBudget) {
 	s.head++
 	if s.head == len(s.order) {
 		s.order, s.head = nil, 0
-		s.at = nil // gives the buckets back
+		s.at = nil // frees the buckets
 	} else if s.head > 64 && s.head > len(s.order)/2 {
 		s.order = append([]seenID(nil), s.order[s.head:]...)
 		s.head = 0

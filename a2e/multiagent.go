@@ -31,17 +31,17 @@ type Delegation struct {
 	SuccessCriteria []string
 }
 
-// Outcome is what multi_agent/await is answered.
+// Outcome is the answer to multi_agent/await.
 type Outcome struct {
 	Status string
 	Result json.RawMessage // a JSON object, or nil for null
 	Error  string          // null on the wire when empty
 }
 
-// MultiAgent is the capability "multi_agent": other agents, found by spawn,
-// given work by delegate, asked for its result by await (A2E §6.11). Await
-// should answer RUNNING before the deadline of its request: agents call it
-// again. Every method has its request for the identity of the agent.
+// MultiAgent is the capability "multi_agent": spawn finds another agent, delegate gives
+// it work, await asks for the result (A2E §6.11). Await should answer RUNNING before
+// the deadline of its request: agents call it again. Every method gets the request, for
+// the identity of the agent.
 type MultiAgent interface {
 	Spawn(ctx context.Context, r *Request, s Spawn) (subagentID, status string, err error)
 	Delegate(ctx context.Context, r *Request, d Delegation) (accepted bool, status string, err error)

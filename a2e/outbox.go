@@ -10,15 +10,14 @@ import (
 type outFrame struct {
 	seq  uint64 // 0: not in the store
 	line []byte
-	at   time.Time // when it was written
+	at   time.Time // when the frame was written
 
-	returned func(bool) // see Request.OnReturned; nil: no handler wants to know
+	returned func(bool) // see Request.OnReturned; may be nil
 }
 
-// outbox holds frames until a transport has written them (A2E §7.1): in
-// order, across transports that come and go. What was written is kept a little
-// longer, within bounds, for a stream that broke after the write. Its owner
-// locks it.
+// outbox holds frames in order until a transport has written them, across changes of
+// transport (A2E §7.1). It keeps written frames a little longer, within bounds, for a
+// stream that broke after the write. Its owner locks it.
 type outbox struct {
 	waiting []outFrame // from head on
 	head    int
@@ -27,21 +26,21 @@ type outbox struct {
 	sent      []outFrame
 	sentBytes int
 
-	// unproved hears whether the agent read frames that stream has written.
+	// unproved are told whether the agent read the frames that stream has written.
 	unproved []func(bool)
 
 	stream *stream       // the transport that writes; nil when there is none
-	room   chan struct{} // closed when something was written; nil when nobody waits
+	room   chan struct{} // closed at the next write; nil when no sender waits
 }
 
 // stream is one attached transport: the newest replaces the one before.
 type stream struct {
 	ctx  context.Context
-	wake chan struct{} // something waits
+	wake chan struct{} // holds a token when frames wait
 	gone chan struct{} // closed when replaced
 
-	// write, unless nil, writes what waits from the caller's goroutine, for as
-	// long as the agent takes; it does nothing when another one is writing.
+	// write, unless nil, writes waiting frames from the caller's goroutine, for as long
+	// as the agent reads; it does nothing while another goroutine writes.
 	write func()
 }
 
@@ -86,8 +85,8 @@ func (o *outbox) pushFront(fs ...outFrame) {
 	}
 }
 
-// attach makes st the transport; the one before ends. A transport that follows
-// another writes the last frames of that one again. unread is told false.
+// attach makes st the transport; the previous one ends. st writes the last frames of
+// the previous one again. The caller calls unread with false.
 func (o *outbox) attach(st *stream) (unread []func(bool)) {
 	if o.stream != nil {
 		close(o.stream.gone)
@@ -106,7 +105,7 @@ func (o *outbox) takeUnproved() []func(bool) {
 	return fs
 }
 
-// takeReturned takes the functions that wait to hear of frames, written or not.
+// takeReturned takes the callbacks of all frames, written or not.
 func (o *outbox) takeReturned() []func(bool) {
 	fs := o.takeUnproved()
 	waiting := o.waiting[o.head:]
