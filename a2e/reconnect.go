@@ -14,15 +14,15 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
-// link is one connection to a host. What it receives it gives to
-// [Client.received]; when it cannot go on it calls [Client.broken].
+// link is one connection to a host. It passes received lines to [Client.received], and
+// calls [Client.broken] when it fails.
 type link interface {
-	// send hands one line over, which ends with LF. An error that is
-	// [ErrOutcomeUnknown] says that the host may have it.
+	// send hands over one line, which ends with LF. [ErrOutcomeUnknown] means that the
+	// host may have the line.
 	send(ctx context.Context, line []byte) error
 	// close ends the link, after a last line if there is one.
 	close(last []byte)
-	// end ends it at once. down reports whether it has ended.
+	// end ends the link at once. down reports whether the link has ended.
 	end()
 	down() bool
 	// remembers is told whether the host remembers the ids of requests.
@@ -32,8 +32,8 @@ type link interface {
 // attempts are the efforts to get one connection.
 type attempts struct {
 	done chan struct{}
-	err  error // why they were given up; set before done is closed
-	last error // why the last one failed; guarded by the client's mu
+	err  error // why the client gave up; set before done is closed
+	last error // error of the last attempt; guarded by the client's mu
 }
 
 const (
@@ -42,10 +42,10 @@ const (
 	hasLeft                // the host may have it
 )
 
-// leaving is whether the host may have a request.
+// leaving says whether the host may have a request.
 type leaving uint8
 
-// establishLocked begins to dial, unless it is dialling.
+// establishLocked starts to connect, unless an attempt is running.
 func (c *Client) establishLocked(again bool) *attempts {
 	if c.attempts == nil {
 		c.attempts = &attempts{done: make(chan struct{})}
@@ -54,8 +54,8 @@ func (c *Client) establishLocked(again bool) *attempts {
 	return c.attempts
 }
 
-// establish dials and shakes hands. A first connection fails at once; after
-// one that broke it goes on trying while a request waits.
+// establish dials and shakes hands. A first connection fails at once; after a broken
+// one, establish retries while a request waits.
 func (c *Client) establish(a *attempts, again bool) {
 	pause := c.limits.BackoffLo
 	for {
@@ -115,7 +115,7 @@ func (c *Client) greet(ctx context.Context, l link) error {
 	body := map[string]any{"agent_id": c.AgentID, "agent_caps": caps, "auth_token": c.Token}
 	old := c.SessionID()
 	if old != "" {
-		body["session_id"] = old // an extension: go on with that session
+		body["session_id"] = old // an extension: resume that session
 	}
 	resp, err := c.askOver(ctx, l, Message{Type: "handshake/req", Body: body})
 	if err != nil {
@@ -173,9 +173,8 @@ func (c *Client) adopt(l link, resp *Envelope, old string) error {
 	return nil
 }
 
-// reopened is called by a link whose host was away and is back, with the same
-// session. A host that was restarted meanwhile works on no earlier request; one that
-// still does knows the ids.
+// reopened is called by a link that reached its host again, with the same session. A
+// restarted host works on no earlier request; a host that still does knows the ids.
 func (c *Client) reopened(l link) {
 	c.mu.Lock()
 	if c.link == l && c.resume {
@@ -185,9 +184,9 @@ func (c *Client) reopened(l link) {
 	c.linked(true)
 }
 
-// againLocked sends the requests again that the host may have had before the connection
-// broke. It first reads the frames that the host kept, for the answer may be among them:
-// a pong comes after them.
+// againLocked sends again the requests that the host may have had before the connection
+// broke. First a ping fetches the frames that the host kept, for the answer may be
+// among them: the pong comes after them.
 func (c *Client) againLocked(l link) {
 	var calls []*call
 	for _, p := range c.pending {
@@ -208,7 +207,8 @@ func (c *Client) againLocked(l link) {
 			if !p.mayBeThere() {
 				continue
 			}
-			// A failure breaks the link, and the next one sends it again.
+			// If sending fails, the link breaks and the next one sends the request
+			// again.
 			if err := l.send(c.ctx, p.now()); err != nil {
 				c.Log.Debug("a2e: resend", "err", err)
 			}
@@ -216,8 +216,8 @@ func (c *Client) againLocked(l link) {
 	}()
 }
 
-// broken gives a link up. The link ends: another one to the same session would take the
-// stream from it.
+// broken gives a link up and ends it: two links to one session would take the stream
+// from each other.
 func (c *Client) broken(l link, err error) {
 	l.end()
 	if c.unlink(l, err) {
@@ -225,7 +225,8 @@ func (c *Client) broken(l link, err error) {
 	}
 }
 
-// unlink reports whether l was the connection of the client, which goes on.
+// unlink removes l and reports whether it was the client's connection; the client goes
+// on.
 func (c *Client) unlink(l link, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -253,7 +254,7 @@ func (c *Client) unlink(l link, err error) bool {
 	return true
 }
 
-// unreached is why a request has not left when its time is over.
+// unreached gives the reason why a request had not left when its time was over.
 func (c *Client) unreached(ctx context.Context) error {
 	cause := ctx.Err()
 	if !errors.Is(cause, context.DeadlineExceeded) || context.Cause(ctx) == ErrTimeout {
@@ -267,8 +268,8 @@ func (c *Client) unreached(ctx context.Context) error {
 	return unreachable(cause)
 }
 
-// unreachable says why a host cannot be reached, in words that may be passed on:
-// without addresses.
+// unreachable says why a host cannot be reached, without addresses, so that the text
+// may be passed on.
 func unreachable(cause error) *Error {
 	e := ErrUnreachable.Because(cause)
 	if why := whyUnreachable(cause); why != "" {
@@ -333,7 +334,7 @@ func (c *Client) failAllLocked(err error) {
 	}
 }
 
-// failUnsentLocked fails the requests that no host can have.
+// failUnsentLocked fails the requests that have not left.
 func (c *Client) failUnsentLocked(err error) {
 	for _, p := range c.pending {
 		if !p.mayBeThere() {

@@ -28,8 +28,8 @@ var classNames = [...]string{"", "request", "response", "event", "push"}
 
 func (c Class) String() string { return classNames[c] }
 
-// classOf judges a type that no registry knows by its name and by whether the
-// message has a req_id (A2E §2.3, §5.2): what looks like an answer is never
+// classOf classifies a type that no registry knows by its name and by whether the
+// message has a req_id (A2E §2.3, §5.2): a message that looks like an answer is never
 // answered.
 func classOf(name string, hasReqID bool) Class {
 	switch {
@@ -58,7 +58,7 @@ const (
 	Enum
 )
 
-// Shape is what a value must look like.
+// Shape is the required form of a value.
 type Shape struct {
 	Kind     Kind
 	Nullable bool
@@ -66,7 +66,7 @@ type Shape struct {
 	Model    []Field  // of Object; nil means any members
 	Values   []string // of Enum
 	Length   int      // of Array: exact number of elements; 0 means any
-	also     string   // one further literal that peers are known to send
+	also     string   // another literal that peers are known to send
 	model    string
 }
 
@@ -82,7 +82,7 @@ type Field struct {
 type Type struct {
 	Name       string
 	Class      Class
-	Capability string // the namespace that is negotiated; empty for the core
+	Capability string // the negotiated namespace; empty for the core
 	Answer     string // of a request: the type of its response
 	Fields     []Field
 	Timed      bool // the member timeout is the deadline of the request, in seconds
@@ -115,11 +115,10 @@ type Registry struct {
 // may add its own.
 func NewRegistry() *Registry { return builtin().clone() }
 
-// CoreTypes are those that need no capability (A2E §6.1).
+// coreTypes need no capability (A2E §6.1).
 var coreTypes = [...]string{"handshake/req", "handshake/resp", "invoke/event", "ping", "pong", "shutdown", "error"}
 
-// builtin is the registry that hosts and clients share when they are given
-// none. Nothing writes to it.
+// builtin is the registry of hosts and clients that are given none. It is read-only.
 var builtin = sync.OnceValue(func() *Registry {
 	r := &Registry{models: map[string][]Field{}, enums: map[string][]string{}}
 	for _, e := range enumTable {
@@ -135,8 +134,8 @@ var builtin = sync.OnceValue(func() *Registry {
 		}
 		return f
 	}
-	// Models refer to each other, and ToolParameter to itself: three passes check
-	// three levels of it, which bounds the work that one message can ask for.
+	// Models refer to each other, and ToolParameter to itself: three passes check three
+	// levels of it, which bounds the work for one message.
 	for range 3 {
 		for _, m := range modelTable {
 			r.models[m.name] = fields(m.name, m.members)
@@ -203,9 +202,9 @@ func (r *Registry) Lookup(name string) (*Type, bool) {
 // Names lists all type strings in order.
 func (r *Registry) Names() []string { return slices.Sorted(maps.Keys(r.all())) }
 
-// Register adds types: a plugin's TYPE_MAP. A type of the core and one that is
-// there already are refused, and then nothing is added. A request without
-// Answer gets x/resp for x/req.
+// Register adds types: a plugin's TYPE_MAP. If one of them is a type of the core or
+// already registered, Register adds none and gives an error. A request without Answer
+// gets x/resp for x/req.
 func (r *Registry) Register(types ...Type) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -328,7 +327,7 @@ type schemaFault struct {
 	Reason string `json:"reason"` // missing, string_type, int_type, …: as the reference names it
 }
 
-// maxFaults bounds the list that an error carries.
+// maxFaults bounds the list of faults in an error.
 const maxFaults = 16
 
 type checker struct{ faults []schemaFault }
@@ -338,8 +337,8 @@ func (c *checker) add(path, reason string) bool {
 	return len(c.faults) < maxFaults
 }
 
-// checkFields matches the members of an object against fields. The last of
-// several equal names counts.
+// checkFields matches the members of an object against fields. The last of several
+// members with one name counts.
 func (c *checker) checkFields(raw []byte, ms []member, fields []Field, path string) {
 	if len(fields) == 0 {
 		return
@@ -365,8 +364,8 @@ func (c *checker) checkFields(raw []byte, ms []member, fields []Field, path stri
 	}
 }
 
-// match notes for each field the number of its member plus one. Peers write
-// members in the order of the table, so that the next is tried first.
+// match records for each field the number of its member plus one. Peers write members
+// in the order of the table, so match tries the next field first.
 func match(raw []byte, ms []member, fields []Field, at []int32) {
 	next := 0
 	for i := range ms {
@@ -384,8 +383,8 @@ func match(raw []byte, ms []member, fields []Field, at []int32) {
 	}
 }
 
-// value checks one value against its shape; path and name are joined only
-// when there is something to report.
+// value checks one value against its shape; it joins path and name only to report a
+// fault.
 func (c *checker) value(v []byte, s *Shape, path, name string) {
 	first := v[0]
 	if first == 'n' && s.Nullable || s.also != "" && string(v) == s.also {
@@ -464,7 +463,7 @@ func (c *checker) value(v []byte, s *Shape, path, name string) {
 	}
 }
 
-// corrective: feedback that corrects must say what is correct (A2E §6.14).
+// corrective checks that corrective feedback has a correction (A2E §6.14).
 func (c *checker) corrective(v []byte, ms []member, path string) {
 	text := func(name string) string {
 		s, _ := textOf(lookup(v, ms, name))

@@ -9,12 +9,12 @@ import (
 	"unicode/utf8"
 )
 
-// movedFor bounds how long requests of a session that moved on may still be
-// executed here; their own deadlines end them before.
+// movedFor bounds how long this host may still execute requests of a session that
+// moved; their own deadlines end them earlier.
 const movedFor = time.Hour
 
-// Take serves lines that the agent sent to another host. It waits while the agent
-// has too much to read.
+// Take serves lines that the agent sent to another host. It waits while the agent has
+// too many frames to read.
 func (s *Session) Take(ctx context.Context, lines []byte) error {
 	for line := range bytes.SplitSeq(lines, []byte{'\n'}) {
 		line = trimLine(line)
@@ -32,8 +32,8 @@ func (s *Session) Take(ctx context.Context, lines []byte) error {
 // Pass queues a frame that another host made for the agent.
 func (s *Session) Pass(frame []byte) error { return s.send(frame) }
 
-// Move drops a session that another host owns now. Its transport ends.
-// Requests go on, and their frames are passed on.
+// Move drops a session that another host owns now. Its transport ends. Its requests
+// continue here, and their frames are passed on.
 func (s *Session) Move() {
 	s.storeMu.Lock()
 	defer s.storeMu.Unlock()
@@ -67,7 +67,7 @@ func (s *Session) moveLocked() {
 		}
 	}
 	if len(unread) > 0 {
-		go tell(unread, false) // they may ask the session
+		go tell(unread, false) // the callbacks may query the session
 	}
 	s.drain(movedFor, true)
 }
@@ -75,7 +75,7 @@ func (s *Session) moveLocked() {
 // forwardLocked passes a frame on; storeMu is held.
 func (s *Session) forwardLocked(f outFrame) error {
 	if f.returned != nil {
-		go f.returned(false) // it is not known here whether the agent reads it
+		go f.returned(false) // this host does not learn whether the agent reads the frame
 	}
 	relay, ok := s.h.Store.(Relay)
 	if !ok {
@@ -84,14 +84,14 @@ func (s *Session) forwardLocked(f outFrame) error {
 	return relay.Forward(context.WithoutCancel(s.ctx), s.id, f.seq, f.line)
 }
 
-// movedOn reports whether an error of the store means that the session moved on, and
-// that its frames can follow it; storeMu is held.
+// movedOn reports whether an error of the store means that the session moved and that
+// its frames can follow; storeMu is held.
 func (s *Session) movedOn(err error) bool {
 	_, ok := s.h.Store.(Relay)
 	return ok && errors.Is(err, ErrMoved)
 }
 
-// moves takes a session that moved on out of those that can be found.
+// moves removes a moved session from those that can be found.
 func (h *Host) moves(s *Session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,8 +101,8 @@ func (h *Host) moves(s *Session) {
 	h.moved[s] = struct{}{}
 }
 
-// sendElsewhere passes lines of a session on to the host that has it; false: no other
-// host has it, and nothing was read.
+// sendElsewhere passes lines of a session on to the host that has it; done is false if
+// no other host has it, and then the body is unread.
 func (h *Host) sendElsewhere(w http.ResponseWriter, r *http.Request) (done bool) {
 	id := r.Header.Get(sessionHeader)
 	relay, ok := h.Store.(Relay)
@@ -140,7 +140,7 @@ func (h *Host) sendElsewhere(w http.ResponseWriter, r *http.Request) (done bool)
 	return true
 }
 
-// takeBody reports whether a body can be used, and refuses it otherwise.
+// takeBody reports whether a body can be used, and otherwise refuses the request.
 func takeBody(w http.ResponseWriter, body []byte, err error) bool {
 	switch {
 	case err != nil && errors.Is(err, ErrBusy):

@@ -18,7 +18,7 @@ type Request struct {
 	Session  *Session
 	Identity Identity
 	Received time.Time
-	Deadline time.Time // the answer must be out by then
+	Deadline time.Time // limit for the answer
 
 	h        *Host
 	provider Provider
@@ -26,43 +26,42 @@ type Request struct {
 	end      context.CancelFunc
 
 	mu       sync.Mutex
-	done     bool // the final frame is out
+	done     bool // the final frame was sent
 	seq      int64
 	returned func(bool)
 }
 
-// OnReturned has f called once, when the host knows whether the agent has the
-// answer: true when the agent goes on over the transport that the answer was
-// written to, or ends it in order; false when the transport or the session ends
-// first, or when the agent is answered with an error. A handler calls it once,
-// before it returns. f must not wait for the session.
+// OnReturned registers f, which is called once, when the host knows whether the agent
+// has the answer: true when the agent continues on the transport of the answer, or ends
+// that transport in order; false when the transport or the session ends first, or when
+// the agent gets an error instead. A handler calls OnReturned once, before it returns.
+// f must not wait for the session.
 func (r *Request) OnReturned(f func(returned bool)) {
 	r.mu.Lock()
 	done := r.done
 	r.returned = f
 	r.mu.Unlock()
-	if done { // it was too late: the agent has an error
+	if done { // too late: the agent got an error
 		f(false)
 	}
 }
 
-// Response is what a handler answers.
+// Response is the answer of a handler.
 type Response struct {
 	Type string // empty: the response type of the request
-	Body any    // the members besides the base members and req_id: what encodes as a JSON object
+	Body any    // encodes as a JSON object: the members besides the base members and req_id
 }
 
-// Handler serves requests. An [*Error] goes to the agent as it is; any other
-// error becomes runtime_error without its text. The context ends at the
-// deadline, after which an answer is too late, and when the session is closed.
+// Handler serves requests. An [*Error] goes to the agent unchanged; any other error
+// becomes runtime_error without its text. The context ends at the deadline, after which
+// an answer is too late, and when the session is closed.
 type Handler func(ctx context.Context, r *Request) (Response, error)
 
 // Serve makes a Handler a [Provider].
 func (f Handler) Serve(ctx context.Context, r *Request) (Response, error) { return f(ctx, r) }
 
-// Provider serves one capability: all requests whose types belong to it, after
-// authorisation and schema check. For types that it does not serve it returns
-// [ErrUnknownType].
+// Provider serves one capability: all requests of its types, after authorisation and
+// schema check. For types that it does not serve it returns [ErrUnknownType].
 type Provider interface {
 	Serve(ctx context.Context, r *Request) (Response, error)
 }
@@ -71,7 +70,7 @@ type Provider interface {
 // capability in the handshake.
 type Describer interface {
 	Provider
-	Describe() any // what encodes as a JSON object
+	Describe() any // encodes as a JSON object
 }
 
 // EventKind is the kind of an event (A2E §6.15); peers may send others.
@@ -126,8 +125,8 @@ func (s *Session) admit(m *Envelope, now time.Time) (*Request, *Error) {
 	return r, nil
 }
 
-// own is the capability of the embedder's own to which a type belongs that no
-// registry knows: its namespace, if that is one.
+// own gives the embedder's own capability that serves a type unknown to the registry:
+// the namespace of the type, if that is offered.
 func (h *Host) own(typ string) string {
 	namespace, _, ok := strings.Cut(typ, "/")
 	if !ok || h.Capabilities[namespace] == nil || slices.Contains(capabilityNames, namespace) {
@@ -136,7 +135,7 @@ func (h *Host) own(typ string) string {
 	return namespace
 }
 
-// deadline of a request: its own where it has one, or the default.
+// deadline gives the time for a request: its own timeout, or the default.
 func (h *Host) deadline(m *Envelope) time.Duration {
 	if m.typ == nil || !m.typ.Timed {
 		return h.limits.Request
@@ -151,14 +150,14 @@ func (h *Host) deadline(m *Envelope) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
-// start puts an admitted request to work or in the queue.
+// start runs an admitted request or queues it.
 func (s *Session) start(r *Request) {
 	h := s.h
 	if h.Memory != nil {
 		s.mu.Lock()
 		busy := len(s.waiting) >= h.limits.Queued
 		s.mu.Unlock()
-		if busy { // before the id is noted: the same again may succeed
+		if busy { // before the id is recorded: a retry may succeed
 			s.refuse(r.Envelope, len(r.raw), ErrBusy.about(r.ID))
 			return
 		}
@@ -186,18 +185,18 @@ func (s *Session) start(r *Request) {
 	}
 }
 
-// crossing is for how long after an answer the same request may have been on its
-// way already. Its answer is sent again only after that: an agent that sent twice
-// before it read has one answer, and goes on.
+// crossing is how long after an answer a duplicate of its request may still have been
+// in transit. A later duplicate gets the answer again; an agent that sent twice before
+// it read has one answer, and continues.
 const crossing = 250 * time.Millisecond
 
-// again answers a request whose id was served before: with the recorded answer,
-// unchanged (A2E-055). While that is still to come, it serves both.
+// again answers a duplicate request with the recorded answer, unchanged (A2E-055). A
+// pending answer serves both.
 func (s *Session) again(r *Request) {
 	s.mu.Lock()
 	_, running := s.inflight[r.ID]
 	a := s.seen.answers[seenKeyOf(r.ID)]
-	// The attached transport may have written it just now.
+	// The attached transport may be writing the answer now.
 	comes := running || a != nil && (a.repeated || s.out.stream == nil && s.out.waits(a.line))
 	var wait time.Duration
 	if a != nil && !comes {
@@ -223,7 +222,7 @@ func (s *Session) repeat(a *recordedAnswer) {
 	a.repeated, a.at = false, time.Now()
 	s.mu.Unlock()
 	if full, _ := s.full(); !full {
-		_ = s.send(a.line) // a session that ended owes none
+		_ = s.send(a.line) // a session that ended needs no answer
 	}
 }
 
@@ -259,8 +258,8 @@ func (s *Session) enqueueLocked(r *Request) *Error {
 	return nil
 }
 
-// work runs requests until none waits. A handler that ignores its deadline
-// keeps its place until it returns: at most Parallel of them run.
+// work runs requests until none waits. A handler that ignores its deadline keeps its
+// slot until it returns: at most Parallel of them run.
 func (s *Session) work(r *Request) {
 	for r != nil {
 		r.run()
@@ -299,8 +298,7 @@ func (r *Request) run() {
 	r.finish(line, code, true)
 }
 
-// serve calls the provider; a panic is its failure, not the session's
-// (A2E-074).
+// serve calls the provider; a panic fails the request, not the session (A2E-074).
 func (r *Request) serve() (resp Response, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -317,22 +315,22 @@ func (r *Request) isDone() bool {
 	return r.done
 }
 
-// expire answers the request when its time is over, whatever its handler does
+// expire answers the request at its deadline, even if its handler is still running
 // (A2E-075).
 func (r *Request) expire() {
-	<-r.ctx.Done() // at the same time by its own clock
+	<-r.ctx.Done() // the context has its own timer
 	if errors.Is(r.ctx.Err(), context.DeadlineExceeded) {
 		r.fail(ErrTimeout)
 	}
 }
 
-// fail answers the request with an error, from outside its handler.
+// fail answers the request with an error on behalf of its handler.
 func (r *Request) fail(err error) {
 	line, code := r.failure(err)
 	r.finish(line, code, false)
 }
 
-// failure is the frame for an error.
+// failure encodes an error as a frame.
 func (r *Request) failure(err error) ([]byte, Code) {
 	if errors.Is(err, context.DeadlineExceeded) && r.ctx.Err() != nil {
 		err = ErrTimeout
@@ -347,13 +345,12 @@ func (r *Request) failure(err error) ([]byte, Code) {
 	return errorFrame(e, r.h.Now()), e.Code
 }
 
-// head begins an answer: the base members and req_id, with room for some more
-// bytes.
+// head begins an answer: the base members and req_id, with room for further bytes.
 func (r *Request) head(typ string, room int) encoder {
 	return appendHead(make([]byte, 0, headSize+len(r.ID)+room), typ, NewID(), r.h.Now()).text("req_id", r.ID)
 }
 
-// answer is the frame for the answer of a handler.
+// answer encodes the answer of a handler as a frame.
 func (r *Request) answer(resp Response) ([]byte, error) {
 	line, whole := resp.Body.(wholeFrame)
 	if !whole {
@@ -371,8 +368,8 @@ func (r *Request) answer(resp Response) ([]byte, error) {
 		f := appendMembers(r.head(typ, len(body)), body,
 			func(name string) bool { return bodyMember(name) && name != "req_id" })
 		line = append(wholeFrame(f), '}')
-		// The answer must fit the schema that the agent checks it against: agents
-		// drop frames that do not, and wait for ever (A2E §5.3, A2E-126).
+		// The answer must fit the agent's schema: agents drop frames that do not fit,
+		// and wait for ever (A2E §5.3, A2E-126).
 		m, e := r.h.types.decode(line, r.h.limits.Depth)
 		if e == nil {
 			e = m.check()
@@ -389,9 +386,9 @@ func (r *Request) answer(resp Response) ([]byte, error) {
 	return line, nil
 }
 
-// finish sends the one final frame; every later one is dropped (A2E-050). Of
-// its own goroutine, which may wait for the agent, a request writes it itself
-// where the transport lets it.
+// finish sends the one final frame and drops later ones (A2E-050). In its own
+// goroutine, which may wait for the agent, a request writes the frame itself if the
+// transport allows.
 func (r *Request) finish(line []byte, code Code, own bool) {
 	s := r.Session
 	r.mu.Lock()
@@ -401,7 +398,7 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	}
 	r.done = true
 	s.mu.Lock()
-	if s.out.bytes > 2*r.h.limits.OutBytes { // an agent that never reads
+	if s.out.bytes > 2*r.h.limits.OutBytes { // the agent does not read
 		line, code = errorFrame(ErrFull.about(r.ID), r.h.Now()), OutOfMemory
 	}
 	f, returned := outFrame{line: line}, r.returned
@@ -444,7 +441,7 @@ func (r *Request) finish(line []byte, code Code, own bool) {
 	}
 }
 
-// eventType is the event that belongs to a request (A2E §6).
+// eventType is the event type of a request (A2E §6).
 func (r *Request) eventType() string {
 	switch r.Type {
 	case "tool/call/req":
@@ -459,14 +456,14 @@ func (r *Request) eventType() string {
 	return "invoke/event"
 }
 
-// Event sends an event about the request: before its final frame, numbered
-// from 0 (A2E §6.17). data is what encodes as a JSON object, or nil. While the
-// agent does not read, Event waits, until ctx ends or the request is over.
+// Event sends an event about the request: before its final frame, numbered from 0 (A2E
+// §6.17). data encodes as a JSON object, or is nil. While the agent does not read,
+// Event waits, until ctx ends or the request is over.
 func (r *Request) Event(ctx context.Context, kind EventKind, data any) error {
 	return r.event(ctx, kind, data, func(f encoder) encoder { return f })
 }
 
-// event sends one with further members (of chain/event and proc/read/event).
+// event sends an event with further members (of chain/event and proc/read/event).
 func (r *Request) event(ctx context.Context, kind EventKind, data any, more func(encoder) encoder) error {
 	body, err := bodyOf(data)
 	if err != nil {
@@ -505,7 +502,7 @@ func (r *Request) Status(ctx context.Context, message string) error {
 	return r.Event(ctx, KindStatus, map[string]any{"message": message})
 }
 
-// Artifact sends a piece of a file; final marks the last one.
+// Artifact sends a chunk of a file; final marks the last one.
 func (r *Request) Artifact(ctx context.Context, name, mime string, chunk []byte, final bool) error {
 	return r.Event(ctx, KindArtifact, map[string]any{"name": name, "mime": mime,
 		"chunk": base64.StdEncoding.EncodeToString(chunk), "final": final})

@@ -15,18 +15,18 @@ import (
 type transportKind uint8
 
 const (
-	transportHTTP  transportKind = iota // a stream comes and goes, requests by POST
+	transportHTTP  transportKind = iota // the stream may change, requests arrive by POST
 	transportConn                       // one connection at a time, resumed by handshake
 	transportStdio                      // one pair of pipes, never resumed
 )
 
-// State is where a session stands (A2E §8.2).
+// State is the phase of a session (A2E §8.2).
 type State uint8
 
 const (
 	StateConnected State = iota // no handshake yet
 	StateActive
-	StateDraining // after a shutdown: answers go out, nothing new comes in
+	StateDraining // after a shutdown: answers are sent, new requests refused
 	StateClosed
 )
 
@@ -40,11 +40,11 @@ type Session struct {
 	id      string
 	remote  string
 	kind    transportKind
-	counted string // the address that it counts for, while it is pending
+	counted string // the address that counts the session while it is pending
 	started time.Time
 
 	pending *list.Element // in h.pending, until the handshake; guarded by h.mu
-	held    int           // bytes that it counts for there
+	held    int           // bytes that Host.held counts for the session
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -57,7 +57,7 @@ type Session struct {
 	accepted []string
 	failures int
 	running  int
-	waiting  []*Request // beyond those that run
+	waiting  []*Request // requests that wait for a slot
 	inflight map[string]*Request
 	seen     seenIDs
 	out      outbox
@@ -65,14 +65,14 @@ type Session struct {
 	timer    *time.Timer // calls tick at nextTick
 	nextTick time.Time
 	drainer  *time.Timer
-	keep     bool          // leave it in the store when it closes
-	draining chan struct{} // see Draining; nil while nobody asked
-	away     chan struct{} // see Away; nil while nobody asked
+	keep     bool          // the store keeps the session when it closes
+	draining chan struct{} // see Draining; nil until first used
+	away     chan struct{} // see Away; nil until first used
 	ended    bool          // the agent has ended its side of the transport
 
 	storeMu sync.Mutex // orders calls of the store
 	seq     uint64     // of the last frame appended; guarded by storeMu
-	moved   bool       // another host has it, and messages are passed on; changed with mu and storeMu held
+	moved   bool       // another host has the session, and messages are passed on; changed with mu and storeMu held
 }
 
 func newSession(h *Host, id, remote string, kind transportKind) *Session {
@@ -98,18 +98,18 @@ func (s *Session) restore(rec SessionRecord) {
 	}
 }
 
-// ID is the session_id. In HTTP mode it is a bearer secret.
+// ID is the session_id. In HTTP mode the id is a bearer secret.
 func (s *Session) ID() string { return s.id }
 
-// Identity is who the session was authenticated as.
+// Identity is the authenticated identity of the session.
 func (s *Session) Identity() Identity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.identity
 }
 
-// State tells where the session stands and whether a transport is attached on
-// which the agent speaks still.
+// State gives the state of the session, and whether a transport is attached on which
+// the agent still sends.
 func (s *Session) State() (state State, attached bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +118,7 @@ func (s *Session) State() (state State, attached bool) {
 
 func (s *Session) attachedLocked() bool { return s.out.stream != nil && !s.ended }
 
-// Away is closed when the agent's transport ends. Without one, it is closed.
+// Away is closed when the agent's transport ends; without one it is closed already.
 func (s *Session) Away() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,14 +131,14 @@ func (s *Session) Away() <-chan struct{} {
 	return s.away
 }
 
-// leavesLocked notes that the agent is away.
+// leavesLocked records that the agent is away.
 func (s *Session) leavesLocked() {
 	if s.away != nil {
 		closeOnce(s.away)
 	}
 }
 
-// closeOnce closes c, unless it is closed; its owner locks it.
+// closeOnce closes c, unless it is closed; the owner of c locks it.
 func closeOnce(c chan struct{}) {
 	select {
 	case <-c:
@@ -147,8 +147,8 @@ func closeOnce(c chan struct{}) {
 	}
 }
 
-// end notes that the agent's side of the transport has ended. Where that was in
-// order, the agent has read what was written there before.
+// end records that the agent's side of the transport has ended. After an orderly end,
+// the agent has read all frames written there.
 func (s *Session) end(orderly bool) {
 	if orderly {
 		s.read()
@@ -162,8 +162,8 @@ func (s *Session) end(orderly bool) {
 // Done is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.done }
 
-// Draining is closed when the session takes nothing new any more: its agent has
-// said shutdown, or the host ends. What only waits need wait no longer.
+// Draining is closed when the session refuses new requests: its agent has sent
+// shutdown, or the host ends. Calls that only wait for events should then return.
 func (s *Session) Draining() <-chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +176,7 @@ func (s *Session) Draining() <-chan struct{} {
 	return s.draining
 }
 
-// endsLocked goes on to a state in which nothing new is taken.
+// endsLocked changes to a state in which new requests are refused.
 func (s *Session) endsLocked(to State) {
 	if s.draining != nil && s.state < StateDraining {
 		close(s.draining)
@@ -185,7 +185,7 @@ func (s *Session) endsLocked(to State) {
 }
 
 // tick is the session's only clock: it ends a session without a handshake or a
-// transport, answers requests whose time is over, and forgets old ids and frames.
+// transport, answers requests past their deadline, and forgets old ids and frames.
 func (s *Session) tick() {
 	now := time.Now()
 	l := &s.h.limits
@@ -204,7 +204,7 @@ func (s *Session) tick() {
 			s.nextTick = r.Deadline
 		}
 	}
-	end := s.nextTick // of the session, if nothing happens before
+	end := s.nextTick // when the session ends if it stays idle
 	switch {
 	case s.state == StateConnected:
 		end = s.started.Add(l.Handshake)
@@ -224,7 +224,7 @@ func (s *Session) tick() {
 	}
 }
 
-// tickByLocked has tick called at t, if it is not called before.
+// tickByLocked schedules tick for t, unless it is due earlier.
 func (s *Session) tickByLocked(t time.Time) {
 	if t.Before(s.nextTick) {
 		s.nextTick = t
@@ -232,8 +232,8 @@ func (s *Session) tickByLocked(t time.Time) {
 	}
 }
 
-// attach makes st the session's transport; greeting, if any, goes before all
-// that waits.
+// attach makes st the session's transport; greeting, if any, precedes all waiting
+// frames.
 func (s *Session) attach(st *stream, greeting []byte) error {
 	s.mu.Lock()
 	if s.state == StateClosed || s.moved {
@@ -256,8 +256,8 @@ func (s *Session) attach(st *stream, greeting []byte) error {
 	return nil
 }
 
-// proved tells the host that a request, stream or connection is that of an
-// agent whose handshake succeeded, if it has.
+// proved reports a request, stream or connection to the host if its agent's handshake
+// succeeded.
 func (s *Session) proved(ctx context.Context) {
 	s.mu.Lock()
 	who, active := s.identity, s.state == StateActive || s.state == StateDraining && s.identity.Name != ""
@@ -278,7 +278,7 @@ func (s *Session) detach(st *stream) {
 		if s.state == StateActive {
 			s.tickByLocked(s.last.Add(s.h.limits.Idle))
 		}
-		over = s.drainedLocked() // it need not wait for a reader that is gone
+		over = s.drainedLocked() // the reader is gone
 	}
 	s.mu.Unlock()
 	tell(unread, false)
@@ -287,8 +287,8 @@ func (s *Session) detach(st *stream) {
 	}
 }
 
-// read notes that the agent goes on over its transport: the frames written there
-// before have reached it.
+// read records that the agent continues on its transport: earlier frames on it have
+// reached the agent.
 func (s *Session) read() {
 	s.mu.Lock()
 	fs := s.out.takeUnproved()
@@ -302,8 +302,8 @@ func tell(fs []func(bool), returned bool) {
 	}
 }
 
-// next waits for frames that the transport st should write, up to len(into). An
-// error ends the transport.
+// next waits for frames to be written by the transport st, up to len(into). An error
+// ends the transport.
 func (s *Session) next(ctx context.Context, st *stream, into []outFrame) (int, error) {
 	for {
 		s.mu.Lock()
@@ -333,7 +333,7 @@ func (s *Session) next(ctx context.Context, st *stream, into []outFrame) (int, e
 
 var errReplaced = errors.New("a2e: a newer transport took over")
 
-// first gives the frames that st should write now, up to len(into).
+// first gives the frames to be written by st now, up to len(into).
 func (s *Session) first(st *stream, into []outFrame) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -343,14 +343,14 @@ func (s *Session) first(st *stream, into []outFrame) int {
 	return s.out.first(into)
 }
 
-// waits reports whether there is something for st to write.
+// waits reports whether st has frames to write.
 func (s *Session) waits(st *stream) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.out.stream == st && s.out.len() > 0
 }
 
-// wrote notes that frames were written by st.
+// wrote records that st has written frames.
 func (s *Session) wrote(st *stream, frames []outFrame) {
 	s.mu.Lock()
 	var upTo uint64
@@ -387,7 +387,7 @@ func (s *Session) wrote(st *stream, frames []outFrame) {
 	}
 }
 
-// send queues one line for the agent. It never waits for the agent.
+// send queues one line for the agent, without waiting for the agent.
 func (s *Session) send(line []byte) error {
 	err := s.queue(outFrame{line: line})
 	s.mu.Lock()
@@ -399,7 +399,7 @@ func (s *Session) send(line []byte) error {
 	return err
 }
 
-// queue is send, but leaves it to the caller to wake the transport.
+// queue is send, but the caller must wake the transport.
 func (s *Session) queue(f outFrame) error {
 	if s.h.Store == nil || !s.isActive() {
 		s.mu.Lock()
@@ -455,7 +455,7 @@ const (
 	pendingBytes  = 4 << 10
 )
 
-// full reports whether the agent reads too slowly to be served more, and a
+// full reports whether the agent reads too slowly for more requests, and gives a
 // channel that is closed when that may have changed.
 func (s *Session) full() (bool, <-chan struct{}) {
 	s.mu.Lock()
@@ -470,8 +470,7 @@ func (s *Session) full() (bool, <-chan struct{}) {
 	return true, s.out.whenRoom()
 }
 
-// waitRoom waits until the agent has read enough: what stalls is its own
-// session alone.
+// waitRoom waits until the agent has read enough; it stalls only this session.
 func (s *Session) waitRoom(ctx context.Context) error {
 	for {
 		full, room := s.full()
@@ -488,13 +487,13 @@ func (s *Session) waitRoom(ctx context.Context) error {
 	}
 }
 
-// refuse answers a message that is not served.
+// refuse answers a message with an error instead of serving it.
 func (s *Session) refuse(m *Envelope, size int, e *Error) {
 	s.h.refused(s, m, size, e, false)
 	_ = s.send(errorFrame(e, s.h.Now()))
 }
 
-// frameLimit is how long a line may be now.
+// frameLimit is the current limit of a line.
 func (s *Session) frameLimit() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -504,9 +503,8 @@ func (s *Session) frameLimit() int {
 	return s.h.limits.Frame
 }
 
-// receive serves one line, which it takes over (A2E §5.2). last says that the
-// line had no end. With a session that goes on instead of this one, because the
-// handshake resumed it, comes its answer.
+// receive serves one line, which it takes over (A2E §5.2). last: the line had no end.
+// If a handshake resumed another session, receive gives that session and its answer.
 func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []byte) {
 	s.read()
 	now := time.Now()
@@ -517,7 +515,7 @@ func (s *Session) receive(line []byte, last bool) (resumed *Session, greeting []
 		s.mu.Unlock()
 	}
 	if e == nil && m.Class != ClassRequest {
-		e = ErrInvalid // nobody here asked for it, or it came too late (A2E-057)
+		e = ErrInvalid // unrequested, or too late (A2E-057)
 	}
 	if e != nil {
 		switch {
@@ -558,8 +556,8 @@ func (s *Session) pong(m *Envelope) {
 	_ = s.send(append(f, '}'))
 }
 
-// shutdown drains for as long as the agent grants, within 0 and the limit
-// (A2E §8.4); it is never answered.
+// shutdown drains for as long as the agent grants, within 0 and the limit (A2E §8.4);
+// it sends no answer.
 func (s *Session) shutdown(m *Envelope) {
 	grant := m.Int("timeout")
 	limit := s.h.limits.Drain
@@ -572,7 +570,7 @@ func (s *Session) shutdown(m *Envelope) {
 	s.drain(d, false)
 }
 
-// drain refuses new requests, waits for those at work, and closes.
+// drain refuses new requests, waits for running ones, and closes.
 func (s *Session) drain(d time.Duration, keep bool) {
 	s.mu.Lock()
 	if s.state == StateDraining || s.state == StateClosed {
@@ -589,8 +587,8 @@ func (s *Session) drain(d time.Duration, keep bool) {
 	}
 }
 
-// drainOver answers the requests still at work, and gives the transport a last
-// moment to write.
+// drainOver answers the requests that still run, and gives the transport a last moment
+// to write.
 func (s *Session) drainOver() {
 	s.mu.Lock()
 	left := slices.Collect(maps.Values(s.inflight))
@@ -613,8 +611,8 @@ func (s *Session) drainedLocked() bool {
 	return s.state == StateDraining && len(s.inflight) == 0 && (s.out.len() == 0 || s.out.stream == nil && s.keep)
 }
 
-// closeIf closes the session if spare, called with mu held, says so; a session at work
-// just now stays.
+// closeIf closes the session if spare, called with mu held, returns true; a session in
+// use stays.
 func (s *Session) closeIf(spare func() bool) (closed bool) {
 	if !s.mu.TryLock() {
 		return false
@@ -632,7 +630,7 @@ func (s *Session) close() {
 	s.mu.Lock()
 	was := s.state
 	var read []func(bool)
-	if s.drainedLocked() && s.attachedLocked() { // an end in order: all was written, and the agent stayed for it
+	if s.drainedLocked() && s.attachedLocked() { // an orderly end: all frames were written, and the agent is still attached
 		read = s.out.takeUnproved()
 	}
 	s.closeLocked()
@@ -664,15 +662,15 @@ func (s *Session) closeLocked() {
 	s.waiting = nil
 	s.seen.clear(&s.h.answers)
 	if unread := s.out.takeReturned(); len(unread) > 0 {
-		go tell(unread, false) // they may ask the session
+		go tell(unread, false) // the callbacks may query the session
 	}
 	close(s.done)
 	s.cancel()
 }
 
-// Push sends a message that no request asked for. It is refused when the agent
-// negotiated nothing: such agents know the core types alone (A2E §10). SDK
-// agents need a handler registered for the type.
+// Push sends a message without a request. It is refused when the agent negotiated no
+// capability: such agents know only the core types (A2E §10). SDK agents need a handler
+// registered for the type.
 func (s *Session) Push(ctx context.Context, m Message) error {
 	s.mu.Lock()
 	ok := s.state == StateActive && len(s.accepted) > 0

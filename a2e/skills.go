@@ -7,9 +7,8 @@ import (
 	"slices"
 )
 
-// SkillDefinition describes a skill (A2E §6.14). What is nil is null on the
-// wire; Arguments is an array or null, never the empty object of the
-// reference.
+// SkillDefinition describes a skill (A2E §6.14). Nil members are null on the wire;
+// Arguments is an array or null, never the empty object of the reference.
 type SkillDefinition struct {
 	Name           string          `json:"name"`
 	Version        string          `json:"version"`
@@ -52,13 +51,13 @@ type SkillResult struct {
 	Metadata   json.RawMessage // an extension, as of a [ToolResult]
 }
 
-// Skills is the capability "skill". An error of Call that is an [*Error] goes
-// to the agent as it is; any other becomes skill_error without its text.
+// Skills is the capability "skill". An [*Error] from Call goes to the agent unchanged;
+// any other error becomes skill_error without its text.
 type Skills interface {
-	// Discover gives all skills that the agent may see; the filters of the
-	// request are applied to them by [ServeSkills].
+	// Discover gives all skills that the agent may see; [ServeSkills] applies the
+	// filters of the request.
 	Discover(ctx context.Context, r *Request) ([]SkillDefinition, error)
-	// Call runs one, [ErrUnknownSkill] if there is none of that name.
+	// Call runs a skill; [ErrUnknownSkill] if the name is unknown.
 	Call(ctx context.Context, c *SkillCall) (SkillResult, error)
 }
 

@@ -9,18 +9,18 @@ import (
 	"strings"
 )
 
-// The stream from a host over HTTP (A2E §7.1). It reads what the reference agent
-// reads, and two things that this one would garble: text without a charset is
-// UTF-8, as the standard of such streams says, and only CR and LF end a line.
+// The stream from a host over HTTP (A2E §7.1), as the reference agent reads it, with
+// two corrections: text without a charset is UTF-8, as the SSE standard says, and only
+// CR and LF end a line.
 
-// errContentType refuses a stream whose text nothing can be told about.
+// errContentType refuses a stream of unknown charset.
 var errContentType = &Error{
 	Code: ParseError, Reason: "content_type", Step: "transport",
 	Text: "the content type of the stream says no charset that can be read: want text/event-stream; charset=utf-8",
 }
 
-// latin1 reports whether the text of a stream is ISO 8859-1 and not UTF-8: as
-// its charset says. Without one it must be text or JSON.
+// latin1 reports whether the charset of a stream is ISO 8859-1, not UTF-8. Without a
+// charset the type must be text or JSON.
 func latin1(contentType string) (bool, error) {
 	t, params, err := mime.ParseMediaType(contentType)
 	if err != nil && !errors.Is(err, mime.ErrInvalidMediaParameter) {
@@ -39,8 +39,9 @@ func latin1(contentType string) (bool, error) {
 	return false, errContentType
 }
 
-// readEvents gives the data of each event of a stream, until it ends. An event
-// over the limit is dropped, with its first bytes. opened is called once the stream can be read.
+// readEvents gives the data of each event of a stream, until it ends. An event over the
+// limit is passed to dropped, by its first bytes. opened is called once the stream can
+// be read.
 func readEvents(body io.Reader, contentType string, limit int, opened func(), event, dropped func(data []byte)) error {
 	narrow, err := latin1(contentType)
 	if err != nil {
@@ -88,13 +89,13 @@ func readEvents(body io.Reader, contentType string, limit int, opened func(), ev
 type sseLines struct {
 	r       *bufio.Reader
 	latin1  bool
-	limit   int  // bytes of a line that are kept
-	afterCR bool // an LF that comes now belongs to the CR before it
+	limit   int  // kept bytes of a line
+	afterCR bool // an LF read next belongs to the CR before it
 	line    []byte
 }
 
-// next gives a line without its end, valid until the next call; of a line over
-// the limit how it began. With an error, the line is what came before it.
+// next gives a line without its end, valid until the next call; of a line over the
+// limit only the first bytes. With an error, line holds the bytes before it.
 func (s *sseLines) next() (line []byte, long bool, err error) {
 	s.line = s.line[:0]
 	if cap(s.line) > 64<<10 {

@@ -5,8 +5,8 @@ package a2e
 // values: now (the time), hex32, hex8, uuid and feedback (generated ids).
 // [Registry.Define] reads the same notation.
 
-// typeTable lists every message type: its name, the capability that it belongs
-// to, its members besides the base members.
+// typeTable lists every message type: name, capability, and members besides the base
+// members.
 var typeTable = [...]struct{ name, capability, members string }{
 	// §6.1 core
 	{"handshake/req", "", `agent_id: string = ""; agent_caps: array<string> = []; auth_token: string = ""`},
@@ -159,10 +159,9 @@ var typeTable = [...]struct{ name, capability, members string }{
 	{"SUBAGENT_EVENT", "subagent", `subagent_id: string!; event: string!; content: object = {}`},
 }
 
-// modelTable lists the nested objects of §6.13 and §6.14. Two members accept
-// more than they say, because the reference emits that default itself:
-// LLMConfig.provider_config (false) and SkillDefinition.arguments ({}). Both are
-// written as null (A2E §6.18).
+// modelTable lists the nested objects of §6.13 and §6.14. Two members also accept the
+// default that the reference emits: LLMConfig.provider_config (false) and
+// SkillDefinition.arguments ({}). Both are written as null (A2E §6.18).
 var modelTable = [...]struct{ name, members string }{
 	{"SourceRef", `session_id: string or null = null; trajectory_id: string or null = null; turn_id: string or null = null`},
 	{"SubagentConfig", `name: string!; role: string or null = null; model: string!; system_prompt: string or null = null; capabilities: array<string> = []; memory_scope: MemoryScope = "shared"; tool_scope: ToolScope = "restricted"; max_steps: integer = 40; timeout_seconds: integer = 600; metadata: object = {}`},

@@ -47,10 +47,10 @@ type ToolQuery struct {
 	IncludeDeferred bool     `json:"include_deferred"`
 }
 
-// Select applies a query as the reference does (A2E §6.18): without Query all
-// tools but the deferred ones, Kind and Tags unused; with Query every tool,
-// deferred or not, that has all Tags and whose name, description or a tag
-// contains the text, all regardless of case.
+// Select applies a query as the reference does (A2E §6.18): without Query all tools but
+// the deferred ones, whatever Kind and Tags are; with Query every tool, deferred or
+// not, that has all Tags and whose name, description or a tag contains the text,
+// regardless of case.
 func (q ToolQuery) Select(tools []ToolDefinition) []ToolDefinition {
 	out := []ToolDefinition{}
 	text := strings.ToLower(q.Query)
@@ -79,15 +79,15 @@ type ToolCall struct {
 	*Request
 	Name      string
 	Arguments json.RawMessage // a JSON object as the agent wrote it
-	Streaming bool            // whether the agent asked for events
+	Streaming bool            // whether the agent requested events
 }
 
-// ToolResult is the member data of a tool/call/resp (A2E §6.14). Success is
-// false for a failure that the tool itself describes in Error and ErrorCode.
+// ToolResult is the member data of a tool/call/resp (A2E §6.14). Success is false for a
+// failure that the tool itself describes in Error and ErrorCode.
 type ToolResult struct {
 	Success    bool
 	ToolName   string // the called name when empty
-	Data       any    // what encodes as JSON; anything but an object is wrapped as {"value": …}
+	Data       any    // encodes as JSON; anything but an object is wrapped as {"value": …}
 	Summary    any
 	Truncated  bool
 	ExitCode   *int   // taken from the member exit_code of Data when nil
@@ -95,17 +95,16 @@ type ToolResult struct {
 	ErrorCode  string
 	DurationMS int64 // measured when 0
 	Events     []json.RawMessage
-	// an extension, which agents that do not know it pass over: a JSON object, or nil for none
+	// an extension, which other agents ignore: a JSON object, or nil for none
 	Metadata json.RawMessage
 }
 
-// Tools is the capability "tools". An error of Call that is an [*Error] goes to
-// the agent as it is; any other becomes tool_error without its text.
+// Tools is the capability "tools". An [*Error] from Call goes to the agent unchanged;
+// any other error becomes tool_error without its text.
 type Tools interface {
-	// List gives all tools that the agent may see; the query is applied to it
-	// by [ServeTools].
+	// List gives all tools that the agent may see; [ServeTools] applies the query.
 	List(ctx context.Context, r *Request) ([]ToolDefinition, error)
-	// Call runs one, [ErrUnknownTool] if there is none of that name.
+	// Call runs a tool; [ErrUnknownTool] if the name is unknown.
 	Call(ctx context.Context, c *ToolCall) (ToolResult, error)
 }
 
@@ -151,7 +150,7 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 	return Response{Body: wholeFrame(append(f.time("created_at", r.h.Now()), '}'))}, nil
 }
 
-// failedAs gives errors that are not in the protocol's words the given code.
+// failedAs gives an error the code, unless it is an [*Error] or the end of a context.
 func failedAs(err error, code Code, text, capability string) error {
 	if _, ok := errors.AsType[*Error](err); ok || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return err
@@ -159,7 +158,7 @@ func failedAs(err error, code Code, text, capability string) error {
 	return &Error{Code: code, Text: text, Step: "handler", Capability: capability, cause: err}
 }
 
-// valueOf gives checked JSON for anything that encodes.
+// valueOf gives checked JSON for any value that encodes.
 func valueOf(v any) (json.RawMessage, error) {
 	var raw json.RawMessage
 	switch x := v.(type) {
@@ -231,7 +230,7 @@ func (r *Request) appendResult(f encoder, res ToolResult, tool bool) (encoder, e
 	return append(f, '}'), nil
 }
 
-// exitCodeOf finds the exit code that a command gives among its data.
+// exitCodeOf finds the exit code in the data of a command.
 func exitCodeOf(data json.RawMessage) []byte {
 	exit := []byte(null)
 	if data[0] != '{' || !bytes.Contains(data, []byte(`exit_code`)) {
@@ -243,8 +242,8 @@ func exitCodeOf(data json.RawMessage) []byte {
 	return exit
 }
 
-// toolResultOf reads what appendResult writes. Members of unknown names
-// are passed over, null ones are as absent.
+// toolResultOf reads the data that appendResult writes. Members of unknown names are
+// ignored, null means absent.
 func toolResultOf(data json.RawMessage) (ToolResult, error) {
 	if jsonx.Kind(data) != '{' {
 		return ToolResult{}, ErrSchema
@@ -261,8 +260,8 @@ func toolResultOf(data json.RawMessage) (ToolResult, error) {
 	return res, nil
 }
 
-// ToolFunc runs a tool: what it returns is the data of a successful
-// [ToolResult], or a ToolResult itself.
+// ToolFunc runs a tool: it returns the data of a successful [ToolResult], or a
+// ToolResult itself.
 type ToolFunc func(ctx context.Context, c *ToolCall) (any, error)
 
 // Toolbox is a set of tools in this process. The zero value is empty. It is
@@ -273,7 +272,7 @@ type Toolbox struct {
 	funcs map[string]ToolFunc
 }
 
-// Add puts a tool in, in place of one of the same name.
+// Add adds a tool; it replaces one of the same name.
 func (t *Toolbox) Add(def ToolDefinition, f ToolFunc) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
