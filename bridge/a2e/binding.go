@@ -4,25 +4,25 @@
 //
 // # Agents at the hub's host
 //
-// An A2E agent connects to the hub as to its environment: over HTTP with SSE
-// under a base path of the hub's listener, over TCP, or through the command
-// that it starts as a child process. It proves who it is by a token, which
-// leads to one agent of the directory; what it sends is authenticated by its
-// session, never signed. The agents of the directory are its tools and skills,
-// its inbox is the tool parley_inbox, and its memory is in the journal.
+// An A2E agent connects to the hub as to its environment: over HTTP with SSE under a
+// base path of the hub's listener, over TCP, or through the command that it starts as a
+// child process. Its token proves that it is one agent of the directory; the session
+// authenticates its messages, which are never signed. The agents of the directory are
+// its tools and skills, its inbox is the tool parley_inbox, and its memory is in the
+// journal.
 //
 // # Hosts that the hub attaches to
 //
-// An agent of the directory with the URL of an A2E host stands for that host:
-// the host's tools are its skills. An operator may also name such an agent as
-// the provider of a capability, to which requests of that capability are then
-// passed as they are. The hub itself never starts a process.
+// An agent of the directory with the URL of an A2E host stands for that host: the
+// host's tools are its skills. An operator may also name such an agent as the provider
+// of a capability; it then gets the requests of that capability unchanged. The hub
+// itself never starts a process.
 //
 // # Scope and replay
 //
-// The scope of a message is the session, the replay key the request's id within
-// it. A request that is sent again, to another node for example, is answered
-// with the recorded answer.
+// The scope of a message is the session, the replay key the request's id within it. A
+// request that is sent again, even to another node, is answered with the recorded
+// answer.
 package a2e
 
 import (
@@ -50,7 +50,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// DefaultPath is where the host is found on the hub's HTTP listener.
+// DefaultPath is the path of the host on the hub's HTTP listener.
 const DefaultPath = "/a2e"
 
 // Config of a Binding. Hub, Keys and Journal must be set.
@@ -68,9 +68,9 @@ type Config struct {
 	Listen    net.Listener      // for NDJSON over TCP; nil: none
 	TLS       *tls.Config       // of Listen; nil: none
 	Strict    bool              // agents may use only the capabilities that they negotiated
-	Providers map[string]string // capability → agent of the directory that is a host; it gets the requests
+	Providers map[string]string // capability → agent of the directory that is a host and serves the requests
 	Limits    protocol.Limits
-	Tools     int // agents' skills that are listed as tools one by one; past so many they are found by asking. 0: 20
+	Tools     int // skills listed as tools one by one; agents find further skills by search. 0: 20
 
 	// ConnContext gives the context of a connection of Listen; nil: the binding's.
 	ConnContext func(ctx context.Context, c net.Conn) context.Context
@@ -95,7 +95,7 @@ type Binding struct {
 	ctx   context.Context
 	stop  context.CancelFunc
 	work  sync.WaitGroup
-	stops []func() // end what New and Start follow
+	stops []func() // stop the watches that New and Start began
 }
 
 // New makes a binding.
@@ -154,8 +154,8 @@ func New(c Config) (*Binding, error) {
 // Protocol implements hub.Binding.
 func (b *Binding) Protocol() string { return Protocol }
 
-// Capabilities implements hub.Binding. Deliver reports work that was delegated, so
-// it carries replies.
+// Capabilities implements hub.Binding. Deliver reports the results of delegated work,
+// so it carries replies.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
 		DeduplicatesFor: b.deduplicates,
@@ -166,13 +166,13 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	}
 }
 
-// deduplicates: agents know a message by the hub's id. Of hosts, only those that
-// say so remember the ids of requests.
+// deduplicates: agents know a message by the hub's id. Hosts remember the ids of
+// requests only if they announce it.
 func (b *Binding) deduplicates(e *directory.Entry, id parley.Identity) bool {
 	return id.URL == "" || b.hosts.remembers(e.Name)
 }
 
-// holds reports whether messages wait: until their agent calls for them, at any hub.
+// holds reports whether messages wait until their agent calls for them, at any hub.
 func (b *Binding) holds(e *directory.Entry, id parley.Identity) bool {
 	return id.URL == "" && !b.inboxes.hasCall(e.Name)
 }
@@ -214,9 +214,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// Stop lets sessions finish and ends them; what their agents have not read is
-// recorded. It is called before the HTTP listener shuts, whose streams would
-// not end otherwise.
+// Stop lets sessions finish and ends them; unread frames are recorded. It is called
+// before the HTTP listener shuts, whose streams would not end otherwise.
 func (b *Binding) Stop(ctx context.Context) {
 	b.inboxes.shut()
 	if err := b.host.Shutdown(ctx); err != nil {
@@ -245,7 +244,7 @@ func (b *Binding) Close() error {
 	return nil
 }
 
-// Host is the host that agents connect to, for programs that serve further
+// Host gives the host that agents connect to, for programs that serve further
 // connections themselves.
 func (b *Binding) Host() *protocol.Host { return b.host }
 
@@ -255,8 +254,8 @@ func (b *Binding) Serves(r *http.Request) bool {
 		r.URL.Path[len(b.c.Path)] == '/'
 }
 
-// connect is where a connection becomes a stream of NDJSON (RFC 9110 §7.8):
-// what `parley a2e stdio` uses.
+// connect is the endpoint that turns a connection into a stream of NDJSON (RFC 9110
+// §7.8), for `parley a2e stdio`.
 const connect = "/connect"
 
 // ServeHTTP serves the host's endpoints, and connect.
@@ -266,7 +265,7 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		b.connect(w, r)
 		return
 	}
-	inner, u := *r, *r.URL // as http.StripPrefix does: a stream holds it for long
+	inner, u := *r, *r.URL // as http.StripPrefix does: a stream holds the copies for long
 	u.Path, u.RawPath = path, ""
 	inner.URL = &u
 	b.host.ServeHTTP(w, &inner)
@@ -303,7 +302,7 @@ func (b *Binding) connect(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// upgraded is a connection of which some has been read already.
+// upgraded is a connection whose first bytes are in a buffer.
 type upgraded struct {
 	net.Conn
 	r *bufio.Reader

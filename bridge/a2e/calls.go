@@ -10,26 +10,26 @@ import (
 )
 
 // Open calls of agents that wait for messages or results, at all hubs on the journal.
-// inbox.go has the messages.
+// The messages are in inbox.go.
 
 // openCall is a call of an agent, at this hub or at another: parley_inbox, or
-// multi_agent/await. It is announced in the journal's state while it is open, so
-// that every hub lets deliveries to the agent go on.
+// multi_agent/await. While open it is announced in the journal's state, so that every
+// hub continues deliveries to the agent.
 type openCall struct {
 	Agent string    `json:"agent"`
 	Node  string    `json:"node"`
 	Since time.Time `json:"since"`
-	Max   int       `json:"max"` // messages that it takes; 0: it awaits a result
+	Max   int       `json:"max"` // messages that the call takes; 0: it awaits a result
 
 	id        string
-	until     time.Time // at another hub: it ends before
+	until     time.Time // at another hub: the end of the call at the latest
 	r         *reader   // nil: at another hub, or no inbox call
 	left      int       // of Max, as far as this hub knows
-	size      int       // of what it has, in bytes
-	announced bool      // it is, or may be, in the state
+	size      int       // bytes of the messages that the call has
+	announced bool      // the call is, or may be, in the state
 }
 
-// announceTime is how long a hub may be alive before others know of it.
+// announceTime is the longest time until other hubs know of a new hub.
 const announceTime = 10 * time.Second
 
 // begin adds a call of this hub. It gets no message before it is offered.
@@ -39,7 +39,7 @@ func (x *inboxes) begin(agent string, r *reader) *openCall {
 	return a
 }
 
-// offer announces a call to all hubs, which may send it so many messages; none if it
+// offer announces a call to all hubs, which may send it up to most messages; none if it
 // awaits a result.
 func (x *inboxes) offer(ctx context.Context, a *openCall, most, size int, wait time.Duration) {
 	x.mu.Lock()
@@ -67,7 +67,7 @@ func (x *inboxes) end(a *openCall) {
 		}
 	}
 	if !a.announced || x.closed {
-		return // the row ends by itself
+		return // the row expires
 	}
 	x.b.work.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -127,7 +127,7 @@ func (x *inboxes) watchCalls(ctx context.Context) (stop func(), err error) {
 		switch {
 		case row.Revision == 0:
 			x.drop(row.Key)
-		case a.Node == x.node: // or of this hub before it was started again
+		case a.Node == x.node: // or of this hub before its restart
 		default:
 			a.id, a.until, a.left, a.announced = row.Key, row.Until, a.Max, true
 			x.add(&a)
@@ -136,15 +136,15 @@ func (x *inboxes) watchCalls(ctx context.Context) (stop func(), err error) {
 	})
 }
 
-// lives reports whether the hub that has a call lives.
+// lives reports whether the hub of a call is alive.
 func (x *inboxes) lives(a *openCall) bool {
 	now := x.b.c.Now()
 	return a.Node == x.node || now.Before(a.until) &&
 		(now.Sub(a.Since) < announceTime || x.b.c.Journal.LivesElsewhere(a.Node, a.Since))
 }
 
-// hasRoom reports whether a call takes another message. One that does not fit ends the
-// call, and goes to the next.
+// hasRoom reports whether a call takes another message. A message that does not fit
+// ends the call, and goes to the next.
 func (x *inboxes) hasRoom(a *openCall) bool { return a.left > 0 && a.size <= x.room }
 
 // hasCall reports whether an agent has a call that takes a message or a result.
@@ -156,8 +156,8 @@ func (x *inboxes) hasCall(agent string) bool {
 	})
 }
 
-// reserve picks an open call of an agent for a message, preferably one here whose
-// agent is connected. Without a call it gives a channel that the next call closes.
+// reserve picks an open call of an agent for a message, preferably one here whose agent
+// is connected. Without a call, next is closed at the next call.
 func (x *inboxes) reserve(agent string, size int) (best *openCall, next <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -184,7 +184,7 @@ func (x *inboxes) reserve(agent string, size int) (best *openCall, next <-chan s
 	return best, nil
 }
 
-// unreserve takes back what reserve noted.
+// unreserve undoes reserve.
 func (x *inboxes) unreserve(a *openCall, size int) {
 	x.mu.Lock()
 	a.left++

@@ -16,8 +16,8 @@ import (
 )
 
 // Forget implements hub.Forgetter. It removes an agent's memories with their ids, its
-// idle subagents, its inbox, and the content of its unread frames; and from the state
-// of others the entries about the erased messages.
+// idle subagents, its inbox, and the content of its unread frames. From the state of
+// other agents it removes the entries about the erased messages.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	var errs []error
 	for _, forget := range []func(context.Context, *hub.Forgetting) (int, error){b.memory.forget, b.subagents.forget,
@@ -29,7 +29,7 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 	return n, errors.Join(errs...)
 }
 
-// forget drops all that an agent has stored.
+// forget drops all memories of an agent.
 func (m *memory) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	if f.Agent == "" {
 		return 0, nil
@@ -46,14 +46,14 @@ func (m *memory) forget(ctx context.Context, f *hub.Forgetting) (n int, err erro
 		return n, err
 	}
 	m.count(f.Agent, -m.used[f.Agent])
-	// The names of namespaces and scopes are the agent's words too.
+	// Names of namespaces and scopes come from the agent too.
 	k, err := m.handles.Sweep(ctx, "h/"+digest(f.Agent)+"/",
 		func(*journal.Row[memoryHandle]) journal.Fate { return journal.Remove })
 	return n + k, err
 }
 
-// forget drops an agent's subagents, and the results that others have of them. Working
-// ones stay.
+// forget drops an agent's subagents, and the results that other agents have of them.
+// Working subagents stay.
 func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	return a.rows.Sweep(ctx, "", func(row *journal.Row[subagent]) journal.Fate {
 		s := &row.Value
@@ -88,7 +88,7 @@ func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err err
 	})
 }
 
-// forget empties unread frames. They stay, for they are numbered.
+// forget empties unread frames. The frames stay, because they are numbered.
 func (t *sessionStore) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	here := map[string]bool{} // sessions that this node has, by key
 	for _, k := range t.all() {

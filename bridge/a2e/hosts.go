@@ -44,12 +44,12 @@ type attachment struct {
 	changed    chan struct{} // holds one token when the connection came or went
 
 	mu      sync.Mutex
-	learned bool  // it has answered since the hub started
-	err     error // why it did not, the last time
+	learned bool  // the host has answered since the hub started
+	err     error // the last error, if the host did not answer
 }
 
-// How often a host is asked for its tools: until it answers, and from then on.
-// One whose connection came or went is asked at once.
+// Intervals at which a host is asked for its tools: until it answers, and from then on.
+// A change of its connection triggers a request at once.
 const (
 	hostFirst   = time.Second
 	hostLongest = 10 * time.Second
@@ -118,8 +118,8 @@ func (h *hosts) changed(c directory.Change) {
 	go h.follow(ctx, a)
 }
 
-// client makes the hub's side as an agent. Addresses go through the guard,
-// whatever the transport.
+// client makes a client to a host. Addresses go through the guard, whatever the
+// transport.
 func (h *hosts) client(name, at string) (*protocol.Client, error) {
 	u, err := url.Parse(at)
 	if err != nil {
@@ -147,14 +147,14 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 			}
 			return secure, nil
 		}
-	case "unix": // as the client dials it: there is no address to guard
+	case "unix": // dialled by the client: there is no address to guard
 	default:
 		return nil, fmt.Errorf("scheme %q: want http, https, tcp, tls or unix", u.Scheme)
 	}
 	return c, nil
 }
 
-// follow learns the host's tools, and learns them again from time to time.
+// follow learns the host's tools, and refreshes them from time to time.
 func (h *hosts) follow(ctx context.Context, a *attachment) {
 	defer close(a.ended)
 	defer func() { _ = a.client.Close() }() // the host may be gone
@@ -164,7 +164,7 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 		wait := hostEvery
 		if err := h.learn(ctx, a); err != nil && ctx.Err() == nil {
 			level := slog.LevelWarn
-			if a.failed(err) { // for as long as it is the same, once is enough
+			if a.failed(err) { // the same failure is logged once
 				level = slog.LevelDebug
 			}
 			h.b.c.Logger.Log(ctx, level, "cannot ask an A2E host for its tools", "agent", a.agent, "url", a.url,
@@ -177,7 +177,7 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 		select {
 		case <-time.After(wait):
 		case <-a.changed:
-			select { // not more than once a second, whatever the connection does
+			select { // at most once a second, however often the connection changes
 			case <-time.After(time.Until(asked.Add(hostFirst))):
 			case <-ctx.Done():
 			}
@@ -189,8 +189,8 @@ func (h *hosts) follow(ctx context.Context, a *attachment) {
 	}
 }
 
-// failed notes that the host was asked in vain, and reports whether it failed in
-// the same way before.
+// failed records a failed request for the tools, and reports whether the last one
+// failed in the same way.
 func (a *attachment) failed(err error) (again bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -232,7 +232,7 @@ func (h *hosts) learn(ctx context.Context, a *attachment) error {
 		return err
 	}
 	select {
-	case <-a.changed: // by this connection: what comes now is news
+	case <-a.changed: // by this connection: later changes are new
 	default:
 	}
 	list, err := a.client.Tools(wait, protocol.ToolQuery{IncludeDeferred: true})
@@ -294,9 +294,9 @@ func (h *hosts) remembers(agent string) bool {
 	return a != nil && a.client.Remembers()
 }
 
-// hostProvider is the provider of a capability that a host serves, one of the protocol
-// or one that agent and host agreed on: its requests go to that host as they
-// are, through the hub like all others.
+// hostProvider is the provider of a capability that a host serves: one of the protocol,
+// or one that agent and host agreed on. Its requests go to that host unchanged, through
+// the hub like all others.
 type hostProvider struct {
 	b          *Binding
 	capability string
@@ -323,7 +323,7 @@ func (p hostProvider) Serve(ctx context.Context, r *protocol.Request) (protocol.
 		return r.Event(ctx, kind, data)
 	})
 	if e, ok := errors.AsType[*protocol.Error](err); ok && e.Reason == string(parley.Unsupported) {
-		err = protocol.ErrUnknownType.Because(e) // as the host says
+		err = protocol.ErrUnknownType.Because(e) // the host's answer
 	}
 	if err != nil {
 		return protocol.Response{}, err

@@ -21,8 +21,8 @@ import (
 // From the wire to the hub: an agent proves itself by its token, and its requests
 // become submissions of the hub (A2E has no signatures).
 
-// Authenticate implements a2e.Authenticator. Tokens are looked up by their
-// hashes: the time that takes tells nothing of a token.
+// Authenticate implements a2e.Authenticator. Tokens are looked up by their hashes, so
+// that the time of the look-up reveals nothing of a token.
 func (b *Binding) Authenticate(_ context.Context, c protocol.Credentials) (protocol.Identity, error) {
 	if c.Token == "" {
 		return protocol.Identity{}, protocol.ErrUnknownKey
@@ -45,18 +45,18 @@ func (b *Binding) Authenticate(_ context.Context, c protocol.Credentials) (proto
 	return protocol.Identity{}, protocol.ErrUnknownKey
 }
 
-// authenticated marks the connection of an agent that proved itself as no guest's.
+// authenticated marks the connection of an agent with a valid token as no guest's.
 func (b *Binding) authenticated(ctx context.Context, who protocol.Identity) {
 	if !b.c.Hub.Guest(who.Name) {
 		policy.Vouch(ctx)
 	}
 }
 
-// scope of messages of a session. The session's id is a secret, so its hash
+// scope is the scope of a session's messages. The session's id is a secret, so its hash
 // stands for it.
 func scope(sessionID string) string { return Protocol + " " + sessionKey(sessionID) }
 
-// request says what every message of an agent has in common.
+// request makes the common part of every message of an agent.
 func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message {
 	now := b.c.Now()
 	m := &parley.Message{
@@ -80,15 +80,15 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	return m
 }
 
-// timeLeft is how long the hub works on a request: a little less than the agent
-// waits, so that the agent learns why it failed.
+// timeLeft is how long the hub works on a request: a little less than the agent waits,
+// so that the agent still gets the error.
 func timeLeft(r *protocol.Request) time.Duration {
 	left := time.Until(r.Deadline)
 	return max(left-min(left/10, 500*time.Millisecond), time.Millisecond)
 }
 
-// hideSession puts the hash of the session's id into the frame that is about to be
-// recorded: over HTTP the id alone lets its reader speak as the agent.
+// hideSession puts the hash of the session's id into the frame before it is recorded:
+// over HTTP, the id alone lets its reader speak as the agent.
 func hideSession(m *parley.Message) {
 	raw, ok := jsonx.Replace(m.Origin.Raw, func(id string) string {
 		if strings.HasPrefix(id, hashed) {
@@ -103,13 +103,13 @@ func hideSession(m *parley.Message) {
 	for i := range m.Parts {
 		p := &m.Parts[i]
 		if at := bytes.Index(raw, p.Data); at >= 0 && len(p.Data) > 0 {
-			p.Data = raw[at : at+len(p.Data) : at+len(p.Data)] // the record holds it once
+			p.Data = raw[at : at+len(p.Data) : at+len(p.Data)] // the record holds the bytes once
 		}
 	}
 }
 
-// Masked gives a message as operators and exports may see it: without the id of a
-// session in a record of an earlier version.
+// Masked gives a message as operators and exports may see it: without the session id
+// that records of earlier versions hold.
 func Masked(m *parley.Message) *parley.Message {
 	if m.Origin.Protocol != Protocol {
 		return m
@@ -125,8 +125,8 @@ const (
 	hashed        = "sha256:"    // begins the hash that stands for it
 )
 
-// keyEnd is when the replay key of a message ends. A2E messages never become stale;
-// an agent repeats one at once, three times at most, if it missed the answer. A
+// keyEnd gives the end of a message's replay key. A2E messages never become stale; an
+// agent that missed the answer repeats its message at once, three times at most. A
 // request in flight is never begun again.
 func (b *Binding) keyEnd(m *parley.Message) time.Time {
 	end := b.c.Now().Add(cmp.Or(b.c.Limits.SeenFor, 5*time.Minute))
@@ -144,7 +144,7 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 	}
 }
 
-// accept submits a message that no call waits for. Of a repeated one it gives the id of
+// accept submits a message that no call waits for. For a duplicate it gives the id of
 // the first.
 func (b *Binding) accept(ctx context.Context, r *protocol.Request, s hub.Submission) (id, conversation parley.ID,
 	err error) {
@@ -160,7 +160,7 @@ func (b *Binding) accept(ctx context.Context, r *protocol.Request, s hub.Submiss
 }
 
 // call submits a request and waits for its reply; a Failure is an error. event gets the
-// events as they come; nil: the agent wants none.
+// events as they arrive; nil: the agent wants none.
 func (b *Binding) call(ctx context.Context, r *protocol.Request, m *parley.Message, fits bool,
 	event func(*parley.Message) error) (*parley.Message, error) {
 	s := b.submission(r, m)
@@ -203,8 +203,8 @@ func (b *Binding) replyOrError(r *protocol.Request, reply *parley.Message) (*par
 	return reply, nil
 }
 
-// recordedReply gives the reply of a request that is recorded already, by another
-// node for example, and waits for it if need be.
+// recordedReply gives the reply of a request that is recorded already, by another node
+// for example, and waits for the reply if necessary.
 func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string) (*parley.Message, error) {
 	j := b.c.Journal
 	switch {
@@ -242,7 +242,7 @@ func (b *Binding) recordedReply(ctx context.Context, p journal.Prior, to string)
 }
 
 // refusal turns the hub's error into the protocol's, with the reference by which an
-// operator finds it.
+// operator finds the error.
 func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
 	e := parley.AsError(err)
 	if e.Ref == "" {
@@ -259,10 +259,10 @@ func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
 	return toError(e, r.Capability())
 }
 
-// refused records what the host refused, for `parley refused`.
+// refused records a refusal of the host, for `parley refused`.
 func (b *Binding) refused(f protocol.Refusal) {
 	if f.Dropped && errors.Is(f.Err, protocol.ErrReplay) {
-		return // a duplicate of a request in work: nothing was refused
+		return // a duplicate of a request in flight: no refusal
 	}
 	code := parley.Malformed
 	switch {

@@ -28,31 +28,31 @@ import (
 // before the second answer is written.
 type inboxes struct {
 	b         *Binding
-	messages  *journal.Table[inboxMessage] // those that no call has returned
+	messages  *journal.Table[inboxMessage] // messages that no call has returned
 	announced *journal.Table[openCall]     // of all hubs
 	node      string
 	run       string // begins the ids of this process's calls
-	room      int    // for messages in an answer, in bytes
+	room      int    // bytes for messages in an answer
 	order     ordered
 
 	mu      sync.Mutex
 	calls   map[string][]*openCall        // by agent
-	byID    map[string]*openCall          // those of calls
-	next    map[string]chan struct{}      // by agent: closed at its next call; there while a delivery waits for it
+	byID    map[string]*openCall          // the same calls by id
+	next    map[string]chan struct{}      // by agent: closed at its next call; set while a delivery waits
 	holders map[string]map[string]*reader // the calls that have messages, by agent and key
-	taken   map[string]bool               // by key: messages for a call here that a call has had
-	freed   map[string]chan struct{}      // by key: closed when a message that its call did not take is free for others
-	closed  bool                          // no goroutine may begin any more
-	life    context.Context               // ends with shut
+	taken   map[string]bool               // by key: messages for a call here that any call has had
+	freed   map[string]chan struct{}      // by key: closed when an untaken message is free for other calls
+	closed  bool                          // no goroutine may start
+	life    context.Context               // until shut
 	stop    context.CancelFunc
 }
 
-// reader is one call.
+// reader is one call of parley_inbox.
 type reader struct {
 	c      *protocol.ToolCall
 	agent  string
-	prefix string        // of the agent's messages
-	queue  []inboxRow    // for the call, and not taken yet; guarded by inboxes.mu
+	prefix string        // of the keys of the agent's messages
+	queue  []inboxRow    // messages for the call, not taken yet; guarded by inboxes.mu
 	more   chan struct{} // has a token when queue has grown
 	left   chan struct{} // has a token when another call left its messages
 }
@@ -70,14 +70,14 @@ func (r *reader) disconnected() bool {
 	return !attached
 }
 
-// inboxMessage is a message for a call, or for the next one, as it is recorded.
+// inboxMessage is the recorded form of a message for a call, or for the next call.
 type inboxMessage struct {
-	Hub     string          `json:"hub,omitempty"`  // of the call that it is for, or that has it
+	Hub     string          `json:"hub,omitempty"`  // of the call that the message is for, or that has it
 	Call    string          `json:"call,omitempty"` // id of the openCall for which it was recorded
 	Arrival json.RawMessage `json:"arrival"`
 }
 
-// UnmarshalJSON reads what earlier versions recorded too: the arrival alone.
+// UnmarshalJSON also reads records of earlier versions, which hold the arrival alone.
 func (m *inboxMessage) UnmarshalJSON(data []byte) error {
 	type fields inboxMessage
 	err := json.Unmarshal(data, (*fields)(m))
@@ -98,9 +98,9 @@ const (
 	maxBatch      = 1000
 	batchTime     = 20 * time.Millisecond // for messages that come together, without streaming
 	callAgainTime = 3 * time.Second
-	leastWait     = 100 * time.Millisecond // for messages on their way, where a call does not wait
+	leastWait     = 100 * time.Millisecond // for messages in transit, if the call does not wait
 	inboxTTL      = 7 * 24 * time.Hour
-	frameHead     = 8 << 10 // room of an answer besides its messages
+	frameHead     = 8 << 10 // bytes of an answer besides its messages
 )
 
 // frameSize is the number of bytes of a value in a frame, which is ASCII.
@@ -129,7 +129,7 @@ func newInboxes(b *Binding) *inboxes {
 	return x
 }
 
-// shut ends all calls: they answer with the messages that they have.
+// shut ends all calls; they return the messages that they have.
 func (x *inboxes) shut() { x.stop() }
 
 // close is called before the binding waits for its goroutines.
@@ -171,7 +171,7 @@ func (x *inboxes) watchMessages(ctx context.Context) (stop func(), err error) {
 		}
 		m := inboxRow{Row: row}
 		switch a := x.byID[m.Value.Call]; {
-		case m.Value.Hub == "": // the call that it was for did not take it
+		case m.Value.Hub == "": // its call did not take the message
 			for _, a := range x.byID {
 				if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) {
 					wake(a.r.left)
@@ -195,7 +195,7 @@ func (x *inboxes) queueLocked(r *reader, m inboxRow) {
 }
 
 // freeLocked gives a message that its call did not take to another call here, or frees
-// it for any call; it returns before that is recorded.
+// it for any call; it returns before the change is recorded.
 func (x *inboxes) freeLocked(m inboxRow) {
 	for _, a := range x.byID {
 		if a.r != nil && strings.HasPrefix(m.Key, a.r.prefix) && !a.r.disconnected() {
@@ -214,7 +214,7 @@ func (x *inboxes) freeLocked(m inboxRow) {
 		free := journal.Row[inboxMessage]{Key: m.Key, Revision: m.Revision,
 			Value: inboxMessage{Arrival: m.Value.Arrival}, Until: x.b.c.Now().Add(inboxTTL)}
 		_, err := x.messages.Replace(ctx, free)
-		if err != nil && !errors.Is(err, journal.ErrConflict) { // the next call here has it all the same
+		if err != nil && !errors.Is(err, journal.ErrConflict) { // the next call here has the message all the same
 			x.b.c.Logger.Warn("a message waits for an A2E agent's next call", "error", err)
 		}
 		x.mu.Lock()
@@ -231,8 +231,8 @@ func (x *inboxes) holdLocked(agent, key string, r *reader) {
 	x.holders[agent][key] = r
 }
 
-// take gives r a message, unless another call whose agent is connected has it, or it
-// is for another open call. again: an earlier call had it.
+// take gives r a message, unless another call whose agent is connected has it, or it is
+// for another open call. again reports that an earlier call had the message.
 func (x *inboxes) take(m inboxRow, r *reader) (again, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -243,7 +243,7 @@ func (x *inboxes) take(m inboxRow, r *reader) (again, ok bool) {
 	again = m.Value.Hub != ""
 	if x.ours(m) {
 		if again = x.taken[m.Key]; !again && x.byID[m.Value.Call] != nil {
-			return false, false // that one takes it in a moment
+			return false, false // that call takes the message in a moment
 		}
 		x.taken[m.Key] = true
 	}
@@ -251,8 +251,8 @@ func (x *inboxes) take(m inboxRow, r *reader) (again, ok bool) {
 	return again, true
 }
 
-// freeing gives a channel that is closed when a message is free; nil if it is not
-// being freed.
+// freeing gives a channel that is closed when a message is free; nil if the message is
+// not being freed.
 func (x *inboxes) freeing(key string) <-chan struct{} {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -293,7 +293,7 @@ func (x *inboxes) remove(r *reader, list []inboxRow) {
 	var all sync.WaitGroup // the journal writes them together
 	for _, m := range list {
 		all.Go(func() {
-			// Where it has changed, a call at another hub has it.
+			// After a change, the message belongs to a call at another hub.
 			if err := x.messages.Delete(ctx, m.Key, m.Revision); err != nil && !errors.Is(err, journal.ErrConflict) {
 				x.b.c.Logger.Warn("an A2E agent may get a message twice", "agent", r.agent, "error", err)
 			}
@@ -322,7 +322,7 @@ func (x *inboxes) call(ctx context.Context, c *protocol.ToolCall) (any, error) {
 	r := &reader{c: c, agent: agent, prefix: inboxPrefix(agent), more: make(chan struct{}, 1),
 		left: make(chan struct{}, 1)}
 	w := &batch{x: x, r: r, limit: min(q.Max, maxBatch)}
-	// An agent that reads nothing holds events up: not the end of the hub.
+	// An agent that does not read delays events, but not the end of the hub.
 	events, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(x.life, cancel)()
@@ -350,7 +350,7 @@ loop:
 			away = nil
 		case <-enough:
 			break loop
-		case <-c.Session.Draining(): // the agent has said that it goes
+		case <-c.Session.Draining(): // the agent has announced its end
 			break loop
 		case <-waiting.Done():
 			break loop
@@ -364,9 +364,9 @@ loop:
 	return map[string]any{"messages": w.answer(), "more": w.over()}, nil
 }
 
-// handOutTime is for how much of its time a call hands out messages. The agent gives
-// the call up by its own clock, which began before the request arrived, and ignores
-// later answers.
+// handOutTime is the part of its time in which a call hands out messages. The agent
+// gives the call up by its own clock, which started before the request arrived, and
+// ignores later answers.
 func handOutTime(left time.Duration) time.Duration {
 	return max(left-min(left/4, 3*time.Second), time.Millisecond)
 }
@@ -384,7 +384,8 @@ type batch struct {
 // over reports whether the answer has no room for another message.
 func (w *batch) over() bool { return w.full || len(w.messages) >= w.limit }
 
-// fits reports whether the answer has room for a message, and notes if not.
+// fits reports whether the answer has room for a message, and otherwise marks the batch
+// as full.
 func (w *batch) fits(m inboxRow) bool {
 	w.full = w.full || w.size+frameSize(m.Value.Arrival) > w.x.room
 	return !w.over()
@@ -416,7 +417,7 @@ func (w *batch) takeQueued(events context.Context) {
 }
 
 // takeWaiting takes messages that no call has, the oldest first. At its begin a call
-// also takes those of calls at other hubs: the agent comes from there.
+// also takes messages of calls at other hubs, because the agent has moved here.
 func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 	found, err := w.x.messages.List(ctx, w.r.prefix)
 	if err != nil {
@@ -425,7 +426,7 @@ func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 	slices.SortFunc(found, func(a, b journal.Row[inboxMessage]) int { return strings.Compare(a.Key, b.Key) })
 	for _, row := range found {
 		m := inboxRow{Row: row}
-		if done := w.x.freeing(m.Key); done != nil { // what comes after it waits too
+		if done := w.x.freeing(m.Key); done != nil { // later messages wait too
 			select {
 			case <-done:
 			case <-ctx.Done():
@@ -445,7 +446,7 @@ func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 		if !ok {
 			continue
 		}
-		// it was returned just now
+		// the message was returned just now
 		if now, err := w.x.messages.Get(ctx, m.Key); err != nil || now.Revision != m.Revision {
 			w.x.leave(w.r, m)
 			continue
@@ -472,7 +473,7 @@ func (w *batch) add(events context.Context, m inboxRow) {
 	}
 }
 
-// answer gives the messages that the call returns: those that no other call of
+// answer gives the messages that the call returns, without those that another call of
 // the agent has taken since.
 func (w *batch) answer() []json.RawMessage {
 	out := []json.RawMessage{}
@@ -531,7 +532,7 @@ func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (any, error) 
 	m.InReplyTo = q.ID
 	s := x.b.submission(c.Request, m)
 	s.Foreign = ""
-	s.Key.ID = s.Scope + "\n" + s.Key.ID // kept in the scope of the request, where other sessions reply too
+	s.Key.ID = s.Scope + "\n" + s.Key.ID // in the scope of the request, in which other sessions reply too
 	id, _, err := x.b.accept(ctx, c.Request, s)
 	return map[string]any{"id": id}, err
 }

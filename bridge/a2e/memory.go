@@ -21,13 +21,13 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// memory is the capability memory, kept in the journal's state. Working memory
-// belongs to a session, episodic memory to an agent, a namespace and a scope,
-// semantic memory to a namespace and everybody in it; all of it outlives the
-// hub, working memory for a day at the most.
+// memory is the capability memory, kept in the journal's state. Working memory belongs
+// to a session, episodic memory to an agent, a namespace and a scope, semantic memory
+// to a namespace and all its users. All of it outlives the hub, working memory for a
+// day at the most.
 type memory struct {
 	entries *journal.Table[stored]
-	handles *journal.Table[memoryHandle] // in the same bucket, below another prefix
+	handles *journal.Table[memoryHandle] // in the same bucket, under another prefix
 	now     func() time.Time
 
 	mu    sync.Mutex // one writer at a time, so that bounds hold
@@ -38,9 +38,9 @@ type memory struct {
 // Bounds of the memories.
 const (
 	memoryEntry   = 64 << 10 // bytes of one entry
-	memoryPerSelf = 8 << 20  // that one agent has written
+	memoryPerSelf = 8 << 20  // written by one agent
 	memoryTotal   = 256 << 20
-	memoryTier    = 1000 // entries of one tier; the oldest goes
+	memoryTier    = 1000 // entries of one tier; the oldest is dropped
 	memoryHandles = 256  // of one agent
 	workingFor    = 24 * time.Hour
 )
@@ -52,26 +52,26 @@ func newMemory(j *journal.Journal, now func() time.Time) *memory {
 		now:     now, used: map[string]int{}}
 }
 
-// memoryHandle is what a memory_id stands for.
+// memoryHandle is the memory of a memory_id.
 type memoryHandle struct {
 	Owner     string `json:"owner"`
 	Namespace string `json:"namespace"`
 	Scope     string `json:"scope"` // canonical JSON
 }
 
-// stored is one entry as it is recorded.
+// stored is the recorded form of an entry.
 type stored struct {
 	Owner string               `json:"owner"`
 	Entry protocol.MemoryEntry `json:"entry"`
 	Size  int                  `json:"size"`
 }
 
-// load counts what there is.
+// load counts the stored entries.
 func (m *memory) load(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for r, err := range m.entries.Range(ctx, "e/") {
-		if err != nil && r.Revision == 0 { // else it cannot be decoded
+		if err != nil && r.Revision == 0 { // else the record cannot be decoded
 			return err
 		}
 		m.count(r.Value.Owner, r.Value.Size)
@@ -240,7 +240,7 @@ func (m *memory) remove(ctx context.Context, row journal.Row[stored]) error {
 	return err
 }
 
-// entry reads an entry, and gives the last part of its key in the state: equal
+// entry reads an entry, and gives the last part of its key in the state, which is equal
 // for keys with equal members.
 func (m *memory) entry(raw json.RawMessage) (e protocol.MemoryEntry, key, fault string) {
 	if len(raw) > memoryEntry {
@@ -265,8 +265,7 @@ func memoryKey(key json.RawMessage) (string, error) {
 	return digest(string(c)), nil
 }
 
-// each visits the entries of the tiers that q names. keyed says that the entry has one of
-// q.Keys.
+// each visits the entries of the tiers of q. keyed: the entry has one of q.Keys.
 func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, q protocol.MemoryQuery,
 	visit func(row journal.Row[stored], keyed bool) error) error {
 	keys := map[string]bool{}
@@ -290,9 +289,9 @@ func (m *memory) each(ctx context.Context, r *protocol.Request, h memoryHandle, 
 	return nil
 }
 
-// Retrieve implements a2e.Memories: best first. An entry scores 1 for its key,
-// the share of the tags that it has, the share of the words of the query that
-// its text has, and 0.25 for a tier that was asked for.
+// Retrieve implements a2e.Memories: best first. An entry scores 1 for its key, the
+// share of the query's tags and of the query's words that it has, and 0.25 if its tier
+// was requested.
 func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
 	q protocol.MemoryQuery) ([]protocol.MemoryEntry, error) {
 	h, err := m.handle(ctx, r, id)
@@ -329,8 +328,8 @@ func (m *memory) Retrieve(ctx context.Context, r *protocol.Request, id string,
 	return q.Best(found), nil
 }
 
-// Forget implements a2e.Memories: entries with one of the keys or one of the
-// tags go. What another agent wrote to semantic memory stays.
+// Forget implements a2e.Memories: it deletes the agent's own entries with one of the
+// keys or one of the tags. Other agents' entries in semantic memory stay.
 func (m *memory) Forget(ctx context.Context, r *protocol.Request, id string, q protocol.MemoryQuery) (int, error) {
 	h, err := m.handle(ctx, r, id)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// From the hub to the wire: Deliver calls a host's tool (hosts.go), notes the result of
-// delegated work (subagents.go), or puts a message into an agent's inbox (inbox.go).
+// From the hub to the wire: Deliver calls a host's tool (hosts.go), records the result
+// of delegated work (subagents.go), or puts a message into an agent's inbox (inbox.go).
 
 // Deliver implements hub.Binding.
 func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
@@ -52,9 +52,9 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			}
 			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
 		case !o.Waits:
-			wait := time.Millisecond // then Capabilities.Holds has it wait
+			wait := time.Millisecond // then Capabilities.Holds makes the message wait
 			if x.hasCall(agent) {
-				wait = callAgainTime // it awaits the result of work
+				wait = callAgainTime // the agent awaits the result of work
 			}
 			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent)
 			return hub.Outcome{Err: err, Wait: wait}
@@ -163,7 +163,7 @@ func (h *hosts) toCall(ctx context.Context, m *parley.Message, skill string) (an
 		"streaming": true, "timeout": timeout, "metadata": provenanceOf(m, h.b.c.Hub.ID(), bridge.Call)}, nil
 }
 
-// answer says the final frame of a host in the hub's terms.
+// answer translates the final frame of a host.
 func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 	reply := &parley.Message{Origin: parley.Origin{Protocol: Protocol, Raw: e.Raw(),
 		Verdict: parley.Verdict{Assurance: parley.Session,
@@ -210,7 +210,7 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 	return out
 }
 
-// report notes the result of delegated work; done is false for other messages.
+// report records the result of delegated work; done is false for other messages.
 func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out hub.Outcome) {
 	if o.Request == nil || o.Request.Origin.Protocol != Protocol || o.Request.From != o.Recipient.Name {
 		return false, out

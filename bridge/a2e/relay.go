@@ -120,8 +120,8 @@ func (t *sessionStore) announceMove(ctx context.Context, key string) {
 	}
 }
 
-// Held implements a2e.Relay: it receives what was relayed for a session, one call at
-// a time.
+// Held implements a2e.Relay: it receives the data relayed for a session, one call at a
+// time.
 func (t *sessionStore) Held(id string) {
 	k := t.own(id)
 	if k == nil {
@@ -156,12 +156,12 @@ func (t *sessionStore) Held(id string) {
 	})
 }
 
-// receive gives a session what was relayed for it, or drops the session if another
-// node has it.
+// receive gives a session the data relayed for it, or drops the session if another node
+// has it.
 func (t *sessionStore) receive(ctx context.Context, k *ownSession, id string) error {
 	s, ok := t.session(id)
 	if !ok {
-		return nil // another node will have it, or it ends with its time
+		return nil // another node will have the session, or its record expires
 	}
 	row, err := t.rows.Get(ctx, k.key)
 	if err == nil && row.Revision == 0 {
@@ -199,7 +199,7 @@ func (t *sessionStore) receive(ctx context.Context, k *ownSession, id string) er
 				return err
 			}
 		default:
-			continue // it ends by itself
+			continue // the record expires
 		}
 		if err := t.relays.Delete(ctx, v.Key, 0); err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 
 // JSON Schemas of skills as parameters of tools (A2E §6.14), and the reverse.
 
-// A schema is as much of a JSON Schema as parameters of tools can say.
+// schema is the part of a JSON Schema that parameters of tools can express.
 type schema struct {
 	Type        any                        `json:"type"`
 	Description string                     `json:"description"`
@@ -49,8 +49,8 @@ func (s *schema) isObject() bool {
 // wrapped is the parameter of a skill whose content is no object.
 const wrapped = "value"
 
-// parameters says a schema as a tool's parameters (A2E §6.14). What they cannot
-// say is checked by the hub all the same.
+// parameters translates a schema into a tool's parameters (A2E §6.14). The hub also
+// checks the constraints that parameters cannot express.
 func parameters(raw json.RawMessage) []protocol.ToolParameter {
 	list := []protocol.ToolParameter{}
 	var s schema
@@ -103,13 +103,13 @@ func parameter(name string, raw json.RawMessage, depth int) protocol.ToolParamet
 	return p
 }
 
-// isWrapped reports whether a skill takes something else than an object.
+// isWrapped reports whether the content of a skill is no object.
 func isWrapped(raw json.RawMessage) bool {
 	var s schema
 	return len(raw) > 0 && json.Unmarshal(raw, &s) == nil && !s.isObject()
 }
 
-// unwrap gives the content of a call of such a skill.
+// unwrap gives the content of a call of a wrapped skill.
 func unwrap(arguments json.RawMessage) json.RawMessage {
 	var m map[string]json.RawMessage
 	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[wrapped] != nil {
@@ -163,7 +163,7 @@ func objectSchema(list []protocol.ToolParameter, depth int) map[string]any {
 	return out
 }
 
-// toSkill says a tool as a skill.
+// toSkill translates a tool into a skill.
 func toSkill(t protocol.ToolDefinition) (parley.SkillSpec, error) {
 	s := parley.SkillSpec{ID: t.Name, Name: t.Name, Description: clip(t.Description, 1000)}
 	if t.Name == "" || len(t.Name) > 64 {

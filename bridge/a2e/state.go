@@ -23,13 +23,13 @@ import (
 )
 
 // sessionStore keeps sessions in the journal's state, one row each: the session's agent
-// and the frames that the agent has not received. The revision of the row is the
-// fence: a node that takes a session over changes it, so that every later write of
-// the node before is a conflict. That node relays its frames then (relay.go).
+// and its undelivered frames. The revision of the row is the fence: a node that takes a
+// session over changes it, so that every later write of the previous node is a
+// conflict. The previous node then relays its frames (relay.go).
 //
-// A frame is recorded at once while no transport is attached. While one is, it
-// is recorded when it could not be written within linger: a frame that the agent
-// reads at once costs no write.
+// A frame is recorded at once while no transport is attached. With a transport, it is
+// recorded if it could not be written within linger: a frame that the agent reads at
+// once costs no write.
 type sessionStore struct {
 	rows   *journal.Table[recordedSession]
 	now    func() time.Time
@@ -37,11 +37,11 @@ type sessionStore struct {
 	node   string
 	linger time.Duration
 	known  func(agent string) bool // whether the directory has the agent
-	// session gives one that this node's host has. It is called without locks held.
+	// session gives a session of this node's host. It is called without locks held.
 	session func(sessionID string) (*protocol.Session, bool)
-	// aliveElsewhere reports whether another node of a name is alive.
+	// aliveElsewhere reports whether another node with the name is alive.
 	aliveElsewhere func(node string) bool
-	// inboxIDs gives the messages that the agent's next inbox call has.
+	// inboxIDs gives the messages for the agent's next inbox call.
 	inboxIDs func(ctx context.Context, agent string) (map[parley.ID]bool, error)
 
 	relays journal.State // messages passed on between nodes, by session
@@ -56,7 +56,7 @@ type sessionStore struct {
 	work     sync.WaitGroup
 }
 
-// sessionTTL is how long a session that nobody touches can be resumed.
+// sessionTTL is how long an idle session can be resumed.
 const sessionTTL = 24 * time.Hour
 
 // ownSession is a session that this node holds.
@@ -67,17 +67,17 @@ type ownSession struct {
 	rec       recordedSession
 	revision  uint64
 	count     int    // frames in the recorded value
-	upTo      uint64 // the last of them
-	last      uint64 // of the frames appended
+	upTo      uint64 // number of the last frame in the recorded value
+	last      uint64 // number of the last frame appended
 	lost      error
 	timer     *time.Timer
 	receiving bool   // relayed data is being taken
-	more      bool   // and more came meanwhile
-	known     uint64 // the last frame of the recorded value, which the next node loads
+	more      bool   // relayed data arrived meanwhile
+	known     uint64 // number of the last frame in the recorded value, which the next node loads
 }
 
-// recordedSession is the recorded form. The session's id is a secret; only its hash is
-// recorded, as the key.
+// recordedSession is the recorded form of a session. Its id is a secret; only the hash
+// is recorded, as the key.
 type recordedSession struct {
 	Agent    string          `json:"agent"`
 	AgentID  string          `json:"agent_id,omitempty"`
@@ -111,16 +111,16 @@ func shortHash(s string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// ordered makes keys of rows that sort in the order in which a node made them. Other
-// nodes may make some in the same moment.
+// ordered makes keys of rows that sort in the order in which a node made them. Keys of
+// other nodes may sort between them.
 type ordered struct{ n atomic.Uint64 }
 
 func (o *ordered) key(now time.Time) string {
 	return fmt.Sprintf("%020d-%06d-%s", now.UnixNano(), o.n.Add(1)%1e6, rand.Text()[:12])
 }
 
-// renameSession gives a frame that names a session by its id with the key in place
-// of the id, or the other way round. Others stay.
+// renameSession replaces from by to in a frame that names a session, by its id or by
+// its key. Other frames stay unchanged.
 func renameSession(frame []byte, from, to string) []byte {
 	if !bytes.Contains(frame, []byte(from)) {
 		return frame
@@ -275,7 +275,7 @@ func (t *sessionStore) Delivered(ctx context.Context, id string, seq uint64) err
 	return nil
 }
 
-// Load implements a2e.Store: it takes the session over.
+// Load implements a2e.Store. It takes the session over.
 func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRecord, bool, error) {
 	key := sessionKey(id)
 	for range 8 {
@@ -288,8 +288,8 @@ func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRec
 		k.rec.Epoch++
 		k.last = k.rec.LastSeq
 		if len(k.rec.Inbox) > 0 {
-			// The agent may have given its call up, and would ignore the answer: its next
-			// call gets the messages.
+			// The agent may have given its call up, and would ignore the answer. Its
+			// next call gets the messages.
 			next, err := t.inboxIDs(ctx, k.rec.Agent)
 			if err != nil {
 				return protocol.SessionRecord{}, false, err
@@ -297,7 +297,7 @@ func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRec
 			k.leaveToNextCall(next)
 		}
 		if err := t.save(ctx, k); errors.Is(err, protocol.ErrMoved) {
-			continue // another node was faster, and may have left again
+			continue // another node was faster, and may already have lost the session
 		} else if err != nil {
 			return protocol.SessionRecord{}, false, err
 		}
@@ -328,7 +328,7 @@ func (t *sessionStore) Close(ctx context.Context, id string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.lost != nil {
-		return nil // it lives elsewhere
+		return nil // another node has the session
 	}
 	t.stopTimer(k)
 	k.lost = protocol.ErrMoved
@@ -339,8 +339,8 @@ func (t *sessionStore) Close(ctx context.Context, id string) error {
 }
 
 // leaveToNextCall removes from the frames the events of inbox calls, and from their
-// answers the messages named by next, which the agent's next call gets; such an answer
-// says that there is more. k is locked or not shared yet.
+// answers the messages in next, which the agent's next call gets; such an answer says
+// that there is more. k is locked or not shared yet.
 func (k *ownSession) leaveToNextCall(next map[parley.ID]bool) {
 	var left []recordedFrame
 	for _, f := range k.rec.Frames {
@@ -407,7 +407,7 @@ func (t *sessionStore) inbox(id, request string) {
 		k.rec.Inbox = map[string]bool{}
 	}
 	k.rec.Inbox[request] = true
-	if len(k.rec.Inbox) > 1024 { // calls whose frames have long been read
+	if len(k.rec.Inbox) > 1024 { // frames of old calls have long been read
 		for r := range k.rec.Inbox {
 			if !slices.ContainsFunc(k.rec.Frames, func(f recordedFrame) bool { return answers(f.Line, r) }) &&
 				r != request {
@@ -430,7 +430,7 @@ func (t *sessionStore) all() []*ownSession {
 	return slices.Collect(maps.Values(t.sessions))
 }
 
-// refresh extends the time of this node's sessions.
+// refresh extends the lifetime of this node's sessions.
 func (t *sessionStore) refresh(ctx context.Context) {
 	for _, k := range t.all() {
 		k.mu.Lock()

@@ -17,10 +17,10 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// subagents is the capability multi_agent: a subagent is an agent of the
-// directory, in a conversation of its own; what is delegated to it is a
-// request, whose answer await fetches. All of it is in the journal's state, so
-// that work goes on while the agent is away and the hub restarts.
+// subagents is the capability multi_agent: a subagent is an agent of the directory, in
+// its own conversation. Work delegated to it is a request, whose answer await fetches.
+// All of it is in the journal's state, so that work continues while the agent is away
+// and the hub restarts.
 type subagents struct {
 	b    *Binding
 	rows *journal.Table[subagent]
@@ -29,7 +29,7 @@ type subagents struct {
 	wakes map[string]map[chan struct{}]struct{} // by key
 }
 
-// subagent is one, as it is recorded.
+// subagent is the recorded form of a subagent.
 type subagent struct {
 	ID           string          `json:"subagent_id"`
 	Name         string          `json:"name"`
@@ -44,7 +44,7 @@ type subagent struct {
 	Error        string          `json:"error,omitempty"`
 }
 
-// maxSubagents is for one agent; subagentFor is how long one is kept.
+// maxSubagents is the limit of one agent; subagentFor is how long a subagent is kept.
 const (
 	maxSubagents = 256
 	subagentFor  = 30 * 24 * time.Hour
@@ -71,7 +71,7 @@ func (a *subagents) get(ctx context.Context, agent, id string) (journal.Row[suba
 	return row, err
 }
 
-// edit changes a subagent, if f says so.
+// edit changes a subagent if f returns true.
 func (a *subagents) edit(ctx context.Context, agent, id string, f func(*subagent) bool) (subagent, error) {
 	row, err := a.rows.Change(ctx, a.key(agent, id), func(row *journal.Row[subagent]) (bool, error) {
 		if row.Revision == 0 {
@@ -83,7 +83,7 @@ func (a *subagents) edit(ctx context.Context, agent, id string, f func(*subagent
 	return row.Value, err
 }
 
-// watch makes waiting calls look again at a subagent that any hub has changed.
+// watch wakes waiting calls when any hub has changed their subagent.
 func (a *subagents) watch(ctx context.Context) (stop func(), err error) {
 	return a.rows.Watch(ctx, "", func(row journal.Row[subagent]) {
 		a.mu.Lock()
@@ -94,8 +94,8 @@ func (a *subagents) watch(ctx context.Context) (stop func(), err error) {
 	})
 }
 
-// Spawn implements a2e.MultiAgent: name is an agent of the directory, or a tool
-// or skill of one; where several would do, the role may tell it.
+// Spawn implements a2e.MultiAgent: name is an agent of the directory, or a tool or
+// skill of one; if several match, the role may decide.
 func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.Spawn) (string, string, error) {
 	agent := r.Identity.Name
 	tg, ok := a.b.tools.find(s.Name)
@@ -116,7 +116,7 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 		return "", "", &protocol.Error{Code: protocol.OutOfMemory,
 			Reason: "too_many_subagents", Text: "terminate subagents that are not needed any more", Step: "handler"}
 	}
-	// The same request again finds what it made.
+	// A duplicate of the request finds its subagent.
 	id := sessionKey(r.Session.ID() + "\x00spawn\x00" + r.ID)
 	v := subagent{ID: id, Name: s.Name, Role: s.Role, Status: protocol.StatusReady, Agent: tg.agent, Skill: tg.skill.ID,
 		Conversation: a.b.c.Hub.Conversation(Protocol, "multi_agent", id, agent, tg.agent)}
@@ -128,8 +128,8 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 	return id, v.Status, nil
 }
 
-// Delegate implements a2e.MultiAgent. One piece of work at a time: another is
-// taken when the result of the one before is there.
+// Delegate implements a2e.MultiAgent. A subagent takes one piece of work at a time: it
+// takes the next once the result of the last is there.
 func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protocol.Delegation) (bool, string, error) {
 	agent := r.Identity.Name
 	row, err := a.get(ctx, agent, d.SubagentID)
@@ -193,7 +193,7 @@ func (a *subagents) Delegate(ctx context.Context, r *protocol.Request, d protoco
 	return true, protocol.StatusRunning, nil
 }
 
-// Await implements a2e.MultiAgent: it answers RUNNING before its time is up.
+// Await implements a2e.MultiAgent: it answers RUNNING before its deadline.
 func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (protocol.Outcome, error) {
 	agent := r.Identity.Name
 	key := a.key(agent, id)
@@ -214,7 +214,7 @@ func (a *subagents) Await(ctx context.Context, r *protocol.Request, id string) (
 	}()
 	until := time.NewTimer(timeLeft(r))
 	defer until.Stop()
-	call := a.b.inboxes.begin(agent, nil) // while it waits, hubs bring results
+	call := a.b.inboxes.begin(agent, nil) // while the call waits, hubs deliver results
 	defer a.b.inboxes.end(call)
 	for {
 		row, err := a.get(ctx, agent, id)
@@ -261,7 +261,7 @@ func (a *subagents) List(ctx context.Context, r *protocol.Request) ([]json.RawMe
 }
 
 // Terminate implements a2e.MultiAgent. Open work is cancelled if the other agent's
-// protocol can say so.
+// protocol supports it.
 func (a *subagents) Terminate(ctx context.Context, r *protocol.Request, id string) (bool, error) {
 	agent := r.Identity.Name
 	row, err := a.get(ctx, agent, id)

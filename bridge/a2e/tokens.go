@@ -15,7 +15,7 @@ import (
 	"github.com/parley-hub/parley/directory"
 )
 
-// Tokens, by which agents prove who they are.
+// Tokens authenticate agents.
 
 // NewToken makes a token: 256 random bits.
 func NewToken() (string, error) {
@@ -26,15 +26,15 @@ func NewToken() (string, error) {
 	return hex.EncodeToString(b), nil
 }
 
-// TokenID is the identity of an agent with a token that is long and random,
-// as [NewToken] makes it: its hash.
+// TokenID is the identity of an agent with a long random token, as [NewToken] makes it:
+// the token's hash.
 func TokenID(token string) string {
 	sum := sha256.Sum256([]byte(token))
 	return "sha-256:" + hex.EncodeToString(sum[:])
 }
 
-// Identity is what an agent is called that has a token of the configuration,
-// or that is a host at a URL.
+// Identity is the identity of an agent with a token of the configuration, or of a host
+// at a URL.
 func (b *Binding) Identity(token, hostURL string) (parley.Identity, error) {
 	switch {
 	case hostURL != "":
@@ -51,8 +51,8 @@ func (b *Binding) Identity(token, hostURL string) (parley.Identity, error) {
 	return parley.Identity{Protocol: Protocol, ID: b.secretID(token)}, nil
 }
 
-// SetToken gives the token that the hub shows to the host of an agent; it is
-// not kept over a restart.
+// SetToken sets the token that the hub shows to the host of an agent; it is lost at a
+// restart.
 func (b *Binding) SetToken(agent, token string) { b.hosts.setToken(agent, token) }
 
 func (b *Binding) secretID(token string) string {

@@ -15,13 +15,13 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// tools is the directory as an A2E agent sees it: every skill of every agent
-// that it may call, and the hub's own tools.
+// tools is the directory as an A2E agent sees it: every skill of every agent that the
+// agent may call, and the hub's own tools.
 type tools struct {
 	b *Binding
 
 	mu    sync.Mutex
-	index *toolIndex // nil: to be made anew
+	index *toolIndex // nil: to be rebuilt
 }
 
 // toolIndex finds skills by the names of their tools.
@@ -35,7 +35,7 @@ type target struct {
 	name  string // of the tool
 	agent string
 	entry *directory.Entry
-	skill parley.SkillSpec // ID is "" for an agent of which no skill is known
+	skill parley.SkillSpec // ID is "" for an agent without known skills
 }
 
 func newTools(b *Binding) *tools { return &tools{b: b} }
@@ -112,7 +112,7 @@ func targetOf(e *directory.Entry, skill string) (*target, bool) {
 	return &target{agent: e.Name, entry: e, skill: s}, ok && skill == ""
 }
 
-// visible lists what an agent may call.
+// visible lists the skills that an agent may call.
 func (t *tools) visible(agent string) []*target {
 	var out []*target
 	for _, tg := range t.current().list {
@@ -190,7 +190,7 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target,
 }
 
 // call sends a request to a skill and waits for its answer, which it gives as the data
-// and metadata of a result. Events go to the agent as they come, before the answer.
+// and metadata of a result. Events go to the agent as they arrive, before the answer.
 // more are the extensions of the request.
 func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool,
 	more map[string]json.RawMessage) (data, metadata json.RawMessage, err error) {
@@ -243,7 +243,7 @@ func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.Ski
 	return list, nil
 }
 
-// object gives a schema that is an object, else none.
+// object gives a schema that is an object, nil for any other.
 func object(raw []byte) json.RawMessage {
 	if v := json.RawMessage(raw); len(raw) > 0 && jsonx.Kind(v) == '{' && jsonx.Valid(raw, 0) == nil {
 		return v
@@ -361,7 +361,7 @@ func badArguments(text string, cause error) error {
 	return e
 }
 
-// send leaves a message without waiting for an answer.
+// send sends a message without waiting for an answer.
 func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (any, error) {
 	tg, content, err := t.addressed(c)
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 // Protocol is this protocol's short name.
 const Protocol = "a2e"
 
-// talk is the skill of tools that stand for agents of which no skill is known.
+// talk is the skill of tools that stand for agents without known skills.
 const talk = "talk"
 
 // part is one piece of content as A2E agents see it.
@@ -53,8 +53,8 @@ func partOf(p parley.Part) part {
 	return out
 }
 
-// toContent says parts as one JSON value: JSON as it is, text as a string,
-// anything else, and several parts, as an array of parts.
+// toContent encodes parts as one JSON value: JSON unchanged, text as a string, any
+// other part, and several parts, as an array of parts.
 func toContent(parts []parley.Part) (json.RawMessage, error) {
 	switch {
 	case len(parts) == 0:
@@ -74,8 +74,8 @@ func toContent(parts []parley.Part) (json.RawMessage, error) {
 	return jsonx.Encode(map[string][]part{"parts": list})
 }
 
-// toData says a reply's parts as the data of a tool's or skill's result, which
-// is an object.
+// toData encodes a reply's parts as the data of a tool's or skill's result, which is an
+// object.
 func toData(parts []parley.Part) (json.RawMessage, error) {
 	v, err := toContent(parts)
 	if err == nil && jsonx.Kind(v) == '"' {
@@ -84,7 +84,8 @@ func toData(parts []parley.Part) (json.RawMessage, error) {
 	return v, err
 }
 
-// asObject gives a value that is an object, itself or as the member of one.
+// asObject gives a value that is an object unchanged, any other as a member of an
+// object.
 func asObject(v json.RawMessage) (json.RawMessage, error) {
 	if jsonx.Kind(v) == '{' {
 		return v, nil
@@ -92,7 +93,7 @@ func asObject(v json.RawMessage) (json.RawMessage, error) {
 	return jsonx.Encode(map[string]json.RawMessage{wrapped: v})
 }
 
-// fromContent is the reverse of toContent for what agents send.
+// fromContent is the reverse of toContent for content from agents.
 func fromContent(v json.RawMessage) ([]parley.Part, error) {
 	switch {
 	case len(v) == 0 || jsonx.IsNull(v):
@@ -214,14 +215,14 @@ func safe(s string) string {
 	}, s)
 }
 
-// marked tells a name from another of the same spelling.
+// marked separates a name from another of the same spelling.
 func marked(name, agent, skill string) string {
 	sum := sha256.Sum256([]byte(agent + "\x00" + skill))
 	return name + "-" + hex.EncodeToString(sum[:4])
 }
 
-// toError says a failure in the protocol's words. capability chooses between
-// those of tools and of skills.
+// toError translates a failure. capability chooses between the codes of tools and of
+// skills.
 func toError(e *parley.Error, capability string) *protocol.Error {
 	failed, unknown, denied := protocol.ToolError, protocol.UnknownTool, protocol.ToolDenied
 	switch capability {
@@ -323,7 +324,7 @@ func clip(s string, n int) string {
 	return s
 }
 
-// foreignEvents says, where it is "no", that the caller wants no events.
+// foreignEvents is "no" if the caller wants no events.
 const foreignEvents = "a2e.events"
 
 // replyLosses gives the losses of an event or a reply in the result of a call.
@@ -335,7 +336,7 @@ func replyLosses(reply, request *parley.Message) []parley.Loss {
 	return bridge.OfReply(reply.Kind, losses)
 }
 
-// eventOf says an event of a host in the hub's terms.
+// eventOf translates an event of a host.
 func eventOf(e protocol.Event) (parley.State, []parley.Part) {
 	switch e.Kind {
 	case protocol.KindProgress, protocol.KindStatus:
@@ -359,7 +360,7 @@ func eventOf(e protocol.Event) (parley.State, []parley.Part) {
 	return parley.NoState, []parley.Part{jsonPart(bytes.Clone(e.Data))}
 }
 
-// toEvent says an event about a request as one about a call.
+// toEvent translates an event about a request into one about a call.
 func toEvent(m *parley.Message) (protocol.EventKind, any) {
 	content, err := toContent(m.Parts)
 	if err != nil {
@@ -377,7 +378,7 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 		}
 		data := map[string]any{"message": text, "state": m.State.String()}
 		if len(m.Parts) > 1 || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() }) {
-			data["value"] = content // more than the message tells
+			data["value"] = content // content beyond the message
 		}
 		return protocol.KindStatus, data
 	}
@@ -392,8 +393,8 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 	return protocol.KindStatus, content
 }
 
-// hopsOf gives the hubs that a request has passed, where another hub made it:
-// see provenanceOf.
+// hopsOf gives the hubs that a request has passed, if another hub made it: see
+// provenanceOf.
 func hopsOf(r *protocol.Request) []string {
 	var metadata struct {
 		Parley jsonx.Value `json:"parley"`
@@ -411,19 +412,19 @@ func bodyOf(e *protocol.Envelope) (json.RawMessage, error) {
 	if err := jsonx.Decode(e.Raw(), &all); err != nil {
 		return nil, err
 	}
-	// The session is one of two ends, and over HTTP its id is a secret of theirs.
+	// The session belongs to its two ends, and over HTTP its id is their secret.
 	for _, base := range []string{"a2e", "version", "scp", "id", "type", "ts", "req_id", sessionMember} {
 		delete(all, base)
 	}
 	return jsonx.Encode(all)
 }
 
-// extension is what the hub notes under this protocol's name in messages.
+// extension is the content of this protocol's extension of messages.
 type extension struct {
 	Subagent string   `json:"subagent,omitempty"`
 	Task     string   `json:"task_name,omitempty"`
 	Criteria []string `json:"success_criteria,omitempty"`
-	Type     string   `json:"type,omitempty"` // of a request that is passed on as it is, and of its response
+	Type     string   `json:"type,omitempty"` // of a request that is passed on unchanged, and of its response
 }
 
 func (x extension) in() (map[string]json.RawMessage, error) {
