@@ -37,8 +37,8 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
-	case "deaf", "stubborn": // hears only SIGTERM, or not even that
-		if os.Getenv("A2E_CHILD") == "stubborn" {
+	case "ignores EOF", "ignores SIGTERM": // the first ends on SIGTERM, the second only on SIGKILL
+		if os.Getenv("A2E_CHILD") == "ignores SIGTERM" {
 			signal.Ignore(syscall.SIGTERM)
 		}
 		ready := os.NewFile(3, "ready")
@@ -57,8 +57,7 @@ func child(mode string) func() *exec.Cmd {
 	}
 }
 
-// pipeTo gives a Dial to a host in this process, and a way to break the newest
-// connection.
+// pipeTo gives a Dial to a host in this process, and cut breaks the newest connection.
 func pipeTo(t testing.TB, h *Host) (dial func(context.Context) (io.ReadWriteCloser, error), cut func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() {
@@ -81,7 +80,7 @@ func pipeTo(t testing.TB, h *Host) (dial func(context.Context) (io.ReadWriteClos
 		}
 }
 
-// exercise is what every transport must do.
+// exercise checks a client over any transport.
 func exercise(t *testing.T, c *Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -192,7 +191,7 @@ func TestClientTransports(t *testing.T) {
 	t.Run("A2E-102 child process behind a banner and log lines", func(t *testing.T) {
 		exercise(t, &Client{Command: child("host"), Token: "test-token-a"})
 	})
-	for mode, want := range map[string]syscall.Signal{"deaf": syscall.SIGTERM, "stubborn": syscall.SIGKILL} {
+	for mode, want := range map[string]syscall.Signal{"ignores EOF": syscall.SIGTERM, "ignores SIGTERM": syscall.SIGKILL} {
 		t.Run("A2E-102 a child that does not end is ended: "+mode, func(t *testing.T) {
 			ready, theirs, err := os.Pipe()
 			if err != nil {
@@ -321,7 +320,7 @@ func TestClientCorrelation(t *testing.T) {
 		c.Limits.Events = 10
 		var last error
 		for _, err := range c.Stream(t.Context(), Message{Type: "ping"}) {
-			synctest.Wait() // everything else has arrived meanwhile
+			synctest.Wait() // all else has arrived meanwhile
 			last = err
 		}
 		if !errors.Is(last, ErrFull) {
@@ -467,7 +466,7 @@ func TestClientReconnects(t *testing.T) {
 				}
 				_ = theirs.Close()
 			}()
-			return &mute{ours, make(chan struct{})}, nil
+			return &lateReadError{ours, make(chan struct{})}, nil
 		}}
 		defer func() { _ = c.Close() }()
 		if err := c.Connect(t.Context()); err != nil {
@@ -536,7 +535,8 @@ func TestClientReconnects(t *testing.T) {
 		if err != nil || !res.Success || served.Load() != 1 {
 			t.Errorf("%+v, %v, served %d", res, err, served.Load())
 		}
-		// The first host's epoch is over: what it appends is refused, and it lets go.
+		// The first host's epoch is over: its appends are refused, and it drops the
+		// session.
 		s, ok := first.Session(c.SessionID())
 		if ok {
 			_ = s.send([]byte(`{}`))
@@ -554,7 +554,7 @@ func TestClientReconnects(t *testing.T) {
 			box := &Toolbox{}
 			box.Add(ToolDefinition{Name: "which"}, func(ctx context.Context, _ *ToolCall) (any, error) {
 				if begun <- n; n == 1 {
-					<-ctx.Done() // it is at work when it is killed
+					<-ctx.Done() // still running when the host is killed
 					return nil, ctx.Err()
 				}
 				return n, nil
@@ -593,7 +593,7 @@ func TestClientReconnects(t *testing.T) {
 		_ = c.Close()
 		for _, h := range []*Host{first, second} {
 			ctx, cancel := context.WithCancel(t.Context())
-			cancel() // the one that was killed is at work for ever
+			cancel() // the killed host's request never ends
 			_ = h.Shutdown(ctx)
 		}
 	})
@@ -626,14 +626,13 @@ func TestClientReconnects(t *testing.T) {
 	})
 }
 
-// mute is a connection on which reading does not find out that it broke before
-// a write has.
-type mute struct {
+// lateReadError is a broken connection that fails its reads only after a failed write.
+type lateReadError struct {
 	net.Conn
 	wrote chan struct{}
 }
 
-func (m *mute) Read(b []byte) (int, error) {
+func (m *lateReadError) Read(b []byte) (int, error) {
 	n, err := m.Conn.Read(b)
 	if err != nil {
 		<-m.wrote
@@ -641,7 +640,7 @@ func (m *mute) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (m *mute) Write(b []byte) (int, error) {
+func (m *lateReadError) Write(b []byte) (int, error) {
 	n, err := m.Conn.Write(b)
 	if err != nil {
 		close(m.wrote)
@@ -649,8 +648,8 @@ func (m *mute) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// testStore is a [Store] and [Memory] that hosts share, each through a view of
-// its own; who loaded a session last owns it.
+// testStore is a [Store] and [Memory] that hosts share, each through its own view; the
+// host that loaded a session last owns it.
 type testStore struct {
 	mu    sync.Mutex
 	rec   map[string]*SessionRecord
@@ -735,11 +734,10 @@ func (s *testStore) Seen(_ context.Context, key string, _ time.Time) (bool, erro
 	return true, nil
 }
 
-// A2E-049: what an unmodified SDK agent does, byte for byte where it matters: a
-// session without headers, the stream and the handshake at the same time, GET
-// with a Content-Type, its default capabilities, no Last-Event-ID, and a
-// shutdown after which it waits for the end of the stream. The same lines over
-// stdio.
+// A2E-049: the traffic of an unmodified SDK agent, byte for byte where it matters: a
+// session without headers, the stream and the handshake at the same time, GET with a
+// Content-Type, its default capabilities, no Last-Event-ID, and a shutdown after which
+// it waits for the end of the stream. The same lines over stdio.
 func TestSDKAgent(t *testing.T) {
 	lines := []string{
 		`{"type":"handshake/req","id":"11111111111111111111111111111111","version":"1.0","ts":1716123456.789,"agent_id":"3f9a01bc","agent_caps":["streaming","artifacts"],"auth_token":"test-token-a"}`,
@@ -847,8 +845,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestPeerError: a member of an error frame that is malformed is lost, and no
-// other.
+// TestPeerError: only the malformed members of an error frame are dropped.
 func TestPeerError(t *testing.T) {
 	for name, c := range map[string]struct {
 		members string
@@ -884,8 +881,8 @@ func TestPeerError(t *testing.T) {
 	}
 }
 
-// TestHostRequests: what a host asks an agent is refused with a code where
-// nobody takes it; what needs no answer gets none (A2E §5.2, §6).
+// TestHostRequests: a client without OnPush refuses the host's requests with a code,
+// and does not answer other messages (A2E §5.2, §6).
 func TestHostRequests(t *testing.T) {
 	frames := map[string]string{
 		`{"type":"mcp/sample/req","id":"h1","messages":[]}`:                                    "error mcp_sampling_refused",

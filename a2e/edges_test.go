@@ -35,8 +35,7 @@ func TestWorkingMemoryEndsWithItsSession(t *testing.T) {
 	})
 }
 
-// A2E-075: the handler learns that its deadline passed, and not that the
-// requester left.
+// A2E-075: the handler learns that its deadline passed, not that the requester left.
 func TestHandlerLearnsOfItsDeadline(t *testing.T) {
 	bubble(t, "A2E-075", func(t *testing.T) {
 		h := testHost()

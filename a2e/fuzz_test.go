@@ -27,8 +27,8 @@ var fuzzSeeds = []string{
 	`{"type":"env/plan/resp","state":{}}`,
 }
 
-// FuzzJSON: what is written anew in ASCII says the same, and the members and
-// elements found are those that encoding/json finds.
+// FuzzJSON: re-encoding in ASCII keeps the value, and the members and elements are
+// those that encoding/json finds.
 func FuzzJSON(f *testing.F) {
 	for _, s := range fuzzSeeds {
 		f.Add([]byte(s))
@@ -95,7 +95,7 @@ func FuzzDecode(f *testing.F) {
 		if m.Check() != nil {
 			return
 		}
-		// What passes is written in a form that passes, and stays as it is.
+		// The output for a valid message is valid, and stable.
 		full := m.Complete(time.Unix(1, 0))
 		again, err := Decode(full)
 		if err != nil || again.Check() != nil {
@@ -226,7 +226,7 @@ func FuzzHost(f *testing.F) {
 	})
 }
 
-// FuzzClient feeds an agent whatever a host may send.
+// FuzzClient feeds an agent arbitrary bytes from a host.
 func FuzzClient(f *testing.F) {
 	for _, s := range fuzzSeeds {
 		f.Add([]byte(s + "\n"))

@@ -17,9 +17,9 @@ import (
 	"time"
 )
 
-// What clients without a token can make a host hold stays below 16 MiB with the
-// default limits, wherever they come from. Not parallel: it looks at the memory
-// of the whole process.
+// Clients without a token make a host hold less than 16 MiB with the default limits,
+// whatever their addresses. Not parallel: the test measures the memory of the whole
+// process.
 func TestMemoryWithoutHandshake(t *testing.T) {
 	const clients, most = 1000, 16 << 20
 	host := func() *Host {
@@ -48,7 +48,7 @@ func TestMemoryWithoutHandshake(t *testing.T) {
 					conns = append(conns, ours)
 					go func() { _ = h.ServeConn(context.Background(), theirs) }()
 					go func() { _, _ = io.Copy(io.Discard, ours) }()
-					_, _ = ours.Write(part) // fails where it gave way
+					_, _ = ours.Write(part) // fails if the session gave way
 				}
 				synctest.Wait()
 			})
@@ -111,7 +111,7 @@ func TestMemoryWithoutHandshake(t *testing.T) {
 	})
 }
 
-// deadlines ends the reading of a body, as a connection does.
+// deadlines ends the reading of a body at a deadline, as a connection does.
 type deadlines struct {
 	*httptest.ResponseRecorder
 	body *io.PipeReader
@@ -121,7 +121,7 @@ func (d *deadlines) SetReadDeadline(time.Time) error {
 	return d.body.CloseWithError(os.ErrDeadlineExceeded)
 }
 
-// inUse is the memory of heap and stacks that cannot be collected.
+// inUse gives the memory of heap and stacks that cannot be collected.
 func inUse() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -137,8 +137,8 @@ func shut(t *testing.T, h *Host) {
 	}
 }
 
-// Sessions without a handshake keep nobody out: the oldest of them gives way,
-// and none of an agent that may connect.
+// Sessions without a handshake keep no agent out: the oldest of them gives way, but no
+// session of a permitted agent.
 func TestPendingSessionsGiveWay(t *testing.T) {
 	bubble(t, "at the limit of those without a handshake", func(t *testing.T) {
 		h := testHost()
@@ -188,8 +188,8 @@ func TestPendingSessionsGiveWay(t *testing.T) {
 	})
 }
 
-// Authenticated hears of what belongs to a session whose handshake succeeded,
-// streams that were there before included, and of nothing else.
+// Authenticated is called for the requests, streams and connections of sessions whose
+// handshake succeeded, including streams opened before, and for no others.
 func TestAuthenticatedHook(t *testing.T) {
 	type key struct{}
 	newHost := func() (h *Host, heard func() []string) {
@@ -268,6 +268,6 @@ func TestOneAddress(t *testing.T) {
 		t.Errorf("%q and %q", a, b)
 	}
 	if got := remoteOf("stdio"); got != "stdio" {
-		t.Errorf("what is no address: %q", got)
+		t.Errorf("not an address: %q", got)
 	}
 }

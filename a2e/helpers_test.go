@@ -90,8 +90,8 @@ func (c *conn) next() frame {
 	return parseFrame(c.t, line)
 }
 
-// line gives the next line; nil at the end of the stream. A host that says
-// nothing fails the test, and does not hang it.
+// line gives the next line; nil at the end of the stream. A silent host fails the test
+// instead of blocking it.
 func (c *conn) line() []byte {
 	c.t.Helper()
 	select {
@@ -103,7 +103,7 @@ func (c *conn) line() []byte {
 	}
 }
 
-// quiet fails if there is a frame once everything has come to rest.
+// quiet fails if a frame arrives before all goroutines are idle.
 func (c *conn) quiet() {
 	c.t.Helper()
 	synctest.Wait()
@@ -126,8 +126,7 @@ func (c *conn) handshake(token string) frame {
 	return f
 }
 
-// checkOutput is A2E-014, A2E-016 and A2E-020: what every emitted line looks
-// like.
+// checkOutput checks the form of every emitted line (A2E-014, A2E-016, A2E-020).
 func checkOutput(t testing.TB, line []byte) {
 	t.Helper()
 	body, ok := strings.CutSuffix(string(line), "\n")
@@ -167,7 +166,7 @@ func isHex32(s string) bool {
 	return len(s) == 32 && strings.Trim(s, lowerHex) == ""
 }
 
-// testTools are the tools that the vectors name.
+// testTools are the tools of the vectors.
 type testTools struct {
 	Toolbox
 	count atomic.Int64
@@ -272,7 +271,7 @@ func (testSkills) Call(ctx context.Context, c *SkillCall) (SkillResult, error) {
 	return SkillResult{}, ErrUnknownSkill
 }
 
-// testAgents runs each delegation to its end at once.
+// testAgents completes each delegation at once.
 type testAgents struct {
 	mu   sync.Mutex
 	done map[string]Outcome

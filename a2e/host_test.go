@@ -398,7 +398,7 @@ func TestHandshake(t *testing.T) {
 			if f := co.next(); f["ok"] != true || len(f["accepted_caps"].([]any)) != 0 {
 				t.Errorf("got %v", f)
 			}
-			co.send(toolCall("t", "echo", `{"text":1}`)) // they call what they did not ask for (A2E §14)
+			co.send(toolCall("t", "echo", `{"text":1}`)) // not negotiated (A2E §14)
 			if f := co.next(); f.str("type") != "tool/call/resp" {
 				t.Errorf("got %v", f)
 			}
@@ -439,7 +439,7 @@ func TestHandshake(t *testing.T) {
 		if f := co.next(); f["ok"] != false {
 			t.Errorf("another identity: %v", f)
 		}
-		co.send(toolCall("t", "echo", `{"text":1}`)) // still the first one
+		co.send(toolCall("t", "echo", `{"text":1}`)) // the first identity still holds
 		if f := co.next(); f.str("type") != "tool/call/resp" {
 			t.Errorf("got %v", f)
 		}
@@ -607,7 +607,7 @@ func TestCorrelation(t *testing.T) {
 		id := newHTTPSession(t, h, "test-token-a")
 		post(h, id, call)
 		first := sseFrames(t, readStream(t, h, id))
-		_ = sleep(t.Context(), 70) // beyond what a stream that broke is given again
+		_ = sleep(t.Context(), 70) // beyond the replay time of a broken stream
 		post(h, id, call)
 		if again := sseFrames(t, readStream(t, h, id)); !reflect.DeepEqual(again[len(again)-1], first[len(first)-1]) {
 			t.Errorf("HTTP: %v, want %v", again, first)
@@ -657,7 +657,7 @@ func TestCorrelation(t *testing.T) {
 		calls(b)
 		_ = sleep(t.Context(), 1)
 		a.send(toolCall("d0", "counter", `{}`))
-		wantError(t, a.next(), "d0", "invalid_message", "duplicate_id") // it is not executed
+		wantError(t, a.next(), "d0", "invalid_message", "duplicate_id") // not executed
 		a.send(toolCall("d9", "counter", `{}`))
 		if f := a.next(); f.str("type") != "tool/call/resp" || f.str("req_id") != "d9" {
 			t.Errorf("the newest answer: %v", f)
@@ -842,7 +842,7 @@ func TestErrors(t *testing.T) {
 				t.Errorf("%v after %v", f, time.Since(begin))
 			}
 		}
-		close(stuck) // too late: nothing more comes
+		close(stuck) // too late: no frame follows
 		co.quiet()
 	})
 	bubble(t, "A2E-076 errors echo little", func(t *testing.T) {
@@ -944,7 +944,7 @@ func newHTTPSession(t *testing.T, h *Host, token string) string {
 	return answer.SessionID
 }
 
-// sseFrames gives the frames of what a stream wrote.
+// sseFrames gives the frames of a streamed answer.
 func sseFrames(t *testing.T, s streamed) []frame {
 	t.Helper()
 	var out []frame
@@ -1022,9 +1022,9 @@ func TestHTTP(t *testing.T) {
 		seen := map[string]bool{}
 		for i := range 50 {
 			post(h, id, fmt.Sprintf(`{"type":"ping","id":"p%d"}`, i))
-			if i%7 == 3 { // attach, read what there is, break
+			if i%7 == 3 { // attach, read the available frames, break
 				for _, f := range sseFrames(t, readStream(t, h, id)) {
-					if !seen[f.str("id")] { // what was written last comes again, unchanged
+					if !seen[f.str("id")] { // the last written frames come again, unchanged
 						seen[f.str("id")] = true
 						got = append(got, f.str("req_id"))
 					}
@@ -1431,10 +1431,10 @@ func TestLifecycle(t *testing.T) {
 			}
 		}
 		b.quiet()
-		// Nobody else can take it over.
-		thief := connect(t, h)
-		thief.send(`{"type":"handshake/req","id":"h3","auth_token":"test-token-b","session_id":"` + session + `"}`)
-		if f := thief.next(); f["ok"] != true || f.str("session_id") == session {
+		// No other agent can take the session over.
+		other := connect(t, h)
+		other.send(`{"type":"handshake/req","id":"h3","auth_token":"test-token-b","session_id":"` + session + `"}`)
+		if f := other.next(); f["ok"] != true || f.str("session_id") == session {
 			t.Errorf("got %v", f)
 		}
 	})
@@ -1763,7 +1763,7 @@ func TestRegistry(t *testing.T) {
 			t.Errorf("%q was accepted", table)
 		}
 	}
-	// Numbers, which every member of type integer takes whole.
+	// Numbers that every member of type integer accepts.
 	for v, ok := range map[string]bool{"30": true, "30.0": true, "3e1": true, "1.5": false, `"30"`: false,
 		"true": false, "null": false, "123456789012345678901234567890": true} {
 		m, err := Decode([]byte(`{"type":"shutdown","id":"a","timeout":` + v + `}`))
@@ -1773,7 +1773,7 @@ func TestRegistry(t *testing.T) {
 	}
 }
 
-// A2E-048 again: what is compared is a hash of fixed length.
+// A2E-048 again: hashes of fixed length are compared.
 func TestStaticTokens(t *testing.T) {
 	tokens := StaticTokens{"a": "1", "b": "2", "c": "2"}
 	for c, want := range map[Credentials]string{{Token: "1"}: "a", {Token: "1", AgentID: "a"}: "a",

@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// absentStore cannot be asked for some time.
+// absentStore fails its first loads.
 type absentStore struct {
 	testStoreView
-	fails atomic.Int64 // so many times more
+	fails atomic.Int64 // loads that still fail
 }
 
 func (s *absentStore) Load(ctx context.Context, id string) (SessionRecord, bool, error) {
@@ -31,9 +31,8 @@ func (s *absentStore) Load(ctx context.Context, id string) (SessionRecord, bool,
 	return s.testStoreView.Load(ctx, id)
 }
 
-// TestSessionIsNotLeftBehind: what a session holds for its agent is lost to one
-// that begins another, so that is done only where the host says that the
-// session is gone.
+// TestSessionIsNotLeftBehind: an agent that begins another session loses the frames of
+// the old one, so the client does it only if the host reports that the session is gone.
 func TestSessionIsNotLeftBehind(t *testing.T) {
 	t.Run("a host that cannot look sessions up just now", func(t *testing.T) {
 		shared := &testStore{}
@@ -53,7 +52,7 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 		absent.fails.Store(3)
 		first := makeHost(&testStoreView{shared}, func(ctx context.Context) (any, error) {
 			begun <- struct{}{}
-			<-ctx.Done() // it is at work when it is killed
+			<-ctx.Done() // still running when the host is killed
 			return nil, ctx.Err()
 		})
 		second := makeHost(absent, func(context.Context) (any, error) { return 2, nil })
@@ -87,7 +86,7 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 		_ = c.Close()
 		for _, h := range []*Host{first, second} {
 			ctx, cancel := context.WithCancel(t.Context())
-			cancel() // the one that was killed is at work for ever
+			cancel() // the killed host's request never ends
 			_ = h.Shutdown(ctx)
 		}
 	})
@@ -139,7 +138,7 @@ func TestSessionIsNotLeftBehind(t *testing.T) {
 	}
 }
 
-// The caller leaves while the connection for its call is made: nothing was sent.
+// The caller leaves while the connection for its call is made: the call is not sent.
 func TestCallerLeavesBeforeItsCallIsSent(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	c := &Client{HTTP: &http.Client{Transport: &http.Transport{DialContext: func(context.Context, string,
@@ -167,8 +166,8 @@ func reply(r *http.Request, status int) *http.Response {
 		Body: io.NopCloser(strings.NewReader(""))}
 }
 
-// A call that is sent again says how long its caller still waits: a host must
-// not be at work on it, and write its events, when nobody reads them.
+// A call that is sent again carries the time that its caller still waits: a host must
+// not execute it, or send events, without a reader.
 func TestResentCallHasTheTimeLeft(t *testing.T) {
 	bubble(t, "over a connection that broke", func(t *testing.T) {
 		var timeouts []int64
@@ -217,7 +216,7 @@ func TestResentCallHasTheTimeLeft(t *testing.T) {
 	})
 }
 
-// slowStore takes its time to look a session up.
+// slowStore loads a session slowly.
 type slowStore struct {
 	testStoreView
 	loads  atomic.Int64
@@ -230,9 +229,9 @@ func (s *slowStore) Load(ctx context.Context, id string) (SessionRecord, bool, e
 	return s.testStoreView.Load(ctx, id)
 }
 
-// TestSessionIsTakenOverOnce: the stream and the requests of an agent that comes
-// back arrive at the same time. Each of several take-overs would end the one
-// before, and with it what the session knows of the requests it has had.
+// TestSessionIsTakenOverOnce: the stream and the requests of a returning agent arrive
+// at the same time. Each of several take-overs would end the one before, and lose the
+// session's record of requests.
 func TestSessionIsTakenOverOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slowStore{testStoreView: testStoreView{&testStore{}}, answer: make(chan struct{})}
@@ -256,7 +255,7 @@ func TestSessionIsTakenOverOnce(t *testing.T) {
 		gone, leave := context.WithCancel(t.Context())
 		leave()
 		if _, err := h.find(gone, id, transportHTTP); !errors.Is(err, ErrNotLoaded) {
-			t.Errorf("who did not wait: %v", err)
+			t.Errorf("caller that did not wait: %v", err)
 		}
 		close(store.answer)
 		first := <-found
@@ -274,8 +273,8 @@ func TestSessionIsTakenOverOnce(t *testing.T) {
 	})
 }
 
-// A connection that the client gives up ends: two to one session would take its stream
-// from each other for ever.
+// A connection that the client gives up ends: two connections to one session would take
+// its stream from each other for ever.
 func TestGivenUpConnectionEnds(t *testing.T) {
 	bubble(t, "a host that is busy for longer than a POST may take", func(t *testing.T) {
 		var mu sync.Mutex

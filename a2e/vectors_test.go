@@ -103,7 +103,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// into decodes exactly the members that the runner knows.
+// into decodes raw, and fails on members that the runner does not know.
 func into(t *testing.T, raw json.RawMessage, v any) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(raw))
@@ -143,7 +143,7 @@ type outcome struct {
 
 var refusalCodes = []string{"parse_error", "invalid_message", "schema_violation", "version_mismatch", "unauthorized"}
 
-// checkOutcome compares what a host did with one line.
+// checkOutcome compares the host's reaction to one line.
 func checkOutcome(t *testing.T, want outcome, f frame) {
 	t.Helper()
 	if f == nil {
@@ -218,10 +218,9 @@ func compact(t *testing.T, raw []byte) string {
 	return b.String()
 }
 
-// sameJSON compares token by token, numbers by value, and gives the path of the
-// first difference. Members must come in the same order. Known differences are
-// those that the digest asks for (A2E §6.18); generated values are compared by
-// type.
+// sameJSON compares token by token, numbers by value, and gives the path of the first
+// difference. Members must be in the same order. It accepts the differences that the
+// digest requires (A2E §6.18); generated values are compared by type.
 func sameJSON(path string, got, want *json.Decoder, generated func(path string) bool) error {
 	g, err := got.Token()
 	if err != nil {
@@ -309,8 +308,8 @@ func vectorValid(t *testing.T, c vectorCase) {
 		if !m.Known() {
 			t.Fatalf("type %q is not registered", m.Type)
 		}
-		// Defaults, order of members, escapes: all as the reference writes them,
-		// behind the member a2e.
+		// Defaults, order of members, escapes: all as the reference writes them, after
+		// the member a2e.
 		full := m.Complete(time.Unix(1716123456, 0))
 		if m.Version == Version {
 			checkOutput(t, append(full[:len(full):len(full)], '\n'))
@@ -395,7 +394,7 @@ func vectorInvalid(t *testing.T, c vectorCase) {
 	if !slices.Equal(slices.Compact(got), slices.Compact(want)) {
 		t.Errorf("%s: faults %v, want %v", line, got, want)
 	}
-	// Requests are answered so; responses and events are dropped.
+	// Requests get such an answer; responses and events are dropped.
 	h := testHost()
 	h.Handler = func(context.Context, *Request) (Response, error) {
 		t.Error("served")
@@ -629,7 +628,7 @@ func vectorCorrelation(t *testing.T, c vectorCase) {
 		if !errors.As(failed, &e) {
 			t.Fatalf("got %v, %v, want an error", final, failed)
 		}
-		if want.Message == nil { // only a note: what matters is that it fails at once
+		if want.Message == nil { // only a note: the test checks that the host fails at once
 			if errors.Is(failed, ErrTimeout) || e.Code == "" || string(e.Detail) != "{}" {
 				t.Errorf("got %v, detail %s", failed, e.Detail)
 			}
@@ -648,8 +647,8 @@ func vectorCorrelation(t *testing.T, c vectorCase) {
 	}
 }
 
-// registered gives a registry of the core, and of a family of types such as
-// tool/* where there is one.
+// registered gives a registry of the core, and of a family of types such as tool/* if
+// the text names one.
 func registered(t *testing.T, text string) *Registry {
 	t.Helper()
 	family, ok := strings.CutSuffix(text, "/*")
@@ -1022,7 +1021,7 @@ func vectorToolCall(t *testing.T, c vectorCase) {
 	co.send(string(b))
 	for i, want := range exp.Frames {
 		f := co.next()
-		if want["type"] == "error" { // in words of the host's own, and with a code that tells more (A2E-073)
+		if want["type"] == "error" { // with the host's own text, and a more precise code (A2E-073)
 			want["code"] = string(ToolError)
 			known, _ := newTestTools().List(t.Context(), nil)
 			if !slices.ContainsFunc(known, func(d ToolDefinition) bool { return d.Name == in.Tool }) {
@@ -1071,7 +1070,7 @@ func vectorMemory(t *testing.T, c vectorCase) {
 		case "memory/init/resp":
 			memoryID = f["memory_id"]
 		case "memory/store/resp":
-			// The reference lists its whole last tier; here is what was stored.
+			// The reference lists its whole last tier; Parley lists the stored entries.
 			entries, _ := req["entries"].([]any)
 			stored, _ := f["stored"].([]any)
 			if f.str("type") != "memory/store/resp" || len(stored) != len(entries) {
@@ -1173,9 +1172,9 @@ func events(contentType string, chunks ...string) ([]string, error) {
 	return out, err
 }
 
-// asReference gives what the reference agent keeps of a message that a client
-// reads: to it, text without a charset is ISO 8859-1, and every line break of
-// Unicode ends the line (A2E §2.1, §7.1).
+// asReference gives the message that the reference agent reads where a client reads m:
+// to it, text without a charset is ISO 8859-1, and every line break of Unicode ends the
+// line (A2E §2.1, §7.1).
 func asReference(m, contentType string) string {
 	if strings.HasPrefix(contentType, "text/") && !strings.Contains(contentType, "charset") {
 		wide := make([]rune, len(m))
@@ -1219,7 +1218,7 @@ func vectorSSE(t *testing.T, c vectorCase) {
 	if usable != exp.Usable {
 		t.Errorf("usable: %v, want %v", usable, exp.Usable)
 	}
-	// What our host writes reaches the agent unchanged, whatever text is in it.
+	// The host's output reaches the agent unchanged, whatever its text.
 	body := strings.Join(in.Chunks, "")
 	s := streamOf(t, testHost(), fmt.Sprintf(`{"type":"ping","id":%s}`, appendString(nil, body)))
 	if s.contentType != "text/event-stream; charset=utf-8" {
@@ -1239,8 +1238,8 @@ type streamed struct {
 	body        []byte
 }
 
-// streamOf posts lines to a new session of h and gives what its stream holds
-// once everything has come to rest.
+// streamOf posts lines to a new session of h and gives the content of its stream once
+// all goroutines are idle.
 func streamOf(t *testing.T, h *Host, lines ...string) streamed {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -1495,7 +1494,7 @@ func vectorSession(t *testing.T, c vectorCase) {
 				t.Errorf("frame %d: %s is a request", i, m.Type)
 			}
 			if m.ReqID != "" && !asked[m.ReqID] {
-				t.Errorf("frame %d answers %s, which nobody asked", i, m.ReqID)
+				t.Errorf("frame %d answers the unknown request %s", i, m.ReqID)
 			}
 			if !exp.Binding {
 				break
