@@ -413,8 +413,8 @@ func TestCorrelationIsTrace(t *testing.T) {
 	}
 }
 
-// A caller waits while the inbox call of its agent is full or just ends: the next
-// call has its request. It had been told that the agent is unavailable.
+// A caller waits while the inbox call of its agent is full or ending: the next call has
+// its request. The caller once got an error that the agent is unavailable.
 func TestRequestBetweenInboxCalls(t *testing.T) {
 	w := newWorld(t, node.Config{Limits: node.Limits{Body: "8MiB"}})
 	bob := w.http(tokenBob)
@@ -870,7 +870,7 @@ func TestHosts(t *testing.T) {
 		}
 	})
 	t.Run("A2E-030 a capability is passed on, with members that nobody knows", func(t *testing.T) {
-		// But for the session's id: it is a secret between the agent and the hub.
+		// Except the session's id, which is a secret between the agent and the hub.
 		m, err := carol.Ask(t.Context(), protocol.Message{Type: "env/reset/req", Body: json.RawMessage(
 			`{"env_name":"maze","session_id":"` + carol.SessionID() +
 				`","seed":12345678901234567890,"x_trace":{"b":1.50,"a":[1e400]}}`)})
@@ -886,8 +886,8 @@ func TestHosts(t *testing.T) {
 	})
 }
 
-// TestAssurance: A2E agents have session assurance; who asks for signatures in
-// the configuration does not get their messages.
+// TestAssurance: A2E agents have session assurance; recipients that require signatures
+// do not get their messages.
 func TestAssurance(t *testing.T) {
 	for set, want := range map[string]protocol.Code{"": "", "session": "", "signed": protocol.ToolDenied} {
 		t.Run("policy.assurance = "+set, func(t *testing.T) {
@@ -900,7 +900,7 @@ func TestAssurance(t *testing.T) {
 	}
 }
 
-// TestRules: what an agent may not call is not listed and is refused.
+// TestRules: skills that an agent may not call are not listed and are refused.
 func TestRules(t *testing.T) {
 	w := newWorld(t, node.Config{Allow: []node.Allow{{From: "alice", To: []string{"crew/echo.raw"}}}})
 	c := w.tcp(tokenAlice)

@@ -15,7 +15,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestAsks: TestTwoHubs has the same for two hubs.
+// TestAsks tests one hub; TestTwoHubs has the same for two hubs.
 func TestAsks(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, node.Config{})
@@ -23,10 +23,10 @@ func TestAsks(t *testing.T) {
 	testAsks(t, w, w)
 }
 
-// testAsks: the inbox is the same at one hub and at several. sends is the hub that has
-// the message, asks the one at which its recipient calls.
+// testAsks: the inbox is the same at one hub and at several. sends is the hub of the
+// sender, asks the hub that the recipient calls.
 func testAsks(t *testing.T, sends, asks *world) {
-	// state is what is recorded of a delivery.
+	// state gives the recorded state of a delivery.
 	state := func(id parley.ID) (last parley.DeliveryState) {
 		t.Helper()
 		j := sends.Hub().Journal()
@@ -68,15 +68,15 @@ func testAsks(t *testing.T, sends, asks *world) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if v.Key != "call" { // which is of a hub that is gone
+			if v.Key != "call" { // else of a hub that is gone
 				n++
 			}
 		}
 		return n
 	}
-	// returned waits until the hubs have noted that the agent goes on after an answer,
-	// and that the call has ended: before, the next call at another hub may get a
-	// message again, and a message may be sent to this call.
+	// returned waits until the hubs have recorded that the agent continues after an
+	// answer, and that the call has ended. Earlier, the next call at another hub may
+	// get a message again, and this call may be sent a message.
 	returned := func(c *protocol.Client, texts ...string) {
 		t.Helper()
 		eventually(t, func() bool {
@@ -153,7 +153,7 @@ func testAsks(t *testing.T, sends, asks *world) {
 		}
 		call(10)
 		if state(ids[2]) == parley.Delivered {
-			t.Error("what comes after the message that did not fit is delivered")
+			t.Error("the message after the one that did not fit is delivered")
 		}
 		for len(got) < 4 {
 			call(1)
@@ -197,7 +197,7 @@ func testAsks(t *testing.T, sends, asks *world) {
 			t.Fatal(data(t, r), err)
 		}
 		reply := map[string]any{"id": d.Messages[0].ID, "content": "done"}
-		if _, err := bob.CallTool(t.Context(), "parley_reply", reply, nil); err != nil { // it has the message
+		if _, err := bob.CallTool(t.Context(), "parley_reply", reply, nil); err != nil { // bob has the message
 			t.Fatal(err)
 		}
 		returned(bob, "hi")
@@ -205,5 +205,5 @@ func testAsks(t *testing.T, sends, asks *world) {
 			t.Errorf("%v", m)
 		}
 	})
-	eventually(t, func() bool { return calls() == 0 }) // nobody asks any more
+	eventually(t, func() bool { return calls() == 0 }) // no call is open
 }

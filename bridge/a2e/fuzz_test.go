@@ -36,10 +36,10 @@ func (s *sink) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// FuzzHTTP sends whatever bytes, by whatever method and path, to the hub's A2E
-// endpoints, in each state of a session: none, before the handshake, after it,
-// and while it shuts down. Nothing is a server error, all that comes back are
-// proper frames, and who is known is served afterwards as before.
+// FuzzHTTP sends arbitrary bytes, by any method and path, to the hub's A2E endpoints,
+// in each state of a session: none, before the handshake, after it, and while it shuts
+// down. No answer is a server error, all frames are proper, and known agents are served
+// afterwards as before.
 func FuzzHTTP(f *testing.F) {
 	w := newWorld(f, node.Config{A2E: node.A2E{Sessions: 100_000}})
 	for i, body := range []string{

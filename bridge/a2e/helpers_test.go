@@ -155,7 +155,7 @@ func (c wire) write(t *testing.T, line string) {
 	}
 }
 
-// read reads at least so many bytes.
+// read reads at least the given number of bytes.
 func (c wire) read(t *testing.T, least int) {
 	t.Helper()
 	if _, err := io.ReadAtLeast(c, make([]byte, 8192), least); err != nil {
@@ -163,7 +163,7 @@ func (c wire) read(t *testing.T, least int) {
 	}
 }
 
-// until reads until a text has come.
+// until reads until text has arrived.
 func (c wire) until(t *testing.T, text string) {
 	t.Helper()
 	until(t, c, text)

@@ -18,8 +18,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// labHost is an A2E host that can be stopped and started again where it was,
-// over TCP or HTTP.
+// labHost is an A2E host that can be stopped and restarted at the same address, over
+// TCP or HTTP.
 type labHost struct {
 	t       *testing.T
 	web     bool
@@ -90,8 +90,8 @@ func (w *world) skills(agent string) []string {
 	return names
 }
 
-// TestHostFaults: what is wrong with a host is said in words, and with a code,
-// to agents of every protocol that call its tools.
+// TestHostFaults: agents of every protocol that call a host's tools get its faults as a
+// text and a code.
 func TestHostFaults(t *testing.T) {
 	for name, web := range map[string]bool{"http": true, "tcp": false} {
 		t.Run(name, func(t *testing.T) {
@@ -124,8 +124,8 @@ func TestHostFaults(t *testing.T) {
 			fails("lab__big", protocol.ToolError, "handler_failed", "the result is too large", time.Minute)
 			h.stop()
 			eventually(t, func() bool {
-				// A call that leaves before the hub has seen the connection end waits for the
-				// host to come back: it is in doubt.
+				// A call that leaves before the hub has seen the connection end is in
+				// doubt, and waits for the host to come back.
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				_, err := alice.CallTool(ctx, "lab__big", map[string]any{}, nil)
@@ -137,8 +137,8 @@ func TestHostFaults(t *testing.T) {
 	}
 }
 
-// TestHostSilent: a host that has the request and says nothing is told apart from
-// one that cannot be reached.
+// TestHostSilent: a host that has the request and does not answer gives another error
+// than one that cannot be reached.
 func TestHostSilent(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -189,8 +189,8 @@ func TestHostSilent(t *testing.T) {
 	}
 }
 
-// TestHostComesBack: a host that was away is asked for its tools at once, and
-// not when the next time has come.
+// TestHostComesBack: a host that returns is asked for its tools at once, without
+// waiting for the interval.
 func TestHostComesBack(t *testing.T) {
 	for name, web := range map[string]bool{"http": true, "tcp": false} {
 		t.Run(name, func(t *testing.T) {
@@ -208,8 +208,8 @@ func TestHostComesBack(t *testing.T) {
 	}
 }
 
-// TestTypesByAgreement: types that no specification knows are carried to the
-// host that serves their namespace, and its answers back.
+// TestTypesByAgreement: types unknown to the specification reach the host that serves
+// their namespace, and its answers come back.
 func TestTypesByAgreement(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

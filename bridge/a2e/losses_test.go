@@ -9,8 +9,8 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-// TestNothingIsLostSilently: what an A2E agent or host does not get of a
-// message of any protocol is reported.
+// TestNothingIsLostSilently: parts of a message of any protocol that an A2E agent or
+// host does not get are reported.
 func TestNothingIsLostSilently(t *testing.T) {
 	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event, parley.Cancel}
 	bridgetest.Check(t, bridge.Inbox, all, func(m *parley.Message) (string, []parley.Loss, error) {
@@ -32,7 +32,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 		func(m *parley.Message) (string, []parley.Loss, error) {
 			_, data := toEvent(m)
 			v, err := jsonx.Encode(data)
-			// The result that ends the call says where it and its events come from.
+			// The final result names the origin of itself and of its events.
 			return string(v) + string(provenanceOf(&parley.Message{Origin: m.Origin}, "hub", bridge.Call)),
 				bridge.Losses(bridge.Call, m, bridgetest.Recipient), err
 		})

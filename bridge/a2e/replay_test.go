@@ -32,7 +32,7 @@ import (
 // frames go to the hub over HTTP and TCP, and its host's frames answer the Go
 // client and the hub.
 
-// exchange is one recorded request with what the reference host answered.
+// exchange is one recorded request with the reference host's answer.
 type exchange struct {
 	request map[string]any
 	frames  []map[string]any // events, then the final frame; may be none
@@ -152,7 +152,7 @@ type referenceHost struct {
 	mu      sync.Mutex
 	left    []exchange
 	hello   map[string]any
-	strange []string // requests that are not as recorded
+	strange []string // requests that differ from the recording
 	lines   map[string]chan string
 	conns   []net.Conn
 	ended   chan struct{}
@@ -223,7 +223,7 @@ func newReferenceHost(t *testing.T, all map[string][]exchange, script []exchange
 	return h
 }
 
-// end forgets all sessions.
+// end drops all sessions.
 func (h *referenceHost) end() {
 	h.once.Do(func() { close(h.ended) })
 	_ = h.tcp.Close()
@@ -298,8 +298,8 @@ func (h *referenceHost) answer(line []byte) []string {
 	return out
 }
 
-// fits reports whether a request is the recorded one. The hub calls a tool in
-// words of its own; tool and arguments are the caller's.
+// fits reports whether a request is the recorded one. The hub's calls of a tool differ
+// in form; tool and arguments are the caller's.
 func (h *referenceHost) fits(recorded, got map[string]any) bool {
 	if recorded["type"] == "tool/call/req" {
 		return recorded["tool_name"] == got["tool_name"] && encode(h.t, recorded["arguments"]) == encode(h.t,
@@ -366,7 +366,7 @@ func TestReplayToClient(t *testing.T) {
 					})
 					eventually(t, func() bool { return !h.waiting(e) })
 				}
-				// Whatever came has been read when this is answered.
+				// All earlier frames have been read when the pong arrives.
 				if _, err := c.Ping(t.Context()); err != nil {
 					t.Error(err)
 				}
@@ -435,8 +435,8 @@ func TestReplayToHub(t *testing.T) {
 					}
 				}
 			}
-			// What the hub asks by itself: which tools there are. The recording
-			// calls some that its list does not have.
+			// The hub itself asks which tools there are. The recording calls some that
+			// its list lacks.
 			list := maps.Clone(all["tools"][1].frames[0])
 			tools := slices.Clone(list["tools"].([]any))
 			for _, e := range all["tools"] {
@@ -480,15 +480,16 @@ func TestReplayToHub(t *testing.T) {
 			for name, exchanges := range all {
 				t.Run(name, func(t *testing.T) {
 					a := newReplayAgent(t, w, transport)
-					// Some requests stay without an answer, which the hub would wait for.
+					// Some requests stay unanswered, and the hub would wait for their
+					// answers.
 					defer a.send(`{"type":"shutdown","id":"bye","timeout":0}`)
 					memory := ""
 					for i, e := range exchanges {
 						request := maps.Clone(e.request)
-						request["id"] = fmt.Sprint(name, "-", i) // the session is one, the recordings are several
+						request["id"] = fmt.Sprint(name, "-", i) // one session for several recordings
 						switch request["type"] {
 						case "handshake/req":
-							request["auth_token"] = tokenAlice // the recorded host checks none
+							request["auth_token"] = tokenAlice // the recorded host checks no token
 						case "tool/call/req":
 							request["tool_name"] = "lab__" + request["tool_name"].(string)
 						}
@@ -511,7 +512,7 @@ func TestReplayToHub(t *testing.T) {
 	}
 }
 
-// replayAgent writes recorded lines and reads what comes.
+// replayAgent writes recorded lines and reads the answers.
 type replayAgent struct {
 	t    *testing.T
 	send func(line string)
@@ -571,7 +572,7 @@ func (a *replayAgent) ask(line, id string, wait bool) (out []map[string]any) {
 	return out
 }
 
-// compare holds what the hub answered to what the reference host did.
+// compare compares the hub's answers with the reference host's.
 func (a *replayAgent) compare(e exchange, got []map[string]any) {
 	t := a.t
 	t.Helper()
@@ -592,11 +593,11 @@ func (a *replayAgent) compare(e exchange, got []map[string]any) {
 		if final["type"] != "error" || final["code"] != "invalid_message" {
 			t.Errorf("%v", final)
 		}
-	case kind == "multi_agent": // served here
+	case kind == "multi_agent": // served by the hub
 		if final["type"] != "multi_agent/spawn/resp" && final["type"] != "error" {
 			t.Errorf("%v", final)
 		}
-	case e.request["type"] == "tool/list/req": // the hub's own, those of the host among them
+	case e.request["type"] == "tool/list/req": // the hub's own tools, including the host's
 		if final["type"] != "tool/list/resp" {
 			t.Errorf("%v", final)
 		}
@@ -626,7 +627,7 @@ func (a *replayAgent) compare(e exchange, got []map[string]any) {
 				t.Errorf("event %d: %v", i, f)
 			}
 		}
-	case kind == "memory": // served here
+	case kind == "memory": // served by the hub
 		if final["type"] != recorded["type"] {
 			t.Errorf("%v, want %s", final, recorded["type"])
 		}

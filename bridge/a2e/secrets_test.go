@@ -11,7 +11,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// holding names the files below a directory that hold a text.
+// holding names the files below a directory that contain a text.
 func holding(t *testing.T, dir, text string) (out []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {

@@ -22,8 +22,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestManySessions: 1,000 agents at once, ten calls each, over TCP and HTTP;
-// one that never reads delays none of them.
+// TestManySessions: 1,000 agents at once, ten calls each, over TCP and HTTP; an agent
+// that never reads delays none of them.
 func TestManySessions(t *testing.T) {
 	w := newWorld(t, node.Config{A2E: node.A2E{Sessions: 100_000}})
 	w.web = w.httpPool()
@@ -32,13 +32,13 @@ func TestManySessions(t *testing.T) {
 	if testing.Short() {
 		sessions = 200
 	}
-	// Two that never read, one on each transport, and that are owed far more
-	// than their connections take.
+	// Two agents never read, one on each transport, though their frames far exceed the
+	// buffers of their connections.
 	const flood = 48
 	w.stall(t, flood)
 	var agents sync.WaitGroup
 	faults := make(chan error, sessions)
-	slots := make(chan struct{}, 200) // connections that are being made
+	slots := make(chan struct{}, 200) // connections being made
 	for i := range sessions {
 		agents.Go(func() {
 			c := &protocol.Client{URL: w.Addresses().A2E, Token: tokenAlice}
@@ -75,7 +75,7 @@ func TestManySessions(t *testing.T) {
 	if n, want := int(w.calls.Load()), 10*sessions+2*flood; n != want {
 		t.Errorf("%d calls, want %d", n, want)
 	}
-	// What bob is told does not wait for him either.
+	// bob does not delay messages to bob either.
 	for i := range 100 {
 		if err := w.tell(ctx, "bob", fmt.Sprint(i)); err != nil {
 			t.Fatal(err)
@@ -84,7 +84,8 @@ func TestManySessions(t *testing.T) {
 	stalled := 0
 	for _, s := range w.A2E().Host().Sessions() {
 		if s.Identity().Name == "bob" {
-			// Who takes nothing for half a minute loses the connection, not the session.
+			// An agent that reads nothing for half a minute loses the connection, not
+			// the session.
 			if state, _ := s.State(); state != protocol.StateActive {
 				t.Errorf("a session that does not read is %s", state)
 			}
@@ -166,7 +167,7 @@ func TestIdleSessions(t *testing.T) {
 			c.write(t, list)
 			c.read(t, 1)
 		},
-		"http": func() { // a bare connection for the stream: the agent's own memory is not the hub's
+		"http": func() { // a bare connection for the stream, so that the agent's own memory does not count
 			session := strings.Split(post("", "/session", ""), `"`)[3]
 			c := w.dialHTTP(t)
 			c.write(t, "GET /a2e/stream HTTP/1.1\r\nHost: hub\r\nX-Session-Id: "+session+"\r\n\r")
@@ -178,7 +179,7 @@ func TestIdleSessions(t *testing.T) {
 		},
 	} {
 		t.Run(kind, func(t *testing.T) {
-			open() // what the first one needs, all use
+			open() // allocates the memory that all sessions share
 			before := memoryInUse()
 			for range sessions {
 				open()
@@ -195,13 +196,13 @@ func TestIdleSessions(t *testing.T) {
 func memoryInUse() int64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what the first one freed of pools
+	runtime.GC() // memory that the first cycle freed from pools
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
-// TestShutdownEndsTheInbox: an agent that goes is not kept, nor is the hub, by a
-// call that only waits for messages.
+// TestShutdownEndsTheInbox: a call that only waits for messages delays neither an agent
+// that leaves nor the hub.
 func TestShutdownEndsTheInbox(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	raw := newRaw(t, w.Addresses().Local+"/a2e")
@@ -214,17 +215,17 @@ func TestShutdownEndsTheInbox(t *testing.T) {
 	if err := w.tell(t.Context(), "bob", "hello"); err != nil {
 		t.Fatal(err)
 	}
-	stream.next(t, "tool/event") // it waits for two more
+	stream.next(t, "tool/event") // the call waits for two more messages
 	raw.send(t, `{"type":"shutdown","id":"s","timeout":30}`)
-	// At the end of the grant it would be answered with an error.
+	// At the end of the grant the call would get an error.
 	if m := stream.next(t, "tool/call/resp"); !strings.Contains(m.line, `"success":true`) ||
 		!strings.Contains(m.line, "hello") {
 		t.Errorf("%s", m.line)
 	}
 }
 
-// TestSessionOverRestart: what an agent has not read is there when it comes
-// back to the hub that has been restarted, in order and once.
+// TestSessionOverRestart: an agent that returns to a restarted hub gets its unread
+// frames, in order and once.
 func TestSessionOverRestart(t *testing.T) {
 	config := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk"}
 	w := newWorld(t, config)
@@ -232,9 +233,9 @@ func TestSessionOverRestart(t *testing.T) {
 	raw := newRaw(t, w.Addresses().Local+"/a2e")
 	stream := raw.stream(t)
 	raw.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`","agent_caps":["tools"]}`)
-	stream.next(t, "handshake/resp") // A2E-083: it comes while the stream is open, not at its end
+	stream.next(t, "handshake/resp") // A2E-083: sent while the stream is open, not at its end
 	stream.close()
-	// The agent is away, and its answers and messages come.
+	// Answers and messages arrive while the agent is away.
 	raw.send(t,
 		`{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`)
 	for i := range 3 {
@@ -248,8 +249,8 @@ func TestSessionOverRestart(t *testing.T) {
 	w.open(config)
 	raw.base = w.Addresses().Local + "/a2e"
 	stream = raw.stream(t)
-	// The agent is told that its inbox call has ended, and what it was to bring
-	// comes by the next: it may have given up on the first.
+	// The inbox call ends with an answer, and its messages move to the next call: the
+	// agent may have given up on the first.
 	answers := map[string]string{}
 	for len(answers) < 2 {
 		m := stream.next(t, "tool/call/resp")
@@ -273,7 +274,7 @@ func TestSessionOverRestart(t *testing.T) {
 	if want := []string{"note 0", "note 1", "note 2"}; !slices.Equal(notes, want) {
 		t.Errorf("%q", notes)
 	}
-	// The session goes on, and nothing comes again.
+	// The session continues, without repeated frames.
 	raw.send(t, `{"type":"ping","id":"p"}`)
 	if m := stream.next(t, ""); m.Type != "pong" {
 		t.Errorf("%s", m.line)
@@ -288,8 +289,8 @@ func TestSessionOverRestart(t *testing.T) {
 	stream.close()
 }
 
-// TestOwed: what a session that ended had not brought to its agent is in the
-// agent's next inbox call, in order and once.
+// TestOwed: the messages that an ended session did not deliver are in the agent's next
+// inbox call, in order and once.
 func TestOwed(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	ctx := t.Context()
@@ -324,9 +325,9 @@ func TestOwed(t *testing.T) {
 	}
 }
 
-// TestInboxOverABreak: what a call did not return because its connection broke is
-// in the agent's next call; what it may have returned comes once more at most,
-// and what the agent went on after does not come again.
+// TestInboxOverABreak: messages that a call did not return because its connection broke
+// are in the agent's next call. Messages that it may have returned come at most once
+// more; those after which the agent continued do not come again.
 func TestInboxOverABreak(t *testing.T) {
 	for name, call := range map[string]string{
 		"before the answer": `{"type":"tool/call/req","id":"i1","tool_name":"parley_inbox","arguments":{"max":3},"streaming":true,"timeout":60}`,
@@ -352,10 +353,11 @@ func TestInboxOverABreak(t *testing.T) {
 			if !slices.Equal(again, []string{"note"}) {
 				t.Errorf("the next call returned %q", again)
 			}
-			// Another session finds nothing, although the first one's call is open still.
+			// Another session gets no message, although the first one's call is still
+			// open.
 			bob := w.tcp(tokenBob)
 			if got := w.inboxOf(bob, 1, 0.3); len(got) != 0 {
-				t.Errorf("what a call returned again came a third time: %q", got)
+				t.Errorf("a message came a third time: %q", got)
 			}
 			if err := w.tell(t.Context(), "bob", "later"); err != nil {
 				t.Fatal(err)
@@ -368,13 +370,13 @@ func TestInboxOverABreak(t *testing.T) {
 			}
 			bob.Close()
 			if got := w.inboxOf(w.tcp(tokenBob), 1, 0.3); len(got) != 0 {
-				t.Errorf("what was returned came again: %q", got)
+				t.Errorf("a returned message came again: %q", got)
 			}
 		})
 	}
 }
 
-// inboxOf gives what one call of an agent returns.
+// inboxOf gives the texts that one call of an agent returns.
 func (w *world) inboxOf(c *protocol.Client, most int, wait float64) (texts []string) {
 	w.t.Helper()
 	r, err := c.CallTool(w.t.Context(), "parley_inbox", map[string]any{"max": most, "wait": wait}, nil)
@@ -391,8 +393,8 @@ func (w *world) inboxOf(c *protocol.Client, most int, wait float64) (texts []str
 	return texts
 }
 
-// TestOwedOverRestart: it is there as well for an agent that was started again
-// when the hub was, and begins another session.
+// TestOwedOverRestart: the same for an agent that was restarted with the hub and begins
+// another session.
 func TestOwedOverRestart(t *testing.T) {
 	config := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk"}
 	w := newWorld(t, config)
@@ -409,7 +411,7 @@ func TestOwedOverRestart(t *testing.T) {
 		}
 	}
 	eventually(t, func() bool { return len(w.Hub().Journal().Deliveries(openTo("bob"))) == 0 })
-	for range 2 { // the second time, what nobody has fetched is still there, once
+	for range 2 { // the second time, unfetched messages are still there, once
 		w.close()
 		w.open(config)
 	}
@@ -428,9 +430,8 @@ func TestOwedOverRestart(t *testing.T) {
 	}
 }
 
-// TestForget: what an agent that is away has not read goes with the messages
-// that are forgotten; what is not about them stays, and the frames keep their
-// numbers.
+// TestForget: unread messages to an absent agent go with the erased messages; other
+// content stays, and the frames keep their numbers.
 func TestForget(t *testing.T) {
 	w := newWorld(t, node.Config{})
 	ctx := t.Context()
@@ -453,7 +454,7 @@ func TestForget(t *testing.T) {
 	}
 	eventually(t, func() bool { return kept(frames, "quincunx") > 0 && kept(frames, "l1") > 0 })
 	before := kept(frames, `"seq"`)
-	// What another session left for the next inbox call.
+	// Messages that another session left for the next inbox call.
 	other := newRaw(t, w.Addresses().Local+"/a2e")
 	stream = other.stream(t)
 	other.send(t, `{"type":"handshake/req","id":"h","auth_token":"`+tokenBob+`"}`)
@@ -493,9 +494,9 @@ func TestForget(t *testing.T) {
 		t.Error("the frames are not those that should be left")
 	}
 	if kept(owed, "saxifrage") != 0 || kept(owed, "gallimaufry") == 0 {
-		t.Error("what is owed is not what should be left")
+		t.Error("wrong messages remain in the inbox")
 	}
-	// All that is the agent's own.
+	// All content of the agent itself.
 	if n, err = w.A2E().Forget(ctx, hub.Forgetting{Agent: "bob",
 		Message: func(parley.ID) bool { return false }}); err != nil || n == 0 {
 		t.Errorf("%d values, %v", n, err)
@@ -505,8 +506,8 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// leave closes an event stream, and waits until the hub knows that: what it
-// writes before goes nowhere.
+// leave closes an event stream, and waits until the hub knows: frames written before
+// would be lost.
 func (w *world) leave(stream *frames, session string) {
 	w.t.Helper()
 	stream.close()
@@ -520,7 +521,7 @@ func (w *world) leave(stream *frames, session string) {
 	})
 }
 
-// eventually waits until ok.
+// eventually waits until ok returns true.
 func eventually(t testing.TB, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

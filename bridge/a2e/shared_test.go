@@ -39,8 +39,8 @@ func twoHubs(t *testing.T) (first, second *world) {
 	return newWorld(t, one), newWorld(t, two)
 }
 
-// TestTwoHubs: two hubs on one journal. An agent at one of them gets what the
-// other one hands out, and its work is reported wherever it awaits it.
+// TestTwoHubs: two hubs on one journal. An agent at one hub gets messages sent at the
+// other, and the results of its work at any hub that it asks.
 func TestTwoHubs(t *testing.T) {
 	t.Parallel()
 	first, second := twoHubs(t)
@@ -91,7 +91,7 @@ func TestTwoHubs(t *testing.T) {
 			})
 		}
 		before := first.calls.Load() + second.calls.Load()
-		// It comes back at the other hub, and the first one lets go.
+		// The agent returns at the other hub, and the first one drops the session.
 		there := *raw
 		there.base = second.Addresses().Local + "/a2e"
 		stream = there.stream(t)
@@ -103,17 +103,17 @@ func TestTwoHubs(t *testing.T) {
 			}
 		}
 		eventually(t, func() bool { _, ok := first.A2E().Host().Session(raw.session); return !ok })
-		// What is sent to the first one is passed on.
+		// The first hub passes lines of the agent on.
 		raw.send(t, `{"type":"ping","id":"through the first"}`)
 		if f := stream.next(t, "pong"); f.ReqID != "through the first" {
 			t.Errorf("%s", f.line)
 		}
-		// The other one goes on: nothing comes twice.
+		// The other hub continues without duplicates.
 		there.send(t, `{"type":"ping","id":"p"}`)
 		if f := stream.next(t, "pong"); f.ReqID != "p" {
 			t.Errorf("%s", f.line)
 		}
-		// And a request that is sent again is answered, not executed.
+		// A repeated request is answered, not executed.
 		there.send(t,
 			`{"type":"tool/call/req","id":"c0","tool_name":"crew-echo__echo","arguments":{"text":"answer 0"}}`)
 		if f := stream.next(t, "tool/call/resp"); f.ReqID != "c0" || !strings.Contains(f.line, "answer 0") {
@@ -149,7 +149,7 @@ func TestTwoHubs(t *testing.T) {
 			}
 		}
 		calls := 0
-		// ask sends a call to one hub, and has it answered after then.
+		// ask sends a call to one hub, and runs then before the answer.
 		ask := func(sends *raw, w *world, then func()) {
 			t.Helper()
 			calls++
@@ -166,7 +166,7 @@ func TestTwoHubs(t *testing.T) {
 		}
 		there := *at
 		there.base = second.Addresses().Local + "/a2e"
-		// It sends at the other hub than where its stream is.
+		// The agent sends at another hub than that of its stream.
 		ask(&there, second, func() {})
 		if _, moved := second.A2E().Host().Session(at.session); moved {
 			t.Error("the session moved to where the agent only sends")

@@ -20,9 +20,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestTakeOver: an agent that comes back at another node gets every frame that it
-// has not had, in order, once. What the first node is executing is answered where
-// the agent is, and so is what the agent sends to the first node.
+// TestTakeOver: an agent that returns at another node gets every undelivered frame, in
+// order, once. Answers to requests at the first node follow the agent, and lines that
+// the agent sends to the first node are passed on.
 func TestTakeOver(t *testing.T) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
 	if err != nil {
@@ -91,7 +91,7 @@ func TestTakeOver(t *testing.T) {
 		return b.String()
 	}
 	session := strings.Split(post(first, "", "/session", ""), `"`)[3]
-	// The agent is not attached at the first node: everything waits there.
+	// The agent is not attached at the first node: all frames wait there.
 	post(first, session, "/send", `{"type":"handshake/req","id":"h","auth_token":"token-a"}`)
 	post(first, session, "/send", `{"type":"tool/call/req","id":"late","tool_name":"late","arguments":{}}`)
 	post(first, session, "/send", `{"type":"tool/call/req","id":"c","tool_name":"count","arguments":{}}`)
@@ -110,7 +110,7 @@ func TestTakeOver(t *testing.T) {
 		}
 	}
 
-	// It comes back at the second one.
+	// The agent returns at the second node.
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, second.http.URL+"/stream", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestTakeOver(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 
-	// The first node hears of it, ends its request, and has the answer follow.
+	// The first node learns of the move, ends its request, and forwards the answer.
 	close(release)
 	buf = buf[:0]
 	read(1)
@@ -170,7 +170,8 @@ func TestTakeOver(t *testing.T) {
 	if err := first.sessions.Append(t.Context(), session, 99, []byte("{}")); !errors.Is(err, protocol.ErrMoved) {
 		t.Error(err)
 	}
-	// What the agent sends there is passed on, and the session stays.
+	// Lines that the agent sends to the first node are passed on, and the session
+	// stays.
 	buf = buf[:0]
 	post(first, session, "/send", `{"type":"ping","id":"p1"}`+"\n"+`{"type":"ping","id":"p2"}`)
 	read(2)
@@ -181,7 +182,7 @@ func TestTakeOver(t *testing.T) {
 	if _, here := first.host.Session(session); here {
 		t.Error("the session moved to where its agent only sends")
 	}
-	// And the second one goes on.
+	// The second node continues.
 	if s, ok := second.host.Session(session); !ok || s.Identity().Name != "alice" {
 		t.Error("the session is gone")
 	}
@@ -194,8 +195,8 @@ func TestTakeOver(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// An inbox call hands out nothing in the last part of its time, in which its
-// caller may have given it up already.
+// An inbox call hands out no messages in the last part of its time, in which its caller
+// may have given up already.
 func TestInboxEndsBeforeItIsGivenUp(t *testing.T) {
 	for left, want := range map[time.Duration]time.Duration{
 		time.Minute: 57 * time.Second, 12 * time.Second: 9 * time.Second, 4 * time.Second: 3 * time.Second,

@@ -20,7 +20,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// logged is what a hub logs; it may be read while the hub writes.
+// logged collects a hub's log; it may be read while the hub writes.
 type logged struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -38,9 +38,9 @@ func (l *logged) String() string {
 	return l.b.String()
 }
 
-// TestStopWithWaitingCallers: while callers wait, a hub that is being stopped lets
-// an agent come back to answer them, over each transport. New calls are refused,
-// and nothing is wrong with such a stop.
+// TestStopWithWaitingCallers: while callers wait, a stopping hub lets an agent return
+// to answer them, over each transport. New calls are refused, and the stop logs no
+// error.
 func TestStopWithWaitingCallers(t *testing.T) {
 	t.Parallel()
 	log := &logged{}
@@ -91,7 +91,7 @@ func TestStopWithWaitingCallers(t *testing.T) {
 			ids = append(ids, m.ID)
 		}
 	}
-	bob.Close() // it thinks, and comes back
+	bob.Close() // bob pauses, then returns
 
 	stopped := make(chan error, 1)
 	go func() {

@@ -16,8 +16,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestTypesTable: docs/a2e.md says of each message type what a hub does with it,
-// as a hub does without providers and with one for each capability.
+// TestTypesTable: docs/a2e.md states how a hub treats each message type, without
+// providers and with one for each capability.
 func TestTypesTable(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -38,7 +38,7 @@ func TestTypesTable(t *testing.T) {
 		_, err := c.Ask(t.Context(), protocol.Message{Type: name, Body: map[string]any{}})
 		return !protocol.NotSupported(err)
 	}
-	by := map[string]string{} // type → who serves it
+	by := map[string]string{} // type → its server
 	var providers []string
 	for _, name := range reg.Names() {
 		typ, _ := reg.Lookup(name)
@@ -73,7 +73,7 @@ func TestTypesTable(t *testing.T) {
 			request, _ := reg.Lookup(other)
 			if by[name] == "" && (request.Answer == name || typ.Class == protocol.ClassEvent &&
 				request.Capability == typ.Capability) {
-				by[name] = by[other] // an answer as its request, an event as its capability
+				by[name] = by[other] // an answer is served as its request, an event as its capability
 			}
 		}
 		if typ.Class == protocol.ClassPush {
