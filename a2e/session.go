@@ -630,7 +630,7 @@ func (s *Session) close() {
 	s.mu.Lock()
 	was := s.state
 	var read []func(bool)
-	if s.drainedLocked() && s.attachedLocked() { // an orderly end: all frames were written, and the agent is still attached
+	if s.drainedLocked() && s.attachedLocked() { // orderly end: all frames written, agent still attached
 		read = s.out.takeUnproved()
 	}
 	s.closeLocked()
