@@ -22,8 +22,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A backup is one file. It has what a journal held at one moment, in a form that
-// does not depend on the store.
+// A backup is one file. It has the contents of a journal at one moment, in a form
+// that does not depend on the store.
 //
 //	"PARLEYBACKUP" version header                 the header's length (4 bytes) and JSON
 //	frames: type  items (4)  length (4)  payload  little-endian
@@ -33,7 +33,7 @@ import (
 // If the journal is encrypted, so are the payloads of frames: with
 // ChaCha20-Poly1305, under a key derived from the journal's key and a salt drawn
 // for this backup. The nonce is the frame's number; its type and the header's hash
-// are associated data. So nobody without the key can read, change, omit or move a
+// are associated data. So only a holder of the key can read, change, omit or move a
 // frame. A backup that is not encrypted has a checksum, against accidents only.
 const (
 	backupMagic   = "PARLEYBACKUP"
@@ -49,11 +49,11 @@ const (
 	frameMax    = 64 << 20  // larger ones are damage
 	headerMax   = 1 << 20
 
-	// backupFormat is that of records and values in the frames.
+	// backupFormat is the format of records and values in the frames.
 	backupFormat = 1
 )
 
-// ErrBackup: the file is no backup, or was cut off or altered.
+// ErrBackup: the file is not a backup, or was cut off or altered.
 var ErrBackup = errors.New("not a whole backup")
 
 // A BackupFile is a file that goes into a backup beside the journal, and comes out
@@ -134,7 +134,7 @@ const (
 	kindBucket = "d." // of records with steps, in backups of clusters before format 2
 )
 
-// tagOf returns the tag of a kind; ok is false if the kind is no record's.
+// tagOf returns the tag of a kind; ok is false if the kind is not one of a record.
 func tagOf(kind string) (tag string, ok bool) {
 	switch {
 	case kind == kindRecord || strings.HasPrefix(kind, kindBucket):
@@ -315,7 +315,7 @@ func (w *backupWriter) put(it *backupItem) error {
 	return nil
 }
 
-// inBackup is false for buckets whose values are made anew after a restore.
+// inBackup is false for buckets whose values are rebuilt after a restore.
 func inBackup(bucket string) bool { return bucket != viewBucket && bucket != keysBucket }
 
 func (w *backupWriter) value(bucket string, v *Value) error {
@@ -348,10 +348,10 @@ func (w *backupWriter) finish(now time.Time) (*BackupSummary, error) {
 	return &w.s, nil
 }
 
-// Backup writes what the journal holds at one moment between the call and its
-// return: it has every record and value acknowledged before the call. Appends wait
-// only for the milliseconds in which the positions are noted. Memory does not grow
-// with the journal.
+// Backup writes the journal as it is at one moment between the call and its return,
+// with every record and value acknowledged before the call. Appends wait only for
+// the milliseconds in which the positions are noted. Memory does not grow with the
+// journal.
 //
 // Other hubs of a cluster go on writing: the ends of the partitions are some
 // milliseconds apart. Errors: those of w.
@@ -455,7 +455,7 @@ func readOpened(
 }
 
 // The form of a value in a backup: version, flags, a number that is always 0 now,
-// its until, the data.
+// the value's until, the data.
 const (
 	stateVersion = 1
 	stateRemoved = 1

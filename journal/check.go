@@ -21,7 +21,7 @@ type Checker struct {
 
 type checkedPartition struct {
 	view  *partition
-	whole bool // it has been read from its first record
+	whole bool // the partition has been read from its first record
 }
 
 // NewChecker makes a Checker for a journal with these settings; key is nil if it is
@@ -34,7 +34,7 @@ func NewChecker(m store.Meta, key []byte) (*Checker, error) {
 	return &Checker{sealer: s, links: links{}, parts: map[int]*checkedPartition{}}, nil
 }
 
-// Record says what is wrong with a record; nil: nothing.
+// Record returns the damage of a record; nil: none.
 func (c *Checker) Record(partition int, x store.Record) error {
 	p := c.parts[partition]
 	if p == nil {
@@ -72,8 +72,8 @@ func (c *Checker) Record(partition int, x store.Record) error {
 // links checks that each record of a chain follows the last one.
 type links map[hash16]uint64
 
-// follow checks a record. It remembers a bounded number of chains; the first record
-// seen of any other is accepted.
+// follow checks a record. It remembers a bounded number of chains, and accepts the
+// first record that it sees of any other.
 func (l links) follow(r *Record) error {
 	if r.Chain == nil {
 		return nil
@@ -99,7 +99,7 @@ type Salvage struct {
 	key     []byte
 	now     time.Time
 	sealer  *sealer
-	Damaged []string // what does not match its checksum
+	Damaged []string // records and values that do not match their checksum
 }
 
 // NewSalvage writes to w. The key is that of an encrypted journal; it encrypts the

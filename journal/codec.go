@@ -50,8 +50,8 @@ type hash16 [16]byte
 type logRecord struct {
 	cachedTargets *targets // of targets()
 	*Record
-	run    uint64 // which Open of which hub made it
-	number uint64 // which append of that run
+	run    uint64 // the Open that made the record, of any hub
+	number uint64 // of the append in that run
 	key    hash16 // zero: none
 	sender hash16 // of a key that outlives the window
 }
@@ -207,10 +207,10 @@ func (c *coder) failure(x *parley.Error) {
 // in the order of the calls. After an unknown field the decoder repeats the calls.
 type coder struct {
 	reading bool
-	b       []byte   // what is written, or read
+	b       []byte   // written so far, or to be read
 	raw     []byte   // the envelope
-	blobs   [][]byte // contents: those written so far
-	rest    []byte   // and those not read yet
+	blobs   [][]byte // contents written so far
+	rest    []byte   // contents not read yet
 
 	// Decoding only. Texts share the memory of s, which is b as a string.
 	s         string

@@ -44,9 +44,9 @@ type Config struct {
 	// Window is how long a replay key without an expiry of its own is remembered.
 	// Default 15 minutes, at most 24 hours.
 	Window time.Duration
-	// MaxKeys bounds the replay keys held per partition, in up to 32 bytes each.
-	// Needed are the keys per second times the seconds they stay fresh. Default
-	// 32 Mi. Beyond: ErrBusy.
+	// MaxKeys bounds the replay keys held per partition, in up to 32 bytes each: at
+	// least the keys per second times the seconds they stay fresh. Default 32 Mi.
+	// Beyond: ErrBusy.
 	MaxKeys int
 	// MaxLongKeys bounds the replay keys per sender that outlive Window. Default
 	// 16384. Beyond: ErrBusy.
@@ -65,9 +65,9 @@ type Config struct {
 	MinFree   uint64
 	FreeSpace func() (uint64, error)
 
-	// Node is the id of this hub among those that share the journal. Default: host
-	// name and a random suffix. With the default a restarted hub does not recognise
-	// its own deliveries: set it for a cluster.
+	// Node is the id of this hub among the hubs that share the journal. Default:
+	// host name and a random suffix. With the default a restarted hub does not
+	// recognise its own deliveries: set Node for a cluster.
 	Node string
 
 	// OwnerTTL is how long a silent hub keeps its partitions in a cluster; default

@@ -33,8 +33,8 @@ type target struct {
 	to      unique.Handle[string]
 }
 
-// targets identifies the deliveries that a record opens and those it has steps of.
-// It is made once per record, because it is used several times.
+// targets identifies the deliveries that a record opens, and the deliveries of its
+// steps. It is made once per record, because it is used several times.
 type targets struct{ opens, steps []target }
 
 var noTargets targets
@@ -155,7 +155,7 @@ func (d *delivery) advance(s *Step, r *Record) (gone bool) {
 // MaxLosses bounds the different losses of a delivery, if an event adds its own.
 const MaxLosses = 16
 
-// addEventLosses notes the losses of an event.
+// addEventLosses adds the losses of an event.
 func (d *delivery) addEventLosses(losses []parley.Loss) {
 	if all := AddLosses(d.losses, losses); len(all) <= MaxLosses {
 		d.losses = all

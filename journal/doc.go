@@ -8,7 +8,7 @@
 //
 // [Journal.Append] and [Journal.Accept] return without error only when the entry
 // is as durable as the store promises: after the fsync, or after a quorum of
-// replicas has stored it, or, if memory was asked for by name, once it is in
+// replicas has stored it, or, if the configuration names memory, once it is in
 // memory. One [Entry] is one record, and is recorded whole or not at all.
 // [Journal.Promise] states the promise in words for the users of a hub.
 //
@@ -17,11 +17,11 @@
 // its position. This holds over restarts and between hubs, until the key expires.
 //
 // An append whose context ends while it waits in the queue was not recorded. An
-// append that the store already has goes on without its caller, who gets
-// [ErrUnknown]. An entry with a key is resolved by calling Accept again: it
-// records the entry or returns the Prior. An entry without a key can be looked for
-// with [Journal.Delivery] or [Journal.Records]. A caller that gives up never
-// harms other entries of the same group.
+// append that the store already has goes on, and its caller gets [ErrUnknown]. To
+// resolve an entry with a key, call Accept again: it records the entry or returns
+// the Prior. To find an entry without a key, use [Journal.Delivery] or
+// [Journal.Records]. A caller that gives up never harms other entries of the same
+// group.
 //
 // When Append or Accept returns, this hub's view ([Journal.Seen],
 // [Journal.Delivery], [Journal.Deliveries]) holds the entry, and every function
@@ -76,7 +76,6 @@
 // # Errors
 //
 // Failures match one of the sentinels (ErrBusy, ErrNoSpace, …) with errors.Is.
-// They also carry a [parley.Error], whose code and text may be sent to guests
-// and which says whether a repeat may help. Their own text tells the operator
-// what to do.
+// They also carry a [parley.Error]: its code and text may be sent to guests, and it
+// says whether a repeat may help. Their own text tells the operator what to do.
 package journal

@@ -74,18 +74,18 @@ type Entry struct {
 	Open    []Opening       // deliveries of Message; at most one for each recipient
 	Steps   []Step          // at most one for each delivery
 
-	// Losses are lost in the translation of Message, an event, for the requester,
-	// where the event has no delivery of its own. They are noted in the open
+	// Losses are the losses in the translation of Message for the requester, if
+	// Message is an event without a delivery of its own. They are added to the open
 	// delivery of the request to Message.From.
 	Losses []parley.Loss
 
-	// Refused records that Message was proved but not admitted, and why. It
-	// uses up Key and opens no delivery.
+	// Refused is the reason why Message, though proved, was not admitted. Such an
+	// entry uses up Key and opens no delivery.
 	Refused *parley.Error
 
 	Key   Key        // for Accept
 	Chain *ChainLink // compare-and-set
-	Fence *Lease     // the entry is refused with ErrFenced if this lease was lost
+	Fence *Lease     // if this lease was lost, the entry is refused with ErrFenced
 
 	// Late: no caller waits for the entry. It may be held back for some
 	// milliseconds to share a sync with others.
@@ -111,7 +111,7 @@ type Step struct {
 	Postponed bool      // Waiting: the attempt does not count (429, Retry-After)
 	Reply     parley.ID // Answered: the terminal reply; the entry's own message where zero
 	Error     *parley.Error
-	Losses    []parley.Loss // added to those noted before
+	Losses    []parley.Loss // added to the delivery's earlier losses
 }
 
 // A Key makes a replay detectable.
@@ -121,8 +121,8 @@ type Key struct {
 	Until  time.Time // the key expires and is forgotten; zero: Config.Window from now
 }
 
-// A ChainLink makes an append conditional: nobody else may have appended to the
-// chain since.
+// A ChainLink makes an append conditional: After must still be the chain's last
+// record.
 type ChainLink struct {
 	Name  string // of the chain, unique within the scope's partition
 	After uint64 // sequence of the chain's last record; 0: this is the first
@@ -131,9 +131,9 @@ type ChainLink struct {
 // A Prior describes the record that used a replay key first.
 type Prior struct {
 	Position Position
-	Message  parley.ID // zero when the entry had none
+	Message  parley.ID // zero: the entry had none
 	Recorded time.Time
-	Refused  bool     // it was verified but not admitted
+	Refused  bool     // the message was verified but not admitted
 	Reply    Position // the terminal reply to Message; zero while there is none
 }
 
@@ -150,8 +150,8 @@ type Record struct {
 	Losses  []parley.Loss // see Entry
 	Refused *parley.Error
 	Chain   *ChainLink
-	Keyed   bool      // it was recorded with a replay key
-	Until   time.Time // its key expires; zero: Config.Window after Time
+	Keyed   bool      // recorded with a replay key
+	Until   time.Time // expiry of the key; zero: Config.Window after Time
 	Erased  *Erased   // not nil: the message's content was erased since
 }
 
@@ -179,7 +179,7 @@ type Filter struct {
 	To           string
 	Conversation parley.ID
 	Partition    func(int) bool
-	Limit        int // at most so many, the oldest first
+	Limit        int // largest number of deliveries, the oldest first
 }
 
 // From says where [Journal.Records] begins, and whether it waits for more.

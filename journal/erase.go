@@ -16,14 +16,14 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Erasing removes the content of records. The records stay: sender, recipient,
-// time, replay keys, chains and the states of deliveries are kept, so that nothing
-// that refers to a record's position has to change. The store replaces the record,
-// and removes the old data from all its files.
+// Erasing removes the content of records. The records keep their sender, recipient,
+// time, replay keys, chains and the states of deliveries, so references to a
+// record's position stay valid. The store replaces the record, and removes the old
+// data from all its files.
 
-// Erased: the content of a record's message was erased. Removed are the bytes as
-// received and their headers, the data of parts, names of files, extensions, texts
-// of errors and the network address. Digests remain if the content cannot be
+// Erased describes the erased content of a record's message. Removed are the bytes
+// as received and their headers, the data of parts, names of files, extensions,
+// texts of errors and the network address. Digests remain if the content cannot be
 // guessed from them: of the envelope, and of parts of 64 bytes or more.
 type Erased struct {
 	Number uint64 // of the [Erasure]
@@ -49,11 +49,11 @@ type Erasure struct {
 	What    string    `json:"what"` // "agent", "conversation" or "retention"
 	Name    string    `json:"name,omitempty"`
 	By      string    `json:"by"`
-	Node    string    `json:"node,omitempty"` // the hub that worked on it last
+	Node    string    `json:"node,omitempty"` // the last hub that worked on the erasure
 	Reason  string    `json:"reason,omitempty"`
 	Begun   time.Time `json:"begun"`
 	Ended   time.Time `json:"ended,omitzero"` // zero: not finished; continued at the next start
-	UpTo    []uint64  `json:"upTo,omitempty"` // by partition: the last record it applies to
+	UpTo    []uint64  `json:"upTo,omitempty"` // by partition: the last record in the erasure's range
 	Records uint64    `json:"records"`        // erased so far
 	Kept    uint64    `json:"kept,omitempty"` // not erasable yet
 }
@@ -126,8 +126,8 @@ func (j *Journal) WatchErasures(ctx context.Context, fn func(e Erasure, revision
 }
 
 // Held says why the content of a record must stay for now; "": it need not. It must
-// if a delivery of its message is unsettled or a dead letter. For a record of steps
-// alone the same holds for the deliveries of its steps.
+// stay while a delivery of the record's message, or of its steps if it has no
+// message, is unsettled or a dead letter.
 func (j *Journal) Held(r *Record) string {
 	if r.Position.Partition >= len(j.parts) {
 		return ""
@@ -150,7 +150,7 @@ func (j *Journal) Held(r *Record) string {
 }
 
 // HasContent reports whether a record has something to erase: content of its
-// message, or texts of errors, which may quote some.
+// message, or texts of errors, which may quote content.
 func HasContent(r *Record) bool {
 	return r.Erased == nil && (hasContent(r.Message) || r.Refused != nil && r.Refused.Text != "" ||
 		slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Error != nil && s.Error.Text != "" }))
@@ -211,9 +211,9 @@ const (
 )
 
 // Erase removes the content of the records at the positions, as part of the
-// numbered erasure, and returns when that is as durable as the log. It returns how
-// many records it changed. Records without content, or erased before, are skipped,
-// so it may be called again after any error. Content that must stay (see
+// numbered erasure. It returns the number of changed records when the change is as
+// durable as the log. Records without content, or erased before, are skipped, so
+// the call may be repeated after any error. Content that must stay (see
 // [Journal.Held]) is erased all the same: the caller decides.
 func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n int, err error) {
 	if number == 0 {
@@ -273,8 +273,8 @@ func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n 
 	return n, nil
 }
 
-// Scrub returns when values of the state that were replaced or removed are in none
-// of the store's files any more, including copies in checkpoints.
+// Scrub returns when replaced and removed values of the state are in none of the
+// store's files any more, including copies in checkpoints.
 func (j *Journal) Scrub(ctx context.Context) error {
 	j.eraseMu.Lock()
 	defer j.eraseMu.Unlock()

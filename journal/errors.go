@@ -24,7 +24,7 @@ var (
 	ErrCorrupt  = store.ErrCorrupt                                            // the text names the commands that help
 	ErrLocked   = store.ErrLocked                                             // says by which process
 	ErrFormat   = store.ErrFormat                                             // newer or older
-	ErrFenced   = errors.New("the lease was lost")                            // another took it over
+	ErrFenced   = errors.New("the lease was lost")                            // another hub has it
 	ErrScope    = errors.New("the entry's parts lie in different partitions") // scope, fence, steps
 	ErrInvalid  = errors.New("not an entry that can be recorded")             // a fault of the caller
 	ErrKey      = errors.New("wrong encryption key")                          // or missing, or not expected
@@ -56,7 +56,7 @@ type failure struct {
 func (f *failure) Error() string {
 	s := f.kind.Error()
 	if f.cause != nil && errors.Is(f.cause, f.kind) {
-		s = f.cause.Error() // it says so itself
+		s = f.cause.Error() // has the sentinel's text already
 	} else if f.cause != nil {
 		s += ": " + f.cause.Error()
 	}
@@ -74,7 +74,7 @@ func (f *failure) Unwrap() []error {
 	return out
 }
 
-// publicOf gives what guests may see of each kind of failure.
+// publicOf gives the error that guests may see for each kind of failure.
 func publicOf(kind error) *parley.Error {
 	switch kind {
 	case ErrNoSpace:

@@ -33,7 +33,7 @@ func (p *partition) keyEnd(r *Record) (until int64, long bool) {
 	return until, until > within
 }
 
-// addKey holds the key of a record, and notes it for the next checkpoint.
+// addKey adds the key of a record to the table, and to the next checkpoint.
 func (p *partition) addKey(r *logRecord) {
 	f := keyFact{at: r.Position.Sequence, key: r.key}
 	var long bool
@@ -64,7 +64,7 @@ func (p *partition) applyFact(f keyFact) {
 
 func (p *partition) expire() { p.keys.expire(nanos(p.j.cfg.Now())) }
 
-// seen returns the record that has a key already; nil: none has.
+// seen returns the record that has the key already; nil: there is none.
 func (p *partition) seen(ctx context.Context, key hash16) (*Prior, error) {
 	p.mu.RLock()
 	found := p.keys.find(key, nanos(p.j.cfg.Now()))

@@ -39,7 +39,7 @@ type Journal struct {
 	store    store.Store
 	meta     store.Meta
 	sealer   *sealer
-	runID    uint64 // drawn at each Open; with opNumber it identifies an append
+	runID    uint64 // drawn at each Open; identifies an append together with opNumber
 	opNumber atomic.Uint64
 
 	ctx        context.Context // ends when Close has flushed
@@ -247,7 +247,8 @@ func (j *Journal) start(ctx context.Context) error {
 	return j.abandonSync(ctx)
 }
 
-// retry repeats do, which follows the store, until the journal is closed.
+// retry runs do, which follows the store, again after each error until the journal
+// is closed.
 func (j *Journal) retry(what string, do func(context.Context) error) {
 	for j.ctx.Err() == nil {
 		err := do(j.ctx)
@@ -259,7 +260,7 @@ func (j *Journal) retry(what string, do func(context.Context) error) {
 	}
 }
 
-// abandonSync settles the synchronous deliveries that were open when this hub
+// abandonSync settles the synchronous deliveries that this hub left open when it
 // stopped: their callers are gone.
 func (j *Journal) abandonSync(ctx context.Context) error {
 	for _, d := range j.Deliveries(Filter{States: []parley.DeliveryState{parley.Waiting, parley.Delivering}}) {
@@ -299,7 +300,7 @@ func (j *Journal) close() error {
 	for _, p := range j.parts {
 		p.writer.close()
 	}
-	timer := time.AfterFunc(j.cfg.Timeout, j.cancel) // so long they may finish their queues
+	timer := time.AfterFunc(j.cfg.Timeout, j.cancel) // until then writers finish their queues
 	j.writers.Wait()
 	timer.Stop()
 	healthy := j.store.Healthy() == nil
@@ -323,8 +324,8 @@ func (j *Journal) close() error {
 	return j.store.Close()
 }
 
-// space refuses when the disk is nearly full: refusal for new messages; reserve, at
-// half the watermark, also for entries that settle earlier ones.
+// space refuses entries when the disk is nearly full: refusal is for new messages;
+// reserve, at half the watermark, also for entries that settle earlier ones.
 func (j *Journal) space() (refusal, reserve error) {
 	var free, total uint64
 	var err error
@@ -415,7 +416,7 @@ func (j *Journal) record(ctx context.Context, e *Entry) (Position, *Prior, error
 	return Position{Partition: p.index, Sequence: o.seq}, nil, nil
 }
 
-// route validates an entry as far as that needs no state, and finds its partition.
+// route validates the parts of an entry that need no state, and finds its partition.
 func (j *Journal) route(e *Entry) (*partition, error) {
 	m := e.Message
 	switch {
@@ -483,7 +484,7 @@ func (j *Journal) route(e *Entry) (*partition, error) {
 }
 
 // partitionOf finds the partition that holds a step's delivery. It looks in the
-// likely one first.
+// likely partition first.
 func (j *Journal) partitionOf(s *Step, likely *partition) *partition {
 	t := targetOf(s)
 	if likely != nil && likely.has(t) {
@@ -529,7 +530,7 @@ func (j *Journal) newRecord(e *Entry, p *partition) (*logRecord, error) {
 	return r, nil
 }
 
-// Seen looks up a replay key. The store is asked only if the key is probably known.
+// Seen looks up a replay key. It reads the store only if the key is probably known.
 func (j *Journal) Seen(scope, keyID string) (*Prior, bool) {
 	prior, err := j.parts[j.Partition(scope)].seen(j.ctx, keyHash(scope, keyID))
 	if err != nil {
@@ -613,7 +614,7 @@ func (j *Journal) notify(r *Record) {
 // Promise says in a sentence what "accepted" means for this journal.
 func (j *Journal) Promise() string { return j.store.Promise() }
 
-// Healthy is nil while the journal takes entries; else it says why it does not.
+// Healthy is nil while the journal takes entries; else the reason why it does not.
 func (j *Journal) Healthy() error {
 	if j.closing.Load() {
 		return fail(ErrClosed, "")
@@ -624,10 +625,10 @@ func (j *Journal) Healthy() error {
 	return storeError(j.ctx, j.store.Healthy())
 }
 
-// CatchUp returns when this hub's view holds everything that the store held at the
-// time of the call. A message may refer to a record that another hub has just made and
-// this one has not read yet. Returns at once if no other process writes to the
-// store.
+// CatchUp returns when this hub's view has every record that the store had at the
+// time of the call: a message may refer to a record that another hub has just made
+// and this hub has not read yet. It returns at once if no other process writes to
+// the store.
 func (j *Journal) CatchUp(ctx context.Context) error {
 	if j.store.Exclusive() {
 		return nil

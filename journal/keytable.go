@@ -19,7 +19,7 @@ import (
 // Keys are found by a fingerprint of 40 bits, so find may return the sequence of
 // another key: with 10 million keys, one look-up in 100,000 does. The caller
 // compares the key in the record. Each table has a random seed for fingerprints, so
-// that nobody can choose colliding keys.
+// that senders cannot choose colliding keys.
 //
 // The table has 256 shards, each a hash table with linear probing. They grow at
 // different moments. Expired keys are removed within a rotation. The table has no
@@ -29,11 +29,11 @@ import (
 type keyTable struct {
 	seed   maphash.Seed
 	shards [keyShards]keyShard
-	held   int    // keys, including those that expired within a rotation
+	held   int    // keys, including keys that expired within a rotation
 	last   uint64 // the last added sequence
 
 	next    int   // the next shard to be cleaned
-	cleaned int64 // unix nanoseconds: how far the rotation is
+	cleaned int64 // unix nanoseconds: progress of the rotation
 }
 
 const (
@@ -97,7 +97,7 @@ func (t *keyTable) find(key hash16, now int64) (found []keyedRecord) {
 }
 
 // add adds the key of a record until it expires. Keys are added in the order of the
-// log; one that is not after the last was added before.
+// log; a key whose record is not after the last one was added before.
 func (t *keyTable) add(key hash16, seq uint64, until int64) bool {
 	if seq <= t.last {
 		return false
@@ -121,7 +121,7 @@ func (t *keyTable) grow(n int) {
 }
 
 // reply notes the sequence of the first terminal reply to the request with this key
-// and sequence. It returns when the key expires, 0: it is not held.
+// and sequence. It returns the expiry of the key, 0: the table does not have it.
 func (t *keyTable) reply(key hash16, seq, at uint64) (until int64) {
 	s, print := t.fingerprint(key)
 	for k := range s.search(print) {
@@ -135,7 +135,7 @@ func (t *keyTable) reply(key hash16, seq, at uint64) (until int64) {
 	return 0
 }
 
-// oldest is the first record with a key that has not expired: the log must keep it.
+// oldest is the first record with an unexpired key: the log must keep that record.
 func (t *keyTable) oldest(now int64) (seq uint64, ok bool) {
 	at := seconds(now)
 	for i := range t.shards {
@@ -226,7 +226,7 @@ func (s *keyShard) resize(n int, now uint32) {
 // unix nanoseconds. MaxLongKeys bounds them.
 type allowance map[hash16][]int64
 
-// of is the number of a sender's keys that have not expired.
+// of counts the keys of a sender that have not expired.
 func (a allowance) of(sender hash16, now int64) int {
 	kept := slices.DeleteFunc(a[sender], func(until int64) bool { return until <= now })
 	a[sender] = kept

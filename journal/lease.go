@@ -15,39 +15,39 @@ import (
 // A Lease has one holder at a time. It is lost if it is not renewed in time and
 // another hub takes it; the journal then refuses entries fenced with it.
 //
-// Taking a lease appends a record to the partition, on condition that the lease's
-// last record is still the one that was read. The new record's sequence is the
+// Taking a lease appends a record to the partition, on condition that the lease has
+// no newer record than the one that was read. The new record's sequence is the
 // epoch. A fenced entry is recorded only while that record is the lease's last. The
 // expiry is in the state, under a key that contains the epoch, so that a former
 // holder can neither extend nor end the lease of its successor. Clocks decide when
-// a lease may be taken over; only the epoch decides who may write.
+// a lease may be taken over; only the epoch decides which hub may write.
 type Lease struct {
 	j     *Journal
 	part  *partition
 	name  string
-	tag   string // of the records that take it
+	tag   string // of the records that take the lease
 	ttl   time.Duration
 	epoch uint64
 	mu    sync.Mutex // one renewal at a time
 	until atomic.Int64
 	lost  atomic.Bool
 
-	lapsed atomic.Bool // it had expired before it was renewed, and watchers do not know yet
+	lapsed atomic.Bool // expired before it was renewed, and watchers do not know yet
 }
 
 // term is the expiry and the holder of a lease.
 type term struct {
 	Until  time.Time `json:"until"`
 	Node   string    `json:"node"`
-	Run    uint64    `json:"run,omitempty"` // with Number: the append that took it
+	Run    uint64    `json:"run,omitempty"` // with Number: the append that took the lease
 	Number uint64    `json:"number,omitempty"`
 }
 
 const leaseBucket = "parley-leases"
 
-// Lease takes the named lease for ttl. ErrExists: another holds it; the text says
-// who. The scope selects the partition: only entries of the same partition can be
-// fenced with the lease.
+// Lease takes the named lease for ttl. ErrExists: another hub holds it; the text
+// names the hub. The scope selects the partition: only entries of the same
+// partition can be fenced with the lease.
 func (j *Journal) Lease(ctx context.Context, scope, name string, ttl time.Duration) (*Lease, error) {
 	return j.lease(ctx, j.parts[j.Partition(scope)], name, ttl)
 }
@@ -64,8 +64,8 @@ func (j *Journal) lease(ctx context.Context, p *partition, name string, ttl time
 		if err != nil {
 			return nil, err
 		}
-		// A lease that this hub took before a restart blocks nobody. On an exclusive
-		// store the same holds for all leases of earlier processes.
+		// A lease that this hub took before a restart does not block it. On an
+		// exclusive store the same holds for all leases of earlier processes.
 		other := t.Node != j.cfg.Node && !j.store.Exclusive()
 		if t.Until.After(j.cfg.Now()) && (other || t.Run == j.runID) {
 			return nil, fail(ErrExists, "lease %q is held by %s until %s", name, t.Node, t.Until.Format(time.RFC3339))

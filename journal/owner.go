@@ -42,21 +42,21 @@ type owners struct {
 type ownership struct {
 	lease        *Lease        // nil: not owned
 	handOverDone chan struct{} // closed when the lease is released; nil while it is not being handed over
-	notified     bool          // what the watchers know
+	notified     bool          // owned, as far as the watchers know
 }
 
 func (o *ownership) valid() bool { return o.handOverDone == nil && o.lease.valid() }
 
-// heartbeat is what each hub keeps in the state while it is alive.
+// heartbeat is a value that each hub keeps in the state while it is alive.
 type heartbeat struct {
 	Run      uint64 `json:"run"`
 	Since    int64  `json:"since"`              // unix milliseconds: when the hub started
-	Leaving  bool   `json:"leaving,omitempty"`  // it takes no more partitions
+	Leaving  bool   `json:"leaving,omitempty"`  // the hub takes no more partitions
 	Released int    `json:"released,omitempty"` // partitions handed over so far
 }
 
-// parseHeartbeat decodes a heartbeat. A hub whose heartbeat has an unknown form is
-// alive.
+// parseHeartbeat decodes a heartbeat. A hub counts as alive even if the form of its
+// heartbeat is unknown.
 func parseHeartbeat(b []byte) (p heartbeat) {
 	_ = json.Unmarshal(b, &p)
 	return p
@@ -71,8 +71,8 @@ func (j *Journal) Owned(partition int) bool {
 	return j.Owner(partition) != nil
 }
 
-// Owner is the lease by which this hub owns the partition, to fence entries with.
-// nil: another hub owns it, or no other process writes to the store.
+// Owner is the lease by which this hub owns the partition, for Entry.Fence. nil:
+// another hub owns the partition, or no other process writes to the store.
 func (j *Journal) Owner(partition int) *Lease {
 	if j.store.Exclusive() || partition < 0 || partition >= j.meta.Partitions {
 		return nil
@@ -86,7 +86,7 @@ func (j *Journal) Owner(partition int) *Lease {
 }
 
 // LivesElsewhere reports whether another hub of this name is alive that started
-// before the given time: it may still be doing what it did then.
+// before the given time: its work from that time may still go on.
 func (j *Journal) LivesElsewhere(node string, at time.Time) bool {
 	if j.store.Exclusive() || node == j.cfg.Node {
 		return false
@@ -100,13 +100,14 @@ func (j *Journal) LivesElsewhere(node string, at time.Time) bool {
 // clockSkew is how far the clocks of hubs may differ.
 const clockSkew = time.Second
 
-// Node is the name of this hub among those that share the journal.
+// Node is the name of this hub among the hubs that share the journal.
 func (j *Journal) Node() string { return j.cfg.Node }
 
-// OnHandOver has drain called before a partition is handed over to another hub.
-// Watchers know already that it is not owned; the lease is held until drain
-// returns. drain must return when nothing of the partition is in flight, at the
-// latest when ctx ends. It is never called if no other process writes to the store.
+// OnHandOver registers drain, which is called before this hub hands a partition over
+// to another. Watchers have then been told that the partition is not owned; the hub
+// holds the lease until drain returns. drain must return when nothing of the
+// partition is in flight, at the latest when ctx ends. It is never called if no
+// other process writes to the store.
 func (j *Journal) OnHandOver(drain func(ctx context.Context, partition int)) (stop func()) {
 	o := &j.owners
 	o.mu.Lock()
@@ -179,8 +180,8 @@ func (j *Journal) ownLoop() {
 	}
 }
 
-// rebalance sends a heartbeat, renews leases, takes those of assigned partitions
-// and starts handing over the others.
+// rebalance sends a heartbeat, renews leases, takes the leases of assigned
+// partitions and starts handing over the others.
 func (j *Journal) rebalance(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, j.cfg.OwnerTTL/2)
 	defer cancel()
@@ -241,8 +242,8 @@ func (j *Journal) sendHeartbeat(ctx context.Context) error {
 	return err
 }
 
-// handOver releases a partition's lease when nothing of it is in flight here. Until
-// then rebalance goes on renewing the lease.
+// handOver releases a partition's lease when nothing of the partition is in flight
+// here. Until then rebalance goes on renewing the lease.
 func (j *Journal) handOver(partition int, lease *Lease) {
 	done := make(chan struct{})
 	j.owners.mu.Lock()
@@ -278,9 +279,9 @@ func (j *Journal) handOver(partition int, lease *Lease) {
 	})
 }
 
-// Leave hands over all partitions that this hub owns, before it stops. It returns
-// when that is done, or when ctx ends. Until the journal is closed the hub stays
-// alive for the others, and may record.
+// Leave hands over all partitions of this hub before it stops. It returns when that
+// is done, or when ctx ends. Until the journal is closed the hub counts as alive for
+// the others, and may record.
 func (j *Journal) Leave(ctx context.Context) error {
 	if j.store.Exclusive() {
 		return nil
@@ -327,7 +328,7 @@ func (j *Journal) notifyOwned() {
 		o.notified = valid
 		switch lapsed := valid && o.lease.lapsed.Swap(false); {
 		case lapsed && told:
-			// Nobody dispatched what was recorded in between: the watchers see the
+			// No hub dispatched the records made in between: the watchers see the
 			// partition lost and gained.
 			changes = append(changes, change{i, false}, change{i, true})
 		case valid != told:
@@ -342,9 +343,9 @@ func (j *Journal) notifyOwned() {
 	}
 }
 
-// preferred is the hub that a partition is assigned to: of those that stay, the one
-// whose hash with the partition is the greatest. So few partitions move when a hub
-// comes or goes.
+// preferred is the hub that a partition is assigned to: of the hubs that stay, the
+// one whose hash with the partition is the greatest. So few partitions move when a
+// hub comes or goes.
 func preferred(partition int, nodes map[string]heartbeat) (best string) {
 	var most uint64
 	for n, p := range nodes {

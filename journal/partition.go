@@ -28,15 +28,15 @@ type partition struct {
 
 	mu              sync.RWMutex
 	applied         uint64        // sequence of the last record fed
-	advanced        chan struct{} // closed when applied grows; nil: nobody waits
+	advanced        chan struct{} // closed when applied grows; nil: no goroutine waits
 	keys            *keyTable
 	longKeys        allowance
 	open            map[target]*delivery
 	dead            int
 	heads           map[string]uint64 // sequence of the last record of some tags
-	headsCleared    uint64            // how often heads was
+	headsCleared    uint64            // how often heads was cleared
 	expected        map[opID]*op      // being appended; the store has not answered
-	outcomes        map[opID]uint64   // sequences of those that were read from the log meanwhile
+	outcomes        map[opID]uint64   // sequences of expected ops that were read from the log meanwhile
 	sinceCheckpoint int               // records since the last checkpoint
 	facts           []keyFact         // not in a checkpoint yet, by sequence
 	replays         uint64
@@ -147,7 +147,7 @@ func (p *partition) apply(seq uint64, tag string, r *logRecord) (fresh bool) {
 	return true
 }
 
-// advance moves on to seq, which need not be a record's.
+// advance moves the position to seq, which need not have a record.
 func (p *partition) advance(seq uint64) {
 	if seq > p.applied {
 		p.applied = seq
@@ -167,8 +167,8 @@ func (p *partition) setHead(tag string, seq uint64) {
 }
 
 // head returns the sequence of the last record with a tag, at the view's position
-// or later; 0: there is none. It asks the store if it does not know, or if ask is
-// set.
+// or later; 0: there is none. It asks the store if the tag is not in heads, or if
+// ask is set.
 func (p *partition) head(ctx context.Context, tag string, ask bool) (uint64, error) {
 	for {
 		p.mu.RLock()
@@ -211,9 +211,9 @@ func (p *partition) op(r *logRecord, e *Entry) (*op, error) {
 	return o, nil
 }
 
-// admit checks an op against the view, immediately before it is appended, and
-// returns the record that has its key already. The view may be older than the log:
-// then the append fails, because it expects the view's position.
+// admit checks an op against the view, immediately before the append, and returns
+// the record that has its key already. The view may be older than the log: then the
+// append fails, because it expects the view's position.
 func (p *partition) admit(o *op, g *pending) (*Prior, error) {
 	if o.tag != "" {
 		switch head, err := p.head(p.j.ctx, o.tag, false); {
@@ -303,8 +303,8 @@ func (p *partition) copyDelivery(t target) *pendingDelivery {
 	return &pendingDelivery{delivery: *d}
 }
 
-// expect notes ops that are being appended, so that they are recognised when they
-// are read from the log before the store has answered.
+// expect notes ops that are being appended, so that the partition recognises them
+// if it reads them from the log before the store answers.
 func (p *partition) expect(ops []*op) {
 	if p.j.store.Exclusive() {
 		return
@@ -318,16 +318,15 @@ func (p *partition) expect(ops []*op) {
 	}
 }
 
-// outcome returns the sequence under which the log has an expected op; 0: it has
-// none.
+// outcome returns the sequence of an expected op in the log; 0: the op is not there.
 func (p *partition) outcome(o *op) uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	return p.outcomes[o.id]
 }
 
-// parse opens and decodes a record; the result is nil for a lease. With keep it
-// shares no memory with x.
+// parse opens and decodes a record; the result is nil for a lease. With keep the
+// result shares no memory with x.
 func (p *partition) parse(x store.Record, keep bool) (*logRecord, error) {
 	at := Position{Partition: p.index, Sequence: x.Sequence}
 	data, err := p.j.sealer.open(recordAAD(p.index, x.Sequence), x.Data)
@@ -405,7 +404,7 @@ func (p *partition) catchUp(ctx context.Context) error {
 	return err
 }
 
-// follow feeds what other hubs append, until the journal is closed.
+// follow feeds the records of other hubs, until the journal is closed.
 func (p *partition) follow() {
 	p.j.retry("a partition of the journal", func(ctx context.Context) error {
 		var bad error

@@ -28,7 +28,7 @@ type backupReader struct {
 	tally
 	r      *bufio.Reader
 	sum    hash.Hash
-	sealed bool // encrypted, and read without the key: only the form is checked
+	sealed bool // encrypted, and the key is missing: only the form is checked
 	aead   cipher.AEAD
 	aad    []byte
 	n      uint64 // frames
@@ -115,8 +115,8 @@ func (x *backupReader) frame() (kind byte, items int, payload []byte, err error)
 	return kind, items, payload, err
 }
 
-// each passes all items to fn, verified, and returns the summary if everything
-// agrees with it.
+// each verifies all items and passes them to fn, and returns the summary if the
+// items agree with it.
 func (x *backupReader) each(fn func(*backupItem) error) (*BackupSummary, error) {
 	want := BackupSummary{Header: x.s.Header}
 	for last := false; !last; {
@@ -214,8 +214,8 @@ func (x *backupReader) item(kind byte, c *coder) (it *backupItem, err error) {
 	return it, err
 }
 
-// compare compares what was read with the summary. A partition may end after its
-// last record.
+// compare compares the items with the summary. A partition may end after its last
+// record.
 func (x *backupReader) compare(want *BackupSummary) error {
 	got := &x.s
 	if len(want.Partitions) != len(got.Partitions) || got.Values != want.Values ||
@@ -315,7 +315,7 @@ func Restore(ctx context.Context, r io.Reader, c RestoreConfig) (s *BackupSummar
 
 const (
 	putsAtOnce = 128  // values written at the same time
-	maxWaiting = 4096 // values that wait for it
+	maxWaiting = 4096 // values that wait to be written
 )
 
 // restorer writes the items of a backup into a store.
@@ -325,7 +325,7 @@ type restorer struct {
 	c      *RestoreConfig
 	sealer *sealer
 	now    time.Time
-	most   int // bytes of a record
+	most   int // bytes of the largest record that the store takes
 
 	part  int
 	after uint64 // the record that the batch follows
@@ -412,8 +412,8 @@ func (w *restorer) flush() error {
 	return err
 }
 
-// readBack compares the store with what was written. The next record of a partition
-// will follow the partition's last sequence in the backup.
+// readBack compares the store with the backup. The next record of a partition will
+// follow the partition's last sequence in the backup.
 func (w *restorer) readBack(s *BackupSummary) error {
 	back := newTally(s.Header, nil)
 	for p, part := range s.Partitions {

@@ -19,8 +19,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Records and values have a trailer in the store, which detects damage that the
-// store does not detect itself:
+// In the store, records and values have a trailer. It detects damage that the store
+// does not detect itself:
 //
 //	data  CRC-32C of AAD and data (4 bytes, little-endian)  1
 //	ciphertext and tag  nonce (24)  2
@@ -38,7 +38,8 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sealer encrypts what goes into the store. Without a key it only adds checksums.
+// sealer encrypts records and values for the store. Without a key it only adds
+// checksums.
 type sealer struct {
 	aead cipher.AEAD // nil: not encrypted
 }
@@ -55,7 +56,7 @@ func valueAAD(bucket, key string) []byte {
 	return append(append(b, bucket...), key...)
 }
 
-// payload is what will be sealed, compressed if that helps.
+// payload is data to be sealed, compressed if that helps.
 type payload struct {
 	data []byte
 	kind byte // 0, or trailerPacked
@@ -146,7 +147,7 @@ func deriveKey(key []byte, salt, use string) []byte {
 	return h.Sum(nil)
 }
 
-// checkKey compares a key with the one that something was made with.
+// checkKey compares a key with the one of an existing journal or backup.
 func checkKey(what string, key []byte, salt, check, use string) error {
 	switch {
 	case len(key) == 0:

@@ -35,9 +35,9 @@ type State interface {
 	// last change. A value that changes meanwhile may come again.
 	Range(ctx context.Context, prefix string) iter.Seq2[Value, error]
 	// Watch calls fn for every present value, returns, and calls fn for every later
-	// change: one call at a time, and in order for each key. If fn is slow only the
-	// last change of a key remains. Expiry is not reported: compare Until. ctx is
-	// for the first values only.
+	// change: one call at a time, and in order for each key. A slow fn gets only the
+	// last change of a key. Expiry is not reported: compare Until. ctx is for the
+	// first values only.
 	Watch(ctx context.Context, prefix string, fn func(Value)) (stop func(), err error)
 }
 
@@ -93,7 +93,7 @@ func (m *stateFeed) start(ctx context.Context) error {
 			select {
 			case <-ready:
 				// No revision is known before the first change. Following from the
-				// beginning misses nothing; watchers skip what they have read.
+				// beginning misses nothing; watchers skip values they have read.
 				after = max(after, 1)
 			default:
 			}
@@ -129,10 +129,10 @@ func (m *stateFeed) feed(bucket string, x store.Value) {
 	}
 }
 
-// waitFor waits until a change made by this hub has been passed on, so that its
-// caller can read it back.
+// waitFor waits until the feed has passed on a change of this hub, so that the
+// change's caller can read it back.
 func (m *stateFeed) waitFor(ctx context.Context, seq uint64) {
-	within, cancel := context.WithTimeout(ctx, m.j.cfg.Timeout) // it is recorded: not longer than this
+	within, cancel := context.WithTimeout(ctx, m.j.cfg.Timeout) // the change is recorded in any case
 	defer cancel()
 	for {
 		m.mu.Lock()
@@ -177,7 +177,7 @@ func (s *stateBucket) check(key string, data []byte) error {
 	return nil
 }
 
-// read reads a key, also past its until; revision 0: there is nothing.
+// read reads a key, also past its until; revision 0: there is no value.
 func (s *stateBucket) read(ctx context.Context, key string) (Value, error) {
 	if s.j.closing.Load() {
 		return Value{}, fail(ErrClosed, "")
@@ -220,7 +220,7 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	if v.Deleted {
 		rev, err = j.store.Delete(ctx, s.name, v.Key, expect)
 	} else {
-		// Clipped: the trailer must not overwrite what follows the caller's data.
+		// Clipped: the trailer must not overwrite the bytes behind the caller's data.
 		data := j.sealer.seal(valueAAD(s.name, v.Key), compress(slices.Clip(v.Data)))
 		rev, err = j.store.Put(ctx, s.name, store.Value{Key: v.Key, Data: data, Until: v.Until.Round(0).UTC()}, expect)
 	}
@@ -234,8 +234,8 @@ func (s *stateBucket) write(ctx context.Context, v Value, expect *uint64) (rev u
 	return rev, nil
 }
 
-// change sets or removes a value if check accepts the present one. It checks again
-// if another change came first.
+// change sets or removes a value if check accepts the present one. If another change
+// comes first, it checks again.
 func (s *stateBucket) change(ctx context.Context, v Value, check func(old Value, present bool) error) (uint64, error) {
 	if err := s.check(v.Key, v.Data); err != nil {
 		return 0, err

@@ -6,14 +6,14 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// Choice says what a sweep does with a record.
+// Choice selects what a sweep does with a record.
 type Choice int
 
 const (
-	Pass  Choice = iota // leave it
+	Pass  Choice = iota // leave the record
 	Take                // erase its content
 	Later               // leave it, and list it in Swept.Later
-	Stop                // leave it and end the sweep
+	Stop                // leave it, and end the sweep
 )
 
 // A Sweep reads the records of one partition and erases the content of those that
@@ -22,16 +22,16 @@ type Sweep struct {
 	Partition int
 	Number    uint64 // of the erasure
 	From, To  uint64 // first and last sequence; To 0: the last one now
-	Limit     int    // how many records are read at most; 0: all
+	Limit     int    // largest number of records to read; 0: all
 	Dry       bool   // count only, erase nothing
 
 	Choose func(*Record) Choice
-	// Before is called with records that are about to lose their content, several
-	// at a time. An error ends the sweep before they do.
+	// Before is called with records whose content is about to be erased, several at
+	// a time. An error ends the sweep before that.
 	Before func(ctx context.Context, records []*Record) error
-	// Done is called with the messages that have lost their content, to remove it
-	// from the index. They include those that an interrupted sweep with the same
-	// number erased.
+	// Done is called with the messages whose content was erased, to erase it from the
+	// index, too. They include messages from an interrupted sweep with the same
+	// number.
 	Done func(ctx context.Context, ids []parley.ID) error
 }
 
@@ -39,12 +39,12 @@ type Sweep struct {
 type Swept struct {
 	Next   uint64     // sequence at which the next sweep continues
 	Looked int        // records read
-	Erased int        // messages that lost their content, or with Dry would have
+	Erased int        // messages whose content was erased, or with Dry would be
 	Later  []Position // records for which Choose returned Later
 }
 
-// Sweep erases the content of the records that s selects. After an error, what was
-// erased stays erased; the sweep may be repeated.
+// Sweep erases the content of the records that s selects. An error does not undo
+// erasures; the sweep may be repeated.
 func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 	out.Next = max(s.From, 1)
 	if s.To == 0 && s.Partition < len(j.parts) {

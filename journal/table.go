@@ -27,10 +27,11 @@ import (
 //	})
 //
 // A table caches a bounded number of rows. After [Table.Follow] it has all rows in
-// memory instead, and learns of every change by any hub; [Table.Watch] only tells.
+// memory instead, and applies every change by any hub; [Table.Watch] only reports
+// changes.
 //
-// A Table is safe for concurrent use. Values are shared: whoever changes one
-// replaces what it refers to (maps, slices, pointers) and does not write into it.
+// A Table is safe for concurrent use. Values are shared: to change a value, replace
+// its maps, slices and pointers, and do not write into them.
 type Table[T any] struct {
 	state State
 	now   func() time.Time
@@ -44,8 +45,8 @@ type Table[T any] struct {
 	mu      sync.RWMutex
 	all     bool // every row is in rows
 	rows    map[string]Row[T]
-	deleted map[string]uint64 // rows deleted here, by the revision they had, until the state tells of it
-	sweepAt int               // rows at which those past their time are looked for
+	deleted map[string]uint64 // last revision of rows deleted here, until the state reports the deletion
+	sweepAt int               // number of rows at which expired rows are dropped
 }
 
 // A Row is a value of a [Table].
@@ -53,11 +54,11 @@ type Row[T any] struct {
 	Key      string
 	Value    T
 	Revision uint64    // 0: there is no such row
-	Until    time.Time // it is gone from then on; zero: never
+	Until    time.Time // expiry; zero: never
 }
 
-// NewTable gives the table on a bucket of the journal's state. It caches that many
-// rows, unless it is followed.
+// NewTable makes a table on a bucket of the journal's state. cached bounds the rows
+// in memory, unless the table is followed.
 func NewTable[T any](j *Journal, bucket string, cached int) *Table[T] {
 	return &Table[T]{state: j.State(bucket), now: j.cfg.Now, max: cached, rows: map[string]Row[T]{},
 		warn: func(key string, err error) {
@@ -66,11 +67,11 @@ func NewTable[T any](j *Journal, bucket string, cached int) *Table[T] {
 		}}
 }
 
-// Follow reads all rows into memory, and keeps them as any hub changes them. For
-// each it calls changed with the row as it was and as it is, of which one may have
-// Revision 0: one call at a time, before a method that wrote the row here returns.
-// changed may read the table but not write it. The ends of rows are not told: they
-// are found missing. ctx is for the first rows only. changed may be nil.
+// Follow reads all rows into memory, and applies every change by any hub. For each
+// row and change it calls changed with the row before and after, of which one may
+// have Revision 0: one call at a time, before a method that wrote the row here
+// returns. changed may be nil; it may read the table but not write it. Expiry is not
+// reported: an expired row is missing. ctx is for the first rows only.
 func (t *Table[T]) Follow(ctx context.Context, changed func(before, after Row[T])) (stop func(), err error) {
 	t.mu.Lock()
 	t.all, t.changed, t.rows, t.deleted, t.sweepAt = true, changed, map[string]Row[T]{}, map[string]uint64{}, 64
@@ -78,21 +79,21 @@ func (t *Table[T]) Follow(ctx context.Context, changed func(before, after Row[T]
 	return t.watch(ctx, "", t.take)
 }
 
-// Omit has Follow, which comes after it, hold no row whose value omit reports:
-// changed is told of it, and [Table.Get] reads it. For values that are needed only
-// seldom, and of which there may be any number.
+// Omit makes a later Follow hold no row for which omit returns true: changed is
+// called for the row, and [Table.Get] reads it. This is for values that are needed
+// seldom and may be many.
 func (t *Table[T]) Omit(omit func(value T) bool) { t.omit = omit }
 
-// Watch calls fn for every row there is whose key begins with prefix, returns, and
-// calls fn for every change by any hub from then on, one call at a time; a deleted
-// row has Revision 0. The table does not keep the rows: that is for values that are
-// large, or of use once. See [State.Watch] for the order of calls, and for ctx.
+// Watch calls fn for every present row whose key begins with prefix, returns, and
+// calls fn for every later change by any hub, one call at a time; a deleted row has
+// Revision 0. The table does not keep the rows, so they may be large. See
+// [State.Watch] for the order of calls, and for ctx.
 func (t *Table[T]) Watch(ctx context.Context, prefix string, fn func(row Row[T])) (stop func(), err error) {
 	return t.watch(ctx, prefix, func(row Row[T], _ uint64) { fn(row) })
 }
 
-// watch gives each row with the revision of the state at which it is so, which a
-// deleted row has too.
+// watch passes each row to fn with the revision of the change; a deletion has one,
+// too.
 func (t *Table[T]) watch(ctx context.Context, prefix string, fn func(row Row[T], revision uint64)) (stop func(),
 	err error) {
 	return t.state.Watch(ctx, prefix, func(v Value) {
@@ -118,7 +119,7 @@ func (t *Table[T]) decode(v Value) (Row[T], error) {
 	return row, nil
 }
 
-// take notes a row as it is at some revision of the state.
+// take applies a change from the state: the row, and the revision of the change.
 func (t *Table[T]) take(row Row[T], revision uint64) {
 	t.turn.Lock()
 	defer t.turn.Unlock()
@@ -126,7 +127,7 @@ func (t *Table[T]) take(row Row[T], revision uint64) {
 	before := t.rows[row.Key]
 	switch {
 	case revision < before.Revision, revision == before.Revision && row.Revision != 0,
-		row.Revision != 0 && revision <= t.deleted[row.Key]: // it is known, or an echo of an earlier row
+		row.Revision != 0 && revision <= t.deleted[row.Key]: // known, or older than the known row
 		t.mu.Unlock()
 		return
 	case row.Revision == 0, t.omit != nil && t.omit(row.Value):
@@ -144,8 +145,7 @@ func (t *Table[T]) take(row Row[T], revision uint64) {
 	}
 }
 
-// makeRoom drops rows past their time, and of a cache any when it is full. The
-// caller holds t.mu.
+// makeRoom drops expired rows, and from a full cache any row. The caller holds t.mu.
 func (t *Table[T]) makeRoom() {
 	if t.all {
 		if len(t.rows) < t.sweepAt {
@@ -183,7 +183,7 @@ func (t *Table[T]) note(row Row[T]) {
 	}
 }
 
-// Get reads a row from the state; Revision is 0 where there is none.
+// Get reads a row from the state; Revision 0: there is none.
 func (t *Table[T]) Get(ctx context.Context, key string) (Row[T], error) {
 	v, err := t.state.Get(ctx, key)
 	if errors.Is(err, ErrNotFound) {
@@ -200,7 +200,8 @@ func (t *Table[T]) Get(ctx context.Context, key string) (Row[T], error) {
 	return row, err
 }
 
-// drop takes a row out of the cache. A followed table hears of it from the state.
+// drop removes a row from the cache. A followed table learns of the removal from the
+// state.
 func (t *Table[T]) drop(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,9 +210,8 @@ func (t *Table[T]) drop(key string) {
 	}
 }
 
-// Known gives a row from memory: of a followed table as the last change told has
-// it, else as it was last read or written here, if it is cached. Revision is 0
-// where it is not known.
+// Known returns a row from memory: of a followed table the row after the last
+// reported change, else the cached row. Revision 0: the row is not in memory.
 func (t *Table[T]) Known(key string) Row[T] {
 	t.mu.RLock()
 	row := t.rows[key]
@@ -223,7 +223,7 @@ func (t *Table[T]) Known(key string) Row[T] {
 	return row
 }
 
-// Last is Known, or else Get: a row that another hub may have changed since.
+// Last is Known, or else Get. Another hub may have changed the row since.
 func (t *Table[T]) Last(ctx context.Context, key string) (Row[T], error) {
 	if row := t.Known(key); row.Revision != 0 {
 		return row, nil
@@ -231,7 +231,7 @@ func (t *Table[T]) Last(ctx context.Context, key string) (Row[T], error) {
 	return t.Get(ctx, key)
 }
 
-// All gives the rows in memory, which of a followed table are all, in no order.
+// All returns the rows in memory, in no order. A followed table has all rows there.
 func (t *Table[T]) All() []Row[T] {
 	now := t.now()
 	t.mu.RLock()
@@ -239,16 +239,16 @@ func (t *Table[T]) All() []Row[T] {
 	return slices.DeleteFunc(slices.Collect(maps.Values(t.rows)), func(r Row[T]) bool { return r.gone(now) })
 }
 
-// Len counts the rows in memory; some may be past their time.
+// Len counts the rows in memory; some may have expired.
 func (t *Table[T]) Len() int {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return len(t.rows)
 }
 
-// Range reads all rows whose key begins with prefix from the state, those changed
-// last at the end. A value that cannot be decoded comes with its key and an error;
-// the next one follows.
+// Range reads all rows whose key begins with prefix from the state, in the order of
+// their last change. A value that cannot be decoded comes with its key and an error;
+// the next row follows.
 func (t *Table[T]) Range(ctx context.Context, prefix string) iter.Seq2[Row[T], error] {
 	return func(yield func(Row[T], error) bool) {
 		for v, err := range t.state.Range(ctx, prefix) {
@@ -263,13 +263,14 @@ func (t *Table[T]) Range(ctx context.Context, prefix string) iter.Seq2[Row[T], e
 	}
 }
 
-// List reads the rows that [Table.Range] gives, so that they can be changed then.
+// List reads the rows of [Table.Range] at once, so that the caller can change them.
 // Rows that cannot be decoded are logged and skipped.
 func (t *Table[T]) List(ctx context.Context, prefix string) (rows []Row[T], err error) {
 	return t.collect(ctx, prefix, func(*Row[T]) bool { return true })
 }
 
-// collect is [Table.List] for the rows that accept, which may change them, accepts.
+// collect is [Table.List] for the rows for which accept returns true. accept may
+// change its row.
 func (t *Table[T]) collect(ctx context.Context, prefix string, accept func(*Row[T]) bool) (rows []Row[T], err error) {
 	for row, err := range t.Range(ctx, prefix) {
 		switch {
@@ -293,9 +294,9 @@ func (t *Table[T]) Put(ctx context.Context, key string, value T, until time.Time
 	})
 }
 
-// Replace writes a row if it is still the one of that revision, or if there is
-// none and the revision is 0. Else it fails with [ErrConflict]. It gives the row
-// with its new revision.
+// Replace writes a row if the row in the state still has that revision, or if there
+// is none and the revision is 0. Else it fails with [ErrConflict]. It returns the
+// row with its new revision.
 func (t *Table[T]) Replace(ctx context.Context, row Row[T]) (Row[T], error) {
 	return t.write(row, func(data []byte) (uint64, error) {
 		if row.Revision != 0 {
@@ -335,9 +336,9 @@ func encodeRow(value any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// Change writes what step makes of a row, if step says so; step sees Revision 0
-// where there is none, and is called again where another was sooner. It gives the
-// row as step left it.
+// Change calls step with a row (Revision 0: there is none) and writes the row that
+// step leaves, if step returns true. If another change comes first, it calls step
+// again. It returns the row as step left it.
 func (t *Table[T]) Change(ctx context.Context, key string,
 	step func(row *Row[T]) (write bool, err error)) (Row[T], error) {
 	row, err := t.Last(ctx, key)
@@ -358,8 +359,8 @@ func (t *Table[T]) Change(ctx context.Context, key string,
 	return row, err
 }
 
-// Delete removes a row, if its revision is the one given or that is 0, else it
-// fails with [ErrConflict]. A row that is not there is no error.
+// Delete removes a row if its revision is the given one or 0 is given; else it fails
+// with [ErrConflict]. An absent row is no error.
 func (t *Table[T]) Delete(ctx context.Context, key string, revision uint64) error {
 	if err := t.state.Delete(ctx, key, revision); err != nil {
 		if errors.Is(err, ErrConflict) {
@@ -383,26 +384,26 @@ func (t *Table[T]) Delete(ctx context.Context, key string, revision uint64) erro
 	return nil
 }
 
-// A Fate says what becomes of a row.
+// A Fate is the decision of [Table.Sweep] about a row.
 type Fate int
 
-// The fates of a row in [Table.Sweep].
+// The fates of a row.
 const (
-	Keep   Fate = iota // it stays as it is
-	Write              // it stays, as the judge has changed it
-	Remove             // it goes
+	Keep   Fate = iota // leave the row
+	Write              // write it as judge has changed it
+	Remove             // delete it
 )
 
-// sweeps bounds how often Sweep tries again where others change rows meanwhile.
+// sweeps bounds the tries of a Sweep while other callers change rows.
 const sweeps = 8
 
-// Sweep has judge decide about each row whose key begins with prefix, as erasing
-// what an agent said needs it. It counts the rows that were written or removed. A
-// row that another changed meanwhile is judged again; where that does not end,
-// Sweep fails with [ErrConflict].
+// Sweep has judge decide about each row whose key begins with prefix, for example to
+// erase the content of an agent's messages. It counts the rows that it wrote or
+// removed. A row that another caller changed meanwhile is judged again; if that does
+// not end, Sweep fails with [ErrConflict].
 func (t *Table[T]) Sweep(ctx context.Context, prefix string, judge func(row *Row[T]) Fate) (n int, err error) {
 	for range sweeps {
-		var fates []Fate // of the rows that do not stay as they are
+		var fates []Fate // of rows to be written or removed
 		rows, err := t.collect(ctx, prefix, func(row *Row[T]) bool {
 			key, revision := row.Key, row.Revision
 			fate := judge(row)
@@ -415,7 +416,7 @@ func (t *Table[T]) Sweep(ctx context.Context, prefix string, judge func(row *Row
 			return n, err
 		}
 		conflict := false
-		for i, row := range rows { // none may be written while they are read
+		for i, row := range rows { // rows must not be written while they are read
 			if fates[i] == Remove {
 				err = t.Delete(ctx, row.Key, row.Revision)
 			} else {
@@ -438,7 +439,7 @@ func (t *Table[T]) Sweep(ctx context.Context, prefix string, judge func(row *Row
 }
 
 // Uncache drops cached rows, after some were erased. A followed table keeps its
-// rows: they are the state's.
+// rows: the state updates them.
 func (t *Table[T]) Uncache() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,11 +11,11 @@ import (
 // trimLimit bounds the records that one Trim reads.
 const trimLimit = 1 << 20
 
-// Trim removes the oldest records of a partition, to free their disk space: those
+// Trim removes the oldest records of a partition, to free their disk space: records
 // from before a time that have no content any more. It ends at the first record
-// that is still needed: one with an open delivery, a dead letter or a replay key
-// that has not expired, or the last one of a chain or lease. It returns the number
-// of records removed.
+// that is still needed: one with an open delivery, a dead letter or an unexpired
+// replay key, or the last one of a chain or lease. It returns the number of removed
+// records.
 func (j *Journal) Trim(ctx context.Context, partition int, before time.Time) (removed uint64, err error) {
 	if partition < 0 || partition >= len(j.parts) {
 		return 0, fail(ErrNotFound, "partition %d of %d", partition, len(j.parts))
@@ -63,7 +63,7 @@ func (p *partition) trimEnd(ctx context.Context, from, to uint64, before time.Ti
 		return from, nil
 	}
 	end = from
-	tagged := map[string]uint64{} // the last one of a tag stays; asked after the reading
+	tagged := map[string]uint64{} // the last record of a tag stays; looked up after the reading
 	looked := 0
 	err = p.read(ctx, from, to-1, false, func(x store.Record, r *logRecord) bool {
 		if looked++; looked > trimLimit || r != nil &&

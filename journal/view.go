@@ -25,9 +25,8 @@ import (
 // parts and makes them valid. A checkpoint only saves time: without a readable one
 // the whole log is read.
 //
-// A checkpoint is written when the log has grown by a quarter of what it holds. So
-// its cost per record is small and constant, and a start after a crash reads
-// little.
+// A checkpoint is due after as many records as a quarter of the open deliveries. So
+// its cost per record is small and constant, and a start after a crash reads little.
 const (
 	viewBucket  = "parley-view"
 	viewVersion = 4
@@ -36,8 +35,8 @@ const (
 	viewDelivery = 1 // tag of an open delivery
 )
 
-// viewNote lists a checkpoint's parts. Each hub gives the parts it writes a name of
-// its own.
+// viewNote lists a checkpoint's parts. Each hub has its own names for the parts that
+// it writes.
 type viewNote struct {
 	Version  int    `json:"version"`
 	Sequence uint64 `json:"sequence"`
@@ -149,7 +148,7 @@ func (j *Journal) checkpoints() {
 }
 
 // checkpoint writes a checkpoint of a partition if it has at least since new
-// records. If that fails the next start only takes longer.
+// records. If that fails, the next start only takes longer.
 func (j *Journal) checkpoint(ctx context.Context, p *partition, since int) {
 	p.mu.RLock()
 	due, facts := p.sinceCheckpoint >= since, len(p.facts)
@@ -236,7 +235,7 @@ func (p *partition) writeKeys(ctx context.Context, facts []keyFact) error {
 	return nil
 }
 
-// maxFacts bounds the facts of a hub that writes no checkpoints, because another
+// maxFacts bounds the facts of a hub that writes no checkpoints, because another hub
 // owns the partition.
 const maxFacts = 1 << 14
 

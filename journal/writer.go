@@ -17,7 +17,7 @@ import (
 // the caller gets the result.
 type op struct {
 	rec  *logRecord // nil: a lease
-	data payload    // as encoded
+	data payload    // encoded
 	tag  string
 	id   opID
 	size int
@@ -36,7 +36,7 @@ type op struct {
 	err   error
 	tries int // after conflicts with other nodes
 
-	checked bool // again after catching up, because it seemed to conflict
+	checked bool // a second time, after catching up, because it seemed to conflict
 }
 
 // opID identifies an append, so that one of unknown outcome can be recognised in
@@ -46,7 +46,7 @@ type opID struct{ run, number uint64 }
 const (
 	opQueued = iota
 	opTaken
-	opAbandoned // its caller gave up before it was taken
+	opAbandoned // the caller gave up before the writer took the op
 )
 
 func (o *op) finish(err error) {
@@ -54,10 +54,10 @@ func (o *op) finish(err error) {
 	close(o.done)
 }
 
-// pending is the effect of ops that were checked and are not in the view yet: those
-// in flight, and those of the next group. An op that depends on one of them waits
-// until the outcome is known. So the next group stays valid whatever happens to the
-// one in flight.
+// pending is the effect of ops that were checked and are not in the view yet: ops in
+// flight, and ops of the next group. An op that depends on one of them waits until
+// the outcome is known. So the next group stays valid even if the group in flight
+// fails.
 type pending struct {
 	opens   int
 	keys    map[hash16]bool
@@ -185,7 +185,7 @@ type writer struct {
 	mu         sync.Mutex
 	queue      []*op
 	bytes      int
-	taken      int         // how many ops wait in waiting
+	taken      int         // number of ops in waiting
 	lateQueued int         // late ops in queue
 	lateTimer  *time.Timer // ends the wait of late ops
 	lateDue    bool        // lateTimer has fired
@@ -194,13 +194,13 @@ type writer struct {
 	wake       chan struct{}
 
 	// Used by run only:
-	waiting    []*op // taken from the queue, and not in a group
+	waiting    []*op // taken from the queue, and in no group
 	pending    pending
 	next       *group
 	inFlight   *group // nil: the store has none
 	spareGroup *group
-	toStore    chan *group // to the store
-	fromStore  chan *group // and back
+	toStore    chan *group
+	fromStore  chan *group // from the store, with the result
 
 	appended atomic.Uint64
 	groups   atomic.Uint64
@@ -219,7 +219,7 @@ func newWriter(j *Journal, p *partition) *writer {
 
 // pipelineFrom is how many ops must wait before the writer prepares a group while
 // another is in flight. A smaller group does not deserve a sync of its own: it
-// waits for the callers of the one in flight.
+// waits to be joined by ops from the callers of the group in flight.
 const pipelineFrom = 64
 
 // Bounds of a group, and of the bytes that wait in a queue.
@@ -276,7 +276,7 @@ func (w *writer) submit(ctx context.Context, o *op) error {
 	}
 }
 
-// flushLate has late ops recorded although no others came.
+// flushLate has late ops recorded although no other op arrived.
 func (w *writer) flushLate() {
 	w.mu.Lock()
 	w.lateDue = true
@@ -324,9 +324,9 @@ func (w *writer) run() {
 	}
 }
 
-// yield lets the callers of the last group run. Those that append again at once are
-// then in the next group and share its sync. Many callers form two groups that take
-// turns.
+// yield lets the callers of the last group run. If they append again at once, their
+// ops are in the next group and share its sync. Many callers form two groups that
+// take turns.
 func (w *writer) yield() {
 	for before := -1; ; {
 		w.mu.Lock()
@@ -383,7 +383,7 @@ func (w *writer) prepare() (closed bool) {
 			continue
 		}
 		if err := refusal; err != nil {
-			if o.rec == nil || len(o.rec.Steps) > 0 { // it may use half of the space that is kept free
+			if o.rec == nil || len(o.rec.Steps) > 0 { // the op may use half of the space that is kept free
 				err = reserveRefusal
 			}
 			if err != nil {
@@ -409,7 +409,7 @@ func (w *writer) prepare() (closed bool) {
 	return closed
 }
 
-// admit checks an op. If it conflicts it is checked once more after catching up:
+// admit checks an op. An op that conflicts is checked once more after catching up:
 // another hub may have made it possible a moment ago.
 func (w *writer) admit(o *op) (*Prior, error) {
 	prior, err := w.p.admit(o, &w.pending)
@@ -479,7 +479,7 @@ func (w *writer) append(g *group) {
 }
 
 // complete handles a group that the store has answered, and sends the next one.
-// While the store has that, the callers of the completed one run.
+// While the store has the next group, the callers of the completed group run.
 func (w *writer) complete(g *group) {
 	ops := g.ops
 	g.ops, w.spareGroup = nil, g
@@ -496,7 +496,7 @@ func (w *writer) complete(g *group) {
 	w.inFlight = nil
 	w.setBusy(false)
 	w.j.gate.RUnlock()
-	if g.err != nil || w.next.after != w.p.position() { // it would follow another record
+	if g.err != nil || w.next.after != w.p.position() { // the next group would follow another record
 		w.requeueNext()
 	}
 	switch {
@@ -533,8 +533,8 @@ func (w *writer) finish(ops []*op, err error) {
 // between them grows by a millisecond: 3 seconds in all.
 const maxTries = 80
 
-// resolveConflict reads what other hubs have appended. It finishes ops of unknown
-// outcome that were recorded; the others are checked and tried again.
+// resolveConflict reads the records of other hubs. It finishes ops of unknown outcome
+// that were recorded; the others are checked and tried again.
 func (w *writer) resolveConflict(ops []*op, unknown bool) {
 	ctx, cancel := context.WithTimeout(w.j.ctx, w.j.cfg.Timeout)
 	defer cancel()
