@@ -82,15 +82,15 @@ type outage struct {
 	mu         sync.Mutex
 	since      time.Time // zero: no outage
 	why        error
-	lastLogged time.Time // the last line about one
-	endToLog   bool      // a line that says that it has ended
-	lastAnswer time.Time // the last answer
+	lastLogged time.Time // time of the last line
+	endToLog   bool      // the line about the end is still due
+	lastAnswer time.Time
 }
 
 const remindEvery = time.Minute
 
-// begin notes that a request was not answered. silent: no request has been answered
-// for leaveAfter; the time then starts again.
+// begin notes a request without an answer. silent: no request has been answered for
+// leaveAfter; the time then starts again.
 func (o *outage) begin(why error) (silent bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -120,8 +120,8 @@ func (o *outage) answered() {
 	}
 }
 
-// unanswered notes that a request was not answered, and reconnects to another
-// server if none was for a while.
+// unanswered notes a request without an answer, and reconnects to another server if
+// no request was answered for leaveAfter.
 func (s *Store) unanswered(err error) {
 	if !s.outage.begin(err) || !s.nc.IsConnected() || len(s.nc.Servers()) < 2 {
 		return
@@ -142,7 +142,7 @@ func (s *Store) Healthy() error {
 	if since.IsZero() {
 		return nil
 	}
-	// The caller may send no requests because of this answer: this one notices the end.
+	// The caller may now send no more requests, so this one finds out when the outage ends.
 	go func() {
 		_, err := s.attempt(s.ctx, s.cfg.answerWithin, &nats.Msg{Subject: apiInfo + s.stateStream()})
 		s.cfg.Log.Debug("the NATS servers were asked whether they answer again", "err", err)
@@ -172,8 +172,8 @@ const (
 	codeTooManyBatches jetstream.ErrorCode = 10210
 )
 
-// refused returns the error for the caller if a request must not be repeated. nil:
-// the servers gave no answer, or may accept the same request later.
+// refused returns the caller's error if a request must not be repeated. nil: the
+// servers gave no answer, or may accept the same request later.
 func refused(err error) error {
 	var e *jetstream.APIError
 	switch {
@@ -202,8 +202,8 @@ func refused(err error) error {
 	return fmt.Errorf("%w: %w", store.ErrBusy, e)
 }
 
-// notStored reports that the request cannot have been stored: it was not sent, or
-// nobody took it.
+// notStored reports that the request cannot have been stored: it was not sent, or no
+// server accepted it.
 func notStored(err error) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) || errors.Is(err, store.ErrClosed) || errors.Is(err, nats.ErrNoResponders) ||
@@ -211,8 +211,8 @@ func notStored(err error) bool {
 		errors.Is(err, nats.ErrMaxPayload)
 }
 
-// answerTimeout is how long a try waits for its answer. The first ones are short,
-// because nobody answers what is sent while a stream has no leader. Later ones are
+// answerTimeout is how long a try waits for its answer. The first tries are short,
+// because requests get no answer while a stream has no leader. Later tries are
 // longer, because the servers may be slow.
 func (s *Store) answerTimeout(try int) time.Duration {
 	return s.cfg.answerWithin * time.Duration(1+try/quickTries)
@@ -264,7 +264,7 @@ func (s *Store) request(ctx context.Context, within time.Duration, subject strin
 		}
 	}
 	firstTry := 0
-	if within > s.cfg.Timeout { // at start: making streams takes longer, and repeats make it slower
+	if within > s.cfg.Timeout { // at start: making streams takes longer, and repeats slow it down
 		firstTry = quickTries
 	}
 	err = retry(ctx, within, func(ctx context.Context, try int) error {

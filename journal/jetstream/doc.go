@@ -8,7 +8,7 @@
 // # Streams
 //
 //	PREFIX_LOG_n       partition n, on PREFIX.log.n.r, and PREFIX.log.n.t.TAG where a record has a tag
-//	KV_PREFIX_remains  bucket: what is left of erased records, as n.BLOCK.SEQUENCE; first.n; tag.n.TAG
+//	KV_PREFIX_remains  bucket: the remains of erased records, as n.BLOCK.SEQUENCE; first.n; tag.n.TAG
 //	KV_PREFIX_state    bucket: the state, as BUCKET.KEY; its metadata hold the store.Meta; made last
 //
 // A record's sequence is its message's. The parts of a key between slashes are one
@@ -22,41 +22,42 @@
 // Read in the server's source, 2.15.2 (checkMsgHeadersPreClusteredProposal,
 // recalculateClusteredSeq, applyStreamMsgOp, raft's switchToLeader):
 //
-//   - The leader compares Nats-Expected-Last-Sequence with the stream's end as it
-//     will be when all that it has proposed is stored, under the lock under which it
-//     proposes. A follower compares nothing: it stores what a majority has, in the
-//     order of the proposals.
+//   - The leader compares Nats-Expected-Last-Sequence with the end that the stream
+//     will have when all the leader's proposals are stored. It does so under the
+//     lock under which it proposes. A follower compares nothing: it stores the
+//     messages that a majority has, in the order of the proposals.
 //   - A server is the stream's leader only when it has stored everything that was
-//     in its log when it was elected. What a leader before it had proposed is by then
-//     either stored or never will be: its proposals bear an older term.
+//     in its log when it was elected. By then every proposal of an earlier leader is
+//     either stored or never will be: it bears an older term.
 //   - So a message that expects N is stored as N+1 or not at all, whenever it
 //     arrives, also hours later out of a frozen server's buffers. A repeat of it
 //     cannot be stored beside it.
-//   - Several messages that expect N, N+1, … each by itself are not safe. If another
-//     hub stores one record at N+1, the first is refused, and the second finds just
-//     the end it expects: it would be stored behind a record that its hub has not
-//     seen. In an atomic batch only the first message may expect a sequence, the
-//     leader compares it when it has all of them, and they are proposed as one. On
-//     three servers a batch of 8, 64 or 256 records was 0.7 to 1.25 times as fast as the
-//     same messages by themselves. So one record goes alone, and more are a batch.
-//   - A batch whose leader changes before its end is refused as incomplete. It is
-//     sent again under another id, for parts of two attempts must not become one.
+//   - Several single messages that expect N, N+1, … are not safe. If another hub
+//     stores one record at N+1, the first message is refused, but the second finds
+//     just the end that it expects: it would be stored behind a record that its hub
+//     has not seen. In an atomic batch only the first message may expect a sequence.
+//     The leader compares it when it has the whole batch, and makes one proposal. On
+//     three servers a batch of 8, 64 or 256 records was 0.7 to 1.25 times as fast as
+//     single messages. So one record is a single message, and more are a batch.
+//   - If the leader changes before the end of a batch, the batch is refused as
+//     incomplete. It is sent again under another id, because parts of two attempts
+//     must not become one batch.
 //
-// If no answer comes the same call is repeated. If the repeat is refused because
-// the stream ends elsewhere, the store reads the message at the expected sequence.
-// Each call marks its first message (Parley-Call). If the mark is this call's, the
-// call succeeded. If it is another's, no attempt was stored, and none ever will be.
-// Only if the servers stay silent until the timeout the result is ErrUnknown.
-// Values are compared with the last sequence of their key in the same way, even if
-// the caller expects nothing: a late copy of an old value could otherwise replace a
-// newer one.
+// Without an answer the store repeats the same call. If the repeat is refused
+// because the stream ends elsewhere, the store reads the message behind the expected
+// sequence. Each call marks its first message (Parley-Call). If that message has this
+// call's mark, the call succeeded. If it has another, no attempt was stored, and none
+// ever will be. The result is ErrUnknown only if the servers stay silent until the
+// timeout. For a value, the last sequence of its key is compared in the same way,
+// even if the caller expects nothing: a late copy of an old value could otherwise
+// replace a newer one.
 //
 // # Reading
 //
 // Pages come from the nearest server that has the stream, which may lag behind. If
-// a page is not full the leader is asked for the rest. Reads never end before a
+// a page is not full, the leader is asked for the rest. Reads never end before a
 // sequence that this store has returned earlier, and Range waits until the server
-// has what the leader has. Get, Tagged and Span ask the leader. Follow and
+// has caught up with the leader. Get, Tagged and Span ask the leader. Follow and
 // FollowState have a consumer in one server's memory, and make a new one if its
 // heartbeats stop; the server drops the old one after a minute. If a key changes
 // several times in a row, FollowState may report only the last change, because the
@@ -64,22 +65,23 @@
 //
 // # What erasure leaves
 //
-// Replace stores the remains, then has the record's message overwritten. When it
-// returns, the leader and the server that is read from have done so; the others do
-// it when they get to it. If that server does not get to it within two seconds,
-// Replace returns an error, and may be repeated. Some copies are not erased at once:
+// Replace stores the remains, then has the servers overwrite the record's message.
+// When it returns, the leader and the server that this store reads from have done so;
+// the others follow. If the server that this store reads from needs more than two
+// seconds, Replace returns an error, and may be repeated. Some copies are not erased
+// at once:
 //
 //   - The log by which the servers replicate a stream (its raft group, below _js_)
 //     has the message until the server has made a snapshot of the stream and
-//     dropped what it covers: after 8 MB or 65,536 entries, or every two to three
-//     minutes if something has changed. The log's last file, of 4 MB, may keep
-//     parts until it is full. The space is freed, not overwritten.
+//     dropped the entries before it: after 8 MB or 65,536 entries, or every two to
+//     three minutes if the stream has changed. The log's last file, of 4 MB, may
+//     keep parts until it is full. The space is freed, not overwritten.
 //   - Values of the state that were replaced or removed stay in the bucket's files
 //     until the server rewrites the block of 4 MB that holds them. It does so when
 //     half of the block is unused, and never with the last block. No request forces
-//     it: Scrub erases expired values, and nothing else.
+//     a rewrite: Scrub only erases expired values.
 //   - Backups of the servers, and copies that a file system or a flash disk keeps.
 //
-// If the journal has a key, records and values are encrypted, and nobody without
-// the key can read such copies.
+// If the journal has a key, records and values are encrypted: such copies can only be
+// read with the key.
 package jetstream

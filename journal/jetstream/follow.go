@@ -55,8 +55,8 @@ func (s *Store) follow(
 func (s *Store) followOnce(
 	ctx context.Context, stream string, after *uint64, ready func(), fn func(context.Context, *stored) error,
 ) error {
-	// The client's ordered consumer would wait 10 s for an answer of a server that
-	// is gone, and longer each time.
+	// The client's ordered consumer would wait 10 s for an answer of a missing
+	// server, and longer each time.
 	within, done := context.WithTimeout(ctx, 2*s.cfg.answerWithin)
 	defer done()
 	c, err := s.js.CreateConsumer(within, stream, jetstream.ConsumerConfig{

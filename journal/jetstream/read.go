@@ -51,8 +51,8 @@ func (m *stored) record() store.Record {
 	return r
 }
 
-// get selects messages of a stream: the one with a sequence, the last of a subject,
-// or those of a subject from a sequence on.
+// get selects messages of a stream: the message with a sequence, the last message of
+// a subject, or all messages of a subject from a sequence on.
 type get struct {
 	Seq      uint64 `json:"seq,omitempty"`
 	Last     string `json:"last_by_subj,omitempty"`
@@ -74,8 +74,8 @@ func (s *Store) readFromLeader(ctx context.Context, stream string, which get) (*
 	return &a.Message, err
 }
 
-// A server that lags behind is asked again behindTries times. What it does not have
-// then, it has lost.
+// A server that lags behind is asked again behindTries times. A message that it does
+// not have then is lost.
 const (
 	behindBy    = 5 * time.Millisecond
 	behindTries = 400
@@ -95,8 +95,8 @@ func waitUntil(ctx context.Context, stream string, caughtUp func() (bool, error)
 		stream)
 }
 
-// tail returns a stream's state from its leader. A new leader may still be behind
-// what another server has returned.
+// tail returns a stream's state from its leader. A new leader may still lack
+// messages that another server has returned.
 func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamState, err error) {
 	err = waitUntil(ctx, stream, func() (bool, error) {
 		a, err := s.request(ctx, s.cfg.Timeout, apiInfo+stream, nil)
@@ -112,7 +112,7 @@ func (s *Store) tail(ctx context.Context, stream string) (t jetstream.StreamStat
 	return t, err
 }
 
-// waitFresh waits until the server that is read from has what the leader has.
+// waitFresh waits until the server that is read from has caught up with the leader.
 func (s *Store) waitFresh(ctx context.Context, stream string) error {
 	t, err := s.tail(ctx, stream)
 	if err != nil || t.LastSeq == 0 {
@@ -124,7 +124,7 @@ func (s *Store) waitFresh(ctx context.Context, stream string) error {
 			return true, err
 		}
 		m, err := s.readFromLeader(ctx, stream, get{Seq: t.LastSeq, Next: ">"})
-		return err == nil && m.Seq == 0, err // it was removed since
+		return err == nil && m.Seq == 0, err // removed since
 	})
 }
 
@@ -146,9 +146,9 @@ const (
 )
 
 // messages returns a stream's messages of a filter from seq to last. If a page is
-// not full the leader is asked for the next message. A new leader may still be
-// behind: that it has none up to a last that was reported is believed when it has
-// caught up.
+// not full, the leader is asked for the next message. A new leader may still be
+// behind: if it has no message up to a last that was reported, its answer counts
+// when it has caught up.
 func (s *Store) messages(ctx context.Context, stream, filter string, seq, last uint64) iter.Seq2[*stored, error] {
 	return func(yield func(*stored, error) bool) {
 		for seq <= last {
@@ -183,8 +183,8 @@ func (s *Store) messages(ctx context.Context, stream, filter string, seq, last u
 	}
 }
 
-// page requests one page, and repeats that while nobody answers. If a part does not
-// arrive, the page ends before it.
+// page requests one page, and repeats the request until there is an answer. If a
+// message does not arrive, the page ends before it.
 func (s *Store) page(ctx context.Context, stream string, which get) (ms []*stored, err error) {
 	body, _ := json.Marshal(which) // a struct of plain values
 	err = retry(ctx, s.cfg.Timeout, func(ctx context.Context, _ int) (err error) {
@@ -210,7 +210,7 @@ func (s *Store) pageOnce(ctx context.Context, stream string, body []byte) (ms []
 	if err != nil {
 		return nil, err
 	}
-	end := func() { _ = sub.Unsubscribe() } // it fails where the connection is closed, and all with it
+	end := func() { _ = sub.Unsubscribe() } // fails if the connection is closed, and the subscription with it
 	defer end()
 	// A context for each message would cost more than the message does.
 	defer context.AfterFunc(ctx, end)()
@@ -233,7 +233,7 @@ func (s *Store) pageOnce(ctx context.Context, stream string, body []byte) (ms []
 			return ms, nil
 		case status != "" && status != "204":
 			return ms, &jetstream.APIError{Description: "status " + status + " " + m.Header.Get("Description")}
-		case m.Header.Get(jetstream.LastSequenceHeader) != before: // each names the one before it
+		case m.Header.Get(jetstream.LastSequenceHeader) != before: // each message names the one before it
 			return ms, errGap
 		case status != "":
 			return ms, nil
@@ -253,7 +253,7 @@ func (s *Store) Read(ctx context.Context, p int, first, last uint64, fn func(sto
 	return err
 }
 
-// read is Read, and returns the sequence up to which it has read.
+// read is Read, and returns the last sequence that it has read.
 func (s *Store) read(ctx context.Context, p int, next, last uint64, fn func(store.Record) bool) (uint64, error) {
 	stream := s.logStream(p)
 	if last > s.lastReported(stream) {
@@ -339,7 +339,7 @@ func (s *Store) Tagged(ctx context.Context, p int, tag string) (store.Record, er
 		if err != nil {
 			return store.Record{}, err
 		}
-		if r.Seq != 0 { // else it was removed
+		if r.Seq != 0 { // else the record was removed
 			m = r
 			m.Seq = erased
 		}

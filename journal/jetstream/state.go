@@ -15,15 +15,15 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Times that the servers keep a value after its end, and a removal: longer than
-// clocks differ and followers lag.
+// Times that the servers keep an expired value, and the mark of a removal: longer
+// than clocks differ and followers lag.
 const (
 	ttlMargin    = time.Minute
 	removalsKept = time.Hour
 )
 
-// A revision is twice the message's sequence, and one more for a removal, which
-// nobody may expect as the revision of a value.
+// A revision is twice the message's sequence, and one more for a removal: no caller
+// can expect a removal as the revision of a value.
 func valueRevision(seq uint64) uint64   { return 2 * seq }
 func removalRevision(seq uint64) uint64 { return 2*seq + 1 }
 
@@ -140,8 +140,8 @@ func (s *Store) Buckets(ctx context.Context) (out []string, err error) {
 	return out, err
 }
 
-// Scrub implements [store.Store] as far as that is possible, see the package's
-// documentation: it erases expired values.
+// Scrub implements [store.Store] as far as the servers allow: it erases expired
+// values. See the package's documentation.
 func (s *Store) Scrub(ctx context.Context, now time.Time) error {
 	var ended []uint64
 	err := s.values(ctx, s.stateSubject()+">", func(_ string, v store.Value) bool {

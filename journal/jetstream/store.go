@@ -51,7 +51,7 @@ type Config struct {
 
 const (
 	maxPayload   = 8 << 20
-	headerMargin = 4 << 10 // what headers may add to a record
+	headerMargin = 4 << 10 // bytes that headers may add to a record
 
 	// settlesWithin is how long the servers may take to elect leaders when a hub
 	// starts.
@@ -61,7 +61,7 @@ const (
 // Metadata of the state's stream.
 const (
 	metaStore    = "parley-store"  // the store.Meta, as JSON
-	metaOutdated = "parley-format" // of the engine before this one
+	metaOutdated = "parley-format" // of the first engine
 )
 
 var prefixForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,32}$`)
@@ -71,7 +71,7 @@ type Store struct {
 	cfg    Config
 	nc     *nats.Conn
 	js     jetstream.JetStream
-	run    string // marks what this Store appends
+	run    string // marks the messages of this Store
 	called atomic.Uint64
 	outage outage
 	ctx    context.Context // ends with the Store
@@ -115,7 +115,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// probe checks what the servers can do, and completes the configuration.
+// probe checks the abilities of the servers, and completes the configuration.
 func (s *Store) probe(ctx context.Context) (err error) {
 	limit := int(s.nc.MaxPayload())
 	if s.cfg.MaxPayload == 0 {
@@ -158,7 +158,7 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// report notes that a call returns a sequence: no later one returns an earlier end.
+// report notes a sequence that a call returns: no later call returns an earlier end.
 func (s *Store) report(stream string, seq uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -192,8 +192,8 @@ func (s *Store) config(name, subject string) jetstream.StreamConfig {
 	}
 }
 
-// streams are those of a journal. The state's is made last: where it exists, all
-// others do.
+// streams are the streams of a journal. The state's is made last: if it exists, so do
+// all others.
 func (s *Store) streams(m store.Meta) (out []jetstream.StreamConfig) {
 	for p := range m.Partitions {
 		c := s.config(s.logStream(p), s.logSubject(p))
@@ -207,10 +207,10 @@ func (s *Store) streams(m store.Meta) (out []jetstream.StreamConfig) {
 	return append(out, s.config(s.remainsStream(), s.remainsSubject()), state)
 }
 
-// find returns a stream, or jetstream.ErrStreamNotFound. A server that has not yet
-// made a stream that the cluster decided on also answers "not found". So the
-// servers' leader is asked, which alone lists streams. It may be a new leader: it
-// is asked again for the time missing.
+// find returns a stream, or jetstream.ErrStreamNotFound. A server also answers "not
+// found" if the cluster has decided on the stream and the server has not made it yet.
+// So find asks the servers' leader, the only one to list streams. A new leader may
+// not know the stream either: find asks again until the time missing has passed.
 func (s *Store) find(ctx context.Context, c jetstream.StreamConfig, missing time.Duration) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, settlesWithin)
 	defer cancel()
@@ -328,7 +328,7 @@ func (s *Store) raced(ctx context.Context, stream string) error {
 // restored ends a restore.
 func (s *Store) restored(ctx context.Context, m store.Meta) error {
 	for p := range m.Partitions {
-		if err := s.removeFillers(ctx, p); err != nil { // one that was killed left them
+		if err := s.removeFillers(ctx, p); err != nil { // an interrupted restore left them
 			return err
 		}
 	}
@@ -354,7 +354,7 @@ func (s *Store) Exclusive() bool { return false }
 // MaxRecord implements [store.Store].
 func (s *Store) MaxRecord() int { return s.cfg.MaxPayload }
 
-// Space implements [store.Store]. The servers do not tell clients.
+// Space implements [store.Store]. The servers do not tell clients their free space.
 func (s *Store) Space() (free, total uint64, err error) { return 0, 0, nil }
 
 // Promise implements [store.Store].

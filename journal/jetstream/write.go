@@ -34,9 +34,9 @@ const (
 )
 
 // publish stores messages, several as one batch, and returns the last sequence. The
-// first message expects a last sequence, of the stream or of its subject; expectHeader is
-// the header for it. The package's documentation says why it is not enough if each
-// message expects one. publish may be repeated without harm.
+// first message expects a last sequence, of the stream or of its subject, in the
+// header expectHeader. The package's documentation says why several messages must be
+// a batch. publish may be repeated without harm.
 func (s *Store) publish(
 	ctx context.Context, stream, expectHeader string, after uint64, msgs []*nats.Msg,
 ) (seq uint64, err error) {
@@ -51,7 +51,7 @@ func (s *Store) publish(
 		}
 		maybe = !errors.Is(err, store.ErrConflict) && (maybe || !notStored(err))
 		if end, _ := ctx.Deadline(); err != nil && !maybe && time.Until(end) < end.Sub(begun)/8 {
-			err = fmt.Errorf("%w: %w", errNoTime, err) // nobody might learn the outcome of one more
+			err = fmt.Errorf("%w: %w", errNoTime, err) // the outcome of one more might stay unknown
 		}
 		return err
 	})
@@ -63,7 +63,7 @@ func (s *Store) publish(
 		err = refusal
 	}
 	if maybe && !errors.Is(err, store.ErrUnknown) {
-		err = fmt.Errorf("%w: %v", store.ErrUnknown, err) // the cause may say that nothing was recorded
+		err = fmt.Errorf("%w: %v", store.ErrUnknown, err) // not wrapped: the cause may mean that nothing was recorded
 	}
 	return 0, err
 }
@@ -74,10 +74,10 @@ const (
 	underSubject = jetstream.ExpectedLastSubjSeqHeader
 )
 
-// resolve finds out what happened to unanswered attempts of a call when a later one
-// is refused because of the last sequence. No error: an attempt was stored.
-// ErrConflict: none was or ever will be. ErrUnknown: nobody can know. Any other
-// error: not clear yet.
+// resolve finds the outcome of unanswered attempts of a call when a later attempt is
+// refused because of the last sequence. No error: an attempt was stored. ErrConflict:
+// none was or ever will be. ErrUnknown: the outcome cannot be known. Any other error:
+// not clear yet.
 func (s *Store) resolve(
 	ctx context.Context, stream, expectHeader string, after uint64, msgs []*nats.Msg,
 ) (uint64, error) {
@@ -100,7 +100,7 @@ func (s *Store) resolve(
 }
 
 // conflicts reports that the last sequence is another one: of the stored messages,
-// or of those in flight.
+// or of the messages in flight.
 func conflicts(err error) bool {
 	var e *jetstream.APIError
 	return errors.As(err, &e) && (e.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence ||
@@ -320,7 +320,7 @@ func (s *Store) replace(ctx context.Context, p int, r store.Record) error {
 	return s.waitAbsent(ctx, stream, r.Sequence, r.Sequence+1)
 }
 
-// putRemains stores a message in the remains, and erases the one before it.
+// putRemains stores a message in the remains, and erases the subject's earlier one.
 func (s *Store) putRemains(ctx context.Context, subject string, h nats.Header, data []byte) error {
 	_, before, err := s.put(ctx, s.remainsStream(), subject, h, data, nil)
 	if err != nil || before == 0 {
@@ -382,8 +382,8 @@ func (s *Store) remainsOf(p int, seq uint64) string {
 	return s.remainsBlockOf(p, seq/remainsBlock) + "." + strconv.FormatUint(seq, 10)
 }
 
-// firstOf is the subject for the sequence of a partition's first record. It exists
-// once something was erased; before that the stream itself has it.
+// firstOf is the subject for the sequence of a partition's first record. It has a
+// message once a record was erased; before that the stream itself has the sequence.
 func (s *Store) firstOf(p int) string { return fmt.Sprintf("%sfirst.%d", s.remainsSubject(), p) }
 
 func (s *Store) newestOf(p int, tag string) string {
@@ -400,10 +400,11 @@ func (s *Store) readNumber(ctx context.Context, subject string) (uint64, error) 
 }
 
 // put stores a message as the last of its subject. expect is the required last
-// sequence, nil: any. before is the sequence that it followed.
+// sequence of the subject, nil: any. before is the sequence of the subject's previous
+// message.
 //
-// Without expect it also reads and expects the present one: a frozen server could
-// otherwise store an old copy of this call over a later value.
+// Without expect, put reads the present last sequence and expects that: a frozen
+// server could otherwise store an old copy of this call over a later value.
 func (s *Store) put(
 	ctx context.Context, stream, subject string, h nats.Header, data []byte, expect *uint64,
 ) (seq, before uint64, err error) {

@@ -17,10 +17,10 @@ type Damage struct {
 	What      string
 }
 
-// Check looks for damage. SQLite checks its tables; then every record is read and
-// passed to verify, which knows the records' own checksums. progress is called with
-// the steps done of total, the last time with all. The store may be in use; its WAL
-// grows while a table is checked.
+// Check looks for damage. SQLite checks its tables; then Check reads every record and
+// passes it to verify, which knows the records' own checksums. progress is called
+// with the number of steps done, the last time with done equal to total. The store
+// may be in use; its WAL grows while a table is checked.
 func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 	verify func(partition int, r store.Record) error,
 ) (found []Damage, err error) {
@@ -48,7 +48,7 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 	wrong := func(partition int, sequence uint64, what string) {
 		found = append(found, Damage{Partition: partition, Sequence: sequence, What: what})
 	}
-	partitions := len(tables) - len(spans) // first of them
+	partitions := len(tables) - len(spans) // index of the first partition's table
 	for n, table := range tables {
 		partition := max(n-partitions, -1)
 		err := s.reading(ctx, func(c *conn) error {
@@ -70,7 +70,7 @@ func (s *Store) Check(ctx context.Context, progress func(done, total uint64),
 		step(1)
 	}
 	for n, span := range spans {
-		left := span.missing // by a restore
+		left := span.missing // gaps that a restore left
 		gap := func(first, last uint64) {
 			if size := last - first + 1; size <= left {
 				left -= size

@@ -8,19 +8,19 @@
 //
 // log_0, log_1, … hold the records of a partition each; the view log shows them
 // all with their partition. meta has the journal's settings, and partitions the
-// first and last sequence of each. state_log has the key-value state and the data
-// that Replace was given for records; the view state shows the former. schema.go
-// describes each column, and so does the file itself (".schema").
+// first and last sequence of each. state_log has the key-value state, which the view
+// state shows, and the data from Replace for records. schema.go describes each
+// column, and so does the file itself (".schema").
 //
 // # Durability
 //
-// The file is in WAL mode with synchronous=FULL: a change is synced before its
-// caller is told. One goroutine writes. It puts all waiting changes, of all
-// partitions and the state, into one transaction with one fsync, and waits for no
-// others. After an fsync that failed nobody knows what the disk holds: those
-// changes get [store.ErrUnknown], and the store takes nothing more until it is
-// opened again. A full disk gives [store.ErrNoSpace]: nothing is recorded, and the
-// store goes on when there is space.
+// The file is in WAL mode with synchronous=FULL: a change is synced before the call
+// returns. One goroutine writes. It puts all waiting changes, of all partitions and
+// the state, into one transaction with one fsync, and waits for no others. After a
+// failed fsync the content of the disk is unknown: the changes get
+// [store.ErrUnknown], and the store accepts no more until it is opened again. A full
+// disk gives [store.ErrNoSpace]: nothing is recorded, and the store goes on when
+// there is space.
 //
 // # Erasure
 //
@@ -38,8 +38,8 @@
 //   - A row that changes becomes shorter. Replace and Put erase all of it except
 //     its key and, for a record, its tag; then they add a row to state_log.
 //   - A row is deleted in two steps. It is erased first. It is removed from the
-//     table when so many rows behind it are erased, too, that SQLite moves only
-//     rows without content when it joins nearly empty pages.
+//     table when enough rows behind it are erased, too: then SQLite moves only rows
+//     without content when it joins nearly empty pages.
 //
 // Old values between newer ones would keep state_log from shrinking. So when the
 // WAL is copied, the oldest values are added at the end again: one for two rows

@@ -7,7 +7,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// stateChange is one of the state.
+// stateChange is a changed value of a bucket.
 type stateChange struct {
 	bucket string
 	value  store.Value
@@ -36,7 +36,7 @@ func (s *Store) FollowState(ctx context.Context, _ uint64, ready func(), fn func
 	return ctx.Err()
 }
 
-// notify is called by the writer alone, in the order of revisions.
+// notify calls the followers. Only the writer calls it, in the order of revisions.
 func (s *Store) notify(changes []stateChange) {
 	if len(changes) == 0 {
 		return

@@ -97,8 +97,8 @@ func (s *Store) Skip(ctx context.Context, partition int, last uint64) error {
 	})
 }
 
-// Bounds of a page of a read. Between pages no reader is open, which would keep the
-// WAL from restarting.
+// Bounds of a page of a read. Between pages no reader is open: an open reader keeps
+// the WAL from restarting.
 const (
 	pageRecords = 256
 	pageBytes   = 4 << 20
@@ -137,7 +137,7 @@ func (s *Store) Read(ctx context.Context, partition int, first, last uint64, fn 
 	}
 }
 
-// readPage reads some records. After an error the page has those before it.
+// readPage reads some records. After an error the page has the records before it.
 func (s *Store) readPage(c *conn, page []store.Record, partition int, first, last uint64, limit int,
 ) ([]store.Record, error) {
 	size := 0
@@ -277,7 +277,7 @@ func (s *Store) Remove(ctx context.Context, partition int, before uint64) error 
 	return s.truncate(ctx)
 }
 
-// remove erases some records before a sequence. more: there are others.
+// remove erases some records before a sequence. more: others remain.
 func (w *writer) remove(partition int, before uint64) (more bool, refused, failed error) {
 	p := w.now.part(partition)
 	if p == nil {

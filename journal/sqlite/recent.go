@@ -10,9 +10,8 @@ import (
 // generations.
 const recentBytes = 2 << 20
 
-// recent caches the values that were put or removed last: most are read again soon.
-// Nobody else writes to the file and only the writer adds to the cache, so the two
-// agree.
+// recent caches the last changed values: most are read again soon. Only the writer
+// writes to the file and adds to the cache, so the two agree.
 type recent struct {
 	mu          sync.Mutex
 	now, before map[stateKey]store.Value

@@ -32,8 +32,8 @@ type Rescue struct {
 //
 // Rows below a damaged inner page of a tree cannot be reached through their table.
 // So each page of the file is presented to SQLite as a table of its own: only rows
-// on damaged pages are lost. What is missing follows from the table of partitions
-// and the list of values.
+// on damaged pages are lost. The table of partitions and the list of values tell
+// which rows are missing.
 func Salvage(ctx context.Context, file, temp string, to Rescue) (err error) {
 	dir, err := os.MkdirTemp(temp, "salvage-")
 	if err != nil {
@@ -77,8 +77,8 @@ func copyFile(to, from string) (err error) {
 	return errors.Join(err, out.Close())
 }
 
-// salvage is a running Salvage. Rows that are found go into a second database,
-// found, which sorts them.
+// salvage is a running Salvage. It puts found rows into a second database, found,
+// which sorts them.
 type salvage struct {
 	path    string
 	to      Rescue
@@ -99,8 +99,8 @@ func openScratch(path string, pragmas ...string) (*conn, error) {
 	return openWith(path, sqlite.OpenReadWrite|sqlite.OpenCreate, append(pragmas, "synchronous = OFF")...)
 }
 
-// survey reads from a damaged file what it should contain, and has SQLite copy the
-// WAL into it, as far as possible.
+// survey reads the partitions and the keys of values from a damaged file, and has
+// SQLite copy the WAL into it, as far as possible.
 func (v *salvage) survey() (saving error) {
 	c, err := openScratch(v.path)
 	if err != nil {
@@ -125,8 +125,8 @@ func (v *salvage) survey() (saving error) {
 		saving = errors.Join(saving,
 			v.found.exec("INSERT INTO wanted VALUES (?,?)", st.ColumnText(0), st.ColumnText(1)))
 	})
-	ask("PRAGMA wal_checkpoint(TRUNCATE)", func(*sqlite.Stmt) {}) // or it is searched without, ...
-	_ = c.Close()                                                 // ... and the copy is damaged anyway
+	ask("PRAGMA wal_checkpoint(TRUNCATE)", func(*sqlite.Stmt) {}) // if it fails, rows in the WAL are not found
+	_ = c.Close()                                                 // an error matters no more
 	return saving
 }
 
@@ -171,8 +171,8 @@ func (v *salvage) searchPages(ctx context.Context, empty string) (err error) {
 	return nil
 }
 
-// replaceFirstPage overwrites the first page by that of an empty database, and
-// returns how many pages the file has.
+// replaceFirstPage overwrites the first page with that of an empty database, and
+// returns the number of pages of the file.
 func (v *salvage) replaceFirstPage(empty string) (pages int64, err error) {
 	c, err := openScratch(empty, fmt.Sprintf("page_size = %d", pageSize), "user_version = 1")
 	if err != nil {
@@ -218,7 +218,7 @@ func (v *salvage) searchPage(c *conn, page int64) error {
 				more, err = st.Step()
 			}
 		}
-		_ = st.Finalize() // it repeats what Step said
+		_ = st.Finalize() // repeats the error of Step
 		if saving != nil || err == nil {
 			return saving
 		}
@@ -260,7 +260,7 @@ func anyOf(st *sqlite.Stmt, col int) any {
 	return nil
 }
 
-// report passes on what was found, and names what was not.
+// report passes on the found records and values, and names the lost ones.
 func (v *salvage) report(ctx context.Context) error {
 	partitions := len(v.parts)
 	for _, m := range v.metas {
@@ -305,7 +305,7 @@ func (v *salvage) lost(partition int, sequence uint64, format string, args ...an
 	return v.to.Lost(Damage{Partition: partition, Sequence: sequence, What: fmt.Sprintf(format, args...)})
 }
 
-// each queries the rows that were found, until row returns an error.
+// each queries the found rows, until row returns an error.
 func (v *salvage) each(ctx context.Context, sql string, row func(*sqlite.Stmt) error, args ...any) error {
 	return v.found.query(sql, func(st *sqlite.Stmt) error { return cmp.Or(row(st), ctx.Err()) }, args...)
 }
@@ -322,8 +322,8 @@ func (v *salvage) reportPartition(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	// The ends of partitions are damaged as easily as a record. A row that is
-	// there is a record: Remove leaves none that has its partition.
+	// The ends of partitions are damaged as easily as a record. A found row is a
+	// record: Remove erases the partition from its rows.
 	const doubtful = 1 << 16
 	if v.counted && n < len(v.parts) {
 		known := v.parts[n]
@@ -351,7 +351,7 @@ func (v *salvage) reportPartition(ctx context.Context, n int) error {
 		}
 		return nil
 	}
-	// A plus takes the type of a column away, which would keep SQLite from its index.
+	// A plus removes the type of a column: with it SQLite would not use its index.
 	err = v.each(ctx, "SELECT sequence, tag, coalesce(log.data, state.data) FROM log "+
 		"LEFT JOIN state ON bucket = +partition AND key = +sequence WHERE partition = ? ORDER BY sequence",
 		func(st *sqlite.Stmt) error {

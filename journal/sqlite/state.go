@@ -114,7 +114,7 @@ func (s *Store) Range(ctx context.Context, bucket, prefix string, fn func(store.
 		key      string
 	}
 	var newest uint64
-	for changed := true; changed; { // values that change meanwhile come again
+	for changed := true; changed; { // values that change meanwhile are passed to fn again
 		changed = false
 		var all []place
 		err := s.reading(ctx, func(c *conn) error {

@@ -274,7 +274,7 @@ func create(c *conn) error {
 		applicationID, formatVersion, schemaBase))
 }
 
-// load reads what the store knows of its content: a few rows.
+// load reads the state of the file: a few rows.
 func (s *Store) load(c *conn) error {
 	t := &s.content
 	revision, err := c.int("SELECT max(id) FROM state_log")
@@ -306,7 +306,7 @@ func (s *Store) load(c *conn) error {
 	return nil
 }
 
-// committed returns what is committed of a partition.
+// committed returns the committed state of a partition.
 func (s *Store) committed(n int) (partition, bool) {
 	s.contentMu.RLock()
 	defer s.contentMu.RUnlock()
@@ -450,7 +450,7 @@ func (s *Store) Healthy() error {
 	return s.broken()
 }
 
-// Close implements [store.Store]. After it the file alone has the journal.
+// Close implements [store.Store]. Afterwards the file alone has the journal.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	if s.closed {

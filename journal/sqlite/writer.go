@@ -41,7 +41,7 @@ type request struct {
 const (
 	queued int32 = iota
 	taken
-	abandoned // its caller gave up
+	abandoned // the caller gave up
 )
 
 func (r *request) finish(err error) {
@@ -68,17 +68,17 @@ type writer struct {
 	unsynced int64         // bytes in the WAL that are not in the file, about
 }
 
-// state is what the store knows of its content without reading it.
+// state is the part of the file's content that the store holds in memory.
 type state struct {
 	parts    []partition
 	revision uint64 // the last row of state_log has this id
 }
 
-// partition is what the store knows of one partition.
+// partition is the state of one partition.
 type partition struct {
 	first, last, missing uint64
 	bytes                int64
-	dirty                bool // differs from what can be read from the records
+	dirty                bool // differs from the state that the records show
 }
 
 // skip makes last + 1 the next record's sequence.
@@ -155,7 +155,7 @@ func (w *writer) run() {
 }
 
 // take returns the waiting requests. First it lets the callers of the last group
-// run: those that change something again at once share the next fsync.
+// run: if they make another change at once, it shares the next fsync.
 func (w *writer) take() (waiting []*request) {
 	for before := -1; ; {
 		w.mu.Lock()
@@ -181,7 +181,7 @@ func (w *writer) close() {
 // serve handles waiting requests: changes in groups, then those that run between
 // groups.
 func (w *writer) serve(waiting []*request) {
-	if w.s.cfg.Memory { // which has one connection only
+	if w.s.cfg.Memory { // a store in memory has only one connection
 		w.conn = <-w.s.idle
 		defer func() { w.s.idle <- w.conn }()
 	}
@@ -262,7 +262,7 @@ func (w *writer) commit(group []*request) {
 	}
 	w.now.set(&w.s.content)
 	if len(group) > 1 && sqlite.ErrCode(failed).ToPrimary() != sqlite.ResultFull {
-		for i := range group { // one of them is the reason
+		for i := range group { // one request is the cause
 			w.commit(group[i : i+1])
 		}
 		return
@@ -302,7 +302,8 @@ func (w *writer) transact(group []*request) (refusals []error, failed error, unk
 	return refusals, nil, false
 }
 
-// writePartitions stores what the next Open could not read from the records.
+// writePartitions stores the state of partitions that the next Open could not read
+// from the records.
 func (w *writer) writePartitions() error {
 	for n := range w.now.parts {
 		p := &w.now.parts[n]
@@ -319,7 +320,7 @@ func (w *writer) writePartitions() error {
 	return nil
 }
 
-// tidy prepares copying the WAL. Values whose Until is before expired are removed.
+// tidy prepares a copy of the WAL. It removes values whose Until is before expired.
 func (w *writer) tidy(expired time.Time) error {
 	r := &request{done: make(chan struct{}), do: func(w *writer) (refused, failed error) {
 		for n := range w.now.parts {
@@ -356,8 +357,8 @@ func (w *writer) copyWAL(mode string) (pages int64, busy bool, err error) {
 		return nil
 	})
 	if sqlite.ErrCode(err).ToPrimary() == sqlite.ResultIOErr {
-		// After an fsync that failed the kernel may have dropped what it could not
-		// write, and would call the next attempt a success.
+		// After a failed fsync the kernel may have dropped the unwritten pages, and
+		// would call the next attempt a success.
 		err = fmt.Errorf("%w: %s was not synced: %w; start again when the disk works", store.ErrBusy, w.s.label(), err)
 		w.s.fail(err)
 	}
@@ -374,7 +375,7 @@ func (s *Store) truncate(ctx context.Context) error {
 		err := s.submit(ctx, &request{betweenGroups: func(w *writer) (err error) {
 			if _, busy, err = w.copyWAL("TRUNCATE"); err == nil && !busy {
 				w.unsynced = 0
-				err = s.wal.Sync() // which SQLite does not: the old content might be back after a power cut
+				err = s.wal.Sync() // SQLite does not sync this: the old content might be back after a power cut
 			}
 			return s.explain(err)
 		}})

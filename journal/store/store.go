@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// Match these with errors.Is; the text that wraps one of them says what to do about
-// it.
+// Match these with errors.Is; the text of the error that wraps one of them says what
+// to do.
 var (
 	ErrConflict = errors.New("the recorded state is another")                       // nothing was recorded
 	ErrUnknown  = errors.New("the journal cannot say whether it was recorded")      // see Append
@@ -29,7 +29,7 @@ var (
 	ErrNoSpace  = errors.New("no space left for the journal")                       // nothing was recorded; retryable
 	ErrBusy     = errors.New("the journal takes nothing now")                       // nothing was recorded; retryable
 	ErrTooLarge = errors.New("too large for the journal")                           // says size and limit
-	ErrCorrupt  = errors.New("the journal is damaged")                              // the text names what helps
+	ErrCorrupt  = errors.New("the journal is damaged")                              // the text names the commands that help
 	ErrForeign  = errors.New("this belongs to something else")                      // nothing was touched
 	ErrFormat   = errors.New("the journal has a format this program does not know") // newer or older
 	ErrLocked   = errors.New("the journal is in use")                               // says by which process
@@ -49,10 +49,10 @@ type Store interface {
 	// following sequences; a Record with a larger Sequence gets that one, which
 	// leaves a gap (only a restore does so).
 	//
-	// ErrConflict: the last sequence is another. ErrUnknown: all, some of the
-	// first, or none of the records were recorded or still will be. The call may be
-	// repeated; it returns ErrConflict if something was recorded. After every other
-	// error nothing was recorded.
+	// ErrConflict: the partition ends at another sequence. ErrUnknown: all, some of
+	// the first, or none of the records were recorded or still will be. The call may
+	// be repeated; it returns ErrConflict if a record was recorded. After every
+	// other error no record was recorded.
 	Append(ctx context.Context, partition int, after uint64, records []Record) error
 	// Skip gives the next record of a partition at least the sequence last + 1.
 	// Only a restore calls it.
@@ -65,9 +65,9 @@ type Store interface {
 	// Span describes a partition. Last is never less than a sequence that an Append
 	// or Follow of this store has reported before.
 	Span(ctx context.Context, partition int) (Span, error)
-	// Follow calls fn for each record behind after, in order and without gaps, own
-	// ones included, until ctx ends or an error. The store of one process returns
-	// at once.
+	// Follow calls fn for each record behind after, in order and without gaps, those
+	// of this process included, until ctx ends or an error. The store of one process
+	// returns at once.
 	Follow(ctx context.Context, partition int, after uint64, fn func(Record)) error
 	// Replace replaces the data of existing records. It returns when the new data
 	// is durable and the old data is in none of the store's files. (A cluster's own
@@ -100,8 +100,7 @@ type Store interface {
 	// and may ignore after. fn does not block.
 	FollowState(ctx context.Context, after uint64, ready func(), fn func(bucket string, v Value)) error
 	// Scrub returns when values that were replaced, removed or have expired before
-	// now are in none of the store's files. (As for Replace: see a cluster's
-	// documentation.)
+	// now are in none of the store's files. (For a cluster see Replace.)
 	Scrub(ctx context.Context, now time.Time) error
 
 	// Exclusive: no other process writes to the store while it is open.
@@ -110,9 +109,9 @@ type Store interface {
 	MaxRecord() int
 	// Space returns the bytes that can still be written. Total 0: unknown.
 	Space() (free, total uint64, err error)
-	// Promise says in a sentence what durable means for this store.
+	// Promise says in a sentence what "durable" means for this store.
 	Promise() string
-	// Healthy says why the store takes nothing now; nil: it does.
+	// Healthy says why the store accepts no changes now; nil: it accepts them.
 	Healthy() error
 	// Close closes the store when all calls have returned.
 	Close() error
@@ -138,8 +137,8 @@ type Record struct {
 	Tag      string // for Tagged: letters, digits, ".", "-" and "_"; most records have none
 	Data     []byte
 
-	// About is for people who look into the store; no program reads it. A store may
-	// omit it.
+	// About is for people with a database tool; no program reads it. A store may omit
+	// it.
 	About About
 }
 

@@ -35,7 +35,7 @@ func KeyTokens(bucket, key string) string {
 	return out
 }
 
-// ParseKeyTokens decodes KeyTokens; ok is false if s is none.
+// ParseKeyTokens decodes the result of KeyTokens; ok is false if s is not one.
 func ParseKeyTokens(s string) (bucket, key string, ok bool) {
 	names := strings.Split(s, ".")
 	ok = len(names) > 1

@@ -195,7 +195,7 @@ func testSkip(b *bench) {
 	b.is(b.append(0, 0, "no"), store.ErrConflict)
 	b.must(b.append(0, last, "next"))
 	b.holds(0, fmt.Sprintf("%d:next", last+1))
-	b.must(b.Store.Skip(b.Context(), 0, 50)) // it is beyond already
+	b.must(b.Store.Skip(b.Context(), 0, 50)) // the partition ends beyond 50 already
 	b.must(b.append(0, last+1, "another"))
 	b.span(0, last+1, last+2, 2)
 }
@@ -338,7 +338,7 @@ func testReplace(b *bench) {
 	b.nowhere(gone)
 }
 
-// nowhere checks that texts are in no file of the store.
+// nowhere checks that no file of the store has one of the texts.
 func (b *bench) nowhere(texts []string) {
 	b.Helper()
 	if b.Dir == "" {
@@ -379,7 +379,7 @@ func testRemove(b *bench) {
 	b.must(b.append(1, 0, "stays"))
 	b.must(b.Remove(b.Context(), 0, 200))
 	b.span(0, 200, 500, 301)
-	b.must(b.Remove(b.Context(), 0, 100)) // gone already
+	b.must(b.Remove(b.Context(), 0, 100)) // removed already
 	b.span(0, 200, 500, 301)
 	b.must(b.Remove(b.Context(), 0, 400))
 	b.span(0, 400, 500, 101)
@@ -411,7 +411,7 @@ func testRemoveAll(b *bench) {
 	}
 	b.must(b.append(0, 3, "d"))
 	b.span(0, 4, 4, 1)
-	b.must(b.Remove(b.Context(), 0, 1000)) // more than there is
+	b.must(b.Remove(b.Context(), 0, 1000)) // beyond the last record
 	b.span(0, 5, 4, 0)
 	b.must(b.append(0, 4, "e"))
 	b.holds(0, "5:e")

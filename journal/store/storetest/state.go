@@ -42,7 +42,7 @@ func testState(b *bench) {
 	b.buckets("agents")
 }
 
-// buckets are those that hold values, in any order.
+// buckets checks the list of buckets, in any order.
 func (b *bench) buckets(want ...string) {
 	b.Helper()
 	got, err := b.Buckets(b.Context())
@@ -70,8 +70,8 @@ func testStateExpect(b *bench) {
 	b.has("s", "k", "two", r2)
 	r3 := b.remove("s", "k", r2)
 	b.hasNot("s", "k")
-	conflicts(r1, r2, r3) // none of them is there
-	b.remove("s", "k")    // it is gone, as it should be
+	conflicts(r1, r2, r3) // the key has no value now
+	b.remove("s", "k")    // removing an absent key is no error
 	r4 := b.put("s", "k", "three", 0)
 	if r4 <= r3 {
 		b.Fatalf("revision %d after %d", r4, r3)
@@ -233,7 +233,7 @@ func testExpiry(b *bench) {
 	b.ranges("e", "", "day", "forever", "prolonged", "hour")
 }
 
-// A revision never comes twice, even where the newest value is gone.
+// No revision is used twice, even if the newest value was removed.
 func testRevisions(b *bench) {
 	var last uint64
 	grows := func(rev uint64) {
@@ -298,7 +298,7 @@ func testReopen(b *bench) {
 	b.ranges("s", "", "0", "1", "2", "3", "4")
 }
 
-// One appender a partition, and many that count in the state, at once.
+// One goroutine per partition appends while many count in the state.
 func testConcurrent(b *bench) {
 	const appends, counters, counts = 60, 12, 15
 	var wg sync.WaitGroup
@@ -463,7 +463,7 @@ func testTwo(b *bench) {
 	b.must(b.append(0, 2, "of one"))
 	log.wants(b, "3:of one")
 
-	// Each is awaited: of changes that follow each other only the last may be told.
+	// The test awaits each change: the store may report only the last of several.
 	r1 := b.put("s", "k", "one")
 	state.wants(b, fmt.Sprintf("s k one false %d", r1))
 	other.has("s", "k", "one", r1)

@@ -21,16 +21,16 @@ import (
 
 // A Place holds the store of one test.
 type Place struct {
-	// Open opens the store: an empty one the first time, later the one that was
-	// closed. A shared store may be open several times.
+	// Open opens the store, which is empty the first time and keeps its content
+	// after Close. A shared store may be open several times.
 	Open   func() (store.Store, error)
 	Shared bool
 
-	Forgets bool   // a closed store is empty when it is opened again
+	Forgets bool   // the store loses its content at Close
 	Dir     string // of all files of the store, searched for erased data; empty: not searched
 }
 
-// partitions is how many the store of a test has.
+// partitions is the number of partitions of each store.
 const partitions = 4
 
 // Run checks the stores at new places.
@@ -171,7 +171,7 @@ func (b *bench) read(partition int, first, last uint64) []string {
 	out := []string{}
 	b.must(b.Read(b.Context(), partition, first, last, func(r store.Record) bool {
 		out = append(out, text(r))
-		clear(r.Data) // it is the callee's for the call
+		clear(r.Data) // fn may change it
 		return true
 	}))
 	return out
@@ -206,7 +206,7 @@ func (b *bench) span(partition int, first, last, records uint64) {
 	}
 }
 
-// tagged checks the newest record with a tag, which is in the form of text.
+// tagged checks the newest record with a tag; want has the form of [bench.read].
 func (b *bench) tagged(partition int, tag, want string) {
 	b.Helper()
 	r, err := b.Tagged(b.Context(), partition, tag)
@@ -216,7 +216,7 @@ func (b *bench) tagged(partition int, tag, want string) {
 	}
 }
 
-// put sets a value, whose present revision is expect if that is given.
+// put sets a value. expect, if given, is the required present revision.
 func (b *bench) put(bucket, key, data string, expect ...uint64) (revision uint64) {
 	b.Helper()
 	return b.putValue(bucket, store.Value{Key: key, Data: []byte(data)}, expect...)
@@ -229,7 +229,7 @@ func (b *bench) putValue(bucket string, v store.Value, expect ...uint64) (revisi
 	return revision
 }
 
-// remove removes a value, whose revision is expect if that is given.
+// remove removes a value. expect, if given, is the required present revision.
 func (b *bench) remove(bucket, key string, expect ...uint64) (revision uint64) {
 	b.Helper()
 	revision, err := b.Delete(b.Context(), bucket, key, expected(expect))
@@ -287,7 +287,7 @@ func (b *bench) ranges(bucket, prefix string, want ...string) {
 	}
 }
 
-// collector collects what a Follow reports.
+// collector collects the records or changes that a Follow reports.
 type collector struct {
 	got  chan string
 	done chan error
