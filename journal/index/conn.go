@@ -23,7 +23,7 @@ func damaged(err error) bool {
 // errSQL marks a failed statement: SQLite's general error code does not.
 var errSQL = errors.New("a statement failed")
 
-// unfit reports whether the file is damaged, or not of this schema.
+// unfit reports whether the file is damaged, or has another schema.
 func unfit(err error) bool {
 	switch codeOf(err) {
 	case sqlite.ResultConstraint, sqlite.ResultMismatch, sqlite.ResultSchema, sqlite.ResultFormat:
@@ -108,7 +108,7 @@ func (v *values) positive(n int64) *values {
 	return v.blob(nil)
 }
 
-// text binds a text, NULL for "": so it needs no memory.
+// text binds a text, NULL for "" to save memory.
 func (v *values) text(s string) *values {
 	if s == "" {
 		return v.blob(nil)
@@ -128,8 +128,8 @@ func (v *values) blob(b []byte) *values {
 	return v
 }
 
-// bulkValues is how many values one statement inserts: beginning and ending a
-// statement costs as much as a row.
+// bulkValues is the number of values in one statement that inserts: beginning and
+// ending a statement costs as much as a row.
 const bulkValues = 336
 
 // insert inserts a row for each element of list, and returns how many were

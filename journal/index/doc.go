@@ -1,17 +1,17 @@
 // Package index finds messages, conversations, traces and failures of a journal: by
 // agent, time, state, trace, id and text. It is one SQLite file that is fed from the
-// journal and can be rebuilt from it at any time. It knows enough of a message for
-// lists; the message itself is read from the journal, at the position that the index
-// has.
+// journal and can be rebuilt from it at any time. It has the fields of a message that
+// lists show; the message itself is read from the journal, at the position in the
+// index.
 //
 // # How it follows
 //
 // [Open] returns at once. The index catches up in the background, from the last
 // record in the file, and then follows the journal's Watch through a bounded queue.
 // Records that do not fit into the queue are read from the journal later: none is
-// ever missing, and the journal never waits. [Index.Stats] has how many records the
-// index is behind; [Index.Wait] waits until everything recorded before the call can
-// be found.
+// ever missing, and the journal never waits. [Index.Stats] says how far the index is
+// behind; [Index.Wait] waits until every message recorded before the call can be
+// found.
 //
 // # One file, one writer
 //
@@ -20,8 +20,8 @@
 // beginning. Memory holds some tens of thousands of records, however long the
 // journal is.
 //
-// The words are in a table of FTS5, SQLite's full-text index. It keeps words and
-// their positions but not the texts, which are in the journal.
+// The words are in a table of FTS5, SQLite's full-text index. It has words and their
+// positions; the texts are in the journal.
 //
 // # When it is thrown away
 //
@@ -33,8 +33,8 @@
 // # What it contains
 //
 // Senders, recipients, times, states, and the first characters and the words of the
-// content, not encrypted. With [Config.NoText] it keeps nothing of the content, and
-// there is no search by text: use that if the journal is encrypted.
+// content, not encrypted. With [Config.NoText] it has no content, and there is no
+// search by text: use that if the journal is encrypted.
 //
 // # Order
 //

@@ -11,12 +11,12 @@ import (
 )
 
 // Erase removes the content of messages: searchable text, previews and texts of
-// errors. The messages stay, as their records do. Erase first waits until
-// everything recorded before the call is indexed, so that no content comes back.
-// With thorough the file is also rewritten, so that no byte of erased content is
-// left in it, also from earlier calls; that takes time in proportion to the index.
-// Without it, words of erased messages stay in the file until SQLite merges and
-// overwrites them. Unknown messages are no error.
+// errors. The messages stay, as their records do. Erase first waits until every
+// record made before the call is indexed, so that no content comes back. With
+// thorough it also rewrites the file, which then has no byte of erased content, also
+// from earlier calls; that takes time in proportion to the index. Without thorough,
+// words of erased messages stay in the file until SQLite merges and overwrites them.
+// Unknown messages are no error.
 func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) error {
 	for len(ids) > 0 {
 		list := ids[:min(len(ids), pruneChunk)]
@@ -27,10 +27,9 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 	}
 	return x.do(ctx, func(s *store) error {
 		if thorough {
-			// FTS5 only marks a deleted text; its words disappear when they are merged.
-			// SQLite leaves bytes in pages that it splits. So all words are merged and
-			// the file is rewritten, by way of a temporary file of the same size, which
-			// is too large for memory.
+			// FTS5 only marks a deleted text; a merge removes its words. SQLite leaves
+			// bytes in pages that it splits. So all words are merged and the file is
+			// rewritten. The temporary file has the same size, too large for memory.
 			statements := []string{"PRAGMA temp_store=FILE", "VACUUM", "PRAGMA temp_store=MEMORY"}
 			if !s.noText {
 				statements = append([]string{"INSERT INTO texts (texts) VALUES ('optimize')"}, statements...)
@@ -45,8 +44,8 @@ func (x *Index) Erase(ctx context.Context, thorough bool, ids ...parley.ID) erro
 	})
 }
 
-// do has the writer call f between two batches, after everything that was recorded
-// before the call.
+// do has the writer call f between two batches, after it has indexed every record
+// made before the call.
 func (x *Index) do(ctx context.Context, f func(*store) error) error {
 	x.waiters.Add(1) // the writer does not gather a batch meanwhile
 	defer x.waiters.Add(-1)

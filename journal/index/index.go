@@ -25,14 +25,14 @@ type Config struct {
 	Journal *journal.Journal
 	Path    string // of the file; "": in memory
 
-	NoText bool // keep nothing of the content
+	NoText bool // keep no content
 
 	Log *slog.Logger // nil discards
 
 	// Progress reports the state of indexing when more than a batch is missing:
 	// done of total sequences (which have gaps) since the index was opened or
-	// thrown away, over all partitions. It is called one call at a time; the last
-	// call of a run has done equal to total.
+	// thrown away, over all partitions. There is one call at a time; the last call of
+	// a run has done equal to total.
 	Progress func(done, total uint64)
 
 	queue  int           // records between the journal and the index, up to 64 MiB; default 65,536
@@ -58,7 +58,7 @@ type Index struct {
 
 	mu       sync.Mutex
 	indexed  []uint64      // by partition
-	base     []uint64      // indexed, when the index was opened
+	base     []uint64      // indexed, as it was when the index was opened
 	advanced chan struct{} // closed when indexed changes
 	rebuilds uint64
 	records  uint64
@@ -184,7 +184,7 @@ func (x *Index) createFile() error {
 		x.name = fmt.Sprintf("file:/parley-index-%d?vfs=memdb", memories.Add(1))
 		return nil
 	}
-	// It holds content: nobody else may read it.
+	// The file has content: no other user may read it.
 	f, err := os.OpenFile(x.name, os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {
 		err = f.Close()
@@ -192,7 +192,7 @@ func (x *Index) createFile() error {
 	return err
 }
 
-// startOver forgets what was indexed.
+// startOver resets the positions: nothing is indexed.
 func (x *Index) startOver() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -215,7 +215,7 @@ func (x *Index) belongs(ctx context.Context, s *store) error {
 		r, err := x.c.Journal.Read(ctx, journal.Position{Partition: p, Sequence: m.sequence})
 		switch {
 		case errors.Is(err, journal.ErrNotFound), errors.Is(err, journal.ErrCorrupt):
-			// Removed since. The next records will be indexed.
+			// The record was removed since. The next records will be indexed.
 		case err != nil:
 			return err
 		case digestOf(r) != m.digest:
@@ -252,7 +252,7 @@ func (x *Index) closeReaders() (err error) {
 // may have it open.
 func (x *Index) remove() error {
 	if x.c.Path == "" {
-		return nil // the next one has another name
+		return nil // the next database in memory has another name
 	}
 	for _, path := range []string{x.c.Path, x.c.Path + "-search"} {
 		for _, suffix := range []string{"", "-wal", "-shm", "-journal"} {
@@ -272,8 +272,8 @@ func (x *Index) Close() error {
 	return x.closeReaders()
 }
 
-// lag is how many sequences up to the targets are not indexed yet. The channel is
-// closed when that has changed.
+// lag counts the sequences up to the targets that are not indexed yet. The channel is
+// closed when the number has changed.
 func (x *Index) lag(targets []uint64) (lag uint64, changed <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -296,8 +296,8 @@ func (x *Index) Stats() (s Stats) {
 	return s
 }
 
-// Wait returns when everything that the journal had reported at the time of the
-// call can be found.
+// Wait returns when every message that the journal had reported before the call can
+// be found.
 func (x *Index) Wait(ctx context.Context) error {
 	targets := x.queue.targets()
 	x.waiters.Add(1)
@@ -320,7 +320,7 @@ func (x *Index) Wait(ctx context.Context) error {
 
 var errClosed = errors.New("the index is closed")
 
-// run is the writer.
+// run is the writer's loop.
 func (x *Index) run(ctx context.Context, s *store) {
 	defer close(x.done)
 	defer func() { x.closeStore(s) }()
@@ -357,7 +357,7 @@ func (x *Index) run(ctx context.Context, s *store) {
 	}
 }
 
-// ready is a channel that need not be waited for.
+// ready is a closed channel.
 var ready = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // closeStore closes the writer's connection.
@@ -396,8 +396,8 @@ func (x *Index) setError(err error) {
 	x.lastErr = err
 }
 
-// recover repairs the store after a failure, or throws the file away, and has the
-// rest read from the journal.
+// recover repairs the store after a failure, or throws the file away. The missing
+// records are then read from the journal.
 func (x *Index) recover(ctx context.Context, s *store, err error) *store {
 	x.setError(err)
 	x.log.Warn("the index does not follow; trying again", "error", err, "lag", x.Stats().Lag)
@@ -435,8 +435,8 @@ func (x *Index) pause(ctx context.Context) {
 
 var errNoStore = errors.New("the index is not open")
 
-// write indexes records and commits; it reads partitions that are behind from the
-// journal.
+// write indexes records and commits. It also reads the partitions that are behind
+// from the journal.
 func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, behind []int) error {
 	for _, r := range list {
 		if err := x.add(s, r, 1); err != nil {
@@ -452,7 +452,7 @@ func (x *Index) write(ctx context.Context, s *store, list []*journal.Record, beh
 	return err
 }
 
-// add indexes a record, and commits if so many batches are full. A larger
+// add indexes a record, and commits after the given number of batches. A larger
 // transaction costs less per record; a smaller one is visible sooner.
 func (x *Index) add(s *store, r *journal.Record, batches int) error {
 	if err := s.add(r); err != nil {
@@ -483,8 +483,8 @@ func (x *Index) commit(s *store) error {
 	return nil
 }
 
-// advance notes that a partition is indexed up to a sequence, which need not be a
-// record's.
+// advance notes that a partition is indexed up to a sequence, which need not have a
+// record.
 func (x *Index) advance(p int, sequence uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

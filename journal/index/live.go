@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// Of returns what the index will know of a record's message, for callers that
-// follow the journal. false: the record has steps only.
+// Of returns a record's message as the index will have it, for callers that follow
+// the journal. false: the record has steps only.
 func (x *Index) Of(r *journal.Record) (Message, bool) {
 	if r.Message == nil {
 		return Message{}, false
@@ -73,8 +73,8 @@ func reasonOf(e *parley.Error) *Reason {
 }
 
 // Matches reports whether the filter selects m, without regard to Cursor, Limit and
-// order. Text is searched in messages from [Index.Of]; in others only in the
-// preview.
+// order. Text is compared with the whole text of a message from [Index.Of], and with
+// the preview of any other.
 func (f *Filter) Matches(m *Message) bool {
 	to := func(name string) bool {
 		return m.To == name || slices.ContainsFunc(m.Deliveries, func(d Delivery) bool { return d.To == name })

@@ -33,29 +33,29 @@ var (
 
 // Filter selects messages; zero fields select all.
 type Filter struct {
-	Agent        string // its sender, or one of its recipients
-	From, To     string // To: as addressed, or one it was delivered to
+	Agent        string // the sender, or one of the recipients
+	From, To     string // To: as addressed, or a recipient of a delivery
 	Conversation parley.ID
 	InReplyTo    parley.ID
 	Trace        string // id of the W3C trace context, or the protocol's own
 	Kind         parley.Kind
 	State        parley.DeliveryState // of one of its deliveries
-	Protocol     string               // it came by
+	Protocol     string               // of the message's origin
 	Since, Until time.Time            // recorded from Since to before Until; in microseconds
 	Failed       bool                 // refused, a failure itself, or given up for a recipient
-	Refused      bool                 // proved, but turned away
-	Text         string               // words it has; "in quotes" as a phrase; with a star* as beginnings
+	Refused      bool                 // proved, but not admitted
+	Text         string               // words; "in quotes" as a phrase; with a star* as beginnings
 
 	Oldest bool   // the oldest first; else the newest
-	Cursor string // where the page before ended: its Next
+	Cursor string // Next of the previous page
 	Limit  int    // 0: 100; at most MaxLimit
 }
 
-// A Message is what the index knows of a message.
+// A Message is a message as the index has it.
 type Message struct {
 	ID           parley.ID        `json:"id"`
 	Position     journal.Position `json:"position"`
-	Time         time.Time        `json:"time"` // it was recorded
+	Time         time.Time        `json:"time"` // of the record
 	Kind         parley.Kind      `json:"kind"`
 	State        parley.State     `json:"state,omitzero"`  // of an event
 	Number       int              `json:"number,omitzero"` // of an event
@@ -65,14 +65,14 @@ type Message struct {
 	InReplyTo    parley.ID        `json:"inReplyTo,omitzero"`
 	Skill        string           `json:"skill,omitzero"`
 	Act          string           `json:"act,omitzero"`
-	Protocol     string           `json:"protocol,omitzero"` // it came by
+	Protocol     string           `json:"protocol,omitzero"` // of the message's origin
 	Assurance    parley.Assurance `json:"assurance"`
 	Trace        string           `json:"trace,omitzero"` // hexadecimal
 	Size         int              `json:"size"`
-	Refused      bool             `json:"refused,omitzero"` // proved, but turned away
+	Refused      bool             `json:"refused,omitzero"` // proved, but not admitted
 	Failed       bool             `json:"failed,omitzero"`  // refused, a failure itself, or given up for a recipient
 	Error        *Reason          `json:"error,omitzero"`
-	Preview      string           `json:"preview,omitzero"` // the beginning of its content
+	Preview      string           `json:"preview,omitzero"` // the beginning of the content
 	Snippet      string           `json:"snippet,omitzero"` // with Filter.Text: found words between « and »
 	Deliveries   []Delivery       `json:"deliveries"`
 
@@ -81,7 +81,7 @@ type Message struct {
 	trace []byte
 }
 
-// Reason is why something failed.
+// Reason is the cause of a failure.
 type Reason struct {
 	Code parley.Code `json:"code"`
 	Text string      `json:"text,omitzero"`
@@ -99,12 +99,12 @@ type Delivery struct {
 	Error     *Reason              `json:"error,omitzero"`
 	Reply     parley.ID            `json:"reply,omitzero"`
 	Losses    []string             `json:"losses,omitzero"`
-	Steps     []Step               `json:"steps,omitzero"` // only where one message or conversation is asked for
+	Steps     []Step               `json:"steps,omitzero"` // only from Message and History
 }
 
 // A Step is a change of a delivery.
 type Step struct {
-	Position journal.Position     `json:"position"` // of the record that holds it
+	Position journal.Position     `json:"position"` // of the step's record
 	Time     time.Time            `json:"time"`
 	State    parley.DeliveryState `json:"state"`
 	Attempt  int                  `json:"attempt"`
@@ -114,20 +114,20 @@ type Step struct {
 // Page is a part of the messages that a filter selects.
 type Page struct {
 	Messages []Message
-	Next     string // cursor of the next page; "": this is the last
+	Next     string // cursor of the next page; "": this page is the last
 }
 
 // ConversationFilter selects conversations; zero fields select all.
 type ConversationFilter struct {
 	Agent        string
-	Since, Until time.Time // something was recorded in it at or after; its last message was recorded before
-	Open         bool      // a delivery in it is not settled
-	Failed       bool      // a message in it failed
+	Since, Until time.Time // the last record is not before Since; the last message is before Until
+	Open         bool      // a delivery is not settled
+	Failed       bool      // a message failed
 	Cursor       string
 	Limit        int // 0: 100; at most MaxLimit
 }
 
-// A Conversation is what the index knows of a conversation.
+// A Conversation is a conversation as the index has it.
 type Conversation struct {
 	ID       parley.ID `json:"id"`
 	First    time.Time `json:"first"`
@@ -136,7 +136,7 @@ type Conversation struct {
 	Open     int       `json:"open"`             // deliveries that are not settled
 	Failed   int       `json:"failed"`           // messages that failed
 	Agents   []string  `json:"agents"`           // by name; at most 100
-	Preview  string    `json:"preview,omitzero"` // of its last message
+	Preview  string    `json:"preview,omitzero"` // of the last message
 }
 
 // ConversationPage is a part of the conversations that a filter selects, in the
@@ -190,7 +190,7 @@ func readTransaction(c *sqlite.Conn, f func(*sqlite.Conn) error) error {
 		return err
 	}
 	err := f(c)
-	c.SetInterrupt(nil) // the transaction ends also where the caller does not wait
+	c.SetInterrupt(nil) // the transaction must end even if the caller has gone
 	return errors.Join(err, executePrepared(c, "ROLLBACK", nil))
 }
 
@@ -203,7 +203,7 @@ func agentKey(c *sqlite.Conn, name string) (int64, error) {
 // the key, which pages and cursors use.
 type clause struct {
 	from, key string
-	owner     int64 // from is one of the lists of its messages
+	owner     int64 // if set, from is a list of the owner's messages
 	where     []string
 	args      []any
 }
@@ -248,7 +248,7 @@ func (c *clause) page(
 	query := fmt.Sprintf("SELECT %[1]s FROM %[2]s WHERE %[3]s AND %[1]s > ? AND %[1]s < ? ORDER BY 1 %[4]s LIMIT ?",
 		c.key, c.from, strings.Join(append(c.where, "1"), " AND "), order)
 	const span = 1<<spanBits - 1
-	// Lists are read some spans of time at a time, and more each time.
+	// Read the lists of some spans of time, and of more spans in each round.
 	for lists := 64; ; lists *= 2 {
 		from, to, more := low, high, false
 		if c.owner != 0 {
@@ -301,7 +301,7 @@ func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 	}
 	words, trace := match(f.Text), traceKey(f.Trace)
 	const isTo = `(m.recipient=? OR EXISTS (SELECT 1 FROM json_each(m.deliveries) WHERE value ->> 'to' = ?))`
-	// Of those in force the first names the table and index that are read.
+	// The first condition that is set selects the table and the index.
 	switch {
 	case f.Text != "" && words == "":
 		return c, false, fmt.Errorf("%w: there is no word in %.100q", ErrFilter, f.Text)
@@ -427,7 +427,8 @@ func in(column string, keys []int64) string {
 	return fmt.Sprintf("%[1]s IN (%s) ORDER BY %[1]s DESC", column, strings.Join(list, ","))
 }
 
-// snippets reads the texts from the journal: the index has only their words.
+// snippets makes the snippets. It reads the texts from the journal: the index has
+// only their words.
 func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 	for i := range list {
 		m := &list[i]
@@ -438,7 +439,7 @@ func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 }
 
 // prefix parses the beginning of an id, at least eight digits with or without
-// dashes, and returns the first and the last id that begin so.
+// dashes, and returns the first and the last id with this beginning.
 func prefix(s string) (low, high parley.ID, err error) {
 	digits := strings.ReplaceAll(s, "-", "")
 	if len(digits) < 8 || len(digits) > 32 {
@@ -455,8 +456,8 @@ func prefix(s string) (low, high parley.ID, err error) {
 	return low, high, nil
 }
 
-// one finds the row with an id, or the beginning of it, by a search of the ids from
-// the first to the last that begin so. Rows with the same id count as one.
+// one finds the row with an id, or with the beginning of one, by a search from the
+// first to the last id with this beginning. Rows with the same id count as one.
 func one[T any](ctx context.Context, x *Index, id string, idOf func(*T) parley.ID,
 	search func(tx *sqlite.Conn, low, high []byte) ([]T, error)) (out T, err error) {
 	low, high, err := prefix(id)
@@ -507,12 +508,13 @@ func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conv
 	return out, err
 }
 
-// fewMessages decides how an agent's conversations are searched: with fewer
-// messages among these, else among the newest conversations of all agents.
+// fewMessages decides how an agent's conversations are searched. If the agent has
+// fewer messages, its messages are searched, else the newest conversations of all
+// agents.
 const fewMessages = 20_000
 
-// Conversations returns those that a filter selects. Errors: ErrFilter, or the
-// context's own.
+// Conversations returns the conversations that a filter selects. Errors: ErrFilter,
+// or the context's own.
 func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page ConversationPage, err error) {
 	n := limit(f.Limit)
 	err = x.view(ctx, func(tx *sqlite.Conn) error {

@@ -53,9 +53,9 @@ func (q *queue) wakeWriter() {
 	}
 }
 
-// take empties the queue, and returns the partitions that must be read from the
-// journal after its records. A record that arrives later is queued, or marks its
-// partition again.
+// take empties the queue into list. behind are the partitions that must then be read
+// from the journal. A record that arrives later is queued, or marks its partition
+// again.
 func (q *queue) take(into []*journal.Record) (list []*journal.Record, behind []int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -80,7 +80,7 @@ func (q *queue) readAll(j *journal.Journal) {
 	q.wakeWriter()
 }
 
-// setLatest notes how far a partition has come.
+// setLatest notes the last sequence of a partition.
 func (q *queue) setLatest(p int, seq uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -2,8 +2,8 @@ package index
 
 import "github.com/parley-hub/parley"
 
-// version is that of the schema and of the data in it. A file of another version is
-// thrown away.
+// version is the version of the schema and of the data in it. A file of another
+// version is thrown away.
 const version = "6"
 
 // The key n of a message is its time in microseconds, made to grow within its
@@ -16,7 +16,7 @@ const version = "6"
 // The messages of an agent and of a trace are in lists. A row has the messages that
 // one batch adds within a partition and a span of time, as a JSON list of their
 // distances from the last. One row with many keys costs little more than a row with
-// one.
+// one key.
 //
 // The counters of a conversation are written with each batch; the trigger updates
 // them if a message is removed. See [flagFailed] and [flagNotable] for 993 and 999.
@@ -49,8 +49,8 @@ CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
 END;
 `
 
-// textSchema is the full-text index. It has words and their positions, not the
-// texts, which are in the journal.
+// textSchema is the full-text index. It has words and their positions; the texts are
+// in the journal.
 const textSchema = `
 CREATE VIRTUAL TABLE texts USING fts5(body, content='', contentless_delete=1);
 INSERT INTO texts (texts, rank) VALUES ('hashsize', 8388608);
@@ -59,7 +59,7 @@ INSERT INTO texts (texts, rank) VALUES ('usermerge', 16);
 CREATE TRIGGER text_removed AFTER DELETE ON messages BEGIN DELETE FROM texts WHERE rowid = old.n; END;
 `
 
-// settings are those of the writer's connection.
+// settings of the writer's connection.
 var settings = []string{"journal_mode = WAL", "synchronous = NORMAL", "cache_size = -65536",
 	"wal_autocheckpoint = 8000", "temp_store = MEMORY"}
 

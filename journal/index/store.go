@@ -34,7 +34,7 @@ type store struct {
 	counted  []*conversation // with changed counters
 	lists    map[listKey][]int64
 	records  int
-	bytes    int // that they hold in memory
+	bytes    int // of memory that they need
 
 	// Caches of rows of the file and of the batch.
 	agents        map[string]int64
@@ -66,11 +66,11 @@ type tracked struct {
 	conversation parley.ID
 	flags        int64 // of its own
 	list         []delivery
-	inFile       bool // it has a row
-	changed      bool // and that is to be updated
+	inFile       bool // the message has a row in the file
+	changed      bool // the row must be updated
 }
 
-// A delivery, as in the file.
+// delivery is a delivery as in the file.
 type delivery struct {
 	To        string    `json:"to"`
 	Steps     []step    `json:"s"`
@@ -101,8 +101,9 @@ type listKey struct {
 // second.
 const spanBits = 28
 
-// traceOwner is the owner of a trace's messages. Owners that are agents are
-// positive. If traces share an owner, the messages tell them apart.
+// traceOwner is the number that owns the list of a trace's messages. It is negative;
+// agents have positive numbers. If traces share a number, their messages distinguish
+// them.
 func traceOwner(trace []byte) int64 {
 	if len(trace) < 8 {
 		return 0
@@ -115,7 +116,7 @@ type trackedKey struct {
 	partition int
 }
 
-// conversation is a row of conversations, or with n 0 what a batch adds to one.
+// conversation is a row of conversations, or with n 0 the change of a row by a batch.
 type conversation struct {
 	id                                     parley.ID
 	n, first, last, messages, open, failed int64
@@ -177,7 +178,7 @@ func (s *store) open(identity string) error {
 	return s.load()
 }
 
-// load rolls back what was not committed, and reads the positions.
+// load rolls back an open transaction, and reads the positions.
 func (s *store) load() (err error) {
 	s.dropBatch()
 	s.dropCache()
@@ -265,7 +266,7 @@ func (s *store) add(r *journal.Record) (err error) {
 		return nil
 	}
 	if s.records == 0 {
-		// Queries run in this transaction, too: one of their own costs more than they do.
+		// The writer's queries run in this transaction: one of their own would cost more.
 		if err := executePrepared(s.c, "BEGIN IMMEDIATE", nil); err != nil {
 			return err
 		}
@@ -306,8 +307,8 @@ func (s *store) agent(name string) (n int64, err error) {
 	return n, nil
 }
 
-// count returns the conversation, to change its counters. The one for messages
-// without a conversation is not written.
+// count returns the conversation, to change its counters. The zero id is for messages
+// without a conversation; its counters are not written.
 func (s *store) count(id parley.ID) *conversation {
 	c := s.conversations[id]
 	if c == nil {
@@ -537,7 +538,7 @@ func (s *store) change(t *tracked) {
 	}
 }
 
-// addLosses adds new losses, unless there are more than most then.
+// addLosses adds the new losses, or none of them if there would be more than most.
 func (d *delivery) addLosses(losses []parley.Loss, most int) {
 	list := slices.Clip(d.Losses)
 	for _, l := range losses {
@@ -640,9 +641,9 @@ func (s *store) write() error {
 			return err
 		}
 	}
-	// The texts come last, one row per statement: before a statement that may be
-	// rolled back in part, and at a key that is not greater than the last, the
-	// full-text index writes what it has gathered.
+	// The texts come last, one row per statement: the full-text index writes its
+	// buffer before a statement that may be rolled back in part, and at a key that is
+	// not greater than the last.
 	for _, w := range s.messages {
 		w.inFile = true
 		if w.text == "" {
@@ -704,7 +705,7 @@ func (s *store) writeConversations() error {
 		if err != nil {
 			return err
 		}
-		// Most are new; then n equals their number, and no look-up is needed.
+		// Most conversations are new; if n equals their number, no look-up is needed.
 		for i := 0; i < len(list) && n < len(list); i++ {
 			c := list[i]
 			err := executePrepared(s.c,

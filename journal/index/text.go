@@ -45,7 +45,7 @@ func previewOf(m *parley.Message, text string) string {
 		for _, p := range m.Parts {
 			if p.IsJSON() && len(p.Data) > 0 && p.Data[0] == '{' && !bytes.Contains(p.Data, []byte(`"text"`)) &&
 				!bytes.Contains(p.Data, []byte(`"message"`)) {
-				continue // spares the decoding
+				continue // saves the decoding
 			}
 			if s, ok := parley.OnlyText(p); ok {
 				text = s
@@ -58,7 +58,7 @@ func previewOf(m *parley.Message, text string) string {
 
 // line puts a text on one line of at most n characters.
 func line(s string, n int) string {
-	// Most texts begin as they are shown.
+	// Most texts begin with bytes that stay as they are.
 	plain := 0
 	for plain < min(len(s), n-1) && s[plain] < 0x7f &&
 		(s[plain] > ' ' || s[plain] == ' ' && plain > 0 && s[plain-1] != ' ') {
@@ -134,8 +134,8 @@ type term struct {
 }
 
 // terms parses a search. All words must occur; words in quotes must follow each
-// other; a star after a word stands for any ending. Nothing else has a meaning, so
-// there are no syntax errors.
+// other; a star after a word stands for any ending. No other character has a meaning,
+// so there are no syntax errors.
 func terms(q string) (out []term) {
 	phrase := false
 	for part := range strings.SplitSeq(q, `"`) {
