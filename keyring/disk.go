@@ -20,7 +20,7 @@ import (
 // FileName is the ring's file in its directory.
 const FileName = "keyring.json"
 
-// maxFile bounds what is read as a ring.
+// maxFile bounds the size of a ring's file.
 const maxFile = 256 << 20
 
 // unfinished ends the name of a file that a crash left half written; see [atomicfile.Replace].
@@ -120,7 +120,7 @@ func makeDir(dir string) error {
 	return checkMode(dir, info, 0o700)
 }
 
-// checkMode refuses a mode with which others could read or change the file.
+// checkMode refuses a mode with which other users could read or change the file.
 func checkMode(path string, info fs.FileInfo, want fs.FileMode) error {
 	if !disk.OthersMay(info) {
 		return nil
@@ -184,7 +184,7 @@ func (d *ringFile) stop() {}
 
 func (d *ringFile) String() string { return d.path }
 
-// catchUp loads what another process wrote, and returns the file.
+// catchUp loads the changes of other processes, and returns the file.
 func (d *ringFile) catchUp(r *Ring) ([]byte, error) {
 	b, err := readPrivate(d.path, maxFile)
 	sum := sha256.Sum256(b)
@@ -205,8 +205,8 @@ func (d *ringFile) catchUp(r *Ring) ([]byte, error) {
 	return b, err
 }
 
-// write writes c. After an error the old file is there; if only the directory could
-// not be synced, the new one is, and the next update reads it.
+// write writes c. After an error the old file is there, except if only the sync of the
+// directory failed: then the new file is there, and the next update reads it.
 func (d *ringFile) write(c *contents) error {
 	b, err := d.sealer.seal(c)
 	if err != nil {
@@ -222,7 +222,7 @@ func (d *ringFile) write(c *contents) error {
 	return nil
 }
 
-// replace replaces the ring's file, or leaves the old one.
+// replace replaces the ring's file; after an error the old one stays.
 func (d *ringFile) replace(b []byte) error {
 	if err := d.step("replace"); err != nil {
 		return err
@@ -316,7 +316,7 @@ func (d *ringFile) protect(r *Ring, current, p Protection) (backup string, err e
 // locked calls f while no other process can change the ring.
 func (d *ringFile) locked(f func() error) error {
 	if _, err := os.Stat(d.dir); err != nil {
-		return fmt.Errorf("keyring: %w", err) // to lock it would make a file of that name
+		return fmt.Errorf("keyring: %w", err) // locking would make a file of that name
 	}
 	lock, err := disk.Wait(d.dir)
 	if err != nil {

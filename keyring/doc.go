@@ -1,5 +1,5 @@
-// Package keyring keeps a hub's private keys and secrets, and the public keys of
-// agents that somebody vouched for.
+// Package keyring keeps a hub's private keys and secrets, and the enrolled public
+// keys of agents.
 //
 // A [Ring] holds private keys by owner (an agent's name, or "hub") and purpose
 // ("samvad", "uagents", "asp", "agh", "admin", …), and returns a [Signer] for
@@ -9,10 +9,10 @@
 //
 // # Life of a key
 //
-// A key is active, then retiring, then over. [Ring.Rotate] makes a new active key
-// and keeps the old one valid for an overlap, for peers who learn of the change
-// late; meanwhile [Ring.Keys] returns both. [Ring.Revoke] ends a key at once and
-// erases its private half. [Ring.Signer] returns the newest active key, at the
+// A key is active, then retiring, then no longer valid. [Ring.Rotate] makes a new
+// active key and keeps the old one valid for an overlap, for peers that learn of the
+// change late; meanwhile [Ring.Keys] returns both. [Ring.Revoke] ends a key at once
+// and erases its private half. [Ring.Signer] returns the newest active key, at the
 // cost of a map look-up.
 //
 // # At rest
@@ -22,27 +22,26 @@
 // change is written to a temporary file, which is synced and renamed over the old
 // one; then the directory is synced. After a full disk or a crash the file is the
 // old one or the new one, whole. A change locks the ring against other processes
-// and starts from what they wrote.
+// and first loads their changes.
 //
 // With a passphrase or an identity file the contents are encrypted in the age
 // format (https://age-encryption.org/v1). age-keygen makes an identity file. A
 // passphrase protects, by scrypt, a random X25519 identity, to which the contents
-// are encrypted; the cost of scrypt is paid once per [Open]. A wrong or missing
-// passphrase, and one for a ring that is not encrypted, are errors, found before
-// anything is written. A ring is never partly encrypted. [Ring.Protect] changes
-// the protection, after writing a backup.
+// are encrypted; the cost of scrypt is paid once per [Open]. A wrong, missing or
+// needless passphrase is an error, found before anything is written. A ring is never
+// partly encrypted. [Ring.Protect] changes the protection, after writing a backup.
 //
 // The hubs of a cluster keep their ring in a [Store], encrypted in the same way.
-// One value, the head, has what opens the ring; each owner's keys for a purpose
-// are a value of their own. A change of the passphrase first replaces the head,
-// which then also has the previous identity, encrypted to the new one. The other
-// values are encrypted to the new identity after that.
+// One value, the head, has the identity that opens the ring; each owner's keys for a
+// purpose are a value of their own. A change of the passphrase first replaces the
+// head, which then also has the previous identity, encrypted to the new one. The
+// other values are encrypted to the new identity after that.
 //
 // # What is stable
 //
 // The file names its format, "parley-keyring/1", and every later version of this
 // package reads it. A file of an unknown format is refused and not changed.
 //
-// Nothing secret appears in errors, in file names, or in what fmt, log/slog and
-// encoding/json make of this package's types.
+// Nothing secret appears in errors, in file names, or in the output of fmt, log/slog
+// and encoding/json for this package's types.
 package keyring

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Enrolled is a public key that somebody vouched for: messages signed with it are
-// from Agent.
+// Enrolled is a public key of an agent: messages signed with it are from Agent. By
+// vouches for it.
 type Enrolled struct {
 	Agent     string    `json:"agent"`
 	Purpose   string    `json:"purpose"`

@@ -8,12 +8,12 @@ import (
 	"log/slog"
 )
 
-// oldRing is a ring in the place that this hub does not use any more: a file from
-// before it joined a cluster, or the restored state of a cluster for a hub that is
-// alone now.
+// oldRing is a ring in a place that this hub no longer uses: a file from before the
+// hub joined a cluster, or the restored state of a cluster for a hub that is alone
+// now.
 type oldRing struct {
 	contents *contents
-	remove   func() (to string, err error) // from the old place; to says where the backup is
+	remove   func() (to string, err error) // from the old place; to is the path of the backup
 }
 
 // openOldRing opens the ring to import; nil: there is none.
@@ -73,7 +73,7 @@ func (r *Ring) migrate(f *oldRing, log *slog.Logger) error {
 				left = append(left, fmt.Sprintf("key %s of %q for %q", k.ID, k.Owner, k.Purpose))
 			}
 		}
-		// A key that was enrolled here stays.
+		// A key that is enrolled here stays.
 		known := map[[3]string]*Enrolled{}
 		for i := range c.Enrolled {
 			e := &c.Enrolled[i]

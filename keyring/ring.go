@@ -66,7 +66,7 @@ type Key struct {
 	Turn      time.Time `json:"turn,omitzero"`  // in a rollover: the next key begins to sign
 	Until     time.Time `json:"until,omitzero"` // end of validity; zero: none is set
 	Used      time.Time `json:"used,omitzero"`  // last signature; kept on disk from the next change or Close
-	By        string    `json:"by,omitempty"`   // operator or program that made or imported it
+	By        string    `json:"by,omitempty"`   // operator or program that made or imported the key
 	Note      string    `json:"note,omitempty"`
 }
 
@@ -75,8 +75,8 @@ func (k Key) Live(t time.Time) bool {
 	return k.State == Active || k.State == Next || k.State == Retiring && t.Before(k.Until)
 }
 
-// at returns the key as it is at t. In a [Ring.Rollover] time alone changes keys:
-// the ring has them as they will be from Turn on, and Turn.
+// at returns the key as it is at t. In a [Ring.Rollover] time alone changes keys: the
+// ring has Turn, and the states from Turn on.
 func (k Key) at(t time.Time) Key {
 	switch turned := !t.Before(k.Turn); {
 	case k.Turn.IsZero():
@@ -95,15 +95,15 @@ type Signer interface {
 	ID() string
 	Public() []byte
 	Algorithm() Algorithm
-	// Sign signs msg with Ed25519, or the digest msg of 32 bytes with the
-	// others. It fails with ErrRevoked once the key is revoked.
+	// Sign signs msg with Ed25519, or the digest msg of 32 bytes with another
+	// algorithm. It fails with ErrRevoked once the key is revoked.
 	Sign(msg []byte) ([]byte, error)
-	// Seed gives the 32 secret bytes, for protocol identities that hold their
+	// Seed returns the 32 secret bytes, for protocol identities that hold their
 	// key themselves; nil once the key is revoked.
 	Seed() []byte
 }
 
-// New says which key to make.
+// New describes a key to be made.
 type New struct {
 	Owner     string
 	Purpose   string
@@ -122,17 +122,17 @@ type Ring struct {
 
 	mu      sync.Mutex // held by changes, also while they write
 	current atomic.Pointer[snapshot]
-	changed []string // agents whose enrolled keys have changed, of which watchers do not know yet; under mu
+	changed []string // agents with changed enrolled keys that watchers do not know yet; under mu
 
 	watchers []func(agent string) // under mu
 	watchMu  sync.Mutex           // held while they are called
 }
 
-// A place keeps a ring: a file, a store or nothing but memory. Its methods are called under [Ring.mu], but for stop and
-// String.
+// A place keeps a ring: a file, a store or memory. Its methods are called under
+// Ring.mu, except stop and String.
 type place interface {
-	// update reads the newest contents, calls change with a copy and writes that. With used it also writes when keys
-	// were last used, if nothing else changes.
+	// update reads the newest contents, calls change with a copy and writes the copy.
+	// With used it also writes when keys were last used, even if nothing else changes.
 	update(r *Ring, change func(*contents) error, used bool) error
 	protect(r *Ring, current, next Protection) (backup string, err error)
 	stop()
@@ -175,7 +175,7 @@ type ringKey struct {
 
 type ownerPurpose struct{ owner, purpose string }
 
-// contents is what the file holds.
+// contents are the keys and secrets of a ring.
 type contents struct {
 	Keys     []record          `json:"keys"`
 	Enrolled []Enrolled        `json:"enrolled"`
@@ -193,7 +193,7 @@ func (c *contents) clone() *contents {
 	return n
 }
 
-// Options describe where a ring is and what opens it.
+// Options describe the place of a ring and its protection.
 type Options struct {
 	// Dir holds the ring's file; it is made if missing. Empty: the ring is in
 	// memory.
@@ -208,14 +208,13 @@ type Options struct {
 	Log    *slog.Logger // nil discards
 
 	// Passphrase or IdentityFile, a file made by age-keygen, protects the ring. At
-	// most one may be given: the one that the ring was made with. An empty
+	// most one may be given: the one of the ring's last protection. An empty
 	// passphrase that is not nil is an error.
 	Passphrase   Secret
 	IdentityFile string
 
-	// WorkFactor is log₂ of the N of scrypt, by which a new passphrase is stretched.
-	// 0 means 18, about a second. A smaller one is for tests; a ring is opened with
-	// the one that it was made with.
+	// WorkFactor is log₂ of N in scrypt, for a new passphrase. 0 means 18, about a
+	// second. A smaller one is for tests. An existing ring is opened with its own.
 	WorkFactor int
 
 	Rand io.Reader        // nil means crypto/rand
@@ -275,7 +274,7 @@ func (r *Ring) Format(f fmt.State, _ rune) {
 }
 
 // Close records when keys were last used, and stops following other hubs. The ring
-// stays usable.
+// can still be used.
 func (r *Ring) Close() error {
 	defer r.place.stop()
 	for _, h := range r.current.Load().byID {
@@ -299,8 +298,8 @@ func (r *Ring) Close() error {
 // and the copy's path returned. The copy opens with current, or without a
 // passphrase if the ring was plain: delete it when the new protection works.
 //
-// Other processes that have the ring open go on with the keys they have. They can
-// change none, and learn of no changes, until they open the ring again.
+// Other processes that have the ring open go on with their keys. They can change no
+// key, and learn of no changes, until they open the ring again.
 func (r *Ring) Protect(current, next Protection) (backup string, err error) {
 	defer r.tell()
 	r.mu.Lock()
@@ -308,8 +307,8 @@ func (r *Ring) Protect(current, next Protection) (backup string, err error) {
 	return r.place.protect(r, current, next)
 }
 
-// Watch calls f with each agent whose enrolled keys have changed, at whatever hub:
-// one call at a time. f must not change the ring.
+// Watch calls f with each agent whose enrolled keys have changed, at any hub: one
+// call at a time. f must not change the ring.
 func (r *Ring) Watch(f func(agent string)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -380,8 +379,8 @@ func (r *Ring) copyContents() *contents {
 	return c
 }
 
-// load validates contents that were read, as far as [Ring.publish] does not, and
-// publishes them.
+// load validates the parts of read contents that [Ring.publish] does not check, and
+// publishes the contents.
 func (r *Ring) load(c *contents) error {
 	for i := range c.Enrolled {
 		e := &c.Enrolled[i]
@@ -441,7 +440,7 @@ func (r *Ring) publish(c *contents) error {
 	}
 	for id, h := range before.byID {
 		if s.byID[id].signer != h.signer {
-			h.signer.ends.Store(0) // forgotten, or gone from the file
+			h.signer.ends.Store(0) // the key was forgotten, or is not in the file any more
 		}
 	}
 	r.current.Store(s)
@@ -498,7 +497,7 @@ func newSigner(k *record, now func() time.Time) (*signer, error) {
 	return s, nil
 }
 
-// fits reports whether s can go on standing for k.
+// fits reports whether s can still sign for k.
 func (s *signer) fits(k *record) bool {
 	return s != nil && s.owner == k.Owner && s.purpose == k.Purpose && s.algorithm == k.Algorithm &&
 		bytes.Equal(s.key.public, k.Public) && (k.State == Revoked || s.seed != nil && bytes.Equal(s.seed, k.Seed))
@@ -549,12 +548,12 @@ func (s *signer) lastUsed(before time.Time) time.Time {
 	return before
 }
 
-// Format names the key without showing it.
+// Format writes the key's name, not the key.
 func (s *signer) Format(f fmt.State, _ rune) {
 	_, _ = fmt.Fprintf(f, "signer{%s %s %q %q}", s.id, s.algorithm, s.owner, s.purpose)
 }
 
-// MarshalText shows the key's name.
+// MarshalText returns the key's name.
 func (s *signer) MarshalText() ([]byte, error) { return []byte(s.id), nil }
 
 // keyID names a key. The same private key imported for two purposes is two keys.
@@ -607,8 +606,8 @@ func (r *Ring) List() []Key {
 	return out
 }
 
-// Keys returns the keys of owner for purpose that are valid now, newest first:
-// those that a card should show.
+// Keys returns the keys of owner for purpose that are valid now, newest first: the
+// keys that a card should show.
 func (r *Ring) Keys(owner, purpose string) []Key {
 	now := r.now()
 	var out []Key
@@ -649,8 +648,8 @@ func (h ringKey) key(now time.Time) Key {
 // An owner with an active key for the purpose gets [ErrExists]: use [Ring.Rotate].
 func (r *Ring) Create(keys ...New) ([]Key, error) { return r.create(keys, false) }
 
-// create makes keys. An active key that is there already is skipped with missing,
-// and an error without.
+// create makes keys. If there is an active key already, it is skipped with missing;
+// without missing that is an error.
 func (r *Ring) create(keys []New, missing bool) ([]Key, error) {
 	return updated(r, func(c *contents) (out []Key, err error) {
 		active := make(map[ownerPurpose]bool, len(c.Keys))
@@ -693,8 +692,8 @@ func (r *Ring) Ensure(n New) (Signer, error) {
 	return r.Signer(n.Owner, n.Purpose)
 }
 
-// EnsureAll makes the keys that are missing, in one write. A file is written whole
-// each time, so many keys should be made this way.
+// EnsureAll makes the missing keys in one write. A file is written whole each time,
+// so many keys should be made this way.
 func (r *Ring) EnsureAll(keys ...New) error {
 	_, err := r.create(keys, true)
 	return err
@@ -734,7 +733,7 @@ func (r *Ring) add(c *contents, n New) (Key, error) {
 // timestamp is now, as the file keeps times.
 func (r *Ring) timestamp() time.Time { return r.now().UTC().Truncate(time.Millisecond) }
 
-// Rotate makes a new active key of the same algorithm and returns it. The old one
+// Rotate makes a new active key of the same algorithm and returns it. The old key
 // retires: it stays valid for overlap, or ends now if overlap is not positive.
 // During a [Ring.Rollover] there is a new key already: without overlap that key
 // becomes active, with overlap the error is [ErrExists].
@@ -748,10 +747,10 @@ func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error)
 	}, overlap <= 0)
 }
 
-// Rollover replaces a key in phases, for owners who can publish several, and
-// returns the new one. The new key is valid at once. The old one signs until
-// overlap has passed, stays valid for grace after that, and ends. Only times make
-// the steps, so a restart changes nothing. One rollover at a time, else
+// Rollover replaces a key in phases, for owners that can publish several, and
+// returns the new one. The new key is valid at once. The old key signs until overlap
+// has passed, stays valid for grace after that, and ends. The phases depend on time
+// alone, so a restart changes nothing. A second rollover at the same time gets
 // [ErrExists].
 func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Key, error) {
 	return r.rotate(owner, purpose, func(now time.Time, old *record) {
@@ -760,9 +759,9 @@ func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Ke
 	}, false)
 }
 
-// rotate changes the active key with replace, and adds a key, which is next if the
-// old one then has a Turn. With finish, the next key of a rollover is used instead
-// of a new one.
+// rotate changes the active key with replace, and adds a key: in state Next if the old
+// key then has a Turn. With finish, the next key of a rollover is used instead of a
+// new one.
 func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record), finish bool) (Key, error) {
 	return updated(r, func(c *contents) (Key, error) {
 		now := r.timestamp()
@@ -801,8 +800,8 @@ func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *re
 }
 
 // Revoke ends a key at once, also for signers in use, and erases its private half.
-// The public half stays listed. Revoking twice is no error. If a [Ring.Rollover]
-// was under way, its other key is then the active one.
+// The public half stays listed. Revoking twice is no error. During a [Ring.Rollover]
+// the other key becomes active.
 func (r *Ring) Revoke(id string) error {
 	return r.update(func(c *contents) error {
 		i := indexByID(c, id)
@@ -828,7 +827,7 @@ func revoke(k *record, now time.Time) {
 	k.State, k.Turn, k.Until, k.Seed = Revoked, time.Time{}, now, nil
 }
 
-// Export returns the 32 secret bytes of a key, for use elsewhere.
+// Export returns the 32 secret bytes of a key, for use outside the ring.
 func (r *Ring) Export(id string) (Secret, error) {
 	h, ok := r.current.Load().byID[id]
 	switch {

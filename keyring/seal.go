@@ -47,7 +47,7 @@ type sealer struct {
 	identities []age.Identity
 	recipients []age.Recipient
 	master     []byte  // for byPassphrase
-	previous   *sealer // opens values from before the last change of the protection; nil: there are none
+	previous   *sealer // opens values from before the last change of the protection; nil: no such values
 }
 
 func (p Protection) kind() (string, error) {
@@ -170,7 +170,7 @@ func (s *sealer) useIdentityFile(path string) error {
 func (s *sealer) use(text []byte) error {
 	ids, err := age.ParseIdentities(bytes.NewReader(text))
 	if err != nil {
-		return errors.New("no identity as age-keygen makes it") // the parser's own words may quote the text
+		return errors.New("no identity as age-keygen makes it") // the parser's error may quote the text
 	}
 	for _, id := range ids {
 		switch id := id.(type) {
@@ -230,13 +230,13 @@ func (s *sealer) decode(sealed []byte, path string) (*contents, error) {
 	}
 	c := &contents{}
 	if err := jsonx.DecodeKnown(b, c); err != nil {
-		// The decoder's own words may quote the contents.
+		// The decoder's error may quote the contents.
 		return nil, fmt.Errorf("%w: %s: its contents cannot be read", ErrCorrupt, path)
 	}
 	return c, nil
 }
 
-// parseFile reads a file as far as that needs no key.
+// parseFile reads the parts of a file that need no key.
 func parseFile(b []byte, path string) (*file, error) {
 	// Only the format decides how the rest is read.
 	var head struct {

@@ -41,8 +41,8 @@ type Value struct {
 var ErrConflict = errors.New("keyring: changed meanwhile")
 
 const (
-	headKey     = "ring"   // a file that has what opens the other values
-	previousKey = "former" // a secret in it: the identity that opened them before
+	headKey     = "ring"   // a file with the identity that opens the other values
+	previousKey = "former" // a secret in that file: the previous identity
 	sharedName  = "the keyring in the shared state"
 	sharedWait  = 30 * time.Second // for one read or write of a store
 	writers     = 32               // values written at a time
@@ -200,7 +200,7 @@ func headOf(store Store) (*file, error) {
 
 func (s *shared) String() string { return sharedName }
 
-// stop ends the following of other hubs.
+// stop ends follow.
 func (s *shared) stop() {
 	s.once.Do(func() {
 		s.unwatch()
@@ -221,7 +221,7 @@ func (s *shared) onChange(v Value) {
 	}
 }
 
-// follow applies what other hubs change, until stop.
+// follow applies the changes of other hubs, until stop.
 func (s *shared) follow(r *Ring) {
 	s.work.Go(func() {
 		said := ""
@@ -232,7 +232,7 @@ func (s *shared) follow(r *Ring) {
 				err := s.applyChanges(r)
 				r.mu.Unlock()
 				r.tell()
-				if text := fmt.Sprint(err); err != nil && text != said { // not for each of many keys
+				if text := fmt.Sprint(err); err != nil && text != said { // once for many keys
 					s.log.Error("a change of the keys by another hub cannot be applied", "error", err)
 					said = text
 				}
@@ -243,8 +243,8 @@ func (s *shared) follow(r *Ring) {
 	})
 }
 
-// applyChanges publishes what the store has reported. After an error the state
-// stays as it is, and nothing can be written until the store has readable values
+// applyChanges publishes the changes that the store has reported. After an error the
+// ring stays as it is, and cannot be changed until the store has readable values
 // again.
 func (s *shared) applyChanges(r *Ring) error {
 	s.mu.Lock()
@@ -281,7 +281,7 @@ func (s *shared) applyChanges(r *Ring) error {
 		}
 	}
 	if err := s.damaged[headKey]; err != nil {
-		return err // the cause of the others
+		return err // it caused the others
 	}
 	for _, err := range s.damaged {
 		return err
@@ -338,8 +338,7 @@ func (s *shared) update(r *Ring, change func(*contents) error, used bool) error 
 	}
 }
 
-// write stores the parts of c that differ, and publishes those that could be
-// stored.
+// write stores the parts of c that differ, and publishes each part that was stored.
 func (s *shared) write(r *Ring, c *contents, used bool) error {
 	next := splitParts(c)
 	changed := map[string]uint64{} // the revisions that are replaced; 0: none
@@ -415,7 +414,7 @@ func (s *shared) put(key string, part *contents, revision uint64) (uint64, error
 		return 0, gerr
 	}
 	if v.Data == nil {
-		v.Revision = max(v.Revision, revision+1) // it was removed after that
+		v.Revision = max(v.Revision, revision+1) // the removal came after that
 	}
 	s.onChange(v)
 	return 0, err
@@ -463,7 +462,7 @@ func splitParts(c *contents) map[string]*contents {
 	return out
 }
 
-// storeKey hashes names, so that a store's keys do not show whose keys it holds.
+// storeKey hashes names, so that a store's keys do not show the owners.
 func storeKey(kind string, names ...string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "parley %s\n%q", kind, names))
 	return kind + "/" + hex.EncodeToString(sum[:16])
@@ -479,7 +478,7 @@ func joinParts(parts map[string]*contents) *contents {
 	return out
 }
 
-// usedPrecision is how precisely a store knows when a key was last used.
+// usedPrecision is the precision of the last use of a key in a store.
 const usedPrecision = time.Hour
 
 // equal compares parts. Fields that it ignores never change under an ID.

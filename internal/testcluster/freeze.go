@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Freeze stops a child of this process where it stands: its connections stay
-// open, and it answers nothing.
+// Freeze suspends a child of this process: its connections stay open, and it
+// answers nothing.
 func Freeze(p *os.Process) error {
 	err := p.Signal(syscall.SIGSTOP)
 	if err != nil {
@@ -23,13 +23,13 @@ func Freeze(p *os.Process) error {
 	return nil
 }
 
-// Thaw lets a frozen process go on.
+// Thaw resumes a frozen process.
 func Thaw(p *os.Process) error { return p.Signal(syscall.SIGCONT) }
 
 // Freeze freezes the server i.
 func (c *Processes) Freeze(i int) error { return c.of(i, Freeze) }
 
-// Thaw lets the frozen server i go on.
+// Thaw resumes the frozen server i.
 func (c *Processes) Thaw(i int) error { return c.of(i, Thaw) }
 
 func (c *Processes) of(i int, do func(*os.Process) error) error {

@@ -18,9 +18,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Processes is a cluster of which every server is a process of its own, so
-// that it can be killed as a loss of power would end it, but for the page
-// cache.
+// Processes is a cluster in which every server is a process of its own: killing
+// one is like a loss of power, except that the page cache stays.
 type Processes struct {
 	URLs []string // one for each server, the same after a restart
 
@@ -108,7 +107,7 @@ func (c *Processes) await(i int) error {
 	p := c.running[i]
 	c.mu.Unlock()
 	if p == nil {
-		return nil // it was not launched
+		return nil // not launched
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -155,7 +154,7 @@ func (c *Processes) accepts(n int) error {
 type process struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	ready chan bool // true: it said so; false: it ended before
+	ready chan bool // true: the process is ready; false: it ended before
 	ended chan struct{}
 	errs  *strings.Builder // to be read when it has ended
 }

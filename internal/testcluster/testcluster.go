@@ -20,11 +20,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-// A Cluster is some NATS servers that form one JetStream cluster. Its methods
-// may be called by several goroutines.
+// A Cluster is a JetStream cluster of NATS servers. Its methods are safe for
+// concurrent use.
 type Cluster struct {
-	// URLs are the addresses for clients, one for each server; a server that
-	// was killed and restarted has the one that it had.
+	// URLs are the addresses for clients, one for each server; a restarted server
+	// keeps its address.
 	URLs []string
 
 	t       testing.TB
@@ -34,8 +34,8 @@ type Cluster struct {
 	servers []*server.Server // nil: killed
 }
 
-// patience is how long a cluster may take to form; a loaded machine that runs
-// under the race detector needs more than one would think.
+// patience is how long a cluster may take to form; a loaded machine with the race
+// detector needs long.
 const patience = 90 * time.Second
 
 // Start runs n servers (3 for a cluster that survives the loss of one) until
@@ -113,8 +113,8 @@ func (c *Cluster) choose(n int) error {
 
 func hostPort(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
-// freePorts finds ports that nobody listens on, below those that the system
-// gives to outgoing connections.
+// freePorts finds unused ports, below the ports that the system gives to outgoing
+// connections.
 func freePorts(n int) ([]int, error) {
 	var out []int
 	for range 1000 {
@@ -194,8 +194,8 @@ func (c *Cluster) Restart(i int) {
 	}
 }
 
-// ready waits until all servers that run belong to the group that leads the
-// cluster, and the group has at least so many members.
+// ready waits until all running servers belong to the group that leads the
+// cluster, and the group has at least the given number of members.
 func (c *Cluster) ready(members int) error {
 	if len(c.options) == 1 {
 		return nil
@@ -206,7 +206,7 @@ func (c *Cluster) ready(members int) error {
 	return nil
 }
 
-// poll waits until something is so; false: it was not for too long.
+// poll waits until so returns true; false: it did not within patience.
 func poll(so func() bool) bool {
 	ctx, stop := context.WithTimeout(context.Background(), patience)
 	defer stop()
@@ -222,8 +222,8 @@ func poll(so func() bool) bool {
 	return true
 }
 
-// remove deletes the files. A server that has shut down may still be writing
-// one or the other, for which a folder of the test's own has no patience.
+// remove deletes the files. It tries for a while, as t.TempDir would not: a server
+// that has shut down may still write some files.
 func (c *Cluster) remove() {
 	var err error
 	if !poll(func() bool { err = os.RemoveAll(c.dir); return err == nil }) {

@@ -1,5 +1,5 @@
-// Package testjournal opens the stores of journals for tests. The journal that
-// gets one closes it.
+// Package testjournal opens the stores of journals for tests. The journal closes
+// its store.
 package testjournal
 
 import (

@@ -1,9 +1,8 @@
 // Command testnats is a NATS server with JetStream for tests that kill it: the
 // real server in a process of its own.
 //
-// It writes one line, "ready", when it serves clients and has caught up with
-// the others of its cluster, and ends with its standard input, so that it
-// outlives no test.
+// It writes one line, "ready", when it serves clients and has caught up with its
+// cluster. It ends when its standard input does, so that it outlives no test.
 package main
 
 import (
@@ -27,7 +26,7 @@ func main() {
 	}
 }
 
-// patience is how long a server may take to find the others.
+// patience is how long a server may take to find its cluster.
 const patience = 2 * time.Minute
 
 func run() error {
@@ -41,7 +40,7 @@ func run() error {
 	o := &server.Options{
 		ServerName: *name, Host: host, Port: *port, NoSigs: true, MaxPayload: 8 << 20,
 		JetStream: true, StoreDir: *dir, JetStreamMaxStore: 1 << 40, JetStreamMaxMemory: 1 << 40,
-		// Clients go where they are told to, not past it to the others.
+		// Clients use only the given address, not those of other servers.
 		Cluster: server.ClusterOpts{Name: "test", Host: host, Port: *route, NoAdvertise: true},
 	}
 	for _, r := range strings.Split(*routes, ",") {
