@@ -14,7 +14,7 @@ import (
 )
 
 // BenchmarkAppend compares appends of 1.2 KB with a bare file that is written
-// and synced once a group. Both group in the same way: what waits goes together.
+// and synced once a group. Both group in the same way: all waiting appends.
 //
 //	go test -run '^$' -bench Append ./journal/sqlite
 func BenchmarkAppend(b *testing.B) {

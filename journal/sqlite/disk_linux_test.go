@@ -4,18 +4,18 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// become has the store's open files of a name be another file, and gives a
-// function that undoes it.
+// become replaces the store's open files of a name by another file; undo restores
+// them.
 func become(t *testing.T, s *Store, name, other string) (undo func()) {
 	t.Helper()
 	f, err := os.OpenFile(other, os.O_RDWR, 0)
@@ -23,7 +23,7 @@ func become(t *testing.T, s *Store, name, other string) (undo func()) {
 	defer f.Close()
 	entries, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
-	var open []int // all of them, before a copy of one gets a number that is in the list and free since
+	var open []int // collected first: a copy may get a number that is still in the list
 	for _, e := range entries {
 		link, _ := os.Readlink(filepath.Join("/proc/self/fd", e.Name())) // some are gone meanwhile
 		if link == filepath.Join(s.cfg.Dir, name) {
@@ -93,8 +93,8 @@ func TestSystemErrors(t *testing.T) {
 	}
 }
 
-// A failed fsync (/dev/null takes what is written, and cannot be synced): the
-// outcome is unknown, and nothing more is taken until the store is opened again.
+// A failed fsync (/dev/null accepts writes, and cannot be synced): the outcome is
+// unknown, and the store accepts no change until it is opened again.
 func TestSyncFails(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
@@ -120,8 +120,8 @@ func TestSyncFails(t *testing.T) {
 	must(t, s.Append(t.Context(), 0, last(t, s, 0), []store.Record{{Data: []byte("goes on")}}))
 }
 
-// A request that was refused does not hide from those behind it in the group that
-// their outcome is unknown.
+// A refused request in a group does not change the outcome of the requests behind
+// it: it is unknown.
 func TestSyncFailsBehindRefusal(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
@@ -137,7 +137,7 @@ func TestSyncFailsBehindRefusal(t *testing.T) {
 			}
 		})
 		for waiting(s) == before {
-			time.Sleep(0)
+			runtime.Gosched()
 		}
 	}
 	queue(7, store.ErrConflict)

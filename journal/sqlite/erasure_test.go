@@ -64,7 +64,7 @@ func TestErasure(t *testing.T) {
 	}
 }
 
-// erasure is a store that is changed at random, and what it must hold.
+// erasure is a store that is changed at random, and its expected content.
 type erasure struct {
 	*testing.T
 	s               *Store
@@ -210,7 +210,7 @@ func (e *erasure) check(state bool) {
 		i := 0
 		must(t, s.Read(t.Context(), p, 0, 1<<40, func(r store.Record) bool {
 			if r.Sequence != e.first[p]+uint64(i) || string(r.Data) != e.logs[p][i].data {
-				t.Fatalf("partition %d: record %d is not what it was", p, r.Sequence)
+				t.Fatalf("partition %d: record %d has changed", p, r.Sequence)
 			}
 			i++
 			return true
@@ -222,7 +222,7 @@ func (e *erasure) check(state bool) {
 	i := 0
 	must(t, s.Range(t.Context(), "s", "", func(v store.Value) bool {
 		if e.values[v.Key] != string(v.Data) {
-			t.Fatalf("value %q is not what it was", v.Key)
+			t.Fatalf("value %q has changed", v.Key)
 		}
 		i++
 		return true
@@ -239,7 +239,7 @@ func (e *erasure) check(state bool) {
 	}
 }
 
-// The WAL is emptied also where it was copied into the file just before.
+// The WAL is emptied even if it was copied into the file just before.
 func TestReplaceMany(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)

@@ -18,7 +18,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// specimen is a closed journal and what is in it.
+// specimen is a closed journal and its expected content.
 type specimen struct {
 	file    []byte
 	records [2]map[uint64]string
@@ -214,7 +214,7 @@ func (sp *specimen) salvage(t *testing.T, file string, bit int64) {
 
 func first(d []Damage, n int) []Damage { return d[:min(n, len(d))] }
 
-// open opens a damaged journal, and has Check find what is wrong with records.
+// open opens a damaged journal, and has Check find damaged records.
 func (sp *specimen) open(t *testing.T, dir string) {
 	t.Helper()
 	refused := func(err error) bool {
@@ -300,8 +300,8 @@ func TestCheckAndSalvageWhole(t *testing.T) {
 	}
 }
 
-// One flipped bit in what SQLite knows of the tables: what fails by it names the
-// command that helps, for the statements themselves are right.
+// One flipped bit in SQLite's schema table: the error names the command that helps,
+// because the statements themselves are right.
 func TestOneBitOfTheSchema(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)

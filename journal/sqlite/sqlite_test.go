@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -90,7 +91,7 @@ func TestCloseLeavesOneFile(t *testing.T) {
 	}
 }
 
-// What is not a journal of this release is refused, and stays as it is.
+// A file that is not a journal of this release is refused, and stays as it is.
 func TestOpenRefuses(t *testing.T) {
 	journal := func(t *testing.T, dir string) []byte {
 		must(t, fresh(t, dir).Close())
@@ -151,7 +152,7 @@ func TestOpenRefuses(t *testing.T) {
 	})
 }
 
-// A crash while the file was being made leaves nothing that is in the way.
+// A crash while the file was being made does not prevent the next Open.
 func TestOpenAfterCreateFailed(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "journal.db.new"), []byte("half"), 0o600))
@@ -207,7 +208,7 @@ func TestGroup(t *testing.T) {
 		}
 	})
 	for waiting(s) < len(errs)+1 {
-		time.Sleep(0)
+		runtime.Gosched()
 	}
 	release()
 	wg.Wait()
@@ -226,7 +227,7 @@ func TestGroup(t *testing.T) {
 	}
 }
 
-// A copy of the files, taken at any moment, has what was acknowledged before.
+// A copy of the files, taken at any moment, has every change acknowledged before.
 func TestCopyOfFilesOpens(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -263,7 +264,7 @@ func TestCopyOfFilesOpens(t *testing.T) {
 			if n%100 > 50 {
 				break
 			}
-			time.Sleep(0)
+			runtime.Gosched()
 		}
 		other := t.TempDir()
 		mu.Lock()
@@ -294,7 +295,7 @@ func TestCopyOfFilesOpens(t *testing.T) {
 	wg.Wait()
 }
 
-// The WAL is bounded, and so is what a reader holds of it.
+// The WAL is bounded, also beside a reader.
 func TestWALBounded(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -336,7 +337,7 @@ func TestReplaceBesideReader(t *testing.T) {
 	}
 }
 
-// What is removed gives its space back.
+// Removed records free their space.
 func TestRemoveGivesSpaceBack(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)

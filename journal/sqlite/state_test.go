@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Values whose Until has passed leave the file also where nobody calls Scrub.
+// Values whose Until has passed leave the file also without a Scrub.
 func TestExpiredValuesAreRemoved(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s, err := Open(t.Context(), Config{Dir: t.TempDir(), Now: func() time.Time { return now }})
@@ -33,7 +33,7 @@ func TestExpiredValuesAreRemoved(t *testing.T) {
 	}
 }
 
-// TestRecent: what the store removes by itself is not found in memory either.
+// TestRecent: values that the store removes by itself leave the cache, too.
 func TestRecent(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	gone := store.Value{Key: "k", Data: []byte("v"), Until: time.Now().Add(-time.Hour)}
