@@ -27,8 +27,8 @@ func diskJournal(b testing.TB, partitions int) *journal.Journal {
 	return openJournal(b, journal.Config{Store: testjournal.Disk(b, b.TempDir()), Node: "n1", Partitions: partitions})
 }
 
-// cpu is what the process has used: other than the time that passes it does
-// not depend much on what else the machine does.
+// cpu is the processor time of the process. Unlike the time by the clock it is much
+// the same on a loaded machine.
 func cpu(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

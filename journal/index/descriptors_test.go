@@ -37,8 +37,7 @@ func leaveFiles(t *testing.T, n int) (giveBack func()) {
 }
 
 // TestOutOfFiles opens an index with fewer and fewer free descriptors than it
-// needs. It is one whose making another process did not end: then more is looked
-// at.
+// needs. Another process has not finished making that index, so Open checks more.
 func TestOutOfFiles(t *testing.T) {
 	// The limit is the whole process's: it gets one of its own.
 	const child = "PARLEY_INDEX_LIMITED"

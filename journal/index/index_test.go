@@ -121,7 +121,7 @@ type naiveDelivery struct {
 	losses    []string
 }
 
-// lose adds losses, those of an event only where they are not too many.
+// lose adds losses; an event's only if there are not more than most then.
 func (d *naiveDelivery) lose(losses []parley.Loss, most int) {
 	all := slices.Clone(d.losses)
 	for _, l := range losses {
@@ -464,8 +464,8 @@ func (a *author) append(t testing.TB) {
 	}
 }
 
-// TestEqualsScan is the promise of the index: whatever was recorded, over
-// restarts and overflows, it says what a plain reading of the journal says.
+// TestEqualsScan is the promise of the index: for any records, over restarts and
+// overflows, it agrees with a plain reading of the journal.
 func TestEqualsScan(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		j := memoryJournal(t, rapid.IntRange(1, 3).Draw(rt, "partitions"))
@@ -650,7 +650,7 @@ func TestDamagedPages(t *testing.T) {
 	compare(t, x, j)
 }
 
-// TestLocked has somebody else write to the file meanwhile.
+// TestLocked: another connection writes to the file meanwhile.
 func TestLocked(t *testing.T) {
 	j, a := filled(t, 20)
 	path := filepath.Join(t.TempDir(), "index.db")

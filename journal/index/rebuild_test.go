@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestPruned: whatever goes, the index says of the rest what a plain reading of
-// a journal without it says.
+// TestPruned: after removals the index agrees with a plain reading of the remaining
+// records.
 func TestPruned(t *testing.T) {
 	rounds := uint64(24)
 	if testing.Short() {
@@ -74,9 +74,9 @@ func TestErased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Few are erased: where many are, FTS5 merges what is left by itself. The words
-	// differ from their first letters on, for the index keeps of a word only what
-	// differs from the one before it.
+	// Few messages are erased: with many, FTS5 merges the rest by itself. The words
+	// differ from their first letters on, because the index stores only the part of a
+	// word that differs from the word before.
 	const messages, every = 600, 20
 	word := func(i int, what string) string {
 		sum := sha256.Sum256(fmt.Append(nil, i, what))
@@ -116,7 +116,7 @@ func TestErased(t *testing.T) {
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// left are those of the words of a message that the files have, whole or in part.
+	// left returns the words of a message that the files have, whole or in part.
 	left := func(i int) (out []string) {
 		t.Helper()
 		list, err := filepath.Glob(path + "*")
@@ -218,8 +218,8 @@ func TestManyMembers(t *testing.T) {
 	}
 }
 
-// rebuilding opens an index on a journal of many records, for whose making it
-// does not wait for the disk, and tells what the progress was.
+// rebuilding makes a journal of many records, and the configuration of an index on
+// it; steps returns the reported progress.
 func rebuilding(t *testing.T, exchanges int) (j *journal.Journal, c Config, steps func() [][2]uint64) {
 	j = memoryJournal(t, 2)
 	fill(t, j, exchanges)
@@ -254,7 +254,7 @@ func TestProgress(t *testing.T) {
 		total += p.Applied
 	}
 	if len(list) < 4 {
-		t.Fatalf("the progress was told only so often: %v", list)
+		t.Fatalf("the progress was reported too seldom: %v", list)
 	}
 	for i, s := range list {
 		if s[1] != total || i > 0 && s[0] < list[i-1][0] {
@@ -269,8 +269,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestJobsEnd: what the writer is asked for ends with the index, and with the
-// asker's context.
+// TestJobsEnd: a job of the writer ends with the index, and with the caller's
+// context.
 func TestJobsEnd(t *testing.T) {
 	x, err := Open(t.Context(), Config{Journal: memoryJournal(t, 1)})
 	if err != nil {
@@ -339,8 +339,8 @@ func TestConversationsOfMany(t *testing.T) {
 	}
 }
 
-// TestRebuiltTexts: what a rebuild stored can be searched, erased and removed, and
-// what comes later is found beside it.
+// TestRebuiltTexts: messages from a rebuild can be searched, erased and removed, and
+// later messages are found beside them.
 func TestRebuiltTexts(t *testing.T) {
 	j := memoryJournal(t, 1)
 	a := &author{j: j, int: rand.New(rand.NewPCG(1, 2)).IntN}

@@ -21,7 +21,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// leads names the server that leads a stream: an index of the cluster's.
+// leads returns the index of the server that leads a stream.
 func leads(t *testing.T, s *Store, stream string) int {
 	t.Helper()
 	for {
@@ -37,7 +37,7 @@ func leads(t *testing.T, s *Store, stream string) int {
 	}
 }
 
-// journal appends and counts, as a caller does that reads on after a conflict.
+// journal appends and counts, like a caller that reads on after a conflict.
 type journal struct {
 	*Store
 	partition    int
@@ -76,7 +76,7 @@ func (j *journal) append(t *testing.T, texts ...string) {
 	t.Errorf("%q was not appended", texts)
 }
 
-// check compares what the store holds with what was acknowledged.
+// check compares the store's records with the acknowledged ones.
 func (j *journal) check(t *testing.T) {
 	t.Helper()
 	var got []string
@@ -117,7 +117,7 @@ func wait(t *testing.T, what string, got <-chan string, want string) {
 				return
 			}
 		case <-timer.C:
-			t.Fatalf("%s: %q was not told", what, want)
+			t.Fatalf("%s: %q was not reported", what, want)
 		}
 	}
 }
@@ -250,7 +250,7 @@ func TestFrozenServer(t *testing.T) {
 	cancel()
 	following.Wait()
 	if !slices.Equal(j.acknowledged, toldAll) {
-		t.Errorf("the store holds\n%q, told were\n%q", j.acknowledged, toldAll)
+		t.Errorf("the store holds\n%q, reported were\n%q", j.acknowledged, toldAll)
 	}
 	log.mu.Lock()
 	defer log.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 // takes four to nine seconds, more on a loaded machine.
 const within = time.Minute
 
-// lines keeps what is logged at Info and above.
+// lines keeps the log lines at Info and above.
 type lines struct {
 	slog.Handler
 	mu   sync.Mutex

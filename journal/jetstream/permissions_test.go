@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// permissions are those that docs/operations.md tells an operator to give.
+// permissions are the ones in docs/operations.md.
 func permissions(prefix string, streams ...string) *server.Permissions {
 	publish := []string{
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO." + prefix + "_STATE",
@@ -33,8 +33,8 @@ func permissions(prefix string, streams ...string) *server.Permissions {
 	}
 }
 
-// TestPermissions: the store does with the permissions that the documentation
-// names all that it has to.
+// TestPermissions: the permissions in the documentation suffice for every method of
+// the store.
 func TestPermissions(t *testing.T) {
 	srv, err := server.NewServer(&server.Options{
 		Host: "127.0.0.1", Port: -1, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(),

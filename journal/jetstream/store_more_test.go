@@ -162,8 +162,8 @@ func TestHalfMade(t *testing.T) {
 	}
 }
 
-// TestFindAsksTheLeader: that a stream is not there is believed only of the
-// leader of the servers, which names the streams that were decided on.
+// TestFindAsksTheLeader: only the leader of the servers knows that a stream is
+// missing: it lists the streams that the cluster decided on.
 func TestFindAsksTheLeader(t *testing.T) {
 	const (
 		missing = `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
@@ -203,8 +203,8 @@ func TestFindAsksTheLeader(t *testing.T) {
 	}
 }
 
-// TestErased: what was erased is in its place everywhere, also at the ends, and
-// for who begins to follow later.
+// TestErased: erased records are in their place for every reader, also at the ends,
+// and for a later follower.
 func TestErased(t *testing.T) {
 	t.Parallel()
 	url := testcluster.Start(t, 1).URLs[0]
@@ -391,7 +391,7 @@ func TestHealthy(t *testing.T) {
 	}
 	answered := make(chan struct{}, 100)
 	x.plays(apiInfo+x.stateStream(), func(int, *nats.Msg) string { answered <- struct{}{}; return `{}` })
-	_ = x.Healthy() // it asks, and hears that they are back
+	_ = x.Healthy() // asks the servers, which answer again
 	<-answered
 	for x.Healthy() != nil {
 		<-answered

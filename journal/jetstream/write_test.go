@@ -21,14 +21,14 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A stage is a server without an engine, whose part the test plays.
+// A stage is a NATS server without JetStream; the test answers its API.
 type stage struct {
 	*Store
 	t  *testing.T
 	nc *nats.Conn
 
 	mu    sync.Mutex
-	calls []string // of what was published, by their marks
+	calls []string // marks of the published messages
 }
 
 func newStage(t *testing.T) *stage {
@@ -176,7 +176,7 @@ func TestAppendAgain(t *testing.T) {
 	}
 }
 
-// TestNobodyTakesIt: where no stream takes a subject, nothing was recorded.
+// TestNobodyTakesIt: if no stream has the subject, nothing was recorded.
 func TestNobodyTakesIt(t *testing.T) {
 	x := newStage(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -187,7 +187,7 @@ func TestNobodyTakesIt(t *testing.T) {
 	}
 }
 
-// TestPutAgain: the same of a value.
+// TestPutAgain is TestAppendAgain for a value.
 func TestPutAgain(t *testing.T) {
 	const subject = "$KV.P_state.s.k"
 	own := func(x *stage) string {
@@ -241,8 +241,8 @@ func TestPutAgain(t *testing.T) {
 	}
 }
 
-// TestAskedAgain: a stream without a leader answers nobody, or another server says
-// that there is none.
+// TestAskedAgain: a request is repeated while a stream has no leader: there is no
+// answer, or another server says that there is no leader.
 func TestAskedAgain(t *testing.T) {
 	for name, first := range map[string]string{"silent": "", "leaderless": noLeader} {
 		answers := []string{first, holds("s", 7)}
@@ -315,8 +315,8 @@ func TestHeadOfABehindLeader(t *testing.T) {
 	}
 }
 
-// TestLagging: a server that is read from and lags behind the leader is waited
-// for, both for what was stored and for what was erased.
+// TestLagging: the store waits for a server that it reads from and that lags behind
+// the leader, both for stored and for erased messages.
 func TestLagging(t *testing.T) {
 	x := newStage(t)
 	x.plays(apiInfo+"S", func(int, *nats.Msg) string { return `{"state":{"first_seq":1,"last_seq":7,"messages":7}}` })
@@ -343,16 +343,15 @@ func TestLagging(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := x.waitFresh(t.Context(), "S"); err != nil || asked != 3 {
-		t.Errorf("%v, asked %d times for what it does not have yet", err, asked)
+		t.Errorf("%v, asked %d times for a message that is not there yet", err, asked)
 	}
 	if err := x.waitAbsent(t.Context(), "S", 7, 8); err != nil || asked != 6 {
-		t.Errorf("%v, asked %d times for what it still has", err, asked-3)
+		t.Errorf("%v, asked %d times for a message that is still there", err, asked-3)
 	}
 }
 
-// TestPagesAskedAgain: where no replica hands out pages just now, they are asked
-// for again; a page of which something does not come goes on from there, with what
-// the leader has.
+// TestPagesAskedAgain: a page is requested again while no replica answers. If a
+// message of a page does not arrive, reading goes on from there at the leader.
 func TestPagesAskedAgain(t *testing.T) {
 	x := newStage(t)
 	asked := make(chan string, 10)
@@ -432,7 +431,7 @@ func TestOutage(t *testing.T) {
 	if !o.since.Equal(time.Unix(1e9+1, 0)) || o.why == nil {
 		t.Errorf("since %v: %v", o.since, o.why)
 	}
-	for range 20 { // it flutters
+	for range 20 { // short outages
 		o.answered()
 		o.begin(nats.ErrTimeout)
 	}
@@ -449,6 +448,6 @@ func TestOutage(t *testing.T) {
 	}
 	now = now.Add(leaveAfter)
 	if !o.begin(nats.ErrTimeout) || o.begin(nats.ErrTimeout) {
-		t.Error("silence is told once")
+		t.Error("silence must be reported once")
 	}
 }
