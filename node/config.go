@@ -82,7 +82,7 @@ type Listen struct {
 	Admin string `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:9090"`
 	AGH   string `toml:"agh" doc:"NATS for AGH peers, e.g. \"127.0.0.1:4222\"; agh.users lists those that may connect"`
 	// Origins are web origins, "https://host[:port]".
-	Origins []string `toml:"origins" doc:"web origins whose pages may call the protocols from a browser, e.g. \"https://app.example\"; \"*\": any. pages of other origins are refused"`
+	Origins []string `toml:"origins" doc:"web origins whose pages may call the protocols from a browser, e.g. \"https://app.example\"; \"*\": any; pages of other origins are refused"`
 	Hosts   []string `toml:"admin_hosts" doc:"host names besides localhost and addresses to which the admin listener answers, e.g. that of its container"`
 }
 
