@@ -72,8 +72,9 @@ func (c *Chains) Serve(ctx context.Context, r *Request) (Response, error) {
 		outputs: map[string]json.RawMessage{}}
 	last, fault := run.walk(ctx)
 	body := map[string]any{
-		"chain_id": cmp.Or(r.Str("chain_id"), NewID()[:8]), "success": fault == nil && !run.failed, "outputs": run.outputs, "final_output": nil,
-		"duration_ms": time.Since(r.Received).Milliseconds(), "nodes_run": len(run.outputs), "error": nil,
+		"chain_id": cmp.Or(r.Str("chain_id"), NewID()[:8]), "success": fault == nil && !run.failed,
+		"outputs": run.outputs, "final_output": nil, "duration_ms": time.Since(r.Received).Milliseconds(),
+		"nodes_run": len(run.outputs), "error": nil,
 	}
 	if fault != nil {
 		body["error"] = map[string]string{"code": fault.code, "message": clip(fault.message, maxText)}

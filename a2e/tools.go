@@ -152,7 +152,8 @@ func (p toolProvider) call(ctx context.Context, r *Request) (Response, error) {
 
 // failedAs gives an error the code, unless it is an [*Error] or the end of a context.
 func failedAs(err error, code Code, text, capability string) error {
-	if _, ok := errors.AsType[*Error](err); ok || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+	_, coded := errors.AsType[*Error](err)
+	if coded || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return err
 	}
 	return &Error{Code: code, Text: text, Step: "handler", Capability: capability, cause: err}

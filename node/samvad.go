@@ -72,8 +72,8 @@ func openSAMVAD(_ context.Context, n *Node) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Allow: n.guard.Prefixes, RootCAs: n.rootCAs,
-		PublicURL: n.c.PublicURL, Domain: c.Domain, Legacy: c.Legacy, Origins: n.c.Listen.Origins,
+	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Allow: n.guard.Prefixes,
+		RootCAs: n.rootCAs, PublicURL: n.c.PublicURL, Domain: c.Domain, Legacy: c.Legacy, Origins: n.c.Listen.Origins,
 		Window: c.Window.Duration, MaxBody: n.k.body, Transport: n.tracer.transport, Now: n.c.Now, Logger: n.log,
 		Tokens: tokens, TokensPerDay: c.TokensPerDay, Unscanned: c.Unscanned, Lightweight: c.Lightweight})
 	if err != nil {

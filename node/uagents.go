@@ -55,9 +55,10 @@ func openUAgents(_ context.Context, n *Node) (*Binding, error) {
 		}
 	}
 	u := n.c.UAgents
-	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Allow: n.guard.Prefixes, RootCAs: n.rootCAs,
-		PublicURL: n.c.PublicURL, Unnamed: n.read.PublicURL == "" && len(n.c.TLS.ACME) == 0, Direct: n.direct,
-		Hosts: hosts, Root: samvadbridge.Root, Legacy: u.Legacy, AllowNonce: u.Nonce, Horizon: u.Horizon.Duration,
+	b, err := bridge.New(bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Allow: n.guard.Prefixes,
+		RootCAs: n.rootCAs, PublicURL: n.c.PublicURL, Direct: n.direct,
+		Unnamed: n.read.PublicURL == "" && len(n.c.TLS.ACME) == 0,
+		Hosts:   hosts, Root: samvadbridge.Root, Legacy: u.Legacy, AllowNonce: u.Nonce, Horizon: u.Horizon.Duration,
 		Registry: u.Registry, Account: n.tokens.Account, Closed: u.Closed, Expose: n.live.Load().exposed(nil),
 		Lifetime: u.Lifetime.Duration, Retention: u.Retention.Duration, UnsignedRate: u.UnsignedRate,
 		MaxBody: n.k.body, Now: n.c.Now, Logger: n.log})
