@@ -60,7 +60,8 @@ var nameForm = regexp.MustCompile(`^[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?(?:/[a-z0-9
 func CheckName(s string) error {
 	if len(s) > 128 || !nameForm.MatchString(s) || strings.Contains(s, "__") {
 		return Refuse(Malformed,
-			"%.140q is not an agent name: want lower-case letters, digits, and single . _ - between them, in segments parted by /", s)
+			"%.140q is not an agent name: want lower-case letters, digits, and single . _ - between them, in segments "+
+				"separated by /", s)
 	}
 	return nil
 }
