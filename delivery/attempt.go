@@ -30,9 +30,6 @@ func (d *Dispatcher) tryHead(l *lane) (then func()) {
 	}
 	if it.outcome != nil {
 		_, err := d.c.Log.Append(d.ctx, *it.outcome)
-		if errors.Is(err, journal.ErrConflict) {
-			d.resumeRecorded(it.outcome)
-		}
 		d.finish(l, it, err)
 		return nil
 	}
@@ -201,7 +198,7 @@ func (d *Dispatcher) replied(ctx context.Context, l *lane, it *item, r Result) R
 	first := Attempt{Message: r.Reply.Message, Position: at, Scope: it.scope, Request: it.message}
 	r = d.finishAnswered(l, it, r, err)
 	if err != nil {
-		d.releaseClaims(claims, it.outcome)
+		d.releaseClaims(claims, it.outcome, err)
 	} else if len(claims) > 0 {
 		r.then = func() { d.deliverReply(claims, first) }
 	}

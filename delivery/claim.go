@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"errors"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -48,7 +49,7 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 			return nil
 		}
 		d.track(key, partition)
-		d.recordedAhead[key] = struct{}{}
+		d.recordedAhead[key] = false
 		return &Claim{d, nil, key}
 	case r != nil && r.active >= r.limit:
 		return nil
@@ -65,25 +66,60 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 // To is the recipient of the message.
 func (c *Claim) To() string { return c.key.to }
 
-// Release gives the lane back untouched: the message was not recorded. It reports
-// whether the attempt was not made and never will be.
-func (c *Claim) Release() bool {
+// Release gives the lane back untouched: err, which may be nil, says why the message was
+// not recorded.
+//
+// If it is [journal.ErrUnknown], the record may appear after all, much later in a cluster
+// that elects a leader. Then the attempt is made when its turn comes, or handed back if
+// another hub owns the partition. If the sender waited for the outcome, it was told that
+// the outcome is unknown, and the delivery is given up.
+func (c *Claim) Release(err error) {
 	d := c.d
 	d.mu.Lock()
-	if c.l == nil {
-		defer d.mu.Unlock()
-		if _, ok := d.recordedAhead[c.key]; !ok {
-			return false // it was recorded after all, and is queued
-		}
-		delete(d.recordedAhead, c.key)
-		d.untrack(c.key)
-		return true
+	_, ahead := d.recordedAhead[c.key]
+	if c.l == nil && !ahead { // it was recorded after all, and is queued
+		d.mu.Unlock()
+		return
 	}
-	defer d.running.Done()
+	uncertain := errors.Is(err, journal.ErrUnknown)
+	delete(d.recordedAhead, c.key)
+	if uncertain {
+		d.recordedAhead[c.key] = true
+		d.boundUncertain()
+	}
 	d.untrack(c.key)
 	d.mu.Unlock()
-	d.release(c.l)
-	return true
+	if c.l != nil {
+		d.release(c.l)
+		defer d.running.Done()
+	}
+	if !uncertain {
+		return
+	}
+	v, ok := d.c.Log.Delivery(c.key.id, c.key.to)
+	if !ok || v.State != parley.Delivering || !d.confirmAhead(c.key, v.Position, v.Sync) {
+		return
+	}
+	it := newItem(v) // its record has appeared meanwhile
+	it.recordedAhead = true
+	d.enqueue(v.Conversation, it)
+}
+
+// maxUncertain bounds the uncertain attempts in memory. Any beyond is forgotten: its
+// sender got an error, and the attempt counts as one of unknown outcome.
+const maxUncertain = 1 << 14
+
+// boundUncertain forgets one uncertain attempt if there are too many; d.mu is held.
+func (d *Dispatcher) boundUncertain() {
+	if len(d.recordedAhead) <= maxUncertain {
+		return
+	}
+	for key, uncertain := range d.recordedAhead {
+		if uncertain {
+			delete(d.recordedAhead, key)
+			return
+		}
+	}
 }
 
 // Run makes the first attempt, which was recorded with the message, in the calling
@@ -119,17 +155,18 @@ func (c *Claim) Go(a Attempt) {
 }
 
 // confirmAhead ends the claim of a delivery that is recorded with an attempt ahead
-// of its turn, and reports whether it is to be queued. Where the partition is not
-// owned any more, the attempt is handed back.
-func (d *Dispatcher) confirmAhead(key deliveryKey, at journal.Position, owned bool) bool {
+// of its turn, and reports whether it is to be queued. The attempt is handed back if
+// the partition is not owned any more, or if the sender waited and has gone.
+func (d *Dispatcher) confirmAhead(key deliveryKey, at journal.Position, waited bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.recordedAhead[key]; !ok {
 		return false
 	}
 	delete(d.recordedAhead, key)
-	if !owned || d.released(at.Partition) {
-		d.handBack(&item{id: key.id, to: key.to, position: at, attempts: 1})
+	d.track(key, at.Partition) // it is not if its append was uncertain
+	if waited || d.released(at.Partition) || !d.c.Log.Owned(at.Partition) {
+		d.handBack(&item{id: key.id, to: key.to, position: at, attempts: 1, sync: waited})
 		return false
 	}
 	return true

@@ -567,7 +567,7 @@ func TestClaim(t *testing.T) {
 		synctest.Wait()
 		equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1"})
 		c = w.d.Claim(0, id(8), "bob", id(9), false)
-		c.Release()
+		c.Release(nil)
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 
 		// A reply that cannot be recorded is not passed on.
@@ -690,6 +690,62 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1", "bob/m2#2"})
+	})
+}
+
+// A message was claimed with its first attempt, and the journal could not say whether it
+// recorded it. When its record appears, however late, the attempt is made, once; if its
+// sender waited, the delivery is given up. The partition may be resumed at any time: the
+// attempt is not taken for one of a hub that was stopped.
+func TestRecordAppearsLate(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		for _, when := range []string{"before its claim ends", "after", "after, and the partition is resumed"} {
+			t.Run(fmt.Sprint(waits, " ", when), func(t *testing.T) {
+				run(t, Config{}, func(t *testing.T, w *world) {
+					m := message(1, "bob", 9, parley.Notice)
+					c := w.d.Claim(0, m.ID, "bob", id(9), waits)
+					late := when != "before its claim ends"
+					if late {
+						c.Release(journal.ErrUnknown)
+					}
+					if when == "after, and the partition is resumed" {
+						w.log.watch = func(r *journal.Record) {
+							if err := w.d.Resume(t.Context(), 0); err != nil {
+								t.Error(err)
+							}
+							w.d.Recorded(r)
+						}
+					}
+					if _, err := w.log.Append(t.Context(), journal.Entry{Message: m,
+						Open: []journal.Opening{{To: "bob", Attempt: 1, Sync: waits}}}); err != nil {
+						t.Fatal(err)
+					}
+					if !late {
+						c.Release(journal.ErrUnknown)
+					}
+					synctest.Wait()
+					attempts, states := []string{"bob/m1#1"}, []parley.DeliveryState{parley.Delivered}
+					if waits {
+						attempts, states = nil, []parley.DeliveryState{parley.Abandoned}
+					}
+					equal(t, "attempts", w.transport.order(), attempts)
+					equal(t, "states", w.log.states(m.ID), states)
+					equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead)+w.d.Stats().Lanes, 0)
+				})
+			})
+		}
+	}
+}
+
+// Uncertain attempts whose records never appear take bounded memory.
+func TestUncertainAttemptsAreBounded(t *testing.T) {
+	run(t, Config{}, func(t *testing.T, w *world) {
+		for n := range maxUncertain + 100 {
+			m := parley.ID{6: 0x70, 8: 0x80, 14: byte(n >> 8), 15: byte(n)}
+			w.d.Claim(0, m, "bob", m, false).Release(journal.ErrUnknown)
+		}
+		equal(t, "uncertain", len(w.d.recordedAhead), maxUncertain)
+		equal(t, "at work on", len(w.d.tracked)+w.d.Stats().Lanes, 0)
 	})
 }
 

@@ -116,10 +116,12 @@ type Dispatcher struct {
 	heldBytes  int64
 	closed     bool
 	// this process's deliveries, until their outcome is recorded, with their partitions
-	tracked       map[deliveryKey]int
-	partitions    map[int]*partitionState  // those of tracked, and those released
-	elsewhere     map[deliveryKey]*lane    // items whose attempt another hub makes
-	recordedAhead map[deliveryKey]struct{} // being recorded with a first attempt that is made when its turn comes
+	tracked    map[deliveryKey]int
+	partitions map[int]*partitionState // those of tracked, and those released
+	elsewhere  map[deliveryKey]*lane   // items whose attempt another hub makes
+	// Deliveries that are being recorded with a first attempt that is made when its turn
+	// comes. true: the journal could not say whether it recorded them, see Claim.Release.
+	recordedAhead map[deliveryKey]bool
 }
 
 // New makes a Dispatcher that does nothing before Resume.
@@ -142,7 +144,7 @@ func New(c Config) *Dispatcher {
 	}
 	d := &Dispatcher{c: c, lanes: map[laneKey]*lane{}, recipients: map[string]*recipient{},
 		tracked: map[deliveryKey]int{}, partitions: map[int]*partitionState{},
-		elsewhere: map[deliveryKey]*lane{}, recordedAhead: map[deliveryKey]struct{}{}}
+		elsewhere: map[deliveryKey]*lane{}, recordedAhead: map[deliveryKey]bool{}}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	return d
 }
@@ -184,8 +186,8 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 		it := &item{position: r.Position, id: r.Message.ID, to: o.To, scope: r.Scope, sync: o.Sync, recorded: r.Time}
 		switch {
 		case owned && o.Attempt > 0 && d.c.Log.LivesElsewhere(r.Node, r.Time):
-			it.notBefore, it.elsewhere = d.c.Now().Add(recheckEvery), true
-		case o.Attempt > 0 && !d.confirmAhead(it.key(), r.Position, owned), !owned:
+			d.leaveElsewhere(it, r.Message.Kind, r.Message.Deadline, r.Time)
+		case o.Attempt > 0 && !d.confirmAhead(it.key(), r.Position, o.Sync), !owned:
 			continue // the claim of the attempt holds the lane, or another hub owns the partition
 		default:
 			it.notBefore, it.message, it.attempts, it.tries = o.NotBefore, r.Message, o.Attempt, o.Attempt
@@ -224,8 +226,8 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 			continue // recorded since the start, and tracked already
 		case v.Sync && inFlight && v.Node == d.c.Log.Node():
 			continue // its caller is here and gets the outcome, or the journal has abandoned it
-		case d.inFlightElsewhere(v):
-			it.elsewhere, it.notBefore = true, d.c.Now().Add(recheckEvery)
+		case d.attemptedElsewhere(v):
+			d.leaveElsewhere(it, v.Kind, v.Deadline, v.Changed)
 			d.enqueue(v.Conversation, it)
 		case v.Sync && inFlight:
 			err = d.abandon(ctx, it)

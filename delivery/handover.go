@@ -46,12 +46,14 @@ func (d *Dispatcher) track(key deliveryKey, partition int) {
 	}
 }
 
-// tracks reports whether this process has a delivery in hand.
+// tracks reports whether this process has a delivery in hand, or will when Recorded
+// gets its record.
 func (d *Dispatcher) tracks(key deliveryKey) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	_, ok := d.tracked[key]
-	return ok
+	_, ahead := d.recordedAhead[key]
+	return ok || ahead
 }
 
 // untrack ends track; d.mu is held.
@@ -152,17 +154,20 @@ func (d *Dispatcher) dropNotOwned(l *lane, it *item) {
 	}
 }
 
-const movedBefore = "the attempt was not made; moved to another hub"
-
-// handBack records that an attempt which is recorded, or may be, is not made here.
-// The item stays tracked until then; d.mu is held.
+// handBack records that an attempt which is recorded, or may be, is not made here. A
+// delivery whose sender waited and has gone is given up. The item stays tracked until
+// then; d.mu is held.
 func (d *Dispatcher) handBack(it *item) {
-	attempt := it.attempts
+	step := journal.Step{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Postponed: true,
+		Error: parley.Refuse(parley.Unavailable, "the attempt was not made; moved to another hub")}
 	if it.attemptUncertain {
-		attempt++
+		step.Attempt++
 	}
-	e := journal.Entry{Steps: []journal.Step{{Message: it.id, To: it.to, State: parley.Waiting, Attempt: attempt,
-		Postponed: true, Error: parley.Refuse(parley.Unavailable, movedBefore)}}}
+	if it.sync {
+		step.State, step.Error = parley.Abandoned, parley.Refuse(parley.Cancelled,
+			"the caller was told that the outcome is unknown before the message was recorded")
+	}
+	e := journal.Entry{Steps: []journal.Step{step}}
 	d.running.Go(func() {
 		for {
 			_, err := d.c.Log.Append(context.WithoutCancel(d.ctx), e)
@@ -178,9 +183,9 @@ func (d *Dispatcher) handBack(it *item) {
 	})
 }
 
-// unknownAfterStop is the error of an attempt whose hub is gone.
+// unknownAfterStop is the error of an attempt whose hub is gone, or cannot record.
 func unknownAfterStop(to string) *parley.Error {
-	return parley.Refuse(parley.OutcomeUnknown, "the hub was stopped during an attempt, and %q does not deduplicate",
+	return parley.Refuse(parley.OutcomeUnknown, "the hub that made an attempt stopped before it recorded the outcome, and %q does not deduplicate",
 		to)
 }
 
@@ -197,20 +202,26 @@ func (d *Dispatcher) abandon(ctx context.Context, it *item) error {
 // once.
 const recheckEvery = 2 * time.Second
 
-// attemptGrace is added to the limit of an attempt elsewhere: time to record its
-// outcome.
+// attemptGrace is how long another hub has to record the outcome of its attempt: from
+// the limit of the attempt, or from when this hub could have read it, if that is later.
 const attemptGrace = 5 * time.Second
 
-// inFlightElsewhere reports whether another hub is making the last attempt recorded.
-func (d *Dispatcher) inFlightElsewhere(v journal.Delivery) bool {
-	if v.State != parley.Delivering || !d.c.Log.LivesElsewhere(v.Node, v.Changed) {
-		return false
+// leaveElsewhere has an item wait for another hub, which began an attempt at a time.
+func (d *Dispatcher) leaveElsewhere(it *item, k parley.Kind, deadline, begun time.Time) {
+	now, until := d.c.Now(), begun.Add(d.c.Attempt)
+	if k == parley.Request && !deadline.IsZero() {
+		until = deadline
 	}
-	until := v.Changed.Add(d.c.Attempt)
-	if v.Kind == parley.Request && !v.Deadline.IsZero() {
-		until = v.Deadline
+	if until.Before(now) {
+		until = now
 	}
-	return d.c.Now().Before(until.Add(attemptGrace))
+	it.elsewhere, it.notBefore, it.elsewhereUntil = true, now.Add(recheckEvery), until.Add(attemptGrace)
+}
+
+// attemptedElsewhere reports whether another hub that lives began the last attempt, and
+// has recorded no outcome.
+func (d *Dispatcher) attemptedElsewhere(v journal.Delivery) bool {
+	return v.State == parley.Delivering && d.c.Log.LivesElsewhere(v.Node, v.Changed)
 }
 
 // recheckElsewhere gives a turn at once to the items of steps that other hubs
@@ -241,7 +252,7 @@ func (d *Dispatcher) resumeElsewhere(l *lane, it *item) bool {
 	case !ok || v.State != parley.Waiting && v.State != parley.Delivering:
 		d.finish(l, it, nil)
 		return false
-	case d.inFlightElsewhere(v):
+	case d.attemptedElsewhere(v) && d.c.Now().Before(it.elsewhereUntil):
 		d.postpone(it, recheckEvery)
 		return false
 	}

@@ -207,6 +207,35 @@ func TestAttemptElsewhereOutOfTime(t *testing.T) {
 	})
 }
 
+// A message whose record appears long after its deadline was claimed by a hub that lives
+// and does not own the partition any more. The next owner leaves that hub the time to
+// say that no attempt was made: the message has expired, and its outcome is known.
+func TestRecordAppearsAtTheNextOwner(t *testing.T) {
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		m := message(1, "bob", 9, parley.Request)
+		m.Deadline = time.Now().Add(25 * time.Second)
+		c := h.a.d.Claim(0, m.ID, "bob", id(9), false)
+		time.Sleep(time.Minute)
+		c.Release(journal.ErrUnknown)
+		h.handOver(t)
+		h.fail = func(e journal.Entry) error { // the hub's first try to hand the attempt back
+			if len(e.Steps) == 1 && e.Steps[0].State == parley.Waiting && time.Since(m.Deadline) < 38*time.Second {
+				return journal.ErrUnknown
+			}
+			return nil
+		}
+		if _, err := h.append("a", journal.Entry{Message: m,
+			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(30 * time.Second)
+		synctest.Wait()
+		equal(t, "attempts", append(h.a.transport.order(), h.b.transport.order()...), "[]")
+		equal(t, "steps", h.states(m.ID), []parley.DeliveryState{parley.Waiting, parley.Expired})
+		equal(t, "unknown outcomes", h.unknown(), 0)
+	})
+}
+
 // A request whose caller waited at a hub that is gone is abandoned by the next owner.
 // While that hub lives, the request stays with it.
 func TestCallerOfAHubThatIsGone(t *testing.T) {

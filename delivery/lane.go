@@ -64,6 +64,7 @@ type item struct {
 	failureUnrecorded bool           // the failure of the last attempt is not recorded
 	attemptUncertain  bool           // the journal could not say whether it recorded the next attempt
 	uncertainOwner    *journal.Lease // the fence of that attempt
+	elsewhereUntil    time.Time      // with elsewhere: when that hub must have recorded its outcome
 }
 
 func newItem(v journal.Delivery) *item {

@@ -3,7 +3,6 @@ package delivery
 import (
 	"slices"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -18,7 +17,7 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 		c := d.Claim(it.position.Partition, r.Message.ID, o.To, r.Message.Conversation, false)
 		if c == nil {
 			for _, c := range claims {
-				c.Release()
+				c.Release(nil)
 			}
 			return nil
 		}
@@ -30,11 +29,11 @@ func (d *Dispatcher) claimReply(it *item, r *Reply) []*Claim {
 	return claims
 }
 
-// releaseClaims gives the lanes back when a reply could not be recorded. The entry
-// recorded in its place opens deliveries that wait.
-func (d *Dispatcher) releaseClaims(claims []*Claim, outcome *journal.Entry) {
+// releaseClaims gives the lanes back after err, by which a reply was not recorded or may
+// have been. The entry that is recorded next opens deliveries that wait.
+func (d *Dispatcher) releaseClaims(claims []*Claim, outcome *journal.Entry, err error) {
 	for _, c := range claims {
-		c.Release()
+		c.Release(err)
 	}
 	outcome.Open = slices.Clone(outcome.Open) // the journal may still use the old slice
 	for i := range outcome.Open {
@@ -50,29 +49,4 @@ func (d *Dispatcher) deliverReply(claims []*Claim, a Attempt) {
 		c.Go(a)
 	}
 	claims[last].Run(d.ctx, a)
-}
-
-// resumeRecorded queues the attempts that were recorded with a reply when the
-// journal could not say whether it had recorded it.
-func (d *Dispatcher) resumeRecorded(e *journal.Entry) {
-	if e.Message == nil {
-		return
-	}
-	for _, o := range e.Open {
-		v, ok := d.c.Log.Delivery(e.Message.ID, o.To)
-		if !ok || v.State != parley.Delivering || d.c.Log.LivesElsewhere(v.Node, v.Changed) {
-			continue
-		}
-		it := newItem(v)
-		switch {
-		case d.tracks(it.key()):
-		case d.c.Log.Owned(v.Position.Partition):
-			d.enqueue(v.Conversation, it)
-		default:
-			d.mu.Lock()
-			d.track(it.key(), v.Position.Partition)
-			d.handBack(it)
-			d.mu.Unlock()
-		}
-	}
 }

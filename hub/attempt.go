@@ -155,7 +155,7 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 	said := &recordedMessage{message: m, scope: a.Scope, request: a.Message}
 	h.claimLanes(said, e.Open)
 	at, err := h.c.Journal.Append(ctx, e)
-	if err = h.finishWrite(ctx, said, at, nil, err, false); err != nil {
+	if err = h.finishWrite(ctx, said, at, nil, err); err != nil {
 		return err
 	}
 	h.startAttempts(said)

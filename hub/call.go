@@ -205,7 +205,7 @@ type waiter struct {
 // its lane is free. Hub.mu must not be held: lanes call the hub.
 func (w *waiter) cancelAttempt() {
 	if w.attempted.CompareAndSwap(false, true) {
-		w.claim.Release()
+		w.claim.Release(nil)
 		w.end(errStopping())
 	}
 }

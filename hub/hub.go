@@ -60,17 +60,16 @@ type Hub struct {
 
 	recent requestCache
 
-	mu        sync.Mutex
-	local     map[string]*local
-	waiters   map[parley.ID]*waiter
-	running   map[parley.ID]context.CancelFunc // attempts in flight, by request
-	numbers   map[parley.ID]int                // last event number of open requests
-	timers    map[parley.ID]*time.Timer        // deadlines of delivered requests without a reply
-	inboxes   map[string]*inbox
-	uncertain uncertainAppends
-	started   bool
-	drained   chan struct{} // closed when no caller waits; nil until Drain
-	closing   bool          // the time of Close is up
+	mu      sync.Mutex
+	local   map[string]*local
+	waiters map[parley.ID]*waiter
+	running map[parley.ID]context.CancelFunc // attempts in flight, by request
+	numbers map[parley.ID]int                // last event number of open requests
+	timers  map[parley.ID]*time.Timer        // deadlines of delivered requests without a reply
+	inboxes map[string]*inbox
+	started bool
+	drained chan struct{} // closed when no caller waits; nil until Drain
+	closing bool          // the time of Close is up
 }
 
 // New makes a hub; Bind and Handle may follow, then Start.
@@ -268,9 +267,6 @@ func (h *Hub) onRecord(r *journal.Record) {
 		}
 	}
 	m := r.Message
-	if m != nil {
-		h.resolveUncertain(m.ID)
-	}
 	if m == nil || m.InReplyTo.IsZero() || m.Kind == parley.Cancel || r.Refused != nil {
 		return
 	}

@@ -53,7 +53,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	for {
 		a := &recordedMessage{message: m, scope: scope, request: request}
 		h.claimLanes(a, entry.Open)
-		err := h.write(ctx, entry, a, false)
+		err := h.write(ctx, entry, a)
 		if err == nil {
 			return a, nil
 		}

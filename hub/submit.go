@@ -192,7 +192,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 		}
 		h.claimLanes(a, entry.Open)
 	}
-	if err := h.write(ctx, entry, a, waits); err != nil {
+	if err := h.write(ctx, entry, a); err != nil {
 		return nil, err
 	}
 	if refused != nil {
@@ -205,26 +205,20 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 
 // write records an entry with the first attempts whose lanes a holds. If it is not
 // recorded, the lanes are released.
-func (h *Hub) write(ctx context.Context, e journal.Entry, a *recordedMessage, waits bool) error {
+func (h *Hub) write(ctx context.Context, e journal.Entry, a *recordedMessage) error {
 	position, prior, err := h.append(ctx, e)
-	return h.finishWrite(ctx, a, position, prior, err, waits)
+	return h.finishWrite(ctx, a, position, prior, err)
 }
 
 // finishWrite handles the outcome of an append.
 func (h *Hub) finishWrite(ctx context.Context, a *recordedMessage, position journal.Position, prior *journal.Prior,
-	err error, waits bool) error {
+	err error) error {
 	if err == nil && prior == nil {
 		a.position = position
 		return nil
 	}
-	unmade := a.claims[:0]
 	for _, c := range a.claims {
-		if c.Release() {
-			unmade = append(unmade, c)
-		}
-	}
-	if errors.Is(err, journal.ErrUnknown) && len(unmade) > 0 {
-		h.noteUncertain(a.message.ID, waits, unmade)
+		c.Release(err)
 	}
 	if err != nil {
 		return recordError(err)

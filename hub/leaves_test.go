@@ -58,7 +58,7 @@ func TestCallerLeavesWhileRecorded(t *testing.T) {
 		switch {
 		case waits && (end.State != parley.Abandoned || attempts.Load() != 0):
 			t.Errorf("a request whose caller had gone: %+v, %d attempts", end, attempts.Load())
-		case !waits && (end.State != parley.Answered || end.Attempt != 2 || attempts.Load() != 1):
+		case !waits && (end.State != parley.Answered || end.Attempt != 1 || attempts.Load() != 1):
 			t.Errorf("a message that was recorded: %+v, %d attempts", end, attempts.Load())
 		}
 	}
