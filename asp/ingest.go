@@ -104,10 +104,7 @@ func mayBeStale(err error) bool {
 func (s *Server) checkMember(ctx context.Context, e *Envelope, l *liveSession) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ledger, err := s.load(ctx, l, false)
-	if err == nil && ledger != nil && ledger.participant(e.Sender.AgentID) == nil {
-		ledger, err = s.load(ctx, l, true) // another server may have added the sender
-	}
+	ledger, err := s.loadFor(ctx, l, e.Sender.AgentID)
 	switch {
 	case err != nil:
 		return atStep(asError(err), 7)

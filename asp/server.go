@@ -285,20 +285,32 @@ func (s *Server) Session(ctx context.Context, id, agent string) (*Ledger, error)
 	s.init()
 	l := s.acquire(id)
 	defer s.release(l)
-	ledger, err := s.look(ctx, l)
+	ledger, err := s.look(ctx, l, agent)
 	if err == nil && agent != "" && ledger.participant(agent) == nil {
 		return nil, refuse("not_participant", "")
 	}
 	return ledger, err
 }
 
-// look gives the ledger of an acquired session.
-func (s *Server) look(ctx context.Context, l *liveSession) (*Ledger, error) {
+// look gives the ledger of an acquired session, as loadFor does for an agent that is
+// named.
+func (s *Server) look(ctx context.Context, l *liveSession, agent string) (*Ledger, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	ledger, err := s.load(ctx, l, false)
+	ledger, err := s.loadFor(ctx, l, agent)
 	if err == nil && ledger == nil {
 		err = refuse("session_not_found", "")
+	}
+	return ledger, err
+}
+
+// loadFor gives the ledger of a session, nil if there is none. It reads it again from
+// the Store if an agent that is named is no participant: another server may have added
+// the agent. l.mu is held.
+func (s *Server) loadFor(ctx context.Context, l *liveSession, agent string) (*Ledger, error) {
+	ledger, err := s.load(ctx, l, false)
+	if err == nil && ledger != nil && agent != "" && ledger.participant(agent) == nil {
+		return s.load(ctx, l, true)
 	}
 	return ledger, err
 }
@@ -319,10 +331,11 @@ func (s *Server) change(ctx context.Context, id string, r *Record, step func(*Le
 			return refuse("session_not_found", "")
 		}
 		after, err := step(ledger)
-		if err != nil {
-			return err
+		if err == nil {
+			err = s.append(ctx, l, after, r, s.now())
 		}
-		if err := s.append(ctx, l, after, r, s.now()); !errors.Is(err, ErrConflict) || fresh {
+		// Another server may have appended.
+		if err == nil || fresh || !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotParticipant) {
 			return err
 		}
 	}

@@ -686,6 +686,30 @@ func TestTwoServersOneStore(t *testing.T) {
 	w.say(id, w.alice, Inform, inform("e"))
 }
 
+// An agent that another server has just added to a session can use it at once, also at a
+// server that holds the session as it was before.
+func TestAddedAtAnotherServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	id := w.executing()
+	one, two := &Server{Store: w.Server.store, Now: w.clock.now}, &Server{Store: w.Server.store, Now: w.clock.now}
+	for _, other := range []*Server{one, two} {
+		if _, err := other.Session(t.Context(), id, aliceID); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := other.Session(t.Context(), id, carolID); !errors.Is(err, ErrNotParticipant) {
+			t.Errorf("before she was added: %v", err)
+		}
+	}
+	w.say(id, w.alice, Delegate, Delegation{TargetAgent: carolID, Scope: "verify"})
+	if _, err := one.Session(t.Context(), id, carolID); err != nil {
+		t.Errorf("she reads the session: %v", err)
+	}
+	if err := two.CloseSession(t.Context(), id, carolID, ""); err != nil {
+		t.Errorf("she closes the session: %v", err)
+	}
+}
+
 func TestConcurrentSenders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -143,7 +143,7 @@ func (s *Server) follow(ctx context.Context, session, agent string, from int64, 
 	defer heartbeat.Stop()
 	epoch, scores := int64(-1), make(map[string]float64)
 	for {
-		ledger, err := s.look(ctx, l)
+		ledger, err := s.look(ctx, l, "")
 		if err != nil {
 			return err
 		}
