@@ -94,7 +94,9 @@ func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Confi
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
+			shown := 20 // few, so that the end of the output shows what failed
 			if t.Failed() && h.alive() {
+				shown = 300
 				_ = h.quit() // its log then shows its goroutines
 			}
 			h.kill()
@@ -102,7 +104,7 @@ func newNodes(t *testing.T, n int, c node.Config, each func(i int, c *node.Confi
 				t.Error(err)
 			}
 			if t.Failed() {
-				t.Logf("%s wrote:\n%s", h.name, h.wrote(300))
+				t.Logf("%s wrote:\n%s", h.name, h.wrote(shown))
 			}
 		})
 		out = append(out, h)
