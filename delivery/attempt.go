@@ -99,6 +99,7 @@ func (d *Dispatcher) recordAttempt(l *lane, it *item) bool {
 		it.failureUnrecorded, it.attemptUncertain, it.uncertainOwner = false, false, nil
 		return true
 	case errors.Is(err, journal.ErrConflict), errors.Is(err, journal.ErrFenced):
+		it.revive = true     // if it waits again, in another state
 		d.finish(l, it, nil) // settled elsewhere: answered, dropped, or handed over
 		return false
 	case errors.Is(err, journal.ErrUnknown):
@@ -112,14 +113,16 @@ func (d *Dispatcher) recordAttempt(l *lane, it *item) bool {
 }
 
 // alreadyRecorded reports whether a conflict is with this process's own record: the
-// journal recorded the attempt, but could not say so. Only the owner of the partition
-// records attempts, so this process must have owned it all the time.
+// journal recorded the attempt, but could not say so. A delivery whose caller waits does
+// not name the hub of its last attempt. But only the owner of the partition records
+// attempts, so it is this process if it has owned the partition all the time.
 func (d *Dispatcher) alreadyRecorded(it *item, step journal.Step, owner *journal.Lease, err error) bool {
-	if !it.attemptUncertain || it.uncertainOwner != owner || !errors.Is(err, journal.ErrConflict) {
+	if !it.attemptUncertain || !errors.Is(err, journal.ErrConflict) {
 		return false
 	}
 	v, ok := d.c.Log.Delivery(step.Message, step.To)
-	return ok && v.State == parley.Delivering && v.Attempt == step.Attempt
+	ours := !v.Sync && v.Node == d.c.Log.Node() || it.uncertainOwner == owner
+	return ok && ours && v.State == parley.Delivering && v.Attempt == step.Attempt
 }
 
 // attempt makes an attempt that is recorded already, and records its outcome.

@@ -17,6 +17,7 @@ type hubLog struct {
 	*log
 	name  string
 	owner *atomic.Value // the name of the hub that owns the partition
+	lease *atomic.Pointer[journal.Lease]
 	alive map[string]bool
 }
 
@@ -25,6 +26,12 @@ func (p hubLog) Append(_ context.Context, e journal.Entry) (journal.Position, er
 }
 func (p hubLog) Node() string   { return p.name }
 func (p hubLog) Owned(int) bool { return p.owner.Load() == p.name }
+func (p hubLog) Owner(int) *journal.Lease {
+	if !p.Owned(0) {
+		return nil
+	}
+	return p.lease.Load()
+}
 func (p hubLog) LivesElsewhere(node string, _ time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -35,6 +42,7 @@ func (p hubLog) LivesElsewhere(node string, _ time.Time) bool {
 type hubs struct {
 	*log
 	owner *atomic.Value
+	lease *atomic.Pointer[journal.Lease] // of the owner
 	alive map[string]bool
 	a, b  *world
 }
@@ -58,13 +66,13 @@ func holdAttempts(h *fakeTransport) (begun chan Attempt, end chan Result) {
 func runTwoHubs(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		h := &hubs{log: newLog(), owner: new(atomic.Value), alive: map[string]bool{"a": true, "b": true}}
+		h := &hubs{log: newLog(), owner: new(atomic.Value), lease: new(atomic.Pointer[journal.Lease]), alive: map[string]bool{"a": true, "b": true}}
 		h.owner.Store("a")
 		one := func(name string) *world {
 			w := &world{log: h.log, transport: &fakeTransport{paused: map[string]bool{}}}
 			w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 			c := c
-			c.Log, c.Transport, c.Jitter = hubLog{h.log, name, h.owner, h.alive}, w.transport, func() float64 { return 1 }
+			c.Log, c.Transport, c.Jitter = hubLog{h.log, name, h.owner, h.lease, h.alive}, w.transport, func() float64 { return 1 }
 			w.d = New(c)
 			return w
 		}
@@ -279,7 +287,7 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 			if h.a.d.Claim(0, m.ID, "bob", id(9), false) == nil {
 				t.Fatal("no claim")
 			}
-			p := hubLog{h.log, "a", h.owner, h.alive}
+			p := hubLog{h.log, "a", h.owner, h.lease, h.alive}
 			if _, err := p.Append(t.Context(), journal.Entry{Message: m,
 				Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 				t.Fatal(err)
@@ -292,7 +300,7 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 		done := make(chan struct{})
 		go func() { defer close(done); h.handOver(t) }()
 		synctest.Wait()
-		p := hubLog{h.log, "a", h.owner, h.alive}
+		p := hubLog{h.log, "a", h.owner, h.lease, h.alive}
 		m := message(3, "bob", 9, parley.Notice)
 		if _, err := p.Append(t.Context(), journal.Entry{Message: m,
 			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
@@ -383,6 +391,37 @@ func TestPartitionComesBack(t *testing.T) {
 		synctest.Wait()
 		equal(t, "attempts", h.a.transport.order(), "[bob/m1#1 carol/m2#1]")
 		equal(t, "of the other hub", h.b.transport.order(), "[]")
+		equal(t, "open", len(h.open), 0)
+	})
+}
+
+// A hub loses a partition and gets it back, with another lease, while the journal cannot
+// say whether it recorded an attempt. The attempt is made.
+func TestPartitionComesBackWhileAnAttemptIsRecorded(t *testing.T) {
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		h.lease.Store(new(journal.Lease))
+		lost := false
+		h.silent = func(e journal.Entry) bool {
+			if lost || len(e.Steps) != 1 || e.Steps[0].State != parley.Delivering {
+				return false
+			}
+			lost = true
+			h.mu.Unlock()
+			defer h.mu.Lock()
+			h.owner.Store("nobody")
+			h.a.d.Lose(0)
+			h.lease.Store(new(journal.Lease))
+			h.owner.Store("a")
+			if err := h.a.d.Resume(t.Context(), 0); err != nil {
+				t.Error(err)
+			}
+			return true
+		}
+		h.a.record(message(1, "bob", 9, parley.Notice))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "attempts", append(h.a.transport.order(), h.b.transport.order()...), "[bob/m1#1]")
+		equal(t, "steps", h.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 		equal(t, "open", len(h.open), 0)
 	})
 }
