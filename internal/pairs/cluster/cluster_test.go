@@ -38,20 +38,20 @@ func TestNodeAndServerKilled(t *testing.T) {
 	if testing.Short() {
 		victims = victims[:1]
 	}
-	w := newTestbed(t, testcluster.StartProcesses(t, 3), 3, pairs.Protocols, patience, nil)
+	w := newTestbed(newRecorder(t), testcluster.StartProcesses(t, 3), 3, pairs.Protocols, patience, nil)
 	w.join(func(i int) (from, to *hubNode) { return w.hubs[i%2], w.hubs[2] })
 	w.begin(false)
-	w.everyPairAnswers(t, "at the start", w.from, w.to)
+	w.everyPairAnswers(w.t, "at the start", w.from, w.to)
 	w.phase("all pairs have answered")
 	for i, v := range victims {
 		w.servers.Kill(i)
 		w.hubs[v].kill()
-		w.awaitTraffic(t)
+		w.awaitTraffic(w.t)
 		w.phase("killed, and it goes on")
 		all(t, []func() error{w.hubs[v].start, func() error { return w.servers.Restart(i) }},
 			func(f func() error) error { return f() })
 		w.phase("restarted")
-		w.everyPairAnswers(t, fmt.Sprintf("after %s and server %d were killed", w.hubs[v].name, i), w.from, w.to)
+		w.everyPairAnswers(w.t, fmt.Sprintf("after %s and server %d were killed", w.hubs[v].name, i), w.from, w.to)
 		w.phase("all pairs have answered")
 	}
 	w.end()
@@ -183,7 +183,7 @@ func (x *talk) answers() map[string]int {
 
 // everyPairAnswers waits until every pair has two more answers than at the call: the
 // question of the second was asked after the call.
-func (x *talk) everyPairAnswers(t *testing.T, when string, from, to []pairs.Peer) {
+func (x *talk) everyPairAnswers(t testing.TB, when string, from, to []pairs.Peer) {
 	t.Helper()
 	before := x.answers()
 	var missing []string
@@ -221,7 +221,7 @@ func (x *talk) lastError(pair string) (err error) {
 }
 
 // awaitTraffic waits until 25 more messages have ended, with or without success.
-func (x *talk) awaitTraffic(t *testing.T) {
+func (x *talk) awaitTraffic(t testing.TB) {
 	t.Helper()
 	count := func() int {
 		x.mu.Lock()
@@ -238,7 +238,7 @@ func (x *talk) awaitTraffic(t *testing.T) {
 var textPattern = regexp.MustCompile(`(say|note) [a-z0-9]+-from [a-z0-9]+-to [0-9]+`)
 
 // dead gives the texts of the dead letters.
-func (x *talk) dead(t *testing.T, h *hubNode, web *http.Client) map[string]bool {
+func (x *talk) dead(t testing.TB, h *hubNode, web *http.Client) map[string]bool {
 	t.Helper()
 	c := h.operator(web)
 	list, err := c.Dead(t.Context(), admin.DeadFilter{})
@@ -275,7 +275,7 @@ func (x *talk) unheard(except map[string]bool) (out []string) {
 // awaitUnheard waits for messages that are still in an inbox. A message that was given
 // up never arrives, so the wait ends when nothing has arrived for longer than an agent
 // takes to look again.
-func (x *talk) awaitUnheard(t *testing.T, dead map[string]bool) {
+func (x *talk) awaitUnheard(t testing.TB, dead map[string]bool) {
 	const silence = 40 * time.Second
 	last, since := -1, time.Now()
 	until(t.Context(), func() bool {
@@ -288,7 +288,7 @@ func (x *talk) awaitUnheard(t *testing.T, dead map[string]bool) {
 }
 
 // verify compares acknowledged and received messages with the journal.
-func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pairs.Peer) {
+func (x *talk) verify(t testing.TB, engine node.Engine, outcome string, to []pairs.Peer) {
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Cluster(t,
 		jetstream.Config{URL: engine.URL, Prefix: engine.Prefix, Replicas: engine.Replicas}), Node: "checker"})
 	if err != nil {
@@ -467,7 +467,7 @@ func (x *talk) verify(t *testing.T, engine node.Engine, outcome string, to []pai
 const slow = 10 * time.Second
 
 // slowest logs the traces of the slow messages, the slowest first.
-func (x *talk) slowest(t *testing.T) {
+func (x *talk) slowest(t testing.TB) {
 	var long []string
 	for text, o := range x.said {
 		if o.took >= slow {

@@ -90,7 +90,7 @@ func arrived(proxies []*proxy) (n int64) {
 }
 
 // inUse is the proxy through which bytes come back.
-func inUse(t *testing.T, proxies []*proxy) (at *proxy) {
+func inUse(t testing.TB, proxies []*proxy) (at *proxy) {
 	t.Helper()
 	before := make([]int64, len(proxies))
 	for i, w := range proxies {

@@ -274,7 +274,7 @@ func (h *hubNode) wrote(most int) string {
 }
 
 // all calls f for each element at the same time, and fails the test where f fails.
-func all[T any](t *testing.T, list []T, f func(T) error) {
+func all[T any](t testing.TB, list []T, f func(T) error) {
 	t.Helper()
 	errs := make([]error, len(list))
 	var work sync.WaitGroup

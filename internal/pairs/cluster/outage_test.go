@@ -42,16 +42,17 @@ func TestTwoHubs(t *testing.T) {
 		protocols, killed, killedHubs = []string{"samvad", "uagents", "asp"}, nil, nil
 		servers, frozenHubs = servers[2:], frozenHubs[:1]
 	}
+	r := newRecorder(t)
 	cluster := testcluster.StartProcesses(t, 3)
 	proxies, each := newProxies(t, cluster, 2)
-	w := newTestbed(t, cluster, 2, protocols, 25*time.Second, each)
+	w := newTestbed(r, cluster, 2, protocols, 25*time.Second, each)
 	w.agentsAreKnown(w.hubs[0], w.hubs[1])
 	w.agentsAreKnown(w.hubs[1], w.hubs[0])
 	w.phase("agents are known")
 
 	w.join(func(i int) (from, to *hubNode) { return w.hubs[i%2], w.hubs[(i+1)%2] })
 	w.begin(true)
-	w.everyPairAnswers(t, "at the start", w.from, w.to)
+	w.everyPairAnswers(r, "at the start", w.from, w.to)
 	for range rounds {
 		w.lose(w.hubs[0], proxies[0], toServer, toHub)
 		w.lose(w.hubs[1], proxies[1], toServer)
@@ -59,7 +60,7 @@ func TestTwoHubs(t *testing.T) {
 		for _, i := range killed {
 			w.outage(fmt.Sprintf("server %d is killed", i), w.hubs, 0, func() error {
 				w.servers.Kill(i)
-				w.awaitTraffic(t)
+				w.awaitTraffic(r)
 				return w.servers.Restart(i)
 			})
 		}
@@ -73,7 +74,7 @@ func TestTwoHubs(t *testing.T) {
 			h := w.hubs[i]
 			w.outage(h.name+" is killed", w.others(h), 0, func() error {
 				h.kill()
-				w.awaitTraffic(t)
+				w.awaitTraffic(r)
 				return h.start()
 			})
 		}

@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"strings"
@@ -20,7 +21,7 @@ import (
 // cluster of servers.
 type testbed struct {
 	*talk
-	t        *testing.T
+	t        *recorder
 	servers  *testcluster.Processes
 	hubs     []*hubNode
 	from, to []pairs.Peer // requesters and responders
@@ -32,9 +33,57 @@ type testbed struct {
 	stopTalking, stopListening, leave func() // end the activity of the agents; may be called again
 }
 
+// A recorder is a test that says last what failed: the logs of the hubs come before.
+type recorder struct {
+	*testing.T
+	mu     sync.Mutex
+	failed []string
+}
+
+func newRecorder(t *testing.T) *recorder {
+	r := &recorder{T: t}
+	t.Cleanup(func() { // after all others
+		for _, f := range r.failed[:min(len(r.failed), 12)] {
+			t.Log("failed: ", f)
+		}
+	})
+	return r
+}
+
+func (r *recorder) note(text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	text, _, _ = strings.Cut(text, "\n")
+	r.failed = append(r.failed, fmt.Sprintf("%.300s", text))
+}
+
+func (r *recorder) Error(args ...any) {
+	r.Helper()
+	r.note(fmt.Sprint(args...))
+	r.T.Error(args...)
+}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.Helper()
+	r.note(fmt.Sprintf(format, args...))
+	r.T.Errorf(format, args...)
+}
+
+func (r *recorder) Fatal(args ...any) {
+	r.Helper()
+	r.note(fmt.Sprint(args...))
+	r.T.Fatal(args...)
+}
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Helper()
+	r.note(fmt.Sprintf(format, args...))
+	r.T.Fatalf(format, args...)
+}
+
 // newTestbed starts the hubs and makes two agents of each protocol. each, which may be
 // nil, changes the configuration of one hub.
-func newTestbed(t *testing.T, servers *testcluster.Processes, hubs int, protocols []string,
+func newTestbed(t *recorder, servers *testcluster.Processes, hubs int, protocols []string,
 	patience time.Duration, each func(hub int, c *node.Config),
 ) *testbed {
 	t.Helper()
@@ -44,9 +93,9 @@ func newTestbed(t *testing.T, servers *testcluster.Processes, hubs int, protocol
 		outcome: os.Getenv("PARLEY_CLUSTER_OUTCOME"), // at-least-once: another setting of delivery.outcome
 	}
 	for _, p := range protocols {
-		w.from, w.to = append(w.from, newPeer(t, p, p+"-from")), append(w.to, newPeer(t, p, p+"-to"))
+		w.from, w.to = append(w.from, newPeer(t.T, p, p+"-from")), append(w.to, newPeer(t.T, p, p+"-to"))
 	}
-	w.hubs = newNodes(t, hubs, node.Config{Durability: "replicated", Engine: w.engine,
+	w.hubs = newNodes(t.T, hubs, node.Config{Durability: "replicated", Engine: w.engine,
 		Delivery: node.Delivery{Outcome: w.outcome, Patience: node.Duration{Duration: patience}}}, each, w.peers()...)
 	w.talk = &talk{said: map[string]sendResult{}, heard: map[string]map[string]int{},
 		at: map[pairs.Peer]*hubNode{}, traces: newTraces(w.hubs)}
