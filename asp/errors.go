@@ -126,7 +126,7 @@ var codes = map[string]codeInfo{
 
 	"hash_mismatch":           {422, vValidation, false, "the content does not have this hash"},
 	"bad_signature":           {401, vAuth, false, "the signature does not verify"},
-	"key_unknown":             {401, vAuth, false, "no key is registered for the sender"},
+	"key_unknown":             {401, vAuth, false, "no key is registered for the sender; register its card first"},
 	"weak_or_invalid_key":     {422, vValidation, false, "the key is not safe to use"},
 	"sender_mismatch":         {403, vAuth, false, "the sender is not the authenticated agent"},
 	"card_mismatch":           {403, vAuth, false, "the card's keys are not the registered ones"},
@@ -168,7 +168,7 @@ var codes = map[string]codeInfo{
 	"insufficient_trust_score": {403, "SCOPE_INSUFFICIENT", false, "the trust score is too low"},
 	"policy_violation":         {403, "SCOPE_INSUFFICIENT", false, "refused by policy"},
 	"rate_limited":             {429, "RATE_LIMITED", true, "too many requests"},
-	"capacity_unavailable":     {503, "CAPACITY_UNAVAILABLE", true, "no room for more at the moment"},
+	"capacity_unavailable":     {503, "CAPACITY_UNAVAILABLE", true, "the server is full; send it again later"},
 	"agent_exists": {409, "CHANNEL_ALREADY_EXISTS", false,
 		"the agent is registered; prove possession of its present key"},
 	"agent_in_session":    {409, vState, true, "keys cannot change while the agent is in a live session"},

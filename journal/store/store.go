@@ -30,7 +30,7 @@ var (
 	ErrBusy     = errors.New("the journal takes nothing now")                       // nothing was recorded; retryable
 	ErrTooLarge = errors.New("too large for the journal")                           // says size and limit
 	ErrCorrupt  = errors.New("the journal is damaged")                              // see the commands in its text
-	ErrForeign  = errors.New("this belongs to something else")                      // nothing was touched
+	ErrForeign  = errors.New("the place holds other data")                          // nothing was touched
 	ErrFormat   = errors.New("the journal has a format this program does not know") // newer or older
 	ErrLocked   = errors.New("the journal is in use")                               // says by which process
 	ErrClosed   = errors.New("the journal is closed")                               //
