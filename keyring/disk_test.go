@@ -48,7 +48,7 @@ func readFile(t testing.TB, path string) []byte {
 	return b
 }
 
-// files lists dir with its modes.
+// files lists the files in dir with their modes.
 func files(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -66,7 +66,7 @@ func files(t testing.TB, dir string) []string {
 	return out
 }
 
-// fill puts one of everything into a ring.
+// fill adds to r keys in every state, an enrolled key for each algorithm, and a secret.
 func fill(t testing.TB, r *Ring) {
 	t.Helper()
 	for _, a := range []Algorithm{Ed25519, Secp256k1, P256} {
@@ -93,6 +93,7 @@ type state struct {
 	Secret   string
 }
 
+// stateOf gives the content of r, with its secrets, for comparison.
 func stateOf(t testing.TB, r *Ring) state {
 	t.Helper()
 	s := state{Keys: r.List(), Enrolled: r.AllEnrolled(),
@@ -109,6 +110,8 @@ func stateOf(t testing.TB, r *Ring) state {
 	return s
 }
 
+// A ring that is opened again has the same content. Only the user may read its directory and file. An encrypted
+// file shows neither secrets nor names.
 func TestReopen(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]Protection{
@@ -124,16 +127,16 @@ func TestReopen(t *testing.T) {
 			fill(t, r)
 			want := stateOf(t, r)
 			if diff := cmp.Diff(want, stateOf(t, open(t, o))); diff != "" {
-				t.Error(diff)
+				t.Errorf("content after reopening (-want +got):\n%s", diff)
 			}
 			if diff := cmp.Diff([]string{"keyring.json 600"}, files(t, dir)); diff != "" {
-				t.Error(diff)
+				t.Errorf("files (-want +got):\n%s", diff)
 			}
 			if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-				t.Errorf("%v, %v", info.Mode(), err)
+				t.Errorf("directory: mode %v, %v; want mode 0700", info.Mode(), err)
 			}
 			if ok, err := Exists(dir); !ok || err != nil {
-				t.Errorf("%v, %v", ok, err)
+				t.Errorf("Exists = %v, %v; want true", ok, err)
 			}
 			b := readFile(t, filepath.Join(dir, FileName))
 			for _, s := range append(want.Seeds, want.Secret) {
@@ -143,20 +146,20 @@ func TestReopen(t *testing.T) {
 				}
 				seen := bytes.Contains(b, []byte(base64.StdEncoding.EncodeToString(raw)))
 				if seen != (name == "plain") {
-					t.Errorf("secret visible: %v", seen)
+					t.Errorf("a secret is readable in the file: %v", seen)
 				}
 			}
 			if name != "plain" && bytes.Contains(b, []byte("weather")) {
-				t.Error("names are visible")
+				t.Error("the encrypted file shows an owner's name")
 			}
 		})
 	}
 	if ok, err := Exists(t.TempDir()); ok || err != nil {
-		t.Errorf("%v, %v", ok, err)
+		t.Errorf("Exists of an empty directory = %v, %v; want false", ok, err)
 	}
 }
 
-// A wrong, missing or needless key is found before anything is written.
+// Open refuses a wrong, missing or superfluous passphrase or identity file, and writes nothing.
 func TestWrongKey(t *testing.T) {
 	t.Parallel()
 	id1, id2 := identityFile(t), identityFile(t)
@@ -176,7 +179,8 @@ func TestWrongKey(t *testing.T) {
 		{"empty passphrase", pass, Options{Passphrase: Secret{}}, ErrInvalid, "the passphrase is empty"},
 		{"identity for passphrase", pass, Options{IdentityFile: id1}, ErrWrongKey,
 			"protected by a passphrase, but an identity file"},
-		{"both", pass, Options{Passphrase: Secret("right"), IdentityFile: id1}, ErrInvalid, "choose one"},
+		{"passphrase and identity", pass, Options{Passphrase: Secret("right"), IdentityFile: id1}, ErrInvalid,
+			"choose one"},
 		{"wrong identity", Options{IdentityFile: id1}, Options{IdentityFile: id2}, ErrWrongKey, "does not open"},
 		{"no identity", Options{IdentityFile: id1}, Options{}, ErrEncrypted, "needs an identity file"},
 		{"passphrase for identity", Options{IdentityFile: id1}, pass, ErrWrongKey, "protected by an identity file"},
@@ -184,7 +188,7 @@ func TestWrongKey(t *testing.T) {
 			"identity file"},
 		{"not an identity file", Options{IdentityFile: id1}, Options{IdentityFile: notID}, ErrInvalid,
 			"is not an identity file"},
-		{"identity file that others read", Options{IdentityFile: id1}, Options{IdentityFile: loose}, ErrPermissions,
+		{"identity file readable by others", Options{IdentityFile: id1}, Options{IdentityFile: loose}, ErrPermissions,
 			"chmod 600 " + loose},
 		{"passphrase for plain", Options{}, pass, ErrNotEncrypted, "parley keys passphrase"},
 		{"identity for plain", Options{}, Options{IdentityFile: id1}, ErrNotEncrypted, "parley keys passphrase"},
@@ -199,25 +203,26 @@ func TestWrongKey(t *testing.T) {
 			_, err := Open(c.with)
 			wantErr(t, err, c.want)
 			if err != nil && !strings.Contains(err.Error(), c.text) {
-				t.Errorf("text: %v", err)
+				t.Errorf("error %q does not contain %q", err, c.text)
 			}
 			if !bytes.Equal(before, readFile(t, filepath.Join(dir, FileName))) || cmp.Diff(list, files(t, dir)) != "" {
-				t.Error("something was written")
+				t.Error("Open changed the directory")
 			}
 		})
 	}
-	// Nor is a new ring begun with one that cannot be used.
+	// Open does not create a ring with an unusable passphrase or identity file.
 	for _, o := range []Options{{Passphrase: Secret{}}, {IdentityFile: notID}, {IdentityFile: id1 + "x"}} {
 		o.Dir = filepath.Join(t.TempDir(), "keys")
 		if _, err := Open(o); err == nil {
-			t.Error("opened")
+			t.Error("Open accepted an unusable passphrase or identity file")
 		}
 		if ok, err := Exists(o.Dir); ok || err != nil {
-			t.Errorf("%v, %v", ok, err)
+			t.Errorf("Exists after a refused Open = %v, %v; want false", ok, err)
 		}
 	}
 }
 
+// Open refuses a file or directory that other users may access. The error gives the chmod command.
 func TestModes(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "it's mine")
@@ -244,7 +249,7 @@ func TestModes(t *testing.T) {
 		_, err = Open(Options{Dir: dir})
 		wantErr(t, err, ErrPermissions)
 		if err != nil && !strings.Contains(err.Error(), c.text) {
-			t.Errorf("text: %v", err)
+			t.Errorf("error %q does not contain %q", err, c.text)
 		}
 		if err := os.Chmod(c.path, old.Mode()); err != nil {
 			t.Fatal(err)
@@ -253,7 +258,7 @@ func TestModes(t *testing.T) {
 	open(t, Options{Dir: dir})
 }
 
-// A damaged file is named and left alone.
+// Open refuses a damaged file, names it in the error, and does not change it.
 func TestCorrupt(t *testing.T) {
 	t.Parallel()
 	for name, p := range map[string]Protection{"plain": {}, "passphrase": {Passphrase: Secret("right")},
@@ -266,42 +271,42 @@ func TestCorrupt(t *testing.T) {
 			path := filepath.Join(dir, FileName)
 			good := readFile(t, path)
 			damaged := map[string][]byte{
-				"empty":          {},
-				"cut short":      good[:len(good)/2],
-				"no end":         good[:len(good)-2],
-				"more":           append(bytes.Clone(good), "{}"...),
-				"null":           []byte("null"),
-				"other format":   bytes.Replace(good, []byte("keyring/1"), []byte("keyring/9"), 1),
-				"unknown member": bytes.Replace(good, []byte(`{"format"`), []byte(`{"x":1,"format"`), 1),
-				"no contents":    []byte(`{"format":"parley-keyring/1","protection":"none"}`),
-				"protection":     bytes.Replace(good, []byte(`"protection":"`), []byte(`"protection":"x`), 1),
+				"empty":              {},
+				"cut short":          good[:len(good)/2],
+				"last bytes missing": good[:len(good)-2],
+				"trailing data":      append(bytes.Clone(good), "{}"...),
+				"null":               []byte("null"),
+				"other format":       bytes.Replace(good, []byte("keyring/1"), []byte("keyring/9"), 1),
+				"unknown member":     bytes.Replace(good, []byte(`{"format"`), []byte(`{"x":1,"format"`), 1),
+				"no contents":        []byte(`{"format":"parley-keyring/1","protection":"none"}`),
+				"unknown protection": bytes.Replace(good, []byte(`"protection":"`), []byte(`"protection":"x`), 1),
 			}
 			if name == "plain" {
 				pub := base64.StdEncoding.EncodeToString(open(t, o).List()[0].Public)
-				damaged["public half"] = bytes.Replace(good, []byte(pub),
+				damaged["other public key"] = bytes.Replace(good, []byte(pub),
 					[]byte(strings.Replace(pub, pub[:2], "zz", 1)), 1)
-				damaged["owner"] = bytes.Replace(good, []byte(`"owner":"weather"`), []byte(`"owner":"storm"`), 1)
-				damaged["state"] = bytes.Replace(good, []byte(`"state":"active"`), []byte(`"state":"great"`), 1)
-				damaged["small order"] = bytes.Replace(good, []byte(`"enrolled":[`),
+				damaged["other owner"] = bytes.Replace(good, []byte(`"owner":"weather"`), []byte(`"owner":"storm"`), 1)
+				damaged["unknown state"] = bytes.Replace(good, []byte(`"state":"active"`), []byte(`"state":"great"`), 1)
+				damaged["enrolled key of small order"] = bytes.Replace(good, []byte(`"enrolled":[`),
 					[]byte(`"enrolled":[{"agent":"a","purpose":"p","keyId":"k","algorithm":"ed25519","public":"`+
 						`AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=","created":"2026-11-20T12:00:00Z"},`), 1)
-				damaged["twice"] = []byte(strings.Replace(string(good), `"keys":[`, `"keys":[`+firstKey(t, good)+`,`,
-					1))
+				damaged["duplicate key"] = []byte(strings.Replace(string(good), `"keys":[`,
+					`"keys":[`+firstKey(t, good)+`,`, 1))
 			} else {
 				i := bytes.Index(good, []byte(`"sealed":"`)) + 400
-				damaged["flipped"] = bytes.Clone(good)
-				damaged["flipped"][i] ^= 3
-				damaged["sealed for nobody"] = append(append(bytes.Clone(good[:i-390]), "AAAA"...),
+				damaged["flipped bits"] = bytes.Clone(good)
+				damaged["flipped bits"][i] ^= 3
+				damaged["sealed content too short"] = append(append(bytes.Clone(good[:i-390]), "AAAA"...),
 					good[len(good)-3:]...)
 			}
 			for what, b := range damaged {
 				writeFile(t, path, b, 0o600)
 				_, err := Open(o)
 				if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) {
-					t.Errorf("%s: %v", what, err)
+					t.Errorf("%s: got %v, want ErrCorrupt with the path", what, err)
 				}
 				if !bytes.Equal(b, readFile(t, path)) || len(files(t, dir)) != 1 {
-					t.Errorf("%s: something was written", what)
+					t.Errorf("%s: Open changed the directory", what)
 				}
 			}
 		})
@@ -318,10 +323,11 @@ func TestCorrupt(t *testing.T) {
 	file := filepath.Join(dir, "file")
 	writeFile(t, file, nil, 0o600)
 	if _, err := Open(Options{Dir: file}); err == nil {
-		t.Error("a file is no directory")
+		t.Error("Open accepted a file as its directory")
 	}
 }
 
+// firstKey gives the JSON of the first key in a file that is not encrypted.
 func firstKey(t testing.TB, b []byte) string {
 	t.Helper()
 	var f struct {
@@ -333,8 +339,7 @@ func firstKey(t testing.TB, b []byte) string {
 	return string(f.Contents.Keys[0])
 }
 
-// Whatever step of writing fails, the old state stays, on disk and in memory,
-// and the next write succeeds.
+// If a step of a write fails, the ring keeps its previous state on disk and in memory, and the next write succeeds.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"replace", "backup"} {
@@ -371,28 +376,28 @@ func TestFaults(t *testing.T) {
 			_, err = r.Protect(Protection{}, Protection{Passphrase: Secret("x")})
 			wantErr(t, err, full)
 			if diff := cmp.Diff(want, stateOf(t, r)); diff != "" {
-				t.Error(diff)
+				t.Errorf("content after failed writes (-want +got):\n%s", diff)
 			}
 			if _, err := s.Sign(make([]byte, 32)); err != nil {
-				t.Error(err)
+				t.Errorf("Sign after failed writes: %v", err)
 			}
 			if !bytes.Equal(b, readFile(t, filepath.Join(dir, FileName))) {
-				t.Error("the file changed")
+				t.Error("a failed write changed the file")
 			}
 			for _, f := range files(t, dir) {
 				if strings.Contains(f, unfinished) {
-					t.Errorf("%s was left", f)
+					t.Errorf("a failed write left %s", f)
 				}
 			}
 			failing = false
 			create(t, r, New{Owner: "new", Purpose: "p", Algorithm: Ed25519})
 			if diff := cmp.Diff(stateOf(t, r), stateOf(t, open(t, Options{Dir: dir}))); diff != "" {
-				t.Error(diff)
+				t.Errorf("memory and file differ (-memory +file):\n%s", diff)
 			}
 		})
 	}
-	// When only the directory's sync fails, the new state is there for the
-	// next change to find.
+	// If only the sync of the directory fails, Create returns an error although the file has the new key. The next
+	// change finds that key.
 	t.Run("replaced", func(t *testing.T) {
 		t.Parallel()
 		var failing bool
@@ -406,15 +411,16 @@ func TestFaults(t *testing.T) {
 		failing = true
 		n := New{Owner: "new", Purpose: "p", Algorithm: Ed25519}
 		if _, err := r.Create(n); err == nil {
-			t.Error("created")
+			t.Error("Create succeeded although the sync of the directory failed")
 		}
 		failing = false
 		if s, err := r.Ensure(n); err != nil || len(r.List()) != 1 || s.ID() != r.List()[0].ID {
-			t.Errorf("%v, %v", r.List(), err)
+			t.Errorf("keys after Ensure: %v, %v; want one", r.List(), err)
 		}
 	})
 }
 
+// Open removes the temporary file of an interrupted write.
 func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "keys[1]")
@@ -423,9 +429,9 @@ func TestLeftovers(t *testing.T) {
 	writeFile(t, filepath.Join(dir, FileName+unfinished), []byte("half a ring"), 0o600)
 	open(t, Options{Dir: dir})
 	if diff := cmp.Diff([]string{"keyring.json 600"}, files(t, dir)); diff != "" {
-		t.Error(diff)
+		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	// A ring that vanished beside its backup is not replaced by an empty one.
+	// If the file is missing but a backup exists, Open does not create an empty ring.
 	backup, err := r.Protect(Protection{}, Protection{Passphrase: Secret("x")})
 	if err != nil {
 		t.Fatal(err)
@@ -436,12 +442,14 @@ func TestLeftovers(t *testing.T) {
 	_, err = Open(Options{Dir: dir, Passphrase: Secret("x")})
 	wantErr(t, err, ErrMissing)
 	if err == nil || !strings.Contains(err.Error(), backup) {
-		t.Errorf("text: %v", err)
+		t.Errorf("error %q does not name the backup %s", err, backup)
 	}
 	_, err = r.Create(New{Owner: "n", Purpose: "p", Algorithm: Ed25519})
 	wantErr(t, err, os.ErrNotExist)
 }
 
+// Protect changes the protection of a ring and keeps a backup of the previous file. It requires the current passphrase
+// or identity file.
 func TestProtect(t *testing.T) {
 	t.Parallel()
 	c, dir, id := newClock(), filepath.Join(t.TempDir(), "keys"), identityFile(t)
@@ -452,7 +460,7 @@ func TestProtect(t *testing.T) {
 	same := func(r *Ring) {
 		t.Helper()
 		if diff := cmp.Diff(want, stateOf(t, r)); diff != "" {
-			t.Error(diff)
+			t.Errorf("content (-want +got):\n%s", diff)
 		}
 	}
 	plain := readFile(t, filepath.Join(dir, FileName))
@@ -463,17 +471,18 @@ func TestProtect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(plain, readFile(t, backup)) || filepath.Base(backup) != "keyring.json.20261120T120000Z.bak" {
-		t.Errorf("backup %s", backup)
+		t.Errorf("the backup %s has another name or content than the previous file", backup)
 	}
 	same(r)
 	if _, err := Open(o); !errors.Is(err, ErrEncrypted) {
-		t.Error(err)
+		t.Errorf("Open without the passphrase: %v, want ErrEncrypted", err)
 	}
 	o.Passphrase = Secret("one")
 	r2 := open(t, o)
 	same(r2)
 
-	// Another passphrase, then an identity file. The first handle goes on.
+	// Change the passphrase, then replace it by an identity file. A ring that was opened before still signs, but
+	// cannot write.
 	for current, want := range map[*Protection]error{{}: ErrEncrypted, &two: ErrWrongKey, &file: ErrWrongKey} {
 		_, err = r.Protect(*current, two)
 		wantErr(t, err, want)
@@ -484,19 +493,19 @@ func TestProtect(t *testing.T) {
 	_, err = Open(o)
 	wantErr(t, err, ErrWrongKey)
 	if err == nil || !strings.Contains(err.Error(), "was changed on 2026-11-20T12:00:00Z") {
-		t.Error(err)
+		t.Errorf("error %v does not give the time of the change", err)
 	}
 	signer, err := r2.Signer("weather", string(Ed25519))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := signer.Sign([]byte("m")); err != nil {
-		t.Error(err)
+		t.Errorf("Sign after another ring changed the passphrase: %v", err)
 	}
 	_, err = r2.Create(New{Owner: "n", Purpose: "p", Algorithm: Ed25519})
 	wantErr(t, err, ErrWrongKey)
 	if err := r2.Close(); err != nil {
-		t.Errorf("a ring whose passphrase was changed meanwhile does not close: %v", err)
+		t.Errorf("Close after another ring changed the passphrase: %v", err)
 	}
 	if _, err := r.Protect(two, file); err != nil {
 		t.Fatal(err)
@@ -513,7 +522,7 @@ func TestProtect(t *testing.T) {
 		"keyring.json 600", "keyring.json.20261120T120000Z-1.bak 600", "keyring.json.20261120T120000Z-2.bak 600",
 		"keyring.json.20261120T120000Z-3.bak 600", "keyring.json.20261120T120000Z.bak 600",
 	}, files(t, dir)); diff != "" {
-		t.Error(diff)
+		t.Errorf("files (-want +got):\n%s", diff)
 	}
 
 	for _, p := range []Protection{{Passphrase: Secret{}}, {Passphrase: Secret("x"), IdentityFile: id}} {
@@ -525,7 +534,7 @@ func TestProtect(t *testing.T) {
 	wantErr(t, err, ErrInvalid)
 }
 
-// Two processes that change one ring lose nothing of each other.
+// Two rings that are open on one directory keep each other's changes.
 func TestSharedRing(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "keys")
@@ -534,21 +543,20 @@ func TestSharedRing(t *testing.T) {
 	ka := create(t, a, New{Owner: "a", Purpose: "p", Algorithm: Ed25519})
 	kb := create(t, b, New{Owner: "b", Purpose: "p", Algorithm: Ed25519})
 	if _, err := a.Signer("b", "p"); !errors.Is(err, ErrNotFound) {
-		t.Error(err)
+		t.Errorf("Signer for the other ring's key before a reload: %v, want ErrNotFound", err)
 	}
 	if err := tryReload(a); err != nil {
 		t.Fatal(err)
 	}
 	sb, err := a.Signer("b", "p")
 	if err != nil || sb.ID() != kb.ID {
-		t.Errorf("%v, %v", sb, err)
+		t.Errorf("Signer for the other ring's key: %v, %v; want %s", sb, err, kb.ID)
 	}
 	sa, err := b.Signer("a", "p")
 	if err != nil || sa.ID() != ka.ID {
-		t.Errorf("%v, %v", sa, err)
+		t.Errorf("Signer for the other ring's key: %v, %v; want %s", sa, err, ka.ID)
 	}
-	// A revocation elsewhere reaches signers in use with the next reload, a
-	// restored backup brings the key back.
+	// A reload applies a revocation by another ring. A restored backup makes the key valid again.
 	before := readFile(t, filepath.Join(dir, FileName))
 	if err := a.Revoke(kb.ID); err != nil {
 		t.Fatal(err)
@@ -569,22 +577,22 @@ func TestSharedRing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := s.Sign(nil); err != nil {
-			t.Error(err)
+			t.Errorf("Sign after the backup was restored: %v", err)
 		}
 	}
-	// A file that another process damaged changes nothing here.
+	// If another process damages the file, the ring refuses changes and keeps its keys.
 	writeFile(t, filepath.Join(dir, FileName), before[:100], 0o600)
 	for range 2 {
 		_, err = a.Create(New{Owner: "c", Purpose: "p", Algorithm: Ed25519})
 		wantErr(t, err, ErrCorrupt)
 	}
 	if _, err := a.Signer("a", "p"); err != nil {
-		t.Error(err)
+		t.Errorf("Signer after the file was damaged: %v", err)
 	}
 }
 
-// A bad key in a file that another process wrote is refused each time, and
-// never written over.
+// If another process writes an invalid key to the file, every reload and every change fails, and the ring does not
+// overwrite the file.
 func TestReloadBadKey(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "keys")
@@ -599,10 +607,11 @@ func TestReloadBadKey(t *testing.T) {
 		wantErr(t, err, ErrCorrupt)
 	}
 	if !bytes.Equal(bad, readFile(t, path)) {
-		t.Error("the file was written over")
+		t.Error("the ring overwrote the file with the invalid key")
 	}
 }
 
+// Formatted values, logs, JSON and error texts show no seed, passphrase or secret.
 func TestNothingSecretIsShown(t *testing.T) {
 	t.Parallel()
 	seed := bytes.Repeat([]byte("S"), 32)
@@ -663,7 +672,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	if got := fmt.Sprintf("%+v", s); got != `signer{`+s.ID()+` ed25519 "a" "p"}` {
 		t.Errorf("got %s", got)
 	}
-	// Errors, too.
+	// Errors of Create and Open show no secret.
 	for _, bad := range []New{
 		{Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: seed},
 		{Owner: "a", Purpose: "q", Algorithm: Ed25519, Seed: append(bytes.Clone(seed), seed...)},
@@ -672,7 +681,7 @@ func TestNothingSecretIsShown(t *testing.T) {
 	} {
 		_, err := r.Create(bad)
 		if err == nil {
-			t.Fatal("imported")
+			t.Fatal("Create accepted an invalid key")
 		}
 		check("error", err.Error())
 	}
@@ -688,13 +697,14 @@ func TestNothingSecretIsShown(t *testing.T) {
 		writeFile(t, path, bytes.Replace(b, b64, append([]byte(with), b64...), 1), 0o600)
 		_, err := Open(Options{Dir: plain})
 		if err == nil {
-			t.Fatal("opened")
+			t.Fatal("Open accepted a damaged file")
 		}
 		check("error", err.Error())
 		writeFile(t, path, b, 0o600)
 	}
 }
 
+// A file that is accepted has the same content after it is written and read again. Other files give ErrCorrupt.
 func FuzzParseFile(f *testing.F) {
 	dir := filepath.Join(f.TempDir(), "keys")
 	fill(f, open(f, Options{Dir: dir}))
@@ -721,7 +731,6 @@ func FuzzParseFile(f *testing.F) {
 			return
 		}
 		r.place = nowhere{}
-		// What was accepted is written and read as the same.
 		out, err := s.seal(r.current.Load().contents)
 		if err != nil {
 			t.Fatal(err)
@@ -734,9 +743,9 @@ func FuzzParseFile(f *testing.F) {
 		if err := again.load(file.Contents); err != nil {
 			t.Fatal(err)
 		}
-		// No keys may be written as null or as an empty list.
+		// An empty list is equal to null: the file may have either.
 		if diff := cmp.Diff(stateOf(t, r), stateOf(t, again), cmpopts.EquateEmpty()); diff != "" {
-			t.Fatal(diff)
+			t.Fatalf("content after writing and reading (-want +got):\n%s", diff)
 		}
 	})
 }

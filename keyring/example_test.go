@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// Make an identity that is kept in a directory, and sign with it.
+// Create a key that is stored in a directory, and sign with it.
 func Example() {
 	dir, err := os.MkdirTemp("", "keys")
 	if err != nil {
@@ -36,7 +36,7 @@ func Example() {
 	// verifies: true
 }
 
-// Replace a key: for a day the old one stays valid beside the new one.
+// Replace a key. The old one stays valid for a day.
 func ExampleRing_Rotate() {
 	ring, err := keyring.Open(keyring.Options{}) // in memory
 	if err != nil {
@@ -56,7 +56,7 @@ func ExampleRing_Rotate() {
 	// retiring
 }
 
-// Check a signature of an agent whose public key was enrolled.
+// Verify the signature of an agent whose public key is enrolled.
 func ExampleRing_Enroll() {
 	ring, err := keyring.Open(keyring.Options{})
 	if err != nil {

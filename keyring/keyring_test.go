@@ -22,7 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// clock is a settable time.
+// clock is a clock that tests set.
 type clock struct {
 	mu sync.Mutex
 	t  time.Time
@@ -76,9 +76,11 @@ func wantErr(t testing.TB, err, want error) {
 	}
 }
 
-// tryReload reads what another process wrote.
+// tryReload reads the changes of other processes.
 func tryReload(r *Ring) error { return r.update(func(*contents) error { return errUnchanged }) }
 
+// Signers of each algorithm give deterministic signatures of 64 bytes that other implementations verify. ECDSA signers
+// accept only digests of 32 bytes.
 func TestSigners(t *testing.T) {
 	t.Parallel()
 	r, _ := memory(t)
@@ -111,11 +113,12 @@ func TestSigners(t *testing.T) {
 		}
 		if s.ID() != k.ID || s.Algorithm() != c.a || len(s.Public()) != c.size || !bytes.Equal(s.Public(), k.Public) ||
 			len(s.Seed()) != 32 {
-			t.Errorf("%s: %v, %d bytes of public key", c.a, s, len(s.Public()))
+			t.Errorf("%s: signer %v, public key of %d bytes; want key %s of %d bytes", c.a, s, len(s.Public()), k.ID,
+				c.size)
 		}
 		sig, err := s.Sign(c.in)
 		if err != nil || len(sig) != 64 || !c.verify(s.Public(), sig) {
-			t.Errorf("%s: signature %x, %v", c.a, sig, err)
+			t.Errorf("%s: invalid signature %x, %v", c.a, sig, err)
 		}
 		again, err := s.Sign(c.in)
 		if err != nil || !bytes.Equal(again, sig) {
@@ -130,8 +133,8 @@ func TestSigners(t *testing.T) {
 	}
 }
 
-// Known private keys and what they make: RFC 8032 §7.1 test 2, RFC 6979 §A.2.5
-// (message "sample"), and for secp256k1 the widely published key 1.
+// Known private keys give the published public keys and signatures: RFC 8032 §7.1 test 2, RFC 6979 §A.2.5 (message
+// "sample"), and for secp256k1 the widely published test with private key 1.
 func TestKnownKeys(t *testing.T) {
 	t.Parallel()
 	unhex := func(s string) []byte {
@@ -169,14 +172,16 @@ func TestKnownKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := hex.EncodeToString(s.Public()); got != c.pub {
-			t.Errorf("%s: public key %s", c.a, got)
+			t.Errorf("%s: public key %s, want %s", c.a, got, c.pub)
 		}
 		if sig, err := s.Sign(unhex(c.msg)); err != nil || hex.EncodeToString(sig) != c.sig {
-			t.Errorf("%s: signature %x, %v", c.a, sig, err)
+			t.Errorf("%s: signature %x, %v; want %s", c.a, sig, err, c.sig)
 		}
 	}
 }
 
+// A key is active, then retiring during the overlap of a rotation, then revoked. A revoked key neither signs nor can be
+// exported.
 func TestLife(t *testing.T) {
 	t.Parallel()
 	r, c := memory(t)
@@ -185,7 +190,7 @@ func TestLife(t *testing.T) {
 		ID: first.ID, Owner: "weather", Purpose: "samvad", Algorithm: Ed25519, Public: first.Public, State: Active,
 		Created: c.Now(), By: "ann", Note: "the first",
 	}, first); diff != "" {
-		t.Error(diff)
+		t.Errorf("created key (-want +got):\n%s", diff)
 	}
 	_, err := r.Create(New{Owner: "weather", Purpose: "samvad", Algorithm: Ed25519})
 	wantErr(t, err, ErrExists)
@@ -201,29 +206,29 @@ func TestLife(t *testing.T) {
 	}
 	if s, err := r.Signer("weather", "samvad"); err != nil || s.ID() != second.ID || second.ID == first.ID ||
 		second.By != "ann" {
-		t.Errorf("after rotation: %v, %v", s, err)
+		t.Errorf("signer after the rotation: %v, %v; want %s", s, err, second.ID)
 	}
 	if keys := r.Keys("weather", "samvad"); len(keys) != 2 || keys[0].ID != second.ID || keys[1].ID != first.ID ||
 		keys[1].State != Retiring || !keys[1].Until.Equal(c.Now().Add(24*time.Hour)) {
-		t.Errorf("during the overlap: %+v", keys)
+		t.Errorf("keys during the overlap: %+v", keys)
 	}
 	if s, err := r.SignerByID(first.ID); err != nil || s.ID() != first.ID {
-		t.Errorf("retiring: %v, %v", s, err)
+		t.Errorf("signer of the retiring key: %v, %v", s, err)
 	}
 	if _, err := old.Sign(nil); err != nil {
-		t.Error(err)
+		t.Errorf("Sign with the retiring key: %v", err)
 	}
 
 	c.Add(24 * time.Hour)
 	if keys := r.Keys("weather", "samvad"); len(keys) != 1 || keys[0].ID != second.ID {
-		t.Errorf("after the overlap: %+v", keys)
+		t.Errorf("keys after the overlap: %+v", keys)
 	}
 	_, err = r.SignerByID(first.ID)
 	wantErr(t, err, ErrRevoked)
 	_, err = old.Sign(nil)
 	wantErr(t, err, ErrRevoked)
 	if old.Seed() != nil {
-		t.Error("a key that is over gives its seed")
+		t.Error("a revoked key gives its seed")
 	}
 
 	inUse, err := r.Signer("weather", "samvad")
@@ -246,10 +251,10 @@ func TestLife(t *testing.T) {
 	_, err = r.Rotate("weather", "samvad", 0)
 	wantErr(t, err, ErrNotFound)
 	if l := r.List(); len(l) != 2 || l[1].State != Revoked || !l[1].Until.Equal(c.Now()) {
-		t.Errorf("%+v", l)
+		t.Errorf("keys after the revocation: %+v", l)
 	}
 
-	// A key may follow a revoked one; without overlap the old one ends at once.
+	// After a revocation a new key may be created. A rotation without overlap revokes the old key at once.
 	third := create(t, r, New{Owner: "weather", Purpose: "samvad", Algorithm: Ed25519})
 	if _, err := r.Rotate("weather", "samvad", 0); err != nil {
 		t.Fatal(err)
@@ -264,13 +269,14 @@ func TestLife(t *testing.T) {
 	wantErr(t, err, ErrNotFound)
 }
 
+// The ring records the time of a key's last signature, and keeps it over a restart.
 func TestUsed(t *testing.T) {
 	t.Parallel()
 	c, dir := newClock(), t.TempDir()+"/keys"
 	r := open(t, Options{Dir: dir, Now: c.Now})
 	create(t, r, New{Owner: "a", Purpose: "p", Algorithm: Ed25519})
 	if k := r.List()[0]; !k.Used.IsZero() {
-		t.Errorf("used at %v", k.Used)
+		t.Errorf("a new key was used at %v", k.Used)
 	}
 	s, err := r.Signer("a", "p")
 	if err != nil {
@@ -282,7 +288,7 @@ func TestUsed(t *testing.T) {
 	}
 	for range 2 {
 		if k := r.List()[0]; !k.Used.Equal(c.Now()) {
-			t.Errorf("used at %v", k.Used)
+			t.Errorf("last used at %v, want %v", k.Used, c.Now())
 		}
 		if err := r.Close(); err != nil {
 			t.Fatal(err)
@@ -291,6 +297,7 @@ func TestUsed(t *testing.T) {
 	}
 }
 
+// A key that is exported from one ring and imported into another has the same key ID.
 func TestExportImport(t *testing.T) {
 	t.Parallel()
 	a, _ := memory(t)
@@ -302,22 +309,22 @@ func TestExportImport(t *testing.T) {
 	b, _ := memory(t)
 	made, err := b.Create(New{Owner: "weather", Purpose: "uagents", Algorithm: Secp256k1, Seed: seed})
 	if err != nil || made[0].ID != k.ID || !bytes.Equal(made[0].Public, k.Public) {
-		t.Fatalf("got %+v, %v", made, err)
+		t.Fatalf("imported key: %+v, %v; want the ID %s", made, err, k.ID)
 	}
 	got := made[0]
-	// The same key for another purpose is another key.
+	// The same seed with another purpose has another key ID.
 	other, err := b.Create(New{Owner: "weather", Purpose: "asp", Algorithm: Secp256k1, Seed: seed})
 	if err != nil || other[0].ID == k.ID {
-		t.Errorf("got %+v, %v", other, err)
+		t.Errorf("same seed, another purpose: %+v, %v; want another ID than %s", other, err, k.ID)
 	}
-	// What the caller does to his copy changes nothing.
+	// A caller that changes its slices does not change the ring.
 	clear(seed)
 	clear(got.Public)
 	if s, err := b.Signer("weather", "uagents"); err != nil || !bytes.Equal(s.Public(), k.Public) ||
 		bytes.Equal(s.Seed(), seed) {
 		t.Error("the ring shares memory with its caller")
 	}
-	// A revoked key does not come back by import.
+	// A revoked key cannot be imported again.
 	if err := b.Revoke(got.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -329,42 +336,43 @@ func TestExportImport(t *testing.T) {
 	wantErr(t, err, ErrExists)
 }
 
+// Create refuses invalid keys, keys beyond the ring's limit, and a broken random source.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	r, _ := memory(t)
 	order := secp256k1.Params().N.Bytes()
 	for name, n := range map[string]New{
-		"no owner":       {Purpose: "p", Algorithm: Ed25519},
-		"no purpose":     {Owner: "a", Algorithm: Ed25519},
-		"no algorithm":   {Owner: "a", Purpose: "p"},
-		"RSA":            {Owner: "a", Purpose: "p", Algorithm: "rsa"},
-		"control":        {Owner: "a\n", Purpose: "p", Algorithm: Ed25519},
-		"not UTF-8":      {Owner: "a\xff", Purpose: "p", Algorithm: Ed25519},
-		"long":           {Owner: strings.Repeat("a", maxName+1), Purpose: "p", Algorithm: Ed25519},
-		"long note":      {Owner: "a", Purpose: "p", Algorithm: Ed25519, Note: strings.Repeat("a", maxName+1)},
-		"empty seed":     {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: Secret{}},
-		"short seed":     {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: make([]byte, 31)},
-		"64 byte seed":   {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: make([]byte, 64)},
-		"zero scalar":    {Owner: "a", Purpose: "p", Algorithm: Secp256k1, Seed: make([]byte, 32)},
-		"large scalar":   {Owner: "a", Purpose: "p", Algorithm: Secp256k1, Seed: order},
-		"zero on P-256":  {Owner: "a", Purpose: "p", Algorithm: P256, Seed: make([]byte, 32)},
-		"large on P-256": {Owner: "a", Purpose: "p", Algorithm: P256, Seed: bytes.Repeat([]byte{0xff}, 32)},
+		"no owner":          {Purpose: "p", Algorithm: Ed25519},
+		"no purpose":        {Owner: "a", Algorithm: Ed25519},
+		"no algorithm":      {Owner: "a", Purpose: "p"},
+		"RSA":               {Owner: "a", Purpose: "p", Algorithm: "rsa"},
+		"control character": {Owner: "a\n", Purpose: "p", Algorithm: Ed25519},
+		"not UTF-8":         {Owner: "a\xff", Purpose: "p", Algorithm: Ed25519},
+		"long owner":        {Owner: strings.Repeat("a", maxName+1), Purpose: "p", Algorithm: Ed25519},
+		"long note":         {Owner: "a", Purpose: "p", Algorithm: Ed25519, Note: strings.Repeat("a", maxName+1)},
+		"empty seed":        {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: Secret{}},
+		"short seed":        {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: make([]byte, 31)},
+		"64 byte seed":      {Owner: "a", Purpose: "p", Algorithm: Ed25519, Seed: make([]byte, 64)},
+		"zero scalar":       {Owner: "a", Purpose: "p", Algorithm: Secp256k1, Seed: make([]byte, 32)},
+		"large scalar":      {Owner: "a", Purpose: "p", Algorithm: Secp256k1, Seed: order},
+		"zero on P-256":     {Owner: "a", Purpose: "p", Algorithm: P256, Seed: make([]byte, 32)},
+		"large on P-256":    {Owner: "a", Purpose: "p", Algorithm: P256, Seed: bytes.Repeat([]byte{0xff}, 32)},
 	} {
 		if _, err := r.Create(n); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
-	// All or none.
+	// If one key is invalid, Create adds none.
 	_, err := r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519},
 		New{Owner: "b", Purpose: "p", Algorithm: "rsa"})
 	wantErr(t, err, ErrInvalid)
 	_, err = r.Create(New{Owner: "a", Purpose: "p", Algorithm: Ed25519}, New{Owner: "a", Purpose: "p", Algorithm: P256})
 	wantErr(t, err, ErrExists)
 	if l := r.List(); len(l) != 0 {
-		t.Errorf("%+v", l)
+		t.Errorf("keys after refused calls: %+v", l)
 	}
 	if keys, err := r.Create(); err != nil || keys != nil {
-		t.Errorf("nothing to create: %v, %v", keys, err)
+		t.Errorf("Create without arguments: %v, %v", keys, err)
 	}
 
 	full := open(t, Options{maxKeys: 1})
@@ -373,12 +381,12 @@ func TestRefusals(t *testing.T) {
 	wantErr(t, err, ErrFull)
 	if _, err := full.Enroll(Enrolled{Agent: "a", Purpose: "p", Algorithm: Ed25519,
 		Public: full.List()[0].Public}); err != nil {
-		t.Error(err)
+		t.Errorf("Enroll of one key, which is the limit: %v", err)
 	}
 	_, err = full.Enroll(Enrolled{Agent: "b", Purpose: "p", Algorithm: Ed25519, Public: full.List()[0].Public})
 	wantErr(t, err, ErrFull)
 	if _, err := full.Secret("x", 16); err != nil {
-		t.Error(err)
+		t.Errorf("Secret, one at a limit of one: %v", err)
 	}
 	_, err = full.Secret("y", 16)
 	wantErr(t, err, ErrFull)
@@ -388,12 +396,12 @@ func TestRefusals(t *testing.T) {
 		open(t, Options{Rand: zeros{}}),
 	} {
 		if _, err := rnd.Create(New{Owner: "a", Purpose: "p", Algorithm: Secp256k1}); err == nil {
-			t.Error("a key came from a broken random source")
+			t.Error("Create made a key with a broken random source")
 		}
 	}
 	_, err = open(t, Options{Rand: iotest.ErrReader(errors.New("no entropy"))}).Secret("x", 16)
 	if err == nil {
-		t.Error("a secret came from a broken random source")
+		t.Error("Secret made a secret with a broken random source")
 	}
 }
 
@@ -401,6 +409,7 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
+// Concurrent calls of Ensure give one key. Create adds many keys at once, and List sorts them.
 func TestEnsureAndCreateMany(t *testing.T) {
 	t.Parallel()
 	r, _ := memory(t)
@@ -420,7 +429,7 @@ func TestEnsureAndCreateMany(t *testing.T) {
 	wg.Wait()
 	for _, id := range ids {
 		if id != ids[0] {
-			t.Errorf("%s and %s", id, ids[0])
+			t.Errorf("concurrent Ensure made two keys: %s and %s", id, ids[0])
 		}
 	}
 	_, err := r.Ensure(New{Owner: Hub, Purpose: "x", Algorithm: "rsa"})
@@ -431,7 +440,7 @@ func TestEnsureAndCreateMany(t *testing.T) {
 			Algorithm: Ed25519})
 	}
 	if keys, err := r.Create(many...); err != nil || len(keys) != 100 {
-		t.Errorf("%d keys, %v", len(keys), err)
+		t.Errorf("Create of 100 keys: %d keys, %v", len(keys), err)
 	}
 	if l := r.List(); len(l) != 101 || l[0].Owner != "agent0" || l[0].Purpose != "asp" || l[1].Purpose != "uagents" ||
 		l[100].Owner != Hub {
@@ -439,52 +448,53 @@ func TestEnsureAndCreateMany(t *testing.T) {
 	}
 }
 
+// Enroll stores the public keys of agents in one encoding per algorithm, and refuses invalid ones.
 func TestEnrolled(t *testing.T) {
 	t.Parallel()
 	r, c := memory(t)
 	pub := create(t, r, New{Owner: "x", Purpose: "ed", Algorithm: Ed25519}).Public
 	e, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", Algorithm: Ed25519, Public: pub, By: "ann"})
 	if err != nil || e.KeyID != Fingerprint(Ed25519, pub) || len(e.KeyID) != 20 || !e.Created.Equal(c.Now()) {
-		t.Fatalf("%+v, %v", e, err)
+		t.Fatalf("enrolled key: %+v, %v", e, err)
 	}
 	if diff := cmp.Diff([]Enrolled{e}, r.Enrolled("weather", "samvad")); diff != "" {
-		t.Error(diff)
+		t.Errorf("enrolled keys (-want +got):\n%s", diff)
 	}
-	// Again: nothing changes.
+	// Enrolling the same key again changes nothing.
 	c.Add(time.Hour)
 	if again, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", Algorithm: Ed25519, Public: pub,
 		By: "bob"}); err != nil || again.By != "ann" || !again.Created.Equal(e.Created) {
-		t.Errorf("%+v, %v", again, err)
+		t.Errorf("the same key again: %+v, %v; want the first entry", again, err)
 	}
-	// Another key under the same name.
+	// Another key needs another key ID.
 	pub2 := create(t, r, New{Owner: "x", Purpose: "ed2", Algorithm: Ed25519}).Public
 	_, err = r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", KeyID: e.KeyID, Algorithm: Ed25519, Public: pub2})
 	wantErr(t, err, ErrExists)
 	if _, err := r.Enroll(Enrolled{Agent: "weather", Purpose: "samvad", KeyID: "second", Algorithm: Ed25519,
 		Public: pub2}); err != nil {
-		t.Error(err)
+		t.Errorf("a second key with a key ID of its own: %v", err)
 	}
 	if l := r.Enrolled("weather", "samvad"); len(l) != 2 || l[1].KeyID != "second" {
-		t.Errorf("%+v", l)
+		t.Errorf("enrolled keys of weather: %+v, want 2", l)
 	}
 	if r.Enrolled("weather", "asp") != nil || r.Enrolled("stranger", "samvad") != nil {
-		t.Error("keys of nobody")
+		t.Error("Enrolled gives keys for an agent or a purpose without any")
 	}
 	if _, err := r.Enroll(Enrolled{Agent: "a", Purpose: "samvad", Algorithm: Ed25519, Public: pub}); err != nil {
-		t.Error(err)
+		t.Errorf("Enroll of the same key for another agent: %v", err)
 	}
 	if l := r.AllEnrolled(); len(l) != 3 || l[0].Agent != "a" || l[2].KeyID != "second" {
-		t.Errorf("%+v", l)
+		t.Errorf("all enrolled keys: %+v, want 3 in order", l)
 	}
 	if err := r.Unenroll("weather", "samvad", "second"); err != nil {
-		t.Error(err)
+		t.Errorf("Unenroll: %v", err)
 	}
 	wantErr(t, r.Unenroll("weather", "samvad", "second"), ErrNotFound)
 	if l := r.Enrolled("weather", "samvad"); len(l) != 1 {
-		t.Errorf("%+v", l)
+		t.Errorf("keys after Unenroll: %+v, want 1", l)
 	}
 
-	// One key, one form.
+	// Compressed and uncompressed public keys are stored in one encoding.
 	secp := create(t, r, New{Owner: "x", Purpose: "secp", Algorithm: Secp256k1}).Public
 	k, err := secp256k1.ParsePubKey(secp)
 	if err != nil {
@@ -493,13 +503,13 @@ func TestEnrolled(t *testing.T) {
 	long := k.SerializeUncompressed()
 	if e, err := r.Enroll(Enrolled{Agent: "u", Purpose: "uagents", Algorithm: Secp256k1, Public: long}); err != nil ||
 		!bytes.Equal(e.Public, secp) {
-		t.Errorf("%x, %v", e.Public, err)
+		t.Errorf("secp256k1: stored %x, %v; want %x", e.Public, err, secp)
 	}
 	p256 := create(t, r, New{Owner: "x", Purpose: "p256", Algorithm: P256}).Public
 	short := append([]byte{2 + p256[64]&1}, p256[1:33]...)
 	if e, err := r.Enroll(Enrolled{Agent: "u", Purpose: "asp", Algorithm: P256, Public: short}); err != nil ||
 		!bytes.Equal(e.Public, p256) {
-		t.Errorf("%x, %v", e.Public, err)
+		t.Errorf("P-256: stored %x, %v; want %x", e.Public, err, p256)
 	}
 
 	hybrid := bytes.Clone(long)
@@ -507,37 +517,38 @@ func TestEnrolled(t *testing.T) {
 	identity := append([]byte{1}, make([]byte, 31)...)
 	nonCanonical := bytes.Repeat([]byte{0xff}, 32)
 	for name, e := range map[string]Enrolled{
-		"small order":        {Algorithm: Ed25519, Public: identity},
-		"zero":               {Algorithm: Ed25519, Public: make([]byte, 32)},
-		"not canonical":      {Algorithm: Ed25519, Public: nonCanonical},
-		"short":              {Algorithm: Ed25519, Public: pub[:31]},
-		"hybrid secp256k1":   {Algorithm: Secp256k1, Public: hybrid},
-		"secp256k1 nonsense": {Algorithm: Secp256k1, Public: make([]byte, 33)},
-		"P-256 nonsense":     {Algorithm: P256, Public: append([]byte{4}, make([]byte, 64)...)},
-		"P-256 infinity":     {Algorithm: P256, Public: []byte{0}},
-		"P-256 short":        {Algorithm: P256, Public: append([]byte{2}, bytes.Repeat([]byte{0xff}, 32)...)},
-		"algorithm":          {Algorithm: "rsa", Public: pub},
-		"key id":             {KeyID: "a\x00b", Algorithm: Ed25519, Public: pub},
+		"small order":          {Algorithm: Ed25519, Public: identity},
+		"zero":                 {Algorithm: Ed25519, Public: make([]byte, 32)},
+		"not canonical":        {Algorithm: Ed25519, Public: nonCanonical},
+		"short":                {Algorithm: Ed25519, Public: pub[:31]},
+		"hybrid secp256k1":     {Algorithm: Secp256k1, Public: hybrid},
+		"invalid secp256k1":    {Algorithm: Secp256k1, Public: make([]byte, 33)},
+		"invalid P-256":        {Algorithm: P256, Public: append([]byte{4}, make([]byte, 64)...)},
+		"P-256 infinity":       {Algorithm: P256, Public: []byte{0}},
+		"P-256 x out of range": {Algorithm: P256, Public: append([]byte{2}, bytes.Repeat([]byte{0xff}, 32)...)},
+		"unknown algorithm":    {Algorithm: "rsa", Public: pub},
+		"NUL in key ID":        {KeyID: "a\x00b", Algorithm: Ed25519, Public: pub},
 	} {
 		e.Agent, e.Purpose = "stranger", "samvad"
 		if _, err := r.Enroll(e); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want ErrInvalid", name, err)
 		}
 	}
 	_, err = r.Enroll(Enrolled{Purpose: "samvad", Algorithm: Ed25519, Public: pub})
 	wantErr(t, err, ErrInvalid)
 }
 
+// Secret gives the same random bytes for one name. Forget removes the keys of an agent, and its signers stop working.
 func TestSecretAndForget(t *testing.T) {
 	t.Parallel()
 	r, _ := memory(t)
 	a, err := r.Secret("journal", 32)
 	if err != nil || len(a) != 32 || bytes.Equal(a, make([]byte, 32)) {
-		t.Fatalf("%x, %v", a, err)
+		t.Fatalf("Secret = %x, %v; want 32 random bytes", a, err)
 	}
 	b, err := r.Secret("journal", 32)
 	if err != nil || !bytes.Equal(a, b) {
-		t.Errorf("%x and %x, %v", a, b, err)
+		t.Errorf("one name gives two secrets: %x and %x, %v", a, b, err)
 	}
 	clear(b)
 	if c, err := r.Secret("journal", 32); err != nil || !bytes.Equal(a, c) {
@@ -563,22 +574,22 @@ func TestSecretAndForget(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := r.Forget("weather"); n != 2 || err != nil {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("Forget removed %d keys, %v; want 2", n, err)
 	}
 	if n, err := r.Forget("weather"); n != 0 || err != nil {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("a second Forget removed %d keys, %v; want 0", n, err)
 	}
 	_, err = s.Sign(nil)
 	wantErr(t, err, ErrRevoked)
 	if l := r.List(); len(l) != 1 || l[0].Owner != "other" {
-		t.Errorf("%+v", l)
+		t.Errorf("keys after Forget: %+v, want those of the other owner", l)
 	}
 	if l := r.Enrolled("weather", "samvad"); l != nil {
-		t.Errorf("%+v", l)
+		t.Errorf("enrolled keys after Forget: %+v", l)
 	}
 }
 
-// Readers see one state or the other while keys change under them.
+// During rotations, concurrent readers always find a key, and its signatures verify.
 func TestConcurrent(t *testing.T) {
 	t.Parallel()
 	r, _ := memory(t)
@@ -596,11 +607,11 @@ func TestConcurrent(t *testing.T) {
 				sig, err := s.Sign([]byte("m"))
 				if err == nil && !ed25519.Verify(s.Public(), []byte("m"), sig) || err != nil &&
 					!errors.Is(err, ErrRevoked) {
-					t.Errorf("%v", err)
+					t.Errorf("invalid signature or unexpected error: %v", err)
 					return
 				}
 				if k := r.Keys("a", "p"); len(k) == 0 {
-					t.Error("no key")
+					t.Error("Keys gives no key during a rotation")
 					return
 				}
 				select {
@@ -613,7 +624,7 @@ func TestConcurrent(t *testing.T) {
 	}
 	for i := range 50 {
 		if _, err := r.Rotate("a", "p", time.Duration(i%2)*time.Hour); err != nil {
-			t.Error(err)
+			t.Errorf("Rotate: %v", err)
 		}
 	}
 	close(done)
@@ -653,8 +664,7 @@ func BenchmarkSign(b *testing.B) {
 	}
 }
 
-// EnsureAll makes what is missing, leaves what is there, and makes nothing where
-// one of them cannot be.
+// EnsureAll creates missing keys and keeps existing ones. If one of them is invalid, it creates none.
 func TestEnsureAll(t *testing.T) {
 	r, _ := memory(t)
 	first, err := r.Ensure(New{Owner: "a", Purpose: "samvad", Algorithm: Ed25519})
@@ -667,19 +677,19 @@ func TestEnsureAll(t *testing.T) {
 	}
 	bad := append(slices.Clone(all), New{Owner: "d", Purpose: "samvad", Algorithm: "rsa"})
 	if err := r.EnsureAll(bad...); err == nil || len(r.List()) != 1 {
-		t.Fatalf("%v, %d keys", err, len(r.List()))
+		t.Fatalf("EnsureAll with an invalid key: %v, %d keys; want an error and 1 key", err, len(r.List()))
 	}
 	for range 2 {
 		if err := r.EnsureAll(all...); err != nil || len(r.List()) != 3 {
-			t.Fatalf("%v, %d keys", err, len(r.List()))
+			t.Fatalf("EnsureAll: %v, %d keys; want 3", err, len(r.List()))
 		}
 	}
 	if s, err := r.Signer("a", "samvad"); err != nil || s.ID() != first.ID() {
-		t.Errorf("the key that was there is another now: %v", err)
+		t.Errorf("EnsureAll replaced an existing key: %v", err)
 	}
 }
 
-// A rollover goes from phase to phase by time alone, over restarts too.
+// A rollover changes its phase by time alone, also over restarts.
 func TestRollover(t *testing.T) {
 	t.Parallel()
 	c, dir := newClock(), t.TempDir()+"/keys"
@@ -688,56 +698,57 @@ func TestRollover(t *testing.T) {
 	old := r.List()[0]
 	fresh, err := r.Rollover("hub", "samvad", 24*time.Hour, time.Hour)
 	if err != nil || fresh.State != Next {
-		t.Fatalf("%+v, %v", fresh, err)
+		t.Fatalf("new key: %+v, %v; want the state %s", fresh, err, Next)
 	}
 	expect := func(phase, signs string, states ...State) {
 		t.Helper()
-		for range 2 { // as it is, and after a restart
+		for range 2 { // before and after a restart
 			s, err := r.Signer("hub", "samvad")
 			if err != nil || s.ID() != signs {
-				t.Fatalf("%s: %v signs, %v", phase, s, err)
+				t.Fatalf("%s: signer %v, %v; want %s", phase, s, err, signs)
 			}
 			if _, err := s.Sign([]byte("x")); err != nil {
-				t.Errorf("%s: %v", phase, err)
+				t.Errorf("%s: Sign: %v", phase, err)
 			}
 			var got []State
 			for _, k := range r.Keys("hub", "samvad") {
 				got = append(got, k.State)
 			}
 			if !slices.Equal(got, states) {
-				t.Errorf("%s: %v", phase, got)
+				t.Errorf("%s: states %v, want %v", phase, got, states)
 			}
 			if v := r.Valid("hub", "samvad"); !strings.Contains(v, signs) ||
 				strings.Contains(v, string(Next)) != slices.Contains(states, Next) ||
 				strings.Contains(v, string(Retiring)) != slices.Contains(states, Retiring) {
-				t.Errorf("%s: %q", phase, v)
+				t.Errorf("%s: Valid gives %q", phase, v)
 			}
 			r = open(t, Options{Dir: dir, Now: c.Now})
 		}
 	}
-	expect("both are published", old.ID, Next, Active)
+	expect("new key published", old.ID, Next, Active)
 	_, err = r.Rollover("hub", "samvad", time.Hour, time.Hour)
 	wantErr(t, err, ErrExists)
 	_, err = r.Rotate("hub", "samvad", time.Hour)
 	wantErr(t, err, ErrExists)
 	wantErr(t, errOf(r.Create(New{Owner: "hub", Purpose: "samvad", Algorithm: Ed25519})), ErrExists)
 	c.Add(24 * time.Hour)
-	expect("the new one signs", fresh.ID, Active, Retiring)
+	expect("new key signs", fresh.ID, Active, Retiring)
 	c.Add(time.Hour)
-	expect("the old one is withdrawn", fresh.ID, Active)
+	expect("old key withdrawn", fresh.ID, Active)
 	if _, err := r.SignerByID(old.ID); !errors.Is(err, ErrRevoked) {
-		t.Error(err)
+		t.Errorf("signer of the withdrawn key: %v, want ErrRevoked", err)
 	}
 
-	// By hand: the new one at once, and the old one back.
+	// Rotate ends a rollover at once. If the new key is revoked, the old one stays active; if the old key is revoked,
+	// the new one becomes active.
 	third, err := r.Rollover("hub", "samvad", time.Hour, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if k, err := r.Rotate("hub", "samvad", 0); err != nil || k.ID != third.ID {
-		t.Errorf("%+v, %v", k, err)
+		t.Errorf("Rotate during a rollover: %+v, %v; want %s", k, err, third.ID)
 	}
-	expect("ended by hand", third.ID, Active)
+	expect("rollover ended by Rotate", third.ID, Active)
 	fourth, err := r.Rollover("hub", "samvad", time.Hour, time.Hour)
 	if err != nil {
 		t.Fatal(err)
@@ -745,14 +756,14 @@ func TestRollover(t *testing.T) {
 	if err := r.Revoke(fourth.ID); err != nil {
 		t.Fatal(err)
 	}
-	expect("taken back", third.ID, Active)
+	expect("new key revoked", third.ID, Active)
 	if fourth, err = r.Rollover("hub", "samvad", time.Hour, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Revoke(third.ID); err != nil {
 		t.Fatal(err)
 	}
-	expect("the old one is revoked", fourth.ID, Active)
+	expect("old key revoked", fourth.ID, Active)
 }
 
 func errOf[T any](_ T, err error) error { return err }

@@ -26,8 +26,8 @@ type kv struct {
 	revision uint64
 	values   map[string]Value
 	watchers map[int]func(Value)
-	before   func(key string) // called before each write
-	fault    func() error     // makes a write fail
+	before   func(key string) // runs before each write
+	fault    func() error     // its error makes a write fail
 }
 
 func newKV() *kv { return &kv{values: map[string]Value{}, watchers: map[int]func(Value){}} }
@@ -114,8 +114,7 @@ func reload(t testing.TB, r *Ring) *Ring {
 	return r
 }
 
-// Hubs that share a state have the same keys, whoever makes, changes or removes
-// them.
+// Hubs that share a state have the same keys, whichever hub creates, changes or removes them.
 func TestSharedState(t *testing.T) {
 	t.Parallel()
 	s, c := newKV(), newClock()
@@ -126,7 +125,7 @@ func TestSharedState(t *testing.T) {
 	same := func(r *Ring) {
 		t.Helper()
 		if diff := cmp.Diff(want, stateOf(t, reload(t, r))); diff != "" {
-			t.Error(diff)
+			t.Errorf("content at another hub (-want +got):\n%s", diff)
 		}
 	}
 	same(b)
@@ -140,29 +139,28 @@ func TestSharedState(t *testing.T) {
 	}
 	reload(t, b)
 	if _, err := signer.Sign(make([]byte, 32)); !errors.Is(err, ErrRevoked) {
-		t.Errorf("a key that another hub revoked signs: %v", err)
+		t.Errorf("Sign with a key that another hub revoked: %v, want ErrRevoked", err)
 	}
 	secret, err := b.Secret("journal", 32)
 	if err != nil || hex.EncodeToString(secret) != want.Secret {
-		t.Errorf("%x, %v", secret, err)
+		t.Errorf("Secret = %x, %v; want the first hub's %s", secret, err, want.Secret)
 	}
 	if n, err := b.Forget("weather"); n != 4 || err != nil {
-		t.Errorf("%d keys, %v", n, err)
+		t.Errorf("Forget removed %d keys, %v; want 4", n, err)
 	}
 	if keys := reload(t, a).List(); len(keys) != 0 {
-		t.Errorf("%+v", keys)
+		t.Errorf("keys after another hub's Forget: %+v", keys)
 	}
 	create(t, a, New{Owner: "weather", Purpose: string(P256), Algorithm: P256})
 	if keys := reload(t, b).List(); len(keys) != 1 {
-		t.Errorf("%+v", keys)
+		t.Errorf("keys after another hub's Create: %+v, want 1", keys)
 	}
 	if got := fmt.Sprint(a); got != "keyring{the keyring in the shared state, 1 keys}" {
-		t.Error(got)
+		t.Errorf("String() = %q", got)
 	}
 }
 
-// Nothing in the store is readable without the passphrase, and nothing opens
-// without it.
+// The store shows no secrets and no names. A shared ring does not open without its passphrase.
 func TestSharedIsSealed(t *testing.T) {
 	t.Parallel()
 	s := newKV()
@@ -193,13 +191,13 @@ func TestSharedIsSealed(t *testing.T) {
 		wantErr(t, err, c.want)
 	}
 	if diff := cmp.Diff(before, s.values); diff != "" {
-		t.Error(diff)
+		t.Errorf("a refused Open changed the store (-before +after):\n%s", diff)
 	}
 	_, err := Open(Options{Store: newKV(), Shared: true})
 	wantErr(t, err, ErrInvalid)
 }
 
-// Two hubs that want a key at once end with one.
+// Hubs that create the same keys at the same time end with one key each.
 func TestSharedAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newKV()
@@ -240,16 +238,16 @@ func TestSharedAtOnce(t *testing.T) {
 	}
 	for n, r := range rings {
 		if !slices.Equal(ids[n], ids[0]) || !bytes.Equal(secrets[n], secrets[0]) {
-			t.Errorf("hub %d has other keys", n)
+			t.Errorf("hub %d has other keys than hub 0", n)
 		}
 		if diff := cmp.Diff(want, stateOf(t, reload(t, r))); diff != "" {
-			t.Error(diff)
+			t.Errorf("hub %d (-hub 0 +hub %[1]d):\n%[2]s", n, diff)
 		}
 	}
 }
 
-// A change starts again from what another hub made a moment before, and one that
-// removed what is changed is noticed too.
+// If another hub changes a key first, a change is made again on the new value. If another hub removes the key first,
+// the change fails.
 func TestSharedConflict(t *testing.T) {
 	t.Parallel()
 	s := newKV()
@@ -273,15 +271,15 @@ func TestSharedConflict(t *testing.T) {
 		t.Fatal(err)
 	}
 	if keys := reload(t, a).Keys("x", "p"); len(keys) != 1 || keys[0].ID == first.ID {
-		t.Errorf("%+v", keys)
+		t.Errorf("keys after a rotation and a revocation: %+v, want only the new one", keys)
 	}
 	meanwhile(func() error { return errOf(a.Forget("x")) })
 	if _, err := b.Rotate("x", "p", 0); !errors.Is(err, ErrNotFound) {
-		t.Errorf("a key that is gone was replaced: %v", err)
+		t.Errorf("Rotate of a key that another hub removed: %v, want ErrNotFound", err)
 	}
 }
 
-// What cannot be read is not taken up, and not written over.
+// A hub neither loads nor overwrites a damaged value of the store, and keeps the keys that it has.
 func TestSharedDamage(t *testing.T) {
 	t.Parallel()
 	s := newKV()
@@ -290,24 +288,24 @@ func TestSharedDamage(t *testing.T) {
 	want := stateOf(t, r)
 	key, other := storeKey("keys", "weather", string(Ed25519)), storeKey("keys", "peer", string(Ed25519))
 	good := s.values[key]
-	for name, b := range map[string][]byte{"garbage": []byte("{"), "another's": s.values[other].Data} {
+	for name, b := range map[string][]byte{"garbage": []byte("{"), "value of another key": s.values[other].Data} {
 		revision, err := s.Set(t.Context(), key, b, s.values[key].Revision)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
 			if err := tryReload(r); !errors.Is(err, ErrCorrupt) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: reload: %v, want ErrCorrupt", name, err)
 			}
 			if _, err := r.Rotate("weather", string(Ed25519), 0); !errors.Is(err, ErrCorrupt) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: Rotate: %v, want ErrCorrupt", name, err)
 			}
 		}
 		if diff := cmp.Diff(want, stateOf(t, r)); diff != "" {
-			t.Errorf("%s: %s", name, diff)
+			t.Errorf("%s: the ring changed (-before +after):\n%s", name, diff)
 		}
 		if _, err := Open(Options{Store: s, Shared: true, Passphrase: Secret("right")}); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: Open: %v, want ErrCorrupt", name, err)
 		}
 		if _, err := s.Set(t.Context(), key, good.Data, revision); err != nil {
 			t.Fatal(err)
@@ -316,7 +314,7 @@ func TestSharedDamage(t *testing.T) {
 	}
 }
 
-// opens says which values a sealer opens.
+// opens lists the keys of the values that by can decrypt.
 func opens(s *kv, by *sealer) (keys []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -328,8 +326,8 @@ func opens(s *kv, by *sealer) (keys []string) {
 	return keys
 }
 
-// The passphrase of a shared ring is changed at one hub. The others go on with
-// the keys they have, and those that start need the new one.
+// One hub changes the passphrase of a shared ring. The other hubs still sign with the keys that they have, but cannot
+// change or reload them. A hub that starts needs the new passphrase.
 func TestSharedPassphrase(t *testing.T) {
 	t.Parallel()
 	s, c := newKV(), newClock()
@@ -343,14 +341,14 @@ func TestSharedPassphrase(t *testing.T) {
 	values := maps.Clone(s.values)
 	for _, p := range [][2]Protection{{second, third}, {{}, second}, {right, {}}} {
 		if _, err := a.Protect(p[0], p[1]); err == nil {
-			t.Error("the passphrase was changed")
+			t.Error("Protect accepted a wrong or missing passphrase")
 		}
 	}
 	if diff := cmp.Diff(values, s.values); diff != "" {
-		t.Error(diff)
+		t.Errorf("a refused Protect changed the store (-before +after):\n%s", diff)
 	}
 
-	// Another hub makes a key while it is changed.
+	// Another hub creates a key during the change.
 	before := a.place.(*shared).sealer
 	late := storeKey("keys", "late", "p")
 	s.before = func(key string) {
@@ -363,44 +361,44 @@ func TestSharedPassphrase(t *testing.T) {
 	}
 	made := create(t, b, New{Owner: "late", Purpose: "p", Algorithm: Ed25519})
 	if keys := reload(t, a).Keys("late", "p"); len(keys) != 1 || keys[0].ID != made.ID {
-		t.Errorf("%+v", keys)
+		t.Errorf("keys that the other hub created during the change: %+v, want %s", keys, made.ID)
 	}
 	if keys := opens(s, before); len(keys) != 1 || keys[0] != late {
-		t.Errorf("the old identity opens %v", keys)
+		t.Errorf("the previous identity decrypts %v, want only %s", keys, late)
 	}
 	want := stateOf(t, a)
 
-	// The other hub.
+	// The other hub signs, but cannot change or reload keys.
 	signer, err := b.Signer("weather", string(Ed25519))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := signer.Sign([]byte("m")); err != nil {
-		t.Error(err)
+		t.Errorf("Sign after another hub changed the passphrase: %v", err)
 	}
 	for _, err := range []error{errOf(b.Rotate("weather", string(Ed25519), 0)), tryReload(b),
 		errOf(b.Protect(right, third))} {
 		wantErr(t, err, ErrWrongKey)
 		if err == nil || !strings.Contains(err.Error(), "start it again, with the new passphrase") {
-			t.Error(err)
+			t.Errorf("error %v does not ask for a restart with the new passphrase", err)
 		}
 	}
 
-	// Those that start.
+	// A hub that starts needs the new passphrase.
 	_, err = Open(Options{Store: s, Shared: true, Passphrase: Secret("right")})
 	wantErr(t, err, ErrWrongKey)
 	if err == nil || !strings.Contains(err.Error(), "was changed on 2026-11-20T12:00:00Z") {
-		t.Error(err)
+		t.Errorf("error %v does not give the time of the change", err)
 	}
 	d := openOn(t, s, at, under("second"))
 	if diff := cmp.Diff(want, stateOf(t, d)); diff != "" {
-		t.Error(diff)
+		t.Errorf("content under the new passphrase (-want +got):\n%s", diff)
 	}
 	if keys := opens(s, before); len(keys) != 0 {
-		t.Errorf("the old identity opens %v", keys)
+		t.Errorf("the previous identity decrypts %v, want nothing", keys)
 	}
 
-	// What one of them makes the first knows, and the passphrase changes again.
+	// The first hub changes the passphrase again, and keeps a key that the new hub created.
 	create(t, d, New{Owner: "more", Purpose: "p", Algorithm: Ed25519})
 	want = stateOf(t, d)
 	before = a.place.(*shared).sealer
@@ -408,15 +406,15 @@ func TestSharedPassphrase(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, stateOf(t, openOn(t, s, at, under("third")))); diff != "" {
-		t.Error(diff)
+		t.Errorf("content under the third passphrase (-want +got):\n%s", diff)
 	}
 	if keys := opens(s, before); len(keys) != 0 {
-		t.Errorf("the old identity opens %v", keys)
+		t.Errorf("the previous identity decrypts %v, want nothing", keys)
 	}
 }
 
-// A hub ends somewhere in a change of the passphrase: until the first write the
-// old one opens the ring, and from then on the new one, with all keys.
+// A hub stops during a change of the passphrase. Before the first write only the old passphrase opens the ring; after
+// it only the new one does. No key is lost.
 func TestSharedPassphraseCutOff(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("gone")
@@ -438,7 +436,7 @@ func TestSharedPassphraseCutOff(t *testing.T) {
 		}
 		_, err := r.Protect(Protection{Passphrase: Secret("right")}, Protection{Passphrase: Secret("next")})
 		if !errors.Is(err, gone) && len(opens(s, before)) > 0 {
-			t.Errorf("%d writes: %v", n, err)
+			t.Errorf("stopped after %d writes: Protect: %v", n, err)
 		}
 		r.place.stop()
 		s.fault = nil
@@ -450,16 +448,16 @@ func TestSharedPassphraseCutOff(t *testing.T) {
 		wantErr(t, err, ErrWrongKey)
 		again := openOn(t, s, at, func(o *Options) { o.Passphrase = Secret(works) })
 		if diff := cmp.Diff(want, stateOf(t, again)); diff != "" {
-			t.Errorf("%d writes: %s", n, diff)
+			t.Errorf("stopped after %d writes (-want +got):\n%s", n, diff)
 		}
 		if keys := opens(s, before); n > 0 && len(keys) > 0 {
-			t.Errorf("%d writes: the old identity opens %v", n, keys)
+			t.Errorf("stopped after %d writes: the previous identity decrypts %v", n, keys)
 		}
 	}
 }
 
-// The keys of a hub that joins a cluster are taken over into the shared state,
-// once, and those of a cluster's backup into the files of a hub alone.
+// A hub that joins a cluster moves the keys of its files into the shared state, once. A single hub that starts on a
+// cluster's backup moves the keys of the shared state into its files.
 func TestTakeOver(t *testing.T) {
 	t.Parallel()
 	for name, pass := range map[string]Secret{"plain": nil, "passphrase": Secret("right")} {
@@ -473,17 +471,17 @@ func TestTakeOver(t *testing.T) {
 			from := func(dir string) func(*Options) { return func(o *Options) { o.Dir, o.Now = dir, c.Now } }
 			a := openOn(t, s, from(dir))
 			if diff := cmp.Diff(want, stateOf(t, a)); diff != "" {
-				t.Error(diff)
+				t.Errorf("shared state (-file +got):\n%s", diff)
 			}
 			left := files(t, dir)
 			if len(left) != 1 || !strings.HasSuffix(left[0], ".bak 600") {
-				t.Fatal(left)
+				t.Fatalf("files after the move: %v, want one backup", left)
 			}
 			aside := filepath.Join(dir, strings.TrimSuffix(left[0], " 600"))
 			if !bytes.Equal(file, readFile(t, aside)) {
-				t.Error("what was put aside is another file")
+				t.Error("the backup differs from the moved file")
 			}
-			// The next hub finds nothing there, nor does this one at its next start.
+			// A later start moves nothing more: a key that was revoked since then stays revoked.
 			b := openOn(t, s, from(dir))
 			signer, err := b.Signer("weather", string(Ed25519))
 			if err != nil {
@@ -494,9 +492,9 @@ func TestTakeOver(t *testing.T) {
 			}
 			again := openOn(t, s, from(dir))
 			if _, err := again.SignerByID(signer.ID()); !errors.Is(err, ErrRevoked) {
-				t.Errorf("a revoked key came back: %v", err)
+				t.Errorf("signer of a revoked key after a restart: %v, want ErrRevoked", err)
 			}
-			// A third brings keys of its own: no key takes the place of another.
+			// A third hub adds its own keys, except a key whose owner and purpose have one already.
 			third := filepath.Join(t.TempDir(), "keys")
 			own := open(t, Options{Dir: third, Now: c.Now})
 			mine := create(t, own, New{Owner: "weather", Purpose: string(Secp256k1), Algorithm: Secp256k1})
@@ -504,54 +502,54 @@ func TestTakeOver(t *testing.T) {
 			var log bytes.Buffer
 			d := openOn(t, s, from(third), func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 			if _, err := d.SignerByID(more.ID); err != nil {
-				t.Error(err)
+				t.Errorf("signer of the third hub's key: %v", err)
 			}
 			if _, err := d.SignerByID(mine.ID); !errors.Is(err, ErrNotFound) ||
 				!strings.Contains(log.String(), mine.ID) {
-				t.Errorf("%v; %s", err, &log)
+				t.Errorf("signer of the skipped key: %v, want ErrNotFound and its ID in the log: %s", err, &log)
 			}
 			want = stateOf(t, d)
 			if _, err := Open(Options{Store: s, Dir: filepath.Join(t.TempDir(), "keys")}); !errors.Is(err,
 				ErrEncrypted) {
-				t.Error(err)
+				t.Errorf("single hub without the passphrase: %v, want ErrEncrypted", err)
 			}
 			for _, r := range []*Ring{a, b, again, d} {
 				if err := r.Close(); err != nil {
 					t.Fatal(err)
 				}
 			}
-			// A hub alone, in the directory of a backup.
+			// A single hub starts on the restored backup.
 			alone := open(t, Options{Store: s, Dir: dir, Passphrase: Secret("right"), Now: c.Now})
 			if diff := cmp.Diff(want, stateOf(t, alone)); diff != "" {
-				t.Error(diff)
+				t.Errorf("single hub (-want +got):\n%s", diff)
 			}
 			if len(s.values) != 0 {
-				t.Errorf("%d values are left", len(s.values))
+				t.Errorf("%d values are left in the shared state, want 0", len(s.values))
 			}
 			alone = open(t, Options{Store: s, Dir: dir, Passphrase: Secret("right"), Now: c.Now})
 			if diff := cmp.Diff(want, stateOf(t, alone)); diff != "" {
-				t.Error(diff)
+				t.Errorf("single hub (-want +got):\n%s", diff)
 			}
 		})
 	}
-	// Without a ring in the directory nothing is made there.
+	// If the directory has no ring, the hub creates no file there.
 	dir := filepath.Join(t.TempDir(), "keys")
 	openOn(t, newKV(), func(o *Options) { o.Dir = dir })
 	if _, err := Exists(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
+		t.Errorf("Exists: %v", err)
 	}
-	// Of a file under another passphrase nothing is taken, and it stays.
+	// A file with another passphrase is refused: the hub moves no key and keeps the file.
 	dir = filepath.Join(t.TempDir(), "keys")
 	fill(t, open(t, Options{Dir: dir, Passphrase: Secret("other")}))
 	s := newKV()
 	_, err := Open(Options{Store: s, Shared: true, Dir: dir, Passphrase: Secret("right"), WorkFactor: 4})
 	wantErr(t, err, ErrWrongKey)
 	if there, _ := Exists(dir); !there || len(s.values) != 0 {
-		t.Error("something was changed")
+		t.Error("a refused Open changed the file or the shared state")
 	}
 }
 
-// Watchers hear of keys that are enrolled and removed by another hub.
+// Watchers are called when another hub enrolls or removes a key.
 func TestSharedWatch(t *testing.T) {
 	t.Parallel()
 	s := newKV()
@@ -564,17 +562,17 @@ func TestSharedWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if agent := <-told; agent != "peer" || len(b.Enrolled("peer", "p")) != 1 {
-		t.Errorf("%q", agent)
+		t.Errorf("watcher called for %q, want peer with 1 key", agent)
 	}
 	if err := a.Unenroll("peer", "p", e.KeyID); err != nil {
 		t.Fatal(err)
 	}
 	if agent := <-told; agent != "peer" || len(b.Enrolled("peer", "p")) != 0 {
-		t.Errorf("%q", agent)
+		t.Errorf("watcher called for %q, want peer without keys", agent)
 	}
 }
 
-// When a key was used last is written at the end, to the hour.
+// Close writes the time of a key's last use, to the hour, in one write. A second Close writes nothing.
 func TestSharedUsed(t *testing.T) {
 	t.Parallel()
 	s, c := newKV(), newClock()
@@ -595,9 +593,9 @@ func TestSharedUsed(t *testing.T) {
 		}
 	}
 	if got := openOn(t, s, at).Keys("x", "p")[0].Used; !got.Equal(c.Now()) {
-		t.Errorf("last used %s", got)
+		t.Errorf("last used %s, want %s", got, c.Now())
 	}
 	if n := s.revision - before; n != 1 {
-		t.Errorf("%d writes for %s", n, k.ID)
+		t.Errorf("%d writes for %s, want 1", n, k.ID)
 	}
 }
