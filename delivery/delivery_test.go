@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// log is a journal in memory that checks steps as the real one does: attempts count
-// up by one, and a settled delivery stays settled.
+// log is a journal in memory. It checks steps as the real journal does: attempts count up by one, and a settled
+// delivery stays settled.
 type log struct {
 	mu      sync.Mutex
 	seq     uint64
@@ -153,7 +153,7 @@ func (l *log) states(id parley.ID) []parley.DeliveryState {
 	return out
 }
 
-// fakeTransport is a Transport whose recipients do as the test says.
+// fakeTransport is a Transport whose attempts call a function of the test.
 type fakeTransport struct {
 	mu         sync.Mutex
 	attempt    func(ctx context.Context, a Attempt) Result
@@ -203,7 +203,7 @@ type world struct {
 	d         *Dispatcher
 }
 
-// run gives a dispatcher in a bubble of its own time.
+// run calls f with a dispatcher in a synctest bubble, and closes the dispatcher at the end.
 func run(t *testing.T, c Config, f func(t *testing.T, w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -234,6 +234,8 @@ func equal(t *testing.T, what string, got, want any) {
 	}
 }
 
+// Messages of one conversation to one recipient share a lane: they are delivered in order, one at a time. Other lanes
+// do not wait.
 func TestOrderWithinAConversation(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		gate := make(chan struct{})
@@ -251,15 +253,17 @@ func TestOrderWithinAConversation(t *testing.T) {
 		synctest.Wait()
 		got := w.transport.order()
 		slices.Sort(got)
-		equal(t, "while the first is in flight, only other lanes move", got,
+		equal(t, "attempts while m1 is in flight", got,
 			[]string{"bob/m1#1", "bob/m4#1", "eve/m5#1"})
 		close(gate)
 		synctest.Wait()
-		equal(t, "then the rest, in order", w.transport.order()[3:], []string{"bob/m2#1", "bob/m3#1"})
+		equal(t, "attempts after m1", w.transport.order()[3:], []string{"bob/m2#1", "bob/m3#1"})
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
 }
 
+// A failed attempt is retried with back-off, and blocks only its conversation. After the last try the message is a dead
+// letter, and its sender gets a failure. An operator may retry it.
 func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 	run(t, Config{Retry: Retry{First: time.Second, Longest: 8 * time.Second, Tries: 4}}, func(t *testing.T, w *world) {
 		w.transport.attempt = func(ctx context.Context, a Attempt) Result {
@@ -273,18 +277,18 @@ func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 		w.record(message(2, "bob", 9, parley.Notice))
 		w.record(message(3, "bob", 8, parley.Notice))
 		synctest.Wait()
-		equal(t, "at once", len(w.transport.order()), 2)
+		equal(t, "attempts without a pause", len(w.transport.order()), 2)
 		time.Sleep(time.Minute) // of the bubble
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
 			parley.Delivering, parley.Waiting,
 			parley.Delivering, parley.Waiting, parley.Delivering, parley.Dead})
-		equal(t, "failures for the sender of the request", len(w.log.replies), 1)
-		equal(t, "the one behind it came after", w.transport.order()[len(w.transport.order())-1], "bob/m2#1")
+		equal(t, "failures for the sender", len(w.log.replies), 1)
+		equal(t, "last attempt", w.transport.order()[len(w.transport.order())-1], "bob/m2#1")
 		if took := time.Since(start); took < 7*time.Second {
-			t.Errorf("1+2+4 s of pauses took %s", took)
+			t.Errorf("back-off of 1+2+4 s took %s", took)
 		}
-		// An operator's retry: the same message, the next attempt.
+		// An operator's retry makes the next attempt of the same message.
 		w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 		if _, err := w.log.Append(t.Context(),
 			journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob", State: parley.Waiting,
@@ -292,10 +296,11 @@ func TestAFailureIsRepeatedAndBlocksOnlyItsConversation(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		equal(t, "retried", w.transport.order()[len(w.transport.order())-1], "bob/m1#5")
+		equal(t, "attempt after the operator's retry", w.transport.order()[len(w.transport.order())-1], "bob/m1#5")
 	})
 }
 
+// If the recipient asks to be retried later, the attempt does not count as a try.
 func TestComeBackLaterUsesUpNoTry(t *testing.T) {
 	run(t, Config{Retry: Retry{Tries: 2}}, func(t *testing.T, w *world) {
 		calls := 0
@@ -314,6 +319,7 @@ func TestComeBackLaterUsesUpNoTry(t *testing.T) {
 	})
 }
 
+// A message that the recipient refuses for good is not retried.
 func TestRefusalIsNotRepeated(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.attempt = func(context.Context, Attempt) Result {
@@ -326,8 +332,7 @@ func TestRefusalIsNotRepeated(t *testing.T) {
 	})
 }
 
-// A dead letter that is retried before its last attempt has left its lane is queued
-// nevertheless.
+// A dead letter can be retried at once, even while its last attempt is still in its lane.
 func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		refusals := 1
@@ -343,13 +348,13 @@ func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
 				if s.State != parley.Dead {
 					continue
 				}
-				// The dispatcher is within its record of this step.
+				// The dispatcher is still recording this step.
 				if _, err := w.log.Append(t.Context(),
 					journal.Entry{Steps: []journal.Step{{Message: s.Message, To: s.To, State: parley.Waiting,
 						Attempt: s.Attempt}}}); err != nil {
 					t.Error(err)
 				}
-				synctest.Wait() // the retry has been seen
+				synctest.Wait() // the dispatcher has received the retry
 			}
 		}
 		w.record(message(1, "bob", 9, parley.Notice))
@@ -360,6 +365,8 @@ func TestDeadLetterThatIsRetriedAtOnce(t *testing.T) {
 	})
 }
 
+// If it is unknown whether the recipient got the message, the attempt is repeated only if the recipient deduplicates or
+// AtLeastOnce is set. Otherwise the message is a dead letter.
 func TestUnknownOutcome(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -369,7 +376,7 @@ func TestUnknownOutcome(t *testing.T) {
 	}{
 		{"at most once", false, false, parley.Dead},
 		{"at least once", false, true, parley.Delivered},
-		{"recipient recognises repeats", true, false, parley.Delivered},
+		{"recipient deduplicates", true, false, parley.Delivered},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			run(t, Config{AtLeastOnce: c.atLeastOnce}, func(t *testing.T, w *world) {
@@ -386,7 +393,7 @@ func TestUnknownOutcome(t *testing.T) {
 				states := w.log.states(id(1))
 				equal(t, "outcome", states[len(states)-1], c.want)
 			})
-			// The same, when the hub was stopped during the attempt.
+			// The outcome is the same if the hub was stopped during the attempt.
 			run(t, Config{AtLeastOnce: c.atLeastOnce}, func(t *testing.T, w *world) {
 				w.transport.repeatable = c.repeatable
 				m := message(1, "bob", 9, parley.Notice)
@@ -401,7 +408,7 @@ func TestUnknownOutcome(t *testing.T) {
 				time.Sleep(time.Second)
 				synctest.Wait()
 				states := w.log.states(id(1))
-				equal(t, "after a restart", states[len(states)-1], c.want)
+				equal(t, "outcome after a restart", states[len(states)-1], c.want)
 				if c.want == parley.Delivered {
 					equal(t, "attempt", w.transport.order(), []string{"bob/m1#2"})
 				}
@@ -410,6 +417,7 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 }
 
+// A recipient whose attempts hang uses only its own PerRecipient attempts. Others are not delayed.
 func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 	run(t, Config{PerRecipient: 2, Attempt: time.Hour}, func(t *testing.T, w *world) {
 		w.transport.attempt = func(ctx context.Context, a Attempt) Result {
@@ -424,18 +432,18 @@ func TestDeadPeerDelaysNobodyElse(t *testing.T) {
 		}
 		w.record(message(100, "bob", 100, parley.Notice))
 		synctest.Wait()
-		equal(t, "tar has its two places, bob his message", len(w.transport.order()), 3)
+		equal(t, "attempts: two to tar, one to bob", len(w.transport.order()), 3)
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "bob", w.log.states(id(100)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
+		equal(t, "steps to bob", w.log.states(id(100)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 		if err := w.d.Close(func() context.Context { c, stop := context.WithCancel(t.Context()); stop(); return c }()); err == nil {
 			t.Error("Close waited for a stuck attempt")
 		}
 	})
 }
 
-// TestExpiryAndDeadline: a message that expires while its recipient is paused is
-// settled at its time, wherever it stands in its lane; other messages are not.
+// TestExpiryAndDeadline: a message that expires while its recipient is paused is settled at that time, at any position
+// in its lane. Other messages stay pending.
 func TestExpiryAndDeadline(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.paused["bob"] = true
@@ -450,34 +458,34 @@ func TestExpiryAndDeadline(t *testing.T) {
 		w.record(message(3, "bob", 3, parley.Notice))
 		w.record(behind)
 		synctest.Wait()
-		equal(t, "nothing while paused", len(w.transport.order()), 0)
+		equal(t, "attempts while paused", len(w.transport.order()), 0)
 		if w.d.Claim(0, id(4), "bob", id(4), false) != nil {
-			t.Error("a paused agent was claimed")
+			t.Error("Claim succeeded for a paused recipient")
 		}
 		time.Sleep(time.Minute - time.Nanosecond)
 		synctest.Wait()
-		equal(t, "nothing is over", len(w.log.states(id(1)))+len(w.log.states(id(2))), 0)
+		equal(t, "steps before the expiry", len(w.log.states(id(1)))+len(w.log.states(id(2))), 0)
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
-		equal(t, "notice", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
-		equal(t, "request", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
-		equal(t, "failures for its sender", w.log.answers(), 1)
+		equal(t, "steps of the notice", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
+		equal(t, "steps of the request", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
+		equal(t, "failures for the sender", w.log.answers(), 1)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		equal(t, "the request behind another", w.log.states(id(5)), []parley.DeliveryState{parley.Expired})
-		equal(t, "failures for its sender", w.log.answers(), 2)
+		equal(t, "steps of the second request", w.log.states(id(5)), []parley.DeliveryState{parley.Expired})
+		equal(t, "failures for the sender", w.log.answers(), 2)
 		equal(t, "attempts", len(w.transport.order()), 0)
 		w.transport.mu.Lock()
 		w.transport.paused["bob"] = false
 		w.transport.mu.Unlock()
 		w.d.Kick("bob")
 		synctest.Wait()
-		equal(t, "only the one that is good still", w.transport.order(), []string{"bob/m3#1"})
+		equal(t, "attempts after the pause", w.transport.order(), []string{"bob/m3#1"})
 	})
 }
 
-// TestOverBetweenAttempts: a request whose deadline passes in the pause after a
-// failed attempt is settled then, and not when the pause ends.
+// TestOverBetweenAttempts: a request whose deadline passes during the back-off is settled at its deadline, not at the
+// end of the back-off.
 func TestOverBetweenAttempts(t *testing.T) {
 	run(t, Config{Retry: Retry{First: time.Hour, Longest: time.Hour}}, func(t *testing.T, w *world) {
 		w.transport.attempt = func(context.Context, Attempt) Result {
@@ -490,13 +498,13 @@ func TestOverBetweenAttempts(t *testing.T) {
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Waiting,
 			parley.Expired})
-		equal(t, "failures for its sender", w.log.answers(), 1)
+		equal(t, "failures for the sender", w.log.answers(), 1)
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 	})
 }
 
-// TestOverWhileTheJournalCannot: a message that expires while the journal cannot
-// record is settled once, when the journal can.
+// TestOverWhileTheJournalCannot: if the journal cannot record the expiry of a message, the dispatcher retries once a
+// second, and settles the message once.
 func TestOverWhileTheJournalCannot(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.paused["bob"] = true
@@ -510,27 +518,27 @@ func TestOverWhileTheJournalCannot(t *testing.T) {
 		w.log.mu.Unlock()
 		time.Sleep(time.Minute + 10*time.Second)
 		synctest.Wait()
-		equal(t, "not settled", len(w.log.states(id(2))), 0)
+		equal(t, "steps while the journal is busy", len(w.log.states(id(2))), 0)
 		w.log.mu.Lock()
-		equal(t, "tried once a second", tried, 11)
+		equal(t, "calls of Append", tried, 11)
 		w.log.fail = nil
 		w.log.mu.Unlock()
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(2)), []parley.DeliveryState{parley.Expired})
-		equal(t, "failures for its sender", w.log.answers(), 1)
+		equal(t, "failures for the sender", w.log.answers(), 1)
 		equal(t, "attempts", len(w.transport.order()), 0)
 	})
 }
 
-// TestOverAfterResume: a message that a starting hub finds waiting for a paused
-// recipient is settled when it expires.
+// TestOverAfterResume: a message that was waiting for a paused recipient when the hub started is settled when it
+// expires.
 func TestOverAfterResume(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.paused["bob"] = true
 		r := message(1, "bob", 9, parley.Request)
 		r.Deadline = time.Now().Add(time.Minute)
-		w.log.watch = nil // the hub that recorded it is gone
+		w.log.watch = nil // another hub recorded it, and stopped
 		w.record(r)
 		w.log.watch = w.d.Recorded
 		if err := w.d.Resume(t.Context(), 0); err != nil {
@@ -539,15 +547,17 @@ func TestOverAfterResume(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		equal(t, "steps", w.log.states(id(1)), []parley.DeliveryState{parley.Expired})
-		equal(t, "failures for its sender", w.log.answers(), 1)
+		equal(t, "failures for the sender", w.log.answers(), 1)
 	})
 }
 
+// Claim takes an idle lane, and keeps it until Run or Release. While the lane is taken, Claim fails for a recipient
+// that does not deduplicate.
 func TestClaim(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		c := w.d.Claim(0, id(1), "bob", id(9), false)
 		if c == nil || w.d.Claim(0, id(8), "bob", id(9), false) != nil {
-			t.Fatal("an idle lane is to be claimed once")
+			t.Fatal("an idle lane was not claimed, or was claimed twice")
 		}
 		m := message(1, "bob", 9, parley.Request)
 		w.transport.attempt = func(_ context.Context, a Attempt) Result {
@@ -562,7 +572,7 @@ func TestClaim(t *testing.T) {
 		w.record(message(2, "bob", 9, parley.Notice)) // waits for its turn
 		r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
 		if r.Reply == nil || r.Err != nil {
-			t.Fatalf("%+v", r)
+			t.Fatalf("result %+v, want a reply", r)
 		}
 		synctest.Wait()
 		equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1"})
@@ -570,7 +580,7 @@ func TestClaim(t *testing.T) {
 		c.Release(nil)
 		equal(t, "lanes left", w.d.Stats().Lanes, 0)
 
-		// A reply that cannot be recorded is not passed on.
+		// The caller does not get a reply that cannot be recorded.
 		m = message(3, "bob", 9, parley.Request)
 		c = w.d.Claim(0, id(3), "bob", id(9), false)
 		p, _ = w.log.Append(t.Context(), journal.Entry{Message: m,
@@ -579,11 +589,12 @@ func TestClaim(t *testing.T) {
 		r = c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true})
 		w.log.fail = nil
 		if r.Reply != nil || r.Err == nil {
-			t.Errorf("an unrecorded reply was given: %+v", r)
+			t.Errorf("result with a reply that was not recorded: %+v, want an error", r)
 		}
 	})
 }
 
+// The dispatcher holds at most HeldBytes of pending content, and reads the rest from the journal again.
 func TestContentBeyondTheBoundIsReadAgain(t *testing.T) {
 	run(t, Config{HeldBytes: 2000}, func(t *testing.T, w *world) {
 		w.transport.paused["bob"] = true
@@ -602,14 +613,14 @@ func TestContentBeyondTheBoundIsReadAgain(t *testing.T) {
 		synctest.Wait()
 		got := w.transport.order()
 		if len(got) != 20 || got[19] != "bob/m20#1" {
-			t.Errorf("delivered %v", got)
+			t.Errorf("attempts %v, want 20 in order", got)
 		}
-		equal(t, "held", w.d.Stats().Held, 0)
+		equal(t, "bytes held", w.d.Stats().Held, 0)
 	})
 }
 
-// The outcome of an attempt is recorded when the journal takes entries again: the
-// attempt is not repeated, and its lane waits.
+// If the journal cannot record the outcome of an attempt, the dispatcher records it later. Meanwhile the attempt is not
+// repeated, and its lane waits.
 func TestOutcomeIsRecordedLater(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
 		t.Run(fmt.Sprint("repeatable ", repeatable), func(t *testing.T) {
@@ -646,8 +657,8 @@ func TestOutcomeIsRecordedLater(t *testing.T) {
 	}
 }
 
-// A delivery since the start is in flight when its partition is resumed: Resume
-// leaves it alone before its first attempt begins, and while the outcome is recorded.
+// Resume does not touch a delivery that this hub has in flight, neither before its first attempt begins nor while its
+// outcome is recorded.
 func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.attempt, w.transport.repeatable = func(context.Context, Attempt) Result { return Result{} }, true
@@ -676,12 +687,12 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 			return nil
 		}
 		c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob"})
-		equal(t, "records of its outcome", recording, 1)
+		equal(t, "records of the outcome", recording, 1)
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1"})
 		equal(t, "state", w.log.states(m.ID), []parley.DeliveryState{parley.Delivered})
-		// A delivery of another process is queued.
+		// Resume queues a delivery that an earlier process began.
 		if _, err := w.log.Append(t.Context(), journal.Entry{Message: message(2, "bob", 9, parley.Notice),
 			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
 			t.Fatal(err)
@@ -693,22 +704,21 @@ func TestResumeLeavesWhatIsAtWork(t *testing.T) {
 	})
 }
 
-// A message was claimed with its first attempt, and the journal could not say whether it
-// recorded it. When its record appears, however late, the attempt is made, once; if its
-// sender waited, the delivery is given up. The partition may be resumed at any time: the
-// attempt is not taken for one of a hub that was stopped.
+// The hub claims a message for its first attempt, and the journal cannot say whether it recorded the message. When the
+// record appears, however late, the hub makes the attempt once. If the sender waited for the outcome, the hub abandons
+// the delivery instead. A Resume in between does not mistake the attempt for one of a stopped hub.
 func TestRecordAppearsLate(t *testing.T) {
 	for _, waits := range []bool{false, true} {
-		for _, when := range []string{"before its claim ends", "after", "after, and the partition is resumed"} {
-			t.Run(fmt.Sprint(waits, " ", when), func(t *testing.T) {
+		for _, when := range []string{"before the release", "after the release", "after the release and a Resume"} {
+			t.Run(fmt.Sprint("sender waits ", waits, ", recorded ", when), func(t *testing.T) {
 				run(t, Config{}, func(t *testing.T, w *world) {
 					m := message(1, "bob", 9, parley.Notice)
 					c := w.d.Claim(0, m.ID, "bob", id(9), waits)
-					late := when != "before its claim ends"
+					late := when != "before the release"
 					if late {
 						c.Release(journal.ErrUnknown)
 					}
-					if when == "after, and the partition is resumed" {
+					if when == "after the release and a Resume" {
 						w.log.watch = func(r *journal.Record) {
 							if err := w.d.Resume(t.Context(), 0); err != nil {
 								t.Error(err)
@@ -730,26 +740,27 @@ func TestRecordAppearsLate(t *testing.T) {
 					}
 					equal(t, "attempts", w.transport.order(), attempts)
 					equal(t, "states", w.log.states(m.ID), states)
-					equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead)+w.d.Stats().Lanes, 0)
+					equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead)+w.d.Stats().Lanes, 0)
 				})
 			})
 		}
 	}
 }
 
-// Uncertain attempts whose records never appear take bounded memory.
+// The dispatcher remembers a bounded number of attempts whose records have not appeared.
 func TestUncertainAttemptsAreBounded(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		for n := range maxUncertain + 100 {
 			m := parley.ID{6: 0x70, 8: 0x80, 14: byte(n >> 8), 15: byte(n)}
 			w.d.Claim(0, m, "bob", m, false).Release(journal.ErrUnknown)
 		}
-		equal(t, "uncertain", len(w.d.recordedAhead), maxUncertain)
-		equal(t, "at work on", len(w.d.tracked)+w.d.Stats().Lanes, 0)
+		equal(t, "attempts remembered", len(w.d.recordedAhead), maxUncertain)
+		equal(t, "still tracked", len(w.d.tracked)+w.d.Stats().Lanes, 0)
 	})
 }
 
-// A caller that got the error that its answer is lost has that error recorded.
+// If the reply to a waiting caller cannot be recorded, the caller gets an error, and the request is recorded as
+// abandoned.
 func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.attempt = func(_ context.Context, a Attempt) Result {
@@ -766,7 +777,7 @@ func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 		w.log.fail = func(journal.Entry) error { return journal.ErrNoSpace }
 		if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Reply != nil ||
 			r.Err == nil {
-			t.Errorf("%+v", r)
+			t.Errorf("result %+v, want an error and no reply", r)
 		}
 		w.log.mu.Lock()
 		w.log.fail = nil
@@ -777,7 +788,7 @@ func TestLostAnswerOfAWaitingCaller(t *testing.T) {
 	})
 }
 
-// An answer that can never be recorded is not tried again: the sender gets a failure.
+// If a reply is too large for the journal, the attempt is not repeated, and the sender gets a failure.
 func TestAnswerTooLargeToRecord(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.repeatable = true
@@ -796,13 +807,13 @@ func TestAnswerTooLargeToRecord(t *testing.T) {
 		equal(t, "attempts", w.transport.order(), []string{"bob/m1#1"})
 		equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Answered})
 		if len(w.log.replies) != 1 || parley.CodeOf(w.log.replies[0].Error) != parley.TooLarge {
-			t.Errorf("%v", w.log.replies)
+			t.Errorf("replies %v, want one failure with the code %s", w.log.replies, parley.TooLarge)
 		}
 	})
 }
 
-// TestAttemptThatWasRecordedAfterAll: where the journal cannot say whether it
-// recorded an attempt, and did, the attempt is made, once.
+// TestAttemptThatWasRecordedAfterAll: if the journal recorded an attempt but reported ErrUnknown, the attempt is made
+// once.
 func TestAttemptThatWasRecordedAfterAll(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		lost := 2 // both attempts of the message

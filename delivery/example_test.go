@@ -11,12 +11,12 @@ import (
 	"github.com/parley-hub/parley/journal/sqlite"
 )
 
-// printer delivers to the standard output.
+// printer is a Transport that prints each attempt to the standard output.
 type printer struct{}
 
 func (printer) Attempt(_ context.Context, a delivery.Attempt) delivery.Result {
 	fmt.Printf("attempt %d: %s gets %q\n", a.Number, a.To, a.Message.Text())
-	return delivery.Result{} // without Err: the recipient has it
+	return delivery.Result{} // without Err: delivered
 }
 
 func (printer) FailureReply(*parley.Message, journal.Position, string, *parley.Error) *delivery.Reply {
@@ -26,7 +26,7 @@ func (printer) Repeatable(parley.ID, string) bool { return true }
 func (printer) Paused(string) bool                { return false }
 func (printer) LaneLimit(string) int              { return 0 }
 
-// Deliver what a journal records.
+// Deliver the messages that a journal records.
 func Example() {
 	ctx := context.Background()
 	s, err := sqlite.Open(ctx, sqlite.Config{Memory: true})

@@ -12,7 +12,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// hubLog is one hub on a log that several share.
+// hubLog gives one hub access to a log that several hubs share.
 type hubLog struct {
 	*log
 	name  string
@@ -38,16 +38,16 @@ func (p hubLog) LivesElsewhere(node string, _ time.Time) bool {
 	return node != p.name && p.alive[node]
 }
 
-// hubs are two hubs: a, which owns the partition, and b.
+// hubs are two hubs, a and b, on one log. At first a owns the partition.
 type hubs struct {
 	*log
 	owner *atomic.Value
-	lease *atomic.Pointer[journal.Lease] // of the owner
+	lease *atomic.Pointer[journal.Lease] // the owner's lease
 	alive map[string]bool
 	a, b  *world
 }
 
-// holdAttempts makes a recipient whose attempts end when the test says so.
+// holdAttempts makes each attempt of h wait until the test sends its result to end, or until its context ends.
 func holdAttempts(h *fakeTransport) (begun chan Attempt, end chan Result) {
 	begun, end = make(chan Attempt, 16), make(chan Result)
 	h.attempt = func(ctx context.Context, a Attempt) Result {
@@ -62,7 +62,7 @@ func holdAttempts(h *fakeTransport) (begun chan Attempt, end chan Result) {
 	return begun, end
 }
 
-// runTwoHubs runs two hubs on one log, in a bubble of its own time.
+// runTwoHubs calls f with two hubs on one log in a synctest bubble, and closes both at the end.
 func runTwoHubs(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -91,7 +91,7 @@ func runTwoHubs(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 	})
 }
 
-// handOver hands the partition from a to b, as the journal does.
+// handOver hands the partition over from a to b, as the journal does.
 func (h *hubs) handOver(t *testing.T) {
 	t.Helper()
 	h.owner.Store("nobody")
@@ -104,6 +104,7 @@ func (h *hubs) handOver(t *testing.T) {
 	synctest.Wait()
 }
 
+// unknown counts the recorded steps with an unknown outcome.
 func (h *hubs) unknown() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,8 +116,8 @@ func (h *hubs) unknown() (n int) {
 	return n
 }
 
-// The lane is drained before the lease is given up: attempts in flight end, and no
-// new ones begin. Waiting messages are for the next owner, in order.
+// A hub drains its lanes before it hands over a partition: attempts in flight end, and no new ones begin. The next
+// owner delivers the waiting messages, in order.
 func TestHandOver(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		begun, end := holdAttempts(h.a.transport)
@@ -129,27 +130,27 @@ func TestHandOver(t *testing.T) {
 		synctest.Wait()
 		select {
 		case <-done:
-			t.Fatal("the partition is given up while an attempt is in flight")
+			t.Fatal("the partition was handed over while an attempt was in flight")
 		default:
 		}
 		h.a.record(message(4, "bob", 9, parley.Notice)) // while the partition has no owner
 		if h.a.d.Claim(0, id(5), "carol", id(5), false) != nil {
-			t.Error("an attempt begins in a partition that is handed over")
+			t.Error("Claim succeeded in a partition that is being handed over")
 		}
 		end <- Result{}
 		<-done
-		equal(t, "attempts of the first", h.a.transport.order(), "[bob/m1#1]")
-		equal(t, "attempts of the second", h.b.transport.order(), "[bob/m2#1 bob/m3#1 bob/m4#1]")
+		equal(t, "attempts of a", h.a.transport.order(), "[bob/m1#1]")
+		equal(t, "attempts of b", h.b.transport.order(), "[bob/m2#1 bob/m3#1 bob/m4#1]")
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "open", len(h.open), 0)
-		equal(t, "unknown", h.unknown(), 0)
-		equal(t, "lanes of the first", h.a.d.Stats().Lanes, 0)
+		equal(t, "open deliveries", len(h.open), 0)
+		equal(t, "unknown outcomes", h.unknown(), 0)
+		equal(t, "lanes of a", h.a.d.Stats().Lanes, 0)
 	})
 }
 
-// An attempt that takes longer goes on at its hub. The next owner leaves it, and the
-// messages behind it in its lane, as long as that hub lives.
+// An attempt that outlasts the hand-over continues at its hub. While that hub lives, the next owner neither repeats the
+// attempt nor delivers the messages behind it.
 func TestHandOverOfALongAttempt(t *testing.T) {
 	failed := Result{Err: parley.Fail(parley.Unavailable, nil, "away")}
 	for name, c := range map[string]struct {
@@ -157,11 +158,11 @@ func TestHandOverOfALongAttempt(t *testing.T) {
 		second string // attempts of the new owner
 		states []parley.DeliveryState
 	}{
-		"it ends": {func(_ *hubs, end chan Result) { end <- Result{} }, "[bob/m2#1]",
+		"attempt succeeds": {func(_ *hubs, end chan Result) { end <- Result{} }, "[bob/m2#1]",
 			[]parley.DeliveryState{parley.Delivering, parley.Delivered}},
-		"it fails": {func(_ *hubs, end chan Result) { end <- failed }, "[bob/m1#2 bob/m2#1]",
+		"attempt fails": {func(_ *hubs, end chan Result) { end <- failed }, "[bob/m1#2 bob/m2#1]",
 			[]parley.DeliveryState{parley.Delivering, parley.Waiting, parley.Delivering, parley.Delivered}},
-		"its hub is gone": {func(h *hubs, _ chan Result) {
+		"hub is gone": {func(h *hubs, _ chan Result) {
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			delete(h.alive, "a")
@@ -175,10 +176,10 @@ func TestHandOverOfALongAttempt(t *testing.T) {
 				<-begun
 				before := time.Now()
 				h.handOver(t)
-				equal(t, "the hand-over took", time.Since(before), 5*time.Second)
+				equal(t, "time of the hand-over", time.Since(before), 5*time.Second)
 				time.Sleep(20 * time.Second)
 				synctest.Wait()
-				equal(t, "attempts of the next owner meanwhile", h.b.transport.order(), "[]")
+				equal(t, "attempts of the next owner during the long attempt", h.b.transport.order(), "[]")
 				c.end(h, end)
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
@@ -188,17 +189,17 @@ func TestHandOverOfALongAttempt(t *testing.T) {
 				if strings.Contains(name, "gone") {
 					want = 1
 				}
-				equal(t, "unknown", h.unknown(), want)
+				equal(t, "unknown outcomes", h.unknown(), want)
 			})
 		})
 	}
 }
 
-// The next owner does not wait for a hub that lives but records nothing about an
-// attempt long after its time.
+// If a hub lives but does not record the outcome of an attempt, the next owner waits only until the attempt's time
+// limit has passed. Then it makes the next attempt.
 func TestAttemptElsewhereOutOfTime(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
-		// a has restarted under its name, and does not know the attempt.
+		// Hub a has restarted under the same name, and does not know the attempt.
 		m := message(1, "bob", 9, parley.Notice)
 		if _, err := h.append("a", journal.Entry{Message: m,
 			Open: []journal.Opening{{To: "bob", Attempt: 1}}}); err != nil {
@@ -208,16 +209,16 @@ func TestAttemptElsewhereOutOfTime(t *testing.T) {
 		h.handOver(t)
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		equal(t, "attempts in its time", h.b.transport.order(), "[]")
+		equal(t, "attempts before the time limit", h.b.transport.order(), "[]")
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
-		equal(t, "attempts after it", h.b.transport.order(), "[bob/m1#2]")
+		equal(t, "attempts after the time limit", h.b.transport.order(), "[bob/m1#2]")
 	})
 }
 
-// A message whose record appears long after its deadline was claimed by a hub that lives
-// and does not own the partition any more. The next owner leaves that hub the time to
-// say that no attempt was made: the message has expired, and its outcome is known.
+// A live hub has claimed a message and handed over its partition. The record of the message appears long after its
+// deadline. The next owner gives that hub the time to record that it made no attempt. The message then expires, and its
+// outcome is known.
 func TestRecordAppearsAtTheNextOwner(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		m := message(1, "bob", 9, parley.Request)
@@ -226,7 +227,7 @@ func TestRecordAppearsAtTheNextOwner(t *testing.T) {
 		time.Sleep(time.Minute)
 		c.Release(journal.ErrUnknown)
 		h.handOver(t)
-		h.fail = func(e journal.Entry) error { // the hub's first try to hand the attempt back
+		h.fail = func(e journal.Entry) error { // the hub cannot hand the attempt back at first
 			if len(e.Steps) == 1 && e.Steps[0].State == parley.Waiting && time.Since(m.Deadline) < 38*time.Second {
 				return journal.ErrUnknown
 			}
@@ -244,8 +245,9 @@ func TestRecordAppearsAtTheNextOwner(t *testing.T) {
 	})
 }
 
-// A request whose caller waited at a hub that is gone is abandoned by the next owner.
-// While that hub lives, the request stays with it.
+// A caller waits for the outcome of its request at one hub, and another hub takes over the partition. While the
+// caller's hub lives, the next owner leaves the request to it. When that hub is gone, the next owner abandons the
+// request.
 func TestCallerOfAHubThatIsGone(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		for n := range byte(2) {
@@ -269,13 +271,13 @@ func TestCallerOfAHubThatIsGone(t *testing.T) {
 				}
 				continue
 			}
-			equal(t, "steps when it is gone", h.states(m.ID), []parley.DeliveryState{parley.Abandoned})
+			equal(t, "steps when the hub is gone", h.states(m.ID), []parley.DeliveryState{parley.Abandoned})
 		}
 		equal(t, "attempts", h.b.transport.order(), "[]")
 	})
 }
 
-// Attempts that were recorded ahead of their turn, and not made, are handed back.
+// At a hand-over, a hub hands back the attempts that it recorded ahead of their turn and has not made.
 func TestHandOverOfWhatIsAhead(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		h.a.transport.repeatable = true
@@ -285,7 +287,7 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 		record := func(n byte) {
 			m := message(n, "bob", 9, parley.Notice)
 			if h.a.d.Claim(0, m.ID, "bob", id(9), false) == nil {
-				t.Fatal("no claim")
+				t.Fatal("Claim failed")
 			}
 			p := hubLog{h.log, "a", h.owner, h.lease, h.alive}
 			if _, err := p.Append(t.Context(), journal.Entry{Message: m,
@@ -294,8 +296,8 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 			}
 		}
 		record(2)
-		if h.a.d.Claim(0, id(3), "bob", id(9), false) == nil { // its record comes while the partition is handed over
-			t.Fatal("no claim")
+		if h.a.d.Claim(0, id(3), "bob", id(9), false) == nil { // recorded during the hand-over
+			t.Fatal("Claim failed")
 		}
 		done := make(chan struct{})
 		go func() { defer close(done); h.handOver(t) }()
@@ -309,29 +311,29 @@ func TestHandOverOfWhatIsAhead(t *testing.T) {
 		synctest.Wait()
 		v, _ := h.Delivery(id(2), "bob")
 		if v.State != parley.Waiting || v.Error == nil || !strings.Contains(v.Error.Text, "moved to another hub") {
-			t.Errorf("%v, %v", v.State, v.Error)
+			t.Errorf("delivery of m2: %v, %v; want waiting, moved to another hub", v.State, v.Error)
 		}
 		end <- Result{}
 		<-done
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "attempts of the first", h.a.transport.order(), "[bob/m1#1]")
-		equal(t, "attempts of the second", h.b.transport.order(), "[bob/m2#2 bob/m3#2]")
-		equal(t, "open", len(h.open), 0)
+		equal(t, "attempts of a", h.a.transport.order(), "[bob/m1#1]")
+		equal(t, "attempts of b", h.b.transport.order(), "[bob/m2#2 bob/m3#2]")
+		equal(t, "open deliveries", len(h.open), 0)
 	})
 }
 
-// A hub that is stopped records the end of an attempt: the message waits for the next
-// hub, unless the recipient may have received it and does not deduplicate.
+// A hub that is stopped during an attempt records its outcome. The next owner makes another attempt, unless the
+// recipient may have received the message and does not deduplicate.
 func TestStoppedDuringAnAttempt(t *testing.T) {
 	for name, c := range map[string]struct {
 		unknown, repeatable bool
 		state               parley.DeliveryState
 		attempts            string
 	}{
-		"it was not made": {false, false, parley.Delivered, "[bob/m1#2]"},
-		"it may have been, and the recipient deduplicates": {true, true, parley.Delivered, "[bob/m1#2]"},
-		"it may have been": {true, false, parley.Dead, "[]"},
+		"attempt not made": {false, false, parley.Delivered, "[bob/m1#2]"},
+		"attempt may have been made, recipient deduplicates": {true, true, parley.Delivered, "[bob/m1#2]"},
+		"attempt may have been made":                         {true, false, parley.Dead, "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
@@ -346,7 +348,7 @@ func TestStoppedDuringAnAttempt(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				if err := h.a.d.Close(ctx); err == nil {
-					t.Error("nothing was cut")
+					t.Error("Close did not report the attempt in flight")
 				}
 				h.mu.Lock()
 				why := h.steps[len(h.steps)-1].Error
@@ -357,7 +359,7 @@ func TestStoppedDuringAnAttempt(t *testing.T) {
 				}
 				h.mu.Unlock()
 				if why == nil || !strings.Contains(why.Text, "moved to another hub") {
-					t.Errorf("why: %v", why)
+					t.Errorf("recorded error %v does not say that the partition moved to another hub", why)
 				}
 				time.Sleep(time.Second)
 				synctest.Wait()
@@ -369,8 +371,7 @@ func TestStoppedDuringAnAttempt(t *testing.T) {
 	}
 }
 
-// A partition that comes back is dispatched again, and attempts still in flight are
-// not repeated.
+// A hub that gets a partition back dispatches it again, and does not repeat its attempts still in flight.
 func TestPartitionComesBack(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		begun, end := holdAttempts(h.a.transport)
@@ -384,19 +385,19 @@ func TestPartitionComesBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.a.record(message(2, "carol", 8, parley.Notice))
-		equal(t, "the other recipient's", (<-begun).To, "carol")
+		equal(t, "recipient of the next attempt", (<-begun).To, "carol")
 		end <- Result{}
 		end <- Result{}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		equal(t, "attempts", h.a.transport.order(), "[bob/m1#1 carol/m2#1]")
-		equal(t, "of the other hub", h.b.transport.order(), "[]")
-		equal(t, "open", len(h.open), 0)
+		equal(t, "attempts of a", h.a.transport.order(), "[bob/m1#1 carol/m2#1]")
+		equal(t, "attempts of b", h.b.transport.order(), "[]")
+		equal(t, "open deliveries", len(h.open), 0)
 	})
 }
 
-// A hub loses a partition and gets it back, with another lease, while the journal cannot
-// say whether it recorded an attempt. The attempt is made.
+// A hub loses a partition and gets it back with another lease while the journal records an attempt and reports
+// ErrUnknown. The hub makes the attempt once.
 func TestPartitionComesBackWhileAnAttemptIsRecorded(t *testing.T) {
 	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
 		h.lease.Store(new(journal.Lease))
@@ -422,6 +423,6 @@ func TestPartitionComesBackWhileAnAttemptIsRecorded(t *testing.T) {
 		synctest.Wait()
 		equal(t, "attempts", append(h.a.transport.order(), h.b.transport.order()...), "[bob/m1#1]")
 		equal(t, "steps", h.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
-		equal(t, "open", len(h.open), 0)
+		equal(t, "open deliveries", len(h.open), 0)
 	})
 }

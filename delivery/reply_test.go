@@ -13,7 +13,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// answers makes bob answer requests, with a reply that goes back to alice.
+// answers makes bob reply to requests with a message to alice. The function then gives the result of each other
+// attempt.
 func (w *world) answers(then func(a Attempt) Result) {
 	w.transport.attempt = func(_ context.Context, a Attempt) Result {
 		if a.Message.Kind == parley.Request {
@@ -25,8 +26,8 @@ func (w *world) answers(then func(a Attempt) Result) {
 	}
 }
 
-// A reply is recorded with its first attempt, if its lane is idle; that attempt has
-// the request in memory.
+// If the lane of a reply is idle, the reply is recorded with its first attempt, and that attempt has the request in
+// memory. If the lane is busy, the reply waits for its turn.
 func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 	for _, busy := range []bool{false, true} {
 		run(t, Config{}, func(t *testing.T, w *world) {
@@ -57,15 +58,15 @@ func TestReplyIsRecordedWithItsAttempt(t *testing.T) {
 			equal(t, "order", w.transport.order(), []string{"bob/m1#1", "alice/reply#1"})
 			equal(t, "states", w.log.states(id(50)), []parley.DeliveryState{parley.Delivered})
 			if request == nil || request.ID != id(1) {
-				t.Errorf("the attempt lacks its request: %v", request)
+				t.Errorf("the attempt has the request %v, want m1", request)
 			}
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
 		})
 	}
 }
 
-// A reply that could not be recorded is recorded later, and then delivered; so is one
-// that was recorded although the journal could not say so.
+// A reply that could not be recorded is recorded later, and then delivered. A reply that the journal recorded with
+// ErrUnknown is delivered too.
 func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		run(t, Config{}, func(t *testing.T, w *world) {
@@ -76,7 +77,7 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 					return nil
 				}
 				failed = true
-				if lost { // it is in the log, with its openings and steps
+				if lost { // the journal recorded the reply, with its openings and steps
 					w.log.open[id(50).String()+"alice"] = &journal.Delivery{Delivery: parley.Delivery{Message: id(50),
 						To: "alice", State: parley.Delivering, Attempt: 1},
 						Position: journal.Position{Sequence: 99}, Kind: parley.Response, Conversation: id(9)}
@@ -89,17 +90,17 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			equal(t, "attempts", w.transport.order(), []string{"bob/m1#1", "alice/reply#1"})
 			if _, open := w.log.Delivery(id(50), "alice"); open {
-				t.Error("the reply is not settled")
+				t.Error("the delivery of the reply is not settled")
 			}
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
 		})
 	}
 }
 
-// An answer that comes while the attempt is made, or while the dispatcher records
-// that it was made, settles the request; the caller gets nothing else.
+// An answer settles its request even if it arrives during the attempt, or while the dispatcher records the delivery.
+// The waiting caller gets no other reply and no error.
 func TestAnswerBeforeDelivered(t *testing.T) {
-	for _, when := range []string{"during", "meanwhile"} {
+	for _, when := range []string{"during the attempt", "while recording"} {
 		run(t, Config{}, func(t *testing.T, w *world) {
 			answer := func() {
 				m := &parley.Message{ID: id(50), Kind: parley.Response, InReplyTo: id(1)}
@@ -110,13 +111,13 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 				}
 			}
 			w.transport.attempt = func(context.Context, Attempt) Result {
-				if when == "during" {
+				if when == "during the attempt" {
 					answer()
 				}
 				return Result{}
 			}
 			w.log.fail = func(e journal.Entry) error {
-				if when == "meanwhile" && len(e.Steps) == 1 && e.Steps[0].State == parley.Delivered {
+				if when == "while recording" && len(e.Steps) == 1 && e.Steps[0].State == parley.Delivered {
 					w.log.mu.Unlock()
 					answer()
 					w.log.mu.Lock()
@@ -132,15 +133,15 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 			}
 			if r := c.Run(t.Context(), Attempt{Message: m, Position: p, To: "bob", Sync: true}); r.Err != nil ||
 				r.Reply != nil {
-				t.Errorf("%s: the caller hears %+v", when, r)
+				t.Errorf("answer %s: the caller gets %+v, want neither reply nor error", when, r)
 			}
 			equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Answered})
-			equal(t, "at work on", len(w.d.tracked)+w.d.Stats().Lanes, 0)
+			equal(t, "still tracked", len(w.d.tracked)+w.d.Stats().Lanes, 0)
 		})
 	}
 }
 
-// restart kills the hub, and starts the next one on the journal's content.
+// restart starts a hub on a copy of the journal, as if the first hub had been killed.
 func (w *world) restart(t *testing.T, c Config) *world {
 	t.Helper()
 	w.log.mu.Lock()
@@ -161,9 +162,8 @@ func (w *world) restart(t *testing.T, c Config) *world {
 	return next
 }
 
-// A hub that is killed before it records a delivery does not know of it: a recipient
-// that deduplicates gets the message once more, others at most once, unless
-// AtLeastOnce is set.
+// A hub is killed after a delivery and before its record. The next hub repeats the attempt if the recipient
+// deduplicates or AtLeastOnce is set. Otherwise the message is a dead letter.
 func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 	for _, kind := range []parley.Kind{parley.Notice, parley.Request} {
 		for _, c := range []struct {
@@ -187,7 +187,7 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 					}
 					w.record(message(1, "bob", 9, kind))
 					synctest.Wait()
-					equal(t, "delivered", w.transport.order(), []string{"bob/m1#1"})
+					equal(t, "attempts of the first hub", w.transport.order(), []string{"bob/m1#1"})
 					next := w.restart(t, config)
 					time.Sleep(time.Second)
 					synctest.Wait()
@@ -196,7 +196,7 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 					equal(t, "outcome", states[len(states)-1], c.state)
 					if kind == parley.Request && c.state == parley.Dead {
 						equal(t, "failures for the sender", len(next.log.replies), 1)
-						equal(t, "why", next.log.replies[0].Error.Code, parley.OutcomeUnknown)
+						equal(t, "code of the failure", next.log.replies[0].Error.Code, parley.OutcomeUnknown)
 					}
 					if err := next.d.Close(t.Context()); err != nil {
 						t.Error(err)
@@ -207,8 +207,8 @@ func TestStoppedBeforeDeliveredIsRecorded(t *testing.T) {
 	}
 }
 
-// ahead has m1 in flight to bob, and records m2 and m3, with their first attempts
-// where they may be claimed.
+// ahead brings m1 in flight to bob, and records m2 and m3 behind it, with their first attempts if Claim succeeds. The
+// attempt of m1 ends with the result that the test sends to outcome.
 func (w *world) ahead(t *testing.T) (outcome chan Result) {
 	t.Helper()
 	outcome = make(chan Result)
@@ -225,7 +225,7 @@ func (w *world) ahead(t *testing.T) (outcome chan Result) {
 		o := journal.Opening{To: "bob"}
 		c := w.d.Claim(0, m.ID, "bob", id(9), false)
 		if (c != nil) != w.transport.repeatable {
-			t.Fatalf("claimed: %v; repeatable: %v", c != nil, w.transport.repeatable)
+			t.Fatalf("Claim succeeded: %v, want %v (recipient deduplicates)", c != nil, w.transport.repeatable)
 		}
 		if c != nil {
 			o.Attempt = 1
@@ -239,20 +239,19 @@ func (w *world) ahead(t *testing.T) (outcome chan Result) {
 		}
 	}
 	synctest.Wait()
-	equal(t, "while the first is in flight", w.transport.order(), []string{"bob/m1#1"})
+	equal(t, "attempts while m1 is in flight", w.transport.order(), []string{"bob/m1#1"})
 	return outcome
 }
 
-// A message behind one in flight is recorded with its attempt if the recipient
-// deduplicates, and still comes after it. For other recipients it is recorded as
-// waiting: if the hub is stopped, they surely do not have it.
+// If the recipient deduplicates, a message behind one in flight is recorded with its first attempt, and still delivered
+// in order. For other recipients it is recorded as waiting: if the hub stops, no attempt of it is uncertain.
 func TestRecordedAheadOfItsTurn(t *testing.T) {
 	for _, repeatable := range []bool{true, false} {
 		run(t, Config{}, func(t *testing.T, w *world) {
 			w.transport.repeatable = repeatable
 			outcome := w.ahead(t)
 			if w.d.Claim(0, id(4), "bob", id(9), true) != nil {
-				t.Error("claimed for a caller that waits for the outcome")
+				t.Error("Claim succeeded behind a message in flight for a caller that waits for the outcome")
 			}
 			outcome <- Result{}
 			time.Sleep(time.Second)
@@ -264,13 +263,13 @@ func TestRecordedAheadOfItsTurn(t *testing.T) {
 			}
 			equal(t, "steps", w.log.states(id(3)), want)
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
-			equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead), 0)
+			equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead), 0)
 		})
 	}
 }
 
-// If the message before it fails, a message recorded ahead of its turn waits too, and
-// loses no try; if the hub is killed, the next hub makes the attempt.
+// If a message fails, a message behind it that was recorded ahead of its turn waits too, and loses no try. If the hub
+// is killed, the next hub makes the attempt.
 func TestAheadOfOneThatFails(t *testing.T) {
 	for _, settled := range []bool{false, true} {
 		run(t, Config{}, func(t *testing.T, w *world) {
@@ -279,22 +278,22 @@ func TestAheadOfOneThatFails(t *testing.T) {
 			next := w.restart(t, Config{})
 			time.Sleep(time.Second)
 			synctest.Wait()
-			equal(t, "after a restart", next.transport.order(), []string{"bob/m1#2", "bob/m2#2", "bob/m3#2"})
+			equal(t, "attempts after a restart", next.transport.order(), []string{"bob/m1#2", "bob/m2#2", "bob/m3#2"})
 			if err := next.d.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 
-			if settled { // elsewhere: it must not hold up the others
+			if settled { // m2 is settled by another process: it must not block m3
 				w.log.mu.Lock()
 				delete(w.log.open, id(2).String()+"bob")
 				w.log.mu.Unlock()
 			}
 			outcome <- Result{Err: parley.Fail(parley.Unavailable, nil, "down")}
 			synctest.Wait()
-			equal(t, "the one that failed", w.log.states(id(1)),
+			equal(t, "steps of m1", w.log.states(id(1)),
 				[]parley.DeliveryState{parley.Delivering, parley.Waiting})
 			if v, _ := w.log.Delivery(id(3), "bob"); !settled && (v.State != parley.Waiting || v.Tries() != 0) {
-				t.Errorf("the one behind it: %+v", v)
+				t.Errorf("delivery of m3: %+v, want waiting without a try", v)
 			}
 			time.Sleep(time.Minute)
 			synctest.Wait()
@@ -303,13 +302,13 @@ func TestAheadOfOneThatFails(t *testing.T) {
 				want = []string{"bob/m1#1", "bob/m1#2", "bob/m3#1"}
 			}
 			equal(t, "order", w.transport.order(), want)
-			equal(t, "at work on", len(w.d.tracked), 0)
+			equal(t, "still tracked", len(w.d.tracked), 0)
 		})
 	}
 }
 
-// A message recorded ahead of its turn gets its turn, even if the journal could not
-// say that it recorded the message. One that was not recorded is forgotten.
+// A message recorded ahead of its turn is delivered in order, even if the journal reported ErrUnknown for its record. A
+// claimed message that was not recorded is not tracked any more.
 func TestAheadOfUnknownOutcome(t *testing.T) {
 	run(t, Config{}, func(t *testing.T, w *world) {
 		w.transport.repeatable = true
@@ -328,6 +327,6 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1", "bob/m4#1"})
-		equal(t, "at work on", len(w.d.tracked)+len(w.d.recordedAhead), 0)
+		equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead), 0)
 	})
 }

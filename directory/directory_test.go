@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// shared is the state of a journal in memory.
+// shared gives a state that several directories can share, in a journal in memory.
 func shared(t *testing.T) journal.State {
 	t.Helper()
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
@@ -47,6 +47,8 @@ func agent(name string, ids ...string) parley.Agent {
 	return a
 }
 
+// The source of an agent decides whether an operator may change it and whether it is stored. Names and identities are
+// unique, and the number of agents is bounded.
 func TestSources(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	d := opened(t, Options{State: state, Agents: 3})
@@ -58,9 +60,9 @@ func TestSources(t *testing.T) {
 	}{
 		{"config", put(agent("a", "agent://a"), FromConfig), nil},
 		{"operator", put(agent("b", "agent://b"), FromOperator), nil},
-		{"taken", put(agent("a"), FromOperator), ErrTaken},
+		{"name taken", put(agent("a"), FromOperator), ErrTaken},
 		{"identity of another", put(agent("c", "agent://a"), FromOperator), ErrIdentity},
-		{"again", put(agent("b", "agent://b", "agent://b2"), FromOperator), nil},
+		{"second identity", put(agent("b", "agent://b", "agent://b2"), FromOperator), nil},
 		{"code", put(agent("c"), FromCode), nil},
 		{"full", put(agent("d"), FromCode), ErrFull},
 		{"remove config", d.Remove(ctx, "a"), ErrReadOnly},
@@ -76,7 +78,7 @@ func TestSources(t *testing.T) {
 	if err := put(agent("Upper"), FromCode); parley.CodeOf(err) != parley.Malformed {
 		t.Errorf("bad name: %v", err)
 	}
-	// A restart finds the stored entries, and only those.
+	// After a restart, the directory has only the stored entries.
 	d = opened(t, Options{State: state})
 	if n := d.Len(); n != 1 {
 		t.Fatalf("%d agents after a restart, want 1", n)
@@ -89,13 +91,14 @@ func TestSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	for v, err := range state.Range(ctx, "") {
-		t.Errorf("%q is kept, %v", v.Key, err)
+		t.Errorf("%q is still stored after its removal, %v", v.Key, err)
 	}
 	if _, ok := d.Lookup("samvad", "agent://b2"); ok {
 		t.Error("a removed agent is found by its identity")
 	}
 }
 
+// Link replaces a stand-in by the agent's own identity. The address of the stand-in still resolves to the agent.
 func TestLinkRetiresTheStandIn(t *testing.T) {
 	ctx := t.Context()
 	d, _ := Open(ctx, Options{})
@@ -116,19 +119,20 @@ func TestLinkRetiresTheStandIn(t *testing.T) {
 	}
 	e, _ = d.Agent("planner")
 	if id, _ := e.Identity("uagents"); id.ID != native.ID || id.StandIn {
-		t.Errorf("after the link it is called %+v", id)
+		t.Errorf("identity after Link: %+v, want %+v", id, native)
 	}
 	if e, ok := d.Lookup("uagents", standIn.ID); !ok || e.Name != "planner" {
-		t.Error("the former address leads nowhere")
+		t.Error("the address of the stand-in does not resolve to the agent")
 	}
 	if d.Claimants("uagents", standIn.ID) != nil || len(d.Claimants("uagents", native.ID)) != 1 {
-		t.Error("a stand-in's address is claimed, or the agent's own is not")
+		t.Error("Claimants gives an agent for the stand-in's address, or none for the agent's own")
 	}
 	if got := e.Native(); len(got) != 2 {
-		t.Errorf("native protocols: %v", got)
+		t.Errorf("native protocols: %v, want 2", got)
 	}
 }
 
+// Two agents may have one ID with different keys. Lookup then gives neither, and Claimants gives both.
 func TestOneIDTwoKeys(t *testing.T) {
 	d, _ := Open(t.Context(), Options{})
 	for _, name := range []string{"a", "b"} {
@@ -139,7 +143,7 @@ func TestOneIDTwoKeys(t *testing.T) {
 		}
 	}
 	if e, ok := d.Lookup("samvad", "agent://client.local"); ok {
-		t.Errorf("the shared id is said to be %q alone", e.Name)
+		t.Errorf("Lookup of an ID of two agents gives only %q", e.Name)
 	}
 	claimants := func(protocol string) (names []string) {
 		for _, e := range d.Claimants(protocol, "agent://client.local") {
@@ -148,29 +152,31 @@ func TestOneIDTwoKeys(t *testing.T) {
 		return names
 	}
 	if names := claimants("samvad"); !slices.Equal(names, []string{"a", "b"}) {
-		t.Errorf("%v claim the id", names)
+		t.Errorf("claimants of the ID: %v, want a and b", names)
 	}
 	if names := claimants("asp"); names != nil {
-		t.Errorf("%v claim the id in another protocol", names)
+		t.Errorf("claimants of the ID in another protocol: %v", names)
 	}
 	if err := d.Remove(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
 	if names := claimants("samvad"); !slices.Equal(names, []string{"b"}) {
-		t.Errorf("%v claim the id after one is removed", names)
+		t.Errorf("claimants of the ID after a was removed: %v, want b", names)
 	}
 }
 
+// Open refuses a state with a damaged entry.
 func TestDamagedEntry(t *testing.T) {
 	state := shared(t)
 	if _, err := state.Put(t.Context(), "a", []byte("{"), time.Time{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Open(t.Context(), Options{State: state}); err == nil {
-		t.Error("a damaged entry was taken")
+		t.Error("Open accepted a damaged entry")
 	}
 }
 
+// GuestName gives a valid name that is always the same for one ID and key, and different for others.
 func TestStrangerNames(t *testing.T) {
 	seen := map[string]bool{}
 	for _, id := range []string{"agent://client.local", "agent://client.local:8080", "agent1qxyz", "",
@@ -182,12 +188,13 @@ func TestStrangerNames(t *testing.T) {
 			}
 			seen[n] = true
 			if n != GuestName("samvad", id, key) {
-				t.Errorf("the name of %q changes", id)
+				t.Errorf("GuestName(%q, %q) gives another name when called again", id, key)
 			}
 		}
 	}
 }
 
+// Withdraw removes an agent only for the source that added it.
 func TestWithdraw(t *testing.T) {
 	ctx := context.Background()
 	d, err := Open(ctx, Options{})
@@ -198,21 +205,20 @@ func TestWithdraw(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.Withdraw(ctx, "file", FromOperator); !errors.Is(err, ErrReadOnly) {
-		t.Error(err)
+		t.Errorf("Withdraw by another source: %v, want ErrReadOnly", err)
 	}
 	if err := d.Withdraw(ctx, "none", FromConfig); !errors.Is(err, ErrUnknown) {
-		t.Error(err)
+		t.Errorf("Withdraw of an unknown agent: %v, want ErrUnknown", err)
 	}
 	if err := d.Withdraw(ctx, "file", FromConfig); err != nil {
-		t.Error(err)
+		t.Errorf("Withdraw: %v", err)
 	}
 	if _, ok := d.Agent("file"); ok {
-		t.Error("it is still here")
+		t.Error("the agent is still found after Withdraw")
 	}
 }
 
-// A skill without schemas is one without schemas after a restart too, whatever
-// an earlier version wrote.
+// A skill without schemas still has none after a restart, also if an earlier version stored them as null.
 func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
 	s := shared(t)
 	before := `{"Name":"old","Skills":[{"ID":"ask","Input":null,"Output":null}],"Source":"operator"}`
@@ -228,12 +234,12 @@ func TestSkillsWithoutSchemasStayWithout(t *testing.T) {
 	for _, name := range []string{"old", "new"} {
 		e, ok := d.Agent(name)
 		if !ok || len(e.Skills) != 1 || e.Skills[0].Input != nil || e.Skills[0].Output != nil {
-			t.Errorf("%s: %+v", name, e)
+			t.Errorf("%s: %+v, want one skill without schemas", name, e)
 		}
 	}
 }
 
-// Guests never take the places of other agents, or the reverse.
+// Guests and other agents have separate limits.
 func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
 	ctx := t.Context()
 	d, err := Open(ctx, Options{Agents: 2, Guests: 2})
@@ -250,7 +256,7 @@ func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
 		}
 	}
 	if err := put("guest/uagents/c", FromGuest); !errors.Is(err, ErrFull) {
-		t.Errorf("a third guest: %v", err)
+		t.Errorf("a third guest: %v, want ErrFull", err)
 	}
 	for name, s := range map[string]Source{"one": FromOperator, "two": FromAgent} {
 		if err := put(name, s); err != nil {
@@ -258,18 +264,18 @@ func TestGuestsHavePlacesOfTheirOwn(t *testing.T) {
 		}
 	}
 	if err := put("three", FromConfig); !errors.Is(err, ErrFull) {
-		t.Errorf("a third agent: %v", err)
+		t.Errorf("a third agent: %v, want ErrFull", err)
 	}
 	if err := d.Remove(ctx, "guest/uagents/a"); err != nil {
 		t.Fatal(err)
 	}
 	if err := put("guest/uagents/c", FromGuest); err != nil {
-		t.Errorf("after one guest went: %v", err)
+		t.Errorf("a guest after another was removed: %v", err)
 	}
 }
 
-// TestLearn: skills that an agent declares itself go with its identity, give way to
-// those that its source declared, and count only while it speaks one protocol.
+// TestLearn: the skills that an agent declares itself follow its identity to another name. Skills declared by its
+// source replace them. They apply only while the agent has one protocol.
 func TestLearn(t *testing.T) {
 	d, err := Open(t.Context(), Options{})
 	if err != nil {
@@ -305,7 +311,7 @@ func TestLearn(t *testing.T) {
 		t.Helper()
 		e, ok := d.Agent(name)
 		if !ok {
-			t.Fatalf("no %q", name)
+			t.Fatalf("agent %q is not found", name)
 		}
 		got := ""
 		for _, s := range e.Skills {
@@ -332,7 +338,7 @@ func TestLearn(t *testing.T) {
 	has("x", "")
 	learn("x", "f")
 	put(parley.Agent{Name: "x", Identities: []parley.Identity{id("p", "y")}})
-	has("x", "") // it is another's identity
+	has("x", "") // the skills belong to the previous identity
 	learn("x", "g")
 	if err := d.Link(t.Context(), "x", id("q", "x")); err != nil {
 		t.Fatal(err)
@@ -342,7 +348,7 @@ func TestLearn(t *testing.T) {
 	has("x", "")
 }
 
-// TestResolve: an agent is found by its name, and by its id in any protocol.
+// TestResolve: Resolve finds an agent by its name, and by its ID in any protocol. An ID of two agents is ambiguous.
 func TestResolve(t *testing.T) {
 	d, err := Open(t.Context(), Options{})
 	if err != nil {
@@ -362,7 +368,7 @@ func TestResolve(t *testing.T) {
 			got = e.Name
 		}
 		if got != want || !errors.Is(err, wantErr) {
-			t.Errorf("%q is %q, %v; want %q, %v", ref, got, err, want, wantErr)
+			t.Errorf("Resolve(%q) = %q, %v; want %q, %v", ref, got, err, want, wantErr)
 		}
 	}
 	put("bob", parley.Identity{Protocol: "uagents", ID: "agent1qb"},
@@ -376,7 +382,7 @@ func TestResolve(t *testing.T) {
 		resolves(ref, "bob", nil)
 	}
 	resolves("acme/c", "agent1qc", nil)
-	resolves("agent1qc", "agent1qc", nil) // a name is never another's
+	resolves("agent1qc", "agent1qc", nil) // a name precedes an ID of another agent
 	resolves("agent://b.example", "", ErrAmbiguous)
 	for _, ref := range []string{"", "nobody", "agent://", "agent1qx"} {
 		resolves(ref, "", ErrUnknown)
@@ -389,7 +395,7 @@ func TestResolve(t *testing.T) {
 	resolves("agent://b.example", "", ErrUnknown)
 }
 
-// follower records the changes that a directory's watchers get.
+// follower records the changes that a watcher of a directory gets.
 type follower struct {
 	mu   sync.Mutex
 	told []Change
@@ -411,7 +417,7 @@ func follow(t *testing.T, d *Directory) *follower {
 	return f
 }
 
-// until waits for a change for which so reports true, and gives it.
+// until waits for the first change for which so reports true, returns it, and drops the changes before it.
 func (f *follower) until(t *testing.T, what string, so func(Change) bool) Change {
 	t.Helper()
 	for {
@@ -427,13 +433,12 @@ func (f *follower) until(t *testing.T, what string, so func(Change) bool) Change
 		select {
 		case <-f.news:
 		case <-t.Context().Done():
-			t.Fatalf("%s: it never came", what)
+			t.Fatalf("no change arrived: %s", what)
 		}
 	}
 }
 
-// TestTwoHubs: an agent that is added, changed or removed at one hub reaches the
-// watchers of the other hub, once.
+// TestTwoHubs: the watchers of one hub get each addition, change and removal of an agent at the other hub once.
 func TestTwoHubs(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	one, two := opened(t, Options{State: state}), opened(t, Options{State: state})
@@ -444,7 +449,7 @@ func TestTwoHubs(t *testing.T) {
 	}
 	at.until(t, "added", func(c Change) bool { return c.Old == nil && c.New.Name == "a" })
 	if e, ok := two.Lookup("samvad", "agent://a"); !ok || e.Name != "a" || e.Source != FromOperator {
-		t.Fatalf("%+v", e)
+		t.Fatalf("agent at the other hub: %+v, want a of the operator", e)
 	}
 	if err := two.Expose(ctx, "a", parley.Everywhere); err != nil {
 		t.Fatal(err)
@@ -455,16 +460,16 @@ func TestTwoHubs(t *testing.T) {
 	}
 	c := at.until(t, "linked", func(c Change) bool { return c.New != nil && len(c.New.Identities) == 2 })
 	if !c.New.ExposedIn("agh") {
-		t.Error("what the other hub changed before is lost")
+		t.Error("Link lost the exposure that the other hub had set")
 	}
 	if err := two.Remove(ctx, "a"); err != nil {
 		t.Fatal(err)
 	}
 	own.until(t, "removed", func(c Change) bool { return c.Old != nil && c.New == nil })
 	if _, ok := one.Lookup("samvad", "agent://a"); ok || one.Len() != 0 {
-		t.Error("it is still found")
+		t.Error("the agent is still found after its removal at the other hub")
 	}
-	// A name that was free again is another agent.
+	// A new agent under a removed agent's name arrives as an addition.
 	if _, err := two.Put(ctx, agent("a", "agent://other"), FromOperator); err != nil {
 		t.Fatal(err)
 	}
@@ -472,39 +477,38 @@ func TestTwoHubs(t *testing.T) {
 	own.mu.Lock()
 	defer own.mu.Unlock()
 	if len(own.told) != 0 {
-		t.Errorf("%d changes more", len(own.told))
+		t.Errorf("%d changes more than expected", len(own.told))
 	}
 }
 
-// TestFind: an agent that another hub has just added is found before its entry has
-// arrived here.
+// TestFind: Find gives an agent that another hub has just added, even before the change has arrived at this hub.
 func TestFind(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	one, two := opened(t, Options{State: state}), opened(t, Options{State: state})
 	two.Close() // it gets no more changes
 	if _, err := two.Find(ctx, "a"); !errors.Is(err, ErrUnknown) {
-		t.Errorf("found before it was put in: %v", err)
+		t.Errorf("Find before the agent was added: %v, want ErrUnknown", err)
 	}
 	if _, err := one.Put(ctx, agent("a", "agent://a"), FromOperator); err != nil {
 		t.Fatal(err)
 	}
 	if _, ok := two.Agent("a"); ok {
-		t.Fatal("the second hub knows the agent: the test says nothing")
+		t.Fatal("the change has already arrived at the second hub: the test proves nothing")
 	}
 	told := follow(t, two)
 	if e, err := two.Find(ctx, "a"); err != nil || e.Identities[0].ID != "agent://a" {
-		t.Errorf("%+v %v", e, err)
+		t.Errorf("Find = %+v, %v; want a", e, err)
 	}
 	told.until(t, "added", func(c Change) bool { return c.Old == nil && c.New.Name == "a" })
 	gone, stop := context.WithCancel(ctx)
 	stop()
 	if _, err := two.Find(gone, "b"); err == nil || errors.Is(err, ErrUnknown) {
-		t.Errorf("where the journal cannot be read: %v", err)
+		t.Errorf("Find if the journal cannot be read: %v, want another error than ErrUnknown", err)
 	}
 }
 
-// TestTwoHubsAtOnce: of hubs that change one agent at the same time none undoes
-// another's change, and all end with the same entry.
+// TestTwoHubsAtOnce: hubs that change one agent at the same time keep each other's changes, and end with the same
+// entry.
 func TestTwoHubsAtOnce(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	hubs := []*Directory{opened(t, Options{State: state}), opened(t, Options{State: state}),
@@ -540,15 +544,14 @@ func TestTwoHubsAtOnce(t *testing.T) {
 	}
 }
 
-// TestOneIdentityAddedTwice: two hubs that give one identity to two agents at the
-// same time agree on its agent; the identity passes to the other agent when that one
-// is removed.
+// TestOneIdentityAddedTwice: if two hubs give one identity to two agents at the same time, all hubs resolve it to the
+// agent added first. When that agent is removed, the identity belongs to the other one.
 func TestOneIdentityAddedTwice(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	late := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
 	put := func(name string, at time.Time) {
 		t.Helper()
-		// A hub of its own that has not received the other hubs' changes yet.
+		// Write as a third hub that has not received the other hubs' changes yet.
 		b := fmt.Sprintf(`{"Name":%q,"Identities":[{"Protocol":"samvad","ID":"agent://x"}],"Source":"operator","Added":%q}`,
 			name, at.Format(time.RFC3339))
 		if _, err := state.Put(ctx, name, []byte(b), time.Time{}); err != nil {
@@ -562,21 +565,20 @@ func TestOneIdentityAddedTwice(t *testing.T) {
 	told.until(t, "both", func(c Change) bool { return c.New.Name == "early" })
 	for i, d := range []*Directory{one, opened(t, Options{State: state})} {
 		if e, ok := d.Lookup("samvad", "agent://x"); !ok || e.Name != "early" {
-			t.Errorf("hub %d: %+v", i, e)
+			t.Errorf("hub %d: Lookup gives %+v, want early", i, e)
 		}
 	}
 	if err := one.Remove(ctx, "early"); err != nil {
 		t.Fatal(err)
 	}
 	if e, ok := one.Lookup("samvad", "agent://x"); !ok || e.Name != "late" {
-		t.Errorf("%+v", e)
+		t.Errorf("after early was removed: Lookup gives %+v, want late", e)
 	}
 }
 
-// TestPauseOfAConfiguredAgent: deliveries to an agent of the configuration are held
-// back at all hubs, and after a restart; nothing else of the agent is stored. An
-// agent that another hub stores under a name of this hub's configuration waits for
-// the name.
+// TestPauseOfAConfiguredAgent: a pause of a configured agent applies at all hubs, and after a restart. Nothing else
+// of the agent is stored. If another hub stores an agent under the same name, this hub uses the stored agent only
+// after the name has left its configuration.
 func TestPauseOfAConfiguredAgent(t *testing.T) {
 	ctx, state := t.Context(), shared(t)
 	start := func() *Directory {
@@ -593,18 +595,18 @@ func TestPauseOfAConfiguredAgent(t *testing.T) {
 	}
 	told.until(t, "paused", func(c Change) bool { return c.New.Paused && len(c.New.Identities) == 1 })
 	if e, _ := start().Agent("file"); !e.Paused {
-		t.Error("it goes on after a restart")
+		t.Error("the agent is not paused after a restart")
 	}
 	if d := opened(t, Options{State: state}); d.Len() != 0 {
-		t.Error("an agent that is in no configuration is here")
+		t.Error("a hub without the configuration has the agent")
 	}
 	if err := two.Pause(ctx, "file", false); err != nil {
 		t.Fatal(err)
 	}
 	if e, _ := start().Agent("file"); e.Paused {
-		t.Error("it is held back after a restart")
+		t.Error("the agent is still paused after a restart")
 	}
-	// One hub removes it from its configuration; an operator adds it.
+	// One hub removes the agent from its configuration, and an operator adds an agent under the same name there.
 	if err := two.Withdraw(ctx, "file", FromConfig); err != nil {
 		t.Fatal(err)
 	}
@@ -615,14 +617,14 @@ func TestPauseOfAConfiguredAgent(t *testing.T) {
 	if _, err := two.Put(ctx, agent("after"), FromOperator); err != nil {
 		t.Fatal(err)
 	}
-	marker.until(t, "what came after", func(c Change) bool { return c.New.Name == "after" })
+	marker.until(t, "agent added afterwards", func(c Change) bool { return c.New.Name == "after" })
 	if e, _ := one.Agent("file"); e.Source != FromConfig {
-		t.Errorf("%+v", e)
+		t.Errorf("agent at the hub with the configuration: %+v, want the configured one", e)
 	}
 	if err := one.Withdraw(ctx, "file", FromConfig); err != nil {
 		t.Fatal(err)
 	}
 	if e, ok := one.Lookup("samvad", "agent://other"); !ok || e.Source != FromOperator {
-		t.Errorf("%+v", e)
+		t.Errorf("agent after Withdraw: %+v, want the operator's", e)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/directory"
 )
 
-// Add an agent and find it by its name, by its address and by a change.
+// Add an agent, get the change through a watcher, and find the agent by its address.
 func Example() {
 	ctx := context.Background()
 	d, err := directory.Open(ctx, directory.Options{}) // without State: in memory

@@ -8,7 +8,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// Let the crew, and no other agent, call one skill of an agent.
+// Allow only the agents of the crew to call one skill of an agent.
 func Example() {
 	p, err := policy.New(policy.Config{
 		Hub:   "home",

@@ -15,6 +15,7 @@ func message(from, to string, a parley.Assurance) *parley.Message {
 		Origin: parley.Origin{Protocol: "samvad", Peer: "agent://" + from, Verdict: parley.Verdict{Assurance: a}}}
 }
 
+// Admit checks hops, size, exposure, assurance and rules of a message, and gives the code of its refusal.
 func TestAdmit(t *testing.T) {
 	weather := Recipient{Agent: &parley.Agent{Name: "weather"}, Native: []string{"samvad"}}
 	hidden := Recipient{Agent: &parley.Agent{Name: "hidden"}, Native: []string{"agh"}}
@@ -35,21 +36,21 @@ func TestAdmit(t *testing.T) {
 		{name: "other skill", m: message("crew/a", "weather", parley.Signed), to: weather,
 			edit: func(m *parley.Message) { m.Skill = "erase" }, want: parley.Forbidden},
 		{name: "other sender", m: message("bob", "weather", parley.Signed), to: weather, want: parley.Forbidden},
-		{name: "pattern over all the rest", m: message("guest/samvad/x", "open", parley.Signed), to: open},
-		{name: "pattern needs a rest", m: message("guest", "open", parley.Signed), to: open, want: parley.Forbidden},
+		{name: "** matches several segments", m: message("guest/samvad/x", "open", parley.Signed), to: open},
+		{name: "** needs one segment", m: message("guest", "open", parley.Signed), to: open, want: parley.Forbidden},
 		{name: "unsigned", m: message("crew/a", "weather", parley.Unsigned), to: weather, want: parley.Unauthenticated},
-		{name: "session is not signed", m: message("crew/a", "weather", parley.Session), to: weather,
+		{name: "session where signed is required", m: message("crew/a", "weather", parley.Session), to: weather,
 			want: parley.Unauthenticated},
-		{name: "unsigned where that is enough", m: message("crew/a", "open", parley.Unsigned), to: open},
-		{name: "who holds the hub's token", m: message("crew/a", "weather", parley.Session), to: weather,
+		{name: "unsigned where unsigned is enough", m: message("crew/a", "open", parley.Unsigned), to: open},
+		{name: "caller with the hub's token", m: message("crew/a", "weather", parley.Session), to: weather,
 			edit: func(m *parley.Message) { m.Origin.Protocol = "api" }},
 		{name: "not exposed", m: message("crew/a", "hidden", parley.Signed), to: hidden, want: parley.UnknownAgent},
-		{name: "not exposed, and it began the exchange", m: message("bob", "hidden", parley.Signed),
+		{name: "not exposed, but the recipient began the exchange", m: message("bob", "hidden", parley.Signed),
 			to: Recipient{Agent: hidden.Agent, Native: hidden.Native, Began: true}},
-		{name: "it began the exchange, and wants signatures", m: message("bob", "hidden", parley.Session),
+		{name: "recipient began the exchange, but requires signatures", m: message("bob", "hidden", parley.Session),
 			to:   Recipient{Agent: hidden.Agent, Native: hidden.Native, Began: true},
 			want: parley.Unauthenticated},
-		{name: "been here", m: message("crew/a", "open", parley.Signed), to: open,
+		{name: "message already passed this hub", m: message("crew/a", "open", parley.Signed), to: open,
 			edit: func(m *parley.Message) { m.Hops = []string{"x", "here"} }, want: parley.Loop},
 		{name: "too many hops", m: message("crew/a", "open", parley.Signed), to: open,
 			edit: func(m *parley.Message) { m.Hops = make([]string, 8) }, want: parley.Loop},
@@ -57,16 +58,16 @@ func TestAdmit(t *testing.T) {
 			edit: func(m *parley.Message) { m.Parts[0].Data = make([]byte, 9<<20) }, want: parley.TooLarge},
 		{name: "too many parts", m: message("crew/a", "open", parley.Signed), to: open,
 			edit: func(m *parley.Message) { m.Parts = make([]parley.Part, 65) }, want: parley.TooLarge},
-		{name: "its default skill, not named", m: message("crew/a", "weather", parley.Signed),
+		{name: "default skill, not named", m: message("crew/a", "weather", parley.Signed),
 			to: Recipient{Agent: &parley.Agent{Name: "weather", Skills: []parley.SkillSpec{{ID: "forecast"}}},
 				Native: []string{"samvad"}},
 			edit: func(m *parley.Message) { m.Skill = "" }},
 		{name: "least assurance by pattern", m: message("crew/a", "vault/one", parley.Session),
 			to:   Recipient{Agent: &parley.Agent{Name: "vault/one"}, Native: []string{"samvad"}},
 			edit: func(m *parley.Message) { m.From = "guest/x" }, want: parley.Unauthenticated},
-		{name: "the first pattern counts", m: message("guest/x/y", "vault/open", parley.Unsigned),
+		{name: "first matching pattern applies", m: message("guest/x/y", "vault/open", parley.Unsigned),
 			to: Recipient{Agent: &parley.Agent{Name: "vault/open"}, Native: []string{"samvad"}}},
-		{name: "a reply needs no permission to begin", m: message("bob", "open", parley.Signed), to: open,
+		{name: "reply needs no rule", m: message("bob", "open", parley.Signed), to: open,
 			edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -88,6 +89,7 @@ func TestAdmit(t *testing.T) {
 	}
 }
 
+// New refuses rules and limits with invalid patterns, without recipients or without a rate.
 func TestRulesAreChecked(t *testing.T) {
 	for _, r := range []Rule{{From: "[", To: []string{"x"}}, {From: "x", To: []string{"["}}, {From: "x"}} {
 		for _, c := range []Config{{Allow: []Rule{r}}, {Limits: []Limit{{r.From, r.To, Rate{1, 1}}}}} {
@@ -104,6 +106,7 @@ func TestRulesAreChecked(t *testing.T) {
 	}
 }
 
+// Each sender has a rate of its own. The policy remembers at most MaxSenders senders.
 func TestRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := New(Config{SenderRate: Rate{PerSecond: 1, Burst: 2}, UnknownRate: Rate{PerSecond: 1, Burst: 1},
@@ -120,14 +123,14 @@ func TestRate(t *testing.T) {
 		}
 		err2 := take("a")
 		if err2 == nil || err2.Code != parley.RateLimited || err2.After != time.Second || !err2.Retryable {
-			t.Fatalf("third message: %+v", err2)
+			t.Fatalf("third message: %+v, want a retryable RateLimited after 1s", err2)
 		}
 		if err := take("b"); err != nil {
-			t.Fatalf("another sender pays for the first: %v", err)
+			t.Fatalf("message of another sender: %v", err)
 		}
 		time.Sleep(time.Second) // of the bubble's clock
 		if err := take("a"); err != nil {
-			t.Fatalf("after a second: %v", err)
+			t.Fatalf("message after a second: %v", err)
 		}
 		for i := range 1000 {
 			take(fmt.Sprint("s", i))
@@ -138,8 +141,8 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// Every pair of two agents that a limit fits has a counter of its own; replies and
-// refused messages cost nothing; new rules give no sender a fresh burst.
+// A limit counts each pair of sender and recipient separately. Replies and refused messages do not count. New rules do
+// not reset the counters.
 func TestLimitsOfPairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := Config{Hub: "here", Allow: []Rule{{From: "crew/**", To: []string{"**"}}},
@@ -157,7 +160,7 @@ func TestLimitsOfPairs(t *testing.T) {
 			if err := p.Admit(m, []Recipient{{Agent: &parley.Agent{Name: to},
 				Native: []string{"samvad"}}}); err != nil {
 				if err.Code == parley.RateLimited && (err.After <= 0 || !err.Retryable) {
-					t.Errorf("%+v", err)
+					t.Errorf("refusal %+v, want a retryable one with After", err)
 				}
 				return err.Code
 			}
@@ -172,22 +175,22 @@ func TestLimitsOfPairs(t *testing.T) {
 		for name, got := range map[string]parley.Code{
 			"another sender": take("crew/b", "weather"), "another recipient": take("crew/a", "lab"),
 			"a skill that is not limited": take("crew/a", "weather", skill("erase")),
-			"the first limit that fits":   take("crew/boss", "weather"),
+			"a limit that matches first":  take("crew/boss", "weather"),
 			"a reply":                     take("crew/a", "weather", func(m *parley.Message) { m.InReplyTo = parley.ID{1} }),
 		} {
 			if got != "" {
-				t.Errorf("%s: %q", name, got)
+				t.Errorf("%s: refused with %q", name, got)
 			}
 		}
 		if p, err = p.Next(c); err != nil {
 			t.Fatal(err)
 		}
 		if got := take("crew/a", "weather"); got != parley.RateLimited {
-			t.Errorf("the same rules anew: %q", got)
+			t.Errorf("after Next with the same rules: %q, want %q", got, parley.RateLimited)
 		}
 		time.Sleep(2 * time.Second) // of the bubble's clock
 		if got := take("crew/a", "weather"); got != "" {
-			t.Errorf("after the pause: %q", got)
+			t.Errorf("after the pause: refused with %q", got)
 		}
 	})
 }
