@@ -18,7 +18,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// backed makes a backup in memory.
+// backed returns a backup in memory and its summary.
 func backed(t testing.TB, j *Journal, o BackupOptions) ([]byte, *BackupSummary) {
 	t.Helper()
 	var b bytes.Buffer
@@ -27,7 +27,7 @@ func backed(t testing.TB, j *Journal, o BackupOptions) ([]byte, *BackupSummary) 
 		t.Fatal(err)
 	}
 	if s.Bytes != int64(b.Len()) {
-		t.Fatalf("%d bytes are said, %d written", s.Bytes, b.Len())
+		t.Fatalf("the summary counts %d bytes, %d were written", s.Bytes, b.Len())
 	}
 	return b.Bytes(), s
 }
@@ -61,7 +61,7 @@ func TestBackupUnderLoad(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := startLoad(t, j, 8)
-			eventually(t, "there is load", func() bool { n, _ := l.count(); return n > 200 })
+			eventually(t, "the load has appended", func() bool { n, _ := l.count(); return n > 200 })
 			stop := tie(t, j)
 			l.mu.Lock()
 			acked := map[parley.ID]Position{waiting.ID: {}}
@@ -77,10 +77,11 @@ func TestBackupUnderLoad(t *testing.T) {
 			stop()
 			l.check(t)
 			if s.Records() < uint64(len(acked)) || calls == 0 {
-				t.Fatalf("%d records, %d were acknowledged before, %d reports", s.Records(), len(acked), calls)
+				t.Fatalf("%d records, want the %d acknowledged before; %d progress reports", s.Records(), len(acked),
+					calls)
 			}
 			if enc := bytes.Contains(b, []byte("alice")); enc != (key == nil) {
-				t.Errorf("the backup shows what it holds: %v", enc)
+				t.Errorf("plain text in the backup: %v", enc)
 			}
 			checked, err := CheckBackup(bytes.NewReader(b), key, true, nil)
 			if err != nil || checked.Records() != s.Records() || checked.Header.Hub != "h" {
@@ -105,7 +106,7 @@ func TestBackupUnderLoad(t *testing.T) {
 					}
 					if r.Message != nil {
 						if _, twice := have[r.Message.ID]; twice {
-							t.Errorf("%s is there twice", r.Message.ID)
+							t.Errorf("%s is in the restored log twice", r.Message.ID)
 						}
 						have[r.Message.ID] = r.Position
 					}
@@ -113,7 +114,7 @@ func TestBackupUnderLoad(t *testing.T) {
 			}
 			for id, at := range acked {
 				if got, ok := have[id]; !ok || !at.IsZero() && got != at {
-					t.Errorf("%s was acknowledged at %s before the backup began, and is at %s (%v)", id, at, got, ok)
+					t.Errorf("%s was acknowledged at %s before the backup, restored at %s (%v)", id, at, got, ok)
 				}
 			}
 			if p, ok := k.Seen("s", "waits"); !ok || p.Message != waiting.ID {
@@ -140,10 +141,10 @@ func TestBackupUnderLoad(t *testing.T) {
 					t.Fatal(err)
 				}
 				if _, err := k.Read(ctx, at); err != nil {
-					t.Errorf("the state names record %s: %v", at, err)
+					t.Errorf("the state refers to record %s, which cannot be read: %v", at, err)
 				}
 			}
-			// It goes on where it was.
+			// The restored journal accepts appends, and its chain goes on.
 			if _, err := k.Append(ctx, Entry{Scope: "s", Message: request(t, "x", "y"),
 				Chain: &ChainLink{Name: "c", After: second.Sequence}}); err != nil {
 				t.Error(err)
@@ -182,7 +183,7 @@ func TestBackupOfValuesThatChange(t *testing.T) {
 	if _, err := k.State("b").Get(ctx, "late"); !errors.Is(err, ErrNotFound) {
 		t.Error("the end of a value is lost", err)
 	}
-	// An empty journal is one too.
+	// A restored empty journal accepts appends.
 	if _, err := k.Append(ctx, Entry{Scope: "s", Message: request(t, "a", "b")}); err != nil {
 		t.Error(err)
 	}
@@ -207,14 +208,14 @@ func TestDamagedBackupIsRefused(t *testing.T) {
 			t.Helper()
 			_, err := CheckBackup(bytes.NewReader(b), key, true, nil)
 			if !errors.Is(err, want) {
-				t.Errorf("%s, %s: checked with %v, want %v", name, what, err, want)
+				t.Errorf("%s, %s: CheckBackup returns %v, want %v", name, what, err, want)
 			}
 			dir := filepath.Join(t.TempDir(), "d")
 			if _, err := tryRestore(t.Context(), bytes.NewReader(b), restoring{Dir: dir, Key: key}); err == nil {
-				t.Errorf("%s, %s: restored", name, what)
+				t.Errorf("%s, %s: Restore accepts it", name, what)
 			} else if j, err := tryOpen(t.Context(), setup{Dir: dir, Key: key}); err == nil &&
 				j.Stats().Partitions[0].Records > 0 {
-				t.Errorf("%s, %s: what was left opens as a journal with records", name, what)
+				t.Errorf("%s, %s: the failed restore left a journal with records", name, what)
 				j.Close()
 			} else if err == nil {
 				j.Close()
@@ -228,10 +229,10 @@ func TestDamagedBackupIsRefused(t *testing.T) {
 			refused(fmt.Sprintf("cut at %d", at), b[:at], k, ErrBackup)
 			c := bytes.Clone(b)
 			c[at] ^= 1
-			if at > len(backupMagic) { // the version is another error, the header may be
+			if at > len(backupMagic) { // damage to the version is another error, to the header perhaps too
 				_, err := CheckBackup(bytes.NewReader(c), k, true, nil)
 				if err == nil {
-					t.Errorf("%s: byte %d was changed and nobody noticed", name, at)
+					t.Errorf("%s: CheckBackup accepts a change of byte %d", name, at)
 				}
 				if !errors.Is(err, ErrBackup) && !errors.Is(err, ErrFormat) && !errors.Is(err, ErrKey) &&
 					!errors.Is(err, ErrCorrupt) {
@@ -239,14 +240,14 @@ func TestDamagedBackupIsRefused(t *testing.T) {
 				}
 			}
 		}
-		refused("something behind it", append(bytes.Clone(b), 'x'), k, ErrBackup)
-		refused("of a later release", func() []byte { c := bytes.Clone(b); c[len(backupMagic)] = 9; return c }(), k,
+		refused("data after its end", append(bytes.Clone(b), 'x'), k, ErrBackup)
+		refused("a later release", func() []byte { c := bytes.Clone(b); c[len(backupMagic)] = 9; return c }(), k,
 			ErrFormat)
 		if k != nil {
 			refused("without a key", b, nil, ErrKey)
 			refused("another key", b, []byte("another key of sixteen bytes"), ErrKey)
 			if _, err := CheckBackup(bytes.NewReader(b), nil, false, nil); err != nil {
-				t.Error("the form can be checked without the key:", err)
+				t.Error("CheckBackup of the structure fails without the key:", err)
 			}
 		}
 	}
@@ -272,7 +273,7 @@ func TestRestoreRefusesWhatIsThere(t *testing.T) {
 	}
 }
 
-// slowly reads the journal's backup one byte at a time at first.
+// slowly is a writer that blocks its first Write until wait is closed.
 type slowly struct {
 	w    io.Writer
 	wait chan struct{}
@@ -286,7 +287,7 @@ func (s *slowly) Write(b []byte) (int, error) {
 	return s.w.Write(b)
 }
 
-// TestBackupStopsNobody takes a backup away slowly: appends go on.
+// TestBackupStopsNobody: appends go on while a backup is written to a slow writer.
 func TestBackupStopsNobody(t *testing.T) {
 	j := open(t, setup{Dir: t.TempDir()})
 	text := bytes.Repeat([]byte("x"), 4096)
@@ -317,7 +318,7 @@ func TestBackupStopsNobody(t *testing.T) {
 	}
 }
 
-// lived is a journal in which everything is that a backup must bring back.
+// lived is the expected content of a journal that has everything a backup must restore.
 type lived struct {
 	messages      map[parley.ID]Position
 	waiting, dead parley.ID
@@ -387,7 +388,7 @@ func live(t *testing.T, j *Journal) *lived {
 	return x
 }
 
-// check compares a restored journal, and goes on in it.
+// check compares a restored journal with the expected content, and appends to it.
 func (x *lived) check(t *testing.T, j *Journal) {
 	t.Helper()
 	ctx := t.Context()
@@ -407,17 +408,17 @@ func (x *lived) check(t *testing.T, j *Journal) {
 	}
 	for id, at := range x.messages {
 		if have[id] != at {
-			t.Errorf("%s is at %s, was at %s", id, have[id], at)
+			t.Errorf("%s is restored at %s, want %s", id, have[id], at)
 		}
 	}
 	for i := range 40 {
 		if _, ok := j.Seen(fmt.Sprint("s", i%4), fmt.Sprint("key ", i)); !ok {
-			t.Errorf("a replay of %d would be accepted", i)
+			t.Errorf("key %d was not restored: a replay would be accepted", i)
 		}
 	}
 	open := j.Deliveries(Filter{})
 	if len(open) != 2 {
-		t.Errorf("%d deliveries are open: %+v", len(open), open)
+		t.Errorf("%d unsettled deliveries, want 2: %+v", len(open), open)
 	}
 	if d, ok := j.Delivery(x.dead, "bob"); !ok || d.State != parley.Dead || d.Error == nil || d.Error.Text != "no" {
 		t.Errorf("%+v %v", d, ok)
@@ -426,14 +427,14 @@ func (x *lived) check(t *testing.T, j *Journal) {
 	if len(values) != 19 || values["k/0"] != "v40" || values["k/19"] != "v39" {
 		t.Errorf("%v", values)
 	}
-	// It goes on: the chain, a delivery, a replay, a value.
+	// The chain, a delivery, a replay key and a value can be used as before the backup.
 	if head, err := j.Head(ctx, "session", "c"); err != nil || head != x.chain.Sequence {
 		t.Errorf("the chain ends at %d: %v", head, err)
 	}
 	var conflict *ConflictError
 	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"),
 		Chain: &ChainLink{Name: "c", After: x.chain.Sequence - 1}}); !errors.As(err, &conflict) {
-		t.Errorf("the chain forks: %v", err)
+		t.Errorf("a second record after the same predecessor: %v, want a conflict", err)
 	}
 	if _, err := j.Append(ctx, Entry{Scope: "session", Message: request(t, "a", "b"),
 		Chain: &ChainLink{Name: "c", After: x.chain.Sequence}}); err != nil {
@@ -452,8 +453,8 @@ func (x *lived) check(t *testing.T, j *Journal) {
 	}
 }
 
-// tie writes values that follow the log, as protocols keep them, until stop:
-// what they name must be in the log that is restored.
+// tie writes records, and values that refer to them as protocols do, until stop: a
+// restored log must have every record that a restored value refers to.
 func tie(t *testing.T, j *Journal) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -483,14 +484,14 @@ func tie(t *testing.T, j *Journal) (stop func()) {
 }
 
 // TestBackupOfACluster: a backup from the embedded engine can be restored into an
-// external one and the other way round, and says the same.
+// external one and back, with the same content.
 func TestBackupOfACluster(t *testing.T) {
 	t.Parallel()
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 2})
 	b := open(t, setup{URL: s.ClientURL(), Node: "b"})
 	x := live(t, a)
-	// The other node goes on writing.
+	// The other node writes during the backup.
 	stop := tie(t, b)
 	eventually(t, "the other node writes", func() bool {
 		n := 0
@@ -516,7 +517,7 @@ func TestBackupOfACluster(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := j.Read(t.Context(), at); err != nil {
-				t.Errorf("the state names record %s: %v", at, err)
+				t.Errorf("the state refers to record %s, which cannot be read: %v", at, err)
 			}
 		}
 	}
@@ -526,7 +527,7 @@ func TestBackupOfACluster(t *testing.T) {
 	}
 	embedded := open(t, setup{Dir: dir, Node: "e"})
 	tied(embedded)
-	// From there back to a cluster, under another prefix.
+	// A backup of the restored journal is restored into a cluster, under another prefix.
 	again, _ := backed(t, embedded, BackupOptions{})
 	x.check(t, embedded)
 	to := restoring{URL: s.ClientURL(), Prefix: "AGAIN"}
@@ -545,7 +546,8 @@ func TestBackupOfACluster(t *testing.T) {
 			t.Errorf("partition %d: %+v became %+v", i, sum.Partitions[i], sum3.Partitions[i])
 		}
 	}
-	// What is there is not touched, and what is not whole is none.
+	// Restore refuses a prefix with a journal and leaves that journal unchanged. A
+	// truncated backup leaves no journal that can be opened.
 	if _, err := tryRestore(t.Context(), bytes.NewReader(again), to); !errors.Is(err, ErrForeign) {
 		t.Error(err)
 	}
@@ -560,7 +562,7 @@ func TestBackupOfACluster(t *testing.T) {
 	}
 }
 
-// check2 finds what check has added.
+// check2 compares the value that check has written.
 func (x *lived) check2(t *testing.T, j *Journal) {
 	t.Helper()
 	if v, err := j.State("b").Get(t.Context(), "k/0"); err != nil || string(v.Data) != "new" {
@@ -568,11 +570,12 @@ func (x *lived) check2(t *testing.T, j *Journal) {
 	}
 }
 
-// TestBackupOfThreeServers restores into a cluster with replicas, and from it.
+// TestBackupOfThreeServers restores a backup into a cluster with replicas, and a backup
+// of that cluster into a directory.
 func TestBackupOfThreeServers(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Log("the cluster is left out with -short")
+		t.Log("skipped with -short: needs a cluster of three servers")
 		return
 	}
 	j := open(t, setup{Dir: t.TempDir(), Partitions: 2, Node: "e"})
@@ -595,8 +598,8 @@ func TestBackupOfThreeServers(t *testing.T) {
 	x.check(t, open(t, setup{Dir: dir, Node: "e"}))
 }
 
-// patient is a store that acknowledges a value only when several wait for it, as
-// one does whose fsync takes its time.
+// patient is a store that acknowledges a value only when several are waiting, like a
+// store with a slow fsync.
 type patient struct {
 	store.Store
 	want int
@@ -628,8 +631,8 @@ func (s *patient) Put(ctx context.Context, bucket string, v store.Value, expect 
 	return rev, err
 }
 
-// TestRestoreDoesNotWaitForEachValue: values are given to the store many at a
-// time, a bounded number; of a key that comes several times the last one stays.
+// TestRestoreDoesNotWaitForEachValue: Restore writes a bounded number of values to the
+// store concurrently. If a key occurs several times, its last value is kept.
 func TestRestoreDoesNotWaitForEachValue(t *testing.T) {
 	ctx := t.Context()
 	var out bytes.Buffer
@@ -661,7 +664,7 @@ func TestRestoreDoesNotWaitForEachValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.most < s.want || s.most > putsAtOnce {
-		t.Errorf("%d values at once", s.most)
+		t.Errorf("%d concurrent Puts, want %d to %d", s.most, s.want, putsAtOnce)
 	}
 	values := stateOf(t, open(t, setup{Dir: dir}), "b")
 	if len(values) != keys/2 {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// laggard opens a journal whose watcher blocks at the first record, so that its
-// view stays behind. held is closed when it blocks; readOn ends that.
+// laggard opens a journal whose watcher blocks at the first record, so that its view
+// lags behind. held is closed when the watcher blocks; readOn releases it.
 func laggard(t *testing.T, cfg setup) (j *Journal, held <-chan struct{}, readOn func()) {
 	t.Helper()
 	j = open(t, cfg)
@@ -23,8 +23,8 @@ func laggard(t *testing.T, cfg setup) (j *Journal, held <-chan struct{}, readOn 
 	return j, first, readOn
 }
 
-// TestCatchUp: after CatchUp a hub knows what another hub recorded before, however
-// far it lagged behind.
+// TestCatchUp: after CatchUp a node knows every record that another node appended
+// before, however far it lagged behind.
 func TestCatchUp(t *testing.T) {
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 2})
@@ -41,7 +41,7 @@ func TestCatchUp(t *testing.T) {
 	<-held
 	late := deliver().Message.ID
 	if _, ok := b.Delivery(late, "bob"); ok {
-		t.Fatal("b has read what it cannot have read")
+		t.Fatal("b knows the delivery although its watcher is blocked")
 	}
 	done := make(chan error, 1)
 	go func() { done <- b.CatchUp(t.Context()) }()
@@ -50,15 +50,15 @@ func TestCatchUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := b.Delivery(late, "bob"); !ok {
-		t.Error("b has caught up and does not know the delivery")
+		t.Error("after CatchUp b does not know the delivery")
 	}
 	if err := a.CatchUp(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestCatchUpGivesUp: a node that cannot read on says so in time, with an error
-// after which one may try again.
+// TestCatchUpGivesUp: if a node cannot read on, CatchUp returns a retryable error within
+// its timeout.
 func TestCatchUpGivesUp(t *testing.T) {
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 1})

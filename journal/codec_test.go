@@ -21,7 +21,7 @@ func sampleID(n byte) (id parley.ID) {
 	return id
 }
 
-// sample is a record of about size bytes of envelope, with everything set.
+// sample is a record with every field set and an envelope of about size bytes.
 func sample(size int) *logRecord {
 	raw := []byte(`{"version":"1","body":{"city":"Bern","note":"` + strings.Repeat("x", max(0, size-80)) +
 		`"},"ext":{"a":1}}`)
@@ -85,7 +85,7 @@ func TestCodecRoundTrip(t *testing.T) {
 				t.Fatal(d)
 			}
 			if again := encode(got); !bytes.Equal(again, b) {
-				t.Fatal("encoding what was decoded gives other bytes")
+				t.Fatal("encoding the decoded record gives other bytes")
 			}
 		})
 	}
@@ -102,10 +102,10 @@ func TestCodecStoresEnvelopeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := within(got.Message.Origin.Raw, got.Message.Parts[0].Data); !ok {
-		t.Fatal("the part does not lie in the envelope after reading")
+		t.Fatal("the decoded part is a copy: want a slice of the envelope")
 	}
 	if _, ok := within(got.Message.Origin.Raw, got.Message.Extensions["samvad"]); !ok {
-		t.Fatal("the extension does not lie in the envelope after reading")
+		t.Fatal("the decoded extension is a copy: want a slice of the envelope")
 	}
 }
 
@@ -114,9 +114,9 @@ func TestCodecLaterReleases(t *testing.T) {
 	later := bytes.Clone(b)
 	later[2] = recordVersion + 1
 	if _, err := decode(later); !errors.Is(err, errRecordVersion) {
-		t.Fatalf("another version: %v", err)
+		t.Fatalf("an unknown version: %v", err)
 	}
-	// A field of every type with tags that this release does not know.
+	// Unknown fields of every type, which a later release may add.
 	r := &logRecord{Record: &Record{Scope: "s"}}
 	var c coder
 	text(&c, 5, &r.Scope)
@@ -141,7 +141,7 @@ func TestCodecRefusesCuts(t *testing.T) {
 	b := encode(sample(300))
 	for n := range len(b) {
 		if _, err := decode(b[:n]); err == nil {
-			t.Fatalf("a record cut at %d of %d was read", n, len(b))
+			t.Fatalf("a record cut after %d of %d bytes was decoded", n, len(b))
 		}
 	}
 }
@@ -156,7 +156,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, err := decode(encode(r))
 		if err != nil {
-			t.Fatalf("what was read cannot be read again: %v", err)
+			t.Fatalf("a decoded record, encoded again, cannot be decoded: %v", err)
 		}
 		if d := cmp.Diff(r, again, codecOptions, cmpopts.EquateEmpty()); d != "" {
 			t.Fatal(d)
@@ -164,7 +164,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// usual is a record such as most are: a signed request of 1 KiB.
+// usual is a typical record: a signed request of 1 KiB.
 func usual() *logRecord {
 	r := sample(1024)
 	m := r.Message

@@ -26,14 +26,15 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// Each check opens engines; a few say as much as many.
+	// Each check opens journals on disk, which is slow: a few checks find as much as
+	// rapid's default number.
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
 		flag.Set("rapid.checks", "12")
 	}
 	goleak.VerifyTestMain(m, testcluster.Leaks()...)
 }
 
-// crash copies a directory while its journal is open: what a new process would
+// crash copies a directory while its journal is open: the files that a new process would
 // find if this one were killed now.
 func crash(t testing.TB, dir string) string {
 	t.Helper()
@@ -109,7 +110,7 @@ func TestReopen(t *testing.T) {
 	c.add(20 * time.Minute)
 	j = open(t, cfg)
 	if read != 0 {
-		t.Errorf("%d records were read though there is a checkpoint", read)
+		t.Errorf("%d records were read in spite of a checkpoint", read)
 	}
 	if d := cmp.Diff(want, j.Deliveries(Filter{}), deliveryOptions); d != "" {
 		t.Fatal(d)
@@ -117,7 +118,7 @@ func TestReopen(t *testing.T) {
 	for i := range 50 {
 		p, ok := j.Seen("s", fmt.Sprint(i))
 		if ok != (i > 20) {
-			t.Errorf("key %d: seen is %v after its time", i, ok)
+			t.Errorf("key %d: seen is %v, 20 minutes later", i, ok)
 		}
 		if ok && p.Message != ids[i] {
 			t.Errorf("key %d: %+v", i, p)
@@ -154,9 +155,9 @@ func TestReplyIsKnownToReplay(t *testing.T) {
 	}
 }
 
-// TestReplyIsKnownAfterATakeOver: the facts that an owner writes are whole, also
-// where it has forgotten those that the owner before it wrote: the reply to a
-// request from before the last checkpoint is known, as long as the request's key.
+// TestReplyIsKnownAfterATakeOver: after a take-over, a new owner's checkpoint contains
+// the facts that the owner before wrote. The reply to a request recorded before the last
+// checkpoint is known for as long as the request's key.
 func TestReplyIsKnownAfterATakeOver(t *testing.T) {
 	dir, c := t.TempDir(), newClock()
 	j := open(t, setup{Dir: dir, Now: c.now})
@@ -191,8 +192,8 @@ func TestReplyIsKnownAfterATakeOver(t *testing.T) {
 	}
 }
 
-// TestCrashProperty makes random entries, and compares what a process that
-// starts after a crash rebuilds with what the crashed one knew.
+// TestCrashProperty appends random entries, and compares the state that a process
+// rebuilds after a crash with the state before it.
 func TestCrashProperty(t *testing.T) {
 	t.Parallel()
 	states := []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered, parley.Dead,
@@ -321,11 +322,11 @@ func TestSyncIsAbandoned(t *testing.T) {
 		}
 	}
 	if found != 2 {
-		t.Fatalf("%d steps to Abandoned are recorded, want 2", found)
+		t.Fatalf("%d steps to Abandoned recorded, want 2", found)
 	}
 }
 
-// filled makes a closed journal with some records, and gives its directory.
+// filled makes a closed journal with some records, and returns its directory.
 func filled(t testing.TB, cfg setup) string {
 	t.Helper()
 	j, err := tryOpen(t.Context(), cfg)
@@ -348,7 +349,7 @@ func filled(t testing.TB, cfg setup) string {
 	return cfg.Dir
 }
 
-// digest tells whether anything in a directory has changed.
+// digest returns the content of every file of a directory, to compare it later.
 func digest(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -371,7 +372,7 @@ func TestEncryption(t *testing.T) {
 	dir := filled(t, setup{Dir: t.TempDir(), Key: key})
 	for name, content := range digest(t, dir) {
 		if strings.Contains(content, "marzipan") || strings.Contains(content, "0123456789abcdef") {
-			t.Errorf("%s holds plain text", name)
+			t.Errorf("%s contains plain text", name)
 		}
 	}
 	plain := filled(t, setup{Dir: t.TempDir()})
@@ -389,7 +390,7 @@ func TestEncryption(t *testing.T) {
 	}
 	j := open(t, setup{Dir: dir, Key: key})
 	if _, ok := j.Seen("s", "7"); !ok {
-		t.Fatal("not opened with the right key")
+		t.Fatal("opened with the right key, the journal does not know its records")
 	}
 }
 
@@ -412,7 +413,7 @@ func TestDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 		if list, _ := os.ReadDir(dir); len(list) != 1 || cmp.Diff(before, digest(t, dir)) != "" {
-			t.Fatal("something was changed")
+			t.Fatal("the refused directory was changed")
 		}
 	})
 	t.Run("other settings", func(t *testing.T) {
@@ -424,7 +425,7 @@ func TestDirectory(t *testing.T) {
 			t.Fatal(j.Partitions())
 		}
 	})
-	t.Run("of the engine before", func(t *testing.T) {
+	t.Run("an earlier engine", func(t *testing.T) {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "journal.json"), []byte(`{"what": "parley journal", "format": 1}`),
 			0o600); err != nil {
@@ -451,12 +452,12 @@ func TestWatermark(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, ok := j.Seen("s", "k"); ok {
-		t.Fatal("a refused entry used its key up")
+		t.Fatal("the key of a refused entry is seen")
 	}
 	if err := j.Healthy(); !errors.Is(err, ErrNoSpace) {
 		t.Fatal(err)
 	}
-	// What was begun may be finished from the reserve.
+	// A delivery begun before is finished with the reserved space.
 	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Delivering,
 		Attempt: 1}}}); err != nil {
 		t.Fatal(err)
@@ -476,8 +477,8 @@ func TestWatermark(t *testing.T) {
 	}
 }
 
-// load appends from several callers until stopped, and remembers what was
-// acknowledged.
+// load appends from several callers until it is stopped, and keeps the acknowledged
+// messages.
 type load struct {
 	j      *Journal
 	stop   atomic.Bool
@@ -489,7 +490,7 @@ type load struct {
 
 func startLoad(t testing.TB, j *Journal, callers int) *load { return startLoadOf(t, j, callers, 0) }
 
-// startLoadOf appends messages with so many bytes of content.
+// startLoadOf appends messages of size bytes of content.
 func startLoadOf(t testing.TB, j *Journal, callers, size int) *load {
 	l := &load{j: j, acked: make(map[parley.ID]Position)}
 	content := make([]byte, size)
@@ -521,8 +522,8 @@ func (l *load) count() (acked, failed int) {
 	return len(l.acked), len(l.failed)
 }
 
-// settle waits, for a log that is followed, until all that was acknowledged has
-// been read.
+// settle stops the load, and waits until a followed log has read every acknowledged
+// record.
 func (l *load) settle(t testing.TB) {
 	l.stop.Store(true)
 	l.wg.Wait()
@@ -530,10 +531,11 @@ func (l *load) settle(t testing.TB) {
 	for _, at := range l.acked {
 		last = max(last, at.Sequence)
 	}
-	eventually(t, "all is read", func() bool { return l.j.parts[0].position() >= last })
+	eventually(t, "all records are read", func() bool { return l.j.parts[0].position() >= last })
 }
 
-// check stops the load and compares the log with what was acknowledged.
+// check stops the load, compares the log with the acknowledged messages, and wants every
+// error to be retryable.
 func (l *load) check(t testing.TB) {
 	t.Helper()
 	l.stop.Store(true)
@@ -541,12 +543,12 @@ func (l *load) check(t testing.TB) {
 	l.compare(t, l.j)
 	for _, err := range l.failed {
 		if e := parley.AsError(err); !e.Retryable {
-			t.Errorf("an error that a repeat does not mend: %v", err)
+			t.Errorf("an error that is not retryable: %v", err)
 		}
 	}
 }
 
-// compare finds in a journal what was acknowledged, each message once.
+// compare checks that a journal has each acknowledged message once, at its position.
 func (l *load) compare(t testing.TB, j *Journal) {
 	t.Helper()
 	found := map[parley.ID]Position{}
@@ -564,17 +566,17 @@ func (l *load) compare(t testing.TB, j *Journal) {
 	}
 	for id, at := range l.acked {
 		if found[id] != at {
-			t.Errorf("%s was acknowledged at %s and is at %s", id, at, found[id])
+			t.Errorf("%s was acknowledged at %s, and is recorded at %s", id, at, found[id])
 		}
 	}
 }
 
-// TestSmallFileSystem fills a real small file system, empty and of 64 MiB or
-// less, mounted where PARLEY_SMALLFS says.
+// TestSmallFileSystem fills a real file system: an empty one of at most 64 MiB, mounted
+// at the path in PARLEY_SMALLFS.
 func TestSmallFileSystem(t *testing.T) {
 	root := os.Getenv("PARLEY_SMALLFS")
 	if root == "" {
-		t.Log("left out without PARLEY_SMALLFS; TestWatermark proves the same by other means")
+		t.Log("skipped without PARLEY_SMALLFS; TestWatermark tests the same with a simulated size")
 		return
 	}
 	for _, minFree := range []uint64{0, 1} {
@@ -588,7 +590,7 @@ func TestSmallFileSystem(t *testing.T) {
 			if err := os.WriteFile(ballast, make([]byte, 8<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			// With a watermark of one byte the engine itself runs into the end.
+			// With a watermark of one byte the engine itself gets the disk-full error.
 			j := open(t, setup{Dir: dir, MinFree: minFree, Timeout: time.Second,
 				Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 			l := startLoad(t, j, 8)

@@ -20,7 +20,7 @@ import (
 
 const marzipan = "the secret word is marzipan"
 
-// holds tells which files of a directory hold a text.
+// holds returns the files of a directory that contain a text.
 func holds(t testing.TB, dir, text string) (out []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -39,8 +39,8 @@ func holds(t testing.TB, dir, text string) (out []string) {
 	return out
 }
 
-// told makes a message as a protocol brings it: content in the envelope, beside
-// it, in headers and extensions.
+// told makes a message as a protocol does: with the text in the envelope, in a part
+// outside it, in headers and in extensions.
 func told(t testing.TB, from, to, text string) *parley.Message {
 	m := request(t, from, to)
 	raw := []byte(`{"envelope":"` + strings.Repeat("e", 80) + text + `"}`)
@@ -100,13 +100,13 @@ func TestErase(t *testing.T) {
 				t.Errorf("held: %q", why)
 			}
 			if r, err := j.Read(ctx, at[3]); err != nil || j.Held(r) != "" {
-				t.Error("a settled one is held", err)
+				t.Error("the record of a settled delivery is held", err)
 			}
 			x, err := j.NewErasure(ctx, Erasure{What: "agent", Name: "alice", By: "op"})
 			if err != nil || x.Number != 1 {
 				t.Fatal(x, err)
 			}
-			// All but one, the newest record of the log among them.
+			// Every record but one is erased, the newest of the log too.
 			spared := at[7]
 			list := append(slices.Delete(slices.Clone(at), 7, 8), replyAt, tinyAt, at[1])
 			n, err := j.Erase(ctx, x.Number, list)
@@ -114,7 +114,7 @@ func TestErase(t *testing.T) {
 				t.Fatal(n, err)
 			}
 			if n, err := j.Erase(ctx, x.Number, list); err != nil || n != 0 {
-				t.Fatal("again:", n, err)
+				t.Fatal("a second time:", n, err)
 			}
 			check := func(j *Journal) {
 				t.Helper()
@@ -136,18 +136,18 @@ func TestErase(t *testing.T) {
 					if m.ID != ids[i] || m.From != "alice" || m.To != "bob" ||
 						m.Conversation != before.Message.Conversation || !r.Keyed || len(r.Open) != 1 ||
 						m.Origin.Verdict.Assurance != parley.Signed {
-						t.Errorf("what was to stay is gone: %+v", r)
+						t.Errorf("the erasure removed more than the content: %+v", r)
 					}
 					if HasContent(r) || m.Origin.Raw != nil || m.Origin.Header != nil || m.Origin.Address != "" ||
 						m.Parts[0].Data != nil || m.Parts[1].Name != "" || m.Extensions != nil {
-						t.Errorf("content is left: %+v", m)
+						t.Errorf("the erased record has content: %+v", m)
 					}
 					if m.Parts[1].Digest == "" || m.Parts[0].Digest != "" {
-						t.Errorf("digests %q and %q: that of what can be guessed must not be there, the other must",
+						t.Errorf("digests %q and %q: want none for short content, which can be guessed",
 							m.Parts[0].Digest, m.Parts[1].Digest)
 					}
 					if p, ok := j.Seen("s", fmt.Sprint(i)); !ok || p.Message != ids[i] {
-						t.Errorf("replay %d would be accepted", i)
+						t.Errorf("key %d is not seen: a replay would be accepted", i)
 					}
 				}
 				if r, err := j.Read(ctx, tinyAt); err != nil || r.Erased == nil || len(r.Message.Parts[0].Data) != 0 {
@@ -176,8 +176,8 @@ func TestErase(t *testing.T) {
 			}
 			spared = Position{}
 			check(j)
-			// The chain goes on, and nothing of this changes by a crash or an
-			// orderly end.
+			// The chain goes on, and all of this holds after a crash and after a
+			// restart.
 			next, err := j.Append(ctx, Entry{Scope: "s", Message: request(t, "alice", "bob"),
 				Chain: &ChainLink{Name: "c", After: chain}})
 			if err != nil {
@@ -187,7 +187,7 @@ func TestErase(t *testing.T) {
 			check(open(t, setup{Dir: crash(t, cfg.Dir), Key: key, Node: "n"}))
 			b, _ := backed(t, j, BackupOptions{})
 			if bytes.Contains(b, []byte("marzipan")) {
-				t.Error("a backup has what was erased")
+				t.Error("a backup contains erased content")
 			}
 			to := filepath.Join(t.TempDir(), "r")
 			if _, err := tryRestore(ctx, bytes.NewReader(b), restoring{Dir: to, Key: key}); err != nil {
@@ -201,7 +201,7 @@ func TestErase(t *testing.T) {
 	}
 }
 
-// reopened closes a journal and opens it again, after an orderly end.
+// reopened closes a journal and opens it again.
 func reopened(t *testing.T, j *Journal, c setup) *Journal {
 	t.Helper()
 	if err := j.Close(); err != nil {
@@ -235,7 +235,7 @@ func TestEraseLarge(t *testing.T) {
 		at = append(at, pos)
 	}
 	l := startLoad(t, j, 4)
-	eventually(t, "there is load", func() bool { n, _ := l.count(); return n > 50 })
+	eventually(t, "the load has appended", func() bool { n, _ := l.count(); return n > 50 })
 	want := 0
 	var list []Position
 	for i, pos := range at {
@@ -257,7 +257,7 @@ func TestEraseLarge(t *testing.T) {
 			}
 			if i%2 == 0 && (r.Erased == nil || len(r.Message.Parts[0].Data) > 0) || i%2 == 1 &&
 				string(r.Message.Parts[0].Data) != big {
-				t.Errorf("record %s", pos)
+				t.Errorf("record %s: want every second record erased, the others unchanged", pos)
 			}
 		}
 	}
@@ -296,12 +296,12 @@ func TestErasures(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := j.Erase(ended, 1, []Position{{0, 1}}); err == nil {
-		t.Error("it went on without its caller")
+		t.Error("Erase goes on after its context has ended")
 	}
 }
 
-// TestScrub: what was replaced in the state is in no file any more, and what is
-// in force stays, through a crash and an orderly end, while others write.
+// TestScrub: after Scrub, no file contains a replaced or deleted value of the state.
+// Current values remain, after a crash and after a restart, and appends go on meanwhile.
 func TestScrub(t *testing.T) {
 	t.Parallel()
 	for name, key := range map[string][]byte{"clear": nil, "encrypted": []byte("a key of sixteen or more bytes")} {
@@ -341,9 +341,9 @@ func TestScrub(t *testing.T) {
 				}
 			}
 			if key == nil && len(holds(t, cfg.Dir, "marzipan")) == 0 {
-				t.Fatal("it is nowhere: nothing is tested")
+				t.Fatal("no file contains the replaced values: nothing is tested")
 			}
-			// A dead letter says why in the checkpoints, until it is dropped.
+			// The checkpoints contain a dead letter's error until the letter is dropped.
 			m := request(t, "alice", "bob")
 			if _, err := j.Append(ctx, Entry{Scope: "s", Message: m, Open: []Opening{{To: "bob"}}}); err != nil {
 				t.Fatal(err)
@@ -368,7 +368,7 @@ func TestScrub(t *testing.T) {
 			}
 			l.check(t)
 			if files := holds(t, cfg.Dir, "marzipan"); len(files) > 0 {
-				t.Errorf("it is still in %v", files)
+				t.Errorf("replaced content is still in %v", files)
 			}
 			check := func(what string, j *Journal) {
 				t.Helper()

@@ -43,7 +43,7 @@ func natsServer(t testing.TB, change func(*server.Options)) *server.Server {
 	return s
 }
 
-// eventually waits for something that has no event to wait for.
+// eventually waits for a condition that no event reports.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
@@ -54,7 +54,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatal("not reached: " + what)
+			t.Fatal("timed out waiting until " + what)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func TestExternalSingle(t *testing.T) {
 
 func TestExternalCluster(t *testing.T) {
 	if testing.Short() {
-		t.Log("the cluster is left out with -short")
+		t.Log("skipped with -short: needs a cluster of three servers")
 		return
 	}
 	c := testcluster.Start(t, 3)
@@ -80,7 +80,7 @@ func TestExternalCluster(t *testing.T) {
 	twoNodes(t, a, b)
 }
 
-// twoNodes proves what must hold between nodes.
+// twoNodes tests the guarantees that hold across two nodes of one journal.
 func twoNodes(t *testing.T, a, b *Journal) {
 	ctx := t.Context()
 	if b.Partitions() != 2 {
@@ -102,10 +102,10 @@ func twoNodes(t *testing.T, a, b *Journal) {
 					case prior == nil:
 						won[k].Add(1)
 						if p, ok := j.Seen(fmt.Sprint("scope", k%5), fmt.Sprint(k)); !ok || p.Position != at {
-							t.Error("not seen by the node that recorded it", p, at)
+							t.Error("the node that recorded the key has not seen it", p, at)
 						}
 					case prior.Message.IsZero() || prior.Position.IsZero():
-						t.Errorf("prior %+v", prior)
+						t.Errorf("prior without message or position: %+v", prior)
 					}
 				}
 			})
@@ -154,7 +154,7 @@ func twoNodes(t *testing.T, a, b *Journal) {
 						made.Add(1)
 					case errors.As(err, &c):
 						if c.Head == c.After {
-							t.Errorf("a conflict without one: %v", c)
+							t.Errorf("a conflict although the link follows the head: %v", c)
 						}
 					default:
 						t.Error(err)
@@ -164,7 +164,7 @@ func twoNodes(t *testing.T, a, b *Journal) {
 			})
 		}
 		wg.Wait()
-		eventually(t, "a has read all",
+		eventually(t, "a has read all records",
 			func() bool { return a.parts[a.Partition("chained")].position() >= head.Load() })
 		var last uint64
 		for r, err := range a.Records(ctx, a.Partition("chained"), From{}) {
@@ -175,7 +175,7 @@ func twoNodes(t *testing.T, a, b *Journal) {
 				continue
 			}
 			if r.Chain.After != last {
-				t.Fatalf("record %s follows %d, the one before it is %d", r.Position, r.Chain.After, last)
+				t.Fatalf("record %s follows %d, its predecessor is %d", r.Position, r.Chain.After, last)
 			}
 			last = r.Position.Sequence
 		}
@@ -220,7 +220,7 @@ func twoNodes(t *testing.T, a, b *Journal) {
 		if _, err := b.Append(ctx, e); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "a knows that it is answered", func() bool { _, ok := a.Delivery(m.ID, "bob"); return !ok })
+		eventually(t, "a knows the answer", func() bool { _, ok := a.Delivery(m.ID, "bob"); return !ok })
 	})
 	t.Run("fences", func(t *testing.T) {
 		one, err := a.Lease(ctx, "conn", "session 1", time.Minute)
@@ -305,7 +305,7 @@ func twoNodes(t *testing.T, a, b *Journal) {
 			seen[<-changes] = true
 		}
 		if a.Owner(0) == nil || a.Owner(1) == nil {
-			t.Fatal("owned without a lease")
+			t.Fatal("a partition is owned without a lease")
 		}
 	})
 }
@@ -341,7 +341,7 @@ func TestOwnerIsReplacedWhenItFallsSilent(t *testing.T) {
 	if err := b.store.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the other takes all", func() bool { return owned(a) == 4 })
+	eventually(t, "the other node owns all partitions", func() bool { return owned(a) == 4 })
 	if d, ok := a.Delivery(m.ID, "y"); !ok || d.Node != "b" {
 		t.Fatalf("%+v %v", d, ok)
 	}
@@ -365,7 +365,7 @@ func TestExternalRestart(t *testing.T) {
 	s.Shutdown()
 	s.WaitForShutdown()
 	eventually(t, "appends fail", func() bool { _, n := l.count(); return n > 8 })
-	eventually(t, "it says so", func() bool { return errors.Is(j.Healthy(), ErrBusy) })
+	eventually(t, "the journal is unhealthy", func() bool { return errors.Is(j.Healthy(), ErrBusy) })
 	start()
 	acked, _ := l.count()
 	eventually(t, "appends go on", func() bool { n, _ := l.count(); return n > acked+50 })
@@ -376,7 +376,7 @@ func TestExternalRestart(t *testing.T) {
 func TestClusterLosesANode(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Log("the cluster is left out with -short")
+		t.Log("skipped with -short: needs a cluster of three servers")
 		return
 	}
 	c := testcluster.Start(t, 3)

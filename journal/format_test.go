@@ -12,16 +12,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What backups of earlier releases looked like is in testdata: those of the first
-// engine, of a directory (also encrypted, and after a crash) and of a cluster.
+// testdata has backups by earlier releases. Those of the first engine: of a directory
+// (also encrypted, and after a crash), and of a cluster.
 
 // formatKey is the key of the encrypted directories in testdata.
 var formatKey = []byte("the key of the format tests")
 
-// formatTime is the time at which they were written.
+// formatTime is the time at which the backups were written.
 var formatTime = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 
-// writtenRecord is what the test knows of a record of testdata.
+// writtenRecord is the expected content of one record of a backup.
 type writtenRecord struct {
 	Position string   `json:"position"`
 	Time     string   `json:"time"`
@@ -42,7 +42,7 @@ type writtenRecord struct {
 	Erased   uint64   `json:"erased,omitempty"`
 }
 
-// written is what testdata says must be found in a directory.
+// written is the expected content of a backup, read from testdata.
 type written struct {
 	Records    []writtenRecord   `json:"records"`
 	State      map[string]string `json:"state"`
@@ -99,8 +99,8 @@ func describeJournal(t *testing.T, j *Journal) written {
 	return out
 }
 
-// TestFormats restores a backup of every earlier release, and opens what was
-// restored.
+// TestFormats restores a backup by every earlier release, and compares the restored
+// journal with its expected content.
 func TestFormats(t *testing.T) {
 	for _, kind := range []string{"", "-encrypted", "-crashed", "-cluster"} {
 		t.Run("format1"+kind, func(t *testing.T) {
@@ -138,11 +138,11 @@ func TestFormats(t *testing.T) {
 					t.Error(d)
 				}
 				if len(want.Records) < 9 || len(want.State) != 2 || len(want.Deliveries) != 2 {
-					t.Errorf("testdata holds too little: %+v", want)
+					t.Errorf("the expected content in testdata is incomplete: %+v", want)
 				}
 				for scope, id := range map[string]string{"bob": "nonce 1", "carol": "nonce 2"} {
 					if _, ok := j.Seen(scope, id); !ok {
-						t.Errorf("a replay of %q would be accepted", id)
+						t.Errorf("key %q was not restored: a replay would be accepted", id)
 					}
 				}
 				if err := j.Close(); err != nil {

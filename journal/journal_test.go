@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// clock is the time of a test.
+// clock is a clock that a test sets.
 type clock struct {
 	mu sync.Mutex
 	t  time.Time
@@ -52,7 +52,7 @@ func newID(t testing.TB, now time.Time) parley.ID {
 
 func memory(t testing.TB) setup { return setup{Memory: true, Node: "n1"} }
 
-// stateOf are all values of a bucket by their keys.
+// stateOf returns the values of a bucket by key.
 func stateOf(t testing.TB, j *Journal, bucket string) map[string]string {
 	t.Helper()
 	values := map[string]string{}
@@ -89,7 +89,7 @@ func TestAcceptOnce(t *testing.T) {
 				t.Fatalf("seen: %+v %v, accepted at %s", p, ok, at)
 			}
 			if _, ok := j.Seen("carol", "nonce 1"); ok {
-				t.Fatal("a key is seen in another scope")
+				t.Fatal("the key is also seen in another scope")
 			}
 			e.Message = request(t, "alice", "bob")
 			again, prior, err := j.Accept(t.Context(), e)
@@ -206,7 +206,7 @@ func TestBasicState(t *testing.T) {
 	}
 	c.add(2 * time.Minute)
 	if _, err := s.Get(ctx, "a/b c"); !errors.Is(err, ErrNotFound) {
-		t.Fatal("a value outlived its end:", err)
+		t.Fatal("a value can be read after its expiry:", err)
 	}
 	if _, err := s.Create(ctx, "a/b c", []byte("3"), time.Time{}); err != nil {
 		t.Fatal(err)

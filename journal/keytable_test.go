@@ -20,14 +20,14 @@ import (
 
 func testKey(n uint64) hash16 { return keyHash("scope", string(binary.BigEndian.AppendUint64(nil, n))) }
 
-// modelKey is a key in the plain model of a table.
+// modelKey is a key in the plain map that the table is compared with.
 type modelKey struct {
 	key   hash16
 	until int64
 	reply uint64
 }
 
-// TestKeyTableModel compares the table with a plain map.
+// TestKeyTableModel: after random operations the table has the same keys as a plain map.
 func TestKeyTableModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table := newKeyTable(maphash.MakeSeed())
@@ -49,14 +49,14 @@ func TestKeyTableModel(t *testing.T) {
 					life := rapid.Int64Range(0, 900).Draw(t, "life") * int64(time.Second)
 					k := &modelKey{key: key(t), until: now/int64(time.Second)*int64(time.Second) + life}
 					if !table.add(k.key, seq, k.until) {
-						t.Fatal("it was not added")
+						t.Fatal("a new key was not added")
 					}
 					model[seq] = k
 				}
 			},
 			"add again": func(*rapid.T) {
 				if k := model[seq]; k != nil && table.add(k.key, seq, k.until) {
-					t.Fatal("it was added twice")
+					t.Fatal("a key was added twice")
 				}
 			},
 			"reply": func(t *rapid.T) {
@@ -65,13 +65,13 @@ func TestKeyTableModel(t *testing.T) {
 				k := model[request]
 				if k == nil {
 					if table.reply(key(t), request, at) != 0 {
-						t.Fatalf("reply(%d): found what was never added", request)
+						t.Fatalf("reply(%d): found a key that was never added", request)
 					}
 					return
 				}
 				had := table.reply(k.key, request, at) == k.until
 				if k.until > now && !had {
-					t.Fatalf("reply(%d): the key is held, and was not found", request)
+					t.Fatalf("reply(%d): a held key was not found", request)
 				}
 				if had && k.reply == 0 {
 					k.reply = at
@@ -111,19 +111,19 @@ func TestKeyTableModel(t *testing.T) {
 				checkTable(t, table)
 			},
 		})
-		// After a whole rotation nothing that has ended is left.
+		// After a whole rotation the table has no expired key.
 		now += int64(keyRotation)
 		table.expire(now)
 		table.expire(now + int64(keyRotation))
 		maps.DeleteFunc(model, func(_ uint64, k *modelKey) bool { return k.until <= now+int64(keyRotation) })
 		if table.held != len(model) {
-			t.Fatalf("%d keys are held, %d have not ended", table.held, len(model))
+			t.Fatalf("%d keys are held, %d have not expired", table.held, len(model))
 		}
 		checkTable(t, table)
 	})
 }
 
-// checkTable checks what must hold in each shard.
+// checkTable checks the invariants of each shard.
 func checkTable(t interface{ Fatalf(string, ...any) }, table *keyTable) {
 	used := 0
 	for i := range table.shards {
@@ -140,11 +140,12 @@ func checkTable(t interface{ Fatalf(string, ...any) }, table *keyTable) {
 		used += s.used
 	}
 	if used != table.held {
-		t.Fatalf("%d keys are counted, %d in shards", table.held, used)
+		t.Fatalf("the table counts %d keys, its shards hold %d", table.held, used)
 	}
 }
 
-// TestKeyTableKeys: whole keys, each with its own fingerprint.
+// TestKeyTableKeys: every added key is found. A key that was never added hardly ever
+// shares a fingerprint with an added one.
 func TestKeyTableKeys(t *testing.T) {
 	t.Parallel()
 	table := newKeyTable(maphash.MakeSeed())
@@ -174,7 +175,7 @@ func TestKeyTableKeys(t *testing.T) {
 	}
 }
 
-// TestKeyTableTime: a key is found until its end in full seconds, rounded up.
+// TestKeyTableTime: a key is found until its expiry, in full seconds rounded up.
 func TestKeyTableTime(t *testing.T) {
 	t.Parallel()
 	table := newKeyTable(maphash.MakeSeed())
@@ -197,11 +198,11 @@ func TestKeyTableTime(t *testing.T) {
 	}
 }
 
-// lives are times for which the bindings' keys are remembered; see their tests.
+// lives are the periods for which the bindings keep their keys; see the bindings' tests.
 var lives = []time.Duration{35 * time.Second, 240 * time.Second, 300 * time.Second, 360 * time.Second, 15 * time.Minute}
 
-// TestKeyTableLoad holds 1,500 keys a second with different times for 30
-// minutes: memory stays in proportion to the keys that have not ended, and flat.
+// TestKeyTableLoad adds 1,500 keys a second with different periods for 30 minutes:
+// memory is proportional to the unexpired keys, and does not grow further.
 func TestKeyTableLoad(t *testing.T) {
 	rate, minutes := 1500, 30
 	if testing.Short() {
@@ -211,7 +212,7 @@ func TestKeyTableLoad(t *testing.T) {
 	before := heapBytes()
 	table := newKeyTable(maphash.MakeSeed())
 	start := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	ends := map[int64]int{} // second → keys that end then
+	ends := map[int64]int{} // second → keys that expire then
 	var seq uint64
 	live, most := 0, 0
 	for s := range 60 * minutes {
@@ -234,18 +235,18 @@ func TestKeyTableLoad(t *testing.T) {
 		live -= ends[past]
 		delete(ends, past)
 		if per := float64(table.bytes()) / float64(live); live > 100_000 && per > 32 {
-			t.Fatalf("after %d s: %.2f bytes for each of %d keys that have not ended", s, per, live)
+			t.Fatalf("after %d s: %.2f bytes for each of %d unexpired keys", s, per, live)
 		}
 		if s == 60*minutes/2 {
 			most = table.bytes()
 		}
 		if s > 60*minutes/2 && float64(table.bytes()) > 1.04*float64(most) {
-			t.Fatalf("after %d s: %d bytes, %d at half the time", s, table.bytes(), most)
+			t.Fatalf("after %d s: %d bytes, %d after half of the time", s, table.bytes(), most)
 		}
 	}
 	ends = nil
 	grown := heapBytes() - before
-	t.Logf("%d keys, %d have not ended: %d bytes, %.2f a key; the heap grew by %d",
+	t.Logf("%d keys, %d unexpired: %d bytes, %.2f a key; the heap grew by %d",
 		seq, live, table.bytes(), float64(table.bytes())/float64(live), grown)
 	if grown > int64(live)*32+1<<20 {
 		t.Errorf("the heap grew by %d bytes for %d keys", grown, live)
@@ -295,7 +296,7 @@ func TestEncodeKeys(t *testing.T) {
 
 var equateEmpty = gocmp.FilterValues(func(a, b []keyFact) bool { return len(a)+len(b) == 0 }, gocmp.Ignore())
 
-// TestAllowance: what outlives the window is counted until its end.
+// TestAllowance: the keys that outlive the window are counted until they expire.
 func TestAllowance(t *testing.T) {
 	t.Parallel()
 	a, b := testKey(100), testKey(101)
@@ -307,7 +308,7 @@ func TestAllowance(t *testing.T) {
 		t.Error(l)
 	}
 	if l.expire(5000) != 0 || len(l) != 0 {
-		t.Error("something is left")
+		t.Error("expired keys are still counted")
 	}
 }
 

@@ -8,14 +8,14 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// shared is a store that others write to, too.
+// shared is a store that other nodes write to as well.
 type shared struct{ store.Store }
 
 func (shared) Exclusive() bool { return false }
 
-// TestLeaseThatLapsed: if an owner's lease expired before it was renewed, its
-// watchers see the partition lost and gained, because nobody dispatched what was
-// recorded in between.
+// TestLeaseThatLapsed: if an owner's lease expires before it is renewed, its watchers
+// are told that the partition was lost and gained, because records of the time in
+// between were not dispatched.
 func TestLeaseThatLapsed(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	j := &Journal{store: shared{}, meta: store.Meta{Partitions: 2}, cfg: Config{Now: func() time.Time { return now }}}
@@ -38,13 +38,13 @@ func TestLeaseThatLapsed(t *testing.T) {
 		j.notifyOwned()
 		j.notifyOwned()
 		if !slices.Equal(told, want) {
-			t.Fatalf("told %v, want %v", told, want)
+			t.Fatalf("watchers were told %v, want %v", told, want)
 		}
 	}
 	renew(9*time.Second, true)
 	renew(11*time.Second, true, false, true)
 	renew(5*time.Second, true, false, true)
-	// One that is seen to be over is told of as such, and again when it is held.
+	// A lease that is found expired is reported at once, and again when it is renewed.
 	now = now.Add(11 * time.Second)
 	j.notifyOwned()
 	renew(0, true, false, true, false, true)

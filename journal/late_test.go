@@ -9,8 +9,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// TestLate: a late entry is recorded with the next ones, in order, or alone after
-// some milliseconds.
+// TestLate: a late entry is recorded in one group with the next entry, in order, or
+// alone after a few milliseconds.
 func TestLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := open(t, setup{Memory: true})
@@ -33,7 +33,7 @@ func TestLate(t *testing.T) {
 		before, begun := groups(), time.Now()
 		alone := step(parley.Waiting, true)
 		if n := groups(); n != before {
-			t.Errorf("%d groups at once for what is late", n-before)
+			t.Errorf("%d groups were written at once for a late entry", n-before)
 		}
 		if err := <-alone; err != nil || time.Since(begun) != maxLateWait {
 			t.Errorf("alone: %v after %v", err, time.Since(begun))
@@ -54,8 +54,8 @@ func TestLate(t *testing.T) {
 	})
 }
 
-// TestStepsOfAGroup: a step that cannot follow one in flight is refused only when
-// that one is recorded.
+// TestStepsOfAGroup: a step that conflicts with a step in flight is refused only after
+// that step is recorded.
 func TestStepsOfAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		j := open(t, setup{Memory: true})

@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// TestLossesOfEvents: what an event lost is noted in the delivery of its request,
-// besides what its steps lost, whether it is read from the log or from a
+// TestLossesOfEvents: the losses of an event are added to the delivery of its request,
+// besides the losses of the steps. This holds for a journal read from the log and from a
 // checkpoint.
 func TestLossesOfEvents(t *testing.T) {
 	cfg := setup{Dir: t.TempDir(), Node: "n"}
@@ -36,13 +36,13 @@ func TestLossesOfEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	want = append(want, loss(0), loss(1))
-	check("an event")
+	check("after an event")
 	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: asked.ID, To: "bob", State: parley.Delivered,
 		Attempt: 1, Losses: []parley.Loss{loss(1), loss(2)}}}}); err != nil {
 		t.Fatal(err)
 	}
 	want = append(want, loss(2))
-	check("a step after it")
+	check("after a step")
 	for n := range 2 * MaxLosses {
 		if err := say(&parley.Message{Kind: parley.Event}, loss(n)); err != nil {
 			t.Fatal(err)
@@ -51,7 +51,7 @@ func TestLossesOfEvents(t *testing.T) {
 			want = append(want, loss(n))
 		}
 	}
-	check("too many")
+	check("after too many losses")
 	again := open(t, setup{Dir: crash(t, cfg.Dir), Node: "n"}) // from the log
 	if v, ok := again.Delivery(asked.ID, "bob"); !ok || !slices.Equal(v.Losses, want) {
 		t.Errorf("after a crash: %v, want %v", v.Losses, want)

@@ -30,7 +30,7 @@ func TestTransitions(t *testing.T) {
 		"late reply":               {{dead, 0, true}, {ans, 0, true}},
 		"expired":                  {{parley.Expired, 0, true}, {w, 0, false}},
 		"abandoned":                {{d, 1, true}, {parley.Abandoned, 0, true}, {d, 2, false}},
-		"not dropped alive":        {{parley.Dropped, 0, false}},
+		"dropped, not dead":        {{parley.Dropped, 0, false}},
 		"lost with connection":     {{d, 1, true}, {ok, 1, true}, {d, 2, false}, {w, 1, true}, {d, 2, true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestConcurrentAttempts(t *testing.T) {
 	wg.Wait()
 	d, _ := j.Delivery(m.ID, "bob")
 	if len(recorded) != d.Attempt {
-		t.Fatalf("%d attempts recorded, the delivery says %d", len(recorded), d.Attempt)
+		t.Fatalf("%d attempts recorded, the delivery counts %d", len(recorded), d.Attempt)
 	}
 	for n, times := range recorded {
 		if times != 1 {
@@ -137,7 +137,7 @@ func TestChainsAndFences(t *testing.T) {
 			}
 			for _, forgetful := range []bool{false, true} {
 				if forgetful {
-					clear(j.parts[0].heads) // now the engine is asked
+					clear(j.parts[0].heads) // heads are read from the engine
 				}
 				var conflict *ConflictError
 				if _, err := link(one.Sequence, nil); !errors.As(err, &conflict) || conflict.Head != two.Sequence ||
@@ -148,7 +148,7 @@ func TestChainsAndFences(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// One guilty entry of many is refused alone.
+			// An invalid entry of a group is refused alone.
 			clear(j.parts[0].heads)
 			var wg sync.WaitGroup
 			for i := range 100 {
@@ -178,7 +178,7 @@ func TestChainsAndFences(t *testing.T) {
 			}
 			c.add(50 * time.Second)
 			if _, err := j.Lease(ctx, "s", "conn", time.Minute); !errors.Is(err, ErrExists) {
-				t.Fatal("a renewed lease was taken over:", err)
+				t.Fatal("another node acquired a renewed lease:", err)
 			}
 			three, err := link(two.Sequence, lease)
 			if err != nil {
@@ -217,8 +217,8 @@ func TestChainsAndFences(t *testing.T) {
 	}
 }
 
-// TestLeaseOfEndedProcess: where the store is for one process alone, the lease of
-// one that was killed holds nobody up, whatever its node was called.
+// TestLeaseOfEndedProcess: in a store for one process only, the lease of a killed
+// process delays no other, whatever the name of its node.
 func TestLeaseOfEndedProcess(t *testing.T) {
 	dir := t.TempDir()
 	j := open(t, setup{Dir: dir, Node: "one"})
@@ -260,14 +260,14 @@ func TestLimits(t *testing.T) {
 	}
 	c.add(15 * time.Minute)
 	if err := accept("short 5", "alice", time.Minute); err != nil {
-		t.Fatal("the window has passed:", err)
+		t.Fatal("a key after the window of the short keys:", err)
 	}
 	if err := accept("one more", "alice", time.Hour); !errors.Is(err, ErrBusy) {
 		t.Fatal(err)
 	}
 	c.add(46 * time.Minute)
 	if err := accept("one more", "alice", time.Hour); err != nil {
-		t.Fatal("one long key has ended:", err)
+		t.Fatal("a long key after another has expired:", err)
 	}
 	if s := j.Stats().Partitions[0]; s.LongKeys != 2 || s.Keys != 0 {
 		t.Fatalf("%+v", s)
@@ -325,19 +325,19 @@ func TestInvalidEntries(t *testing.T) {
 		"empty":    {Entry{Scope: "s"}, ErrInvalid},
 		"no scope": {Entry{Message: request(t, "a", "b")}, ErrInvalid},
 		"no id":    {Entry{Scope: "s", Message: &parley.Message{}}, ErrInvalid},
-		"open without": {Entry{Scope: "s", Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}},
+		"open without message": {Entry{Scope: "s", Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}},
 			Open: []Opening{{To: "b"}}}, ErrInvalid},
-		"twice to one": {Entry{Scope: "s", Message: request(t, "a", "b"), Open: []Opening{{To: "b"}, {To: "b"}}},
+		"recipient twice": {Entry{Scope: "s", Message: request(t, "a", "b"), Open: []Opening{{To: "b"}, {To: "b"}}},
 			ErrInvalid},
 		"refused and open": {Entry{Scope: "s", Message: request(t, "a", "b"),
 			Refused: parley.Refuse(parley.Forbidden, "no"), Open: []Opening{{To: "b"}}}, ErrInvalid},
 		"two steps": {Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead},
 			{Message: m.ID, To: "b", State: parley.Dead}}}, ErrInvalid},
-		"no state":            {Entry{Steps: []Step{{Message: m.ID, To: "b"}}}, ErrInvalid},
-		"answered by nothing": {Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Answered}}}, ErrInvalid},
-		"a key":               {Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: "x"}}, ErrInvalid},
-		"open again":          {Entry{Scope: "s", Message: m, Open: []Opening{{To: "b"}}}, ErrConflict},
-		"no such delivery":    {Entry{Steps: []Step{{Message: sampleID(9), To: "b", State: parley.Dead}}}, ErrConflict},
+		"no state":          {Entry{Steps: []Step{{Message: m.ID, To: "b"}}}, ErrInvalid},
+		"no reply":          {Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Answered}}}, ErrInvalid},
+		"key in Append":     {Entry{Scope: "s", Message: request(t, "a", "b"), Key: Key{ID: "x"}}, ErrInvalid},
+		"duplicate message": {Entry{Scope: "s", Message: m, Open: []Opening{{To: "b"}}}, ErrConflict},
+		"no such delivery":  {Entry{Steps: []Step{{Message: sampleID(9), To: "b", State: parley.Dead}}}, ErrConflict},
 		"other partition": {Entry{Scope: other, Message: request(t, "a", "b"),
 			Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}}}, ErrScope},
 		"fence elsewhere": {Entry{Scope: "s", Message: request(t, "a", "b"), Fence: lease}, ErrScope},
@@ -353,7 +353,7 @@ func TestInvalidEntries(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := j.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "b", State: parley.Dead}}}); err != nil {
-		t.Fatal("steps alone find their partition:", err)
+		t.Fatal("an entry with steps and no scope:", err)
 	}
 }
 
@@ -431,7 +431,7 @@ func TestWatchAndFollow(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(seen) != 200 {
-				t.Fatal("told after stop")
+				t.Fatal("a record was reported after stop")
 			}
 			cancel()
 			wg.Wait()
@@ -505,10 +505,10 @@ func TestCallersLeave(t *testing.T) {
 			switch {
 			case err == nil:
 				if _, ok := j.Delivery(m.ID, "b"); !ok {
-					t.Error("acknowledged and not there")
+					t.Error("an acknowledged delivery is missing")
 				}
 			case i%2 != 0:
-				t.Error("one who stayed:", err)
+				t.Error("a caller that did not cancel:", err)
 			case errors.Is(err, ErrUnknown), errors.Is(err, context.Canceled):
 			default:
 				t.Error(err)
@@ -552,7 +552,7 @@ func TestPosition(t *testing.T) {
 	}
 	for _, s := range []string{"", "1", "0-0", "-1-2", "00-1", "0-01", "0-1 ", "70000-1", "+1-1"} {
 		if _, err := ParsePosition(s); err == nil {
-			t.Errorf("%q was read", s)
+			t.Errorf("%q was parsed", s)
 		}
 	}
 }

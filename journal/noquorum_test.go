@@ -11,8 +11,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// away is a store whose servers have no quorum: it takes nothing for as long as
-// it is given.
+// away is a store whose servers have no quorum: each Append waits until its context
+// ends, and fails.
 type away struct {
 	store.Store
 	gone atomic.Bool
@@ -26,9 +26,8 @@ func (s *away) Append(ctx context.Context, p int, after uint64, rows []store.Rec
 	return fmt.Errorf("%w: no quorum: %w", store.ErrBusy, ctx.Err())
 }
 
-// TestBusyWhenTheStoreIsAway: what the store does not take in time was not
-// recorded, and the sender is told to come back, not that a deadline of its own
-// has passed.
+// TestBusyWhenTheStoreIsAway: an entry that the store does not accept in time is not
+// recorded. The sender gets a retryable error, not an expired deadline of its own.
 func TestBusyWhenTheStoreIsAway(t *testing.T) {
 	var s *away
 	j := open(t, setup{Memory: true, Timeout: 20 * time.Millisecond, wrap: func(x store.Store) store.Store {

@@ -8,9 +8,9 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// A partition changes hands when its drains have ended, and not before, however
-// long that takes: its lease is renewed meanwhile. Then the next owner has it at
-// once. A node that leaves hands over all, and lives until it is closed.
+// TestHandOver: a partition is handed over only after its drain has ended. The owner
+// renews the lease until then, and the next owner has the partition at once. A node that
+// leaves hands over all of its partitions, and counts as alive until it is closed.
 func TestHandOver(t *testing.T) {
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 4, OwnerTTL: time.Second})
@@ -22,7 +22,7 @@ func TestHandOver(t *testing.T) {
 		}
 		return list
 	}
-	eventually(t, "the only node has all", func() bool { return len(owned(a)) == 4 })
+	eventually(t, "the only node owns all partitions", func() bool { return len(owned(a)) == 4 })
 	leases := make([]*Lease, 4)
 	for p := range 4 {
 		leases[p] = a.Owner(p)
@@ -30,7 +30,7 @@ func TestHandOver(t *testing.T) {
 	draining, proceed := make(chan int, 4), make(chan struct{})
 	defer a.OnHandOver(func(ctx context.Context, p int) {
 		if a.Owned(p) || a.Owner(p) != nil {
-			t.Errorf("partition %d is dispatched while it is drained", p)
+			t.Errorf("partition %d is owned while it is drained", p)
 		}
 		draining <- p
 		select {
@@ -47,17 +47,17 @@ func TestHandOver(t *testing.T) {
 	b := open(t, setup{URL: s.ClientURL(), Node: "b", OwnerTTL: time.Second})
 	moving := <-draining
 	if p := <-told; p != moving {
-		t.Errorf("told of %d, drained %d", p, moving)
+		t.Errorf("partition %d was reported lost, %d was drained", p, moving)
 	}
 	lease := leases[moving]
 	until := lease.Until()
 	eventually(t, "the lease is renewed", func() bool { return lease.Until().After(until.Add(2 * time.Second)) })
 	if b.Owned(moving) || len(owned(b)) > 0 {
-		t.Fatal("the partition moved before it was drained")
+		t.Fatal("the partition was handed over before its drain ended")
 	}
 	if !b.LivesElsewhere("a", time.Now()) || b.LivesElsewhere("a", time.Now().Add(-time.Hour)) ||
 		b.LivesElsewhere("b", time.Now()) {
-		t.Error("who lives elsewhere is not known")
+		t.Error("LivesElsewhere is wrong for a running, an old or the own node")
 	}
 	close(proceed)
 	eventually(t, "each partition has one owner", func() bool {
@@ -65,7 +65,7 @@ func TestHandOver(t *testing.T) {
 			b.Owned(moving)
 	})
 
-	// Leaving.
+	// A node leaves.
 	m := request(t, "x", "y")
 	if _, err := b.Append(t.Context(), Entry{Scope: "s", Message: m,
 		Open: []Opening{{To: "y", Attempt: 1}}}); err != nil {
@@ -74,22 +74,22 @@ func TestHandOver(t *testing.T) {
 	if err := b.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the other has all", func() bool { return len(owned(a)) == 4 })
+	eventually(t, "the other node owns all partitions", func() bool { return len(owned(a)) == 4 })
 	if !a.LivesElsewhere("b", time.Now()) {
-		t.Error("a node that leaves lives until it ends")
+		t.Error("a leaving node does not count as alive")
 	}
 	step := Step{Message: m.ID, To: "y", State: parley.Delivered, Attempt: 1}
 	if _, err := b.Append(t.Context(), Entry{Steps: []Step{step}}); err != nil {
-		t.Errorf("the outcome of an attempt that was in flight: %v", err)
+		t.Errorf("the outcome of an attempt in flight is refused: %v", err)
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "it is gone", func() bool { return !a.LivesElsewhere("b", time.Now()) })
+	eventually(t, "the closed node counts as gone", func() bool { return !a.LivesElsewhere("b", time.Now()) })
 }
 
-// A delivery tells who made its last attempt; one with a waiting caller, where
-// that is.
+// TestNodeOfADelivery: a delivery names the node of its last attempt; with a waiting
+// caller, the node of that caller.
 func TestNodeOfADelivery(t *testing.T) {
 	s := natsServer(t, nil)
 	a := open(t, setup{URL: s.ClientURL(), Node: "a", Partitions: 1})
@@ -100,12 +100,12 @@ func TestNodeOfADelivery(t *testing.T) {
 			Open: []Opening{{To: "y", Sync: sync}}}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the other reads it", func() bool { _, ok := b.Delivery(m.ID, "y"); return ok })
+		eventually(t, "the other node knows the delivery", func() bool { _, ok := b.Delivery(m.ID, "y"); return ok })
 		if _, err := b.Append(t.Context(), Entry{Steps: []Step{{Message: m.ID, To: "y", State: parley.Delivering,
 			Attempt: 1}}}); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the attempt is read", func() bool {
+		eventually(t, "the attempt is known", func() bool {
 			v,
 				_ := a.Delivery(m.ID, "y")
 			return v.State == parley.Delivering

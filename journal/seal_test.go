@@ -12,8 +12,8 @@ import (
 	"golang.org/x/crypto/chacha20poly1305"
 )
 
-// TestSealed: what was sealed is opened at its place only, and not after any
-// single bit of it changed; text gets smaller.
+// TestSealed: a sealed block opens only at its own place, and not after any single bit
+// is flipped. Text is compressed.
 func TestSealed(t *testing.T) {
 	aead, err := chacha20poly1305.NewX(make([]byte, chacha20poly1305.KeySize))
 	if err != nil {
@@ -48,8 +48,8 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// TestTooMuchUnpacked: a block that says it is huge is refused before memory is
-// taken for it.
+// TestTooMuchUnpacked: a block with a huge stated size is refused before memory is
+// allocated for it.
 func TestTooMuchUnpacked(t *testing.T) {
 	s := &sealer{}
 	place := recordAAD(0, 1)
@@ -59,6 +59,6 @@ func TestTooMuchUnpacked(t *testing.T) {
 	_, err := s.open(place, b)
 	runtime.ReadMemStats(&after)
 	if grown := after.TotalAlloc - before.TotalAlloc; !errors.Is(err, errDamaged) || grown > maxContent/2 {
-		t.Errorf("%v, %d bytes", err, grown)
+		t.Errorf("%v, %d bytes allocated", err, grown)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// setup is a journal for a test: its configuration, and where it lies.
+// setup is the configuration of a test's journal and of its store.
 type setup struct {
 	Dir    string
 	Memory bool
@@ -82,7 +82,7 @@ func open(t testing.TB, s setup) *Journal {
 	return j
 }
 
-// restoring says where a backup goes in a test.
+// restoring is the destination of a restore in a test.
 type restoring struct {
 	Dir         string
 	URL, Prefix string

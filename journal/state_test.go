@@ -11,8 +11,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// interrupted is a store whose first FollowState ends with an error before it has
-// told anything.
+// interrupted is a store whose first FollowState fails before it reports any change.
 type interrupted struct {
 	store.Store
 	calls atomic.Int32
@@ -25,7 +24,7 @@ func (s *interrupted) FollowState(ctx context.Context, after uint64, ready func(
 		<-s.ends
 		return errors.New("the connection was lost")
 	}
-	if after > 0 { // else from now on
+	if after > 0 { // otherwise only later changes are followed
 		err := s.Range(ctx, "b", "", func(v store.Value) bool {
 			if v.Data = bytes.Clone(v.Data); v.Revision > after {
 				fn("b", v)
@@ -40,8 +39,8 @@ func (s *interrupted) FollowState(ctx context.Context, after uint64, ready func(
 	return ctx.Err()
 }
 
-// TestInterruptedStateIsTold: what other hubs changed before the following of the
-// state was interrupted is told when it goes on.
+// TestInterruptedStateIsTold: changes made by another hub before an interruption are
+// reported when following resumes.
 func TestInterruptedStateIsTold(t *testing.T) {
 	s := &interrupted{ends: make(chan struct{})}
 	j := open(t, setup{Dir: t.TempDir(), wrap: func(x store.Store) store.Store {
@@ -51,7 +50,7 @@ func TestInterruptedStateIsTold(t *testing.T) {
 	put := func(key string) {
 		t.Helper()
 		data := j.sealer.seal(valueAAD("b", key), payload{data: []byte("v")})
-		// as another hub does
+		// A change by another hub.
 		if _, err := s.Put(t.Context(), "b", store.Value{Key: key, Data: data}, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -70,7 +69,7 @@ func TestInterruptedStateIsTold(t *testing.T) {
 	defer stop()
 	put("after")
 	close(s.ends)
-	eventually(t, "the change is told", func() bool {
+	eventually(t, "the change is reported", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return told["after"] > 0

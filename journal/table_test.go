@@ -16,8 +16,8 @@ type counter struct {
 	Text string `json:",omitempty"`
 }
 
-// TestTableChange: of many who change a row at once through two tables, each
-// change counts, and none is made of an older row than the last.
+// TestTableChange: concurrent changes of one row through two tables all take effect,
+// each based on the newest row.
 func TestTableChange(t *testing.T) {
 	j := open(t, setup{Memory: true})
 	tables := []*Table[counter]{NewTable[counter](j, "b", 10), NewTable[counter](j, "b", 10)}
@@ -47,15 +47,15 @@ func TestTableChange(t *testing.T) {
 		t.Fatalf("err = %v", err)
 	}
 	if _, err := tables[1].Replace(t.Context(), Row[counter]{Key: "k"}); !errors.Is(err, ErrConflict) {
-		t.Fatalf("a row that is there was made: %v", err)
+		t.Fatalf("an existing row was created: %v", err)
 	}
 	if err := tables[1].Delete(t.Context(), "k", row.Revision-1); !errors.Is(err, ErrConflict) {
-		t.Fatalf("another row was deleted: %v", err)
+		t.Fatalf("a newer revision of the row was deleted: %v", err)
 	}
 }
 
-// TestTableFollow: a followed table knows its own writes at once, those of others
-// soon, and never goes back to an older row.
+// TestTableFollow: a followed table knows its own writes at once, the writes of others
+// soon, and never returns to an older row.
 func TestTableFollow(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var clock sync.Mutex
@@ -71,19 +71,19 @@ func TestTableFollow(t *testing.T) {
 	}
 	x := NewTable[counter](j, "b", 0)
 	var mu sync.Mutex
-	index := map[string]int{} // as a user of the table keeps one
+	index := map[string]int{} // an index as a caller builds it from the changes
 	stop, err := x.Follow(ctx, func(before, after Row[counter]) {
 		mu.Lock()
 		defer mu.Unlock()
 		if before.Revision != 0 && index[before.Key] != before.Value.N {
-			t.Errorf("%s was %d, told as %d", before.Key, index[before.Key], before.Value.N)
+			t.Errorf("%s was %d, reported as %d", before.Key, index[before.Key], before.Value.N)
 		}
 		if after.Revision == 0 {
 			delete(index, before.Key)
 			return
 		}
 		if after.Revision < before.Revision {
-			t.Errorf("%s goes back from %d to %d", after.Key, before.Revision, after.Revision)
+			t.Errorf("%s goes back from revision %d to %d", after.Key, before.Revision, after.Revision)
 		}
 		index[after.Key] = after.Value.N
 	})
@@ -92,7 +92,7 @@ func TestTableFollow(t *testing.T) {
 	}
 	defer stop()
 	if x.Known("before").Value.N != 1 {
-		t.Fatalf("what was there is %+v", x.Known("before"))
+		t.Fatalf("the row from before Follow is %+v", x.Known("before"))
 	}
 	for i := range 200 {
 		key := strconv.Itoa(i % 7)
@@ -114,11 +114,11 @@ func TestTableFollow(t *testing.T) {
 	if _, err := other.Put(ctx, "other", counter{N: 7}, now.Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "another's row is told", func() bool { return x.Known("other").Value.N == 7 })
+	eventually(t, "the row of another table is known", func() bool { return x.Known("other").Value.N == 7 })
 	if err := other.Delete(ctx, "before", 0); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "its deletion is told", func() bool { return x.Known("before").Revision == 0 })
+	eventually(t, "the deletion is known", func() bool { return x.Known("before").Revision == 0 })
 	var keys []string
 	for _, r := range x.All() {
 		keys = append(keys, r.Key)
@@ -136,11 +136,11 @@ func TestTableFollow(t *testing.T) {
 	clock.Unlock()
 	if r := x.Known("other"); r.Revision != 0 || slices.ContainsFunc(x.All(),
 		func(r Row[counter]) bool { return r.Key == "other" }) {
-		t.Errorf("past its time, and there: %+v", r)
+		t.Errorf("an expired row is still known: %+v", r)
 	}
 }
 
-// TestTableCache: the cache is bounded, and what is read again is right.
+// TestTableCache: the cache is bounded, and evicted rows are read again correctly.
 func TestTableCache(t *testing.T) {
 	j := open(t, setup{Memory: true})
 	x := NewTable[counter](j, "b", 4)
@@ -162,8 +162,8 @@ func TestTableCache(t *testing.T) {
 	}
 }
 
-// TestTableSweep: each row is judged, also one that changes while it is written,
-// and a value that is none is passed over.
+// TestTableSweep: every row is judged, again if it changes before it is written. A value
+// that cannot be decoded is skipped.
 func TestTableSweep(t *testing.T) {
 	j := open(t, setup{Memory: true})
 	ctx := context.WithoutCancel(t.Context())
@@ -194,7 +194,7 @@ func TestTableSweep(t *testing.T) {
 		if r.Value.N != 2 {
 			return Keep
 		}
-		if !changed { // another writes it once it is judged, before it is written
+		if !changed { // another writer changes the row between its judging and its write
 			changed = true
 			if _, err := j.State("b").Put(ctx, r.Key, []byte(`{"N":2,"Text":"more"}`), time.Time{}); err != nil {
 				t.Error(err)
@@ -210,7 +210,7 @@ func TestTableSweep(t *testing.T) {
 		switch {
 		case r.Key == "k/none":
 			if err == nil {
-				t.Error("a value that is none was read")
+				t.Error("an invalid value was decoded")
 			}
 		case err != nil, r.Value.N == 1, (r.Value.Text != "") != (r.Value.N == 0):
 			t.Errorf("%+v (%v)", r, err)
@@ -222,8 +222,8 @@ func TestTableSweep(t *testing.T) {
 	}
 }
 
-// TestTableWatch: a watched table tells of rows and deletions below a prefix, by
-// itself and by others, passes over what it cannot decode, and keeps nothing.
+// TestTableWatch: a watched table reports rows and deletions below a prefix, its own and
+// those of others. It skips values that it cannot decode, and caches nothing.
 func TestTableWatch(t *testing.T) {
 	j := open(t, setup{Memory: true})
 	ctx := t.Context()
@@ -240,7 +240,7 @@ func TestTableWatch(t *testing.T) {
 	want := func(key string, n int, there bool) {
 		t.Helper()
 		if r := <-told; r.Key != key || r.Value.N != n || (r.Revision != 0) != there {
-			t.Errorf("told of %+v, want %s: %d, there: %v", r, key, n, there)
+			t.Errorf("reported %+v, want %s: %d, exists: %v", r, key, n, there)
 		}
 	}
 	want("a/1", 1, true)
@@ -261,12 +261,12 @@ func TestTableWatch(t *testing.T) {
 	}
 	want("a/1", 0, false)
 	if x.Len() != 0 {
-		t.Errorf("%d rows are kept", x.Len())
+		t.Errorf("%d rows are cached", x.Len())
 	}
 }
 
-// TestTableOmit: a followed table tells of the rows that it does not hold, and reads
-// them where they are asked for.
+// TestTableOmit: a followed table reports the rows that it omits from memory, and reads
+// them from the store on request.
 func TestTableOmit(t *testing.T) {
 	j := open(t, setup{Memory: true})
 	ctx := t.Context()
@@ -298,14 +298,14 @@ func TestTableOmit(t *testing.T) {
 	if r, err := x.Last(ctx, "k"); err != nil || r.Value.N != 2 {
 		t.Errorf("read %+v (%v)", r, err)
 	}
-	x.turn.Lock() // what follows the state calls changed too
+	x.turn.Lock() // the follower of the state appends to told as well
 	defer x.turn.Unlock()
 	if want := []string{"large 0 5", "k 0 0", "k 0 1", "k 1 2"}; !slices.Equal(told[:min(4, len(told))], want) {
-		t.Errorf("told %q", told)
+		t.Errorf("reported %q", told)
 	}
 }
 
-// TestTableText: JSON within a value comes back as it was written.
+// TestTableText: JSON within a value is returned byte for byte.
 func TestTableText(t *testing.T) {
 	x := NewTable[json.RawMessage](open(t, setup{Memory: true}), "b", 0)
 	const text = `{"signed":"a < b && c > d"}`

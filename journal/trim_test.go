@@ -57,13 +57,13 @@ func TestTrim(t *testing.T) {
 				}
 				return after.First
 			}
-			trim(false) // all has content
+			trim(false) // no record is erased yet
 			if _, err := j.Erase(ctx, 1, at); err != nil {
 				t.Fatal(err)
 			}
 			first := trim(true)
 			if first > held.Sequence {
-				t.Fatalf("what is not delivered was removed: the log begins at %d", first)
+				t.Fatalf("a pending delivery was removed: the log begins at %d", first)
 			}
 			trim(false)
 			if _, err := j.Read(ctx, at[0]); !errors.Is(err, ErrNotFound) {
@@ -82,7 +82,7 @@ func TestTrim(t *testing.T) {
 			if want := j.Stats().Partitions[0].Records; uint64(records) > want || records == 0 {
 				t.Errorf("%d records are read of %d", records, want)
 			}
-			// Power lost before the removal was on the disk, or after: both open.
+			// A copy from a crash opens, with the held record and its delivery.
 			for _, dir := range []string{crash(t, cfg.Dir)} {
 				k := open(t, setup{Dir: dir, Key: key, Now: c.now, Node: "n"})
 				if r, err := k.Read(ctx, held); err != nil || r.Message == nil {
@@ -102,9 +102,10 @@ func TestTrim(t *testing.T) {
 			}
 			k := open(t, setup{Dir: to, Key: key, Now: c.now, Node: "n"})
 			if got := k.Stats().Partitions[0]; got.First != first {
-				t.Errorf("restored, the log begins at %d", got.First)
+				t.Errorf("the restored log begins at %d", got.First)
 			}
-			// Delivered, it goes too; a chain's last record does not.
+			// A settled delivery no longer holds its record; the head of a chain is
+			// kept.
 			if _, err := j.Append(ctx, Entry{Steps: []Step{{Message: mustRead(t, j, held).Message.ID, To: "bob",
 				State: parley.Answered, Reply: sampleID(1)}}}); err != nil {
 				t.Fatal(err)
@@ -146,7 +147,7 @@ func mustRead(t *testing.T, j *Journal, at Position) *Record {
 	return r
 }
 
-// TestTrimKeepsReplayKeys holds back what a replay key rests on.
+// TestTrimKeepsReplayKeys: Trim keeps the record of an unexpired replay key.
 func TestTrimKeepsReplayKeys(t *testing.T) {
 	c := newClock()
 	j := open(t, setup{Dir: t.TempDir(), Key: []byte("a key of sixteen or more bytes"), Now: c.now})
@@ -172,7 +173,7 @@ func TestTrimKeepsReplayKeys(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	if _, ok := j.Seen("s", "a"); !ok {
-		t.Error("a replay would be accepted")
+		t.Error("the key is not seen: a replay would be accepted")
 	}
 	c.add(2 * time.Hour)
 	if n, err := j.Trim(t.Context(), 0, c.now()); err != nil || n == 0 {

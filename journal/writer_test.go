@@ -11,7 +11,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// heldStore holds the first Append up, and then refuses it where refuse is set.
+// heldStore blocks the first Append until goOn is closed, and then refuses it if refuse
+// is set.
 type heldStore struct {
 	store.Store
 	refuse     bool
@@ -40,9 +41,9 @@ func (s *heldStore) Append(ctx context.Context, partition int, after uint64, rec
 	return err
 }
 
-// TestNextGroup: while the store has a group the next is made, and what bears on
-// the first one waits for its end. Whether that is recorded or not, the others are
-// recorded behind it, once.
+// TestNextGroup: while the store writes a group, the next one is prepared. Entries that
+// depend on the first group wait for its outcome. Whether the store accepts it or not,
+// the other entries are recorded after it, once.
 func TestNextGroup(t *testing.T) {
 	for _, refuse := range []bool{false, true} {
 		t.Run(fmt.Sprint("refused ", refuse), func(t *testing.T) {
@@ -77,7 +78,7 @@ func TestNextGroup(t *testing.T) {
 			}
 			accept("the first")
 			for i := range pipelineFrom - 1 {
-				accept(fmt.Sprint(i / 2)) // but one, each twice
+				accept(fmt.Sprint(i / 2)) // each key twice, the last once
 			}
 			<-prepared
 			close(held.goOn)
@@ -90,7 +91,7 @@ func TestNextGroup(t *testing.T) {
 				t.Errorf("recorded, replays, failed: %d, want %d", got, want)
 			}
 			if n := held.conflicts.Load(); n > 0 {
-				t.Errorf("%d groups followed what was not recorded", n)
+				t.Errorf("%d groups followed a record that was refused", n)
 			}
 			n := uint64(0)
 			for r, err := range j.Records(t.Context(), 0, From{}) {

@@ -21,14 +21,14 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// diskJournal is a journal as a hub has it.
+// diskJournal is a journal on disk, as in a hub.
 func diskJournal(b testing.TB, partitions int) *journal.Journal {
 	b.Helper()
 	return openJournal(b, journal.Config{Store: testjournal.Disk(b, b.TempDir()), Node: "n1", Partitions: partitions})
 }
 
-// cpu is the processor time of the process. Unlike the time by the clock it is much
-// the same on a loaded machine.
+// cpu is the processor time of the process. Unlike wall time it hardly changes on a
+// loaded machine.
 func cpu(b *testing.B) time.Duration {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
@@ -37,8 +37,8 @@ func cpu(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// resetPeak and peak tell how much memory the process holds at most in between, in
-// bytes.
+// resetPeak and peak measure the largest memory of the process between the two calls,
+// in bytes.
 func resetPeak(b *testing.B) {
 	runtime.GC()
 	debug.FreeOSMemory()
@@ -60,7 +60,8 @@ func peak(b *testing.B) float64 {
 	return kb * 1024
 }
 
-// exchanges is how many the journals of these benchmarks hold: two records each.
+// exchanges is the number of exchanges in the journals of these benchmarks, two records
+// each.
 func exchanges() int {
 	if testing.Short() {
 		return 50_000
@@ -68,10 +69,9 @@ func exchanges() int {
 	return 500_000
 }
 
-// BenchmarkRebuild makes the index of a journal on disk of 1,000,000 records,
-// 100,000 with -short. It reports the most memory that the process holds meanwhile,
-// with the engine in it, and how many times the processor time of a plain reading
-// of the journal in the same run it takes.
+// BenchmarkRebuild makes the index of a journal on disk of 1,000,000 records, 100,000
+// with -short. It reports the peak memory of the process, including the engine's, and
+// its processor time relative to a plain reading of the same journal.
 func BenchmarkRebuild(b *testing.B) {
 	for _, noText := range []bool{false, true} {
 		b.Run(fmt.Sprintf("text=%v", !noText), func(b *testing.B) {
@@ -113,8 +113,8 @@ func readAll(b *testing.B, j *journal.Journal) {
 	}
 }
 
-// BenchmarkScan reads the same journal and does nothing with it: the floor of
-// a rebuild. In memory there are 100,000 records.
+// BenchmarkScan reads the journal without indexing it: the lower bound of a rebuild. In
+// memory the journal has 100,000 records.
 func BenchmarkScan(b *testing.B) {
 	for name, c := range map[string]struct {
 		make      func(testing.TB, int) *journal.Journal
@@ -146,9 +146,9 @@ func BenchmarkAppend(b *testing.B) {
 	b.ReportMetric(float64((cpu(b)-before).Microseconds())/(2*exchanges*float64(b.N)), "cpu-µs/record")
 }
 
-// BenchmarkFollow appends exchanges as fast as a journal in memory takes them,
-// and reports how far behind the index was meanwhile, and how long it took to
-// come to the end afterwards.
+// BenchmarkFollow appends exchanges at a fixed rate, or as fast as a journal in memory
+// accepts them. It reports the largest lag of the index, and the time until it has
+// caught up.
 func BenchmarkFollow(b *testing.B) {
 	for _, rate := range []int{5_000, 10_000, 0} {
 		b.Run(fmt.Sprintf("rate=%d", rate), func(b *testing.B) {

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// leaveFiles takes all descriptors of the process but n.
+// leaveFiles takes all file descriptors of the process but n.
 func leaveFiles(t *testing.T, n int) (giveBack func()) {
 	t.Helper()
 	var taken []*os.File
@@ -36,10 +36,10 @@ func leaveFiles(t *testing.T, n int) (giveBack func()) {
 	return func() { give(len(taken)) }
 }
 
-// TestOutOfFiles opens an index with fewer and fewer free descriptors than it
-// needs. Another process has not finished making that index, so Open checks more.
+// TestOutOfFiles: opening an index with too few free descriptors fails without losing
+// the index. The index is unfinished by another process, so Open checks more.
 func TestOutOfFiles(t *testing.T) {
-	// The limit is the whole process's: it gets one of its own.
+	// The limit holds for a whole process, so the test runs in one of its own.
 	const child = "PARLEY_INDEX_LIMITED"
 	if os.Getenv(child) == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestOutOfFiles$", "-test.v")
@@ -91,12 +91,12 @@ func TestOutOfFiles(t *testing.T) {
 		}
 	}
 	if failed < 4 {
-		t.Errorf("opened %d times without descriptors", 16-failed)
+		t.Errorf("opened %d times with too few descriptors", 16-failed)
 	}
 }
 
-// TestReadOnlyFile: where SQLite gets a descriptor only at its second attempt,
-// it has the file for reading only.
+// TestReadOnlyFile: if SQLite gets a descriptor only at its second attempt, the file is
+// open read-only. The index is opened again, and not rebuilt.
 func TestReadOnlyFile(t *testing.T) {
 	j, a := filled(t, 5)
 	x := openIndex(t, Config{Journal: j, Path: filepath.Join(t.TempDir(), "index.db"), retry: time.Millisecond})
@@ -106,6 +106,6 @@ func TestReadOnlyFile(t *testing.T) {
 	a.append(t)
 	compare(t, x, j)
 	if s := x.Stats(); s.Rebuilds != 0 {
-		t.Errorf("it was thrown away %d times", s.Rebuilds)
+		t.Errorf("the index was rebuilt %d times", s.Rebuilds)
 	}
 }

@@ -26,7 +26,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testID makes an id that sorts by n, or, of kind 2, does not.
+// testID makes an ID. IDs of kind 2 are in random order, the others are in the order
+// of n.
 func testID(n uint64, kind byte) (id parley.ID) {
 	binary.BigEndian.PutUint64(id[:], n<<16|1<<62)
 	id[6], id[8], id[15] = 0x70, 0x80, kind
@@ -85,7 +86,7 @@ func exchange(t testing.TB, j *journal.Journal, i int) {
 	}
 }
 
-// fill appends exchanges from many goroutines at a time.
+// fill appends exchanges concurrently.
 func fill(b testing.TB, j *journal.Journal, exchanges int) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
@@ -99,8 +100,8 @@ func fill(b testing.TB, j *journal.Journal, exchanges int) {
 	wg.Wait()
 }
 
-// naive is the plain reading of a journal: every record in order, by the rules
-// that package journal states.
+// naive is the expected content of an index: every record of a journal in order, read by
+// the rules of package journal.
 type naive struct {
 	messages      map[parley.ID]*naiveMessage
 	conversations map[parley.ID]*naiveConversation
@@ -121,7 +122,7 @@ type naiveDelivery struct {
 	losses    []string
 }
 
-// lose adds losses; an event's only if there are not more than most then.
+// lose adds losses. An event's losses are dropped if the sum is more than most.
 func (d *naiveDelivery) lose(losses []parley.Loss, most int) {
 	all := slices.Clone(d.losses)
 	for _, l := range losses {
@@ -184,7 +185,7 @@ func scan(t testing.TB, j *journal.Journal) *naive {
 	return v
 }
 
-// count makes the conversations of the messages that are there.
+// count builds the conversations from the messages.
 func (v *naive) count() {
 	clear(v.conversations)
 	for _, m := range v.messages {
@@ -219,7 +220,7 @@ func (m *naiveMessage) failed() bool {
 	return false
 }
 
-// all pages through a filter.
+// all returns every page of a filter's messages.
 func all(t testing.TB, x *Index, f Filter) []Message {
 	t.Helper()
 	var out []Message
@@ -236,8 +237,7 @@ func all(t testing.TB, x *Index, f Filter) []Message {
 	}
 }
 
-// compare checks everything that can be asked of the index against the plain
-// reading.
+// compare checks every query of the index against a plain reading of the journal.
 func compare(t testing.TB, x *Index, j *journal.Journal) {
 	t.Helper()
 	if err := x.Wait(t.Context()); err != nil {
@@ -341,13 +341,13 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 		got := map[parley.ID]bool{}
 		for _, m := range all(t, x, f.f) {
 			if got[m.ID] {
-				t.Errorf("filter %s gives %s twice", name, m.ID)
+				t.Errorf("filter %s returns %s twice", name, m.ID)
 			}
 			got[m.ID] = true
 		}
 		for id, m := range v.messages {
 			if got[id] != f.want(m) {
-				t.Errorf("filter %s: message %s is chosen: %v, want %v", name, id, got[id], f.want(m))
+				t.Errorf("filter %s: message %s is returned: %v, want %v", name, id, got[id], f.want(m))
 			}
 		}
 	}
@@ -366,7 +366,7 @@ func compareWith(t testing.TB, x *Index, v *naive) {
 			}
 			h, err := x.History(t.Context(), c.ID, "", 0)
 			if err != nil || len(h.Messages) != min(100, c.Messages) {
-				t.Errorf("conversation %s has %d messages in its history: %v", c.ID, len(h.Messages), err)
+				t.Errorf("conversation %s has a history of %d messages: %v", c.ID, len(h.Messages), err)
 			}
 		}
 		if f.Cursor = page.Next; f.Cursor == "" {
@@ -382,7 +382,7 @@ func (m *naiveMessage) party(name string) bool {
 	return m.r.Message.From == name || m.r.Message.To == name || m.deliveries[name] != nil
 }
 
-// writer of random entries.
+// author appends random entries.
 type author struct {
 	j      *journal.Journal
 	n      uint64
@@ -390,7 +390,7 @@ type author struct {
 	scopes map[parley.ID]string
 }
 
-// losses makes some of n.
+// losses returns up to two of n possible losses.
 func (a *author) losses(n int) (out []parley.Loss) {
 	for range a.int(3) {
 		out = append(out, parley.Loss{Field: fmt.Sprint("field", a.int(n)), Reason: "no word for it"})
@@ -464,8 +464,8 @@ func (a *author) append(t testing.TB) {
 	}
 }
 
-// TestEqualsScan is the promise of the index: for any records, over restarts and
-// overflows, it agrees with a plain reading of the journal.
+// TestEqualsScan: for any records, and over restarts and overflows, the index agrees
+// with a plain reading of the journal.
 func TestEqualsScan(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		j := memoryJournal(t, rapid.IntRange(1, 3).Draw(rt, "partitions"))
@@ -501,7 +501,7 @@ func TestEqualsScan(t *testing.T) {
 		}
 		compare(t, x, j)
 		if n := x.Stats().Rebuilds; n != 0 {
-			rt.Errorf("the index was thrown away %d times", n)
+			rt.Errorf("the index was rebuilt %d times", n)
 		}
 		if err := x.Close(); err != nil {
 			rt.Fatal(err)
@@ -591,7 +591,7 @@ func TestThrownAway(t *testing.T) {
 			a.append(t)
 			compare(t, x, j)
 			if x.Stats().Rebuilds == 0 {
-				t.Error("the index was not thrown away")
+				t.Error("the damaged index was not rebuilt")
 			}
 			if i, err := os.Stat(path); err != nil || i.Mode().Perm() != 0o600 {
 				t.Errorf("mode %v %v, want 0600", i.Mode(), err)
@@ -600,14 +600,14 @@ func TestThrownAway(t *testing.T) {
 	}
 }
 
-// TestDamagedWhileOpen damages the file of an open index: the next write or query
-// that meets the damage has the index rebuilt.
+// TestDamagedWhileOpen: damage that a query or write finds in an open index causes a
+// rebuild.
 func TestDamagedWhileOpen(t *testing.T) {
 	j, a := filled(t, 50)
 	path := filepath.Join(t.TempDir(), "index.db")
 	x := openIndex(t, Config{Journal: j, Path: path})
 	compare(t, x, j)
-	x.broken.Store(true) // as a query that got SQLITE_CORRUPT does
+	x.broken.Store(true) // as a query does after SQLITE_CORRUPT
 	a.append(t)
 	for x.Stats().Rebuilds == 0 {
 		if err := x.Wait(t.Context()); err != nil {
@@ -618,7 +618,7 @@ func TestDamagedWhileOpen(t *testing.T) {
 	compare(t, x, j)
 }
 
-// TestDamagedPages overwrites all pages but the first: opening notices nothing,
+// TestDamagedPages overwrites all pages but the first: Open does not find the damage,
 // the first query or write does.
 func TestDamagedPages(t *testing.T) {
 	j, a := filled(t, 60)
@@ -650,7 +650,8 @@ func TestDamagedPages(t *testing.T) {
 	compare(t, x, j)
 }
 
-// TestLocked: another connection writes to the file meanwhile.
+// TestLocked: the index waits while another connection has the file locked for writing,
+// and is complete afterwards.
 func TestLocked(t *testing.T) {
 	j, a := filled(t, 20)
 	path := filepath.Join(t.TempDir(), "index.db")
@@ -693,12 +694,12 @@ func TestRefusals(t *testing.T) {
 		t.Errorf("an ambiguous prefix: %v", err)
 	}
 	if _, err := x.Conversation(t.Context(), "zzzzzzzz"); !errors.Is(err, ErrFilter) {
-		t.Errorf("no hexadecimal: %v", err)
+		t.Errorf("a prefix that is not hexadecimal: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := x.Messages(ctx, Filter{}); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+		t.Errorf("a cancelled context: %v", err)
 	}
 }
 
@@ -740,7 +741,7 @@ func TestSearch(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := quiet.Messages(t.Context(), Filter{Text: "bern"}); !errors.Is(err, ErrFilter) {
-		t.Errorf("a search without text: %v", err)
+		t.Errorf("a search in an index without texts: %v", err)
 	}
 	if page, err = quiet.Messages(t.Context(), Filter{}); err != nil || len(page.Messages) != 4 ||
 		page.Messages[0].Preview != "" {
@@ -748,7 +749,7 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// TestTraceAlone finds a message by its trace that belongs to no conversation.
+// TestTraceAlone: a message that belongs to no conversation is found by its trace.
 func TestTraceAlone(t *testing.T) {
 	j := memoryJournal(t, 1)
 	const trace = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -766,7 +767,7 @@ func TestTraceAlone(t *testing.T) {
 	}
 }
 
-// TestTimes pages by time also where the clock stood still or went back.
+// TestTimes: a filter by time is right also if the clock stood still or went back.
 func TestTimes(t *testing.T) {
 	var now atomic.Int64
 	start := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)

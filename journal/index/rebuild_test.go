@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TestPruned: after removals the index agrees with a plain reading of the remaining
-// records.
+// TestPruned: after records were removed, a pruned index agrees with a plain reading of
+// the remaining records.
 func TestPruned(t *testing.T) {
 	rounds := uint64(24)
 	if testing.Short() {
@@ -39,7 +39,7 @@ func TestPruned(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, err := x.Prune(t.Context()); n != 0 || err != nil {
-			t.Errorf("of a whole journal %d messages are pruned: %v", n, err)
+			t.Errorf("%d messages were pruned although no record was removed: %v", n, err)
 		}
 		if err := x.Wait(t.Context()); err != nil {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func TestPruned(t *testing.T) {
 			})
 			v.count()
 			if err != nil || n != had-len(v.messages) {
-				t.Errorf("seed %d: %d were removed, want %d: %v", seed, n, had-len(v.messages), err)
+				t.Errorf("seed %d: %d messages were pruned, want %d: %v", seed, n, had-len(v.messages), err)
 			}
 			compareWith(t, x, v)
 		}
@@ -64,9 +64,9 @@ func TestPruned(t *testing.T) {
 	}
 }
 
-// TestErased: of an erased message no byte of its words, its beginning or its
-// errors is left in the files, neither while the index is open nor afterwards. The
-// message stays, and so do others.
+// TestErased: after an erasure, no file contains the message's text, preview or errors,
+// neither while the index is open nor afterwards. The message itself remains, and so do
+// other messages.
 func TestErased(t *testing.T) {
 	j := memoryJournal(t, 1)
 	path := filepath.Join(t.TempDir(), "index.db")
@@ -74,9 +74,9 @@ func TestErased(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Few messages are erased: with many, FTS5 merges the rest by itself. The words
-	// differ from their first letters on, because the index stores only the part of a
-	// word that differs from the word before.
+	// Few messages are erased: after many erasures, FTS5 merges the rest by itself. The
+	// words differ from their first letters on, because the index stores only the part
+	// of a word that differs from the word before.
 	const messages, every = 600, 20
 	word := func(i int, what string) string {
 		sum := sha256.Sum256(fmt.Append(nil, i, what))
@@ -102,7 +102,7 @@ func TestErased(t *testing.T) {
 		if i < 20 {
 			continue
 		}
-		// A delivery that is in the file by now gets a longer row.
+		// The row of a delivery that is already in the file grows.
 		s := journal.Step{Message: testID(uint64(i-19), 1), To: "hamlet", State: parley.Dead, Attempt: 1,
 			Error: parley.Refuse(parley.TimedOut, "%s", word(i-20, "failure"))}
 		if _, err := j.Append(t.Context(), journal.Entry{Steps: []journal.Step{s}}); err != nil {
@@ -116,7 +116,7 @@ func TestErased(t *testing.T) {
 	if err := x.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// left returns the words of a message that the files have, whole or in part.
+	// left returns the words of a message that the files contain, whole or in part.
 	left := func(i int) (out []string) {
 		t.Helper()
 		list, err := filepath.Glob(path + "*")
@@ -137,7 +137,7 @@ func TestErased(t *testing.T) {
 		return out
 	}
 	if len(left(0)) < 2 {
-		t.Fatalf("before it was erased, the files have of a message only %v", left(0))
+		t.Fatalf("before the erasure the files contain too few words of message 0: %v", left(0))
 	}
 	if err := x.Erase(t.Context(), false, append(ids, testID(9999, 1))...); err != nil {
 		t.Fatal(err)
@@ -149,9 +149,9 @@ func TestErased(t *testing.T) {
 		t.Helper()
 		for i := range messages {
 			if found := left(i); i%every == 0 && len(found) > 0 {
-				t.Errorf("of the erased message %d there is left: %v", i, found)
+				t.Errorf("the files contain words of the erased message %d: %v", i, found)
 			} else if i%every == 1 && len(found) == 0 {
-				t.Errorf("of message %d nothing is left", i)
+				t.Errorf("the files contain no word of message %d, which was not erased", i)
 			}
 		}
 	}
@@ -159,7 +159,7 @@ func TestErased(t *testing.T) {
 	for i := range 4 {
 		list := all(t, x, Filter{Text: word(i, "text")})
 		if len(list) != min(i, 1) || i > 0 && list[0].ID != testID(uint64(i+1), 1) {
-			t.Errorf("message %d is found as %+v", i, list)
+			t.Errorf("a search for the word of message %d returns %+v", i, list)
 		}
 	}
 	if list := all(t, x, Filter{From: "ophelia", Oldest: true}); len(list) != messages || list[0].Preview != "" ||
@@ -172,8 +172,8 @@ func TestErased(t *testing.T) {
 	check()
 }
 
-// TestManyMembers: a conversation lists as many agents as it can, all find it, and
-// nothing of it stays when it goes.
+// TestManyMembers: a conversation lists at most maxMembers agents, is found by each of
+// its agents, and leaves no row when it is removed.
 func TestManyMembers(t *testing.T) {
 	j := memoryJournal(t, 1)
 	const agents = 276
@@ -196,7 +196,7 @@ func TestManyMembers(t *testing.T) {
 		}
 		return page.Conversations
 	}
-	for _, x.few = range []int{fewMessages, 0} { // 0: they are looked for among all conversations
+	for _, x.few = range []int{fewMessages, 0} { // 0: the query reads all conversations
 		for _, name := range []string{"all", "agent-000", fmt.Sprintf("agent-%03d", agents-1)} {
 			if list := find(name); len(list) != 1 || list[0].Messages != agents || len(list[0].Agents) != maxMembers {
 				t.Errorf("%s finds %+v", name, list)
@@ -218,8 +218,8 @@ func TestManyMembers(t *testing.T) {
 	}
 }
 
-// rebuilding makes a journal of many records, and the configuration of an index on
-// it; steps returns the reported progress.
+// rebuilding makes a journal of many records and the configuration of its index; steps
+// returns the reported progress.
 func rebuilding(t *testing.T, exchanges int) (j *journal.Journal, c Config, steps func() [][2]uint64) {
 	j = memoryJournal(t, 2)
 	fill(t, j, exchanges)
@@ -237,8 +237,8 @@ func rebuilding(t *testing.T, exchanges int) (j *journal.Journal, c Config, step
 	}
 }
 
-// TestProgress: a rebuild tells how far it is over all partitions, never goes
-// back, and ends with everything done.
+// TestProgress: a rebuild reports its progress over all partitions, which never
+// decreases and ends at the total.
 func TestProgress(t *testing.T) {
 	j, c, steps := rebuilding(t, 300)
 	x, err := Open(t.Context(), c)
@@ -254,23 +254,23 @@ func TestProgress(t *testing.T) {
 		total += p.Applied
 	}
 	if len(list) < 4 {
-		t.Fatalf("the progress was reported too seldom: %v", list)
+		t.Fatalf("too few progress reports: %v", list)
 	}
 	for i, s := range list {
 		if s[1] != total || i > 0 && s[0] < list[i-1][0] {
-			t.Errorf("step %d is %v after %v", i, s, list[max(0, i-1)])
+			t.Errorf("report %d is %v after %v", i, s, list[max(0, i-1)])
 		}
 	}
 	if last := list[len(list)-1]; last[0] != last[1] {
-		t.Errorf("it ended at %v", last)
+		t.Errorf("the last report is %v", last)
 	}
 	if err := x.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// TestJobsEnd: a job of the writer ends with the index, and with the caller's
-// context.
+// TestJobsEnd: a job of the writer ends when the index is closed, and when the caller's
+// context ends.
 func TestJobsEnd(t *testing.T) {
 	x, err := Open(t.Context(), Config{Journal: memoryJournal(t, 1)})
 	if err != nil {
@@ -300,8 +300,8 @@ func TestJobsEnd(t *testing.T) {
 	}
 }
 
-// TestConversationsOfMany: an agent with many conversations is given the same ones
-// as one with few, a page at a time.
+// TestConversationsOfMany: both query plans, for agents with few and with many
+// conversations, return the same conversations over several pages.
 func TestConversationsOfMany(t *testing.T) {
 	j, _ := filled(t, 300)
 	x := openIndex(t, Config{Journal: j, batch: 16})
@@ -330,17 +330,17 @@ func TestConversationsOfMany(t *testing.T) {
 		x.few = 0
 		got := list(name)
 		if !slices.EqualFunc(got, want, func(a, b Conversation) bool { return a.ID == b.ID && a.Last.Equal(b.Last) }) {
-			t.Errorf("%s is in %d conversations, or in %d", name, len(got), len(want))
+			t.Errorf("%s: the plans for many and for few differ: %d and %d conversations", name, len(got), len(want))
 		}
 		found += len(want)
 	}
 	if found < 10 {
-		t.Errorf("only %d were found", found)
+		t.Errorf("only %d conversations were found", found)
 	}
 }
 
-// TestRebuiltTexts: messages from a rebuild can be searched, erased and removed, and
-// later messages are found beside them.
+// TestRebuiltTexts: messages indexed by a rebuild can be searched, erased and removed.
+// Later messages are found as well.
 func TestRebuiltTexts(t *testing.T) {
 	j := memoryJournal(t, 1)
 	a := &author{j: j, int: rand.New(rand.NewPCG(1, 2)).IntN}
@@ -375,13 +375,13 @@ func TestRebuiltTexts(t *testing.T) {
 	word := Filter{Text: "word3"}
 	list := all(t, x, word)
 	if len(list) < 5 {
-		t.Fatalf("found %d", len(list))
+		t.Fatalf("only %d messages were found", len(list))
 	}
 	if err := x.Erase(t.Context(), false, list[0].ID, list[1].ID); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(all(t, x, word)); n != len(list)-2 {
-		t.Errorf("of %d two were erased; %d are found", len(list), n)
+		t.Errorf("two of %d messages were erased; %d are found", len(list), n)
 	}
 	for p := range j.Partitions() {
 		if _, err := x.before(t.Context(), p, 1<<40); err != nil {
@@ -389,7 +389,7 @@ func TestRebuiltTexts(t *testing.T) {
 		}
 	}
 	if n := len(all(t, x, word)); n != 0 {
-		t.Errorf("after all were removed %d are found", n)
+		t.Errorf("after the removal of all messages %d are found", n)
 	}
 	check()
 	if err := x.do(t.Context(), func(s *store) error {

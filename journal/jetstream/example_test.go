@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/journal/jetstream"
 )
 
-// Open the journal that several hubs share on a NATS cluster.
+// Open the shared journal of several hubs on a NATS cluster.
 func Example() {
 	ctx := context.Background()
 	s, err := jetstream.Open(ctx, jetstream.Config{

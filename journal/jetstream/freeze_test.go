@@ -37,7 +37,8 @@ func leads(t *testing.T, s *Store, stream string) int {
 	}
 }
 
-// journal appends and counts, like a caller that reads on after a conflict.
+// journal appends to a store, counts, and reads the end of the log after a conflict, as
+// a caller does.
 type journal struct {
 	*Store
 	partition    int
@@ -87,7 +88,7 @@ func (j *journal) check(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(got, j.acknowledged) {
-		t.Errorf("the store holds\n%q, acknowledged were\n%q", got, j.acknowledged)
+		t.Errorf("the store holds\n%q, acknowledged:\n%q", got, j.acknowledged)
 	}
 }
 
@@ -122,13 +123,13 @@ func wait(t *testing.T, what string, got <-chan string, want string) {
 	}
 }
 
-// TestFrozenServer: a server that freezes, with the connection and the leaders of
-// all streams, is left; nothing is lost or stored twice, and when it goes on it
-// belongs to the cluster again.
+// TestFrozenServer: the store leaves a frozen server, although it is connected to it and
+// the server leads all streams. Nothing is lost or stored twice. A server that resumes
+// is a member of the cluster again.
 func TestFrozenServer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("the cluster is left out with -short")
+		t.Skip("skipped with -short: needs a cluster of three servers")
 	}
 	c := testcluster.StartProcesses(t, 3)
 	log := &lines{Handler: slog.DiscardHandler}
@@ -157,7 +158,7 @@ func TestFrozenServer(t *testing.T) {
 		t.Fatalf("connected to %s", got)
 	}
 
-	// Beside it, groups are appended by a hub that is connected to another server.
+	// Meanwhile a hub that is connected to another server appends groups.
 	groups, end := &journal{Store: open(others[1:]...), partition: 1}, make(chan struct{})
 	var appending sync.WaitGroup
 	appending.Go(func() {
@@ -231,8 +232,8 @@ func TestFrozenServer(t *testing.T) {
 	wait(t, "log", told, "after 19")
 	wait(t, "state", changed, "after")
 
-	// It belongs to the cluster again: without the leader that there is now the two
-	// others are a majority.
+	// The server is a member again: with the present leader frozen, the other two are a
+	// majority.
 	frozen = leads(t, first, first.logStream(0))
 	if err := c.Freeze(frozen); err != nil {
 		t.Fatal(err)
@@ -250,7 +251,7 @@ func TestFrozenServer(t *testing.T) {
 	cancel()
 	following.Wait()
 	if !slices.Equal(j.acknowledged, toldAll) {
-		t.Errorf("the store holds\n%q, reported were\n%q", j.acknowledged, toldAll)
+		t.Errorf("acknowledged:\n%q, reported to the follower:\n%q", j.acknowledged, toldAll)
 	}
 	log.mu.Lock()
 	defer log.mu.Unlock()

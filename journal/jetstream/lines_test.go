@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// within is how long a call may be tried again after a server froze: an election
-// takes four to nine seconds, more on a loaded machine.
+// within limits the retries of a call after a server froze: an election takes four to
+// nine seconds, more on a loaded machine.
 const within = time.Minute
 
-// lines keeps the log lines at Info and above.
+// lines records the log lines at Info and above.
 type lines struct {
 	slog.Handler
 	mu   sync.Mutex

@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// permissions are the ones in docs/operations.md.
+// permissions are those of docs/operations.md.
 func permissions(prefix string, streams ...string) *server.Permissions {
 	publish := []string{
 		"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.INFO." + prefix + "_STATE",

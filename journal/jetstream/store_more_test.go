@@ -19,7 +19,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// client is a connection beside the store's.
+// client is a second connection, besides the store's.
 func client(t *testing.T, url string) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url)
@@ -48,8 +48,8 @@ func open(t *testing.T, cfg Config) *Store {
 	return s
 }
 
-// TestRefusals: a server that lacks something, or a stream of another program, is
-// refused when a store is opened or asked for its Meta.
+// TestRefusals: Open or Meta refuses a server that lacks a feature, and a stream of
+// another program.
 func TestRefusals(t *testing.T) {
 	t.Parallel()
 	small, err := server.NewServer(&server.Options{
@@ -128,8 +128,9 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestHalfMade: a half-made journal does not exist yet, and is completed. A missing
-// stream of a complete journal is not made again: that would hide the loss.
+// TestHalfMade: a journal whose creation was interrupted does not exist yet, and Init
+// completes it. A missing stream of a complete journal is not created again, because
+// that would hide the loss.
 func TestHalfMade(t *testing.T) {
 	url := testcluster.Start(t, 1).URLs[0]
 	js := client(t, url)
@@ -162,8 +163,8 @@ func TestHalfMade(t *testing.T) {
 	}
 }
 
-// TestFindAsksTheLeader: only the leader of the servers knows that a stream is
-// missing: it lists the streams that the cluster decided on.
+// TestFindAsksTheLeader: a stream is missing only if the cluster's leader does not list
+// it: other servers may lag behind.
 func TestFindAsksTheLeader(t *testing.T) {
 	const (
 		missing = `{"error":{"code":404,"err_code":10059,"description":"stream not found"}}`
@@ -171,17 +172,17 @@ func TestFindAsksTheLeader(t *testing.T) {
 		nowhere = `{"total":0,"offset":0,"limit":1024,"streams":null}`
 	)
 	for name, c := range map[string]struct {
-		infos, names []string // the last one is for all others too
+		infos, names []string // the last one repeats
 		want         error
 	}{
-		"not yet":       {[]string{missing, `{"config":{"name":"S"}}`}, []string{there}, nil},
-		"nowhere":       {[]string{missing}, []string{nowhere}, jetstream.ErrStreamNotFound},
-		"not yet, lost": {[]string{missing}, []string{there, nowhere}, jetstream.ErrStreamNotFound},
-		"leaderless":    {[]string{missing}, []string{noLeader, "", nowhere}, jetstream.ErrStreamNotFound},
+		"server lags":          {[]string{missing, `{"config":{"name":"S"}}`}, []string{there}, nil},
+		"missing":              {[]string{missing}, []string{nowhere}, jetstream.ErrStreamNotFound},
+		"server lags, removed": {[]string{missing}, []string{there, nowhere}, jetstream.ErrStreamNotFound},
+		"missing, late leader": {[]string{missing}, []string{noLeader, "", nowhere}, jetstream.ErrStreamNotFound},
 		"not permitted": {[]string{`{"error":{"code":500,"err_code":10000}}`}, nil,
 			&jetstream.APIError{ErrorCode: 10000}},
-		"never":          {[]string{missing}, []string{there}, store.ErrBusy},
-		"without leader": {[]string{noLeader, `{"config":{"name":"S"}}`}, nil, nil},
+		"server never catches up": {[]string{missing}, []string{there}, store.ErrBusy},
+		"late leader":             {[]string{noLeader, `{"config":{"name":"S"}}`}, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -190,7 +191,7 @@ func TestFindAsksTheLeader(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			x.plays(apiNames, func(n int, _ *nats.Msg) string {
-				if name == "never" && n == 3 {
+				if name == "server never catches up" && n == 3 {
 					cancel()
 				}
 				return c.names[min(n, len(c.names))-1]
@@ -203,8 +204,8 @@ func TestFindAsksTheLeader(t *testing.T) {
 	}
 }
 
-// TestErased: erased records are in their place for every reader, also at the ends,
-// and for a later follower.
+// TestErased: reads, Span, Tagged and a later follower find erased records at their
+// positions, the first and the last too.
 func TestErased(t *testing.T) {
 	t.Parallel()
 	url := testcluster.Start(t, 1).URLs[0]
@@ -231,7 +232,7 @@ func TestErased(t *testing.T) {
 		}
 	}
 	rand.Shuffle(len(erased), func(i, k int) { erased[i], erased[k] = erased[k], erased[i] })
-	for range 2 { // again does no harm
+	for range 2 { // Replace is idempotent
 		if err := s.Replace(t.Context(), 0, erased); err != nil {
 			t.Fatal(err)
 		}
@@ -292,7 +293,7 @@ func TestErased(t *testing.T) {
 		}
 		return info.State.Msgs
 	}
-	if got := left(); got != uint64(len(erased))+2 { // and the first record, and the tag's newest
+	if got := left(); got != uint64(len(erased))+2 { // the first record and the tag's newest have one each
 		t.Errorf("%d remains of %d", got, len(erased))
 	}
 	if err := s.Remove(t.Context(), 0, 301); err != nil {
@@ -310,8 +311,8 @@ func TestErased(t *testing.T) {
 	}
 }
 
-// TestWritersTakeTurns: several writers append to one partition. Each group is
-// stored whole, behind the record that its writer expected.
+// TestWritersTakeTurns: of several writers of one partition, each group is stored whole,
+// directly after the record that its writer expected.
 func TestWritersTakeTurns(t *testing.T) {
 	t.Parallel()
 	urls := testcluster.Start(t, 1).URLs
@@ -324,7 +325,7 @@ func TestWritersTakeTurns(t *testing.T) {
 	for w := range writers {
 		s := open(t, Config{URL: urls[0]})
 		if s.run == first.run {
-			t.Fatal("two stores mark their calls in the same way, and would take each other's records for their own")
+			t.Fatal("two stores have the same run mark: each would claim the other's records")
 		}
 		wg.Go(func() {
 			random := rand.New(rand.NewPCG(1, uint64(w)))
@@ -372,8 +373,8 @@ func TestWritersTakeTurns(t *testing.T) {
 	}
 }
 
-// TestHealthy: a store is not healthy while the servers do not answer, and asks by
-// itself whether they do again.
+// TestHealthy: a store is unhealthy while the servers do not answer, and finds their
+// return by a request of its own.
 func TestHealthy(t *testing.T) {
 	t.Parallel()
 	x := newStage(t)
@@ -391,7 +392,7 @@ func TestHealthy(t *testing.T) {
 	}
 	answered := make(chan struct{}, 100)
 	x.plays(apiInfo+x.stateStream(), func(int, *nats.Msg) string { answered <- struct{}{}; return `{}` })
-	_ = x.Healthy() // asks the servers, which answer again
+	_ = x.Healthy() // sends a request, which is answered now
 	<-answered
 	for x.Healthy() != nil {
 		<-answered

@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/journal/store/storetest"
 )
 
-// places gives each test a prefix of its own on servers that all share.
+// places gives each test its own prefix on shared servers.
 func places(urls []string) func(*testing.T) storetest.Place {
 	var number atomic.Uint64
 	return func(t *testing.T) storetest.Place {
@@ -30,13 +30,13 @@ func TestStoreOnOneServer(t *testing.T) {
 func TestStoreOnCluster(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("the cluster is left out with -short")
+		t.Skip("skipped with -short: needs a cluster of three servers")
 	}
 	storetest.Run(t, places(testcluster.Start(t, 3).URLs))
 }
 
-// TestHubsBeginAtOnce: of several hubs that find no journal one makes it, and the
-// others find it, although each would have made another.
+// TestHubsBeginAtOnce: of several hubs that create the journal concurrently, with
+// different settings, one succeeds, and the others use its journal.
 func TestHubsBeginAtOnce(t *testing.T) {
 	urls := strings.Join(testcluster.Start(t, 1).URLs, ",")
 	for round := range 10 {

@@ -21,7 +21,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// A stage is a NATS server without JetStream; the test answers its API.
+// A stage is a NATS server without JetStream; the test answers the API's requests.
 type stage struct {
 	*Store
 	t  *testing.T
@@ -65,7 +65,7 @@ func newStage(t *testing.T) *stage {
 	return x
 }
 
-// plays gives the servers' answers on a subject; "": none.
+// plays sets the servers' answers on a subject; "" is no answer.
 func (x *stage) plays(subject string, answer func(n int, m *nats.Msg) string) {
 	x.t.Helper()
 	n := 0
@@ -102,15 +102,15 @@ const (
 
 func ack(seq uint64) string { return fmt.Sprintf(`{"stream":"S","seq":%d}`, seq) }
 
-// holds is the answer that a stream holds a message of a call.
+// holds is the answer with a stored message, which may have a call's header.
 func holds(subject string, seq uint64, headers ...string) string {
 	h := "NATS/1.0\r\n" + strings.Join(headers, "\r\n") + "\r\n\r\n"
 	return fmt.Sprintf(`{"message":{"subject":%q,"seq":%d,"hdrs":%q,"data":"eA=="}}`,
 		subject, seq, base64.StdEncoding.EncodeToString([]byte(h)))
 }
 
-// TestAppendAgain: an append whose answer was lost is resolved by repeating it, and
-// by reading the record at its position.
+// TestAppendAgain: if the answer to an append is lost, the store repeats the append, or
+// reads the record at its position, to learn the outcome.
 func TestAppendAgain(t *testing.T) {
 	t.Parallel()
 	own := func(x *stage) string {
@@ -120,24 +120,24 @@ func TestAppendAgain(t *testing.T) {
 	}
 	another := func(*stage) string { return holds("P.log.0.r", 6, headerCall+": another") }
 	for name, c := range map[string]struct {
-		acks []string // the last one is for all others too
+		acks []string // the last one repeats
 		at6  []func(*stage) string
 		want error
 	}{
-		"acknowledged":              {acks: []string{ack(7)}},
-		"another was sooner":        {acks: []string{wrongLast}, want: store.ErrConflict},
-		"the answer was lost":       {acks: []string{"", wrongLast}, at6: []func(*stage) string{own}},
-		"on its way":                {acks: []string{"", wrongLast}, at6: []func(*stage) string{nil, own}},
-		"lost before":               {acks: []string{"", wrongLast, ack(7)}, at6: []func(*stage) string{nil}},
-		"lost, another was sooner":  {[]string{"", wrongLast}, []func(*stage) string{another}, store.ErrConflict},
-		"the leader changed":        {acks: []string{incomplete, ack(7)}},
-		"no leader yet":             {acks: []string{noLeader, ack(7)}},
-		"never answered":            {acks: []string{""}, want: store.ErrUnknown},
-		"no leader":                 {acks: []string{noLeader}, want: store.ErrBusy},
-		"full":                      {acks: []string{full}, want: store.ErrNoSpace},
-		"lost, then full":           {acks: []string{"", full}, want: store.ErrUnknown},
-		"stored at another place":   {acks: []string{ack(9)}, want: store.ErrCorrupt},
-		"lost, then without leader": {acks: []string{"", noLeader}, want: store.ErrUnknown},
+		"acknowledged":                {acks: []string{ack(7)}},
+		"another was first":           {acks: []string{wrongLast}, want: store.ErrConflict},
+		"the answer was lost":         {acks: []string{"", wrongLast}, at6: []func(*stage) string{own}},
+		"answer lost, record late":    {acks: []string{"", wrongLast}, at6: []func(*stage) string{nil, own}},
+		"request lost":                {acks: []string{"", wrongLast, ack(7)}, at6: []func(*stage) string{nil}},
+		"lost, another was first":     {[]string{"", wrongLast}, []func(*stage) string{another}, store.ErrConflict},
+		"the leader changed":          {acks: []string{incomplete, ack(7)}},
+		"no leader yet":               {acks: []string{noLeader, ack(7)}},
+		"never answered":              {acks: []string{""}, want: store.ErrUnknown},
+		"no leader":                   {acks: []string{noLeader}, want: store.ErrBusy},
+		"full":                        {acks: []string{full}, want: store.ErrNoSpace},
+		"answer lost, then full":      {acks: []string{"", full}, want: store.ErrUnknown},
+		"stored at another position":  {acks: []string{ack(9)}, want: store.ErrCorrupt},
+		"answer lost, then no leader": {acks: []string{"", noLeader}, want: store.ErrUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -145,7 +145,7 @@ func TestAppendAgain(t *testing.T) {
 			batches := map[string]bool{}
 			x.plays("P.log.0.>", func(n int, m *nats.Msg) string {
 				if b := m.Header.Get(headerBatch); batches[b] {
-					t.Errorf("batch %s comes twice", b)
+					t.Errorf("batch ID %s is used twice", b)
 				} else {
 					batches[b] = true
 				}
@@ -153,7 +153,7 @@ func TestAppendAgain(t *testing.T) {
 			})
 			x.plays(apiGet+"P_LOG_0", func(n int, _ *nats.Msg) string {
 				if len(c.at6) == 0 {
-					t.Error("it looks without need")
+					t.Error("the store reads the record although the outcome is known")
 					return none
 				}
 				if at := c.at6[min(n, len(c.at6))-1]; at != nil {
@@ -169,14 +169,15 @@ func TestAppendAgain(t *testing.T) {
 			defer x.mu.Unlock()
 			for _, call := range x.calls {
 				if call != x.calls[0] {
-					t.Errorf("calls %q", x.calls)
+					t.Errorf("the attempts have different call marks: %q", x.calls)
 				}
 			}
 		})
 	}
 }
 
-// TestNobodyTakesIt: if no stream has the subject, nothing was recorded.
+// TestNobodyTakesIt: if no stream has the subject, the error says that nothing was
+// recorded.
 func TestNobodyTakesIt(t *testing.T) {
 	x := newStage(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -187,7 +188,8 @@ func TestNobodyTakesIt(t *testing.T) {
 	}
 }
 
-// TestPutAgain is TestAppendAgain for a value.
+// TestPutAgain: if the answer to a Put is lost, the store repeats it, or reads the key's
+// last value, to learn the outcome.
 func TestPutAgain(t *testing.T) {
 	const subject = "$KV.P_state.s.k"
 	own := func(x *stage) string {
@@ -205,30 +207,30 @@ func TestPutAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		expect *uint64
 		acks   []string
-		last   func(*stage) string // of the key
+		last   func(*stage) string // the key's last message
 		seq    uint64
 		want   error
 	}{
 		"acknowledged":        {&four, []string{ack(9)}, nil, 9, nil},
 		"the answer was lost": {&four, []string{"", wrongLast}, own, 9, nil},
-		"lost, another was sooner": {&four, []string{"", wrongLast}, is(7, jetstream.ExpectedLastSubjSeqHeader+": 4"),
+		"lost, another was first": {&four, []string{"", wrongLast}, is(7, jetstream.ExpectedLastSubjSeqHeader+": 4"),
 			0, store.ErrConflict},
-		"lost, replaced since": {&four, []string{"", wrongLast}, is(10, jetstream.ExpectedLastSubjSeqHeader+": 9"),
+		"answer lost, replaced": {&four, []string{"", wrongLast}, is(10, jetstream.ExpectedLastSubjSeqHeader+": 9"),
 			0, store.ErrUnknown},
-		"another was sooner":      {&four, []string{wrongLast}, is(7), 0, store.ErrConflict},
-		"there is one":            {&zero, []string{wrongLast}, is(7), 0, store.ErrConflict},
-		"there was one":           {&zero, []string{wrongLast, ack(9)}, is(7, headerOperation+": DEL"), 9, nil},
-		"whatever is there":       {nil, []string{ack(9)}, is(7), 9, nil},
-		"another under way":       {nil, []string{wrongLast, ack(9)}, is(7), 9, nil},
-		"lost, whatever is there": {nil, []string{"", wrongLast}, own, 9, nil},
+		"another was first":               {&four, []string{wrongLast}, is(7), 0, store.ErrConflict},
+		"create, key exists":              {&zero, []string{wrongLast}, is(7), 0, store.ErrConflict},
+		"create, key was deleted":         {&zero, []string{wrongLast, ack(9)}, is(7, headerOperation+": DEL"), 9, nil},
+		"unconditional":                   {nil, []string{ack(9)}, is(7), 9, nil},
+		"unconditional, concurrent write": {nil, []string{wrongLast, ack(9)}, is(7), 9, nil},
+		"unconditional, answer lost":      {nil, []string{"", wrongLast}, own, 9, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			x := newStage(t)
 			x.plays(subject, func(n int, m *nats.Msg) string {
-				if (name == "whatever is there" || name == "another under way") &&
+				if (name == "unconditional" || name == "unconditional, concurrent write") &&
 					m.Header.Get(jetstream.ExpectedLastSubjSeqHeader) != "7" {
-					t.Errorf("it follows %s", m.Header.Get(jetstream.ExpectedLastSubjSeqHeader))
+					t.Errorf("the Put expects revision %s, want 7", m.Header.Get(jetstream.ExpectedLastSubjSeqHeader))
 				}
 				return c.acks[min(n, len(c.acks))-1]
 			})
@@ -241,8 +243,8 @@ func TestPutAgain(t *testing.T) {
 	}
 }
 
-// TestAskedAgain: a request is repeated while a stream has no leader: there is no
-// answer, or another server says that there is no leader.
+// TestAskedAgain: a request is repeated while a stream has no leader, whether no server
+// answers or a server reports the missing leader.
 func TestAskedAgain(t *testing.T) {
 	for name, first := range map[string]string{"silent": "", "leaderless": noLeader} {
 		answers := []string{first, holds("s", 7)}
@@ -257,8 +259,8 @@ func TestAskedAgain(t *testing.T) {
 	}
 }
 
-// TestLeaderIsBehind: a new leader may be behind a sequence that was reported
-// already; the store waits for it.
+// TestLeaderIsBehind: if a new leader lags behind a sequence that was reported before,
+// the store waits for it.
 func TestLeaderIsBehind(t *testing.T) {
 	t.Parallel()
 	x := newStage(t)
@@ -270,14 +272,14 @@ func TestLeaderIsBehind(t *testing.T) {
 	if span, err := x.Span(t.Context(), 0); err != nil || span.Last != 7 {
 		t.Errorf("%+v, %v", span, err)
 	}
-	x.report("P_LOG_0", 8) // it was lost
+	x.report("P_LOG_0", 8) // the leader never gets message 8
 	if span, err := x.Span(t.Context(), 0); !errors.Is(err, store.ErrBusy) {
 		t.Errorf("%+v, %v", span, err)
 	}
 }
 
-// TestHeadOfABehindLeader: the head of a chain is read although a new leader does not
-// have it yet.
+// TestHeadOfABehindLeader: the head of a chain is read although a new leader lags behind
+// it.
 func TestHeadOfABehindLeader(t *testing.T) {
 	t.Parallel()
 	x := newStage(t)
@@ -290,7 +292,7 @@ func TestHeadOfABehindLeader(t *testing.T) {
 		}
 		return ""
 	})
-	var has atomic.Int64 // of the leader
+	var has atomic.Int64 // the leader's last sequence
 	has.Store(7)
 	x.plays(apiInfo+"P_LOG_0", func(int, *nats.Msg) string {
 		return fmt.Sprintf(`{"state":{"first_seq":1,"last_seq":%d,"messages":7}}`, has.Add(1)-1)
@@ -315,8 +317,8 @@ func TestHeadOfABehindLeader(t *testing.T) {
 	}
 }
 
-// TestLagging: the store waits for a server that it reads from and that lags behind
-// the leader, both for stored and for erased messages.
+// TestLagging: the store waits for a server that lags behind the leader, both for stored
+// and for erased messages.
 func TestLagging(t *testing.T) {
 	x := newStage(t)
 	x.plays(apiInfo+"S", func(int, *nats.Msg) string { return `{"state":{"first_seq":1,"last_seq":7,"messages":7}}` })
@@ -343,15 +345,15 @@ func TestLagging(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := x.waitFresh(t.Context(), "S"); err != nil || asked != 3 {
-		t.Errorf("%v, asked %d times for a message that is not there yet", err, asked)
+		t.Errorf("%v, %d requests for a message that is not stored yet, want 3", err, asked)
 	}
 	if err := x.waitAbsent(t.Context(), "S", 7, 8); err != nil || asked != 6 {
-		t.Errorf("%v, asked %d times for a message that is still there", err, asked-3)
+		t.Errorf("%v, %d requests for a message that is not erased yet, want 3", err, asked-3)
 	}
 }
 
-// TestPagesAskedAgain: a page is requested again while no replica answers. If a
-// message of a page does not arrive, reading goes on from there at the leader.
+// TestPagesAskedAgain: a page is requested again while no replica answers. If a message
+// of a page is lost, the store reads it from the leader.
 func TestPagesAskedAgain(t *testing.T) {
 	x := newStage(t)
 	asked := make(chan string, 10)
@@ -375,15 +377,15 @@ func TestPagesAskedAgain(t *testing.T) {
 		case 1: // no answer
 		case 2:
 			say("", 1, 0)
-			say("", 2, 1) // and it breaks off: the leader has 3
+			say("", 2, 1) // the page is incomplete: the leader has 3
 		case 3:
-			say("", 5, 4) // the first of the page is lost
+			say("", 5, 4) // the first message of the page is lost
 		case 4:
 			say("", 4, 0)
-			say("", 6, 5) // one in between is lost: the leader has it
+			say("", 6, 5) // 5 is lost: the leader has it
 		case 5:
 			say("", 6, 0)
-			say("204", 0, 7) // the last one is lost: the leader has it
+			say("204", 0, 7) // the last message is lost: the leader has it
 		default:
 			say("404", 0, 0)
 		}
@@ -412,13 +414,13 @@ func TestPagesAskedAgain(t *testing.T) {
 	}
 	for _, from := range []string{`"seq":1,`, `"seq":1,`, `"seq":4,`, `"seq":4,`, `"seq":6,`} {
 		if a := <-asked; !strings.Contains(a, from) {
-			t.Errorf("asked %s, want %s", a, from)
+			t.Errorf("the page starts at %s, want %s", a, from)
 		}
 	}
 }
 
-// TestOutage: the log has one line when the servers fall silent, one a minute
-// while they are, and one when they are back.
+// TestOutage: an outage gives one log line when it begins, one a minute while it lasts,
+// and one when it ends.
 func TestOutage(t *testing.T) {
 	log := &lines{Handler: slog.NewTextHandler(io.Discard, nil)}
 	now := time.Unix(1e9, 0)
@@ -444,10 +446,10 @@ func TestOutage(t *testing.T) {
 		t.Errorf("log: %q", log.text)
 	}
 	if o.begin(nats.ErrTimeout) {
-		t.Error("it answered just now")
+		t.Error("the connection is left although a server answered just now")
 	}
 	now = now.Add(leaveAfter)
 	if !o.begin(nats.ErrTimeout) || o.begin(nats.ErrTimeout) {
-		t.Error("silence must be reported once")
+		t.Error("begin must return true once per outage")
 	}
 }

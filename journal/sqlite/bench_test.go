@@ -56,7 +56,8 @@ func BenchmarkAppend(b *testing.B) {
 	}
 }
 
-// grouped has callers append b.N times in all; commit gets how many wait.
+// grouped calls append b.N times from several callers; commit gets the number of waiting
+// appends.
 func grouped(b *testing.B, callers int, commit func(n int) error) {
 	var mu sync.Mutex
 	var queue []chan error

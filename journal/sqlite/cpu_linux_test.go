@@ -9,8 +9,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// BenchmarkAppendCPU gives the processor time of an append of 1.2 KB, checkpoints
-// included. Unlike the time by the clock it is much the same on a loaded machine.
+// BenchmarkAppendCPU reports the processor time of an append of 1.2 KB, checkpoints
+// included. Unlike wall time it hardly changes on a loaded machine.
 //
 //	go test -run '^$' -bench AppendCPU -benchtime 100000x ./journal/sqlite
 func BenchmarkAppendCPU(b *testing.B) {

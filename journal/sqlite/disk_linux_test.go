@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// become replaces the store's open files of a name by another file; undo restores
-// them.
+// become replaces the store's open descriptors of a file by another file's; undo
+// restores them.
 func become(t *testing.T, s *Store, name, other string) (undo func()) {
 	t.Helper()
 	f, err := os.OpenFile(other, os.O_RDWR, 0)
@@ -23,9 +23,9 @@ func become(t *testing.T, s *Store, name, other string) (undo func()) {
 	defer f.Close()
 	entries, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
-	var open []int // collected first: a copy may get a number that is still in the list
+	var open []int // collected first: a duplicate may get a number that is later in the list
 	for _, e := range entries {
-		link, _ := os.Readlink(filepath.Join("/proc/self/fd", e.Name())) // some are gone meanwhile
+		link, _ := os.Readlink(filepath.Join("/proc/self/fd", e.Name())) // some are closed meanwhile
 		if link == filepath.Join(s.cfg.Dir, name) {
 			fd, err := strconv.Atoi(e.Name())
 			must(t, err)
@@ -50,11 +50,12 @@ func become(t *testing.T, s *Store, name, other string) (undo func()) {
 	}
 }
 
-// A full disk: nothing is recorded, and the store goes on when there is space.
+// TestDiskFull: on a full disk nothing is recorded, and appends work again when there is
+// space.
 func TestDiskFull(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
-	must(t, s.truncate(t.Context())) // nothing is read from the WAL
+	must(t, s.truncate(t.Context())) // an empty WAL needs no reads
 	undo := become(t, s, FileName+"-wal", "/dev/full")
 	for range 3 {
 		err := s.Append(t.Context(), 0, 1, []store.Record{{Data: []byte("two")}})
@@ -78,8 +79,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// An error of the operating system is no damage of the journal: SQLite's error codes
-// do not know it.
+// TestSystemErrors: an error of the operating system that has no SQLite code is not
+// reported as damage.
 func TestSystemErrors(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, FileName+".new"), 0o700))
@@ -93,8 +94,8 @@ func TestSystemErrors(t *testing.T) {
 	}
 }
 
-// A failed fsync (/dev/null accepts writes, and cannot be synced): the outcome is
-// unknown, and the store accepts no change until it is opened again.
+// TestSyncFails: after a failed fsync the outcome is unknown, and the store accepts no
+// change until it is opened again. /dev/null accepts writes, and cannot be synced.
 func TestSyncFails(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
@@ -111,7 +112,7 @@ func TestSyncFails(t *testing.T) {
 		t.Errorf("error %v, want %v", err, store.ErrBusy)
 	}
 	if err := s.Close(); err == nil {
-		t.Error("Close is silent about it")
+		t.Error("Close does not report the failed fsync")
 	}
 	s = open(t, s.cfg.Dir)
 	if n := last(t, s, 0); n != 1 && n != 2 {
@@ -120,8 +121,8 @@ func TestSyncFails(t *testing.T) {
 	must(t, s.Append(t.Context(), 0, last(t, s, 0), []store.Record{{Data: []byte("goes on")}}))
 }
 
-// A refused request in a group does not change the outcome of the requests behind
-// it: it is unknown.
+// TestSyncFailsBehindRefusal: after a refused request of a group, the outcome of a later
+// request of the group is unknown as well if the fsync fails.
 func TestSyncFailsBehindRefusal(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
@@ -133,7 +134,7 @@ func TestSyncFailsBehindRefusal(t *testing.T) {
 		requests.Go(func() {
 			err := s.Append(t.Context(), 0, after, []store.Record{{Data: []byte("two")}})
 			if !errors.Is(err, want) {
-				t.Errorf("behind record %d: error %v, want %v", after, err, want)
+				t.Errorf("append after record %d: error %v, want %v", after, err, want)
 			}
 		})
 		for waiting(s) == before {
@@ -146,11 +147,12 @@ func TestSyncFailsBehindRefusal(t *testing.T) {
 	requests.Wait()
 	undo()
 	if s.Close() == nil {
-		t.Error("Close is silent about it")
+		t.Error("Close does not report the failed fsync")
 	}
 }
 
-// The file itself cannot be synced when the WAL is copied into it.
+// TestCheckpointSyncFails: a checkpoint reports that the journal's file cannot be
+// synced.
 func TestCheckpointSyncFails(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: []byte("one")}}))
@@ -161,7 +163,7 @@ func TestCheckpointSyncFails(t *testing.T) {
 	}
 }
 
-// The store needs no more file descriptors than it has after Open.
+// TestNoDescriptorsLeft: after Open the store works without further file descriptors.
 func TestNoDescriptorsLeft(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	var files []*os.File

@@ -13,7 +13,8 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// The queries of docs/journal.md give an answer, beside a store that is open.
+// TestDocumentedQueries: the queries of docs/journal.md return rows while a store is
+// open.
 func TestDocumentedQueries(t *testing.T) {
 	page, err := os.ReadFile("../../docs/journal.md")
 	must(t, err)

@@ -17,7 +17,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// allFiles gives every byte of the files of a directory.
+// allFiles returns the content of all files of a directory.
 func allFiles(t testing.TB, dir string) (all []byte) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -30,9 +30,9 @@ func allFiles(t testing.TB, dir string) (all []byte) {
 	return all
 }
 
-// Random changes leave no old content, and keep what is valid. In a table that
-// is changed with plain updates and deletes, about one in a thousand values
-// stays in the file. PARLEY_ERASURE_STEPS makes it longer.
+// TestErasure: after random changes the files contain no erased content, and current
+// content is unchanged. With plain updates and deletes of a table, about one in a
+// thousand values would stay in the file. PARLEY_ERASURE_STEPS sets a longer run.
 func TestErasure(t *testing.T) {
 	seeds, steps := 4, 80
 	if testing.Short() {
@@ -72,7 +72,7 @@ type erasure struct {
 	random          *rand.Rand
 	largest         int
 	n               int
-	gone, goneState map[string]bool // marks of records, and of values
+	gone, goneState map[string]bool // marks of erased records and values
 	values          map[string]string
 	first           [2]uint64
 	logs            [2][]erasable
@@ -85,7 +85,7 @@ func (e *erasure) mark() string {
 	return fmt.Sprintf("mark%08d;", e.n)
 }
 
-// data repeats a mark, so that every part of it can be found.
+// data repeats a mark, so that every fragment of the data can be found.
 func (e *erasure) data() string {
 	return strings.Repeat(e.mark(), 1+e.random.IntN(e.largest/13))
 }
@@ -184,8 +184,8 @@ func (e *erasure) change() {
 	wg.Wait()
 }
 
-// check reads everything, and searches the files for erased marks; with the
-// state's after a Scrub only.
+// check compares the store with the expected content, and searches the files for erased
+// marks: for those of values only after a Scrub.
 func (e *erasure) check(state bool) {
 	t, s := e.T, e.s
 	t.Helper()
@@ -204,7 +204,7 @@ func (e *erasure) check(state bool) {
 		}
 	}
 	if left > 0 {
-		t.Errorf("erased content is still there, in %d places", left)
+		t.Errorf("the files contain erased content in %d places", left)
 	}
 	for p := range e.logs {
 		i := 0
@@ -239,7 +239,8 @@ func (e *erasure) check(state bool) {
 	}
 }
 
-// The WAL is emptied even if it was copied into the file just before.
+// TestReplaceMany: Replace empties the WAL even if it was copied into the file just
+// before.
 func TestReplaceMany(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -253,6 +254,6 @@ func TestReplaceMany(t *testing.T) {
 	}
 	must(t, s.Replace(t.Context(), 0, records))
 	if n := strings.Count(string(allFiles(t, dir)), "secret"); n > 0 {
-		t.Errorf("the secret is there %d times", n)
+		t.Errorf("the files contain the replaced content %d times", n)
 	}
 }

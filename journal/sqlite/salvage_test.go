@@ -23,10 +23,10 @@ type specimen struct {
 	file    []byte
 	records [2]map[uint64]string
 	values  map[string]string
-	roots   []int64 // pages
+	roots   []int64 // page numbers
 }
 
-// sealed has a checksum, as the journal's records do.
+// sealed returns a text with a checksum, as in the journal's records.
 func sealed(text string) []byte {
 	return append([]byte(fmt.Sprintf("%08x", crc32.ChecksumIEEE([]byte(text)))), text...)
 }
@@ -94,8 +94,8 @@ func makeSpecimen(t *testing.T) *specimen {
 	return sp
 }
 
-// flips are the bits to flip: random places, and some in each root page and in
-// the first page.
+// flips returns the bits to flip: random ones, and some in each root page and in the
+// first page.
 func (sp *specimen) flips() (bits []int64) {
 	random := rand.New(rand.NewPCG(20, 16))
 	size := int64(len(sp.file)) * 8
@@ -105,7 +105,7 @@ func (sp *specimen) flips() (bits []int64) {
 	for _, page := range append([]int64{1}, sp.roots...) {
 		at := (page - 1) * pageSize
 		if page == 1 {
-			at += 100 // behind the file's header
+			at += 100 // after the file's header
 		}
 		bits = append(bits, at*8, (at+3)*8+2, (at+9)*8+4, (at+random.Int64N(3900))*8)
 	}
@@ -115,9 +115,9 @@ func (sp *specimen) flips() (bits []int64) {
 	return bits
 }
 
-// One flipped bit: the store opens, or says which command helps; Check finds it
-// where it has hit a record; and Salvage loses the rows of one page at most, and
-// names each.
+// TestOneBit: after one flipped bit the store opens, or its error names the repair
+// command. Check finds the damage if it is in a record. Salvage loses at most the rows
+// of one page, and reports each.
 func TestOneBit(t *testing.T) {
 	sp := makeSpecimen(t)
 	for _, bit := range sp.flips() {
@@ -171,7 +171,7 @@ func (sp *specimen) salvage(t *testing.T, file string, bit int64) {
 	})
 	must(t, err)
 	if meta == 0 {
-		t.Error("no meta") // there are two
+		t.Error("no meta") // the file has two copies
 	}
 	missing := 0
 	for p := range sp.records {
@@ -180,11 +180,11 @@ func (sp *specimen) salvage(t *testing.T, file string, bit int64) {
 			switch {
 			case ok && have != want:
 				if wrong++; verify(p, store.Record{Data: []byte(have)}) == nil {
-					t.Errorf("record %d/%d is another", p, seq)
+					t.Errorf("record %d/%d differs, and its checksum is right", p, seq)
 				}
 			case !ok:
 				if missing++; !lost[fmt.Sprint(p, "/", seq)] && !lost[fmt.Sprint(p, "/0")] {
-					t.Errorf("record %d/%d is lost and not named", p, seq)
+					t.Errorf("record %d/%d is lost and not reported", p, seq)
 				}
 			}
 		}
@@ -198,23 +198,23 @@ func (sp *specimen) salvage(t *testing.T, file string, bit int64) {
 		}
 	}
 	if missingValues > 0 && !lost["-1/0"] {
-		t.Errorf("%d values are lost and none is named", missingValues)
+		t.Errorf("%d values are lost and not reported", missingValues)
 	}
-	// A page of the log has 3 records here at most, one of the state 60 values.
+	// Here a page has at most 3 records of the log, or 60 values of the state.
 	if missing > 3 || wrong > 1 || missingValues > 60 || wrongValues > 1 {
-		t.Errorf("page %d: %d records and %d values lost, %d and %d wrong; named: %v",
+		t.Errorf("page %d: %d records and %d values lost, %d and %d wrong; reported: %v",
 			page, missing, missingValues, wrong, wrongValues, first(named, 5))
 	}
 	if n := missing + missingValues; len(named) > 2*n+8 {
-		t.Errorf("page %d: %d named for %d lost: %v", page, len(named), n, first(named, 20))
+		t.Errorf("page %d: %d losses reported for %d lost: %v", page, len(named), n, first(named, 20))
 	}
-	t.Logf("page %d: %d records and %d values lost, %d and %d wrong, %d named", page, missing, missingValues, wrong,
+	t.Logf("page %d: %d records and %d values lost, %d and %d wrong, %d reported", page, missing, missingValues, wrong,
 		wrongValues, len(named))
 }
 
 func first(d []Damage, n int) []Damage { return d[:min(n, len(d))] }
 
-// open opens a damaged journal, and has Check find damaged records.
+// open opens a damaged journal. If Check finds no damage, every record must be readable.
 func (sp *specimen) open(t *testing.T, dir string) {
 	t.Helper()
 	refused := func(err error) bool {
@@ -242,18 +242,18 @@ func (sp *specimen) open(t *testing.T, dir string) {
 	var steps, total uint64
 	found, err := s.Check(t.Context(), func(d, of uint64) {
 		if d < steps || d > of {
-			t.Errorf("%d of %d after %d", d, of, steps)
+			t.Errorf("progress %d of %d after %d", d, of, steps)
 		}
 		steps, total = d, of
 	}, verify)
 	must(t, err)
 	if steps != total {
-		t.Errorf("%d of %d steps at the end", steps, total)
+		t.Errorf("progress ends at %d of %d", steps, total)
 	}
 	if len(found) > 0 {
 		return
 	}
-	for p := range sp.records { // nothing was found: all is there
+	for p := range sp.records { // no damage was found: every record is readable
 		n := 0
 		err := s.Read(t.Context(), p, 0, 1<<40, func(r store.Record) bool {
 			if sp.records[p][r.Sequence] == string(r.Data) {
@@ -262,12 +262,13 @@ func (sp *specimen) open(t *testing.T, dir string) {
 			return true
 		})
 		if err != nil || n != len(sp.records[p]) {
-			t.Errorf("Check found nothing, and partition %d has %d records of %d (%v)", p, n, len(sp.records[p]), err)
+			t.Errorf("Check found no damage, but partition %d has %d records of %d (%v)", p, n, len(sp.records[p]), err)
 		}
 	}
 }
 
-// A whole journal has no damage, and Salvage gives all of it, also from a WAL.
+// TestCheckAndSalvageWhole: in an undamaged journal Check finds nothing, and Salvage
+// returns all rows, those in the WAL too.
 func TestCheckAndSalvageWhole(t *testing.T) {
 	sp := makeSpecimen(t)
 	dir := t.TempDir()
@@ -288,7 +289,7 @@ func TestCheckAndSalvageWhole(t *testing.T) {
 		Value: func(string, store.Value) error { n++; return nil },
 		Record: func(p int, r store.Record) error {
 			if sp.records[p][r.Sequence] != string(r.Data) {
-				t.Errorf("record %d/%d is another", p, r.Sequence)
+				t.Errorf("record %d/%d differs", p, r.Sequence)
 			}
 			n++
 			return nil
@@ -300,8 +301,8 @@ func TestCheckAndSalvageWhole(t *testing.T) {
 	}
 }
 
-// One flipped bit in SQLite's schema table: the error names the command that helps,
-// because the statements themselves are right.
+// TestOneBitOfTheSchema: after one flipped bit in SQLite's schema table the error names
+// the repair command, because the store's own statements are right.
 func TestOneBitOfTheSchema(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)

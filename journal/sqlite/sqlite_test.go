@@ -52,7 +52,7 @@ func open(t testing.TB, dir string) *Store {
 	return s
 }
 
-// fresh gives a store with two partitions.
+// fresh makes a store with two partitions.
 func fresh(t testing.TB, dir string) *Store {
 	t.Helper()
 	s := open(t, dir)
@@ -74,7 +74,7 @@ func last(t testing.TB, s *Store, partition int) uint64 {
 	return span.Last
 }
 
-// After Close the file is all there is.
+// TestCloseLeavesOneFile: after Close the directory has only the journal's file.
 func TestCloseLeavesOneFile(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -91,7 +91,7 @@ func TestCloseLeavesOneFile(t *testing.T) {
 	}
 }
 
-// A file that is not a journal of this release is refused, and stays as it is.
+// TestOpenRefuses: a file that is not a journal of this release is refused and left unchanged.
 func TestOpenRefuses(t *testing.T) {
 	journal := func(t *testing.T, dir string) []byte {
 		must(t, fresh(t, dir).Close())
@@ -147,12 +147,13 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		if _, err := os.Stat(filepath.Join(dir, FileName)); !errors.Is(err, fs.ErrNotExist) {
-			t.Error("a file was made beside it")
+			t.Error("Open made a file beside the older journal")
 		}
 	})
 }
 
-// A crash while the file was being made does not prevent the next Open.
+// TestOpenAfterCreateFailed: after a crash during the file's creation, the next Open
+// succeeds.
 func TestOpenAfterCreateFailed(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "journal.db.new"), []byte("half"), 0o600))
@@ -163,7 +164,7 @@ func TestOpenAfterCreateFailed(t *testing.T) {
 	}
 }
 
-// hold stops the writer until the returned function is called.
+// hold blocks the writer until the returned function is called.
 func hold(s *Store) (release func()) {
 	held, free := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -174,14 +175,14 @@ func hold(s *Store) (release func()) {
 	return func() { close(free) }
 }
 
-// waiting gives how many requests the writer has not taken.
+// waiting returns the number of queued requests.
 func waiting(s *Store) int {
 	s.writer.mu.Lock()
 	defer s.writer.mu.Unlock()
 	return len(s.writer.queue)
 }
 
-// Requests of one group that are refused do not harm the others.
+// TestGroup: refused requests of a group do not affect the others.
 func TestGroup(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	release := hold(s)
@@ -214,7 +215,7 @@ func TestGroup(t *testing.T) {
 	wg.Wait()
 	for i, err := range errs {
 		want := []error{nil, store.ErrConflict, store.ErrConflict, nil}[i%4]
-		if i%4 == 3 { // before or behind the append
+		if i%4 == 3 { // before or after the append
 			if err != nil && !errors.Is(err, store.ErrNotFound) {
 				t.Errorf("%d: %v", i, err)
 			}
@@ -223,11 +224,12 @@ func TestGroup(t *testing.T) {
 		}
 	}
 	if last(t, s, 0) != 2 {
-		t.Error("the append is not there")
+		t.Error("the append of the group was not recorded")
 	}
 }
 
-// A copy of the files, taken at any moment, has every change acknowledged before.
+// TestCopyOfFilesOpens: a copy of the files at any moment has every change acknowledged
+// before.
 func TestCopyOfFilesOpens(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -270,7 +272,8 @@ func TestCopyOfFilesOpens(t *testing.T) {
 		mu.Lock()
 		want, rev := acked, revision
 		mu.Unlock()
-		// No checkpoint between the two reads, as a crash has none.
+		// No checkpoint may run between the two reads: a crash has both files of one
+		// moment.
 		release := hold(s)
 		for _, name := range []string{FileName, FileName + "-wal"} {
 			data, err := os.ReadFile(filepath.Join(dir, name))
@@ -295,7 +298,7 @@ func TestCopyOfFilesOpens(t *testing.T) {
 	wg.Wait()
 }
 
-// The WAL is bounded, also beside a reader.
+// TestWALBounded: the size of the WAL is bounded.
 func TestWALBounded(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -313,8 +316,8 @@ func TestWALBounded(t *testing.T) {
 	}
 }
 
-// A program that reads keeps old content in the WAL. Replace says so, in time,
-// and works when it has gone.
+// TestReplaceBesideReader: a concurrent reader keeps old content in the WAL. Replace
+// then returns ErrBusy in time, and succeeds after the reader has ended.
 func TestReplaceBesideReader(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)
@@ -333,11 +336,11 @@ func TestReplaceBesideReader(t *testing.T) {
 	must(t, c.exec("COMMIT"))
 	must(t, s.Replace(t.Context(), 0, []store.Record{{Sequence: 1, Data: []byte("x")}}))
 	if data := allFiles(t, dir); bytes.Contains(data, []byte("secret")) {
-		t.Error("the secret is still there")
+		t.Error("the files contain the replaced content")
 	}
 }
 
-// Removed records free their space.
+// TestRemoveGivesSpaceBack: removed records free their space in the file.
 func TestRemoveGivesSpaceBack(t *testing.T) {
 	dir := t.TempDir()
 	s := fresh(t, dir)

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/journal/store"
 )
 
-// Values whose Until has passed leave the file also without a Scrub.
+// TestExpiredValuesAreRemoved: expired values are removed from the file without a Scrub.
 func TestExpiredValuesAreRemoved(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s, err := Open(t.Context(), Config{Dir: t.TempDir(), Now: func() time.Time { return now }})
@@ -33,7 +33,7 @@ func TestExpiredValuesAreRemoved(t *testing.T) {
 	}
 }
 
-// TestRecent: values that the store removes by itself leave the cache, too.
+// TestRecent: values that the store removes by itself are removed from the cache too.
 func TestRecent(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	gone := store.Value{Key: "k", Data: []byte("v"), Until: time.Now().Add(-time.Hour)}
@@ -42,8 +42,8 @@ func TestRecent(t *testing.T) {
 	if _, err := s.Get(t.Context(), "s", "k"); err != nil {
 		t.Fatal(err)
 	}
-	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: make([]byte, walBytes)}}))        // which has it look
-	must(t, s.submit(t.Context(), &request{betweenGroups: func(*writer) error { return nil }})) // and it has
+	must(t, s.Append(t.Context(), 0, 0, []store.Record{{Data: make([]byte, walBytes)}}))        // expiry starts
+	must(t, s.submit(t.Context(), &request{betweenGroups: func(*writer) error { return nil }})) // and has ended
 	if v, err := s.Get(t.Context(), "s", "k"); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("%v, %v", v, err)
 	}
@@ -59,8 +59,8 @@ func TestRecent(t *testing.T) {
 	}
 }
 
-// The table of the state does not grow with its changes, also where a value is in
-// it since the beginning.
+// TestStateIsCompacted: the state's table does not grow with the number of changes, even
+// if some values never change.
 func TestStateIsCompacted(t *testing.T) {
 	s := fresh(t, t.TempDir())
 	data := make([]byte, 4000)
@@ -80,7 +80,7 @@ func TestStateIsCompacted(t *testing.T) {
 		return err
 	}))
 	if rows > 2*400+2*margin+walBytes/4000 {
-		t.Errorf("%d rows of 400 values", rows)
+		t.Errorf("%d rows for 400 values", rows)
 	}
 	n := 0
 	must(t, s.Range(t.Context(), "s", "", func(v store.Value) bool { n += len(v.Data); return true }))
