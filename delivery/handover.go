@@ -185,8 +185,8 @@ func (d *Dispatcher) handBack(it *item) {
 
 // unknownAfterStop is the error of an attempt whose hub is gone, or cannot record.
 func unknownAfterStop(to string) *parley.Error {
-	return parley.Refuse(parley.OutcomeUnknown, "the hub that made an attempt stopped before it recorded the outcome, and %q does not deduplicate",
-		to)
+	return parley.Refuse(parley.OutcomeUnknown,
+		"the hub stopped during an attempt, or could not record its outcome, and %q does not deduplicate", to)
 }
 
 // abandon ends a request whose caller waited at a hub that is gone. A caller that

@@ -66,13 +66,15 @@ func holdAttempts(h *fakeTransport) (begun chan Attempt, end chan Result) {
 func runTwoHubs(t *testing.T, c Config, f func(t *testing.T, h *hubs)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		h := &hubs{log: newLog(), owner: new(atomic.Value), lease: new(atomic.Pointer[journal.Lease]), alive: map[string]bool{"a": true, "b": true}}
+		h := &hubs{log: newLog(), owner: new(atomic.Value), lease: new(atomic.Pointer[journal.Lease]),
+			alive: map[string]bool{"a": true, "b": true}}
 		h.owner.Store("a")
 		one := func(name string) *world {
 			w := &world{log: h.log, transport: &fakeTransport{paused: map[string]bool{}}}
 			w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 			c := c
-			c.Log, c.Transport, c.Jitter = hubLog{h.log, name, h.owner, h.lease, h.alive}, w.transport, func() float64 { return 1 }
+			c.Log, c.Transport = hubLog{h.log, name, h.owner, h.lease, h.alive}, w.transport
+			c.Jitter = func() float64 { return 1 }
 			w.d = New(c)
 			return w
 		}

@@ -106,8 +106,7 @@ func TestNodeOfADelivery(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "the attempt is known", func() bool {
-			v,
-				_ := a.Delivery(m.ID, "y")
+			v, _ := a.Delivery(m.ID, "y")
 			return v.State == parley.Delivering
 		})
 		if v, _ := a.Delivery(m.ID, "y"); v.Node != want {
