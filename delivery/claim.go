@@ -109,6 +109,14 @@ func (c *Claim) Release(err error) {
 // sender got an error, and the attempt counts as one of unknown outcome.
 const maxUncertain = 1 << 14
 
+// forgetAhead ends the claim of a delivery that was recorded without an attempt after
+// all, by a second append.
+func (d *Dispatcher) forgetAhead(key deliveryKey) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.recordedAhead, key)
+}
+
 // boundUncertain forgets one uncertain attempt if there are too many; d.mu is held.
 func (d *Dispatcher) boundUncertain() {
 	if len(d.recordedAhead) <= maxUncertain {

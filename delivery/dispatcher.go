@@ -184,6 +184,9 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 	owned := d.c.Log.Owned(r.Position.Partition)
 	for _, o := range r.Open {
 		it := &item{position: r.Position, id: r.Message.ID, to: o.To, scope: r.Scope, sync: o.Sync, recorded: r.Time}
+		if o.Attempt == 0 {
+			d.forgetAhead(it.key())
+		}
 		switch {
 		case owned && o.Attempt > 0 && d.c.Log.LivesElsewhere(r.Node, r.Time):
 			d.leaveElsewhere(it, r.Message.Kind, r.Message.Deadline, r.Time)

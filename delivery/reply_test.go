@@ -92,7 +92,7 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 			if _, open := w.log.Delivery(id(50), "alice"); open {
 				t.Error("the delivery of the reply is not settled")
 			}
-			equal(t, "lanes left", w.d.Stats().Lanes, 0)
+			equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead)+w.d.Stats().Lanes, 0)
 		})
 	}
 }
