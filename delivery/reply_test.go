@@ -92,7 +92,7 @@ func TestReplyIsBroughtOnceRecorded(t *testing.T) {
 			if _, open := w.log.Delivery(id(50), "alice"); open {
 				t.Error("the delivery of the reply is not settled")
 			}
-			equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead)+w.d.Stats().Lanes, 0)
+			equal(t, "still tracked", w.tracked(), 0)
 		})
 	}
 }
@@ -136,7 +136,7 @@ func TestAnswerBeforeDelivered(t *testing.T) {
 				t.Errorf("answer %s: the caller gets %+v, want neither reply nor error", when, r)
 			}
 			equal(t, "states", w.log.states(id(1)), []parley.DeliveryState{parley.Answered})
-			equal(t, "still tracked", len(w.d.tracked)+w.d.Stats().Lanes, 0)
+			equal(t, "still tracked", w.tracked(), 0)
 		})
 	}
 }
@@ -263,7 +263,7 @@ func TestRecordedAheadOfItsTurn(t *testing.T) {
 			}
 			equal(t, "steps", w.log.states(id(3)), want)
 			equal(t, "lanes left", w.d.Stats().Lanes, 0)
-			equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead), 0)
+			equal(t, "still tracked", w.tracked(), 0)
 		})
 	}
 }
@@ -302,7 +302,7 @@ func TestAheadOfOneThatFails(t *testing.T) {
 				want = []string{"bob/m1#1", "bob/m1#2", "bob/m3#1"}
 			}
 			equal(t, "order", w.transport.order(), want)
-			equal(t, "still tracked", len(w.d.tracked), 0)
+			equal(t, "still tracked", w.tracked(), 0)
 		})
 	}
 }
@@ -327,6 +327,6 @@ func TestAheadOfUnknownOutcome(t *testing.T) {
 		time.Sleep(time.Second)
 		synctest.Wait()
 		equal(t, "order", w.transport.order(), []string{"bob/m1#1", "bob/m2#1", "bob/m3#1", "bob/m4#1"})
-		equal(t, "still tracked", len(w.d.tracked)+len(w.d.recordedAhead), 0)
+		equal(t, "still tracked", w.tracked(), 0)
 	})
 }
