@@ -156,7 +156,7 @@ func (d *Dispatcher) dropNotOwned(l *lane, it *item) {
 
 // handBack records that an attempt which is recorded, or may be, is not made here. A
 // delivery whose sender waited and has gone is given up. The item stays tracked until
-// then; d.mu is held.
+// then, and is queued again if this hub owns the partition; d.mu is held.
 func (d *Dispatcher) handBack(it *item) {
 	step := journal.Step{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Postponed: true,
 		Error: parley.Refuse(parley.Unavailable, "the attempt was not made; moved to another hub")}
@@ -178,8 +178,9 @@ func (d *Dispatcher) handBack(it *item) {
 			_ = sleep.For(d.ctx, d.c.Retry.First) // cut short by Close, it leaves one more try
 		}
 		d.mu.Lock()
-		defer d.mu.Unlock()
 		d.untrack(it.key())
+		d.mu.Unlock()
+		d.revive(it.id, it.to) // Resume passed over it if the partition came back meanwhile
 	})
 }
 

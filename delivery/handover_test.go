@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -426,5 +427,41 @@ func TestPartitionComesBackWhileAnAttemptIsRecorded(t *testing.T) {
 		equal(t, "attempts", append(h.a.transport.order(), h.b.transport.order()...), "[bob/m1#1]")
 		equal(t, "steps", h.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
 		equal(t, "open deliveries", len(h.open), 0)
+	})
+}
+
+// A hub cannot record an attempt, loses the partition, and gets it back while it cannot
+// record either that the attempt was not made. The journal then says that the attempt was
+// never recorded. The message is delivered.
+func TestPartitionComesBackWhileAnAttemptIsHandedBack(t *testing.T) {
+	runTwoHubs(t, Config{}, func(t *testing.T, h *hubs) {
+		unknown, busy := 0, 0
+		h.fail = func(e journal.Entry) error {
+			switch {
+			case len(e.Steps) != 1:
+			case e.Steps[0].State == parley.Delivering && unknown == 0:
+				unknown++
+				return journal.ErrUnknown
+			case e.Steps[0].State == parley.Waiting && busy < 3:
+				busy++
+				return journal.ErrBusy
+			}
+			return nil
+		}
+		h.a.record(message(1, "bob", 9, parley.Notice))
+		synctest.Wait()
+		h.owner.Store("nobody")
+		h.a.d.Lose(0)
+		synctest.Wait()
+		h.owner.Store("a")
+		if err := h.a.d.Resume(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "failed appends", fmt.Sprint(unknown, busy), "1 3")
+		equal(t, "attempts", append(h.a.transport.order(), h.b.transport.order()...), "[bob/m1#1]")
+		equal(t, "steps", h.states(id(1)), []parley.DeliveryState{parley.Delivering, parley.Delivered})
+		equal(t, "still tracked", h.a.tracked(), 0)
 	})
 }

@@ -121,6 +121,7 @@ func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 	l := d.laneOf(laneKey{it.to, conversation})
 	for _, v := range l.items {
 		if v.id == it.id {
+			d.track(v.key(), v.position.Partition)
 			v.revive = true // it may be about to be finished
 			return
 		}
