@@ -43,7 +43,88 @@ type Error struct {
 	Retryable bool          // whether a retry may succeed
 	After     time.Duration // when Retryable: not sooner than this; 0: no advice
 	Ref       string        // reference for `parley explain`, once it has one
-	cause     error
+
+	// For operators: they are recorded with the error, and no agent is told.
+	Source Source // who refused or failed
+	Reason Reason // why, where Code does not say it; "": not stated
+	Detail string // one sentence with addresses and names: "connection refused by 192.0.2.7:8000"
+
+	cause error
+}
+
+// A Source is the party that refused a message or failed at it.
+type Source uint8
+
+const (
+	NotStated Source = iota
+	ByPolicy         // the hub, by a rule: a proof, a permission, a schema
+	ByLimit          // the hub, by one of its limits
+	ByHub            // the hub: it failed, or is not ready
+	ByPeer           // the other agent
+	ByNetwork        // nobody: the other agent cannot be reached
+)
+
+var sourceNames = [...]string{NotStated: "", ByPolicy: "policy", ByLimit: "limit", ByHub: "hub", ByPeer: "peer",
+	ByNetwork: "network"}
+
+func (s Source) String() string {
+	if s == NotStated {
+		return ""
+	}
+	return name(sourceNames[:], int(s))
+}
+
+func (s Source) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads what MarshalText writes.
+func (s *Source) UnmarshalText(b []byte) error {
+	if len(b) == 0 {
+		*s = NotStated
+		return nil
+	}
+	return parse(sourceNames[:], "source", b, s)
+}
+
+// A Reason is finer than a Code: it chooses the advice to an operator. The set is
+// closed.
+type Reason string
+
+const (
+	// ByNetwork.
+	HostUnknown        Reason = "host_unknown"        // its name has no address
+	AddressGuard       Reason = "address_guard"       // network.allow does not have its address
+	ConnectionRefused  Reason = "connection_refused"  // nothing listens there
+	ConnectionLost     Reason = "connection_lost"     // it ended before the answer
+	NoRoute            Reason = "no_route"            // the network does not lead there
+	NoAnswer           Reason = "no_answer"           // nothing came in time
+	CertificateUnknown Reason = "certificate_unknown" // its authority is not trusted
+	CertificateName    Reason = "certificate_name"    // it is for another host
+	CertificateExpired Reason = "certificate_expired"
+	CertificateBad     Reason = "certificate_bad" // otherwise not valid
+	NotConnected       Reason = "not_connected"   // the agent connects to the hub, and is not connected now
+	NoAddress          Reason = "no_address"      // none is known in a protocol that is switched on
+
+	// ByPeer.
+	KeyUnknown      Reason = "key_unknown"       // it does not know the hub's key, or the stand-in's
+	WrongToken      Reason = "wrong_token"       // it refused the hub's token
+	PeerForbids     Reason = "peer_forbids"      // it knows the caller, and does not permit the call
+	PeerRole        Reason = "peer_role"         // the caller's role there is too weak
+	PeerRate        Reason = "peer_rate"         // its rate limit
+	PeerBusy        Reason = "peer_busy"         // full, starting, or stopping
+	PeerClock       Reason = "peer_clock"        // it found the message too old or too new
+	PeerAnswer      Reason = "peer_answer"       // its answer is not the protocol's
+	PeerAnswerLarge Reason = "peer_answer_large" // its answer is over the hub's limit
+	PeerGone        Reason = "peer_gone"         // it says that no such agent, session or task is there
+	PeerRefused     Reason = "peer_refused"      // for a reason that its text has
+	PeerFailed      Reason = "peer_failed"       // it failed while working
+)
+
+// With gives a copy of e for operators: who refused, why, and a sentence with the
+// details, which no agent is told.
+func (e *Error) With(s Source, r Reason, detail string) *Error {
+	c := *e
+	c.Source, c.Reason, c.Detail = s, r, detail
+	return &c
 }
 
 // Refuse makes an error that a retry does not mend.

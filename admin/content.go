@@ -38,7 +38,7 @@ func (m *Message) withoutContent() {
 
 func (p *Problem) withoutContent() {
 	if p != nil {
-		p.Text = ""
+		p.Text, p.Detail = "", ""
 	}
 }
 

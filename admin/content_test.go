@@ -318,7 +318,7 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 // TestViewsWithoutContent lists the fields of each view that an observer sees. A new
 // field must be added here, or removed in withoutContent.
 func TestViewsWithoutContent(t *testing.T) {
-	message := "Act Audience Error.Code Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
+	message := "Act Audience Error.Code Error.Reason Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
 		"Origin.Protocol " +
 		"Schema Skill To"
 	summary := "Act Deliveries.Error.Code Deliveries.Steps.Code Deliveries.To Error.Code From Protocol Skill To Trace"
@@ -331,7 +331,7 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&Recorded{}, "Erased.By Erased.Name Erased.Reason Erased.What Node"},
 		{&ConversationInfo{}, "Agents"},
 		{&DeliveryNews{}, "Error.Code To"},
-		{&DeadLetter{}, "From Position Reason.Code Reason.Ref To"},
+		{&DeadLetter{}, "From Position Reason.Code Reason.Reason Reason.Ref To"},
 		{&Refusal{}, "Checks.Name Claim Code KeyID Protocol Ref Source Step To"},
 	} {
 		v := reflect.ValueOf(c.view).Elem()

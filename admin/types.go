@@ -170,6 +170,10 @@ type Problem struct {
 	Text      string      `json:"text"`
 	Ref       string      `json:"ref,omitzero"` // for `parley explain`
 	Retryable bool        `json:"retryable,omitzero"`
+
+	Source parley.Source `json:"source,omitzero"` // who refused or failed: policy, limit, hub, peer or network
+	Reason parley.Reason `json:"reason,omitzero"`
+	Detail string        `json:"detail,omitzero"`
 }
 
 // Message is a message of the hub.
@@ -375,12 +379,14 @@ func problem(e *parley.Error) *Problem {
 	if e == nil {
 		return nil
 	}
-	return &Problem{Code: e.Code, Text: e.Text, Ref: e.Ref, Retryable: e.Retryable}
+	return &Problem{Code: e.Code, Text: e.Text, Ref: e.Ref, Retryable: e.Retryable, Source: e.Source, Reason: e.Reason,
+		Detail: e.Detail}
 }
 
 // error is the reverse of problem.
 func (p Problem) error() *parley.Error {
-	return &parley.Error{Code: p.Code, Text: p.Text, Ref: p.Ref, Retryable: p.Retryable}
+	return &parley.Error{Code: p.Code, Text: p.Text, Ref: p.Ref, Retryable: p.Retryable, Source: p.Source,
+		Reason: p.Reason, Detail: p.Detail}
 }
 
 func viewChecks(checks []parley.Check) []Check {

@@ -200,6 +200,9 @@ func (c *coder) failure(x *parley.Error) {
 		number(c, 4, &x.After, 1<<62)
 	}
 	text(c, 5, &x.Ref)
+	number(c, 6, &x.Source, 255)
+	text(c, 7, &x.Reason)
+	text(c, 8, &x.Detail)
 }
 
 // A coder encodes or decodes a list of fields. Each call names one field: the

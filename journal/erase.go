@@ -152,8 +152,8 @@ func (j *Journal) Held(r *Record) string {
 // HasContent reports whether a record has something to erase: content of its
 // message, or texts of errors, which may quote content.
 func HasContent(r *Record) bool {
-	return r.Erased == nil && (hasContent(r.Message) || r.Refused != nil && r.Refused.Text != "" ||
-		slices.ContainsFunc(r.Steps, func(s Step) bool { return s.Error != nil && s.Error.Text != "" }))
+	return r.Erased == nil && (hasContent(r.Message) || hasText(r.Refused) ||
+		slices.ContainsFunc(r.Steps, func(s Step) bool { return hasText(s.Error) }))
 }
 
 func hasContent(m *parley.Message) bool {
@@ -161,7 +161,7 @@ func hasContent(m *parley.Message) bool {
 		return false
 	}
 	return len(m.Origin.Raw) > 0 || len(m.Origin.Header) > 0 || len(m.Extensions) > 0 || m.Origin.Address != "" ||
-		m.Error != nil && m.Error.Text != "" ||
+		hasText(m.Error) ||
 		slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return len(p.Data) > 0 || p.Name != "" || p.URI != "" })
 }
 
@@ -196,12 +196,14 @@ func withoutContent(data []byte, number uint64) ([]byte, error) {
 	return encode(r), nil
 }
 
+func hasText(e *parley.Error) bool { return e != nil && (e.Text != "" || e.Detail != "") }
+
 func withoutText(e *parley.Error) *parley.Error {
-	if e == nil || e.Text == "" {
+	if !hasText(e) {
 		return e
 	}
 	c := e.Because(nil)
-	c.Text = ""
+	c.Text, c.Detail = "", ""
 	return c
 }
 
