@@ -20,7 +20,30 @@ type Agent struct {
 	Skills      []SkillSpec
 	Exposed     []string // the protocols in which the hub stands in for it; [Everywhere] for all
 	Identities  []Identity
-	Version     string // of the agent's own software
+	Version     string  // of the agent's own software
+	Retries     Retries `json:",omitzero"`
+}
+
+// Retries says how messages to an agent are delivered when an attempt fails. A zero
+// field means what the hub does for all agents.
+type Retries struct {
+	Tries     int           `json:",omitzero"` // attempts before a message becomes a dead letter, at most [MaxTries]
+	Patience  time.Duration `json:",omitzero"` // how long a message is tried, since it was recorded
+	Unordered bool          `json:",omitzero"` // later messages of a conversation overtake one that failed
+}
+
+// MaxTries bounds [Retries.Tries].
+const MaxTries = 1000
+
+// Check fails for numbers that no delivery can follow.
+func (r Retries) Check() error {
+	switch {
+	case r.Tries < 0 || r.Tries > MaxTries:
+		return Refuse(Malformed, "tries = %d: want 1 to %d, or 0 for what the hub does for all agents", r.Tries, MaxTries)
+	case r.Patience < 0:
+		return Refuse(Malformed, "patience = %s: want a duration above zero, such as 24h", r.Patience)
+	}
+	return nil
 }
 
 // Everywhere exposes an agent in every protocol.

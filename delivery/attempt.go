@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -132,11 +133,7 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 	ctx = context.WithoutCancel(ctx)
 
 	d.mu.Lock()
-	if r.Err == nil {
-		l.recipient.failures = 0
-	} else if r.Wait == 0 {
-		l.recipient.failures++
-	}
+	d.noteHealth(l, it, r)
 	d.mu.Unlock()
 
 	switch {
@@ -226,18 +223,25 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 	if r.Wait > 0 {
 		it.tries--
 	}
-	err := r.Err
+	err, policy := r.Err, d.retryOf(it.to)
 	switch {
 	case r.Unknown && !d.repeatable(it):
 		err = parley.Refuse(parley.OutcomeUnknown, "%q may have had the message and does not deduplicate", it.to).
 			Because(r.Err)
 	case !err.Retryable && r.Wait == 0:
-	case it.tries >= d.c.Retry.Tries, d.c.Now().Sub(it.recorded) >= d.c.Retry.For:
+	case it.tries >= policy.Tries, d.c.Now().Sub(it.recorded) >= policy.For:
 	default:
 		d.retry(ctx, l, it, r)
 		return
 	}
 	d.finish(l, it, d.giveUp(ctx, it, parley.Dead, err))
+}
+
+// retryOf gives the retry policy for a recipient.
+func (d *Dispatcher) retryOf(to string) Retry {
+	p, own := d.c.Retry, d.c.Transport.Retries(to)
+	p.Tries, p.For = cmp.Or(own.Tries, p.Tries), cmp.Or(own.Patience, p.For)
+	return p
 }
 
 // repeatable reports whether an attempt of unknown outcome may be made again.
@@ -246,7 +250,7 @@ func (d *Dispatcher) repeatable(it *item) bool {
 }
 
 // retry records a failed attempt and the time of the next one. Items behind it whose
-// attempts are recorded ahead of their turn wait too.
+// attempts are recorded ahead of their turn wait too, unless they may overtake it.
 func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 	pause := max(r.Wait, r.Err.After)
 	if pause == 0 {
@@ -255,7 +259,10 @@ func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 	next := d.c.Now().Add(pause)
 	steps := []journal.Step{{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Next: next,
 		Postponed: r.Wait > 0, Error: r.Err, Losses: r.Losses}}
-	behind := d.recordedBehind(l, it)
+	var behind []*item
+	if !d.c.Transport.Retries(it.to).Unordered {
+		behind = d.recordedBehind(l, it)
+	}
 	for _, v := range behind {
 		steps = append(steps, journal.Step{Message: v.id, To: v.to, State: parley.Waiting, Attempt: v.attempts,
 			Postponed: true})
@@ -270,6 +277,7 @@ func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.noteNext(l.recipient, next)
 	it.notBefore, it.failureUnrecorded = next, err != nil && !errors.Is(err, journal.ErrConflict)
 	for _, v := range behind {
 		v.recordedAhead = false

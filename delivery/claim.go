@@ -36,7 +36,7 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 	defer d.mu.Unlock()
 	r := d.recipients[to]
 	switch {
-	case d.closed || d.released(partition) || d.active >= d.c.Active || r != nil && r.failures >= suspectAfter:
+	case d.closed || d.released(partition) || d.active >= d.c.Active || r != nil && r.health.Failures >= suspectAfter:
 		return nil
 	case d.lanes[lane] != nil:
 		if waits || !d.lanes[lane].healthy() {

@@ -160,6 +160,8 @@ type fakeTransport struct {
 	seen       []string
 	repeatable bool
 	paused     map[string]bool
+	retries    parley.Retries // of every recipient
+	forgetful  bool           // KeepsHealth is false
 }
 
 func (h *fakeTransport) Attempt(ctx context.Context, a Attempt) Result {
@@ -178,6 +180,13 @@ func (h *fakeTransport) FailureReply(m *parley.Message, _ journal.Position, to s
 }
 func (h *fakeTransport) Repeatable(parley.ID, string) bool { return h.repeatable }
 func (h *fakeTransport) LaneLimit(string) int              { return 0 }
+func (h *fakeTransport) KeepsHealth(string) bool           { return !h.forgetful }
+
+func (h *fakeTransport) Retries(string) parley.Retries {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.retries
+}
 
 func (h *fakeTransport) Paused(to string) bool {
 	h.mu.Lock()

@@ -39,6 +39,12 @@ type Transport interface {
 	Repeatable(message parley.ID, to string) bool
 	// Paused says whether deliveries to the recipient are held back.
 	Paused(to string) bool
+	// Retries is the retry policy of the recipient; a zero field is that of
+	// [Config.Retry].
+	Retries(to string) parley.Retries
+	// KeepsHealth says whether the health of the recipient is kept while nothing is
+	// to be delivered to it. It must be false for all but a bounded number.
+	KeepsHealth(to string) bool
 	// LaneLimit is how many lanes of the recipient may be active at once; 0 for
 	// [Config.PerRecipient].
 	LaneLimit(to string) int
@@ -95,6 +101,10 @@ type Config struct {
 	HandOver     time.Duration // how long attempts in flight may keep a partition from its next owner; 5 s
 	Relaxed      bool          // answer a waiting caller before its reply is recorded
 	HeldBytes    int64         // content of waiting messages kept in memory rather than read again; 64 MiB
+
+	// HealthChanged is called, and must not block, when a recipient begins to fail or
+	// is reached again, and now and then while it fails. See [Dispatcher.Health].
+	HealthChanged func(to string)
 
 	Now    func() time.Time
 	Jitter func() float64 // in [0,1)
@@ -205,7 +215,8 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 		// Where no attempt of this process caused a step back to waiting, an
 		// operator retried a dead letter.
 		if s.State == parley.Waiting {
-			d.running.Go(func() { d.revive(s.Message, s.To) }) // the journal must not be called from here
+			retried := s.Error == nil && !s.Postponed
+			d.running.Go(func() { d.revive(s.Message, s.To, retried) }) // the journal must not be called from here
 		}
 	}
 }
@@ -246,15 +257,18 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 	return nil
 }
 
-// revive queues a delivery that waits in the journal: an operator retried a dead
-// letter.
-func (d *Dispatcher) revive(id parley.ID, to string) {
+// revive queues a delivery that waits in the journal. deadRetry: an operator retried a
+// dead letter.
+func (d *Dispatcher) revive(id parley.ID, to string, deadRetry bool) {
 	if v, ok := d.c.Log.Delivery(id, to); ok && v.State == parley.Waiting {
-		d.enqueue(v.Conversation, newItem(v))
+		it := newItem(v)
+		it.deadRetry = deadRetry
+		d.enqueue(v.Conversation, it)
 	}
 }
 
-// Kick checks again whether a recipient is paused.
+// Kick checks again whether a recipient is paused, and whether its messages may
+// overtake each other.
 func (d *Dispatcher) Kick(to string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -5,8 +5,9 @@
 //
 // A lane holds the deliveries of one (recipient, conversation), in the order of their
 // records. One of them is tried at a time; a failing one blocks its lane and nothing
-// else. A recipient has a bounded number of lanes active ([Config.PerRecipient]), so
-// that a slow or dead recipient does not delay others.
+// else. For a recipient with [parley.Retries.Unordered] it gets a lane of its own. A
+// recipient has a bounded number of lanes active ([Config.PerRecipient]), so that a
+// slow or dead recipient does not delay others.
 //
 // # Attempts
 //
@@ -23,9 +24,17 @@
 //     not count as a try.
 //   - After [Retry.Tries] tries, or [Retry.For], the message becomes a dead letter.
 //     That is recorded together with the failure that the sender of a request gets.
+//     A recipient may have numbers of its own ([parley.Retries]).
 //   - A message that expires, or a request whose deadline passes, before its turn
 //     is settled as such, also while the recipient is paused or left alone after a
 //     failure.
+//
+// # Health
+//
+// Attempts also show whether the recipient itself can be reached; [Dispatcher.Health]
+// tells it. A recipient is failing from the first attempt that did not reach it to the
+// next that did. An error of this hub, or the refusal of one message, says nothing
+// against it. A recipient that failed often is tried through one lane at a time.
 //
 // # After a crash
 //

@@ -26,11 +26,11 @@ type lane struct {
 
 // recipient is the state of a recipient that has lanes.
 type recipient struct {
-	lanes    int
-	active   int
-	limit    int // of active
-	failures int // in a row
-	ready    []*lane
+	lanes  int
+	active int
+	limit  int // of active
+	health Health
+	ready  []*lane
 }
 
 // deliveryKey is one message to one recipient.
@@ -59,6 +59,7 @@ type item struct {
 	recordedAhead bool           // its next attempt is recorded already
 	outcome       *journal.Entry // the entry that ends it, until it is recorded
 	revive        bool           // an operator retried it meanwhile: read its state once more when it is finished
+	deadRetry     bool           // an operator retried it as a dead letter
 	elsewhere     bool           // another hub made the last attempt, which may be in flight
 
 	failureUnrecorded bool           // the failure of the last attempt is not recorded
@@ -88,7 +89,7 @@ const suspectAfter = 5
 // healthy reports whether a lane is in a turn, and nothing in it has failed; d.mu is
 // held.
 func (l *lane) healthy() bool {
-	return l.busy && l.recipient.failures == 0 && len(l.items) < maxAhead &&
+	return l.busy && !l.recipient.health.Failing() && len(l.items) < maxAhead &&
 		(len(l.items) == 0 || l.items[0].notBefore.IsZero())
 }
 
@@ -118,16 +119,39 @@ func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 	if d.closed || d.released(it.position.Partition) {
 		return
 	}
-	l := d.laneOf(laneKey{it.to, conversation})
-	for _, v := range l.items {
-		if v.id == it.id {
-			d.track(v.key(), v.position.Partition)
-			v.revive = true // it may be about to be finished
-			return
+	// An item that others overtook has a lane of its own; see setAside.
+	for _, key := range []laneKey{{it.to, it.id}, {it.to, conversation}} {
+		if l := d.lanes[key]; l != nil {
+			for _, v := range l.items {
+				if v.id == it.id {
+					d.track(v.key(), v.position.Partition)
+					v.revive = true // it may be about to be finished
+					v.deadRetry = v.deadRetry || it.deadRetry
+					return
+				}
+			}
 		}
 	}
+	l := d.laneOf(laneKey{it.to, conversation})
 	d.push(l, it, false)
+	if it.attempts > 0 && !it.elsewhere {
+		d.noteNext(l.recipient, it.notBefore)
+	}
 	d.kick(l)
+}
+
+// setAside moves the head of a lane, which waits for its next attempt, to a lane of its
+// own, so that the items behind it overtake it. d.mu is held.
+func (d *Dispatcher) setAside(l *lane) {
+	it := l.items[0]
+	l.items = slices.Delete(l.items, 0, 1)
+	own := d.laneOf(laneKey{it.to, it.id})
+	own.items = append(own.items, it)
+	own.noteEnd(it.ends)
+	if d.elsewhere[it.key()] == l {
+		d.elsewhere[it.key()] = own
+	}
+	d.kick(own)
 }
 
 // push adds an item at a lane's end, or at its head; d.mu is held.
@@ -185,6 +209,10 @@ func (d *Dispatcher) kick(l *lane) {
 		l.timer = nil
 	}
 	now := d.c.Now()
+	for len(l.items) > 1 && l.items[0].notBefore.After(now) && l.items[0].id != l.key.conversation &&
+		d.c.Transport.Retries(l.key.to).Unordered {
+		d.setAside(l)
+	}
 	next := l.items[0].notBefore
 	later := next.After(now)
 	paused := !later && d.c.Transport.Paused(l.key.to)
@@ -202,7 +230,7 @@ func (d *Dispatcher) kick(l *lane) {
 		return
 	}
 	limit := l.recipient.limit
-	if l.recipient.failures >= suspectAfter {
+	if l.recipient.health.Failures >= suspectAfter {
 		limit = 1
 	}
 	l.busy = true
@@ -242,7 +270,7 @@ func (d *Dispatcher) release(l *lane) {
 	if d.closed {
 		return
 	}
-	if r := l.recipient; len(r.ready) > 0 && (r.failures < suspectAfter || r.active == 0) {
+	if r := l.recipient; len(r.ready) > 0 && (r.health.Failures < suspectAfter || r.active == 0) {
 		d.kickFirst(&r.ready)
 	}
 	if len(d.waiting) > 0 && d.active < d.c.Active {
@@ -271,9 +299,7 @@ func (d *Dispatcher) removeIdle(l *lane) {
 	}
 	delete(d.lanes, l.key)
 	l.recipient.lanes--
-	if l.recipient.lanes == 0 && l.recipient.failures == 0 {
-		delete(d.recipients, l.key.to)
-	}
+	d.removeIdleRecipient(l.key.to, l.recipient)
 }
 
 func (d *Dispatcher) postpone(it *item, pause time.Duration) {

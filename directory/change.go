@@ -39,6 +39,9 @@ func (d *Directory) Register(ctx context.Context, a parley.Agent, s Source, prot
 				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
 			}
 			e.Added, e.Paused = old.Added, old.Paused
+			if s.registered() {
+				e.Retries = old.Retries // an operator set them
+			}
 			was, ok := old.Identity(old.Learned)
 			if ok && protocol == "" && slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
 				return i.Protocol == was.Protocol && i.ID == was.ID
@@ -91,6 +94,18 @@ func (d *Directory) Expose(ctx context.Context, name string, protocols []string)
 			return fmt.Errorf("%w: set expose for %q in the configuration", ErrReadOnly, name)
 		}
 		e.Exposed = slices.Clone(protocols)
+		return nil
+	})
+}
+
+// SetRetries sets how messages to an agent are delivered when an attempt fails. Agents
+// of the configuration and of the program fail with [ErrReadOnly].
+func (d *Directory) SetRetries(ctx context.Context, name string, r parley.Retries) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		if !e.Source.stored() {
+			return fmt.Errorf("%w: %q comes from %s; set its delivery there", ErrReadOnly, name, e.Source)
+		}
+		e.Retries = r
 		return nil
 	})
 }

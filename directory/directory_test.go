@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -70,6 +71,9 @@ func TestSources(t *testing.T) {
 		{"expose config", d.Expose(ctx, "a", parley.Everywhere), ErrReadOnly},
 		{"expose", d.Expose(ctx, "b", parley.Everywhere), nil},
 		{"pause", d.Pause(ctx, "b", true), nil},
+		{"retries of config", d.SetRetries(ctx, "a", parley.Retries{Tries: 2}), ErrReadOnly},
+		{"retries of code", d.SetRetries(ctx, "c", parley.Retries{Tries: 2}), ErrReadOnly},
+		{"retries", d.SetRetries(ctx, "b", parley.Retries{Tries: 2, Unordered: true}), nil},
 	} {
 		if !errors.Is(c.err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, c.err, c.want)
@@ -86,6 +90,9 @@ func TestSources(t *testing.T) {
 	b, ok := d.Lookup("samvad", "agent://b2")
 	if !ok || b.Name != "b" || !b.Paused || !b.ExposedIn("agh") {
 		t.Fatalf("after a restart: %+v, %v", b, ok)
+	}
+	if b.Retries != (parley.Retries{Tries: 2, Unordered: true}) {
+		t.Errorf("retries after a restart: %+v", b.Retries)
 	}
 	if err := d.Remove(ctx, "b"); err != nil {
 		t.Fatal(err)
@@ -626,5 +633,29 @@ func TestPauseOfAConfiguredAgent(t *testing.T) {
 	}
 	if e, ok := one.Lookup("samvad", "agent://other"); !ok || e.Source != FromOperator {
 		t.Errorf("agent after Withdraw: %+v, want the operator's", e)
+	}
+}
+
+// Retries that an operator sets for an agent outlive its next registration. Entries without them are stored as before.
+func TestRetriesOfARegisteredAgent(t *testing.T) {
+	ctx, state := t.Context(), shared(t)
+	d := opened(t, Options{State: state})
+	register := func() {
+		t.Helper()
+		if _, err := d.Register(ctx, agent("a", "agent://a"), FromAgent, "samvad"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	register()
+	if v, err := state.Get(ctx, "a"); err != nil || strings.Contains(string(v.Data), "Retries") {
+		t.Errorf("stored: %s, %v", v.Data, err)
+	}
+	want := parley.Retries{Patience: time.Hour}
+	if err := d.SetRetries(ctx, "a", want); err != nil {
+		t.Fatal(err)
+	}
+	register()
+	if e, _ := d.Agent("a"); e.Retries != want {
+		t.Errorf("after the next registration: %+v, want %+v", e.Retries, want)
 	}
 }

@@ -207,6 +207,20 @@ func (c *transport) Paused(to string) bool {
 	return ok && (e.Paused || box == nil && h.holds(e))
 }
 
+// Retries: those of the directory's entry.
+func (c *transport) Retries(to string) parley.Retries {
+	if e, ok := c.hub().c.Directory.Agent(to); ok {
+		return e.Retries
+	}
+	return parley.Retries{}
+}
+
+// KeepsHealth: the directory bounds its agents.
+func (c *transport) KeepsHealth(to string) bool {
+	_, ok := c.hub().c.Directory.Agent(to)
+	return ok
+}
+
 // LaneLimit: handlers of this process have a bound of their own.
 func (c *transport) LaneLimit(to string) int {
 	if l, _ := c.hub().here(to); l != nil {

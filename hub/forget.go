@@ -42,6 +42,7 @@ func (f *Forgetting) Is(protocol, id string) bool {
 func (h *Hub) Forget(ctx context.Context, f Forgetting) (n int, err error) {
 	h.ForgetRecent()
 	h.refusals.forget(&f)
+	h.deliver.ForgetTexts()
 	for _, b := range h.Bindings() {
 		if b, ok := b.(Forgetter); ok {
 			k, ferr := b.Forget(ctx, f)

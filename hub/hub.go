@@ -59,6 +59,7 @@ type Hub struct {
 	macs      sync.Pool // of hash.Hash, keyed with Config.Secret
 
 	recent requestCache
+	health *healthRecord
 
 	mu      sync.Mutex
 	local   map[string]*local
@@ -102,6 +103,8 @@ func New(c Config) (*Hub, error) {
 	h.policy.Store(c.Policy)
 	dc := c.Delivery
 	dc.Log, dc.Transport, dc.Now, dc.Logger, dc.Relaxed = c.Journal, (*transport)(h), c.Now, c.Logger, c.Relaxed
+	h.health = newHealthRecord(h)
+	dc.HealthChanged = h.health.note
 	h.deliver = delivery.New(dc)
 	return h, nil
 }
@@ -148,9 +151,16 @@ func (h *Hub) Bind(b Binding) error {
 // Start begins to deliver, with the open deliveries of the journal first.
 func (h *Hub) Start() {
 	h.started = true
+	stopHealth := h.health.start()
 	stopRecords := h.c.Journal.Watch(h.onRecord)
 	stopAgents := h.c.Directory.Watch(func(c directory.Change) {
-		if c.Old != nil && c.New != nil && c.Old.Paused && !c.New.Paused {
+		if c.Old == nil {
+			return
+		}
+		if c.New == nil || !slices.Equal(ownIdentities(c.Old), ownIdentities(c.New)) {
+			h.forgetHealth(c.Old.Name)
+		}
+		if c.New != nil && (c.Old.Paused && !c.New.Paused || !c.Old.Retries.Unordered && c.New.Retries.Unordered) {
 			h.deliver.Kick(c.New.Name)
 		}
 	})
@@ -173,6 +183,7 @@ func (h *Hub) Start() {
 		stopOwned()
 		resuming.Wait()
 		stopRecords()
+		stopHealth()
 	}
 }
 
