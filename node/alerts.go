@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
@@ -45,7 +46,6 @@ const (
 
 const (
 	alertTick    = 30 * time.Second
-	maxFailing   = 4096 // failing agents that are watched
 	maxAlertKeys = 4096
 	alertQueue   = 256
 	alertTries   = 4
@@ -54,26 +54,20 @@ const (
 // alerts watches for problems that an operator must solve. Alerts go out through neither
 // the journal nor the hub's deliveries, since these may be broken.
 type alerts struct {
-	n     *Node
-	now   func() time.Time
-	post  func(ctx context.Context, a Alert) error
-	limit *rate.Limiter
-	queue chan Alert
-	stop  context.CancelFunc
-	done  sync.WaitGroup
+	n       *Node
+	now     func() time.Time
+	failing func() (list map[string]hub.Condition, here func(name string) bool)
+	post    func(ctx context.Context, a Alert) error
+	limit   *rate.Limiter
+	queue   chan Alert
+	stop    context.CancelFunc
+	done    sync.WaitGroup
 
 	mu       sync.Mutex
-	peers    map[string]*failingPeer
+	agents   map[string]time.Time // with an open alert, and since when they fail
 	told     map[alertKey]*toldAlert
 	skipped  int
 	diskFull bool
-}
-
-type failingPeer struct {
-	since    time.Time
-	failures int
-	reason   string
-	told     bool
 }
 
 type alertKey struct{ kind, about, detail string }
@@ -85,8 +79,9 @@ type toldAlert struct {
 
 func newAlerts(n *Node) *alerts {
 	a := &alerts{n: n, now: n.c.Now, limit: rate.NewLimiter(rate.Every(10*time.Second), 20),
-		queue: make(chan Alert, alertQueue), peers: map[string]*failingPeer{}, told: map[alertKey]*toldAlert{}}
+		queue: make(chan Alert, alertQueue), agents: map[string]time.Time{}, told: map[alertKey]*toldAlert{}}
 	a.post = a.webhook
+	a.failing = func() (map[string]hub.Condition, func(string) bool) { return n.hub.Failing() }
 	return a
 }
 
@@ -127,49 +122,39 @@ func (a *alerts) config() Alerts {
 	return c
 }
 
-// attempted notes the outcome of each attempt.
-func (a *alerts) attempted(to string, err *parley.Error, postponed bool) {
-	switch {
-	case err == nil:
-		a.mu.Lock()
-		p := a.peers[to]
-		delete(a.peers, to)
-		a.mu.Unlock()
-		if p != nil && p.told {
-			a.tell(Alert{Kind: alertRecovered, About: to,
-				Text: fmt.Sprintf("%s takes messages again; it had failed since %s", to,
-					p.since.UTC().Format(time.RFC3339))}, "")
-		}
-	case postponed || !err.Retryable && err.Code != parley.Unavailable && err.Code != parley.TimedOut &&
-		err.Code != parley.OutcomeUnknown:
-		// The recipient answers: it is busy, or refuses this message.
-	default:
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		p := a.peers[to]
-		if p == nil {
-			if len(a.peers) >= maxFailing {
-				return
-			}
-			p = &failingPeer{since: a.now()}
-			a.peers[to] = p
-		}
-		p.failures++
-		p.reason = err.Text
-	}
-}
-
 // broken counts the agents with an open alert.
 func (a *alerts) broken() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	n := 0
-	for _, p := range a.peers {
-		if p.told {
-			n++
+	return len(a.agents)
+}
+
+// checkAgents tells of agents that have failed for long, if this hub tried them, and of
+// those that do not fail any more.
+func (a *alerts) checkAgents(after time.Duration) (list []Alert) {
+	failing, here := a.failing()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for name, c := range failing {
+		if _, told := a.agents[name]; told || !here(name) || c.Failures < 2 || a.now().Sub(c.Since) < after {
+			continue
+		}
+		a.agents[name] = c.Since
+		list = append(list, Alert{Kind: alertBroken, About: name, Fix: "parley doctor " + name,
+			Text: fmt.Sprintf("%s has failed %d times since %s: %s", name, c.Failures,
+				c.Since.UTC().Format(time.RFC3339), cmp.Or(c.Err.Detail, c.Err.Text, string(c.Err.Code)))})
+	}
+	for name, since := range a.agents {
+		if _, ok := failing[name]; ok {
+			continue
+		}
+		delete(a.agents, name)
+		if _, ok := a.n.directory.Agent(name); ok {
+			list = append(list, Alert{Kind: alertRecovered, About: name, Text: fmt.Sprintf(
+				"%s does not fail any more; it had failed since %s", name, since.UTC().Format(time.RFC3339))})
 		}
 	}
-	return n
+	return list
 }
 
 // recorded notes dead letters; the journal calls it.
@@ -191,16 +176,8 @@ func (a *alerts) recorded(r *journal.Record) {
 // disk, and keys that are about to expire.
 func (a *alerts) check() {
 	c, now := a.config(), a.now()
-	var list []Alert
+	list := a.checkAgents(c.Broken.Duration)
 	a.mu.Lock()
-	for name, p := range a.peers {
-		if !p.told && p.failures > 1 && now.Sub(p.since) >= c.Broken.Duration {
-			p.told = true
-			list = append(list, Alert{Kind: alertBroken, About: name, Fix: "parley doctor " + name,
-				Text: fmt.Sprintf("%s has failed %d times since %s: %s", name, p.failures,
-					p.since.UTC().Format(time.RFC3339), p.reason)})
-		}
-	}
 	if free, total, ok := a.n.disk(); ok && total > 0 {
 		used := 1 - float64(free)/float64(total)
 		switch {

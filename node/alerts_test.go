@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
@@ -59,58 +61,92 @@ func or(a, b string) string {
 	return a
 }
 
-var unavailable = parley.Fail(parley.Unavailable, nil, "connection refused")
-
+// TestAgentBrokenAndRecovered: an alert when an agent has failed for alerts.broken_after and this hub tried it more
+// than once, and one when it does not fail any more. What failing is, package hub decides.
 func TestAgentBrokenAndRecovered(t *testing.T) {
 	n, told, pass := alertingNode(t, Config{})
-	a := n.alerts
-	a.attempted("bob", unavailable, false)
+	ctx, a := t.Context(), n.alerts
+	failing, elsewhere := map[string]hub.Condition{}, map[string]bool{}
+	a.failing = func() (map[string]hub.Condition, func(string) bool) {
+		return failing, func(name string) bool { return !elsewhere[name] }
+	}
+	for _, name := range []string{"bob", "carol", "dave", "erin"} {
+		if _, err := n.directory.Put(ctx, parley.Agent{Name: name}, directory.FromOperator); err != nil {
+			t.Fatal(err)
+		}
+		failing[name] = hub.Condition{State: hub.Unreachable, Since: n.c.Now(), Failures: 2,
+			Err: parley.Fail(parley.Unavailable, nil, "the agent cannot be reached").With(parley.ByNetwork,
+				parley.ConnectionRefused, "connection refused by 192.0.2.7:80")}
+	}
+	elsewhere["carol"] = true // another hub tries it, and tells of it
+	erin := failing["erin"]
+	erin.Failures = 1
+	failing["erin"] = erin
 	pass(2 * time.Minute)
-	a.attempted("bob", unavailable, false)
 	a.check()
 	if list := told(); len(list) != 0 {
 		t.Errorf("after two minutes: %+v", list)
 	}
+	delete(failing, "dave")
 	pass(time.Minute)
 	a.check()
 	a.check()
 	list := told()
 	if len(list) != 1 || list[0].Kind != alertBroken || list[0].About != "bob" || list[0].Version != 1 ||
 		list[0].Hub == "" ||
-		!strings.Contains(list[0].Text, "failed 2 times since 2026-04-11T10:00:00Z: connection refused") ||
+		!strings.Contains(list[0].Text, "failed 2 times since 2026-04-11T10:00:00Z: connection refused by 192.0.2.7") ||
 		list[0].Fix != "parley doctor bob" {
 		t.Errorf("%+v", list)
 	}
 	if a.broken() != 1 || value(t, n, "parley_agents", "state", "broken") != 1 {
 		t.Error("no metric says so")
 	}
-	a.attempted("bob", nil, false)
-	if list := told(); len(list) != 1 || list[0].Kind != alertRecovered {
+	clear(failing)
+	a.check()
+	if list := told(); len(list) != 1 || list[0].Kind != alertRecovered || list[0].About != "bob" || a.broken() != 0 {
 		t.Errorf("%+v", list)
 	}
-	// An agent without an alert does not recover; an agent that is busy, or refuses a
-	// message, is not broken.
-	a.attempted("carol", unavailable, false)
-	a.attempted("carol", nil, false)
-	for range 5 {
-		a.attempted("dave", unavailable, true)
-		a.attempted("erin", parley.Refuse(parley.InvalidContent, "no"), false)
-	}
-	pass(time.Hour)
+	// A removed agent has not recovered.
+	failing["dave"] = hub.Condition{State: hub.Unreachable, Since: n.c.Now().Add(-time.Hour), Failures: 2,
+		Err: parley.Fail(parley.Unavailable, nil, "x")}
 	a.check()
-	if list := told(); len(list) != 0 || a.broken() != 0 {
+	if err := n.directory.Remove(ctx, "dave"); err != nil {
+		t.Fatal(err)
+	}
+	clear(failing)
+	a.check()
+	if list := told(); len(list) != 1 || list[0].Kind != alertBroken || a.broken() != 0 {
 		t.Errorf("%+v", list)
 	}
 }
 
-func TestFailingAgentsAreBounded(t *testing.T) {
-	n, _, _ := alertingNode(t, Config{})
-	for i := range maxFailing + 100 {
-		n.alerts.attempted(strings.Repeat("x", i%50)+string(rune('a'+i%26))+time.Duration(i).String(), unavailable,
-			false)
+// TestFailingAgentIsCounted: a real agent that cannot be reached is counted as failing.
+func TestFailingAgentIsCounted(t *testing.T) {
+	n := running(t, Config{Network: Network{Allow: []string{"loopback"}}, Delivery: Delivery{Tries: 1}})
+	ctx := t.Context()
+	if _, err := n.directory.Put(ctx, parley.Agent{Name: "far", Identities: []parley.Identity{{Protocol: "samvad",
+		ID: "agent://far.test", URL: "http://127.0.0.1:1"}}}, directory.FromOperator); err != nil {
+		t.Fatal(err)
 	}
-	if len(n.alerts.peers) > maxFailing {
-		t.Error(len(n.alerts.peers))
+	dead := make(chan struct{}, 1)
+	defer n.journal.Watch(func(r *journal.Record) {
+		for i := range r.Steps {
+			if r.Steps[i].State == parley.Dead {
+				dead <- struct{}{}
+			}
+		}
+	})()
+	if _, err := n.hub.Accept(ctx, hub.Submission{Scope: "test", Message: &parley.Message{Kind: parley.Notice, From: "x",
+		To: "far", Parts: []parley.Part{parley.Text("hi")}, Origin: parley.Origin{Protocol: "api",
+			Verdict: parley.Verdict{Assurance: parley.Signed}}}}); err != nil {
+		t.Fatal(err)
+	}
+	<-dead
+	if got := value(t, n, "parley_agents", "state", "failing"); got != 1 {
+		t.Errorf("%g agents are failing, want 1", got)
+	}
+	if list, here := n.alerts.failing(); list["far"].State != hub.Unreachable || !here("far") {
+		t.Errorf("the alerts see %+v", list)
 	}
 }
 

@@ -189,12 +189,24 @@ type Agent struct {
 	Title       string         `toml:"title" reload:"yes" doc:"for people"`
 	Description string         `toml:"description" reload:"yes" doc:"for people"`
 	Expose      []string       `toml:"expose" reload:"yes" doc:"protocols in which the hub stands in for it, or \"all\""`
+	Delivery    AgentDelivery  `toml:"delivery" doc:"how messages to it are retried"`
 	SAMVAD      *SAMVADAgent   `toml:"samvad" doc:"its SAMVAD identity"`
 	AGH         *AGHAgent      `toml:"agh" doc:"its AGH identity"`
 	A2E         *A2EAgent      `toml:"a2e" doc:"its A2E token, or the A2E host that it is"`
 	UAgents     *UAgent        `toml:"uagents" doc:"its uAgents identity"`
 	ASP         *ASPAgent      `toml:"asp" doc:"its ASP identity"`
 	Sections    map[string]any `toml:"-"` // tables of protocols without a field here, see [AgentSection]
+}
+
+// AgentDelivery says how messages to one agent are retried.
+type AgentDelivery struct {
+	Tries    int      `toml:"tries" reload:"yes" doc:"attempts before a message to it becomes a dead letter; default: delivery.tries"`
+	Patience Duration `toml:"patience" reload:"yes" doc:"how long the hub tries to deliver a message to it, at most; default: delivery.for"`
+	Ordered  *bool    `toml:"ordered" default:"true" reload:"yes" doc:"true: a message that cannot be delivered holds up the later ones of its conversation; false: they overtake it"`
+}
+
+func (d AgentDelivery) retries() parley.Retries {
+	return parley.Retries{Tries: d.Tries, Patience: d.Patience.Duration, Unordered: d.Ordered != nil && !*d.Ordered}
 }
 
 // Duration is a time.Duration that is written "30s".
@@ -345,9 +357,12 @@ func (c *Config) check() (checked, error) {
 	if k.mappings, err = c.Mappings(); err != nil {
 		return k, err
 	}
-	for name := range c.Agents {
+	for name, a := range c.Agents {
 		if err := parley.CheckName(name); err != nil {
 			return k, fmt.Errorf("agents: %w", err)
+		}
+		if err := a.Delivery.retries().Check(); err != nil {
+			return k, fmt.Errorf("agents.%s.delivery: %s", name, parley.AsError(err).Text)
 		}
 	}
 	return k, c.checkProtocols()

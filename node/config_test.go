@@ -92,6 +92,10 @@ func TestMistakesInTheFile(t *testing.T) {
 		{"[listen]\nhttp = \"8080\"\n", `listen.http = "8080": want host:port`},
 		{"[a2e]\nlisten = \"localhost\"\n", `a2e.listen = "localhost"`},
 		{"[engine]\npartitions = 1000\n", "engine.partitions = 1000: want 1 to 256"},
+		{"[agents.bob]\ndelivery = { tries = -1 }\n", `agents.bob.delivery: tries = -1: want 1 to 1000`},
+		{"[agents.bob]\ndelivery = { patience = \"-1h\" }\n", `agents.bob.delivery: patience = -1h0m0s: want`},
+		{"[agents.bob]\ndelivery = { patience = \"long\" }\n", `line 2, column 25`},
+		{"[agents.bob]\ndelivery = { orderd = true }\n", `did you mean "agents.bob.delivery.ordered"?`},
 		{"[agents.bob]\nsamvad = { url = \"bob.corp\" }\n", `agents.bob.samvad.url = "bob.corp": want http(s)`},
 	} {
 		_, err := Load(file(t, c.text))

@@ -224,6 +224,8 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 	agents := family(c, gauge, "parley_agents", "Agents in the directory, by state.", "state")
 	agents(float64(h.Agents), "all")
 	agents(float64(paused), "paused")
+	failing, _ := n.hub.Failing()
+	agents(float64(len(failing)), "failing")
 	agents(float64(n.alerts.broken()), "broken")
 	refusals := family(c, counter, "parley_refusals_total", "Refused messages, by protocol, step and code.", "protocol",
 		"step", "code")
@@ -292,8 +294,8 @@ func (s *snapshot) guests(c chan<- prometheus.Metric) {
 	closed(float64(g.ConnectionsEvicted), "evicted")
 }
 
-// observer is the node as the hub's observer: it counts, watches recipients for alerts,
-// and traces if tracing is on.
+// observer is the node as the hub's observer: it counts, and traces if
+// tracing is on.
 type observer struct{ n *Node }
 
 func (o observer) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
@@ -308,14 +310,13 @@ func (o observer) Record(ctx context.Context, m *parley.Message) (context.Contex
 func (o observer) Attempt(ctx context.Context, a *delivery.Attempt, protocol string) (context.Context,
 	func(delivery.Result)) {
 	start := time.Now()
-	kind, to := a.Message.Kind, a.To
+	kind := a.Message.Kind
 	if protocol == "go" {
 		o.n.metrics.running.Add(1)
 	}
 	ctx, span := o.n.tracer.attempt(ctx, a, protocol)
 	return ctx, func(r delivery.Result) {
 		o.n.metrics.attemptEnded(protocol, kind, &r, time.Since(start))
-		o.n.alerts.attempted(to, r.Err, r.Wait > 0)
 		span(&r)
 	}
 }

@@ -56,6 +56,7 @@ samvad = { url = "https://old.example" }
 [agents.kept]
 title = "Kept"
 samvad = { url = "https://kept.example" }
+delivery = { tries = 10, patience = "1h" }
 `)
 	conn, err := net.Dial("tcp", n.adminListen.Addr().String())
 	if err != nil {
@@ -81,6 +82,9 @@ samvad = { url = "https://kept.example" }
 	if _, err := ask(t, n, `{"a":1}`); err != nil {
 		t.Fatal(err)
 	}
+	if e, _ := n.directory.Agent("kept"); e.Retries != (parley.Retries{Tries: 10, Patience: time.Hour}) {
+		t.Errorf("retries of an agent: %+v", e.Retries)
+	}
 
 	write(`
 log = "debug"
@@ -94,6 +98,7 @@ to = ["echo"]
 [agents.kept]
 title = "Kept still"
 samvad = { url = "https://kept.example" }
+delivery = { patience = "2h", ordered = false }
 [agents.new]
 samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc=" }
 `)
@@ -105,6 +110,9 @@ samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvh
 		"network.allow"}, Restart: []string{"limits.refusals"}}
 	if !reflect.DeepEqual(out, want) {
 		t.Errorf("%+v, want %+v", out, want)
+	}
+	if e, _ := n.directory.Agent("kept"); e.Retries != (parley.Retries{Patience: 2 * time.Hour, Unordered: true}) {
+		t.Errorf("retries of an agent after the reload: %+v", e.Retries)
 	}
 	request() // the same connection
 	if _, err := ask(t, n, `{"a":1}`); parley.CodeOf(err) != parley.Forbidden {
