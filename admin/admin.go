@@ -197,13 +197,14 @@ func (a *Admin) Agents(by Actor) ([]Agent, error) {
 	}
 	out := []Agent{}
 	for _, e := range a.c.Hub.Directory().All() {
-		out = append(out, a.view(e))
+		out = append(out, a.view(by, e))
 	}
 	return out, nil
 }
 
-func (a *Admin) view(e *directory.Entry) Agent {
+func (a *Admin) view(by Actor, e *directory.Entry) Agent {
 	v := viewAgent(e)
+	v.AgentState, v.Delivery = a.state(by, e), viewDelivery(a.c.Hub.Schedule(e.Retries), e.Retries)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if s, ok := a.seen[e.Name]; ok {
@@ -227,7 +228,7 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 	if err != nil {
 		return Agent{}, err
 	}
-	v := a.view(e)
+	v := a.view(by, e)
 	v.Addresses, v.Profile = a.c.Hub.Addresses(e), a.c.Hub.Profile(e)
 	v.Waiting = &Waiting{}
 	for _, d := range a.c.Hub.Journal().Deliveries(journal.Filter{To: name}) {
@@ -359,7 +360,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 					a.unenrollAll(n.Name, enrolled))
 			}
 		}
-		return a.view(entry), nil
+		return a.view(by, entry), nil
 	})
 }
 
@@ -367,6 +368,12 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 // each identity of n, its decoded public key, or nil.
 func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) {
 	e = parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose}
+	if old, ok := a.c.Hub.Directory().Agent(n.Name); ok {
+		e.Retries = old.Retries
+	}
+	if e.Retries, err = n.Delivery.change(e.Retries); err != nil {
+		return e, nil, err
+	}
 	if err := parley.CheckName(n.Name); err != nil {
 		return e, nil, err
 	}
@@ -529,7 +536,7 @@ func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, det
 		if err != nil {
 			return Agent{}, err
 		}
-		return a.view(e), nil
+		return a.view(by, e), nil
 	})
 }
 

@@ -216,6 +216,16 @@ func (c *Client) Expose(ctx context.Context, name string, protocols []string) (A
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/expose"), nil, exposure{protocols})
 }
 
+// AgentState gives the state of an agent.
+func (c *Client) AgentState(ctx context.Context, name string) (AgentState, error) {
+	return fetch[AgentState](c, ctx, "GET", agentPath(name, "/state"), nil, nil)
+}
+
+// SetDelivery sets how messages to an agent are retried.
+func (c *Client) SetDelivery(ctx context.Context, name string, d DeliveryChange) (Agent, error) {
+	return fetch[Agent](c, ctx, "POST", agentPath(name, "/delivery"), nil, d)
+}
+
 // Link gives an agent a further native identity, and enrols its key.
 func (c *Client) Link(ctx context.Context, name string, id NewIdentity) (Agent, error) {
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/link"), nil, id)

@@ -63,7 +63,7 @@ func (s *Summary) withoutContent() {
 	}
 }
 
-// withoutContent leaves Summary and Content, which are views of their own.
+// withoutContent leaves Summary, Content and Recipients, which are views of their own.
 func (r *Recorded) withoutContent() { r.Header, r.Raw = nil, nil }
 
 func (c *ConversationInfo) withoutContent() { c.Preview = "" }
@@ -74,6 +74,7 @@ func (d *DeliveryNews) withoutContent() { withoutText(d.Error) }
 func (d *DeadLetter) withoutContent() {
 	d.Losses = nil
 	d.Reason.withoutContent()
+	d.Recipient.withoutContent()
 }
 
 func (r *Refusal) withoutContent() {

@@ -202,7 +202,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 	export := "/v1/conversations/{id}/export"
 	values := map[string][]string{
 		"/v1/agents/{name}": {"box", "far", "parrot"}, "/v1/agents/{name}/inbox": {"box"},
-		"/v1/messages/{id}": said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
+		"/v1/agents/{name}/state": {"box", "far", "parrot"},
+		"/v1/messages/{id}":       said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
 		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
 	}
 	queries := map[string]string{"/v1/messages/{id}": "?raw=true", export: "?content=false"}
@@ -331,7 +332,9 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&Recorded{}, "Erased.By Erased.Name Erased.Reason Erased.What Node"},
 		{&ConversationInfo{}, "Agents"},
 		{&DeliveryNews{}, "Error.Code To"},
-		{&DeadLetter{}, "From Position Reason.Code Reason.Reason Reason.Ref To"},
+		{&DeadLetter{}, "From Position Reason.Code Reason.Reason Reason.Ref Recipient.Reason.Code " +
+			"Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
+		{&AgentState{}, "Reason.Code Reason.Reason Reason.Ref State"},
 		{&Refusal{}, "Checks.Name Claim Code KeyID Protocol Ref Source Step To"},
 	} {
 		v := reflect.ValueOf(c.view).Elem()
@@ -339,7 +342,7 @@ func TestViewsWithoutContent(t *testing.T) {
 		// Nested views have rows of their own.
 		switch v := c.view.(type) {
 		case *Recorded:
-			v.Summary, v.Content = Summary{}, nil
+			v.Summary, v.Content, v.Recipients = Summary{}, nil, nil
 		case *DeadLetter:
 			v.Content = nil
 		}

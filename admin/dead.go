@@ -42,7 +42,7 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	if err := cmp.Or(by.may(Observe), a.resolveNames(&f.To, &f.From)); err != nil {
 		return nil, err
 	}
-	return viewAll(by, a.dead(f), viewDead), nil
+	return viewAll(by, a.dead(f), a.viewDead), nil
 }
 
 // DeadLetter gives a dead letter with its message. To may be empty if the message is a
@@ -55,7 +55,7 @@ func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to strin
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	v := viewDead(by, d)
+	v := a.viewDead(by, d)
 	r, err := a.c.Hub.Journal().Read(ctx, d.Position)
 	if err != nil {
 		return DeadLetter{}, err
@@ -108,7 +108,7 @@ func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.I
 	}
 	err = a.act(ctx, by, Operate, action, id.String()+" to "+d.To, reason,
 		func(ctx context.Context) error { return f(ctx, id, d.To) })
-	return viewDead(by, d), err
+	return a.viewDead(by, d), err
 }
 
 // RetryAll revives the dead letters that a filter chooses.

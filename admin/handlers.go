@@ -27,11 +27,13 @@ func table() map[string]methods {
 			"POST": {Administer, create((*Admin).AddAgent)}},
 		"/v1/agents/{name}": {"GET": {Observe, one("name", "wait", (*Admin).Agent)},
 			"DELETE": {Administer, deleteAgent}},
-		"/v1/agents/{name}/pause":  {"POST": {Operate, pause(true)}},
-		"/v1/agents/{name}/resume": {"POST": {Operate, pause(false)}},
-		"/v1/agents/{name}/expose": {"POST": {Administer, changeAgent(expose)}},
-		"/v1/agents/{name}/link":   {"POST": {Administer, changeAgent((*Admin).Link)}},
-		"/v1/agents/{name}/inbox":  {"GET": {Operate, getInbox}},
+		"/v1/agents/{name}/state":    {"GET": {Observe, getAgentState}},
+		"/v1/agents/{name}/delivery": {"POST": {Administer, changeAgent((*Admin).SetDelivery)}},
+		"/v1/agents/{name}/pause":    {"POST": {Operate, pause(true)}},
+		"/v1/agents/{name}/resume":   {"POST": {Operate, pause(false)}},
+		"/v1/agents/{name}/expose":   {"POST": {Administer, changeAgent(expose)}},
+		"/v1/agents/{name}/link":     {"POST": {Administer, changeAgent((*Admin).Link)}},
+		"/v1/agents/{name}/inbox":    {"GET": {Operate, getInbox}},
 
 		"/v1/messages": {"GET": {Observe, filtered(pageParams, (*Admin).Messages)},
 			"POST": {Operate, postMessages}},
@@ -187,6 +189,13 @@ func pause(paused bool) handler {
 	return func(a *Admin, c *call) (any, error) {
 		return a.Pause(c.r.Context(), c.by, c.r.PathValue("name"), paused)
 	}
+}
+
+func getAgentState(a *Admin, c *call) (any, error) {
+	if err := c.params(); err != nil {
+		return nil, err
+	}
+	return a.AgentState(c.by, c.r.PathValue("name"))
 }
 
 type exposure struct {

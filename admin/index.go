@@ -27,6 +27,8 @@ type Recorded struct {
 	Raw      []byte            `json:"raw,omitzero"`      // the envelope as received; only when asked for
 	RawBytes int               `json:"rawBytes,omitzero"` // its size
 	Erased   *Erasure          `json:"erased,omitzero"`   // its content was erased
+
+	Recipients []Recipient `json:"recipients,omitzero"` // those that are not ready now
 }
 
 // MessagePage is a page of the messages that a filter chooses; Next is the cursor
@@ -120,6 +122,11 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 		return Recorded{}, fromIndex(err, "message", id)
 	}
 	out := Recorded{Summary: viewSummary(by, m)}
+	for _, d := range m.Deliveries {
+		if s := a.notReady(by, d.To); s != nil {
+			out.Recipients = append(out.Recipients, Recipient{d.To, *s})
+		}
+	}
 	r, err := a.c.Hub.Journal().Read(ctx, m.Position)
 	if errors.Is(err, journal.ErrNotFound) || err == nil && r.Message == nil {
 		return out, nil // the journal has removed it since

@@ -116,11 +116,12 @@ func (a *Admin) Send(ctx context.Context, by Actor, s Send) (Receipt, error) {
 	if err != nil {
 		return Receipt{}, err
 	}
+	recipient := a.notReady(by, sub.Message.To)
 	m, err := a.c.Hub.Accept(ctx, sub)
 	if err != nil {
 		return a.answerRepeat(ctx, by, sub, err, false)
 	}
-	return Receipt{ID: m.ID, Conversation: m.Conversation}, nil
+	return Receipt{ID: m.ID, Conversation: m.Conversation, Recipient: recipient}, nil
 }
 
 // Ask sends a request and waits for its terminal reply, a message of kind
@@ -135,11 +136,12 @@ func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
 		return Receipt{}, err
 	}
 	defer leave()
+	recipient := a.notReady(by, sub.Message.To)
 	m, err := a.c.Hub.Ask(ctx, sub)
 	if err != nil {
 		return a.answerRepeat(ctx, by, sub, err, true)
 	}
-	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: a.show(by, m)}, nil
+	return Receipt{ID: m.InReplyTo, Conversation: m.Conversation, Reply: a.show(by, m), Recipient: recipient}, nil
 }
 
 // Stream sends a request, calls accepted when it is recorded, and yields its
@@ -161,13 +163,15 @@ func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Rece
 			return
 		}
 		defer leave()
+		recipient := a.notReady(by, sub.Message.To)
 		request, err := a.c.Hub.Begin(ctx, sub)
 		if err != nil {
 			yield(nil, a.refuse(sub, err))
 			return
 		}
 		if accepted != nil {
-			accepted(Receipt{ID: request.Message().ID, Conversation: request.Message().Conversation})
+			accepted(Receipt{ID: request.Message().ID, Conversation: request.Message().Conversation,
+				Recipient: recipient})
 		}
 		for m, err := range request.Stream(ctx) {
 			if err != nil {

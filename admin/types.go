@@ -109,6 +109,9 @@ type Agent struct {
 	Seen        *Seen            `json:"seen,omitzero"`    // the last message from it since the hub started
 	Waiting     *Waiting         `json:"waiting,omitzero"` // only in the answer for one agent
 
+	AgentState
+	Delivery *AgentDelivery `json:"delivery,omitzero"`
+
 	Profile *hub.Profile `json:"profile,omitzero"` // published by its owner; only in the answer for one agent
 
 	Addresses map[string]string `json:"addresses,omitzero"` // by protocol; only in the answer for one agent
@@ -140,6 +143,8 @@ type NewAgent struct {
 	Skills      []Skill       `json:"skills,omitzero"`
 	Expose      []string      `json:"expose,omitzero"`
 	Inbox       bool          `json:"inbox,omitzero"`
+
+	Delivery *DeliveryChange `json:"delivery,omitzero"` // missing: that of the agent that is replaced, or the hub's
 }
 
 // NewIdentity is an identity with the key that proves it.
@@ -246,6 +251,8 @@ type Receipt struct {
 	Conversation parley.ID `json:"conversation"`
 	Replayed     bool      `json:"replayed,omitzero"` // the idempotency key had been used for this message before
 	Reply        *Message  `json:"reply,omitzero"`
+
+	Recipient *AgentState `json:"recipient,omitzero"` // when the message was recorded; missing: ready, or several
 }
 
 // DeadLetter is a delivery that was given up.
@@ -262,6 +269,8 @@ type DeadLetter struct {
 	Losses       []string    `json:"losses,omitzero"` // members that the translation could not carry
 	Position     string      `json:"position"`
 	Content      *Message    `json:"content,omitzero"` // only in the answer for one dead letter
+
+	Recipient *AgentState `json:"recipient,omitzero"` // now; missing: ready
 }
 
 // DeadFilter chooses dead letters; a zero field chooses all.
@@ -501,10 +510,10 @@ func viewRefusal(by Actor, r hub.Refusal) Refusal {
 	return *forActor(by, &v)
 }
 
-func viewDead(by Actor, d journal.Delivery) DeadLetter {
+func (a *Admin) viewDead(by Actor, d journal.Delivery) DeadLetter {
 	v := DeadLetter{Message: d.Message, To: d.To, From: d.From, Kind: d.Kind, Conversation: d.Conversation,
 		Attempts: d.Attempt, Tries: d.Tries(), Changed: d.Changed, Position: d.Position.String(),
-		Reason: Problem{Code: parley.Internal, Text: "no reason was recorded"}}
+		Reason: Problem{Code: parley.Internal, Text: "no reason was recorded"}, Recipient: a.notReady(by, d.To)}
 	if d.Error != nil {
 		v.Reason = *problem(d.Error)
 	}

@@ -223,7 +223,7 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 	if r.Wait > 0 {
 		it.tries--
 	}
-	err, policy := r.Err, d.retryOf(it.to)
+	err, policy := r.Err, d.Schedule(d.c.Transport.Retries(it.to))
 	switch {
 	case r.Unknown && !d.repeatable(it):
 		err = parley.Refuse(parley.OutcomeUnknown, "%q may have had the message and does not deduplicate", it.to).
@@ -237,9 +237,9 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 	d.finish(l, it, d.giveUp(ctx, it, parley.Dead, err))
 }
 
-// retryOf gives the retry policy for a recipient.
-func (d *Dispatcher) retryOf(to string) Retry {
-	p, own := d.c.Retry, d.c.Transport.Retries(to)
+// Schedule is how failed attempts are repeated for a recipient with retries of its own.
+func (d *Dispatcher) Schedule(own parley.Retries) Retry {
+	p := d.c.Retry
 	p.Tries, p.For = cmp.Or(own.Tries, p.Tries), cmp.Or(own.Patience, p.For)
 	return p
 }

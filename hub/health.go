@@ -235,3 +235,6 @@ func (h *Hub) forgetHealth(name string) {
 func ownIdentities(e *directory.Entry) []parley.Identity {
 	return slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool { return i.StandIn })
 }
+
+// Schedule is how failed attempts are repeated for an agent with retries of its own.
+func (h *Hub) Schedule(own parley.Retries) delivery.Retry { return h.deliver.Schedule(own) }
