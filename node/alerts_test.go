@@ -123,6 +123,18 @@ func TestAgentBrokenAndRecovered(t *testing.T) {
 // TestFailingAgentIsCounted: a real agent that cannot be reached is counted as failing.
 func TestFailingAgentIsCounted(t *testing.T) {
 	n := running(t, Config{Network: Network{Allow: []string{"loopback"}}, Delivery: Delivery{Tries: 1}})
+	fail(t, n)
+	if got := value(t, n, "parley_agents", "state", "failing"); got != 1 {
+		t.Errorf("%g agents are failing, want 1", got)
+	}
+	if list, here := n.alerts.failing(); list["far"].State != hub.Unreachable || !here("far") {
+		t.Errorf("the alerts see %+v", list)
+	}
+}
+
+// fail adds an agent that cannot be reached, and waits for its first dead letter.
+func fail(t *testing.T, n *Node) {
+	t.Helper()
 	ctx := t.Context()
 	if _, err := n.directory.Put(ctx, parley.Agent{Name: "far", Identities: []parley.Identity{{Protocol: "samvad",
 		ID: "agent://far.test", URL: "http://127.0.0.1:1"}}}, directory.FromOperator); err != nil {
@@ -142,12 +154,6 @@ func TestFailingAgentIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-dead
-	if got := value(t, n, "parley_agents", "state", "failing"); got != 1 {
-		t.Errorf("%g agents are failing, want 1", got)
-	}
-	if list, here := n.alerts.failing(); list["far"].State != hub.Unreachable || !here("far") {
-		t.Errorf("the alerts see %+v", list)
-	}
 }
 
 // TestDeadLettersAreToldOnceAnHour: more letters for the same reason and agent are
@@ -306,5 +312,48 @@ func TestWebhook(t *testing.T) {
 	m.live.Store(&c)
 	if err := m.alerts.webhook(context.Background(), Alert{}); err == nil || !strings.Contains(err.Error(), "allow") {
 		t.Error(err)
+	}
+}
+
+// TestStateOutlivesARestart: an agent that could not be reached is so after the hub was started again.
+func TestStateOutlivesARestart(t *testing.T) {
+	ctx := t.Context()
+	c := Config{Data: filepath.Join(t.TempDir(), "data"), Network: Network{Allow: []string{"loopback"}},
+		Delivery: Delivery{Tries: 1}}
+	open := func() *Node {
+		t.Helper()
+		n, err := Open(ctx, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	state := func(n *Node) hub.Condition {
+		t.Helper()
+		e, ok := n.directory.Agent("far")
+		if !ok {
+			t.Fatal("the agent is gone")
+		}
+		return n.hub.Condition(e)
+	}
+	n := open()
+	fail(t, n)
+	before := state(n)
+	if err := n.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n = open()
+	defer func() {
+		if err := n.Close(ctx); err != nil {
+			t.Error(err)
+		}
+	}()
+	after := state(n)
+	if before.State != hub.Unreachable || after.State != hub.Unreachable || !after.Since.Equal(before.Since) ||
+		after.Failures != 1 || after.Err.Code != before.Err.Code {
+		t.Errorf("before %+v, after the restart %+v", before, after)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -69,7 +70,7 @@ func (a *app) agentsCommand() *cobra.Command {
 		a.withHub(a.agentsList), list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
 		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
-		expose, a.agentsLink())
+		expose, a.agentsLink(), a.agentsDelivery())
 }
 
 func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) error {
@@ -80,16 +81,12 @@ func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) err
 	none := "no agents yet; add one with `parley agents add NAME --samvad URL`, or `parley listen NAME --create`"
 	titles := []string{"AGENT", "SPEAKS", "EXPOSED IN", "SKILLS", "STATE", "FROM", "LAST HEARD OF"}
 	return printList(a, list, none, titles, func(v *admin.Agent) []string {
-		state := "ready"
-		if v.Paused {
-			state = "paused"
-		}
 		seen := ""
 		if v.Seen != nil {
 			seen = stamp(v.Seen.Time) + " " + v.Seen.Assurance.String()
 		}
 		return []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","), strconv.Itoa(len(v.Skills)),
-			state, string(v.Source), seen}
+			stateCell(&v.AgentState), string(v.Source), seen}
 	})
 }
 
@@ -117,11 +114,8 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	line("agent", "%s", v.Name)
 	line("title", "%s", v.Title)
 	line("about", "%s", v.Description)
-	state := "ready"
-	if v.Paused {
-		state = "paused: its messages wait at the hub"
-	}
-	line("state", "%s", state)
+	line("state", "%s", cmp.Or(stateWords(&v.AgentState), "ready"))
+	line("delivery", "%s", scheduleWords(v.Delivery))
 	line("added", "%s, from %s", stamp(v.Added), v.Source)
 	for _, i := range v.Identities {
 		kind := ""
@@ -227,6 +221,7 @@ type addFlags struct {
 	expose []string
 	inbox  bool
 	wait   time.Duration
+	retry  deliveryFlags
 	ways   []adder // of all protocols; after parsing, of those with a given flag
 }
 
@@ -268,6 +263,7 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 		"protocols in which the hub stands in for it: "+protocolNames("or")+", or all")
 	f.BoolVar(&s.inbox, "inbox", false, "it reads its messages at the hub (parley listen)")
 	f.DurationVar(&s.wait, "wait", 0, "wait so long for its first proved message")
+	s.retry.register(c)
 	return c
 }
 
@@ -293,7 +289,7 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 	if err != nil {
 		return err
 	}
-	n := admin.NewAgent{Name: name, Title: s.title, Expose: s.expose, Inbox: s.inbox}
+	n := admin.NewAgent{Name: name, Title: s.title, Expose: s.expose, Inbox: s.inbox, Delivery: s.retry.change()}
 	out := added{Hub: info.SAMVAD}
 	for _, w := range s.ways {
 		id, err := w.identity(ctx, a, &n, &out)

@@ -55,7 +55,7 @@ func (a *app) completing(c *cobra.Command) {
 	}
 	switch c.CommandPath() {
 	case "parley agents show", "parley agents remove", "parley agents pause", "parley agents resume",
-		"parley agents expose", "parley agents link",
+		"parley agents expose", "parley agents link", "parley agents delivery",
 		"parley doctor", "parley listen", "parley keys enroll", "parley keys unenroll":
 		c.ValidArgsFunction = a.completeAgents
 	}

@@ -96,10 +96,12 @@ func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.Dead
 		return err
 	}
 	titles := []string{"GIVEN UP", "MESSAGE", "FROM", "TO", "KIND", "TRIED", "REASON", "TEXT"}
-	return printList(a, list, "no dead letters", titles, func(d *admin.DeadLetter) []string {
+	err = printList(a, list, "no dead letters", titles, func(d *admin.DeadLetter) []string {
 		return []string{stamp(d.Changed), d.Message.String(), d.From, d.To, d.Kind.String(), strconv.Itoa(d.Attempts),
 			string(d.Reason.Code), short(d.Reason.Text, 60)}
 	})
+	a.tellRecipients(list)
+	return err
 }
 
 func deadID(s string) (parley.ID, error) {
@@ -124,6 +126,9 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id parley.ID, to 
 		plural(d.Attempts, "attempt", "attempts"), d.Reason.Code, clean(d.Reason.Text))
 	if h := adviceFor[d.Reason.Code]; h != "" {
 		fmt.Fprintf(a.out, "advice       %s\n", h)
+	}
+	if d.Recipient != nil {
+		fmt.Fprintf(a.out, "recipient    %s\n", stateWords(d.Recipient))
 	}
 	for _, l := range d.Losses {
 		fmt.Fprintf(a.out, "lost         %s\n", clean(l))

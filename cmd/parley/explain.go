@@ -67,6 +67,11 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 		if d.Error != nil {
 			line("  reason", "%s: %s", d.Error.Code, d.Error.Text)
 		}
+		for _, r := range m.Recipients {
+			if r.Name == d.To {
+				line("  now", "%s %s", clean(r.Name), stateWords(&r.AgentState))
+			}
+		}
 	}
 	if m.Error != nil {
 		line("failed", "%s: %s", m.Error.Code, m.Error.Text)

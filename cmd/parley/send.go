@@ -123,6 +123,7 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	if err != nil {
 		return err
 	}
+	a.tellState(ctx, hub, m.To)
 	if s.stream {
 		return a.sendStream(ctx, hub, m)
 	}
