@@ -128,12 +128,13 @@ func (d *Dispatcher) alreadyRecorded(it *item, step journal.Step, owner *journal
 
 // attempt makes an attempt that is recorded already, and records its outcome.
 func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
+	begun := d.c.Now()
 	r := d.attemptWithin(ctx, it)
 	// The outcome is recorded even if the caller has gone meanwhile.
 	ctx = context.WithoutCancel(ctx)
 
 	d.mu.Lock()
-	d.noteHealth(l, it, r)
+	d.noteHealth(l, it, r, d.c.Now().Sub(begun))
 	d.mu.Unlock()
 
 	switch {

@@ -249,6 +249,7 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 			err = d.giveUp(ctx, it, parley.Dead, unknownAfterStop(v.To))
 		default:
 			d.enqueue(v.Conversation, it)
+			d.notePostponed(v)
 		}
 		if err != nil && !errors.Is(err, journal.ErrConflict) {
 			return err

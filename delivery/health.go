@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
 )
 
 // Health is what the attempts to deliver to a recipient showed, in this process or, by
@@ -105,13 +106,19 @@ const (
 	broken             // it was not reached, or does not work
 )
 
-// shows judges the result of an attempt.
-func (r *Result) shows() evidence {
+// fairTime is how long a recipient has to answer: a sender that waits for less shows
+// nothing.
+const fairTime = 10 * time.Second
+
+// shows judges the result of an attempt that took so long.
+func (r *Result) shows(took time.Duration) evidence {
 	e := r.Err
 	switch {
 	case e == nil:
 		return reached
 	case errors.Is(e, context.Canceled): // the caller or the hub ended the attempt
+		return nothing
+	case took < fairTime && (e.Code == parley.TimedOut || errors.Is(e, context.DeadlineExceeded)):
 		return nothing
 	case e.Source == parley.ByPolicy || e.Source == parley.ByLimit || e.Source == parley.ByHub:
 		return nothing
@@ -134,12 +141,13 @@ func (r *Result) shows() evidence {
 	return nothing
 }
 
-// noteHealth notes what an attempt showed. A failed retry of a dead letter shows
-// nothing: an operator may try many old ones. d.mu is held.
-func (d *Dispatcher) noteHealth(l *lane, it *item, res Result) {
+// noteHealth notes what an attempt showed that took so long. A failed retry of a dead
+// letter shows nothing: an operator may try many old ones. d.mu is held.
+func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, took time.Duration) {
 	h := &l.recipient.health
-	before, now := *h, d.c.Now()
-	switch res.shows() {
+	before, now, deadRetry := *h, d.c.Now(), it.deadRetry
+	it.deadRetry = false // later attempts are the hub's own
+	switch res.shows(took) {
 	case reached:
 		*h = Health{}
 	case postponed:
@@ -150,7 +158,7 @@ func (d *Dispatcher) noteHealth(l *lane, it *item, res Result) {
 			h.Until, h.Err = now.Add(max(res.Wait, res.Err.After)), res.Err
 		}
 	case broken:
-		if it.deadRetry {
+		if deadRetry {
 			return
 		}
 		if !h.Failing() {
@@ -174,6 +182,18 @@ func tellsNews(before, h *Health) bool {
 		return false
 	}
 	return before.Err.Code != h.Err.Code || before.Err.Reason != h.Err.Reason || bits.OnesCount(uint(h.Failures)) == 1
+}
+
+// notePostponed notes, after a start, that a recipient asked for no attempt before next.
+func (d *Dispatcher) notePostponed(v journal.Delivery) {
+	if e := v.Error; v.Postponed == 0 || e == nil || e.Source != parley.ByPeer || !v.Next.After(d.c.Now()) {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r := d.recipients[v.To]; r != nil && !r.health.Failing() && r.health.Until.Before(v.Next) {
+		r.health.Until, r.health.Err = v.Next, v.Error
+	}
 }
 
 // noteNext notes a planned attempt; d.mu is held.

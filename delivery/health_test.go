@@ -82,8 +82,18 @@ func TestWhatAnAttemptShows(t *testing.T) {
 		{"content that does not fit", Result{Err: parley.Refuse(parley.InvalidContent, "x")}, nothing},
 		{"the caller has gone", Result{Err: fail.Because(context.Canceled)}, nothing},
 	} {
-		if got := c.result.shows(); got != c.want {
+		if got := c.result.shows(time.Minute); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+	// A sender's short deadline is no fault of the recipient.
+	for _, err := range []*parley.Error{parley.Refuse(parley.TimedOut, "x"), fail.Because(context.DeadlineExceeded)} {
+		r := Result{Err: err, Unknown: true}
+		if got := r.shows(fairTime - 1); got != nothing {
+			t.Errorf("%s after a short time: %d, want %d", err, got, nothing)
+		}
+		if got := r.shows(fairTime); got != broken {
+			t.Errorf("%s after a fair time: %d, want %d", err, got, broken)
 		}
 	}
 }
@@ -102,9 +112,17 @@ func TestHealthOfABusyRecipient(t *testing.T) {
 		equal(t, "failing, and until when it is left alone", []any{h.Failing(), h.Until}, []any{false,
 			start.Add(time.Second + time.Hour)})
 		equal(t, "next attempt", h.Next, h.Until)
+		next := w.restart(t, Config{})
+		r := next.d.Health("bob")
+		equal(t, "until when it is left alone after a restart", []any{r.Until, r.Err.Reason}, []any{h.Until,
+			parley.PeerRate})
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
 		equal(t, "after the success", w.d.Health("bob"), Health{})
+		equal(t, "after a success of the next hub", next.d.Health("bob"), Health{})
+		if err := next.d.Close(t.Context()); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
@@ -134,6 +152,29 @@ func TestRetryOfADeadLetterAndHealth(t *testing.T) {
 		w.transport.attempt = func(context.Context, Attempt) Result { return Result{} }
 		retry()
 		equal(t, "health after a success", w.d.Health("bob"), Health{})
+	})
+}
+
+// Only the attempt that the operator caused does not count. The dispatcher's own attempts after it do.
+func TestAttemptsAfterAnOperatorsRetry(t *testing.T) {
+	run(t, Config{Retry: Retry{Tries: 3, For: 100 * 365 * 24 * time.Hour}}, func(t *testing.T, w *world) {
+		w.transport.attempt = func(_ context.Context, a Attempt) Result {
+			if a.Number == 1 {
+				return Result{Err: parley.Refuse(parley.Rejected, "no").With(parley.ByPeer, parley.PeerRefused, "")}
+			}
+			return Result{Err: refused}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		synctest.Wait()
+		if _, err := w.log.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob",
+			State: parley.Waiting, Attempt: 1}}}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		equal(t, "failures after the operator's attempt", w.d.Health("bob").Failures, 0)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		equal(t, "attempts and failures", []int{len(w.transport.order()), w.d.Health("bob").Failures}, []int{3, 1})
 	})
 }
 

@@ -49,7 +49,11 @@ func (h *Hub) Condition(e *directory.Entry) Condition {
 	case box == nil && h.holds(e):
 		return Condition{State: NotConnected}
 	}
-	return condition(h.deliver.Health(e.Name), h.c.Now())
+	c := condition(h.deliver.Health(e.Name), h.c.Now())
+	if c.State == Unreachable && e.Source == directory.FromCode {
+		c.State = Failing // it is in this process
+	}
+	return c
 }
 
 func condition(v delivery.Health, now time.Time) Condition {
