@@ -224,7 +224,7 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 			return Agent{}, err
 		}
 	}
-	e, err := a.entry(name)
+	e, err := a.entry(by, name)
 	if err != nil {
 		return Agent{}, err
 	}
@@ -278,10 +278,10 @@ func (a *Admin) enter() (leave func(), err error) {
 	}
 }
 
-func (a *Admin) entry(name string) (*directory.Entry, error) {
+func (a *Admin) entry(by Actor, name string) (*directory.Entry, error) {
 	e, ok := a.c.Hub.Directory().Agent(name)
 	if !ok {
-		return nil, parley.Refuse(parley.UnknownAgent, "no agent %.140q here", name)
+		return nil, a.unknownAgent(by, name)
 	}
 	return e, nil
 }
@@ -461,7 +461,7 @@ func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 		return err
 	}
 	return a.act(ctx, by, Administer, "agent.remove", name, "", func(ctx context.Context) error {
-		if _, err := a.entry(name); err != nil {
+		if _, err := a.entry(by, name); err != nil {
 			return err
 		}
 		if err := a.c.Hub.Directory().Remove(ctx, name); err != nil {
@@ -526,13 +526,13 @@ func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, det
 		return Agent{}, err
 	}
 	return actFor(a, ctx, by, role, action, name, detail, func(ctx context.Context) (Agent, error) {
-		if _, err := a.entry(name); err != nil {
+		if _, err := a.entry(by, name); err != nil {
 			return Agent{}, err
 		}
 		if err := f(ctx, name); err != nil {
 			return Agent{}, fromDirectory(err)
 		}
-		e, err := a.entry(name)
+		e, err := a.entry(by, name)
 		if err != nil {
 			return Agent{}, err
 		}

@@ -494,7 +494,7 @@ func TestInbox(t *testing.T) {
 	var sent []parley.ID
 	for i := range 3 {
 		r, err := b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Notice, Text: text(fmt.Sprint(i)),
-			Conversation: parley.HashID([]byte("0123456789abcdef"))})
+			Conversation: parley.HashID([]byte("0123456789abcdef")).String()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -530,11 +530,11 @@ func TestInbox(t *testing.T) {
 				return
 			}
 			if _, err := b.client.Send(ctx, Send{From: "crew/bob", Kind: parley.Event, State: parley.Working,
-				InReplyTo: m.ID, Text: text("on it")}); err != nil {
+				InReplyTo: m.ID.String(), Text: text("on it")}); err != nil {
 				answered <- err
 				return
 			}
-			_, err = b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: m.ID, JSON: []byte(`{"done":true}`)})
+			_, err = b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: m.ID.String(), JSON: []byte(`{"done":true}`)})
 			answered <- err
 			return
 		}
@@ -552,7 +552,7 @@ func TestInbox(t *testing.T) {
 	if want := []string{"event", "response"}; !slices.Equal(kinds, want) {
 		t.Fatalf("got %v, want %v", kinds, want)
 	}
-	_, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: sent[0], Text: text("?")})
+	_, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: sent[0].String(), Text: text("?")})
 	code(t, err, parley.Conflict) // a notice has no reply
 
 	v, err := b.client.Agent(ctx, "crew/bob", 0)
@@ -695,20 +695,20 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("filter %s: %+v, %v", name, list, err)
 		}
 	}
-	d, err := b.client.DeadLetter(ctx, ids[0], "")
+	d, err := b.client.DeadLetter(ctx, ids[0].String(), "")
 	if err != nil || d.Content == nil || *d.Content.Parts[0].Text != "hello" {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	if _, err := b.client.Retry(ctx, ids[0], "far"); err != nil {
+	if _, err := b.client.Retry(ctx, ids[0].String(), "far"); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-b.settled; got != ids[0] {
 		t.Fatalf("%s died again, want %s", got, ids[0])
 	}
-	if _, err := b.client.Drop(ctx, ids[0], "", "of no use"); err != nil {
+	if _, err := b.client.Drop(ctx, ids[0].String(), "", "of no use"); err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.client.Drop(ctx, ids[0], "", "")
+	_, err = b.client.Drop(ctx, ids[0].String(), "", "")
 	code(t, err, notFound)
 
 	_, err = b.client.DropAll(ctx, Bulk{})
@@ -883,7 +883,7 @@ func TestBrowsersAndBounds(t *testing.T) {
 		"unknown parameter": {path: "/v1/dead?tp=x", want: 400, says: "unknown parameter"},
 		"doubled parameter": {path: "/v1/dead?to=x&to=y", want: 400, says: "twice"},
 		"bad number":        {path: "/v1/refused?last=many", want: 400, says: "number"},
-		"bad id":            {path: "/v1/dead/123", want: 400, says: "id of a message"},
+		"bad id":            {path: "/v1/dead/123", want: 400, says: "at least its first 8 digits"},
 		"bad wait":          {path: "/v1/agents/weather?wait=soon", want: 400, says: "duration"},
 		"unknown member": {path: "/v1/messages", method: "POST", body: `{"to":"weather","tu":1}`, want: 400,
 			says: "unknown member"},

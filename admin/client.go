@@ -156,6 +156,8 @@ func fetchList[T any](c *Client, ctx context.Context, path string, query url.Val
 
 func agentPath(name, rest string) string { return "/agents/" + url.PathEscape(name) + rest }
 
+func deadPath(id, rest string) string { return "/dead/" + url.PathEscape(id) + rest }
+
 // Info describes the hub and its addresses.
 func (c *Client) Info(ctx context.Context) (Info, error) {
 	return fetch[Info](c, ctx, "GET", "/info", nil, nil)
@@ -284,7 +286,7 @@ func (c *Client) Stream(ctx context.Context, s Send, accepted func(Receipt)) ite
 		if accepted != nil {
 			accepted(r)
 		}
-		return nil, false, errPassedOver
+		return nil, r.Paused(), errPassedOver
 	})
 }
 
@@ -314,10 +316,8 @@ func decoded[T any](events iter.Seq2[event, error], of func(event) (v T, last bo
 			if err == nil {
 				v, last, err = of(e)
 			}
-			if errors.Is(err, errPassedOver) {
-				continue
-			}
-			if !yield(v, err) || last || err != nil {
+			passedOver := errors.Is(err, errPassedOver)
+			if !passedOver && (!yield(v, err) || err != nil) || last {
 				return
 			}
 		}
@@ -374,19 +374,19 @@ func (c *Client) Dead(ctx context.Context, f DeadFilter) ([]DeadLetter, error) {
 	return fetchList[DeadLetter](c, ctx, "/dead", values(deadParams(&f)...), "dead")
 }
 
-// DeadLetter gives a dead letter with its message.
-func (c *Client) DeadLetter(ctx context.Context, id parley.ID, to string) (DeadLetter, error) {
-	return fetch[DeadLetter](c, ctx, "GET", "/dead/"+id.String(), values(param{"to", &to}), nil)
+// DeadLetter gives a dead letter with its message. The id may be the beginning of one.
+func (c *Client) DeadLetter(ctx context.Context, id, to string) (DeadLetter, error) {
+	return fetch[DeadLetter](c, ctx, "GET", deadPath(id, ""), values(param{"to", &to}), nil)
 }
 
 // Retry revives a dead letter: same message, same ID.
-func (c *Client) Retry(ctx context.Context, id parley.ID, to string) (DeadLetter, error) {
-	return fetch[DeadLetter](c, ctx, "POST", "/dead/"+id.String()+"/retry", values(param{"to", &to}), nil)
+func (c *Client) Retry(ctx context.Context, id, to string) (DeadLetter, error) {
+	return fetch[DeadLetter](c, ctx, "POST", deadPath(id, "/retry"), values(param{"to", &to}), nil)
 }
 
 // Drop gives a dead letter up for good.
-func (c *Client) Drop(ctx context.Context, id parley.ID, to, reason string) (DeadLetter, error) {
-	return fetch[DeadLetter](c, ctx, "POST", "/dead/"+id.String()+"/drop", values(param{"to", &to}),
+func (c *Client) Drop(ctx context.Context, id, to, reason string) (DeadLetter, error) {
+	return fetch[DeadLetter](c, ctx, "POST", deadPath(id, "/drop"), values(param{"to", &to}),
 		map[string]string{"reason": reason})
 }
 

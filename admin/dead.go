@@ -45,9 +45,9 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	return viewAll(by, a.dead(f), a.viewDead), nil
 }
 
-// DeadLetter gives a dead letter with its message. To may be empty if the message is a
-// dead letter to one recipient only.
-func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to string) (DeadLetter, error) {
+// DeadLetter gives a dead letter with its message. The id may be the beginning of one. To may be empty if the message is
+// a dead letter to one recipient only.
+func (a *Admin) DeadLetter(ctx context.Context, by Actor, id, to string) (DeadLetter, error) {
 	if err := by.may(Observe); err != nil {
 		return DeadLetter{}, err
 	}
@@ -66,38 +66,17 @@ func (a *Admin) DeadLetter(ctx context.Context, by Actor, id parley.ID, to strin
 	return v, nil
 }
 
-func (a *Admin) findDead(id parley.ID, to string) (journal.Delivery, error) {
-	if err := a.resolveNames(&to); err != nil {
-		return journal.Delivery{}, err
-	}
-	if to != "" {
-		if d, ok := a.c.Hub.Journal().Delivery(id, to); ok && d.State == parley.Dead {
-			return d, nil
-		}
-		return journal.Delivery{}, parley.Refuse(notFound, "message %s is no dead letter to %.140q", id, to)
-	}
-	found := slices.DeleteFunc(a.c.Hub.Dead(), func(d journal.Delivery) bool { return d.Message != id })
-	switch len(found) {
-	case 0:
-		return journal.Delivery{}, parley.Refuse(notFound, "message %s is no dead letter", id)
-	case 1:
-		return found[0], nil
-	}
-	return journal.Delivery{}, parley.Refuse(parley.Conflict,
-		"message %s is a dead letter to %d recipients, %q among them: name one in to", id, len(found), found[0].To)
-}
-
 // Retry revives a dead letter: same message, same ID.
-func (a *Admin) Retry(ctx context.Context, by Actor, id parley.ID, to string) (DeadLetter, error) {
+func (a *Admin) Retry(ctx context.Context, by Actor, id, to string) (DeadLetter, error) {
 	return a.settle(ctx, by, "dead.retry", id, to, "", a.c.Hub.Retry)
 }
 
 // Drop gives a dead letter up for good; the reason goes to the audit trail.
-func (a *Admin) Drop(ctx context.Context, by Actor, id parley.ID, to, reason string) (DeadLetter, error) {
+func (a *Admin) Drop(ctx context.Context, by Actor, id, to, reason string) (DeadLetter, error) {
 	return a.settle(ctx, by, "dead.drop", id, to, reason, a.c.Hub.Drop)
 }
 
-func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.ID, to, reason string,
+func (a *Admin) settle(ctx context.Context, by Actor, action, id, to, reason string,
 	f func(context.Context, parley.ID, string) error) (DeadLetter, error) {
 	if err := by.may(Operate); err != nil {
 		return DeadLetter{}, err
@@ -106,8 +85,8 @@ func (a *Admin) settle(ctx context.Context, by Actor, action string, id parley.I
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	err = a.act(ctx, by, Operate, action, id.String()+" to "+d.To, reason,
-		func(ctx context.Context) error { return f(ctx, id, d.To) })
+	err = a.act(ctx, by, Operate, action, d.Message.String()+" to "+d.To, reason,
+		func(ctx context.Context) error { return f(ctx, d.Message, d.To) })
 	return a.viewDead(by, d), err
 }
 

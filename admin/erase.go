@@ -85,18 +85,11 @@ func (a *Admin) Forget(ctx context.Context, by Actor, f Forget) (Forgotten, erro
 			return Forgotten{}, err
 		}
 	default:
-		what, name = "conversation", f.Conversation
-		if _, err := parley.ParseID(name); err != nil {
-			x, err := a.fresh(ctx, by)
-			if err != nil {
-				return Forgotten{}, err
-			}
-			c, err := x.Conversation(ctx, name)
-			if err != nil {
-				return Forgotten{}, fromIndex(err, "conversation", name)
-			}
-			name = c.ID.String()
+		id, err := a.conversationID(ctx, by, f.Conversation)
+		if err != nil {
+			return Forgotten{}, err
 		}
+		what, name = "conversation", id.String()
 	}
 	if f.DryRun {
 		return a.c.Forget(ctx, what, name, by.Name, f.Reason, true)

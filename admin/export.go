@@ -217,7 +217,7 @@ func (a *Admin) export(ctx context.Context, by Actor, id string, content bool) (
 	}
 	e := &export{a: a, x: x, content: content, ids: map[parley.ID]bool{}}
 	if e.conversation, err = x.Conversation(ctx, id); err != nil {
-		return nil, fromIndex(err, "conversation", id)
+		return nil, unresolved(err, "conversation", id)
 	}
 	if e.signer, err = a.c.Keys.Ensure(keyring.New{Owner: keyring.Hub, Purpose: exportPurpose,
 		Algorithm: keyring.Ed25519, By: "parley"}); err != nil {
@@ -274,7 +274,7 @@ func (a *Admin) transcript(ctx context.Context, by Actor, id, protocol string) (
 	}
 	c, err := x.Conversation(ctx, id)
 	if err != nil {
-		return nil, "", fromIndex(err, "conversation", id)
+		return nil, "", unresolved(err, "conversation", id)
 	}
 	p := a.protocol(protocol)
 	for cursor := ""; p.Transcript != nil; {

@@ -89,7 +89,7 @@ func latest[T any](name, number string, method func(*Admin, Actor, int) ([]T, er
 }
 
 // deadLetter serves a method on the dead letter that the request names.
-func deadLetter(method func(*Admin, context.Context, Actor, parley.ID, string) (DeadLetter, error)) handler {
+func deadLetter(method func(a *Admin, ctx context.Context, by Actor, id, to string) (DeadLetter, error)) handler {
 	return func(a *Admin, c *call) (any, error) {
 		id, to, err := c.dead()
 		if err != nil {
@@ -413,14 +413,9 @@ func getDead(a *Admin, c *call) (any, error) {
 }
 
 // dead gives the id and the recipient that a request names.
-func (c *call) dead() (id parley.ID, to string, err error) {
-	if err := c.params(param{"to", &to}); err != nil {
-		return id, "", err
-	}
-	if id, err = parley.ParseID(c.r.PathValue("id")); err != nil {
-		return id, "", parley.Refuse(parley.Malformed, "%.40q is not the id of a message", c.r.PathValue("id"))
-	}
-	return id, to, nil
+func (c *call) dead() (id, to string, err error) {
+	err = c.params(param{"to", &to})
+	return c.r.PathValue("id"), to, err
 }
 
 func postDrop(a *Admin, c *call) (any, error) {

@@ -50,6 +50,8 @@ type call struct {
 	r      *http.Request
 	by     Actor
 	status int // of the answer, unless there is an error
+
+	conversation func(string) (parley.ID, error) // finds one by its id, or the beginning of it
 }
 
 // handler gives the body of the answer; nil: the handler has answered itself.
@@ -155,6 +157,7 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 		}
 		c.by = by
 	}
+	c.conversation = func(s string) (parley.ID, error) { return a.conversationID(r.Context(), c.by, s) }
 	r.Body = http.MaxBytesReader(w, r.Body, a.c.MaxBody)
 	res, err := ep.do(a, c)
 	switch {

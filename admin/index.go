@@ -82,19 +82,6 @@ func (a *Admin) fresh(ctx context.Context, by Actor) (*index.Index, error) {
 
 const freshness = 2 * time.Second
 
-// fromIndex turns an error of the index into one of the API.
-func fromIndex(err error, what, id string) error {
-	switch {
-	case errors.Is(err, index.ErrFilter):
-		return parley.Refuse(parley.Malformed, "%s", strings.TrimPrefix(err.Error(), index.ErrFilter.Error()+": "))
-	case errors.Is(err, index.ErrNotFound):
-		return parley.Refuse(notFound, "no %s %.40q in the journal", what, id)
-	case errors.Is(err, index.ErrAmbiguous):
-		return parley.Refuse(parley.Conflict, "more than one %s begins with %.40q; give more of it", what, id)
-	}
-	return err
-}
-
 // Messages lists messages of the journal, the newest first.
 func (a *Admin) Messages(ctx context.Context, by Actor, f index.Filter) (MessagePage, error) {
 	if err := cmp.Or(by.maySearch(&f), a.resolveNames(&f.Agent, &f.From, &f.To)); err != nil {
@@ -106,7 +93,7 @@ func (a *Admin) Messages(ctx context.Context, by Actor, f index.Filter) (Message
 	}
 	page, err := x.Messages(ctx, f)
 	if err != nil {
-		return MessagePage{}, fromIndex(err, "message", "")
+		return MessagePage{}, unresolved(err, "message", "")
 	}
 	return MessagePage{viewAll(by, page.Messages, viewSummary), page.Next}, nil
 }
@@ -119,7 +106,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	}
 	m, err := x.Message(ctx, id)
 	if err != nil {
-		return Recorded{}, fromIndex(err, "message", id)
+		return Recorded{}, unresolved(err, "message", id)
 	}
 	out := Recorded{Summary: viewSummary(by, m)}
 	for _, d := range m.Deliveries {
@@ -155,7 +142,7 @@ func (a *Admin) Conversations(ctx context.Context, by Actor, f index.Conversatio
 	}
 	page, err := x.Conversations(ctx, f)
 	if err != nil {
-		return ConversationPage{}, fromIndex(err, "conversation", "")
+		return ConversationPage{}, unresolved(err, "conversation", "")
 	}
 	return ConversationPage{viewAll(by, page.Conversations, viewConversation), page.Next}, nil
 }
@@ -169,11 +156,11 @@ func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, l
 	}
 	c, err := x.Conversation(ctx, id)
 	if err != nil {
-		return Conversation{}, fromIndex(err, "conversation", id)
+		return Conversation{}, unresolved(err, "conversation", id)
 	}
 	page, err := x.History(ctx, c.ID, cursor, limit)
 	if err != nil {
-		return Conversation{}, fromIndex(err, "conversation", id)
+		return Conversation{}, unresolved(err, "conversation", id)
 	}
 	return Conversation{viewConversation(by, c), viewAll(by, page.Messages, viewSummary), page.Next}, nil
 }

@@ -274,7 +274,7 @@ func exported(t *testing.T, b *bench) []string {
 	r := b.ask("Bern")
 	for _, city := range []string{"Thun", "Chur", "Genf"} {
 		if _, err := b.client.Ask(t.Context(), Send{To: "weather", Skill: "forecast",
-			JSON: fmt.Appendf(nil, `{"city":%q}`, city), Conversation: r.Conversation}); err != nil {
+			JSON: fmt.Appendf(nil, `{"city":%q}`, city), Conversation: r.Conversation.String()}); err != nil {
 			t.Fatal(err)
 		}
 	}

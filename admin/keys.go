@@ -43,7 +43,7 @@ func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 	}
 	return a.act(ctx, by, Administer, "key.enroll", e.Agent,
 		e.Protocol+" "+e.ID+" "+keyring.Fingerprint(keyring.Ed25519, key), func(context.Context) error {
-			i, err := a.native(e.Agent, e.Protocol, e.ID)
+			i, err := a.native(by, e.Agent, e.Protocol, e.ID)
 			if err != nil {
 				return err
 			}
@@ -54,8 +54,8 @@ func (a *Admin) Enroll(ctx context.Context, by Actor, e Enrolment) error {
 }
 
 // native finds an identity of an agent that is no stand-in.
-func (a *Admin) native(agent, protocol, id string) (parley.Identity, error) {
-	e, err := a.entry(agent)
+func (a *Admin) native(by Actor, agent, protocol, id string) (parley.Identity, error) {
+	e, err := a.entry(by, agent)
 	if err != nil {
 		return parley.Identity{}, err
 	}

@@ -23,7 +23,7 @@ const (
 )
 
 // submission makes the hub's form of a caller's message.
-func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
+func (a *Admin) submission(ctx context.Context, by Actor, s Send) (hub.Submission, error) {
 	var none hub.Submission
 	if err := cmp.Or(by.may(Operate), a.resolveNames(&s.From, &s.To)); err != nil {
 		return none, err
@@ -32,8 +32,16 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 	if err != nil {
 		return none, err
 	}
+	request, err := a.messageID(ctx, by, s.InReplyTo)
+	if err != nil {
+		return none, err
+	}
+	conversation, err := a.conversationID(ctx, by, s.Conversation)
+	if err != nil {
+		return none, err
+	}
 	m := &parley.Message{Kind: s.Kind, State: s.State, From: from, To: s.To, Audience: s.Audience, Skill: s.Skill,
-		Act: s.Act, InReplyTo: s.InReplyTo, Conversation: s.Conversation, Deadline: s.Deadline, Expires: s.Expires,
+		Act: s.Act, InReplyTo: request, Conversation: conversation, Deadline: s.Deadline, Expires: s.Expires,
 		Origin: parley.Origin{Protocol: apiProtocol, Peer: by.Name, Address: by.Address,
 			Verdict: parley.Verdict{Assurance: parley.Session,
 				Checks: []parley.Check{{Name: "token", OK: true, Detail: "token " + by.Name}}}}}
@@ -77,7 +85,9 @@ func (a *Admin) submission(by Actor, s Send) (hub.Submission, error) {
 			return none, parley.Refuse(parley.Malformed,
 				"timeout is a positive duration such as 30s, in place of deadline")
 		}
-		m.Deadline = a.c.Hub.Now().Add(d)
+		if !a.paused(s.To) {
+			m.Deadline = a.c.Hub.Now().Add(d)
+		}
 	}
 	if m.Parts, err = s.content(); err != nil {
 		return none, err
@@ -112,24 +122,42 @@ func (s Send) content() ([]parley.Part, error) {
 // Send records a message and starts its delivery. It returns as soon as the
 // message is recorded.
 func (a *Admin) Send(ctx context.Context, by Actor, s Send) (Receipt, error) {
-	sub, err := a.submission(by, s)
+	sub, err := a.submission(ctx, by, s)
 	if err != nil {
 		return Receipt{}, err
 	}
+	return a.record(ctx, by, sub)
+}
+
+// record records a message, which is delivered in the background.
+func (a *Admin) record(ctx context.Context, by Actor, sub hub.Submission) (Receipt, error) {
 	recipient := a.notReady(by, sub.Message.To)
 	m, err := a.c.Hub.Accept(ctx, sub)
 	if err != nil {
 		return a.answerRepeat(ctx, by, sub, err, false)
 	}
-	return Receipt{ID: m.ID, Conversation: m.Conversation, Recipient: recipient}, nil
+	r := Receipt{ID: m.ID, Conversation: m.Conversation, Recipient: recipient}
+	if r.Paused() {
+		r.Deadline = m.Deadline
+	}
+	return r, nil
+}
+
+// paused reports whether an operator paused the agent of that name.
+func (a *Admin) paused(name string) bool {
+	e, ok := a.c.Hub.Directory().Agent(name)
+	return ok && e.Paused
 }
 
 // Ask sends a request and waits for its terminal reply, a message of kind
-// response or error.
+// response or error. A request to a paused agent is only recorded.
 func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
-	sub, err := a.submission(by, s)
+	sub, err := a.submission(ctx, by, s)
 	if err != nil {
 		return Receipt{}, err
+	}
+	if a.paused(sub.Message.To) {
+		return a.record(ctx, by, sub)
 	}
 	leave, err := a.enter()
 	if err != nil {
@@ -146,15 +174,27 @@ func (a *Admin) Ask(ctx context.Context, by Actor, s Send) (Receipt, error) {
 
 // Stream sends a request, calls accepted when it is recorded, and yields its
 // events as they come, last its terminal reply. A loop that breaks off cancels
-// the request.
+// the request. A request to a paused agent is only recorded, and yields nothing.
 func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Receipt)) iter.Seq2[*Message, error] {
 	return func(yield func(*Message, error) bool) {
-		sub, err := a.submission(by, s)
+		sub, err := a.submission(ctx, by, s)
 		if err == nil && sub.Key.ID != "" {
 			err = parley.Refuse(parley.Unsupported, "a stream cannot be repeated: leave the idempotency key out")
 		}
 		if err != nil {
 			yield(nil, err)
+			return
+		}
+		if accepted == nil {
+			accepted = func(Receipt) {}
+		}
+		if a.paused(sub.Message.To) {
+			r, err := a.record(ctx, by, sub)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			accepted(r)
 			return
 		}
 		leave, err := a.enter()
@@ -166,16 +206,13 @@ func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Rece
 		recipient := a.notReady(by, sub.Message.To)
 		request, err := a.c.Hub.Begin(ctx, sub)
 		if err != nil {
-			yield(nil, a.refuse(sub, err))
+			yield(nil, a.refuse(by, sub, err))
 			return
 		}
-		if accepted != nil {
-			accepted(Receipt{ID: request.Message().ID, Conversation: request.Message().Conversation,
-				Recipient: recipient})
-		}
+		accepted(Receipt{ID: request.Message().ID, Conversation: request.Message().Conversation, Recipient: recipient})
 		for m, err := range request.Stream(ctx) {
 			if err != nil {
-				yield(nil, a.refuse(sub, err))
+				yield(nil, a.refuse(by, sub, err))
 				return
 			}
 			if !yield(a.show(by, m), nil) {
@@ -186,9 +223,12 @@ func (a *Admin) Stream(ctx context.Context, by Actor, s Send, accepted func(Rece
 }
 
 // refuse records the refusal of a message, so that `parley explain` knows it.
-func (a *Admin) refuse(s hub.Submission, err error) error {
+func (a *Admin) refuse(by Actor, s hub.Submission, err error) error {
 	e := *parley.AsError(err)
 	m := s.Message
+	if _, known := a.c.Hub.Directory().Agent(m.To); e.Code == parley.UnknownAgent && m.To != "" && !known {
+		e.Text = a.unknownAgent(by, m.To).Text
+	}
 	size := 0
 	for _, p := range m.Parts {
 		size += len(p.Data)
@@ -210,25 +250,25 @@ func causeOf(e *parley.Error) string {
 func (a *Admin) answerRepeat(ctx context.Context, by Actor, s hub.Submission, err error, wait bool) (Receipt, error) {
 	var prior *hub.Prior
 	if !errors.As(err, &prior) {
-		return Receipt{}, a.refuse(s, err)
+		return Receipt{}, a.refuse(by, s, err)
 	}
 	j := a.c.Hub.Journal()
 	first, rerr := j.Read(ctx, prior.Of.Position)
 	switch {
 	case rerr != nil:
-		return Receipt{}, a.refuse(s, rerr)
+		return Receipt{}, a.refuse(by, s, rerr)
 	// erased content cannot be compared
 	case first.Message == nil || first.Erased == nil && !sameMessage(first.Message, s.Message):
-		return Receipt{}, a.refuse(s, parley.Refuse(parley.Conflict,
+		return Receipt{}, a.refuse(by, s, parley.Refuse(parley.Conflict,
 			"the idempotency key was used for another message"))
 	case first.Refused != nil:
-		return Receipt{}, a.refuse(s, first.Refused)
+		return Receipt{}, a.refuse(by, s, first.Refused)
 	}
 	r := Receipt{ID: first.Message.ID, Conversation: first.Message.Conversation, Replayed: true}
 	at := prior.Of.Reply
 	if at.IsZero() && wait && first.Message.Kind == parley.Request {
 		if at, err = a.replyTo(ctx, s, first.Message); err != nil {
-			return Receipt{}, a.refuse(s, err)
+			return Receipt{}, a.refuse(by, s, err)
 		}
 	}
 	if at.IsZero() {
@@ -236,7 +276,7 @@ func (a *Admin) answerRepeat(ctx context.Context, by Actor, s hub.Submission, er
 	}
 	reply, rerr := j.Read(ctx, at)
 	if rerr != nil {
-		return Receipt{}, a.refuse(s, rerr)
+		return Receipt{}, a.refuse(by, s, rerr)
 	}
 	r.Reply = a.show(by, reply.Message)
 	return r, nil
@@ -447,7 +487,7 @@ func (a *Admin) inboxOf(by Actor, name string) (string, error) {
 	if _, err := by.speaker(name); err != nil {
 		return "", err
 	}
-	e, err := a.entry(name)
+	e, err := a.entry(by, name)
 	if err != nil {
 		return "", err
 	}

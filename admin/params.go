@@ -65,14 +65,15 @@ func (c *call) params(list ...param) error {
 		if _, flag := p.to.(*bool); q.Get(p.name) == "" && !(flag && q.Has(p.name)) {
 			continue
 		}
-		if err := p.read(q.Get(p.name)); err != nil {
+		if err := p.read(q.Get(p.name), c.conversation); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (p param) read(s string) (err error) {
+// read reads the value of a parameter. resolve finds the conversation that an id, or the beginning of it, names.
+func (p param) read(s string, resolve func(string) (parley.ID, error)) (err error) {
 	want := ""
 	switch to := p.to.(type) {
 	case *string:
@@ -99,7 +100,8 @@ func (p param) read(s string) (err error) {
 			return parley.Refuse(parley.Malformed, "%s=%.40q is not a time such as 2026-11-20T15:04:05Z", p.name, s)
 		}
 	case *parley.ID:
-		want, err = "an id", to.UnmarshalText([]byte(s))
+		*to, err = resolve(s)
+		return err
 	case *parley.Kind:
 		want, err = "request, event, response, error, notice or cancel", to.UnmarshalText([]byte(s))
 	case *parley.DeliveryState:

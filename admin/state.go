@@ -58,7 +58,7 @@ func (a *Admin) AgentState(by Actor, name string) (AgentState, error) {
 	if err := a.resolveNames(&name); err != nil {
 		return AgentState{}, err
 	}
-	e, err := a.entry(name)
+	e, err := a.entry(by, name)
 	if err != nil {
 		return AgentState{}, err
 	}
@@ -117,7 +117,7 @@ func (a *Admin) SetDelivery(ctx context.Context, by Actor, name string, c Delive
 	if err := a.resolveNames(&name); err != nil {
 		return Agent{}, err
 	}
-	e, err := a.entry(name)
+	e, err := a.entry(by, name)
 	if err != nil {
 		return Agent{}, err
 	}

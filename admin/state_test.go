@@ -56,7 +56,7 @@ func TestStateOfAgents(t *testing.T) {
 		t.Fatalf("dead letters: %+v, %v", dead, err)
 	}
 	check("list of dead letters", dead[0].Recipient, err)
-	letter, err := b.client.DeadLetter(ctx, r.ID, "")
+	letter, err := b.client.DeadLetter(ctx, r.ID.String(), "")
 	check("dead letter", letter.Recipient, err)
 	m, err := b.client.Message(ctx, r.ID.String(), false)
 	if len(m.Recipients) != 1 || m.Recipients[0].Name != "far" {

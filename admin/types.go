@@ -235,12 +235,14 @@ type Send struct {
 	Text         *string         `json:"text,omitzero"`
 	JSON         json.RawMessage `json:"json,omitzero"`
 	Parts        []Part          `json:"parts,omitzero"`
-	Error        *Problem        `json:"error,omitzero"` // of kind error
-	InReplyTo    parley.ID       `json:"inReplyTo,omitzero"`
-	Conversation parley.ID       `json:"conversation,omitzero"`
+	Error        *Problem        `json:"error,omitzero"`        // of kind error
+	InReplyTo    string          `json:"inReplyTo,omitzero"`    // an id, or the beginning of it
+	Conversation string          `json:"conversation,omitzero"` // an id, or the beginning of a recorded one
 	Deadline     time.Time       `json:"deadline,omitzero"`
-	Timeout      string          `json:"timeout,omitzero"` // from now, in place of Deadline: "30s"
-	Expires      time.Time       `json:"expires,omitzero"`
+	// From now, in place of Deadline: "30s". It says how long the sender waits, so it sets no deadline while the
+	// recipient is paused.
+	Timeout string    `json:"timeout,omitzero"`
+	Expires time.Time `json:"expires,omitzero"`
 
 	IdempotencyKey string `json:"-"` // a header: the same key again gives the first answer
 }
@@ -250,10 +252,15 @@ type Receipt struct {
 	ID           parley.ID `json:"id"`
 	Conversation parley.ID `json:"conversation"`
 	Replayed     bool      `json:"replayed,omitzero"` // the idempotency key had been used for this message before
-	Reply        *Message  `json:"reply,omitzero"`
 
 	Recipient *AgentState `json:"recipient,omitzero"` // when the message was recorded; missing: ready, or several
+	// Deadline says how long a request waits for a paused recipient at most. No reply is waited for then.
+	Deadline time.Time `json:"deadline,omitzero"`
+	Reply    *Message  `json:"reply,omitzero"`
 }
+
+// Paused reports whether the message waits at the hub until its recipient is resumed.
+func (r *Receipt) Paused() bool { return r.Recipient != nil && r.Recipient.State == hub.Paused }
 
 // DeadLetter is a delivery that was given up.
 type DeadLetter struct {

@@ -373,7 +373,7 @@ func TestRetentionOfConversations(t *testing.T) {
 	n.eraser.work.Wait()
 	say := func(conversation parley.ID) admin.Receipt {
 		t.Helper()
-		r, err := n.Admin().Ask(ctx, everything, admin.Send{To: "echo", Conversation: conversation,
+		r, err := n.Admin().Ask(ctx, everything, admin.Send{To: "echo", Conversation: conversation.String(),
 			JSON: []byte(`{"text":"quincunx"}`)})
 		if err != nil {
 			t.Fatal(err)

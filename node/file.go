@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+
+	"github.com/parley-hub/parley/internal/spelling"
 )
 
 // DefaultData is the default data directory.
@@ -208,37 +210,11 @@ func nearest(key []string) string {
 		}
 		// The table may be misspelt.
 		head := name[:min(len(name), len(key))]
-		try(distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
+		try(spelling.Distance(strings.Join(key, "."), strings.Join(head, ".")), 0, head)
 		// A key of an inline table may be misspelt: the error has only its last part.
 		if len(key) > 1 && len(name) > len(key) && slices.Equal(name[:len(key)-1], key[:len(key)-1]) {
-			try(distance(last, name[len(name)-1]), 1, name)
+			try(spelling.Distance(last, name[len(name)-1]), 1, name)
 		}
 	}
 	return found
-}
-
-// distance is the number of edits between two strings: an insertion, a deletion, a
-// replacement, or a swap of two neighbours.
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		rows[i][0] = i
-	}
-	for j := range rows[0] {
-		rows[0][j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		for j := 1; j <= len(b); j++ {
-			cost := 0
-			if a[i-1] != b[j-1] {
-				cost = 1
-			}
-			rows[i][j] = min(rows[i-1][j]+1, rows[i][j-1]+1, rows[i-1][j-1]+cost)
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				rows[i][j] = min(rows[i][j], rows[i-2][j-2]+1)
-			}
-		}
-	}
-	return rows[len(a)][len(b)]
 }

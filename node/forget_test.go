@@ -280,7 +280,7 @@ func TestForgetInFiveProtocols(t *testing.T) {
 	if left := f.kept(word); !slices.Equal(left, []string{"asp-sessions"}) {
 		t.Errorf("the word is in %v, and should be in the session's checkpoint", left)
 	}
-	if _, err := f.Admin().Drop(ctx, everything, lost.ID, "brittle", ""); err != nil {
+	if _, err := f.Admin().Drop(ctx, everything, lost.ID.String(), "brittle", ""); err != nil {
 		t.Fatal(err)
 	}
 	settled()

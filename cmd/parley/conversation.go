@@ -46,7 +46,9 @@ func (a *app) conversationCommand() *cobra.Command {
 			"or the beginning of it: at least 8 digits, as many as no other conversation has.",
 		Example: `  parley conversation show 01a2b3c4
   parley conversation show 01a2b3c4 --steps`,
-		PreRunE: func(_ *cobra.Command, args []string) error { return conversationID(args[0]) },
+		PreRunE: func(_ *cobra.Command, args []string) error {
+			return checkID(args[0], "a conversation", conversationsListed)
+		},
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			return a.conversationShow(ctx, hub, args[0], steps)
 		}),
@@ -62,12 +64,10 @@ func (a *app) conversationCommand() *cobra.Command {
 
 const conversationsListed = "`parley conversation` lists them"
 
-// conversationID refuses an invalid id before the hub is called.
-func conversationID(s string) error {
-	digits := strings.ReplaceAll(strings.ToLower(s), "-", "")
-	if len(digits) < 8 || len(digits) > 32 || strings.Trim(digits, "0123456789abcdef") != "" {
-		return usage("%q: want the id of a conversation, or at least its first 8 digits; `parley conversation` "+
-			"lists them", s)
+// checkID refuses what is no id, nor the beginning of one, before the hub is called.
+func checkID(s, what, listed string) error {
+	if _, _, err := index.Range(s); err != nil {
+		return usage("%q: want the id of %s, or at least its first 8 digits; %s", s, what, listed)
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ signed and linked it, the agents' cards, and the hub's signature over all. Witho
   parley conversation export 01a2b3c4 --digests > deal.jsonl
   parley conversation export 01a2b3c4 --format asp --out session.json`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
-			switch err := conversationID(args[0]); {
+			switch err := checkID(args[0], "a conversation", conversationsListed); {
 			case err != nil:
 				return err
 			case format == "asp" && digests:

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 )
 
@@ -25,26 +24,24 @@ func (a *app) deadCommand() *cobra.Command {
 	}
 	listing.register(list)
 	var to string
-	var id parley.ID
 	show := &cobra.Command{
 		Use: "show ID", Short: "Show a dead letter with its message", Args: cobra.ExactArgs(1),
-		Example: "  parley dead show 01a2b3c4-…",
-		PreRunE: func(_ *cobra.Command, args []string) (err error) {
-			id, err = deadID(args[0])
-			return err
-		},
-		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			return a.deadShow(ctx, hub, id, to)
+		Long: "Show a dead letter with its message. ID is the message's, or the beginning of it: at least\n8 digits, as " +
+			"many as no other dead letter has.",
+		Example: "  parley dead show 01a2b3c4-d5e6-7",
+		PreRunE: func(_ *cobra.Command, args []string) error { return checkID(args[0], "a message", deadListed) },
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			return a.deadShow(ctx, hub, args[0], to)
 		}),
 	}
 	show.Flags().StringVar(&to, "to", "", "recipient, if the message has several")
 	return group("dead", "List, retry and drop messages that could not be delivered",
 		`  parley dead
-  parley dead retry 01a2b3c4-…
+  parley dead retry 01a2b3c4-d5e6-7
   parley dead drop --to weather --dry-run`,
 		list.RunE, list, show,
 		a.deadChange("retry", "Deliver dead letters again: same message, same id", (*admin.Client).RetryAll,
-			func(c *admin.Client, ctx context.Context, id parley.ID, to, _ string) (admin.DeadLetter, error) {
+			func(c *admin.Client, ctx context.Context, id, to, _ string) (admin.DeadLetter, error) {
 				return c.Retry(ctx, id, to)
 			}),
 		a.deadChange("drop", "Remove dead letters for good", (*admin.Client).DropAll, (*admin.Client).Drop))
@@ -104,18 +101,12 @@ func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.Dead
 	return err
 }
 
-func deadID(s string) (parley.ID, error) {
-	id, err := parley.ParseID(s)
-	if err != nil {
-		return id, usage("%q is not the id of a message; `parley dead` lists the dead letters", s)
-	}
-	return id, nil
-}
+const deadListed = "`parley dead` lists them"
 
-func (a *app) deadShow(ctx context.Context, hub *admin.Client, id parley.ID, to string) error {
+func (a *app) deadShow(ctx context.Context, hub *admin.Client, id, to string) error {
 	d, err := hub.DeadLetter(ctx, id, to)
 	if err != nil {
-		return a.hubError(err, "`parley dead` lists them")
+		return a.hubError(err, deadListed)
 	}
 	if a.json {
 		return a.print(d, "")
@@ -141,16 +132,15 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id parley.ID, to 
 
 func (a *app) deadChange(use, text string,
 	all func(*admin.Client, context.Context, admin.Bulk) (admin.BulkResult, error),
-	one func(*admin.Client, context.Context, parley.ID, string, string) (admin.DeadLetter, error)) *cobra.Command {
+	one func(c *admin.Client, ctx context.Context, id, to, reason string) (admin.DeadLetter, error)) *cobra.Command {
 	var f deadFlags
 	var b admin.Bulk
-	var id parley.ID
 	done := map[string]string{"retry": "queued again", "drop": "dropped"}[use]
 	c := &cobra.Command{
 		Use: use + " [ID]", Short: text, Args: cobra.MaximumNArgs(1),
-		Long: text + ".\n\nName one by its id, or several with --to, --from, --code, --since, --before or " +
-			"--all.\n--dry-run only counts them.",
-		Example: fmt.Sprintf(`  parley dead %[1]s 01a2b3c4-…
+		Long: text + ".\n\nName one by its id or the beginning of it, or several with --to, --from, --code, --since,\n" +
+			"--before or --all. --dry-run only counts them.",
+		Example: fmt.Sprintf(`  parley dead %[1]s 01a2b3c4-d5e6-7
   parley dead %[1]s --to weather --since 2h --dry-run
   parley dead %[1]s --all`, use),
 		PreRunE: func(_ *cobra.Command, args []string) (err error) {
@@ -168,8 +158,7 @@ func (a *app) deadChange(use, text string,
 			case b.All || b.DryRun || f.From != "" || f.Code != "" || !f.Since.IsZero() || !f.Before.IsZero():
 				return usage("name one dead letter by its id, or several by flags, not both (--to may go with an id)")
 			}
-			id, err = deadID(args[0])
-			return err
+			return checkID(args[0], "a message", deadListed)
 		},
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
 			if len(args) == 0 {
@@ -179,9 +168,9 @@ func (a *app) deadChange(use, text string,
 				}
 				return a.deadChanged(r, done)
 			}
-			d, err := one(hub, ctx, id, f.To, b.Reason)
+			d, err := one(hub, ctx, args[0], f.To, b.Reason)
 			if err != nil {
-				return err
+				return a.hubError(err, deadListed)
 			}
 			return a.print(d, "message %s to %s is %s\n", d.Message, clean(d.To), done)
 		}),

@@ -9,6 +9,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 func (a *app) explainCommand() *cobra.Command {
@@ -17,20 +18,20 @@ func (a *app) explainCommand() *cobra.Command {
 		Short: "Show why a message was refused and how to fix it, or what happened to it",
 		Long: `Explain a refusal or a message. REF is the reference that the sender of a refused message
 got: the header Parley-Ref, or the ref of an error. The output lists the checks that the
-message passed, the one that it failed, and what to do. For the id of a MESSAGE, it shows
-the sender, the proof of the sender, and for each recipient the state of the delivery and
-what the translation into its protocol lost.`,
+message passed, the one that it failed, and what to do. For the id of a MESSAGE, or the
+beginning of it, it shows the sender, the proof of the sender, and for each recipient the
+state of the delivery and what the translation into its protocol lost.`,
 		Example: `  parley explain k5zq4w2xmd7bvchy
-  parley explain 018f8fad-5bd9-7b46-8f16-570867728950`,
+  parley explain 018f8fad-5bd9-7b46`,
 		Args: cobra.ExactArgs(1),
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
-			if _, err := parley.ParseID(args[0]); err == nil {
+			r, err := hub.Refusal(ctx, args[0])
+			if _, _, no := index.Range(args[0]); err != nil && parley.CodeOf(err) == "not_found" && no == nil {
 				return a.explainMessage(ctx, hub, args[0])
 			}
-			r, err := hub.Refusal(ctx, args[0])
 			if err != nil {
 				return a.hubError(err, "`parley refused` lists them",
-					"for a message give its whole id: `parley conversation show` has it")
+					"for a message give its id, or at least the first 8 digits: `parley conversation show` has it")
 			}
 			if a.json {
 				return a.print(struct {

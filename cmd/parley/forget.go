@@ -39,7 +39,7 @@ first. Earlier backups keep the content.`,
 				return usage("say which: an agent, or --conversation ID")
 			}
 			if f.Conversation != "" {
-				return conversationID(f.Conversation)
+				return checkID(f.Conversation, "a conversation", conversationsListed)
 			}
 			return nil
 		},

@@ -87,7 +87,7 @@ func (a *app) listen(ctx context.Context, hub *admin.Client, name string, create
 		}
 		if answer != nil && m.Kind == parley.Request {
 			r := *answer
-			r.InReplyTo = m.ID
+			r.InReplyTo = m.ID.String()
 			// A request that ended meanwhile is no reason to stop listening.
 			if _, err := hub.Send(ctx, r); errors.As(err, &e) {
 				fmt.Fprintf(a.errs, "parley: the answer to %s was refused: %s: %s\n", m.ID, e.Code, clean(e.Text))

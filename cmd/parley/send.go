@@ -37,7 +37,8 @@ With --protocol the command speaks that protocol itself, to --url, signed with a
 key of yours or with your token (--key); no hub is needed.
 
 The exit code is 0 when the agent answered, 4 when the hub or the agent refused
-or failed, 3 when no hub answers.`,
+or failed, 3 when no hub answers, 1 when no answer can come now because the agent is
+paused: the message is recorded and waits at the hub.`,
 		Example: `  parley send --to weather '{"city":"Bern"}'
   parley send --to crew/scout --skill report --wait 2m @question.txt
   parley send --to weather --no-wait 'good morning'
@@ -78,7 +79,7 @@ or failed, 3 when no hub answers.`,
 		}
 	}
 	f.StringVar(&s.kind, "kind", "request", "request or notice")
-	f.StringVar(&s.conversation, "conversation", "", "id of the conversation to continue")
+	f.StringVar(&s.conversation, "conversation", "", "conversation to continue: its id, or the beginning of it")
 	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")
 	f.BoolVar(&s.text, "text", false, "CONTENT is text even if it looks like JSON")
 	f.DurationVar(&s.wait, "wait", 30*time.Second, "how long to wait for the answer")
@@ -99,12 +100,12 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	if s.to == "" {
 		return usage("name the recipient: --to AGENT (`parley agents` lists them)")
 	}
-	m := admin.Send{From: s.from, To: s.to, Skill: s.skill, IdempotencyKey: s.key}
+	m := admin.Send{From: s.from, To: s.to, Skill: s.skill, Conversation: s.conversation, IdempotencyKey: s.key}
 	if err := m.Kind.UnmarshalText([]byte(s.kind)); err != nil || m.Kind != parley.Request && m.Kind != parley.Notice {
 		return usage("--kind %q: want request or notice", s.kind)
 	}
-	if err := m.Conversation.UnmarshalText([]byte(s.conversation)); err != nil {
-		return usage("--conversation: %w", err)
+	if err := checkID(s.conversation, "a conversation", conversationsListed); s.conversation != "" && err != nil {
+		return err
 	}
 	if raw != nil {
 		body(&m, raw, isJSON)
@@ -135,22 +136,40 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	if err != nil {
 		return a.hubError(err)
 	}
-	return a.receipt(m.To, r)
+	return a.receipt(m.To, waits, r)
 }
 
-// receipt shows the outcome of a message.
-func (a *app) receipt(to string, r admin.Receipt) error {
+// receipt shows the outcome of a message. waits says that the sender wants an answer now.
+func (a *app) receipt(to string, waits bool, r admin.Receipt) error {
 	switch {
 	case a.json:
 		err := a.print(r, "")
-		if err == nil && r.Reply != nil && r.Reply.Kind == parley.Failure {
+		switch {
+		case err != nil:
+		case r.Reply != nil && r.Reply.Kind == parley.Failure:
 			err = &exitError{exitRefused, nil}
+		case r.Paused() && waits:
+			err = &exitError{exitFailed, nil}
 		}
 		return err
+	case r.Paused() && waits:
+		return waiting(to, r)
+	case r.Paused():
+		return a.print(nil, "%s\n", waiting(to, r))
 	case r.Reply == nil:
 		return a.print(nil, "recorded as %s; on its way to %s\n", r.ID, to)
 	}
 	return a.answer(r.Reply)
+}
+
+// waiting is the error that a recorded message waits for a paused agent.
+func waiting(to string, r admin.Receipt) error {
+	until := ""
+	if !r.Deadline.IsZero() {
+		until = ", if that is before " + stamp(r.Deadline)
+	}
+	return fmt.Errorf("agent %s is paused; message %s is recorded\n        it will be delivered after `parley agents "+
+		"resume %[1]s`%[3]s", clean(to), r.ID, until)
 }
 
 // answer shows a terminal reply for people.
@@ -169,7 +188,11 @@ func (a *app) answer(m *admin.Message) error {
 func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) error {
 	var told error
 	failed := false
-	for m, err := range hub.Stream(ctx, s, func(r admin.Receipt) { told = a.print(r, "recorded as %s\n", r.ID) }) {
+	for m, err := range hub.Stream(ctx, s, func(r admin.Receipt) {
+		if told = a.print(r, "recorded as %s\n", r.ID); told == nil && r.Paused() {
+			told = waiting(s.To, r)
+		}
+	}) {
 		switch {
 		case err != nil:
 			return a.hubError(err)
@@ -195,7 +218,7 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 	if failed {
 		return &exitError{exitRefused, nil}
 	}
-	return nil
+	return told
 }
 
 // orEmpty is JSON as it stands, or {} if there is none.

@@ -32,7 +32,7 @@ until interrupted. With several flags all of them must match.`,
 				return usage("--kind %q: want request, event, response, error, notice or cancel", kind)
 			}
 			if conversation != "" {
-				return conversationID(conversation)
+				return checkID(conversation, "a conversation", conversationsListed)
 			}
 			return nil
 		},
@@ -40,7 +40,7 @@ until interrupted. With several flags all of them must match.`,
 			if conversation != "" {
 				v, err := hub.Conversation(ctx, conversation, "", 1)
 				if err != nil {
-					return err
+					return a.hubError(err, conversationsListed)
 				}
 				f.Conversation = v.ID
 			}

@@ -690,7 +690,9 @@ func TestRefusals(t *testing.T) {
 	if _, err := x.Message(t.Context(), "ffffffff"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("an unknown prefix: %v", err)
 	}
-	if _, err := x.Message(t.Context(), "40000000"); !errors.Is(err, ErrAmbiguous) {
+	var several *AmbiguousError
+	if _, err := x.Message(t.Context(), "40000000"); !errors.As(err, &several) || len(several.IDs) < 2 ||
+		several.IDs[0] == several.IDs[1] || !strings.HasPrefix(several.IDs[1].String(), "40000000") {
 		t.Errorf("an ambiguous prefix: %v", err)
 	}
 	if _, err := x.Conversation(t.Context(), "zzzzzzzz"); !errors.Is(err, ErrFilter) {

@@ -25,11 +25,13 @@ const MaxLimit = 1000
 // ErrFilter: the filter is invalid; the text is for the user.
 var ErrFilter = errors.New("not a filter")
 
-// ErrNotFound: nothing has this id. ErrAmbiguous: several ids begin so.
-var (
-	ErrNotFound  = errors.New("not found")
-	ErrAmbiguous = errors.New("more than one begins so")
-)
+// ErrNotFound: nothing has this id.
+var ErrNotFound = errors.New("not found")
+
+// AmbiguousError says that several ids begin so. IDs are the first of them, in order: at least two, at most 20.
+type AmbiguousError struct{ IDs []parley.ID }
+
+func (e *AmbiguousError) Error() string { return "more than one begins so" }
 
 // Filter selects messages; zero fields select all.
 type Filter struct {
@@ -438,9 +440,12 @@ func (x *Index) snippets(ctx context.Context, list []Message, q string) {
 	}
 }
 
-// prefix parses the beginning of an id, at least eight digits with or without
-// dashes, and returns the first and the last id with this beginning.
-func prefix(s string) (low, high parley.ID, err error) {
+// maxCandidates bounds the ids of an [AmbiguousError].
+const maxCandidates = 20
+
+// Range parses the beginning of an id, at least eight digits with or without
+// dashes, and returns the first and the last id with this beginning. Errors: ErrFilter.
+func Range(s string) (low, high parley.ID, err error) {
 	digits := strings.ReplaceAll(s, "-", "")
 	if len(digits) < 8 || len(digits) > 32 {
 		return low, high, fmt.Errorf("%w: %.40q: want an id, or at least its first 8 digits", ErrFilter, s)
@@ -460,32 +465,37 @@ func prefix(s string) (low, high parley.ID, err error) {
 // first to the last id with this beginning. Rows with the same id count as one.
 func one[T any](ctx context.Context, x *Index, id string, idOf func(*T) parley.ID,
 	search func(tx *sqlite.Conn, low, high []byte) ([]T, error)) (out T, err error) {
-	low, high, err := prefix(id)
+	low, high, err := Range(id)
 	if err != nil {
 		return out, err
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
 		list, err := search(tx, low[:], high[:])
-		switch {
-		case err != nil:
+		if err != nil {
 			return err
-		case len(list) == 0:
-			return ErrNotFound
-		case len(list) > 1 && idOf(&list[0]) != idOf(&list[1]):
-			return ErrAmbiguous
 		}
-		out = list[0]
-		return nil
+		var ids []parley.ID
+		for i := range list {
+			ids = append(ids, idOf(&list[i]))
+		}
+		switch ids = slices.Compact(ids); len(ids) {
+		case 0:
+			return ErrNotFound
+		case 1:
+			out = list[0]
+			return nil
+		}
+		return &AmbiguousError{ids}
 	})
 	return out, err
 }
 
 // Message finds a message by its id, or the beginning of it, with the steps of its
-// deliveries. Errors: ErrNotFound, ErrAmbiguous, ErrFilter.
+// deliveries. Errors: ErrNotFound, [*AmbiguousError], ErrFilter.
 func (x *Index) Message(ctx context.Context, id string) (Message, error) {
 	return one(ctx, x, id, func(m *Message) parley.ID { return m.ID },
 		func(tx *sqlite.Conn, low, high []byte) ([]Message, error) {
-			return selectMessages(tx, true, "m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT 2", low, high)
+			return selectMessages(tx, true, "m.id BETWEEN ? AND ? ORDER BY m.id, m.n LIMIT ?", low, high, maxCandidates)
 		})
 }
 
@@ -551,11 +561,11 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 }
 
 // Conversation finds a conversation by its id, or the beginning of it.
-// [Index.Messages] returns its messages. Errors: ErrNotFound, ErrAmbiguous,
+// [Index.Messages] returns its messages. Errors: ErrNotFound, [*AmbiguousError],
 // ErrFilter.
 func (x *Index) Conversation(ctx context.Context, id string) (Conversation, error) {
 	return one(ctx, x, id, func(c *Conversation) parley.ID { return c.ID },
 		func(tx *sqlite.Conn, low, high []byte) ([]Conversation, error) {
-			return selectConversations(tx, "c.id BETWEEN ? AND ? ORDER BY c.id LIMIT 2", low, high)
+			return selectConversations(tx, "c.id BETWEEN ? AND ? ORDER BY c.id LIMIT ?", low, high, maxCandidates)
 		})
 }
