@@ -126,7 +126,7 @@ func (a *app) sendA2E(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		for _, t := range list {
 			rows = append(rows, []string{t.Name, t.Description})
 		}
-		return a.table([]string{"TOOL", "DESCRIPTION"}, rows)
+		return a.table([]string{"TOOL", "DESCRIPTION"}, rows, nil)
 	}
 	arguments := json.RawMessage(raw)
 	if object := isJSON && !s.text && strings.TrimSpace(string(raw))[0] == '{'; !object && len(raw) > 0 {

@@ -83,7 +83,7 @@ func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) err
 	return printList(a, list, none, titles, func(v *admin.Agent) []string {
 		seen := ""
 		if v.Seen != nil {
-			seen = stamp(v.Seen.Time) + " " + v.Seen.Assurance.String()
+			seen = a.when(v.Seen.Time) + " " + v.Seen.Assurance.String()
 		}
 		return []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","), strconv.Itoa(len(v.Skills)),
 			stateCell(&v.AgentState), string(v.Source), seen}
@@ -116,7 +116,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	line("about", "%s", v.Description)
 	line("state", "%s", cmp.Or(stateWords(&v.AgentState), "ready"))
 	line("delivery", "%s", scheduleWords(v.Delivery))
-	line("added", "%s, from %s", stamp(v.Added), v.Source)
+	line("added", "%s, from %s", a.when(v.Added), v.Source)
 	for _, i := range v.Identities {
 		kind := ""
 		switch {
@@ -135,7 +135,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		line("skill", "%s %s", s.ID, s.Description)
 	}
 	if p := v.Profile; p != nil {
-		line("account", "%s, changed %s", p.Account, stamp(p.Updated))
+		line("account", "%s, changed %s", p.Account, a.when(p.Updated))
 		line("handle", "%s", p.Handle)
 		line("avatar", "%s", p.Avatar)
 		line("banner", "%s", p.Banner)
@@ -146,18 +146,18 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		}
 	}
 	for _, k := range mine.Own {
-		line("own key", "%s %s %s since %s", k.Purpose, k.ID, k.State, stamp(k.Created))
+		line("own key", "%s %s %s since %s", k.Purpose, k.ID, k.State, a.when(k.Created))
 	}
 	for _, k := range mine.Enrolled {
 		line("enrolled", "%s %s %s by %s on %s", k.Purpose, k.KeyID, keyring.Fingerprint(k.Algorithm, k.Public), k.By,
-			stamp(k.Created))
+			a.when(k.Created))
 	}
 	if v.Waiting != nil {
-		line("waiting", "%d, oldest %s; %s", v.Waiting.Open, stamp(v.Waiting.Oldest),
+		line("waiting", "%d, oldest %s; %s", v.Waiting.Open, a.when(v.Waiting.Oldest),
 			plural(v.Waiting.Dead, "dead letter", "dead letters"))
 	}
 	if v.Seen != nil {
-		line("last heard", "%s, %s by %s, message %s", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
+		line("last heard", "%s, %s by %s, message %s", a.when(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
 			v.Seen.Message)
 	} else {
 		line("last heard", "not since the hub started")

@@ -10,9 +10,6 @@ import (
 	"net/url"
 	"os"
 	"strings"
-	"text/tabwriter"
-	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -199,70 +196,6 @@ func body(s *admin.Send, raw []byte, isJSON bool) {
 	}
 	text := strings.TrimSuffix(string(raw), "\n")
 	s.Text = &text
-}
-
-// printList writes a list: as JSON with --json, else as a table with one row for
-// each element, or the text none if there is no element.
-func printList[T any](a *app, list []T, none string, titles []string, row func(*T) []string) error {
-	if a.json {
-		return a.print(list, "")
-	}
-	var rows [][]string
-	for i := range list {
-		rows = append(rows, row(&list[i]))
-	}
-	if len(rows) == 0 {
-		return a.print(nil, "%s\n", none)
-	}
-	return a.table(titles, rows)
-}
-
-// table writes rows below their titles, aligned. It cleans the cells, which hold
-// texts of agents.
-func (a *app) table(titles []string, rows [][]string) error {
-	w := tabwriter.NewWriter(a.out, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, strings.Join(titles, "\t"))
-	for _, row := range rows {
-		for i := range row {
-			if row[i] = short(row[i], 120); row[i] == "" {
-				row[i] = "-"
-			}
-		}
-		fmt.Fprintln(w, strings.Join(row, "\t"))
-	}
-	return w.Flush()
-}
-
-// short makes a text fit a table cell: one line of at most n characters, without
-// control characters.
-func short(s string, n int) string {
-	s = strings.Join(strings.Fields(clean(s)), " ")
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
-}
-
-// clean replaces the characters of an agent's text that could control a terminal.
-// Line feeds and tabs stay.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return r
-		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // Cf includes changes of writing direction
-			return '�'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "�"))
-}
-
-// stamp formats a time in UTC.
-func stamp(t time.Time) string {
-	if t.IsZero() {
-		return "-"
-	}
-	return t.UTC().Format("2006-01-02 15:04:05Z")
 }
 
 // shown is the content of a message as text for people.

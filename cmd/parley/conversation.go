@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -126,7 +125,7 @@ func (a *app) conversationList(ctx context.Context, hub *admin.Client, filter in
 	}
 	titles := []string{"LAST", "CONVERSATION", "AGENTS", "MESSAGES", "OPEN", "FAILED", "LAST SAID"}
 	err := printList(a, list, none, titles, func(c *admin.ConversationInfo) []string {
-		return []string{stamp(c.Last), c.ID.String(), short(strings.Join(c.Agents, ", "), 40), strconv.Itoa(c.Messages),
+		return []string{a.when(c.Last), a.id(c.ID), short(strings.Join(c.Agents, ", "), 40), strconv.Itoa(c.Messages),
 			strconv.Itoa(c.Open), strconv.Itoa(c.Failed), short(c.Preview, 60)}
 	})
 	if err == nil && filter.Cursor != "" && !a.json {
@@ -152,11 +151,15 @@ func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string
 		v.Next = ""
 		return a.print(v, "")
 	}
-	fmt.Fprintf(a.out, "conversation %s\nagents       %s\n", v.ID, short(strings.Join(v.Agents, ", "), 400))
-	fmt.Fprintf(a.out, "time         %s to %s\nmessages     %d, %d failed; %s not settled\n\n", stamp(v.First),
-		stamp(v.Last), v.Messages, v.Failed, plural(v.Open, "delivery", "deliveries"))
+	line := a.labels(12, 400)
+	line("conversation", "%s", v.ID)
+	line("agents", "%s", strings.Join(v.Agents, ", "))
+	line("time", "%s to %s", a.when(v.First), a.when(v.Last))
+	line("messages", "%d, %d failed; %s not settled", v.Messages, v.Failed, plural(v.Open, "delivery", "deliveries"))
+	fmt.Fprintln(a.out)
+	begin := v.First
 	for {
-		if err := a.timeline(v.History, steps); err != nil {
+		if err := a.timeline(v.History, begin, steps); err != nil {
 			return err
 		}
 		if v.Next == "" {
@@ -168,32 +171,17 @@ func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string
 	}
 }
 
-// timeline writes one line for each message, aligned, with its remarks below. The remarks
-// are inserted afterwards, because they would end the columns of a [tabwriter].
-func (a *app) timeline(list []admin.Summary, steps bool) error {
-	var aligned strings.Builder
-	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
+// timeline writes a table with one row for each message, and its remarks below.
+func (a *app) timeline(list []admin.Summary, begin time.Time, steps bool) error {
+	var rows [][]string
 	for i := range list {
 		m := &list[i]
-		fmt.Fprintln(w, strings.Join([]string{clock(m.Time), parties(m), kindAndSkill(m), proof(m), deliveryState(m),
-			short(m.Preview, 60)}, "\t"))
+		rows = append(rows, []string{a.after(begin, m.Time), a.id(m.ID), parties(m), kindAndSkill(m), proof(m),
+			deliveryState(m), short(m.Preview, 60)})
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	var b strings.Builder
-	for i, line := range strings.SplitAfter(aligned.String(), "\n")[:len(list)] {
-		b.WriteString(line)
-		for _, n := range remarks(&list[i], steps) {
-			b.WriteString("    " + n + "\n")
-		}
-	}
-	_, err := io.WriteString(a.out, b.String())
-	return err
+	return a.table([]string{"TIME", "MESSAGE", "FROM → TO", "KIND", "PROOF", "STATE", "CONTENT"}, rows,
+		func(row int) []string { return a.remarks(&list[row], begin, steps) })
 }
-
-// clock formats a time with milliseconds.
-func clock(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.000Z") }
 
 func parties(m *admin.Summary) string {
 	to := m.To
@@ -207,7 +195,7 @@ func parties(m *admin.Summary) string {
 			to = fmt.Sprintf("%d agents", len(m.Deliveries))
 		}
 	}
-	return short(m.From, 40) + " → " + short(to, 40)
+	return shortName(m.From, 40) + " → " + shortName(to, 40)
 }
 
 func kindAndSkill(m *admin.Summary) string {
@@ -258,19 +246,19 @@ func deliveryState(m *admin.Summary) string {
 
 // remarks are the lines below a message: failures, losses, next attempts and, if
 // asked for, every step.
-func remarks(m *admin.Summary, steps bool) []string {
+func (a *app) remarks(m *admin.Summary, begin time.Time, steps bool) []string {
 	var out []string
 	if m.Error != nil {
 		out = append(out, fmt.Sprintf("%s: %s", m.Error.Code, short(m.Error.Text, 200)))
 	}
 	for _, d := range m.Deliveries {
-		to := short(d.To, 40)
+		to := shortName(d.To, 40)
 		if d.Error != nil && d.State != parley.Answered {
 			out = append(out, fmt.Sprintf("to %s: %s after %s: %s: %s", to, d.State,
 				plural(d.Attempts, "attempt", "attempts"), d.Error.Code, short(d.Error.Text, 200)))
 		}
 		if d.State == parley.Waiting && !d.Next.IsZero() {
-			out = append(out, fmt.Sprintf("to %s: next attempt not before %s", to, clock(d.Next)))
+			out = append(out, fmt.Sprintf("to %s: next attempt not before %s", to, a.when(d.Next)))
 		}
 		for _, l := range d.Losses {
 			out = append(out, fmt.Sprintf("to %s, lost: %s", to, short(l, 200)))
@@ -279,7 +267,7 @@ func remarks(m *admin.Summary, steps bool) []string {
 			continue
 		}
 		for _, s := range d.Steps {
-			line := fmt.Sprintf("%s  to %s: %s", clock(s.Time), to, s.State)
+			line := fmt.Sprintf("%s to %s: %s", a.after(begin, s.Time), to, s.State)
 			if s.Attempt > 0 {
 				line += fmt.Sprintf(" (attempt %d)", s.Attempt)
 			}

@@ -94,7 +94,7 @@ func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.Dead
 	}
 	titles := []string{"GIVEN UP", "MESSAGE", "FROM", "TO", "KIND", "TRIED", "REASON", "TEXT"}
 	err = printList(a, list, "no dead letters", titles, func(d *admin.DeadLetter) []string {
-		return []string{stamp(d.Changed), d.Message.String(), d.From, d.To, d.Kind.String(), strconv.Itoa(d.Attempts),
+		return []string{a.when(d.Changed), a.id(d.Message), d.From, d.To, d.Kind.String(), strconv.Itoa(d.Attempts),
 			string(d.Reason.Code), short(d.Reason.Text, 60)}
 	})
 	a.tellRecipients(list)
@@ -111,18 +111,20 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id, to string) er
 	if a.json {
 		return a.print(d, "")
 	}
-	fmt.Fprintf(a.out, "message      %s\nfrom         %s\nto           %s\nkind         %s\nconversation %s\ngiven "+
-		"up     %s after %s\nreason       %s: %s\n",
-		d.Message, clean(d.From), clean(d.To), d.Kind, d.Conversation, stamp(d.Changed),
-		plural(d.Attempts, "attempt", "attempts"), d.Reason.Code, clean(d.Reason.Text))
-	if h := adviceFor[d.Reason.Code]; h != "" {
-		fmt.Fprintf(a.out, "advice       %s\n", h)
-	}
+	line := a.labels(12, 1000)
+	line("message", "%s", d.Message)
+	line("from", "%s", d.From)
+	line("to", "%s", d.To)
+	line("kind", "%s", d.Kind)
+	line("conversation", "%s", d.Conversation)
+	line("given up", "%s after %s", a.when(d.Changed), plural(d.Attempts, "attempt", "attempts"))
+	line("reason", "%s: %s", d.Reason.Code, d.Reason.Text)
+	line("advice", "%s", adviceFor[d.Reason.Code])
 	if d.Recipient != nil {
-		fmt.Fprintf(a.out, "recipient    %s\n", stateWords(d.Recipient))
+		line("recipient", "%s", stateWords(d.Recipient))
 	}
 	for _, l := range d.Losses {
-		fmt.Fprintf(a.out, "lost         %s\n", clean(l))
+		line("lost", "%s", l)
 	}
 	if d.Content != nil {
 		fmt.Fprintf(a.out, "\n%s\n", shown(d.Content))

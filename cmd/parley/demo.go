@@ -130,7 +130,7 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 	defer stop()
 	if !a.json {
 		at := n.Addresses()
-		fmt.Fprintf(a.out, "Parley %s: hub %s\n  protocols  %s\n  admin      %s\n  data       %s\n  promise    %s\n\n",
+		a.tell("Parley %s: hub %s\n  protocols  %s\n  admin      %s\n  data       %s\n  promise    %s\n\n",
 			version, at.Hub, at.HTTP, at.Admin, data, n.Hub().Journal().Promise())
 	}
 	d.conversation(ctx, traveller)
@@ -141,7 +141,7 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 		return fmt.Errorf("%d of %d steps did not go as they should", d.bad, d.step)
 	}
 	if !a.json {
-		fmt.Fprintf(a.out, "All %d steps verified.\n", d.step)
+		a.tell("All %d steps verified.\n", d.step)
 	}
 	if once {
 		return n.Close(context.WithoutCancel(ctx))
@@ -445,7 +445,7 @@ func (d *demo) scene(what string, f func() ([]string, error)) {
 	d.mu.Lock()
 	d.step++
 	if !d.a.json {
-		fmt.Fprintf(d.a.out, "%d. %s\n", d.step, what)
+		d.a.tell("%d. %s\n", d.step, what)
 	}
 	d.mu.Unlock()
 	start := time.Now()
@@ -462,13 +462,13 @@ func (d *demo) scene(what string, f func() ([]string, error)) {
 		return
 	}
 	for _, l := range lines {
-		fmt.Fprintf(d.a.out, "   %s\n", l)
+		d.a.tell("   %s\n", l)
 	}
 	mark := "ok"
 	if err != nil {
 		mark = "FAILED"
 	}
-	fmt.Fprintf(d.a.out, "   %s, %.1f ms\n\n", mark, float64(took.Microseconds())/1000)
+	d.a.tell("   %s, %.1f ms\n\n", mark, float64(took.Microseconds())/1000)
 }
 
 // recordedEvent is a part of a record in the form of --json.
@@ -507,13 +507,13 @@ func (d *demo) recorded(r *journal.Record) {
 		case d.a.json:
 			_ = d.a.print(e, "")
 		case e.Kind != 0:
-			fmt.Fprintf(d.a.out, "   %s  %-5s %-8s %s (%s, %s) → %s (%s)\n", e.Time.UTC().Format("15:04:05.000"),
+			d.a.tell("   %s  %-5s %-8s %s (%s, %s) → %s (%s)\n", e.Time.UTC().Format("15:04:05.000"),
 				e.Recorded, e.Kind, e.From, e.In, e.Assurance, e.To, e.Out)
 		default:
-			fmt.Fprintf(d.a.out, "   %s  %-5s delivery to %s (%s): %s\n", e.Time.UTC().Format("15:04:05.000"),
+			d.a.tell("   %s  %-5s delivery to %s (%s): %s\n", e.Time.UTC().Format("15:04:05.000"),
 				e.Recorded, e.To, e.Out, e.State)
 			for _, l := range e.Losses {
-				fmt.Fprintf(d.a.out, "                         lost: %s\n", l)
+				d.a.tell("                         lost: %s\n", l)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -54,8 +55,8 @@ func (d *demo) aghScenes(ctx context.Context) {
 			if !ok {
 				return nil, errors.New("the answer is no whois")
 			}
-			return []string{fmt.Sprintf("%s: %s, capabilities %v", v.Envelope.From, w.Card.DisplayName,
-				w.Card.Capability)}, nil
+			return []string{fmt.Sprintf("%s: %s, capabilities %s", v.Envelope.From, w.Card.DisplayName,
+				strings.Join(w.Card.Capability, ", "))}, nil
 		}
 		return nil, errors.New("no peer answers")
 	})

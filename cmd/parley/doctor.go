@@ -98,9 +98,10 @@ func (d *doctor) report() error {
 	ok := !slices.ContainsFunc(d.out, func(f finding) bool { return f.State == "failed" })
 	return d.a.verdict(ok, map[string]any{"ok": ok, "checks": d.out}, func() error {
 		for _, f := range d.out {
-			fmt.Fprintf(d.a.out, "%-8s %-18s %s\n", f.State, f.Check, clean(f.Detail))
+			d.a.hang(fmt.Sprintf("%s %-18s ", d.a.painted(mood(f.State), fmt.Sprintf("%-8s", f.State)), f.Check), 28, "",
+				clean(f.Detail))
 			if f.Fix != "" {
-				fmt.Fprintf(d.a.out, "%28s-> %s\n", "", clean(f.Fix))
+				d.a.hang(fmt.Sprintf("%28s-> ", ""), 31, "", clean(f.Fix))
 			}
 		}
 		return nil

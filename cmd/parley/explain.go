@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/spf13/cobra"
 
@@ -56,7 +55,7 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 	}
 	line := a.labels(12, 400)
 	line("message", "%s", m.ID)
-	line("recorded", "%s", stamp(m.Time))
+	line("recorded", "%s", a.when(m.Time))
 	line("kind", "%s", kindAndSkill(&m.Summary))
 	line("from", "%s (%s)", clean(m.From), proof(&m.Summary))
 	line("conversation", "%s", m.Conversation)
@@ -80,19 +79,9 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 	return nil
 }
 
-// labels gives a function that writes one line: a label in a column of that width, and its
-// text, of at most limit characters. It writes nothing for an empty text.
-func (a *app) labels(width, limit int) func(label, format string, args ...any) {
-	return func(label, format string, args ...any) {
-		if text := fmt.Sprintf(format, args...); text != "" {
-			fmt.Fprintf(a.out, "%-*s %s\n", width, label, short(text, limit))
-		}
-	}
-}
-
 func (a *app) explain(r admin.Refusal) {
 	line := a.labels(10, 400)
-	line("refused", "%s at the check %s", stamp(r.Time), r.Step)
+	line("refused", "%s at the check %s", a.when(r.Time), r.Step)
 	line("protocol", "%s", r.Protocol)
 	line("source", "%s", r.Source)
 	proof := "a claim, not proved"

@@ -102,7 +102,7 @@ func (a *app) erasures(ctx context.Context, hub *admin.Client) error {
 	}
 	titles := []string{"NUMBER", "BEGUN", "ENDED", "WHAT", "WHOSE", "BY", "ERASED", "LEFT", "WHY"}
 	return printList(a, list, "nothing was erased", titles, func(e *admin.Erasure) []string {
-		return []string{strconv.FormatUint(e.Number, 10), stamp(e.Begun), stamp(e.Ended), e.What, e.Name, e.By,
+		return []string{strconv.FormatUint(e.Number, 10), a.when(e.Begun), a.when(e.Ended), e.What, e.Name, e.By,
 			strconv.FormatUint(e.Erased, 10), strconv.FormatUint(e.Kept, 10), e.Reason}
 	})
 }

@@ -215,7 +215,7 @@ Nothing is sent anywhere.`,
 
 // inspection reads a sample, finds its protocol and inspects it.
 func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*inspection, error) {
-	o := inspecting{keys: f.keys, self: f.self, now: time.Now()}
+	o := inspecting{keys: f.keys, self: f.self, now: a.now()}
 	var err error
 	if f.now != "" {
 		if o.now, err = time.Parse(time.RFC3339Nano, f.now); err != nil {
@@ -266,7 +266,7 @@ func (a *app) showInspection(v *inspection, all bool) error {
 			for _, f := range v.Fields {
 				rows = append(rows, []string{f.Name, short(f.Value, 60), f.Meaning})
 			}
-			if err := a.table([]string{"FIELD", "VALUE", "MEANING"}, rows); err != nil {
+			if err := a.table([]string{"FIELD", "VALUE", "MEANING"}, rows, nil); err != nil {
 				return err
 			}
 		}

@@ -198,7 +198,7 @@ func (a *app) keysListCommand() *cobra.Command {
 			titles := []string{"KIND", "OF", "FOR", "KEY ID", "FINGERPRINT", "STATE", "SINCE", "LAST USED", "BY"}
 			return printList(a, shownKeys(k), "no keys yet", titles, func(v *shownKey) []string {
 				return []string{v.kind, v.owner, v.purpose, v.id, keyring.Fingerprint(v.algorithm, v.public), v.state,
-					stamp(v.created), v.used, v.by}
+					a.when(v.created), a.when(v.used), v.by}
 			})
 		},
 	}
@@ -211,7 +211,8 @@ type shownKey struct {
 	public                   []byte
 	state, validity          string // validity: the times until which it signs and is published
 	created                  time.Time
-	used, by                 string
+	used                     time.Time
+	by                       string
 	active                   bool // find by the owner's name gives this key
 	json                     any
 }
@@ -219,11 +220,11 @@ type shownKey struct {
 func shownKeys(k admin.Keys) (out []shownKey) {
 	for i, v := range k.Own {
 		out = append(out, shownKey{"own", v.Owner, v.Purpose, v.ID, v.Algorithm, v.Public, string(v.State),
-			validity(&v), v.Created, stamp(v.Used), v.By, v.State == keyring.Active, &k.Own[i]})
+			validity(&v), v.Created, v.Used, v.By, v.State == keyring.Active, &k.Own[i]})
 	}
 	for i, v := range k.Enrolled {
 		out = append(out, shownKey{"enrolled", v.Agent, v.Purpose, v.KeyID, v.Algorithm, v.Public, "trusted", "",
-			v.Created, "", v.By, true, &k.Enrolled[i]})
+			v.Created, time.Time{}, v.By, true, &k.Enrolled[i]})
 	}
 	return out
 }
@@ -265,8 +266,10 @@ func (a *app) keysShow() *cobra.Command {
 					line("state", "%s%s", k.state, k.validity)
 					made = "made"
 				}
-				line(made, "%s by %s", stamp(k.created), k.by)
-				line("last used", "%s", k.used)
+				line(made, "%s by %s", a.when(k.created), k.by)
+				if k.kind == "own" {
+					line("last used", "%s", a.when(k.used))
+				}
 				line("algorithm", "%s", k.algorithm)
 				line("public key", "%s", base64.StdEncoding.EncodeToString(k.public))
 				line("fingerprint", "%s", keyring.Fingerprint(k.algorithm, k.public))

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 )
@@ -27,14 +28,19 @@ func main() { os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
 
 // run is main with the standard streams as parameters; testscript calls it too.
 func run(args []string, in io.Reader, out, errs io.Writer) int {
+	a := &app{in: in, out: out, errs: errs, now: time.Now, screen: screenOf(out, os.Getenv)}
+	return a.run(args)
+}
+
+// run runs the command that the arguments name, and gives its exit code.
+func (a *app) run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	a := &app{in: in, out: out, errs: errs}
 	root := a.root()
 	root.SetArgs(args)
-	root.SetIn(in)
-	root.SetOut(out)
-	root.SetErr(errs)
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.errs)
 	command, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
@@ -86,6 +92,9 @@ func usage(format string, args ...any) error {
 type app struct {
 	in        io.Reader
 	out, errs io.Writer
+	now       func() time.Time
+	screen    screen
+	utc       bool // exact times
 	json      bool
 	data      string
 	config    string
@@ -95,23 +104,32 @@ type app struct {
 
 func (a *app) root() *cobra.Command {
 	a.parsing = true
+	colour := "auto"
 	c := &cobra.Command{
 		Use:   "parley",
 		Short: "A hub through which agents of different protocols talk",
 		Long: `Parley carries messages between software agents that speak different protocols. It
 verifies each message, records it before it acknowledges it, and delivers it in the
-recipient's own protocol.`,
+recipient's own protocol.
+
+On a terminal tables fit its width, long names are shortened in the middle, ids to their
+beginning (which every command takes), and times are relative. Elsewhere output is plain
+and complete, with exact times. The environment's NO_COLOR, or TERM=dumb, switches colours
+off.`,
 		Example: `  parley demo --once
   parley serve --data ./data --listen :8080
   parley send --to weather '{"city":"Bern"}'`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		PersistentPreRun: func(*cobra.Command, []string) {
+		PersistentPreRunE: func(*cobra.Command, []string) error {
 			a.parsing = false
+			return a.setColour(colour)
 		},
 	}
 	f := c.PersistentFlags()
 	f.BoolVar(&a.json, "json", false, "write JSON, for programs")
+	f.BoolVar(&a.utc, "utc", false, "write exact times in UTC, also on a terminal")
+	f.StringVar(&colour, "color", colour, "auto, always or never (auto: on a terminal)")
 	f.StringVar(&a.data, "data", "", "data directory (default: data in the configuration, or ./parley-data)")
 	f.StringVar(&a.config, "config", "", "configuration file (default: ./parley.toml if it exists)")
 	f.StringVar(&a.admin, "admin", "", "address of a running hub's admin API (default: that of the hub on the data "+

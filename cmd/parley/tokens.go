@@ -25,7 +25,7 @@ its hash. A running hub knows the token after ` + "`parley config reload`" + ` o
 			if err != nil {
 				return err
 			}
-			t.Name, t.Created = args[0], time.Now().UTC().Truncate(time.Second)
+			t.Name, t.Created = args[0], a.now().UTC().Truncate(time.Second)
 			secret, err := admin.IssueToken(c.Data, t, rand.Reader)
 			if err != nil {
 				return err
@@ -71,6 +71,6 @@ func (a *app) tokensList(*cobra.Command, []string) error {
 		all[i].Hash = ""
 	}
 	return printList(a, all, "no tokens", []string{"TOKEN", "ROLE", "ISSUED"}, func(t *admin.Token) []string {
-		return []string{t.Name, string(t.Role), stamp(t.Created)}
+		return []string{t.Name, string(t.Role), a.when(t.Created)}
 	})
 }
