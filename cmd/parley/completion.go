@@ -1,18 +1,38 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/spelling"
+	"github.com/parley-hub/parley/journal/index"
+	"github.com/parley-hub/parley/node"
+)
+
+// This file helps at the command line: completion by the shell, and suggestions for what was misspelt.
 
 func (a *app) completionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion SHELL",
 		Short: "Write the completion script of a shell",
-		Long: `Write a script that lets a shell complete commands, flags and, while a hub runs, the
-names of agents. SHELL is bash, zsh, fish or powershell.`,
+		Long: `Write a script that lets a shell complete commands, flags, protocols and files and, while
+a hub runs, agents, skills, conversations, messages, refusals, dead letters and keys.
+SHELL is bash, zsh, fish or powershell.`,
 		Example: `  source <(parley completion bash)
   parley completion zsh > "${fpath[1]}/_parley"
   parley completion fish > ~/.config/fish/completions/parley.fish`,
 		Args:                  cobra.ExactArgs(1),
-		ValidArgs:             []string{"bash", "zsh", "fish", "powershell"},
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			root := cmd.Root()
@@ -31,32 +51,253 @@ names of agents. SHELL is bash, zsh, fish or powershell.`,
 	}
 }
 
-// completeAgents completes the names of the agents of a running hub, and nothing
-// without one.
-func (a *app) completeAgents(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	var names []string
-	if hub, err := a.hub(); err == nil && len(args) == 0 {
-		list, _ := hub.Agents(cmd.Context()) // none, if the hub does not answer
-		for _, v := range list {
-			names = append(names, v.Name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+// A completion gives the words that may stand at a place of the command line. From a running hub they come with a
+// remark each; without one there are none.
+type completion = cobra.CompletionFunc
+
+// words completes fixed words.
+func words(list ...string) completion {
+	return cobra.FixedCompletions(list, cobra.ShellCompDirectiveNoFileComp)
 }
 
-// completing gives commands their defaults: no arguments, and completion where the first
-// argument is an agent.
-func (a *app) completing(c *cobra.Command) {
+// files and directories are completed by the shell.
+func files(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveDefault
+}
+
+func directories(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
+}
+
+const (
+	completionWait = 2 * time.Second // for the hub; a shell waits meanwhile
+	completionMost = 100             // of the newest messages, conversations and refusals
+)
+
+// of makes a completion of what the hub lists, one call of add each.
+func (a *app) of(list func(ctx context.Context, hub *admin.Client, add func(word, remark string))) completion {
+	return func(cmd *cobra.Command, _ []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+		hub, err := a.hub()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		ctx, stop := context.WithTimeout(cmd.Context(), completionWait)
+		defer stop()
+		list(ctx, hub, func(word, remark string) {
+			if word = oneLine(word); !slices.ContainsFunc(out, func(c string) bool { return strings.HasPrefix(c, word+"\t") }) {
+				out = append(out, cobra.CompletionWithDesc(word, short(remark, 60)))
+			}
+		})
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completions are those of the arguments of commands, in order, and those of flags: by name or, where the same name
+// means different things, by command and name. The last completion of a command with "…" in its usage goes on.
+func (a *app) completions() (arguments map[string][]completion, flags map[string]completion) {
+	agents := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+		list, _ := hub.Agents(ctx) // on an error there are none
+		for _, v := range list {
+			add(v.Name, v.Title)
+		}
+	})
+	conversations := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+		page, _ := hub.Conversations(ctx, index.ConversationFilter{Limit: completionMost})
+		for _, c := range page.Conversations {
+			add(c.ID.String(), strings.Join(c.Agents, ", ")+": "+c.Preview)
+		}
+	})
+	dead := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+		list, _ := hub.Dead(ctx, admin.DeadFilter{Limit: completionMost})
+		for _, d := range list {
+			add(d.Message.String(), fmt.Sprintf("to %s: %s", d.To, d.Reason.Code))
+		}
+	})
+	explained := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+		refused, _ := hub.Refused(ctx, completionMost)
+		for _, r := range refused {
+			add(r.Ref, "refused: "+why(&r))
+		}
+		page, _ := hub.Messages(ctx, index.Filter{Limit: completionMost})
+		for _, m := range page.Messages {
+			add(m.ID.String(), m.Kind.String()+" "+parties(&m))
+		}
+	})
+	keys := func(word func(*shownKey) string) completion {
+		return func(cmd *cobra.Command, _ []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+			ctx, stop := context.WithTimeout(cmd.Context(), completionWait)
+			defer stop()
+			list, _ := a.allKeys(ctx)
+			for _, k := range shownKeys(list) {
+				if w := cobra.CompletionWithDesc(oneLine(word(&k)), short(k.kind+" key for "+k.purpose, 60)); word(&k) != "" &&
+					!slices.Contains(out, w) {
+					out = append(out, w)
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	keyIDs, owners := keys(func(k *shownKey) string { return k.id }), keys(func(k *shownKey) string { return k.owner })
+	tokens := func(*cobra.Command, []string, string) (out []string, _ cobra.ShellCompDirective) {
+		if c, err := a.load(); err == nil {
+			if t, err := admin.ReadTokens(c.Data); err == nil {
+				for _, t := range t.All() {
+					out = append(out, cobra.CompletionWithDesc(oneLine(t.Name), string(t.Role)))
+				}
+			}
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+	skills := func(cmd *cobra.Command, args []string, s string) ([]string, cobra.ShellCompDirective) {
+		return a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+			for _, flag := range []string{"to", "agent"} {
+				if f := cmd.Flags().Lookup(flag); f != nil && f.Value.String() != "" {
+					v, _ := hub.Agent(ctx, f.Value.String(), 0)
+					for _, s := range v.Skills {
+						add(s.ID, s.Description)
+					}
+				}
+			}
+		})(cmd, args, s)
+	}
+	var names, configKeys, codes []string
+	for _, p := range protocols {
+		names = append(names, p.name)
+	}
+	for _, k := range node.Keys() {
+		configKeys = append(configKeys, cobra.CompletionWithDesc(k.Name, short(k.Doc, 60)))
+	}
+	for code := range adviceFor {
+		codes = append(codes, string(code))
+	}
+	slices.Sort(codes)
+	protocolWords, exposures := words(names...), words(append(slices.Clone(names), "all")...)
+	nothing := words()
+	arguments = map[string][]completion{
+		"agents expose": {agents, words(append(slices.Clone(names), "all", "none")...)}, "agents link": {agents},
+		"agents delivery": {agents}, "agents pause": {agents}, "agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
+		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
+		"config describe": {words(configKeys...)}, "conversation export": {conversations},
+		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
+		"dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
+		"inspect": {files}, "journal salvage": {files}, "keys enroll": {agents}, "keys export-public": {keyIDs},
+		"keys import": {files}, "keys rotate": {owners}, "keys show": {keyIDs}, "keys unenroll": {agents, keyIDs},
+		"listen": {agents}, "map test": {files}, "restore": {files}, "send": {content}, "tokens remove": {tokens},
+		"verify": {files},
+	}
+	flags = map[string]completion{
+		"agent": agents, "from": agents, "to": agents, "speak": agents, "owner": owners, "key-id": keyIDs,
+		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
+		"kind": words("request", "event", "response", "error", "notice", "cancel"), "send --kind": words("request", "notice"),
+		"code": words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
+		"role": words("register", "observe", "read", "operate", "administer"),
+		"log":  words("debug", "info", "warn", "error"), "durability": words("disk", "replicated", "memory"),
+		"storage": words("memory", "disk"), "reply": content,
+
+		"config": files, "key-file": files, "card": files, "schema": files, "out": files, "export": files,
+		"token-file": files, "seed-file": files, "new-file": files, "file": files, "asp": files, "transcript": files,
+		"send --key": files, "agh connect --key": files, "keys asp --key": files, "keys uagents --key": files,
+		"data": directories, "dir": directories, "profile": directories, "cpuprofile": directories,
+	}
+	// The values of these only their user knows.
+	for _, free := range []string{"admin", "admin-listen", "a2e", "agents", "agh", "as", "before", "channel", "connections",
+		"count", "daemon", "duration", "endpoint", "every", "hub", "id", "idempotency-key", "index", "jq", "key", "last",
+		"limit", "listen", "messages", "nats", "now", "only", "org", "overlap", "path", "patience",
+		"payload", "peers", "reason",
+		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait", "workspace"} {
+		flags[free] = nothing
+	}
+	return arguments, flags
+}
+
+// content completes CONTENT: after "@", the name of a file.
+func content(_ *cobra.Command, args []string, s string) (out []string, _ cobra.ShellCompDirective) {
+	name, ok := strings.CutPrefix(s, "@")
+	if !ok {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	dir, base := filepath.Split(name)
+	list, _ := os.ReadDir(cmp.Or(dir, ".")) // of a directory that cannot be read there is nothing to offer
+	directive := cobra.ShellCompDirectiveNoFileComp
+	for _, e := range list {
+		if !strings.HasPrefix(e.Name(), base) || base == "" && strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		word := "@" + dir + e.Name()
+		if e.IsDir() {
+			word, directive = word+"/", directive|cobra.ShellCompDirectiveNoSpace
+		}
+		out = append(out, word)
+	}
+	return out, directive
+}
+
+// prepare gives all commands their completions, and errors that suggest what was meant. A command without a rule for
+// its arguments takes none.
+func (a *app) prepare(root *cobra.Command) {
+	arguments, flags := a.completions()
+	var visit func(*cobra.Command)
+	visit = func(c *cobra.Command) {
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+		name := strings.TrimPrefix(c.CommandPath(), root.Name()+" ")
+		switch {
+		case c.HasAvailableSubCommands():
+			c.Args = knownCommand
+		case c.Args == nil:
+			c.Args = cobra.NoArgs
+		}
+		list := arguments[name]
+		c.ValidArgsFunction = func(cmd *cobra.Command, args []string, s string) ([]string, cobra.ShellCompDirective) {
+			at := len(args)
+			if strings.Contains(c.Use, "…") {
+				at = min(at, len(list)-1)
+			}
+			if at < 0 || at >= len(list) {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return list[at](cmd, args, s)
+		}
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			complete := flags[name+" --"+f.Name]
+			if complete == nil {
+				complete = flags[f.Name]
+			}
+			if complete != nil && f.Value.Type() != "bool" {
+				// It fails only for a flag that the command does not have.
+				_ = c.RegisterFlagCompletionFunc(f.Name, complete)
+			}
+		})
+	}
+	visit(root)
+	root.SetFlagErrorFunc(knownFlag)
+}
+
+// knownCommand refuses an argument of a command that holds others: a misspelt one of these.
+func knownCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	var known []string
 	for _, sub := range c.Commands() {
-		a.completing(sub)
+		if sub.IsAvailableCommand() {
+			known = append(known, sub.Name())
+		}
 	}
-	if c.Args == nil && c.Runnable() {
-		c.Args = cobra.NoArgs
+	return fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), spelling.DidYouMean(args[0], known))
+}
+
+// knownFlag adds to the error for an unknown flag the one that was meant.
+func knownFlag(c *cobra.Command, err error) error {
+	e, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok || e.GetSpecifiedShortnames() != "" {
+		return err
 	}
-	switch c.CommandPath() {
-	case "parley agents show", "parley agents remove", "parley agents pause", "parley agents resume",
-		"parley agents expose", "parley agents link", "parley agents delivery",
-		"parley doctor", "parley listen", "parley keys enroll", "parley keys unenroll":
-		c.ValidArgsFunction = a.completeAgents
+	var known []string
+	c.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, f.Name) }) // the inherited ones are among them
+	if near := spelling.Nearest(e.GetSpecifiedName(), known); near != "" {
+		return fmt.Errorf("%w; did you mean --%s?", err, near)
 	}
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/spelling"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -76,7 +77,12 @@ func (a *app) configDescribe() *cobra.Command {
 				}
 			}
 			if len(out) == 0 {
-				return usage("there is no key %q; `parley config describe` lists all keys", args[0])
+				var known []string
+				for _, k := range node.Keys() {
+					known = append(known, k.Name)
+				}
+				return usage("there is no key %q%s\n        `parley config describe` lists all keys", args[0],
+					spelling.DidYouMean(args[0], known))
 			}
 			if markdown {
 				return describeMarkdown(a.out, out)

@@ -119,6 +119,8 @@ off.`,
 		Example: `  parley demo --once
   parley serve --data ./data --listen :8080
   parley send --to weather '{"city":"Bern"}'`,
+		Version:       version,
+		RunE:          helps,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
@@ -126,6 +128,7 @@ off.`,
 			return a.setColour(colour)
 		},
 	}
+	c.SetVersionTemplate(versionText())
 	f := c.PersistentFlags()
 	f.BoolVar(&a.json, "json", false, "write JSON, for programs")
 	f.BoolVar(&a.utc, "utc", false, "write exact times in UTC, also on a terminal")
@@ -137,7 +140,7 @@ off.`,
 	for _, command := range a.commands() {
 		c.AddCommand(command)
 	}
-	a.completing(c)
+	a.prepare(c)
 	return c
 }
 

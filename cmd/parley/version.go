@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"runtime"
 	"runtime/debug"
 
@@ -14,20 +15,28 @@ func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
 		Short:   "Print the version",
-		Example: "  parley version --json",
+		Example: "  parley version --json\n  parley --version",
 		RunE: func(*cobra.Command, []string) error {
-			engine := "unknown"
-			if info, ok := debug.ReadBuildInfo(); ok {
-				for _, d := range info.Deps {
-					if d.Path == "github.com/nats-io/nats-server/v2" {
-						engine = d.Version
-					}
-				}
-			}
-			return a.print(map[string]string{"parley": version, "go": runtime.Version(), "engine": engine,
-				"platform": runtime.GOOS + "/" + runtime.GOARCH},
-				"parley %s (%s, %s/%s, JetStream %s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH,
-				engine)
+			return a.print(map[string]string{"parley": version, "go": runtime.Version(), "engine": engineVersion(),
+				"platform": runtime.GOOS + "/" + runtime.GOARCH}, "%s", versionText())
 		},
 	}
+}
+
+// versionText is what `parley version` and `parley --version` write.
+func versionText() string {
+	return fmt.Sprintf("parley %s (%s, %s/%s, JetStream %s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH,
+		engineVersion())
+}
+
+// engineVersion is the version of the NATS server that is built in.
+func engineVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, d := range info.Deps {
+			if d.Path == "github.com/nats-io/nats-server/v2" {
+				return d.Version
+			}
+		}
+	}
+	return "unknown"
 }
