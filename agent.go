@@ -95,7 +95,7 @@ func CheckName(s string) error {
 // without its text. The context ends with the request's deadline and when the sender
 // cancels. A handler sees the same message ID again when an earlier attempt ended
 // without a recorded outcome; Attempt gives the number. It may run on many goroutines
-// at once.
+// at once. With its context it may call other agents: [Ask], [Tell], [Stream].
 type Handler func(ctx context.Context, m *Message, r Replier) error
 
 // A Replier sends a handler's events and reply.
@@ -134,9 +134,9 @@ func (m *Message) Tokens() int {
 type Mode string
 
 const (
-	Sync   Mode = "sync"   // the caller waits for the answer
-	Async  Mode = "async"  // the caller fetches the answer later, or is called back
-	Stream Mode = "stream" // the caller sees events until the answer
+	Sync      Mode = "sync"   // the caller waits for the answer
+	Async     Mode = "async"  // the caller fetches the answer later, or is called back
+	Streaming Mode = "stream" // the caller sees events until the answer
 )
 
 // A SkillSpec is one operation of an agent.
@@ -197,12 +197,8 @@ func Skill[In, Out any](id string, f func(ctx context.Context, m *Message, in In
 	options ...SkillOption) SkillSpec {
 	h := func(ctx context.Context, m *Message, r Replier) error {
 		var in In
-		if err := m.Bind(&in); err != nil {
-			if s, ok := any(&in).(*string); ok && errors.Is(err, ErrNoJSON) {
-				*s = m.Text()
-			} else {
-				return Refuse(InvalidContent, "the content does not fit skill %q", id).Because(err)
-			}
+		if err := bindOrText(m, &in); err != nil {
+			return Refuse(InvalidContent, "the content does not fit skill %q", id).Because(err)
 		}
 		out, err := f(context.WithValue(ctx, replierKey{}, r), m, in)
 		if err != nil {

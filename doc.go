@@ -41,6 +41,11 @@
 //		return Answer{Celsius: 21}, nil
 //	})
 //
+// Inside a handler, [Ask], [Tell] and [Stream] call other agents in the name of the
+// handler's agent. They use the context of the handler's call:
+//
+//	a, err := parley.Ask[Answer](ctx, "weather", "forecast", Query{City: "Bern"})
+//
 // # Errors
 //
 // Every failure that may reach an agent is an [*Error]: a [Code], a text that is safe

@@ -23,7 +23,7 @@ const (
 	InvalidContent  Code = "invalid_content" // content does not fit the skill's schema
 	Unsupported     Code = "unsupported"     // the recipient's protocol cannot do this
 	RateLimited     Code = "rate_limited"    // over a limit of rate or budget; Error.After says when to return
-	Loop            Code = "loop"            // passed this hub before, or too many hubs
+	Loop            Code = "loop"            // passed this hub before, or too many hubs and handlers
 	Conflict        Code = "conflict"        // against the recorded state, e.g. a chain that has moved on
 	Unavailable     Code = "unavailable"     // the recipient or the hub is not available now
 	NoSpace         Code = "no_space"        // the hub's disk is full; nothing was recorded

@@ -85,7 +85,8 @@ func parse[T ~uint8](names []string, what string, b []byte, v *T) error {
 	return fmt.Errorf("unknown %s %q", what, b)
 }
 
-// MaxHops is how many hubs a message may pass.
+// MaxHops is how many hubs a message may pass. A call from handler to handler within a hub
+// counts as one.
 const MaxHops = 8
 
 // A Message goes from one agent to others, in the hub's own terms. A recorded message
@@ -116,7 +117,9 @@ type Message struct {
 	Deadline time.Time // when the sender stops waiting for the answer; zero: not stated
 
 	Trace Trace
-	Hops  []string // ids of the hubs that passed it, the oldest first; at most MaxHops
+	// ids of the hubs that passed it, the oldest first; at most MaxHops. A call by a handler has the
+	// hops of the message that the handler works on, and its hub once more.
+	Hops []string
 
 	// Extensions holds, under a protocol's name, the members that have no field
 	// here: one JSON object each. So a message that leaves in the protocol it came

@@ -27,15 +27,27 @@ const maxAhead = 16
 // still be recorded with its first attempt, provided that the attempt follows soon
 // and may be repeated, and the sender does not wait for the outcome. Else Claim gives
 // nil: the message is recorded as waiting, and Recorded queues it.
+//
+// A handler may call another one, which calls the first one: then each waits for the
+// other. So a nested request, see [Transport], does not wait for room, and not behind a
+// handler that itself waits for an answer: it has a lane of its own.
 func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation parley.ID, waits bool) *Claim {
 	if d.c.Transport.Paused(to) {
 		return nil
 	}
 	lane, key := laneKey{to, conversation}, deliveryKey{id, to}
+	nested := waits && d.c.Transport.Nested(id, to)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.recipients[to]
 	switch {
+	case nested && !d.closed && !d.released(partition):
+		if l := d.lanes[lane]; l != nil {
+			if !d.handlerWaits(l) {
+				return nil
+			}
+			lane = laneKey{to, id}
+		}
 	case d.closed || d.released(partition) || d.active >= d.c.Active || r != nil && r.health.Failures >= suspectAfter:
 		return nil
 	case d.lanes[lane] != nil:

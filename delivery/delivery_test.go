@@ -162,6 +162,8 @@ type fakeTransport struct {
 	paused     map[string]bool
 	retries    parley.Retries // of every recipient
 	forgetful  bool           // KeepsHealth is false
+	nested     []parley.ID
+	waits      []parley.ID
 }
 
 func (h *fakeTransport) Attempt(ctx context.Context, a Attempt) Result {
@@ -178,9 +180,11 @@ func (h *fakeTransport) FailureReply(m *parley.Message, _ journal.Position, to s
 	return &Reply{Message: &parley.Message{ID: id(200), Kind: parley.Failure, Error: err, From: to, To: m.From,
 		InReplyTo: m.ID}}
 }
-func (h *fakeTransport) Repeatable(parley.ID, string) bool { return h.repeatable }
-func (h *fakeTransport) LaneLimit(string) int              { return 0 }
-func (h *fakeTransport) KeepsHealth(string) bool           { return !h.forgetful }
+func (h *fakeTransport) Repeatable(parley.ID, string) bool  { return h.repeatable }
+func (h *fakeTransport) LaneLimit(string) int               { return 0 }
+func (h *fakeTransport) KeepsHealth(string) bool            { return !h.forgetful }
+func (h *fakeTransport) Nested(id parley.ID, _ string) bool { return slices.Contains(h.nested, id) }
+func (h *fakeTransport) Waits(id parley.ID, _ string) bool  { return slices.Contains(h.waits, id) }
 
 func (h *fakeTransport) Retries(string) parley.Retries {
 	h.mu.Lock()

@@ -48,6 +48,12 @@ type Transport interface {
 	// LaneLimit is how many lanes of the recipient may be active at once; 0 for
 	// [Config.PerRecipient].
 	LaneLimit(to string) int
+	// Nested says whether a handler of this process waits for the answer of another one
+	// to a request: such a request needs no room of its own, see [Dispatcher.Claim].
+	Nested(request parley.ID, to string) bool
+	// Waits says whether the recipient's handler, at work on a message, itself waits for
+	// an answer.
+	Waits(message parley.ID, to string) bool
 }
 
 // An Attempt is one try to send a message to a recipient.

@@ -7,7 +7,8 @@
 // records. One of them is tried at a time; a failing one blocks its lane and nothing
 // else. For a recipient with [parley.Retries.Unordered] it gets a lane of its own. A
 // recipient has a bounded number of lanes active ([Config.PerRecipient]), so that a
-// slow or dead recipient does not delay others.
+// slow or dead recipient does not delay others. What handlers of this process ask each
+// other never waits in a circle: see [Dispatcher.Claim].
 //
 // # Attempts
 //

@@ -27,6 +27,8 @@ func (printer) Paused(string) bool                { return false }
 func (printer) Retries(string) parley.Retries     { return parley.Retries{} }
 func (printer) KeepsHealth(string) bool           { return true }
 func (printer) LaneLimit(string) int              { return 0 }
+func (printer) Nested(parley.ID, string) bool     { return false }
+func (printer) Waits(parley.ID, string) bool      { return false }
 
 // Deliver the messages that a journal records.
 func Example() {

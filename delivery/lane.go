@@ -119,7 +119,8 @@ func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 	if d.closed || d.released(it.position.Partition) {
 		return
 	}
-	// An item that others overtook has a lane of its own; see setAside.
+	// An item that others overtook, and a nested request, have lanes of their own; see
+	// setAside and Claim.
 	for _, key := range []laneKey{{it.to, it.id}, {it.to, conversation}} {
 		if l := d.lanes[key]; l != nil {
 			for _, v := range l.items {
@@ -174,6 +175,14 @@ func (d *Dispatcher) push(l *lane, it *item, first bool) {
 	} else {
 		l.items = append(l.items, it)
 	}
+}
+
+// handlerWaits reports whether a handler has its turn in the lane and itself waits for an
+// answer; d.mu is held.
+func (d *Dispatcher) handlerWaits(l *lane) bool {
+	return slices.ContainsFunc(l.items, func(it *item) bool {
+		return it.inTurn && d.c.Transport.Waits(it.id, it.to)
+	})
 }
 
 // noteEnd keeps firstEnd up to date; d.mu is held.
@@ -234,7 +243,9 @@ func (d *Dispatcher) kick(l *lane) {
 		limit = 1
 	}
 	l.busy = true
-	switch {
+	switch head := l.items[0]; {
+	case head.sync && d.c.Transport.Nested(head.id, head.to):
+		d.start(l)
 	case l.recipient.active >= limit:
 		l.recipient.ready = append(l.recipient.ready, l)
 	case d.active >= d.c.Active:

@@ -94,12 +94,16 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 		return nil, err
 	}
 	c := &Call{h: h, w: newWaiter(h.c.Events, s.Message.Recipients()), a: &recordedMessage{message: s.Message}}
+	c.w.asker = s.asker
 	h.mu.Lock()
 	if h.drained != nil && !h.awaitedLocked(s.Message.From) {
 		h.mu.Unlock()
 		return nil, errStopping()
 	}
 	h.waiters[s.Message.ID] = c.w
+	if s.asker != nil {
+		h.asking[s.asker.key()]++
+	}
 	h.mu.Unlock()
 	a, err := h.submit(ctx, s, true)
 	if err != nil {
@@ -122,7 +126,15 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 func (h *Hub) endWait(a *recordedMessage) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	w := h.waiters[a.message.ID]
 	delete(h.waiters, a.message.ID)
+	if w != nil && w.asker != nil {
+		if key := w.asker.key(); h.asking[key] > 1 {
+			h.asking[key]--
+		} else {
+			delete(h.asking, key)
+		}
+	}
 	if h.drained != nil {
 		h.checkDrainedLocked()
 	}
@@ -150,6 +162,7 @@ func (h *Hub) nextReply(ctx context.Context, a *recordedMessage, w *waiter) (*pa
 		return m, nil
 	}
 	if ctx.Err() != nil {
+		defer h.stopAttempt(a.message.ID) // nobody waits for its outcome
 		if reply := h.endUnanswered(context.WithoutCancel(ctx), a, err); reply != nil {
 			return reply, nil
 		}
@@ -174,20 +187,28 @@ func (c *Call) patience() time.Duration {
 func (h *Hub) callerGone(a *recordedMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	h.mu.Lock()
-	stop := h.running[a.message.ID]
-	h.mu.Unlock()
-	if stop != nil {
-		stop() // the attempt ends, and is recorded, as cancelled
-		return
+	if h.stopAttempt(a.message.ID) {
+		return // the attempt ends, and is recorded, as cancelled
 	}
 	h.endUnanswered(ctx, a, context.Canceled)
+}
+
+// stopAttempt ends the attempt of a request that is in flight; false: there is none.
+func (h *Hub) stopAttempt(request parley.ID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	stop := h.running[request]
+	if stop != nil {
+		stop()
+	}
+	return stop != nil
 }
 
 // waiter queues the messages about a request for its caller.
 type waiter struct {
 	to          []string // recipients of the request
 	limit       int
+	asker       *turn         // the handler's call that waits; nil: the caller is no handler
 	skipsEvents atomic.Bool   // its caller reads the terminal reply alone
 	attempted   atomic.Bool   // the recorded first attempt was made, or given up
 	ready       chan struct{} // has a token while a message can be read

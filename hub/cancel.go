@@ -37,11 +37,7 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 		return nil, h.prior(ctx, prior)
 	}
 	s.note(position)
-	h.mu.Lock()
-	if stop := h.running[m.InReplyTo]; stop != nil {
-		stop()
-	}
-	h.mu.Unlock()
+	h.stopAttempt(m.InReplyTo)
 	return &recordedMessage{message: m, position: position, scope: scope}, nil
 }
 

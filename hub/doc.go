@@ -34,4 +34,7 @@
 // goroutine of its own; a panic, or a handler that outlives its deadline, fails its own
 // message only. A handler that does not return counts among [Config.HandlerCalls] until
 // it does.
+//
+// In a handler's context its agent calls others: [parley.Ask]. [Hub.As] gives such a
+// context to a program.
 package hub

@@ -59,11 +59,17 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 	if !ok {
 		return h.answer(a, nil, parley.Refuse(parley.UnknownSkill, "agent %q has no skill %q", a.To, m.Skill))
 	}
-	select {
-	case l.calls <- struct{}{}:
-	default:
-		return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q is busy", a.To)}
+	nested := (*transport)(h).Nested(m.ID, a.To)
+	if !nested {
+		select {
+		case l.calls <- struct{}{}:
+		default:
+			return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q is busy", a.To)}
+		}
 	}
+	t := h.turnOf(a)
+	defer t.over.Store(true)
+	ctx = parley.WithCaller(ctx, &caller{h: h, agent: a.To, turn: t})
 	r := &replier{h: h, ctx: ctx, a: a, done: make(chan error, 1)}
 	go func() {
 		var err error
@@ -73,7 +79,9 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 					"stack", string(debug.Stack()))
 				err = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(fmt.Errorf("panic: %v", p))
 			}
-			<-l.calls // before the lane is free for the next
+			if !nested {
+				<-l.calls // before the lane is free for the next
+			}
 			r.done <- err
 		}()
 		err = skill.Handler(ctx, m, r)

@@ -34,7 +34,7 @@ type Config struct {
 	Delivery     delivery.Config // Log and Transport are set by the hub
 	Timeout      time.Duration   // deadline of a request without one whose caller waits; 30 s
 	LongTimeout  time.Duration   // deadline of other requests without one; 2 h, so that an hour's work has time
-	HandlerCalls int             // of one Go agent at once; 1,024
+	HandlerCalls int             // of one Go agent at once, without the calls by other handlers; 1,024
 	Events       int             // of one request, kept for a caller that reads slowly; 1,024
 	Refusals     int             // kept for `parley refused`; 4,096
 	Relaxed      bool            // answer before the reply is recorded
@@ -64,6 +64,7 @@ type Hub struct {
 	mu      sync.Mutex
 	local   map[string]*local
 	waiters map[parley.ID]*waiter
+	asking  map[turnKey]int                  // how many answers a handler waits for
 	running map[parley.ID]context.CancelFunc // attempts in flight, by request
 	numbers map[parley.ID]int                // last event number of open requests
 	timers  map[parley.ID]*time.Timer        // deadlines of delivered requests without a reply
@@ -97,8 +98,8 @@ func New(c Config) (*Hub, error) {
 		c.Rand = rand.Reader
 	}
 	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
-		running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{}, timers: map[parley.ID]*time.Timer{},
-		inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
+		asking: map[turnKey]int{}, running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{},
+		timers: map[parley.ID]*time.Timer{}, inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
 	h.life, h.endLife = context.WithCancel(context.Background())
 	h.policy.Store(c.Policy)
 	dc := c.Delivery

@@ -163,7 +163,7 @@ func (h *Hub) about(m *parley.Message, from string, r *parley.Message) *parley.M
 		r.Trace = m.Trace
 	}
 	if r.Origin.Protocol == "" {
-		r.Origin = parley.Origin{Protocol: "go", Peer: from, Verdict: parley.Verdict{Assurance: parley.Session}}
+		r.Origin = originOfCode(from)
 	}
 	if err := h.complete(r, false); err != nil {
 		// Only a broken source of randomness fails. The ID of the request and the

@@ -36,6 +36,9 @@ type Submission struct {
 	Reads    []string          // recipients that read the record itself: admitted, without a delivery
 	Began    []string          // recipients that began the exchange; see [policy.Recipient]
 	At       *journal.Position // is set to the record's position, unless the message is refused; may be nil
+
+	inside bool  // an agent of this process sends it; the context may be that of another agent's connection
+	asker  *turn // the handler's call that sends it; nil: none
 }
 
 func (s *Submission) note(p journal.Position) {
@@ -174,7 +177,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 		if err := h.chargeGuest(ctx, m, refused != nil); err != nil {
 			return nil, cmp.Or(refused, err)
 		}
-	} else {
+	} else if !s.inside {
 		policy.Vouch(ctx)
 	}
 	entry := journal.Entry{Scope: s.Scope, Message: m, Key: s.Key, Refused: refused}

@@ -93,6 +93,17 @@ func (n *Node) Handle(a parley.Agent, skills ...parley.SkillSpec) error {
 	return n.hub.Handle(a)
 }
 
+// As gives a context in which [parley.Ask], [parley.Tell] and [parley.Stream] speak for an
+// agent of this program: one that Handle registered, or one of [Config.Agents] without an
+// identity in a protocol. A handler needs no As: its own context speaks for its agent.
+//
+//	a, err := parley.Ask[Answer](n.As(ctx, "planner"), "weather", "forecast", Query{City: "Bern"})
+//
+// An agent elsewhere signs for itself, so no program can speak for it: the call's error
+// says so. Each call begins a conversation of its own, except in a handler's context,
+// where it belongs to the message that the handler works on.
+func (n *Node) As(ctx context.Context, agent string) context.Context { return n.hub.As(ctx, agent) }
+
 // registerHubAgent makes the hub an agent, too. Its skill lists the agents that
 // the hub hosts, and its card at the root tells peers the key with which it signs.
 func (n *Node) registerHubAgent(context.Context) error {

@@ -50,3 +50,44 @@ func Example() {
 	fmt.Println(m.Kind, string(m.Parts[0].Data))
 	// Output: response {"celsius":21}
 }
+
+// A handler asks another agent, and the program asks the first one.
+func ExampleNode_As() {
+	ctx := context.Background()
+	n, err := node.Open(ctx, node.Config{Durability: "memory", Agents: map[string]node.Agent{"ann": {}}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer n.Close(ctx)
+
+	type query struct {
+		City string `json:"city"`
+	}
+	type answer struct {
+		Celsius float64 `json:"celsius"`
+	}
+	forecast := func(_ context.Context, m *parley.Message, q query) (answer, error) {
+		fmt.Println(m.From, "asks for", q.City)
+		return answer{21}, nil
+	}
+	plan := func(ctx context.Context, m *parley.Message, city string) (string, error) {
+		a, err := parley.Ask[answer](ctx, "weather", "forecast", query{city})
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("%s at %g degrees: go", city, a.Celsius), nil
+	}
+	for name, skill := range map[string]parley.SkillSpec{"weather": parley.Skill("forecast", forecast),
+		"planner": parley.Skill("plan", plan)} {
+		if err := n.Handle(parley.Agent{Name: name}, skill); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := n.Start(ctx); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(parley.Ask[string](n.As(ctx, "ann"), "planner", "plan", "Bern"))
+	// Output:
+	// planner asks for Bern
+	// Bern at 21 degrees: go <nil>
+}

@@ -228,10 +228,16 @@ func tooOften(wait time.Duration, format string, args ...any) *parley.Error {
 func (p *Policy) Permits(m *parley.Message, r Recipient) bool { return p.recipient(m, r) == nil }
 
 func (p *Policy) hops(m *parley.Message) *parley.Error {
-	if slices.Contains(m.Hops, p.c.Hub) {
+	// Each call from handler to handler is a hop within this hub.
+	within := m.Origin.Protocol == "go"
+	if !within && slices.Contains(m.Hops, p.c.Hub) {
 		return parley.Refuse(parley.Loop, "the message has passed this hub before")
 	}
 	if len(m.Hops) >= p.c.MaxHops {
+		if within {
+			return parley.Refuse(parley.Loop, "the request went through %d hubs and handlers, and parley.MaxHops allows no "+
+				"more: do agents call each other in a circle?", len(m.Hops))
+		}
 		return parley.Refuse(parley.Loop, "the message has passed %d hubs, more than the %d allowed", len(m.Hops),
 			p.c.MaxHops)
 	}

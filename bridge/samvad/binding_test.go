@@ -557,7 +557,7 @@ func TestModesOfAnAgentElsewhere(t *testing.T) {
 		}
 		return samvad.Response{Result: fmt.Appendf(nil, `{"mode":%q}`, r.Endpoint)}, nil
 	}, nil, samvad.ModeSync, samvad.ModeStream, samvad.ModeAsync)
-	for _, mode := range []parley.Mode{parley.Sync, parley.Stream, parley.Async} {
+	for _, mode := range []parley.Mode{parley.Sync, parley.Streaming, parley.Async} {
 		name := "elsewhere-" + string(mode)
 		identity.Key = name // the same agent under three names
 		a := parley.Agent{Name: name, Identities: []parley.Identity{identity},
@@ -581,7 +581,7 @@ func TestModesOfAnAgentElsewhere(t *testing.T) {
 			}
 		}
 		want := fmt.Sprintf(`{"mode":%q}`, mode)
-		if mode == parley.Stream {
+		if mode == parley.Streaming {
 			want = `{"piece":1} ` + want
 		}
 		if s := strings.Join(got, " "); s != want {
@@ -644,7 +644,7 @@ func TestStreamThatEndsInsideItsLastEvent(t *testing.T) {
 		})
 	})
 	a := parley.Agent{Name: "elsewhere", Identities: []parley.Identity{identity},
-		Skills: []parley.SkillSpec{{ID: "ask", Modes: []parley.Mode{parley.Stream}}}}
+		Skills: []parley.SkillSpec{{ID: "ask", Modes: []parley.Mode{parley.Streaming}}}}
 	if _, err := w.Hub().Directory().Put(t.Context(), a, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}

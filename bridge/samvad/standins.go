@@ -232,7 +232,7 @@ func toSkill(s parley.SkillSpec) protocol.Skill {
 	}
 	modes := s.Modes
 	if len(modes) == 0 {
-		modes = []parley.Mode{parley.Sync, parley.Async, parley.Stream}
+		modes = []parley.Mode{parley.Sync, parley.Async, parley.Streaming}
 	}
 	for _, m := range modes {
 		out.Modes = append(out.Modes, protocol.Mode(m))
