@@ -260,6 +260,18 @@ func serve(t *testing.T, h *Host, l net.Listener) {
 	})
 }
 
+// TestClientGuard: the default client reaches no private address, and its error says how a program allows one.
+func TestClientGuard(t *testing.T) {
+	srv := httptest.NewServer(http.NotFoundHandler())
+	defer srv.Close()
+	c := &Client{URL: srv.URL}
+	defer c.Close()
+	if err := c.Connect(t.Context()); err == nil || !strings.Contains(err.Error(), "set Client.HTTP") ||
+		strings.Contains(err.Error(), "parley.toml") {
+		t.Error(err)
+	}
+}
+
 func TestClientCorrelation(t *testing.T) {
 	// The vectors of correlation.json hold the rest of A2E-059 and A2E-060.
 	bubble(t, "A2E-059 every event is delivered, an unknown response type completes the call", func(t *testing.T) {

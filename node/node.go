@@ -116,7 +116,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if n.c.Level != nil && n.c.LogLevel != "" {
 		n.c.Level.Set(n.k.level)
 	}
-	n.guard = &netguard.Guard{Allow: n.k.allow}
+	n.guard = &netguard.Guard{Allow: n.k.allow, Advice: netguard.HubAdvice}
 	n.k.guests.Now = n.c.Now
 	n.guests = policy.NewGuests(n.k.guests)
 	n.conns = newConns(n.c.Limits.Connections, cmp.Or(n.c.Guests.Connections, 256), n.isProxy)

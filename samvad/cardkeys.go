@@ -19,13 +19,31 @@ import (
 // A Guard gives the prefixes of the network addresses that may be called
 // besides those of the public internet. It is asked for each connection, so
 // that the list can change. Nil allows the public internet only.
-type Guard func() []netip.Prefix
+type Guard interface{ Prefixes() []netip.Prefix }
 
 // AllowPrefixes is the [Guard] of a fixed list. An IPv4 prefix stands for its
 // IPv4-mapped IPv6 form too.
-func AllowPrefixes(list ...netip.Prefix) Guard { return func() []netip.Prefix { return list } }
+func AllowPrefixes(list ...netip.Prefix) Guard { return fixed(list) }
 
-func (g Guard) guard() *netguard.Guard { return netguard.Live(g) }
+type fixed []netip.Prefix
+
+func (f fixed) Prefixes() []netip.Prefix { return f }
+
+// netguardOf makes the guard of a field, such as "Client.Guard". Errors about blocked
+// addresses say how to set the field; those of the hub's own guard name its
+// configuration.
+func netguardOf(g Guard, field string) *netguard.Guard {
+	if own, ok := g.(*netguard.Guard); ok {
+		return own
+	}
+	var list func() []netip.Prefix
+	if g != nil {
+		list = g.Prefixes
+	}
+	return netguard.Live(list, func(prefix string) string {
+		return fmt.Sprintf("set %s to samvad.AllowPrefixes(netip.MustParsePrefix(%q))", field, prefix)
+	})
+}
 
 // Defaults of [CardStore].
 const (
@@ -178,7 +196,7 @@ func (s *CardStore) client() *http.Client {
 		return s.HTTP
 	}
 	s.once.Do(func() {
-		s.http = s.Guard.guard().
+		s.http = netguardOf(s.Guard, "CardStore.Guard").
 			Client(netguard.Options{Timeout: cmp.Or(s.Timeout, DefaultCardTimeout), MaxResponseBytes: maxCardBody})
 	})
 	return s.http
@@ -192,7 +210,7 @@ func (s *CardStore) fetch(ctx context.Context, id, u string) ([]Key, time.Durati
 	if err != nil {
 		return fail(err)
 	}
-	if err := s.Guard.guard().CheckURL(target); err != nil {
+	if err := netguardOf(s.Guard, "CardStore.Guard").CheckURL(target); err != nil {
 		return fail(err)
 	}
 	b, err := getCard(ctx, s.client(), u)

@@ -91,7 +91,7 @@ func (c *Client) init() {
 			return
 		}
 		// Each exchange is bounded by its own context and reading bound.
-		c.get = c.Guard.guard().Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1})
+		c.get = netguardOf(c.Guard, "Client.Guard").Client(netguard.Options{Timeout: -1, MaxResponseBytes: -1})
 		c.calls = withoutRedirects(c.get)
 	})
 }
@@ -169,7 +169,7 @@ func (c *Client) address(base string) (*url.URL, error) {
 	if err != nil || c.HTTP != nil && c.Guard == nil {
 		return u, err
 	}
-	if err := c.Guard.guard().CheckURL(u); err != nil {
+	if err := netguardOf(c.Guard, "Client.Guard").CheckURL(u); err != nil {
 		return nil, clientError("address refused", err)
 	}
 	return u, nil

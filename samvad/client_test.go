@@ -115,6 +115,36 @@ func TestClientServer(t *testing.T) {
 	}
 }
 
+// TestGuardAdvice: the error about a blocked address names the field that allows it, and what it says works.
+func TestGuardAdvice(t *testing.T) {
+	srv := httptest.NewServer(http.NotFoundHandler())
+	defer srv.Close()
+	w := newWorld(t)
+	c := &Client{Identity: w.me}
+	_, err := c.Card(t.Context(), srv.URL)
+	const want = `set Client.Guard to samvad.AllowPrefixes(netip.MustParsePrefix("127.0.0.1/32"))`
+	if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "parley.toml") {
+		t.Errorf("%v\nwant %s", err, want)
+	}
+	c = &Client{Identity: w.me, Guard: AllowPrefixes(netip.MustParsePrefix("127.0.0.1/32"))}
+	if _, err := c.Card(t.Context(), srv.URL); err == nil || errors.Is(err, netguard.ErrBlocked) {
+		t.Errorf("the advice does not help: %v", err)
+	}
+	if err := CheckCallback("https://10.1.2.3/", nil); err == nil || !strings.Contains(err.Error(), "set Webhook.Guard") {
+		t.Error(err)
+	}
+	_, err = (&CardStore{}).Keys(t.Context(), "agent://10.1.2.3")
+	if err == nil || !strings.Contains(err.Error(), "set CardStore.Guard") {
+		t.Error(err)
+	}
+	// A hub's guard speaks of the hub's configuration.
+	hub := &netguard.Guard{Advice: netguard.HubAdvice}
+	_, err = (&Client{Identity: w.me, Guard: hub}).Card(t.Context(), srv.URL)
+	if err == nil || !strings.Contains(err.Error(), "parley.toml: [network] allow") {
+		t.Error(err)
+	}
+}
+
 // SAM-152, SAM-153
 func TestClientRequests(t *testing.T) {
 	w := newWorld(t)

@@ -439,7 +439,7 @@ func TestKeys(t *testing.T) {
 		guard := AllowPrefixes(netip.MustParsePrefix("127.0.0.0/8"))
 		roots := x509.NewCertPool()
 		roots.AddCert(srv.Certificate())
-		open := &CardStore{Guard: guard, HTTP: guard.guard().Client(netguard.Options{RootCAs: roots})}
+		open := &CardStore{Guard: guard, HTTP: netguardOf(guard, "").Client(netguard.Options{RootCAs: roots})}
 		if _, err := open.Keys(t.Context(), id); !errors.Is(err, netguard.ErrRedirect) {
 			t.Errorf("redirect to another origin: %v", err)
 		}

@@ -44,7 +44,7 @@ func (h *Webhook) client() *http.Client {
 			h.http = withoutRedirects(h.HTTP)
 			return
 		}
-		h.http = h.Guard.guard().
+		h.http = netguardOf(h.Guard, "Webhook.Guard").
 			Client(netguard.Options{Timeout: cmp.Or(h.Timeout, DefaultWebhookTimeout), MaxRedirects: -1})
 	})
 	return h.http
@@ -133,7 +133,7 @@ func CheckCallback(callback string, g Guard) error {
 	if u.Scheme != "https" || u.Host == "" || u.Opaque != "" {
 		return because(ErrCallback, fmt.Errorf("not an absolute https URL"))
 	}
-	if err := g.guard().CheckURL(u); err != nil {
+	if err := netguardOf(g, "Webhook.Guard").CheckURL(u); err != nil {
 		return because(ErrCallback, err)
 	}
 	return nil

@@ -59,7 +59,7 @@ func (c *Client) http() *http.Client {
 		return c.HTTP
 	}
 	c.once.Do(func() {
-		c.guarded = (*netguard.Guard)(nil).Client(netguard.Options{
+		c.guarded = netguard.Live(nil, netguard.ClientAdvice).Client(netguard.Options{
 			Timeout: c.lifetime() + 5*time.Second, MaxRedirects: -1, MaxResponseBytes: int64(c.maxResponse()),
 		})
 	})

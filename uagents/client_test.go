@@ -194,6 +194,8 @@ func TestClientGuard(t *testing.T) {
 		"/submit", "http://169.254.169.254/latest", "file:///etc/passwd"}}}
 	if _, err := c.Send(t.Context(), you.Address(), hello()); !errors.Is(err, ErrUndelivered) || reached {
 		t.Errorf("err = %v, reached %v", err, reached)
+	} else if !strings.Contains(err.Error(), "set Client.HTTP") || strings.Contains(err.Error(), "parley.toml") {
+		t.Errorf("the error gives no advice for a program: %v", err)
 	}
 }
 

@@ -127,7 +127,7 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 	}
 	c := &protocol.Client{URL: at, AgentID: h.b.c.Hub.ID(), Token: h.tokens[name], Log: h.b.c.Logger, Now: h.b.c.Now,
 		FailFast: true} // the hub has retries of its own
-	guard := netguard.Live(h.b.c.Allow)
+	guard := netguard.Live(h.b.c.Allow, netguard.HubAdvice)
 	switch u.Scheme {
 	case "http", "https":
 		c.HTTP = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1,

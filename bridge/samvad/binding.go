@@ -129,19 +129,19 @@ func New(c Config) (*Binding, error) {
 		followed: map[parley.ID]*remoteTask{}, peers: map[string]*peerTasks{},
 		owned: make(chan struct{}, 1), standIns: map[string]*protocol.Agent{}, cards: map[string]*cachedCard{},
 		credentials: map[string]Credentials{}, labels: map[string]string{}}
-	guard := netguard.Live(c.Allow)
+	guard := netguard.Live(c.Allow, netguard.HubAdvice)
 	outbound := func(timeout time.Duration, redirects int, maxBytes int64) *http.Client {
 		return guard.Client(netguard.Options{Timeout: timeout, MaxRedirects: redirects, MaxResponseBytes: maxBytes,
 			RootCAs: c.RootCAs})
 	}
-	cards := &protocol.CardStore{Guard: c.Allow, Now: c.Now}
+	cards := &protocol.CardStore{Guard: guard, Now: c.Now}
 	if c.RootCAs != nil {
 		cards.HTTP = outbound(protocol.DefaultCardTimeout, 3, 0)
 	}
 	if b.identity, err = newIdentity(c.Keys, "agent://"+public.Host); err != nil {
 		return nil, err
 	}
-	b.client = &protocol.Client{Identity: b.identity, Guard: c.Allow, Now: c.Now, HTTP: outbound(-1, 0, -1)}
+	b.client = &protocol.Client{Identity: b.identity, Guard: guard, Now: c.Now, HTTP: outbound(-1, 0, -1)}
 	if c.Transport != nil {
 		b.client.HTTP.Transport = c.Transport(b.client.HTTP.Transport)
 	}
@@ -167,7 +167,7 @@ func New(c Config) (*Binding, error) {
 		MaxRunning: math.MaxInt, // recorded requests must run: the hub has bounds of its own
 		Limiter:    &protocol.Limiter{},
 		Tasks:      (*taskStore)(b),
-		Webhook: &protocol.Webhook{Guard: c.Allow, Now: c.Now,
+		Webhook: &protocol.Webhook{Guard: guard, Now: c.Now,
 			HTTP: outbound(protocol.DefaultWebhookTimeout, -1, 0)},
 		CORS: c.Origins,
 	}

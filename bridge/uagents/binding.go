@@ -142,7 +142,7 @@ func New(c Config) (*Binding, error) {
 	b := &Binding{c: c, public: public,
 		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
 		seenChats: protocol.NewMemory(0, c.Now)}
-	guard := netguard.Live(c.Allow)
+	guard := netguard.Live(c.Allow, netguard.HubAdvice)
 	b.http = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {
 		b.upstream = &protocol.AlmanacResolver{URL: c.Registry, Now: c.Now,

@@ -179,7 +179,7 @@ func (a *app) input(arg string) ([]byte, error) {
 // guardOf judges addresses as a hub with this configuration does.
 func guardOf(c *node.Config) (*netguard.Guard, error) {
 	allow, err := c.Allowed()
-	return &netguard.Guard{Allow: allow}, err
+	return &netguard.Guard{Allow: allow, Advice: netguard.HubAdvice}, err
 }
 
 // webURL parses an http or https URL with a host.

@@ -275,7 +275,7 @@ func (d *doctor) rotation(ctx context.Context) {
 // tryKey sends a signed request for a skill that no agent has, in the form of a
 // check: an agent refuses the skill only after it has accepted the key.
 func (d *doctor) tryKey(ctx context.Context, check, name, base, to string, signer samvad.Signer) {
-	client := &samvad.Client{Identity: signer, Guard: d.guard.Prefixes, Timeout: 20 * time.Second, Now: d.now,
+	client := &samvad.Client{Identity: signer, Guard: d.guard, Timeout: 20 * time.Second, Now: d.now,
 		HTTP: d.guard.Client(netguard.Options{Timeout: 20 * time.Second, MaxRedirects: -1, RootCAs: d.roots})}
 	_, err := client.Ask(ctx, samvad.Call{URL: base, To: to, Skill: doctorSkill})
 	e := samvad.AsError(err)

@@ -122,7 +122,7 @@ func (g *Guard) checkDial(h host, network, address string) error {
 	err = g.CheckAddr(ap.Addr())
 	if err == nil && h.class != "" && !g.allows(ap.Addr()) {
 		// An internal name that resolves to an address outside the list.
-		err = &BlockedError{Addr: ap.Addr(), Range: Range{Name: h.class}}
+		err = g.blocked("", ap.Addr(), Range{Name: h.class})
 	}
 	if blocked, ok := errors.AsType[*BlockedError](err); ok {
 		blocked.Host = h.name

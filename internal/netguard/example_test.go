@@ -13,7 +13,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	client := (&netguard.Guard{Allow: allow}).Client(netguard.Options{})
+	client := (&netguard.Guard{Allow: allow, Advice: netguard.HubAdvice}).Client(netguard.Options{})
 	_, err = client.Get("http://169.254.169.254/latest/meta-data")
 	if blocked, ok := errors.AsType[*netguard.BlockedError](err); ok {
 		fmt.Println(blocked.Range.Name)

@@ -12,8 +12,8 @@
 // after name resolution, so that a name which resolves differently the second time
 // gains nothing.
 //
-// Errors say which range an address is in and which line of the configuration
-// would allow it. They are for the operator; tell guests less.
+// Errors say which range an address is in and how to allow it. The builder of a guard
+// knows that: [Guard.Advice]. They are for the operator; tell guests less.
 package netguard
 
 import (
@@ -38,13 +38,35 @@ type Guard struct {
 	// for its IPv4-mapped IPv6 form (::ffff:a.b.c.d) too; an IPv6 prefix
 	// never stands for an IPv4 address, not even ::/0.
 	Allow []netip.Prefix
+	// Advice says in errors how to allow a prefix such as "10.1.2.3/32"; it goes on after
+	// "to allow it". nil: errors give none.
+	Advice func(prefix string) string
 
 	replaced atomic.Pointer[[]netip.Prefix]
 	live     func() []netip.Prefix
 }
 
-// Live gives a Guard that asks list, if it is not nil, for Allow each time.
-func Live(list func() []netip.Prefix) *Guard { return &Guard{live: list} }
+// Live gives a Guard that asks list, if it is not nil, for Allow each time; see
+// [Guard.Advice].
+func Live(list func() []netip.Prefix, advice func(prefix string) string) *Guard {
+	return &Guard{live: list, Advice: advice}
+}
+
+// HubAdvice is the [Guard.Advice] of a hub, whose list is in its configuration.
+func HubAdvice(prefix string) string {
+	if prefix == loopback4.String() {
+		prefix = loopbackWord
+	}
+	return fmt.Sprintf("add to parley.toml: [network] allow = [%q]", prefix)
+}
+
+// ClientAdvice is the [Guard.Advice] of a protocol's Client whose field HTTP is not set.
+func ClientAdvice(string) string {
+	return "set Client.HTTP to a client that may call it, such as http.DefaultClient"
+}
+
+// loopbackWord stands for the loopback addresses in a configuration.
+const loopbackWord = "loopback"
 
 // SetAllow replaces Allow, also while the guard is in use. Connections that
 // exist go on.
@@ -70,19 +92,18 @@ type Range struct {
 	Prefix netip.Prefix
 }
 
-// BlockedError names the refused destination and tells an operator how to allow
-// it.
+// BlockedError names the refused destination, and says how to allow it.
 type BlockedError struct {
 	Host  string     // the requested name; empty when an address was requested
 	Addr  netip.Addr // the address refused; the zero value when a name was refused unresolved
 	Range Range      // of the address; for a name only Name is set
+
+	advice func(prefix string) string // of the guard
 }
 
 func (e *BlockedError) Error() string {
 	if !e.Addr.IsValid() {
-		return fmt.Sprintf(
-			"host %q is a %s; to allow it add the address that it has to parley.toml: [network] allow = [%q]",
-			e.Host, e.Range.Name, e.allowExample())
+		return fmt.Sprintf("host %q is a %s%s", e.Host, e.Range.Name, e.advise("the address that it has,"))
 	}
 	who := "address " + e.Addr.String() + " is"
 	if e.Host != "" {
@@ -92,21 +113,35 @@ func (e *BlockedError) Error() string {
 	if !e.Range.Prefix.IsValid() {
 		where = "not in the list of allowed addresses, as a " + e.Range.Name + " must be"
 	}
-	return fmt.Sprintf("%s %s; to allow it add to parley.toml: [network] allow = [%q]", who, where, e.allowExample())
+	return who + " " + where + e.advise("it")
 }
 
 // Unwrap makes the error [ErrBlocked].
 func (e *BlockedError) Unwrap() error { return ErrBlocked }
 
-func (e *BlockedError) allowExample() string {
+// advise says how to allow the destination.
+func (e *BlockedError) advise(it string) string {
+	if e.advice == nil {
+		return "; only public addresses can be called here"
+	}
+	prefix := "10.1.2.3/32"
 	switch {
 	case e.Addr.IsValid():
 		a := e.Addr.WithZone("").Unmap()
-		return netip.PrefixFrom(a, a.BitLen()).String()
+		prefix = netip.PrefixFrom(a, a.BitLen()).String()
 	case e.Range.Name == loopbackName:
-		return "loopback"
+		prefix = loopback4.String()
 	}
-	return "10.1.2.3/32"
+	return "; to allow " + it + " " + e.advice(prefix)
+}
+
+// blocked makes the error of the guard for a destination.
+func (g *Guard) blocked(host string, a netip.Addr, r Range) *BlockedError {
+	e := &BlockedError{Host: host, Addr: a, Range: r}
+	if g != nil {
+		e.advice = g.Advice
+	}
+	return e
 }
 
 // CheckAddr reports whether a connection to a may be made: nil, or a
@@ -116,7 +151,7 @@ func (g *Guard) CheckAddr(a netip.Addr) error {
 		return nil
 	}
 	if r, ok := special(a); ok {
-		return &BlockedError{Addr: a, Range: r}
+		return g.blocked("", a, r)
 	}
 	return nil
 }
@@ -251,7 +286,7 @@ var ranges = []Range{
 func ParseAllow(list []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, s := range list {
-		if s == "loopback" {
+		if s == loopbackWord {
 			out = append(out, loopback4, loopback6)
 			continue
 		}

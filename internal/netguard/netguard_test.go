@@ -125,21 +125,22 @@ func TestAllow(t *testing.T) {
 
 func TestBlockedErrorText(t *testing.T) {
 	t.Parallel()
+	hub := &Guard{Advice: HubAdvice}
 	for _, c := range []struct {
 		err  error
 		want string
 	}{
-		{(*Guard)(nil).CheckAddr(netip.MustParseAddr("10.1.2.3")),
+		{hub.CheckAddr(netip.MustParseAddr("10.1.2.3")),
 			`address 10.1.2.3 is in the private range 10.0.0.0/8; to allow it add to parley.toml: [network] allow = ["10.1.2.3/32"]`},
-		{(*Guard)(nil).CheckAddr(netip.MustParseAddr("::ffff:10.1.2.3")),
+		{hub.CheckAddr(netip.MustParseAddr("::ffff:10.1.2.3")),
 			`address ::ffff:10.1.2.3 is in the IPv4-mapped range ::ffff:0.0.0.0/96; to allow it add to parley.toml: [network] allow = ["10.1.2.3/32"]`},
-		{(*Guard)(nil).CheckAddr(netip.MustParseAddr("fe80::1%eth0")),
+		{hub.CheckAddr(netip.MustParseAddr("fe80::1%eth0")),
 			`address fe80::1%eth0 is in the link-local range fe80::/10; to allow it add to parley.toml: [network] allow = ["fe80::1/128"]`},
-		{check(nil, "http://Printer.Local./"),
-			`host "printer.local" is a name of a private network; to allow it add the address that it has to parley.toml: [network] allow = ["10.1.2.3/32"]`},
-		{check(nil, "http://localhost:8000/"),
-			`host "localhost" is a loopback name; to allow it add the address that it has to parley.toml: [network] allow = ["loopback"]`},
-		{&BlockedError{Host: "a.example", Addr: netip.MustParseAddr("127.0.0.1"), Range: Range{"loopback", loopback4}},
+		{check(hub, "http://Printer.Local./"),
+			`host "printer.local" is a name of a private network; to allow the address that it has, add to parley.toml: [network] allow = ["10.1.2.3/32"]`},
+		{check(hub, "http://localhost:8000/"),
+			`host "localhost" is a loopback name; to allow the address that it has, add to parley.toml: [network] allow = ["loopback"]`},
+		{hub.blocked("a.example", netip.MustParseAddr("127.0.0.1"), Range{"loopback", loopback4}),
 			`host "a.example" has the address 127.0.0.1, which is in the loopback range 127.0.0.0/8; to allow it add to parley.toml: [network] allow = ["127.0.0.1/32"]`},
 	} {
 		if c.err == nil || c.err.Error() != c.want {
@@ -149,13 +150,19 @@ func TestBlockedErrorText(t *testing.T) {
 	// The quoted line does allow it.
 	for _, s := range []string{"10.1.2.3", "::ffff:10.1.2.3", "fe80::1%eth0", "fd00::1"} {
 		a := netip.MustParseAddr(s)
-		b, ok := errors.AsType[*BlockedError]((*Guard)(nil).CheckAddr(a))
-		if !ok {
+		var quoted string
+		err := (&Guard{Advice: func(prefix string) string { quoted = prefix; return "" }}).CheckAddr(a)
+		if err == nil || err.Error() == "" || quoted == "" {
 			t.Fatalf("%s is not blocked", s)
 		}
-		if err := guard(t, b.allowExample()).CheckAddr(a); err != nil {
+		if err := guard(t, quoted).CheckAddr(a); err != nil {
 			t.Error(err)
 		}
+	}
+	// Without a builder's advice no configuration is named.
+	if err := (*Guard)(nil).CheckAddr(netip.MustParseAddr("10.1.2.3")); err == nil ||
+		err.Error() != "address 10.1.2.3 is in the private range 10.0.0.0/8; only public addresses can be called here" {
+		t.Error(err)
 	}
 }
 

@@ -54,7 +54,7 @@ func (g *Guard) CheckURL(u *url.URL) error {
 		return g.CheckAddr(h.addr)
 	}
 	if h.class == loopbackName && !g.allowsLoopback() || h.class == privateName && !g.allowsPrivate() {
-		return &BlockedError{Host: h.name, Range: Range{Name: h.class}}
+		return g.blocked(h.name, netip.Addr{}, Range{Name: h.class})
 	}
 	return nil
 }
