@@ -229,7 +229,8 @@ type httpLink struct {
 func (c *Client) httpLink(ctx context.Context, u *url.URL) (link, error) {
 	hc := c.HTTP
 	if hc == nil {
-		hc = netguard.Live(nil, netguard.ClientAdvice).Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1})
+		hc = netguard.Live(nil, netguard.ClientAdvice).
+			Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1})
 	}
 	linkCtx, cancel := context.WithCancel(c.ctx)
 	l := &httpLink{ending: ending{c: c, ended: make(chan struct{}), release: cancel}, http: hc, ctx: linkCtx,

@@ -37,20 +37,32 @@ var a2eProtocol = Protocol{
 
 // A2E configures the hub's A2E endpoints, and the hosts that serve other capabilities.
 type A2E struct {
-	Listen    string   `toml:"listen" doc:"address for A2E over TCP (NDJSON), e.g. \"127.0.0.1:7333\"; \"\": over HTTP only"`
-	TLS       bool     `toml:"tls" doc:"speak TLS on a2e.listen, with the certificate of [tls]"`
-	Path      string   `toml:"path" default:"\"/a2e\"" doc:"base path of the A2E endpoints on listen.http"`
-	Strict    bool     `toml:"strict" doc:"refuse capabilities that an agent did not negotiate; SDK agents use such ones"`
-	Sessions  int      `toml:"sessions_per_minute" default:"240" doc:"new sessions from one address in a minute"`
-	Tools     int      `toml:"tools" default:"20" doc:"how many skills are listed as tools; if there are more, agents find them with parley_find"`
-	Providers []string `toml:"providers" doc:"\"capability=agent\": requests of the capability (env, proc, planning, …, or the namespace of types that agent and host agreed on) are passed to that agent, which has the URL of an A2E host"`
+	// address for A2E over TCP (NDJSON), e.g. "127.0.0.1:7333"; "": over HTTP only
+	Listen string `toml:"listen"`
+	// speak TLS on a2e.listen, with the certificate of [tls]
+	TLS bool `toml:"tls"`
+	// base path of the A2E endpoints on listen.http
+	Path string `toml:"path" default:"\"/a2e\""`
+	// refuse capabilities that an agent did not negotiate; SDK agents use such ones
+	Strict bool `toml:"strict"`
+	// new sessions from one address in a minute
+	Sessions int `toml:"sessions_per_minute" default:"240"`
+	// how many skills are listed as tools; if there are more, agents find them with parley_find
+	Tools int `toml:"tools" default:"20"`
+	// "capability=agent": requests of the capability (env, proc, planning, …, or the namespace of types that
+	// agent and host agreed on) are passed to that agent, which has the URL of an A2E host; default: none
+	Providers []string `toml:"providers"`
 }
 
 // A2EAgent makes an agent an A2E client, which connects with a token, or an A2E host, to
 // which the hub connects.
 type A2EAgent struct {
-	TokenFile string `toml:"token_file" doc:"file with the token that the agent shows, or that the hub shows to the host at url; mode 0600"`
-	URL       string `toml:"url" doc:"URL of an A2E host, whose tools become the agent's skills: http(s)://, tcp://, tls:// or unix://"`
+	// file with the token that the agent shows, or that the hub shows to the host at url; mode 0600; default:
+	// none, for a host without one
+	TokenFile string `toml:"token_file"`
+	// URL of an A2E host, whose tools become the agent's skills: http(s)://, tcp://, tls:// or unix://;
+	// default: none, for an agent that connects
+	URL string `toml:"url"`
 }
 
 // A2E is the node's A2E binding.

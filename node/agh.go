@@ -29,49 +29,79 @@ var aghProtocol = Protocol{
 // AGH configures the peers of AGH Network, and the workspaces in which agents appear to
 // them.
 type AGH struct {
-	URL         string                  `toml:"url" doc:"an operator's NATS to join instead of serving (listen.agh is then not used). Every subscriber gets every message there: only that server's permissions can keep spoofed messages from peers"`
-	Credentials string                  `toml:"credentials" doc:"NATS credentials file for agh.url"`
-	Durable     string                  `toml:"durable" doc:"name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url"`
-	Users       map[string]AGHUser      `toml:"users" doc:"users that may connect to listen.agh"`
-	Workspaces  map[string]AGHWorkspace `toml:"workspaces" doc:"where agents of the directory appear as peers"`
-	Trust       bool                    `toml:"trust" doc:"accept verified handles and verify their proofs (RFC 004)"`
-	Pins        map[string]AGHPin       `toml:"pins" doc:"which keys may speak as a nickname, or as a handle; needs agh.trust"`
-	RequirePins bool                    `toml:"require_pins" doc:"refuse verified handles that agh.pins does not name"`
-	Lenient     bool                    `toml:"lenient" doc:"accept and forward members that the envelope page does not name"`
-	Screen      bool                    `toml:"screen" doc:"do not send content that AGH daemons drop because it looks like a secret"`
-	MaxTTL      Duration                `toml:"max_ttl" default:"\"720h\"" doc:"how far ahead expires_at may lie, at most 720h"`
-	Keep        Duration                `toml:"keep" default:"\"168h\"" doc:"how long the hub remembers an absent peer, with its waiting messages"`
-	Broadcasts  float64                 `toml:"broadcast_rate" default:"5.0" doc:"greetings and broadcast whois requests a second of one peer in a channel, six times as many at once; below zero: no limit"`
-	Interval    Duration                `toml:"greet_interval" default:"\"30s\"" doc:"how often peers greet; after two intervals one is absent"`
+	// an operator's NATS to join instead of serving (listen.agh is then not used); default: none. Every
+	// subscriber gets every message there: only that server's permissions can keep spoofed messages from peers
+	URL string `toml:"url"`
+	// NATS credentials file for agh.url; default: none
+	Credentials string `toml:"credentials"`
+	// name of the JetStream consumer by which the hub reads AGH_NETWORK_V0 at agh.url
+	Durable string `toml:"durable"`
+	// users that may connect to listen.agh; default: nobody
+	Users map[string]AGHUser `toml:"users"`
+	// where agents of the directory appear as peers; default: nowhere
+	Workspaces map[string]AGHWorkspace `toml:"workspaces"`
+	// accept verified handles and verify their proofs (RFC 004)
+	Trust bool `toml:"trust"`
+	// which keys may speak as a nickname, or as a handle; needs agh.trust; default: any key
+	Pins map[string]AGHPin `toml:"pins"`
+	// refuse verified handles that agh.pins does not name
+	RequirePins bool `toml:"require_pins"`
+	// accept and forward members that the envelope page does not name
+	Lenient bool `toml:"lenient"`
+	// do not send content that AGH daemons drop because it looks like a secret
+	Screen bool `toml:"screen"`
+	// how far ahead expires_at may lie, at most 720h
+	MaxTTL Duration `toml:"max_ttl" default:"\"720h\""`
+	// how long the hub remembers an absent peer, with its waiting messages
+	Keep Duration `toml:"keep" default:"\"168h\""`
+	// greetings and broadcast whois requests a second of one peer in a channel, six times as many at once;
+	// below zero: no limit
+	Broadcasts float64 `toml:"broadcast_rate" default:"5.0"`
+	// how often peers greet; after two intervals one is absent
+	Interval Duration `toml:"greet_interval" default:"\"30s\""`
 }
 
 // AGHUser may connect, by exactly one of token, password, nkey and anonymous.
 type AGHUser struct {
-	Token      string   `toml:"token" doc:"NATS token"`
-	TokenFile  string   `toml:"token_file" doc:"file with the token, mode 0600"`
-	Password   string   `toml:"password" doc:"NATS password; the user is the name of the table"`
-	NKey       string   `toml:"nkey" doc:"public user nkey, U…"`
-	Anonymous  bool     `toml:"anonymous" doc:"any client without credentials; for loopback addresses"`
-	Peers      []string `toml:"peers" doc:"peer ids that it may speak as; one that ends in * allows all with that prefix"`
-	Workspaces []string `toml:"workspaces" doc:"workspaces that it may see and speak in; \"*\" alone means all"`
-	MaxPeers   int      `toml:"max_peers" default:"4096" doc:"ids that it may speak as at once"`
+	// NATS token
+	Token string `toml:"token"`
+	// file with the token, mode 0600
+	TokenFile string `toml:"token_file"`
+	// NATS password; the user is the name of the table
+	Password string `toml:"password"`
+	// public user nkey, U…
+	NKey string `toml:"nkey"`
+	// any client without credentials; for loopback addresses
+	Anonymous bool `toml:"anonymous"`
+	// peer ids that it may speak as; one that ends in * allows all with that prefix; default: none
+	Peers []string `toml:"peers"`
+	// workspaces that it may see and speak in; "*" alone means all; default: none
+	Workspaces []string `toml:"workspaces"`
+	// ids that it may speak as at once
+	MaxPeers int `toml:"max_peers" default:"4096"`
 }
 
 // AGHPin lists the keys that may speak as a nickname or a verified handle.
 type AGHPin struct {
-	Keys []string `toml:"keys" doc:"Ed25519 public keys, 32 bytes in base64url, as proof.pubkey has them; the name of the table is a nickname, or a handle in quotes"`
+	// Ed25519 public keys, 32 bytes in base64url, as proof.pubkey has them; the name of the table is a
+	// nickname, or a handle in quotes
+	Keys []string `toml:"keys"`
 }
 
 // AGHWorkspace is a workspace in which agents of the directory appear.
 type AGHWorkspace struct {
-	Channels []string `toml:"channels" doc:"channels in which they greet"`
-	Agents   []string `toml:"agents" doc:"which agents; none: all that are exposed in agh"`
+	// channels in which they greet; default: none
+	Channels []string `toml:"channels"`
+	// which agents; none: all that are exposed in agh
+	Agents []string `toml:"agents"`
 }
 
 // AGHAgent is an agent's identity in AGH.
 type AGHAgent struct {
-	Workspace string `toml:"workspace" doc:"its workspace"`
-	Peer      string `toml:"peer" doc:"its peer id, or verified handle"`
+	// its workspace
+	Workspace string `toml:"workspace"`
+	// its peer id, or verified handle
+	Peer string `toml:"peer"`
 }
 
 // AGH is the node's AGH binding, or nil where AGH is switched off.

@@ -51,34 +51,55 @@ var aspProtocol = Protocol{
 
 // ASP configures ASP.
 type ASP struct {
-	Off          bool     `toml:"off" doc:"do not speak ASP"`
-	Registration string   `toml:"registration" default:"\"closed\"" doc:"which agents may register: closed = those that the operator adds; open = any that proves the keys of its card"`
-	Organization string   `toml:"organization" default:"\"org_parley\"" doc:"organization of the stand-ins"`
-	Domain       string   `toml:"domain" doc:"domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES THEM OTHER AGENTS"`
-	Expose       []string `toml:"expose" doc:"protocols in which the hub stands in for agents that register themselves"`
-	MinTrust     float64  `toml:"min_trust" doc:"trust score, as computed here, that an agent needs to invite others"`
-	Idle         Duration `toml:"idle" default:"\"10m\"" doc:"after which the hub closes an idle session that it opened for an agent"`
-	Conversing   Duration `toml:"conversing" default:"\"1h\"" doc:"after which a session without messages fails"`
+	// do not speak ASP
+	Off bool `toml:"off"`
+	// which agents may register: closed = those that the operator adds; open = any that proves the keys of its
+	// card
+	Registration string `toml:"registration" default:"\"closed\""`
+	// organization of the stand-ins
+	Organization string `toml:"organization" default:"\"org_parley\""`
+	// domain of the stand-ins' agent URIs; default: the host of public_url. CHANGING IT MAKES THEM OTHER AGENTS
+	Domain string `toml:"domain"`
+	// protocols in which the hub stands in for agents that register themselves; default: none
+	Expose []string `toml:"expose"`
+	// trust score, as computed here, that an agent needs to invite others, 0 to 100; 0: any agent may
+	MinTrust float64 `toml:"min_trust"`
+	// after which the hub closes an idle session that it opened for an agent
+	Idle Duration `toml:"idle" default:"\"10m\""`
+	// after which a session without messages fails
+	Conversing Duration `toml:"conversing" default:"\"1h\""`
 }
 
 // ASPAgent is an agent's identity in ASP.
 type ASPAgent struct {
-	ID   string `toml:"id" doc:"agent://domain/department/name; default: that of the card"`
-	Card string `toml:"card" doc:"file with its card, which holds its two public keys; without it the agent registers itself"`
+	// agent://domain/department/name; default: that of the card
+	ID string `toml:"id"`
+	// file with its card, which holds its two public keys; without it the agent registers itself
+	Card string `toml:"card"`
 
-	Trust *ASPTrust `toml:"trust" doc:"values that you vouch for; the hub computes the trust score from them. They stay when the table is removed"`
+	// values that you vouch for; the hub computes the trust score from them. They stay when the table is
+	// removed
+	Trust *ASPTrust `toml:"trust"`
 }
 
 // ASPTrust are the values that the operator vouches for, each 0 to 100.
 type ASPTrust struct {
-	Identity    float64 `toml:"identity" doc:"its identity was verified; weighs 20 of 100"`
-	History     float64 `toml:"history" doc:"its communication so far; 15"`
-	Commitments float64 `toml:"commitments" doc:"commitments that it kept; 20"`
-	Consistency float64 `toml:"consistency" doc:"how consistently it behaves; 10"`
-	Quality     float64 `toml:"quality" doc:"quality of its answers; 10"`
-	Security    float64 `toml:"security" doc:"how well it is secured; 10"`
-	Economic    float64 `toml:"economic" doc:"economic reliability; 10"`
-	Peers       float64 `toml:"peers" doc:"endorsements by other agents; 5"`
+	// its identity was verified; weighs 20 of 100
+	Identity float64 `toml:"identity"`
+	// its communication so far; weighs 15
+	History float64 `toml:"history"`
+	// commitments that it kept; weighs 20
+	Commitments float64 `toml:"commitments"`
+	// how consistently it behaves; weighs 10
+	Consistency float64 `toml:"consistency"`
+	// quality of its answers; weighs 10
+	Quality float64 `toml:"quality"`
+	// how well it is secured; weighs 10
+	Security float64 `toml:"security"`
+	// economic reliability; weighs 10
+	Economic float64 `toml:"economic"`
+	// endorsements by other agents; weighs 5
+	Peers float64 `toml:"peers"`
 }
 
 // ASP is the node's ASP binding, or nil where it is switched off.

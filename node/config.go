@@ -23,186 +23,320 @@ import (
 )
 
 // Config is the configuration of a hub, from a file (see [Load]) or from the program that
-// embeds it. The zero value is a hub on disk in "parley-data" that listens nowhere. The
-// toml tags are the names in the file; the doc tags are what `parley config describe`
-// prints.
+// embeds it. The zero value is a hub on disk in "parley-data" that listens nowhere.
+//
+// The zero value of a field means the value in its tag default; without that tag, what its
+// comment says, and false means that it is not so. Durations are written "30s" and sizes
+// "8MiB". The tag toml is the name in the file, by which comments refer to other fields;
+// `parley config describe` prints the comments.
 type Config struct {
-	Data       string         `toml:"data" default:"\"parley-data\"" doc:"data directory; versions with another data format cannot read it"`
-	Name       string         `toml:"name" doc:"name of this hub in the hops of messages; default: made at first start"`
-	PublicURL  string         `toml:"public_url" doc:"base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities. CANNOT be changed without telling every peer"`
-	Durability string         `toml:"durability" default:"\"disk\"" doc:"what \"accepted\" promises: disk | replicated | memory"`
-	Evidence   string         `toml:"evidence" default:"\"strict\"" doc:"strict: a reply is recorded before it is sent; relaxed: it is sent at once"`
-	Listen     Listen         `toml:"listen"`
-	Engine     Engine         `toml:"engine"`
-	TLS        TLS            `toml:"tls"`
-	Network    Network        `toml:"network"`
-	Policy     Policy         `toml:"policy"`
-	Require    []Require      `toml:"require" doc:"least assurance of messages to some agents; the first that fits counts, policy.assurance for all others"`
-	Limit      []Pair         `toml:"limit" doc:"how often agents may call others; the first that fits counts"`
-	Allow      []Allow        `toml:"allow" doc:"who may call whom; without any rule every agent may call those that are exposed to it"`
-	Map        []Map          `toml:"map" doc:"jq programs for content that does not fit a skill; see docs/translation.md"`
-	Delivery   Delivery       `toml:"delivery"`
-	Limits     Limits         `toml:"limits"`
-	Guests     Guests         `toml:"guests" doc:"budget of all guests: callers and agents for whom no operator, configuration or key vouches"`
-	SAMVAD     SAMVAD         `toml:"samvad"`
-	A2E        A2E            `toml:"a2e"`
-	AGH        AGH            `toml:"agh"`
-	UAgents    UAgents        `toml:"uagents"`
-	ASP        ASP            `toml:"asp"`
-	Sections   map[string]any `toml:"-"` // tables of protocols without a field here, see [Section]
-	Alerts     Alerts         `toml:"alerts"`
-	Retention  Retention      `toml:"retention" doc:"how long content is kept"`
-	LogLevel   string         `toml:"log" default:"\"info\"" reload:"yes" doc:"debug | info | warn | error"`
+	// data directory; versions with another data format cannot read it
+	Data string `toml:"data" default:"\"parley-data\""`
+	// name of this hub in the hops of messages; default: made at first start
+	Name string `toml:"name"`
+	// base URL under which agents reach this hub, behind a proxy too; it is in cards, callbacks and identities;
+	// default: the first name of tls.acme, else the address of listen.http. CANNOT be changed without telling
+	// every peer
+	PublicURL string `toml:"public_url"`
+	// what "accepted" promises: disk | replicated | memory
+	Durability string `toml:"durability" default:"\"disk\""`
+	// strict: a reply is recorded before it is sent; relaxed: it is sent at once
+	Evidence string `toml:"evidence" default:"\"strict\""`
+	// addresses of the listeners; the zero value listens nowhere
+	Listen Listen `toml:"listen"`
+	// storage of the journal; the zero value is a file in the data directory
+	Engine Engine `toml:"engine"`
+	// certificates; the zero value serves without TLS
+	TLS TLS `toml:"tls"`
+	// addresses that the hub may call; the zero value allows public ones only
+	Network Network `toml:"network"`
+	// which messages are admitted
+	Policy Policy `toml:"policy"`
+	// least assurance of messages to some agents; the first that fits counts, policy.assurance for all others;
+	// default: none
+	Require []Require `toml:"require"`
+	// how often agents may call others; the first that fits counts; default: none
+	Limit []Pair `toml:"limit"`
+	// who may call whom; without any rule every agent may call those that are exposed to it
+	Allow []Allow `toml:"allow"`
+	// jq programs for content that does not fit a skill; see docs/translation.md; default: none
+	Map []Map `toml:"map"`
+	// attempts, and how long callers wait
+	Delivery Delivery `toml:"delivery"`
+	// what agents may use at the most
+	Limits Limits `toml:"limits"`
+	// budget of all guests: callers and agents for whom no operator, configuration or key vouches
+	Guests Guests `toml:"guests"`
+	// the protocol SAMVAD
+	SAMVAD SAMVAD `toml:"samvad"`
+	// the protocol A2E
+	A2E A2E `toml:"a2e"`
+	// the protocol AGH Network; the zero value does not speak it
+	AGH AGH `toml:"agh"`
+	// the protocol of uAgents
+	UAgents UAgents `toml:"uagents"`
+	// the protocol ASP
+	ASP ASP `toml:"asp"`
+	// tables of protocols without a field here, see [Section]; nil: none
+	Sections map[string]any `toml:"-"`
+	// how an operator learns of problems; the zero value writes them to the log
+	Alerts Alerts `toml:"alerts"`
+	// how long content is kept; the zero value keeps all for ever
+	Retention Retention `toml:"retention"`
+	// debug | info | warn | error
+	LogLevel string `toml:"log" default:"\"info\"" reload:"yes"`
 
-	Agents map[string]Agent `toml:"agents" doc:"agents by their directory names"`
+	// agents by their directory names
+	Agents map[string]Agent `toml:"agents"`
 
 	// The following fields are for programs, not for the file.
 
-	Version string           `toml:"-"` // of the program, for the admin API
-	Now     func() time.Time `toml:"-"`
-	Log     *slog.Logger     `toml:"-"`
-	// of Log; set when the configuration changes. Nil: the level is fixed
+	// version of the program, which the admin API shows; may be empty
+	Version string `toml:"-"`
+	// the clock; nil: time.Now
+	Now func() time.Time `toml:"-"`
+	// where the hub logs; nil: nowhere
+	Log *slog.Logger `toml:"-"`
+	// level of Log, which Reload sets to LogLevel; nil: the level is fixed
 	Level *slog.LevelVar    `toml:"-"`
 	spans sdk.SpanProcessor // takes the traces in place of the exporter
 	// reads the configuration again, for Reload; nil: there is no file
-	Read           func() (Config, error)                `toml:"-"`
-	Passphrase     []byte                                `toml:"-"` // of the keyring
-	PassphraseWork int                                   `toml:"-"` // see [keyring.Options.WorkFactor]
-	FreeSpace      func(dir string) (uint64, error)      `toml:"-"` // see journal.Config
-	Progress       func(what string, done, total uint64) `toml:"-"` // long work at start
-	FirstToken     func(secret string)                   `toml:"-"` // gets the secret of a first admin token, once
+	Read func() (Config, error) `toml:"-"`
+	// encrypts the private keys; nil: their files are protected by their mode alone, and a cluster refuses to start
+	Passphrase []byte `toml:"-"`
+	// cost of the passphrase, see [keyring.Options.WorkFactor]; 0: its default
+	PassphraseWork int `toml:"-"`
+	// gives the free bytes of the disk that holds a directory; nil: the system's, see journal.Config
+	FreeSpace func(dir string) (uint64, error) `toml:"-"`
+	// is told of long work at the start: what, and how much of it is done; nil: nobody is
+	Progress func(what string, done, total uint64) `toml:"-"`
+	// gets the secret of the first admin token, once; nil: nobody learns it
+	FirstToken func(secret string) `toml:"-"`
 
-	HeaderTimeout time.Duration `toml:"-"` // for a client to send the header of a request; 0: 10 s
-	BodyTimeout   time.Duration `toml:"-"` // and its body; 0: 1 min
+	// how long a client may take to send the header of a request; 0: 10 s
+	HeaderTimeout time.Duration `toml:"-"`
+	// and its body; 0: 1 min
+	BodyTimeout time.Duration `toml:"-"`
 }
 
 // Listen holds the addresses of the listeners. "" switches a listener off.
 type Listen struct {
-	HTTP  string `toml:"http" doc:"protocols over HTTP, e.g. \":8080\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:8080"`
-	Admin string `toml:"admin" doc:"admin API and metrics; keep it on a loopback or private address, e.g. \"127.0.0.1:9090\"; \"\" switches it off, but without a configuration file it is 127.0.0.1:9090"`
-	AGH   string `toml:"agh" doc:"NATS for AGH peers, e.g. \"127.0.0.1:4222\"; agh.users lists those that may connect"`
-	// Origins are web origins, "https://host[:port]".
-	Origins []string `toml:"origins" doc:"web origins whose pages may call the protocols from a browser, e.g. \"https://app.example\"; \"*\": any; pages of other origins are refused"`
-	Hosts   []string `toml:"admin_hosts" doc:"host names besides localhost and addresses to which the admin listener answers, e.g. that of its container"`
+	// protocols over HTTP, e.g. ":8080"; "" switches it off, but without a configuration file it is
+	// 127.0.0.1:8080
+	HTTP string `toml:"http"`
+	// admin API and metrics; keep it on a loopback or private address, e.g. "127.0.0.1:9090"; "" switches it
+	// off, but without a configuration file it is 127.0.0.1:9090
+	Admin string `toml:"admin"`
+	// NATS for AGH peers, e.g. "127.0.0.1:4222"; agh.users lists those that may connect; "" switches it off
+	AGH string `toml:"agh"`
+	// web origins whose pages may call the protocols from a browser, e.g. "https://app.example"; "*": any;
+	// pages of other origins are refused. Default: none but pages of the hub's own names
+	Origins []string `toml:"origins"`
+	// host names besides localhost and addresses to which the admin listener answers, e.g. that of its
+	// container; default: none
+	Hosts []string `toml:"admin_hosts"`
 }
 
 // Engine chooses the storage of the journal.
 type Engine struct {
-	URL         string `toml:"url" doc:"an external NATS cluster instead of the embedded engine, e.g. \"nats://n1:4222,nats://n2:4222\""`
-	Credentials string `toml:"credentials" doc:"NATS credentials file"`
-	Prefix      string `toml:"prefix" default:"\"PARLEY\"" doc:"prefix of the names of streams and subjects; the same for all hubs on one journal. CANNOT be changed later"`
-	Replicas    int    `toml:"replicas" doc:"copies of each stream on an external cluster: 1, 3 or 5; default: 3, or 1 where the server is alone"`
-	SyncAlways  bool   `toml:"sync_always" doc:"every external server has sync_interval: always"`
-	Partitions  int    `toml:"partitions" doc:"partitions of the journal, 1 to 256, each with its own order and dispatch; default: 1, on an external cluster 8. CANNOT be changed once the journal is made"`
-	KeyFile     string `toml:"key_file" doc:"file with the key that encrypts the embedded engine's data, 16 bytes or more, mode 0600. WITHOUT IT THE DATA IS LOST"`
-	MinFree     string `toml:"min_free" doc:"free disk space below which the hub accepts no messages, e.g. \"1GiB\"; default: 256 MiB, or a tenth of a small file system"`
+	// an external NATS cluster instead of the embedded engine, e.g. "nats://n1:4222,nats://n2:4222"; default:
+	// the embedded engine
+	URL string `toml:"url"`
+	// NATS credentials file; default: none
+	Credentials string `toml:"credentials"`
+	// prefix of the names of streams and subjects; the same for all hubs on one journal. CANNOT be changed
+	// later
+	Prefix string `toml:"prefix" default:"\"PARLEY\""`
+	// copies of each stream on an external cluster: 1, 3 or 5; default: 3, or 1 where the server is alone
+	Replicas int `toml:"replicas"`
+	// every external server has sync_interval: always
+	SyncAlways bool `toml:"sync_always"`
+	// partitions of the journal, 1 to 256, each with its own order and dispatch; default: 1, on an external
+	// cluster 8. CANNOT be changed once the journal is made
+	Partitions int `toml:"partitions"`
+	// file with the key that encrypts the embedded engine's data, 16 bytes or more, mode 0600; default: the
+	// data is not encrypted. WITHOUT IT THE DATA IS LOST
+	KeyFile string `toml:"key_file"`
+	// free disk space below which the hub accepts no messages, e.g. "1GiB"; default: 256 MiB, or a tenth of a
+	// small file system
+	MinFree string `toml:"min_free"`
 }
 
 // TLS of the protocol listener, and the authorities that outbound calls trust.
 type TLS struct {
-	Cert      string   `toml:"cert" reload:"yes" doc:"certificate chain file (PEM) of the protocol listener; read again when it changes"`
-	Key       string   `toml:"key" reload:"yes" doc:"its private key file (PEM), mode 0600"`
-	ACME      []string `toml:"acme" doc:"host names for which certificates are fetched by ACME (TLS-ALPN-01: listen.http must be reached at port 443); kept in the data directory. USING IT ACCEPTS THE AUTHORITY'S TERMS"`
-	Email     string   `toml:"acme_email" doc:"e-mail address for the ACME authority"`
-	Directory string   `toml:"acme_directory" default:"\"https://acme-v02.api.letsencrypt.org/directory\"" doc:"directory URL of the ACME authority"`
-	CA        []string `toml:"ca" doc:"further authorities (PEM files) that outbound calls trust"`
-	Proxy     []string `toml:"proxy" reload:"yes" doc:"address prefixes of proxies before listen.http: the hub believes X-Forwarded-For and X-Forwarded-Proto only from them"`
+	// certificate chain file (PEM) of the protocol listener; read again when it changes; default: no TLS, or
+	// that of tls.acme
+	Cert string `toml:"cert" reload:"yes"`
+	// its private key file (PEM), mode 0600
+	Key string `toml:"key" reload:"yes"`
+	// host names for which certificates are fetched by ACME (TLS-ALPN-01: listen.http must be reached at port
+	// 443); default: none; kept in the data directory. USING IT ACCEPTS THE AUTHORITY'S TERMS
+	ACME []string `toml:"acme"`
+	// e-mail address for the ACME authority; default: none
+	Email string `toml:"acme_email"`
+	// directory URL of the ACME authority
+	Directory string `toml:"acme_directory" default:"\"https://acme-v02.api.letsencrypt.org/directory\""`
+	// further authorities (PEM files) that outbound calls trust; default: the system's alone
+	CA []string `toml:"ca"`
+	// address prefixes of proxies before listen.http: the hub believes X-Forwarded-For and X-Forwarded-Proto
+	// only from them; default: none
+	Proxy []string `toml:"proxy" reload:"yes"`
 }
 
 // Network bounds the addresses that the hub may call.
 type Network struct {
-	Allow []string `toml:"allow" reload:"yes" doc:"private addresses that the hub may call: prefixes, addresses, or \"loopback\""`
+	// private addresses that the hub may call: prefixes, addresses, or "loopback"; default: none, so only
+	// public ones
+	Allow []string `toml:"allow" reload:"yes"`
 }
 
 // Policy of admission.
 type Policy struct {
-	Assurance string `toml:"assurance" default:"\"signed\"" reload:"yes" doc:"least assurance of messages: signed | session | unsigned"`
-	Expose    string `toml:"expose" default:"\"explicit\"" reload:"yes" doc:"explicit: an agent appears in other protocols only where exposed; all: everywhere"`
+	// least assurance of messages: signed | session | unsigned
+	Assurance string `toml:"assurance" default:"\"signed\"" reload:"yes"`
+	// explicit: an agent appears in other protocols only where exposed; all: everywhere
+	Expose string `toml:"expose" default:"\"explicit\"" reload:"yes"`
 }
 
 // Allow lets From call To.
 type Allow struct {
-	From string   `toml:"from" reload:"yes" doc:"pattern over directory names: * within a segment, ** for all the rest"`
-	To   []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill"`
+	// pattern over directory names: * within a segment, ** for all the rest
+	From string `toml:"from" reload:"yes"`
+	// patterns; agent or agent.skill
+	To []string `toml:"to" reload:"yes"`
 }
 
 // Require sets the least assurance of messages to some agents.
 type Require struct {
-	To        []string `toml:"to" reload:"yes" doc:"patterns over directory names, as in allow.from"`
-	Assurance string   `toml:"assurance" reload:"yes" doc:"signed | session | unsigned"`
+	// patterns over directory names, as in allow.from
+	To []string `toml:"to" reload:"yes"`
+	// signed | session | unsigned
+	Assurance string `toml:"assurance" reload:"yes"`
 }
 
 // Pair limits how often each agent that matches From may call each agent that matches To.
 type Pair struct {
-	From  string   `toml:"from" reload:"yes" doc:"pattern over directory names of senders"`
-	To    []string `toml:"to" reload:"yes" doc:"patterns; agent or agent.skill. Each pair of agents has its own count"`
-	Rate  float64  `toml:"rate" reload:"yes" doc:"messages a second, e.g. 0.1 for one in ten seconds"`
-	Burst int      `toml:"burst" reload:"yes" doc:"how many at once; default: twice the rate, at least 1"`
+	// pattern over directory names of senders
+	From string `toml:"from" reload:"yes"`
+	// patterns; agent or agent.skill. Each pair of agents has its own count
+	To []string `toml:"to" reload:"yes"`
+	// messages a second, e.g. 0.1 for one in ten seconds
+	Rate float64 `toml:"rate" reload:"yes"`
+	// how many at once; default: twice the rate, at least 1
+	Burst int `toml:"burst" reload:"yes"`
 }
 
 // Delivery to agents.
 type Delivery struct {
-	Outcome      string   `toml:"outcome" default:"\"at-most-once\"" doc:"after an attempt of unknown outcome, for agents that do not deduplicate: at-most-once | at-least-once"`
-	Tries        int      `toml:"tries" default:"12" doc:"attempts before a message becomes a dead letter"`
-	For          Duration `toml:"for" default:"\"24h\"" doc:"how long the hub tries to deliver a message, at most"`
-	PerRecipient int      `toml:"per_recipient" default:"64" doc:"how many conversations are delivered to one remote agent at once"`
-	Timeout      Duration `toml:"timeout" default:"\"30s\"" doc:"how long a caller waits for its answer if it names no deadline"`
-	HandOver     Duration `toml:"hand_over" default:"\"5s\"" doc:"for hubs on one journal: how long a partition that moves to another hub waits for attempts in flight; later ones end after it has moved"`
-	Patience     Duration `toml:"patience" default:"\"2h\"" doc:"how long a request without a deadline stays open if its sender waits on no connection: tasks, AGH work, questions in ASP sessions; then the hub tells the sender that no answer came"`
+	// after an attempt of unknown outcome, for agents that do not deduplicate: at-most-once | at-least-once
+	Outcome string `toml:"outcome" default:"\"at-most-once\""`
+	// attempts before a message becomes a dead letter
+	Tries int `toml:"tries" default:"12"`
+	// how long the hub tries to deliver a message, at most
+	For Duration `toml:"for" default:"\"24h\""`
+	// how many conversations are delivered to one remote agent at once
+	PerRecipient int `toml:"per_recipient" default:"64"`
+	// how long a caller waits for its answer if it names no deadline
+	Timeout Duration `toml:"timeout" default:"\"30s\""`
+	// for hubs on one journal: how long a partition that moves to another hub waits for attempts in flight;
+	// later ones end after it has moved
+	HandOver Duration `toml:"hand_over" default:"\"5s\""`
+	// how long a request without a deadline stays open if its sender waits on no connection: tasks, AGH work,
+	// questions in ASP sessions; then the hub tells the sender that no answer came
+	Patience Duration `toml:"patience" default:"\"2h\""`
 }
 
 // Limits bound the resources that agents can use.
 type Limits struct {
-	SenderRate  float64 `toml:"sender_rate" default:"1000.0" reload:"yes" doc:"messages a second of one verified sender; below zero: no limit"`
-	UnknownRate float64 `toml:"unknown_rate" default:"20.0" reload:"yes" doc:"messages a second of one unsigned sender"`
-	Body        string  `toml:"body" doc:"largest message, e.g. \"4MiB\"; default: 1 MiB for a request over HTTP, 8 MiB for the content of a message. An envelope of uAgents may have a third more"`
-	Agents      int     `toml:"agents" default:"100000" doc:"agents in the directory, at most"`
-	Refusals    int     `toml:"refusals" default:"4096" doc:"refusals kept for parley refused"`
-	Connections int     `toml:"connections" doc:"connections of all listeners at once; default and maximum: the process's limit of file descriptors, less a reserve for the journal"`
-	Bodies      string  `toml:"bodies" default:"\"256MiB\"" doc:"bytes of large request bodies of enrolled agents in memory at once; more wait in their connections"`
+	// messages a second of one verified sender; below zero: no limit
+	SenderRate float64 `toml:"sender_rate" default:"1000.0" reload:"yes"`
+	// messages a second of one unsigned sender
+	UnknownRate float64 `toml:"unknown_rate" default:"20.0" reload:"yes"`
+	// largest message, e.g. "4MiB"; default: 1 MiB for a request over HTTP, 8 MiB for the content of a message.
+	// An envelope of uAgents may have a third more
+	Body string `toml:"body"`
+	// agents in the directory, at most
+	Agents int `toml:"agents" default:"100000"`
+	// refusals kept for parley refused
+	Refusals int `toml:"refusals" default:"4096"`
+	// connections of all listeners at once; default and maximum: the process's limit of file descriptors, less
+	// a reserve for the journal
+	Connections int `toml:"connections"`
+	// bytes of large request bodies of enrolled agents in memory at once; more wait in their connections
+	Bodies string `toml:"bodies" default:"\"256MiB\""`
 }
 
 // Guests is the budget that all guests share.
 type Guests struct {
-	Memory        string  `toml:"memory" default:"\"16MiB\"" doc:"bytes that registrations, manifests and mailboxes of guests may hold in memory"`
-	Disk          string  `toml:"disk" default:"\"1GiB\"" doc:"bytes that may be recorded for guests in 24 hours; at once the share of 12 minutes"`
-	Registrations int     `toml:"registrations" default:"4096" doc:"agents that registered themselves"`
-	Mailboxes     int     `toml:"mailboxes" default:"1024" doc:"mailboxes of agents that registered themselves"`
-	Connections   int     `toml:"connections" default:"256" doc:"connections on which no enrolled agent has proved itself, half of them from one address; at most half of limits.connections"`
-	Bodies        string  `toml:"bodies" default:"\"1MiB\"" doc:"bytes of large request bodies of guests in memory at once, or one body; more wait in their connections. Guests at addresses of enrolled agents have as much of their own"`
-	Requests      float64 `toml:"requests" default:"100.0" doc:"requests a second from one address, twice as many at once; the answers to more wait, up to 10 s"`
-	Share         float64 `toml:"share" default:"0.25" doc:"part of the budget that one address, or /64 of IPv6, may use when the budget is scarce"`
+	// bytes that registrations, manifests and mailboxes of guests may hold in memory
+	Memory string `toml:"memory" default:"\"16MiB\""`
+	// bytes that may be recorded for guests in 24 hours; at once the share of 12 minutes
+	Disk string `toml:"disk" default:"\"1GiB\""`
+	// agents that registered themselves
+	Registrations int `toml:"registrations" default:"4096"`
+	// mailboxes of agents that registered themselves
+	Mailboxes int `toml:"mailboxes" default:"1024"`
+	// connections on which no enrolled agent has proved itself, half of them from one address; at most half of
+	// limits.connections
+	Connections int `toml:"connections" default:"256"`
+	// bytes of large request bodies of guests in memory at once, or one body; more wait in their connections.
+	// Guests at addresses of enrolled agents have as much of their own
+	Bodies string `toml:"bodies" default:"\"1MiB\""`
+	// requests a second from one address, twice as many at once; the answers to more wait, up to 10 s
+	Requests float64 `toml:"requests" default:"100.0"`
+	// part of the budget that one address, or /64 of IPv6, may use when the budget is scarce
+	Share float64 `toml:"share" default:"0.25"`
 }
 
 // Alerts tell an operator of problems.
 type Alerts struct {
-	Webhook string   `toml:"webhook" reload:"yes" doc:"URL to which alerts are posted as JSON; a private address needs network.allow. The log has them in any case"`
-	Token   string   `toml:"token_file" reload:"yes" doc:"file with a secret for the header Authorization: Bearer of these requests; mode 0600"`
-	Broken  Duration `toml:"broken_after" default:"\"3m\"" reload:"yes" doc:"alert when an agent has failed for so long"`
-	Disk    float64  `toml:"disk" default:"0.8" reload:"yes" doc:"alert when this part of the disk is in use"`
-	Expiry  Duration `toml:"key_expiry" default:"\"168h\"" reload:"yes" doc:"alert so long before a key or certificate ends"`
-	Every   Duration `toml:"every" default:"\"1h\"" reload:"yes" doc:"send the same alert about the same thing at most once in this time"`
+	// URL to which alerts are posted as JSON; a private address needs network.allow. The log has them in any
+	// case; default: to none
+	Webhook string `toml:"webhook" reload:"yes"`
+	// file with a secret for the header Authorization: Bearer of these requests; mode 0600; default: no such
+	// header
+	Token string `toml:"token_file" reload:"yes"`
+	// alert when an agent has failed for so long
+	Broken Duration `toml:"broken_after" default:"\"3m\"" reload:"yes"`
+	// alert when this part of the disk is in use
+	Disk float64 `toml:"disk" default:"0.8" reload:"yes"`
+	// alert so long before a key or certificate ends
+	Expiry Duration `toml:"key_expiry" default:"\"168h\"" reload:"yes"`
+	// send the same alert about the same thing at most once in this time
+	Every Duration `toml:"every" default:"\"1h\"" reload:"yes"`
 }
 
 // Agent of the configuration file.
 type Agent struct {
-	Title       string         `toml:"title" reload:"yes" doc:"for people"`
-	Description string         `toml:"description" reload:"yes" doc:"for people"`
-	Expose      []string       `toml:"expose" reload:"yes" doc:"protocols in which the hub stands in for it, or \"all\""`
-	Delivery    AgentDelivery  `toml:"delivery" doc:"how messages to it are retried"`
-	SAMVAD      *SAMVADAgent   `toml:"samvad" doc:"its SAMVAD identity"`
-	AGH         *AGHAgent      `toml:"agh" doc:"its AGH identity"`
-	A2E         *A2EAgent      `toml:"a2e" doc:"its A2E token, or the A2E host that it is"`
-	UAgents     *UAgent        `toml:"uagents" doc:"its uAgents identity"`
-	ASP         *ASPAgent      `toml:"asp" doc:"its ASP identity"`
-	Sections    map[string]any `toml:"-"` // tables of protocols without a field here, see [AgentSection]
+	// its name for people; default: its directory name
+	Title string `toml:"title" reload:"yes"`
+	// what it does, for people; may be empty
+	Description string `toml:"description" reload:"yes"`
+	// protocols in which the hub stands in for it, or "all"; default: none, or all if policy.expose is "all"
+	Expose []string `toml:"expose" reload:"yes"`
+	// how messages to it are retried
+	Delivery AgentDelivery `toml:"delivery"`
+	// its SAMVAD identity
+	SAMVAD *SAMVADAgent `toml:"samvad"`
+	// its AGH identity
+	AGH *AGHAgent `toml:"agh"`
+	// its A2E token, or the A2E host that it is
+	A2E *A2EAgent `toml:"a2e"`
+	// its uAgents identity
+	UAgents *UAgent `toml:"uagents"`
+	// its ASP identity
+	ASP      *ASPAgent      `toml:"asp"`
+	Sections map[string]any `toml:"-"` // tables of protocols without a field here, see [AgentSection]
 }
 
 // AgentDelivery says how messages to one agent are retried.
 type AgentDelivery struct {
-	Tries    int      `toml:"tries" reload:"yes" doc:"attempts before a message to it becomes a dead letter; default: delivery.tries"`
-	Patience Duration `toml:"patience" reload:"yes" doc:"how long the hub tries to deliver a message to it, at most; default: delivery.for"`
-	Ordered  *bool    `toml:"ordered" default:"true" reload:"yes" doc:"true: a message that cannot be delivered holds up the later ones of its conversation; false: they overtake it"`
+	// attempts before a message to it becomes a dead letter; default: delivery.tries
+	Tries int `toml:"tries" reload:"yes"`
+	// how long the hub tries to deliver a message to it, at most; default: delivery.for
+	Patience Duration `toml:"patience" reload:"yes"`
+	// true: a message that cannot be delivered holds up the later ones of its conversation; false: they overtake it
+	Ordered *bool `toml:"ordered" default:"true" reload:"yes"`
 }
 
 func (d AgentDelivery) retries() parley.Retries {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -159,9 +160,12 @@ type Key struct {
 }
 
 // Keys lists all keys of the file, in the order of their declaration.
-func Keys() []Key { return keysOf(fileType(), "") }
+func Keys() []Key { return keysOf(fileType(), "Config", "") }
 
-func keysOf(t reflect.Type, prefix string) []Key {
+// keysOf lists the keys of a struct, whose type has a name in this package or elsewhere. The
+// text about a key is the comment of its field; a protocol of another package has it in the
+// tag doc, for this package does not know its source.
+func keysOf(t reflect.Type, name, prefix string) []Key {
 	var out []Key
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -170,27 +174,31 @@ func keysOf(t reflect.Type, prefix string) []Key {
 		}
 		ft := f.Type
 		path := prefix + f.Tag.Get("toml")
+		doc := f.Tag.Get("doc")
+		if doc == "" {
+			doc = fieldDoc(name + "." + f.Name)
+		}
 		for ft.Kind() == reflect.Pointer {
 			ft = ft.Elem()
 		}
 		switch {
 		case ft == reflect.TypeFor[Duration]():
-			out = append(out, key(path, "duration", f.Tag))
+			out = append(out, key(path, "duration", doc, f.Tag))
 		case ft.Kind() == reflect.Struct:
-			out = append(out, keysOf(ft, path+".")...)
+			out = append(out, keysOf(ft, ft.Name(), path+".")...)
 		case ft.Kind() == reflect.Map:
-			out = append(out, keysOf(ft.Elem(), path+".<name>.")...)
+			out = append(out, keysOf(ft.Elem(), cmp.Or(ft.Elem().Name(), "Agent"), path+".<name>.")...)
 		case ft.Kind() == reflect.Slice && ft.Elem().Kind() == reflect.Struct:
-			out = append(out, keysOf(ft.Elem(), path+"[].")...)
+			out = append(out, keysOf(ft.Elem(), ft.Elem().Name(), path+"[].")...)
 		default:
-			out = append(out, key(path, strings.ReplaceAll(ft.String(), "[]", "list of "), f.Tag))
+			out = append(out, key(path, strings.ReplaceAll(ft.String(), "[]", "list of "), doc, f.Tag))
 		}
 	}
 	return out
 }
 
-func key(name, kind string, t reflect.StructTag) Key {
-	return Key{Name: name, Type: kind, Doc: t.Get("doc"), Default: t.Get("default"), Reload: t.Get("reload") != "" ||
+func key(name, kind, doc string, t reflect.StructTag) Key {
+	return Key{Name: name, Type: kind, Doc: doc, Default: t.Get("default"), Reload: t.Get("reload") != "" ||
 		strings.HasPrefix(name, "agents.")}
 }
 

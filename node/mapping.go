@@ -14,10 +14,15 @@ import (
 
 // Map turns content that does not fit a skill into content that does.
 type Map struct {
-	Agent     string `toml:"agent" reload:"yes" doc:"directory name of the agent"`
-	Skill     string `toml:"skill" reload:"yes" doc:"id of its skill; \"\": messages without a skill, to an agent of which no skill is known"`
-	Direction string `toml:"direction" default:"\"request\"" reload:"yes" doc:"request: content for the skill; response: content of its answer"`
-	JQ        string `toml:"jq" reload:"yes" doc:"jq program that turns the content into one value, e.g. '{city: .text}'. $message has kind, from, to, skill, act, protocol and text. Try it with parley map test"`
+	// directory name of the agent
+	Agent string `toml:"agent" reload:"yes"`
+	// id of its skill; "": messages without a skill, to an agent of which no skill is known
+	Skill string `toml:"skill" reload:"yes"`
+	// request: content for the skill; response: content of its answer
+	Direction string `toml:"direction" default:"\"request\"" reload:"yes"`
+	// jq program that turns the content into one value, e.g. '{city: .text}'. $message has kind, from, to,
+	// skill, act, protocol and text. Try it with parley map test
+	JQ string `toml:"jq" reload:"yes"`
 }
 
 // mapError is a mistake in one of the mappings.

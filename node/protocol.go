@@ -20,7 +20,8 @@ var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &ag
 type Protocol struct {
 	Name string // in messages, and of the table in the configuration: "samvad"
 
-	// Section gives the pointer to the protocol's table of a configuration, a struct with toml and doc tags.
+	// Section gives the pointer to the protocol's table of a configuration: a struct whose fields have toml tags,
+	// and comments, or in another package doc tags.
 	Section func(*Config) any
 	// Agent gives the address of an agent's pointer to its table of the protocol; the pointer is nil without a
 	// table.

@@ -21,18 +21,30 @@ import (
 
 // Retention says how long the content of messages is kept.
 type Retention struct {
-	Keep          Duration    `toml:"keep" reload:"yes" doc:"how long the content of messages is kept, e.g. \"2160h\"; default: for ever. The records stay, with sender, recipient and time. At least 1h"`
-	Conversations Duration    `toml:"conversations" reload:"yes" doc:"erase the content of a whole conversation when its last message is so old; default: never. At least 1h. Needs listen.admin"`
-	Agents        []KeepAgent `toml:"agents" reload:"yes" doc:"exceptions for some agents"`
-	Drop          Duration    `toml:"drop" reload:"yes" doc:"remove records without content, and all before them, from the front of the journal when they are so old, and free their disk space: no trace of them remains; default: never. At least 1h"`
-	Every         Duration    `toml:"every" default:"\"1h\"" doc:"how often the hub looks for content to erase"`
-	Records       int         `toml:"records" default:"100000" reload:"yes" doc:"records that it reads each time, at most"`
+	// how long the content of messages is kept, e.g. "2160h"; default: for ever. The records stay, with sender,
+	// recipient and time. At least 1h
+	Keep Duration `toml:"keep" reload:"yes"`
+	// erase the content of a whole conversation when its last message is so old; default: never. At least 1h.
+	// Needs listen.admin
+	Conversations Duration `toml:"conversations" reload:"yes"`
+	// exceptions for some agents; default: none
+	Agents []KeepAgent `toml:"agents" reload:"yes"`
+	// remove records without content, and all before them, from the front of the journal when they are so old,
+	// and free their disk space: no trace of them remains; default: never. At least 1h
+	Drop Duration `toml:"drop" reload:"yes"`
+	// how often the hub looks for content to erase
+	Every Duration `toml:"every" default:"\"1h\""`
+	// records that it reads each time, at most
+	Records int `toml:"records" default:"100000" reload:"yes"`
 }
 
 // KeepAgent is how long the content of messages from and to some agents is kept.
 type KeepAgent struct {
-	Agent string   `toml:"agent" reload:"yes" doc:"pattern over directory names: * within a segment, ** for all the rest; the first that fits counts"`
-	Keep  Duration `toml:"keep" reload:"yes" doc:"how long, in place of retention.keep; \"0s\": for ever. For a message between two agents of this list the shorter time counts"`
+	// pattern over directory names: * within a segment, ** for all the rest; the first that fits counts
+	Agent string `toml:"agent" reload:"yes"`
+	// how long, in place of retention.keep; "0s": for ever. For a message between two agents of this list the
+	// shorter time counts
+	Keep Duration `toml:"keep" reload:"yes"`
 }
 
 const (

@@ -42,25 +42,43 @@ var samvadProtocol = Protocol{
 
 // SAMVAD configures SAMVAD.
 type SAMVAD struct {
-	Legacy bool     `toml:"legacy" doc:"accept the body signatures of protocol 1.1"`
-	Domain string   `toml:"domain" doc:"host agents at sub-domains of this, besides paths"`
-	Window Duration `toml:"window" default:"\"5m\"" doc:"how old a message may be"`
+	// accept the body signatures of protocol 1.1
+	Legacy bool `toml:"legacy"`
+	// host agents at sub-domains of this, besides paths; default: none
+	Domain string `toml:"domain"`
+	// how old a message may be
+	Window Duration `toml:"window" default:"\"5m\""`
 
-	TokensFile   string   `toml:"tokens_file" doc:"file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without it they refuse every caller. Remote agents check tokens themselves"`
-	TokensPerDay int      `toml:"tokens_per_day" doc:"language-model tokens that one sender may cost one agent of this hub in a UTC day, as its handlers report them; 0: no limit. The count survives a restart; a killed hub loses its last second"`
-	Unscanned    []string `toml:"unscanned" doc:"skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill"`
-	Lightweight  []string `toml:"lightweight" doc:"public skills that take unsigned requests of skill and payload alone, as some deployed agents send them: patterns, agent or agent.skill; none by default. They need policy.assurance = \"unsigned\", or such a rule of require for the agent"`
+	// file with the bearer tokens that skills with access authenticated accept, one a line, mode 0600; without
+	// it they refuse every caller. Remote agents check tokens themselves
+	TokensFile string `toml:"tokens_file"`
+	// language-model tokens that one sender may cost one agent of this hub in a UTC day, as its handlers report
+	// them; 0: no limit. The count survives a restart; a killed hub loses its last second
+	TokensPerDay int `toml:"tokens_per_day"`
+	// skills whose payloads are not scanned for prompt injection: patterns, agent or agent.skill; default: none
+	Unscanned []string `toml:"unscanned"`
+	// public skills that take unsigned requests of skill and payload alone, as some deployed agents send them:
+	// patterns, agent or agent.skill; none by default. They need policy.assurance = "unsigned", or such a rule
+	// of require for the agent
+	Lightweight []string `toml:"lightweight"`
 }
 
 // SAMVADAgent is an agent's identity in SAMVAD.
 type SAMVADAgent struct {
-	ID  string `toml:"id" reload:"yes" doc:"agent://host; default: that of the URL"`
-	URL string `toml:"url" reload:"yes" doc:"base URL of the agent"`
-	Key string `toml:"key" reload:"yes" doc:"its public key, base64; without it the key comes from its card"`
-	KID string `toml:"kid" reload:"yes" doc:"id of the key; default: any"`
+	// agent://host; default: that of the URL
+	ID string `toml:"id" reload:"yes"`
+	// base URL of the agent
+	URL string `toml:"url" reload:"yes"`
+	// its public key, base64; without it the key comes from its card
+	Key string `toml:"key" reload:"yes"`
+	// id of the key; default: any
+	KID string `toml:"kid" reload:"yes"`
 
-	TokenFile string `toml:"token_file" reload:"yes" doc:"file with the bearer token for its authenticated skills, which callers without a token of their own then reach"`
-	Delegate  bool   `toml:"delegate" reload:"yes" doc:"give calls without a delegation one by the hub: for the one skill, 15 minutes, without further delegation"`
+	// file with the bearer token for its authenticated skills, which callers without a token of their own then
+	// reach; default: none
+	TokenFile string `toml:"token_file" reload:"yes"`
+	// give calls without a delegation one by the hub: for the one skill, 15 minutes, without further delegation
+	Delegate bool `toml:"delegate" reload:"yes"`
 }
 
 // SAMVAD is the node's SAMVAD binding.

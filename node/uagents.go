@@ -26,22 +26,36 @@ var uagentsProtocol = Protocol{
 
 // UAgents configures uAgents.
 type UAgents struct {
-	Legacy       bool     `toml:"legacy" doc:"accept envelopes after their expiry, as the reference does, and keep them in mailboxes"`
-	Nonce        bool     `toml:"nonce" doc:"accept a nonce without an expiry; the signature cannot tell the two apart"`
-	Horizon      Duration `toml:"horizon" default:"\"24h\"" doc:"how far ahead an expiry may lie"`
-	Registry     string   `toml:"registry" doc:"base URL of a registry that the hub asks about agents that are not registered here, e.g. \"https://agentverse.ai\""`
-	Closed       bool     `toml:"closed" doc:"only agents of the directory may register and have mailboxes"`
-	Lifetime     Duration `toml:"lifetime" default:"\"3h\"" doc:"lifetime of a registration; agents renew it after an hour"`
-	Retention    Duration `toml:"retention" default:"\"24h\"" doc:"how long a mailbox keeps messages without an expiry"`
-	UnsignedRate float64  `toml:"unsigned_rate" default:"20.0" doc:"unsigned messages a second; below zero: none (they need policy.assurance = \"unsigned\" too)"`
-	Direct       bool     `toml:"direct" reload:"yes" doc:"the registry gives agents each other's own endpoints; messages that they send there are not recorded, limited or governed. Default: it gives them the hub's /submit"`
+	// accept envelopes after their expiry, as the reference does, and keep them in mailboxes
+	Legacy bool `toml:"legacy"`
+	// accept a nonce without an expiry; the signature cannot tell the two apart
+	Nonce bool `toml:"nonce"`
+	// how far ahead an expiry may lie
+	Horizon Duration `toml:"horizon" default:"\"24h\""`
+	// base URL of a registry that the hub asks about agents that are not registered here, e.g.
+	// "https://agentverse.ai"; default: none
+	Registry string `toml:"registry"`
+	// only agents of the directory may register and have mailboxes
+	Closed bool `toml:"closed"`
+	// lifetime of a registration; agents renew it after an hour
+	Lifetime Duration `toml:"lifetime" default:"\"3h\""`
+	// how long a mailbox keeps messages without an expiry
+	Retention Duration `toml:"retention" default:"\"24h\""`
+	// unsigned messages a second; below zero: none (they need policy.assurance = "unsigned" too)
+	UnsignedRate float64 `toml:"unsigned_rate" default:"20.0"`
+	// the registry gives agents each other's own endpoints; messages that they send there are not recorded,
+	// limited or governed. Default: it gives them the hub's /submit
+	Direct bool `toml:"direct" reload:"yes"`
 }
 
 // UAgent is an agent's identity in uAgents.
 type UAgent struct {
-	Address  string `toml:"address" doc:"agent1q…"`
-	Endpoint string `toml:"endpoint" doc:"where it takes envelopes; default: as it registered itself"`
-	Direct   *bool  `toml:"direct" doc:"whether the registry gives others this agent's own endpoints; default: uagents.direct"`
+	// its address, agent1q…
+	Address string `toml:"address"`
+	// where it takes envelopes; default: as it registered itself
+	Endpoint string `toml:"endpoint"`
+	// whether the registry gives others this agent's own endpoints; default: uagents.direct
+	Direct *bool `toml:"direct"`
 }
 
 // UAgents is the node's uAgents binding.
