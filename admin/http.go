@@ -44,6 +44,11 @@ var statuses = map[parley.Code]int{
 // IsCode reports whether a code is one of the hub's vocabulary.
 func IsCode(c parley.Code) bool { return statuses[c] != 0 && c != notFound }
 
+// Codes is the hub's vocabulary of error codes, sorted.
+func Codes() []parley.Code {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(statuses)), func(c parley.Code) bool { return !IsCode(c) })
+}
+
 // call is one request and its caller.
 type call struct {
 	w      http.ResponseWriter

@@ -44,6 +44,15 @@ const (
 	alertExpiry    = "expiry"
 )
 
+// Outcomes of alerts.
+const (
+	alertSent     = "sent"
+	alertFailed   = "failed"
+	alertLogged   = "logged"   // there is no webhook
+	alertSkipped  = "skipped"  // too many at once
+	alertRepeated = "repeated" // told recently
+)
+
 const (
 	alertTick    = 30 * time.Second
 	maxAlertKeys = 4096
@@ -225,7 +234,7 @@ func (a *alerts) tell(v Alert, detail string) {
 	if t != nil && !once && v.Time.Sub(t.at) < every {
 		t.count++
 		a.mu.Unlock()
-		a.n.metrics.alerts.WithLabelValues(v.Kind, "repeated").Inc()
+		a.n.metrics.alerts.WithLabelValues(v.Kind, alertRepeated).Inc()
 		return
 	}
 	if t == nil {
@@ -245,10 +254,10 @@ func (a *alerts) tell(v Alert, detail string) {
 	}
 	a.mu.Unlock()
 	a.n.log.Warn("alert", "kind", v.Kind, "about", v.About, "text", v.Text, "fix", v.Fix, "count", v.Count)
-	outcome := "skipped"
+	outcome := alertSkipped
 	switch {
 	case a.config().Webhook == "":
-		outcome = "logged"
+		outcome = alertLogged
 	case allowed:
 		select {
 		case a.queue <- v:
@@ -265,11 +274,11 @@ func (a *alerts) send(ctx context.Context, v Alert) {
 	for try := 1; ; try++ {
 		err := a.post(ctx, v)
 		if err == nil {
-			a.n.metrics.alerts.WithLabelValues(v.Kind, "sent").Inc()
+			a.n.metrics.alerts.WithLabelValues(v.Kind, alertSent).Inc()
 			return
 		}
 		if try == alertTries || ctx.Err() != nil {
-			a.n.metrics.alerts.WithLabelValues(v.Kind, "failed").Inc()
+			a.n.metrics.alerts.WithLabelValues(v.Kind, alertFailed).Inc()
 			a.n.log.Error("an alert could not be posted to alerts.webhook", "kind", v.Kind, "about", v.About, "tries",
 				try, "error", err)
 			return

@@ -270,8 +270,8 @@ func TestAlertIsTriedAgain(t *testing.T) {
 			t.Error(at)
 		}
 	})
-	if value(t, n, "parley_alerts_total", "outcome", "sent") != 1 ||
-		value(t, n, "parley_alerts_total", "outcome", "failed") != 1 {
+	if value(t, n, "parley_alerts_total", "kind", alertDead, "outcome", alertSent) != 1 ||
+		value(t, n, "parley_alerts_total", "kind", alertDead, "outcome", alertFailed) != 1 {
 		t.Error("no metric says so")
 	}
 }

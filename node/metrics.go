@@ -26,6 +26,8 @@ var (
 	metricStates = []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered,
 		parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
 	attemptOutcomes = []string{"answered", "delivered", "failed", "postponed", "unknown"}
+	alertKinds      = []string{alertDead, alertBroken, alertRecovered, alertDisk, alertDiskFine, alertExpiry}
+	alertOutcomes   = []string{alertSent, alertFailed, alertLogged, alertSkipped, alertRepeated}
 	seconds         = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 )
 
@@ -80,7 +82,7 @@ func newMetrics(n *Node) *metrics {
 	m.record = prometheus.NewHistogram(times("parley_record_seconds", "How long a message waited for its record."))
 	m.dead = counters("parley_dead_letters_total", "Messages given up, by reason.", "code")
 	m.alerts = counters("parley_alerts_total", "Alerts, by kind and outcome.", "kind", "outcome")
-	// Every label value exists from the start.
+	// Every label value exists from the start: rate and increase do not see the step from no series to 1.
 	for _, name := range m.protocols {
 		m.took.WithLabelValues(name)
 		for _, k := range metricKinds {
@@ -94,6 +96,16 @@ func newMetrics(n *Node) *metrics {
 	}
 	for _, s := range metricStates {
 		m.states.WithLabelValues(s.String())
+	}
+	for _, c := range admin.Codes() {
+		m.dead.WithLabelValues(string(c))
+	}
+	m.dead.WithLabelValues(codeNone)
+	m.dead.WithLabelValues(codeOther)
+	for _, kind := range alertKinds {
+		for _, outcome := range alertOutcomes {
+			m.alerts.WithLabelValues(kind, outcome)
+		}
 	}
 	m.handlers.WithLabelValues("ok")
 	m.handlers.WithLabelValues("failed")
@@ -138,15 +150,21 @@ func (m *metrics) recorded(r *journal.Record) {
 	}
 }
 
+// Labels of an error without a code of the hub's vocabulary.
+const (
+	codeNone  = "none"  // there is no error
+	codeOther = "other" // a handler's own code
+)
+
 // codeLabel gives one of the hub's own codes: a handler may invent others.
 func codeLabel(e *parley.Error) string {
 	if e == nil {
-		return "none"
+		return codeNone
 	}
 	if admin.IsCode(e.Code) {
 		return string(e.Code)
 	}
-	return "other"
+	return codeOther
 }
 
 func (m *metrics) attemptEnded(protocol string, kind parley.Kind, r *delivery.Result, took time.Duration) {
@@ -229,8 +247,16 @@ func (s *snapshot) Collect(c chan<- prometheus.Metric) {
 	agents(float64(n.alerts.broken()), "broken")
 	refusals := family(c, counter, "parley_refusals_total", "Refused messages, by protocol, step and code.", "protocol",
 		"step", "code")
+	refused := map[string]uint64{}
 	for k, v := range n.hub.RefusalCounts() {
 		refusals(float64(v), k.Protocol, k.Step, string(k.Code))
+		refused[(*metrics)(s).protocol(k.Protocol)] += v
+	}
+	sums := family(c, counter, "parley_refused_total",
+		"Refused messages, by protocol: the sums of parley_refusals_total, which has no series before its first refusal.",
+		"protocol")
+	for _, name := range s.protocols {
+		sums(float64(refused[name]), name)
 	}
 	s.partitions(c)
 	if free, total, ok := n.disk(); ok {
