@@ -108,6 +108,16 @@ func (s *Session) Identity() Identity {
 	return s.identity
 }
 
+// Opened is when the session began, or was taken over from another host.
+func (s *Session) Opened() time.Time { return s.started }
+
+// Heard is when the agent last gave a sign of life.
+func (s *Session) Heard() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last
+}
+
 // State gives the state of the session, and whether a transport is attached on which
 // the agent still sends.
 func (s *Session) State() (state State, attached bool) {

@@ -244,6 +244,28 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 	return v, nil
 }
 
+// maxWays bounds how long bindings may ask an agent for [Admin.Ways].
+const maxWays = 10 * time.Second
+
+// Ways says how messages get to an agent, and what the hub sees of that at the moment.
+func (a *Admin) Ways(ctx context.Context, by Actor, name string) ([]hub.Way, error) {
+	if err := cmp.Or(by.may(Observe), a.resolveNames(&name)); err != nil {
+		return nil, err
+	}
+	e, err := a.entry(by, name)
+	if err != nil {
+		return nil, err
+	}
+	leave, err := a.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, maxWays)
+	defer cancel()
+	return a.c.Hub.Ways(ctx, e), nil
+}
+
 func (a *Admin) wait(ctx context.Context, name string, d time.Duration) error {
 	leave, err := a.enter()
 	if err != nil {

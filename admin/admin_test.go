@@ -570,6 +570,48 @@ func TestInbox(t *testing.T) {
 	}
 }
 
+// The ways to an agent: a handler, an inbox without and with a reader, and a protocol that this hub does not speak.
+func TestWays(t *testing.T) {
+	b := open(t, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	ways := func(name string) hub.Way {
+		t.Helper()
+		list, err := b.as(observerToken).Ways(ctx, name)
+		if err != nil || len(list) != 1 || len(list[0].Findings) != 1 {
+			t.Fatalf("%s: %+v, %v", name, list, err)
+		}
+		return list[0]
+	}
+	if w := ways("weather"); w.Protocol != "go" || w.Findings[0].State != hub.FindingOK {
+		t.Errorf("%+v", w)
+	}
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "bob", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
+	if w := ways("bob"); w.Protocol != "api" || w.Findings[0].State != hub.FindingWarning ||
+		!strings.Contains(w.Findings[0].Detail, "has not had a reader") || w.Findings[0].Fix != "parley listen bob" {
+		t.Errorf("without a reader: %+v", w)
+	}
+	reading, stop := context.WithCancel(ctx)
+	if _, err := b.hub.Read(reading, "bob"); err != nil {
+		t.Fatal(err)
+	}
+	if w := ways("bob"); w.Findings[0].State != hub.FindingOK || !strings.Contains(w.Findings[0].Detail, "1 read") {
+		t.Errorf("with a reader: %+v", w)
+	}
+	stop()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "peer", Identities: []NewIdentity{{Protocol: "agh",
+		ID: "ws/peer"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if w := ways("peer"); w.Findings[0].State != hub.FindingFailed || w.ID != "ws/peer" {
+		t.Errorf("no binding: %+v", w)
+	}
+	_, err := b.client.Ways(ctx, "nobody")
+	code(t, err, parley.UnknownAgent)
+}
+
 // A message that a reader took and could not use is given to the next one.
 func TestInboxGivesBack(t *testing.T) {
 	b := open(t, nil)

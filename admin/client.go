@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
@@ -192,6 +193,15 @@ func (c *Client) Agents(ctx context.Context) ([]Agent, error) {
 func (c *Client) Agent(ctx context.Context, name string, wait time.Duration) (Agent, error) {
 	wait = max(wait, 0)
 	return fetch[Agent](c, ctx, "GET", agentPath(name, ""), values(param{"wait", &wait}), nil)
+}
+
+// Ways says how messages get to an agent, and what the hub sees of that at the moment.
+func (c *Client) Ways(ctx context.Context, name string) ([]hub.Way, error) {
+	var v struct {
+		Ways []hub.Way `json:"ways"`
+	}
+	err := c.do(ctx, "GET", agentPath(name, "/ways"), nil, nil, &v)
+	return v.Ways, err
 }
 
 // AddAgent adds an agent, or replaces one that an operator added.

@@ -202,8 +202,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 	export := "/v1/conversations/{id}/export"
 	values := map[string][]string{
 		"/v1/agents/{name}": {"box", "far", "parrot"}, "/v1/agents/{name}/inbox": {"box"},
-		"/v1/agents/{name}/state": {"box", "far", "parrot"},
-		"/v1/messages/{id}":       said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
+		"/v1/agents/{name}/state": {"box", "far", "parrot"}, "/v1/agents/{name}/ways": {"box", "far", "parrot"},
+		"/v1/messages/{id}": said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
 		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
 	}
 	queries := map[string]string{"/v1/messages/{id}": "?raw=true", export: "?content=false"}

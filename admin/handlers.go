@@ -28,6 +28,7 @@ func table() map[string]methods {
 		"/v1/agents/{name}": {"GET": {Observe, one("name", "wait", (*Admin).Agent)},
 			"DELETE": {Administer, deleteAgent}},
 		"/v1/agents/{name}/state":    {"GET": {Observe, getAgentState}},
+		"/v1/agents/{name}/ways":     {"GET": {Observe, getWays}},
 		"/v1/agents/{name}/delivery": {"POST": {Administer, changeAgent((*Admin).SetDelivery)}},
 		"/v1/agents/{name}/pause":    {"POST": {Operate, pause(true)}},
 		"/v1/agents/{name}/resume":   {"POST": {Operate, pause(false)}},
@@ -183,6 +184,11 @@ func getOpenAPI(_ *Admin, c *call) (any, error) {
 func deleteAgent(a *Admin, c *call) (any, error) {
 	name := c.r.PathValue("name")
 	return map[string]string{"removed": name}, a.RemoveAgent(c.r.Context(), c.by, name)
+}
+
+func getWays(a *Admin, c *call) (any, error) {
+	ways, err := a.Ways(c.r.Context(), c.by, c.r.PathValue("name"))
+	return map[string]any{"ways": ways}, err
 }
 
 func pause(paused bool) handler {

@@ -13,6 +13,9 @@ type Limits struct {
 	MaxTTL       int64 // seconds that expires_at may lie ahead; 2,592,000 (30 days)
 }
 
+// DefaultReplayAge is how long a message without expires_at is fresh, and the clock skew allowed.
+const DefaultReplayAge = 300 * time.Second
+
 // Bounds of identifiers whose grammar sets none, in bytes. Ids of messages and of
 // traces have no bound but that of the envelope: stores keep their hashes.
 const (
@@ -21,9 +24,11 @@ const (
 	maxWork      = 128
 )
 
-func (l Limits) envelope() int       { return cmp.Or(l.Envelope, 1<<20) }
-func (l Limits) maxReplayAge() int64 { return cmp.Or(l.MaxReplayAge, 300) }
-func (l Limits) maxTTL() int64       { return cmp.Or(l.MaxTTL, 30*24*3600) }
+func (l Limits) envelope() int { return cmp.Or(l.Envelope, 1<<20) }
+func (l Limits) maxReplayAge() int64 {
+	return cmp.Or(l.MaxReplayAge, int64(DefaultReplayAge/time.Second))
+}
+func (l Limits) maxTTL() int64 { return cmp.Or(l.MaxTTL, 30*24*3600) }
 
 // Fresh checks the time of e at now (envelope page, "Freshness rules"): a
 // message with expires_at is fresh before that second, a message without it for

@@ -271,14 +271,14 @@ func (e *Envelope) checkProof(key Key, token string, now time.Time, w window, ma
 	return proof, nil
 }
 
-// maxSkew bounds how far a timestamp may lie from the server's time, both ways
+// MaxSkew bounds how far a timestamp may lie from the server's time, both ways
 // (project).
-const maxSkew = 300 * time.Second
+const MaxSkew = 300 * time.Second
 
 // checkTime is step 15.
 func (e *Envelope) checkTime(now time.Time) error {
 	t, ok := ParseTimestamp(e.Timestamp)
-	if d := now.Sub(t).Abs(); !ok || d > maxSkew {
+	if d := now.Sub(t).Abs(); !ok || d > MaxSkew {
 		return refuse("timestamp_out_of_window", "timestamp").at(15)
 	}
 	return nil

@@ -25,6 +25,7 @@ var (
 		"Binding.Close":   "binding.go",
 		"Binding.Deliver": "outbound.go",
 		"Binding.Forget":  "forget.go",
+		"Binding.way":     "way.go",
 	}
 )
 

@@ -116,6 +116,10 @@ type Capabilities struct {
 	// none. The caller must not change it. nil: there are no profiles.
 	Profile func(e *directory.Entry) *Profile
 
+	// Way says how messages get to an agent, and what the binding sees of that now. It may ask the agent, but starts
+	// no work there. nil: the hub calls the identity's URL, and the agents without one call the hub.
+	Way func(ctx context.Context, e *directory.Entry, id parley.Identity) Way
+
 	// Erasing is called before records lose their content, to copy elsewhere the
 	// parts that must outlive it. An error keeps the content. nil: nothing must
 	// outlive it.

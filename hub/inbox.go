@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
@@ -14,6 +15,23 @@ import (
 type inbox struct {
 	mu      sync.Mutex
 	readers []chan delivery.Attempt
+	left    time.Time // when the last reader left
+}
+
+// inboxIdle is the time without a reader after which the hub says that nobody reads an inbox: readers that poll come
+// again within it.
+const inboxIdle = time.Minute
+
+// way says who reads the inbox.
+func (b *inbox) way(w *Way, now time.Time) {
+	b.mu.Lock()
+	readers, left := len(b.readers), b.left
+	b.mu.Unlock()
+	if readers > 0 {
+		w.OK("reader", "%d read it now at this hub", readers)
+		return
+	}
+	w.Heard("reader", "parley listen "+w.ID, "had a reader", left, now, inboxIdle)
 }
 
 func (b *inbox) isRead() bool {
@@ -70,6 +88,7 @@ func (h *Hub) Read(ctx context.Context, name string) (<-chan delivery.Attempt, e
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.readers = slices.DeleteFunc(b.readers, func(r chan delivery.Attempt) bool { return r == c })
+		b.left = h.c.Now()
 		close(c)
 	})
 	h.deliver.Kick(name)

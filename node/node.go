@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -320,9 +321,18 @@ func (n *Node) info() admin.Info {
 	i := admin.Info{Hub: n.hub.ID(), Version: n.c.Version, Started: n.begun, PublicURL: n.c.PublicURL,
 		Promise: n.journal.Promise(), Data: n.c.Data, Addresses: map[string]string{}, Guests: n.guestBudget(),
 		Warnings: n.c.Exposures()}
+	var at Addresses
 	for _, b := range n.bindings {
 		if b.Info != nil {
 			b.Info(&i)
+		}
+		if b.Addresses != nil {
+			b.Addresses(&at)
+		}
+	}
+	for name, listener := range map[string]string{"agh": at.AGH, "a2e": at.A2E} {
+		if _, address, ok := strings.Cut(listener, "://"); ok {
+			i.Addresses[name] = address
 		}
 	}
 	for name, l := range map[string]net.Listener{"http": n.httpListen, "admin": n.adminListen} {

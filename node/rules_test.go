@@ -120,8 +120,11 @@ var failures = map[string]func(*testing.T, *trialHub){
 		<-ended
 	},
 	"ParleyAgentBroken": func(_ *testing.T, h *trialHub) {
-		h.alerts.attempted("bob", unavailable, false)
-		h.alerts.attempted("bob", unavailable, false)
+		failing := map[string]hub.Condition{"bob": {State: hub.Unreachable, Since: h.c.Now(), Failures: 2,
+			Err: parley.Fail(parley.Unavailable, nil, "the agent cannot be reached")}}
+		h.alerts.failing = func() (map[string]hub.Condition, func(string) bool) {
+			return failing, func(string) bool { return true }
+		}
 		h.pass(3 * time.Minute)
 		h.alerts.check()
 	},

@@ -165,6 +165,13 @@ type Limits struct {
 	Skew    time.Duration // how far in the future it may lie; default 60 s
 }
 
-func (l Limits) maxBody() int64        { return cmp.Or(l.MaxBody, 1<<20) }
-func (l Limits) window() time.Duration { return cmp.Or(l.Window, 300*time.Second) }
-func (l Limits) skew() time.Duration   { return cmp.Or(l.Skew, 60*time.Second) }
+func (l Limits) maxBody() int64 { return cmp.Or(l.MaxBody, 1<<20) }
+
+// The defaults of [Limits] for timestamps.
+const (
+	DefaultWindow = 300 * time.Second
+	DefaultSkew   = 60 * time.Second
+)
+
+func (l Limits) window() time.Duration { return cmp.Or(l.Window, DefaultWindow) }
+func (l Limits) skew() time.Duration   { return cmp.Or(l.Skew, DefaultSkew) }

@@ -80,7 +80,7 @@ func (v TokenVerifier) Verify(token, address string) (*Token, error) {
 	if t.To < t.From || t.To-t.From > uint64(cmp.Or(v.MaxLifetime, 24*time.Hour)/time.Second) {
 		return nil, ErrTokenExpired
 	}
-	now, skew := clock(v.Now), max(0, cmp.Or(v.Skew, 5*time.Second))
+	now, skew := clock(v.Now), max(0, cmp.Or(v.Skew, DefaultSkew))
 	earliest, latest := now.Add(skew).Unix(), now.Add(-skew).Unix()
 	if earliest < 0 || t.From > uint64(earliest) || latest > 0 && t.To < uint64(latest) {
 		return nil, ErrTokenExpired

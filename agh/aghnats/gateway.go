@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -133,6 +134,41 @@ func (g *Gateway) startClient() error {
 		return g.consume()
 	}
 	return nil
+}
+
+// A Server is one of the servers of [Gateway.URL].
+type Server struct {
+	URL   string
+	Shown string // URL without user and password
+}
+
+// Servers gives the servers that a URL lists, separated by commas.
+func Servers(list string) (out []Server) {
+	for s := range strings.SplitSeq(list, ",") {
+		if s = strings.TrimSpace(s); s == "" {
+			continue
+		}
+		shown := s
+		if u, err := url.Parse(s); err == nil && u.Host != "" {
+			u.User = nil
+			shown = u.String()
+		} else if i := strings.LastIndexByte(s, '@'); i >= 0 {
+			shown = s[i+1:]
+		}
+		out = append(out, Server{s, shown})
+	}
+	return out
+}
+
+// Connected is nil while the gateway is connected to its NATS, the own one or that of URL; else it says why not.
+func (g *Gateway) Connected() error {
+	switch {
+	case g.nc == nil:
+		return errors.New("not started")
+	case g.nc.IsConnected():
+		return nil
+	}
+	return cmp.Or(g.nc.LastError(), error(nats.ErrDisconnected))
 }
 
 // Close stops the gateway and waits for its goroutines.

@@ -63,6 +63,11 @@ func (u *User) check() error {
 	return nil
 }
 
+// May reports whether u may speak as a peer in a workspace, unless another user lists the peer exactly.
+func (u *User) May(workspaceID, peer string) bool {
+	return len(u.Workspaces) > 0 && u.sees(workspaceID) && u.speaksAs(peer)
+}
+
 // speaksAs reports whether u may use a peer id.
 func (u *User) speaksAs(peer string) bool {
 	return slices.ContainsFunc(u.Peers, func(p string) bool {

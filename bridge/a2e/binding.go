@@ -163,6 +163,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		ReplyLosses:     replyLosses,
 		Holds:           b.holds,
 		Address:         b.address,
+		Way:             b.way,
 	}
 }
 

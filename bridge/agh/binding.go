@@ -288,6 +288,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		Holds:          b.Holds,
 		Members:        b.groupMembers,
 		Address:        b.Address,
+		Way:            b.way,
 		ForgetRecent:   b.ForgetRecent,
 	}
 }
@@ -321,6 +322,8 @@ func (b *Binding) Address(e *directory.Entry) string {
 }
 
 func (b *Binding) now() time.Time { return b.c.Now() }
+
+func (b *Binding) keep() time.Duration { return cmp.Or(b.c.Keep, 7*24*time.Hour) }
 
 func (b *Binding) interval() time.Duration { return cmp.Or(b.c.Interval, 30*time.Second) }
 

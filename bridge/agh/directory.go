@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/agh"
@@ -152,7 +151,7 @@ func (b *Binding) nameOf(workspaceID, channel, peer string) string {
 
 // dropAbsent removes peers that were away for too long.
 func (b *Binding) dropAbsent(ctx context.Context) {
-	expired, forgotten := b.members.sweep(b.now().Add(-cmp.Or(b.c.Keep, 7*24*time.Hour)))
+	expired, forgotten := b.members.sweep(b.now().Add(-b.keep()))
 	for _, x := range expired {
 		b.c.Hub.Kick(x.name)
 	}

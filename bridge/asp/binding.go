@@ -84,6 +84,7 @@ type Binding struct {
 
 	registrations *bridge.GuestLedger // of guests, by agent URI
 	evicted       sync.Map            // agent URI → when the guest's registration was evicted
+	heard         heard
 
 	stopWatch []func()
 	ctx       context.Context
@@ -178,7 +179,8 @@ func (b *Binding) Protocol() string { return Protocol }
 // Capabilities implements hub.Binding. A session deduplicates messages, and replies
 // are messages of the session.
 func (b *Binding) Capabilities() hub.Capabilities {
-	return hub.Capabilities{Deduplicates: true, CarriesReplies: true, Address: b.Address, Erasing: b.erasing}
+	return hub.Capabilities{Deduplicates: true, CarriesReplies: true, Address: b.Address, Way: b.way,
+		Erasing: b.erasing}
 }
 
 // Serves implements hub.HTTPBinding.
@@ -206,6 +208,8 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			r.URL.Path = u
 		}
 	}
+	r, end := b.heard.begin(r, b.c.Now)
+	defer end()
 	b.server.ServeHTTP(w, r)
 }
 

@@ -31,8 +31,9 @@ func (b *Binding) guest(id string) bool {
 	return a == nil || !a.Enrolled
 }
 
-// authenticated notes that an agent authenticated in an HTTP request.
+// authenticated notes that an agent authenticated in an HTTP request, and that its connection is no guest's.
 func (b *Binding) authenticated(ctx context.Context, id string) {
+	b.heard.authenticated(ctx, id, b.c.Now())
 	if b.guest(id) {
 		b.registrations.Use(id)
 		return

@@ -135,7 +135,7 @@ func (b *Binding) submission(r *protocol.Request, refusal *protocol.Error, now t
 		Message: toMessage(r, from, to, now),
 		Scope:   scope(r.To),
 		Key: journal.Key{ID: key(r.Envelope), Sender: from,
-			Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, 300*time.Second)))},
+			Until: bridge.KeyEnd(r.Until(cmp.Or(b.c.Window, protocol.DefaultWindow)))},
 		Foreign: r.TraceID,
 		Fits:    true, // the server has validated the payload
 	}

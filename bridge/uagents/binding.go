@@ -253,6 +253,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		CarriesEvent: func(*parley.Message) bool { return false },
 		ReplyLosses:  replyLosses,
 		Address:      b.Address,
+		Way:          b.way,
 		Profile:      b.profile,
 	}
 }

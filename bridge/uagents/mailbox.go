@@ -34,6 +34,7 @@ type box struct {
 	address string
 	source  string    // of the agent that made the mailbox; see policy.Source
 	kept    time.Time // end of its lifetime in the state
+	listed  time.Time // when the agent last listed its messages at this hub
 	last    int64     // number of the newest item
 	items   []*boxItem
 	byKey   map[string]*boxItem // by replay key; with taken items, until they expire
@@ -383,6 +384,7 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 		return nil, nil
 	}
 	m.purge(b, now)
+	b.listed = now
 	renew, source := !b.kept.IsZero() && b.kept.Sub(now) < boxKept-24*time.Hour, b.source
 	var want []*boxItem
 	for _, i := range b.items {
@@ -410,6 +412,18 @@ func (m *mailbox) List(ctx context.Context, address string, offset, limit int, n
 		}
 	}
 	return out, nil
+}
+
+// state gives how many messages are in a mailbox, and when the agent last listed them at this hub since its start.
+func (m *mailbox) state(address string, now time.Time) (items int, listed time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.boxes[address]
+	if b == nil {
+		return 0, time.Time{}
+	}
+	m.purge(b, now)
+	return len(b.items), b.listed
 }
 
 // read fetches an item's envelope; nil if the item was taken meanwhile.

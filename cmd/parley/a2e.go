@@ -53,10 +53,13 @@ var a2eProtocol = protocol{
 		"handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
 			"NAME --a2e new` printed, or that of its token_file",
 	},
-	send:    (*app).sendA2E,
-	demo:    (*demo).a2eScenes,
-	command: (*app).a2eCommand,
-	bench:   (*app).benchA2ECommand,
+	checkAddress: (*doctor).a2eAddress,
+	way:          a2eWay,
+	address:      "a2e.url",
+	send:         (*app).sendA2E,
+	demo:         (*demo).a2eScenes,
+	command:      (*app).a2eCommand,
+	bench:        (*app).benchA2ECommand,
 }
 
 // a2eIdentity makes the identity of an A2E agent: for "new", a client with a new token,

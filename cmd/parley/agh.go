@@ -52,6 +52,11 @@ var aghProtocol = protocol{
 	},
 	recognises:     recognisesAGH,
 	inspect:        inspectAGH,
+	checkHub:       (*doctor).aghHub,
+	checkAddress:   (*doctor).aghAddress,
+	way:            aghWay,
+	enable:         "listen.agh, or agh.url",
+	skew:           aghSkew,
 	keyless:        true, // a handle names its key
 	verifyExported: (*signatureChecks).agh,
 	send:           (*app).sendAGH,

@@ -16,6 +16,8 @@ import (
 
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/node"
 )
 
 var aspProtocol = protocol{
@@ -40,6 +42,9 @@ var aspProtocol = protocol{
 	},
 	recognises:     recognisesASP,
 	inspect:        inspectASP,
+	way:            aspWay,
+	enable:         "asp.off = false",
+	skew:           func(*node.Config) time.Duration { return asp.MaxSkew },
 	verifyExported: (*signatureChecks).asp,
 	sendFlags: func(c *cobra.Command, s *sending) {
 		c.Flags().StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")
@@ -48,6 +53,14 @@ var aspProtocol = protocol{
 	demo:  (*demo).aspScenes,
 	keys:  (*app).keysASP,
 	bench: (*app).benchASPCommand,
+}
+
+// aspWay is the way to an agent with a table of ASP.
+func aspWay(_ *node.Config, a *node.Agent) *hub.Way {
+	if a.ASP == nil {
+		return nil
+	}
+	return &hub.Way{ID: a.ASP.ID, How: "it holds its sessions at the hub"}
 }
 
 // maxCardFile bounds the file of a card, in bytes.

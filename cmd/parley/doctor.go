@@ -1,16 +1,14 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
-	"net/netip"
-	"net/url"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -21,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
@@ -32,16 +31,24 @@ func (a *app) doctorCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor [AGENT]",
 		Short: "Check the hub, or the way to one agent, and show how to fix problems",
-		Long: `Check the configuration, files, disk, clock, ports, the admin API and public_url. With an
-agent's name, or its id in a protocol, check the way to it: name, address, connection,
-certificate, clock, card, key, and a signed request. The request names a skill that no
-agent has ("` + doctorSkill + `"), so it starts no work: an agent that answers so has
-accepted the hub's signature. In a cluster only the hubs have the private keys, so the
-request is skipped. While "parley keys rotate" replaces the hub's SAMVAD key, each SAMVAD
-agent gets such a request signed with the new key; agents that do not accept it fail.
+		Long: `Check the configuration, files, disk, clock, ports, the admin API and public_url.
+
+With an agent's name, or its id in a protocol, check each way to it:
+- an agent that the hub calls: name, address, connection, certificate, clock, and what the
+  protocol offers without starting work: a card, a key, a ping, a signed request;
+- an agent that connects, or fetches its messages: its registration, token or user, whether
+  it is connected now, and when the hub last heard of it. Only the running hub knows this;
+- all: whether it is paused, which messages wait, dead letters, and refused messages that
+  claim to be from it.
+
+The signed request of SAMVAD names a skill that no agent has ("` + doctorSkill + `"): an agent
+that answers so has accepted the hub's signature. In a cluster only the hubs have the private
+keys, so the request is skipped. While "parley keys rotate" replaces the hub's SAMVAD key, each
+SAMVAD agent gets such a request signed with the new key; agents that do not accept it fail.
 
 Run it on the hub's machine, as the hub's user. Each failed line names the setting or
-command that fixes it. The exit code is 0 if nothing failed, else 1; warnings do not count.`,
+command that fixes it. A warning tells of what may be meant, such as an agent that is not
+started. The exit code is 0 if nothing failed, else 1; warnings do not count.`,
 		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -55,12 +62,7 @@ command that fixes it. The exit code is 0 if nothing failed, else 1; warnings do
 }
 
 // A finding is one line of the doctor's report.
-type finding struct {
-	Check  string `json:"check"`
-	State  string `json:"state"` // ok, warning, failed or skipped
-	Detail string `json:"detail,omitzero"`
-	Fix    string `json:"fix,omitzero"` // the setting or command that fixes it
-}
+type finding = hub.Finding
 
 type doctor struct {
 	a      *app
@@ -75,30 +77,35 @@ type doctor struct {
 	roots *x509.CertPool
 }
 
+func (d *doctor) add(state hub.FindingState, check, fix, detail string) {
+	d.out = append(d.out, finding{Check: check, State: state, Detail: detail, Fix: fix})
+}
+
 func (d *doctor) ok(check, format string, args ...any) bool {
-	d.out = append(d.out, finding{Check: check, State: "ok", Detail: fmt.Sprintf(format, args...)})
+	d.add(hub.FindingOK, check, "", fmt.Sprintf(format, args...))
 	return true
 }
 
 func (d *doctor) skip(check, format string, args ...any) bool {
-	d.out = append(d.out, finding{Check: check, State: "skipped", Detail: fmt.Sprintf(format, args...)})
+	d.add(hub.FindingSkipped, check, "", fmt.Sprintf(format, args...))
 	return true
 }
 
-func (d *doctor) warn(check, format string, args ...any) {
-	d.out = append(d.out, finding{Check: check, State: "warning", Detail: fmt.Sprintf(format, args...)})
+// warn adds a warning; fix may be "".
+func (d *doctor) warn(check, fix, format string, args ...any) {
+	d.add(hub.FindingWarning, check, fix, fmt.Sprintf(format, args...))
 }
 
 func (d *doctor) failed(check, fix string, err error) bool {
-	d.out = append(d.out, finding{Check: check, State: "failed", Detail: short(err.Error(), 400), Fix: fix})
+	d.add(hub.FindingFailed, check, fix, short(err.Error(), 400))
 	return false
 }
 
 func (d *doctor) report() error {
-	ok := !slices.ContainsFunc(d.out, func(f finding) bool { return f.State == "failed" })
+	ok := !slices.ContainsFunc(d.out, func(f finding) bool { return f.State == hub.FindingFailed })
 	return d.a.verdict(ok, map[string]any{"ok": ok, "checks": d.out}, func() error {
 		for _, f := range d.out {
-			d.a.hang(fmt.Sprintf("%s %-18s ", d.a.painted(mood(f.State), fmt.Sprintf("%-8s", f.State)), f.Check), 28, "",
+			d.a.hang(fmt.Sprintf("%s %-18s ", d.a.painted(mood(string(f.State)), fmt.Sprintf("%-8s", f.State)), f.Check), 28, "",
 				clean(f.Detail))
 			if f.Fix != "" {
 				d.a.hang(fmt.Sprintf("%28s-> ", ""), 31, "", clean(f.Fix))
@@ -115,20 +122,19 @@ func (d *doctor) examine(ctx context.Context, agent string) {
 		return
 	}
 	d.adminAPI(ctx)
-	if agent == "" {
-		d.files()
-		d.disk()
-		d.ports()
-		d.guests()
-	} else {
-		agent = d.named(ctx, agent)
+	if agent != "" {
+		d.agent(ctx, agent)
+		d.clock(start, wall)
+		return
 	}
+	d.files()
+	d.disk()
+	d.ports()
+	d.listeners(ctx)
+	d.guests()
 	for _, p := range protocols {
-		switch {
-		case agent == "" && p.checkHub != nil:
+		if p.checkHub != nil {
 			p.checkHub(d, ctx)
-		case agent != "" && p.checkAgent != nil:
-			p.checkAgent(d, ctx, agent)
 		}
 	}
 	d.clock(start, wall)
@@ -296,11 +302,31 @@ func (d *doctor) ports() {
 	}
 }
 
+// listeners checks that the running hub's listeners take connections.
+func (d *doctor) listeners(ctx context.Context) {
+	if d.hub == nil {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(d.info.Addresses)) {
+		address := d.info.Addresses[name]
+		if name == "admin" { // it has answered already
+			continue
+		}
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
+		if err != nil {
+			d.failed("listener "+name, "see the hub's log; does a firewall lie between?", err)
+			continue
+		}
+		conn.Close()
+		d.ok("listener "+name, "takes connections at %s", address)
+	}
+}
+
 // guests shows the budget of guests, and warns of settings that expose the hub to
 // them.
 func (d *doctor) guests() {
 	for _, w := range d.c.Exposures() {
-		d.warn("exposure", "%s", w)
+		d.warn("exposure", "", "%s", w)
 	}
 	if d.hub == nil || d.info.Guests == nil {
 		d.skip("guests", "no hub runs; `parley config describe guests` lists the limits")
@@ -316,7 +342,17 @@ func (d *doctor) guests() {
 		g.MaxAllConnections, g.Share)
 }
 
-// clock checks this machine's clock; [doctor.reach] compares it with an agent's.
+// strictest gives the protocol that forgives the least difference of clocks.
+func (d *doctor) strictest() (out *protocol, limit time.Duration) {
+	for _, p := range protocols {
+		if p.skew != nil && (out == nil || p.skew(&d.c) < limit) {
+			out, limit = p, p.skew(&d.c)
+		}
+	}
+	return out, limit
+}
+
+// clock checks this machine's clock; [doctor.skew] compares it with an agent's.
 func (d *doctor) clock(start, wall time.Time) {
 	end := d.now()
 	// With the monotonic reading stripped, Sub is the wall clock's own.
@@ -333,110 +369,12 @@ func (d *doctor) clock(start, wall time.Time) {
 		}
 	}
 	if d.hub != nil {
-		if skew := d.info.Now.Sub(start); skew.Abs() > 5*time.Second {
+		p, limit := d.strictest()
+		if skew := d.info.Now.Sub(start); skew.Abs() > limit {
 			d.failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true",
-				fmt.Errorf("the hub's clock is off by %s", skew.Round(time.Second)))
+				fmt.Errorf("the hub's clock is off by %s; %s forgives %g s", skew.Round(time.Second), p.name, limit.Seconds()))
 			return
 		}
 	}
 	d.ok("clock", "%s, steady", stamp(end))
-}
-
-// named gives the directory name of an agent, which ref names by name or by its id in a
-// protocol. It returns an unknown or ambiguous ref unchanged: find reports it.
-func (d *doctor) named(ctx context.Context, ref string) string {
-	if _, ok := d.c.Agents[ref]; ok {
-		return ref
-	}
-	if d.hub != nil {
-		if v, err := d.hub.Agent(ctx, ref, 0); err == nil {
-			return v.Name
-		}
-		return ref
-	}
-	var names []string
-	for name, a := range d.c.Agents {
-		if slices.ContainsFunc(node.Protocols, func(p *node.Protocol) bool {
-			return p.AgentID != nil && p.AgentID(&a) == ref
-		}) {
-			names = append(names, name)
-		}
-	}
-	if len(names) == 1 {
-		return names[0]
-	}
-	return ref
-}
-
-// reach checks the way to a base URL step by step: name, address, connection,
-// certificate. It gives the URL, or nil if a step failed.
-func (d *doctor) reach(ctx context.Context, what, setting, base string, guard *netguard.Guard) *url.URL {
-	ends := func(check, fix string, err error) *url.URL {
-		d.failed(check, fix, err)
-		return nil
-	}
-	u, err := url.Parse(base)
-	if err != nil || u.Hostname() == "" {
-		return ends(what, setting, fmt.Errorf("%q is no URL", base))
-	}
-	port := cmp.Or(u.Port(), map[string]string{"https": "443"}[u.Scheme], "80")
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", u.Hostname())
-	if err != nil {
-		return ends("DNS", setting+", or the name server of this machine", err)
-	}
-	d.ok("DNS", "%s is %s", u.Hostname(), joinAddrs(addrs))
-	if guard != nil {
-		for _, ip := range addrs {
-			if err := guard.CheckAddr(ip.Unmap()); err != nil {
-				return ends("address", fmt.Sprintf("[network] allow = [%q]", prefixFor(ip)), err)
-			}
-		}
-		d.ok("address", "the hub may call it")
-	}
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", net.JoinHostPort(u.Hostname(), port))
-	if err != nil {
-		return ends("TCP", setting+"; is it running, and does a firewall lie between?", err)
-	}
-	d.ok("TCP", "%s", conn.RemoteAddr())
-	if u.Scheme == "https" {
-		t := tls.Client(conn, &tls.Config{ServerName: u.Hostname(), RootCAs: d.roots})
-		if err := t.HandshakeContext(ctx); err != nil {
-			conn.Close()
-			return ends("TLS", tlsFix(err, what), err)
-		}
-		leaf := t.ConnectionState().PeerCertificates[0]
-		d.ok("TLS", "%s, until %s", leaf.Subject.CommonName, stamp(leaf.NotAfter))
-	}
-	conn.Close()
-	return u
-}
-
-func tlsFix(err error, what string) string {
-	if _, ok := errors.AsType[x509.UnknownAuthorityError](err); ok {
-		return "tls.ca: add the authority's certificate"
-	}
-	if _, ok := errors.AsType[x509.HostnameError](err); ok {
-		return "the URL's host must be one that the certificate names"
-	}
-	if e, ok := errors.AsType[x509.CertificateInvalidError](err); ok && e.Reason == x509.Expired {
-		return "renew the certificate, or set the clock"
-	}
-	return "the certificate of " + what
-}
-
-func joinAddrs(list []netip.Addr) string {
-	var s []string
-	for _, a := range list {
-		s = append(s, a.Unmap().String())
-	}
-	slices.Sort(s)
-	return strings.Join(slices.Compact(s), ", ")
-}
-
-func prefixFor(a netip.Addr) string {
-	a = a.Unmap()
-	if a.IsLoopback() {
-		return "loopback"
-	}
-	return netip.PrefixFrom(a, a.BitLen()).String()
 }

@@ -1,8 +1,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -13,8 +13,10 @@ import (
 	"time"
 
 	bridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
 
@@ -41,7 +43,7 @@ func (d *doctor) public(ctx context.Context) {
 	case base == "":
 		base = d.info.PublicURL
 	}
-	card := d.card(ctx, "public_url", "public_url", base, nil)
+	card := d.card(ctx, "public_url", base, nil)
 	if card == nil {
 		return
 	}
@@ -55,57 +57,30 @@ func (d *doctor) public(ctx context.Context) {
 		errors.New("the card there does not have this hub's key"))
 }
 
-// samvadAgent checks the way to one agent.
-func (d *doctor) samvadAgent(ctx context.Context, name string) {
-	base, id, keys, known := d.find(ctx, name)
-	if !known {
-		return
-	}
-	if base == "" {
-		d.skip("agent", "%s is not called by address: it is in the hub's process, reads an inbox, or only calls", name)
-		return
-	}
-	d.ok("agent", "%s is %s at %s", name, id, base)
-	card := d.card(ctx, "agent", "agents."+name+".samvad.url, or `parley agents add "+name+" --samvad URL`", base,
-		d.guard)
+// samvadAddress checks the card, the key and a signed request at an agent's base URL.
+func (d *doctor) samvadAddress(ctx context.Context, at wayPoint) {
+	setting := at.setting + ", or `parley agents add " + at.name + " --samvad URL`"
+	card := d.card(ctx, setting, at.address, d.guard)
 	if card == nil {
 		return
 	}
-	if id != "" && card.ID != id {
-		d.failed("card", "agents."+name+".samvad.id, or `parley agents add "+name+" --id "+clean(card.ID)+"`",
-			fmt.Errorf("the card says %s, the hub knows it as %s", card.ID, id))
+	if at.id != "" && card.ID != at.id {
+		d.failed("card", "agents."+at.name+".samvad.id, or `parley agents add "+at.name+" --id "+clean(card.ID)+"`",
+			fmt.Errorf("the card says %s, the hub knows it as %s", card.ID, at.id))
 	}
-	d.key(name, card, keys)
+	d.key(at.name, card, d.enrolled(ctx, at.name))
 	if !d.noSend {
-		d.roundTrip(ctx, name, base, card)
+		d.roundTrip(ctx, at.name, at.address, card)
 	}
 }
 
-// find looks an agent up at the running hub, else in the configuration.
-func (d *doctor) find(ctx context.Context, name string) (base, id string, keys []string, known bool) {
-	a, known := d.c.Agents[name]
-	if a.SAMVAD != nil {
-		base, id = a.SAMVAD.URL, a.SAMVAD.ID
-		if a.SAMVAD.Key != "" {
-			keys = append(keys, a.SAMVAD.Key)
-		}
+// enrolled gives an agent's SAMVAD keys, of the running hub, else of the configuration.
+func (d *doctor) enrolled(ctx context.Context, name string) (keys []string) {
+	if a := d.c.Agents[name]; a.SAMVAD != nil && a.SAMVAD.Key != "" {
+		keys = append(keys, a.SAMVAD.Key)
 	}
 	if d.hub == nil {
-		if !known {
-			d.failed("agent", "start the hub, or name its configuration with --config",
-				fmt.Errorf("no hub answers, and no agent %q is in the configuration", name))
-		}
-		return base, id, keys, known
-	}
-	v, err := d.hub.Agent(ctx, name, 0)
-	if err != nil {
-		d.failed("agent", "parley agents; parley agents add "+name, err)
-		return "", "", nil, false
-	}
-	for _, i := range v.Identities {
-		if i.Protocol == bridge.Protocol && !i.StandIn {
-			base, id = i.URL, i.ID
-		}
+		return keys
 	}
 	if all, err := d.hub.Keys(ctx); err == nil {
 		for _, e := range all.Enrolled {
@@ -114,22 +89,32 @@ func (d *doctor) find(ctx context.Context, name string) (base, id string, keys [
 			}
 		}
 	}
-	if v.Paused {
-		d.failed("agent", "parley agents resume "+name, fmt.Errorf("%s is paused: messages wait", name))
-	}
-	return base, id, keys, true
+	return keys
 }
 
-// skewLimit is the difference of clocks above which the doctor warns; at 300 s SAMVAD
-// refuses messages.
-const skewLimit = 30 * time.Second
+// samvadWay is the way to an agent with a table of SAMVAD.
+func samvadWay(_ *node.Config, a *node.Agent) *hub.Way {
+	switch {
+	case a.SAMVAD == nil:
+		return nil
+	case a.SAMVAD.URL == "":
+		return &hub.Way{ID: a.SAMVAD.ID, How: "it calls the hub; the hub cannot call it"}
+	}
+	return &hub.Way{ID: a.SAMVAD.ID, How: "the hub calls it", Addresses: []string{a.SAMVAD.URL}}
+}
+
+// samvadSkew is the difference of clocks from which on the hub or the agent refuses messages: those of the one that is
+// ahead lie in the future for the other.
+func samvadSkew(c *node.Config) time.Duration {
+	return min(cmp.Or(c.SAMVAD.Window.Duration, samvad.DefaultWindow), samvad.DefaultSkew)
+}
 
 // card checks the way to a base URL, fetches the card there, and compares the peer's
 // clock. It gives nil if a step failed.
-func (d *doctor) card(ctx context.Context, what, setting, base string, guard *netguard.Guard) *samvad.Card {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+func (d *doctor) card(ctx context.Context, setting, base string, guard *netguard.Guard) *samvad.Card {
+	ctx, cancel := context.WithTimeout(ctx, doctorWait)
 	defer cancel()
-	u := d.reach(ctx, what, setting, base, guard)
+	u := d.reach(ctx, setting, base, guard)
 	if u == nil {
 		return nil
 	}
@@ -138,27 +123,13 @@ func (d *doctor) card(ctx context.Context, what, setting, base string, guard *ne
 		return nil
 	}
 	at := strings.TrimRight(u.String(), "/") + "/.well-known/agent.json"
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
-	if err != nil {
-		return ends(setting, err)
-	}
-	client := directHTTP()
-	client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots}, DisableKeepAlives: true}
 	sent := d.now()
-	resp, err := client.Do(r)
+	resp, err := d.get(ctx, http.MethodGet, at, nil)
 	if err != nil {
 		return ends(setting, err)
 	}
 	defer resp.Body.Close()
-	if at, err := http.ParseTime(resp.Header.Get("Date")); err != nil {
-		d.skip("clock skew", "the peer does not say what time it is")
-	} else if skew := at.Sub(sent); skew.Abs() > skewLimit {
-		d.failed("clock skew", "set the clock of this machine or of the peer's: timedatectl set-ntp true",
-			fmt.Errorf("the peer's clock is %s %s; signatures are refused beyond five minutes",
-				skew.Abs().Round(time.Second), map[bool]string{true: "ahead", false: "behind"}[skew > 0]))
-	} else {
-		d.ok("clock skew", "less than %s", skewLimit)
-	}
+	d.dateSkew(bridge.Protocol, samvadSkew(&d.c), resp, sent)
 	b, err := netguard.ReadAll(resp.Body, 1<<20)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("GET %s: %s", at, resp.Status)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -41,16 +42,18 @@ func TestDoctorClockSkew(t *testing.T) {
 	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
 	for _, c := range []struct {
 		off  time.Duration
-		want string
-	}{{0, "ok"}, {20 * time.Second, "ok"}, {-6 * time.Minute, "failed"}, {time.Hour, "failed"}} {
+		want hub.FindingState
+	}{{0, "ok"}, {20 * time.Second, "ok"}, {45 * time.Second, "warning"}, {61 * time.Second, "failed"},
+		{-62 * time.Second, "failed"}, {-6 * time.Minute, "failed"}, {time.Hour, "failed"}} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Date", now.Add(c.off).Format(http.TimeFormat))
 		}))
 		d := newDoctor(t, node.Config{})
 		d.now = func() time.Time { return now }
-		d.card(context.Background(), "agent", "url", s.URL, nil)
+		d.card(context.Background(), "url", s.URL, nil)
 		s.Close()
-		if f := d.line("clock skew"); f.State != c.want || c.want == "failed" && !strings.Contains(f.Fix, "set-ntp") {
+		if f := d.line("clock skew"); f.State != c.want || c.want == "failed" && !strings.Contains(f.Fix, "set-ntp") ||
+			!strings.Contains(f.Detail, "from 60 s on") {
 			t.Errorf("%s: %+v", c.off, f)
 		}
 	}
@@ -62,14 +65,14 @@ func TestDoctorTLS(t *testing.T) {
 	defer s.Close()
 	s.Config.ErrorLog = nil
 	d := newDoctor(t, node.Config{})
-	d.reach(context.Background(), "agent", "url", s.URL, nil)
+	d.reach(context.Background(), "url", s.URL, nil)
 	if f := d.line("TLS"); f.State != "failed" || !strings.HasPrefix(f.Fix, "tls.ca") {
 		t.Errorf("%+v", f)
 	}
 	d = newDoctor(t, node.Config{})
 	d.roots = x509.NewCertPool()
 	d.roots.AddCert(s.Certificate())
-	d.card(context.Background(), "agent", "url", s.URL, nil)
+	d.card(context.Background(), "url", s.URL, nil)
 	if f := d.line("TLS"); f.State != "ok" {
 		t.Errorf("%+v", f)
 	}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -34,10 +36,17 @@ type protocol struct {
 	unsigned string
 	advice   map[string]string // by the name of the failed check, for `explain`
 
-	// checkHub and checkAgent are the checks of `doctor`: of the hub, and of the way to an
-	// agent.
-	checkHub   func(*doctor, context.Context)
-	checkAgent func(d *doctor, ctx context.Context, agent string)
+	// checkHub is `doctor`'s check of the hub, and checkAddress that of an address which the hub calls to reach an
+	// agent; nil: only the network is checked.
+	checkHub     func(*doctor, context.Context)
+	checkAddress func(*doctor, context.Context, wayPoint)
+	// way gives the way to an agent of the configuration, for `doctor` while no hub runs; nil: the agent has no table.
+	way func(*node.Config, *node.Agent) *hub.Way
+	// address is the part of a table agents.NAME that holds an agent's address; enable are the settings that switch the
+	// protocol on, if it can be off.
+	address, enable string
+	// skew is the difference of clocks from which on messages are refused; nil: clocks do not matter.
+	skew func(*node.Config) time.Duration
 
 	// verifyExported verifies a message of an export with the keys in it. A reason says why it cannot be verified.
 	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string,

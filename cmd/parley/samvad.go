@@ -63,7 +63,10 @@ var samvadProtocol = protocol{
 	inspect:        inspectSAMVAD,
 	advice:         samvadAdvice,
 	checkHub:       (*doctor).samvadHub,
-	checkAgent:     (*doctor).samvadAgent,
+	checkAddress:   (*doctor).samvadAddress,
+	way:            samvadWay,
+	address:        "samvad.url",
+	skew:           samvadSkew,
 	verifyExported: (*signatureChecks).samvad,
 	attested:       tokenReplaced,
 	sendFlags: func(c *cobra.Command, s *sending) {

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 
 // TestScripts runs the stories of testdata/script, each against a hub of its own on
 // $WORK/parley-data, the default of the commands. A further testscript command is "code N
-// command…", which expects the exit code N.
+// command…", which expects the exit code N; "peer" starts an agent.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -39,7 +39,7 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		Setup:               func(e *testscript.Env) error { return startHub(e) },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead,
-			"conversation": onlyConversation, "spoil": spoil},
+			"conversation": onlyConversation, "spoil": spoil, "peer": runPeer},
 	})
 }
 
@@ -96,7 +96,8 @@ func startHub(e *testscript.Env) error {
 		return err
 	}
 	n, err := node.Open(ctx, node.Config{
-		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0", AGH: "127.0.0.1:0"},
+		AGH:    node.AGH{Users: aghUsers()},
 		Policy: node.Policy{Assurance: "session"}, Network: node.Network{Allow: []string{"loopback"}},
 		Delivery: node.Delivery{Tries: 1}, ASP: node.ASP{Registration: "open"},
 	})
@@ -130,7 +131,15 @@ func startHub(e *testscript.Env) error {
 	}
 	e.Values[hubKey{}] = n
 	e.Setenv("MUSEUM", museum.URL)
+	running := peers{}
+	e.Values[peersKey{}] = running
+	e.Defer(func() {
+		for _, stop := range running {
+			stop()
+		}
+	})
 	e.Setenv("HTTP", n.Addresses().HTTP)
+	e.Setenv("NATS", n.Addresses().AGH)
 	e.Setenv("ADMIN", n.Addresses().Admin)
 	e.Setenv("HOME", e.WorkDir)
 	e.Setenv("NOTHING", filepath.Join(e.WorkDir, "nothing"))

@@ -36,6 +36,10 @@ var uagentsProtocol = protocol{
 	},
 	recognises:     recognisesUAgents,
 	inspect:        inspectUAgents,
+	checkAddress:   (*doctor).uagentsAddress,
+	way:            uagentsWay,
+	address:        "uagents.endpoint",
+	skew:           uagentsSkew,
 	keyless:        true, // a uAgent's address is its key
 	verifyExported: (*signatureChecks).uagents,
 	send:           (*app).sendUAgents,
