@@ -128,13 +128,12 @@ func (d *Dispatcher) alreadyRecorded(it *item, step journal.Step, owner *journal
 
 // attempt makes an attempt that is recorded already, and records its outcome.
 func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
-	begun := d.c.Now()
-	r := d.attemptWithin(ctx, it)
+	r, cut := d.attemptWithin(ctx, it)
 	// The outcome is recorded even if the caller has gone meanwhile.
 	ctx = context.WithoutCancel(ctx)
 
 	d.mu.Lock()
-	d.noteHealth(l, it, r, d.c.Now().Sub(begun))
+	d.noteHealth(l, it, r, cut)
 	d.mu.Unlock()
 
 	switch {
@@ -165,8 +164,10 @@ func (d *Dispatcher) attempt(ctx context.Context, l *lane, it *item) Result {
 	return r
 }
 
-// attemptWithin hands an attempt to the transport, with a bound on its time.
-func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) Result {
+// attemptWithin hands an attempt to the transport, with a bound on its time. cut: it was
+// ended before [fairTime].
+func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) (r Result, cut bool) {
+	begun := d.c.Now()
 	limit := d.c.Attempt
 	if dl := it.message.Deadline; it.message.Kind == parley.Request && !dl.IsZero() {
 		limit = dl.Sub(d.c.Now())
@@ -177,8 +178,9 @@ func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) Result {
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
-	return d.c.Transport.Attempt(ctx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: it.to,
+	r = d.c.Transport.Attempt(ctx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: it.to,
 		Number: it.attempts, Sync: it.sync, Request: it.request})
+	return r, ctx.Err() != nil && d.c.Now().Sub(begun) < fairTime
 }
 
 // replied records the reply of a request, with the first attempts to deliver it.

@@ -106,19 +106,17 @@ const (
 	broken             // it was not reached, or does not work
 )
 
-// fairTime is how long a recipient has to answer: a sender that waits for less shows
-// nothing.
+// fairTime is how long a recipient has to answer: an attempt that its sender or the hub
+// ended sooner shows nothing.
 const fairTime = 10 * time.Second
 
-// shows judges the result of an attempt that took so long.
-func (r *Result) shows(took time.Duration) evidence {
+// shows judges the result of an attempt. cut: it was ended before fairTime.
+func (r *Result) shows(cut bool) evidence {
 	e := r.Err
 	switch {
 	case e == nil:
 		return reached
-	case errors.Is(e, context.Canceled): // the caller or the hub ended the attempt
-		return nothing
-	case took < fairTime && (e.Code == parley.TimedOut || errors.Is(e, context.DeadlineExceeded)):
+	case cut, errors.Is(e, context.Canceled): // the latter: the caller or the hub ended the attempt
 		return nothing
 	case e.Source == parley.ByPolicy || e.Source == parley.ByLimit || e.Source == parley.ByHub:
 		return nothing
@@ -141,13 +139,13 @@ func (r *Result) shows(took time.Duration) evidence {
 	return nothing
 }
 
-// noteHealth notes what an attempt showed that took so long. A failed retry of a dead
+// noteHealth notes what an attempt showed; see [Result.shows]. A failed retry of a dead
 // letter shows nothing: an operator may try many old ones. d.mu is held.
-func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, took time.Duration) {
+func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, cut bool) {
 	h := &l.recipient.health
 	before, now, deadRetry := *h, d.c.Now(), it.deadRetry
 	it.deadRetry = false // later attempts are the hub's own
-	switch res.shows(took) {
+	switch res.shows(cut) {
 	case reached:
 		*h = Health{}
 	case postponed:

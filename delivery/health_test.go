@@ -3,6 +3,7 @@ package delivery
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -82,20 +83,43 @@ func TestWhatAnAttemptShows(t *testing.T) {
 		{"content that does not fit", Result{Err: parley.Refuse(parley.InvalidContent, "x")}, nothing},
 		{"the caller has gone", Result{Err: fail.Because(context.Canceled)}, nothing},
 	} {
-		if got := c.result.shows(time.Minute); got != c.want {
+		if got := c.result.shows(false); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
-	// A sender's short deadline is no fault of the recipient.
-	for _, err := range []*parley.Error{parley.Refuse(parley.TimedOut, "x"), fail.Because(context.DeadlineExceeded)} {
-		r := Result{Err: err, Unknown: true}
-		if got := r.shows(fairTime - 1); got != nothing {
-			t.Errorf("%s after a short time: %d, want %d", err, got, nothing)
-		}
-		if got := r.shows(fairTime); got != broken {
-			t.Errorf("%s after a fair time: %d, want %d", err, got, broken)
-		}
+}
+
+// A recipient that does not answer in time fails, unless its sender gave it little time.
+func TestShortDeadlineShowsNothing(t *testing.T) {
+	for _, c := range []struct {
+		deadline time.Duration
+		failures int
+	}{{fairTime - 1, 0}, {fairTime, 1}} {
+		run(t, Config{}, func(t *testing.T, w *world) {
+			w.transport.attempt = func(ctx context.Context, _ Attempt) Result {
+				<-ctx.Done()
+				return Result{Err: parley.Fail(parley.Unavailable, ctx.Err(), "no answer").With(parley.ByNetwork,
+					parley.NoAnswer, ""), Unknown: true}
+			}
+			m := message(1, "bob", 9, parley.Request)
+			m.Deadline = time.Now().Add(c.deadline)
+			w.record(m)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			equal(t, fmt.Sprintf("failures after a deadline of %s", c.deadline), w.d.Health("bob").Failures, c.failures)
+		})
 	}
+	// The recipient's end of the connection timed out, not the attempt.
+	run(t, Config{}, func(t *testing.T, w *world) {
+		w.transport.attempt = func(context.Context, Attempt) Result {
+			time.Sleep(time.Second)
+			return Result{Err: parley.Fail(parley.Unavailable, os.ErrDeadlineExceeded, "i/o timeout")}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		equal(t, "failures after a timeout of the network", w.d.Health("bob").Failures, 1)
+	})
 }
 
 // A peer that asks to come back later was reached; it is left alone until then.

@@ -194,7 +194,7 @@ func TestConditions(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		is("a 429", Postponed)
-		if c := h.condition(t, "bob"); c.Next.Sub(time.Now()) > time.Hour || c.Next.Sub(time.Now()) < 50*time.Minute {
+		if c := h.condition(t, "bob"); time.Until(c.Next) > time.Hour || time.Until(c.Next) < 50*time.Minute {
 			t.Errorf("next attempt %s from now", time.Until(c.Next))
 		}
 		away.Store(true)

@@ -103,6 +103,9 @@ func (a *app) tellRecipients(list []admin.DeadLetter) {
 
 // scheduleWords says how messages to an agent are retried.
 func scheduleWords(d *admin.AgentDelivery) string {
+	if d == nil {
+		return "" // an earlier version of the hub
+	}
 	times := fmt.Sprintf("retried after about %s, then about twice as long each time up to %s, at most %d attempts "+
 		"within %s", spoken(d.First), spoken(d.Longest), d.Tries, spoken(d.Patience))
 	if d.Tries == 1 {
