@@ -112,10 +112,11 @@ type storedHealth struct {
 }
 
 const (
-	healthBucket = "hub.health"
-	healthPause  = time.Second         // between two rounds of writing
-	keepHealth   = 90 * 24 * time.Hour // for an agent that no hub has tried since
-	healthAtEnd  = 2 * time.Second     // for the last round
+	healthBucket  = "hub.health"
+	healthPause   = time.Second         // between two rounds of writing
+	keepHealth    = 90 * 24 * time.Hour // for an agent that no hub has tried since
+	healthAtStart = 10 * time.Second    // for reading the rows
+	healthAtEnd   = 2 * time.Second     // for the last round
 )
 
 func newHealthRecord(h *Hub) *healthRecord {
@@ -125,7 +126,9 @@ func newHealthRecord(h *Hub) *healthRecord {
 
 // start takes up what is recorded, and follows other hubs.
 func (r *healthRecord) start() (stop func()) {
-	unfollow, err := r.rows.Follow(r.h.life, func(_, after journal.Row[storedHealth]) {
+	ctx, cancel := context.WithTimeout(r.h.life, healthAtStart)
+	defer cancel()
+	unfollow, err := r.rows.Follow(ctx, func(_, after journal.Row[storedHealth]) {
 		r.mu.Lock()
 		ours := r.changed[after.Key] || r.writing == after.Key
 		r.mu.Unlock()

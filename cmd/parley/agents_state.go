@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -69,20 +70,25 @@ func stateReason(s *admin.AgentState) string {
 }
 
 // tellState says on the error output, before the command waits, that messages do not
-// reach the recipient now. A paused recipient is told with the receipt.
-func (a *app) tellState(ctx context.Context, client *admin.Client, to string) {
+// reach the recipient now. A paused recipient is told with the receipt. It fails only if
+// no hub answers; sending shows any other error.
+func (a *app) tellState(ctx context.Context, client *admin.Client, to string) error {
 	if a.json {
-		return // the receipt has it
+		return nil // the receipt has it
 	}
 	s, err := client.AgentState(ctx, to)
+	if away, ok := errors.AsType[*admin.UnreachableError](err); ok {
+		return away
+	}
 	if err != nil || s.State == hub.Ready || s.State == hub.Paused {
-		return // sending fails for the same reason, and says so
+		return nil
 	}
 	after := "; the message is recorded, and tried all the same"
 	if s.State != hub.Unreachable && s.State != hub.Failing {
 		after = ""
 	}
 	fmt.Fprintf(a.errs, "%s %s%s\n", clean(to), stateWords(&s), after)
+	return nil
 }
 
 // tellRecipients says of each recipient of dead letters whether messages reach it now.

@@ -124,7 +124,9 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	if err != nil {
 		return err
 	}
-	a.tellState(ctx, hub, m.To)
+	if err := a.tellState(ctx, hub, m.To); err != nil {
+		return a.hubError(err)
+	}
 	if s.stream {
 		return a.sendStream(ctx, hub, m)
 	}
