@@ -122,7 +122,7 @@ func (r *Result) shows(cut bool) evidence {
 		return nothing
 	case r.Wait > 0 && e.Reason == parley.NotConnected:
 		return nothing
-	case r.Wait > 0:
+	case r.Wait > 0, e.Source == parley.ByPeer && (e.Reason == parley.PeerBusy || e.Reason == parley.PeerRate):
 		return postponed
 	case e.Retryable:
 		return broken
@@ -196,7 +196,11 @@ func (d *Dispatcher) notePostponed(v journal.Delivery) {
 
 // noteNext notes a planned attempt; d.mu is held.
 func (d *Dispatcher) noteNext(r *recipient, at time.Time) {
-	if h := &r.health; h.Next.Before(d.c.Now()) || at.Before(h.Next) {
+	h := &r.health
+	if h.Next.Before(d.c.Now()) || at.Before(h.Next) {
 		h.Next = at
+	}
+	if !h.Failing() && h.Err != nil && h.Until.Before(at) {
+		h.Until = at // it was postponed, and did not say until when
 	}
 }

@@ -76,6 +76,7 @@ func TestWhatAnAttemptShows(t *testing.T) {
 		{"a peer refuses this message", Result{Err: reject.With(parley.ByPeer, parley.PeerRefused, "")}, reached},
 		{"a peer refuses the hub's token", Result{Err: reject.With(parley.ByPeer, parley.WrongToken, "")}, broken},
 		{"a peer's 429", Result{Err: fail.With(parley.ByPeer, parley.PeerRate, ""), Wait: time.Minute}, postponed},
+		{"a peer is busy", Result{Err: fail.With(parley.ByPeer, parley.PeerBusy, "")}, postponed},
 		{"the agent is not connected", Result{Err: fail.With(parley.ByNetwork, parley.NotConnected, ""),
 			Wait: time.Millisecond}, nothing},
 		{"the hub's own fault", Result{Err: fail.With(parley.ByHub, "", "")}, nothing},
@@ -147,6 +148,27 @@ func TestHealthOfABusyRecipient(t *testing.T) {
 		if err := next.d.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
+	})
+}
+
+// A peer that is busy and does not say until when is left alone until the next attempt.
+func TestHealthOfARecipientThatIsJustBusy(t *testing.T) {
+	run(t, Config{Retry: Retry{First: time.Minute}}, func(t *testing.T, w *world) {
+		start := time.Now()
+		w.transport.attempt = func(_ context.Context, a Attempt) Result {
+			if a.Number == 1 {
+				return Result{Err: parley.Fail(parley.Unavailable, nil, "full").With(parley.ByPeer, parley.PeerBusy, "")}
+			}
+			return Result{}
+		}
+		w.record(message(1, "bob", 9, parley.Notice))
+		synctest.Wait()
+		h := w.d.Health("bob")
+		equal(t, "failing, and until when it is left alone", []any{h.Failing(), h.Until}, []any{false,
+			start.Add(time.Minute)})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		equal(t, "after the success", w.d.Health("bob"), Health{})
 	})
 }
 
