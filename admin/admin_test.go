@@ -372,7 +372,7 @@ func TestAgents(t *testing.T) {
 	code(t, b.client.RemoveAgent(ctx, "weather"), parley.Forbidden)
 	code(t, b.client.RemoveAgent(ctx, "crew/scout"), parley.UnknownAgent)
 
-	audit, err := b.client.Audit(ctx, 0)
+	audit, err := b.client.Audit(ctx, AuditFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -846,7 +846,7 @@ func TestPassphrase(t *testing.T) {
 		_, err := b.client.Passphrase(ctx, p)
 		code(t, err, parley.Conflict)
 	}
-	list, err := b.client.Audit(ctx, 0)
+	list, err := b.client.Audit(ctx, AuditFilter{})
 	if err != nil || len(list) != 3 || list[2].Action != "key.passphrase" || list[2].Outcome != "done" ||
 		strings.Contains(fmt.Sprint(list), "secret words") {
 		t.Errorf("%+v, %v", list, err)
@@ -881,7 +881,7 @@ func TestRoles(t *testing.T) {
 	_, err = operator.AddAgent(ctx, NewAgent{Name: "x", Inbox: true})
 	code(t, err, parley.Forbidden)
 	code(t, operator.RemoveAgent(ctx, "bot"), parley.Forbidden)
-	_, err = operator.Audit(ctx, 0)
+	_, err = operator.Audit(ctx, AuditFilter{})
 	code(t, err, parley.Forbidden)
 	_, err = operator.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad"})
 	code(t, err, parley.Forbidden)
@@ -1005,7 +1005,7 @@ func TestAuditIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	list, err := b.client.Audit(ctx, 0)
+	list, err := b.client.Audit(ctx, AuditFilter{})
 	if err != nil || len(list) != 3 || list[0].Action != "agent.pause" {
 		t.Fatalf("%+v, %v", list, err)
 	}
@@ -1026,7 +1026,7 @@ func TestAuditIsBounded(t *testing.T) {
 func TestIssue(t *testing.T) {
 	dir := t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
-	if _, err := IssueToken(dir, Token{Name: "ann", Role: Register}, rand.Reader); !errors.Is(err, os.ErrNotExist) {
+	if _, err := IssueToken(dir, NewToken{Name: "ann", Role: Register}, fixed(), rand.Reader); !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("without a file: %v", err)
 	}
 	tokens, first := openTokens(t, state(t), dir, quiet)
@@ -1034,23 +1034,24 @@ func TestIssue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	secret, err := IssueToken(dir, Token{Name: "ann", Role: Register}, rand.Reader)
+	issued, err := IssueToken(dir, NewToken{Name: "ann", Role: Register}, fixed(), rand.Reader)
+	secret := issued.Secret
 	if err != nil || len(secret) < 32 {
 		t.Fatal(secret, err)
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, TokenFile)); err != nil || strings.Contains(string(b), secret) {
 		t.Errorf("%s %v", b, err)
 	}
-	for _, again := range []Token{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"},
+	for _, again := range []NewToken{{Name: "ann", Role: Register}, {Name: "x", Role: "nothing"},
 		{Name: localToken, Role: Register}} {
-		if _, err := IssueToken(dir, again, rand.Reader); err == nil {
+		if _, err := IssueToken(dir, again, fixed(), rand.Reader); err == nil {
 			t.Errorf("%+v was issued", again)
 		}
 	}
 	account := func(secret, want string) {
 		t.Helper()
-		if got, ok := tokens.Account(secret); ok != (want != "") || ok && got != want {
-			t.Errorf("%q %v, want %q", got, ok, want)
+		if got, why := tokens.Account(secret); got != want || (why == "") != (want != "") {
+			t.Errorf("%q %q, want %q", got, why, want)
 		}
 	}
 	account(secret, "")
@@ -1061,11 +1062,11 @@ func TestIssue(t *testing.T) {
 	account(first, "")
 	account(local, "")
 	for _, s := range []string{first, local} {
-		if by, ok := tokens.find(s); !ok || by.may(Administer) != nil {
+		if by, err := tokens.find(s); err != nil || by.may(Administer) != nil {
 			t.Errorf("%+v", by)
 		}
 	}
-	if by, ok := tokens.find(secret); !ok || by.may(Observe) == nil {
+	if by, err := tokens.find(secret); err != nil || by.may(Observe) == nil {
 		t.Errorf("%+v may observe", by)
 	}
 	whole, err := os.ReadFile(filepath.Join(dir, TokenFile))
@@ -1085,10 +1086,10 @@ func TestIssue(t *testing.T) {
 		}
 		account(secret, "ann")
 	}
-	if err := RemoveToken(dir, "nobody"); err == nil {
+	if err := RevokeToken(dir, "nobody", false, time.Now()); err == nil {
 		t.Error("an unknown token was removed without an error")
 	}
-	if err := RemoveToken(dir, "ann"); err != nil {
+	if err := RevokeToken(dir, "ann", false, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if err := tokens.Reread(t.Context()); err != nil {
@@ -1115,10 +1116,11 @@ func state(t *testing.T) journal.State {
 	return j.State("admin-tokens")
 }
 
+func fixed() time.Time { return time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC) }
+
 func openTokens(t *testing.T, s journal.State, dir string, log *slog.Logger) (*Tokens, string) {
 	t.Helper()
-	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
-	tokens, first, err := OpenTokens(t.Context(), s, "a state", dir, now, rand.Reader, log)
+	tokens, first, err := OpenTokens(t.Context(), s, "a state", dir, fixed, rand.Reader, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1147,8 +1149,8 @@ func TestTokensOfACluster(t *testing.T) {
 	known := func(tokens *Tokens, secret, want string) {
 		t.Helper()
 		for { // a change at one hub takes a moment to reach the others
-			by, ok := tokens.find(secret)
-			if by.Name == want && ok == (want != "") {
+			by, err := tokens.find(secret)
+			if by.Name == want && (err == nil) == (want != "") {
 				return
 			}
 			if t.Context().Err() != nil {
@@ -1161,7 +1163,8 @@ func TestTokensOfACluster(t *testing.T) {
 		known(tokens, firsts[0], "admin")
 		known(tokens, firsts[1], "admin-2")
 	}
-	secret, err := IssueToken(one, Token{Name: "ann", Role: Operate}, rand.Reader)
+	issued, err := IssueToken(one, NewToken{Name: "ann", Role: Operate}, fixed(), rand.Reader)
+	secret := issued.Secret
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -1171,7 +1174,7 @@ func TestTokensOfACluster(t *testing.T) {
 	known(a, secret, "ann")
 	known(b, secret, "ann")
 	b.Close() // the hub does not run while the token is removed
-	if err := RemoveToken(one, "ann"); err != nil {
+	if err := RevokeToken(one, "ann", false, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if err := a.Reread(t.Context()); err != nil {
@@ -1187,7 +1190,7 @@ func TestTokensOfACluster(t *testing.T) {
 		}
 	}
 	// With another journal the hub adopts the tokens of its file again.
-	moved, first, err := OpenTokens(t.Context(), state(t), "another state", one, time.Time{}, rand.Reader, quiet)
+	moved, first, err := OpenTokens(t.Context(), state(t), "another state", one, fixed, rand.Reader, quiet)
 	if err != nil || first != "" {
 		t.Fatal(first, err)
 	}
@@ -1215,7 +1218,7 @@ func TestTokenFileOfTwo(t *testing.T) {
 		}
 	})
 	for i := range n {
-		if _, err := IssueToken(dir, Token{Name: fmt.Sprintf("command-%d", i), Role: Observe},
+		if _, err := IssueToken(dir, NewToken{Name: fmt.Sprintf("command-%d", i), Role: Observe}, fixed(),
 			rand.Reader); err != nil {
 			t.Error(err)
 		}
@@ -1236,11 +1239,10 @@ func TestTokenFileOfTwo(t *testing.T) {
 
 func TestTokens(t *testing.T) {
 	dir := t.TempDir()
-	now := time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC)
 	quiet := slog.New(slog.DiscardHandler)
 	kept := state(t)
 	tokens, secret := openTokens(t, kept, dir, quiet)
-	if by, ok := tokens.find(secret); !ok || by.Name != "admin" || by.Role != Administer || len(secret) < 32 {
+	if by, err := tokens.find(secret); err != nil || by.Name != "admin" || by.Role != Administer || len(secret) < 32 {
 		t.Fatalf("the first token %q is that of %+v", secret, by)
 	}
 	path := filepath.Join(dir, TokenFile)
@@ -1256,13 +1258,13 @@ func TestTokens(t *testing.T) {
 	if none != "" {
 		t.Fatalf("another token at the second start: %q", none)
 	}
-	if by, ok := again.find(secret); !ok || by.Name != "admin" {
+	if by, err := again.find(secret); err != nil || by.Name != "admin" {
 		t.Fatal("the first token is not known at the second start")
 	}
 	if err := os.Chmod(path, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, now, rand.Reader, quiet); err == nil ||
+	if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, fixed, rand.Reader, quiet); err == nil ||
 		!strings.Contains(err.Error(), "chmod 600") {
 		t.Errorf("a file that others can read: %v", err)
 	}
@@ -1285,10 +1287,13 @@ func TestTokens(t *testing.T) {
 		"another hash": `{"name":"a","role":"read","hash":"sha512:` + hash + `"}`,
 		"short hash":   `{"name":"a","role":"read","hash":"sha256:` + hash[:40] + `"}`,
 	} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		_, unlock, _ := lockTokens(dir) // the tokens may be updating their copy in the file
+		err := os.WriteFile(path, []byte(content), 0o600)
+		unlock()
+		if err != nil {
 			t.Fatal(err)
 		}
-		if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, now, rand.Reader, quiet); err == nil {
+		if _, _, err := OpenTokens(t.Context(), kept, "a state", dir, fixed, rand.Reader, quiet); err == nil {
 			t.Errorf("%s was taken", name)
 		}
 	}
@@ -1296,7 +1301,7 @@ func TestTokens(t *testing.T) {
 	if other == secret {
 		t.Fatalf("tokens in memory: %q", other)
 	}
-	if by, ok := memory.find(other); !ok || by.Role != Administer {
+	if by, err := memory.find(other); err != nil || by.Role != Administer {
 		t.Fatalf("the token in memory is that of %+v", by)
 	}
 	if _, err := ReadTokens(t.TempDir()); !errors.Is(err, os.ErrNotExist) {
@@ -1329,8 +1334,8 @@ func TestClearSecretsAreReplaced(t *testing.T) {
 		if first != "" || len(opened.Clear()) > 0 {
 			t.Fatalf("start %d: %v %q", start, opened, first)
 		}
-		by, ok := opened.find("the-old-secret-0123")
-		if !ok || by.Name != "old" || by.Role != Operate || !slices.Equal(by.Speak, []string{"bot"}) {
+		by, err := opened.find("the-old-secret-0123")
+		if err != nil || by.Name != "old" || by.Role != Operate || !slices.Equal(by.Speak, []string{"bot"}) {
 			t.Errorf("start %d: the token is that of %+v", start, by)
 		}
 	}

@@ -45,13 +45,18 @@ func (t *audit) changed(v journal.Value) {
 	t.entries[v.Key] = e
 }
 
-func (t *audit) list(limit int) []AuditEntry {
+func (t *audit) list(f AuditFilter) []AuditEntry {
+	out := []AuditEntry{}
 	t.mu.Lock()
-	out := slices.AppendSeq([]AuditEntry{}, maps.Values(t.entries))
+	for _, e := range t.entries {
+		if f.matches(&e) {
+			out = append(out, e)
+		}
+	}
 	t.mu.Unlock()
 	slices.SortFunc(out, func(a, b AuditEntry) int { return strings.Compare(b.ID, a.ID) })
-	if limit > 0 && len(out) > limit {
-		out = out[:limit]
+	if f.Limit > 0 && len(out) > f.Limit {
+		out = out[:f.Limit]
 	}
 	return out
 }
@@ -135,12 +140,12 @@ func actFor[T any](a *Admin, ctx context.Context, by Actor, role Role, action, t
 	return out, err
 }
 
-// Audit lists the actions of operators, the newest first, at most limit; all for 0.
-func (a *Admin) Audit(by Actor, limit int) ([]AuditEntry, error) {
+// Audit lists the actions of operators that a filter chooses, the newest first.
+func (a *Admin) Audit(by Actor, f AuditFilter) ([]AuditEntry, error) {
 	if err := by.may(Administer); err != nil {
 		return nil, err
 	}
-	return a.audit.list(limit), nil
+	return a.audit.list(f), nil
 }
 
 func clip(s string) string {

@@ -112,7 +112,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	return nil, e
 }
 
-// ErrToken is the error for a token that the hub does not know.
+// ErrToken is the error for a token that the hub does not know, or that has expired.
 var ErrToken = errors.New("the hub does not accept the token")
 
 func (c *Client) do(ctx context.Context, method, path string, query url.Values, body, out any) error {
@@ -456,9 +456,26 @@ func (c *Client) Reload(ctx context.Context) (Reloaded, error) {
 	return fetch[Reloaded](c, ctx, "POST", "/reload", nil, nil)
 }
 
-// Audit lists the actions of operators, the newest first; all for limit 0.
-func (c *Client) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
-	return fetchList[AuditEntry](c, ctx, "/audit", url.Values{"limit": {strconv.Itoa(limit)}}, "audit")
+// Audit lists the actions of operators that a filter chooses, the newest first.
+func (c *Client) Audit(ctx context.Context, f AuditFilter) ([]AuditEntry, error) {
+	q := values(auditParams(&f)...)
+	q.Set("limit", strconv.Itoa(f.Limit)) // without it the hub would take its default
+	return fetchList[AuditEntry](c, ctx, "/audit", q, "audit")
+}
+
+// Tokens lists the tokens, without their hashes.
+func (c *Client) Tokens(ctx context.Context) ([]Token, error) {
+	return fetchList[Token](c, ctx, "/tokens", nil, "tokens")
+}
+
+// IssueToken issues a token, and gives it with its secret.
+func (c *Client) IssueToken(ctx context.Context, n NewToken) (Token, error) {
+	return fetch[Token](c, ctx, "POST", "/tokens", nil, n)
+}
+
+// RevokeToken revokes a token, and ends the calls that run on it.
+func (c *Client) RevokeToken(ctx context.Context, name string, force bool) error {
+	return c.do(ctx, "DELETE", "/tokens/"+url.PathEscape(name), values(param{"force", &force}), nil, nil)
 }
 
 // Messages lists messages of the journal, the newest first.

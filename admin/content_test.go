@@ -268,7 +268,7 @@ func TestObserverSeesNoContent(t *testing.T) {
 		"transcript": b.admin.Transcript(t.Context(), by, id, "asp", io.Discard),
 		"search":     errorOf(b.admin.Messages(t.Context(), by, index.Filter{Text: marker})),
 		"inbox":      errorOf(b.admin.Collect(t.Context(), by, "box", 1, 0)),
-		"audit":      errorOf(b.admin.Audit(by, 0)),
+		"audit":      errorOf(b.admin.Audit(by, AuditFilter{})),
 	} {
 		var e *parley.Error
 		if !errors.As(err, &e) || e.Code != parley.Forbidden {

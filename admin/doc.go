@@ -13,8 +13,9 @@
 // Every call but health and ready needs a token ([OpenTokens]). A token has a
 // role: [Observe] sees senders, recipients and the state of deliveries, [Read]
 // sees content too, [Operate] sends, reads inboxes, pauses agents and handles dead
-// letters, [Administer] changes agents and keys and sees the audit trail. A token
-// also names the agents for which it may send.
+// letters, [Administer] changes agents, keys and tokens and sees the audit trail. A
+// token also names the agents for which it may send, and may expire. A token that
+// is issued, expires or is revoked is so at once at every hub of the journal.
 //
 // Each change by an operator is written to the audit trail before it is made, and
 // again with its outcome; a change that cannot be written there is not made.

@@ -20,7 +20,7 @@ func table() map[string]methods {
 		"/v1/info":   {"GET": {Observe, plain((*Admin).Info)}},
 		"/v1/stats":  {"GET": {Observe, plain((*Admin).Stats)}},
 		"/v1/reload": {"POST": {Administer, postReload}},
-		"/v1/audit":  {"GET": {Administer, latest("audit", "limit", (*Admin).Audit)}},
+		"/v1/audit":  {"GET": {Administer, getAudit}},
 		"/v1/backup": {"GET": {Administer, getBackup}},
 
 		"/v1/agents": {"GET": {Observe, list("agents", (*Admin).Agents)},
@@ -58,6 +58,10 @@ func table() map[string]methods {
 		"/v1/keys/own":        {"POST": {Administer, create((*Admin).NewKey)}},
 		"/v1/keys/passphrase": {"POST": {Administer, change((*Admin).Passphrase)}},
 		"/v1/keys/rotate":     {"POST": {Administer, change((*Admin).Rotate)}},
+
+		"/v1/tokens": {"GET": {Administer, list("tokens", (*Admin).Tokens)},
+			"POST": {Administer, create((*Admin).IssueToken)}},
+		"/v1/tokens/{name}": {"DELETE": {Administer, deleteToken}},
 
 		"/v1/forget":   {"POST": {Administer, change((*Admin).Forget)}},
 		"/v1/erasures": {"GET": {Observe, getErasures}},
@@ -407,6 +411,23 @@ func (w *slowWriter) result(a *Admin, err error, text string, about ...any) erro
 	}
 	a.c.Logger.Warn(text, append(about, "error", err)...)
 	return nil
+}
+
+func getAudit(a *Admin, c *call) (any, error) {
+	f := AuditFilter{Limit: 100}
+	if err := c.params(auditParams(&f)...); err != nil {
+		return nil, err
+	}
+	list, err := a.Audit(c.by, f)
+	return map[string]any{"audit": list}, err
+}
+
+func deleteToken(a *Admin, c *call) (any, error) {
+	force, name := false, c.r.PathValue("name")
+	if err := c.params(param{"force", &force}); err != nil {
+		return nil, err
+	}
+	return map[string]string{"revoked": name}, a.RevokeToken(c.r.Context(), c.by, name, force)
 }
 
 func getDead(a *Admin, c *call) (any, error) {

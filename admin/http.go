@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"context"
 	_ "embed"
 	"errors"
 	"io"
@@ -57,6 +58,14 @@ type call struct {
 	status int // of the answer, unless there is an error
 
 	conversation func(string) (parley.ID, error) // finds one by its id, or the beginning of it
+}
+
+// ended gives the refusal if the caller's token expired or was revoked during the call.
+func (c *call) ended() error {
+	if e, ok := errors.AsType[*parley.Error](context.Cause(c.r.Context())); ok {
+		return e
+	}
+	return nil
 }
 
 // handler gives the body of the answer; nil: the handler has answered itself.
@@ -161,10 +170,17 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		c.by = by
+		ctx, end := a.c.Tokens.during(r.Context(), by)
+		defer end()
+		r = r.WithContext(ctx)
+		c.r = r
 	}
 	c.conversation = func(s string) (parley.ID, error) { return a.conversationID(r.Context(), c.by, s) }
 	r.Body = http.MaxBytesReader(w, r.Body, a.c.MaxBody)
 	res, err := ep.do(a, c)
+	if ended := c.ended(); err != nil && ended != nil {
+		err = ended
+	}
 	switch {
 	case err != nil:
 		e := parley.AsError(err)
@@ -193,9 +209,9 @@ func (a *Admin) Authenticate(r *http.Request) (Actor, error) {
 	if !found || !strings.EqualFold(scheme, "bearer") {
 		return Actor{}, parley.Refuse(parley.Unauthenticated, "send the header Authorization: Bearer TOKEN")
 	}
-	by, found := a.c.Tokens.find(strings.TrimSpace(secret))
-	if !found {
-		return Actor{}, parley.Refuse(parley.Unauthenticated, "the hub does not know this token")
+	by, err := a.c.Tokens.find(strings.TrimSpace(secret))
+	if err != nil {
+		return Actor{}, err
 	}
 	by.Address = source.Host(r.RemoteAddr)
 	return by, nil

@@ -41,6 +41,10 @@ func deadParams(f *DeadFilter) []param {
 		{"limit", &f.Limit}}
 }
 
+func auditParams(f *AuditFilter) []param {
+	return []param{{"by", &f.By}, {"action", &f.Action}, {"target", &f.Target}, {"since", &f.Since}, {"limit", &f.Limit}}
+}
+
 // params reads the query of a call: each parameter of the list at most once, and
 // no others. A missing parameter keeps the value that it has.
 func (c *call) params(list ...param) error {

@@ -10,12 +10,16 @@ import (
 )
 
 // sse writes server-sent events.
-type sse struct{ out *stream.Writer }
+type sse struct {
+	c      *call
+	out    *stream.Writer
+	failed bool
+}
 
 const sseWrite = 30 * time.Second // a reader that takes nothing for this long is gone
 
 func newSSE(c *call) *sse {
-	return &sse{stream.Start(c.w, "text/event-stream", stream.Options{Stall: sseWrite, Idle: 15 * time.Second,
+	return &sse{c: c, out: stream.Start(c.w, "text/event-stream", stream.Options{Stall: sseWrite, Idle: 15 * time.Second,
 		Beat: ": \n\n"})}
 }
 
@@ -31,13 +35,22 @@ func (s *sse) send(event, id string, v any) error {
 }
 
 func (s *sse) fail(err error) {
+	if ended := s.c.ended(); ended != nil {
+		err = ended
+	}
+	s.failed = true
 	// If this fails, the caller is gone.
 	_ = s.send("error", "", problemBody{*problem(parley.AsError(err))})
 }
 
-// close ends the stream, if it was begun.
+// close ends the stream, if it was begun. Its last event says so if the caller's token
+// expired or was revoked.
 func (s *sse) close() {
-	if s != nil {
-		s.out.Close()
+	if s == nil {
+		return
 	}
+	if ended := s.c.ended(); ended != nil && !s.failed {
+		s.fail(ended)
+	}
+	s.out.Close()
 }

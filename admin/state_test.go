@@ -121,7 +121,7 @@ func TestDeliveryOfAnAgent(t *testing.T) {
 	code(t, err, parley.Forbidden)
 	_, err = b.client.SetDelivery(ctx, "nobody", DeliveryChange{Tries: &tries})
 	code(t, err, parley.UnknownAgent)
-	list, err := b.client.Audit(ctx, 100)
+	list, err := b.client.Audit(ctx, AuditFilter{Limit: 100})
 	if err != nil {
 		t.Fatal(err)
 	}

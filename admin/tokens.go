@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -12,90 +11,21 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/internal/atomicfile"
-	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
-	"github.com/parley-hub/parley/policy"
 )
-
-// Role is the set of actions that a token permits; each role includes those before it.
-type Role string
-
-// The roles.
-const (
-	// no call of this API; its bearer has an account in which it registers agents (uAgents)
-	Register   Role = "register"
-	Observe    Role = "observe"    // see agents, messages, refusals, public keys and statistics, but no content
-	Read       Role = "read"       // and content, exports of it and the search in it
-	Operate    Role = "operate"    // and send, read inboxes, pause and resume, retry and drop dead letters
-	Administer Role = "administer" // and change agents and keys, and see the audit trail
-)
-
-// level grows with what a role permits; 0: no role.
-func (r Role) level() int {
-	return 1 + slices.Index([]Role{Register, Observe, Read, Operate, Administer}, r)
-}
-
-// operatorAgent is the agent for which a token sends by default.
-const operatorAgent = "operator"
-
-// An Actor is the operator on whose behalf a method works.
-type Actor struct {
-	Name    string // of the token
-	Role    Role
-	Speak   []string // agents as which it may speak: patterns as in [policy.Match]; nil: "operator"
-	Address string   // network address, for the audit trail
-}
-
-// may refuses an action that the actor's role does not include.
-func (a Actor) may(r Role) error {
-	if a.Role.level() >= r.level() {
-		return nil
-	}
-	return parley.Refuse(parley.Forbidden, "token %q has the role %q; this needs %q", a.Name, a.Role, r)
-}
-
-// speaker gives the agent for which the actor sends.
-func (a Actor) speaker(name string) (string, error) {
-	patterns := a.Speak
-	if len(patterns) == 0 {
-		patterns = []string{operatorAgent}
-	}
-	if name == "" {
-		name = operatorAgent
-		if len(patterns) == 1 && parley.CheckName(patterns[0]) == nil {
-			name = patterns[0]
-		}
-	}
-	if err := parley.CheckName(name); err != nil {
-		return "", err
-	}
-	if slices.ContainsFunc(patterns, func(p string) bool { return policy.Match(p, name) }) {
-		return name, nil
-	}
-	return "", parley.Refuse(parley.Forbidden, "token %q may not speak as %q; it may as %s", a.Name, name,
-		strings.Join(patterns, ", "))
-}
-
-// TokenFile is a copy of the tokens, in the data directory: one JSON object a
-// line, mode 0600. It holds hashes of the secrets. To add a token, add a line with
-// its secret in "token": a hub that starts or reloads its configuration moves it
-// into the state, where the tokens of all hubs of a cluster are.
-const TokenFile = "admin-tokens.jsonl"
 
 // localToken is the name of the token that each start of a hub makes for the
 // commands on its own machine; see [Tokens.AddLocal].
 const localToken = "local"
 
-// A Token lets its bearer in. Exactly one of Hash and Secret is set.
+// A Token lets its bearer in. Exactly one of Hash and Secret is set; neither in lists.
 type Token struct {
 	Name    string    `json:"name"`           // for the audit trail; unique
 	Role    Role      `json:"role"`           // register, observe, read, operate or administer
@@ -103,6 +33,8 @@ type Token struct {
 	Secret  string    `json:"token,omitzero"` // the secret in clear: 16 characters or more
 	Speak   []string  `json:"speak,omitzero"`
 	Created time.Time `json:"created,omitzero"`
+	Expires time.Time `json:"expires,omitzero"` // refused from then on; zero: never
+	Used    time.Time `json:"used,omitzero"`    // last, recorded at most once an hour; zero: never
 
 	// Only in lines of the file: Kept names the state of which the line is a copy,
 	// Removed asks for the token's removal from the state.
@@ -120,10 +52,16 @@ type Tokens struct {
 	state     journal.State // nil: the tokens are from a list or a file alone
 	id        string        // of the state
 	dir       string        // of the file; "": none
+	now       func() time.Time
 	log       *slog.Logger
 	stop      func()
-	revisions map[string]uint64 // of those in the state; under mu
-	opened    bool              // changes are copied into the file; under mu
+	revisions map[string]uint64         // of those in the state; under mu
+	opened    bool                      // changes are copied into the file; under mu
+	used      map[string]time.Time      // last, by name; under mu
+	noted     map[string]time.Time      // when the last use was last written to the state; under mu
+	calls     map[*runningCall]struct{} // under mu
+	notes     sync.WaitGroup            // writers of last uses
+	revoking  sync.Mutex                // one at a time, so that the last administering token stays
 }
 
 const (
@@ -132,12 +70,17 @@ const (
 	hashPrefix   = "sha256:"
 )
 
+func emptyTokens() *Tokens {
+	return &Tokens{now: time.Now, revisions: map[string]uint64{}, used: map[string]time.Time{},
+		noted: map[string]time.Time{}, calls: map[*runningCall]struct{}{}}
+}
+
 // newTokens checks a list of tokens, and keeps only hashes of their secrets.
 func newTokens(list ...Token) (*Tokens, error) {
 	if len(list) > maxTokens {
 		return nil, fmt.Errorf("%d tokens, more than the %d allowed", len(list), maxTokens)
 	}
-	out := &Tokens{}
+	out := emptyTokens()
 	names := map[string]bool{}
 	for i, t := range list {
 		switch {
@@ -195,10 +138,10 @@ func hashOf(secret string) string {
 // directory; see [Tokens.Reread]. If there is neither a token nor a file, and rnd is set,
 // it makes a first token, which permits everything, and gives its secret, which is stored
 // nowhere.
-func OpenTokens(ctx context.Context, state journal.State, id, dir string, now time.Time, rnd io.Reader,
-	log *slog.Logger) (
-	t *Tokens, first string, err error) {
-	t = &Tokens{state: state, id: id, dir: dir, log: log, revisions: map[string]uint64{}}
+func OpenTokens(ctx context.Context, state journal.State, id, dir string, now func() time.Time, rnd io.Reader,
+	log *slog.Logger) (t *Tokens, first string, err error) {
+	t = emptyTokens()
+	t.state, t.id, t.dir, t.now, t.log = state, id, dir, now, log
 	if t.stop, err = state.Watch(ctx, "", t.stateChanged); err != nil {
 		return nil, "", fmt.Errorf("read the admin tokens: %w", err)
 	}
@@ -213,7 +156,7 @@ func OpenTokens(ctx context.Context, state journal.State, id, dir string, now ti
 		return nil, "", err
 	}
 	if absent && len(t.All()) == 0 && rnd != nil {
-		if first, err = t.begin(ctx, now, rnd); err != nil {
+		if first, err = t.begin(ctx, now(), rnd); err != nil {
 			return nil, "", fmt.Errorf("make the admin token: %w", err)
 		}
 	}
@@ -236,7 +179,10 @@ func (t *Tokens) begin(ctx context.Context, now time.Time, rnd io.Reader) (secre
 }
 
 // Close stops following other hubs.
-func (t *Tokens) Close() { t.stop() }
+func (t *Tokens) Close() {
+	t.stop()
+	t.notes.Wait()
+}
 
 // stateChanged is called for each change of the state.
 func (t *Tokens) stateChanged(v journal.Value) {
@@ -271,17 +217,32 @@ func (t *Tokens) apply(v journal.Value) (changed bool, err error) {
 	if v.Revision <= t.revisions[v.Key] {
 		return false, nil
 	}
-	t.list = slices.DeleteFunc(slices.Clone(t.list), func(k Token) bool { return k.Name == v.Key })
 	if v.Deleted {
 		delete(t.revisions, v.Key)
-		return true, nil
+	} else {
+		t.revisions[v.Key] = v.Revision
 	}
-	t.revisions[v.Key] = v.Revision
+	t.replace(v.Key, fresh...)
+	return true, nil
+}
+
+// replace puts fresh in the place of the token of that name, and ends the calls that
+// it no longer permits; t.mu is held.
+func (t *Tokens) replace(name string, fresh ...Token) {
+	t.list = slices.DeleteFunc(slices.Clone(t.list), func(k Token) bool { return k.Name == name })
 	t.list = append(t.list, fresh...)
+	if len(fresh) == 0 {
+		delete(t.used, name)
+		delete(t.noted, name)
+	}
 	slices.SortStableFunc(t.list, func(a, b Token) int {
 		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name))
 	})
-	return true, nil
+	for c := range t.calls {
+		if c.by.Name == name && !slices.ContainsFunc(fresh, c.permits) {
+			c.end(parley.Refuse(parley.Unauthenticated, "token %q was revoked", name))
+		}
+	}
 }
 
 // create puts a token into the state, or fails with [journal.ErrExists].
@@ -305,130 +266,6 @@ func (t *Tokens) put(token Token, write func([]byte) (revision uint64, err error
 	return err
 }
 
-// adopt moves a token of the file into the state. If another token has its name, it gets
-// a new name: each hub of a cluster once had a first token of the same name.
-func (t *Tokens) adopt(ctx context.Context, token Token) error {
-	name := token.Name
-	for n := 2; ; n++ {
-		err := t.create(ctx, token)
-		if !errors.Is(err, journal.ErrExists) {
-			if err == nil && token.Name != name {
-				t.log.Warn("an admin token has another name now: there is one of its name", "was", name, "is",
-					token.Name)
-			}
-			return err
-		}
-		v, err := t.state.Get(ctx, token.Name)
-		if errors.Is(err, journal.ErrNotFound) {
-			continue // it was removed meanwhile
-		}
-		var old Token
-		if err == nil {
-			err = jsonx.Decode(v.Data, &old)
-		}
-		if err != nil {
-			return err
-		}
-		if old.Hash == token.Hash {
-			// Its role, or the agents for which it may send, may have changed.
-			return t.put(token, func(b []byte) (uint64, error) {
-				return t.state.Put(ctx, token.Name, b, time.Time{})
-			})
-		}
-		token.Name = fmt.Sprintf("%s-%d", name, n)
-	}
-}
-
-// Reread adopts new lines of the token file in the data directory, which a person
-// or `parley tokens` wrote. It replaces secrets by their hashes. The error matches
-// [os.ErrNotExist] if there is no file; on any error all tokens stay as they were.
-func (t *Tokens) Reread(ctx context.Context) error {
-	if t.dir == "" {
-		return nil
-	}
-	read, unlock, err := lockTokens(t.dir)
-	defer unlock()
-	if err != nil {
-		return err
-	}
-	for _, k := range read.list {
-		switch {
-		case k.Kept == t.id:
-		case k.Removed:
-			if err := t.state.Delete(ctx, k.Name, 0); err != nil {
-				return fmt.Errorf("remove admin token %q: %w", k.Name, err)
-			}
-			t.mu.Lock()
-			t.list = slices.DeleteFunc(slices.Clone(t.list), func(o Token) bool { return o.Name == k.Name })
-			t.mu.Unlock()
-		default:
-			k.Kept = ""
-			if err := t.adopt(ctx, k); err != nil {
-				return fmt.Errorf("add admin token %q: %w", k.Name, err)
-			}
-		}
-	}
-	path := filepath.Join(t.dir, TokenFile)
-	if err := t.write(nil); err != nil {
-		// The tokens are valid, so the hub can go on.
-		t.log.Error("cannot write the admin tokens", "file", path, "in clear", read.clear, "error", err)
-	} else if len(read.clear) > 0 {
-		t.log.Info("replaced the secrets of admin tokens by their hashes", "file", path, "tokens", read.clear)
-	}
-	return nil
-}
-
-// copy brings the copy in the file up to date. New lines there stay.
-func (t *Tokens) copy() error {
-	if t.dir == "" {
-		return nil
-	}
-	if err := os.MkdirAll(t.dir, 0o700); err != nil {
-		return err
-	}
-	read, unlock, err := lockTokens(t.dir)
-	defer unlock()
-	switch {
-	case errors.Is(err, os.ErrNotExist):
-		read = &Tokens{}
-	case err != nil:
-		return err
-	}
-	fresh := slices.DeleteFunc(read.list, func(k Token) bool { return k.Kept == t.id })
-	return t.write(fresh)
-}
-
-// write makes the file a copy of the tokens, followed by its new lines.
-func (t *Tokens) write(fresh []Token) error {
-	t.mu.RLock()
-	lines := slices.DeleteFunc(slices.Clone(t.list), func(k Token) bool { return k.Name == localToken })
-	t.mu.RUnlock()
-	for i := range lines {
-		lines[i].Kept = t.id
-	}
-	lines = slices.DeleteFunc(lines, func(k Token) bool { // the new line of that name replaces it
-		return slices.ContainsFunc(fresh, func(f Token) bool { return f.Name == k.Name })
-	})
-	return writeTokens(t.dir, append(lines, fresh...))
-}
-
-// MakeTokenFile makes the token file of a data directory where there is none, with
-// a first token, "admin", that may do everything and speak as any agent. It
-// gives the token's secret, which is stored nowhere, or "" if there is a file.
-func MakeTokenFile(dir string, now time.Time, rnd io.Reader) (secret string, err error) {
-	if _, err := os.Lstat(filepath.Join(dir, TokenFile)); !errors.Is(err, os.ErrNotExist) {
-		return "", err
-	}
-	first, secret, err := firstToken(now, rnd)
-	if err != nil {
-		return "", err
-	}
-	if err := writeTokens(dir, []Token{first}); err != nil {
-		return "", fmt.Errorf("make the admin token: %w", err)
-	}
-	return secret, nil
-}
-
 // firstToken makes a token that permits everything, and its secret.
 func firstToken(now time.Time, rnd io.Reader) (t Token, secret string, err error) {
 	secret, err = newSecret(rnd)
@@ -444,21 +281,6 @@ func newSecret(rnd io.Reader) (string, error) {
 	return "parley_" + base64.RawURLEncoding.EncodeToString(b[:]), nil
 }
 
-func writeTokens(dir string, list []Token) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	var b []byte
-	for _, k := range list {
-		line, err := jsonx.Encode(k)
-		if err != nil {
-			return err
-		}
-		b = append(append(b, line...), '\n')
-	}
-	return atomicfile.Replace(filepath.Join(dir, TokenFile), b)
-}
-
 // AddLocal adds the token for commands on the hub's own machine, which permits
 // everything, and gives its secret. It must be called before the tokens are used.
 func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err error) {
@@ -470,134 +292,43 @@ func (t *Tokens) AddLocal(now time.Time, rnd io.Reader) (secret string, err erro
 	return secret, nil
 }
 
-// IssueToken adds a token with a fresh secret to the file of a data directory, and
-// gives the secret, which is stored nowhere. A running hub knows the token after
-// [Tokens.Reread].
-func IssueToken(dir string, token Token, rnd io.Reader) (secret string, err error) {
-	t, unlock, err := lockTokens(dir)
-	defer unlock()
-	if errors.Is(err, os.ErrNotExist) {
-		return "", fmt.Errorf("%w; `parley init` makes it", err)
-	}
-	if err != nil {
-		return "", err
-	}
-	if token.Secret, err = newSecret(rnd); err != nil {
-		return "", err
-	}
-	if t, err = newTokens(append([]Token{token}, t.list...)...); err != nil {
-		return "", err
-	}
-	return token.Secret, writeTokens(dir, append(t.list[1:], t.list[0]))
-}
-
-// RemoveToken marks a token as removed in the file of a data directory. A running
-// hub, and every hub of its cluster, refuses it after [Tokens.Reread].
-func RemoveToken(dir, name string) error {
-	t, unlock, err := lockTokens(dir)
-	defer unlock()
-	if err != nil {
-		return err
-	}
-	i := slices.IndexFunc(t.list, func(k Token) bool { return k.Name == name && !k.Removed })
-	if i < 0 {
-		return fmt.Errorf("no token is named %q; `parley tokens` lists them", name)
-	}
-	if k := &t.list[i]; k.Kept != "" {
-		k.Kept, k.Removed = "", true
-	} else {
-		t.list = slices.Delete(t.list, i, i+1) // no hub has it yet
-	}
-	return writeTokens(dir, t.list)
-}
-
-// All gives the tokens without their secrets.
+// All gives the tokens without their hashes.
 func (t *Tokens) All() []Token {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	out := make([]Token, 0, len(t.list))
 	for _, k := range t.list {
 		if !k.Removed {
-			k.Kept = ""
+			k.Kept, k.Hash = "", ""
+			if used := t.used[k.Name]; used.After(k.Used) {
+				k.Used = used
+			}
 			out = append(out, k)
 		}
 	}
 	return out
 }
 
-// Account gives the name of the account whose token has the role [Register].
-func (t *Tokens) Account(secret string) (name string, ok bool) {
-	by, ok := t.find(secret)
-	return by.Name, ok && by.Role == Register
+// Account gives the name of the account whose token has the role [Register], or tells the
+// bearer why there is none.
+func (t *Tokens) Account(secret string) (name, why string) {
+	by, err := t.find(secret)
+	switch {
+	case err == nil && by.Role == Register:
+		return by.Name, ""
+	case err != nil && by.Name != "":
+		return "", parley.AsError(err).Text
+	}
+	return "", "The hub does not know this token; its operator issues one: parley tokens add NAME --role register"
 }
 
-// Clear names the tokens whose secrets are in the file in clear text.
-func (t *Tokens) Clear() []string { return t.clear }
-
-// ReadTokens reads the tokens of a data directory and changes nothing. The error
-// matches [os.ErrNotExist] if there is no file. A file that other users may read is
-// refused.
-func ReadTokens(dir string) (*Tokens, error) {
-	path := filepath.Join(dir, TokenFile)
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("admin tokens: %w", err)
-	}
-	defer f.Close()
-	i, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("admin tokens: %w", err)
-	}
-	if disk.OthersMay(i) {
-		return nil, fmt.Errorf("admin tokens: others can read %s; run: chmod 600 %s", path, path)
-	}
-	b, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("admin tokens: %w", err)
-	}
-	if len(b) > maxTokenFile {
-		return nil, fmt.Errorf("admin tokens: %s has more than %d bytes", path, maxTokenFile)
-	}
-	var list []Token
-	for n, line := range bytes.Split(b, []byte("\n")) {
-		if len(bytes.TrimSpace(line)) == 0 {
-			continue
-		}
-		var t Token
-		if err := jsonx.DecodeKnown(line, &t); err != nil {
-			return nil, fmt.Errorf("admin tokens: %s, line %d: %w", path, n+1, err)
-		}
-		list = append(list, t)
-	}
-	t, err := newTokens(list...)
-	if err != nil {
-		return nil, fmt.Errorf("admin tokens: %s: %w", path, err)
-	}
-	return t, nil
-}
-
-// lockTokens is [ReadTokens] under a lock, for callers that write the file
-// afterwards: a running hub copies changes of other hubs into it at any moment, and
-// a line that a command added meanwhile would be lost. Other callers of lockTokens
-// wait until unlock, which is never nil.
-func lockTokens(dir string) (t *Tokens, unlock func(), err error) {
-	if _, err := os.Stat(dir); err != nil { // to lock it would make a file of that name
-		return nil, func() {}, fmt.Errorf("admin tokens: %w", err)
-	}
-	lock, err := disk.Wait(dir)
-	if err != nil {
-		return nil, func() {}, fmt.Errorf("admin tokens: %w", err)
-	}
-	t, err = ReadTokens(dir)
-	return t, func() { lock.Close() }, err
-}
-
-// find gives the actor of a secret. It compares all hashes, each in constant time,
-// so that its duration reveals nothing about them.
-func (t *Tokens) find(secret string) (Actor, bool) {
-	got := []byte(hashOf(secret))
+// find gives the actor of a secret, and notes the use of its token. It compares all
+// hashes, each in constant time, so that its duration reveals nothing about them. With
+// an expired token it gives the actor and an error.
+func (t *Tokens) find(secret string) (Actor, error) {
+	hash := hashOf(secret)
+	got := []byte(hash)
 	t.mu.RLock()
-	defer t.mu.RUnlock()
 	found := -1
 	for i := range t.list {
 		if subtle.ConstantTimeCompare(got, []byte(t.list[i].Hash)) == 1 {
@@ -605,8 +336,24 @@ func (t *Tokens) find(secret string) (Actor, bool) {
 		}
 	}
 	if found < 0 {
-		return Actor{}, false
+		t.mu.RUnlock()
+		return Actor{}, parley.Refuse(parley.Unauthenticated, "the hub does not know this token")
 	}
-	v := &t.list[found]
-	return Actor{Name: v.Name, Role: v.Role, Speak: v.Speak}, true
+	v := t.list[found]
+	t.mu.RUnlock()
+	by := Actor{Name: v.Name, Role: v.Role, Speak: v.Speak, hash: hash, expires: v.Expires}
+	now := t.now()
+	if v.Expired(now) {
+		return by, expired(v.Name, v.Expires)
+	}
+	t.noteUse(v, now)
+	return by, nil
+}
+
+// Expired reports whether the token is refused because its time is over.
+func (t *Token) Expired(now time.Time) bool { return !t.Expires.IsZero() && !now.Before(t.Expires) }
+
+func expired(name string, at time.Time) *parley.Error {
+	return parley.Refuse(parley.Unauthenticated, "token %q expired at %s; its operator issues another: "+
+		"parley tokens add", name, at.UTC().Format(time.RFC3339))
 }

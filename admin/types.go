@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"mime"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -341,6 +342,20 @@ type AuditEntry struct {
 	Target  string    `json:"target,omitzero"`
 	Detail  string    `json:"detail,omitzero"`
 	Outcome string    `json:"outcome"` // "started", "done", or the error's text
+}
+
+// AuditFilter chooses entries of the audit trail; a zero field chooses all.
+type AuditFilter struct {
+	By     string    // name of the token
+	Action string    // "dead.drop", or "dead" for all that begin so
+	Target string    // what was changed: the name of an agent, a token …
+	Since  time.Time // done at or after
+	Limit  int       // at most so many, the newest
+}
+
+func (f *AuditFilter) matches(e *AuditEntry) bool {
+	return (f.By == "" || f.By == e.Actor) && (f.Target == "" || f.Target == e.Target) && !e.Time.Before(f.Since) &&
+		(f.Action == "" || f.Action == e.Action || strings.HasPrefix(e.Action, f.Action+"."))
 }
 
 // Stats of the moment.

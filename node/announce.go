@@ -82,7 +82,7 @@ func (n *Node) openTokens(ctx context.Context) error {
 		return err
 	}
 	tokens, first, err := admin.OpenTokens(ctx, n.journal.State("admin-tokens"), hex.EncodeToString(id), n.tokenDir(),
-		n.c.Now(), rnd, n.log)
+		n.c.Now, rnd, n.log)
 	if err != nil {
 		return err
 	}

@@ -103,7 +103,9 @@ func TestClusterIsOneHub(t *testing.T) {
 	}
 
 	// Tokens.
-	secret, err := admin.IssueToken(one.c.Data, admin.Token{Name: "ann", Role: admin.Observe}, rand.Reader)
+	issued, err := admin.IssueToken(one.c.Data, admin.NewToken{Name: "ann", Role: admin.Observe}, time.Now(),
+		rand.Reader)
+	secret := issued.Secret
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +113,7 @@ func TestClusterIsOneHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, func() bool { _, err := at(two, secret).Info(ctx); return err == nil })
-	if err := admin.RemoveToken(two.c.Data, "ann"); err != nil {
+	if err := admin.RevokeToken(two.c.Data, "ann", false, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if err := two.tokens.Reread(ctx); err != nil {
@@ -123,7 +125,7 @@ func TestClusterIsOneHub(t *testing.T) {
 	want := []string{"one agent.remove", "one agent.add", "two agent.expose", "two agent.pause", "one agent.add"}
 	for _, n := range []*Node{one, two} {
 		eventually(ctx, t, func() bool {
-			list, err := at(n, first[0]).Audit(ctx, 0)
+			list, err := at(n, first[0]).Audit(ctx, admin.AuditFilter{})
 			if err != nil {
 				t.Fatal(err)
 			}

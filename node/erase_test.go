@@ -187,7 +187,7 @@ func TestForget(t *testing.T) {
 	if err != nil || len(list) != 4 || list[0].Name != "echo" || list[0].Erased != 2 || list[0].Ended.IsZero() {
 		t.Errorf("%+v %v", list, err)
 	}
-	audit, err := n.Admin().Audit(everything, 0)
+	audit, err := n.Admin().Audit(everything, admin.AuditFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}

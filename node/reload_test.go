@@ -142,7 +142,7 @@ samvad = { url = "https://new.example", key = "0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvh
 		!slices.Equal(out.Restart, []string{"limits.refusals"}) {
 		t.Errorf("%+v, %v", out, err)
 	}
-	list, err := n.Admin().Audit(everything, 0)
+	list, err := n.Admin().Audit(everything, admin.AuditFilter{})
 	if err != nil || !slices.ContainsFunc(list, func(e admin.AuditEntry) bool { return e.Action == "config.reload" }) {
 		t.Errorf("%+v, %v", list, err)
 	}

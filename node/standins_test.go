@@ -138,7 +138,7 @@ func TestStandInsLiveAndDieWithTheirAgent(t *testing.T) {
 			t.Errorf("a key of the removed agent is kept: %+v", k)
 		}
 	}
-	audit, err := f.Admin().Audit(everything, 100)
+	audit, err := f.Admin().Audit(everything, admin.AuditFilter{})
 	if err != nil || !slices.ContainsFunc(audit, func(e admin.AuditEntry) bool {
 		return e.Action == "agent.remove" &&
 			e.Target == "museum"

@@ -308,10 +308,9 @@ func (b *Binding) accountOf(ctx context.Context, bearer, _ string) (string, erro
 	if b.c.Account == nil {
 		return "", protocol.ErrUnauthorized
 	}
-	name, ok := b.c.Account(bearer)
-	if !ok {
-		return "", protocol.ErrUnauthorized.Saying(
-			"The hub does not know this token; its operator issues one: parley tokens add NAME --role register")
+	name, why := b.c.Account(bearer)
+	if name == "" {
+		return "", protocol.ErrUnauthorized.Saying(why)
 	}
 	policy.Vouch(ctx)
 	return name, nil

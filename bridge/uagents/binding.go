@@ -79,7 +79,7 @@ type Config struct {
 
 	// Account gives the name of the account of a bearer token. nil: there are no
 	// accounts.
-	Account func(secret string) (name string, ok bool)
+	Account func(secret string) (name, why string)
 
 	Now    func() time.Time
 	Logger *slog.Logger

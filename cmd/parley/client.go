@@ -95,8 +95,12 @@ func (a *app) hubError(err error, where ...string) error {
 		return &exitError{exitUnreachable, fmt.Errorf("no hub answers at %s (%v)\n        start a hub with `parley "+
 			"serve`, or name another one with --admin or --data", base, away.Err)}
 	case errors.Is(err, admin.ErrToken):
-		return &exitError{exitRefused, fmt.Errorf("the hub does not know this token\n        set %s to a token of "+
-			"that hub; on its machine unset %[1]s and name its data directory with --data", tokenEnv)}
+		why := "the hub does not know this token"
+		if errors.As(err, &e) {
+			why = clean(e.Text)
+		}
+		return &exitError{exitRefused, fmt.Errorf("%s\n        set %s to a token of that hub; on its machine unset "+
+			"%[2]s and name its data directory with --data", why, tokenEnv)}
 	case errors.As(err, &e):
 		err := problemError(e.Code, e.Text, e.Ref)
 		if e.Code == "not_found" && len(where) > 0 {
@@ -114,6 +118,8 @@ func problemError(code parley.Code, text, ref string) error {
 		s += "\n        parley explain " + clean(ref)
 	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
 		s += "\n        set " + tokenEnv + " to a token with that role; on the hub's machine unset it"
+	} else if code == parley.Unauthenticated && strings.HasPrefix(text, `token "`) {
+		s += "\n        set " + tokenEnv + " to a token of that hub; on its machine unset it"
 	} else if h := adviceFor[code]; h != "" && code != parley.Malformed &&
 		!strings.HasPrefix(text, "the configuration ") &&
 		!strings.HasPrefix(text, "keyring: ") {

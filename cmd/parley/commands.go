@@ -15,7 +15,7 @@ func (a *app) commands() []*cobra.Command {
 		a.initCommand(), a.doctorCommand(),
 		a.demoCommand(), a.serveCommand(),
 		a.sendCommand(), a.listenCommand(),
-		a.agentsCommand(), a.keysCommand(), a.tokensCommand(),
+		a.agentsCommand(), a.keysCommand(), a.tokensCommand(), a.auditCommand(),
 		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
 		a.conversationCommand(), a.tailCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),

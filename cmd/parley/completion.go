@@ -138,12 +138,13 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		}
 	}
 	keyIDs, owners := keys(func(k *shownKey) string { return k.id }), keys(func(k *shownKey) string { return k.owner })
-	tokens := func(*cobra.Command, []string, string) (out []string, _ cobra.ShellCompDirective) {
-		if c, err := a.load(); err == nil {
-			if t, err := admin.ReadTokens(c.Data); err == nil {
-				for _, t := range t.All() {
-					out = append(out, cobra.CompletionWithDesc(oneLine(t.Name), string(t.Role)))
-				}
+	tokens := func(cmd *cobra.Command, _ []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+		ctx, stop := context.WithTimeout(cmd.Context(), completionWait)
+		defer stop()
+		if k, err := a.tokenKeeper(ctx); err == nil {
+			list, _ := k.Tokens(ctx) // on an error there are none
+			for _, t := range list {
+				out = append(out, cobra.CompletionWithDesc(oneLine(t.Name), string(t.Role)))
 			}
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
@@ -182,11 +183,11 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
 		"inspect": {files}, "journal salvage": {files}, "keys enroll": {agents}, "keys export-public": {keyIDs},
 		"keys import": {files}, "keys rotate": {owners}, "keys show": {keyIDs}, "keys unenroll": {agents, keyIDs},
-		"listen": {agents}, "map test": {files}, "restore": {files}, "send": {content}, "tokens remove": {tokens},
+		"listen": {agents}, "map test": {files}, "restore": {files}, "send": {content}, "tokens revoke": {tokens},
 		"verify": {files},
 	}
 	flags = map[string]completion{
-		"agent": agents, "from": agents, "to": agents, "speak": agents, "owner": owners, "key-id": keyIDs,
+		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
 		"kind": words("request", "event", "response", "error", "notice", "cancel"), "send --kind": words("request", "notice"),
 		"code": words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
@@ -200,9 +201,9 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"data": directories, "dir": directories, "profile": directories, "cpuprofile": directories,
 	}
 	// The values of these only their user knows.
-	for _, free := range []string{"admin", "admin-listen", "a2e", "agents", "agh", "as", "before", "channel", "connections",
-		"count", "daemon", "duration", "endpoint", "every", "hub", "id", "idempotency-key", "index", "jq", "key", "last",
-		"limit", "listen", "messages", "nats", "now", "only", "org", "overlap", "path", "patience",
+	for _, free := range []string{"action", "admin", "admin-listen", "a2e", "agents", "agh", "as", "before", "channel", "connections",
+		"count", "daemon", "duration", "endpoint", "every", "expires", "hub", "id", "idempotency-key", "index", "jq", "key", "last",
+		"limit", "listen", "messages", "nats", "now", "of", "only", "org", "overlap", "path", "patience",
 		"payload", "peers", "reason",
 		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait", "workspace"} {
 		flags[free] = nothing

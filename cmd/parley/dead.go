@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -70,21 +69,6 @@ func (f *deadFlags) parse() (err error) {
 	}
 	f.Before, err = moment("--before", f.beforeText)
 	return err
-}
-
-// moment parses a time, or a duration back from now.
-func moment(flag, s string) (time.Time, error) {
-	if s == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
-		return time.Now().Add(-d), nil
-	}
-	t, err := time.Parse(time.RFC3339, s)
-	if err != nil {
-		return t, usage("%s %q: want a time such as 2026-11-20T15:04:05Z, or a duration such as 2h", flag, s)
-	}
-	return t, nil
 }
 
 func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.DeadFilter) error {

@@ -110,8 +110,8 @@ func (a *app) explain(r admin.Refusal) {
 
 // apiAdvice is the advice for the failed checks of the admin API.
 var apiAdvice = map[string]string{
-	"token": "send Authorization: Bearer with the secret of a token that is in the hub's " + admin.TokenFile +
-		"; the hub reads a new line there at its next start or `parley config reload`",
+	"token": "send Authorization: Bearer with the secret of one of the hub's tokens: `parley tokens` lists them, " +
+		"`parley tokens add NAME` issues one",
 	"origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"testing"
 
@@ -39,7 +40,7 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		Setup:               func(e *testscript.Env) error { return startHub(e) },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead,
-			"conversation": onlyConversation, "spoil": spoil, "peer": runPeer},
+			"conversation": onlyConversation, "spoil": spoil, "peer": runPeer, "bearer": useToken},
 	})
 }
 
@@ -61,6 +62,16 @@ func wantCode(ts *testscript.TestScript, neg bool, args []string) {
 	if got != want {
 		ts.Fatalf("exit code %d, want %d", got, want)
 	}
+}
+
+// useToken makes the commands use the token that the last one showed; $BEARER keeps its secret.
+func useToken(ts *testscript.TestScript, _ bool, _ []string) {
+	secret := regexp.MustCompile(`parley_[A-Za-z0-9_-]{32}`).FindString(ts.ReadFile("stdout"))
+	if secret == "" {
+		ts.Fatalf("the last command showed no token")
+	}
+	ts.Setenv("BEARER", secret)
+	ts.Setenv(tokenEnv, secret)
 }
 
 type hubKey struct{}

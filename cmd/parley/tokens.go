@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"crypto/rand"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -10,67 +12,133 @@ import (
 )
 
 func (a *app) tokensCommand() *cobra.Command {
-	t := admin.Token{Role: admin.Observe}
+	n := admin.NewToken{Role: admin.Observe}
+	var expires string
 	add := &cobra.Command{
 		Use:   "add NAME",
 		Short: "Issue a token and show its secret, once",
 		Long: `Issue a token for the admin API, or for an account that registers uAgents at the hub
-(--role register). Its secret is shown once and stored nowhere; the data directory holds
-its hash. A running hub knows the token after ` + "`parley config reload`" + ` or a restart.`,
+(--role register). Its secret is shown once; the hub keeps only a hash. A running hub,
+and every hub of its cluster, accepts it at once; a hub that does not run, when it starts.`,
 		Example: `  parley tokens add alice --role register
-  parley tokens add monitoring --role observe`,
+  parley tokens add monitoring --role observe
+  parley tokens add deploy --role operate --speak 'crew/*' --expires 30d`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			c, err := a.load()
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			n.Name = args[0]
+			if n.Expires, err = later("--expires", expires); err != nil {
+				return err
+			}
+			n.Expires = n.Expires.UTC().Truncate(time.Second)
+			k, err := a.tokenKeeper(cmd.Context())
+			if hub, ok := k.(*admin.Client); ok && err == nil {
+				err = keepsSecret(hub.Base)
+			}
 			if err != nil {
 				return err
 			}
-			t.Name, t.Created = args[0], a.now().UTC().Truncate(time.Second)
-			secret, err := admin.IssueToken(c.Data, t, rand.Reader)
+			t, err := k.IssueToken(cmd.Context(), n)
 			if err != nil {
-				return err
+				return a.hubError(err)
 			}
-			return a.print(map[string]string{"name": t.Name, "role": string(t.Role), "token": secret},
-				"token  %s\n\nshown once; a running hub knows the token after: parley config reload\n", secret)
+			text := "token  " + t.Secret + "\n\nshown once"
+			if !t.Expires.IsZero() {
+				text += "; it expires at " + stamp(t.Expires)
+			}
+			if _, offline := k.(tokenFile); offline {
+				text += "; no hub runs on the data directory: it knows the token when it starts"
+			}
+			return a.print(t, "%s\n", text)
 		},
 	}
-	add.Flags().StringVar((*string)(&t.Role), "role", string(t.Role), "register, observe, read, operate or administer")
-	add.Flags().StringSliceVar(&t.Speak, "speak", nil, "agents for which it may send; patterns (default: operator)")
-	remove := &cobra.Command{
-		Use: "remove NAME", Short: "Remove a token", Args: cobra.ExactArgs(1),
-		Long: `Remove a token. A running hub refuses it after ` + "`parley config reload`" + ` or a restart.
-The agents of an account stay until ` + "`parley agents remove`" + `.`,
-		Example: "  parley tokens remove alice",
-		RunE: func(_ *cobra.Command, args []string) error {
-			c, err := a.load()
-			if err != nil {
-				return err
-			}
-			if err := admin.RemoveToken(c.Data, args[0]); err != nil {
-				return err
-			}
-			return a.print(map[string]string{"removed": args[0]},
-				"removed; a running hub refuses the token after: parley config reload\n")
-		},
+	f := add.Flags()
+	f.StringVar((*string)(&n.Role), "role", string(n.Role), "register, observe, read, operate or administer")
+	f.StringSliceVar(&n.Speak, "speak", nil, "agents for which it may send; patterns (default: operator)")
+	f.StringVar(&expires, "expires", "", "when it expires: a time, or a duration from now (30d); default: never")
+	list := &cobra.Command{
+		Use: "list", Short: "List the tokens: role, when issued, when they expire, last use", RunE: a.tokensList,
+		Example: "  parley tokens list --json",
 	}
-	return group("tokens", "List, issue and remove tokens of the admin API and of accounts", "  parley tokens",
-		a.tokensList, add, remove)
+	return group("tokens", "List, issue and revoke tokens of the admin API and of accounts", "  parley tokens",
+		a.tokensList, add, list, a.tokensRevoke())
 }
 
-func (a *app) tokensList(*cobra.Command, []string) error {
-	c, err := a.load()
+func (a *app) tokensRevoke() *cobra.Command {
+	var force bool
+	c := &cobra.Command{
+		Use: "revoke NAME", Short: "Revoke a token, and end what runs on it", Args: cobra.ExactArgs(1),
+		Long: `Revoke a token. A running hub, and every hub of its cluster, refuses it at once, and ends
+the calls that run on it, such as parley tail. A hub that does not run refuses it when it
+starts. The agents of an account stay until ` + "`parley agents remove`" + `.
+
+The last token that may administer is revoked only with --force.`,
+		Example: "  parley tokens revoke alice",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			k, err := a.tokenKeeper(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := k.RevokeToken(cmd.Context(), args[0], force); err != nil {
+				return a.hubError(err)
+			}
+			return a.print(map[string]string{"revoked": args[0]}, "token %s is revoked\n", args[0])
+		},
+	}
+	c.Flags().BoolVar(&force, "force", false, "revoke the last token that may administer, too")
+	return c
+}
+
+func (a *app) tokensList(cmd *cobra.Command, _ []string) error {
+	k, err := a.tokenKeeper(cmd.Context())
 	if err != nil {
 		return err
 	}
-	t, err := admin.ReadTokens(c.Data)
+	all, err := k.Tokens(cmd.Context())
 	if err != nil {
-		return err
+		return a.hubError(err)
 	}
-	all := t.All()
-	for i := range all {
-		all[i].Hash = ""
-	}
-	return printList(a, all, "no tokens", []string{"TOKEN", "ROLE", "ISSUED"}, func(t *admin.Token) []string {
-		return []string{t.Name, string(t.Role), a.when(t.Created)}
+	titles := []string{"TOKEN", "ROLE", "SPEAKS AS", "ISSUED", "EXPIRES", "LAST USED"}
+	return printList(a, all, "no tokens", titles, func(t *admin.Token) []string {
+		expires := a.when(t.Expires)
+		if t.Expired(a.now()) {
+			expires += " (expired)"
+		}
+		return []string{t.Name, string(t.Role), strings.Join(t.Speak, ","), a.when(t.Created), expires, a.when(t.Used)}
 	})
+}
+
+// A tokenKeeper reads and changes tokens: the running hub, which applies a change at once,
+// or else the token file of the data directory.
+type tokenKeeper interface {
+	Tokens(context.Context) ([]admin.Token, error)
+	IssueToken(context.Context, admin.NewToken) (admin.Token, error)
+	RevokeToken(ctx context.Context, name string, force bool) error
+}
+
+func (a *app) tokenKeeper(ctx context.Context) (tokenKeeper, error) {
+	hub, err := a.running(ctx)
+	if err != nil || hub != nil {
+		return hub, err
+	}
+	c, err := a.load()
+	return tokenFile(c.Data), err
+}
+
+// tokenFile is the data directory of a hub that does not run.
+type tokenFile string
+
+func (f tokenFile) Tokens(context.Context) ([]admin.Token, error) {
+	t, err := admin.ReadTokens(string(f))
+	if err != nil {
+		return nil, err
+	}
+	return t.All(), nil
+}
+
+func (f tokenFile) IssueToken(_ context.Context, n admin.NewToken) (admin.Token, error) {
+	return admin.IssueToken(string(f), n, time.Now(), rand.Reader)
+}
+
+func (f tokenFile) RevokeToken(_ context.Context, name string, force bool) error {
+	return admin.RevokeToken(string(f), name, force, time.Now())
 }
