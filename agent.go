@@ -22,6 +22,7 @@ type Agent struct {
 	Identities  []Identity
 	Version     string  // of the agent's own software
 	Retries     Retries `json:",omitzero"`
+	Record      Recording
 }
 
 // Retries says how messages to an agent are delivered when an attempt fails. A zero
@@ -44,6 +45,27 @@ func (r Retries) Check() error {
 		return Refuse(Malformed, "patience = %s: want a duration above zero, such as 24h", r.Patience)
 	}
 	return nil
+}
+
+// Recording is what the hub's journal keeps of the content of an agent's messages, those
+// from it and those to it, after their delivery is settled. Of two agents the one that
+// keeps less counts.
+type Recording string
+
+// The recordings.
+const (
+	RecordFull    Recording = "full"    // all, as "" does
+	RecordHeaders Recording = "headers" // headers of the transport, the network address, and digests
+	RecordDigest  Recording = "digest"  // digests alone
+)
+
+// Check refuses an unknown word; "" is allowed.
+func (r Recording) Check() error {
+	switch r {
+	case "", RecordFull, RecordHeaders, RecordDigest:
+		return nil
+	}
+	return Refuse(Malformed, "record %.40q: want full, headers or digest", string(r))
 }
 
 // Everywhere exposes an agent in every protocol.

@@ -389,14 +389,14 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 // newAgent validates the request. It gives the directory's entry and, for
 // each identity of n, its decoded public key, or nil.
 func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) {
-	e = parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose}
+	e = parley.Agent{Name: n.Name, Title: n.Title, Description: n.Description, Exposed: n.Expose, Record: n.Record}
 	if old, ok := a.c.Hub.Directory().Agent(n.Name); ok {
 		e.Retries = old.Retries
 	}
 	if e.Retries, err = n.Delivery.change(e.Retries); err != nil {
 		return e, nil, err
 	}
-	if err := parley.CheckName(n.Name); err != nil {
+	if err := cmp.Or(parley.CheckName(n.Name), n.Record.Check()); err != nil {
 		return e, nil, err
 	}
 	if len(n.Identities) > 32 || len(n.Skills) > 1000 {
@@ -515,6 +515,13 @@ func (a *Admin) Expose(ctx context.Context, by Actor, name string, protocols []s
 	list := strings.Join(protocols, ", ")
 	return a.edit(ctx, by, Administer, "agent.expose", name, list, func(ctx context.Context, name string) error {
 		return a.c.Hub.Directory().Expose(ctx, name, protocols)
+	})
+}
+
+// Record sets what the journal keeps of the content of an agent's messages.
+func (a *Admin) Record(ctx context.Context, by Actor, name string, r parley.Recording) (Agent, error) {
+	return a.edit(ctx, by, Administer, "agent.record", name, string(r), func(ctx context.Context, name string) error {
+		return a.c.Hub.Directory().Record(ctx, name, r)
 	})
 }
 

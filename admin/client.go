@@ -238,6 +238,11 @@ func (c *Client) SetDelivery(ctx context.Context, name string, d DeliveryChange)
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/delivery"), nil, d)
 }
 
+// Record sets what the journal keeps of the content of an agent's messages.
+func (c *Client) Record(ctx context.Context, name string, r parley.Recording) (Agent, error) {
+	return fetch[Agent](c, ctx, "POST", agentPath(name, "/record"), nil, recording{r})
+}
+
 // Link gives an agent a further native identity, and enrols its key.
 func (c *Client) Link(ctx context.Context, name string, id NewIdentity) (Agent, error) {
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/link"), nil, id)

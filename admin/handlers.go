@@ -33,6 +33,7 @@ func table() map[string]methods {
 		"/v1/agents/{name}/pause":    {"POST": {Operate, pause(true)}},
 		"/v1/agents/{name}/resume":   {"POST": {Operate, pause(false)}},
 		"/v1/agents/{name}/expose":   {"POST": {Administer, changeAgent(expose)}},
+		"/v1/agents/{name}/record":   {"POST": {Administer, changeAgent(record)}},
 		"/v1/agents/{name}/link":     {"POST": {Administer, changeAgent((*Admin).Link)}},
 		"/v1/agents/{name}/inbox":    {"GET": {Operate, getInbox}},
 
@@ -214,6 +215,14 @@ type exposure struct {
 
 func expose(a *Admin, ctx context.Context, by Actor, name string, e exposure) (Agent, error) {
 	return a.Expose(ctx, by, name, e.Protocols)
+}
+
+type recording struct {
+	Record parley.Recording `json:"record"`
+}
+
+func record(a *Admin, ctx context.Context, by Actor, name string, r recording) (Agent, error) {
+	return a.Record(ctx, by, name, r.Record)
 }
 
 func getInbox(a *Admin, c *call) (any, error) {

@@ -102,7 +102,8 @@ type Agent struct {
 	Source      directory.Source `json:"source"` // config, code, operator or agent
 	Added       time.Time        `json:"added"`
 	Paused      bool             `json:"paused"`
-	Inbox       bool             `json:"inbox"` // its messages are read through this API
+	Record      parley.Recording `json:"record,omitzero"` // of the content of its messages; missing: full
+	Inbox       bool             `json:"inbox"`           // its messages are read through this API
 	Native      []string         `json:"native"`
 	Exposed     []string         `json:"exposed"`
 	Identities  []Identity       `json:"identities"`
@@ -146,6 +147,8 @@ type NewAgent struct {
 	Inbox       bool          `json:"inbox,omitzero"`
 
 	Delivery *DeliveryChange `json:"delivery,omitzero"` // missing: that of the agent that is replaced, or the hub's
+
+	Record parley.Recording `json:"record,omitzero"` // what the journal keeps of the content of its messages
 }
 
 // NewIdentity is an identity with the key that proves it.
@@ -509,7 +512,7 @@ func (s Skill) spec() parley.SkillSpec {
 
 func viewAgent(e *directory.Entry) Agent {
 	v := Agent{Name: e.Name, Title: e.Title, Description: e.Description, Version: e.Version, Source: e.Source,
-		Added: e.Added, Paused: e.Paused, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...),
+		Added: e.Added, Paused: e.Paused, Record: e.Record, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...),
 		Exposed: append([]string{}, e.Exposed...), Identities: []Identity{}, Skills: []Skill{}}
 	for _, i := range e.Identities {
 		v.Identities = append(v.Identities, Identity(i))

@@ -39,8 +39,8 @@ func (d *Directory) Register(ctx context.Context, a parley.Agent, s Source, prot
 				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
 			}
 			e.Added, e.Paused = old.Added, old.Paused
-			if s.registered() {
-				e.Retries = old.Retries // an operator set them
+			if s.registered() { // an operator set them
+				e.Retries, e.Record = old.Retries, old.Record
 			}
 			was, ok := old.Identity(old.Learned)
 			if ok && protocol == "" && slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
@@ -106,6 +106,20 @@ func (d *Directory) SetRetries(ctx context.Context, name string, r parley.Retrie
 			return fmt.Errorf("%w: %q comes from %s; set its delivery there", ErrReadOnly, name, e.Source)
 		}
 		e.Retries = r
+		return nil
+	})
+}
+
+// Record sets what the journal keeps of the content of an agent's messages.
+func (d *Directory) Record(ctx context.Context, name string, r parley.Recording) error {
+	if err := r.Check(); err != nil {
+		return err
+	}
+	return d.edit(ctx, name, func(e *Entry) error {
+		if !e.Source.stored() {
+			return fmt.Errorf("%w: set record for %q where it comes from, the %s", ErrReadOnly, name, e.Source)
+		}
+		e.Agent.Record = r
 		return nil
 	})
 }

@@ -24,12 +24,21 @@ import (
 // Erased describes the erased content of a record's message. Removed are the bytes
 // as received and their headers, the data of parts, names of files, extensions,
 // texts of errors and the network address. Digests remain if the content cannot be
-// guessed from them: of the envelope, and of parts of 64 bytes or more.
+// guessed from them: of the envelope, and of parts of 64 bytes or more. An erasure
+// that leaves [Headers] spares the headers and the network address.
 type Erased struct {
 	Number uint64 // of the [Erasure]
 	Digest []byte // SHA-256 of the envelope as received; nil: there was none
 	Size   uint64 // of the envelope
 }
+
+// Remains is what an erasure leaves of a message, besides its record.
+type Remains int
+
+const (
+	Digests Remains = iota // digests alone
+	Headers                // digests, the headers of the transport and the network address
+)
 
 // digestFrom is the size from which erased content keeps a digest: shorter content
 // could be found by trying.
@@ -149,26 +158,26 @@ func (j *Journal) Held(r *Record) string {
 	return ""
 }
 
-// HasContent reports whether a record has something to erase: content of its
-// message, or texts of errors, which may quote content.
-func HasContent(r *Record) bool {
-	return r.Erased == nil && (hasContent(r.Message) || hasText(r.Refused) ||
-		slices.ContainsFunc(r.Steps, func(s Step) bool { return hasText(s.Error) }))
+// HasContent reports whether a record has something to erase, more than what remains:
+// content of its message, or texts of errors, which may quote content.
+func HasContent(r *Record, left Remains) bool {
+	return hasContent(r.Message, left) || hasText(r.Refused) ||
+		slices.ContainsFunc(r.Steps, func(s Step) bool { return hasText(s.Error) })
 }
 
-func hasContent(m *parley.Message) bool {
+func hasContent(m *parley.Message, left Remains) bool {
 	if m == nil {
 		return false
 	}
-	return len(m.Origin.Raw) > 0 || len(m.Origin.Header) > 0 || len(m.Extensions) > 0 || m.Origin.Address != "" ||
-		hasText(m.Error) ||
+	return left != Headers && (len(m.Origin.Header) > 0 || m.Origin.Address != "") ||
+		len(m.Origin.Raw) > 0 || len(m.Extensions) > 0 || hasText(m.Error) ||
 		slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return len(p.Data) > 0 || p.Name != "" || p.URI != "" })
 }
 
 // withoutContent returns a record without its content; nil: it has none.
-func withoutContent(data []byte, number uint64) ([]byte, error) {
+func withoutContent(data []byte, number uint64, left Remains) ([]byte, error) {
 	r, err := decode(data)
-	if err != nil || !HasContent(r.Record) {
+	if err != nil || !HasContent(r.Record, left) {
 		return nil, err
 	}
 	r.Refused, r.Steps = withoutText(r.Refused), slices.Clone(r.Steps)
@@ -179,23 +188,31 @@ func withoutContent(data []byte, number uint64) ([]byte, error) {
 	if m == nil {
 		return encode(r), nil
 	}
-	r.Erased = &Erased{Number: number, Size: uint64(len(m.Origin.Raw))}
-	if sum := sha256.Sum256(m.Origin.Raw); len(m.Origin.Raw) >= digestFrom {
-		r.Erased.Digest = sum[:]
-	}
-	m.Origin.Raw, m.Origin.Header, m.Origin.Address, m.Extensions = nil, nil, "", nil
-	for i := range m.Parts {
-		p := &m.Parts[i]
-		left := parley.Part{MediaType: p.MediaType}
-		if sum := sha256.Sum256(p.Data); len(p.Data) >= digestFrom {
-			left.Digest = "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+	if r.Erased == nil {
+		r.Erased = &Erased{Size: uint64(len(m.Origin.Raw))}
+		if sum := sha256.Sum256(m.Origin.Raw); len(m.Origin.Raw) >= digestFrom {
+			r.Erased.Digest = sum[:]
 		}
-		*p = left
+		for i := range m.Parts {
+			m.Parts[i] = withoutData(m.Parts[i])
+		}
+	}
+	r.Erased.Number = number
+	m.Origin.Raw, m.Extensions = nil, nil
+	if left != Headers {
+		m.Origin.Header, m.Origin.Address = nil, ""
 	}
 	m.Error = withoutText(m.Error)
 	return encode(r), nil
 }
 
+func withoutData(p parley.Part) parley.Part {
+	left := parley.Part{MediaType: p.MediaType}
+	if sum := sha256.Sum256(p.Data); len(p.Data) >= digestFrom {
+		left.Digest = "sha-256=:" + base64.StdEncoding.EncodeToString(sum[:]) + ":"
+	}
+	return left
+}
 func hasText(e *parley.Error) bool { return e != nil && (e.Text != "" || e.Detail != "") }
 
 func withoutText(e *parley.Error) *parley.Error {
@@ -212,12 +229,12 @@ const (
 	eraseBytes = 4 << 20
 )
 
-// Erase removes the content of the records at the positions, as part of the
-// numbered erasure. It returns the number of changed records when the change is as
+// Erase removes the content of the records at the positions but for what remains, as
+// part of the numbered erasure. It returns the number of changed records when the change is as
 // durable as the log. Records without content, or erased before, are skipped, so
 // the call may be repeated after any error. Content that must stay (see
 // [Journal.Held]) is erased all the same: the caller decides.
-func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n int, err error) {
+func (j *Journal) Erase(ctx context.Context, number uint64, left Remains, at []Position) (n int, err error) {
 	if number == 0 {
 		return 0, fail(ErrInvalid, "an erasure needs a number")
 	}
@@ -233,7 +250,7 @@ func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n in
 	for _, p := range j.parts {
 		seqs := byPartition[p.index]
 		slices.Sort(seqs)
-		k, err := p.erase(ctx, number, slices.Compact(seqs))
+		k, err := p.erase(ctx, number, left, slices.Compact(seqs))
 		n += k
 		if err != nil {
 			return n, err
@@ -243,12 +260,12 @@ func (j *Journal) Erase(ctx context.Context, number uint64, at []Position) (n in
 }
 
 // erase replaces records, in order.
-func (p *partition) erase(ctx context.Context, number uint64, seqs []uint64) (n int, err error) {
+func (p *partition) erase(ctx context.Context, number uint64, left Remains, seqs []uint64) (n int, err error) {
 	for len(seqs) > 0 {
 		var rows []store.Record
 		for size := 0; len(seqs) > 0 && len(rows) < eraseBatch && size < eraseBytes; seqs = seqs[1:] {
 			err := readOpened(ctx, p.j.store, p.j.sealer, p.index, seqs[0], seqs[0], func(x store.Record) error {
-				b, err := withoutContent(bytes.Clone(x.Data), number)
+				b, err := withoutContent(bytes.Clone(x.Data), number, left)
 				if errors.Is(err, errRecord) || err == nil && b == nil {
 					return nil // a lease, or without content
 				}

@@ -109,11 +109,11 @@ func TestErase(t *testing.T) {
 			// Every record but one is erased, the newest of the log too.
 			spared := at[7]
 			list := append(slices.Delete(slices.Clone(at), 7, 8), replyAt, tinyAt, at[1])
-			n, err := j.Erase(ctx, x.Number, list)
+			n, err := j.Erase(ctx, x.Number, Digests, list)
 			if err != nil || n != 61 {
 				t.Fatal(n, err)
 			}
-			if n, err := j.Erase(ctx, x.Number, list); err != nil || n != 0 {
+			if n, err := j.Erase(ctx, x.Number, Digests, list); err != nil || n != 0 {
 				t.Fatal("a second time:", n, err)
 			}
 			check := func(j *Journal) {
@@ -138,7 +138,7 @@ func TestErase(t *testing.T) {
 						m.Origin.Verdict.Assurance != parley.Signed {
 						t.Errorf("the erasure removed more than the content: %+v", r)
 					}
-					if HasContent(r) || m.Origin.Raw != nil || m.Origin.Header != nil || m.Origin.Address != "" ||
+					if HasContent(r, Digests) || m.Origin.Raw != nil || m.Origin.Header != nil || m.Origin.Address != "" ||
 						m.Parts[0].Data != nil || m.Parts[1].Name != "" || m.Extensions != nil {
 						t.Errorf("the erased record has content: %+v", m)
 					}
@@ -168,7 +168,7 @@ func TestErase(t *testing.T) {
 				}
 			}
 			check(j)
-			if _, err := j.Erase(ctx, 1, []Position{spared}); err != nil {
+			if _, err := j.Erase(ctx, 1, Digests, []Position{spared}); err != nil {
 				t.Fatal(err)
 			}
 			if files := holds(t, cfg.Dir, "marzipan"); len(files) > 0 {
@@ -214,6 +214,48 @@ func reopened(t *testing.T, j *Journal, c setup) *Journal {
 	return k
 }
 
+// TestEraseLeavesHeaders: an erasure may leave the headers of the transport and the network
+// address, which a later one removes; the digests are those of the first.
+func TestEraseLeavesHeaders(t *testing.T) {
+	j := open(t, setup{Dir: t.TempDir(), Node: "n"})
+	ctx := t.Context()
+	at, err := j.Append(ctx, Entry{Scope: "s", Message: told(t, "alice", "bob", marzipan)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := j.Read(ctx, at)
+	if err != nil || before.Message.Origin.Header == nil || before.Message.Origin.Address == "" {
+		t.Fatal(before, err)
+	}
+	erase := func(number uint64, left Remains, want int) *Record {
+		t.Helper()
+		if n, err := j.Erase(ctx, number, left, []Position{at}); err != nil || n != want {
+			t.Fatal(n, err)
+		}
+		r, err := j.Read(ctx, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := r.Message; m.Origin.Raw != nil || m.Extensions != nil || m.Parts[0].Data != nil || m.Parts[1].Name != "" ||
+			HasContent(r, left) {
+			t.Errorf("content is left: %+v", m)
+		}
+		return r
+	}
+	first := erase(1, Headers, 1)
+	if o := first.Message.Origin; !maps.Equal(o.Header, before.Message.Origin.Header) || o.Address == "" ||
+		first.Erased.Number != 1 || !HasContent(first, Digests) {
+		t.Errorf("%+v %+v", o, first.Erased)
+	}
+	erase(2, Headers, 0)
+	last := erase(3, Digests, 1)
+	if o := last.Message.Origin; o.Header != nil || o.Address != "" || last.Erased.Number != 3 ||
+		!bytes.Equal(last.Erased.Digest, first.Erased.Digest) || last.Erased.Size != first.Erased.Size ||
+		last.Message.Parts[1].Digest == "" || last.Message.Parts[1].Digest != first.Message.Parts[1].Digest {
+		t.Errorf("%+v %+v", last.Message, last.Erased)
+	}
+}
+
 // TestEraseLarge erases large records while appends go on.
 func TestEraseLarge(t *testing.T) {
 	cfg := setup{Dir: t.TempDir(), Key: []byte("a key of sixteen or more bytes")}
@@ -244,7 +286,7 @@ func TestEraseLarge(t *testing.T) {
 			want++
 		}
 	}
-	if n, err := j.Erase(ctx, 1, list); err != nil || n != want {
+	if n, err := j.Erase(ctx, 1, Digests, list); err != nil || n != want {
 		t.Fatal(n, err)
 	}
 	l.check(t)
@@ -281,13 +323,13 @@ func TestErasures(t *testing.T) {
 	if err != nil || len(list) != 3 || list[2].Name != "2" || list[2].Records != 7 || list[2].Ended.IsZero() {
 		t.Fatal(list, err)
 	}
-	if _, err := j.Erase(ctx, 0, nil); !errors.Is(err, ErrInvalid) {
+	if _, err := j.Erase(ctx, 0, Digests, nil); !errors.Is(err, ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := j.Erase(ctx, 1, []Position{{9, 1}}); !errors.Is(err, ErrNotFound) {
+	if _, err := j.Erase(ctx, 1, Digests, []Position{{9, 1}}); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
-	if n, err := j.Erase(ctx, 1, []Position{{0, 12345}}); err != nil || n != 0 {
+	if n, err := j.Erase(ctx, 1, Digests, []Position{{0, 12345}}); err != nil || n != 0 {
 		t.Error(n, err)
 	}
 	ended, cancel := context.WithCancel(ctx)
@@ -295,7 +337,7 @@ func TestErasures(t *testing.T) {
 	if _, err := j.Append(ctx, Entry{Scope: "s", Message: told(t, "a", "b", "c")}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := j.Erase(ended, 1, []Position{{0, 1}}); err == nil {
+	if _, err := j.Erase(ended, 1, Digests, []Position{{0, 1}}); err == nil {
 		t.Error("Erase goes on after its context has ended")
 	}
 }
@@ -359,7 +401,7 @@ func TestScrub(t *testing.T) {
 				State: parley.Dropped}}}); err != nil {
 				t.Fatal(err)
 			}
-			if n, err := j.Erase(ctx, 1, []Position{{0, 2}}); err != nil || n != 1 {
+			if n, err := j.Erase(ctx, 1, Digests, []Position{{0, 2}}); err != nil || n != 1 {
 				t.Fatal(n, err)
 			}
 			l := startLoad(t, j, 2)

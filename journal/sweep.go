@@ -21,6 +21,7 @@ const (
 type Sweep struct {
 	Partition int
 	Number    uint64 // of the erasure
+	Left      Remains
 	From, To  uint64 // first and last sequence; To 0: the last one now
 	Limit     int    // largest number of records to read; 0: all
 	Dry       bool   // count only, erase nothing
@@ -67,7 +68,7 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 			if err := s.Before(ctx, list); err != nil {
 				return err
 			}
-			n, err := j.Erase(ctx, s.Number, at)
+			n, err := j.Erase(ctx, s.Number, s.Left, at)
 			out.Erased += min(n, messages)
 			if err != nil {
 				return err
@@ -96,7 +97,7 @@ func (j *Journal) Sweep(ctx context.Context, s Sweep) (out Swept, err error) {
 		case choice == Later:
 			out.Later = append(out.Later, r.Position)
 		case choice != Take:
-		case !HasContent(r):
+		case !HasContent(r, s.Left):
 			if r.Message != nil && r.Erased != nil && r.Erased.Number == s.Number && !s.Dry {
 				erased = append(erased, r.Message.ID)
 			}

@@ -67,7 +67,7 @@ func (p *partition) trimEnd(ctx context.Context, from, to uint64, before time.Ti
 	looked := 0
 	err = p.read(ctx, from, to-1, false, func(x store.Record, r *logRecord) bool {
 		if looked++; looked > trimLimit || r != nil &&
-			(!r.Time.Before(before) || r.Erased == nil && hasContent(r.Message)) {
+			(!r.Time.Before(before) || r.Erased == nil && hasContent(r.Message, Digests)) {
 			return false
 		}
 		if x.Tag != "" {

@@ -58,7 +58,7 @@ func TestTrim(t *testing.T) {
 				return after.First
 			}
 			trim(false) // no record is erased yet
-			if _, err := j.Erase(ctx, 1, at); err != nil {
+			if _, err := j.Erase(ctx, 1, Digests, at); err != nil {
 				t.Fatal(err)
 			}
 			first := trim(true)
@@ -115,7 +115,7 @@ func TestTrim(t *testing.T) {
 				add(Entry{})
 			}
 			c.add(time.Hour)
-			if _, err := j.Erase(ctx, 2, at[1:]); err != nil {
+			if _, err := j.Erase(ctx, 2, Digests, at[1:]); err != nil {
 				t.Fatal(err)
 			}
 			if first := trim(true); first > chained.Sequence {
@@ -165,7 +165,7 @@ func TestTrimKeepsReplayKeys(t *testing.T) {
 		}
 		at = append(at, pos)
 	}
-	if _, err := j.Erase(t.Context(), 1, at); err != nil {
+	if _, err := j.Erase(t.Context(), 1, Digests, at); err != nil {
 		t.Fatal(err)
 	}
 	c.add(9 * time.Hour)

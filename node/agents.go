@@ -38,7 +38,7 @@ func (n *Node) readAgents(c *Config) ([]configuredAgent, error) {
 	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
 		a := c.Agents[name]
 		v := configuredAgent{agent: parley.Agent{Name: name, Title: a.Title, Description: a.Description,
-			Exposed: c.exposed(a.Expose), Retries: a.Delivery.retries()}}
+			Exposed: c.exposed(a.Expose), Retries: a.Delivery.retries(), Record: parley.Recording(a.Record)}}
 		for _, b := range n.bindings {
 			if b.Agent == nil {
 				continue

@@ -314,6 +314,9 @@ type Agent struct {
 	Description string `toml:"description" reload:"yes"`
 	// protocols in which the hub stands in for it, or "all"; default: none, or all if policy.expose is "all"
 	Expose []string `toml:"expose" reload:"yes"`
+	// what the journal keeps of the content of its messages an hour after they are settled: full | headers | digest;
+	// see docs/operations.md
+	Record string `toml:"record" default:"\"full\"" reload:"yes"`
 	// how messages to it are retried
 	Delivery AgentDelivery `toml:"delivery"`
 	// its SAMVAD identity
@@ -497,6 +500,9 @@ func (c *Config) check() (checked, error) {
 		}
 		if err := a.Delivery.retries().Check(); err != nil {
 			return k, fmt.Errorf("agents.%s.delivery: %s", name, parley.AsError(err).Text)
+		}
+		if err := oneOf("agents."+name+".record", a.Record, "full", "headers", "digest"); err != nil {
+			return k, err
 		}
 	}
 	return k, c.checkProtocols()

@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -222,7 +223,7 @@ func TestForgetIsFinished(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The erasure erased half of the records, and nothing in the index.
-	if _, err := n.journal.Erase(t.Context(), 1, []journal.Position{recorded(t, n, asked.ID).Position}); err != nil {
+	if _, err := n.journal.Erase(t.Context(), 1, journal.Digests, []journal.Position{recorded(t, n, asked.ID).Position}); err != nil {
 		t.Fatal(err)
 	}
 	later, err := ask(t, n, `{"text":"saxifrage"}`)
@@ -280,7 +281,7 @@ func TestRetention(t *testing.T) {
 	}
 	box, cellar := notice(t, n, "box", "saxifrage"), notice(t, n, "cellar", "gallimaufry")
 	pass(n)
-	content := func(n *Node, id parley.ID) bool { return journal.HasContent(recorded(t, n, id)) }
+	content := func(n *Node, id parley.ID) bool { return journal.HasContent(recorded(t, n, id), journal.Digests) }
 	for _, id := range short {
 		if !content(n, id) {
 			t.Fatal("erased before its time")
@@ -290,7 +291,7 @@ func TestRetention(t *testing.T) {
 	pass(n)
 	for _, id := range short {
 		r := recorded(t, n, id)
-		if journal.HasContent(r) {
+		if journal.HasContent(r, journal.Digests) {
 			t.Fatalf("%s is kept longer than it should", id)
 		}
 		e, err := n.journal.Erasure(ctx, r.Erased.Number)
@@ -358,9 +359,126 @@ func TestRetention(t *testing.T) {
 		if err != nil || json.Unmarshal(v.Data, &p) != nil {
 			t.Fatal(err)
 		}
-		if files := inFiles(t, filepath.Join(dir, "journal"), word); len(files) > 0 {
+		if files := inFiles(t, dir, word); len(files) > 0 {
 			t.Errorf("%q is still in %v", word, files)
 		}
+	}
+}
+
+// TestRecord: an agent's word decides what the journal keeps of its messages once they are
+// settled and an hour old, and no byte of the rest is in the data directory.
+func TestRecord(t *testing.T) {
+	clock := newFakeClock()
+	n := erasable(t, Config{Now: clock.now, Retention: Retention{Keep: Duration{48 * time.Hour},
+		Every: Duration{1000 * time.Hour}}})
+	ctx := t.Context()
+	n.eraser.cancel() // the test alone makes passes
+	n.eraser.work.Wait()
+	pass := func() {
+		t.Helper()
+		if err := n.eraser.retain(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	caller := everything
+	caller.Address = "192.0.2.1"
+	texts := map[string]string{}
+	for name, word := range map[string]parley.Recording{"full": parley.RecordFull, "headers": parley.RecordHeaders,
+		"digest": parley.RecordDigest, "late": parley.RecordDigest} {
+		if _, err := n.Admin().AddAgent(ctx, everything, admin.NewAgent{Name: name, Inbox: true,
+			Record: word}); err != nil {
+			t.Fatal(err)
+		}
+		texts[name] = "quincunx of " + name + strings.Repeat(", long enough for a digest", 4)
+	}
+	send := func(to string) admin.Receipt {
+		t.Helper()
+		text := texts[to]
+		r, err := n.Admin().Send(ctx, caller, admin.Send{To: to, Kind: parley.Notice, Text: &text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	take := func(from string, id parley.ID) {
+		t.Helper()
+		settled := make(chan struct{})
+		stop := watchSettled(n, id, settled)
+		defer stop()
+		for _, err := range n.Admin().Inbox(ctx, everything, from) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		<-settled
+	}
+	sent := map[string]admin.Receipt{}
+	for name := range texts {
+		if sent[name] = send(name); name != "late" {
+			take(name, sent[name].ID)
+		}
+	}
+	state := func(name string) (erased, body, address bool) {
+		t.Helper()
+		r := recorded(t, n, sent[name].ID)
+		if p := r.Message.Parts[0]; (r.Erased != nil) != (p.Digest != "") || r.Message.From == "" || r.Message.To != name {
+			t.Errorf("%s: %+v %+v", name, r.Erased, r.Message)
+		}
+		return r.Erased != nil, len(r.Message.Parts[0].Data) > 0, r.Message.Origin.Address != ""
+	}
+	want := func(when string, is map[string][3]bool) {
+		t.Helper()
+		for name, w := range is {
+			erased, body, address := state(name)
+			if got := [3]bool{erased, body, address}; got != w {
+				t.Errorf("%s: of %s the journal keeps (erased, body, address) %v, want %v", when, name, got, w)
+			}
+		}
+	}
+	all, headers, digests := [3]bool{false, true, true}, [3]bool{true, false, true}, [3]bool{true, false, false}
+	clock.add(50 * time.Minute)
+	pass()
+	want("too early", map[string][3]bool{"full": all, "headers": all, "digest": all})
+	clock.add(20 * time.Minute)
+	pass()
+	want("an hour later", map[string][3]bool{"full": all, "headers": headers, "digest": digests, "late": all})
+	for name, gone := range map[string]bool{"full": false, "headers": true, "digest": true, "late": false} {
+		if files := inFiles(t, n.c.Data, "quincunx of "+name); (len(files) == 0) != gone {
+			t.Errorf("%s: in the files %v", name, files)
+		}
+	}
+	take("late", sent["late"].ID)
+	pass()
+	if files := inFiles(t, n.c.Data, "quincunx of late"); len(files) > 0 {
+		t.Errorf("it is still in %v", files)
+	}
+	for name := range texts {
+		var out bytes.Buffer
+		err := n.Admin().Export(ctx, everything, sent[name].Conversation.String(), true, &out)
+		content := base64.StdEncoding.EncodeToString([]byte(texts[name]))
+		if err != nil || strings.Contains(out.String(), content) != (name == "full") {
+			t.Errorf("%s: %v %s", name, err, out.String())
+		}
+		if report, err := admin.VerifyExport(&out, nil); err != nil || !report.OK() {
+			t.Errorf("the export of %s: %+v %v", name, report, err)
+		}
+	}
+	// A changed word is in force for earlier messages, too.
+	if _, err := n.Admin().Record(ctx, everything, "full", parley.RecordHeaders); err != nil {
+		t.Fatal(err)
+	}
+	pass()
+	want("after a change", map[string][3]bool{"full": headers})
+	// What remains goes with retention.keep.
+	clock.add(48 * time.Hour)
+	pass()
+	want("after retention.keep", map[string][3]bool{"full": digests, "headers": digests, "digest": digests})
+	if _, err := n.Admin().Record(ctx, everything, "full", "nothing"); parley.CodeOf(err) != parley.Malformed {
+		t.Error(err)
+	}
+	if _, err := n.Admin().Record(ctx, everything, "echo", parley.RecordDigest); parley.CodeOf(err) != parley.Forbidden {
+		t.Error(err)
 	}
 }
 
@@ -388,17 +506,17 @@ func TestRetentionOfConversations(t *testing.T) {
 	if err := n.eraser.retain(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if journal.HasContent(recorded(t, n, old.ID)) {
+	if journal.HasContent(recorded(t, n, old.ID), journal.Digests) {
 		t.Error("a conversation in which nothing was said is kept")
 	}
-	if !journal.HasContent(recorded(t, n, going.ID)) {
+	if !journal.HasContent(recorded(t, n, going.ID), journal.Digests) {
 		t.Error("a conversation that goes on lost its beginning")
 	}
 	clock.add(20 * time.Hour)
 	if err := n.eraser.retain(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if journal.HasContent(recorded(t, n, going.ID)) {
+	if journal.HasContent(recorded(t, n, going.ID), journal.Digests) {
 		t.Error("a conversation that is over is kept")
 	}
 	if page, err := n.index.Conversations(ctx, index.ConversationFilter{}); err != nil || len(page.Conversations) < 2 {

@@ -291,6 +291,8 @@ func fieldDoc(field string) string {
 		return "what it does, for people; may be empty"
 	case "Agent.Expose":
 		return "protocols in which the hub stands in for it, or \"all\"; default: none, or all if policy.expose is \"all\""
+	case "Agent.Record":
+		return "what the journal keeps of the content of its messages an hour after they are settled: full | headers | digest; see docs/operations.md"
 	case "Agent.Delivery":
 		return "how messages to it are retried"
 	case "Agent.SAMVAD":

@@ -147,7 +147,7 @@ func (r *forgetRun) partition(ctx context.Context, p int) error {
 func (r *forgetRun) choose(ctx context.Context, rec *journal.Record) journal.Choice {
 	j, m := r.e.n.journal, rec.Message
 	if m == nil {
-		if journal.HasContent(rec) && j.Held(rec) == "" && slices.ContainsFunc(rec.Steps, func(s journal.Step) bool {
+		if journal.HasContent(rec, journal.Digests) && j.Held(rec) == "" && slices.ContainsFunc(rec.Steps, func(s journal.Step) bool {
 			return s.To == r.what.Agent || r.what.Message(s.Message)
 		}) {
 			return journal.Take

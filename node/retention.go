@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -76,25 +77,82 @@ func (r *Retention) check() error {
 	return nil
 }
 
-func (r *Retention) on() bool {
-	return len(r.times()) > 0 || r.Conversations.Duration > 0 || r.Drop.Duration > 0
+// retainRules are the rules of retention: the configuration's, and those of agents that record less.
+type retainRules struct {
+	Retention
+	record map[string]parley.Recording // by the agent's name; without those that record in full
 }
 
-// times are the different times for which content is kept, the shortest first.
-func (r *Retention) times() []time.Duration {
-	out := []time.Duration{r.Keep.Duration}
-	for _, a := range r.Agents {
-		out = append(out, a.Keep.Duration)
+// rules are those in force.
+func (n *Node) retainRules() *retainRules {
+	r := &retainRules{n.live.Load().Retention, map[string]parley.Recording{}}
+	for _, e := range n.directory.All() {
+		if e.Record != "" && e.Record != parley.RecordFull {
+			r.record[e.Name] = e.Record
+		}
 	}
-	out = slices.DeleteFunc(out, func(d time.Duration) bool { return d <= 0 })
-	slices.Sort(out)
+	return r
+}
+
+func (r *retainRules) on() bool {
+	return len(r.stages()) > 0 || r.Conversations.Duration > 0 || r.Drop.Duration > 0
+}
+
+// A stage of retention erases content that was kept for a time.
+type stage struct {
+	Keep time.Duration   `json:"keep"`
+	Left journal.Remains `json:"left,omitempty"` // what stays
+}
+
+// key names the stage in the marks.
+func (s stage) key() string {
+	if s.Left == journal.Headers {
+		return s.Keep.String() + " headers"
+	}
+	return s.Keep.String()
+}
+
+// stages are those that the rules need, the earliest first.
+func (r *retainRules) stages() []stage {
+	out := []stage{{Keep: r.Keep.Duration}}
+	for _, a := range r.Agents {
+		out = append(out, stage{Keep: a.Keep.Duration})
+	}
+	for _, v := range r.record {
+		out = append(out, recordStage(v))
+	}
+	out = slices.DeleteFunc(out, func(s stage) bool { return s.Keep <= 0 })
+	slices.SortFunc(out, func(a, b stage) int {
+		return cmp.Or(cmp.Compare(a.Keep, b.Keep), cmp.Compare(a.Left, b.Left))
+	})
 	return slices.Compact(out)
 }
 
-// of gives the time for which a record's content is kept; 0: for ever. An entry for one of its agents overrides
-// retention.keep.
-func (r *Retention) of(rec *journal.Record) time.Duration {
-	var names []string
+func recordStage(r parley.Recording) stage {
+	if r == parley.RecordHeaders {
+		return stage{leastKeep, journal.Headers}
+	}
+	return stage{leastKeep, journal.Digests}
+}
+
+// of reports whether a stage is for a record. A record has at most two: one that leaves headers, and one
+// that leaves nothing but digests.
+func (r *retainRules) of(rec *journal.Record, s stage) bool {
+	names := agentsOf(rec)
+	recorded := func(v parley.Recording) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return r.record[n] == v })
+	}
+	switch {
+	case recorded(parley.RecordDigest):
+		return s == recordStage(parley.RecordDigest)
+	case s.Left == journal.Headers:
+		return recorded(parley.RecordHeaders)
+	}
+	return r.keep(names) == s.Keep
+}
+
+// agentsOf names the agents between which a record's message, or its deliveries, went.
+func agentsOf(rec *journal.Record) (names []string) {
 	if rec.Message != nil {
 		names = append(names, rec.Message.From, rec.Message.To)
 	} else {
@@ -105,6 +163,12 @@ func (r *Retention) of(rec *journal.Record) time.Duration {
 	for i := range rec.Open {
 		names = append(names, rec.Open[i].To)
 	}
+	return names
+}
+
+// keep gives the time for which the content of messages between agents is kept; 0: for ever. An entry for one of
+// them overrides retention.keep.
+func (r *retainRules) keep(names []string) time.Duration {
 	const forever = time.Duration(math.MaxInt64)
 	least, listed := forever, false
 	for _, name := range names {
@@ -127,7 +191,7 @@ func (r *Retention) of(rec *journal.Record) time.Duration {
 }
 
 // text is the setting as the record of the erasure shows it.
-func (r *Retention) text() string {
+func (r *retainRules) text() string {
 	var out []string
 	if r.Keep.Duration > 0 {
 		out = append(out, "keep "+r.Keep.String())
@@ -138,6 +202,9 @@ func (r *Retention) text() string {
 	for _, a := range r.Agents {
 		out = append(out, a.Agent+" "+a.Keep.String())
 	}
+	for _, name := range slices.Sorted(maps.Keys(r.record)) {
+		out = append(out, name+" "+string(r.record[name]))
+	}
 	s := strings.Join(out, ", ")
 	if len(s) > 400 {
 		s = strings.ToValidUTF8(s[:400], "") + "…"
@@ -146,8 +213,12 @@ func (r *Retention) text() string {
 }
 
 // print is a digest of the setting. When it changes, the journal is read from its beginning.
-func (r *Retention) print() string {
-	sum := sha256.Sum256(fmt.Append(nil, r.Keep, r.Conversations, r.Agents))
+func (r *retainRules) print() string {
+	b := fmt.Append(nil, r.Keep, r.Conversations, r.Agents)
+	if len(r.record) > 0 {
+		b = fmt.Append(b, r.record) // in the order of the names
+	}
+	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:6])
 }
 
@@ -155,15 +226,15 @@ func (r *Retention) print() string {
 type retained struct {
 	Print  string              `json:"print"`
 	Number uint64              `json:"number"`         // of the erasure
-	Marks  map[string][]uint64 `json:"marks"`          // by time, then partition: the next sequence number
+	Marks  map[string][]uint64 `json:"marks"`          // by stage, then partition: the next sequence number
 	Idle   time.Time           `json:"idle,omitzero"`  // conversations whose last message is older have been erased
 	Held   []heldAt            `json:"held,omitempty"` // records that were due and still needed
 	Full   bool                `json:"full,omitempty"` // Held had no room: the journal is read again from its beginning
 }
 
 type heldAt struct {
-	At   journal.Position `json:"at"`
-	Keep time.Duration    `json:"keep"` // for which it was kept; 0: as long as its conversation
+	At    journal.Position `json:"at"`
+	stage                  // Keep 0: as long as its conversation
 }
 
 const (
@@ -173,7 +244,7 @@ const (
 
 // retain makes one pass: it erases content that is due.
 func (e *eraser) retain(ctx context.Context) error {
-	r := e.n.live.Load().Retention
+	r := e.n.retainRules()
 	if !r.on() {
 		return nil
 	}
@@ -185,16 +256,17 @@ func (e *eraser) retain(ctx context.Context) error {
 		return err
 	}
 	defer end()
-	p, err := e.retained(ctx, &r)
+	p, err := e.retained(ctx, r)
 	if err != nil {
 		return err
 	}
-	pass := &retentionPass{e: e, r: &r, done: p, now: e.n.c.Now(), left: cmp.Or(r.Records, defaultRecords)}
+	pass := &retentionPass{e: e, r: r, done: p, now: e.n.c.Now(), left: cmp.Or(r.Records, defaultRecords)}
 	err = pass.run(ctx)
 	e.erased.WithLabelValues("retention").Add(float64(pass.erased))
 	e.held.Set(float64(len(p.Held)))
 	if pass.erased > 0 {
 		e.n.hub.ForgetRecent()
+		err = errors.Join(err, e.unindexMessages(true)(ctx, nil))
 		x, xerr := e.n.journal.Erasure(ctx, p.Number)
 		if xerr == nil {
 			x.Records += uint64(pass.erased)
@@ -205,7 +277,7 @@ func (e *eraser) retain(ctx context.Context) error {
 		e.n.log.Info("retention erased the content of messages", "messages", pass.erased, "stillNeeded", len(p.Held))
 	}
 	if err == nil {
-		err = e.drop(ctx, &r)
+		err = e.drop(ctx, &r.Retention)
 	}
 	b, merr := json.Marshal(p)
 	if merr == nil {
@@ -218,7 +290,7 @@ func (e *eraser) retain(ctx context.Context) error {
 }
 
 // retained reads the progress of retention. A new setting begins at the front of the journal with a new erasure.
-func (e *eraser) retained(ctx context.Context, r *Retention) (*retained, error) {
+func (e *eraser) retained(ctx context.Context, r *retainRules) (*retained, error) {
 	var p retained
 	v, err := e.state.Get(ctx, "progress")
 	if err == nil {
@@ -274,7 +346,7 @@ func (e *eraser) drop(ctx context.Context, r *Retention) error {
 // A retentionPass reads a bounded number of records and erases content that is due.
 type retentionPass struct {
 	e      *eraser
-	r      *Retention
+	r      *retainRules
 	done   *retained
 	now    time.Time
 	left   int // records that it may still read
@@ -285,8 +357,8 @@ func (p *retentionPass) run(ctx context.Context) error {
 	if err := p.again(ctx); err != nil {
 		return err
 	}
-	for _, keep := range p.r.times() {
-		if err := p.sweep(ctx, keep); err != nil || p.left <= 0 {
+	for _, s := range p.r.stages() {
+		if err := p.sweep(ctx, s); err != nil || p.left <= 0 {
 			return err
 		}
 	}
@@ -300,34 +372,34 @@ func (p *retentionPass) needed(ctx context.Context, rec *journal.Record, keep ti
 }
 
 // due gives a record whose content must be erased now; nil: it has no content, or is still needed and held for
-// later passes. Keep is as in heldAt.
-func (p *retentionPass) due(ctx context.Context, at journal.Position, keep time.Duration) (*journal.Record, error) {
+// later passes. The stage is as in heldAt.
+func (p *retentionPass) due(ctx context.Context, at journal.Position, s stage) (*journal.Record, error) {
 	rec, err := p.e.n.journal.Read(ctx, at)
 	switch {
 	case errors.Is(err, journal.ErrNotFound):
 		return nil, nil
 	case err != nil:
 		return nil, err
-	case !journal.HasContent(rec):
+	case !journal.HasContent(rec, s.Left):
 		return nil, nil
-	case p.needed(ctx, rec, cmp.Or(keep, p.r.Conversations.Duration)):
-		p.hold(at, keep)
+	case p.needed(ctx, rec, cmp.Or(s.Keep, p.r.Conversations.Duration)):
+		p.hold(at, s)
 		return nil, nil
 	}
 	return rec, nil
 }
 
 // hold notes a record for later passes.
-func (p *retentionPass) hold(at journal.Position, keep time.Duration) {
+func (p *retentionPass) hold(at journal.Position, s stage) {
 	if len(p.done.Held) >= maxHeld {
 		p.done.Full = true
 		return
 	}
-	p.done.Held = append(p.done.Held, heldAt{at, keep})
+	p.done.Held = append(p.done.Held, heldAt{at, s})
 }
 
-// erase erases the content of records.
-func (p *retentionPass) erase(ctx context.Context, list []*journal.Record) error {
+// erase erases the content of records, but for what stays.
+func (p *retentionPass) erase(ctx context.Context, left journal.Remains, list []*journal.Record) error {
 	if len(list) == 0 {
 		return nil
 	}
@@ -342,7 +414,7 @@ func (p *retentionPass) erase(ctx context.Context, list []*journal.Record) error
 	if err := p.e.n.hub.Erasing(ctx, list); err != nil {
 		return err
 	}
-	n, err := p.e.n.journal.Erase(ctx, p.done.Number, at)
+	n, err := p.e.n.journal.Erase(ctx, p.done.Number, left, at)
 	p.erased += n
 	if err != nil {
 		return err
@@ -352,42 +424,43 @@ func (p *retentionPass) erase(ctx context.Context, list []*journal.Record) error
 
 // again reads the records that earlier passes held.
 func (p *retentionPass) again(ctx context.Context) error {
-	var due []*journal.Record
+	due := map[journal.Remains][]*journal.Record{}
 	held := p.done.Held
 	p.done.Held = nil
+	var err error
 	for i, h := range held {
 		p.left--
-		if p.left < 0 || ctx.Err() != nil {
+		var rec *journal.Record
+		if p.left >= 0 && ctx.Err() == nil {
+			rec, err = p.due(ctx, h.At, h.stage)
+		}
+		if p.left < 0 || ctx.Err() != nil || err != nil {
 			p.done.Held = append(p.done.Held, held[i:]...)
 			break
 		}
-		rec, err := p.due(ctx, h.At, h.Keep)
-		if err != nil {
-			p.done.Held = append(p.done.Held, held[i:]...)
-			return errors.Join(err, p.erase(ctx, due))
-		}
 		if rec != nil {
-			due = append(due, rec)
+			due[h.Left] = append(due[h.Left], rec)
 		}
 	}
-	return p.erase(ctx, due)
+	return errors.Join(err, p.erase(ctx, journal.Headers, due[journal.Headers]),
+		p.erase(ctx, journal.Digests, due[journal.Digests]))
 }
 
-// sweep erases the content that is older than keep, of records kept for that time.
-func (p *retentionPass) sweep(ctx context.Context, keep time.Duration) error {
+// sweep erases the content that is due at a stage.
+func (p *retentionPass) sweep(ctx context.Context, st stage) error {
 	j := p.e.n.journal
-	marks := p.done.Marks[keep.String()]
+	marks := p.done.Marks[st.key()]
 	for len(marks) < j.Partitions() {
 		marks = append(marks, 1)
 	}
-	p.done.Marks[keep.String()] = marks
+	p.done.Marks[st.key()] = marks
 	choose := func(rec *journal.Record) journal.Choice {
 		switch {
-		case !rec.Time.Before(p.now.Add(-keep)):
+		case !rec.Time.Before(p.now.Add(-st.Keep)):
 			return journal.Stop
-		case p.r.of(rec) != keep || !journal.HasContent(rec) && rec.Erased == nil:
+		case !p.r.of(rec, st) || !journal.HasContent(rec, st.Left) && rec.Erased == nil:
 			return journal.Pass
-		case rec.Erased == nil && p.needed(ctx, rec, keep):
+		case rec.Erased == nil && p.needed(ctx, rec, st.Keep):
 			return journal.Later
 		}
 		return journal.Take
@@ -396,7 +469,8 @@ func (p *retentionPass) sweep(ctx context.Context, keep time.Duration) error {
 		if p.left <= 0 {
 			return nil
 		}
-		s, err := j.Sweep(ctx, journal.Sweep{Partition: i, Number: p.done.Number, From: marks[i], Limit: p.left,
+		s, err := j.Sweep(ctx, journal.Sweep{Partition: i, Number: p.done.Number, Left: st.Left, From: marks[i],
+			Limit:  p.left,
 			Before: p.e.n.hub.Erasing, Done: p.e.unindexMessages(false), Choose: choose})
 		p.erased += s.Erased
 		p.left -= s.Looked
@@ -404,7 +478,7 @@ func (p *retentionPass) sweep(ctx context.Context, keep time.Duration) error {
 			return err
 		}
 		for _, at := range s.Later {
-			p.hold(at, keep)
+			p.hold(at, st)
 		}
 		marks[i] = s.Next
 	}
@@ -480,7 +554,7 @@ func (p *retentionPass) conversation(ctx context.Context, id parley.ID) error {
 		var due []*journal.Record
 		for _, m := range page.Messages {
 			p.left--
-			rec, err := p.due(ctx, m.Position, 0)
+			rec, err := p.due(ctx, m.Position, stage{})
 			if err != nil {
 				return err
 			}
@@ -488,7 +562,7 @@ func (p *retentionPass) conversation(ctx context.Context, id parley.ID) error {
 				due = append(due, rec)
 			}
 		}
-		if err := p.erase(ctx, due); err != nil {
+		if err := p.erase(ctx, journal.Digests, due); err != nil {
 			return err
 		}
 		if cursor = page.Next; cursor == "" {

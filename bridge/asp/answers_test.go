@@ -127,7 +127,7 @@ func TestErasedAnswer(t *testing.T) {
 	if err := w.Hub().Erasing(ctx, list); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := j.Erase(ctx, e.Number, []journal.Position{list[0].Position}); n != 1 || err != nil {
+	if n, err := j.Erase(ctx, e.Number, journal.Digests, []journal.Position{list[0].Position}); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	if err := w.ASP().Server().CloseSession(ctx, session, "", ""); err != nil {

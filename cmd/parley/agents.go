@@ -70,7 +70,7 @@ func (a *app) agentsCommand() *cobra.Command {
 		a.withHub(a.agentsList), list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
 		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
-		expose, a.agentsLink(), a.agentsDelivery())
+		expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery())
 }
 
 func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) error {
@@ -127,6 +127,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		}
 		line(i.Protocol, "%s %s%s", i.ID, i.URL, kind)
 	}
+	line("recorded", "%s", v.Record)
 	line("exposed in", "%s", strings.Join(v.Exposed, ", "))
 	for _, p := range slices.Sorted(maps.Keys(v.Addresses)) {
 		line("reached in", "%s %s", p, v.Addresses[p])
@@ -178,6 +179,31 @@ func (a *app) agentsPause(use, text string, paused bool) *cobra.Command {
 	}
 }
 
+func (a *app) agentsRecord() *cobra.Command {
+	return &cobra.Command{
+		Use: "record NAME full|headers|digest", Short: "Say what the journal keeps of the content of an agent's messages",
+		Args: cobra.ExactArgs(2),
+		Long: `Say what the journal keeps of the content of the messages from and to an agent, once
+their delivery is settled and they are an hour old; earlier messages included:
+
+  full     all (the default)
+  headers  headers of the transport (the signatures of SAMVAD), the network address,
+           and digests
+  digest   digests alone
+
+Sender, recipient, kind, skill, times, checks and the states of deliveries always stay,
+and exported conversations verify by the digests. Erased content does not come back.`,
+		Example: "  parley agents record weather headers",
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			v, err := hub.Record(ctx, args[0], parley.Recording(args[1]))
+			if err != nil {
+				return err
+			}
+			return a.print(v, "of the messages of %s the journal keeps: %s\n", v.Name, v.Record)
+		}),
+	}
+}
+
 func (a *app) agentsLink() *cobra.Command {
 	var id admin.NewIdentity
 	c := &cobra.Command{
@@ -220,6 +246,7 @@ type addFlags struct {
 	title  string
 	expose []string
 	inbox  bool
+	record string
 	wait   time.Duration
 	retry  deliveryFlags
 	ways   []adder // of all protocols; after parsing, of those with a given flag
@@ -241,7 +268,7 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 			if len(s.ways) == 0 && !s.inbox {
 				return usage("say how the agent is reached: %s", waysToAdd())
 			}
-			if err := parley.CheckName(args[0]); err != nil {
+			if err := cmp.Or(parley.CheckName(args[0]), parley.Recording(s.record).Check()); err != nil {
 				return usage("%s", parley.AsError(err).Text)
 			}
 			return nil
@@ -262,6 +289,8 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 	f.StringSliceVar(&s.expose, "expose", nil,
 		"protocols in which the hub stands in for it: "+protocolNames("or")+", or all")
 	f.BoolVar(&s.inbox, "inbox", false, "it reads its messages at the hub (parley listen)")
+	f.StringVar(&s.record, "record", "", "what the journal keeps of the content of its messages: full, headers or digest; "+
+		"see parley agents record --help")
 	f.DurationVar(&s.wait, "wait", 0, "wait so long for its first proved message")
 	s.retry.register(c)
 	return c
@@ -289,7 +318,8 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 	if err != nil {
 		return err
 	}
-	n := admin.NewAgent{Name: name, Title: s.title, Expose: s.expose, Inbox: s.inbox, Delivery: s.retry.change()}
+	n := admin.NewAgent{Name: name, Title: s.title, Expose: s.expose, Inbox: s.inbox, Delivery: s.retry.change(),
+		Record: parley.Recording(s.record)}
 	out := added{Hub: info.SAMVAD}
 	for _, w := range s.ways {
 		id, err := w.identity(ctx, a, &n, &out)

@@ -176,7 +176,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	nothing := words()
 	arguments = map[string][]completion{
 		"agents expose": {agents, words(append(slices.Clone(names), "all", "none")...)}, "agents link": {agents},
-		"agents delivery": {agents}, "agents pause": {agents}, "agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
+		"agents delivery": {agents}, "agents pause": {agents}, "agents record": {agents, words("full", "headers", "digest")},
+		"agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
 		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
@@ -193,7 +194,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"code": words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
 		"role": words("register", "observe", "read", "operate", "administer"),
 		"log":  words("debug", "info", "warn", "error"), "durability": words("disk", "replicated", "memory"),
-		"storage": words("memory", "disk"), "reply": content,
+		"storage": words("memory", "disk"), "record": words("full", "headers", "digest"), "reply": content,
 
 		"config": files, "key-file": files, "card": files, "schema": files, "out": files, "export": files,
 		"token-file": files, "seed-file": files, "new-file": files, "file": files, "asp": files, "transcript": files,
@@ -201,11 +202,10 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"data": directories, "dir": directories, "profile": directories, "cpuprofile": directories,
 	}
 	// The values of these only their user knows.
-	for _, free := range []string{"action", "admin", "admin-listen", "a2e", "agents", "agh", "as", "before", "channel", "connections",
-		"count", "daemon", "duration", "endpoint", "every", "expires", "hub", "id", "idempotency-key", "index", "jq", "key", "last",
+	for _, free := range []string{"action", "admin", "admin-listen", "a2e", "agents", "agh", "as", "before", "channel",
+		"connections", "count", "daemon", "duration", "endpoint", "every", "expires", "hub", "id", "idempotency-key", "index", "jq", "key", "last",
 		"limit", "listen", "messages", "nats", "now", "of", "only", "org", "overlap", "path", "patience",
-		"payload", "peers", "reason",
-		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait", "workspace"} {
+		"payload", "peers", "reason", "replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait", "workspace"} {
 		flags[free] = nothing
 	}
 	return arguments, flags
