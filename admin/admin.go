@@ -427,7 +427,7 @@ func (a *Admin) newAgent(n NewAgent) (e parley.Agent, keys [][]byte, err error) 
 		e.Skills = append(e.Skills, s.spec())
 	}
 	if n.Inbox {
-		e.Identities = append(e.Identities, parley.Identity{Protocol: apiProtocol, ID: n.Name})
+		e.Identities = append(e.Identities, Inbox(n.Name))
 	}
 	return e, keys, nil
 }

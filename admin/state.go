@@ -72,11 +72,23 @@ type AgentDelivery struct {
 	Ordered  bool   `json:"ordered"`  // a message that fails holds up the later ones of its conversation
 	First    string `json:"first"`    // pause after the first failed attempt; each further pause is twice as long
 	Longest  string `json:"longest"`  // pause at most
+
+	Own DeliveryChange `json:"own,omitzero"` // what is set for this agent; all else is the hub's
 }
 
 func viewDelivery(r delivery.Retry, own parley.Retries) *AgentDelivery {
-	return &AgentDelivery{Tries: r.Tries, Patience: r.For.String(), Ordered: !own.Unordered, First: r.First.String(),
+	v := &AgentDelivery{Tries: r.Tries, Patience: r.For.String(), Ordered: !own.Unordered, First: r.First.String(),
 		Longest: r.Longest.String()}
+	if own.Tries > 0 {
+		v.Own.Tries = &own.Tries
+	}
+	if own.Patience > 0 {
+		v.Own.Patience = &v.Patience
+	}
+	if own.Unordered {
+		v.Own.Ordered = &v.Ordered
+	}
+	return v
 }
 
 // DeliveryChange sets how messages to an agent are retried. A member that is missing

@@ -108,6 +108,7 @@ type Agent struct {
 	Exposed     []string         `json:"exposed"`
 	Identities  []Identity       `json:"identities"`
 	Skills      []Skill          `json:"skills"`
+	Learned     string           `json:"learned,omitzero"` // protocol in which the agent itself declared its skills
 	Seen        *Seen            `json:"seen,omitzero"`    // the last message from it since the hub started
 	Waiting     *Waiting         `json:"waiting,omitzero"` // only in the answer for one agent
 
@@ -400,6 +401,9 @@ type PartitionStats struct {
 // identity that marks an agent as one with an inbox.
 const apiProtocol = "api"
 
+// Inbox is the identity of an agent that reads its messages here.
+func Inbox(agent string) parley.Identity { return parley.Identity{Protocol: apiProtocol, ID: agent} }
+
 // viewAll gives an actor's view of each element of a list. It is never nil: JSON has [] for an empty one.
 func viewAll[T, V any](by Actor, list []T, view func(Actor, T) V) []V {
 	out := make([]V, len(list))
@@ -512,7 +516,8 @@ func (s Skill) spec() parley.SkillSpec {
 
 func viewAgent(e *directory.Entry) Agent {
 	v := Agent{Name: e.Name, Title: e.Title, Description: e.Description, Version: e.Version, Source: e.Source,
-		Added: e.Added, Paused: e.Paused, Record: e.Record, Inbox: hasInbox(e), Native: append([]string{}, e.Native()...),
+		Added: e.Added, Paused: e.Paused, Record: e.Record, Learned: e.Learned,
+		Inbox: hasInbox(e), Native: append([]string{}, e.Native()...),
 		Exposed: append([]string{}, e.Exposed...), Identities: []Identity{}, Skills: []Skill{}}
 	for _, i := range e.Identities {
 		v.Identities = append(v.Identities, Identity(i))

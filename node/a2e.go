@@ -31,6 +31,15 @@ var a2eProtocol = Protocol{
 	Listeners: func(c *Config) []Listener {
 		return []Listener{{"a2e.listen", c.A2E.Listen, c.A2E.TLS, "tokens can be read on the way; set a2e.tls"}}
 	},
+	Export: func(t *AgentText, a *admin.Agent, i admin.Identity) {
+		if i.URL != "" {
+			t.Line("a2e.url", i.URL)
+			t.Note("If the host wants a token, put it into a file of mode 0600, and name the file: a2e.token_file = \"…\"")
+			return
+		}
+		t.Note("Put the token that the agent shows into this file, mode 0600: the hub has only a hash of it.")
+		t.Line("a2e.token_file", strings.ReplaceAll(a.Name, "/", "-")+".token")
+	},
 	Assurance: parley.Session, // A2E has no signatures; a token proves the session
 	Open:      openA2E,
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/directory"
 )
@@ -39,6 +40,16 @@ func (n *Node) readAgents(c *Config) ([]configuredAgent, error) {
 		a := c.Agents[name]
 		v := configuredAgent{agent: parley.Agent{Name: name, Title: a.Title, Description: a.Description,
 			Exposed: c.exposed(a.Expose), Retries: a.Delivery.retries(), Record: parley.Recording(a.Record)}}
+		for i := range a.Skills {
+			skill, err := a.Skills[i].spec()
+			if err != nil {
+				return nil, fmt.Errorf("agents.%s.skills %d: %w", name, i+1, err)
+			}
+			v.agent.Skills = append(v.agent.Skills, skill)
+		}
+		if a.Inbox {
+			v.agent.Identities = append(v.agent.Identities, admin.Inbox(name))
+		}
 		for _, b := range n.bindings {
 			if b.Agent == nil {
 				continue

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/parley-hub/parley/admin"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
 	bridge "github.com/parley-hub/parley/bridge/agh"
@@ -22,6 +24,12 @@ var aghProtocol = Protocol{
 	Listeners: func(c *Config) []Listener {
 		const advice = "tokens can be read on the way; use 127.0.0.1, or a network that is trusted"
 		return []Listener{{"listen.agh", c.Listen.AGH, false, advice}}
+	},
+	Export: func(t *AgentText, _ *admin.Agent, i admin.Identity) {
+		if at := strings.LastIndexByte(i.ID, '/'); at > 0 { // see bridge.Identity; a peer id has no slash
+			t.Line("agh.workspace", i.ID[:at])
+			t.Line("agh.peer", i.ID[at+1:])
+		}
 	},
 	Open: openAGH,
 }

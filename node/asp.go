@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -44,6 +45,11 @@ var aspProtocol = Protocol{
 			return ""
 		}
 		return a.ASP.ID
+	},
+	Export: func(t *AgentText, a *admin.Agent, i admin.Identity) {
+		t.Line("asp.id", i.ID)
+		t.Note("Its card, which holds its public keys; without it the agent registers itself: asp.card = \"%s.card.json\"",
+			strings.ReplaceAll(a.Name, "/", "-"))
 	},
 	HubAgent: true,
 	Open:     openASP,

@@ -317,6 +317,10 @@ type Agent struct {
 	// what the journal keeps of the content of its messages an hour after they are settled: full | headers | digest;
 	// see docs/operations.md
 	Record string `toml:"record" default:"\"full\"" reload:"yes"`
+	// it reads its messages at the hub (parley listen)
+	Inbox bool `toml:"inbox" reload:"yes"`
+	// its skills; without any, those that it declares itself
+	Skills []AgentSkill `toml:"skills"`
 	// how messages to it are retried
 	Delivery AgentDelivery `toml:"delivery"`
 	// its SAMVAD identity
@@ -503,6 +507,11 @@ func (c *Config) check() (checked, error) {
 		}
 		if err := oneOf("agents."+name+".record", a.Record, "full", "headers", "digest"); err != nil {
 			return k, err
+		}
+		for i := range c.Agents[name].Skills {
+			if _, err := c.Agents[name].Skills[i].spec(); err != nil {
+				return k, fmt.Errorf("agents.%s.skills %d: %w", name, i+1, err)
+			}
 		}
 	}
 	return k, c.checkProtocols()

@@ -293,6 +293,10 @@ func fieldDoc(field string) string {
 		return "protocols in which the hub stands in for it, or \"all\"; default: none, or all if policy.expose is \"all\""
 	case "Agent.Record":
 		return "what the journal keeps of the content of its messages an hour after they are settled: full | headers | digest; see docs/operations.md"
+	case "Agent.Inbox":
+		return "it reads its messages at the hub (parley listen)"
+	case "Agent.Skills":
+		return "its skills; without any, those that it declares itself"
 	case "Agent.Delivery":
 		return "how messages to it are retried"
 	case "Agent.SAMVAD":
@@ -361,6 +365,24 @@ func fieldDoc(field string) string {
 		return "file with the bearer token for its authenticated skills, which callers without a token of their own then reach; default: none"
 	case "SAMVADAgent.Delegate":
 		return "give calls without a delegation one by the hub: for the one skill, 15 minutes, without further delegation"
+	case "AgentSkill.ID":
+		return "its id"
+	case "AgentSkill.Name":
+		return "for people; default: the id"
+	case "AgentSkill.Description":
+		return "for people and models"
+	case "AgentSkill.Input":
+		return "JSON Schema of the content; default: anything"
+	case "AgentSkill.Output":
+		return "JSON Schema of the result; default: anything"
+	case "AgentSkill.Modes":
+		return "sync, async and stream, as far as the agent takes them; default: all"
+	case "AgentSkill.Access":
+		return "who may call it: public | authenticated | trusted-peers"
+	case "AgentSkill.Peers":
+		return "identities that access trusted-peers lets in"
+	case "AgentSkill.Default":
+		return "it takes messages that name no skill"
 	case "UAgents.Legacy":
 		return "accept envelopes after their expiry, as the reference does, and keep them in mailboxes"
 	case "UAgents.Nonce":

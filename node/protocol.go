@@ -36,6 +36,9 @@ type Protocol struct {
 	// AgentID gives an agent's id in the protocol, "" if its table names none.
 	AgentID func(*Agent) string
 
+	// Export writes an identity of an agent, as its table of the protocol has it.
+	Export func(t *AgentText, a *admin.Agent, i admin.Identity)
+
 	// Assurance is the least assurance of messages while policy.assurance is not set; 0: signed.
 	Assurance parley.Assurance
 	// HubAgent says that the hub itself is an agent in this protocol.

@@ -9,6 +9,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/keyring"
 )
 
 var samvadProtocol = Protocol{
@@ -35,6 +36,25 @@ var samvadProtocol = Protocol{
 			return ""
 		}
 		return a.SAMVAD.ID
+	},
+	Export: func(t *AgentText, _ *admin.Agent, i admin.Identity) {
+		t.Line("samvad.id", i.ID)
+		t.Line("samvad.url", i.URL)
+		first := true
+		for _, k := range t.Keys {
+			switch {
+			case k.Purpose != bridge.Protocol:
+			case !first:
+				t.Note("A further key: parley keys enroll %s --key %s --key-id %s", k.Agent,
+					base64.StdEncoding.EncodeToString(k.Public), k.KeyID)
+			default:
+				first = false
+				t.Line("samvad.key", base64.StdEncoding.EncodeToString(k.Public))
+				if k.KeyID != keyring.Fingerprint(k.Algorithm, k.Public) {
+					t.Line("samvad.kid", k.KeyID)
+				}
+			}
+		}
 	},
 	HubAgent: true,
 	Open:     openSAMVAD,

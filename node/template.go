@@ -41,7 +41,8 @@ func Template(set map[string]string) string {
 // header of a table; headers of lists, and of tables with free names, are examples.
 func header(t string) string {
 	if list, ok := strings.CutSuffix(t, "[]"); ok {
-		return "# One for each; without any, the default is as said.\n# [[" + list + "]]"
+		return "# One for each; without any, the default is as said.\n# [[" +
+			strings.ReplaceAll(list, "<name>", "example") + "]]"
 	}
 	if strings.Contains(t, "<name>") {
 		return "# [" + strings.ReplaceAll(t, "<name>", "example") + "]"

@@ -6,8 +6,10 @@ import (
 	"net"
 	"net/url"
 
+	"github.com/parley-hub/parley/admin"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 	bridge "github.com/parley-hub/parley/bridge/uagents"
+	"github.com/parley-hub/parley/directory"
 )
 
 var uagentsProtocol = Protocol{
@@ -19,6 +21,12 @@ var uagentsProtocol = Protocol{
 			return ""
 		}
 		return a.UAgents.Address
+	},
+	Export: func(t *AgentText, a *admin.Agent, i admin.Identity) {
+		t.Line("uagents.address", i.ID)
+		if a.Source == directory.FromOperator {
+			t.Line("uagents.endpoint", i.URL)
+		}
 	},
 	HubAgent: true,
 	Open:     openUAgents,

@@ -16,7 +16,9 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/node"
 )
 
 func (a *app) agentsCommand() *cobra.Command {
@@ -70,7 +72,7 @@ func (a *app) agentsCommand() *cobra.Command {
 		a.withHub(a.agentsList), list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
 		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
-		expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery())
+		expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
 }
 
 func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) error {
@@ -177,6 +179,52 @@ func (a *app) agentsPause(use, text string, paused bool) *cobra.Command {
 			return a.print(v, "agent %s is %sd\n", v.Name, use)
 		}),
 	}
+}
+
+func (a *app) agentsExport() *cobra.Command {
+	var guests bool
+	c := &cobra.Command{
+		Use: "export [NAME…]", Short: "Write agents as sections of the configuration file",
+		Args: cobra.ArbitraryArgs,
+		Long: `Write the agents that came by commands, the API or their own registration as they would
+stand in the configuration file; with names only these. No secret is written: a comment
+says where a file with a token or card is needed. Guests, for whom nobody vouches, are
+comments.
+
+An agent is in the file or added by command, not both. To move one: append its section to
+the file, run parley agents remove NAME, and then parley config reload.`,
+		Example: `  parley agents export >> parley.toml
+  parley agents export weather`,
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			list, err := hub.Agents(ctx)
+			if err != nil {
+				return err
+			}
+			keys, err := hub.Keys(ctx)
+			if err != nil {
+				return err
+			}
+			for _, name := range args {
+				i := slices.IndexFunc(list, func(v admin.Agent) bool { return v.Name == name })
+				switch {
+				case i < 0:
+					return fmt.Errorf("no agent %q; `parley agents` lists them", name)
+				case list[i].Source == directory.FromConfig || list[i].Source == directory.FromCode:
+					return fmt.Errorf("agent %s comes from the %s: there is nothing to export", name, list[i].Source)
+				}
+			}
+			if len(args) > 0 {
+				list = slices.DeleteFunc(list, func(v admin.Agent) bool { return !slices.Contains(args, v.Name) })
+			}
+			text := string(node.ExportAgents(list, keys.Enrolled, guests))
+			if text == "" && !a.json {
+				fmt.Fprintln(a.errs, "no agents to export: all come from the configuration or the program")
+			}
+			return a.print(map[string]string{"toml": text}, "%s", text)
+		}),
+	}
+	c.Flags().BoolVar(&guests, "guests", false, "write guests as agents for whom you vouch")
+	return c
 }
 
 func (a *app) agentsRecord() *cobra.Command {

@@ -176,7 +176,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	nothing := words()
 	arguments = map[string][]completion{
 		"agents expose": {agents, words(append(slices.Clone(names), "all", "none")...)}, "agents link": {agents},
-		"agents delivery": {agents}, "agents pause": {agents}, "agents record": {agents, words("full", "headers", "digest")},
+		"agents delivery": {agents}, "agents export": {agents}, "agents pause": {agents}, "agents record": {agents, words("full", "headers", "digest")},
 		"agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
