@@ -31,7 +31,7 @@ var (
 
 // required are the files and declarations that each binding has.
 var required = []string{"binding.go", "inbound.go", "outbound.go", "translate.go", "state.go",
-	"Config", "Binding", "New", "Binding.Close", "Binding.Deliver"}
+	"Config", "Binding", "New", "Binding.Close", "Binding.Deliver", "Binding.way"}
 
 // impure are the imports, by their ends, that translate.go must not have. Of net/http
 // it may name the status codes.

@@ -117,7 +117,7 @@ type Capabilities struct {
 	Profile func(e *directory.Entry) *Profile
 
 	// Way says how messages get to an agent, and what the binding sees of that now. It may ask the agent, but starts
-	// no work there. nil: the hub calls the identity's URL, and the agents without one call the hub.
+	// no work there. nil: the binding knows nothing.
 	Way func(ctx context.Context, e *directory.Entry, id parley.Identity) Way
 
 	// Erasing is called before records lose their content, to copy elsewhere the

@@ -109,10 +109,7 @@ func (h *Hub) Ways(ctx context.Context, e *directory.Entry) []Way {
 		case b != nil && b.can.Way != nil:
 			w = b.can.Way(ctx, e, i)
 			w.Protocol, w.ID = i.Protocol, i.ID
-		case b != nil && i.URL != "":
-			w.How, w.Addresses = "the hub calls it", []string{i.URL}
 		case b != nil:
-			w.How = "it calls the hub; the hub cannot call it"
 		case box != nil:
 			w.How = "its messages are read from its inbox"
 			box.way(&w, h.c.Now())

@@ -249,6 +249,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		CallsBack:   callsBack,
 		ReplyLosses: replyLosses,
 		Address:     b.AgentURL,
+		Way:         b.way,
 	}
 }
 
