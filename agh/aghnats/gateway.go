@@ -148,12 +148,13 @@ func Servers(list string) (out []Server) {
 		if s = strings.TrimSpace(s); s == "" {
 			continue
 		}
-		shown := s
-		if u, err := url.Parse(s); err == nil && u.Host != "" {
+		if !strings.Contains(s, "://") {
+			s = "nats://" + s
+		}
+		shown := s[strings.LastIndexByte(s, '@')+1:]
+		if u, err := url.Parse(s); err == nil {
 			u.User = nil
 			shown = u.String()
-		} else if i := strings.LastIndexByte(s, '@'); i >= 0 {
-			shown = s[i+1:]
 		}
 		out = append(out, Server{s, shown})
 	}
