@@ -32,7 +32,7 @@ type Service interface {
 }
 
 // An HTTPBinding has endpoints on the hub's HTTP listener. The first binding whose
-// Serves reports true gets the request.
+// Serves reports true gets the request. Its path is below that of the public URL.
 type HTTPBinding interface {
 	Binding
 	Serves(r *http.Request) bool

@@ -74,7 +74,7 @@ func (n *Node) tokenDir() string {
 // for local commands. A hub without admin API makes none.
 func (n *Node) openTokens(ctx context.Context) error {
 	rnd := rand.Reader
-	if n.adminListen == nil {
+	if !n.c.hasAdmin() {
 		rnd = nil
 	}
 	id, err := n.shared(ctx, "admin tokens", 8)

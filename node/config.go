@@ -113,11 +113,17 @@ type Config struct {
 	// gets the secret of the first admin token, once; nil: nobody learns it
 	FirstToken func(secret string) `toml:"-"`
 
+	// opens the admin API also without listen.admin, for [Node.AdminHandler]
+	AdminAPI bool `toml:"-"`
+
 	// how long a client may take to send the header of a request; 0: 10 s
 	HeaderTimeout time.Duration `toml:"-"`
 	// and its body; 0: 1 min
 	BodyTimeout time.Duration `toml:"-"`
 }
+
+// hasAdmin reports whether the hub has an admin API.
+func (c *Config) hasAdmin() bool { return c.Listen.Admin != "" || c.AdminAPI }
 
 // Listen holds the addresses of the listeners. "" switches a listener off.
 type Listen struct {

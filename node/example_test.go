@@ -3,8 +3,12 @@ package node_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
@@ -90,4 +94,43 @@ func ExampleNode_As() {
 	// Output:
 	// planner asks for Bern
 	// Bern at 21 degrees: go <nil>
+}
+
+// Mount a hub below /parley/ of a server that the program has already.
+func ExampleNode_Handler() {
+	ctx := context.Background()
+	mux := http.NewServeMux()
+	server := httptest.NewUnstartedServer(mux) // in place of a http.Server of the program
+	server.Config.ReadHeaderTimeout, server.Config.IdleTimeout = 10*time.Second, 2*time.Minute
+	server.Config.MaxHeaderBytes = 32 << 10
+	server.Start()
+	defer server.Close()
+
+	n, err := node.Open(ctx, node.Config{Durability: "memory", PublicURL: server.URL + "/parley", AdminAPI: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	mux.Handle("/parley/", n.Handler())
+	mux.Handle("/ops/", http.StripPrefix("/ops", n.AdminHandler()))
+	if err := n.Start(ctx); err != nil {
+		log.Fatal(err)
+	}
+	for _, path := range []string{"/parley/.well-known/agent.json", "/ops/health", "/ops/v1/info"} {
+		r, err := http.Get(server.URL + path)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, r.Body); err != nil {
+			log.Fatal(err)
+		}
+		r.Body.Close()
+		fmt.Println(path, r.StatusCode)
+	}
+	if err := n.Close(ctx); err != nil { // before the server's Shutdown
+		log.Fatal(err)
+	}
+	// Output:
+	// /parley/.well-known/agent.json 200
+	// /ops/health 200
+	// /ops/v1/info 401
 }

@@ -50,9 +50,17 @@ func fiveConfig() Config {
 
 func newFive(t *testing.T, c Config) *five {
 	t.Helper()
-	f := &five{Node: running(t, c), t: t, target: "echo",
+	n := running(t, c)
+	f := fiveAt(t, n, n.Addresses().Local, &a2e.Client{URL: n.Addresses().A2E, Token: fiveToken})
+	f.agh = f.peer("alice", nil)
+	return f
+}
+
+// fiveAt makes the callers of a hub at a URL, but for the one of AGH.
+func fiveAt(t *testing.T, n *Node, base string, host *a2e.Client) *five {
+	t.Helper()
+	f := &five{Node: n, t: t, target: "echo", a2e: host,
 		web: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
-	base := f.Addresses().Local
 	id, err := samvad.NewIdentity("agent://alice.test", "key-current")
 	if err != nil {
 		t.Fatal(err)
@@ -69,9 +77,7 @@ func newFive(t *testing.T, c Config) *five {
 	f.put("alice-uagents", parley.Identity{Protocol: "uagents", ID: u.Address()})
 	f.uagents = &uagents.Client{Identity: u, HTTP: f.web, Resolver: uagents.Almanac(base)}
 	f.put("alice-a2e", parley.Identity{Protocol: "a2e", ID: a2ebridge.TokenID(fiveToken)})
-	f.a2e = &a2e.Client{URL: f.Addresses().A2E, Token: fiveToken}
 	t.Cleanup(func() { f.a2e.Close() })
-	f.agh = f.peer("alice", nil)
 	a, err := asp.GenerateIdentity("agent://alice.example/test/alice", "org_alice")
 	if err != nil {
 		t.Fatal(err)

@@ -72,6 +72,8 @@ type Node struct {
 	up        atomic.Bool // listeners serve
 	stopWatch func()
 
+	mounts                  mounts
+	streamsEnd              sync.Once
 	http, adminHTTP         *http.Server
 	httpListen, adminListen net.Listener
 	begun                   time.Time // opened
@@ -256,9 +258,9 @@ func localURL(a net.Addr, secure bool) string {
 	return (&url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}).String()
 }
 
-// openAdmin makes the admin API, if the configuration has a listener for it.
+// openAdmin makes the admin API, if the configuration wants it.
 func (n *Node) openAdmin(ctx context.Context) error {
-	if n.adminListen == nil {
+	if !n.c.hasAdmin() {
 		return nil
 	}
 	if err := n.openIndex(ctx); err != nil {
@@ -281,7 +283,7 @@ func (n *Node) Hub() *hub.Hub { return n.hub }
 // Keys is the node's keyring.
 func (n *Node) Keys() *keyring.Ring { return n.keys }
 
-// Admin is the node's admin API, or nil without listen.admin.
+// Admin is the node's admin API, or nil without listen.admin and [Config.AdminAPI].
 func (n *Node) Admin() *admin.Admin { return n.admin }
 
 // Addresses are the addresses of a hub and its agents.
@@ -298,8 +300,9 @@ type Addresses struct {
 // Addresses gives the addresses of the hub and its agents.
 func (n *Node) Addresses() Addresses {
 	a := Addresses{Hub: n.hub.ID(), Agents: map[string]map[string]string{}}
+	a.HTTP = n.c.PublicURL
 	if n.httpListen != nil {
-		a.HTTP, a.Local = n.c.PublicURL, localURL(n.httpListen.Addr(), n.c.secure())
+		a.Local = localURL(n.httpListen.Addr(), n.c.secure())
 	}
 	if n.adminListen != nil {
 		a.Admin = localURL(n.adminListen.Addr(), false)

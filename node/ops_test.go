@@ -29,7 +29,7 @@ func running(t *testing.T, c Config) *Node {
 	if c.Durability == "" {
 		c.Durability = "memory"
 	}
-	if c.Listen.Admin == "" {
+	if c.Listen.Admin == "" && !c.AdminAPI {
 		c.Listen.HTTP, c.Listen.Admin = "127.0.0.1:0", "127.0.0.1:0"
 	}
 	n, err := Open(ctx, c)

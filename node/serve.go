@@ -10,10 +10,12 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
@@ -29,26 +31,23 @@ func (n *Node) Start(ctx context.Context) error {
 			n.started = append(n.started, s)
 		}
 	}
+	secure, err := n.tlsConfig()
+	if err != nil {
+		return err
+	}
 	n.hub.Start()
 	if n.httpListen != nil {
-		n.http = n.server(n.door(n.tracer.receive(n.router()), true))
-		for _, b := range n.bindings {
-			if b.EndStreams != nil {
-				n.http.RegisterOnShutdown(b.EndStreams)
-			}
-		}
-		var err error
-		if n.http.TLSConfig, err = n.tlsConfig(); err != nil {
-			return err
-		}
-		if n.http.TLSConfig != nil {
+		n.http = n.server(n.protocolHandler())
+		n.http.TLSConfig = secure
+		n.http.RegisterOnShutdown(n.endStreams)
+		if secure != nil {
 			n.httpListen = tls.NewListener(n.httpListen, n.http.TLSConfig)
 		}
 		n.serve(n.http, n.httpListen)
 	}
 	if n.adminListen != nil {
 		n.adminHTTP = n.server(n.door(n.admin, false))
-		n.adminHTTP.RegisterOnShutdown(n.admin.EndStreams)
+		n.adminHTTP.RegisterOnShutdown(n.endStreams)
 		n.serve(n.adminHTTP, n.adminListen)
 	}
 	for _, w := range n.c.Exposures() {
@@ -60,8 +59,27 @@ func (n *Node) Start(ctx context.Context) error {
 	return n.announce()
 }
 
+// endStreams ends the streams of the protocols and of the admin API, which would hold up the
+// end of servers and handlers.
+func (n *Node) endStreams() {
+	n.streamsEnd.Do(func() {
+		if n.admin != nil {
+			n.admin.EndStreams()
+		}
+		for _, b := range n.bindings {
+			if b.EndStreams != nil {
+				go b.EndStreams()
+			}
+		}
+	})
+}
+
 // router gives each request to the binding of its endpoint.
 func (n *Node) router() http.Handler {
+	base, err := bridge.PublicURL(n.c.PublicURL)
+	if err != nil {
+		base = &url.URL{} // cannot be: the bindings have parsed it
+	}
 	var bindings []hub.HTTPBinding
 	for _, b := range n.hub.Bindings() {
 		if hb, ok := b.(hub.HTTPBinding); ok {
@@ -69,6 +87,7 @@ func (n *Node) router() http.Handler {
 		}
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = belowBase(base, r)
 		for _, b := range bindings {
 			if b.Serves(r) {
 				b.ServeHTTP(w, r)
@@ -204,6 +223,7 @@ func (n *Node) Close(ctx context.Context) error {
 			cancel()
 		}
 		close(n.hurry)
+		n.mounts.refuse()
 		for _, s := range []*http.Server{n.http, n.adminHTTP} {
 			if s == nil {
 				continue
@@ -212,6 +232,10 @@ func (n *Node) Close(ctx context.Context) error {
 				errs = append(errs, err, s.Close())
 			}
 		}
+		if n.up.Load() {
+			n.endStreams()
+		}
+		errs = append(errs, n.mounts.wait(ctx))
 		listeners := []net.Listener{n.httpListen, n.adminListen}
 		for _, b := range n.bindings {
 			listeners = append(listeners, b.Listener)

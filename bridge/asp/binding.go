@@ -185,29 +185,12 @@ func (b *Binding) Capabilities() hub.Capabilities {
 
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
-	p := b.path(r)
-	return strings.HasPrefix(p, "/v1/asp/") || p == "/oauth/token" || p == "/.well-known/asp-agent.json"
-}
-
-// path is the request's path without the path of the public URL, which a proxy may
-// have removed already.
-func (b *Binding) path(r *http.Request) string {
 	p := r.URL.EscapedPath()
-	if rest, ok := strings.CutPrefix(p, b.public.Path); ok && b.public.Path != "" && strings.HasPrefix(rest, "/") {
-		return rest
-	}
-	return p
+	return strings.HasPrefix(p, "/v1/asp/") || p == "/oauth/token" || p == "/.well-known/asp-agent.json"
 }
 
 // ServeHTTP serves sessions, registry and tokens.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if p := b.path(r); p != r.URL.EscapedPath() {
-		r = r.Clone(r.Context())
-		r.URL.RawPath = p
-		if u, err := url.PathUnescape(p); err == nil {
-			r.URL.Path = u
-		}
-	}
 	r, end := b.heard.begin(r, b.c.Now)
 	defer end()
 	b.server.ServeHTTP(w, r)

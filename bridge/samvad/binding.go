@@ -159,7 +159,7 @@ func New(c Config) (*Binding, error) {
 			Memory: memory{c.Journal},
 			Now:    c.Now,
 			Limits: protocol.Limits{MaxBody: c.MaxBody, Window: c.Window},
-			Prefix: public.Path,
+			Prefix: public.EscapedPath(),
 			Legacy: c.Legacy,
 		},
 		Handle:     b.handle,

@@ -22,7 +22,6 @@ import (
 
 // resolve finds the stand-in of a request by its base path, else by its host.
 func (b *Binding) resolve(r *http.Request, prefix string) *protocol.Agent {
-	prefix = strings.TrimPrefix(prefix, b.public.Path)
 	name, ok := strings.CutPrefix(prefix, "/agents/")
 	if !ok {
 		if prefix != "" {

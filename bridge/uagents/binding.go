@@ -266,28 +266,17 @@ func (b *Binding) deduplicates(_ *directory.Entry, id parley.Identity) bool {
 
 // Serves implements hub.HTTPBinding.
 func (b *Binding) Serves(r *http.Request) bool {
-	p := b.path(r)
+	p := r.URL.Path
 	return slices.Contains([]string{pathSubmit, pathSubmit + "/", "/agent_info", "/v1/events", "/v2/agents",
 		"/v2/identity"}, p) ||
 		slices.ContainsFunc([]string{"/v1/almanac/", "/v1/search/", "/v2/agents/", "/v2/almanac/", "/v2/identity/"},
 			func(prefix string) bool { return strings.HasPrefix(p, prefix) })
 }
 
-// path is the request's path without the path of the public URL, which a proxy may have
-// removed already.
-func (b *Binding) path(r *http.Request) string {
-	if b.public.Path != "" {
-		if rest, ok := strings.CutPrefix(r.URL.Path, b.public.Path); ok && strings.HasPrefix(rest, "/") {
-			return rest
-		}
-	}
-	return r.URL.Path
-}
-
 // ServeHTTP serves envelopes, the registry, mailboxes and proofs of identity.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	r = withCaller(r)
-	p := b.path(r)
+	p := r.URL.Path
 	if p == pathProxy {
 		p = pathSubmit // every agent is behind the hub
 	}
