@@ -298,8 +298,9 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, f *index.Filter, r *j
 // wanted reports whether a filter chooses a step, by the step alone or else by its
 // message.
 func (a *Admin) wanted(ctx context.Context, f *index.Filter, s *journal.Step) bool {
-	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed &&
-		s.State < parley.Dead {
+	// A failed attempt is a failure too, unless the peer only asked for patience.
+	failed := s.State >= parley.Dead || s.State == parley.Waiting && s.Error != nil && !s.Postponed
+	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed && !failed {
 		return false
 	}
 	rest := *f

@@ -189,6 +189,46 @@ func TestTail(t *testing.T) {
 	}
 }
 
+// TestTailFailed: the tail of failures has failed attempts, dead letters, error answers and
+// refusals, and nothing of messages that went well.
+func TestTailFailed(t *testing.T) {
+	b := open(t, nil)
+	if _, err := b.client.AddAgent(t.Context(), NewAgent{Name: "far", Identities: []NewIdentity{{Protocol: "agh",
+		ID: "nowhere/far"}}}); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for e, err := range b.client.Tail(t.Context(), index.Filter{Failed: true}, func() {
+		b.ask("Bern")
+		if _, err := b.client.Send(t.Context(), Send{To: "far", Kind: parley.Notice, Text: text("hello")}); err != nil {
+			t.Error(err)
+		}
+		<-b.settled
+		b.ask("Atlantis")
+		b.hub.Refuse(hub.Refusal{Protocol: "samvad", Step: "signature", Code: parley.Unauthenticated, Text: "no"})
+	}) {
+		switch {
+		case err != nil:
+			t.Fatal(err)
+		case e.Message != nil:
+			got = append(got, e.Message.Kind.String())
+		case e.Delivery != nil:
+			if e.Delivery.Error == nil {
+				t.Errorf("a failed step without a reason: %+v", e.Delivery)
+			}
+			got = append(got, e.Delivery.State.String())
+		case e.Refusal != nil:
+			got = append(got, "refused")
+		}
+		if e.Refusal != nil { // the last: refusals are looked for from time to time
+			break
+		}
+	}
+	if want := []string{"waiting", "waiting", "dead", "error", "refused"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestTailChooses tails with filters, in process; a refusal that every filter lets
 // through ends the streams.
 func TestTailChooses(t *testing.T) {

@@ -27,6 +27,7 @@ import (
 
 func (a *app) serveCommand() *cobra.Command {
 	var listen, admin, nats, durability, level string
+	var allow []string
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the hub",
@@ -36,6 +37,7 @@ addresses when it is ready. The first start makes an admin token, unless ` + "`p
 has made one, and shows it once on the standard error.`,
 		Example: `  parley serve --data ./data --listen :8080
   parley serve --config parley.toml
+  parley serve --network-allow 10.0.0.0/8,loopback
   parley serve --nats nats://n1:4222,nats://n2:4222 --listen :8080`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			// The command line overrides the file, at each reload too.
@@ -53,11 +55,15 @@ has made one, and shows it once on the standard error.`,
 				set("nats", nats, &c.Engine.URL, "")
 				set("durability", durability, &c.Durability, "")
 				set("log", level, &c.LogLevel, "info")
+				c.Network.Allow = append(c.Network.Allow, allow...)
 				return c, err
 			}
 			c, err := read()
 			if err != nil {
 				return err
+			}
+			if _, err := c.Allowed(); err != nil {
+				return usage("--network-allow: %s", err)
 			}
 			steadyHeap()
 			c.Read, c.Level, c.Version = read, new(slog.LevelVar), version
@@ -92,6 +98,8 @@ has made one, and shows it once on the standard error.`,
 	f.StringVar(&admin, "admin-listen", "", "address of the admin API (default 127.0.0.1:9090; \"\" switches it off)")
 	f.StringVar(&nats, "nats", "", "URLs of a NATS cluster for the journal, in place of a local file")
 	f.StringVar(&durability, "durability", "", "when a message counts as recorded: disk, replicated or memory")
+	f.StringSliceVar(&allow, "network-allow", nil, "private addresses that the hub may call, besides network.allow: "+
+		"prefixes, addresses, or loopback")
 	f.StringVar(&level, "log", "", "log level: debug, info, warn or error (default info)")
 	return c
 }

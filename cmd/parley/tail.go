@@ -53,7 +53,7 @@ until interrupted. With several flags all of them must match.`,
 	c.Flags().StringVar(&conversation, "conversation", "", "only this conversation: its id, or the beginning of it")
 	c.Flags().StringVar(&kind, "kind", "", "only messages of this kind, e.g. request")
 	c.Flags().StringVar(&f.Text, "text", "", "only messages with these words")
-	c.Flags().BoolVar(&f.Failed, "failed", false, "only failures: refusals, error answers, dead letters")
+	c.Flags().BoolVar(&f.Failed, "failed", false, "only failures: refusals, error answers, failed attempts, dead letters")
 	c.Flags().BoolVar(&f.Refused, "refused", false, "only refusals")
 	c.Flags().IntVar(&count, "count", 0, "end after this many lines (default: never)")
 	return c
