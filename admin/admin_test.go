@@ -791,8 +791,57 @@ func TestKeys(t *testing.T) {
 		k.Enrolled[0].By != "root" || k.Enrolled[0].Note != "agent://bob" {
 		t.Fatalf("%+v, %v", k, err)
 	}
+	// The last use of an enrolled key is the newest message that it proved.
+	if _, err := b.client.Expose(ctx, "weather", []string{"samvad"}); err != nil {
+		t.Fatal(err)
+	}
+	said := func(kid string) time.Time {
+		t.Helper()
+		id, err := parley.NewID(time.Now(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := b.hub.Accept(ctx, hub.Submission{Scope: "s", Message: &parley.Message{ID: id, Kind: parley.Notice,
+			From: "bob", To: "weather", Skill: "forecast",
+			Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"city":"Bern"}`)}},
+			Origin: parley.Origin{Protocol: "samvad", Peer: "agent://bob",
+				Verdict: parley.Verdict{Assurance: parley.Signed, KeyID: kid}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.admin.c.Index.Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+		m, err := b.client.Message(ctx, r.ID.String(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Time
+	}
+	used := func(want map[string]time.Time) {
+		t.Helper()
+		k, err := b.client.Keys(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range k.Enrolled {
+			if !e.Used.Equal(want[e.KeyID]) {
+				t.Errorf("key %s was used %v, want %v", e.KeyID, e.Used, want[e.KeyID])
+			}
+		}
+	}
+	used(nil)
+	one := said("k1")
+	used(map[string]time.Time{"k1": one})
+	if err := b.client.Enroll(ctx, Enrolment{Agent: "bob", NewIdentity: NewIdentity{Protocol: "samvad",
+		PublicKey: base64.StdEncoding.EncodeToString(ed25519Key(4)), KeyID: "k2"}}); err != nil {
+		t.Fatal(err)
+	}
+	two := said("k2")
+	used(map[string]time.Time{"k1": one, "k2": two})
 	fresh, err := b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "1h"})
-	if err != nil || fresh.ID == k.Own[0].ID || fresh.State != keyring.Next || fresh.Turn.IsZero() {
+	if err != nil || fresh.ID == k.Own[0].ID || fresh.State != keyring.Next || fresh.Turn.IsZero() ||
+		fresh.By != "root" {
 		t.Fatalf("%+v, %v", fresh, err)
 	}
 	_, err = b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "1h"})

@@ -54,7 +54,7 @@ func table() map[string]methods {
 		"/v1/dead/{id}/retry": {"POST": {Operate, deadLetter((*Admin).Retry)}},
 		"/v1/dead/{id}/drop":  {"POST": {Operate, postDrop}},
 
-		"/v1/keys": {"GET": {Observe, plain((*Admin).Keys)}, "POST": {Administer, create(enroll)},
+		"/v1/keys": {"GET": {Observe, getKeys}, "POST": {Administer, create(enroll)},
 			"DELETE": {Administer, deleteKeys}},
 		"/v1/keys/own":        {"POST": {Administer, create((*Admin).NewKey)}},
 		"/v1/keys/passphrase": {"POST": {Administer, change((*Admin).Passphrase)}},
@@ -475,6 +475,8 @@ func getRefusal(a *Admin, c *call) (any, error) {
 func enroll(a *Admin, ctx context.Context, by Actor, e Enrolment) (map[string]string, error) {
 	return map[string]string{"enrolled": e.Agent}, a.Enroll(ctx, by, e)
 }
+
+func getKeys(a *Admin, c *call) (any, error) { return a.Keys(c.r.Context(), c.by) }
 
 func deleteKeys(a *Admin, c *call) (any, error) {
 	var agent, protocol, keyID string

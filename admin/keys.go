@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 )
 
@@ -16,13 +18,53 @@ type Keys struct {
 	Enrolled []keyring.Enrolled `json:"enrolled"`
 }
 
-// Keys lists all keys, without secrets.
-func (a *Admin) Keys(by Actor) (Keys, error) {
+// Keys lists all keys, without secrets. The last use of an enrolled key is that of the
+// newest message in the journal that it proved.
+func (a *Admin) Keys(ctx context.Context, by Actor) (Keys, error) {
 	if err := by.may(Observe); err != nil {
 		return Keys{}, err
 	}
-	return Keys{Own: append([]keyring.Key{}, a.c.Keys.List()...),
-		Enrolled: append([]keyring.Enrolled{}, a.c.Keys.AllEnrolled()...)}, nil
+	out := Keys{Own: append([]keyring.Key{}, a.c.Keys.List()...),
+		Enrolled: append([]keyring.Enrolled{}, a.c.Keys.AllEnrolled()...)}
+	for i := range out.Enrolled {
+		var err error
+		if out.Enrolled[i].Used, err = a.lastProof(ctx, &out.Enrolled[i]); err != nil {
+			return Keys{}, err
+		}
+	}
+	return out, nil
+}
+
+// proofsLooked is how many messages of an agent [Admin.lastProof] looks at.
+const proofsLooked = 20
+
+// lastProof gives the time of the newest message that an enrolled key proved; zero: not
+// known.
+func (a *Admin) lastProof(ctx context.Context, k *keyring.Enrolled) (t time.Time, err error) {
+	page, err := a.c.Index.Messages(ctx, index.Filter{From: k.Agent, Protocol: k.Purpose, Limit: proofsLooked})
+	if err != nil {
+		return t, err
+	}
+	one := len(a.c.Keys.Enrolled(k.Agent, k.Purpose)) == 1
+	for _, m := range page.Messages {
+		if m.Assurance != parley.Signed || m.Time.Before(k.Created) {
+			continue
+		}
+		if one {
+			return m.Time, nil
+		}
+		r, err := a.c.Hub.Journal().Read(ctx, m.Position)
+		if errors.Is(err, journal.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return t, err
+		}
+		if r.Message != nil && r.Message.Origin.Verdict.KeyID == k.KeyID {
+			return m.Time, nil
+		}
+	}
+	return t, nil
 }
 
 // Enrolment vouches for the public key of an agent.
@@ -191,11 +233,11 @@ const OldKeyPublished = time.Hour
 // [OldKeyPublished]. In other protocols the new key signs at once, and signatures of the
 // old key stay valid until overlap has passed. Without overlap the old key ends at once,
 // for good.
-func ReplaceKey(r *keyring.Ring, owner, purpose string, overlap time.Duration) (keyring.Key, error) {
+func ReplaceKey(r *keyring.Ring, owner, purpose, by string, overlap time.Duration) (keyring.Key, error) {
 	if purpose == "samvad" && overlap > 0 {
-		return r.Rollover(owner, purpose, overlap, OldKeyPublished)
+		return r.Rollover(owner, purpose, by, overlap, OldKeyPublished)
 	}
-	return r.Rotate(owner, purpose, overlap)
+	return r.Rotate(owner, purpose, by, overlap)
 }
 
 // Rotate replaces a key; see [ReplaceKey].
@@ -214,7 +256,7 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 	}
 	detail := r.Purpose + " overlap " + overlap.String()
 	return actFor(a, ctx, by, Administer, "key.rotate", r.Owner, detail, func(context.Context) (keyring.Key, error) {
-		k, err := ReplaceKey(a.c.Keys, r.Owner, r.Purpose, overlap)
+		k, err := ReplaceKey(a.c.Keys, r.Owner, r.Purpose, by.Name, overlap)
 		if errors.Is(err, keyring.ErrExists) {
 			return k, parley.Refuse(parley.Conflict,
 				"a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+

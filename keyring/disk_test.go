@@ -75,7 +75,7 @@ func fill(t testing.TB, r *Ring) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := r.Rotate("weather", string(Ed25519), 1e12); err != nil {
+	if _, err := r.Rotate("weather", string(Ed25519), "test", 1e12); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Revoke(r.Keys("weather", string(P256))[0].ID); err != nil {
@@ -365,7 +365,7 @@ func TestFaults(t *testing.T) {
 			if step != "backup" {
 				_, err := r.Create(New{Owner: "new", Purpose: "p", Algorithm: Ed25519})
 				wantErr(t, err, full)
-				_, err = r.Rotate("weather", string(Ed25519), 0)
+				_, err = r.Rotate("weather", string(Ed25519), "test", 0)
 				wantErr(t, err, full)
 				wantErr(t, r.Revoke(s.ID()), full)
 				_, err = r.Secret("another", 32)

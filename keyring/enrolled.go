@@ -21,6 +21,8 @@ type Enrolled struct {
 	By        string    `json:"by,omitempty"`
 	Note      string    `json:"note,omitempty"`
 	Created   time.Time `json:"created"` // set by Enroll
+
+	Used time.Time `json:"used,omitzero"` // last message that it proved; the ring does not know it
 }
 
 // Enroll records a public key and returns it as recorded. Keys that may have more

@@ -45,7 +45,7 @@ func ExampleRing_Rotate() {
 	if _, err := ring.Create(keyring.New{Owner: "weather", Purpose: "samvad", Algorithm: keyring.Ed25519}); err != nil {
 		log.Fatal(err)
 	}
-	if _, err := ring.Rotate("weather", "samvad", 24*time.Hour); err != nil {
+	if _, err := ring.Rotate("weather", "samvad", "test", 24*time.Hour); err != nil {
 		log.Fatal(err)
 	}
 	for _, k := range ring.Keys("weather", "samvad") {

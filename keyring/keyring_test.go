@@ -200,12 +200,12 @@ func TestLife(t *testing.T) {
 	}
 
 	c.Add(time.Hour)
-	second, err := r.Rotate("weather", "samvad", 24*time.Hour)
+	second, err := r.Rotate("weather", "samvad", "bea", 24*time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if s, err := r.Signer("weather", "samvad"); err != nil || s.ID() != second.ID || second.ID == first.ID ||
-		second.By != "ann" {
+		second.By != "bea" {
 		t.Errorf("signer after the rotation: %v, %v; want %s", s, err, second.ID)
 	}
 	if keys := r.Keys("weather", "samvad"); len(keys) != 2 || keys[0].ID != second.ID || keys[1].ID != first.ID ||
@@ -248,7 +248,7 @@ func TestLife(t *testing.T) {
 	wantErr(t, err, ErrRevoked)
 	_, err = r.Export(second.ID)
 	wantErr(t, err, ErrRevoked)
-	_, err = r.Rotate("weather", "samvad", 0)
+	_, err = r.Rotate("weather", "samvad", "test", 0)
 	wantErr(t, err, ErrNotFound)
 	if l := r.List(); len(l) != 2 || l[1].State != Revoked || !l[1].Until.Equal(c.Now()) {
 		t.Errorf("keys after the revocation: %+v", l)
@@ -256,7 +256,7 @@ func TestLife(t *testing.T) {
 
 	// After a revocation a new key may be created. A rotation without overlap revokes the old key at once.
 	third := create(t, r, New{Owner: "weather", Purpose: "samvad", Algorithm: Ed25519})
-	if _, err := r.Rotate("weather", "samvad", 0); err != nil {
+	if _, err := r.Rotate("weather", "samvad", "test", 0); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.SignerByID(third.ID)
@@ -623,7 +623,7 @@ func TestConcurrent(t *testing.T) {
 		})
 	}
 	for i := range 50 {
-		if _, err := r.Rotate("a", "p", time.Duration(i%2)*time.Hour); err != nil {
+		if _, err := r.Rotate("a", "p", "test", time.Duration(i%2)*time.Hour); err != nil {
 			t.Errorf("Rotate: %v", err)
 		}
 	}
@@ -696,7 +696,7 @@ func TestRollover(t *testing.T) {
 	r := open(t, Options{Dir: dir, Now: c.Now})
 	create(t, r, New{Owner: "hub", Purpose: "samvad", Algorithm: Ed25519})
 	old := r.List()[0]
-	fresh, err := r.Rollover("hub", "samvad", 24*time.Hour, time.Hour)
+	fresh, err := r.Rollover("hub", "samvad", "test", 24*time.Hour, time.Hour)
 	if err != nil || fresh.State != Next {
 		t.Fatalf("new key: %+v, %v; want the state %s", fresh, err, Next)
 	}
@@ -726,9 +726,9 @@ func TestRollover(t *testing.T) {
 		}
 	}
 	expect("new key published", old.ID, Next, Active)
-	_, err = r.Rollover("hub", "samvad", time.Hour, time.Hour)
+	_, err = r.Rollover("hub", "samvad", "test", time.Hour, time.Hour)
 	wantErr(t, err, ErrExists)
-	_, err = r.Rotate("hub", "samvad", time.Hour)
+	_, err = r.Rotate("hub", "samvad", "test", time.Hour)
 	wantErr(t, err, ErrExists)
 	wantErr(t, errOf(r.Create(New{Owner: "hub", Purpose: "samvad", Algorithm: Ed25519})), ErrExists)
 	c.Add(24 * time.Hour)
@@ -741,15 +741,15 @@ func TestRollover(t *testing.T) {
 
 	// Rotate ends a rollover at once. If the new key is revoked, the old one stays active; if the old key is revoked,
 	// the new one becomes active.
-	third, err := r.Rollover("hub", "samvad", time.Hour, time.Hour)
+	third, err := r.Rollover("hub", "samvad", "test", time.Hour, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if k, err := r.Rotate("hub", "samvad", 0); err != nil || k.ID != third.ID {
+	if k, err := r.Rotate("hub", "samvad", "test", 0); err != nil || k.ID != third.ID {
 		t.Errorf("Rotate during a rollover: %+v, %v; want %s", k, err, third.ID)
 	}
 	expect("rollover ended by Rotate", third.ID, Active)
-	fourth, err := r.Rollover("hub", "samvad", time.Hour, time.Hour)
+	fourth, err := r.Rollover("hub", "samvad", "test", time.Hour, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -757,7 +757,7 @@ func TestRollover(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("new key revoked", third.ID, Active)
-	if fourth, err = r.Rollover("hub", "samvad", time.Hour, time.Hour); err != nil {
+	if fourth, err = r.Rollover("hub", "samvad", "test", time.Hour, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.Revoke(third.ID); err != nil {

@@ -66,7 +66,7 @@ type Key struct {
 	Turn      time.Time `json:"turn,omitzero"`  // in a rollover: the next key begins to sign
 	Until     time.Time `json:"until,omitzero"` // end of validity; zero: none is set
 	Used      time.Time `json:"used,omitzero"`  // last signature; kept on disk from the next change or Close
-	By        string    `json:"by,omitempty"`   // operator or program that made or imported the key
+	By        string    `json:"by,omitempty"`   // operator or program that made, imported or rotated to the key
 	Note      string    `json:"note,omitempty"`
 }
 
@@ -737,8 +737,8 @@ func (r *Ring) timestamp() time.Time { return r.now().UTC().Truncate(time.Millis
 // retires: it stays valid for overlap, or ends now if overlap is not positive.
 // During a [Ring.Rollover] there is a new key already: without overlap that key
 // becomes active, with overlap the error is [ErrExists].
-func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error) {
-	return r.rotate(owner, purpose, func(now time.Time, old *record) {
+func (r *Ring) Rotate(owner, purpose, by string, overlap time.Duration) (Key, error) {
+	return r.rotate(owner, purpose, by, func(now time.Time, old *record) {
 		if old.Turn = (time.Time{}); overlap > 0 {
 			old.State, old.Until = Retiring, now.Add(overlap)
 		} else {
@@ -752,8 +752,8 @@ func (r *Ring) Rotate(owner, purpose string, overlap time.Duration) (Key, error)
 // has passed, stays valid for grace after that, and ends. The phases depend on time
 // alone, so a restart changes nothing. A second rollover at the same time gets
 // [ErrExists].
-func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Key, error) {
-	return r.rotate(owner, purpose, func(now time.Time, old *record) {
+func (r *Ring) Rollover(owner, purpose, by string, overlap, grace time.Duration) (Key, error) {
+	return r.rotate(owner, purpose, by, func(now time.Time, old *record) {
 		old.State, old.Turn = Retiring, now.Add(overlap)
 		old.Until = old.Turn.Add(grace)
 	}, false)
@@ -762,7 +762,7 @@ func (r *Ring) Rollover(owner, purpose string, overlap, grace time.Duration) (Ke
 // rotate changes the active key with replace, and adds a key: in state Next if the old
 // key then has a Turn. With finish, the next key of a rollover is used instead of a
 // new one.
-func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *record), finish bool) (Key, error) {
+func (r *Ring) rotate(owner, purpose, by string, replace func(now time.Time, old *record), finish bool) (Key, error) {
 	return updated(r, func(c *contents) (Key, error) {
 		now := r.timestamp()
 		var old, next *record
@@ -789,7 +789,7 @@ func (r *Ring) rotate(owner, purpose string, replace func(now time.Time, old *re
 			return Key{}, fmt.Errorf("%w: %q has no active key for %q", ErrNotFound, owner, purpose)
 		}
 		turn := old.Turn
-		out, err := r.add(c, New{Owner: owner, Purpose: purpose, Algorithm: old.Algorithm, By: old.By, Note: old.Note})
+		out, err := r.add(c, New{Owner: owner, Purpose: purpose, Algorithm: old.Algorithm, By: by, Note: old.Note})
 		if err == nil && !turn.IsZero() {
 			out.State, out.Turn = Next, turn
 			added := &c.Keys[len(c.Keys)-1]

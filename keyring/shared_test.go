@@ -266,7 +266,7 @@ func TestSharedConflict(t *testing.T) {
 			}
 		}
 	}
-	meanwhile(func() error { return errOf(a.Rotate("x", "p", time.Hour)) })
+	meanwhile(func() error { return errOf(a.Rotate("x", "p", "test", time.Hour)) })
 	if err := b.Revoke(first.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestSharedConflict(t *testing.T) {
 		t.Errorf("keys after a rotation and a revocation: %+v, want only the new one", keys)
 	}
 	meanwhile(func() error { return errOf(a.Forget("x")) })
-	if _, err := b.Rotate("x", "p", 0); !errors.Is(err, ErrNotFound) {
+	if _, err := b.Rotate("x", "p", "test", 0); !errors.Is(err, ErrNotFound) {
 		t.Errorf("Rotate of a key that another hub removed: %v, want ErrNotFound", err)
 	}
 }
@@ -297,7 +297,7 @@ func TestSharedDamage(t *testing.T) {
 			if err := tryReload(r); !errors.Is(err, ErrCorrupt) {
 				t.Errorf("%s: reload: %v, want ErrCorrupt", name, err)
 			}
-			if _, err := r.Rotate("weather", string(Ed25519), 0); !errors.Is(err, ErrCorrupt) {
+			if _, err := r.Rotate("weather", string(Ed25519), "test", 0); !errors.Is(err, ErrCorrupt) {
 				t.Errorf("%s: Rotate: %v, want ErrCorrupt", name, err)
 			}
 		}
@@ -376,7 +376,7 @@ func TestSharedPassphrase(t *testing.T) {
 	if _, err := signer.Sign([]byte("m")); err != nil {
 		t.Errorf("Sign after another hub changed the passphrase: %v", err)
 	}
-	for _, err := range []error{errOf(b.Rotate("weather", string(Ed25519), 0)), tryReload(b),
+	for _, err := range []error{errOf(b.Rotate("weather", string(Ed25519), "test", 0)), tryReload(b),
 		errOf(b.Protect(right, third))} {
 		wantErr(t, err, ErrWrongKey)
 		if err == nil || !strings.Contains(err.Error(), "start it again, with the new passphrase") {

@@ -231,7 +231,7 @@ func TestExpiryAlert(t *testing.T) {
 		By: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.keys.Rotate(keyring.Hub, "samvad", 10*24*time.Hour); err != nil {
+	if _, err := n.keys.Rotate(keyring.Hub, "samvad", "test", 10*24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	n.alerts.check()

@@ -444,7 +444,7 @@ func TestKeysOfStandIn(t *testing.T) {
 	ask(s)
 	before := key()
 	for _, purpose := range []string{"asp", "asp-dpop"} {
-		if _, err := w.Keys().Rotate("crew/echo", purpose, time.Hour); err != nil {
+		if _, err := w.Keys().Rotate("crew/echo", purpose, "test", time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -92,7 +92,7 @@ func TestKeyIsReplacedInPhases(t *testing.T) {
 	old := hosting
 	trust(old.Key)
 	ask("before", true)
-	if _, err := admin.ReplaceKey(w.Keys(), keyring.Hub, "samvad", 24*time.Hour); err != nil {
+	if _, err := admin.ReplaceKey(w.Keys(), keyring.Hub, "samvad", "test", 24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	both := w.SAMVAD().Hosting()

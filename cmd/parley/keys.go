@@ -159,7 +159,7 @@ func (f keyFile) Rotate(_ context.Context, n admin.Rotation) (keyring.Key, error
 	if err != nil {
 		return keyring.Key{}, err
 	}
-	k, err := admin.ReplaceKey(f.r, n.Owner, n.Purpose, overlap)
+	k, err := admin.ReplaceKey(f.r, n.Owner, n.Purpose, "parley keys", overlap)
 	return k, withKeyHint(n.Owner, err)
 }
 
@@ -224,7 +224,7 @@ func shownKeys(k admin.Keys) (out []shownKey) {
 	}
 	for i, v := range k.Enrolled {
 		out = append(out, shownKey{"enrolled", v.Agent, v.Purpose, v.KeyID, v.Algorithm, v.Public, "trusted", "",
-			v.Created, time.Time{}, v.By, true, &k.Enrolled[i]})
+			v.Created, v.Used, v.By, true, &k.Enrolled[i]})
 	}
 	return out
 }

@@ -401,7 +401,7 @@ func TestPythonServerWhileTheKeyIsReplaced(t *testing.T) {
 	p := python(t)
 	n := start(t)
 	old := n.SAMVAD().Hosting()
-	if _, err := admin.ReplaceKey(n.Keys(), keyring.Hub, "samvad", time.Hour); err != nil {
+	if _, err := admin.ReplaceKey(n.Keys(), keyring.Hub, "samvad", "test", time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	hosting := n.SAMVAD().Hosting()
