@@ -2,6 +2,7 @@ package keyring
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -748,4 +749,45 @@ func FuzzParseFile(f *testing.F) {
 			t.Fatalf("content after writing and reading (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// Many keys are enrolled with one write of the file, or none of them.
+func TestEnrollAllWritesOnce(t *testing.T) {
+	writes := 0
+	r := open(t, Options{Dir: filepath.Join(t.TempDir(), "keys"), fault: func(step string) error {
+		if step == "replace" {
+			writes++
+		}
+		return nil
+	}})
+	var keys []Enrolled
+	for i := range 100 {
+		public, _, err := ed25519.GenerateKey(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, Enrolled{Agent: fmt.Sprint("agent-", i), Purpose: "samvad", KeyID: "k", Algorithm: Ed25519,
+			Public: public})
+	}
+	writes = 0
+	for range 2 { // the second time nothing is new
+		if err := r.EnrollAll(keys...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all := r.AllEnrolled(); writes != 1 || len(all) != 100 {
+		t.Errorf("%d keys in %d writes", len(all), writes)
+	}
+	other, _, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	clash := Enrolled{Agent: "agent-7", Purpose: "samvad", KeyID: "k", Algorithm: Ed25519, Public: other}
+	fresh := Enrolled{Agent: "agent-100", Purpose: "samvad", Algorithm: Ed25519, Public: other}
+	if err := r.EnrollAll(fresh, clash); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "agent-7") {
+		t.Errorf("another key of the same id: %v", err)
+	}
+	if all := r.AllEnrolled(); writes != 1 || len(all) != 100 {
+		t.Errorf("after a refusal: %d keys in %d writes", len(all), writes)
+	}
 }

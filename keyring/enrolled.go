@@ -30,43 +30,73 @@ type Enrolled struct {
 // [ErrInvalid]. The same key again changes nothing; another key with the same KeyID
 // is [ErrExists].
 func (r *Ring) Enroll(e Enrolled) (Enrolled, error) {
-	if err := cmp.Or(checkNames(e.Agent, e.Purpose), checkTexts(e.KeyID, e.By, e.Note)); err != nil {
-		return Enrolled{}, err
-	}
-	pub, err := normalPublic(e.Algorithm, e.Public)
+	out, err := r.enroll([]Enrolled{e})
 	if err != nil {
 		return Enrolled{}, err
 	}
-	e.Public, e.Created = pub, r.timestamp()
-	if e.KeyID == "" {
-		e.KeyID = Fingerprint(e.Algorithm, pub)
-	}
-	err = r.update(func(c *contents) error {
-		if i := slices.IndexFunc(c.Enrolled, e.sameKeyID); i >= 0 {
-			old := c.Enrolled[i]
-			if old.Algorithm != e.Algorithm || !bytes.Equal(old.Public, e.Public) {
-				return fmt.Errorf("%w: another key of %q for %q is enrolled as %q", ErrExists, e.Agent, e.Purpose,
-					e.KeyID)
-			}
-			e = old
-			return errUnchanged
-		}
-		if len(c.Enrolled) >= r.maxKeys {
-			return fmt.Errorf("%w: %d enrolled keys", ErrFull, len(c.Enrolled))
-		}
-		c.Enrolled = append(c.Enrolled, e)
-		return nil
-	})
-	if err != nil {
-		return Enrolled{}, err
-	}
+	e = out[0]
 	e.Public = bytes.Clone(e.Public)
 	return e, nil
 }
 
-func (e Enrolled) sameKeyID(o Enrolled) bool {
-	return e.Agent == o.Agent && e.Purpose == o.Purpose && e.KeyID == o.KeyID
+// EnrollAll is [Ring.Enroll] for many keys, all or none, in one write (in a shared ring one write for each agent).
+func (r *Ring) EnrollAll(keys ...Enrolled) error {
+	_, err := r.enroll(keys)
+	return err
 }
+
+func (r *Ring) enroll(keys []Enrolled) ([]Enrolled, error) {
+	out := slices.Clone(keys)
+	for i := range out {
+		e := &out[i]
+		if err := cmp.Or(checkNames(e.Agent, e.Purpose), checkTexts(e.KeyID, e.By, e.Note)); err != nil {
+			return nil, err
+		}
+		pub, err := normalPublic(e.Algorithm, e.Public)
+		if err != nil {
+			return nil, err
+		}
+		e.Public, e.Created = pub, r.timestamp()
+		if e.KeyID == "" {
+			e.KeyID = Fingerprint(e.Algorithm, pub)
+		}
+	}
+	err := r.update(func(c *contents) error {
+		known := make(map[enrolledID]int, len(c.Enrolled)+len(out))
+		for i, e := range c.Enrolled {
+			known[e.id()] = i
+		}
+		before := len(c.Enrolled)
+		for i, e := range out {
+			if at, ok := known[e.id()]; ok {
+				old := c.Enrolled[at]
+				if old.Algorithm != e.Algorithm || !bytes.Equal(old.Public, e.Public) {
+					return fmt.Errorf("%w: another key of %q for %q is enrolled as %q", ErrExists, e.Agent, e.Purpose,
+						e.KeyID)
+				}
+				out[i] = old
+				continue
+			}
+			if len(c.Enrolled) >= r.maxKeys {
+				return fmt.Errorf("%w: %d enrolled keys", ErrFull, len(c.Enrolled))
+			}
+			known[e.id()] = len(c.Enrolled)
+			c.Enrolled = append(c.Enrolled, e)
+		}
+		if len(c.Enrolled) == before {
+			return errUnchanged
+		}
+		return nil
+	})
+	return out, err
+}
+
+// enrolledID is what tells two enrolled keys apart.
+type enrolledID struct{ agent, purpose, keyID string }
+
+func (e Enrolled) id() enrolledID { return enrolledID{e.Agent, e.Purpose, e.KeyID} }
+
+func (e Enrolled) sameKeyID(o Enrolled) bool { return e.id() == o.id() }
 
 // Enrolled returns the keys enrolled for agent and purpose, oldest first. The
 // result is shared: do not change it.

@@ -722,7 +722,7 @@ func (r *Ring) add(c *contents, n New) (Key, error) {
 		ID: keyID(n.Owner, n.Purpose, n.Algorithm, p.public), Owner: n.Owner, Purpose: n.Purpose,
 		Algorithm: n.Algorithm, Public: p.public, State: Active, Created: r.timestamp(), By: n.By, Note: n.Note,
 	}
-	if indexByID(c, k.ID) >= 0 {
+	if n.Seed != nil && indexByID(c, k.ID) >= 0 { // a drawn key is new
 		return Key{}, fmt.Errorf("%w: key %s of %q for %q", ErrExists, k.ID, n.Owner, n.Purpose)
 	}
 	c.Keys = append(c.Keys, record{k, seed})
