@@ -11,6 +11,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -149,24 +150,88 @@ func (d *Directory) Link(ctx context.Context, name string, id parley.Identity) e
 
 // StandIn sets the identity of the hub's stand-in for an agent.
 func (d *Directory) StandIn(ctx context.Context, name string, id parley.Identity) error {
-	return d.edit(ctx, name, func(e *Entry) error {
-		id.StandIn = true
+	return d.edit(ctx, name, standIn(id))
+}
+
+// standIn makes id the only identity of a stand-in in its protocol.
+func standIn(id parley.Identity) func(*Entry) error {
+	id.StandIn = true
+	return func(e *Entry) error {
 		e.Identities = append(slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool {
 			return i.Protocol == id.Protocol && i.StandIn
 		}), id)
 		return nil
-	})
+	}
+}
+
+// StandIns is [Directory.StandIn] for many agents, by name; agents that are not in the directory are passed over. It
+// stores some entries at once, so that they share the syncs of the journal.
+func (d *Directory) StandIns(ctx context.Context, ids map[string]parley.Identity) error {
+	for names := range slices.Chunk(slices.Sorted(maps.Keys(ids)), writers) {
+		if err := d.standIns(ctx, names, ids); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writers is how many entries are stored at once.
+const writers = 128
+
+func (d *Directory) standIns(ctx context.Context, names []string, ids map[string]parley.Identity) error {
+	d.changing.Lock()
+	defer d.changing.Unlock()
+	type change struct {
+		old, e   *Entry
+		guests   []*Entry
+		revision uint64
+		err      error
+	}
+	changes := make([]change, len(names))
+	var writes sync.WaitGroup
+	for i, name := range names {
+		c := &changes[i]
+		if c.old, c.e, c.guests, c.err = d.next(name, edited(name, standIn(ids[name]))); c.err != nil ||
+			d.state == nil || !c.e.Source.stored() {
+			continue
+		}
+		was := d.revisions[name]
+		writes.Go(func() { c.revision, c.err = d.write(ctx, name, c.old, c.e, was) })
+	}
+	writes.Wait()
+	var errs []error
+	for i, name := range names {
+		c := &changes[i]
+		switch {
+		case c.err == nil:
+			if c.revision != 0 {
+				d.stored(name, c.revision)
+			}
+			c.err = d.show(ctx, c.old, c.e, c.guests)
+		case overtaken(c.err):
+			_, c.err = d.settle(ctx, name, edited(name, standIn(ids[name])))
+		}
+		if c.err != nil && !errors.Is(c.err, ErrUnknown) {
+			errs = append(errs, fmt.Errorf("keep the stand-in for %q: %w", name, c.err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (d *Directory) edit(ctx context.Context, name string, f func(*Entry) error) error {
-	_, err := d.change(ctx, name, func(old *Entry) (*Entry, error) {
+	_, err := d.change(ctx, name, edited(name, f))
+	return err
+}
+
+// edited makes the next entry of an agent with f.
+func edited(name string, f func(*Entry) error) func(old *Entry) (*Entry, error) {
+	return func(old *Entry) (*Entry, error) {
 		if old == nil {
 			return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
 		}
 		e := *old
 		return &e, f(&e)
-	})
-	return err
+	}
 }
 
 // change makes the next entry of a name from the newest one, stores it if entries of
@@ -174,56 +239,71 @@ func (d *Directory) edit(ctx context.Context, name string, f func(*Entry) error)
 func (d *Directory) change(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
 	d.changing.Lock()
 	defer d.changing.Unlock()
+	return d.settle(ctx, name, next)
+}
+
+// settle is change while d.changing is held.
+func (d *Directory) settle(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
 	for {
-		e, err := d.attempt(ctx, name, next)
-		if !errors.Is(err, journal.ErrConflict) && !errors.Is(err, journal.ErrExists) {
-			return e, err
+		old, e, guests, err := d.next(name, next)
+		if err != nil {
+			return nil, err
 		}
-		// Another hub was first.
+		if err = d.store(ctx, name, old, e); err == nil {
+			return e, d.show(ctx, old, e, guests)
+		}
+		if !overtaken(err) {
+			return nil, fmt.Errorf("keep agent %q: %w", name, err)
+		}
 		if err := d.refresh(ctx, name); err != nil {
 			return nil, err
 		}
 	}
 }
 
-func (d *Directory) attempt(ctx context.Context, name string, next func(old *Entry) (*Entry, error)) (*Entry, error) {
-	old, _ := d.Agent(name)
-	e, err := next(old)
-	if err != nil {
-		return nil, err
+// overtaken reports that another hub changed the stored entry first.
+func overtaken(err error) bool {
+	return errors.Is(err, journal.ErrConflict) || errors.Is(err, journal.ErrExists)
+}
+
+// next makes the next entry of a name and checks it. The guests give way to it.
+func (d *Directory) next(name string, next func(old *Entry) (*Entry, error)) (old, e *Entry, guests []*Entry,
+	err error) {
+	old, _ = d.Agent(name)
+	if e, err = next(old); err != nil || e == nil {
+		return old, nil, nil, err
 	}
-	var guests []*Entry
-	if e != nil {
-		if err := d.checkRoom(old, e); err != nil {
-			return nil, err
-		}
-		for _, i := range e.Identities {
-			d.mu.RLock()
-			other, ok := d.byID[identityOf(i)]
-			d.mu.RUnlock()
-			if !ok || other == name {
-				continue
-			}
-			// A chosen name replaces the name that the hub made for an agent that
-			// registered itself.
-			guest, _ := d.Agent(other)
-			if !e.Source.registered() && guest.Source.registered() && strings.HasPrefix(other, "guest/") {
-				guests = append(guests, guest)
-				e.inherit(guest)
-				continue
-			}
-			return nil, fmt.Errorf("%w: %s %s is %q", ErrIdentity, i.Protocol, i.ID, other)
-		}
-		if e.Learned != "" && !e.onlySpeaks(e.Learned) {
-			e.Skills, e.Learned = nil, "" // its skills in other protocols are unknown
-		}
+	if err := d.checkRoom(old, e); err != nil {
+		return nil, nil, nil, err
 	}
-	if err := d.store(ctx, name, old, e); err != nil {
-		return nil, fmt.Errorf("keep agent %q: %w", name, err)
+	for _, i := range e.Identities {
+		d.mu.RLock()
+		other, ok := d.byID[identityOf(i)]
+		d.mu.RUnlock()
+		if !ok || other == name {
+			continue
+		}
+		// A chosen name replaces the name that the hub made for an agent that
+		// registered itself.
+		guest, _ := d.Agent(other)
+		if !e.Source.registered() && guest.Source.registered() && strings.HasPrefix(other, "guest/") {
+			guests = append(guests, guest)
+			e.inherit(guest)
+			continue
+		}
+		return nil, nil, nil, fmt.Errorf("%w: %s %s is %q", ErrIdentity, i.Protocol, i.ID, other)
 	}
+	if e.Learned != "" && !e.onlySpeaks(e.Learned) {
+		e.Skills, e.Learned = nil, "" // its skills in other protocols are unknown
+	}
+	return old, e, guests, nil
+}
+
+// show shows an entry that is stored, and takes the guests out that give way to it.
+func (d *Directory) show(ctx context.Context, old, e *Entry, guests []*Entry) error {
 	for _, g := range guests {
 		if err := d.store(ctx, g.Name, g, nil); err != nil && !errors.Is(err, journal.ErrConflict) {
-			return nil, fmt.Errorf("take the guest %q out: %w", g.Name, err)
+			return fmt.Errorf("take the guest %q out: %w", g.Name, err)
 		}
 		d.set(g, nil)
 	}
@@ -234,11 +314,9 @@ func (d *Directory) attempt(ctx context.Context, name string, next func(old *Ent
 	d.tell(Change{old, e})
 	if e == nil && old != nil && !old.Source.stored() {
 		// Another hub may have an agent of that name already.
-		if err := d.refresh(ctx, name); err != nil {
-			return nil, err
-		}
+		return d.refresh(ctx, old.Name)
 	}
-	return e, nil
+	return nil
 }
 
 // store replaces the stored entry old by e.
@@ -249,31 +327,39 @@ func (d *Directory) store(ctx context.Context, name string, old, e *Entry) error
 	if of := cmp.Or(e, old); of != nil && !of.Source.stored() {
 		return d.storePause(ctx, name, e)
 	}
-	revision := d.revisions[name]
+	revision, err := d.write(ctx, name, old, e, d.revisions[name])
+	if err == nil {
+		d.stored(name, revision)
+	}
+	return err
+}
+
+// write replaces the entry old of the state by e, and gives the new revision; 0: there is no entry.
+func (d *Directory) write(ctx context.Context, name string, old, e *Entry, revision uint64) (uint64, error) {
 	if e == nil {
-		if err := d.state.Delete(ctx, name, revision); err != nil {
-			return err
-		}
-		delete(d.revisions, name)
-		return nil
+		return 0, d.state.Delete(ctx, name, revision)
 	}
 	b, err := json.Marshal(e)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if was, err := json.Marshal(old); err == nil && bytes.Equal(was, b) {
-		return nil // the state has it already
+		return revision, nil // the state has it already
 	}
 	if revision == 0 {
-		revision, err = d.state.Create(ctx, name, b, time.Time{})
-	} else {
-		revision, err = d.state.Update(ctx, name, b, time.Time{}, revision)
+		return d.state.Create(ctx, name, b, time.Time{})
 	}
-	if err == nil {
-		d.revisions[name] = revision
-		delete(d.paused, name)
+	return d.state.Update(ctx, name, b, time.Time{}, revision)
+}
+
+// stored notes the revision of a name in the state; 0: the state has none.
+func (d *Directory) stored(name string, revision uint64) {
+	if revision == 0 {
+		delete(d.revisions, name)
+		return
 	}
-	return err
+	d.revisions[name] = revision
+	delete(d.paused, name)
 }
 
 // storePause stores whether an agent of the configuration or of a program is paused.
@@ -391,6 +477,7 @@ func (d *Directory) checkRoom(old, e *Entry) error {
 func (d *Directory) set(old, e *Entry) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.sorted = nil
 	if old != nil {
 		if old.Source == FromGuest {
 			d.guests--

@@ -75,6 +75,7 @@ type Directory struct {
 
 	mu        sync.RWMutex
 	byName    map[string]*Entry
+	sorted    []*Entry // all, by name; nil: not since the last change
 	byID      map[identity]string
 	namesByID map[string][]string // names of the agents that have an id, in any protocol
 	guests    int                 // entries of guests
@@ -209,11 +210,40 @@ func (d *Directory) Resolve(ref string) (*Entry, error) {
 	return nil, fmt.Errorf("%w: %q is %s; give the name", ErrAmbiguous, ref, list)
 }
 
-// All lists the agents by name.
+// All lists the agents by name. The result is shared: do not change it.
 func (d *Directory) All() []*Entry {
 	d.mu.RLock()
-	defer d.mu.RUnlock()
-	return slices.SortedFunc(maps.Values(d.byName), func(a, b *Entry) int { return cmp.Compare(a.Name, b.Name) })
+	list := d.sorted
+	d.mu.RUnlock()
+	if list != nil {
+		return list
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.sorted == nil {
+		d.sorted = slices.SortedFunc(maps.Values(d.byName), func(a, b *Entry) int { return cmp.Compare(a.Name, b.Name) })
+	}
+	return d.sorted
+}
+
+// Page lists at most limit of the agents that chosen accepts, by name, from the first one behind the name after; after
+// is "" for the first page. More counts those behind the page.
+func (d *Directory) Page(after string, limit int, chosen func(*Entry) bool) (page []*Entry, more int) {
+	all := d.All()
+	at, found := slices.BinarySearchFunc(all, after, func(e *Entry, name string) int { return cmp.Compare(e.Name, name) })
+	if found {
+		at++
+	}
+	for _, e := range all[at:] {
+		switch {
+		case !chosen(e):
+		case len(page) < limit:
+			page = append(page, e)
+		default:
+			more++
+		}
+	}
+	return page, more
 }
 
 // Len counts the agents.

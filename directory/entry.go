@@ -74,6 +74,13 @@ func (e *Entry) Identity(protocol string) (parley.Identity, bool) {
 	return found, ok
 }
 
+// SameCard reports whether a later entry of the same agent shows the same on a card: title, description and skills. It
+// compares the lists of skills only as wholes, which every change of something else leaves in place.
+func (e *Entry) SameCard(o *Entry) bool {
+	return e.Title == o.Title && e.Description == o.Description && len(e.Skills) == len(o.Skills) &&
+		(len(e.Skills) == 0 || &e.Skills[0] == &o.Skills[0])
+}
+
 // upgrade brings an entry of an earlier release to the form of this one.
 func (e *Entry) upgrade() {
 	for i := range e.Skills { // an absent schema was once written as null
@@ -105,4 +112,42 @@ func (e *Entry) before(o *Entry) bool {
 		return o.Source.registered()
 	}
 	return cmp.Or(e.Added.Compare(o.Added), cmp.Compare(e.Name, o.Name)) < 0
+}
+
+// Matcher makes the test by which a filter chooses agents: the name, the title or the id of an identity contains the
+// filter, in upper or lower case. A filter with * must match one of them from its begin to its end; each * stands for
+// any text, also none. "" chooses all.
+func Matcher(filter string) func(*Entry) bool {
+	if filter == "" {
+		return func(*Entry) bool { return true }
+	}
+	filter = strings.ToLower(filter)
+	matches := func(s string) bool { return strings.Contains(strings.ToLower(s), filter) }
+	if strings.Contains(filter, "*") {
+		parts := strings.Split(filter, "*")
+		matches = func(s string) bool { return inOrder(strings.ToLower(s), parts) }
+	}
+	return func(e *Entry) bool {
+		return matches(e.Name) || matches(e.Title) ||
+			slices.ContainsFunc(e.Identities, func(i parley.Identity) bool { return matches(i.ID) })
+	}
+}
+
+// inOrder reports whether s begins with the first part, ends with the last one, and has the others in order between
+// them, without overlaps. There are at least two parts.
+func inOrder(s string, parts []string) bool {
+	s, begins := strings.CutPrefix(s, parts[0])
+	last := len(parts) - 1
+	s, ends := strings.CutSuffix(s, parts[last])
+	if !begins || !ends {
+		return false
+	}
+	for _, p := range parts[1:last] {
+		at := strings.Index(s, p)
+		if at < 0 {
+			return false
+		}
+		s = s[at+len(p):]
+	}
+	return true
 }
