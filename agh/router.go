@@ -179,7 +179,8 @@ func (r *Router) Host(l *Local) (Outgoing, error) {
 	defer r.mu.Unlock()
 	r.drop(k)
 	r.locals[k] = l
-	r.byChan[k.channelKey] = append(slices.Clone(r.byChan[k.channelKey]), l)
+	// Readers hold the old slice, whose length stays; drop makes a new one.
+	r.byChan[k.channelKey] = append(r.byChan[k.channelKey], l)
 	r.presence.Forget(l.WorkspaceID, l.Channel, l.Card.PeerID)
 	return out, nil
 }

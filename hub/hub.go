@@ -43,6 +43,8 @@ type Config struct {
 	Rand     io.Reader
 	Logger   *slog.Logger
 	Observer Observer // nil: none
+
+	Progress func(what string, done, total uint64) // of long work at start; nil: nobody is told
 }
 
 // Hub is safe for concurrent use.
@@ -136,6 +138,13 @@ func (h *Hub) SenderRate() policy.Rate { return h.policy.Load().SenderRate() }
 
 // Guests is the budget of guests.
 func (h *Hub) Guests() *policy.Guests { return h.c.Guests }
+
+// Progress tells how much of some long work at the start of a binding is done.
+func (h *Hub) Progress(what string, done, total int) {
+	if h.c.Progress != nil {
+		h.c.Progress(what, uint64(done), uint64(total))
+	}
+}
 
 // Now is the hub's clock.
 func (h *Hub) Now() time.Time { return h.c.Now() }

@@ -122,7 +122,7 @@ func openAGH(_ context.Context, n *Node) (*Binding, error) {
 	}
 	bc := bridge.Config{Hub: n.hub, Journal: n.journal, Listen: n.c.Listen.AGH, URL: c.URL, Durable: c.Durable,
 		Trust: c.Trust, Lenient: c.Lenient, Screen: c.Screen, MaxTTL: c.MaxTTL.Duration, Keep: c.Keep.Duration,
-		Interval: c.Interval.Duration, Node: n.c.Name, BroadcastRate: c.Broadcasts,
+		Interval: c.Interval.Duration, Node: n.c.Name, Alone: n.c.Engine.URL == "", BroadcastRate: c.Broadcasts,
 		MaxConnections: n.conns.spare(n.c.Listen.AGH), Now: n.c.Now, Logger: n.log}
 	if c.Credentials != "" {
 		bc.Options = append(bc.Options, nats.UserCredentials(c.Credentials))

@@ -31,6 +31,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -70,6 +71,7 @@ type Config struct {
 	Interval time.Duration // greet interval; 0: 30 s
 	Keep     time.Duration // how long a peer that is away is remembered; 0: 7 days
 	Node     string        // name of this hub among the hubs on the same journal
+	Alone    bool          // no other hub is on the journal: none has to learn the greetings of this hub's agents
 
 	RequirePins bool // refuse verified handles that Pins does not know
 
@@ -117,6 +119,7 @@ type Binding struct {
 	mu              sync.Mutex
 	channels        map[[2]string]bool // channels in the directory
 	hosted          map[peerAddress]standIn
+	changed         map[string]bool // agents of the directory that populate has to look at
 	broadcasts      recent[parley.ID, *broadcast]
 	envelopes       recent[parley.ID, *protocol.Envelope]
 	pendingReceipts map[parley.ID]*pendingReceipt // by request, until the receipt is sent
@@ -139,6 +142,7 @@ func New(c Config) (*Binding, error) {
 		}
 	}
 	b := &Binding{c: c, wake: make(chan struct{}, 1), channels: map[[2]string]bool{}, hosted: map[peerAddress]standIn{},
+		changed:         map[string]bool{},
 		broadcasts:      recent[parley.ID, *broadcast]{max: maxBroadcasts},
 		pendingReceipts: map[parley.ID]*pendingReceipt{},
 		memory:          &protocol.ReplayMemory{Now: c.Now},
@@ -190,22 +194,25 @@ func (b *Binding) Start(ctx context.Context) error {
 	if err := b.gateway.Start(b.ctx); err != nil {
 		return err
 	}
-	if err := b.populate(); err != nil {
-		return err
-	}
-	if err := b.followHubs(ctx); err != nil { // after populate: other hubs forward messages for its agents
-		return err
-	}
 	b.stop = append(b.stop, b.c.Hub.Directory().Watch(func(c directory.Change) {
 		// Greeting peers change the directory too; they are not hosted.
 		if (c.New == nil || !c.New.ExposedIn(Protocol)) && (c.Old == nil || !c.Old.ExposedIn(Protocol)) {
 			return
 		}
-		select {
-		case b.wake <- struct{}{}:
-		default:
-		}
+		b.enqueue(cmp.Or(c.New, c.Old).Name)
 	}))
+	var names []string
+	for _, e := range b.c.Hub.Directory().All() {
+		names = append(names, e.Name)
+	}
+	if err := b.populate(names, func(done int) {
+		b.c.Hub.Progress("stand-ins in agh", done, len(names))
+	}); err != nil {
+		return err
+	}
+	if err := b.followHubs(ctx); err != nil { // after populate: other hubs forward messages for its agents
+		return err
+	}
 	b.work.Go(b.run)
 	return nil
 }
@@ -251,7 +258,11 @@ func (b *Binding) run() {
 	for {
 		select {
 		case <-b.wake:
-			if err := b.populate(); err != nil {
+			b.mu.Lock()
+			names := slices.Collect(maps.Keys(b.changed))
+			clear(b.changed)
+			b.mu.Unlock()
+			if err := b.populate(names, func(int) {}); err != nil {
 				b.c.Logger.Warn("an agent cannot appear in AGH", "error", err)
 			}
 		case <-tick.C:
@@ -309,16 +320,14 @@ func (b *Binding) Address(e *directory.Entry) string {
 	if i, ok := e.Identity(Protocol); ok && !i.StandIn {
 		return i.ID
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	var at []string
-	for p, s := range b.hosted {
-		if s.agent == e.Name {
-			at = append(at, p.workspaceID+"/"+p.channel+"/"+p.peer)
+	for _, c := range b.c.Channels {
+		if peer := peerID(e.Name); b.agentAt(c.WorkspaceID, c.Channel, peer) == e.Name {
+			at = append(at, c.WorkspaceID+"/"+c.Channel+"/"+peer)
 		}
 	}
 	slices.Sort(at)
-	return strings.Join(at, " ")
+	return strings.Join(slices.Compact(at), " ")
 }
 
 func (b *Binding) now() time.Time { return b.c.Now() }

@@ -68,7 +68,7 @@ func (b *Binding) fresh() time.Time { return b.now().Add(-2 * b.interval()) }
 // recordGreeting records the greeting of an agent that this hub hosts, for the other
 // hubs.
 func (b *Binding) recordGreeting(e *protocol.Envelope) {
-	if b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
+	if b.c.Alone || b.c.URL != "" || e.From == Self || len(e.Raw()) > maxGreet {
 		return
 	}
 	at := peerAddress{e.WorkspaceID, e.Channel, e.From}

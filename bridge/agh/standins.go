@@ -2,7 +2,6 @@ package agh
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -16,53 +15,62 @@ import (
 
 // standIn is the peer that the hub keeps for an agent.
 type standIn struct {
-	agent string // directory name, or Self
+	agent string           // directory name, or Self
+	entry *directory.Entry // from which the card was made
 	card  *protocol.Card
 }
 
-// populate hosts the agents that are exposed in AGH as peers of their channels, and
-// unhosts all others.
-func (b *Binding) populate() error {
-	want := map[peerAddress]*directory.Entry{}
-	for _, e := range b.c.Hub.Directory().All() {
-		// A stand-in that has retired stays: its messages are forwarded.
-		if !e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol) && !hasStandIn(e) {
-			continue
-		}
-		for _, p := range b.c.Channels {
-			if len(p.Agents) == 0 || slices.Contains(p.Agents, e.Name) {
-				want[peerAddress{p.WorkspaceID, p.Channel, peerID(e.Name)}] = e
+// enqueue tells run that an agent may have to become a peer, or be one no longer.
+func (b *Binding) enqueue(name string) {
+	b.mu.Lock()
+	b.changed[name] = true
+	b.mu.Unlock()
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// populate hosts those of the agents that are exposed in AGH as peers of their channels, and unhosts the others.
+func (b *Binding) populate(names []string, progress func(done int)) error {
+	var first error
+	unnoted := map[string]parley.Identity{}
+	for i, name := range names {
+		progress(i)
+		e, _ := b.c.Hub.Directory().Agent(name)
+		for _, c := range b.c.Channels {
+			p := peerAddress{c.WorkspaceID, c.Channel, peerID(name)}
+			if !c.has(e) {
+				b.unhost(p, name)
+			} else if err := b.host(p, e); err != nil {
+				first = cmp.Or(first, fmt.Errorf("agent %q as peer %s of %s: %w", name, p.peer, p.channel, err))
+			} else if _, ok := unnoted[name]; !ok && !hasStandIn(e) {
+				unnoted[name] = Identity(p.workspaceID, p.peer)
 			}
 		}
 	}
+	first = cmp.Or(first, b.c.Hub.Directory().StandIns(b.ctx, unnoted))
+	progress(len(names))
+	return first
+}
+
+// has reports whether an agent is a peer of the channel. A stand-in that has retired stays: its messages are forwarded.
+func (c *Channel) has(e *directory.Entry) bool {
+	return e != nil && e.ExposedIn(Protocol) && (!slices.Contains(e.Native(), Protocol) || hasStandIn(e)) &&
+		(len(c.Agents) == 0 || slices.Contains(c.Agents, e.Name))
+}
+
+// unhost ends the peer of an agent, if it is there.
+func (b *Binding) unhost(p peerAddress, name string) {
 	b.mu.Lock()
-	var gone []peerAddress
-	for p, s := range b.hosted {
-		if want[p] == nil && s.agent != Self {
-			gone = append(gone, p)
-			delete(b.hosted, p)
-		}
+	hosted := b.hosted[p].agent == name && name != Self
+	if hosted {
+		delete(b.hosted, p)
 	}
 	b.mu.Unlock()
-	for _, p := range gone {
+	if hosted {
 		b.gateway.Unhost(p.workspaceID, p.channel, p.peer)
 	}
-	var first error
-	for p, e := range want {
-		if err := b.host(p, e); err != nil && first == nil {
-			first = fmt.Errorf("agent %q as peer %s of %s: %w", e.Name, p.peer, p.channel, err)
-			continue
-		}
-		if hasStandIn(e) {
-			continue
-		}
-		id := Identity(p.workspaceID, p.peer)
-		if err := b.c.Hub.Directory().StandIn(b.ctx, e.Name, id); err != nil && !errors.Is(err, directory.ErrUnknown) &&
-			first == nil {
-			first = fmt.Errorf("note the stand-in for %s: %w", e.Name, err)
-		}
-	}
-	return first
 }
 
 // hasStandIn reports whether the directory has a stand-in of an agent here.
@@ -73,6 +81,12 @@ func hasStandIn(e *directory.Entry) bool {
 
 // host makes an agent a peer, with its skills as capabilities.
 func (b *Binding) host(p peerAddress, e *directory.Entry) error {
+	b.mu.Lock()
+	was := b.hosted[p]
+	b.mu.Unlock()
+	if was.agent == e.Name && was.entry.SameCard(e) {
+		return nil
+	}
 	catalog := make([]protocol.Capability, 0, len(e.Skills))
 	for _, s := range e.Skills {
 		c := protocol.Capability{ID: s.ID, Summary: cmp.Or(s.Description, s.Name, s.ID),
@@ -97,11 +111,8 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 		return err
 	}
 	card.Ext = stated.Ext
-	b.mu.Lock()
-	old := b.hosted[p].card
-	b.mu.Unlock()
-	if old != nil && old.DisplayName == card.DisplayName && slices.Equal(old.Capability, card.Capability) &&
-		string(old.Ext) == string(card.Ext) {
+	if old := was.card; old != nil && old.DisplayName == card.DisplayName &&
+		slices.Equal(old.Capability, card.Capability) && string(old.Ext) == string(card.Ext) {
 		return nil
 	}
 	if err := b.gateway.Host(&protocol.Local{WorkspaceID: p.workspaceID, Channel: p.channel, Card: card,
@@ -109,7 +120,7 @@ func (b *Binding) host(p peerAddress, e *directory.Entry) error {
 		return err
 	}
 	b.mu.Lock()
-	b.hosted[p] = standIn{e.Name, card}
+	b.hosted[p] = standIn{e.Name, e, card}
 	b.mu.Unlock()
 	b.retryPending(p)
 	return nil

@@ -194,16 +194,16 @@ func (t *reconciler) dispatch() {
 	}
 	t.mu.Unlock()
 	ctx := t.b.ctx
+	var here []string
 	for name := range names {
-		var err error
-		if _, here := t.b.c.Hub.Directory().Agent(name); here {
-			_, err = t.b.standIns.ensure(ctx, name)
-		} else {
-			err = t.b.standIns.withdraw(ctx, name)
+		if _, ok := t.b.c.Hub.Directory().Agent(name); ok {
+			here = append(here, name)
+		} else if err := t.b.standIns.withdraw(ctx, name); err != nil && ctx.Err() == nil {
+			t.b.c.Logger.Error("cannot withdraw a stand-in", "agent", name, "error", err)
 		}
-		if err != nil && ctx.Err() == nil {
-			t.b.c.Logger.Error("cannot make a stand-in, or withdraw it", "agent", name, "error", err)
-		}
+	}
+	if err := t.b.standIns.ensureAll(ctx, here, func(int) {}); err != nil && ctx.Err() == nil {
+		t.b.c.Logger.Error("cannot make stand-ins", "agents", len(here), "error", err)
 	}
 	for id := range agents {
 		if err := t.b.enter(ctx, id); err != nil && ctx.Err() == nil {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/directory"
@@ -39,12 +41,22 @@ type keyedIdentity struct {
 	id   *protocol.Identity
 }
 
-// readiness has the sources of a stand-in at its last check. While all three are
-// unchanged, the stand-in needs no check.
+// readiness has the sources of a stand-in at its last check. While it holds, the
+// stand-in needs no check.
 type readiness struct {
 	made  *protocol.Identity // of the newest keys
 	agent *protocol.Agent
 	entry *directory.Entry // nil: the agent is not in the directory
+}
+
+// holds reports whether the check needs no repetition: the agent may have changed, but not for its stand-in.
+func (r readiness) holds(now readiness) bool {
+	if r == now || r.made != now.made || r.agent != now.agent || r.entry == nil || now.entry == nil {
+		return r == now
+	}
+	old, _ := r.entry.Identity(Protocol)
+	next, _ := now.entry.Identity(Protocol)
+	return old == next && r.entry.ExposedIn(Protocol) == now.entry.ExposedIn(Protocol) && r.entry.SameCard(now.entry)
 }
 
 func newStandIns(b *Binding) *standIns {
@@ -181,47 +193,102 @@ func (s *standIns) start(ctx context.Context) error {
 		return err
 	}
 	var names []string
-	var keys []keyring.New
 	for _, e := range s.b.c.Hub.Directory().All() {
 		if s.b.hosts(e) {
-			names, keys = append(names, e.Name), append(keys, s.keys(e.Name)...)
-		}
-	}
-	if err := s.b.c.Keys.EnsureAll(keys...); err != nil {
-		return fmt.Errorf("the keys of stand-ins: %w", err)
-	}
-	for _, name := range names {
-		if _, err := s.ensure(ctx, name); err != nil {
-			return err
+			names = append(names, e.Name)
 		}
 	}
 	for _, k := range s.b.c.Keys.List() {
 		if k.Purpose != purposeSigning || k.Owner == keyring.Hub || k.State != keyring.Active {
 			continue
 		}
-		if _, ok := s.b.c.Hub.Directory().Agent(k.Owner); ok {
-			if _, err := s.ensure(ctx, k.Owner); err != nil {
-				return err
-			}
+		if e, ok := s.b.c.Hub.Directory().Agent(k.Owner); ok && !s.b.hosts(e) {
+			names = append(names, k.Owner)
 		}
 	}
-	return nil
+	return s.ensureAll(ctx, names, func(done int) { s.b.c.Hub.Progress("stand-ins in asp", done, len(names)) })
+}
+
+// registering is how many stand-ins are registered at once, so that they share the syncs of the journal.
+const registering = 64
+
+// ensureAll is ensure for many agents, with one write of keys.
+func (s *standIns) ensureAll(ctx context.Context, names []string, progress func(done int)) error {
+	if len(names) == 0 {
+		return nil
+	}
+	var keys []keyring.New
+	for _, name := range names {
+		keys = append(keys, s.keys(name)...)
+	}
+	if err := s.b.c.Keys.EnsureAll(keys...); err != nil {
+		return fmt.Errorf("the keys of stand-ins: %w", err)
+	}
+	var mu sync.Mutex
+	var errs []error
+	unnoted := map[string]parley.Identity{}
+	var work errgroup.Group
+	work.SetLimit(registering)
+	for i, name := range names {
+		if ctx.Err() != nil {
+			break
+		}
+		progress(i)
+		work.Go(func() error {
+			id, noted, err := s.register(ctx, name)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, err)
+			} else if !noted {
+				unnoted[name] = s.note(id)
+			}
+			return nil
+		})
+	}
+	_ = work.Wait() // errs has the errors
+	errs = append(errs, ctx.Err(), s.b.c.Hub.Directory().StandIns(ctx, unnoted))
+	progress(len(names))
+	return errors.Join(errs...)
 }
 
 // ensure registers an agent's stand-in if necessary, and gives its identity.
 func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
-	id, err := s.identity(name)
-	if err != nil {
-		return nil, err
+	id, noted, err := s.register(ctx, name)
+	if err != nil || noted {
+		return id, err
+	}
+	err = s.b.c.Hub.Directory().StandIn(ctx, name, s.note(id))
+	if err != nil && !errors.Is(err, directory.ErrUnknown) {
+		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
+	}
+	return id, nil
+}
+
+// note is a stand-in's identity in the directory.
+func (s *standIns) note(id *protocol.Identity) parley.Identity {
+	return parley.Identity{Protocol: Protocol, ID: id.ID(), URL: s.b.public.String()}
+}
+
+// register registers an agent's stand-in if necessary, and gives its identity. Noted reports that the directory needs
+// no change.
+func (s *standIns) register(ctx context.Context, name string) (id *protocol.Identity, noted bool, err error) {
+	if id, err = s.identity(name); err != nil {
+		return nil, false, err
 	}
 	e, ok := s.b.c.Hub.Directory().Agent(name)
 	agent, _ := s.b.store.Agent(ctx, id.ID())
 	now := readiness{id, agent, e}
 	s.mu.RLock()
-	known, speaker := s.ready[name] == now, s.byName[name]
+	was, speaker := s.ready[name], s.byName[name]
 	s.mu.RUnlock()
-	if known && speaker == id {
-		return id, nil
+	if was.holds(now) && speaker == id {
+		if was != now { // the old entry need not be kept
+			s.mu.Lock()
+			s.ready[name] = now
+			s.mu.Unlock()
+		}
+		return id, true, nil
 	}
 	card := id.Card()
 	card.Endpoints = map[string]string{"asp": s.b.public.String() + "/v1/asp"}
@@ -237,7 +304,7 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	}
 	b, err := card.JSON()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	registered := agent != nil && !agent.Removed && bytes.Equal(agent.Cards[len(agent.Cards)-1].Card, b)
 	if !registered {
@@ -246,31 +313,23 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 			id, err = s.formerIdentity(ctx, name, id.ID())
 		}
 		if err != nil && !errors.Is(err, protocol.ErrAgentExists) {
-			return nil, fmt.Errorf("register the stand-in for %s: %w", name, err)
+			return nil, false, fmt.Errorf("register the stand-in for %s: %w", name, err)
 		}
 	}
 	s.mu.Lock()
 	s.byName[name] = id
 	s.mu.Unlock()
-	noted := !ok
+	noted = !ok
 	if ok {
 		i, has := e.Identity(Protocol)
 		noted = has && (i.ID == id.ID() || !i.StandIn)
 	}
-	if noted {
-		if registered {
-			s.mu.Lock()
-			s.ready[name] = now
-			s.mu.Unlock()
-		}
-		return id, nil
+	if noted && registered {
+		s.mu.Lock()
+		s.ready[name] = now
+		s.mu.Unlock()
 	}
-	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.ID(),
-		URL: s.b.public.String(), StandIn: true})
-	if err != nil && !errors.Is(err, directory.ErrUnknown) {
-		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
-	}
-	return id, nil
+	return id, noted, nil
 }
 
 // name gives the directory name behind a stand-in's agent URI.

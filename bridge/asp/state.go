@@ -281,7 +281,9 @@ func (s *store) agentChanged(before, after journal.Row[*protocol.Agent]) {
 	s.mu.Lock()
 	switch {
 	case after.Revision != 0 && !a.Removed:
-		s.agentIDs = insertSorted(s.agentIDs, after.Key)
+		if at, found := slices.BinarySearch(s.agentIDs, after.Key); !found {
+			s.agentIDs = slices.Insert(s.agentIDs, at, after.Key) // nobody reads it without s.mu
+		}
 	case before.Revision != 0:
 		s.agentIDs = removeSorted(s.agentIDs, after.Key)
 	default:

@@ -69,26 +69,18 @@ func (s *standIns) start(ctx context.Context) error {
 			want = append(want, e.Name)
 		}
 	}
-	if err := s.makeKeys(want); err != nil {
-		return fmt.Errorf("make keys of stand-ins: %w", err)
-	}
-	for _, name := range want {
-		if _, err := s.ensure(ctx, name); err != nil {
-			return err
-		}
-	}
 	// Agents that are no longer exposed: answers to their requests may still come.
 	for _, k := range s.b.c.Keys.List() {
 		if k.Purpose != Protocol || k.Owner == keyring.Hub || k.State != keyring.Active {
 			continue
 		}
-		if _, ok := s.b.c.Hub.Directory().Agent(k.Owner); ok {
-			if _, err := s.ensure(ctx, k.Owner); err != nil {
-				return err
-			}
+		if e, ok := s.b.c.Hub.Directory().Agent(k.Owner); ok && !s.b.hosts(e) {
+			want = append(want, k.Owner)
 		}
 	}
-	return nil
+	return s.ensureAll(ctx, want, func(done int) {
+		s.b.c.Hub.Progress("stand-ins in uagents", done, len(want))
+	})
 }
 
 // makeKeys makes the missing keys of agents, in one write. Another hub with the same
@@ -101,6 +93,27 @@ func (s *standIns) makeKeys(names []string) error {
 	return s.b.c.Keys.EnsureAll(keys...)
 }
 
+// ensureAll makes the stand-ins of agents: their keys in one write, and their entries in the directory some at once.
+func (s *standIns) ensureAll(ctx context.Context, names []string, progress func(done int)) error {
+	if err := s.makeKeys(names); err != nil {
+		return fmt.Errorf("make keys of stand-ins: %w", err)
+	}
+	var errs []error
+	unnoted := map[string]parley.Identity{}
+	for i, name := range names {
+		progress(i)
+		id, err := s.identity(name)
+		if err != nil {
+			errs = append(errs, err)
+		} else if note, ok := s.unnoted(name, id); ok {
+			unnoted[name] = note
+		}
+	}
+	errs = append(errs, s.b.c.Hub.Directory().StandIns(ctx, unnoted))
+	progress(len(names))
+	return errors.Join(errs...)
+}
+
 // newKey is the key to make for an agent.
 func (s *standIns) newKey(name string) keyring.New {
 	return keyring.New{Owner: s.owner(name), Purpose: Protocol, Algorithm: keyring.Secp256k1, By: "parley"}
@@ -109,6 +122,31 @@ func (s *standIns) newKey(name string) keyring.New {
 // ensure gives the identity of an agent's stand-in, which it makes at first use and adds
 // to the directory.
 func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity, error) {
+	id, err := s.identity(name)
+	if err != nil {
+		return nil, err
+	}
+	if note, ok := s.unnoted(name, id); ok {
+		err = s.b.c.Hub.Directory().StandIn(ctx, name, note)
+		if err != nil && !errors.Is(err, directory.ErrUnknown) {
+			return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
+		}
+	}
+	return id, nil
+}
+
+// unnoted gives the identity that the directory's entry of an agent lacks.
+func (s *standIns) unnoted(name string, id *protocol.Identity) (note parley.Identity, ok bool) {
+	e, ok := s.b.c.Hub.Directory().Agent(name)
+	if !ok {
+		return note, false
+	}
+	_, noted := identityOf(e, id.Address())
+	return parley.Identity{Protocol: Protocol, ID: id.Address(), URL: s.b.public.String() + pathSubmit}, !noted
+}
+
+// identity gives the identity of an agent's stand-in, with the key that the keyring has or makes.
+func (s *standIns) identity(name string) (*protocol.Identity, error) {
 	key := s.newKey(name)
 	signer, err := s.b.c.Keys.Ensure(key)
 	if err != nil {
@@ -117,37 +155,25 @@ func (s *standIns) ensure(ctx context.Context, name string) (*protocol.Identity,
 	s.mu.RLock()
 	id := s.byName[name]
 	s.mu.RUnlock()
-	if id == nil || !bytes.Equal(id.Public(), signer.Public()) {
-		if id, err = protocol.IdentityFromKey(signer.Seed()); err != nil {
-			return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
-		}
-		address := id.Address()
-		s.mu.Lock()
-		s.byName[name] = id
-		s.byAddress[address] = standIn{name, id}
-		// Envelopes to the addresses of retiring keys may be in flight.
-		for _, k := range s.b.c.Keys.Keys(key.Owner, Protocol) {
-			old, err := s.b.c.Keys.SignerByID(k.ID)
-			if err != nil || k.Algorithm != keyring.Secp256k1 {
-				continue
-			}
-			if oldID, err := protocol.IdentityFromKey(old.Seed()); err == nil {
-				s.byAddress[oldID.Address()] = standIn{name, oldID}
-			}
-		}
-		s.mu.Unlock()
-	}
-	e, ok := s.b.c.Hub.Directory().Agent(name)
-	if !ok {
+	if id != nil && bytes.Equal(id.Public(), signer.Public()) {
 		return id, nil
 	}
-	if _, noted := identityOf(e, id.Address()); noted {
-		return id, nil
+	if id, err = protocol.IdentityFromKey(signer.Seed()); err != nil {
+		return nil, fmt.Errorf("the key of the stand-in for %s: %w", name, err)
 	}
-	err = s.b.c.Hub.Directory().StandIn(ctx, name, parley.Identity{Protocol: Protocol, ID: id.Address(),
-		URL: s.b.public.String() + pathSubmit})
-	if err != nil && !errors.Is(err, directory.ErrUnknown) {
-		return nil, fmt.Errorf("note the stand-in for %s: %w", name, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byName[name] = id
+	s.byAddress[id.Address()] = standIn{name, id}
+	// Envelopes to the addresses of retiring keys may be in flight.
+	for _, k := range s.b.c.Keys.Keys(key.Owner, Protocol) {
+		old, err := s.b.c.Keys.SignerByID(k.ID)
+		if err != nil || k.Algorithm != keyring.Secp256k1 || k.ID == signer.ID() {
+			continue
+		}
+		if oldID, err := protocol.IdentityFromKey(old.Seed()); err == nil {
+			s.byAddress[oldID.Address()] = standIn{name, oldID}
+		}
 	}
 	return id, nil
 }
@@ -224,10 +250,16 @@ func (s *standIns) run() {
 		names, records := s.names, s.records
 		s.names, s.records = map[string]bool{}, map[string]bool{}
 		s.queueMu.Unlock()
+		var here []string
 		for name := range names {
-			if _, err := s.ensure(s.b.ctx, name); err != nil && s.b.ctx.Err() == nil {
-				s.b.c.Logger.Error("cannot make a stand-in", "agent", name, "error", err)
+			if e, ok := s.b.c.Hub.Directory().Agent(name); ok && s.b.hosts(e) {
+				here = append(here, name)
 			}
+		}
+		if err := s.ensureAll(s.b.ctx, here, func(int) {}); err != nil && s.b.ctx.Err() == nil {
+			s.b.c.Logger.Error("cannot make stand-ins", "agents", len(here), "error", err)
+		}
+		for _, name := range here {
 			if e, ok := s.b.c.Hub.Directory().Agent(name); ok {
 				s.of(e)
 			}
