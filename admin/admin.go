@@ -190,16 +190,27 @@ func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
 	return actFor(a, ctx, by, Administer, "config.reload", "", "", a.c.Reload)
 }
 
-// Agents lists the directory by name.
-func (a *Admin) Agents(by Actor) ([]Agent, error) {
+// Agents lists agents of the directory, by name.
+func (a *Admin) Agents(_ context.Context, by Actor, f AgentFilter) (AgentPage, error) {
 	if err := by.may(Observe); err != nil {
-		return nil, err
+		return AgentPage{}, err
 	}
-	out := []Agent{}
-	for _, e := range a.c.Hub.Directory().All() {
-		out = append(out, a.view(by, e))
+	if f.Cursor != "" && parley.CheckName(f.Cursor) != nil {
+		return AgentPage{}, parley.Refuse(parley.Malformed, "%.40q is not a cursor that this hub gave", f.Cursor)
 	}
-	return out, nil
+	limit := min(f.Limit, index.MaxLimit)
+	if limit <= 0 {
+		limit = 100
+	}
+	entries, more := a.c.Hub.Directory().Page(f.Cursor, limit, directory.Matcher(f.Filter))
+	page := AgentPage{Agents: []Agent{}, More: more}
+	for _, e := range entries {
+		page.Agents = append(page.Agents, a.view(by, e))
+	}
+	if more > 0 {
+		page.Next = entries[len(entries)-1].Name
+	}
+	return page, nil
 }
 
 func (a *Admin) view(by Actor, e *directory.Entry) Agent {

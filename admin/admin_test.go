@@ -323,9 +323,9 @@ func TestAgents(t *testing.T) {
 	if v, err = b.client.Agent(ctx, "crew/scout", 0); err != nil || v.Title != "Scout" || v.Waiting == nil {
 		t.Fatalf("show: %+v, %v", v, err)
 	}
-	list, err := b.client.Agents(ctx)
-	if err != nil || len(list) != 2 || list[0].Name != "crew/scout" {
-		t.Fatalf("list: %+v, %v", list, err)
+	page, err := b.client.Agents(ctx, AgentFilter{})
+	if err != nil || len(page.Agents) != 2 || page.Agents[0].Name != "crew/scout" || page.Next != "" || page.More != 0 {
+		t.Fatalf("list: %+v, %v", page, err)
 	}
 	if v, err = b.client.Pause(ctx, "crew/scout", true); err != nil || !v.Paused {
 		t.Fatalf("pause: %+v, %v", v, err)
@@ -908,7 +908,7 @@ func TestRoles(t *testing.T) {
 		t.Fatal(err)
 	}
 	viewer, operator := b.as(viewerToken), b.as(operatorToken)
-	if _, err := viewer.Agents(ctx); err != nil {
+	if _, err := viewer.Agents(ctx, AgentFilter{}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := viewer.Send(ctx, Send{To: "weather", Text: text("Bern")})

@@ -184,9 +184,31 @@ func (c *Client) Stats(ctx context.Context) (Stats, error) {
 	return fetch[Stats](c, ctx, "GET", "/stats", nil, nil)
 }
 
-// Agents lists the directory by name.
-func (c *Client) Agents(ctx context.Context) ([]Agent, error) {
-	return fetchList[Agent](c, ctx, "/agents", nil, "agents")
+// Agents lists agents of the directory, by name.
+func (c *Client) Agents(ctx context.Context, f AgentFilter) (AgentPage, error) {
+	f.Limit = max(f.Limit, 0)
+	return fetch[AgentPage](c, ctx, "GET", "/agents", values(agentParams(&f)...), nil)
+}
+
+// AllAgents yields the agents from f.Cursor on, and reads page after page of f.Limit agents. An error ends it.
+func (c *Client) AllAgents(ctx context.Context, f AgentFilter) iter.Seq2[Agent, error] {
+	return func(yield func(Agent, error) bool) {
+		for {
+			page, err := c.Agents(ctx, f)
+			if err != nil {
+				yield(Agent{}, err)
+				return
+			}
+			for _, v := range page.Agents {
+				if !yield(v, nil) {
+					return
+				}
+			}
+			if f.Cursor = page.Next; f.Cursor == "" {
+				return
+			}
+		}
+	}
 }
 
 // Agent gives one agent; with a wait, after it has sent something.
@@ -428,6 +450,11 @@ func (c *Client) Refusal(ctx context.Context, ref string) (Refusal, error) {
 // Keys lists all keys, without secrets.
 func (c *Client) Keys(ctx context.Context) (Keys, error) {
 	return fetch[Keys](c, ctx, "GET", "/keys", nil, nil)
+}
+
+// AgentKeys lists the keys of one agent, without secrets.
+func (c *Client) AgentKeys(ctx context.Context, agent string) (Keys, error) {
+	return fetch[Keys](c, ctx, "GET", "/keys", values(param{"agent", &agent}), nil)
 }
 
 // Enroll records the public key of one of an agent's identities.

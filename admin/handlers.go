@@ -23,7 +23,7 @@ func table() map[string]methods {
 		"/v1/audit":  {"GET": {Administer, getAudit}},
 		"/v1/backup": {"GET": {Administer, getBackup}},
 
-		"/v1/agents": {"GET": {Observe, list("agents", (*Admin).Agents)},
+		"/v1/agents": {"GET": {Observe, filtered(agentParams, (*Admin).Agents)},
 			"POST": {Administer, create((*Admin).AddAgent)}},
 		"/v1/agents/{name}": {"GET": {Observe, one("name", "wait", (*Admin).Agent)},
 			"DELETE": {Administer, deleteAgent}},
@@ -476,7 +476,13 @@ func enroll(a *Admin, ctx context.Context, by Actor, e Enrolment) (map[string]st
 	return map[string]string{"enrolled": e.Agent}, a.Enroll(ctx, by, e)
 }
 
-func getKeys(a *Admin, c *call) (any, error) { return a.Keys(c.r.Context(), c.by) }
+func getKeys(a *Admin, c *call) (any, error) {
+	var agent string
+	if err := c.params(param{"agent", &agent}); err != nil {
+		return nil, err
+	}
+	return a.Keys(c.r.Context(), c.by, agent)
+}
 
 func deleteKeys(a *Admin, c *call) (any, error) {
 	var agent, protocol, keyID string

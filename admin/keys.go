@@ -2,8 +2,10 @@ package admin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -18,14 +20,18 @@ type Keys struct {
 	Enrolled []keyring.Enrolled `json:"enrolled"`
 }
 
-// Keys lists all keys, without secrets. The last use of an enrolled key is that of the
-// newest message in the journal that it proved.
-func (a *Admin) Keys(ctx context.Context, by Actor) (Keys, error) {
-	if err := by.may(Observe); err != nil {
+// Keys lists the keys of an agent, or all keys for "", without secrets. The last use of
+// an enrolled key is that of the newest message in the journal that it proved.
+func (a *Admin) Keys(ctx context.Context, by Actor, agent string) (Keys, error) {
+	if err := cmp.Or(by.may(Observe), a.resolveNames(&agent)); err != nil {
 		return Keys{}, err
 	}
 	out := Keys{Own: append([]keyring.Key{}, a.c.Keys.List()...),
 		Enrolled: append([]keyring.Enrolled{}, a.c.Keys.AllEnrolled()...)}
+	if agent != "" {
+		out.Own = slices.DeleteFunc(out.Own, func(k keyring.Key) bool { return k.Owner != agent })
+		out.Enrolled = slices.DeleteFunc(out.Enrolled, func(e keyring.Enrolled) bool { return e.Agent != agent })
+	}
 	for i := range out.Enrolled {
 		var err error
 		if out.Enrolled[i].Used, err = a.lastProof(ctx, &out.Enrolled[i]); err != nil {

@@ -36,6 +36,10 @@ func conversationParams(f *index.ConversationFilter) []param {
 		{"failed", &f.Failed}, {"cursor", &f.Cursor}, {"limit", &f.Limit}}
 }
 
+func agentParams(f *AgentFilter) []param {
+	return []param{{"filter", &f.Filter}, {"cursor", &f.Cursor}, {"limit", &f.Limit}}
+}
+
 func deadParams(f *DeadFilter) []param {
 	return []param{{"to", &f.To}, {"from", &f.From}, {"code", &f.Code}, {"since", &f.Since}, {"before", &f.Before},
 		{"limit", &f.Limit}}

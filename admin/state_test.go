@@ -38,8 +38,8 @@ func TestStateOfAgents(t *testing.T) {
 	}
 	one, err := b.client.Agent(ctx, "far", 0)
 	check("agent", &one.AgentState, err)
-	list, err := b.client.Agents(ctx)
-	for _, v := range list {
+	list, err := b.client.Agents(ctx, AgentFilter{})
+	for _, v := range list.Agents {
 		switch v.Name {
 		case "far":
 			check("list of agents", &v.AgentState, err)

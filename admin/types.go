@@ -120,6 +120,22 @@ type Agent struct {
 	Addresses map[string]string `json:"addresses,omitzero"` // by protocol; only in the answer for one agent
 }
 
+// AgentFilter chooses agents of the directory, and a page of them.
+type AgentFilter struct {
+	// Filter is a text in the name, the title or the id of an identity, in upper or lower case. With * it is a pattern
+	// for one of them as a whole; each * stands for any text. "": all agents.
+	Filter string
+	Cursor string // Next of the previous page
+	Limit  int    // 0: 100; at most [index.MaxLimit]
+}
+
+// AgentPage is a page of agents, by name; Next is the cursor of the following page, "" for the last one.
+type AgentPage struct {
+	Agents []Agent `json:"agents"`
+	Next   string  `json:"next,omitzero"`
+	More   int     `json:"more,omitzero"` // number of agents behind this page
+}
+
 // Seen is the last message that an agent sent.
 type Seen struct {
 	Time      time.Time        `json:"time"`

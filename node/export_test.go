@@ -55,12 +55,12 @@ func TestExportAgents(t *testing.T) {
 	if _, err := old.directory.Put(ctx, guest, directory.FromGuest); err != nil {
 		t.Fatal(err)
 	}
-	list, err := old.Admin().Agents(everything)
+	list, err := old.Admin().Agents(ctx, everything, admin.AgentFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	enrolled := old.keys.AllEnrolled()
-	text := ExportAgents(list, enrolled, true)
+	text := ExportAgents(list.Agents, enrolled, true)
 	path := filepath.Join(t.TempDir(), "parley.toml")
 	if err := os.WriteFile(path, append([]byte("[listen]\nadmin = \"127.0.0.1:0\"\n"), text...), 0o600); err != nil {
 		t.Fatal(err)
@@ -71,7 +71,7 @@ func TestExportAgents(t *testing.T) {
 	}
 	c.Durability = "disk"
 	fresh := running(t, c)
-	got, err := fresh.Admin().Agents(everything)
+	got, err := fresh.Admin().Agents(ctx, everything, admin.AgentFilter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestExportAgents(t *testing.T) {
 		}
 		return out
 	})
-	if d := cmp.Diff(same(list), same(got), byProtocol); d != "" {
+	if d := cmp.Diff(same(list.Agents), same(got.Agents), byProtocol); d != "" {
 		t.Errorf("%s\n%s", d, text)
 	}
 	keysOf := func(list []keyring.Enrolled) map[string]string {
@@ -114,7 +114,7 @@ func TestExportAgents(t *testing.T) {
 	}
 
 	// A guest is a comment, unless the operator asks for more.
-	careful := string(ExportAgents(list, nil, false))
+	careful := string(ExportAgents(list.Agents, nil, false))
 	if !strings.Contains(careful, "\n# [agents.\"guest/") || strings.Contains(careful, "\n[agents.\"guest/") ||
 		strings.Contains(careful, "configured") {
 		t.Error(careful)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -17,16 +18,34 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
 )
 
 func (a *app) agentsCommand() *cobra.Command {
+	var chosen admin.AgentFilter
 	list := &cobra.Command{
-		Use: "list", Short: "List the agents",
-		Example: "  parley agents list --json",
-		RunE:    a.withHub(a.agentsList),
+		Use: "list", Short: "List the agents, by name",
+		Long: `List the agents, by name. With --json it prints one page, whose "next" is the --cursor
+of the following one.`,
+		Example: `  parley agents list
+  parley agents list --filter weather
+  parley agents list --filter 'team-1/*' --limit 0`,
+		PreRunE: func(*cobra.Command, []string) error {
+			if chosen.Limit < 0 {
+				return usage("--limit %d: want 0 (all) or more", chosen.Limit)
+			}
+			return nil
+		},
+		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
+			return a.agentsList(ctx, hub, chosen)
+		}),
 	}
+	list.Flags().StringVar(&chosen.Filter, "filter", "", "only agents with this text in the name, the title or an "+
+		"identity; with *, a pattern for one of them as a whole")
+	list.Flags().IntVar(&chosen.Limit, "limit", 50, "at most this many; 0 means all")
+	list.Flags().StringVar(&chosen.Cursor, "cursor", "", "go on behind a page: its \"next\" in the output of --json")
 	show := &cobra.Command{
 		Use: "show NAME", Short: "Show an agent: identities, skills, keys, pending messages", Args: cobra.ExactArgs(1),
 		Long:    "Show an agent. NAME is its name in the directory, or its id in a protocol: agent1q…, agent://HOST.",
@@ -69,20 +88,34 @@ func (a *app) agentsCommand() *cobra.Command {
 	}
 	return group("agents", "List, add and change the agents that the hub knows",
 		"  parley agents\n  parley agents add weather --samvad https://weather.corp\n  parley agents pause weather",
-		a.withHub(a.agentsList), list, show, a.agentsAdd(), remove,
+		list.RunE, list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
 		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
 		expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
 }
 
-func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) error {
-	list, err := hub.Agents(ctx)
-	if err != nil {
-		return err
+func (a *app) agentsList(ctx context.Context, hub *admin.Client, f admin.AgentFilter) error {
+	var page admin.AgentPage
+	var list []admin.Agent
+	limit := cmp.Or(f.Limit, math.MaxInt)
+	for more := true; more; more = page.Next != "" && len(list) < limit {
+		f.Limit = min(limit-len(list), index.MaxLimit)
+		var err error
+		if page, err = hub.Agents(ctx, f); err != nil {
+			return err
+		}
+		list, f.Cursor = append(list, page.Agents...), page.Next
+	}
+	page.Agents = list
+	if a.json {
+		return a.print(page, "")
 	}
 	none := "no agents yet; add one with `parley agents add NAME --samvad URL`, or `parley listen NAME --create`"
+	if f.Filter != "" {
+		none = "no agents match --filter"
+	}
 	titles := []string{"AGENT", "SPEAKS", "EXPOSED IN", "SKILLS", "STATE", "FROM", "LAST HEARD OF"}
-	return printList(a, list, none, titles, func(v *admin.Agent) []string {
+	err := printList(a, list, none, titles, func(v *admin.Agent) []string {
 		seen := ""
 		if v.Seen != nil {
 			seen = a.when(v.Seen.Time) + " " + v.Seen.Assurance.String()
@@ -90,6 +123,11 @@ func (a *app) agentsList(ctx context.Context, hub *admin.Client, _ []string) err
 		return []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","), strconv.Itoa(len(v.Skills)),
 			stateCell(&v.AgentState), string(v.Source), seen}
 	})
+	if err == nil && page.More > 0 {
+		fmt.Fprintf(a.errs, "%s: --limit 0 lists all, --filter TEXT chooses\n",
+			plural(page.More, "more agent", "more agents"))
+	}
+	return err
 }
 
 func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) error {
@@ -97,12 +135,10 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	if err != nil {
 		return err
 	}
-	mine, err := hub.Keys(ctx)
+	mine, err := hub.AgentKeys(ctx, v.Name)
 	if err != nil {
 		return err
 	}
-	mine.Own = slices.DeleteFunc(mine.Own, func(k keyring.Key) bool { return k.Owner != v.Name })
-	mine.Enrolled = slices.DeleteFunc(mine.Enrolled, func(k keyring.Enrolled) bool { return k.Agent != v.Name })
 	if a.json {
 		// Without keys a list has always been null here.
 		mine.Own = append([]keyring.Key(nil), mine.Own...)
@@ -196,25 +232,28 @@ the file, run parley agents remove NAME, and then parley config reload.`,
 		Example: `  parley agents export >> parley.toml
   parley agents export weather`,
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
-			list, err := hub.Agents(ctx)
-			if err != nil {
-				return err
+			var list []admin.Agent
+			for _, name := range args {
+				v, err := hub.Agent(ctx, name, 0)
+				if err != nil {
+					return a.hubError(err, "`parley agents` lists them")
+				}
+				if v.Source == directory.FromConfig || v.Source == directory.FromCode {
+					return fmt.Errorf("agent %s comes from the %s: there is nothing to export", name, v.Source)
+				}
+				list = append(list, v)
+			}
+			if len(args) == 0 {
+				for v, err := range hub.AllAgents(ctx, admin.AgentFilter{Limit: index.MaxLimit}) {
+					if err != nil {
+						return err
+					}
+					list = append(list, v)
+				}
 			}
 			keys, err := hub.Keys(ctx)
 			if err != nil {
 				return err
-			}
-			for _, name := range args {
-				i := slices.IndexFunc(list, func(v admin.Agent) bool { return v.Name == name })
-				switch {
-				case i < 0:
-					return fmt.Errorf("no agent %q; `parley agents` lists them", name)
-				case list[i].Source == directory.FromConfig || list[i].Source == directory.FromCode:
-					return fmt.Errorf("agent %s comes from the %s: there is nothing to export", name, list[i].Source)
-				}
-			}
-			if len(args) > 0 {
-				list = slices.DeleteFunc(list, func(v admin.Agent) bool { return !slices.Contains(args, v.Name) })
 			}
 			text := string(node.ExportAgents(list, keys.Enrolled, guests))
 			if text == "" && !a.json {

@@ -74,16 +74,16 @@ const (
 	completionMost = 100             // of the newest messages, conversations and refusals
 )
 
-// of makes a completion of what the hub lists, one call of add each.
-func (a *app) of(list func(ctx context.Context, hub *admin.Client, add func(word, remark string))) completion {
-	return func(cmd *cobra.Command, _ []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+// of makes a completion of what the hub lists, one call of add each. begin is the word so far.
+func (a *app) of(list func(ctx context.Context, hub *admin.Client, begin string, add func(word, remark string))) completion {
+	return func(cmd *cobra.Command, _ []string, begin string) (out []string, _ cobra.ShellCompDirective) {
 		hub, err := a.hub()
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
 		ctx, stop := context.WithTimeout(cmd.Context(), completionWait)
 		defer stop()
-		list(ctx, hub, func(word, remark string) {
+		list(ctx, hub, begin, func(word, remark string) {
 			if word = oneLine(word); !slices.ContainsFunc(out, func(c string) bool { return strings.HasPrefix(c, word+"\t") }) {
 				out = append(out, cobra.CompletionWithDesc(word, short(remark, 60)))
 			}
@@ -95,25 +95,26 @@ func (a *app) of(list func(ctx context.Context, hub *admin.Client, add func(word
 // completions are those of the arguments of commands, in order, and those of flags: by name or, where the same name
 // means different things, by command and name. The last completion of a command with "…" in its usage goes on.
 func (a *app) completions() (arguments map[string][]completion, flags map[string]completion) {
-	agents := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
-		list, _ := hub.Agents(ctx) // on an error there are none
-		for _, v := range list {
+	agents := a.of(func(ctx context.Context, hub *admin.Client, begin string, add func(word, remark string)) {
+		// On an error there are none. A shell asks again after the next letter, so one page is enough.
+		page, _ := hub.Agents(ctx, admin.AgentFilter{Filter: begin + "*"})
+		for _, v := range page.Agents {
 			add(v.Name, v.Title)
 		}
 	})
-	conversations := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+	conversations := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 		page, _ := hub.Conversations(ctx, index.ConversationFilter{Limit: completionMost})
 		for _, c := range page.Conversations {
 			add(c.ID.String(), strings.Join(c.Agents, ", ")+": "+c.Preview)
 		}
 	})
-	dead := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+	dead := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 		list, _ := hub.Dead(ctx, admin.DeadFilter{Limit: completionMost})
 		for _, d := range list {
 			add(d.Message.String(), fmt.Sprintf("to %s: %s", d.To, d.Reason.Code))
 		}
 	})
-	explained := a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+	explained := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 		refused, _ := hub.Refused(ctx, completionMost)
 		for _, r := range refused {
 			add(r.Ref, "refused: "+why(&r))
@@ -150,7 +151,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
 	skills := func(cmd *cobra.Command, args []string, s string) ([]string, cobra.ShellCompDirective) {
-		return a.of(func(ctx context.Context, hub *admin.Client, add func(word, remark string)) {
+		return a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 			for _, flag := range []string{"to", "agent"} {
 				if f := cmd.Flags().Lookup(flag); f != nil && f.Value.String() != "" {
 					v, _ := hub.Agent(ctx, f.Value.String(), 0)
@@ -176,8 +177,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	nothing := words()
 	arguments = map[string][]completion{
 		"agents expose": {agents, words(append(slices.Clone(names), "all", "none")...)}, "agents link": {agents},
-		"agents delivery": {agents}, "agents export": {agents}, "agents pause": {agents}, "agents record": {agents, words("full", "headers", "digest")},
-		"agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
+		"agents delivery": {agents}, "agents export": {agents}, "agents pause": {agents},
+		"agents record": {agents, words("full", "headers", "digest")}, "agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
 		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
@@ -202,10 +203,12 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"data": directories, "dir": directories, "profile": directories, "cpuprofile": directories,
 	}
 	// The values of these only their user knows.
-	for _, free := range []string{"action", "admin", "admin-listen", "a2e", "agents", "agh", "as", "before", "channel",
-		"connections", "count", "daemon", "duration", "endpoint", "every", "expires", "hub", "id", "idempotency-key", "index", "jq", "key", "last",
-		"limit", "listen", "messages", "nats", "now", "of", "only", "org", "overlap", "path", "patience",
-		"payload", "peers", "reason", "replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait", "workspace"} {
+	for _, free := range []string{"a2e", "action", "admin", "admin-listen", "agents", "agh", "as", "before",
+		"channel", "connections", "count", "cursor", "daemon", "duration", "endpoint", "every", "expires", "filter",
+		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
+		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "reason",
+		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
+		"workspace"} {
 		flags[free] = nothing
 	}
 	return arguments, flags

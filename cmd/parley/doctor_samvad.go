@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -82,9 +83,9 @@ func (d *doctor) enrolled(ctx context.Context, name string) (keys []string) {
 	if d.hub == nil {
 		return keys
 	}
-	if all, err := d.hub.Keys(ctx); err == nil {
-		for _, e := range all.Enrolled {
-			if e.Agent == name && e.Purpose == bridge.Protocol {
+	if mine, err := d.hub.AgentKeys(ctx, v.Name); err == nil {
+		for _, e := range mine.Enrolled {
+			if e.Purpose == bridge.Protocol {
 				keys = append(keys, base64.StdEncoding.EncodeToString(e.Public))
 			}
 		}
@@ -229,12 +230,11 @@ func (d *doctor) rotation(ctx context.Context) {
 	if next == nil {
 		return // the next key now signs
 	}
-	agents, err := d.hub.Agents(ctx)
-	if err != nil {
-		d.failed("next key", "parley agents", err)
-		return
-	}
-	for _, a := range agents {
+	for a, err := range d.hub.AllAgents(ctx, admin.AgentFilter{}) {
+		if err != nil {
+			d.failed("next key", "parley agents", err)
+			return
+		}
 		for _, i := range a.Identities {
 			if i.Protocol == bridge.Protocol && !i.StandIn && i.URL != "" {
 				d.tryKey(ctx, "next key", a.Name, i.URL, i.ID, next)
