@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/keyring"
 )
 
 // putAgents puts the agents of the configuration into the directory.
@@ -19,12 +19,29 @@ func (n *Node) putAgents(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range agents {
+	n.enrollKeys(agents)
+	for i, a := range agents {
+		n.hub.Progress("agents of the configuration", i, len(agents))
 		if err := n.putAgent(ctx, a); err != nil {
 			return err
 		}
 	}
+	n.hub.Progress("agents of the configuration", len(agents), len(agents))
 	return nil
+}
+
+// enrollKeys vouches for the public keys of agents, with one write. If it fails, putAgent tries each key again, and its
+// error names the agent.
+func (n *Node) enrollKeys(agents []configuredAgent) {
+	var keys []keyring.Enrolled
+	for _, a := range agents {
+		for _, e := range a.enrolments {
+			keys = append(keys, e.Keys...)
+		}
+	}
+	if err := n.keys.EnrollAll(keys...); err != nil {
+		n.log.Debug("the keys of the configuration are enrolled one by one", "error", err)
+	}
 }
 
 // A configuredAgent is an agent of the configuration, checked.
@@ -115,25 +132,39 @@ func (n *Node) Handle(a parley.Agent, skills ...parley.SkillSpec) error {
 // where it belongs to the message that the handler works on.
 func (n *Node) As(ctx context.Context, agent string) context.Context { return n.hub.As(ctx, agent) }
 
+// hubAgents bounds the agents in one answer of the hub's skill.
+const hubAgents = 1000
+
 // registerHubAgent makes the hub an agent, too. Its skill lists the agents that
 // the hub hosts, and its card at the root tells peers the key with which it signs.
 func (n *Node) registerHubAgent(context.Context) error {
+	type query struct {
+		Filter string `json:"filter,omitempty" doc:"text in the name, title or id; with *, a pattern for one of them"`
+		After  string `json:"after,omitempty" doc:"the last name of the page before"`
+	}
 	type agent struct {
 		Name        string            `json:"name"`
 		Description string            `json:"description,omitempty"`
 		Addresses   map[string]string `json:"addresses" doc:"by protocol"`
 	}
-	list := func(_ context.Context, m *parley.Message, _ struct{}) (map[string][]agent, error) {
-		out := []agent{}
-		for name, at := range n.Addresses().Agents {
-			e, ok := n.directory.Agent(name)
-			if !ok || at[m.Origin.Protocol] == "" {
-				continue // it is not exposed in the requester's protocol
-			}
-			out = append(out, agent{name, e.Description, map[string]string{m.Origin.Protocol: at[m.Origin.Protocol]}})
+	type page struct {
+		Agents []agent `json:"agents"`
+		After  string  `json:"after,omitempty" doc:"set if more follow: ask again with it"`
+	}
+	list := func(_ context.Context, m *parley.Message, q query) (page, error) {
+		p := m.Origin.Protocol
+		matches := directory.Matcher(q.Filter)
+		entries, more := n.directory.Page(q.After, hubAgents, func(e *directory.Entry) bool {
+			return matches(e) && n.hub.Addresses(e)[p] != "" // else it is not exposed in the requester's protocol
+		})
+		out := page{Agents: []agent{}}
+		for _, e := range entries {
+			out.Agents = append(out.Agents, agent{e.Name, e.Description, map[string]string{p: n.hub.Addresses(e)[p]}})
 		}
-		slices.SortFunc(out, func(a, b agent) int { return strings.Compare(a.Name, b.Name) })
-		return map[string][]agent{"agents": out}, nil
+		if more > 0 {
+			out.After = entries[len(entries)-1].Name
+		}
+		return out, nil
 	}
 	var exposed []string
 	for _, p := range Protocols {
@@ -143,5 +174,5 @@ func (n *Node) registerHubAgent(context.Context) error {
 	}
 	return n.hub.Handle(parley.Agent{Name: samvadbridge.Root, Title: "Parley", Description: "The hub itself.",
 		Exposed: exposed, Skills: []parley.SkillSpec{parley.Skill("agents", list,
-			parley.Describe("Agents", "Lists the agents that this hub hosts."))}})
+			parley.Describe("Agents", "Lists the agents that this hub hosts, a thousand at a time."))}})
 }

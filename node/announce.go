@@ -100,7 +100,9 @@ func (n *Node) announce() error {
 	if !n.announces() {
 		return nil
 	}
-	b, err := json.MarshalIndent(Announcement{n.Addresses(), n.local}, "", "  ")
+	at := n.Addresses()
+	at.Agents, at.Count = nil, 0 // they change while the hub runs
+	b, err := json.MarshalIndent(Announcement{at, n.local}, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -146,7 +146,7 @@ func (f *five) until(what string, done func() bool) {
 
 func (f *five) at(agent, protocol string) string {
 	f.t.Helper()
-	a := f.Addresses().Agents[agent][protocol]
+	a := f.AgentAddresses(agent)[protocol]
 	if a == "" {
 		f.t.Fatalf("%s has no address in %s", agent, protocol)
 	}

@@ -169,7 +169,7 @@ func (n *Node) openHub(ctx context.Context) error {
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
 			HandOver: d.HandOver.Duration, Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
 		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed",
-		Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log})
+		Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log, Progress: n.c.Progress})
 	if err != nil {
 		return err
 	}
@@ -285,40 +285,6 @@ func (n *Node) Keys() *keyring.Ring { return n.keys }
 
 // Admin is the node's admin API, or nil without listen.admin and [Config.AdminAPI].
 func (n *Node) Admin() *admin.Admin { return n.admin }
-
-// Addresses are the addresses of a hub and its agents.
-type Addresses struct {
-	HTTP   string                       `json:"http,omitempty"`   // base URL of the protocols for peers
-	Local  string                       `json:"local,omitempty"`  // the same, for this machine
-	Admin  string                       `json:"admin,omitempty"`  // base URL of the admin API
-	AGH    string                       `json:"agh,omitempty"`    // NATS for AGH peers
-	A2E    string                       `json:"a2e,omitempty"`    // NDJSON over TCP for A2E agents
-	Hub    string                       `json:"hub"`              // the hub's own id
-	Agents map[string]map[string]string `json:"agents,omitempty"` // name → protocol → address
-}
-
-// Addresses gives the addresses of the hub and its agents.
-func (n *Node) Addresses() Addresses {
-	a := Addresses{Hub: n.hub.ID(), Agents: map[string]map[string]string{}}
-	a.HTTP = n.c.PublicURL
-	if n.httpListen != nil {
-		a.Local = localURL(n.httpListen.Addr(), n.c.secure())
-	}
-	if n.adminListen != nil {
-		a.Admin = localURL(n.adminListen.Addr(), false)
-	}
-	for _, b := range n.bindings {
-		if b.Addresses != nil {
-			b.Addresses(&a)
-		}
-	}
-	for _, e := range n.directory.All() {
-		if at := n.hub.Addresses(e); len(at) > 0 {
-			a.Agents[e.Name] = at
-		}
-	}
-	return a
-}
 
 func (n *Node) info() admin.Info {
 	i := admin.Info{Hub: n.hub.ID(), Version: n.c.Version, Started: n.begun, PublicURL: n.c.PublicURL,

@@ -7,6 +7,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/keyring"
 )
 
 // Protocols are the protocols of a hub. A protocol is added by a line here and one in the list of cmd/parley (its
@@ -75,6 +76,7 @@ type Binding struct {
 // unset.
 type Enrolment struct {
 	Identity parley.Identity
+	Keys     []keyring.Enrolled          // public keys that the table vouches for and the keyring lacks
 	Before   func(*parley.Agent) error   // before the directory has the agent
 	After    func(context.Context) error // once it has
 }

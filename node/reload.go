@@ -136,10 +136,12 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 		}
 	}
 	again := old.Policy.Expose != c.Policy.Expose
+	entries = slices.DeleteFunc(entries, func(e configuredAgent) bool {
+		was, ok := old.Agents[e.agent.Name]
+		return ok && !again && reflect.DeepEqual(was, c.Agents[e.agent.Name])
+	})
+	n.enrollKeys(entries)
 	for _, e := range entries {
-		if was, ok := old.Agents[e.agent.Name]; ok && !again && reflect.DeepEqual(was, c.Agents[e.agent.Name]) {
-			continue
-		}
 		if err := n.putAgent(ctx, e); err != nil {
 			errs = append(errs, err)
 		}

@@ -140,6 +140,11 @@ func enrolSAMVAD(b *bridge.Binding, name string, s *SAMVADAgent) (e Enrolment, e
 			return e, fmt.Errorf("agents.%s.samvad.key: not base64: %w", name, err)
 		}
 	}
+	if len(key) > 0 {
+		if k, known := b.Enrolment(name, e.Identity.ID, s.KID, key, "configuration"); !known {
+			e.Keys = []keyring.Enrolled{k}
+		}
+	}
 	e.Before = func(*parley.Agent) error {
 		if len(key) > 0 {
 			if err := b.Enroll(name, e.Identity.ID, s.KID, key, "configuration"); err != nil {

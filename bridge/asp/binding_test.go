@@ -151,7 +151,7 @@ func (w *world) ctx() context.Context {
 }
 
 func (w *world) echoID() string {
-	return w.Addresses().Agents["crew/echo"]["asp"]
+	return w.AgentAddresses("crew/echo")["asp"]
 }
 
 func TestQueryToGoHandler(t *testing.T) {

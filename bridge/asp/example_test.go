@@ -43,7 +43,7 @@ func Example() {
 	if err := c.Register(ctx, me.Card(), nil); err != nil {
 		log.Fatal(err)
 	}
-	s, err := c.Open(ctx, asp.Invitation{To: []string{n.Addresses().Agents["weather"]["asp"]}, Purpose: "weather"})
+	s, err := c.Open(ctx, asp.Invitation{To: []string{n.AgentAddresses("weather")["asp"]}, Purpose: "weather"})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -277,14 +277,23 @@ func (b *Binding) Identity(id, base string) (parley.Identity, error) {
 // Enroll vouches for an agent's public key. The agent's directory entry says
 // which SAMVAD identity it has.
 func (b *Binding) Enroll(agent, id, kid string, public []byte, by string) error {
+	key, known := b.Enrolment(agent, id, kid, public, by)
+	if known {
+		return nil
+	}
+	_, err := b.c.Keys.Enroll(key)
+	return err
+}
+
+// Enrolment is the keyring's record that vouches for an agent's public key; known reports that the keyring has it.
+func (b *Binding) Enrolment(agent, id, kid string, public []byte, by string) (key keyring.Enrolled, known bool) {
 	for _, e := range b.c.Keys.Enrolled(agent, Protocol) {
 		if string(e.Public) == string(public) && e.KeyID == cmp.Or(kid, e.KeyID) {
-			return nil
+			return e, true
 		}
 	}
-	_, err := b.c.Keys.Enroll(keyring.Enrolled{Agent: agent, Purpose: Protocol, KeyID: kid, Algorithm: keyring.Ed25519,
-		Public: public, By: by, Note: id})
-	return err
+	return keyring.Enrolled{Agent: agent, Purpose: Protocol, KeyID: kid, Algorithm: keyring.Ed25519, Public: public,
+		By: by, Note: id}, false
 }
 
 // Serves implements hub.HTTPBinding, by the ends of SAMVAD's paths: they follow

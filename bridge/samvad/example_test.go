@@ -43,7 +43,7 @@ func Example() {
 	}
 
 	c := &samvad.Client{Identity: me, Guard: samvad.AllowPrefixes(netip.MustParsePrefix("127.0.0.0/8"))}
-	reply, err := c.Ask(ctx, samvad.Call{URL: n.Addresses().Agents["weather"]["samvad"], Skill: "forecast",
+	reply, err := c.Ask(ctx, samvad.Call{URL: n.AgentAddresses("weather")["samvad"], Skill: "forecast",
 		Payload: []byte(`{"city":"Bern"}`)})
 	if err != nil {
 		log.Fatal(err)

@@ -43,7 +43,7 @@ func Example() {
 	c := &uagents.Client{Identity: me, HTTP: http.DefaultClient, // the default refuses loopback
 		Resolver: &uagents.AlmanacResolver{URL: n.Addresses().HTTP, HTTP: http.DefaultClient}}
 	question := uagents.ModelOf[ForecastRequest]().Message(ForecastRequest{"Bern"})
-	reply, err := c.Ask(ctx, n.Addresses().Agents["weather"]["uagents"], question)
+	reply, err := c.Ask(ctx, n.AgentAddresses("weather")["uagents"], question)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func aspConversation(t *testing.T) (transcript, records []byte) {
 	if err := c.Register(t.Context(), me.Card(), nil); err != nil {
 		t.Fatal(err)
 	}
-	s, err := c.Open(t.Context(), asp.Invitation{To: []string{n.Addresses().Agents["weather"]["asp"]}})
+	s, err := c.Open(t.Context(), asp.Invitation{To: []string{n.AgentAddresses("weather")["asp"]}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -83,7 +83,7 @@ func (d *doctor) enrolled(ctx context.Context, name string) (keys []string) {
 	if d.hub == nil {
 		return keys
 	}
-	if mine, err := d.hub.AgentKeys(ctx, v.Name); err == nil {
+	if mine, err := d.hub.AgentKeys(ctx, name); err == nil {
 		for _, e := range mine.Enrolled {
 			if e.Purpose == bridge.Protocol {
 				keys = append(keys, base64.StdEncoding.EncodeToString(e.Public))

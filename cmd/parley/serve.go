@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"os"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -110,20 +108,9 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 	if a.json {
 		return a.print(at, "")
 	}
-	fmt.Fprintf(a.out, "hub %s is ready\n", at.Hub)
-	if at.HTTP != "" {
-		fmt.Fprintf(a.out, "  protocols  %s\n", at.HTTP)
-	}
-	if at.Admin != "" {
-		fmt.Fprintf(a.out, "  admin      %s\n", at.Admin)
-	}
-	fmt.Fprintf(a.out, "  data       %s: %s\n", c.Data, n.Hub().Journal().Promise())
-	for _, name := range slices.Sorted(maps.Keys(at.Agents)) {
-		for _, protocol := range slices.Sorted(maps.Keys(at.Agents[name])) {
-			fmt.Fprintf(a.out, "  agent      %s (%s) %s\n", name, protocol, at.Agents[name][protocol])
-		}
-	}
-	return nil
+	hub, table, _ := strings.Cut(at.String(), "\n")
+	_, err := fmt.Fprintf(a.out, "%s is ready\n  data       %s: %s\n%s\n", hub, c.Data, n.Hub().Journal().Promise(), table)
+	return err
 }
 
 // openError adds advice to an error that has none.
@@ -171,27 +158,41 @@ func (a *app) terminal() *os.File {
 
 // progress shows the progress of long work on a terminal.
 func (a *app) progress() func(what string, done, total uint64) {
-	f := a.terminal()
-	if f == nil {
-		return nil
+	if f := a.terminal(); f != nil {
+		return progressOn(f, time.Now)
 	}
+	return nil
+}
+
+// patience is how long a command may work before it shows its progress.
+const patience = time.Second
+
+// progressOn shows on w how much of each piece of work is done, once the whole has taken longer than patience.
+func progressOn(w io.Writer, now func() time.Time) func(what string, done, total uint64) {
+	began := now()
 	var mu sync.Mutex
 	var bar *progressbar.ProgressBar
 	var of string
 	return func(what string, done, total uint64) {
 		mu.Lock()
 		defer mu.Unlock()
-		if total < 10_000 {
-			return
+		if bar != nil && of != what {
+			_ = bar.Clear() // a bar that cannot be drawn harms nothing
+			bar = nil
 		}
-		if bar == nil || of != what {
-			bar, of = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(f),
+		if bar == nil {
+			if done >= total || now().Sub(began) < patience {
+				return
+			}
+			bar, of = progressbar.NewOptions64(int64(total), progressbar.OptionSetWriter(w),
 				progressbar.OptionSetDescription(what),
 				progressbar.OptionShowCount(), progressbar.OptionShowIts(),
 				progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish()), what
 		}
-		bar.ChangeMax64(int64(total))
-		_ = bar.Set64(int64(done)) // a bar that cannot be drawn harms nothing
+		if bar.GetMax64() != int64(total) {
+			bar.ChangeMax64(int64(total))
+		}
+		_ = bar.Set64(int64(done))
 		if done >= total {
 			bar = nil
 		}

@@ -9,7 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/attack"
+	"github.com/parley-hub/parley/node"
 )
 
 // GuestAttackers are the guests that attack a hub, in a process of their own.
@@ -25,8 +27,19 @@ type GuestAttackers struct {
 func (g *guests) attack(ctx context.Context) (out []GuestAttack, err error) {
 	c := &GuestAttackers{Hub: g.at.HTTP, Admin: g.at.Admin, Agent: g.peers[0].Name(), Targets: map[string]string{},
 		Duration: g.Duration}
-	for name, at := range g.at.Agents {
-		c.Targets[name] = at["uagents"]
+	at, err := node.ReadAnnouncement(g.data)
+	if err != nil {
+		return nil, err
+	}
+	operator := &admin.Client{Base: at.Admin, Token: at.Token}
+	for a, err := range operator.AllAgents(ctx, admin.AgentFilter{}) {
+		if err == nil {
+			a, err = operator.Agent(ctx, a.Name, 0)
+		}
+		if err != nil {
+			return nil, err
+		}
+		c.Targets[a.Name] = a.Addresses["uagents"]
 	}
 	in, err := json.Marshal(c)
 	if err != nil {

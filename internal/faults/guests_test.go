@@ -85,7 +85,11 @@ func (g *guests) trace() string { return filepath.Join(filepath.Dir(g.data), "tr
 // against makes the attack. Its target is the hub's own agent.
 func (g *guests) against(t *testing.T, clients int) *attack.Attack {
 	t.Helper()
-	a, err := attack.New(attack.Config{Hub: g.at.HTTP, Admin: g.at.Admin, Target: g.at.Agents["parley"]["uagents"],
+	hub, err := operator(t, g.process, g.data).Agent(t.Context(), "parley", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := attack.New(attack.Config{Hub: g.at.HTTP, Admin: g.at.Admin, Target: hub.Addresses["uagents"],
 		Clients: clients, Reopen: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
@@ -439,19 +443,18 @@ func (g *guests) describe(t *testing.T, own attack.Published) {
 	if err := r.Register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	list, err := g.parley(t, "agents", "list")
+	list, err := g.parley(t, "agents", "list", "--limit", "0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var agents []struct {
-		Name       string
-		Identities []struct{ ID string }
+	var page struct {
+		Agents []struct{ Name string }
 	}
-	if err := json.Unmarshal(list, &agents); err != nil {
+	if err := json.Unmarshal(list, &page); err != nil {
 		t.Fatalf("%v: %s", err, list)
 	}
 	found := false
-	for _, agent := range agents {
+	for _, agent := range page.Agents {
 		shown, err := g.parley(t, "agents", "show", agent.Name)
 		if err != nil {
 			t.Fatal(err)

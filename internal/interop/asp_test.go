@@ -64,7 +64,7 @@ func TestASP(t *testing.T) {
 		org))); err != nil {
 		t.Fatal(err)
 	}
-	echo := n.Addresses().Agents["crew/echo"]["asp"]
+	echo := n.AgentAddresses("crew/echo")["asp"]
 	session, err := asp.NewSessionID()
 	if err != nil {
 		t.Fatal(err)
