@@ -45,7 +45,7 @@ type Error struct {
 	Ref       string        // reference for `parley explain`, once it has one
 
 	// For operators: they are recorded with the error, and no agent is told.
-	Source Source // who refused or failed
+	Source Source // who refused or failed; [Error.Stated] fills it in
 	Reason Reason // why, where Code does not say it; "": not stated
 	Detail string // one sentence with addresses and names: "connection refused by 192.0.2.7:8000"
 
@@ -86,10 +86,34 @@ func (s *Source) UnmarshalText(b []byte) error {
 }
 
 // A Reason is finer than a Code: it chooses the advice to an operator. The set is
-// closed.
+// closed; [Reasons] lists it.
 type Reason string
 
 const (
+	// ByPolicy.
+	NoSuchAgent  Reason = "no_such_agent" // none of that name or id is in the directory
+	NotExposed   Reason = "not_exposed"   // the recipient is not exposed in the sender's protocol
+	AssuranceLow Reason = "assurance_low" // the recipient wants more proof than the message has
+	NotAllowed   Reason = "not_allowed"   // no rule lets the sender call the recipient
+	RoleLow      Reason = "role_low"      // the role of an API token is too low
+
+	// ByLimit.
+	BodySize     Reason = "body_size"     // limits.body
+	PartsNumber  Reason = "parts_number"  // too many parts
+	SenderRate   Reason = "sender_rate"   // limits.sender_rate
+	UnknownRate  Reason = "unknown_rate"  // limits.unknown_rate
+	PairRate     Reason = "pair_rate"     // a [[limit]] for the two agents
+	GuestBudget  Reason = "guest_budget"  // [guests]
+	MailboxFull  Reason = "mailbox_full"  // the recipient does not fetch its messages
+	OpenRequests Reason = "open_requests" // too many requests wait for answers
+
+	PeerAnswerLarge Reason = "peer_answer_large" // the other agent's answer is larger than the hub takes
+
+	// ByHub.
+	HubStops   Reason = "hub_stops"   // it is stopping, or was stopped
+	HubStorage Reason = "hub_storage" // it cannot read or write its own state
+	HubKey     Reason = "hub_key"     // it has no key with which to speak
+
 	// ByNetwork.
 	HostUnknown        Reason = "host_unknown"        // its name has no address
 	AddressGuard       Reason = "address_guard"       // network.allow does not have its address
@@ -105,19 +129,33 @@ const (
 	NoAddress          Reason = "no_address"      // none is known in a protocol that is switched on
 
 	// ByPeer.
-	KeyUnknown      Reason = "key_unknown"       // it does not know the hub's key, or the stand-in's
-	WrongToken      Reason = "wrong_token"       // it refused the hub's token
-	PeerForbids     Reason = "peer_forbids"      // it knows the caller, and does not permit the call
-	PeerRole        Reason = "peer_role"         // the caller's role there is too weak
-	PeerRate        Reason = "peer_rate"         // its rate limit
-	PeerBusy        Reason = "peer_busy"         // full, starting, or stopping
-	PeerClock       Reason = "peer_clock"        // it found the message too old or too new
-	PeerAnswer      Reason = "peer_answer"       // its answer is not the protocol's
-	PeerAnswerLarge Reason = "peer_answer_large" // its answer is over the hub's limit
-	PeerGone        Reason = "peer_gone"         // it says that no such agent, session or task is there
-	PeerRefused     Reason = "peer_refused"      // for a reason that its text has
-	PeerFailed      Reason = "peer_failed"       // it failed while working
+	KeyUnknown      Reason = "key_unknown"      // it does not know the hub's key, or the stand-in's
+	WrongToken      Reason = "wrong_token"      // it refused the hub's token
+	PeerForbids     Reason = "peer_forbids"     // it knows the caller, and does not permit the call
+	PeerRole        Reason = "peer_role"        // the caller's role or trust there is too low
+	PeerRate        Reason = "peer_rate"        // its rate limit or budget
+	PeerBusy        Reason = "peer_busy"        // full, starting, or stopping
+	PeerSilent      Reason = "peer_silent"      // it took the message, and did not answer in time
+	PeerClock       Reason = "peer_clock"       // it found the message too old, too new, or seen before
+	PeerContent     Reason = "peer_content"     // it found the content wrong
+	PeerUnsupported Reason = "peer_unsupported" // it does not know such messages
+	PeerAnswer      Reason = "peer_answer"      // its answer is not the protocol's
+	PeerGone        Reason = "peer_gone"        // it says that no such agent, skill, session or task is there
+	PeerRefused     Reason = "peer_refused"     // for a reason that its text has
+	PeerCancelled   Reason = "peer_cancelled"   // it gave up the work
+	PeerFailed      Reason = "peer_failed"      // it failed while working
 )
+
+// Reasons lists every Reason.
+func Reasons() []Reason {
+	return []Reason{NoSuchAgent, NotExposed, AssuranceLow, NotAllowed, RoleLow,
+		BodySize, PartsNumber, SenderRate, UnknownRate, PairRate, GuestBudget, MailboxFull, OpenRequests, PeerAnswerLarge,
+		HubStops, HubStorage, HubKey,
+		HostUnknown, AddressGuard, ConnectionRefused, ConnectionLost, NoRoute, NoAnswer, CertificateUnknown,
+		CertificateName, CertificateExpired, CertificateBad, NotConnected, NoAddress,
+		KeyUnknown, WrongToken, PeerForbids, PeerRole, PeerRate, PeerBusy, PeerSilent, PeerClock, PeerContent, PeerUnsupported,
+		PeerAnswer, PeerGone, PeerRefused, PeerCancelled, PeerFailed}
+}
 
 // With gives a copy of e for operators: who refused, why, and a sentence with the
 // details, which no agent is told.
@@ -125,6 +163,71 @@ func (e *Error) With(s Source, r Reason, detail string) *Error {
 	c := *e
 	c.Source, c.Reason, c.Detail = s, r, detail
 	return &c
+}
+
+// Stated gives e with a Source: its own, else that of the *Error that caused it, else
+// the usual one of its code where the hub itself made the error. Nil stays nil.
+func (e *Error) Stated() *Error {
+	if e == nil || e.Source != NotStated {
+		return e
+	}
+	for cause := e.cause; cause != nil; {
+		var of *Error
+		if !errors.As(cause, &of) {
+			break
+		}
+		if of.Source != NotStated {
+			return e.With(of.Source, of.Reason, of.Detail)
+		}
+		cause = of.cause
+	}
+	return e.With(usualSource(e.Code), e.Reason, e.Detail)
+}
+
+func usualSource(c Code) Source {
+	switch c {
+	case Rejected, HandlerFailed:
+		return ByPeer
+	case TooLarge, RateLimited:
+		return ByLimit
+	case Unavailable, NoSpace, TimedOut, OutcomeUnknown, Internal:
+		return ByHub
+	case Cancelled:
+		return NotStated // its sender
+	}
+	return ByPolicy
+}
+
+// FromPeer gives e as an answer of the other agent: ByPeer, with the usual reason of
+// its code. It leaves an error with a Source as it is, and nil too.
+func (e *Error) FromPeer() *Error {
+	if e == nil || e.Source != NotStated {
+		return e
+	}
+	reason := PeerRefused
+	switch e.Code {
+	case Unauthenticated, Forbidden:
+		reason = PeerForbids
+	case RateLimited:
+		reason = PeerRate
+	case Unavailable, NoSpace:
+		reason = PeerBusy
+	case Stale, Replayed:
+		reason = PeerClock
+	case Malformed, InvalidContent, TooLarge:
+		reason = PeerContent
+	case Unsupported:
+		reason = PeerUnsupported
+	case UnknownAgent, UnknownSkill:
+		reason = PeerGone
+	case TimedOut:
+		reason = PeerSilent
+	case Cancelled:
+		reason = PeerCancelled
+	case HandlerFailed, Internal:
+		reason = PeerFailed
+	}
+	return e.With(ByPeer, reason, e.Detail)
 }
 
 // Refuse makes an error that a retry does not mend.

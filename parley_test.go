@@ -200,3 +200,54 @@ func TestOnlyTextOfObjects(t *testing.T) {
 		}
 	}
 }
+
+func TestStated(t *testing.T) {
+	network := Fail(Unavailable, nil, "away").With(ByNetwork, ConnectionRefused, "connection refused by 192.0.2.7:80")
+	for _, c := range []struct {
+		name   string
+		err    *Error
+		source Source
+		reason Reason
+	}{
+		{"its own", network, ByNetwork, ConnectionRefused},
+		{"of its cause", Refuse(OutcomeUnknown, "it may have it").Because(network), ByNetwork, ConnectionRefused},
+		{"of a deeper cause", Refuse(Conflict, "no").Because(Fail(Unavailable, network, "no")), ByNetwork,
+			ConnectionRefused},
+		{"a rule, by its code", Refuse(Forbidden, "no"), ByPolicy, ""},
+		{"a limit, by its code", Refuse(TooLarge, "no"), ByLimit, ""},
+		{"the hub, by its code", Refuse(Internal, "no").Because(context.DeadlineExceeded), ByHub, ""},
+		{"the recipient, by its code", Refuse(HandlerFailed, "no"), ByPeer, ""},
+		{"the sender", Refuse(Cancelled, "no"), NotStated, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if e := c.err.Stated(); e.Source != c.source || e.Reason != c.reason || e.Code != c.err.Code {
+				t.Errorf("%s %s, want %s %s", e.Source, e.Reason, c.source, c.reason)
+			}
+		})
+	}
+	if (*Error)(nil).Stated() != nil || (*Error)(nil).FromPeer() != nil {
+		t.Error("nil becomes an error")
+	}
+}
+
+func TestFromPeer(t *testing.T) {
+	for code, reason := range map[Code]Reason{Unauthenticated: PeerForbids, Forbidden: PeerForbids,
+		RateLimited: PeerRate, Unavailable: PeerBusy, Stale: PeerClock, InvalidContent: PeerContent,
+		Unsupported: PeerUnsupported, UnknownSkill: PeerGone, TimedOut: PeerSilent, Cancelled: PeerCancelled,
+		HandlerFailed: PeerFailed, Rejected: PeerRefused, Loop: PeerRefused} {
+		if e := Refuse(code, "no").FromPeer(); e.Source != ByPeer || e.Reason != reason {
+			t.Errorf("%s: %s %s, want %s", code, e.Source, e.Reason, reason)
+		}
+	}
+	limit := Refuse(TooLarge, "no").With(ByLimit, BodySize, "")
+	if limit.FromPeer() != limit {
+		t.Error("an error of the hub becomes the peer's")
+	}
+	seen := map[Reason]bool{}
+	for _, r := range Reasons() {
+		if r == "" || seen[r] {
+			t.Errorf("%q is listed twice", r)
+		}
+		seen[r] = true
+	}
+}

@@ -42,6 +42,12 @@ func (d *Dispatcher) tryHead(l *lane) (then func()) {
 		return nil
 	}
 	if why := d.overdue(it.message); why != nil {
+		// Why it was not delivered before.
+		if v, ok := d.c.Log.Delivery(it.id, it.to); ok && v.Error != nil {
+			why = why.With(v.Error.Source, v.Error.Reason, v.Error.Detail)
+		} else if d.c.Transport.Paused(it.to) {
+			why = why.With(parley.ByNetwork, parley.NotConnected, "it is paused or not connected, and its messages wait")
+		}
 		d.finish(l, it, d.giveUp(d.ctx, it, parley.Expired, why))
 		return nil
 	}
@@ -261,7 +267,7 @@ func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 	}
 	next := d.c.Now().Add(pause)
 	steps := []journal.Step{{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Next: next,
-		Postponed: r.Wait > 0, Error: r.Err, Losses: r.Losses}}
+		Postponed: r.Wait > 0, Error: r.Err.Stated(), Losses: r.Losses}}
 	var behind []*item
 	if !d.c.Transport.Retries(it.to).Unordered {
 		behind = d.recordedBehind(l, it)
@@ -327,7 +333,8 @@ func (d *Dispatcher) interrupted(ctx context.Context, l *lane, it *item, r Resul
 		return
 	}
 	step := journal.Step{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Postponed: true,
-		Error: parley.Refuse(parley.Unavailable, "%s", text).Because(r.Err), Losses: r.Losses}
+		Error: parley.Refuse(parley.Unavailable, "%s", text).
+			With(parley.ByHub, parley.HubStops, "").Because(r.Err), Losses: r.Losses}
 	_, err := d.c.Log.Append(ctx, journal.Entry{Steps: []journal.Step{step}})
 	if err != nil && !errors.Is(err, journal.ErrConflict) {
 		d.c.Logger.Warn("cannot record that an attempt was cut short", "message", it.id, "to", it.to, "error", err)

@@ -163,7 +163,7 @@ func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, cut bool) {
 			h.Since = now
 		}
 		h.Failures++
-		h.Err, h.Until, h.Here = res.Err, time.Time{}, true
+		h.Err, h.Until, h.Here = res.Err.Stated(), time.Time{}, true
 	}
 	if f := d.c.HealthChanged; f != nil && tellsNews(&before, h) {
 		f(l.key.to)

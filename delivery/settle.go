@@ -20,7 +20,8 @@ type settlement struct {
 
 // settle records the end of a delivery. The item keeps the entry until finish.
 func (d *Dispatcher) settle(ctx context.Context, it *item, end settlement) (journal.Position, error) {
-	step := journal.Step{Message: it.id, To: it.to, State: end.state, Attempt: it.attempts, Error: end.err,
+	step := journal.Step{Message: it.id, To: it.to, State: end.state, Attempt: it.attempts,
+		Error:  end.err.Stated(),
 		Losses: end.losses}
 	e := &journal.Entry{Late: end.late}
 	if r := end.reply; r != nil {
@@ -65,6 +66,9 @@ func (d *Dispatcher) fail(ctx context.Context, it *item, why *parley.Error) (*Re
 func (d *Dispatcher) finishAnswered(l *lane, it *item, r Result, err error) Result {
 	if neverRecordable(err) {
 		r.Err = parley.Refuse(parley.AsError(err).Code, "the answer is not one that the hub can record").Because(err)
+		if errors.Is(err, journal.ErrTooLarge) {
+			r.Err = r.Err.With(parley.ByLimit, parley.PeerAnswerLarge, err.Error())
+		}
 		r.Reply, err = d.fail(context.WithoutCancel(d.ctx), it, r.Err)
 	}
 	d.finish(l, it, err)

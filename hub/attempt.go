@@ -57,8 +57,8 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 		return h.observed(ctx, a, "api", func(_ context.Context, a delivery.Attempt) delivery.Result {
 			if !box.put(a) {
 				// The reader has just left; that does not count as a try.
-				return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "nobody reads the inbox of %q", a.To),
-					Wait: time.Second}
+				err := parley.Fail(parley.Unavailable, nil, "nobody reads the inbox of %q", a.To)
+				return delivery.Result{Err: err.With(parley.ByNetwork, parley.NotConnected, ""), Wait: time.Second}
 			}
 			return h.awaitLater(a)
 		})
@@ -74,7 +74,8 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 	case errors.Is(err, directory.ErrUnknown):
 		return delivery.Result{Err: parley.Refuse(parley.UnknownAgent, "agent %q is not here any more", a.To)}
 	case err != nil:
-		return delivery.Result{Err: parley.Fail(parley.Unavailable, err, "the directory cannot be read")}
+		return delivery.Result{Err: parley.Fail(parley.Unavailable, err, "the directory cannot be read").
+			With(parley.ByHub, parley.HubStorage, "")}
 	}
 	// Events and replies go back by the protocol of the request.
 	protocol := a.Message.Origin.Protocol
@@ -92,7 +93,8 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 	b, id, ok := h.route(e, protocol)
 	if !ok {
 		return delivery.Result{Err: parley.Fail(parley.Unavailable, nil,
-			"agent %q has no address in a protocol that is switched on", a.To)}
+			"agent %q has no address in a protocol that is switched on", a.To).
+			With(parley.ByNetwork, parley.NoAddress, "")}
 	}
 	return h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
 		return h.send(ctx, b, id, e, a, request)
@@ -114,7 +116,7 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 		}
 		reply.Kind, reply.Parts, reply.Error = parley.Response, o.Parts, nil
 		if o.Failure != nil {
-			reply.Kind, reply.Error = parley.Failure, o.Failure
+			reply.Kind, reply.Error = parley.Failure, o.Failure.Stated()
 		}
 		r := h.replied(ctx, a, reply)
 		r.Losses = o.Losses

@@ -43,7 +43,7 @@ func (h *Hub) callBack(ctx context.Context, sender string, a delivery.Attempt) d
 	b := h.bindings[request.Origin.Protocol]
 	if b == nil {
 		err := parley.Fail(parley.Unavailable, nil, "protocol %q is switched off", request.Origin.Protocol)
-		return delivery.Result{Err: err}
+		return delivery.Result{Err: err.With(parley.ByNetwork, parley.NoAddress, "")}
 	}
 	e, ok := h.c.Directory.Agent(sender)
 	if !ok { // an unknown sender

@@ -73,7 +73,7 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 	if !ok {
 		return nil, nil
 	}
-	reply := h.failure(a.message, to, parley.AsError(cause))
+	reply := h.failure(a.message, to, h.unanswered(v, parley.AsError(cause)))
 	r := h.newReply(a.message, a.position, v.Sync, reply)
 	entry := journal.Entry{Scope: a.scope, Message: reply, Open: r.Open,
 		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt,
@@ -87,6 +87,22 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 		h.sendCancel(ctx, a, to, reply.Error)
 	}
 	return reply, nil
+}
+
+// unanswered adds to the error of a request without an answer why there is none: the
+// recipient took it and is silent, or the last attempt failed.
+func (h *Hub) unanswered(v journal.Delivery, e *parley.Error) *parley.Error {
+	switch {
+	case e.Code != parley.TimedOut:
+	case v.State == parley.Delivered:
+		return e.With(parley.ByPeer, parley.PeerSilent, "it took the message at "+
+			v.Changed.UTC().Format(time.TimeOnly)+" UTC, and did not answer")
+	case v.Error != nil:
+		return e.With(v.Error.Source, v.Error.Reason, v.Error.Detail)
+	case (*transport)(h).Paused(v.To):
+		return e.With(parley.ByNetwork, parley.NotConnected, "it is paused or not connected, and its messages wait")
+	}
+	return e
 }
 
 // endUnanswered is timeout for a caller that does not wait any longer.

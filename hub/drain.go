@@ -53,5 +53,6 @@ func (h *Hub) awaitedLocked(agent string) bool {
 }
 
 func errStopping() *parley.Error {
-	return parley.Fail(parley.Unavailable, nil, "the hub is stopping; send the request again in a moment")
+	return parley.Fail(parley.Unavailable, nil, "the hub is stopping; send the request again in a moment").
+		With(parley.ByHub, parley.HubStops, "")
 }

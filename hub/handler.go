@@ -64,7 +64,8 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 		select {
 		case l.calls <- struct{}{}:
 		default:
-			return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q is busy", a.To)}
+			return delivery.Result{Err: parley.Fail(parley.Unavailable, nil, "agent %q is busy", a.To).
+				With(parley.ByPeer, parley.PeerBusy, fmt.Sprintf("%d calls of its handlers are running", cap(l.calls)))}
 		}
 	}
 	t := h.turnOf(a)
@@ -115,6 +116,7 @@ func (h *Hub) handlerError(ctx context.Context, a delivery.Attempt, err error) d
 		h.c.Logger.Error("a handler failed", "agent", a.To, "message", a.Message.ID, "error", err)
 		e = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(err)
 	}
+	e = e.FromPeer()
 	if a.Message.Kind != parley.Request {
 		return delivery.Result{Err: e}
 	}

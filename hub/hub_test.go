@@ -158,7 +158,7 @@ func TestAskAHandler(t *testing.T) {
 				t.Fatalf("%+v", m)
 			}
 			if c.kind == parley.Failure {
-				if m.Error.Code != c.code || m.Error.Text != c.want {
+				if m.Error.Code != c.code || m.Error.Text != c.want || m.Error.Source != parley.ByPeer {
 					t.Errorf("%+v", m.Error)
 				}
 			} else if got := string(m.Parts[0].Data); got != c.want {
@@ -170,16 +170,20 @@ func TestAskAHandler(t *testing.T) {
 		})
 	}
 	for _, c := range []struct {
-		s    Submission
-		code parley.Code
+		s      Submission
+		code   parley.Code
+		reason parley.Reason
 	}{
-		{ask("nobody", "", ""), parley.UnknownAgent},
-		{ask("echo", "none", ""), parley.UnknownSkill},
-		{ask("echo", "typed", "[1]"), ""}, // text fills the only string
+		{ask("nobody", "", ""), parley.UnknownAgent, parley.NoSuchAgent},
+		{ask("echo", "none", ""), parley.UnknownSkill, ""},
+		{ask("echo", "typed", "[1]"), "", ""}, // text fills the only string
 	} {
 		_, err := h.Ask(t.Context(), c.s)
 		if parley.CodeOf(err) != c.code {
 			t.Errorf("%s/%s: %v, want %q", c.s.Message.To, c.s.Message.Skill, err, c.code)
+		}
+		if e := parley.AsError(err).Stated(); err != nil && (e.Source != parley.ByPolicy || e.Reason != c.reason) {
+			t.Errorf("%s/%s: %s %s", c.s.Message.To, c.s.Message.Skill, e.Source, e.Reason)
 		}
 	}
 	bad := ask("echo", "typed", "")

@@ -81,7 +81,7 @@ func (h *Hub) fitReply(ctx context.Context, request *parley.Message, from string
 	if err != nil {
 		h.c.Logger.Warn("an answer could not be mapped", "agent", from, "skill", skill.ID, "request", request.ID,
 			"error", err)
-		reply.Kind, reply.Parts, reply.Error = parley.Failure, nil, err
+		reply.Kind, reply.Parts, reply.Error = parley.Failure, nil, err.Stated()
 		return
 	}
 	reply.Parts = []parley.Part{part}

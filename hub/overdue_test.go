@@ -116,3 +116,58 @@ func TestOverdueWhileTheJournalCannot(t *testing.T) {
 	free.Store(plenty)
 	until(t, func() bool { _, open := j.Delivery(m.ID, "bob"); return !open })
 }
+
+// TestWhyThereIsNoAnswer: the failure of a request whose deadline passed says whether the
+// recipient is silent, could not be reached, or waits.
+func TestWhyThereIsNoAnswer(t *testing.T) {
+	refused := parley.Fail(parley.Unavailable, nil, "it cannot be reached").
+		With(parley.ByNetwork, parley.ConnectionRefused, "connection refused by 192.0.2.7:80")
+	for _, c := range []struct {
+		name   string
+		out    Outcome
+		paused bool
+		state  parley.DeliveryState // at the deadline
+		source parley.Source
+		reason parley.Reason
+		detail string
+	}{
+		{"silent", Outcome{}, false, parley.Delivered, parley.ByPeer, parley.PeerSilent, "it took the message at "},
+		{"unreachable", Outcome{Err: refused, Wait: time.Hour}, false, parley.Waiting, parley.ByNetwork,
+			parley.ConnectionRefused, "connection refused by 192.0.2.7:80"},
+		{"paused", Outcome{}, true, parley.Waiting, parley.ByNetwork, parley.NotConnected, "paused or not connected"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bob := &wire{name: "wire", can: Capabilities{Deduplicates: true},
+				deliver: func(context.Context, Outbound) Outcome { return c.out }}
+			h := start(t, nil, bob)
+			h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
+			if c.paused {
+				if err := h.Pause(t.Context(), "bob", true); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := ask("bob", "", "are you there?")
+			s.Message.Deadline = time.Now().Add(time.Hour)
+			m, err := h.Accept(t.Context(), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var v journal.Delivery
+			until(t, func() bool {
+				v, _ = h.Journal().Delivery(m.ID, "bob")
+				return v.State == c.state && (c.out.Err == nil || v.Error != nil)
+			})
+			replies := make(chan *parley.Message, 1)
+			defer h.Journal().Watch(func(r *journal.Record) {
+				if r.Message != nil && r.Message.Kind == parley.Failure {
+					replies <- r.Message
+				}
+			})()
+			h.endOverdue(m.ID, "bob", v.Position)
+			if e := (<-replies).Error; e.Code != parley.TimedOut || e.Source != c.source || e.Reason != c.reason ||
+				!strings.Contains(e.Detail, c.detail) {
+				t.Errorf("%v: %s %s %q", e, e.Source, e.Reason, e.Detail)
+			}
+		})
+	}
+}

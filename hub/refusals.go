@@ -1,7 +1,9 @@
 package hub
 
 import (
+	"cmp"
 	"encoding/base32"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -24,8 +26,20 @@ type Refusal struct {
 	Code     parley.Code
 	Text     string // sent to the sender
 	Cause    string // for the operator only
-	Size     int    // bytes
+	By       parley.Source
+	Reason   parley.Reason // as in parley.Error
+	Detail   string
+	Size     int // bytes
 	Verdict  parley.Verdict
+}
+
+// Because gives r with the source, reason and detail of the parley.Error in err, which
+// need not have one.
+func (r Refusal) Because(err error) Refusal {
+	if e, ok := errors.AsType[*parley.Error](err); ok {
+		r.By, r.Reason, r.Detail = e.Source, e.Reason, e.Detail
+	}
+	return r
 }
 
 // refusals is a ring. One source fills at most an eighth of it within a minute; beyond
@@ -59,6 +73,7 @@ func (h *Hub) Refuse(r Refusal) string {
 	if r.Time.IsZero() {
 		r.Time = h.c.Now()
 	}
+	r.By = cmp.Or(r.By, (&parley.Error{Code: r.Code}).Stated().Source)
 	return h.refusals.add(r)
 }
 
@@ -69,6 +84,7 @@ func (q *refusals) add(r Refusal) string {
 	}
 	r.Ref = strings.ToLower(base32.StdEncoding.EncodeToString(b[:]))
 	r.Text, r.Cause, r.Claim, r.To = clip(r.Text), clip(r.Cause), clip(r.Claim), clip(r.To)
+	r.Detail = clip(r.Detail)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.count++

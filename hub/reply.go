@@ -41,6 +41,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 		return nil, err
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
+	m.Error = m.Error.FromPeer()
 	h.fitReply(ctx, request, m.From, m)
 	r := h.newReply(request, v.Position, v.Sync, m)
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Open: r.Open}
@@ -153,7 +154,7 @@ func (h *Hub) replyLosses(request, reply *parley.Message, open []journal.Opening
 }
 
 func (h *Hub) failure(m *parley.Message, from string, err *parley.Error) *parley.Message {
-	return h.about(m, from, &parley.Message{Kind: parley.Failure, Error: err})
+	return h.about(m, from, &parley.Message{Kind: parley.Failure, Error: err.Stated()})
 }
 
 // about makes r a message from an agent about the request m.
@@ -200,8 +201,8 @@ func (h *Hub) requestOf(ctx context.Context, m *parley.Message) (*parley.Message
 // never again.
 func requestUnreadable(err error) delivery.Result {
 	if e := parley.AsError(err); e.Retryable {
-		return delivery.Result{Err: parley.Fail(e.Code, err, "the request of this message cannot be read now"),
-			Wait: time.Second}
+		return delivery.Result{Err: parley.Fail(e.Code, err, "the request of this message cannot be read now").
+			With(parley.ByHub, parley.HubStorage, ""), Wait: time.Second}
 	}
 	return delivery.Result{Err: parley.Refuse(parley.Conflict,
 		"the request of this message is not in the journal any more").Because(err)}

@@ -180,7 +180,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 	} else if !s.inside {
 		policy.Vouch(ctx)
 	}
-	entry := journal.Entry{Scope: s.Scope, Message: m, Key: s.Key, Refused: refused}
+	entry := journal.Entry{Scope: s.Scope, Message: m, Key: s.Key, Refused: refused.Stated()}
 	if refused == nil {
 		entry.Chain = s.Chain // a refused message is not in the chain
 	}
@@ -291,7 +291,8 @@ func (h *Hub) admit(m *parley.Message, names []string, s Submission) *parley.Err
 	for i, name := range names {
 		e, ok := h.c.Directory.Agent(name)
 		if !ok {
-			return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
+			return parley.Refuse(parley.UnknownAgent, "no agent %q here", name).
+				With(parley.ByPolicy, parley.NoSuchAgent, "")
 		}
 		to[i], entries[i] = policy.Recipient{Agent: &e.Agent, Native: e.Native(),
 			Began: slices.Contains(s.Began, name)}, e

@@ -425,5 +425,5 @@ func tryLater(after time.Duration, format string, args ...any) *parley.Error {
 	e := parley.Refuse(parley.RateLimited, format+"; try again in %s, or ask the operator to enrol you",
 		append(args, after.Round(time.Second))...)
 	e.Retryable, e.After = true, after
-	return e
+	return e.With(parley.ByLimit, parley.GuestBudget, "")
 }

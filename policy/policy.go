@@ -199,7 +199,8 @@ func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
 			continue
 		}
 		if wait := p.pairs[i].take(m.From+"\x00"+to, p.c.Now()); wait > 0 {
-			return tooOften(wait, "agent %q may call %q %g times a second", m.From, to, l.Rate.PerSecond)
+			return tooOften(parley.PairRate, wait, "agent %q may call %q %g times a second", m.From, to,
+				l.Rate.PerSecond)
 		}
 		return nil
 	}
@@ -217,10 +218,10 @@ func skillOf(m *parley.Message, a *parley.Agent) string {
 	return m.Skill
 }
 
-func tooOften(wait time.Duration, format string, args ...any) *parley.Error {
+func tooOften(limit parley.Reason, wait time.Duration, format string, args ...any) *parley.Error {
 	e := parley.Refuse(parley.RateLimited, format+"; retry in %s", append(args, wait.Round(time.Millisecond))...)
 	e.Retryable, e.After = true, wait
-	return e
+	return e.With(parley.ByLimit, limit, "")
 }
 
 // Permits reports whether assurance, exposure and permission let a message through
@@ -246,10 +247,12 @@ func (p *Policy) hops(m *parley.Message) *parley.Error {
 
 func (p *Policy) size(m *parley.Message) *parley.Error {
 	if len(m.Parts) > p.c.MaxParts {
-		return parley.Refuse(parley.TooLarge, "%d parts, more than the %d allowed", len(m.Parts), p.c.MaxParts)
+		return parley.Refuse(parley.TooLarge, "%d parts, more than the %d allowed", len(m.Parts), p.c.MaxParts).
+			With(parley.ByLimit, parley.PartsNumber, "")
 	}
 	if n := m.ContentSize(); n > p.c.MaxBytes {
-		return parley.Refuse(parley.TooLarge, "content of %d bytes, more than the %d allowed", n, p.c.MaxBytes)
+		return parley.Refuse(parley.TooLarge, "content of %d bytes, more than the %d allowed", n, p.c.MaxBytes).
+			With(parley.ByLimit, parley.BodySize, "")
 	}
 	return nil
 }
@@ -258,17 +261,19 @@ func (p *Policy) recipient(m *parley.Message, r Recipient) *parley.Error {
 	name := r.Agent.Name
 	if least := p.least(name, m.Origin.Protocol); m.Origin.Verdict.Assurance < least {
 		return parley.Refuse(parley.Unauthenticated, "agent %q takes messages that are %s; this one is %s",
-			name, least, m.Origin.Verdict.Assurance)
+			name, least, m.Origin.Verdict.Assurance).With(parley.ByPolicy, parley.AssuranceLow, "")
 	}
 	if !r.Began && !p.exposed(m.Origin.Protocol, r) {
 		// The same text as for an agent that does not exist: a guest learns nothing.
-		return parley.Refuse(parley.UnknownAgent, "no agent %q here", name)
+		return parley.Refuse(parley.UnknownAgent, "no agent %q here", name).With(parley.ByPolicy, parley.NotExposed,
+			fmt.Sprintf("agent %q is here, but neither speaks %s nor is exposed in it", name, m.Origin.Protocol))
 	}
 	// A reply goes to the requester; the rules are about requests.
 	if r.Began || !m.InReplyTo.IsZero() || p.permitted(m.From, name, skillOf(m, r.Agent)) {
 		return nil
 	}
-	return parley.Refuse(parley.Forbidden, "agent %q may not call %q", m.From, name)
+	return parley.Refuse(parley.Forbidden, "agent %q may not call %q", m.From, name).With(parley.ByPolicy,
+		parley.NotAllowed, "")
 }
 
 // least is the least assurance for a recipient: its own, else the default, else
@@ -335,12 +340,12 @@ func (p *Policy) rate(m *parley.Message) *parley.Error {
 	if m.Origin.Protocol == "go" || !m.InReplyTo.IsZero() {
 		return nil // this process's own messages, and replies
 	}
-	l, who := p.senders, m.From
+	l, who, limit := p.senders, m.From, parley.SenderRate
 	if m.Origin.Verdict.Assurance == parley.Unsigned {
-		l, who = p.unknown, m.Origin.Protocol+" "+m.Origin.Peer
+		l, who, limit = p.unknown, m.Origin.Protocol+" "+m.Origin.Peer, parley.UnknownRate
 	}
 	if wait := l.take(who, p.c.Now()); wait > 0 {
-		return tooOften(wait, "over the limit of %g messages a second", l.rate.PerSecond)
+		return tooOften(limit, wait, "over the limit of %g messages a second", l.rate.PerSecond)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,6 +18,9 @@ func message(from, to string, a parley.Assurance) *parley.Message {
 
 // Admit checks hops, size, exposure, assurance and rules of a message, and gives the code of its refusal.
 func TestAdmit(t *testing.T) {
+	reasons := map[parley.Code][]parley.Reason{parley.Forbidden: {parley.NotAllowed}, parley.Loop: {""},
+		parley.Unauthenticated: {parley.AssuranceLow}, parley.UnknownAgent: {parley.NotExposed},
+		parley.TooLarge: {parley.BodySize, parley.PartsNumber}}
 	weather := Recipient{Agent: &parley.Agent{Name: "weather"}, Native: []string{"samvad"}}
 	hidden := Recipient{Agent: &parley.Agent{Name: "hidden"}, Native: []string{"agh"}}
 	open := Recipient{Agent: &parley.Agent{Name: "open", Exposed: parley.Everywhere}, Native: []string{"go"}}
@@ -89,6 +93,9 @@ func TestAdmit(t *testing.T) {
 			if got != c.want {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
+			if err := p.Admit(c.m, []Recipient{c.to}); err != nil && !slices.Contains(reasons[got], err.Reason) {
+				t.Errorf("reason %q, want one of %q", err.Reason, reasons[got])
+			}
 		})
 	}
 }
@@ -126,7 +133,8 @@ func TestRate(t *testing.T) {
 			}
 		}
 		err2 := take("a")
-		if err2 == nil || err2.Code != parley.RateLimited || err2.After != time.Second || !err2.Retryable {
+		if err2 == nil || err2.Code != parley.RateLimited || err2.After != time.Second || !err2.Retryable ||
+			err2.Source != parley.ByLimit || err2.Reason != parley.SenderRate {
 			t.Fatalf("third message: %+v, want a retryable RateLimited after 1s", err2)
 		}
 		if err := take("b"); err != nil {
