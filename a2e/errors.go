@@ -118,6 +118,8 @@ var (
 	ErrClosed      = &Error{Code: RuntimeError, Reason: "closed", Text: "closed", Step: "transport"}
 	ErrUnreachable = &Error{Code: RuntimeError, Reason: "unreachable", Text: "the host cannot be reached",
 		Step: "transport", Retryable: true}
+	ErrStatus = &Error{Code: RuntimeError, Reason: "http_status", Text: "the host answered with another status",
+		Step: "transport"}
 	ErrAnswerTooLarge = &Error{Code: OutOfMemory, Reason: "frame_too_large", Text: "the answer is too large",
 		Step: "handler"}
 	ErrOutcomeUnknown = &Error{Code: RuntimeError, Reason: "outcome_unknown",

@@ -270,8 +270,9 @@ func discard(resp *http.Response) {
 // statusError maps the status of an answer to an error; failure says, for example,
 // "stream refused".
 func statusError(failure string, status int, retryable bool) *Error {
-	return &Error{Code: RuntimeError, Reason: "http_status", Text: fmt.Sprintf("%s with status %d", failure, status),
-		Step: "transport", Retryable: retryable}
+	e := *ErrStatus
+	e.Text, e.Retryable = fmt.Sprintf("%s with status %d", failure, status), retryable
+	return &e
 }
 
 // open resumes the previous session, or opens a new one.
@@ -288,8 +289,11 @@ func (l *httpLink) open(ctx context.Context) error {
 		return err
 	}
 	defer discard(resp)
-	if resp.StatusCode/100 != 2 {
-		return statusError("session refused", resp.StatusCode, true)
+	switch status := resp.StatusCode; {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		return ErrUnknownKey.Because(statusError("session refused", status, false))
+	case status/100 != 2:
+		return statusError("session refused", status, true)
 	}
 	var answer struct {
 		SessionID string `json:"session_id"`

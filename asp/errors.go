@@ -46,6 +46,13 @@ func (e *Error) Is(target error) bool {
 	return ok && t.Code == e.Code
 }
 
+// Because gives a copy with a private cause.
+func (e *Error) Because(cause error) *Error {
+	c := *e
+	c.cause = cause
+	return &c
+}
+
 // Status is the HTTP status of the refusal.
 func (e *Error) Status() int { return cmp.Or(codes[e.Code].status, http.StatusInternalServerError) }
 

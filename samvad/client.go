@@ -305,7 +305,7 @@ func (c *Client) body(resp *http.Response) ([]byte, error) {
 	b, err := netguard.ReadAll(resp.Body, cmp.Or(c.MaxReply, DefaultMaxReply))
 	switch {
 	case errors.Is(err, netguard.ErrTooLarge):
-		return nil, clientError("The agent's answer is too large.", ErrTooLarge)
+		return nil, answerTooLarge()
 	case err != nil:
 		return nil, transportError(err)
 	}
@@ -462,6 +462,14 @@ func (c *Client) Stream(ctx context.Context, call Call) iter.Seq2[Event, error] 
 // streamEnd is how long Stream waits for the end of a stream after its last event.
 const streamEnd = 50 * time.Millisecond
 
+// answerTooLarge is the error for an answer over MaxReply. The agent has served the
+// request, so that a repetition is no help.
+func answerTooLarge() *Error {
+	e := clientError("The agent's answer is too large.", ErrTooLarge)
+	e.Retryable = false
+	return e
+}
+
 func clientError(text string, cause error) *Error {
 	return &Error{Code: CodeAgentUnavailable, Text: text, Step: StepClient, cause: cause, Retryable: true}
 }
@@ -488,7 +496,7 @@ func settled(err error) error {
 	}
 	e := *AsError(err)
 	e.Retryable = false
-	if !errors.Is(err, ErrResponse) { // the agent did answer, though wrongly
+	if !errors.Is(err, ErrResponse) && !errors.Is(err, ErrTooLarge) { // then the agent did answer, though wrongly
 		e.cause = because(ErrOutcomeUnknown, e.cause)
 	}
 	return &e

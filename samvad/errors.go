@@ -173,6 +173,13 @@ func (e *Error) Error() string {
 // Unwrap gives the private cause, which wraps one of the sentinels.
 func (e *Error) Unwrap() error { return e.cause }
 
+// Because gives a copy with a private cause.
+func (e *Error) Because(cause error) *Error {
+	c := *e
+	c.cause = cause
+	return &c
+}
+
 // HTTPStatus is the status that goes with the error.
 func (e *Error) HTTPStatus() int {
 	if e.Status != 0 {

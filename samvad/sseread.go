@@ -44,7 +44,7 @@ func (p *sseParser) feed(b []byte) iter.Seq2[Event, error] {
 			p.size += len(part) + 1
 			if p.size > p.limit {
 				p.over = true
-				yield(Event{}, clientError("The agent's answer is too large.", ErrTooLarge))
+				yield(Event{}, answerTooLarge())
 				return
 			}
 			p.line = append(p.line, part...)

@@ -150,7 +150,8 @@ func (c *Client) prepare(ctx context.Context, session, to string, m Message) (*E
 // Forward posts an envelope unchanged: its [Envelope.Raw] text, when it has one. It
 // tries the endpoints in weighted random order until one answers with status 200. The
 // error is ErrUndelivered with the answer of each endpoint as its cause; it wraps
-// ErrOutcomeUnknown where an endpoint may have taken the envelope.
+// ErrOutcomeUnknown where an endpoint may have taken the envelope, and ErrAnswerSize
+// where one took it and answered more than MaxResponse.
 func (c *Client) Forward(ctx context.Context, endpoints []Endpoint, e *Envelope) (*Status, error) {
 	var endpoint string
 	err := c.try(ctx, endpoints, e, false, func(url string, _ *http.Response, _ []byte) error {
@@ -237,6 +238,7 @@ func (c *Client) try(ctx context.Context, endpoints []Endpoint, e *Envelope, syn
 			err = statusError(resp, answer)
 		case err == nil:
 			err = done(url, resp, answer)
+		case errors.Is(err, ErrAnswerSize): // the agent has done its work
 		case !netguard.NotSent(err):
 			err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 		}
@@ -244,7 +246,7 @@ func (c *Client) try(ctx context.Context, endpoints []Endpoint, e *Envelope, syn
 			return nil
 		}
 		failures = append(failures, fmt.Errorf("%s: %w", url, err))
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || errors.Is(err, ErrAnswerSize) {
 			break
 		}
 	}
@@ -283,7 +285,7 @@ func do(c *http.Client, req *http.Request, max int) (*http.Response, []byte, err
 		return resp, nil, err
 	}
 	if len(b) > max {
-		return resp, nil, fmt.Errorf("response of more than %d bytes", max)
+		return resp, nil, ErrAnswerSize.Because(fmt.Errorf("response of more than %d bytes", max))
 	}
 	return resp, b, nil
 }
