@@ -214,15 +214,15 @@ func (a *attachment) ambiguous(skills []parley.SkillSpec) *parley.Error {
 	case a.learned:
 		return parley.Refuse(parley.UnknownSkill, "the host of %q has no tools", a.agent)
 	case a.err != nil:
-		_, why, _ := fromError(a.err)
-		if why == nil {
-			why = parley.AsError(a.err)
-		}
+		refused, why, _ := fromError(a.err)
+		why = cmp.Or(why, refused)
 		return parley.Fail(parley.Unavailable, a.err,
-			"the host of %q has not been reached yet, so that its tools are not known: %s", a.agent, why.Text)
+			"the host of %q has not been reached yet, so that its tools are not known: %s", a.agent, why.Text).
+			With(why.Source, why.Reason, why.Detail)
 	}
 	return parley.Fail(parley.Unavailable, nil,
-		"the host of %q has not been reached yet, so that its tools are not known; try again in a moment", a.agent)
+		"the host of %q has not been reached yet, so that its tools are not known; try again in a moment", a.agent).
+		With(parley.ByNetwork, parley.NotConnected, "")
 }
 
 func (h *hosts) learn(ctx context.Context, a *attachment) error {

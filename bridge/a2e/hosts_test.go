@@ -262,3 +262,73 @@ func TestTypesByAgreement(t *testing.T) {
 		}
 	})
 }
+
+// TestHostRefusalsHaveReasons: what a real host answers has a reason for operators.
+func TestHostRefusalsHaveReasons(t *testing.T) {
+	t.Parallel()
+	box := &protocol.Toolbox{}
+	tools := map[string]struct {
+		err    error // that the tool gives; nil: an answer that is too large
+		reason parley.Reason
+		source parley.Source
+	}{
+		"denied":  {protocol.ErrToolDenied, parley.PeerForbids, parley.ByPeer},
+		"unknown": {protocol.ErrUnknownTool, parley.PeerGone, parley.ByPeer},
+		"schema":  {protocol.ErrSchema, parley.PeerContent, parley.ByPeer},
+		"busy":    {protocol.ErrBusy, parley.PeerRate, parley.ByPeer},
+		"stops":   {protocol.ErrShuttingDown, parley.PeerBusy, parley.ByPeer},
+		"version": {protocol.ErrVersion, parley.PeerUnsupported, parley.ByPeer},
+		"fails":   {&protocol.Error{Code: protocol.ToolError, Text: "no"}, parley.PeerFailed, parley.ByPeer},
+		"big":     {nil, parley.PeerAnswerLarge, parley.ByLimit},
+	}
+	var asked sync.Map
+	for name, tool := range tools {
+		box.Add(protocol.ToolDefinition{Name: name, Description: name},
+			func(_ context.Context, c *protocol.ToolCall) (any, error) {
+				if _, again := asked.LoadOrStore(name, true); again {
+					t.Errorf("%s was asked again", name)
+				}
+				if tool.err == nil {
+					return strings.Repeat("x", protocol.DefaultMaxFrame), nil
+				}
+				return nil, tool.err
+			})
+	}
+	serve := func(auth protocol.Authenticator) string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		host := &protocol.Host{Auth: auth, Limits: protocol.Limits{Frame: 2 * protocol.DefaultMaxFrame},
+			Capabilities: map[string]protocol.Provider{"tools": protocol.ServeTools(box)}}
+		ctx, stop := context.WithCancel(context.Background())
+		var serving sync.WaitGroup
+		serving.Go(func() { _ = host.Serve(ctx, l) })
+		t.Cleanup(func() { stop(); serving.Wait() })
+		return "tcp://" + l.Addr().String()
+	}
+	w := newWorld(t, node.Config{Agents: map[string]node.Agent{
+		"lab":    {A2E: &node.A2EAgent{URL: serve(protocol.Anonymous("hub"))}},
+		"closed": {A2E: &node.A2EAgent{URL: serve(protocol.StaticTokens{"hub": "another-secret-0123456789"})}},
+	}})
+	ask := func(to, skill string) *parley.Error {
+		t.Helper()
+		m := &parley.Message{Kind: parley.Request, From: "crew/echo", To: to, Skill: skill,
+			Parts: []parley.Part{{MediaType: "application/json", Data: []byte("{}")}}, Origin: parley.Origin{Protocol: "go", Peer: "crew/echo",
+				Verdict: parley.Verdict{Assurance: parley.Signed}}}
+		reply, err := w.Hub().Ask(t.Context(), hub.Submission{Scope: "go test", Message: m})
+		if err != nil || reply.Kind != parley.Failure {
+			t.Fatalf("%s: %+v, %v", skill, reply, err)
+		}
+		return reply.Error
+	}
+	for name, tool := range tools {
+		if e := ask("lab", name); e.Source != tool.source || e.Reason != tool.reason {
+			t.Errorf("%s: %v: %s %s %q, want %s %s", name, e, e.Source, e.Reason, e.Detail, tool.source, tool.reason)
+		}
+	}
+	if e := ask("closed", "denied"); e.Code != parley.Unauthenticated || e.Source != parley.ByPeer ||
+		e.Reason != parley.WrongToken || !strings.HasPrefix(e.Detail, "wrong credentials: ") {
+		t.Errorf("%v: %s %s %q", e, e.Source, e.Reason, e.Detail)
+	}
+}

@@ -253,7 +253,7 @@ func (b *Binding) refusal(err error, r *protocol.Request, to string) error {
 		c := *e
 		c.Ref = b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: r.Identity.Name, To: to,
 			Step: "admit", Code: e.Code, Text: e.Text, Cause: cause,
-			Size: len(r.Raw()), Verdict: parley.Verdict{Assurance: parley.Session}})
+			Size: len(r.Raw()), Verdict: parley.Verdict{Assurance: parley.Session}}.Because(e))
 		e = &c
 	}
 	return toError(e, r.Capability())

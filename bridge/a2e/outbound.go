@@ -38,7 +38,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	size := frameSize(data)
 	if size > x.room {
 		return hub.Outcome{Err: parley.Refuse(parley.TooLarge,
-			"the message is larger than a frame of A2E: %d bytes", size)}
+			"the message is larger than a frame of A2E: %d bytes", size).With(parley.ByLimit, parley.BodySize, "")}
 	}
 	for {
 		a, next := x.reserve(agent, size)
@@ -47,8 +47,8 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			m := inboxMessage{Hub: a.Node, Call: a.id, Arrival: data}
 			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
 				x.unreserve(a, size)
-				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept"),
-					Wait: time.Second}
+				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept").
+					With(parley.ByHub, parley.HubStorage, ""), Wait: time.Second}
 			}
 			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
 		case !o.Waits:
@@ -56,13 +56,15 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			if x.hasCall(agent) {
 				wait = callAgainTime // the agent awaits the result of work
 			}
-			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent)
+			err := parley.Fail(parley.Unavailable, nil, "agent %q does not ask for its messages just now", agent).
+				With(parley.ByNetwork, parley.NotConnected, "")
 			return hub.Outcome{Err: err, Wait: wait}
 		}
 		select { // one attempt only: the agent mostly calls again at once
 		case <-next:
 		case <-ctx.Done():
-			return hub.Outcome{Err: parley.AsError(ctx.Err()), Wait: callAgainTime}
+			return hub.Outcome{Err: parley.AsError(ctx.Err()).With(parley.ByNetwork, parley.NotConnected,
+				"it did not ask for its messages in time"), Wait: callAgainTime}
 		}
 	}
 }
@@ -81,7 +83,7 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	a := h.get(o.Recipient.Name)
 	if a == nil {
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
-			"the host of %q cannot be attached to", o.Recipient.Name)}
+			"the host of %q cannot be attached to", o.Recipient.Name).With(parley.ByNetwork, parley.NoAddress, "")}
 	}
 	msg := protocol.Message{ID: hex.EncodeToString(m.ID[:])}
 	x := extensionOf(m)
@@ -135,8 +137,8 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			return out
 		}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer"), Unknown: true,
-		Losses: lost}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "the host did not answer").
+		With(parley.ByNetwork, parley.ConnectionLost, "the stream ended before its answer"), Unknown: true, Losses: lost}
 }
 
 // failed is the host's reply to a request; for another message, a failed delivery.
@@ -179,7 +181,8 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 				return out
 			}
 		}
-		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer cannot be passed on").Because(err)
+		out.Failure = bridge.NotUnderstood(
+			parley.Refuse(parley.HandlerFailed, "the host's answer cannot be passed on").Because(err), err)
 		return out
 	}
 	var r struct {
@@ -189,7 +192,7 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 		ErrorCode *string         `json:"error_code"`
 	}
 	if err := jsonx.Decode(e.Get("data"), &r); err != nil || r.Success == nil {
-		out.Failure = parley.Refuse(parley.HandlerFailed, "the host's answer is no tool result")
+		out.Failure = bridge.NotUnderstood(parley.Refuse(parley.HandlerFailed, "the host's answer is no tool result"), err)
 		return out
 	}
 	if !*r.Success {
@@ -200,7 +203,8 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 		if r.ErrorCode != nil && *r.ErrorCode != "" {
 			code = *r.ErrorCode
 		}
-		out.Failure = parley.Refuse(parley.HandlerFailed, "%s: %s", clip(code, 64), clip(text, 200))
+		out.Failure = bridge.Answered(parley.Refuse(parley.HandlerFailed, "%s: %s", clip(code, 64), clip(text, 200)),
+			Protocol, clip(text, 200), clip(code, 64))
 		return out
 	}
 	if len(r.Data) == 0 {
@@ -243,7 +247,8 @@ func (a *subagents) report(ctx context.Context, o hub.Outbound) (done bool, out 
 		return true
 	})
 	if err != nil && !errors.Is(err, errUnknownSubagent) {
-		return true, hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the result could not be kept")}
+		return true, hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the result could not be kept").
+			With(parley.ByHub, parley.HubStorage, "")}
 	}
 	return true, hub.Outcome{Losses: append(bridge.Losses(bridge.Call, m, o.Recipient.Name),
 		parley.Loss{Field: "Origin", Reason: "multi_agent/await has no place for where a result comes from"})}

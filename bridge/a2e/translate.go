@@ -268,30 +268,41 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 	if !ok {
 		failed = parley.AsError(err)
 		if failed.Code == parley.Internal {
-			failed = parley.Fail(parley.Unavailable, err, "the host cannot be reached")
+			failed = parley.Fail(parley.Unavailable, err, "the host cannot be reached").
+				With(parley.ByNetwork, parley.ConnectionLost, err.Error())
 		}
+		failed = bridge.Unreachable(failed, err)
 		return nil, failed, failed.Code == parley.TimedOut
 	}
 	if e.Step != "peer" {
 		switch {
 		case errors.Is(e, protocol.ErrTimeout):
 			return nil, parley.Fail(parley.TimedOut, err,
-				"the host has the request and did not answer in time; its tool may still be at work"), true
+				"the host has the request and did not answer in time; its tool may still be at work").
+				With(parley.ByPeer, parley.PeerSilent, "no answer in time"), true
 		case errors.Is(e, protocol.ErrOutcomeUnknown):
-			return nil, parley.Fail(parley.Unavailable, err,
-				"the connection to the host broke before its answer; its tool may have worked"), true
+			return nil, bridge.Unreachable(parley.Fail(parley.Unavailable, err,
+				"the connection to the host broke before its answer; its tool may have worked").
+				With(parley.ByNetwork, parley.ConnectionLost, "connection lost before its answer"), err), true
 		case errors.Is(e, protocol.ErrAnswerTooLarge):
-			return parley.Refuse(parley.HandlerFailed,
+			return bridge.AnswerTooLarge(parley.Refuse(parley.HandlerFailed,
 				"the result is too large: the host's answer has more than %d bytes",
-				protocol.DefaultMaxFrame).Because(err), nil, false
+				protocol.DefaultMaxFrame).Because(err), fmt.Sprintf("%d bytes", protocol.DefaultMaxFrame)), nil, false
 		case errors.Is(e, protocol.ErrTooLarge):
-			return parley.Refuse(parley.TooLarge, "the request is too large for the host").Because(err), nil, false
+			return bridge.Answered(parley.Refuse(parley.TooLarge, "the request is too large for the host").Because(err),
+				Protocol, "", protocol.ErrTooLarge.Reason), nil, false
 		case errors.Is(e, protocol.ErrUnauthorized), errors.Is(e, protocol.ErrUnknownKey):
-			return nil, parley.Refuse(parley.Unauthenticated, "the host refused the hub's token").Because(err), false
-		case errors.Is(e, protocol.ErrUnreachable):
-			return nil, parley.Fail(parley.Unavailable, err, "%s", e.Text), false
+			return nil, bridge.Answered(parley.Refuse(parley.Unauthenticated, "the host refused the hub's token").
+				Because(err), Protocol, "", clip(e.Reason, 64), protocol.ErrUnknownKey.Reason), false
 		}
-		return nil, parley.Fail(parley.Unavailable, err, "the host cannot be reached: %s", e.Text), false
+		failed := parley.Fail(parley.Unavailable, err, "the host cannot be reached: %s", e.Text)
+		if errors.Is(e, protocol.ErrUnreachable) { // its text says so
+			failed.Text = e.Text
+		}
+		if said := statusOf(e); said != nil {
+			return nil, bridge.Answered(failed, Protocol, said.Text), false
+		}
+		return nil, bridge.Unreachable(failed.With(parley.ByNetwork, parley.ConnectionLost, e.Text), err), false
 	}
 	code := parley.HandlerFailed
 	switch e.Code {
@@ -312,9 +323,19 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 		code = parley.TimedOut
 	}
 	text := cmp.Or(e.Text, string(e.Code))
-	failure = parley.Refuse(code, "the host answered %s: %s", clip(string(e.Code), 64), clip(text, 200)).Because(err)
+	failure = bridge.Answered(parley.Refuse(code, "the host answered %s: %s", clip(string(e.Code), 64),
+		clip(text, 200)).Because(err), Protocol, clip(text, 200), e.Reason, clip(string(e.Code), 64))
 	failure.Retryable = e.Retryable
 	return failure, nil, false
+}
+
+// statusOf finds the answer of a host that did not open a session, or took no more
+// frames; nil if there is none.
+func statusOf(e *protocol.Error) *protocol.Error {
+	for e != nil && e.Reason != protocol.ErrStatus.Reason && e.Reason != protocol.ErrFull.Reason {
+		e, _ = errors.AsType[*protocol.Error](e.Unwrap())
+	}
+	return e
 }
 
 func clip(s string, n int) string {

@@ -480,11 +480,36 @@ func TestRequestOut(t *testing.T) {
 			}
 		})
 		m, err := c.Reply(ctx)
-		if err != nil || m.Kind != parley.Failure || !strings.Contains(m.Error.Text, "no bricks") {
+		if err != nil || m.Kind != parley.Failure || !strings.Contains(m.Error.Text, "no bricks") ||
+			m.Error.Source != parley.ByPeer || m.Error.Reason != parley.PeerFailed {
 			t.Errorf("%+v, %v", m, err)
 		}
 		said.Wait()
 	})
+	for reason, want := range map[agh.Reason]parley.Reason{agh.ReasonBusy: parley.PeerBusy,
+		agh.ReasonVerificationFailed: parley.KeyUnknown} {
+		t.Run("refused as "+string(reason), func(t *testing.T) {
+			c := ask("listener", "build it")
+			var said sync.WaitGroup
+			said.Go(func() {
+				e := (<-bob.got).Envelope
+				out := &agh.Envelope{To: e.From, Surface: e.Surface, WorkID: e.WorkID, ReplyTo: e.ID}
+				err := out.SetContent(&agh.Receipt{ForID: e.ID, Status: agh.StatusRejected, Reason: reason, Detail: "not now"})
+				if err == nil {
+					_, err = bob.Send(ctx, out)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+			m, err := c.Reply(ctx)
+			if err != nil || m.Kind != parley.Failure || m.Error.Source != parley.ByPeer || m.Error.Reason != want ||
+				!strings.Contains(m.Error.Detail, "not now") {
+				t.Errorf("%+v, %v", m, err)
+			}
+			said.Wait()
+		})
+	}
 	t.Run("cancelled", func(t *testing.T) {
 		m, err := w.Hub().Accept(ctx, hub.Submission{Scope: "go test",
 			Message: &parley.Message{Kind: parley.Request, From: "listener", To: "guest/agh/acme/bob",

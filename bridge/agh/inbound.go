@@ -236,7 +236,7 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 	perr := parley.AsError(err)
 	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From,
 		To: cmp.Or(e.To, e.Channel), Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(),
-		Size: len(e.Raw())})
+		Size: len(e.Raw())}.Because(perr))
 	b.rejectWork(e, perr, ref)
 	sentinel := protocol.ErrForbidden
 	if perr.Retryable {

@@ -160,7 +160,8 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 	case err == nil:
 		return hub.Outcome{Losses: ls}
 	case errors.Is(err, errAway), errors.Is(err, protocol.ErrNotTarget):
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the peer is away"), Wait: time.Second, Losses: ls}
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the peer is away").
+			With(parley.ByNetwork, parley.NotConnected, ""), Wait: time.Second, Losses: ls}
 	case errors.Is(err, protocol.ErrWorkClosed):
 		return hub.Outcome{Losses: append(ls, parley.Loss{Field: "Kind",
 			Reason: "the work was closed before this could be said"})}
@@ -168,7 +169,8 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent,
 			"it cannot be said in AGH: %s", e.Text).Because(err), Losses: ls}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "it could not be published"), Losses: ls}
+	return hub.Outcome{Err: bridge.Unreachable(parley.Fail(parley.Unavailable, err, "it could not be published").
+		With(parley.ByHub, parley.HubStorage, ""), err), Losses: ls}
 }
 
 // reply sends an event or the reply of a request to the requester.
@@ -181,7 +183,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		select {
 		case <-a.admitted:
 		case <-ctx.Done():
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the request is not acknowledged yet")}
+			return hub.Outcome{Err: parley.Fail(parley.Unavailable, ctx.Err(), "the request is not acknowledged yet").Stated()}
 		}
 		e = a.request
 		if receipt := b.takeReceipt(o.Request.ID, a); receipt != nil {
@@ -204,7 +206,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	if !b.router.Hosts(e.WorkspaceID, e.Channel, e.To) {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable,
-			"agent %q is no peer of the channel any more", m.From)}
+			"agent %q is no peer of the channel any more", m.From).Stated()}
 	}
 	answers, ls := b.answers(e, m, o.Recipient.Name)
 	if a == nil { // the work may have ended at another hub, or be forgotten

@@ -382,23 +382,30 @@ var refused = map[parley.Code]protocol.Reason{
 func toFailure(e *protocol.Envelope) *parley.Error {
 	switch c := e.Content().(type) {
 	case *protocol.Receipt:
+		answered := func(f *parley.Error) *parley.Error {
+			return bridge.Answered(f, Protocol, c.Detail, string(c.Reason), string(c.Status))
+		}
 		text := cmp.Or(c.Detail, string(c.Reason))
 		switch c.Status {
 		case protocol.StatusCanceled:
-			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", cmp.Or(text, "no reason given"))
+			return answered(parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", cmp.Or(text, "no reason given")))
 		case protocol.StatusExpired:
-			return parley.Refuse(parley.Stale, "it reached the peer too late")
+			return answered(parley.Refuse(parley.Stale, "it reached the peer too late"))
 		case protocol.StatusUnsupported:
-			return parley.Refuse(parley.Unsupported, "the peer does not support it: %s", text)
+			return answered(parley.Refuse(parley.Unsupported, "the peer does not support it: %s", text))
 		}
-		return parley.Refuse(parley.Rejected, "the peer refused it: %s", text)
+		return answered(parley.Refuse(parley.Rejected, "the peer refused it: %s", text))
 	case *protocol.Trace:
-		if c.State == protocol.StateCanceled {
-			return parley.Refuse(parley.Cancelled, "the peer cancelled it: %s", cmp.Or(c.Message, "no reason given"))
+		answered := func(f *parley.Error) *parley.Error {
+			return bridge.Answered(f, Protocol, c.Message, string(c.State))
 		}
-		return parley.Refuse(parley.HandlerFailed, "the peer failed: %s", cmp.Or(c.Message, "no reason given"))
+		if c.State == protocol.StateCanceled {
+			return answered(parley.Refuse(parley.Cancelled, "the peer cancelled it: %s",
+				cmp.Or(c.Message, "no reason given")))
+		}
+		return answered(parley.Refuse(parley.HandlerFailed, "the peer failed: %s", cmp.Or(c.Message, "no reason given")))
 	}
-	return parley.Refuse(parley.HandlerFailed, "the peer failed")
+	return parley.Refuse(parley.HandlerFailed, "the peer failed").FromPeer()
 }
 
 // answerTo begins a message from the recipient of e to its sender, about e.

@@ -432,7 +432,9 @@ func TestAskNativeAgent(t *testing.T) {
 		}
 	}
 	m, _, err := ask("bad")
-	if err != nil || m.Kind != parley.Failure || m.Error.Code != parley.RateLimited || m.Error.Text != "too dear" {
+	if err != nil || m.Kind != parley.Failure || m.Error.Code != parley.RateLimited || m.Error.Text != "too dear" ||
+		m.Error.Source != parley.ByPeer || m.Error.Reason != parley.PeerRate ||
+		m.Error.Detail != "it answered budget_exceeded: too dear" {
 		t.Errorf("%+v %v", m, err)
 	}
 }

@@ -150,7 +150,8 @@ func (s *store) answers(ctx context.Context, l *protocol.Ledger) (list []answer,
 		for _, x := range c.calls {
 			c.answers = append(c.answers, answer{position: c.looked, message: "end " + c.id,
 				reply: parley.Message{Kind: parley.Failure, From: x.To, InReplyTo: x.Request,
-					Error: parley.Fail(parley.Unavailable, nil, "the session ended before the answer"),
+					Error: parley.Fail(parley.Unavailable, nil, "the session ended before the answer").
+						With(parley.ByPeer, parley.PeerCancelled, "the session ended before the answer"),
 					Origin: parley.Origin{Protocol: Protocol, Peer: x.Peer,
 						Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		}

@@ -35,7 +35,7 @@ func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 	if cause := x.Err.Unwrap(); cause != nil {
 		f.Cause += ": " + cause.Error()
 	}
-	return b.c.Hub.Refuse(f)
+	return b.c.Hub.Refuse(f.Because(x.Err))
 }
 
 // submit records one record of a session through the hub; a is the answer in it, or nil.

@@ -59,16 +59,17 @@ func (b *Binding) failed(err error, losses []parley.Loss) hub.Outcome {
 	var e *protocol.Error
 	switch {
 	case errors.Is(err, protocol.ErrSessionClosed), errors.Is(err, protocol.ErrChain):
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session ended or is too busy"),
-			Wait: time.Second, Losses: losses}
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session ended or is too busy").
+			With(parley.ByPeer, parley.PeerBusy, ""), Wait: time.Second, Losses: losses}
 	case errors.Is(err, protocol.ErrTransition):
 		return hub.Outcome{Err: parley.Fail(parley.Conflict, err, "the state of the session does not allow it"),
 			Losses: losses}
 	case errors.As(err, &e):
 		out := &parley.Error{Code: refusalCode(e), Text: "the session refused it: " + e.Text, Retryable: e.Retryable}
-		return hub.Outcome{Err: out.Because(err), Losses: losses}
+		return hub.Outcome{Err: out.Because(err).Stated(), Losses: losses}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session could not be reached"), Losses: losses}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the session could not be reached").
+		With(parley.ByHub, parley.HubStorage, ""), Losses: losses}
 }
 
 // reply sends an event or a terminal reply in the session of its request.
@@ -212,18 +213,18 @@ func (b *Binding) sessionOfRequest(ctx context.Context, conversation parley.ID, 
 
 // sessionFor gives a session that takes messages. Without one the outcome says why.
 func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Identity) (string, hub.Outcome) {
-	unavailable := func(err error, text string) hub.Outcome {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", text)}
+	unavailable := func(err error, s parley.Source, why parley.Reason, text string) hub.Outcome {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", text).With(s, why, "")}
 	}
 	session, key, err := b.findSession(ctx, o, i)
 	var refusal *protocol.Error
 	switch {
 	case errors.Is(err, protocol.ErrNotFound), codeIs(err, "agent_not_found"):
-		return "", unavailable(err, "the agent is not registered with this hub")
+		return "", unavailable(err, parley.ByNetwork, parley.NoAddress, "the agent is not registered with this hub")
 	case errors.As(err, &refusal):
 		return "", b.failed(err, nil)
 	case err != nil:
-		return "", unavailable(err, "the session cannot be opened just now")
+		return "", unavailable(err, parley.ByHub, parley.HubStorage, "the session cannot be opened just now")
 	}
 	if l, err := b.server.Session(ctx, session, ""); err == nil && l.State != protocol.Invited && !l.State.Terminal() {
 		return session, hub.Outcome{} // the usual case
@@ -235,28 +236,29 @@ func (b *Binding) sessionFor(ctx context.Context, o hub.Outbound, i *protocol.Id
 		l, err := b.server.Session(ctx, session, "")
 		switch {
 		case err != nil:
-			return "", unavailable(err, "the session cannot be read just now")
+			return "", unavailable(err, parley.ByHub, parley.HubStorage, "the session cannot be read just now")
 		case l.State.Terminal():
 			if key != "" {
 				b.dropOpened(ctx, key, session)
 			}
 			if declined(l) && o.Message.Kind == parley.Request {
 				return "", hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Rejected,
-					"the agent declined the session")}
+					"the agent declined the session").FromPeer()}
 			}
-			return "", unavailable(nil, strings.TrimSuffix("the session is over: "+cmp.Or(l.Reason, string(l.State)),
-				": "))
+			return "", unavailable(nil, parley.ByPeer, parley.PeerCancelled,
+				strings.TrimSuffix("the session is over: "+cmp.Or(l.Reason, string(l.State)), ": "))
 		case l.State != protocol.Invited:
 			return session, hub.Outcome{}
 		}
 		select {
 		case <-changed:
 		case <-deadline.C:
-			out := unavailable(nil, "the agent has not answered the invitation yet")
+			out := unavailable(nil, parley.ByNetwork, parley.NotConnected, "the agent has not answered the invitation yet")
 			out.Wait = time.Second
 			return "", out
 		case <-ctx.Done():
-			return "", unavailable(ctx.Err(), "the agent has not answered the invitation yet")
+			return "", unavailable(ctx.Err(), parley.ByNetwork, parley.NotConnected,
+				"the agent has not answered the invitation yet")
 		}
 	}
 }

@@ -142,8 +142,8 @@ func replyOf(e *protocol.Envelope) *parley.Message {
 	m := &parley.Message{Act: string(e.Performative)}
 	switch e.Performative {
 	case protocol.Reject:
-		m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(text("code"), parley.Rejected),
-			"%s", cmp.Or(text("reason"), "the agent refused"))
+		m.Kind, m.Error = parley.Failure, bridge.Answered(parley.Refuse(codeOf(text("code"), parley.Rejected),
+			"%s", cmp.Or(text("reason"), "the agent refused")), Protocol, text("reason"), text("code"))
 	case protocol.Clarify:
 		m.Kind, m.State, m.Parts = parley.Event, parley.NeedsInput,
 			[]parley.Part{parley.Text(cmp.Or(text("question"), text("answer")))}
@@ -155,8 +155,9 @@ func replyOf(e *protocol.Envelope) *parley.Message {
 		case introduction:
 			return nil
 		case informError:
-			m.Kind, m.Error = parley.Failure, parley.Refuse(codeOf(text("code"), parley.HandlerFailed),
-				"%s", cmp.Or(text("reason"), text("topic"), "the agent failed"))
+			why := cmp.Or(text("reason"), text("topic"))
+			m.Kind, m.Error = parley.Failure, bridge.Answered(parley.Refuse(codeOf(text("code"), parley.HandlerFailed),
+				"%s", cmp.Or(why, "the agent failed")), Protocol, why, text("code"))
 			m.Parts = nil
 		case informAccepted:
 			m.Kind, m.State = parley.Event, parley.Accepted
@@ -243,10 +244,15 @@ func admission(e *parley.Error) error {
 		parley.NoSpace:  "capacity_unavailable",
 		parley.TooLarge: "message_too_large", parley.Internal: "internal"}[e.Code]
 	err := protocol.Refuse(cmp.Or(code, "policy_violation"), e.Text)
-	if pe, ok := err.(*protocol.Error); ok && e.After > 0 {
+	pe, ok := errors.AsType[*protocol.Error](err)
+	if !ok {
+		return err
+	}
+	if e.After > 0 {
 		pe.Details = map[string]any{"retryAfter": int64(e.After/time.Second) + 1}
 	}
-	return err
+	// Without its cause, which may be an error of this protocol about another message.
+	return pe.Because(e.Because(nil))
 }
 
 // object encodes parts as one JSON object, with its mimeType: an object unchanged, text

@@ -8,6 +8,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/asp"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
@@ -71,6 +72,30 @@ func TestReplies(t *testing.T) {
 			m.Error != nil && m.Error.Code != c.code || (m.Error == nil) != (c.code == "") {
 			t.Errorf("%s %s: %+v", c.act, c.body, m)
 		}
+	}
+}
+
+// TestRejectionsHaveReasons looks at every rejection code of the protocol.
+func TestRejectionsHaveReasons(t *testing.T) {
+	if _, ok := bridge.PeerReasons[Protocol]["unspecified"]; !ok || len(bridge.PeerReasons[Protocol]) != len(meanings)+1 {
+		t.Errorf("%d reasons for %d codes", len(bridge.PeerReasons[Protocol]), len(meanings)+1)
+	}
+	for code := range meanings {
+		want := bridge.PeerReasons[Protocol][code]
+		for act, body := range map[protocol.Performative]string{
+			protocol.Reject: `{"referenceId":"q","code":"` + code + `","reason":"not so"}`,
+			protocol.Inform: `{"informType":"error","code":"` + code + `","topic":"not so"}`,
+		} {
+			m := replyOf(signed(t, act, jsonx.Value(body)))
+			if m == nil || m.Error == nil || want == "" || m.Error.Source != parley.ByPeer || m.Error.Reason != want ||
+				m.Error.Detail != "it answered "+code+": not so" {
+				t.Errorf("%s %s: %+v, want %s", act, code, m, want)
+			}
+		}
+	}
+	e := replyOf(signed(t, protocol.Reject, jsonx.Value(`{"referenceId":"q","code":"unspecified"}`))).Error
+	if e.Reason != parley.PeerRefused {
+		t.Errorf("unspecified: %+v", e)
 	}
 }
 

@@ -27,6 +27,7 @@ const (
 // A cachedCard is the card of an agent elsewhere, as it was last read.
 type cachedCard struct {
 	card  *protocol.Card // nil: it has not been read
+	err   error          // why the last read failed
 	until time.Time      // it is not read again before
 	read  chan struct{}  // closed at the end of the read in flight; nil where there is none
 }
@@ -64,7 +65,8 @@ func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.
 			ctx, cancel := context.WithCancel(kept)
 			defer cancel()
 			defer context.AfterFunc(b.ctx, cancel)()
-			b.noteCard(e.Name, r, b.readCard(ctx, e.Name, id.URL))
+			card, err := b.readCard(ctx, e.Name, id.URL)
+			b.noteCard(e.Name, r, card, err)
 		})
 	}
 	card, read := r.card, r.read
@@ -84,11 +86,11 @@ func (b *Binding) remoteCard(ctx context.Context, e *directory.Entry, wait time.
 }
 
 // noteCard ends a read. Without a card the one before stays.
-func (b *Binding) noteCard(name string, r *cachedCard, card *protocol.Card) {
+func (b *Binding) noteCard(name string, r *cachedCard, card *protocol.Card, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	close(r.read)
-	r.read = nil
+	r.read, r.err = nil, err
 	if card == nil {
 		r.until = b.c.Now().Add(cardRetry)
 		return
@@ -101,17 +103,26 @@ func (b *Binding) noteCard(name string, r *cachedCard, card *protocol.Card) {
 	delete(b.standIns, name)
 }
 
-func (b *Binding) readCard(ctx context.Context, name, at string) *protocol.Card {
+func (b *Binding) readCard(ctx context.Context, name, at string) (*protocol.Card, error) {
 	fetch, ok := b.mayFetch(ctx)
 	if !ok {
-		return nil
+		return nil, nil
 	}
 	card, err := b.client.Card(fetch, at)
 	if err != nil {
 		b.c.Logger.Warn("cannot read an agent's card", "agent", name, "url", at, "error", err)
-		return nil
 	}
-	return card
+	return card, err
+}
+
+// cardError says why the card of an agent elsewhere could not be read.
+func (b *Binding) cardError(name string) error {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	if r := b.cards[name]; r != nil {
+		return r.err
+	}
+	return nil
 }
 
 // cardHops is the key of the hubs that were asked for a card, as messages list their

@@ -189,7 +189,7 @@ func (b *Binding) noteRefusal(r *http.Request, c protocol.Claim, e *protocol.Err
 	if e.Verdict != nil {
 		f.Verdict = verdict(e.Verdict)
 	}
-	return b.c.Hub.Refuse(f)
+	return b.c.Hub.Refuse(f.Because(e))
 }
 
 // checkToken checks the bearer token of a request to an authenticated skill.

@@ -28,7 +28,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		row, err := b.remoteTasks.Get(ctx, m.ID.String())
 		if err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err,
-				"how the request was sent before cannot be read"), Wait: pause}
+				"how the request was sent before cannot be read").With(parley.ByHub, parley.HubStorage, ""), Wait: pause}
 		}
 		if row.Value.Task != "" { // the agent has the task: only polling remains
 			b.follow(m.ID, &row.Value)
@@ -45,8 +45,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if call.Skill == "" {
 		call.Skill = b.defaultSkill(b.cardOf(ctx, o.Recipient.Name))
 		if call.Skill == "" { // an agent that is just starting would refuse the call for good
-			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
-				"the message names no skill, and the card of %q, which would, cannot be read now", o.Recipient.Name)}
+			return hub.Outcome{Err: noCard(b.cardError(o.Recipient.Name), o.Recipient.Name)}
 		}
 	}
 	attempt := func() hub.Outcome {
@@ -235,6 +234,16 @@ func (b *Binding) defaultSkill(card *protocol.Card) string {
 		return talk
 	}
 	return card.Skills[0].ID
+}
+
+// noCard is the error for a message without a skill to an agent without a card.
+func noCard(err error, agent string) *parley.Error {
+	e := bridge.Unreachable(parley.Fail(parley.Unavailable, err,
+		"the message names no skill, and the card of %q, which would, cannot be read now", agent), err)
+	if e.Source == parley.NotStated && err != nil {
+		return bridge.NotUnderstood(e, err)
+	}
+	return e
 }
 
 // cardOf gives the card of an agent here, with the skills of its own card

@@ -91,6 +91,8 @@ func (b *Binding) paced(ctx context.Context, o hub.Outbound, attempt func() hub.
 				"%q takes no more requests of this hub now, by the limits on its card or its Retry-After",
 				o.Recipient.Name)
 			err.After = wait
+			err = err.With(parley.ByPeer, parley.PeerRate, "its card or its Retry-After lets the hub wait "+
+				wait.Round(time.Millisecond).String())
 			out = hub.Outcome{Err: err, Wait: wait}
 		}
 		if end, ok := ctx.Deadline(); !o.Waits || !ok || time.Until(end) <= wait || sleep.For(ctx, wait) != nil {

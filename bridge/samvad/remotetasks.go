@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
@@ -100,23 +101,26 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 		b.remoteMu.Unlock()
 		if full {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil,
-				"%q works on %d tasks of this hub", o.Recipient.Name, maxPeerTasks), Wait: 2 * time.Second}
+				"%q works on %d tasks of this hub", o.Recipient.Name, maxPeerTasks).
+				With(parley.ByLimit, parley.OpenRequests, ""), Wait: 2 * time.Second}
 		}
 		base, err := baseOf(call)
 		if err != nil {
-			return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the agent has no address: %v", err)}
+			return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the agent has no address: %v", err).
+				With(parley.ByNetwork, parley.NoAddress, err.Error())}
 		}
 		w = &remoteTask{To: o.Recipient.Name, Peer: o.Identity.ID, Base: base, Trace: call.TraceID, Hop: m.Trace.Parent,
 			Nonce: fmt.Sprintf("%s-%d", m.ID, o.Attempt), Made: now.UTC().Truncate(time.Millisecond),
 			Until: m.Deadline.Add(retention)}
 		if err := b.putRemoteTask(ctx, m.ID, w); err != nil {
 			return hub.Outcome{Err: parley.Fail(parley.Unavailable, err,
-				"the hub cannot record how it sends the request")}
+				"the hub cannot record how it sends the request").With(parley.ByHub, parley.HubStorage, "")}
 		}
 	} else if now.Sub(w.Made) > resendWithin {
 		b.dropRemoteTask(ctx, m.ID)
 		return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, nil,
-			"it is too late to find out whether %q had the request", o.Recipient.Name)}
+			"it is too late to find out whether %q had the request", o.Recipient.Name).
+			With(parley.ByNetwork, parley.ConnectionLost, "the connection was lost before its answer")}
 	}
 	call.Nonce, call.Timestamp = w.Nonce, w.Made
 	var task string
@@ -137,7 +141,8 @@ func (b *Binding) sendTask(ctx context.Context, o hub.Outbound, call protocol.Ca
 		case before != nil && errors.Is(err, protocol.ErrReplay):
 			b.dropRemoteTask(ctx, m.ID)
 			return hub.Outcome{Unknown: true, Err: parley.Fail(parley.Unavailable, err,
-				"%q had the request, and does not say under which task", o.Recipient.Name)}
+				"%q had the request, and does not say under which task", o.Recipient.Name).
+				With(parley.ByNetwork, parley.ConnectionLost, "the connection was lost before its answer")}
 		case out.Unknown, before != nil && !errors.Is(err, protocol.ErrRemote) && !errors.Is(err, protocol.ErrResponse):
 			return hub.Outcome{Unknown: true, Err: out.Err} // the next attempt, with the same envelope, tells
 		}
@@ -219,12 +224,16 @@ func (b *Binding) poll(id parley.ID, w *remoteTask) (wait time.Duration, over bo
 		}
 		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
 			Error: parley.Refuse(parley.OutcomeUnknown, "%q took the request and does not know its task any more",
-				w.To).Because(err)})
+				w.To).With(parley.ByPeer, parley.PeerGone, "task "+w.Task+" is not there any more").Because(err)})
 	case e.Retryable:
 		return e.RetryAfter, false
 	}
-	return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
-		Error: parley.Refuse(parley.HandlerFailed, "the state of the task at %q is not understood", w.To).Because(err)})
+	failure := failedCall(err).Failure
+	if failure == nil {
+		failure = bridge.NotUnderstood(parley.Refuse(parley.HandlerFailed,
+			"the state of the task at %q is not understood", w.To), err).Because(err)
+	}
+	return b.submitReply(id, w, &parley.Message{Kind: parley.Failure, Error: failure})
 }
 
 // submitReply records how a task elsewhere ended.
@@ -242,7 +251,7 @@ func (b *Binding) submitReply(id parley.ID, w *remoteTask, reply *parley.Message
 		return max(e.After, pause), false
 	case reply.Kind == parley.Response:
 		return b.submitReply(id, w, &parley.Message{Kind: parley.Failure,
-			Error: parley.Refuse(e.Code, "the answer is not one that the hub can record").Because(err)})
+			Error: parley.Refuse(e.Code, "the answer is not one that the hub can record").Because(err).Stated()})
 	default:
 		b.c.Logger.Error("how a request ended elsewhere cannot be recorded; its deadline ends it", "message", id,
 			"agent", w.To, "error", err)
@@ -267,7 +276,8 @@ func (b *Binding) cancelRemoteTask(request parley.ID) {
 	if w != nil {
 		b.submitReply(request, w, &parley.Message{Kind: parley.Failure,
 			Error: parley.Refuse(parley.Cancelled,
-				"its sender cancelled the request; SAMVAD cannot tell %q, which may go on with it", w.To)})
+				"its sender cancelled the request; SAMVAD cannot tell %q, which may go on with it", w.To).
+				With(parley.ByHub, "", "")})
 	}
 }
 

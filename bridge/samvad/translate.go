@@ -8,6 +8,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -233,8 +236,10 @@ var codes = map[parley.Code]protocol.Code{
 // toError makes the protocol's error of a failure; its code is AGENT_UNAVAILABLE
 // where SAMVAD has no other.
 func toError(e *parley.Error) *protocol.Error {
-	return &protocol.Error{Code: cmp.Or(codes[e.Code], protocol.CodeAgentUnavailable), Text: e.Text,
+	out := &protocol.Error{Code: cmp.Or(codes[e.Code], protocol.CodeAgentUnavailable), Text: e.Text,
 		Retryable: e.Retryable, RetryAfter: e.After}
+	// Without its cause, which may be an error of this package about another message.
+	return out.Because(e.Because(nil))
 }
 
 // refusals maps the refusals of a proved message by the protocol's server.
@@ -258,14 +263,27 @@ func toRefusal(e *protocol.Error) *parley.Error {
 // answered, or an attempt that did not succeed.
 func failedCall(err error) hub.Outcome {
 	e := protocol.AsError(err)
-	if !errors.Is(err, protocol.ErrRemote) {
+	switch {
+	case errors.Is(err, protocol.ErrRemote):
+	case errors.Is(err, protocol.ErrTooLarge):
+		return hub.Outcome{Answered: true, Failure: bridge.AnswerTooLarge(parley.Refuse(parley.HandlerFailed,
+			"the agent's answer is too large").Because(err), fmt.Sprintf("%d bytes", protocol.DefaultMaxReply))}
+	default:
 		out := hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "%s", strings.TrimSuffix(e.Text, "."))}
 		out.Unknown = errors.Is(err, protocol.ErrOutcomeUnknown)
 		out.Err.Retryable = e.Retryable || out.Unknown // whether to retry, delivery decides
 		if errors.Is(err, protocol.ErrTimeout) {
 			out.Err.Code = parley.TimedOut
 		}
+		if errors.Is(err, protocol.ErrResponse) {
+			out.Err = bridge.NotUnderstood(out.Err, err)
+		} else {
+			out.Err = bridge.Unreachable(out.Err, err)
+		}
 		return out
+	}
+	answered := func(out *parley.Error) *parley.Error {
+		return bridge.Answered(out, Protocol, e.Text, statusCode(e), string(e.Code))
 	}
 	code := cmp.Or(refusals[e.Code], parley.HandlerFailed)
 	switch e.Code {
@@ -275,9 +293,19 @@ func failedCall(err error) hub.Outcome {
 		wait := max(e.RetryAfter, time.Second)
 		limited := parley.Fail(code, err, "the agent asks to come back later")
 		limited.After = wait
-		return hub.Outcome{Err: limited, Wait: wait}
+		return hub.Outcome{Err: answered(limited), Wait: wait}
 	}
-	return hub.Outcome{Answered: true, Failure: parley.Refuse(code, "the agent answered %s", e.Code).Because(err)}
+	return hub.Outcome{Answered: true,
+		Failure: answered(parley.Refuse(code, "the agent answered %s", e.Code).Because(err))}
+}
+
+// statusCode is the HTTP status of an answer where it says more than the code: agents
+// refuse a sender that they know with 403.
+func statusCode(e *protocol.Error) string {
+	if e.Status == http.StatusForbidden {
+		return strconv.Itoa(e.Status)
+	}
+	return ""
 }
 
 func stepCode(e *protocol.Error) parley.Code {

@@ -36,18 +36,27 @@ func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	// The receiver may poll the task at once.
 	if err := b.finish(ctx, o.Request.ID, o.Message); err != nil {
-		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be recorded"),
-			Wait: pause}
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be recorded").
+			With(parley.ByHub, parley.HubStorage, ""), Wait: pause}
 	}
 	again, after, err := b.server.Webhook.Once(ctx, b.client.Identity, e.CallbackURL, toReply(e.TraceID, o.Message))
 	switch {
 	case err == nil:
 		return hub.Outcome{Losses: bridge.Losses(bridge.SAMVAD, o.Message, o.Recipient.Name)}
 	case !again:
-		return hub.Outcome{Err: parley.Refuse(parley.Rejected,
-			"the webhook %.200s is not called again: %v", e.CallbackURL, err).Because(err)}
+		return hub.Outcome{Err: webhookError(parley.Refuse(parley.Rejected,
+			"the webhook %.200s is not called again: %v", e.CallbackURL, err), err)}
 	}
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, err,
-		"the webhook %.200s did not take the result: %v", e.CallbackURL, err),
+	return hub.Outcome{Err: webhookError(parley.Fail(parley.Unavailable, nil,
+		"the webhook %.200s did not take the result: %v", e.CallbackURL, err), err),
 		Wait: max(after, webhookPause(o.Message.ID, o.Attempt))}
+}
+
+// webhookError is e for a webhook that cannot be reached, or refused with a status.
+func webhookError(e *parley.Error, err error) *parley.Error {
+	e = bridge.Unreachable(e.Because(err), err)
+	if e.Source == parley.NotStated {
+		e = bridge.Answered(e, Protocol, err.Error())
+	}
+	return e
 }

@@ -462,7 +462,7 @@ func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 	if x.Verified != nil {
 		f.Verdict = verdict(&x.Verified.Verdict)
 	}
-	return b.c.Hub.Refuse(f)
+	return b.c.Hub.Refuse(f.Because(x.Err))
 }
 
 // info answers GET /agent_info for a stand-in.

@@ -40,7 +40,7 @@ func (b *Binding) forward(ctx context.Context, o hub.Outbound, e *protocol.Envel
 	}
 	if b.usesMailbox(o.Identity, b.almanac.registered(o.Identity.ID)) {
 		return hub.Outcome{Answered: true, Failure: parley.Refuse(parley.Unsupported,
-			"%s", protocol.ErrMailboxSync.Text)}
+			"%s", protocol.ErrMailboxSync.Text).Stated()}
 	}
 	endpoints, err := b.endpoints(ctx, o.Identity)
 	if err != nil {
@@ -69,7 +69,8 @@ func (b *Binding) answered(reply *protocol.Reply) hub.Outcome {
 	}
 	parts, _, err := toParts(reply.Schema, reply.Payload)
 	if err != nil {
-		out.Failure = parley.Refuse(parley.HandlerFailed, "the agent's answer is not what its model says").Because(err)
+		out.Failure = bridge.NotUnderstood(parley.Refuse(parley.HandlerFailed,
+			"the agent's answer is not what its model says").Because(err), err)
 		return out
 	}
 	if len(parts) == 0 {
@@ -85,7 +86,8 @@ func (b *Binding) sendAsStandIn(ctx context.Context, o hub.Outbound) hub.Outcome
 	m := o.Message
 	id, err := b.standIns.speaker(ctx, m.From)
 	if err != nil {
-		return hub.Outcome{Err: parley.Fail(parley.Internal, err, "the hub has no key to speak with")}
+		return hub.Outcome{Err: parley.Fail(parley.Internal, err, "the hub has no key to speak with").
+			With(parley.ByHub, parley.HubKey, "")}
 	}
 	content, losses, perr := b.encodeContent(o)
 	if perr == nil {
@@ -153,7 +155,7 @@ func (b *Binding) tooLarge(m protocol.Message) *parley.Error {
 	if n := base64.StdEncoding.EncodedLen(len(m.Payload)) + envelopeBytes; n > b.limit {
 		return parley.Refuse(parley.TooLarge,
 			"the content makes an envelope of %d bytes, more than the %d that limits.body allows; send less at once", n,
-			b.limit)
+			b.limit).With(parley.ByLimit, parley.BodySize, "")
 	}
 	return nil
 }
@@ -236,7 +238,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 			"the request's envelope is not there any more").Because(err)}
 	}
 	if _, _, ok := b.standIns.at(asked.Target); !ok {
-		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the hub holds no key of the agent that was asked")}
+		return hub.Outcome{Err: parley.Refuse(parley.Internal, "the hub holds no key of the agent that was asked").
+			With(parley.ByHub, parley.HubKey, "")}
 	}
 	isChat := classOf(asked.SchemaDigest) == chat
 	if m.Kind == parley.Event { // opened by an earlier release

@@ -84,7 +84,8 @@ func (s *sessions) changed(before, after journal.Row[exchange]) {
 }
 
 // errSessions refuses a request beyond the bound of open sessions.
-var errSessions = parley.Fail(parley.Unavailable, nil, "too many requests wait for answers of uAgents")
+var errSessions = parley.Fail(parley.Unavailable, nil, "too many requests wait for answers of uAgents").
+	With(parley.ByLimit, parley.OpenRequests, "")
 
 // open gives the session in which a request is sent: the session of an earlier attempt;
 // the session of the conversation, if nothing is pending in it; else a new one. The

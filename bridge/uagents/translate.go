@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -115,7 +116,8 @@ func partsOf(r *protocol.Request) (parts []parley.Part, extension json.RawMessag
 
 // answersNothing is the failure of a chat message without content as an answer.
 func answersNothing() *parley.Error {
-	return parley.Refuse(parley.HandlerFailed, "the agent answered with a chat message that has no content")
+	return bridge.NotUnderstood(parley.Refuse(parley.HandlerFailed,
+		"the agent answered with a chat message that has no content"), nil)
 }
 
 // chatParts is toParts of a chat message.
@@ -394,14 +396,14 @@ func peerFailure(m protocol.Message) *parley.Error {
 	text, _ := m.IsError()
 	switch text {
 	case protocol.ErrTimeout.Text:
-		return parley.Refuse(parley.TimedOut, "the agent did not answer in time")
+		return bridge.Answered(parley.Refuse(parley.TimedOut, "the agent did not answer in time"), Protocol, text)
 	case protocol.ErrVerifiedOnly.Text:
-		return parley.Refuse(parley.Unauthenticated, "the agent answered: %s", text)
+		return bridge.Answered(parley.Refuse(parley.Unauthenticated, "the agent answered: %s", text), Protocol, text)
 	}
 	if r := []rune(text); len(r) > 500 {
 		text = string(r[:500]) + "…"
 	}
-	return parley.Refuse(parley.HandlerFailed, "the agent answered: %s", text)
+	return bridge.Answered(parley.Refuse(parley.HandlerFailed, "the agent answered: %s", text), Protocol, text)
 }
 
 // signer is the sender of a signed request, whose registration counts; "" if unsigned.
@@ -418,22 +420,45 @@ func outcome(err error) hub.Outcome {
 		return hub.Outcome{}
 	}
 	e := protocol.AsError(err)
-	var busy *protocol.StatusError
-	if errors.As(err, &busy) && busy.Status == http.StatusTooManyRequests {
-		return hub.Outcome{Err: parley.Fail(parley.RateLimited, err, "the agent asks to come back later"),
-			Wait: max(busy.After, time.Second)}
+	var refused *protocol.StatusError
+	if errors.As(err, &refused) && refused.Status == http.StatusTooManyRequests {
+		return hub.Outcome{Err: answered(parley.Fail(parley.RateLimited, err, "the agent asks to come back later"), refused),
+			Wait: max(refused.After, time.Second)}
 	}
 	switch {
 	case errors.Is(e, protocol.ErrFull), errors.Is(e, protocol.ErrBusy), errors.Is(e, protocol.ErrRate):
-		full := parley.Fail(parley.Unavailable, err, "the agent's mailbox is full")
+		full := parley.Fail(parley.Unavailable, err, "the agent's mailbox is full").
+			With(parley.ByLimit, parley.MailboxFull, "")
 		return hub.Outcome{Err: full, Wait: max(e.After, 5*time.Second)}
+	case errors.Is(err, protocol.ErrAnswerSize):
+		return hub.Outcome{Answered: true, Failure: bridge.AnswerTooLarge(parley.Refuse(parley.HandlerFailed,
+			"the agent's answer is too large").Because(err), "limits.body allows")}
 	case errors.Is(e, protocol.ErrTimeout):
-		return hub.Outcome{Err: parley.Fail(parley.TimedOut, err, "the agent did not answer in time"), Unknown: true}
+		return hub.Outcome{Err: bridge.Unreachable(
+			parley.Fail(parley.TimedOut, err, "the agent did not answer in time"), err), Unknown: true}
 	case errors.Is(e, protocol.ErrResponse):
-		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err)}
+		return hub.Outcome{Err: bridge.NotUnderstood(
+			parley.Refuse(parley.Unavailable, "the agent answered something else").Because(err), err)}
+	case errors.Is(e, protocol.ErrUnresolved):
+		return hub.Outcome{Err: bridge.Unreachable(parley.Fail(parley.Unavailable, err, "the agent cannot be reached").
+			With(parley.ByNetwork, parley.NoAddress, ""), err)}
 	}
-	return hub.Outcome{
-		Err:     parley.Fail(parley.Unavailable, err, "the agent cannot be reached"),
+	if !errors.Is(e, protocol.ErrUndelivered) { // nothing was sent
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the hub could not send the envelope").
+			With(parley.ByHub, parley.HubStorage, "")}
+	}
+	out := hub.Outcome{
+		Err:     bridge.Unreachable(parley.Fail(parley.Unavailable, err, "the agent cannot be reached"), err),
 		Unknown: errors.Is(err, protocol.ErrOutcomeUnknown),
 	}
+	if refused != nil && !out.Unknown {
+		out.Err = answered(parley.Fail(parley.Unavailable, err, "the agent's endpoint refused the envelope with status %d",
+			refused.Status), refused)
+	}
+	return out
+}
+
+// answered adds the answer of an endpoint to an error.
+func answered(e *parley.Error, by *protocol.StatusError) *parley.Error {
+	return bridge.Answered(e, Protocol, by.Detail, strconv.Itoa(by.Status))
 }
