@@ -46,7 +46,8 @@ func (a Actor) may(r Role) error {
 	if a.Role.level() >= r.level() {
 		return nil
 	}
-	return parley.Refuse(parley.Forbidden, "token %q has the role %q; this needs %q", a.Name, a.Role, r)
+	return parley.Refuse(parley.Forbidden, "token %q has the role %q; this needs %q", a.Name, a.Role, r).
+		With(parley.ByPolicy, parley.RoleLow, "")
 }
 
 // speaker gives the agent for which the actor sends.

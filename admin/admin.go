@@ -133,7 +133,12 @@ func (a *Admin) masked(m *parley.Message) *parley.Message {
 }
 
 // show gives the form in which the API shows a message to an actor.
-func (a *Admin) show(by Actor, m *parley.Message) *Message { return viewMessage(by, a.masked(m)) }
+// show is a message with its content, as far as the actor may see it.
+func (a *Admin) show(by Actor, m *parley.Message) *Message {
+	v := viewMessage(by, a.masked(m))
+	a.advise(v.Error, m.From, m.To) // of a request to the sender of this failure
+	return v
+}
 
 // recorded notes when an agent was seen last; it is called for every record.
 func (a *Admin) recorded(r *journal.Record) {

@@ -42,12 +42,6 @@ func (p *Problem) withoutContent() {
 	}
 }
 
-func withoutText(r *index.Reason) {
-	if r != nil {
-		r.Text = ""
-	}
-}
-
 func withoutDetails(checks []Check) {
 	for i := range checks {
 		checks[i].Detail = ""
@@ -56,10 +50,10 @@ func withoutDetails(checks []Check) {
 
 func (s *Summary) withoutContent() {
 	s.Preview, s.Snippet = "", ""
-	withoutText(s.Error)
+	s.Error.WithoutContent()
 	for i := range s.Deliveries {
 		s.Deliveries[i].Losses = nil
-		withoutText(s.Deliveries[i].Error)
+		s.Deliveries[i].Error.WithoutContent()
 	}
 }
 
@@ -68,7 +62,7 @@ func (r *Recorded) withoutContent() { r.Header, r.Raw = nil, nil }
 
 func (c *ConversationInfo) withoutContent() { c.Preview = "" }
 
-func (d *DeliveryNews) withoutContent() { withoutText(d.Error) }
+func (d *DeliveryNews) withoutContent() { d.Error.WithoutContent() }
 
 // withoutContent leaves Content, which is a view of its own.
 func (d *DeadLetter) withoutContent() {
@@ -78,6 +72,6 @@ func (d *DeadLetter) withoutContent() {
 }
 
 func (r *Refusal) withoutContent() {
-	r.Text, r.Cause = "", ""
+	r.Text, r.Cause, r.Detail = "", "", ""
 	withoutDetails(r.Checks)
 }

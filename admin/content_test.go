@@ -319,23 +319,24 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 // TestViewsWithoutContent lists the fields of each view that an observer sees. A new
 // field must be added here, or removed in withoutContent.
 func TestViewsWithoutContent(t *testing.T) {
-	message := "Act Audience Error.Code Error.Reason Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
+	message := "Act Audience Error.Advice Error.Code Error.Reason Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
 		"Origin.Protocol " +
 		"Schema Skill To"
-	summary := "Act Deliveries.Error.Code Deliveries.Steps.Code Deliveries.To Error.Code From Protocol Skill To Trace"
+	summary := "Act Deliveries.Error.Code Deliveries.Error.Reason Deliveries.Steps.Code Deliveries.To Error.Code " +
+		"Error.Reason From Protocol Skill To Trace"
 	for _, c := range []struct {
 		view view
 		left string
 	}{
 		{&Message{}, message},
 		{&Summary{}, summary},
-		{&Recorded{}, "Erased.By Erased.Name Erased.Reason Erased.What Node"},
+		{&Recorded{}, "Advice Erased.By Erased.Name Erased.Reason Erased.What Node"},
 		{&ConversationInfo{}, "Agents"},
-		{&DeliveryNews{}, "Error.Code To"},
-		{&DeadLetter{}, "From Position Reason.Code Reason.Reason Reason.Ref Recipient.Reason.Code " +
-			"Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
-		{&AgentState{}, "Reason.Code Reason.Reason Reason.Ref State"},
-		{&Refusal{}, "Checks.Name Claim Code KeyID Protocol Ref Source Step To"},
+		{&DeliveryNews{}, "Error.Code Error.Reason To"},
+		{&DeadLetter{}, "From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.Reason.Advice " +
+			"Recipient.Reason.Code Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
+		{&AgentState{}, "Reason.Advice Reason.Code Reason.Reason Reason.Ref State"},
+		{&Refusal{}, "Advice Checks.Name Claim Code KeyID Protocol Reason Ref Source Step To"},
 	} {
 		v := reflect.ValueOf(c.view).Elem()
 		fill(v)

@@ -414,7 +414,7 @@ func (e *export) record(ctx context.Context, at journal.Position) (*ExportRecord
 		if v.Message, err = e.message(ctx, e.a.masked(m)); err != nil {
 			return nil, err
 		}
-		v.Refused = reason(r.Refused)
+		v.Refused = index.ReasonOf(r.Refused)
 		for _, o := range r.Open {
 			v.Opened = append(v.Opened, ExportOpening{o.To, o.Attempt, o.Sync})
 		}
@@ -427,7 +427,7 @@ func (e *export) record(ctx context.Context, at journal.Position) (*ExportRecord
 			continue
 		}
 		x := ExportStep{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
-			Next: s.Next, Reply: s.Reply, Error: reason(s.Error)}
+			Next: s.Next, Reply: s.Reply, Error: index.ReasonOf(s.Error)}
 		for _, l := range s.Losses {
 			x.Losses = append(x.Losses, l.String())
 		}
@@ -435,13 +435,6 @@ func (e *export) record(ctx context.Context, at journal.Position) (*ExportRecord
 	}
 	v.mark(r, e.a.erasure(ctx, r))
 	return v, nil
-}
-
-func reason(e *parley.Error) *index.Reason {
-	if e == nil {
-		return nil
-	}
-	return &index.Reason{Code: e.Code, Text: e.Text}
 }
 
 // origin describes how a message reached the hub, with the sender's keys that prove it.
@@ -477,7 +470,7 @@ func (e *export) message(ctx context.Context, m *parley.Message) (*ExportMessage
 	if err != nil {
 		return nil, err
 	}
-	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: reason(m.Error),
+	v := &ExportMessage{ID: m.ID, Kind: m.Kind, State: m.State, Number: m.Number, Error: index.ReasonOf(m.Error),
 		From: m.From, To: m.To, Audience: m.Audience, Conversation: m.Conversation, InReplyTo: m.InReplyTo,
 		Skill: m.Skill, Act: m.Act, Schema: m.Schema, Sent: m.Sent, Expires: m.Expires, Deadline: m.Deadline,
 		TraceParent: m.Trace.Parent, TraceState: m.Trace.State, Foreign: m.Trace.Foreign, Hops: m.Hops,

@@ -151,8 +151,8 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 	if !found {
 		allow := slices.Sorted(maps.Keys(of))
 		w.Header().Set("Allow", strings.Join(allow, ", "))
-		writeBody(w, http.StatusMethodNotAllowed, problemBody{*problem(parley.Refuse(parley.Unsupported,
-			"this path takes %s", strings.Join(allow, " and ")))})
+		writeBody(w, http.StatusMethodNotAllowed, bodyOf(parley.Refuse(parley.Unsupported,
+			"this path takes %s", strings.Join(allow, " and "))))
 		return
 	}
 	c := &call{w: w, r: r, status: http.StatusOK}
@@ -161,7 +161,7 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			e := a.turnAway(r, "token", parley.AsError(err))
 			w.Header().Set("WWW-Authenticate", `Bearer realm="parley"`)
-			writeBody(w, http.StatusUnauthorized, problemBody{*problem(e)})
+			writeBody(w, http.StatusUnauthorized, bodyOf(e))
 			return
 		}
 		policy.Vouch(r.Context())
@@ -188,7 +188,7 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 			a.c.Logger.Error("a call of the admin API failed", "method", r.Method, "path", r.URL.Path, "error", err)
 			noted := *e
 			noted.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: source.Host(r.RemoteAddr), Claim: c.by.Name,
-				Step: "admin", Code: e.Code, Text: e.Text, Cause: err.Error()})
+				Step: "admin", Code: e.Code, Text: e.Text, Cause: err.Error()}.Because(e))
 			e = &noted
 		}
 		writeProblem(w, e)
@@ -221,6 +221,13 @@ type problemBody struct {
 	Error Problem `json:"error"`
 }
 
+// bodyOf is the body of an answer with an error of the hub or the API.
+func bodyOf(e *parley.Error) problemBody {
+	p := *problem(e.Stated())
+	p.Advice = Advise(p, At{Protocol: apiProtocol})
+	return problemBody{p}
+}
+
 func statusOf(e *parley.Error) int { return cmp.Or(statuses[e.Code], http.StatusInternalServerError) }
 
 func writeProblem(w http.ResponseWriter, err error) {
@@ -229,7 +236,7 @@ func writeProblem(w http.ResponseWriter, err error) {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.After.Seconds())), 10))
 	}
 	// If the write fails, the caller is gone.
-	_ = writeBody(w, statusOf(e), problemBody{*problem(e)})
+	_ = writeBody(w, statusOf(e), bodyOf(e))
 }
 
 func writeBody(w http.ResponseWriter, status int, v any) error {

@@ -109,7 +109,7 @@ func (a *Admin) findDead(s, to string) (journal.Delivery, error) {
 // unknownAgent refuses a name that the directory does not have, with the name that may be meant: only for callers who
 // may list the agents.
 func (a *Admin) unknownAgent(by Actor, name string) *parley.Error {
-	e := parley.Refuse(parley.UnknownAgent, "no agent %.140q here", name)
+	e := parley.Refuse(parley.UnknownAgent, "no agent %.140q here", name).With(parley.ByPolicy, parley.NoSuchAgent, "")
 	if by.may(Observe) == nil {
 		var known []string
 		for _, entry := range a.c.Hub.Directory().All() {

@@ -27,6 +27,7 @@ type Recorded struct {
 	Raw      []byte            `json:"raw,omitzero"`      // the envelope as received; only when asked for
 	RawBytes int               `json:"rawBytes,omitzero"` // its size
 	Erased   *Erasure          `json:"erased,omitzero"`   // its content was erased
+	Advice   map[string]string `json:"advice,omitzero"`   // about its failed deliveries, by recipient; "" is its own error
 
 	Recipients []Recipient `json:"recipients,omitzero"` // those that are not ready now
 }
@@ -108,7 +109,7 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	if err != nil {
 		return Recorded{}, unresolved(err, "message", id)
 	}
-	out := Recorded{Summary: viewSummary(by, m)}
+	out := Recorded{Summary: viewSummary(by, m), Advice: a.adviceOn(&m)}
 	for _, d := range m.Deliveries {
 		if s := a.notReady(by, d.To); s != nil {
 			out.Recipients = append(out.Recipients, Recipient{d.To, *s})
@@ -122,9 +123,8 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 		return out, err
 	}
 	out.Erased = a.erasure(ctx, r)
-	masked := a.masked(r.Message)
-	o := &masked.Origin
-	out.Node, out.Content, out.Header, out.RawBytes = r.Node, viewMessage(by, masked), o.Header, len(o.Raw)
+	o := &a.masked(r.Message).Origin
+	out.Node, out.Content, out.Header, out.RawBytes = r.Node, a.show(by, r.Message), o.Header, len(o.Raw)
 	if raw {
 		out.Raw = o.Raw
 	}
@@ -287,7 +287,7 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, f *index.Filter, r *j
 			continue
 		}
 		d := &DeliveryNews{Message: s.Message, To: s.To, State: s.State, Attempt: s.Attempt, Postponed: s.Postponed,
-			Next: s.Next, Error: reason(s.Error), Reply: s.Reply, Position: r.Position, Time: r.Time}
+			Next: s.Next, Error: index.ReasonOf(s.Error), Reply: s.Reply, Position: r.Position, Time: r.Time}
 		if !yield(Event{Delivery: forActor(by, d)}, nil) {
 			return false
 		}

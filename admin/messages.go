@@ -234,7 +234,8 @@ func (a *Admin) refuse(by Actor, s hub.Submission, err error) error {
 		size += len(p.Data)
 	}
 	e.Ref = a.c.Hub.Refuse(hub.Refusal{Protocol: apiProtocol, Source: m.Origin.Address, Claim: m.From, To: m.To,
-		Step: "admit", Code: e.Code, Text: e.Text, Cause: causeOf(&e), Size: size, Verdict: m.Origin.Verdict})
+		Step: "admit", Code: e.Code, Text: e.Text, Cause: causeOf(&e), Size: size,
+		Verdict: m.Origin.Verdict}.Because(&e))
 	return &e
 }
 
@@ -500,6 +501,9 @@ func (a *Admin) inboxOf(by Actor, name string) (string, error) {
 
 func (a *Admin) showAttempt(by Actor, d delivery.Attempt) *Message {
 	v := a.show(by, d.Message)
+	if e := v.Error; e != nil { // an agent reads this, which is told no more than by its protocol
+		e.Source, e.Reason, e.Detail, e.Advice = parley.NotStated, "", "", ""
+	}
 	v.Attempt = d.Number
 	return v
 }

@@ -40,7 +40,7 @@ func (s *sse) fail(err error) {
 	}
 	s.failed = true
 	// If this fails, the caller is gone.
-	_ = s.send("error", "", problemBody{*problem(parley.AsError(err))})
+	_ = s.send("error", "", bodyOf(parley.AsError(err)))
 }
 
 // close ends the stream, if it was begun. Its last event says so if the caller's token

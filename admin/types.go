@@ -200,6 +200,7 @@ type Problem struct {
 	Source parley.Source `json:"source,omitzero"` // who refused or failed: policy, limit, hub, peer or network
 	Reason parley.Reason `json:"reason,omitzero"`
 	Detail string        `json:"detail,omitzero"`
+	Advice string        `json:"advice,omitzero"` // what an operator can do; see [Advise]
 }
 
 // Message is a message of the hub.
@@ -344,6 +345,10 @@ type Refusal struct {
 	Code      parley.Code      `json:"code"`
 	Text      string           `json:"text"`
 	Cause     string           `json:"cause,omitzero"`
+	By        parley.Source    `json:"by,omitzero"` // policy, limit or hub; peer for an agent's answer
+	Reason    parley.Reason    `json:"reason,omitzero"`
+	Detail    string           `json:"detail,omitzero"`
+	Advice    string           `json:"advice,omitzero"`
 	Size      int              `json:"size"`
 	Assurance parley.Assurance `json:"assurance"`
 	KeyID     string           `json:"keyId,omitzero"`
@@ -551,8 +556,10 @@ func hasInbox(e *directory.Entry) bool {
 
 func viewRefusal(by Actor, r hub.Refusal) Refusal {
 	v := Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To,
-		Step: r.Step, Code: r.Code, Text: r.Text, Cause: r.Cause, Size: r.Size, Assurance: r.Verdict.Assurance,
-		KeyID: r.Verdict.KeyID, Checks: viewChecks(r.Verdict.Checks)}
+		Step: r.Step, Code: r.Code, Text: r.Text, Cause: r.Cause, By: r.By, Reason: r.Reason, Detail: r.Detail,
+		Size: r.Size, Assurance: r.Verdict.Assurance, KeyID: r.Verdict.KeyID, Checks: viewChecks(r.Verdict.Checks)}
+	v.Advice = Advise(Problem{Code: r.Code, Source: r.By, Reason: r.Reason},
+		At{Protocol: r.Protocol, Agent: r.To, Sender: r.Claim, Step: r.Step, Checks: v.Checks})
 	return *forActor(by, &v)
 }
 
@@ -563,6 +570,7 @@ func (a *Admin) viewDead(by Actor, d journal.Delivery) DeadLetter {
 	if d.Error != nil {
 		v.Reason = *problem(d.Error)
 	}
+	a.advise(&v.Reason, d.To, d.From)
 	for _, l := range d.Losses {
 		v.Losses = append(v.Losses, l.String())
 	}

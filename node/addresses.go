@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/parley-hub/parley/directory"
 )
 
 // Addresses are the addresses of a hub and of the agents of its program. Those of any
@@ -43,7 +45,7 @@ func (a Addresses) String() string {
 		}
 	}
 	if a.Count > 0 {
-		fmt.Fprintf(w, "  agents\t%d: `parley agents list` shows them\n", a.Count)
+		fmt.Fprintf(&b, "  agents     %d: `parley agents list` shows them\n", a.Count)
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Agents)) {
 		first := name

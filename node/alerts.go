@@ -172,7 +172,7 @@ func (a *alerts) recorded(r *journal.Record) {
 		if s := &r.Steps[i]; s.State == parley.Dead {
 			why := "no reason was recorded"
 			if s.Error != nil {
-				why = string(s.Error.Code) + ": " + s.Error.Text
+				why = string(s.Error.Code) + ": " + cmp.Or(s.Error.Detail, s.Error.Text)
 			}
 			a.tell(Alert{Kind: alertDead, About: s.To,
 				Text: fmt.Sprintf("message %s to %s was given up: %s", s.Message, s.To, why),

@@ -86,21 +86,21 @@ func (s *store) erase(list []parley.ID) error {
 
 func (s *store) eraseOne(id parley.ID) error {
 	rows := map[int64]*tracked{}
-	err := executePrepared(s.c, "SELECT n, deliveries FROM messages WHERE id=?", func(q *sqlite.Stmt) (err error) {
-		t := &tracked{}
-		rows[q.ColumnInt64(0)] = t
+	reasons := map[int64]*Reason{}
+	err := executePrepared(s.c, "SELECT n, deliveries, error FROM messages WHERE id=?", func(q *sqlite.Stmt) (err error) {
+		t, n := &tracked{}, q.ColumnInt64(0)
+		rows[n], reasons[n] = t, readReason(q, 2)
 		t.list, err = readDeliveries(q, 1)
 		return err
 	}, id[:])
 	for n, t := range rows {
 		for i := range t.list {
-			if e := t.list[i].Error; e != nil {
-				e.Text = ""
-			}
+			t.list[i].Error.WithoutContent()
 		}
+		reasons[n].WithoutContent()
 		err = cmp.Or(err, executePrepared(s.c,
-			"UPDATE messages SET preview=NULL, error=NULL, deliveries=nullif(?, '') WHERE n=?", nil,
-			t.deliveries(), n))
+			"UPDATE messages SET preview=NULL, error=nullif(?, ''), deliveries=nullif(?, '') WHERE n=?", nil,
+			reasons[n].encode(), t.deliveries(), n))
 		if err == nil && !s.noText {
 			err = executePrepared(s.c, "DELETE FROM texts WHERE rowid=?", nil, n)
 		}

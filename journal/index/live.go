@@ -35,7 +35,7 @@ func prepare(r *journal.Record, noText bool) *row {
 		Conversation: m.Conversation, InReplyTo: m.InReplyTo, Skill: m.Skill, Act: m.Act, Protocol: m.Origin.Protocol,
 		Assurance: m.Origin.Verdict.Assurance, trace: traceID(m.Trace.Parent), Time: r.Time,
 		Size: len(m.Origin.Raw), Refused: r.Refused != nil, Failed: r.Refused != nil || m.Kind == parley.Failure,
-		Error: reasonOf(failure)}}
+		Error: ReasonOf(failure)}}
 	if w.Size == 0 {
 		for _, p := range m.Parts {
 			w.Size += len(p.Data)
@@ -63,13 +63,6 @@ func prepare(r *journal.Record, noText bool) *row {
 		w.list[i] = delivery{To: o.To, Next: next, Steps: append(make([]step, 0, 2), first)}
 	}
 	return w
-}
-
-func reasonOf(e *parley.Error) *Reason {
-	if e == nil {
-		return nil
-	}
-	return &Reason{e.Code, e.Text}
 }
 
 // Matches reports whether the filter selects m, without regard to Cursor, Limit and

@@ -85,8 +85,26 @@ type Message struct {
 
 // Reason is the cause of a failure.
 type Reason struct {
-	Code parley.Code `json:"code"`
-	Text string      `json:"text,omitzero"`
+	Code   parley.Code   `json:"code"`
+	Text   string        `json:"text,omitzero"`
+	Source parley.Source `json:"source,omitzero"` // who refused or failed
+	Reason parley.Reason `json:"reason,omitzero"`
+	Detail string        `json:"detail,omitzero"` // for operators
+}
+
+// ReasonOf gives the reason in an error; nil for nil.
+func ReasonOf(e *parley.Error) *Reason {
+	if e == nil {
+		return nil
+	}
+	return &Reason{Code: e.Code, Text: e.Text, Source: e.Source, Reason: e.Reason, Detail: e.Detail}
+}
+
+// WithoutContent removes what may quote content: the texts. Nil stays nil.
+func (r *Reason) WithoutContent() {
+	if r != nil {
+		r.Text, r.Detail = "", ""
+	}
 }
 
 // A Delivery is one message to one recipient.
@@ -338,21 +356,22 @@ func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out
 	err = execute(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number,
 		(SELECT name FROM agents WHERE n=m.sender), (SELECT name FROM agents WHERE n=m.recipient),
 		(SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
-		m.trace, m.time, m.size, m.flags, m.code, m.error, m.preview, m.deliveries
+		m.trace, m.time, m.size, m.flags, m.error, m.preview, m.deliveries
 		FROM messages m WHERE `+query, func(q *sqlite.Stmt) error {
 		m := Message{key: q.ColumnInt64(0),
 			Kind: parley.Kind(q.ColumnInt(3)), State: parley.State(q.ColumnInt(4)), Number: q.ColumnInt(5),
 			From: q.ColumnText(6), To: q.ColumnText(7), Skill: q.ColumnText(10), Act: q.ColumnText(11),
 			Protocol: q.ColumnText(12), Assurance: parley.Assurance(q.ColumnInt(13)),
 			Trace: hex.EncodeToString(bytesOf(q, 14)), Time: timeOf(q.ColumnInt64(15)), Size: q.ColumnInt(16),
-			Error: readReason(q, 18), Preview: q.ColumnText(20), Deliveries: []Delivery{}}
+			Preview: q.ColumnText(19), Deliveries: []Delivery{}}
 		m.Position = journal.Position{Partition: int(m.key & 255), Sequence: uint64(q.ColumnInt64(1))}
 		q.ColumnBytes(2, m.ID[:])
 		q.ColumnBytes(8, m.Conversation[:])
 		q.ColumnBytes(9, m.InReplyTo[:])
 		flags := q.ColumnInt(17)
 		m.Refused, m.Failed = flags&flagRefused != 0, flags&flagFailed != 0
-		list, err := readDeliveries(q, 21)
+		m.Error = readReason(q, 18)
+		list, err := readDeliveries(q, 20)
 		slices.SortFunc(list, func(a, b delivery) int { return strings.Compare(a.To, b.To) })
 		for i := range list {
 			m.Deliveries = append(m.Deliveries, list[i].export(m.Position.Partition, steps))
@@ -363,12 +382,22 @@ func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out
 	return out, err
 }
 
-// readReason reads a code and the text in the next column.
 func readReason(q *sqlite.Stmt, column int) *Reason {
 	if q.ColumnLen(column) == 0 {
 		return nil
 	}
-	return &Reason{parley.Code(q.ColumnText(column)), q.ColumnText(column + 1)}
+	r := new(Reason)
+	_ = json.Unmarshal(bytesOf(q, column), r) // encode wrote it
+	return r
+}
+
+// encode gives the column of a reason; "" for nil.
+func (r *Reason) encode() string {
+	if r == nil {
+		return ""
+	}
+	b, _ := json.Marshal(r) // strings always encode
+	return string(b)
 }
 
 // Messages returns the messages that a filter selects, with their deliveries.

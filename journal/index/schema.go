@@ -4,13 +4,13 @@ import "github.com/parley-hub/parley"
 
 // version is the version of the schema and of the data in it. A file of another
 // version is thrown away.
-const version = "6"
+const version = "7"
 
 // The key n of a message is its time in microseconds, made to grow within its
 // partition, times 256, plus the partition. It follows from the log alone, so that
 // a rebuild makes the same keys and cursors stay valid, and it sorts by time.
 //
-// The deliveries of a message are JSON in its row. The agents of a conversation are
+// The deliveries and the error of a message are JSON in its row. The agents of a conversation are
 // a JSON list of numbers in its row.
 //
 // The messages of an agent and of a trace are in lists. A row has the messages that
@@ -28,7 +28,7 @@ CREATE TABLE messages (
 	n INTEGER PRIMARY KEY, sequence INT NOT NULL, id BLOB NOT NULL, kind INT NOT NULL, state INT NOT NULL,
 	number INT NOT NULL, sender INT NOT NULL, recipient INT NOT NULL, conversation INT, reply_to BLOB,
 	skill TEXT, act TEXT, protocol TEXT, assurance INT NOT NULL, trace BLOB, trace_owner INT,
-	time INT NOT NULL, size INT NOT NULL, code TEXT, error TEXT, preview TEXT,
+	time INT NOT NULL, size INT NOT NULL, error TEXT, preview TEXT,
 	flags INT NOT NULL, open INT NOT NULL, deliveries TEXT);
 CREATE INDEX messages_id ON messages (id);
 CREATE INDEX messages_conversation ON messages (conversation) WHERE conversation IS NOT NULL;

@@ -415,15 +415,11 @@ func (t *tracked) sum() (flags, open int64) {
 
 // bind binds the columns of messages.
 func (w *row) bind(v *values) {
-	var code, text string
-	if w.Error != nil {
-		code, text = string(w.Error.Code), w.Error.Text
-	}
 	flags, open := w.sum()
 	v.int(w.tracked.key).int(int64(w.Position.Sequence)).blob(w.ID[:]).int(int64(w.Kind)).int(int64(w.State)).
 		int(int64(w.Number)).int(w.sender).int(w.recipient).positive(w.conversation.n).blob(bytesOfID(&w.InReplyTo)).
 		text(w.Skill).text(w.Act).text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(traceOwner(w.trace)).
-		int(w.Time.UnixNano()).int(int64(w.Size)).text(code).text(text).text(w.Preview).
+		int(w.Time.UnixNano()).int(int64(w.Size)).text(w.Error.encode()).text(w.Preview).
 		int(flags).int(open).text(w.deliveries())
 }
 
@@ -583,7 +579,7 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 	}
 	if j.Error != nil {
 		next.Code = j.Error.Code
-		d.Error = reasonOf(j.Error)
+		d.Error = ReasonOf(j.Error)
 	}
 	d.addLosses(j.Losses, math.MaxInt)
 	d.Steps = append(d.Steps, next)
@@ -616,7 +612,7 @@ func (s *store) write() error {
 		return err
 	}
 	slices.SortFunc(s.messages, func(a, b *row) int { return cmp.Compare(a.tracked.key, b.tracked.key) })
-	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 24, s.messages, (*row).bind); err != nil {
+	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 23, s.messages, (*row).bind); err != nil {
 		return err
 	}
 	if err := s.writeLists(); err != nil {
