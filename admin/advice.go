@@ -225,8 +225,8 @@ var codeAdvice = map[parley.Code]string{
 // name of the step or of the failed check.
 var checkAdvice = map[string]map[string]string{
 	apiProtocol: {
-		"token": "send Authorization: Bearer with the secret of a token that is in the hub's " + TokenFile +
-			"; the hub reads a new line there at its next start or `parley config reload`",
+		"token": "send Authorization: Bearer with the secret of one of the hub's tokens: `parley tokens` lists them, " +
+			"`parley tokens add NAME` issues one",
 		"origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
 	},
 	"samvad": {

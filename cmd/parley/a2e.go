@@ -46,13 +46,9 @@ var a2eProtocol = protocol{
 			}
 		},
 	},
-	recognises: recognisesA2E,
-	inspect:    inspectA2E,
-	unsigned:   "A2E messages have no signatures: the session's token answers for them",
-	advice: map[string]string{
-		"handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
-			"NAME --a2e new` printed, or that of its token_file",
-	},
+	recognises:   recognisesA2E,
+	inspect:      inspectA2E,
+	unsigned:     "A2E messages have no signatures: the session's token answers for them",
 	checkAddress: (*doctor).a2eAddress,
 	way:          a2eWay,
 	address:      "a2e.url",

@@ -520,7 +520,7 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 	return a.verdict(false, out, func() error {
 		if r := out.Refused; r != nil {
 			return fmt.Errorf("a message that claims to be from %s was refused at the check "+
-				"%q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), advice(*r))
+				"%q: %s\n        %s", clean(r.Claim), r.Step, clean(why(r)), r.Advice)
 		}
 		return fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
 			"refused messages", n.Name, wait, absent)

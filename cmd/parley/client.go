@@ -102,7 +102,7 @@ func (a *app) hubError(err error, where ...string) error {
 		return &exitError{exitRefused, fmt.Errorf("%s\n        set %s to a token of that hub; on its machine unset "+
 			"%[2]s and name its data directory with --data", why, tokenEnv)}
 	case errors.As(err, &e):
-		err := problemError(e.Code, e.Text, e.Ref)
+		err := problemError(problemIn(e), fmt.Sprintf("%s: %s", e.Code, clean(e.Text)))
 		if e.Code == "not_found" && len(where) > 0 {
 			err = fmt.Errorf("%w\n        %s", err, strings.Join(where, "; "))
 		}
@@ -111,21 +111,25 @@ func (a *app) hubError(err error, where ...string) error {
 	return err
 }
 
-// problemError is a refusal as a text for people, with advice.
-func problemError(code parley.Code, text, ref string) error {
-	s := fmt.Sprintf("%s: %s", code, clean(text))
-	if ref != "" {
-		s += "\n        parley explain " + clean(ref)
-	} else if code == parley.Forbidden && strings.HasPrefix(text, `token "`) {
-		s += "\n        set " + tokenEnv + " to a token with that role; on the hub's machine unset it"
-	} else if code == parley.Unauthenticated && strings.HasPrefix(text, `token "`) {
-		s += "\n        set " + tokenEnv + " to a token of that hub; on its machine unset it"
-	} else if h := adviceFor[code]; h != "" && code != parley.Malformed &&
-		!strings.HasPrefix(text, "the configuration ") &&
-		!strings.HasPrefix(text, "keyring: ") {
-		s += "\n        " + h
+// problemIn is an error of the admin API as a problem, with advice.
+func problemIn(e *parley.Error) *admin.Problem {
+	p := &admin.Problem{Code: e.Code, Text: e.Text, Ref: e.Ref, Source: e.Source, Reason: e.Reason, Detail: e.Detail}
+	if !strings.HasPrefix(e.Text, "the configuration ") && !strings.HasPrefix(e.Text, "keyring: ") {
+		p.Advice = admin.Advise(*p, admin.At{Protocol: "api"})
 	}
-	return errors.New(s)
+	return p
+}
+
+// problemError is a problem as a text for people: what happened, and below it the advice
+// and the command that explains it.
+func problemError(p *admin.Problem, what string) error {
+	if p.Advice != "" {
+		what += "\n        " + p.Advice
+	}
+	if p.Ref != "" {
+		what += "\n        parley explain " + clean(p.Ref)
+	}
+	return errors.New(what)
 }
 
 // content reads the content to send: the argument itself, "@FILE" or "-" for the

@@ -169,10 +169,9 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	for _, k := range node.Keys() {
 		configKeys = append(configKeys, cobra.CompletionWithDesc(k.Name, short(k.Doc, 60)))
 	}
-	for code := range adviceFor {
+	for _, code := range admin.Codes() {
 		codes = append(codes, string(code))
 	}
-	slices.Sort(codes)
 	protocolWords, exposures := words(names...), words(append(slices.Clone(names), "all")...)
 	nothing := words()
 	arguments = map[string][]completion{

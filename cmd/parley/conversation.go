@@ -249,13 +249,13 @@ func deliveryState(m *admin.Summary) string {
 func (a *app) remarks(m *admin.Summary, begin time.Time, steps bool) []string {
 	var out []string
 	if m.Error != nil {
-		out = append(out, fmt.Sprintf("%s: %s", m.Error.Code, short(m.Error.Text, 200)))
+		out = append(out, brief(m.Error, 200))
 	}
 	for _, d := range m.Deliveries {
 		to := shortName(d.To, 40)
 		if d.Error != nil && d.State != parley.Answered {
-			out = append(out, fmt.Sprintf("to %s: %s after %s: %s: %s", to, d.State,
-				plural(d.Attempts, "attempt", "attempts"), d.Error.Code, short(d.Error.Text, 200)))
+			out = append(out, fmt.Sprintf("to %s: %s after %s: %s", to, d.State,
+				plural(d.Attempts, "attempt", "attempts"), brief(d.Error, 200)))
 		}
 		if d.State == parley.Waiting && !d.Next.IsZero() {
 			out = append(out, fmt.Sprintf("to %s: next attempt not before %s", to, a.when(d.Next)))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -79,7 +80,7 @@ func (a *app) deadList(ctx context.Context, hub *admin.Client, filter admin.Dead
 	titles := []string{"GIVEN UP", "MESSAGE", "FROM", "TO", "KIND", "TRIED", "REASON", "TEXT"}
 	err = printList(a, list, "no dead letters", titles, func(d *admin.DeadLetter) []string {
 		return []string{a.when(d.Changed), a.id(d.Message), d.From, d.To, d.Kind.String(), strconv.Itoa(d.Attempts),
-			string(d.Reason.Code), short(d.Reason.Text, 60)}
+			string(d.Reason.Code), short(cmp.Or(d.Reason.Detail, d.Reason.Text), 60)}
 	})
 	a.tellRecipients(list)
 	return err
@@ -103,7 +104,8 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id, to string) er
 	line("conversation", "%s", d.Conversation)
 	line("given up", "%s after %s", a.when(d.Changed), plural(d.Attempts, "attempt", "attempts"))
 	line("reason", "%s: %s", d.Reason.Code, d.Reason.Text)
-	line("advice", "%s", adviceFor[d.Reason.Code])
+	line("cause", "%s", cause(d.To, &d.Reason, ""))
+	line("advice", "%s", d.Reason.Advice)
 	if d.Recipient != nil {
 		line("recipient", "%s", stateWords(d.Recipient))
 	}

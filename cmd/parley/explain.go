@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,7 +21,8 @@ func (a *app) explainCommand() *cobra.Command {
 got: the header Parley-Ref, or the ref of an error. The output lists the checks that the
 message passed, the one that it failed, and what to do. For the id of a MESSAGE, or the
 beginning of it, it shows the sender, the proof of the sender, and for each recipient the
-state of the delivery and what the translation into its protocol lost.`,
+state of the delivery, what the translation into its protocol lost, who refused it or
+failed (the hub by a rule or a limit, the other agent, or the network) and what to do.`,
 		Example: `  parley explain k5zq4w2xmd7bvchy
   parley explain 018f8fad-5bd9-7b46`,
 		Args: cobra.ExactArgs(1),
@@ -33,10 +36,7 @@ state of the delivery and what the translation into its protocol lost.`,
 					"for a message give its id, or at least the first 8 digits: `parley conversation show` has it")
 			}
 			if a.json {
-				return a.print(struct {
-					admin.Refusal
-					Advice string `json:"advice"`
-				}{r, advice(r)}, "")
+				return a.print(r, "")
 			}
 			a.explain(r)
 			return nil
@@ -66,6 +66,8 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 		}
 		if d.Error != nil {
 			line("  reason", "%s: %s", d.Error.Code, d.Error.Text)
+			line("  cause", "%s", cause(d.To, problemOf(d.Error), tries(&d)))
+			line("  advice", "%s", m.Advice[d.To])
 		}
 		for _, r := range m.Recipients {
 			if r.Name == d.To {
@@ -74,7 +76,13 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 		}
 	}
 	if m.Error != nil {
+		agent := m.To
+		if m.Kind == parley.Failure {
+			agent = m.From
+		}
 		line("failed", "%s: %s", m.Error.Code, m.Error.Text)
+		line("cause", "%s", cause(agent, problemOf(m.Error), ""))
+		line("advice", "%s", m.Advice[""])
 	}
 	return nil
 }
@@ -105,59 +113,66 @@ func (a *app) explain(r admin.Refusal) {
 	}
 	line("told", "%s: %s", r.Code, r.Text)
 	line("cause", "%s", r.Cause)
-	line("advice", "%s", advice(r))
+	line("detail", "%s", r.Detail)
+	line("advice", "%s", cmp.Or(r.Advice, "there is no advice for this refusal; see the cause above"))
 }
 
-// apiAdvice is the advice for the failed checks of the admin API.
-var apiAdvice = map[string]string{
-	"token": "send Authorization: Bearer with the secret of one of the hub's tokens: `parley tokens` lists them, " +
-		"`parley tokens add NAME` issues one",
-	"origin": "call the admin API by its IP address or localhost, and not from a web page of another origin",
-}
-
-// adviceFor is the advice for an error code.
-var adviceFor = map[parley.Code]string{
-	parley.Malformed:       "`parley inspect` shows the error in the message",
-	parley.TooLarge:        "send less, or raise limits.body",
-	parley.Unauthenticated: "the agent needs more proof than the message has: sign it, or lower policy.assurance",
-	parley.Stale:           "set the sender's clock (NTP), and sign each message when it is sent",
-	parley.Replayed:        "the hub has this message already; send a new one with a new nonce or id",
-	parley.Forbidden:       "let an [[allow]] rule of the configuration permit this sender to call this agent",
-	parley.UnknownAgent: "`parley agents` lists the agents; an agent in the list may not be exposed in the " +
-		"sender's protocol: `parley agents expose NAME PROTOCOL`",
-	parley.UnknownSkill:   "`parley agents show NAME` lists the agent's skills",
-	parley.InvalidContent: "make the content fit the skill's schema, which the error shows",
-	parley.Unsupported:    "the recipient's protocol cannot carry this; send it in another form",
-	parley.RateLimited:    "send more slowly, or raise limits.sender_rate",
-	parley.Loop:           "two hubs route to each other: remove one of the routes",
-	parley.Conflict:       "another message or action changed the state first; look at it and try again",
-	parley.Unavailable:    "try again; `parley agents show NAME` shows whether the agent is paused or has no address",
-	parley.NoSpace:        "free space on the disk of the data directory; the hub then continues by itself",
-	parley.TimedOut:       "wait longer (--wait); `parley doctor NAME` checks whether the agent can be reached",
-	parley.Cancelled:      "the sender cancelled it",
-	parley.Rejected:       "the recipient refused it: its text has the reason",
-	parley.HandlerFailed:  "the recipient failed while working on it: its own log has the cause",
-	parley.OutcomeUnknown: "the recipient may have received it; check there before you retry: `parley dead`",
-	parley.Internal:       "the hub's log has the cause; if it is a fault of Parley, report it with this output",
-}
-
-// advice is one sentence on how to fix a refusal.
-func advice(r admin.Refusal) string {
-	steps := apiAdvice
-	if p := protocolNamed(r.Protocol); p != nil {
-		steps = p.advice
-	} else if r.Protocol != "api" {
-		steps = nil
+// cause says in plain words who refused or failed at a message to an agent, and why.
+// tried says how often it was tried, or is "".
+func cause(agent string, p *admin.Problem, tried string) string {
+	agent = clean(agent)
+	text := fmt.Sprintf("%s: %s", p.Code, clean(cmp.Or(p.Text, "no reason was given")))
+	switch p.Source {
+	case parley.ByPolicy, parley.ByLimit:
+		return "the hub refused: " + withDetail(text, p)
+	case parley.ByHub:
+		return "the hub failed: " + withDetail(text, p)
+	case parley.ByNetwork:
+		return agent + " cannot be reached: " + clean(cmp.Or(p.Detail, p.Text, string(p.Reason))) + tried
+	case parley.ByPeer:
+		what := " refused: "
+		switch p.Reason {
+		case parley.PeerFailed, parley.PeerAnswer:
+			what = " failed: "
+		case parley.PeerCancelled:
+			what = " gave it up: "
+		case parley.PeerSilent:
+			what = " did not answer: "
+		}
+		return agent + what + withDetail(text, p)
 	}
-	return cmp.Or(steps[r.Step], steps[firstFailed(r)], adviceFor[r.Code],
-		"there is no advice for this refusal; see the cause above")
+	return agent + " did not answer: " + text
 }
 
-func firstFailed(r admin.Refusal) string {
-	for _, c := range r.Checks {
-		if !c.OK {
-			return c.Name
+// withDetail adds the detail of a problem to its text, unless the text says the same.
+func withDetail(text string, p *admin.Problem) string {
+	if d := clean(p.Detail); d != "" && !strings.Contains(text, d) {
+		return text + " (" + d + ")"
+	}
+	return text
+}
+
+// problemOf is a reason of the index as a problem.
+func problemOf(r *index.Reason) *admin.Problem {
+	return &admin.Problem{Code: r.Code, Text: r.Text, Source: r.Source, Reason: r.Reason, Detail: r.Detail}
+}
+
+// brief is a reason in one line of a list: the code, and the detail or else the text.
+func brief(r *index.Reason, limit int) string {
+	return fmt.Sprintf("%s: %s", r.Code, short(cmp.Or(r.Detail, r.Text), limit))
+}
+
+// tries says how often a delivery was tried, and since when: " (3 attempts since 14:02:05)"; "" for one attempt.
+func tries(d *index.Delivery) string {
+	if d.Attempts < 2 {
+		return ""
+	}
+	since := d.Opened
+	for _, s := range d.Steps {
+		if s.State == parley.Delivering {
+			since = s.Time
+			break
 		}
 	}
-	return ""
+	return fmt.Sprintf(" (%d attempts since %s)", d.Attempts, stamp(since))
 }

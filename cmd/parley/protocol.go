@@ -34,7 +34,6 @@ type protocol struct {
 	keyless bool
 	// unsigned says why `verify` cannot verify a message; "": it can.
 	unsigned string
-	advice   map[string]string // by the name of the failed check, for `explain`
 
 	// checkHub is `doctor`'s check of the hub, and checkAddress that of an address which the hub calls to reach an
 	// agent; nil: only the network is checked.

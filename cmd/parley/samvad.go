@@ -61,7 +61,6 @@ var samvadProtocol = protocol{
 	checkID:        samvadID,
 	recognises:     recognisesSAMVAD,
 	inspect:        inspectSAMVAD,
-	advice:         samvadAdvice,
 	checkHub:       (*doctor).samvadHub,
 	checkAddress:   (*doctor).samvadAddress,
 	way:            samvadWay,
@@ -75,35 +74,6 @@ var samvadProtocol = protocol{
 	},
 	send:  (*app).sendSAMVAD,
 	bench: (*app).benchSamvadCommand,
-}
-
-// samvadAdvice is the advice for the failed checks of SAMVAD.
-var samvadAdvice = map[string]string{
-	"transport": "send a POST with Content-Type: application/json, uncompressed, to the agent's " +
-		"/agent/message, /agent/task or /agent/stream",
-	"envelope": "make the body a SAMVAD 1.2 envelope: `parley inspect` shows which member is wrong",
-	"recipient": "set \"to\" to the id in the card of the agent at that URL; a card that was fetched " +
-		"elsewhere or long ago has another",
-	"freshness": "set the sender's clock (NTP): a message may be 300 s old and 60 s ahead; and sign each " +
-		"message when it is sent, not before",
-	"replay": "make a new nonce for every message, repeats included",
-	"headers": "sign with one signature over (\"@method\" \"@path\" \"content-digest\") with keyid and " +
-		"created; `parley inspect` shows what is missing",
-	"digest": "compute Content-Digest over the very bytes that are sent; a proxy or a JSON library " +
-		"changed the body after it was signed",
-	"key": "enrol the sender's key: `parley keys enroll AGENT --key BASE64`, or `parley agents add " +
-		"NAME --id agent://… --key BASE64` if it is new here",
-	"signature": "sign with the private key that belongs to the enrolled public key, over the path that is " +
-		"requested; `parley inspect` shows the bytes that must be signed",
-	"limits":     "send more slowly, or raise limits.sender_rate",
-	"delegation": "get a new delegation token whose scope holds this skill and whose depth is not used up",
-	"injection": "the payload holds an instruction pattern; rephrase it, or let the agent's operator switch " +
-		"off the scan for this skill",
-	"skill": "call a skill of the agent's card, in a mode that it offers: `parley agents show AGENT`",
-	"trust": "the skill is for trusted peers, or wants a token: let the agent's operator add the sender " +
-		"to allowedPeers",
-	"callback": "use an https callback URL at a public address, or add its network to network.allow",
-	"payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 }
 
 // samvadFlags are the flags of `agents add` for an agent of SAMVAD.

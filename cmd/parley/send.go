@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"time"
@@ -136,13 +137,13 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	}
 	r, err := send(ctx, m)
 	if err != nil {
-		return a.hubError(err)
+		return a.sendError(m.To, err)
 	}
-	return a.receipt(m.To, waits, r)
+	return a.receipt(ctx, hub, m.To, waits, r)
 }
 
 // receipt shows the outcome of a message. waits says that the sender wants an answer now.
-func (a *app) receipt(to string, waits bool, r admin.Receipt) error {
+func (a *app) receipt(ctx context.Context, hub *admin.Client, to string, waits bool, r admin.Receipt) error {
 	switch {
 	case a.json:
 		err := a.print(r, "")
@@ -161,7 +162,17 @@ func (a *app) receipt(to string, waits bool, r admin.Receipt) error {
 	case r.Reply == nil:
 		return a.print(nil, "recorded as %s; on its way to %s\n", r.ID, to)
 	}
-	return a.answer(r.Reply)
+	return a.answer(ctx, hub, r.Reply)
+}
+
+// sendError is hubError for a message that was not recorded: it says who refused.
+func (a *app) sendError(to string, err error) error {
+	e, ok := errors.AsType[*parley.Error](err)
+	if !ok || errors.Is(err, admin.ErrToken) {
+		return a.hubError(err)
+	}
+	p := problemIn(e)
+	return &exitError{exitRefused, problemError(p, cause(to, p, ""))}
 }
 
 // waiting is the error that a recorded message waits for a paused agent.
@@ -175,14 +186,21 @@ func waiting(to string, r admin.Receipt) error {
 }
 
 // answer shows a terminal reply for people.
-func (a *app) answer(m *admin.Message) error {
+func (a *app) answer(ctx context.Context, hub *admin.Client, m *admin.Message) error {
 	if m.Kind == parley.Failure {
 		e := m.Error
 		if e == nil {
-			e = &admin.Problem{Code: parley.Internal, Text: "no reason was given"}
+			e = &admin.Problem{Code: parley.Internal}
 		}
-		return &exitError{exitRefused, fmt.Errorf("%s did not answer: %w", clean(m.From),
-			problemError(e.Code, e.Text, e.Ref))}
+		tried := ""
+		if e.Source == parley.ByNetwork { // without its record, the answer says enough
+			if request, err := hub.Message(ctx, m.InReplyTo.String(), false); err == nil {
+				for _, d := range request.Deliveries {
+					tried = cmp.Or(tried, tries(&d))
+				}
+			}
+		}
+		return &exitError{exitRefused, problemError(e, cause(m.From, e, tried))}
 	}
 	return a.print(nil, "%s\n", cmp.Or(shown(m), "(an empty answer)"))
 }
@@ -197,7 +215,7 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 	}) {
 		switch {
 		case err != nil:
-			return a.hubError(err)
+			return a.sendError(s.To, err)
 		case told != nil:
 			return told
 		case a.json:
@@ -206,7 +224,7 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 			}
 			failed = m.Kind == parley.Failure
 		case m.Kind.Terminal():
-			return a.answer(m)
+			return a.answer(ctx, hub, m)
 		default:
 			state := "chunk"
 			if m.State != parley.NoState {

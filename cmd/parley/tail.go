@@ -93,7 +93,7 @@ func (a *app) writeEvent(e *admin.Event) error {
 		m := e.Message
 		what := short(m.Preview, 60)
 		if m.Error != nil {
-			what = fmt.Sprintf("%s: %s", m.Error.Code, short(m.Error.Text, 80))
+			what = brief(m.Error, 80)
 		}
 		if m.Refused {
 			what = "REFUSED " + what
@@ -111,7 +111,7 @@ func (a *app) writeEvent(e *admin.Event) error {
 		}
 		line += "  " + d.Message.String()
 		if d.Error != nil {
-			line += fmt.Sprintf("  %s: %s", d.Error.Code, short(d.Error.Text, 80))
+			line += "  " + brief(d.Error, 80)
 		}
 		return a.print(map[string]any{"event": "delivery", "delivery": d}, "%s\n", line)
 	default:
