@@ -87,7 +87,8 @@ func (a *Admin) findDead(s, to string) (journal.Delivery, error) {
 		return none, parley.Refuse(notFound, "message %s is no dead letter to %.140q", low, to)
 	}
 	found := slices.DeleteFunc(a.c.Hub.Dead(), func(d journal.Delivery) bool {
-		return to != "" && d.To != to || bytes.Compare(d.Message[:], low[:]) < 0 || bytes.Compare(d.Message[:], high[:]) > 0
+		return to != "" && d.To != to || bytes.Compare(d.Message[:], low[:]) < 0 ||
+			bytes.Compare(d.Message[:], high[:]) > 0
 	})
 	var ids []parley.ID
 	for _, d := range found {
@@ -102,8 +103,8 @@ func (a *Admin) findDead(s, to string) (journal.Delivery, error) {
 	case len(found) == 1:
 		return found[0], nil
 	}
-	return none, parley.Refuse(parley.Conflict, "message %s is a dead letter to %d recipients, %q among them: name one in "+
-		"to", ids[0], len(found), found[0].To)
+	return none, parley.Refuse(parley.Conflict,
+		"message %s is a dead letter to %d recipients, %q among them: name one in to", ids[0], len(found), found[0].To)
 }
 
 // unknownAgent refuses a name that the directory does not have, with the name that may be meant: only for callers who

@@ -103,6 +103,12 @@ func (h *Hub) complete(m *parley.Message, waits bool) error {
 	if m.Sent.IsZero() {
 		m.Sent = m.Origin.Received
 	}
+	if m.Kind == parley.Failure && m.Error != nil && m.Error.Ref == "" {
+		// `parley explain` finds the failure by its id, as it finds a refusal by its reference.
+		e := *m.Error
+		e.Ref = m.ID.String()
+		m.Error = &e
+	}
 	if m.Kind == parley.Request && m.Deadline.IsZero() {
 		t := h.c.LongTimeout
 		if waits {

@@ -152,6 +152,7 @@ type Error struct {
 	Retryable  bool          // the same request may succeed later (with a new nonce)
 	RetryAfter time.Duration // how long to wait, if known
 	TraceID    string        // of the message that it answers, if that could be read
+	Ref        string        // by which the agent's operator finds it: the header Parley-Ref, where there is one
 	Verdict    *Verdict      // of a message that failed verification; never sent
 
 	envelope *Envelope // of the message, if it could be read
@@ -249,6 +250,9 @@ func WriteError(w http.ResponseWriter, err error) {
 	e := AsError(err)
 	if e.RetryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(math.Ceil(e.RetryAfter.Seconds())), 10))
+	}
+	if e.Ref != "" {
+		w.Header().Set(refHeader, e.Ref)
 	}
 	writeReply(w, e.HTTPStatus(), &Reply{TraceID: e.TraceID, SpanID: newID(), Err: e})
 }

@@ -130,7 +130,7 @@ func remoteErr(code Code, message string, status int, h http.Header) *Error {
 	case CodeReplayDetected, CodeTimestampExpired, CodeRateLimited, CodeTokenBudgetExceeded, CodeAgentUnavailable:
 		e.Retryable = true
 	}
-	e.RetryAfter = retryAfter(h)
+	e.RetryAfter, e.Ref = retryAfter(h), clipText(h.Get(refHeader))
 	return e
 }
 

@@ -169,7 +169,9 @@ func (c *Client) Forward(ctx context.Context, endpoints []Endpoint, e *Envelope)
 // with none; an unsigned answer only without a redirect. UAG-057.
 func (c *Client) ForwardSync(ctx context.Context, endpoints []Endpoint, e *Envelope) (*Reply, error) {
 	var reply *Reply
+	var ref string
 	err := c.try(ctx, endpoints, e, true, func(url string, resp *http.Response, body []byte) (err error) {
+		ref = refOf(resp)
 		reply, err = c.readReply(url, resp, body, e)
 		return err
 	})
@@ -180,7 +182,9 @@ func (c *Client) ForwardSync(ctx context.Context, endpoints []Endpoint, e *Envel
 		if text == ErrTimeout.Text {
 			return reply, ErrTimeout
 		}
-		return reply, ErrPeer.Saying(text)
+		e := ErrPeer.Saying(text)
+		e.Ref = ref
+		return reply, e
 	}
 	return reply, nil
 }
@@ -296,16 +300,25 @@ type StatusError struct {
 	Status int
 	Detail string
 	After  time.Duration // of Retry-After in seconds; 0: not given
+	Ref    string        // of RefHeader, by which the agent's operator finds the refusal
 }
 
 func (e *StatusError) Error() string { return fmt.Sprintf("%d: %s", e.Status, e.Detail) }
 
 func statusError(resp *http.Response, body []byte) error {
-	e := &StatusError{Status: resp.StatusCode, Detail: detailOf(body)}
+	e := &StatusError{Status: resp.StatusCode, Detail: detailOf(body), Ref: refOf(resp)}
 	if n, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && n > 0 && n <= 86400 {
 		e.After = time.Duration(n) * time.Second
 	}
 	return e
+}
+
+// refOf is the reference of an answer; "" if it has none, or none that a server of this package makes.
+func refOf(resp *http.Response) string {
+	if ref := resp.Header.Get(RefHeader); len(ref) <= 64 {
+		return ref
+	}
+	return ""
 }
 
 // detailOf is the shortened text of an error response.

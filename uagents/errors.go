@@ -18,6 +18,7 @@ type Error struct {
 	Step      string        // the check that refused, e.g. "signature"
 	Retryable bool          // the same envelope may succeed later
 	After     time.Duration // when Retryable: not sooner than this; 0: no advice
+	Ref       string        // of an answer: by which the agent's operator finds it ([RefHeader])
 	status    int
 	cause     error
 }

@@ -261,7 +261,7 @@ func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string
 		err := errors.Join(
 			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason,
 				Detail: why.Text + " (reference " + ref + ")"}),
-			out.SetExt(ExtParley, map[string]string{"code": string(why.Code)}))
+			out.SetExt(ExtParley, map[string]string{"code": string(why.Code), "ref": ref}))
 		if err == nil {
 			err = b.send(b.ctx, 1, out)
 		}

@@ -163,8 +163,12 @@ func (b *Binding) planReply(ctx context.Context, o hub.Outbound, asked *protocol
 	}
 	conversing := l.State == protocol.Conversing && open
 	if f := o.Message.Error; o.Message.Kind == parley.Failure && conversing && isRefusal(f.Code) {
+		reason := cmp.Or(f.Text, string(f.Code))
+		if f.Ref != "" {
+			reason += " (reference " + f.Ref + ")" // a REJECT has no other place for it
+		}
 		a.message.act, a.message.body = protocol.Reject, protocol.Answer{ReferenceID: reference,
-			Code: rejection(f.Code), Reason: cmp.Or(f.Text, string(f.Code))}
+			Code: rejection(f.Code), Reason: reason}
 	} else if delegated && conversing && o.Message.Kind != parley.Failure {
 		a.accept = &speechAct{act: protocol.Accept, body: protocol.Answer{ReferenceID: reference}}
 	}

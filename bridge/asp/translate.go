@@ -322,8 +322,12 @@ func toSpeechAct(m *parley.Message, reference, recipient string) (speechAct, err
 		inform.InformType, inform.Topic = informResult, m.Skill
 	case parley.Failure:
 		w.mimeType = "" // the parts of a failure are not sent
-		w.body = protocol.Information{InformType: informError, Code: rejection(m.Error.Code), Topic: m.Error.Text,
+		info := protocol.Information{InformType: informError, Code: rejection(m.Error.Code), Topic: m.Error.Text,
 			ReferenceID: reference}
+		if m.Error.Ref != "" {
+			info.Data = map[string]string{"ref": m.Error.Ref}
+		}
+		w.body = info
 		return w, nil
 	case parley.Event:
 		inform.InformType = map[parley.State]string{parley.NoState: informChunk, parley.Accepted: informAccepted,

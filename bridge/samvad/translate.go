@@ -237,7 +237,7 @@ var codes = map[parley.Code]protocol.Code{
 // where SAMVAD has no other.
 func toError(e *parley.Error) *protocol.Error {
 	out := &protocol.Error{Code: cmp.Or(codes[e.Code], protocol.CodeAgentUnavailable), Text: e.Text,
-		Retryable: e.Retryable, RetryAfter: e.After}
+		Retryable: e.Retryable, RetryAfter: e.After, Ref: e.Ref}
 	// Without its cause, which may be an error of this package about another message.
 	return out.Because(e.Because(nil))
 }

@@ -377,7 +377,8 @@ func (b *Binding) awaitReply(ctx context.Context, r *protocol.Request, call *hub
 		}
 	}
 	if reply.Kind == parley.Failure {
-		return protocol.Response{}, toError(reply.Error).Saying(failureText(reply.Error))
+		return protocol.Response{Header: http.Header{protocol.RefHeader: {reply.Error.Ref}}},
+			toError(reply.Error).Saying(failureText(reply.Error))
 	}
 	m, _, err := b.toAnswer(r.Envelope, reply, call.Message())
 	if err != nil {

@@ -177,7 +177,11 @@ func a2eError(err error) error {
 		}
 		return &exitError{exitUnreachable, errors.New(text)}
 	}
-	return &exitError{exitRefused, errors.New(text)}
+	var detail struct {
+		Ref string `json:"ref"`
+	}
+	_ = json.Unmarshal(e.Detail, &detail) // other hosts have other details
+	return &exitError{exitRefused, atHub(text, detail.Ref)}
 }
 
 func (a *app) a2eCommand() *cobra.Command {

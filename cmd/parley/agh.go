@@ -235,8 +235,7 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 		return &exitError{exitRefused, errors.New("the work was not ended in time")}
 	}
 	if last.State != agh.StateCompleted {
-		return &exitError{exitRefused, fmt.Errorf("the work ended as %s: %s", last.State,
-			clean(string(last.Envelope.Body)))}
+		return &exitError{exitRefused, aghFailure(last)}
 	}
 	trace, ok := last.Envelope.Content().(*agh.Trace)
 	if !ok {
@@ -245,6 +244,24 @@ func (a *app) sendAGH(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	text := cmp.Or(string(trace.Result), trace.Message)
 	return a.print(map[string]any{"work": last.Envelope.WorkID, "state": last.State, "message": trace.Message,
 		"result": trace.Result}, "%s\n", clean(text))
+}
+
+// aghFailure is the error of work that was not completed. A hub states in ext how it explains that: by its reference of
+// the refusal, or by the message.
+func aghFailure(e agh.Event) error {
+	text := string(e.Envelope.Body)
+	switch c := e.Envelope.Content().(type) {
+	case *agh.Receipt:
+		text = strings.TrimPrefix(string(c.Reason)+": "+c.Detail, ": ")
+	case *agh.Trace:
+		text = c.Message
+	}
+	var hub struct {
+		Ref     string `json:"ref"`
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(e.Envelope.ExtValue(bridge.ExtParley), &hub) // without a hub there is none
+	return atHub(fmt.Sprintf("the work ended as %s: %s", e.State, clean(text)), cmp.Or(hub.Ref, hub.Message))
 }
 
 func aghError(err error) error {

@@ -205,7 +205,13 @@ func (a *app) sendASP(ctx context.Context, s sending, raw []byte, isJSON bool) (
 		}
 		switch {
 		case m.Performative == asp.Reject, b.InformType == "error":
-			return &exitError{exitRefused, fmt.Errorf("%s: %s", clean(b.Code), clean(cmp.Or(b.Reason, b.Topic)))}
+			var failed struct {
+				Ref string `json:"ref"`
+			}
+			_ = json.Unmarshal(b.Data, &failed) // other agents send other data
+			reason, ref, _ := strings.Cut(cmp.Or(b.Reason, b.Topic), " (reference ")
+			return &exitError{exitRefused, atHub(clean(b.Code)+": "+clean(reason),
+				cmp.Or(failed.Ref, strings.TrimSuffix(ref, ")")))}
 		case m.Performative != asp.Inform:
 		case slices.Contains([]string{"progress", "accepted", "chunk", "input-required"}, b.InformType):
 			if !a.json {
@@ -238,14 +244,11 @@ func aspError(err error) error {
 		return &exitError{exitUnreachable, err}
 	}
 	text := fmt.Sprintf("%s: %s", e.Code, clean(e.Text))
-	if e.Reference != "" {
-		text += " (reference " + clean(e.Reference) + ")"
-	}
 	if e.Code == "registration_closed" {
 		text += "\n        the operator adds you: agents.<name>.asp.card in the configuration, or asp.registration " +
 			"= \"open\""
 	}
-	return &exitError{exitRefused, errors.New(text)}
+	return &exitError{exitRefused, atHub(text, e.Reference)}
 }
 
 func (a *app) keysASP() *cobra.Command {

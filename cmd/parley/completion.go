@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,7 +39,12 @@ SHELL is bash, zsh, fish or powershell.`,
 			root := cmd.Root()
 			switch args[0] {
 			case "bash":
-				return root.GenBashCompletionV2(a.out, true)
+				if err := root.GenBashCompletionV2(a.out, true); err != nil {
+					return err
+				}
+				_, err := io.WriteString(a.out, "\n# bash would take @FILE as two words.\n"+
+					"COMP_WORDBREAKS=${COMP_WORDBREAKS//@/}\n")
+				return err
 			case "zsh":
 				return root.GenZshCompletion(a.out)
 			case "fish":
@@ -84,7 +90,9 @@ func (a *app) of(list func(ctx context.Context, hub *admin.Client, begin string,
 		ctx, stop := context.WithTimeout(cmd.Context(), completionWait)
 		defer stop()
 		list(ctx, hub, begin, func(word, remark string) {
-			if word = oneLine(word); !slices.ContainsFunc(out, func(c string) bool { return strings.HasPrefix(c, word+"\t") }) {
+			word = oneLine(word)
+			known := func(c string) bool { return strings.HasPrefix(c, word+"\t") }
+			if !slices.ContainsFunc(out, known) {
 				out = append(out, cobra.CompletionWithDesc(word, short(remark, 60)))
 			}
 		})
@@ -130,8 +138,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 			defer stop()
 			list, _ := a.allKeys(ctx)
 			for _, k := range shownKeys(list) {
-				if w := cobra.CompletionWithDesc(oneLine(word(&k)), short(k.kind+" key for "+k.purpose, 60)); word(&k) != "" &&
-					!slices.Contains(out, w) {
+				w := cobra.CompletionWithDesc(oneLine(word(&k)), short(k.kind+" key for "+k.purpose, 60))
+				if word(&k) != "" && !slices.Contains(out, w) {
 					out = append(out, w)
 				}
 			}
@@ -190,8 +198,9 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	flags = map[string]completion{
 		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
-		"kind": words("request", "event", "response", "error", "notice", "cancel"), "send --kind": words("request", "notice"),
-		"code": words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
+		"kind":        words("request", "event", "response", "error", "notice", "cancel"),
+		"send --kind": words("request", "notice"),
+		"code":        words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
 		"role": words("register", "observe", "read", "operate", "administer"),
 		"log":  words("debug", "info", "warn", "error"), "durability": words("disk", "replicated", "memory"),
 		"storage": words("memory", "disk"), "record": words("full", "headers", "digest"), "reply": content,

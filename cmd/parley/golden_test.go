@@ -56,6 +56,9 @@ func checkGolden(t *testing.T, name string, write func(*app) int) {
 		if has := bare != got; has != colour {
 			t.Errorf("%s: has colours: %t, want %t", name, has, colour)
 		}
+		if regexp.MustCompile(`map\[|&\{|%!`).MatchString(bare) {
+			t.Errorf("%s: shows a structure of Go", name)
+		}
 		for line := range strings.Lines(bare) {
 			if line = strings.TrimSuffix(line, "\n"); cells(line) > goldenWidth || strings.HasSuffix(line, " ") {
 				t.Errorf("%s: a line of %d columns: %q", name, cells(line), line)
@@ -268,7 +271,8 @@ func TestGoldenDemo(t *testing.T) {
 	}
 	text := out.String()
 	for _, r := range [][2]string{
-		{`^Parley \S+:`, "Parley VERSION:"}, {`\d\d:\d\d:\d\d\.\d{3}`, "12:00:00.000"}, {`\d+\.\d ms`, "1.0 ms"}, {`127\.0\.0\.1:\d+`, "127.0.0.1:8080"},
+		{`^Parley \S+:`, "Parley VERSION:"}, {`\d\d:\d\d:\d\d\.\d{3}`, "12:00:00.000"}, {`\d+\.\d ms`, "1.0 ms"},
+		{`127\.0\.0\.1:\d+`, "127.0.0.1:8080"},
 		{`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`, "01a2b3c4-d5e6-7f80-9000-0123456789ab"},
 		{`hub-[0-9a-f]{10}`, "hub-0123456789"}, {`/\S*/parley-demo-\d+`, "/tmp/parley-demo-1"},
 		{`agent1q[a-z0-9]+(-[0-9a-f]{8})?`, "agent1q" + strings.Repeat("x", 50) + "-01234567"},
@@ -314,7 +318,8 @@ func TestPlainWithoutTerminal(t *testing.T) {
 	output := func(s screen, args ...string) string {
 		t.Helper()
 		var out, errs bytes.Buffer
-		a := &app{in: strings.NewReader(""), out: &out, errs: &errs, now: func() time.Time { return goldenNow }, screen: s}
+		a := &app{in: strings.NewReader(""), out: &out, errs: &errs, now: func() time.Time { return goldenNow },
+			screen: s}
 		if code := g.run(args...)(a); code != exitOK {
 			t.Fatalf("exit code %d: %s", code, &errs)
 		}

@@ -293,7 +293,7 @@ func samvadError(err error) error {
 		return err
 	}
 	code := exitRefused
-	if e.Step == samvad.StepClient && e.Code == samvad.CodeAgentUnavailable {
+	if e.Step == samvad.StepClient && e.Code == samvad.CodeAgentUnavailable && !errors.Is(err, samvad.ErrRemote) {
 		code = exitUnreachable
 	}
 	text := fmt.Sprintf("%s: %s", e.Code, clean(e.Text))
@@ -306,7 +306,7 @@ func samvadError(err error) error {
 	if e.Code == samvad.CodeAuthFailed {
 		text += "\n        is your public key enrolled there? `parley keys export-public --file KEYFILE` prints it"
 	}
-	return &exitError{code, errors.New(text)}
+	return &exitError{code, atHub(text, e.Ref)}
 }
 
 // samvad verifies a SAMVAD message; reason says why that is impossible.

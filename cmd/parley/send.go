@@ -241,6 +241,14 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 	return told
 }
 
+// atHub adds to the error of an agent or hub that was called directly the reference by which the hub explains it.
+func atHub(text, ref string) error {
+	if ref = oneLine(ref); ref != "" {
+		text += "\n        at that hub: parley explain " + ref
+	}
+	return errors.New(text)
+}
+
 // orEmpty is JSON as it stands, or {} if there is none.
 func orEmpty(b []byte) json.RawMessage {
 	if len(b) == 0 {

@@ -15,16 +15,18 @@ func TestRelativeTimes(t *testing.T) {
 	t.Parallel()
 	a := &app{now: func() time.Time { return goldenNow }, screen: screen{width: 80}}
 	for d, want := range map[time.Duration]string{0: "now", 999 * time.Millisecond: "now", -time.Millisecond: "now",
-		time.Second: "1 s ago", 59 * time.Second: "59 s ago", time.Minute: "1 min ago", 3*time.Minute + 59*time.Second: "3 min ago",
-		2 * time.Hour: "2 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 d ago", 29 * 24 * time.Hour: "29 d ago",
+		time.Second: "1 s ago", 59 * time.Second: "59 s ago", time.Minute: "1 min ago",
+		3*time.Minute + 59*time.Second: "3 min ago",
+		2 * time.Hour:                  "2 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 d ago", 29 * 24 * time.Hour: "29 d ago",
 		30 * 24 * time.Hour: "2026-10-21", -2 * time.Hour: "in 2 h", -90 * time.Second: "in 1 min",
 		-40 * 24 * time.Hour: "2026-12-30"} {
 		if got := a.when(goldenNow.Add(-d)); got != want {
 			t.Errorf("%s ago: %q, want %q", d, got, want)
 		}
 	}
-	for d, want := range map[time.Duration]string{0: "+0 ms", 12 * time.Millisecond: "+12 ms", 1200 * time.Millisecond: "+1.2 s",
-		time.Minute: "+1 min", -time.Second: "2026-11-20 14:59:59.000Z"} {
+	for d, want := range map[time.Duration]string{0: "+0 ms", 12 * time.Millisecond: "+12 ms",
+		1200 * time.Millisecond: "+1.2 s",
+		time.Minute:             "+1 min", -time.Second: "2026-11-20 14:59:59.000Z"} {
 		if got := a.after(goldenNow, goldenNow.Add(d)); got != want {
 			t.Errorf("%s after: %q, want %q", d, got, want)
 		}

@@ -179,7 +179,7 @@ func uagentsKey(path string) (*uagents.Identity, error) {
 func uagentsError(err error) error {
 	e := uagents.AsError(err)
 	code := exitRefused
-	_, answered := errors.AsType[*uagents.StatusError](err)
+	status, answered := errors.AsType[*uagents.StatusError](err)
 	if !answered && (errors.Is(e, uagents.ErrUndelivered) || errors.Is(e, uagents.ErrUnresolved)) {
 		code = exitUnreachable
 	}
@@ -187,7 +187,11 @@ func uagentsError(err error) error {
 	if cause := e.Unwrap(); cause != nil {
 		text += " (" + clean(cause.Error()) + ")"
 	}
-	return &exitError{code, fmt.Errorf("%s: %s", e.Code, text)}
+	ref := e.Ref
+	if answered {
+		ref = status.Ref
+	}
+	return &exitError{code, atHub(e.Code+": "+text, ref)}
 }
 
 // uagents verifies a message of uAgents: the sender's address is its key.
