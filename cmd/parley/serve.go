@@ -109,7 +109,7 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 		return a.print(at, "")
 	}
 	hub, table, _ := strings.Cut(at.String(), "\n")
-	_, err := fmt.Fprintf(a.out, "%s is ready\n  data       %s: %s\n%s\n", hub, c.Data, n.Hub().Journal().Promise(), table)
+	_, err := fmt.Fprintf(a.out, "%s is ready\n%s\n  data       %s: %s\n", hub, table, c.Data, n.Hub().Journal().Promise())
 	return err
 }
 
