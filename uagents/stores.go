@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// The stores of the tests, in memory.
+// Stores in this process, for tests and for programs that need not outlive a restart.
 
 // MemoryAlmanac is a bounded [AlmanacStore] in process. The zero value is
 // ready; fields must not change once it is in use.
