@@ -1,85 +1,32 @@
-package agh
+package agh_test
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/agh/aghtest"
 )
 
-// bus is a Transport in process that behaves like NATS: each subscription has its
-// own queue, and publishers receive their own messages.
-type bus struct {
-	mu     sync.Mutex
-	subs   map[string][]chan Message
-	log    []string // kind and sender of everything published
-	back   []func()
-	broken bool
-}
-
-func (b *bus) Publish(_ context.Context, subject, reply string, data []byte) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.broken {
-		return errors.New("bus: cut off")
-	}
-	if e, err := (&Decoder{Handles: true}).Decode(data); err == nil {
-		b.log = append(b.log, fmt.Sprintf("%s %s", e.Kind, e.From))
-	}
-	for _, q := range b.subs[subject] {
-		q <- Message{Subject: subject, Reply: reply, Data: data}
-	}
-	return nil
-}
-
-func (b *bus) Subscribe(ctx context.Context, subject string, handle func(Message)) (func() error, error) {
-	q := make(chan Message, 1024)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.subs == nil {
-		b.subs = map[string][]chan Message{}
-	}
-	b.subs[subject] = append(b.subs[subject], q)
-	go func() {
-		for {
-			select {
-			case m := <-q:
-				handle(m)
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func() error {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.subs[subject] = slices.DeleteFunc(b.subs[subject], func(c chan Message) bool { return c == q })
-		return nil
-	}, nil
-}
-
-func (b *bus) OnReconnect(f func()) { b.back = append(b.back, f) }
-
-func (b *bus) published(what string) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	n := 0
-	for _, l := range b.log {
-		if l == what {
+// published counts what was published, by kind and sender.
+func published(b *aghtest.Bus, kind agh.Kind, from string) (n int) {
+	for _, m := range b.Published() {
+		if e, err := (&agh.Decoder{Handles: true}).Decode(m.Data); err == nil && e.Kind == kind && e.From == from {
 			n++
 		}
 	}
 	return n
 }
 
-func join(t testing.TB, ctx context.Context, b *bus, id string, handler func(context.Context, *Request)) *Client {
+func join(t testing.TB, ctx context.Context, b *aghtest.Bus, id string,
+	handler func(context.Context, *agh.Request)) *agh.Client {
 	t.Helper()
-	c := &Client{Transport: b, WorkspaceID: "ws", Channel: "c", PeerID: id, Handler: handler}
+	c := &agh.Client{Transport: b, WorkspaceID: "ws", Channel: "c", PeerID: id, Handler: handler}
 	if err := c.Join(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -90,27 +37,27 @@ func TestClient(t *testing.T) {
 	t.Run("AGH-058 joining", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
-			b := &bus{}
+			b := &aghtest.Bus{}
 			join(t, ctx, b, "alice", nil)
-			own, _ := PeerSubject("ws", "c", "alice")
-			if len(b.subs["agh.network.v0.ws.c.broadcast"]) != 1 || len(b.subs[own]) != 1 || len(b.subs) != 2 {
-				t.Errorf("subscribed %v", b.subs)
+			own, _ := agh.PeerSubject("ws", "c", "alice")
+			if got := b.Subjects(); !slices.Equal(got, []string{"agh.network.v0.ws.c.broadcast", own}) {
+				t.Errorf("subscribed %v", got)
 			}
-			if n := b.published("greet alice"); n != 1 {
+			if n := published(b, agh.KindGreet, "alice"); n != 1 {
 				t.Errorf("%d greetings after joining", n)
 			}
 			<-time.After(61 * time.Second)
 			synctest.Wait()
-			if n := b.published("greet alice"); n != 3 {
+			if n := published(b, agh.KindGreet, "alice"); n != 3 {
 				t.Errorf("%d greetings after two intervals", n)
 			}
-			b.back[0]()
-			if n := b.published("greet alice"); n != 4 {
+			b.Reconnect()
+			if n := published(b, agh.KindGreet, "alice"); n != 4 {
 				t.Errorf("%d greetings after a reconnection", n)
 			}
 			stop()
 			synctest.Wait()
-			if len(b.subs[own]) != 0 {
+			if len(b.Subjects()) != 0 {
 				t.Error("still subscribed")
 			}
 		})
@@ -119,11 +66,11 @@ func TestClient(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			defer func() { stop(); synctest.Wait() }()
-			b := &bus{}
+			b := &aghtest.Bus{}
 			heard := make(chan string, 16)
-			hear := func(who string) func(context.Context, *Request) {
-				return func(ctx context.Context, r *Request) {
-					s, ok := r.Envelope.Content().(*Say)
+			hear := func(who string) func(context.Context, *agh.Request) {
+				return func(ctx context.Context, r *agh.Request) {
+					s, ok := r.Envelope.Content().(*agh.Say)
 					if !ok {
 						return
 					}
@@ -131,12 +78,13 @@ func TestClient(t *testing.T) {
 						heard <- who + " " + string(r.Envelope.Surface) + " " + s.Text
 						return
 					}
-					steps := []error{r.Receipt(ctx, StatusAccepted, "", ""), r.Trace(ctx, &Trace{State: StateWorking})}
+					steps := []error{r.Receipt(ctx, agh.StatusAccepted, "", ""),
+						r.Trace(ctx, &agh.Trace{State: agh.StateWorking})}
 					if s.Text == "refuse" {
-						steps = []error{r.Receipt(ctx, StatusRejected, ReasonBusy, "later")}
+						steps = []error{r.Receipt(ctx, agh.StatusRejected, agh.ReasonBusy, "later")}
 					} else {
-						steps = append(steps, r.Say(ctx, &Say{Text: "here"}),
-							r.Trace(ctx, &Trace{State: StateCompleted, Result: []byte(`{"n":1.50}`)}))
+						steps = append(steps, r.Say(ctx, &agh.Say{Text: "here"}),
+							r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Result: []byte(`{"n":1.50}`)}))
 					}
 					if err := errors.Join(steps...); err != nil {
 						t.Error(err)
@@ -144,10 +92,10 @@ func TestClient(t *testing.T) {
 				}
 			}
 			boss := join(t, ctx, b, "boss", nil)
-			bobs := []Capability{{ID: "build", Summary: "Build.", Outcome: "A page."}}
-			bob := &Client{Transport: b, WorkspaceID: "ws", Channel: "c", PeerID: "bob", Catalog: bobs,
+			bobs := []agh.Capability{{ID: "build", Summary: "Build.", Outcome: "A page."}}
+			bob := &agh.Client{Transport: b, WorkspaceID: "ws", Channel: "c", PeerID: "bob", Catalog: bobs,
 				Handler: hear("bob")}
-			if _, err := bob.Say(ctx, "", &Say{Text: "x"}); !errors.Is(err, ErrClosed) {
+			if _, err := bob.Say(ctx, "", &agh.Say{Text: "x"}); !errors.Is(err, agh.ErrClosed) {
 				t.Errorf("before joining: %v", err)
 			}
 			if err := bob.Join(ctx); err != nil {
@@ -159,10 +107,10 @@ func TestClient(t *testing.T) {
 				t.Errorf("%+v", boss.Peers())
 			}
 
-			if _, err := boss.Say(ctx, "", &Say{Text: "all"}); err != nil {
+			if _, err := boss.Say(ctx, "", &agh.Say{Text: "all"}); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := boss.Direct(ctx, "bob", &Say{Text: "you"}); err != nil {
+			if _, err := boss.Direct(ctx, "bob", &agh.Say{Text: "you"}); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -173,7 +121,7 @@ func TestClient(t *testing.T) {
 			}
 
 			var states []string
-			for ev, err := range boss.Stream(ctx, "bob", &Say{Text: "build", Intent: "request"}) {
+			for ev, err := range boss.Stream(ctx, "bob", &agh.Say{Text: "build", Intent: "request"}) {
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -183,16 +131,16 @@ func TestClient(t *testing.T) {
 				",") != want {
 				t.Errorf("events %v", states)
 			}
-			if ev, err := boss.Ask(ctx, "bob", &Say{Text: "refuse"}); err != nil || ev.State != StateFailed ||
-				ev.Envelope.Kind != KindReceipt {
+			if ev, err := boss.Ask(ctx, "bob", &agh.Say{Text: "refuse"}); err != nil || ev.State != agh.StateFailed ||
+				ev.Envelope.Kind != agh.KindReceipt {
 				t.Errorf("%+v, %v", ev, err)
 			}
 			short, cancel := context.WithTimeout(ctx, time.Second)
 			defer cancel()
-			if _, err := boss.Ask(short, "boss", &Say{Text: "x"}); !errors.Is(err, ErrMalformed) {
+			if _, err := boss.Ask(short, "boss", &agh.Say{Text: "x"}); !errors.Is(err, agh.ErrMalformed) {
 				t.Errorf("asking oneself: %v", err)
 			}
-			if _, err := boss.Direct(ctx, "dave", &Say{Text: "x"}); !errors.Is(err, ErrNotTarget) {
+			if _, err := boss.Direct(ctx, "dave", &agh.Say{Text: "x"}); !errors.Is(err, agh.ErrNotTarget) {
 				t.Errorf("absent: %v", err)
 			}
 			var found []string
@@ -200,7 +148,7 @@ func TestClient(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				catalog, err := CatalogOf(v.Envelope)
+				catalog, err := agh.CatalogOf(v.Envelope)
 				if err != nil || len(catalog) != 1 || catalog[0].Outcome != "A page." {
 					t.Errorf("%+v, %v", catalog, err)
 				}
@@ -212,8 +160,8 @@ func TestClient(t *testing.T) {
 			for range boss.Whois(ctx, "carol", "", false) {
 				break
 			}
-			b.broken = true
-			if _, err := boss.Say(ctx, "", &Say{Text: "x"}); err == nil {
+			b.Cut()
+			if _, err := boss.Say(ctx, "", &agh.Say{Text: "x"}); err == nil {
 				t.Error("a broken transport went unnoticed")
 			}
 		})
@@ -222,16 +170,23 @@ func TestClient(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			defer func() { stop(); synctest.Wait() }()
-			b := &bus{}
-			verdicts := make(chan Verdict, 1)
-			a := &Client{Transport: b, WorkspaceID: "ws", Channel: "c", Identity: testIdentity(t, 1)}
-			c := &Client{Transport: b, WorkspaceID: "ws", Channel: "c", Identity: testIdentity(t, 2),
-				Handler: func(_ context.Context, r *Request) { verdicts <- r.Verdict }}
+			b := &aghtest.Bus{}
+			verdicts := make(chan agh.Verdict, 1)
+			var ids [2]*agh.Identity
+			for i := range ids {
+				var err error
+				if ids[i], err = agh.NewIdentity("patch-worker"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a := &agh.Client{Transport: b, WorkspaceID: "ws", Channel: "c", Identity: ids[0]}
+			c := &agh.Client{Transport: b, WorkspaceID: "ws", Channel: "c", Identity: ids[1],
+				Handler: func(_ context.Context, r *agh.Request) { verdicts <- r.Verdict }}
 			if err := errors.Join(a.Join(ctx), c.Join(ctx)); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
-			if _, err := a.Direct(ctx, c.ID(), &Say{Text: "signed"}); err != nil {
+			if _, err := a.Direct(ctx, c.ID(), &agh.Say{Text: "signed"}); err != nil {
 				t.Fatal(err)
 			}
 			if v := <-verdicts; !v.Verified || v.Handle != a.ID() {
