@@ -35,10 +35,8 @@ func ExamplePeer_Forgeries() {
 func ExamplePeer_Handle() {
 	bus := &aghtest.Bus{}
 	worker := aghtest.NewPeer(t, bus, "worker")
-	worker.Handle(func(ctx context.Context, r *agh.Request) {
-		if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "all green"}); err != nil {
-			t.Error(err)
-		}
+	worker.Handle(func(ctx context.Context, r *agh.Request) error {
+		return r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "all green"})
 	})
 	end, err := aghtest.NewPeer(t, bus, "boss").Ask(t.Context(), "worker", &agh.Say{Text: "Run the tests."})
 	if got := worker.Received(); err != nil || end.State != agh.StateCompleted || len(got) != 1 {

@@ -26,7 +26,7 @@ type Peer struct {
 	t testing.TB
 
 	mu       sync.Mutex
-	handler  func(ctx context.Context, r *agh.Request)
+	handler  func(ctx context.Context, r *agh.Request) error
 	received []*agh.Request
 }
 
@@ -86,8 +86,9 @@ func (p *Peer) find(ctx context.Context, id string) {
 	p.t.Fatalf("peer %q does not answer", id)
 }
 
-// Handle lets the peer answer messages. Without it, the peer hears them and says nothing.
-func (p *Peer) Handle(h func(ctx context.Context, r *agh.Request)) {
+// Handle lets the peer answer messages; an error of h fails the test. Without it, the peer
+// hears them and says nothing.
+func (p *Peer) Handle(h func(ctx context.Context, r *agh.Request) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.handler = h
@@ -98,8 +99,11 @@ func (p *Peer) handle(ctx context.Context, r *agh.Request) {
 	h := p.handler
 	p.received = append(p.received, r)
 	p.mu.Unlock()
-	if h != nil {
-		h(ctx, r)
+	if h == nil {
+		return
+	}
+	if err := h(ctx, r); err != nil && ctx.Err() == nil {
+		p.t.Errorf("aghtest: %s: %v", p.ID(), err)
 	}
 }
 

@@ -34,13 +34,12 @@ func ExamplePeer_Forgeries() {
 // Test a program that asks an agent: the peer is the agent, and the server is in memory.
 func ExamplePeer_Handle() {
 	hub := asptest.NewServer(t)
-	weather := hub.Peer("agent://test.example/services/weather")
+	me, weather := hub.Peer("agent://test.example/me"), hub.Peer("agent://test.example/weather")
 	weather.Handle(func(ctx context.Context, s *asp.Session, m *asp.Message) error {
 		_, err := s.Send(ctx, asp.Inform, asp.Information{Data: map[string]int{"celsius": 21}}, asp.InReplyTo(m))
 		return err
 	})
-	session := hub.Peer("agent://test.example/services/me").Meet(t.Context(), weather.ID())
-	answer, err := session.Ask(t.Context(), asp.Question{QueryType: "forecast"})
+	answer, err := me.Meet(t.Context(), weather.ID()).Ask(t.Context(), asp.Question{QueryType: "forecast"})
 	if got := weather.Received(); err != nil || answer.Performative != asp.Inform || len(got) != 2 {
 		t.Errorf("%+v, %v; the agent received %v", answer, err, got)
 	}

@@ -463,11 +463,11 @@ func TestDocsGo(t *testing.T) {
 	// Packages that pieces may use without an import.
 	known := map[string]string{}
 	for _, p := range []string{"context", "crypto/ed25519", "encoding/json", "errors", "fmt", "io", "log", "log/slog",
-		"net/http", "os", "strings", "time"} {
+		"net/http", "net/http/httptest", "os", "strings", "testing", "testing/synctest", "time"} {
 		known[filepath.Base(p)] = p
 	}
 	for _, p := range []string{"", "samvad", "uagents", "a2e", "agh", "agh/aghnats", "asp", "node", "hub", "journal",
-		"journal/sqlite", "admin", "keyring"} {
+		"journal/sqlite", "admin", "keyring", "parleytest", "samvad/samvadtest"} {
 		p = strings.TrimSuffix("github.com/parley-hub/parley/"+p, "/")
 		known[filepath.Base(p)] = p
 	}

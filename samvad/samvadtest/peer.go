@@ -64,7 +64,7 @@ func (p *Peer) HTTP(senders samvad.Keys) *http.Client {
 	defer p.mu.Unlock()
 	card := &samvad.Card{ID: p.ID(), Name: p.ID(), Version: "1.0.0", Description: "A peer in a test.",
 		URL: "http://peer.test", PublicKeys: []samvad.CardKey{samvad.CardKeyOf(p, true)},
-		RateLimit:  &samvad.RateLimit{RequestsPerMinute: 1 << 30, RequestsPerSender: 1 << 30}}
+		RateLimit: &samvad.RateLimit{RequestsPerMinute: 1 << 30, RequestsPerSender: 1 << 30}}
 	handlers := map[string]samvad.Handler{}
 	for id, h := range p.skills {
 		handlers[id] = h
