@@ -62,7 +62,7 @@ func below(pkg string) ([]string, bool) {
 	case "conform":
 		return append(slices.Clone(protocols), "agh/aghnats"), true
 	case "node", "parleytest", "internal/pairs", "internal/pairs/cluster", "internal/bench", "cmd/parley", "internal/interop",
-		"internal/faults", "internal/testhub", "examples/first":
+		"internal/faults", "internal/testhub", "examples":
 		return all, true
 	case "internal/attack":
 		return []string{"uagents", "asp"}, true
@@ -82,6 +82,9 @@ func below(pkg string) ([]string, bool) {
 			}
 			return b, true
 		}
+	}
+	if strings.HasPrefix(pkg, "examples/") {
+		return all, true
 	}
 	return nil, strings.HasPrefix(pkg, "internal/")
 }

@@ -68,7 +68,7 @@ func publicFiles(t *testing.T) map[string][]string {
 	for line := range strings.Lines(string(out)) {
 		pkg, list, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if p := short(pkg); strings.HasPrefix(p, "internal/") || strings.HasPrefix(p, "cmd/") ||
-			strings.HasPrefix(p, "examples/") {
+			p == "examples" || strings.HasPrefix(p, "examples/") {
 			continue
 		}
 		files[pkg] = strings.FieldsFunc(list, func(r rune) bool { return r == ';' })
