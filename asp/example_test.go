@@ -3,6 +3,7 @@ package asp_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"net/http/httptest"
@@ -112,6 +113,50 @@ func sell(ctx context.Context, c *asp.Client) error {
 		}
 	}
 	return nil
+}
+
+// Verify a transcript with nothing but its text. A changed word is found.
+func ExampleVerifyTranscript() {
+	text := transcript()
+	report, err := asp.VerifyTranscript(bytes.NewReader(text))
+	fmt.Println(report.State, report.Messages, err)
+	forged := bytes.Replace(text, []byte("buy 10 widgets"), []byte("buy 99 widgets"), 1)
+	_, err = asp.VerifyTranscript(bytes.NewReader(forged))
+	fmt.Println(errors.Is(err, asp.ErrTranscript))
+	// Output:
+	// CLOSED 2 <nil>
+	// true
+}
+
+// transcript is that of a session which its initiator closed.
+func transcript() []byte {
+	ctx := context.Background()
+	hub := httptest.NewServer(&asp.Server{Registration: asp.RegistrationOpen})
+	defer hub.Close()
+	var clients []*asp.Client
+	for _, id := range []string{"agent://acme.example/procurement/buyer", "agent://widgets.example/sales/bot"} {
+		me, err := asp.GenerateIdentity(id, "org_example")
+		if err != nil {
+			log.Fatal(err)
+		}
+		c := &asp.Client{Server: hub.URL, Identity: me}
+		if err := c.Register(ctx, me.Card(), nil); err != nil {
+			log.Fatal(err)
+		}
+		clients = append(clients, c)
+	}
+	s, err := clients[0].Open(ctx, asp.Invitation{To: []string{clients[1].Identity.ID()}, Purpose: "buy 10 widgets"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := s.Close(ctx, "found cheaper ones"); err != nil {
+		log.Fatal(err)
+	}
+	var text bytes.Buffer
+	if _, err := s.Export(ctx, &text); err != nil {
+		log.Fatal(err)
+	}
+	return text.Bytes()
 }
 
 // One message, checked in any program that knows the sender's keys.

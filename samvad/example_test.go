@@ -57,6 +57,59 @@ func ExampleVerifier() {
 	// {"celsius":21}
 }
 
+// weather serves the agent agent://weather.corp to one sender.
+func weather(key samvad.Key) *httptest.Server {
+	self, err := samvad.NewIdentity("agent://weather.corp", "weather-1")
+	if err != nil {
+		panic(err)
+	}
+	return httptest.NewServer(&samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{"agent://client.local": {key}}},
+		Agent: &samvad.Agent{Identity: self, Card: (&samvad.Card{ID: self.ID(), Name: "Weather", URL: "https://weather.corp",
+			PublicKeys: []samvad.CardKey{samvad.CardKeyOf(self, true)},
+			Skills: []samvad.Skill{{ID: "forecast", Name: "Forecast", Trust: samvad.TrustPublic,
+				Modes: []samvad.Mode{samvad.ModeSync, samvad.ModeStream}}}}).Complete(),
+			Handler: func(_ context.Context, req *samvad.Request) (samvad.Response, error) {
+				return samvad.Response{Result: []byte(`{"celsius":21}`)}, req.Chunk([]byte(`"asking the station"`))
+			}}})
+}
+
+// Call an agent and wait for its answer.
+func ExampleClient_Ask() {
+	me, key := sender()
+	agent := weather(key)
+	defer agent.Close()
+	c := &samvad.Client{Identity: me, Guard: loopback} // without Guard it calls public addresses only
+	reply, err := c.Ask(context.Background(), samvad.Call{URL: agent.URL, Skill: "forecast",
+		Payload: []byte(`{"city":"Bern"}`)})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(string(reply.Result))
+	// Output: {"celsius":21}
+}
+
+// Read an answer piece by piece.
+func ExampleClient_Stream() {
+	me, key := sender()
+	agent := weather(key)
+	defer agent.Close()
+	c := &samvad.Client{Identity: me, Guard: loopback}
+	for event, err := range c.Stream(context.Background(), samvad.Call{URL: agent.URL, Skill: "forecast"}) {
+		switch {
+		case err != nil: // also a stream that breaks off
+			fmt.Println(err)
+		case event.Done:
+			fmt.Printf("result: %s\n", event.Result)
+		default:
+			fmt.Printf("chunk: %s\n", event.Chunk)
+		}
+	}
+	// Output:
+	// chunk: "asking the station"
+	// result: {"celsius":21}
+}
+
 // Serve an agent, all seven endpoints.
 func ExampleServer() {
 	me, key := sender()

@@ -99,6 +99,36 @@ func ExampleVerifier() {
 	// Output: contents do not match envelope schema
 }
 
+// Check one envelope: it counts once.
+func ExampleVerifier_Verify() {
+	alice, err := uagents.IdentityFromSeed("alice recovery phrase", 0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	const me = "agent1qvg94auggu6jhg3ccfwpjvlkp0n9zglupzqjcnlup6qj09u96lwvvnvhwr4"
+	e, err := uagents.NewEnvelope(alice.Address(), me, "", uagents.ModelOf[WeatherQuery]().Message(WeatherQuery{"Bern"}),
+		time.Now().Add(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := e.Sign(alice); err != nil {
+		log.Fatal(err)
+	}
+	text, err := e.Encode()
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	v := &uagents.Verifier{Self: me} // one for all envelopes: it remembers their digests
+	for range 2 {
+		m, err := v.Verify(context.Background(), text)
+		fmt.Println(m.Sender == alice.Address(), string(m.Content.Payload), errors.Is(err, uagents.ErrReplay))
+	}
+	// Output:
+	// true {"city": "Bern"} false
+	// true {"city": "Bern"} true
+}
+
 // Declare a model and its digest from a Go struct.
 func ExampleModelOf() {
 	type Message struct {
