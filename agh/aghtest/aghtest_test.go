@@ -166,7 +166,7 @@ func TestChecks(t *testing.T) {
 			map[string]string{"weak key": "acceptable keys", "unknown is an error": "not pinned"}},
 		"Works": {func(f string) error { return aghtest.TestWorks(func() agh.Works { return &works{fault: f} }) },
 			map[string]string{"one workspace": "kept apart", "stores failures": "a step that fails",
-				"no transaction": "atomic"}},
+				"no transaction": "exactly one opens"}},
 		"Transport": {func(f string) error {
 			var err error
 			synctest.Test(t, func(t *testing.T) {

@@ -116,24 +116,29 @@ func TestWorks(open func() agh.Works) error {
 			}
 			return errors.Join(err, has(ctx, s, submitted))
 		}},
-		checks.Check{Name: "an update is atomic", Run: func(ctx context.Context) error {
-			s := open()
-			const calls = 16
-			if err := checks.Together(calls, func(int) error {
+		checks.Check{Name: "of concurrent updates exactly one opens the work", Run: func(ctx context.Context) error {
+			s, late := open(), errors.New("another call was first")
+			var opened atomic.Int64
+			if err := checks.Together(16, func(int) error {
 				_, err := s.Update(ctx, say(Workspace, "work_1"), func(w agh.Work, exists bool) (agh.Work, error) {
-					if !exists {
-						w = work(agh.StateSubmitted)
+					if exists {
+						return w, late
 					}
-					w.Updated = w.Updated.Add(time.Second)
-					return w, nil
+					return work(agh.StateSubmitted), nil
 				})
-				return err
+				if err == nil {
+					opened.Add(1)
+				} else if !errors.Is(err, late) {
+					return err
+				}
+				return nil
 			}); err != nil {
 				return err
 			}
-			want := work(agh.StateSubmitted)
-			want.Updated = want.Updated.Add(calls * time.Second)
-			return has(ctx, s, want)
+			if n := opened.Load(); n != 1 {
+				return fmt.Errorf("%d have opened it", n)
+			}
+			return has(ctx, s, work(agh.StateSubmitted))
 		}},
 	)
 }

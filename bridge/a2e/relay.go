@@ -50,7 +50,7 @@ func (t *sessionStore) Elsewhere(ctx context.Context, id string) (who protocol.I
 	if err != nil || row.Revision == 0 || !t.known(row.Value.Agent) || !t.aliveElsewhere(row.Value.Node) {
 		return who, false, err
 	}
-	return protocol.Identity{Name: row.Value.Agent}, true, nil
+	return row.Value.identity(), true, nil
 }
 
 // Send implements a2e.Relay.

@@ -82,12 +82,17 @@ type recordedSession struct {
 	Agent    string          `json:"agent"`
 	AgentID  string          `json:"agent_id,omitempty"`
 	Accepted []string        `json:"accepted,omitempty"`
+	Allowed  []string        `json:"allowed,omitzero"` // the identity's capabilities; nil: all
 	Opened   time.Time       `json:"opened"`
 	Node     string          `json:"node"`
 	Epoch    uint64          `json:"epoch"` // grows with every take-over
 	LastSeq  uint64          `json:"last_seq"`
 	Frames   []recordedFrame `json:"frames,omitempty"`
 	Inbox    map[string]bool `json:"inbox,omitempty"` // requests that are inbox calls
+}
+
+func (r *recordedSession) identity() protocol.Identity {
+	return protocol.Identity{Name: r.Agent, Capabilities: r.Allowed}
 }
 
 type recordedFrame struct {
@@ -153,6 +158,7 @@ func (t *sessionStore) Open(ctx context.Context, r protocol.SessionRecord) error
 	defer k.mu.Unlock()
 	k.rec.Agent, k.rec.AgentID, k.rec.Accepted, k.rec.Opened = r.Identity.Name, r.AgentID, r.Accepted,
 		r.Opened.Round(0).UTC()
+	k.rec.Allowed = r.Identity.Capabilities
 	if k.rec.Epoch == 0 {
 		k.rec.Epoch = 1
 	}
@@ -301,7 +307,7 @@ func (t *sessionStore) Load(ctx context.Context, id string) (protocol.SessionRec
 		} else if err != nil {
 			return protocol.SessionRecord{}, false, err
 		}
-		out := protocol.SessionRecord{ID: id, Identity: protocol.Identity{Name: k.rec.Agent}, AgentID: k.rec.AgentID,
+		out := protocol.SessionRecord{ID: id, Identity: k.rec.identity(), AgentID: k.rec.AgentID,
 			Accepted: k.rec.Accepted, Opened: k.rec.Opened, LastSeq: k.last}
 		for _, f := range k.rec.Frames {
 			line := renameSession([]byte(f.Line), key, id)

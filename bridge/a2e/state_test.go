@@ -14,11 +14,45 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/a2e/a2etest"
 	"github.com/parley-hub/parley/bridge"
 
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
+
+// TestContracts: what the hub keeps for its A2E agents keeps the contracts of package a2e.
+func TestContracts(t *testing.T) {
+	open := func() *journal.Journal {
+		j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := j.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return j
+	}
+	if err := a2etest.TestRelay(func() (first, second protocol.Relay) {
+		j := open()
+		one := func(name string) *sessionStore {
+			s := newSessionStore(j, time.Now, slog.New(slog.DiscardHandler))
+			s.node = name
+			s.session = func(string) (*protocol.Session, bool) { return nil, false }
+			s.known = func(string) bool { return true }
+			s.aliveElsewhere = func(node string) bool { return node != name }
+			return s
+		}
+		return one("first"), one("second")
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := a2etest.TestMemories(func() protocol.Memories { return newMemory(open(), time.Now) }); err != nil {
+		t.Error(err)
+	}
+}
 
 // TestTakeOver: an agent that returns at another node gets every undelivered frame, in
 // order, once. Answers to requests at the first node follow the agent, and lines that
