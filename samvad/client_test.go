@@ -16,13 +16,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/parley-hub/parley/internal/memhttp"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
 // newClient gives a client of the world's sender that reaches its server
 // under the host self.test, without a network.
 func newClient(w *world) *Client {
-	return &Client{Identity: w.me, HTTP: &http.Client{Transport: pipeWeb{"self.test": w.srv}}, Now: w.clk.now}
+	return &Client{Identity: w.me, HTTP: &http.Client{Transport: memhttp.Hosts{"self.test": w.srv}}, Now: w.clk.now}
 }
 
 // SAM-161: our client against our server, over real HTTP, under a prefix.
@@ -653,7 +654,7 @@ func TestClientRemembersWhoIsThere(t *testing.T) {
 					Body: io.NopCloser(strings.NewReader(string(b))), Request: r}, err
 			}
 		}
-		return pipeWeb{"self.test": w.srv}.RoundTrip(r)
+		return memhttp.Hosts{"self.test": w.srv}.RoundTrip(r)
 	})}
 	ask := func(want int, ok bool) {
 		t.Helper()

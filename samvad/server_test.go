@@ -20,6 +20,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/parley-hub/parley/internal/memhttp"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -969,24 +970,6 @@ func taskID(t *testing.T, rec *httptest.ResponseRecorder) string {
 	return a.TaskID
 }
 
-// pipeWeb is a network of handlers by host.
-type pipeWeb map[string]http.Handler
-
-func (p pipeWeb) RoundTrip(r *http.Request) (*http.Response, error) {
-	h := p[r.URL.Host]
-	if h == nil {
-		return nil, errors.New("no such host")
-	}
-	in := r.Clone(r.Context())
-	in.RequestURI = r.URL.RequestURI()
-	in.Host = r.URL.Host
-	rec := httptest.NewRecorder()
-	h.ServeHTTP(rec, in)
-	resp := rec.Result()
-	resp.Request = r
-	return resp, nil
-}
-
 func TestAsync(t *testing.T) {
 	t.Run("SAM-120 SAM-121 states", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -1153,7 +1136,7 @@ func TestWebhook(t *testing.T) {
 				bodies = append(bodies, string(b))
 			})
 			w := newWorld(t, func(w *world) {
-				w.srv.Webhook = &Webhook{HTTP: &http.Client{Transport: pipeWeb{"cb.example": hook}}}
+				w.srv.Webhook = &Webhook{HTTP: &http.Client{Transport: memhttp.Hosts{"cb.example": hook}}}
 			})
 			for _, skill := range []string{"echo", "fail"} {
 				taskID(t, w.post("/agent/task",
@@ -1177,7 +1160,7 @@ func TestWebhook(t *testing.T) {
 			code, _ := strconv.Atoi(r.URL.Path[1:])
 			rw.WriteHeader(code)
 		})
-		h := &Webhook{HTTP: &http.Client{Transport: pipeWeb{"cb.example": status}}, Backoff: time.Nanosecond,
+		h := &Webhook{HTTP: &http.Client{Transport: memhttp.Hosts{"cb.example": status}}, Backoff: time.Nanosecond,
 			Attempts: 3}
 		for code, want := range map[int]int{302: 1, 307: 1, 404: 1, 500: 3, 429: 3, 204: 1} {
 			calls = 0

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/parley-hub/parley/internal/memhttp"
 	"github.com/parley-hub/parley/internal/sleep"
 )
 
@@ -304,7 +305,7 @@ func TestRegistrar(t *testing.T) {
 		almanac := &AlmanacServer{Store: &MemoryAlmanac{}}
 		var down atomic.Bool
 		down.Store(true)
-		net := memHTTP{
+		net := memhttp.Hosts{
 			"hub": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if down.Load() {
 					w.WriteHeader(503)
@@ -316,7 +317,7 @@ func TestRegistrar(t *testing.T) {
 		}
 		var failures atomic.Int32
 		r := &Registrar{
-			Identity: you, URL: "http://hub", HTTP: net.client(), Endpoints: []Endpoint{{"http://you/submit", 1}},
+			Identity: you, URL: "http://hub", HTTP: net.Client(), Endpoints: []Endpoint{{"http://you/submit", 1}},
 			Protocols: []string{ChatProtocolDigest}, Metadata: []byte(`{"geolocation":{"latitude":"1.5"}}`),
 			Report: func(error) { failures.Add(1) },
 		}
@@ -329,8 +330,8 @@ func TestRegistrar(t *testing.T) {
 		}
 		down.Store(false)
 		_ = sleep.For(t.Context(), 65*time.Second)
-		c := &Client{Identity: me, HTTP: net.client(), Resolver: &AlmanacResolver{URL: "http://hub",
-			HTTP: net.client()}}
+		c := &Client{Identity: me, HTTP: net.Client(), Resolver: &AlmanacResolver{URL: "http://hub",
+			HTTP: net.Client()}}
 		reply, err := c.Ask(t.Context(), you.Identifier(false), hello())
 		if err != nil || string(reply.Payload) != `{"text": "echo: hello"}` {
 			t.Fatalf("%v", err)
@@ -558,7 +559,7 @@ func TestMailboxClient(t *testing.T) {
 		store := &MemoryMailbox{}
 		boxes := &MailboxServer{Store: store}
 		failDelete := 1
-		net := memHTTP{"hub": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		net := memhttp.Hosts{"hub": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == "DELETE" && failDelete > 0 {
 				failDelete--
 				w.WriteHeader(500)
@@ -566,8 +567,8 @@ func TestMailboxClient(t *testing.T) {
 			}
 			boxes.ServeHTTP(w, r)
 		})}
-		mailbox := &MailboxClient{Identity: you, URL: "http://hub", HTTP: net.client()}
-		sender := &Client{Identity: me, HTTP: net.client(),
+		mailbox := &MailboxClient{Identity: you, URL: "http://hub", HTTP: net.Client()}
+		sender := &Client{Identity: me, HTTP: net.Client(),
 			Resolver: Endpoints{you.Address(): {"http://hub/v2/agents/mailbox/submit"}}}
 		if items, err := mailbox.List(t.Context()); err != nil || len(items) != 0 {
 			t.Fatal(items, err)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parley-hub/parley/internal/memhttp"
 )
 
 // UAG-057.
@@ -40,7 +42,7 @@ func TestClientFailover(t *testing.T) {
 			writeBody(w, 200, b)
 		})
 	}
-	net := memHTTP{
+	net := memhttp.Hosts{
 		"good": good, "accepted": say(202, "{}"), "broken": say(500, `{"detail":"x"}`), "empty": say(200, "{}"),
 		"redirect": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://good/submit", http.StatusTemporaryRedirect)
@@ -81,7 +83,7 @@ func TestClientFailover(t *testing.T) {
 				urls = append(urls, "http://"+h+"/submit")
 			}
 			client := &Client{
-				Identity: me, HTTP: net.client(), Resolver: Endpoints{you.Address(): urls},
+				Identity: me, HTTP: net.Client(), Resolver: Endpoints{you.Address(): urls},
 				Random: func() float64 { return 0 }, // in order
 			}
 			if !c.ask {
@@ -109,7 +111,7 @@ func TestClientFailover(t *testing.T) {
 func TestClientRedirectedAnswer(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	agent := echoAgent(you)
-	net := memHTTP{"good": &Server{Resolve: Serve(agent)}, "hop": http.HandlerFunc(func(w http.ResponseWriter,
+	net := memhttp.Hosts{"good": &Server{Resolve: Serve(agent)}, "hop": http.HandlerFunc(func(w http.ResponseWriter,
 		r *http.Request) {
 		http.Redirect(w, r, "http://good/submit", http.StatusTemporaryRedirect)
 	})}
@@ -126,8 +128,8 @@ func TestClientRedirectedAnswer(t *testing.T) {
 
 func TestClientErrors(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
-	net := memHTTP{"you": &Server{Resolve: Serve(echoAgent(you)), Log: quiet()}}
-	c := &Client{Identity: me, HTTP: net.client(), Resolver: Endpoints{you.Address(): {"http://you/submit"}}}
+	net := memhttp.Hosts{"you": &Server{Resolve: Serve(echoAgent(you)), Log: quiet()}}
+	c := &Client{Identity: me, HTTP: net.Client(), Resolver: Endpoints{you.Address(): {"http://you/submit"}}}
 	t.Run("an ErrorMessage", func(t *testing.T) {
 		user, err := NewUser()
 		if err != nil {
@@ -231,8 +233,8 @@ func TestForwardKeepsBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []byte
-	net := memHTTP{"you": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { got = readAll(t, r.Body) })}
-	c := &Client{HTTP: net.client()}
+	net := memhttp.Hosts{"you": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { got = readAll(t, r.Body) })}
+	c := &Client{HTTP: net.Client()}
 	if _, err := c.Forward(t.Context(), []Endpoint{{"http://you/submit", 1}}, e); err != nil ||
 		string(got) != string(body) {
 		t.Errorf("%s, %v", got, err)
@@ -246,7 +248,7 @@ func TestForwardKeepsBytes(t *testing.T) {
 // follows as an envelope in the same session.
 func TestChat(t *testing.T) {
 	alice, bob := seeded(t, "alice"), seeded(t, "bob")
-	net := memHTTP{}
+	net := memhttp.Hosts{}
 	everywhere := Endpoints{alice.Address(): {"http://alice/submit"}, bob.Address(): {"http://bob/submit"}}
 	toAlice := make(chan *Request, 10)
 	net["alice"] = &Server{Log: quiet(), Resolve: Serve(&Agent{Address: alice.Address(), Identity: alice,
@@ -265,10 +267,10 @@ func TestChat(t *testing.T) {
 				answer := NewChat(time.Now(), Text("you said "+m.Text()), EndSession())
 				return &answer, nil
 			})}),
-		Client: &Client{HTTP: net.client(), Resolver: everywhere},
+		Client: &Client{HTTP: net.Client(), Resolver: everywhere},
 	}
 	net["bob"] = bobs
-	c := &Client{Identity: alice, HTTP: net.client(), Resolver: everywhere}
+	c := &Client{Identity: alice, HTTP: net.Client(), Resolver: everywhere}
 
 	question := NewChat(time.Now(), StartSession(), Text("hi é"))
 	reply, err := c.Ask(t.Context(), bob.Address(), question.Message())
@@ -354,7 +356,7 @@ func TestResolver(t *testing.T) {
 	future := fmt.Sprintf(`"expiry":%q,`, now.Add(time.Hour).UTC().Format(time.RFC3339))
 	past := fmt.Sprintf(`"expiry":%q,`, now.Add(-time.Hour).UTC().Format(time.RFC3339))
 	var path, body string
-	net := memHTTP{"almanac": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	net := memhttp.Hosts{"almanac": http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		path = r.URL.RequestURI()
 		if strings.Contains(path, "/domains/") {
 			writeBody(w, 200,
@@ -363,7 +365,7 @@ func TestResolver(t *testing.T) {
 		}
 		writeBody(w, 200, []byte(body))
 	})}
-	r := &AlmanacResolver{URL: "http://almanac/", HTTP: net.client()}
+	r := &AlmanacResolver{URL: "http://almanac/", HTTP: net.Client()}
 	good := `{"url":"http://a/submit","weight":1},{"url":"http://b/submit","weight":0}`
 	for _, c := range []struct {
 		to, body, path string

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -13,37 +12,6 @@ import (
 	"testing"
 	"time"
 )
-
-// memHTTP is a network in process: each host is a handler.
-type memHTTP map[string]http.Handler
-
-func (m memHTTP) RoundTrip(r *http.Request) (*http.Response, error) {
-	h := m[r.URL.Host]
-	if h == nil {
-		return nil, fmt.Errorf("no host %s", r.URL.Host)
-	}
-	in := r.Clone(r.Context())
-	in.RemoteAddr = "192.0.2.7:4000"
-	in.RequestURI = r.URL.RequestURI()
-	if in.Body == nil {
-		in.Body = http.NoBody
-	}
-	rec := httptest.NewRecorder()
-	h.ServeHTTP(rec, in)
-	resp := rec.Result()
-	resp.Request = r
-	if err := r.Context().Err(); err != nil {
-		return nil, err
-	}
-	return resp, nil
-}
-
-func (m memHTTP) client() *http.Client {
-	return &http.Client{Transport: m, CheckRedirect: func(*http.Request,
-		[]*http.Request) error {
-		return http.ErrUseLastResponse
-	}}
-}
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 

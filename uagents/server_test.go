@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/internal/bech32"
+	"github.com/parley-hub/parley/internal/memhttp"
 	"github.com/parley-hub/parley/internal/sleep"
 )
 
@@ -789,11 +790,11 @@ func TestServerUnsigned(t *testing.T) {
 func TestNoErrorAnswersAnError(t *testing.T) {
 	me, you := seeded(t, "me"), seeded(t, "you")
 	posted := 0
-	net := memHTTP{"me": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { posted++ })}
+	net := memhttp.Hosts{"me": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { posted++ })}
 	agent := &Agent{Address: you.Address(), Identity: you, Handler: func(context.Context, *Request) (Response, error) {
 		return Response{}, errors.New("no")
 	}}
-	s := &Server{Resolve: Serve(agent), Log: quiet(), Client: &Client{HTTP: net.client(),
+	s := &Server{Resolve: Serve(agent), Log: quiet(), Client: &Client{HTTP: net.Client(),
 		Resolver: Endpoints{me.Address(): {"http://me/submit"}}}}
 	for _, mode := range []string{"sync", "async"} {
 		if code, body := submit(s, encoded(t, signed(t, me, you.Address(), NewErrorMessage("x"))), syncHeader,

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/parley-hub/parley/internal/memhttp"
 )
 
 // TestSizes: an envelope at the limit of its sender is within the limit of the
@@ -19,8 +21,8 @@ func TestSizes(t *testing.T) {
 		error) {
 		return Answer(Message{Schema: r.SchemaDigest, Payload: r.Content.Payload}), nil
 	}}
-	net := memHTTP{"you.test": &Server{Resolve: Serve(agent), Log: quiet()}}
-	client := &Client{Identity: me, HTTP: net.client(), Resolver: Endpoints{you.Address(): {"http://you.test/submit"}}}
+	net := memhttp.Hosts{"you.test": &Server{Resolve: Serve(agent), Log: quiet()}}
+	client := &Client{Identity: me, HTTP: net.Client(), Resolver: Endpoints{you.Address(): {"http://you.test/submit"}}}
 	reply, err := client.Ask(t.Context(), you.Address(), full)
 	if err != nil || string(reply.Payload) != string(full.Payload) {
 		t.Fatalf("%v", err)
@@ -35,7 +37,7 @@ func TestSizes(t *testing.T) {
 
 	boxes := &MailboxServer{Store: &MemoryMailbox{}}
 	net["box.test"] = boxes
-	box := &MailboxClient{URL: "http://box.test", Identity: you, HTTP: net.client(), Interval: time.Millisecond}
+	box := &MailboxClient{URL: "http://box.test", Identity: you, HTTP: net.Client(), Interval: time.Millisecond}
 	if _, err := box.List(t.Context()); err != nil { // makes the mailbox
 		t.Fatal(err)
 	}

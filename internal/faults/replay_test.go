@@ -17,6 +17,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/parleytest"
 	"github.com/parley-hub/parley/samvad"
 )
 
@@ -26,19 +27,17 @@ type flood struct {
 	node     *node.Node
 	sender   *samvad.Identity
 	base, to string
-	offset   atomic.Int64 // of the clock
+	clock    parleytest.Clock
 
 	mu    sync.Mutex
 	calls map[string]int // by message text
 }
 
-func (f *flood) now() time.Time { return time.Now().Add(time.Duration(f.offset.Load())) }
-
 func newFlood(t *testing.T, durability string) *flood {
 	t.Helper()
 	f := &flood{sender: newIdentity(t, "agent://sender.test"), calls: map[string]int{}}
 	n, err := node.Open(t.Context(), node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: durability,
-		Now:       f.now,
+		Now:       f.clock.Now,
 		PublicURL: "http://hub.test", Limits: node.Limits{SenderRate: -1}, Agents: enrolled(f.sender)})
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +72,7 @@ func newFlood(t *testing.T, durability string) *flood {
 
 func (f *flood) shot(t *testing.T, n int, mode samvad.Mode) *shot {
 	t.Helper()
-	client := &samvad.Client{Identity: f.sender, Now: f.now}
+	client := &samvad.Client{Identity: f.sender, Now: f.clock.Now}
 	e, body, err := client.Envelope(samvad.Call{To: f.to, Skill: "echo", Payload: fmt.Appendf(nil, `{"n":"%d"}`, n)},
 		mode)
 	if err != nil {
@@ -81,7 +80,7 @@ func (f *flood) shot(t *testing.T, n int, mode samvad.Mode) *shot {
 	}
 	s := &shot{from: f.sender, mode: mode, base: f.base, body: body, nonce: e.Nonce,
 		header: http.Header{"Content-Type": {"application/json"}}}
-	if err := s.seal(f.now()); err != nil {
+	if err := s.seal(f.clock.Now()); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -201,7 +200,7 @@ func TestReplays(t *testing.T) {
 	}
 	// Past the window a message is stale, so its key need not be held.
 	old := f.shot(t, count, samvad.ModeSync)
-	f.offset.Store(int64(16 * time.Minute))
+	f.clock.Advance(16 * time.Minute)
 	if a := f.serve(old, old.body, "192.0.2.1:1"); a.status != http.StatusUnauthorized ||
 		a.code() != samvad.CodeAuthFailed {
 		t.Errorf("a stale request: %s", a)

@@ -29,9 +29,7 @@ func Client(h http.Handler) (c *http.Client, stop func()) {
 		_ = s.Serve(l) // until stop
 	})
 	t := &http.Transport{DialContext: l.dial, DialTLSContext: l.dial}
-	c = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error {
-		return http.ErrUseLastResponse
-	}}
+	c = &http.Client{Transport: t, CheckRedirect: stay}
 	return c, sync.OnceFunc(func() {
 		_ = s.Close() // of pipes: cannot fail
 		l.end()

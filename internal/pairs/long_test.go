@@ -17,26 +17,9 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
+	"github.com/parley-hub/parley/parleytest"
 	"github.com/parley-hub/parley/samvad"
 )
-
-// clock is the time of a hub and its peers: the machine's, put forward.
-type clock struct {
-	mu    sync.Mutex
-	ahead time.Duration
-}
-
-func (c *clock) Now() time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return time.Now().Add(c.ahead)
-}
-
-func (c *clock) pass(d time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ahead += d
-}
 
 // front is an address that stays while the hub behind it moves from one address to
 // another. While no hub is there, it closes new connections.
@@ -120,7 +103,7 @@ func (f *front) lead(to string) {
 // put forward. The peers only see that the hub was away.
 type longTestNode struct {
 	*testNode
-	clock     clock
+	clock     parleytest.Clock
 	http, agh *front
 	from, to  map[string]Worker // by protocol
 }
@@ -171,7 +154,7 @@ func (w *longTestNode) away(t *testing.T, pass time.Duration) {
 	}
 	w.http.lead("")
 	w.agh.lead("")
-	w.clock.pass(pass)
+	w.clock.Advance(pass)
 	w.open(t)
 	w.lead()
 	// Idle connections are closed: the next message must not go into a dead one, for
