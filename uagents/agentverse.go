@@ -27,7 +27,7 @@ type IdentityServer struct {
 	User func(ctx context.Context, bearer, team string) (string, error)
 	// Proved is called when an account proved an agent to be its own, and may refuse.
 	Proved func(ctx context.Context, user, address string) error
-	// Store keeps the profiles; it must be set.
+	// Store keeps the profiles; it must be set. [MemoryProfiles] is one.
 	Store ProfileStore
 
 	Now      func() time.Time // nil: time.Now

@@ -19,7 +19,7 @@ import (
 // counts when the agent's own key signed it recently, and later than the stored one, so
 // that no other agent can take a name over or bring an old endpoint back.
 type AlmanacServer struct {
-	Store AlmanacStore // must be set
+	Store AlmanacStore // must be set; [MemoryAlmanac] is one
 	Now   func() time.Time
 	// Allow may refuse a fresh attestation with a valid signature; its error is sent
 	// to the client.

@@ -42,7 +42,7 @@ type MailboxStore interface {
 // because agents never delete an item that fails their own verification. Agents show
 // an attestation token; the first token makes the mailbox.
 type MailboxServer struct {
-	Store    MailboxStore // must be set
+	Store    MailboxStore // must be set; [MemoryMailbox] is one
 	Verifier *Verifier    // as in [Server]
 	Now      func() time.Time
 	// Allow may refuse to make a mailbox for an agent that proved its key.

@@ -9,7 +9,8 @@
 //
 // [TestAuthenticator], [TestMemory], [TestMemories], [TestMultiAgent], [TestProvider],
 // [TestSkills], [TestStore], [TestRelay] and [TestTools] check your own implementations
-// of the interfaces of package a2e, in the manner of testing/fstest.
+// of the interfaces of package a2e, in the manner of testing/fstest:
+// the error names each rule that is broken.
 //
 // Everything works inside a testing/synctest bubble.
 package a2etest

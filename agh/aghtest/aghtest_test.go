@@ -149,7 +149,9 @@ func (x *transport) Subscribe(ctx context.Context, subject string, handle func(a
 }
 
 // TestChecks: the types of package agh pass, and each fault is found.
-func TestChecks(t *testing.T) {
+func TestChecks(t *testing.T) { synctest.Test(t, testChecks) } // for the order of concurrent calls
+
+func testChecks(t *testing.T) {
 	for name, c := range map[string]struct {
 		check  func(fault string) error
 		faults map[string]string // and the rule that finds it
@@ -168,12 +170,8 @@ func TestChecks(t *testing.T) {
 			map[string]string{"one workspace": "kept apart", "stores failures": "a step that fails",
 				"no transaction": "exactly one opens"}},
 		"Transport": {func(f string) error {
-			var err error
-			synctest.Test(t, func(t *testing.T) {
-				x := &transport{Bus: &aghtest.Bus{}, fault: f}
-				err = aghtest.TestTransport(x, x, "agh.test")
-			})
-			return err
+			x := &transport{Bus: &aghtest.Bus{}, fault: f}
+			return aghtest.TestTransport(x, x, "agh.test")
 		}, map[string]string{"text only": "whole and in order", "no reply": "whole and in order",
 			"out of order": "whole and in order", "does not stop": "until it is stopped"}},
 	} {

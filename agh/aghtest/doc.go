@@ -5,7 +5,8 @@
 // envelopes, each with the error that [Peer.Verifier] gives for it.
 //
 // [TestMemory], [TestKeys], [TestWorks] and [TestTransport] check your own
-// implementations of the interfaces of package agh, in the manner of testing/fstest.
+// implementations of the interfaces of package agh, in the manner of testing/fstest:
+// the error names each rule that is broken.
 //
 // Everything works inside a testing/synctest bubble.
 package aghtest

@@ -6,7 +6,8 @@
 // with the error that a [asp.Verifier] gives for it.
 //
 // [TestMemory], [TestKeys], [TestStore] and [TestClientStore] check your own
-// implementations of the interfaces of package asp, in the manner of testing/fstest.
+// implementations of the interfaces of package asp, in the manner of testing/fstest:
+// the error names each rule that is broken.
 //
 // Everything works inside a testing/synctest bubble.
 package asptest

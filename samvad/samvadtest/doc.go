@@ -8,7 +8,8 @@
 //   - [Peer.Skill] and [Peer.HTTP] answer your client; [Peer.Received] says what came.
 //
 // [TestMemory], [TestKeys], [TestTasks] and [TestSigner] check your own implementations
-// of the interfaces of package samvad, in the manner of testing/fstest.
+// of the interfaces of package samvad, in the manner of testing/fstest:
+// the error names each rule that is broken.
 //
 // Everything works inside a testing/synctest bubble.
 package samvadtest

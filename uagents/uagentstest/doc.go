@@ -10,7 +10,8 @@
 //
 // [TestMemory], [TestResolver], [TestAlmanacStore], [TestMailboxStore],
 // [TestProfileStore] and [TestCurve] check your own implementations of the interfaces of
-// package uagents, in the manner of testing/fstest.
+// package uagents, in the manner of testing/fstest:
+// the error names each rule that is broken.
 //
 // Everything works inside a testing/synctest bubble.
 package uagentstest

@@ -71,7 +71,8 @@ func ExamplePeer_HTTP() {
 	me, weather := uagentstest.NewPeer(t, "me"), uagentstest.NewPeer(t, "weather")
 	weather.Handle(func(context.Context, *uagents.Request) (uagents.Response, error) {
 		return uagents.Answer(bern), nil
-	}) // your program's client:
+	})
+	// Your program's client:
 	client := &uagents.Client{Identity: me.Identity, HTTP: weather.HTTP(), Resolver: weather.Resolver()}
 	_, err := client.Ask(t.Context(), weather.Address(), bern)
 	if got := weather.Received(); err != nil || len(got) != 1 || got[0].Sender != me.Address() {

@@ -194,7 +194,9 @@ func (c curve) Verify(public *[33]byte, digest *[32]byte, sig *[64]byte) bool {
 }
 
 // TestChecks: the stores of package uagents pass, and each fault is found.
-func TestChecks(t *testing.T) {
+func TestChecks(t *testing.T) { synctest.Test(t, testChecks) } // for the order of concurrent calls
+
+func testChecks(t *testing.T) {
 	me := uagentstest.NewPeer(t, "me")
 	for name, c := range map[string]struct {
 		check  func(fault string) error
