@@ -14,7 +14,7 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// A Hub is a hub in memory, that serves. Its methods stand for those of [node.Node].
+// A Hub is a running hub in memory, with all that a [node.Node] can do.
 type Hub struct {
 	*node.Node
 	Clock *Clock
