@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
 )
@@ -91,17 +93,20 @@ func TestDeliveryOfAnAgent(t *testing.T) {
 	wants := func(what string, v Agent, err error, want AgentDelivery) {
 		t.Helper()
 		want.First, want.Longest = "1ms", "1ms"
-		if err != nil || v.Delivery == nil || *v.Delivery != want {
-			t.Errorf("%s: %+v, %v; want %+v", what, v.Delivery, err, want)
+		if d := cmp.Diff(v.Delivery, &want); err != nil || d != "" {
+			t.Errorf("%s: %v\n%s", what, err, d)
 		}
 	}
+	set := AgentDelivery{Tries: 7, Patience: "36h0m0s",
+		Own: DeliveryChange{Tries: new(7), Patience: new("36h0m0s"), Ordered: new(false)}}
 	v, err := b.client.AddAgent(ctx, n)
-	wants("added", v, err, AgentDelivery{Tries: 7, Patience: "24h0m0s", Ordered: true})
+	wants("added", v, err, AgentDelivery{Tries: 7, Patience: "24h0m0s", Ordered: true,
+		Own: DeliveryChange{Tries: new(7)}})
 	v, err = b.client.SetDelivery(ctx, "far", DeliveryChange{Patience: &patience, Ordered: &no})
-	wants("set", v, err, AgentDelivery{Tries: 7, Patience: "36h0m0s"})
+	wants("set", v, err, set)
 	n.Delivery = nil
 	v, err = b.client.AddAgent(ctx, n)
-	wants("added again", v, err, AgentDelivery{Tries: 7, Patience: "36h0m0s"})
+	wants("added again", v, err, set)
 	v, err = b.client.SetDelivery(ctx, "far", DeliveryChange{Tries: &none, Patience: &nothing, Ordered: &yes})
 	wants("set back", v, err, AgentDelivery{Tries: 3, Patience: "24h0m0s", Ordered: true})
 	v, err = b.client.Agent(ctx, "weather", 0)

@@ -55,7 +55,7 @@ func TestNetworkFault(t *testing.T) {
 	}{
 		{"connection refused", get(loopback, netguard.Options{}, "http://"+closed.Addr().String()),
 			parley.ConnectionRefused, "connection refused by " + closed.Addr().String()},
-		{"address guard", get(&netguard.Guard{}, netguard.Options{}, hangsUp.URL), parley.AddressGuard,
+		{"address guard", get(&netguard.Guard{Advice: netguard.HubAdvice}, netguard.Options{}, hangsUp.URL), parley.AddressGuard,
 			`[network] allow = ["127.0.0.1/32"]`},
 		{"certificate unknown", get(loopback, netguard.Options{}, private.URL), parley.CertificateUnknown,
 			"certificate unknown"},

@@ -25,9 +25,8 @@ func ExampleOpen_bridge() {
 		log.Fatal(err)
 	}
 	defer n.Close(ctx)
-	at := n.Addresses().Agents
-	fmt.Println(at["guide"]["samvad"])
-	fmt.Println(uagents.IsAddress(at["museum"]["uagents"]))
+	fmt.Println(n.AgentAddresses("guide")["samvad"])
+	fmt.Println(uagents.IsAddress(n.AgentAddresses("museum")["uagents"]))
 	// Output:
 	// https://hub.example/agents/guide
 	// true

@@ -156,6 +156,7 @@ type Key struct {
 	Doc  string
 
 	Default string `json:",omitzero"` // as it stands in the file
+	Example string `json:",omitzero"` // of a key without a default that must be set
 	Reload  bool   // `parley config reload` applies a change; others need a restart
 }
 
@@ -198,8 +199,9 @@ func keysOf(t reflect.Type, name, prefix string) []Key {
 }
 
 func key(name, kind, doc string, t reflect.StructTag) Key {
-	return Key{Name: name, Type: kind, Doc: doc, Default: t.Get("default"), Reload: t.Get("reload") != "" ||
-		strings.HasPrefix(name, "agents.")}
+	return Key{Name: name, Type: kind, Doc: doc, Default: t.Get("default"), Example: t.Get("example"),
+		Reload: t.Get("reload") != "" ||
+			strings.HasPrefix(name, "agents.")}
 }
 
 // nearest finds the known key whose spelling is nearest to an unknown key.

@@ -11,7 +11,7 @@ import (
 // AgentSkill is a skill of an agent, as the operator declares it.
 type AgentSkill struct {
 	// its id
-	ID string `toml:"id"`
+	ID string `toml:"id" example:"\"forecast\""`
 	// for people; default: the id
 	Name string `toml:"name"`
 	// for people and models

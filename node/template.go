@@ -62,7 +62,7 @@ func writeKey(b *strings.Builder, k Key, name string, set map[string]string) {
 		fmt.Fprintf(b, "%s = %s\n", name, strconv.Quote(v))
 		return
 	}
-	fmt.Fprintf(b, "# %s = %s\n", name, cmp.Or(k.Default, emptyValue(k.Type)))
+	fmt.Fprintf(b, "# %s = %s\n", name, cmp.Or(k.Default, k.Example, emptyValue(k.Type)))
 }
 
 // emptyValue is the zero value of a type in the file.

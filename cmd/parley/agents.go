@@ -18,6 +18,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
@@ -94,14 +95,14 @@ of the following one.`,
 		expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
 }
 
-func (a *app) agentsList(ctx context.Context, hub *admin.Client, f admin.AgentFilter) error {
+func (a *app) agentsList(ctx context.Context, client *admin.Client, f admin.AgentFilter) error {
 	var page admin.AgentPage
 	var list []admin.Agent
 	limit := cmp.Or(f.Limit, math.MaxInt)
 	for more := true; more; more = page.Next != "" && len(list) < limit {
 		f.Limit = min(limit-len(list), index.MaxLimit)
 		var err error
-		if page, err = hub.Agents(ctx, f); err != nil {
+		if page, err = client.Agents(ctx, f); err != nil {
 			return err
 		}
 		list, f.Cursor = append(list, page.Agents...), page.Next
@@ -114,14 +115,24 @@ func (a *app) agentsList(ctx context.Context, hub *admin.Client, f admin.AgentFi
 	if f.Filter != "" {
 		none = "no agents match --filter"
 	}
+	if len(list) == 0 {
+		return a.print(nil, "%s\n", none)
+	}
 	titles := []string{"AGENT", "SPEAKS", "EXPOSED IN", "SKILLS", "STATE", "FROM", "LAST HEARD OF"}
-	err := printList(a, list, none, titles, func(v *admin.Agent) []string {
+	var rows [][]string
+	for _, v := range list {
 		seen := ""
 		if v.Seen != nil {
 			seen = a.when(v.Seen.Time) + " " + v.Seen.Assurance.String()
 		}
-		return []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","), strconv.Itoa(len(v.Skills)),
-			stateCell(&v.AgentState), string(v.Source), seen}
+		rows = append(rows, []string{v.Name, strings.Join(v.Native, ","), strings.Join(v.Exposed, ","),
+			strconv.Itoa(len(v.Skills)), strings.ReplaceAll(string(v.State), "_", " "), string(v.Source), seen})
+	}
+	err := a.table(titles, rows, func(row int) []string {
+		if s := &list[row].AgentState; s.State == hub.Unreachable || s.State == hub.Failing || s.State == hub.Postponed {
+			return []string{a.stateWords(s)}
+		}
+		return nil
 	})
 	if err == nil && page.More > 0 {
 		fmt.Fprintf(a.errs, "%s: --limit 0 lists all, --filter TEXT chooses\n",
@@ -152,7 +163,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	line("agent", "%s", v.Name)
 	line("title", "%s", v.Title)
 	line("about", "%s", v.Description)
-	line("state", "%s", cmp.Or(stateWords(&v.AgentState), "ready"))
+	line("state", "%s", cmp.Or(a.stateWords(&v.AgentState), "ready"))
 	line("delivery", "%s", scheduleWords(v.Delivery))
 	line("added", "%s, from %s", a.when(v.Added), v.Source)
 	for _, i := range v.Identities {
@@ -192,8 +203,11 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 			a.when(k.Created))
 	}
 	if v.Waiting != nil {
-		line("waiting", "%d, oldest %s; %s", v.Waiting.Open, a.when(v.Waiting.Oldest),
-			plural(v.Waiting.Dead, "dead letter", "dead letters"))
+		waiting := "nothing"
+		if v.Waiting.Open > 0 {
+			waiting = fmt.Sprintf("%d, the oldest from %s", v.Waiting.Open, a.when(v.Waiting.Oldest))
+		}
+		line("waiting", "%s; %s", waiting, plural(v.Waiting.Dead, "dead letter", "dead letters"))
 	}
 	if v.Seen != nil {
 		line("last heard", "%s, %s by %s, message %s", a.when(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,

@@ -18,15 +18,15 @@ import (
 // This file says in words whether messages reach an agent, and how they are retried.
 
 // stateWords says what state an agent is in, as one clause. It is "" for a ready agent.
-func stateWords(s *admin.AgentState) string {
+func (a *app) stateWords(s *admin.AgentState) string {
 	if s == nil {
 		return ""
 	}
 	next := ""
 	if !s.Next.IsZero() {
-		next = "; next attempt " + stamp(s.Next)
+		next = "; next attempt " + a.when(s.Next)
 	}
-	failed := fmt.Sprintf("since %s: %s (%s%s)", stamp(s.Since), stateReason(s),
+	failed := fmt.Sprintf("%s: %s (%s%s)", a.since(s.Since), stateReason(s),
 		plural(s.Failures, "failed attempt", "failed attempts"), next)
 	switch s.State {
 	case hub.Ready:
@@ -38,24 +38,11 @@ func stateWords(s *admin.AgentState) string {
 	case hub.Failing:
 		return "fails " + failed
 	case hub.Postponed:
-		return fmt.Sprintf("asked the hub to wait until %s: %s", stamp(s.Next), stateReason(s))
+		return fmt.Sprintf("asked the hub to come back later: %s%s", stateReason(s), next)
 	case hub.NotConnected:
 		return "is not connected: its messages wait at the hub"
 	case hub.NoReader:
 		return "has an inbox that nobody reads: its messages wait at the hub (parley listen)"
-	}
-	return string(s.State)
-}
-
-// stateCell is the state of an agent in a table.
-func stateCell(s *admin.AgentState) string {
-	switch s.State {
-	case hub.Unreachable, hub.Failing:
-		return short(fmt.Sprintf("%s since %s: %s", s.State, stamp(s.Since), stateReason(s)), 90)
-	case hub.Postponed:
-		return "waiting for it until " + stamp(s.Next)
-	case hub.NotConnected, hub.NoReader:
-		return strings.ReplaceAll(string(s.State), "_", " ")
 	}
 	return string(s.State)
 }
@@ -87,7 +74,7 @@ func (a *app) tellState(ctx context.Context, client *admin.Client, to string) er
 	if s.State != hub.Unreachable && s.State != hub.Failing {
 		after = ""
 	}
-	fmt.Fprintf(a.errs, "%s %s%s\n", clean(to), stateWords(&s), after)
+	fmt.Fprintf(a.errs, "%s %s%s\n", clean(to), a.stateWords(&s), after)
 	return nil
 }
 
@@ -103,7 +90,7 @@ func (a *app) tellRecipients(list []admin.DeadLetter) {
 			return
 		}
 		told = append(told, d.To)
-		fmt.Fprintf(a.out, "%s %s\n", clean(d.To), stateWords(d.Recipient))
+		a.hang("", rowIndent, "", clean(d.To)+" "+a.stateWords(d.Recipient))
 	}
 }
 

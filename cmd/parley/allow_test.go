@@ -19,7 +19,7 @@ func TestServeNetworkAllow(t *testing.T) {
 		flags []string
 		want  string
 	}{
-		{nil, "address refused"},
+		{nil, "address guard: "},
 		{[]string{"--network-allow", "192.168.0.0/16,loopback"}, `"show":"angels"`},
 	} {
 		hub, _, at, log := p.serve(append([]string{"--data", "data", "--listen", "127.0.0.1:0", "--admin-listen",

@@ -107,7 +107,7 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id, to string) er
 	line("cause", "%s", cause(d.To, &d.Reason, ""))
 	line("advice", "%s", d.Reason.Advice)
 	if d.Recipient != nil {
-		line("recipient", "%s", stateWords(d.Recipient))
+		line("recipient", "%s", a.stateWords(d.Recipient))
 	}
 	for _, l := range d.Losses {
 		line("lost", "%s", l)

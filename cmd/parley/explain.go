@@ -71,7 +71,7 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 		}
 		for _, r := range m.Recipients {
 			if r.Name == d.To {
-				line("  now", "%s %s", clean(r.Name), stateWords(&r.AgentState))
+				line("  now", "%s %s", clean(r.Name), a.stateWords(&r.AgentState))
 			}
 		}
 	}

@@ -76,6 +76,14 @@ func (a *app) when(t time.Time) string {
 	return "in " + rough(-d)
 }
 
+// since says how long something has been so: "for 3 min" on a terminal, else since when exactly.
+func (a *app) since(t time.Time) string {
+	if a.relative() {
+		return "for " + rough(max(0, a.now().Sub(t)))
+	}
+	return "since " + stamp(t)
+}
+
 // after formats a moment of a conversation: as the time since its beginning on a terminal, else exactly.
 func (a *app) after(begin, t time.Time) string {
 	switch d := t.Sub(begin); {

@@ -47,10 +47,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	at := n.Addresses()
-	fmt.Println(at.HTTP)
-	fmt.Println("museum", at.Agents["museum"]["uagents"])
-	fmt.Println("guide", at.Agents["guide"]["samvad"])
+	fmt.Println(n.Addresses().HTTP)
+	fmt.Println("museum", n.AgentAddresses("museum")["uagents"])
+	fmt.Println("guide", n.AgentAddresses("guide")["samvad"])
 	if err := n.Run(ctx); err != nil {
 		log.Fatal(err)
 	}
