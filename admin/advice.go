@@ -209,7 +209,7 @@ var codeAdvice = map[parley.Code]string{
 	parley.InvalidContent: "make the content fit the skill's schema, which the error shows",
 	parley.Unsupported:    "the recipient's protocol cannot carry this; send it in another form",
 	parley.RateLimited:    "send more slowly, or raise limits.sender_rate",
-	parley.Loop:           "two hubs route to each other: remove one of the routes",
+	parley.Loop:           "two hubs route to each other, or agents call each other in a circle: remove one of the routes",
 	parley.Conflict:       "another message or action changed the state first; look at it and try again",
 	parley.Unavailable:    "try again; `parley agents show {agent}` shows whether the agent is paused or has no address",
 	parley.NoSpace:        "free space on the disk of the data directory; the hub then continues by itself",

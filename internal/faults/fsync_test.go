@@ -72,16 +72,18 @@ func TestPowerLoss(t *testing.T) {
 		send(fmt.Sprintf("alone%03ds", i), samvad.ModeSync, 0)
 		send(fmt.Sprintf("alone%03da", i), samvad.ModeAsync, 0)
 	}
-	// Enough at once that the journal commits in groups, and enough in all that it
-	// copies its WAL into the file.
-	var crowd sync.WaitGroup
-	for i := range 48 {
-		crowd.Go(func() {
-			send(fmt.Sprintf("crowd%03ds", i), samvad.ModeSync, 0)
-			send(fmt.Sprintf("crowd%03da", i), samvad.ModeAsync, 100<<10)
-		})
+	// Enough at once that the journal commits in groups, and enough in each of three waves
+	// that it copies its WAL into the file, also if it commits the wave as one group.
+	for wave := range 3 {
+		var crowd sync.WaitGroup
+		for i := range 16 {
+			crowd.Go(func() {
+				send(fmt.Sprintf("crowd%d%02ds", wave, i), samvad.ModeSync, 0)
+				send(fmt.Sprintf("crowd%d%02da", wave, i), samvad.ModeAsync, 160<<10)
+			})
+		}
+		crowd.Wait()
 	}
-	crowd.Wait()
 	stopTraced(t, p)
 	calls := readTrace(t, out)
 	if want := 10 + 96; len(acks) != want {
