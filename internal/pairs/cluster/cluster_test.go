@@ -247,7 +247,7 @@ func (x *talk) dead(t testing.TB, h *hubNode, web *http.Client) map[string]bool 
 	}
 	out := map[string]bool{}
 	for _, d := range list {
-		d, err := c.DeadLetter(t.Context(), d.Message, d.To)
+		d, err := c.DeadLetter(t.Context(), d.Message.String(), d.To)
 		if err != nil {
 			t.Fatal(err)
 		}
