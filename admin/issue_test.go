@@ -280,7 +280,10 @@ func TestRevokedStreams(t *testing.T) {
 					t.Errorf("%v", err)
 				}
 			}
-			if left := len(b.admin.c.Tokens.calls); left > 1 { // the last call may be ending
+			b.admin.c.Tokens.mu.RLock()
+			left := len(b.admin.c.Tokens.calls)
+			b.admin.c.Tokens.mu.RUnlock()
+			if left > 1 { // the last call may be ending
 				t.Errorf("%d calls are still followed", left)
 			}
 		})

@@ -325,8 +325,9 @@ func (m *mailbox) put(ctx context.Context, from itemOrigin, address, key string,
 		return false, protocol.ErrUnknownAgent
 	}
 	if old := b.byKey[key]; old != nil {
+		stored := old.stored
 		m.mu.Unlock()
-		if !old.stored {
+		if !stored {
 			return false, protocol.ErrBusy
 		}
 		return true, nil
