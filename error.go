@@ -153,8 +153,8 @@ func Reasons() []Reason {
 		HubStops, HubStorage, HubKey,
 		HostUnknown, AddressGuard, ConnectionRefused, ConnectionLost, NoRoute, NoAnswer, CertificateUnknown,
 		CertificateName, CertificateExpired, CertificateBad, NotConnected, NoAddress,
-		KeyUnknown, WrongToken, PeerForbids, PeerRole, PeerRate, PeerBusy, PeerSilent, PeerClock, PeerContent, PeerUnsupported,
-		PeerAnswer, PeerGone, PeerRefused, PeerCancelled, PeerFailed}
+		KeyUnknown, WrongToken, PeerForbids, PeerRole, PeerRate, PeerBusy, PeerSilent, PeerClock, PeerContent,
+		PeerUnsupported, PeerAnswer, PeerGone, PeerRefused, PeerCancelled, PeerFailed}
 }
 
 // With gives a copy of e for operators: who refused, why, and a sentence with the

@@ -45,8 +45,8 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	return viewAll(by, a.dead(f), a.viewDead), nil
 }
 
-// DeadLetter gives a dead letter with its message. The id may be the beginning of one. To may be empty if the message is
-// a dead letter to one recipient only.
+// DeadLetter gives a dead letter with its message. The id may be the beginning of one. To may be
+// empty if the message is a dead letter to one recipient only.
 func (a *Admin) DeadLetter(ctx context.Context, by Actor, id, to string) (DeadLetter, error) {
 	if err := by.may(Observe); err != nil {
 		return DeadLetter{}, err

@@ -104,8 +104,8 @@ func (c *caller) Tell(ctx context.Context, m *parley.Message) error {
 	return err
 }
 
-// submission makes a message of the caller: who sends it and what it belongs to is not
-// the handler's to say.
+// submission makes a message of the caller. The hub sets its sender, conversation, trace
+// and hops; the handler cannot.
 func (c *caller) submission(ctx context.Context, in *parley.Message) (s Submission, err error) {
 	if err := ctx.Err(); err != nil {
 		return s, parley.AsError(err)

@@ -65,7 +65,8 @@ func TestAnnouncement(t *testing.T) {
 	if _, err := client.AddAgent(t.Context(), admin.NewAgent{Name: "new", Inbox: true}); err != nil {
 		t.Error(err)
 	}
-	if list, err := client.Audit(t.Context(), admin.AuditFilter{Limit: 1}); err != nil || len(list) != 1 || list[0].Actor != "local" {
+	list, err := client.Audit(t.Context(), admin.AuditFilter{Limit: 1})
+	if err != nil || len(list) != 1 || list[0].Actor != "local" {
 		t.Errorf("%+v %v", list, err)
 	}
 	if b, err := json.Marshal(n.Addresses()); err != nil || bytes.Contains(b, []byte(at.Token)) {

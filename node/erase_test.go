@@ -223,7 +223,8 @@ func TestForgetIsFinished(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The erasure erased half of the records, and nothing in the index.
-	if _, err := n.journal.Erase(t.Context(), 1, journal.Digests, []journal.Position{recorded(t, n, asked.ID).Position}); err != nil {
+	if _, err := n.journal.Erase(t.Context(), 1, journal.Digests,
+		[]journal.Position{recorded(t, n, asked.ID).Position}); err != nil {
 		t.Fatal(err)
 	}
 	later, err := ask(t, n, `{"text":"saxifrage"}`)

@@ -147,9 +147,8 @@ func (r *forgetRun) partition(ctx context.Context, p int) error {
 func (r *forgetRun) choose(ctx context.Context, rec *journal.Record) journal.Choice {
 	j, m := r.e.n.journal, rec.Message
 	if m == nil {
-		if journal.HasContent(rec, journal.Digests) && j.Held(rec) == "" && slices.ContainsFunc(rec.Steps, func(s journal.Step) bool {
-			return s.To == r.what.Agent || r.what.Message(s.Message)
-		}) {
+		named := func(s journal.Step) bool { return s.To == r.what.Agent || r.what.Message(s.Message) }
+		if journal.HasContent(rec, journal.Digests) && j.Held(rec) == "" && slices.ContainsFunc(rec.Steps, named) {
 			return journal.Take
 		}
 		return journal.Pass

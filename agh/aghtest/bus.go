@@ -130,7 +130,7 @@ func (b *Bus) Published() []agh.Message {
 	return slices.Clone(b.published)
 }
 
-// Subjects gives the subjects that somebody subscribes, sorted.
+// Subjects gives the subjects that have a subscriber, sorted.
 func (b *Bus) Subjects() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()

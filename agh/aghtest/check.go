@@ -46,7 +46,7 @@ func TestKeys(k agh.Keys, pinned ...string) error {
 			return nil
 		}},
 		checks.Check{Name: "an id that is not pinned has no keys, and no error", Run: func(ctx context.Context) error {
-			if list, err := k.Keys(ctx, "not-pinned-by-anybody"); err != nil || len(list) > 0 {
+			if list, err := k.Keys(ctx, "never-pinned"); err != nil || len(list) > 0 {
 				return fmt.Errorf("it has %d keys, %w", len(list), err)
 			}
 			return nil

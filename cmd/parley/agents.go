@@ -390,8 +390,8 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 	f.StringSliceVar(&s.expose, "expose", nil,
 		"protocols in which the hub stands in for it: "+protocolNames("or")+", or all")
 	f.BoolVar(&s.inbox, "inbox", false, "it reads its messages at the hub (parley listen)")
-	f.StringVar(&s.record, "record", "", "what the journal keeps of the content of its messages: full, headers or digest; "+
-		"see parley agents record --help")
+	f.StringVar(&s.record, "record", "", "what the journal keeps of the content of its messages: full, headers or "+
+		"digest; see parley agents record --help")
 	f.DurationVar(&s.wait, "wait", 0, "wait so long for its first proved message")
 	s.retry.register(c)
 	return c

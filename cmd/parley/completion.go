@@ -81,7 +81,8 @@ const (
 )
 
 // of makes a completion of what the hub lists, one call of add each. begin is the word so far.
-func (a *app) of(list func(ctx context.Context, hub *admin.Client, begin string, add func(word, remark string))) completion {
+func (a *app) of(
+	list func(ctx context.Context, hub *admin.Client, begin string, add func(word, remark string))) completion {
 	return func(cmd *cobra.Command, _ []string, begin string) (out []string, _ cobra.ShellCompDirective) {
 		hub, err := a.hub()
 		if err != nil {
@@ -185,7 +186,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	arguments = map[string][]completion{
 		"agents expose": {agents, words(append(slices.Clone(names), "all", "none")...)}, "agents link": {agents},
 		"agents delivery": {agents}, "agents export": {agents}, "agents pause": {agents},
-		"agents record": {agents, words("full", "headers", "digest")}, "agents remove": {agents}, "agents resume": {agents}, "agents show": {agents},
+		"agents record": {agents, words("full", "headers", "digest")}, "agents remove": {agents},
+		"agents resume": {agents}, "agents show": {agents},
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
 		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
@@ -244,7 +246,7 @@ func content(_ *cobra.Command, args []string, s string) (out []string, _ cobra.S
 	return out, directive
 }
 
-// prepare gives all commands their completions, and errors that suggest what was meant. A command without a rule for
+// prepare gives all commands their completions, and errors that suggest the nearest name. A command without a rule for
 // its arguments takes none.
 func (a *app) prepare(root *cobra.Command) {
 	arguments, flags := a.completions()

@@ -211,15 +211,16 @@ func (d *doctor) skew(protocol string, limit time.Duration, at, from, to time.Ti
 		off = at.Add(time.Second).Sub(from)
 	}
 	const fix = "set the clock of this machine or of the agent's: timedatectl set-ntp true"
-	differs := fmt.Sprintf("the agent's clock is %s %s; %s messages are refused from %g s on", off.Abs().Round(time.Second),
-		map[bool]string{true: "ahead", false: "behind"}[off > 0], protocol, limit.Seconds())
+	differs := fmt.Sprintf("the agent's clock is %s %s; %s messages are refused from %g s on",
+		off.Abs().Round(time.Second), map[bool]string{true: "ahead", false: "behind"}[off > 0], protocol, limit.Seconds())
 	switch {
 	case off.Abs() >= limit:
 		d.failed("clock skew", fix, errors.New(differs))
 	case off.Abs() >= limit/2:
 		d.warn("clock skew", fix, "%s", differs)
 	default:
-		d.ok("clock skew", "less than %g s; %s messages are refused from %g s on", limit.Seconds()/2, protocol, limit.Seconds())
+		d.ok("clock skew", "less than %g s; %s messages are refused from %g s on", limit.Seconds()/2, protocol,
+			limit.Seconds())
 	}
 }
 

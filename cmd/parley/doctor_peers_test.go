@@ -102,7 +102,7 @@ func startA2EHost(ts *testscript.TestScript, args []string) (stop func()) {
 	if len(args) > 0 {
 		h.Auth = a2e.StaticTokens{"hub": args[0]}
 	} else {
-		h.Auth = a2e.Anonymous("anybody")
+		h.Auth = a2e.Anonymous("guest")
 	}
 	s := httptest.NewServer(h)
 	ts.Setenv("HOST", s.URL)
