@@ -140,6 +140,15 @@ type Meter interface {
 	Spend(tokens int)
 }
 
+// A Prompter is a [Replier] that asks the requester for more. The hub's repliers are
+// prompters.
+type Prompter interface {
+	Replier
+	// NeedInput sends an event in the state NeedsInput, and waits for the [Input] that
+	// answers it. It fails when the time of the request is up, or its sender cancels.
+	NeedInput(parts ...Part) (*Message, error)
+}
+
 // CostExtension is the key in [Message.Extensions] of a reply's cost: {"tokens": 123}.
 const CostExtension = "parley"
 
@@ -256,6 +265,14 @@ func Chunk(ctx context.Context, p Part) error {
 		return r.Chunk(p)
 	}
 	return ErrNoReplier
+}
+
+// NeedInput asks the requester of a typed skill for more, and waits for it; see [Prompter].
+func NeedInput(ctx context.Context, text string) (*Message, error) {
+	if r, ok := ctx.Value(replierKey{}).(Prompter); ok {
+		return r.NeedInput(Text(text))
+	}
+	return nil, ErrNoReplier
 }
 
 // Spend counts tokens of a language model that a typed skill used; see [Meter].

@@ -13,14 +13,15 @@ import (
 // context of each call of a handler, and node.Node.As makes others; [Ask], [Tell] and
 // [Stream] use it. It takes To, Skill and Parts from the message. All else is the
 // caller's own: who the sender is, and what comes with the message that a handler works
-// on (its conversation, trace, hops and deadline).
+// on (its conversation, trace, hops and deadline). An Input has InReplyTo besides.
 type Caller interface {
 	// Ask sends a request and gives its terminal reply, a Response or a Failure.
 	Ask(ctx context.Context, m *Message) (*Message, error)
 	// Stream sends a request and yields its events, last its terminal reply. Leaving
 	// the loop cancels the request.
 	Stream(ctx context.Context, m *Message) iter.Seq2[*Message, error]
-	// Tell records a notice and starts its delivery.
+	// Tell records a notice, or an Input about an open request of the caller, and starts its
+	// delivery.
 	Tell(ctx context.Context, m *Message) error
 }
 
@@ -79,6 +80,21 @@ func Tell(ctx context.Context, agent, skill string, content any) error {
 	}
 	if err := c.Tell(ctx, m); err != nil {
 		return callError(agent, err)
+	}
+	return nil
+}
+
+// Answer sends more about a request of one's own to the agent that asked for it, with an
+// event in the state NeedsInput that [Stream] yielded; see [Ask] for the content. It
+// returns once the input is recorded.
+func Answer(ctx context.Context, event *Message, content any) error {
+	c, m, err := prepare(ctx, Input, event.From, "", content)
+	if err != nil {
+		return err
+	}
+	m.InReplyTo = event.InReplyTo
+	if err := c.Tell(ctx, m); err != nil {
+		return callError(event.From, err)
 	}
 	return nil
 }

@@ -19,10 +19,11 @@ const (
 	Failure                  // terminal: the request was not answered, Message.Error says why
 	Notice                   // no reply is expected
 	Cancel                   // the sender of a request no longer wants its answer
+	Input                    // more from the sender of a request that is open; numbered. It answers NeedsInput
 )
 
 var kindNames = [...]string{Request: "request", Event: "event", Response: "response", Failure: "error",
-	Notice: "notice", Cancel: "cancel"}
+	Notice: "notice", Cancel: "cancel", Input: "input"}
 
 func (k Kind) String() string { return name(kindNames[:], int(k)) }
 
@@ -46,7 +47,7 @@ const (
 	NoState    State = iota
 	Accepted         // the recipient has the request and will work on it
 	Working          // work is going on
-	NeedsInput       // the recipient waits for more from the sender
+	NeedsInput       // the recipient waits for an Input from the sender
 )
 
 var stateNames = [...]string{NoState: "none", Accepted: "accepted", Working: "working", NeedsInput: "needs-input"}
@@ -96,7 +97,7 @@ type Message struct {
 	Kind Kind
 
 	State  State  // of an Event
-	Number int    // of an Event: 1, 2, … per request
+	Number int    // of an Event or an Input: 1, 2, … per request and kind
 	Error  *Error // of a Failure; Code and Text travel, the cause does not
 
 	From     string   // directory name of the sender
@@ -104,7 +105,7 @@ type Message struct {
 	Audience []string // the members of the conversation when the message was recorded
 
 	Conversation ID // set by the hub
-	InReplyTo    ID // the request that an Event, Response, Failure or Cancel is about
+	InReplyTo    ID // the request that an Event, Input, Response, Failure or Cancel is about
 
 	Skill  string // the recipient's operation; "": its default skill
 	Act    string // the speech act: a performative, a say-intent

@@ -67,7 +67,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 		return h.observed(ctx, a, "go", call)
 	}
 	if r, ok := parseCallbackRecipient(a.To); ok {
-		return h.callBack(ctx, r.sender, a)
+		return h.callBack(ctx, r, a)
 	}
 	e, err := h.c.Directory.Find(ctx, a.To)
 	switch {
@@ -80,13 +80,13 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 	// Events and replies go back by the protocol of the request.
 	protocol := a.Message.Origin.Protocol
 	var request *parley.Message
-	if k := a.Message.Kind; k == parley.Event || k.Terminal() || k == parley.Cancel {
+	if k := a.Message.Kind; k != parley.Request && k != parley.Notice {
 		if request = a.Request; request == nil {
 			if request, err = h.requestOf(ctx, a.Message); err != nil {
 				return requestUnreadable(err)
 			}
 		}
-		if k != parley.Cancel {
+		if k != parley.Cancel && k != parley.Input {
 			protocol = request.Origin.Protocol
 		}
 	}
@@ -97,14 +97,14 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 			With(parley.ByNetwork, parley.NoAddress, "")}
 	}
 	return h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
-		return h.send(ctx, b, id, e, a, request)
+		return h.send(ctx, b, id, e, a, request, "")
 	})
 }
 
 func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt,
-	request *parley.Message) delivery.Result {
+	request *parley.Message, callback string) delivery.Result {
 	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id,
-		Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
+		Callback: callback, Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
 		Event: func(state parley.State, parts ...parley.Part) error { return h.event(ctx, a, state, parts) }})
 	switch {
 	case o.Err != nil:
@@ -130,11 +130,11 @@ func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *direct
 }
 
 // streams reports whether the requester gets events as they come: it waits and reads
-// them, or its protocol carries them.
+// them, its protocol carries them, or its binding says so.
 func (h *Hub) streams(a delivery.Attempt) bool {
 	if !a.Sync {
 		b := h.bindings[a.Message.Origin.Protocol]
-		return b != nil && b.can.CarriesReplies
+		return b != nil && (b.can.CarriesReplies || b.can.Streams != nil && b.can.Streams(a.Message))
 	}
 	w := h.waiter(a.Message.ID)
 	return w != nil && !w.skipsEvents.Load()
@@ -153,7 +153,7 @@ func (h *Hub) event(ctx context.Context, a delivery.Attempt, state parley.State,
 			return err
 		}
 	}
-	m.Number = h.number(a.Message.ID)
+	m.Number = h.number(a.Message.ID, parley.Event)
 	said := &recordedMessage{message: m, scope: a.Scope, request: a.Message}
 	h.claimLanes(said, e.Open)
 	at, err := h.c.Journal.Append(ctx, e)

@@ -46,6 +46,7 @@ type Outbound struct {
 	Scope     string          // of the record of Message, and of the keys of its replies
 	Recipient *directory.Entry
 	Identity  parley.Identity // the recipient's, in the binding's protocol
+	Callback  string          // the name of the callback that gets the message, see [Capabilities.CallsBack]
 	Attempt   int
 	Waits     bool // the requester waits on an open connection
 	Streams   bool // the requester gets events as they come
@@ -91,11 +92,14 @@ type Capabilities struct {
 	// CarriesEvent reports whether Deliver takes an event; other events are recorded
 	// but not delivered. nil: every event, if CarriesReplies.
 	CarriesEvent func(event *parley.Message) bool
-	// CallsBack reports whether the terminal reply of a request is delivered to its
-	// sender although CarriesReplies is false: a SAMVAD sender may ask for a
-	// callback. It has the attempts, pauses and dead letters of any other message.
-	// nil: never.
-	CallsBack func(request *parley.Message) bool
+	// Streams reports whether the sender of a request gets its events as they come
+	// although CarriesReplies is false: an A2A client may have a stream open. nil: never.
+	Streams func(request *parley.Message) bool
+	// CallsBack names the callbacks to which an event or the terminal reply of a request
+	// is delivered although CarriesReplies is false: a SAMVAD sender may ask for one, "",
+	// an A2A client for several. Each has the attempts, pauses and dead letters of any other
+	// recipient. nil: none.
+	CallsBack func(request, reply *parley.Message) []string
 	// ReplyLosses gives the losses of an event or a reply without a delivery: the
 	// requester reads it in the response to its call, fetches it, or never sees it.
 	// The hub adds them to the delivery of the request. nil: none.

@@ -10,32 +10,46 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// A callbackRecipient is the sender of a request as the recipient of its
-// callback. In the journal it has a name that no agent can have: so a failing
-// callback delays no other message to the sender.
-type callbackRecipient struct{ sender string }
-
-const callbackMark = " (callback)"
-
-// String is the recorded form, which [parseCallbackRecipient] reads.
-func (r callbackRecipient) String() string { return r.sender + callbackMark }
-
-func parseCallbackRecipient(to string) (r callbackRecipient, ok bool) {
-	r.sender, ok = strings.CutSuffix(to, callbackMark)
-	return r, ok
+// A callbackRecipient is the sender of a request as the recipient of a callback. In the
+// journal it has a name that no agent can have: so a failing callback delays no other
+// message to the sender, and no other callback.
+type callbackRecipient struct {
+	sender string
+	name   string // of the callback, where a request has several; may be empty
 }
 
-// callback opens the delivery of a terminal reply to a sender that is called
-// back; nil for other senders and replies.
-func (b *bound) callback(request *parley.Message, k parley.Kind) []journal.Opening {
-	if b.can.CallsBack == nil || !k.Terminal() || !b.can.CallsBack(request) {
+const callbackMark = " (callback"
+
+// String is the recorded form, which [parseCallbackRecipient] reads.
+func (r callbackRecipient) String() string {
+	if r.name == "" {
+		return r.sender + callbackMark + ")"
+	}
+	return r.sender + callbackMark + " " + r.name + ")"
+}
+
+func parseCallbackRecipient(to string) (r callbackRecipient, ok bool) {
+	sender, rest, ok := strings.Cut(to, callbackMark)
+	name, closed := strings.CutSuffix(rest, ")")
+	if !ok || !closed || name != "" && name[0] != ' ' {
+		return r, false
+	}
+	return callbackRecipient{sender, strings.TrimPrefix(name, " ")}, true
+}
+
+// callbacks opens the deliveries of an event or a reply to a sender that is called back.
+func (b *bound) callbacks(request, reply *parley.Message) (open []journal.Opening) {
+	if b.can.CallsBack == nil {
 		return nil
 	}
-	return []journal.Opening{{To: callbackRecipient{request.From}.String()}}
+	for _, name := range b.can.CallsBack(request, reply) {
+		open = append(open, journal.Opening{To: callbackRecipient{request.From, name}.String()})
+	}
+	return open
 }
 
 // callBack makes an attempt to call the sender of a request back.
-func (h *Hub) callBack(ctx context.Context, sender string, a delivery.Attempt) delivery.Result {
+func (h *Hub) callBack(ctx context.Context, r callbackRecipient, a delivery.Attempt) delivery.Result {
 	request, err := h.requestOf(ctx, a.Message)
 	if err != nil {
 		return requestUnreadable(err)
@@ -45,12 +59,12 @@ func (h *Hub) callBack(ctx context.Context, sender string, a delivery.Attempt) d
 		err := parley.Fail(parley.Unavailable, nil, "protocol %q is switched off", request.Origin.Protocol)
 		return delivery.Result{Err: err.With(parley.ByNetwork, parley.NoAddress, "")}
 	}
-	e, ok := h.c.Directory.Agent(sender)
+	e, ok := h.c.Directory.Agent(r.sender)
 	if !ok { // an unknown sender
-		e = &directory.Entry{Agent: parley.Agent{Name: sender}}
+		e = &directory.Entry{Agent: parley.Agent{Name: r.sender}}
 	}
 	id := parley.Identity{Protocol: b.Protocol(), ID: request.Origin.Peer}
 	return h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
-		return h.send(ctx, b, id, e, a, request)
+		return h.send(ctx, b, id, e, a, request, r.name)
 	})
 }

@@ -116,8 +116,11 @@ func (c *caller) submission(ctx context.Context, in *parley.Message) (s Submissi
 	m := &parley.Message{Kind: in.Kind, From: c.agent, To: in.To, Skill: in.Skill, Parts: in.Parts,
 		Origin: originOfCode(c.agent)}
 	s = Submission{Message: m, Scope: "go " + c.agent, inside: true}
-	if m.Kind == parley.Request {
+	switch m.Kind {
+	case parley.Request:
 		m.Deadline = c.deadline(ctx)
+	case parley.Input:
+		m.InReplyTo = in.InReplyTo
 	}
 	if t := c.turn; t != nil {
 		s.asker = t

@@ -118,7 +118,8 @@ func (h *Hub) endUnanswered(ctx context.Context, a *recordedMessage, cause error
 func (h *Hub) dropTimers(id parley.ID) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	delete(h.numbers, id)
+	delete(h.numbers, numbered{id, parley.Event})
+	delete(h.numbers, numbered{id, parley.Input})
 	if t := h.timers[id]; t != nil {
 		t.Stop()
 		delete(h.timers, id)

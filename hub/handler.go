@@ -72,6 +72,9 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 	defer t.over.Store(true)
 	ctx = parley.WithCaller(ctx, &caller{h: h, agent: a.To, turn: t})
 	r := &replier{h: h, ctx: ctx, a: a, done: make(chan error, 1)}
+	if m.Kind == parley.Request {
+		r.inputs = h.openInputs(m.ID)
+	}
 	go func() {
 		var err error
 		defer func() {
@@ -79,6 +82,9 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 				h.c.Logger.Error("a handler panicked", "agent", a.To, "skill", skill.ID, "message", m.ID, "panic", p,
 					"stack", string(debug.Stack()))
 				err = parley.Refuse(parley.HandlerFailed, "the agent failed").Because(fmt.Errorf("panic: %v", p))
+			}
+			if r.inputs != nil {
+				h.closeInputs(m.ID, r.inputs)
 			}
 			if !nested {
 				<-l.calls // before the lane is free for the next
@@ -135,10 +141,11 @@ func (h *Hub) answer(a delivery.Attempt, parts []parley.Part, err *parley.Error)
 
 // replier is a handler's parley.Replier. It works only during the handler's call.
 type replier struct {
-	h    *Hub
-	ctx  context.Context
-	a    delivery.Attempt
-	done chan error
+	h      *Hub
+	ctx    context.Context
+	a      delivery.Attempt
+	done   chan error
+	inputs *inputs // nil: the message is no request
 
 	mu      sync.Mutex
 	ended   bool
@@ -153,7 +160,18 @@ func (r *replier) Progress(text string) error { return r.event(parley.Working, p
 
 func (r *replier) Chunk(p parley.Part) error { return r.event(parley.NoState, p) }
 
-func (r *replier) event(s parley.State, p parley.Part) error {
+// NeedInput implements parley.Prompter.
+func (r *replier) NeedInput(parts ...parley.Part) (*parley.Message, error) {
+	if r.inputs == nil {
+		return nil, errors.New("a notice has no requester who could be asked")
+	}
+	if err := r.event(parley.NeedsInput, parts...); err != nil {
+		return nil, err
+	}
+	return r.inputs.next(r.ctx)
+}
+
+func (r *replier) event(s parley.State, parts ...parley.Part) error {
 	r.mu.Lock()
 	over := r.ended || r.replied
 	r.mu.Unlock()
@@ -163,7 +181,7 @@ func (r *replier) event(s parley.State, p parley.Part) error {
 	if r.a.Message.Kind != parley.Request {
 		return nil // a notice has no requester
 	}
-	return r.h.event(r.ctx, r.a, s, []parley.Part{p})
+	return r.h.event(r.ctx, r.a, s, parts)
 }
 
 func (r *replier) Reply(parts ...parley.Part) error {

@@ -68,7 +68,8 @@ type Hub struct {
 	waiters map[parley.ID]*waiter
 	asking  map[turnKey]int                  // how many answers a handler waits for
 	running map[parley.ID]context.CancelFunc // attempts in flight, by request
-	numbers map[parley.ID]int                // last event number of open requests
+	numbers map[numbered]int                 // last numbers of events and inputs of open requests
+	inputs  map[parley.ID]*inputs            // of requests that handlers of this process work on
 	timers  map[parley.ID]*time.Timer        // deadlines of delivered requests without a reply
 	inboxes map[string]*inbox
 	started bool
@@ -100,7 +101,7 @@ func New(c Config) (*Hub, error) {
 		c.Rand = rand.Reader
 	}
 	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
-		asking: map[turnKey]int{}, running: map[parley.ID]context.CancelFunc{}, numbers: map[parley.ID]int{},
+		asking: map[turnKey]int{}, running: map[parley.ID]context.CancelFunc{}, numbers: map[numbered]int{}, inputs: map[parley.ID]*inputs{},
 		timers: map[parley.ID]*time.Timer{}, inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
 	h.life, h.endLife = context.WithCancel(context.Background())
 	h.policy.Store(c.Policy)
@@ -289,6 +290,10 @@ func (h *Hub) onRecord(r *journal.Record) {
 	}
 	m := r.Message
 	if m == nil || m.InReplyTo.IsZero() || m.Kind == parley.Cancel || r.Refused != nil {
+		return
+	}
+	if m.Kind == parley.Input {
+		h.takeInput(m)
 		return
 	}
 	if w := h.waiter(m.InReplyTo); w != nil {

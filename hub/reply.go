@@ -46,7 +46,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 	r := h.newReply(request, v.Position, v.Sync, m)
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Open: r.Open}
 	if m.Kind == parley.Event {
-		m.Number, entry.Losses = h.number(m.InReplyTo), r.Losses
+		m.Number, entry.Losses = h.number(m.InReplyTo, parley.Event), r.Losses
 	} else {
 		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt,
 			Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, r.Losses)}}
@@ -105,7 +105,7 @@ func (h *Hub) replyTo(request, reply *parley.Message, waits bool) []journal.Open
 	}
 	b := h.bindings[request.Origin.Protocol]
 	if b != nil && !b.can.CarriesReplies {
-		return b.callback(request, reply.Kind)
+		return b.callbacks(request, reply)
 	}
 	if b != nil && b.can.CarriesEvent != nil && reply.Kind == parley.Event && !b.can.CarriesEvent(reply) {
 		return nil
@@ -208,9 +208,15 @@ func requestUnreadable(err error) delivery.Result {
 		"the request of this message is not in the journal any more").Because(err)}
 }
 
-func (h *Hub) number(request parley.ID) int {
+// numbered names a row of numbers: of the events of a request, or of its inputs.
+type numbered struct {
+	request parley.ID
+	kind    parley.Kind
+}
+
+func (h *Hub) number(request parley.ID, k parley.Kind) int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.numbers[request]++
-	return h.numbers[request]
+	h.numbers[numbered{request, k}]++
+	return h.numbers[numbered{request, k}]
 }

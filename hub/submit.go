@@ -157,6 +157,8 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 		return h.submitReply(ctx, s)
 	case m.Kind == parley.Cancel:
 		return h.submitCancel(ctx, s)
+	case m.Kind == parley.Input:
+		return h.submitInput(ctx, s)
 	}
 	if err := h.resolveRecipients(m); err != nil {
 		return nil, err

@@ -10,10 +10,15 @@ import (
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
-// callsBack reports whether a request asks for its outcome at a callback URL.
-func callsBack(request *parley.Message) bool {
-	e, err := protocol.Decode(request.Origin.Raw)
-	return err == nil && e.CallbackURL != ""
+// callsBack names the one callback of a request that asks for its outcome at a URL.
+func callsBack(request, reply *parley.Message) []string {
+	if !reply.Kind.Terminal() {
+		return nil
+	}
+	if e, err := protocol.Decode(request.Origin.Raw); err != nil || e.CallbackURL == "" {
+		return nil
+	}
+	return []string{""}
 }
 
 // Pauses between two attempts of a webhook. They double, and half of each depends

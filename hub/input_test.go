@@ -1,0 +1,111 @@
+package hub
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/parley-hub/parley"
+)
+
+// booker asks where to, then which day, and answers with both.
+func booker(_ context.Context, _ *parley.Message, r parley.Replier) error {
+	p, ok := r.(parley.Prompter)
+	if !ok {
+		return errors.New("no prompter")
+	}
+	where, err := p.NeedInput(parley.Text("where to?"))
+	if err != nil {
+		return err
+	}
+	when, err := p.NeedInput(parley.Text("when?"))
+	if err != nil {
+		return err
+	}
+	return r.Reply(parley.Text(where.Text() + " " + when.Text()))
+}
+
+// A handler asks, the requester's inputs answer it, and both are numbered.
+func TestInputToAHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, nil)
+		h.handle(t, "booker", booker)
+		h.handle(t, "planner", func(ctx context.Context, _ *parley.Message, r parley.Replier) error {
+			answers := []string{"Bern", "Monday"}
+			for u, err := range parley.Stream[string](ctx, "booker", "do", "a trip") {
+				switch {
+				case err != nil:
+					return err
+				case u.Event != nil:
+					if u.Event.State != parley.NeedsInput {
+						t.Errorf("event %v", u.Event.State)
+					}
+					if err := parley.Answer(ctx, u.Event, answers[u.Event.Number-1]); err != nil {
+						return err
+					}
+				default:
+					return r.Reply(parley.Text(u.Result))
+				}
+			}
+			return nil
+		})
+		atOnce(t, func() {
+			reply, err := h.Ask(t.Context(), ask("planner", "do", "a trip"))
+			if err != nil || reply.Text() != "Bern Monday" {
+				t.Fatalf("%v, %v", reply, err)
+			}
+		})
+		for i, m := range h.recorded(t, parley.Input) {
+			if m.Number != i+1 || m.From != "planner" || m.To != "booker" || m.InReplyTo.IsZero() {
+				t.Errorf("input %d: %+v", i, m)
+			}
+		}
+		wait(t, h)
+		if n := len(h.inputs) + len(h.numbers); n > 0 {
+			t.Errorf("%d entries are left of a request that ended", n)
+		}
+	})
+}
+
+// An agent behind a binding gets an input with its request. Only the requester of an open
+// request may send one.
+func TestInputToABinding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []Outbound
+		w := &wire{name: "samvad", deliver: func(_ context.Context, o Outbound) Outcome {
+			got = append(got, o)
+			return Outcome{}
+		}}
+		h := start(t, nil, w)
+		h.agent(t, "far", parley.Identity{Protocol: "samvad", ID: "agent://far"})
+		request, err := h.Accept(t.Context(), ask("far", "do", "a trip"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		more := func(from string) error {
+			_, err := h.Accept(t.Context(), Submission{Scope: "x", Message: &parley.Message{Kind: parley.Input, From: from,
+				To: "far", InReplyTo: request.ID, Parts: []parley.Part{parley.Text("Bern")}}})
+			return err
+		}
+		if err := code(parley.Conflict, more("other")); err != nil {
+			t.Error(err)
+		}
+		if err := more(request.From); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if len(got) != 2 || got[1].Message.Kind != parley.Input || got[1].Request.ID != request.ID ||
+			got[1].Message.Conversation != request.Conversation {
+			t.Fatalf("delivered: %+v", got)
+		}
+		if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "far",
+			InReplyTo: request.ID}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := code(parley.Conflict, more(request.From)); err != nil {
+			t.Errorf("after the answer: %v", err)
+		}
+	})
+}
