@@ -1,0 +1,41 @@
+package a2a
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+
+	"github.com/parley-hub/parley/bridge"
+)
+
+// The wire versions.
+const (
+	V1  = "1.0"
+	V03 = "0.3"
+)
+
+// ExtensionURI names Parley's extension: it carries what A2A has no member for (docs/a2a.md).
+const ExtensionURI = "https://github.com/parley-hub/parley/a2a/v1"
+
+// A call is what a transport knows about the request that it hands to [service], in the
+// context.
+type call struct {
+	agent      string // directory name of the addressed agent, which is exposed
+	caller     bridge.Caller
+	version    string          // V1 or V03
+	body       []byte          // the request's body exactly as it came; nil where it has none, or over gRPC
+	params     json.RawMessage // of body: the method's parameters in the JSON of version, strictly valid JSON
+	header     http.Header
+	remote     string   // network address
+	extensions []string // URIs in A2A-Extensions
+}
+
+type callKey struct{}
+
+func withCall(ctx context.Context, c *call) context.Context { return context.WithValue(ctx, callKey{}, c) }
+
+// callOf gives the call of a context; nil outside one.
+func callOf(ctx context.Context) *call {
+	c, _ := ctx.Value(callKey{}).(*call)
+	return c
+}
