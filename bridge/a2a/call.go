@@ -32,7 +32,9 @@ type call struct {
 
 type callKey struct{}
 
-func withCall(ctx context.Context, c *call) context.Context { return context.WithValue(ctx, callKey{}, c) }
+func withCall(ctx context.Context, c *call) context.Context {
+	return context.WithValue(ctx, callKey{}, c)
+}
 
 // callOf gives the call of a context; nil outside one.
 func callOf(ctx context.Context) *call {

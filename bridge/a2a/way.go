@@ -9,4 +9,6 @@ import (
 )
 
 // way says how messages get to an agent elsewhere.
-func (b *Binding) way(ctx context.Context, e *directory.Entry, id parley.Identity) hub.Way { return hub.Way{} }
+func (b *Binding) way(ctx context.Context, e *directory.Entry, id parley.Identity) hub.Way {
+	return hub.Way{}
+}
