@@ -28,6 +28,10 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 	case parley.Cancel:
 		add(Cancel)
 		return out // a cancel has no content
+	case parley.Input:
+		if add(Input); len(out) > 0 {
+			return out // the whole input is lost
+		}
 	case parley.Event:
 		if m.State != parley.NoState || len(m.Parts) == 0 {
 			add(stateAspects[m.State])
@@ -37,14 +41,15 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 		if len(out) > 0 {
 			return out // the whole event is lost
 		}
-		if m.Act != "" {
+		message := way != Chat || m.State == parley.NeedsInput // other chat events are acknowledgements, without content
+		if m.Act != "" && (way != Chat || !message) {
 			add(EventAct)
 		}
 		if m.State == parley.Accepted && len(m.Parts) > 0 &&
 			(way != AGH || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() })) {
 			add(Detail)
 		}
-		content = way != Chat // a chat event is an acknowledgement, without content
+		content = message
 	case parley.Failure:
 		if m.Error != nil {
 			add(Code)

@@ -81,6 +81,7 @@ const (
 	EventAct    Aspect = "event-act"
 	Working     Aspect = "working"
 	NeedsInput  Aspect = "needs-input"
+	Input       Aspect = "input"
 	Chunk       Aspect = "chunk"
 	Notice      Aspect = "notice"
 	Cancel      Aspect = "cancel"
@@ -237,8 +238,11 @@ var Table = []Row{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace working"), ASP: survives("INFORM progress")}},
 	{NeedsInput, "Event: needs input", "State", said("", "", "parley_reply state", "trace needs_input", "CLARIFY, INFORM input-required"), map[Way]Entry{
-		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
+		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: as("a chat message in the session of the request"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace needs_input"), ASP: survives("INFORM input-required")}},
+	{Input, "Input: more about an open request", "Kind", said("", "chat message in the session of a request that asked for it", "parley_send with in_reply_to", "say in the work of the request", "CLARIFY or INFORM about the QUERY"), map[Way]Entry{
+		SAMVAD: lost("SAMVAD cannot add to a request"), Chat: as("a chat message in the session of the request"), Model: lost("a uAgents model has no place for more about a request"),
+		Inbox: survives("kind input"), Call: lost("A2E cannot add to a call"), AGH: as("a say in the work of the request"), ASP: as("CLARIFY with an answer; INFORM, informType input, where it is more than text")}},
 	{Chunk, "Event: a piece of the result", "Kind", said("SSE chunk", "", "tool/event", "", "INFORM chunk"), map[Way]Entry{
 		SAMVAD: as("an SSE chunk of a stream; other callers get the result alone"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("kind event"), Call: as("an event of a streaming call"), AGH: as("trace working with the piece as its result"), ASP: survives("INFORM chunk")}},

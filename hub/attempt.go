@@ -77,7 +77,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 		return delivery.Result{Err: parley.Fail(parley.Unavailable, err, "the directory cannot be read").
 			With(parley.ByHub, parley.HubStorage, "")}
 	}
-	// Events and replies go back by the protocol of the request.
+	// Events and replies go back by the protocol of the request, inputs and cancels follow it.
 	protocol := a.Message.Origin.Protocol
 	var request *parley.Message
 	if k := a.Message.Kind; k != parley.Request && k != parley.Notice {
@@ -86,9 +86,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 				return requestUnreadable(err)
 			}
 		}
-		if k != parley.Cancel && k != parley.Input {
-			protocol = request.Origin.Protocol
-		}
+		protocol = request.Origin.Protocol
 	}
 	b, id, ok := h.route(e, protocol)
 	if !ok {

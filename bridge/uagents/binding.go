@@ -14,7 +14,9 @@
 // The protocol has no reference from a reply to its request. The hub opens a
 // session for each request that it sends, and takes the recipient's envelopes in it
 // as replies: an acknowledgement as accepted, an ErrorMessage as a failure, the
-// first other message as the response. Later envelopes are notices.
+// first other message as the response. Later envelopes are notices. An agent's question
+// about a chat goes as a chat message in the session of the request; chat messages that
+// its sender adds there are inputs, until the request is answered.
 //
 // # Between two uAgents
 //
@@ -102,6 +104,7 @@ type Binding struct {
 	http           *http.Client
 	upstream       protocol.Resolver
 	sessions       *sessions
+	questions      *journal.Table[question]
 	standIns       *standIns
 	seenChats      protocol.Memory // acknowledged chat messages without content
 
@@ -140,7 +143,7 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b := &Binding{c: c, public: public,
-		sessions: newSessions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
+		sessions: newSessions(c.Journal), questions: newQuestions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
 		seenChats: protocol.NewMemory(0, c.Now)}
 	guard := netguard.Live(c.Allow, netguard.HubAdvice)
 	b.http = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
@@ -181,6 +184,7 @@ func (b *Binding) Start(ctx context.Context) error {
 		{"registry", b.almanac.startManifests}, // so that the models of a record are known when it is indexed
 		{"registry", b.almanac.startRecords},
 		{"sessions", b.sessions.start},
+		{"questions", func(ctx context.Context) (func(), error) { return b.questions.Follow(ctx, nil) }},
 	} {
 		stop, err := state.start(ctx)
 		if err != nil {
@@ -248,9 +252,9 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
 		DeduplicatesFor: b.deduplicates,
 		CarriesReplies:  true,
-		// The only event of the protocol is the acknowledgement of a chat message,
-		// which the hub itself sends.
-		CarriesEvent: func(*parley.Message) bool { return false },
+		// A question goes as a chat message. The only event of the protocol is the
+		// acknowledgement of a chat message, which the hub itself sends.
+		CarriesEvent: func(event *parley.Message) bool { return event.State == parley.NeedsInput },
 		ReplyLosses:  replyLosses,
 		Address:      b.Address,
 		Way:          b.way,

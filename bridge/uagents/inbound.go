@@ -114,7 +114,9 @@ func (b *Binding) record(ctx context.Context, r *protocol.Request) (bool, error)
 		}
 		m.Parts = parts
 		m.Extensions = map[string]json.RawMessage{Protocol: extension}
-		if talk || c.Ends() {
+		if request, open := b.openQuestion(r, to); open {
+			m.Kind, m.InReplyTo = parley.Input, request
+		} else if talk || c.Ends() {
 			m.Kind = parley.Notice
 		}
 	default:

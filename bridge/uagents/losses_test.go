@@ -14,12 +14,14 @@ import (
 // TestNothingIsLostSilently: every part of a message that a uAgent does not get is a
 // reported loss.
 func TestNothingIsLostSilently(t *testing.T) {
-	kinds := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event}
+	kinds := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event, parley.Input}
 	bridgetest.Check(t, bridge.Chat, kinds, func(m *parley.Message) (string, []parley.Loss, error) {
 		content, losses := toChat(m, bridgetest.Recipient, time.Unix(1767225600, 0), m.Kind == parley.Response)
 		switch m.Kind {
 		case parley.Event:
-			return "", losses, nil
+			if m.State != parley.NeedsInput {
+				return "", losses, nil
+			}
 		case parley.Failure:
 			content = protocol.NewErrorMessage(failureText(m.Error))
 		}
@@ -28,7 +30,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 	bridgetest.Check(t, bridge.Model, kinds, func(m *parley.Message) (string, []parley.Loss, error) {
 		losses := bridge.Losses(bridge.Model, m, bridgetest.Recipient)
 		switch m.Kind {
-		case parley.Event:
+		case parley.Event, parley.Input:
 			return "", losses, nil
 		case parley.Failure:
 			return string(protocol.NewErrorMessage(failureText(m.Error)).Payload) + "\n" + bridge.Provenance(m), losses,

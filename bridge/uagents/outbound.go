@@ -22,6 +22,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	switch o.Message.Kind {
 	case parley.Cancel:
 		return hub.Outcome{Losses: bridge.Losses(bridge.Chat, o.Message, o.Recipient.Name)}
+	case parley.Input:
+		return b.sendInput(ctx, o)
 	case parley.Request, parley.Notice:
 		if o.Message.Origin.Protocol == Protocol && o.Message.InReplyTo.IsZero() {
 			if e, err := protocol.Decode(o.Message.Origin.Raw); err == nil && e.Target == o.Identity.ID {
@@ -172,12 +174,7 @@ func (b *Binding) encodeContent(o hub.Outbound) (protocol.Message, []parley.Loss
 		return protocol.Message{}, nil, perr
 	}
 	if digest == protocol.ChatMessageDigest {
-		out, losses := toChat(m, o.Recipient.Name, m.Origin.Received, false)
-		out.Protocol = protocol.ChatProtocolDigest
-		if err := out.Err(); err != nil {
-			return out, nil, parley.Refuse(parley.InvalidContent, "the content makes no chat message").Because(err)
-		}
-		return out, losses, nil
+		return b.chatOf(m, o.Recipient.Name)
 	}
 	text, err := toObject(m, model)
 	if err != nil {
@@ -242,7 +239,10 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 			With(parley.ByHub, parley.HubKey, "")}
 	}
 	isChat := classOf(asked.SchemaDigest) == chat
-	if m.Kind == parley.Event { // opened by an earlier release
+	if m.Kind == parley.Event && m.State == parley.NeedsInput && isChat {
+		return b.put(ctx, o, asked)
+	}
+	if m.Kind == parley.Event { // of a model, or opened by an earlier release
 		way := bridge.Model
 		if m.State == parley.Accepted && isChat {
 			way = bridge.Chat // acknowledged with the answer at the latest

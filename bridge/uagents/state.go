@@ -20,6 +20,7 @@ const (
 	bucketManifests = "uagents-manifests" // by digest: storedManifest
 	bucketMailbox   = "uagents-mailbox"   // box/address: storedBox; item/address/number-uuid: storedItem
 	bucketProfiles  = "uagents-profiles"  // by address: protocol.Profile
+	bucketQuestions = "uagents-questions" // by sessionKey: question
 )
 
 // exchange is a request of this hub in its own session. Only sender, target and session
