@@ -80,6 +80,18 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	return m
 }
 
+// requestNamed finds the request that an agent names: by the hub's id, or by the id of its
+// own call in the session. The zero ID is no open request, which the hub refuses.
+func (b *Binding) requestNamed(r *protocol.Request, name string) parley.ID {
+	if id, err := parley.ParseID(name); err == nil {
+		return id
+	}
+	if p, ok := b.c.Journal.Seen(scope(r.Session.ID()), name); ok {
+		return p.Message
+	}
+	return parley.ID{}
+}
+
 // timeLeft is how long the hub works on a request: a little less than the agent waits,
 // so that the agent still gets the error.
 func timeLeft(r *protocol.Request) time.Duration {

@@ -6,16 +6,27 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/bridge/bridgetest"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // TestNothingIsLostSilently: parts of a message of any protocol that an A2E agent or
 // host does not get are reported.
 func TestNothingIsLostSilently(t *testing.T) {
-	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event, parley.Cancel}
+	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event, parley.Cancel,
+		parley.Input}
 	bridgetest.Check(t, bridge.Inbox, all, func(m *parley.Message) (string, []parley.Loss, error) {
 		v, err := toArrival(m, 1, "hub")
 		return string(v) + " " + m.Kind.String(), bridge.Losses(bridge.Inbox, m, bridgetest.Recipient), err
+	})
+	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Input}, func(m *parley.Message) (string, []parley.Loss, error) {
+		out := (&hosts{}).deliver(t.Context(), hub.Outbound{Message: m,
+			Recipient: &directory.Entry{Agent: parley.Agent{Name: bridgetest.Recipient}}})
+		if out.Err != nil {
+			return "", nil, out.Err
+		}
+		return "", out.Losses, nil
 	})
 	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure},
 		func(m *parley.Message) (string, []parley.Loss, error) {

@@ -75,7 +75,7 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	lost := bridge.Losses(bridge.Call, m, o.Recipient.Name)
 	switch m.Kind {
 	case parley.Request, parley.Notice:
-	case parley.Cancel:
+	case parley.Cancel, parley.Input:
 		return hub.Outcome{Losses: lost}
 	default:
 		return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "a host takes requests")}

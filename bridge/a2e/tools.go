@@ -290,7 +290,8 @@ func hubTools(many bool) []protocol.ToolDefinition {
 	}
 	return []protocol.ToolDefinition{
 		define(toolInbox, "Waits for messages of other agents. Each comes as an event as soon as it arrives; "+
-			"the answer holds them all again under \"messages\". Answer requests with parley_reply.", false,
+			"the answer holds them all again under \"messages\". Answer requests with parley_reply; "+
+			"an input adds to the request in its in_reply_to.", false,
 			protocol.ToolParameter{Name: "wait", Type: "number",
 				Description: "seconds to wait; default: as long as the call may take"},
 			protocol.ToolParameter{Name: "max", Type: "integer",
@@ -301,7 +302,9 @@ func hubTools(many bool) []protocol.ToolDefinition {
 			text("state", "accepted, working or needs-input: says so and leaves the request open", false)),
 		define(toolSend, "Sends a message to an agent without waiting for an answer.", false,
 			text("agent", "name of the agent", true),
-			text("skill", "skill to call; default: the agent's default", false), content),
+			text("skill", "skill to call; default: the agent's default", false), content,
+			text("in_reply_to", "adds to your open call of the agent, which may have asked for input: "+
+				"the in_reply_to of its event, or the id of the call", false)),
 		define(toolFind, "Finds agents and their skills by words of their names and descriptions.", !many,
 			text("query", "words; empty finds all", false),
 			protocol.ToolParameter{Name: "limit", Type: "integer", Description: "at most so many; default 20"}),
@@ -323,36 +326,39 @@ func (t *tools) callHubTool(ctx context.Context, c *protocol.ToolCall) (res prot
 	case toolFind:
 		res.Data, err = t.search(c)
 	case toolAsk:
-		tg, content, err := t.addressed(c)
+		tg, q, err := t.addressed(c)
 		if err != nil {
 			return res, err
 		}
-		return t.callTool(ctx, c, tg, content)
+		return t.callTool(ctx, c, tg, q.Content)
 	}
 	return res, err
 }
 
+// addressed are the arguments of a tool that names an agent.
+type addressed struct {
+	Agent     string          `json:"agent"`
+	Skill     string          `json:"skill"`
+	Content   json.RawMessage `json:"content"`
+	InReplyTo string          `json:"in_reply_to"` // of parley_send
+}
+
 // addressed reads the arguments of a tool that names an agent.
-func (t *tools) addressed(c *protocol.ToolCall) (tg *target, content json.RawMessage, err error) {
-	var q struct {
-		Agent   string          `json:"agent"`
-		Skill   string          `json:"skill"`
-		Content json.RawMessage `json:"content"`
-	}
+func (t *tools) addressed(c *protocol.ToolCall) (tg *target, q addressed, err error) {
 	if err := jsonx.Decode(c.Arguments, &q); err != nil {
-		return nil, nil, badArguments("want {agent, skill, content}", err)
+		return nil, q, badArguments("want {agent, skill, content}", err)
 	}
 	e, ok := t.b.c.Hub.Directory().Agent(q.Agent)
 	if ok && len(e.Skills) == 0 {
-		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: q.Skill}}, q.Content, nil
+		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: q.Skill}}, q, nil
 	}
 	if ok {
 		tg, ok = targetOf(e, q.Skill)
 	}
 	if !ok {
-		return nil, nil, protocol.ErrUnknownTool
+		return nil, q, protocol.ErrUnknownTool
 	}
-	return tg, q.Content, nil
+	return tg, q, nil
 }
 
 func badArguments(text string, cause error) error {
@@ -363,12 +369,15 @@ func badArguments(text string, cause error) error {
 
 // send sends a message without waiting for an answer.
 func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (any, error) {
-	tg, content, err := t.addressed(c)
+	tg, q, err := t.addressed(c)
 	if err != nil {
 		return nil, err
 	}
 	m := t.b.request(c.Request, parley.Notice)
-	if m.Parts, err = fromContent(content); err != nil {
+	if q.InReplyTo != "" {
+		m.Kind, m.InReplyTo = parley.Input, t.b.requestNamed(c.Request, q.InReplyTo)
+	}
+	if m.Parts, err = fromContent(q.Content); err != nil {
 		return nil, badArguments("the content is not usable", err)
 	}
 	m.To, m.Skill = tg.agent, tg.skill.ID

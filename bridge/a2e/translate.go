@@ -389,7 +389,7 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 	}
 	if m.State != parley.NoState {
 		text := cmp.Or(m.Text(), m.State.String())
-		if jsonx.Kind(content) == '{' && len(m.Parts) > 0 {
+		if jsonx.Kind(content) == '{' && len(m.Parts) > 0 && m.State != parley.NeedsInput {
 			var d struct {
 				Percent *float64 `json:"pct"`
 			}
@@ -398,6 +398,9 @@ func toEvent(m *parley.Message) (protocol.EventKind, any) {
 			}
 		}
 		data := map[string]any{"message": text, "state": m.State.String()}
+		if m.State == parley.NeedsInput {
+			data["in_reply_to"] = m.InReplyTo // for parley_send
+		}
 		if len(m.Parts) > 1 || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() }) {
 			data["value"] = content // content beyond the message
 		}

@@ -7,12 +7,23 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/bridge/bridgetest"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
 )
 
 // TestNothingIsLostSilently: the hub reports every aspect of a message of any
 // protocol that a SAMVAD agent or caller does not get.
 func TestNothingIsLostSilently(t *testing.T) {
 	agent := &parley.Agent{Name: bridgetest.Recipient, Skills: []parley.SkillSpec{{ID: "talk", Default: true}}}
+	bridgetest.Check(t, bridge.SAMVAD, []parley.Kind{parley.Input},
+		func(m *parley.Message) (string, []parley.Loss, error) {
+			out := (&Binding{}).Deliver(t.Context(), hub.Outbound{Message: m,
+				Recipient: &directory.Entry{Agent: *agent}})
+			if out.Err != nil {
+				return "", nil, out.Err
+			}
+			return "", out.Losses, nil
+		})
 	bridgetest.Check(t, bridge.SAMVAD, []parley.Kind{parley.Request, parley.Notice},
 		func(m *parley.Message) (string, []parley.Loss, error) {
 			call, err := callOf(m, agent, parley.Identity{ID: "agent://bob.test"})

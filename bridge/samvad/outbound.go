@@ -23,6 +23,9 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		b.cancelRemoteTask(m.InReplyTo)
 		return hub.Outcome{Losses: losses}
 	}
+	if m.Kind == parley.Input {
+		return hub.Outcome{Losses: losses}
+	}
 	var before *remoteTask
 	if m.Kind == parley.Request && o.Attempt > 1 {
 		row, err := b.remoteTasks.Get(ctx, m.ID.String())
