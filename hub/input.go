@@ -7,6 +7,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
 )
 
 // submitInput records more from the sender of an open request about it. A handler of
@@ -29,8 +30,17 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 	if t := request.Trace; len(m.Trace.Parent) != 55 {
 		m.Trace.Parent, m.Trace.State = t.Parent, t.State
 	}
-	if err := h.policy.Load().Admit(m, nil); err != nil {
+	e, ok := h.c.Directory.Agent(m.To)
+	if !ok {
+		return nil, parley.Refuse(parley.UnknownAgent, "no agent %q here", m.To).
+			With(parley.ByPolicy, parley.NoSuchAgent, "")
+	}
+	if err := h.policy.Load().Admit(m, []policy.Recipient{{Agent: &e.Agent, Native: e.Native(),
+		Began: slices.Contains(s.Began, m.To)}}); err != nil {
 		return nil, err
+	}
+	if in := h.inputsOf(m.InReplyTo); in != nil && in.full() {
+		return nil, errUnread
 	}
 	if h.isGuest(&s) {
 		if err := h.chargeGuest(ctx, m, false); err != nil {
@@ -59,10 +69,33 @@ type inputs struct {
 
 	mu    sync.Mutex
 	queue []*parley.Message
+	size  int // bytes of their content
 }
 
-// maxInputs bounds the inputs that a handler has not read.
-const maxInputs = 256
+// The bounds of the inputs that a handler has not read. The queue may exceed the second
+// by one input.
+const (
+	maxInputs     = 256
+	maxInputBytes = 1 << 20
+)
+
+var errUnread = parley.Fail(parley.Unavailable, nil, "the agent has not read what was added to the request before").
+	With(parley.ByLimit, parley.OpenRequests, "")
+
+func (in *inputs) full() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.fullLocked()
+}
+
+func (in *inputs) fullLocked() bool { return len(in.queue) >= maxInputs || in.size >= maxInputBytes }
+
+// inputsOf gives the queue of a request on which a handler works in this process, or nil.
+func (h *Hub) inputsOf(request parley.ID) *inputs {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.inputs[request]
+}
 
 func (h *Hub) openInputs(request parley.ID) *inputs {
 	in := &inputs{ready: make(chan struct{}, 1)}
@@ -83,16 +116,14 @@ func (h *Hub) closeInputs(request parley.ID, in *inputs) {
 // takeInput gives a recorded input to the handler that works on its request, if it does
 // so in this process.
 func (h *Hub) takeInput(m *parley.Message) {
-	h.mu.Lock()
-	in := h.inputs[m.InReplyTo]
-	h.mu.Unlock()
+	in := h.inputsOf(m.InReplyTo)
 	if in == nil {
 		return
 	}
 	in.mu.Lock()
-	if len(in.queue) < maxInputs {
-		in.queue = append(in.queue, m)
-	} else {
+	if !in.fullLocked() {
+		in.queue, in.size = append(in.queue, m), in.size+m.ContentSize()
+	} else { // of another hub, which does not know the queue
 		h.c.Logger.Warn("a handler does not read what is added to its request", "request", m.InReplyTo, "agent", m.To)
 	}
 	in.mu.Unlock()
@@ -105,7 +136,7 @@ func (in *inputs) next(ctx context.Context) (*parley.Message, error) {
 		in.mu.Lock()
 		if len(in.queue) > 0 {
 			m := in.queue[0]
-			in.queue = in.queue[1:]
+			in.queue, in.size = in.queue[1:], in.size-m.ContentSize()
 			in.mu.Unlock()
 			return m, nil
 		}

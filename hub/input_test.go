@@ -84,14 +84,19 @@ func TestInputToABinding(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
+		origin := parley.Origin{Protocol: "samvad"}
 		more := func(from string) error {
 			_, err := h.Accept(t.Context(), Submission{Scope: "x", Message: &parley.Message{Kind: parley.Input, From: from,
-				To: "far", InReplyTo: request.ID, Parts: []parley.Part{parley.Text("Bern")}}})
+				To: "far", InReplyTo: request.ID, Parts: []parley.Part{parley.Text("Bern")}, Origin: origin}})
 			return err
 		}
 		if err := code(parley.Conflict, more("other")); err != nil {
 			t.Error(err)
 		}
+		if err := code(parley.Unauthenticated, more(request.From)); err != nil {
+			t.Errorf("without the assurance that the agent wants: %v", err)
+		}
+		origin.Verdict.Assurance = parley.Session
 		if err := more(request.From); err != nil {
 			t.Fatal(err)
 		}
@@ -106,6 +111,46 @@ func TestInputToABinding(t *testing.T) {
 		}
 		if err := code(parley.Conflict, more(request.From)); err != nil {
 			t.Errorf("after the answer: %v", err)
+		}
+	})
+}
+
+// What a handler does not read is bounded: then further input is refused, not dropped.
+func TestUnreadInputs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, nil)
+		read := make(chan struct{})
+		h.handle(t, "booker", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+			<-read
+			more, err := r.(parley.Prompter).NeedInput(parley.Text("more?"))
+			if err != nil {
+				return err
+			}
+			return r.Reply(more.Parts...)
+		})
+		request, err := h.Accept(t.Context(), ask("booker", "do", "a trip"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		add := func(size int) error {
+			_, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Input, From: request.From,
+				To: "booker", InReplyTo: request.ID, Parts: []parley.Part{parley.Text(string(make([]byte, size)))},
+				Origin: parley.Origin{Protocol: "api"}}})
+			return err
+		}
+		for range 2 {
+			if err := add(maxInputBytes - 1); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := code(parley.Unavailable, add(1)); err != nil {
+			t.Error(err)
+		}
+		close(read)
+		synctest.Wait()
+		if n := len(h.inputs); n > 0 {
+			t.Errorf("%d queues are left", n)
 		}
 	})
 }

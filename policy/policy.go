@@ -191,6 +191,10 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 	return nil
 }
 
+// isReply reports whether a message goes back to a requester. An Input goes the other way,
+// like the request that it is about.
+func isReply(m *parley.Message) bool { return !m.InReplyTo.IsZero() && m.Kind != parley.Input }
+
 // pair counts a message of one agent to another.
 func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
 	to, skill := a.Name, skillOf(m, a)
@@ -269,7 +273,7 @@ func (p *Policy) recipient(m *parley.Message, r Recipient) *parley.Error {
 			fmt.Sprintf("agent %q is here, but neither speaks %s nor is exposed in it", name, m.Origin.Protocol))
 	}
 	// A reply goes to the requester; the rules are about requests.
-	if r.Began || !m.InReplyTo.IsZero() || p.permitted(m.From, name, skillOf(m, r.Agent)) {
+	if r.Began || isReply(m) || p.permitted(m.From, name, skillOf(m, r.Agent)) {
 		return nil
 	}
 	return parley.Refuse(parley.Forbidden, "agent %q may not call %q", m.From, name).With(parley.ByPolicy,
@@ -337,7 +341,7 @@ func Match(pattern, name string) bool {
 }
 
 func (p *Policy) rate(m *parley.Message) *parley.Error {
-	if m.Origin.Protocol == "go" || !m.InReplyTo.IsZero() {
+	if m.Origin.Protocol == "go" || isReply(m) {
 		return nil // this process's own messages, and replies
 	}
 	l, who, limit := p.senders, m.From, parley.SenderRate

@@ -77,6 +77,8 @@ func TestAdmit(t *testing.T) {
 			to: Recipient{Agent: &parley.Agent{Name: "vault/open"}, Native: []string{"samvad"}}},
 		{name: "reply needs no rule", m: message("bob", "open", parley.Signed), to: open,
 			edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
+		{name: "input needs the rule of its request", m: message("bob", "open", parley.Signed), to: open,
+			edit: func(m *parley.Message) { m.Kind, m.InReplyTo = parley.Input, parley.ID{1} }, want: parley.Forbidden},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := New(config)
@@ -136,6 +138,11 @@ func TestRate(t *testing.T) {
 		if err2 == nil || err2.Code != parley.RateLimited || err2.After != time.Second || !err2.Retryable ||
 			err2.Source != parley.ByLimit || err2.Reason != parley.SenderRate {
 			t.Fatalf("third message: %+v, want a retryable RateLimited after 1s", err2)
+		}
+		more := message("a", "open", parley.Signed)
+		more.Kind, more.InReplyTo = parley.Input, parley.ID{1}
+		if err := p.Admit(more, open); err == nil || err.Code != parley.RateLimited {
+			t.Fatalf("an input above the rate: %v", err)
 		}
 		if err := take("b"); err != nil {
 			t.Fatalf("message of another sender: %v", err)
