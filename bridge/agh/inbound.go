@@ -114,8 +114,13 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 	if err != nil {
 		return protocol.Pass, protocol.Refuse(protocol.ErrBusy, "", err)
 	}
-	if linked && l.Target == m.From { // the peer works on a request of the hub
+	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
+	adds := linked && talk && l.Target == agent && l.Opened != s.Key.ID
+	switch {
+	case linked && l.Target == m.From: // the peer works on a request of the hub
 		s.Scope, m.To, m.Expires = l.Scope, "", time.Time{}
+	case adds: // to its own request
+		s.Scope, m.Kind, m.InReplyTo = l.Scope, parley.Input, l.Request
 	}
 	if _, seen := b.c.Journal.Seen(s.Scope, s.Key.ID); seen {
 		return protocol.Pass, protocol.ErrReplay
@@ -124,7 +129,6 @@ func (b *Binding) admitToAgent(ctx context.Context, a *protocol.Admission, s hub
 		s.Refused = parley.Refuse(parley.Forbidden, "the direct room is not that of the two peers")
 		return b.submit(ctx, e, s)
 	}
-	talk := e.Kind == protocol.KindSay || e.Kind == protocol.KindCapability
 	switch {
 	case linked && l.Target == m.From:
 		if !b.answer(m, e, l) {
@@ -224,12 +228,19 @@ func (b *Binding) submit(ctx context.Context, e *protocol.Envelope, s hub.Submis
 	if err == nil {
 		return protocol.Take, nil
 	}
+	if s.Message.Kind == parley.Input { // "rejected" would end the work
+		return protocol.Pass, b.refuseAs(e, err, protocol.StatusUnsupported)
+	}
 	return protocol.Pass, b.refuse(ctx, e, err)
 }
 
 // refuse turns the hub's error into the protocol's, and rejects work with a
 // receipt.
-func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) error {
+func (b *Binding) refuse(_ context.Context, e *protocol.Envelope, err error) error {
+	return b.refuseAs(e, err, protocol.StatusRejected)
+}
+
+func (b *Binding) refuseAs(e *protocol.Envelope, err error, status protocol.ReceiptStatus) error {
 	if isPrior(err) {
 		return protocol.ErrReplay
 	}
@@ -237,7 +248,7 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From,
 		To: cmp.Or(e.To, e.Channel), Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(),
 		Size: len(e.Raw())}.Because(perr))
-	b.rejectWork(e, perr, ref)
+	b.rejectWork(e, perr, ref, status)
 	sentinel := protocol.ErrForbidden
 	if perr.Retryable {
 		sentinel = protocol.ErrBusy
@@ -246,27 +257,31 @@ func (b *Binding) refuse(ctx context.Context, e *protocol.Envelope, err error) e
 }
 
 // rejectWork answers refused work with a receipt, in the name of its recipient.
-func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string) {
+func (b *Binding) rejectWork(e *protocol.Envelope, why *parley.Error, ref string, status protocol.ReceiptStatus) {
 	if e.WorkID == "" || e.To == "" || e.To == e.From || len(e.ID) > maxFor ||
 		e.Kind != protocol.KindSay && e.Kind != protocol.KindCapability {
 		return
 	}
 	reason, ok := refused[why.Code]
-	if !ok {
+	switch {
+	case why.Code == parley.Conflict:
+		reason = protocol.ReasonWorkClosed
+	case !ok:
 		reason = protocol.ReasonBusy
 	}
 	b.work.Go(func() { // the sender can be reached only after this message
 		out := answerTo(e, protocol.NewID())
 		out.TS = b.now().Unix()
 		err := errors.Join(
-			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: protocol.StatusRejected, Reason: reason,
+			out.SetContent(&protocol.Receipt{ForID: e.ID, Status: status, Reason: reason,
 				Detail: why.Text + " (reference " + ref + ")"}),
 			out.SetExt(ExtParley, map[string]string{"code": string(why.Code), "ref": ref}))
 		if err == nil {
 			err = b.send(b.ctx, 1, out)
 		}
-		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) {
-			err = b.publish(out) // the work was not opened, or its recipient is no stand-in
+		if errors.Is(err, protocol.ErrWorkUnknown) || errors.Is(err, protocol.ErrForbidden) ||
+			errors.Is(err, protocol.ErrWorkClosed) {
+			err = b.publish(out) // the work is not open, or its recipient is no stand-in
 		}
 		if err != nil {
 			b.c.Logger.Debug("a refusal was not told", "error", err)
@@ -373,7 +388,7 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 	ref := b.c.Hub.Refuse(f)
 	if errors.Is(res.Err, protocol.ErrNotTarget) && user != "" {
 		b.rejectWork(res.Envelope, parley.Refuse(parley.UnknownAgent, "no peer %q is in the channel", res.Envelope.To),
-			ref)
+			ref, protocol.StatusRejected)
 	}
 }
 

@@ -27,7 +27,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 			}
 			return text.String(), losses, nil
 		})
-	bridgetest.Check(t, bridge.AGH, []parley.Kind{parley.Request, parley.Notice},
+	bridgetest.Check(t, bridge.AGH, []parley.Kind{parley.Request, parley.Notice, parley.Input},
 		func(m *parley.Message) (string, []parley.Loss, error) {
 			s, more := toSay(pieces(m.Parts), cmp.Or(m.Act, "request"))
 			var e protocol.Envelope

@@ -30,10 +30,10 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return b.relay(ctx, o, workspaceID, peer)
 	case peer[0] == channelMark[0]:
 		return b.toChannel(ctx, m, workspaceID, peer[1:], peer)
-	case o.Request != nil && m.Kind != parley.Cancel && o.Request.Origin.Protocol == Protocol:
+	case m.Kind == parley.Cancel || m.Kind == parley.Input:
+		return b.addToWork(ctx, o, workspaceID)
+	case o.Request != nil && o.Request.Origin.Protocol == Protocol:
 		return b.reply(ctx, o)
-	case m.Kind == parley.Cancel:
-		return b.cancel(ctx, o, workspaceID)
 	}
 	if channel, ok := b.channelOf(m, workspaceID); ok {
 		return b.toChannel(ctx, m, workspaceID, channel, peer)
@@ -431,10 +431,11 @@ func (b *Binding) toChannel(ctx context.Context, m *parley.Message, workspaceID,
 	return b.outcome(err, append(ls, bridge.Losses(bridge.AGH, m, "")...)...)
 }
 
-// cancel tells a peer that the requester has cancelled.
-func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string) hub.Outcome {
+// addToWork tells a peer that the requester has cancelled, or has more to say about its
+// request.
+func (b *Binding) addToWork(ctx context.Context, o hub.Outbound, workspaceID string) hub.Outcome {
 	if o.Request == nil {
-		return hub.Outcome{Err: parley.Refuse(parley.Conflict, "there is no request to cancel")}
+		return hub.Outcome{Err: parley.Refuse(parley.Conflict, "there is no request that this is about")}
 	}
 	w, ok, err := b.works.Work(ctx, workspaceID, workID(o.Request.ID))
 	if err != nil {
@@ -452,11 +453,17 @@ func (b *Binding) cancel(ctx context.Context, o hub.Outbound, workspaceID string
 	} else {
 		e.DirectID = w.Container.ID
 	}
-	receipt := &protocol.Receipt{ForID: request, Status: protocol.StatusCanceled, Detail: o.Message.Text()}
-	if err = setContent(e, receipt, o.Message); err == nil {
+	var content any = &protocol.Receipt{ForID: request, Status: protocol.StatusCanceled, Detail: o.Message.Text()}
+	var losses []parley.Loss
+	if o.Message.Kind == parley.Input {
+		content, losses = toSay(pieces(o.Message.Parts), cmp.Or(o.Message.Act, "answer"))
+		losses = append(losses, bridge.Losses(bridge.AGH, o.Message, o.Recipient.Name)...)
+		e.TraceID = traceOf(o.Message)
+	}
+	if err = setContent(e, content, o.Message); err == nil {
 		err = b.send(ctx, o.Attempt, e)
 	}
-	return b.outcome(err)
+	return b.outcome(err, losses...)
 }
 
 // setContent sets the content of e, the envelope of m, with the provenance of m.
