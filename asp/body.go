@@ -192,6 +192,14 @@ type Question struct {
 	Parameters any    `json:"parameters,omitempty"` // an object
 }
 
+// A Clarification is the body of a CLARIFY: a question about the item or message that
+// ReferenceID names, or the answer to one.
+type Clarification struct {
+	ReferenceID string `json:"referenceId,omitempty"`
+	Question    string `json:"question,omitempty"`
+	Answer      string `json:"answer,omitempty"`
+}
+
 // A Promise is the body of a COMMIT. An empty CommitmentID is filled in.
 type Promise struct {
 	CommitmentID string `json:"commitmentId,omitempty"`

@@ -147,10 +147,14 @@ func (b *Binding) describe(ctx context.Context, c *chain, r *protocol.Record, a 
 		m.Skill, m.Parts = skillOf(e, entry.Skills), requestParts(e)
 		s.Reads = slices.DeleteFunc(slices.Clone(m.Audience), func(a string) bool { return a == name })
 	case protocol.Withdraw:
-		if id, to, ok := b.withdrawnRequest(ctx, c, req); ok {
+		if id, to, ok := b.openRequest(ctx, c, req, e.Reference()); ok {
 			m.Kind, m.To, m.Audience, m.InReplyTo = parley.Cancel, to, nil, id
 		}
 	default:
+		if id, to, ok := b.addedTo(ctx, c, req); ok && a == nil {
+			m.Kind, m.To, m.InReplyTo, m.Parts = parley.Input, to, id, inputParts(e)
+			return false
+		}
 		// The reconciler gives an answer to the requester.
 		if readers := b.readers(m); len(readers) < len(m.Audience) {
 			if answers = a != nil; !answers {
@@ -221,13 +225,33 @@ func (b *Binding) readers(m *parley.Message) []string {
 	return out
 }
 
-// withdrawnRequest finds the request that a WITHDRAW cancels; ok reports that it is
-// still open.
-func (b *Binding) withdrawnRequest(ctx context.Context, c *chain, req *protocol.Request) (id parley.ID, to string,
-	ok bool) {
-	ref := req.Reference()
+// addedTo finds the open request to which a CLARIFY or INFORM of its sender adds: the body
+// refers to the QUERY, or to another participant's message about it.
+func (b *Binding) addedTo(ctx context.Context, c *chain, req *protocol.Request) (id parley.ID, to string, ok bool) {
+	e := req.Envelope
+	ref := e.Reference()
+	if ref == "" || e.Performative != protocol.Clarify && e.Performative != protocol.Inform {
+		return id, "", false
+	}
+	if mid, err := parley.ParseID(ref); err == nil {
+		if at, known := c.ids[mid]; known {
+			r, err := b.store.record(ctx, c, int64(at))
+			if err == nil && r.Kind == protocol.RecordMessage && r.Sender != e.Sender.AgentID && r.Raw != nil {
+				if about, err := r.Format.Decode(r.Raw); err == nil {
+					ref = about.Reference()
+				}
+			}
+		}
+	}
+	return b.openRequest(ctx, c, req, ref)
+}
+
+// openRequest finds the request of the sender that a message refers to; ok reports that it
+// is still open.
+func (b *Binding) openRequest(ctx context.Context, c *chain, req *protocol.Request, ref string) (id parley.ID,
+	to string, ok bool) {
 	for _, x := range req.Before.Items {
-		if x.ID != ref && x.MessageID != ref {
+		if x.ID != ref && x.MessageID != ref || x.By != req.Sender.AgentID {
 			continue
 		}
 		mid, err := parley.ParseID(x.MessageID)

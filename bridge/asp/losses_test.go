@@ -22,7 +22,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event}
+	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event, parley.Input}
 	bridgetest.Check(t, bridge.ASP, all, func(m *parley.Message) (string, []parley.Loss, error) {
 		w, err := toSpeechAct(m, "q", bridgetest.Recipient)
 		if err != nil {

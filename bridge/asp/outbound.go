@@ -27,8 +27,21 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
-	if o.Message.Kind == parley.Cancel {
-		return b.withdraw(ctx, o, i)
+	switch o.Message.Kind {
+	case parley.Cancel:
+		w := speechAct{act: protocol.Withdraw, body: protocol.Answer{ReferenceID: o.Message.InReplyTo.String(),
+			Reason: "cancelled"}}
+		return b.addToQuery(ctx, o, i, w, nil)
+	case parley.Input:
+		w, err := toSpeechAct(o.Message, o.Message.InReplyTo.String(), o.Recipient.Name)
+		if err != nil {
+			return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err)}
+		}
+		object, err := evidence(o.Message, b.c.Hub.ID())
+		if err != nil {
+			return hub.Outcome{Err: parley.AsError(err)}
+		}
+		return b.addToQuery(ctx, o, i, w, []protocol.ContextObject{object})
 	}
 	session, out := b.sessionFor(ctx, o, i)
 	if session == "" {
@@ -175,24 +188,24 @@ func (b *Binding) planReply(ctx context.Context, o hub.Outbound, asked *protocol
 	return a, hub.Outcome{}
 }
 
-// withdraw cancels a QUERY of the hub.
-func (b *Binding) withdraw(ctx context.Context, o hub.Outbound, i *protocol.Identity) hub.Outcome {
+// addToQuery says something about a QUERY of the hub in its session: that it is withdrawn,
+// or more about it.
+func (b *Binding) addToQuery(ctx context.Context, o hub.Outbound, i *protocol.Identity, w speechAct,
+	objects []protocol.ContextObject) hub.Outcome {
 	session := b.sessionOfRequest(ctx, o.Message.Conversation, i.ID(), o.Identity.ID, o.Message.InReplyTo)
 	if session == "" {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind",
-			Reason: "there is no session any more in which it could be withdrawn"}}}
+			Reason: "there is no session any more in which it could be said"}}}
 	}
-	w := speechAct{act: protocol.Withdraw, body: protocol.Answer{ReferenceID: o.Message.InReplyTo.String(),
-		Reason: "cancelled"}}
-	err := b.send(ctx, i, session, o.Message.ID.String(), w, ownMessage{message: o.Message.ID}, nil)
+	err := b.send(ctx, i, session, o.Message.ID.String(), w, ownMessage{message: o.Message.ID}, objects)
 	if err != nil && !isMoved(err) {
-		return b.failed(err, nil)
+		return b.failed(err, w.losses)
 	}
 	if err != nil {
 		return hub.Outcome{Losses: []parley.Loss{{Field: "Kind",
-			Reason: "the state of the session does not allow to withdraw it"}}}
+			Reason: "the state of the session does not allow it"}}}
 	}
-	return hub.Outcome{}
+	return hub.Outcome{Losses: w.losses}
 }
 
 // sessionOfRequest finds the session in which a stand-in sent a request of the hub to

@@ -34,6 +34,7 @@ const (
 	informProgress = "progress"
 	informAccepted = "accepted"
 	informInput    = "input-required"
+	informMore     = "input"
 	informChunk    = "chunk"
 	informMessage  = "message"
 	introduction   = "introduction"
@@ -200,6 +201,21 @@ func informParts(e *protocol.Envelope) []parley.Part {
 	return nil
 }
 
+// inputParts are what a requester adds to its QUERY.
+func inputParts(e *protocol.Envelope) []parley.Part {
+	if e.Performative == protocol.Clarify {
+		text := cmp.Or(e.BodyText("answer"), e.BodyText("question"))
+		if text == "" {
+			return wholeBody(e)
+		}
+		return []parley.Part{parley.Text(text)}
+	}
+	if parts := informParts(e); len(parts) > 0 {
+		return parts
+	}
+	return wholeBody(e)
+}
+
 // The rejection codes of the protocol and the hub's.
 var (
 	rejections = map[parley.Code]string{
@@ -242,7 +258,7 @@ func admission(e *parley.Error) error {
 		parley.UnknownSkill: "schema_unsupported",
 		parley.UnknownAgent: "agent_not_found", parley.Unavailable: "capacity_unavailable",
 		parley.NoSpace:  "capacity_unavailable",
-		parley.TooLarge: "message_too_large", parley.Internal: "internal"}[e.Code]
+		parley.TooLarge: "message_too_large", parley.Conflict: "invalid_transition", parley.Internal: "internal"}[e.Code]
 	err := protocol.Refuse(cmp.Or(code, "policy_violation"), e.Text)
 	pe, ok := errors.AsType[*protocol.Error](err)
 	if !ok {
@@ -332,6 +348,13 @@ func toSpeechAct(m *parley.Message, reference, recipient string) (speechAct, err
 	case parley.Event:
 		inform.InformType = map[parley.State]string{parley.NoState: informChunk, parley.Accepted: informAccepted,
 			parley.Working: informProgress, parley.NeedsInput: informInput}[m.State]
+	case parley.Input:
+		if len(m.Parts) == 1 && m.Parts[0].IsText() {
+			w.act, w.mimeType = protocol.Clarify, ""
+			w.body = protocol.Clarification{ReferenceID: reference, Answer: string(m.Parts[0].Data)}
+			return w, nil
+		}
+		inform.InformType = informMore
 	case parley.Notice:
 		if act := protocol.Performative(m.Act); act.Valid() && act != protocol.Inform &&
 			protocol.CheckBody(act, data) == nil {
