@@ -120,6 +120,7 @@ func (h *Hub) dropTimers(id parley.ID) {
 	defer h.mu.Unlock()
 	delete(h.numbers, numbered{id, parley.Event})
 	delete(h.numbers, numbered{id, parley.Input})
+	delete(h.inputs, id)
 	if t := h.timers[id]; t != nil {
 		t.Stop()
 		delete(h.timers, id)

@@ -97,11 +97,15 @@ func (h *Hub) inputsOf(request parley.ID) *inputs {
 	return h.inputs[request]
 }
 
+// openInputs gives the queue of a request, with what was added before its handler began.
 func (h *Hub) openInputs(request parley.ID) *inputs {
-	in := &inputs{ready: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.inputs[request] = in
+	in := h.inputs[request]
+	if in == nil {
+		in = &inputs{ready: make(chan struct{}, 1)}
+		h.inputs[request] = in
+	}
 	return in
 }
 
@@ -113,12 +117,20 @@ func (h *Hub) closeInputs(request parley.ID, in *inputs) {
 	}
 }
 
-// takeInput gives a recorded input to the handler that works on its request, if it does
-// so in this process.
+// takeInput gives a recorded input to the handler of this process that works on its
+// request, or will.
 func (h *Hub) takeInput(m *parley.Message) {
+	if l, _ := h.here(m.To); l == nil {
+		return
+	}
 	in := h.inputsOf(m.InReplyTo)
 	if in == nil {
-		return
+		in = h.openInputs(m.InReplyTo)
+		go func() { // the journal must not be called from here
+			if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open { // it ended meanwhile
+				h.closeInputs(m.InReplyTo, in)
+			}
+		}()
 	}
 	in.mu.Lock()
 	if !in.fullLocked() {

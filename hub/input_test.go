@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -151,6 +152,53 @@ func TestUnreadInputs(t *testing.T) {
 		synctest.Wait()
 		if n := len(h.inputs); n > 0 {
 			t.Errorf("%d queues are left", n)
+		}
+	})
+}
+
+// What is added before the handler begins waits for it.
+func TestEarlyInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := start(t, nil)
+		begin := make(chan struct{})
+		h.handle(t, "booker", func(_ context.Context, m *parley.Message, r parley.Replier) error {
+			<-begin
+			more, err := r.(parley.Prompter).NeedInput(parley.Text("more?"))
+			if err != nil {
+				return err
+			}
+			return r.Reply(parley.Text(m.Text() + " " + more.Text()))
+		})
+		conversation := parley.HashID(make([]byte, 16)) // one lane: the second request waits for the first
+		var requests []*parley.Message
+		for _, text := range []string{"one", "two"} {
+			s := ask("booker", "do", text)
+			s.Message.Conversation = conversation
+			m, err := h.Accept(t.Context(), s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			requests = append(requests, m)
+		}
+		synctest.Wait()
+		for _, m := range requests {
+			if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Input, From: m.From,
+				To: "booker", InReplyTo: m.ID, Parts: []parley.Part{parley.Text("and more")},
+				Origin: parley.Origin{Protocol: "api"}}}); err != nil {
+				t.Error(err)
+			}
+		}
+		close(begin)
+		synctest.Wait()
+		var answers []string
+		for _, m := range h.recorded(t, parley.Response) {
+			answers = append(answers, m.Text())
+		}
+		if want := []string{"one and more", "two and more"}; !slices.Equal(answers, want) {
+			t.Errorf("answers %q, want %q", answers, want)
+		}
+		if n := len(h.inputs) + len(h.numbers); n > 0 {
+			t.Errorf("%d entries are left of requests that ended", n)
 		}
 	})
 }
