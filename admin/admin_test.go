@@ -555,8 +555,47 @@ func TestInbox(t *testing.T) {
 	_, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: sent[0].String(), Text: text("?")})
 	code(t, err, parley.Conflict) // a notice has no reply
 
+	// Its sender may add to a request until it is answered.
+	request, err := b.client.Send(ctx, Send{To: "crew/bob", Text: text("a trip")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := Send{To: "crew/bob", Kind: parley.Input, InReplyTo: request.ID.String()[:18], Text: text("to Bern"),
+		IdempotencyKey: "more"}
+	first, err := b.client.Send(ctx, more)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := b.client.Send(ctx, more); err != nil || again.ID != first.ID || !again.Replayed {
+		t.Fatalf("the same again: %+v, %v", again, err)
+	}
+	var list []*Message
+	for len(list) < 2 {
+		some, err := b.client.Collect(ctx, "crew/bob", 2, 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, some...)
+	}
+	if len(list) != 2 || list[1].ID != first.ID || list[1].Kind != parley.Input || list[1].Number != 1 ||
+		list[1].InReplyTo != request.ID || list[1].Conversation != request.Conversation {
+		t.Fatalf("%+v", list)
+	}
+	if page, err := b.client.Messages(ctx, index.Filter{Kind: parley.Input}); err != nil || len(page.Messages) != 1 ||
+		page.Messages[0].ID != first.ID {
+		t.Fatalf("messages of kind input: %+v, %v", page, err)
+	}
+	_, err = b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Input, Text: text("?")})
+	code(t, err, parley.Malformed)
+	if _, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: request.ID.String(), Text: text("done")}); err != nil {
+		t.Fatal(err)
+	}
+	more.IdempotencyKey = ""
+	_, err = b.client.Send(ctx, more)
+	code(t, err, parley.Conflict)
+
 	v, err := b.client.Agent(ctx, "crew/bob", 0)
-	if err != nil || v.Seen == nil || v.Seen.Assurance != parley.Session || v.Seen.Count != 2 {
+	if err != nil || v.Seen == nil || v.Seen.Assurance != parley.Session || v.Seen.Count != 3 {
 		t.Fatalf("last heard of: %+v, %v", v.Seen, err)
 	}
 	_, err = b.client.Collect(ctx, "weather", 1, 0)

@@ -53,7 +53,7 @@ func (a *Admin) submission(ctx context.Context, by Actor, s Send) (hub.Submissio
 	}
 	answers := m.Kind == parley.Event || m.Kind.Terminal()
 	switch {
-	case answers && m.InReplyTo.IsZero(), m.Kind == parley.Cancel && m.InReplyTo.IsZero():
+	case m.InReplyTo.IsZero() && m.Kind != parley.Request && m.Kind != parley.Notice:
 		return none, parley.Refuse(parley.Malformed, "kind %q needs inReplyTo, the id of the request", m.Kind)
 	case answers && (m.To != "" || len(m.Audience) > 0):
 		return none, parley.Refuse(parley.Malformed,

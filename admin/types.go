@@ -208,7 +208,7 @@ type Message struct {
 	ID           parley.ID       `json:"id"`
 	Kind         parley.Kind     `json:"kind"`
 	State        parley.State    `json:"state,omitzero"`  // of an event
-	Number       int             `json:"number,omitzero"` // of an event
+	Number       int             `json:"number,omitzero"` // of an event or an input
 	Error        *Problem        `json:"error,omitzero"`  // of an error
 	From         string          `json:"from"`
 	To           string          `json:"to,omitzero"`
@@ -258,7 +258,7 @@ type Send struct {
 	JSON         json.RawMessage `json:"json,omitzero"`
 	Parts        []Part          `json:"parts,omitzero"`
 	Error        *Problem        `json:"error,omitzero"`        // of kind error
-	InReplyTo    string          `json:"inReplyTo,omitzero"`    // an id, or the beginning of it
+	InReplyTo    string          `json:"inReplyTo,omitzero"`    // the request: an id, or the beginning of it
 	Conversation string          `json:"conversation,omitzero"` // an id, or the beginning of a recorded one
 	Deadline     time.Time       `json:"deadline,omitzero"`
 	// From now, in place of Deadline: "30s". It says how long the sender waits, so it sets no deadline while the

@@ -22,7 +22,7 @@ import (
 // Labels have fixed vocabularies: no name that a guest chooses is ever one.
 var (
 	metricKinds = []parley.Kind{parley.Request, parley.Event, parley.Response, parley.Failure, parley.Notice,
-		parley.Cancel}
+		parley.Cancel, parley.Input}
 	metricStates = []parley.DeliveryState{parley.Waiting, parley.Delivering, parley.Delivered, parley.Answered,
 		parley.Dead, parley.Dropped, parley.Expired, parley.Abandoned}
 	attemptOutcomes = []string{"answered", "delivered", "failed", "postponed", "unknown"}

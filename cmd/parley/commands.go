@@ -14,7 +14,7 @@ func (a *app) commands() []*cobra.Command {
 	return append([]*cobra.Command{
 		a.initCommand(), a.doctorCommand(),
 		a.demoCommand(), a.serveCommand(),
-		a.sendCommand(), a.listenCommand(),
+		a.sendCommand(), a.answerCommand(), a.listenCommand(),
 		a.agentsCommand(), a.keysCommand(), a.tokensCommand(), a.auditCommand(),
 		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
 		a.conversationCommand(), a.tailCommand(),

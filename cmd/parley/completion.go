@@ -123,6 +123,12 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 			add(d.Message.String(), fmt.Sprintf("to %s: %s", d.To, d.Reason.Code))
 		}
 	})
+	messages := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
+		page, _ := hub.Messages(ctx, index.Filter{Limit: completionMost})
+		for _, m := range page.Messages {
+			add(m.ID.String(), m.Kind.String()+" "+parties(&m))
+		}
+	})
 	explained := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 		refused, _ := hub.Refused(ctx, completionMost)
 		for _, r := range refused {
@@ -187,7 +193,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"agents expose": {agents, words(append(slices.Clone(names), "all", "none")...)}, "agents link": {agents},
 		"agents delivery": {agents}, "agents export": {agents}, "agents pause": {agents},
 		"agents record": {agents, words("full", "headers", "digest")}, "agents remove": {agents},
-		"agents resume": {agents}, "agents show": {agents},
+		"agents resume": {agents}, "agents show": {agents}, "answer": {messages, content},
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
 		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
@@ -200,7 +206,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	flags = map[string]completion{
 		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
-		"kind":        words("request", "event", "response", "error", "notice", "cancel"),
+		"kind":        words("request", "event", "response", "error", "notice", "cancel", "input"),
 		"send --kind": words("request", "notice"),
 		"code":        words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
 		"role": words("register", "observe", "read", "operate", "administer"),

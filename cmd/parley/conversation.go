@@ -200,7 +200,7 @@ func parties(m *admin.Summary) string {
 
 func kindAndSkill(m *admin.Summary) string {
 	s := m.Kind.String()
-	if m.Kind == parley.Event {
+	if m.Kind == parley.Event || m.Kind == parley.Input {
 		s += " " + strconv.Itoa(m.Number)
 		if m.State != parley.NoState {
 			s += " " + m.State.String()

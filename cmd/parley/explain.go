@@ -59,6 +59,9 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 	line("kind", "%s", kindAndSkill(&m.Summary))
 	line("from", "%s (%s)", clean(m.From), proof(&m.Summary))
 	line("conversation", "%s", m.Conversation)
+	if !m.InReplyTo.IsZero() {
+		line("about", "%s", m.InReplyTo)
+	}
 	for _, d := range m.Deliveries {
 		line("to", "%s: %s after %s", clean(d.To), d.State, plural(d.Attempts, "attempt", "attempts"))
 		for _, l := range d.Losses {

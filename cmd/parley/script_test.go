@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -40,7 +41,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		Setup:               func(e *testscript.Env) error { return startHub(e) },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead,
-			"conversation": onlyConversation, "spoil": spoil, "peer": runPeer, "bearer": useToken},
+			"conversation": onlyConversation, "spoil": spoil, "peer": runPeer, "bearer": useToken,
+			"booker": addBooker, "recorded": lastRecorded, "answered": waitAnswered},
 	})
 }
 
@@ -61,6 +63,58 @@ func wantCode(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// addBooker adds an agent that asks back.
+func addBooker(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: booker")
+	}
+	ts.Check(ts.Value(hubKey{}).(*node.Node).Handle(parley.Agent{Name: "booker"}, parley.RawSkill("book",
+		func(ctx context.Context, m *parley.Message, r parley.Replier) error {
+			where, err := r.(parley.Prompter).NeedInput(parley.Text("where to?"))
+			if err != nil {
+				return err
+			}
+			return r.Reply(parley.Text(m.Text() + " to " + where.Text()))
+		}, parley.AsDefault())))
+}
+
+// lastRecorded sets a variable to the id of the message that the last command recorded.
+func lastRecorded(ts *testscript.TestScript, neg bool, args []string) {
+	found := regexp.MustCompile(`recorded as ([0-9a-f-]{36})`).FindStringSubmatch(ts.ReadFile("stdout"))
+	if neg || len(args) != 1 || found == nil {
+		ts.Fatalf("usage: recorded VARIABLE, after a command that recorded a message")
+	}
+	ts.Setenv(args[0], found[1])
+}
+
+// waitAnswered waits until a request to an agent has its answer.
+func waitAnswered(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: answered MESSAGE AGENT")
+	}
+	id, err := parley.ParseID(args[0])
+	ts.Check(err)
+	j := ts.Value(hubKey{}).(*node.Node).Hub().Journal()
+	changed := make(chan struct{}, 1)
+	defer j.Watch(func(*journal.Record) {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	})()
+	limit := time.After(time.Minute)
+	for {
+		if _, open := j.Delivery(id, args[1]); !open {
+			return
+		}
+		select {
+		case <-changed:
+		case <-limit:
+			ts.Fatalf("%s has no answer", id)
+		}
 	}
 }
 

@@ -103,7 +103,7 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	}
 	m := admin.Send{From: s.from, To: s.to, Skill: s.skill, Conversation: s.conversation, IdempotencyKey: s.key}
 	if err := m.Kind.UnmarshalText([]byte(s.kind)); err != nil || m.Kind != parley.Request && m.Kind != parley.Notice {
-		return usage("--kind %q: want request or notice", s.kind)
+		return usage("--kind %q: want request or notice; `parley answer` adds to an open request", s.kind)
 	}
 	if err := checkID(s.conversation, "a conversation", conversationsListed); s.conversation != "" && err != nil {
 		return err
@@ -232,6 +232,9 @@ func (a *app) sendStream(ctx context.Context, hub *admin.Client, s admin.Send) e
 			}
 			if err := a.print(nil, "%3d %s  %s\n", m.Number, state, shown(m)); err != nil {
 				return err
+			}
+			if m.State == parley.NeedsInput {
+				fmt.Fprintf(a.errs, "answer it: parley answer %s CONTENT\n", m.InReplyTo)
 			}
 		}
 	}
