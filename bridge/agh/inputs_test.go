@@ -2,12 +2,14 @@ package agh_test
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
+	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
 )
@@ -152,4 +154,73 @@ func TestRefusedInput(t *testing.T) {
 	if n := len(w.messages(parley.Input)); n > 0 {
 		t.Errorf("%d inputs", n)
 	}
+}
+
+// The question of an AGH peer crosses to the ASP agent that asked it, and the agent's
+// CLARIFY crosses back into the peer's work.
+func TestInputFromASP(t *testing.T) {
+	w := newWorld(t, func(c *node.Config) {
+		c.Listen.HTTP, c.ASP.Registration = "127.0.0.1:0", "open"
+		c.Agents = map[string]node.Agent{"bob": {AGH: &node.AGHAgent{Workspace: "acme", Peer: "bob"},
+			Expose: []string{"asp"}}}
+	})
+	bob := w.join("tb", "acme", "bob")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	id, err := asp.GenerateIdentity("agent://alice.example/test/alice", "org_alice")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tr := &http.Transport{}
+	defer tr.CloseIdleConnections()
+	alice := &asp.Client{Server: w.Addresses().Local, Identity: id, HTTP: &http.Client{Transport: tr}}
+	if err := alice.Register(ctx, id.Card(), nil); err != nil {
+		t.Fatal(err)
+	}
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{w.AgentAddresses("bob")["asp"]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := false
+	for m, err := range s.Messages(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		kind, data := m.BodyText("informType"), string(m.BodyMember("data"))
+		switch {
+		case m.State == asp.Introduced && !asked:
+			asked = true
+			if _, err := s.Send(ctx, asp.Query, asp.Question{QueryType: "message", Subject: "a trip"}); err != nil {
+				t.Fatal(err)
+			}
+			q := <-bob.got
+			if err := q.Trace(ctx, &agh.Trace{State: agh.StateNeedsInput, Message: "where to?"}); err != nil {
+				t.Fatal(err)
+			}
+		case kind == "input-required":
+			if data != `{"text":"where to?"}` {
+				t.Errorf("the question: %s", data)
+			}
+			if _, err := s.Send(ctx, asp.Clarify, asp.Clarification{Answer: "Bern"}, asp.InReplyTo(m)); err != nil {
+				t.Fatal(err)
+			}
+			r := <-bob.got
+			if text(t, r.Envelope) != "Bern" {
+				t.Errorf("%s", r.Envelope.Raw())
+			}
+			if err := r.Trace(ctx, &agh.Trace{State: agh.StateCompleted, Message: "booked"}); err != nil {
+				t.Fatal(err)
+			}
+		case kind == "result":
+			if !strings.Contains(data, "booked") {
+				t.Errorf("the answer: %s", data)
+			}
+			inputs := w.messages(parley.Input)
+			if len(inputs) != 1 || inputs[0].To != "bob" || inputs[0].Origin.Verdict.Assurance != parley.Signed {
+				t.Errorf("%+v", inputs)
+			}
+			return
+		}
+	}
+	t.Error("the session ended")
 }
