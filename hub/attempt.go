@@ -44,6 +44,12 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 			h.mu.Unlock()
 		}()
 	}
+	if m := a.Message; m.Kind == parley.Input {
+		if _, open := h.c.Journal.Delivery(m.InReplyTo, a.To); !open {
+			return delivery.Result{Losses: []parley.Loss{{Field: "Kind",
+				Reason: "the request ended before this could be said"}}}
+		}
+	}
 	l, box := h.here(a.To)
 	if a.Message.Kind == parley.Notice {
 		fitted, err := h.fitNotice(a.Message, a.To, l != nil)

@@ -6,8 +6,10 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
 )
 
 // booker asks where to, then which day, and answers with both.
@@ -199,6 +201,60 @@ func TestEarlyInput(t *testing.T) {
 		}
 		if n := len(h.inputs) + len(h.numbers); n > 0 {
 			t.Errorf("%d entries are left of requests that ended", n)
+		}
+	})
+}
+
+// An input that cannot be delivered while its request is open is not delivered later: its
+// delivery says so, and is no dead letter.
+func TestLateInput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		away := false
+		var got []parley.Kind
+		w := &wire{name: "samvad", deliver: func(_ context.Context, o Outbound) Outcome {
+			if away {
+				return Outcome{Err: parley.Fail(parley.Unavailable, nil, "away"), Wait: time.Second}
+			}
+			got = append(got, o.Message.Kind)
+			return Outcome{}
+		}}
+		h := start(t, nil, w)
+		h.agent(t, "far", parley.Identity{Protocol: "samvad", ID: "agent://far"})
+		request, err := h.Accept(t.Context(), ask("far", "do", "a trip"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		away = true
+		more, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Input, From: request.From,
+			To: "far", InReplyTo: request.ID, Parts: []parley.Part{parley.Text("Bern")},
+			Origin: parley.Origin{Protocol: "api"}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if _, err := h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Response, From: "far",
+			InReplyTo: request.ID}}); err != nil {
+			t.Fatal(err)
+		}
+		away = false
+		time.Sleep(time.Minute) // of the bubble's clock
+		synctest.Wait()
+		var last journal.Step
+		for p := range h.Journal().Partitions() {
+			for r, err := range h.Journal().Records(t.Context(), p, journal.From{}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, s := range r.Steps {
+					if s.Message == more.ID {
+						last = s
+					}
+				}
+			}
+		}
+		if last.State != parley.Delivered || len(last.Losses) != 1 || len(got) != 1 {
+			t.Errorf("%+v; delivered %v", last, got)
 		}
 	})
 }
