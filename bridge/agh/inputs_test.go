@@ -224,3 +224,42 @@ func TestInputFromASP(t *testing.T) {
 	}
 	t.Error("the session ended")
 }
+
+// A handler at one hub gets an input that another hub on the journal recorded.
+func TestInputAtAnotherHub(t *testing.T) {
+	t.Parallel()
+	one, two := twoHubs(t)
+	asks := make(chan *world, 1)
+	for _, w := range []*world{one, two} {
+		if err := w.Handle(parley.Agent{Name: "booker"}, parley.RawSkill("book",
+			func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+				asks <- w
+				where, err := r.(parley.Prompter).NeedInput(parley.Text("where to?"))
+				if err != nil {
+					return err
+				}
+				return r.Reply(where.Parts...)
+			}, parley.AsDefault())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	origin := parley.Origin{Protocol: "api", Peer: "listener"}
+	request, err := one.Hub().Accept(t.Context(), hub.Submission{Scope: "api listener", Message: &parley.Message{
+		Kind: parley.Request, From: "listener", To: "booker", Parts: []parley.Part{parley.Text("a trip")}, Origin: origin}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := two
+	if <-asks == two {
+		other = one
+	}
+	if _, err := other.Hub().Accept(t.Context(), hub.Submission{Message: &parley.Message{Kind: parley.Input,
+		From: "listener", To: "booker", InReplyTo: request.ID, Parts: []parley.Part{parley.Text("Bern")},
+		Origin: origin}}); err != nil {
+		t.Fatal(err)
+	}
+	other.until("the answer is recorded", func() bool {
+		list := other.messages(parley.Response)
+		return len(list) == 1 && list[0].Text() == "Bern"
+	})
+}
