@@ -2,6 +2,7 @@ package hub
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -121,6 +122,28 @@ func TestGuestsShareTheDisk(t *testing.T) {
 	}
 	if _, err := h.Ask(t.Context(), ask("echo", "", "hello")); err != nil {
 		t.Errorf("the operator: %v", err)
+	}
+}
+
+// What a guest adds to its request is charged to the guests' budget.
+func TestInputsOfGuestsAreCharged(t *testing.T) {
+	w := &wire{name: "wire", deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+	h := start(t, func(c *Config) { c.Guests = policy.NewGuests(policy.GuestConfig{Disk: 120 << 14}) }, w)
+	h.agent(t, "far", parley.Identity{Protocol: "wire", ID: "far"})
+	first := say("guest/wire/one", "request", make([]byte, 1), nil)
+	first.Message.Kind, first.Message.To = parley.Request, "far"
+	request, err := h.Accept(t.Context(), first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := 0
+	for ; err == nil && taken < 20; taken++ {
+		more := say("guest/wire/one", "more "+string(rune('a'+taken)), make([]byte, 1<<10), nil)
+		more.Message.Kind, more.Message.To, more.Message.InReplyTo = parley.Input, "far", request.ID
+		_, err = h.Accept(t.Context(), more)
+	}
+	if e := parley.AsError(err); err == nil || e.Code != parley.RateLimited || !e.Retryable {
+		t.Errorf("after %d inputs: %v", taken, err)
 	}
 }
 

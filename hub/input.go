@@ -46,6 +46,8 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 		if err := h.chargeGuest(ctx, m, false); err != nil {
 			return nil, err
 		}
+	} else if !s.inside {
+		policy.Vouch(ctx)
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	m.Number = h.number(m.InReplyTo, parley.Input)
