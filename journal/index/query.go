@@ -328,6 +328,8 @@ func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
 	case f.Text != "":
 		c.from, c.key = "texts t CROSS JOIN messages m ON m.n=t.rowid", "t.rowid"
 		c.and(true, "texts MATCH ?", words)
+	case !f.InReplyTo.IsZero():
+		c.from = "messages m INDEXED BY messages_reply"
 	case !f.Conversation.IsZero():
 		c.from = "messages m INDEXED BY messages_conversation"
 	case f.Trace != "":

@@ -4,7 +4,7 @@ import "github.com/parley-hub/parley"
 
 // version is the version of the schema and of the data in it. A file of another
 // version is thrown away.
-const version = "7"
+const version = "8"
 
 // The key n of a message is its time in microseconds, made to grow within its
 // partition, times 256, plus the partition. It follows from the log alone, so that
@@ -12,6 +12,9 @@ const version = "7"
 //
 // The deliveries and the error of a message are JSON in its row. The agents of a conversation are
 // a JSON list of numbers in its row.
+//
+// The column last of a request is the key of the last record that changed its state, at first its
+// own; other messages have none.
 //
 // The messages of an agent and of a trace are in lists. A row has the messages that
 // one batch adds within a partition and a span of time, as a JSON list of their
@@ -29,9 +32,11 @@ CREATE TABLE messages (
 	number INT NOT NULL, sender INT NOT NULL, recipient INT NOT NULL, conversation INT, reply_to BLOB,
 	skill TEXT, act TEXT, protocol TEXT, assurance INT NOT NULL, trace BLOB, trace_owner INT,
 	time INT NOT NULL, size INT NOT NULL, error TEXT, preview TEXT,
-	flags INT NOT NULL, open INT NOT NULL, deliveries TEXT);
+	flags INT NOT NULL, open INT NOT NULL, deliveries TEXT, last INT);
 CREATE INDEX messages_id ON messages (id);
 CREATE INDEX messages_conversation ON messages (conversation) WHERE conversation IS NOT NULL;
+CREATE INDEX messages_reply ON messages (reply_to) WHERE reply_to IS NOT NULL;
+CREATE INDEX messages_requests ON messages (sender, recipient, last) WHERE last IS NOT NULL;
 CREATE INDEX messages_notable ON messages (n, flags) WHERE flags & 999 <> 0;
 CREATE TABLE lists (owner INT NOT NULL, last INT NOT NULL, list TEXT NOT NULL, PRIMARY KEY (owner, last)) WITHOUT ROWID;
 CREATE TABLE conversations (

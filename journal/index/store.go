@@ -66,8 +66,9 @@ type tracked struct {
 	conversation parley.ID
 	flags        int64 // of its own
 	list         []delivery
-	inFile       bool // the message has a row in the file
-	changed      bool // the row must be updated
+	last         lastRecord // of a request
+	inFile       bool       // the message has a row in the file
+	changed      bool       // the row must be updated
 }
 
 // delivery is a delivery as in the file.
@@ -356,10 +357,16 @@ func (s *store) message(w *row, key int64) (err error) {
 	}
 	c.sum(0, 0, w.tracked)
 	s.messages = append(s.messages, w)
-	if len(w.list) > 0 {
+	if w.Kind == parley.Request && !w.Refused {
+		w.last = lastRecord{key, w.Kind, w.State}
+	}
+	if len(w.list) > 0 || w.last.key != 0 {
 		s.tracked[trackedKey{w.ID, w.Position.Partition}] = w.tracked
 	}
-	return nil
+	if w.InReplyTo.IsZero() || w.Refused {
+		return nil
+	}
+	return s.changeRequest(w)
 }
 
 // enlist adds a message to its owner's list; owner 0: there is none.
@@ -420,7 +427,7 @@ func (w *row) bind(v *values) {
 		int(int64(w.Number)).int(w.sender).int(w.recipient).positive(w.conversation.n).blob(bytesOfID(&w.InReplyTo)).
 		text(w.Skill).text(w.Act).text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(traceOwner(w.trace)).
 		int(w.Time.UnixNano()).int(int64(w.Size)).text(w.Error.encode()).text(w.Preview).
-		int(flags).int(open).text(w.deliveries())
+		int(flags).int(open).text(w.deliveries()).positive(w.last.key)
 }
 
 // deliveries is the column of the same name.
@@ -489,22 +496,9 @@ func (d *delivery) allows(t *journal.Step, kind parley.Kind) bool {
 // find finds a delivery of a message in a partition; nil: the index does not have
 // it.
 func (s *store) find(message parley.ID, partition int, to string) (*tracked, *delivery, error) {
-	key := trackedKey{message, partition}
-	t := s.tracked[key]
-	if t == nil {
-		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id
-			FROM messages m LEFT JOIN conversations c ON c.n=m.conversation
-			WHERE m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
-			t = &tracked{key: q.ColumnInt64(0), kind: parley.Kind(q.ColumnInt(1)),
-				flags: q.ColumnInt64(2) & (flagRefused | flagFailure), inFile: true}
-			t.list, err = readDeliveries(q, 3)
-			q.ColumnBytes(4, t.conversation[:])
-			return err
-		}, message[:], partition)
-		if err != nil || t == nil {
-			return nil, nil, err
-		}
-		s.tracked[key] = t
+	t, err := s.track(message, partition)
+	if err != nil || t == nil {
+		return nil, nil, err
 	}
 	for i := range t.list {
 		if d := &t.list[i]; d.To == to {
@@ -512,6 +506,29 @@ func (s *store) find(message parley.ID, partition int, to string) (*tracked, *de
 		}
 	}
 	return nil, nil, nil
+}
+
+// track finds a message in a partition; nil: the index does not have it.
+func (s *store) track(message parley.ID, partition int) (*tracked, error) {
+	key := trackedKey{message, partition}
+	t := s.tracked[key]
+	if t == nil {
+		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id, m.last, a.kind, a.state
+			FROM messages m LEFT JOIN conversations c ON c.n=m.conversation LEFT JOIN messages a ON a.n=m.last
+			WHERE m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
+			t = &tracked{key: q.ColumnInt64(0), kind: parley.Kind(q.ColumnInt(1)),
+				flags: q.ColumnInt64(2) & (flagRefused | flagFailure), inFile: true}
+			t.list, err = readDeliveries(q, 3)
+			q.ColumnBytes(4, t.conversation[:])
+			t.last = lastRecord{q.ColumnInt64(5), parley.Kind(q.ColumnInt(6)), parley.State(q.ColumnInt(7))}
+			return err
+		}, message[:], partition)
+		if err != nil || t == nil {
+			return nil, err
+		}
+		s.tracked[key] = t
+	}
+	return t, nil
 }
 
 func readDeliveries(q *sqlite.Stmt, column int) (list []delivery, err error) {
@@ -612,7 +629,7 @@ func (s *store) write() error {
 		return err
 	}
 	slices.SortFunc(s.messages, func(a, b *row) int { return cmp.Compare(a.tracked.key, b.tracked.key) })
-	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 23, s.messages, (*row).bind); err != nil {
+	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 24, s.messages, (*row).bind); err != nil {
 		return err
 	}
 	if err := s.writeLists(); err != nil {
@@ -620,8 +637,9 @@ func (s *store) write() error {
 	}
 	for _, t := range s.changed {
 		flags, open := t.sum()
-		if err := executePrepared(s.c, "UPDATE messages SET flags=?, open=?, deliveries=? WHERE n=?", nil,
-			flags, open, t.deliveries(), t.key); err != nil {
+		if err := executePrepared(s.c,
+			"UPDATE messages SET flags=?, open=?, deliveries=nullif(?, ''), last=nullif(?, 0) WHERE n=?", nil,
+			flags, open, t.deliveries(), t.last.key, t.key); err != nil {
 			return err
 		}
 		t.changed = false
