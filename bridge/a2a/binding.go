@@ -13,8 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
@@ -90,6 +92,9 @@ type Binding struct {
 	c      Config
 	public *url.URL
 	state
+	live       *live
+	webhooks   *webhooks
+	hookClient *http.Client
 
 	ctx   context.Context
 	stop  context.CancelFunc
@@ -113,8 +118,17 @@ func New(c Config) (*Binding, error) {
 	c.MaxBody, c.MaxAnswer = cmp.Or(c.MaxBody, 1<<20), cmp.Or(c.MaxAnswer, 4<<20)
 	c.Wait, c.KeepAlive = cmp.Or(c.Wait, time.Minute), cmp.Or(c.KeepAlive, 15*time.Second)
 	c.Streams, c.Webhooks = cmp.Or(c.Streams, 256), cmp.Or(c.Webhooks, 8)
-	b := &Binding{c: c, public: public, state: newState(c.Journal), settings: map[string]AgentSettings{}}
+	b := &Binding{c: c, public: public, state: newState(c.Journal), live: newLive(),
+		settings: map[string]AgentSettings{}}
 	b.ctx, b.stop = context.WithCancel(context.Background())
+	guard := netguard.Live(c.Allow, netguard.HubAdvice)
+	if b.webhooks, err = newWebhooks(b, guard); err != nil {
+		return nil, err
+	}
+	b.hookClient = guard.Client(netguard.Options{MaxRedirects: -1, MaxResponseBytes: maxHookAnswer, RootCAs: c.RootCAs})
+	if c.Transport != nil {
+		b.hookClient.Transport = c.Transport(b.hookClient.Transport)
+	}
 	return b, nil
 }
 
@@ -133,7 +147,10 @@ func (b *Binding) settingsOf(name string) AgentSettings {
 }
 
 // Start begins the work in the background.
-func (b *Binding) Start(ctx context.Context) error { return nil }
+func (b *Binding) Start(ctx context.Context) error {
+	b.stops = append(b.stops, b.c.Journal.Watch(b.live.recorded))
+	return b.webhooks.start(ctx)
+}
 
 // Close ends the work in the background.
 func (b *Binding) Close() error {
@@ -150,7 +167,19 @@ func (b *Binding) Protocol() string { return Protocol }
 
 // Capabilities implements hub.Binding.
 func (b *Binding) Capabilities() hub.Capabilities {
-	return hub.Capabilities{Way: b.way}
+	return hub.Capabilities{
+		Streams:     b.streams,
+		CallsBack:   b.callsBack,
+		ReplyLosses: replyLosses,
+		Way:         b.way,
+	}
+}
+
+// streams reports whether events of a request are told as they come: its client reads a stream or
+// polls one that it opened later, or a webhook is called.
+func (b *Binding) streams(request *parley.Message) bool {
+	return request.Trace.Foreign[foreignStream] == "true" || b.live.subscribed(request.ID) ||
+		len(b.webhooks.of(request.ID)) > 0
 }
 
 // Serves implements hub.HTTPBinding.
@@ -173,4 +202,5 @@ func (b *Binding) AgentURL(name string) string { return b.public.String() + Base
 var (
 	_ hub.Service     = (*Binding)(nil)
 	_ hub.HTTPBinding = (*Binding)(nil)
+	_ hub.Forgetter   = (*Binding)(nil)
 )

@@ -14,8 +14,3 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	}
 	return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "A2A agents elsewhere are not called yet")}
 }
-
-// notify makes one attempt to tell a webhook of a task about an event or a reply.
-func (b *Binding) notify(ctx context.Context, o hub.Outbound) hub.Outcome {
-	return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "webhooks are not called yet")}
-}

@@ -2,27 +2,398 @@ package a2a
 
 import (
 	"context"
+	"errors"
 	"iter"
+	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 )
+
+// A follower follows one task: what was recorded about it is read once, then records come live.
+// Each record counts once, by its position.
+type follower struct {
+	b        *Binding
+	sub      *subscription
+	progress progress
+	task     *protocol.Task // nil once a stream has told it
+	last     uint64         // sequence of the last record that counted
+	since    journal.Position
+	reply    *parley.Message // the terminal one
+	until    parley.ID       // load ends with this message; zero: it reads all
+}
+
+// follow begins to follow a request, which need not be recorded yet.
+func (b *Binding) follow(id parley.ID) *follower {
+	return &follower{b: b, sub: b.live.subscribe(id)}
+}
+
+func (f *follower) end() { f.sub.end() }
+
+func (f *follower) start(request *journal.Record) {
+	f.progress, f.task = begin(request.Message, request.Time)
+	f.last = request.Position.Sequence
+}
+
+// apply counts a record, and gives the updates that it makes.
+func (f *follower) apply(r *journal.Record) []protocol.Event {
+	if r.Position.Sequence <= f.last {
+		return nil
+	}
+	f.last = r.Position.Sequence
+	if r.Message.Kind.Terminal() && !f.progress.state.Terminal() {
+		f.reply = r.Message
+	}
+	if f.task == nil {
+		return f.progress.events(r.Message, r.Time)
+	}
+	return f.progress.add(f.task, r.Message, r.Time)
+}
+
+// settled reports whether the task has ended or waits for its client, and did not so before the
+// client's message.
+func (f *follower) settled() bool {
+	return f.progress.state.Terminal() || interrupted(f.progress.state) && f.last >= f.since.Sequence
+}
+
+// stream yields the task, then its updates, until over reports true.
+func (f *follower) stream(ctx context.Context, history *int, over func() bool,
+	yield func(protocol.Event, error) bool) {
+	if !yield(cut(f.task, history), nil) {
+		return
+	}
+	f.task = nil
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(f.b.ctx, cancel)()
+	for !over() {
+		list, err := f.sub.take(ctx)
+		if err != nil {
+			return // the client has gone, the hub stops, or the client is too slow
+		}
+		for _, r := range list {
+			for _, e := range f.apply(r) {
+				if !yield(e, nil) {
+					return
+				}
+			}
+			if over() {
+				return
+			}
+		}
+	}
+}
+
+// indexWait bounds how long a call waits for the index.
+const indexWait = 5 * time.Second
+
+// indexed waits until everything recorded by now, at any hub, can be found.
+func (b *Binding) indexed(ctx context.Context) error {
+	within, cancel := b.bounded(ctx, indexWait)
+	defer cancel()
+	err := b.c.Journal.CatchUp(within)
+	if err == nil {
+		err = b.c.Index.Wait(within)
+	}
+	if err == nil || ctx.Err() != nil {
+		return parleyError(ctx.Err())
+	}
+	e := parley.Fail(parley.Unavailable, err, "the hub reads its journal; try again")
+	e.After = time.Second
+	return e.With(parley.ByHub, parley.HubStorage, "")
+}
+
+func parleyError(err error) error {
+	if err == nil {
+		return nil
+	}
+	return parley.AsError(err)
+}
+
+// find finds the request of a task. A task of another caller or agent is not found (rule A2A-040).
+func (b *Binding) find(ctx context.Context, c *call, task protocol.TaskID) (index.Message, error) {
+	id, err := parley.ParseID(string(task))
+	if err != nil {
+		return index.Message{}, protocol.ErrTaskNotFound
+	}
+	if err := b.indexed(ctx); err != nil {
+		return index.Message{}, err
+	}
+	m, err := b.c.Index.Message(ctx, id.String())
+	switch {
+	case errors.Is(err, index.ErrNotFound):
+		return m, protocol.ErrTaskNotFound
+	case err != nil:
+		return m, parley.Fail(parley.Unavailable, err, "the index cannot be read now")
+	case m.Kind != parley.Request || m.Protocol != Protocol || m.Refused || m.From != c.caller.Name || m.To != c.agent:
+		return m, protocol.ErrTaskNotFound
+	}
+	return m, nil
+}
+
+// open reads a task of the caller, and follows it.
+func (b *Binding) open(ctx context.Context, c *call, task protocol.TaskID) (*follower, error) {
+	id, err := parley.ParseID(string(task))
+	if err != nil {
+		return nil, protocol.ErrTaskNotFound
+	}
+	f := b.follow(id) // first: so nothing is missing between the index and the queue
+	m, err := b.find(ctx, c, task)
+	if err == nil {
+		room := maxRecordBytes
+		err = f.load(ctx, m, true, &room)
+	}
+	if err != nil {
+		f.end()
+		return nil, err
+	}
+	return f, nil
+}
+
+// read reads a task of the caller as it is.
+func (b *Binding) read(ctx context.Context, c *call, task protocol.TaskID) (*follower, error) {
+	m, err := b.find(ctx, c, task)
+	if err != nil {
+		return nil, err
+	}
+	f := &follower{b: b}
+	room := maxRecordBytes
+	return f, f.load(ctx, m, true, &room)
+}
+
+// Bounds of what is read of one task.
+const (
+	maxRecords     = 10_000
+	maxRecordBytes = 64 << 20
+)
+
+// load reads what the index has of a task, without the pieces of its result unless pieces are wanted,
+// and takes their bytes from room.
+func (f *follower) load(ctx context.Context, m index.Message, pieces bool, room *int) error {
+	request, err := f.b.c.Journal.Read(ctx, m.Position)
+	if errors.Is(err, journal.ErrNotFound) || err == nil && request.Message == nil {
+		return protocol.ErrTaskNotFound // its retention has ended
+	}
+	if err != nil {
+		return parley.AsError(err)
+	}
+	f.start(request)
+	records := 0
+	*room -= journal.ContentSize(request)
+	filter := index.Filter{InReplyTo: m.ID, Oldest: true, Limit: index.MaxLimit}
+	for {
+		page, err := f.b.c.Index.Messages(ctx, filter)
+		if err != nil {
+			return parley.Fail(parley.Unavailable, err, "the index cannot be read now")
+		}
+		for i := range page.Messages {
+			about := &page.Messages[i]
+			if about.Refused || about.Kind == parley.Cancel || about.Position.Partition != m.Position.Partition ||
+				!pieces && about.Kind == parley.Event && about.State == parley.NoState {
+				continue
+			}
+			r, err := f.b.c.Journal.Read(ctx, about.Position)
+			if err != nil {
+				return parley.AsError(err)
+			}
+			records++
+			if *room -= journal.ContentSize(r); records > maxRecords || *room < 0 {
+				return parley.Refuse(parley.TooLarge, "that is more than the hub gives at once; ask for less")
+			}
+			f.apply(r)
+			if about.ID == f.until {
+				return nil
+			}
+		}
+		if filter.Cursor = page.Next; filter.Cursor == "" {
+			return nil
+		}
+	}
+}
 
 // GetTask implements a2asrv.RequestHandler.
 func (s service) GetTask(ctx context.Context, r *protocol.GetTaskRequest) (*protocol.Task, error) {
-	return nil, protocol.ErrUnsupportedOperation
+	if err := checkHistory("historyLength", r.HistoryLength); err != nil {
+		return nil, err
+	}
+	f, err := s.b.read(ctx, callOf(ctx), r.ID)
+	if err != nil {
+		return nil, err
+	}
+	return cut(f.task, r.HistoryLength), nil
 }
 
-// ListTasks implements a2asrv.RequestHandler.
+// Bounds of a page of tasks (A2A 1.0, section 3.1.4).
+const (
+	usualPage = 50
+	maxPage   = 100
+)
+
+// ListTasks implements a2asrv.RequestHandler. A page size of 0 is one that was not given.
 func (s service) ListTasks(ctx context.Context, r *protocol.ListTasksRequest) (*protocol.ListTasksResponse, error) {
-	return nil, protocol.ErrUnsupportedOperation
+	c := callOf(ctx)
+	size := r.PageSize
+	if size == 0 {
+		size = usualPage
+	}
+	if size < 1 || size > maxPage {
+		return nil, invalid("pageSize", "want 1 to %d", maxPage)
+	}
+	if err := checkHistory("historyLength", r.HistoryLength); err != nil {
+		return nil, err
+	}
+	f := index.RequestFilter{From: c.caller.Name, To: c.agent, Protocol: Protocol, Cursor: r.PageToken, Limit: size}
+	if r.Status != protocol.TaskStateUnspecified {
+		if !knownState(r.Status) {
+			return nil, invalid("status", "it is not a task state")
+		}
+		f.Keep = func(l *index.LastRecord) bool { return stateOf(l) == r.Status }
+	}
+	if r.ContextID != "" {
+		if err := checkID("contextId", r.ContextID); err != nil {
+			return nil, err
+		}
+		f.Conversation = s.b.c.Hub.Conversation(Protocol, scope(c.agent, c.caller.Name), r.ContextID, c.agent,
+			c.caller.Name)
+	}
+	if r.StatusTimestampAfter != nil {
+		f.Changed = *r.StatusTimestampAfter
+	}
+	if err := s.b.indexed(ctx); err != nil {
+		return nil, err
+	}
+	page, err := s.b.c.Index.Requests(ctx, f)
+	if errors.Is(err, index.ErrFilter) {
+		return nil, invalid("pageToken", "it is not one that this hub gave")
+	}
+	if err != nil {
+		return nil, parley.Fail(parley.Unavailable, err, "the index cannot be read now")
+	}
+	out := &protocol.ListTasksResponse{Tasks: []*protocol.Task{}, TotalSize: page.Total, PageSize: size,
+		NextPageToken: page.Next}
+	room := maxRecordBytes
+	for i := range page.Requests {
+		f := &follower{b: s.b}
+		if err := f.load(ctx, page.Requests[i].Message, r.IncludeArtifacts, &room); errors.Is(err, protocol.ErrTaskNotFound) {
+			continue // its retention has just ended
+		} else if err != nil {
+			return nil, err
+		}
+		t := cut(f.task, r.HistoryLength)
+		if !r.IncludeArtifacts {
+			t.Artifacts = nil
+		}
+		out.Tasks = append(out.Tasks, t)
+	}
+	return out, nil
 }
 
-// CancelTask implements a2asrv.RequestHandler.
+// cancelWait is how long CancelTask waits for the task to end.
+const cancelWait = 5 * time.Second
+
+// CancelTask implements a2asrv.RequestHandler. The task is cancelled when its agent confirms, or
+// was never told of it.
 func (s service) CancelTask(ctx context.Context, r *protocol.CancelTaskRequest) (*protocol.Task, error) {
-	return nil, protocol.ErrUnsupportedOperation
+	c := callOf(ctx)
+	f, err := s.b.open(ctx, c, r.ID)
+	if err != nil {
+		return nil, err
+	}
+	defer f.end()
+	ended := func() (*protocol.Task, error) {
+		if f.progress.state != protocol.TaskStateCanceled { // rule A2A-043
+			return nil, protocol.ErrTaskNotCancelable
+		}
+		return cut(f.task, nil), nil
+	}
+	if f.progress.state.Terminal() {
+		return ended()
+	}
+	raw, now := c.body, s.b.c.Now()
+	_, err = s.b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(c.agent, c.caller.Name), At: &f.since,
+		Message: &parley.Message{Kind: parley.Cancel, From: c.caller.Name, To: c.agent, InReplyTo: f.sub.request,
+			Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Raw: raw, Received: now,
+				Verdict: c.caller.Verdict}}})
+	refused := err != nil
+	if refused && parley.CodeOf(err) != parley.Conflict { // a conflict: the task has just ended
+		return nil, err
+	}
+	waiting, stop := s.b.bounded(ctx, cancelWait)
+	defer stop()
+	for !f.progress.state.Terminal() {
+		list, err := f.sub.take(waiting)
+		if ctx.Err() != nil {
+			return nil, parley.AsError(ctx.Err())
+		}
+		if err != nil {
+			break // it goes on: its agent has not confirmed yet
+		}
+		for _, record := range list {
+			f.apply(record)
+		}
+	}
+	if f.progress.state.Terminal() && refused {
+		return ended()
+	}
+	return cut(f.task, nil), nil
 }
 
-// SubscribeToTask implements a2asrv.RequestHandler. An error comes first or not at all.
+// SubscribeToTask implements a2asrv.RequestHandler. An error comes first or not at all. The
+// stream is open until the task ends.
 func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTaskRequest) iter.Seq2[protocol.Event, error] {
-	return func(yield func(protocol.Event, error) bool) { yield(nil, protocol.ErrUnsupportedOperation) }
+	return func(yield func(protocol.Event, error) bool) {
+		c := callOf(ctx)
+		if err := s.b.openStream(ctx); err != nil {
+			yield(nil, err)
+			return
+		}
+		defer s.b.live.close(c.caller.Name)
+		f, err := s.b.open(ctx, c, r.ID)
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		defer f.end()
+		over := func() bool { return f.progress.state.Terminal() }
+		if over() {
+			yield(nil, errEnded)
+			return
+		}
+		f.stream(ctx, nil, over, yield)
+	}
+}
+
+// knownState reports whether a state is one of the protocol's.
+func knownState(s protocol.TaskState) bool {
+	switch s {
+	case protocol.TaskStateSubmitted, protocol.TaskStateWorking:
+		return true
+	}
+	return s.Terminal() || interrupted(s)
+}
+
+// stateOf is the state of a task by the record that gave it.
+func stateOf(l *index.LastRecord) protocol.TaskState {
+	switch l.Kind {
+	case parley.Input:
+		return protocol.TaskStateWorking
+	case parley.Response:
+		return protocol.TaskStateCompleted
+	case parley.Failure:
+		return failureState(&parley.Error{Code: l.Code})
+	case parley.Event:
+		switch {
+		case l.State == parley.Working:
+			return protocol.TaskStateWorking
+		case l.State == parley.NeedsInput && l.Act == authRequired:
+			return protocol.TaskStateAuthRequired
+		case l.State == parley.NeedsInput:
+			return protocol.TaskStateInputRequired
+		}
+	}
+	return protocol.TaskStateSubmitted
 }

@@ -1,1 +1,491 @@
 package a2a
+
+import (
+	"encoding/json"
+	"fmt"
+	"mime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/errordetails"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/source"
+)
+
+// Names in parley.Trace.Foreign of a message that an A2A client sent.
+const (
+	foreignContext = "a2a.contextId"
+	foreignMessage = "a2a.messageId"
+	foreignStream  = "a2a.stream" // "true": the client reads a stream
+)
+
+// kept is the A2A member of [parley.Message.Extensions]: what only A2A says.
+type kept struct {
+	Metadata    jsonx.Value         `json:"metadata,omitzero"` // of the message, without Parley's extension
+	Request     jsonx.Value         `json:"request,omitzero"`  // metadata of the call
+	Extensions  []string            `json:"extensions,omitempty"`
+	References  []protocol.TaskID   `json:"referenceTaskIds,omitempty"`
+	OutputModes []string            `json:"acceptedOutputModes,omitempty"`
+	Parts       map[string]keptPart `json:"parts,omitempty"`     // by index
+	Artifacts   []keptArtifact      `json:"artifacts,omitempty"` // of an answer, in the order of its parts
+}
+
+type keptPart struct {
+	Metadata jsonx.Value `json:"metadata,omitzero"`
+}
+
+type keptArtifact struct {
+	ID          protocol.ArtifactID `json:"artifactId"`
+	Name        string              `json:"name,omitzero"`
+	Description string              `json:"description,omitzero"`
+	Metadata    jsonx.Value         `json:"metadata,omitzero"`
+	Extensions  []string            `json:"extensions,omitempty"`
+	Parts       int                 `json:"parts"` // how many parts of the answer it has
+}
+
+// keptOf reads what A2A said with a message.
+func keptOf(m *parley.Message) (k kept) {
+	if x := m.Extensions[Protocol]; x != nil && jsonx.Decode(x, &k) != nil {
+		return kept{}
+	}
+	return k
+}
+
+// invalid refuses a value of a method's parameters (google.rpc.BadRequest names the field).
+func invalid(field, format string, args ...any) error {
+	text := fmt.Sprintf(format, args...)
+	return protocol.NewError(protocol.ErrInvalidParams, field+": "+text).WithTypedDetails(
+		errordetails.NewTyped("type.googleapis.com/google.rpc.BadRequest", map[string]any{
+			"fieldViolations": []any{map[string]any{"field": field, "description": text}}}))
+}
+
+// maxID bounds ids that clients choose, in bytes.
+const maxID = 256
+
+// checkID checks an id that a client chose.
+func checkID(field, id string) error {
+	switch {
+	case len(id) > maxID:
+		return invalid(field, "it is longer than %d bytes", maxID)
+	case !utf8.ValidString(id) || strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return invalid(field, "it has control characters")
+	}
+	return nil
+}
+
+// maxListed bounds the lists of a message that name extensions, tasks and media types.
+const maxListed = 64
+
+// checkSend checks the parameters of SendMessage and SendStreamingMessage.
+func checkSend(r *protocol.SendMessageRequest) error {
+	m := r.Message
+	switch {
+	case m == nil:
+		return invalid("message", "it is required")
+	case m.ID == "":
+		return invalid("message.messageId", "it is required")
+	case m.Role != protocol.MessageRoleUser:
+		return invalid("message.role", "a client's message has the role %s", protocol.MessageRoleUser)
+	case len(m.Parts) == 0:
+		return invalid("message.parts", "a message has at least one part")
+	case len(m.Extensions) > maxListed:
+		return invalid("message.extensions", "there are more than %d", maxListed)
+	case len(m.ReferenceTasks) > maxListed:
+		return invalid("message.referenceTaskIds", "there are more than %d", maxListed)
+	}
+	for _, id := range []struct{ field, id string }{{"message.messageId", m.ID}, {"message.contextId", m.ContextID},
+		{"message.taskId", string(m.TaskID)}} {
+		if err := checkID(id.field, id.id); err != nil {
+			return err
+		}
+	}
+	for i, id := range m.ReferenceTasks {
+		field := fmt.Sprintf("message.referenceTaskIds[%d]", i)
+		if id == "" {
+			return invalid(field, "it is empty")
+		}
+		if err := checkID(field, string(id)); err != nil {
+			return err
+		}
+	}
+	if c := r.Config; c != nil {
+		if len(c.AcceptedOutputModes) > maxListed {
+			return invalid("configuration.acceptedOutputModes", "there are more than %d", maxListed)
+		}
+		return checkHistory("configuration.historyLength", c.HistoryLength)
+	}
+	return nil
+}
+
+func checkHistory(field string, n *int) error {
+	if n != nil && *n < 0 {
+		return invalid(field, "it is negative")
+	}
+	return nil
+}
+
+// recordedHeaders are the headers of a client that the hub records. None has a credential.
+var recordedHeaders = []string{"A2a-Version", "A2a-Extensions", "Content-Type"}
+
+// toMessage makes a Request, or an Input where the message names a task, of a message that
+// passed [checkSend]. The caller sets ID, InReplyTo and the context.
+func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*parley.Message, error) {
+	raw, params := rawOf(c, r)
+	wire := jsonx.Member(params, "message")
+	m := &parley.Message{Kind: parley.Request, From: c.caller.Name, To: c.agent, Sent: received,
+		Trace: parley.Trace{Foreign: map[string]string{foreignMessage: r.Message.ID}},
+		Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Address: source.Host(c.remote), Raw: raw,
+			Header: map[string]string{}, Received: received, Verdict: c.caller.Verdict}}
+	if r.Message.TaskID != "" {
+		m.Kind = parley.Input
+	}
+	for _, name := range recordedHeaders {
+		if v := c.header[name]; len(v) == 1 {
+			m.Origin.Header[name] = v[0]
+		}
+	}
+	if t := c.header["Traceparent"]; len(t) == 1 && bridge.IsTraceParent(t[0]) {
+		m.Trace.Parent, m.Trace.State = t[0], strings.Join(c.header["Tracestate"], ",")
+	}
+	metadata := jsonx.Member(wire, "metadata")
+	readExtension(m, jsonx.Member(metadata, ExtensionURI))
+	k := kept{Metadata: without(metadata, ExtensionURI), Request: without(jsonx.Member(params, "metadata"), ""),
+		Extensions: r.Message.Extensions, References: r.Message.ReferenceTasks, Parts: map[string]keptPart{}}
+	if r.Config != nil {
+		k.OutputModes = r.Config.AcceptedOutputModes
+	}
+	var literals []jsonx.Value
+	jsonx.Elements(jsonx.Member(wire, "parts"), func(v jsonx.Value) bool {
+		literals = append(literals, v)
+		return true
+	})
+	for i, p := range r.Message.Parts {
+		var literal jsonx.Value
+		if len(literals) == len(r.Message.Parts) {
+			literal = literals[i]
+		}
+		part, err := toPart(fmt.Sprintf("message.parts[%d]", i), p, literal)
+		if err != nil {
+			return nil, err
+		}
+		m.Parts = append(m.Parts, part)
+		if v := without(jsonx.Member(literal, "metadata"), ExtensionURI, compatMark); v != nil {
+			k.Parts[strconv.Itoa(i)] = keptPart{v}
+		}
+	}
+	x, err := jsonx.Encode(k)
+	if err != nil {
+		return nil, invalid("message", "it is not valid UTF-8")
+	}
+	if string(x) != "{}" {
+		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(x)}
+	}
+	return m, nil
+}
+
+// rawOf gives the bytes to be recorded of a call, and its parameters as JSON. A call over gRPC
+// has no JSON of its own: the parameters are recorded in that of the protocol.
+func rawOf(c *call, r *protocol.SendMessageRequest) (raw []byte, params jsonx.Value) {
+	raw, params = c.body, jsonx.Value(c.params)
+	if params == nil {
+		params, _ = json.Marshal(r) // decoded from the wire, so it encodes
+	}
+	if raw == nil {
+		raw = params
+	}
+	return raw, params
+}
+
+// sentMessage finds the message in the recorded bytes of a call: in the params of JSON-RPC, or
+// at the top.
+func sentMessage(raw []byte) jsonx.Value {
+	if params := jsonx.Member(raw, "params"); params != nil {
+		raw = params
+	}
+	return jsonx.Member(raw, "message")
+}
+
+// sameContent reports whether two messages in JSON are the same but for the order of members
+// and white space. Numbers are compared by their literals.
+func sameContent(a, b jsonx.Value) bool {
+	if string(a) == string(b) {
+		return true
+	}
+	tree := func(v jsonx.Value) string {
+		var x any
+		d := json.NewDecoder(strings.NewReader(string(v)))
+		d.UseNumber()
+		if d.Decode(&x) != nil {
+			return ""
+		}
+		out, err := jsonx.EncodeTree(x)
+		if err != nil {
+			return ""
+		}
+		return string(out)
+	}
+	x := tree(a)
+	return x != "" && x == tree(b)
+}
+
+// without copies an object without some members; nil if nothing is left.
+func without(object jsonx.Value, names ...string) jsonx.Value {
+	rest := map[string]jsonx.Value{}
+	jsonx.Members(object, func(name string, v jsonx.Value) bool {
+		if !slices.Contains(names, name) {
+			rest[name] = v
+		}
+		return true
+	})
+	if len(rest) == 0 {
+		return nil
+	}
+	out, err := jsonx.Encode(rest)
+	if err != nil {
+		return nil
+	}
+	return out
+}
+
+// readExtension takes from Parley's extension what A2A has no member for. It is the sender's
+// claim: it names neither sender nor assurance, and its hops can only have the message refused.
+func readExtension(m *parley.Message, x jsonx.Value) {
+	var e struct {
+		Skill    string `json:"skill"`
+		Act      string `json:"act"`
+		Schema   string `json:"schema"`
+		Sent     string `json:"sent"`
+		Deadline string `json:"deadline"`
+		Expires  string `json:"expires"`
+		Trace    string `json:"trace"`
+	}
+	if x == nil || jsonx.Decode(x, &e) != nil {
+		return
+	}
+	m.Skill, m.Act, m.Schema, m.Hops = e.Skill, e.Act, e.Schema, bridge.HopsOf(x)
+	for _, stated := range []struct {
+		text string
+		at   *time.Time
+	}{{e.Sent, &m.Sent}, {e.Deadline, &m.Deadline}, {e.Expires, &m.Expires}} {
+		if t, err := time.Parse(time.RFC3339Nano, stated.text); err == nil {
+			*stated.at = t
+		}
+	}
+	if m.Trace.Parent == "" && bridge.IsTraceParent(e.Trace) {
+		m.Trace.Parent = e.Trace
+	}
+}
+
+// compatMark in the metadata of a 0.3 data part says that its object wraps other JSON.
+const compatMark = "data_part_compat"
+
+const (
+	plainText   = "text/plain; charset=utf-8"
+	plainJSON   = "application/json"
+	octetStream = "application/octet-stream"
+)
+
+// toPart makes a part of A2A's. literal is the part as it was on the wire, in 1.0 or 0.3; nil if
+// that is not known.
+func toPart(field string, p *protocol.Part, literal jsonx.Value) (parley.Part, error) {
+	if p == nil {
+		return parley.Part{}, invalid(field, "it is null")
+	}
+	out := parley.Part{MediaType: p.MediaType, Name: p.Filename}
+	if p.MediaType != "" {
+		if _, _, err := mime.ParseMediaType(p.MediaType); err != nil {
+			return out, invalid(field+".mediaType", "it is not a media type")
+		}
+	}
+	media := func(usual string) {
+		if out.MediaType == "" {
+			out.MediaType = usual
+		}
+	}
+	switch v := p.Content.(type) {
+	case protocol.Text:
+		media(plainText)
+		out.Data = []byte(v)
+		if out.IsJSON() {
+			if err := jsonx.Valid(out.Data, 0); err != nil {
+				return out, invalid(field+".text", "it is not JSON, as its media type says")
+			}
+		}
+	case protocol.Data:
+		media(plainJSON)
+		data := jsonx.Member(literal, "data")
+		if string(jsonx.Member(jsonx.Member(literal, "metadata"), compatMark)) == "true" {
+			data = jsonx.Member(data, "value")
+		}
+		if data == nil {
+			var err error
+			if data, err = json.Marshal(v.Value); err != nil {
+				return out, invalid(field+".data", "it is not JSON")
+			}
+		}
+		if !out.IsJSON() {
+			return out, invalid(field+".mediaType", "data is JSON")
+		}
+		out.Data = data
+	case protocol.Raw:
+		media(octetStream)
+		out.Data = []byte(v)
+	case protocol.URL:
+		if v == "" {
+			return out, invalid(field+".url", "it is empty")
+		}
+		out.URI = string(v)
+		if x, ok := p.Metadata[ExtensionURI].(map[string]any); ok {
+			out.Digest, _ = x["digest"].(string)
+		}
+	default:
+		return out, invalid(field, "it has none of text, raw, url and data")
+	}
+	return out, nil
+}
+
+// fromParts makes parts of A2A, with the metadata that A2A gave them.
+func fromParts(parts []parley.Part, metadata map[string]keptPart) protocol.ContentParts {
+	out := make(protocol.ContentParts, len(parts))
+	for i := range parts {
+		out[i] = fromPart(&parts[i])
+		for name, v := range object(metadata[strconv.Itoa(i)].Metadata) {
+			out[i].SetMeta(name, v)
+		}
+	}
+	return out
+}
+
+// fromPart makes one part. A text with a file name is a file.
+func fromPart(p *parley.Part) *protocol.Part {
+	out := &protocol.Part{Filename: p.Name, MediaType: p.MediaType}
+	media, _, err := mime.ParseMediaType(p.MediaType)
+	switch {
+	case p.URI != "":
+		out.Content = protocol.URL(p.URI)
+		if p.Digest != "" {
+			out.SetMeta(ExtensionURI, map[string]any{"digest": p.Digest})
+		}
+	case p.IsJSON() && keepsNumbers(p.Data):
+		var v any
+		if json.Unmarshal(p.Data, &v) != nil {
+			out.Content = protocol.Raw(p.Data)
+			break
+		}
+		out.Content = protocol.Data{Value: v}
+		if media == plainJSON {
+			out.MediaType = ""
+		}
+	case utf8.Valid(p.Data) && (p.IsJSON() || p.Name == "" && err == nil && strings.HasPrefix(media, "text/")):
+		out.Content = protocol.Text(p.Data)
+		if media == "text/plain" {
+			out.MediaType = ""
+		}
+	default:
+		out.Content = protocol.Raw(p.Data)
+	}
+	return out
+}
+
+// object decodes the members of a JSON object.
+func object(v jsonx.Value) (m map[string]any) {
+	if v == nil || json.Unmarshal(v, &m) != nil {
+		return nil
+	}
+	return m
+}
+
+// keepsNumbers reports whether every number of a JSON text is the same after it was read as a
+// double, as A2A's data parts are.
+func keepsNumbers(b []byte) bool {
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case c == '"':
+			for i++; i < len(b) && b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
+		case c == '-' || c >= '0' && c <= '9':
+			start := i
+			for i < len(b) && strings.IndexByte("0123456789.eE+-", b[i]) >= 0 {
+				i++
+			}
+			literal := string(b[start:i])
+			i--
+			f, err := strconv.ParseFloat(literal, 64)
+			if err != nil || digits(literal) != digits(strconv.FormatFloat(f, 'e', -1, 64)) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// digits gives a decimal number in one form: its significant digits and exponent.
+func digits(literal string) string {
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(literal), "e")
+	e, err := strconv.Atoi(strings.TrimPrefix(exponent, "+"))
+	if exponent != "" && err != nil {
+		return literal
+	}
+	sign, mantissa := strings.HasPrefix(mantissa, "-"), strings.TrimPrefix(mantissa, "-")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	e -= len(fraction)
+	all := strings.TrimLeft(whole+fraction, "0")
+	short := strings.TrimRight(all, "0")
+	if short == "" {
+		return "0"
+	}
+	return fmt.Sprint(sign, short, e+len(all)-len(short))
+}
+
+// provenance is Parley's extension of a message: what A2A has no member for.
+func provenance(m *parley.Message) map[string]any {
+	out := map[string]any{"message": m.ID.String(), "protocol": m.Origin.Protocol, "sender": m.From,
+		"assurance": m.Origin.Verdict.Assurance.String()}
+	for name, v := range map[string]string{"digest": bridge.Digest(m), "skill": m.Skill, "act": m.Act,
+		"schema": m.Schema, "conversation": m.Conversation.String(), "trace": m.Trace.Parent} {
+		if v != "" {
+			out[name] = v
+		}
+	}
+	for name, t := range map[string]time.Time{"sent": m.Sent, "deadline": m.Deadline, "expires": m.Expires} {
+		if !t.IsZero() {
+			out[name] = t.UTC().Format(time.RFC3339Nano)
+		}
+	}
+	for name, list := range map[string][]string{"hops": m.Hops, "audience": m.Audience} {
+		if len(list) > 0 && len(list) <= bridge.MaxAudience {
+			out[name] = anys(list)
+		}
+	}
+	if m.Number > 0 {
+		out["number"] = float64(m.Number)
+	}
+	if e := m.Error; e != nil {
+		out["code"], out["retryable"] = string(e.Code), e.Retryable
+		if e.After > 0 {
+			out["retry_after"] = e.After.Seconds()
+		}
+		if e.Ref != "" {
+			out["ref"] = e.Ref
+		}
+	}
+	return out
+}
+
+func anys(list []string) []any {
+	out := make([]any, len(list))
+	for i, s := range list {
+		out[i] = s
+	}
+	return out
+}
