@@ -26,22 +26,30 @@ func (c *transport) Attempt(ctx context.Context, a delivery.Attempt) delivery.Re
 	return r
 }
 
-func (c *transport) attempt(ctx context.Context, a delivery.Attempt) delivery.Result {
+func (c *transport) attempt(ctx context.Context, a delivery.Attempt) (r delivery.Result) {
 	h := c.hub()
 	if a.Message.Kind == parley.Request {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
+		var stop context.CancelCauseFunc
+		ctx, stop = context.WithCancelCause(ctx)
 		h.mu.Lock()
-		h.running[a.Message.ID] = cancel
+		h.running[a.Message.ID] = stop
 		if h.closing {
-			cancel()
+			stop(nil)
 		}
 		h.mu.Unlock()
+		running := ctx
 		defer func() {
 			h.mu.Lock()
 			delete(h.running, a.Message.ID)
 			h.mu.Unlock()
+			if r.Err != nil && r.Reply == nil && errors.Is(context.Cause(running), errGivenUp) {
+				// However the attempt failed: it must not be made again.
+				losses := r.Losses
+				r = h.replied(context.WithoutCancel(running), a, &parley.Message{Kind: parley.Failure,
+					Error: parley.Refuse(parley.Cancelled, "cancelled")})
+				r.Losses = losses
+			}
+			stop(nil)
 		}()
 	}
 	if m := a.Message; m.Kind == parley.Input {

@@ -2,6 +2,7 @@ package hub
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"sync"
 	"sync/atomic"
@@ -193,13 +194,16 @@ func (h *Hub) callerGone(a *recordedMessage) {
 	h.endUnanswered(ctx, a, context.Canceled)
 }
 
+// errGivenUp ends the attempt of a request whose sender gave it up.
+var errGivenUp = errors.New("hub: the sender gave the request up")
+
 // stopAttempt ends the attempt of a request that is in flight; false: there is none.
 func (h *Hub) stopAttempt(request parley.ID) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	stop := h.running[request]
 	if stop != nil {
-		stop()
+		stop(errGivenUp)
 	}
 	return stop != nil
 }

@@ -8,7 +8,9 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// submitCancel records that a sender no longer wants the answer of To.
+// submitCancel records that a sender no longer wants the answer of To. A request that To does
+// not have yet, or about which it cannot be told, ends as cancelled at once; so does an attempt in
+// flight. Else To decides when it ends.
 func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage, error) {
 	m := s.Message
 	v, ok, err := h.openDelivery(ctx, m.InReplyTo, m.To)
@@ -18,14 +20,16 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 	if !ok || v.From != m.From || v.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Conflict, "no open request of yours that could be cancelled")
 	}
-	_, scope, err := h.request(ctx, m.InReplyTo, v.Position)
+	request, scope, err := h.request(ctx, m.InReplyTo, v.Position)
 	if err != nil {
 		return nil, recordError(err)
 	}
 	m.Conversation = v.Conversation
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
-	if h.reachable(m.To, m.Kind) {
+	never := v.State == parley.Waiting && v.Attempt == 0
+	told := !never && h.reachable(m.To, m.Kind)
+	if told {
 		entry.Open = []journal.Opening{{To: m.To}}
 		setRequestPosition(m, v.Position)
 	}
@@ -37,7 +41,10 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 		return nil, h.prior(ctx, prior)
 	}
 	s.note(position)
-	h.stopAttempt(m.InReplyTo)
+	if !h.stopAttempt(m.InReplyTo) && !told && v.State != parley.Dead {
+		h.endUnanswered(context.WithoutCancel(ctx), &recordedMessage{message: request, position: v.Position, scope: scope},
+			context.Canceled)
+	}
 	return &recordedMessage{message: m, position: position, scope: scope}, nil
 }
 

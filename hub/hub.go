@@ -66,11 +66,11 @@ type Hub struct {
 	mu      sync.Mutex
 	local   map[string]*local
 	waiters map[parley.ID]*waiter
-	asking  map[turnKey]int                  // how many answers a handler waits for
-	running map[parley.ID]context.CancelFunc // attempts in flight, by request
-	numbers map[numbered]int                 // last numbers of events and inputs of open requests
-	inputs  map[parley.ID]*inputs            // of requests that handlers of this process work on
-	timers  map[parley.ID]*time.Timer        // deadlines of delivered requests without a reply
+	asking  map[turnKey]int                       // how many answers a handler waits for
+	running map[parley.ID]context.CancelCauseFunc // attempts in flight, by request
+	numbers map[numbered]int                      // last numbers of events and inputs of open requests
+	inputs  map[parley.ID]*inputs                 // of requests that handlers of this process work on
+	timers  map[parley.ID]*time.Timer             // deadlines of delivered requests without a reply
 	inboxes map[string]*inbox
 	started bool
 	drained chan struct{} // closed when no caller waits; nil until Drain
@@ -101,8 +101,9 @@ func New(c Config) (*Hub, error) {
 		c.Rand = rand.Reader
 	}
 	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
-		asking: map[turnKey]int{}, running: map[parley.ID]context.CancelFunc{}, numbers: map[numbered]int{}, inputs: map[parley.ID]*inputs{},
-		timers: map[parley.ID]*time.Timer{}, inboxes: map[string]*inbox{}, refusals: newRefusals(c.Refusals, c.Rand)}
+		asking: map[turnKey]int{}, running: map[parley.ID]context.CancelCauseFunc{}, numbers: map[numbered]int{},
+		inputs: map[parley.ID]*inputs{}, timers: map[parley.ID]*time.Timer{}, inboxes: map[string]*inbox{},
+		refusals: newRefusals(c.Refusals, c.Rand)}
 	h.life, h.endLife = context.WithCancel(context.Background())
 	h.policy.Store(c.Policy)
 	dc := c.Delivery
@@ -238,7 +239,7 @@ func (h *Hub) Close(ctx context.Context) error {
 		h.closing = true
 		cut = len(h.running) > 0
 		for _, cancel := range h.running {
-			cancel()
+			cancel(nil)
 		}
 		var held []*waiter
 		for _, w := range h.waiters {

@@ -1,0 +1,74 @@
+package hub
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+)
+
+// A cancelled request ends at once where its recipient has nothing to confirm: it was never sent,
+// its attempt is in flight, or it runs here. An agent that has it is told, and answers.
+func TestCancelEndsTheRequest(t *testing.T) {
+	for name, c := range map[string]struct {
+		holds   bool
+		deliver func(context.Context, Outbound) Outcome
+		ended   bool
+		told    int
+	}{
+		"held back": {holds: true, ended: true},
+		"in flight": {ended: true, told: 1, deliver: func(ctx context.Context, o Outbound) Outcome {
+			if o.Message.Kind == parley.Cancel {
+				return Outcome{}
+			}
+			<-ctx.Done()
+			// A binding that does not tell a cancelled call from a lost connection.
+			return Outcome{Err: parley.Fail(parley.Unavailable, nil, "connection lost"), Unknown: true}
+		}},
+		"delivered": {told: 1, deliver: func(context.Context, Outbound) Outcome { return Outcome{} }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				requests, cancels := 0, 0
+				holds := c.holds
+				w := &wire{name: "wire", can: Capabilities{
+					Holds: func(*directory.Entry, parley.Identity) bool { return holds }},
+					deliver: func(ctx context.Context, o Outbound) Outcome {
+						if o.Message.Kind == parley.Cancel {
+							cancels++
+						} else {
+							requests++
+						}
+						return c.deliver(ctx, o)
+					}}
+				h := start(t, nil, w)
+				h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
+				m, err := h.Accept(t.Context(), ask("bob", "", "?"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				if _, err := h.Accept(t.Context(), Submission{Scope: "x", Message: &parley.Message{Kind: parley.Cancel,
+					From: "alice", To: "bob", InReplyTo: m.ID}}); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				failures := h.recorded(t, parley.Failure)
+				if ended := len(failures) == 1 && failures[0].Error.Code == parley.Cancelled; ended != c.ended {
+					t.Errorf("failures %v", failures)
+				}
+				if _, open := h.Journal().Delivery(m.ID, "bob"); open == c.ended {
+					t.Errorf("the request is open: %v", open)
+				}
+				holds = false
+				h.Kick("bob")
+				synctest.Wait()
+				if requests > 1 || c.holds && requests > 0 || cancels != c.told {
+					t.Errorf("the agent got %d requests and %d cancels", requests, cancels)
+				}
+			})
+		})
+	}
+}
