@@ -251,7 +251,7 @@ func (b *Binding) refused(ctx context.Context, c *call, r *protocol.SendMessageR
 func (b *Binding) replayed(ctx context.Context, c *call, r *protocol.SendMessageRequest, prior *journal.Prior) (
 	*follower, error) {
 	first, err := b.c.Journal.Read(ctx, prior.Position)
-	if err != nil || first.Message == nil {
+	if err != nil {
 		return nil, parley.AsError(err)
 	}
 	// Erased content, and that of refused guests, cannot be compared: the id decides alone.
