@@ -1,0 +1,421 @@
+package a2a
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
+)
+
+// A2A-030: a stream begins with the task; every stream of it gets the same updates in the same order,
+// each once, and the sending one ends when the task waits for its client.
+func TestStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		g := make(gate)
+		w.handle("slow", g.handler)
+		sending := w.stream("alice", "slow", say("m1", "go", ""))
+		synctest.Wait()
+		id := w.onlyTask("alice", "slow")
+		first := w.subscribe(w.node, "alice", "slow", id)
+		synctest.Wait()
+		for _, step := range []string{"progress half", "piece a", "piece b"} {
+			g <- step
+			synctest.Wait()
+		}
+		second := w.subscribe(w.node, "alice", "slow", id)
+		leaver := w.subscribe(w.node, "alice", "slow", id)
+		synctest.Wait()
+		leaver.stop()
+		<-leaver.done
+		g <- "ask where?"
+		synctest.Wait()
+		<-sending.done
+		updates := []string{"WORKING half", "result append=false last=false a", "result append=true last=false b",
+			"INPUT_REQUIRED where?"}
+		if got, want := sending.seen(), append([]string{"task SUBMITTED"}, updates...); !slices.Equal(got, want) {
+			t.Errorf("the sending stream got %q, want %q", got, want)
+		}
+		more := w.stream("alice", "slow", say("m2", "Bern", `,"taskId":"`+string(id)+`"`))
+		synctest.Wait()
+		g <- "reply done"
+		for _, r := range []*reader{first, second, more} {
+			<-r.done
+		}
+		end := []string{"WORKING", "result append=false last=true done", "COMPLETED"}
+		for name, c := range map[string]struct {
+			r    *reader
+			want []string
+		}{
+			"the first subscription":   {first, slices.Concat([]string{"task SUBMITTED"}, updates, end)},
+			"the second subscription":  {second, slices.Concat([]string{"task WORKING half [a+b]"}, updates[3:], end)},
+			"the stream of the answer": {more, append([]string{"task WORKING [a+b]"}, end[1:]...)},
+			"the one that left":        {leaver, []string{"task WORKING half [a+b]"}},
+		} {
+			if got := c.r.seen(); c.r.err != nil || !slices.Equal(got, c.want) {
+				t.Errorf("%s got %q, want %q: %v", name, got, c.want, c.r.err)
+			}
+		}
+		ended := w.subscribe(w.node, "alice", "slow", id) // A2A-031
+		<-ended.done
+		wantError(t, ended.err, protocol.ErrUnsupportedOperation, "")
+		if got, err := w.get("alice", "slow", id); err != nil || shortly(got) != "task COMPLETED [done]" {
+			t.Errorf("in the end %v, %v", got, err)
+		}
+		if n := len(w.node.live.of) + len(w.node.live.streams); n > 0 {
+			t.Errorf("%d entries are left of streams that ended", n)
+		}
+	})
+}
+
+func (w *world) onlyTask(caller, agent string) protocol.TaskID {
+	w.t.Helper()
+	page, err := service{w.node.Binding}.ListTasks(w.as(caller, agent), &protocol.ListTasksRequest{})
+	w.must(err)
+	if len(page.Tasks) != 1 {
+		w.t.Fatalf("%d tasks", len(page.Tasks))
+	}
+	return page.Tasks[0].ID
+}
+
+// A2A-031: a client subscribes again after the hub was stopped in the middle of a streamed task, and
+// gets the rest once.
+func TestSubscribeAfterARestart(t *testing.T) {
+	w := newWorld(t)
+	w.agent(parley.Agent{Name: "remote", Exposed: parley.Everywhere,
+		Identities: []parley.Identity{{Protocol: "far", ID: "remote"}}})
+	attempts := make(chan hub.Outbound, 9)
+	w.node.far.deliver = func(_ context.Context, o hub.Outbound) hub.Outcome {
+		if err := o.Event(parley.Working, parley.Text("half")); err != nil {
+			t.Error(err)
+		}
+		if err := o.Event(parley.NoState, parley.Text("a")); err != nil {
+			t.Error(err)
+		}
+		attempts <- o
+		return hub.Outcome{}
+	}
+	before := w.stream("alice", "remote", say("m1", "go", ""))
+	o := <-attempts
+	w.eventually("the first part", func() bool { return len(before.seen()) == 3 })
+	w.eventually("the delivery is recorded", func() bool {
+		v, ok := w.j.Delivery(o.Message.ID, "remote")
+		return ok && v.State == parley.Delivered
+	})
+	w.stop(w.node)
+	<-before.done
+	want := []string{"task SUBMITTED", "WORKING half", "result append=false last=false a"}
+	if got := before.seen(); before.err != nil || !slices.Equal(got, want) {
+		t.Errorf("before: %q, %v", got, before.err)
+	}
+	w.node = w.start(nil)
+	id := protocol.TaskID(o.Message.ID.String())
+	after := w.subscribe(w.node, "alice", "remote", id)
+	w.eventually("the task", func() bool { return len(after.seen()) == 1 })
+	for _, m := range []parley.Message{
+		{Kind: parley.Event, Parts: []parley.Part{parley.Text("b")}},
+		{Kind: parley.Response, Parts: []parley.Part{parley.Text("ab")}},
+	} {
+		m.From, m.InReplyTo = "remote", o.Message.ID
+		if _, err := w.node.hub.Accept(t.Context(), hub.Submission{Message: &m}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-after.done
+	want = []string{"task WORKING half [a]", "result append=true last=false b", "result append=false last=true ab",
+		"COMPLETED"}
+	if got := after.seen(); after.err != nil || !slices.Equal(got, want) {
+		t.Errorf("after: %q, %v", got, after.err)
+	}
+	again := w.task("alice", "remote", say("m1", "go", "")) // A2A-021, over the restart
+	if again.ID != id || shortly(again) != "task COMPLETED [ab]" {
+		t.Errorf("the repeat: %s", shortly(again))
+	}
+}
+
+// A2A-040: all that is about a task of another caller, or of another agent, is unknown.
+func TestTasksOfOthers(t *testing.T) {
+	w := newWorld(t)
+	w.handle("echo", echo)
+	w.handle("other", echo)
+	task := w.task("alice", "echo", say("m1", "hi", `,"contextId":"c"`))
+	for _, who := range [][2]string{{"bob", "echo"}, {"alice", "other"}} {
+		s, ctx := service{w.node.Binding}, w.as(who[0], who[1])
+		calls := map[string]func() error{
+			"GetTask": func() error { _, err := s.GetTask(ctx, &protocol.GetTaskRequest{ID: task.ID}); return err },
+			"CancelTask": func() error {
+				_, err := s.CancelTask(ctx, &protocol.CancelTaskRequest{ID: task.ID})
+				return err
+			},
+			"SubscribeToTask": func() (err error) {
+				for _, err = range s.SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: task.ID}) {
+					break
+				}
+				return err
+			},
+			"CreateTaskPushConfig": func() error {
+				_, err := s.CreateTaskPushConfig(ctx, &protocol.PushConfig{TaskID: task.ID, URL: "https://192.0.2.1/"})
+				return err
+			},
+			"GetTaskPushConfig": func() error {
+				_, err := s.GetTaskPushConfig(ctx, &protocol.GetTaskPushConfigRequest{TaskID: task.ID, ID: "x"})
+				return err
+			},
+			"ListTaskPushConfigs": func() error {
+				_, err := s.ListTaskPushConfigs(ctx, &protocol.ListTaskPushConfigRequest{TaskID: task.ID})
+				return err
+			},
+			"DeleteTaskPushConfig": func() error {
+				return s.DeleteTaskPushConfig(ctx, &protocol.DeleteTaskPushConfigRequest{TaskID: task.ID, ID: "x"})
+			},
+			"SendMessage": func() error {
+				_, err := w.send(who[0], who[1], say("m9", "x", `,"taskId":"`+string(task.ID)+`"`))
+				return err
+			},
+		}
+		for name, call := range calls {
+			if err := call(); !errors.Is(err, protocol.ErrTaskNotFound) {
+				t.Errorf("%s of %v: %v", name, who, err)
+			}
+		}
+		page, err := s.ListTasks(ctx, &protocol.ListTasksRequest{ContextID: "c"})
+		w.must(err)
+		if page.Tasks == nil || len(page.Tasks) > 0 || page.TotalSize > 0 {
+			t.Errorf("ListTasks of %v: %+v", who, page)
+		}
+	}
+}
+
+// A2A-041, A2A-042: pages, filters, order and what a listed task has.
+func TestListTasks(t *testing.T) {
+	w := newWorld(t)
+	w.handle("echo", echo)
+	g := make(gate, 9)
+	w.handle("slow", g.handler)
+	var tasks []protocol.TaskID
+	for i := range 5 {
+		tasks = append(tasks, w.task("alice", "echo", say(fmt.Sprint(i), "hi", fmt.Sprintf(`,"contextId":"c%d"`, i%2))).ID)
+	}
+	slices.Reverse(tasks)
+	list := func(agent string, r protocol.ListTasksRequest) (*protocol.ListTasksResponse, []protocol.TaskID) {
+		t.Helper()
+		page, err := service{w.node.Binding}.ListTasks(w.as("alice", agent), &r)
+		w.must(err)
+		var ids []protocol.TaskID
+		for _, task := range page.Tasks {
+			ids = append(ids, task.ID)
+		}
+		return page, ids
+	}
+	page, ids := list("echo", protocol.ListTasksRequest{})
+	if !slices.Equal(ids, tasks) || page.TotalSize != 5 || page.PageSize != 50 || page.NextPageToken != "" ||
+		page.Tasks[0].Artifacts != nil || len(page.Tasks[0].History) != 1 {
+		t.Errorf("all: %s", encoded(t, page))
+	}
+	zero := 0
+	page, _ = list("echo", protocol.ListTasksRequest{IncludeArtifacts: true, HistoryLength: &zero, PageSize: 3})
+	if len(page.Tasks) != 3 || page.TotalSize != 5 || page.Tasks[0].Artifacts == nil || len(page.Tasks[0].History) != 0 ||
+		strings.Contains(encoded(t, page.Tasks[0]), "history") {
+		t.Errorf("the first page: %s", encoded(t, page))
+	}
+	page, ids = list("echo", protocol.ListTasksRequest{PageSize: 3, PageToken: page.NextPageToken})
+	if !slices.Equal(ids, tasks[3:]) || page.NextPageToken != "" || page.TotalSize != 5 {
+		t.Errorf("the second page: %s", encoded(t, page))
+	}
+	if _, ids = list("echo", protocol.ListTasksRequest{ContextID: "c1"}); !slices.Equal(ids, []protocol.TaskID{tasks[1],
+		tasks[3]}) {
+		t.Errorf("of a context: %v of %v", ids, tasks)
+	}
+	third, err := w.get("alice", "echo", tasks[2])
+	w.must(err)
+	if _, ids = list("echo", protocol.ListTasksRequest{StatusTimestampAfter: third.Status.Timestamp}); !slices.Equal(ids,
+		tasks[:2]) {
+		t.Errorf("after a time: %v of %v", ids, tasks)
+	}
+	for i, want := range []protocol.TaskState{protocol.TaskStateSubmitted, protocol.TaskStateWorking,
+		protocol.TaskStateInputRequired, protocol.TaskStateRejected} {
+		if i == 0 {
+			w.task("alice", "slow", immediately(say("m", "x", "")))
+		} else {
+			g <- []string{"", "progress half", "ask where?", "fail no"}[i]
+		}
+		if i == 3 {
+			if _, err := w.send("alice", "slow", say("m2", "x", `,"taskId":"`+string(w.onlyTask("alice", "slow"))+`"`)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.eventually(string(want), func() bool {
+			_, ids := list("slow", protocol.ListTasksRequest{Status: want})
+			return len(ids) == 1
+		})
+		if _, ids := list("slow", protocol.ListTasksRequest{Status: protocol.TaskStateCompleted}); len(ids) > 0 {
+			t.Errorf("completed: %v", ids)
+		}
+	}
+	minus := -1
+	for field, r := range map[string]protocol.ListTasksRequest{
+		"pageSize":      {PageSize: 101},
+		"pageToken":     {PageToken: "nonsense!"},
+		"historyLength": {HistoryLength: &minus},
+		"status":        {Status: "TASK_STATE_GONE"},
+		"contextId":     {ContextID: "\x00"},
+	} {
+		_, err := service{w.node.Binding}.ListTasks(w.as("alice", "echo"), &r)
+		wantError(t, err, protocol.ErrInvalidParams, field)
+	}
+	_, err = service{w.node.Binding}.GetTask(w.as("alice", "echo"), &protocol.GetTaskRequest{ID: tasks[0], HistoryLength: &minus})
+	wantError(t, err, protocol.ErrInvalidParams, "historyLength")
+}
+
+// A2A-043: a task is cancelled when its agent confirms or never had it; an ended one is not.
+func TestCancelTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		g := make(gate)
+		w.handle("slow", g.handler)
+		w.handle("echo", echo)
+		w.agent(parley.Agent{Name: "remote", Exposed: parley.Everywhere,
+			Identities: []parley.Identity{{Protocol: "far", ID: "remote"}}})
+		cancel := func(agent string, id protocol.TaskID) (*protocol.Task, error) {
+			return service{w.node.Binding}.CancelTask(w.as("alice", agent), &protocol.CancelTaskRequest{ID: id})
+		}
+		began := time.Now()
+		here := w.task("alice", "slow", immediately(say("m1", "x", "")))
+		synctest.Wait()
+		got, err := cancel("slow", here.ID)
+		if err != nil || got.Status.State != protocol.TaskStateCanceled || time.Since(began) > 0 {
+			t.Errorf("a handler's task: %+v, %v after %s", got, err, time.Since(began))
+		}
+		if again, err := cancel("slow", here.ID); err != nil || again.Status.State != protocol.TaskStateCanceled {
+			t.Errorf("again: %+v, %v", again, err)
+		}
+		w.node.far.holds = true
+		held := w.task("alice", "remote", immediately(say("m1", "x", "")))
+		if got, err := cancel("remote", held.ID); err != nil || got.Status.State != protocol.TaskStateCanceled {
+			t.Errorf("a task that was not delivered: %+v, %v", got, err)
+		}
+		w.node.far.holds = false
+		w.node.hub.Kick("remote")
+		got, err = cancel("remote", w.task("alice", "remote", immediately(say("m2", "x", ""))).ID)
+		if err != nil || got.Status.State != protocol.TaskStateSubmitted || time.Since(began) != cancelWait {
+			t.Errorf("a task whose agent does not confirm: %+v, %v after %s", got, err, time.Since(began))
+		}
+		w.node.far.deliver = func(_ context.Context, o hub.Outbound) hub.Outcome {
+			if o.Message.Kind == parley.Cancel {
+				go func() {
+					_, err := w.node.hub.Accept(context.Background(), hub.Submission{Message: &parley.Message{
+						Kind: parley.Failure, From: "remote", InReplyTo: o.Message.InReplyTo,
+						Error: parley.Refuse(parley.Cancelled, "given up")}})
+					if err != nil {
+						t.Error(err)
+					}
+				}()
+			}
+			return hub.Outcome{}
+		}
+		sent := w.task("alice", "remote", immediately(say("m3", "x", "")))
+		synctest.Wait()
+		if got, err := cancel("remote", sent.ID); err != nil || shortly(got) != "task CANCELED given up" {
+			t.Errorf("a task whose agent confirms: %+v, %v", got, err)
+		}
+		_, err = cancel("echo", w.task("alice", "echo", say("m1", "x", "")).ID)
+		wantError(t, err, protocol.ErrTaskNotCancelable, "")
+		synctest.Wait()
+	})
+}
+
+// A reader that takes nothing is cut off, and delays no other.
+func TestSlowReaderIsCutOff(t *testing.T) {
+	l := newLive()
+	id := parley.HashID([]byte("0123456789abcdef"))
+	slow, quick := l.subscribe(id), l.subscribe(id)
+	for i := range maxQueued + 1 {
+		l.recorded(&journal.Record{Position: journal.Position{Sequence: uint64(i + 1)},
+			Message: &parley.Message{Kind: parley.Event, InReplyTo: id}})
+		if list, err := quick.take(t.Context()); err != nil || len(list) != 1 {
+			t.Fatal(len(list), err)
+		}
+	}
+	if _, err := slow.take(t.Context()); !errors.Is(err, errSlow) {
+		t.Errorf("the slow reader gets %v", err)
+	}
+	slow.end()
+	quick.end()
+	if len(l.of) > 0 {
+		t.Error("a subscription is left")
+	}
+}
+
+// A caller has a bounded number of streams.
+func TestStreamsOfACallerAreBounded(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Streams = 2 })
+	g := make(gate)
+	w.handle("slow", g.handler)
+	id := w.task("alice", "slow", immediately(say("m1", "x", ""))).ID
+	one, two := w.subscribe(w.node, "alice", "slow", id), w.subscribe(w.node, "alice", "slow", id)
+	w.eventually("two streams", func() bool { return len(one.seen())+len(two.seen()) == 2 })
+	three := w.subscribe(w.node, "alice", "slow", id)
+	<-three.done
+	if parley.CodeOf(three.err) != parley.RateLimited {
+		t.Errorf("the third stream: %v", three.err)
+	}
+	one.stop()
+	<-one.done
+	four := w.subscribe(w.node, "alice", "slow", id)
+	w.eventually("a stream in place of one that ended", func() bool { return len(four.seen()) == 1 })
+	close(g)
+	<-two.done
+	<-four.done
+}
+
+// 1,000 open subscriptions take little memory beside their goroutines.
+func TestSubscriptionsAreCheap(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Streams = 2000 })
+	g := make(gate)
+	w.handle("slow", g.handler)
+	id := w.task("alice", "slow", immediately(say("m1", strings.Repeat("x", 10_000), ""))).ID
+	const streams = 1000
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	ready := make(chan struct{}, streams)
+	ctx, cancel := context.WithCancel(w.as("alice", "slow"))
+	done := make(chan struct{}, streams)
+	for range streams {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for range (service{w.node.Binding}).SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: id}) {
+				ready <- struct{}{}
+			}
+		}()
+	}
+	for range streams {
+		<-ready
+	}
+	w.eventually("all streams wait", func() bool {
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		return int64(after.HeapAlloc)-int64(before.HeapAlloc) < streams*4<<10
+	})
+	t.Logf("%d bytes of heap and %d of stack for each", (int64(after.HeapAlloc)-int64(before.HeapAlloc))/streams,
+		(int64(after.StackInuse)-int64(before.StackInuse))/streams)
+	if stack := int64(after.StackInuse) - int64(before.StackInuse); stack > streams*32<<10 {
+		t.Errorf("%d bytes of stack", stack)
+	}
+	cancel()
+	for range streams {
+		<-done
+	}
+	close(g)
+}
