@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -238,7 +239,12 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 		d.prunePartition(partition)
 	}
 	d.mu.Unlock()
-	for _, v := range d.c.Log.Deliveries(journal.Filter{States: open, Partition: mine}) {
+	list := d.c.Log.Deliveries(journal.Filter{States: open, Partition: mine})
+	// In the order of their records: ids order messages by milliseconds only.
+	slices.SortFunc(list, func(a, b journal.Delivery) int {
+		return cmp.Compare(a.Position.Sequence, b.Position.Sequence)
+	})
+	for _, v := range list {
 		it := newItem(v)
 		var err error
 		switch inFlight := v.State == parley.Delivering; {

@@ -177,17 +177,37 @@ func (h *Hub) Start() {
 		}
 	})
 	var resuming sync.WaitGroup
-	stopOwned := h.c.Journal.WatchOwned(func(partition int, owned bool) {
-		if !owned {
-			h.deliver.Lose(partition)
-			return
-		}
+	resume := func(partition int) {
 		resuming.Add(1)
 		go func() {
 			defer resuming.Done()
 			h.resumeLoop(partition)
 		}()
+	}
+	var starting sync.Mutex // guards first
+	first := []int{}        // partitions that this hub owns now; nil: the start is over
+	stopOwned := h.c.Journal.WatchOwned(func(partition int, owned bool) {
+		starting.Lock()
+		defer starting.Unlock()
+		switch {
+		case !owned:
+			h.deliver.Lose(partition)
+		case first != nil:
+			first = append(first, partition)
+		default:
+			resume(partition)
+		}
 	})
+	starting.Lock()
+	owned := first
+	first = nil
+	starting.Unlock()
+	for _, partition := range owned {
+		// Before a new message could overtake the open ones.
+		if h.resumePartition(h.life, partition) != nil {
+			resume(partition)
+		}
+	}
 	stopDrain := h.c.Journal.OnHandOver(h.deliver.HandOver)
 	h.stopWatch = func() {
 		stopDrain()
