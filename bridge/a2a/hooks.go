@@ -22,6 +22,7 @@ import (
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
 )
 
 // webhooks keeps the push notification configurations of tasks.
@@ -199,6 +200,11 @@ func (w *webhooks) put(ctx context.Context, c *call, task parley.ID, p *protocol
 		return parley.Refuse(parley.Internal, "internal error").Because(err)
 	}
 	row.Sealed = w.seal.Seal(nonce, nonce, plain, []byte(key))
+	if c.caller.Guest {
+		if err := w.b.c.Hub.Guests().Write(policy.SourceOf(ctx), len(row.URL)+len(row.Sealed)+512); err != nil {
+			return err
+		}
+	}
 	before := w.b.hooks.Known(key)
 	if _, err := w.b.hooks.Put(ctx, key, row, time.Time{}); err != nil {
 		return unrecorded(err)

@@ -68,7 +68,8 @@ func (s service) SendMessage(ctx context.Context, r *protocol.SendMessageRequest
 
 // SendStreamingMessage implements a2asrv.RequestHandler. An error comes first or not at all.
 // The stream ends when the task ends or waits for its client.
-func (s service) SendStreamingMessage(ctx context.Context, r *protocol.SendMessageRequest) iter.Seq2[protocol.Event, error] {
+func (s service) SendStreamingMessage(ctx context.Context, r *protocol.SendMessageRequest) iter.Seq2[protocol.Event,
+	error] {
 	return func(yield func(protocol.Event, error) bool) {
 		if err := s.b.openStream(ctx); err != nil {
 			yield(nil, err)
@@ -197,7 +198,7 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 	case r.Message.ContextID != "" && r.Message.ContextID != f.progress.context: // rule A2A-023
 		err = invalid("message.contextId", "the task is of another context")
 	case !seen && f.progress.state.Terminal(): // rule A2A-024
-		err = errEnded
+		err = errEnded()
 	}
 	if err != nil || seen {
 		f.end()
@@ -219,7 +220,7 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 	if _, err := b.accept(ctx, c, m, "", &f.since); err != nil {
 		f.end()
 		if parley.CodeOf(err) == parley.Conflict {
-			return nil, errEnded // meanwhile
+			return nil, errEnded() // meanwhile
 		}
 		return b.refused(ctx, c, r, err)
 	}
@@ -236,7 +237,10 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 	return f, nil
 }
 
-var errEnded = protocol.NewError(protocol.ErrUnsupportedOperation, "the task has ended; send a message without taskId")
+// errEnded refuses what only a task that goes on takes. Transports add to it, so each has its own.
+func errEnded() error {
+	return protocol.NewError(protocol.ErrUnsupportedOperation, "the task has ended; send a message without taskId")
+}
 
 // refused answers a message that the hub did not accept.
 func (b *Binding) refused(ctx context.Context, c *call, r *protocol.SendMessageRequest, err error) (*follower, error) {

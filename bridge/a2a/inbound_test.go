@@ -18,7 +18,8 @@ import (
 func TestSendMessage(t *testing.T) {
 	w := newWorld(t)
 	w.handle("echo", echo)
-	got := w.task("alice", "echo", say("m1", "hi", `,"contextId":"mine","referenceTaskIds":["old"],"metadata":{"a":12345678901234567890}`))
+	got := w.task("alice", "echo", say("m1", "hi",
+		`,"contextId":"mine","referenceTaskIds":["old"],"metadata":{"a":12345678901234567890}`))
 	if got.Status.State != protocol.TaskStateCompleted || got.ContextID != "mine" || len(got.Artifacts) != 1 ||
 		got.Artifacts[0].ID != resultID || got.Artifacts[0].Parts[0].Text() != "hi" || got.Status.Timestamp == nil {
 		t.Errorf("%+v", got)
@@ -61,32 +62,31 @@ func TestSendMessage(t *testing.T) {
 func TestSendMessageRefuses(t *testing.T) {
 	w := newWorld(t)
 	w.handle("echo", echo)
-	message := func(members string) string { return `{"message":{` + members + `}}` }
 	const parts = `"parts":[{"text":"x"}]`
-	for params, field := range map[string]string{
-		`{}`:                                   "message",
-		message(`"role":"ROLE_USER",` + parts): "message.messageId",
-		message(`"messageId":"m","role":"ROLE_AGENT",` + parts):                                               "message.role",
-		message(`"messageId":"m","role":"boss",` + parts):                                                     "message.role",
-		message(`"messageId":"m",` + parts):                                                                   "message.role",
-		message(`"messageId":"m","role":"ROLE_USER"`):                                                         "message.parts",
-		message(`"messageId":"m","role":"ROLE_USER","parts":[]`):                                              "message.parts",
-		message(`"messageId":"m","role":"ROLE_USER","parts":[null]`):                                          "message.parts[0]",
-		message(`"messageId":"m\u0007","role":"ROLE_USER",` + parts):                                          "message.messageId",
-		message(`"messageId":"m","role":"ROLE_USER","referenceTaskIds":[""],` + parts):                        "message.referenceTaskIds[0]",
-		message(`"messageId":"m","role":"ROLE_USER","parts":[{"text":"x","mediaType":"/"}]`):                  "message.parts[0].mediaType",
-		message(`"messageId":"m","role":"ROLE_USER","parts":[{"text":"{","mediaType":"application/json"}]`):   "message.parts[0].text",
-		message(`"messageId":"m","role":"ROLE_USER","parts":[{"data":1,"mediaType":"text/plain"}]`):           "message.parts[0].mediaType",
-		`{"message":{"messageId":"m","role":"ROLE_USER",` + parts + `},"configuration":{"historyLength":-1}}`: "configuration.historyLength",
-		`{"message":{"messageId":"m","role":"ROLE_USER",` + parts +
-			`},"configuration":{"taskPushNotificationConfig":{"url":"http://example.com"}}}`: "taskPushNotificationConfig.url",
+	user := func(members string) string { return `{"message":{"messageId":"m","role":"ROLE_USER",` + members + `}}` }
+	for _, c := range []struct{ params, field string }{
+		{`{}`, "message"},
+		{`{"message":{"role":"ROLE_USER",` + parts + `}}`, "message.messageId"},
+		{`{"message":{"messageId":"m","role":"ROLE_AGENT",` + parts + `}}`, "message.role"},
+		{`{"message":{"messageId":"m","role":"boss",` + parts + `}}`, "message.role"},
+		{`{"message":{"messageId":"m",` + parts + `}}`, "message.role"},
+		{`{"message":{"messageId":"m\u0007","role":"ROLE_USER",` + parts + `}}`, "message.messageId"},
+		{`{"message":{"messageId":"m","role":"ROLE_USER"}}`, "message.parts"},
+		{user(`"parts":[]`), "message.parts"},
+		{user(`"parts":[null]`), "message.parts[0]"},
+		{user(`"parts":[{"text":"x","mediaType":"/"}]`), "message.parts[0].mediaType"},
+		{user(`"parts":[{"text":"{","mediaType":"application/json"}]`), "message.parts[0].text"},
+		{user(`"parts":[{"data":1,"mediaType":"text/plain"}]`), "message.parts[0].mediaType"},
+		{user(`"referenceTaskIds":[""],` + parts), "message.referenceTaskIds[0]"},
+		{configured(user(parts), `"historyLength":-1`), "configuration.historyLength"},
+		{configured(user(parts), `"taskPushNotificationConfig":{"url":"http://example.com"}`), "taskPushNotificationConfig.url"},
 	} {
-		_, err := w.send("alice", "echo", params)
+		_, err := w.send("alice", "echo", c.params)
 		if err == nil {
-			t.Errorf("%s is accepted", params)
+			t.Errorf("%s is accepted", c.params)
 			continue
 		}
-		wantError(t, err, protocol.ErrInvalidParams, field)
+		wantError(t, err, protocol.ErrInvalidParams, c.field)
 	}
 	for params, sentinel := range map[string]error{
 		say("m", "x", `,"taskId":"t"`):                                    protocol.ErrTaskNotFound,
@@ -158,8 +158,8 @@ func TestSkillOfAMessage(t *testing.T) {
 		{`{"data":{"a":1,"b":1}}`, `{}`, ""},
 		{`{"data":{"a":1}}`, `{"` + ExtensionURI + `":{"skill":"usual"}}`, "usual"},
 	} {
-		got := w.task("alice", "many", fmt.Sprintf(`{"message":{"messageId":"m%d","role":"ROLE_USER","parts":[%s],"metadata":%s}}`,
-			i, c.part, c.metadata))
+		got := w.task("alice", "many", fmt.Sprintf(
+			`{"message":{"messageId":"m%d","role":"ROLE_USER","parts":[%s],"metadata":%s}}`, i, c.part, c.metadata))
 		if text := got.Artifacts[0].Parts[0].Text(); text != c.want {
 			t.Errorf("%s with %s goes to %q, want %q", c.part, c.metadata, text, c.want)
 		}

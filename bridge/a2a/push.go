@@ -56,7 +56,8 @@ func (b *Binding) setHook(ctx context.Context, c *call, task parley.ID, p *proto
 }
 
 // GetTaskPushConfig implements a2asrv.RequestHandler. In 0.3 the id may be left out.
-func (s service) GetTaskPushConfig(ctx context.Context, r *protocol.GetTaskPushConfigRequest) (*protocol.PushConfig, error) {
+func (s service) GetTaskPushConfig(ctx context.Context, r *protocol.GetTaskPushConfigRequest) (*protocol.PushConfig,
+	error) {
 	all, err := s.hooksOf(ctx, r.TaskID)
 	if err != nil {
 		return nil, err

@@ -344,7 +344,8 @@ func (s service) CancelTask(ctx context.Context, r *protocol.CancelTaskRequest) 
 
 // SubscribeToTask implements a2asrv.RequestHandler. An error comes first or not at all. The
 // stream is open until the task ends.
-func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTaskRequest) iter.Seq2[protocol.Event, error] {
+func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTaskRequest) iter.Seq2[protocol.Event,
+	error] {
 	return func(yield func(protocol.Event, error) bool) {
 		c := callOf(ctx)
 		if err := s.b.openStream(ctx); err != nil {
@@ -360,7 +361,7 @@ func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTas
 		defer f.end()
 		over := func() bool { return f.progress.state.Terminal() }
 		if over() {
-			yield(nil, errEnded)
+			yield(nil, errEnded())
 			return
 		}
 		f.stream(ctx, nil, over, yield)

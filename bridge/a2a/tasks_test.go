@@ -251,9 +251,8 @@ func TestListTasks(t *testing.T) {
 			g <- []string{"", "progress half", "ask where?", "fail no"}[i]
 		}
 		if i == 3 {
-			if _, err := w.send("alice", "slow", say("m2", "x", `,"taskId":"`+string(w.onlyTask("alice", "slow"))+`"`)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := w.send("alice", "slow", say("m2", "x", `,"taskId":"`+string(w.onlyTask("alice", "slow"))+`"`))
+			w.must(err)
 		}
 		w.eventually(string(want), func() bool {
 			_, ids := list("slow", protocol.ListTasksRequest{Status: want})
@@ -274,7 +273,8 @@ func TestListTasks(t *testing.T) {
 		_, err := service{w.node.Binding}.ListTasks(w.as("alice", "echo"), &r)
 		wantError(t, err, protocol.ErrInvalidParams, field)
 	}
-	_, err = service{w.node.Binding}.GetTask(w.as("alice", "echo"), &protocol.GetTaskRequest{ID: tasks[0], HistoryLength: &minus})
+	_, err = service{w.node.Binding}.GetTask(w.as("alice", "echo"), &protocol.GetTaskRequest{ID: tasks[0],
+		HistoryLength: &minus})
 	wantError(t, err, protocol.ErrInvalidParams, "historyLength")
 }
 

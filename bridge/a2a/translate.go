@@ -254,6 +254,9 @@ func without(object jsonx.Value, names ...string) jsonx.Value {
 	return out
 }
 
+// maxWait is the longest time that a client may state as the deadline of a request.
+const maxWait = 24 * time.Hour
+
 // readExtension takes from Parley's extension what A2A has no member for. It is the sender's
 // claim: it names neither sender nor assurance, and its hops can only have the message refused.
 func readExtension(m *parley.Message, x jsonx.Value) {
@@ -277,6 +280,9 @@ func readExtension(m *parley.Message, x jsonx.Value) {
 		if t, err := time.Parse(time.RFC3339Nano, stated.text); err == nil {
 			*stated.at = t
 		}
+	}
+	if most := m.Origin.Received.Add(maxWait); m.Deadline.After(most) {
+		m.Deadline = most
 	}
 	if m.Trace.Parent == "" && bridge.IsTraceParent(e.Trace) {
 		m.Trace.Parent = e.Trace

@@ -168,7 +168,12 @@ func say(id, text, more string) string {
 }
 
 func immediately(params string) string {
-	return strings.TrimSuffix(params, "}") + `,"configuration":{"returnImmediately":true}}`
+	return configured(params, `"returnImmediately":true`)
+}
+
+// configured adds members of the configuration.
+func configured(params, members string) string {
+	return strings.TrimSuffix(params, "}") + `,"configuration":{` + members + `}}`
 }
 
 func (w *world) send(caller, agent, params string) (protocol.SendMessageResult, error) {
@@ -299,7 +304,8 @@ func wantError(t testing.TB, err, sentinel error, field string) {
 		return
 	}
 	var e *protocol.Error
-	if !errors.As(err, &e) || len(e.TypedDetails) == 0 || !strings.Contains(fmt.Sprint(e.TypedDetails[0].Value), "field:"+field) {
+	if !errors.As(err, &e) || len(e.TypedDetails) == 0 ||
+		!strings.Contains(fmt.Sprint(e.TypedDetails[0].Value), "field:"+field) {
 		t.Errorf("error %v does not name the field %s", err, field)
 	}
 }
