@@ -178,7 +178,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 // streams reports whether events of a request are told as they come: its client asked for a
 // stream, a client follows it now, or a webhook is called.
 func (b *Binding) streams(request *parley.Message) bool {
-	return request.Trace.Foreign[foreignStream] == "true" || b.live.subscribed(request.ID) ||
+	return request.Trace.Foreign[foreignStream] == "true" || b.live.streaming(request.ID) ||
 		len(b.webhooks.of(request.ID)) > 0
 }
 

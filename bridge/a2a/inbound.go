@@ -121,7 +121,7 @@ func (b *Binding) send(ctx context.Context, r *protocol.SendMessageRequest, stre
 		m.Trace.Foreign[foreignStream] = "true"
 	}
 	if m.Kind == parley.Input {
-		return b.sendInput(ctx, c, r, m)
+		return b.sendInput(ctx, c, r, m, streams)
 	}
 	if m.Skill == "" {
 		m.Skill = b.skillOf(c.agent, m.Parts)
@@ -143,7 +143,7 @@ func (b *Binding) send(ctx context.Context, r *protocol.SendMessageRequest, stre
 			hook = nil // it was set with the first
 		}
 	}
-	f := b.follow(m.ID)
+	f := b.follow(m.ID, streams)
 	if hook != nil {
 		hook.TaskID = protocol.TaskID(m.ID.String())
 		if err := b.webhooks.put(ctx, c, m.ID, hook); err != nil {
@@ -157,7 +157,7 @@ func (b *Binding) send(ctx context.Context, r *protocol.SendMessageRequest, stre
 		if hook != nil {
 			b.webhooks.drop(m.ID)
 		}
-		return b.refused(ctx, c, r, err)
+		return b.refused(ctx, c, r, err, streams)
 	}
 	// The watch was called with the request before it was accepted.
 	list, err := f.sub.take(ctx)
@@ -187,9 +187,9 @@ func (b *Binding) accept(ctx context.Context, c *call, m *parley.Message, contex
 }
 
 // sendInput records more about an open task of the caller.
-func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessageRequest, m *parley.Message) (
-	*follower, error) {
-	f, err := b.open(ctx, c, r.Message.TaskID)
+func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessageRequest, m *parley.Message,
+	streams bool) (*follower, error) {
+	f, err := b.open(ctx, c, r.Message.TaskID, streams)
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 	if err != nil || seen {
 		f.end()
 		if err == nil {
-			return b.replayed(ctx, c, r, prior)
+			return b.replayed(ctx, c, r, prior, streams)
 		}
 		return nil, err
 	}
@@ -222,7 +222,7 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 		if parley.CodeOf(err) == parley.Conflict {
 			return nil, errEnded() // meanwhile
 		}
-		return b.refused(ctx, c, r, err)
+		return b.refused(ctx, c, r, err, streams)
 	}
 	for f.last < f.since.Sequence { // the watch was called with it
 		list, err := f.sub.take(ctx)
@@ -243,17 +243,18 @@ func errEnded() error {
 }
 
 // refused answers a message that the hub did not accept.
-func (b *Binding) refused(ctx context.Context, c *call, r *protocol.SendMessageRequest, err error) (*follower, error) {
+func (b *Binding) refused(ctx context.Context, c *call, r *protocol.SendMessageRequest, err error, streams bool) (
+	*follower, error) {
 	if prior, ok := errors.AsType[*hub.Prior](err); ok {
-		return b.replayed(ctx, c, r, &prior.Of)
+		return b.replayed(ctx, c, r, &prior.Of, streams)
 	}
 	return nil, err
 }
 
 // replayed answers a message whose id was recorded before: the same content gives the task of
 // the first, or its refusal (rule A2A-021).
-func (b *Binding) replayed(ctx context.Context, c *call, r *protocol.SendMessageRequest, prior *journal.Prior) (
-	*follower, error) {
+func (b *Binding) replayed(ctx context.Context, c *call, r *protocol.SendMessageRequest, prior *journal.Prior,
+	streams bool) (*follower, error) {
 	first, err := b.c.Journal.Read(ctx, prior.Position)
 	if err != nil {
 		return nil, parley.AsError(err)
@@ -270,7 +271,7 @@ func (b *Binding) replayed(ctx context.Context, c *call, r *protocol.SendMessage
 	if first.Message.Kind == parley.Input {
 		id = first.Message.InReplyTo
 	}
-	f, err := b.open(ctx, c, protocol.TaskID(id.String()))
+	f, err := b.open(ctx, c, protocol.TaskID(id.String()), streams)
 	if err == nil {
 		f.since = prior.Position
 	}

@@ -23,6 +23,7 @@ func newLive() *live { return &live{of: map[parley.ID]*subscription{}, streams: 
 type subscription struct {
 	live    *live
 	request parley.ID
+	streams bool // its client reads updates as they come
 	next    *subscription
 	wake    chan struct{} // has a token while there is something to take
 
@@ -41,9 +42,10 @@ const (
 // errSlow ends a stream whose reader takes its updates too slowly. It may subscribe again.
 var errSlow = errors.New("a2a: the reader of a stream is too slow")
 
-// subscribe queues everything that is recorded about a request from now on, until end.
-func (l *live) subscribe(request parley.ID) *subscription {
-	s := &subscription{live: l, request: request, wake: make(chan struct{}, 1)}
+// subscribe queues everything that is recorded about a request from now on, until end. streams: the
+// client reads updates as they come.
+func (l *live) subscribe(request parley.ID, streams bool) *subscription {
+	s := &subscription{live: l, request: request, streams: streams, wake: make(chan struct{}, 1)}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s.next = l.of[request]
@@ -71,11 +73,16 @@ func (s *subscription) end() {
 	}
 }
 
-// subscribed reports whether a client follows a request here.
-func (l *live) subscribed(request parley.ID) bool {
+// streaming reports whether a client reads updates of a request here.
+func (l *live) streaming(request parley.ID) bool {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
-	return l.of[request] != nil
+	for s := l.of[request]; s != nil; s = s.next {
+		if s.streams {
+			return true
+		}
+	}
+	return false
 }
 
 // recorded gets every record of the journal.

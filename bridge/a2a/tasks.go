@@ -28,8 +28,8 @@ type follower struct {
 }
 
 // follow begins to follow a request, which need not be recorded yet.
-func (b *Binding) follow(id parley.ID) *follower {
-	return &follower{b: b, sub: b.live.subscribe(id)}
+func (b *Binding) follow(id parley.ID, streams bool) *follower {
+	return &follower{b: b, sub: b.live.subscribe(id, streams)}
 }
 
 func (f *follower) end() { f.sub.end() }
@@ -136,12 +136,12 @@ func (b *Binding) find(ctx context.Context, c *call, task protocol.TaskID) (inde
 }
 
 // open reads a task of the caller, and follows it.
-func (b *Binding) open(ctx context.Context, c *call, task protocol.TaskID) (*follower, error) {
+func (b *Binding) open(ctx context.Context, c *call, task protocol.TaskID, streams bool) (*follower, error) {
 	id, err := parley.ParseID(string(task))
 	if err != nil {
 		return nil, protocol.ErrTaskNotFound
 	}
-	f := b.follow(id) // first: so nothing is missing between the index and the queue
+	f := b.follow(id, streams) // first: so nothing is missing between the index and the queue
 	m, err := b.find(ctx, c, task)
 	if err == nil {
 		room := maxRecordBytes
@@ -299,7 +299,7 @@ const cancelWait = 5 * time.Second
 // was never told of it.
 func (s service) CancelTask(ctx context.Context, r *protocol.CancelTaskRequest) (*protocol.Task, error) {
 	c := callOf(ctx)
-	f, err := s.b.open(ctx, c, r.ID)
+	f, err := s.b.open(ctx, c, r.ID, false)
 	if err != nil {
 		return nil, err
 	}
@@ -353,7 +353,7 @@ func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTas
 			return
 		}
 		defer s.b.live.close(c.caller.Name)
-		f, err := s.b.open(ctx, c, r.ID)
+		f, err := s.b.open(ctx, c, r.ID, true)
 		if err != nil {
 			yield(nil, err)
 			return

@@ -16,6 +16,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 // A2A-030: a stream begins with the task; every stream of it gets the same updates in the same order,
@@ -339,7 +340,7 @@ func TestCancelTask(t *testing.T) {
 func TestSlowReaderIsCutOff(t *testing.T) {
 	l := newLive()
 	id := parley.HashID([]byte("0123456789abcdef"))
-	slow, quick := l.subscribe(id), l.subscribe(id)
+	slow, quick := l.subscribe(id, true), l.subscribe(id, true)
 	for i := range maxQueued + 1 {
 		l.recorded(&journal.Record{Position: journal.Position{Sequence: uint64(i + 1)},
 			Message: &parley.Message{Kind: parley.Event, InReplyTo: id}})
@@ -418,4 +419,27 @@ func TestSubscriptionsAreCheap(t *testing.T) {
 		<-done
 	}
 	close(g)
+}
+
+// A call that cannot be answered from the index says so, and that a retry helps.
+func TestIndexThatDoesNotFollow(t *testing.T) {
+	w := newWorld(t)
+	w.handle("echo", echo)
+	id := w.task("alice", "echo", say("m1", "hi", "")).ID
+	w.must(w.node.index.Close())
+	var err error
+	w.node.index, err = index.Open(context.Background(), index.Config{Journal: w.j}) // to be closed
+	w.must(err)
+	_, err = w.get("alice", "echo", id)
+	if e := parley.AsError(err); e == nil || e.Code != parley.Unavailable || !e.Retryable || e.After == 0 {
+		t.Errorf("GetTask: %v", err)
+	}
+	_, err = service{w.node.Binding}.ListTasks(w.as("alice", "echo"), &protocol.ListTasksRequest{})
+	if parley.CodeOf(err) != parley.Unavailable {
+		t.Errorf("ListTasks: %v", err)
+	}
+	// A message needs no index.
+	if got := w.task("alice", "echo", say("m2", "hi", "")); got.Status.State != protocol.TaskStateCompleted {
+		t.Errorf("%+v", got)
+	}
 }

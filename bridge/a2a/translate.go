@@ -138,7 +138,7 @@ var recordedHeaders = []string{"A2a-Version", "A2a-Extensions", "Content-Type"}
 // passed [checkSend]. The caller sets ID, InReplyTo and the context.
 func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*parley.Message, error) {
 	raw, params := rawOf(c, r)
-	wire := jsonx.Member(params, "message")
+	wire := member(params, "message")
 	m := &parley.Message{Kind: parley.Request, From: c.caller.Name, To: c.agent, Sent: received,
 		Trace: parley.Trace{Foreign: map[string]string{foreignMessage: r.Message.ID}},
 		Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Address: source.Host(c.remote), Raw: raw,
@@ -154,15 +154,15 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 	if t := c.header["Traceparent"]; len(t) == 1 && bridge.IsTraceParent(t[0]) {
 		m.Trace.Parent, m.Trace.State = t[0], strings.Join(c.header["Tracestate"], ",")
 	}
-	metadata := jsonx.Member(wire, "metadata")
-	readExtension(m, jsonx.Member(metadata, ExtensionURI))
-	k := kept{Metadata: without(metadata, ExtensionURI), Request: without(jsonx.Member(params, "metadata"), ""),
+	metadata := member(wire, "metadata")
+	readExtension(m, member(metadata, ExtensionURI))
+	k := kept{Metadata: without(metadata, ExtensionURI), Request: without(member(params, "metadata"), ""),
 		Extensions: r.Message.Extensions, References: r.Message.ReferenceTasks, Parts: map[string]keptPart{}}
 	if r.Config != nil {
 		k.OutputModes = r.Config.AcceptedOutputModes
 	}
 	var literals []jsonx.Value
-	jsonx.Elements(jsonx.Member(wire, "parts"), func(v jsonx.Value) bool {
+	jsonx.Elements(member(wire, "parts"), func(v jsonx.Value) bool {
 		literals = append(literals, v)
 		return true
 	})
@@ -176,7 +176,7 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 			return nil, err
 		}
 		m.Parts = append(m.Parts, part)
-		if v := without(jsonx.Member(literal, "metadata"), ExtensionURI, compatMark); v != nil {
+		if v := without(member(literal, "metadata"), ExtensionURI, compatMark); v != nil {
 			k.Parts[strconv.Itoa(i)] = keptPart{v}
 		}
 	}
@@ -206,10 +206,10 @@ func rawOf(c *call, r *protocol.SendMessageRequest) (raw []byte, params jsonx.Va
 // sentMessage finds the message in the recorded bytes of a call: in the params of JSON-RPC, or
 // at the top.
 func sentMessage(raw []byte) jsonx.Value {
-	if params := jsonx.Member(raw, "params"); params != nil {
+	if params := member(raw, "params"); params != nil {
 		raw = params
 	}
-	return jsonx.Member(raw, "message")
+	return member(raw, "message")
 }
 
 // sameContent reports whether two messages in JSON are the same but for the order of members
@@ -233,6 +233,15 @@ func sameContent(a, b jsonx.Value) bool {
 	}
 	x := tree(a)
 	return x != "" && x == tree(b)
+}
+
+// member gives the value at a path of member names; nil if there is none. v is strict JSON, as
+// transports and the journal give it.
+func member(v jsonx.Value, path ...string) jsonx.Value {
+	if from, to := jsonx.Find(v, path...); to > from {
+		return v[from:to]
+	}
+	return nil
 }
 
 // without copies an object without some members; nil if nothing is left.
@@ -326,9 +335,9 @@ func toPart(field string, p *protocol.Part, literal jsonx.Value) (parley.Part, e
 		}
 	case protocol.Data:
 		media(plainJSON)
-		data := jsonx.Member(literal, "data")
-		if string(jsonx.Member(jsonx.Member(literal, "metadata"), compatMark)) == "true" {
-			data = jsonx.Member(data, "value")
+		data := member(literal, "data")
+		if string(member(literal, "metadata", compatMark)) == "true" {
+			data = member(data, "value")
 		}
 		if data == nil {
 			var err error

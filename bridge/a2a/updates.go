@@ -198,10 +198,10 @@ func (p *progress) fromClient(m *parley.Message) *protocol.Message {
 // sentParts gives the parts as a client of 1.0 sent them, before the hub made them fit a skill;
 // nil if they are not to be had.
 func sentParts(m *parley.Message) (parts protocol.ContentParts) {
-	v := jsonx.Member(sentMessage(m.Origin.Raw), "parts")
+	v := member(sentMessage(m.Origin.Raw), "parts")
 	old := false // a part of 0.3 says its kind
 	jsonx.Elements(v, func(part jsonx.Value) bool {
-		old = jsonx.Member(part, "kind") != nil
+		old = member(part, "kind") != nil
 		return !old
 	})
 	if v == nil || old || json.Unmarshal(v, &parts) != nil {

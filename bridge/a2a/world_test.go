@@ -21,6 +21,7 @@ import (
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
@@ -28,7 +29,7 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testcluster.Leaks()...) }
 
 // world is a hub with the binding, on a journal and an index in memory.
 type world struct {
@@ -68,9 +69,14 @@ func (f *farBinding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 
 func newWorld(t testing.TB, edit ...func(*Config)) *world {
 	t.Helper()
+	return newWorldOn(t, journal.Config{Store: testjournal.Memory(t)}, edit...)
+}
+
+func newWorldOn(t testing.TB, j journal.Config, edit ...func(*Config)) *world {
+	t.Helper()
 	w := &world{t: t}
 	var err error
-	w.j, err = journal.Open(context.Background(), journal.Config{Store: testjournal.Memory(t)})
+	w.j, err = journal.Open(context.Background(), j)
 	w.must(err)
 	w.dir, err = directory.Open(context.Background(), directory.Options{})
 	w.must(err)
