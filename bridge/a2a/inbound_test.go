@@ -12,6 +12,8 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testjournal"
+	"github.com/parley-hub/parley/journal"
 )
 
 // A2A-020, A2A-022: a blocking message gives the ended task; GetTask gives the same.
@@ -79,7 +81,8 @@ func TestSendMessageRefuses(t *testing.T) {
 		{user(`"parts":[{"data":1,"mediaType":"text/plain"}]`), "message.parts[0].mediaType"},
 		{user(`"referenceTaskIds":[""],` + parts), "message.referenceTaskIds[0]"},
 		{configured(user(parts), `"historyLength":-1`), "configuration.historyLength"},
-		{configured(user(parts), `"taskPushNotificationConfig":{"url":"http://example.com"}`), "taskPushNotificationConfig.url"},
+		{configured(user(parts), `"taskPushNotificationConfig":{"url":"http://example.com"}`),
+			"taskPushNotificationConfig.url"},
 	} {
 		_, err := w.send("alice", "echo", c.params)
 		if err == nil {
@@ -240,5 +243,21 @@ func TestFailureIsAState(t *testing.T) {
 	x, _ := got.Status.Message.Metadata[ExtensionURI].(map[string]any)
 	if shortly(got) != "task REJECTED not today" || x["code"] != "rejected" || x["ref"] == nil {
 		t.Errorf("%s, %v", shortly(got), x)
+	}
+}
+
+// A caller that sends more messages than the journal keeps long replay keys for is not refused; its
+// further ids are remembered for the journal's window.
+func TestManyMessagesOfACaller(t *testing.T) {
+	w := newWorldOn(t, journal.Config{Store: testjournal.Memory(t), MaxLongKeys: 2})
+	w.handle("echo", echo)
+	var first []protocol.TaskID
+	for i := range 5 {
+		first = append(first, w.task("alice", "echo", say(fmt.Sprint(i), "hi", "")).ID)
+	}
+	for i, id := range first {
+		if again := w.task("alice", "echo", say(fmt.Sprint(i), "hi", "")); again.ID != id {
+			t.Errorf("message %d gives another task", i)
+		}
 	}
 }

@@ -134,6 +134,9 @@ func checkHistory(field string, n *int) error {
 // recordedHeaders are the headers of a client that the hub records. None has a credential.
 var recordedHeaders = []string{"A2a-Version", "A2a-Extensions", "Content-Type"}
 
+// maxTraceState is how much of W3C's tracestate is passed on, in bytes (Trace Context, section 3.3.1.5).
+const maxTraceState = 512
+
 // toMessage makes a Request, or an Input where the message names a task, of a message that
 // passed [checkSend]. The caller sets ID, InReplyTo and the context.
 func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*parley.Message, error) {
@@ -152,7 +155,10 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 		}
 	}
 	if t := c.header["Traceparent"]; len(t) == 1 && bridge.IsTraceParent(t[0]) {
-		m.Trace.Parent, m.Trace.State = t[0], strings.Join(c.header["Tracestate"], ",")
+		m.Trace.Parent = t[0]
+		if state := strings.Join(c.header["Tracestate"], ","); len(state) <= maxTraceState {
+			m.Trace.State = state
+		}
 	}
 	metadata := member(wire, "metadata")
 	readExtension(m, member(metadata, ExtensionURI))
