@@ -443,3 +443,23 @@ func TestIndexThatDoesNotFollow(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// The recipient's binding learns whether the client reads updates as they come.
+func TestRecipientKnowsOfTheStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, receiving(&receiver{}))
+		w.remote()
+		var streams []bool
+		w.node.far.deliver = func(_ context.Context, o hub.Outbound) hub.Outcome {
+			streams = append(streams, o.Streams)
+			return hub.Outcome{Answered: true, Parts: []parley.Part{parley.Text("x")}}
+		}
+		w.task("alice", "remote", say("m1", "x", ""))
+		<-w.stream("alice", "remote", say("m2", "x", "")).done
+		w.task("alice", "remote", hooked(say("m3", "x", ""), hook("one", "/1")))
+		synctest.Wait()
+		if !slices.Equal(streams, []bool{false, true, true}) {
+			t.Errorf("streams %v", streams)
+		}
+	})
+}
