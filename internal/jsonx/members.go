@@ -70,6 +70,11 @@ func members(b []byte, each func(name string, value Place) (more bool)) bool {
 // Elements calls each with the elements of an array in their order, parts of b, until
 // it returns false. It reports whether b is an array as far as it was read.
 func Elements(b []byte, each func(value Value) (more bool)) bool {
+	return ElementPlaces(b, func(v Place) bool { return each(v.Of(b)) })
+}
+
+// ElementPlaces is [Elements] with the places of the elements.
+func ElementPlaces(b []byte, each func(value Place) (more bool)) bool {
 	at := space(b, 0)
 	if at == len(b) || b[at] != '[' {
 		return false
@@ -83,7 +88,7 @@ func Elements(b []byte, each func(value Value) (more bool)) bool {
 		if v.To < 0 {
 			return false
 		}
-		if !each(v.Of(b)) {
+		if !each(v) {
 			return true
 		}
 		var more, ok bool

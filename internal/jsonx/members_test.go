@@ -183,3 +183,15 @@ func BenchmarkValid(b *testing.B) {
 		}
 	}
 }
+
+func TestElementPlaces(t *testing.T) {
+	t.Parallel()
+	const text = ` [1, {"a":[2]} ,"]"]`
+	var got []string
+	if !ElementPlaces([]byte(text), func(p Place) bool { got = append(got, text[p.From:p.To]); return true }) {
+		t.Error("no array")
+	}
+	if want := []string{"1", `{"a":[2]}`, `"]"`}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
