@@ -189,11 +189,11 @@ func (b *Binding) update(ch directory.Change) {
 	if ch.Old != nil {
 		delete(b.standIns, ch.Old.Name)
 		delete(b.cards, ch.Old.Name)
-		delete(b.labels, label(ch.Old.Name))
+		delete(b.labels, bridge.HostLabel(ch.Old.Name))
 	}
 	if ch.New != nil {
 		delete(b.standIns, ch.New.Name)
-		b.labels[label(ch.New.Name)] = ch.New.Name
+		b.labels[bridge.HostLabel(ch.New.Name)] = ch.New.Name
 	} else if ch.Old != nil {
 		delete(b.credentials, ch.Old.Name)
 	}

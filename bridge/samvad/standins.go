@@ -3,8 +3,6 @@ package samvad
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -13,6 +11,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
@@ -81,18 +80,7 @@ func (b *Binding) standInID(name string) string {
 	if port != "" {
 		bare = net.JoinHostPort(bare, port)
 	}
-	return "agent://" + label(name) + "." + bare
-}
-
-// label makes a DNS label of a directory name. A name that is no label gets a part
-// of its hash, so that two names never have the same label.
-func label(name string) string {
-	l := strings.NewReplacer("/", "-", ".", "-", "_", "-").Replace(name)
-	if l == name && len(l) <= 63 {
-		return l
-	}
-	sum := sha256.Sum256([]byte(name))
-	return l[:min(len(l), 54)] + "-" + hex.EncodeToString(sum[:4])
+	return "agent://" + bridge.HostLabel(name) + "." + bare
 }
 
 // standIn gives the stand-in of an agent, or nil.
