@@ -13,8 +13,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/a2aproject/a2a-go/v2/a2asrv"
 	"github.com/parley-hub/parley"
+
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/journal"
@@ -95,6 +98,11 @@ type Binding struct {
 	live       *live
 	webhooks   *webhooks
 	hookClient *http.Client
+	methods    a2asrv.RequestHandler // of the protocol, for all transports
+	opened     *streams
+
+	streaming  context.Context // ends with EndStreams
+	endStreams context.CancelFunc
 
 	ctx   context.Context
 	stop  context.CancelFunc
@@ -103,6 +111,7 @@ type Binding struct {
 
 	mu       sync.RWMutex
 	settings map[string]AgentSettings // by directory name
+	labels   map[string]string        // directory names by the label of their sub-domain
 }
 
 // New makes a binding.
@@ -119,8 +128,11 @@ func New(c Config) (*Binding, error) {
 	c.Wait, c.KeepAlive = cmp.Or(c.Wait, time.Minute), cmp.Or(c.KeepAlive, 15*time.Second)
 	c.Streams, c.Webhooks = cmp.Or(c.Streams, 256), cmp.Or(c.Webhooks, 8)
 	b := &Binding{c: c, public: public, state: newState(c.Journal), live: newLive(),
-		settings: map[string]AgentSettings{}}
+		settings: map[string]AgentSettings{}, labels: map[string]string{},
+		opened: &streams{most: c.Streams, open: map[string]int{}}}
+	b.methods = checked{service{b}}
 	b.ctx, b.stop = context.WithCancel(context.Background())
+	b.streaming, b.endStreams = context.WithCancel(b.ctx)
 	guard := netguard.Live(c.Allow, netguard.HubAdvice)
 	if b.webhooks, err = newWebhooks(b, guard); err != nil {
 		return nil, err
@@ -128,6 +140,10 @@ func New(c Config) (*Binding, error) {
 	b.hookClient = guard.Client(netguard.Options{MaxRedirects: -1, MaxResponseBytes: maxHookAnswer, RootCAs: c.RootCAs})
 	if c.Transport != nil {
 		b.hookClient.Transport = c.Transport(b.hookClient.Transport)
+	}
+	b.stops = append(b.stops, b.endStreams, c.Hub.Directory().Watch(b.relabel))
+	for _, e := range c.Hub.Directory().All() {
+		b.relabel(directory.Change{New: e})
 	}
 	return b, nil
 }

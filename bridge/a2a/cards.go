@@ -2,6 +2,7 @@ package a2a
 
 import (
 	"context"
+	"net/http"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 )
@@ -11,4 +12,9 @@ import (
 func (s service) GetExtendedAgentCard(ctx context.Context, r *protocol.GetExtendedAgentCardRequest) (
 	*protocol.AgentCard, error) {
 	return nil, protocol.ErrUnsupportedOperation
+}
+
+// serveCard answers a GET or HEAD request for the card of an agent, which is exposed.
+func (b *Binding) serveCard(w http.ResponseWriter, r *http.Request, agent string) {
+	http.NotFound(w, r)
 }

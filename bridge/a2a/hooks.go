@@ -193,7 +193,7 @@ func (w *webhooks) put(ctx context.Context, c *call, task parley.ID, p *protocol
 	}
 	plain, err := jsonx.Encode(secrets)
 	if err != nil {
-		return invalid("token", "it is not valid UTF-8")
+		return invalidParams("token", "it is not valid UTF-8")
 	}
 	nonce := make([]byte, w.seal.NonceSize(), w.seal.NonceSize()+len(plain)+w.seal.Overhead())
 	if _, err := w.b.random().Read(nonce); err != nil {
@@ -276,10 +276,10 @@ const (
 // usual way.
 func (b *Binding) checkHook(p *protocol.PushConfig) error {
 	if p.ID != "" && !hookID.MatchString(p.ID) {
-		return invalid("taskPushNotificationConfig.id", "want 1 to 128 letters, digits and . _ : @ = + ~ -")
+		return invalidParams("taskPushNotificationConfig.id", "want 1 to 128 letters, digits and . _ : @ = + ~ -")
 	}
 	if !headerValue(p.Token) {
-		return invalid("taskPushNotificationConfig.token", "it cannot be the value of a header")
+		return invalidParams("taskPushNotificationConfig.token", "it cannot be the value of a header")
 	}
 	if a := p.Auth; a != nil {
 		scheme := ""
@@ -289,10 +289,10 @@ func (b *Binding) checkHook(p *protocol.PushConfig) error {
 			}
 		}
 		if scheme == "" {
-			return invalid("taskPushNotificationConfig.authentication.scheme", "want Bearer or Basic")
+			return invalidParams("taskPushNotificationConfig.authentication.scheme", "want Bearer or Basic")
 		}
 		if !headerValue(a.Credentials) {
-			return invalid("taskPushNotificationConfig.authentication.credentials", "it cannot be the value of a header")
+			return invalidParams("taskPushNotificationConfig.authentication.credentials", "it cannot be the value of a header")
 		}
 		p.Auth = &protocol.PushAuthInfo{Scheme: scheme, Credentials: a.Credentials}
 	}
@@ -309,32 +309,32 @@ func headerValue(s string) bool {
 func (w *webhooks) checkURL(text string) error {
 	const field = "taskPushNotificationConfig.url"
 	if text == "" {
-		return invalid(field, "it is required")
+		return invalidParams(field, "it is required")
 	}
 	u, err := url.Parse(text)
 	if err != nil || len(text) > maxHookURL {
-		return invalid(field, "it is not a URL of at most %d bytes", maxHookURL)
+		return invalidParams(field, "it is not a URL of at most %d bytes", maxHookURL)
 	}
 	plain := strings.EqualFold(u.Scheme, "http") && w.b.c.PlainPush
 	if !plain && !strings.EqualFold(u.Scheme, "https") {
-		return invalid(field, "want https")
+		return invalidParams(field, "want https")
 	}
 	if w.guard.CheckURL(u) != nil { // its text is for the operator
-		return invalid(field, "the hub does not call this address")
+		return invalidParams(field, "the hub does not call this address")
 	}
 	ctx, cancel := context.WithTimeout(w.b.ctx, indexWait)
 	defer cancel()
 	addresses, err := w.resolve(ctx, "ip", u.Hostname())
 	if err != nil || len(addresses) == 0 {
-		return invalid(field, "its host has no address")
+		return invalidParams(field, "its host has no address")
 	}
 	for _, a := range addresses {
 		a = a.Unmap()
 		if w.guard.CheckAddr(a) != nil {
-			return invalid(field, "the hub does not call this address")
+			return invalidParams(field, "the hub does not call this address")
 		}
 		if plain && !slices.ContainsFunc(w.guard.Prefixes(), func(p netip.Prefix) bool { return p.Contains(a) }) {
-			return invalid(field, "want https")
+			return invalidParams(field, "want https")
 		}
 	}
 	return nil

@@ -71,11 +71,6 @@ func (s service) SendMessage(ctx context.Context, r *protocol.SendMessageRequest
 func (s service) SendStreamingMessage(ctx context.Context, r *protocol.SendMessageRequest) iter.Seq2[protocol.Event,
 	error] {
 	return func(yield func(protocol.Event, error) bool) {
-		if err := s.b.openStream(ctx); err != nil {
-			yield(nil, err)
-			return
-		}
-		defer s.b.live.close(callOf(ctx).caller.Name)
 		f, err := s.b.send(ctx, r, true)
 		if err != nil {
 			yield(nil, err)
@@ -90,25 +85,12 @@ func (s service) SendStreamingMessage(ctx context.Context, r *protocol.SendMessa
 	}
 }
 
-// openStream counts a stream, which live.close ends.
-func (b *Binding) openStream(ctx context.Context) error {
-	if !b.live.open(callOf(ctx).caller.Name, b.c.Streams) {
-		e := parley.Fail(parley.RateLimited, nil, "you have %d streams open, which is the limit", b.c.Streams)
-		e.After = time.Second
-		return e.With(parley.ByLimit, parley.OpenRequests, "")
-	}
-	return nil
-}
-
 // scope is where the order and the replay keys of a caller's messages to an agent are kept.
 func scope(agent, caller string) string { return Protocol + " " + agent + "\n" + caller }
 
 // send records a message, and gives the task that it belongs to, followed from before it was
 // recorded. A message that was recorded before gives its task again.
 func (b *Binding) send(ctx context.Context, r *protocol.SendMessageRequest, streams bool) (*follower, error) {
-	if err := checkSend(r); err != nil {
-		return nil, err
-	}
 	c := callOf(ctx)
 	m, err := toMessage(c, r, b.c.Now())
 	if err != nil {
@@ -196,7 +178,7 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 	prior, seen := b.c.Journal.Seen(scope(c.agent, c.caller.Name), m.Trace.Foreign[foreignMessage])
 	switch {
 	case r.Message.ContextID != "" && r.Message.ContextID != f.progress.context: // rule A2A-023
-		err = invalid("message.contextId", "the task is of another context")
+		err = invalidParams("message.contextId", "the task is of another context")
 	case !seen && f.progress.state.Terminal(): // rule A2A-024
 		err = errEnded()
 	}
@@ -262,7 +244,7 @@ func (b *Binding) replayed(ctx context.Context, c *call, r *protocol.SendMessage
 	// Erased content, and that of refused guests, cannot be compared: the id decides alone.
 	raw, _ := rawOf(c, r)
 	if recorded := first.Message.Origin.Raw; recorded != nil && !sameContent(sentMessage(recorded), sentMessage(raw)) {
-		return nil, invalid("message.messageId", "another message had it")
+		return nil, invalidParams("message.messageId", "another message had it")
 	}
 	if first.Refused != nil {
 		return nil, first.Refused

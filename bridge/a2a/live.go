@@ -12,12 +12,11 @@ import (
 // live passes records about tasks to their subscribers while they are recorded: one watch of
 // the journal for all. It never waits for a subscriber.
 type live struct {
-	mu      sync.RWMutex
-	of      map[parley.ID]*subscription // by request; the first of a list
-	streams map[string]int              // open ones, by caller
+	mu sync.RWMutex
+	of map[parley.ID]*subscription // by request; the first of a list
 }
 
-func newLive() *live { return &live{of: map[parley.ID]*subscription{}, streams: map[string]int{}} }
+func newLive() *live { return &live{of: map[parley.ID]*subscription{}} }
 
 // A subscription queues the records of one request and about it, in order.
 type subscription struct {
@@ -137,24 +136,5 @@ func (s *subscription) take(ctx context.Context) ([]*journal.Record, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-	}
-}
-
-// open counts a stream of a caller; false: the caller has most already.
-func (l *live) open(caller string, most int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.streams[caller] >= most {
-		return false
-	}
-	l.streams[caller]++
-	return true
-}
-
-func (l *live) close(caller string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.streams[caller]--; l.streams[caller] <= 0 {
-		delete(l.streams, caller)
 	}
 }

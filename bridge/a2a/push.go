@@ -75,9 +75,9 @@ func (s service) ListTaskPushConfigs(ctx context.Context, r *protocol.ListTaskPu
 	*protocol.ListTaskPushConfigResponse, error) {
 	switch {
 	case r.PageSize < 0:
-		return nil, invalid("pageSize", "it is negative")
+		return nil, invalidParams("pageSize", "it is negative")
 	case r.PageToken != "":
-		return nil, invalid("pageToken", "it is not one that this hub gave")
+		return nil, invalidParams("pageToken", "it is not one that this hub gave")
 	}
 	all, err := s.hooksOf(ctx, r.TaskID)
 	if err != nil {

@@ -121,10 +121,10 @@ func TestPushNotifications(t *testing.T) {
 		w := newWorld(t, receiving(r))
 		w.remote()
 		ctx, request := w.sending("alice", "remote", hooked(say("m1", "go", ""), hook("one", "/1")))
-		result, err := service{w.node.Binding}.SendMessage(ctx, request)
+		result, err := checked{service{w.node.Binding}}.SendMessage(ctx, request)
 		w.must(err)
 		id := result.(*protocol.Task).ID
-		if _, err := (service{w.node.Binding}).CreateTaskPushConfig(w.as("alice", "remote"), &protocol.PushConfig{TaskID: id,
+		if _, err := (checked{service{w.node.Binding}}).CreateTaskPushConfig(w.as("alice", "remote"), &protocol.PushConfig{TaskID: id,
 			ID: "two", URL: hookBase + "/2"}); err != nil {
 			t.Fatal(err)
 		}
@@ -224,7 +224,7 @@ func TestPushNotificationsOf03(t *testing.T) {
 		w.remote()
 		ctx, request := w.sending("alice", "remote", hooked(say("m1", "go", ""), hook("one", "/1")))
 		callOf(ctx).version = V03
-		result, err := service{w.node.Binding}.SendMessage(ctx, request)
+		result, err := checked{service{w.node.Binding}}.SendMessage(ctx, request)
 		w.must(err)
 		w.about(result.(*protocol.Task).ID, working("half"))
 		w.about(result.(*protocol.Task).ID, answer("ab"))
@@ -374,7 +374,7 @@ func TestPushConfigurations(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Webhooks = 2 })
 	w.remote()
 	id := w.task("alice", "remote", immediately(say("m1", "go", ""))).ID
-	s, ctx := service{w.node.Binding}, w.as("alice", "remote")
+	s, ctx := checked{service{w.node.Binding}}, w.as("alice", "remote")
 	create := func(id protocol.TaskID, name, token string) (*protocol.PushConfig, error) {
 		return s.CreateTaskPushConfig(ctx, &protocol.PushConfig{TaskID: id, ID: name, URL: hookBase, Token: token,
 			Auth: &protocol.PushAuthInfo{Scheme: "basic", Credentials: "secret-credentials"}})

@@ -217,9 +217,6 @@ func (f *follower) load(ctx context.Context, m index.Message, pieces bool, room 
 
 // GetTask implements a2asrv.RequestHandler.
 func (s service) GetTask(ctx context.Context, r *protocol.GetTaskRequest) (*protocol.Task, error) {
-	if err := checkHistory("historyLength", r.HistoryLength); err != nil {
-		return nil, err
-	}
 	f, err := s.b.read(ctx, callOf(ctx), r.ID)
 	if err != nil {
 		return nil, err
@@ -240,23 +237,11 @@ func (s service) ListTasks(ctx context.Context, r *protocol.ListTasksRequest) (*
 	if size == 0 {
 		size = usualPage
 	}
-	if size < 1 || size > maxPage {
-		return nil, invalid("pageSize", "want 1 to %d", maxPage)
-	}
-	if err := checkHistory("historyLength", r.HistoryLength); err != nil {
-		return nil, err
-	}
 	f := index.RequestFilter{From: c.caller.Name, To: c.agent, Protocol: Protocol, Cursor: r.PageToken, Limit: size}
 	if r.Status != protocol.TaskStateUnspecified {
-		if !knownState(r.Status) {
-			return nil, invalid("status", "it is not a task state")
-		}
 		f.Keep = func(l *index.LastRecord) bool { return stateOf(l) == r.Status }
 	}
 	if r.ContextID != "" {
-		if err := checkID("contextId", r.ContextID); err != nil {
-			return nil, err
-		}
 		f.Conversation = s.b.c.Hub.Conversation(Protocol, scope(c.agent, c.caller.Name), r.ContextID, c.agent,
 			c.caller.Name)
 	}
@@ -268,7 +253,7 @@ func (s service) ListTasks(ctx context.Context, r *protocol.ListTasksRequest) (*
 	}
 	page, err := s.b.c.Index.Requests(ctx, f)
 	if errors.Is(err, index.ErrFilter) {
-		return nil, invalid("pageToken", "it is not one that this hub gave")
+		return nil, invalidParams("pageToken", "it is not one that this hub gave")
 	}
 	if err != nil {
 		return nil, parley.Fail(parley.Unavailable, err, "the index cannot be read now")
@@ -348,11 +333,6 @@ func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTas
 	error] {
 	return func(yield func(protocol.Event, error) bool) {
 		c := callOf(ctx)
-		if err := s.b.openStream(ctx); err != nil {
-			yield(nil, err)
-			return
-		}
-		defer s.b.live.close(c.caller.Name)
 		f, err := s.b.open(ctx, c, r.ID, true)
 		if err != nil {
 			yield(nil, err)
@@ -366,15 +346,6 @@ func (s service) SubscribeToTask(ctx context.Context, r *protocol.SubscribeToTas
 		}
 		f.stream(ctx, nil, over, yield)
 	}
-}
-
-// knownState reports whether a state is one of the protocol's.
-func knownState(s protocol.TaskState) bool {
-	switch s {
-	case protocol.TaskStateSubmitted, protocol.TaskStateWorking:
-		return true
-	}
-	return s.Terminal() || interrupted(s)
 }
 
 // stateOf is the state of a task by the record that gave it.

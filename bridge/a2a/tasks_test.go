@@ -21,7 +21,7 @@ import (
 
 // A2A-030: a stream begins with the task; every stream of it gets the same updates in the same order,
 // each once, and the sending one ends when the task waits for its client.
-func TestStreams(t *testing.T) {
+func TestStreamsOnTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		g := make(gate)
@@ -74,7 +74,7 @@ func TestStreams(t *testing.T) {
 		if got, err := w.get("alice", "slow", id); err != nil || shortly(got) != "task COMPLETED [done]" {
 			t.Errorf("in the end %v, %v", got, err)
 		}
-		if n := len(w.node.live.of) + len(w.node.live.streams); n > 0 {
+		if n := len(w.node.live.of); n > 0 {
 			t.Errorf("%d entries are left of streams that ended", n)
 		}
 	})
@@ -82,7 +82,7 @@ func TestStreams(t *testing.T) {
 
 func (w *world) onlyTask(caller, agent string) protocol.TaskID {
 	w.t.Helper()
-	page, err := service{w.node.Binding}.ListTasks(w.as(caller, agent), &protocol.ListTasksRequest{})
+	page, err := checked{service{w.node.Binding}}.ListTasks(w.as(caller, agent), &protocol.ListTasksRequest{})
 	w.must(err)
 	if len(page.Tasks) != 1 {
 		w.t.Fatalf("%d tasks", len(page.Tasks))
@@ -152,7 +152,7 @@ func TestTasksOfOthers(t *testing.T) {
 	w.handle("other", echo)
 	task := w.task("alice", "echo", say("m1", "hi", `,"contextId":"c"`))
 	for _, who := range [][2]string{{"bob", "echo"}, {"alice", "other"}} {
-		s, ctx := service{w.node.Binding}, w.as(who[0], who[1])
+		s, ctx := checked{service{w.node.Binding}}, w.as(who[0], who[1])
 		calls := map[string]func() error{
 			"GetTask": func() error { _, err := s.GetTask(ctx, &protocol.GetTaskRequest{ID: task.ID}); return err },
 			"CancelTask": func() error {
@@ -211,7 +211,7 @@ func TestListTasks(t *testing.T) {
 	slices.Reverse(tasks)
 	list := func(agent string, r protocol.ListTasksRequest) (*protocol.ListTasksResponse, []protocol.TaskID) {
 		t.Helper()
-		page, err := service{w.node.Binding}.ListTasks(w.as("alice", agent), &r)
+		page, err := checked{service{w.node.Binding}}.ListTasks(w.as("alice", agent), &r)
 		w.must(err)
 		var ids []protocol.TaskID
 		for _, task := range page.Tasks {
@@ -271,10 +271,10 @@ func TestListTasks(t *testing.T) {
 		"status":        {Status: "TASK_STATE_GONE"},
 		"contextId":     {ContextID: "\x00"},
 	} {
-		_, err := service{w.node.Binding}.ListTasks(w.as("alice", "echo"), &r)
+		_, err := checked{service{w.node.Binding}}.ListTasks(w.as("alice", "echo"), &r)
 		wantError(t, err, protocol.ErrInvalidParams, field)
 	}
-	_, err = service{w.node.Binding}.GetTask(w.as("alice", "echo"), &protocol.GetTaskRequest{ID: tasks[0],
+	_, err = checked{service{w.node.Binding}}.GetTask(w.as("alice", "echo"), &protocol.GetTaskRequest{ID: tasks[0],
 		HistoryLength: &minus})
 	wantError(t, err, protocol.ErrInvalidParams, "historyLength")
 }
@@ -289,7 +289,7 @@ func TestCancelTask(t *testing.T) {
 		w.agent(parley.Agent{Name: "remote", Exposed: parley.Everywhere,
 			Identities: []parley.Identity{{Protocol: "far", ID: "remote"}}})
 		cancel := func(agent string, id protocol.TaskID) (*protocol.Task, error) {
-			return service{w.node.Binding}.CancelTask(w.as("alice", agent), &protocol.CancelTaskRequest{ID: id})
+			return checked{service{w.node.Binding}}.CancelTask(w.as("alice", agent), &protocol.CancelTaskRequest{ID: id})
 		}
 		began := time.Now()
 		here := w.task("alice", "slow", immediately(say("m1", "x", "")))
@@ -358,28 +358,6 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 	}
 }
 
-// A caller has a bounded number of streams.
-func TestStreamsOfACallerAreBounded(t *testing.T) {
-	w := newWorld(t, func(c *Config) { c.Streams = 2 })
-	g := make(gate)
-	w.handle("slow", g.handler)
-	id := w.task("alice", "slow", immediately(say("m1", "x", ""))).ID
-	one, two := w.subscribe(w.node, "alice", "slow", id), w.subscribe(w.node, "alice", "slow", id)
-	w.eventually("two streams", func() bool { return len(one.seen())+len(two.seen()) == 2 })
-	three := w.subscribe(w.node, "alice", "slow", id)
-	<-three.done
-	if parley.CodeOf(three.err) != parley.RateLimited {
-		t.Errorf("the third stream: %v", three.err)
-	}
-	one.stop()
-	<-one.done
-	four := w.subscribe(w.node, "alice", "slow", id)
-	w.eventually("a stream in place of one that ended", func() bool { return len(four.seen()) == 1 })
-	close(g)
-	<-two.done
-	<-four.done
-}
-
 // 1,000 open subscriptions take little memory beside their goroutines.
 func TestSubscriptionsAreCheap(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.Streams = 2000 })
@@ -396,7 +374,7 @@ func TestSubscriptionsAreCheap(t *testing.T) {
 	for range streams {
 		go func() {
 			defer func() { done <- struct{}{} }()
-			for range (service{w.node.Binding}).SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: id}) {
+			for range (checked{service{w.node.Binding}}).SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: id}) {
 				ready <- struct{}{}
 			}
 		}()
@@ -434,7 +412,7 @@ func TestIndexThatDoesNotFollow(t *testing.T) {
 	if e := parley.AsError(err); e == nil || e.Code != parley.Unavailable || !e.Retryable || e.After == 0 {
 		t.Errorf("GetTask: %v", err)
 	}
-	_, err = service{w.node.Binding}.ListTasks(w.as("alice", "echo"), &protocol.ListTasksRequest{})
+	_, err = checked{service{w.node.Binding}}.ListTasks(w.as("alice", "echo"), &protocol.ListTasksRequest{})
 	if parley.CodeOf(err) != parley.Unavailable {
 		t.Errorf("ListTasks: %v", err)
 	}

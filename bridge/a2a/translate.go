@@ -11,7 +11,6 @@ import (
 	"unicode/utf8"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
-	"github.com/a2aproject/a2a-go/v2/errordetails"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
@@ -58,79 +57,6 @@ func keptOf(m *parley.Message) (k kept) {
 	return k
 }
 
-// invalid refuses a value of a method's parameters (google.rpc.BadRequest names the field).
-func invalid(field, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	return protocol.NewError(protocol.ErrInvalidParams, field+": "+text).WithTypedDetails(
-		errordetails.NewTyped("type.googleapis.com/google.rpc.BadRequest", map[string]any{
-			"fieldViolations": []any{map[string]any{"field": field, "description": text}}}))
-}
-
-// maxID bounds ids that clients choose, in bytes.
-const maxID = 256
-
-// checkID checks an id that a client chose.
-func checkID(field, id string) error {
-	switch {
-	case len(id) > maxID:
-		return invalid(field, "it is longer than %d bytes", maxID)
-	case !utf8.ValidString(id) || strings.ContainsFunc(id, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return invalid(field, "it has control characters")
-	}
-	return nil
-}
-
-// maxListed bounds the lists of a message that name extensions, tasks and media types.
-const maxListed = 64
-
-// checkSend checks the parameters of SendMessage and SendStreamingMessage.
-func checkSend(r *protocol.SendMessageRequest) error {
-	m := r.Message
-	switch {
-	case m == nil:
-		return invalid("message", "it is required")
-	case m.ID == "":
-		return invalid("message.messageId", "it is required")
-	case m.Role != protocol.MessageRoleUser:
-		return invalid("message.role", "a client's message has the role %s", protocol.MessageRoleUser)
-	case len(m.Parts) == 0:
-		return invalid("message.parts", "a message has at least one part")
-	case len(m.Extensions) > maxListed:
-		return invalid("message.extensions", "there are more than %d", maxListed)
-	case len(m.ReferenceTasks) > maxListed:
-		return invalid("message.referenceTaskIds", "there are more than %d", maxListed)
-	}
-	for _, id := range []struct{ field, id string }{{"message.messageId", m.ID}, {"message.contextId", m.ContextID},
-		{"message.taskId", string(m.TaskID)}} {
-		if err := checkID(id.field, id.id); err != nil {
-			return err
-		}
-	}
-	for i, id := range m.ReferenceTasks {
-		field := fmt.Sprintf("message.referenceTaskIds[%d]", i)
-		if id == "" {
-			return invalid(field, "it is empty")
-		}
-		if err := checkID(field, string(id)); err != nil {
-			return err
-		}
-	}
-	if c := r.Config; c != nil {
-		if len(c.AcceptedOutputModes) > maxListed {
-			return invalid("configuration.acceptedOutputModes", "there are more than %d", maxListed)
-		}
-		return checkHistory("configuration.historyLength", c.HistoryLength)
-	}
-	return nil
-}
-
-func checkHistory(field string, n *int) error {
-	if n != nil && *n < 0 {
-		return invalid(field, "it is negative")
-	}
-	return nil
-}
-
 // recordedHeaders are the headers of a client that the hub records. None has a credential.
 var recordedHeaders = []string{"A2a-Version", "A2a-Extensions", "Content-Type"}
 
@@ -141,7 +67,7 @@ const maxTraceState = 512
 // passed [checkSend]. The caller sets ID, InReplyTo and the context.
 func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*parley.Message, error) {
 	raw, params := rawOf(c, r)
-	wire := member(params, "message")
+	wire := memberAt(params, "message")
 	m := &parley.Message{Kind: parley.Request, From: c.caller.Name, To: c.agent, Sent: received,
 		Trace: parley.Trace{Foreign: map[string]string{foreignMessage: r.Message.ID}},
 		Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Address: source.Host(c.remote), Raw: raw,
@@ -160,15 +86,15 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 			m.Trace.State = state
 		}
 	}
-	metadata := member(wire, "metadata")
-	readExtension(m, member(metadata, ExtensionURI))
-	k := kept{Metadata: without(metadata, ExtensionURI), Request: without(member(params, "metadata"), ""),
+	metadata := memberAt(wire, "metadata")
+	readExtension(m, memberAt(metadata, ExtensionURI))
+	k := kept{Metadata: without(metadata, ExtensionURI), Request: without(memberAt(params, "metadata"), ""),
 		Extensions: r.Message.Extensions, References: r.Message.ReferenceTasks, Parts: map[string]keptPart{}}
 	if r.Config != nil {
 		k.OutputModes = r.Config.AcceptedOutputModes
 	}
 	var literals []jsonx.Value
-	jsonx.Elements(member(wire, "parts"), func(v jsonx.Value) bool {
+	jsonx.Elements(memberAt(wire, "parts"), func(v jsonx.Value) bool {
 		literals = append(literals, v)
 		return true
 	})
@@ -182,13 +108,13 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 			return nil, err
 		}
 		m.Parts = append(m.Parts, part)
-		if v := without(member(literal, "metadata"), ExtensionURI, compatMark); v != nil {
+		if v := without(memberAt(literal, "metadata"), ExtensionURI, compatMark); v != nil {
 			k.Parts[strconv.Itoa(i)] = keptPart{v}
 		}
 	}
 	x, err := jsonx.Encode(k)
 	if err != nil {
-		return nil, invalid("message", "it is not valid UTF-8")
+		return nil, invalidParams("message", "it is not valid UTF-8")
 	}
 	if string(x) != "{}" {
 		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(x)}
@@ -212,10 +138,10 @@ func rawOf(c *call, r *protocol.SendMessageRequest) (raw []byte, params jsonx.Va
 // sentMessage finds the message in the recorded bytes of a call: in the params of JSON-RPC, or
 // at the top.
 func sentMessage(raw []byte) jsonx.Value {
-	if params := member(raw, "params"); params != nil {
+	if params := memberAt(raw, "params"); params != nil {
 		raw = params
 	}
-	return member(raw, "message")
+	return memberAt(raw, "message")
 }
 
 // sameContent reports whether two messages in JSON are the same but for the order of members
@@ -241,9 +167,9 @@ func sameContent(a, b jsonx.Value) bool {
 	return x != "" && x == tree(b)
 }
 
-// member gives the value at a path of member names; nil if there is none. v is strict JSON, as
+// memberAt gives the value at a path of member names; nil if there is none. v is strict JSON, as
 // transports and the journal give it.
-func member(v jsonx.Value, path ...string) jsonx.Value {
+func memberAt(v jsonx.Value, path ...string) jsonx.Value {
 	if from, to := jsonx.Find(v, path...); to > from {
 		return v[from:to]
 	}
@@ -317,12 +243,12 @@ const (
 // that is not known.
 func toPart(field string, p *protocol.Part, literal jsonx.Value) (parley.Part, error) {
 	if p == nil {
-		return parley.Part{}, invalid(field, "it is null")
+		return parley.Part{}, invalidParams(field, "it is null")
 	}
 	out := parley.Part{MediaType: p.MediaType, Name: p.Filename}
 	if p.MediaType != "" {
 		if _, _, err := mime.ParseMediaType(p.MediaType); err != nil {
-			return out, invalid(field+".mediaType", "it is not a media type")
+			return out, invalidParams(field+".mediaType", "it is not a media type")
 		}
 	}
 	media := func(usual string) {
@@ -336,23 +262,23 @@ func toPart(field string, p *protocol.Part, literal jsonx.Value) (parley.Part, e
 		out.Data = []byte(v)
 		if out.IsJSON() {
 			if err := jsonx.Valid(out.Data, 0); err != nil {
-				return out, invalid(field+".text", "it is not JSON, as its media type says")
+				return out, invalidParams(field+".text", "it is not JSON, as its media type says")
 			}
 		}
 	case protocol.Data:
 		media(plainJSON)
-		data := member(literal, "data")
-		if string(member(literal, "metadata", compatMark)) == "true" {
-			data = member(data, "value")
+		data := memberAt(literal, "data")
+		if string(memberAt(literal, "metadata", compatMark)) == "true" {
+			data = memberAt(data, "value")
 		}
 		if data == nil {
 			var err error
 			if data, err = json.Marshal(v.Value); err != nil {
-				return out, invalid(field+".data", "it is not JSON")
+				return out, invalidParams(field+".data", "it is not JSON")
 			}
 		}
 		if !out.IsJSON() {
-			return out, invalid(field+".mediaType", "data is JSON")
+			return out, invalidParams(field+".mediaType", "data is JSON")
 		}
 		out.Data = data
 	case protocol.Raw:
@@ -360,14 +286,14 @@ func toPart(field string, p *protocol.Part, literal jsonx.Value) (parley.Part, e
 		out.Data = []byte(v)
 	case protocol.URL:
 		if v == "" {
-			return out, invalid(field+".url", "it is empty")
+			return out, invalidParams(field+".url", "it is empty")
 		}
 		out.URI = string(v)
 		if x, ok := p.Metadata[ExtensionURI].(map[string]any); ok {
 			out.Digest, _ = x["digest"].(string)
 		}
 	default:
-		return out, invalid(field, "it has none of text, raw, url and data")
+		return out, invalidParams(field, "it has none of text, raw, url and data")
 	}
 	return out, nil
 }

@@ -35,14 +35,14 @@ type progress struct {
 func begin(request *parley.Message, at time.Time) (progress, *protocol.Task) {
 	p := progress{protocol.TaskID(request.ID.String()), contextOf(request), protocol.TaskStateSubmitted, false}
 	t := &protocol.Task{ID: p.task, ContextID: p.context, Status: protocol.TaskStatus{State: p.state,
-		Timestamp: stamp(at)}, History: []*protocol.Message{p.fromClient(request)}}
+		Timestamp: inUTC(at)}, History: []*protocol.Message{p.fromClient(request)}}
 	if k := keptOf(request); k.Request != nil {
 		t.Metadata = object(k.Request)
 	}
 	return p, t
 }
 
-func stamp(t time.Time) *time.Time { t = t.UTC(); return &t }
+func inUTC(t time.Time) *time.Time { t = t.UTC(); return &t }
 
 // interrupted reports whether a task waits for its client.
 func interrupted(s protocol.TaskState) bool {
@@ -61,7 +61,7 @@ func (p *progress) events(m *parley.Message, at time.Time) []protocol.Event {
 	status := func(s protocol.TaskState, message *protocol.Message) protocol.Event {
 		p.state = s
 		e := &protocol.TaskStatusUpdateEvent{TaskID: p.task, ContextID: p.context,
-			Status: protocol.TaskStatus{State: s, Message: message, Timestamp: stamp(at)}}
+			Status: protocol.TaskStatus{State: s, Message: message, Timestamp: inUTC(at)}}
 		if m.Number > 0 {
 			e.SetMeta(ExtensionURI, map[string]any{"number": float64(m.Number)})
 		}
@@ -198,10 +198,10 @@ func (p *progress) fromClient(m *parley.Message) *protocol.Message {
 // sentParts gives the parts as a client of 1.0 sent them, before the hub made them fit a skill;
 // nil if they are not to be had.
 func sentParts(m *parley.Message) (parts protocol.ContentParts) {
-	v := member(sentMessage(m.Origin.Raw), "parts")
+	v := memberAt(sentMessage(m.Origin.Raw), "parts")
 	old := false // a part of 0.3 says its kind
 	jsonx.Elements(v, func(part jsonx.Value) bool {
-		old = member(part, "kind") != nil
+		old = memberAt(part, "kind") != nil
 		return !old
 	})
 	if v == nil || old || json.Unmarshal(v, &parts) != nil {

@@ -185,7 +185,7 @@ func configured(params, members string) string {
 func (w *world) send(caller, agent, params string) (protocol.SendMessageResult, error) {
 	w.t.Helper()
 	ctx, r := w.sending(caller, agent, params)
-	return service{w.node.Binding}.SendMessage(ctx, r)
+	return checked{service{w.node.Binding}}.SendMessage(ctx, r)
 }
 
 func (w *world) task(caller, agent, params string) *protocol.Task {
@@ -200,7 +200,7 @@ func (w *world) task(caller, agent, params string) *protocol.Task {
 }
 
 func (w *world) get(caller, agent string, id protocol.TaskID) (*protocol.Task, error) {
-	return service{w.node.Binding}.GetTask(w.as(caller, agent), &protocol.GetTaskRequest{ID: id})
+	return checked{service{w.node.Binding}}.GetTask(w.as(caller, agent), &protocol.GetTaskRequest{ID: id})
 }
 
 // eventually asks again until f holds.
@@ -240,7 +240,7 @@ func (w *world) stream(caller, agent, params string) *reader {
 	ctx, r := w.sending(caller, agent, params)
 	ctx, cancel := context.WithCancel(ctx)
 	return read(cancel, func(yield func(protocol.Event, error) bool) {
-		service{w.node.Binding}.SendStreamingMessage(ctx, r)(yield)
+		checked{service{w.node.Binding}}.SendStreamingMessage(ctx, r)(yield)
 	})
 }
 
