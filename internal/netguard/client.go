@@ -49,6 +49,9 @@ type Options struct {
 	// the system's.
 	RootCAs *x509.CertPool
 
+	// Certificate is shown to servers that ask for one; nil means none.
+	Certificate *tls.Certificate
+
 	resolver *net.Resolver // of tests; nil means the system's
 }
 
@@ -61,12 +64,16 @@ func (g *Guard) Client(o Options) *http.Client {
 	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
 		return g.dial(ctx, o.resolver, network, address)
 	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs}
+	if o.Certificate != nil {
+		config.Certificates = []tls.Certificate{*o.Certificate}
+	}
 	return &http.Client{
 		Timeout:       timeout,
 		CheckRedirect: redirectPolicy(o.MaxRedirects),
 		Transport: &transport{guard: g, maxBody: maxBody, base: &http.Transport{
 			DialContext:            dial,
-			TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: o.RootCAs},
+			TLSClientConfig:        config,
 			ForceAttemptHTTP2:      true,
 			TLSHandshakeTimeout:    10 * time.Second,
 			ExpectContinueTimeout:  time.Second,
