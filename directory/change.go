@@ -136,6 +136,18 @@ func (d *Directory) Learn(ctx context.Context, name, protocol string, skills []p
 	})
 }
 
+// LearnCard is [Directory.Learn] of an agent that describes itself on a card: its texts
+// are taken over too, where the entry's source wrote none.
+func (d *Directory) LearnCard(ctx context.Context, name, protocol string, c Card, skills []parley.SkillSpec) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		if e.Learns(protocol) {
+			e.Skills, e.Learned = skills, protocol
+			e.describe(c)
+		}
+		return nil
+	})
+}
+
 // Link gives an agent a further identity of its own. A stand-in in the same protocol
 // retires: its address still leads to the agent, but the hub uses the agent's own.
 func (d *Directory) Link(ctx context.Context, name string, id parley.Identity) error {

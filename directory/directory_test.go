@@ -659,3 +659,35 @@ func TestRetriesOfARegisteredAgent(t *testing.T) {
 		t.Errorf("after the next registration: %+v, want %+v", e.Retries, want)
 	}
 }
+
+// A card's texts fill what the source left open, change with the card, and leave what the
+// source wrote.
+func TestLearnCard(t *testing.T) {
+	d := opened(t, Options{State: shared(t)})
+	ctx := t.Context()
+	a := agent("far", "agent://far.test")
+	a.Description = "mine"
+	if _, err := d.Put(ctx, a, FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	for _, title := range []string{"One", "Two"} {
+		if err := d.LearnCard(ctx, "far", "samvad", Card{Title: title, Description: "theirs", Version: "1"},
+			[]parley.SkillSpec{{ID: title}}); err != nil {
+			t.Fatal(err)
+		}
+		e, _ := d.Agent("far")
+		if e.Title != title || e.Description != "mine" || e.Version != "1" || e.Skills[0].ID != title {
+			t.Errorf("%+v", e)
+		}
+	}
+	a.Skills = []parley.SkillSpec{{ID: "own"}}
+	if _, err := d.Put(ctx, a, FromOperator); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.LearnCard(ctx, "far", "samvad", Card{Title: "Three"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e, _ := d.Agent("far"); e.Title != "" || len(e.Skills) != 1 {
+		t.Errorf("%+v", e)
+	}
+}

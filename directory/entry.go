@@ -38,6 +38,14 @@ type Entry struct {
 	// Learned is the protocol in which the agent itself declares its skills; "":
 	// the entry's source declared them, or they are unknown.
 	Learned string `json:",omitempty"`
+	Card    Card   `json:",omitzero"` // what the agent's own card said last
+}
+
+// A Card is what an agent says of itself, beside its skills.
+type Card struct {
+	Title       string `json:",omitempty"`
+	Description string `json:",omitempty"`
+	Version     string `json:",omitempty"`
 }
 
 // Learns reports whether an agent's own declarations in a protocol are its skills:
@@ -102,7 +110,22 @@ func (e *Entry) upgrade() {
 func (e *Entry) inherit(from *Entry) {
 	if len(e.Skills) == 0 && from.Learned != "" {
 		e.Skills, e.Learned = from.Skills, from.Learned
+		e.describe(from.Card)
 	}
+}
+
+// describe takes over the texts of an agent's own card, where the entry's source wrote
+// none.
+func (e *Entry) describe(c Card) {
+	text := func(have *string, before, now string) {
+		if *have == "" || *have == before {
+			*have = now
+		}
+	}
+	text(&e.Title, e.Card.Title, c.Title)
+	text(&e.Description, e.Card.Description, c.Description)
+	text(&e.Version, e.Card.Version, c.Version)
+	e.Card = c
 }
 
 // before reports whether an entry wins an identity over another: one that an
