@@ -3,6 +3,7 @@ package a2a
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/x509"
 	"io"
 	"log/slog"
@@ -95,6 +96,7 @@ type Binding struct {
 	c      Config
 	public *url.URL
 	state
+	outgoing
 	live       *live
 	webhooks   *webhooks
 	hookClient *http.Client
@@ -127,7 +129,10 @@ func New(c Config) (*Binding, error) {
 	c.MaxBody, c.MaxAnswer = cmp.Or(c.MaxBody, 1<<20), cmp.Or(c.MaxAnswer, 4<<20)
 	c.Wait, c.KeepAlive = cmp.Or(c.Wait, time.Minute), cmp.Or(c.KeepAlive, 15*time.Second)
 	c.Streams, c.Webhooks = cmp.Or(c.Streams, 256), cmp.Or(c.Webhooks, 8)
-	b := &Binding{c: c, public: public, state: newState(c.Journal), live: newLive(),
+	if c.Rand == nil {
+		c.Rand = rand.Reader
+	}
+	b := &Binding{c: c, public: public, state: newState(c.Journal), outgoing: newOutgoing(c), live: newLive(),
 		settings: map[string]AgentSettings{}, labels: map[string]string{},
 		opened: &streams{most: c.Streams, open: map[string]int{}}}
 	b.methods = checked{service{b}}
@@ -151,8 +156,9 @@ func New(c Config) (*Binding, error) {
 // SetAgent sets the operator's settings for an agent.
 func (b *Binding) SetAgent(name string, s AgentSettings) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.settings[name] = s
+	b.mu.Unlock()
+	b.disconnect(name)
 }
 
 // settingsOf gives the operator's settings for an agent.
@@ -165,7 +171,10 @@ func (b *Binding) settingsOf(name string) AgentSettings {
 // Start begins the work in the background.
 func (b *Binding) Start(ctx context.Context) error {
 	b.stops = append(b.stops, b.c.Journal.Watch(b.live.recorded))
-	return b.webhooks.start(ctx)
+	if err := b.webhooks.start(ctx); err != nil {
+		return err
+	}
+	return b.startCalls(ctx)
 }
 
 // Close ends the work in the background.
@@ -173,8 +182,11 @@ func (b *Binding) Close() error {
 	for _, stop := range b.stops {
 		stop()
 	}
+	b.outMu.Lock() // no work begins after it
 	b.stop()
+	b.outMu.Unlock()
 	b.work.Wait()
+	b.closePeers()
 	return nil
 }
 
@@ -188,6 +200,8 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		CallsBack:   b.callsBack,
 		ReplyLosses: replyLosses,
 		Way:         b.way,
+		Resumes:     b.resumes,
+		Address:     b.address,
 	}
 }
 
@@ -214,6 +228,14 @@ const (
 
 // AgentURL is where clients reach an agent of the hub.
 func (b *Binding) AgentURL(name string) string { return b.public.String() + Base + name }
+
+// address is where clients reach an agent that is exposed, "" for one that is not.
+func (b *Binding) address(e *directory.Entry) string {
+	if !e.ExposedIn(Protocol) {
+		return ""
+	}
+	return b.AgentURL(e.Name)
+}
 
 var (
 	_ hub.Service     = (*Binding)(nil)

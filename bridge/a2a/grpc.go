@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/peer"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/parley-hub/parley/hub"
@@ -127,7 +127,7 @@ func (b *Binding) admitGRPC(ctx context.Context, method string, request any) (co
 	c.extensions = namedExtensions(append(slices.Clone(md.Get(protocol.SvcParamExtensions)),
 		md.Get("X-"+protocol.SvcParamExtensions)...))
 	var state *tls.ConnectionState
-	if p, ok := peer.FromContext(ctx); ok {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
 		if p.Addr != nil {
 			c.remote = p.Addr.String()
 		}

@@ -11,10 +11,11 @@ import (
 // state is the binding's part of the journal's state. Tasks are not in it: they are records.
 type state struct {
 	hooks *journal.Table[hookRow] // by hookKey
+	outState
 }
 
 func newState(j *journal.Journal) state {
-	return state{hooks: journal.NewTable[hookRow](j, "a2a-push", 0)}
+	return state{hooks: journal.NewTable[hookRow](j, "a2a-push", 0), outState: newOutState(j)}
 }
 
 // hookRow is a push notification configuration: a webhook of a task. The row of a task that has

@@ -1,0 +1,131 @@
+package a2a
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/sleep"
+	"github.com/parley-hub/parley/journal"
+)
+
+// expectEnd notes that the row of a request is to be removed when its answer is recorded.
+func (b *Binding) expectEnd(id parley.ID) {
+	b.outMu.Lock()
+	defer b.outMu.Unlock()
+	if len(b.ending) < 1<<16 { // else the row expires
+		b.ending[id] = struct{}{}
+	}
+}
+
+// startCalls goes on with the tasks of an earlier process, reads cards, and follows
+// credentials.
+func (b *Binding) startCalls(ctx context.Context) error {
+	stop, err := b.secrets.Follow(ctx, func(before, after journal.Row[sealed]) {
+		b.disconnect(cmp.Or(after.Key, before.Key))
+	})
+	if err != nil {
+		return fmt.Errorf("read the credentials for agents elsewhere: %w", err)
+	}
+	d := b.c.Hub.Directory()
+	b.stops = append(b.stops, stop, d.Watch(b.readAhead))
+	for _, e := range d.All() {
+		b.readAhead(directory.Change{New: e})
+	}
+	adopt := func() {
+		select {
+		case b.owned <- struct{}{}:
+		default:
+		}
+	}
+	j := b.c.Journal
+	delivered := func(s journal.Step) bool { return s.State == parley.Delivered }
+	b.stops = append(b.stops, j.WatchOwned(func(_ int, owned bool) {
+		if owned {
+			adopt()
+		}
+	}), j.Watch(func(r *journal.Record) {
+		if r.Message != nil && r.Message.Kind.Terminal() {
+			b.settled(r.Message.InReplyTo)
+		}
+		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
+			adopt()
+		}
+	}))
+	b.spawn(b.adoptOwned)
+	b.spawn(b.dropEnded)
+	return nil
+}
+
+// settled follows that a request has its answer: its task needs no follower, and its row
+// goes. It does no I/O: the journal waits for it.
+func (b *Binding) settled(id parley.ID) {
+	b.outMu.Lock()
+	f := b.followed[id]
+	_, row := b.ending[id]
+	delete(b.ending, id)
+	b.outMu.Unlock()
+	if f != nil {
+		f.stop()
+	}
+	if row {
+		select {
+		case b.ended <- id:
+		default: // it expires
+		}
+	}
+}
+
+// dropEnded removes the rows of requests that have their answer.
+func (b *Binding) dropEnded() {
+	for {
+		select {
+		case id := <-b.ended:
+			b.dropRow(b.ctx, id)
+		case <-b.ctx.Done():
+			return
+		}
+	}
+}
+
+// adopt follows the tasks of requests in partitions that this hub owns: those of an
+// earlier process, or of a hub that is gone.
+func (b *Binding) adopt() error {
+	for row, err := range b.sent.Range(b.ctx, "") {
+		if err != nil && row.Revision == 0 {
+			return fmt.Errorf("read the tasks elsewhere: %w", err)
+		}
+		var id parley.ID
+		if err == nil {
+			id, err = parley.ParseID(row.Key)
+		}
+		if err != nil {
+			b.c.Logger.Error("the record of a task elsewhere is damaged", "key", row.Key, "error", err)
+			continue
+		}
+		w := &row.Value
+		d, open := b.c.Journal.Delivery(id, w.To)
+		if open && d.State == parley.Delivered && w.Task != "" && b.c.Journal.Owned(d.Position.Partition) {
+			b.adoptTask(id, w)
+		} // else it is over, or an attempt is in flight or to come
+	}
+	return nil
+}
+
+// adoptOwned adopts tasks whenever this hub has become the owner of a partition.
+func (b *Binding) adoptOwned() {
+	for {
+		select {
+		case <-b.owned:
+		case <-b.ctx.Done():
+			return
+		}
+		for err := b.adopt(); err != nil && b.ctx.Err() == nil; err = b.adopt() {
+			b.c.Logger.Error("cannot read the tasks elsewhere; trying again", "error", err)
+			_ = sleep.For(b.ctx, retryPause)
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package a2a
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// A2A-071: credentials go to the enrolled origin alone, for the card and for calls.
+func TestCredentialsStayAtTheirOrigin(t *testing.T) {
+	other := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	var cards atomic.Value
+	home := http.NewServeMux()
+	s := httptest.NewServer(home)
+	t.Cleanup(s.Close)
+	home.HandleFunc(CardPath, func(w http.ResponseWriter, r *http.Request) {
+		cards.Store(r.Header.Get("Authorization") + " " + r.Header.Get("X-Key"))
+		fmt.Fprintf(w, card1, iface(other.URL+"/rpc", "JSONRPC", "1.0"))
+	})
+	own := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	c := newCaller(t, callerConfig{})
+	c.add("away", s.URL)
+	c.add("own", own.URL)
+	secret := AgentSettings{Credentials: Credentials{Token: "secret", APIKey: "key", Header: "X-Key"}}
+	c.SetAgent("away", secret)
+	c.SetAgent("own", secret)
+	for _, agent := range []string{"away", "own"} {
+		if m := c.ask(agent, parley.Text("hi")); m.Kind != parley.Response {
+			t.Error(agent, said([]*parley.Message{m}))
+		}
+	}
+	p, err := c.peerOf("away", s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.fetchCard(t.Context(), p, c.connectionOf(p), nil); err != nil || cards.Load() != "Bearer secret key" {
+		t.Errorf("for the card: %q, %v", cards.Load(), err)
+	}
+	if got := append(other.seen("Authorization"), other.seen("X-Key")...); !slices.Equal(got, []string{"", ""}) {
+		t.Errorf("at another origin: %q", got)
+	}
+	if got := append(own.seen("Authorization"), own.seen("X-Key")...); !slices.Equal(got,
+		[]string{"Bearer secret", "key"}) {
+		t.Errorf("at its own origin: %q", got)
+	}
+}
+
+// OAuth client credentials: a token is got once, and once more when the agent does not take
+// it any more.
+func TestOAuth(t *testing.T) {
+	var issued, asked atomic.Int64
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		id, secret, _ := r.BasicAuth()
+		if id != "id%3A1" || secret != "s%26" || r.FormValue("grant_type") != "client_credentials" ||
+			r.FormValue("scope") != "a b" {
+			respond(401, "application/json", `{"error":"invalid_client"}`)(w, r)
+			return
+		}
+		respond(200, "application/json", fmt.Sprintf(`{"access_token":"t%d","token_type":"bearer","expires_in":3600}`,
+			issued.Add(1)))(w, r)
+	}))
+	t.Cleanup(tokens.Close)
+	var valid atomic.Value
+	valid.Store("Bearer t1")
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, func(a *agentElsewhere) {
+		a.wrap = func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != valid.Load() {
+					respond(401, "text/plain", "")(w, r)
+					return
+				}
+				h.ServeHTTP(w, r)
+			})
+		}
+	})
+	c := newCaller(t, callerConfig{})
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{TokenURL: tokens.URL, ClientID: "id:1",
+		ClientSecret: "s&", Scopes: []string{"a", "b"}}})
+	c.add("elsewhere", a.URL)
+	for range 3 {
+		if m := c.ask("elsewhere", parley.Text("hi")); m.Kind != parley.Response {
+			t.Fatal(said([]*parley.Message{m}))
+		}
+	}
+	if asked.Load() != 1 {
+		t.Errorf("%d tokens", asked.Load())
+	}
+	valid.Store("Bearer t2")
+	if m := c.ask("elsewhere", parley.Text("hi")); m.Kind != parley.Response || asked.Load() != 2 {
+		t.Errorf("%s, %d tokens", said([]*parley.Message{m}), asked.Load())
+	}
+	valid.Store("Bearer none")
+	if m := c.ask("elsewhere", parley.Text("hi")); m.Error == nil || m.Error.Code != parley.Unauthenticated ||
+		asked.Load() != 3 {
+		t.Errorf("%s, %d tokens", said([]*parley.Message{m}), asked.Load())
+	}
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{TokenURL: tokens.URL, ClientID: "wrong"}})
+	n := a.count()
+	if m := c.ask("elsewhere", parley.Text("hi")); m.Error == nil || m.Error.Reason != parley.WrongToken ||
+		a.count() != n {
+		t.Errorf("%+v", m.Error)
+	}
+}
+
+// certificate makes a certificate for a name, and a pool that trusts it.
+func certificate(t *testing.T, name string) (*tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(leaf)
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}
+
+// Mutual TLS, with stored credentials: they are sealed, known at the next start and at
+// each hub, and bound to their agent. The configuration wins.
+func TestStoredCredentials(t *testing.T) {
+	cert, pool := certificate(t, "hub")
+	var url string
+	var shown atomic.Value
+	shown.Store("")
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		shown.Store(r.TLS.PeerCertificates[0].Subject.CommonName + " " + r.Header.Get("Authorization"))
+		if r.URL.Path == CardPath {
+			fmt.Fprintf(w, card1, iface(url+"/rpc", "HTTP+JSON", "1.0"))
+			return
+		}
+		respond(200, "application/json", `{"message":{"messageId":"1","role":"ROLE_AGENT","parts":[{"text":"ok"}]}}`)(w, r)
+	}))
+	s.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	url = s.URL
+	roots := x509.NewCertPool()
+	roots.AddCert(s.Certificate())
+	ring, err := keyring.Open(keyring.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cc := callerConfig{disk: t.TempDir(), ring: ring, edit: func(b *Binding) { b.c.RootCAs = roots }}
+	c := newCaller(t, cc)
+	stored := Credentials{Token: "s3cr3t-token", Certificate: cert}
+	if err := c.StoreCredentials(t.Context(), "elsewhere", stored); err != nil {
+		t.Fatal(err)
+	}
+	c.add("elsewhere", url)
+	if m := c.ask("elsewhere", parley.Text("hi")); m.Text() != "ok" || shown.Load() != "hub Bearer s3cr3t-token" {
+		t.Errorf("%s, %q", said([]*parley.Message{m}), shown.Load())
+	}
+	value, err := c.j.State("a2a-credentials").Get(t.Context(), "elsewhere")
+	if err != nil || bytes.Contains(value.Data, []byte("s3cr3t")) || bytes.Contains(value.Data, []byte("PRIVATE")) {
+		t.Errorf("stored in clear: %s, %v", value.Data, err)
+	}
+	row := c.secrets.Known("elsewhere")
+	if _, err := c.unseal("another", row.Value); err == nil {
+		t.Error("the credentials of an agent are taken for another's")
+	}
+	c.close()
+
+	c = newCaller(t, cc)
+	if got := c.credentialsOf("elsewhere"); got.Token != "s3cr3t-token" || got.Certificate == nil {
+		t.Errorf("after a restart: %+v", got.kinds())
+	}
+	c.add("elsewhere", url)
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "configured", Certificate: cert}})
+	if m := c.ask("elsewhere", parley.Text("hi")); m.Text() != "ok" || shown.Load() != "hub Bearer configured" {
+		t.Errorf("%s, %q", said([]*parley.Message{m}), shown.Load())
+	}
+	c.SetAgent("elsewhere", AgentSettings{})
+	if err := c.ForgetCredentials(t.Context(), "elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.credentialsOf("elsewhere"); !got.empty() {
+		t.Errorf("forgotten credentials: %s", got.kinds())
+	}
+}
+
+// The stored credentials of an agent go with it.
+func TestCredentialsOfARemovedAgent(t *testing.T) {
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", a.URL)
+	if err := c.StoreCredentials(t.Context(), "elsewhere", Credentials{Token: "x"}); err != nil {
+		t.Fatal(err)
+	}
+	gone := make(chan struct{}, 16)
+	stop, err := c.j.State("a2a-credentials").Watch(t.Context(), "elsewhere", func(v journal.Value) {
+		if v.Deleted {
+			gone <- struct{}{}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	if err := c.dir.Remove(t.Context(), "elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-gone:
+	case <-time.After(time.Minute):
+		t.Fatal("they stay")
+	}
+}
+
+func TestCredentialsAreChecked(t *testing.T) {
+	c := newCaller(t, callerConfig{})
+	for _, bad := range []Credentials{{Token: "two words"}, {Token: "line\nbreak"}, {APIKey: "k", Header: "X: y"},
+		{TokenURL: "ftp://x", ClientID: "i"}, {TokenURL: "https://x.test"}, {Token: "t", TokenURL: "https://x.test",
+			ClientID: "i"}} {
+		if err := c.StoreCredentials(t.Context(), "a", bad); err == nil || strings.Contains(err.Error(), "two words") {
+			t.Errorf("%+v: %v", bad, err)
+		}
+		if _, err := c.ReadCard(t.Context(), "http://127.0.0.1:1", bad); err == nil {
+			t.Errorf("%+v", bad)
+		}
+	}
+}
