@@ -114,6 +114,8 @@ type Binding struct {
 	mu       sync.RWMutex
 	settings map[string]AgentSettings // by directory name
 	labels   map[string]string        // directory names by the label of their sub-domain
+
+	cards cardState
 }
 
 // New makes a binding.
@@ -135,7 +137,7 @@ func New(c Config) (*Binding, error) {
 	b := &Binding{c: c, public: public, state: newState(c.Journal), outgoing: newOutgoing(c), live: newLive(),
 		settings: map[string]AgentSettings{}, labels: map[string]string{},
 		opened: &streams{most: c.Streams, open: map[string]int{}}}
-	b.methods = checked{service{b}}
+	b.methods, b.checkCard = checked{service{b}}, b.verifyCard
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	b.streaming, b.endStreams = context.WithCancel(b.ctx)
 	guard := netguard.Live(c.Allow, netguard.HubAdvice)
@@ -231,7 +233,7 @@ func (b *Binding) AgentURL(name string) string { return b.public.String() + Base
 
 // address is where clients reach an agent that is exposed, "" for one that is not.
 func (b *Binding) address(e *directory.Entry) string {
-	if !e.ExposedIn(Protocol) {
+	if !b.exposes(e) {
 		return ""
 	}
 	return b.AgentURL(e.Name)

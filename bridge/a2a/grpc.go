@@ -148,7 +148,7 @@ func (b *Binding) admitGRPC(ctx context.Context, method string, request any) (co
 	if _, err := chosenVersion(named, nil, c.version); err != nil {
 		return nil, b.grpcFailure(ctx, "decode", err)
 	}
-	if !b.exposes(c.agent) {
+	if !b.serves(c.agent) {
 		return nil, b.grpcFailure(ctx, "decode", errNoEndpoint)
 	}
 	var err error

@@ -28,12 +28,17 @@ import (
 //
 //	GET  /.well-known/agent-card.json             card of one agent, chosen by host or Config.Root
 //	GET  /a2a/NAME/.well-known/agent-card.json    card
+//	GET  /a2a/.well-known/jwks.json               keys that sign the cards
 //	POST /a2a/NAME                                JSON-RPC, 1.0 and 0.3 (rpc.go)
 //	     /a2a/NAME/message:send, …                HTTP+JSON, 1.0 (rest.go)
 //
 // The path is below the public URL.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{b: b, w: w, r: r, id: nullID}
+	if r.URL.Path == JWKSPath {
+		b.serveKeys(w, r)
+		return
+	}
 	if agent, ok := b.cardOf(r); ok {
 		x.serveCard(agent)
 		return
@@ -85,6 +90,9 @@ type route struct {
 // the path says which endpoint it is.
 func (b *Binding) route(r *http.Request) (to route, allow []string) {
 	path, ok := strings.CutPrefix(r.URL.Path, Base)
+	if r.Method == http.MethodPost {
+		path = strings.TrimSuffix(path, "/") // clients join the URL of the card and an empty path
+	}
 	if !ok || !cleanPath(r) {
 		return route{}, nil
 	}
@@ -92,7 +100,7 @@ func (b *Binding) route(r *http.Request) (to route, allow []string) {
 	for i := range endpoints {
 		e := &endpoints[i]
 		candidate, ok := e.match(segments)
-		if !ok || !b.exposes(candidate.agent) {
+		if !ok || !b.serves(candidate.agent) {
 			continue
 		}
 		if r.Method == e.method {
@@ -102,9 +110,9 @@ func (b *Binding) route(r *http.Request) (to route, allow []string) {
 		allow = append(allow, e.method)
 	}
 	switch {
-	case b.exposes(path) && r.Method == http.MethodPost:
+	case b.serves(path) && r.Method == http.MethodPost:
 		return route{agent: path}, nil
-	case b.exposes(path):
+	case b.serves(path):
 		return route{agent: path}, append(allow, http.MethodPost)
 	}
 	return to, allow
@@ -113,7 +121,11 @@ func (b *Binding) route(r *http.Request) (to route, allow []string) {
 // cleanPath reports whether a path has one reading: no empty segments, dots or escaped
 // separators.
 func cleanPath(r *http.Request) bool {
-	for segment := range strings.SplitSeq(strings.TrimPrefix(r.URL.Path, "/"), "/") {
+	path := strings.TrimPrefix(r.URL.Path, "/")
+	if r.Method == http.MethodPost {
+		path = strings.TrimSuffix(path, "/")
+	}
+	for segment := range strings.SplitSeq(path, "/") {
 		if segment == "" || segment == "." || segment == ".." {
 			return false
 		}
@@ -124,9 +136,14 @@ func cleanPath(r *http.Request) bool {
 
 // exposes reports whether an agent is one of A2A: exposed in it, or elsewhere and known by
 // its card.
-func (b *Binding) exposes(name string) bool {
+func (b *Binding) exposes(e *directory.Entry) bool {
+	return e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol)
+}
+
+// serves reports whether there is such an agent at an endpoint.
+func (b *Binding) serves(name string) bool {
 	e, ok := b.c.Hub.Directory().Agent(name)
-	return ok && (e.ExposedIn(Protocol) || slices.Contains(e.Native(), Protocol))
+	return ok && b.exposes(e)
 }
 
 // cardOf finds the agent whose card is at the request's URL; "" for a card that is not here.
@@ -143,7 +160,7 @@ func (b *Binding) cardOf(r *http.Request) (agent string, ok bool) {
 			agent = name
 		}
 	}
-	if !b.exposes(agent) {
+	if !b.serves(agent) {
 		agent = ""
 	}
 	return agent, true

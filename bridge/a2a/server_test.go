@@ -277,7 +277,6 @@ func TestRouting(t *testing.T) {
 		{"POST", "/a2a/hidden", 404, "", ""},
 		{"POST", "/a2a/hidden/message:send", 404, "", ""},
 		{"POST", "/a2a/", 404, "", ""},
-		{"POST", "/a2a/alice/", 404, "", ""},
 		{"POST", "/a2a//alice", 404, "", ""},
 		{"POST", "/a2a/crew//echo", 404, "", ""},
 		{"POST", "/a2a/x/../alice", 404, "", ""},
