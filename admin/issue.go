@@ -97,7 +97,8 @@ func (t *Tokens) copied() {
 // NewToken describes a token to issue.
 type NewToken struct {
 	Name    string    `json:"name"`
-	Role    Role      `json:"role"`
+	Role    Role      `json:"role,omitzero"`
+	Agent   string    `json:"agent,omitzero"` // in place of a role: the agent for which it speaks at protocols
 	Speak   []string  `json:"speak,omitzero"`
 	Expires time.Time `json:"expires,omitzero"` // zero: never
 }
@@ -112,7 +113,7 @@ func (a *Admin) Tokens(by Actor) ([]Token, error) {
 
 // token makes the token, with a fresh secret.
 func (n *NewToken) token(now time.Time, rnd io.Reader) (Token, error) {
-	t := Token{Name: n.Name, Role: n.Role, Speak: n.Speak, Created: now.UTC().Truncate(time.Second),
+	t := Token{Name: n.Name, Role: n.Role, Agent: n.Agent, Speak: n.Speak, Created: now.UTC().Truncate(time.Second),
 		Expires: n.Expires.UTC()}
 	if t.Expired(now) {
 		return Token{}, parley.Refuse(parley.Malformed, "the token would have expired already, at %s",
@@ -127,6 +128,9 @@ func (n *NewToken) token(now time.Time, rnd io.Reader) (Token, error) {
 // with its secret.
 func (a *Admin) IssueToken(ctx context.Context, by Actor, n NewToken) (Token, error) {
 	detail := "role " + string(n.Role)
+	if n.Agent != "" {
+		detail = "agent " + n.Agent
+	}
 	if len(n.Speak) > 0 {
 		detail += ", speaks as " + strings.Join(n.Speak, ", ")
 	}

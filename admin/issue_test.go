@@ -254,6 +254,70 @@ func TestLastUse(t *testing.T) {
 	}
 }
 
+// TestTokenOfAnAgent: it speaks for its agent at every hub of the state until it is revoked or
+// expires, and opens no admin API; a token of the admin API speaks for no agent.
+func TestTokenOfAnAgent(t *testing.T) {
+	b, clock, s, dir := tokenBench(t)
+	other, _ := openTokens(t, s, t.TempDir(), slog.New(slog.DiscardHandler))
+	issued, err := b.client.IssueToken(t.Context(), NewToken{Name: "scout", Agent: "crew/scout",
+		Expires: clock.now().Add(time.Hour)})
+	if err != nil || issued.Role != "" || issued.Agent != "crew/scout" {
+		t.Fatal(issued, err)
+	}
+	here := b.admin.c.Tokens
+	if name, agent, err := here.Agent(issued.Secret); err != nil || name != "scout" || agent != "crew/scout" {
+		t.Error(name, agent, err)
+	}
+	within(t, "the other hub to know the token", func() bool {
+		_, agent, err := other.Agent(issued.Secret)
+		return err == nil && agent == "crew/scout"
+	})
+	if _, err := b.as(issued.Secret).Info(t.Context()); !errors.Is(err, ErrToken) {
+		t.Errorf("the admin API: %v", err)
+	}
+	if name, why := here.Account(issued.Secret); name != "" || strings.Contains(why, "scout") {
+		t.Errorf("an account: %q %q", name, why)
+	}
+	reader, err := b.client.IssueToken(t.Context(), NewToken{Name: "reader", Role: Administer})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, secret := range []string{reader.Secret, "parley_unknown-unknown-unknown-unk", ""} {
+		if _, agent, err := here.Agent(secret); parley.AsError(err).Code != parley.Unauthenticated || agent != "" {
+			t.Errorf("%q speaks for %q: %v", secret, agent, err)
+		}
+	}
+	all := here.All()
+	if i := slices.IndexFunc(all, func(k Token) bool { return k.Name == "reader" }); !all[i].Used.IsZero() {
+		t.Error("a use that was refused counts as one")
+	}
+	for _, n := range []NewToken{{Name: "x", Agent: "crew/scout", Role: Observe}, {Name: "x", Agent: "Crew"},
+		{Name: "x", Agent: "crew/scout", Speak: []string{"bot"}}, {Name: "x", Agent: "guest/a2a/x"}, {Name: "x"}} {
+		code(t, errorOf(b.client.IssueToken(t.Context(), n)), parley.Malformed)
+	}
+	kept, err := os.ReadFile(filepath.Join(dir, TokenFile))
+	if err != nil || strings.Contains(string(kept), issued.Secret) ||
+		!strings.Contains(string(kept), `"agent":"crew/scout"`) {
+		t.Errorf("%s %v", kept, err)
+	}
+	audit, err := b.client.Audit(t.Context(), AuditFilter{Action: "token", Target: "scout"})
+	if err != nil || len(audit) != 1 || !strings.HasPrefix(audit[0].Detail, "agent crew/scout, until ") {
+		t.Errorf("%+v %v", audit, err)
+	}
+	clock.move(time.Hour)
+	if _, _, err := here.Agent(issued.Secret); err == nil {
+		t.Error("an expired token speaks for its agent")
+	}
+	clock.move(-time.Minute)
+	if err := b.client.RevokeToken(t.Context(), "scout", false); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := here.Agent(issued.Secret); err == nil {
+		t.Error("a revoked token speaks for its agent")
+	}
+	within(t, "the other hub to refuse the token", func() bool { _, _, err := other.Agent(issued.Secret); return err != nil })
+}
+
 // TestRevokedStreams: to revoke a token ends what runs on it, with the reason; its expiry
 // does so too.
 func TestRevokedStreams(t *testing.T) {

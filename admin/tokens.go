@@ -28,7 +28,8 @@ const localToken = "local"
 // A Token lets its bearer in. Exactly one of Hash and Secret is set; neither in lists.
 type Token struct {
 	Name    string    `json:"name"`           // for the audit trail; unique
-	Role    Role      `json:"role"`           // register, observe, read, operate or administer
+	Role    Role      `json:"role,omitzero"`  // register, observe, read, operate or administer; "" with an agent
+	Agent   string    `json:"agent,omitzero"` // for which the bearer speaks at protocols, and does nothing else; "": none
 	Hash    string    `json:"hash,omitzero"`  // "sha256:" and the SHA-256 of the secret in base64url
 	Secret  string    `json:"token,omitzero"` // the secret in clear: 16 characters or more
 	Speak   []string  `json:"speak,omitzero"`
@@ -90,6 +91,12 @@ func newTokens(list ...Token) (*Tokens, error) {
 			return nil, fmt.Errorf("two tokens are named %q", t.Name)
 		case t.Name == localToken:
 			return nil, fmt.Errorf("token %q: the hub itself makes the token of that name; choose another name", t.Name)
+		case t.Agent != "" && (t.Role != "" || len(t.Speak) > 0):
+			return nil, fmt.Errorf("token %q: it speaks for agent %q at protocols alone: it has no role, nor other agents",
+				t.Name, t.Agent)
+		case t.Agent != "" && (parley.CheckName(t.Agent) != nil || strings.HasPrefix(t.Agent, "guest/")):
+			return nil, fmt.Errorf("token %q: %.140q cannot be the name of an agent", t.Name, t.Agent)
+		case t.Agent != "":
 		case t.Role.level() == 0:
 			return nil, fmt.Errorf("token %q: role %q is not register, observe, read, operate or administer", t.Name,
 				t.Role)
@@ -322,13 +329,44 @@ func (t *Tokens) Account(secret string) (name, why string) {
 	return "", "The hub does not know this token; its operator issues one: parley tokens add NAME --role register"
 }
 
-// find gives the actor of a secret, and notes the use of its token. It compares all
-// hashes, each in constant time, so that its duration reveals nothing about them. With
-// an expired token it gives the actor and an error.
+// find gives the actor of a secret, and notes the use of its token. With an expired token
+// it gives the actor and an error.
 func (t *Tokens) find(secret string) (Actor, error) {
-	hash := hashOf(secret)
-	got := []byte(hash)
+	v, err := t.lookup(secret)
+	if v.Agent != "" {
+		return Actor{}, parley.Refuse(parley.Unauthenticated,
+			"token %q speaks for agent %q at protocols alone; it opens no admin API", v.Name, v.Agent)
+	}
+	by := Actor{Name: v.Name, Role: v.Role, Speak: v.Speak, hash: v.Hash, expires: v.Expires}
+	if err == nil {
+		t.noteUse(v, t.now())
+	}
+	return by, err
+}
+
+// Agent gives the names of the token with a secret and of the agent for which it speaks,
+// and notes its use. A token of the admin API speaks for none. The error says too much for
+// a stranger.
+func (t *Tokens) Agent(secret string) (token, agent string, err error) {
+	v, err := t.lookup(secret)
+	if err == nil && v.Agent == "" {
+		err = parley.Refuse(parley.Unauthenticated, "token %q is one of the admin API; `parley tokens add NAME --agent "+
+			"AGENT` issues one for an agent", v.Name)
+	}
+	if err != nil {
+		return v.Name, "", err
+	}
+	t.noteUse(v, t.now())
+	return v.Name, v.Agent, nil
+}
+
+// lookup gives the token with a secret. It compares all hashes, each in constant time, so
+// that its duration reveals nothing about them. With an expired token it gives that and an
+// error.
+func (t *Tokens) lookup(secret string) (Token, error) {
+	got := []byte(hashOf(secret))
 	t.mu.RLock()
+	defer t.mu.RUnlock()
 	found := -1
 	for i := range t.list {
 		if subtle.ConstantTimeCompare(got, []byte(t.list[i].Hash)) == 1 {
@@ -336,18 +374,13 @@ func (t *Tokens) find(secret string) (Actor, error) {
 		}
 	}
 	if found < 0 {
-		t.mu.RUnlock()
-		return Actor{}, parley.Refuse(parley.Unauthenticated, "the hub does not know this token")
+		return Token{}, parley.Refuse(parley.Unauthenticated, "the hub does not know this token")
 	}
 	v := t.list[found]
-	t.mu.RUnlock()
-	by := Actor{Name: v.Name, Role: v.Role, Speak: v.Speak, hash: hash, expires: v.Expires}
-	now := t.now()
-	if v.Expired(now) {
-		return by, expired(v.Name, v.Expires)
+	if v.Expired(t.now()) {
+		return v, expired(v.Name, v.Expires)
 	}
-	t.noteUse(v, now)
-	return by, nil
+	return v, nil
 }
 
 // Expired reports whether the token is refused because its time is over.

@@ -17,15 +17,21 @@ func (a *app) tokensCommand() *cobra.Command {
 	add := &cobra.Command{
 		Use:   "add NAME",
 		Short: "Issue a token and show its secret, once",
-		Long: `Issue a token for the admin API, or for an account that registers uAgents at the hub
-(--role register). Its secret is shown once; the hub keeps only a hash. A running hub,
-and every hub of its cluster, accepts it at once; a hub that does not run, when it starts.`,
+		Long: `Issue a token for the admin API, for an account that registers uAgents at the hub
+(--role register), or for an agent that calls the hub over A2A (--agent). A token for an
+agent opens nothing else. Its secret is shown once; the hub keeps only a hash. A running
+hub, and every hub of its cluster, accepts it at once; a hub that does not run, when it
+starts.`,
 		Example: `  parley tokens add alice --role register
   parley tokens add monitoring --role observe
+  parley tokens add scout --agent crew/scout
   parley tokens add deploy --role operate --speak 'crew/*' --expires 30d`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			n.Name = args[0]
+			if n.Agent != "" && !cmd.Flags().Changed("role") {
+				n.Role = ""
+			}
 			if n.Expires, err = later("--expires", expires); err != nil {
 				return err
 			}
@@ -53,13 +59,14 @@ and every hub of its cluster, accepts it at once; a hub that does not run, when 
 	}
 	f := add.Flags()
 	f.StringVar((*string)(&n.Role), "role", string(n.Role), "register, observe, read, operate or administer")
+	f.StringVar(&n.Agent, "agent", "", "agent that shows the token when it calls the hub; instead of a role")
 	f.StringSliceVar(&n.Speak, "speak", nil, "agents for which it may send; patterns (default: operator)")
 	f.StringVar(&expires, "expires", "", "when it expires: a time, or a duration from now (30d); default: never")
 	list := &cobra.Command{
-		Use: "list", Short: "List the tokens: role, when issued, when they expire, last use", RunE: a.tokensList,
+		Use: "list", Short: "List the tokens: role or agent, when issued, when they expire, last use", RunE: a.tokensList,
 		Example: "  parley tokens list --json",
 	}
-	return group("tokens", "List, issue and revoke tokens of the admin API and of accounts", "  parley tokens",
+	return group("tokens", "List, issue and revoke tokens of the admin API, of accounts and of agents", "  parley tokens",
 		a.tokensList, add, list, a.tokensRevoke())
 }
 
@@ -103,7 +110,11 @@ func (a *app) tokensList(cmd *cobra.Command, _ []string) error {
 		if t.Expired(a.now()) {
 			expires += " (expired)"
 		}
-		return []string{t.Name, string(t.Role), strings.Join(t.Speak, ","), a.when(t.Created), expires, a.when(t.Used)}
+		role, speaks := string(t.Role), strings.Join(t.Speak, ",")
+		if t.Agent != "" {
+			role, speaks = "agent", t.Agent
+		}
+		return []string{t.Name, role, speaks, a.when(t.Created), expires, a.when(t.Used)}
 	})
 }
 
