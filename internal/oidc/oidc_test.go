@@ -117,7 +117,8 @@ func TestVerify(t *testing.T) {
 		}
 	}
 	i.Claim = "client_id"
-	if who, kid, err := i.Verify(t.Context(), good.token(t, "", claims("client_id", "box")), now); who != "box" || kid != "k1" {
+	boxed := good.token(t, "", claims("client_id", "box"))
+	if who, kid, err := i.Verify(t.Context(), boxed, now); err != nil || who != "box" || kid != "k1" {
 		t.Errorf("another claim: %q %q %v", who, kid, err)
 	}
 	i.Keys = failing{}
