@@ -315,7 +315,10 @@ func TestTokenOfAnAgent(t *testing.T) {
 	if _, _, err := here.Agent(issued.Secret); err == nil {
 		t.Error("a revoked token speaks for its agent")
 	}
-	within(t, "the other hub to refuse the token", func() bool { _, _, err := other.Agent(issued.Secret); return err != nil })
+	within(t, "the other hub to refuse the token", func() bool {
+		_, _, err := other.Agent(issued.Secret)
+		return err != nil
+	})
 }
 
 // TestRevokedStreams: to revoke a token ends what runs on it, with the reason; its expiry

@@ -70,7 +70,7 @@ func (n *Node) tokenDir() string {
 	return n.c.Data
 }
 
-// openTokens gives the tokens of the admin API and of accounts, with a fresh one
+// openTokens gives the tokens of the admin API, of accounts and of callers, with a fresh one
 // for local commands. A hub without admin API makes none.
 func (n *Node) openTokens(ctx context.Context) error {
 	rnd := rand.Reader
@@ -91,9 +91,11 @@ func (n *Node) openTokens(ctx context.Context) error {
 		n.c.FirstToken(first)
 	}
 	if n.announces() {
-		n.local, err = tokens.AddLocal(n.c.Now(), rand.Reader)
+		if n.local, err = tokens.AddLocal(n.c.Now(), rand.Reader); err != nil {
+			return err
+		}
 	}
-	return err
+	return n.openCallers()
 }
 
 func (n *Node) announce() error {

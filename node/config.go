@@ -48,6 +48,8 @@ type Config struct {
 	Engine Engine `toml:"engine"`
 	// certificates; the zero value serves without TLS
 	TLS TLS `toml:"tls"`
+	// who callers are at protocols whose messages are not signed; the zero value knows the hub's own tokens alone
+	Callers Callers `toml:"callers"`
 	// addresses that the hub may call; the zero value allows public ones only
 	Network Network `toml:"network"`
 	// which messages are admitted
@@ -184,6 +186,9 @@ type TLS struct {
 	Directory string `toml:"acme_directory" default:"\"https://acme-v02.api.letsencrypt.org/directory\""`
 	// further authorities (PEM files) that outbound calls trust; default: the system's alone
 	CA []string `toml:"ca"`
+	// authorities (PEM files) of client certificates: the protocol listener asks for one, and callers.certificate
+	// says whose it is; default: it asks for none
+	ClientCA []string `toml:"client_ca"`
 	// address prefixes of proxies before listen.http: the hub believes X-Forwarded-For and X-Forwarded-Proto
 	// only from them; default: none
 	Proxy []string `toml:"proxy" reload:"yes"`
@@ -459,6 +464,9 @@ func (c *Config) check() (checked, error) {
 	}
 	if k.proxies, err = netguard.ParseAllow(c.TLS.Proxy); err != nil {
 		return k, fmt.Errorf("tls.proxy: %w", err)
+	}
+	if err := c.checkCallers(); err != nil {
+		return k, err
 	}
 	if err := c.Alerts.check(); err != nil {
 		return k, err

@@ -115,6 +115,34 @@ func fieldDoc(field string) string {
 		return "economic reliability; weighs 10"
 	case "ASPTrust.Peers":
 		return "endorsements by other agents; weighs 5"
+	case "Callers.Issuers":
+		return "issuers whose tokens callers may show, besides the hub's own (parley tokens add NAME --agent AGENT); default: none"
+	case "Callers.Certificates":
+		return "agents by names in their client certificates, which an authority of tls.client_ca issued; callers with other names are guests; default: none"
+	case "Issuer.Name":
+		return "its name: lower-case letters, digits and hyphens; with enroll, names of its agents begin with it"
+	case "Issuer.URL":
+		return "its URL, exactly as in the claim iss of its tokens, e.g. \"https://login.example\""
+	case "Issuer.Audience":
+		return "audiences of tokens for this hub: one of them must be in the claim aud; default: public_url"
+	case "Issuer.Claim":
+		return "claim that names the caller: it must be one that the issuer gives to one caller only, for ever"
+	case "Issuer.Enroll":
+		return "vouch for every caller that it names: its agent is NAME/CALLER, or NAME/id/HASH where CALLER cannot be part of an agent's name; without it, callers that are not listed under agent are guests"
+	case "Issuer.JWKS":
+		return "URL of its public keys; default: as its discovery document says"
+	case "Issuer.JWKSFile":
+		return "file with its public keys, in place of a URL; default: none"
+	case "Issuer.Agents":
+		return "agents by their names at the issuer; default: none"
+	case "Subject.Subject":
+		return "value of the claim"
+	case "Subject.Agent":
+		return "directory name of the agent; it need not be in the directory to call others"
+	case "CertificateName.Name":
+		return "a URI, DNS name or e-mail address that the certificate is for, or else the common name of its subject"
+	case "CertificateName.Agent":
+		return "directory name of the agent; it need not be in the directory to call others"
 	case "Config.Data":
 		return "data directory; versions with another data format cannot read it"
 	case "Config.Name":
@@ -131,6 +159,8 @@ func fieldDoc(field string) string {
 		return "storage of the journal; the zero value is a file in the data directory"
 	case "Config.TLS":
 		return "certificates; the zero value serves without TLS"
+	case "Config.Callers":
+		return "who callers are at protocols whose messages are not signed; the zero value knows the hub's own tokens alone"
 	case "Config.Network":
 		return "addresses that the hub may call; the zero value allows public ones only"
 	case "Config.Policy":
@@ -205,6 +235,8 @@ func fieldDoc(field string) string {
 		return "directory URL of the ACME authority"
 	case "TLS.CA":
 		return "further authorities (PEM files) that outbound calls trust; default: the system's alone"
+	case "TLS.ClientCA":
+		return "authorities (PEM files) of client certificates: the protocol listener asks for one, and callers.certificate says whose it is; default: it asks for none"
 	case "TLS.Proxy":
 		return "address prefixes of proxies before listen.http: the hub believes X-Forwarded-For and X-Forwarded-Proto only from them; default: none"
 	case "Network.Allow":

@@ -33,8 +33,13 @@ func Load(path string) (Config, error) {
 		return Config{}, fmt.Errorf("%s: %w", path, explainTOML(err))
 	}
 	files := []*string{&c.Data, &c.Engine.Credentials, &c.Engine.KeyFile, &c.TLS.Cert, &c.TLS.Key, &c.Alerts.Token}
-	for i := range c.TLS.CA {
-		files = append(files, &c.TLS.CA[i])
+	for _, list := range [][]string{c.TLS.CA, c.TLS.ClientCA} {
+		for i := range list {
+			files = append(files, &list[i])
+		}
+	}
+	for i := range c.Callers.Issuers {
+		files = append(files, &c.Callers.Issuers[i].JWKSFile)
 	}
 	for _, p := range Protocols {
 		if p.Files != nil {

@@ -58,6 +58,7 @@ type Node struct {
 	eraser    *eraser
 	tracer    *tracer
 	tokens    *admin.Tokens
+	finder    *callerFinder
 	local     string // secret of the token for local commands, until it is announced
 
 	read Config // the configuration at the start, without defaults

@@ -35,7 +35,7 @@ func (n *Node) lastReload() (time.Time, bool) {
 }
 
 // Reload reads the configuration again and applies rules, rates, network.allow,
-// agents, tokens, the certificate, alerts and the log's level. Connections stay.
+// agents, callers, tokens, the certificate, alerts and the log's level. Connections stay.
 // It checks everything first: after an error the whole old configuration is in
 // force. The result names changed keys that need a restart.
 func (n *Node) Reload(ctx context.Context) (admin.Reloaded, error) {
@@ -110,6 +110,10 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 		}
 	}
 
+	known, err := n.finder.read(&c)
+	if err != nil {
+		return refuse(err)
+	}
 	if err := n.tokens.Reread(ctx); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return refuse(err)
 	}
@@ -119,6 +123,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 	n.hub.SetMappings(k.mappings)
 	n.guard.SetAllow(k.allow)
 	n.proxies.Store(&k.proxies)
+	n.finder.replace(known)
 	if n.c.Level != nil && c.LogLevel != old.LogLevel {
 		n.c.Level.Set(k.level)
 	}
@@ -153,7 +158,7 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 // TLS or lose it while it is open.
 func (n *Node) reloadable(reloads map[string]bool, name string, c *Config) bool {
 	switch {
-	case strings.HasPrefix(name, "agents."), name == "allow", name == "map":
+	case strings.HasPrefix(name, "agents."), name == "allow", name == "map", strings.HasPrefix(name, "callers."):
 		return true
 	case name == "tls.cert", name == "tls.key":
 		return n.certs != nil && c.TLS.Cert != ""

@@ -266,6 +266,9 @@ func (n *Node) Close(ctx context.Context) error {
 			n.directory.Close()
 		}
 		n.retract() // before another hub can take the directory and write its own announcement
+		if n.finder != nil {
+			n.finder.close()
+		}
 		if n.tokens != nil {
 			n.tokens.Close()
 		}

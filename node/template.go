@@ -42,7 +42,7 @@ func Template(set map[string]string) string {
 func header(t string) string {
 	if list, ok := strings.CutSuffix(t, "[]"); ok {
 		return "# One for each; without any, the default is as said.\n# [[" +
-			strings.ReplaceAll(list, "<name>", "example") + "]]"
+			strings.NewReplacer("<name>", "example", "[]", "").Replace(list) + "]]"
 	}
 	if strings.Contains(t, "<name>") {
 		return "# [" + strings.ReplaceAll(t, "<name>", "example") + "]"

@@ -151,8 +151,8 @@ func (n *Node) tlsConfig() (*tls.Config, error) {
 		if err := n.certs.use(t.Cert, t.Key); err != nil {
 			return nil, err
 		}
-		return &tls.Config{GetCertificate: n.certs.get, MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"h2", "http/1.1"}}, nil
+		return n.c.askForCertificates(&tls.Config{GetCertificate: n.certs.get, MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"h2", "http/1.1"}})
 	case len(t.ACME) > 0:
 		dir := filepath.Join(n.c.Data, "acme")
 		if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -171,7 +171,7 @@ func (n *Node) tlsConfig() (*tls.Config, error) {
 		}
 		c := m.TLSConfig() // speaks acme-tls/1 too, by which the authority checks the name
 		c.MinVersion = tls.VersionTLS12
-		return c, nil
+		return n.c.askForCertificates(c)
 	}
 	return nil, nil
 }

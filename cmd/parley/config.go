@@ -129,7 +129,7 @@ standard ` + "`OTEL_`" + ` variables for traces.
 		table := k.Name[:max(0, at)]
 		title := "Outside of tables"
 		if list, ok := strings.CutSuffix(table, "[]"); ok {
-			title = "`[[" + list + "]]`"
+			title = "`[[" + strings.ReplaceAll(list, "[]", "") + "]]`"
 		} else if table != "" {
 			title = "`[" + table + "]`"
 		}
