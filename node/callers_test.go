@@ -389,10 +389,6 @@ func TestCallersByCertificate(t *testing.T) {
 			ClientCA: []string{put(t, filepath.Join(dir, "ca.pem"), known.pem)}},
 		Callers: Callers{Certificates: []CertificateName{{"spiffe://corp/scout", "crew/scout"}, {"box.corp", "crew/box"},
 			{"Old Box", "crew/old"}, {}}}})
-	config, err := n.tlsConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, err := n.callers().Identify(r.Context(), "a2a", r.Header, r.TLS, "192.0.2.7:1")
 		if err != nil {
@@ -401,7 +397,8 @@ func TestCallersByCertificate(t *testing.T) {
 		}
 		_ = json.NewEncoder(w).Encode(c)
 	}))
-	s.TLS = config
+	s.TLS = &tls.Config{GetCertificate: n.certs.get, ClientCAs: n.http.TLSConfig.ClientCAs,
+		ClientAuth: n.http.TLSConfig.ClientAuth}
 	s.StartTLS()
 	t.Cleanup(s.Close)
 	call := func(certs ...tls.Certificate) (c bridge.Caller, status int, err error) {
