@@ -17,6 +17,7 @@ type Addresses struct {
 	Admin  string                       `json:"admin,omitempty"`      // base URL of the admin API
 	AGH    string                       `json:"agh,omitempty"`        // NATS for AGH peers
 	A2E    string                       `json:"a2e,omitempty"`        // NDJSON over TCP for A2E agents
+	A2A    string                       `json:"a2a,omitempty"`        // gRPC for A2A clients: grpc://HOST:PORT
 	Hub    string                       `json:"hub"`                  // the hub's own id
 	Agents map[string]map[string]string `json:"agents,omitempty"`     // of [Node.Handle], at most 100: name → protocol → address
 	Count  int                          `json:"agentCount,omitempty"` // of all agents of the directory
@@ -32,7 +33,7 @@ type Addresses struct {
 func (a Addresses) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "hub %s\n", a.Hub)
-	for _, l := range [][2]string{{"protocols", a.HTTP}, {"AGH", a.AGH}, {"A2E", a.A2E}, {"admin", a.Admin}} {
+	for _, l := range [][2]string{{"protocols", a.HTTP}, {"AGH", a.AGH}, {"A2E", a.A2E}, {"A2A gRPC", a.A2A}, {"admin", a.Admin}} {
 		if l[1] != "" {
 			fmt.Fprintf(&b, "  %-9s  %s\n", l[0], l[1])
 		}

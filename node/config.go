@@ -73,6 +73,8 @@ type Config struct {
 	SAMVAD SAMVAD `toml:"samvad"`
 	// the protocol A2E
 	A2E A2E `toml:"a2e"`
+	// the protocol A2A
+	A2A A2A `toml:"a2a"`
 	// the protocol AGH Network; the zero value does not speak it
 	AGH AGH `toml:"agh"`
 	// the protocol of uAgents
@@ -340,6 +342,8 @@ type Agent struct {
 	AGH *AGHAgent `toml:"agh"`
 	// its A2E token, or the A2E host that it is
 	A2E *A2EAgent `toml:"a2e"`
+	// its URL in A2A, and how callers reach it there
+	A2A *A2AAgent `toml:"a2a"`
 	// its uAgents identity
 	UAgents *UAgent `toml:"uagents"`
 	// its ASP identity

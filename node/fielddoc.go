@@ -5,6 +5,60 @@ package node
 // fieldDoc is the comment of a field of the configuration, such as "Listen.HTTP".
 func fieldDoc(field string) string {
 	switch field {
+	case "A2A.Off":
+		return "do not speak A2A"
+	case "A2A.Root":
+		return "agent whose card is at the root of public_url's host too, where clients look that know only the host; default: none"
+	case "A2A.Domain":
+		return "agents have their cards at sub-domains of this too, such as weather.agents.corp; default: at paths alone"
+	case "A2A.Card":
+		return "form of cards: negotiated = 1.0 alone for clients that ask for 1.0, with the members of 0.3 for all others | 1.0 | hybrid = always with the members of 0.3"
+	case "A2A.Wait":
+		return "how long a blocking call waits; then its answer is the task as it is"
+	case "A2A.Streams":
+		return "streams that one caller may have open at once"
+	case "A2A.Webhooks":
+		return "webhooks of one task"
+	case "A2A.PlainPush":
+		return "webhooks may be at http:// URLs too, if network.allow has their address"
+	case "A2A.MaxAnswer":
+		return "largest answer of an agent elsewhere, and largest event of its stream"
+	case "A2A.GRPC":
+		return "address for A2A over gRPC, e.g. \"127.0.0.1:50051\"; \"\": over HTTP only"
+	case "A2A.GRPCAddress":
+		return "where clients reach a2a.grpc, HOST:PORT, as cards say it; default: the host of public_url with that port"
+	case "A2A.TLS":
+		return "speak TLS on a2a.grpc, with the certificate of [tls]"
+	case "A2AAgent.URL":
+		return "URL below which its card is, for an agent elsewhere; it is the agent's identity"
+	case "A2AAgent.Calls":
+		return "it calls the hub, with a token or certificate, and has no URL"
+	case "A2AAgent.TokenFile":
+		return "file with the bearer token that the hub shows to it; mode 0600; default: none"
+	case "A2AAgent.APIKeyFile":
+		return "file with the API key that the hub shows to it; mode 0600; default: none"
+	case "A2AAgent.APIKeyHeader":
+		return "header that has the API key"
+	case "A2AAgent.OAuth":
+		return "OAuth 2.0 client credentials, for which an issuer gives the hub tokens for it"
+	case "A2AAgent.Cert":
+		return "certificate file (PEM) with which the hub calls it, and its key file, mode 0600; default: none"
+	case "A2AAgent.Key":
+		return "key file of cert"
+	case "A2AAgent.AcceptUnsignedCard":
+		return "accept its card although it was signed before and is not now"
+	case "A2AAgent.Reply":
+		return "what callers get that wait for an answer: task | message, if the answer comes in time"
+	case "A2AAgent.Guests":
+		return "callers without credentials may call it over A2A, whatever policy.assurance and [[require]] say"
+	case "A2AOAuth.TokenURL":
+		return "token endpoint of the issuer, https://…"
+	case "A2AOAuth.ClientID":
+		return "the hub's id at the issuer"
+	case "A2AOAuth.ClientSecretFile":
+		return "file with the hub's secret at the issuer; mode 0600"
+	case "A2AOAuth.Scopes":
+		return "scopes to ask for; default: none"
 	case "A2E.Listen":
 		return "address for A2E over TCP (NDJSON), e.g. \"127.0.0.1:7333\"; \"\": over HTTP only"
 	case "A2E.TLS":
@@ -183,6 +237,8 @@ func fieldDoc(field string) string {
 		return "the protocol SAMVAD"
 	case "Config.A2E":
 		return "the protocol A2E"
+	case "Config.A2A":
+		return "the protocol A2A"
 	case "Config.AGH":
 		return "the protocol AGH Network; the zero value does not speak it"
 	case "Config.UAgents":
@@ -337,6 +393,8 @@ func fieldDoc(field string) string {
 		return "its AGH identity"
 	case "Agent.A2E":
 		return "its A2E token, or the A2E host that it is"
+	case "Agent.A2A":
+		return "its URL in A2A, and how callers reach it there"
 	case "Agent.UAgents":
 		return "its uAgents identity"
 	case "Agent.ASP":

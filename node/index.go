@@ -13,8 +13,11 @@ import (
 // hub runs; the next start makes it again.
 const IndexFile = "index.db"
 
-// openIndex begins to index the journal for the admin API.
+// openIndex begins to index the journal, for the admin API and for the tasks of A2A.
 func (n *Node) openIndex(ctx context.Context) error {
+	if !n.c.hasAdmin() && n.c.A2A.Off {
+		return nil
+	}
 	c := index.Config{Journal: n.journal, Log: n.log, Progress: progressOf(n.c.Progress, "making the index"),
 		NoText: n.c.Engine.KeyFile != ""} // the text of an encrypted journal must not be here in clear
 	if n.k.durability != journal.Memory {

@@ -87,7 +87,7 @@ type Node struct {
 // Open takes the data directory and assembles a hub. Close must be called if
 // it succeeds.
 func Open(ctx context.Context, c Config) (*Node, error) {
-	n := &Node{c: c, log: c.Log, failed: make(chan error, 2), hurry: make(chan struct{})}
+	n := &Node{c: c, log: c.Log, failed: make(chan error, 2+len(Protocols)), hurry: make(chan struct{})}
 	if err := n.open(ctx); err != nil {
 		return nil, errors.Join(err, n.Close(context.WithoutCancel(ctx)))
 	}
@@ -137,8 +137,8 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.openKeys(); err != nil {
 		return err
 	}
-	for _, step := range []func(context.Context) error{n.openHub, n.listen, n.openTokens, n.openProtocols, n.openAdmin,
-		n.putAgents, n.registerHubAgent} {
+	for _, step := range []func(context.Context) error{n.openHub, n.listen, n.openTokens, n.openIndex, n.openProtocols,
+		n.openAdmin, n.putAgents, n.registerHubAgent} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -264,9 +264,6 @@ func (n *Node) openAdmin(ctx context.Context) error {
 	if !n.c.hasAdmin() {
 		return nil
 	}
-	if err := n.openIndex(ctx); err != nil {
-		return err
-	}
 	var protocols []admin.Protocol
 	for _, b := range n.bindings {
 		protocols = append(protocols, b.Admin)
@@ -300,7 +297,7 @@ func (n *Node) info() admin.Info {
 			b.Addresses(&at)
 		}
 	}
-	for name, listener := range map[string]string{"agh": at.AGH, "a2e": at.A2E} {
+	for name, listener := range map[string]string{"agh": at.AGH, "a2e": at.A2E, "a2a": at.A2A} {
 		if _, address, ok := strings.Cut(listener, "://"); ok {
 			i.Addresses[name] = address
 		}

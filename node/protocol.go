@@ -15,7 +15,7 @@ import (
 //
 // Everything else iterates over this list: the keys of the configuration file and their checks, warnings about
 // listeners, the default assurance, bindings, addresses, labels of metrics, and what the admin API does for a protocol.
-var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol}
+var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol, &a2aProtocol}
 
 // A Protocol is one protocol as a node sees it before it is opened. Only Name, Section, Agent and Open must be set.
 type Protocol struct {
@@ -63,9 +63,12 @@ type Binding struct {
 	// Agent reads an agent of the configuration, which may have no table of the protocol. It changes no state of the
 	// hub: Enrolment does, once all agents have been read.
 	Agent func(name string, a *Agent) (Enrolment, error)
+	// Gone is told of an agent that the configuration no longer has.
+	Gone func(name string)
 	// EndStreams ends streams, which would hold up the shutdown of the HTTP listener.
 	EndStreams func()
 	Listener   net.Listener // the protocol's own listener; the node closes it
+	Serve      func() error // serves Listener until that is closed; nil: the binding does, or there is none
 	Domain     string       // whose sub-domains are hosts of this hub; "": none
 	Addresses  func(*Addresses)
 	Info       func(*admin.Info)
@@ -78,6 +81,7 @@ type Enrolment struct {
 	Identity parley.Identity
 	Keys     []keyring.Enrolled          // public keys that the table vouches for and the keyring lacks
 	Before   func(*parley.Agent) error   // before the directory has the agent
+	Files    bool                        // the table names files: a reload repeats the steps even if it is as before
 	After    func(context.Context) error // once it has
 }
 

@@ -138,12 +138,18 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 			if _, err := n.keys.Forget(name); err != nil {
 				errs = append(errs, fmt.Errorf("keys of agents.%s: %w", name, err))
 			}
+			for _, b := range n.bindings {
+				if b.Gone != nil {
+					b.Gone(name)
+				}
+			}
 		}
 	}
 	again := old.Policy.Expose != c.Policy.Expose
 	entries = slices.DeleteFunc(entries, func(e configuredAgent) bool {
 		was, ok := old.Agents[e.agent.Name]
-		return ok && !again && reflect.DeepEqual(was, c.Agents[e.agent.Name])
+		return ok && !again && reflect.DeepEqual(was, c.Agents[e.agent.Name]) &&
+			!slices.ContainsFunc(e.enrolments, func(e Enrolment) bool { return e.Files })
 	})
 	n.enrollKeys(entries)
 	for _, e := range entries {
@@ -216,7 +222,7 @@ func changed(a, b map[string]any) []string {
 // policyConfig gives the configuration of the policy.
 func (n *Node) policyConfig(c *Config, k checked) policy.Config {
 	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
-		Least: k.least, Limits: k.limits, MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate),
+		Least: slices.Concat(c.a2aGuests(), k.least), Limits: k.limits, MaxBytes: int(n.k.body), SenderRate: rateOf(c.Limits.SenderRate),
 		UnknownRate: rateOf(c.Limits.UnknownRate), Now: n.c.Now}
 	if c.Policy.Assurance == "" {
 		p.Protocol = map[string]parley.Assurance{}

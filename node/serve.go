@@ -53,6 +53,16 @@ func (n *Node) Start(ctx context.Context) error {
 	for _, w := range n.c.Exposures() {
 		n.log.Warn(w)
 	}
+	for _, b := range n.bindings {
+		if b.Serve != nil {
+			n.serving.Go(func() {
+				if err := b.Serve(); err != nil && !errors.Is(err, net.ErrClosed) {
+					n.down.Store(true)
+					n.failed <- err
+				}
+			})
+		}
+	}
 	n.alerts.start()
 	n.eraser.start()
 	n.up.Store(true)

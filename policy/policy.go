@@ -56,9 +56,10 @@ type Rule struct {
 }
 
 // Least is the least assurance of messages to the recipients that a pattern of To
-// matches; see [Rule].
+// matches; see [Rule]. Protocol restricts it to senders of one protocol; "": of all.
 type Least struct {
 	To        []string
+	Protocol  string
 	Assurance parley.Assurance
 }
 
@@ -289,7 +290,7 @@ func (p *Policy) least(name, protocol string) parley.Assurance {
 	}
 	if protocol != "go" {
 		for _, l := range p.c.Least {
-			if matchAny(l.To, name, "") {
+			if (l.Protocol == "" || l.Protocol == protocol) && matchAny(l.To, name, "") {
 				return l.Assurance
 			}
 		}

@@ -128,7 +128,7 @@ const senders = 16
 func (c *Config) samvad(ctx context.Context, storage floor.Storage, connections int) (Figures, error) {
 	return c.overHTTP(ctx, storage, connections, overHTTP{
 		name: string(storage), perSecond: 25_000, most: 400_000,
-		// the hub keeps its index only with an admin API
+		// the hub has an admin API
 		hub: node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}},
 		replayed: func(status int, body string) bool {
 			return status == http.StatusUnauthorized && strings.Contains(body, "REPLAY_DETECTED")

@@ -1,0 +1,362 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	bridge "github.com/parley-hub/parley/bridge/a2a"
+	"github.com/parley-hub/parley/policy"
+)
+
+var a2aProtocol = Protocol{
+	Name:    bridge.Protocol,
+	Section: func(c *Config) any { return &c.A2A },
+	Agent:   func(a *Agent) any { return &a.A2A },
+	Files: func(c *Config) (files []*string) {
+		for _, a := range c.Agents {
+			if t := a.A2A; t != nil {
+				files = append(files, &t.TokenFile, &t.APIKeyFile, &t.OAuth.ClientSecretFile, &t.Cert, &t.Key)
+			}
+		}
+		return files
+	},
+	Check:      func(c *Config) error { return c.A2A.check() },
+	CheckAgent: func(name string, a *Agent) error { return a.A2A.check(name) },
+	Listeners: func(c *Config) []Listener {
+		return []Listener{{"a2a.grpc", c.A2A.GRPC, c.A2A.TLS, "tokens can be read on the way; set a2a.tls"}}
+	},
+	AgentID: func(a *Agent) string {
+		if a.A2A == nil || a.A2A.URL == "" {
+			return ""
+		}
+		i, err := bridge.IdentityAt(a.A2A.URL)
+		if err != nil {
+			return "" // CheckAgent says so
+		}
+		return i.ID
+	},
+	Export: func(t *AgentText, _ *admin.Agent, i admin.Identity) {
+		if bridge.IsCaller(i.ID) {
+			t.text.WriteString("a2a.calls = true\n")
+			return
+		}
+		t.Line("a2a.url", i.ID)
+		t.Note("If the agent wants a token, put it into a file of mode 0600, and name the file: a2a.token_file = \"…\"")
+	},
+	Assurance: parley.Session, // A2A has no signatures; a token or a certificate proves the session
+	HubAgent:  true,
+	Open:      openA2A,
+}
+
+// A2A configures A2A.
+type A2A struct {
+	// do not speak A2A
+	Off bool `toml:"off"`
+	// agent whose card is at the root of public_url's host too, where clients look that know only the host;
+	// default: none
+	Root string `toml:"root"`
+	// agents have their cards at sub-domains of this too, such as weather.agents.corp; default: at paths alone
+	Domain string `toml:"domain"`
+	// form of cards: negotiated = 1.0 alone for clients that ask for 1.0, with the members of 0.3 for all others |
+	// 1.0 | hybrid = always with the members of 0.3
+	Card string `toml:"card" default:"\"negotiated\""`
+	// how long a blocking call waits; then its answer is the task as it is
+	Wait Duration `toml:"wait" default:"\"60s\""`
+	// streams that one caller may have open at once
+	Streams int `toml:"streams" default:"256"`
+	// webhooks of one task
+	Webhooks int `toml:"webhooks" default:"8"`
+	// webhooks may be at http:// URLs too, if network.allow has their address
+	PlainPush bool `toml:"plain_push"`
+	// largest answer of an agent elsewhere, and largest event of its stream
+	MaxAnswer string `toml:"max_answer" default:"\"4MiB\""`
+	// address for A2A over gRPC, e.g. "127.0.0.1:50051"; "": over HTTP only
+	GRPC string `toml:"grpc"`
+	// where clients reach a2a.grpc, HOST:PORT, as cards say it; default: the host of public_url with that port
+	GRPCAddress string `toml:"grpc_address"`
+	// speak TLS on a2a.grpc, with the certificate of [tls]
+	TLS bool `toml:"tls"`
+}
+
+// A2AAgent is an agent's identity in A2A, or how callers reach an agent of the hub there.
+type A2AAgent struct {
+	// URL below which its card is, for an agent elsewhere; it is the agent's identity
+	URL string `toml:"url" reload:"yes"`
+	// it calls the hub, with a token or certificate, and has no URL
+	Calls bool `toml:"calls" reload:"yes"`
+
+	// file with the bearer token that the hub shows to it; mode 0600; default: none
+	TokenFile string `toml:"token_file" reload:"yes"`
+	// file with the API key that the hub shows to it; mode 0600; default: none
+	APIKeyFile string `toml:"api_key_file" reload:"yes"`
+	// header that has the API key
+	APIKeyHeader string `toml:"api_key_header" default:"\"X-API-Key\"" reload:"yes"`
+	// OAuth 2.0 client credentials, for which an issuer gives the hub tokens for it
+	OAuth A2AOAuth `toml:"oauth" reload:"yes"`
+	// certificate file (PEM) with which the hub calls it, and its key file, mode 0600; default: none
+	Cert string `toml:"cert" reload:"yes"`
+	// key file of cert
+	Key string `toml:"key" reload:"yes"`
+	// accept its card although it was signed before and is not now
+	AcceptUnsignedCard bool `toml:"accept_unsigned_card" reload:"yes"`
+
+	// what callers get that wait for an answer: task | message, if the answer comes in time
+	Reply string `toml:"reply" default:"\"task\"" reload:"yes"`
+	// callers without credentials may call it over A2A, whatever policy.assurance and [[require]] say
+	Guests bool `toml:"guests" reload:"yes"`
+}
+
+// A2AOAuth are client credentials of OAuth 2.0 (RFC 6749, section 4.4).
+type A2AOAuth struct {
+	// token endpoint of the issuer, https://…
+	TokenURL string `toml:"token_url" reload:"yes"`
+	// the hub's id at the issuer
+	ClientID string `toml:"client_id" reload:"yes"`
+	// file with the hub's secret at the issuer; mode 0600
+	ClientSecretFile string `toml:"client_secret_file" reload:"yes"`
+	// scopes to ask for; default: none
+	Scopes []string `toml:"scopes" reload:"yes"`
+}
+
+func (c *A2A) check() error {
+	if err := oneOf("a2a.card", c.Card, "negotiated", "1.0", "hybrid"); err != nil {
+		return err
+	}
+	if c.Streams < 0 || c.Webhooks < 0 || c.Wait.Duration < 0 {
+		return errors.New("a2a: want streams, webhooks and wait above zero")
+	}
+	if c.GRPCAddress != "" {
+		if _, _, err := net.SplitHostPort(c.GRPCAddress); err != nil || c.GRPC == "" {
+			return fmt.Errorf("a2a.grpc_address = %q: want host:port, beside a2a.grpc", c.GRPCAddress)
+		}
+	}
+	if c.Root != "" {
+		if err := parley.CheckName(c.Root); err != nil {
+			return fmt.Errorf("a2a.root: %w", err)
+		}
+	}
+	_, err := sizeOr("a2a.max_answer", c.MaxAnswer, 0)
+	return err
+}
+
+func (a *A2AAgent) check(name string) error {
+	if a == nil {
+		return nil
+	}
+	refuse := func(format string, args ...any) error {
+		return fmt.Errorf("agents.%s.a2a.%s", name, fmt.Sprintf(format, args...))
+	}
+	outbound := a.TokenFile != "" || a.APIKeyFile != "" || a.Cert != "" || a.OAuth.TokenURL != "" ||
+		a.OAuth.ClientID != "" || a.OAuth.ClientSecretFile != "" || a.AcceptUnsignedCard
+	if a.URL != "" {
+		if _, err := bridge.IdentityAt(a.URL); err != nil {
+			return refuse("%s", err)
+		}
+	}
+	if err := oneOf("agents."+name+".a2a.reply", a.Reply, "task", "message"); err != nil {
+		return err
+	}
+	switch o := a.OAuth; {
+	case a.URL != "" && a.Calls:
+		return refuse("calls: an agent with a url calls as well; leave calls out")
+	case a.URL == "" && outbound:
+		return refuse("url: credentials are for calls of an agent elsewhere, so its url is needed")
+	case a.URL != "" && (a.Guests || a.Reply != ""):
+		return refuse("url: guests and reply are for agents that A2A clients call at the hub, and this one is elsewhere")
+	case a.TokenFile != "" && o.TokenURL != "":
+		return refuse("token_file and oauth exclude each other: both are the header Authorization")
+	case (o.TokenURL == "") != (o.ClientID == "") || (o.TokenURL == "") != (o.ClientSecretFile == ""):
+		return refuse("oauth: token_url, client_id and client_secret_file go together")
+	case o.TokenURL != "" && httpURL(o.TokenURL) == nil:
+		return refuse("oauth.token_url = %q: want https://host/path", o.TokenURL)
+	case (a.Cert == "") != (a.Key == ""):
+		return refuse("cert: cert and key go together")
+	}
+	return nil
+}
+
+// settings reads the files of an agent's table.
+func (a *A2AAgent) settings() (s bridge.AgentSettings, err error) {
+	s = bridge.AgentSettings{Message: a.Reply == "message", Guests: a.Guests, Unsigned: a.AcceptUnsignedCard}
+	c := &s.Credentials
+	c.Header, c.TokenURL, c.ClientID, c.Scopes = a.APIKeyHeader, a.OAuth.TokenURL, a.OAuth.ClientID, a.OAuth.Scopes
+	for _, f := range []struct {
+		key, path string
+		to        *string
+	}{{"token_file", a.TokenFile, &c.Token}, {"api_key_file", a.APIKeyFile, &c.APIKey},
+		{"oauth.client_secret_file", a.OAuth.ClientSecretFile, &c.ClientSecret}} {
+		if f.path == "" {
+			continue
+		}
+		b, err := secretFile(f.path)
+		if err == nil && (len(b) == 0 || len(strings.Fields(string(b))) != 1) {
+			err = fmt.Errorf("%s must hold one secret", f.path)
+		}
+		if err != nil {
+			return s, fmt.Errorf("%s: %w", f.key, err)
+		}
+		*f.to = string(b)
+	}
+	if a.Cert != "" {
+		if _, err := secretFile(a.Key); err != nil {
+			return s, fmt.Errorf("key: %w", err)
+		}
+		pair, err := tls.LoadX509KeyPair(a.Cert, a.Key)
+		if err != nil {
+			return s, fmt.Errorf("cert and key: %w", err)
+		}
+		c.Certificate = &pair
+	}
+	return s, nil
+}
+
+// a2aGuests are the rules that let callers without credentials reach agents that are open to
+// guests in A2A.
+func (c *Config) a2aGuests() (out []policy.Least) {
+	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
+		if a := c.Agents[name].A2A; a != nil && a.Guests {
+			out = append(out, policy.Least{To: []string{name}, Protocol: bridge.Protocol, Assurance: parley.Unsigned})
+		}
+	}
+	return out
+}
+
+// A2A is the node's A2A binding, or nil where it is switched off.
+func (n *Node) A2A() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
+
+func openA2A(_ context.Context, n *Node) (*Binding, error) {
+	c := n.c.A2A
+	if c.Off {
+		return &Binding{Agent: func(name string, a *Agent) (e Enrolment, err error) {
+			if a.A2A != nil {
+				err = fmt.Errorf("agents.%s.a2a: a2a.off is set", name)
+			}
+			return e, err
+		}}, nil
+	}
+	answer, err := sizeOr("a2a.max_answer", c.MaxAnswer, 0)
+	if err != nil {
+		return nil, err
+	}
+	form := bridge.CardForm(c.Card)
+	if c.Card == "negotiated" {
+		form = bridge.Negotiated
+	}
+	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Index: n.index, Allow: n.guard.Prefixes,
+		RootCAs: n.rootCAs, Transport: n.tracer.transport, PublicURL: n.c.PublicURL, Domain: c.Domain, Root: c.Root,
+		CardForm: form, Origins: n.c.Listen.Origins, MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
+		Streams: c.Streams, Webhooks: c.Webhooks, PlainPush: c.PlainPush, Now: n.c.Now, Logger: n.log}
+	out := &Binding{Domain: c.Domain}
+	if c.GRPC != "" {
+		l, err := net.Listen("tcp", c.GRPC)
+		if err != nil {
+			return nil, fmt.Errorf("a2a.grpc = %q: %w; choose another address, or stop the program that uses it",
+				c.GRPC, err)
+		}
+		out.Listener = l
+		bc.GRPC = c.grpcAddress(n.c.PublicURL, l.Addr())
+		out.Addresses = func(a *Addresses) { a.A2A = "grpc://" + l.Addr().String() }
+	}
+	b, err := bridge.New(bc)
+	if err == nil && out.Listener != nil {
+		err = n.serveGRPC(b, out)
+	}
+	if err != nil {
+		if out.Listener != nil {
+			err = errors.Join(err, out.Listener.Close())
+		}
+		return nil, err
+	}
+	out.Hub = b
+	out.Agent = func(name string, a *Agent) (Enrolment, error) { return enrolA2A(b, name, a.A2A) }
+	out.Gone = func(name string) { b.SetAgent(name, bridge.AgentSettings{}) }
+	return out, nil
+}
+
+// grpcAddress is where clients reach the gRPC listener.
+func (c *A2A) grpcAddress(public string, l net.Addr) string {
+	if c.GRPCAddress != "" {
+		return c.GRPCAddress
+	}
+	host, port, err := net.SplitHostPort(l.String())
+	if u, bad := url.Parse(public); err == nil && bad == nil && u.Hostname() != "" {
+		host = u.Hostname()
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// serveGRPC lets the binding serve the gRPC listener.
+func (n *Node) serveGRPC(b *bridge.Binding, out *Binding) error {
+	g, ok := any(b).(interface {
+		GRPC(...grpc.ServerOption) *grpc.Server
+	})
+	if !ok {
+		return errors.New("a2a.grpc: this version of the hub serves no gRPC")
+	}
+	var options []grpc.ServerOption
+	if n.c.A2A.TLS {
+		if n.c.TLS.Cert == "" {
+			return errors.New("a2a.tls needs tls.cert and tls.key")
+		}
+		options = append(options, grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12,
+			ClientAuth: tls.RequestClientCert,
+			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+				if n.certs == nil {
+					return nil, errors.New("the hub is starting")
+				}
+				return n.certs.get(hello)
+			}})))
+	}
+	s := g.GRPC(options...)
+	l := n.conns.listen(out.Listener)
+	out.Serve = func() error { return s.Serve(l) }
+	out.EndStreams = func() {
+		stopped := make(chan struct{})
+		go func() { s.GracefulStop(); close(stopped) }()
+		t := time.NewTimer(20 * time.Second)
+		defer t.Stop()
+		select {
+		case <-stopped:
+		case <-t.C:
+			s.Stop()
+		}
+	}
+	return nil
+}
+
+func enrolA2A(b *bridge.Binding, name string, a *A2AAgent) (e Enrolment, err error) {
+	var settings bridge.AgentSettings
+	if a != nil {
+		switch {
+		case a.URL != "":
+			e.Identity, err = bridge.IdentityAt(a.URL)
+		case a.Calls:
+			e.Identity = bridge.IdentityOfCaller(name)
+		}
+		if err == nil {
+			settings, err = a.settings()
+		}
+		if err != nil {
+			return e, fmt.Errorf("agents.%s.a2a.%w", name, err)
+		}
+		e.Files = a.TokenFile != "" || a.APIKeyFile != "" || a.OAuth.ClientSecretFile != "" || a.Cert != ""
+	}
+	e.Before = func(*parley.Agent) error {
+		b.SetAgent(name, settings) // none, if the table was removed
+		return nil
+	}
+	return e, nil
+}
