@@ -212,6 +212,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"role": words("register", "observe", "read", "operate", "administer"),
 		"log":  words("debug", "info", "warn", "error"), "durability": words("disk", "replicated", "memory"),
 		"storage": words("memory", "disk"), "record": words("full", "headers", "digest"), "reply": content,
+		"version": words("1.0", "0.3"),
 
 		"config": files, "key-file": files, "card": files, "schema": files, "out": files, "export": files,
 		"token-file": files, "seed-file": files, "new-file": files, "file": files, "asp": files, "transcript": files,
@@ -224,7 +225,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
 		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "reason",
 		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
-		"workspace"} {
+		"workspace", "a2a"} {
 		flags[free] = nothing
 	}
 	return arguments, flags

@@ -16,7 +16,8 @@ import (
 // protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here and one there. The
 // commands iterate over the list: `agents add`, `inspect`, `verify`, `send`, `demo`, `keys`, `bench`, `conversation
 // verify`, and the protocols' own commands.
-var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol}
+var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol,
+	&a2aProtocol}
 
 // A protocol holds one protocol's part of the commands. Every field but name may be unset.
 type protocol struct {

@@ -68,12 +68,8 @@ var samvadProtocol = protocol{
 	skew:           samvadSkew,
 	verifyExported: (*signatureChecks).samvad,
 	attested:       tokenReplaced,
-	sendFlags: func(c *cobra.Command, s *sending) {
-		c.Flags().StringVar(&s.tokenFile, "token-file", "", "with --protocol samvad: file with the bearer token for "+
-			"authenticated skills")
-	},
-	send:  (*app).sendSAMVAD,
-	bench: (*app).benchSamvadCommand,
+	send:           (*app).sendSAMVAD,
+	bench:          (*app).benchSamvadCommand,
 }
 
 // samvadFlags are the flags of `agents add` for an agent of SAMVAD.

@@ -1,0 +1,543 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	wire "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2aclient"
+	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
+	"github.com/spf13/cobra"
+
+	"github.com/parley-hub/parley/admin"
+	bridge "github.com/parley-hub/parley/bridge/a2a"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/node"
+)
+
+var a2aProtocol = protocol{
+	name: bridge.Protocol,
+	add: adding{
+		how: "--a2a URL or new",
+		help: `  parley agents add lab --a2a https://lab.example/agents/one --expose all
+  parley agents add caller --a2a new
+`,
+		flags: func(c *cobra.Command) adder {
+			var s a2aFlags
+			f := c.Flags()
+			f.StringVar(&s.value, "a2a", "", "URL below which the card of an A2A agent is; or new: an agent that calls "+
+				"the hub and has no URL")
+			return adder{
+				given:    func() bool { return s.value != "" },
+				identity: s.identity,
+				paste: func(_ *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error) {
+					return pasteA2A(info.PublicURL, name, id), nil
+				},
+			}
+		},
+	},
+	checkID: func(id string) error {
+		if _, err := bridge.IdentityAt(id); err != nil {
+			return usage("--id %q: want the URL below which the agent's card is", id)
+		}
+		return nil
+	},
+	recognises:   recognisesA2A,
+	inspect:      inspectA2A,
+	unsigned:     "A2A messages have no signatures: the caller's token or certificate answers for them",
+	checkHub:     (*doctor).a2aHub,
+	checkAddress: (*doctor).a2aAddress,
+	way:          a2aWay,
+	address:      "a2a.url",
+	sendFlags: func(c *cobra.Command, s *sending) {
+		f := c.Flags()
+		f.StringArrayVar(&s.files, "file", nil, "with --protocol a2a: file to send with the message (more than once for "+
+			"several)")
+		f.StringVar(&s.version, "version", "", "with --protocol a2a: version of the protocol, 1.0 or 0.3 (default: the "+
+			"newest of the card)")
+	},
+	send: (*app).sendA2A,
+}
+
+// a2aWay is the way to an agent with a table of A2A.
+func a2aWay(_ *node.Config, a *node.Agent) *hub.Way {
+	switch {
+	case a.A2A == nil || a.A2A.URL == "" && !a.A2A.Calls:
+		return nil
+	case a.A2A.Calls:
+		return &hub.Way{How: "it calls the hub; the hub cannot call it"}
+	}
+	i, err := bridge.IdentityAt(a.A2A.URL)
+	if err != nil {
+		return nil // the configuration's check says so
+	}
+	return &hub.Way{ID: i.ID, How: "the hub calls it", Addresses: []string{i.URL}}
+}
+
+// a2aFlags are the flags of `agents add` for an agent of A2A.
+type a2aFlags struct{ value string }
+
+// identity makes the identity, and for an agent elsewhere reads the card.
+func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
+	if s.value == "new" {
+		i := bridge.IdentityOfCaller(n.Name)
+		return admin.NewIdentity{Protocol: i.Protocol, ID: i.ID}, nil
+	}
+	i, err := bridge.IdentityAt(s.value)
+	if err != nil {
+		return admin.NewIdentity{}, usage("--a2a %q: want new, for an agent that calls the hub, or "+
+			"http(s)://HOST[:PORT][/PATH], the URL below which the agent's card is", s.value)
+	}
+	id := admin.NewIdentity{Protocol: i.Protocol, ID: i.ID, URL: i.URL}
+	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
+	if u, err := url.Parse(i.URL); err == nil {
+		if why := a.notCalled(u.Hostname()); why != nil {
+			note("the hub calls it only if its configuration allows that: %s", why)
+		}
+	}
+	card, raw, err := readA2ACard(ctx, http.DefaultTransport, i.URL, "")
+	if refused, ok := errors.AsType[*notACard](err); ok {
+		return id, &exitError{exitRefused, refused}
+	}
+	if err != nil {
+		note("its card could not be read (%s): its skills are not known yet; the hub reads it before its first call",
+			short(rootCause(err), 200))
+		return id, nil
+	}
+	n.Title, n.Description = cmp.Or(n.Title, short(card.Name, 200)), short(card.Description, 2000)
+	note("its card: %s, version %s, A2A %s; %s", clean(card.Name), clean(card.Version),
+		strings.Join(a2aVersions(card), " and "), cardSignature(raw))
+	for _, k := range card.Skills[:min(len(card.Skills), 20)] {
+		note("skill %s: %s", clean(k.ID), short(clean(cmp.Or(k.Description, k.Name)), 100))
+	}
+	if len(card.Skills) > 20 {
+		note("and %d more skills", len(card.Skills)-20)
+	}
+	if len(card.SecurityRequirements) > 0 {
+		note("it wants credentials: put the agent into the configuration, with agents.%s.a2a.token_file, api_key_file, "+
+			"oauth or cert", n.Name)
+	}
+	return id, nil
+}
+
+// a2aVersions lists the versions that a card's interfaces speak.
+func a2aVersions(card *wire.AgentCard) (out []string) {
+	for _, i := range card.SupportedInterfaces {
+		if v := clean(string(i.ProtocolVersion)); !slices.Contains(out, v) {
+			out = append(out, v)
+		}
+	}
+	if len(out) == 0 {
+		return []string{"of no version: it lists no interface"}
+	}
+	return out
+}
+
+// notACard says that something else than an A2A agent answers at a URL.
+type notACard struct{ text string }
+
+func (e *notACard) Error() string { return e.text }
+
+const maxA2ACard = 1 << 20
+
+// readA2ACard reads the card below a base URL. If there is none, the error says where one is.
+func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version string) (card *wire.AgentCard,
+	raw []byte, err error) {
+	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	defer cancel()
+	at := base + bridge.CardPath
+	raw, status, err := getA2A(ctx, transport, at, version)
+	if err != nil {
+		return nil, nil, err
+	}
+	if status == http.StatusOK {
+		card, err := parseA2ACard(raw)
+		if err == nil {
+			return card, raw, nil
+		}
+		return nil, raw, &notACard{fmt.Sprintf("what is at %s is not an A2A card: %s\n        `parley inspect` explains a "+
+			"card member by member", at, short(err.Error(), 200))}
+	}
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, nil, err
+	}
+	text := fmt.Sprintf("no A2A card at %s: HTTP %d", at, status)
+	switch origin := u.Scheme + "://" + u.Host; {
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		text += "\n        the card itself wants credentials, which A2A clients do not have before they read it"
+	case origin != base && isA2ACard(ctx, transport, origin+bridge.CardPath):
+		text += "\n        the card is at the root of its host: give --a2a " + origin
+	case isA2ACard(ctx, transport, base+"/.well-known/agent.json"):
+		text += "\n        a card of a version before 0.3 is at " + base + "/.well-known/agent.json: the agent needs a " +
+			"newer SDK"
+	case isSAMVADCard(ctx, transport, base+"/.well-known/agent.json"):
+		text += "\n        a SAMVAD agent answers there: give --samvad " + base
+	default:
+		text += "\n        give the URL to which " + bridge.CardPath + " is added, not that of an interface"
+	}
+	return nil, nil, &notACard{text}
+}
+
+func isA2ACard(ctx context.Context, transport http.RoundTripper, at string) bool {
+	raw, status, err := getA2A(ctx, transport, at, "")
+	if err != nil || status != http.StatusOK {
+		return false
+	}
+	_, err = parseA2ACard(raw)
+	return err == nil
+}
+
+func isSAMVADCard(ctx context.Context, transport http.RoundTripper, at string) bool {
+	raw, status, err := getA2A(ctx, transport, at, "")
+	s := &sample{body: raw}
+	return err == nil && status == http.StatusOK && s.has("id", "publicKeys", "skills")
+}
+
+// parseA2ACard parses a card of 1.0 or 0.3. Names of members count exactly.
+func parseA2ACard(raw []byte) (*wire.AgentCard, error) {
+	var members map[string]jsonx.Value
+	if err := jsonx.Decode(raw, &members); err != nil {
+		return nil, err
+	}
+	if members["name"].Kind() != '"' || members["skills"].Kind() != '[' ||
+		members["supportedInterfaces"] == nil && members["url"] == nil {
+		return nil, errors.New("it lacks name, skills, or supportedInterfaces (0.3: url)")
+	}
+	return a2av0.NewAgentCardParser()(raw)
+}
+
+// getA2A reads a document, without following redirects to other hosts.
+func getA2A(ctx context.Context, transport http.RoundTripper, at, version string) (body []byte, status int, err error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	r.Header.Set("Accept", "application/json")
+	if version != "" {
+		r.Header.Set(wire.SvcParamVersion, version)
+	}
+	c := directHTTP()
+	c.Transport = transport
+	resp, err := c.Do(r)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer resp.Body.Close()
+	body, err = netguard.ReadAll(resp.Body, maxA2ACard)
+	return body, resp.StatusCode, err
+}
+
+// pasteA2A are the lines with which an A2A client calls through the hub.
+func pasteA2A(public, name string, id admin.NewIdentity) []paste {
+	if id.URL != "" {
+		return nil
+	}
+	agent := strings.TrimRight(public, "/") + bridge.Base + "NAME"
+	why := "so that it calls the agent NAME through the hub; `parley agents` lists those that are exposed in a2a"
+	return []paste{
+		{"for its token, at the hub", "shell", "parley tokens add " + strings.ReplaceAll(name, "/", "-") + "-a2a --role " +
+			"register --agent " + name},
+		{why, "header", "Authorization: Bearer TOKEN"},
+		{why, "card", agent + bridge.CardPath},
+		{why, "Python", fmt.Sprintf("client = await create_client(%q, client_config=ClientConfig(httpx_client="+
+			"httpx.AsyncClient(headers={\"Authorization\": \"Bearer TOKEN\"})))", agent)},
+		{why, "shell", "parley send --protocol a2a --url " + agent + " --token-file FILE 'Hello'"},
+	}
+}
+
+// sendA2A calls an A2A agent directly, by the official SDK.
+func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) error {
+	switch {
+	case s.url == "":
+		return usage("say which agent: --url URL, below which its card is")
+	case s.from != "" || s.to != "" || s.as != "" || s.keyFile != "":
+		return usage("--from and --to are for messages through a hub, --key and --as for protocols with keys: an A2A caller " +
+			"shows a token, --token-file FILE")
+	case s.kind != "request":
+		return usage("--kind %q: an A2A client sends requests only", s.kind)
+	case s.version != "" && s.version != bridge.V1 && s.version != bridge.V03:
+		return usage("--version %q: want %s or %s", s.version, bridge.V1, bridge.V03)
+	case s.stream && s.noWait:
+		return usage("--stream and --no-wait exclude each other")
+	case len(raw) == 0 && len(s.files) == 0:
+		return usage("an A2A message has at least one part: give CONTENT, or --file FILE")
+	}
+	i, err := bridge.IdentityAt(s.url)
+	if err != nil {
+		return usage("--url %q: want http(s)://HOST[:PORT][/PATH], the URL below which the agent's card is", s.url)
+	}
+	parts, err := a2aParts(raw, isJSON && !s.text, s.files)
+	if err != nil {
+		return err
+	}
+	credentials, err := newA2ACredentials(i.URL, s.tokenFile)
+	if err != nil {
+		return err
+	}
+	card, _, err := readA2ACard(ctx, credentials, i.URL, s.version)
+	if refused, ok := errors.AsType[*notACard](err); ok {
+		return &exitError{exitRefused, refused}
+	} else if err != nil {
+		return &exitError{exitUnreachable, err}
+	}
+	if s.version != "" {
+		card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *wire.AgentInterface) bool {
+			return string(i.ProtocolVersion) != s.version
+		})
+	}
+	direct := directHTTP()
+	direct.Transport = credentials
+	client, err := newA2AClient(ctx, card, direct)
+	if err != nil {
+		return &exitError{exitRefused, fmt.Errorf("the card lists no interface that this command speaks (JSON-RPC and "+
+			"HTTP+JSON in %s and %s): %w", bridge.V1, bridge.V03, err)}
+	}
+	m := wire.NewMessage(wire.MessageRoleUser, parts...)
+	m.ID, m.ContextID = cmp.Or(s.key, m.ID), s.conversation
+	if s.skill != "" {
+		m.Extensions = []string{bridge.ExtensionURI}
+		m.SetMeta(bridge.ExtensionURI, map[string]any{"skill": s.skill})
+		ctx = a2aclient.AttachServiceParams(ctx, a2aclient.ServiceParams{
+			strings.ToLower(wire.SvcParamExtensions): {bridge.ExtensionURI}})
+	}
+	request := &wire.SendMessageRequest{Message: m, Config: &wire.SendMessageConfig{ReturnImmediately: s.noWait}}
+	ctx, cancel := context.WithTimeout(ctx, s.wait)
+	defer cancel()
+	if s.stream {
+		return a.streamA2A(ctx, client, request)
+	}
+	r, err := client.SendMessage(ctx, request)
+	if err != nil {
+		return a2aError(err)
+	}
+	if t, ok := r.(*wire.Task); ok {
+		return a.a2aTask(t)
+	}
+	reply, ok := r.(*wire.Message)
+	if !ok {
+		return fmt.Errorf("the answer is a %T", r)
+	}
+	return a.print(reply, "%s\n", cmp.Or(a2aText(reply.Parts), "(an empty answer)"))
+}
+
+// newA2AClient makes a client that speaks both versions over HTTP.
+func newA2AClient(ctx context.Context, card *wire.AgentCard, c *http.Client) (*a2aclient.Client, error) {
+	return a2aclient.NewFromCard(ctx, card, a2aclient.WithDefaultsDisabled(), a2aclient.WithJSONRPCTransport(c),
+		a2aclient.WithRESTTransport(c),
+		a2aclient.WithCompatTransport(a2av0.Version, wire.TransportProtocolJSONRPC,
+			a2av0.NewJSONRPCTransportFactory(a2av0.JSONRPCTransportConfig{Client: c})),
+		a2aclient.WithCompatTransport(a2av0.Version, wire.TransportProtocolHTTPJSON,
+			a2av0.NewRESTTransportFactory(a2av0.RESTTransportConfig{Client: c})))
+}
+
+// a2aCredentials shows a token to one origin alone: a card may name any URL.
+type a2aCredentials struct{ origin, token string }
+
+func newA2ACredentials(base, file string) (*a2aCredentials, error) {
+	c := new(a2aCredentials)
+	u, err := url.Parse(base)
+	if err != nil {
+		return nil, err
+	}
+	c.origin = u.Scheme + "://" + u.Host
+	if file == "" {
+		return c, nil
+	}
+	if c.token, err = secretIn(file); err != nil {
+		return nil, usage("--token-file: %w", err)
+	}
+	if c.token == "" {
+		return nil, usage("--token-file: %s holds no token", file)
+	}
+	return c, nil
+}
+
+// RoundTrip implements http.RoundTripper.
+func (c *a2aCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
+	if c.token != "" && r.URL.Scheme+"://"+strings.ToLower(r.URL.Host) == c.origin {
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// a2aParts makes the parts of a message: the content, then the files.
+func a2aParts(raw []byte, isJSON bool, files []string) (parts []*wire.Part, err error) {
+	switch {
+	case len(raw) == 0:
+	case isJSON:
+		decoder := json.NewDecoder(bytes.NewReader(raw))
+		decoder.UseNumber() // every digit goes on
+		var v any
+		if err := decoder.Decode(&v); err != nil {
+			return nil, err
+		}
+		parts = append(parts, wire.NewDataPart(v))
+	default:
+		parts = append(parts, wire.NewTextPart(string(raw)))
+	}
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, &exitError{exitUsage, err}
+		}
+		p := wire.NewRawPart(b)
+		p.Filename = filepath.Base(path)
+		p.MediaType = cmp.Or(mime.TypeByExtension(filepath.Ext(path)), "application/octet-stream")
+		parts = append(parts, p)
+	}
+	return parts, nil
+}
+
+// streamA2A shows the events of a task as they come.
+func (a *app) streamA2A(ctx context.Context, client *a2aclient.Client, r *wire.SendMessageRequest) error {
+	var last wire.TaskState
+	var why error
+	for e, err := range client.SendStreamingMessage(ctx, r) {
+		if err != nil {
+			return a2aError(err)
+		}
+		text := ""
+		switch e := e.(type) {
+		case *wire.Message:
+			last, text = wire.TaskStateCompleted, a2aText(e.Parts)
+		case *wire.Task:
+			last = e.Status.State
+			text = fmt.Sprintf("    task %s in context %s: %s", e.ID, e.ContextID, e.Status.State)
+		case *wire.TaskStatusUpdateEvent:
+			last = e.Status.State
+			text = "    " + last.String()
+			if e.Status.Message != nil {
+				text += "  " + a2aText(e.Status.Message.Parts)
+			}
+			why = a2aOutcome(last, e.Status.Message)
+		case *wire.TaskArtifactUpdateEvent:
+			if e.Artifact != nil {
+				text = a2aText(e.Artifact.Parts)
+			}
+		}
+		if err := a.print(wire.StreamResponse{Event: e}, "%s\n", clean(text)); err != nil {
+			return err
+		}
+	}
+	switch {
+	case why != nil:
+		return why
+	case last == "":
+		return &exitError{exitRefused, errors.New("the stream ended without an event")}
+	case !last.Terminal():
+		return &exitError{exitFailed, fmt.Errorf("the stream ended, and the task is %s", last)}
+	}
+	return nil
+}
+
+// a2aTask shows a task, and makes its state the exit code.
+func (a *app) a2aTask(t *wire.Task) error {
+	var texts []string
+	for _, artifact := range t.Artifacts {
+		texts = append(texts, a2aText(artifact.Parts))
+	}
+	if t.Status.Message != nil && t.Status.State == wire.TaskStateCompleted && len(texts) == 0 {
+		texts = append(texts, a2aText(t.Status.Message.Parts))
+	}
+	text := strings.Join(texts, "\n")
+	switch {
+	case !t.Status.State.Terminal():
+		text = fmt.Sprintf("task %s in context %s: %s", t.ID, t.ContextID, t.Status.State)
+		if t.Status.Message != nil {
+			text += "\n" + a2aText(t.Status.Message.Parts)
+		}
+	case text == "":
+		text = "(an empty answer)"
+	}
+	failed := a2aOutcome(t.Status.State, t.Status.Message)
+	if failed != nil && !a.json {
+		return failed
+	}
+	if err := a.print(t, "%s\n", clean(text)); err != nil || failed == nil {
+		return err
+	}
+	return &exitError{exitRefused, nil}
+}
+
+// a2aOutcome is the error of a task that ended badly.
+func a2aOutcome(state wire.TaskState, m *wire.Message) error {
+	if !state.Terminal() || state == wire.TaskStateCompleted {
+		return nil
+	}
+	text, ref := "the task is "+state.String(), ""
+	if m != nil {
+		if said := a2aText(m.Parts); said != "" {
+			text += ": " + said
+		}
+		if parley, ok := m.Meta()[bridge.ExtensionURI].(map[string]any); ok {
+			ref, _ = parley["ref"].(string)
+		}
+	}
+	return &exitError{exitRefused, atHub(clean(text), ref)}
+}
+
+// a2aText is the content of parts, for people.
+func a2aText(parts []*wire.Part) string {
+	var out []string
+	for _, p := range parts {
+		switch v := p.Content.(type) {
+		case wire.Text:
+			out = append(out, string(v))
+		case wire.Data:
+			b, err := json.Marshal(v.Value)
+			if err != nil {
+				b = fmt.Append(nil, v.Value)
+			}
+			out = append(out, string(b))
+		case wire.Raw:
+			out = append(out, fmt.Sprintf("[%s %s, %d bytes]", cmp.Or(p.Filename, "a file"), p.MediaType, len(v)))
+		case wire.URL:
+			out = append(out, fmt.Sprintf("[%s %s at %s]", cmp.Or(p.Filename, "a file"), p.MediaType, string(v)))
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+// a2aError shows an agent's error, with advice.
+func a2aError(err error) error {
+	e, ok := errors.AsType[*wire.Error](err)
+	if !ok {
+		var network *url.Error
+		if errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return &exitError{exitUnreachable, err}
+		}
+		return &exitError{exitRefused, errors.New(clean(err.Error()))}
+	}
+	text, ref := clean(cmp.Or(e.Message, e.Error())), ""
+	if reason := wire.ErrorReason(e); reason != "" {
+		text = reason + ": " + text
+	}
+	if info := e.ErrorInfo(); info != nil {
+		if meta, ok := info.Value["metadata"].(map[string]any); ok {
+			ref, _ = meta["ref"].(string)
+		}
+	}
+	switch {
+	case errors.Is(err, wire.ErrUnauthenticated):
+		text += "\n        is the token right? --token-file FILE names the file that holds it"
+	case errors.Is(err, wire.ErrTaskNotFound):
+		text += "\n        tasks are shown to the caller alone that made them"
+	}
+	return &exitError{exitRefused, atHub(text, ref)}
+}
