@@ -19,12 +19,14 @@ import (
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
+	"github.com/go-jose/go-jose/v4"
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/jwks"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/node"
 )
@@ -120,7 +122,7 @@ func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 	}
 	n.Title, n.Description = cmp.Or(n.Title, short(card.Name, 200)), short(card.Description, 2000)
 	note("its card: %s, version %s, A2A %s; %s", clean(card.Name), clean(card.Version),
-		strings.Join(a2aVersions(card), " and "), cardSignature(raw))
+		strings.Join(a2aVersions(card), " and "), a2aSigned(ctx, http.DefaultTransport, i.URL, raw))
 	for _, k := range card.Skills[:min(len(card.Skills), 20)] {
 		note("skill %s: %s", clean(k.ID), short(clean(cmp.Or(k.Description, k.Name)), 100))
 	}
@@ -132,6 +134,32 @@ func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 			"oauth or cert", n.Name)
 	}
 	return id, nil
+}
+
+// a2aSigned says what the signatures of a card prove, by the keys that its origin publishes.
+func a2aSigned(ctx context.Context, transport http.RoundTripper, base string, raw []byte) string {
+	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	defer cancel()
+	c := directHTTP()
+	c.Transport = transport
+	sets := map[string]jwks.Set{}
+	card, err := bridge.VerifyCard(raw, func(s *bridge.CardSignature) []jose.JSONWebKey {
+		if _, asked := sets[s.JKU]; !asked && originOf(s.JKU) == originOf(base) && len(sets) < 2 {
+			sets[s.JKU], _ = jwks.Fetch(ctx, c, s.JKU) // keys that cannot be read are not known
+		}
+		return sets[s.JKU].Find(s.KeyID, jose.SignatureAlgorithm(s.Algorithm))
+	})
+	switch {
+	case err != nil:
+		return "its signatures are malformed"
+	case len(card.Signatures) == 0:
+		return "not signed"
+	case card.Valid():
+		return "signed by " + signersOf(card) + ", as its origin publishes the key"
+	case slices.ContainsFunc(card.Signatures, func(s bridge.CardSignature) bool { return s.Known }):
+		return "WRONGLY signed: the key of " + signersOf(card) + " did not sign what came"
+	}
+	return "signed by " + signersOf(card) + ", which its origin does not publish: `parley keys enroll` vouches for a key"
 }
 
 // a2aVersions lists the versions that a card's interfaces speak.
@@ -319,13 +347,16 @@ func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	ctx, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
 	if s.stream {
-		return a.streamA2A(ctx, client, request)
+		return credentials.explain(a.streamA2A(ctx, client, request))
 	}
 	r, err := client.SendMessage(ctx, request)
 	if err != nil {
-		return a2aError(err)
+		return credentials.explain(a2aError(err))
 	}
-	if t, ok := r.(*wire.Task); ok {
+	switch t, ok := r.(*wire.Task); {
+	case ok && s.noWait:
+		return a.print(t, "task %s in context %s: %s\n", clean(string(t.ID)), clean(t.ContextID), t.Status.State)
+	case ok:
 		return a.a2aTask(t)
 	}
 	reply, ok := r.(*wire.Message)
@@ -345,8 +376,13 @@ func newA2AClient(ctx context.Context, card *wire.AgentCard, c *http.Client) (*a
 			a2av0.NewRESTTransportFactory(a2av0.RESTTransportConfig{Client: c})))
 }
 
-// a2aCredentials shows a token to one origin alone: a card may name any URL.
-type a2aCredentials struct{ origin, token string }
+// a2aCredentials shows a token to one origin alone: a card may name any URL. It keeps the
+// status and reference of an answer that refuses, of which the SDK tells nothing.
+type a2aCredentials struct {
+	origin, token string
+	status        int
+	ref           string
+}
 
 func newA2ACredentials(base, file string) (*a2aCredentials, error) {
 	c := new(a2aCredentials)
@@ -373,7 +409,26 @@ func (c *a2aCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
 		r = r.Clone(r.Context())
 		r.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	return http.DefaultTransport.RoundTrip(r)
+	resp, err := http.DefaultTransport.RoundTrip(r)
+	if err == nil && resp.StatusCode >= 400 {
+		c.status, c.ref = resp.StatusCode, resp.Header.Get("Parley-Ref")
+	}
+	return resp, err
+}
+
+// explain adds to an error what the HTTP answer said.
+func (c *a2aCredentials) explain(err error) error {
+	if err == nil || c.status == 0 {
+		return err
+	}
+	text := err.Error()
+	switch c.status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		text += "\n        is the token right? --token-file FILE names the file that holds it"
+	case http.StatusTooManyRequests:
+		text += "\n        it was too often; wait, and send it again"
+	}
+	return &exitError{exitRefused, atHub(text, c.ref)}
 }
 
 // a2aParts makes the parts of a message: the content, then the files.
@@ -533,10 +588,7 @@ func a2aError(err error) error {
 			ref, _ = meta["ref"].(string)
 		}
 	}
-	switch {
-	case errors.Is(err, wire.ErrUnauthenticated):
-		text += "\n        is the token right? --token-file FILE names the file that holds it"
-	case errors.Is(err, wire.ErrTaskNotFound):
+	if errors.Is(err, wire.ErrTaskNotFound) {
 		text += "\n        tasks are shown to the caller alone that made them"
 	}
 	return &exitError{exitRefused, atHub(text, ref)}

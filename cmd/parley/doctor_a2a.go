@@ -71,7 +71,7 @@ func (d *doctor) a2aCards(ctx context.Context, setting, base string, guard *netg
 			versions[v] = true
 		}
 		d.ok("a2a card", "asked with %s: %s, %s, A2A %s, %s", asked, clean(card.Name), plural(len(card.Skills), "skill",
-			"skills"), strings.Join(a2aVersions(card), " and "), cardSignature(raw))
+			"skills"), strings.Join(a2aVersions(card), " and "), a2aSigned(ctx, transport, base, raw))
 		if version == bridge.V1 {
 			d.a2aInterfaces(base, card)
 		}

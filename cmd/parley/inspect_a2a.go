@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"mime"
@@ -12,9 +11,11 @@ import (
 	"strings"
 
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/go-jose/go-jose/v4"
 
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/samvad"
 )
 
 // a2aForms are what a sample of A2A can be, in the order in which they are looked for.
@@ -156,11 +157,12 @@ type a2aInspection struct {
 	*inspection
 	s   *sample
 	o   inspecting
-	old bool // of 0.3
+	old bool  // of 0.3
+	bad error // of the keys to check with
 }
 
 func inspectA2A(_ context.Context, s *sample, o inspecting) (*inspection, error) {
-	v := &a2aInspection{newInspection(), s, o, false}
+	v := &a2aInspection{inspection: newInspection(), s: s, o: o}
 	var members map[string]jsonx.Value
 	if err := jsonx.Decode(s.body, &members); err != nil {
 		v.fail("json", err.Error(), "It is not one JSON object with each member once, in UTF-8.",
@@ -186,7 +188,9 @@ func inspectA2A(_ context.Context, s *sample, o inspecting) (*inspection, error)
 		}
 		v.field(name, text, meaning)
 	}
-	f.read(v, members)
+	if f.read(v, members); v.bad != nil {
+		return nil, v.bad
+	}
 	if f.form != "agent card" {
 		v.skip("A2A has none for messages: the caller's token or certificate vouches for them", "signature")
 	}
@@ -599,7 +603,9 @@ func (v *a2aInspection) card(m map[string]jsonx.Value) {
 	if !v.old && m["security"] != nil && m["securityRequirements"] == nil {
 		v.fail("securityRequirements", "", "It says security, the member of 0.3.", "In 1.0 it is securityRequirements.")
 	}
-	v.signatures()
+	if err := v.signatures(m); err != nil {
+		v.bad = err
+	}
 }
 
 // address checks the URL of an interface, or of a card of 0.3.
@@ -618,40 +624,46 @@ func (v *a2aInspection) address(path string, m map[string]jsonx.Value) {
 	}
 }
 
-// signatures shows the signatures of a card.
-func (v *a2aInspection) signatures() {
-	m := v.s.members()
+// signatures checks the signatures of a card with the keys of --key.
+func (v *a2aInspection) signatures(m map[string]jsonx.Value) error {
 	if len(a2aList(m["signatures"])) == 0 {
 		v.skip("the card has none: TLS alone says whose it is", "signature")
-		return
+		return nil
 	}
-	v.skip(cardSignature(v.s.body), "signature")
+	var keys []jose.JSONWebKey
+	for _, text := range v.o.keys {
+		k, err := samvad.ParseKey(text)
+		if err != nil {
+			return fmt.Errorf("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
+		}
+		keys = append(keys, jose.JSONWebKey{Key: k, Algorithm: string(jose.EdDSA), Use: "sig"})
+	}
+	card, err := bridge.VerifyCard(v.s.body, func(*bridge.CardSignature) []jose.JSONWebKey { return keys })
+	switch {
+	case err != nil:
+		v.fail("signature", err.Error(), "The signatures of the card are malformed.", "")
+		return nil
+	case len(keys) == 0:
+		v.skip("signed by "+signersOf(card)+"; --key BASE64 checks it", "signature")
+	case card.Valid():
+		v.ok("signature", signersOf(card))
+	default:
+		v.fail("signature", signersOf(card), "None of these keys signed the card, or it was changed since.",
+			"Compare the key with the signer's operator. A gateway that changes URLs in a card breaks its signature.")
+	}
+	return nil
 }
 
-// cardSignature says who signed a card, for people.
-func cardSignature(raw []byte) string {
-	var card struct {
-		Signatures []wire.AgentCardSignature `json:"signatures"`
-	}
-	if json.Unmarshal(raw, &card) != nil || len(card.Signatures) == 0 {
-		return "not signed"
-	}
+// signersOf names the keys that a card's signatures claim.
+func signersOf(card *bridge.VerifiedCard) string {
 	var keys []string
 	for _, s := range card.Signatures {
-		var h struct {
-			Alg string `json:"alg"`
-			KID string `json:"kid"`
-		}
-		b, err := base64.RawURLEncoding.DecodeString(s.Protected)
-		if err != nil || jsonx.Decode(b, &h) != nil {
-			continue
-		}
-		if k := clean(h.KID) + " (" + clean(h.Alg) + ")"; !slices.Contains(keys, k) {
+		if k := clean(s.KeyID) + " (" + clean(s.Algorithm) + ")"; s.KeyID != "" && !slices.Contains(keys, k) {
 			keys = append(keys, k)
 		}
 	}
 	if len(keys) == 0 {
-		return "its signatures cannot be read"
+		return "keys that it does not name"
 	}
-	return "signed by " + strings.Join(keys, ", ")
+	return strings.Join(keys, ", ")
 }

@@ -1,0 +1,216 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"iter"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	wire "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
+	"github.com/a2aproject/a2a-go/v2/a2asrv"
+
+	"github.com/parley-hub/parley/node"
+)
+
+// echoA2A is an agent of the official SDK that answers with what it got.
+type echoA2A struct{}
+
+func (echoA2A) Execute(_ context.Context, c *a2asrv.ExecutorContext) iter.Seq2[wire.Event, error] {
+	return func(yield func(wire.Event, error) bool) {
+		said := a2aText(c.Message.Parts)
+		if m, ok := c.Message.Meta()["https://github.com/parley-hub/parley/a2a/v1"].(map[string]any); ok {
+			said += " " + m["skill"].(string)
+		}
+		failed := strings.Contains(said, "fail")
+		for _, e := range []wire.Event{wire.NewSubmittedTask(c, c.Message),
+			wire.NewStatusUpdateEvent(c, wire.TaskStateWorking, wire.NewMessage(wire.MessageRoleAgent, wire.NewTextPart("thinking"))),
+			wire.NewArtifactEvent(c, wire.NewTextPart("echo: "+said)),
+			wire.NewStatusUpdateEvent(c, map[bool]wire.TaskState{false: wire.TaskStateCompleted, true: wire.TaskStateFailed}[failed],
+				wire.NewMessage(wire.MessageRoleAgent, wire.NewTextPart("no luck")))} {
+			if !yield(e, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (echoA2A) Cancel(_ context.Context, c *a2asrv.ExecutorContext) iter.Seq2[wire.Event, error] {
+	return func(yield func(wire.Event, error) bool) {
+		yield(wire.NewStatusUpdateEvent(c, wire.TaskStateCanceled, nil), nil)
+	}
+}
+
+// startA2A serves the agent in both versions at /lab, behind a bearer token.
+func startA2A(t *testing.T, token string) (base string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	base = s.URL + "/lab"
+	card := &wire.AgentCard{Name: "Lab", Description: "Echoes.", Version: "7", DefaultInputModes: []string{"text/plain"},
+		DefaultOutputModes: []string{"text/plain"}, Capabilities: wire.AgentCapabilities{Streaming: true},
+		Skills: []wire.AgentSkill{{ID: "echo", Name: "Echo", Description: "Says it again.", Tags: []string{"echo"}}},
+		SupportedInterfaces: []*wire.AgentInterface{
+			{URL: base + "/rpc", ProtocolBinding: wire.TransportProtocolJSONRPC, ProtocolVersion: "1.0"},
+			{URL: base + "/old", ProtocolBinding: wire.TransportProtocolJSONRPC, ProtocolVersion: "0.3"}}}
+	h := a2asrv.NewHandler(echoA2A{})
+	guarded := func(h http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if token != "" && r.Header.Get("Authorization") != "Bearer "+token {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			h.ServeHTTP(w, r)
+		})
+	}
+	mux.Handle("/lab/.well-known/agent-card.json", a2asrv.NewAgentCardHandler(a2av0.NewStaticAgentCardProducer(card)))
+	mux.Handle("/lab/rpc", guarded(a2asrv.NewJSONRPCHandler(h)))
+	mux.Handle("/lab/old", guarded(a2av0.NewJSONRPCHandler(h)))
+	return base
+}
+
+// TestSendA2A: send speaks to an agent of the official SDK in both versions, with text, JSON,
+// files, a skill and a token, and shows tasks and streams.
+func TestSendA2A(t *testing.T) {
+	t.Parallel()
+	base := startA2A(t, "secret")
+	dir := t.TempDir()
+	token, file := filepath.Join(dir, "token"), filepath.Join(dir, "note.txt")
+	for path, text := range map[string]string{token: "secret\n", file: "abc"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want []string
+	}{
+		{[]string{"hello"}, exitOK, []string{"echo: hello\n"}},
+		{[]string{"hello", "--version", "0.3"}, exitOK, []string{"echo: hello\n"}},
+		{[]string{`{"city":"Bern","big":2}`, "--skill", "echo"}, exitOK, []string{`echo: {"big":2,"city":"Bern"} echo`}},
+		{[]string{"see", "--file", file}, exitOK, []string{"echo: see\n[note.txt text/plain", "3 bytes]"}},
+		{[]string{"hello", "--stream"}, exitOK, []string{"TASK_STATE_SUBMITTED", "TASK_STATE_WORKING  thinking", "echo: hello",
+			"TASK_STATE_COMPLETED"}},
+		{[]string{"hello", "--stream", "--version", "0.3"}, exitOK, []string{"thinking", "echo: hello"}},
+		{[]string{"fail"}, exitRefused, []string{"the task is TASK_STATE_FAILED: no luck"}},
+		{[]string{"fail", "--stream"}, exitRefused, []string{"the task is TASK_STATE_FAILED: no luck"}},
+		{[]string{"hello", "--no-wait"}, exitOK, []string{"task "}},
+	} {
+		var out bytes.Buffer
+		args := append([]string{"send", "--protocol", "a2a", "--url", base, "--token-file", token}, c.args...)
+		if code := run(args, strings.NewReader(""), &out, &out); code != c.code {
+			t.Errorf("%v: exit code %d\n%s", c.args, code, &out)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("%v: no %q in\n%s", c.args, w, &out)
+			}
+		}
+	}
+	var out bytes.Buffer
+	if code := run([]string{"send", "--protocol", "a2a", "--url", base, "--json", "--token-file", token, "hi"},
+		strings.NewReader(""), &out, &out); code != exitOK || !json.Valid(out.Bytes()) ||
+		!strings.Contains(out.String(), `"TASK_STATE_COMPLETED"`) {
+		t.Errorf("exit code %d: %s", code, &out)
+	}
+	// Without the token, at a wrong URL, and wrong flags.
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--url", base, "hi"}, exitRefused, "is the token right?"},
+		{[]string{"--url", base + "/rpc", "hi"}, exitRefused, "give the URL to which /.well-known/agent-card.json is added"},
+		{[]string{"--url", "http://127.0.0.1:1/x", "hi"}, exitUnreachable, "refused"},
+		{[]string{"hi"}, exitUsage, "--url URL"},
+		{[]string{"--url", base}, exitUsage, "at least one part"},
+		{[]string{"--url", base, "--version", "2", "hi"}, exitUsage, "want 1.0 or 0.3"},
+		{[]string{"--url", base, "--to", "x", "hi"}, exitUsage, "through a hub"},
+		{[]string{"--url", base, "--kind", "notice", "hi"}, exitUsage, "requests only"},
+	} {
+		var out bytes.Buffer
+		if code := run(append([]string{"send", "--protocol", "a2a"}, c.args...), strings.NewReader(""), &out, &out); code !=
+			c.code || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: exit code %d\n%s", c.args, code, &out)
+		}
+	}
+}
+
+// TestAddA2A: agents add reads the card of an agent and shows what it says; at a wrong URL it
+// says where the card is.
+func TestAddA2A(t *testing.T) {
+	t.Parallel()
+	base := startA2A(t, "")
+	data := t.TempDir()
+	n, err := node.Open(t.Context(), node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Network: node.Network{Allow: []string{"loopback"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close(context.Background()) })
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(data, "parley.toml")
+	if err := os.WriteFile(config, []byte("[network]\nallow = [\"loopback\"]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	origin := strings.TrimSuffix(base, "/lab")
+	for _, c := range []struct {
+		args []string
+		code int
+		want []string
+	}{
+		{[]string{"agents", "add", "lab", "--a2a", base}, exitOK, []string{"agent lab is added", "a2a        " + base,
+			"its card: Lab, version 7, A2A 1.0 and 0.3; not signed", "skill echo: Says it again."}},
+		{[]string{"agents", "add", "x", "--a2a", base + "/rpc"}, exitRefused, []string{"no A2A card at", "not that of an " +
+			"interface"}},
+		{[]string{"agents", "add", "x", "--a2a", origin}, exitRefused, []string{"no A2A card at " + origin}},
+		{[]string{"agents", "add", "x", "--a2a", "lab"}, exitUsage, []string{"want new", "http(s)://HOST"}},
+		{[]string{"agents", "add", "later", "--a2a", "http://127.0.0.1:1"}, exitOK, []string{"could not be read"}},
+		{[]string{"agents", "add", "caller", "--a2a", "new"}, exitOK, []string{"parley tokens add caller-a2a --role register " +
+			"--agent caller", "Authorization: Bearer TOKEN", "/a2a/NAME"}},
+		{[]string{"agents", "export", "lab", "caller"}, exitOK, []string{"a2a.url = '" + base + "'", "a2a.calls = true"}},
+	} {
+		var out bytes.Buffer
+		args := append(c.args, "--data", data, "--config", config)
+		if code := run(args, strings.NewReader(""), &out, &out); code != c.code {
+			t.Errorf("%v: exit code %d\n%s", c.args, code, &out)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("%v: no %q in\n%s", c.args, w, &out)
+			}
+		}
+	}
+}
+
+// TestDoctorA2A: doctor reads the card of an agent as clients of both versions do.
+func TestDoctorA2A(t *testing.T) {
+	t.Parallel()
+	base, dir := startA2A(t, ""), t.TempDir()
+	config := filepath.Join(dir, "parley.toml")
+	for url, want := range map[string][]string{
+		base:          {"asked with A2A-Version 1.0: Lab, 1 skill, A2A 1.0 and 0.3, not signed", "asked with no version"},
+		base + "/rpc": {"failed   a2a card", "no A2A card at", "agents.lab.a2a.url"}} {
+		text := "data = \"data\"\n[network]\nallow = [\"loopback\"]\n[agents.lab.a2a]\nurl = \"" + url + "\"\n"
+		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		run([]string{"doctor", "lab", "--config", config}, strings.NewReader(""), &out, &out)
+		for _, w := range want {
+			if !strings.Contains(out.String(), w) {
+				t.Errorf("no %q in\n%s", w, &out)
+			}
+		}
+	}
+}
