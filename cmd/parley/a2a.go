@@ -278,8 +278,8 @@ func pasteA2A(public, name string, id admin.NewIdentity) []paste {
 	agent := strings.TrimRight(public, "/") + bridge.Base + "NAME"
 	why := "so that it calls the agent NAME through the hub; `parley agents` lists those that are exposed in a2a"
 	return []paste{
-		{"for its token, at the hub", "shell", "parley tokens add " + strings.ReplaceAll(name, "/", "-") + "-a2a --role " +
-			"register --agent " + name},
+		{"for its token, at the hub", "shell", "parley tokens add " + strings.ReplaceAll(name, "/", "-") + "-a2a --agent " +
+			name},
 		{why, "header", "Authorization: Bearer TOKEN"},
 		{why, "card", agent + bridge.CardPath},
 		{why, "Python", fmt.Sprintf("client = await create_client(%q, client_config=ClientConfig(httpx_client="+

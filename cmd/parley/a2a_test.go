@@ -176,8 +176,7 @@ func TestAddA2A(t *testing.T) {
 		{[]string{"agents", "add", "x", "--a2a", origin}, exitRefused, []string{"no A2A card at " + origin}},
 		{[]string{"agents", "add", "x", "--a2a", "lab"}, exitUsage, []string{"want new", "http(s)://HOST"}},
 		{[]string{"agents", "add", "later", "--a2a", "http://127.0.0.1:1"}, exitOK, []string{"could not be read"}},
-		{[]string{"agents", "add", "caller", "--a2a", "new"}, exitOK, []string{"parley tokens add caller-a2a --role register " +
-			"--agent caller", "Authorization: Bearer TOKEN", "/a2a/NAME"}},
+		{[]string{"agents", "add", "caller", "--a2a", "new"}, exitOK, []string{"parley tokens add caller-a2a --agent caller", "Authorization: Bearer TOKEN", "/a2a/NAME"}},
 		{[]string{"agents", "export", "lab", "caller"}, exitOK, []string{"a2a.url = '" + base + "'", "a2a.calls = true"}},
 	} {
 		var out bytes.Buffer
