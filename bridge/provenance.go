@@ -96,10 +96,10 @@ func RestOf(way Way, m *parley.Message) Rest {
 	if way != AGH {
 		r.Act = m.Act
 	}
-	if way == ASP {
+	if way == ASP || way == A2A {
 		r.Conversation = m.Conversation
 	}
-	if way == Call || way == ASP {
+	if way == Call || way == ASP || way == A2A {
 		r.Deadline, r.Expires = utc(m.Deadline), utc(m.Expires)
 	}
 	if m.Error != nil && way != Call {

@@ -2,8 +2,8 @@ package bridge
 
 import "github.com/parley-hub/parley"
 
-// Protocols are the five, in the order of the documentation.
-var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+// Protocols are the six, in the order of the documentation.
+var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a"}
 
 // A Way is a form in which a protocol carries a message to its recipient.
 type Way string
@@ -17,6 +17,7 @@ const (
 	Call   Way = "a2e-call"      // a tool call to a host, or the result of an agent's own call
 	AGH    Way = "agh"
 	ASP    Way = "asp"
+	A2A    Way = "a2a"
 )
 
 // Ways are all of them, and the protocol of each.
@@ -32,6 +33,7 @@ var Ways = []struct {
 	{Call, "a2e", "A2E call or result"},
 	{AGH, "agh", "AGH"},
 	{ASP, "asp", "ASP"},
+	{A2A, "a2a", "A2A"},
 }
 
 // A Fate is the effect of a translation on an aspect of a message.
@@ -139,6 +141,7 @@ func stated(member string) map[Way]Entry {
 		Call:   as("metadata.parley, " + member),
 		AGH:    as("ext.parley, " + member),
 		ASP:    as("the trust-evidence object, " + member),
+		A2A:    as("metadata of Parley's extension, " + member),
 	}
 }
 
@@ -159,10 +162,10 @@ func all(e Entry) map[Way]Entry {
 	return m
 }
 
-// said gives the form of an aspect in each of the five protocols.
-func said(samvad, uagents, a2e, agh, asp string) map[string]string {
+// said gives the form of an aspect in each of the six protocols.
+func said(samvad, uagents, a2e, agh, asp, a2a string) map[string]string {
 	m := map[string]string{}
-	for i, s := range []string{samvad, uagents, a2e, agh, asp} {
+	for i, s := range []string{samvad, uagents, a2e, agh, asp, a2a} {
 		if s != "" {
 			m[Protocols[i]] = s
 		}
@@ -178,120 +181,149 @@ var SurrogatesReplaced = parley.Loss{Field: "Parts", Reason: replacedReason}
 
 // Table is the loss table: the one place that lists the losses of translations.
 var Table = []Row{
-	{Text, "Plain text", "Parts", said("", "text of a chat message", "a JSON string", "text of a say", "subject of a QUERY, topic of an INFORM"), map[Way]Entry{
+	{Text, "Plain text", "Parts", said("", "text of a chat message", "a JSON string", "text of a say", "subject of a QUERY, topic of an INFORM", "a text part"), map[Way]Entry{
 		SAMVAD: as(`{"text": …}`), Chat: survives(), Model: as("the object that it spells, or the only required string of the model"),
-		Inbox: survives(), Call: as(`{"text": …}`), AGH: survives(), ASP: as(`{"text": …}`)}},
-	{Object, "A JSON object", "Parts", said("payload", "a model's message", "arguments, data", "artifact, result", "parameters, data"), map[Way]Entry{
+		Inbox: survives(), Call: as(`{"text": …}`), AGH: survives(), ASP: as(`{"text": …}`),
+		A2A: survives("a text part")}},
+	{Object, "A JSON object", "Parts", said("payload", "a model's message", "arguments, data", "artifact, result", "parameters, data", "a data part"), map[Way]Entry{
 		SAMVAD: survives(), Chat: as("compact JSON text; its text or message, if that is all it has"), Model: survives(),
-		Inbox: survives(), Call: survives(), AGH: as("an artifact, and as the text where there is none; a result stays a result"), ASP: survives()}},
-	{OtherJSON, "JSON that is no object", "Parts", said("", "", "content", "artifact, result", ""), map[Way]Entry{
+		Inbox: survives(), Call: survives(), AGH: as("an artifact, and as the text where there is none; a result stays a result"), ASP: survives(),
+		A2A: survives("a data part")}},
+	{OtherJSON, "JSON that is no object", "Parts", said("", "", "content", "artifact, result", "", "a data part"), map[Way]Entry{
 		SAMVAD: as(`{"result": …}`), Chat: as("JSON text"), Model: refused("a model is an object"),
-		Inbox: survives(), Call: as(`{"value": …}`), AGH: as(`an artifact; {"result": …} in a trace`), ASP: as(`{"result": …}`)}},
-	{Numbers, "Numbers beyond a 64-bit float", "Parts.Numbers", said("literal kept", "literal kept", "literal kept", "literal kept", ""), map[Way]Entry{
+		Inbox: survives(), Call: as(`{"value": …}`), AGH: as(`an artifact; {"result": …} in a trace`), ASP: as(`{"result": …}`),
+		A2A: survives("a data part")}},
+	{Numbers, "Numbers beyond a 64-bit float", "Parts.Numbers", said("literal kept", "literal kept", "literal kept", "literal kept", "", "literal kept"), map[Way]Entry{
 		SAMVAD: survives("literal kept"), Chat: survives("literal kept in the text"), Model: lost("uAgents agents read decimals as 64-bit floats; whole numbers of any size survive"),
-		Inbox: survives("literal kept"), Call: survives("literal kept"), AGH: survives("literal kept"), ASP: refused("ASP signs numbers as 64-bit floats and takes no others")}},
-	{Surrogates, "Half a surrogate pair in JSON", "Parts", said("kept in a request", "", "", "", ""), with(all(lost(replacedReason)), map[Way]Entry{
+		Inbox: survives("literal kept"), Call: survives("literal kept"), AGH: survives("literal kept"), ASP: refused("ASP signs numbers as 64-bit floats and takes no others"),
+		A2A: as("a text part of media type application/json, with the literal")}},
+	{Surrogates, "Half a surrogate pair in JSON", "Parts", said("kept in a request", "", "", "", "", ""), with(all(lost(replacedReason)), map[Way]Entry{
 		SAMVAD: survives("as written, in a request; in an answer U+FFFD")})},
-	{Bytes, "Bytes: files, images", "Parts", said("", "resource with a data: URI", "base64 part of a result's event", "", ""), map[Way]Entry{
+	{Bytes, "Bytes: files, images", "Parts", said("", "resource with a data: URI", "base64 part of a result's event", "", "", "a raw part"), map[Way]Entry{
 		SAMVAD: as(`{"mediaType", "name", "base64"}`), Chat: as("a resource with a data: URI"), Model: refused("a model is an object"),
-		Inbox: as("base64 in a part"), Call: as("base64 in a part"), AGH: as(`an artifact {"media_type", "name", "base64"}`), ASP: as(`mimeType application/octet-stream, {"data", "mediaType", "name"}`)}},
-	{Link, "A URI with the digest of its target", "Parts", said("", "resource", "", "", ""), map[Way]Entry{
+		Inbox: as("base64 in a part"), Call: as("base64 in a part"), AGH: as(`an artifact {"media_type", "name", "base64"}`), ASP: as(`mimeType application/octet-stream, {"data", "mediaType", "name"}`),
+		A2A: survives("a raw part")}},
+	{Link, "A URI with the digest of its target", "Parts", said("", "resource", "", "", "", "a url part"), map[Way]Entry{
 		SAMVAD: as(`{"uri", "digest", "mediaType", "name"}`), Chat: survives("a resource"), Model: refused("a model is an object"),
-		Inbox: as("a part with uri and digest"), Call: as("a part with uri and digest"), AGH: as(`an artifact {"uri", "digest", "media_type", "name"}`), ASP: as(`{"uri", "digest", "mediaType", "name"}`)}},
-	{Several, "More than one part", "Parts", said("", "contents of a chat message", "", "text with artifacts", ""), map[Way]Entry{
+		Inbox: as("a part with uri and digest"), Call: as("a part with uri and digest"), AGH: as(`an artifact {"uri", "digest", "media_type", "name"}`), ASP: as(`{"uri", "digest", "mediaType", "name"}`),
+		A2A: survives("a url part; the digest is in its metadata")}},
+	{Several, "More than one part", "Parts", said("", "contents of a chat message", "", "text with artifacts", "", "parts"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD carries one JSON object: the first JSON part goes that is no named attachment, else the first part"), Chat: survives(), Model: lost("a uAgents model is one JSON object: of several parts one goes, by what the model takes"),
-		Inbox: survives("content.parts"), Call: survives("parts"), AGH: survives("text and artifacts"), ASP: lost("ASP carries one JSON object: the first JSON part goes that is no named attachment, else the first part")}},
-	{Name, "The name of a part", "Parts.Name", said("", "name of a resource", "name of an artifact", "", ""), map[Way]Entry{
+		Inbox: survives("content.parts"), Call: survives("parts"), AGH: survives("text and artifacts"), ASP: lost("ASP carries one JSON object: the first JSON part goes that is no named attachment, else the first part"),
+		A2A: survives("parts")}},
+	{Name, "The name of a part", "Parts.Name", said("", "name of a resource", "name of an artifact", "", "", "filename"), map[Way]Entry{
 		SAMVAD: lost("text and JSON have no name in SAMVAD; bytes and links keep it"), Chat: lost("text and JSON have no name in a chat message; bytes and links keep it"), Model: lost("a model's message has no name"),
 		Inbox: lost("a single text or JSON value has no name; several parts, bytes and links keep it"), Call: lost("a single text or JSON value has no name; several parts, bytes and links keep it"),
-		AGH: lost("text and JSON artifacts have no name in AGH; bytes and links keep it"), ASP: lost("text and JSON have no name in ASP; bytes and links keep it")}},
-	{Type, "A JSON media type of its own", "Parts.MediaType", said("", "", "", "", ""), map[Way]Entry{
+		AGH: lost("text and JSON artifacts have no name in AGH; bytes and links keep it"), ASP: lost("text and JSON have no name in ASP; bytes and links keep it"),
+		A2A: survives("filename")}},
+	{Type, "A JSON media type of its own", "Parts.MediaType", said("", "", "", "", "", "mediaType"), map[Way]Entry{
 		SAMVAD: lost("JSON is just JSON in SAMVAD"), Chat: lost("JSON becomes text in a chat message"), Model: lost("JSON is just JSON in a model"),
 		Inbox: lost("a single JSON value has no media type; several parts keep theirs"), Call: lost("a single JSON value has no media type; several parts keep theirs"),
-		AGH: lost("an AGH artifact has no media type"), ASP: lost("JSON is just JSON in an ASP body")}},
+		AGH: lost("an AGH artifact has no media type"), ASP: lost("JSON is just JSON in an ASP body"),
+		A2A: survives("mediaType")}},
 
-	{Request, "Request", "Kind", said("message, task, stream", "envelope to a stand-in", "tool/call, skill/call, multi_agent/*", "directed say with work_id", "QUERY, DELEGATE"), map[Way]Entry{
+	{Request, "Request", "Kind", said("message, task, stream", "envelope to a stand-in", "tool/call, skill/call, multi_agent/*", "directed say with work_id", "QUERY, DELEGATE", "message without taskId"), map[Way]Entry{
 		SAMVAD: as("the mode that the skill declares: message, stream or task"), Chat: as("an envelope in a session of its own"), Model: as("an envelope in a session of its own"),
-		Inbox: as("an event of the open parley_inbox call"), Call: as("tool/call/req"), AGH: as("a directed say with work_id"), ASP: as("QUERY")}},
-	{Response, "Response", "Kind", said("response ok, task done, last SSE event", "first envelope in the session that is no acknowledgement", "tool/call/resp, parley_reply", "trace completed", "INFORM"), map[Way]Entry{
+		Inbox: as("an event of the open parley_inbox call"), Call: as("tool/call/req"), AGH: as("a directed say with work_id"), ASP: as("QUERY"),
+		A2A: survives("SendMessage, SendStreamingMessage")}},
+	{Response, "Response", "Kind", said("response ok, task done, last SSE event", "first envelope in the session that is no acknowledgement", "tool/call/resp, parley_reply", "trace completed", "INFORM", "COMPLETED with artifacts, a Message"), map[Way]Entry{
 		SAMVAD: survives("response ok, task done, last SSE event"), Chat: survives("a chat message that ends the session"), Model: survives("the model that answers"),
-		Inbox: survives("kind response"), Call: survives("tool/call/resp"), AGH: survives("trace completed, and a say"), ASP: survives("INFORM, informType result")}},
-	{Failure, "Failure and its text", "Kind", said("response error", "ErrorMessage", "error, failed result", "trace failed, receipt rejected", "REJECT, INFORM error"), map[Way]Entry{
+		Inbox: survives("kind response"), Call: survives("tool/call/resp"), AGH: survives("trace completed, and a say"), ASP: survives("INFORM, informType result"),
+		A2A: survives("the artifact result, then COMPLETED; a Message where the agent is set so")}},
+	{Failure, "Failure and its text", "Kind", said("response error", "ErrorMessage", "error, failed result", "trace failed, receipt rejected", "REJECT, INFORM error", "FAILED, REJECTED, CANCELED, a protocol error"), map[Way]Entry{
 		SAMVAD: survives("response error"), Chat: survives("ErrorMessage"), Model: survives("ErrorMessage"),
-		Inbox: survives("kind error"), Call: survives("error"), AGH: survives("trace failed; receipt rejected for a refusal"), ASP: survives("INFORM error; REJECT for a refusal")}},
-	{Code, "The code of a failure", "Error.Code", said("one of nine codes", "", "code and reason", "reason_code", "code"), map[Way]Entry{
+		Inbox: survives("kind error"), Call: survives("error"), AGH: survives("trace failed; receipt rejected for a refusal"), ASP: survives("INFORM error; REJECT for a refusal"),
+		A2A: survives("FAILED, REJECTED or CANCELED, with the text in status.message")}},
+	{Code, "The code of a failure", "Error.Code", said("one of nine codes", "", "code and reason", "reason_code", "code", "the state, the code of a protocol error"), map[Way]Entry{
 		SAMVAD: as("one of the nine codes of SAMVAD"), Chat: lost("an ErrorMessage is text alone"), Model: lost("an ErrorMessage is text alone"),
-		Inbox: survives("error.code"), Call: survives("reason"), AGH: as("reason_code, and ext.parley"), ASP: as("one of ASP's rejection codes")}},
-	{Retry, "Whether to try again, and when", "Error.After", said("Retry-After", "", "retryable, retry_after", "", ""), map[Way]Entry{
+		Inbox: survives("error.code"), Call: survives("reason"), AGH: as("reason_code, and ext.parley"), ASP: as("one of ASP's rejection codes"),
+		A2A: as("the state, and metadata of Parley's extension, code")}},
+	{Retry, "Whether to try again, and when", "Error.After", said("Retry-After", "", "retryable, retry_after", "", "", "Retry-After of a refused call, metadata of Parley's extension"), map[Way]Entry{
 		SAMVAD: as("Retry-After of a response; a task or stream has none"), Chat: lost("an ErrorMessage is text alone"), Model: lost("an ErrorMessage is text alone"),
-		Inbox: survives("error.retryable, error.retry_after"), Call: survives("retryable, retry_after"), AGH: as("ext.parley"), ASP: as("the trust-evidence object")}},
-	{Accepted, "Event: accepted", "State", said("", "chat acknowledgement", "parley_reply state", "receipt accepted", "ACCEPT, INFORM accepted"), map[Way]Entry{
+		Inbox: survives("error.retryable, error.retry_after"), Call: survives("retryable, retry_after"), AGH: as("ext.parley"), ASP: as("the trust-evidence object"),
+		A2A: as("metadata of Parley's extension, retryable and retry_after")}},
+	{Accepted, "Event: accepted", "State", said("", "chat acknowledgement", "parley_reply state", "receipt accepted", "ACCEPT, INFORM accepted", "SUBMITTED"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: as("the acknowledgement"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
-		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("receipt accepted"), ASP: survives("INFORM accepted")}},
-	{Detail, "What an accepted event says besides", "Parts", said("", "", "content of parley_reply", "detail of a receipt", "data"), map[Way]Entry{
+		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("receipt accepted"), ASP: survives("INFORM accepted"),
+		A2A: survives("SUBMITTED")}},
+	{Detail, "What an accepted event says besides", "Parts", said("", "", "content of parley_reply", "detail of a receipt", "data", "status.message"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("an acknowledgement has no content"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
-		Inbox: survives("content"), Call: survives("message, value"), AGH: lost("a receipt has text alone"), ASP: survives("data")}},
-	{EventAct, "The speech act of an event", "Act", said("", "", "", "", "performative"), map[Way]Entry{
+		Inbox: survives("content"), Call: survives("message, value"), AGH: lost("a receipt has text alone"), ASP: survives("data"),
+		A2A: survives("status.message")}},
+	{EventAct, "The speech act of an event", "Act", said("", "", "", "", "performative", "AUTH_REQUIRED, metadata of Parley's extension"), map[Way]Entry{
 		SAMVAD: as("found under the message's ID"), Chat: lost("an acknowledgement says nothing besides"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
-		Inbox: survives("act"), Call: lost("an event of a call has content alone"), AGH: as("ext.parley, act"), ASP: as("the trust-evidence object, act")}},
-	{Working, "Event: working", "State", said("", "", "tool/event, parley_reply state", "trace working", "INFORM progress"), map[Way]Entry{
+		Inbox: survives("act"), Call: lost("an event of a call has content alone"), AGH: as("ext.parley, act"), ASP: as("the trust-evidence object, act"),
+		A2A: as("metadata of Parley's extension, act; auth-required is AUTH_REQUIRED")}},
+	{Working, "Event: working", "State", said("", "", "tool/event, parley_reply state", "trace working", "INFORM progress", "WORKING"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
-		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace working"), ASP: survives("INFORM progress")}},
-	{NeedsInput, "Event: needs input", "State", said("", "", "parley_reply state", "trace needs_input", "CLARIFY, INFORM input-required"), map[Way]Entry{
+		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace working"), ASP: survives("INFORM progress"),
+		A2A: survives("WORKING")}},
+	{NeedsInput, "Event: needs input", "State", said("", "", "parley_reply state", "trace needs_input", "CLARIFY, INFORM input-required", "INPUT_REQUIRED, AUTH_REQUIRED"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: as("a chat message in the session of the request"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
-		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace needs_input"), ASP: survives("INFORM input-required")}},
-	{Input, "Input: more about an open request", "Kind", said("", "chat message in the session of a request that asked for it", "parley_send with in_reply_to", "say in the work of the request", "CLARIFY or INFORM about the QUERY"), map[Way]Entry{
+		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("trace needs_input"), ASP: survives("INFORM input-required"),
+		A2A: survives("INPUT_REQUIRED; AUTH_REQUIRED where the act is auth-required")}},
+	{Input, "Input: more about an open request", "Kind", said("", "chat message in the session of a request that asked for it", "parley_send with in_reply_to", "say in the work of the request", "CLARIFY or INFORM about the QUERY", "message with taskId"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD cannot add to a request"), Chat: as("a chat message in the session of the request"), Model: lost("a uAgents model has no place for more about a request"),
-		Inbox: survives("kind input"), Call: lost("A2E cannot add to a call"), AGH: as("a say in the work of the request"), ASP: as("CLARIFY with an answer; INFORM, informType input, where it is more than text")}},
-	{Chunk, "Event: a piece of the result", "Kind", said("SSE chunk", "", "tool/event", "", "INFORM chunk"), map[Way]Entry{
+		Inbox: survives("kind input"), Call: lost("A2E cannot add to a call"), AGH: as("a say in the work of the request"), ASP: as("CLARIFY with an answer; INFORM, informType input, where it is more than text"),
+		A2A: survives("a message with the task's taskId")}},
+	{Chunk, "Event: a piece of the result", "Kind", said("SSE chunk", "", "tool/event", "", "INFORM chunk", "artifact update"), map[Way]Entry{
 		SAMVAD: as("an SSE chunk of a stream; other callers get the result alone"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
-		Inbox: survives("kind event"), Call: as("an event of a streaming call"), AGH: as("trace working with the piece as its result"), ASP: survives("INFORM chunk")}},
-	{Notice, "Notice", "Kind", said("", "envelope in an open session; one that ends it", "parley_send", "say without work_id, broadcast", "INFORM, PROPOSE, COUNTER, COMMIT, …"), map[Way]Entry{
+		Inbox: survives("kind event"), Call: as("an event of a streaming call"), AGH: as("trace working with the piece as its result"), ASP: survives("INFORM chunk"),
+		A2A: survives("a piece of the artifact result")}},
+	{Notice, "Notice", "Kind", said("", "envelope in an open session; one that ends it", "parley_send", "say without work_id, broadcast", "INFORM, PROPOSE, COUNTER, COMMIT, …", ""), map[Way]Entry{
 		SAMVAD: as("a task without a callback"), Chat: survives("an envelope"), Model: survives("an envelope"), Inbox: survives("kind notice"),
-		Call: as("a tool call whose result nobody reads"), AGH: survives("say"), ASP: survives("INFORM, or the performative of the act, whole")}},
-	{Cancel, "Cancel", "Kind", said("", "", "", "receipt canceled", "WITHDRAW"), map[Way]Entry{
+		Call: as("a tool call whose result nobody reads"), AGH: survives("say"), ASP: survives("INFORM, or the performative of the act, whole"),
+		A2A: as("a message whose result the hub does not read")}},
+	{Cancel, "Cancel", "Kind", said("", "", "", "receipt canceled", "WITHDRAW", "CancelTask"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD cannot cancel a request"), Chat: lost("uAgents cannot cancel a request"), Model: lost("uAgents cannot cancel a request"),
-		Inbox: survives("kind cancel"), Call: lost("A2E cannot cancel a request"), AGH: survives("receipt canceled"), ASP: survives("WITHDRAW")}},
+		Inbox: survives("kind cancel"), Call: lost("A2E cannot cancel a request"), AGH: survives("receipt canceled"), ASP: survives("WITHDRAW"),
+		A2A: survives("CancelTask")}},
 
-	{Skill, "The skill that is meant", "Skill", said("skill", "the model", "the tool", "intent, ext.parley.skill, capability", "queryType, scope"), map[Way]Entry{
+	{Skill, "The skill that is meant", "Skill", said("skill", "the model", "the tool", "intent, ext.parley.skill, capability", "queryType, scope", "metadata of Parley's extension, else by the content"), map[Way]Entry{
 		SAMVAD: survives("skill"), Chat: as("a message that names a skill goes as the skill's model"), Model: survives("the model"),
-		Inbox: survives("skill"), Call: survives("tool_name"), AGH: as("ext.parley.skill"), ASP: survives("queryType; topic of an INFORM")}},
-	{Act, "The speech act", "Act", said("", "", "", "intent", "performative"), with(stated("act"), map[Way]Entry{
+		Inbox: survives("skill"), Call: survives("tool_name"), AGH: as("ext.parley.skill"), ASP: survives("queryType; topic of an INFORM"),
+		A2A: as("metadata of Parley's extension, skill")}},
+	{Act, "The speech act", "Act", said("", "", "", "intent", "performative", "metadata of Parley's extension"), with(stated("act"), map[Way]Entry{
 		Inbox: survives("act"), AGH: survives("intent"), ASP: as("the performative or topic of a notice; the trust-evidence object of a request")})},
-	{Schema, "The name of the content's schema", "Schema", said("", "schema digest", "", "", "version"), with(stated("schema"), map[Way]Entry{
+	{Schema, "The name of the content's schema", "Schema", said("", "schema digest", "", "", "version", "metadata of Parley's extension"), with(stated("schema"), map[Way]Entry{
 		Model: as("the model of that digest; the header Parley-Provenance"), Inbox: survives("schema")})},
 
-	{Sent, "When the sender says it was sent", "Sent", said("timestamp", "timestamp of a chat message", "", "ts", "timestamp"), stated("sent")},
-	{Deadline, "When the sender stops waiting", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", "constraints.maxResponseTimeMs"), with(stated("deadline"), map[Way]Entry{
+	{Sent, "When the sender says it was sent", "Sent", said("timestamp", "timestamp of a chat message", "", "ts", "timestamp", "metadata of Parley's extension"), stated("sent")},
+	{Deadline, "When the sender stops waiting", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", "constraints.maxResponseTimeMs", "metadata of Parley's extension"), with(stated("deadline"), map[Way]Entry{
 		ASP:  as("constraints.maxResponseTimeMs, and the trust-evidence object, deadline"),
 		Chat: as("expires"), Model: as("expires"), Inbox: survives("deadline"), Call: as("timeout"), AGH: as("expires_at")})},
-	{Expiry, "After when it must not be delivered", "Expires", said("", "expires", "", "expires_at", ""), with(stated("expires"), map[Way]Entry{
+	{Expiry, "After when it must not be delivered", "Expires", said("", "expires", "", "expires_at", "", "metadata of Parley's extension"), with(stated("expires"), map[Way]Entry{
 		Chat: survives("expires"), Model: survives("expires"), Inbox: survives("expires"), AGH: survives("expires_at")})},
-	{MessageID, "The message's ID", "ID", said("nonce, spanId", "digest, msg_id", "id", "id", "messageId"), with(stated("message"), map[Way]Entry{
-		SAMVAD: as("spanId"), Inbox: survives("id"), Call: as("id of the call"), AGH: as("id"), ASP: as("messageId")})},
-	{Idempotency, "What tells a repetition", "ID", said("nonce", "digest of the envelope", "id", "id", "messageId, proof"), map[Way]Entry{
+	{MessageID, "The message's ID", "ID", said("nonce, spanId", "digest, msg_id", "id", "id", "messageId", "messageId"), with(stated("message"), map[Way]Entry{
+		SAMVAD: as("spanId"), Inbox: survives("id"), Call: as("id of the call"), AGH: as("id"), ASP: as("messageId"),
+		A2A: as("messageId, and metadata of Parley's extension, message")})},
+	{Idempotency, "What tells a repetition", "ID", said("nonce", "digest of the envelope", "id", "id", "messageId, proof", "messageId"), map[Way]Entry{
 		SAMVAD: as("spanId, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
 		Chat:   as("msg_id, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
 		Model:  as("session, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
-		Inbox:  survives("id, the same at each attempt"), Call: as("id, the same at each attempt"), AGH: as("id, the same at each attempt"), ASP: as("messageId, the same at each attempt")}},
-	{Thread, "The conversation", "Conversation", said("traceId", "session", "correlation_id", "thread or room", "sessionId"), map[Way]Entry{
+		Inbox:  survives("id, the same at each attempt"), Call: as("id, the same at each attempt"), AGH: as("id, the same at each attempt"), ASP: as("messageId, the same at each attempt"),
+		A2A: as("messageId, the same at each attempt; agents may ignore it, so the hub repeats nothing of unknown outcome")}},
+	{Thread, "The conversation", "Conversation", said("traceId", "session", "correlation_id", "thread or room", "sessionId", "contextId"), map[Way]Entry{
 		SAMVAD: as("the header Parley-Provenance; traceId where there is no trace"), Chat: as("session of a notice; a request has one of its own; the header Parley-Provenance"), Model: as("session of a notice; a request has one of its own; the header Parley-Provenance"),
-		Inbox: survives("conversation"), Call: as("correlation_id"), AGH: as("a thread or room"), ASP: as("trust-evidence; what one agent asks another is in one session")}},
-	{ReplyTo, "What it answers", "InReplyTo", said("the exchange", "session", "id", "work_id, reply_to", "referenceId"), map[Way]Entry{
-		SAMVAD: survives("the exchange, or the task"), Chat: survives("session"), Model: survives("session"), Inbox: survives("in_reply_to"), Call: survives("req_id"), AGH: survives("work_id, reply_to"), ASP: survives("referenceId")}},
-	{Audience, "Who else gets it", "Audience", said("", "", "", "members of the channel", "participants"), with(stated("audience"), map[Way]Entry{
+		Inbox: survives("conversation"), Call: as("correlation_id"), AGH: as("a thread or room"), ASP: as("trust-evidence; what one agent asks another is in one session"),
+		A2A: as("contextId, and metadata of Parley's extension, conversation")}},
+	{ReplyTo, "What it answers", "InReplyTo", said("the exchange", "session", "id", "work_id, reply_to", "referenceId", "taskId"), map[Way]Entry{
+		SAMVAD: survives("the exchange, or the task"), Chat: survives("session"), Model: survives("session"), Inbox: survives("in_reply_to"), Call: survives("req_id"), AGH: survives("work_id, reply_to"), ASP: survives("referenceId"),
+		A2A: survives("the task")}},
+	{Audience, "Who else gets it", "Audience", said("", "", "", "members of the channel", "participants", ""), with(stated("audience"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD has one recipient"), Chat: lost("a uAgents envelope has one recipient"), Model: lost("a uAgents envelope has one recipient"), Inbox: survives("audience")})},
-	{Trace, "Trace ids", "Trace", said("traceId, spanId", "", "", "trace_id", ""), with(stated("trace"), map[Way]Entry{
-		SAMVAD: survives("traceId; parentSpanId within SAMVAD"), AGH: survives("trace_id")})},
-	{Order, "Order", "", said("none", "none", "of the session", "of the channel", "sequence and chain"), all(as("the order of the record, per recipient and conversation"))},
+	{Trace, "Trace ids", "Trace", said("traceId, spanId", "", "", "trace_id", "", "the header traceparent"), with(stated("trace"), map[Way]Entry{
+		SAMVAD: survives("traceId; parentSpanId within SAMVAD"), AGH: survives("trace_id"),
+		A2A: as("the header traceparent, and metadata of Parley's extension, trace")})},
+	{Order, "Order", "", said("none", "none", "of the session", "of the channel", "sequence and chain", "none"), all(as("the order of the record, per recipient and conversation"))},
 
-	{Sender, "Who sent it", "From", said("from", "sender", "the session's agent", "from", "sender"), stated("sender")},
-	{Assurance, "How sure that is", "Origin.Verdict", said("signed", "signed; unsigned user addresses", "session", "session; signed handles", "signed"), stated("assurance")},
-	{Signature, "The signature, with the bytes and headers it covers", "Origin.Raw", said("RFC 9421 over body and headers", "secp256k1 over the envelope", "", "proof of a handle", "Ed25519 over the envelope"), stated("digest: the signature itself stays in the hub's record, and no signature of the hub stands for it")},
-	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token"), all(lost("credentials end at the hub, which has judged them"))},
-	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "maxTokenBudget, requiredTrustScore and allowedPerformatives of constraints"), all(lost("no protocol says another's constraints"))},
-	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context"), all(lost("only ASP has context objects"))},
-	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message, and members that it names twice", "task_name of a delegation", "ext members", "subject beside parameters"), all(lost("it belongs to another protocol"))},
+	{Sender, "Who sent it", "From", said("from", "sender", "the session's agent", "from", "sender", "the caller that token, issuer or certificate name"), stated("sender")},
+	{Assurance, "How sure that is", "Origin.Verdict", said("signed", "signed; unsigned user addresses", "session", "session; signed handles", "signed", "session"), stated("assurance")},
+	{Signature, "The signature, with the bytes and headers it covers", "Origin.Raw", said("RFC 9421 over body and headers", "secp256k1 over the envelope", "", "proof of a handle", "Ed25519 over the envelope", ""), stated("digest: the signature itself stays in the hub's record, and no signature of the hub stands for it")},
+	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token", "credentials of the call"), all(lost("credentials end at the hub, which has judged them"))},
+	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "maxTokenBudget, requiredTrustScore and allowedPerformatives of constraints", ""), all(lost("no protocol says another's constraints"))},
+	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context", ""), all(lost("only ASP has context objects"))},
+	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message, and members that it names twice", "task_name of a delegation", "ext members", "subject beside parameters", "metadata, extensions, reference tasks, accepted output modes, artifacts"), all(lost("it belongs to another protocol"))},
 }
 
 // Within lists the protocols that pass on the original envelope, unchanged, between
@@ -300,6 +332,12 @@ var Within = map[string]string{
 	"uagents": "the envelope goes on as it came, with its signature, where its target is the agent itself",
 	"agh":     "the envelope goes on as it came",
 	"asp":     "participants of a session read the sender's envelope from the session itself",
+}
+
+// Own lists the protocols that say anew, between two of their agents, also what they alone
+// can say.
+var Own = map[string]string{
+	"a2a": "metadata, extensions, reference tasks, accepted output modes, artifact names and descriptions",
 }
 
 // bookkeeping are extensions that a protocol keeps for its own needs, or that other
@@ -336,6 +374,9 @@ func Look(from string, to Way, a Aspect) Entry {
 	}
 	if to.Protocol() == from && Within[from] != "" {
 		return Entry{Survives, Within[from]}
+	}
+	if to.Protocol() == from && a == Extra && Own[from] != "" {
+		return Entry{Survives, Own[from]}
 	}
 	return r.Out[to]
 }

@@ -176,7 +176,8 @@ func TestProvenanceIsASCII(t *testing.T) {
 
 // The page.
 
-var titles = map[string]string{"samvad": "SAMVAD", "uagents": "uAgents", "a2e": "A2E", "agh": "AGH", "asp": "ASP"}
+var titles = map[string]string{"samvad": "SAMVAD", "uagents": "uAgents", "a2e": "A2E", "agh": "AGH", "asp": "ASP",
+	"a2a": "A2A"}
 
 const before = `# Translation
 
@@ -260,11 +261,14 @@ func page() string {
 	var b strings.Builder
 	b.WriteString(before)
 	for _, p := range Protocols {
-		if how := Within[p]; how != "" {
-			fmt.Fprintf(&b, "- %s: %s.\n", titles[p], how)
-		} else {
-			fmt.Fprintf(&b, "- %s: the message is said anew, in the hub's name.\n", titles[p])
+		how := "the message is said anew, in the hub's name"
+		switch {
+		case Within[p] != "":
+			how = Within[p]
+		case Own[p] != "":
+			how += ", with " + Own[p]
 		}
+		fmt.Fprintf(&b, "- %s: %s.\n", titles[p], how)
 	}
 	b.WriteString("\n## At a glance\n\n✓ survives · ≈ in another form · – lost, and reported · ✗ refused, and the sender is told\n\n| | said by |")
 	for _, w := range Ways {

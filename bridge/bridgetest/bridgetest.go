@@ -44,7 +44,7 @@ func (k Mark) reported(losses []parley.Loss) bool {
 	})
 }
 
-// Origins are the sources of messages: the five protocols, and the hub's API.
+// Origins are the sources of messages: the protocols, and the hub's API.
 var Origins = append(slices.Clone(bridge.Protocols), "api")
 
 // maker makes one message.
@@ -135,7 +135,7 @@ func Message(r *rand.Rand, from string, way bridge.Way, kind parley.Kind) Case {
 	extension := map[string]string{}
 	for _, x := range [...]struct{ protocol, member string }{
 		{"samvad", "delegation"}, {"uagents", "metadata"}, {"uagents", "msg_id"}, {"a2e", "task_name"}, {"agh", "ext"},
-		{"asp", "constraints"}, {"asp", "context"}, {"asp", "record"},
+		{"asp", "constraints"}, {"asp", "context"}, {"asp", "record"}, {"a2a", "metadata"}, {"a2a", "referenceTaskIds"},
 	} {
 		if x.protocol == from && m.some(2) && way.Protocol() != from {
 			extension[x.member] = "x"
