@@ -183,7 +183,7 @@ type guests struct {
 	peers  []pairs.Peer
 }
 
-// configure writes the configuration of a hub with ten agents: the defaults, and the
+// configure writes the configuration of a hub with twelve agents: the defaults, and the
 // settings that the agents and the attacks need.
 func (g *guests) configure(dir string) error {
 	for i := range 2 {
@@ -235,7 +235,7 @@ func (g *guests) restart(ctx context.Context, r *GuestsReport) error {
 
 // talkUnderAttack lets the agents join and talk, first without an attack.
 func (g *guests) talkUnderAttack(ctx context.Context, r *GuestsReport) error {
-	leave, err := join(ctx, g.peers, g.at)
+	leave, err := join(ctx, g.peers, g.at, g.data)
 	if err != nil {
 		return err
 	}

@@ -66,6 +66,7 @@ type PairRow struct {
 //     and the message is signed by Ed25519 and has a second P-256 proof. It receives
 //     events of its stream, which their sender signed in both ways. Question and
 //     answer are one message each: their session is opened before the clock starts.
+//   - A2A: one POST, whose answer is the answer. Nothing is signed.
 //
 // Like every floor of this package, the floor of an end records request and answer by
 // one append each: incoming messages before they are acted upon, outgoing ones as an
@@ -83,9 +84,9 @@ type end struct {
 
 // endsOf gives the ends of a pair.
 func endsOf(from, to string) [2]end {
-	words := map[string]bool{"uagents": true, "agh": true}    // have a word that a request was accepted
-	hears := map[string]bool{"a2e": true, "asp": true}        // as requesters, get that word
-	native := from == to && from != "samvad" && from != "a2e" // between SAMVAD or A2E agents the hub is a party
+	words := map[string]bool{"uagents": true, "agh": true}                           // have a word that a request was accepted
+	hears := map[string]bool{"a2e": true, "asp": true}                               // as requesters, get that word
+	native := from == to && !slices.Contains([]string{"samvad", "a2e", "a2a"}, from) // between these the hub is a party
 	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
@@ -94,6 +95,8 @@ func (e end) ways() (in, out floor.Step) {
 	switch e.protocol {
 	case "samvad":
 		in, out = step(floor.Call, floor.Ed25519), step(floor.Out, floor.Ed25519)
+	case "a2a":
+		in, out = step(floor.Call), step(floor.Out)
 	case "uagents":
 		in, out = step(floor.In, floor.Secp256k1), step(floor.Out, floor.Secp256k1)
 	case "agh":
@@ -117,9 +120,9 @@ func (e end) steps() []floor.Step {
 	in, out := e.ways()
 	record := step(floor.Append)
 	switch {
-	case e.protocol == "samvad" && e.asked:
+	case (e.protocol == "samvad" || e.protocol == "a2a") && e.asked:
 		return []floor.Step{record, out, record}
-	case e.protocol == "samvad":
+	case e.protocol == "samvad" || e.protocol == "a2a":
 		return []floor.Step{in, record, record, step(floor.Answer)}
 	case e.protocol == "uagents" && e.asked:
 		return []floor.Step{record, out, in, record, in, out, record}
@@ -216,7 +219,7 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 		return 0, 0, err
 	}
 	defer kill(hub)
-	leave, err := join(ctx, all, at)
+	leave, err := join(ctx, all, at, config.Data)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -230,8 +233,8 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 // joinWithin bounds the time in which one peer joins a hub.
 const joinWithin = time.Minute
 
-// join connects peers to a hub, until leave is called.
-func join(ctx context.Context, peers []pairs.Peer, at node.Addresses) (leave func(), err error) {
+// join connects peers to a hub with a data directory, until leave is called.
+func join(ctx context.Context, peers []pairs.Peer, at node.Addresses, data string) (leave func(), err error) {
 	measured, over := context.WithCancel(ctx)
 	leave = func() {
 		over()
@@ -241,7 +244,8 @@ func join(ctx context.Context, peers []pairs.Peer, at node.Addresses) (leave fun
 		}
 		leaving.Wait()
 	}
-	place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Log: slog.New(until{slog.Default().Handler(), measured})}
+	place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Token: pairs.Announced(data),
+		Log: slog.New(until{slog.Default().Handler(), measured})}
 	for _, p := range peers {
 		joining, cancel := context.WithTimeout(ctx, joinWithin)
 		err := p.Join(joining, place, false)

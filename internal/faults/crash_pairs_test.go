@@ -71,7 +71,8 @@ func newTalk(t *testing.T, outcome string) *talk {
 	if err := pairs.Configure(&c, dir, x.all()...); err != nil {
 		t.Fatal(err)
 	}
-	x.path, x.at = writeConfig(t, dir, c), pairs.Place{HTTP: "http://" + c.Listen.HTTP, AGH: "nats://" + c.Listen.AGH}
+	x.path, x.at = writeConfig(t, dir, c), pairs.Place{HTTP: "http://" + c.Listen.HTTP, AGH: "nats://" + c.Listen.AGH,
+		Token: pairs.Announced(c.Data)}
 	return x
 }
 
@@ -362,7 +363,7 @@ func (x *talk) verify(t *testing.T, b *journalState) {
 		m := list[0]
 		to, _, _ := strings.Cut(strings.Fields(text)[2], "-")
 		switch {
-		case to != "samvad" && to != "uagents": // they deduplicate by id
+		case to != "samvad" && to != "uagents" && to != "a2a": // they deduplicate by id
 			if len(by) != 1 {
 				t.Errorf("%q came to %s under %d ids: %v\n  %s", text, to, len(by), by,
 					strings.Join(b.history[m.ID], "\n  "))

@@ -1,8 +1,8 @@
-// Package pairs has one small agent of each of the five protocols, and proves
+// Package pairs has one small agent of each of the six protocols, and proves
 // with them that every protocol reaches every other.
 //
-// A [Peer] speaks only its own protocol, through that protocol's package and a socket
-// of its own: it knows the hub's address and what an operator tells any agent, no more.
+// A [Peer] speaks only its own protocol, through that protocol's package (in A2A the
+// official SDK) and a socket of its own: it knows the hub's address and what an operator tells any agent, no more.
 // The text of a question says what the peer does, so answers are the same every time:
 //
 //	say TEXT     answers TEXT

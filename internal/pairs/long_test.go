@@ -134,7 +134,8 @@ func newLongTestNode(t *testing.T, modes ...samvad.Mode) *longTestNode {
 }
 
 func (w *longTestNode) place() Place {
-	return Place{HTTP: "http://" + w.http.l.Addr().String(), AGH: "nats://" + w.agh.l.Addr().String(), Now: w.clock.Now}
+	return Place{HTTP: "http://" + w.http.l.Addr().String(), AGH: "nats://" + w.agh.l.Addr().String(), Now: w.clock.Now,
+		Token: At(w.Node).Token}
 }
 
 func (w *longTestNode) lead() {

@@ -16,7 +16,7 @@ import (
 
 // waysOut are the ways by which the hub reaches the peers.
 var waysOut = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Inbox,
-	"agh": bridge.AGH, "asp": bridge.ASP}
+	"agh": bridge.AGH, "asp": bridge.ASP, "a2a": bridge.A2A}
 
 // crosses reports whether an aspect passes from one protocol to another, by the table
 // of traits.
@@ -45,6 +45,7 @@ var traits = map[string]trait{
 		native: true, repeat: true},
 	"asp": {assurance: parley.Signed, pieces: bridge.Chunk, cancels: true, cancelled: true, deadline: true,
 		native: true, repeat: true},
+	"a2a": {assurance: parley.Session, pieces: bridge.Working, cancels: true, cancelled: true, deadline: true},
 }
 
 // pair is a requester and a responder.
@@ -198,7 +199,7 @@ func (p *pair) events(t *testing.T) {
 
 // waysBack are the ways by which a requester gets events and answers.
 var waysBack = map[string]bridge.Way{"samvad": bridge.SAMVAD, "uagents": bridge.Chat, "a2e": bridge.Call,
-	"agh": bridge.AGH, "asp": bridge.ASP}
+	"agh": bridge.AGH, "asp": bridge.ASP, "a2a": bridge.A2A}
 
 // reported checks the losses of an answered question's events by the loss table: each
 // is in the event's own delivery, or in that of the question.
@@ -350,7 +351,7 @@ func (p *pair) absent(t *testing.T) {
 // by one.
 func (p *pair) told() bool {
 	from, to := p.from.Protocol(), p.away.Protocol()
-	return (from == "samvad" || from == "a2e") && (to == "samvad" || to == "uagents")
+	return (from == "samvad" || from == "a2e") && (to == "samvad" || to == "uagents" || to == "a2a")
 }
 
 func (p *pair) back(t *testing.T) {

@@ -16,11 +16,12 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/node"
 )
 
-// Protocols are the five protocols, in the order of the tables.
-var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+// Protocols are the six protocols, in the order of the tables.
+var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a"}
 
 // The domain of the hub's ASP stand-ins, and where AGH peers meet.
 const (
@@ -38,6 +39,9 @@ type Place struct {
 	// this place is one; nil: the usual dialer.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
+	// Token has the operator issue a token with which an agent calls the hub; nil: agents that need one cannot ask.
+	Token func(ctx context.Context, agent string) (secret string, err error)
+
 	Now func() time.Time // the clock of the peers, where the hub has one of its own; nil: time.Now
 	Log *slog.Logger     // of the peers; nil: slog.Default()
 }
@@ -45,7 +49,30 @@ type Place struct {
 // At is the place of a node of this process.
 func At(n *node.Node) Place {
 	a := n.Addresses()
-	return Place{HTTP: a.HTTP, AGH: a.AGH}
+	return Place{HTTP: a.HTTP, AGH: a.AGH, Token: func(ctx context.Context, agent string) (string, error) {
+		t, err := n.Admin().IssueToken(ctx, admin.Actor{Name: "pairs", Role: admin.Administer}, newToken(agent))
+		return t.Secret, err
+	}}
+}
+
+// Announced gives the Token of a place whose hub is another process on this machine, with this data directory: the
+// operator uses the admin API that the hub announces there.
+func Announced(data string) func(ctx context.Context, agent string) (string, error) {
+	return func(ctx context.Context, agent string) (string, error) {
+		at, err := node.ReadAnnouncement(data)
+		if err != nil {
+			return "", err
+		}
+		web := &http.Client{Transport: &http.Transport{}}
+		defer web.CloseIdleConnections()
+		t, err := (&admin.Client{Base: at.Admin, Token: at.Token, HTTP: web}).IssueToken(ctx, newToken(agent))
+		return t.Secret, err
+	}
+}
+
+// newToken is a token with which an agent calls the hub, and which permits nothing else.
+func newToken(agent string) admin.NewToken {
+	return admin.NewToken{Name: "pairs " + agent, Role: admin.Register}
 }
 
 // A Peer is an agent of one protocol. Its methods may be called from several
@@ -130,6 +157,8 @@ func New(protocol, name string) (Peer, error) {
 		return newAGH(name), nil
 	case "asp":
 		return newASP(name)
+	case "a2a":
+		return newA2A(name)
 	}
 	return nil, fmt.Errorf("pairs: there is no protocol %q", protocol)
 }
@@ -138,7 +167,8 @@ func New(protocol, name string) (Peer, error) {
 // for their names, else everywhere. Files are written to dir.
 func Configure(c *node.Config, dir string, peers ...Peer) error {
 	c.Listen.HTTP, c.Listen.AGH = cmp.Or(c.Listen.HTTP, "127.0.0.1:0"), cmp.Or(c.Listen.AGH, "127.0.0.1:0")
-	c.Policy.Assurance = cmp.Or(c.Policy.Assurance, "session") // A2E and AGH prove connections, not messages
+	c.Listen.Admin = cmp.Or(c.Listen.Admin, "127.0.0.1:0")     // issues the tokens of A2A agents
+	c.Policy.Assurance = cmp.Or(c.Policy.Assurance, "session") // A2E, AGH and A2A prove connections, not messages
 	c.Network.Allow = append(c.Network.Allow, "loopback")
 	c.Limits.SenderRate = -1
 	c.A2E.Sessions = 1 << 20

@@ -242,7 +242,7 @@ func (h *hubNode) stop() error {
 
 // place is where peers find the node: the shared name, which leads them to this node.
 func (h *hubNode) place() pairs.Place {
-	return pairs.Place{HTTP: "http://" + public, AGH: "nats://" + h.agh,
+	return pairs.Place{HTTP: "http://" + public, AGH: "nats://" + h.agh, Token: pairs.Announced(h.data),
 		Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
 			if address == public {
 				address = h.http
