@@ -84,9 +84,10 @@ type end struct {
 
 // endsOf gives the ends of a pair.
 func endsOf(from, to string) [2]end {
-	words := map[string]bool{"uagents": true, "agh": true}                           // have a word that a request was accepted
-	hears := map[string]bool{"a2e": true, "asp": true}                               // as requesters, get that word
-	native := from == to && !slices.Contains([]string{"samvad", "a2e", "a2a"}, from) // between these the hub is a party
+	words := map[string]bool{"uagents": true, "agh": true} // have a word that a request was accepted
+	hears := map[string]bool{"a2e": true, "asp": true}     // as requesters, get that word
+	// Between SAMVAD, A2E or A2A agents the hub is a party.
+	native := from == to && !slices.Contains([]string{"samvad", "a2e", "a2a"}, from)
 	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
