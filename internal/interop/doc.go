@@ -18,6 +18,12 @@
 //	SAMVAD_SDK=/tmp/samvad internal/interop/setup.sh /tmp/venv
 //	PARLEY_NODE_SDK=/tmp/venv/node go test -run TypeScript ./internal/interop
 //
+// The tests of the official A2A SDKs run where PARLEY_A2A_SDKS names a folder with them:
+// two versions of that for Python, which exclude each other, and that for JavaScript.
+// setup.sh makes DIR/a2a. The SDK for Go needs nothing.
+//
+//	PARLEY_A2A_SDKS=/tmp/venv/a2a go test -run A2A ./internal/interop
+//
 // The A2E SDK is in no registry. setup.sh installs it from its source
 // (a2eprotocol/python-sdk, version 0.1) when that is named as well:
 //

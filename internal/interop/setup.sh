@@ -11,6 +11,10 @@
 # from its published source: the folder that SAMVAD_SDK names (a checkout of
 # w3rc/samvad, or its packages/sdk-typescript), or a checkout made here. Without
 # Node, npm or the source, this says so and the tests of that SDK are skipped.
+#
+# A2A: DIR/a2a with an environment for each version of the SDK for Python, which
+# exclude each other, and with the SDK for JavaScript where Node and npm are
+# installed.
 set -eu
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
 	echo "usage: [SAMVAD_SDK=FOLDER] internal/interop/setup.sh DIR [A2E_SDK]" >&2
@@ -33,6 +37,7 @@ if [ $# -eq 2 ]; then
 fi
 
 dir=$(cd "$1" && pwd)
+here=$(pwd)
 sdk='@samvad-protocol/sdk'
 sdk_version=0.7.0
 repository=https://github.com/w3rc/samvad
@@ -91,4 +96,20 @@ typescript() {
 	echo "PARLEY_NODE_SDK=$dir/node"
 }
 typescript
+cd "$here"
+
+mkdir -p "$dir/a2a"
+for version in 1.3.0 0.3.26; do
+	"$python" -m venv "$dir/a2a/python-$version"
+	"$dir/a2a/python-$version/bin/python" -m pip install --quiet --disable-pip-version-check \
+		"a2a-sdk[http-server]==$version" 'uvicorn>=0.30,<1'
+	"$dir/a2a/python-$version/bin/python" -c 'from importlib.metadata import version; print("a2a-sdk", version("a2a-sdk"))'
+done
+if command -v node >/dev/null && command -v npm >/dev/null; then
+	mkdir -p "$dir/a2a/node"
+	(cd "$dir/a2a/node" && echo '{"private": true}' >package.json && npm_install '@a2a-js/sdk@1.3.0' 'express@5')
+else
+	echo "internal/interop/setup.sh: no node and npm, the tests of the A2A SDK for JavaScript will be skipped"
+fi
+echo "PARLEY_A2A_SDKS=$dir/a2a"
 echo "PARLEY_PYTHON=$1/bin/python"
