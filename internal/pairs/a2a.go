@@ -384,20 +384,6 @@ func a2aRequest(text string) *protocol.SendMessageRequest {
 	return &protocol.SendMessageRequest{Message: protocol.NewMessage(protocol.MessageRoleUser, protocol.NewTextPart(text))}
 }
 
-// Commission leaves a task at the hub, and subscribes to it as often as it must.
-func (p *a2aPeer) Commission(ctx context.Context, q Question) (Answer, error) {
-	return p.ask(ctx, q, func(ctx context.Context, c *a2aclient.Client, r *protocol.SendMessageRequest, t *a2aTask) error {
-		r.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
-		v, err := c.SendMessage(ctx, r)
-		if err != nil {
-			return err
-		}
-		q.taken()
-		t.take(v)
-		return t.persist(ctx, c)
-	})
-}
-
 // Tell leaves a task and does not read its result: A2A has no notices.
 func (p *a2aPeer) Tell(ctx context.Context, to Peer, text string) error {
 	c, err := p.client(ctx, to)

@@ -71,7 +71,9 @@ func Announced(data string) func(ctx context.Context, agent string) (string, err
 }
 
 // newToken is a token with which an agent calls the hub, and which permits nothing else.
-func newToken(agent string) admin.NewToken { return admin.NewToken{Name: "pairs " + agent, Agent: agent} }
+func newToken(agent string) admin.NewToken {
+	return admin.NewToken{Name: "pairs " + agent, Agent: agent}
+}
 
 // A Peer is an agent of one protocol. Its methods may be called from several
 // goroutines.

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2aclient"
+
 	"github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -141,3 +144,17 @@ func (p *aghPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 
 // Commission is Ask: every question of this protocol may take long.
 func (p *aspPeer) Commission(ctx context.Context, q Question) (Answer, error) { return p.Ask(ctx, q) }
+
+// Commission leaves a task at the hub, and subscribes to it as often as it must.
+func (p *a2aPeer) Commission(ctx context.Context, q Question) (Answer, error) {
+	return p.ask(ctx, q, func(ctx context.Context, c *a2aclient.Client, r *protocol.SendMessageRequest, t *a2aTask) error {
+		r.Config = &protocol.SendMessageConfig{ReturnImmediately: true}
+		v, err := c.SendMessage(ctx, r)
+		if err != nil {
+			return err
+		}
+		q.taken()
+		t.take(v)
+		return t.persist(ctx, c)
+	})
+}
