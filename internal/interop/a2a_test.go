@@ -229,7 +229,7 @@ func checkSeen(t *testing.T, line []byte, old bool) {
 	var pieces []string
 	for _, e := range stream {
 		if e, ok := e.([]any); ok && len(e) == 3 && e[0] == "artifact_update" {
-			pieces = append(pieces, fmt.Sprint(e[1:]...))
+			pieces = append(pieces, fmt.Sprintf("%v %v", e[1], e[2]))
 		}
 	}
 	if want := []string{"piece 1 false", "piece 2 true", "piece 3 true", "counted 3 false"}; !slices.Equal(pieces, want) {
