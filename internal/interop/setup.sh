@@ -105,6 +105,20 @@ for version in 1.3.0 0.3.26; do
 		"a2a-sdk[http-server]==$version" 'uvicorn>=0.30,<1'
 	"$dir/a2a/python-$version/bin/python" -c 'from importlib.metadata import version; print("a2a-sdk", version("a2a-sdk"))'
 done
+# Frameworks of docs/a2a.md: DIR/a2a/langgraph and DIR/a2a/adk, where their packages can be had.
+frameworks() {
+	for framework in 'langgraph langgraph==1.2.24 a2a-sdk[http-server]==1.3.0' 'adk google-adk[a2a]==2.13.0'; do
+		set -- $framework
+		name=$1
+		shift
+		"$python" -m venv "$dir/a2a/$name"
+		limited "$dir/a2a/$name/bin/python" -m pip install --quiet --disable-pip-version-check "$@" 'uvicorn>=0.30,<1' || {
+			rm -rf "$dir/a2a/$name"
+			echo "internal/interop/setup.sh: no $name, its test will be skipped"
+		}
+	done
+}
+frameworks
 if command -v node >/dev/null && command -v npm >/dev/null; then
 	mkdir -p "$dir/a2a/node"
 	(cd "$dir/a2a/node" && echo '{"private": true}' >package.json && npm_install '@a2a-js/sdk@1.3.0' 'express@5')
