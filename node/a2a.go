@@ -271,6 +271,9 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 		out.Addresses = func(a *Addresses) { a.A2A = "grpc://" + l.Addr().String() }
 	}
 	b, err := bridge.New(bc)
+	if s, ok := any(b).(interface{ EndStreams() }); ok && err == nil {
+		out.EndStreams = s.EndStreams
+	}
 	if err == nil && out.Listener != nil {
 		err = n.serveGRPC(b, out)
 	}
@@ -323,7 +326,11 @@ func (n *Node) serveGRPC(b *bridge.Binding, out *Binding) error {
 	s := g.GRPC(options...)
 	l := n.conns.listen(out.Listener)
 	out.Serve = func() error { return s.Serve(l) }
+	end := out.EndStreams
 	out.EndStreams = func() {
+		if end != nil {
+			end()
+		}
 		stopped := make(chan struct{})
 		go func() { s.GracefulStop(); close(stopped) }()
 		t := time.NewTimer(20 * time.Second)
