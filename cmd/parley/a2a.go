@@ -73,6 +73,7 @@ var a2aProtocol = protocol{
 			"newest of the card)")
 	},
 	send: (*app).sendA2A,
+	demo: (*demo).a2aScenes,
 }
 
 // a2aWay is the way to an agent with a table of A2A.

@@ -37,7 +37,7 @@ func (a *app) demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Watch signed messages being verified, recorded, delivered and answered",
-		Long: `Start a hub on the embedded engine and five small agents, each of which speaks one
+		Long: `Start a hub on the embedded engine and six small agents, each of which speaks one
 protocol only, over sockets of their own; let them talk with Go handlers in the
 hub's process, and plan a trip together; show each step as it happens, with the
 protocol it came by, how sure its sender is and where it went; then keep serving
@@ -68,6 +68,7 @@ type demo struct {
 	baker  *asp.Client
 	mason  *agh.Client
 	robot  *a2e.Client
+	inn    bool     // the A2A agent is there
 	leaves []func() // end them; called from the last to the first
 }
 

@@ -58,12 +58,12 @@ func TestDemo(t *testing.T) {
 				t.Errorf("neither step, message nor delivery: %s", lines.Bytes())
 			}
 		}
-		for _, p := range []string{"samvad", "uagents", "a2e", "agh", "asp"} {
+		for _, p := range []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a"} {
 			if !in[p] || !on[p] {
 				t.Errorf("nothing came by %s, or nothing went out in it", p)
 			}
 		}
-		if trips != 5 {
+		if trips != 6 {
 			t.Errorf("%d legs of the trip", trips)
 		}
 	})

@@ -14,19 +14,19 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-// tripScenes lets five agents of five protocols plan a trip: each asks the next one, and
+// tripScenes lets six agents of six protocols plan a trip: each asks the next one, and
 // gets the answer, in its own protocol.
 func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
-	if d.guide == nil || d.baker == nil || d.mason == nil || d.robot == nil {
-		d.scene("five agents plan a trip", func() ([]string, error) { return nil, errors.New("not all of them came") })
+	if d.guide == nil || d.baker == nil || d.mason == nil || d.robot == nil || !d.inn {
+		d.scene("six agents plan a trip", func() ([]string, error) { return nil, errors.New("not all of them came") })
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, 40*time.Second)
 	defer cancel()
-	d.scene("the operator lets all five appear in every protocol", func() ([]string, error) {
+	d.scene("the operator lets all six appear in every protocol", func() ([]string, error) {
 		var lines []string
 		for _, x := range [][2]string{{"uagents", d.guide.Identity.Address()}, {"agh", "demo/mason"},
-			{"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}} {
+			{"asp", d.baker.Identity.ID()}, {"", "robot"}, {"", "museum"}, {"", "inn"}} {
 			agent, err := d.agent(x[0], x[1])
 			if err != nil {
 				return lines, err
@@ -105,6 +105,17 @@ func (d *demo) tripScenes(ctx context.Context, traveller *samvad.Client) {
 			return lines, err
 		}
 		return lines, want(strings.Contains(strings.Join(lines, " "), "baked"), "the answer is not the baker's")
+	})
+	d.scene("the trip, ASP to A2A: the baker asks the inn for beds", func() ([]string, error) {
+		var m *asp.Message
+		if err := soon(ctx, func() (err error) {
+			_, m, err = d.bakerAsks(ctx, d.baker, "inn", "two beds", "book")
+			return err
+		}); err != nil {
+			return nil, err
+		}
+		return []string{string(m.Performative) + "  " + string(m.Body)},
+			want(strings.Contains(string(m.Body), "a room with a view"), "the answer is not the inn's")
 	})
 	d.scene("the trip, ASP to SAMVAD: the baker asks the museum what is on", func() ([]string, error) {
 		var m *asp.Message
