@@ -117,7 +117,7 @@ func (h *Hub) route(e *directory.Entry, protocol string) (*bound, parley.Identit
 	var identity parley.Identity
 	for _, i := range e.Identities {
 		b := h.bindings[i.Protocol]
-		if b == nil || i.StandIn {
+		if b == nil || i.StandIn || b.can.Reaches != nil && !b.can.Reaches(i) {
 			continue
 		}
 		if i.Protocol == protocol {

@@ -105,6 +105,9 @@ type Capabilities struct {
 	// The hub adds them to the delivery of the request. nil: none.
 	ReplyLosses func(reply, request *parley.Message) []parley.Loss
 
+	// Reaches reports whether an agent can be called by this identity: one that only calls the
+	// hub has no address. nil: by each.
+	Reaches func(id parley.Identity) bool
 	// Holds reports whether an agent can take nothing just now: its messages wait,
 	// without an attempt, until [Hub.Kick]. nil: never.
 	Holds func(e *directory.Entry, id parley.Identity) bool

@@ -255,8 +255,8 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 	if c.Card == "negotiated" {
 		form = bridge.Negotiated
 	}
-	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Index: n.index, Allow: n.guard.Prefixes,
-		RootCAs: n.rootCAs, Transport: n.tracer.transport, PublicURL: n.c.PublicURL, Domain: c.Domain, Root: c.Root,
+	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Index: n.index, Callers: n.callers(),
+		Allow: n.guard.Prefixes, RootCAs: n.rootCAs, Transport: n.tracer.transport, PublicURL: n.c.PublicURL, Domain: c.Domain, Root: c.Root,
 		CardForm: form, Origins: n.c.Listen.Origins, MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
 		Streams: c.Streams, Webhooks: c.Webhooks, PlainPush: c.PlainPush, Now: n.c.Now, Logger: n.log}
 	out := &Binding{Domain: c.Domain}
@@ -271,8 +271,8 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 		out.Addresses = func(a *Addresses) { a.A2A = "grpc://" + l.Addr().String() }
 	}
 	b, err := bridge.New(bc)
-	if s, ok := any(b).(interface{ EndStreams() }); ok && err == nil {
-		out.EndStreams = s.EndStreams
+	if err == nil {
+		out.EndStreams = b.EndStreams
 	}
 	if err == nil && out.Listener != nil {
 		err = n.serveGRPC(b, out)
@@ -303,34 +303,29 @@ func (c *A2A) grpcAddress(public string, l net.Addr) string {
 
 // serveGRPC lets the binding serve the gRPC listener.
 func (n *Node) serveGRPC(b *bridge.Binding, out *Binding) error {
-	g, ok := any(b).(interface {
-		GRPC(...grpc.ServerOption) *grpc.Server
-	})
-	if !ok {
-		return errors.New("a2a.grpc: this version of the hub serves no gRPC")
-	}
 	var options []grpc.ServerOption
 	if n.c.A2A.TLS {
 		if n.c.TLS.Cert == "" {
 			return errors.New("a2a.tls needs tls.cert and tls.key")
 		}
-		options = append(options, grpc.Creds(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS12,
-			ClientAuth: tls.RequestClientCert,
+		t, err := n.c.askForCertificates(&tls.Config{MinVersion: tls.VersionTLS12,
 			GetCertificate: func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 				if n.certs == nil {
 					return nil, errors.New("the hub is starting")
 				}
 				return n.certs.get(hello)
-			}})))
+			}})
+		if err != nil {
+			return err
+		}
+		options = append(options, grpc.Creds(credentials.NewTLS(t)))
 	}
-	s := g.GRPC(options...)
+	s := b.GRPC(options...)
 	l := n.conns.listen(out.Listener)
 	out.Serve = func() error { return s.Serve(l) }
 	end := out.EndStreams
 	out.EndStreams = func() {
-		if end != nil {
-			end()
-		}
+		end()
 		stopped := make(chan struct{})
 		go func() { s.GracefulStop(); close(stopped) }()
 		t := time.NewTimer(20 * time.Second)

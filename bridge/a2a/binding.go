@@ -203,6 +203,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		ReplyLosses: replyLosses,
 		Way:         b.way,
 		Resumes:     b.resumes,
+		Reaches:     func(id parley.Identity) bool { return !IsCaller(id.ID) },
 		Address:     b.address,
 	}
 }

@@ -161,7 +161,7 @@ func (c *caller) close() {
 // add enrols an agent elsewhere.
 func (c *caller) add(name, at string) {
 	c.t.Helper()
-	id, err := c.Identity(at)
+	id, err := IdentityAt(at)
 	if err != nil {
 		c.t.Fatal(err)
 	}

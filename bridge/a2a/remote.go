@@ -567,15 +567,6 @@ func addressOf(e *directory.Entry) string {
 	return ""
 }
 
-// Identity makes the directory's identity of an A2A agent elsewhere: its id is its URL.
-func (b *Binding) Identity(at string) (parley.Identity, error) {
-	p, err := b.newPeer("", at)
-	if err != nil {
-		return parley.Identity{}, err
-	}
-	return parley.Identity{Protocol: Protocol, ID: p.url.String(), URL: p.url.String()}, nil
-}
-
 // A remote is a peer with its card, ready to be called.
 type remote struct {
 	*RemoteCard

@@ -238,7 +238,7 @@ func TestCardsAreFollowed(t *testing.T) {
 	if e := learned("s1"); e.Title != "A" || e.Description != "d" || e.Version != "1" {
 		t.Errorf("%+v", e)
 	}
-	id, _ := c.Identity(s.URL)
+	id, _ := IdentityAt(s.URL)
 	id.ID += "#written"
 	if _, err := c.dir.Put(t.Context(), parley.Agent{Name: "written", Title: "Mine",
 		Skills: []parley.SkillSpec{{ID: "own"}}, Identities: []parley.Identity{id}}, directory.FromOperator); err != nil {
