@@ -6,7 +6,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -151,7 +153,7 @@ func (b *Binding) publicCard(e *directory.Entry) (*madeCard, error) {
 	if err := b.ensureCardKey(); err != nil {
 		return nil, err
 	}
-	now := &madeCard{entry: e, keys: b.cardKeys(), guests: b.settingsOf(e.Name).Guests, schemes: b.schemes()}
+	now := &madeCard{entry: e, keys: b.cardKeys(), guests: b.opensToGuests(e.Name), schemes: b.schemes()}
 	b.cards.mu.Lock()
 	made, ok := b.cards.made[e.Name]
 	b.cards.mu.Unlock()
@@ -228,7 +230,7 @@ func (b *Binding) card(e *directory.Entry, skills []parley.SkillSpec) *protocol.
 		ours.Params = map[string]any{"skills": schemas}
 	}
 	c.Capabilities.Extensions = []protocol.AgentExtension{ours}
-	b.secure(c, schemes, b.settingsOf(e.Name).Guests)
+	b.secure(c, schemes, b.opensToGuests(e.Name))
 	return c
 }
 
@@ -319,7 +321,41 @@ func hybridForm(c *protocol.AgentCard) ([]byte, error) {
 	if !ok {
 		return nil, fmt.Errorf("the SDK's producer of cards makes no JSON")
 	}
-	return producer.CardJSON(context.Background())
+	raw, err := producer.CardJSON(context.Background())
+	if err != nil || len(c.SecuritySchemes) == 0 {
+		return raw, err
+	}
+	return withBothSchemes(raw, c.SecuritySchemes)
+}
+
+// nestedSchemes are members in which the SDK's producer repeats a scheme. No version has them.
+var nestedSchemes = []string{"apiKey", "http", "mutualTLS", "openIdConnect", "oauth2"}
+
+// withBothSchemes gives each security scheme of a hybrid card its member of 1.0 beside those of
+// 0.3: clients of 1.0 that name no version read them there.
+func withBothSchemes(card []byte, schemes protocol.NamedSecuritySchemes) ([]byte, error) {
+	pure, err := json.Marshal(schemes)
+	if err != nil {
+		return nil, err
+	}
+	var members map[string]json.RawMessage
+	var mixed, now map[string]map[string]json.RawMessage
+	if err := errors.Join(json.Unmarshal(card, &members), json.Unmarshal(pure, &now)); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(members["securitySchemes"], &mixed); err != nil {
+		return nil, err
+	}
+	for name, scheme := range mixed {
+		for _, member := range nestedSchemes {
+			delete(scheme, member)
+		}
+		maps.Copy(scheme, now[name])
+	}
+	if members["securitySchemes"], err = json.Marshal(mixed); err != nil {
+		return nil, err
+	}
+	return json.Marshal(members)
 }
 
 // GetExtendedAgentCard implements a2asrv.RequestHandler: the card with what policy lets the

@@ -62,9 +62,7 @@ func (p *progress) events(m *parley.Message, at time.Time) []protocol.Event {
 		p.state = s
 		e := &protocol.TaskStatusUpdateEvent{TaskID: p.task, ContextID: p.context,
 			Status: protocol.TaskStatus{State: s, Message: message, Timestamp: inUTC(at)}}
-		if m.Number > 0 {
-			e.SetMeta(ExtensionURI, map[string]any{"number": float64(m.Number)})
-		}
+		e.SetMeta(ExtensionURI, provenance(m))
 		return e
 	}
 	switch m.Kind {
@@ -128,9 +126,7 @@ func (p *progress) artifact(a *protocol.Artifact, m *parley.Message) *protocol.T
 		a.SetMeta(ExtensionURI, provenance(m))
 	}
 	e := &protocol.TaskArtifactUpdateEvent{TaskID: p.task, ContextID: p.context, Artifact: a}
-	if m.Number > 0 {
-		e.SetMeta(ExtensionURI, map[string]any{"number": float64(m.Number)})
-	}
+	e.SetMeta(ExtensionURI, provenance(m))
 	return e
 }
 
