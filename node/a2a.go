@@ -73,6 +73,9 @@ type A2A struct {
 	// form of cards: negotiated = 1.0 alone for clients that ask for 1.0, with the members of 0.3 for all others |
 	// 1.0 | hybrid = always with the members of 0.3
 	Card string `toml:"card" default:"\"negotiated\""`
+	// agents that callers without credentials may call over A2A, whatever policy.assurance and [[require]] say: names
+	// or patterns, such as "weather" or "public/*"; default: those with guests in their table
+	Guests []string `toml:"guests"`
 	// how long a blocking call waits; then its answer is the task as it is
 	Wait Duration `toml:"wait" default:"\"60s\""`
 	// streams that one caller may have open at once
@@ -226,6 +229,9 @@ func (a *A2AAgent) settings() (s bridge.AgentSettings, err error) {
 // a2aGuests are the rules that let callers without credentials reach agents that are open to
 // guests in A2A.
 func (c *Config) a2aGuests() (out []policy.Least) {
+	if len(c.A2A.Guests) > 0 {
+		out = append(out, policy.Least{To: c.A2A.Guests, Protocol: bridge.Protocol, Assurance: parley.Unsigned})
+	}
 	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
 		if a := c.Agents[name].A2A; a != nil && a.Guests {
 			out = append(out, policy.Least{To: []string{name}, Protocol: bridge.Protocol, Assurance: parley.Unsigned})
@@ -257,7 +263,7 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 	}
 	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Index: n.index, Callers: n.callers(),
 		Allow: n.guard.Prefixes, RootCAs: n.rootCAs, Transport: n.tracer.transport, PublicURL: n.c.PublicURL, Domain: c.Domain, Root: c.Root,
-		CardForm: form, Origins: n.c.Listen.Origins, MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
+		Guests: c.Guests, CardForm: form, Origins: n.c.Listen.Origins, MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
 		Streams: c.Streams, Webhooks: c.Webhooks, PlainPush: c.PlainPush, Now: n.c.Now, Logger: n.log}
 	out := &Binding{Domain: c.Domain}
 	if c.GRPC != "" {

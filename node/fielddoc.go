@@ -13,6 +13,8 @@ func fieldDoc(field string) string {
 		return "agents have their cards at sub-domains of this too, such as weather.agents.corp; default: at paths alone"
 	case "A2A.Card":
 		return "form of cards: negotiated = 1.0 alone for clients that ask for 1.0, with the members of 0.3 for all others | 1.0 | hybrid = always with the members of 0.3"
+	case "A2A.Guests":
+		return "agents that callers without credentials may call over A2A, whatever policy.assurance and [[require]] say: names or patterns, such as \"weather\" or \"public/*\"; default: those with guests in their table"
 	case "A2A.Wait":
 		return "how long a blocking call waits; then its answer is the task as it is"
 	case "A2A.Streams":

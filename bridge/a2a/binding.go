@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/policy"
 )
 
 // Protocol is this protocol's short name.
@@ -49,6 +51,7 @@ type Config struct {
 	Domain    string   // agents have their card at its sub-domains too; "": not
 	Root      string   // the agent whose card is at the root of the public URL's host; "": none
 	CardForm  CardForm // of the card for a client that names no version, or for all
+	Guests    []string // agents open to callers without credentials, besides AgentSettings.Guests: names or patterns
 	Origins   []string // web origins whose pages may call; "*": any
 	GRPC      string   // address that clients reach GRPCServer at, host:port; "": cards list no gRPC
 
@@ -168,6 +171,12 @@ func (b *Binding) settingsOf(name string) AgentSettings {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return b.settings[name]
+}
+
+// opensToGuests reports whether callers without credentials may call an agent.
+func (b *Binding) opensToGuests(name string) bool {
+	return b.settingsOf(name).Guests ||
+		slices.ContainsFunc(b.c.Guests, func(pattern string) bool { return policy.Match(pattern, name) })
 }
 
 // Start begins the work in the background.

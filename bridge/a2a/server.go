@@ -340,7 +340,7 @@ func (b *Binding) identify(ctx context.Context, agent string, h http.Header, t *
 		policy.Vouch(ctx)
 		return c, nil
 	}
-	if !b.settingsOf(agent).Guests {
+	if !b.opensToGuests(agent) {
 		return c, parley.Refuse(parley.Unauthenticated, "the agent takes callers with credentials only")
 	}
 	return c, nil

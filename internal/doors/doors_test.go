@@ -13,7 +13,8 @@ import (
 
 const module = "github.com/parley-hub/parley"
 
-var protocols = bridge.Protocols
+// protocols have a package of their own. A2A stands on the official SDK instead.
+var protocols = slices.DeleteFunc(slices.Clone(bridge.Protocols), func(p string) bool { return p == "a2a" })
 
 // below lists the packages that a package may reach besides internal/…; unlisted
 // packages may reach none of Parley's. "bridge/*" stands for each protocol.
@@ -21,7 +22,7 @@ func below(pkg string) ([]string, bool) {
 	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
 	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "node", "admin", "console",
-		"conform", "agh/aghnats",
+		"conform", "agh/aghnats", "bridge/a2a",
 		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
@@ -53,6 +54,8 @@ func below(pkg string) ([]string, bool) {
 		return core[:len(core)-1], true
 	case "bridge":
 		return core, true
+	case "bridge/a2a": // it has no store of tasks: it finds them by the index
+		return append(slices.Clone(core), "bridge", "journal/index"), true
 	case "bridge/bridgetest":
 		return append(slices.Clone(core), "bridge"), true
 	case "admin":
