@@ -441,7 +441,7 @@ func TestCallsOverEachWire(t *testing.T) {
 						t.Errorf("%s: part %d: %+v, want %+v", by, i, got, want)
 					}
 				}
-				var x onlyA2A
+				var x kept
 				if err := json.Unmarshal(answer.Extensions[Protocol], &x); err != nil || len(x.Artifacts) != 2 ||
 					x.Artifacts[0].Name != "echo" || x.Artifacts[0].Description != "what came" ||
 					x.Artifacts[0].Parts != 4 || x.Artifacts[1].ID == "" {

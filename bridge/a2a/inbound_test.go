@@ -44,7 +44,7 @@ func TestSendMessage(t *testing.T) {
 	w.must(err)
 	record, err := w.j.Read(t.Context(), m.Position)
 	w.must(err)
-	if k := keptOf(record.Message); string(k.Metadata) != `{"a":12345678901234567890}` || len(k.References) != 1 {
+	if k := keptOf(record.Message); string(k.Metadata["a"]) != `12345678901234567890` || len(k.References) != 1 {
 		t.Errorf("kept %s", record.Message.Extensions[Protocol])
 	}
 	if o := record.Message.Origin; o.Address != "192.0.2.1" || o.Peer != "token alice" || len(o.Verdict.Checks) != 1 ||

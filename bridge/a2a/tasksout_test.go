@@ -560,10 +560,10 @@ func TestExtensionCarriesHops(t *testing.T) {
 	if err != nil || m.Kind != parley.Response {
 		t.Fatal(m, err)
 	}
-	_, note := metadataOf(got.Metadata)
-	if got.ID != s.Message.ID.String() || note.Sender != "alice" || note.Act != "propose" ||
-		!slices.Equal(note.Hops, []string{"hub-one", "here"}) {
-		t.Errorf("%s %+v", got.ID, note)
+	said := got.Metadata[ExtensionURI].(map[string]any)
+	if got.ID != s.Message.ID.String() || said["sender"] != "alice" || said["act"] != "propose" ||
+		fmt.Sprint(said["hops"]) != "[hub-one here]" {
+		t.Errorf("%s %+v", got.ID, said)
 	}
 	if got := a.seen(protocol.SvcParamExtensions); !slices.Equal(got, []string{ExtensionURI}) {
 		t.Errorf("A2A-Extensions %q", got)

@@ -25,10 +25,13 @@ const (
 	foreignStream  = "a2a.stream" // "true": the client reads a stream
 )
 
+// members are those of a JSON object, as they were written.
+type members = map[string]json.RawMessage
+
 // kept is the A2A member of [parley.Message.Extensions]: what only A2A says.
 type kept struct {
-	Metadata    jsonx.Value         `json:"metadata,omitzero"` // of the message, without Parley's extension
-	Request     jsonx.Value         `json:"request,omitzero"`  // metadata of the call
+	Metadata    members             `json:"metadata,omitempty"` // of the message, without Parley's extension
+	Request     members             `json:"request,omitempty"`  // metadata of the call
 	Extensions  []string            `json:"extensions,omitempty"`
 	References  []protocol.TaskID   `json:"referenceTaskIds,omitempty"`
 	OutputModes []string            `json:"acceptedOutputModes,omitempty"`
@@ -37,16 +40,25 @@ type kept struct {
 }
 
 type keptPart struct {
-	Metadata jsonx.Value `json:"metadata,omitzero"`
+	Metadata members `json:"metadata,omitempty"`
 }
 
 type keptArtifact struct {
 	ID          protocol.ArtifactID `json:"artifactId"`
 	Name        string              `json:"name,omitzero"`
 	Description string              `json:"description,omitzero"`
-	Metadata    jsonx.Value         `json:"metadata,omitzero"`
+	Metadata    members             `json:"metadata,omitempty"`
 	Extensions  []string            `json:"extensions,omitempty"`
 	Parts       int                 `json:"parts"` // how many parts of the answer it has
+}
+
+// extensions gives k as the Extensions of a message; nil if it says nothing.
+func (k *kept) extensions() map[string]json.RawMessage {
+	b := marshal(k)
+	if string(b) == "{}" || b == nil {
+		return nil
+	}
+	return map[string]json.RawMessage{Protocol: b}
 }
 
 // keptOf reads what A2A said with a message.
@@ -112,13 +124,7 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 			k.Parts[strconv.Itoa(i)] = keptPart{v}
 		}
 	}
-	x, err := jsonx.Encode(k)
-	if err != nil {
-		return nil, invalidParams("message", "it is not valid UTF-8")
-	}
-	if string(x) != "{}" {
-		m.Extensions = map[string]json.RawMessage{Protocol: json.RawMessage(x)}
-	}
+	m.Extensions = k.extensions()
 	return m, nil
 }
 
@@ -176,23 +182,33 @@ func memberAt(v jsonx.Value, path ...string) jsonx.Value {
 	return nil
 }
 
-// without copies an object without some members; nil if nothing is left.
-func without(object jsonx.Value, names ...string) jsonx.Value {
-	rest := map[string]jsonx.Value{}
+// without gives the members of an object but for some; nil if nothing is left.
+func without(object jsonx.Value, names ...string) (rest members) {
 	jsonx.Members(object, func(name string, v jsonx.Value) bool {
 		if !slices.Contains(names, name) {
-			rest[name] = v
+			if rest == nil {
+				rest = members{}
+			}
+			rest[name] = json.RawMessage(v)
 		}
 		return true
 	})
-	if len(rest) == 0 {
-		return nil
-	}
-	out, err := jsonx.Encode(rest)
-	if err != nil {
-		return nil
-	}
-	return out
+	return rest
+}
+
+// A note is what is read of Parley's extension, in the metadata of a message or an artifact.
+type note struct {
+	Skill    string `json:"skill"`
+	Act      string `json:"act"`
+	Schema   string `json:"schema"`
+	Sent     string `json:"sent"`
+	Deadline string `json:"deadline"`
+	Expires  string `json:"expires"`
+	Trace    string `json:"trace"`
+
+	Code       parley.Code `json:"code"`
+	Retryable  bool        `json:"retryable"`
+	RetryAfter float64     `json:"retry_after"` // seconds
 }
 
 // maxWait is the longest time that a client may state as the deadline of a request.
@@ -201,15 +217,7 @@ const maxWait = 24 * time.Hour
 // readExtension takes from Parley's extension what A2A has no member for. It is the sender's
 // claim: it names neither sender nor assurance, and its hops can only have the message refused.
 func readExtension(m *parley.Message, x jsonx.Value) {
-	var e struct {
-		Skill    string `json:"skill"`
-		Act      string `json:"act"`
-		Schema   string `json:"schema"`
-		Sent     string `json:"sent"`
-		Deadline string `json:"deadline"`
-		Expires  string `json:"expires"`
-		Trace    string `json:"trace"`
-	}
+	var e note
 	if x == nil || jsonx.Decode(x, &e) != nil {
 		return
 	}
@@ -341,12 +349,19 @@ func fromPart(p *parley.Part) *protocol.Part {
 	return out
 }
 
-// object decodes the members of a JSON object.
-func object(v jsonx.Value) (m map[string]any) {
-	if v == nil || json.Unmarshal(v, &m) != nil {
+// object decodes members, for metadata of the SDK's types.
+func object(of members) map[string]any {
+	if len(of) == 0 {
 		return nil
 	}
-	return m
+	out := make(map[string]any, len(of))
+	for name, raw := range of {
+		var v any
+		if json.Unmarshal(raw, &v) == nil {
+			out[name] = v
+		}
+	}
+	return out
 }
 
 // keepsNumbers reports whether every number of a JSON text is the same after it was read as a

@@ -1,11 +1,9 @@
 package a2a
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,80 +22,6 @@ import (
 // wayOut is this protocol's column in the loss table.
 const wayOut = bridge.Way(Protocol)
 
-// A sentNote is what Parley's extension says about a message, in its metadata.
-type sentNote struct {
-	Message      string    `json:"message,omitzero"`
-	Protocol     string    `json:"protocol,omitzero"`
-	Sender       string    `json:"sender,omitzero"`
-	Assurance    string    `json:"assurance,omitzero"`
-	Digest       string    `json:"digest,omitzero"`
-	Hops         []string  `json:"hops,omitzero"`
-	Skill        string    `json:"skill,omitzero"`
-	Act          string    `json:"act,omitzero"`
-	Schema       string    `json:"schema,omitzero"`
-	Conversation string    `json:"conversation,omitzero"`
-	Sent         time.Time `json:"sent,omitzero"`
-	Deadline     time.Time `json:"deadline,omitzero"`
-	Expires      time.Time `json:"expires,omitzero"`
-	Audience     []string  `json:"audience,omitzero"`
-	Trace        string    `json:"trace,omitzero"`
-	Number       int       `json:"number,omitzero"`
-
-	Code       parley.Code `json:"code,omitzero"`
-	Retryable  bool        `json:"retryable,omitzero"`
-	RetryAfter float64     `json:"retry_after,omitzero"` // seconds
-}
-
-func noteOf(m *parley.Message) sentNote {
-	n := sentNote{Message: m.ID.String(), Protocol: m.Origin.Protocol, Sender: m.From,
-		Assurance: m.Origin.Verdict.Assurance.String(), Digest: bridge.Digest(m), Hops: m.Hops, Skill: m.Skill,
-		Act: m.Act, Schema: m.Schema, Conversation: m.Conversation.String(), Sent: m.Sent.UTC(), Trace: m.Trace.Parent,
-		Number: m.Number}
-	if !m.Deadline.IsZero() {
-		n.Deadline = m.Deadline.UTC()
-	}
-	if !m.Expires.IsZero() {
-		n.Expires = m.Expires.UTC()
-	}
-	if len(m.Audience) <= bridge.MaxAudience {
-		n.Audience = m.Audience
-	}
-	return n
-}
-
-// onlyA2A is what only A2A can say of a message: the member "a2a" of its Extensions.
-type onlyA2A struct {
-	Metadata            map[string]json.RawMessage `json:"metadata,omitempty"`
-	Request             map[string]json.RawMessage `json:"request,omitempty"` // metadata of the request
-	Extensions          []string                   `json:"extensions,omitempty"`
-	ReferenceTaskIDs    []string                   `json:"referenceTaskIds,omitempty"`
-	AcceptedOutputModes []string                   `json:"acceptedOutputModes,omitempty"`
-	Parts               map[string]onlyPart        `json:"parts,omitempty"` // by index
-	Artifacts           []onlyArtifact             `json:"artifacts,omitempty"`
-}
-
-type onlyPart struct {
-	Metadata map[string]json.RawMessage `json:"metadata,omitempty"`
-}
-
-type onlyArtifact struct {
-	ID          string                     `json:"artifactId"`
-	Name        string                     `json:"name,omitempty"`
-	Description string                     `json:"description,omitempty"`
-	Metadata    map[string]json.RawMessage `json:"metadata,omitempty"`
-	Extensions  []string                   `json:"extensions,omitempty"`
-	Parts       int                        `json:"parts"` // how many of the message's parts are the artifact's
-}
-
-// extensions gives x as the Extensions of a message; nil if it says nothing.
-func (x *onlyA2A) extensions() map[string]json.RawMessage {
-	b := marshal(x)
-	if string(b) == "{}" || b == nil {
-		return nil
-	}
-	return map[string]json.RawMessage{Protocol: b}
-}
-
 // A sendForm says how an agent takes a message.
 type sendForm struct {
 	version     string // V1 or V03
@@ -110,7 +34,7 @@ type sendForm struct {
 
 // toSend makes the request that sends a message.
 func toSend(m *parley.Message, f sendForm) (*protocol.SendMessageRequest, error) {
-	var x onlyA2A
+	var x kept
 	if raw := m.Extensions[Protocol]; raw != nil {
 		if err := jsonx.Decode(raw, &x); err != nil {
 			return nil, fmt.Errorf("the extension a2a of the message: %w", err)
@@ -119,9 +43,7 @@ func toSend(m *parley.Message, f sendForm) (*protocol.SendMessageRequest, error)
 	out := &protocol.Message{ID: m.ID.String(), Role: protocol.MessageRoleUser, TaskID: protocol.TaskID(f.task),
 		ContextID: f.context, Extensions: slices.Clone(x.Extensions), Metadata: anyOf(x.Metadata),
 		Parts: make(protocol.ContentParts, 0, max(len(m.Parts), 1))}
-	for _, id := range x.ReferenceTaskIDs {
-		out.ReferenceTasks = append(out.ReferenceTasks, protocol.TaskID(id))
-	}
+	out.ReferenceTasks = x.References
 	for i, p := range m.Parts {
 		part, err := partTo(p, x.Parts[strconv.Itoa(i)].Metadata, f)
 		if err != nil {
@@ -132,12 +54,12 @@ func toSend(m *parley.Message, f sendForm) (*protocol.SendMessageRequest, error)
 	if len(out.Parts) == 0 {
 		out.Parts = append(out.Parts, protocol.NewTextPart("")) // A2A has no message without parts
 	}
-	out.SetMeta(ExtensionURI, noteOf(m))
+	out.SetMeta(ExtensionURI, provenance(m))
 	if f.declares && !slices.Contains(out.Extensions, ExtensionURI) {
 		out.Extensions = append(out.Extensions, ExtensionURI)
 	}
 	return &protocol.SendMessageRequest{Message: out, Metadata: anyOf(x.Request),
-		Config: &protocol.SendMessageConfig{ReturnImmediately: f.immediately, AcceptedOutputModes: x.AcceptedOutputModes},
+		Config: &protocol.SendMessageConfig{ReturnImmediately: f.immediately, AcceptedOutputModes: x.OutputModes},
 	}, nil
 }
 
@@ -174,7 +96,7 @@ func partTo(p parley.Part, metadata map[string]json.RawMessage, f sendForm) (*pr
 			return nil, err
 		}
 		noType = true
-		if !exact(p.Data) || f.rest && f.version == V03 && changesNames(p.Data) {
+		if !keepsNumbers(p.Data) || f.rest && f.version == V03 && changesNames(p.Data) {
 			out.Content = protocol.Text(p.Data)
 			break
 		}
@@ -225,45 +147,6 @@ func toData(b []byte, version string) (protocol.Data, error) {
 	return protocol.Data{Value: values}, nil
 }
 
-// exact reports whether every number of a valid JSON text is the same as a double: data
-// parts are read as such.
-func exact(b []byte) bool {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.UseNumber()
-	for {
-		t, err := d.Token()
-		if err != nil {
-			return true // the end
-		}
-		n, ok := t.(json.Number)
-		if !ok || len(n) < 16 && !strings.ContainsAny(string(n), "eE") {
-			continue // a double keeps fifteen digits
-		}
-		v, err := strconv.ParseFloat(string(n), 64)
-		if err != nil || v == 0 && strings.ContainsAny(mantissa(string(n)), "123456789") {
-			return false
-		}
-		shortest := strconv.FormatFloat(v, 'e', -1, 64)
-		if len(n) > 400 || !sameNumber(string(n), shortest) {
-			return false
-		}
-	}
-}
-
-func mantissa(n string) string {
-	if i := strings.IndexAny(n, "eE"); i >= 0 {
-		return n[:i]
-	}
-	return n
-}
-
-// sameNumber compares two decimals of bounded length and exponent.
-func sameNumber(a, b string) bool {
-	x, ok := new(big.Rat).SetString(a)
-	y, ok2 := new(big.Rat).SetString(b)
-	return ok && ok2 && x.Cmp(y) == 0
-}
-
 // changesNames reports whether an object has a name with an upper-case letter or an
 // underscore: HTTP+JSON of 0.3 would write it otherwise, in content too.
 func changesNames(b []byte) bool {
@@ -283,7 +166,7 @@ func changesNames(b []byte) bool {
 
 // partsFrom gives the content of an agent's message or artifact, and the metadata of its
 // parts by index, from first on.
-func partsFrom(parts protocol.ContentParts, first int, notes map[string]onlyPart) []parley.Part {
+func partsFrom(parts protocol.ContentParts, first int, notes map[string]keptPart) []parley.Part {
 	out := make([]parley.Part, 0, len(parts))
 	for i, p := range parts {
 		if p == nil {
@@ -299,7 +182,7 @@ func partsFrom(parts protocol.ContentParts, first int, notes map[string]onlyPart
 			rest[name] = marshal(v)
 		}
 		if len(rest) > 0 {
-			notes[strconv.Itoa(first+i)] = onlyPart{rest}
+			notes[strconv.Itoa(first+i)] = keptPart{rest}
 		}
 		out = append(out, partFrom(p, note))
 	}
@@ -336,7 +219,7 @@ func partFrom(p *protocol.Part, note partNote) parley.Part {
 }
 
 // metadataOf gives metadata without Parley's, which comes decoded.
-func metadataOf(metadata map[string]any) (rest map[string]json.RawMessage, ours sentNote) {
+func metadataOf(metadata map[string]any) (rest map[string]json.RawMessage, ours note) {
 	for name, v := range metadata {
 		if name == ExtensionURI {
 			_ = json.Unmarshal(marshal(v), &ours) // a note of another form says nothing
@@ -353,16 +236,14 @@ func metadataOf(metadata map[string]any) (rest map[string]json.RawMessage, ours 
 // fromMessage gives the content of a message of an agent. declares: the agent knows
 // Parley's extension.
 func fromMessage(m *protocol.Message, declares bool) *parley.Message {
-	x := onlyA2A{Parts: map[string]onlyPart{}}
+	x := kept{Parts: map[string]keptPart{}}
 	out := &parley.Message{Parts: partsFrom(m.Parts, 0, x.Parts)}
-	var note sentNote
-	x.Metadata, note = metadataOf(m.Metadata)
+	var ours note
+	x.Metadata, ours = metadataOf(m.Metadata)
 	x.Extensions = others(m.Extensions)
-	for _, t := range m.ReferenceTasks {
-		x.ReferenceTaskIDs = append(x.ReferenceTaskIDs, string(t))
-	}
+	x.References = m.ReferenceTasks
 	if declares {
-		out.Act, out.Schema = clipped(note.Act, maxName), clipped(note.Schema, maxName)
+		out.Act, out.Schema = clipped(ours.Act, maxName), clipped(ours.Schema, maxName)
 	}
 	out.Extensions = x.extensions()
 	return out
@@ -378,18 +259,18 @@ func fromTask(t *protocol.Task, declares bool) *parley.Message {
 	if t.Status.State != protocol.TaskStateCompleted {
 		return fromFailed(&t.Status, declares)
 	}
-	x := onlyA2A{Parts: map[string]onlyPart{}}
+	x := kept{Parts: map[string]keptPart{}}
 	out := &parley.Message{Kind: parley.Response}
 	for _, a := range t.Artifacts {
 		if a == nil {
 			continue
 		}
 		parts := partsFrom(a.Parts, len(out.Parts), x.Parts)
-		metadata, note := metadataOf(a.Metadata)
+		metadata, ours := metadataOf(a.Metadata)
 		if declares && out.Act == "" && out.Schema == "" {
-			out.Act, out.Schema = clipped(note.Act, maxName), clipped(note.Schema, maxName)
+			out.Act, out.Schema = clipped(ours.Act, maxName), clipped(ours.Schema, maxName)
 		}
-		x.Artifacts = append(x.Artifacts, onlyArtifact{ID: string(a.ID), Name: a.Name, Description: a.Description,
+		x.Artifacts = append(x.Artifacts, keptArtifact{ID: a.ID, Name: a.Name, Description: a.Description,
 			Metadata: metadata, Extensions: others(a.Extensions), Parts: len(parts)})
 		out.Parts = append(out.Parts, parts...)
 	}
@@ -421,19 +302,19 @@ func fromFailed(s *protocol.TaskStatus, declares bool) *parley.Message {
 	code := cmp.Or(failures[s.State], parley.HandlerFailed)
 	out := &parley.Message{}
 	said := ""
-	var note sentNote
+	var ours note
 	if s.Message != nil {
 		out = fromMessage(s.Message, declares)
 		said = clipped(out.Text(), maxErrorText)
-		_, note = metadataOf(s.Message.Metadata)
+		_, ours = metadataOf(s.Message.Metadata)
 	}
 	e := parley.Refuse(code, "%s", cmp.Or(said, "the agent ended the task as "+stateName(s.State)))
-	if declares && slices.Contains(peerCodes, note.Code) {
-		e.Code = note.Code
+	if declares && slices.Contains(peerCodes, ours.Code) {
+		e.Code = ours.Code
 	}
-	if declares && note.Retryable {
+	if declares && ours.Retryable {
 		e.Retryable = true
-		e.After = min(time.Duration(max(note.RetryAfter, 0)*float64(time.Second)), 24*time.Hour)
+		e.After = min(time.Duration(max(ours.RetryAfter, 0)*float64(time.Second)), 24*time.Hour)
 	}
 	out.Kind, out.Parts = parley.Failure, nil
 	out.Error = bridge.Answered(e, Protocol, said, stateName(s.State))
@@ -444,10 +325,6 @@ func fromFailed(s *protocol.TaskStatus, declares bool) *parley.Message {
 func stateName(s protocol.TaskState) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(clipped(s.String(), maxName), "TASK_STATE_")), "_", "-")
 }
-
-// askForCredentials is the Act of a NeedsInput with which an agent asks for credentials. The
-// hub passes none on (rule A2A-090).
-const askForCredentials = "auth-required"
 
 // fromStatus gives the event of a status before the end; nil: it says nothing new.
 func fromStatus(s *protocol.TaskStatus, declares bool) *parley.Message {
@@ -460,7 +337,7 @@ func fromStatus(s *protocol.TaskStatus, declares bool) *parley.Message {
 	case protocol.TaskStateInputRequired:
 		out.State = parley.NeedsInput
 	case protocol.TaskStateAuthRequired:
-		out.State, out.Act = parley.NeedsInput, askForCredentials
+		out.State, out.Act = parley.NeedsInput, authRequired
 	case protocol.TaskStateSubmitted:
 		out.State = parley.Accepted
 	default: // working, and states that are not known
@@ -474,10 +351,10 @@ func fromStatus(s *protocol.TaskStatus, declares bool) *parley.Message {
 
 // fromChunk gives the event of one part of an artifact.
 func fromChunk(a *protocol.Artifact, part *protocol.Part) *parley.Message {
-	x := onlyA2A{Parts: map[string]onlyPart{}}
+	x := kept{Parts: map[string]keptPart{}}
 	out := &parley.Message{Kind: parley.Event, Parts: partsFrom(protocol.ContentParts{part}, 0, x.Parts)}
 	metadata, _ := metadataOf(a.Metadata)
-	x.Artifacts = []onlyArtifact{{ID: string(a.ID), Name: a.Name, Description: a.Description, Metadata: metadata,
+	x.Artifacts = []keptArtifact{{ID: a.ID, Name: a.Name, Description: a.Description, Metadata: metadata,
 		Extensions: others(a.Extensions), Parts: 1}}
 	out.Extensions = x.extensions()
 	return out
