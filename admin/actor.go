@@ -37,6 +37,7 @@ type Actor struct {
 	Speak   []string // agents as which it may speak: patterns as in [policy.Match]; nil: "operator"
 	Address string   // network address, for the audit trail
 
+	agent   string    // for which the token speaks at protocols; "": none
 	hash    string    // of the token
 	expires time.Time // the token; zero: never
 }

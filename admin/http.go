@@ -170,7 +170,7 @@ func (a *Admin) serve(of methods, w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		c.by = by
-		ctx, end := a.c.Tokens.during(r.Context(), by)
+		ctx, end := a.c.Tokens.During(r.Context(), by)
 		defer end()
 		r = r.WithContext(ctx)
 		c.r = r

@@ -265,7 +265,7 @@ func TestTokenOfAnAgent(t *testing.T) {
 		t.Fatal(issued, err)
 	}
 	here := b.admin.c.Tokens
-	if name, agent, err := here.Agent(issued.Secret); err != nil || name != "scout" || agent != "crew/scout" {
+	if name, agent, err := here.Agent(issued.Secret); err != nil || name.Name != "scout" || agent != "crew/scout" {
 		t.Error(name, agent, err)
 	}
 	within(t, "the other hub to know the token", func() bool {

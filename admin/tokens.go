@@ -344,20 +344,20 @@ func (t *Tokens) find(secret string) (Actor, error) {
 	return by, err
 }
 
-// Agent gives the names of the token with a secret and of the agent for which it speaks,
-// and notes its use. A token of the admin API speaks for none. The error says too much for
-// a stranger.
-func (t *Tokens) Agent(secret string) (token, agent string, err error) {
+// Agent gives the bearer of a secret and the agent for which its token speaks, and notes the
+// token's use. A token of the admin API speaks for none. The error says too much for a
+// stranger; with one, the bearer has the token's name alone, if the hub knows the secret.
+func (t *Tokens) Agent(secret string) (by Actor, agent string, err error) {
 	v, err := t.lookup(secret)
 	if err == nil && v.Agent == "" {
 		err = parley.Refuse(parley.Unauthenticated, "token %q is one of the admin API; `parley tokens add NAME --agent "+
 			"AGENT` issues one for an agent", v.Name)
 	}
 	if err != nil {
-		return v.Name, "", err
+		return Actor{Name: v.Name}, "", err
 	}
 	t.noteUse(v, t.now())
-	return v.Name, v.Agent, nil
+	return Actor{Name: v.Name, agent: v.Agent, hash: v.Hash, expires: v.Expires}, v.Agent, nil
 }
 
 // lookup gives the token with a secret. It compares all hashes, each in constant time, so

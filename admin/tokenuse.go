@@ -43,7 +43,7 @@ func (t *Tokens) noteUse(v Token, now time.Time) {
 	})
 }
 
-// A runningCall is a call of the API that goes on while its token permits it.
+// A runningCall is a call that goes on while its token permits it.
 type runningCall struct {
 	by  Actor
 	end context.CancelCauseFunc
@@ -51,12 +51,12 @@ type runningCall struct {
 
 // permits reports whether a token permits what it did when the call began.
 func (c *runningCall) permits(t Token) bool {
-	return t.Hash == c.by.hash && t.Role == c.by.Role && slices.Equal(t.Speak, c.by.Speak)
+	return t.Hash == c.by.hash && t.Role == c.by.Role && t.Agent == c.by.agent && slices.Equal(t.Speak, c.by.Speak)
 }
 
-// during gives a context for a call of an actor. It ends when the actor's token expires,
+// During gives a context for a call of an actor. It ends when the actor's token expires,
 // is revoked or changes; its cause is then the refusal. The caller must call end.
-func (t *Tokens) during(ctx context.Context, by Actor) (_ context.Context, end func()) {
+func (t *Tokens) During(ctx context.Context, by Actor) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	c := &runningCall{by, cancel}
 	t.mu.Lock()

@@ -16,6 +16,9 @@ type Caller struct {
 	Guest bool   // it has no credentials, or those of an agent that nobody enrolled
 	// Verdict names the checks that held. Its assurance is Session, of a guest Unsigned.
 	Verdict parley.Verdict
+	// During gives a context for what goes on for long, as a stream. It ends when the credentials
+	// are revoked or expire. The caller of During must call end. nil: they hold until the end.
+	During func(ctx context.Context) (_ context.Context, end func()) `json:"-"`
 }
 
 // Callers finds out who calls, for the protocols whose callers show a token, a JWT of an

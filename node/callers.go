@@ -375,14 +375,15 @@ func (f *callerFinder) byToken(ctx context.Context, known *knownCallers, protoco
 	if len(known.issuers) > 0 && oidc.IsToken(secret) {
 		return f.bySubject(ctx, known, protocol, secret)
 	}
-	token, agent, err := f.n.tokens.Agent(secret)
-	if token != "" {
-		c.Peer = "token " + token
+	by, agent, err := f.n.tokens.Agent(secret)
+	if by.Name != "" {
+		c.Peer = "token " + by.Name
 	}
 	if err != nil {
 		return c, err
 	}
-	c.Name, c.Verdict = agent, session("token", token, "")
+	c.Name, c.Verdict = agent, session("token", by.Name, "")
+	c.During = func(ctx context.Context) (context.Context, func()) { return f.n.tokens.During(ctx, by) }
 	return c, nil
 }
 

@@ -85,7 +85,7 @@ func (s *callStream) RecvMsg(m any) error {
 		return s.b.grpcFailure(ctx, "admit", err)
 	}
 	s.done = append(s.done, release)
-	ctx, cancel, err := s.b.streamContext(ctx)
+	ctx, cancel, err := s.b.streamContext(ctx, &callOf(ctx).caller)
 	if err != nil {
 		return s.b.grpcFailure(s.ctx, "admit", err)
 	}
@@ -226,6 +226,9 @@ func toldEach(b *Binding, ctx context.Context, seq eventSeq) eventSeq {
 		for e, err := range seq {
 			if err == nil {
 				e, err = plainEvent(e)
+			}
+			if err != nil {
+				err = endedBy(ctx, err)
 			}
 			if !yield(e, b.grpcFailure(ctx, "admit", err)) {
 				return

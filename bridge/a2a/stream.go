@@ -2,10 +2,12 @@ package a2a
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/sse"
 )
 
@@ -45,14 +47,39 @@ func (s *streams) take(caller string) (done func(), err error) {
 // EndStreams ends all streams, so that servers can shut down. Clients subscribe again.
 func (b *Binding) EndStreams() { b.endStreams() }
 
-// streamContext is a context for a stream: it ends with EndStreams too.
-func (b *Binding) streamContext(ctx context.Context) (context.Context, context.CancelFunc, error) {
+var errStopping = &parley.Error{Code: parley.Unavailable, Text: "the hub is stopping", Retryable: true}
+
+// streamContext is a context for a stream of a caller: it ends with EndStreams and with the
+// caller's credentials too. Its cause is then an error for the caller.
+func (b *Binding) streamContext(ctx context.Context, c *bridge.Caller) (context.Context, func(), error) {
 	if b.streaming.Err() != nil {
-		return nil, nil, parley.Fail(parley.Unavailable, nil, "the hub is stopping")
+		return nil, nil, errStopping
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(b.streaming, cancel)
-	return ctx, func() { stop(); cancel() }, nil
+	ctx, cancel := context.WithCancelCause(ctx)
+	stops := []func() bool{context.AfterFunc(b.streaming, func() { cancel(errStopping) })}
+	end := func() {}
+	if c.During != nil {
+		var valid context.Context
+		valid, end = c.During(ctx)
+		stops = append(stops, context.AfterFunc(valid, func() {
+			cancel(parley.Refuse(parley.Unauthenticated, "the credentials are no longer valid"))
+		}))
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel(nil)
+		end()
+	}, nil
+}
+
+// endedBy gives the error for the caller of a stream that the hub ended; otherwise err.
+func endedBy(ctx context.Context, err error) error {
+	if e, ok := errors.AsType[*parley.Error](context.Cause(ctx)); ok {
+		return e
+	}
+	return err
 }
 
 // stream runs a method with events.
@@ -63,7 +90,7 @@ func (x *exchange) stream(c *call, m *method) {
 		return
 	}
 	defer done()
-	ctx, cancel, err := x.b.streamContext(withCall(x.r.Context(), c))
+	ctx, cancel, err := x.b.streamContext(withCall(x.r.Context(), c), &x.caller)
 	if err != nil {
 		x.fail("admit", err)
 		return
@@ -82,11 +109,11 @@ func (x *exchange) stream(c *call, m *method) {
 		}
 		switch {
 		case err != nil && out == nil:
-			x.fail("admit", err)
+			x.fail("admit", endedBy(ctx, err))
 			return
 		case err != nil && ctx.Err() != nil:
 			out.Close()
-			return // the client is gone, or the hub stops: it subscribes again
+			return // the client is gone, or the hub ended it: it subscribes again
 		}
 		if out == nil {
 			out = x.startEvents(cancel)
@@ -101,12 +128,7 @@ func (x *exchange) stream(c *call, m *method) {
 		}
 	}
 	if out == nil {
-		if x.b.streaming.Err() != nil {
-			err = parley.Fail(parley.Unavailable, nil, "the hub is stopping")
-		} else {
-			err = parley.Refuse(parley.Internal, "no event")
-		}
-		x.fail("admit", err)
+		x.fail("admit", endedBy(ctx, parley.Refuse(parley.Internal, "no event")))
 		return
 	}
 	if ctx.Err() != nil || c.version != V03 {

@@ -2,7 +2,9 @@ package a2a
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 )
 
 // yields is a stream of events, and then err unless it is nil.
@@ -233,6 +236,54 @@ func TestEndStreams(t *testing.T) {
 	rec := w.rpc(V1, subscribe1)
 	if _, m := parseAnswer(t, rec).info(t); rec.Code != 503 || m["code"] != string(parley.Unavailable) {
 		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+}
+
+// revocable knows one caller, whose credentials end with valid.
+type revocable struct {
+	fakeCallers
+	valid context.Context
+	ended *int
+}
+
+func (r revocable) Identify(context.Context, string, http.Header, *tls.ConnectionState, string) (bridge.Caller, error) {
+	return bridge.Caller{Name: "bob", Peer: "token bob", During: func(ctx context.Context) (context.Context, func()) {
+		ctx, cancel := context.WithCancel(ctx)
+		stop := context.AfterFunc(r.valid, cancel)
+		return ctx, func() { *r.ended++; stop(); cancel() }
+	}}, nil
+}
+
+// TestRevokedCaller: the streams of a caller end with its credentials; one that has not begun is
+// refused.
+func TestRevokedCaller(t *testing.T) {
+	t.Parallel()
+	for _, begun := range []bool{true, false} {
+		valid, revoke := context.WithCancel(t.Context())
+		ended := 0
+		w := newServing(t, func(c *Config) { c.Callers = revocable{valid: valid, ended: &ended} })
+		w.fake.events = func(ctx context.Context) eventSeq {
+			return func(yield func(protocol.Event, error) bool) {
+				if begun {
+					yield(taskIn(protocol.TaskStateWorking), nil)
+				}
+				revoke()
+				<-ctx.Done()
+				yield(nil, ctx.Err())
+			}
+		}
+		rec := w.rpc(V1, subscribe1)
+		if begun {
+			if lines := dataOf(t, rec); len(lines) != 1 {
+				t.Errorf("%q", lines)
+			}
+		} else if rec.Code != 401 || rec.Header().Get("WWW-Authenticate") == "" ||
+			!strings.Contains(rec.Body.String(), "no longer valid") {
+			t.Errorf("%d %s", rec.Code, rec.Body)
+		}
+		if ended != 1 || len(w.opened.open) != 0 {
+			t.Errorf("ended %d times, %d streams are open", ended, len(w.opened.open))
+		}
 	}
 }
 
