@@ -29,7 +29,7 @@ import (
 // with its id.
 func (s service) CreateTaskPushConfig(ctx context.Context, r *protocol.PushConfig) (*protocol.PushConfig, error) {
 	c := callOf(ctx)
-	m, err := s.b.find(ctx, c, r.TaskID)
+	m, err := s.b.known(ctx, c, r.TaskID)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (s service) ListTaskPushConfigs(ctx context.Context, r *protocol.ListTaskPu
 
 // hooksOf gives the configurations of a task of the caller.
 func (s service) hooksOf(ctx context.Context, task protocol.TaskID) ([]*protocol.PushConfig, error) {
-	m, err := s.b.find(ctx, callOf(ctx), task)
+	m, err := s.b.known(ctx, callOf(ctx), task)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (s service) hooksOf(ctx context.Context, task protocol.TaskID) ([]*protocol
 
 // DeleteTaskPushConfig implements a2asrv.RequestHandler. An unknown configuration is no error.
 func (s service) DeleteTaskPushConfig(ctx context.Context, r *protocol.DeleteTaskPushConfigRequest) error {
-	m, err := s.b.find(ctx, callOf(ctx), r.TaskID)
+	m, err := s.b.known(ctx, callOf(ctx), r.TaskID)
 	if err != nil || !hookID.MatchString(r.ID) {
 		return err
 	}

@@ -135,6 +135,27 @@ func (b *Binding) find(ctx context.Context, c *call, task protocol.TaskID) (inde
 	return m, nil
 }
 
+// requestAt reads the request of a task. Without its content there is no task any more.
+func (b *Binding) requestAt(ctx context.Context, p journal.Position) (*journal.Record, error) {
+	r, err := b.c.Journal.Read(ctx, p)
+	switch {
+	case errors.Is(err, journal.ErrNotFound) || err == nil && (r.Message == nil || r.Erased != nil):
+		return nil, protocol.ErrTaskNotFound // forgotten, or its retention has ended
+	case err != nil:
+		return nil, parley.AsError(err)
+	}
+	return r, nil
+}
+
+// known finds the request of a task that is still there.
+func (b *Binding) known(ctx context.Context, c *call, task protocol.TaskID) (index.Message, error) {
+	m, err := b.find(ctx, c, task)
+	if err == nil {
+		_, err = b.requestAt(ctx, m.Position)
+	}
+	return m, err
+}
+
 // open reads a task of the caller, and follows it.
 func (b *Binding) open(ctx context.Context, c *call, task protocol.TaskID, streams bool) (*follower, error) {
 	id, err := parley.ParseID(string(task))
@@ -174,12 +195,9 @@ const (
 // load reads what the index has of a task, without the pieces of its result unless pieces are wanted,
 // and takes their bytes from room.
 func (f *follower) load(ctx context.Context, m index.Message, pieces bool, room *int) error {
-	request, err := f.b.c.Journal.Read(ctx, m.Position)
-	if errors.Is(err, journal.ErrNotFound) || err == nil && request.Message == nil {
-		return protocol.ErrTaskNotFound // its retention has ended
-	}
+	request, err := f.b.requestAt(ctx, m.Position)
 	if err != nil {
-		return parley.AsError(err)
+		return err
 	}
 	f.start(request)
 	records := 0
@@ -264,7 +282,7 @@ func (s service) ListTasks(ctx context.Context, r *protocol.ListTasksRequest) (*
 	for i := range page.Requests {
 		f := &follower{b: s.b}
 		if err := f.load(ctx, page.Requests[i].Message, r.IncludeArtifacts, &room); errors.Is(err, protocol.ErrTaskNotFound) {
-			continue // its retention has just ended
+			continue // its content was erased
 		} else if err != nil {
 			return nil, err
 		}
