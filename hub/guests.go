@@ -6,19 +6,25 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/policy"
 )
 
-// isGuest reports whether the sender of a message is a guest: not in the directory, or
-// there by its own registration.
+// isGuest reports whether the sender of a message is a guest: in the directory by its own
+// registration, or not there and under the name of a guest. One with another name has a
+// token or certificate of the operator.
 func (h *Hub) isGuest(s *Submission) bool {
 	if p := s.Message.Origin.Protocol; s.Vouched || p == "go" || p == "api" || p == "" {
 		return false
 	}
-	return h.Guest(s.Message.From)
+	from := s.Message.From
+	if _, ok := h.c.Directory.Agent(from); !ok && !strings.HasPrefix(from, "guest/") {
+		return false
+	}
+	return h.Guest(from)
 }
 
 // Guest reports whether a sender of that name is a guest.
