@@ -9,11 +9,13 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	bridge "github.com/parley-hub/parley/bridge/a2a"
 )
 
 // web is a client of one agent's A2A endpoint, with a token; "": none.
@@ -217,6 +219,89 @@ func TestA2ABadRequests(t *testing.T) {
 			t.Errorf("%s: %d %s", path, status, body)
 		}
 		leaks(path, body)
+	}
+}
+
+// TestA2AGuestFlood: a guest that sends tasks, opens streams and sets webhooks without end uses up the
+// budget of guests, and is told when to come again; callers with a token are served as before.
+func TestA2AGuestFlood(t *testing.T) {
+	n := running(t, Config{Policy: Policy{Assurance: "unsigned"}, Guests: Guests{Disk: "4MiB"}, A2A: A2A{Streams: 2, PlainPush: true},
+		Network: Network{Allow: []string{"loopback"}}})
+	waiting := make(chan struct{})
+	release := sync.OnceFunc(func() { close(waiting) })
+	defer release()
+	err := n.Handle(parley.Agent{Name: "slow", Exposed: parley.Everywhere},
+		parley.RawSkill("say", func(ctx context.Context, m *parley.Message, r parley.Replier) error {
+			select {
+			case <-waiting:
+			case <-ctx.Done():
+			}
+			return r.Reply(m.Parts...)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.A2A().SetAgent("slow", bridge.AgentSettings{Guests: true})
+	guest, alice := web{t, n, "slow", ""}, caller(t, n, "slow", "alice")
+	immediately := func(id string) string {
+		return strings.TrimSuffix(speech(id, "hello"), "}") + `,"configuration":{"returnImmediately":true}}`
+	}
+	// flood sends until the hub refuses, and gives how often it did not.
+	flood := func(what string, most int, send func(i int) *http.Response) int {
+		t.Helper()
+		for i := range most + 1 {
+			resp := send(i)
+			switch resp.StatusCode {
+			case 200:
+				t.Cleanup(func() { resp.Body.Close() })
+				continue
+			case 429:
+				if what != "webhooks" && resp.Header.Get("Retry-After") == "" { // a task's webhooks are a number
+					t.Errorf("%s: it is not told when to come again", what)
+				}
+			default:
+				b, _ := io.ReadAll(resp.Body)
+				t.Errorf("%s: %d %s", what, resp.StatusCode, b)
+			}
+			resp.Body.Close()
+			return i
+		}
+		t.Fatalf("%s: %d and more are accepted", what, most)
+		return 0
+	}
+	var task struct{ Task struct{ ID string } }
+	if status, body := guest.rest("POST", "/message:send", immediately("first")); status != 200 ||
+		json.Unmarshal([]byte(body), &task) != nil {
+		t.Fatalf("%d %s", status, body)
+	}
+	if opened := flood("streams", 2, func(int) *http.Response {
+		return guest.ask("GET", "/tasks/"+task.Task.ID+":subscribe", "")
+	}); opened != 2 {
+		t.Errorf("%d streams, want 2", opened)
+	}
+	hooks := flood("webhooks", 8, func(i int) *http.Response {
+		return guest.ask("POST", "/tasks/"+task.Task.ID+"/pushNotificationConfigs",
+			fmt.Sprintf(`{"id":"h%d","url":"http://127.0.0.1:9/hook"}`, i))
+	})
+	tasks := flood("tasks", 40, func(i int) *http.Response {
+		return guest.ask("POST", "/message:send", immediately(fmt.Sprint("m", i)))
+	})
+	if hooks == 0 || tasks == 0 {
+		t.Errorf("%d webhooks and %d tasks: the budget refuses everything", hooks, tasks)
+	}
+	if s := n.Hub().Guests().Stats(); s.Refused == 0 || s.Written > 256<<10 {
+		t.Errorf("%+v", s)
+	}
+	for i := range 8 {
+		if status, body := alice.rest("POST", "/message:send", immediately(fmt.Sprint("a", i))); status != 200 {
+			t.Fatalf("a caller with a token: %d %s", status, body)
+		}
+	}
+	release()
+	resp := alice.ask("POST", "/message:stream", speech("last", "hello"))
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err != nil || !bytes.Contains(b, []byte("TASK_STATE_COMPLETED")) {
+		t.Errorf("her stream: %s %v", b, err)
 	}
 }
 
