@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
@@ -60,6 +61,10 @@ func (b *Binding) startCalls(ctx context.Context) error {
 	return nil
 }
 
+// cancelTime is how long an agent may take to name the task of a request that is over
+// already. Then the task cannot be cancelled.
+const cancelTime = 10 * time.Second
+
 // settled follows that a request has its answer: its task needs no follower, and its row
 // goes. It does no I/O: the journal waits for it.
 func (b *Binding) settled(id parley.ID) {
@@ -68,8 +73,13 @@ func (b *Binding) settled(id parley.ID) {
 	_, row := b.ending[id]
 	delete(b.ending, id)
 	b.outMu.Unlock()
-	if f != nil {
+	switch {
+	case f == nil:
+	case f.task() != "":
 		f.stop()
+	default: // its task is to be cancelled as soon as it has a name
+		t := time.AfterFunc(cancelTime, f.stop)
+		context.AfterFunc(f.ctx, func() { t.Stop() })
 	}
 	if row {
 		select {

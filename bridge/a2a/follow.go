@@ -46,6 +46,8 @@ type taskFollower struct {
 	ctx  context.Context // ends with the request's deadline
 	stop context.CancelFunc
 	in   chan protocol.Event // answers to inputs; nil: look at the task
+	// begun is closed when the task is known.
+	begun chan struct{}
 
 	again bool      // an earlier attempt may have reached the agent
 	hand  *handover // nil: no attempt waits
@@ -68,7 +70,8 @@ type taskFollower struct {
 
 // newFollower makes a follower of a request.
 func (b *Binding) newFollower(p *peer, m *parley.Message, w *sentRequest) *taskFollower {
-	f := &taskFollower{b: b, p: p, id: m.ID, conv: m.Conversation, w: w, in: make(chan protocol.Event, 16)}
+	f := &taskFollower{b: b, p: p, id: m.ID, conv: m.Conversation, w: w, in: make(chan protocol.Event, 16),
+		begun: make(chan struct{})}
 	left := w.Until.Add(-rowRetention).Sub(b.c.Now())
 	f.ctx, f.stop = context.WithTimeout(b.ctx, max(left, 0))
 	return f
@@ -118,6 +121,7 @@ func (b *Binding) adoptTask(id parley.ID, w *sentRequest) *taskFollower {
 	row := *w
 	f = b.newFollower(p, &parley.Message{ID: id}, &row)
 	f.kept = true
+	close(f.begun)
 	b.outMu.Lock()
 	if other := b.followed[id]; other != nil {
 		b.outMu.Unlock()
@@ -129,6 +133,28 @@ func (b *Binding) adoptTask(id parley.ID, w *sentRequest) *taskFollower {
 	b.outMu.Unlock()
 	b.goOn(f)
 	return f
+}
+
+// named waits a little for the name of the task of a request that is being sent; false: it
+// has none yet.
+func (b *Binding) named(ctx context.Context, id parley.ID) bool {
+	b.outMu.Lock()
+	f := b.followed[id]
+	b.outMu.Unlock()
+	if f == nil {
+		return true
+	}
+	t := time.NewTimer(b.patience)
+	defer t.Stop()
+	select {
+	case <-f.begun:
+		return true
+	case <-f.ctx.Done():
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return false
 }
 
 // following gives the follower of a request's task; nil: no task is known.
@@ -344,9 +370,7 @@ func (f *taskFollower) learn(ctx context.Context, info protocol.TaskInfo) error 
 	}
 	f.b.keepContext(ctx, f.w.To, f.conv, contextID)
 	f.rekeep(ctx)
-	if f.hand != nil {
-		close(f.hand.begun)
-	}
+	close(f.begun)
 	return nil
 }
 
@@ -397,11 +421,7 @@ func (f *taskFollower) status(ctx context.Context, s *protocol.TaskStatus, t *pr
 		if s.State == protocol.TaskStateInputRequired || s.State == protocol.TaskStateAuthRequired {
 			f.interrupted = true
 			if f.hand != nil {
-				select {
-				case <-f.hand.pauses:
-				default:
-					close(f.hand.pauses)
-				}
+				f.hand.pause()
 			}
 		}
 		return false

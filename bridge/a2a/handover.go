@@ -11,8 +11,7 @@ import (
 
 // A handover joins a follower to the attempt that waits for it.
 type handover struct {
-	begun  chan struct{} // closed when the task is known
-	pauses chan struct{} // closed when the agent waits for input
+	pauses chan struct{} // closed when the agent waits for input, or its call has ended
 	done   chan struct{} // closed when there is an outcome
 
 	mu   sync.Mutex
@@ -22,7 +21,16 @@ type handover struct {
 
 // attend makes the attempt wait for an outcome.
 func (f *taskFollower) attend() {
-	f.hand = &handover{begun: make(chan struct{}), pauses: make(chan struct{}), done: make(chan struct{})}
+	f.hand = &handover{pauses: make(chan struct{}), done: make(chan struct{})}
+}
+
+// pause tells the attempt not to wait for the end of the task. One goroutine calls it.
+func (h *handover) pause() {
+	select {
+	case <-h.pauses:
+	default:
+		close(h.pauses)
+	}
 }
 
 // give hands an outcome to the attempt; false: it does not wait any more.
@@ -69,7 +77,7 @@ func (f *taskFollower) leave(ctx context.Context) hub.Outcome {
 // await is the attempt's side of a stream.
 func (f *taskFollower) await(ctx context.Context, waits bool) hub.Outcome {
 	h := f.hand
-	begun := h.begun
+	begun := f.begun
 	var timer <-chan time.Time
 	for {
 		select {
@@ -90,9 +98,9 @@ func (f *taskFollower) await(ctx context.Context, waits bool) hub.Outcome {
 				return out
 			}
 			task := f.task()
-			if task == "" || waits {
+			if waits {
 				f.stop() // its caller is gone
-			}
+			} // else the agent may still name the task: settled and cancel see to it
 			if task != "" && waits && f.b.ctx.Err() == nil {
 				f.b.abandon(f.p, task)
 			}

@@ -130,32 +130,15 @@ func (b *Binding) request(ctx context.Context, o hub.Outbound, p *peer) hub.Outc
 			}
 		}
 	}
-	if o.Streams && r.Card.Capabilities.Streaming {
+	streams := o.Streams && r.Card.Capabilities.Streaming
+	if streams {
 		select {
 		case p.streams <- struct{}{}:
-			return b.stream(ctx, o, f, r)
-		default: // the agent has too many streams of this hub: one call does
+		default:
+			streams = false // the agent has too many of this hub: one call does
 		}
 	}
-	var result protocol.SendMessageResult
-	err := b.calls(ctx, r, outMessage{m: m, context: w.Context, immediately: !o.Waits},
-		func(r *remote, req *protocol.SendMessageRequest) (err error) {
-			f.use(r)
-			result, err = r.transport.SendMessage(ctx, r.params(), req)
-			return err
-		})
-	if err != nil {
-		defer b.unfollow(f)
-		return f.failed(ctx, err)
-	}
-	f.attend()
-	if f.observe(ctx, result) {
-		b.unfollow(f)
-		return f.leave(ctx)
-	}
-	out := f.leave(ctx)
-	b.goOn(f)
-	return out
+	return b.begin(ctx, o, f, r, streams)
 }
 
 // goOn follows a task in the background.
@@ -168,21 +151,34 @@ func (b *Binding) goOn(f *taskFollower) {
 	}
 }
 
-// stream sends a request and reads the stream of its answer. The caller holds one of the
-// peer's streams.
-func (b *Binding) stream(ctx context.Context, o hub.Outbound, f *taskFollower, r *remote) hub.Outcome {
+// begin sends a request, and follows its task. If it reads a stream, the caller holds one
+// of the peer's. The call may outlive the attempt: what it tells of the task is needed to
+// cancel that.
+func (b *Binding) begin(ctx context.Context, o hub.Outbound, f *taskFollower, r *remote, streams bool) hub.Outcome {
 	f.attend()
+	release := func() {
+		if streams {
+			<-f.p.streams
+		}
+	}
+	call := func(r *remote, req *protocol.SendMessageRequest) error {
+		f.use(r)
+		if !streams {
+			result, err := r.transport.SendMessage(f.ctx, r.params(), req)
+			if err == nil && !f.observe(f.ctx, result) {
+				f.hand.pause() // the end takes longer than the call
+			}
+			return err
+		}
+		f.live = true
+		return f.read(f.ctx, func(ctx context.Context) iter.Seq2[protocol.Event, error] {
+			return r.transport.SendStreamingMessage(ctx, r.params(), req)
+		})
+	}
 	if !b.spawn(func() {
 		defer b.unfollow(f)
-		err := b.calls(f.ctx, r, outMessage{m: o.Message, context: f.w.Context},
-			func(r *remote, req *protocol.SendMessageRequest) error {
-				f.use(r)
-				f.live = true
-				return f.read(f.ctx, func(ctx context.Context) iter.Seq2[protocol.Event, error] {
-					return r.transport.SendStreamingMessage(ctx, r.params(), req)
-				})
-			})
-		<-f.p.streams
+		err := b.calls(f.ctx, r, outMessage{m: o.Message, context: f.w.Context, immediately: !streams && !o.Waits}, call)
+		release()
 		switch {
 		case f.over:
 		case err != nil && f.task() == "":
@@ -191,7 +187,7 @@ func (b *Binding) stream(ctx context.Context, o hub.Outbound, f *taskFollower, r
 			f.follow(f.ctx)
 		}
 	}) {
-		<-f.p.streams
+		release()
 		b.unfollow(f)
 		return hub.Outcome{Err: parley.AsError(b.ctx.Err()), Wait: retryPause}
 	}
@@ -304,6 +300,10 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, p *peer) hub.Outcome 
 // knows its task.
 func (b *Binding) cancel(ctx context.Context, o hub.Outbound, p *peer) hub.Outcome {
 	id := o.Message.InReplyTo
+	if !b.named(ctx, id) {
+		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "%q has not named its task yet", p.name).
+			With(parley.ByNetwork, parley.NoAnswer, ""), Wait: retryPause}
+	}
 	f, err := b.following(ctx, id)
 	if err != nil {
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the task of the request cannot be read").

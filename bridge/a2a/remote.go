@@ -430,6 +430,11 @@ func (b *Binding) peerCard(ctx context.Context, p *peer, again bool) (*RemoteCar
 	now := b.c.Now()
 	p.mu.Lock()
 	due := !now.Before(p.until) || (again || p.card == nil) && now.Sub(p.asked) >= cardAgain
+	if p.card == nil && p.err != nil {
+		// The agent may have come back: a read costs no more than the call that would follow.
+		reason, _ := bridge.NetworkFault(p.err)
+		due = due || reason != ""
+	}
 	if due && p.read == nil && b.ctx.Err() == nil {
 		p.read, p.asked = make(chan struct{}), now
 		if !b.spawn(func() { b.refresh(p) }) {

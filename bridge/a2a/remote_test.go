@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -327,14 +329,14 @@ func TestAgentMoves(t *testing.T) {
 	if _, err := c.peerCard(t.Context(), p, false); err != nil {
 		t.Fatal(err)
 	}
-	now.Add(int64(time.Minute))
+	now.Add(int64(cardAgain))
 	if _, err := c.peerCard(t.Context(), p, true); err != nil {
 		t.Fatal(err)
 	}
 	a.mu.Lock()
 	a.card.SupportedInterfaces = right
 	a.mu.Unlock()
-	now.Add(int64(time.Minute))
+	now.Add(int64(cardAgain))
 	if m := c.ask("elsewhere", parley.Text("hi")); m.Kind != parley.Response || a.count() != 1 {
 		t.Errorf("%s, %d calls", said([]*parley.Message{m}), a.count())
 	}
@@ -363,3 +365,33 @@ func TestWayElsewhere(t *testing.T) {
 	c.add("nowhere", "http://127.0.0.1:1")
 	bridgetest.WantFinding(t, c.hub, "nowhere", "card", hub.FindingFailed, "refused")
 }
+
+// An agent whose card could not be read, because it was away, is called as soon as it is
+// there.
+func TestAgentComesBack(t *testing.T) {
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	var there atomic.Bool
+	c := newCaller(t, callerConfig{edit: func(b *Binding) {
+		b.c.Transport = func(next http.RoundTripper) http.RoundTripper {
+			return roundTripper(func(r *http.Request) (*http.Response, error) {
+				if !there.Load() {
+					return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
+				}
+				return next.RoundTrip(r)
+			})
+		}
+	}})
+	c.add("elsewhere", a.URL)
+	if o := c.deliver("elsewhere", request(), nil); o.Err == nil || o.Err.Reason != parley.ConnectionRefused {
+		t.Errorf("%+v", o)
+	}
+	there.Store(true)
+	if m := c.ask("elsewhere", parley.Text("hi")); m.Kind != parley.Response {
+		t.Error(said([]*parley.Message{m}))
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

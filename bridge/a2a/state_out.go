@@ -55,8 +55,8 @@ type toldParts struct {
 
 const (
 	// rowRetention is how long a row outlives its request: to cancel the task of one whose
-	// deadline passed.
-	rowRetention = 10 * time.Minute
+	// deadline passed, also if no hub was there then.
+	rowRetention = 24 * time.Hour
 	// contextRetention is how long an unused context is remembered.
 	contextRetention = 30 * 24 * time.Hour
 	// maxTold bounds the statuses that a row remembers, and the artifacts.

@@ -768,3 +768,35 @@ func TestQuestionEndsAtTheDeadline(t *testing.T) {
 	}
 	eventuallyRow(t, c, m.ID, false)
 }
+
+// A request that is cancelled while the agent takes it in: the task is cancelled as soon as
+// it has a name.
+func TestCancelBeforeTheTaskIsKnown(t *testing.T) {
+	for _, by := range []string{"quiet", "reader"} {
+		t.Run(by, func(t *testing.T) {
+			heard, name, cancelled := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, func(ctx context.Context, x *a2asrv.ExecutorContext,
+				yield func(protocol.Event) bool) {
+				close(heard)
+				<-name
+				held(nil, 1)(ctx, x, yield)
+				close(cancelled)
+			}, nil)
+			c := newCaller(t, callerConfig{edit: func(b *Binding) { b.patience = time.Millisecond }})
+			c.add("elsewhere", a.URL)
+			request := c.send(by, "elsewhere", parley.Text("go"))
+			<-heard
+			c.about(parley.Cancel, request)
+			all := c.answered(request.ID)
+			if e := all[len(all)-1].Error; e == nil || e.Code != parley.Cancelled {
+				t.Error(said(all))
+			}
+			close(name)
+			select {
+			case <-cancelled:
+			case <-time.After(time.Minute):
+				t.Fatal("the agent works on")
+			}
+		})
+	}
+}
