@@ -282,20 +282,26 @@ func (t *a2aTask) answer() (Answer, error) {
 	return Answer{Text: a2aText(parts)}, nil
 }
 
-// follow subscribes to the task until it ends.
+// follow subscribes to the task until it ends. To this SDK's client a refusal is a stream
+// without events: then the task is read.
 func (t *a2aTask) follow(ctx context.Context, c *a2aclient.Client) error {
 	for !t.Status.State.Terminal() {
+		some := false
 		for e, err := range c.SubscribeToTask(ctx, &protocol.SubscribeToTaskRequest{ID: t.ID}) {
-			if errors.Is(err, protocol.ErrUnsupportedOperation) { // it has ended meanwhile
-				var last *protocol.Task
-				if last, err = c.GetTask(ctx, &protocol.GetTaskRequest{ID: t.ID}); err == nil {
-					e = last
-				}
-			}
 			if err != nil {
 				return err
 			}
+			some = true
 			t.take(e)
+		}
+		if !some {
+			now, err := c.GetTask(ctx, &protocol.GetTaskRequest{ID: t.ID})
+			if err != nil {
+				return err
+			}
+			if t.take(now); !t.Status.State.Terminal() {
+				pause(ctx)
+			}
 		}
 		if err := ctx.Err(); err != nil {
 			return err
@@ -345,6 +351,14 @@ func (p *a2aPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 				defer context.AfterFunc(ctx, stop)()
 			}
 			t.take(e)
+		}
+		if t.ID == "" { // refused, or taken at the last moment: the same message again tells
+			v, err := c.SendMessage(sending, r)
+			if err != nil {
+				return err
+			}
+			q.taken()
+			t.take(v)
 		}
 		return t.persist(ctx, c)
 	})
