@@ -225,8 +225,8 @@ func TestA2ABadRequests(t *testing.T) {
 // TestA2AGuestFlood: a guest that sends tasks, opens streams and sets webhooks without end uses up the
 // budget of guests, and is told when to come again; callers with a token are served as before.
 func TestA2AGuestFlood(t *testing.T) {
-	n := running(t, Config{Policy: Policy{Assurance: "unsigned"}, Guests: Guests{Disk: "4MiB"}, A2A: A2A{Streams: 2, PlainPush: true},
-		Network: Network{Allow: []string{"loopback"}}})
+	n := running(t, Config{Policy: Policy{Assurance: "unsigned"}, Guests: Guests{Disk: "4MiB"},
+		A2A: A2A{Streams: 2, PlainPush: true}, Network: Network{Allow: []string{"loopback"}}})
 	waiting := make(chan struct{})
 	release := sync.OnceFunc(func() { close(waiting) })
 	defer release()
@@ -353,7 +353,8 @@ func TestA2ARevokedToken(t *testing.T) {
 // TestA2AForget: the task of a conversation that was forgotten, or whose retention ended, does not exist.
 func TestA2AForget(t *testing.T) {
 	clock := newFakeClock()
-	n := erasable(t, Config{Now: clock.now, Retention: Retention{Keep: Duration{2 * time.Hour}, Every: Duration{1000 * time.Hour}}})
+	n := erasable(t, Config{Now: clock.now, Retention: Retention{Keep: Duration{2 * time.Hour},
+		Every: Duration{1000 * time.Hour}}})
 	speaker(t, n, "parrot")
 	alice := caller(t, n, "parrot", "alice")
 	first, _ := alice.send("m1", "quincunx")

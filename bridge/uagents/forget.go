@@ -7,6 +7,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/policy"
 	protocol "github.com/parley-hub/parley/uagents"
 )
@@ -31,7 +32,7 @@ func (b *Binding) originOf(m *parley.Message) itemOrigin {
 
 // Forget implements hub.Forgetter: it removes from mailboxes the envelopes from the
 // agent, for it, and of the erased messages. Their replay keys stay until they expire, so
-// that the envelopes are not put there again.
+// that the envelopes are not put there again. Questions to the sender of an erased request go too.
 func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err error) {
 	rows, err := b.mailbox.itemRows.List(ctx, prefixItem)
 	if err != nil {
@@ -50,7 +51,13 @@ func (b *Binding) Forget(ctx context.Context, f hub.Forgetting) (n int, err erro
 			n++
 		}
 	}
-	return n, nil
+	asked, err := b.questions.Sweep(ctx, "", func(r *journal.Row[question]) journal.Fate {
+		if f.Message(r.Value.Request) {
+			return journal.Remove
+		}
+		return journal.Keep
+	})
+	return n + asked, err
 }
 
 // about reports whether Forget removes an item.

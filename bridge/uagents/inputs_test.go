@@ -90,6 +90,25 @@ func TestInputInAChat(t *testing.T) {
 	if !slices.Equal(kinds, want) {
 		t.Errorf("the booker was sent %v, want %v", kinds, want)
 	}
+	asked := func() (n int) {
+		for _, err := range w.Hub().Journal().State("uagents-questions").Range(t.Context(), "") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		return n
+	}
+	if asked() == 0 {
+		t.Fatal("no question is kept")
+	}
+	if _, err := w.UAgents().Forget(t.Context(), hub.Forgetting{Agent: "booker",
+		Message: func(parley.ID) bool { return true }}); err != nil {
+		t.Fatal(err)
+	}
+	if n := asked(); n != 0 {
+		t.Errorf("%d questions are left", n)
+	}
 }
 
 // An input of another agent goes to a uAgent as a chat message in the session of its
