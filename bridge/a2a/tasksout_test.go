@@ -707,7 +707,8 @@ func TestSubscriptionIsAHint(t *testing.T) {
 		return ok && d.State == parley.Delivered
 	})
 	c.about(parley.Cancel, request)
-	if got := said(c.answered(request.ID)); got != "none x | error cancelled the agent ended the task as canceled" {
+	const want = "none x | working | error cancelled the agent ended the task as canceled"
+	if got := said(c.answered(request.ID)); got != want {
 		t.Error(got)
 	}
 }

@@ -101,7 +101,8 @@ func (f *taskFollower) tellStatus(ctx context.Context, s *protocol.TaskStatus) (
 	return false
 }
 
-// statusKey names a status: by its message, else by its time, else by the inputs before it.
+// statusKey names a status: by its message, else, if it asks for something, by its time, else by
+// the inputs before it: an agent that works on tells a new time with each poll.
 func statusKey(s *protocol.TaskStatus, inputs int) string {
 	var sum [32]byte
 	switch {
@@ -109,7 +110,7 @@ func statusKey(s *protocol.TaskStatus, inputs int) string {
 		sum = sha256.Sum256([]byte("message\n" + s.Message.ID))
 	case s.Message != nil:
 		sum = sha256.Sum256(append([]byte(s.State+"\n"), marshal(s.Message)...))
-	case s.Timestamp != nil:
+	case s.Timestamp != nil && interrupted(s.State):
 		sum = sha256.Sum256([]byte(string(s.State) + "\n" + s.Timestamp.UTC().Format(time.RFC3339Nano)))
 	default:
 		sum = sha256.Sum256([]byte(string(s.State) + "\n" + strconv.Itoa(inputs)))

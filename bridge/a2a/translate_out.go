@@ -343,7 +343,7 @@ func fromStatus(s *protocol.TaskStatus, declares bool) *parley.Message {
 	default: // working, and states that are not known
 		out.State = parley.Working
 	}
-	if out.State != parley.NeedsInput && s.Message == nil {
+	if s.Message == nil && out.State != parley.NeedsInput && s.State != protocol.TaskStateWorking {
 		return nil
 	}
 	return out
