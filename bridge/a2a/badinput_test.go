@@ -318,11 +318,18 @@ func TestNotifications(t *testing.T) {
 			}
 		}
 	}
-	for _, body := range []string{`{"jsonrpc":"2.0","method":"Dance"}`, `{"jsonrpc":"2.0","method":"GetTask"}`,
-		`{"jsonrpc":"2.0","method":"SubscribeToTask","params":{"id":"T"}}`} {
-		if rec := w.rpc(V1, body); rec.Code != 204 || rec.Body.Len() > 0 {
-			t.Errorf("%s: %d %q", body, rec.Code, rec.Body)
+	// What is not done is said: the client may have forgotten the id.
+	for body, code := range map[string]int{
+		`{"jsonrpc":"2.0","method":"Dance"}`:   -32601,
+		`{"jsonrpc":"2.0","method":"GetTask"}`: -32602,
+	} {
+		if a := parseAnswer(t, w.rpc(V1, body)); a.Error == nil || a.Error.Code != code || string(a.ID) != "null" {
+			t.Errorf("%s: %+v", body, a)
 		}
+	}
+	subscribe := `{"jsonrpc":"2.0","method":"SubscribeToTask","params":{"id":"T"}}`
+	if rec := w.rpc(V1, subscribe); rec.Code != 204 || rec.Body.Len() > 0 {
+		t.Errorf("%d %q", rec.Code, rec.Body)
 	}
 	if rec := w.rpc(V1, `{"jsonrpc":"1.0","method":"GetTask"}`); parseAnswer(t, rec).Error.Code != -32600 {
 		t.Errorf("no request: %s", rec.Body) // it may not be a notification

@@ -74,7 +74,7 @@ type exchange struct {
 
 	rpc    bool            // JSON-RPC
 	id     json.RawMessage // of the request: a literal
-	silent bool            // a notification: it gets no answer
+	silent bool            // a notification: it gets no result
 }
 
 // A route is where a request goes.
@@ -417,9 +417,7 @@ func (x *exchange) fail(step string, err error) {
 		x.write(f.http, f.restBody())
 	case !x.rpc || f.rpc == 0:
 		x.write(f.http, f.restBody())
-	case x.silent:
-		x.w.WriteHeader(http.StatusNoContent)
-	default:
+	default: // of a notification too: what is not done is said (the kit of 0.3 wants it)
 		x.answer(rpcAnswer{Version: "2.0", ID: x.id, Error: f.rpcBody()})
 	}
 }
