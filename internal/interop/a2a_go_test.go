@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -340,7 +341,7 @@ func goServer(t *testing.T) string {
 		end()
 		s.Close()
 	})
-	h := a2asrv.NewHandler(goTeller{life})
+	h := a2asrv.NewHandler(goTeller{life, new(atomic.Int64)})
 	text := []string{"text/plain"}
 	card := &protocol.AgentCard{Name: "teller", Description: "Does what it is told.", Version: "1.0.0",
 		Capabilities:      protocol.AgentCapabilities{Streaming: true},
@@ -356,7 +357,10 @@ func goServer(t *testing.T) string {
 	return s.URL
 }
 
-type goTeller struct{ life context.Context }
+type goTeller struct {
+	life    context.Context
+	stopped *atomic.Int64 // tasks that it was told to cancel
+}
 
 // Execute implements a2asrv.AgentExecutor.
 func (x goTeller) Execute(ctx context.Context, e *a2asrv.ExecutorContext) iter.Seq2[protocol.Event, error] {
@@ -402,6 +406,8 @@ func (x goTeller) Execute(ctx context.Context, e *a2asrv.ExecutorContext) iter.S
 			events = append(events, status(protocol.TaskStateInputRequired, message(rest)))
 		case verb == "hold":
 			events = append(events, status(protocol.TaskStateWorking, nil))
+		case verb == "stopped":
+			events = append(events, protocol.NewArtifactEvent(e, protocol.NewTextPart(fmt.Sprint(x.stopped.Load()))))
 		case verb == "parts":
 			events = append(events, protocol.NewArtifactEvent(e, e.Message.Parts...))
 		}
@@ -429,7 +435,8 @@ func (x goTeller) Execute(ctx context.Context, e *a2asrv.ExecutorContext) iter.S
 }
 
 // Cancel implements a2asrv.AgentExecutor.
-func (goTeller) Cancel(_ context.Context, e *a2asrv.ExecutorContext) iter.Seq2[protocol.Event, error] {
+func (x goTeller) Cancel(_ context.Context, e *a2asrv.ExecutorContext) iter.Seq2[protocol.Event, error] {
+	x.stopped.Add(1)
 	return func(yield func(protocol.Event, error) bool) {
 		yield(protocol.NewStatusUpdateEvent(e, protocol.TaskStateCanceled, nil), nil)
 	}

@@ -20,7 +20,6 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -378,12 +377,8 @@ func callTeller(t *testing.T, url string) {
 			break // the agent works on it
 		}
 		eventually(ctx, t, "the agent gets the cancel", func() bool {
-			for _, d := range n.Hub().Journal().Deliveries(journal.Filter{}) {
-				if d.To == "remote" && d.Kind == parley.Cancel && d.State == parley.Delivered {
-					return true
-				}
-			}
-			return false
+			stopped, err := parley.Ask[string](ctx, "remote", "tell", "stopped")
+			return err == nil && stopped == "1"
 		})
 	})
 	t.Run("parts", func(t *testing.T) {

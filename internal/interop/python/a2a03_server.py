@@ -30,6 +30,8 @@ def part(text):
 
 
 class Teller(AgentExecutor):
+    stopped = 0
+
     async def execute(self, context, queue):
         asked = context.current_task
         if asked is None:
@@ -62,13 +64,17 @@ class Teller(AgentExecutor):
         elif verb == "hold":
             await up.start_work()
             await asyncio.Event().wait()
+        elif verb == "stopped":
+            await up.add_artifact([part(str(self.stopped))])
+            await up.complete()
         elif verb == "parts":
             await up.add_artifact(context.message.parts, name="parts")
             await up.complete()
         else:
-            await up.reject(said("it knows say, count, fail, reject, ask, hold, parts"))
+            await up.reject(said("it knows say, count, fail, reject, ask, hold, stopped, parts"))
 
     async def cancel(self, context, queue):
+        self.stopped += 1
         await TaskUpdater(queue, context.task_id, context.context_id).cancel()
 
 

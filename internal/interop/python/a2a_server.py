@@ -11,6 +11,7 @@ JSON with its URL. What it does is the text of the message:
     reject TEXT rejects
     ask TEXT    asks back, and answers "got " and the next message
     hold        works until it is cancelled
+    stopped     an artifact with the number of tasks that it was told to cancel
     parts       an artifact with the parts of the message
     relay TEXT  with ASK_URL: asks the agent there, and answers "TEXT > a2a" and its answer
 """
@@ -53,7 +54,7 @@ from a2a.types import (
 
 class Teller(AgentExecutor):
     def __init__(self, ask=None, token=None):
-        self.ask, self.token = ask, token
+        self.ask, self.token, self.stopped = ask, token, 0
 
     async def execute(self, context, queue):
         asked = context.current_task
@@ -87,6 +88,9 @@ class Teller(AgentExecutor):
         elif verb == "hold":
             await up.start_work()
             await asyncio.Event().wait()
+        elif verb == "stopped":
+            await up.add_artifact([new_text_part(str(self.stopped))])
+            await up.complete()
         elif verb == "parts":
             await up.add_artifact(list(context.message.parts), name="parts")
             await up.complete()
@@ -95,9 +99,10 @@ class Teller(AgentExecutor):
             await up.add_artifact([new_text_part(answer + " < a2a")])
             await up.complete()
         else:
-            await up.reject(said("it knows say, count, fail, reject, ask, hold, parts, relay"))
+            await up.reject(said("it knows say, count, fail, reject, ask, hold, stopped, parts, relay"))
 
     async def cancel(self, context, queue):
+        self.stopped += 1
         await TaskUpdater(queue, context.task_id, context.context_id).cancel()
 
     async def relay(self, text, context):

@@ -21,6 +21,7 @@ const textPart = (value) => ({ content: { $case: 'text', value }, metadata: unde
 
 class Teller {
   held = new Map()
+  stopped = 0
 
   async execute(request, bus) {
     const { taskId, contextId, userMessage, task } = request
@@ -63,14 +64,16 @@ class Teller {
     else if (verb === 'hold') {
       status(TaskState.TASK_STATE_WORKING)
       await new Promise((resolve) => this.held.set(taskId, { resolve, contextId }))
-    } else if (verb === 'parts') {
+    } else if (verb === 'stopped') complete(String(this.stopped))
+    else if (verb === 'parts') {
       artifact(userMessage.parts)
       status(TaskState.TASK_STATE_COMPLETED)
-    } else status(TaskState.TASK_STATE_REJECTED, 'it knows say, count, fail, reject, ask, hold, parts')
+    } else status(TaskState.TASK_STATE_REJECTED, 'it knows say, count, fail, reject, ask, hold, stopped, parts')
     bus.finished()
   }
 
   async cancelTask(taskId, bus) {
+    this.stopped++
     const held = this.held.get(taskId)
     bus.publish(AgentEvent.statusUpdate({
       taskId, contextId: held?.contextId ?? '', metadata: undefined,
