@@ -1,21 +1,33 @@
 package interop
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/xml"
 	"fmt"
+	"io"
 	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/net/dns/dnsmessage"
+
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge/a2a"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -26,31 +38,58 @@ type tckKit struct {
 	branch   string
 	form     string // of the hub's card
 	command  func(url string) []string
-	expected map[string]string // why checks do not pass, by a part of their name
+	alone    func(url, check string) []string // of one check; nil: the kit uses no id twice
+	setups   map[string]tckSetup              // that checks need, by a part of their name
+	expected map[string]string                // why checks do not pass, by a part of their name
 }
+
+// A tckSetup is how the hub is set up for a check.
+type tckSetup struct {
+	message bool // the agent answers with a Message
+	token   bool // the kit has a token of the hub
+}
+
+// tckNeeds are the transports and the webhooks' host for the kit of 1.0.
+var tckNeeds = []string{"--transport=jsonrpc,http_json", "--webhook-host=127.0.0.1"}
 
 var tckKits = []tckKit{
 	{version: "1.0", env: "PARLEY_TCK", branch: "1.0-dev", form: "1.0",
 		command: func(host string) []string {
-			return []string{"run_tck.py", "--sut-host", host, "--transport", "jsonrpc,http_json", "--",
-				"--webhook-host=127.0.0.1"}
-		}},
+			return []string{"run_tck.py", "--sut-host", host, tckNeeds[0], "--", tckNeeds[1]}
+		},
+		alone: func(host, check string) []string {
+			return append([]string{"-m", "pytest", "--sut-host=" + host, check}, tckNeeds...)
+		},
+		setups: map[string]tckSetup{"TestMessageResponse": {message: true}, "CARD-EXT-": {token: true}}},
 	{version: "0.3", env: "PARLEY_TCK_03", branch: "0.3.x", form: "hybrid",
 		command: func(host string) []string {
 			return []string{"run_tck.py", "--sut-url", host + "/a2a/tck", "--category", "mandatory", "--transports", "jsonrpc"}
 		}},
 }
 
+const tckOneID = "the check sends three messages with one `messageId` and other content to one task; " +
+	"the hub refuses the second (rule A2A-021)"
+
 const tckIntroduction = `# The A2A compatibility kit
 
-Written by ` + "`internal/interop/tck.sh`" + ` from a run of the official kit (github.com/a2aproject/a2a-tck) against an agent
-of the hub that is open to guests. The kit's agent acts on fixed message ids; it exists in the tests only.
+Written by ` + "`internal/interop/tck.sh`" + ` from a run of the official kit (github.com/a2aproject/a2a-tck) against an
+agent of the hub that is open to guests. The kit's agent acts on fixed message ids; it exists in the tests only.
+`
+
+const tckAlone = `
+In one run the kit uses the same message id for messages with other content, and over both transports; the hub
+refuses the second (rule A2A-021). It also cancels the task that later checks want open. So the checks that did not
+pass in the common run, %d, ran again, each in a run of its own, and what follows is what they then gave. Of these,
+` + "`TestMessageResponse`" + ` ran against an agent with ` + "`reply = \"message\"`" + `, because the others want a task; and the checks
+` + "`CARD-EXT-…`" + ` ran through a proxy that adds a token of the hub, because the extended card is for callers that the hub
+knows, and the kit cannot send credentials. The kit's webhook at example.com has the address 127.0.0.1 in these runs.
 `
 
 // TestA2AKit runs the official compatibility kit against an agent of the hub (A2A-111), where
 // PARLEY_TCK and PARLEY_TCK_03 name checkouts of its branches, and PARLEY_TCK_PYTHON a Python
 // with their requirements; tck.sh does all three. PARLEY_TCK_REPORT names the page to write.
 func TestA2AKit(t *testing.T) {
+	tckNames(t)
 	var page strings.Builder
 	page.WriteString(tckIntroduction)
 	ran := false
@@ -85,36 +124,42 @@ func (k *tckKit) run(t *testing.T, checkout string, page *strings.Builder) {
 	if err != nil {
 		t.Fatalf("%s is no checkout: %v", checkout, err)
 	}
-	n := k.hub(t)
-	command := k.command(n.Addresses().HTTP)
-	ctx, stop := context.WithTimeout(t.Context(), 20*time.Minute)
-	defer stop()
-	report := filepath.Join(dir, "parley.xml")
-	c := exec.CommandContext(ctx, python, command...)
-	c.Dir = dir
-	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTEST_ADDOPTS=--junitxml="+report)
-	out, failed := c.CombinedOutput() // with failures of the kit it is no success; the report says which
-	b, err := os.ReadFile(filepath.Join(dir, "reports", "junitreport.xml"))
-	if os.IsNotExist(err) {
-		b, err = os.ReadFile(report)
-	}
-	if err != nil {
-		t.Fatalf("the kit wrote no report: %v, %v\n%s", err, failed, out)
-	}
-	cases, err := tckCases(b)
-	if err != nil {
-		t.Fatal(err)
+	at := k.hub(t, tckSetup{})
+	command := k.command(at)
+	cases, out := tckRun(t, python, dir, command)
+	again := 0
+	if k.alone != nil {
+		setups := map[tckSetup]string{{}: at}
+		for i, x := range cases {
+			state, _ := x.state()
+			if state == "passed" || state == "skipped" {
+				continue
+			}
+			setup := k.setup(x.name())
+			if setups[setup] == "" {
+				setups[setup] = k.hub(t, setup)
+			}
+			one, out := tckRun(t, python, dir, k.alone(setups[setup], x.node()))
+			if len(one) != 1 || one[0].name() != x.name() {
+				t.Fatalf("%s alone: %d checks\n%s", x.name(), len(one), out)
+			}
+			cases[i] = one[0]
+			again++
+		}
 	}
 	counts := map[string]int{}
 	fmt.Fprintf(page, "\n## %s\n\nCommit %s of the branch `%s`:\n\n```sh\npython %s\n```\n", k.version,
-		strings.TrimSpace(string(commit)), k.branch, strings.ReplaceAll(strings.Join(command, " "), n.Addresses().HTTP,
+		strings.TrimSpace(string(commit)), k.branch, strings.ReplaceAll(strings.Join(command, " "), at,
 			"http://HUB"))
 	var rows []string
 	skips := map[string]int{} // by reason
 	for _, x := range cases {
 		state, why := x.state()
-		counts[state]++
 		explained := k.explain(x.name())
+		if explained != "" && x.Skipped != nil {
+			state = "skipped"
+		}
+		counts[state]++
 		switch {
 		case state == "skipped":
 			skips[cell(cmp.Or(explained, why))]++
@@ -126,6 +171,9 @@ func (k *tckKit) run(t *testing.T, checkout string, page *strings.Builder) {
 		}
 	}
 	slices.Sort(rows)
+	if again > 0 {
+		fmt.Fprintf(page, tckAlone, again)
+	}
 	fmt.Fprintf(page, "\n%d passed, %d failed, %d skipped, %d failed as the kit expects of optional checks.\n",
 		counts["passed"], counts["failed"], counts["skipped"], counts["optional"])
 	if len(rows) > 0 {
@@ -141,6 +189,44 @@ func (k *tckKit) run(t *testing.T, checkout string, page *strings.Builder) {
 	if counts["passed"] == 0 {
 		t.Errorf("nothing passed:\n%s", out)
 	}
+}
+
+// tckRun runs a command of the kit in its folder, and gives its checks and what it printed.
+func tckRun(t *testing.T, python, dir string, command []string) ([]tckCase, []byte) {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer stop()
+	report := filepath.Join(t.TempDir(), "parley.xml")
+	written := filepath.Join(dir, "reports", "junitreport.xml")
+	if err := os.Remove(written); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	c := exec.CommandContext(ctx, python, command...)
+	c.Dir = dir
+	c.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "PYTEST_ADDOPTS=--junitxml="+report)
+	out, failed := c.CombinedOutput() // with failures of the kit it is no success; the report says which
+	b, err := os.ReadFile(written)
+	if os.IsNotExist(err) {
+		b, err = os.ReadFile(report)
+	}
+	if err != nil {
+		t.Fatalf("the kit wrote no report: %v, %v\n%s", err, failed, out)
+	}
+	cases, err := tckCases(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cases, out
+}
+
+// setup gives the hub that a check needs.
+func (k *tckKit) setup(name string) tckSetup {
+	for part, s := range k.setups {
+		if strings.Contains(name, part) {
+			return s
+		}
+	}
+	return tckSetup{}
 }
 
 // explain gives the reason for which a check does not pass.
@@ -174,6 +260,15 @@ func (c *tckCase) name() string {
 	return c.Class[strings.LastIndexByte(c.Class, '.')+1:] + "." + c.Name
 }
 
+// node is the check's address in pytest.
+func (c *tckCase) node() string {
+	path, class := c.Class, ""
+	if i := strings.LastIndexByte(path, '.'); strings.HasPrefix(path[i+1:], "Test") {
+		path, class = path[:i], "::"+path[i+1:]
+	}
+	return strings.ReplaceAll(path, ".", "/") + ".py" + class + "::" + c.Name
+}
+
 // cell makes a text one of a table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
 
@@ -191,6 +286,7 @@ func (c *tckCase) state() (state, why string) {
 	case c.Skipped != nil && c.Skipped.Type == "pytest.xfail":
 		return "optional", line(c.Skipped.Message)
 	case c.Skipped != nil && (strings.HasPrefix(c.Skipped.Message, "Expected task state") ||
+		strings.HasPrefix(c.Skipped.Message, "Follow-up send_message failed") ||
 		strings.HasPrefix(c.Skipped.Message, "Streaming call failed")):
 		return "failed", line(c.Skipped.Message) // the kit skips what the agent made impossible
 	case c.Skipped != nil:
@@ -215,10 +311,11 @@ func tckCases(report []byte) ([]tckCase, error) {
 	return out, nil
 }
 
-// hub starts a hub with the kit's agent, which is open to guests, and has its card at the root.
-func (k *tckKit) hub(t *testing.T) *node.Node {
+// hub starts a hub with the kit's agent, which is open to guests, and has its card at the root. It
+// gives the URL for the kit.
+func (k *tckKit) hub(t *testing.T, setup tckSetup) string {
 	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "memory",
-		Listen:  node.Listen{HTTP: "127.0.0.1:0"},
+		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Policy:  node.Policy{Assurance: "unsigned"},
 		Network: node.Network{Allow: []string{"loopback"}},
 		Limits:  node.Limits{SenderRate: -1},
@@ -230,6 +327,14 @@ func (k *tckKit) hub(t *testing.T) *node.Node {
 	t.Cleanup(func() {
 		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		defer stop()
+		// The kit leaves questions of its agent open.
+		for _, d := range n.Hub().Journal().Deliveries(journal.Filter{To: "tck"}) {
+			_, err := n.Hub().Accept(ctx, hub.Submission{Scope: "test", Message: &parley.Message{Kind: parley.Cancel,
+				From: d.From, To: d.To, InReplyTo: d.Message, Origin: parley.Origin{Protocol: "a2a", Peer: d.From}}})
+			if err != nil {
+				t.Error(err)
+			}
+		}
 		if err := n.Close(ctx); err != nil {
 			t.Error(err)
 		}
@@ -239,11 +344,86 @@ func (k *tckKit) hub(t *testing.T) *node.Node {
 		Description: "Acts on the ids of messages.", Exposed: []string{"a2a"}}, skill); err != nil {
 		t.Fatal(err)
 	}
-	n.A2A().SetAgent("tck", a2a.AgentSettings{Guests: true})
+	n.A2A().SetAgent("tck", a2a.AgentSettings{Guests: true, Message: setup.message})
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return n
+	if setup.token {
+		return tckProxy(t, n.Addresses().HTTP, a2aCaller(t, n, "kit"))
+	}
+	return n.Addresses().HTTP
+}
+
+// tckProxy starts a proxy that adds a token, and gives its URL. The cards name it too.
+func tckProxy(t *testing.T, hub, token string) string {
+	t.Helper()
+	at, err := url.Parse(hub)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s *httptest.Server
+	proxy := &httputil.ReverseProxy{FlushInterval: -1,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(at)
+			r.Out.Header.Set("Authorization", "Bearer "+token)
+		},
+		ModifyResponse: func(r *http.Response) error {
+			if !strings.HasSuffix(r.Request.URL.Path, a2a.CardPath) {
+				return nil
+			}
+			card, err := io.ReadAll(r.Body)
+			if err != nil {
+				return err
+			}
+			card = bytes.ReplaceAll(card, []byte(hub), []byte(s.URL))
+			r.Body = io.NopCloser(bytes.NewReader(card))
+			r.ContentLength = int64(len(card))
+			r.Header.Set("Content-Length", strconv.Itoa(len(card)))
+			return nil
+		}}
+	s = httptest.NewServer(proxy)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// tckNames has every name resolve to 127.0.0.1 until the test ends: the kit registers webhooks at
+// example.com, which the hub looks up.
+func tckNames(t *testing.T) {
+	t.Helper()
+	l, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := net.DefaultResolver
+	t.Cleanup(func() {
+		net.DefaultResolver = before
+		l.Close()
+	})
+	go func() {
+		b := make([]byte, 1<<10)
+		for {
+			n, from, err := l.ReadFrom(b)
+			if err != nil {
+				return // closed
+			}
+			var m dnsmessage.Message
+			if m.Unpack(b[:n]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			q := m.Questions[0]
+			m.Response, m.Additionals = true, nil
+			if q.Type == dnsmessage.TypeA {
+				m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 60},
+					Body: &dnsmessage.AResource{A: [4]byte{127, 0, 0, 1}}}}
+			}
+			if out, err := m.Pack(); err == nil {
+				_, _ = l.WriteTo(out, from) // the resolver asks again
+			}
+		}
+	}()
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "udp", l.LocalAddr().String())
+	}}
 }
 
 // tckAgent does what the kit's scenarios want of a message with an id.
@@ -251,7 +431,7 @@ func tckAgent(ctx context.Context, m *parley.Message, r parley.Replier) error {
 	id := m.Trace.Foreign["a2a.messageId"]
 	starts := func(prefix string) bool { return strings.HasPrefix(id, prefix) }
 	file := parley.Part{MediaType: "text/plain", Name: "output.txt", Data: []byte("file")}
-	if starts("tck-stream") || starts("test-resubscribe-message-id") {
+	if starts("tck-stream") {
 		if err := r.Progress("working"); err != nil {
 			return err
 		}
@@ -289,19 +469,12 @@ func tckAgent(ctx context.Context, m *parley.Message, r parley.Replier) error {
 			return err
 		}
 		return r.Reply(parley.Text("chunk-1 "), parley.Text("chunk-2"))
-	case starts("test-resubscribe-message-id"), !starts("tck-"):
-		// The kit wants time to look at the task: twice its streaming timeout of two seconds. The
-		// checks of 0.3 have other ids, and continue, cancel and read open tasks.
-		open := time.NewTimer(tckOpen)
-		defer open.Stop()
-		select {
-		case <-open.C:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+	case !starts("tck-"): // those of 0.3, which continues, cancels and reads open tasks
+		for {
+			if _, err := r.(parley.Prompter).NeedInput(parley.Text("What else?")); err != nil {
+				return err
+			}
 		}
 	}
 	return r.Reply(parley.Text("Hello from TCK"))
 }
-
-// tckOpen is how long the kit's agent keeps a task open.
-const tckOpen = 5 * time.Second
