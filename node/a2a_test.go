@@ -1,13 +1,16 @@
 package node
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"io"
 	"math/big"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -222,5 +225,40 @@ func TestA2AExport(t *testing.T) {
 	}
 	if c.Agents["lab"].A2A.URL != "https://lab.example" || !c.Agents["scout"].A2A.Calls {
 		t.Error(text)
+	}
+}
+
+// An agent whose name holds the ends of SAMVAD's paths is reached in both protocols.
+func TestA2APathsLikeSamvads(t *testing.T) {
+	t.Parallel()
+	n, err := Open(t.Context(), Config{Data: t.TempDir(), Durability: "memory", Listen: Listen{HTTP: "127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close(context.Background()) })
+	if err := n.Handle(parley.Agent{Name: "x/agent/y", Exposed: parley.Everywhere}, parley.RawSkill("echo",
+		func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(parley.Text("hi")) })); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		"/a2a/x/agent/y/.well-known/agent-card.json": `"supportedInterfaces"`,
+		"/agents/x/agent/y/.well-known/agent.json":   `"publicKeys"`,
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.Addresses().HTTP+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(b), want) {
+			t.Errorf("%s: HTTP %d %s, %v", path, resp.StatusCode, b, err)
+		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"
@@ -90,12 +91,18 @@ func (n *Node) router() http.Handler {
 	if err != nil {
 		base = &url.URL{} // cannot be: the bindings have parsed it
 	}
-	var bindings []hub.HTTPBinding
+	// SAMVAD goes by the ends of paths, so it comes last: names of agents in the others' paths may hold such ends.
+	var bindings, byEnds []hub.HTTPBinding
 	for _, b := range n.hub.Bindings() {
-		if hb, ok := b.(hub.HTTPBinding); ok {
+		switch hb, ok := b.(hub.HTTPBinding); {
+		case !ok:
+		case b.Protocol() == samvad.Protocol:
+			byEnds = append(byEnds, hb)
+		default:
 			bindings = append(bindings, hb)
 		}
 	}
+	bindings = append(bindings, byEnds...)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r = belowBase(base, r)
 		for _, b := range bindings {
