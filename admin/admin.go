@@ -65,6 +65,9 @@ type Protocol struct {
 	Masked func(m *parley.Message) *parley.Message
 	// EnrollCard registers the card of an agent.
 	EnrollCard func(ctx context.Context, id NewIdentity) error
+	// Credentials checks what the hub shows to an agent elsewhere, and gives the function that keeps it sealed, or
+	// forgets what was kept if it is empty. Errors quote nothing of it.
+	Credentials func(Secret) (store func(ctx context.Context, agent string) error, err error)
 }
 
 // protocol finds a Protocol by its name; only Name is set for an unknown one.
@@ -370,6 +373,10 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 	if err != nil {
 		return Agent{}, err
 	}
+	credentials, err := a.credentials(n.Identities)
+	if err != nil {
+		return Agent{}, err
+	}
 	return actFor(a, ctx, by, Administer, "agent.add", n.Name, describe(e), func(ctx context.Context) (Agent, error) {
 		// Keys come first: bindings look at them when the directory changes.
 		var enrolled []NewIdentity
@@ -384,9 +391,18 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 			}
 			enrolled = append(enrolled, undo...)
 		}
+		if err := a.forgetMoved(ctx, e); err != nil {
+			return Agent{}, errors.Join(err, a.unenrollAll(n.Name, enrolled))
+		}
 		entry, err := a.c.Hub.Directory().Put(ctx, e, directory.FromOperator)
 		if err != nil {
 			return Agent{}, errors.Join(fromDirectory(err), a.unenrollAll(n.Name, enrolled))
+		}
+		for _, store := range credentials {
+			if err := store(ctx, n.Name); err != nil {
+				return Agent{}, errors.Join(err, a.c.Hub.Directory().Remove(ctx, n.Name),
+					a.unenrollAll(n.Name, enrolled))
+			}
 		}
 		for _, v := range n.Identities {
 			if v.Card == nil {
@@ -400,6 +416,51 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 		}
 		return a.view(by, entry), nil
 	})
+}
+
+// credentials checks the credentials of identities, and gives the functions that keep them.
+func (a *Admin) credentials(list []NewIdentity) (store []func(context.Context, string) error, err error) {
+	for _, v := range list {
+		p := a.protocol(v.Protocol)
+		switch {
+		case v.Credentials != nil && v.URL == "":
+			return nil, parley.Refuse(parley.Malformed, "credentials for %.140s: the hub shows them to an agent elsewhere, "+
+				"and this one has no URL", v.ID)
+		case p.Credentials != nil:
+			f, err := p.Credentials(v.Credentials)
+			if err != nil {
+				return nil, parley.Refuse(parley.Malformed, "credentials for %.140s: %s", v.ID, err)
+			}
+			store = append(store, f)
+		case v.Credentials != nil:
+			return nil, parley.Refuse(parley.Unsupported, "this hub takes no credentials for agents of %.40q", v.Protocol)
+		}
+	}
+	return store, nil
+}
+
+// forgetMoved forgets the credentials for an agent whose address changes: they must not go to the new one.
+func (a *Admin) forgetMoved(ctx context.Context, e parley.Agent) error {
+	old, ok := a.c.Hub.Directory().Agent(e.Name)
+	if !ok || old.Source != directory.FromOperator {
+		return nil
+	}
+	for _, i := range old.Identities {
+		p := a.protocol(i.Protocol)
+		if p.Credentials == nil || i.StandIn || slices.ContainsFunc(e.Identities, func(n parley.Identity) bool {
+			return n.Protocol == i.Protocol && n.URL == i.URL
+		}) {
+			continue
+		}
+		forget, err := p.Credentials(nil)
+		if err == nil {
+			err = forget(ctx, e.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newAgent validates the request. It gives the directory's entry and, for
@@ -547,6 +608,10 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 	if err != nil {
 		return Agent{}, err
 	}
+	credentials, err := a.credentials([]NewIdentity{id})
+	if err != nil {
+		return Agent{}, err
+	}
 	detail := id.Protocol + " " + id.ID
 	return a.edit(ctx, by, Administer, "agent.link", name, detail, func(ctx context.Context, name string) error {
 		link := parley.Identity{Protocol: id.Protocol, ID: id.ID, URL: id.URL}
@@ -560,6 +625,11 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 		}
 		if err := a.c.Hub.Directory().Link(ctx, name, link); err != nil {
 			return errors.Join(fromDirectory(err), a.unenrollAll(name, enrolled))
+		}
+		for _, store := range credentials {
+			if err := store(ctx, name); err != nil {
+				return err
+			}
 		}
 		return nil
 	})

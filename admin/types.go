@@ -1,8 +1,12 @@
 package admin
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
 	"mime"
 	"strings"
 	"time"
@@ -177,7 +181,29 @@ type NewIdentity struct {
 	KeyID     string `json:"keyId,omitzero"`     // empty: the key answers to any
 
 	Card json.RawMessage `json:"card,omitzero"` // ASP: the agent's card, which holds its keys
+
+	// A2A: what the hub shows to the agent, in the form of the protocol's binding. The hub keeps it sealed and never
+	// gives it back.
+	Credentials Secret `json:"credentials,omitzero"`
 }
+
+// Secret is a JSON value that is sent to the hub alone. Printed or logged, it shows nothing.
+type Secret []byte
+
+// MarshalJSON gives the value, for the request to the hub.
+func (s Secret) MarshalJSON() ([]byte, error) { return json.RawMessage(s).MarshalJSON() }
+
+// UnmarshalJSON takes the value.
+func (s *Secret) UnmarshalJSON(b []byte) error {
+	*s = bytes.Clone(b)
+	return nil
+}
+
+// Format implements fmt.Formatter for every verb.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "(secret)") }
+
+// LogValue implements slog.LogValuer.
+func (s Secret) LogValue() slog.Value { return slog.StringValue("(secret)") }
 
 // Part is one piece of content; exactly one of Text, JSON, Data and URI is set.
 type Part struct {

@@ -262,10 +262,18 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 		form = bridge.Negotiated
 	}
 	bc := bridge.Config{Hub: n.hub, Keys: n.keys, Journal: n.journal, Index: n.index, Callers: n.callers(),
-		Allow: n.guard.Prefixes, RootCAs: n.rootCAs, Transport: n.tracer.transport, PublicURL: n.c.PublicURL, Domain: c.Domain, Root: c.Root,
-		Guests: c.Guests, CardForm: form, Origins: n.c.Listen.Origins, MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
+		Allow: n.guard.Prefixes, RootCAs: n.rootCAs, Transport: n.tracer.transport, PublicURL: n.c.PublicURL,
+		Domain: c.Domain, Root: c.Root, Guests: c.Guests, CardForm: form, Origins: n.c.Listen.Origins,
+		MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
 		Streams: c.Streams, Webhooks: c.Webhooks, PlainPush: c.PlainPush, Now: n.c.Now, Logger: n.log}
 	out := &Binding{Domain: c.Domain}
+	out.Admin.Credentials = func(raw admin.Secret) (func(context.Context, string) error, error) {
+		c, err := bridge.ParseCredentials(raw)
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context, agent string) error { return n.A2A().StoreCredentials(ctx, agent, c) }, nil
+	}
 	if c.GRPC != "" {
 		l, err := net.Listen("tcp", c.GRPC)
 		if err != nil {

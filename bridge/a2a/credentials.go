@@ -77,6 +77,49 @@ func (c *Credentials) kinds() string {
 	return strings.Join(out, ", ")
 }
 
+// ParseCredentials reads credentials as operators give them to the hub: one JSON object with the members token,
+// apiKey, apiKeyHeader, tokenUrl, clientId, clientSecret, scopes, and certificate and key in PEM. Errors quote nothing of it.
+func ParseCredentials(raw []byte) (c Credentials, err error) {
+	if len(raw) == 0 {
+		return c, nil
+	}
+	var v CredentialsText
+	if jsonx.DecodeKnown(raw, &v) != nil {
+		return c, errors.New("want one JSON object with token, apiKey, apiKeyHeader, tokenUrl, clientId, clientSecret, " +
+			"scopes, certificate and key, as it needs them")
+	}
+	c = Credentials{Token: v.Token, APIKey: v.APIKey, Header: v.Header, TokenURL: v.TokenURL, ClientID: v.ClientID,
+		ClientSecret: v.ClientSecret, Scopes: v.Scopes}
+	if v.Certificate != "" || v.Key != "" {
+		pair, err := tls.X509KeyPair([]byte(v.Certificate), []byte(v.Key))
+		if err != nil {
+			return Credentials{}, errors.New("certificate and key: want a certificate and its private key in PEM")
+		}
+		c.Certificate = &pair
+	}
+	if err := c.Check(); err != nil {
+		return Credentials{}, err
+	}
+	if c.empty() {
+		return Credentials{}, errors.New("there is nothing to show: give a token, an API key, OAuth client credentials " +
+			"or a certificate")
+	}
+	return c, nil
+}
+
+// CredentialsText is the JSON form of credentials on their way to the hub.
+type CredentialsText struct {
+	Token        string   `json:"token,omitzero"`
+	APIKey       string   `json:"apiKey,omitzero"`
+	Header       string   `json:"apiKeyHeader,omitzero"`
+	TokenURL     string   `json:"tokenUrl,omitzero"`
+	ClientID     string   `json:"clientId,omitzero"`
+	ClientSecret string   `json:"clientSecret,omitzero"`
+	Scopes       []string `json:"scopes,omitzero"`
+	Certificate  string   `json:"certificate,omitzero"`
+	Key          string   `json:"key,omitzero"`
+}
+
 // credentialsOf are those for calls of an agent: of the configuration, else those that
 // were stored.
 func (b *Binding) credentialsOf(agent string) Credentials {
@@ -118,6 +161,9 @@ func (b *Binding) StoreCredentials(ctx context.Context, agent string, c Credenti
 
 // ForgetCredentials removes the stored credentials for an agent.
 func (b *Binding) ForgetCredentials(ctx context.Context, agent string) error {
+	if b.secrets.Known(agent).Revision == 0 {
+		return nil
+	}
 	if err := b.secrets.Delete(ctx, agent, 0); err != nil {
 		return fmt.Errorf("forget the credentials for %q: %w", agent, err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	"github.com/go-jose/go-jose/v4"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
@@ -36,6 +37,7 @@ var a2aProtocol = protocol{
 	add: adding{
 		how: "--a2a URL or new",
 		help: `  parley agents add lab --a2a https://lab.example/agents/one --expose all
+  parley agents add lab --a2a https://lab.example/agents/one --a2a-token-file lab.token
   parley agents add caller --a2a new
 `,
 		flags: func(c *cobra.Command) adder {
@@ -43,8 +45,9 @@ var a2aProtocol = protocol{
 			f := c.Flags()
 			f.StringVar(&s.value, "a2a", "", "URL below which the card of an A2A agent is; or new: an agent that calls "+
 				"the hub and has no URL")
+			s.credentials(f)
 			return adder{
-				given:    func() bool { return s.value != "" },
+				given:    func() bool { return s.value != "" || s.shows() },
 				identity: s.identity,
 				paste: func(_ *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error) {
 					return pasteA2A(info.PublicURL, name, id), nil
@@ -72,8 +75,8 @@ var a2aProtocol = protocol{
 		f.StringVar(&s.version, "version", "", "with --protocol a2a: version of the protocol, 1.0 or 0.3 (default: the "+
 			"newest of the card)")
 	},
-	send: (*app).sendA2A,
-	demo: (*demo).a2aScenes,
+	send:  (*app).sendA2A,
+	demo:  (*demo).a2aScenes,
 }
 
 // a2aWay is the way to an agent with a table of A2A.
@@ -92,10 +95,75 @@ func a2aWay(_ *node.Config, a *node.Agent) *hub.Way {
 }
 
 // a2aFlags are the flags of `agents add` for an agent of A2A.
-type a2aFlags struct{ value string }
+type a2aFlags struct {
+	value, tokenFile, apiKeyFile, secretFile, cert, key string
+
+	shown bridge.CredentialsText // the members that are no secrets
+}
+
+// credentials declares the flags for what the hub shows to the agent.
+func (s *a2aFlags) credentials(f *pflag.FlagSet) {
+	const beside = "with --a2a URL: "
+	f.StringVar(&s.tokenFile, "a2a-token-file", "", beside+"file with the bearer token that the hub shows to the agent")
+	f.StringVar(&s.apiKeyFile, "a2a-api-key-file", "", beside+"file with the API key that the hub shows to it")
+	f.StringVar(&s.shown.Header, "a2a-api-key-header", "", beside+"header that has the API key (default X-API-Key)")
+	f.StringVar(&s.shown.TokenURL, "a2a-token-url", "", beside+"token endpoint for OAuth 2.0 client credentials")
+	f.StringVar(&s.shown.ClientID, "a2a-client-id", "", beside+"the hub's id at the token endpoint")
+	f.StringVar(&s.secretFile, "a2a-client-secret-file", "", beside+"file with the hub's secret at the token endpoint")
+	f.StringSliceVar(&s.shown.Scopes, "a2a-scope", nil, beside+"scope to ask the token endpoint for")
+	f.StringVar(&s.cert, "a2a-cert", "", beside+"certificate file (PEM) with which the hub calls the agent")
+	f.StringVar(&s.key, "a2a-key", "", beside+"key file of --a2a-cert")
+}
+
+// shows reports whether a flag for credentials was given.
+func (s *a2aFlags) shows() bool {
+	c := &s.shown
+	return cmp.Or(s.tokenFile, s.apiKeyFile, s.secretFile, s.cert, s.key, c.Header, c.TokenURL, c.ClientID) != "" ||
+		len(c.Scopes) > 0
+}
+
+// secrets reads the files of the flags. It gives nil if no flag was given.
+func (s *a2aFlags) secrets() (admin.Secret, error) {
+	if !s.shows() {
+		return nil, nil
+	}
+	c := s.shown
+	for _, f := range []struct {
+		flag, path string
+		to         *string
+	}{{"a2a-token-file", s.tokenFile, &c.Token}, {"a2a-api-key-file", s.apiKeyFile, &c.APIKey},
+		{"a2a-client-secret-file", s.secretFile, &c.ClientSecret}, {"a2a-cert", s.cert, &c.Certificate},
+		{"a2a-key", s.key, &c.Key}} {
+		if f.path == "" {
+			continue
+		}
+		var err error
+		if *f.to, err = secretIn(f.path); err != nil {
+			return nil, usage("--%s: %w", f.flag, err)
+		}
+		if *f.to == "" {
+			return nil, usage("--%s: %s is empty", f.flag, f.path)
+		}
+	}
+	b, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := bridge.ParseCredentials(b); err != nil {
+		return nil, usage("the flags --a2a-…: %w", err)
+	}
+	return b, nil
+}
 
 // identity makes the identity, and for an agent elsewhere reads the card.
 func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
+	secrets, err := s.secrets()
+	if err != nil {
+		return admin.NewIdentity{}, err
+	}
+	if secrets != nil && (s.value == "" || s.value == "new") {
+		return admin.NewIdentity{}, usage("the hub shows credentials to an agent elsewhere: give --a2a URL")
+	}
 	if s.value == "new" {
 		i := bridge.IdentityOfCaller(n.Name)
 		return admin.NewIdentity{Protocol: i.Protocol, ID: i.ID}, nil
@@ -105,7 +173,7 @@ func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 		return admin.NewIdentity{}, usage("--a2a %q: want new, for an agent that calls the hub, or "+
 			"http(s)://HOST[:PORT][/PATH], the URL below which the agent's card is", s.value)
 	}
-	id := admin.NewIdentity{Protocol: i.Protocol, ID: i.ID, URL: i.URL}
+	id := admin.NewIdentity{Protocol: i.Protocol, ID: i.ID, URL: i.URL, Credentials: secrets}
 	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
 	if u, err := url.Parse(i.URL); err == nil {
 		if why := a.notCalled(u.Hostname()); why != nil {
@@ -130,8 +198,9 @@ func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 	if len(card.Skills) > 20 {
 		note("and %d more skills", len(card.Skills)-20)
 	}
-	if len(card.SecurityRequirements) > 0 {
-		note("it wants credentials: put the agent into the configuration, with agents.%s.a2a.token_file, api_key_file, "+
+	if len(card.SecurityRequirements) > 0 && secrets == nil {
+		note("it wants credentials: add it again with --a2a-token-file, --a2a-api-key-file, --a2a-client-id or "+
+			"--a2a-cert, or put it into the configuration, with agents.%s.a2a.token_file, api_key_file, "+
 			"oauth or cert", n.Name)
 	}
 	return id, nil

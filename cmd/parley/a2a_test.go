@@ -4,12 +4,16 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"github.com/parley-hub/parley/admin"
 	"iter"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
@@ -26,7 +30,9 @@ func (echoA2A) Execute(_ context.Context, c *a2asrv.ExecutorContext) iter.Seq2[w
 	return func(yield func(wire.Event, error) bool) {
 		said := a2aText(c.Message.Parts)
 		if m, ok := c.Message.Meta()["https://github.com/parley-hub/parley/a2a/v1"].(map[string]any); ok {
-			said += " " + m["skill"].(string)
+			if skill, ok := m["skill"].(string); ok {
+				said += " " + skill
+			}
 		}
 		failed := strings.Contains(said, "fail")
 		for _, e := range []wire.Event{wire.NewSubmittedTask(c, c.Message),
@@ -212,4 +218,102 @@ func TestDoctorA2A(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAddA2ACredentials: credentials that come with `agents add` are used in a call. They are in no output, log, record of
+// the audit trail, export or file of the hub, and do not follow the agent to another address.
+func TestAddA2ACredentials(t *testing.T) {
+	t.Parallel()
+	const secret = "secret-7f1c9a"
+	base, elsewhere := startA2A(t, secret), startA2A(t, secret)
+	dir := t.TempDir()
+	data, file := filepath.Join(dir, "data"), filepath.Join(dir, "token")
+	if err := os.WriteFile(file, []byte(secret+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var log lockedBuffer
+	n, err := node.Open(t.Context(), node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Network: node.Network{Allow: []string{"loopback"}}, Delivery: node.Delivery{Tries: 1},
+		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close(context.Background()) })
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var all bytes.Buffer
+	parley := func(want int, args ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		if code := run(append(args, "--data", data), strings.NewReader(""), &out, &out); code != want {
+			t.Errorf("%v: exit code %d\n%s", args, code, &out)
+		}
+		all.Write(out.Bytes())
+		return out.String()
+	}
+	parley(exitOK, "agents", "add", "lab", "--a2a", base, "--a2a-token-file", file, "--json")
+	if got := parley(exitOK, "send", "--to", "lab", "hi"); !strings.Contains(got, "echo: hi") {
+		t.Errorf("with the token: %s", got)
+	}
+	for _, args := range [][]string{{"agents", "show", "lab", "--json"}, {"agents", "export", "lab"}, {"audit", "--json"},
+		{"agents", "list", "--json"}, {"keys", "list", "--json"}, {"journal", "stats", "--json"}} {
+		parley(exitOK, args...)
+	}
+	// What is refused changes nothing, and the refusal does not tell the secret.
+	parley(exitUsage, "agents", "add", "x", "--a2a", "new", "--a2a-token-file", file)
+	parley(exitUsage, "agents", "add", "x", "--a2a", base, "--a2a-token-file", file, "--a2a-token-url", "https://x.example",
+		"--a2a-client-id", "hub")
+	parley(exitUsage, "agents", "add", "x", "--a2a", base, "--a2a-cert", file, "--a2a-key", file)
+	by := admin.Actor{Name: "test", Role: admin.Administer}
+	for _, id := range []admin.NewIdentity{
+		{Protocol: "a2a", ID: base, URL: base, Credentials: admin.Secret(`{"token":"` + secret + `","other":1}`)},
+		{Protocol: "a2a", ID: base, URL: base, Credentials: admin.Secret(`["` + secret + `"]`)},
+		{Protocol: "a2a", ID: base, Credentials: admin.Secret(`{"token":"` + secret + `"}`)},
+		{Protocol: "agh", ID: "w/p", URL: "x:", Credentials: admin.Secret(`{"token":"` + secret + `"}`)},
+	} {
+		_, err := n.Admin().AddAgent(t.Context(), by, admin.NewAgent{Name: "x", Identities: []admin.NewIdentity{id}})
+		if err == nil {
+			t.Errorf("%v was taken", id)
+		}
+		fmt.Fprintf(&all, "%v %+v %#v %s\n", err, id, id, id.Credentials)
+	}
+	// The agent moves: its token stays behind.
+	parley(exitOK, "agents", "add", "lab", "--a2a", elsewhere)
+	if got := parley(exitRefused, "send", "--to", "lab", "hi"); strings.Contains(got, "echo") {
+		t.Errorf("without the token: %s", got)
+	}
+	files, err := os.ReadDir(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string]string{"an output": all.String(), "the log": log.String()}
+	for _, f := range files {
+		if b, err := os.ReadFile(filepath.Join(data, f.Name())); err == nil {
+			texts[f.Name()] = string(b)
+		}
+	}
+	for where, text := range texts {
+		if strings.Contains(text, secret) {
+			t.Errorf("the token is in %s", where)
+		}
+	}
+}
+
+// lockedBuffer takes the lines of a log.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

@@ -216,6 +216,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 
 		"config": files, "key-file": files, "card": files, "schema": files, "out": files, "export": files,
 		"token-file": files, "seed-file": files, "new-file": files, "file": files, "asp": files, "transcript": files,
+		"a2a-token-file": files, "a2a-api-key-file": files, "a2a-client-secret-file": files, "a2a-cert": files,
+		"a2a-key":    files,
 		"send --key": files, "agh connect --key": files, "keys asp --key": files, "keys uagents --key": files,
 		"data": directories, "dir": directories, "profile": directories, "cpuprofile": directories,
 	}
@@ -225,7 +227,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
 		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "reason",
 		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
-		"workspace", "a2a"} {
+		"workspace", "a2a", "a2a-api-key-header", "a2a-client-id", "a2a-scope", "a2a-token-url"} {
 		flags[free] = nothing
 	}
 	return arguments, flags
