@@ -77,6 +77,7 @@ var a2aProtocol = protocol{
 	},
 	send:  (*app).sendA2A,
 	demo:  (*demo).a2aScenes,
+	bench: (*app).benchA2ACommand,
 }
 
 // a2aWay is the way to an agent with a table of A2A.

@@ -82,6 +82,17 @@ reply with two appends.`,
 	})
 }
 
+func (a *app) benchA2ACommand() *cobra.Command {
+	return a.compareCommand(&cobra.Command{
+		Use:   "a2a",
+		Short: "Blocking A2A calls to a Go handler",
+		Long: `Measure blocking calls of A2A 1.0 over JSON-RPC to a Go handler, whose caller shows
+a token, next to a bare server of the official SDK with two appends.`,
+		Example: `  parley bench a2a
+  parley bench a2a --connections 64 --storage disk --dir . --duration 10s`,
+	}, bench.A2A, nil)
+}
+
 // compareCommand makes a command that measures a path next to its floor. Before
 // is called first, when it is not nil.
 func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, bench.Config, func(bench.Row)) error,

@@ -73,8 +73,10 @@ type overHTTP struct {
 	// prepare adds the senders to the hub, which runs at host, and returns the function
 	// that renders request i.
 	prepare func(n *node.Node, host string) (render func(i int) ([]byte, error), err error)
-	// replayed reports whether an answer is that to a replay.
+	// replayed reports whether an answer is that to a replay; nil: the protocol has no replays.
 	replayed func(status int, body string) bool
+	// answered refuses an answer, besides by its status; nil: the status says all.
+	answered func(status int, body []byte) error
 }
 
 // overHTTP measures a path. From the 1,000th request on, c.Replays percent are repeats
@@ -113,13 +115,16 @@ func (c *Config) overHTTP(ctx context.Context, storage floor.Storage, connection
 			if err != nil {
 				return err
 			}
-			repeated := p.replayed(status, string(body))
+			repeated := p.replayed != nil && p.replayed(status, string(body))
 			if repeated && c.Replays > 0 {
 				replays.Add(1)
 				return nil
 			}
 			if repeated || status != http.StatusOK {
 				return fmt.Errorf("HTTP %d: %.300s", status, body)
+			}
+			if p.answered != nil {
+				return p.answered(status, body)
 			}
 			return nil
 		})
