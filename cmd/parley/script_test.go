@@ -42,7 +42,8 @@ func TestScripts(t *testing.T) {
 		Setup:               func(e *testscript.Env) error { return startHub(e) },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){"code": wantCode, "dies": waitDead,
 			"conversation": onlyConversation, "spoil": spoil, "peer": runPeer, "bearer": useToken,
-			"booker": addBooker, "recorded": lastRecorded, "answered": waitAnswered},
+			"booker": addBooker, "recorded": lastRecorded, "answered": waitAnswered,
+			"secret": writeSecret, "task": lastTask},
 	})
 }
 
@@ -126,6 +127,23 @@ func useToken(ts *testscript.TestScript, _ bool, _ []string) {
 	}
 	ts.Setenv("BEARER", secret)
 	ts.Setenv(tokenEnv, secret)
+}
+
+// writeSecret writes $BEARER into a file.
+func writeSecret(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: secret FILE, after bearer")
+	}
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(ts.Getenv("BEARER")), 0o600))
+}
+
+// lastTask sets $TASK to the id of the A2A task that the last command showed as JSON.
+func lastTask(ts *testscript.TestScript, neg bool, args []string) {
+	var task struct{ ID string }
+	if err := json.Unmarshal([]byte(ts.ReadFile("stdout")), &task); neg || len(args) != 0 || err != nil || task.ID == "" {
+		ts.Fatalf("usage: task, after a command that showed a task as JSON")
+	}
+	ts.Setenv("TASK", task.ID)
 }
 
 type hubKey struct{}
