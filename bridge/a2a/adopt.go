@@ -50,7 +50,7 @@ func (b *Binding) startCalls(ctx context.Context) error {
 		}
 	}), j.Watch(func(r *journal.Record) {
 		if r.Message != nil && r.Message.Kind.Terminal() {
-			b.settled(r.Message.InReplyTo)
+			b.settled(r.Message)
 		}
 		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
 			adopt()
@@ -67,11 +67,19 @@ const cancelTime = 10 * time.Second
 
 // settled follows that a request has its answer: its task needs no follower, and its row
 // goes. It does no I/O: the journal waits for it.
-func (b *Binding) settled(id parley.ID) {
+func (b *Binding) settled(reply *parley.Message) {
+	id := reply.InReplyTo
 	b.outMu.Lock()
 	f := b.followed[id]
 	_, row := b.ending[id]
-	delete(b.ending, id)
+	// The agent is to be told that the time is up, or that its requester cancelled: that needs the
+	// row. An attempt of unknown outcome has no cancel from the hub.
+	late := reply.Error != nil && (reply.Error.Code == parley.TimedOut || reply.Error.Code == parley.Stale)
+	if late || reply.Error != nil && reply.Error.Code == parley.Cancelled {
+		row = false
+	} else {
+		delete(b.ending, id)
+	}
 	b.outMu.Unlock()
 	switch {
 	case f == nil:
@@ -81,11 +89,28 @@ func (b *Binding) settled(id parley.ID) {
 		t := time.AfterFunc(cancelTime, f.stop)
 		context.AfterFunc(f.ctx, func() { t.Stop() })
 	}
-	if row {
+	if row || late {
 		select {
-		case b.ended <- id:
+		case b.ended <- endedRequest{id, late}:
 		default: // it expires
 		}
+	}
+}
+
+// An endedRequest has its answer, or, late, has none in time.
+type endedRequest struct {
+	id   parley.ID
+	late bool
+}
+
+// giveUp tells an agent that nobody waits for the task of a request any more, if it has one.
+func (b *Binding) giveUp(id parley.ID) {
+	row, err := b.sent.Get(b.ctx, id.String())
+	if err != nil || row.Value.Task == "" {
+		return // the row of another recipient's request is not there either
+	}
+	if p, err := b.peerOf(row.Value.To, row.Value.URL); err == nil {
+		b.abandon(p, row.Value.Task)
 	}
 }
 
@@ -93,8 +118,12 @@ func (b *Binding) settled(id parley.ID) {
 func (b *Binding) dropEnded() {
 	for {
 		select {
-		case id := <-b.ended:
-			b.dropRow(b.ctx, id)
+		case e := <-b.ended:
+			if e.late {
+				b.giveUp(e.id)
+				continue
+			}
+			b.dropRow(b.ctx, e.id)
 		case <-b.ctx.Done():
 			return
 		}

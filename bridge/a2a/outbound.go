@@ -29,7 +29,7 @@ type outgoing struct {
 	followed map[parley.ID]*taskFollower // requests whose tasks this hub follows, by message
 	ending   map[parley.ID]struct{}      // requests with a row whose answer is being recorded
 	owned    chan struct{}               // has a token when there may be more to follow
-	ended    chan parley.ID              // requests whose rows are to be removed
+	ended    chan endedRequest           // requests whose rows are to be removed
 	reads    chan struct{}               // bounds reads of cards ahead of calls
 }
 
@@ -44,7 +44,7 @@ const retryPause = time.Second
 func newOutgoing(c Config) outgoing {
 	return outgoing{guard: netguard.Live(c.Allow, netguard.HubAdvice), patience: handOver, peers: map[string]*peer{},
 		followed: map[parley.ID]*taskFollower{}, ending: map[parley.ID]struct{}{}, owned: make(chan struct{}, 1),
-		ended: make(chan parley.ID, 1024), reads: make(chan struct{}, readsAtOnce)}
+		ended: make(chan endedRequest, 1024), reads: make(chan struct{}, readsAtOnce)}
 }
 
 // Deliver implements hub.Binding.
