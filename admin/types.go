@@ -29,7 +29,7 @@ type Info struct {
 	Started   time.Time         `json:"started,omitzero"`
 	Data      string            `json:"data,omitzero"` // the data directory
 	PublicURL string            `json:"publicUrl,omitzero"`
-	Addresses map[string]string `json:"addresses,omitzero"` // HOST:PORT of listeners: "http", "agh", "a2e", "a2a" (gRPC), "admin"
+	Addresses map[string]string `json:"addresses,omitzero"` // of listeners: "http", "agh", "a2e", "a2a" (gRPC), "admin"
 	SAMVAD    Hosting           `json:"samvad,omitzero"`
 	Guests    *GuestBudget      `json:"guests,omitzero"`
 	Warnings  []string          `json:"warnings,omitzero"` // settings that the operator should change

@@ -21,7 +21,7 @@ type Caller struct {
 	During func(ctx context.Context) (_ context.Context, end func()) `json:"-"`
 }
 
-// Callers finds out who calls, for the protocols whose callers show a token, a JWT of an
+// Callers identifies callers, for the protocols whose callers show a token, a JWT of an
 // issuer that the operator trusts, or a TLS certificate.
 type Callers interface {
 	// Identify finds the caller of a request with these headers, TLS state (nil without TLS)
@@ -33,7 +33,7 @@ type Callers interface {
 	Schemes() []CallerScheme
 }
 
-// A CallerScheme is one way to say who calls.
+// A CallerScheme is one way for callers to identify themselves.
 type CallerScheme struct {
 	Name   string // "parley", or the issuer's name in the configuration
 	Bearer bool   // a token that the hub issued: Authorization: Bearer

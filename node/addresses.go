@@ -33,7 +33,8 @@ type Addresses struct {
 func (a Addresses) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "hub %s\n", a.Hub)
-	for _, l := range [][2]string{{"protocols", a.HTTP}, {"AGH", a.AGH}, {"A2E", a.A2E}, {"A2A gRPC", a.A2A}, {"admin", a.Admin}} {
+	for _, l := range [][2]string{{"protocols", a.HTTP}, {"AGH", a.AGH}, {"A2E", a.A2E}, {"A2A gRPC", a.A2A},
+		{"admin", a.Admin}} {
 		if l[1] != "" {
 			fmt.Fprintf(&b, "  %-9s  %s\n", l[0], l[1])
 		}

@@ -38,7 +38,7 @@ type Config struct {
 	Journal *journal.Journal
 	Index   *index.Index
 
-	// Callers says who calls; nil: every caller is a guest.
+	// Callers identifies callers; nil: every caller is a guest.
 	Callers bridge.Callers
 
 	// Allow gives further addresses that the hub may call, besides public ones; nil: none.

@@ -78,7 +78,8 @@ func (c *Credentials) kinds() string {
 }
 
 // ParseCredentials reads credentials as operators give them to the hub: one JSON object with the members token,
-// apiKey, apiKeyHeader, tokenUrl, clientId, clientSecret, scopes, and certificate and key in PEM. Errors quote nothing of it.
+// apiKey, apiKeyHeader, tokenUrl, clientId, clientSecret, scopes, and certificate and key in PEM. Errors quote nothing
+// of it.
 func ParseCredentials(raw []byte) (c Credentials, err error) {
 	if len(raw) == 0 {
 		return c, nil

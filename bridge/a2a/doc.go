@@ -28,7 +28,7 @@
 // within it. The same id with the same content gives the task of the first; with other
 // content it is an invalid-params error.
 //
-// # Who calls
+// # Callers
 //
 // [bridge.Callers] knows callers by token, OIDC or TLS certificate: assurance session. A
 // caller without credentials is a guest, refused unless the agent is open to guests.

@@ -124,8 +124,9 @@ func TestPushNotifications(t *testing.T) {
 		result, err := checked{service{w.node.Binding}}.SendMessage(ctx, request)
 		w.must(err)
 		id := result.(*protocol.Task).ID
-		if _, err := (checked{service{w.node.Binding}}).CreateTaskPushConfig(w.as("alice", "remote"), &protocol.PushConfig{TaskID: id,
-			ID: "two", URL: hookBase + "/2"}); err != nil {
+		if _, err := (checked{service{w.node.Binding}}).CreateTaskPushConfig(w.as("alice", "remote"),
+			&protocol.PushConfig{TaskID: id,
+				ID: "two", URL: hookBase + "/2"}); err != nil {
 			t.Fatal(err)
 		}
 		down := atomic.Bool{}

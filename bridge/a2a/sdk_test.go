@@ -59,7 +59,8 @@ func TestSDKClients(t *testing.T) {
 		if m, ok := w.fake.request.(*protocol.SendMessageRequest); !ok || len(m.Message.Parts) != 3 {
 			t.Errorf("%s: got %+v", name, w.fake.request)
 		}
-		w.fake.events = yields(nil, task, update(protocol.TaskStateWorking), wirePiece(true), update(protocol.TaskStateCompleted))
+		w.fake.events = yields(nil, task, update(protocol.TaskStateWorking), wirePiece(true),
+			update(protocol.TaskStateCompleted))
 		n := 0
 		for _, err := range c.transport.SendStreamingMessage(ctx, c.params, send) {
 			if n++; err != nil {

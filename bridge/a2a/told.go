@@ -15,7 +15,7 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// What a requester is told of a task before its end: each status and each part once, in
+// The events about a task before its end: each status and each part once, in
 // order, also after a reconnect or a restart.
 func sizeOf(parts protocol.ContentParts) (n int64) {
 	for _, p := range parts {

@@ -143,8 +143,9 @@ func New(c Config) (*Binding, error) {
 		return nil, err
 	}
 	b := &Binding{c: c, public: public,
-		sessions: newSessions(c.Journal), questions: newQuestions(c.Journal), acks: map[parley.ID]*ack{}, ackWorkers: make(chan struct{}, ackSlots),
-		seenChats: protocol.NewMemory(0, c.Now)}
+		sessions: newSessions(c.Journal), questions: newQuestions(c.Journal), acks: map[parley.ID]*ack{},
+		ackWorkers: make(chan struct{}, ackSlots),
+		seenChats:  protocol.NewMemory(0, c.Now)}
 	guard := netguard.Live(c.Allow, netguard.HubAdvice)
 	b.http = guard.Client(netguard.Options{Timeout: -1, MaxRedirects: -1, MaxResponseBytes: -1, RootCAs: c.RootCAs})
 	if c.Registry != "" {

@@ -36,7 +36,8 @@ func (echoA2A) Execute(_ context.Context, c *a2asrv.ExecutorContext) iter.Seq2[w
 		}
 		failed := strings.Contains(said, "fail")
 		for _, e := range []wire.Event{wire.NewSubmittedTask(c, c.Message),
-			wire.NewStatusUpdateEvent(c, wire.TaskStateWorking, wire.NewMessage(wire.MessageRoleAgent, wire.NewTextPart("thinking"))),
+			wire.NewStatusUpdateEvent(c, wire.TaskStateWorking, wire.NewMessage(wire.MessageRoleAgent,
+				wire.NewTextPart("thinking"))),
 			wire.NewArtifactEvent(c, wire.NewTextPart("echo: "+said)),
 			wire.NewStatusUpdateEvent(c, map[bool]wire.TaskState{false: wire.TaskStateCompleted, true: wire.TaskStateFailed}[failed],
 				wire.NewMessage(wire.MessageRoleAgent, wire.NewTextPart("no luck")))} {

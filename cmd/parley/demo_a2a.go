@@ -51,7 +51,8 @@ func startInn() (base string, stop func(), err error) {
 	card := &wire.AgentCard{Name: "Inn", Description: "Has a room.", Version: "1.0.0",
 		Capabilities: wire.AgentCapabilities{Streaming: true}, DefaultInputModes: []string{"text/plain"},
 		DefaultOutputModes: []string{"text/plain"},
-		Skills:             []wire.AgentSkill{{ID: "book", Name: "Book", Description: "Books a room.", Tags: []string{"rooms"}}},
+		Skills: []wire.AgentSkill{{ID: "book", Name: "Book", Description: "Books a room.",
+			Tags: []string{"rooms"}}},
 		SupportedInterfaces: []*wire.AgentInterface{{URL: base + "/rpc",
 			ProtocolBinding: wire.TransportProtocolJSONRPC, ProtocolVersion: wire.Version}}}
 	mux := http.NewServeMux()

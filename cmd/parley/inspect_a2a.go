@@ -67,7 +67,8 @@ var a2aMethods = map[string]string{
 	"GetExtendedAgentCard": "read the card for callers that are known",
 	"message/send":         "send a message, and wait for its task or answer",
 	"message/stream":       "send a message, and stream its task",
-	"tasks/get":            "read a task", "tasks/cancel": "cancel a task", "tasks/resubscribe": "stream the rest of a task",
+	"tasks/get":            "read a task", "tasks/cancel": "cancel a task",
+	"tasks/resubscribe":                "stream the rest of a task",
 	"tasks/pushNotificationConfig/set": "add a webhook", "tasks/pushNotificationConfig/get": "read a webhook",
 	"tasks/pushNotificationConfig/list": "list webhooks", "tasks/pushNotificationConfig/delete": "remove a webhook",
 	"agent/getAuthenticatedExtendedCard": "read the card for callers that are known",
@@ -88,7 +89,7 @@ var a2aErrors = map[string]string{
 
 // a2aMeanings are what the members mean, wherever they are.
 var a2aMeanings = map[string]string{
-	"jsonrpc": "always 2.0", "id": "the caller's or the task's", "method": "what is asked", "params": "of the method",
+	"jsonrpc": "always 2.0", "id": "the caller's or the task's", "method": "its name", "params": "of the method",
 	"messageId": "the sender's id; a hub makes one task of a repeat", "role": "who speaks: the caller or the agent",
 	"parts": "the content", "taskId": "the open task that it is about", "contextId": "the conversation",
 	"metadata": "what extensions add", "extensions": "URIs of the extensions that metadata uses",
@@ -104,7 +105,7 @@ var a2aMeanings = map[string]string{
 	"capabilities": "what the agent can do besides",
 	"skills":       "what it can do", "defaultInputModes": "media types that it takes",
 	"defaultOutputModes": "media types that it gives",
-	"securitySchemes":    "ways to say who calls", "securityRequirements": "which of them are needed",
+	"securitySchemes":    "ways for callers to identify themselves", "securityRequirements": "those that are needed",
 	"signatures": "of the card (JWS)", "url": "0.3: where clients call", "preferredTransport": "0.3: what url speaks",
 	"protocolVersion": "0.3: version of the protocol", "additionalInterfaces": "0.3: further URLs",
 	"security":                          "0.3: which schemes are needed",
