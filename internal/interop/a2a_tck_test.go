@@ -69,7 +69,7 @@ var tckKits = []tckKit{
 		}},
 }
 
-const tckOneID = "the check sends three messages with one `messageId` and other content to one task; " +
+const tckOneID = "optional (SHOULD): the check sends three messages with one `messageId` and other content to one task; " +
 	"the hub refuses the second (rule A2A-021)"
 
 const tckNoTime = "optional (MAY): cards have an `ETag`; the hubs of a cluster make each card of the directory, and share no " +
