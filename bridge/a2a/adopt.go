@@ -72,14 +72,11 @@ func (b *Binding) settled(reply *parley.Message) {
 	b.outMu.Lock()
 	f := b.followed[id]
 	_, row := b.ending[id]
-	// The agent is to be told that the time is up, or that its requester cancelled: that needs the
-	// row. An attempt of unknown outcome has no cancel from the hub.
-	late := reply.Error != nil && (reply.Error.Code == parley.TimedOut || reply.Error.Code == parley.Stale)
-	if late || reply.Error != nil && reply.Error.Code == parley.Cancelled {
-		row = false
-	} else {
-		delete(b.ending, id)
-	}
+	delete(b.ending, id)
+	// The hub sends a cancel for a request that was delivered: then its agent is the silent peer. One
+	// whose attempt was cut by a stop of the hub is overdue before the next.
+	e := reply.Error
+	late := e != nil && (e.Code == parley.TimedOut || e.Code == parley.Stale) && e.Reason != parley.PeerSilent
 	b.outMu.Unlock()
 	switch {
 	case f == nil:
@@ -112,6 +109,7 @@ func (b *Binding) giveUp(id parley.ID) {
 	if p, err := b.peerOf(row.Value.To, row.Value.URL); err == nil {
 		b.abandon(p, row.Value.Task)
 	}
+	b.dropRow(b.ctx, id)
 }
 
 // dropEnded removes the rows of requests that have their answer.
