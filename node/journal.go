@@ -84,7 +84,9 @@ func lost(data, dir string) error {
 		return errors.Is(err, os.ErrNotExist)
 	}
 	file := filepath.Join(dir, sqlite.FileName)
-	if index := filepath.Join(data, "index.db"); missing(file) && !missing(index) &&
+	entries, err := os.ReadDir(dir)
+	empty := err == nil && len(entries) == 0 || errors.Is(err, os.ErrNotExist) // other files: the store refuses them
+	if index := filepath.Join(data, "index.db"); missing(file) && !missing(index) && empty &&
 		missing(filepath.Join(dir, "journal.json")) {
 		return fmt.Errorf("open the journal: %w: %s is missing; restore a backup, or remove %s, too, to begin anew",
 			journal.ErrCorrupt, file, index)

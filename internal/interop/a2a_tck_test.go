@@ -69,10 +69,12 @@ var tckKits = []tckKit{
 		}},
 }
 
-const tckOneID = "optional (SHOULD): the check sends three messages with one `messageId` and other content to one task; " +
+const tckOneID = "optional (SHOULD): the check sends three messages with one `messageId` and other content to " +
+	"one task; " +
 	"the hub refuses the second (rule A2A-021)"
 
-const tckNoTime = "optional (MAY): cards have an `ETag`; the hubs of a cluster make each card of the directory, and share no " +
+const tckNoTime = "optional (MAY): cards have an `ETag`; the hubs of a cluster make each card of the directory, " +
+	"and share no " +
 	"time at which it changed"
 
 const tckIntroduction = `# The A2A compatibility kit
@@ -153,7 +155,8 @@ func (k *tckKit) run(t *testing.T, checkout string, page *strings.Builder) {
 		}
 	}
 	counts := map[string]int{}
-	fmt.Fprintf(page, "\n## %s\n\nCommit %s of the branch `%s`:\n\n```sh\npython %s\n```\n", k.version,
+	fmt.Fprintf(page, "\n## %s\n\nCommit %s of the branch `%s`:\n\n"+
+		"<!-- docs: foreign internal/interop/a2a_tck_test.go -->\n```sh\npython %s\n```\n", k.version,
 		strings.TrimSpace(string(commit)), k.branch, strings.ReplaceAll(strings.Join(command, " "), at,
 			"http://HUB"))
 	var rows []string
