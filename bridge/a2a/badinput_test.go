@@ -122,7 +122,7 @@ func TestBadParameters(t *testing.T) {
 	}
 }
 
-// TestBadRequests: what is no request of JSON-RPC, in both versions.
+// TestBadRequests: what is no request of JSON-RPC, in both versions (A2A-010).
 func TestBadRequests(t *testing.T) {
 	t.Parallel()
 	w := newServing(t)

@@ -139,7 +139,8 @@ func (h *cardHub) hubKeys(t *testing.T) jwks.Set {
 	return set
 }
 
-// A2A-005, A2A-006, A2A-007: both forms are what the SDK's parsers read, with public URLs.
+// A2A-005, A2A-006, A2A-007: both forms are what the SDK's parsers read, with public URLs. No
+// extension is required, so no client lacks one (A2A-101).
 func TestCardForms(t *testing.T) {
 	h := newCardHub(t, func(c *Config) { c.GRPC = "grpc.hub.example:443" })
 	pure, hybrid := h.get("crew/weather", "A2A-Version", "1.0"), h.get("crew/weather")

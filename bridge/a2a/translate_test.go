@@ -174,3 +174,15 @@ func TestInputThatNeverComes(t *testing.T) {
 		}
 	})
 }
+
+// A2A-073: the hub follows tasks by streams and polls. It gives agents no webhook, so there is
+// none to call.
+func TestAgentsGetNoWebhook(t *testing.T) {
+	for _, version := range []string{V1, V03} {
+		r, err := toSend(&parley.Message{Kind: parley.Request, Parts: []parley.Part{parley.Text("hi")}},
+			sendForm{version: version, immediately: true})
+		if err != nil || r.Config == nil || r.Config.PushConfig != nil {
+			t.Errorf("%s: %+v, %v", version, r, err)
+		}
+	}
+}

@@ -30,7 +30,7 @@ const (
 )
 
 var (
-	protocols = []string{"samvad", "uagents", "a2e", "agh", "asp"}
+	protocols = []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a"}
 	hubs      = []string{"bench", "faults", "pairs"} // below internal: their tests run a whole hub
 )
 
@@ -40,7 +40,8 @@ Each rule of the protocols' checklists, and the tests that prove it: with the pr
 with a real peer. A test stands here if its text, or a helper or table that it uses, bears the rule's number, **and** it
 ran and passed; a file of vectors counts if the tests run it. A rule without a test that ran fails the build.
 
-The real peers are the published SDKs of SAMVAD (Python, TypeScript), uAgents and A2E, without changes. AGH and ASP have
+The real peers are the published SDKs of SAMVAD (Python, TypeScript), uAgents, A2E and A2A (Python, JavaScript, Go, and
+its compatibility kit, which runs from a checkout), without changes. AGH and ASP have
 none to install: their peers are programs in Python that share no code with Parley. Where a peer is not installed
 (` + "`internal/interop/setup.sh`" + `), the gate says so and takes the column as it is.
 

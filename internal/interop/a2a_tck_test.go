@@ -71,7 +71,7 @@ var tckKits = []tckKit{
 
 const tckOneID = "optional (SHOULD): the check sends three messages with one `messageId` and other content to " +
 	"one task; " +
-	"the hub refuses the second (rule A2A-021)"
+	"the hub refuses the second"
 
 const tckNoTime = "optional (MAY): cards have an `ETag`; the hubs of a cluster make each card of the directory, " +
 	"and share no " +
@@ -85,7 +85,7 @@ agent of the hub that is open to guests. The kit's agent acts on fixed message i
 
 const tckAlone = `
 In one run the kit uses the same message id for messages with other content, and over both transports; the hub
-refuses the second (rule A2A-021). It also cancels the task that later checks want open. So the checks that did not
+refuses the second. It also cancels the task that later checks want open. So the checks that did not
 pass in the common run, %d, ran again, each in a run of its own, and what follows is what they then gave. Of these,
 ` + "`TestMessageResponse`" + ` ran against an agent with ` + "`reply = \"message\"`" + `, because the others want a task; and the checks
 ` + "`CARD-EXT-…`" + ` ran through a proxy that adds a token of the hub, because the extended card is for callers that the hub
