@@ -49,7 +49,7 @@ missing() {
 
 # limited bounds a command that waits for the network, where the system can.
 limited() {
-	if command -v timeout >/dev/null; then timeout 300 "$@"; else "$@"; fi
+	if command -v timeout >/dev/null; then timeout "${limit:-300}" "$@"; else "$@"; fi
 }
 
 npm_install() { limited npm install --no-audit --no-fund --loglevel=error "$@"; }
@@ -118,7 +118,9 @@ frameworks() {
 		}
 	done
 }
+limit=120 # the gate has to end in time
 frameworks
+limit=300
 if command -v node >/dev/null && command -v npm >/dev/null; then
 	mkdir -p "$dir/a2a/node"
 	(cd "$dir/a2a/node" && echo '{"private": true}' >package.json && npm_install '@a2a-js/sdk@1.3.0' 'express@5')
