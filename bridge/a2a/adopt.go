@@ -69,14 +69,15 @@ const cancelTime = 10 * time.Second
 // goes. It does no I/O: the journal waits for it.
 func (b *Binding) settled(reply *parley.Message) {
 	id := reply.InReplyTo
+	// The hub sends a cancel for a request that was delivered: then its agent is the silent peer. One
+	// whose attempt was cut by a stop of the hub is overdue before the next.
+	e := reply.Error
+	late := e != nil && (e.Code == parley.TimedOut || e.Code == parley.Stale) && e.Reason != parley.PeerSilent &&
+		b.isElsewhere(reply.From)
 	b.outMu.Lock()
 	f := b.followed[id]
 	_, row := b.ending[id]
 	delete(b.ending, id)
-	// The hub sends a cancel for a request that was delivered: then its agent is the silent peer. One
-	// whose attempt was cut by a stop of the hub is overdue before the next.
-	e := reply.Error
-	late := e != nil && (e.Code == parley.TimedOut || e.Code == parley.Stale) && e.Reason != parley.PeerSilent
 	b.outMu.Unlock()
 	switch {
 	case f == nil:
@@ -94,6 +95,12 @@ func (b *Binding) settled(reply *parley.Message) {
 	}
 }
 
+// isElsewhere reports whether an agent is called over A2A.
+func (b *Binding) isElsewhere(name string) bool {
+	e, ok := b.c.Hub.Directory().Agent(name)
+	return ok && addressOf(e) != ""
+}
+
 // An endedRequest has its answer, or, late, has none in time.
 type endedRequest struct {
 	id   parley.ID
@@ -104,7 +111,7 @@ type endedRequest struct {
 func (b *Binding) giveUp(id parley.ID) {
 	row, err := b.sent.Get(b.ctx, id.String())
 	if err != nil || row.Value.Task == "" {
-		return // the row of another recipient's request is not there either
+		return // the agent never named a task, or the row has expired
 	}
 	if p, err := b.peerOf(row.Value.To, row.Value.URL); err == nil {
 		b.abandon(p, row.Value.Task)

@@ -335,7 +335,7 @@ func TestConnectionBreaksBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// A slow agent: the attempt ends with its time, and what was asked is of unknown outcome.
+// A slow agent: the attempt ends with its time, and its outcome is unknown.
 func TestSlowAgent(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)

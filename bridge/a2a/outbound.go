@@ -67,7 +67,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		out = b.cancel(ctx, o, p)
 	default:
 		out = hub.Outcome{Err: parley.Refuse(parley.Unsupported,
-			"A2A callers fetch what is said about their requests; it is not sent to them")}
+			"A2A callers fetch events and answers; the hub does not send them")}
 	}
 	out.Losses = bridge.Losses(wayOut, o.Message, o.Recipient.Name)
 	return out

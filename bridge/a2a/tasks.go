@@ -20,7 +20,7 @@ type follower struct {
 	b        *Binding
 	sub      *subscription
 	progress progress
-	task     *protocol.Task // nil once a stream has told it
+	task     *protocol.Task // nil once a stream has sent it
 	last     uint64         // sequence of the last record that counted
 	since    journal.Position
 	reply    *parley.Message // the terminal one
