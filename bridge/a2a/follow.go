@@ -221,19 +221,24 @@ func (f *taskFollower) open() bool {
 	return open && d.State != parley.Dead && f.b.c.Journal.Owned(d.Position.Partition)
 }
 
-// keep writes the row.
+// keep writes the row, with the task even if the agent names it meanwhile.
 func (f *taskFollower) keep(ctx context.Context) error {
-	f.mu.Lock()
-	w := *f.w
-	w.Told, w.Artifacts = slices.Clone(w.Told), maps.Clone(w.Artifacts)
-	f.mu.Unlock()
-	if _, err := f.b.sent.Put(ctx, f.id.String(), w, w.Until); err != nil {
-		return err
+	for {
+		f.mu.Lock()
+		w := *f.w
+		w.Told, w.Artifacts = slices.Clone(w.Told), maps.Clone(w.Artifacts)
+		f.mu.Unlock()
+		if _, err := f.b.sent.Put(ctx, f.id.String(), w, w.Until); err != nil {
+			return err
+		}
+		f.mu.Lock()
+		f.kept = f.w.Task == w.Task
+		kept := f.kept
+		f.mu.Unlock()
+		if kept {
+			return nil
+		}
 	}
-	f.mu.Lock()
-	f.kept = true
-	f.mu.Unlock()
-	return nil
 }
 
 // rekeep writes the row again, if there is one. Its content is a help only: a failure is
@@ -368,6 +373,9 @@ func (f *taskFollower) learn(ctx context.Context, info protocol.TaskInfo) error 
 	if known != "" {
 		return nil
 	}
+	// A request that is cancelled now has its answer, which stops the follower: the cancel that
+	// comes next finds the task by its row.
+	ctx = context.WithoutCancel(ctx)
 	f.b.keepContext(ctx, f.w.To, f.conv, contextID)
 	f.rekeep(ctx)
 	close(f.begun)

@@ -2,6 +2,7 @@ package a2a
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -799,5 +800,42 @@ func TestCancelBeforeTheTaskIsKnown(t *testing.T) {
 				t.Fatal("the agent works on")
 			}
 		})
+	}
+}
+
+// However the name of a task, the end of the attempt and the end of the request fall
+// together, the row has the task: a cancel that comes then finds it.
+func TestRowHasTheTask(t *testing.T) {
+	c := newCaller(t, callerConfig{})
+	p, err := c.peerOf("elsewhere", "http://127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 300 {
+		id, err := parley.NewID(time.Now(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &parley.Message{ID: id, Conversation: id}
+		f := c.newFollower(p, m, &sentRequest{To: "elsewhere", Until: time.Now().Add(time.Hour)})
+		f.attend()
+		var wait sync.WaitGroup
+		wait.Go(func() {
+			if err := f.learn(f.ctx, protocol.TaskInfo{TaskID: "task", ContextID: "context"}); err != nil {
+				t.Error(err)
+			}
+		})
+		wait.Go(func() {
+			f.leave(t.Context())
+			f.stop() // as the answer of the hub does
+		})
+		wait.Wait()
+		row, err := c.sent.Get(t.Context(), m.ID.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if row.Value.Task != "task" {
+			t.Fatalf("%+v", row.Value)
+		}
 	}
 }
