@@ -474,3 +474,41 @@ func readAll(t *testing.T, r *http.Request) []byte {
 	r.Body = io.NopCloser(bytes.NewReader(b))
 	return b
 }
+
+// The agent is called in the trace of the message, in whichever way that is sent.
+func TestCallsNameTheTrace(t *testing.T) {
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", a.URL)
+	trace := parley.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", State: "vendor=1"}
+	for _, by := range []string{"quiet", "reader", "notice"} {
+		s := submission("quiet", "elsewhere", parley.Text("hi"))
+		if by == "reader" {
+			s = submission(by, "elsewhere", parley.Text("hi"))
+		}
+		s.Message.Trace = trace
+		if by == "notice" {
+			s.Message.Kind = parley.Notice
+		}
+		before := a.count()
+		m, err := c.hub.Accept(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if by == "notice" {
+			eventuallyCalls(t, a, before+1)
+		} else {
+			c.answered(m.ID)
+		}
+	}
+	s := submission("quiet", "elsewhere", parley.Text("hi"))
+	s.Message.Trace = trace
+	if _, err := c.hub.Ask(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"traceparent": trace.Parent, "tracestate": trace.State} {
+		if got := a.seen(name); !slices.Equal(got, []string{want}) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}

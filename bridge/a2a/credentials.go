@@ -266,6 +266,7 @@ type connection struct {
 // send makes one exchange. A token that the agent does not take any more is renewed once.
 func (n *connection) send(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
+	nameTrace(r)
 	if r.Method == http.MethodGet { // the SDK sends "null"
 		r.Body, r.GetBody, r.ContentLength = nil, nil, 0
 	}

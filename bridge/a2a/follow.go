@@ -73,7 +73,8 @@ func (b *Binding) newFollower(p *peer, m *parley.Message, w *sentRequest) *taskF
 	f := &taskFollower{b: b, p: p, id: m.ID, conv: m.Conversation, w: w, in: make(chan protocol.Event, 16),
 		begun: make(chan struct{})}
 	left := w.Until.Add(-rowRetention).Sub(b.c.Now())
-	f.ctx, f.stop = context.WithTimeout(b.ctx, max(left, 0))
+	trace := parley.Trace{Parent: w.Hop, State: m.Trace.State}
+	f.ctx, f.stop = context.WithTimeout(withTrace(b.ctx, trace), max(left, 0))
 	return f
 }
 

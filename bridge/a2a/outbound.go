@@ -57,6 +57,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.Unavailable, "agent %q has no address", o.Recipient.Name).
 			With(parley.ByNetwork, parley.NoAddress, err.Error())}
 	}
+	ctx = withTrace(ctx, o.Message.Trace)
 	var out hub.Outcome
 	switch o.Message.Kind {
 	case parley.Request:

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,8 @@ import (
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
@@ -94,6 +97,28 @@ func readError(err error) error {
 		return fmt.Errorf("%w: %w", errLarge, err)
 	}
 	return &lostError{true, err}
+}
+
+type traceKey struct{}
+
+// withTrace makes calls part of a message's trace.
+func withTrace(ctx context.Context, t parley.Trace) context.Context {
+	if !bridge.IsTraceParent(t.Parent) {
+		return ctx
+	}
+	return context.WithValue(ctx, traceKey{}, t)
+}
+
+// nameTrace names the trace of a call to the agent (W3C Trace Context, section 3).
+func nameTrace(r *http.Request) {
+	t, _ := r.Context().Value(traceKey{}).(parley.Trace)
+	if t.Parent == "" {
+		return
+	}
+	r.Header.Set("traceparent", t.Parent)
+	if t.State != "" && len(t.State) <= maxTraceState {
+		r.Header.Set("tracestate", t.State)
+	}
 }
 
 // traced makes a request note whether the agent may have it.
