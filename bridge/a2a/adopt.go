@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -36,27 +35,18 @@ func (b *Binding) startCalls(ctx context.Context) error {
 	for _, e := range d.All() {
 		b.readAhead(directory.Change{New: e})
 	}
-	adopt := func() {
-		select {
-		case b.owned <- struct{}{}:
-		default:
-		}
-	}
-	j := b.c.Journal
-	delivered := func(s journal.Step) bool { return s.State == parley.Delivered }
-	b.stops = append(b.stops, j.WatchOwned(func(_ int, owned bool) {
-		if owned {
-			adopt()
-		}
-	}), j.Watch(func(r *journal.Record) {
+	takeOver, stop := bridge.TakeOver(b.ctx, b.c.Journal, b.sent, b.c.Logger, func(id parley.ID, w *sentRequest) {
+		d, open := b.c.Journal.Delivery(id, w.To)
+		if open && d.State == parley.Delivered && w.Task != "" && b.c.Journal.Owned(d.Position.Partition) {
+			b.adoptTask(id, w)
+		} // else it is over, or an attempt is in flight or to come
+	})
+	b.stops = append(b.stops, stop, b.c.Journal.Watch(func(r *journal.Record) {
 		if r.Message != nil && r.Message.Kind.Terminal() {
 			b.settled(r.Message)
 		}
-		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) && j.LivesElsewhere(r.Node, r.Time) {
-			adopt()
-		}
 	}))
-	b.spawn(b.adoptOwned)
+	b.spawn(takeOver)
 	b.spawn(b.dropEnded)
 	return nil
 }
@@ -131,45 +121,6 @@ func (b *Binding) dropEnded() {
 			b.dropRow(b.ctx, e.id)
 		case <-b.ctx.Done():
 			return
-		}
-	}
-}
-
-// adopt follows the tasks of requests in partitions that this hub owns: those of an
-// earlier process, or of a hub that is gone.
-func (b *Binding) adopt() error {
-	for row, err := range b.sent.Range(b.ctx, "") {
-		if err != nil && row.Revision == 0 {
-			return fmt.Errorf("read the tasks elsewhere: %w", err)
-		}
-		var id parley.ID
-		if err == nil {
-			id, err = parley.ParseID(row.Key)
-		}
-		if err != nil {
-			b.c.Logger.Error("the record of a task elsewhere is damaged", "key", row.Key, "error", err)
-			continue
-		}
-		w := &row.Value
-		d, open := b.c.Journal.Delivery(id, w.To)
-		if open && d.State == parley.Delivered && w.Task != "" && b.c.Journal.Owned(d.Position.Partition) {
-			b.adoptTask(id, w)
-		} // else it is over, or an attempt is in flight or to come
-	}
-	return nil
-}
-
-// adoptOwned adopts tasks whenever this hub has become the owner of a partition.
-func (b *Binding) adoptOwned() {
-	for {
-		select {
-		case <-b.owned:
-		case <-b.ctx.Done():
-			return
-		}
-		for err := b.adopt(); err != nil && b.ctx.Err() == nil; err = b.adopt() {
-			b.c.Logger.Error("cannot read the tasks elsewhere; trying again", "error", err)
-			_ = sleep.For(b.ctx, retryPause)
 		}
 	}
 }

@@ -28,7 +28,6 @@ type outgoing struct {
 	peers    map[string]*peer            // by directory name
 	followed map[parley.ID]*taskFollower // requests whose tasks this hub follows, by message
 	ending   map[parley.ID]struct{}      // requests with a row whose answer is being recorded
-	owned    chan struct{}               // has a token when there may be more to follow
 	ended    chan endedRequest           // requests whose rows are to be removed
 	reads    chan struct{}               // bounds reads of cards ahead of calls
 }
@@ -43,7 +42,7 @@ const retryPause = time.Second
 
 func newOutgoing(c Config) outgoing {
 	return outgoing{guard: netguard.Live(c.Allow, netguard.HubAdvice), patience: handOver, peers: map[string]*peer{},
-		followed: map[parley.ID]*taskFollower{}, ending: map[parley.ID]struct{}{}, owned: make(chan struct{}, 1),
+		followed: map[parley.ID]*taskFollower{}, ending: map[parley.ID]struct{}{},
 		ended: make(chan endedRequest, 1024), reads: make(chan struct{}, readsAtOnce)}
 }
 

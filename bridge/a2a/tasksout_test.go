@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -296,7 +296,7 @@ func TestRestartInTheMiddleOfATask(t *testing.T) {
 					return ok && d.State == parley.Delivered
 				})
 				left := filepath.Join(dir, "left")
-				copyPrivately(t, cc.disk, left)
+				testjournal.Copy(t, cc.disk, left)
 				c.close()
 				cc.disk = left
 				again := newCaller(t, cc)
@@ -312,26 +312,6 @@ func TestRestartInTheMiddleOfATask(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// copyPrivately copies a directory so that only its owner may read it.
-func copyPrivately(t *testing.T, from, to string) {
-	t.Helper()
-	err := os.CopyFS(to, os.DirFS(from))
-	if err == nil {
-		err = filepath.WalkDir(to, func(path string, d os.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			if d.IsDir() {
-				return os.Chmod(path, 0o700)
-			}
-			return os.Chmod(path, 0o600)
-		})
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

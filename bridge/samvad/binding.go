@@ -100,7 +100,6 @@ type Binding struct {
 	remoteMu sync.Mutex
 	followed map[parley.ID]*remoteTask // tasks elsewhere that this node polls, by message
 	peers    map[string]*peerTasks     // by directory name
-	owned    chan struct{}             // has a token when there may be more to follow
 
 	mu          sync.RWMutex
 	standIns    map[string]*protocol.Agent // by directory name; made when first needed
@@ -127,7 +126,7 @@ func New(c Config) (*Binding, error) {
 	b := &Binding{c: c, public: public, state: newState(c.Journal), pace: pacer{now: c.Now},
 		slots:    make(chan struct{}, 32),
 		followed: map[parley.ID]*remoteTask{}, peers: map[string]*peerTasks{},
-		owned: make(chan struct{}, 1), standIns: map[string]*protocol.Agent{}, cards: map[string]*cachedCard{},
+		standIns: map[string]*protocol.Agent{}, cards: map[string]*cachedCard{},
 		credentials: map[string]Credentials{}, labels: map[string]string{}}
 	guard := netguard.Live(c.Allow, netguard.HubAdvice)
 	outbound := func(timeout time.Duration, redirects int, maxBytes int64) *http.Client {

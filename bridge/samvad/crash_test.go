@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
@@ -65,7 +65,7 @@ func TestRestartInTheMiddleOfRunningTasks(t *testing.T) {
 	})
 
 	left := filepath.Join(dir, "left")
-	copyPrivately(t, config.Data, left)
+	testjournal.Copy(t, config.Data, left)
 	again := &world{t: t, slow: make(chan struct{}), alice: w.alice}
 	config.Data = left
 	again.open(config)
@@ -138,7 +138,7 @@ func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 			}
 			<-arrived
 			left := filepath.Join(dir, "left")
-			copyPrivately(t, config.Data, left)
+			testjournal.Copy(t, config.Data, left)
 			again := &world{t: t, slow: make(chan struct{}), alice: w.alice}
 			config.Data = left
 			again.open(config)
@@ -169,25 +169,5 @@ func TestRestartWhileATaskIsLeftElsewhere(t *testing.T) {
 				t.Errorf("done %d times", n)
 			}
 		})
-	}
-}
-
-// copyPrivately copies a directory so that only its owner may read it.
-func copyPrivately(t *testing.T, from, to string) {
-	t.Helper()
-	err := os.CopyFS(to, os.DirFS(from))
-	if err == nil {
-		err = filepath.WalkDir(to, func(path string, d os.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			if d.IsDir() {
-				return os.Chmod(path, 0o700)
-			}
-			return os.Chmod(path, 0o600)
-		})
-	}
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -5,14 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/sleep"
-	"github.com/parley-hub/parley/journal"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -281,68 +279,17 @@ func (b *Binding) cancelRemoteTask(request parley.ID) {
 	}
 }
 
-// adopt follows the tasks of requests in partitions that this node owns: those of
-// an earlier process, or of a node that is gone.
-func (b *Binding) adopt() error {
-	for row, err := range b.remoteTasks.Range(b.ctx, "") {
-		if err != nil && row.Revision == 0 {
-			return fmt.Errorf("read the tasks elsewhere: %w", err)
-		}
-		var id parley.ID
-		if err == nil {
-			id, err = parley.ParseID(row.Key)
-		}
-		if err != nil {
-			b.c.Logger.Error("the record of a task elsewhere is damaged", "key", row.Key, "error", err)
-			continue
-		}
-		w := &row.Value
+// followRemoteTasks follows the tasks of requests in partitions that this node owns, and
+// drops the rows of those that are over.
+func (b *Binding) followRemoteTasks() {
+	run, stop := bridge.TakeOver(b.ctx, b.c.Journal, b.remoteTasks, b.c.Logger, func(id parley.ID, w *remoteTask) {
 		switch d, open := b.c.Journal.Delivery(id, w.To); {
 		case !open || d.State == parley.Dead:
 			b.dropRemoteTask(b.ctx, id)
 		case d.State == parley.Delivered && w.Task != "" && b.c.Journal.Owned(d.Position.Partition):
 			b.follow(id, w)
 		} // else an attempt is in flight, or to come
-	}
-	return nil
-}
-
-// followRemoteTasks adopts tasks when this node may have more to follow: when it
-// becomes the owner of a partition, and when the former owner, still alive, ends an
-// attempt there.
-func (b *Binding) followRemoteTasks() {
-	adopt := func() {
-		select {
-		case b.owned <- struct{}{}:
-		default:
-		}
-	}
-	j := b.c.Journal
-	delivered := func(s journal.Step) bool { return s.State == parley.Delivered }
-	b.stops = append(b.stops, j.WatchOwned(func(_ int, owned bool) {
-		if owned {
-			adopt()
-		}
-	}), j.Watch(func(r *journal.Record) {
-		if slices.ContainsFunc(r.Steps, delivered) && j.Owned(r.Position.Partition) &&
-			j.LivesElsewhere(r.Node, r.Time) {
-			adopt()
-		}
-	}))
-	b.work.Go(b.adoptOwned)
-}
-
-// adoptOwned adopts tasks whenever this node has become the owner of a partition.
-func (b *Binding) adoptOwned() {
-	for {
-		select {
-		case <-b.owned:
-		case <-b.ctx.Done():
-			return
-		}
-		for err := b.adopt(); err != nil && b.ctx.Err() == nil; err = b.adopt() {
-			b.c.Logger.Error("cannot read the tasks elsewhere; trying again", "error", err)
-			_ = sleep.For(b.ctx, pause)
-		}
-	}
+	})
+	b.stops = append(b.stops, stop)
+	b.work.Go(run)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -312,7 +313,7 @@ func TestTokenBudgetOutlivesTheHub(t *testing.T) {
 	again := &world{t: t, slow: make(chan struct{}), alice: w.alice}
 	killed := config
 	killed.Data = filepath.Join(dir, "left")
-	copyPrivately(t, config.Data, killed.Data)
+	testjournal.Copy(t, config.Data, killed.Data)
 	again.open(killed)
 	t.Cleanup(again.close)
 	exceeded(again)

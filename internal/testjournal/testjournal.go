@@ -3,6 +3,8 @@
 package testjournal
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/parley-hub/parley/journal/jetstream"
@@ -22,6 +24,27 @@ func Disk(t testing.TB, dir string) store.Store {
 	t.Helper()
 	s, err := sqlite.Open(t.Context(), sqlite.Config{Dir: dir})
 	return opened(t, s, err)
+}
+
+// Copy copies the directory of a store, as a kill of its process would leave it. Only its
+// owner may read the copy.
+func Copy(t testing.TB, from, to string) {
+	t.Helper()
+	err := os.CopyFS(to, os.DirFS(from))
+	if err == nil {
+		err = filepath.WalkDir(to, func(path string, d os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			if d.IsDir() {
+				return os.Chmod(path, 0o700)
+			}
+			return os.Chmod(path, 0o600)
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Cluster is the store in a NATS cluster.
