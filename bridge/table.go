@@ -238,7 +238,7 @@ var Table = []Row{
 		SAMVAD: as("one of the nine codes of SAMVAD"), Chat: lost("an ErrorMessage is text alone"), Model: lost("an ErrorMessage is text alone"),
 		Inbox: survives("error.code"), Call: survives("reason"), AGH: as("reason_code, and ext.parley"), ASP: as("one of ASP's rejection codes"),
 		A2A: as("the state, and metadata of Parley's extension, code")}},
-	{Retry, "Whether to try again, and when", "Error.After", said("Retry-After", "", "retryable, retry_after", "", "", "Retry-After of a refused call, metadata of Parley's extension"), map[Way]Entry{
+	{Retry, "Retry, and its delay", "Error.After", said("Retry-After", "", "retryable, retry_after", "", "", "Retry-After of a refused call, metadata of Parley's extension"), map[Way]Entry{
 		SAMVAD: as("Retry-After of a response; a task or stream has none"), Chat: lost("an ErrorMessage is text alone"), Model: lost("an ErrorMessage is text alone"),
 		Inbox: survives("error.retryable, error.retry_after"), Call: survives("retryable, retry_after"), AGH: as("ext.parley"), ASP: as("the trust-evidence object"),
 		A2A: as("metadata of Parley's extension, retryable and retry_after")}},
@@ -246,7 +246,7 @@ var Table = []Row{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: as("the acknowledgement"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("state"), Call: as("an event of a streaming call"), AGH: survives("receipt accepted"), ASP: survives("INFORM accepted"),
 		A2A: survives("SUBMITTED")}},
-	{Detail, "What an accepted event says besides", "Parts", said("", "", "content of parley_reply", "detail of a receipt", "data", "status.message"), map[Way]Entry{
+	{Detail, "The content of an accepted event", "Parts", said("", "", "content of parley_reply", "detail of a receipt", "data", "status.message"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD streams chunks, no states"), Chat: lost("an acknowledgement has no content"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("content"), Call: survives("message, value"), AGH: lost("a receipt has text alone"), ASP: survives("data"),
 		A2A: survives("status.message")}},
@@ -288,16 +288,16 @@ var Table = []Row{
 	{Schema, "The name of the content's schema", "Schema", said("", "schema digest", "", "", "version", "metadata of Parley's extension"), with(stated("schema"), map[Way]Entry{
 		Model: as("the model of that digest; the header Parley-Provenance"), Inbox: survives("schema")})},
 
-	{Sent, "When the sender says it was sent", "Sent", said("timestamp", "timestamp of a chat message", "", "ts", "timestamp", "metadata of Parley's extension"), stated("sent")},
-	{Deadline, "When the sender stops waiting", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", "constraints.maxResponseTimeMs", "metadata of Parley's extension"), with(stated("deadline"), map[Way]Entry{
+	{Sent, "The sender's time of sending", "Sent", said("timestamp", "timestamp of a chat message", "", "ts", "timestamp", "metadata of Parley's extension"), stated("sent")},
+	{Deadline, "The deadline", "Deadline", said("", "expires of a synchronous envelope", "timeout", "", "constraints.maxResponseTimeMs", "metadata of Parley's extension"), with(stated("deadline"), map[Way]Entry{
 		ASP:  as("constraints.maxResponseTimeMs, and the trust-evidence object, deadline"),
 		Chat: as("expires"), Model: as("expires"), Inbox: survives("deadline"), Call: as("timeout"), AGH: as("expires_at")})},
-	{Expiry, "After when it must not be delivered", "Expires", said("", "expires", "", "expires_at", "", "metadata of Parley's extension"), with(stated("expires"), map[Way]Entry{
+	{Expiry, "The expiry", "Expires", said("", "expires", "", "expires_at", "", "metadata of Parley's extension"), with(stated("expires"), map[Way]Entry{
 		Chat: survives("expires"), Model: survives("expires"), Inbox: survives("expires"), AGH: survives("expires_at")})},
 	{MessageID, "The message's ID", "ID", said("nonce, spanId", "digest, msg_id", "id", "id", "messageId", "messageId"), with(stated("message"), map[Way]Entry{
 		SAMVAD: as("spanId"), Inbox: survives("id"), Call: as("id of the call"), AGH: as("id"), ASP: as("messageId"),
 		A2A: as("messageId, and metadata of Parley's extension, message")})},
-	{Idempotency, "What tells a repetition", "ID", said("nonce", "digest of the envelope", "id", "id", "messageId, proof", "messageId"), map[Way]Entry{
+	{Idempotency, "The idempotency key", "ID", said("nonce", "digest of the envelope", "id", "id", "messageId, proof", "messageId"), map[Way]Entry{
 		SAMVAD: as("spanId, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
 		Chat:   as("msg_id, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
 		Model:  as("session, the same at each attempt; agents do not look at it, so the hub repeats nothing of unknown outcome"),
@@ -307,23 +307,23 @@ var Table = []Row{
 		SAMVAD: as("the header Parley-Provenance; traceId where there is no trace"), Chat: as("session of a notice; a request has one of its own; the header Parley-Provenance"), Model: as("session of a notice; a request has one of its own; the header Parley-Provenance"),
 		Inbox: survives("conversation"), Call: as("correlation_id"), AGH: as("a thread or room"), ASP: as("trust-evidence; what one agent asks another is in one session"),
 		A2A: as("contextId, and metadata of Parley's extension, conversation")}},
-	{ReplyTo, "What it answers", "InReplyTo", said("the exchange", "session", "id", "work_id, reply_to", "referenceId", "taskId"), map[Way]Entry{
+	{ReplyTo, "The reference to the request", "InReplyTo", said("the exchange", "session", "id", "work_id, reply_to", "referenceId", "taskId"), map[Way]Entry{
 		SAMVAD: survives("the exchange, or the task"), Chat: survives("session"), Model: survives("session"), Inbox: survives("in_reply_to"), Call: survives("req_id"), AGH: survives("work_id, reply_to"), ASP: survives("referenceId"),
 		A2A: survives("the task")}},
-	{Audience, "Who else gets it", "Audience", said("", "", "", "members of the channel", "participants", ""), with(stated("audience"), map[Way]Entry{
+	{Audience, "Other recipients", "Audience", said("", "", "", "members of the channel", "participants", ""), with(stated("audience"), map[Way]Entry{
 		SAMVAD: lost("SAMVAD has one recipient"), Chat: lost("a uAgents envelope has one recipient"), Model: lost("a uAgents envelope has one recipient"), Inbox: survives("audience")})},
 	{Trace, "Trace ids", "Trace", said("traceId, spanId", "", "", "trace_id", "", "the header traceparent"), with(stated("trace"), map[Way]Entry{
 		SAMVAD: survives("traceId; parentSpanId within SAMVAD"), AGH: survives("trace_id"),
 		A2A: as("the header traceparent, and metadata of Parley's extension, trace")})},
 	{Order, "Order", "", said("none", "none", "of the session", "of the channel", "sequence and chain", "none"), all(as("the order of the record, per recipient and conversation"))},
 
-	{Sender, "Who sent it", "From", said("from", "sender", "the session's agent", "from", "sender", "the caller that token, issuer or certificate name"), stated("sender")},
-	{Assurance, "How sure that is", "Origin.Verdict", said("signed", "signed; unsigned user addresses", "session", "session; signed handles", "signed", "session"), stated("assurance")},
+	{Sender, "The sender", "From", said("from", "sender", "the session's agent", "from", "sender", "the caller that token, issuer or certificate name"), stated("sender")},
+	{Assurance, "The assurance", "Origin.Verdict", said("signed", "signed; unsigned user addresses", "session", "session; signed handles", "signed", "session"), stated("assurance")},
 	{Signature, "The signature, with the bytes and headers it covers", "Origin.Raw", said("RFC 9421 over body and headers", "secp256k1 over the envelope", "", "proof of a handle", "Ed25519 over the envelope", ""), stated("digest: the signature itself stays in the hub's record, and no signature of the hub stands for it")},
 	{Credentials, "Tokens and delegation", "Extensions", said("auth, delegationToken", "", "token of the session", "", "access token", "credentials of the call"), all(lost("credentials end at the hub, which has judged them"))},
 	{Budget, "Cost, budget and other constraints", "Extensions", said("", "", "llm_override", "", "maxTokenBudget, requiredTrustScore and allowedPerformatives of constraints", ""), all(lost("no protocol says another's constraints"))},
 	{Context, "Context objects", "Extensions", said("", "", "", "", "content.context", ""), all(lost("only ASP has context objects"))},
-	{Extra, "What only the sender's protocol says", "Extensions", said("", "streams of a chat message, and members that it names twice", "task_name of a delegation", "ext members", "subject beside parameters", "metadata, extensions, reference tasks, accepted output modes, artifacts"), all(lost("it belongs to another protocol"))},
+	{Extra, "Members of the sender's protocol alone", "Extensions", said("", "streams of a chat message, and members that it names twice", "task_name of a delegation", "ext members", "subject beside parameters", "metadata, extensions, reference tasks, accepted output modes, artifacts"), all(lost("it belongs to another protocol"))},
 }
 
 // Within lists the protocols that pass on the original envelope, unchanged, between
