@@ -41,7 +41,9 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 		return nil, h.prior(ctx, prior)
 	}
 	s.note(position)
-	if !h.stopAttempt(m.InReplyTo) && !told && v.State != parley.Dead {
+	stopped := h.stopAttempt(m.InReplyTo)
+	// The first attempt may have begun meanwhile, and may get through although it was stopped.
+	if (never || !stopped) && !told && v.State != parley.Dead {
 		h.endUnanswered(context.WithoutCancel(ctx), &recordedMessage{message: request, position: v.Position, scope: scope},
 			context.Canceled)
 	}

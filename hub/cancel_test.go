@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 )
 
@@ -71,4 +72,60 @@ func TestCancelEndsTheRequest(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An atRecord does something when a message is about to be recorded.
+type atRecord struct {
+	Observer
+	f func(m *parley.Message)
+}
+
+func (o atRecord) Record(ctx context.Context, m *parley.Message) (context.Context, func(error)) {
+	o.f(m)
+	return ctx, nil
+}
+
+func (o atRecord) Attempt(ctx context.Context, _ *delivery.Attempt, _ string) (context.Context,
+	func(delivery.Result)) {
+	return ctx, nil
+}
+
+// A cancelled request ends too where its first attempt begins while the cancel is recorded, and
+// gets through.
+func TestCancelBesideTheFirstAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var h *Hub
+		holds := true
+		w := &wire{name: "wire", can: Capabilities{Holds: func(*directory.Entry, parley.Identity) bool { return holds }},
+			deliver: func(ctx context.Context, _ Outbound) Outcome {
+				<-ctx.Done() // the agent has it already
+				return Outcome{}
+			}}
+		h = start(t, func(c *Config) {
+			c.Observer = atRecord{f: func(m *parley.Message) {
+				if m.Kind == parley.Cancel {
+					holds = false
+					h.Kick("bob")
+					synctest.Wait()
+				}
+			}}
+		}, w)
+		h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
+		m, err := h.Accept(t.Context(), ask("bob", "", "?"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := h.Accept(t.Context(), Submission{Scope: "x", Message: &parley.Message{Kind: parley.Cancel,
+			From: "alice", To: "bob", InReplyTo: m.ID}}); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if n := w.calls.Load(); n != 1 {
+			t.Fatalf("%d attempts", n)
+		}
+		failures := h.recorded(t, parley.Failure)
+		if len(failures) != 1 || failures[0].Error.Code != parley.Cancelled {
+			t.Errorf("failures %v", failures)
+		}
+	})
 }
