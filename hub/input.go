@@ -20,7 +20,7 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 		return nil, recordError(err)
 	}
 	if !ok || v.From != m.From || v.Kind != parley.Request || v.State == parley.Dead {
-		return nil, parley.Refuse(parley.Conflict, "no open request of yours that takes more input")
+		return nil, errNoInput
 	}
 	request, scope, err := h.request(ctx, m.InReplyTo, v.Position)
 	if err != nil {
@@ -39,9 +39,31 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 		Began: slices.Contains(s.Began, m.To)}}); err != nil {
 		return nil, err
 	}
-	if in := h.inputsOf(m.InReplyTo); in != nil && in.full() {
-		return nil, errUnread
+	var in *inputs
+	if l, _ := h.here(m.To); l != nil {
+		if in = h.openInputs(m.InReplyTo); !in.reserve(m) {
+			return nil, errUnread
+		}
 	}
+	a, err := h.recordInput(ctx, s, v, request, scope)
+	if err == nil {
+		return a, nil
+	}
+	if in != nil {
+		in.release(m)
+	}
+	if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open { // it ended before the queue was opened
+		h.dropTimers(m.InReplyTo)
+	}
+	return nil, err
+}
+
+var errNoInput = parley.Refuse(parley.Conflict, "no open request of yours that takes more input")
+
+// recordInput records an admitted input.
+func (h *Hub) recordInput(ctx context.Context, s Submission, v journal.Delivery, request *parley.Message,
+	scope string) (*recordedMessage, error) {
+	m := s.Message
 	if h.isGuest(&s) {
 		if err := h.chargeGuest(ctx, m, false); err != nil {
 			return nil, err
@@ -51,6 +73,9 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	m.Number = h.number(m.InReplyTo, parley.Input)
+	if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open {
+		return nil, errNoInput // it ended meanwhile
+	}
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}
 	a := &recordedMessage{message: m, scope: scope, request: request}
 	if h.reachable(m.To, m.Kind) {
@@ -69,9 +94,10 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 type inputs struct {
 	ready chan struct{} // has a token while an input can be read
 
-	mu    sync.Mutex
-	queue []*parley.Message
-	size  int // bytes of their content
+	mu     sync.Mutex
+	queue  []*parley.Message
+	coming map[parley.ID]int // inputs that this hub is about to record, with the bytes of their content
+	size   int               // bytes of the content of both
 }
 
 // The bounds of the inputs that a handler has not read. The queue may exceed the second
@@ -84,13 +110,46 @@ const (
 var errUnread = parley.Fail(parley.Unavailable, nil, "the agent has not read what was added to the request before").
 	With(parley.ByLimit, parley.OpenRequests, "")
 
-func (in *inputs) full() bool {
-	in.mu.Lock()
-	defer in.mu.Unlock()
-	return in.fullLocked()
+func (in *inputs) fullLocked() bool {
+	return len(in.queue)+len(in.coming) >= maxInputs || in.size >= maxInputBytes
 }
 
-func (in *inputs) fullLocked() bool { return len(in.queue) >= maxInputs || in.size >= maxInputBytes }
+// reserve keeps room for an input that is about to be recorded; false: there is none.
+func (in *inputs) reserve(m *parley.Message) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.fullLocked() {
+		return false
+	}
+	in.size += m.ContentSize() - in.coming[m.ID] // the same may come twice at once
+	in.coming[m.ID] = m.ContentSize()
+	return true
+}
+
+// release frees the room of an input that is not recorded.
+func (in *inputs) release(m *parley.Message) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.releaseLocked(m)
+}
+
+func (in *inputs) releaseLocked(m *parley.Message) (reserved bool) {
+	size, reserved := in.coming[m.ID]
+	in.size -= size
+	delete(in.coming, m.ID)
+	return reserved
+}
+
+// put queues a recorded input; false: there is no room for it.
+func (in *inputs) put(m *parley.Message) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if !in.releaseLocked(m) && in.fullLocked() {
+		return false
+	}
+	in.queue, in.size = append(in.queue, m), in.size+m.ContentSize()
+	return true
+}
 
 // inputsOf gives the queue of a request on which a handler works in this process, or nil.
 func (h *Hub) inputsOf(request parley.ID) *inputs {
@@ -105,7 +164,7 @@ func (h *Hub) openInputs(request parley.ID) *inputs {
 	defer h.mu.Unlock()
 	in := h.inputs[request]
 	if in == nil {
-		in = &inputs{ready: make(chan struct{}, 1)}
+		in = &inputs{ready: make(chan struct{}, 1), coming: map[parley.ID]int{}}
 		h.inputs[request] = in
 	}
 	return in
@@ -134,13 +193,9 @@ func (h *Hub) takeInput(m *parley.Message) {
 			}
 		}()
 	}
-	in.mu.Lock()
-	if !in.fullLocked() {
-		in.queue, in.size = append(in.queue, m), in.size+m.ContentSize()
-	} else { // of another hub, which does not know the queue
+	if !in.put(m) { // another hub recorded it, which does not know the queue
 		h.c.Logger.Warn("a handler does not read what is added to its request", "request", m.InReplyTo, "agent", m.To)
 	}
-	in.mu.Unlock()
 	token(in.ready)
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
 )
 
 // booker asks where to, then which day, and answers with both.
@@ -154,6 +155,97 @@ func TestUnreadInputs(t *testing.T) {
 		synctest.Wait()
 		if n := len(h.inputs); n > 0 {
 			t.Errorf("%d queues are left", n)
+		}
+	})
+}
+
+// No accepted input is lost, however many are recorded at the same time.
+func TestInputsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := make(chan struct{})
+		h := start(t, func(c *Config) {
+			c.Observer = atRecord{f: func(m *parley.Message) {
+				if m.Kind == parley.Input {
+					<-begin // all have passed the checks
+				}
+			}}
+		})
+		read := make(chan struct{})
+		got := 0
+		h.handle(t, "booker", func(ctx context.Context, _ *parley.Message, r parley.Replier) error {
+			<-read
+			for {
+				if _, err := r.(parley.Prompter).NeedInput(parley.Text("more?")); err != nil {
+					return err
+				}
+				got++
+			}
+		})
+		request, err := h.Accept(t.Context(), ask("booker", "do", "a trip"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		accepted := make(chan bool, 4)
+		for range cap(accepted) {
+			go func() {
+				_, err := h.Accept(context.Background(), Submission{Message: &parley.Message{Kind: parley.Input,
+					From: request.From, To: "booker", InReplyTo: request.ID,
+					Parts:  []parley.Part{parley.Text(string(make([]byte, maxInputBytes-1)))},
+					Origin: parley.Origin{Protocol: "api"}}})
+				if err != nil && parley.CodeOf(err) != parley.Unavailable {
+					t.Error(err)
+				}
+				accepted <- err == nil
+			}()
+		}
+		synctest.Wait()
+		close(begin)
+		want := 0
+		for range cap(accepted) {
+			if <-accepted {
+				want++
+			}
+		}
+		close(read)
+		synctest.Wait()
+		if got != want || want != 2 {
+			t.Errorf("%d inputs were accepted, and the handler got %d", want, got)
+		}
+	})
+}
+
+// An input to a request that ends while it is admitted is refused, and leaves nothing in memory.
+func TestInputBesideTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		atInput := func() {}
+		h := start(t, func(c *Config) {
+			p, err := policy.New(policy.Config{Hub: "here", Assurance: map[string]parley.Assurance{"": parley.Session},
+				Now: func() time.Time { atInput(); return time.Now() }})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Policy = p
+		})
+		answer := make(chan struct{})
+		h.handle(t, "booker", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+			<-answer
+			return r.Reply()
+		})
+		request, err := h.Accept(t.Context(), ask("booker", "do", "a trip"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		atInput = func() { close(answer); synctest.Wait() }
+		_, err = h.Accept(t.Context(), Submission{Message: &parley.Message{Kind: parley.Input, From: request.From,
+			To: "booker", InReplyTo: request.ID, Origin: parley.Origin{Protocol: "api"}}})
+		if err := code(parley.Conflict, err); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		if n := len(h.inputs) + len(h.numbers); n > 0 || len(h.recorded(t, parley.Input)) > 0 {
+			t.Errorf("%d entries are left of a request that ended", n)
 		}
 	})
 }
