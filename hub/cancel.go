@@ -24,6 +24,12 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 	if err != nil {
 		return nil, recordError(err)
 	}
+	if err := h.policy.Load().Admit(m, nil); err != nil {
+		return nil, err
+	}
+	if err := h.charge(ctx, &s, false); err != nil {
+		return nil, err
+	}
 	m.Conversation = v.Conversation
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	entry := journal.Entry{Scope: scope, Message: m, Key: s.Key, Chain: s.Chain}

@@ -8,6 +8,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/policy"
 )
 
 // A cancelled request ends at once where its recipient has nothing to confirm: it was never sent,
@@ -128,4 +129,50 @@ func TestCancelBesideTheFirstAttempt(t *testing.T) {
 			t.Errorf("failures %v", failures)
 		}
 	})
+}
+
+// Cancels count like other messages of their sender: each is a record, and its request may stay open.
+func TestCancelsAreLimited(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		assurance parley.Assurance
+		disk      int64
+		want      parley.Reason
+	}{
+		{name: "rate", want: parley.UnknownRate},
+		{name: "guests", assurance: parley.Signed, disk: 120 << 14, want: parley.GuestBudget},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &wire{name: "wire", deliver: func(context.Context, Outbound) Outcome { return Outcome{} }}
+				h := start(t, func(o *Config) {
+					p, err := policy.New(policy.Config{Hub: "here", Assurance: map[string]parley.Assurance{
+						"": parley.Unsigned}})
+					if err != nil {
+						t.Fatal(err)
+					}
+					o.Policy, o.Guests = p, policy.NewGuests(policy.GuestConfig{Disk: c.disk})
+				}, w)
+				h.agent(t, "bob", parley.Identity{Protocol: "wire", ID: "bob"})
+				origin := parley.Origin{Protocol: "wire", Peer: "one", Verdict: parley.Verdict{Assurance: c.assurance}}
+				request := ask("bob", "", "?")
+				request.Message.From, request.Message.Origin = "guest/wire/one", origin
+				m, err := h.Accept(t.Context(), request)
+				if err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				for range 150 {
+					if _, err = h.Accept(t.Context(), Submission{Scope: "x", Message: &parley.Message{Kind: parley.Cancel,
+						From: m.From, To: "bob", InReplyTo: m.ID, Origin: origin}}); err != nil {
+						break
+					}
+					synctest.Wait()
+				}
+				if e := parley.AsError(err); err == nil || e.Code != parley.RateLimited || e.Reason != c.want || !e.Retryable {
+					t.Errorf("%v, want a refusal by %s", err, c.want)
+				}
+			})
+		})
+	}
 }

@@ -45,13 +45,19 @@ func recordCost(m *parley.Message) int {
 	return recordBytes + 2*n + 2*max(0, n-4<<10)
 }
 
-// chargeGuest charges the record of a guest's message to the guests' budget. A
-// refused message is recorded without its content.
-func (h *Hub) chargeGuest(ctx context.Context, m *parley.Message, refused bool) *parley.Error {
-	if refused {
-		strip(m)
+// charge charges the record of a guest's message to the guests' budget, and vouches for
+// any other sender. A refused message of a guest is recorded without its content.
+func (h *Hub) charge(ctx context.Context, s *Submission, refused bool) *parley.Error {
+	if !h.isGuest(s) {
+		if !s.inside {
+			policy.Vouch(ctx)
+		}
+		return nil
 	}
-	return h.c.Guests.Write(policy.SourceOf(ctx), recordCost(m))
+	if refused {
+		strip(s.Message)
+	}
+	return h.c.Guests.Write(policy.SourceOf(ctx), recordCost(s.Message))
 }
 
 // strip replaces the content of a message by its digest and size.

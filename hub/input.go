@@ -64,12 +64,8 @@ var errNoInput = parley.Refuse(parley.Conflict, "no open request of yours that t
 func (h *Hub) recordInput(ctx context.Context, s Submission, v journal.Delivery, request *parley.Message,
 	scope string) (*recordedMessage, error) {
 	m := s.Message
-	if h.isGuest(&s) {
-		if err := h.chargeGuest(ctx, m, false); err != nil {
-			return nil, err
-		}
-	} else if !s.inside {
-		policy.Vouch(ctx)
+	if err := h.charge(ctx, &s, false); err != nil {
+		return nil, err
 	}
 	m.Hops = append(slices.Clone(m.Hops), h.c.ID)
 	m.Number = h.number(m.InReplyTo, parley.Input)

@@ -181,12 +181,8 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 	if refused != nil && (s.Key.ID == "" || refused.Code == parley.RateLimited) {
 		return nil, refused // it has no key to consume, or its sender is over its rate
 	}
-	if h.isGuest(&s) {
-		if err := h.chargeGuest(ctx, m, refused != nil); err != nil {
-			return nil, cmp.Or(refused, err)
-		}
-	} else if !s.inside {
-		policy.Vouch(ctx)
+	if err := h.charge(ctx, &s, refused != nil); err != nil {
+		return nil, cmp.Or(refused, err)
 	}
 	entry := journal.Entry{Scope: s.Scope, Message: m, Key: s.Key, Refused: refused.Stated()}
 	if refused == nil {

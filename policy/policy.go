@@ -192,9 +192,11 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 	return nil
 }
 
-// isReply reports whether a message goes back to a requester. An Input goes the other way,
-// like the request that it is about.
-func isReply(m *parley.Message) bool { return !m.InReplyTo.IsZero() && m.Kind != parley.Input }
+// isReply reports whether a message goes back to a requester. An Input or Cancel goes the
+// other way, like the request that it is about.
+func isReply(m *parley.Message) bool {
+	return !m.InReplyTo.IsZero() && m.Kind != parley.Input && m.Kind != parley.Cancel
+}
 
 // pair counts a message of one agent to another.
 func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
