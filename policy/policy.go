@@ -179,7 +179,7 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 			return err
 		}
 	}
-	if m.InReplyTo.IsZero() && len(p.pairs) > 0 {
+	if !isReply(m) && len(p.pairs) > 0 {
 		for _, r := range to {
 			if r.Began {
 				continue
@@ -214,10 +214,10 @@ func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
 	return nil
 }
 
-// skillOf is the skill of a message. A request that names none is for the default
-// skill.
+// skillOf is the skill of a message. A request that names none, and an input to it, are for
+// the default skill.
 func skillOf(m *parley.Message, a *parley.Agent) string {
-	if m.Skill == "" && m.Kind == parley.Request {
+	if m.Skill == "" && (m.Kind == parley.Request || m.Kind == parley.Input) {
 		if s, ok := a.SkillNamed(""); ok {
 			return s.ID
 		}

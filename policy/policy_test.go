@@ -79,6 +79,10 @@ func TestAdmit(t *testing.T) {
 			edit: func(m *parley.Message) { m.InReplyTo = parley.ID{1} }},
 		{name: "input needs the rule of its request", m: message("bob", "open", parley.Signed), to: open,
 			edit: func(m *parley.Message) { m.Kind, m.InReplyTo = parley.Input, parley.ID{1} }, want: parley.Forbidden},
+		{name: "input to the default skill, not named", m: message("crew/a", "weather", parley.Signed),
+			to: Recipient{Agent: &parley.Agent{Name: "weather", Skills: []parley.SkillSpec{{ID: "forecast"}}},
+				Native: []string{"samvad"}},
+			edit: func(m *parley.Message) { m.Kind, m.InReplyTo, m.Skill = parley.Input, parley.ID{1}, "" }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := New(config)
@@ -190,6 +194,11 @@ func TestLimitsOfPairs(t *testing.T) {
 			if got := take("crew/a", "weather"); got != want {
 				t.Fatalf("call %d: %q, want %q", i+1, got, want)
 			}
+		}
+		if got := take("crew/a", "weather", func(m *parley.Message) {
+			m.Kind, m.InReplyTo = parley.Input, parley.ID{1}
+		}); got != parley.RateLimited {
+			t.Errorf("an input: %q, want %q", got, parley.RateLimited)
 		}
 		for name, got := range map[string]parley.Code{
 			"another sender": take("crew/b", "weather"), "another recipient": take("crew/a", "lab"),
