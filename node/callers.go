@@ -294,14 +294,13 @@ func (f *callerFinder) read(c *Config) (*knownCallers, error) {
 }
 
 // fetch gets the keys of an issuer.
-func (f *callerFinder) fetch(ctx context.Context, issuer, at string) (jwks.Set, error) {
-	var err error
+func (f *callerFinder) fetch(ctx context.Context, issuer, at string) (set jwks.Set, err error) {
 	if at == "" {
-		if at, err = oidc.Discover(ctx, f.client, issuer); err != nil {
-			return nil, err
-		}
+		at, err = oidc.Discover(ctx, f.client, issuer)
 	}
-	set, err := jwks.Fetch(ctx, f.client, at)
+	if err == nil {
+		set, err = jwks.Fetch(ctx, f.client, at)
+	}
 	if err != nil {
 		f.n.log.Warn("cannot fetch the keys of an issuer", "issuer", issuer, "error", err)
 	}

@@ -168,6 +168,7 @@ func TestRemote(t *testing.T) {
 		}
 		time.Sleep(fresh)
 		find("1", 1, false, 5)
+		find("3", 0, true, 5) // it may be a new key
 		time.Sleep(kept)
 		find("1", 0, true, 6)
 

@@ -51,7 +51,7 @@ func (r *Remote) Close() {
 }
 
 // Find gives the keys with an id that sign with an algorithm, none if the issuer has
-// none. The error says why the issuer's keys are not known, or is the context's.
+// none. The error says why it is not known whether the issuer has any, or is the context's.
 func (r *Remote) Find(ctx context.Context, kid string, a jose.SignatureAlgorithm) (Set, error) {
 	found, flight, err := r.look(kid, a)
 	if len(found) > 0 || flight == nil {
@@ -80,8 +80,8 @@ func (r *Remote) look(kid string, a jose.SignatureAlgorithm) (found Set, flight 
 		r.tried, r.flight = now, make(chan struct{})
 		r.work.Go(r.renew)
 	}
-	if r.set == nil {
-		err = r.err
+	if len(found) == 0 {
+		err = r.err // the issuer may have new keys
 	}
 	return found, r.flight, err
 }
