@@ -403,22 +403,29 @@ func (f *callerFinder) bySubject(ctx context.Context, known *knownCallers, proto
 	if i == nil {
 		return c, fmt.Errorf("its issuer %.200q is not in the configuration (callers.issuer)", url)
 	}
-	subject, kid, err := i.tokens.Verify(ctx, token, f.n.c.Now())
+	who, err := i.tokens.Verify(ctx, token, f.n.c.Now())
 	if err != nil {
 		return bridge.Caller{Peer: "a caller of " + i.Name}, err
 	}
-	c.Peer = subject + " at " + i.Name
-	v := session("token", "issuer "+i.URL, kid)
-	switch agent := i.agents[subject]; {
+	c.Peer, c.Verdict = who.Subject+" at "+i.Name, session("token", "issuer "+i.URL, who.KeyID)
+	switch agent := i.agents[who.Subject]; {
 	case agent != "":
 		c.Name = agent
 	case i.Enroll:
-		c.Name = i.agentNamed(subject)
+		c.Name = i.agentNamed(who.Subject)
 	default:
-		return guest(protocol, c.Peer, i.URL, v), nil
+		c = guest(protocol, c.Peer, i.URL, c.Verdict)
 	}
-	c.Verdict = v
+	c.During = f.until(who.Until)
 	return c, nil
+}
+
+// until is the function During of a caller whose credentials hold until a time.
+func (f *callerFinder) until(t time.Time) func(context.Context) (context.Context, func()) {
+	return func(ctx context.Context) (context.Context, func()) {
+		ctx, end := context.WithTimeout(ctx, t.Sub(f.n.c.Now()))
+		return ctx, end
+	}
 }
 
 // agentNamed is the agent of a subject for which the issuer vouches. Different subjects have
@@ -449,14 +456,15 @@ func (f *callerFinder) byCertificate(known *knownCallers, protocol string, leaf 
 	if now := f.n.c.Now(); now.After(leaf.NotAfter) { // it was valid when the connection began
 		return c, fmt.Errorf("the certificate expired at %s", leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
-	v := session("certificate", names[0], leaf.SerialNumber.Text(16))
-	for _, e := range known.certificates {
-		if slices.Contains(names, e.Name) {
-			c.Name, c.Peer, c.Verdict = e.Agent, "certificate "+e.Name, v
-			return c, nil
-		}
+	c.Verdict = session("certificate", names[0], leaf.SerialNumber.Text(16))
+	i := slices.IndexFunc(known.certificates, func(e CertificateName) bool { return slices.Contains(names, e.Name) })
+	if i < 0 {
+		c = guest(protocol, c.Peer, leaf.Issuer.String(), c.Verdict)
+	} else {
+		c.Name, c.Peer = known.certificates[i].Agent, "certificate "+known.certificates[i].Name
 	}
-	return guest(protocol, c.Peer, leaf.Issuer.String(), v), nil
+	c.During = f.until(leaf.NotAfter)
+	return c, nil
 }
 
 // refuse notes that credentials do not hold. Only the operator learns why.

@@ -262,6 +262,45 @@ func TestCallersByIssuer(t *testing.T) {
 	}
 }
 
+// What goes on for long ends when the token or certificate of its caller expires.
+func TestCredentialsThatExpire(t *testing.T) {
+	l := newLogin(t)
+	var ahead atomic.Int64
+	n := running(t, Config{Now: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) },
+		Network: Network{Allow: []string{"loopback"}}, Callers: Callers{Issuers: []Issuer{{Name: "corp", URL: l.URL,
+			Audience: []string{"hub"}, Agents: []Subject{{"bob", "crew/bob"}}}}}})
+	callers := map[string]bridge.Caller{}
+	for _, who := range []string{"bob", "eve"} {
+		c, err := identify(n, "Bearer "+l.token(t, who, "k1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		callers[who] = c
+	}
+	leaf := &x509.Certificate{DNSNames: []string{"box.corp"}, NotAfter: time.Now().Add(time.Hour)}
+	c, err := n.callers().Identify(t.Context(), "a2a", http.Header{},
+		&tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{leaf}}}, "192.0.2.7:5000")
+	if err != nil {
+		t.Fatal(err)
+	}
+	callers["box"] = c
+	for _, expired := range []bool{false, true} {
+		if expired {
+			ahead.Store(int64(2 * time.Hour))
+		}
+		for who, c := range callers {
+			if c.During == nil {
+				t.Fatalf("%s may go on for ever", who)
+			}
+			ctx, end := c.During(t.Context())
+			if (ctx.Err() != nil) != expired {
+				t.Errorf("%s: %v, expired: %v", who, ctx.Err(), expired)
+			}
+			end()
+		}
+	}
+}
+
 // An issuer that cannot be asked is no fault of the caller; keys in a file need no issuer, and
 // the guard keeps the hub from private addresses.
 func TestIssuerDown(t *testing.T) {

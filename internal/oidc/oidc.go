@@ -89,32 +89,38 @@ func parse(token string) (*jwt.JSONWebToken, error) {
 	return t, nil
 }
 
+// A Bearer is who shows a token that holds.
+type Bearer struct {
+	Subject string // the value of the issuer's claim
+	KeyID   string
+	Until   time.Time // the token holds; with the leeway
+}
+
 // Verify checks the signature, the type, the issuer, the audience and the times of a
-// token, and gives the value of the claim and the id of the key. The error wraps ErrToken
-// or ErrKeys.
-func (i *Issuer) Verify(ctx context.Context, token string, now time.Time) (subject, kid string, err error) {
+// token. The error wraps ErrToken or ErrKeys.
+func (i *Issuer) Verify(ctx context.Context, token string, now time.Time) (b Bearer, err error) {
 	t, err := parse(token)
 	if err != nil {
-		return "", "", err
+		return b, err
 	}
 	h := t.Headers[0]
 	if typ, ok := h.ExtraHeaders[jose.HeaderType]; ok {
 		// Others are no access or ID tokens, such as logout+jwt or secevent+jwt.
 		name, _ := typ.(string)
 		if !slices.Contains([]string{"jwt", "at+jwt"}, strings.TrimPrefix(strings.ToLower(name), "application/")) {
-			return "", "", fmt.Errorf("%w: typ %.40q", ErrToken, name)
+			return b, fmt.Errorf("%w: typ %.40q", ErrToken, name)
 		}
 	}
 	keys, err := i.Keys.Find(ctx, h.KeyID, jose.SignatureAlgorithm(h.Algorithm))
 	if err != nil {
-		return "", "", fmt.Errorf("%w: %w", ErrKeys, err)
+		return b, fmt.Errorf("%w: %w", ErrKeys, err)
 	}
 	var c jwt.Claims
 	var all map[string]any
 	err = errors.New("no key of the issuer has its kid and algorithm")
 	for _, k := range keys {
 		if err = t.Claims(k.Key, &c, &all); err == nil {
-			kid = k.KeyID
+			b.KeyID = k.KeyID
 			break
 		}
 	}
@@ -125,14 +131,15 @@ func (i *Issuer) Verify(ctx context.Context, token string, now time.Time) (subje
 		err = errors.New("it has no exp")
 	}
 	if err != nil {
-		return "", "", fmt.Errorf("%w: %w", ErrToken, err)
+		return Bearer{}, fmt.Errorf("%w: %w", ErrToken, err)
 	}
-	subject, ok := all[i.Claim].(string)
-	if !ok || subject == "" || len(subject) > maxSubject || !utf8.ValidString(subject) ||
-		strings.ContainsFunc(subject, unicode.IsControl) {
-		return "", "", fmt.Errorf("%w: the claim %q is no name of 1 to %d bytes", ErrToken, i.Claim, maxSubject)
+	b.Until = c.Expiry.Time().Add(Leeway)
+	var ok bool
+	if b.Subject, ok = all[i.Claim].(string); !ok || b.Subject == "" || len(b.Subject) > maxSubject ||
+		!utf8.ValidString(b.Subject) || strings.ContainsFunc(b.Subject, unicode.IsControl) {
+		return Bearer{}, fmt.Errorf("%w: the claim %q is no name of 1 to %d bytes", ErrToken, i.Claim, maxSubject)
 	}
-	return subject, kid, nil
+	return b, nil
 }
 
 // Discovery is the URL of an issuer's description (OpenID Connect Discovery 1.0, section 4).

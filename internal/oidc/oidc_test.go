@@ -77,8 +77,9 @@ func TestVerify(t *testing.T) {
 		"clock behind":       good.token(t, "JWT", claims("exp", now.Add(-50*time.Second).Unix())),
 		"no iat":             good.token(t, "JWT", claims("iat", nil, "nbf", nil)),
 	} {
-		if who, _, err := i.Verify(t.Context(), token, now); err != nil || who != "bob" || !IsToken(token) {
-			t.Errorf("%s: %q %v", name, who, err)
+		if who, err := i.Verify(t.Context(), token, now); err != nil || who.Subject != "bob" || !who.Until.After(now) ||
+			!IsToken(token) {
+			t.Errorf("%s: %+v %v", name, who, err)
 		}
 		if iss, err := IssuerOf(token); err != nil || iss != i.URL {
 			t.Errorf("%s: issuer %q %v", name, iss, err)
@@ -112,17 +113,18 @@ func TestVerify(t *testing.T) {
 		"empty":               "",
 		"JSON":                `{"payload":"","signatures":[]}`,
 	} {
-		if who, _, err := i.Verify(t.Context(), token, now); !errors.Is(err, ErrToken) || who != "" {
-			t.Errorf("%s: %q %v", name, who, err)
+		if who, err := i.Verify(t.Context(), token, now); !errors.Is(err, ErrToken) || who != (Bearer{}) {
+			t.Errorf("%s: %+v %v", name, who, err)
 		}
 	}
 	i.Claim = "client_id"
 	boxed := good.token(t, "", claims("client_id", "box"))
-	if who, kid, err := i.Verify(t.Context(), boxed, now); err != nil || who != "box" || kid != "k1" {
-		t.Errorf("another claim: %q %q %v", who, kid, err)
+	if who, err := i.Verify(t.Context(), boxed, now); err != nil || who.Subject != "box" || who.KeyID != "k1" ||
+		!who.Until.Equal(now.Add(time.Hour+Leeway)) {
+		t.Errorf("another claim: %+v %v", who, err)
 	}
 	i.Keys = failing{}
-	if _, _, err := i.Verify(t.Context(), good.token(t, "JWT", claims()), now); !errors.Is(err, ErrKeys) {
+	if _, err := i.Verify(t.Context(), good.token(t, "JWT", claims()), now); !errors.Is(err, ErrKeys) {
 		t.Errorf("keys not known: %v", err)
 	}
 }
