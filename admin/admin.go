@@ -373,7 +373,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 	if err != nil {
 		return Agent{}, err
 	}
-	credentials, err := a.credentials(n.Identities)
+	credentials, err := a.credentials(n.Identities, e.Identities)
 	if err != nil {
 		return Agent{}, err
 	}
@@ -391,8 +391,10 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 			}
 			enrolled = append(enrolled, undo...)
 		}
-		if err := a.forgetMoved(ctx, e); err != nil {
-			return Agent{}, errors.Join(err, a.unenrollAll(n.Name, enrolled))
+		if old, ok := a.c.Hub.Directory().Agent(n.Name); ok && old.Source == directory.FromOperator {
+			if err := a.forgetMoved(ctx, old, e.Identities); err != nil {
+				return Agent{}, errors.Join(err, a.unenrollAll(n.Name, enrolled))
+			}
 		}
 		entry, err := a.c.Hub.Directory().Put(ctx, e, directory.FromOperator)
 		if err != nil {
@@ -418,14 +420,23 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 	})
 }
 
-// credentials checks the credentials of identities, and gives the functions that keep them.
-func (a *Admin) credentials(list []NewIdentity) (store []func(context.Context, string) error, err error) {
+// credentials checks the credentials of identities, and gives the functions that keep them. all are the identities of
+// the agent: the hub calls it at one address in each protocol, and has credentials for that one alone.
+func (a *Admin) credentials(list []NewIdentity, all []parley.Identity) (store []func(context.Context, string) error,
+	err error) {
 	for _, v := range list {
 		p := a.protocol(v.Protocol)
+		elsewhere := slices.ContainsFunc(all, func(i parley.Identity) bool {
+			return i.Protocol == v.Protocol && i.ID != v.ID && i.URL != "" && !i.StandIn
+		})
 		switch {
+		case v.URL == "" && v.Credentials == nil && elsewhere: // those for the address stay
 		case v.Credentials != nil && v.URL == "":
 			return nil, parley.Refuse(parley.Malformed, "credentials for %.140s: the hub shows them to an agent elsewhere, "+
 				"and this one has no URL", v.ID)
+		case v.Credentials != nil && elsewhere:
+			return nil, parley.Refuse(parley.Conflict, "credentials for %.140s: the agent has another address in %s, to which "+
+				"the hub would show them", v.ID, v.Protocol)
 		case p.Credentials != nil:
 			f, err := p.Credentials(v.Credentials)
 			if err != nil {
@@ -440,21 +451,17 @@ func (a *Admin) credentials(list []NewIdentity) (store []func(context.Context, s
 }
 
 // forgetMoved forgets the credentials for an agent whose address changes: they must not go to the new one.
-func (a *Admin) forgetMoved(ctx context.Context, e parley.Agent) error {
-	old, ok := a.c.Hub.Directory().Agent(e.Name)
-	if !ok || old.Source != directory.FromOperator {
-		return nil
-	}
+func (a *Admin) forgetMoved(ctx context.Context, old *directory.Entry, now []parley.Identity) error {
 	for _, i := range old.Identities {
 		p := a.protocol(i.Protocol)
-		if p.Credentials == nil || i.StandIn || slices.ContainsFunc(e.Identities, func(n parley.Identity) bool {
+		if p.Credentials == nil || i.StandIn || slices.ContainsFunc(now, func(n parley.Identity) bool {
 			return n.Protocol == i.Protocol && n.URL == i.URL
 		}) {
 			continue
 		}
 		forget, err := p.Credentials(nil)
 		if err == nil {
-			err = forget(ctx, e.Name)
+			err = forget(ctx, old.Name)
 		}
 		if err != nil {
 			return err
@@ -608,13 +615,17 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 	if err != nil {
 		return Agent{}, err
 	}
-	credentials, err := a.credentials([]NewIdentity{id})
-	if err != nil {
-		return Agent{}, err
-	}
 	detail := id.Protocol + " " + id.ID
 	return a.edit(ctx, by, Administer, "agent.link", name, detail, func(ctx context.Context, name string) error {
 		link := parley.Identity{Protocol: id.Protocol, ID: id.ID, URL: id.URL}
+		e, err := a.entry(by, name)
+		if err != nil {
+			return err
+		}
+		credentials, err := a.credentials([]NewIdentity{id}, e.Identities)
+		if err != nil {
+			return err
+		}
 		var enrolled []NewIdentity
 		if key != nil {
 			var err error
@@ -623,7 +634,14 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 				return err
 			}
 		}
-		if err := a.c.Hub.Directory().Link(ctx, name, link); err != nil {
+		now := append(slices.DeleteFunc(slices.Clone(e.Identities), func(i parley.Identity) bool {
+			return i.Protocol == link.Protocol && i.ID == link.ID
+		}), link)
+		err = a.forgetMoved(ctx, e, now)
+		if err == nil {
+			err = a.c.Hub.Directory().Link(ctx, name, link)
+		}
+		if err != nil {
 			return errors.Join(fromDirectory(err), a.unenrollAll(name, enrolled))
 		}
 		for _, store := range credentials {

@@ -1484,3 +1484,40 @@ func FuzzSend(f *testing.F) {
 func ed25519Key(n byte) []byte {
 	return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{n}, ed25519.SeedSize)).Public().(ed25519.PublicKey)
 }
+
+// Credentials are for one address of an agent: linking another identity neither shows them there, nor loses them.
+func TestLinkedCredentials(t *testing.T) {
+	b := open(t, nil)
+	kept := map[string]string{}
+	b.admin.c.Protocols = append(b.admin.c.Protocols, Protocol{Name: "a2a",
+		Credentials: func(s Secret) (func(context.Context, string) error, error) {
+			return func(_ context.Context, agent string) error {
+				kept[agent] = string(s)
+				return nil
+			}, nil
+		}})
+	one := NewIdentity{Protocol: "a2a", ID: "https://one", URL: "https://one", Credentials: Secret(`"1"`)}
+	caller := NewIdentity{Protocol: "a2a", ID: "caller lab"}
+	two := NewIdentity{Protocol: "a2a", ID: "https://two", URL: "https://two", Credentials: Secret(`"2"`)}
+	ctx, by := t.Context(), Actor{Name: "test", Role: Administer}
+	if _, err := b.admin.AddAgent(ctx, by, NewAgent{Name: "lab", Identities: []NewIdentity{one, two}}); err == nil ||
+		kept["lab"] != "" {
+		t.Errorf("credentials for two addresses: %v, kept %s", err, kept["lab"])
+	}
+	if _, err := b.admin.AddAgent(ctx, by, NewAgent{Name: "lab", Identities: []NewIdentity{one, caller}}); err != nil ||
+		kept["lab"] != `"1"` {
+		t.Errorf("beside an identity without an address: %v, kept %s", err, kept["lab"])
+	}
+	if _, err := b.admin.Link(ctx, by, "lab", caller); err != nil || kept["lab"] != `"1"` {
+		t.Errorf("an identity without an address: %v, kept %s", err, kept["lab"])
+	}
+	_, err := b.admin.Link(ctx, by, "lab", two)
+	code(t, err, parley.Conflict)
+	if kept["lab"] != `"1"` {
+		t.Errorf("kept %s after a link that was refused", kept["lab"])
+	}
+	one.URL = "https://moved"
+	if _, err := b.admin.Link(ctx, by, "lab", one); err != nil || kept["lab"] != `"1"` {
+		t.Errorf("the address moves, with credentials: %v, kept %s", err, kept["lab"])
+	}
+}
