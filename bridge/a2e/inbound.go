@@ -80,16 +80,18 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	return m
 }
 
-// requestNamed finds the request that an agent names: by the hub's id, or by the id of its
-// own call in the session. The zero ID is no open request, which the hub refuses.
+// requestNamed finds the request that an agent names: by the id of its own call in the
+// session, which may have the form of the hub's ids, or by the hub's id. The zero ID is no
+// open request, which the hub refuses.
 func (b *Binding) requestNamed(r *protocol.Request, name string) parley.ID {
-	if id, err := parley.ParseID(name); err == nil {
-		return id
-	}
 	if p, ok := b.c.Journal.Seen(scope(r.Session.ID()), name); ok {
 		return p.Message
 	}
-	return parley.ID{}
+	id, err := parley.ParseID(name)
+	if err != nil {
+		return parley.ID{}
+	}
+	return id
 }
 
 // timeLeft is how long the hub works on a request: a little less than the agent waits,

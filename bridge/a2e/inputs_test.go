@@ -3,6 +3,7 @@ package a2e_test
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/parley-hub/parley"
@@ -80,6 +81,42 @@ func TestInputToACall(t *testing.T) {
 		code, ref := codeOf(add(alice, about, "too late"))
 		if code != protocol.ToolError || ref == "" {
 			t.Errorf("after the answer: %s %q", code, ref)
+		}
+	}
+}
+
+// An input needs no skill: it is for the skill that the open call named, also where the agent
+// has no default one. The id of that call may look like one of the hub's.
+func TestInputNamesTheCallOnly(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	ask := func(ctx context.Context, _ *parley.Message, _ struct{}) (string, error) {
+		m, err := parley.NeedInput(ctx, "where to?")
+		if err != nil {
+			return "", err
+		}
+		return m.Text(), nil
+	}
+	if err := w.Handle(parley.Agent{Name: "booker", Exposed: parley.Everywhere}, parley.Skill("book", ask),
+		parley.Skill("cancel", ask)); err != nil {
+		t.Fatal(err)
+	}
+	alice := w.http(tokenAlice)
+	const id = "0b6e3a52-7d1c-4f7e-9a54-2f1f0f6c8d11"
+	for e, err := range alice.Stream(t.Context(), protocol.Message{ID: id, Type: "tool/call/req", Body: map[string]any{
+		"session_id": alice.SessionID(), "tool_name": "booker__cancel", "arguments": map[string]any{},
+		"streaming": true}}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Final {
+			if !strings.Contains(string(e.Data), `"data":{"text":"Bern"}`) {
+				t.Errorf("%s", e.Data)
+			}
+			continue
+		}
+		if _, err := alice.CallTool(t.Context(), "parley_send",
+			map[string]any{"agent": "booker", "in_reply_to": id, "content": "Bern"}, nil); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
