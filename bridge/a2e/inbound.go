@@ -152,10 +152,14 @@ func (b *Binding) keyEnd(m *parley.Message) time.Time {
 
 func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submission {
 	hideSession(m)
-	return hub.Submission{
+	s := hub.Submission{
 		Message: m, Scope: scope(r.Session.ID()), Foreign: m.Trace.Foreign["a2e.correlationId"],
 		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.keyEnd(m)},
 	}
+	if !m.InReplyTo.IsZero() { // in the scope of the request, where ids of other sessions count too
+		s.Key.ID = s.Scope + "\n" + s.Key.ID
+	}
+	return s
 }
 
 // accept submits a message that no call waits for. For a duplicate it gives the id of

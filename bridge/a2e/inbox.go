@@ -532,7 +532,6 @@ func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (any, error) 
 	m.InReplyTo = q.ID
 	s := x.b.submission(c.Request, m)
 	s.Foreign = ""
-	s.Key.ID = s.Scope + "\n" + s.Key.ID // in the scope of the request, in which other sessions reply too
 	id, _, err := x.b.accept(ctx, c.Request, s)
 	return map[string]any{"id": id}, err
 }

@@ -121,6 +121,52 @@ func TestInputNamesTheCallOnly(t *testing.T) {
 	}
 }
 
+// Another session of the agent may add to the call by an id of its own that the call has too:
+// ids count within a session.
+func TestInputFromAnotherSession(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	if err := w.Handle(parley.Agent{Name: "booker", Exposed: parley.Everywhere},
+		parley.Skill("book", func(ctx context.Context, _ *parley.Message, _ struct{}) (string, error) {
+			m, err := parley.NeedInput(ctx, "where to?")
+			if err != nil {
+				return "", err
+			}
+			return m.Text(), nil
+		}, parley.AsDefault())); err != nil {
+		t.Fatal(err)
+	}
+	one, two := w.http(tokenAlice), w.http(tokenAlice)
+	call := func(c *protocol.Client, tool string, arguments any, streaming bool) protocol.Message {
+		if err := c.Connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return protocol.Message{ID: "1", Type: "tool/call/req", Body: map[string]any{"session_id": c.SessionID(),
+			"tool_name": tool, "arguments": arguments, "streaming": streaming}}
+	}
+	for e, err := range one.Stream(t.Context(), call(one, "booker", struct{}{}, true)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Final {
+			return
+		}
+		var q struct {
+			About parley.ID `json:"in_reply_to"`
+		}
+		if err := json.Unmarshal(e.Data, &q); err != nil {
+			t.Fatal(err)
+		}
+		sent, err := two.Ask(t.Context(), call(two, "parley_send",
+			map[string]any{"agent": "booker", "in_reply_to": q.About, "content": "Bern"}, false))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(sent.Get("data")), q.About.String()) {
+			t.Fatalf("taken for the call itself: %s", sent.Get("data"))
+		}
+	}
+}
+
 // An input is an event of parley_inbox that names its request.
 func TestInputInTheInbox(t *testing.T) {
 	w := newWorld(t, node.Config{})
