@@ -243,7 +243,11 @@ func (b *Binding) addedTo(ctx context.Context, c *chain, req *protocol.Request) 
 			}
 		}
 	}
-	return b.openRequest(ctx, c, req, ref)
+	if id, to, ok = b.openRequest(ctx, c, req, ref); ok {
+		v, _ := b.c.Journal.Delivery(id, to)
+		ok = v.State != parley.Dead // the sender was told that a dead letter failed
+	}
+	return id, to, ok
 }
 
 // openRequest finds the request of the sender that a message refers to; ok reports that it

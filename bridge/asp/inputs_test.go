@@ -106,6 +106,34 @@ answered:
 	}
 }
 
+// What an ASP agent says about a QUERY that became a dead letter is a notice: its participants
+// read it, and nothing refuses it.
+func TestClarifyAfterADeadLetter(t *testing.T) {
+	w := newWorld(t, node.Config{Agents: map[string]node.Agent{"clerk": {Expose: []string{"asp"}}}})
+	alice, ctx, j := w.client("alice"), w.ctx(), w.Hub().Journal()
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{w.AgentAddresses("clerk")["asp"]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(t, s, asp.Introduced)
+	if _, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "trip-1", QueryType: "message",
+		Subject: "a trip"}); err != nil {
+		t.Fatal(err)
+	}
+	asked := j.Deliveries(journal.Filter{To: "clerk"})
+	if len(asked) != 1 || asked[0].Kind != parley.Request {
+		t.Fatalf("%+v", asked)
+	}
+	if _, err := j.Append(ctx, journal.Entry{Steps: []journal.Step{{Message: asked[0].Message, To: "clerk",
+		State: parley.Dead, Attempt: asked[0].Attempt, Error: parley.Refuse(parley.OutcomeUnknown, "the hub was stopped")}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Send(ctx, asp.Clarify, asp.Clarification{ReferenceID: "trip-1", Answer: "Bern"}); err != nil {
+		t.Error(err)
+	}
+}
+
 // An input of another agent goes out as a CLARIFY that answers; what is more than text, as
 // an INFORM.
 func TestInputToAnASPAgent(t *testing.T) {

@@ -66,8 +66,8 @@ func (b *Binding) openQuestion(r *protocol.Request, to string) (request parley.I
 	if x.Request.IsZero() {
 		return request, false
 	}
-	_, ok = b.c.Journal.Delivery(x.Request, to)
-	return x.Request, ok
+	v, ok := b.c.Journal.Delivery(x.Request, to)
+	return x.Request, ok && v.State != parley.Dead // the sender was told that a dead letter failed
 }
 
 // sendInput sends more about a request in the request's session.

@@ -111,6 +111,43 @@ func TestInputInAChat(t *testing.T) {
 	}
 }
 
+// A request that is a dead letter takes no input: its sender was told that it failed, and goes
+// on in the same session.
+func TestChatAfterADeadLetter(t *testing.T) {
+	w := newWorld(t, node.Config{Agents: map[string]node.Agent{"clerk": {Expose: []string{"uagents"}}}})
+	alice, to, session := w.newPeer(nil), w.address("clerk"), uagents.NewSession()
+	say := func(s string) {
+		t.Helper()
+		e := w.envelope(alice.Identity, to, session, uagents.NewChat(time.Now(), uagents.Text(s)).Message())
+		if status, body, _ := w.post(e, false); status != 200 || body != "{}" {
+			t.Fatal(status, body)
+		}
+	}
+	say("a trip")
+	j := w.Hub().Journal()
+	asked := j.Deliveries(journal.Filter{To: "clerk"})
+	if len(asked) != 1 {
+		t.Fatalf("%+v", asked)
+	}
+	if _, err := w.Hub().Accept(t.Context(), hub.Submission{Message: &parley.Message{Kind: parley.Event, From: "clerk",
+		State: parley.NeedsInput, InReplyTo: asked[0].Message, Parts: []parley.Part{parley.Text("where to?")},
+		Origin: parley.Origin{Protocol: "go", Peer: "clerk"}}}); err != nil {
+		t.Fatal(err)
+	}
+	for alice.next(t).SchemaDigest == uagents.ChatAcknowledgementDigest {
+	}
+	if _, err := j.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: asked[0].Message, To: "clerk",
+		State: parley.Dead, Attempt: asked[0].Attempt, Error: parley.Refuse(parley.OutcomeUnknown, "the hub was stopped")}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	say("another trip")
+	open := j.Deliveries(journal.Filter{To: "clerk", States: []parley.DeliveryState{parley.Waiting}})
+	if len(open) != 1 || open[0].Kind != parley.Request || open[0].Message == asked[0].Message {
+		t.Errorf("%+v", open)
+	}
+}
+
 // An input of another agent goes to a uAgent as a chat message in the session of its
 // request, as long as the uAgent has not answered.
 func TestInputToAUAgent(t *testing.T) {
