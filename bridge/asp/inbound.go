@@ -243,11 +243,16 @@ func (b *Binding) addedTo(ctx context.Context, c *chain, req *protocol.Request) 
 			}
 		}
 	}
-	if id, to, ok = b.openRequest(ctx, c, req, ref); ok {
-		v, _ := b.c.Journal.Delivery(id, to)
-		ok = v.State != parley.Dead // the sender was told that a dead letter failed
+	if id, to, ok = b.openRequest(ctx, c, req, ref); !ok {
+		return id, "", false
 	}
-	return id, to, ok
+	if e.Recipient != nil {
+		if name, _ := b.nameOf(e.Recipient.AgentID); name != to {
+			return id, "", false // another participant should act
+		}
+	}
+	v, _ := b.c.Journal.Delivery(id, to)
+	return id, to, v.State != parley.Dead // the sender was told that a dead letter failed
 }
 
 // openRequest finds the request of the sender that a message refers to; ok reports that it

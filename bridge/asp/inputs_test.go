@@ -106,6 +106,44 @@ answered:
 	}
 }
 
+// What an ASP agent says about its QUERY to a third participant is no input: it names that one
+// as the recipient that should act.
+func TestClarifyToAnother(t *testing.T) {
+	w := newWorld(t, node.Config{Agents: map[string]node.Agent{"clerk": {Expose: []string{"asp"}},
+		"porter": {Expose: []string{"asp"}}}})
+	alice, ctx, j := w.client("alice"), w.ctx(), w.Hub().Journal()
+	clerk, porter := w.AgentAddresses("clerk")["asp"], w.AgentAddresses("porter")["asp"]
+	s, err := alice.Open(ctx, asp.Invitation{To: []string{clerk, porter}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wait(t, s, asp.Introduced)
+	if _, err := s.Send(ctx, asp.Query, asp.Question{QueryID: "trip-1", QueryType: "message", Subject: "a trip"},
+		asp.To(clerk)); err != nil {
+		t.Fatal(err)
+	}
+	for _, to := range []string{porter, clerk} {
+		if _, err := s.Send(ctx, asp.Clarify, asp.Clarification{ReferenceID: "trip-1", Answer: "for " + to},
+			asp.To(to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var inputs []string
+	for p := range j.Partitions() {
+		for r, err := range j.Records(ctx, p, journal.From{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m := r.Message; m != nil && m.Kind == parley.Input {
+				inputs = append(inputs, m.To+": "+m.Text())
+			}
+		}
+	}
+	if len(inputs) != 1 || inputs[0] != "clerk: for "+clerk {
+		t.Errorf("inputs: %q", inputs)
+	}
+}
+
 // What an ASP agent says about a QUERY that became a dead letter is a notice: its participants
 // read it, and nothing refuses it.
 func TestClarifyAfterADeadLetter(t *testing.T) {
