@@ -177,3 +177,46 @@ func TestInputToAUAgent(t *testing.T) {
 		t.Errorf("after the answer: %v", err)
 	}
 }
+
+// A request in a model has no place for more: the delivery of the input says so, and the uAgent
+// gets nothing.
+func TestInputToAModel(t *testing.T) {
+	w := newWorld(t, node.Config{})
+	bob := w.newPeer(nil)
+	name := w.nameOf(bob.Identity)
+	tell := func(m *parley.Message) parley.ID {
+		t.Helper()
+		m.From, m.To, m.Origin = "crew/echo", name, parley.Origin{Protocol: "go", Peer: "crew/echo"}
+		sent, err := w.Hub().Accept(t.Context(), hub.Submission{Scope: "go crew/echo", Message: m})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sent.ID
+	}
+	request := tell(&parley.Message{Kind: parley.Request, Schema: echoModel().Digest(),
+		Parts: []parley.Part{{MediaType: "application/json", Data: []byte(`{"text":"a trip"}`)}}})
+	if q := bob.next(t); q.SchemaDigest != echoModel().Digest() {
+		t.Fatalf("%s", q.Raw())
+	}
+	input := tell(&parley.Message{Kind: parley.Input, InReplyTo: request, Parts: []parley.Part{parley.Text("to Bern")}})
+	ctx, stop := context.WithTimeout(t.Context(), wait)
+	defer stop()
+	j := w.Hub().Journal()
+	for r, err := range j.Records(ctx, j.Partition("go crew/echo"), journal.From{Follow: true}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range r.Steps {
+			if s.Message != input || s.State == parley.Delivering {
+				continue
+			}
+			if s.State != parley.Delivered || len(s.Losses) != 1 || s.Losses[0].Field != "Kind" {
+				t.Errorf("%+v", s)
+			}
+			if n := len(bob.got); n > 0 {
+				t.Errorf("bob got %d more", n)
+			}
+			return
+		}
+	}
+}
