@@ -637,7 +637,7 @@ func (v *a2aInspection) signatures(m map[string]jsonx.Value) error {
 		if err != nil {
 			return fmt.Errorf("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
 		}
-		keys = append(keys, jose.JSONWebKey{Key: k, Algorithm: string(jose.EdDSA), Use: "sig"})
+		keys = append(keys, jose.JSONWebKey{Key: k.Public, Algorithm: string(jose.EdDSA), Use: "sig"})
 	}
 	card, err := bridge.VerifyCard(v.s.body, func(*bridge.CardSignature) []jose.JSONWebKey { return keys })
 	switch {

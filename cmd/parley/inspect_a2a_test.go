@@ -1,9 +1,15 @@
 package main
 
 import (
+	"crypto/ed25519"
+	"encoding/base64"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 const goodCard = `{"name":"Lab","description":"Answers.","version":"1","capabilities":{},
@@ -106,6 +112,55 @@ func TestInspectA2A(t *testing.T) {
 		}
 		if form != c.form || !strings.HasPrefix(v.Sentence, c.sentence) || !strings.Contains(v.Fix, c.fix) {
 			t.Errorf("%s\n%s: %s %s\nwant %s: %s %s", c.sample, form, v.Sentence, v.Fix, c.form, c.sentence, c.fix)
+		}
+	}
+}
+
+// TestInspectA2ASignature: --key tells the key that signed a card from another one.
+func TestInspectA2ASignature(t *testing.T) {
+	t.Parallel()
+	key := ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: key},
+		new(jose.SignerOptions).WithHeader("kid", "k1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	form, err := jsonx.Canonicalize([]byte(goodCard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	jws, err := signer.Sign(form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compact, err := jws.CompactSerialize()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := strings.Split(compact, ".")
+	card := strings.TrimSuffix(goodCard, "}") + `,"signatures":[{"protected":"` + parts[0] + `","signature":"` + parts[2] +
+		`"}]}`
+	other := ed25519.NewKeyFromSeed([]byte(strings.Repeat("x", ed25519.SeedSize)))
+	for _, c := range []struct {
+		card     string
+		key      ed25519.PrivateKey
+		sentence string
+	}{
+		{card, key, "It is a well-formed agent card of A2A 1.0."},
+		{card, other, "None of these keys signed the card"},
+		{strings.Replace(card, "Answers.", "Lies.", 1), key, "None of these keys signed the card"},
+	} {
+		s, err := readSample([]byte(c.card))
+		if err != nil {
+			t.Fatal(err)
+		}
+		public := base64.StdEncoding.EncodeToString(c.key.Public().(ed25519.PublicKey))
+		v, err := inspectA2A(t.Context(), s, inspecting{now: time.Now(), keys: []string{public}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(v.Sentence, c.sentence) {
+			t.Errorf("%s, want %s", v.Sentence, c.sentence)
 		}
 	}
 }
