@@ -273,6 +273,10 @@ func (v *a2aInspection) need(at string, m map[string]jsonx.Value, name string) b
 		v.fail(path, snake, "It writes "+snake+" where A2A writes "+name+".", "Some servers read both; write "+name+".")
 		return false
 	}
+	if m[name] != nil && m[name].Kind() != '"' {
+		v.fail(path, string(m[name]), path+" is not a string.", "")
+		return false
+	}
 	v.fail(path, "", "It has no "+path+", or it is empty.", "")
 	return false
 }
@@ -438,6 +442,9 @@ func (v *a2aInspection) parts(at string, list jsonx.Value) {
 			v.fail(path, strings.Join(contents, ", "), "A part has not exactly one of text, raw, url and data.", "")
 		case contents[0] == "raw":
 			v.base64(path+".raw", m["raw"])
+		case contents[0] != "data" && m[contents[0]].Kind() != '"':
+			v.fail(path+"."+contents[0], string(m[contents[0]]), "The "+contents[0]+" of a part is not a string.",
+				`JSON goes into data: {"data": …}.`)
 		default:
 			v.ok(path, contents[0])
 		}
@@ -509,6 +516,9 @@ func (v *a2aInspection) task(at string, m map[string]jsonx.Value) {
 	v.need(at, m, "id")
 	v.need(at, m, "contextId")
 	v.status(at+".status", a2aMembers(m["status"]))
+	if m["artifacts"] != nil && m["artifacts"].Kind() != '[' {
+		v.fail(at+".artifacts", "", at+".artifacts is not a list.", "")
+	}
 	for i, a := range a2aList(m["artifacts"]) {
 		v.artifact(fmt.Sprintf("%s.artifacts[%d]", at, i), a2aMembers(a))
 	}

@@ -61,6 +61,8 @@ func TestInspectA2A(t *testing.T) {
 		{without(send, `{"text":"hi"}`, `{"kind":"text","text":"hi"}`), "JSON-RPC request", "A part names its kind", "text"},
 		{without(send, `{"text":"hi"}`, `{"text":"hi","raw":"aGk="}`), "JSON-RPC request", "A part has not exactly one", ""},
 		{without(send, `{"text":"hi"}`, `{"raw":"a-_k"}`), "JSON-RPC request", "The bytes of a part are not base64.", ""},
+		{without(send, `"hi"`, `7`), "JSON-RPC request", "The text of a part is not a string.", "data"},
+		{without(send, `"m1"`, `7`), "JSON-RPC request", "message.messageId is not a string.", ""},
 		{without(send, `[{"text":"hi"}]`, `[]`), "JSON-RPC request", "It has no parts.", ""},
 		{without(send, `SendMessage`, `message/post`), "JSON-RPC request", "The method message/post is unknown.", ""},
 		{without(send, `"id":1,`, ``), "JSON-RPC request", "It has no id, so it is a notification", ""},
@@ -75,6 +77,8 @@ func TestInspectA2A(t *testing.T) {
 			`"artifacts":[{"artifactId":"A","parts":[{"data":7}]}]}}}`, "JSON-RPC response", "It is a well-formed", ""},
 		{`{"id":"T","contextId":"C","status":{"state":"completed"}}`, "task", "The state completed is not in the words of " +
 			"A2A 1.0.", "TASK_STATE_COMPLETED"},
+		{`{"id":"T","contextId":"C","status":{"state":"TASK_STATE_COMPLETED"},"artifacts":{}}`, "task",
+			"task.artifacts is not a list.", ""},
 		{`{"id":"T","contextId":"C","status":{"state":"TASK_STATE_LOST"}}`, "task", `The state "TASK_STATE_LOST" is unknown.`,
 			""},
 		{`{"statusUpdate":{"taskId":"T","contextId":"C","status":{"state":"TASK_STATE_WORKING"}}}`, "stream event",
