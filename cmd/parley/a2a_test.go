@@ -219,6 +219,27 @@ func TestDoctorA2A(t *testing.T) {
 			}
 		}
 	}
+	// A running hub names the interface that it calls. The card is not below that URL.
+	data := filepath.Join(dir, "running")
+	n, err := node.Open(t.Context(), node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+		Network: node.Network{Allow: []string{"loopback"}},
+		Agents:  map[string]node.Agent{"lab": {A2A: &node.A2AAgent{URL: base}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = n.Close(context.Background()) })
+	if err := n.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	text := "[network]\nallow = [\"loopback\"]\n[agents.lab.a2a]\nurl = \"" + base + "\"\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	run([]string{"doctor", "lab", "--config", config, "--data", data}, strings.NewReader(""), &out, &out)
+	if got := out.String(); !strings.Contains(got, "asked with no version") || strings.Contains(got, "failed   a2a card") {
+		t.Errorf("of a running hub:\n%s", got)
+	}
 }
 
 // TestAddA2ACredentials: credentials that come with `agents add` are used in a call. They are in no output, log, record of

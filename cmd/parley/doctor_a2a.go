@@ -39,9 +39,18 @@ func (d *doctor) a2aHub(ctx context.Context) {
 	}
 }
 
-// a2aAddress checks the card of an agent elsewhere.
+// a2aAddress checks the card of an agent elsewhere. A running hub names the interface that it calls, which may be at
+// another URL than the one below which the card is: that is the agent's id.
 func (d *doctor) a2aAddress(ctx context.Context, at wayPoint) {
-	d.a2aCards(ctx, at.setting+", or remove the agent and add it again with --a2a URL", at.address, d.guard)
+	base := at.address
+	if i, err := bridge.IdentityAt(at.id); err == nil {
+		base = i.URL
+	}
+	if originOf(at.address) != originOf(base) && d.reach(ctx, "the agent's card, which names this URL", at.address,
+		d.guard) == nil {
+		return
+	}
+	d.a2aCards(ctx, at.setting+", or remove the agent and add it again with --a2a URL", base, d.guard)
 }
 
 // a2aCards checks the way to an agent, and the card that clients of each version get.
