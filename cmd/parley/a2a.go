@@ -317,7 +317,28 @@ func parseA2ACard(raw []byte) (*wire.AgentCard, error) {
 		members["supportedInterfaces"] == nil && members["url"] == nil {
 		return nil, errors.New("it lacks name, skills, or supportedInterfaces (0.3: url)")
 	}
-	return a2av0.NewAgentCardParser()(raw)
+	card, err := a2av0.NewAgentCardParser()(raw)
+	if err != nil {
+		return nil, err
+	}
+	if members["supportedInterfaces"] == nil && decoded(members["preferredTransport"]) == "" { // 0.3: JSON-RPC then
+		card.SupportedInterfaces = append(card.SupportedInterfaces, &wire.AgentInterface{URL: decoded(members["url"]),
+			ProtocolBinding: wire.TransportProtocolJSONRPC,
+			ProtocolVersion: wire.ProtocolVersion(cmp.Or(decoded(members["protocolVersion"]), bridge.V03))})
+	}
+	card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *wire.AgentInterface) bool {
+		return i == nil
+	})
+	for _, i := range card.SupportedInterfaces {
+		i.ProtocolVersion = wire.ProtocolVersion(a2aRelease(string(i.ProtocolVersion)))
+	}
+	return card, nil
+}
+
+// a2aRelease is a version of the protocol without its patch: 0.3 of 0.3.0.
+func a2aRelease(version string) string {
+	numbers := strings.SplitN(version, ".", 3)
+	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
 // getA2A reads a document, without following redirects to other hosts.
@@ -394,17 +415,23 @@ func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	} else if err != nil {
 		return &exitError{exitUnreachable, err}
 	}
-	if s.version != "" {
-		card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *wire.AgentInterface) bool {
-			return string(i.ProtocolVersion) != s.version
-		})
+	var listed []string
+	for _, i := range card.SupportedInterfaces {
+		listed = append(listed, clean(string(i.ProtocolBinding)+" "+string(i.ProtocolVersion)))
 	}
+	versions := []string{bridge.V1, bridge.V03}
+	if s.version != "" {
+		versions = []string{s.version}
+	}
+	card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *wire.AgentInterface) bool {
+		return !slices.Contains(versions, string(i.ProtocolVersion))
+	})
 	direct := directHTTP()
 	direct.Transport = credentials
 	client, err := newA2AClient(ctx, card, direct)
 	if err != nil {
-		return &exitError{exitRefused, fmt.Errorf("the card lists no interface that this command speaks (JSON-RPC and "+
-			"HTTP+JSON in %s and %s): %w", bridge.V1, bridge.V03, err)}
+		return &exitError{exitRefused, fmt.Errorf("this command speaks JSON-RPC and HTTP+JSON in %s, and the card lists no "+
+			"such interface: it has %s", strings.Join(versions, " and "), cmp.Or(strings.Join(listed, ", "), "none"))}
 	}
 	m := wire.NewMessage(wire.MessageRoleUser, parts...)
 	m.ID, m.ContextID = cmp.Or(s.key, m.ID), s.conversation

@@ -151,6 +151,59 @@ func TestSendA2A(t *testing.T) {
 	}
 }
 
+// TestA2ACardVersions: a card of 0.3 need not name its transport, versions may have a patch number, and an agent of another
+// version is not called as one of 0.3.
+func TestA2ACardVersions(t *testing.T) {
+	t.Parallel()
+	base := startA2A(t, "")
+	mux := http.NewServeMux()
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	const rest = `,"name":"Lab","description":"x","version":"1","capabilities":{},"defaultInputModes":[],` +
+		`"defaultOutputModes":[],"skills":[]}`
+	for path, card := range map[string]string{
+		"plain":  `{"url":"` + base + `/old"` + rest,
+		"patch":  `{"url":"` + base + `/old","preferredTransport":"JSONRPC","protocolVersion":"0.3.0"` + rest,
+		"before": `{"url":"` + base + `/old","protocolVersion":"0.2.5"` + rest,
+		"new": `{"supportedInterfaces":[null,{"url":"` + base + `/rpc","protocolBinding":"JSONRPC","protocolVersion":"1.0.1"}]` +
+			rest,
+	} {
+		mux.HandleFunc("/"+path+"/.well-known/agent-card.json", func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = w.Write([]byte(card))
+		})
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"send", "--protocol", "a2a", "hi", "--url", s.URL + "/plain"}, exitOK, "echo: hi"},
+		{[]string{"send", "--protocol", "a2a", "hi", "--url", s.URL + "/patch", "--version", "0.3"}, exitOK, "echo: hi"},
+		{[]string{"send", "--protocol", "a2a", "hi", "--url", s.URL + "/new"}, exitOK, "echo: hi"},
+		{[]string{"send", "--protocol", "a2a", "hi", "--url", s.URL + "/patch", "--version", "1.0"}, exitRefused,
+			"in 1.0, and the card lists no such interface: it has JSONRPC 0.3"},
+		{[]string{"send", "--protocol", "a2a", "hi", "--url", s.URL + "/before"}, exitRefused, "it has JSONRPC 0.2"},
+		{[]string{"doctor", "plain"}, exitOK, "Lab, 0 skills, A2A 0.3, not signed"},
+		{[]string{"doctor", "patch"}, exitOK, "Lab, 0 skills, A2A 0.3, not signed"},
+		{[]string{"doctor", "before"}, exitFailed, "failed   a2a version"},
+	} {
+		args := c.args
+		if args[0] == "doctor" {
+			config := filepath.Join(t.TempDir(), "parley.toml")
+			text := "data = \"data\"\n[network]\nallow = [\"loopback\"]\n[agents." + args[1] + ".a2a]\nurl = \"" + s.URL +
+				"/" + args[1] + "\"\n"
+			if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			args = append(args, "--config", config)
+		}
+		var out bytes.Buffer
+		if code := run(args, strings.NewReader(""), &out, &out); code != c.code || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%v: exit code %d, want %q\n%s", c.args, code, c.want, &out)
+		}
+	}
+}
+
 // TestAddA2A: agents add reads the card of an agent and shows what it says; at a wrong URL it
 // says where the card is.
 func TestAddA2A(t *testing.T) {

@@ -247,14 +247,14 @@ func (v *a2aInspection) transport(form string, m map[string]jsonx.Value) {
 			said = q.Get(wire.SvcParamVersion)
 		}
 	}
-	major := strings.Join(strings.SplitN(said, ".", 3)[:min(2, strings.Count(said, ".")+1)], ".")
+	release := a2aRelease(said)
 	switch {
 	case said == "" && !v.old:
 		v.fail("version", "", "It has no header A2A-Version, so it is read as 0.3, but its words are of 1.0.",
 			"Send A2A-Version: 1.0 with every request.")
-	case said != "" && major != bridge.V1 && major != bridge.V03:
+	case said != "" && release != bridge.V1 && release != bridge.V03:
 		v.fail("version", said, "The version "+said+" is none that agents speak.", "Send A2A-Version: 1.0.")
-	case said != "" && (major == bridge.V03) != v.old:
+	case said != "" && (release == bridge.V03) != v.old:
 		v.fail("version", said, "The header says "+said+", but the words are of "+v.version()+".",
 			"Send the header of the version in which the body is written.")
 	default:
