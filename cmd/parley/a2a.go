@@ -475,7 +475,7 @@ func newA2AClient(ctx context.Context, card *wire.AgentCard, c *http.Client) (*a
 }
 
 // a2aCredentials shows a token to one origin alone: a card may name any URL. It keeps the
-// status and reference of an answer that refuses, of which the SDK tells nothing.
+// status and reference of the last answer, of which the SDK tells nothing.
 type a2aCredentials struct {
 	origin, token string
 	status        int
@@ -508,15 +508,15 @@ func (c *a2aCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	resp, err := http.DefaultTransport.RoundTrip(r)
-	if err == nil && resp.StatusCode >= 400 {
-		c.status, c.ref = resp.StatusCode, resp.Header.Get("Parley-Ref")
+	if err == nil {
+		c.status, c.ref = resp.StatusCode, resp.Header.Get("Parley-Ref") // a refusal of JSON-RPC has the status 200
 	}
 	return resp, err
 }
 
 // explain adds to an error what the HTTP answer said.
 func (c *a2aCredentials) explain(err error) error {
-	if err == nil || c.status == 0 {
+	if err == nil || c.status < 400 && c.ref == "" {
 		return err
 	}
 	text := err.Error()
@@ -677,17 +677,12 @@ func a2aError(err error) error {
 		}
 		return &exitError{exitRefused, errors.New(clean(err.Error()))}
 	}
-	text, ref := clean(cmp.Or(e.Message, e.Error())), ""
+	text := clean(cmp.Or(e.Message, e.Error()))
 	if reason := wire.ErrorReason(e); reason != "" {
 		text = reason + ": " + text
-	}
-	if info := e.ErrorInfo(); info != nil {
-		if meta, ok := info.Value["metadata"].(map[string]any); ok {
-			ref, _ = meta["ref"].(string)
-		}
 	}
 	if errors.Is(err, wire.ErrTaskNotFound) {
 		text += "\n        tasks are shown to the caller alone that made them"
 	}
-	return &exitError{exitRefused, atHub(text, ref)}
+	return &exitError{exitRefused, errors.New(text)}
 }
