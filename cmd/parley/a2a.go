@@ -182,8 +182,11 @@ func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 		}
 	}
 	card, raw, err := readA2ACard(ctx, http.DefaultTransport, i.URL, "")
-	if refused, ok := errors.AsType[*notACard](err); ok {
+	if refused, ok := errors.AsType[*notACard](err); ok && (!refused.guarded || secrets == nil) {
 		return id, &exitError{exitRefused, refused}
+	} else if ok {
+		note("its card wants credentials too: its skills are not known yet; the hub reads it before its first call")
+		return id, nil
 	}
 	if err != nil {
 		note("its card could not be read (%s): its skills are not known yet; the hub reads it before its first call",
@@ -247,7 +250,10 @@ func a2aVersions(card *wire.AgentCard) (out []string) {
 }
 
 // notACard says that something else than an A2A agent answers at a URL.
-type notACard struct{ text string }
+type notACard struct {
+	text    string
+	guarded bool // it wants credentials
+}
 
 func (e *notACard) Error() string { return e.text }
 
@@ -268,28 +274,34 @@ func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version
 		if err == nil {
 			return card, raw, nil
 		}
-		return nil, raw, &notACard{fmt.Sprintf("what is at %s is not an A2A card: %s\n        `parley inspect` explains a "+
-			"card member by member", at, short(err.Error(), 200))}
+		return nil, raw, &notACard{text: fmt.Sprintf("what is at %s is not an A2A card: %s\n        `curl -s %s | parley inspect -` "+
+			"explains a card member by member", at, short(err.Error(), 200), at)}
 	}
 	u, err := url.Parse(base)
 	if err != nil {
 		return nil, nil, err
 	}
 	text := fmt.Sprintf("no A2A card at %s: HTTP %d", at, status)
+	guarded := status == http.StatusUnauthorized || status == http.StatusForbidden
 	switch origin := u.Scheme + "://" + u.Host; {
-	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+	case guarded:
 		text += "\n        the card itself wants credentials, which A2A clients do not have before they read it"
+	case status >= 500:
+		text += "\n        the server there fails now: look at its log, and try again"
 	case origin != base && isA2ACard(ctx, transport, origin+bridge.CardPath):
-		text += "\n        the card is at the root of its host: give --a2a " + origin
+		text += "\n        the card is at the root of its host: give the URL " + origin
+	case isSAMVADCard(ctx, transport, base+"/.well-known/agent.json"):
+		text += "\n        a SAMVAD agent answers there, which is no A2A agent: give that URL to --samvad, or to --protocol samvad"
 	case isA2ACard(ctx, transport, base+"/.well-known/agent.json"):
 		text += "\n        a card of a version before 0.3 is at " + base + "/.well-known/agent.json: the agent needs a " +
 			"newer SDK"
-	case isSAMVADCard(ctx, transport, base+"/.well-known/agent.json"):
-		text += "\n        a SAMVAD agent answers there: give --samvad " + base
+	case status >= 300 && status < 400:
+		text += "\n        a redirect to another host is not followed: give the URL to which it leads, without " +
+			bridge.CardPath
 	default:
 		text += "\n        give the URL to which " + bridge.CardPath + " is added, not that of an interface"
 	}
-	return nil, nil, &notACard{text}
+	return nil, nil, &notACard{text, guarded}
 }
 
 func isA2ACard(ctx context.Context, transport http.RoundTripper, at string) bool {
@@ -341,7 +353,7 @@ func a2aRelease(version string) string {
 	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
-// getA2A reads a document, without following redirects to other hosts.
+// getA2A reads a document. As the hub does, it follows redirects within one origin alone.
 func getA2A(ctx context.Context, transport http.RoundTripper, at, version string) (body []byte, status int, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
 	if err != nil {
@@ -351,8 +363,12 @@ func getA2A(ctx context.Context, transport http.RoundTripper, at, version string
 	if version != "" {
 		r.Header.Set(wire.SvcParamVersion, version)
 	}
-	c := directHTTP()
-	c.Transport = transport
+	c := &http.Client{Transport: transport, CheckRedirect: func(r *http.Request, via []*http.Request) error {
+		if len(via) > netguard.DefaultMaxRedirects || originOf(r.URL.String()) != originOf(at) {
+			return http.ErrUseLastResponse
+		}
+		return nil
+	}}
 	resp, err := c.Do(r)
 	if err != nil {
 		return nil, 0, err

@@ -204,6 +204,50 @@ func TestA2ACardVersions(t *testing.T) {
 	}
 }
 
+// TestA2ACardElsewhere: where no card is, the error says why; a card may be redirected within its origin, and may want the
+// credentials that the hub has.
+func TestA2ACardElsewhere(t *testing.T) {
+	t.Parallel()
+	mux := http.NewServeMux()
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	away := startA2A(t, "")
+	for path, to := range map[string]string{"moved": "/lab", "away": away, "circle": "/circle"} {
+		mux.Handle("/"+path+"/.well-known/agent-card.json",
+			http.RedirectHandler(to+"/.well-known/agent-card.json", http.StatusFound))
+	}
+	for path, status := range map[string]int{"broken": http.StatusBadGateway, "guarded": http.StatusUnauthorized} {
+		mux.HandleFunc("/"+path+"/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) })
+	}
+	mux.HandleFunc("/lab/.well-known/agent-card.json", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(goodCard))
+	})
+	mux.HandleFunc("/samvad/.well-known/agent.json", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write([]byte(`{"id":"agent://x.example","name":"X","url":"https://x.example","publicKeys":[],"skills":[]}`))
+	})
+	for path, want := range map[string]string{
+		"moved": "", "away": "a redirect to another host is not followed", "circle": "a redirect",
+		"broken": "HTTP 502\n        the server there fails now", "samvad": "a SAMVAD agent answers there",
+		"guarded": "the card itself wants credentials"} {
+		_, _, err := readA2ACard(t.Context(), http.DefaultTransport, s.URL+"/"+path, "")
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []a2aFlags{{value: s.URL + "/guarded"}, {value: s.URL + "/guarded", tokenFile: token}} {
+		var out added
+		_, err := f.identity(t.Context(), new(app), &admin.NewAgent{Name: "x"}, &out)
+		notes := strings.Join(out.Notes, "\n")
+		if known := f.tokenFile != ""; known != (err == nil) || known != strings.Contains(notes, "wants credentials too") {
+			t.Errorf("%q: %v %s", f.tokenFile, err, notes)
+		}
+	}
+}
+
 // TestAddA2A: agents add reads the card of an agent and shows what it says; at a wrong URL it
 // says where the card is.
 func TestAddA2A(t *testing.T) {
