@@ -257,7 +257,10 @@ type notACard struct {
 
 func (e *notACard) Error() string { return e.text }
 
-const maxA2ACard = 1 << 20
+const (
+	maxA2ACard   = 1 << 20
+	maxA2AAnswer = 4 << 20
+)
 
 // readA2ACard reads the card below a base URL. If there is none, the error says where one is.
 func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version string) (card *wire.AgentCard,
@@ -429,7 +432,7 @@ func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	if refused, ok := errors.AsType[*notACard](err); ok {
 		return &exitError{exitRefused, refused}
 	} else if err != nil {
-		return &exitError{exitUnreachable, err}
+		return &exitError{exitUnreachable, fmt.Errorf("%w\n        is the agent running, and is --url right?", err)}
 	}
 	var listed []string
 	for _, i := range card.SupportedInterfaces {
@@ -524,10 +527,35 @@ func (c *a2aCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.Header.Set("Authorization", "Bearer "+c.token)
 	}
 	resp, err := http.DefaultTransport.RoundTrip(r)
-	if err == nil {
-		c.status, c.ref = resp.StatusCode, resp.Header.Get("Parley-Ref") // a refusal of JSON-RPC has the status 200
+	if err != nil {
+		return nil, err
 	}
-	return resp, err
+	c.status, c.ref = resp.StatusCode, resp.Header.Get("Parley-Ref") // a refusal of JSON-RPC has the status 200
+	if c.status == http.StatusOK && strings.HasPrefix(r.Header.Get("Accept"), "text/event-stream") {
+		return a2aEvents(resp)
+	}
+	return resp, nil
+}
+
+// a2aEvents gives the answer to the request for a stream. A refusal before the first event is JSON without events, which
+// the SDK would not see.
+func a2aEvents(resp *http.Response) (*http.Response, error) {
+	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // "" is no stream
+	if media == "text/event-stream" {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	b, err := netguard.ReadAll(resp.Body, maxA2AAnswer)
+	if err != nil {
+		return nil, err
+	}
+	event := bytes.NewBufferString("data: ")
+	if err := json.Compact(event, b); err != nil {
+		return nil, fmt.Errorf("the answer is no stream, and no JSON: %w", err)
+	}
+	event.WriteString("\n\n")
+	resp.Body, resp.ContentLength = io.NopCloser(event), int64(event.Len())
+	return resp, nil
 }
 
 // explain adds to an error what the HTTP answer said.
@@ -688,7 +716,11 @@ func a2aError(err error) error {
 	e, ok := errors.AsType[*wire.Error](err)
 	if !ok {
 		var network *url.Error
-		if errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF) {
+		if errors.Is(err, context.DeadlineExceeded) {
+			return &exitError{exitUnreachable, fmt.Errorf("%w\n        no answer came in time: wait longer (--wait), or do not "+
+				"wait for it (--no-wait)", err)}
+		}
+		if errors.As(err, &network) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return &exitError{exitUnreachable, err}
 		}
 		return &exitError{exitRefused, errors.New(clean(err.Error()))}
