@@ -616,6 +616,10 @@ func (a *app) streamA2A(ctx context.Context, client *a2aclient.Client, r *wire.S
 		case *wire.Task:
 			last = e.Status.State
 			text = fmt.Sprintf("    task %s in context %s: %s", e.ID, e.ContextID, e.Status.State)
+			if e.Status.Message != nil {
+				text += "  " + a2aText(e.Status.Message.Parts)
+			}
+			why = a2aOutcome(last, e.Status.Message)
 		case *wire.TaskStatusUpdateEvent:
 			last = e.Status.State
 			text = "    " + last.String()
@@ -637,7 +641,7 @@ func (a *app) streamA2A(ctx context.Context, client *a2aclient.Client, r *wire.S
 		return why
 	case last == "":
 		return &exitError{exitRefused, errors.New("the stream ended without an event")}
-	case !last.Terminal():
+	case !last.Terminal() && last != wire.TaskStateInputRequired && last != wire.TaskStateAuthRequired:
 		return &exitError{exitFailed, fmt.Errorf("the stream ended, and the task is %s", last)}
 	}
 	return nil

@@ -34,6 +34,12 @@ func (echoA2A) Execute(_ context.Context, c *a2asrv.ExecutorContext) iter.Seq2[w
 				said += " " + skill
 			}
 		}
+		if said == "ask" {
+			yield(wire.NewSubmittedTask(c, c.Message), nil)
+			yield(wire.NewStatusUpdateEvent(c, wire.TaskStateInputRequired, wire.NewMessage(wire.MessageRoleAgent,
+				wire.NewTextPart("which day?"))), nil)
+			return
+		}
 		failed := strings.Contains(said, "fail")
 		for _, e := range []wire.Event{wire.NewSubmittedTask(c, c.Message),
 			wire.NewStatusUpdateEvent(c, wire.TaskStateWorking, wire.NewMessage(wire.MessageRoleAgent,
@@ -110,6 +116,8 @@ func TestSendA2A(t *testing.T) {
 		{[]string{"fail"}, exitRefused, []string{"the task is TASK_STATE_FAILED: no luck"}},
 		{[]string{"fail", "--stream"}, exitRefused, []string{"the task is TASK_STATE_FAILED: no luck"}},
 		{[]string{"hello", "--no-wait"}, exitOK, []string{"task "}},
+		{[]string{"ask"}, exitOK, []string{"TASK_STATE_INPUT_REQUIRED\nwhich day?"}},
+		{[]string{"ask", "--stream"}, exitOK, []string{"TASK_STATE_INPUT_REQUIRED  which day?"}},
 	} {
 		var out bytes.Buffer
 		args := append([]string{"send", "--protocol", "a2a", "--url", base, "--token-file", token}, c.args...)
