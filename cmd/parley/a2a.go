@@ -233,7 +233,8 @@ func a2aSigned(ctx context.Context, transport http.RoundTripper, base string, ra
 	case slices.ContainsFunc(card.Signatures, func(s bridge.CardSignature) bool { return s.Known }):
 		return "WRONGLY signed: the key of " + signersOf(card) + " did not sign what came"
 	}
-	return "signed by " + signersOf(card) + ", which its origin does not publish: `parley keys enroll` vouches for a key"
+	return "signed by " + signersOf(card) + ", which its origin does not publish: `parley keys enroll AGENT --protocol a2a " +
+		"--key BASE64` vouches for a key"
 }
 
 // a2aVersions lists the versions that a card's interfaces speak.

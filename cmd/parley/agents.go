@@ -359,9 +359,9 @@ func (a *app) agentsAdd() *cobra.Command {
 		Use: "add NAME", Short: "Add an agent, and show what to enter at its side", Args: cobra.ExactArgs(1),
 		Long: `Add an agent, by the flag of its protocol, or one that reads an inbox at the hub.
 For SAMVAD it reads the agent's card, if there is one, for the identity, the
-skills and, without --key, the key. It prints the lines to enter at the agent;
-with --wait it then waits for the first proved message. An agent that exists is
-changed.
+skills and, without --key, the key. For A2A it reads the card below the URL, and
+shows what it says. It prints the lines to enter at the agent; with --wait it then
+waits for the first proved message. An agent that exists is changed.
 
 A SAMVAD agent that only calls has no URL: give --id and --key.`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
