@@ -309,9 +309,14 @@ func TestDoctorA2A(t *testing.T) {
 	t.Parallel()
 	base, dir := startA2A(t, ""), t.TempDir()
 	config := filepath.Join(dir, "parley.toml")
+	guarded := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	t.Cleanup(guarded.Close)
 	for url, want := range map[string][]string{
 		base:          {"asked with A2A-Version 1.0: Lab, 1 skill, A2A 1.0 and 0.3, not signed", "asked with no version"},
-		base + "/rpc": {"failed   a2a card", "no A2A card at", "agents.lab.a2a.url"}} {
+		base + "/rpc": {"failed   a2a card", "no A2A card at", "agents.lab.a2a.url"},
+		guarded.URL:   {"skipped  a2a card", "it wants credentials"}} {
 		text := "data = \"data\"\n[network]\nallow = [\"loopback\"]\n[agents.lab.a2a]\nurl = \"" + url + "\"\n"
 		if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -340,10 +345,12 @@ func TestDoctorA2A(t *testing.T) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var out bytes.Buffer
-	run([]string{"doctor", "lab", "--config", config, "--data", data}, strings.NewReader(""), &out, &out)
-	if got := out.String(); !strings.Contains(got, "asked with no version") || strings.Contains(got, "failed   a2a card") {
-		t.Errorf("of a running hub:\n%s", got)
+	for _, args := range [][]string{{"doctor", "lab"}, {"doctor"}} { // the second is about the hub's own cards
+		var out bytes.Buffer
+		run(append(args, "--config", config, "--data", data), strings.NewReader(""), &out, &out)
+		if got := out.String(); !strings.Contains(got, "asked with no version") || strings.Contains(got, "failed   a2a card") {
+			t.Errorf("%v of a running hub:\n%s", args, got)
+		}
 	}
 }
 

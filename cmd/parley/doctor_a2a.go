@@ -10,6 +10,7 @@ import (
 
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -30,9 +31,16 @@ func (d *doctor) a2aHub(ctx context.Context) {
 			d.failed("a2a card", "parley agents", err)
 			return
 		}
+		if !(&parley.Agent{Exposed: a.Exposed}).ExposedIn(bridge.Protocol) {
+			continue
+		}
+		if a, err = d.hub.Agent(ctx, a.Name, 0); err != nil { // lists are without addresses
+			d.failed("a2a card", "parley agents", err)
+			return
+		}
 		at := a.Addresses[bridge.Protocol]
-		if at == "" || !strings.HasPrefix(at, strings.TrimRight(base, "/")+bridge.Base) {
-			continue // not exposed in A2A, or elsewhere
+		if !strings.HasPrefix(at, strings.TrimRight(base, "/")+bridge.Base) {
+			continue
 		}
 		d.a2aCards(ctx, "public_url, or the proxy in front of the hub", at, nil)
 		return // one shows whether the way is right
@@ -68,7 +76,10 @@ func (d *doctor) a2aCards(ctx context.Context, setting, base string, guard *netg
 			asked = "no version, as clients of " + bridge.V03 + " do"
 		}
 		card, raw, err := readA2ACard(ctx, transport, base, version)
-		if refused, ok := errors.AsType[*notACard](err); ok {
+		if refused, ok := errors.AsType[*notACard](err); ok && refused.guarded && guard != nil {
+			d.skip("a2a card", "it wants credentials: the hub shows them, the doctor does not")
+			return
+		} else if ok {
 			d.failed("a2a card", setting, refused)
 			return
 		}
