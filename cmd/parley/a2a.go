@@ -233,8 +233,8 @@ func a2aSigned(ctx context.Context, transport http.RoundTripper, base string, ra
 	case slices.ContainsFunc(card.Signatures, func(s bridge.CardSignature) bool { return s.Known }):
 		return "WRONGLY signed: the key of " + signersOf(card) + " did not sign what came"
 	}
-	return "signed by " + signersOf(card) + ", which its origin does not publish: `parley keys enroll AGENT --protocol a2a " +
-		"--key BASE64` vouches for a key"
+	return "signed by " + signersOf(card) + ", which its origin does not publish: `parley keys enroll AGENT " +
+		"--protocol a2a --key BASE64` vouches for a key"
 }
 
 // a2aVersions lists the versions that a card's interfaces speak.
@@ -278,8 +278,8 @@ func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version
 		if err == nil {
 			return card, raw, nil
 		}
-		return nil, raw, &notACard{text: fmt.Sprintf("what is at %s is not an A2A card: %s\n        `curl -s %s | parley inspect -` "+
-			"explains a card member by member", at, short(err.Error(), 200), at)}
+		return nil, raw, &notACard{text: fmt.Sprintf("what is at %s is not an A2A card: %s\n        "+
+			"`curl -s %s | parley inspect -` explains a card member by member", at, short(err.Error(), 200), at)}
 	}
 	u, err := url.Parse(base)
 	if err != nil {
@@ -295,7 +295,8 @@ func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version
 	case origin != base && isA2ACard(ctx, transport, origin+bridge.CardPath):
 		text += "\n        the card is at the root of its host: give the URL " + origin
 	case isSAMVADCard(ctx, transport, base+"/.well-known/agent.json"):
-		text += "\n        a SAMVAD agent answers there, which is no A2A agent: give that URL to --samvad, or to --protocol samvad"
+		text += "\n        a SAMVAD agent answers there, which is no A2A agent: give that URL to --samvad, or to " +
+			"--protocol samvad"
 	case isA2ACard(ctx, transport, base+"/.well-known/agent.json"):
 		text += "\n        a card of a version before 0.3 is at " + base + "/.well-known/agent.json: the agent needs a " +
 			"newer SDK"
@@ -304,6 +305,9 @@ func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version
 			bridge.CardPath
 	default:
 		text += "\n        give the URL to which " + bridge.CardPath + " is added, not that of an interface"
+		if strings.Contains(u.Path, bridge.Base) {
+			text += "\n        at a Parley hub no agent has that name, or it is not exposed: parley agents expose NAME a2a"
+		}
 	}
 	return nil, nil, &notACard{text, guarded}
 }
@@ -538,8 +542,8 @@ func (c *a2aCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// a2aEvents gives the answer to the request for a stream. A refusal before the first event is JSON without events, which
-// the SDK would not see.
+// a2aEvents gives the answer to the request for a stream. A refusal before the first event is
+// JSON without events, which the SDK would not see.
 func a2aEvents(resp *http.Response) (*http.Response, error) {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // "" is no stream
 	if media == "text/event-stream" {

@@ -159,8 +159,8 @@ func TestSendA2A(t *testing.T) {
 	}
 }
 
-// TestA2ACardVersions: a card of 0.3 need not name its transport, versions may have a patch number, and an agent of another
-// version is not called as one of 0.3.
+// TestA2ACardVersions: a card of 0.3 need not name its transport, versions may have a patch
+// number, and an agent of another version is not called as one of 0.3.
 func TestA2ACardVersions(t *testing.T) {
 	t.Parallel()
 	base := startA2A(t, "")
@@ -173,8 +173,8 @@ func TestA2ACardVersions(t *testing.T) {
 		"plain":  `{"url":"` + base + `/old"` + rest,
 		"patch":  `{"url":"` + base + `/old","preferredTransport":"JSONRPC","protocolVersion":"0.3.0"` + rest,
 		"before": `{"url":"` + base + `/old","protocolVersion":"0.2.5"` + rest,
-		"new": `{"supportedInterfaces":[null,{"url":"` + base + `/rpc","protocolBinding":"JSONRPC","protocolVersion":"1.0.1"}]` +
-			rest,
+		"new": `{"supportedInterfaces":[null,{"url":"` + base + `/rpc","protocolBinding":"JSONRPC",` +
+			`"protocolVersion":"1.0.1"}]` + rest,
 	} {
 		mux.HandleFunc("/"+path+"/.well-known/agent-card.json", func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = w.Write([]byte(card))
@@ -212,8 +212,8 @@ func TestA2ACardVersions(t *testing.T) {
 	}
 }
 
-// TestA2ACardElsewhere: where no card is, the error says why; a card may be redirected within its origin, and may want the
-// credentials that the hub has.
+// TestA2ACardElsewhere: where no card is, the error says why; a card may be redirected within
+// its origin, and may want the credentials that the hub has.
 func TestA2ACardElsewhere(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()
@@ -331,9 +331,9 @@ func TestDoctorA2A(t *testing.T) {
 	}
 	// A running hub names the interface that it calls. The card is not below that URL.
 	data := filepath.Join(dir, "running")
-	n, err := node.Open(t.Context(), node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
-		Network: node.Network{Allow: []string{"loopback"}},
-		Agents:  map[string]node.Agent{"lab": {A2A: &node.A2AAgent{URL: base}}}})
+	n, err := node.Open(t.Context(), node.Config{Data: data,
+		Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}, Network: node.Network{Allow: []string{"loopback"}},
+		Agents: map[string]node.Agent{"lab": {A2A: &node.A2AAgent{URL: base}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +348,8 @@ func TestDoctorA2A(t *testing.T) {
 	for _, args := range [][]string{{"doctor", "lab"}, {"doctor"}} { // the second is about the hub's own cards
 		var out bytes.Buffer
 		run(append(args, "--config", config, "--data", data), strings.NewReader(""), &out, &out)
-		if got := out.String(); !strings.Contains(got, "asked with no version") || strings.Contains(got, "failed   a2a card") {
+		got := out.String()
+		if !strings.Contains(got, "asked with no version") || strings.Contains(got, "failed   a2a card") {
 			t.Errorf("%v of a running hub:\n%s", args, got)
 		}
 	}
