@@ -82,8 +82,8 @@ func toMessage(c *call, r *protocol.SendMessageRequest, received time.Time) (*pa
 	wire := memberAt(params, "message")
 	m := &parley.Message{Kind: parley.Request, From: c.caller.Name, To: c.agent, Sent: received,
 		Trace: parley.Trace{Foreign: map[string]string{foreignMessage: r.Message.ID}},
-		Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Address: source.Host(c.remote), Raw: raw,
-			Header: map[string]string{}, Received: received, Verdict: c.caller.Verdict}}
+		Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Address: source.Host(c.remote),
+			Raw: withoutSecrets(raw), Header: map[string]string{}, Received: received, Verdict: c.caller.Verdict}}
 	if r.Message.TaskID != "" {
 		m.Kind = parley.Input
 	}
@@ -139,6 +139,32 @@ func rawOf(c *call, r *protocol.SendMessageRequest) (raw []byte, params jsonx.Va
 		raw = params
 	}
 	return raw, params
+}
+
+// replacedSecret stands for a secret of a webhook in the recorded bytes of a call.
+const replacedSecret = "[redacted]"
+
+// hookMembers are the spellings, in both versions, of the webhook that comes with a message.
+var hookMembers = []string{"taskPushNotificationConfig", "task_push_notification_config", "pushNotificationConfig",
+	"push_notification_config"}
+
+// withoutSecrets gives the bytes of a call without what its webhook must prove the hub by: any reader
+// of the journal could use it. The row of the webhook has it, sealed.
+func withoutSecrets(raw []byte) []byte {
+	for _, path := range [][]string{{"params", "configuration"}, {"configuration"}} {
+		from, to := jsonx.Find(raw, path...)
+		config, found := raw[from:to], false
+		for _, hook := range hookMembers {
+			for _, secret := range [][]string{{hook, "token"}, {hook, "authentication", "credentials"}} {
+				replaced, ok := jsonx.Replace(config, func(string) string { return replacedSecret }, secret...)
+				config, found = replaced, found || ok
+			}
+		}
+		if found {
+			raw = slices.Concat(raw[:from], config, raw[to:])
+		}
+	}
+	return raw
 }
 
 // sentMessage finds the message in the recorded bytes of a call: in the params of JSON-RPC, or
