@@ -377,5 +377,5 @@ func (s service) GetExtendedAgentCard(ctx context.Context, r *protocol.GetExtend
 		return k.Access == parley.TrustedPeers && !slices.Contains(k.Peers, c.caller.Peer) ||
 			!s.b.c.Hub.Visible(Protocol, c.caller.Name, e, k.ID)
 	})
-	return s.b.signedCard(s.b.card(e, skills))
+	return s.b.signedCard(s.b.card(e, skills), c.version)
 }

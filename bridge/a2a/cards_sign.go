@@ -85,12 +85,15 @@ func thumbprint(k jose.JSONWebKey) string {
 	return base64.RawURLEncoding.EncodeToString(sum)
 }
 
-// signedCard signs a card that is sent in a message, in the pure form.
-func (b *Binding) signedCard(c *protocol.AgentCard) (*protocol.AgentCard, error) {
+// signedCard signs a card that a method gives, in the form that the version has: pure, or hybrid in 0.3.
+func (b *Binding) signedCard(c *protocol.AgentCard, version string) (*protocol.AgentCard, error) {
 	if err := b.ensureCardKey(); err != nil {
 		return nil, err
 	}
 	raw, err := json.Marshal(c)
+	if version == V03 {
+		raw, err = hybridForm(c)
+	}
 	if err != nil {
 		return nil, err
 	}

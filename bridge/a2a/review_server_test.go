@@ -2,11 +2,16 @@ package a2a
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/go-jose/go-jose/v4"
+
+	"github.com/parley-hub/parley/bridge"
 )
 
 // A2A-052: the record of a message has no secret of its webhook, whatever it came by; the rest is as it came.
@@ -47,6 +52,48 @@ func TestRecordHasNoSecretOfAWebhook(t *testing.T) {
 			w.must(err)
 			if len(all) != 1 || all[0].Token != "tok1-secret" || all[0].Auth.Credentials != "cred-secret" {
 				t.Errorf("%s, %s: the webhook is %+v", c.name, spelling, all)
+			}
+		}
+	}
+}
+
+// A2A-080: the extended card of a client of 0.3 is signed in the form that the client gets, which is that of
+// the public card.
+func TestExtendedCardOf03(t *testing.T) {
+	h := newCardHub(t, nil)
+	ctx := withCall(t.Context(), &call{agent: "crew/weather", caller: bridge.Caller{Name: "crew/bob"}, version: V03})
+	m := methods[V03]["agent/getAuthenticatedExtendedCard"]
+	result, err := m.call(ctx, h.methods, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	card := []byte(encoded(t, result))
+	var doc struct {
+		Schemes    map[string]map[string]json.RawMessage `json:"securitySchemes"`
+		Signatures []protocol.AgentCardSignature         `json:"signatures"`
+	}
+	if err := json.Unmarshal(card, &doc); err != nil {
+		t.Fatal(err)
+	}
+	key := h.hubKeys(t)[0].Key
+	for name, form := range map[string][]byte{"literal": literalReading(t, card), "python": pythonReading(t, card)} {
+		holds := func(s protocol.AgentCardSignature) bool {
+			jws, err := jose.ParseSignedCompact(s.Protected+"."+base64.RawURLEncoding.EncodeToString(form)+"."+s.Signature,
+				[]jose.SignatureAlgorithm{jose.EdDSA})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = jws.Verify(key)
+			return err == nil
+		}
+		if !slices.ContainsFunc(doc.Signatures, holds) {
+			t.Errorf("no signature holds for the %s reading of %s", name, card)
+		}
+	}
+	for name, scheme := range doc.Schemes {
+		for _, member := range nestedSchemes {
+			if scheme[member] != nil {
+				t.Errorf("scheme %s repeats itself in %s", name, member)
 			}
 		}
 	}

@@ -1,14 +1,11 @@
 package a2a
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
-	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
-	"github.com/a2aproject/a2a-go/v2/a2asrv"
 
 	"github.com/parley-hub/parley/internal/jsonx"
 )
@@ -317,10 +314,6 @@ func (w *taskParams03) deleteConfig() (*protocol.DeleteTaskPushConfigRequest, er
 
 // toCard03 is a card with the members of both versions.
 func toCard03(c *protocol.AgentCard) (any, error) {
-	producer, ok := a2av0.NewStaticAgentCardProducer(c).(a2asrv.AgentCardJSONProducer)
-	if !ok {
-		return nil, fmt.Errorf("the SDK makes no card of both versions")
-	}
-	b, err := producer.CardJSON(context.Background())
+	b, err := hybridForm(c)
 	return json.RawMessage(b), err
 }
