@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
@@ -96,5 +97,32 @@ func TestExtendedCardOf03(t *testing.T) {
 				t.Errorf("scheme %s repeats itself in %s", name, member)
 			}
 		}
+	}
+}
+
+// The history has the message as its client sent it: the digits of its numbers, and members in either
+// spelling (rule A2A-010).
+func TestHistoryHasWhatWasSent(t *testing.T) {
+	w := newWorld(t)
+	w.handle("echo", echo)
+	part := func(media string) string {
+		return `{"message":{"messageId":"m1","role":"ROLE_USER","parts":[{"data":{"n":12345678901234567890}},
+			{"raw":"aGk","` + media + `":"image/png","filename":"a.png"},{"text":"x","filename":"b"}]}}`
+	}
+	ctx := w.as("alice", "echo")
+	c := callOf(ctx)
+	c.params = json.RawMessage(part("mediaType"))
+	c.body = fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":%s}`, part("media_type"))
+	result, err := methods[V1]["SendMessage"].call(ctx, w.node.methods, c.params, false)
+	w.must(err)
+	sent := result.(event1).Task.History[0].Parts
+	if text := encoded(t, sent[0]); !strings.Contains(text, "12345678901234567890") {
+		t.Errorf("the data is %s", text)
+	}
+	if p := sent[1]; p.MediaType != "image/png" || p.Raw == nil || *p.Raw != "aGk=" || p.Filename != "a.png" {
+		t.Errorf("the file is %s", encoded(t, p))
+	}
+	if p := sent[2]; p.Text == nil || p.Filename != "b" {
+		t.Errorf("the text is %s", encoded(t, p))
 	}
 }

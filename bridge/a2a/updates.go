@@ -1,7 +1,7 @@
 package a2a
 
 import (
-	"encoding/json"
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -191,17 +191,38 @@ func (p *progress) fromClient(m *parley.Message) *protocol.Message {
 	return out
 }
 
+// partsShape is what the protocol knows of the parts of a message.
+var partsShape = shapeOf[[]part1]()
+
 // sentParts gives the parts as a client of 1.0 sent them, before the hub made them fit a skill;
 // nil if they are not to be had.
-func sentParts(m *parley.Message) (parts protocol.ContentParts) {
+func sentParts(m *parley.Message) protocol.ContentParts {
 	v := memberAt(sentMessage(m.Origin.Raw), "parts")
 	old := false // a part of 0.3 says its kind
 	jsonx.Elements(v, func(part jsonx.Value) bool {
 		old = memberAt(part, "kind") != nil
 		return !old
 	})
-	if v == nil || old || json.Unmarshal(v, &parts) != nil {
+	if v == nil || old {
 		return nil
+	}
+	exact, err := canonical(v, partsShape)
+	var wire []part1
+	if err != nil || jsonx.Decode(exact, &wire) != nil {
+		return nil
+	}
+	parts := make(protocol.ContentParts, len(wire))
+	for i := range wire {
+		p, err := toPart1(&wire[i])
+		if err != nil {
+			return nil
+		}
+		if _, ok := p.Content.(protocol.Data); ok { // numbers keep their digits, as in an answer
+			data := fromPart(&parley.Part{MediaType: cmp.Or(p.MediaType, plainJSON), Name: p.Filename, Data: wire[i].Data})
+			data.Metadata = p.Metadata
+			p = data
+		}
+		parts[i] = p
 	}
 	return parts
 }
