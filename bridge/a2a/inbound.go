@@ -45,16 +45,12 @@ func (s service) SendMessage(ctx context.Context, r *protocol.SendMessageRequest
 	waiting, cancel := s.b.bounded(ctx, s.b.c.Wait)
 	defer cancel()
 	for !f.settled() {
-		list, err := f.sub.take(waiting)
+		err := f.next(waiting, callOf(ctx))
 		switch {
 		case ctx.Err() != nil:
 			return nil, parley.AsError(ctx.Err()) // the client is gone; the task goes on
-		case err != nil:
-			// Its time is up (rule A2A-025), the hub stops, or there was more than the queue holds.
+		case err != nil: // its time is up (rule A2A-025), or the hub stops
 			return cut(f.task, config.HistoryLength), nil
-		}
-		for _, record := range list {
-			f.apply(record)
 		}
 	}
 	if reply := f.reply; reply != nil && reply.Kind == parley.Response && r.Message.TaskID == "" &&
@@ -142,14 +138,9 @@ func (b *Binding) send(ctx context.Context, r *protocol.SendMessageRequest, stre
 		return b.refused(ctx, c, r, err, streams)
 	}
 	// The watch was called with the request before it was accepted.
-	list, err := f.sub.take(ctx)
-	if err != nil {
+	if err := f.next(ctx, c); err != nil {
 		f.end()
-		return nil, parley.AsError(err)
-	}
-	f.start(list[0])
-	for _, record := range list[1:] {
-		f.apply(record)
+		return nil, err
 	}
 	return f, nil
 }
@@ -207,13 +198,9 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 		return b.refused(ctx, c, r, err, streams)
 	}
 	for f.last < f.since.Sequence { // the watch was called with it
-		list, err := f.sub.take(ctx)
-		if err != nil {
+		if err := f.next(ctx, c); err != nil {
 			f.end()
-			return nil, parley.AsError(err)
-		}
-		for _, record := range list {
-			f.apply(record)
+			return nil, err
 		}
 	}
 	return f, nil

@@ -54,6 +54,30 @@ func (f *follower) apply(r *journal.Record) []protocol.Event {
 	return f.progress.add(f.task, r.Message, r.Time)
 }
 
+// next waits for records, and counts them. After more than the queue holds it reads the task anew.
+func (f *follower) next(ctx context.Context, c *call) error {
+	list, err := f.sub.take(ctx)
+	switch {
+	case errors.Is(err, errSlow):
+		f.end()
+		again, err := f.b.open(ctx, c, protocol.TaskID(f.sub.request.String()), f.sub.streams)
+		if err != nil {
+			return err
+		}
+		again.since = f.since
+		*f = *again
+		return nil
+	case err != nil:
+		return err
+	case f.last == 0: // the request comes before everything about it
+		f.start(list[0])
+	}
+	for _, record := range list {
+		f.apply(record)
+	}
+	return nil
+}
+
 // settled reports whether the task has ended or waits for its client, and did not so before the
 // client's message.
 func (f *follower) settled() bool {
@@ -328,15 +352,12 @@ func (s service) CancelTask(ctx context.Context, r *protocol.CancelTaskRequest) 
 	waiting, stop := s.b.bounded(ctx, cancelWait)
 	defer stop()
 	for !f.progress.state.Terminal() {
-		list, err := f.sub.take(waiting)
+		err := f.next(waiting, c)
 		if ctx.Err() != nil {
 			return nil, parley.AsError(ctx.Err())
 		}
 		if err != nil {
 			break // it goes on: its agent has not confirmed yet
-		}
-		for _, record := range list {
-			f.apply(record)
 		}
 	}
 	if f.progress.state.Terminal() && refused {
