@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/go-jose/go-jose/v4"
@@ -179,4 +180,35 @@ func TestMoreThanAQueueHolds(t *testing.T) {
 		got, err := w.get("alice", "fast", asked.ID)
 		return err == nil && got.Status.State.Terminal()
 	})
+}
+
+// The artifacts of an answer do not replace each other, whatever an agent elsewhere named them, after pieces were
+// told too.
+func TestArtifactsOfOneName(t *testing.T) {
+	artifacts := func(ids ...protocol.ArtifactID) *parley.Message {
+		m := &parley.Message{Kind: parley.Response}
+		var k kept
+		for _, id := range ids {
+			m.Parts = append(m.Parts, parley.Text("of "+string(id)+fmt.Sprint(len(m.Parts))))
+			k.Artifacts = append(k.Artifacts, keptArtifact{ID: id, Parts: 1})
+		}
+		m.Extensions = k.extensions()
+		return m
+	}
+	for _, c := range []struct {
+		ids  []protocol.ArtifactID
+		want string // the pieces are replaced
+	}{
+		{[]protocol.ArtifactID{"log", resultID}, "task COMPLETED [of result1] [of log0]"},
+		{[]protocol.ArtifactID{"log", "log"}, "task COMPLETED [of log0+of log1]"},
+		{[]protocol.ArtifactID{"log", "other"}, "task COMPLETED [of log0] [of other1]"},
+	} {
+		p, task := begin(&parley.Message{Kind: parley.Request}, time.Time{})
+		piece := piece("piece")
+		p.add(task, &piece, time.Time{})
+		p.add(task, artifacts(c.ids...), time.Time{})
+		if got := shortly(task); got != c.want {
+			t.Errorf("%v: %s, want %s", c.ids, got, c.want)
+		}
+	}
 }

@@ -130,19 +130,21 @@ func (p *progress) artifact(a *protocol.Artifact, m *parley.Message) *protocol.T
 	return e
 }
 
-// artifacts makes the artifacts of an answer: one, or those that an A2A agent gave. If pieces
-// were told before, the first replaces them.
+// artifacts makes the artifacts of an answer: one, or those that an A2A agent gave, each with an
+// id of its own. If pieces were told before, one replaces them.
 func (p *progress) artifacts(m *parley.Message) []*protocol.Artifact {
 	if len(m.Parts) == 0 {
 		return nil
 	}
 	k, all := keptOf(m), 0
 	parts := fromParts(m.Parts, k.Parts)
+	ids := map[protocol.ArtifactID]bool{}
 	for _, a := range k.Artifacts {
-		if a.Parts < 0 || a.Parts > len(parts) || a.ID == "" {
+		if a.Parts < 0 || a.Parts > len(parts) || a.ID == "" || ids[a.ID] {
 			all = -1
 			break
 		}
+		ids[a.ID] = true
 		all += a.Parts
 	}
 	if all != len(parts) {
@@ -151,7 +153,7 @@ func (p *progress) artifacts(m *parley.Message) []*protocol.Artifact {
 	var out []*protocol.Artifact
 	for i, a := range k.Artifacts {
 		id := a.ID
-		if i == 0 && p.pieces {
+		if i == 0 && p.pieces && !ids[resultID] {
 			id = resultID
 		}
 		out = append(out, &protocol.Artifact{ID: id, Name: a.Name, Description: a.Description,
