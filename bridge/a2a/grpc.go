@@ -234,6 +234,9 @@ func toldEach(b *Binding, ctx context.Context, seq eventSeq) eventSeq {
 				return
 			}
 		}
+		if err := endedBy(ctx, nil); err != nil { // without it the client would take the stream for complete
+			yield(nil, b.grpcFailure(ctx, "stream", err))
+		}
 	}
 }
 

@@ -4,16 +4,20 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	pb1 "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"github.com/go-jose/go-jose/v4"
+	"google.golang.org/grpc/codes"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
@@ -211,4 +215,35 @@ func TestArtifactsOfOneName(t *testing.T) {
 			t.Errorf("%v: %s, want %s", c.ids, got, c.want)
 		}
 	}
+}
+
+// session makes every caller bob, in a session.
+type session struct{ fakeCallers }
+
+func (session) Identify(context.Context, string, http.Header, *tls.ConnectionState, string) (bridge.Caller, error) {
+	return bridge.Caller{Name: "bob", Peer: "token bob", Verdict: parley.Verdict{Assurance: parley.Session}}, nil
+}
+
+// A stream of gRPC that the hub ends before the task has ended does not end as one that is complete.
+func TestEndStreamsOfGRPC(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Callers = session{} })
+	g := make(gate, 1)
+	w.handle("slow", g.handler)
+	c := pb1.NewA2AServiceClient((&serving{Binding: w.node.Binding}).dial(t))
+	s, err := c.SendStreamingMessage(t.Context(), hello("slow"))
+	w.must(err)
+	first, err := s.Recv()
+	w.must(err)
+	w.node.EndStreams()
+	for err == nil {
+		_, err = s.Recv()
+	}
+	if code, info, _ := refused(t, err); code != codes.Unavailable || info.GetReason() != "UNAVAILABLE" {
+		t.Errorf("the stream ends with %v", err)
+	}
+	g <- "reply done"
+	w.eventually("the task does not end", func() bool {
+		got, err := w.get("bob", "slow", protocol.TaskID(first.GetTask().GetId()))
+		return err == nil && got.Status.State.Terminal()
+	})
 }
