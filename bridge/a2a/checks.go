@@ -16,7 +16,7 @@ type checked struct{ next a2asrv.RequestHandler }
 
 var _ a2asrv.RequestHandler = checked{}
 
-// required refuses an id that is empty or too long.
+// requireID refuses an id that is empty or too long.
 func requireID(field, id string) error {
 	if id == "" {
 		return invalidParams(field, "missing")
@@ -135,7 +135,7 @@ func (h checked) SendStreamingMessage(ctx context.Context, r *protocol.SendMessa
 	return h.next.SendStreamingMessage(ctx, r)
 }
 
-// failed is a stream that has an error alone.
+// failedStream is a stream that has an error alone.
 func failedStream(err error) eventSeq {
 	return func(yield func(protocol.Event, error) bool) { yield(nil, err) }
 }

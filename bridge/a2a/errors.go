@@ -89,7 +89,7 @@ var causes = []cause{
 	{coded(parley.TimedOut), 0, 504, codes.DeadlineExceeded, "DEADLINE_EXCEEDED", "", ""},
 }
 
-// internal is the cause of all other errors.
+// internalCause is the cause of all other errors.
 var internalCause = cause{nil, -32603, 500, codes.Internal, "INTERNAL_ERROR", parley.Internal, "internal error"}
 
 // Causes that the SDK has no sentinel for.
@@ -113,7 +113,7 @@ type failure struct {
 func (f *failure) Error() string { return f.text }
 func (f *failure) Unwrap() error { return f.err }
 
-// toError makes the wire's form of an error of [service]: a a2a.Error with a sentinel of
+// toError makes the wire's form of an error of [service]: an a2a.Error with a sentinel of
 // the SDK, or a parley.Error. Any other error is an internal one, whose text stays here.
 func toError(err error) *failure {
 	if f, ok := errors.AsType[*failure](err); ok {
@@ -312,5 +312,5 @@ func (f *failure) headers(h http.Header) {
 	}
 }
 
-// null is an id that cannot be read.
+// nullID is an id that cannot be read.
 var nullID = json.RawMessage("null")

@@ -129,7 +129,7 @@ func streaming[W, Q any](request func(*W) (*Q, error),
 		}}
 }
 
-// read decodes parameters, once.
+// readParams decodes parameters, once.
 func readParams[W, Q any](params json.RawMessage, request func(*W) (*Q, error)) (*Q, error) {
 	var w W
 	if len(params) > 0 {

@@ -449,7 +449,7 @@ func (x *exchange) write(status int, v any) {
 	_, _ = x.w.Write(b) // an error: the caller is gone
 }
 
-// encode writes compact JSON on one line, without HTML escapes.
+// encodeJSON writes compact JSON on one line, without HTML escapes.
 func encodeJSON(v any) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)

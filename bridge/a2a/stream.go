@@ -161,7 +161,7 @@ func (x *exchange) writeEvent(out *sse.Writer, result any) bool {
 	return out.Write(eventFrame(b)) == nil
 }
 
-// frame is an event with one line of data.
+// eventFrame is an event with one line of data.
 func eventFrame(data []byte) []byte {
 	return append(append(append(make([]byte, 0, len(data)+8), "data: "...), data...), '\n', '\n')
 }

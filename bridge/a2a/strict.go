@@ -107,7 +107,7 @@ type edit struct {
 	name string
 }
 
-// A spelling error is a member whose name differs from a known one.
+// A spellingError is a member whose name differs from a known one.
 type spellingError struct{ field, text string }
 
 func (e *spellingError) Error() string { return e.field + ": " + e.text }
@@ -189,7 +189,7 @@ func inside(err error, path string) error {
 	return err
 }
 
-// decode reads the parameters of a method. They are strict JSON with the exact names.
+// decodeParams reads the parameters of a method. They are strict JSON with the exact names.
 func decodeParams(params []byte, v any) error {
 	err := jsonx.Decode(params, v)
 	if err == nil {
@@ -201,7 +201,7 @@ func decodeParams(params []byte, v any) error {
 	return protocol.ErrInvalidParams
 }
 
-// field gives a JSON pointer as the path of a field violation: message.parts[0].raw.
+// fieldPath gives a JSON pointer as the path of a field violation: message.parts[0].raw.
 func fieldPath(pointer string) string {
 	var b strings.Builder
 	for _, step := range strings.Split(strings.TrimPrefix(pointer, "/"), "/") {

@@ -264,7 +264,8 @@ func readExtension(m *parley.Message, x jsonx.Value) {
 	}
 }
 
-// compatMark in the metadata of a 0.3 data part says that its object wraps other JSON.
+// compatMark marks, in the metadata of a part, data that is not an object: 0.3 has objects only, and
+// the SDKs put another value in the member value.
 const compatMark = "data_part_compat"
 
 const (

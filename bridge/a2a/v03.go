@@ -29,10 +29,6 @@ type file03 struct {
 	Name     string  `json:"name,omitempty"`
 }
 
-// wrapped marks, in the metadata of a part, data that is not an object: 0.3 has objects
-// only, and the SDKs put another value in the member value.
-const wrapped = "data_part_compat"
-
 var form03 = form[part03]{
 	named: true,
 	role: func(r protocol.MessageRole) string {
@@ -71,7 +67,7 @@ func fromPart03(p *protocol.Part) (out part03, err error) {
 		out.Kind = "data"
 		if out.Data, err = jsonLiteral(c.Value); err == nil && jsonx.Kind(out.Data) != '{' {
 			out.Data = append(append(json.RawMessage(`{"value":`), out.Data...), '}')
-			out.Metadata = map[string]any{wrapped: true}
+			out.Metadata = map[string]any{compatMark: true}
 			for k, v := range p.Metadata {
 				out.Metadata[k] = v
 			}
@@ -89,7 +85,7 @@ func toPart03(w *part03) (*protocol.Part, error) {
 		p.Content = protocol.Text(*w.Text)
 	case w.Kind == "data" && jsonx.Kind(w.Data) == '{':
 		value := w.Data
-		if marked, ok := w.Metadata[wrapped].(bool); ok && marked {
+		if marked, ok := w.Metadata[compatMark].(bool); ok && marked {
 			value = nil
 			jsonx.Members(w.Data, func(name string, v jsonx.Value) bool {
 				if name == "value" {
@@ -102,7 +98,7 @@ func toPart03(w *part03) (*protocol.Part, error) {
 			}
 			p.Metadata = map[string]any{}
 			for k, v := range w.Metadata {
-				if k != wrapped {
+				if k != compatMark {
 					p.Metadata[k] = v
 				}
 			}

@@ -254,7 +254,7 @@ func fromPart1(p *protocol.Part) (out part1, err error) {
 	return out, err
 }
 
-// literal is the JSON of a value: its own where it is JSON already.
+// jsonLiteral is the JSON of a value: its own where it is JSON already.
 func jsonLiteral(v any) (json.RawMessage, error) {
 	switch v := v.(type) {
 	case json.RawMessage:
