@@ -23,6 +23,7 @@ import (
 
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/source"
+	"github.com/parley-hub/parley/policy"
 )
 
 // gRPC (A2A 1.0, section 10). One server has all agents. A request names its agent by
@@ -140,7 +141,8 @@ func (b *Binding) admitGRPC(ctx context.Context, method string, request any) (co
 			c.version = v
 		}
 	}
-	ctx = withCall(ctx, c)
+	// The connection does not say its source, as those of HTTP do.
+	ctx = withCall(policy.WithCaller(ctx, policy.NewCaller(policy.Source(c.remote), nil)), c)
 	named := md.Get(protocol.SvcParamVersion)
 	if strings.Join(named, "") == "" {
 		named = []string{c.version}

@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -18,10 +19,12 @@ import (
 	pb1 "github.com/a2aproject/a2a-go/v2/a2apb/v1"
 	"github.com/go-jose/go-jose/v4"
 	"google.golang.org/grpc/codes"
+	grpcpeer "google.golang.org/grpc/peer"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/policy"
 )
 
 // A2A-052: the record of a message has no secret of its webhook, whatever it came by; the rest is as it came.
@@ -246,4 +249,20 @@ func TestEndStreamsOfGRPC(t *testing.T) {
 		got, err := w.get("bob", "slow", protocol.TaskID(first.GetTask().GetId()))
 		return err == nil && got.Status.State.Terminal()
 	})
+}
+
+// What a guest may do over gRPC is counted by its address, as over HTTP: no guest uses up what others have.
+func TestSourceOfAGRPCGuest(t *testing.T) {
+	t.Parallel()
+	w := newServing(t)
+	for address, want := range map[string]string{"192.0.2.7": "192.0.2.7", "2001:db8::7": "2001:db8::/64"} {
+		ctx := grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 99}})
+		ctx, err := w.admitGRPC(ctx, "/lf.a2a.v1.A2AService/SendMessage", hello("alice"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := policy.SourceOf(ctx); got != want {
+			t.Errorf("the source of %s is %q", address, got)
+		}
+	}
 }
