@@ -81,7 +81,7 @@ func (s *callStream) RecvMsg(m any) error {
 	if err != nil {
 		return err
 	}
-	release, err := s.b.opened.take(callOf(ctx).caller.Name)
+	release, err := s.b.opened.take(ctx, &callOf(ctx).caller)
 	if err != nil {
 		return s.b.grpcFailure(ctx, "admit", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -264,5 +265,37 @@ func TestSourceOfAGRPCGuest(t *testing.T) {
 		if got := policy.SourceOf(ctx); got != want {
 			t.Errorf("the source of %s is %q", address, got)
 		}
+	}
+}
+
+// A guest has the streams of its source, as it may have many addresses.
+func TestStreamsOfASource(t *testing.T) {
+	t.Parallel()
+	w := newServing(t, func(c *Config) { c.Streams = 1 })
+	open := func(address string, inside func()) int {
+		w.fake.events = func(context.Context) eventSeq {
+			return func(yield func(protocol.Event, error) bool) {
+				yield(taskIn(protocol.TaskStateWorking), nil)
+				inside()
+			}
+		}
+		ctx := policy.WithCaller(t.Context(), policy.NewCaller(policy.Source(address), nil))
+		r := httptest.NewRequestWithContext(ctx, "POST", "/a2a/alice", strings.NewReader(subscribe1))
+		r.RemoteAddr = net.JoinHostPort(address, "99")
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set(protocol.SvcParamVersion, V1)
+		rec := httptest.NewRecorder()
+		w.ServeHTTP(rec, r)
+		return rec.Code
+	}
+	open("2001:db8::1", func() {
+		for address, want := range map[string]int{"2001:db8::2": 429, "2001:db8:0:1::1": 200, "192.0.2.7": 200} {
+			if got := open(address, func() {}); got != want {
+				t.Errorf("%s: status %d, want %d", address, got, want)
+			}
+		}
+	})
+	if n := len(w.opened.open); n != 0 {
+		t.Errorf("%d callers are kept", n)
 	}
 }

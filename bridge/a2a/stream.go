@@ -9,6 +9,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/sse"
+	"github.com/parley-hub/parley/policy"
 )
 
 // Streams are server-sent events (rules A2A-030 to A2A-033): each is one line of data. An
@@ -18,7 +19,8 @@ import (
 // stall is how long one write to a client may take.
 const stall = 30 * time.Second
 
-// streams counts the open streams by caller, and ends them all.
+// streams counts the open streams: those of a caller, and of guests those of their source, for one
+// may have many addresses.
 type streams struct {
 	most int
 
@@ -26,8 +28,12 @@ type streams struct {
 	open map[string]int
 }
 
-// take reserves a stream for a caller.
-func (s *streams) take(caller string) (done func(), err error) {
+// take reserves a stream for the caller of a request.
+func (s *streams) take(ctx context.Context, c *bridge.Caller) (done func(), err error) {
+	caller := c.Name
+	if from := policy.SourceOf(ctx); c.Guest && from != "" {
+		caller = "guest " + from // no agent has such a name
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open[caller] >= s.most {
@@ -84,7 +90,7 @@ func endedBy(ctx context.Context, err error) error {
 
 // stream runs a method with events.
 func (x *exchange) stream(c *call, m *method) {
-	done, err := x.b.opened.take(x.caller.Name)
+	done, err := x.b.opened.take(x.r.Context(), &x.caller)
 	if err != nil {
 		x.fail("admit", err)
 		return
