@@ -15,9 +15,11 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
 )
@@ -138,6 +140,19 @@ func (b *Binding) credentialsOf(agent string) Credentials {
 		return Credentials{}
 	}
 	return c
+}
+
+// credentialsFor are those for calls of a peer: none if its agent has another origin by now.
+// Tasks that the agent began at a former URL are followed there.
+func (b *Binding) credentialsFor(p *peer) Credentials {
+	e, ok := b.c.Hub.Directory().Agent(p.name)
+	if !ok || !slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {
+		u, err := url.Parse(i.URL)
+		return i.Protocol == Protocol && !i.StandIn && err == nil && urlOrigin(u) == urlOrigin(p.url)
+	}) {
+		return Credentials{}
+	}
+	return b.credentialsOf(p.name)
 }
 
 // StoreCredentials keeps the credentials for calls of an agent, sealed, for all hubs on

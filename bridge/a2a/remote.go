@@ -414,7 +414,7 @@ func (b *Binding) connectionOf(p *peer) *connection {
 		if conn != nil {
 			return conn
 		}
-		c := b.credentialsOf(p.name)
+		c := b.credentialsFor(p)
 		p.mu.Lock()
 		if p.conn == nil && p.changes == since { // else they may have changed meanwhile
 			p.conn = b.connect(p, c)
