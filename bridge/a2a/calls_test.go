@@ -199,13 +199,15 @@ func (c *caller) send(by, to string, parts ...parley.Part) *parley.Message {
 }
 
 // about adds an input or a cancel to a request.
-func (c *caller) about(kind parley.Kind, request *parley.Message, parts ...parley.Part) {
+func (c *caller) about(kind parley.Kind, request *parley.Message, parts ...parley.Part) *parley.Message {
 	c.t.Helper()
-	if _, err := c.hub.Accept(c.t.Context(), hub.Submission{Scope: "quiet " + request.To, Message: &parley.Message{
+	m, err := c.hub.Accept(c.t.Context(), hub.Submission{Scope: "quiet " + request.To, Message: &parley.Message{
 		Kind: kind, From: request.From, To: request.To, InReplyTo: request.ID, Parts: parts,
-		Origin: parley.Origin{Protocol: request.Origin.Protocol, Peer: "alice"}}}); err != nil {
+		Origin: parley.Origin{Protocol: request.Origin.Protocol, Peer: "alice"}}})
+	if err != nil {
 		c.t.Fatal(err)
 	}
+	return m
 }
 
 // until waits until the agent's messages about a request satisfy ok, and gives them.

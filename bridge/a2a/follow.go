@@ -185,6 +185,13 @@ func (f *taskFollower) contextID() string {
 	return f.w.Context
 }
 
+// countInput notes that an input is sent: a question that follows is another one.
+func (f *taskFollower) countInput() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.w.Inputs++
+}
+
 // use notes with which card the agent is called.
 func (f *taskFollower) use(r *remote) {
 	f.mu.Lock()
@@ -198,14 +205,23 @@ func (f *taskFollower) declares() bool {
 	return f.r != nil && f.r.declares
 }
 
-// add gives the follower an answer of the agent, or nil: a reason to look at the task. A
-// stream that it reads ends, unless that tells of the answer itself.
+// answers reports whether what an agent said to an input ends the request. The task in a state
+// before its end is only a reason to look at it: more may have been seen of it meanwhile.
+func (f *taskFollower) answers(e protocol.Event) bool {
+	if t, ok := e.(*protocol.Task); ok {
+		return t.Status.State.Terminal() || string(t.ID) != f.task()
+	}
+	return e != nil
+}
+
+// add gives the follower what the agent said to an input, or nil: a reason to look at the
+// task. A stream that it reads ends, unless that tells of the task itself.
 func (f *taskFollower) add(e protocol.Event) {
 	select {
 	case f.in <- e:
 	default: // it has reasons enough
 	}
-	if t, ok := e.(*protocol.Task); ok && !t.Status.State.Terminal() {
+	if e != nil && !f.answers(e) {
 		return
 	}
 	f.mu.Lock()
@@ -572,10 +588,7 @@ func (f *taskFollower) follow(ctx context.Context) {
 		case <-t.C:
 		case e := <-f.in:
 			began, f.deaf, f.interrupted = f.b.c.Now(), false, false
-			f.mu.Lock()
-			f.w.Inputs++
-			f.mu.Unlock()
-			if e != nil && f.observe(ctx, e) {
+			if f.answers(e) && f.observe(ctx, e) {
 				t.Stop()
 				return
 			}

@@ -259,6 +259,7 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, p *peer) hub.Outcome 
 			return hub.Outcome{Err: parley.Refuse(parley.Conflict, "%q has no open task for this request", p.name)}
 		}
 		s.task, s.context = f.task(), f.contextID()
+		f.countInput()
 	} else {
 		s.context = b.contextOf(ctx, p.name, m.Conversation)
 	}

@@ -2,8 +2,11 @@ package a2a
 
 import (
 	"crypto/rand"
+	"fmt"
 	"net/http"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,5 +48,86 @@ func TestCredentialsStayAwayFromAFormerAddress(t *testing.T) {
 	c.ask("elsewhere", parley.Text("hi"))
 	if got := present.seen("Authorization"); !slices.Equal(got, []string{"Bearer secret"}) {
 		t.Errorf("the present address got %q", got)
+	}
+}
+
+// The answer to an input shows the task as it was then: what a stream told since is not told
+// again.
+func TestAnswerToAnInputIsOlderThanTheStream(t *testing.T) {
+	const working = `{"id":"T","contextId":"C","status":{"state":"TASK_STATE_%s"},"artifacts":[{"artifactId":"A",` +
+		`"parts":[%s]}]}`
+	const piece = `data: {"artifactUpdate":{"taskId":"T","contextId":"C","append":true,"artifact":{"artifactId":"A",` +
+		`"parts":[{"text":%q}]}}}` + "\n\n"
+	var polls atomic.Int64
+	settled := make(chan struct{})
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", rough(t, protocol.TransportProtocolHTTPJSON, false, func(w http.ResponseWriter, r *http.Request) {
+		both := `{"text":"x"},{"text":"y"}`
+		switch {
+		case strings.HasSuffix(r.URL.Path, ":stream"):
+			respond(200, "text/event-stream", `data: {"task":{"id":"T","contextId":"C","status":{"state":`+
+				`"TASK_STATE_INPUT_REQUIRED","message":{"messageId":"q","role":"ROLE_AGENT","parts":[{"text":"where?"}]}}}}`+
+				"\n\n")(w, r)
+			_ = http.NewResponseController(w).Flush()
+			<-settled
+			fmt.Fprintf(w, piece+piece, "x", "y")
+		case strings.HasSuffix(r.URL.Path, ":send"):
+			respond(200, "application/json", `{"task":`+fmt.Sprintf(working, "WORKING", `{"text":"x"}`)+"}")(w, r)
+		case strings.HasSuffix(r.URL.Path, ":subscribe"):
+			http.NotFound(w, r)
+		case polls.Add(1) < 4:
+			respond(200, "application/json", fmt.Sprintf(working, "WORKING", both))(w, r)
+		default:
+			respond(200, "application/json", fmt.Sprintf(working, "COMPLETED", both))(w, r)
+		}
+	}))
+	m := c.send("reader", "elsewhere", parley.Text("hi"))
+	c.until(m.ID, "the agent does not ask", func(m []*parley.Message) bool { return len(m) == 1 })
+	eventually(t, c.j, "the request is not delivered", func() bool {
+		d, ok := c.j.Delivery(m.ID, "elsewhere")
+		return ok && d.State == parley.Delivered
+	})
+	input := c.about(parley.Input, m, parley.Text("Bern"))
+	eventually(t, c.j, "the input is not delivered", func() bool {
+		_, open := c.j.Delivery(input.ID, "elsewhere")
+		return !open
+	})
+	close(settled)
+	if got := said(c.answered(m.ID)); got != "needs-input where? | none x | none y | working | response x y" {
+		t.Error(got)
+	}
+}
+
+// An agent asks twice in one stream, without a message and a time: both questions are told.
+func TestSecondQuestionInOneStream(t *testing.T) {
+	const state = `data: {"statusUpdate":{"taskId":"T","contextId":"C","status":{"state":"TASK_STATE_%s"}}}` + "\n\n"
+	answers := make(chan struct{}, 2)
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", rough(t, protocol.TransportProtocolHTTPJSON, false, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, ":stream"):
+			respond(200, "text/event-stream", fmt.Sprintf(state, "INPUT_REQUIRED"))(w, r)
+			_ = http.NewResponseController(w).Flush()
+			<-answers
+			fmt.Fprintf(w, state+state, "WORKING", "INPUT_REQUIRED")
+			_ = http.NewResponseController(w).Flush()
+			<-answers
+			fmt.Fprintf(w, state, "COMPLETED")
+		case strings.HasSuffix(r.URL.Path, ":send"):
+			answers <- struct{}{}
+			respond(200, "application/json", `{"task":{"id":"T","contextId":"C","status":{"state":"TASK_STATE_WORKING"}}}`)(w, r)
+		default:
+			http.Error(w, "", http.StatusServiceUnavailable)
+		}
+	}))
+	m := c.send("reader", "elsewhere", parley.Text("hi"))
+	c.until(m.ID, "the agent does not ask", func(m []*parley.Message) bool { return len(m) == 1 })
+	c.about(parley.Input, m, parley.Text("one"))
+	c.until(m.ID, "the agent does not ask again", func(m []*parley.Message) bool {
+		return said(m) == "needs-input | working | needs-input"
+	})
+	c.about(parley.Input, m, parley.Text("two"))
+	if got := said(c.answered(m.ID)); got != "needs-input | working | needs-input | response" {
+		t.Error(got)
 	}
 }
