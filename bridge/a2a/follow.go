@@ -507,18 +507,23 @@ func (f *taskFollower) artifact(ctx context.Context, e *protocol.TaskArtifactUpd
 // end records how the request ended, or gives that to the attempt.
 func (f *taskFollower) end(ctx context.Context, reply *parley.Message) bool {
 	f.over = true
+	f.compose(reply)
+	if f.give(hub.Outcome{Answered: true, Parts: reply.Parts, Failure: reply.Error, Reply: reply}) {
+		return true // see leave
+	}
+	f.expectEnd()
+	f.submit(ctx, reply, journal.Key{})
+	return true
+}
+
+// expectEnd notes that the row, if there is one, is to be removed: the answer is recorded next.
+func (f *taskFollower) expectEnd() {
 	f.mu.Lock()
 	kept := f.kept
 	f.mu.Unlock()
 	if kept {
 		f.b.expectEnd(f.id)
 	}
-	f.compose(reply)
-	if f.give(hub.Outcome{Answered: true, Parts: reply.Parts, Failure: reply.Error, Reply: reply}) {
-		return true
-	}
-	f.submit(ctx, reply, journal.Key{})
-	return true
 }
 
 // compose makes a message one of the agent about the request.

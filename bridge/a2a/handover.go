@@ -68,8 +68,11 @@ func (f *taskFollower) leave(ctx context.Context) hub.Outcome {
 	f.hand.mu.Lock()
 	defer f.hand.mu.Unlock()
 	f.hand.left = true
-	if f.hand.out != nil {
-		return *f.hand.out
+	if out := f.hand.out; out != nil {
+		if out.Answered {
+			f.expectEnd()
+		}
+		return *out
 	}
 	return hub.Outcome{}
 }
@@ -97,25 +100,37 @@ func (f *taskFollower) await(ctx context.Context, waits bool) hub.Outcome {
 			if out.Answered || out.Err != nil {
 				return out
 			}
-			task := f.task()
-			if waits {
-				f.stop() // its caller is gone
+			if waits { // its caller is gone
+				f.stop()
+				f.b.abandonSent(f.p, f.id, f.task())
 			} // else the agent may still name the task: settled and cancel see to it
-			if task != "" && waits && f.b.ctx.Err() == nil {
-				f.b.abandon(f.p, task)
-			}
 			return hub.Outcome{Err: parley.AsError(ctx.Err()), Unknown: true}
 		}
 	}
 }
 
-// abandon tells an agent that nobody waits for a task any more.
-func (b *Binding) abandon(p *peer, task string) {
+// abandonSent abandons the task of a request, if it has one, and removes its row. Without an
+// answer of the agent the row stays, because a cancel may come.
+func (b *Binding) abandonSent(p *peer, id parley.ID, task string) {
 	b.spawn(func() {
-		ctx, cancel := context.WithTimeout(b.ctx, cardTimeout)
-		defer cancel()
-		if err := b.cancelTask(ctx, p, task); err != nil {
-			b.c.Logger.Info("a task that nobody waits for is not cancelled", "agent", p.name, "error", err)
+		if task == "" || b.tellAbandoned(p, task) {
+			b.dropRow(b.ctx, id)
 		}
 	})
+}
+
+// abandon tells an agent that nobody waits for a task any more.
+func (b *Binding) abandon(p *peer, task string) {
+	b.spawn(func() { b.tellAbandoned(p, task) })
+}
+
+// tellAbandoned reports whether the agent answered.
+func (b *Binding) tellAbandoned(p *peer, task string) bool {
+	ctx, cancel := context.WithTimeout(b.ctx, cardTimeout)
+	defer cancel()
+	err := b.cancelTask(ctx, p, task)
+	if err != nil {
+		b.c.Logger.Info("a task that nobody waits for is not cancelled", "agent", p.name, "error", err)
+	}
+	return err == nil || failedCall(p.name, err).Err == nil
 }

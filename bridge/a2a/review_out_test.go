@@ -1,16 +1,19 @@
 package a2a
 
 import (
+	"context"
 	"crypto/rand"
 	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
+	"github.com/a2aproject/a2a-go/v2/a2asrv"
 
 	"github.com/parley-hub/parley"
 )
@@ -129,5 +132,64 @@ func TestSecondQuestionInOneStream(t *testing.T) {
 	c.about(parley.Input, m, parley.Text("two"))
 	if got := said(c.answered(m.ID)); got != "needs-input | working | needs-input | response" {
 		t.Error(got)
+	}
+}
+
+// A caller that leaves leaves nothing behind: its task is cancelled, and the row goes.
+func TestCallerLeavesNoRow(t *testing.T) {
+	cancelled := make(chan struct{})
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, func(ctx context.Context, x *a2asrv.ExecutorContext,
+		yield func(protocol.Event) bool) {
+		held(nil, 1)(ctx, x, yield)
+		close(cancelled)
+	}, nil)
+	c := newCaller(t, callerConfig{edit: func(b *Binding) { b.patience = time.Hour }})
+	c.add("elsewhere", a.URL)
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	call, err := c.hub.Begin(ctx, submission("quiet", "elsewhere", parley.Text("go")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for m, err := range call.Stream(ctx) {
+		if err == nil && m.Kind == parley.Event && m.State == parley.NoState {
+			leave()
+		}
+	}
+	<-cancelled // after the row was written
+	eventuallyRow(t, c, call.Message().ID, false)
+}
+
+// The answer of an agent may come while the row of its task is written: then the row goes
+// with the answer too.
+func TestRowGoesWithTheAnswer(t *testing.T) {
+	c := newCaller(t, callerConfig{})
+	p, err := c.peerOf("elsewhere", "http://127.0.0.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 300 {
+		id, err := parley.NewID(time.Now(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := c.newFollower(p, &parley.Message{ID: id}, &sentRequest{To: "elsewhere", Task: "task",
+			Until: time.Now().Add(rowRetention + time.Hour)})
+		f.attend()
+		var wait sync.WaitGroup
+		wait.Go(func() { f.end(f.ctx, &parley.Message{Kind: parley.Response}) })
+		wait.Go(func() { f.leave(t.Context()) })
+		wait.Wait()
+		f.stop()
+		row, err := c.sent.Get(t.Context(), id.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.outMu.Lock()
+		_, goes := c.ending[id]
+		c.outMu.Unlock()
+		if row.Revision != 0 && !goes {
+			t.Fatal("the row stays until it expires")
+		}
 	}
 }
