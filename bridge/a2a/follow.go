@@ -30,7 +30,7 @@ import (
 const (
 	shortestPoll = 100 * time.Millisecond
 	longestPoll  = 15 * time.Second
-	maxMisses    = 3   // questions in a row that find no task make it lost
+	maxMisses    = 3   // answers in a row that do not show the task end its request
 	maxAgentID   = 512 // bytes of the ids that agents give
 	maxArtifacts = 1024
 	pollHistory  = 20 // messages of a task
@@ -660,22 +660,24 @@ func (f *taskFollower) poll(ctx context.Context, r *remote) (wait time.Duration)
 		f.observe(ctx, t)
 		return 0
 	}
-	if errors.Is(err, protocol.ErrTaskNotFound) {
-		if f.misses++; f.misses < maxMisses { // not every process of an agent may know it at once
-			return 0
-		}
-		f.end(ctx, &parley.Message{Kind: parley.Failure, Error: parley.Refuse(parley.OutcomeUnknown,
-			"%q took the request and does not know its task any more", f.w.To).
-			With(parley.ByPeer, parley.PeerGone, "it answered that there is no such task").Because(err)})
-		return 0
+	if movedAway(err) {
+		_, _ = f.b.peerCard(ctx, f.p, true) // a failure is logged, and asked for again
 	}
 	out := failedCall(f.w.To, err)
 	if status, ok := errors.AsType[*statusError](err); out.Err != nil || ok && status.is == nil {
-		// The agent cannot be asked now; or not as the hub asks, until an operator mends it.
-		if movedAway(err) {
-			_, _ = f.b.peerCard(ctx, f.p, true) // a failure is logged, and asked for again
+		return out.Wait // the agent cannot be asked now; or not as the hub asks, until an operator mends it
+	}
+	lost := errors.Is(err, protocol.ErrTaskNotFound)
+	if lost || movedAway(err) || errors.Is(err, protocol.ErrInternalError) {
+		// Not every process of an agent may know the task at once, and one may just be replaced.
+		if f.misses++; f.misses < maxMisses {
+			return 0
 		}
-		return out.Wait
+	}
+	if lost {
+		out.Failure = parley.Refuse(parley.OutcomeUnknown,
+			"%q took the request and does not know its task any more", f.w.To).
+			With(parley.ByPeer, parley.PeerGone, "it answered that there is no such task").Because(err)
 	}
 	f.end(ctx, &parley.Message{Kind: parley.Failure, Error: out.Failure})
 	return 0

@@ -3,8 +3,10 @@ package a2a
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -191,5 +193,49 @@ func TestRowGoesWithTheAnswer(t *testing.T) {
 		if row.Revision != 0 && !goes {
 			t.Fatal("the row stays until it expires")
 		}
+	}
+}
+
+// An agent that speaks otherwise since it was restarted still works on its task: the hub reads
+// its card, and asks as that says.
+func TestAgentChangesWhileItWorks(t *testing.T) {
+	var now atomic.Int64
+	now.Store(time.Now().UnixNano())
+	var restarted atomic.Bool
+	mux := http.NewServeMux()
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	const task = `{"id":"T","contextId":"C","status":{"state":"TASK_STATE_%s"}}`
+	mux.HandleFunc(CardPath, func(w http.ResponseWriter, _ *http.Request) {
+		at := iface(s.URL+"/one", "JSONRPC", "1.0")
+		if restarted.Load() {
+			at = iface(s.URL+"/two", "JSONRPC", "1.0")
+		}
+		fmt.Fprintf(w, card1, at)
+	})
+	result := func(w http.ResponseWriter, r *http.Request, member string) {
+		var q struct{ ID json.RawMessage }
+		if err := json.Unmarshal(readAll(t, r), &q); err != nil {
+			t.Error(err)
+		}
+		respond(200, "application/json", fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,%s}`, q.ID, member))(w, r)
+	}
+	mux.HandleFunc("/one", func(w http.ResponseWriter, r *http.Request) {
+		if !restarted.Swap(true) {
+			now.Add(int64(time.Minute))
+			result(w, r, `"result":{"task":`+fmt.Sprintf(task, "WORKING")+"}")
+			return
+		}
+		result(w, r, `"error":{"code":-32601,"message":"no such method"}`)
+	})
+	mux.HandleFunc("/two", func(w http.ResponseWriter, r *http.Request) {
+		result(w, r, `"result":`+fmt.Sprintf(task, "COMPLETED"))
+	})
+	c := newCaller(t, callerConfig{edit: func(b *Binding) {
+		b.c.Now = func() time.Time { return time.Unix(0, now.Load()) }
+	}})
+	c.add("elsewhere", s.URL)
+	if got := said(c.answered(c.send("quiet", "elsewhere", parley.Text("hi")).ID)); got != "working | response" {
+		t.Error(got)
 	}
 }
