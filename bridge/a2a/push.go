@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -273,6 +274,9 @@ func (b *Binding) post(ctx context.Context, u *url.URL, h *hookRow, secrets hook
 	}
 	resp, err := b.hookClient.Do(r)
 	if err != nil {
+		if call, ok := errors.AsType[*url.Error](err); ok {
+			err = call.Err // without the URL: it may be a secret of the receiver
+		}
 		return true, 0, err
 	}
 	defer func() { _ = resp.Body.Close() }()                             // nothing in it counts

@@ -4,9 +4,11 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -237,5 +239,27 @@ func TestAgentChangesWhileItWorks(t *testing.T) {
 	c.add("elsewhere", s.URL)
 	if got := said(c.answered(c.send("quiet", "elsewhere", parley.Text("hi")).ID)); got != "working | response" {
 		t.Error(got)
+	}
+}
+
+// failing is a network that fails as the net package does not.
+type failing struct{}
+
+func (failing) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, errors.New("server gave HTTP response to HTTPS client")
+}
+
+// The URL of a webhook may be its secret: an error names the host alone.
+func TestErrorsOfWebhooksKeepTheURL(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Transport = func(http.RoundTripper) http.RoundTripper { return failing{} } })
+	u, err := url.Parse(hookBase + "/path?key=s3cr3t")
+	w.must(err)
+	_, _, err = w.node.post(t.Context(), u, &hookRow{}, hookSecrets{}, "application/json", nil)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	e := hookError(parley.Fail(parley.Unavailable, nil, "not taken"), err)
+	if text := e.Error() + e.Detail; strings.Contains(text, "s3cr3t") || !strings.Contains(text, "HTTP response") {
+		t.Error(text)
 	}
 }
