@@ -25,7 +25,7 @@ type outgoing struct {
 	patience  time.Duration // see handOver
 
 	outMu    sync.Mutex
-	peers    map[string]*peer            // by directory name
+	peers    map[string][]*peer          // by directory name; also those at former URLs
 	followed map[parley.ID]*taskFollower // requests whose tasks this hub follows, by message
 	ending   map[parley.ID]struct{}      // requests with a row whose answer is being recorded
 	ended    chan endedRequest           // requests whose rows are to be removed
@@ -41,7 +41,7 @@ const handOver = 250 * time.Millisecond
 const retryPause = time.Second
 
 func newOutgoing(c Config) outgoing {
-	return outgoing{guard: netguard.Live(c.Allow, netguard.HubAdvice), patience: handOver, peers: map[string]*peer{},
+	return outgoing{guard: netguard.Live(c.Allow, netguard.HubAdvice), patience: handOver, peers: map[string][]*peer{},
 		followed: map[parley.ID]*taskFollower{}, ending: map[parley.ID]struct{}{},
 		ended: make(chan endedRequest, 1024), reads: make(chan struct{}, readsAtOnce)}
 }

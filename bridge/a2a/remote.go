@@ -326,12 +326,14 @@ func (b *Binding) newPeer(name, at string) (*peer, error) {
 func (b *Binding) peerOf(name, at string) (*peer, error) {
 	b.outMu.Lock()
 	defer b.outMu.Unlock()
-	if p := b.peers[name]; p != nil && p.at == at {
-		return p, nil
+	for _, p := range b.peers[name] {
+		if p.at == at {
+			return p, nil
+		}
 	}
 	p, err := b.newPeer(name, at)
 	if err == nil {
-		b.peers[name] = p
+		b.peers[name] = append(b.peers[name], p)
 	}
 	return p, err
 }
@@ -378,24 +380,23 @@ func (n *connection) close() {
 // card.
 func (b *Binding) disconnect(name string) {
 	b.outMu.Lock()
-	p := b.peers[name]
+	peers := slices.Clone(b.peers[name])
 	b.outMu.Unlock()
-	if p == nil {
-		return
+	for _, p := range peers {
+		p.mu.Lock()
+		if p.conn != nil {
+			p.conn.close()
+		}
+		p.conn, p.until = nil, time.Time{}
+		p.changes++
+		p.mu.Unlock()
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.conn != nil {
-		p.conn.close()
-	}
-	p.conn, p.until = nil, time.Time{}
-	p.changes++
 }
 
 // closePeers gives up the idle connections to all agents.
 func (b *Binding) closePeers() {
 	b.outMu.Lock()
-	peers := slices.Collect(maps.Values(b.peers))
+	peers := slices.Concat(slices.Collect(maps.Values(b.peers))...)
 	b.outMu.Unlock()
 	for _, p := range peers {
 		p.mu.Lock()

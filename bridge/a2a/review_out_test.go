@@ -263,3 +263,26 @@ func TestErrorsOfWebhooksKeepTheURL(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// Credentials that change are changed for calls at the present address too, after a task was
+// looked up at a former one.
+func TestCredentialsChangeAtEachAddress(t *testing.T) {
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", a.URL)
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "first"}})
+	p, err := c.peerOf("elsewhere", a.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.connectionOf(p).c.Token; got != "first" { // a task is followed with it
+		t.Fatal(got)
+	}
+	if _, err := c.peerOf("elsewhere", "http://127.0.0.1:1"); err != nil {
+		t.Fatal(err)
+	}
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "second"}})
+	if got := c.connectionOf(p).c.Token; got != "second" {
+		t.Errorf("the follower of the task shows %q", got)
+	}
+}
