@@ -664,7 +664,8 @@ func (f *taskFollower) poll(ctx context.Context, r *remote) (wait time.Duration)
 		_, _ = f.b.peerCard(ctx, f.p, true) // a failure is logged, and asked for again
 	}
 	out := failedCall(f.w.To, err)
-	if status, ok := errors.AsType[*statusError](err); out.Err != nil || ok && status.is == nil {
+	if status, ok := errors.AsType[*statusError](err); out.Err != nil || ok && status.is == nil ||
+		errors.Is(err, protocol.ErrUnauthenticated) || errors.Is(err, protocol.ErrUnauthorized) {
 		return out.Wait // the agent cannot be asked now; or not as the hub asks, until an operator mends it
 	}
 	lost := errors.Is(err, protocol.ErrTaskNotFound)

@@ -286,3 +286,44 @@ func TestCredentialsChangeAtEachAddress(t *testing.T) {
 		t.Errorf("the follower of the task shows %q", got)
 	}
 }
+
+// An agent that does not let the hub see a task now, because a token was changed, still works on
+// it: so for each form in which agents say that.
+func TestTaskIsNotSeenForAWhile(t *testing.T) {
+	const js = "application/json"
+	for name, refused := range map[string]http.HandlerFunc{
+		"status": respond(401, "text/plain", "who?"),
+		"code":   respond(200, js, `{"jsonrpc":"2.0","id":null,"error":{"code":-31401,"message":"who?"}}`),
+		"both":   respond(403, js, `{"jsonrpc":"2.0","id":null,"error":{"code":-31403,"message":"not you"}}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var polls atomic.Int64
+			c := newCaller(t, callerConfig{})
+			c.add("elsewhere", rough(t, protocol.TransportProtocolJSONRPC, false, func(w http.ResponseWriter, r *http.Request) {
+				var q struct {
+					ID     json.RawMessage
+					Method string
+				}
+				if err := json.Unmarshal(readAll(t, r), &q); err != nil {
+					t.Error(err)
+				}
+				result := func(format, state string) {
+					respond(200, js, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":`+format+`}`, q.ID,
+						`{"id":"T","contextId":"C","status":{"state":"TASK_STATE_`+state+`"}}`))(w, r)
+				}
+				switch {
+				case q.Method == "SendMessage":
+					result(`{"task":%s}`, "WORKING")
+				case q.Method == "GetTask" && polls.Add(1) > 4:
+					result("%s", "COMPLETED")
+				default:
+					refused(w, r)
+				}
+			}))
+			got := said(c.answered(c.send("quiet", "elsewhere", parley.Text("hi")).ID))
+			if got != "working | response" {
+				t.Error(got)
+			}
+		})
+	}
+}
