@@ -256,6 +256,12 @@ var checkAdvice = map[string]map[string]string{
 		"callback": "use an https callback URL at a public address, or add its network to network.allow",
 		"payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 	},
+	"a2a": {
+		"caller": "give the caller a token that holds: `parley tokens add NAME --agent AGENT` issues one, and callers.issuer " +
+			"names the issuers that the hub trusts",
+		"verify": "give the caller a token (`parley tokens add NAME --agent AGENT`), or open the agent to guests: " +
+			"agents.NAME.a2a.guests",
+	},
 	"a2e": {
 		"handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
 			"NAME --a2e new` printed, or that of its token_file",

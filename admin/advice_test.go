@@ -81,6 +81,8 @@ func TestAdvice(t *testing.T) {
 		{"the guard", admin.Problem{Reason: parley.AddressGuard, Source: parley.ByNetwork}, admin.At{}, "network.allow"},
 		{"a failed check", admin.Problem{Code: parley.Unauthenticated}, admin.At{Protocol: "samvad", Step: "verify",
 			Checks: []admin.Check{{Name: "digest", OK: true}, {Name: "key"}}}, "`parley keys enroll AGENT --key BASE64`"},
+		{"an A2A caller", admin.Problem{Code: parley.Unauthenticated}, admin.At{Protocol: "a2a", Step: "verify"},
+			"`parley tokens add NAME --agent AGENT`"},
 		{"a code alone", admin.Problem{Code: parley.Loop}, admin.At{Protocol: "agh"}, "two hubs route to each other"},
 		{"a name that a guest claims", admin.Problem{Reason: parley.NotAllowed, Source: parley.ByPolicy},
 			admin.At{Agent: "weather", Sender: "x`; rm -r /"}, "lets SENDER call weather"},

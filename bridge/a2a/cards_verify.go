@@ -231,8 +231,8 @@ func (b *Binding) verifyCard(ctx context.Context, agent, at string, card []byte)
 		b.c.Logger.Warn("the keys that signed an agent's card are not known", "agent", agent, "card", at)
 		return v.Card, nil
 	default:
-		return nil, fmt.Errorf("%w: it has %d signatures; `parley keys enroll %s` vouches for another key", ErrSignature,
-			len(v.Signatures), agent)
+		return nil, fmt.Errorf("%w: it has %d signatures; `parley keys enroll %s --protocol a2a --key BASE64` vouches for "+
+			"another key", ErrSignature, len(v.Signatures), agent)
 	}
 	if len(enrolled) == 0 {
 		if err := b.pin(ctx, origin, published, first, v); err != nil {

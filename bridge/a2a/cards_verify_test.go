@@ -369,3 +369,34 @@ func TestHubsVerifyEachOther(t *testing.T) {
 	}
 	check("a third key that none endorsed", ErrSignature)
 }
+
+// A card counts as signed if a key that the hub knows signed it.
+func TestCardIsSigned(t *testing.T) {
+	s, unknown := newSigner(t, jose.EdDSA, "thumbprint"), newSigner(t, jose.EdDSA, "unknown")
+	for name, c := range map[string]struct {
+		card   func(jku string) string
+		signed bool
+	}{
+		"plain":              {func(string) string { return plainCard }, false},
+		"by a published key": {func(jku string) string { return s.sign(t, plainCard, jku) }, true},
+		"by an unknown key":  {func(string) string { return unknown.sign(t, plainCard, "") }, false},
+		"changed": {func(jku string) string {
+			return strings.Replace(s.sign(t, plainCard, jku), `"name":"x"`, `"name":"y"`, 1)
+		}, false},
+	} {
+		var card string
+		far := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/jwks" {
+				_ = json.NewEncoder(w).Encode(jose.JSONWebKeySet{Keys: []jose.JSONWebKey{s.public()}})
+				return
+			}
+			_, _ = w.Write([]byte(card))
+		}))
+		t.Cleanup(far.Close)
+		card = c.card(far.URL + "/jwks")
+		got, err := newCardHub(t, nil).ReadCard(t.Context(), far.URL, Credentials{})
+		if err != nil || got.Signed != c.signed {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}

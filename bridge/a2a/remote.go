@@ -35,7 +35,7 @@ type RemoteCard struct {
 	Interface *protocol.AgentInterface // that the hub calls
 	Version   string                   // of that interface: V1 or V03
 	Skills    []parley.SkillSpec       // texts bounded; A2A has no schemas
-	Signed    bool                     // the card has signatures
+	Signed    bool                     // by a key that the hub knows
 	// Unproved is why the card must not be used: its signature does not hold, or is
 	// missing where there was one. nil: use it.
 	Unproved error
@@ -156,7 +156,8 @@ func (b *Binding) readCardAt(ctx context.Context, p *peer, n *connection, place 
 	if err != nil {
 		return nil, err
 	}
-	card.Raw, card.Unproved = raw, unproved
+	// What a known key signed comes without its signatures, any other card as it is.
+	card.Raw, card.Unproved, card.Signed = raw, unproved, !bytes.Equal(proved, raw)
 	card.URL, card.etag, card.fresh = place, resp.Header.Get("ETag"), freshness(resp.Header)
 	if len(card.etag) > maxName {
 		card.etag = ""
@@ -200,7 +201,7 @@ func parseCard(raw []byte) (*RemoteCard, error) {
 			ProtocolVersion: protocol.ProtocolVersion(cmp.Or(text(jsonx.Member(raw, "protocolVersion")), V03))}},
 			card.SupportedInterfaces...)
 	}
-	c := &RemoteCard{Card: card, Raw: raw, Signed: len(card.Signatures) > 0}
+	c := &RemoteCard{Card: card, Raw: raw}
 	if c.Interface, c.Version = choose(card.SupportedInterfaces); c.Interface == nil {
 		return nil, fmt.Errorf("%w: it lists no interface that the hub speaks: JSONRPC or HTTP+JSON in %s or %s",
 			errNoCard, V1, V03)

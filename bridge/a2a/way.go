@@ -3,6 +3,7 @@ package a2a
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
@@ -27,7 +28,7 @@ func (b *Binding) way(ctx context.Context, e *directory.Entry, id parley.Identit
 		if detail == "" {
 			detail = err.Error()
 		}
-		w.Fail("card", "parley inspect "+id.URL, "%s", detail)
+		w.Fail("card", inspecting(strings.TrimSuffix(id.URL, "/")+CardPath), "%s", detail)
 		p.mu.Lock()
 		card = p.card
 		p.mu.Unlock()
@@ -35,11 +36,11 @@ func (b *Binding) way(ctx context.Context, e *directory.Entry, id parley.Identit
 			return w
 		}
 	case card.Unproved != nil:
-		w.Fail("card", "parley inspect "+card.URL, "%s; the card is not used: %s", card.URL, card.Unproved)
+		w.Fail("card", inspecting(card.URL), "%s; the card is not used: %s", card.URL, card.Unproved)
 	case card.Signed:
 		w.OK("card", "%s, signed", card.URL)
 	default:
-		w.OK("card", "%s, not signed", card.URL)
+		w.OK("card", "%s, not signed by a key that the hub knows", card.URL)
 	}
 	w.Addresses = []string{card.Interface.URL}
 	streams := "without streams"
@@ -76,6 +77,9 @@ func (b *Binding) way(ctx context.Context, e *directory.Entry, id parley.Identit
 	}
 	return w
 }
+
+// inspecting is the command that explains the card at a URL.
+func inspecting(at string) string { return "curl -s " + at + " | parley inspect -" }
 
 // credentialsWay says what the hub shows to an agent, and whether its card asks for more.
 func (b *Binding) credentialsWay(w *hub.Way, p *peer, card *RemoteCard) {
