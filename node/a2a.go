@@ -334,8 +334,8 @@ func (n *Node) serveGRPC(b *bridge.Binding, out *Binding) error {
 		}
 		options = append(options, grpc.Creds(credentials.NewTLS(t)))
 	}
-	s := b.GRPC(options...)
-	l := n.conns.listen(out.Listener)
+	l := n.conns.listenGRPC(out.Listener)
+	s := b.GRPC(append(options, grpc.StatsHandler(l))...)
 	out.Serve = func() error { return s.Serve(l) }
 	end := out.EndStreams
 	out.EndStreams = func() {

@@ -141,8 +141,10 @@ func (b *Binding) admitGRPC(ctx context.Context, method string, request any) (co
 			c.version = v
 		}
 	}
-	// The connection does not say its source, as those of HTTP do.
-	ctx = withCall(policy.WithCaller(ctx, policy.NewCaller(policy.Source(c.remote), nil)), c)
+	if policy.SourceOf(ctx) == "" { // the server does not name it
+		ctx = policy.WithCaller(ctx, policy.NewCaller(policy.Source(c.remote), nil))
+	}
+	ctx = withCall(ctx, c)
 	named := md.Get(protocol.SvcParamVersion)
 	if strings.Join(named, "") == "" {
 		named = []string{c.version}
