@@ -587,7 +587,8 @@ func TestInbox(t *testing.T) {
 	}
 	_, err = b.client.Send(ctx, Send{To: "crew/bob", Kind: parley.Input, Text: text("?")})
 	code(t, err, parley.Malformed)
-	if _, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: request.ID.String(), Text: text("done")}); err != nil {
+	if _, err := b.client.Send(ctx, Send{From: "crew/bob", InReplyTo: request.ID.String(),
+		Text: text("done")}); err != nil {
 		t.Fatal(err)
 	}
 	more.IdempotencyKey = ""

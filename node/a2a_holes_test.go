@@ -193,9 +193,11 @@ func TestA2ABadRequests(t *testing.T) {
 	}{
 		{"unknown method", "Dance", "{}", 200, -32601, 0},
 		{"method of 0.3", "message/send", "{}", 200, -32601, 0},
-		{"unknown part", "SendMessage", `{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"video":"x"}]}}`, 200, -32602,
+		{"unknown part", "SendMessage", `{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"video":"x"}]}}`,
+			200, -32602,
 			400},
-		{"unknown role", "SendMessage", `{"message":{"messageId":"m","role":"ROLE_KING","parts":[{"text":"x"}]}}`, 200, -32602,
+		{"unknown role", "SendMessage", `{"message":{"messageId":"m","role":"ROLE_KING","parts":[{"text":"x"}]}}`,
+			200, -32602,
 			400},
 		{"deep", "SendMessage", deep(5000), 200, -32700, 400},
 		{"large", "SendMessage", large, 413, 0, 413},

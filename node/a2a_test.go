@@ -237,7 +237,9 @@ func TestA2APathsLikeSamvads(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = n.Close(context.Background()) })
 	if err := n.Handle(parley.Agent{Name: "x/agent/y", Exposed: parley.Everywhere}, parley.RawSkill("echo",
-		func(_ context.Context, _ *parley.Message, r parley.Replier) error { return r.Reply(parley.Text("hi")) })); err != nil {
+		func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+			return r.Reply(parley.Text("hi"))
+		})); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Start(t.Context()); err != nil {

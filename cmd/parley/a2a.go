@@ -306,8 +306,8 @@ func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version
 	default:
 		text += "\n        give the URL to which " + bridge.CardPath + " is added, not that of an interface"
 		if strings.Contains(u.Path, bridge.Base) {
-			text += "\n        at a Parley hub no agent has that name, or it is not exposed: parley agents expose NAME a2a, and " +
-				"its other protocols"
+			text += "\n        at a Parley hub no agent has that name, or it is not exposed: parley agents expose NAME a2a, " +
+				"and its other protocols"
 		}
 	}
 	return nil, nil, &notACard{text, guarded}

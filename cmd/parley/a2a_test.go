@@ -110,8 +110,9 @@ func TestSendA2A(t *testing.T) {
 		{[]string{"hello", "--version", "0.3"}, exitOK, []string{"echo: hello\n"}},
 		{[]string{`{"city":"Bern","big":2}`, "--skill", "echo"}, exitOK, []string{`echo: {"big":2,"city":"Bern"} echo`}},
 		{[]string{"see", "--file", file}, exitOK, []string{"echo: see\n[note.txt text/plain", "3 bytes]"}},
-		{[]string{"hello", "--stream"}, exitOK, []string{"TASK_STATE_SUBMITTED", "TASK_STATE_WORKING  thinking", "echo: hello",
-			"TASK_STATE_COMPLETED"}},
+		{[]string{"hello", "--stream"}, exitOK,
+			[]string{"TASK_STATE_SUBMITTED", "TASK_STATE_WORKING  thinking", "echo: hello",
+				"TASK_STATE_COMPLETED"}},
 		{[]string{"hello", "--stream", "--version", "0.3"}, exitOK, []string{"thinking", "echo: hello"}},
 		{[]string{"fail"}, exitRefused, []string{"the task is TASK_STATE_FAILED: no luck"}},
 		{[]string{"fail", "--stream"}, exitRefused, []string{"the task is TASK_STATE_FAILED: no luck"}},
@@ -262,7 +263,8 @@ func TestAddA2A(t *testing.T) {
 	t.Parallel()
 	base := startA2A(t, "")
 	data := t.TempDir()
-	n, err := node.Open(t.Context(), node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+	n, err := node.Open(t.Context(), node.Config{Data: data,
+		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Network: node.Network{Allow: []string{"loopback"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +290,8 @@ func TestAddA2A(t *testing.T) {
 		{[]string{"agents", "add", "x", "--a2a", origin}, exitRefused, []string{"no A2A card at " + origin}},
 		{[]string{"agents", "add", "x", "--a2a", "lab"}, exitUsage, []string{"want new", "http(s)://HOST"}},
 		{[]string{"agents", "add", "later", "--a2a", "http://127.0.0.1:1"}, exitOK, []string{"could not be read"}},
-		{[]string{"agents", "add", "caller", "--a2a", "new"}, exitOK, []string{"parley tokens add caller-a2a --agent caller", "Authorization: Bearer TOKEN", "/a2a/NAME"}},
+		{[]string{"agents", "add", "caller", "--a2a", "new"}, exitOK,
+			[]string{"parley tokens add caller-a2a --agent caller", "Authorization: Bearer TOKEN", "/a2a/NAME"}},
 		{[]string{"agents", "export", "lab", "caller"}, exitOK, []string{"a2a.url = '" + base + "'", "a2a.calls = true"}},
 	} {
 		var out bytes.Buffer
@@ -367,7 +370,8 @@ func TestAddA2ACredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log lockedBuffer
-	n, err := node.Open(t.Context(), node.Config{Data: data, Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
+	n, err := node.Open(t.Context(), node.Config{Data: data,
+		Listen:  node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Network: node.Network{Allow: []string{"loopback"}}, Delivery: node.Delivery{Tries: 1},
 		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 	if err != nil {
@@ -397,7 +401,8 @@ func TestAddA2ACredentials(t *testing.T) {
 	}
 	// What is refused changes nothing, and the refusal does not tell the secret.
 	parley(exitUsage, "agents", "add", "x", "--a2a", "new", "--a2a-token-file", file)
-	parley(exitUsage, "agents", "add", "x", "--a2a", base, "--a2a-token-file", file, "--a2a-token-url", "https://x.example",
+	parley(exitUsage, "agents", "add", "x", "--a2a", base, "--a2a-token-file", file,
+		"--a2a-token-url", "https://x.example",
 		"--a2a-client-id", "hub")
 	parley(exitUsage, "agents", "add", "x", "--a2a", base, "--a2a-cert", file, "--a2a-key", file)
 	by := admin.Actor{Name: "test", Role: admin.Administer}
