@@ -310,6 +310,22 @@ func (t *a2aTask) follow(ctx context.Context, c *a2aclient.Client) error {
 	return nil
 }
 
+// cancel asks for the end of the task. A connection from before the hub was away may break just
+// now, so what was not answered is asked again: that does no harm.
+func (t *a2aTask) cancel(ctx context.Context, c *a2aclient.Client) error {
+	for {
+		_, err := c.CancelTask(ctx, &protocol.CancelTaskRequest{ID: t.ID})
+		var f *Failure
+		switch {
+		case errors.Is(err, protocol.ErrTaskNotCancelable): // it has ended
+			return nil
+		case err == nil || ctx.Err() != nil || errors.As(a2aFailure(err), &f):
+			return err
+		}
+		pause(ctx)
+	}
+}
+
 // persist follows the task, again and again while the hub is away.
 func (t *a2aTask) persist(ctx context.Context, c *a2aclient.Client) error {
 	for {
@@ -382,16 +398,14 @@ func (p *a2aPeer) ask(ctx context.Context, q Question,
 	case ctx.Err() == nil:
 		return Answer{}, a2aFailure(err)
 	}
-	err = nil
 	if t.ID != "" {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 60*time.Second)
 		defer cancel()
-		_, err = c.CancelTask(a2aContext(end), &protocol.CancelTaskRequest{ID: t.ID})
-		if errors.Is(err, protocol.ErrTaskNotCancelable) {
-			err = nil // it has ended
+		if err := t.cancel(a2aContext(end), c); err != nil {
+			return Answer{}, fmt.Errorf("pairs: cancel the task: %w", err)
 		}
 	}
-	return Answer{}, errors.Join(context.Cause(ctx), err)
+	return Answer{}, context.Cause(ctx)
 }
 
 func a2aRequest(text string) *protocol.SendMessageRequest {

@@ -192,7 +192,10 @@ func (p *aghPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 				defer cancel()
 				_, err = c.Send(end, back)
 			}
-			return Answer{}, errors.Join(context.Cause(ctx), err)
+			if err != nil {
+				return Answer{}, fmt.Errorf("pairs: withdraw the work: %w", err)
+			}
+			return Answer{}, context.Cause(ctx)
 		}
 	}
 }

@@ -298,8 +298,10 @@ func (p *aspPeer) Ask(ctx context.Context, q Question) (Answer, error) {
 		case m == nil && ctx.Err() != nil:
 			end, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 			defer cancel()
-			_, err = r.s.Send(end, asp.Withdraw, asp.Answer{ReferenceID: id, Reason: "no longer wanted"})
-			return Answer{}, errors.Join(context.Cause(ctx), aspFailure(err))
+			if _, err := r.s.Send(end, asp.Withdraw, asp.Answer{ReferenceID: id, Reason: "no longer wanted"}); err != nil {
+				return Answer{}, fmt.Errorf("pairs: withdraw the question: %w", err)
+			}
+			return Answer{}, context.Cause(ctx)
 		case err != nil:
 			return Answer{}, aspFailure(err)
 		}

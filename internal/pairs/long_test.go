@@ -286,6 +286,13 @@ func TestLongWork(t *testing.T) {
 			if a, err := c.wait(t); !errors.Is(err, context.Canceled) {
 				t.Errorf("%s: %+v, %v", c, a, err)
 			}
+			if byTheHub(c.from, c.to) {
+				asked := w.said(t, w.from[c.from], w.to[c.to], c.text).ID
+				r := w.record(t, c.String()+": the cancel", func(r *journal.Record) bool {
+					return r.Message != nil && r.Message.Kind == parley.Cancel && r.Message.InReplyTo == asked
+				})
+				w.settled(t, r.Message.ID, parley.Delivered)
+			}
 			next(t, w.to[c.to], fmt.Sprintf("that one more than %d are taken back", heard[c.to]),
 				func(h Heard) bool { return h.Cancel })
 			heard[c.to]++
