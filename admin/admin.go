@@ -420,8 +420,8 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 	})
 }
 
-// credentials checks the credentials of identities, and gives the functions that keep them. all are the identities of
-// the agent: the hub calls it at one address in each protocol, and has credentials for that one alone.
+// credentials checks the credentials of identities, and gives the functions that store them. all are the identities
+// of the agent: in each protocol the hub calls it at one address, and has credentials for that address only.
 func (a *Admin) credentials(list []NewIdentity, all []parley.Identity) (store []func(context.Context, string) error,
 	err error) {
 	for _, v := range list {

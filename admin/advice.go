@@ -257,8 +257,8 @@ var checkAdvice = map[string]map[string]string{
 		"payload":  "make the payload fit the skill's input schema: `parley agents show AGENT --json` has it",
 	},
 	"a2a": {
-		"caller": "give the caller a token that holds: `parley tokens add NAME --agent AGENT` issues one, and callers.issuer " +
-			"names the issuers that the hub trusts",
+		"caller": "give the caller a token that holds: `parley tokens add NAME --agent AGENT` issues one, and " +
+			"callers.issuer names the issuers that the hub trusts",
 		"verify": "give the caller a token (`parley tokens add NAME --agent AGENT`), or open the agent to guests: " +
 			"agents.NAME.a2a.guests",
 	},

@@ -293,7 +293,8 @@ func page() string {
 	}
 	b.WriteString("\nuAgents get a chat message, or a message of a model that they declare. A2E agents get messages by `parley_inbox`, and\nresults of their own calls; A2E hosts get tool calls.\n")
 	b.WriteString(mappings)
-	b.WriteString("\n## Pair by pair\n\nEach pair names what the sender's protocol can say. \"the header Parley-Provenance\" and its like are where the hub states\nthe sender, the assurance and the digest of the original.\n")
+	b.WriteString("\n## Pair by pair\n\nEach pair names what the sender's protocol can say. " +
+		"\"the header Parley-Provenance\" and its like are where the hub states\nthe sender, the assurance and the digest of the original.\n")
 	for _, from := range Protocols {
 		for _, to := range Protocols {
 			fmt.Fprintf(&b, "\n### %s to %s\n", titles[from], titles[to])

@@ -11,11 +11,13 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// TakeOver prepares to follow the tasks at agents elsewhere that are in the rows of t, by the
-// IDs of their requests: those of an earlier process, and of a hub that is gone. While run
-// runs, until ctx ends, it calls adopt with each row whenever this hub may have more to
-// follow: when it becomes the owner of a partition, and when the former owner, still alive,
-// ends an attempt there. stop ends the watching of the journal.
+// TakeOver finds tasks at agents elsewhere that this hub must follow from now on, because the process
+// that began them is gone or no longer owns their partition. t has a row for each task; its key is the
+// ID of the request.
+//
+// run calls adopt with every row each time this hub becomes the owner of a partition, and each time
+// the former owner, still alive, ends an attempt there. It returns when ctx ends. stop ends the
+// watches of the journal.
 func TakeOver[T any](ctx context.Context, j *journal.Journal, t *journal.Table[T], log *slog.Logger,
 	adopt func(request parley.ID, row *T)) (run, stop func()) {
 	more := make(chan struct{}, 1)
@@ -52,7 +54,7 @@ func TakeOver[T any](ctx context.Context, j *journal.Journal, t *journal.Table[T
 	return run, func() { stopOwned(); stopRecords() }
 }
 
-// takeOverPause is the pause before the rows are read again that could not be read.
+// takeOverPause is the pause after a failed read of the rows.
 const takeOverPause = time.Second
 
 func adoptAll[T any](ctx context.Context, t *journal.Table[T], log *slog.Logger,

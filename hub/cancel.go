@@ -48,7 +48,7 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 	}
 	s.note(position)
 	stopped := h.stopAttempt(m.InReplyTo)
-	// The first attempt may have begun meanwhile, and may get through although it was stopped.
+	// A first attempt that began meanwhile may succeed even if it was stopped.
 	if (never || !stopped) && !told && v.State != parley.Dead {
 		h.endUnanswered(context.WithoutCancel(ctx), &recordedMessage{message: request, position: v.Position, scope: scope},
 			context.Canceled)

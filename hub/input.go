@@ -52,7 +52,7 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 	if in != nil {
 		in.release(m)
 	}
-	if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open { // it ended before the queue was opened
+	if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open { // it ended before openInputs, so nothing else drops the queue
 		h.dropTimers(m.InReplyTo)
 	}
 	return nil, err
@@ -92,8 +92,8 @@ type inputs struct {
 
 	mu     sync.Mutex
 	queue  []*parley.Message
-	coming map[parley.ID]int // inputs that this hub is about to record, with the bytes of their content
-	size   int               // bytes of the content of both
+	coming map[parley.ID]int // bytes of the content of each input that this hub is about to record
+	size   int               // bytes of the content of all inputs in queue and coming
 }
 
 // The bounds of the inputs that a handler has not read. The queue may exceed the second
@@ -117,7 +117,7 @@ func (in *inputs) reserve(m *parley.Message) bool {
 	if in.fullLocked() {
 		return false
 	}
-	in.size += m.ContentSize() - in.coming[m.ID] // the same may come twice at once
+	in.size += m.ContentSize() - in.coming[m.ID] // a duplicate may arrive at the same time
 	in.coming[m.ID] = m.ContentSize()
 	return true
 }

@@ -78,7 +78,7 @@ type A2A struct {
 	Guests []string `toml:"guests"`
 	// how long a blocking call waits; then its answer is the task as it is
 	Wait Duration `toml:"wait" default:"\"60s\""`
-	// streams that one caller may have open at once; of guests: one source address
+	// streams that one caller may have open at once; guests of one source address count as one caller
 	Streams int `toml:"streams" default:"256"`
 	// webhooks of one task
 	Webhooks int `toml:"webhooks" default:"8"`

@@ -420,7 +420,7 @@ func (f *callerFinder) bySubject(ctx context.Context, known *knownCallers, proto
 	return c, nil
 }
 
-// until is the function During of a caller whose credentials hold until a time.
+// until gives Caller.During for credentials that are valid until t.
 func (f *callerFinder) until(t time.Time) func(context.Context) (context.Context, func()) {
 	return func(ctx context.Context) (context.Context, func()) {
 		ctx, end := context.WithTimeout(ctx, t.Sub(f.n.c.Now()))

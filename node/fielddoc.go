@@ -18,7 +18,7 @@ func fieldDoc(field string) string {
 	case "A2A.Wait":
 		return "how long a blocking call waits; then its answer is the task as it is"
 	case "A2A.Streams":
-		return "streams that one caller may have open at once; of guests: one source address"
+		return "streams that one caller may have open at once; guests of one source address count as one caller"
 	case "A2A.Webhooks":
 		return "webhooks of one task"
 	case "A2A.PlainPush":

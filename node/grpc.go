@@ -8,9 +8,9 @@ import (
 	"google.golang.org/grpc/stats"
 )
 
-// grpcConns are the bounded connections of a gRPC listener. A proved caller vouches for its
-// connection, and a connection with a request at work stays, as with HTTP. gRPC tells a
-// request only the address of its connection.
+// grpcConns are the bounded connections of a gRPC listener. As with HTTP, a proved caller vouches for
+// its connection, and a connection with a request in flight is not closed to make room. gRPC gives a
+// request only the address of its connection, so they are found by address.
 type grpcConns struct {
 	net.Listener // of conns
 

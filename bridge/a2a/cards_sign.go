@@ -85,15 +85,16 @@ func thumbprint(k jose.JSONWebKey) string {
 	return base64.RawURLEncoding.EncodeToString(sum)
 }
 
-// signedCard signs a card that a method gives, in the form that the version has: pure, or hybrid in 0.3.
+// signedCard signs the card that a method returns, in the form of the caller's version: hybrid for 0.3, else pure.
 func (b *Binding) signedCard(c *protocol.AgentCard, version string) (*protocol.AgentCard, error) {
 	if err := b.ensureCardKey(); err != nil {
 		return nil, err
 	}
-	raw, err := json.Marshal(c)
+	form := func(c *protocol.AgentCard) ([]byte, error) { return json.Marshal(c) }
 	if version == V03 {
-		raw, err = hybridForm(c)
+		form = hybridForm
 	}
+	raw, err := form(c)
 	if err != nil {
 		return nil, err
 	}

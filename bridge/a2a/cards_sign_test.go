@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/jwks"
 	"github.com/parley-hub/parley/keyring"
@@ -226,5 +228,46 @@ func TestCardHeader(t *testing.T) {
 	h.now = h.now.Add(2 * time.Hour)
 	if keys = h.hubKeys(t); len(keys) != 1 || keys[0].KeyID == old || len(headers()) != 2 {
 		t.Errorf("after the overlap: %d keys, %d signatures", len(keys), len(headers()))
+	}
+}
+
+// A2A-080: the extended card for a client of 0.3 is signed in the hybrid form, as the public card is.
+func TestExtendedCardOf03(t *testing.T) {
+	h := newCardHub(t, nil)
+	ctx := withCall(t.Context(), &call{agent: "crew/weather", caller: bridge.Caller{Name: "crew/bob"}, version: V03})
+	m := methods[V03]["agent/getAuthenticatedExtendedCard"]
+	result, err := m.call(ctx, h.methods, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	card := []byte(encoded(t, result))
+	var doc struct {
+		Schemes    map[string]map[string]json.RawMessage `json:"securitySchemes"`
+		Signatures []protocol.AgentCardSignature         `json:"signatures"`
+	}
+	if err := json.Unmarshal(card, &doc); err != nil {
+		t.Fatal(err)
+	}
+	key := h.hubKeys(t)[0].Key
+	for name, form := range map[string][]byte{"literal": literalReading(t, card), "python": pythonReading(t, card)} {
+		holds := func(s protocol.AgentCardSignature) bool {
+			jws, err := jose.ParseSignedCompact(s.Protected+"."+base64.RawURLEncoding.EncodeToString(form)+"."+s.Signature,
+				[]jose.SignatureAlgorithm{jose.EdDSA})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = jws.Verify(key)
+			return err == nil
+		}
+		if !slices.ContainsFunc(doc.Signatures, holds) {
+			t.Errorf("no signature holds for the %s reading of %s", name, card)
+		}
+	}
+	for name, scheme := range doc.Schemes {
+		for _, member := range nestedSchemes {
+			if scheme[member] != nil {
+				t.Errorf("scheme %s repeats itself in %s", name, member)
+			}
+		}
 	}
 }

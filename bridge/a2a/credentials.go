@@ -142,8 +142,8 @@ func (b *Binding) credentialsOf(agent string) Credentials {
 	return c
 }
 
-// credentialsFor are those for calls of a peer: none if its agent has another origin by now.
-// Tasks that the agent began at a former URL are followed there.
+// credentialsFor gives the credentials for calls of a peer. A peer at a former origin of its agent
+// gets none: the hub only follows the tasks there that began before the agent moved.
 func (b *Binding) credentialsFor(p *peer) Credentials {
 	e, ok := b.c.Hub.Directory().Agent(p.name)
 	if !ok || !slices.ContainsFunc(e.Identities, func(i parley.Identity) bool {

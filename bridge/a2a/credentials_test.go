@@ -250,3 +250,62 @@ func TestCredentialsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// A2A-071: the operator gave an agent another URL while it worked on a request. The hub
+// tells the former address that the task is not needed, without the agent's credentials.
+func TestCredentialsStayAwayFromAFormerAddress(t *testing.T) {
+	told := make(chan struct{})
+	former := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, func(a *agentElsewhere) {
+		a.wrap = func(h http.Handler) http.Handler {
+			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				defer close(told)
+				h.ServeHTTP(w, r)
+			})
+		}
+	})
+	present := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", present.URL)
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "secret"}})
+	id, err := parley.NewID(time.Now(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := time.Now().Add(time.Hour)
+	if _, err := c.sent.Put(t.Context(), id.String(), sentRequest{To: "elsewhere", URL: former.URL, Task: "T",
+		Until: until}, until); err != nil {
+		t.Fatal(err)
+	}
+	c.giveUp(id)
+	<-told
+	if got := former.seen("Authorization"); !slices.Equal(got, []string{""}) {
+		t.Errorf("the former address got %q", got)
+	}
+	c.ask("elsewhere", parley.Text("hi"))
+	if got := present.seen("Authorization"); !slices.Equal(got, []string{"Bearer secret"}) {
+		t.Errorf("the present address got %q", got)
+	}
+}
+
+// New credentials take effect for calls at the present address, even after a task was looked up at
+// a former one.
+func TestCredentialsChangeAtEachAddress(t *testing.T) {
+	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
+	c := newCaller(t, callerConfig{})
+	c.add("elsewhere", a.URL)
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "first"}})
+	p, err := c.peerOf("elsewhere", a.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.connectionOf(p).c.Token; got != "first" { // a task is followed with it
+		t.Fatal(got)
+	}
+	if _, err := c.peerOf("elsewhere", "http://127.0.0.1:1"); err != nil {
+		t.Fatal(err)
+	}
+	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "second"}})
+	if got := c.connectionOf(p).c.Token; got != "second" {
+		t.Errorf("the follower of the task shows %q", got)
+	}
+}

@@ -30,7 +30,7 @@ import (
 const (
 	shortestPoll = 100 * time.Millisecond
 	longestPoll  = 15 * time.Second
-	maxMisses    = 3   // answers in a row that do not show the task end its request
+	maxMisses    = 3   // answers in a row without the task; then its request ends
 	maxAgentID   = 512 // bytes of the ids that agents give
 	maxArtifacts = 1024
 	pollHistory  = 20 // messages of a task
@@ -185,7 +185,7 @@ func (f *taskFollower) contextID() string {
 	return f.w.Context
 }
 
-// countInput notes that an input is sent: a question that follows is another one.
+// countInput counts an input that is sent, so that the agent's next question is a new one.
 func (f *taskFollower) countInput() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,8 +205,8 @@ func (f *taskFollower) declares() bool {
 	return f.r != nil && f.r.declares
 }
 
-// answers reports whether what an agent said to an input ends the request. The task in a state
-// before its end is only a reason to look at it: more may have been seen of it meanwhile.
+// answers reports whether an agent's answer to an input ends the request. A task that goes on does
+// not: it may be older than the events that the follower has seen, so it is only a reason to poll.
 func (f *taskFollower) answers(e protocol.Event) bool {
 	if t, ok := e.(*protocol.Task); ok {
 		return t.Status.State.Terminal() || string(t.ID) != f.task()
@@ -214,8 +214,8 @@ func (f *taskFollower) answers(e protocol.Event) bool {
 	return e != nil
 }
 
-// add gives the follower what the agent said to an input, or nil: a reason to look at the
-// task. A stream that it reads ends, unless that tells of the task itself.
+// add gives the follower the agent's answer to an input, or nil as a reason to poll the task. It
+// ends the stream that the follower reads, unless the answer is the task, which that stream shows.
 func (f *taskFollower) add(e protocol.Event) {
 	select {
 	case f.in <- e:
@@ -516,7 +516,7 @@ func (f *taskFollower) end(ctx context.Context, reply *parley.Message) bool {
 	return true
 }
 
-// expectEnd notes that the row, if there is one, is to be removed: the answer is recorded next.
+// expectEnd notes that the answer is about to be recorded: then the row, if there is one, is removed.
 func (f *taskFollower) expectEnd() {
 	f.mu.Lock()
 	kept := f.kept
@@ -670,7 +670,7 @@ func (f *taskFollower) poll(ctx context.Context, r *remote) (wait time.Duration)
 	}
 	lost := errors.Is(err, protocol.ErrTaskNotFound)
 	if lost || movedAway(err) || errors.Is(err, protocol.ErrInternalError) {
-		// Not every process of an agent may know the task at once, and one may just be replaced.
+		// Another process of the agent may not know the task yet, or may be restarting.
 		if f.misses++; f.misses < maxMisses {
 			return 0
 		}

@@ -141,7 +141,7 @@ func (b *Binding) admitGRPC(ctx context.Context, method string, request any) (co
 			c.version = v
 		}
 	}
-	if policy.SourceOf(ctx) == "" { // the server does not name it
+	if policy.SourceOf(ctx) == "" { // gRPC's server sets no source
 		ctx = policy.WithCaller(ctx, policy.NewCaller(policy.Source(c.remote), nil))
 	}
 	ctx = withCall(ctx, c)
@@ -238,7 +238,7 @@ func toldEach(b *Binding, ctx context.Context, seq eventSeq) eventSeq {
 				return
 			}
 		}
-		if err := endedBy(ctx, nil); err != nil { // without it the client would take the stream for complete
+		if err := endedBy(ctx, nil); err != nil { // else the stream would look complete to the client
 			yield(nil, b.grpcFailure(ctx, "stream", err))
 		}
 	}

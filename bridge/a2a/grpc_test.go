@@ -2,10 +2,12 @@ package a2a
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -17,9 +19,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/policy"
 )
 
 // dial serves gRPC in memory.
@@ -235,5 +242,52 @@ func TestGRPCErrors(t *testing.T) {
 	w.EndStreams()
 	if _, err := s.Recv(); err == nil {
 		t.Error("the stream goes on")
+	}
+}
+
+// session makes every caller bob, in a session.
+type session struct{ fakeCallers }
+
+func (session) Identify(context.Context, string, http.Header, *tls.ConnectionState, string) (bridge.Caller, error) {
+	return bridge.Caller{Name: "bob", Peer: "token bob", Verdict: parley.Verdict{Assurance: parley.Session}}, nil
+}
+
+// A gRPC stream that the hub ends before the task's end is not complete: it ends with an error.
+func TestEndStreamsOfGRPC(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Callers = session{} })
+	g := make(gate, 1)
+	w.handle("slow", g.handler)
+	c := pb1.NewA2AServiceClient((&serving{Binding: w.node.Binding}).dial(t))
+	s, err := c.SendStreamingMessage(t.Context(), hello("slow"))
+	w.must(err)
+	first, err := s.Recv()
+	w.must(err)
+	w.node.EndStreams()
+	for err == nil {
+		_, err = s.Recv()
+	}
+	if code, info, _ := refused(t, err); code != codes.Unavailable || info.GetReason() != "UNAVAILABLE" {
+		t.Errorf("the stream ends with %v", err)
+	}
+	g <- "reply done"
+	w.eventually("the task does not end", func() bool {
+		got, err := w.get("bob", "slow", protocol.TaskID(first.GetTask().GetId()))
+		return err == nil && got.Status.State.Terminal()
+	})
+}
+
+// A gRPC guest is counted by its source, as an HTTP guest is.
+func TestSourceOfAGRPCGuest(t *testing.T) {
+	t.Parallel()
+	w := newServing(t)
+	for address, want := range map[string]string{"192.0.2.7": "192.0.2.7", "2001:db8::7": "2001:db8::/64"} {
+		ctx := grpcpeer.NewContext(t.Context(), &grpcpeer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(address), Port: 99}})
+		ctx, err := w.admitGRPC(ctx, "/lf.a2a.v1.A2AService/SendMessage", hello("alice"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := policy.SourceOf(ctx); got != want {
+			t.Errorf("the source of %s is %q", address, got)
+		}
 	}
 }

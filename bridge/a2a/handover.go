@@ -109,8 +109,8 @@ func (f *taskFollower) await(ctx context.Context, waits bool) hub.Outcome {
 	}
 }
 
-// abandonSent abandons the task of a request, if it has one, and removes its row. Without an
-// answer of the agent the row stays, because a cancel may come.
+// abandonSent abandons the task of a request, if it has one, and removes its row. If the agent does
+// not answer, the row stays for a later cancel.
 func (b *Binding) abandonSent(p *peer, id parley.ID, task string) {
 	b.spawn(func() {
 		if task == "" || b.tellAbandoned(p, task) {

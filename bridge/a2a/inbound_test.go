@@ -1,6 +1,7 @@
 package a2a
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -260,4 +261,54 @@ func TestManyMessagesOfACaller(t *testing.T) {
 			t.Errorf("message %d gives another task", i)
 		}
 	}
+}
+
+// overflow marks the queues of a task as full, as push does.
+func (w *world) overflow(task parley.ID) {
+	w.node.live.mu.RLock()
+	defer w.node.live.mu.RUnlock()
+	for s := w.node.live.of[task]; s != nil; s = s.next {
+		s.mu.Lock()
+		s.lost, s.queue = true, nil
+		s.mu.Unlock()
+	}
+}
+
+// A2A-020, A2A-025: a client gets its message's task and the end of that task even if the queue of records
+// overflows.
+func TestMoreThanAQueueHolds(t *testing.T) {
+	w := newWorld(t)
+	inputs := make(chan struct{})
+	w.handle("fast", func(ctx context.Context, m *parley.Message, r parley.Replier) error {
+		if string(m.Parts[0].Data) == "ask" {
+			if _, err := r.(parley.Prompter).NeedInput(parley.Text("more?")); err != nil {
+				return err
+			}
+			<-inputs
+			return r.Reply(parley.Text("done"))
+		}
+		w.overflow(m.ID)
+		return r.Reply(parley.Text("done"))
+	})
+	if got := w.task("alice", "fast", say("m1", "x", "")); shortly(got) != "task COMPLETED [done]" {
+		t.Errorf("a message that waits: %s", shortly(got))
+	}
+	asked := w.task("alice", "fast", say("m2", "ask", ""))
+	defer w.j.Watch(func(r *journal.Record) {
+		if m := r.Message; m != nil && (m.Kind == parley.Request || m.Kind == parley.Input) {
+			w.overflow(cmp.Or(m.InReplyTo, m.ID))
+		}
+	})()
+	if got := w.task("alice", "fast", immediately(say("m3", "x", ""))); got.History[0].ID != "m3" {
+		t.Errorf("a message: %+v", got)
+	}
+	got := w.task("alice", "fast", immediately(say("m4", "y", `,"taskId":"`+string(asked.ID)+`"`)))
+	if shortly(got) != "task WORKING" || len(got.History) != 3 {
+		t.Errorf("an input: %s, %v", shortly(got), got.History)
+	}
+	close(inputs)
+	w.eventually("the task does not end", func() bool {
+		got, err := w.get("alice", "fast", asked.ID)
+		return err == nil && got.Status.State.Terminal()
+	})
 }

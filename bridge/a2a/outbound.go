@@ -25,7 +25,7 @@ type outgoing struct {
 	patience  time.Duration // see handOver
 
 	outMu    sync.Mutex
-	peers    map[string][]*peer          // by directory name; also those at former URLs
+	peers    map[string][]*peer          // by directory name, one for each URL, former ones too
 	followed map[parley.ID]*taskFollower // requests whose tasks this hub follows, by message
 	ending   map[parley.ID]struct{}      // requests with a row whose answer is being recorded
 	ended    chan endedRequest           // requests whose rows are to be removed

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -449,4 +450,69 @@ func TestPushConfigurationsOfEndedTasksExpire(t *testing.T) {
 			t.Errorf("%+v, open %v", row, w.node.webhooks.open)
 		}
 	})
+}
+
+// failing is a network that fails as the net package does not.
+type failing struct{}
+
+func (failing) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, errors.New("server gave HTTP response to HTTPS client")
+}
+
+// The URL of a webhook may be its secret: an error names the host alone.
+func TestErrorsOfWebhooksKeepTheURL(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.Transport = func(http.RoundTripper) http.RoundTripper { return failing{} } })
+	u, err := url.Parse(hookBase + "/path?key=s3cr3t")
+	w.must(err)
+	_, _, err = w.node.post(t.Context(), u, &hookRow{}, hookSecrets{}, "application/json", nil)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	e := hookError(parley.Fail(parley.Unavailable, nil, "not taken"), err)
+	if text := e.Error() + e.Detail; strings.Contains(text, "s3cr3t") || !strings.Contains(text, "HTTP response") {
+		t.Error(text)
+	}
+}
+
+// A2A-052: the record of a message has no secret of its webhook, in any transport; nothing else changes.
+func TestRecordHasNoSecretOfAWebhook(t *testing.T) {
+	w := newWorld(t)
+	w.remote()
+	const members = `"token":"tok\u0031-secret","authentication":{"scheme":"Bearer","credentials":"cred-secret"}`
+	for i, c := range []struct{ name, body string }{
+		{"JSON-RPC", `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":%s}`},
+		{"REST", `%s`},
+		{"gRPC", ``},
+	} {
+		for j, spelling := range []string{"taskPushNotificationConfig", "task_push_notification_config",
+			"pushNotificationConfig", "push_notification_config"} {
+			message := say(fmt.Sprint(i, j), "tok1-secret as such", "")
+			ctx, r := w.sending("alice", "remote", configured(message, `"returnImmediately":true,
+				"taskPushNotificationConfig":{"url":"`+hookBase+`",`+members+`}`))
+			call := callOf(ctx)
+			if call.body = nil; c.body != "" {
+				call.body = fmt.Appendf(nil, c.body, configured(message, `"returnImmediately":true,"`+spelling+
+					`":{"url":"`+hookBase+`",`+members+`}`))
+			} else {
+				call.params = nil
+			}
+			result, err := checked{service{w.node.Binding}}.SendMessage(ctx, r)
+			w.must(err)
+			w.must(w.node.indexed(ctx))
+			m, err := w.node.index.Message(t.Context(), string(result.(*protocol.Task).ID))
+			w.must(err)
+			record, err := w.j.Read(t.Context(), m.Position)
+			w.must(err)
+			raw := record.Message.Origin.Raw
+			if bytes.Contains(raw, []byte("cred-secret")) || bytes.Count(raw, []byte("-secret")) != 1 ||
+				!json.Valid(raw) || !bytes.Contains(raw, []byte(hookBase)) {
+				t.Errorf("%s, %s: recorded %s", c.name, spelling, raw)
+			}
+			all, err := service{w.node.Binding}.hooksOf(ctx, result.(*protocol.Task).ID)
+			w.must(err)
+			if len(all) != 1 || all[0].Token != "tok1-secret" || all[0].Auth.Credentials != "cred-secret" {
+				t.Errorf("%s, %s: the webhook is %+v", c.name, spelling, all)
+			}
+		}
+	}
 }

@@ -156,7 +156,7 @@ func (b *Binding) readCardAt(ctx context.Context, p *peer, n *connection, place 
 	if err != nil {
 		return nil, err
 	}
-	// What a known key signed comes without its signatures, any other card as it is.
+	// checkCard removes the signatures if a known key made them, and changes no other card.
 	card.Raw, card.Unproved, card.Signed = raw, unproved, !bytes.Equal(proved, raw)
 	card.URL, card.etag, card.fresh = place, resp.Header.Get("ETag"), freshness(resp.Header)
 	if len(card.etag) > maxName {

@@ -19,8 +19,8 @@ import (
 // stall is how long one write to a client may take.
 const stall = 30 * time.Second
 
-// streams counts the open streams: those of a caller, and of guests those of their source, for one
-// may have many addresses.
+// streams counts the open streams of each caller. Guests are counted by source: one guest may have many
+// addresses.
 type streams struct {
 	most int
 

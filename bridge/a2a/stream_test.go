@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/policy"
 )
 
 // yields is a stream of events, and then err unless it is nil.
@@ -328,4 +330,36 @@ func TestKeepAlive(t *testing.T) {
 			t.Errorf("%d comments: %q", n, body)
 		}
 	})
+}
+
+// Guests of one source share its streams: one guest may have many addresses.
+func TestStreamsOfASource(t *testing.T) {
+	t.Parallel()
+	w := newServing(t, func(c *Config) { c.Streams = 1 })
+	open := func(address string, inside func()) int {
+		w.fake.events = func(context.Context) eventSeq {
+			return func(yield func(protocol.Event, error) bool) {
+				yield(taskIn(protocol.TaskStateWorking), nil)
+				inside()
+			}
+		}
+		ctx := policy.WithCaller(t.Context(), policy.NewCaller(policy.Source(address), nil))
+		r := httptest.NewRequestWithContext(ctx, "POST", "/a2a/alice", strings.NewReader(subscribe1))
+		r.RemoteAddr = net.JoinHostPort(address, "99")
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set(protocol.SvcParamVersion, V1)
+		rec := httptest.NewRecorder()
+		w.ServeHTTP(rec, r)
+		return rec.Code
+	}
+	open("2001:db8::1", func() {
+		for address, want := range map[string]int{"2001:db8::2": 429, "2001:db8:0:1::1": 200, "192.0.2.7": 200} {
+			if got := open(address, func() {}); got != want {
+				t.Errorf("%s: status %d, want %d", address, got, want)
+			}
+		}
+	})
+	if n := len(w.opened.open); n != 0 {
+		t.Errorf("%d callers are kept", n)
+	}
 }

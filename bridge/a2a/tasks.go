@@ -54,7 +54,7 @@ func (f *follower) apply(r *journal.Record) []protocol.Event {
 	return f.progress.add(f.task, r.Message, r.Time)
 }
 
-// next waits for records, and counts them. After more than the queue holds it reads the task anew.
+// next waits for records, and applies them. If the queue overflowed, it reads the task again.
 func (f *follower) next(ctx context.Context, c *call) error {
 	list, err := f.sub.take(ctx)
 	switch {

@@ -2,6 +2,7 @@ package a2a
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -440,4 +441,62 @@ func TestRecipientKnowsOfTheStream(t *testing.T) {
 			t.Errorf("streams %v", streams)
 		}
 	})
+}
+
+// The history has the client's message unchanged: numbers keep their digits, and members in either spelling
+// are read (rule A2A-010).
+func TestHistoryHasWhatWasSent(t *testing.T) {
+	w := newWorld(t)
+	w.handle("echo", echo)
+	part := func(media string) string {
+		return `{"message":{"messageId":"m1","role":"ROLE_USER","parts":[{"data":{"n":12345678901234567890}},
+			{"raw":"aGk","` + media + `":"image/png","filename":"a.png"},{"text":"x","filename":"b"}]}}`
+	}
+	ctx := w.as("alice", "echo")
+	c := callOf(ctx)
+	c.params = json.RawMessage(part("mediaType"))
+	c.body = fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":%s}`, part("media_type"))
+	result, err := methods[V1]["SendMessage"].call(ctx, w.node.methods, c.params, false)
+	w.must(err)
+	sent := result.(event1).Task.History[0].Parts
+	if text := encoded(t, sent[0]); !strings.Contains(text, "12345678901234567890") {
+		t.Errorf("the data is %s", text)
+	}
+	if p := sent[1]; p.MediaType != "image/png" || p.Raw == nil || *p.Raw != "aGk=" || p.Filename != "a.png" {
+		t.Errorf("the file is %s", encoded(t, p))
+	}
+	if p := sent[2]; p.Text == nil || p.Filename != "b" {
+		t.Errorf("the text is %s", encoded(t, p))
+	}
+}
+
+// The artifacts of an answer do not replace each other, whatever ids the agent gave them, with pieces before
+// them or not.
+func TestArtifactsOfOneName(t *testing.T) {
+	artifacts := func(ids ...protocol.ArtifactID) *parley.Message {
+		m := &parley.Message{Kind: parley.Response}
+		var k kept
+		for _, id := range ids {
+			m.Parts = append(m.Parts, parley.Text("of "+string(id)+fmt.Sprint(len(m.Parts))))
+			k.Artifacts = append(k.Artifacts, keptArtifact{ID: id, Parts: 1})
+		}
+		m.Extensions = k.extensions()
+		return m
+	}
+	for _, c := range []struct {
+		ids  []protocol.ArtifactID
+		want string // the pieces are replaced
+	}{
+		{[]protocol.ArtifactID{"log", resultID}, "task COMPLETED [of result1] [of log0]"},
+		{[]protocol.ArtifactID{"log", "log"}, "task COMPLETED [of log0+of log1]"},
+		{[]protocol.ArtifactID{"log", "other"}, "task COMPLETED [of log0] [of other1]"},
+	} {
+		p, task := begin(&parley.Message{Kind: parley.Request}, time.Time{})
+		piece := piece("piece")
+		p.add(task, &piece, time.Time{})
+		p.add(task, artifacts(c.ids...), time.Time{})
+		if got := shortly(task); got != c.want {
+			t.Errorf("%v: %s, want %s", c.ids, got, c.want)
+		}
+	}
 }

@@ -387,7 +387,7 @@ func TestCancelOfATaskElsewhere(t *testing.T) {
 	}
 }
 
-// A caller that leaves has the task cancelled at the agent.
+// A caller that leaves has the task cancelled at the agent, and its row removed.
 func TestCallerLeaves(t *testing.T) {
 	cancelled := make(chan struct{})
 	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, func(ctx context.Context, x *a2asrv.ExecutorContext,
@@ -413,6 +413,7 @@ func TestCallerLeaves(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the agent works on")
 	}
+	eventuallyRow(t, c, call.Message().ID, false)
 }
 
 // A notice is a message whose result is not read.

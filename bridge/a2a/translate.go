@@ -141,15 +141,15 @@ func rawOf(c *call, r *protocol.SendMessageRequest) (raw []byte, params jsonx.Va
 	return raw, params
 }
 
-// replacedSecret stands for a secret of a webhook in the recorded bytes of a call.
+// replacedSecret replaces a webhook's secret in the recorded bytes of a call.
 const replacedSecret = "[redacted]"
 
-// hookMembers are the spellings, in both versions, of the webhook that comes with a message.
+// hookMembers are the names of the member for a message's webhook, in both versions and spellings.
 var hookMembers = []string{"taskPushNotificationConfig", "task_push_notification_config", "pushNotificationConfig",
 	"push_notification_config"}
 
-// withoutSecrets gives the bytes of a call without what its webhook must prove the hub by: any reader
-// of the journal could use it. The row of the webhook has it, sealed.
+// withoutSecrets removes the token and credentials of a webhook from the bytes of a call: any reader of
+// the journal could use them. The webhook's row has them, sealed.
 func withoutSecrets(raw []byte) []byte {
 	for _, path := range [][]string{{"params", "configuration"}, {"configuration"}} {
 		from, to := jsonx.Find(raw, path...)
@@ -264,8 +264,8 @@ func readExtension(m *parley.Message, x jsonx.Value) {
 	}
 }
 
-// compatMark marks, in the metadata of a part, data that is not an object: 0.3 has objects only, and
-// the SDKs put another value in the member value.
+// compatMark marks, in the metadata of a part, data that is not an object. 0.3 has only objects, so the
+// SDKs wrap any other value: {"value": …}.
 const compatMark = "data_part_compat"
 
 const (

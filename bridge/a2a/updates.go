@@ -130,8 +130,8 @@ func (p *progress) artifact(a *protocol.Artifact, m *parley.Message) *protocol.T
 	return e
 }
 
-// artifacts makes the artifacts of an answer: one, or those that an A2A agent gave, each with an
-// id of its own. If pieces were told before, one replaces them.
+// artifacts makes the artifacts of an answer: those of the A2A agent that answered, if their ids
+// differ, else one. If the client has pieces already, one artifact has their id and replaces them.
 func (p *progress) artifacts(m *parley.Message) []*protocol.Artifact {
 	if len(m.Parts) == 0 {
 		return nil
@@ -193,7 +193,7 @@ func (p *progress) fromClient(m *parley.Message) *protocol.Message {
 	return out
 }
 
-// partsShape is what the protocol knows of the parts of a message.
+// partsShape has the members of the parts of a message.
 var partsShape = shapeOf[[]part1]()
 
 // sentParts gives the parts as a client of 1.0 sent them, before the hub made them fit a skill;

@@ -78,7 +78,7 @@ func (b *Binding) way(ctx context.Context, e *directory.Entry, id parley.Identit
 	return w
 }
 
-// inspecting is the command that explains the card at a URL.
+// inspecting gives the command that explains the card at a URL.
 func inspecting(at string) string { return "curl -s " + at + " | parley inspect -" }
 
 // credentialsWay says what the hub shows to an agent, and whether its card asks for more.

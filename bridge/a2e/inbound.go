@@ -80,9 +80,9 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	return m
 }
 
-// requestNamed finds the request that an agent names: by the id of its own call in the
-// session, which may have the form of the hub's ids, or by the hub's id. The zero ID is no
-// open request, which the hub refuses.
+// requestNamed finds the request that an agent names, by the id of the agent's call in the session
+// or by the hub's id. Call ids come first: they may look like the hub's. The hub refuses the zero
+// ID, which stands for an unknown request.
 func (b *Binding) requestNamed(r *protocol.Request, name string) parley.ID {
 	if p, ok := b.c.Journal.Seen(scope(r.Session.ID()), name); ok {
 		return p.Message
@@ -156,7 +156,7 @@ func (b *Binding) submission(r *protocol.Request, m *parley.Message) hub.Submiss
 		Message: m, Scope: scope(r.Session.ID()), Foreign: m.Trace.Foreign["a2e.correlationId"],
 		Key: journal.Key{ID: r.ID, Sender: r.Identity.Name, Until: b.keyEnd(m)},
 	}
-	if !m.InReplyTo.IsZero() { // in the scope of the request, where ids of other sessions count too
+	if !m.InReplyTo.IsZero() { // recorded in the request's scope, which other sessions use too
 		s.Key.ID = s.Scope + "\n" + s.Key.ID
 	}
 	return s

@@ -349,7 +349,7 @@ func (t *tools) addressed(c *protocol.ToolCall) (tg *target, q addressed, err er
 		return nil, q, badArguments("want {agent, skill, content}", err)
 	}
 	e, ok := t.b.c.Hub.Directory().Agent(q.Agent)
-	input := c.Name == toolSend && q.InReplyTo != "" // it is for the skill of the open call
+	input := c.Name == toolSend && q.InReplyTo != "" // its skill is that of the open call
 	if ok && (input || len(e.Skills) == 0) {
 		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: q.Skill}}, q, nil
 	}

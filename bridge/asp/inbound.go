@@ -252,7 +252,7 @@ func (b *Binding) addedTo(ctx context.Context, c *chain, req *protocol.Request) 
 		}
 	}
 	v, _ := b.c.Journal.Delivery(id, to)
-	return id, to, v.State != parley.Dead // the sender was told that a dead letter failed
+	return id, to, v.State != parley.Dead // the sender already has the failure of a dead letter
 }
 
 // openRequest finds the request of the sender that a message refers to; ok reports that it

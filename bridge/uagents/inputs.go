@@ -67,7 +67,7 @@ func (b *Binding) openQuestion(r *protocol.Request, to string) (request parley.I
 		return request, false
 	}
 	v, ok := b.c.Journal.Delivery(x.Request, to)
-	return x.Request, ok && v.State != parley.Dead // the sender was told that a dead letter failed
+	return x.Request, ok && v.State != parley.Dead // the sender already has the failure of a dead letter
 }
 
 // sendInput sends more about a request in the request's session.

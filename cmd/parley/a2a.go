@@ -500,7 +500,7 @@ func newA2AClient(ctx context.Context, card *wire.AgentCard, c *http.Client) (*a
 }
 
 // a2aCredentials shows a token to one origin alone: a card may name any URL. It keeps the
-// status and reference of the last answer, of which the SDK tells nothing.
+// status and reference of the last answer, which the SDK does not give.
 type a2aCredentials struct {
 	origin, token string
 	status        int
@@ -543,8 +543,8 @@ func (c *a2aCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// a2aEvents gives the answer to the request for a stream. A refusal before the first event is
-// JSON without events, which the SDK would not see.
+// a2aEvents makes an event of an answer that should be a stream and is plain JSON: so do agents refuse
+// before the first event, and the SDK would not see it.
 func a2aEvents(resp *http.Response) (*http.Response, error) {
 	media, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // "" is no stream
 	if media == "text/event-stream" {

@@ -47,8 +47,8 @@ func (d *doctor) a2aHub(ctx context.Context) {
 	}
 }
 
-// a2aAddress checks the card of an agent elsewhere. A running hub names the interface that it calls, which may be at
-// another URL than the one below which the card is: that is the agent's id.
+// a2aAddress checks the card of an agent elsewhere. The card is below the URL that is the agent's id; a running hub
+// gives the URL of the interface that it calls, which may be another one.
 func (d *doctor) a2aAddress(ctx context.Context, at wayPoint) {
 	base := at.address
 	if i, err := bridge.IdentityAt(at.id); err == nil {

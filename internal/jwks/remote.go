@@ -51,7 +51,7 @@ func (r *Remote) Close() {
 }
 
 // Find gives the keys with an id that sign with an algorithm, none if the issuer has
-// none. The error says why it is not known whether the issuer has any, or is the context's.
+// none. The error says why the issuer's present keys cannot be fetched, or is the context's.
 func (r *Remote) Find(ctx context.Context, kid string, a jose.SignatureAlgorithm) (Set, error) {
 	found, flight, err := r.look(kid, a)
 	if len(found) > 0 || flight == nil {

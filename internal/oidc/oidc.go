@@ -89,11 +89,11 @@ func parse(token string) (*jwt.JSONWebToken, error) {
 	return t, nil
 }
 
-// A Bearer is who shows a token that holds.
+// A Bearer is the caller that a valid token names.
 type Bearer struct {
 	Subject string // the value of the issuer's claim
 	KeyID   string
-	Until   time.Time // the token holds; with the leeway
+	Until   time.Time // end of the token's validity, with the leeway
 }
 
 // Verify checks the signature, the type, the issuer, the audience and the times of a

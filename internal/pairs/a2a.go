@@ -310,8 +310,8 @@ func (t *a2aTask) follow(ctx context.Context, c *a2aclient.Client) error {
 	return nil
 }
 
-// cancel asks for the end of the task. A connection from before the hub was away may break just
-// now, so what was not answered is asked again: that does no harm.
+// cancel asks for the end of the task, again until the hub answers: a connection from before the hub's
+// restart may break, and a cancel is idempotent.
 func (t *a2aTask) cancel(ctx context.Context, c *a2aclient.Client) error {
 	for {
 		_, err := c.CancelTask(ctx, &protocol.CancelTaskRequest{ID: t.ID})

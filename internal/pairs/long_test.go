@@ -300,7 +300,7 @@ func TestLongWork(t *testing.T) {
 	})
 
 	t.Run("expired", func(t *testing.T) {
-		// Not the words of before: ask would take their delivery for that of these.
+		// Another text than in the part before: ask waits for the delivery of the first request with a text.
 		list := w.ask(t, "hold on", 30*time.Minute, byTheHub)
 		w.away(t, 3*time.Hour)
 		told := map[string]int{}
