@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,7 +99,11 @@ func TestSubscribeAfterARestart(t *testing.T) {
 	w.agent(parley.Agent{Name: "remote", Exposed: parley.Everywhere,
 		Identities: []parley.Identity{{Protocol: "far", ID: "remote"}}})
 	attempts := make(chan hub.Outbound, 9)
+	shown := make(chan struct{}) // the stream has the task before anything is said about it
+	show := sync.OnceFunc(func() { close(shown) })
+	t.Cleanup(show)
 	w.node.far.deliver = func(_ context.Context, o hub.Outbound) hub.Outcome {
+		<-shown
 		if err := o.Event(parley.Working, parley.Text("half")); err != nil {
 			t.Error(err)
 		}
@@ -109,6 +114,8 @@ func TestSubscribeAfterARestart(t *testing.T) {
 		return hub.Outcome{}
 	}
 	before := w.stream("alice", "remote", say("m1", "go", ""))
+	w.eventually("the task is not shown", func() bool { return len(before.seen()) == 1 })
+	show()
 	o := <-attempts
 	w.eventually("the first part", func() bool { return len(before.seen()) == 3 })
 	w.eventually("the delivery is recorded", func() bool {

@@ -28,17 +28,19 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m, testcluster.Leaks()...) }
 
 type world struct {
 	*node.Node
-	t       *testing.T
-	base    string
-	calls   atomic.Int64
-	started chan string
-	ended   chan error
-	notices chan *parley.Message
+	t        *testing.T
+	register []func(*node.Node) error // agents of every node that it opens
+	base     string
+	calls    atomic.Int64
+	started  chan string
+	ended    chan error
+	notices  chan *parley.Message
 }
 
-func newWorld(t *testing.T, c node.Config) *world {
+// newWorld starts a node. register adds agents before the start: peers find them from then on.
+func newWorld(t *testing.T, c node.Config, register ...func(*node.Node) error) *world {
 	t.Helper()
-	w := &world{t: t, started: make(chan string, 16), ended: make(chan error, 16),
+	w := &world{t: t, register: register, started: make(chan string, 16), ended: make(chan error, 16),
 		notices: make(chan *parley.Message, 64)}
 	w.open(c)
 	t.Cleanup(w.close)
@@ -101,6 +103,11 @@ func (w *world) open(c node.Config) {
 	if err := n.Handle(parley.Agent{Name: "hidden"}, parley.RawSkill("x",
 		func(context.Context, *parley.Message, parley.Replier) error { return nil })); err != nil {
 		w.t.Fatal(err)
+	}
+	for _, register := range w.register {
+		if err := register(n); err != nil {
+			w.t.Fatal(err)
+		}
 	}
 	if err := n.Start(context.Background()); err != nil {
 		w.t.Fatal(err)

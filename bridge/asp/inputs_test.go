@@ -16,13 +16,12 @@ import (
 // An ASP agent answers the questions about its QUERY in the session: by a CLARIFY about the
 // question, and by an INFORM about the QUERY. After the answer both are notices.
 func TestInputInASession(t *testing.T) {
-	w := newWorld(t, node.Config{})
 	type trip struct {
 		To   string `json:"to"`
 		Days int    `json:"days"`
 	}
-	if err := w.Handle(parley.Agent{Name: "booker", Exposed: []string{"asp"}},
-		parley.RawSkill("book", func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+	w := newWorld(t, node.Config{}, func(n *node.Node) error {
+		book := func(_ context.Context, _ *parley.Message, r parley.Replier) error {
 			where, err := r.(parley.Prompter).NeedInput(parley.Text("where to?"))
 			if err != nil {
 				return err
@@ -40,9 +39,10 @@ func TestInputInASession(t *testing.T) {
 				return err
 			}
 			return r.Reply(parley.Part{MediaType: "application/json", Data: b})
-		}, parley.AsDefault())); err != nil {
-		t.Fatal(err)
-	}
+		}
+		return n.Handle(parley.Agent{Name: "booker", Exposed: []string{"asp"}},
+			parley.RawSkill("book", book, parley.AsDefault()))
+	})
 	alice, ctx := w.client("alice"), w.ctx()
 	s, err := alice.Open(ctx, asp.Invitation{To: []string{w.AgentAddresses("booker")["asp"]}, Purpose: "to test"})
 	if err != nil {
