@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 	"unique"
@@ -113,15 +114,15 @@ func (j *Journal) Erasure(ctx context.Context, number uint64) (Erasure, error) {
 }
 
 // Erasures lists all erasures, by number.
-func (j *Journal) Erasures(ctx context.Context) (out []Erasure, err error) {
+func (j *Journal) Erasures(ctx context.Context) ([]Erasure, error) {
+	all := map[uint64]Erasure{} // a row that changes meanwhile comes again
 	for row, err := range j.erasures().Range(ctx, "") {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, row.Value)
+		all[row.Value.Number] = row.Value
 	}
-	slices.SortFunc(out, func(a, b Erasure) int { return cmp.Compare(a.Number, b.Number) })
-	return out, nil
+	return slices.SortedFunc(maps.Values(all), func(a, b Erasure) int { return cmp.Compare(a.Number, b.Number) }), nil
 }
 
 // WatchErasures calls fn for every erasure and every change of one, made by any

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/journal/store"
 )
 
 const marzipan = "the secret word is marzipan"
@@ -339,6 +340,53 @@ func TestErasures(t *testing.T) {
 	}
 	if _, err := j.Erase(ended, 1, Digests, []Position{{0, 1}}); err == nil {
 		t.Error("Erase goes on after its context has ended")
+	}
+}
+
+// changing is a store whose values change once while they are listed, and come again.
+type changing struct {
+	store.Store
+	change func()
+}
+
+func (s *changing) Range(ctx context.Context, bucket, prefix string, fn func(store.Value) bool) error {
+	var seen uint64
+	each := func(v store.Value) bool {
+		if v.Revision <= seen {
+			return true
+		}
+		seen = v.Revision
+		return fn(v)
+	}
+	err := s.Store.Range(ctx, bucket, prefix, each)
+	if change := s.change; err == nil && change != nil {
+		s.change = nil
+		change()
+		err = s.Store.Range(ctx, bucket, prefix, each)
+	}
+	return err
+}
+
+// An erasure that ends while erasures are listed is in the list once, as ended.
+func TestErasuresThatChange(t *testing.T) {
+	s := &changing{}
+	j := open(t, setup{Dir: t.TempDir(), wrap: func(x store.Store) store.Store {
+		s.Store = x
+		return s
+	}})
+	e, err := j.NewErasure(t.Context(), Erasure{What: "agent", Name: "few"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.change = func() {
+		e.Ended = time.Now()
+		if err := j.PutErasure(t.Context(), e); err != nil {
+			t.Error(err)
+		}
+	}
+	list, err := j.Erasures(t.Context())
+	if err != nil || len(list) != 1 || list[0].Ended.IsZero() {
+		t.Fatal(list, err)
 	}
 }
 

@@ -123,7 +123,8 @@ func found(t *testing.T, n *Node, word string) int {
 	return len(page.Messages)
 }
 
-// streamsWith names the streams of a cluster that hold a message with a word.
+// streamsWith names the streams of a cluster that hold a message with a word. A stream whose leader
+// is being elected does not answer, so it is asked again.
 func streamsWith(t *testing.T, url, word string) (out []string) {
 	t.Helper()
 	nc, err := nats.Connect(url)
@@ -135,20 +136,31 @@ func streamsWith(t *testing.T, url, word string) (out []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := js.StreamNames(t.Context())
+	eventually(t.Context(), t, func() bool {
+		out, err = searchStreams(t.Context(), js, word)
+		return !errors.Is(err, nats.ErrNoResponders)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func searchStreams(ctx context.Context, js jetstream.JetStream, word string) (out []string, err error) {
+	names := js.StreamNames(ctx)
 	for name := range names.Name() {
-		s, err := js.Stream(t.Context(), name)
+		s, err := js.Stream(ctx, name)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		at := s.CachedInfo().State
 		for seq := max(1, at.FirstSeq); seq <= at.LastSeq; seq++ {
-			m, err := s.GetMsg(t.Context(), seq)
+			m, err := s.GetMsg(ctx, seq)
 			if errors.Is(err, jetstream.ErrMsgNotFound) {
 				continue
 			}
 			if err != nil {
-				t.Fatal(err)
+				return nil, err
 			}
 			if mentions(m.Data, word, 3) || mentions([]byte(m.Subject+fmt.Sprint(m.Header)), word, 3) {
 				out = append(out, name)
@@ -156,8 +168,5 @@ func streamsWith(t *testing.T, url, word string) (out []string) {
 			}
 		}
 	}
-	if err := names.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return out, names.Err()
 }
