@@ -144,10 +144,7 @@ func New(c Config) (*Binding, error) {
 		Log: c.Logger, Now: c.Now,
 	}
 	b.sessions.session = b.host.Session
-	b.stops = append(b.stops, c.Hub.Directory().Watch(func(ch directory.Change) {
-		b.tools.changed()
-		b.hosts.changed(ch)
-	}))
+	b.stops = append(b.stops, c.Hub.Directory().Watch(b.hosts.changed))
 	return b, nil
 }
 

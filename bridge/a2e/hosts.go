@@ -19,6 +19,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/netguard"
 )
@@ -210,7 +211,7 @@ func (a *attachment) ambiguous(skills []parley.SkillSpec) *parley.Error {
 			names = append(names, s.ID)
 		}
 		return parley.Refuse(parley.UnknownSkill, "the host of %q has several tools; name one: %s", a.agent,
-			clip(strings.Join(names, ", "), 200))
+			bridge.Shorten(strings.Join(names, ", "), 200))
 	case a.learned:
 		return parley.Refuse(parley.UnknownSkill, "the host of %q has no tools", a.agent)
 	case a.err != nil:
@@ -254,7 +255,7 @@ func (h *hosts) learn(ctx context.Context, a *attachment) error {
 	for _, t := range list {
 		s, err := toSkill(t)
 		if err != nil || slices.ContainsFunc(skills, func(o parley.SkillSpec) bool { return o.ID == s.ID }) {
-			h.b.c.Logger.Warn("a tool of an A2E host is left out", "agent", a.agent, "tool", clip(t.Name, 64),
+			h.b.c.Logger.Warn("a tool of an A2E host is left out", "agent", a.agent, "tool", bridge.Shorten(t.Name, 64),
 				"error", err)
 			continue
 		}

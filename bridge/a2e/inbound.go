@@ -68,7 +68,7 @@ func (b *Binding) request(r *protocol.Request, kind parley.Kind) *parley.Message
 	if kind == parley.Request {
 		m.Deadline = now.Add(timeLeft(r))
 	}
-	foreign := map[string]string{"a2e.id": clip(r.ID, 256)}
+	foreign := map[string]string{"a2e.id": bridge.Shorten(r.ID, 256)}
 	if c := r.Str("correlation_id"); c != "" && len(c) <= 256 {
 		foreign["a2e.correlationId"] = c
 		if bridge.IsTraceParent(c) {
@@ -304,6 +304,6 @@ func (b *Binding) refused(f protocol.Refusal) {
 		cause = "not answered: " + cause
 	}
 	b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: f.Remote,
-		Claim: cmp.Or(f.Identity, clip(f.AgentID, 128)), To: clip(f.Type, 128), Step: f.Err.Step, Code: code,
-		Text: f.Err.Text, Cause: cause, Size: f.Size})
+		Claim: cmp.Or(f.Identity, bridge.Shorten(f.AgentID, 128)), To: bridge.Shorten(f.Type, 128),
+		Step: f.Err.Step, Code: code, Text: f.Err.Text, Cause: cause, Size: f.Size})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )
@@ -518,7 +519,7 @@ func (x *inboxes) reply(ctx context.Context, c *protocol.ToolCall) (any, error) 
 	m := x.b.request(c.Request, parley.Response)
 	switch {
 	case q.Error != "":
-		m.Kind, m.Error = parley.Failure, parley.Refuse(parley.HandlerFailed, "%s", clip(q.Error, 500))
+		m.Kind, m.Error = parley.Failure, parley.Refuse(parley.HandlerFailed, "%s", bridge.Shorten(q.Error, 500))
 	case q.State != "":
 		m.Kind = parley.Event
 		if err := m.State.UnmarshalText([]byte(q.State)); err != nil {

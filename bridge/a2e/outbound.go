@@ -203,8 +203,8 @@ func (h *hosts) answer(e *protocol.Envelope, whole bool) hub.Outcome {
 		if r.ErrorCode != nil && *r.ErrorCode != "" {
 			code = *r.ErrorCode
 		}
-		out.Failure = bridge.Answered(parley.Refuse(parley.HandlerFailed, "%s: %s", clip(code, 64), clip(text, 200)),
-			Protocol, clip(text, 200), clip(code, 64))
+		code, text = bridge.Shorten(code, 64), bridge.Shorten(text, 200)
+		out.Failure = bridge.Answered(parley.Refuse(parley.HandlerFailed, "%s: %s", code, text), Protocol, text, code)
 		return out
 	}
 	if len(r.Data) == 0 {

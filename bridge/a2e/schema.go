@@ -8,58 +8,23 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // JSON Schemas of skills as parameters of tools (A2E §6.14), and the reverse.
 
-// schema is the part of a JSON Schema that parameters of tools can express.
-type schema struct {
-	Type        any                        `json:"type"`
-	Description string                     `json:"description"`
-	Properties  map[string]json.RawMessage `json:"properties"`
-	Required    []string                   `json:"required"`
-	Enum        []any                      `json:"enum"`
-}
-
-func (s *schema) kind() string {
-	switch t := s.Type.(type) {
-	case string:
-		return t
-	case []any: // "or null"
-		for _, v := range t {
-			if k, ok := v.(string); ok && k != "null" {
-				return k
-			}
-		}
-	}
-	if s.Properties != nil {
-		return "object"
-	}
-	return ""
-}
-
-// isObject reports whether the content of a skill is an object, as it is unless the
-// schema says otherwise.
-func (s *schema) isObject() bool {
-	k := s.kind()
-	return k == "object" || k == "" && len(s.Enum) == 0
-}
-
-// wrapped is the parameter of a skill whose content is no object.
-const wrapped = "value"
-
 // parameters translates a schema into a tool's parameters (A2E §6.14). The hub also
 // checks the constraints that parameters cannot express.
 func parameters(raw json.RawMessage) []protocol.ToolParameter {
 	list := []protocol.ToolParameter{}
-	var s schema
-	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
+	s, ok := bridge.ReadSchema(raw)
+	if !ok {
 		return append(list, protocol.ToolParameter{Name: "text", Type: "string",
 			Description: "what to say; other members are passed on as they are"})
 	}
-	if !s.isObject() {
-		p := parameter(wrapped, raw, 0)
+	if !s.TakesObject() {
+		p := parameter(bridge.WrappedMember, raw, 0)
 		p.Required = true
 		return append(list, p)
 	}
@@ -72,12 +37,12 @@ func parameters(raw json.RawMessage) []protocol.ToolParameter {
 }
 
 func parameter(name string, raw json.RawMessage, depth int) protocol.ToolParameter {
-	var s schema
 	p := protocol.ToolParameter{Name: name, Type: "any"}
-	if json.Unmarshal(raw, &s) != nil {
+	s, ok := bridge.ReadSchema(raw)
+	if !ok {
 		return p
 	}
-	if k := s.kind(); k != "" {
+	if k := s.Kind(); k != "" {
 		p.Type = k
 	}
 	p.Description = s.Description
@@ -101,21 +66,6 @@ func parameter(name string, raw json.RawMessage, depth int) protocol.ToolParamet
 		}
 	}
 	return p
-}
-
-// isWrapped reports whether the content of a skill is no object.
-func isWrapped(raw json.RawMessage) bool {
-	var s schema
-	return len(raw) > 0 && json.Unmarshal(raw, &s) == nil && !s.isObject()
-}
-
-// unwrap gives the content of a call of a wrapped skill.
-func unwrap(arguments json.RawMessage) json.RawMessage {
-	var m map[string]json.RawMessage
-	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[wrapped] != nil {
-		return m[wrapped]
-	}
-	return arguments
 }
 
 // schemaOf is the reverse of parameters, for the tools of hosts.
@@ -165,7 +115,7 @@ func objectSchema(list []protocol.ToolParameter, depth int) map[string]any {
 
 // toSkill translates a tool into a skill.
 func toSkill(t protocol.ToolDefinition) (parley.SkillSpec, error) {
-	s := parley.SkillSpec{ID: t.Name, Name: t.Name, Description: clip(t.Description, 1000)}
+	s := parley.SkillSpec{ID: t.Name, Name: t.Name, Description: bridge.Shorten(t.Description, 1000)}
 	if t.Name == "" || len(t.Name) > 64 {
 		return s, errors.New("its name has not 1 to 64 characters")
 	}

@@ -98,11 +98,11 @@ func (a *subagents) watch(ctx context.Context) (stop func(), err error) {
 // skill of one; if several match, the role may decide.
 func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.Spawn) (string, string, error) {
 	agent := r.Identity.Name
-	tg, ok := a.b.tools.find(s.Name)
+	tg, ok := a.b.tools.catalogue.Tool(s.Name)
 	if !ok && s.Role != "" {
-		tg, ok = a.b.tools.find(s.Role)
+		tg, ok = a.b.tools.catalogue.Tool(s.Role)
 	}
-	if !ok || !a.b.c.Hub.Visible(Protocol, agent, tg.entry, tg.skill.ID) {
+	if !ok || !a.b.c.Hub.Visible(Protocol, agent, tg.Entry, tg.Skill.ID) {
 		e := toError(parley.Refuse(parley.UnknownAgent, "no agent of this name here; tool/list names those there are"),
 			"multi_agent")
 		e.Code = protocol.InvalidMessage
@@ -118,8 +118,8 @@ func (a *subagents) Spawn(ctx context.Context, r *protocol.Request, s protocol.S
 	}
 	// A duplicate of the request finds its subagent.
 	id := sessionKey(r.Session.ID() + "\x00spawn\x00" + r.ID)
-	v := subagent{ID: id, Name: s.Name, Role: s.Role, Status: protocol.StatusReady, Agent: tg.agent, Skill: tg.skill.ID,
-		Conversation: a.b.c.Hub.Conversation(Protocol, "multi_agent", id, agent, tg.agent)}
+	v := subagent{ID: id, Name: s.Name, Role: s.Role, Status: protocol.StatusReady, Agent: tg.Agent, Skill: tg.Skill.ID,
+		Conversation: a.b.c.Hub.Conversation(Protocol, "multi_agent", id, agent, tg.Agent)}
 	_, err = a.rows.Replace(ctx, journal.Row[subagent]{Key: a.key(agent, id), Value: v,
 		Until: a.b.c.Now().Add(subagentFor)})
 	if err != nil && !errors.Is(err, journal.ErrConflict) {

@@ -6,148 +6,24 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/bridge"
-	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
 // tools is the directory as an A2E agent sees it: every skill of every agent that the
 // agent may call, and the hub's own tools.
 type tools struct {
-	b *Binding
-
-	mu    sync.Mutex
-	index *toolIndex // nil: to be rebuilt
+	b         *Binding
+	catalogue *bridge.Catalogue
 }
 
-// toolIndex finds skills by the names of their tools.
-type toolIndex struct {
-	list   []*target
-	byName map[string]*target
-}
-
-// target is one skill of one agent.
-type target struct {
-	name  string // of the tool
-	agent string
-	entry *directory.Entry
-	skill parley.SkillSpec // ID is "" for an agent without known skills
-}
-
-func newTools(b *Binding) *tools { return &tools{b: b} }
-
-func (t *tools) changed() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.index = nil
-}
-
-func (t *tools) current() *toolIndex {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.index != nil {
-		return t.index
-	}
-	x := &toolIndex{byName: map[string]*target{}}
-	for _, e := range t.b.c.Hub.Directory().All() {
-		list := e.Skills
-		if len(list) == 0 {
-			list = []parley.SkillSpec{{}}
-		}
-		for _, s := range list {
-			id := cmp.Or(s.ID, talk)
-			name := toolName(e.Name, id)
-			if x.byName[name] != nil || isHubTool(name) {
-				name = marked(name, e.Name, id)
-			}
-			tg := &target{name: name, agent: e.Name, entry: e, skill: s}
-			x.byName[name] = tg
-			x.list = append(x.list, tg)
-		}
-	}
-	t.index = x
-	return x
-}
-
-// find resolves the name of a tool: as listed, or agent__skill or agent.skill
-// with the names of the directory, or an agent alone.
-func (t *tools) find(name string) (*target, bool) {
-	if tg := t.current().byName[name]; tg != nil {
-		return tg, true
-	}
-	d := t.b.c.Hub.Directory()
-	for _, sep := range []string{"__", "."} {
-		for i := range name {
-			skill, found := strings.CutPrefix(name[i:], sep)
-			if !found {
-				continue
-			}
-			if e, ok := d.Agent(name[:i]); ok {
-				if tg, ok := targetOf(e, skill); ok {
-					return tg, true
-				}
-			}
-		}
-	}
-	if e, ok := d.Agent(name); ok {
-		return targetOf(e, "")
-	}
-	return nil, false
-}
-
-func targetOf(e *directory.Entry, skill string) (*target, bool) {
-	if len(e.Skills) == 0 {
-		return &target{agent: e.Name, entry: e}, skill == "" || skill == talk
-	}
-	for _, s := range e.Skills {
-		if s.ID == skill || safe(s.ID) == skill {
-			return &target{agent: e.Name, entry: e, skill: s}, true
-		}
-	}
-	s, ok := e.SkillNamed(skill)
-	return &target{agent: e.Name, entry: e, skill: s}, ok && skill == ""
-}
+func newTools(b *Binding) *tools { return &tools{b, bridge.NewCatalogue(b.c.Hub)} }
 
 // visible lists the skills that an agent may call.
-func (t *tools) visible(agent string) []*target {
-	var out []*target
-	for _, tg := range t.current().list {
-		if tg.agent != agent && t.b.c.Hub.Visible(Protocol, agent, tg.entry, tg.skill.ID) {
-			out = append(out, tg)
-		}
-	}
-	return out
-}
-
-func (tg *target) description() string {
-	var s []string
-	for _, v := range []string{tg.skill.Description, tg.entry.Description} {
-		if v != "" && !slices.Contains(s, v) {
-			s = append(s, v)
-		}
-	}
-	if len(s) == 0 {
-		s = append(s, "asks the agent")
-	}
-	return clip(cmp.Or(tg.entry.Title, tg.agent)+": "+strings.Join(s, " "), 1000)
-}
-
-func (tg *target) tags() []string {
-	tags := []string{"agent:" + tg.agent}
-	if tg.skill.ID != "" {
-		tags = append(tags, "skill:"+tg.skill.ID)
-	}
-	for _, i := range tg.entry.Identities {
-		if p := "protocol:" + i.Protocol; !i.StandIn && !slices.Contains(tags, p) {
-			tags = append(tags, p)
-		}
-	}
-	return tags
-}
+func (t *tools) visible(agent string) []*bridge.Tool { return t.catalogue.Visible(Protocol, agent) }
 
 // List implements a2e.Tools.
 func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDefinition, error) {
@@ -156,9 +32,9 @@ func (t *tools) List(_ context.Context, r *protocol.Request) ([]protocol.ToolDef
 	list := hubTools(many)
 	for _, tg := range found {
 		list = append(list, protocol.ToolDefinition{
-			Name: tg.name, Description: tg.description(), InputParameters: parameters(tg.skill.Input),
-			OutputParameters: outputs(tg.skill.Output), Streaming: true, Tags: tg.tags(),
-			Version: cmp.Or(tg.entry.Version, "1.0.0"), Toolkit: &tg.agent, DeferLoading: many,
+			Name: tg.Name, Description: tg.Description(), InputParameters: parameters(tg.Skill.Input),
+			OutputParameters: outputs(tg.Skill.Output), Streaming: true, Tags: tg.Tags(),
+			Version: cmp.Or(tg.Entry.Version, "1.0.0"), Toolkit: &tg.Agent, DeferLoading: many,
 		})
 	}
 	return list, nil
@@ -176,14 +52,14 @@ func (t *tools) Call(ctx context.Context, c *protocol.ToolCall) (protocol.ToolRe
 	if isHubTool(c.Name) {
 		return t.callHubTool(ctx, c)
 	}
-	tg, ok := t.find(c.Name)
+	tg, ok := t.catalogue.Tool(c.Name)
 	if !ok {
 		return protocol.ToolResult{}, protocol.ErrUnknownTool
 	}
 	return t.callTool(ctx, c, tg, c.Arguments)
 }
 
-func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target,
+func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *bridge.Tool,
 	arguments json.RawMessage) (protocol.ToolResult, error) {
 	data, metadata, err := t.call(ctx, c.Request, tg, arguments, c.Streaming, nil)
 	return protocol.ToolResult{Success: true, Data: data, Metadata: metadata}, err
@@ -192,17 +68,14 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *target,
 // call sends a request to a skill and waits for its answer, which it gives as the data
 // and metadata of a result. Events go to the agent as they arrive, before the answer.
 // more are the extensions of the request.
-func (t *tools) call(ctx context.Context, r *protocol.Request, tg *target, content json.RawMessage, streaming bool,
-	more map[string]json.RawMessage) (data, metadata json.RawMessage, err error) {
-	if isWrapped(tg.skill.Input) {
-		content = unwrap(content)
-	}
-	parts, err := fromContent(content)
+func (t *tools) call(ctx context.Context, r *protocol.Request, tg *bridge.Tool, arguments json.RawMessage,
+	streaming bool, more map[string]json.RawMessage) (data, metadata json.RawMessage, err error) {
+	parts, err := fromContent(tg.Content(arguments))
 	if err != nil {
 		return nil, nil, protocol.ErrSchema.Because(err)
 	}
 	m := t.b.request(r, parley.Request)
-	m.To, m.Skill, m.Parts, m.Extensions = tg.agent, tg.skill.ID, parts, more
+	m.To, m.Skill, m.Parts, m.Extensions = tg.Agent, tg.Skill.ID, parts, more
 	var event func(*parley.Message) error
 	if streaming {
 		event = func(e *parley.Message) error {
@@ -228,32 +101,24 @@ func (s skills) Discover(_ context.Context, r *protocol.Request) ([]protocol.Ski
 	var list []protocol.SkillDefinition
 	for _, tg := range s.t.visible(r.Identity.Name) {
 		var arguments []string
-		for _, p := range parameters(tg.skill.Input) {
+		for _, p := range parameters(tg.Skill.Input) {
 			arguments = append(arguments, p.Name)
 		}
 		list = append(list, protocol.SkillDefinition{
-			Name: tg.name, Version: cmp.Or(tg.entry.Version, "1.0.0"), Description: tg.description(),
-			Triggers:    []string{cmp.Or(tg.skill.Name, tg.name)},
-			InputSchema: object(tg.skill.Input), OutputSchema: object(tg.skill.Output), Arguments: arguments,
-			WhenToUse:    tg.description(),
-			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.agent, Category: &tg.agent,
-			Tags: tg.tags(),
+			Name: tg.Name, Version: cmp.Or(tg.Entry.Version, "1.0.0"), Description: tg.Description(),
+			Triggers:    []string{cmp.Or(tg.Skill.Name, tg.Name)},
+			InputSchema: bridge.SchemaObject(tg.Skill.Input), OutputSchema: bridge.SchemaObject(tg.Skill.Output),
+			Arguments: arguments, WhenToUse: tg.Description(),
+			ArgumentHint: strings.Join(arguments, " "), Source: "parley:" + tg.Agent, Category: &tg.Agent,
+			Tags: tg.Tags(),
 		})
 	}
 	return list, nil
 }
 
-// object gives a schema that is an object, nil for any other.
-func object(raw []byte) json.RawMessage {
-	if v := json.RawMessage(raw); len(raw) > 0 && jsonx.Kind(v) == '{' && jsonx.Valid(raw, 0) == nil {
-		return v
-	}
-	return nil
-}
-
 // Call implements a2e.Skills.
 func (s skills) Call(ctx context.Context, c *protocol.SkillCall) (protocol.SkillResult, error) {
-	tg, ok := s.t.find(c.Name)
+	tg, ok := s.t.catalogue.Tool(c.Name)
 	if !ok {
 		return protocol.SkillResult{}, protocol.ErrUnknownSkill
 	}
@@ -344,17 +209,17 @@ type addressed struct {
 }
 
 // addressed reads the arguments of a tool that names an agent.
-func (t *tools) addressed(c *protocol.ToolCall) (tg *target, q addressed, err error) {
+func (t *tools) addressed(c *protocol.ToolCall) (tg *bridge.Tool, q addressed, err error) {
 	if err := jsonx.Decode(c.Arguments, &q); err != nil {
 		return nil, q, badArguments("want {agent, skill, content}", err)
 	}
 	e, ok := t.b.c.Hub.Directory().Agent(q.Agent)
 	input := c.Name == toolSend && q.InReplyTo != "" // its skill is that of the open call
 	if ok && (input || len(e.Skills) == 0) {
-		return &target{agent: e.Name, entry: e, skill: parley.SkillSpec{ID: q.Skill}}, q, nil
+		return &bridge.Tool{Agent: e.Name, Entry: e, Skill: parley.SkillSpec{ID: q.Skill}}, q, nil
 	}
 	if ok {
-		tg, ok = targetOf(e, q.Skill)
+		tg, ok = t.catalogue.Skill(q.Agent, q.Skill)
 	}
 	if !ok {
 		return nil, q, protocol.ErrUnknownTool
@@ -381,7 +246,7 @@ func (t *tools) send(ctx context.Context, c *protocol.ToolCall) (any, error) {
 	if m.Parts, err = fromContent(q.Content); err != nil {
 		return nil, badArguments("the content is not usable", err)
 	}
-	m.To, m.Skill = tg.agent, tg.skill.ID
+	m.To, m.Skill = tg.Agent, tg.Skill.ID
 	id, conversation, err := t.b.accept(ctx, c.Request, t.b.submission(c.Request, m))
 	data := map[string]any{"id": id}
 	if !conversation.IsZero() {
@@ -399,24 +264,10 @@ func (t *tools) search(c *protocol.ToolCall) (any, error) {
 	if err := jsonx.Decode(c.Arguments, &q); err != nil {
 		return nil, badArguments("want {query, limit}", err)
 	}
-	type hit struct {
-		Agent       string          `json:"agent"`
-		Skill       string          `json:"skill,omitempty"`
-		Tool        string          `json:"tool"`
-		Description string          `json:"description"`
-		Input       json.RawMessage `json:"input,omitzero"`
-	}
-	hits := []hit{}
-	total := 0
-	words := strings.Fields(strings.ToLower(q.Query))
-	for _, tg := range t.visible(c.Identity.Name) {
-		text := strings.ToLower(tg.name + " " + tg.agent + " " + tg.skill.Name + " " + tg.description())
-		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
-			continue
-		}
-		if total++; total <= q.Limit {
-			hits = append(hits, hit{tg.agent, tg.skill.ID, tg.name, tg.description(), object(tg.skill.Input)})
-		}
+	found, total := t.catalogue.Search(Protocol, c.Identity.Name, q.Query, q.Limit)
+	hits := make([]bridge.Hit, len(found))
+	for i, tg := range found {
+		hits[i] = tg.Hit()
 	}
 	return map[string]any{"found": hits, "total": total}, nil
 }

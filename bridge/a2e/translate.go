@@ -3,14 +3,11 @@ package a2e
 import (
 	"bytes"
 	"cmp"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -23,9 +20,6 @@ import (
 
 // Protocol is this protocol's short name.
 const Protocol = "a2e"
-
-// talk is the skill of tools that stand for agents without known skills.
-const talk = "talk"
 
 // part is one piece of content as A2E agents see it.
 type part struct {
@@ -90,7 +84,7 @@ func asObject(v json.RawMessage) (json.RawMessage, error) {
 	if jsonx.Kind(v) == '{' {
 		return v, nil
 	}
-	return jsonx.Encode(map[string]json.RawMessage{wrapped: v})
+	return jsonx.Encode(map[string]json.RawMessage{bridge.WrappedMember: v})
 }
 
 // fromContent is the reverse of toContent for content from agents.
@@ -197,28 +191,8 @@ func toArrival(m *parley.Message, attempt int, hubID string) (json.RawMessage, e
 	if t := m.Text(); t != "" {
 		a.Message += ": " + t
 	}
-	a.Message = clip(a.Message, 200)
+	a.Message = bridge.Shorten(a.Message, 200)
 	return jsonx.Encode(a)
-}
-
-// toolName says the skill of an agent as the name of a tool, in characters
-// that the makers of models allow.
-func toolName(agent, skill string) string { return safe(agent) + "__" + safe(skill) }
-
-func safe(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
-			return r
-		}
-		return '-'
-	}, s)
-}
-
-// marked separates a name from another of the same spelling.
-func marked(name, agent, skill string) string {
-	sum := sha256.Sum256([]byte(agent + "\x00" + skill))
-	return name + "-" + hex.EncodeToString(sum[:4])
 }
 
 // toError translates a failure. capability chooses between the codes of tools and of
@@ -293,7 +267,7 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 				Protocol, "", protocol.ErrTooLarge.Reason), nil, false
 		case errors.Is(e, protocol.ErrUnauthorized), errors.Is(e, protocol.ErrUnknownKey):
 			return nil, bridge.Answered(parley.Refuse(parley.Unauthenticated, "the host refused the hub's token").
-				Because(err), Protocol, "", clip(e.Reason, 64), protocol.ErrUnknownKey.Reason), false
+				Because(err), Protocol, "", bridge.Shorten(e.Reason, 64), protocol.ErrUnknownKey.Reason), false
 		}
 		failed := parley.Fail(parley.Unavailable, err, "the host cannot be reached: %s", e.Text)
 		if errors.Is(e, protocol.ErrUnreachable) { // its text says so
@@ -322,9 +296,9 @@ func fromError(err error) (failure, failed *parley.Error, unknown bool) {
 	case protocol.Timeout:
 		code = parley.TimedOut
 	}
-	text := cmp.Or(e.Text, string(e.Code))
-	failure = bridge.Answered(parley.Refuse(code, "the host answered %s: %s", clip(string(e.Code), 64),
-		clip(text, 200)).Because(err), Protocol, clip(text, 200), e.Reason, clip(string(e.Code), 64))
+	answer, text := bridge.Shorten(string(e.Code), 64), bridge.Shorten(cmp.Or(e.Text, string(e.Code)), 200)
+	failure = bridge.Answered(parley.Refuse(code, "the host answered %s: %s", answer, text).Because(err), Protocol, text,
+		e.Reason, answer)
 	failure.Retryable = e.Retryable
 	return failure, nil, false
 }
@@ -336,13 +310,6 @@ func statusOf(e *protocol.Error) *protocol.Error {
 		e, _ = errors.AsType[*protocol.Error](e.Unwrap())
 	}
 	return e
-}
-
-func clip(s string, n int) string {
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
 }
 
 // foreignEvents is "no" if the caller wants no events.

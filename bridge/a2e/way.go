@@ -11,6 +11,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
@@ -156,5 +157,5 @@ func failureText(err error) string {
 			text += ": " + cause.Error()
 		}
 	}
-	return clip(text, 300)
+	return bridge.Shorten(text, 300)
 }

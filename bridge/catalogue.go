@@ -1,0 +1,259 @@
+package bridge
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// A Catalogue is the directory as tools, for protocols whose agents call tools: one for
+// each skill of each agent. For example, the skill "report" of the agent "crew/echo" is the
+// tool crew-echo__report. It is safe for concurrent use.
+//
+// A tool's name matches ^[a-zA-Z0-9_-]{1,64}$ (MCP-020), is unique, and is the same after a
+// restart. It has "__", or a hash at its end, so it is never the name of a hub's own tool.
+type Catalogue struct {
+	hub *hub.Hub
+
+	mu    sync.Mutex
+	index *toolIndex
+}
+
+// A Tool is one skill of one agent. It is immutable.
+type Tool struct {
+	Name  string
+	Agent string
+	Entry *directory.Entry
+	Skill parley.SkillSpec // ID is "" for an agent without known skills
+}
+
+// toolIndex holds the tools of one state of the directory.
+type toolIndex struct {
+	entries []*directory.Entry // as the directory listed them
+	list    []*Tool            // by name
+	byName  map[string]*Tool
+	byAgent map[string][]*Tool // in the order of the agent's skills
+}
+
+// NewCatalogue makes the catalogue of a hub's directory.
+func NewCatalogue(h *hub.Hub) *Catalogue { return &Catalogue{hub: h, index: newToolIndex(nil)} }
+
+// current gives the index of the directory as it is now.
+func (c *Catalogue) current() *toolIndex {
+	entries := c.hub.Directory().All()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !sameList(entries, c.index.entries) {
+		c.index = newToolIndex(entries)
+	}
+	return c.index
+}
+
+// sameList reports whether the directory gave one list twice: it makes a new one after each
+// change, and never writes to an old one.
+func sameList(a, b []*directory.Entry) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+func newToolIndex(entries []*directory.Entry) *toolIndex {
+	x := &toolIndex{entries: entries, byName: map[string]*Tool{}, byAgent: map[string][]*Tool{}}
+	for _, e := range entries {
+		list := e.Skills
+		if len(list) == 0 {
+			list = []parley.SkillSpec{{}}
+		}
+		for _, s := range list {
+			t := &Tool{Name: x.nameFor(e.Name, skillID(s)), Agent: e.Name, Entry: e, Skill: s}
+			x.byName[t.Name] = t
+			x.byAgent[e.Name] = append(x.byAgent[e.Name], t)
+			x.list = append(x.list, t)
+		}
+	}
+	slices.SortFunc(x.list, func(a, b *Tool) int { return cmp.Compare(a.Name, b.Name) })
+	return x
+}
+
+// skillID names the one tool of an agent without known skills too.
+func skillID(s parley.SkillSpec) string { return cmp.Or(s.ID, "talk") }
+
+// maxToolName is the longest name of a tool that the makers of models allow.
+const maxToolName = 64
+
+// nameFor gives a free name. One that is too long, or taken, has a part of its hash.
+func (x *toolIndex) nameFor(agent, skill string) string {
+	plain := safeName(agent) + "__" + safeName(skill)
+	name, seed := plain, agent+"\x00"+skill
+	for len(name) > maxToolName || x.byName[name] != nil {
+		sum := sha256.Sum256([]byte(seed))
+		mark := "-" + hex.EncodeToString(sum[:4])
+		name, seed = plain[:min(len(plain), maxToolName-len(mark))]+mark, string(sum[:])
+	}
+	return name
+}
+
+// safeName spells a name in the characters that the makers of models allow.
+func safeName(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
+			return r
+		}
+		return '-'
+	}, s)
+}
+
+// Tool finds a tool by its name, by agent__skill or agent.skill with the names of the
+// directory, or by an agent alone. It does not ask whether the caller may see it.
+func (c *Catalogue) Tool(name string) (*Tool, bool) {
+	x := c.current()
+	if t := x.byName[name]; t != nil {
+		return t, true
+	}
+	for _, sep := range []string{"__", "."} {
+		for i := range name {
+			skill, found := strings.CutPrefix(name[i:], sep)
+			if !found {
+				continue
+			}
+			if t, ok := x.skill(name[:i], skill); ok {
+				return t, true
+			}
+		}
+	}
+	return x.skill(name, "")
+}
+
+// Skill finds the tool of an agent's skill; "" is the default skill. The agent has the name
+// of the directory, the skill its id or the spelling of it in the tool's name.
+func (c *Catalogue) Skill(agent, skill string) (*Tool, bool) { return c.current().skill(agent, skill) }
+
+func (x *toolIndex) skill(agent, skill string) (*Tool, bool) {
+	tools := x.byAgent[agent]
+	if len(tools) == 0 {
+		return nil, false
+	}
+	if skill == "" {
+		s, ok := tools[0].Entry.SkillNamed("")
+		if !ok && len(tools[0].Entry.Skills) > 0 {
+			return nil, false
+		}
+		skill = skillID(s)
+	}
+	i := slices.IndexFunc(tools, func(t *Tool) bool { return skillID(t.Skill) == skill })
+	if i < 0 {
+		i = slices.IndexFunc(tools, func(t *Tool) bool { return safeName(skillID(t.Skill)) == skill })
+	}
+	if i < 0 {
+		return nil, false
+	}
+	return tools[i], true
+}
+
+// Visible lists the tools that a caller of a protocol may call, by name. Its own skills are
+// not among them.
+func (c *Catalogue) Visible(protocol, caller string) []*Tool {
+	var out []*Tool
+	for _, t := range c.current().list {
+		if t.Agent != caller && c.hub.Visible(protocol, caller, t.Entry, t.Skill.ID) {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// Search lists at most limit of the visible tools whose names or descriptions have each word
+// of a query, by name; total counts all of them.
+func (c *Catalogue) Search(protocol, caller, query string, limit int) (found []*Tool, total int) {
+	words := strings.Fields(strings.ToLower(query))
+	for _, t := range c.Visible(protocol, caller) {
+		text := strings.ToLower(t.Name + " " + t.Agent + " " + t.Skill.Name + " " + t.Description())
+		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+			continue
+		}
+		if total++; total <= limit {
+			found = append(found, t)
+		}
+	}
+	return found, total
+}
+
+// Description says whose tool it is and what it does, in at most 1000 characters.
+func (t *Tool) Description() string {
+	var s []string
+	for _, v := range []string{t.Skill.Description, t.Entry.Description} {
+		if v != "" && !slices.Contains(s, v) {
+			s = append(s, v)
+		}
+	}
+	if len(s) == 0 {
+		s = append(s, "asks the agent")
+	}
+	return Shorten(cmp.Or(t.Entry.Title, t.Agent)+": "+strings.Join(s, " "), 1000)
+}
+
+// Tags are "agent:NAME", "skill:ID", and "protocol:NAME" for each that the agent speaks.
+func (t *Tool) Tags() []string {
+	tags := []string{"agent:" + t.Agent}
+	if t.Skill.ID != "" {
+		tags = append(tags, "skill:"+t.Skill.ID)
+	}
+	for _, i := range t.Entry.Identities {
+		if p := "protocol:" + i.Protocol; !i.StandIn && !slices.Contains(tags, p) {
+			tags = append(tags, p)
+		}
+	}
+	return tags
+}
+
+// A Hit is a tool as parley_find shows it.
+type Hit struct {
+	Agent       string          `json:"agent"`
+	Skill       string          `json:"skill,omitempty"`
+	Tool        string          `json:"tool"`
+	Description string          `json:"description"`
+	Input       json.RawMessage `json:"input,omitzero"` // JSON Schema of the skill's content
+}
+
+// Hit gives the tool as parley_find shows it.
+func (t *Tool) Hit() Hit {
+	return Hit{t.Agent, t.Skill.ID, t.Name, t.Description(), SchemaObject(t.Skill.Input)}
+}
+
+// WrappedMember is the argument of a tool that has all of its content; see [Tool.Wrapped].
+const WrappedMember = "value"
+
+// Wrapped reports whether the skill's content is no object. Arguments of a tool are always
+// an object, so they hold the content as {"value": …}.
+func (t *Tool) Wrapped() bool {
+	s, ok := ReadSchema(t.Skill.Input)
+	return ok && !s.TakesObject()
+}
+
+// Content gives the content for the skill from the arguments of a call.
+func (t *Tool) Content(arguments json.RawMessage) json.RawMessage {
+	if !t.Wrapped() {
+		return arguments
+	}
+	var m map[string]json.RawMessage
+	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[WrappedMember] != nil {
+		return m[WrappedMember]
+	}
+	return arguments
+}
+
+// Shorten bounds a text for people to n characters; "…" is in place of those it leaves out.
+func Shorten(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
