@@ -19,6 +19,7 @@ import (
 	"github.com/parley-hub/parley"
 
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/follow"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -100,7 +101,7 @@ type Binding struct {
 	public *url.URL
 	state
 	outgoing
-	live       *live
+	requests   *follow.Requests
 	webhooks   *webhooks
 	hookClient *http.Client
 	methods    a2asrv.RequestHandler // of the protocol, for all transports
@@ -137,7 +138,8 @@ func New(c Config) (*Binding, error) {
 	if c.Rand == nil {
 		c.Rand = rand.Reader
 	}
-	b := &Binding{c: c, public: public, state: newState(c.Journal), outgoing: newOutgoing(c), live: newLive(),
+	b := &Binding{c: c, public: public, state: newState(c.Journal), outgoing: newOutgoing(c),
+		requests: follow.New(follow.Config{Journal: c.Journal, Index: c.Index}),
 		settings: map[string]AgentSettings{}, labels: map[string]string{},
 		opened: &streams{most: c.Streams, open: map[string]int{}}}
 	b.methods, b.checkCard = checked{service{b}}, b.verifyCard
@@ -181,7 +183,7 @@ func (b *Binding) opensToGuests(name string) bool {
 
 // Start begins the work in the background.
 func (b *Binding) Start(ctx context.Context) error {
-	b.stops = append(b.stops, b.c.Journal.Watch(b.live.recorded))
+	b.requests.Start()
 	if err := b.webhooks.start(ctx); err != nil {
 		return err
 	}
@@ -193,6 +195,7 @@ func (b *Binding) Close() error {
 	for _, stop := range b.stops {
 		stop()
 	}
+	b.requests.Close()
 	b.outMu.Lock() // no work begins after it
 	b.stop()
 	b.outMu.Unlock()
@@ -220,7 +223,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 // streams reports whether events of a request are told as they come: its client asked for a
 // stream, a client follows it now, or a webhook is called.
 func (b *Binding) streams(request *parley.Message) bool {
-	return request.Trace.Foreign[foreignStream] == "true" || b.live.streaming(request.ID) ||
+	return request.Trace.Foreign[foreignStream] == "true" || b.requests.Streaming(request.ID) ||
 		len(b.webhooks.of(request.ID)) > 0
 }
 

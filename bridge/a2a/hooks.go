@@ -225,9 +225,12 @@ func unrecorded(err error) error {
 		With(parley.ByHub, parley.HubStorage, "")
 }
 
+// hookWait bounds the look-up of a webhook's host, and the removal of its configuration.
+const hookWait = 5 * time.Second
+
 // drop removes the configurations of a request that was not recorded.
 func (w *webhooks) drop(task parley.ID) {
-	ctx, cancel := context.WithTimeout(w.b.ctx, indexWait)
+	ctx, cancel := context.WithTimeout(w.b.ctx, hookWait)
 	defer cancel()
 	for _, id := range w.of(task) {
 		if err := w.b.hooks.Delete(ctx, hookKey(task, id), 0); err != nil {
@@ -322,7 +325,7 @@ func (w *webhooks) checkURL(text string) error {
 	if w.guard.CheckURL(u) != nil { // its text is for the operator
 		return invalidParams(field, "the hub does not call this address")
 	}
-	ctx, cancel := context.WithTimeout(w.b.ctx, indexWait)
+	ctx, cancel := context.WithTimeout(w.b.ctx, hookWait)
 	defer cancel()
 	addresses, err := w.resolve(ctx, "ip", u.Hostname())
 	if err != nil || len(addresses) == 0 {

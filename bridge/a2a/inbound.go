@@ -180,12 +180,12 @@ func (b *Binding) sendInput(ctx context.Context, c *call, r *protocol.SendMessag
 		}
 		return nil, err
 	}
-	m.InReplyTo = f.sub.request
+	m.InReplyTo = f.id
 	m.Trace.Foreign[foreignContext] = f.progress.context
 	if r.Config != nil && r.Config.PushConfig != nil {
 		hook := *r.Config.PushConfig
 		hook.TaskID = r.Message.TaskID
-		if err := b.setHook(ctx, c, f.sub.request, &hook); err != nil {
+		if err := b.setHook(ctx, c, f.id, &hook); err != nil {
 			f.end()
 			return nil, err
 		}

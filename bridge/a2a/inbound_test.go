@@ -1,7 +1,6 @@
 package a2a
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge/follow"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 )
@@ -263,21 +263,13 @@ func TestManyMessagesOfACaller(t *testing.T) {
 	}
 }
 
-// overflow marks the queues of a task as full, as push does.
-func (w *world) overflow(task parley.ID) {
-	w.node.live.mu.RLock()
-	defer w.node.live.mu.RUnlock()
-	for s := w.node.live.of[task]; s != nil; s = s.next {
-		s.mu.Lock()
-		s.lost, s.queue = true, nil
-		s.mu.Unlock()
-	}
-}
-
 // A2A-020, A2A-025: a client gets its message's task and the end of that task even if the queue of records
 // overflows.
 func TestMoreThanAQueueHolds(t *testing.T) {
 	w := newWorld(t)
+	w.node.requests.Close()
+	w.node.requests = follow.New(follow.Config{Journal: w.j, Index: w.node.index, Queue: -1}) // each record overflows
+	w.node.requests.Start()
 	inputs := make(chan struct{})
 	w.handle("fast", func(ctx context.Context, m *parley.Message, r parley.Replier) error {
 		if string(m.Parts[0].Data) == "ask" {
@@ -287,18 +279,12 @@ func TestMoreThanAQueueHolds(t *testing.T) {
 			<-inputs
 			return r.Reply(parley.Text("done"))
 		}
-		w.overflow(m.ID)
 		return r.Reply(parley.Text("done"))
 	})
 	if got := w.task("alice", "fast", say("m1", "x", "")); shortly(got) != "task COMPLETED [done]" {
 		t.Errorf("a message that waits: %s", shortly(got))
 	}
 	asked := w.task("alice", "fast", say("m2", "ask", ""))
-	defer w.j.Watch(func(r *journal.Record) {
-		if m := r.Message; m != nil && (m.Kind == parley.Request || m.Kind == parley.Input) {
-			w.overflow(cmp.Or(m.InReplyTo, m.ID))
-		}
-	})()
 	if got := w.task("alice", "fast", immediately(say("m3", "x", ""))); got.History[0].ID != "m3" {
 		t.Errorf("a message: %+v", got)
 	}

@@ -214,8 +214,7 @@ func (b *Binding) taskAt(ctx context.Context, o hub.Outbound) (*protocol.Task, e
 		return nil, err
 	}
 	f := &follower{b: b, until: o.Message.ID}
-	room := maxRecordBytes
-	err = f.load(ctx, m, true, &room)
+	err = f.load(ctx, m, true, nil)
 	return f.task, err
 }
 
@@ -225,7 +224,7 @@ func (b *Binding) piecesBefore(ctx context.Context, o hub.Outbound) (bool, error
 	if piece := m.Kind == parley.Event && m.State == parley.NoState; !piece && len(keptOf(m).Artifacts) == 0 {
 		return false, nil // it makes no difference
 	}
-	if err := b.indexed(ctx); err != nil {
+	if err := b.requests.Indexed(ctx); err != nil {
 		return false, err
 	}
 	filter := index.Filter{InReplyTo: o.Request.ID, Kind: parley.Event, Oldest: true}

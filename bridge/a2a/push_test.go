@@ -498,7 +498,7 @@ func TestRecordHasNoSecretOfAWebhook(t *testing.T) {
 			}
 			result, err := checked{service{w.node.Binding}}.SendMessage(ctx, r)
 			w.must(err)
-			w.must(w.node.indexed(ctx))
+			w.must(w.node.requests.Indexed(ctx))
 			m, err := w.node.index.Message(t.Context(), string(result.(*protocol.Task).ID))
 			w.must(err)
 			record, err := w.j.Read(t.Context(), m.Position)

@@ -9,6 +9,7 @@ import (
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge/follow"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
@@ -18,7 +19,9 @@ import (
 // Each record counts once, by its position.
 type follower struct {
 	b        *Binding
-	sub      *subscription
+	id       parley.ID // of the request
+	streams  bool      // the client reads updates as they come
+	sub      *follow.Subscription
 	progress progress
 	task     *protocol.Task // nil once a stream has sent it
 	last     uint64         // sequence of the last record that counted
@@ -29,10 +32,10 @@ type follower struct {
 
 // follow begins to follow a request, which need not be recorded yet.
 func (b *Binding) follow(id parley.ID, streams bool) *follower {
-	return &follower{b: b, sub: b.live.subscribe(id, streams)}
+	return &follower{b: b, id: id, streams: streams, sub: b.requests.Subscribe(id, streams)}
 }
 
-func (f *follower) end() { f.sub.end() }
+func (f *follower) end() { f.sub.End() }
 
 func (f *follower) start(request *journal.Record) {
 	f.progress, f.task = begin(request.Message, request.Time)
@@ -56,11 +59,11 @@ func (f *follower) apply(r *journal.Record) []protocol.Event {
 
 // next waits for records, and applies them. If the queue overflowed, it reads the task again.
 func (f *follower) next(ctx context.Context, c *call) error {
-	list, err := f.sub.take(ctx)
+	list, err := f.sub.Take(ctx)
 	switch {
-	case errors.Is(err, errSlow):
+	case errors.Is(err, follow.ErrSlow):
 		f.end()
-		again, err := f.b.open(ctx, c, protocol.TaskID(f.sub.request.String()), f.sub.streams)
+		again, err := f.b.open(ctx, c, protocol.TaskID(f.id.String()), f.streams)
 		if err != nil {
 			return err
 		}
@@ -95,7 +98,7 @@ func (f *follower) stream(ctx context.Context, history *int, over func() bool,
 	defer cancel()
 	defer context.AfterFunc(f.b.ctx, cancel)()
 	for !over() {
-		list, err := f.sub.take(ctx)
+		list, err := f.sub.Take(ctx)
 		if err != nil {
 			return // the client has gone, the hub stops, or the client is too slow
 		}
@@ -112,72 +115,31 @@ func (f *follower) stream(ctx context.Context, history *int, over func() bool,
 	}
 }
 
-// indexWait bounds how long a call waits for the index.
-const indexWait = 5 * time.Second
-
-// indexed waits until everything recorded by now, at any hub, can be found.
-func (b *Binding) indexed(ctx context.Context) error {
-	within, cancel := b.bounded(ctx, indexWait)
-	defer cancel()
-	err := b.c.Journal.CatchUp(within)
-	if err == nil {
-		err = b.c.Index.Wait(within)
-	}
-	if err == nil || ctx.Err() != nil {
-		return parleyError(ctx.Err())
-	}
-	e := parley.Fail(parley.Unavailable, err, "the hub reads its journal; try again")
-	e.After = time.Second
-	return e.With(parley.ByHub, parley.HubStorage, "")
-}
-
-func parleyError(err error) error {
-	if err == nil {
-		return nil
-	}
-	return parley.AsError(err)
-}
-
 // find finds the request of a task. A task of another caller or agent is not found (rule A2A-040).
 func (b *Binding) find(ctx context.Context, c *call, task protocol.TaskID) (index.Message, error) {
 	id, err := parley.ParseID(string(task))
 	if err != nil {
 		return index.Message{}, protocol.ErrTaskNotFound
 	}
-	if err := b.indexed(ctx); err != nil {
-		return index.Message{}, err
-	}
-	m, err := b.c.Index.Message(ctx, id.String())
-	switch {
-	case errors.Is(err, index.ErrNotFound):
-		return m, protocol.ErrTaskNotFound
-	case err != nil:
-		return m, parley.Fail(parley.Unavailable, err, "the index cannot be read now")
-	case m.Kind != parley.Request || m.Protocol != Protocol || m.Refused || m.From != c.caller.Name || m.To != c.agent:
-		return m, protocol.ErrTaskNotFound
-	}
-	return m, nil
+	m, err := b.requests.Find(ctx, id, follow.By{From: c.caller.Name, To: c.agent, Protocol: Protocol})
+	return m, taskError(err)
 }
 
-// requestAt reads the request of a task. Without its content there is no task any more.
-func (b *Binding) requestAt(ctx context.Context, p journal.Position) (*journal.Record, error) {
-	r, err := b.c.Journal.Read(ctx, p)
-	switch {
-	case errors.Is(err, journal.ErrNotFound) || err == nil && (r.Message == nil || r.Erased != nil):
-		return nil, protocol.ErrTaskNotFound // forgotten, or its retention has ended
-	case err != nil:
-		return nil, parley.AsError(err)
+// taskError is the error of a task for one of its request.
+func taskError(err error) error {
+	if errors.Is(err, follow.ErrNotFound) {
+		return protocol.ErrTaskNotFound
 	}
-	return r, nil
+	return err
 }
 
 // known finds the request of a task that is still there.
 func (b *Binding) known(ctx context.Context, c *call, task protocol.TaskID) (index.Message, error) {
 	m, err := b.find(ctx, c, task)
 	if err == nil {
-		_, err = b.requestAt(ctx, m.Position)
+		_, err = b.requests.Request(ctx, m)
 	}
-	return m, err
+	return m, taskError(err)
 }
 
 // open reads a task of the caller, and follows it.
@@ -189,8 +151,7 @@ func (b *Binding) open(ctx context.Context, c *call, task protocol.TaskID, strea
 	f := b.follow(id, streams) // first: so nothing is missing between the index and the queue
 	m, err := b.find(ctx, c, task)
 	if err == nil {
-		room := maxRecordBytes
-		err = f.load(ctx, m, true, &room)
+		err = f.load(ctx, m, true, nil)
 	}
 	if err != nil {
 		f.end()
@@ -206,55 +167,26 @@ func (b *Binding) read(ctx context.Context, c *call, task protocol.TaskID) (*fol
 		return nil, err
 	}
 	f := &follower{b: b}
-	room := maxRecordBytes
-	return f, f.load(ctx, m, true, &room)
+	return f, f.load(ctx, m, true, nil)
 }
-
-// Bounds of what is read of one task.
-const (
-	maxRecords     = 10_000
-	maxRecordBytes = 64 << 20
-)
 
 // load reads what the index has of a task, without the pieces of its result unless pieces are wanted,
 // and takes their bytes from room.
 func (f *follower) load(ctx context.Context, m index.Message, pieces bool, room *int) error {
-	request, err := f.b.requestAt(ctx, m.Position)
-	if err != nil {
-		return err
-	}
-	f.start(request)
-	records := 0
-	*room -= journal.ContentSize(request)
-	filter := index.Filter{InReplyTo: m.ID, Oldest: true, Limit: index.MaxLimit}
-	for {
-		page, err := f.b.c.Index.Messages(ctx, filter)
-		if err != nil {
-			return parley.Fail(parley.Unavailable, err, "the index cannot be read now")
-		}
-		for i := range page.Messages {
-			about := &page.Messages[i]
-			if about.Refused || about.Kind == parley.Cancel || about.Position.Partition != m.Position.Partition ||
-				!pieces && about.Kind == parley.Event && about.State == parley.NoState {
-				continue
-			}
-			r, err := f.b.c.Journal.Read(ctx, about.Position)
-			if err != nil {
-				return parley.AsError(err)
-			}
-			records++
-			if *room -= journal.ContentSize(r); records > maxRecords || *room < 0 {
-				return parley.Refuse(parley.TooLarge, "that is more than the hub gives at once; ask for less")
-			}
+	for r, err := range f.b.requests.Load(ctx, m, pieces, room) {
+		switch {
+		case err != nil:
+			return taskError(err)
+		case f.last == 0: // the request comes first
+			f.start(r)
+		default:
 			f.apply(r)
-			if about.ID == f.until {
+			if r.Message.ID == f.until {
 				return nil
 			}
 		}
-		if filter.Cursor = page.Next; filter.Cursor == "" {
-			return nil
-		}
 	}
+	return nil
 }
 
 // GetTask implements a2asrv.RequestHandler.
@@ -290,7 +222,7 @@ func (s service) ListTasks(ctx context.Context, r *protocol.ListTasksRequest) (*
 	if r.StatusTimestampAfter != nil {
 		f.Changed = *r.StatusTimestampAfter
 	}
-	if err := s.b.indexed(ctx); err != nil {
+	if err := s.b.requests.Indexed(ctx); err != nil {
 		return nil, err
 	}
 	page, err := s.b.c.Index.Requests(ctx, f)
@@ -302,7 +234,7 @@ func (s service) ListTasks(ctx context.Context, r *protocol.ListTasksRequest) (*
 	}
 	out := &protocol.ListTasksResponse{Tasks: []*protocol.Task{}, TotalSize: page.Total, PageSize: size,
 		NextPageToken: page.Next}
-	room := maxRecordBytes
+	room := follow.MaxBytes
 	for i := range page.Requests {
 		f := &follower{b: s.b}
 		if err := f.load(ctx, page.Requests[i].Message, r.IncludeArtifacts, &room); errors.Is(err, protocol.ErrTaskNotFound) {
@@ -342,7 +274,7 @@ func (s service) CancelTask(ctx context.Context, r *protocol.CancelTaskRequest) 
 	}
 	raw, now := c.body, s.b.c.Now()
 	_, err = s.b.c.Hub.Accept(ctx, hub.Submission{Scope: scope(c.agent, c.caller.Name), At: &f.since,
-		Message: &parley.Message{Kind: parley.Cancel, From: c.caller.Name, To: c.agent, InReplyTo: f.sub.request,
+		Message: &parley.Message{Kind: parley.Cancel, From: c.caller.Name, To: c.agent, InReplyTo: f.id,
 			Origin: parley.Origin{Protocol: Protocol, Peer: c.caller.Peer, Raw: raw, Received: now,
 				Verdict: c.caller.Verdict}}})
 	refused := err != nil

@@ -17,7 +17,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
 )
 
@@ -76,8 +75,8 @@ func TestStreamsOnTheWire(t *testing.T) {
 		if got, err := w.get("alice", "slow", id); err != nil || shortly(got) != "task COMPLETED [done]" {
 			t.Errorf("in the end %v, %v", got, err)
 		}
-		if n := len(w.node.live.of); n > 0 {
-			t.Errorf("%d entries are left of streams that ended", n)
+		if request, err := parley.ParseID(string(id)); err != nil || w.node.requests.Streaming(request) {
+			t.Errorf("a subscription is left of streams that ended: %v", err)
 		}
 	})
 }
@@ -342,28 +341,6 @@ func TestCancelTask(t *testing.T) {
 		wantError(t, err, protocol.ErrTaskNotCancelable, "")
 		synctest.Wait()
 	})
-}
-
-// A reader that takes nothing is cut off, and delays no other.
-func TestSlowReaderIsCutOff(t *testing.T) {
-	l := newLive()
-	id := parley.HashID([]byte("0123456789abcdef"))
-	slow, quick := l.subscribe(id, true), l.subscribe(id, true)
-	for i := range maxQueued + 1 {
-		l.recorded(&journal.Record{Position: journal.Position{Sequence: uint64(i + 1)},
-			Message: &parley.Message{Kind: parley.Event, InReplyTo: id}})
-		if list, err := quick.take(t.Context()); err != nil || len(list) != 1 {
-			t.Fatal(len(list), err)
-		}
-	}
-	if _, err := slow.take(t.Context()); !errors.Is(err, errSlow) {
-		t.Errorf("the slow reader gets %v", err)
-	}
-	slow.end()
-	quick.end()
-	if len(l.of) > 0 {
-		t.Error("a subscription is left")
-	}
 }
 
 // 1,000 open subscriptions take little memory beside their goroutines.

@@ -21,8 +21,8 @@ var protocols = slices.DeleteFunc(slices.Clone(bridge.Protocols), func(p string)
 func below(pkg string) ([]string, bool) {
 	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
-	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "node", "admin", "console",
-		"conform", "agh/aghnats", "bridge/a2a",
+	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "bridge/follow", "node", "admin",
+		"console", "conform", "agh/aghnats", "bridge/a2a",
 		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
@@ -54,8 +54,10 @@ func below(pkg string) ([]string, bool) {
 		return core[:len(core)-1], true
 	case "bridge":
 		return core, true
-	case "bridge/a2a": // it has no store of tasks: it finds them by the index
+	case "bridge/follow":
 		return append(slices.Clone(core), "bridge", "journal/index"), true
+	case "bridge/a2a": // it has no store of tasks: it finds them by the index
+		return append(slices.Clone(core), "bridge", "bridge/follow", "journal/index"), true
 	case "bridge/bridgetest":
 		return append(slices.Clone(core), "bridge"), true
 	case "admin":
