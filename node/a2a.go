@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +17,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -28,7 +28,7 @@ var a2aProtocol = Protocol{
 	Files: func(c *Config) (files []*string) {
 		for _, a := range c.Agents {
 			if t := a.A2A; t != nil {
-				files = append(files, &t.TokenFile, &t.APIKeyFile, &t.OAuth.ClientSecretFile, &t.Cert, &t.Key)
+				files = append(files, t.credentialFiles()...)
 			}
 		}
 		return files
@@ -101,18 +101,7 @@ type A2AAgent struct {
 	// it calls the hub, with a token or certificate, and has no URL
 	Calls bool `toml:"calls" reload:"yes"`
 
-	// file with the bearer token that the hub shows to it; mode 0600; default: none
-	TokenFile string `toml:"token_file" reload:"yes"`
-	// file with the API key that the hub shows to it; mode 0600; default: none
-	APIKeyFile string `toml:"api_key_file" reload:"yes"`
-	// header that has the API key
-	APIKeyHeader string `toml:"api_key_header" default:"\"X-API-Key\"" reload:"yes"`
-	// OAuth 2.0 client credentials, for which an issuer gives the hub tokens for it
-	OAuth A2AOAuth `toml:"oauth" reload:"yes"`
-	// certificate file (PEM) with which the hub calls it, and its key file, mode 0600; default: none
-	Cert string `toml:"cert" reload:"yes"`
-	// key file of cert
-	Key string `toml:"key" reload:"yes"`
+	PeerCredentials
 	// accept its card although it was signed before and is not now
 	AcceptUnsignedCard bool `toml:"accept_unsigned_card" reload:"yes"`
 
@@ -120,18 +109,6 @@ type A2AAgent struct {
 	Reply string `toml:"reply" default:"\"task\"" reload:"yes"`
 	// callers without credentials may call it over A2A, whatever policy.assurance and [[require]] say
 	Guests bool `toml:"guests" reload:"yes"`
-}
-
-// A2AOAuth are client credentials of OAuth 2.0 (RFC 6749, section 4.4).
-type A2AOAuth struct {
-	// token endpoint of the issuer, https://…
-	TokenURL string `toml:"token_url" reload:"yes"`
-	// the hub's id at the issuer
-	ClientID string `toml:"client_id" reload:"yes"`
-	// file with the hub's secret at the issuer; mode 0600
-	ClientSecretFile string `toml:"client_secret_file" reload:"yes"`
-	// scopes to ask for; default: none
-	Scopes []string `toml:"scopes" reload:"yes"`
 }
 
 func (c *A2A) check() error {
@@ -162,8 +139,6 @@ func (a *A2AAgent) check(name string) error {
 	refuse := func(format string, args ...any) error {
 		return fmt.Errorf("agents.%s.a2a.%s", name, fmt.Sprintf(format, args...))
 	}
-	outbound := a.TokenFile != "" || a.APIKeyFile != "" || a.Cert != "" || a.OAuth.TokenURL != "" ||
-		a.OAuth.ClientID != "" || a.OAuth.ClientSecretFile != "" || a.AcceptUnsignedCard
 	if a.URL != "" {
 		if _, err := bridge.IdentityAt(a.URL); err != nil {
 			return refuse("%s", err)
@@ -172,21 +147,16 @@ func (a *A2AAgent) check(name string) error {
 	if err := oneOf("agents."+name+".a2a.reply", a.Reply, "task", "message"); err != nil {
 		return err
 	}
-	switch o := a.OAuth; {
+	switch {
 	case a.URL != "" && a.Calls:
 		return refuse("calls: an agent with a url calls as well; leave calls out")
-	case a.URL == "" && outbound:
+	case a.URL == "" && (a.hasCredentials() || a.AcceptUnsignedCard):
 		return refuse("url: credentials are for calls of an agent elsewhere, so its url is needed")
 	case a.URL != "" && (a.Guests || a.Reply != ""):
 		return refuse("url: guests and reply are for agents that A2A clients call at the hub, and this one is elsewhere")
-	case a.TokenFile != "" && o.TokenURL != "":
-		return refuse("token_file and oauth exclude each other: both are the header Authorization")
-	case (o.TokenURL == "") != (o.ClientID == "") || (o.TokenURL == "") != (o.ClientSecretFile == ""):
-		return refuse("oauth: token_url, client_id and client_secret_file go together")
-	case o.TokenURL != "" && httpURL(o.TokenURL) == nil:
-		return refuse("oauth.token_url = %q: want https://host/path", o.TokenURL)
-	case (a.Cert == "") != (a.Key == ""):
-		return refuse("cert: cert and key go together")
+	}
+	if err := a.checkCredentials(); err != nil {
+		return refuse("%s", err)
 	}
 	return nil
 }
@@ -194,36 +164,8 @@ func (a *A2AAgent) check(name string) error {
 // settings reads the files of an agent's table.
 func (a *A2AAgent) settings() (s bridge.AgentSettings, err error) {
 	s = bridge.AgentSettings{Message: a.Reply == "message", Guests: a.Guests, Unsigned: a.AcceptUnsignedCard}
-	c := &s.Credentials
-	c.Header, c.TokenURL, c.ClientID, c.Scopes = a.APIKeyHeader, a.OAuth.TokenURL, a.OAuth.ClientID, a.OAuth.Scopes
-	for _, f := range []struct {
-		key, path string
-		to        *string
-	}{{"token_file", a.TokenFile, &c.Token}, {"api_key_file", a.APIKeyFile, &c.APIKey},
-		{"oauth.client_secret_file", a.OAuth.ClientSecretFile, &c.ClientSecret}} {
-		if f.path == "" {
-			continue
-		}
-		b, err := secretFile(f.path)
-		if err == nil && (len(b) == 0 || len(strings.Fields(string(b))) != 1) {
-			err = fmt.Errorf("%s must hold one secret", f.path)
-		}
-		if err != nil {
-			return s, fmt.Errorf("%s: %w", f.key, err)
-		}
-		*f.to = string(b)
-	}
-	if a.Cert != "" {
-		if _, err := secretFile(a.Key); err != nil {
-			return s, fmt.Errorf("key: %w", err)
-		}
-		pair, err := tls.LoadX509KeyPair(a.Cert, a.Key)
-		if err != nil {
-			return s, fmt.Errorf("cert and key: %w", err)
-		}
-		c.Certificate = &pair
-	}
-	return s, nil
+	s.Credentials, err = a.readCredentials()
+	return s, err
 }
 
 // a2aGuests are the rules that let callers without credentials reach agents that are open to
@@ -268,7 +210,7 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 		Streams: c.Streams, Webhooks: c.Webhooks, PlainPush: c.PlainPush, Now: n.c.Now, Logger: n.log}
 	out := &Binding{Domain: c.Domain}
 	out.Admin.Credentials = func(raw admin.Secret) (func(context.Context, string) error, error) {
-		c, err := bridge.ParseCredentials(raw)
+		c, err := peerauth.Parse(raw)
 		if err != nil {
 			return nil, err
 		}
@@ -368,7 +310,7 @@ func enrolA2A(b *bridge.Binding, name string, a *A2AAgent) (e Enrolment, err err
 		if err != nil {
 			return e, fmt.Errorf("agents.%s.a2a.%w", name, err)
 		}
-		e.Files = a.TokenFile != "" || a.APIKeyFile != "" || a.OAuth.ClientSecretFile != "" || a.Cert != ""
+		e.Files = a.namesFiles()
 	}
 	e.Before = func(*parley.Agent) error {
 		b.SetAgent(name, settings) // none, if the table was removed

@@ -35,32 +35,12 @@ func fieldDoc(field string) string {
 		return "URL below which its card is, for an agent elsewhere; it is the agent's identity"
 	case "A2AAgent.Calls":
 		return "it calls the hub, with a token or certificate, and has no URL"
-	case "A2AAgent.TokenFile":
-		return "file with the bearer token that the hub shows to it; mode 0600; default: none"
-	case "A2AAgent.APIKeyFile":
-		return "file with the API key that the hub shows to it; mode 0600; default: none"
-	case "A2AAgent.APIKeyHeader":
-		return "header that has the API key"
-	case "A2AAgent.OAuth":
-		return "OAuth 2.0 client credentials, for which an issuer gives the hub tokens for it"
-	case "A2AAgent.Cert":
-		return "certificate file (PEM) with which the hub calls it, and its key file, mode 0600; default: none"
-	case "A2AAgent.Key":
-		return "key file of cert"
 	case "A2AAgent.AcceptUnsignedCard":
 		return "accept its card although it was signed before and is not now"
 	case "A2AAgent.Reply":
 		return "what callers get that wait for an answer: task | message, if the answer comes in time"
 	case "A2AAgent.Guests":
 		return "callers without credentials may call it over A2A, whatever policy.assurance and [[require]] say"
-	case "A2AOAuth.TokenURL":
-		return "token endpoint of the issuer, https://…"
-	case "A2AOAuth.ClientID":
-		return "the hub's id at the issuer"
-	case "A2AOAuth.ClientSecretFile":
-		return "file with the hub's secret at the issuer; mode 0600"
-	case "A2AOAuth.Scopes":
-		return "scopes to ask for; default: none"
 	case "A2E.Listen":
 		return "address for A2E over TCP (NDJSON), e.g. \"127.0.0.1:7333\"; \"\": over HTTP only"
 	case "A2E.TLS":
@@ -415,6 +395,26 @@ func fieldDoc(field string) string {
 		return "request: content for the skill; response: content of its answer"
 	case "Map.JQ":
 		return "jq program that turns the content into one value, e.g. '{city: .text}'. $message has kind, from, to, skill, act, protocol and text. Try it with parley map test"
+	case "PeerCredentials.TokenFile":
+		return "file with the bearer token that the hub shows to it; mode 0600; default: none"
+	case "PeerCredentials.APIKeyFile":
+		return "file with the API key that the hub shows to it; mode 0600; default: none"
+	case "PeerCredentials.APIKeyHeader":
+		return "header that has the API key"
+	case "PeerCredentials.OAuth":
+		return "OAuth 2.0 client credentials, for which an issuer gives the hub tokens for it"
+	case "PeerCredentials.Cert":
+		return "certificate file (PEM) with which the hub calls it, and its key file, mode 0600; default: none"
+	case "PeerCredentials.Key":
+		return "key file of cert"
+	case "OAuthClient.TokenURL":
+		return "token endpoint of the issuer, https://…"
+	case "OAuthClient.ClientID":
+		return "the hub's id at the issuer"
+	case "OAuthClient.ClientSecretFile":
+		return "file with the hub's secret at the issuer; mode 0600"
+	case "OAuthClient.Scopes":
+		return "scopes to ask for; default: none"
 	case "Retention.Keep":
 		return "how long the content of messages is kept, e.g. \"2160h\"; default: for ever. The records stay, with sender, recipient and time. At least 1h"
 	case "Retention.Conversations":

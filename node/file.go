@@ -168,13 +168,17 @@ type Key struct {
 // Keys lists all keys of the file, in the order of their declaration.
 func Keys() []Key { return keysOf(fileType(), "Config", "") }
 
-// keysOf lists the keys of a struct, whose type has a name in this package or elsewhere. The
-// text about a key is the comment of its field; a protocol of another package has it in the
-// tag doc, for this package does not know its source.
+// keysOf lists the keys of a struct, whose type has a name in this package or elsewhere, and
+// of the structs that it embeds. The text about a key is the comment of its field; a protocol of
+// another package has it in the tag doc, for this package does not know its source.
 func keysOf(t reflect.Type, name, prefix string) []Key {
 	var out []Key
 	for i := range t.NumField() {
 		f := t.Field(i)
+		if f.Anonymous {
+			out = append(out, keysOf(f.Type, f.Type.Name(), prefix)...)
+			continue
+		}
 		if !isKey(f) {
 			continue
 		}

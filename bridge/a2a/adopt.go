@@ -1,9 +1,7 @@
 package a2a
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -24,11 +22,9 @@ func (b *Binding) expectEnd(id parley.ID) {
 // startCalls goes on with the tasks of an earlier process, reads cards, and follows
 // credentials.
 func (b *Binding) startCalls(ctx context.Context) error {
-	stop, err := b.secrets.Follow(ctx, func(before, after journal.Row[sealed]) {
-		b.disconnect(cmp.Or(after.Key, before.Key))
-	})
+	stop, err := b.secrets.Follow(ctx, b.disconnect)
 	if err != nil {
-		return fmt.Errorf("read the credentials for agents elsewhere: %w", err)
+		return err
 	}
 	d := b.c.Hub.Directory()
 	b.stops = append(b.stops, stop, d.Watch(b.readAhead))

@@ -16,10 +16,12 @@ import (
 	"time"
 
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
+
 	"github.com/parley-hub/parley"
 
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/bridge/follow"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -89,7 +91,7 @@ type AgentSettings struct {
 	// Guests lets callers without credentials call an agent of this hub.
 	Guests bool
 	// Credentials are for calls of an agent elsewhere.
-	Credentials Credentials
+	Credentials peerauth.Credentials
 	// Unsigned takes the card of an agent elsewhere that was signed and is no longer.
 	Unsigned bool
 }

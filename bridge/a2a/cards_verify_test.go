@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-jose/go-jose/v4"
 
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -394,7 +395,7 @@ func TestCardIsSigned(t *testing.T) {
 		}))
 		t.Cleanup(far.Close)
 		card = c.card(far.URL + "/jwks")
-		got, err := newCardHub(t, nil).ReadCard(t.Context(), far.URL, Credentials{})
+		got, err := newCardHub(t, nil).ReadCard(t.Context(), far.URL, peerauth.Credentials{})
 		if err != nil || got.Signed != c.signed {
 			t.Errorf("%s: %+v, %v", name, got, err)
 		}

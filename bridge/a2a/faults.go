@@ -13,6 +13,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/hub"
 )
 
@@ -46,15 +47,15 @@ var errorCodes = []struct {
 func failedCall(agent string, err error) hub.Outcome {
 	lost, isLost := errors.AsType[*lostError](err)
 	status, hasStatus := errors.AsType[*statusError](err)
-	token, isToken := errors.AsType[*tokenError](err)
+	token, isToken := errors.AsType[*peerauth.TokenError](err)
 	refused, isRefused := errors.AsType[*protocol.Error](err)
 	content, isContent := errors.AsType[*contentError](err)
 	switch {
 	case isContent:
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "A2A cannot carry the content: %v", content.error)}
 	case isToken:
-		e := bridge.Unreachable(parley.Fail(parley.Unavailable, err, "%q cannot be called now", agent), token.err)
-		if token.status >= 400 && token.status < 500 {
+		e := bridge.Unreachable(parley.Fail(parley.Unavailable, err, "%q cannot be called now", agent), token.Err)
+		if token.Status >= 400 && token.Status < 500 {
 			e.Retryable = false
 		}
 		if e.Source == parley.NotStated {
@@ -171,7 +172,7 @@ func refusesContext(err error) bool {
 func notTheProtocol(err error) bool {
 	_, isLost := errors.AsType[*lostError](err)
 	_, hasStatus := errors.AsType[*statusError](err)
-	_, isToken := errors.AsType[*tokenError](err)
+	_, isToken := errors.AsType[*peerauth.TokenError](err)
 	_, isRefused := errors.AsType[*protocol.Error](err)
 	return err != nil && !isLost && !hasStatus && !isToken && !isRefused && !errors.Is(err, context.Canceled) &&
 		!errors.Is(err, context.DeadlineExceeded)

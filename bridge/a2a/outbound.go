@@ -12,6 +12,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 )
@@ -23,6 +24,7 @@ type outgoing struct {
 	// parse. agent is "" for a card that is only looked at. nil: cards are not checked.
 	checkCard func(ctx context.Context, agent, at string, card []byte) ([]byte, error)
 	patience  time.Duration // see handOver
+	secrets   *peerauth.Store
 
 	outMu    sync.Mutex
 	peers    map[string][]*peer          // by directory name, one for each URL, former ones too
@@ -41,7 +43,8 @@ const handOver = 250 * time.Millisecond
 const retryPause = time.Second
 
 func newOutgoing(c Config) outgoing {
-	return outgoing{guard: netguard.Live(c.Allow, netguard.HubAdvice), patience: handOver, peers: map[string][]*peer{},
+	return outgoing{guard: netguard.Live(c.Allow, netguard.HubAdvice), patience: handOver,
+		secrets: peerauth.NewStore(c.Journal, c.Keys, Protocol, c.Rand), peers: map[string][]*peer{},
 		followed: map[parley.ID]*taskFollower{}, ending: map[parley.ID]struct{}{},
 		ended: make(chan endedRequest, 1024), reads: make(chan struct{}, readsAtOnce)}
 }

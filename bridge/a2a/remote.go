@@ -22,6 +22,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -68,7 +69,7 @@ var errSame = errors.New("the card did not change")
 // ReadCard reads the card of an agent elsewhere: at the URL, if that is the URL of a
 // card, else below it, else at the root of its origin. Credentials go to that origin
 // alone.
-func (b *Binding) ReadCard(ctx context.Context, at string, c Credentials) (*RemoteCard, error) {
+func (b *Binding) ReadCard(ctx context.Context, at string, c peerauth.Credentials) (*RemoteCard, error) {
 	p, err := b.newPeer("", at)
 	if err != nil {
 		return nil, err
@@ -306,11 +307,10 @@ type peer struct {
 const (
 	// maxTasks is how many requests of this hub one agent may work on at once; further
 	// ones wait.
-	maxTasks     = 1024
-	maxStreams   = 64 // open at one agent; further tasks are polled
-	pollsAtOnce  = 8  // at one agent
-	readsAtOnce  = 8  // of cards, in the background
-	callRedirect = -1 // a redirected call is an answer: the card may have moved too
+	maxTasks    = 1024
+	maxStreams  = 64 // open at one agent; further tasks are polled
+	pollsAtOnce = 8  // at one agent
+	readsAtOnce = 8  // of cards, in the background
 )
 
 func (b *Binding) newPeer(name, at string) (*peer, error) {
@@ -337,44 +337,6 @@ func (b *Binding) peerOf(name, at string) (*peer, error) {
 		b.peers[name] = append(b.peers[name], p)
 	}
 	return p, err
-}
-
-// connect makes the connection to a peer.
-func (b *Binding) connect(p *peer, c Credentials) *connection {
-	client := func(o netguard.Options) *http.Client {
-		o.RootCAs = b.c.RootCAs
-		h := b.guard.Client(o)
-		if b.c.Transport != nil {
-			h.Transport = b.c.Transport(h.Transport)
-		}
-		return h
-	}
-	n := &connection{enrolled: urlOrigin(p.url), c: c, now: b.c.Now, turn: make(chan struct{}, 1),
-		trusted: client(netguard.Options{Timeout: -1, MaxRedirects: callRedirect, MaxResponseBytes: -1,
-			Certificate: c.Certificate}),
-		tokens: client(netguard.Options{Timeout: cardTimeout, MaxRedirects: callRedirect, MaxResponseBytes: maxToken}),
-		read: client(netguard.Options{Timeout: cardTimeout, MaxResponseBytes: 2 * maxRemoteCard,
-			Certificate: c.Certificate})}
-	n.other = n.trusted
-	if c.Certificate != nil {
-		n.other = client(netguard.Options{Timeout: -1, MaxRedirects: callRedirect, MaxResponseBytes: -1})
-	}
-	return n
-}
-
-// cards reads a card, from the enrolled origin; redirects within it are followed.
-func (n *connection) cards(r *http.Request) (*http.Response, error) {
-	if _, err := n.authorize(r, ""); err != nil {
-		return nil, err
-	}
-	return traced(r, n.read.Do)
-}
-
-// close gives up idle connections.
-func (n *connection) close() {
-	for _, c := range []*http.Client{n.trusted, n.other, n.read, n.tokens} {
-		c.CloseIdleConnections()
-	}
 }
 
 // disconnect makes the next call of an agent use its present credentials, and its present
@@ -554,7 +516,7 @@ func (b *Binding) readAhead(ch directory.Change) {
 
 // forgetAgent removes the stored credentials of an agent that is no longer here.
 func (b *Binding) forgetAgent(e *directory.Entry) {
-	if addressOf(e) == "" || b.secrets.Known(e.Name).Revision == 0 {
+	if addressOf(e) == "" || !b.secrets.Has(e.Name) {
 		return
 	}
 	b.spawn(func() {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge/bridgetest"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -67,7 +68,7 @@ func TestCardIsFound(t *testing.T) {
 		{CardPath, ""},
 	} {
 		base := serveAt(t, card, x.at)
-		got, err := c.ReadCard(t.Context(), base+x.given, Credentials{})
+		got, err := c.ReadCard(t.Context(), base+x.given, peerauth.Credentials{})
 		if err != nil || got.URL != base+x.at || got.Version != V1 || got.Interface.Tenant != "acme" {
 			t.Errorf("%s by %q: %+v, %v", x.at, x.given, got, err)
 			continue
@@ -77,7 +78,7 @@ func TestCardIsFound(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if _, err := c.ReadCard(t.Context(), serveAt(t, card, "/elsewhere"), Credentials{}); err == nil {
+	if _, err := c.ReadCard(t.Context(), serveAt(t, card, "/elsewhere"), peerauth.Credentials{}); err == nil {
 		t.Error("found a card that is not there")
 	}
 }
@@ -126,7 +127,7 @@ func TestCardIsBounded(t *testing.T) {
 	}
 	c := newCaller(t, callerConfig{})
 	big := serveAt(t, with(`"x":"`+strings.Repeat("x", maxRemoteCard)+`"`), CardPath)
-	if _, err := c.ReadCard(t.Context(), big, Credentials{}); !errors.Is(err, netguard.ErrTooLarge) {
+	if _, err := c.ReadCard(t.Context(), big, peerauth.Credentials{}); !errors.Is(err, netguard.ErrTooLarge) {
 		t.Errorf("a big card: %v", err)
 	}
 	var skills []string
@@ -146,7 +147,7 @@ func TestCardIsBounded(t *testing.T) {
 func TestPrivateAddressesAreRefused(t *testing.T) {
 	a := serveAgent(t, V1, protocol.TransportProtocolJSONRPC, echoWork, nil)
 	c := newCaller(t, callerConfig{allow: []netip.Prefix{}})
-	if _, err := c.ReadCard(t.Context(), a.URL, Credentials{}); !errors.Is(err, netguard.ErrBlocked) {
+	if _, err := c.ReadCard(t.Context(), a.URL, peerauth.Credentials{}); !errors.Is(err, netguard.ErrBlocked) {
 		t.Errorf("a card: %v", err)
 	}
 	c.add("elsewhere", a.URL)
@@ -161,7 +162,7 @@ func TestPrivateAddressesAreRefused(t *testing.T) {
 		t.Errorf("%+v", m.Error)
 	}
 	c.add("tokens", a.URL)
-	c.SetAgent("tokens", AgentSettings{Credentials: Credentials{TokenURL: "http://127.0.0.9:1/t", ClientID: "x"}})
+	c.SetAgent("tokens", AgentSettings{Credentials: peerauth.Credentials{TokenURL: "http://127.0.0.9:1/t", ClientID: "x"}})
 	if m := c.ask("tokens", parley.Text("hi")); m.Error == nil || m.Error.Reason != parley.AddressGuard {
 		t.Errorf("%+v", m.Error)
 	}
@@ -184,7 +185,7 @@ func TestCardRedirects(t *testing.T) {
 	})
 	c := newCaller(t, callerConfig{})
 	for _, p := range []string{"/circle/", "/away/"} {
-		if _, err := c.ReadCard(t.Context(), s.URL+p, Credentials{}); !errors.Is(err, netguard.ErrRedirect) {
+		if _, err := c.ReadCard(t.Context(), s.URL+p, peerauth.Credentials{}); !errors.Is(err, netguard.ErrRedirect) {
 			t.Errorf("%s: %v", p, err)
 		}
 	}
@@ -297,7 +298,7 @@ func TestCardIsChecked(t *testing.T) {
 			return nil, errors.New("forged")
 		}
 	}})
-	card, err := c.ReadCard(t.Context(), a.URL, Credentials{})
+	card, err := c.ReadCard(t.Context(), a.URL, peerauth.Credentials{})
 	if err != nil || card.Unproved == nil {
 		t.Errorf("%+v, %v", card, err)
 	}
@@ -360,7 +361,7 @@ func TestWayElsewhere(t *testing.T) {
 	want("tasks", hub.FindingOK, "0 requests")
 	c.ask("elsewhere", parley.Text("hi"))
 	want("calls", hub.FindingOK, "it answered")
-	c.SetAgent("elsewhere", AgentSettings{Credentials: Credentials{Token: "secret"}})
+	c.SetAgent("elsewhere", AgentSettings{Credentials: peerauth.Credentials{Token: "secret"}})
 	want("credentials", hub.FindingOK, "bearer token")
 	c.add("nowhere", "http://127.0.0.1:1")
 	bridgetest.WantFinding(t, c.hub, "nowhere", "card", hub.FindingFailed, "refused")

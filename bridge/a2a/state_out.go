@@ -15,14 +15,12 @@ import (
 type outState struct {
 	sent     *journal.Table[sentRequest]  // by message
 	contexts *journal.Table[agentContext] // by contextKey
-	secrets  *journal.Table[sealed]       // credentials, by directory name
 }
 
 func newOutState(j *journal.Journal) outState {
 	return outState{
 		sent:     journal.NewTable[sentRequest](j, "a2a-outgoing", 0),
 		contexts: journal.NewTable[agentContext](j, "a2a-contexts", 4096),
-		secrets:  journal.NewTable[sealed](j, "a2a-credentials", 0),
 	}
 }
 
@@ -77,12 +75,6 @@ type contextRow = journal.Row[agentContext]
 func contextKey(agent string, conversation parley.ID) string {
 	sum := sha256.Sum256(append([]byte(agent+"\n"), conversation[:]...))
 	return hex.EncodeToString(sum[:16])
-}
-
-// A sealed value is encrypted with a key of the keyring.
-type sealed struct {
-	Nonce []byte
-	Box   []byte
 }
 
 // forgetCalls removes what is remembered about an agent elsewhere or a conversation. Open

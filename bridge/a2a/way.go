@@ -7,8 +7,10 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/netguard"
 )
 
 // way says how messages get to an agent elsewhere: it reads the agent's card.
@@ -86,20 +88,20 @@ func (b *Binding) credentialsWay(w *hub.Way, p *peer, card *RemoteCard) {
 	const fix = "set token_file, or other credentials, for the agent"
 	c := b.credentialsOf(p.name)
 	u, err := p.url.Parse(card.Interface.URL)
-	elsewhere := err == nil && urlOrigin(u) != urlOrigin(p.url)
+	elsewhere := err == nil && netguard.Origin(u) != netguard.Origin(p.url)
 	needs := len(card.Card.SecurityRequirements) > 0
 	switch {
-	case c.empty() && needs:
+	case c.Empty() && needs:
 		w.Warn("credentials", fix, "its card asks for some, and the hub has none")
-	case c.empty():
+	case c.Empty():
 		w.OK("credentials", "none; its card asks for none")
 	case elsewhere:
-		w.Warn("credentials", "add the agent with the URL of "+urlOrigin(u),
-			"its interface has another origin than %s: the hub shows its %s to that one alone", urlOrigin(p.url), c.kinds())
+		w.Warn("credentials", "add the agent with the URL of "+netguard.Origin(u),
+			"its interface has another origin than %s: the hub shows its %s to that one alone", netguard.Origin(p.url), c.Kinds())
 	default:
-		w.OK("credentials", "%s", c.kinds())
+		w.OK("credentials", "%s", c.Kinds())
 	}
-	var token *tokenError
+	var token *peerauth.TokenError
 	p.mu.Lock()
 	failed := p.failed
 	p.mu.Unlock()

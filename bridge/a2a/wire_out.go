@@ -13,7 +13,6 @@ import (
 	"mime"
 	"net/http"
 	"net/http/httptrace"
-	"net/url"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -42,7 +41,7 @@ const maxEvent = 7 << 20
 
 // RoundTrip implements http.RoundTripper.
 func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := w.conn.send(r)
+	resp, err := w.conn.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
@@ -119,6 +118,16 @@ func nameTrace(r *http.Request) {
 	if t.State != "" && len(t.State) <= maxTraceState {
 		r.Header.Set("tracestate", t.State)
 	}
+}
+
+// exchangeCall makes one exchange with an agent, in the trace of the message. A redirect is an answer: the card may
+// have moved too.
+func exchangeCall(r *http.Request, do func(*http.Request) (*http.Response, error)) (*http.Response, error) {
+	nameTrace(r)
+	if r.Method == http.MethodGet { // the SDK sends "null"
+		r.Body, r.GetBody, r.ContentLength = nil, nil, 0
+	}
+	return traced(r, do)
 }
 
 // traced makes a request note whether the agent may have it.
@@ -439,13 +448,6 @@ var reasonErrors = func() map[string]error {
 	}
 	return out
 }()
-
-// urlOrigin is scheme, host and port of a URL (RFC 6454, section 4).
-func urlOrigin(u *url.URL) string {
-	scheme := strings.ToLower(u.Scheme)
-	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[scheme])
-	return scheme + "://" + strings.ToLower(u.Hostname()) + ":" + port
-}
 
 // clipped bounds a text of an agent: valid UTF-8 without control characters.
 func clipped(s string, max int) string {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/jwks"
@@ -99,7 +100,7 @@ func a2aWay(_ *node.Config, a *node.Agent) *hub.Way {
 type a2aFlags struct {
 	value, tokenFile, apiKeyFile, secretFile, cert, key string
 
-	shown bridge.CredentialsText // the members that are no secrets
+	shown peerauth.Text // the members that are no secrets
 }
 
 // credentials declares the flags for what the hub shows to the agent.
@@ -150,7 +151,7 @@ func (s *a2aFlags) secrets() (admin.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := bridge.ParseCredentials(b); err != nil {
+	if _, err := peerauth.Parse(b); err != nil {
 		return nil, usage("the flags --a2a-…: %w", err)
 	}
 	return b, nil

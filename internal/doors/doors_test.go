@@ -13,16 +13,16 @@ import (
 
 const module = "github.com/parley-hub/parley"
 
-// protocols have a package of their own. A2A stands on the official SDK instead.
-var protocols = slices.DeleteFunc(slices.Clone(bridge.Protocols), func(p string) bool { return p == "a2a" })
+// protocols have a package of their own. A2A and MCP stand on their official SDKs instead.
+var protocols = slices.DeleteFunc(slices.Clone(bridge.Protocols), func(p string) bool { return p == "a2a" || p == "mcp" })
 
 // below lists the packages that a package may reach besides internal/…; unlisted
 // packages may reach none of Parley's. "bridge/*" stands for each protocol.
 func below(pkg string) ([]string, bool) {
 	stores := []string{"journal/store", "journal/sqlite", "journal/jetstream"}
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
-	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "bridge/follow", "node", "admin",
-		"console", "conform", "agh/aghnats", "bridge/a2a",
+	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "bridge/follow", "bridge/peerauth",
+		"node", "admin", "console", "conform", "agh/aghnats", "bridge/a2a", "bridge/mcp",
 		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
@@ -56,8 +56,10 @@ func below(pkg string) ([]string, bool) {
 		return core, true
 	case "bridge/follow":
 		return append(slices.Clone(core), "bridge", "journal/index"), true
-	case "bridge/a2a": // it has no store of tasks: it finds them by the index
-		return append(slices.Clone(core), "bridge", "bridge/follow", "journal/index"), true
+	case "bridge/peerauth":
+		return []string{"", "journal/store", "journal", "keyring"}, true
+	case "bridge/a2a", "bridge/mcp": // they have no store of calls: they find them by the index
+		return append(slices.Clone(core), "bridge", "bridge/follow", "bridge/peerauth", "journal/index"), true
 	case "bridge/bridgetest":
 		return append(slices.Clone(core), "bridge"), true
 	case "admin":

@@ -174,15 +174,15 @@ func redirectPolicy(limit int) func(*http.Request, []*http.Request) error {
 		if len(via) > limit {
 			return fmt.Errorf("%w: more than %d", ErrRedirect, limit)
 		}
-		if from, to := origin(via[0].URL), origin(r.URL); from != to {
+		if from, to := Origin(via[0].URL), Origin(r.URL); from != to {
 			return fmt.Errorf("%w: from %s to another origin, %s", ErrRedirect, from, to)
 		}
 		return nil
 	}
 }
 
-// origin is scheme, host and port, RFC 6454 §4.
-func origin(u *url.URL) string {
+// Origin is scheme, host and port, RFC 6454 §4.
+func Origin(u *url.URL) string {
 	scheme, port := strings.ToLower(u.Scheme), u.Port()
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443"}[scheme]

@@ -189,8 +189,8 @@ func TestRedirects(t *testing.T) {
 	} {
 		a, _ := url.Parse(c.a)
 		b, _ := url.Parse(c.b)
-		if (origin(a) == origin(b)) != c.same {
-			t.Errorf("%s and %s", origin(a), origin(b))
+		if (Origin(a) == Origin(b)) != c.same {
+			t.Errorf("%s and %s", Origin(a), Origin(b))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge/a2a"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
@@ -32,7 +33,7 @@ func TestLoopA2A(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		way.at.A2A().SetAgent(way.agent, a2a.AgentSettings{Credentials: a2a.Credentials{Token: token}})
+		way.at.A2A().SetAgent(way.agent, a2a.AgentSettings{Credentials: peerauth.Credentials{Token: token}})
 		id, err := a2a.IdentityAt(way.other.A2A().AgentURL(way.agent))
 		if err != nil {
 			t.Fatal(err)
