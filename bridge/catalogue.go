@@ -21,6 +21,8 @@ import (
 //
 // A tool's name matches ^[a-zA-Z0-9_-]{1,64}$ (MCP-020), is unique, and is the same after a
 // restart. It has "__", or a hash at its end, so it is never the name of a hub's own tool.
+// Tools whose names would be the same all have a hash: while a tool is there, its name never
+// passes to another one.
 type Catalogue struct {
 	hub *hub.Hub
 
@@ -40,7 +42,7 @@ type Tool struct {
 type toolIndex struct {
 	entries []*directory.Entry // as the directory listed them
 	list    []*Tool            // by name
-	byName  map[string]*Tool
+	byName  map[string]*Tool   // nil for a name that several tools would have
 	byAgent map[string][]*Tool // in the order of the agent's skills
 }
 
@@ -66,17 +68,37 @@ func sameList(a, b []*directory.Entry) bool {
 
 func newToolIndex(entries []*directory.Entry) *toolIndex {
 	x := &toolIndex{entries: entries, byName: map[string]*Tool{}, byAgent: map[string][]*Tool{}}
+	var shared []*Tool // whose names are too long, or not theirs alone
 	for _, e := range entries {
 		list := e.Skills
 		if len(list) == 0 {
 			list = []parley.SkillSpec{{}}
 		}
 		for _, s := range list {
-			t := &Tool{Name: x.nameFor(e.Name, skillID(s)), Agent: e.Name, Entry: e, Skill: s}
-			x.byName[t.Name] = t
+			t := &Tool{Name: safeName(e.Name) + "__" + safeName(skillID(s)), Agent: e.Name, Entry: e, Skill: s}
 			x.byAgent[e.Name] = append(x.byAgent[e.Name], t)
 			x.list = append(x.list, t)
+			other, taken := x.byName[t.Name]
+			switch {
+			case !taken && len(t.Name) <= maxToolName:
+				x.byName[t.Name] = t
+				continue
+			case other != nil:
+				shared = append(shared, other)
+				x.byName[t.Name] = nil
+			}
+			shared = append(shared, t)
 		}
+	}
+	marked := map[string]bool{}
+	for i := 0; i < len(shared); i++ {
+		t := shared[i]
+		t.Name = x.markedName(t, marked)
+		marked[t.Name] = true
+		if other := x.byName[t.Name]; other != nil { // its skill's id looks like a hash
+			shared = append(shared, other)
+		}
+		x.byName[t.Name] = t
 	}
 	slices.SortFunc(x.list, func(a, b *Tool) int { return cmp.Compare(a.Name, b.Name) })
 	return x
@@ -88,16 +110,18 @@ func skillID(s parley.SkillSpec) string { return cmp.Or(s.ID, "talk") }
 // maxToolName is the longest name of a tool that the makers of models allow.
 const maxToolName = 64
 
-// nameFor gives a free name. One that is too long, or taken, has a part of its hash.
-func (x *toolIndex) nameFor(agent, skill string) string {
-	plain := safeName(agent) + "__" + safeName(skill)
-	name, seed := plain, agent+"\x00"+skill
-	for len(name) > maxToolName || x.byName[name] != nil {
+// markedName gives a tool's name with a part of its hash. No other marked tool has it.
+func (x *toolIndex) markedName(t *Tool, marked map[string]bool) string {
+	seed := t.Agent + "\x00" + skillID(t.Skill)
+	for {
 		sum := sha256.Sum256([]byte(seed))
 		mark := "-" + hex.EncodeToString(sum[:4])
-		name, seed = plain[:min(len(plain), maxToolName-len(mark))]+mark, string(sum[:])
+		name := t.Name[:min(len(t.Name), maxToolName-len(mark))] + mark
+		if other, ok := x.byName[name]; !marked[name] && (!ok || other != nil) {
+			return name
+		}
+		seed = string(sum[:])
 	}
-	return name
 }
 
 // safeName spells a name in the characters that the makers of models allow.
@@ -112,11 +136,12 @@ func safeName(s string) string {
 }
 
 // Tool finds a tool by its name, by agent__skill or agent.skill with the names of the
-// directory, or by an agent alone. It does not ask whether the caller may see it.
+// directory, or by an agent alone. A name that several tools would have finds none. Tool does
+// not ask whether the caller may see it.
 func (c *Catalogue) Tool(name string) (*Tool, bool) {
 	x := c.current()
-	if t := x.byName[name]; t != nil {
-		return t, true
+	if t, ok := x.byName[name]; ok {
+		return t, t != nil
 	}
 	for _, sep := range []string{"__", "."} {
 		for i := range name {

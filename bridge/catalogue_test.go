@@ -3,7 +3,6 @@ package bridge
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -108,6 +107,11 @@ func TestToolNames(t *testing.T) {
 			t.Errorf("%q, before %q", got, names)
 		}
 	})
+	t.Run("a name that several tools would have leads to none", func(t *testing.T) {
+		if got, ok := c.Tool("crew-echo__echo"); ok || slices.Contains(names, "crew-echo__echo") {
+			t.Errorf("it leads to %+v", got)
+		}
+	})
 	t.Run("a name leads to its tool", func(t *testing.T) {
 		for _, want := range tools {
 			if got, ok := c.Tool(want.Name); !ok || got != want {
@@ -116,7 +120,7 @@ func TestToolNames(t *testing.T) {
 		}
 	})
 	t.Run("a name of the usual form is agent__skill", func(t *testing.T) {
-		for _, name := range []string{"bob__talk", "crew-echo__---", "crew-echo__say-again", "parley_find__talk",
+		for _, name := range []string{"bob__talk", "crew-echo__---", "crew-echo__-", "parley_find__talk",
 			"short__" + strings.Repeat("x", 57)} {
 			if !slices.Contains(names, name) {
 				t.Errorf("%q is not in %q", name, names)
@@ -243,22 +247,42 @@ func TestWrappedContent(t *testing.T) {
 	}
 }
 
-// Names that other agents chose to look like hashes take nobody's name.
+// A name never passes to another tool, whatever names and skills other agents choose.
 func TestToolNamesAreNotTaken(t *testing.T) {
 	t.Parallel()
-	c, _ := newCatalogue(t, agent("x", "a b", "a.b"))
-	var marked string
-	for _, tool := range c.Visible("a2e", "alice") {
-		if tool.Skill.ID == "a.b" {
-			_, marked, _ = strings.Cut(tool.Name, "__")
+	c, d := newCatalogue(t, agent("x/y", "a"))
+	names := map[string]string{} // name → its first tool
+	look := func(tools int) {
+		t.Helper()
+		list := c.Visible("a2e", "alice")
+		if len(list) != tools {
+			t.Errorf("%q: want %d tools", namesOf(list), tools)
+		}
+		for i, tool := range list {
+			is := tool.Agent + " " + tool.Skill.ID
+			if was := names[tool.Name]; was != "" && was != is || i > 0 && tool.Name == list[i-1].Name {
+				t.Errorf("%q is %q now, and was %q", tool.Name, is, was)
+			}
+			names[tool.Name] = is
+		}
+		for name, was := range names {
+			if got, ok := c.Tool(name); ok && got.Agent+" "+got.Skill.ID != was {
+				t.Errorf("%q leads to %+v now, and was %q", name, got, was)
+			}
 		}
 	}
-	c, _ = newCatalogue(t, agent("x", marked, "a b", "a.b"))
-	got := map[string]string{}
-	for _, tool := range c.Visible("a2e", "alice") {
-		got[tool.Name] = tool.Skill.ID
+	skills := func() (ids []string) {
+		for _, tool := range c.Visible("a2e", "alice") {
+			_, id, _ := strings.Cut(tool.Name, "__")
+			ids = append(ids, id)
+		}
+		return ids
 	}
-	if len(got) != 3 || got["x__"+marked] != marked {
-		t.Error(fmt.Sprint(got))
-	}
+	look(1)
+	put(t, d, agent("x-y", skills()...)) // the same tool name
+	look(2)
+	put(t, d, agent("x-y", append(skills(), "a")...)) // the names that these tools have now
+	look(4)
+	put(t, d, agent("x.y", skills()...))
+	look(8)
 }
