@@ -253,24 +253,22 @@ func (t *Tool) Hit() Hit {
 	return Hit{t.Agent, t.Skill.ID, t.Name, t.Description(), SchemaObject(t.Skill.Input)}
 }
 
-// WrappedMember is the argument of a tool that has all of its content; see [Tool.Wrapped].
-const WrappedMember = "value"
-
 // Wrapped reports whether the skill's content is no object. Arguments of a tool are always
-// an object, so they hold the content as {"value": …}.
+// an object, so they hold the content as a member.
 func (t *Tool) Wrapped() bool {
 	s, ok := ReadSchema(t.Skill.Input)
 	return ok && !s.TakesObject()
 }
 
-// Content gives the content for the skill from the arguments of a call.
-func (t *Tool) Content(arguments json.RawMessage) json.RawMessage {
+// Content gives the content for the skill from the arguments of a call. member is the argument that has all of the
+// content if the tool is [Tool.Wrapped].
+func (t *Tool) Content(arguments json.RawMessage, member string) json.RawMessage {
 	if !t.Wrapped() {
 		return arguments
 	}
 	var m map[string]json.RawMessage
-	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[WrappedMember] != nil {
-		return m[WrappedMember]
+	if jsonx.Decode(arguments, &m) == nil && len(m) == 1 && m[member] != nil {
+		return m[member]
 	}
 	return arguments
 }

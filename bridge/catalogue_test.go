@@ -240,7 +240,7 @@ func TestWrappedContent(t *testing.T) {
 			if !wrapped || content == "" {
 				content = arguments
 			}
-			if got := tool.Content(json.RawMessage(arguments)); string(got) != content {
+			if got := tool.Content(json.RawMessage(arguments), "value"); string(got) != content {
 				t.Errorf("%s: the content of %s is %s", schema, arguments, got)
 			}
 		}

@@ -14,6 +14,9 @@ import (
 
 // JSON Schemas of skills as parameters of tools (A2E §6.14), and the reverse.
 
+// wrappedMember is the argument of a tool that has all of its content; see [bridge.Tool.Wrapped].
+const wrappedMember = "value"
+
 // parameters translates a schema into a tool's parameters (A2E §6.14). The hub also
 // checks the constraints that parameters cannot express.
 func parameters(raw json.RawMessage) []protocol.ToolParameter {
@@ -24,7 +27,7 @@ func parameters(raw json.RawMessage) []protocol.ToolParameter {
 			Description: "what to say; other members are passed on as they are"})
 	}
 	if !s.TakesObject() {
-		p := parameter(bridge.WrappedMember, raw, 0)
+		p := parameter(wrappedMember, raw, 0)
 		p.Required = true
 		return append(list, p)
 	}

@@ -70,7 +70,7 @@ func (t *tools) callTool(ctx context.Context, c *protocol.ToolCall, tg *bridge.T
 // more are the extensions of the request.
 func (t *tools) call(ctx context.Context, r *protocol.Request, tg *bridge.Tool, arguments json.RawMessage,
 	streaming bool, more map[string]json.RawMessage) (data, metadata json.RawMessage, err error) {
-	parts, err := fromContent(tg.Content(arguments))
+	parts, err := fromContent(tg.Content(arguments, wrappedMember))
 	if err != nil {
 		return nil, nil, protocol.ErrSchema.Because(err)
 	}

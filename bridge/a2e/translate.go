@@ -84,7 +84,7 @@ func asObject(v json.RawMessage) (json.RawMessage, error) {
 	if jsonx.Kind(v) == '{' {
 		return v, nil
 	}
-	return jsonx.Encode(map[string]json.RawMessage{bridge.WrappedMember: v})
+	return jsonx.Encode(map[string]json.RawMessage{wrappedMember: v})
 }
 
 // fromContent is the reverse of toContent for content from agents.
