@@ -201,7 +201,8 @@ func TestCredentialsAreChecked(t *testing.T) {
 	if err := c.StoreCredentials(t.Context(), "a", bad); err == nil {
 		t.Error("they are stored")
 	}
-	if _, err := c.ReadCard(t.Context(), "http://127.0.0.1:1", bad); err == nil || strings.Contains(err.Error(), "refused") {
+	_, err := c.ReadCard(t.Context(), "http://127.0.0.1:1", bad)
+	if err == nil || strings.Contains(err.Error(), "refused") {
 		t.Errorf("a card is asked for: %v", err)
 	}
 }

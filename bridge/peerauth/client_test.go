@@ -198,8 +198,8 @@ func TestOAuth(t *testing.T) {
 	bad.ClientID = "wrong"
 	seen = nil
 	_, _, err := send(t, newClient(t, agent, bad, Config{}), agent, "hi")
-	if e, ok := errors.AsType[*TokenError](err); !ok || e.Status != 401 || !strings.Contains(e.Error(), "invalid_client") ||
-		len(seen) > 0 {
+	if e, ok := errors.AsType[*TokenError](err); !ok || e.Status != 401 ||
+		!strings.Contains(e.Error(), "invalid_client") || len(seen) > 0 {
 		t.Errorf("%v, %q", err, seen)
 	}
 }
