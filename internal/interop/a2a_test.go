@@ -81,14 +81,7 @@ func a2aScripts(t *testing.T, modules string) string {
 	if err != nil || sdk.Version != "1.3.0" {
 		t.Fatalf("%s has version %q of @a2a-js/sdk, want 1.3.0: %v", modules, sdk.Version, err)
 	}
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("typescript")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(modules, filepath.Join(dir, "node_modules")); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return nodeScripts(t, modules)
 }
 
 // a2aHub starts a hub with the agents, and the agent "teller" in its own process, which does

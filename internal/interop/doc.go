@@ -24,6 +24,11 @@
 //
 //	PARLEY_A2A_SDKS=/tmp/venv/a2a go test -run A2A ./internal/interop
 //
+// The tests of the official MCP SDKs, two versions each of those for Python and TypeScript, of the inspector and of the
+// conformance suite run where PARLEY_MCP_SDKS names a folder with them. setup.sh makes DIR/mcp.
+//
+//	PARLEY_MCP_SDKS=/tmp/venv/mcp go test -run MCP ./internal/interop
+//
 // The A2E SDK is in no registry. setup.sh installs it from its source
 // (a2eprotocol/python-sdk, version 0.1) when that is named as well:
 //

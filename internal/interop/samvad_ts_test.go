@@ -41,14 +41,7 @@ func typescript(t *testing.T) string {
 	if _, err := exec.LookPath("node"); err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("typescript")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(modules, filepath.Join(dir, "node_modules")); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return nodeScripts(t, modules)
 }
 
 // tsAnswer is the output of a script about a call.

@@ -15,6 +15,9 @@
 # A2A: DIR/a2a with an environment for each version of the SDK for Python, which
 # exclude each other, and with the SDK for JavaScript where Node and npm are
 # installed.
+#
+# MCP: DIR/mcp with an environment for each version of the SDK for Python. DIR/mcp/node has, where Node and npm are
+# installed, both SDKs for TypeScript, the inspector and the conformance suite, and the Node that these two need.
 set -eu
 if [ $# -lt 1 ] || [ $# -gt 2 ]; then
 	echo "usage: [SAMVAD_SDK=FOLDER] internal/interop/setup.sh DIR [A2E_SDK]" >&2
@@ -127,5 +130,26 @@ if command -v node >/dev/null && command -v npm >/dev/null; then
 else
 	echo "internal/interop/setup.sh: no node and npm, the tests of the A2A SDK for JavaScript will be skipped"
 fi
+
+for version in 1.30.0 2.3.0; do
+	"$python" -m venv "$dir/mcp/python-$version"
+	limited "$dir/mcp/python-$version/bin/python" -m pip install --quiet --disable-pip-version-check "mcp==$version" || {
+		rm -rf "$dir/mcp/python-$version"
+		echo "internal/interop/setup.sh: no mcp $version for Python, its tests will be skipped"
+	}
+done
+if command -v node >/dev/null && command -v npm >/dev/null; then
+	mkdir -p "$dir/mcp/node"
+	(cd "$dir/mcp/node" && echo '{"private": true}' >package.json && npm_install '@modelcontextprotocol/sdk@1.32.2' \
+		'@modelcontextprotocol/client@2.4.0' '@modelcontextprotocol/server@2.4.0' '@modelcontextprotocol/node@2.1.2' \
+		'zod@4.6.7' '@modelcontextprotocol/inspector@2.12.0' '@modelcontextprotocol/conformance@0.2.0-alpha.12' \
+		'conformance-0.1@npm:@modelcontextprotocol/conformance@0.1.16' 'node@22.23.3') || {
+		rm -rf "$dir/mcp/node"
+		echo "internal/interop/setup.sh: no MCP packages for Node, their tests will be skipped"
+	}
+else
+	echo "internal/interop/setup.sh: no node and npm, the tests of the MCP packages for Node will be skipped"
+fi
 echo "PARLEY_A2A_SDKS=$dir/a2a"
+echo "PARLEY_MCP_SDKS=$dir/mcp"
 echo "PARLEY_PYTHON=$1/bin/python"
