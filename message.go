@@ -148,7 +148,7 @@ type Trace struct {
 
 // Origin is how a message reached this hub.
 type Origin struct {
-	// "samvad", "uagents", "a2e", "agh", "asp"; "go" for a handler, "api" for the plain HTTP way in
+	// "samvad", "uagents", "a2e", "agh", "asp", "a2a", "mcp"; "go" for a handler, "api" for the plain HTTP way in
 	Protocol string
 	Peer     string            // the identity in that protocol, or the network address of one that has none
 	Address  string            // network address of the peer, if it has one

@@ -49,6 +49,9 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 			(way != AGH || slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !p.IsText() })) {
 			add(Detail)
 		}
+		if way == MCPClient && slices.ContainsFunc(m.Parts, func(p parley.Part) bool { return !isPlain(&p) }) {
+			out = append(out, parley.Loss{Field: "Parts", Reason: textEvents})
+		}
 		content = message
 	case parley.Failure:
 		if m.Error != nil {
@@ -91,6 +94,9 @@ func Losses(way Way, m *parley.Message, recipient string) []parley.Loss {
 // hubExtension is the name of the hub's own notes in [parley.Message.Extensions].
 const hubExtension = "parley"
 
+// textEvents is the reason for bytes and links of an event to an MCP client.
+const textEvents = "the message of progress or elicitation is text: bytes and links of the event are left out"
+
 var tooMany = fmt.Sprintf("more than %d names are not listed", MaxAudience)
 
 var stateAspects = map[parley.State]Aspect{parley.NoState: Chunk, parley.Accepted: Accepted, parley.Working: Working,
@@ -111,17 +117,17 @@ func parts(way Way, m *parley.Message, add func(Aspect)) {
 	}
 	for i := range m.Parts {
 		p := &m.Parts[i]
-		json := isJSON(p)
-		plain := p.URI == "" && (json || p.IsText())
+		plain := isPlain(p)
 		single := len(m.Parts) == 1
-		keeps := (way == Inbox || way == Call) && !single
-		if p.Name != "" && (plain || way == Model) && !keeps && m.Kind != parley.Failure {
+		keeps := (way == Inbox || way == Call || way == MCPClient && InInbox(m.Kind)) && !single
+		if p.Name != "" && (plain || way == Model || way == MCPClient && m.Kind == parley.Response && isMedia(p)) &&
+			!keeps && m.Kind != parley.Failure {
 			add(Name)
 		}
 		if plain && !keeps && specificJSON(p.MediaType) {
 			add(Type)
 		}
-		if way == Model && plain && json && losesDigits(p.Data) {
+		if way == Model && plain && isJSON(p) && losesDigits(p.Data) {
 			add(Numbers)
 		}
 	}
@@ -171,6 +177,14 @@ func OfReply(kind parley.Kind, losses []parley.Loss) []parley.Loss {
 
 // isJSON is p.IsJSON with a fast path.
 func isJSON(p *parley.Part) bool { return p.MediaType == "application/json" || p.IsJSON() }
+
+// isPlain reports whether a part is text or JSON, and no link.
+func isPlain(p *parley.Part) bool { return p.URI == "" && (isJSON(p) || p.IsText()) }
+
+// isMedia reports whether a part is what MCP calls an image or audio.
+func isMedia(p *parley.Part) bool {
+	return p.URI == "" && (strings.HasPrefix(p.MediaType, "image/") || strings.HasPrefix(p.MediaType, "audio/"))
+}
 
 // specificJSON reports whether a JSON media type says more than JSON.
 func specificJSON(t string) bool {

@@ -83,26 +83,28 @@ const MaxAudience = 64
 // RestOf gives the fields of a message that go with the provenance on a way.
 func RestOf(way Way, m *parley.Message) Rest {
 	r := Rest{Sent: utc(m.Sent)}
-	if way != AGH {
+	inbox := way == Inbox || way == MCPClient && InInbox(m.Kind)
+	meta := !inbox && (way == MCPClient || way == MCPServer) // _meta has places for the trace and the error
+	if way != AGH && !meta {
 		r.Trace = m.Trace.Parent
 	}
-	if way == Inbox {
-		return r // an A2E arrival has a place for the others
+	if inbox {
+		return r // a message of parley_inbox has a place for the others
 	}
 	r.Schema = m.Schema
-	if len(m.Audience) <= MaxAudience {
+	if len(m.Audience) <= MaxAudience && way != MCPServer {
 		r.Audience = m.Audience
 	}
 	if way != AGH {
 		r.Act = m.Act
 	}
-	if way == ASP || way == A2A {
+	if way == ASP || way == A2A || meta {
 		r.Conversation = m.Conversation
 	}
-	if way == Call || way == ASP || way == A2A {
+	if way == Call || way == ASP || way == A2A || meta {
 		r.Deadline, r.Expires = utc(m.Deadline), utc(m.Expires)
 	}
-	if m.Error != nil && way != Call {
+	if m.Error != nil && way != Call && !meta {
 		r.Retryable, r.RetryAfter = m.Error.Retryable, m.Error.After.Seconds()
 	}
 	return r

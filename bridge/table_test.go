@@ -5,6 +5,8 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +25,7 @@ func TestTableIsWhole(t *testing.T) {
 		seen[r.Aspect] = true
 		for _, w := range Ways {
 			e, ok := r.Out[w.Way]
-			if !ok || e.Fate == Absent || e.Fate != Survives && e.How == "" {
+			if !ok || e.Fate != Survives && e.How == "" {
 				t.Errorf("%s on the way %s: %v", r.Aspect, w.Way, e)
 			}
 			if e.Fate == Lost && r.Field == "" {
@@ -126,6 +128,72 @@ func TestEveryLossIsReported(t *testing.T) {
 	}
 }
 
+// TestLossesOfMCPClients: what a client finds depends on whether a message answers its call, or
+// waits in its inbox.
+func TestLossesOfMCPClients(t *testing.T) {
+	named := func(mediaType, uri string) parley.Part {
+		return parley.Part{MediaType: mediaType, Name: "x", URI: uri, Data: []byte("1")}
+	}
+	text, object, image, file, link := named("text/plain", ""), named("application/geo+json", ""), named("image/png", ""),
+		named("application/pdf", ""), named("text/html", "https://x")
+	name := parley.Loss{Field: "Parts.Name", Reason: rows[Name].Out[MCPClient].How}
+	mediaType := parley.Loss{Field: "Parts.MediaType", Reason: rows[Type].Out[MCPClient].How}
+	left := parley.Loss{Field: "Parts", Reason: textEvents}
+	for _, c := range []struct {
+		name  string
+		kind  parley.Kind
+		parts []parley.Part
+		want  []parley.Loss
+	}{
+		{"a result names files and links", parley.Response, []parley.Part{file, link}, nil},
+		{"a result does not name text", parley.Response, []parley.Part{text, link}, []parley.Loss{name}},
+		{"a result does not name images", parley.Response, []parley.Part{image}, []parley.Loss{name}},
+		{"a result has plain JSON", parley.Response, []parley.Part{object, text}, []parley.Loss{mediaType, name}},
+		{"an inbox names several parts", parley.Notice, []parley.Part{text, image, object}, nil},
+		{"an inbox does not name a single value", parley.Request, []parley.Part{object}, []parley.Loss{mediaType, name}},
+		{"an inbox names a single image", parley.Input, []parley.Part{image}, nil},
+		{"an event is text", parley.Event, []parley.Part{{MediaType: "application/json"}, parley.Text("x")}, nil},
+		{"an event has no bytes", parley.Event, []parley.Part{image}, []parley.Loss{left}},
+		{"an event has no links", parley.Event, []parley.Part{link}, []parley.Loss{left}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			if got := Losses(MCPClient, &parley.Message{Kind: c.kind, Parts: c.parts}, "bob"); !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// TestRestOfMCP: the provenance has what neither _meta nor parley_inbox has a place for.
+func TestRestOfMCP(t *testing.T) {
+	at := time.Unix(1767225600, 0).UTC()
+	m := parley.Message{Conversation: parley.ID{1}, Act: "inform", Schema: "s", Sent: at, Deadline: at, Expires: at,
+		Trace: parley.Trace{Parent: "00-t"}, Audience: []string{"alice", "bob"},
+		Error: &parley.Error{Retryable: true, After: time.Second}}
+	for _, c := range []struct {
+		name string
+		way  Way
+		kind parley.Kind
+		want Rest
+	}{
+		{"a message of the inbox", MCPClient, parley.Notice, Rest{Sent: at, Trace: "00-t"}},
+		{"a result", MCPClient, parley.Failure, Rest{Conversation: m.Conversation, Act: "inform", Schema: "s", Sent: at,
+			Deadline: at, Expires: at, Audience: m.Audience}},
+		{"a call does not tell a server who else got it", MCPServer, parley.Notice, Rest{Conversation: m.Conversation,
+			Act: "inform", Schema: "s", Sent: at, Deadline: at, Expires: at}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			m := m
+			m.Kind = c.kind
+			if got := RestOf(c.way, &m); !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%+v, want %+v", got, c.want)
+			}
+		})
+	}
+}
+
 func TestNumbersBeyondAFloat(t *testing.T) {
 	for text, want := range map[string]bool{
 		`{"a":0.1}`: false, `{"a":"0.10000000000000000001"}`: false, `[0.10000000000000000001]`: true,
@@ -177,7 +245,7 @@ func TestProvenanceIsASCII(t *testing.T) {
 // The page.
 
 var titles = map[string]string{"samvad": "SAMVAD", "uagents": "uAgents", "a2e": "A2E", "agh": "AGH", "asp": "ASP",
-	"a2a": "A2A"}
+	"a2a": "A2A", "mcp": "MCP"}
 
 const before = `# Translation
 
@@ -270,7 +338,7 @@ func page() string {
 		}
 		fmt.Fprintf(&b, "- %s: %s.\n", titles[p], how)
 	}
-	b.WriteString("\n## At a glance\n\n✓ survives · ≈ in another form · – lost, and reported · ✗ refused, and the sender is told\n\n| | said by |")
+	b.WriteString("\n## At a glance\n\n✓ survives · ≈ in another form · – lost, and reported · ✗ refused, and the sender is told ·\nempty: it never goes that way\n\n| | said by |")
 	for _, w := range Ways {
 		fmt.Fprintf(&b, " %s |", w.Title)
 	}
@@ -291,7 +359,7 @@ func page() string {
 		}
 		b.WriteByte('\n')
 	}
-	b.WriteString("\nuAgents get a chat message, or a message of a model that they declare. A2E agents get messages by `parley_inbox`, and\nresults of their own calls; A2E hosts get tool calls.\n")
+	b.WriteString("\nuAgents get a chat message, or a message of a model that they declare. A2E agents get messages by `parley_inbox`, and\nresults of their own calls; A2E hosts get tool calls. MCP clients get results of their calls, and agents that call also\nmessages by `parley_inbox`; attached MCP servers get tool calls.\n")
 	b.WriteString(mappings)
 	b.WriteString("\n## Pair by pair\n\nEach pair names what the sender's protocol can say. " +
 		"\"the header Parley-Provenance\" and its like are where the hub states\nthe sender, the assurance and the digest of the original.\n")
@@ -307,7 +375,7 @@ func page() string {
 				if w.Protocol != to {
 					continue
 				}
-				if to == "uagents" || to == "a2e" {
+				if to == "uagents" || to == "a2e" || to == "mcp" {
 					fmt.Fprintf(&b, "\n**%s**\n", w.Title)
 				}
 				pair(&b, from, w.Way)

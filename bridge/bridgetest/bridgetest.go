@@ -161,10 +161,17 @@ func in(from string, a bridge.Aspect) bool {
 	})
 }
 
+// refuses reports whether a message with an aspect is refused on a way.
+func refuses(way bridge.Way, a bridge.Aspect) bool {
+	return slices.ContainsFunc(bridge.Table, func(r bridge.Row) bool {
+		return r.Aspect == a && r.Out[way].Fate == bridge.Refused
+	})
+}
+
 // parts makes the content.
 func (m *maker) parts(says func(bridge.Aspect) bool, way bridge.Way) {
 	count := 1
-	if says(bridge.Several) {
+	if says(bridge.Several) && !refuses(way, bridge.Several) {
 		count = 1 + m.IntN(3)
 	}
 	out := m.c.Message
@@ -203,20 +210,20 @@ func (m *maker) parts(says func(bridge.Aspect) bool, way bridge.Way) {
 				out.Parts = append(out.Parts, parley.Part{MediaType: media, Name: n, Data: []byte(body)})
 			})
 		}
-		if says(bridge.OtherJSON) && way != bridge.Model {
+		if says(bridge.OtherJSON) && !refuses(way, bridge.OtherJSON) {
 			kinds = append(kinds, func() {
 				out.Parts = append(out.Parts, parley.Part{MediaType: "application/json",
 					Data: []byte(`["` + m.mark(field) + `"]`)})
 			})
 		}
-		if says(bridge.Bytes) && (way != bridge.Model || i > 0) {
+		if says(bridge.Bytes) && (i > 0 || !refuses(way, bridge.Bytes)) {
 			kinds = append(kinds, func() {
 				n := name()
 				out.Parts = append(out.Parts, parley.Part{MediaType: "image/png", Name: n,
 					Data: []byte("\x89PNG" + m.mark(field))})
 			})
 		}
-		if says(bridge.Link) && (way != bridge.Model || i > 0) {
+		if says(bridge.Link) && (i > 0 || !refuses(way, bridge.Link)) {
 			kinds = append(kinds, func() {
 				n := name()
 				out.Parts = append(out.Parts, parley.Part{MediaType: "text/html", Name: n,
