@@ -128,6 +128,8 @@ var reasonAdvice = map[parley.Reason]map[string]string{
 		"agh": "start the peer {agent}: it has to greet in its channel every agh.greet_interval",
 		"asp": "start {agent}: it has to take the hub's invitation to the session from the hub's ASP server; `parley " +
 			"agents show {agent}` has its agent URI",
+		"mcp": "start `parley mcp attach {agent} -- COMMAND` beside the MCP server; an agent that calls the hub has to " +
+			"call parley_inbox",
 		apiProtocol: "`parley listen {agent}` reads its inbox",
 	},
 	parley.NoAddress: {
@@ -261,6 +263,12 @@ var checkAdvice = map[string]map[string]string{
 			"callers.issuer names the issuers that the hub trusts",
 		"verify": "give the caller a token (`parley tokens add NAME --agent AGENT`), or open the agent to guests: " +
 			"agents.NAME.a2a.guests",
+	},
+	"mcp": {
+		"caller": "give the client a token that holds: `parley tokens add NAME --agent AGENT` issues one, and " +
+			"callers.issuer names the issuers that the hub trusts",
+		"verify": "give the client a token (`parley tokens add NAME --agent AGENT`), or open the agent to guests: " +
+			"agents.NAME.mcp.guests",
 	},
 	"a2e": {
 		"handshake": "give the agent a token that the hub knows, as auth_token: the one that `parley agents add " +
