@@ -1,11 +1,526 @@
 package mcp
 
-import "net/http"
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
 
-// serveConnect is the tunnel of a client: a session over WebSocket, with one JSON-RPC message in each text frame. The door
-// has checked Host, Origin and the caller.
-func (b *Binding) serveConnect(w http.ResponseWriter, r *http.Request, c *caller) {}
+	"github.com/coder/websocket"
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 
-// serveAttach is the tunnel of an attached server: the hub is the client on it. The door has checked Host, Origin and the
-// caller, and that it is the agent whose server it brings.
-func (b *Binding) serveAttach(w http.ResponseWriter, r *http.Request, agent string) {}
+	"github.com/parley-hub/parley/internal/jsonx"
+)
+
+// Bounds of a tunnel.
+const (
+	maxOpenCalls = 256              // of the peer, without an answer
+	tunnelWrite  = 30 * time.Second // for the peer to take a message
+	tunnelDrain  = 2 * time.Second  // for open calls to be answered when the hub stops
+)
+
+// StatusReplaced is the close code of a tunnel whose agent has a newer one.
+const StatusReplaced websocket.StatusCode = 4001
+
+// errReplaced ends a tunnel whose agent has a newer one.
+var errReplaced = &tunnelEnd{StatusReplaced, "a newer tunnel of this agent took its place"}
+
+// A tunnelEnd is why the hub ends a tunnel. The text goes to the peer.
+type tunnelEnd struct {
+	code websocket.StatusCode
+	text string
+}
+
+func (e *tunnelEnd) Error() string { return e.text }
+
+var (
+	errTunnelDone    = &tunnelEnd{websocket.StatusNormalClosure, ""}
+	errTunnelRestart = &tunnelEnd{websocket.StatusServiceRestart, "the hub stops; connect again"}
+	errTunnelRevoked = &tunnelEnd{websocket.StatusPolicyViolation, "the credentials hold no longer"}
+	errTunnelBinary  = &tunnelEnd{websocket.StatusUnsupportedData, "messages are text frames"}
+	errTunnelSilent  = errors.New("the peer does not answer pings")
+	errTunnelLost    = errors.New("the connection is lost")
+)
+
+// tunnelCount counts the open tunnels of each caller. The zero value is ready.
+type tunnelCount struct {
+	mu   sync.Mutex
+	open map[string]int
+}
+
+// add reserves a tunnel, if the caller has fewer than limit.
+func (n *tunnelCount) add(caller string, limit int) (done func(), ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.open[caller] >= limit {
+		return nil, false
+	}
+	if n.open == nil {
+		n.open = map[string]int{}
+	}
+	n.open[caller]++
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.open[caller]--; n.open[caller] == 0 {
+			delete(n.open, caller)
+		}
+	}, true
+}
+
+// serveConnect is the tunnel of a client: a session over WebSocket, with one JSON-RPC message in each text frame. The
+// door has checked Host, Origin and the caller.
+func (b *Binding) serveConnect(w http.ResponseWriter, r *http.Request, c *caller) {
+	b.serveClient(w, r, c, b.calls.cancelled)
+}
+
+func (b *Binding) serveClient(w http.ResponseWriter, r *http.Request, c *caller, cancel func(session, id string)) {
+	t := &tunnel{b: b, caller: c, cancel: cancel}
+	b.serveTunnel(w, r, c, b.c.MaxBody, t, func(ctx context.Context, t *tunnel) error {
+		session, err := b.clients.server.Connect(ctx, t, nil)
+		if err != nil {
+			return err
+		}
+		return session.Wait()
+	})
+}
+
+// serveAttach is the tunnel of an attached server: the hub is the client on it. The door has checked Host, Origin and
+// the caller, and that it is the agent whose server it brings.
+func (b *Binding) serveAttach(w http.ResponseWriter, r *http.Request, c *caller, agent string) {
+	b.serveTunnel(w, r, c, b.c.MaxAnswer, &tunnel{b: b}, func(ctx context.Context, t *tunnel) error {
+		return b.servers.join(ctx, agent, t)
+	})
+}
+
+// serveTunnel serves a tunnel until its session or its connection ends, the credentials are revoked, or the hub stops.
+func (b *Binding) serveTunnel(w http.ResponseWriter, r *http.Request, c *caller, limit int64, t *tunnel,
+	session func(context.Context, *tunnel) error) {
+	release, ok := b.tunnels.add(c.Name+"\n"+c.Peer, b.c.Sessions)
+	if !ok {
+		http.Error(w, "too many sessions of this caller are open", http.StatusTooManyRequests)
+		return
+	}
+	defer release()
+	// Close waits for a tunnel, which the server of HTTP does not know once it is hijacked.
+	done := make(chan struct{})
+	if !b.spawn(func() {
+		defer close(done)
+		b.runTunnel(w, r, c, limit, t, session)
+	}) {
+		http.Error(w, "the hub stops", http.StatusServiceUnavailable)
+		return
+	}
+	<-done
+}
+
+func (b *Binding) runTunnel(w http.ResponseWriter, r *http.Request, c *caller, limit int64, t *tunnel,
+	session func(context.Context, *tunnel) error) {
+	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true}) // the door checked Origin
+	if err != nil {
+		return // the answer was written
+	}
+	defer func() { _ = ws.CloseNow() }()
+	ws.SetReadLimit(limit)
+	ctx, end := context.WithCancelCause(b.ctx)
+	defer end(nil)
+	t.ws, t.id, t.end, t.open = ws, rand.Text(), end, map[jsonrpc.ID]bool{}
+	valid := ctx
+	if c.During != nil {
+		var release func()
+		valid, release = c.During(ctx)
+		defer release()
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- session(valid, t) }()
+	pinged := make(chan struct{})
+	go func() {
+		defer close(pinged)
+		t.ping(ctx)
+	}()
+	select {
+	case err = <-ended:
+		ended <- nil // for the wait below
+	case <-valid.Done():
+		if err = context.Cause(ctx); err == nil {
+			err = errTunnelRevoked
+		}
+	case <-b.streaming.Done():
+		t.drain(ctx)
+		err = errTunnelRestart
+	}
+	end(err)
+	t.close(err)
+	<-ended
+	<-pinged
+	if t.caller == nil {
+		b.c.Logger.Info("the tunnel of an attached server ended", "agent", c.Name, "reason", context.Cause(ctx))
+	}
+}
+
+// A tunnel is a WebSocket as transport of one session of MCP.
+type tunnel struct {
+	b      *Binding
+	caller *caller                  // who calls; nil: the peer is an attached server
+	cancel func(session, id string) // cancels a call of the caller
+	ws     *websocket.Conn
+	id     string
+	end    context.CancelCauseFunc
+
+	mu      sync.Mutex
+	open    map[jsonrpc.ID]bool // calls of the peer without an answer; true: cancelled, and gets none
+	pending int                 // open calls, and those whose answer is being written
+	settled chan struct{}       // closed when pending becomes 0; nil: nobody waits for it
+}
+
+// Connect implements mcp.Transport.
+func (t *tunnel) Connect(context.Context) (mcp.Connection, error) { return t, nil }
+
+// SessionID implements mcp.Connection.
+func (t *tunnel) SessionID() string { return t.id }
+
+// Close implements mcp.Connection. It does not wait for the peer: the SDK calls it with a lock held.
+func (t *tunnel) Close() error {
+	t.end(errTunnelDone)
+	return nil
+}
+
+// close ends the WebSocket, which unblocks Read.
+func (t *tunnel) close(why error) {
+	var e *tunnelEnd
+	switch {
+	case errors.As(why, &e):
+	case errors.Is(why, errTunnelSilent), errors.Is(why, errTunnelLost):
+		return // the peer takes no close frame
+	case why == nil:
+		e = errTunnelDone
+	case errors.Is(why, context.Canceled):
+		e = errTunnelRestart
+	default:
+		e = &tunnelEnd{websocket.StatusInternalError, ""}
+		t.b.c.Logger.Warn("a tunnel ended", "session", t.id, "error", why)
+	}
+	_ = t.ws.Close(e.code, e.text) // the peer may be gone
+	_ = t.ws.CloseNow()
+}
+
+// ping keeps the tunnel open, and ends it when the peer is gone.
+func (t *tunnel) ping(ctx context.Context) {
+	tick := time.NewTicker(t.b.c.KeepAlive)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		wait, cancel := context.WithTimeout(ctx, 2*t.b.c.KeepAlive)
+		err := t.ws.Ping(wait)
+		cancel()
+		if err != nil && ctx.Err() == nil {
+			t.end(errTunnelSilent)
+			_ = t.ws.CloseNow()
+			return
+		}
+	}
+}
+
+// drain waits a moment until the peer's calls are answered.
+func (t *tunnel) drain(ctx context.Context) {
+	t.mu.Lock()
+	if t.pending == 0 {
+		t.mu.Unlock()
+		return
+	}
+	settled := make(chan struct{})
+	t.settled = settled
+	t.mu.Unlock()
+	timer := time.NewTimer(tunnelDrain)
+	defer timer.Stop()
+	select {
+	case <-settled:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// Read implements mcp.Connection. It answers what is no message of JSON-RPC itself, and goes on.
+func (t *tunnel) Read(context.Context) (jsonrpc.Message, error) {
+	for {
+		kind, data, err := t.ws.Read(context.Background()) // until close
+		if err != nil {
+			t.end(fmt.Errorf("%w: %w", errTunnelLost, err))
+			return nil, io.EOF
+		}
+		if kind != websocket.MessageText {
+			t.end(errTunnelBinary)
+			return nil, io.EOF
+		}
+		m, id, refusal := parseMessage(data)
+		if refusal == nil {
+			if m, refusal, err = t.take(m, id, data); err != nil {
+				return nil, err
+			}
+		}
+		switch {
+		case refusal == nil:
+			return m, nil
+		case t.caller != nil:
+			if err := t.refuse(id, refusal); err != nil {
+				return nil, err
+			}
+		default:
+			t.b.c.Logger.Warn("an attached server sent a bad message", "session", t.id, "error", refusal)
+			if m = failedAnswer(id, refusal); m != nil {
+				return m, nil
+			}
+		}
+	}
+}
+
+// take looks at a message before the SDK does.
+func (t *tunnel) take(m jsonrpc.Message, id json.RawMessage, data []byte) (jsonrpc.Message, *jsonrpc.Error, error) {
+	r, ok := m.(*jsonrpc.Request)
+	if !ok {
+		if t.caller != nil {
+			return m, nil, nil
+		}
+		raw, err := withRaw(data)
+		if err == nil {
+			m, err = jsonrpc.DecodeMessage(raw)
+		}
+		if err != nil {
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: err.Error()}, nil
+		}
+		return m, nil, nil
+	}
+	if r.IsCall() {
+		if refusal := t.opened(r.ID); refusal != nil {
+			return nil, refusal, nil
+		}
+	}
+	if t.caller == nil {
+		return r, nil, nil
+	}
+	c := *t.caller
+	c.session, c.id = t.id, string(id)
+	r.Extra = &mcp.RequestExtra{TokenInfo: c.tokenInfo()}
+	if r.Method == "notifications/cancelled" {
+		t.cancelled(r.Params)
+	}
+	return r, nil, nil
+}
+
+// opened notes a call of the peer.
+func (t *tunnel) opened(id jsonrpc.ID) *jsonrpc.Error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, known := t.open[id]; known {
+		return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "the id of an open request was used again"}
+	}
+	if len(t.open) >= maxOpenCalls {
+		return &jsonrpc.Error{Code: jsonrpc.CodeInternalError,
+			Message: fmt.Sprintf("%d requests are open; wait for answers", maxOpenCalls)}
+	}
+	t.open[id] = false
+	t.pending++
+	return nil
+}
+
+// cancelled passes a cancel of the peer on. The cancelled call gets no answer.
+func (t *tunnel) cancelled(params json.RawMessage) {
+	var p struct {
+		RequestID jsonx.Value `json:"requestId"`
+	}
+	if jsonx.Decode(params, &p) != nil {
+		return // the SDK refuses it
+	}
+	id, ok := messageID(p.RequestID)
+	if !ok {
+		return
+	}
+	t.mu.Lock()
+	_, open := t.open[id]
+	if open {
+		t.open[id] = true
+	}
+	t.mu.Unlock()
+	if open {
+		t.cancel(t.id, string(p.RequestID))
+	}
+}
+
+// Write implements mcp.Connection.
+func (t *tunnel) Write(ctx context.Context, m jsonrpc.Message) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r, ok := m.(*jsonrpc.Response); ok {
+		// The peer may use the id again as soon as it has the answer.
+		t.mu.Lock()
+		cancelled, open := t.open[r.ID]
+		delete(t.open, r.ID)
+		t.mu.Unlock()
+		if open {
+			defer t.answered()
+		}
+		if cancelled {
+			return nil
+		}
+		if r.Error != nil {
+			r = &jsonrpc.Response{ID: r.ID, Error: outsideError(r.Error)}
+			m = r
+		}
+	}
+	data, err := jsonrpc.EncodeMessage(m)
+	if err != nil {
+		return err
+	}
+	return t.write(data)
+}
+
+// answered notes that a call of the peer is done.
+func (t *tunnel) answered() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pending--; t.pending == 0 && t.settled != nil {
+		close(t.settled)
+		t.settled = nil
+	}
+}
+
+// refuse answers a message that does not reach the SDK.
+func (t *tunnel) refuse(id json.RawMessage, e *jsonrpc.Error) error {
+	if id == nil {
+		id = json.RawMessage("null")
+	}
+	data, err := jsonx.Encode(struct {
+		Version string      `json:"jsonrpc"`
+		ID      jsonx.Value `json:"id"`
+		Error   any         `json:"error"`
+	}{"2.0", jsonx.Value(id), struct {
+		Code    int64  `json:"code"`
+		Message string `json:"message"`
+	}{e.Code, e.Message}})
+	if err != nil {
+		return err
+	}
+	return t.write(data)
+}
+
+// write sends a message. It does not end with the context of a call: an unfinished frame would end the whole tunnel.
+func (t *tunnel) write(data []byte) error {
+	ctx, cancel := context.WithTimeout(context.Background(), tunnelWrite)
+	defer cancel()
+	return t.ws.Write(ctx, websocket.MessageText, data)
+}
+
+// outsideError is an error of the SDK or of a handler as peers may see it.
+func outsideError(err error) *jsonrpc.Error {
+	if e, ok := errors.AsType[*jsonrpc.Error](err); ok && e.Code != 0 {
+		return e
+	}
+	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest,
+		Message: "the request cannot be served: the session must be initialized, and the parameters valid"}
+}
+
+// failedAnswer is an answer that cannot be read, as an error for its call; nil: it is no answer.
+func failedAnswer(id json.RawMessage, e *jsonrpc.Error) jsonrpc.Message {
+	if call, ok := messageID(id); ok {
+		return &jsonrpc.Response{ID: call, Error: &jsonrpc.Error{Code: jsonrpc.CodeInternalError,
+			Message: "the answer cannot be read: " + e.Message}}
+	}
+	return nil
+}
+
+// messageMembers are the members of a message of JSON-RPC.
+var messageMembers = []string{"jsonrpc", "id", "method", "params", "result", "error"}
+
+// parseMessage parses one message of JSON-RPC strictly. id is the id as it was written, also that of a bad message;
+// nil: none.
+func parseMessage(data []byte) (m jsonrpc.Message, id json.RawMessage, refusal *jsonrpc.Error) {
+	bad := func(code int64, format string, args ...any) (jsonrpc.Message, json.RawMessage, *jsonrpc.Error) {
+		return nil, id, &jsonrpc.Error{Code: code, Message: fmt.Sprintf(format, args...)}
+	}
+	members := map[string]jsonx.Value{}
+	wrong := ""
+	object := jsonx.Members(data, func(name string, v jsonx.Value) bool {
+		known := slices.Contains(messageMembers, name)
+		if !known && slices.Contains(messageMembers, strings.ToLower(name)) {
+			wrong = name
+		}
+		if known {
+			members[name] = v
+		}
+		return true
+	})
+	if jsonx.Tolerable(data) {
+		if _, ok := messageID(members["id"]); ok {
+			id = json.RawMessage(members["id"])
+		}
+	}
+	if err := jsonx.Valid(data, 0); err != nil {
+		if errors.Is(err, jsonx.ErrDuplicate) || errors.Is(err, jsonx.ErrTrailing) {
+			return bad(jsonrpc.CodeInvalidRequest, "%v", err)
+		}
+		return bad(jsonrpc.CodeParseError, "%v", err)
+	}
+	is := func(name string, kind byte) bool { return jsonx.Kind(members[name]) == kind }
+	has := func(name string) bool { return members[name] != nil }
+	switch {
+	case jsonx.Kind(data) == '[':
+		return bad(jsonrpc.CodeInvalidRequest, "one message in each frame: no batches")
+	case !object:
+		return bad(jsonrpc.CodeInvalidRequest, "a message is an object")
+	case wrong != "":
+		return bad(jsonrpc.CodeInvalidRequest, "member %q: names are lower case", wrong)
+	case string(members["jsonrpc"]) != `"2.0"`:
+		return bad(jsonrpc.CodeInvalidRequest, `jsonrpc: want "2.0"`)
+	case has("id") && id == nil:
+		return bad(jsonrpc.CodeInvalidRequest, "id: want a string or an integer")
+	case has("method") && (!is("method", '"') || has("result") || has("error")),
+		!has("method") && (id == nil || has("params") || has("result") == has("error")):
+		return bad(jsonrpc.CodeInvalidRequest, "want a request, a notification or a response")
+	case has("params") && !is("params", '{'):
+		return bad(jsonrpc.CodeInvalidRequest, "params: want an object")
+	case has("error") && !is("error", '{'):
+		return bad(jsonrpc.CodeInvalidRequest, "error: want an object")
+	}
+	m, err := jsonrpc.DecodeMessage(data)
+	if err != nil {
+		return bad(jsonrpc.CodeInvalidRequest, "no message of JSON-RPC 2.0")
+	}
+	return m, id, nil
+}
+
+// messageID reads an id of JSON-RPC. The SDK keeps integers as doubles, so larger ones are refused.
+func messageID(raw []byte) (jsonrpc.ID, bool) {
+	var v any
+	switch jsonx.Kind(raw) {
+	case '"':
+		s, ok := jsonx.Unquote(raw)
+		if !ok {
+			return jsonrpc.ID{}, false
+		}
+		v = s
+	case '0':
+		n, err := strconv.ParseInt(string(raw), 10, 64)
+		if err != nil || n < -1<<53 || n > 1<<53 {
+			return jsonrpc.ID{}, false
+		}
+		v = float64(n)
+	default:
+		return jsonrpc.ID{}, false
+	}
+	id, err := jsonrpc.MakeID(v)
+	return id, err == nil
+}

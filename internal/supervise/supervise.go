@@ -1,6 +1,6 @@
 // Package supervise runs a program that exchanges lines of JSON over its standard input and output, as a server of MCP
-// does. For example, the caller starts `files-server /srv`, writes requests, reads answers, and stops it; then no process
-// of its group is left.
+// does. For example, the caller starts `files-server /srv`, writes requests, reads answers, and stops it; then no
+// process of its group is left.
 //
 // No shell sees the arguments. The environment is what the caller lists, and nothing else; Windows adds SYSTEMROOT.
 // A process that leaves the group (setsid) is not ended with it.
