@@ -227,15 +227,19 @@ func (a *app) hubURL(at string) (*url.URL, error) {
 	if err != nil {
 		return nil, err
 	}
-	path := cmp.Or(c.A2E.Path, bridge.DefaultPath)
+	return hubEndpoint(c.Data, at, cmp.Or(c.A2E.Path, bridge.DefaultPath))
+}
+
+// hubEndpoint is the URL of an endpoint of a hub: the one at this base URL, or else the one on the data directory.
+func hubEndpoint(data, at, path string) (*url.URL, error) {
 	if at == "" {
-		hub, err := announced(c.Data)
+		hub, err := announced(data)
 		if err != nil {
 			return nil, err
 		}
 		if hub.Local == "" {
 			return nil, &exitError{exitUnreachable, fmt.Errorf("no hub runs on the data directory %s; start one with "+
-				"`parley serve`, or name one with --url", c.Data)}
+				"`parley serve`, or name one with --url", data)}
 		}
 		at = hub.Local
 	}

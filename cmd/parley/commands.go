@@ -20,7 +20,7 @@ func (a *app) commands() []*cobra.Command {
 		a.conversationCommand(), a.tailCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
 		a.backupCommand(), a.restoreCommand(), a.journalCommand(), a.forgetCommand(),
-		a.configCommand(), a.benchCommand(), a.versionCommand(),
+		a.mcpCommand(), a.configCommand(), a.benchCommand(), a.versionCommand(),
 		a.completionCommand(), a.manCommand(),
 	}, a.ofProtocols(func(p *protocol) func(*app) *cobra.Command { return p.command })...)
 }

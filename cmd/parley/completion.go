@@ -200,7 +200,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
 		"inspect": {files}, "journal salvage": {files}, "keys enroll": {agents}, "keys export-public": {keyIDs},
 		"keys import": {files}, "keys rotate": {owners}, "keys show": {keyIDs}, "keys unenroll": {agents, keyIDs},
-		"listen": {agents}, "map test": {files}, "restore": {files}, "send": {content}, "tokens revoke": {tokens},
+		"listen": {agents}, "map test": {files}, "mcp attach": {agents, files}, "restore": {files}, "send": {content}, "tokens revoke": {tokens},
 		"verify": {files},
 	}
 	flags = map[string]completion{
@@ -223,7 +223,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	}
 	// The values of these only their user knows.
 	for _, free := range []string{"a2e", "action", "admin", "admin-listen", "agents", "agh", "as", "before",
-		"channel", "connections", "count", "cursor", "daemon", "duration", "endpoint", "every", "expires", "filter",
+		"channel", "connections", "count", "cursor", "daemon", "duration", "endpoint", "env", "every", "expires", "filter",
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
 		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "reason",
 		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
