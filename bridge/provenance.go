@@ -62,6 +62,30 @@ func Provenance(m *parley.Message) string {
 	return string(b)
 }
 
+// A ProvenanceObject is provenance for protocols with a place for JSON: what [Provenance]
+// says, as an object.
+type ProvenanceObject struct {
+	Protocol  string    `json:"protocol"`
+	Sender    string    `json:"sender"`
+	Peer      string    `json:"peer,omitzero"`
+	Assurance string    `json:"assurance"`
+	Key       string    `json:"key,omitzero"`     // by which it was proved, in that protocol's words
+	Proved    []string  `json:"proved,omitempty"` // checks that held
+	Digest    string    `json:"digest,omitzero"`  // of the original envelope, RFC 9530 form
+	Message   parley.ID `json:"message"`
+	Hub       string    `json:"hub"`
+	Hops      []string  `json:"hops,omitempty"`
+	Rest
+}
+
+// ProvenanceOf gives the provenance of a message that a hub sends on a way.
+func ProvenanceOf(way Way, m *parley.Message, hub string) ProvenanceObject {
+	v := m.Origin.Verdict
+	return ProvenanceObject{Protocol: m.Origin.Protocol, Sender: m.From, Peer: m.Origin.Peer,
+		Assurance: v.Assurance.String(), Key: v.KeyID, Proved: Proved(v), Digest: Digest(m), Message: m.ID, Hub: hub,
+		Hops: m.Hops, Rest: RestOf(way, m)}
+}
+
 // Rest has the fields of a message for which a protocol has no place: they go with
 // the provenance.
 type Rest struct {

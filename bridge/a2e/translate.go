@@ -106,27 +106,10 @@ func jsonPart(v []byte) parley.Part {
 	return parley.Part{MediaType: "application/json", Data: v}
 }
 
-// provenance tells a recipient where a message came from (DESIGN §3): the member
-// "parley" of its metadata.
-type provenance struct {
-	Protocol  string    `json:"protocol"`
-	Sender    string    `json:"sender"`
-	Peer      string    `json:"peer,omitzero"`
-	Assurance string    `json:"assurance"`
-	Key       string    `json:"key,omitzero"`     // by which it was proved, in that protocol's words
-	Proved    []string  `json:"proved,omitempty"` // checks that held
-	Digest    string    `json:"digest,omitzero"`  // of the original envelope, RFC 9530 form
-	Message   parley.ID `json:"message"`
-	Hub       string    `json:"hub"`
-	Hops      []string  `json:"hops,omitempty"`
-	bridge.Rest
-}
-
+// provenanceOf tells a recipient where a message came from: the member "parley" of its
+// metadata.
 func provenanceOf(m *parley.Message, hubID string, way bridge.Way) json.RawMessage {
-	v := m.Origin.Verdict
-	b, err := jsonx.Encode(map[string]provenance{"parley": {Protocol: m.Origin.Protocol, Sender: m.From,
-		Peer: m.Origin.Peer, Assurance: v.Assurance.String(), Key: v.KeyID, Proved: bridge.Proved(v),
-		Digest: bridge.Digest(m), Message: m.ID, Hub: hubID, Hops: m.Hops, Rest: bridge.RestOf(way, m)}})
+	b, err := jsonx.Encode(map[string]bridge.ProvenanceObject{"parley": bridge.ProvenanceOf(way, m, hubID)})
 	if err != nil {
 		return nil
 	}
