@@ -2,8 +2,23 @@ package mcp
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/follow"
+	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/journal"
+	"github.com/parley-hub/parley/journal/index"
 )
 
 // The hub's own tools.
@@ -18,13 +33,584 @@ const (
 
 var hubTools = []string{toolFind, toolAsk, toolSend, toolInbox, toolReply, toolResult}
 
-// calls answers the calls of tools by clients.
-type calls struct{ b *Binding }
+// calls answers the calls of tools by clients. A call is a request of the hub; what becomes of the request is in
+// the journal alone, so a call that ended is continued by parley_result, after a restart too.
+type calls struct {
+	b *Binding
 
-func newCalls(b *Binding) *calls { return &calls{b: b} }
+	mu    sync.Mutex
+	open  map[callKey]*context.CancelCauseFunc
+	early []callKey      // cancelled before their calls began, the oldest first
+	asked []askedRequest // whose clients the SDK asks before it calls again, the oldest first
+}
 
-// call answers a call of an agent's skill, or of one of the tools parley_ask and parley_result.
-func (s *calls) call(context.Context, *toolCall) *mcp.CallToolResult { return nil }
+// A callKey identifies a call of a client for notifications/cancelled.
+type callKey struct{ session, id string }
 
-// cancelled cancels the call that a client of a session or tunnel made with this JSON-RPC id, if it is open.
-func (s *calls) cancelled(session, id string) {}
+// An askedRequest can be cancelled although no call of it is open.
+type askedRequest struct {
+	key    callKey
+	cancel *exchange
+}
+
+// Bounds of early and asked.
+const (
+	maxEarly = 256
+	maxAsked = 4096
+)
+
+func newCalls(b *Binding) *calls { return &calls{b: b, open: map[callKey]*context.CancelCauseFunc{}} }
+
+// errCancelled ends the context of a call that its client cancelled.
+var errCancelled = errors.New("mcp: the client cancelled the call")
+
+// begin gives a context that ends with errCancelled when the client cancels the call.
+func (s *calls) begin(ctx context.Context, c *caller) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	key := callKey{c.session, c.id}
+	if c.session == "" || c.id == "" {
+		return ctx, func() { cancel(nil) }
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = slices.DeleteFunc(s.asked, func(a askedRequest) bool { return a.key == key })
+	if i := slices.Index(s.early, key); i >= 0 {
+		s.early = slices.Delete(s.early, i, i+1)
+		cancel(errCancelled)
+	}
+	s.open[key] = &cancel
+	return ctx, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.open[key] == &cancel { // else the client used the id twice
+			delete(s.open, key)
+		}
+		cancel(nil)
+	}
+}
+
+// cancelled cancels the call that a client of a session or tunnel made with this JSON-RPC id. Its handler may not
+// run yet, although it came first.
+func (s *calls) cancelled(session, id string) {
+	if session == "" || id == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := callKey{session, id}
+	if cancel := s.open[key]; cancel != nil {
+		(*cancel)(errCancelled)
+		return
+	}
+	if i := slices.IndexFunc(s.asked, func(a askedRequest) bool { return a.key == key }); i >= 0 {
+		e := s.asked[i].cancel
+		s.asked = slices.Delete(s.asked, i, i+1)
+		s.b.spawn(func() { e.giveUp(context.Background()) })
+		return
+	}
+	if s.early = append(s.early, key); len(s.early) > maxEarly {
+		s.early = slices.Delete(s.early, 0, 1)
+	}
+}
+
+// asks notes that the SDK asks the client of a call, and calls again.
+func (s *calls) asks(e *exchange) {
+	key := callKey{e.t.caller.session, e.t.caller.id}
+	if key.session == "" || key.id == "" {
+		return
+	}
+	// Without what the call holds in memory.
+	small := &exchange{b: e.b, id: e.id, to: e.to, t: &toolCall{caller: e.t.caller, name: e.t.name,
+		params: &mcp.CallToolParamsRaw{Name: e.t.name}}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.asked = append(s.asked, askedRequest{key, small}); len(s.asked) > maxAsked {
+		s.asked = slices.Delete(s.asked, 0, 1)
+	}
+}
+
+// call answers a call of an agent's skill, or of one of the tools parley_ask and parley_result. Its error is nil or a
+// *jsonrpc.Error.
+func (s *calls) call(ctx context.Context, t *toolCall) (*mcp.CallToolResult, error) {
+	ctx, end := s.begin(ctx, t.caller)
+	defer end()
+	e := &exchange{b: s.b, t: t, can: abilitiesOf(t), limit: s.b.c.Wait}
+	if e.token = t.params.GetProgressToken(); e.token != nil {
+		e.limit = s.b.c.LongWait
+	}
+	defer e.end()
+	result, err := e.begin(ctx)
+	if err == nil && result == nil {
+		result, err = e.wait(ctx)
+	}
+	if err == nil {
+		return result, nil
+	}
+	return e.refused(err)
+}
+
+// An exchange is a call, and what became of its request so far. Each record counts once, by its position.
+type exchange struct {
+	b      *Binding
+	t      *toolCall
+	can    abilities
+	token  any           // of the client, for progress; nil: none
+	limit  time.Duration // how long the call waits
+	output []byte        // the schema that the answer must fit; nil: none was shown
+
+	id      parley.ID // of the request
+	to      string    // its recipient
+	sub     *follow.Subscription
+	request *parley.Message // nil while its record is in the queue
+	last    uint64          // sequence of the last record that counted
+	asked   *journal.Record // the event whose question is open
+	reply   *parley.Message // the terminal one
+	pieces  []parley.Part   // of the result, sent ahead of it
+	size    int             // bytes of pieces
+
+	progress callProgress
+}
+
+func (e *exchange) end() {
+	if e.sub != nil {
+		e.sub.End()
+	}
+}
+
+// begin records the request of the call, or finds it. A result needs no wait.
+func (e *exchange) begin(ctx context.Context) (*mcp.CallToolResult, error) {
+	if t := e.t; t.tool != nil {
+		e.output = shownOutput(t.tool.Skill, e.can.modern)
+	}
+	switch {
+	case e.t.params.RequestState != "":
+		return e.resume(ctx)
+	case len(e.t.params.InputResponses) > 0:
+		return nil, badParams("inputResponses: the hub asked for nothing; give the requestState that came with the question")
+	case context.Cause(ctx) == errCancelled:
+		return e.cancelledResult(), nil
+	case e.t.name == toolResult:
+		return e.find(ctx)
+	}
+	m, err := e.message(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return nil, e.submit(ctx, m)
+}
+
+// callScope is where the order and the replay keys of a caller's requests to an agent are kept.
+func callScope(agent, caller string) string { return Protocol + " " + agent + "\n" + caller }
+
+// keyLife is how long an idempotency key is remembered. Of a caller that has given more of them than the journal keeps
+// for it, it is the journal's usual window.
+const keyLife = 24 * time.Hour
+
+// submit records the request. One that the same idempotency key came with before stands for it (rule MCP-061).
+func (e *exchange) submit(ctx context.Context, m *parley.Message) error {
+	key, err := idempotencyKey(e.t.params.Meta)
+	if err != nil {
+		return err
+	}
+	if m.ID, err = parley.NewID(e.b.c.Now(), e.b.c.Rand); err != nil {
+		return parley.Refuse(parley.Internal, "internal error").Because(err)
+	}
+	e.id, e.to = m.ID, m.To
+	e.sub = e.b.requests.Subscribe(m.ID, e.token != nil) // first: the records begin with the request
+	s := hub.Submission{Message: m, Scope: callScope(m.To, m.From), Fits: e.t.tool != nil && len(e.t.tool.Skill.Input) > 0}
+	if key != "" {
+		s.Key = journal.Key{ID: "key " + key, Sender: m.From, Until: e.b.c.Now().Add(keyLife)}
+	}
+	hops := m.Hops
+	ctx = context.WithoutCancel(ctx) // else it is not known whether the request must be cancelled
+	_, err = e.b.c.Hub.Accept(ctx, s)
+	if key != "" && errors.Is(err, journal.ErrBusy) {
+		s.Key.Until, m.Hops = time.Time{}, hops
+		_, err = e.b.c.Hub.Accept(ctx, s)
+	}
+	prior, ok := errors.AsType[*hub.Prior](err)
+	if !ok {
+		return err
+	}
+	first, err := e.b.c.Journal.Read(ctx, prior.Of.Position)
+	switch {
+	case err != nil:
+		return parley.AsError(err)
+	case first.Message.Trace.Foreign[foreignArguments] != m.Trace.Foreign[foreignArguments]:
+		return parley.Refuse(parley.Conflict,
+			"_meta %s: another call was made with this key; give each call a key of its own", metaKey)
+	case prior.Refused != nil:
+		return prior.Refused
+	}
+	return e.open(ctx, prior.Of.Message)
+}
+
+// open follows a request of this caller that was recorded before. Its error may be follow.ErrNotFound.
+func (e *exchange) open(ctx context.Context, id parley.ID) error {
+	e.end()
+	e.id, e.sub = id, e.b.requests.Subscribe(id, e.token != nil)
+	m, err := e.b.requests.Find(ctx, id, follow.By{From: e.t.caller.Name, To: e.t.caller.agent, Protocol: Protocol})
+	if err != nil {
+		return err
+	}
+	first := e.last == 0
+	e.to = m.To
+	for r, err := range e.b.requests.Load(ctx, m, true, nil) {
+		if err != nil {
+			return err
+		}
+		e.apply(r)
+	}
+	if first {
+		e.progress.pending = "" // what happened before the call is no news
+	}
+	return nil
+}
+
+// find follows the request that parley_result names.
+func (e *exchange) find(ctx context.Context) (*mcp.CallToolResult, error) {
+	var q struct {
+		ID   string   `json:"id"`
+		Wait *float64 `json:"wait"` // seconds
+	}
+	if err := decodeArguments(e.t.params.Arguments, &q); err != nil {
+		return nil, err
+	}
+	id, err := parley.ParseID(q.ID)
+	if err != nil {
+		return nil, invalidArgument("id", "want the id of a request, as a call returned it")
+	}
+	if q.Wait != nil {
+		if *q.Wait < 0 {
+			return nil, invalidArgument("wait", "want seconds, 0 or more")
+		}
+		e.limit = time.Duration(min(*q.Wait, e.limit.Seconds()) * float64(time.Second))
+	}
+	if err := e.open(ctx, id); errors.Is(err, follow.ErrNotFound) {
+		return nil, invalidArgument("id", "you made no request with this id here, or its content was erased")
+	} else if err != nil {
+		return nil, err
+	}
+	return nil, nil
+}
+
+// apply counts a record.
+func (e *exchange) apply(r *journal.Record) {
+	if r.Position.Sequence <= e.last {
+		return
+	}
+	e.last = r.Position.Sequence
+	m := r.Message
+	switch {
+	case m.Kind == parley.Request:
+		e.request = m
+	case m.Kind == parley.Input:
+		e.asked = nil
+	case m.Kind.Terminal():
+		e.reply = m
+	case m.Kind != parley.Event:
+	case m.State == parley.NeedsInput:
+		e.asked = r
+	default:
+		if m.State == parley.NoState {
+			e.add(m.Parts)
+		}
+		if e.token != nil {
+			e.progress.add(m)
+		}
+	}
+}
+
+// add keeps pieces of the result, as many as an answer may have, and one more: an answer that has them is refused.
+func (e *exchange) add(parts []parley.Part) {
+	for _, p := range parts {
+		if int64(e.size) <= e.b.c.MaxAnswer {
+			e.pieces, e.size = append(e.pieces, p), e.size+len(p.Data)
+		}
+	}
+}
+
+// wait waits for the answer of the request, or a question, and tells of progress meanwhile.
+func (e *exchange) wait(ctx context.Context) (*mcp.CallToolResult, error) {
+	waiting, cancel := context.WithTimeout(ctx, e.limit)
+	defer cancel()
+	defer context.AfterFunc(e.b.streaming, cancel)()
+	for {
+		if e.reply != nil || e.asked != nil {
+			e.tell(ctx, true)
+			if e.reply != nil {
+				return e.answer(), nil
+			}
+			return e.question()
+		}
+		e.tell(ctx, false)
+		turn, stop := waiting, context.CancelFunc(func() {})
+		if e.progress.pending != "" {
+			turn, stop = context.WithTimeout(waiting, time.Until(e.progress.next))
+		}
+		list, err := e.sub.Take(turn)
+		stop()
+		switch {
+		case err == nil:
+			for _, r := range list {
+				e.apply(r)
+			}
+		case errors.Is(err, follow.ErrSlow):
+			if err := e.open(ctx, e.id); err != nil { // what it has already counts once
+				return nil, err
+			}
+		case waiting.Err() != nil:
+			return e.ended(ctx), nil
+		}
+	}
+}
+
+// ended gives the result of a call that ends before its request: the time is up, the hub stops, the client has gone, or
+// it cancelled. Only a client ends its request (rule MCP-032).
+func (e *exchange) ended(ctx context.Context) *mcp.CallToolResult {
+	switch {
+	case context.Cause(ctx) == errCancelled:
+	case ctx.Err() != nil && e.t.caller.modern && e.b.streaming.Err() == nil:
+	default:
+		e.tell(ctx, true)
+		return e.handle()
+	}
+	e.giveUp(context.WithoutCancel(ctx))
+	return e.cancelledResult()
+}
+
+// giveUp cancels the request, unless it has ended.
+func (e *exchange) giveUp(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := e.cancel(ctx, journal.Key{}); err != nil && parley.CodeOf(err) != parley.Conflict {
+		e.b.c.Logger.Warn("a call that its client cancelled goes on", "request", e.id, "error", err)
+	}
+}
+
+// cancel records that the caller does not want the answer any more.
+func (e *exchange) cancel(ctx context.Context, key journal.Key) error {
+	m := e.from(parley.Cancel)
+	m.To, m.InReplyTo = e.to, e.id
+	_, err := e.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: callScope(m.To, m.From), Key: key})
+	return err
+}
+
+// cancelledResult is the result of a cancelled call, which no client gets (rule MCP-033).
+func (e *exchange) cancelledResult() *mcp.CallToolResult {
+	return failedResult(parley.Refuse(parley.Cancelled, "the call was cancelled"))
+}
+
+// refused gives the result of a call that the hub did not accept, or could not answer.
+func (e *exchange) refused(err error) (*mcp.CallToolResult, error) {
+	if wire, ok := errors.AsType[*jsonrpc.Error](err); ok {
+		return nil, wire
+	}
+	p := parley.AsError(err)
+	to := e.t.name
+	if e.t.tool != nil {
+		to = e.t.tool.Agent
+	}
+	if p.Ref == "" {
+		cause := ""
+		if c := errors.Unwrap(p); c != nil {
+			cause = c.Error()
+		}
+		c, who := *p, e.t.caller
+		c.Ref = e.b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Source: who.remote, Claim: who.Name, To: to, Step: "admit",
+			Code: p.Code, Text: p.Text, Cause: cause, Size: len(e.t.params.Arguments), Verdict: who.Verdict}.Because(p))
+		p = &c
+	}
+	switch p.Code {
+	case parley.UnknownAgent, parley.UnknownSkill, parley.Forbidden: // one text, which tells nothing (rule MCP-023)
+		if e.t.tool != nil {
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: fmt.Sprintf("unknown tool %q", e.t.name)}
+		}
+	case parley.Malformed:
+		return nil, badParams(p.Text)
+	}
+	return failedResult(p), nil
+}
+
+func badParams(text string) error {
+	return &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: text}
+}
+
+// invalidArgument refuses an argument of a tool, which it names (rule MCP-025).
+func invalidArgument(member, format string, args ...any) *parley.Error {
+	return parley.Refuse(parley.InvalidContent, "%s: %s", member, fmt.Sprintf(format, args...))
+}
+
+// decodeArguments reads the arguments of a tool of the hub. The error names the member.
+func decodeArguments(arguments []byte, v any) error {
+	if len(arguments) == 0 {
+		arguments = []byte("{}")
+	}
+	return argumentError(jsonx.DecodeKnown(arguments, v))
+}
+
+// argumentError refuses arguments that cannot be decoded.
+func argumentError(err error) error {
+	member := "arguments"
+	e, ok := errors.AsType[*jsonx.Error](err)
+	switch {
+	case err == nil:
+		return nil
+	case ok:
+		err = e.Is
+		if e.Pointer != "" {
+			member = bridge.Shorten(e.Pointer[1:], 100)
+		}
+	}
+	return invalidArgument(member, "%s", err)
+}
+
+// message makes the request of a call.
+func (e *exchange) message(ctx context.Context) (*parley.Message, error) {
+	t := e.t
+	m := e.from(parley.Request)
+	m.Trace.Foreign[foreignArguments] = argumentsDigest(t)
+	if e.token == nil {
+		m.Trace.Foreign[foreignProgress] = "no"
+	}
+	arguments := t.params.Arguments
+	if len(arguments) == 0 {
+		arguments = []byte("{}")
+	}
+	if err := argumentError(jsonx.Valid(arguments, 0)); err != nil {
+		return nil, err
+	}
+	if jsonx.Kind(arguments) != '{' {
+		return nil, invalidArgument("arguments", "want a JSON object")
+	}
+	if t.name == toolAsk {
+		return m, e.addressed(ctx, m)
+	}
+	m.To, m.Skill = t.tool.Agent, t.tool.Skill.ID
+	content := t.tool.Content(arguments)
+	if err := hub.CheckContent(t.tool.Skill.Input, content); err != nil {
+		return nil, invalidArgument("arguments", "they do not fit the tool's input schema: %s", err)
+	}
+	if text, ok := talkText(content); ok && len(t.tool.Skill.Input) == 0 {
+		m.Parts = []parley.Part{parley.Text(text)}
+	} else {
+		m.Parts = []parley.Part{jsonPart(content)}
+	}
+	inRaw(m)
+	return m, nil
+}
+
+// addressed takes recipient and content from the arguments of parley_ask. The hub fits the content to the skill.
+func (e *exchange) addressed(ctx context.Context, m *parley.Message) error {
+	var q struct {
+		Agent        string      `json:"agent"`
+		Skill        string      `json:"skill"`
+		Content      jsonx.Value `json:"content"`
+		Conversation string      `json:"conversation"`
+	}
+	if err := decodeArguments(e.t.params.Arguments, &q); err != nil {
+		return err
+	}
+	b, who := e.b, e.t.caller
+	unknown := invalidArgument("agent", "no agent %q that you may ask", bridge.Shorten(q.Agent, 128))
+	agent, ok := b.c.Hub.Directory().Agent(q.Agent)
+	if !ok || who.Guest && !b.opensToGuests(q.Agent) || agent.Name == who.Name || !b.visible(who.Name, agent) {
+		return unknown
+	}
+	m.To, m.Skill = agent.Name, q.Skill
+	if len(agent.Skills) > 0 { // else it may have any
+		tool, ok := b.catalogue.Skill(agent.Name, q.Skill)
+		if !ok || !b.c.Hub.Visible(Protocol, who.Name, agent, tool.Skill.ID) {
+			return invalidArgument("skill", "agent %q has no such skill that you may use; %s lists them", agent.Name, toolFind)
+		}
+		m.Skill = tool.Skill.ID
+	}
+	var err error
+	if q.Conversation != "" {
+		if m.Conversation, err = b.conversationOf(ctx, who, q.Conversation); err != nil {
+			return err
+		}
+	}
+	m.Parts, err = fromContent(q.Content)
+	return err
+}
+
+// visible reports whether a caller may use a skill of an agent.
+func (b *Binding) visible(caller string, agent *directory.Entry) bool {
+	return b.c.Hub.Visible(Protocol, caller, agent, "") ||
+		slices.ContainsFunc(agent.Skills, func(s parley.SkillSpec) bool {
+			return b.c.Hub.Visible(Protocol, caller, agent, s.ID)
+		})
+}
+
+// conversationOf gives the conversation that a caller names. One in which the caller takes no part is unknown. Errors
+// are *parley.Error.
+func (b *Binding) conversationOf(ctx context.Context, who *caller, name string) (parley.ID, error) {
+	unknown := invalidArgument("conversation", "you take part in no conversation with this id; leave it out for a new one")
+	id, err := parley.ParseID(name)
+	if err != nil {
+		return id, unknown
+	}
+	if err := b.requests.Indexed(ctx); err != nil {
+		return id, err
+	}
+	page, err := b.c.Index.Messages(ctx, index.Filter{Agent: who.Name, Conversation: id, Limit: 100})
+	if err != nil {
+		return id, parley.Fail(parley.Unavailable, err, "the index cannot be read now")
+	}
+	if !slices.ContainsFunc(page.Messages, func(m index.Message) bool { return !m.Refused }) {
+		return id, unknown
+	}
+	return id, nil
+}
+
+// callProgress is what a client is to be told of a request.
+type callProgress struct {
+	pending string // the message to be sent; "": none
+	piece   bool   // it has pieces of the result
+	number  int    // of the event that it comes from
+	last    float64
+	next    time.Time // not before this
+}
+
+const (
+	progressPause = 100 * time.Millisecond // between two notifications
+	maxProgress   = 4000                   // characters of a message
+)
+
+// add notes an event. Of several that wait the last one counts; pieces of the result are joined.
+func (p *callProgress) add(m *parley.Message) {
+	text, piece := eventText(m), m.State == parley.NoState
+	if piece && p.piece && p.pending != "" {
+		text = p.pending + text
+	}
+	if text != "" {
+		p.pending, p.piece, p.number = bridge.Shorten(text, maxProgress), piece, m.Number
+	}
+}
+
+// tell sends the progress that waits, if it may: now says that nothing comes after it (rule MCP-030).
+func (e *exchange) tell(ctx context.Context, now bool) {
+	p := &e.progress
+	if p.pending == "" || !now && time.Now().Before(p.next) {
+		return
+	}
+	p.last = max(p.last+1, float64(p.number)) // numbers begin again after a restart of the hub
+	params := &mcp.ProgressNotificationParams{ProgressToken: e.token, Message: p.pending, Progress: p.last}
+	p.pending, p.next = "", time.Now().Add(progressPause)
+	if err := e.t.session.NotifyProgress(ctx, params); err != nil {
+		e.b.c.Logger.Debug("a client was not told of progress", "request", e.id, "error", err)
+	}
+}
+
+// handle is the result of a call whose request is still open. A tool that showed a schema of its answers must give
+// nothing else as a success: clients raise otherwise (rule MCP-026).
+func (e *exchange) handle() *mcp.CallToolResult {
+	r := &mcp.CallToolResult{Content: oneText("Still working: agent %q has not answered yet. Do not call the tool again; "+
+		"call %s with {\"id\": %q} to wait for the answer.", e.to, toolResult, e.id)}
+	if r.IsError = e.output != nil; !r.IsError {
+		r.StructuredContent = map[string]any{"status": "working", "id": e.id, "tool": toolResult}
+	}
+	e.name(r)
+	return r
+}
