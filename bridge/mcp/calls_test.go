@@ -56,13 +56,18 @@ func TestCall(t *testing.T) {
 				{"MCP-025 a wrong member is named", "weather__forecast", `{"city":1}`, true, []string{"/city", "string"}},
 				{"MCP-025 arguments are an object", "weather__forecast", `[1]`, true, []string{"object"}},
 				{"MCP-025 no arguments", "weather__forecast", ``, true, []string{"city"}},
-				{"MCP-025 ask: an unknown member", "parley_ask", `{"agent":"free","tool":"x"}`, true, []string{"tool: unknown member"}},
+				{"MCP-025 ask: an unknown member", "parley_ask", `{"agent":"free","tool":"x"}`, true,
+					[]string{"tool: unknown member"}},
 				{"MCP-025 ask: a wrong member", "parley_ask", `{"agent":1}`, true, []string{"agent: wrong type"}},
-				{"MCP-025 ask: a duplicate member", "parley_ask", `{"agent":"free","agent":"free"}`, true, []string{"agent: duplicate"}},
+				{"MCP-025 ask: a duplicate member", "parley_ask", `{"agent":"free","agent":"free"}`, true,
+					[]string{"agent: duplicate"}},
 				{"ask: text", "parley_ask", `{"agent":"free","content":"hi"}`, false, []string{"hi"}},
-				{"ask: JSON", "parley_ask", `{"agent":"weather","skill":"forecast","content":{"city":"Bern"}}`, false, []string{"Bern"}},
-				{"ask: text for the one member", "parley_ask", `{"agent":"weather","content":"Bern"}`, false, []string{`{"city":"Bern"}`}},
-				{"ask: content that does not fit", "parley_ask", `{"agent":"weather","content":{"city":1}}`, true, []string{"city"}},
+				{"ask: JSON", "parley_ask", `{"agent":"weather","skill":"forecast","content":{"city":"Bern"}}`, false,
+					[]string{"Bern"}},
+				{"ask: text for the one member", "parley_ask", `{"agent":"weather","content":"Bern"}`, false,
+					[]string{`{"city":"Bern"}`}},
+				{"ask: content that does not fit", "parley_ask", `{"agent":"weather","content":{"city":1}}`, true,
+					[]string{"city"}},
 				{"ask: an unknown agent", "parley_ask", `{"agent":"nobody"}`, true, []string{"agent: no agent"}},
 				{"ask: itself", "parley_ask", `{"agent":"alice"}`, true, []string{"agent: no agent"}},
 				{"ask: an unknown skill", "parley_ask", `{"agent":"weather","skill":"x"}`, true, []string{"skill: "}},
@@ -119,7 +124,8 @@ func TestRequestOfACall(t *testing.T) {
 	})
 	t.Run("the record has the arguments as they were written, and no secret", func(t *testing.T) {
 		raw := string(m.Origin.Raw)
-		if !strings.HasPrefix(raw, `{"name":"free__do","arguments":{"n":1.50},`) || strings.Contains(raw, "hunter2") || !json.Valid(m.Origin.Raw) {
+		if !strings.HasPrefix(raw, `{"name":"free__do","arguments":{"n":1.50},`) || strings.Contains(raw, "hunter2") ||
+			!json.Valid(m.Origin.Raw) {
 			t.Error(raw)
 		}
 	})

@@ -145,11 +145,15 @@ func (w *world) start(handlers map[string]parley.Handler) *testNode {
 	return n
 }
 
+// stop ends the work of agents at once.
 func (w *world) stop(n *testNode) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	w.must(errors.Join(n.hub.Close(ctx), n.Close(), n.index.Close()))
+	ctx, cut := context.WithCancel(context.Background())
+	cut()
+	if err := n.hub.Close(ctx); !errors.Is(err, context.Canceled) {
+		w.must(err)
+	}
+	w.must(errors.Join(n.Close(), n.index.Close()))
 }
 
 // restart stops the hub, and opens it again on the same journal.
