@@ -280,6 +280,20 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if ok {
 		return s, nil
 	}
+	s, err := newSchema(raw)
+	if err != nil {
+		return nil, err
+	}
+	schemas.Lock()
+	defer schemas.Unlock()
+	if schemas.m == nil || len(schemas.m) >= maxSchemas {
+		schemas.m = map[string]*jsonschema.Schema{}
+	}
+	schemas.m[string(raw)] = s
+	return s, nil
+}
+
+func newSchema(raw json.RawMessage) (*jsonschema.Schema, error) {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
 	if err != nil {
 		return nil, err
@@ -290,16 +304,7 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if err := c.AddResource(here, doc); err != nil {
 		return nil, err
 	}
-	if s, err = c.Compile(here); err != nil {
-		return nil, err
-	}
-	schemas.Lock()
-	defer schemas.Unlock()
-	if schemas.m == nil || len(schemas.m) >= maxSchemas {
-		schemas.m = map[string]*jsonschema.Schema{}
-	}
-	schemas.m[string(raw)] = s
-	return s, nil
+	return c.Compile(here)
 }
 
 type noLoader struct{}

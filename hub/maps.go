@@ -129,6 +129,12 @@ func MappingInput(m *parley.Message) map[string]any {
 		"protocol": m.Origin.Protocol, "text": m.Text()}
 }
 
+// CheckSchema reports why a JSON Schema cannot be used: it is malformed, or refers to other documents.
+func CheckSchema(schema json.RawMessage) error {
+	_, err := newSchema(schema)
+	return err
+}
+
 // CheckContent validates JSON against a JSON Schema. The error says where and why it
 // does not fit; an empty schema accepts anything.
 func CheckContent(schema json.RawMessage, b []byte) error {
