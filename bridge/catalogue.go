@@ -13,6 +13,7 @@ import (
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/policy"
 )
 
 // A Catalogue is the directory as tools, for protocols whose agents call tools: one for
@@ -28,7 +29,17 @@ type Catalogue struct {
 
 	mu    sync.Mutex
 	index *toolIndex
+	lists toolLists
 }
+
+// toolLists caches what callers see of one index under one policy.
+type toolLists struct {
+	index  *toolIndex
+	policy *policy.Policy
+	of     map[string][]*Tool // by protocol and caller
+}
+
+const maxToolLists = 256
 
 // A Tool is one skill of one agent. It is immutable.
 type Tool struct {
@@ -36,6 +47,8 @@ type Tool struct {
 	Agent string
 	Entry *directory.Entry
 	Skill parley.SkillSpec // ID is "" for an agent without known skills
+
+	text string // for Search, in lower case; see toolIndex.texts
 }
 
 // toolIndex holds the tools of one state of the directory.
@@ -44,6 +57,7 @@ type toolIndex struct {
 	list    []*Tool            // by name
 	byName  map[string]*Tool   // nil for a name that several tools would have
 	byAgent map[string][]*Tool // in the order of the agent's skills
+	texts   sync.Once          // the first search sets the texts of all tools
 }
 
 // NewCatalogue makes the catalogue of a hub's directory.
@@ -75,7 +89,7 @@ func newToolIndex(entries []*directory.Entry) *toolIndex {
 			list = []parley.SkillSpec{{}}
 		}
 		for _, s := range list {
-			t := &Tool{Name: safeName(e.Name) + "__" + safeName(skillID(s)), Agent: e.Name, Entry: e, Skill: s}
+			t := &Tool{Name: SafeName(e.Name) + "__" + SafeName(skillID(s)), Agent: e.Name, Entry: e, Skill: s}
 			x.byAgent[e.Name] = append(x.byAgent[e.Name], t)
 			x.list = append(x.list, t)
 			other, taken := x.byName[t.Name]
@@ -124,8 +138,8 @@ func (x *toolIndex) markedName(t *Tool, marked map[string]bool) string {
 	}
 }
 
-// safeName spells a name in the characters that the makers of models allow.
-func safeName(s string) string {
+// SafeName spells a name in the characters that the makers of models allow.
+func SafeName(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '_', r == '-':
@@ -175,7 +189,7 @@ func (x *toolIndex) skill(agent, skill string) (*Tool, bool) {
 	}
 	i := slices.IndexFunc(tools, func(t *Tool) bool { return skillID(t.Skill) == skill })
 	if i < 0 {
-		i = slices.IndexFunc(tools, func(t *Tool) bool { return safeName(skillID(t.Skill)) == skill })
+		i = slices.IndexFunc(tools, func(t *Tool) bool { return SafeName(skillID(t.Skill)) == skill })
 	}
 	if i < 0 {
 		return nil, false
@@ -184,13 +198,34 @@ func (x *toolIndex) skill(agent, skill string) (*Tool, bool) {
 }
 
 // Visible lists the tools that a caller of a protocol may call, by name. Its own skills are
-// not among them.
+// not among them. The result is shared: do not change it.
 func (c *Catalogue) Visible(protocol, caller string) []*Tool {
-	var out []*Tool
-	for _, t := range c.current().list {
+	return c.visible(c.current(), protocol, caller)
+}
+
+func (c *Catalogue) visible(x *toolIndex, protocol, caller string) []*Tool {
+	now := toolLists{index: x, policy: c.hub.Policy()}
+	key := protocol + "\n" + caller
+	c.mu.Lock()
+	if c.lists.index != now.index || c.lists.policy != now.policy || len(c.lists.of) >= maxToolLists {
+		now.of = map[string][]*Tool{}
+		c.lists = now
+	}
+	now.of = c.lists.of
+	out, known := now.of[key]
+	c.mu.Unlock()
+	if known {
+		return out
+	}
+	for _, t := range x.list {
 		if t.Agent != caller && c.hub.Visible(protocol, caller, t.Entry, t.Skill.ID) {
 			out = append(out, t)
 		}
+	}
+	if c.hub.Policy() == now.policy { // else some are by newer rules
+		c.mu.Lock()
+		now.of[key] = out
+		c.mu.Unlock()
 	}
 	return out
 }
@@ -199,9 +234,14 @@ func (c *Catalogue) Visible(protocol, caller string) []*Tool {
 // of a query, by name; total counts all of them.
 func (c *Catalogue) Search(protocol, caller, query string, limit int) (found []*Tool, total int) {
 	words := strings.Fields(strings.ToLower(query))
-	for _, t := range c.Visible(protocol, caller) {
-		text := strings.ToLower(t.Name + " " + t.Agent + " " + t.Skill.Name + " " + t.Description())
-		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+	x := c.current()
+	x.texts.Do(func() {
+		for _, t := range x.list {
+			t.text = strings.ToLower(t.Name + " " + t.Agent + " " + t.Skill.Name + " " + t.Description())
+		}
+	})
+	for _, t := range c.visible(x, protocol, caller) {
+		if slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(t.text, w) }) {
 			continue
 		}
 		if total++; total <= limit {

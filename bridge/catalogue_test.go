@@ -286,3 +286,38 @@ func TestToolNamesAreNotTaken(t *testing.T) {
 	put(t, d, agent("x.y", skills()...))
 	look(8)
 }
+
+// What a caller sees is cached until the directory or the policy changes.
+func TestVisibleFollowsChanges(t *testing.T) {
+	t.Parallel()
+	c, d := newCatalogue(t, agent("bob", "do"))
+	see := func(what, caller string, want ...string) {
+		t.Helper()
+		for range 2 {
+			if got := namesOf(c.Visible("a2e", caller)); !slices.Equal(got, want) {
+				t.Errorf("%s: %s sees %q, want %q", what, caller, got, want)
+			}
+			if found, total := c.Search("a2e", caller, "", 100); total != len(want) || !slices.Equal(namesOf(found), want) {
+				t.Errorf("%s: %s finds %q, want %q", what, caller, namesOf(found), want)
+			}
+		}
+	}
+	see("at first", "alice", "bob__do")
+	see("at first", "mallory")
+	put(t, d, agent("carol", "talk"))
+	see("a new agent", "alice", "bob__do", "carol__talk")
+	p, err := policy.New(policy.Config{Hub: "hub", Allow: []policy.Rule{{From: "mallory", To: []string{"bob"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.hub.SetPolicy(p)
+	see("a new policy", "alice")
+	see("a new policy", "mallory", "bob__do")
+	for i := range maxToolLists + 1 {
+		c.Visible("a2e", strings.Repeat("x", i+1))
+	}
+	if n := len(c.lists.of); n > maxToolLists {
+		t.Errorf("%d lists are cached", n)
+	}
+	see("many callers", "mallory", "bob__do")
+}

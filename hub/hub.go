@@ -135,6 +135,9 @@ func (h *Hub) Journal() *journal.Journal { return h.c.Journal }
 // SetPolicy replaces the rules for later messages.
 func (h *Hub) SetPolicy(p *policy.Policy) { h.policy.Store(p) }
 
+// Policy gives the rules in force; a change of the rules makes new ones.
+func (h *Hub) Policy() *policy.Policy { return h.policy.Load() }
+
 // SenderRate is the rate limit of one proved sender.
 func (h *Hub) SenderRate() policy.Rate { return h.policy.Load().SenderRate() }
 
