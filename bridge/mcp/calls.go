@@ -487,7 +487,7 @@ func (e *exchange) message(ctx context.Context) (*parley.Message, error) {
 		return m, e.addressed(ctx, m)
 	}
 	m.To, m.Skill = t.tool.Agent, t.tool.Skill.ID
-	content := t.tool.Content(arguments)
+	content := t.tool.Content(arguments, "content")
 	if err := hub.CheckContent(t.tool.Skill.Input, content); err != nil {
 		return nil, invalidArgument("arguments", "they do not fit the tool's input schema: %s", err)
 	}
