@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/sleep"
 )
@@ -29,6 +30,8 @@ type link struct {
 	elicits  bool          // the hub told the server that it may ask
 	asks     *rate.Limiter // requests of the server
 	wire     *wire         // nil: a tunnel
+
+	credentials peerauth.Credentials // of the settings when the link was made
 
 	ctx    context.Context // ends with the link
 	cancel context.CancelFunc
@@ -47,8 +50,9 @@ type link struct {
 }
 
 func (s *servers) newLink(v *server, id parley.Identity) *link {
-	l := &link{s: s, v: v, identity: id, elicits: s.b.settingsOf(v.agent).Elicitation, calls: map[string]*ongoing{},
-		asks: rate.NewLimiter(10, asksAtOnce)}
+	set := s.b.settingsOf(v.agent)
+	l := &link{s: s, v: v, identity: id, elicits: set.Elicitation, credentials: set.Credentials,
+		calls: map[string]*ongoing{}, asks: rate.NewLimiter(10, asksAtOnce)}
 	l.ctx, l.cancel = context.WithCancel(context.Background()) // end takes leave of the server before
 	return l
 }

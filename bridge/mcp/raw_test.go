@@ -12,7 +12,8 @@ func TestWithRaw(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ name, in, want string }{
 		{"an answer", `{"jsonrpc":"2.0","id":1,"result":{"content":[],"structuredContent":{"n":1.10,"m":1e400}}}`,
-			`{"id":1,"jsonrpc":"2.0","result":{"_meta":{"hub.parley/raw":"{\"n\":1.10,\"m\":1e400}"},"content":[],"structuredContent":{"n":1.10,"m":1e400}}}`},
+			`{"id":1,"jsonrpc":"2.0","result":{"_meta":{"hub.parley/raw":"{\"n\":1.10,\"m\":1e400}"},` +
+				`"content":[],"structuredContent":{"n":1.10,"m":1e400}}}`},
 		{"with _meta", `{"id":1,"result":{"_meta":{"a":12345678901234567890},"structuredContent":"x"}}`,
 			`{"id":1,"result":{"_meta":{"a":12345678901234567890,"hub.parley/raw":"\"x\""},"structuredContent":"x"}}`},
 		{"forged", `{"result":{"_meta":{"hub.parley/raw":"1","hub.parley/resultType":"task"},"content":[]}}`,
@@ -20,7 +21,8 @@ func TestWithRaw(t *testing.T) {
 		{"another type", `{"result":{"resultType":"task","taskId":"1"}}`,
 			`{"result":{"_meta":{"hub.parley/resultType":"task"},"resultType":"task","taskId":"1"}}`},
 		{"complete", `{"result":{"resultType":"complete"}}`, `{"result":{"resultType":"complete"}}`},
-		{"no result", `{"method":"x","params":{"structuredContent":1}}`, `{"method":"x","params":{"structuredContent":1}}`},
+		{"no result", `{"method":"x","params":{"structuredContent":1}}`,
+			`{"method":"x","params":{"structuredContent":1}}`},
 		{"half a surrogate pair", `{"result":{"content":"\ud83d"}}`, "{\"result\":{\"content\":\"\ufffd\"}}"},
 		{"a duplicate", `{"result":{"structuredContent":1,"structuredContent":2}}`, ""},
 		{"a duplicate result", `{"result":{},"result":{}}`, ""},
@@ -47,7 +49,8 @@ func TestWithRaw(t *testing.T) {
 
 // What passes keeps the server's structuredContent, and has no other.
 func FuzzWithRaw(f *testing.F) {
-	for _, s := range []string{`{"result":{"structuredContent":{"n":1.10}}}`, `{"result":{"_meta":{"hub.parley/raw":"1"}}}`,
+	for _, s := range []string{`{"result":{"structuredContent":{"n":1.10}}}`,
+		`{"result":{"_meta":{"hub.parley/raw":"1"}}}`,
 		`{"result":{"structuredContent":1,"structuredContent":2}}`, `{"result":{"structured\u0043ontent":"\ud83d"}}`} {
 		f.Add([]byte(s))
 	}

@@ -168,8 +168,8 @@ func (s *servers) try(ctx context.Context, v *server, c serverCall) (*serverAnsw
 	offered := l.offered[c.params.Name]
 	l.mu.Unlock()
 	if !offered || !s.isApproved(c.agent, c.identity, c.params.Name) {
-		return nil, &callError{err: parley.Refuse(parley.UnknownSkill, "the MCP server of %q has no tool %q any more, or "+
-			"it waits for an approval", c.agent, c.params.Name)}
+		return nil, &callError{err: parley.Refuse(parley.UnknownSkill, "the MCP server of %q has no tool %q any more, "+
+			"or it waits for an approval", c.agent, c.params.Name)}
 	}
 	answer, err := l.call(ctx, c)
 	if err != nil && stale(err) {
@@ -313,8 +313,8 @@ func (o *ongoing) result(r *mcp.CallToolResult) (*serverAnswer, error) {
 	delete(r.Meta, rawMeta)
 	switch {
 	case kind == "task":
-		return nil, &callError{true, parley.Refuse(parley.Unsupported, "the MCP server answered with a task, which the "+
-			"hub does not follow")}
+		return nil, &callError{true, parley.Refuse(parley.Unsupported, "the MCP server answered with a task, which "+
+			"the hub does not follow")}
 	case kind != "" && kind != "input_required":
 		return nil, &callError{true, fmt.Errorf("%w: a result of type %q", errMalformed, bridge.Shorten(kind, 60))}
 	case (kind == "input_required") != (r.InputRequests != nil):
@@ -333,8 +333,8 @@ func (o *ongoing) fulfil(asked mcp.InputRequestMap) (mcp.InputResponseMap, error
 	for _, name := range slices.Sorted(maps.Keys(asked)) {
 		p, ok := asked[name].(*mcp.ElicitParams)
 		if !ok || p == nil {
-			return nil, parley.Refuse(parley.Unsupported, "the MCP server asks for sampling or roots, which the hub does "+
-				"not offer")
+			return nil, parley.Refuse(parley.Unsupported, "the MCP server asks for sampling or roots, which the hub "+
+				"does not offer")
 		}
 		res, err := o.ask(o.ctx, p)
 		if o.ctx.Err() != nil {

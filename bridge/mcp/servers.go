@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -79,7 +80,7 @@ func (s *servers) start(ctx context.Context) error {
 		return fmt.Errorf("read the tools of attached servers: %w", err)
 	}
 	s.b.stops = append(s.b.stops, stopPins)
-	stopSecrets, err := s.b.secrets.Follow(ctx, s.changed)
+	stopSecrets, err := s.b.secrets.Follow(ctx, func(agent string) { s.reconnect(agent, true) })
 	if err != nil {
 		return err
 	}
@@ -230,15 +231,26 @@ func (s *servers) changed(agent string) {
 			}
 		})
 	}
+	s.reconnect(agent, false)
+}
+
+// reconnect takes another connection for an agent, unless it would be as the present one.
+func (s *servers) reconnect(agent string, stored bool) {
 	e, _ := s.b.c.Hub.Directory().Agent(agent)
 	id, is := serverOf(e)
 	v := s.known(agent)
 	if v == nil || !is {
 		return
 	}
+	set := s.b.settingsOf(agent)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if l := v.link; l != nil && (!l.tunnel || l.elicits != set.Elicitation) {
+	l := v.link
+	if l != nil && l.elicits == set.Elicitation &&
+		(l.tunnel || !stored && reflect.DeepEqual(l.credentials, set.Credentials)) {
+		return
+	}
+	if l != nil {
 		v.link = nil
 		s.b.spawn(l.retire)
 	}
@@ -385,8 +397,8 @@ func (s *servers) credentials(agent string, id parley.Identity) (peerauth.Creden
 	return c, nil
 }
 
-// join serves a server that a tunnel brings, until the tunnel ends. A newer tunnel of the same agent takes its place. The
-// transport bounds messages; all other checks of them are here.
+// join serves a server that a tunnel brings, until the tunnel ends. A newer tunnel of the same agent takes its place.
+// The transport bounds messages; all other checks of them are here.
 func (s *servers) join(ctx context.Context, agent string, t mcp.Transport) error {
 	e, _ := s.b.c.Hub.Directory().Agent(agent)
 	id, is := serverOf(e)
