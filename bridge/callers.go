@@ -38,5 +38,20 @@ type CallerScheme struct {
 	Name   string // "parley", or the issuer's name in the configuration
 	Bearer bool   // a token that the hub issued: Authorization: Bearer
 	OpenID string // URL of an issuer's discovery document; "": none
+	Issuer string // the issuer's own URL; "": none
 	MTLS   bool   // a client certificate
+}
+
+type resourceKey struct{}
+
+// ForResource says for [Callers.Identify] which resources a request is for (RFC 8707): a token whose audience is the
+// URI of one of them is taken too. For example, a client of MCP asks its issuer for a token for https://hub.example/mcp.
+func ForResource(ctx context.Context, uris ...string) context.Context {
+	return context.WithValue(ctx, resourceKey{}, uris)
+}
+
+// ResourcesOf gives the URIs of ForResource.
+func ResourcesOf(ctx context.Context) []string {
+	uris, _ := ctx.Value(resourceKey{}).([]string)
+	return uris
 }

@@ -265,7 +265,8 @@ func (f *callerFinder) read(c *Config) (*knownCallers, error) {
 			k.tokens.Keys = oidc.Static(set)
 		}
 		out.issuers[i.URL] = k
-		out.schemes = append(out.schemes, bridge.CallerScheme{Name: i.Name, OpenID: oidc.Discovery(i.URL)})
+		out.schemes = append(out.schemes, bridge.CallerScheme{Name: i.Name, OpenID: oidc.Discovery(i.URL),
+			Issuer: i.URL})
 	}
 	for _, e := range c.Callers.Certificates {
 		if e != (CertificateName{}) {
@@ -403,7 +404,12 @@ func (f *callerFinder) bySubject(ctx context.Context, known *knownCallers, proto
 	if i == nil {
 		return c, fmt.Errorf("its issuer %.200q is not in the configuration (callers.issuer)", url)
 	}
-	who, err := i.tokens.Verify(ctx, token, f.n.c.Now())
+	tokens := i.tokens
+	if uris := bridge.ResourcesOf(ctx); len(uris) > 0 { // public_url is above them, so a token for it is for them too
+		tokens.Audience = slices.DeleteFunc(slices.Concat(tokens.Audience, uris, []string{f.n.c.PublicURL}),
+			func(a string) bool { return a == "" })
+	}
+	who, err := tokens.Verify(ctx, token, f.n.c.Now())
 	if err != nil {
 		return bridge.Caller{Peer: "a caller of " + i.Name}, err
 	}

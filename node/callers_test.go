@@ -76,11 +76,16 @@ func (l *login) jwks(t *testing.T) []byte {
 // token issues a token for the audience hub.
 func (l *login) token(t *testing.T, subject, kid string) string {
 	t.Helper()
+	return l.tokenFor(t, "hub", subject, kid)
+}
+
+func (l *login) tokenFor(t *testing.T, audience, subject, kid string) string {
+	t.Helper()
 	g, err := jose.NewSigner(jose.SigningKey{Algorithm: jose.EdDSA, Key: jose.JSONWebKey{Key: l.key, KeyID: kid}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, err := jwt.Signed(g).Claims(map[string]any{"iss": l.URL, "aud": "hub", "sub": subject,
+	token, err := jwt.Signed(g).Claims(map[string]any{"iss": l.URL, "aud": audience, "sub": subject,
 		"exp": time.Now().Add(time.Hour).Unix(), "preferred_username": "name of " + subject}).Serialize()
 	if err != nil {
 		t.Fatal(err)
@@ -256,9 +261,33 @@ func TestCallersByIssuer(t *testing.T) {
 		t.Errorf("%d fetches", got)
 	}
 	schemes := n.callers().Schemes()
-	corp := bridge.CallerScheme{Name: "corp", OpenID: l.URL + "/.well-known/openid-configuration"}
+	corp := bridge.CallerScheme{Name: "corp", OpenID: l.URL + "/.well-known/openid-configuration", Issuer: l.URL}
 	if len(schemes) != 3 || schemes[1] != corp {
 		t.Errorf("schemes: %+v", schemes)
+	}
+}
+
+// A binding that names the resource of a request takes tokens for it, and for the hub's URL; others do not (MCP-013).
+func TestAudienceOfAResource(t *testing.T) {
+	l := newLogin(t)
+	n := running(t, Config{PublicURL: "https://hub.example", Network: Network{Allow: []string{"loopback"}},
+		Callers: Callers{Issuers: []Issuer{{Name: "corp", URL: l.URL, Audience: []string{"hub"},
+			Agents: []Subject{{"bob", "crew/bob"}}}}}})
+	for audience, want := range map[string][2]bool{ // without a resource, and for …/mcp
+		"hub":                       {true, true},
+		"https://hub.example":       {false, true},
+		"https://hub.example/mcp":   {false, true},
+		"https://hub.example/mcp/x": {false, false},
+		"https://other.example/mcp": {false, false},
+		"":                          {false, false},
+	} {
+		h := http.Header{"Authorization": {"Bearer " + l.tokenFor(t, audience, "bob", "k1")}}
+		for i, ctx := range []context.Context{t.Context(), bridge.ForResource(t.Context(), "https://hub.example/mcp")} {
+			c, err := n.callers().Identify(ctx, "mcp", h, nil, "192.0.2.7:5000")
+			if (err == nil) != want[i] || err == nil && c.Name != "crew/bob" {
+				t.Errorf("audience %q, with a resource: %t: %+v %v", audience, i == 1, c, err)
+			}
+		}
 	}
 }
 
