@@ -182,6 +182,26 @@ func TestMCP033NoAnswerAfterACancel(t *testing.T) {
 	})
 }
 
+// The SDK may answer between the cancel and the end of the stream.
+func TestMCP033MutedAnswer(t *testing.T) {
+	t.Parallel()
+	w := newDoorWorld(t)
+	x := &exchange{b: w.Binding, w: discardAnswer{http.Header{}, &strings.Builder{}}, r: ask{}.on()}
+	ended := false
+	p := newHTTPReply(x, func() { ended = true })
+	p.Header().Set("Content-Type", "text/event-stream")
+	if p.mute(); !ended {
+		t.Error("the request goes on")
+	}
+	if _, err := io.WriteString(p, "event: message\ndata: {}\n\n"); err != nil {
+		t.Error(err)
+	}
+	p.finish()
+	if got := x.w.(discardAnswer); got.String() != "" || got.header.Get("Content-Type") != "text/event-stream" {
+		t.Errorf("%q %v", got, got.header)
+	}
+}
+
 func TestMCP032ClosedStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
