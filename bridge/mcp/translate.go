@@ -43,9 +43,6 @@ const (
 	foreignBaggage   = "mcp.baggage"   // W3C baggage
 )
 
-// wayIn is the way of answers to clients in the loss table.
-const wayIn = bridge.Way("mcp-client")
-
 // from makes the common part of the messages of the caller.
 func (e *exchange) from(kind parley.Kind) *parley.Message {
 	c := e.t.caller
@@ -249,7 +246,7 @@ func (e *exchange) answer() *mcp.CallToolResult {
 		r = e.content()
 	}
 	e.name(r)
-	r.Meta[metaProvenance] = bridge.ProvenanceOf(wayIn, m, e.b.c.Hub.ID())
+	r.Meta[metaProvenance] = bridge.ProvenanceOf(bridge.MCPClient, m, e.b.c.Hub.ID())
 	if len(m.Hops) > 0 {
 		r.Meta[metaHops] = m.Hops
 	}
@@ -373,7 +370,7 @@ func lastOf(uri string) string {
 
 // replyLosses gives the losses of an event or a reply in the result of a call.
 func replyLosses(reply, request *parley.Message) []parley.Loss {
-	losses := bridge.Losses(wayIn, reply, request.From)
+	losses := bridge.Losses(bridge.MCPClient, reply, request.From)
 	if reply.Kind == parley.Event && reply.State != parley.NeedsInput && request.Trace.Foreign[foreignProgress] == "no" {
 		losses = []parley.Loss{{Field: "Kind", Reason: "the client gave no token for progress"}}
 	}
