@@ -45,7 +45,7 @@ type callKey struct{ session, id string }
 // An askedRequest can be cancelled although no call of it is open.
 type askedRequest struct {
 	key    callKey
-	cancel *exchange
+	cancel *clientCall
 }
 
 // Bounds of early and asked.
@@ -109,13 +109,13 @@ func (s *calls) cancelled(session, id string) {
 }
 
 // asks notes that the SDK asks the client of a call, and calls again.
-func (s *calls) asks(e *exchange) {
+func (s *calls) asks(e *clientCall) {
 	key := callKey{e.t.caller.session, e.t.caller.id}
 	if key.session == "" || key.id == "" {
 		return
 	}
 	// Without what the call holds in memory.
-	small := &exchange{b: e.b, id: e.id, to: e.to, t: &toolCall{caller: e.t.caller, name: e.t.name,
+	small := &clientCall{b: e.b, id: e.id, to: e.to, t: &toolCall{caller: e.t.caller, name: e.t.name,
 		params: &mcp.CallToolParamsRaw{Name: e.t.name}}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +129,7 @@ func (s *calls) asks(e *exchange) {
 func (s *calls) call(ctx context.Context, t *toolCall) (*mcp.CallToolResult, error) {
 	ctx, end := s.begin(ctx, t.caller)
 	defer end()
-	e := &exchange{b: s.b, t: t, can: abilitiesOf(t), limit: s.b.c.Wait}
+	e := &clientCall{b: s.b, t: t, can: abilitiesOf(t), limit: s.b.c.Wait}
 	if e.token = t.params.GetProgressToken(); e.token != nil {
 		e.limit = s.b.c.LongWait
 	}
@@ -144,8 +144,8 @@ func (s *calls) call(ctx context.Context, t *toolCall) (*mcp.CallToolResult, err
 	return e.refused(err)
 }
 
-// An exchange is a call, and what became of its request so far. Each record counts once, by its position.
-type exchange struct {
+// A clientCall is a call, and what became of its request so far. Each record counts once, by its position.
+type clientCall struct {
 	b      *Binding
 	t      *toolCall
 	can    abilities
@@ -166,14 +166,14 @@ type exchange struct {
 	progress callProgress
 }
 
-func (e *exchange) end() {
+func (e *clientCall) end() {
 	if e.sub != nil {
 		e.sub.End()
 	}
 }
 
 // begin records the request of the call, or finds it. A result needs no wait.
-func (e *exchange) begin(ctx context.Context) (*mcp.CallToolResult, error) {
+func (e *clientCall) begin(ctx context.Context) (*mcp.CallToolResult, error) {
 	if t := e.t; t.tool != nil {
 		e.output = shownOutput(t.tool.Skill, e.can.modern)
 	}
@@ -195,7 +195,7 @@ func (e *exchange) begin(ctx context.Context) (*mcp.CallToolResult, error) {
 }
 
 // open follows a request of this caller that was recorded before. Its error may be follow.ErrNotFound.
-func (e *exchange) open(ctx context.Context, id parley.ID) error {
+func (e *clientCall) open(ctx context.Context, id parley.ID) error {
 	e.end()
 	e.id, e.sub = id, e.b.requests.Subscribe(id, e.token != nil)
 	m, err := e.b.requests.Find(ctx, id, follow.By{From: e.t.caller.Name, To: e.t.caller.agent, Protocol: Protocol})
@@ -217,7 +217,7 @@ func (e *exchange) open(ctx context.Context, id parley.ID) error {
 }
 
 // find follows the request that parley_result names.
-func (e *exchange) find(ctx context.Context) (*mcp.CallToolResult, error) {
+func (e *clientCall) find(ctx context.Context) (*mcp.CallToolResult, error) {
 	var q struct {
 		ID   string   `json:"id"`
 		Wait *float64 `json:"wait"` // seconds
@@ -244,7 +244,7 @@ func (e *exchange) find(ctx context.Context) (*mcp.CallToolResult, error) {
 }
 
 // apply counts a record.
-func (e *exchange) apply(r *journal.Record) {
+func (e *clientCall) apply(r *journal.Record) {
 	if r.Position.Sequence <= e.last {
 		return
 	}
@@ -271,7 +271,7 @@ func (e *exchange) apply(r *journal.Record) {
 }
 
 // add keeps pieces of the result, as many as an answer may have, and one more: an answer that has them is refused.
-func (e *exchange) add(parts []parley.Part) {
+func (e *clientCall) add(parts []parley.Part) {
 	for _, p := range parts {
 		if int64(e.size) <= e.b.c.MaxAnswer {
 			e.pieces, e.size = append(e.pieces, p), e.size+len(p.Data)
@@ -280,7 +280,7 @@ func (e *exchange) add(parts []parley.Part) {
 }
 
 // wait waits for the answer of the request, or a question, and tells of progress meanwhile.
-func (e *exchange) wait(ctx context.Context) (*mcp.CallToolResult, error) {
+func (e *clientCall) wait(ctx context.Context) (*mcp.CallToolResult, error) {
 	waiting, cancel := context.WithTimeout(ctx, e.limit)
 	defer cancel()
 	defer context.AfterFunc(e.b.streaming, cancel)()
@@ -316,7 +316,7 @@ func (e *exchange) wait(ctx context.Context) (*mcp.CallToolResult, error) {
 
 // ended gives the result of a call that ends before its request: the time is up, the hub stops, the client has gone, or
 // it cancelled. Only a client ends its request (rule MCP-032).
-func (e *exchange) ended(ctx context.Context) *mcp.CallToolResult {
+func (e *clientCall) ended(ctx context.Context) *mcp.CallToolResult {
 	switch {
 	case context.Cause(ctx) == errCancelled:
 	case ctx.Err() != nil && e.t.caller.modern && e.b.streaming.Err() == nil:
@@ -329,7 +329,7 @@ func (e *exchange) ended(ctx context.Context) *mcp.CallToolResult {
 }
 
 // giveUp cancels the request, unless it has ended.
-func (e *exchange) giveUp(ctx context.Context) {
+func (e *clientCall) giveUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := e.cancel(ctx, journal.Key{}); err != nil && parley.CodeOf(err) != parley.Conflict {
@@ -338,7 +338,7 @@ func (e *exchange) giveUp(ctx context.Context) {
 }
 
 // cancel records that the caller does not want the answer any more.
-func (e *exchange) cancel(ctx context.Context, key journal.Key) error {
+func (e *clientCall) cancel(ctx context.Context, key journal.Key) error {
 	m := e.from(parley.Cancel)
 	m.To, m.InReplyTo = e.to, e.id
 	_, err := e.b.c.Hub.Accept(ctx, hub.Submission{Message: m, Scope: callScope(m.To, m.From), Key: key})
@@ -346,7 +346,7 @@ func (e *exchange) cancel(ctx context.Context, key journal.Key) error {
 }
 
 // cancelledResult is the result of a cancelled call, which no client gets (rule MCP-033).
-func (e *exchange) cancelledResult() *mcp.CallToolResult {
+func (e *clientCall) cancelledResult() *mcp.CallToolResult {
 	return failedResult(parley.Refuse(parley.Cancelled, "the call was cancelled"))
 }
 
@@ -376,7 +376,7 @@ func (p *callProgress) add(m *parley.Message) {
 }
 
 // tell sends the progress that waits, if it may: now says that nothing comes after it (rule MCP-030).
-func (e *exchange) tell(ctx context.Context, now bool) {
+func (e *clientCall) tell(ctx context.Context, now bool) {
 	p := &e.progress
 	if p.pending == "" || !now && time.Now().Before(p.next) {
 		return
@@ -391,7 +391,7 @@ func (e *exchange) tell(ctx context.Context, now bool) {
 
 // handle is the result of a call whose request is still open. A tool that showed a schema of its answers must give
 // nothing else as a success: clients raise otherwise (rule MCP-026).
-func (e *exchange) handle() *mcp.CallToolResult {
+func (e *clientCall) handle() *mcp.CallToolResult {
 	r := &mcp.CallToolResult{Content: oneText("Still working: agent %q has not answered yet. Do not call the tool again; "+
 		"call %s with {\"id\": %q} to wait for the answer.", e.to, toolResult, e.id)}
 	if r.IsError = e.output != nil; !r.IsError {

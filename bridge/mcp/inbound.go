@@ -30,7 +30,7 @@ func callScope(agent, caller string) string { return Protocol + " " + agent + "\
 const keyLife = 24 * time.Hour
 
 // submit records the request. One that the same idempotency key came with before stands for it (rule MCP-061).
-func (e *exchange) submit(ctx context.Context, m *parley.Message) error {
+func (e *clientCall) submit(ctx context.Context, m *parley.Message) error {
 	key, err := idempotencyKey(e.t.params.Meta)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (e *exchange) submit(ctx context.Context, m *parley.Message) error {
 }
 
 // refused gives the result of a call that the hub did not accept, or could not answer.
-func (e *exchange) refused(err error) (*mcp.CallToolResult, error) {
+func (e *clientCall) refused(err error) (*mcp.CallToolResult, error) {
 	if wire, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return nil, wire
 	}
@@ -138,7 +138,7 @@ func argumentError(err error) error {
 }
 
 // message makes the request of a call.
-func (e *exchange) message(ctx context.Context) (*parley.Message, error) {
+func (e *clientCall) message(ctx context.Context) (*parley.Message, error) {
 	t := e.t
 	m := e.from(parley.Request)
 	m.Trace.Foreign[foreignArguments] = argumentsDigest(t)
@@ -173,7 +173,7 @@ func (e *exchange) message(ctx context.Context) (*parley.Message, error) {
 }
 
 // addressed takes recipient and content from the arguments of parley_ask. The hub fits the content to the skill.
-func (e *exchange) addressed(ctx context.Context, m *parley.Message) error {
+func (e *clientCall) addressed(ctx context.Context, m *parley.Message) error {
 	var q struct {
 		Agent        string      `json:"agent"`
 		Skill        string      `json:"skill"`

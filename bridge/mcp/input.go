@@ -34,9 +34,6 @@ type abilities struct {
 	form, url bool // modes of elicitation that it offers now
 }
 
-// modernRevision is the first stateless one.
-const modernRevision = "2026-07-28"
-
 // abilitiesOf reads what a client declared: in each request since 2026-07-28, before it at the start of the session.
 func abilitiesOf(t *toolCall) (c abilities) {
 	var declared *mcp.ElicitationCapabilities
@@ -69,7 +66,7 @@ const (
 )
 
 // question gives the result that asks the client for input.
-func (e *exchange) question() (*mcp.CallToolResult, error) {
+func (e *clientCall) question() (*mcp.CallToolResult, error) {
 	m := e.asked.Message
 	auth, link := m.Act == authRequired || asksSecret(m), linkOf(m)
 	message := fmt.Sprintf("Agent %q asks: %s", m.From, bridge.Shorten(questionOf(m), maxQuestion))
@@ -91,7 +88,7 @@ func (e *exchange) question() (*mcp.CallToolResult, error) {
 }
 
 // untold is the question as text, for a client that cannot be asked, with what to do.
-func (e *exchange) untold(message string, auth bool, link string) *mcp.CallToolResult {
+func (e *clientCall) untold(message string, auth bool, link string) *mcp.CallToolResult {
 	then := fmt.Sprintf("Then call %s with {\"id\": %q} for the answer.", toolResult, e.id)
 	var todo string
 	switch {
@@ -237,7 +234,7 @@ func formSchema(p *parley.Part) json.RawMessage {
 
 // resume continues the call whose question the client answers. A state that was used before, or by a call at the same
 // time, changes nothing: the call waits for the answer of the same request (rule MCP-042).
-func (e *exchange) resume(ctx context.Context) (*mcp.CallToolResult, error) {
+func (e *clientCall) resume(ctx context.Context) (*mcp.CallToolResult, error) {
 	s, ok := e.unseal(e.t.params.RequestState)
 	if !ok || !e.b.c.Now().Before(s.expires) {
 		return nil, badParams("requestState: the hub did not give it for this call, or it has expired; call again without it")
@@ -282,7 +279,7 @@ func (e *exchange) resume(ctx context.Context) (*mcp.CallToolResult, error) {
 }
 
 // input records the answer to a question.
-func (e *exchange) input(ctx context.Context, r *mcp.ElicitResult, key journal.Key) error {
+func (e *clientCall) input(ctx context.Context, r *mcp.ElicitResult, key journal.Key) error {
 	question := e.asked.Message
 	m := e.from(parley.Input)
 	m.To, m.InReplyTo = e.to, e.id
@@ -321,7 +318,7 @@ type callState struct {
 const stateSize = 16 + 8 + 8
 
 // seal gives the state of the open question, bound to the caller, the tool and the arguments.
-func (e *exchange) seal() (string, error) {
+func (e *clientCall) seal() (string, error) {
 	aead, err := e.aead()
 	if err != nil {
 		return "", err
@@ -337,7 +334,7 @@ func (e *exchange) seal() (string, error) {
 }
 
 // unseal reads a state that a client gave; false: the hub did not make it for this call.
-func (e *exchange) unseal(text string) (s callState, ok bool) {
+func (e *clientCall) unseal(text string) (s callState, ok bool) {
 	aead, err := e.aead()
 	if err != nil {
 		return s, false
@@ -357,9 +354,9 @@ func (e *exchange) unseal(text string) (s callState, ok bool) {
 }
 
 // bound is what a state is bound to.
-func (e *exchange) bound() []byte { return []byte(e.t.caller.user() + "\n" + argumentsDigest(e.t)) }
+func (e *clientCall) bound() []byte { return []byte(e.t.caller.user() + "\n" + argumentsDigest(e.t)) }
 
-func (e *exchange) aead() (cipher.AEAD, error) {
+func (e *clientCall) aead() (cipher.AEAD, error) {
 	key, err := e.b.c.Keys.Secret("mcp state", 32)
 	if err != nil {
 		return nil, parley.Refuse(parley.Internal, "internal error").Because(err)

@@ -44,7 +44,7 @@ const (
 )
 
 // from makes the common part of the messages of the caller.
-func (e *exchange) from(kind parley.Kind) *parley.Message {
+func (e *clientCall) from(kind parley.Kind) *parley.Message {
 	c := e.t.caller
 	return &parley.Message{Kind: kind, From: c.Name, Hops: hopsOf(e.t.params.Meta), Trace: traceOf(e.t.params.Meta),
 		Origin: parley.Origin{Protocol: Protocol, Peer: c.Peer, Address: source.Host(c.remote), Raw: rawOf(e.t),
@@ -223,7 +223,7 @@ func failedResult(e *parley.Error) *mcp.CallToolResult {
 }
 
 // name adds to a result which request it is about.
-func (e *exchange) name(r *mcp.CallToolResult) {
+func (e *clientCall) name(r *mcp.CallToolResult) {
 	if r.Meta == nil {
 		r.Meta = mcp.Meta{}
 	}
@@ -234,7 +234,7 @@ func (e *exchange) name(r *mcp.CallToolResult) {
 }
 
 // answer gives the result for the terminal reply.
-func (e *exchange) answer() *mcp.CallToolResult {
+func (e *clientCall) answer() *mcp.CallToolResult {
 	m := e.reply
 	var r *mcp.CallToolResult
 	switch {
@@ -260,7 +260,7 @@ func (e *exchange) answer() *mcp.CallToolResult {
 }
 
 // content gives the result for a response. One without content has the pieces that were sent ahead.
-func (e *exchange) content() *mcp.CallToolResult {
+func (e *clientCall) content() *mcp.CallToolResult {
 	m := e.reply
 	parts := m.Parts
 	if len(parts) == 0 {
@@ -301,7 +301,7 @@ func (e *exchange) content() *mcp.CallToolResult {
 }
 
 // misfit says why an answer does not fit the schema that was shown; "": it fits, or none was.
-func (e *exchange) misfit(structured []byte) string {
+func (e *clientCall) misfit(structured []byte) string {
 	if e.output == nil {
 		return ""
 	}
