@@ -95,7 +95,7 @@ func TestRequestOfACall(t *testing.T) {
 	w.handle("free", echo)
 	c := w.connect("alice", modern)
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-	r, err := c.tool(t.Context(), "free__do", `{"n":1.50}`, meta(metaTraceParent, parent, metaTraceState, "a=b",
+	r, err := c.tool(t.Context(), "free__do", `{"n":1.50}`, withMeta(metaTraceParent, parent, metaTraceState, "a=b",
 		metaBaggage, "user=1", metaKey, "k1", "secret", "hunter2", metaHops, []string{"other"}))
 	wantText(t, r, err, false, `{"n":1.50}`)
 	m := w.messages(parley.Request)[0]
@@ -134,7 +134,7 @@ func TestRequestOfACall(t *testing.T) {
 			t.Errorf("hops %q", m.Hops)
 		}
 		for _, hops := range [][]string{{"here"}, strings.Fields(strings.Repeat("x ", parley.MaxHops+3))} {
-			r, err := c.tool(t.Context(), "free__do", `{"text":"hi"}`, meta(metaHops, hops))
+			r, err := c.tool(t.Context(), "free__do", `{"text":"hi"}`, withMeta(metaHops, hops))
 			wantText(t, r, err, true, "")
 			if !strings.Contains(encoded(t, r.Meta[metaError]), `"code":"loop"`) {
 				t.Errorf("%v: %v", hops, r.Meta)
@@ -144,7 +144,7 @@ func TestRequestOfACall(t *testing.T) {
 	t.Run("MCP-091 what is no trace is left out", func(t *testing.T) {
 		for _, x := range [][2]string{{metaTraceParent, "00-1-2-3"}, {metaBaggage, "a\nb"},
 			{metaBaggage, strings.Repeat("x", maxBaggage+1)}} {
-			r, err := c.tool(t.Context(), "free__do", `{"text":"hi"}`, meta(x[0], x[1], metaTraceState, "x=y"))
+			r, err := c.tool(t.Context(), "free__do", `{"text":"hi"}`, withMeta(x[0], x[1], metaTraceState, "x=y"))
 			wantText(t, r, err, false, "hi")
 			all := w.messages(parley.Request)
 			if tr := all[len(all)-1].Trace; tr.Parent == x[1] || tr.State != "" || tr.Foreign[foreignBaggage] != "" {
@@ -185,23 +185,23 @@ func TestIdempotencyKey(t *testing.T) {
 	w := newWorld(t)
 	w.handle("free", echo)
 	alice, bob := w.connect("alice", modern), w.connect("bob", legacy)
-	first, err := alice.tool(t.Context(), "free__do", `{"a":1,"b":2}`, meta(metaKey, "k"))
+	first, err := alice.tool(t.Context(), "free__do", `{"a":1,"b":2}`, withMeta(metaKey, "k"))
 	wantText(t, first, err, false, `{"a":1,"b":2}`)
-	r, err := alice.tool(t.Context(), "free__do", `{"b":2, "a":1}`, meta(metaKey, "k"))
+	r, err := alice.tool(t.Context(), "free__do", `{"b":2, "a":1}`, withMeta(metaKey, "k"))
 	wantText(t, r, err, false, `{"a":1,"b":2}`)
 	if r.Meta[metaHandle] != first.Meta[metaHandle] {
 		t.Error("the second call has another request")
 	}
-	r, err = alice.tool(t.Context(), "free__do", `{"a":1.0,"b":2}`, meta(metaKey, "k"))
+	r, err = alice.tool(t.Context(), "free__do", `{"a":1.0,"b":2}`, withMeta(metaKey, "k"))
 	wantText(t, r, err, true, metaKey)
 	if !strings.Contains(encoded(t, r.Meta[metaError]), `"conflict"`) {
 		t.Errorf("%v", r.Meta)
 	}
 	for _, key := range []any{"", 7, strings.Repeat("x", 257)} {
-		r, err = alice.tool(t.Context(), "free__do", `{}`, meta(metaKey, key))
+		r, err = alice.tool(t.Context(), "free__do", `{}`, withMeta(metaKey, key))
 		wantText(t, r, err, true, metaKey)
 	}
-	r, err = bob.tool(t.Context(), "free__do", `{"c":1}`, meta(metaKey, "k"))
+	r, err = bob.tool(t.Context(), "free__do", `{"c":1}`, withMeta(metaKey, "k"))
 	wantText(t, r, err, false, `{"c":1}`)
 	if n := len(w.messages(parley.Request)); n != 2 {
 		t.Errorf("%d requests", n)
@@ -210,7 +210,7 @@ func TestIdempotencyKey(t *testing.T) {
 
 // MCP-030: progress goes to a client that gave a token, each value above the one before, at most ten a second, and none
 // after the result.
-func TestProgress(t *testing.T) {
+func TestCallProgress(t *testing.T) {
 	for _, revision := range []string{legacy, modern} {
 		t.Run(revision, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -233,7 +233,7 @@ func TestProgress(t *testing.T) {
 				g <- "progress three"
 				g <- "done"
 				<-done
-				done = call(c, meta("progressToken", "p"))
+				done = call(c, withMeta("progressToken", "p"))
 				for _, step := range []string{"progress one", "progress two", "piece a", "piece b"} {
 					g <- step
 					synctest.Wait()
@@ -304,7 +304,7 @@ func TestHandle(t *testing.T) {
 				r, err = other.tool(t.Context(), "parley_result", fetch)
 				wantText(t, r, err, true, "id: ")
 				began = time.Now()
-				r, err = c.tool(t.Context(), "parley_result", fetch, meta("progressToken", 1))
+				r, err = c.tool(t.Context(), "parley_result", fetch, withMeta("progressToken", 1))
 				wantText(t, r, err, false, "parley_result")
 				if took := time.Since(began); took != 10*time.Minute {
 					t.Errorf("with a token it waited %s", took)

@@ -273,8 +273,8 @@ func (c *client) tool(ctx context.Context, name, arguments string, edit ...func(
 	return c.CallTool(ctx, p)
 }
 
-// meta adds members of _meta to a call.
-func meta(pairs ...any) func(*mcp.CallToolParams) {
+// withMeta adds members of _meta to a call.
+func withMeta(pairs ...any) func(*mcp.CallToolParams) {
 	return func(p *mcp.CallToolParams) {
 		if p.Meta == nil {
 			p.Meta = mcp.Meta{}
