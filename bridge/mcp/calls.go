@@ -174,8 +174,8 @@ func (e *clientCall) end() {
 
 // begin records the request of the call, or finds it. A result needs no wait.
 func (e *clientCall) begin(ctx context.Context) (*mcp.CallToolResult, error) {
-	if t := e.t; t.tool != nil {
-		e.output = shownOutput(t.tool.Skill, e.can.modern)
+	if t := e.t.tool; t != nil && e.b.clients.schemas.of(t).outputFor(e.can.modern) != nil {
+		e.output = t.Skill.Output // what is shown may allow more
 	}
 	switch {
 	case e.t.params.RequestState != "":

@@ -159,7 +159,7 @@ func (e *clientCall) message(ctx context.Context) (*parley.Message, error) {
 		return m, e.addressed(ctx, m)
 	}
 	m.To, m.Skill = t.tool.Agent, t.tool.Skill.ID
-	content := t.tool.Content(arguments, "content")
+	content := t.tool.Content(arguments, wrappedMember)
 	if err := hub.CheckContent(t.tool.Skill.Input, content); err != nil {
 		return nil, invalidArgument("arguments", "they do not fit the tool's input schema: %s", err)
 	}

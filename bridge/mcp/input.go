@@ -69,7 +69,7 @@ const (
 func (e *clientCall) question() (*mcp.CallToolResult, error) {
 	m := e.asked.Message
 	auth, link := m.Act == authRequired || asksSecret(m), linkOf(m)
-	message := fmt.Sprintf("Agent %q asks: %s", m.From, bridge.Shorten(questionOf(m), maxQuestion))
+	message := fmt.Sprintf("Agent %q asks: %s", m.From, shownText(questionOf(m), maxQuestion))
 	ask := &mcp.ElicitParams{Mode: "form", Message: message, RequestedSchema: formOf(m)}
 	switch {
 	case auth && e.can.url && link != "":
@@ -217,7 +217,7 @@ func formSchema(p *parley.Part) json.RawMessage {
 			f.Enum != nil && f.Type != "string" || f.EnumNames != nil && len(f.EnumNames) != len(f.Enum) {
 			return nil
 		}
-		f.Title, f.Description = bridge.Shorten(f.Title, maxLabel), bridge.Shorten(f.Description, maxLabel)
+		f.Title, f.Description = shownText(f.Title, maxLabel), shownText(f.Description, maxLabel)
 		s.Properties[name] = f
 	}
 	for _, name := range s.Required {

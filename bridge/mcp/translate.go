@@ -314,19 +314,6 @@ func (e *clientCall) misfit(structured []byte) string {
 	return ""
 }
 
-// shownOutput is the schema that the list of tools shows for a skill's answers; nil: none. The handshake revisions
-// have objects only.
-func shownOutput(s parley.SkillSpec, modern bool) json.RawMessage {
-	schema := bridge.SchemaObject(s.Output)
-	if schema == nil || modern {
-		return schema
-	}
-	if read, ok := bridge.ReadSchema(schema); !ok || read.Type != "object" {
-		return nil
-	}
-	return schema
-}
-
 // contentItem gives a part as an item of a result.
 func contentItem(p *parley.Part, message parley.ID, i int) mcp.Content {
 	media, _, _ := mime.ParseMediaType(p.MediaType)
