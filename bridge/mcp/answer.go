@@ -23,8 +23,8 @@ import (
 // writeStall is how long one write to a client may take.
 const writeStall = 30 * time.Second
 
-// maxErrorBody bounds what is kept of an error that the SDK answers with.
-const maxErrorBody = 64 << 10
+// maxSDKError bounds what is kept of an error that the SDK answers with.
+const maxSDKError = 64 << 10
 
 // Headers of answers.
 const (
@@ -35,7 +35,7 @@ const (
 // An httpReply is the answer to one request, as the SDK writes it. Plain texts become errors of JSON-RPC, code 0
 // becomes another, and a stream in which nothing happens gets comments.
 type httpReply struct {
-	x      *exchange
+	x      *httpExchange
 	cancel context.CancelFunc // ends the request
 	opened func(session string)
 	header http.Header // as the SDK sets it
@@ -49,7 +49,7 @@ type httpReply struct {
 	over    bool
 }
 
-func newHTTPReply(x *exchange, cancel context.CancelFunc) *httpReply {
+func newHTTPReply(x *httpExchange, cancel context.CancelFunc) *httpReply {
 	return &httpReply{x: x, cancel: cancel, header: http.Header{}}
 }
 
@@ -130,7 +130,7 @@ func (p *httpReply) Write(b []byte) (int, error) {
 	switch {
 	case p.muted:
 	case p.failure != nil:
-		p.failure.Write(b[:min(len(b), maxErrorBody-p.failure.Len())])
+		p.failure.Write(b[:min(len(b), maxSDKError-p.failure.Len())])
 	case p.events != nil:
 		if err := p.events.Write(p.coded(b)); err != nil {
 			return 0, err
@@ -175,7 +175,7 @@ func (p *httpReply) finish() {
 		p.begin() // what was a stream ends as one, without an event
 	case p.failure != nil && p.events != nil: // too late for a status
 		if b, err := p.x.body(p.x.of(p.status, p.failure.Bytes())); err == nil {
-			_ = p.events.Write(sseEvent(b))
+			_ = p.events.Write(errorEvent(b))
 		}
 	case p.failure != nil:
 		if allow := p.header.Get("Allow"); allow != "" {
@@ -188,7 +188,7 @@ func (p *httpReply) finish() {
 	}
 }
 
-func sseEvent(data []byte) []byte {
+func errorEvent(data []byte) []byte {
 	return append(append(append(make([]byte, 0, len(data)+32), "event: message\ndata: "...), data...), '\n', '\n')
 }
 
@@ -210,7 +210,7 @@ func (p *httpReply) coded(event []byte) []byte {
 	if err != nil {
 		return event
 	}
-	return sseEvent(b)
+	return errorEvent(b)
 }
 
 // errorOf reads an error response; nil: it is none.
@@ -233,7 +233,7 @@ func errorOf(message []byte) (id jsonx.Value, _ *jsonrpc.Error) {
 }
 
 // of is the error for an error answer of the SDK. The door refuses what it can before; so few are left.
-func (x *exchange) of(status int, body []byte) *wireError {
+func (x *httpExchange) of(status int, body []byte) *wireError {
 	e := &wireError{http: status, rpc: jsonrpc.CodeInvalidRequest, code: parley.Malformed,
 		text: "the request is not valid", err: errors.New(strings.TrimSpace(string(body)))}
 	if id, fault := errorOf(body); fault != nil && fault.Code != 0 {
@@ -291,7 +291,7 @@ type refusalData struct {
 }
 
 // note keeps a refusal for operators, and tells the client its reference.
-func (x *exchange) note(step string, e *wireError) {
+func (x *httpExchange) note(step string, e *wireError) {
 	hubs, said := errors.AsType[*parley.Error](e.err)
 	meta := refusalData{Code: e.code}
 	if said {
@@ -318,13 +318,13 @@ func (x *exchange) note(step string, e *wireError) {
 }
 
 // body is the body of an error response.
-func (x *exchange) body(e *wireError) ([]byte, error) {
+func (x *httpExchange) body(e *wireError) ([]byte, error) {
 	x.note("answer", e)
 	return rpcErrorBody(x.id, e.rpc, e.text, e.data)
 }
 
 // fail answers an error. step is where it arose: "origin", "decode", "verify" or "admit".
-func (x *exchange) fail(step string, err error) {
+func (x *httpExchange) fail(step string, err error) {
 	if x.r.Context().Err() != nil {
 		return // the caller is gone
 	}
@@ -347,7 +347,7 @@ func (x *exchange) fail(step string, err error) {
 }
 
 // write answers with JSON.
-func (x *exchange) write(status int, body []byte) {
+func (x *httpExchange) write(status int, body []byte) {
 	h := x.w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))

@@ -56,12 +56,14 @@ func TestMCP031KeepAlive(t *testing.T) {
 			}
 			s := bufio.NewScanner(r.Body)
 			for i := range 3 {
-				if got, after := line(t, s), time.Since(began); got != ": keep-alive" || after != time.Duration(i+1)*15*time.Second {
+				got, after := line(t, s), time.Since(began)
+				if got != ": keep-alive" || after != time.Duration(i+1)*15*time.Second {
 					t.Fatalf("%q after %s", got, after)
 				}
 			}
 			w.slow <- struct{}{}
-			if got := line(t, s) + line(t, s); !strings.HasPrefix(got, "event: messagedata: {") || !strings.Contains(got, "late") {
+			if got := line(t, s) + line(t, s); !strings.HasPrefix(got, "event: messagedata: {") ||
+				!strings.Contains(got, "late") {
 				t.Errorf("the answer is %q", got)
 			}
 			if got := line(t, s); got != "end" {
@@ -94,7 +96,7 @@ func TestLateErrorIsAnEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newDoorWorld(t)
-		x := &exchange{b: w.Binding, w: discardAnswer{http.Header{}, &strings.Builder{}}, r: ask{}.on(), id: []byte("7")}
+		x := &httpExchange{b: w.Binding, w: discardAnswer{http.Header{}, &strings.Builder{}}, r: ask{}.on(), id: []byte("7")}
 		p := newHTTPReply(x, func() {})
 		p.waitsForEvents()
 		time.Sleep(20 * time.Second)
@@ -186,7 +188,7 @@ func TestMCP033NoAnswerAfterACancel(t *testing.T) {
 func TestMCP033MutedAnswer(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t)
-	x := &exchange{b: w.Binding, w: discardAnswer{http.Header{}, &strings.Builder{}}, r: ask{}.on()}
+	x := &httpExchange{b: w.Binding, w: discardAnswer{http.Header{}, &strings.Builder{}}, r: ask{}.on()}
 	ended := false
 	p := newHTTPReply(x, func() { ended = true })
 	p.Header().Set("Content-Type", "text/event-stream")

@@ -72,12 +72,12 @@ func tokenOfCaller(ctx context.Context, _ string, _ *http.Request) (*auth.TokenI
 //
 //	     /mcp, /mcp/agents/NAME                              Streamable HTTP
 //	GET  /mcp/connect, /mcp/connect/agents/NAME              tunnel of a client (WebSocket, "parley mcp stdio")
-//	GET  /mcp/attach/NAME                                    tunnel of an attached server (WebSocket, "parley mcp attach")
+//	GET  /mcp/attach/NAME                                    tunnel of a server (WebSocket, "parley mcp attach")
 //	GET  /.well-known/oauth-protected-resource/mcp[/…]       protected resource metadata (RFC 9728)
 //
 // The path is below the public URL.
 func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	x := &exchange{b: b, w: w, r: r}
+	x := &httpExchange{b: b, w: w, r: r}
 	switch x.to = b.route(r); {
 	case !b.knowsHost(r):
 		x.fail("origin", parley.Refuse(parley.Forbidden,
@@ -95,8 +95,8 @@ func (b *Binding) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// An exchange is one HTTP request and its answer.
-type exchange struct {
+// An httpExchange is one HTTP request and its answer.
+type httpExchange struct {
 	b *Binding
 	w http.ResponseWriter
 	r *http.Request
@@ -240,7 +240,7 @@ func originOf(u *url.URL) string {
 }
 
 // cors marks the answer for the page that calls, and answers preflights. The origin may call.
-func (x *exchange) cors() (done bool) {
+func (x *httpExchange) cors() (done bool) {
 	h := x.w.Header()
 	h.Add("Vary", "Origin")
 	origin := x.r.Header.Get("Origin")
@@ -261,7 +261,7 @@ func (x *exchange) cors() (done bool) {
 }
 
 // identify finds the caller, who must be one that the endpoint takes.
-func (x *exchange) identify() error {
+func (x *httpExchange) identify() error {
 	b, r := x.b, x.r
 	c := bridge.Caller{Name: directory.GuestName(Protocol, source.Host(r.RemoteAddr), ""), Guest: true}
 	if b.c.Callers != nil {
@@ -299,7 +299,7 @@ func (b *Binding) takesGuests(agent string) bool {
 	return false
 }
 
-func (x *exchange) serve() {
+func (x *httpExchange) serve() {
 	if err := x.identify(); err != nil {
 		x.fail("verify", err)
 		return
@@ -313,9 +313,9 @@ func (x *exchange) serve() {
 	switch method := x.r.Method; {
 	case method == http.MethodPost:
 		x.servePost(session)
-	case (method != http.MethodGet && method != http.MethodDelete) || session == "" || version >= modernRevision:
+	case (method != http.MethodGet && method != http.MethodDelete) || session == "" || version >= statelessRevision:
 		allow := "POST"
-		if session != "" && version < modernRevision {
+		if session != "" && version < statelessRevision {
 			allow = "GET, POST, DELETE"
 		}
 		x.refuseMethod(allow)
@@ -326,7 +326,7 @@ func (x *exchange) serve() {
 	}
 }
 
-func (x *exchange) refuseMethod(allow string) {
+func (x *httpExchange) refuseMethod(allow string) {
 	x.w.Header().Set("Allow", allow)
 	e := refuseRequest("this HTTP method is not allowed here")
 	e.http, e.code = http.StatusMethodNotAllowed, parley.Unsupported
@@ -334,7 +334,7 @@ func (x *exchange) refuseMethod(allow string) {
 }
 
 // serveTunnel hands a tunnel on.
-func (x *exchange) serveTunnel() {
+func (x *httpExchange) serveTunnel() {
 	agent := x.to.agent
 	if x.r.Method != http.MethodGet {
 		x.refuseMethod("GET")
@@ -362,14 +362,14 @@ func (x *exchange) serveTunnel() {
 	defer end()
 	r := x.r.WithContext(ctx)
 	if x.to.kind == toAttach {
-		x.b.serveAttach(x.w, r, agent)
+		x.b.serveAttach(x.w, r, &x.caller, agent)
 		return
 	}
 	x.b.serveConnect(x.w, r, &x.caller)
 }
 
 // serveSession serves the stream of a session, or ends the session.
-func (x *exchange) serveSession(id string) {
+func (x *httpExchange) serveSession(id string) {
 	s := x.b.door.sessions.of(id, &x.caller)
 	switch {
 	case s == nil:
@@ -422,7 +422,7 @@ func accepts(h http.Header, want string) bool {
 }
 
 // servePost serves a message.
-func (x *exchange) servePost(session string) {
+func (x *httpExchange) servePost(session string) {
 	if !isJSON(x.r.Header.Values("Content-Type")) {
 		e := refuseRequest("Content-Type: want application/json")
 		e.http, e.code = http.StatusUnsupportedMediaType, parley.Unsupported
@@ -438,7 +438,7 @@ func (x *exchange) servePost(session string) {
 		x.fail("decode", err)
 		return
 	}
-	m, bad := parseMessage(body)
+	m, bad := readWire(body)
 	x.id = m.id
 	if bad != nil {
 		x.fail("decode", bad)
@@ -468,7 +468,7 @@ func isJSON(types []string) bool {
 }
 
 // readBody reads the request's body.
-func (x *exchange) readBody() ([]byte, error) {
+func (x *httpExchange) readBody() ([]byte, error) {
 	limit := x.b.c.MaxBody
 	tooLarge := parley.Refuse(parley.TooLarge, "the request is larger than %d bytes", limit).
 		With(parley.ByLimit, parley.BodySize, "")
@@ -489,7 +489,7 @@ func (x *exchange) readBody() ([]byte, error) {
 }
 
 // serveModern serves a message of the revisions without sessions.
-func (x *exchange) serveModern(m *wireMessage) {
+func (x *httpExchange) serveModern(m *wireMessage) {
 	x.r.Header = x.r.Header.Clone()
 	if err := m.checkModern(x.r.Header); err != nil {
 		x.fail("decode", err)
@@ -515,7 +515,7 @@ func (x *exchange) serveModern(m *wireMessage) {
 }
 
 // serveLegacy serves a message of the handshake revisions.
-func (x *exchange) serveLegacy(m *wireMessage, id string) {
+func (x *httpExchange) serveLegacy(m *wireMessage, id string) {
 	sessions := x.b.door.sessions
 	s := sessions.of(id, &x.caller)
 	begins := m.call() && m.method == "initialize"
@@ -568,7 +568,7 @@ func (x *exchange) serveLegacy(m *wireMessage, id string) {
 }
 
 // forward hands a request to a handler of the SDK. prepare gives what ends with the answer.
-func (x *exchange) forward(ctx context.Context, to http.Handler, m *wireMessage,
+func (x *httpExchange) forward(ctx context.Context, to http.Handler, m *wireMessage,
 	prepare func(*httpReply) (end func(), err error)) {
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callerKey{}, &x.caller))
 	defer cancel()

@@ -103,7 +103,8 @@ func newDoorWorld(t testing.TB, edit ...func(*Config)) *doorWorld {
 	}
 	p, err := policy.New(policy.Config{Hub: "here"})
 	must(err)
-	w.hub, err = hub.New(hub.Config{ID: "here", Secret: bytes.Repeat([]byte("s"), 32), Journal: j, Directory: dir, Policy: p})
+	w.hub, err = hub.New(hub.Config{ID: "here", Secret: bytes.Repeat([]byte("s"), 32), Journal: j,
+		Directory: dir, Policy: p})
 	must(err)
 	x, err := index.Open(ctx, index.Config{Journal: j})
 	must(err)
@@ -249,7 +250,8 @@ func replyOf(t testing.TB, r *http.Response) (out rpcReply) {
 	return out
 }
 
-const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+const modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+	`"io.modelcontextprotocol/clientCapabilities":{}}`
 
 // modernAsk is a request of 2026-07-28. A tool's name goes to the header.
 func modernAsk(method, params string) ask {
@@ -261,7 +263,7 @@ func modernAsk(method, params string) ask {
 	if params != "" {
 		params += ","
 	}
-	a.body = `{"jsonrpc":"2.0","id":7,"method":"` + method + `","params":{` + params + meta + `}}`
+	a.body = `{"jsonrpc":"2.0","id":7,"method":"` + method + `","params":{` + params + modernMeta + `}}`
 	return a
 }
 
@@ -323,7 +325,8 @@ func TestBadInput(t *testing.T) {
 		{"MCP-011 no UTF-8", body("{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"\xff\"}"), 400, -32700, "", ""},
 		{"MCP-011 id null", body(`{"jsonrpc":"2.0","id":null,"method":"tools/list"}`), 400, -32600, "", "id"},
 		{"MCP-011 id fraction", body(`{"jsonrpc":"2.0","id":1.5,"method":"tools/list"}`), 400, -32600, "", "id"},
-		{"MCP-011 id beyond doubles", body(`{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/list"}`), 400, -32600, "", ""},
+		{"MCP-011 id beyond doubles", body(`{"jsonrpc":"2.0","id":9007199254740993,"method":"tools/list"}`), 400, -32600,
+			"", ""},
 		{"MCP-011 id object", body(`{"jsonrpc":"2.0","id":{},"method":"tools/list"}`), 400, -32600, "", "id"},
 		{"MCP-011 id too long", body(`{"jsonrpc":"2.0","id":"` + strings.Repeat("x", 1100) + `","method":"tools/list"}`), 400,
 			-32600, "", "id"},
@@ -334,12 +337,13 @@ func TestBadInput(t *testing.T) {
 		{"MCP-011 wrong case", edit(`"method"`, `"Method"`), 400, -32600, "7", `"method"`},
 		{"MCP-011 wrong case of _meta", edit(`"_meta"`, `"_Meta"`), 400, -32600, "7", `"_meta"`},
 		{"MCP-011 wrong case in _meta", edit(`protocolVersion"`, `ProtocolVersion"`), 400, -32600, "7", "protocolVersion"},
-		{"MCP-011 trailing bytes", edit(meta+"}}", meta+"}}x"), 400, -32600, "", "after"},
+		{"MCP-011 trailing bytes", edit(modernMeta+"}}", modernMeta+"}}x"), 400, -32600, "", "after"},
 		{"MCP-011 depth", edit(`"arguments":{}`, `"arguments":{"a":`+deep+`}`), 400, -32600, "", "deep"},
 		{"MCP-011 no version of JSON-RPC", edit(`"jsonrpc":"2.0",`, ``), 400, -32600, "7", "jsonrpc"},
 		{"MCP-011 method no string", edit(`"tools/call"`, `7`), 400, -32600, "7", "method"},
-		{"MCP-011 params no object", body(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}`), 400, -32602, "1", ""},
-		{"MCP-011 _meta no object", edit(meta, `"_meta":7`), 400, -32602, "7", "_meta"},
+		{"MCP-011 params no object", body(`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":[]}`), 400, -32602, "1",
+			""},
+		{"MCP-011 _meta no object", edit(modernMeta, `"_meta":7`), 400, -32602, "7", "_meta"},
 		{"MCP-011 progress token", edit(`"_meta":{`, `"_meta":{"progressToken":{},`), 400, -32602, "7", "progressToken"},
 		{"MCP-011 neither request nor answer", body(`{"jsonrpc":"2.0","id":1}`), 400, -32600, "1", ""},
 		{"MCP-011 answer without an id", body(`{"jsonrpc":"2.0","result":{}}`), 400, -32600, "", ""},
@@ -375,9 +379,11 @@ func TestBadInput(t *testing.T) {
 		{"MCP-003 another Mcp-Method", with(listTools, "Mcp-Method", "tools/call"), 400, -32020, "7", "Mcp-Method"},
 		{"MCP-003 no Mcp-Name", with(edit("", ""), "Mcp-Name", ""), 400, -32020, "7", "Mcp-Name"},
 		{"MCP-003 another Mcp-Name", with(edit("", ""), "Mcp-Name", "ask"), 400, -32020, "7", "Mcp-Name"},
-		{"MCP-003 another Mcp-Name in base64", with(edit("", ""), "Mcp-Name", "=?base64?YXNr?="), 400, -32020, "7", "Mcp-Name"},
+		{"MCP-003 another Mcp-Name in base64", with(edit("", ""), "Mcp-Name", "=?base64?YXNr?="), 400, -32020, "7",
+			"Mcp-Name"},
 		{"MCP-003 no header", with(listTools, "Mcp-Protocol-Version", ""), 400, -32020, "7", "MCP-Protocol-Version"},
-		{"MCP-003 another version in the header", with(listTools, "Mcp-Protocol-Version", "2025-11-25"), 400, -32020, "7", ""},
+		{"MCP-003 another version in the header", with(listTools, "Mcp-Protocol-Version", "2025-11-25"), 400, -32020, "7",
+			""},
 		{"MCP-004 unknown method", modernAsk("tools/nope", ""), 404, -32601, "7", "tools/nope"},
 		{"MCP-004 ping", modernAsk("ping", ""), 404, -32601, "7", "ping"},
 		{"MCP-004 initialize", modernAsk("initialize", ""), 404, -32601, "7", ""},
@@ -392,7 +398,8 @@ func TestBadInput(t *testing.T) {
 		{"MCP-011 no params", legacyAsk("alice", session, `{"jsonrpc":"2.0","id":2,"method":"tools/call"}`), 400, -32602, "2",
 			"params"},
 		{"MCP-004 bad cursor", modernAsk("tools/list", `"cursor":"x"`), 400, -32602, "7", ""},
-		{"MCP-006 unknown session", legacyAsk("alice", "nope", `{"jsonrpc":"2.0","id":2,"method":"ping"}`), 404, -32600, "", ""},
+		{"MCP-006 unknown session", legacyAsk("alice", "nope", `{"jsonrpc":"2.0","id":2,"method":"ping"}`), 404, -32600,
+			"", ""},
 		{"MCP-006 GET of an unknown session", with(ask{method: "GET", token: "alice"}, "Mcp-Session-Id", "nope"), 404, -32600,
 			"", ""},
 		{"MCP-006 no session", body(`{"jsonrpc":"2.0","id":2,"method":"tools/list"}`), 400, -32600, "2", "initialize"},
@@ -411,9 +418,11 @@ func TestBadInput(t *testing.T) {
 		{"MCP-012 no token", ask{body: initialize}, 401, -32600, "", ""},
 		{"MCP-012 bad token", ask{body: initialize, token: "eve"}, 401, -32600, "", ""},
 		{"MCP-010 Host", ask{host: "evil.example", token: "alice", body: initialize}, 403, -32600, "", "mcp.hosts"},
-		{"MCP-010 Host on loopback", ask{host: "evil.example", token: "alice", local: true, body: initialize}, 403, -32600, "",
+		{"MCP-010 Host on loopback", ask{host: "evil.example", token: "alice", local: true, body: initialize}, 403, -32600,
+			"",
 			""},
-		{"MCP-010 Host localhost from elsewhere", ask{host: "localhost", token: "alice", body: initialize}, 403, -32600, "", ""},
+		{"MCP-010 Host localhost from elsewhere", ask{host: "localhost", token: "alice", body: initialize}, 403, -32600,
+			"", ""},
 		{"MCP-010 Origin", with(body(initialize), "Origin", "https://evil.example"), 403, -32600, "", "listen.origins"},
 		{"MCP-010 Origin null", with(body(initialize), "Origin", "null"), 403, -32600, "", ""},
 		{"MCP-010 Origin of this machine", with(ask{token: "alice", local: true, body: initialize}, "Origin",
@@ -426,7 +435,8 @@ func TestBadInput(t *testing.T) {
 		{"escaped slash", ask{path: "/mcp/agents/crew%2Fecho", token: "alice"}, 404, -32600, "", ""},
 		{"attach of another agent", ask{method: "GET", path: "/mcp/attach/tunnel", token: "alice"}, 404, -32600, "", ""},
 		{"attach of an unknown agent", ask{method: "GET", path: "/mcp/attach/nobody", token: "alice"}, 404, -32600, "", ""},
-		{"attach of an agent without a tunnel", ask{method: "GET", path: "/mcp/attach/alice", token: "alice"}, 403, -32600, "",
+		{"attach of an agent without a tunnel", ask{method: "GET", path: "/mcp/attach/alice", token: "alice"}, 403, -32600,
+			"",
 			"mcp.attached"},
 		{"attach by a guest", ask{method: "GET", path: "/mcp/attach/tunnel"}, 401, -32600, "", ""},
 		{"POST to a tunnel", ask{path: "/mcp/connect", token: "alice"}, 405, -32600, "", ""},
@@ -478,7 +488,8 @@ func TestBadInput(t *testing.T) {
 func TestGoodInput(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t, func(c *Config) {
-		c.Hosts, c.Origins, c.Guests = []string{"other.test:8443", "10.0.0.7"}, []string{"https://app.test"}, []string{"crew/*"}
+		c.Hosts, c.Origins = []string{"other.test:8443", "10.0.0.7"}, []string{"https://app.test"}
+		c.Guests = []string{"crew/*"}
 	})
 	list := modernAsk("tools/list", "")
 	at := func(f func(*ask)) ask { a := with(list); f(&a); return a }
@@ -617,7 +628,7 @@ func TestClientsOfBothEras(t *testing.T) {
 				}
 			}
 			c := w.last()
-			isModern := version == modernRevision
+			isModern := version == statelessRevision
 			if c == nil || c.Name != "alice" || c.modern != isModern || (c.session == "") != isModern || c.endpoint != "/mcp" ||
 				c.id == "" {
 				t.Errorf("caller %+v", c)

@@ -18,7 +18,7 @@ type resourceMetadata struct {
 	Methods  []string `json:"bearer_methods_supported"`
 }
 
-func (x *exchange) serveMetadata() {
+func (x *httpExchange) serveMetadata() {
 	if x.r.Method != http.MethodGet && x.r.Method != http.MethodHead {
 		x.refuseMethod("GET, HEAD")
 		return
@@ -40,7 +40,7 @@ func (x *exchange) serveMetadata() {
 }
 
 // challenge is WWW-Authenticate (RFC 6750, RFC 9728 section 5.1). The hub has no scopes.
-func (x *exchange) challenge() string {
+func (x *httpExchange) challenge() string {
 	s := `Bearer realm="parley", resource_metadata="` + x.b.resource(MetadataPath+x.to.path) + `"`
 	if x.r.Header.Get("Authorization") != "" {
 		s += `, error="invalid_token"`

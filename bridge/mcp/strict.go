@@ -21,11 +21,11 @@ import (
 // Strict reading of messages (rules MCP-003, 004 and 011), for the door and the tunnels. The SDK takes repeated and
 // misspelt members; so it only gets messages that were read here and written anew.
 
-// modernRevision is the first revision without sessions.
-const modernRevision = "2026-07-28"
+// statelessRevision is the first revision without sessions.
+const statelessRevision = "2026-07-28"
 
 // wireRevisions are those that the hub speaks.
-var wireRevisions = []string{modernRevision, "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"}
+var wireRevisions = []string{statelessRevision, "2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"}
 
 // Members of _meta that belong to the protocol.
 const (
@@ -56,21 +56,21 @@ type wireMethod struct {
 }
 
 var wireMethods = map[string]wireMethod{
-	"initialize":                       {needsParams: true, until: modernRevision},
-	"ping":                             {until: modernRevision},
-	"server/discover":                  {since: modernRevision},
+	"initialize":                       {needsParams: true, until: statelessRevision},
+	"ping":                             {until: statelessRevision},
+	"server/discover":                  {since: statelessRevision},
 	"tools/list":                       {},
 	"tools/call":                       {needsParams: true, name: "name"},
 	"resources/list":                   {},
 	"resources/templates/list":         {},
 	"resources/read":                   {needsParams: true, name: "uri"},
-	"resources/subscribe":              {needsParams: true, until: modernRevision},
-	"resources/unsubscribe":            {needsParams: true, until: modernRevision},
-	"subscriptions/listen":             {needsParams: true, since: modernRevision},
+	"resources/subscribe":              {needsParams: true, until: statelessRevision},
+	"resources/unsubscribe":            {needsParams: true, until: statelessRevision},
+	"subscriptions/listen":             {needsParams: true, since: statelessRevision},
 	"prompts/list":                     {},
 	"prompts/get":                      {needsParams: true, name: "name"},
 	"completion/complete":              {needsParams: true},
-	"logging/setLevel":                 {needsParams: true, until: modernRevision},
+	"logging/setLevel":                 {needsParams: true, until: statelessRevision},
 	"notifications/initialized":        {notification: true},
 	"notifications/cancelled":          {notification: true},
 	"notifications/progress":           {notification: true, needsParams: true},
@@ -137,8 +137,8 @@ func refuseCall(method string) *wireError {
 		text: fmt.Sprintf("unknown method %q", bridge.Shorten(method, 64))}
 }
 
-// parseMessage reads a message. With an error, the message has the id as far as it is known.
-func parseMessage(body []byte) (*wireMessage, *wireError) {
+// readWire reads a message. With an error, the message has the id as far as it is known.
+func readWire(body []byte) (*wireMessage, *wireError) {
 	m := &wireMessage{}
 	if err := jsonx.Valid(body, maxWireDepth); err != nil {
 		return m, notStrict(err)
@@ -339,7 +339,7 @@ func (m *wireMessage) checkVersion(h http.Header) (isModern bool, _ *wireError) 
 	case said == "":
 		return false, nil
 	}
-	isModern = versionForm.MatchString(said) && said >= modernRevision
+	isModern = versionForm.MatchString(said) && said >= statelessRevision
 	switch {
 	case m.call() && m.version != "" && m.version != said:
 		return isModern, refuseHeader("the header MCP-Protocol-Version and _meta name different versions")
@@ -357,7 +357,7 @@ func (m *wireMessage) checkModern(h http.Header) *wireError {
 		return refuseRequest("this version of the protocol has no responses of clients")
 	}
 	known, ok := wireMethods[m.method]
-	if m.call() && (!ok || known.notification || !known.in(modernRevision)) {
+	if m.call() && (!ok || known.notification || !known.in(statelessRevision)) {
 		return refuseCall(m.method)
 	}
 	switch said := h.Values("Mcp-Method"); {

@@ -14,15 +14,16 @@ import (
 func TestMCP011OneForm(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		`{"id":"a\u0062","more":1,"jsonrpc":"2.0", "method":"tools\u002flist" }`: `{"jsonrpc":"2.0","id":"ab","method":"tools/list"}`,
-		`{"jsonrpc":"2.0","method":"ping","params":null}`:                        `{"jsonrpc":"2.0","method":"ping"}`,
+		`{"id":"a\u0062","more":1,"jsonrpc":"2.0", "method":"tools\u002flist" }`: `` +
+			`{"jsonrpc":"2.0","id":"ab","method":"tools/list"}`,
+		`{"jsonrpc":"2.0","method":"ping","params":null}`: `{"jsonrpc":"2.0","method":"ping"}`,
 		`{"jsonrpc":"2.0","id":-0,"method":"x","params":{"n":12345678901234567890.10}}`: `{"jsonrpc":"2.0","id":0,"method":"x",` +
 			`"params":{"n":12345678901234567890.10}}`,
 		`{"jsonrpc":"2.0","id":1,"result":{"a":1e2}}`: `{"jsonrpc":"2.0","id":1,"result":{"a":1e2}}`,
 		`{"jsonrpc":"2.0","id":1,"error":{"message":"m","code":-5,"x":1,"data":[1]}}`: `{"jsonrpc":"2.0","id":1,` +
 			`"error":{"code":-5,"message":"m","data":[1]}}`,
 	} {
-		m, err := parseMessage([]byte(in))
+		m, err := readWire([]byte(in))
 		if err != nil {
 			t.Errorf("%s: %v", in, err)
 			continue
@@ -43,7 +44,7 @@ func TestMCP032CancelledID(t *testing.T) {
 		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"requestId":7}}`:         "",
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"requestId":7,"name":"x"}}`:   "",
 	} {
-		m, err := parseMessage([]byte(in))
+		m, err := readWire([]byte(in))
 		if err != nil || m.cancels() != want {
 			t.Errorf("%s: %q %v, want %q", in, m.cancels(), err, want)
 		}
@@ -63,7 +64,7 @@ func FuzzDoor(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, body []byte, era byte) {
-		if m, err := parseMessage(body); err == nil {
+		if m, err := readWire(body); err == nil {
 			sdk, err := jsonrpc.DecodeMessage(m.body)
 			if err != nil {
 				t.Fatalf("the SDK refuses %s: %v", m.body, err)
@@ -84,8 +85,8 @@ func FuzzDoor(f *testing.F) {
 		}
 		a := ask{token: "alice", body: string(body), header: map[string]string{}}
 		if era&1 != 0 {
-			a.header["Mcp-Protocol-Version"] = modernRevision
-			if m, err := parseMessage(body); err == nil && strings.Trim(m.method, printable) == "" {
+			a.header["Mcp-Protocol-Version"] = statelessRevision
+			if m, err := readWire(body); err == nil && strings.Trim(m.method, printable) == "" {
 				a.header["Mcp-Method"] = m.method
 			}
 		}
