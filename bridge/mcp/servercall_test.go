@@ -148,7 +148,6 @@ func TestProgress(t *testing.T) {
 			}
 		}
 		addServerTool(s, "steps", "", send(40, 25*time.Millisecond))
-		addServerTool(s, "flood", "", send(maxEvents+10, time.Nanosecond))
 		attach()
 		var got []float64
 		taken := func(c *serverCall) {
@@ -160,11 +159,23 @@ func TestProgress(t *testing.T) {
 		if len(got) < 9 || len(got) > 11 || !slices.IsSorted(got) {
 			t.Errorf("progress is passed on ten times a second: %v", got)
 		}
-		if _, err := w.call(t.Context(), "flood", `{}`, taken); !errors.Is(err, errFlood) {
-			t.Errorf("MCP-072 a flood of progress: %v", err)
+	})
+	t.Run("MCP-072 a flood of progress ends its call", func(t *testing.T) {
+		t.Parallel()
+		o := &ongoing{progress: make(chan *mcp.ProgressNotificationParams, 1)}
+		var ctx context.Context
+		ctx, o.cancel = context.WithCancelCause(t.Context())
+		l := &link{calls: map[string]*ongoing{"flood": o}}
+		for range maxEvents {
+			l.progressed(json.RawMessage(`{"progressToken":"flood","progress":1}`))
 		}
-		if _, err := w.call(t.Context(), "steps", `{}`); err != nil {
-			t.Errorf("the next call: %v", err)
+		l.progressed(json.RawMessage(`{"progressToken":"other","progress":1}`))
+		if ctx.Err() != nil {
+			t.Error("too early")
+		}
+		l.progressed(json.RawMessage(`{"progressToken":"flood","progress":1}`))
+		if context.Cause(ctx) != errFlood || o.fault() != errFlood {
+			t.Errorf("%v", context.Cause(ctx))
 		}
 	})
 }
