@@ -68,7 +68,7 @@ var served = []string{methodInitialize, methodDiscover, "ping", methodListTools,
 	methodTemplates, methodRead, methodListen}
 
 // isModern reports whether a revision is one without sessions.
-func isModern(revision string) bool { return revision >= modernRevision }
+func isModern(revision string) bool { return revision >= statelessRevision }
 
 func newClients(b *Binding) *clients {
 	c := &clients{b: b, sessions: map[*mcp.ServerSession]*listening{}}

@@ -37,7 +37,7 @@ type abilities struct {
 // abilitiesOf reads what a client declared: in each request since 2026-07-28, before it at the start of the session.
 func abilitiesOf(t *toolCall) (c abilities) {
 	var declared *mcp.ElicitationCapabilities
-	if v, _ := t.params.Meta[mcp.MetaKeyProtocolVersion].(string); v >= modernRevision {
+	if v, _ := t.params.Meta[mcp.MetaKeyProtocolVersion].(string); v >= statelessRevision {
 		c.modern = true
 		var capabilities mcp.ClientCapabilities
 		b, err := json.Marshal(t.params.Meta[mcp.MetaKeyClientCapabilities])
@@ -45,7 +45,7 @@ func abilitiesOf(t *toolCall) (c abilities) {
 			declared = capabilities.Elicitation
 		}
 	} else if p := t.session.InitializeParams(); p != nil && p.Capabilities != nil &&
-		p.ProtocolVersion < modernRevision && t.params.RequestState == "" { // else the SDK does not ask the client
+		p.ProtocolVersion < statelessRevision && t.params.RequestState == "" { // else the SDK does not ask the client
 		declared = p.Capabilities.Elicitation
 	}
 	if declared != nil {

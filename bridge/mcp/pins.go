@@ -28,11 +28,9 @@ const (
 	maxPages       = 100
 	maxListed      = 1000
 	maxListBytes   = 400 << 10
-	maxToolText    = 128 // bytes of a name
-	maxTitle       = 200
-	maxDescription = 4096
-	maxSchema      = 64 << 10
-	maxSchemaDepth = 32
+	maxToolText    = 128  // bytes of a name
+	maxPinnedTitle = 200  // characters
+	maxPinnedText  = 4000 // characters
 )
 
 // pinned is what is kept of an attached server's tools: what the operator approved, and what the server lists now.
@@ -56,15 +54,15 @@ func (p *pinned) approve() {
 func toolList(listed []*mcp.Tool) (tools []ToolText, skipped []string, err error) {
 	size := 0
 	for _, t := range listed {
-		x := ToolText{Name: t.Name, Title: cleaned(cmp.Or(t.Title, titleOf(t)), maxTitle),
-			Description: cleaned(t.Description, maxDescription)}
+		x := ToolText{Name: t.Name, Title: shownText(cmp.Or(t.Title, titleOf(t)), maxPinnedTitle),
+			Description: shownText(t.Description, maxPinnedText)}
 		var bad bool
-		x.Input, bad = schemaText(t.InputSchema)
+		x.Input, bad = pinnedSchema(t.InputSchema)
 		if !bad {
-			x.Output, bad = schemaText(t.OutputSchema)
+			x.Output, bad = pinnedSchema(t.OutputSchema)
 		}
 		if bad || !validName(t.Name) {
-			skipped = append(skipped, cleaned(t.Name, maxToolText))
+			skipped = append(skipped, shownText(t.Name, maxToolText))
 			continue
 		}
 		size += len(x.Name) + len(x.Title) + len(x.Description) + len(x.Input) + len(x.Output)
@@ -96,13 +94,13 @@ func validName(s string) bool {
 		!strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsGraphic(r) || unicode.IsSpace(r) })
 }
 
-// schemaText gives the canonical text of a schema, nil for none; bad: it is no object, or too large.
-func schemaText(schema any) (text json.RawMessage, bad bool) {
+// pinnedSchema gives the canonical text of a schema, nil for none; bad: it is no object, or too large.
+func pinnedSchema(schema any) (text json.RawMessage, bad bool) {
 	if schema == nil {
 		return nil, false
 	}
 	raw, err := json.Marshal(schema)
-	if err != nil || len(raw) > maxSchema || jsonx.Kind(raw) != '{' || jsonx.TooDeep(raw, maxSchemaDepth) {
+	if err != nil || len(raw) > maxSchemaSize || jsonx.Kind(raw) != '{' || jsonx.TooDeep(raw, maxSchemaDepth) {
 		return nil, true
 	}
 	raw, err = jsonx.Canonicalize(raw)
@@ -114,24 +112,6 @@ func digestOf(tools []ToolText) string {
 	raw, _ := json.Marshal(tools) // no input can make it fail
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
-}
-
-// cleaned bounds a text of a server to max bytes: valid UTF-8 without control characters and without characters that
-// hide text, but for the joiners that some scripts need.
-func cleaned(s string, max int) string {
-	s = strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n', r == '\t', r == '\u200c', r == '\u200d':
-			return r
-		case unicode.IsControl(r), unicode.In(r, unicode.Cf):
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\uFFFD"))
-	if len(s) > max {
-		s = strings.ToValidUTF8(s[:max], "")
-	}
-	return strings.TrimSpace(s)
 }
 
 // toolSkill is the id of a tool's skill: its name, if that is one of the specification.
@@ -389,9 +369,9 @@ func (l *link) readTools(ctx context.Context) error {
 // card is what a server says of itself.
 func (l *link) card() directory.Card {
 	info := l.session.InitializeResult()
-	c := directory.Card{Description: cleaned(info.Instructions, maxDescription)}
+	c := directory.Card{Description: shownText(info.Instructions, maxPinnedText)}
 	if i := info.ServerInfo; i != nil {
-		c.Title, c.Version = cleaned(cmp.Or(i.Title, i.Name), maxTitle), cleaned(i.Version, maxTitle)
+		c.Title, c.Version = shownText(cmp.Or(i.Title, i.Name), maxPinnedTitle), shownText(i.Version, maxPinnedTitle)
 	}
 	return c
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -148,21 +149,21 @@ func TestToolList(t *testing.T) {
 		{name: "sorted", listed: []*mcp.Tool{{Name: "b"}, {Name: "a.1-_/x"}}, want: "a.1-_/x b"},
 		{name: "names that cannot be used", listed: []*mcp.Tool{{Name: ""}, {Name: "a b"}, {Name: "a\u200bb"},
 			{Name: "a\x00"}, {Name: strings.Repeat("x", 129)}, {Name: "ok"}}, want: "ok",
-			skipped: ", a b, ab, a, " + strings.Repeat("x", 128)},
+			skipped: ", a b, ab, a, " + strings.Repeat("x", 127) + "…"},
 		{name: "schemas that cannot be used", listed: []*mcp.Tool{{Name: "text", InputSchema: "text"},
 			{Name: "deep", InputSchema: deep},
-			{Name: "large", OutputSchema: map[string]any{"x": strings.Repeat("x", maxSchema)}},
+			{Name: "large", OutputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize)}},
 			{Name: "ok", InputSchema: object}}, want: "ok", skipped: "text, deep, large"},
 		{name: "duplicates", listed: []*mcp.Tool{{Name: "a"}, {Name: "b"}, {Name: "a"}}, fails: "twice"},
 		{name: "MCP-072 too many", listed: many(maxListed + 1), fails: "too much"},
 		{name: "MCP-072 too large", listed: []*mcp.Tool{
-			{Name: "a", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}},
-			{Name: "b", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}},
-			{Name: "c", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}},
-			{Name: "d", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}},
-			{Name: "e", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}},
-			{Name: "f", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}},
-			{Name: "g", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchema-100)}}}, fails: "too much"},
+			{Name: "a", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}},
+			{Name: "b", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}},
+			{Name: "c", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}},
+			{Name: "d", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}},
+			{Name: "e", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}},
+			{Name: "f", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}},
+			{Name: "g", InputSchema: map[string]any{"x": strings.Repeat("x", maxSchemaSize-100)}}}, fails: "too much"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -208,7 +209,7 @@ func TestToolList(t *testing.T) {
 		t.Parallel()
 		tools, _, err := toolList([]*mcp.Tool{{Name: "a",
 			Description: "x\u202ey\U000E0041z\x1b[1m\u200d" + strings.Repeat("é", 4096)}})
-		if d := tools[0].Description; err != nil || !strings.HasPrefix(d, "xyz[1m\u200dé") || len(d) > maxDescription {
+		if d := tools[0].Description; err != nil || !strings.HasPrefix(d, "xyz[1mé") || utf8.RuneCountInString(d) > maxPinnedText {
 			t.Errorf("%q, %v", d, err)
 		}
 	})

@@ -201,7 +201,7 @@ func (w *wire) take(r *http.Request, resp *http.Response, id string, wants bool,
 		return resp, nil
 	case media == "text/event-stream":
 		resp.Body = &eventFilter{w: w, body: resp.Body, in: bufio.NewReader(resp.Body), id: id, ongoing: o,
-			ids: r.Header.Get("Mcp-Protocol-Version") < modernFrom}
+			ids: r.Header.Get("Mcp-Protocol-Version") < statelessRevision}
 		return resp, nil
 	case media != "application/json":
 		_ = resp.Body.Close()
@@ -224,9 +224,6 @@ func (w *wire) take(r *http.Request, resp *http.Response, id string, wants bool,
 	return resp, nil
 }
 
-// modernFrom is the first revision without sessions.
-const modernFrom = "2026-07-28"
-
 // errMalformed is the cause of errors about an answer that does not keep to the protocol.
 var errMalformed = errors.New("the server's answer is malformed")
 
@@ -234,7 +231,7 @@ var errMalformed = errors.New("the server's answer is malformed")
 func (w *wire) failed(r *http.Request, resp *http.Response) (*http.Response, error) {
 	raw, _ := netguard.ReadAll(resp.Body, maxErrorBody) // without it there is a status
 	_ = resp.Body.Close()
-	e := &serverStatus{status: resp.StatusCode, text: cleaned(string(raw), maxStatusText)}
+	e := &serverStatus{status: resp.StatusCode, text: shownText(string(raw), maxStatusText)}
 	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 		e.after = time.Duration(min(s, int(24*time.Hour/time.Second))) * time.Second
 	}
@@ -248,7 +245,7 @@ func (w *wire) failed(r *http.Request, resp *http.Response) (*http.Response, err
 	if err != nil || jsonx.Kind(jsonx.Member(raw, "error")) != '{' {
 		return nil, e
 	}
-	e.text = cleaned(textOf(jsonx.Member(jsonx.Member(raw, "error"), "message")), maxStatusText)
+	e.text = shownText(textOf(jsonx.Member(jsonx.Member(raw, "error"), "message")), maxStatusText)
 	switch e.status {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusInternalServerError:
 		if !e.gone {

@@ -99,7 +99,7 @@ func TestShownInput(t *testing.T) {
 			if string(got) != c.want {
 				t.Errorf("%.2000s\nwant %s", got, c.want)
 			}
-			if x.of(tool) != x.of(tool) {
+			if first, again := x.of(tool), x.of(tool); first != again {
 				t.Error("a schema is made twice")
 			}
 			// The SDK panics at schemas that it does not take.

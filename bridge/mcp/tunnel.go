@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -288,7 +286,7 @@ func (t *tunnel) Read(context.Context) (jsonrpc.Message, error) {
 }
 
 // take looks at a message before the SDK does.
-func (t *tunnel) take(m jsonrpc.Message, id json.RawMessage, data []byte) (jsonrpc.Message, *jsonrpc.Error, error) {
+func (t *tunnel) take(m jsonrpc.Message, id jsonx.Value, data []byte) (jsonrpc.Message, *jsonrpc.Error, error) {
 	r, ok := m.(*jsonrpc.Request)
 	if !ok {
 		if t.caller != nil {
@@ -355,7 +353,7 @@ func (t *tunnel) cancelled(params json.RawMessage) {
 	}
 	t.mu.Unlock()
 	if open {
-		t.cancel(t.id, string(p.RequestID))
+		t.cancel(t.id, string(exactID(p.RequestID)))
 	}
 }
 
@@ -399,18 +397,8 @@ func (t *tunnel) answered() {
 }
 
 // refuse answers a message that does not reach the SDK.
-func (t *tunnel) refuse(id json.RawMessage, e *jsonrpc.Error) error {
-	if id == nil {
-		id = json.RawMessage("null")
-	}
-	data, err := jsonx.Encode(struct {
-		Version string      `json:"jsonrpc"`
-		ID      jsonx.Value `json:"id"`
-		Error   any         `json:"error"`
-	}{"2.0", jsonx.Value(id), struct {
-		Code    int64  `json:"code"`
-		Message string `json:"message"`
-	}{e.Code, e.Message}})
+func (t *tunnel) refuse(id jsonx.Value, e *jsonrpc.Error) error {
+	data, err := rpcErrorBody(id, e.Code, e.Message, nil)
 	if err != nil {
 		return err
 	}
@@ -434,7 +422,7 @@ func outsideError(err error) *jsonrpc.Error {
 }
 
 // failedAnswer is an answer that cannot be read, as an error for its call; nil: it is no answer.
-func failedAnswer(id json.RawMessage, e *jsonrpc.Error) jsonrpc.Message {
+func failedAnswer(id jsonx.Value, e *jsonrpc.Error) jsonrpc.Message {
 	if call, ok := messageID(id); ok {
 		return &jsonrpc.Response{ID: call, Error: &jsonrpc.Error{Code: jsonrpc.CodeInternalError,
 			Message: "the answer cannot be read: " + e.Message}}
@@ -442,85 +430,38 @@ func failedAnswer(id json.RawMessage, e *jsonrpc.Error) jsonrpc.Message {
 	return nil
 }
 
-// messageMembers are the members of a message of JSON-RPC.
-var messageMembers = []string{"jsonrpc", "id", "method", "params", "result", "error"}
-
-// parseMessage parses one message of JSON-RPC strictly. id is the id as it was written, also that of a bad message;
-// nil: none.
-func parseMessage(data []byte) (m jsonrpc.Message, id json.RawMessage, refusal *jsonrpc.Error) {
-	bad := func(code int64, format string, args ...any) (jsonrpc.Message, json.RawMessage, *jsonrpc.Error) {
-		return nil, id, &jsonrpc.Error{Code: code, Message: fmt.Sprintf(format, args...)}
-	}
-	members := map[string]jsonx.Value{}
-	wrong := ""
-	object := jsonx.Members(data, func(name string, v jsonx.Value) bool {
-		known := slices.Contains(messageMembers, name)
-		if !known && slices.Contains(messageMembers, strings.ToLower(name)) {
-			wrong = name
+// parseMessage parses one message of JSON-RPC strictly. id is in its one form, also that of a bad message; nil: none.
+func parseMessage(data []byte) (m jsonrpc.Message, id jsonx.Value, refusal *jsonrpc.Error) {
+	w, bad := readWire(data)
+	if bad != nil {
+		if in := map[string]jsonx.Value{}; w.id == nil && jsonx.Tolerable(data) {
+			knownMembers(data, in, []string{"id"})
+			w.id = exactID(in["id"])
 		}
-		if known {
-			members[name] = v
-		}
-		return true
-	})
-	if jsonx.Tolerable(data) {
-		if _, ok := messageID(members["id"]); ok {
-			id = json.RawMessage(members["id"])
-		}
+		return nil, w.id, &jsonrpc.Error{Code: bad.rpc, Message: bad.text}
 	}
-	if err := jsonx.Valid(data, 0); err != nil {
-		if errors.Is(err, jsonx.ErrDuplicate) || errors.Is(err, jsonx.ErrTrailing) {
-			return bad(jsonrpc.CodeInvalidRequest, "%v", err)
-		}
-		return bad(jsonrpc.CodeParseError, "%v", err)
-	}
-	is := func(name string, kind byte) bool { return jsonx.Kind(members[name]) == kind }
-	has := func(name string) bool { return members[name] != nil }
-	switch {
-	case jsonx.Kind(data) == '[':
-		return bad(jsonrpc.CodeInvalidRequest, "one message in each frame: no batches")
-	case !object:
-		return bad(jsonrpc.CodeInvalidRequest, "a message is an object")
-	case wrong != "":
-		return bad(jsonrpc.CodeInvalidRequest, "member %q: names are lower case", wrong)
-	case string(members["jsonrpc"]) != `"2.0"`:
-		return bad(jsonrpc.CodeInvalidRequest, `jsonrpc: want "2.0"`)
-	case has("id") && id == nil:
-		return bad(jsonrpc.CodeInvalidRequest, "id: want a string or an integer")
-	case has("method") && (!is("method", '"') || has("result") || has("error")),
-		!has("method") && (id == nil || has("params") || has("result") == has("error")):
-		return bad(jsonrpc.CodeInvalidRequest, "want a request, a notification or a response")
-	case has("params") && !is("params", '{'):
-		return bad(jsonrpc.CodeInvalidRequest, "params: want an object")
-	case has("error") && !is("error", '{'):
-		return bad(jsonrpc.CodeInvalidRequest, "error: want an object")
-	}
-	m, err := jsonrpc.DecodeMessage(data)
+	m, err := jsonrpc.DecodeMessage(w.body)
 	if err != nil {
-		return bad(jsonrpc.CodeInvalidRequest, "no message of JSON-RPC 2.0")
+		return nil, w.id, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "no message of JSON-RPC 2.0"}
 	}
-	return m, id, nil
+	return m, w.id, nil
 }
 
-// messageID reads an id of JSON-RPC. The SDK keeps integers as doubles, so larger ones are refused.
-func messageID(raw []byte) (jsonrpc.ID, bool) {
+// messageID gives an id as the SDK has it.
+func messageID(id jsonx.Value) (jsonrpc.ID, bool) {
 	var v any
-	switch jsonx.Kind(raw) {
+	switch id = exactID(id); jsonx.Kind(id) {
 	case '"':
-		s, ok := jsonx.Unquote(raw)
-		if !ok {
-			return jsonrpc.ID{}, false
-		}
-		v = s
+		v = wireText(id)
 	case '0':
-		n, err := strconv.ParseInt(string(raw), 10, 64)
-		if err != nil || n < -1<<53 || n > 1<<53 {
+		n, err := strconv.ParseInt(string(id), 10, 64)
+		if err != nil {
 			return jsonrpc.ID{}, false
 		}
 		v = float64(n)
 	default:
 		return jsonrpc.ID{}, false
 	}
-	id, err := jsonrpc.MakeID(v)
-	return id, err == nil
+	made, err := jsonrpc.MakeID(v)
+	return made, err == nil
 }

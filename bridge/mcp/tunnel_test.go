@@ -242,7 +242,7 @@ func TestTunnelRefusesMessages(t *testing.T) {
 				jsonrpc.CodeInvalidRequest},
 			{"an object as id", `{"jsonrpc":"2.0","id":{},"method":"ping"}`, "", jsonrpc.CodeInvalidRequest},
 			{"params that are a list", `{"jsonrpc":"2.0","id":1,"method":"ping","params":[]}`, "1",
-				jsonrpc.CodeInvalidRequest},
+				jsonrpc.CodeInvalidParams},
 			{"a method that is no text", `{"jsonrpc":"2.0","id":1,"method":1}`, "1", jsonrpc.CodeInvalidRequest},
 			{"a request with a result", `{"jsonrpc":"2.0","id":1,"method":"ping","result":{}}`, "1",
 				jsonrpc.CodeInvalidRequest},
@@ -495,7 +495,7 @@ func TestTunnelOfServer(t *testing.T) {
 			if err != nil || r.Content[0].(*mcp.TextContent).Text != "content" {
 				t.Fatalf("result %+v, %v", r, err)
 			}
-			if raw := r.Meta[metaRaw]; raw != `{"n":12345678901234567890}` {
+			if raw := r.Meta[rawMeta]; raw != `{"n":12345678901234567890}` {
 				t.Errorf("the structured content is kept as %v", raw)
 			}
 			w.b.endStreams()
@@ -530,7 +530,7 @@ func TestTunnelOfServer(t *testing.T) {
 			})
 			for _, c := range []struct{ name, answer, want string }{
 				{"a duplicate member", `{"jsonrpc":"2.0","id":%d,"result":{"content":[],"content":[]}}`, "duplicate"},
-				{"result and error", `{"jsonrpc":"2.0","id":%d,"result":{},"error":{"code":-1,"message":""}}`, "response"},
+				{"result and error", `{"jsonrpc":"2.0","id":%d,"result":{},"error":{"code":-1,"message":""}}`, "result or an error"},
 			} {
 				done := make(chan error)
 				go func() {
