@@ -5,10 +5,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/url"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -168,18 +166,9 @@ func (a *A2AAgent) settings() (s bridge.AgentSettings, err error) {
 	return s, err
 }
 
-// a2aGuests are the rules that let callers without credentials reach agents that are open to
-// guests in A2A.
-func (c *Config) a2aGuests() (out []policy.Least) {
-	if len(c.A2A.Guests) > 0 {
-		out = append(out, policy.Least{To: c.A2A.Guests, Protocol: bridge.Protocol, Assurance: parley.Unsigned})
-	}
-	for _, name := range slices.Sorted(maps.Keys(c.Agents)) {
-		if a := c.Agents[name].A2A; a != nil && a.Guests {
-			out = append(out, policy.Least{To: []string{name}, Protocol: bridge.Protocol, Assurance: parley.Unsigned})
-		}
-	}
-	return out
+// a2aGuests are the rules that let callers without credentials reach agents that are open to guests in A2A.
+func (c *Config) a2aGuests() []policy.Least {
+	return c.guestRules(bridge.Protocol, c.A2A.Guests, func(a *Agent) bool { return a.A2A != nil && a.A2A.Guests })
 }
 
 // A2A is the node's A2A binding, or nil where it is switched off.
@@ -209,13 +198,9 @@ func openA2A(_ context.Context, n *Node) (*Binding, error) {
 		MaxBody: n.k.body, MaxAnswer: answer, Wait: c.Wait.Duration,
 		Streams: c.Streams, Webhooks: c.Webhooks, PlainPush: c.PlainPush, Now: n.c.Now, Logger: n.log}
 	out := &Binding{Domain: c.Domain}
-	out.Admin.Credentials = func(raw admin.Secret) (func(context.Context, string) error, error) {
-		c, err := peerauth.Parse(raw)
-		if err != nil {
-			return nil, err
-		}
-		return func(ctx context.Context, agent string) error { return n.A2A().StoreCredentials(ctx, agent, c) }, nil
-	}
+	out.Admin.Credentials = credentialStore(func(ctx context.Context, agent string, c peerauth.Credentials) error {
+		return n.A2A().StoreCredentials(ctx, agent, c)
+	})
 	if c.GRPC != "" {
 		l, err := net.Listen("tcp", c.GRPC)
 		if err != nil {

@@ -21,7 +21,6 @@ import (
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/directory"
-	"github.com/parley-hub/parley/policy"
 )
 
 // write puts a file into a directory.
@@ -178,36 +177,6 @@ func TestA2AMistakes(t *testing.T) {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
 		}
-	}
-}
-
-// TestA2AGuests: agents.NAME.a2a.guests lets callers without credentials reach that agent, in
-// A2A alone, and a reload takes it back.
-func TestA2AGuests(t *testing.T) {
-	c := Config{Agents: map[string]Agent{"open": {A2A: &A2AAgent{Guests: true}}, "shut": {A2A: &A2AAgent{Calls: true}}},
-		Require: []Require{{To: []string{"**"}, Assurance: "signed"}}}
-	for _, want := range []bool{true, false} {
-		k, err := c.check()
-		if err != nil {
-			t.Fatal(err)
-		}
-		n := &Node{k: k}
-		p, err := policy.New(n.policyConfig(&c, k))
-		if err != nil {
-			t.Fatal(err)
-		}
-		permits := func(name, protocol string) bool {
-			m := &parley.Message{Kind: parley.Request, From: "guest", Origin: parley.Origin{Protocol: protocol,
-				Verdict: parley.Verdict{Assurance: parley.Unsigned}}}
-			return p.Permits(m, policy.Recipient{Agent: &parley.Agent{Name: name, Exposed: parley.Everywhere}})
-		}
-		if permits("open", "a2a") != want {
-			t.Errorf("a guest of A2A reaches it: %t, want %t", !want, want)
-		}
-		if permits("open", "samvad") || permits("shut", "a2a") {
-			t.Error("guests reach more than was opened to them")
-		}
-		c.Agents["open"].A2A.Guests = false
 	}
 }
 

@@ -75,6 +75,8 @@ type Config struct {
 	A2E A2E `toml:"a2e"`
 	// the protocol A2A
 	A2A A2A `toml:"a2a"`
+	// the protocol MCP
+	MCP MCP `toml:"mcp"`
 	// the protocol AGH Network; the zero value does not speak it
 	AGH AGH `toml:"agh"`
 	// the protocol of uAgents
@@ -344,6 +346,8 @@ type Agent struct {
 	A2E *A2EAgent `toml:"a2e"`
 	// its URL in A2A, and how callers reach it there
 	A2A *A2AAgent `toml:"a2a"`
+	// its MCP server, or how it calls the hub over MCP
+	MCP *MCPAgent `toml:"mcp"`
 	// its uAgents identity
 	UAgents *UAgent `toml:"uagents"`
 	// its ASP identity

@@ -221,6 +221,8 @@ func fieldDoc(field string) string {
 		return "the protocol A2E"
 	case "Config.A2A":
 		return "the protocol A2A"
+	case "Config.MCP":
+		return "the protocol MCP"
 	case "Config.AGH":
 		return "the protocol AGH Network; the zero value does not speak it"
 	case "Config.UAgents":
@@ -377,6 +379,8 @@ func fieldDoc(field string) string {
 		return "its A2E token, or the A2E host that it is"
 	case "Agent.A2A":
 		return "its URL in A2A, and how callers reach it there"
+	case "Agent.MCP":
+		return "its MCP server, or how it calls the hub over MCP"
 	case "Agent.UAgents":
 		return "its uAgents identity"
 	case "Agent.ASP":
@@ -395,6 +399,40 @@ func fieldDoc(field string) string {
 		return "request: content for the skill; response: content of its answer"
 	case "Map.JQ":
 		return "jq program that turns the content into one value, e.g. '{city: .text}'. $message has kind, from, to, skill, act, protocol and text. Try it with parley map test"
+	case "MCP.Off":
+		return "do not speak MCP"
+	case "MCP.Tools":
+		return "how many skills are listed as tools at /mcp, at most 500; if a client may use more, it finds them with parley_find"
+	case "MCP.Wait":
+		return "how long a call waits for its answer; then it gets a handle, with which parley_result fetches the answer"
+	case "MCP.LongWait":
+		return "the same for a client that asked for progress"
+	case "MCP.Sessions":
+		return "sessions that one caller may have open at once, with its subscriptions and tunnels; guests of one source address count as one caller"
+	case "MCP.Idle":
+		return "a session without a request ends after this time"
+	case "MCP.Hosts":
+		return "further values of the header Host that are accepted, as HOST or HOST:PORT, e.g. that of a proxy that sets its own; others are refused, against DNS rebinding; default: that of public_url alone"
+	case "MCP.Guests":
+		return "agents that callers without credentials may use over MCP, whatever policy.assurance and [[require]] say: names or patterns, such as \"weather\" or \"public/*\"; default: those with guests in their table"
+	case "MCP.MaxAnswer":
+		return "largest answer of an attached server, and largest event or line of it"
+	case "MCP.Ceiling":
+		return "longest call of an attached server, whatever the deadline of the request"
+	case "MCPAgent.URL":
+		return "URL of the MCP endpoint of a server elsewhere, whose tools become the agent's skills; it is the agent's identity"
+	case "MCPAgent.Attached":
+		return "its server is joined to the hub by `parley mcp attach`, with a token of the agent, and has no URL"
+	case "MCPAgent.Calls":
+		return "it calls the hub over MCP, with a token or certificate, and reads its messages with parley_inbox"
+	case "MCPAgent.Changes":
+		return "tools that the server adds or changes after the first time: hold = agents go on with the approved ones until `parley mcp approve` | accept = take them at once"
+	case "MCPAgent.Elicitation":
+		return "the server may ask the requester for input during a call"
+	case "MCPAgent.Repeatable":
+		return "tools that may be called again when it is not known whether a call arrived: names, or \"*\"; default: none"
+	case "MCPAgent.Guests":
+		return "callers without credentials may use it over MCP, whatever policy.assurance and [[require]] say"
 	case "PeerCredentials.TokenFile":
 		return "file with the bearer token that the hub shows to it; mode 0600; default: none"
 	case "PeerCredentials.APIKeyFile":

@@ -13,9 +13,9 @@ import (
 // hub runs; the next start makes it again.
 const IndexFile = "index.db"
 
-// openIndex begins to index the journal, for the admin API and for the tasks of A2A.
+// openIndex begins to index the journal, for the admin API, the tasks of A2A and the calls of MCP.
 func (n *Node) openIndex(ctx context.Context) error {
-	if !n.c.hasAdmin() && n.c.A2A.Off {
+	if !n.c.hasAdmin() && n.c.A2A.Off && n.c.MCP.Off {
 		return nil
 	}
 	c := index.Config{Journal: n.journal, Log: n.log, Progress: progressOf(n.c.Progress, "making the index"),

@@ -1,12 +1,14 @@
 package node
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge/peerauth"
 )
 
@@ -100,4 +102,16 @@ func (p *PeerCredentials) readCredentials() (c peerauth.Credentials, err error) 
 		c.Certificate = &pair
 	}
 	return c, nil
+}
+
+// credentialStore is [admin.Protocol.Credentials] over a binding's method.
+func credentialStore(store func(ctx context.Context, agent string, c peerauth.Credentials) error) func(admin.Secret) (
+	func(context.Context, string) error, error) {
+	return func(raw admin.Secret) (func(context.Context, string) error, error) {
+		c, err := peerauth.Parse(raw)
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context, agent string) error { return store(ctx, agent, c) }, nil
+	}
 }

@@ -15,7 +15,8 @@ import (
 //
 // Everything else iterates over this list: the keys of the configuration file and their checks, warnings about
 // listeners, the default assurance, bindings, addresses, labels of metrics, and what the admin API does for a protocol.
-var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol, &a2aProtocol}
+var Protocols = []*Protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol, &a2aProtocol,
+	&mcpProtocol}
 
 // A Protocol is one protocol as a node sees it before it is opened. Only Name, Section, Agent and Open must be set.
 type Protocol struct {

@@ -222,7 +222,7 @@ func changed(a, b map[string]any) []string {
 // policyConfig gives the configuration of the policy.
 func (n *Node) policyConfig(c *Config, k checked) policy.Config {
 	p := policy.Config{Hub: n.name, Assurance: map[string]parley.Assurance{"": k.assurance}, Allow: k.rules,
-		Least: slices.Concat(c.a2aGuests(), k.least), Limits: k.limits, MaxBytes: int(n.k.body),
+		Least: slices.Concat(c.a2aGuests(), c.mcpGuests(), k.least), Limits: k.limits, MaxBytes: int(n.k.body),
 		SenderRate:  rateOf(c.Limits.SenderRate),
 		UnknownRate: rateOf(c.Limits.UnknownRate), Now: n.c.Now}
 	if c.Policy.Assurance == "" {

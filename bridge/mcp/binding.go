@@ -157,6 +157,12 @@ func (b *Binding) settingsOf(name string) AgentSettings {
 	return b.settings[name]
 }
 
+// StoreCredentials keeps the credentials for calls of an attached server, sealed, for all hubs on the journal. Those of
+// the configuration win over them. Empty ones are forgotten.
+func (b *Binding) StoreCredentials(ctx context.Context, agent string, c peerauth.Credentials) error {
+	return b.secrets.Put(ctx, agent, c)
+}
+
 // opensToGuests reports whether callers without credentials may use an agent.
 func (b *Binding) opensToGuests(name string) bool {
 	return b.settingsOf(name).Guests ||
