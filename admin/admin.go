@@ -68,6 +68,10 @@ type Protocol struct {
 	// Credentials checks what the hub shows to an agent elsewhere, and gives the function that keeps it sealed, or
 	// forgets what was kept if it is empty. Errors quote nothing of it.
 	Credentials func(Secret) (store func(ctx context.Context, agent string) error, err error)
+	// Tools gives the tools of an attached server, and ApproveTools takes those that it offers, if their digest is this
+	// one.
+	Tools        func(ctx context.Context, agent string) (AgentTools, error)
+	ApproveTools func(ctx context.Context, agent, digest string) error
 }
 
 // protocol finds a Protocol by its name; only Name is set for an unknown one.

@@ -37,6 +37,7 @@ func (quotingBinding) Deliver(context.Context, hub.Outbound) hub.Outcome {
 func benchOfThree(t *testing.T) *bench {
 	t.Helper()
 	b := open(t, func(c *Config) {
+		withTools(c, quotingBinding{}.Protocol())
 		if err := c.Hub.Bind(quotingBinding{}); err != nil {
 			t.Fatal(err)
 		}
@@ -203,7 +204,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 	values := map[string][]string{
 		"/v1/agents/{name}": {"box", "far", "parrot"}, "/v1/agents/{name}/inbox": {"box"},
 		"/v1/agents/{name}/state": {"box", "far", "parrot"}, "/v1/agents/{name}/ways": {"box", "far", "parrot"},
-		"/v1/messages/{id}": said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
+		"/v1/agents/{name}/tools": {"far"},
+		"/v1/messages/{id}":       said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
 		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
 	}
 	queries := map[string]string{"/v1/messages/{id}": "?raw=true", export: "?content=false"}

@@ -35,7 +35,9 @@ func table() map[string]methods {
 		"/v1/agents/{name}/expose":   {"POST": {Administer, changeAgent(expose)}},
 		"/v1/agents/{name}/record":   {"POST": {Administer, changeAgent(record)}},
 		"/v1/agents/{name}/link":     {"POST": {Administer, changeAgent((*Admin).Link)}},
-		"/v1/agents/{name}/inbox":    {"GET": {Operate, getInbox}},
+		"/v1/agents/{name}/tools": {"GET": {Observe, getTools},
+			"POST": {Administer, changeAgent(approveTools)}},
+		"/v1/agents/{name}/inbox": {"GET": {Operate, getInbox}},
 
 		"/v1/messages": {"GET": {Observe, filtered(pageParams, (*Admin).Messages)},
 			"POST": {Operate, postMessages}},

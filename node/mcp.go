@@ -194,7 +194,25 @@ func openMCP(_ context.Context, n *Node) (*Binding, error) {
 		Agent: func(name string, a *Agent) (Enrolment, error) { return enrolMCP(b, name, a.MCP) },
 		Gone:  func(name string) { b.SetAgent(name, bridge.AgentSettings{}) }}
 	out.Admin.Credentials = credentialStore(b.StoreCredentials)
+	out.Admin.Tools = func(ctx context.Context, agent string) (admin.AgentTools, error) {
+		l, err := b.Tools(ctx, agent)
+		return admin.AgentTools{Approved: append([]admin.Tool{}, toolTexts(l.Approved)...), Offered: toolTexts(l.Offered),
+			Digest: l.Digest}, err
+	}
+	out.Admin.ApproveTools = b.ApproveTools
 	return out, nil
+}
+
+// toolTexts gives tools as the admin API has them; nil stays nil.
+func toolTexts(list []bridge.ToolText) []admin.Tool {
+	if list == nil {
+		return nil
+	}
+	out := make([]admin.Tool, 0, len(list))
+	for _, t := range list {
+		out = append(out, admin.Tool(t))
+	}
+	return out
 }
 
 func enrolMCP(b *bridge.Binding, name string, a *MCPAgent) (e Enrolment, err error) {
