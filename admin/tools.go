@@ -19,6 +19,7 @@ type AgentTools struct {
 // A Tool is one tool as its server describes it.
 type Tool struct {
 	Name        string          `json:"name"`
+	Title       string          `json:"title,omitzero"`
 	Description string          `json:"description,omitzero"`
 	Input       json.RawMessage `json:"input,omitzero"`  // JSON Schema
 	Output      json.RawMessage `json:"output,omitzero"` // JSON Schema

@@ -190,7 +190,7 @@ func openMCP(_ context.Context, n *Node) (*Binding, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Binding{Hub: b, EndStreams: b.EndStreams,
+	out := &Binding{Hub: b, EndStreams: b.EndStreams, Reloaded: b.ListsChanged,
 		Agent: func(name string, a *Agent) (Enrolment, error) { return enrolMCP(b, name, a.MCP) },
 		Gone:  func(name string) { b.SetAgent(name, bridge.AgentSettings{}) }}
 	out.Admin.Credentials = credentialStore(b.StoreCredentials)

@@ -66,6 +66,8 @@ type Binding struct {
 	Agent func(name string, a *Agent) (Enrolment, error)
 	// Gone is told of an agent that the configuration no longer has.
 	Gone func(name string)
+	// Reloaded is told that the configuration was read again, with its policy and agents.
+	Reloaded func()
 	// EndStreams ends streams, which would hold up the shutdown of the HTTP listener.
 	EndStreams func()
 	Listener   net.Listener // the protocol's own listener; the node closes it

@@ -157,6 +157,11 @@ func (n *Node) reload(ctx context.Context) (admin.Reloaded, error) {
 			errs = append(errs, err)
 		}
 	}
+	for _, b := range n.bindings {
+		if b.Reloaded != nil {
+			b.Reloaded()
+		}
+	}
 	return out, errors.Join(errs...)
 }
 

@@ -148,6 +148,7 @@ func (b *Binding) SetAgent(name string, s AgentSettings) {
 	b.settings[name] = s
 	b.mu.Unlock()
 	b.servers.changed(name)
+	b.clients.changed()
 }
 
 // settingsOf gives the operator's settings for an agent.
@@ -216,10 +217,11 @@ func (b *Binding) Protocol() string { return Protocol }
 // Capabilities implements hub.Binding.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
-		Streams: func(request *parley.Message) bool { return b.requests.Streaming(request.ID) },
-		Resumes: b.outgoing.resumes,
-		Holds:   b.servers.holds,
-		Way:     b.way,
+		ReplyLosses: replyLosses,
+		Streams:     func(request *parley.Message) bool { return b.requests.Streaming(request.ID) },
+		Resumes:     b.outgoing.resumes,
+		Holds:       b.servers.holds,
+		Way:         b.way,
 	}
 }
 
