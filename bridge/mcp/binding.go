@@ -138,7 +138,8 @@ func New(c Config) (*Binding, error) {
 	b.calls, b.inbox = newCalls(b), newInbox(b)
 	b.clients = newClients(b)
 	b.door = newDoor(b)
-	b.servers, b.outgoing = newServers(b), newOutgoing(b)
+	b.servers = newServers(b)
+	b.outgoing = newOutgoing(b)
 	return b, nil
 }
 
