@@ -20,9 +20,11 @@ import (
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/internal/testjournal"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
+	"github.com/parley-hub/parley/journal/jetstream"
 	"github.com/parley-hub/parley/journal/store"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/policy"
@@ -689,4 +691,53 @@ func TestRequestsForServer(t *testing.T) {
 			t.Errorf("%s %v", m.Kind, m.Error)
 		}
 	})
+}
+
+// A call stays with the hub that makes it when its partition moves to another hub of the cluster: that one neither
+// calls the tool nor ends the request, and a cancel that it delivers ends the call.
+func TestCallsOfMovedPartitions(t *testing.T) {
+	t.Parallel()
+	url := testcluster.Start(t, 1).URLs[0]
+	answers, ended := make(chan *serverAnswer), make(chan error, 16)
+	open := func(name string) *outWorld {
+		return newOutWorld(t, outConfig{store: testjournal.Cluster(t, jetstream.Config{URL: url}), node: name},
+			held(answers, ended))
+	}
+	a := open("a")
+	eventually := (&world{t: t}).eventually
+	var sent []*parley.Message
+	for i := range 8 {
+		s := asks("read", file("a"))
+		s.Scope, s.Foreign = fmt.Sprint("scope ", i), fmt.Sprint("thread ", i)
+		sent = append(sent, a.send(s))
+	}
+	eventually("the calls", func() bool { return len(a.made()) == len(sent) })
+	b := open("b")
+	moved := -1
+	eventually("a call of a moved partition", func() bool {
+		b.outgoing.mu.Lock()
+		defer b.outgoing.mu.Unlock()
+		moved = slices.IndexFunc(sent, func(m *parley.Message) bool { return b.outgoing.elsewhere[m.ID].To != "" })
+		return moved >= 0
+	})
+	b.about(parley.Cancel, sent[moved])
+	if err := <-ended; !errors.Is(err, errGivenUp) {
+		t.Errorf("the call ended by %v", err)
+	}
+	for range len(sent) - 1 {
+		answers <- says("x")
+	}
+	for i, m := range sent {
+		want := "response x"
+		if i == moved {
+			want = "error cancelled"
+		}
+		eventually(fmt.Sprint("the end of request ", i), func() bool { return a.said(m.ID) != "" })
+		if got := a.said(m.ID); got != want {
+			t.Errorf("request %d: %s, want %s", i, got, want)
+		}
+	}
+	if len(a.made()) != len(sent) || len(b.made()) != 0 {
+		t.Errorf("%d and %d calls", len(a.made()), len(b.made()))
+	}
 }
