@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 
@@ -77,7 +78,7 @@ func (a *subagents) forget(ctx context.Context, f *hub.Forgetting) (n int, err e
 // forget drops messages of inboxes.
 func (x *inboxes) forget(ctx context.Context, f *hub.Forgetting) (n int, err error) {
 	return x.messages.Sweep(ctx, "owed/", func(row *journal.Row[inboxMessage]) journal.Fate {
-		var m arrival
+		var m bridge.Arrival
 		known := json.Unmarshal(row.Value.Arrival, &m) == nil
 		if f.Agent != "" && strings.HasPrefix(row.Key, inboxPrefix(f.Agent)) ||
 			known && (f.Message(m.ID) || f.Agent != "" && m.From == f.Agent || !f.Conversation.IsZero() &&

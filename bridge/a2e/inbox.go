@@ -145,7 +145,7 @@ func (x *inboxes) ids(ctx context.Context, agent string) (map[parley.ID]bool, er
 	out := map[parley.ID]bool{}
 	rows, err := x.messages.List(ctx, inboxPrefix(agent))
 	for _, row := range rows {
-		var a arrival
+		var a bridge.Arrival
 		if json.Unmarshal(row.Value.Arrival, &a) == nil {
 			out[a.ID] = true
 		}

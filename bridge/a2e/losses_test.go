@@ -17,7 +17,7 @@ func TestNothingIsLostSilently(t *testing.T) {
 	all := []parley.Kind{parley.Request, parley.Notice, parley.Response, parley.Failure, parley.Event, parley.Cancel,
 		parley.Input}
 	bridgetest.Check(t, bridge.Inbox, all, func(m *parley.Message) (string, []parley.Loss, error) {
-		v, err := toArrival(m, 1, "hub")
+		v, err := bridge.ArrivalOf(bridge.Inbox, m, 1, "hub")
 		return string(v) + " " + m.Kind.String(), bridge.Losses(bridge.Inbox, m, bridgetest.Recipient), err
 	})
 	bridgetest.Check(t, bridge.Call, []parley.Kind{parley.Input}, func(m *parley.Message) (string, []parley.Loss, error) {

@@ -31,7 +31,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 // deliver records a message for an open call of its recipient.
 func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	agent := o.Recipient.Name
-	data, err := toArrival(o.Message, o.Attempt, x.b.c.Hub.ID())
+	data, err := bridge.ArrivalOf(bridge.Inbox, o.Message, o.Attempt, x.b.c.Hub.ID())
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
 )
@@ -386,7 +387,7 @@ func withoutMessages(result json.RawMessage, next map[parley.ID]bool) (json.RawM
 	}
 	n := len(data.Messages)
 	data.Messages = slices.DeleteFunc(data.Messages, func(m json.RawMessage) bool {
-		var a arrival
+		var a bridge.Arrival
 		return json.Unmarshal(m, &a) == nil && next[a.ID]
 	})
 	if len(data.Messages) == n {

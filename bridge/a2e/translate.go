@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/parley-hub/parley"
 	protocol "github.com/parley-hub/parley/a2e"
@@ -21,57 +20,10 @@ import (
 // Protocol is this protocol's short name.
 const Protocol = "a2e"
 
-// part is one piece of content as A2E agents see it.
-type part struct {
-	MediaType string          `json:"media_type,omitempty"`
-	Name      string          `json:"name,omitempty"`
-	JSON      json.RawMessage `json:"json,omitempty"`
-	Text      *string         `json:"text,omitempty"`
-	Base64    string          `json:"base64,omitempty"`
-	URI       string          `json:"uri,omitempty"`
-	Digest    string          `json:"digest,omitempty"`
-}
-
-func partOf(p parley.Part) part {
-	out := part{MediaType: p.MediaType, Name: p.Name, URI: p.URI, Digest: p.Digest}
-	switch {
-	case p.URI != "":
-	case p.IsJSON() && jsonx.Valid(p.Data, 0) == nil:
-		out.JSON = json.RawMessage(p.Data)
-	case p.IsText():
-		s := string(p.Data)
-		out.Text = &s
-	default:
-		out.Base64 = base64.StdEncoding.EncodeToString(p.Data)
-	}
-	return out
-}
-
-// toContent encodes parts as one JSON value: JSON unchanged, text as a string, any
-// other part, and several parts, as an array of parts.
-func toContent(parts []parley.Part) (json.RawMessage, error) {
-	switch {
-	case len(parts) == 0:
-		return json.RawMessage("{}"), nil
-	case len(parts) == 1 && parts[0].IsJSON():
-		if err := jsonx.Valid(parts[0].Data, 0); err != nil {
-			return nil, fmt.Errorf("the content is not JSON: %w", err)
-		}
-		return json.RawMessage(parts[0].Data), nil
-	case len(parts) == 1 && parts[0].IsText():
-		return jsonx.AppendString(make([]byte, 0, len(parts[0].Data)+16), string(parts[0].Data))
-	}
-	list := make([]part, len(parts))
-	for i, p := range parts {
-		list[i] = partOf(p)
-	}
-	return jsonx.Encode(map[string][]part{"parts": list})
-}
-
 // toData encodes a reply's parts as the data of a tool's or skill's result, which is an
 // object.
 func toData(parts []parley.Part) (json.RawMessage, error) {
-	v, err := toContent(parts)
+	v, err := bridge.Content(parts)
 	if err == nil && jsonx.Kind(v) == '"' {
 		return append(append(append(make(json.RawMessage, 0, len(v)+9), `{"text":`...), v...), '}'), nil
 	}
@@ -87,7 +39,7 @@ func asObject(v json.RawMessage) (json.RawMessage, error) {
 	return jsonx.Encode(map[string]json.RawMessage{wrappedMember: v})
 }
 
-// fromContent is the reverse of toContent for content from agents.
+// fromContent is the reverse of bridge.Content for content from agents.
 func fromContent(v json.RawMessage) ([]parley.Part, error) {
 	switch {
 	case len(v) == 0 || jsonx.IsNull(v):
@@ -114,68 +66,6 @@ func provenanceOf(m *parley.Message, hubID string, way bridge.Way) json.RawMessa
 		return nil
 	}
 	return b
-}
-
-// arrival is a message as an agent finds it in its inbox: the data of an event
-// of parley_inbox, and an element of its result.
-type arrival struct {
-	Message      string          `json:"message"` // a line for people and logs
-	ID           parley.ID       `json:"id"`
-	Kind         parley.Kind     `json:"kind"`
-	From         string          `json:"from"`
-	Skill        string          `json:"skill,omitempty"`
-	Act          string          `json:"act,omitempty"`
-	Schema       string          `json:"schema,omitempty"`
-	Conversation parley.ID       `json:"conversation"`
-	InReplyTo    parley.ID       `json:"in_reply_to,omitzero"`
-	State        string          `json:"state,omitempty"`
-	Number       int             `json:"number,omitzero"`
-	Content      json.RawMessage `json:"content,omitzero"`
-	Error        json.RawMessage `json:"error,omitzero"`
-	Audience     []string        `json:"audience,omitempty"`
-	Deadline     float64         `json:"deadline,omitzero"`
-	Expires      float64         `json:"expires,omitzero"`
-	Attempt      int             `json:"attempt,omitzero"`
-	Metadata     json.RawMessage `json:"metadata,omitzero"`
-}
-
-func seconds(t time.Time) float64 {
-	if t.IsZero() {
-		return 0
-	}
-	return float64(t.UnixMilli()) / 1000
-}
-
-func toArrival(m *parley.Message, attempt int, hubID string) (json.RawMessage, error) {
-	a := arrival{ID: m.ID, Kind: m.Kind, From: m.From, Skill: m.Skill, Act: m.Act, Schema: m.Schema,
-		Conversation: m.Conversation,
-		InReplyTo:    m.InReplyTo, Number: m.Number, Audience: m.Audience, Deadline: seconds(m.Deadline),
-		Expires: seconds(m.Expires),
-		Attempt: attempt, Metadata: provenanceOf(m, hubID, bridge.Inbox)}
-	if m.State != parley.NoState {
-		a.State = m.State.String()
-	}
-	var err error
-	if a.Content, err = toContent(m.Parts); err != nil {
-		return nil, err
-	}
-	if m.Error != nil {
-		failure := map[string]any{"code": m.Error.Code, "message": m.Error.Text, "retryable": m.Error.Retryable}
-		if m.Error.After > 0 {
-			failure["retry_after"] = m.Error.After.Seconds()
-		}
-		e, err := jsonx.Encode(failure)
-		if err != nil {
-			return nil, err
-		}
-		a.Error = json.RawMessage(e)
-	}
-	a.Message = fmt.Sprintf("%s from %s", m.Kind, m.From)
-	if t := m.Text(); t != "" {
-		a.Message += ": " + t
-	}
-	a.Message = bridge.Shorten(a.Message, 200)
-	return jsonx.Encode(a)
 }
 
 // toError translates a failure. capability chooses between the codes of tools and of
@@ -333,7 +223,7 @@ func eventOf(e protocol.Event) (parley.State, []parley.Part) {
 
 // toEvent translates an event about a request into one about a call.
 func toEvent(m *parley.Message) (protocol.EventKind, any) {
-	content, err := toContent(m.Parts)
+	content, err := bridge.Content(m.Parts)
 	if err != nil {
 		content = json.RawMessage("{}")
 	}
