@@ -202,10 +202,10 @@ func (c *transport) Repeatable(message parley.ID, to string) bool {
 	switch {
 	case !ok:
 		return false
-	case b.can.DeduplicatesFor != nil:
-		return b.can.DeduplicatesFor(e, id)
 	case b.can.Resumes != nil && !message.IsZero() && b.can.Resumes(message):
 		return true
+	case b.can.DeduplicatesFor != nil:
+		return b.can.DeduplicatesFor(e, id)
 	}
 	return b.can.Deduplicates
 }

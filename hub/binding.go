@@ -78,8 +78,8 @@ type Outcome struct {
 type Capabilities struct {
 	// Deduplicates: recipients ignore a message that they received before.
 	Deduplicates bool
-	// DeduplicatesFor answers for one agent, in place of Deduplicates and
-	// Resumes. nil: all agents are alike.
+	// DeduplicatesFor answers for one agent, in place of Deduplicates. nil: all
+	// agents are alike.
 	DeduplicatesFor func(e *directory.Entry, id parley.Identity) bool
 	// Resumes reports whether the binding remembers how it sent a message, so that
 	// the next attempt finds out the outcome of the previous one and repeats nothing.
