@@ -20,6 +20,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/bridge/follow"
 	"github.com/parley-hub/parley/bridge/peerauth"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
@@ -218,11 +219,12 @@ func (b *Binding) Protocol() string { return Protocol }
 // Capabilities implements hub.Binding.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
-		ReplyLosses: replyLosses,
-		Streams:     func(request *parley.Message) bool { return b.requests.Streaming(request.ID) },
-		Resumes:     b.outgoing.resumes,
-		Holds:       b.servers.holds,
-		Way:         b.way,
+		ReplyLosses:     replyLosses,
+		Streams:         func(request *parley.Message) bool { return b.requests.Streaming(request.ID) },
+		DeduplicatesFor: func(_ *directory.Entry, id parley.Identity) bool { return IsCaller(id.ID) },
+		Resumes:         b.outgoing.resumes,
+		Holds:           b.servers.holds,
+		Way:             b.way,
 	}
 }
 
