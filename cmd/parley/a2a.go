@@ -21,11 +21,9 @@ import (
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	"github.com/go-jose/go-jose/v4"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
-	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/jwks"
@@ -42,11 +40,11 @@ var a2aProtocol = protocol{
   parley agents add caller --a2a new
 `,
 		flags: func(c *cobra.Command) adder {
-			var s a2aFlags
+			s := a2aFlags{peerFlags: peerFlags{protocol: bridge.Protocol}}
 			f := c.Flags()
 			f.StringVar(&s.value, "a2a", "", "URL below which the card of an A2A agent is; or new: an agent that calls "+
 				"the hub and has no URL")
-			s.credentials(f)
+			s.declare(f)
 			return adder{
 				given:    func() bool { return s.value != "" || s.shows() },
 				identity: s.identity,
@@ -98,63 +96,8 @@ func a2aWay(_ *node.Config, a *node.Agent) *hub.Way {
 
 // a2aFlags are the flags of `agents add` for an agent of A2A.
 type a2aFlags struct {
-	value, tokenFile, apiKeyFile, secretFile, cert, key string
-
-	shown peerauth.Text // the members that are no secrets
-}
-
-// credentials declares the flags for what the hub shows to the agent.
-func (s *a2aFlags) credentials(f *pflag.FlagSet) {
-	const beside = "with --a2a URL: "
-	f.StringVar(&s.tokenFile, "a2a-token-file", "", beside+"file with the bearer token that the hub shows to the agent")
-	f.StringVar(&s.apiKeyFile, "a2a-api-key-file", "", beside+"file with the API key that the hub shows to it")
-	f.StringVar(&s.shown.Header, "a2a-api-key-header", "", beside+"header that has the API key (default X-API-Key)")
-	f.StringVar(&s.shown.TokenURL, "a2a-token-url", "", beside+"token endpoint for OAuth 2.0 client credentials")
-	f.StringVar(&s.shown.ClientID, "a2a-client-id", "", beside+"the hub's id at the token endpoint")
-	f.StringVar(&s.secretFile, "a2a-client-secret-file", "", beside+"file with the hub's secret at the token endpoint")
-	f.StringSliceVar(&s.shown.Scopes, "a2a-scope", nil, beside+"scope to ask the token endpoint for")
-	f.StringVar(&s.cert, "a2a-cert", "", beside+"certificate file (PEM) with which the hub calls the agent")
-	f.StringVar(&s.key, "a2a-key", "", beside+"key file of --a2a-cert")
-}
-
-// shows reports whether a flag for credentials was given.
-func (s *a2aFlags) shows() bool {
-	c := &s.shown
-	return cmp.Or(s.tokenFile, s.apiKeyFile, s.secretFile, s.cert, s.key, c.Header, c.TokenURL, c.ClientID) != "" ||
-		len(c.Scopes) > 0
-}
-
-// secrets reads the files of the flags. It gives nil if no flag was given.
-func (s *a2aFlags) secrets() (admin.Secret, error) {
-	if !s.shows() {
-		return nil, nil
-	}
-	c := s.shown
-	for _, f := range []struct {
-		flag, path string
-		to         *string
-	}{{"a2a-token-file", s.tokenFile, &c.Token}, {"a2a-api-key-file", s.apiKeyFile, &c.APIKey},
-		{"a2a-client-secret-file", s.secretFile, &c.ClientSecret}, {"a2a-cert", s.cert, &c.Certificate},
-		{"a2a-key", s.key, &c.Key}} {
-		if f.path == "" {
-			continue
-		}
-		var err error
-		if *f.to, err = secretIn(f.path); err != nil {
-			return nil, usage("--%s: %w", f.flag, err)
-		}
-		if *f.to == "" {
-			return nil, usage("--%s: %s is empty", f.flag, f.path)
-		}
-	}
-	b, err := json.Marshal(c)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := peerauth.Parse(b); err != nil {
-		return nil, usage("the flags --a2a-…: %w", err)
-	}
-	return b, nil
+	peerFlags
+	value string
 }
 
 // identity makes the identity, and for an agent elsewhere reads the card.

@@ -247,7 +247,7 @@ func TestA2ACardElsewhere(t *testing.T) {
 	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range []a2aFlags{{value: s.URL + "/guarded"}, {value: s.URL + "/guarded", tokenFile: token}} {
+	for _, f := range []a2aFlags{{value: s.URL + "/guarded"}, {value: s.URL + "/guarded", peerFlags: peerFlags{tokenFile: token}}} {
 		var out added
 		_, err := f.identity(t.Context(), new(app), &admin.NewAgent{Name: "x"}, &out)
 		notes := strings.Join(out.Notes, "\n")

@@ -200,8 +200,9 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
 		"inspect": {files}, "journal salvage": {files}, "keys enroll": {agents}, "keys export-public": {keyIDs},
 		"keys import": {files}, "keys rotate": {owners}, "keys show": {keyIDs}, "keys unenroll": {agents, keyIDs},
-		"listen": {agents}, "map test": {files}, "mcp attach": {agents, files}, "restore": {files}, "send": {content}, "tokens revoke": {tokens},
-		"verify": {files},
+		"listen": {agents}, "map test": {files}, "mcp approve": {agents},
+		"mcp attach": {agents, files}, "mcp config": {words(mcpClientNames()...)}, "mcp tools": {agents},
+		"restore": {files}, "send": {content}, "tokens revoke": {tokens}, "verify": {files},
 	}
 	flags = map[string]completion{
 		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
@@ -217,7 +218,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"config": files, "key-file": files, "card": files, "schema": files, "out": files, "export": files,
 		"token-file": files, "seed-file": files, "new-file": files, "file": files, "asp": files, "transcript": files,
 		"a2a-token-file": files, "a2a-api-key-file": files, "a2a-client-secret-file": files, "a2a-cert": files,
-		"a2a-key":    files,
+		"a2a-key": files, "mcp-token-file": files, "mcp-api-key-file": files, "mcp-client-secret-file": files,
+		"mcp-cert": files, "mcp-key": files,
 		"send --key": files, "agh connect --key": files, "keys asp --key": files, "keys uagents --key": files,
 		"data": directories, "dir": directories, "profile": directories, "cpuprofile": directories,
 	}
@@ -227,7 +229,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
 		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "reason",
 		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
-		"workspace", "a2a", "a2a-api-key-header", "a2a-client-id", "a2a-scope", "a2a-token-url"} {
+		"workspace", "a2a", "a2a-api-key-header", "a2a-client-id", "a2a-scope", "a2a-token-url",
+		"digest", "mcp", "name", "mcp-api-key-header", "mcp-client-id", "mcp-scope", "mcp-token-url"} {
 		flags[free] = nothing
 	}
 	return arguments, flags

@@ -29,8 +29,8 @@ var a2aForms = []struct {
 		return m["jsonrpc"] != nil && (a2aMethods[method] != "" || strings.HasPrefix(method, "message/") ||
 			strings.HasPrefix(method, "tasks/"))
 	}, (*a2aInspection).request},
-	{"JSON-RPC response", func(_ *sample, m map[string]jsonx.Value) bool {
-		return m["jsonrpc"] != nil && (m["result"] != nil || m["error"] != nil)
+	{"JSON-RPC response", func(s *sample, m map[string]jsonx.Value) bool {
+		return m["jsonrpc"] != nil && (m["result"] != nil || m["error"] != nil) && !isMCPResponse(s, m)
 	}, (*a2aInspection).response},
 	{"agent card", func(_ *sample, m map[string]jsonx.Value) bool {
 		return m["skills"].Kind() == '[' && m["publicKeys"] == nil && (m["supportedInterfaces"] != nil ||

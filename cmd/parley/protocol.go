@@ -17,7 +17,7 @@ import (
 // commands iterate over the list: `agents add`, `inspect`, `verify`, `send`, `demo`, `keys`, `bench`, `conversation
 // verify`, and the protocols' own commands.
 var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol,
-	&a2aProtocol}
+	&a2aProtocol, &mcpProtocol}
 
 // A protocol holds one protocol's part of the commands. Every field but name may be unset.
 type protocol struct {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,7 +37,7 @@ is JSON or text, @FILE, or - for the standard input; without it the message is
 empty.
 
 With --protocol the command speaks that protocol itself, to --url, signed with a
-key of yours or with your token (--key; a2a: --token-file); no hub is needed.
+key of yours or with your token (--key; a2a, mcp: --token-file); no hub is needed.
 
 The exit code is 0 when the agent answered, 4 when the hub or the agent refused
 or failed, 3 when no hub answers, 1 when no answer can come now because the agent is
@@ -47,7 +48,9 @@ paused: the message is recorded and waits at the hub.`,
   parley send --protocol samvad --url http://127.0.0.1:8080/agents/weather \
       --key me.json --as agent://me --skill forecast '{"city":"Bern"}'
   parley send --protocol a2a --url http://127.0.0.1:8080/a2a/weather --token-file my.token \
-      --stream '{"city":"Bern"}'`,
+      --stream '{"city":"Bern"}'
+  parley send --protocol mcp --url http://127.0.0.1:8080/mcp/agents/weather --token-file my.token \
+      --skill forecast '{"city":"Bern"}'`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var raw []byte
@@ -58,9 +61,9 @@ paused: the message is recorded and waits at the hub.`,
 					return err
 				}
 			}
-			if s.tokenFile != "" && s.protocol != "samvad" && s.protocol != "a2a" {
-				return usage("--token-file is for --protocol samvad and a2a; for messages through a hub its operator sets " +
-					"agents.NAME.samvad.token_file or agents.NAME.a2a.token_file")
+			if s.tokenFile != "" && !slices.Contains([]string{"samvad", "a2a", "mcp"}, s.protocol) {
+				return usage("--token-file is for --protocol samvad, a2a and mcp; for messages through a hub its operator sets " +
+					"token_file in the agent's table, such as agents.NAME.a2a.token_file")
 			}
 			if (len(s.files) > 0 || s.version != "") && s.protocol != "a2a" {
 				return usage("--file and --version are for --protocol a2a")
@@ -86,7 +89,7 @@ paused: the message is recorded and waits at the hub.`,
 		}
 	}
 	f.StringVar(&s.tokenFile, "token-file", "", "directly: samvad: file with the bearer token for authenticated skills; "+
-		"a2a: file with your bearer token")
+		"a2a, mcp: file with your bearer token")
 	f.StringVar(&s.kind, "kind", "request", "request or notice")
 	f.StringVar(&s.conversation, "conversation", "", "conversation to continue: its id, or the beginning of it")
 	f.StringVar(&s.key, "idempotency-key", "", "send at most once under this key, and show the first answer again")

@@ -18,8 +18,8 @@ func (a *app) tokensCommand() *cobra.Command {
 		Use:   "add NAME",
 		Short: "Issue a token and show its secret, once",
 		Long: `Issue a token for the admin API, for an account that registers uAgents at the hub
-(--role register), or for an agent that calls the hub over A2A (--agent). A token for an
-agent opens nothing else. Its secret is shown once; the hub keeps only a hash. A running
+(--role register), or for an agent that calls the hub over A2A or MCP (--agent). A token
+for an agent opens nothing else. Its secret is shown once; the hub keeps only a hash. A running
 hub, and every hub of its cluster, accepts it at once; a hub that does not run, when it
 starts.`,
 		Example: `  parley tokens add alice --role register

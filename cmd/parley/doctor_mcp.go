@@ -1,0 +1,47 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net/http"
+	"strings"
+
+	bridge "github.com/parley-hub/parley/bridge/mcp"
+	"github.com/parley-hub/parley/internal/netguard"
+)
+
+// mcpHub checks that clients reach the hub's MCP endpoint at the public URL. A guest who is asked for a token has
+// reached it.
+func (d *doctor) mcpHub(ctx context.Context) {
+	if d.hub == nil || d.info.PublicURL == "" || d.c.MCP.Off {
+		return // SAMVAD's check says that nothing answers
+	}
+	d.mcpEndpoint(ctx, "public_url, or the proxy in front of the hub",
+		strings.TrimRight(d.info.PublicURL, "/")+bridge.Base, nil)
+}
+
+// mcpAddress checks the endpoint of a server that the hub calls.
+func (d *doctor) mcpAddress(ctx context.Context, at wayPoint) {
+	d.mcpEndpoint(ctx, at.setting+", or remove the agent and add it again with --mcp URL", at.address, d.guard)
+}
+
+func (d *doctor) mcpEndpoint(ctx context.Context, setting, at string, guard *netguard.Guard) {
+	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	defer cancel()
+	if d.reach(ctx, setting, at, guard) == nil {
+		return
+	}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots}, DisableKeepAlives: true}
+	seen, err := lookAtMCP(ctx, at, transport)
+	switch {
+	case errors.Is(err, errMCPGuarded) && guard != nil:
+		d.skip("mcp", "it wants credentials: the hub shows them, the doctor does not")
+	case errors.Is(err, errMCPGuarded):
+		d.ok("mcp", "%s answers, and asks for a token", at)
+	case err != nil:
+		d.failed("mcp", setting, err)
+	default:
+		d.ok("mcp", "%s, MCP %s, %s", seen.server, seen.version, plural(len(seen.tools), "tool", "tools"))
+	}
+}
