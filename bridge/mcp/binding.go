@@ -228,14 +228,6 @@ func (b *Binding) Capabilities() hub.Capabilities {
 	}
 }
 
-// Deliver implements hub.Binding: a call of an attached server, or a message for the inbox of a caller.
-func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
-	if IsCaller(o.Identity.ID) {
-		return b.inbox.deliver(ctx, o)
-	}
-	return b.outgoing.deliver(ctx, o)
-}
-
 // Paths of the protocol listener, below the public URL.
 const (
 	// Base is the endpoint of all agents; below it are the others.

@@ -65,6 +65,14 @@ func newOutgoing(b *Binding) *outgoing {
 		elsewhere: map[parley.ID]sentCall{}, ended: make(chan parley.ID, 1024), more: make(chan struct{}, 1)}
 }
 
+// Deliver implements hub.Binding: a call of an attached server, or a message for the inbox of a caller.
+func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
+	if IsCaller(o.Identity.ID) {
+		return b.inbox.deliver(ctx, o)
+	}
+	return b.outgoing.deliver(ctx, o)
+}
+
 // deliver sends a message to an attached server.
 func (o *outgoing) deliver(ctx context.Context, out hub.Outbound) (r hub.Outcome) {
 	switch out.Message.Kind {
