@@ -39,7 +39,7 @@ func (a *app) demoCommand() *cobra.Command {
 		Short: "Watch signed messages being verified, recorded, delivered and answered",
 		Long: `Start a hub on the embedded engine and six small agents, each of which speaks one
 protocol only, over sockets of their own; let them talk with Go handlers in the
-hub's process, and plan a trip together; show each step as it happens, with the
+hub's process, plan a trip together, and be asked by an MCP client; show each step as it happens, with the
 protocol it came by, how sure its sender is and where it went; then keep serving
 until interrupted. Nothing outside a temporary directory (or --data) is touched.`,
 		Example: `  parley demo
@@ -318,7 +318,7 @@ func (d *demo) agent(protocol, id string) (e *directory.Entry, err error) {
 	return e, nil
 }
 
-// conversation plays the scenes: each protocol by itself, then the trip.
+// conversation plays the scenes: each protocol by itself, the trip, and an assistant.
 func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 	defer func() {
 		for _, leave := range slices.Backward(d.leaves) {
@@ -389,6 +389,7 @@ func (d *demo) conversation(ctx context.Context, traveller *samvad.Identity) {
 		}
 	}
 	d.tripScenes(ctx, client)
+	d.mcpScenes(ctx)
 	d.scene("an attacker replays the first request: refused, and explained", func() ([]string, error) {
 		if captured == nil {
 			return nil, errors.New("there is nothing to replay")

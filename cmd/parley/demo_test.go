@@ -58,7 +58,7 @@ func TestDemo(t *testing.T) {
 				t.Errorf("neither step, message nor delivery: %s", lines.Bytes())
 			}
 		}
-		for _, p := range []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a"} {
+		for _, p := range []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a", "mcp"} {
 			if !in[p] || !on[p] {
 				t.Errorf("nothing came by %s, or nothing went out in it", p)
 			}
