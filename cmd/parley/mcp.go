@@ -59,7 +59,10 @@ approved.`,
 			switch {
 			case err != nil:
 				return err
-			case digest == "" && !yes && t.Digest != "":
+			case t.Digest == "":
+				return &exitError{exitFailed, fmt.Errorf("no tools of %s wait for approval: there is nothing to approve",
+					args[0])}
+			case digest == "" && !yes:
 				if err := a.verdict(true, t, func() error { return a.showTools(args[0], &t) }); err != nil {
 					return err
 				}

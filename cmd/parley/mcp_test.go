@@ -151,6 +151,7 @@ func TestAddMCP(t *testing.T) {
 		{[]string{"agents", "add", "x", "--mcp", "lab"}, exitUsage, "want http(s)"},
 		{[]string{"mcp", "config", "codex"}, exitOK, "url = \"" + n.Addresses().HTTP + "/mcp\""},
 		{[]string{"mcp", "tools", "none"}, exitRefused, "none"},
+		{[]string{"mcp", "approve", "crew/files", "--yes"}, exitFailed, "nothing to approve"},
 	} {
 		var out bytes.Buffer
 		code := run(append(c.args, "--data", data), strings.NewReader(""), &out, &out)
