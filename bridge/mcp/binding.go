@@ -97,7 +97,6 @@ type Binding struct {
 	inbox    *inbox    // messages for callers
 	servers  *servers  // attached servers
 	outgoing *outgoing // calls of attached servers
-	tunnels  tunnelCount
 
 	ctx   context.Context
 	stop  context.CancelFunc

@@ -49,32 +49,6 @@ var (
 	errTunnelLost    = errors.New("the connection is lost")
 )
 
-// tunnelCount counts the open tunnels of each caller. The zero value is ready.
-type tunnelCount struct {
-	mu   sync.Mutex
-	open map[string]int
-}
-
-// add reserves a tunnel, if the caller has fewer than limit.
-func (n *tunnelCount) add(caller string, limit int) (done func(), ok bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.open[caller] >= limit {
-		return nil, false
-	}
-	if n.open == nil {
-		n.open = map[string]int{}
-	}
-	n.open[caller]++
-	return func() {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		if n.open[caller]--; n.open[caller] == 0 {
-			delete(n.open, caller)
-		}
-	}, true
-}
-
 // serveConnect is the tunnel of a client: a session over WebSocket, with one JSON-RPC message in each text frame. The
 // door has checked Host, Origin and the caller.
 func (b *Binding) serveConnect(w http.ResponseWriter, r *http.Request, c *caller) {
@@ -103,12 +77,6 @@ func (b *Binding) serveAttach(w http.ResponseWriter, r *http.Request, c *caller,
 // serveTunnel serves a tunnel until its session or its connection ends, the credentials are revoked, or the hub stops.
 func (b *Binding) serveTunnel(w http.ResponseWriter, r *http.Request, c *caller, limit int64, t *tunnel,
 	session func(context.Context, *tunnel) error) {
-	release, ok := b.tunnels.add(c.Name+"\n"+c.Peer, b.c.Sessions)
-	if !ok {
-		http.Error(w, "too many sessions of this caller are open", http.StatusTooManyRequests)
-		return
-	}
-	defer release()
 	// Close waits for a tunnel, which the server of HTTP does not know once it is hijacked.
 	done := make(chan struct{})
 	if !b.spawn(func() {
