@@ -13,7 +13,6 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/bridge/follow"
-	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal"
@@ -29,45 +28,59 @@ func callScope(agent, caller string) string { return Protocol + " " + agent + "\
 // for it, it is the journal's usual window.
 const keyLife = 24 * time.Hour
 
-// submit records the request. One that the same idempotency key came with before stands for it (rule MCP-061).
+// submit records the request, or finds the one that stands for it.
 func (e *clientCall) submit(ctx context.Context, m *parley.Message) error {
-	key, err := idempotencyKey(e.t.params.Meta)
-	if err != nil {
-		return err
-	}
+	var err error
 	if m.ID, err = parley.NewID(e.b.c.Now(), e.b.c.Rand); err != nil {
 		return parley.Refuse(parley.Internal, "internal error").Because(err)
 	}
 	e.id, e.to = m.ID, m.To
 	e.sub = e.b.requests.Subscribe(m.ID, e.token != nil) // first: the records begin with the request
-	s := hub.Submission{Message: m, Scope: callScope(m.To, m.From), Fits: e.t.tool != nil && len(e.t.tool.Skill.Input) > 0}
+	recorded, err := e.accept(ctx, m, e.t.tool != nil && len(e.t.tool.Skill.Input) > 0)
+	if err != nil || recorded.ID == e.id {
+		return err
+	}
+	return e.open(ctx, recorded.ID)
+}
+
+// accept records a message of the caller; fits: its content fits the skill. One that the same idempotency key came with
+// before stands for it (rule MCP-061).
+func (e *clientCall) accept(ctx context.Context, m *parley.Message, fits bool) (*parley.Message, error) {
+	key, err := idempotencyKey(e.t.params.Meta)
+	if err != nil {
+		return nil, err
+	}
+	digest := argumentsDigest(e.t)
+	m.Trace.Foreign[foreignArguments] = digest
+	inRaw(m)
+	s := hub.Submission{Message: m, Scope: callScope(m.To, m.From), Fits: fits}
 	if key != "" {
 		s.Key = journal.Key{ID: "key " + key, Sender: m.From, Until: e.b.c.Now().Add(keyLife)}
 	}
 	hops := m.Hops
 	ctx = context.WithoutCancel(ctx) // else it is not known whether the request must be cancelled
-	_, err = e.b.c.Hub.Accept(ctx, s)
+	accepted, err := e.b.c.Hub.Accept(ctx, s)
 	if key != "" && errors.Is(err, journal.ErrBusy) {
 		s.Key.Until, m.Hops = time.Time{}, hops
-		_, err = e.b.c.Hub.Accept(ctx, s)
+		accepted, err = e.b.c.Hub.Accept(ctx, s)
 	}
 	prior, ok := errors.AsType[*hub.Prior](err)
 	if !ok {
-		return err
+		return accepted, err
 	}
 	first, err := e.b.c.Journal.Read(ctx, prior.Of.Position)
 	switch {
 	case err != nil:
-		return parley.AsError(err)
+		return nil, parley.AsError(err)
 	case first.Message == nil:
-		return follow.ErrNotFound
-	case first.Message.Trace.Foreign[foreignArguments] != m.Trace.Foreign[foreignArguments]:
-		return parley.Refuse(parley.Conflict,
+		return nil, follow.ErrNotFound
+	case first.Message.Trace.Foreign[foreignArguments] != digest:
+		return nil, parley.Refuse(parley.Conflict,
 			"_meta %s: another call was made with this key; give each call a key of its own", metaKey)
 	case prior.Refused != nil:
-		return prior.Refused
+		return nil, prior.Refused
 	}
-	return e.open(ctx, prior.Of.Message)
+	return first.Message, nil
 }
 
 // refused gives the result of a call that the hub did not accept, or could not answer.
@@ -141,7 +154,6 @@ func argumentError(err error) error {
 func (e *clientCall) message(ctx context.Context) (*parley.Message, error) {
 	t := e.t
 	m := e.from(parley.Request)
-	m.Trace.Foreign[foreignArguments] = argumentsDigest(t)
 	if e.token == nil {
 		m.Trace.Foreign[foreignProgress] = "no"
 	}
@@ -168,7 +180,6 @@ func (e *clientCall) message(ctx context.Context) (*parley.Message, error) {
 	} else {
 		m.Parts = []parley.Part{jsonPart(content)}
 	}
-	inRaw(m)
 	return m, nil
 }
 
@@ -186,13 +197,13 @@ func (e *clientCall) addressed(ctx context.Context, m *parley.Message) error {
 	b, who := e.b, e.t.caller
 	unknown := invalidArgument("agent", "no agent %q that you may ask", bridge.Shorten(q.Agent, 128))
 	agent, ok := b.c.Hub.Directory().Agent(q.Agent)
-	if !ok || who.Guest && !b.opensToGuests(q.Agent) || agent.Name == who.Name || !b.visible(who.Name, agent) {
+	if !ok || !slices.ContainsFunc(b.clients.ofAgent(q.Agent), func(t listedTool) bool { return b.sees(who, t.Tool) }) {
 		return unknown
 	}
 	m.To, m.Skill = agent.Name, q.Skill
 	if len(agent.Skills) > 0 { // else it may have any
 		tool, ok := b.catalogue.Skill(agent.Name, q.Skill)
-		if !ok || !b.c.Hub.Visible(Protocol, who.Name, agent, tool.Skill.ID) {
+		if !ok || !b.sees(who, tool) {
 			return invalidArgument("skill", "agent %q has no such skill that you may use; %s lists them", agent.Name, toolFind)
 		}
 		m.Skill = tool.Skill.ID
@@ -205,14 +216,6 @@ func (e *clientCall) addressed(ctx context.Context, m *parley.Message) error {
 	}
 	m.Parts, err = fromContent(q.Content)
 	return err
-}
-
-// visible reports whether a caller may use a skill of an agent.
-func (b *Binding) visible(caller string, agent *directory.Entry) bool {
-	return b.c.Hub.Visible(Protocol, caller, agent, "") ||
-		slices.ContainsFunc(agent.Skills, func(s parley.SkillSpec) bool {
-			return b.c.Hub.Visible(Protocol, caller, agent, s.ID)
-		})
 }
 
 // conversationOf gives the conversation that a caller names. One in which the caller takes no part is unknown. Errors

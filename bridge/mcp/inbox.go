@@ -13,9 +13,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
-	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
-	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
 )
 
@@ -123,37 +121,6 @@ func sentMessageOf(m *parley.Message) *sentMessage {
 	return &sentMessage{ID: m.ID, Conversation: m.Conversation, InReplyTo: m.InReplyTo, To: m.To}
 }
 
-// accept records a message of the caller. One that the same idempotency key came with before stands for it (rule
-// MCP-061).
-func (e *clientCall) accept(ctx context.Context, m *parley.Message) (*parley.Message, error) {
-	key, err := idempotencyKey(e.t.params.Meta)
-	if err != nil {
-		return nil, err
-	}
-	m.Trace.Foreign[foreignArguments] = argumentsDigest(e.t)
-	inRaw(m)
-	s := hub.Submission{Message: m, Scope: callScope(m.To, m.From)}
-	if key != "" {
-		s.Key = journal.Key{ID: "key " + key, Sender: m.From, Until: e.b.c.Now().Add(keyLife)}
-	}
-	accepted, err := e.b.c.Hub.Accept(context.WithoutCancel(ctx), s)
-	prior, ok := errors.AsType[*hub.Prior](err)
-	if !ok {
-		return accepted, err
-	}
-	first, err := e.b.c.Journal.Read(ctx, prior.Of.Position)
-	switch {
-	case err != nil:
-		return nil, parley.AsError(err)
-	case first.Message == nil || first.Message.Trace.Foreign[foreignArguments] != m.Trace.Foreign[foreignArguments]:
-		return nil, parley.Refuse(parley.Conflict,
-			"_meta %s: another call was made with this key; give each call a key of its own", metaKey)
-	case prior.Refused != nil:
-		return nil, prior.Refused
-	}
-	return first.Message, nil
-}
-
 // reply answers a call of parley_reply: it answers a request, or says how it goes on.
 func (i *inbox) reply(ctx context.Context, e *clientCall) (*sentMessage, error) {
 	var q struct {
@@ -189,7 +156,7 @@ func (i *inbox) reply(ctx context.Context, e *clientCall) (*sentMessage, error) 
 	if m.Parts, err = fromContent(q.Content); err != nil {
 		return nil, err
 	}
-	recorded, err := e.accept(ctx, m)
+	recorded, err := e.accept(ctx, m, false)
 	if parley.CodeOf(err) == parley.Conflict {
 		recorded, err = i.earlier(ctx, m, err)
 	}
@@ -261,7 +228,7 @@ func (i *inbox) send(ctx context.Context, e *clientCall) (*sentMessage, error) {
 	if len(m.Parts) == 0 {
 		return nil, invalidArgument("content", "want the message: text, or JSON as the skill asks for it")
 	}
-	recorded, err := e.accept(ctx, m)
+	recorded, err := e.accept(ctx, m, false)
 	if err != nil {
 		return nil, err
 	}
