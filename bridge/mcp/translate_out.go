@@ -120,7 +120,7 @@ const (
 
 // fromAnswer gives the reply for an answer. It has no sender yet.
 func fromAnswer(agent string, a *serverAnswer) *parley.Message {
-	m := &parley.Message{Kind: parley.Response}
+	m := &parley.Message{Kind: parley.Response, Hops: hopsOf(a.Meta)}
 	if parent, ok := a.Meta[metaTraceParent].(string); ok && bridge.IsTraceParent(parent) {
 		m.Trace.Parent = parent
 	}

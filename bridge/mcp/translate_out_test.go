@@ -162,6 +162,11 @@ func TestFromAnswer(t *testing.T) {
 // Failures of tools are clipped, and an answer with too many items is refused.
 func TestFromFailedAnswer(t *testing.T) {
 	t.Parallel()
+	hops := fromAnswer("files", &serverAnswer{CallToolResult: &mcp.CallToolResult{IsError: true,
+		Meta: mcp.Meta{metaHops: []any{"there", "further"}}}})
+	if fmt.Sprint(hops.Hops) != "[there further]" {
+		t.Errorf("MCP-090 hops: %v", hops.Hops)
+	}
 	long := &serverAnswer{CallToolResult: &mcp.CallToolResult{IsError: true,
 		Content: []mcp.Content{&mcp.TextContent{Text: "no\x1b[31m " + strings.Repeat("x", 1<<20)}}}}
 	m := fromAnswer("files", long)
