@@ -115,13 +115,40 @@ func (s *calls) asks(e *clientCall) {
 		return
 	}
 	// Without what the call holds in memory.
-	small := &clientCall{b: e.b, id: e.id, to: e.to, t: &toolCall{caller: e.t.caller, name: e.t.name,
+	small := &clientCall{b: e.b, id: e.id, to: e.to, output: e.output, t: &toolCall{caller: e.t.caller, name: e.t.name,
 		params: &mcp.CallToolParamsRaw{Name: e.t.name}}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.asked = append(s.asked, askedRequest{key, small}); len(s.asked) > maxAsked {
 		s.asked = slices.Delete(s.asked, 0, 1)
 	}
+}
+
+// unanswered is the result of a call whose client could not be asked by the SDK: the question as text, or what came
+// meanwhile. nil: no such call is known.
+func (s *calls) unanswered(ctx context.Context, who *caller) *mcp.CallToolResult {
+	key := callKey{who.session, who.id}
+	s.mu.Lock()
+	i := slices.IndexFunc(s.asked, func(a askedRequest) bool { return a.key == key })
+	if i < 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	e := s.asked[i].cancel
+	s.asked = slices.Delete(s.asked, i, i+1)
+	s.mu.Unlock()
+	defer e.end()
+	err := e.open(ctx, e.id)
+	switch {
+	case err != nil:
+	case e.reply != nil:
+		return e.answer()
+	case e.asked != nil:
+		if r, err := e.question(); err == nil { // as text: e.can says that it cannot be asked
+			return r
+		}
+	}
+	return e.handle()
 }
 
 // call answers a call of an agent's skill, or of one of the tools parley_ask and parley_result. Its error is nil or a

@@ -180,7 +180,7 @@ func (c *clients) receive(ctx context.Context, next mcp.MethodHandler, method st
 	res, err := next(ctx, method, r)
 	if err != nil {
 		if t, ok := ctx.Value(calledKey{}).(*toolCall); ok {
-			return c.unasked(t, err)
+			return c.unasked(ctx, t, err)
 		}
 		return nil, err
 	}
@@ -207,11 +207,14 @@ type (
 )
 
 // unasked is the result of a call whose client the SDK should have asked by elicitation, and could not.
-func (c *clients) unasked(t *toolCall, err error) (mcp.Result, error) {
+func (c *clients) unasked(ctx context.Context, t *toolCall, err error) (mcp.Result, error) {
 	if isOwn(err) {
 		return nil, err
 	}
 	c.b.c.Logger.Debug("an MCP client was not asked for input", "tool", t.name, "error", err)
+	if r := c.b.calls.unanswered(ctx, t.caller); r != nil {
+		return r, nil
+	}
 	return toolError("the agent asked for input, and your client did not answer the question"), nil
 }
 

@@ -270,11 +270,11 @@ func TestPublicErrors(t *testing.T) {
 			t.Errorf("MCP-028 %v: %d %s", c.err, code, text)
 		}
 	}
-	call := &toolCall{name: "x"}
-	if r, err := w.node.clients.unasked(call, own); r != nil || err != own {
+	call := &toolCall{name: "x", caller: w.caller("alice")}
+	if r, err := w.node.clients.unasked(t.Context(), call, own); r != nil || err != own {
 		t.Error(r, err)
 	}
-	r, err := w.node.clients.unasked(call, fmt.Errorf("multi-round-trip: %w", secret))
+	r, err := w.node.clients.unasked(t.Context(), call, fmt.Errorf("multi-round-trip: %w", secret))
 	if res, ok := r.(*mcp.CallToolResult); err != nil || !ok || !res.IsError || strings.Contains(texts(res), "secret") {
 		t.Error(r, err)
 	}

@@ -146,6 +146,29 @@ func TestQuestionAsText(t *testing.T) {
 	}
 }
 
+// A client that offers to be asked, and then fails, gets the question as text: the request stays open.
+func TestQuestionFails(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.handle("travel", asking(say("where to?")))
+	c := w.connect("alice", legacy, func(o *mcp.ClientOptions, _ *caller) {
+		o.Capabilities.Elicitation = &mcp.ElicitationCapabilities{Form: &mcp.FormElicitationCapabilities{}}
+		o.ElicitationHandler = func(context.Context, *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+			return nil, errors.New("the user's window is gone")
+		}
+	})
+	r, err := c.tool(t.Context(), "travel__do", `{"text":"go"}`)
+	id := w.messages(parley.Request)[0].ID.String()
+	wantText(t, r, err, true, `Agent "travel" asks: where to?`, toolSend, toolResult, id)
+	if r.Meta[metaHandle] != id {
+		t.Errorf("the result names no request: %v", r.Meta)
+	}
+	r, err = c.tool(t.Context(), toolSend, fmt.Sprintf(`{"agent":"travel","in_reply_to":%q,"content":"SFO"}`, id))
+	wantText(t, r, err, false)
+	r, err = c.tool(t.Context(), toolResult, fmt.Sprintf(`{"id":%q}`, id))
+	wantText(t, r, err, false, "SFO")
+}
+
 // MCP-043: decline and cancel end the request.
 func TestDeclined(t *testing.T) {
 	t.Parallel()
