@@ -245,10 +245,10 @@ func TestTenThousandAgents(t *testing.T) {
 	if got := n.Addresses().Count; got != w.agents+2 { // and the hub itself, and a channel of AGH
 		t.Errorf("%d agents are announced, of %d", got, agents)
 	}
-	if at := n.AgentAddresses("team-1/agent-1"); len(at) != len(fiveProtocols)+1 {
+	if at := n.AgentAddresses("team-1/agent-1"); len(at) != len(fiveProtocols)+2 {
 		t.Errorf("an agent's addresses: %v", at)
 	}
-	if at := n.AgentAddresses("config/agent-10"); len(at) != len(fiveProtocols)+1 {
+	if at := n.AgentAddresses("config/agent-10"); len(at) != len(fiveProtocols)+2 {
 		t.Errorf("the addresses of an agent of the configuration: %v", at)
 	}
 	file, err := os.Stat(filepath.Join(w.c.Data, AddressFile))

@@ -63,7 +63,7 @@ func (f *five) elsewhere(name string, exposed []string) (header func() http.Head
 }
 
 // addresses gives the addresses of an agent by the admin API, once it has one in each of the
-// five protocols with stand-ins, and in A2A, where each agent has its URL.
+// five protocols with stand-ins, and in A2A and MCP, where each agent has its URL.
 func (f *five) addresses(name string) map[string]string {
 	f.t.Helper()
 	var v admin.Agent
@@ -72,7 +72,7 @@ func (f *five) addresses(name string) map[string]string {
 		if v, err = f.Admin().Agent(f.t.Context(), everything, name, 0); err != nil {
 			f.t.Fatal(err)
 		}
-		return len(v.Addresses) == len(fiveProtocols)+1
+		return len(v.Addresses) == len(fiveProtocols)+2
 	})
 	return v.Addresses
 }

@@ -224,7 +224,16 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		Resumes:         b.outgoing.resumes,
 		Holds:           b.servers.holds,
 		Way:             b.way,
+		Address:         b.address,
 	}
+}
+
+// address is the endpoint of an agent that clients can use, "" for another.
+func (b *Binding) address(e *directory.Entry) string {
+	if !b.exposes(e.Name) {
+		return ""
+	}
+	return b.public.String() + Base + agentsPath + e.Name
 }
 
 // Paths of the protocol listener, below the public URL.
