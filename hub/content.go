@@ -131,12 +131,12 @@ func fitSchema(m *parley.Message, input json.RawMessage) ([]parley.Part, error) 
 	}
 	why, given := errors.New("no JSON content"), parley.MainJSON(m.Parts)
 	if given >= 0 {
-		if why = validate(schema, m.Parts[given].Data); why == nil {
+		if why = schema.validate(m.Parts[given].Data); why == nil {
 			return m.Parts, nil
 		}
 	}
 	for _, b := range candidates(m, given, input) {
-		err := validate(schema, b)
+		err := schema.validate(b)
 		if err == nil {
 			return []parley.Part{{MediaType: "application/json", Data: b}}, nil
 		}
@@ -249,28 +249,17 @@ func reason(why error) string {
 	return text
 }
 
-func validate(s *jsonschema.Schema, b []byte) error {
-	if err := jsonx.Valid(b, 0); err != nil {
-		return err
-	}
-	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(b))
-	if err != nil {
-		return err
-	}
-	return s.Validate(v)
-}
-
 // schemas caches compiled schemas by their text. It is emptied when full.
 var schemas struct {
 	sync.Mutex
-	m map[string]*jsonschema.Schema
+	m map[string]*schema
 }
 
 const maxSchemas = 4096
 
 // compile compiles a schema, or takes it from the cache. An empty one allows anything.
 // References to other documents are never fetched.
-func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
+func compile(raw json.RawMessage) (*schema, error) {
 	if len(raw) == 0 {
 		raw = json.RawMessage("{}")
 	}
@@ -287,13 +276,13 @@ func compile(raw json.RawMessage) (*jsonschema.Schema, error) {
 	schemas.Lock()
 	defer schemas.Unlock()
 	if schemas.m == nil || len(schemas.m) >= maxSchemas {
-		schemas.m = map[string]*jsonschema.Schema{}
+		schemas.m = map[string]*schema{}
 	}
 	schemas.m[string(raw)] = s
 	return s, nil
 }
 
-func newSchema(raw json.RawMessage) (*jsonschema.Schema, error) {
+func newSchema(raw json.RawMessage) (*schema, error) {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
 	if err != nil {
 		return nil, err
@@ -304,7 +293,11 @@ func newSchema(raw json.RawMessage) (*jsonschema.Schema, error) {
 	if err := c.AddResource(here, doc); err != nil {
 		return nil, err
 	}
-	return c.Compile(here)
+	root, err := c.Compile(here)
+	if err != nil {
+		return nil, err
+	}
+	return bounded(root)
 }
 
 type noLoader struct{}

@@ -145,7 +145,7 @@ func CheckContent(schema json.RawMessage, b []byte) error {
 	if err != nil {
 		return nil // a broken schema refuses nothing; see fitSchema
 	}
-	if err := validate(s, b); err != nil {
+	if err := s.validate(b); err != nil {
 		return errors.New(reason(err))
 	}
 	return nil
