@@ -23,7 +23,8 @@ func doubling(draft, definition, leaf string) json.RawMessage {
 func TestSchemaBudget(t *testing.T) {
 	t.Parallel()
 	nested := strings.Repeat(`{"a":`, 60) + "1" + strings.Repeat("}", 60)
-	for _, draft := range []string{"https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"} {
+	for _, draft := range []string{"https://json-schema.org/draft/2020-12/schema",
+		"http://json-schema.org/draft-07/schema#"} {
 		for name, c := range map[string]struct {
 			schema  json.RawMessage
 			content string
@@ -58,7 +59,9 @@ func TestSchemaBudget(t *testing.T) {
 		t.Error("a member that the schema does not have")
 	}
 	large := `[` + strings.TrimSuffix(strings.Repeat(`{"left":null,"right":{}},`, 20000), ",") + `]`
-	if err := CheckContent(json.RawMessage(`{"items":{"$ref":"#/$defs/t"},"$defs":{"t":`+strings.ReplaceAll(string(tree), `"#"`, `"#/$defs/t"`)+`}}`), []byte(large)); err != nil {
+	trees := json.RawMessage(`{"items":{"$ref":"#/$defs/t"},"$defs":{"t":` +
+		strings.ReplaceAll(string(tree), `"#"`, `"#/$defs/t"`) + `}}`)
+	if err := CheckContent(trees, []byte(large)); err != nil {
 		t.Error("large content:", err)
 	}
 	if err := CheckSchema(json.RawMessage(`{"$dynamicRef":"#a","$defs":{"x":{"$dynamicAnchor":"a"}}}`)); err == nil {

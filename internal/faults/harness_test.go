@@ -39,6 +39,13 @@ const module = "github.com/parley-hub/parley"
 var binaries string
 
 func TestMain(m *testing.M) {
+	if os.Getenv(serveEnv) != "" {
+		if err := serveStdio(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if dir := os.Getenv(fillEnv); dir != "" {
 		fmt.Fprintln(os.Stderr, fill(dir))
 		os.Exit(1)
