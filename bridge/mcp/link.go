@@ -27,6 +27,7 @@ type link struct {
 	v        *server
 	identity parley.Identity
 	tunnel   bool
+	replaced func()        // tells the other end of a tunnel that a newer one took its place; nil: it is not told
 	elicits  bool          // the hub told the server that it may ask
 	asks     *rate.Limiter // requests of the server
 	wire     *wire         // nil: a tunnel

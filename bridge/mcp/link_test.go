@@ -53,6 +53,9 @@ func TestTunnels(t *testing.T) {
 		<-began
 		second, stop2 := w.tunnel(two)
 		<-first
+		if n := w.told.Load(); n != 1 {
+			t.Errorf("%d tunnels were told that a newer one took their place", n)
+		}
 		if err := <-lost; !errors.Is(err, errEnded) || !err.(*callError).sent {
 			t.Errorf("a call on the replaced tunnel: %v", err)
 		}

@@ -408,6 +408,9 @@ func (s *servers) join(ctx context.Context, agent string, t mcp.Transport) error
 	v := s.server(agent)
 	l := s.newLink(v, id)
 	l.tunnel = true
+	if t, ok := t.(interface{ replaced() }); ok {
+		l.replaced = t.replaced
+	}
 	defer l.end()
 	defer context.AfterFunc(ctx, l.end)()
 	if err := l.open(ctx, t); err != nil {
@@ -421,6 +424,9 @@ func (s *servers) join(ctx context.Context, agent string, t mcp.Transport) error
 	v.link, v.err = l, nil
 	v.mu.Unlock()
 	if older != nil {
+		if older.replaced != nil {
+			older.replaced() // first: it is why the tunnel ends
+		}
 		older.end()
 	}
 	s.b.c.Hub.Kick(agent)

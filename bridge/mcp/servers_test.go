@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,14 +33,15 @@ import (
 
 // attachedWorld is a hub with the binding, and a network on which every host is one handler.
 type attachedWorld struct {
-	t   testing.TB
-	dir *directory.Directory
-	j   *journal.Journal
-	c   Config
-	log *serverLog
-	b   *Binding
-	hub *hub.Hub
-	off func() // ends this run of the hub
+	t    testing.TB
+	dir  *directory.Directory
+	j    *journal.Journal
+	c    Config
+	log  *serverLog
+	b    *Binding
+	hub  *hub.Hub
+	told atomic.Int32 // older tunnels, of a newer one
+	off  func()       // ends this run of the hub
 }
 
 // serverLog keeps lines of the log.
@@ -147,12 +149,20 @@ func (w *attachedWorld) tunnel(s *mcp.Server) (ended chan error, stop func()) {
 	session, err := s.Connect(ctx, far, nil)
 	w.must(err)
 	ended = make(chan error, 1)
-	go func() { ended <- w.b.servers.join(ctx, "tools", near) }()
+	go func() { ended <- w.b.servers.join(ctx, "tools", &toldTransport{near, w}) }()
 	return ended, func() {
 		cancel()
 		_ = session.Close() // the hub may have ended it
 	}
 }
+
+// A toldTransport counts that it was told of a newer one.
+type toldTransport struct {
+	mcp.Transport
+	w *attachedWorld
+}
+
+func (t *toldTransport) replaced() { t.w.told.Add(1) }
 
 // call calls a tool of the agent "tools".
 func (w *attachedWorld) call(ctx context.Context, tool, arguments string, edit ...func(*serverCall)) (*serverAnswer,

@@ -116,6 +116,9 @@ func (b *Binding) runTunnel(w http.ResponseWriter, r *http.Request, c *caller, l
 	select {
 	case err = <-ended:
 		ended <- nil // for the wait below
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
 	case <-valid.Done():
 		if err = context.Cause(ctx); err == nil {
 			err = errTunnelRevoked
@@ -153,6 +156,9 @@ func (t *tunnel) Connect(context.Context) (mcp.Connection, error) { return t, ni
 
 // SessionID implements mcp.Connection.
 func (t *tunnel) SessionID() string { return t.id }
+
+// replaced ends the tunnel because its agent has a newer one.
+func (t *tunnel) replaced() { t.end(errReplaced) }
 
 // Close implements mcp.Connection. It does not wait for the peer: the SDK calls it with a lock held.
 func (t *tunnel) Close() error {

@@ -433,8 +433,15 @@ func TestTunnelEnds(t *testing.T) {
 	t.Run("a newer tunnel takes its place", func(t *testing.T) {
 		t.Parallel()
 		inTunnelWorld(t, func(t *testing.T, w *tunnelWorld) {
-			w.session = func(context.Context, *tunnel) error { return fmt.Errorf("join: %w", errReplaced) }
-			w.open("files").closed(StatusReplaced)
+			tunnels := make(chan *tunnel)
+			w.session = func(ctx context.Context, t *tunnel) error {
+				tunnels <- t
+				<-ctx.Done() // as when the session is closed
+				return ctx.Err()
+			}
+			p := w.open("files")
+			(<-tunnels).replaced()
+			p.closed(StatusReplaced)
 		})
 	})
 }
