@@ -88,11 +88,18 @@ func a2aScripts(t *testing.T, modules string) string {
 // what python/a2a_server.py does.
 func a2aHub(t *testing.T, c node.Config) *node.Node {
 	t.Helper()
+	c.A2A.PlainPush = true
+	return hubWith(t, c, parley.Agent{Name: "teller", Title: "Teller", Description: "Does what it is told.",
+		Exposed: parley.Everywhere, Skills: []parley.SkillSpec{parley.RawSkill("tell", tell)}})
+}
+
+// hubWith starts a hub that takes tokens for a proof, with agents in its own process.
+func hubWith(t *testing.T, c node.Config, agents ...parley.Agent) *node.Node {
+	t.Helper()
 	c.Data, c.Durability = filepath.Join(t.TempDir(), "data"), "disk"
 	c.Listen = node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}
 	c.Policy.Assurance = "session"
 	c.Network.Allow = []string{"loopback"}
-	c.A2A.PlainPush = true
 	n, err := node.Open(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
@@ -104,9 +111,10 @@ func a2aHub(t *testing.T, c node.Config) *node.Node {
 			t.Error(err)
 		}
 	})
-	if err := n.Handle(parley.Agent{Name: "teller", Title: "Teller", Description: "Does what it is told.",
-		Exposed: parley.Everywhere}, parley.RawSkill("tell", tell)); err != nil {
-		t.Fatal(err)
+	for _, a := range agents {
+		if err := n.Handle(a); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -153,10 +161,21 @@ func tell(ctx context.Context, m *parley.Message, r parley.Replier) error {
 // a2aCaller enrols an agent that calls the hub, and gives its token.
 func a2aCaller(t *testing.T, n *node.Node, name string) string {
 	t.Helper()
-	if _, err := n.Hub().Directory().Put(t.Context(), parley.Agent{Name: name,
-		Identities: []parley.Identity{a2a.IdentityOfCaller(name)}}, directory.FromOperator); err != nil {
+	put(t, n, parley.Agent{Name: name, Identities: []parley.Identity{a2a.IdentityOfCaller(name)}})
+	return tokenOf(t, n, name)
+}
+
+// put adds an agent to the directory.
+func put(t *testing.T, n *node.Node, a parley.Agent) {
+	t.Helper()
+	if _, err := n.Hub().Directory().Put(t.Context(), a, directory.FromOperator); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// tokenOf gives a new token of an agent.
+func tokenOf(t *testing.T, n *node.Node, name string) string {
+	t.Helper()
 	token, err := n.Admin().IssueToken(t.Context(), admin.Actor{Name: "test", Role: admin.Administer},
 		admin.NewToken{Name: name, Agent: name})
 	if err != nil {

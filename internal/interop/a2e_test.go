@@ -102,16 +102,23 @@ func a2eHub(t *testing.T) (*node.Node, string) {
 	return n, token
 }
 
+// parleyProgram builds the program parley.
+func parleyProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "parley")
+	if out, err := exec.Command("go", "build", "-o", program,
+		"github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
 // TestA2EAgent lets an agent of the SDK, unmodified, use the hub as its
 // environment (A2E-049): capabilities (A2E-042), events in order (A2E-052), an
 // unknown tool (A2E-073), delegation (A2E-124).
 func TestA2EAgent(t *testing.T) {
 	python := a2ePython(t)
-	parleyBinary := filepath.Join(t.TempDir(), "parley")
-	if out, err := exec.Command("go", "build", "-o", parleyBinary,
-		"github.com/parley-hub/parley/cmd/parley").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	parleyBinary := parleyProgram(t)
 	for _, how := range []string{"http", "stdio"} {
 		t.Run(how, func(t *testing.T) {
 			n, token := a2eHub(t)

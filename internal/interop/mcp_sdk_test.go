@@ -128,11 +128,8 @@ type mcpSaw struct {
 	Asked    string
 	Schema   json.RawMessage
 
-	Done  string
-	Tools []struct {
-		Name, Title, Description  string
-		InputSchema, OutputSchema json.RawMessage
-	}
+	Done              string
+	Tools             []mcpTool
 	Content, Contents []map[string]any
 	Structured        json.RawMessage
 	Error, Cancelled  bool
@@ -141,6 +138,11 @@ type mcpSaw struct {
 		Code    any // a number; or a string of the SDK's
 		Message string
 	}
+}
+
+type mcpTool struct {
+	Name, Title, Description  string
+	InputSchema, OutputSchema json.RawMessage
 }
 
 // text is what the items of content say.
@@ -210,9 +212,20 @@ func (c *mcpClient) line(t *testing.T) mcpSaw {
 // do gives what the client saw of a step: the last line, and those before it.
 func (c *mcpClient) do(t *testing.T, step map[string]any) (last mcpSaw, before []mcpSaw) {
 	t.Helper()
+	c.begin(t, step)
+	return c.finish(t)
+}
+
+// begin begins a step; finish gives what do gives.
+func (c *mcpClient) begin(t *testing.T, step map[string]any) {
+	t.Helper()
 	if err := c.in.Encode(step); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func (c *mcpClient) finish(t *testing.T) (last mcpSaw, before []mcpSaw) {
+	t.Helper()
 	for {
 		s := c.line(t)
 		if s.Done != "" {
