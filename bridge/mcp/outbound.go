@@ -22,6 +22,7 @@ type outgoing struct {
 	// What it needs of servers.
 	call  func(context.Context, serverCall) (*serverAnswer, error)
 	tool  func(agent, skill string) (*ToolText, bool) // the approved tool of a skill
+	meet  func(ctx context.Context, agent string, id parley.Identity) error
 	state func(agent string) serverState
 
 	mu        sync.Mutex
@@ -60,7 +61,7 @@ const (
 
 func newOutgoing(b *Binding) *outgoing {
 	return &outgoing{b: b, sent: journal.NewTable[sentCall](b.c.Journal, "mcp-outgoing", 0), patience: handOver,
-		call: b.servers.call, tool: b.servers.approvedTool, state: b.servers.state,
+		call: b.servers.call, tool: b.servers.approvedTool, meet: b.servers.meet, state: b.servers.state,
 		calls: map[parley.ID]*outCall{}, open: map[string]int{}, rows: map[parley.ID]struct{}{},
 		elsewhere: map[parley.ID]sentCall{}, ended: make(chan parley.ID, 1024), more: make(chan struct{}, 1)}
 }
@@ -114,7 +115,15 @@ func (o *outgoing) begin(ctx context.Context, out hub.Outbound) hub.Outcome {
 			o.expectEnd(m.ID)
 		}
 	}
-	if failure := o.compose(c, out); failure != nil {
+	failure := o.compose(c, out)
+	if failure != nil && failure.Retryable { // the tools were never read
+		if err := o.meet(ctx, c.agent, out.Identity); err != nil {
+			failure = failure.Because(err)
+		} else {
+			failure = o.compose(c, out)
+		}
+	}
+	if failure != nil {
 		if failure.Retryable {
 			return hub.Outcome{Err: failure, Unknown: again}
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -581,6 +582,32 @@ func TestToolsNotKnown(t *testing.T) {
 		synctest.Wait()
 		if len(w.made()) != 0 || w.rows() != 0 {
 			t.Errorf("%d calls, %d rows", len(w.made()), w.rows())
+		}
+	})
+}
+
+// A server whose tools were never read is reached for its first request, not at the next try in the background.
+func TestToolsReadForARequest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newOutWorld(t, outConfig{}, after(0, says("x"), nil))
+		var known atomic.Bool
+		w.outgoing.tool = func(string, string) (*ToolText, bool) { return &ToolText{Name: "talk"}, known.Load() }
+		w.outgoing.meet = func(context.Context, string, parley.Identity) error {
+			known.Store(true)
+			return nil
+		}
+		id, err := IdentityAt("https://new.test/mcp")
+		w.must(err)
+		_, err = w.dir.Put(t.Context(), parley.Agent{Name: "new", Identities: []parley.Identity{id},
+			Exposed: parley.Everywhere}, directory.FromOperator)
+		w.must(err)
+		s := asks("", parley.Part{MediaType: "application/json", Data: []byte("{}")})
+		s.Message.To = "new"
+		w.send(s)
+		synctest.Wait()
+		if len(w.made()) != 1 {
+			t.Errorf("%d calls", len(w.made()))
 		}
 	})
 }

@@ -347,6 +347,12 @@ func (s *servers) linked(ctx context.Context, v *server, id parley.Identity) (*l
 	return l, nil
 }
 
+// meet connects to a server whose tools are not known, and so reads them.
+func (s *servers) meet(ctx context.Context, agent string, id parley.Identity) error {
+	_, err := s.linked(ctx, s.server(agent), id)
+	return err
+}
+
 // dial connects to a server over HTTP.
 func (s *servers) dial(ctx context.Context, v *server, id parley.Identity) (*link, error) {
 	at, err := url.Parse(id.URL)
