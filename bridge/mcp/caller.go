@@ -7,8 +7,8 @@ import (
 	"github.com/parley-hub/parley/bridge"
 )
 
-// A caller is who makes a request of MCP, and where. The door and the tunnels make one for each request; handlers of the
-// SDK find it with callerOf.
+// A caller makes a request of MCP at an endpoint. The door and the tunnels make one for each request; handlers
+// of the SDK find it with callerOf.
 type caller struct {
 	bridge.Caller
 	endpoint string // path of the endpoint

@@ -114,7 +114,8 @@ func TestOpening(t *testing.T) {
 			!strings.Contains(i.Instructions, toolResult) || strings.Contains(i.Instructions, toolFind) {
 			t.Error(encoded(t, i))
 		}
-		if p := i.Capabilities; strings.Contains(encoded(t, p), `"logging"`) || p.Prompts != nil || p.Completions != nil || p.Resources == nil ||
+		if p := i.Capabilities; strings.Contains(encoded(t, p), `"logging"`) || p.Prompts != nil ||
+			p.Completions != nil || p.Resources == nil ||
 			p.Resources.Subscribe || p.Tools == nil || !p.Tools.ListChanged {
 			t.Error(encoded(t, p))
 		}

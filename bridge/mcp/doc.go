@@ -1,9 +1,10 @@
-// Package mcp joins MCP (Model Context Protocol) to the hub, in both directions. For example, an editor that knows the URL
-// http://hub.example/mcp and a token lists the tool weather__forecast there, and calls it; the agent weather may speak any
-// protocol. And a SAMVAD agent that asks the agent files calls a tool of an MCP server that is attached to the hub under
-// that name.
+// Package mcp joins MCP (Model Context Protocol) to the hub, in both directions. For example, an editor that knows the
+// URL http://hub.example/mcp and a token lists the tool weather__forecast there, and calls it; the agent weather may
+// speak any protocol. And a SAMVAD agent that asks the agent files calls a tool of an MCP server that is attached to
+// the hub under that name.
 //
-// The package stands on the official SDK (github.com/modelcontextprotocol/go-sdk): its sessions, streams, types and clients.
+// The package stands on the official SDK (github.com/modelcontextprotocol/go-sdk): its sessions, streams, types and
+// clients.
 // It serves the revisions from 2024-11-05 to 2026-07-28. What the SDK leaves open is done here: the door of the HTTP
 // endpoints, and the bounds of attached servers.
 //

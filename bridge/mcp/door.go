@@ -49,10 +49,7 @@ func newDoor(b *Binding) *door {
 	return d
 }
 
-func (d *door) close() error {
-	d.sessions.close()
-	return nil
-}
+func (d *door) close() { d.sessions.close() }
 
 // callerKey is the context value with the caller of a request: net/http and the SDK hand on nothing else.
 type callerKey struct{}

@@ -40,7 +40,8 @@ const (
 // errFlood is the cause of errors about a server that sends too much.
 var errFlood = errors.New("the server sends too many messages")
 
-// servers has the connections to attached servers, and the tools that are pinned for them.
+// servers has the connections to attached servers, and the tools that are pinned for them. Connections end with the
+// binding's context, and are part of its work.
 //
 // Each hub of a cluster has sessions of its own with servers over HTTP. A tunnel is at the hub to which "parley mcp
 // attach" connected; deliveries wait at a hub without one. So a cluster needs a tunnel to each of its hubs.
@@ -91,9 +92,6 @@ func (s *servers) start(ctx context.Context) error {
 	}
 	return nil
 }
-
-// close does nothing: connections end with the binding's context, and are part of its work.
-func (s *servers) close() error { return nil }
 
 // server gives the server of an agent.
 func (s *servers) server(agent string) *server {
