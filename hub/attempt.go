@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -115,12 +116,16 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) (r delivery
 
 func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt,
 	request *parley.Message, callback string) delivery.Result {
+	var received atomic.Bool // an event proves it, even one that cannot be recorded
 	o := b.Deliver(ctx, Outbound{Message: a.Message, Request: request, Scope: a.Scope, Recipient: e, Identity: id,
 		Callback: callback, Attempt: a.Number, Waits: a.Sync, Streams: h.streams(a),
-		Event: func(state parley.State, parts ...parley.Part) error { return h.event(ctx, a, state, parts) }})
+		Event: func(state parley.State, parts ...parley.Part) error {
+			received.Store(true)
+			return h.event(ctx, a, state, parts)
+		}})
 	switch {
 	case o.Err != nil:
-		return delivery.Result{Err: o.Err, Wait: o.Wait, Unknown: o.Unknown, Losses: o.Losses}
+		return delivery.Result{Err: o.Err, Wait: o.Wait, Unknown: o.Unknown || received.Load(), Losses: o.Losses}
 	case o.Answered && a.Message.Kind == parley.Request:
 		reply := &parley.Message{}
 		if o.Reply != nil {

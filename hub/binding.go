@@ -51,7 +51,7 @@ type Outbound struct {
 	Waits     bool // the requester waits on an open connection
 	Streams   bool // the requester gets events as they come
 	// Event records an event about the request and sends it on. It may be called
-	// until Deliver returns.
+	// until Deliver returns. A failed attempt with an event is Unknown.
 	Event func(state parley.State, parts ...parley.Part) error
 }
 
