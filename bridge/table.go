@@ -326,7 +326,7 @@ var Table = []Row{
 		Inbox: survives("kind input"), Call: lost("A2E cannot add to a call"), AGH: as("a say in the work of the request"), ASP: as("CLARIFY with an answer; INFORM, informType input, where it is more than text"),
 		A2A:       survives("a message with the task's taskId"),
 		MCPClient: survives("kind input in parley_inbox"),
-		MCPServer: as("the answer to the server's elicitation; one that it did not ask for is lost")}},
+		MCPServer: as("the answer to the server's elicitation, whose _meta is like that of a call; one that it did not ask for is refused")}},
 	{Chunk, "Event: a piece of the result", "Kind", said("SSE chunk", "", "tool/event", "", "INFORM chunk", "artifact update", ""), map[Way]Entry{
 		SAMVAD: as("an SSE chunk of a stream; other callers get the result alone"), Chat: lost("uAgents has no events besides the acknowledgement of a chat message"), Model: lost("uAgents has no events besides the acknowledgement of a chat message"),
 		Inbox: survives("kind event"), Call: as("an event of a streaming call"), AGH: as("trace working with the piece as its result"), ASP: survives("INFORM chunk"),

@@ -461,9 +461,9 @@ func (c *outCall) elicit(ctx context.Context, p *mcp.ElicitParams) (*mcp.ElicitR
 		}
 		select {
 		case in := <-answers:
-			var content map[string]any
-			if content, why = formContent(in, schema); why == "" {
-				return &mcp.ElicitResult{Action: "accept", Content: content}, nil
+			var answer *mcp.ElicitResult
+			if answer, why = toElicitResult(in, schema, c.o.b.c.Hub.ID()); why == "" {
+				return answer, nil
 			}
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)

@@ -5,20 +5,8 @@ import (
 	"testing"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/bridge"
-	"github.com/parley-hub/parley/bridge/bridgetest"
 	"github.com/parley-hub/parley/hub"
 )
-
-// Parts of a message of any protocol that an MCP client does not find in its inbox are reported.
-func TestNothingIsLostSilentlyInInboxes(t *testing.T) {
-	t.Parallel()
-	bridgetest.Check(t, bridge.MCPClient, []parley.Kind{parley.Request, parley.Notice, parley.Input, parley.Cancel},
-		func(m *parley.Message) (string, []parley.Loss, error) {
-			v, err := bridge.ArrivalOf(bridge.MCPClient, m, 1, "hub")
-			return string(v) + " " + m.Kind.String(), bridge.Losses(bridge.MCPClient, m, bridgetest.Recipient), err
-		})
-}
 
 func TestInboxForgets(t *testing.T) {
 	t.Parallel()

@@ -33,7 +33,14 @@ func toCall(m *parley.Message, tool *ToolText, hubID string) (*mcp.CallToolParam
 		return nil, parley.Refuse(parley.InvalidContent, "the content does not fit the tool %q: %s; it takes %s", tool.Name,
 			why, wants(tool.Input))
 	}
-	meta := mcp.Meta{metaKey: m.ID.String(), metaProvenance: bridge.ProvenanceOf(bridge.MCPServer, m, hubID),
+	meta := metaOf(m, hubID)
+	meta[metaKey] = m.ID.String()
+	return &mcp.CallToolParams{Meta: meta, Name: tool.Name, Arguments: arguments}, nil
+}
+
+// metaOf tells a server what a message says besides its content.
+func metaOf(m *parley.Message, hubID string) mcp.Meta {
+	meta := mcp.Meta{metaProvenance: bridge.ProvenanceOf(bridge.MCPServer, m, hubID),
 		metaConversation: m.Conversation.String()}
 	if len(m.Hops) > 0 {
 		meta[metaHops] = m.Hops
@@ -44,7 +51,7 @@ func toCall(m *parley.Message, tool *ToolText, hubID string) (*mcp.CallToolParam
 			meta[name] = v
 		}
 	}
-	return &mcp.CallToolParams{Meta: meta, Name: tool.Name, Arguments: arguments}, nil
+	return meta
 }
 
 // wants says what a tool takes.
@@ -277,9 +284,21 @@ func questionEvent(message, why string, schema []byte) *parley.Message {
 	return m
 }
 
+// toElicitResult gives the answer to a question from an input. why says why the input is none.
+func toElicitResult(in *parley.Message, schema []byte, hubID string) (_ *mcp.ElicitResult, why string) {
+	content, why := formContent(in, schema)
+	if why != "" {
+		return nil, why
+	}
+	return &mcp.ElicitResult{Meta: metaOf(in, hubID), Action: "accept", Content: content}, ""
+}
+
 // formContent gives the content of the answer to a question from an input: its JSON object, or its text for the one
 // member that needs it. why says why it is none.
 func formContent(in *parley.Message, schema []byte) (content map[string]any, why string) {
+	if len(in.Parts) > 1 {
+		return nil, fmt.Sprintf("it has %d parts, and a form has a place for one", len(in.Parts))
+	}
 	var candidates [][]byte
 	if i := parley.MainJSON(in.Parts); i >= 0 {
 		candidates = append(candidates, in.Parts[i].Data)

@@ -104,6 +104,32 @@ func TestCallMeta(t *testing.T) {
 	}
 }
 
+// The answer to a question says whose it is, as a call does. An input of several parts is none: a form has no place for
+// them.
+func TestToElicitResult(t *testing.T) {
+	t.Parallel()
+	in := &parley.Message{ID: parley.ID{1}, Conversation: parley.ID{2}, From: "alice", Kind: parley.Input,
+		Hops: []string{"here"}, Parts: []parley.Part{parley.Text("Bern")}}
+	const schema = `{"type":"object","properties":{"city":{"type":"string"}}}`
+	r, why := toElicitResult(in, []byte(schema), "here")
+	if why != "" || r.Action != "accept" || r.Content["city"] != "Bern" {
+		t.Fatalf("%+v, %s", r, why)
+	}
+	p, refused := toCall(in, &ToolText{Name: "t", Input: json.RawMessage(strings.Replace(schema, "city", "content", 1))},
+		"here")
+	if refused != nil {
+		t.Fatal(refused)
+	}
+	delete(p.Meta, metaKey)
+	if got, want := encoded(t, r.Meta), encoded(t, p.Meta); got != want {
+		t.Errorf("_meta %s, want %s", got, want)
+	}
+	in.Parts = append(in.Parts, parley.Text("Thun"))
+	if r, why := toElicitResult(in, []byte(schema), "here"); r != nil || !strings.Contains(why, "2 parts") {
+		t.Errorf("%+v, %q", r, why)
+	}
+}
+
 func TestFromAnswer(t *testing.T) {
 	t.Parallel()
 	text := func(s string) mcp.Content { return &mcp.TextContent{Text: s} }
