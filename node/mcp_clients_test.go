@@ -163,7 +163,8 @@ func attach(t testing.TB, n *Node, name, token string, s *mcp.Server) {
 }
 
 // TestMCPThroughANode: clients of both eras, over HTTP and by a tunnel, call an agent of the program, a server attached
-// over HTTP and one attached by a tunnel. The tools that an attached server adds wait for the operator.
+// over HTTP and one attached by a tunnel (MCP-001). The tools that an attached server adds wait for the operator
+// (MCP-074).
 func TestMCPThroughANode(t *testing.T) {
 	shop := serveMCP(t, greeter("shop"), nil)
 	n, _, _ := fromFile(t, "[network]\nallow = [\"loopback\"]\n[agents.shop.mcp]\nurl = \""+shop+
@@ -238,8 +239,9 @@ func TestMCPListFollowsReload(t *testing.T) {
 	}
 }
 
-// TestMCPStop: a call that is open when the hub stops gets its handle. The answer of the agent, which reads its messages
-// with parley_inbox, is there after the restart, by the handle and by the idempotency key. What was forgotten is not.
+// TestMCPStop: a call that is open when the hub stops gets its handle. The answer of the agent, which reads its
+// messages with parley_inbox, is there after the restart, by the handle (MCP-060) and by the idempotency key (MCP-061).
+// What was forgotten is not.
 func TestMCPStop(t *testing.T) {
 	c := Config{Data: t.TempDir(), Durability: "disk", Listen: Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Agents: map[string]Agent{"bob": {MCP: &MCPAgent{Calls: true}}}}

@@ -39,8 +39,8 @@ func postMCP(t testing.TB, n *Node, path, body string, headers ...string) (*http
 	return resp, string(b)
 }
 
-// TestMCPDoor: a page under another name or of another origin reaches nothing, and a session is of one caller at one
-// endpoint, whatever its id.
+// TestMCPDoor: a page under another name or of another origin reaches nothing (MCP-010), and a session is of one caller
+// at one endpoint, whatever its id (MCP-006).
 func TestMCPDoor(t *testing.T) {
 	n := running(t, Config{})
 	alice, bob := "Bearer "+agentToken(t, n, "crew/alice"), "Bearer "+agentToken(t, n, "crew/bob")
@@ -74,7 +74,7 @@ func TestMCPDoor(t *testing.T) {
 }
 
 // TestMCPTokensStay: the token of a caller reaches neither an attached server nor its token endpoint, and is in no file
-// of the hub. The credentials for the server are its own, and stay out of the journal too.
+// of the hub (MCP-013). The credentials for the server are its own, and stay out of the journal too.
 func TestMCPTokensStay(t *testing.T) {
 	var mu sync.Mutex
 	var seen strings.Builder
@@ -132,8 +132,8 @@ oauth = { token_url = "`+shop+`/token", client_id = "hub", client_secret_file = 
 	}
 }
 
-// TestMCPTokensOfAnIssuer: a token for the MCP endpoint is taken, one for another resource is not, and a client finds
-// the issuer by the metadata that the refusal names.
+// TestMCPTokensOfAnIssuer: a token for the MCP endpoint is taken, one for another resource is not (MCP-013), and a
+// client finds the issuer by the metadata that the refusal names (MCP-012).
 func TestMCPTokensOfAnIssuer(t *testing.T) {
 	l := newLogin(t)
 	n := running(t, Config{PublicURL: "https://hub.example", Network: Network{Allow: []string{"loopback"}},

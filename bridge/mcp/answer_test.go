@@ -39,6 +39,7 @@ func line(t *testing.T, s *bufio.Scanner) string {
 	return "end"
 }
 
+// MCP-031: a stream in which nothing happens gets a comment every 15 s, and no proxy holds it back.
 func TestMCP031KeepAlive(t *testing.T) {
 	t.Parallel()
 	for _, modern := range []bool{true, false} {
@@ -73,16 +74,22 @@ func TestMCP031KeepAlive(t *testing.T) {
 	}
 }
 
-// The stream of a session is announced at once, and kept alive.
+// MCP-007, MCP-031: the stream of a session is announced at once, and kept alive.
 func TestMCP031StandaloneStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newDoorWorld(t)
 		session := w.begin("alice")
 		r, _ := w.stream(t, with(ask{method: "GET", token: "alice"}, "Mcp-Session-Id", session))
-		s := bufio.NewScanner(r.Body)
-		if a, b := line(t, s), line(t, s); a != ": ok" || b != ": keep-alive" {
-			t.Errorf("%q, %q", a, b)
+		if r.StatusCode != 200 || r.Header.Get("X-Accel-Buffering") != "no" {
+			t.Errorf("%d, header %v", r.StatusCode, r.Header)
+		}
+		s, began := bufio.NewScanner(r.Body), time.Now()
+		for i, want := range []string{": ok", ": keep-alive", ": keep-alive"} {
+			got, after := line(t, s), time.Since(began)
+			if got != want || after != time.Duration(i)*15*time.Second {
+				t.Errorf("%q after %s", got, after)
+			}
 		}
 		again := w.do(with(ask{method: "GET", token: "alice"}, "Mcp-Session-Id", session))
 		if got := replyOf(t, again); again.StatusCode != 409 || got.Error == nil {
@@ -124,6 +131,7 @@ type discardAnswer struct {
 func (d discardAnswer) Header() http.Header { return d.header }
 func (d discardAnswer) WriteHeader(int)     {}
 
+// MCP-028: an error of a handler has a code, and its text is for the operator.
 func TestMCP028NoCodeZero(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t)
@@ -147,7 +155,7 @@ func TestMCP028NoCodeZero(t *testing.T) {
 	}
 }
 
-// A client that cancels gets no answer, and its stream ends.
+// MCP-033: a client that cancels gets no answer, and its stream ends.
 func TestMCP033NoAnswerAfterACancel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -184,7 +192,7 @@ func TestMCP033NoAnswerAfterACancel(t *testing.T) {
 	})
 }
 
-// The SDK may answer between the cancel and the end of the stream.
+// MCP-033: the SDK may answer between the cancel and the end of the stream.
 func TestMCP033MutedAnswer(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t)
@@ -204,6 +212,7 @@ func TestMCP033MutedAnswer(t *testing.T) {
 	}
 }
 
+// MCP-032: a closed stream ends a call of 2026-07-28, and none of a handshake session.
 func TestMCP032ClosedStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -272,7 +272,7 @@ func TestCallProgress(t *testing.T) {
 	}
 }
 
-// A call that waits too long gets a handle, by which its caller finds the answer, and no other.
+// MCP-060: a call that waits too long gets a handle, by which its caller finds the answer, and no other.
 func TestHandle(t *testing.T) {
 	for _, revision := range []string{legacy, modern} {
 		t.Run(revision, func(t *testing.T) {

@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -216,9 +218,12 @@ func (a ask) on() *http.Request {
 	return r
 }
 
-func (w *doorWorld) do(a ask) *http.Response {
+func (w *doorWorld) do(a ask) *http.Response { return a.to(w) }
+
+// to makes the request to a hub.
+func (a ask) to(h http.Handler) *http.Response {
 	rec := httptest.NewRecorder()
-	w.ServeHTTP(rec, a.on())
+	h.ServeHTTP(rec, a.on())
 	return rec.Result()
 }
 
@@ -417,6 +422,9 @@ func TestBadInput(t *testing.T) {
 		}(), 404, -32600, "", ""},
 		{"MCP-012 no token", ask{body: initialize}, 401, -32600, "", ""},
 		{"MCP-012 bad token", ask{body: initialize, token: "eve"}, 401, -32600, "", ""},
+		{"MCP-012 no token in a session", legacyAsk("", session, `{"jsonrpc":"2.0","id":2,"method":"ping"}`), 401, -32600,
+			"", ""},
+		{"MCP-012 no token for the stream", with(ask{method: "GET"}, "Mcp-Session-Id", session), 401, -32600, "", ""},
 		{"MCP-010 Host", ask{host: "evil.example", token: "alice", body: initialize}, 403, -32600, "", "mcp.hosts"},
 		{"MCP-010 Host on loopback", ask{host: "evil.example", token: "alice", local: true, body: initialize}, 403, -32600,
 			"",
@@ -424,6 +432,10 @@ func TestBadInput(t *testing.T) {
 		{"MCP-010 Host localhost from elsewhere", ask{host: "localhost", token: "alice", body: initialize}, 403, -32600,
 			"", ""},
 		{"MCP-010 Origin", with(body(initialize), "Origin", "https://evil.example"), 403, -32600, "", "listen.origins"},
+		{"MCP-010 Host of a stream", with(ask{method: "GET", host: "evil.example", token: "alice"}, "Mcp-Session-Id",
+			session), 403, -32600, "", ""},
+		{"MCP-010 Origin of a tunnel", with(ask{method: "GET", path: "/mcp/connect", token: "alice"}, "Origin",
+			"https://evil.example"), 403, -32600, "", ""},
 		{"MCP-010 Origin null", with(body(initialize), "Origin", "null"), 403, -32600, "", ""},
 		{"MCP-010 Origin of this machine", with(ask{token: "alice", local: true, body: initialize}, "Origin",
 			"http://localhost:3000"), 403, -32600, "", ""},
@@ -547,6 +559,7 @@ func TestGoodInput(t *testing.T) {
 	}
 }
 
+// MCP-010: a hub on this machine takes pages of this machine, and a name that only begins like its own is another host.
 func TestMCP010LoopbackPages(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t, func(c *Config) { c.PublicURL = "http://127.0.0.1:8080" })
@@ -568,6 +581,111 @@ func TestMCP010LoopbackPages(t *testing.T) {
 		}
 		if r := w.do(a); r.StatusCode != c.want {
 			t.Errorf("%+v: %d", c, r.StatusCode)
+		}
+	}
+}
+
+// varying is what differs between two answers to one request: ids, times, spans, references, and sealed states.
+var varying = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22}|\d{4}-\d\d-\d\dT[0-9:.]+Z|` +
+	`00-[0-9a-f]{32}-[0-9a-f]{16}-01|"(?:ref|requestState)":"[^"]+"`)
+
+// MCP-002: the answer to a request of 2026-07-28 is that to the same request of a hub that was never asked before,
+// whatever came before it, from this caller or another.
+func TestModernRequestsAreJudgedAlone(t *testing.T) {
+	t.Parallel()
+	open := func(t *testing.T) *testNode {
+		w := newWorld(t, func(c *Config) { c.Callers = &doorCallers{} })
+		w.handle("free", echo)
+		w.handle("travel", asking(say("where to?")))
+		return w.node
+	}
+	able := func(a ask) ask {
+		a.body = strings.Replace(a.body, `clientCapabilities":{}`, `clientCapabilities":{"elicitation":{"form":{}}}`, 1)
+		return a
+	}
+	travel := modernAsk("tools/call", `"name":"travel__do","arguments":{"text":"go"}`)
+	list := modernAsk("tools/list", "")
+	judged := map[string]ask{
+		"discover": modernAsk("server/discover", ""), "a list": list,
+		"a call": modernAsk("tools/call", `"name":"free__do","arguments":{"text":"hi"}`),
+		"a call of a client that cannot be asked": travel,
+		"a call of a client that can be asked":    able(travel),
+		"a list with the id of a session":         with(list, "Mcp-Session-Id", "nope"),
+		"an unknown tool":                         modernAsk("tools/call", `"name":"nope"`),
+		"an unknown revision":                     with(list, "Mcp-Protocol-Version", "9999-01-01"),
+		"a header that differs":                   with(list, "Mcp-Method", "ping"),
+		"a body without the client's capabilities": {token: "alice", header: list.header,
+			body: strings.Replace(list.body, `,"io.modelcontextprotocol/clientCapabilities":{}`, "", 1)},
+	}
+	before := maps.Clone(judged)
+	before["a session of a client that can be asked"] = ask{token: "alice", body: strings.Replace(initialize,
+		`"capabilities":{}`, `"capabilities":{"elicitation":{}}`, 1)}
+	before["another caller"] = with(list, "Authorization", "Bearer bob")
+	before["nobody"] = with(list, "Authorization", "")
+	before["a notification"] = ask{token: "alice", header: map[string]string{"Mcp-Protocol-Version": modern,
+		"Mcp-Method": "notifications/cancelled"}, body: `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{` +
+		`"requestId":7,` + modernMeta + `}}`}
+
+	answer := func(n *testNode, a ask) string {
+		r := a.to(n)
+		b, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fmt.Sprintf("%d %s", r.StatusCode, varying.ReplaceAll(b, nil))
+	}
+	alone := map[string]string{}
+	for name, a := range judged {
+		alone[name] = answer(open(t), a)
+	}
+	for name, want := range map[string]string{
+		"discover": `200 .*"supportedVersions"`, "a list": `200 .*"free__do"`, "a call": `200 .*"text":"hi"`,
+		"a call of a client that cannot be asked":  `200 .*"isError":true`,
+		"a call of a client that can be asked":     `200 .*"resultType":"input_required"`,
+		"a list with the id of a session":          regexp.QuoteMeta(alone["a list"]),
+		"an unknown tool":                          `400 .*-32602`,
+		"an unknown revision":                      `400 .*-320`,
+		"a header that differs":                    `400 .*-32020`,
+		"a body without the client's capabilities": `400 .*-32602`,
+	} {
+		if !regexp.MustCompile(`(?s)^` + want).MatchString(alone[name]) {
+			t.Errorf("%s alone: %s", name, alone[name])
+		}
+	}
+	n := open(t)
+	for first, a := range before {
+		for name, b := range judged {
+			answer(n, a)
+			if got := answer(n, b); got != alone[name] {
+				t.Errorf("%s, after %s:\n%s\nwant %s", name, first, got, alone[name])
+			}
+		}
+	}
+}
+
+// MCP-005: every result of 2026-07-28 says its type, and which server it is.
+func TestModernResults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *Config) { c.Callers = &doorCallers{} })
+	w.handle("free", echo)
+	for _, a := range []ask{
+		modernAsk(methodDiscover, ""), modernAsk(methodListTools, ""), modernAsk(methodResources, ""),
+		modernAsk(methodTemplates, ""), modernAsk(methodCallTool, `"name":"free__do","arguments":{"text":"hi"}`),
+		modernAsk(methodCallTool, `"name":"`+toolResult+`","arguments":{"id":"x"}`),
+		with(modernAsk(methodRead, `"uri":"`+agentURI+`free"`), "Mcp-Name", agentURI+"free"),
+	} {
+		var got struct {
+			ResultType string
+			Meta       struct {
+				Server struct{ Name, Version string } `json:"io.modelcontextprotocol/serverInfo"`
+			} `json:"_meta"`
+		}
+		r := a.to(w.node)
+		if err := json.Unmarshal(replyOf(t, r).Result, &got); err != nil {
+			t.Errorf("%s: %d, %v", a.body, r.StatusCode, err)
+		}
+		if s := got.Meta.Server; got.ResultType != "complete" || s.Name != "parley" || s.Version != "1.2.3" {
+			t.Errorf("%s: %+v", a.body, got)
 		}
 	}
 }
@@ -606,7 +724,7 @@ func (w *doorWorld) client(t *testing.T, version string) *mcp.ClientSession {
 
 func TestClientsOfBothEras(t *testing.T) {
 	t.Parallel()
-	for _, version := range []string{"2026-07-28", "2025-11-25", "2025-06-18"} {
+	for _, version := range wireRevisions {
 		t.Run("MCP-001 "+version, func(t *testing.T) {
 			t.Parallel()
 			w := newDoorWorld(t)
@@ -642,6 +760,7 @@ func TestClientsOfBothEras(t *testing.T) {
 	}
 }
 
+// MCP-001: the revisions that the hub lists are those that it serves.
 func TestMCP001RevisionsAreThoseOfTheSDK(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t)

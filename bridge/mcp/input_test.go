@@ -105,7 +105,7 @@ func TestSecondQuestion(t *testing.T) {
 	}
 }
 
-// A client that offers no elicitation gets the question as text, with the way to answer it.
+// MCP-040: a client that offers no elicitation gets the question as text, with the way to answer it.
 func TestQuestionAsText(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -195,7 +195,7 @@ func TestDeclined(t *testing.T) {
 	}
 }
 
-// An authorization is never asked for by a form.
+// MCP-040: an authorization is never asked for by a form.
 func TestAuthorization(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -378,7 +378,7 @@ func TestRequestState(t *testing.T) {
 	})
 }
 
-// Many uses of one state at once are one input.
+// MCP-042: many uses of one state at once are one input.
 func TestStateUsedAtOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -436,7 +436,7 @@ func TestCancelWhileAsked(t *testing.T) {
 	w.eventually("the request goes on", func() bool { return len(w.messages(parley.Failure)) == 1 })
 }
 
-// A form has only what elicitation knows.
+// MCP-040: a form has only what elicitation knows.
 func TestFormSchema(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct{ schema, want string }{

@@ -6,6 +6,7 @@ import (
 	"testing"
 )
 
+// MCP-012: the protected resource metadata is served, and named to callers without credentials.
 func TestMCP012Metadata(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t, func(c *Config) { c.PublicURL = "https://hub.test/base/" })

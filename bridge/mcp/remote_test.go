@@ -173,6 +173,133 @@ func TestBadAnswers(t *testing.T) {
 	}
 }
 
+// MCP-077: a result that says no type is complete.
+func TestResultWithoutAType(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hosts := &hostMap{}
+		hosts.set("server.test", scriptedServer{act: func(w http.ResponseWriter, _ *http.Request, id string) {
+			answerResult(w, id, `{"content":[],"structuredContent":{"a":1.0}}`)
+		}})
+		w := newAttachedWorld(t, hosts)
+		w.enrolAt("http://server.test/mcp")
+		got, err := w.call(t.Context(), "act", `{}`)
+		if err != nil || string(got.structured) != `{"a":1.0}` || w.b.servers.state("tools").version != modern {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+}
+
+// MCP-070: the revision is asked for once for each connection. A server that does not answer as one of 2026-07-28 is
+// spoken to in a handshake revision.
+func TestEraOfAServer(t *testing.T) {
+	t.Parallel()
+	answer := func(status int, kind, body string) func(http.ResponseWriter, string) {
+		return func(w http.ResponseWriter, id string) {
+			w.Header().Set("Content-Type", kind)
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, strings.ReplaceAll(body, "ID", id)) // the hub has not gone
+		}
+	}
+	const jsonAnswer = "application/json"
+	for name, discover := range map[string]func(w http.ResponseWriter, id string){
+		"2026-07-28":             nil,
+		"404":                    answer(404, "text/plain", "nothing here"),
+		"405":                    answer(405, "text/plain", ""),
+		"400 with a text":        answer(400, "text/plain", "Bad Request: no session"),
+		"400 with another error": answer(400, jsonAnswer, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32600,"message":"no"}}`),
+		"an unknown method":      answer(200, jsonAnswer, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32601,"message":"no"}}`),
+		"a revision of handshake": answer(400, jsonAnswer, `{"jsonrpc":"2.0","id":ID,"error":{"code":-32022,"message":"no",`+
+			`"data":{"supported":["2025-11-25"],"requested":"2026-07-28"}}}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				hosts := &hostMap{}
+				script := scriptedServer{act: func(w http.ResponseWriter, _ *http.Request, id string) {
+					answerResult(w, id, doneResult)
+				}}
+				var mu sync.Mutex
+				asked := map[string]int{}
+				hosts.set("server.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					body, _ := io.ReadAll(r.Body)
+					method := textOf(jsonx.Member(body, "method"))
+					mu.Lock()
+					asked[method]++
+					mu.Unlock()
+					if method == methodDiscover && discover != nil {
+						discover(w, string(jsonx.Member(body, "id")))
+						return
+					}
+					r.Body = io.NopCloser(bytes.NewReader(body))
+					script.ServeHTTP(w, r)
+				}))
+				w := newAttachedWorld(t, hosts)
+				w.enrolAt("http://server.test/mcp")
+				synctest.Wait()
+				for range 3 {
+					if got, err := w.call(t.Context(), "act", `{}`); err != nil || len(got.Content) != 1 {
+						t.Errorf("%+v, %v", got, err)
+					}
+				}
+				want, handshakes := legacy, 1
+				if discover == nil {
+					want, handshakes = modern, 0
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if got := w.b.servers.state("tools").version; got != want || asked[methodDiscover] != 1 ||
+					asked[methodInitialize] != handshakes || asked[methodCallTool] != 3 {
+					t.Errorf("revision %s, asked %v", got, asked)
+				}
+			})
+		})
+	}
+}
+
+// MCP-071: what the hub declares to a server, in each era.
+func TestDeclaredCapabilities(t *testing.T) {
+	t.Parallel()
+	for _, isLegacy := range []bool{false, true} {
+		for want, elicits := range map[string]bool{`{}`: false, `{"elicitation":{"form":{}}}`: true} {
+			synctest.Test(t, func(t *testing.T) {
+				hosts := &hostMap{}
+				script := scriptedServer{legacy: isLegacy, act: func(w http.ResponseWriter, _ *http.Request, id string) {
+					answerResult(w, id, doneResult)
+				}}
+				var mu sync.Mutex
+				declared := map[string]int{}
+				hosts.set("server.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					body, _ := io.ReadAll(r.Body)
+					params := jsonx.Member(body, "params")
+					said := jsonx.Member(params, "capabilities")
+					if !isLegacy {
+						said = jsonx.Member(jsonx.Member(params, "_meta"), mcp.MetaKeyClientCapabilities)
+					}
+					if said != nil {
+						mu.Lock()
+						declared[string(said)]++
+						mu.Unlock()
+					}
+					r.Body = io.NopCloser(bytes.NewReader(body))
+					script.ServeHTTP(w, r)
+				}))
+				w := newAttachedWorld(t, hosts)
+				w.b.SetAgent("tools", AgentSettings{Elicitation: elicits})
+				w.enrolAt("http://server.test/mcp")
+				if _, err := w.call(t.Context(), "act", `{}`); err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if len(declared) != 1 || declared[want] == 0 {
+					t.Errorf("legacy %v: declared %v, want %s", isLegacy, declared, want)
+				}
+			})
+		}
+	}
+}
+
 // silentServer answers nothing until the client goes.
 func silentServer(_ http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body) // else the server does not notice
@@ -277,6 +404,14 @@ func TestGuardAndLoop(t *testing.T) {
 	if e, ok := err.(*callError); !ok || e.sent || !errors.Is(err, netguard.ErrBlocked) {
 		t.Errorf("MCP-073 a private address: %v", err)
 	}
+	w.b.SetAgent("tools", AgentSettings{Credentials: peerauth.Credentials{ClientID: "hub", ClientSecret: "s",
+		TokenURL: "http://127.0.0.1:9/token"}})
+	w.enrolAt("http://192.0.2.7:9/mcp")
+	_, err = w.call(t.Context(), "echo", `{}`)
+	if _, ok := errors.AsType[*peerauth.TokenError](err); !ok || !errors.Is(err, netguard.ErrBlocked) {
+		t.Errorf("MCP-073 a token endpoint at a private address: %v", err)
+	}
+	w.b.SetAgent("tools", AgentSettings{})
 	for _, at := range []string{"https://hub.test/mcp", "https://HUB.test:443/mcp/agents/x"} {
 		w.enrolAt(at)
 		_, err := w.call(t.Context(), "echo", `{}`)

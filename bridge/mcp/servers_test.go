@@ -2,6 +2,7 @@ package mcp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,6 +22,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
@@ -270,7 +274,8 @@ func eachEra(t *testing.T, test func(t *testing.T, w *attachedWorld, s *mcp.Serv
 
 // A scriptedServer answers calls of its tool "act" as a test says.
 type scriptedServer struct {
-	legacy bool // it knows no revision without sessions
+	legacy bool   // it knows no revision without sessions
+	info   string // serverInfo of a legacy one; "": {"name":"far","version":"1"}
 	act    func(w http.ResponseWriter, r *http.Request, id string)
 	list   func(cursor string) string // result of tools/list
 }
@@ -296,7 +301,7 @@ func (s scriptedServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerResult(w, id, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}}}`)
 	case "initialize":
 		answerResult(w, id, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},`+
-			`"serverInfo":{"name":"far","version":"1"}}`)
+			`"serverInfo":`+cmp.Or(s.info, `{"name":"far","version":"1"}`)+`}`)
 	case "tools/list":
 		if s.list != nil {
 			answerResult(w, id, s.list(textOf(jsonx.Member(jsonx.Member(body, "params"), "cursor"))))
@@ -349,6 +354,82 @@ func TestServerIsReachedLater(t *testing.T) {
 			t.Error("the connection does not follow the settings")
 		}
 	})
+}
+
+// MCP-075: what a server says of itself and of its tools' effects decides nothing: the hub does the same with one that
+// says the opposite.
+func TestBoastsDecideNothing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ info, annotations string }{
+		"modest": {`{"name":"far","version":"1"}`, `{"readOnlyHint":false,"destructiveHint":true,"idempotentHint":false}`},
+		"silent": {`{"name":"","version":""}`, `{}`},
+		"boastful": {`{"name":"alice","version":"1"}`,
+			`{"readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}`},
+		"as a hub":  {`{"name":"parley","title":"Parley","version":"1.2.3"}`, `{"readOnlyHint":true,"idempotentHint":true}`},
+		"as itself": {`{"name":"tools","version":"1"}`, `{"idempotentHint":true}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				hosts := &hostMap{}
+				var mu sync.Mutex
+				calls := 0
+				script := scriptedServer{legacy: true, info: c.info, list: func(string) string {
+					return `{"tools":[{"name":"act","inputSchema":{"type":"object"},"annotations":` + c.annotations + `}]}`
+				}, act: func(http.ResponseWriter, *http.Request, string) {
+					mu.Lock()
+					calls++
+					mu.Unlock()
+					panic(http.ErrAbortHandler)
+				}}
+				hosts.set("server.test", script)
+				w := newAttachedWorld(t, hosts, func(c *Config) { c.Version = "1.2.3" })
+				_, err := w.dir.Put(t.Context(), parley.Agent{Name: "alice", Title: "Alice"}, directory.FromOperator)
+				w.must(err)
+				w.enrolAt("http://server.test/mcp")
+				synctest.Wait()
+
+				// A client is shown the hub's hints, under the name of the directory.
+				who := &caller{Caller: bridge.Caller{Name: "alice"}, endpoint: Base}
+				shown := w.b.clients.tools(who, true)
+				i := slices.IndexFunc(shown, func(t *mcp.Tool) bool { return t.Name == "tools__act" })
+				if i < 0 || !reflect.DeepEqual(shown[i].Annotations, foreignHints) {
+					t.Error(encoded(t, shown))
+				}
+				for agent, want := range map[string]bool{"alice": true, "parley": false, "tools": true, "far": false} {
+					if _, ok := w.dir.Agent(agent); ok != want {
+						t.Errorf("the directory has %s: %v", agent, ok)
+					}
+				}
+				if e, _ := w.dir.Agent("alice"); e.Title != "Alice" || len(e.Skills) > 0 {
+					t.Errorf("alice is %+v", e.Agent)
+				}
+
+				// A call whose outcome is unknown is not repeated, whatever the tool says of repeats.
+				var answers []*parley.Message
+				defer w.j.Watch(func(r *journal.Record) {
+					if m := r.Message; m != nil && m.Kind.Terminal() {
+						mu.Lock()
+						defer mu.Unlock()
+						answers = append(answers, m)
+					}
+				})()
+				_, err = w.hub.Accept(t.Context(), hub.Submission{Scope: "scope", Message: &parley.Message{
+					Kind: parley.Request, From: "alice", To: "tools", Skill: "act",
+					Parts:  []parley.Part{{MediaType: "application/json", Data: []byte("{}")}},
+					Origin: parley.Origin{Protocol: "api", Peer: "alice", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+				w.must(err)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				mu.Lock()
+				defer mu.Unlock()
+				if len(answers) != 1 || answers[0].From != "tools" || answers[0].Error == nil ||
+					answers[0].Error.Code != parley.OutcomeUnknown || calls != 1 {
+					t.Errorf("%d calls, answers %s", calls, encoded(t, answers))
+				}
+			})
+		})
+	}
 }
 
 func TestForgetServer(t *testing.T) {

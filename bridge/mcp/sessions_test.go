@@ -14,6 +14,7 @@ import (
 
 const listen = `"notifications":{"toolsListChanged":true}`
 
+// MCP-006, MCP-007: sessions end by DELETE and by their idle time, and each caller has so many at once.
 func TestMCP006SessionsAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -27,6 +28,9 @@ func TestMCP006SessionsAreBounded(t *testing.T) {
 			}
 		}
 		first := w.begin("alice")
+		if len(first) < 20 {
+			t.Errorf("the session %q can be guessed", first)
+		}
 		stream, cancel := w.stream(t, modernAsk("subscriptions/listen", listen))
 		if got := line(t, bufio.NewScanner(stream.Body)); got != "event: message" {
 			t.Errorf("the subscription begins with %q", got)
@@ -70,7 +74,7 @@ func TestMCP006SessionsAreBounded(t *testing.T) {
 	})
 }
 
-// Guests are counted by their source, and all of them together.
+// MCP-006: guests are counted by their source, and all of them together.
 func TestMCP006SessionsOfGuests(t *testing.T) {
 	t.Parallel()
 	w := newDoorWorld(t, func(c *Config) { c.Sessions, c.Guests = 2, []string{"crew/*"} })

@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 )
 
+// MCP-011: the SDK gets each message in one form.
 func TestMCP011OneForm(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
@@ -34,6 +35,7 @@ func TestMCP011OneForm(t *testing.T) {
 	}
 }
 
+// MCP-032: the notice names the call that it cancels.
 func TestMCP032CancelledID(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
@@ -51,7 +53,7 @@ func TestMCP032CancelledID(t *testing.T) {
 	}
 }
 
-// What reaches the SDK is read by it as the door read it, and no input makes the door fail.
+// MCP-011: what reaches the SDK is read by it as the door read it, and no input makes the door fail.
 func FuzzDoor(f *testing.F) {
 	w := newDoorWorld(f)
 	session := w.begin("alice")

@@ -112,7 +112,7 @@ func TestOnlyWhatRanCounts(t *testing.T) {
 	}
 
 	// The page reads back as it was written.
-	checklist := []rule{{"SAM-001", "a | b"}, {"SAM-002", "c"}, {"SAM-003", "d"}}
+	checklist := []rule{{"SAM-001", "a | b"}, {"SAM-002", "c"}, {"SAM-003", "d"}, {"SAM-099", "e. Not offered: f"}}
 	page, missing := render(map[string][]rule{"samvad": checklist}, all, ran.ran)
 	if !slices.Equal(missing, []string{"SAM-002"}) {
 		t.Errorf("missing %q", missing)

@@ -15,7 +15,7 @@ import (
 )
 
 var (
-	number   = regexp.MustCompile(`\b(?:SAM|UAG|A2E|AGH|ASP|A2A)-\d{3}[a-z]?\b`)
+	number   = regexp.MustCompile(`\b(?:SAM|UAG|A2E|AGH|ASP|A2A|MCP)-\d{3}[a-z]?\b`)
 	testFunc = regexp.MustCompile(`^(?:Test|Fuzz|Example)`) // go test runs these by itself
 )
 

@@ -107,7 +107,7 @@ func mcpSaid(ctx context.Context, t *testing.T, s *mcp.ClientSession, p *mcp.Cal
 }
 
 // TestCrashMCPCall kills the hub during a long call of a tool of an attached server. The next hub calls the server
-// again, and the client finds the answer by its idempotency key and by the handle (MCP-061).
+// again, and the client finds the answer by its idempotency key (MCP-061) and by the handle (MCP-060).
 func TestCrashMCPCall(t *testing.T) {
 	t.Parallel()
 	begun, release := make(chan struct{}, 9), make(chan struct{})
@@ -191,7 +191,7 @@ func serveStdio() error {
 }
 
 // TestMCPCommands: a client that starts `parley mcp stdio` calls a server that `parley mcp attach` runs, which sees no
-// environment but what is listed. The server is joined again after a crash of the hub.
+// environment but what is listed (MCP-080). The server is joined again after a crash of the hub.
 func TestMCPCommands(t *testing.T) {
 	t.Parallel()
 	h := newMCPHub(t, map[string]node.Agent{"asker": {MCP: &node.MCPAgent{Calls: true}},

@@ -302,7 +302,7 @@ func sameJSON(got []byte, want string) bool {
 	return json.Unmarshal(got, &a) == nil && json.Unmarshal([]byte(want), &b) == nil && reflect.DeepEqual(a, b)
 }
 
-// TestMCPInspector has the inspector list and call tools of the hub.
+// TestMCPInspector has the inspector list and call tools of the hub (MCP-111).
 func TestMCPInspector(t *testing.T) {
 	p := mcpNode(t, mcpFolder(t))
 	if p == nil {

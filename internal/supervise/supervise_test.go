@@ -6,12 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/parser"
+	"go/token"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -204,6 +208,37 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
+// MCP-080: the hub starts no processes. Nothing that a hub is made of imports what could.
+func TestHubStartsNoProcesses(t *testing.T) {
+	t.Parallel()
+	files := 0
+	for _, dir := range []string{"admin", "bridge", "delivery", "directory", "hub", "journal", "keyring", "node",
+		"policy"} {
+		err := filepath.WalkDir(filepath.Join("../..", dir), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+			if err != nil {
+				return err
+			}
+			files++
+			for _, i := range f.Imports {
+				if slices.Contains([]string{`"os/exec"`, `"github.com/parley-hub/parley/internal/supervise"`}, i.Path.Value) {
+					t.Errorf("%s imports %s", path, i.Path.Value)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if files < 100 {
+		t.Errorf("%d files were read", files)
+	}
+}
+
 func TestStartFails(t *testing.T) {
 	t.Parallel()
 	for _, c := range []Command{{}, {Args: []string{"no-such-program-here"}}, {Args: []string{"./no-such-program"}},
@@ -263,7 +298,7 @@ func TestLines(t *testing.T) {
 			t.Errorf("read %q, then %v", lines, err)
 		}
 	})
-	t.Run("standard error goes to the log, bounded", func(t *testing.T) {
+	t.Run("MCP-081 standard error goes to the log, bounded", func(t *testing.T) {
 		t.Parallel()
 		var log logged
 		cmd := command(t, "chatter")
