@@ -69,6 +69,8 @@ func TestServerAsksRequester(t *testing.T) {
 	city := json.RawMessage(`{"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}`)
 	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"number"}},"required":["n"]}`)
 	yes := json.RawMessage(`{"type":"object","properties":{"ok":{"type":"boolean"}}}`)
+	defaults := json.RawMessage(`{"type":"object","properties":{"age":{"type":"integer","default":30},` +
+		`"city":{"type":"string","default":"Bern"},"note":{"type":"string"}},"required":["age","city"]}`)
 	object := func(s string) parley.Part { return parley.Part{MediaType: "application/json", Data: []byte(s)} }
 	for name, c := range map[string]struct {
 		schema json.RawMessage
@@ -79,7 +81,9 @@ func TestServerAsksRequester(t *testing.T) {
 		"a text":    {city, []parley.Part{parley.Text("Bern")}, `response accept {"city":"Bern"}`},
 		"a number": {number, []parley.Part{parley.Text(" 0.10000000000000000001 ")},
 			`response accept {"n":0.10000000000000000001}`},
-		"yes or no": {yes, []parley.Part{parley.Text("true")}, `response accept {"ok":true}`},
+		"yes or no":        {yes, []parley.Part{parley.Text("true")}, `response accept {"ok":true}`},
+		"defaults":         {defaults, []parley.Part{object(`{}`)}, `response accept {"age":30,"city":"Bern"}`},
+		"default replaced": {defaults, []parley.Part{object(`{"age":5}`)}, `response accept {"age":5,"city":"Bern"}`},
 		"no fit at first": {city, []parley.Part{object(`{"town":1}`), parley.Text("Bern")},
 			"needs-input The answer does not fit"},
 		"no fit at all": {number, []parley.Part{parley.Text("a"), parley.Text("b"), parley.Text("c")},

@@ -294,7 +294,7 @@ func toElicitResult(in *parley.Message, schema []byte, hubID string) (_ *mcp.Eli
 }
 
 // formContent gives the content of the answer to a question from an input: its JSON object, or its text for the one
-// member that needs it. why says why it is none.
+// member that needs it. Members that it lacks get the form's default values. why says why it is none.
 func formContent(in *parley.Message, schema []byte) (content map[string]any, why string) {
 	if len(in.Parts) > 1 {
 		return nil, fmt.Sprintf("it has %d parts, and a form has a place for one", len(in.Parts))
@@ -324,6 +324,7 @@ func formContent(in *parley.Message, schema []byte) (content map[string]any, why
 		if jsonx.Kind(b) != '{' || jsonx.Valid(b, 0) != nil {
 			continue
 		}
+		b = withDefaults(b, schema)
 		if err := hub.CheckContent(schema, b); err != nil {
 			why = err.Error()
 			continue
@@ -335,6 +336,25 @@ func formContent(in *parley.Message, schema []byte) (content map[string]any, why
 		}
 	}
 	return nil, why
+}
+
+// withDefaults adds the default values of a form for members that an object lacks.
+func withDefaults(object, schema []byte) []byte {
+	s, _ := bridge.ReadSchema(schema)
+	var members map[string]jsonx.Value
+	if err := jsonx.Decode(object, &members); err != nil {
+		return object
+	}
+	for name, property := range s.Properties {
+		if v := jsonx.Member(property, "default"); v != nil && members[name] == nil {
+			members[name] = v
+		}
+	}
+	full, err := jsonx.Encode(members)
+	if err != nil {
+		return object
+	}
+	return full
 }
 
 // fieldFor is the member of a form that a text alone answers: the only one, or the only one that is required.
