@@ -50,7 +50,7 @@ type Config struct {
 	Hosts     []string // values of the header Host that are taken besides that of PublicURL: host or host:port
 	Origins   []string // web origins whose pages may call besides that of PublicURL
 	Guests    []string // agents open to callers without credentials, besides AgentSettings.Guests: names or patterns
-	Version   string   // of the hub, for clients and servers
+	Version   string   // of the hub, for clients and servers; "": "unknown"
 
 	Tools     int           // more than these are found by parley_find, not listed; 0: 20, at most 500
 	MaxBody   int64         // of a request, and of one message of a tunnel; 0: 1 MiB
@@ -123,6 +123,7 @@ func New(c Config) (*Binding, error) {
 		c.Rand = rand.Reader
 	}
 	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
+	c.Version = cmp.Or(c.Version, "unknown") // MCP requires one
 	c.Tools = min(cmp.Or(c.Tools, 20), 500)
 	c.MaxBody, c.MaxAnswer = cmp.Or(c.MaxBody, 1<<20), cmp.Or(c.MaxAnswer, 4<<20)
 	c.Wait, c.LongWait = cmp.Or(c.Wait, 50*time.Second), cmp.Or(c.LongWait, 10*time.Minute)

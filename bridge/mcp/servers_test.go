@@ -322,6 +322,29 @@ func serverEvents(w http.ResponseWriter, data ...string) {
 	}
 }
 
+// The hub names itself to servers, also in a program that states no version.
+func TestClientInfo(t *testing.T) {
+	t.Parallel()
+	eachEra(t, func(t *testing.T, w *attachedWorld, s *mcp.Server, attach func()) {
+		addServerTool(s, "who", "", func(_ context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			named := r.Params.Meta[mcp.MetaKeyClientInfo]
+			if named == nil { // a handshake revision
+				named = r.Session.InitializeParams().ClientInfo
+			}
+			text, err := json.Marshal(named)
+			return says(string(text)).CallToolResult, err
+		})
+		attach()
+		got, err := w.call(t.Context(), "who", `{}`)
+		w.must(err)
+		var named mcp.Implementation
+		w.must(json.Unmarshal([]byte(texts(got.CallToolResult)), &named))
+		if named.Name != "parley" || named.Version == "" {
+			t.Errorf("%+v", named)
+		}
+	})
+}
+
 // A server that cannot be reached when its agent is enrolled is tried again.
 func TestServerIsReachedLater(t *testing.T) {
 	t.Parallel()
