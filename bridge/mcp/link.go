@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -89,7 +90,7 @@ func (l *link) open(ctx context.Context, t mcp.Transport) error {
 	client := mcp.NewClient(&mcp.Implementation{Name: "parley", Title: "Parley", Version: l.s.b.c.Version},
 		&mcp.ClientOptions{Capabilities: caps, MultiRoundTrip: &mcp.MultiRoundTripOptions{Disabled: true},
 			ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) { l.listChanged() }})
-	client.AddSendingMiddleware(boundProbe)
+	client.AddSendingMiddleware(probe)
 	client.AddReceivingMiddleware(l.answer)
 	opened := &ongoing{}
 	unblock := context.AfterFunc(ctx, l.disconnect) // of what the SDK does without a bound
@@ -122,15 +123,21 @@ func (l *link) open(ctx context.Context, t mcp.Transport) error {
 	return nil
 }
 
-// boundProbe bounds the request that finds out the server's revision: servers that do not know it may be silent.
-func boundProbe(next mcp.MethodHandler) mcp.MethodHandler {
+// probe bounds the request that finds out the server's revision: servers that do not know it may be silent. It notes
+// the answer of a server that wants credentials: that says what to do, should the handshake fail too.
+func probe(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, r mcp.Request) (mcp.Result, error) {
-		if method == "server/discover" {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, probeTime)
-			defer cancel()
+		if method != "server/discover" {
+			return next(ctx, method, r)
 		}
-		return next(ctx, method, r)
+		ctx, cancel := context.WithTimeout(ctx, probeTime)
+		defer cancel()
+		res, err := next(ctx, method, r)
+		if s, ok := errors.AsType[*serverStatus](err); ok &&
+			(s.status == http.StatusUnauthorized || s.status == http.StatusForbidden) {
+			ongoingOf(ctx).fail(s)
+		}
+		return res, err
 	}
 }
 

@@ -351,6 +351,39 @@ func TestSilentServer(t *testing.T) {
 	})
 }
 
+// A server that wants credentials before it says which revisions it knows is tried in a handshake revision. If that
+// fails too, the refusal is the error: it says what to do.
+func TestProbeIsRefused(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hosts := &hostMap{}
+		s := mcp.NewServer(&mcp.Implementation{Name: "far"}, nil)
+		addServerTool(s, "echo", "", echoTool)
+		refuseProbe := func(then http.Handler) {
+			hosts.set("server.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Mcp-Method") == "server/discover" {
+					http.Error(w, "who are you?", http.StatusUnauthorized)
+					return
+				}
+				then.ServeHTTP(w, r)
+			}))
+		}
+		refuseProbe(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "a header is missing", http.StatusBadRequest)
+		}))
+		w := newAttachedWorld(t, hosts)
+		id := w.enrolAt("http://server.test/mcp")
+		err := w.b.servers.meet(t.Context(), "tools", id)
+		if e, ok := errors.AsType[*serverStatus](err); !ok || e.status != 401 {
+			t.Errorf("without a handshake: %v", err)
+		}
+		refuseProbe(serveTools(s, false))
+		if err := w.b.servers.meet(t.Context(), "tools", id); err != nil {
+			t.Errorf("with a handshake: %v", err)
+		}
+	})
+}
+
 func TestCredentials(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
