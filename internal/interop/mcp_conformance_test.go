@@ -208,23 +208,34 @@ func TestMCPConformanceServer(t *testing.T) {
 			released := make(chan struct{})
 			n := hubWith(t, node.Config{MCP: node.MCP{Guests: []string{"subject"}}}, subject(released))
 			t.Cleanup(func() { close(released) }) // before the hub ends
-			known, err := filepath.Abs("testdata/mcp-conformance-" + revision + ".yaml")
-			if err != nil {
-				t.Fatal(err)
-			}
-			checks, out, passed := mcpConformance(t, "0.2.0-alpha.12", "server", "--requirements", revision, "--url",
-				n.Addresses().Local+mcp.Base+"/agents/subject", "--expected-failures", known)
-			if passed {
-				return
-			}
-			for _, c := range checks {
-				if c.Status == "FAILURE" || c.Status == "WARNING" {
-					t.Logf("%s:%s %s: %s", c.Scenario, c.ID, c.Status, c.ErrorMessage)
-				}
-			}
-			t.Error(out[max(0, strings.LastIndex(out, "=== ")):])
+			mcpRequirements(t, revision, "server", "--url", n.Addresses().Local+mcp.Base+"/agents/subject")
 		})
 	}
+}
+
+// mcpRequirements fails the test unless the suite finds what a revision requires of a server or a client, but for what
+// the revision's file of expected failures names. It gives what the suite printed.
+func mcpRequirements(t *testing.T, revision, role string, args ...string) string {
+	t.Helper()
+	known, err := filepath.Abs("testdata/mcp-conformance-" + revision + ".yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checks, out, passed := mcpConformance(t, "0.2.0-alpha.12", append([]string{role, "--requirements", revision,
+		"--expected-failures", known}, args...)...)
+	_, total, _ := strings.Cut(out, "\nTotal: ")
+	total, _, _ = strings.Cut(total, "\n")
+	t.Log(total)
+	if passed {
+		return out
+	}
+	for _, c := range checks {
+		if c.Status == "FAILURE" || c.Status == "WARNING" {
+			t.Logf("%s:%s %s: %s", c.Scenario, c.ID, c.Status, c.ErrorMessage)
+		}
+	}
+	t.Error(out[max(0, strings.LastIndex(out, "=== ")):])
+	return out
 }
 
 // mcpResults is the end of a folder of results.
