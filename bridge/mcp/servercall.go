@@ -172,6 +172,9 @@ func (s *servers) try(ctx context.Context, v *server, c serverCall) (*serverAnsw
 			"or it waits for an approval", c.agent, c.params.Name)}
 	}
 	answer, err := l.call(ctx, c)
+	if e, ok := errors.AsType[*jsonrpc.Error](err); ok && e.Code == mcp.CodeHeaderMismatch && l.readTools(ctx) == nil {
+		answer, err = l.call(ctx, c) // the SDK forgets which arguments are headers when the list of tools changes
+	}
 	if err != nil && stale(err) {
 		v.drop(l)
 		s.b.spawn(l.retire)

@@ -131,6 +131,34 @@ func TestServerAsks(t *testing.T) {
 	})
 }
 
+// Arguments that a tool's schema marks are in headers too, also while a changed list of tools waits to be read.
+func TestArgumentsInHeaders(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		hosts := &hostMap{}
+		s := mcp.NewServer(&mcp.Implementation{Name: "far"}, nil)
+		s.AddTool(&mcp.Tool{Name: "act", InputSchema: json.RawMessage(
+			`{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}`)}, echoTool)
+		hosts.set("server.test", serveTools(s, true)) // it refuses calls without the header
+		w := newAttachedWorld(t, hosts)
+		w.enrolAt("http://server.test/mcp")
+		synctest.Wait()
+		call := func(when string) {
+			t.Helper()
+			if got, err := w.call(t.Context(), "act", `{"region":"eu"}`); err != nil || got.IsError {
+				t.Errorf("%s: %v", when, err)
+			}
+		}
+		call("at first")
+		addServerTool(s, "more", "", echoTool)
+		time.Sleep(rereadEvery / 2)
+		synctest.Wait()
+		call("after a change")
+		time.Sleep(2 * rereadEvery)
+		call("later")
+	})
+}
+
 func TestProgress(t *testing.T) {
 	t.Parallel()
 	eachEra(t, func(t *testing.T, w *attachedWorld, s *mcp.Server, attach func()) {
