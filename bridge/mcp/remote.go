@@ -56,7 +56,7 @@ func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastRe
 // newWire makes the wire of a link to an enrolled URL.
 func (b *Binding) newWire(l *link, at *url.URL, c peerauth.Credentials) *wire {
 	return &wire{link: l, max: b.c.MaxAnswer, peer: peerauth.NewClient(at, c, peerauth.Config{Allow: b.c.Allow,
-		RootCAs: b.c.RootCAs, Transport: b.c.Transport, Exchange: traceSent, Now: b.c.Now})}
+		RootCAs: b.c.RootCAs, Transport: b.c.Transport, Exchange: traceSent, Resource: at.String(), Now: b.c.Now})}
 }
 
 // A lostError is an exchange without an answer.

@@ -427,6 +427,34 @@ func TestCredentials(t *testing.T) {
 	})
 }
 
+// An OAuth token is asked for the server that gets it, as MCP requires of clients (RFC 8707).
+func TestTokenIsForServer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := mcp.NewServer(&mcp.Implementation{Name: "far"}, nil)
+		addServerTool(s, "echo", "", echoTool)
+		hosts := &hostMap{}
+		hosts.set("issuer.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = fmt.Fprintf(w, `{"access_token":"for-%s","token_type":"bearer"}`, r.FormValue("resource"))
+		}))
+		behind := serveTools(s, true)
+		hosts.set("server.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != "Bearer for-http://server.test/mcp" {
+				http.Error(w, "not for me", http.StatusUnauthorized)
+				return
+			}
+			behind.ServeHTTP(w, r)
+		}))
+		w := newAttachedWorld(t, hosts)
+		w.b.SetAgent("tools", AgentSettings{Credentials: peerauth.Credentials{TokenURL: "http://issuer.test/token",
+			ClientID: "hub", ClientSecret: "secret"}})
+		w.enrolAt("http://server.test/mcp")
+		if _, err := w.call(t.Context(), "echo", `{}`); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestGuardAndLoop(t *testing.T) {
 	t.Parallel()
 	w := newAttachedWorld(t, nil, func(c *Config) {

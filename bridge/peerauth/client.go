@@ -26,6 +26,7 @@ type Config struct {
 	// Exchange makes each exchange with an agent, by calling do; nil: do alone. It may change the request, which is a
 	// copy. Exchanges with a token endpoint do not pass it.
 	Exchange func(r *http.Request, do func(*http.Request) (*http.Response, error)) (*http.Response, error)
+	Resource string           // that a token endpoint is asked to give tokens for (RFC 8707); "": it is not told
 	Now      func() time.Time // nil: time.Now
 }
 
@@ -177,6 +178,9 @@ func (c *Client) oauth(ctx context.Context, refused string) (string, error) {
 	form := url.Values{"grant_type": {"client_credentials"}}
 	if len(c.c.Scopes) > 0 {
 		form.Set("scope", strings.Join(c.c.Scopes, " "))
+	}
+	if c.config.Resource != "" {
+		form.Set("resource", c.config.Resource)
 	}
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.c.TokenURL, strings.NewReader(form.Encode()))
 	if err != nil {
