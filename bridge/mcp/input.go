@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -11,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,21 +34,25 @@ import (
 type abilities struct {
 	modern    bool // results and inputs have the form of 2026-07-28
 	form, url bool // modes of elicitation that it offers now
+	choices   bool // a form may have titled choices, and several of them, as since 2025-11-25
 }
 
 // abilitiesOf reads what a client declared: in each request since 2026-07-28, before it at the start of the session.
 func abilitiesOf(t *toolCall) (c abilities) {
 	var declared *mcp.ElicitationCapabilities
 	if v, _ := t.params.Meta[mcp.MetaKeyProtocolVersion].(string); v >= statelessRevision {
-		c.modern = true
+		c.modern, c.choices = true, true
 		var capabilities mcp.ClientCapabilities
 		b, err := json.Marshal(t.params.Meta[mcp.MetaKeyClientCapabilities])
 		if err == nil && json.Unmarshal(b, &capabilities) == nil {
 			declared = capabilities.Elicitation
 		}
-	} else if p := t.session.InitializeParams(); p != nil && p.Capabilities != nil &&
-		p.ProtocolVersion < statelessRevision && t.params.RequestState == "" { // else the SDK does not ask the client
-		declared = p.Capabilities.Elicitation
+	} else if p := t.session.InitializeParams(); p != nil {
+		c.choices = p.ProtocolVersion >= "2025-11-25"
+		if p.Capabilities != nil && p.ProtocolVersion < statelessRevision &&
+			t.params.RequestState == "" { // else the SDK does not ask the client
+			declared = p.Capabilities.Elicitation
+		}
 	}
 	if declared != nil {
 		c.url = declared.URL != nil
@@ -69,8 +75,8 @@ const (
 func (e *clientCall) question() (*mcp.CallToolResult, error) {
 	m := e.asked.Message
 	auth, link := m.Act == authRequired || asksSecret(m), linkOf(m)
-	message := fmt.Sprintf("Agent %q asks: %s", m.From, shownText(questionOf(m), maxQuestion))
-	ask := &mcp.ElicitParams{Mode: "form", Message: message, RequestedSchema: formOf(m)}
+	message := fmt.Sprintf("Agent %q asks: %s", m.From, shownText(questionOf(m, e.can.choices), maxQuestion))
+	ask := &mcp.ElicitParams{Mode: "form", Message: message, RequestedSchema: formOf(m, e.can.choices)}
 	switch {
 	case auth && e.can.url && link != "":
 		ask = &mcp.ElicitParams{Mode: "url", Message: message, URL: link, ElicitationID: m.ID.String()}
@@ -110,12 +116,12 @@ func (e *clientCall) untold(message string, auth bool, link string) *mcp.CallToo
 	return r
 }
 
-// questionOf gives the text of a question; a schema is no text.
-func questionOf(m *parley.Message) string {
+// questionOf gives the text of a question; the schema of a form is no text.
+func questionOf(m *parley.Message, choices bool) string {
 	asks := *m
 	asks.Parts = nil
 	for _, p := range m.Parts {
-		if formSchema(&p) == nil {
+		if formSchema(&p, choices) == nil {
 			asks.Parts = append(asks.Parts, p)
 		}
 	}
@@ -142,9 +148,9 @@ var textForm = json.RawMessage(`{"type":"object","properties":{"` + answerName +
 	`":{"type":"string"}},"required":["` + answerName + `"]}`)
 
 // formOf gives the schema of the answer to a question: the question's own if a form can ask for it.
-func formOf(m *parley.Message) json.RawMessage {
+func formOf(m *parley.Message, choices bool) json.RawMessage {
 	for i := range m.Parts {
-		if s := formSchema(&m.Parts[i]); s != nil {
+		if s := formSchema(&m.Parts[i], choices); s != nil {
 			return s
 		}
 	}
@@ -179,7 +185,7 @@ const (
 	maxLabel   = 300 // characters
 )
 
-// formField is a property of a form: a primitive value, with the keywords that elicitation knows.
+// formField is a property of a form: a primitive value or some choices, with the keywords that elicitation knows.
 type formField struct {
 	Type        string          `json:"type"`
 	Title       string          `json:"title,omitzero"`
@@ -191,15 +197,94 @@ type formField struct {
 	Maximum     json.RawMessage `json:"maximum,omitzero"`
 	Enum        []string        `json:"enum,omitzero"`
 	EnumNames   []string        `json:"enumNames,omitzero"`
+	OneOf       []formChoice    `json:"oneOf,omitzero"`
+	Items       *formItems      `json:"items,omitzero"`
+	MinItems    *int            `json:"minItems,omitzero"`
+	MaxItems    *int            `json:"maxItems,omitzero"`
 	Default     json.RawMessage `json:"default,omitzero"`
+}
+
+type formChoice struct {
+	Const string `json:"const"`
+	Title string `json:"title"`
+}
+
+// formItems are the choices of which an answer has several.
+type formItems struct {
+	Type  string       `json:"type,omitzero"`
+	Enum  []string     `json:"enum,omitzero"`
+	AnyOf []formChoice `json:"anyOf,omitzero"`
 }
 
 // formFormats are those that elicitation knows.
 var formFormats = map[string]bool{"": true, "email": true, "uri": true, "date": true, "date-time": true}
 
-// formSchema gives a part's JSON Schema in the form of elicitation: a flat object of primitive values; nil: it is no
-// such schema.
-func formSchema(p *parley.Part) json.RawMessage {
+// fit gives a field the form that clients know; false: there is none.
+func (f *formField) fit(choices bool) bool {
+	f.Title, f.Description = shownText(f.Title, maxLabel), shownText(f.Description, maxLabel)
+	switch {
+	case !formFormats[f.Format]:
+		return false
+	case f.Type == "array":
+		return choices && f.Enum == nil && f.OneOf == nil && f.Items.fit() && count(f.MinItems) && count(f.MaxItems)
+	}
+	f.Items, f.MinItems, f.MaxItems = nil, nil, nil
+	switch f.Type {
+	case "string":
+	case "number", "integer", "boolean":
+		return f.Enum == nil && f.EnumNames == nil && f.OneOf == nil
+	default:
+		return false
+	}
+	if f.EnumNames != nil && len(f.EnumNames) != len(f.Enum) || f.Enum != nil && f.OneOf != nil ||
+		f.OneOf != nil && !titled(f.OneOf) {
+		return false
+	}
+	if !choices { // the same in the words of 2025-06-18
+		for _, c := range f.OneOf {
+			f.Enum, f.EnumNames = append(f.Enum, c.Const), append(f.EnumNames, c.Title)
+		}
+		f.OneOf = nil
+	}
+	for i, name := range f.EnumNames {
+		f.EnumNames[i] = shownText(name, maxLabel)
+	}
+	return len(f.Enum) <= maxChoices && !slices.ContainsFunc(f.Enum, unfitChoice)
+}
+
+func (x *formItems) fit() bool {
+	switch {
+	case x == nil || x.Type != "" && x.Type != "string":
+		return false
+	case x.AnyOf != nil:
+		x.Type = ""
+		return x.Enum == nil && titled(x.AnyOf)
+	}
+	x.Type = "string"
+	return len(x.Enum) > 0 && len(x.Enum) <= maxChoices && !slices.ContainsFunc(x.Enum, unfitChoice)
+}
+
+func count(n *int) bool { return n == nil || *n >= 0 }
+
+// titled gives choices their titles, and reports whether they are choices.
+func titled(choices []formChoice) bool {
+	seen := map[string]bool{"": true} // clients refuse an empty value
+	for i, c := range choices {
+		if i == maxChoices || seen[c.Const] || unfitChoice(c.Const) {
+			return false
+		}
+		seen[c.Const] = true
+		choices[i].Title = cmp.Or(shownText(c.Title, maxLabel), c.Const)
+	}
+	return len(choices) > 0
+}
+
+// unfitChoice reports whether a value cannot be shown: it is given back as it is, so it is neither cleaned nor cut.
+func unfitChoice(value string) bool { return shownText(value, maxLabel) != value }
+
+// formSchema gives a part's JSON Schema in the form of elicitation: a flat object of primitive values and choices; nil:
+// it is no such schema, or has choices for which the client's revision has no form.
+func formSchema(p *parley.Part, choices bool) json.RawMessage {
 	if !p.IsJSON() || p.URI != "" {
 		return nil
 	}
@@ -212,12 +297,9 @@ func formSchema(p *parley.Part) json.RawMessage {
 		return nil
 	}
 	for name, f := range s.Properties {
-		primitive := f.Type == "string" || f.Type == "number" || f.Type == "integer" || f.Type == "boolean"
-		if !primitive || !formFormats[f.Format] || len(name) > maxLabel || len(f.Enum) > maxChoices ||
-			f.Enum != nil && f.Type != "string" || f.EnumNames != nil && len(f.EnumNames) != len(f.Enum) {
+		if len(name) > maxLabel || !f.fit(choices) {
 			return nil
 		}
-		f.Title, f.Description = shownText(f.Title, maxLabel), shownText(f.Description, maxLabel)
 		s.Properties[name] = f
 	}
 	for _, name := range s.Required {
@@ -284,7 +366,7 @@ func (e *clientCall) input(ctx context.Context, r *mcp.ElicitResult, key journal
 	m := e.from(parley.Input)
 	m.To, m.InReplyTo = e.to, e.id
 	content := "inputResponses." + inputName + ".content"
-	switch form := formOf(question); {
+	switch form := formOf(question, e.can.choices); {
 	case question.Act == authRequired || asksSecret(question):
 		m.Parts = []parley.Part{parley.Text("The user agreed to open the address.")}
 	case string(form) == string(textForm):

@@ -436,6 +436,73 @@ func TestCancelWhileAsked(t *testing.T) {
 	w.eventually("the request goes on", func() bool { return len(w.messages(parley.Failure)) == 1 })
 }
 
+// Choices go to a client in the form of its revision: titled and several ones are since 2025-11-25. Where the revision
+// has none, the question is asked as one text. The answer must be one of the choices.
+func TestChoices(t *testing.T) {
+	t.Parallel()
+	const titled = `"type":"string","oneOf":[{"const":"eco","title":"Economy"},{"const":"first","title":"First class"}]`
+	const several = `"type":"array","minItems":1,"maxItems":2,"items":`
+	field := func(f string) string { return `{"type":"object","properties":{"x":{` + f + `}},"required":["x"]}` }
+	one := map[string]any{"x": "first"}
+	for name, x := range map[string]struct {
+		field  string
+		before string // the field until 2025-06-18; "": asked as one text
+		answer map[string]any
+		wrong  []map[string]any
+	}{
+		"titled": {titled, `"type":"string","enum":["eco","first"],"enumNames":["Economy","First class"]`, one,
+			[]map[string]any{{"x": "First class"}, {"x": []any{"eco"}}, {}}},
+		"named": {`"type":"string","enum":["eco","first"],"enumNames":["Economy","First class"]`,
+			`"type":"string","enum":["eco","first"],"enumNames":["Economy","First class"]`, one, nil},
+		"several": {several + `{"type":"string","enum":["a","b","c"]}`, "", map[string]any{"x": []any{"a", "c"}},
+			[]map[string]any{{"x": []any{}}, {"x": []any{"a", "b", "c"}}, {"x": []any{"d"}}, {"x": []any{1}}, {"x": "a"}}},
+		"several titled": {several + `{"anyOf":[{"const":"a","title":"A"},{"const":"b","title":"B"}]}`, "",
+			map[string]any{"x": []any{"b"}}, []map[string]any{{"x": []any{"B"}}, {"x": nil}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.handle("travel", asking([]parley.Part{parley.Text("which?"), part("application/json", "", field(x.field))}))
+			for _, revision := range []string{"2025-06-18", legacy, modern} {
+				want, answer := field(x.field), x.answer
+				if revision < legacy {
+					if want = field(x.before); x.before == "" {
+						want, answer = string(textForm), map[string]any{answerName: "mine"}
+					}
+				}
+				var asked *mcp.ElicitParams
+				c := w.connect("alice", revision, answering(func(p *mcp.ElicitParams) *mcp.ElicitResult {
+					asked = p
+					return accept(answer)
+				}))
+				r, err := c.tool(t.Context(), "travel__do", `{"text":"go"}`)
+				reply := encoded(t, answer)
+				if want == string(textForm) {
+					reply = "mine"
+				}
+				wantText(t, r, err, false, reply)
+				if got := encoded(t, asked.RequestedSchema); got != string(canonicalForm(t, json.RawMessage(want))) ||
+					strings.Contains(asked.Message, `"x"`) != (want == string(textForm)) {
+					t.Errorf("%s: %q with\n%s\nwant\n%s", revision, asked.Message, got, want)
+				}
+			}
+			manual := func(o *mcp.ClientOptions, _ *caller) { o.MultiRoundTrip = &mcp.MultiRoundTripOptions{Disabled: true} }
+			c := w.connect("bob", modern, answering(func(*mcp.ElicitParams) *mcp.ElicitResult { return nil }), manual)
+			r, err := c.tool(t.Context(), "travel__do", `{"text":"go"}`)
+			w.must(err)
+			for _, wrong := range x.wrong {
+				_, err := c.tool(t.Context(), "travel__do", `{"text":"go"}`, func(p *mcp.CallToolParams) {
+					p.RequestState, p.InputResponses = r.RequestState, mcp.InputResponseMap{inputName: accept(wrong)}
+				})
+				var wire *jsonrpc.Error
+				if !errors.As(err, &wire) || wire.Code != -32602 || !strings.Contains(wire.Message, "content") {
+					t.Errorf("%v: %v", wrong, err)
+				}
+			}
+		})
+	}
+}
+
 // MCP-040: a form has only what elicitation knows.
 func TestFormSchema(t *testing.T) {
 	t.Parallel()
@@ -446,6 +513,26 @@ func TestFormSchema(t *testing.T) {
 			`"b":{"type":"boolean","title":"B"},"n":{"type":"number","minimum":0.10,"maximum":9}},"$id":"https://x.test"}`,
 			`{"type":"object","properties":{"a":{"type":"string","enum":["x"],"enumNames":["X"],"default":"x"},` +
 				`"b":{"type":"boolean","title":"B"},"n":{"type":"number","minimum":0.10,"maximum":9}}}`},
+		{`{"type":"object","properties":{"a":{"type":"string","oneOf":[{"const":"x"},{"const":"y","title":"\u200bY","x":1}]},` +
+			`"b":{"type":"array","uniqueItems":true,"items":{"enum":["x"]}},"c":{"type":"array","maxItems":1,"items":{` +
+			`"type":"string","anyOf":[{"const":"x","title":"X"}]}},"d":{"type":"string","items":{}}}}`,
+			`{"type":"object","properties":{"a":{"type":"string","oneOf":[{"const":"x","title":"x"},` +
+				`{"const":"y","title":"Y"}]},"b":{"type":"array","items":{"type":"string","enum":["x"]}},` +
+				`"c":{"type":"array","items":{"anyOf":[{"const":"x","title":"X"}]},"maxItems":1},"d":{"type":"string"}}}`},
+		{`{"type":"object","properties":{"a":{"type":"string","enum":["x"],"oneOf":[{"const":"x","title":"X"}]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"string","oneOf":[{"minLength":1}]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"string","oneOf":[{"const":"x"},{"const":"x"}]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"boolean","oneOf":[{"const":"x"}]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"string","enum":["x\u200b"]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"string","enum":["` + strings.Repeat("x", maxLabel+1) + `"]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","items":{"type":"string"}}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","items":{"type":"number","enum":["1"]}}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","items":{"enum":[]}}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","items":{"enum":["x"],"anyOf":[{"const":"x"}]}}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","enum":["x"],"items":{"enum":["x"]}}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","minItems":-1,"items":{"enum":["x"]}}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"array","items":[{"enum":["x"]}]}}}`, ""},
+		{`{"type":"object","properties":{"a":{"type":"string","enum":["x"` + strings.Repeat(`,"x"`, maxChoices) + `]}}}`, ""},
 		{`{"type":"object","properties":{"a":{"type":"object"}}}`, ""},
 		{`{"type":"object","properties":{"a":{"type":"array"}}}`, ""},
 		{`{"type":"object","properties":{"a":{"type":"string","format":"password"}}}`, ""},
@@ -456,7 +543,7 @@ func TestFormSchema(t *testing.T) {
 		{`{"type":"array"}`, ""}, {`{"city":"Bern"}`, ""}, {`1`, ""}, {`{`, ""},
 	} {
 		p := part("application/json", "", x.schema)
-		if got := string(formSchema(&p)); got != x.want {
+		if got := string(formSchema(&p, true)); got != x.want {
 			t.Errorf("%s\ngives %s", x.schema, got)
 		}
 	}
@@ -465,18 +552,18 @@ func TestFormSchema(t *testing.T) {
 		many[fmt.Sprint(i)] = map[string]any{"type": "string"}
 	}
 	p := part("application/json", "", encoded(t, map[string]any{"type": "object", "properties": many}))
-	if got := formSchema(&p); got != nil {
+	if got := formSchema(&p, true); got != nil {
 		t.Error("too many fields")
 	}
 	long := &parley.Message{From: "x", Parts: say(strings.Repeat("x", 5000))}
-	if got := questionOf(long); len(got) != 5000 {
+	if got := questionOf(long, true); len(got) != 5000 {
 		t.Error(len(got))
 	}
-	if got := questionOf(&parley.Message{Parts: []parley.Part{part("application/json", "", dateForm)}}); got !=
+	if got := questionOf(&parley.Message{Parts: []parley.Part{part("application/json", "", dateForm)}}, true); got !=
 		"it needs more input" {
 		t.Error(got)
 	}
-	if !slices.Equal(formOf(&parley.Message{Parts: say("x")}), textForm) {
+	if !slices.Equal(formOf(&parley.Message{Parts: say("x")}, true), textForm) {
 		t.Error("not a text")
 	}
 }
