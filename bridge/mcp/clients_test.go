@@ -146,6 +146,15 @@ func TestOpening(t *testing.T) {
 	})
 }
 
+// MCP-005: a server is named with a version, also when the program that runs the hub has none.
+func TestMCP005VersionOfTheServer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *Config) { c.Version = "" })
+	if i := w.connect("alice", modern).InitializeResult(); i.ServerInfo.Version == "" {
+		t.Error(encoded(t, i.ServerInfo))
+	}
+}
+
 func TestUnservedMethods(t *testing.T) {
 	t.Parallel()
 	for _, revision := range []string{legacy, modern} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -27,6 +28,7 @@ const (
 )
 
 const (
+	maxURI           = 2 << 10 // bytes of one that an error gives back
 	maxCards         = 100     // in a list
 	maxConversations = 20      // in a list
 	maxCardSize      = 1 << 20 // bytes of the schemas on a card
@@ -134,10 +136,19 @@ func (c *clients) read(ctx context.Context, r *mcp.ReadResourceRequest) (*mcp.Re
 		if isModern(r.ProtocolVersion()) {
 			code = jsonrpc.CodeInvalidParams
 		}
-		return nil, rpcError(code, "resource not found: %q", bridge.Shorten(uri, 300))
+		return nil, unknownResource(code, uri)
 	}
 	contents := &mcp.ResourceContents{URI: uri, MIMEType: jsonType, Text: string(text)}
 	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{contents}}, nil
+}
+
+// unknownResource names the resource in its data too, if it is short: a part of a URI names another resource.
+func unknownResource(code int64, uri string) error {
+	e := &jsonrpc.Error{Code: code, Message: fmt.Sprintf("resource not found: %q", bridge.Shorten(uri, 300))}
+	if data, err := jsonx.Encode(map[string]string{"uri": uri}); err == nil && len(uri) <= maxURI {
+		e.Data = data
+	}
+	return e
 }
 
 // An agentCard is an agent as a caller may use it.

@@ -157,6 +157,11 @@ func TestUnknownResources(t *testing.T) {
 				if code, text := rpcCode(t, err); code != want || text != fmt.Sprintf("resource not found: %q", uri) {
 					t.Errorf("MCP-100 %s: %d %s", uri, code, text)
 				}
+				e, _ := errors.AsType[*jsonrpc.Error](err)
+				var data struct{ URI string }
+				if json.Unmarshal(e.Data, &data) != nil || data.URI != uri {
+					t.Errorf("%s: data %s", uri, e.Data)
+				}
 			}
 			alice := w.connect("alice", revision)
 			for _, uri := range []string{known, conversationURI + conversationID(9).String(), conversationURI + "x",
@@ -170,6 +175,10 @@ func TestUnknownResources(t *testing.T) {
 			}
 			unknown(w.connect("alice", revision, at("weather")), agentURI+"bob")
 			unknown(w.connect("bob", revision, asGuest), known)
+			_, err = alice.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "x:" + strings.Repeat("x", maxURI)})
+			if e, ok := errors.AsType[*jsonrpc.Error](err); !ok || e.Code != want || e.Data != nil || len(e.Message) > 400 {
+				t.Errorf("a long URI: %v", err)
+			}
 			if _, _, err := w.connect("bob", revision).readPage(known); err != nil {
 				t.Error(err)
 			}
