@@ -61,16 +61,20 @@ var errCancelled = errors.New("mcp: the client cancelled the call")
 
 // begin gives a context that ends with errCancelled when the client cancels the call.
 func (s *calls) begin(ctx context.Context, c *caller) (_ context.Context, end func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	key := callKey{c.session, c.id}
 	if c.session == "" || c.id == "" {
-		return ctx, func() { cancel(nil) }
+		return context.WithCancel(ctx)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = slices.DeleteFunc(s.asked, func(a askedRequest) bool { return a.key == key })
-	if i := slices.Index(s.early, key); i >= 0 {
-		s.early = slices.Delete(s.early, i, i+1)
+	early := slices.Index(s.early, key)
+	if early >= 0 {
+		s.early = slices.Delete(s.early, early, early+1)
+		ctx = context.WithoutCancel(ctx) // the SDK may have ended it for the same notice, with another cause
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	if early >= 0 {
 		cancel(errCancelled)
 	}
 	s.open[key] = &cancel
@@ -209,20 +213,35 @@ func (e *clientCall) begin(ctx context.Context) (*mcp.CallToolResult, error) {
 		return e.resume(ctx)
 	case len(e.t.params.InputResponses) > 0:
 		return nil, badParams("inputResponses: the hub asked for nothing; give the requestState that came with the question")
-	case context.Cause(ctx) == errCancelled:
-		return e.cancelledResult(), nil
 	case e.t.name == toolResult:
 		return e.find(ctx)
 	}
-	m, err := e.message(ctx)
+	m, err := e.message(context.WithoutCancel(ctx))
 	if err != nil {
 		return nil, err
+	}
+	if e.withdrawn(ctx) {
+		// A repeat withdraws the request that it stands for, as the first call does: a client that gives a key may have
+		// lost the first one, and has no other way. A call that repeats none is not recorded.
+		if repeats, err := e.repeats(context.WithoutCancel(ctx), m); err != nil {
+			return nil, err
+		} else if !repeats {
+			return e.cancelledResult(), nil
+		}
 	}
 	return nil, e.submit(ctx, m)
 }
 
+// withdrawn reports whether the client has ended the call, and its request with it (rule MCP-032). Only a client does:
+// not a lost connection of a session, nor a hub that stops.
+func (e *clientCall) withdrawn(ctx context.Context) bool {
+	return context.Cause(ctx) == errCancelled ||
+		ctx.Err() != nil && e.t.caller.modern && e.b.streaming.Err() == nil
+}
+
 // open follows a request of this caller that was recorded before. Its error may be follow.ErrNotFound.
 func (e *clientCall) open(ctx context.Context, id parley.ID) error {
+	ctx = context.WithoutCancel(ctx) // a call that is withdrawn meanwhile withdraws this request
 	e.end()
 	e.id, e.sub = id, e.b.requests.Subscribe(id, e.token != nil)
 	m, err := e.b.requests.Find(ctx, id, follow.By{From: e.t.caller.Name, To: e.t.caller.agent, Protocol: Protocol})
@@ -312,11 +331,14 @@ func (e *clientCall) wait(ctx context.Context) (*mcp.CallToolResult, error) {
 	defer cancel()
 	defer context.AfterFunc(e.b.streaming, cancel)()
 	for {
-		if e.reply != nil || e.asked != nil {
+		switch {
+		case e.reply != nil:
 			e.tell(ctx, true)
-			if e.reply != nil {
-				return e.answer(), nil
-			}
+			return e.answer(), nil
+		case e.withdrawn(ctx):
+			return e.ended(ctx), nil
+		case e.asked != nil:
+			e.tell(ctx, true)
 			return e.question()
 		}
 		e.tell(ctx, false)
@@ -342,12 +364,9 @@ func (e *clientCall) wait(ctx context.Context) (*mcp.CallToolResult, error) {
 }
 
 // ended gives the result of a call that ends before its request: the time is up, the hub stops, the client has gone, or
-// it cancelled. Only a client ends its request (rule MCP-032).
+// it cancelled.
 func (e *clientCall) ended(ctx context.Context) *mcp.CallToolResult {
-	switch {
-	case context.Cause(ctx) == errCancelled:
-	case ctx.Err() != nil && e.t.caller.modern && e.b.streaming.Err() == nil:
-	default:
+	if !e.withdrawn(ctx) {
 		e.tell(ctx, true)
 		return e.handle()
 	}

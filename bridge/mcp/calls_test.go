@@ -489,6 +489,98 @@ func TestEarlyCancel(t *testing.T) {
 	}
 }
 
+// MCP-032: a call that repeats an earlier one, by its key or by parley_result, is about the same request. So its cancel
+// withdraws that request, also if it comes before the call has begun; a lost connection does not.
+func TestMCP032CancelOfARepeat(t *testing.T) {
+	const same = `{"text":"go"}`
+	closed, closes := context.WithCancel(context.Background())
+	closes()
+	for _, x := range []struct {
+		name           string
+		asks           bool            // the agent waits for input
+		tool           string          // "": by the key
+		key, arguments string          // of the repeat
+		notified       bool            // notifications/cancelled came first
+		modern         bool            // over HTTP: the end of the context is a cancel
+		ctx            context.Context // of the repeat; nil: open
+		cancels        int
+		result         string
+	}{
+		{"a key, notified", false, "", "k", same, true, false, nil, 1, "cancelled"},
+		{"a key, notified, and the session has ended the call", false, "", "k", same, true, false, closed, 1, "cancelled"},
+		{"a key, its stream closed", false, "", "k", same, false, true, closed, 1, "cancelled"},
+		{"a key, an open question", true, "", "k", same, true, false, nil, 1, "cancelled"},
+		{"a key, a lost connection", false, "", "k", same, false, false, closed, 0, "Still working"},
+		{"parley_result, notified", false, toolResult, "", "", true, false, nil, 1, "cancelled"},
+		{"parley_result, its stream closed", false, toolResult, "", "", false, true, closed, 1, "cancelled"},
+		{"parley_result, an open question", true, toolResult, "", "", false, true, closed, 1, "cancelled"},
+		{"parley_result, a lost connection", false, toolResult, "", "", false, false, closed, 0, "Still working"},
+		{"another key", false, "", "other", same, true, false, nil, 0, "cancelled"},
+		{"no key", false, "", "", same, false, true, closed, 0, "cancelled"},
+		{"the key of another call", false, "", "k", `{"text":"no"}`, true, false, nil, 0, "another call was made"},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				g := make(gate)
+				w.handle("slow", g.handler)
+				call := func(ctx context.Context, id, tool, arguments, key string) (*mcp.CallToolResult, error) {
+					who := w.caller("alice")
+					who.session, who.id, who.modern = "s", id, x.modern
+					c := w.toolCall(who, tool, arguments)
+					c.params.Meta[mcp.MetaKeyProtocolVersion] = modern
+					if key != "" {
+						c.params.Meta[metaKey] = key
+					}
+					return w.node.calls.call(ctx, c)
+				}
+				first := make(chan *mcp.CallToolResult, 1)
+				go func() {
+					r, err := call(t.Context(), "1", "slow__do", same, "k")
+					if err != nil {
+						t.Error(err)
+					}
+					first <- r
+				}()
+				synctest.Wait()
+				if x.asks {
+					g <- "ask where to?"
+					synctest.Wait()
+				}
+				request := w.messages(parley.Request)[0].ID
+				tool, arguments, ctx := "slow__do", x.arguments, t.Context()
+				if x.tool != "" {
+					tool, arguments = x.tool, fmt.Sprintf(`{"id":%q}`, request)
+				}
+				if x.ctx != nil {
+					ctx = x.ctx
+				}
+				if x.notified {
+					w.node.calls.cancelled("s", "2")
+				}
+				r, err := call(ctx, "2", tool, arguments, x.key)
+				wantText(t, r, err, x.result != "Still working", x.result)
+				synctest.Wait()
+				if all := w.messages(parley.Cancel); len(all) != x.cancels || x.cancels > 0 && all[0].InReplyTo != request {
+					t.Errorf("%d cancels: %+v", len(all), all)
+				}
+				if n := len(w.messages(parley.Request)); n != 1 {
+					t.Errorf("%d requests", n)
+				}
+				if x.asks {
+					return // the first call has ended with the question
+				}
+				if x.cancels == 0 {
+					g <- "done"
+				}
+				if r := <-first; r.IsError != (x.cancels > 0) {
+					t.Errorf("the first call: %s", texts(r))
+				}
+			})
+		})
+	}
+}
+
 // What the hub refuses is told by its code, with a reference, and nothing of the inside.
 func TestRefusedCall(t *testing.T) {
 	t.Parallel()

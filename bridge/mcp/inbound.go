@@ -43,6 +43,22 @@ func (e *clientCall) submit(ctx context.Context, m *parley.Message) error {
 	return e.open(ctx, recorded.ID)
 }
 
+// repeats reports whether the call has the idempotency key of one that was recorded before, at any hub.
+func (e *clientCall) repeats(ctx context.Context, m *parley.Message) (bool, error) {
+	key, err := idempotencyKey(e.t.params.Meta)
+	if err != nil || key == "" {
+		return false, err
+	}
+	if err := e.b.requests.Indexed(ctx); err != nil {
+		return false, err
+	}
+	_, known := e.b.c.Journal.Seen(callScope(m.To, m.From), replayKey(key))
+	return known, nil
+}
+
+// replayKey is the replay key of an idempotency key.
+func replayKey(key string) string { return "key " + key }
+
 // accept records a message of the caller; fits: its content fits the skill. One that the same idempotency key came with
 // before stands for it (rule MCP-061).
 func (e *clientCall) accept(ctx context.Context, m *parley.Message, fits bool) (*parley.Message, error) {
@@ -55,7 +71,7 @@ func (e *clientCall) accept(ctx context.Context, m *parley.Message, fits bool) (
 	inRaw(m)
 	s := hub.Submission{Message: m, Scope: callScope(m.To, m.From), Fits: fits}
 	if key != "" {
-		s.Key = journal.Key{ID: "key " + key, Sender: m.From, Until: e.b.c.Now().Add(keyLife)}
+		s.Key = journal.Key{ID: replayKey(key), Sender: m.From, Until: e.b.c.Now().Add(keyLife)}
 	}
 	hops := m.Hops
 	ctx = context.WithoutCancel(ctx) // else it is not known whether the request must be cancelled

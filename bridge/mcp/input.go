@@ -326,7 +326,7 @@ func (e *clientCall) resume(ctx context.Context) (*mcp.CallToolResult, error) {
 		return nil, badParams("requestState: its request was erased; call again without it")
 	case err != nil:
 		return nil, err
-	case e.asked == nil || e.asked.Position.Sequence != s.question:
+	case e.withdrawn(ctx), e.asked == nil || e.asked.Position.Sequence != s.question:
 		return nil, nil
 	}
 	response, ok := e.t.params.InputResponses[inputName]

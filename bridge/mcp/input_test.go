@@ -436,6 +436,31 @@ func TestCancelWhileAsked(t *testing.T) {
 	w.eventually("the request goes on", func() bool { return len(w.messages(parley.Failure)) == 1 })
 }
 
+// MCP-032: a client that answers a question and closes the stream before the call has begun withdraws the request; its
+// answer does not go to the agent.
+func TestCancelOfAnAnswer(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.handle("travel", asking(say("where to?")))
+	c := w.connect("alice", modern, answering(func(*mcp.ElicitParams) *mcp.ElicitResult { return nil }),
+		func(o *mcp.ClientOptions, _ *caller) { o.MultiRoundTrip = &mcp.MultiRoundTripOptions{Disabled: true} })
+	r, err := c.tool(t.Context(), "travel__do", `{"text":"go"}`)
+	w.must(err)
+	who := w.caller("alice")
+	who.modern = true
+	again := w.toolCall(who, "travel__do", `{"text":"go"}`)
+	again.params.Meta[mcp.MetaKeyProtocolVersion] = modern
+	again.params.RequestState = r.RequestState
+	again.params.InputResponses = mcp.InputResponseMap{inputName: accept(map[string]any{answerName: "SFO"})}
+	closed, closes := context.WithCancel(t.Context())
+	closes()
+	r, err = w.node.calls.call(closed, again)
+	wantText(t, r, err, true, "cancelled")
+	if n, c := len(w.messages(parley.Input)), len(w.messages(parley.Cancel)); n != 0 || c != 1 {
+		t.Errorf("%d inputs, %d cancels", n, c)
+	}
+}
+
 // Choices go to a client in the form of its revision: titled and several ones are since 2025-11-25. Where the revision
 // has none, the question is asked as one text. The answer must be one of the choices.
 func TestChoices(t *testing.T) {
