@@ -1,13 +1,22 @@
 package node
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httputil"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/parley-hub/parley"
 )
 
 const mcpInitialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25",` +
@@ -129,6 +138,100 @@ oauth = { token_url = "`+shop+`/token", client_id = "hub", client_secret_file = 
 		if files := inFiles(t, c.Data, secret); len(files) > 0 {
 			t.Errorf("%q is in %v", secret, files)
 		}
+	}
+}
+
+// TestMCPGuestFlood: calls of many guests from many addresses use up the one budget of guests, and are told when to come
+// again, also from an address that has used nothing; a caller with a token is served as before, also from one of theirs.
+func TestMCPGuestFlood(t *testing.T) {
+	if l, err := net.Listen("tcp", "127.0.0.2:0"); err != nil {
+		t.Skip("this machine has one loopback address alone, so all guests would be one source:", err)
+	} else if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n := running(t, Config{Guests: Guests{Disk: "4MiB"}, // 34 KiB of them at once
+		MCP: MCP{Guests: []string{"slow"}, Wait: Duration{time.Millisecond}}})
+	waiting := make(chan struct{})
+	release := sync.OnceFunc(func() { close(waiting) })
+	defer release()
+	err := n.Handle(parley.Agent{Name: "slow", Exposed: parley.Everywhere},
+		parley.RawSkill("say", func(ctx context.Context, _ *parley.Message, r parley.Replier) error {
+			select {
+			case <-waiting:
+			case <-ctx.Done():
+			}
+			return r.Reply(parley.Text("slow, but here it is"))
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := func(address, token string) *mcp.ClientSession {
+		over := &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}).DialContext}
+		t.Cleanup(over.CloseIdleConnections)
+		c := &http.Client{Transport: over}
+		if token != "" {
+			c.Transport = roundTrip(func(r *http.Request) (*http.Response, error) {
+				r = r.Clone(r.Context())
+				r.Header.Set("Authorization", "Bearer "+token)
+				return over.RoundTrip(r)
+			})
+		}
+		return mcpSession(t, &mcp.StreamableClientTransport{Endpoint: n.Addresses().Local + "/mcp", MaxRetries: -1,
+			HTTPClient: c}, mcpRevisions[1], nil)
+	}
+	const each = 15 << 10
+	big := `{"text":"` + strings.Repeat("x", each) + `"}`
+	// sends reports whether the hub takes a call of a guest.
+	sends := func(s *mcp.ClientSession) bool {
+		r, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "slow__say", Arguments: json.RawMessage(big)})
+		if err != nil {
+			t.Error(err)
+			return false
+		}
+		var e struct {
+			Code  string
+			After int64
+		}
+		b, err := json.Marshal(r.Meta["hub.parley/error"])
+		if err != nil || r.IsError && (json.Unmarshal(b, &e) != nil || e.Code != string(parley.RateLimited) || e.After <= 0) {
+			t.Errorf("a guest: %s %v", b, err)
+		}
+		return !r.IsError
+	}
+	var accepted atomic.Int64
+	var guests sync.WaitGroup
+	for i := range 12 {
+		s := from(fmt.Sprint("127.0.0.", 2+i), "")
+		for range 3 {
+			guests.Go(func() {
+				if sends(s) {
+					accepted.Add(1)
+				}
+			})
+		}
+	}
+	guests.Wait()
+	if got := accepted.Load(); got == 0 || got > 3 {
+		t.Errorf("%d calls of guests are accepted, want 34 KiB of them and one more", got)
+	}
+	if sends(from("127.0.0.99", "")) {
+		t.Error("the flood leaves a budget of its own to another address")
+	}
+	token, waits := agentToken(t, n, "crew/alice"), mcp.Meta{"progressToken": "p"} // up to 10 min
+	var alice *mcp.ClientSession
+	var handle string
+	for _, address := range []string{"127.0.0.1", "127.0.0.2"} {
+		alice = from(address, token)
+		for range 8 {
+			if got, _ := said(t, alice, "echo__say", `{"a":1}`, waits); got != `{"a":1}` {
+				t.Errorf("a caller with a token: %q", got)
+			}
+		}
+		_, handle = said(t, alice, "slow__say", big, nil)
+	}
+	release()
+	if got, _ := said(t, alice, "parley_result", `{"id":"`+handle+`"}`, waits); got != "slow, but here it is" {
+		t.Errorf("the agent that the guests call: %q", got)
 	}
 }
 
