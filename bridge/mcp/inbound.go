@@ -230,7 +230,7 @@ func (e *clientCall) addressed(ctx context.Context, m *parley.Message) error {
 			return err
 		}
 	}
-	m.Parts, err = fromContent(q.Content)
+	m.Parts, err = wantContent(q.Content)
 	return err
 }
 

@@ -225,9 +225,6 @@ func (i *inbox) send(ctx context.Context, e *clientCall) (*sentMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(m.Parts) == 0 {
-		return nil, invalidArgument("content", "want the message: text, or JSON as the skill asks for it")
-	}
 	recorded, err := e.accept(ctx, m, false)
 	if err != nil {
 		return nil, err
@@ -253,6 +250,6 @@ func (e *clientCall) addition(m *parley.Message) error {
 		return invalidArgument("agent", "want the agent that has the request")
 	}
 	m.Kind, m.To = parley.Input, q.Agent
-	m.Parts, err = fromContent(q.Content)
+	m.Parts, err = wantContent(q.Content)
 	return err
 }

@@ -217,24 +217,16 @@ const maxFound = 256 << 10 // bytes of the skills in one answer
 
 // search answers a call of parley_find.
 func (c *clients) search(t *toolCall) *mcp.CallToolResult {
-	arguments := t.params.Arguments
-	if len(arguments) == 0 {
-		arguments = json.RawMessage("{}")
-	}
-	schema, _ := hubDefinitions[toolFind].InputSchema.(json.RawMessage)
-	if member, reason := validate(schema, arguments); reason != "" {
-		return toolError("%s: %s", member, reason)
-	}
 	q := struct {
-		Query string      `json:"query"`
-		Limit json.Number `json:"limit"`
-	}{}
-	if err := json.Unmarshal(arguments, &q); err != nil { // validated above
-		return toolError("arguments: want {query, limit}")
+		Query string  `json:"query"`
+		Limit float64 `json:"limit"`
+	}{Limit: 20}
+	err := decodeArguments(t.params.Arguments, &q)
+	if err == nil && (q.Limit < 1 || q.Limit > 100 || q.Limit != math.Trunc(q.Limit)) {
+		err = invalidArgument("limit", "want a whole number from 1 to 100")
 	}
-	limit := 20
-	if f, err := q.Limit.Float64(); err == nil { // JSON Schema takes 5.0 for an integer
-		limit = int(f)
+	if err != nil {
+		return failedResult(parley.AsError(err))
 	}
 	found, _ := c.b.catalogue.Search(Protocol, t.caller.Name, q.Query, math.MaxInt)
 	if t.caller.Guest {
@@ -245,7 +237,7 @@ func (c *clients) search(t *toolCall) *mcp.CallToolResult {
 		Total int               `json:"total"`
 	}{Found: []json.RawMessage{}, Total: len(found)}
 	size := 0
-	for _, t := range found[:min(limit, len(found))] {
+	for _, t := range found[:min(int(q.Limit), len(found))] {
 		hit, err := jsonx.Encode(bridge.Hit{Agent: t.Agent, Skill: visible(t.Skill.ID), Tool: t.Name,
 			Description: shownText(t.Description(), maxDescription), Input: c.schemas.of(t).content})
 		if size += len(hit); err != nil || size > maxFound {

@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/policy"
 )
 
@@ -122,8 +124,79 @@ func TestHubTools(t *testing.T) {
 		{toolResult, `{"id":"x","wait":0}`, true}, {toolResult, `{"id":"x","wait":-1}`, false},
 	} {
 		schema, _ := hubDefinitions[c.tool].InputSchema.(json.RawMessage)
-		if member, reason := validate(schema, json.RawMessage(c.arguments)); (reason == "") != c.ok {
-			t.Errorf("MCP-025 %s %s: %s: %s", c.tool, c.arguments, member, reason)
+		if err := hub.CheckContent(schema, json.RawMessage(c.arguments)); (err == nil) != c.ok {
+			t.Errorf("MCP-025 %s %s: %v", c.tool, c.arguments, err)
+		}
+	}
+}
+
+// MCP-025: a tool of the hub takes each member that its schema shows, beside the required ones, and refuses by name a
+// member that it does not show, one of another type, and the absence of a required one.
+func TestMCP025HubToolSchemas(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *Config) { c.Wait = time.Nanosecond })
+	w.far("distant", parley.SkillSpec{ID: "do"})
+	c := w.connect("alice", modern)
+	r, err := c.tool(t.Context(), "distant__do", `{"text":"hi"}`)
+	wantText(t, r, err, false, toolResult)
+	open := r.Meta[metaHandle]
+	w.ask("bob", "alice", "hi")
+	values := map[string]any{"agent": "distant", "skill": "do", "content": "hi", "conversation": r.Meta[metaConversation],
+		"in_reply_to": open, "after": w.arrived("alice", 1).Cursor, "wait": 0, "max": 1, "id": open, "error": "no",
+		"state": "working", "query": "distant", "limit": 1}
+	type schema struct {
+		Properties map[string]any
+		Required   []string
+	}
+	shown := map[string]schema{}
+	for name, tool := range hubDefinitions {
+		var s schema
+		w.must(json.Unmarshal(tool.InputSchema.(json.RawMessage), &s))
+		shown[name] = s
+		for member := range s.Properties {
+			if values[member] == nil {
+				t.Errorf("%s shows %s, which this test does not know", name, member)
+			}
+		}
+	}
+	for name, s := range shown {
+		call := func(edit func(arguments map[string]any)) *mcp.CallToolResult {
+			t.Helper()
+			arguments := map[string]any{}
+			for _, member := range s.Required {
+				arguments[member] = values[member]
+			}
+			if name == toolReply { // what it needs besides is one of three
+				arguments["id"], arguments["content"] = w.ask("bob", "alice", "hi").ID, "hi"
+			}
+			edit(arguments)
+			r, err := c.tool(t.Context(), name, encoded(t, arguments))
+			w.must(err)
+			return r
+		}
+		for member, value := range values {
+			if s.Properties[member] == nil {
+				r := call(func(a map[string]any) { a[member] = value })
+				wantText(t, r, nil, true, member+": ")
+				continue
+			}
+			r := call(func(a map[string]any) {
+				if name == toolReply && member == "error" {
+					delete(a, "content")
+				}
+				if name != toolReply || member != "id" {
+					a[member] = value
+				}
+			})
+			if r.IsError {
+				t.Errorf("%s does not take %s: %s", name, member, texts(r))
+			}
+			if member != "content" {
+				wantText(t, call(func(a map[string]any) { a[member] = []bool{true} }), nil, true, member+": ")
+			}
+			if slices.Contains(s.Required, member) {
+				wantText(t, call(func(a map[string]any) { delete(a, member) }), nil, true, member+": ")
+			}
 		}
 	}
 }
@@ -215,7 +288,7 @@ func TestFind(t *testing.T) {
 		t.Error("MCP-022", encoded(t, got))
 	}
 	for arguments, member := range map[string]string{`{"limit":0}`: "limit: ", `{"limit":101}`: "limit: ",
-		`{"query":["x"]}`: "query: ", `{"Query":"x"}`: "Query", `[]`: "arguments: "} {
+		`{"query":["x"]}`: "query: ", `{"limit":1.5}`: "limit: ", `{"Query":"x"}`: "Query: ", `[]`: "arguments: "} {
 		r, err := alice.tool(t.Context(), toolFind, arguments)
 		if err != nil || !r.IsError || !strings.Contains(texts(r), member) {
 			t.Errorf("MCP-025 %s: %v, %v", arguments, r, err)

@@ -506,20 +506,3 @@ func visible(s string) string {
 
 // shownText gives a foreign text for a model: without hidden characters, and of at most n characters.
 func shownText(s string, n int) string { return bridge.Shorten(visible(s), n) }
-
-// validate checks arguments against a schema. If they do not fit, reason says why, and member where: the path of the
-// member, or "arguments".
-func validate(schema, arguments json.RawMessage) (member, reason string) {
-	err := hub.CheckContent(schema, arguments)
-	if err == nil {
-		return "", ""
-	}
-	member, reason = "arguments", err.Error()
-	if rest, ok := strings.CutPrefix(reason, "at /"); ok {
-		at, why, ok := strings.Cut(rest, ": ")
-		if reason = why; ok && at != "" {
-			member = at
-		}
-	}
-	return bridge.Shorten(member, 200), bridge.Shorten(reason, 500)
-}

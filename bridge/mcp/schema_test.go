@@ -184,24 +184,3 @@ func TestShownText(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
-
-func TestValidate(t *testing.T) {
-	t.Parallel()
-	const schema = `{"type":"object","properties":{"city":{"type":"string"},"days":{"items":{"type":"integer"}}},` +
-		`"required":["city"],"additionalProperties":false}`
-	for _, c := range []struct{ arguments, member, word string }{
-		{`{"city":"Pune"}`, "", ""},
-		{`{"city":1}`, "city", "string"},
-		{`{"city":"x","days":[1,"y"]}`, "days/1", "integer"},
-		{`{}`, "arguments", "city"},
-		{`{"city":"x","town":1}`, "arguments", "town"},
-		{`[1]`, "arguments", "object"},
-		{`{"city":"x","city":"y"}`, "arguments", "duplicate"},
-		{`{`, "arguments", ""},
-	} {
-		member, reason := validate(json.RawMessage(schema), json.RawMessage(c.arguments))
-		if member != c.member || !strings.Contains(reason, c.word) || (member == "") != (reason == "") {
-			t.Errorf("MCP-025 %s: %q, %q", c.arguments, member, reason)
-		}
-	}
-}

@@ -184,6 +184,14 @@ func fromContent(v jsonx.Value) ([]parley.Part, error) {
 	return []parley.Part{jsonPart(v)}, nil
 }
 
+// wantContent is fromContent for a message that must have content.
+func wantContent(v jsonx.Value) ([]parley.Part, error) {
+	if jsonx.IsNull(v) {
+		return nil, invalidArgument("content", "want the message: text, or JSON as the skill asks for it")
+	}
+	return fromContent(v)
+}
+
 // eventText gives an event's content as text: its texts, and JSON as it is written. Of an event with a state and no
 // content it is the state.
 func eventText(m *parley.Message) string {
