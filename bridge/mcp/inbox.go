@@ -13,6 +13,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/bridge/follow"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/journal/index"
 )
@@ -220,7 +221,7 @@ func (i *inbox) send(ctx context.Context, e *clientCall) (*sentMessage, error) {
 	if from, to := jsonx.Find(arguments, "in_reply_to"); from == to {
 		err = e.addressed(ctx, m)
 	} else {
-		err = e.addition(m)
+		err = e.addition(ctx, m)
 	}
 	if err != nil {
 		return nil, err
@@ -232,22 +233,40 @@ func (i *inbox) send(ctx context.Context, e *clientCall) (*sentMessage, error) {
 	return sentMessageOf(recorded), nil
 }
 
-// addition takes more about an open request from the arguments of parley_send.
-func (e *clientCall) addition(m *parley.Message) error {
+// addition takes more about an open request from the arguments of parley_send. Models repeat the skill and the
+// conversation of the request, which say nothing new.
+func (e *clientCall) addition(ctx context.Context, m *parley.Message) error {
 	var q struct {
-		Agent     string      `json:"agent"`
-		InReplyTo string      `json:"in_reply_to"` // id of the request
-		Content   jsonx.Value `json:"content"`
+		Agent        string      `json:"agent"`
+		InReplyTo    string      `json:"in_reply_to"` // id of the request
+		Content      jsonx.Value `json:"content"`
+		Skill        string      `json:"skill"`
+		Conversation string      `json:"conversation"`
 	}
 	if err := decodeArguments(e.t.params.Arguments, &q); err != nil {
 		return err
 	}
 	var err error
+	unknown := invalidArgument("in_reply_to", "want the id of an open request of yours, as its call returned it")
 	if m.InReplyTo, err = parley.ParseID(q.InReplyTo); err != nil {
-		return invalidArgument("in_reply_to", "want the id of an open request of yours, as its call returned it")
+		return unknown
 	}
 	if q.Agent == "" {
 		return invalidArgument("agent", "want the agent that has the request")
+	}
+	if q.Skill != "" || q.Conversation != "" {
+		request, err := e.b.requests.Find(ctx, m.InReplyTo, follow.By{From: m.From})
+		switch {
+		case errors.Is(err, follow.ErrNotFound):
+			return unknown
+		case err != nil:
+			return err
+		case q.Skill != "" && q.Skill != request.Skill:
+			return invalidArgument("skill", "the request uses the skill %q, which its inputs do not change; leave it out",
+				request.Skill)
+		case q.Conversation != "" && q.Conversation != request.Conversation.String():
+			return invalidArgument("conversation", "the request is in conversation %s; leave it out", request.Conversation)
+		}
 	}
 	m.Kind, m.To = parley.Input, q.Agent
 	m.Parts, err = wantContent(q.Content)

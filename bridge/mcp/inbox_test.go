@@ -88,10 +88,12 @@ func (w *world) arrived(agent string, n int) (b *readBatch) {
 }
 
 // ask sends a request of the hub's API from an agent to another.
-func (w *world) ask(from, to, text string) *parley.Message {
+func (w *world) ask(from, to, text string) *parley.Message { return w.askSkill(from, to, "", text) }
+
+func (w *world) askSkill(from, to, skill, text string) *parley.Message {
 	w.t.Helper()
 	m, err := w.node.hub.Accept(w.t.Context(), hub.Submission{Scope: "test " + to, Message: &parley.Message{
-		Kind: parley.Request, From: from, To: to, Parts: []parley.Part{parley.Text(text)},
+		Kind: parley.Request, From: from, To: to, Skill: skill, Parts: []parley.Part{parley.Text(text)},
 		Origin: parley.Origin{Protocol: Protocol, Verdict: parley.Verdict{Assurance: parley.Session}}}})
 	w.must(err)
 	return m
@@ -553,6 +555,29 @@ func TestSend(t *testing.T) {
 		t.Error(encoded(t, b))
 	}
 
+	// Skill and conversation may be there if they are those of the request; others are refused by name.
+	request := w.askSkill("alice", "remote", "do", "q")
+	about := func(skill, conversation string) string {
+		return fmt.Sprintf(`{"agent":"remote","in_reply_to":%q,"content":"x","skill":%q,"conversation":%q}`, request.ID, skill,
+			conversation)
+	}
+	w.eventually("the agent has no request", func() bool {
+		v, ok := w.j.Delivery(request.ID, "remote")
+		return ok && v.State == parley.Delivered
+	})
+	failed(about("other", request.Conversation.String()), parley.InvalidContent, `skill: the request uses the skill "do"`)
+	failed(about("do", open.Conversation.String()), parley.InvalidContent, "conversation: the request is in")
+	failed(about("do", "x"), parley.InvalidContent, "conversation: the request is in")
+	failed(strings.Replace(about("do", request.Conversation.String()), request.ID.String(), foreign.ID.String(), 1),
+		parley.InvalidContent, "in_reply_to: ")
+	if n := len(w.messages(parley.Input)); n != 1 {
+		t.Errorf("%d inputs", n)
+	}
+	w.send("alice", about("do", request.Conversation.String()))
+	if all := w.messages(parley.Input); len(all) != 2 || all[1].InReplyTo != request.ID {
+		t.Errorf("%d inputs", len(all))
+	}
+
 	// MCP-061: an idempotency key.
 	key := func(c *toolCall) { c.params.Meta[metaKey] = "k1" }
 	var ids []parley.ID
@@ -602,7 +627,7 @@ func TestInboxArguments(t *testing.T) {
 		{toolSend, `{"agent":"bob","content":"x","in_reply_to":"y"}`, "in_reply_to"},
 		{toolSend, `{"agent":"bob","in_reply_to":"` + id + `"}`, "content"},
 		{toolSend, `{"content":"x","in_reply_to":"` + id + `"}`, "agent"},
-		{toolSend, `{"agent":"bob","content":"x","in_reply_to":"` + id + `","skill":"s"}`, "skill"},
+		{toolSend, `{"agent":"bob","content":"x","in_reply_to":"` + id + `","skill":"s"}`, "in_reply_to"},
 		{toolSend, `{"agent":"bob","text":"x"}`, "text"},
 	} {
 		r := w.inboxTool("alice", c.tool, c.arguments)

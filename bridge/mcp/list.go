@@ -193,10 +193,12 @@ var hubDefinitions = map[string]*mcp.Tool{
 		"Asks an agent, and waits for its answer. If that takes too long, the result has an id, by which parley_result "+
 			"fetches the answer.", foreignHints,
 		objectSchema(`"agent","content"`, agentMember, skillMember, contentMember, talkMember)),
+	// The root of a schema has no oneOf or not: many clients refuse these.
 	toolSend: hubTool(toolSend, "Send a message", "Sends a message to an agent, and waits for no answer.", foreignHints,
 		objectSchema(`"agent","content"`, agentMember, skillMember, contentMember, talkMember,
 			`"in_reply_to":{"type":"string","description":"id of your open call of this agent that the content adds `+
-				`to, for example because the agent asked for input"}`)),
+				`to, for example because the agent asked for input; then leave skill and conversation out: they are `+
+				`those of the call"}`)),
 	toolInbox: hubTool(toolInbox, "Read messages",
 		"Gives the messages that other agents sent to you, the oldest first, and waits for one if there is none. "+
 			"Answer requests with parley_reply.", hints(false, false, true),
