@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
@@ -232,6 +234,23 @@ func TestMCPGuestFlood(t *testing.T) {
 	release()
 	if got, _ := said(t, alice, "parley_result", `{"id":"`+handle+`"}`, waits); got != "slow, but here it is" {
 		t.Errorf("the agent that the guests call: %q", got)
+	}
+}
+
+// TestMCPTooLarge: a client reads why its call is refused as too large, and its next one is answered.
+func TestMCPTooLarge(t *testing.T) {
+	n := running(t, Config{})
+	token := agentToken(t, n, "crew/alice")
+	for _, revision := range mcpRevisions {
+		s := mcpClient(t, n, "/mcp", token, revision, nil)
+		_, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "echo__say",
+			Arguments: map[string]any{"a": strings.Repeat("x", 1<<20)}})
+		if e, ok := errors.AsType[*jsonrpc.Error](err); !ok || !strings.Contains(e.Message, "larger than 1048576 bytes") {
+			t.Errorf("%s: %v", revision, err)
+		}
+		if got, _ := said(t, s, "echo__say", `{"a":1}`, nil); got != `{"a":1}` {
+			t.Errorf("%s, the next call: %q", revision, got)
+		}
 	}
 }
 

@@ -399,7 +399,7 @@ func (x *httpExchange) serveSession(id string) {
 // noSession is the error for a session that is unknown, or another caller's. It has no id: then clients see that the
 // session is gone.
 func noSession() *wireError {
-	return &wireError{http: http.StatusNotFound, rpc: -32600, code: parley.UnknownAgent,
+	return &wireError{http: http.StatusNotFound, rpc: -32600, code: parley.Conflict,
 		text: "no such session; begin one with initialize"}
 }
 
@@ -464,18 +464,28 @@ func isJSON(types []string) bool {
 	return err == nil && t == "application/json" && (!named || strings.EqualFold(charset, "utf-8"))
 }
 
-// readBody reads the request's body.
+// maxHead is how much of a body that is too large is searched for its id.
+const maxHead = 2 << 10
+
+// readBody reads the request's body. The refusal of one that is too large has its id, if that comes early: without it
+// clients take the refusal for the end of the connection.
 func (x *httpExchange) readBody() ([]byte, error) {
 	limit := x.b.c.MaxBody
 	tooLarge := parley.Refuse(parley.TooLarge, "the request is larger than %d bytes", limit).
 		With(parley.ByLimit, parley.BodySize, "")
+	var head []byte
+	if x.r.ContentLength < 0 || x.r.ContentLength > limit {
+		head, _ = io.ReadAll(io.LimitReader(x.r.Body, maxHead)) // an error comes again
+	}
 	if x.r.ContentLength > limit {
+		x.id = idOf(head)
 		return nil, tooLarge
 	}
-	body, err := netguard.ReadAll(x.r.Body, limit)
+	body, err := netguard.ReadAll(io.MultiReader(bytes.NewReader(head), x.r.Body), limit)
 	x.size = len(body)
 	switch _, outer := errors.AsType[*http.MaxBytesError](err); {
 	case errors.Is(err, netguard.ErrTooLarge) || outer:
+		x.id = idOf(head)
 		return nil, tooLarge.Because(err)
 	case err != nil:
 		e := refuseRequest("the body could not be read")

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
@@ -357,8 +358,13 @@ func TestBadInput(t *testing.T) {
 		{"MCP-011 charset", with(listTools, "Content-Type", "application/json; charset=latin1"), 415, -32600, "", ""},
 		{"MCP-011 Accept JSON alone", with(listTools, "Accept", "application/json"), 400, -32600, "", "Accept"},
 		{"MCP-011 Accept events alone", with(listTools, "Accept", "text/event-stream"), 400, -32600, "", "Accept"},
-		{"MCP-011 too large", edit(`"arguments":{}`, `"arguments":{"a":"`+strings.Repeat("x", 5000)+`"}`), 413, -32600, "",
+		{"MCP-011 too large", edit(`"arguments":{}`, `"arguments":{"a":"`+strings.Repeat("x", 5000)+`"}`), 413, -32600, "7",
 			"4096"},
+		{"MCP-011 too large, the id comes late", body(`{"jsonrpc":"2.0","method":"tools/list","params":{"a":"` +
+			strings.Repeat("x", 5000) + `"},"id":7}`), 413, -32600, "", "4096"},
+		{"MCP-011 too large, the id is cut", body(`{"a":"` + strings.Repeat("x", maxHead-len(`{"a":"","id":12`)) +
+			`","id":12345` + strings.Repeat(" ", 5000) + `}`), 413, -32600, "", "4096"},
+		{"MCP-011 too large, no JSON", body(strings.Repeat(`{"id"`, 1000)), 413, -32600, "", "4096"},
 		{"MCP-007 GET without a session", ask{method: "GET", token: "alice"}, 405, -32600, "", ""},
 		{"MCP-007 GET modern", with(ask{method: "GET", token: "alice"}, "Mcp-Session-Id", session, "Mcp-Protocol-Version",
 			"2026-07-28"), 405, -32600, "", ""},
@@ -404,9 +410,9 @@ func TestBadInput(t *testing.T) {
 			"params"},
 		{"MCP-004 bad cursor", modernAsk("tools/list", `"cursor":"x"`), 400, -32602, "7", ""},
 		{"MCP-006 unknown session", legacyAsk("alice", "nope", `{"jsonrpc":"2.0","id":2,"method":"ping"}`), 404, -32600,
-			"", ""},
+			"", "no such session"},
 		{"MCP-006 GET of an unknown session", with(ask{method: "GET", token: "alice"}, "Mcp-Session-Id", "nope"), 404, -32600,
-			"", ""},
+			"", "no such session"},
 		{"MCP-006 no session", body(`{"jsonrpc":"2.0","id":2,"method":"tools/list"}`), 400, -32600, "2", "initialize"},
 		{"MCP-006 initialize again", legacyAsk("alice", session, initialize), 400, -32600, "1", ""},
 		{"MCP-006 another caller's session", legacyAsk("bob", session, `{"jsonrpc":"2.0","id":2,"method":"ping"}`), 404,
@@ -470,6 +476,9 @@ func TestBadInput(t *testing.T) {
 				if _, known := w.hub.Explain(ref); !known {
 					t.Errorf("the operator does not know the reference %q", ref)
 				}
+			}
+			if c.text == "no such session" && !strings.Contains(string(got.Error.Data), `"code":"conflict"`) {
+				t.Errorf("data %s", got.Error.Data)
 			}
 			if c.status == 405 && r.Header.Get("Allow") == "" {
 				t.Error("no Allow")
@@ -693,22 +702,26 @@ func TestModernResults(t *testing.T) {
 // bearer shows a token.
 type bearer struct {
 	http.RoundTripper
-	token string
+	token   string
+	chunked bool // requests do not say how large they are
 }
 
 func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Header.Set("Authorization", "Bearer "+b.token)
 	r.Header.Set("Cookie", "secret")
+	if b.chunked && r.ContentLength > 0 {
+		r.ContentLength = -1
+	}
 	return b.RoundTripper.RoundTrip(r)
 }
 
-// client connects a client of the SDK as alice.
-func (w *doorWorld) client(t *testing.T, version string) *mcp.ClientSession {
+// client connects a client of the SDK as alice. chunked: its requests do not say how large they are.
+func (w *doorWorld) client(t *testing.T, version string, chunked bool) *mcp.ClientSession {
 	t.Helper()
 	c, stop := memhttp.Client(w)
 	t.Cleanup(stop)
-	c.Transport = bearer{c.Transport, "alice"}
+	c.Transport = bearer{c.Transport, "alice", chunked}
 	client := mcp.NewClient(&mcp.Implementation{Name: "c", Version: "1"}, &mcp.ClientOptions{
 		ElicitationHandler: func(context.Context, *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
 			return &mcp.ElicitResult{Action: "accept", Content: map[string]any{"answer": "SFO"}}, nil
@@ -728,7 +741,7 @@ func TestClientsOfBothEras(t *testing.T) {
 		t.Run("MCP-001 "+version, func(t *testing.T) {
 			t.Parallel()
 			w := newDoorWorld(t)
-			s := w.client(t, version)
+			s := w.client(t, version, false)
 			if got := s.InitializeResult().ProtocolVersion; got != version {
 				t.Fatalf("the version is %s", got)
 			}
@@ -757,6 +770,29 @@ func TestClientsOfBothEras(t *testing.T) {
 				t.Errorf("MCP-013 resources %q", w.callers.resources)
 			}
 		})
+	}
+}
+
+// MCP-011: a client of the SDK reads why a request is refused as too large, whether or not it says before how large it is,
+// and goes on. Without the id the SDK would give the connection up.
+func TestMCP011TooLargeIsAnAnswer(t *testing.T) {
+	t.Parallel()
+	for _, version := range []string{statelessRevision, "2025-11-25"} {
+		for _, chunked := range []bool{false, true} {
+			t.Run(fmt.Sprint(version, " ", chunked), func(t *testing.T) {
+				t.Parallel()
+				w := newDoorWorld(t, func(c *Config) { c.MaxBody = 4096 })
+				s := w.client(t, version, chunked)
+				_, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "echo",
+					Arguments: map[string]any{"a": strings.Repeat("x", 5000)}})
+				if e, ok := errors.AsType[*jsonrpc.Error](err); !ok || !strings.Contains(e.Message, "larger than 4096 bytes") {
+					t.Errorf("%v", err)
+				}
+				if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "echo"}); err != nil {
+					t.Errorf("the next call: %v", err)
+				}
+			})
+		}
 	}
 }
 

@@ -312,6 +312,20 @@ func exactID(v jsonx.Value) jsonx.Value {
 	return nil
 }
 
+// idOf gives the id of a message of which only the beginning is there; nil: none is found.
+func idOf(head []byte) (id jsonx.Value) {
+	jsonx.Places(head, func(name, value jsonx.Place) bool {
+		if text, _ := jsonx.Unquote(name.Of(head)); text != "id" {
+			return true
+		}
+		if value.To < len(head) { // else it may go on
+			id = exactID(value.Of(head))
+		}
+		return false
+	})
+	return id
+}
+
 // cancels gives the id of the request that a message of a client cancels, as caller.id has it; "": none.
 func (m *wireMessage) cancels() string {
 	if m.method != "notifications/cancelled" {
