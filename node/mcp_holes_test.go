@@ -143,8 +143,9 @@ oauth = { token_url = "`+shop+`/token", client_id = "hub", client_secret_file = 
 	}
 }
 
-// TestMCPGuestFlood: calls of many guests from many addresses use up the one budget of guests, and are told when to come
-// again, also from an address that has used nothing; a caller with a token is served as before, also from one of theirs.
+// TestMCPGuestFlood: calls of many guests from many addresses use up the one budget of guests, and are told when to
+// come again, also from an address that has used nothing; a caller with a token is served as before, also from one of
+// theirs.
 func TestMCPGuestFlood(t *testing.T) {
 	if l, err := net.Listen("tcp", "127.0.0.2:0"); err != nil {
 		t.Skip("this machine has one loopback address alone, so all guests would be one source:", err)

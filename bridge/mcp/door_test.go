@@ -773,8 +773,8 @@ func TestClientsOfBothEras(t *testing.T) {
 	}
 }
 
-// MCP-011: a client of the SDK reads why a request is refused as too large, whether or not it says before how large it is,
-// and goes on. Without the id the SDK would give the connection up.
+// MCP-011: a client of the SDK reads why a request is refused as too large, whether or not it says before how large it
+// is, and goes on. Without the id the SDK would give the connection up.
 func TestMCP011TooLargeIsAnAnswer(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{statelessRevision, "2025-11-25"} {

@@ -558,8 +558,8 @@ func TestSend(t *testing.T) {
 	// Skill and conversation may be there if they are those of the request; others are refused by name.
 	request := w.askSkill("alice", "remote", "do", "q")
 	about := func(skill, conversation string) string {
-		return fmt.Sprintf(`{"agent":"remote","in_reply_to":%q,"content":"x","skill":%q,"conversation":%q}`, request.ID, skill,
-			conversation)
+		return fmt.Sprintf(`{"agent":"remote","in_reply_to":%q,"content":"x","skill":%q,"conversation":%q}`, request.ID,
+			skill, conversation)
 	}
 	w.eventually("the agent has no request", func() bool {
 		v, ok := w.j.Delivery(request.ID, "remote")

@@ -206,9 +206,9 @@ type keyword func(v any) (_ any, ok bool)
 
 // keywords are those of JSON Schema that clients see, from draft 4 to 2020-12. Annotations that they lose nothing by,
 // and those of other vocabularies, are left out; so is "x-mcp-header", which would put arguments into headers. So is
-// "$anchor", although the conformance suite would have it kept (sep-2106-anchor-keyword-preserved): no reference that is
-// shown needs it, Ajv, the validator of many clients, refuses it by default as an unknown keyword, and with it every
-// schema in which two parts with an "$id" of their own had the same anchor, since "$id" is left out.
+// "$anchor", although the conformance suite would have it kept (sep-2106-anchor-keyword-preserved): no reference that
+// is shown needs it, and Ajv, the validator of many clients, refuses it by default as an unknown keyword. Whatever its
+// options, Ajv refuses two equal anchors, which are there where parts had an "$id" of their own: "$id" is left out.
 var keywords = map[string]keyword{
 	"title": schemaText, "description": schemaText, "default": schemaData,
 	"readOnly": schemaBool, "writeOnly": schemaBool, "deprecated": schemaBool,
