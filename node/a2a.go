@@ -269,13 +269,15 @@ func (n *Node) serveGRPC(b *bridge.Binding, out *Binding) error {
 		end()
 		stopped := make(chan struct{})
 		go func() { s.GracefulStop(); close(stopped) }()
-		t := time.NewTimer(20 * time.Second)
-		defer t.Stop()
-		select {
-		case <-stopped:
-		case <-t.C:
-			s.Stop()
-		}
+		go func() {
+			t := time.NewTimer(20 * time.Second)
+			defer t.Stop()
+			select {
+			case <-stopped:
+			case <-t.C:
+				s.Stop()
+			}
+		}()
 	}
 	return nil
 }

@@ -125,9 +125,11 @@ func openA2E(_ context.Context, n *Node) (*Binding, error) {
 	out.Hub = b
 	out.Agent = func(name string, a *Agent) (Enrolment, error) { return n.enrolA2E(b, name, a.A2E) }
 	out.EndStreams = func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-		defer cancel()
-		b.Stop(ctx)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			b.Stop(ctx)
+		}()
 	}
 	return out, nil
 }

@@ -74,7 +74,6 @@ type Node struct {
 	stopWatch func()
 
 	mounts                  mounts
-	streamsEnd              sync.Once
 	http, adminHTTP         *http.Server
 	httpListen, adminListen net.Listener
 	begun                   time.Time // opened

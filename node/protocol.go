@@ -68,7 +68,7 @@ type Binding struct {
 	Gone func(name string)
 	// Reloaded is told that the configuration was read again, with its policy and agents.
 	Reloaded func()
-	// EndStreams ends streams, which would hold up the shutdown of the HTTP listener.
+	// EndStreams ends streams, which would hold up the shutdown of the HTTP listener. It does not wait for their ends.
 	EndStreams func()
 	Listener   net.Listener // the protocol's own listener; the node closes it
 	Serve      func() error // serves Listener until that is closed; nil: the binding does, or there is none

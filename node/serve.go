@@ -40,7 +40,6 @@ func (n *Node) Start(ctx context.Context) error {
 	if n.httpListen != nil {
 		n.http = n.server(n.protocolHandler())
 		n.http.TLSConfig = secure
-		n.http.RegisterOnShutdown(n.endStreams)
 		if secure != nil {
 			n.httpListen = tls.NewListener(n.httpListen, n.http.TLSConfig)
 		}
@@ -48,7 +47,6 @@ func (n *Node) Start(ctx context.Context) error {
 	}
 	if n.adminListen != nil {
 		n.adminHTTP = n.server(n.door(n.admin, false))
-		n.adminHTTP.RegisterOnShutdown(n.endStreams)
 		n.serve(n.adminHTTP, n.adminListen)
 	}
 	for _, w := range n.c.Exposures() {
@@ -73,16 +71,14 @@ func (n *Node) Start(ctx context.Context) error {
 // endStreams ends the streams of the protocols and of the admin API, which would hold up the
 // end of servers and handlers.
 func (n *Node) endStreams() {
-	n.streamsEnd.Do(func() {
-		if n.admin != nil {
-			n.admin.EndStreams()
+	if n.admin != nil {
+		n.admin.EndStreams()
+	}
+	for _, b := range n.bindings {
+		if b.EndStreams != nil {
+			b.EndStreams()
 		}
-		for _, b := range n.bindings {
-			if b.EndStreams != nil {
-				go b.EndStreams()
-			}
-		}
-	})
+	}
 }
 
 // router gives each request to the binding of its endpoint.
@@ -241,6 +237,9 @@ func (n *Node) Close(ctx context.Context) error {
 		}
 		close(n.hurry)
 		n.mounts.refuse()
+		if n.up.Load() {
+			n.endStreams() // before a server cuts connections: the end of a caller's stream may be a withdrawal
+		}
 		for _, s := range []*http.Server{n.http, n.adminHTTP} {
 			if s == nil {
 				continue
@@ -248,9 +247,6 @@ func (n *Node) Close(ctx context.Context) error {
 			if err := s.Shutdown(ctx); err != nil {
 				errs = append(errs, err, s.Close())
 			}
-		}
-		if n.up.Load() {
-			n.endStreams()
 		}
 		errs = append(errs, n.mounts.wait(ctx))
 		listeners := []net.Listener{n.httpListen, n.adminListen}

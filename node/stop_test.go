@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -119,4 +120,30 @@ func (l *logBuffer) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
+}
+
+// TestStreamsEndBeforeConnections: a binding hears that the hub stops while its callers are still connected, so that it
+// can tell the hub's end from a caller that leaves. An MCP client withdraws its call by closing the connection.
+func TestStreamsEndBeforeConnections(t *testing.T) {
+	n := running(t, Config{Listen: Listen{HTTP: "127.0.0.1:0"}})
+	told := false
+	for _, b := range n.bindings {
+		if end := b.EndStreams; end != nil {
+			b.EndStreams = func() {
+				told = true
+				if c, err := net.Dial("tcp", n.httpListen.Addr().String()); err != nil {
+					t.Errorf("the listener was shut first: %v", err)
+				} else {
+					_ = c.Close()
+				}
+				end()
+			}
+		}
+	}
+	if err := n.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if !told {
+		t.Error("no binding was told")
+	}
 }
