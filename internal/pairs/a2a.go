@@ -3,8 +3,6 @@ package pairs
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,9 +28,7 @@ type a2aPeer struct {
 	door *door
 	card *protocol.AgentCard
 
-	agents  sync.Map // *a2aclient.Client by the name of the agent, at the joined hub
-	token   string   // that the hub at tokenOf issued; this and tokenOf are guarded by common.mu
-	tokenOf string   // Place.HTTP
+	agents sync.Map // *a2aclient.Client by the name of the agent, at the joined hub
 }
 
 // a2aExtension is the URI of Parley's extension, under which a message has its provenance.
@@ -74,24 +70,6 @@ func (p *a2aPeer) Join(ctx context.Context, at Place, away bool) error {
 	mux.Handle(a2asrv.WellKnownAgentCardPath, a2asrv.NewStaticAgentCardHandler(p.card))
 	mux.Handle("/rpc", a2asrv.NewJSONRPCHandler(h))
 	return p.door.open(mux)
-}
-
-// enlist gets a token of the hub. The peer keeps it over restarts of the hub.
-func (p *a2aPeer) enlist(ctx context.Context, at Place) error {
-	p.mu.Lock()
-	known := p.tokenOf == at.HTTP
-	p.mu.Unlock()
-	if known || at.Token == nil {
-		return nil
-	}
-	token, err := at.Token(ctx, p.name)
-	if err != nil {
-		return fmt.Errorf("pairs: a token for %s: %w", p.name, err)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.token, p.tokenOf = token, at.HTTP
-	return nil
 }
 
 func (p *a2aPeer) Leave() {
@@ -196,15 +174,12 @@ func (p *a2aPeer) client(ctx context.Context, to Peer) (*a2aclient.Client, error
 		return c.(*a2aclient.Client), nil
 	}
 	at, web := p.place()
-	p.mu.Lock()
-	token := p.token
-	p.mu.Unlock()
 	card, err := agentcard.NewResolver(web).Resolve(ctx, at.HTTP+"/a2a/"+to.Name())
 	if err != nil {
 		return nil, a2aFailure(err)
 	}
 	credentials := a2aclient.NewInMemoryCredentialsStore()
-	credentials.Set(a2aSession, a2aScheme, a2aclient.AuthCredential(token))
+	credentials.Set(a2aSession, a2aScheme, a2aclient.AuthCredential(p.credential()))
 	c, err := a2aclient.NewFromCard(ctx, card, a2aclient.WithJSONRPCTransport(web), a2aclient.WithRESTTransport(web),
 		a2aclient.WithCallInterceptors(&a2aclient.AuthInterceptor{Service: credentials}))
 	if err == nil {
@@ -217,11 +192,8 @@ const a2aSession a2aclient.SessionID = "the hub"
 
 // a2aContext adds the peer's credentials and a new trace to its calls.
 func a2aContext(ctx context.Context) context.Context {
-	var id [24]byte
-	_, _ = rand.Read(id[:]) // never fails
-	trace := fmt.Sprintf("00-%s-%s-01", hex.EncodeToString(id[:16]), hex.EncodeToString(id[16:]))
 	return a2aclient.AttachServiceParams(a2aclient.AttachSessionID(ctx, a2aSession),
-		a2aclient.ServiceParams{"traceparent": {trace}})
+		a2aclient.ServiceParams{"traceparent": {newTraceParent()}})
 }
 
 // a2aTask is what a requester knows of a task.

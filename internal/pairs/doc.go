@@ -1,7 +1,7 @@
-// Package pairs has one small agent of each of the six protocols, and proves
+// Package pairs has one small agent of each of the seven protocols, and proves
 // with them that every protocol reaches every other.
 //
-// A [Peer] speaks only its own protocol, through that protocol's package (in A2A the
+// A [Peer] speaks only its own protocol, through that protocol's package (in A2A and MCP the
 // official SDK) and a socket of its own: it knows the hub's address and what an operator tells any agent, no more.
 // The text of a question says what the peer does, so answers are the same every time:
 //

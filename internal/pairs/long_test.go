@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -122,7 +123,8 @@ func newLongTestNode(t *testing.T, modes ...samvad.Mode) *longTestNode {
 	}
 	c := node.Config{Data: filepath.Join(t.TempDir(), "data"), Durability: "disk", PublicURL: "http://" +
 		w.http.l.Addr().String(), Now: w.clock.Now,
-		ASP: node.ASP{Conversing: node.Duration{Duration: 24 * time.Hour}}}
+		ASP: node.ASP{Conversing: node.Duration{Duration: 24 * time.Hour}},
+		MCP: node.MCP{Wait: node.Duration{Duration: time.Second}}} // then its clients get a handle
 	w.testNode = newTestNode(t, c, all...)
 	w.lead()
 	for _, p := range all {
@@ -200,13 +202,34 @@ func (w *longTestNode) ask(t *testing.T, verb string, patience time.Duration,
 			}()
 		}
 	}
-	heard := map[string]map[string]bool{}
 	for _, c := range all {
 		select {
 		case <-c.taken:
+		case <-c.done:
+			select {
+			case <-c.taken:
+			default:
+				t.Fatalf("%s: %q was not taken: %+v, %v", c, c.text, c.answer, c.err)
+			}
 		case <-patient(t).Done():
 			t.Fatalf("%s: %q was never taken", c, c.text)
 		}
+	}
+	w.heard(t, all)
+	for _, c := range all {
+		if !(c.from == "asp" && c.to == "asp") { // they read the session
+			m := w.said(t, w.from[c.from], w.to[c.to], c.text)
+			w.settled(t, m.ID, parley.Delivered)
+		}
+	}
+	return all
+}
+
+// heard waits until every responder has heard its questions, in any order.
+func (w *longTestNode) heard(t *testing.T, list []*commission) {
+	t.Helper()
+	heard := map[string]map[string]bool{}
+	for _, c := range list {
 		if heard[c.to] == nil {
 			heard[c.to] = map[string]bool{}
 		}
@@ -214,12 +237,13 @@ func (w *longTestNode) ask(t *testing.T, verb string, patience time.Duration,
 			heard[c.to][next(t, w.to[c.to], fmt.Sprintf("%q", c.text),
 				func(h Heard) bool { return h.Text != "" }).Text] = true
 		}
-		if !(c.from == "asp" && c.to == "asp") { // they read the session
-			m := w.said(t, w.from[c.from], w.to[c.to], c.text)
-			w.settled(t, m.ID, parley.Delivered)
-		}
 	}
-	return all
+}
+
+// resumed waits until the responders whose work ended with the hub have heard that, and are asked again.
+func (w *longTestNode) resumed(t *testing.T, list []*commission) {
+	t.Helper()
+	w.heard(t, slices.DeleteFunc(slices.Clone(list), func(c *commission) bool { return !traits[c.to].again }))
 }
 
 func (c *commission) wait(t *testing.T) (Answer, error) {
@@ -247,6 +271,7 @@ func TestLongWork(t *testing.T) {
 	t.Run("answered", func(t *testing.T) {
 		list := w.ask(t, "later say", 3*time.Hour, every)
 		w.away(t, 61*time.Minute)
+		w.resumed(t, list)
 		for _, p := range w.to {
 			p.Release()
 		}
@@ -260,6 +285,7 @@ func TestLongWork(t *testing.T) {
 	t.Run("failed by the responder", func(t *testing.T) {
 		list := w.ask(t, "later fail", 3*time.Hour, every)
 		w.away(t, 10*time.Minute)
+		w.resumed(t, list)
 		for _, p := range w.to {
 			p.Release()
 		}
@@ -278,6 +304,7 @@ func TestLongWork(t *testing.T) {
 				traits[to].cancelled
 		})
 		w.away(t, 10*time.Minute)
+		w.resumed(t, list)
 		for _, c := range list {
 			c.cancel()
 		}

@@ -20,8 +20,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// Protocols are the six protocols, in the order of the tables.
-var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a"}
+// Protocols are the seven protocols, in the order of the tables.
+var Protocols = []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a", "mcp"}
 
 // The domain of the hub's ASP stand-ins, and where AGH peers meet.
 const (
@@ -159,6 +159,8 @@ func New(protocol, name string) (Peer, error) {
 		return newASP(name)
 	case "a2a":
 		return newA2A(name)
+	case "mcp":
+		return newMCP(name)
 	}
 	return nil, fmt.Errorf("pairs: there is no protocol %q", protocol)
 }
@@ -167,8 +169,8 @@ func New(protocol, name string) (Peer, error) {
 // for their names, else everywhere. Files are written to dir.
 func Configure(c *node.Config, dir string, peers ...Peer) error {
 	c.Listen.HTTP, c.Listen.AGH = cmp.Or(c.Listen.HTTP, "127.0.0.1:0"), cmp.Or(c.Listen.AGH, "127.0.0.1:0")
-	c.Listen.Admin = cmp.Or(c.Listen.Admin, "127.0.0.1:0")     // issues the tokens of A2A agents
-	c.Policy.Assurance = cmp.Or(c.Policy.Assurance, "session") // A2E, AGH and A2A prove connections, not messages
+	c.Listen.Admin = cmp.Or(c.Listen.Admin, "127.0.0.1:0")     // issues the tokens of A2A and MCP agents
+	c.Policy.Assurance = cmp.Or(c.Policy.Assurance, "session") // A2E, AGH, A2A and MCP prove connections, not messages
 	c.Network.Allow = append(c.Network.Allow, "loopback")
 	c.Limits.SenderRate = -1
 	c.A2E.Sessions = 1 << 20
@@ -211,6 +213,9 @@ type common struct {
 	web  *http.Client
 	gate chan struct{} // closed when the work of "later" may go on
 
+	issued string // token of the hub at issuer; "": none
+	issuer string // Place.HTTP
+
 	around func(http.RoundTripper) http.RoundTripper // wraps its HTTP transport; nil: nothing does. Set before Join
 }
 
@@ -252,6 +257,12 @@ func (c *common) end() {
 	}
 }
 
+// hangUp ends connections that are not in use.
+func (c *common) hangUp() {
+	_, web := c.place()
+	web.CloseIdleConnections()
+}
+
 func (c *common) place() (Place, *http.Client) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -265,6 +276,36 @@ func (c *common) now() time.Time {
 	return time.Now()
 }
 
+// enlist gets a token of the hub. The peer keeps it over restarts of the hub.
+func (c *common) enlist(ctx context.Context, at Place) error {
+	c.mu.Lock()
+	known := c.issuer == at.HTTP
+	c.mu.Unlock()
+	if known || at.Token == nil {
+		return nil
+	}
+	token, err := at.Token(ctx, c.name)
+	if err != nil {
+		return fmt.Errorf("pairs: a token for %s: %w", c.name, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.issued, c.issuer = token, at.HTTP
+	return nil
+}
+
+// credential is the token that the hub issued; "": none.
+func (c *common) credential() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.issued
+}
+
+// newTraceParent begins a trace of W3C Trace Context.
+func newTraceParent() string {
+	return fmt.Sprintf("00-%016x%016x-%016x-01", rand.Uint64(), rand.Uint64(), rand.Uint64())
+}
+
 // until is when a requester stops waiting, by its own clock.
 func (c *common) until(ctx context.Context, q Question) (time.Time, bool) {
 	if q.Patience > 0 {
@@ -274,8 +315,15 @@ func (c *common) until(ctx context.Context, q Question) (time.Time, bool) {
 	return c.now().Add(time.Until(d)), ok
 }
 
+// begins gives what opens at the next Release. Taken before a request is heard, it is opened by a Release after that.
+func (c *common) begins() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gate
+}
+
 // act does the work that a text asks for.
-func (c *common) act(ctx context.Context, text string, piece func(string) error) (string, error) {
+func (c *common) act(ctx context.Context, gate <-chan struct{}, text string, piece func(string) error) (string, error) {
 	rest, ok := strings.CutPrefix(text, "later ")
 	if !ok {
 		if rest, ok = strings.CutPrefix(text, "begin "); ok {
@@ -285,9 +333,6 @@ func (c *common) act(ctx context.Context, text string, piece func(string) error)
 		}
 	}
 	if ok {
-		c.mu.Lock()
-		gate := c.gate
-		c.mu.Unlock()
 		select {
 		case <-gate:
 			text = rest
@@ -299,11 +344,17 @@ func (c *common) act(ctx context.Context, text string, piece func(string) error)
 }
 
 // A responder sends a peer's reaction to a request in its protocol.
-type responder struct{ piece, fail, complete func(text string) error }
+type responder struct {
+	gate                  <-chan struct{} // see begins; nil: that of now
+	piece, fail, complete func(text string) error
+}
 
 // respond does the work that a text asks for. A cancelled request gets no outcome.
 func (c *common) respond(ctx context.Context, text string, r responder) error {
-	answer, err := c.act(ctx, text, r.piece)
+	if r.gate == nil {
+		r.gate = c.begins()
+	}
+	answer, err := c.act(ctx, r.gate, text, r.piece)
 	var f *Failure
 	switch {
 	case errors.As(err, &f):

@@ -188,7 +188,7 @@ func (w *testNode) recorded(from, to Peer, text string) (n int) {
 }
 
 // repeatedWord checks the answer to a repeat over HTTP: SAMVAD reports a used nonce,
-// ASP names the message, uAgents, A2E and A2A repeat the first answer.
+// ASP names the message, uAgents, A2E, A2A and MCP repeat the first answer.
 func repeatedWord(protocol string, r repetition) error {
 	ok := r.first == r.second
 	switch {

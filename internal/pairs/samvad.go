@@ -95,7 +95,7 @@ func (p *samvadPeer) handle(ctx, life context.Context, r *samvad.Request) (samva
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(life, stop)()
-	answer, err := p.act(ctx, q.Text, func(piece string) error {
+	answer, err := p.act(ctx, p.begins(), q.Text, func(piece string) error {
 		if r.Endpoint != samvad.ModeStream {
 			return nil
 		}

@@ -31,12 +31,6 @@ func (c *common) Release() {
 	c.gate = make(chan struct{})
 }
 
-// hangUp ends connections that are not in use.
-func (c *common) hangUp() {
-	_, web := c.place()
-	web.CloseIdleConnections()
-}
-
 // Commission leaves a task and polls it.
 func (p *samvadPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 	call, c := p.call(q.To, q.Text), *p.client()
@@ -157,4 +151,10 @@ func (p *a2aPeer) Commission(ctx context.Context, q Question) (Answer, error) {
 		t.take(v)
 		return t.persist(ctx, c)
 	})
+}
+
+// Commission is Ask: the call gets a handle, by which parley_result fetches the answer.
+func (p *mcpPeer) Commission(ctx context.Context, q Question) (Answer, error) {
+	q.Events = nil // with them, the hub would wait longer before it gives the handle
+	return p.Ask(ctx, q)
 }

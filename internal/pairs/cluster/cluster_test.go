@@ -26,8 +26,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestNodeAndServerKilled has agents of all six protocols ask and tell agents of all
-// six across three hubs on a JetStream cluster of three servers, kills a hub and a
+// TestNodeAndServerKilled has agents of all seven protocols ask and tell agents of all
+// seven across three hubs on a JetStream cluster of three servers, kills a hub and a
 // server at once and runs them again: no acknowledged message is lost, no recipient
 // without deduplication gets a message twice without a recorded second attempt, and
 // every conversation ends.

@@ -9,11 +9,16 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// TestUnsignedA2A has an A2A agent ask agents of all protocols. Nothing is signed in A2A: a
-// token proves the session (A2A-060). Where signatures are demanded, the agent is refused,
-// and no agent hears the message; so is a caller without a token. Else each recipient sees
-// in a field of its own protocol what was proved, whatever the hub itself signs.
-func TestUnsignedA2A(t *testing.T) {
+// TestUnsignedA2A: a token proves the session (A2A-060).
+func TestUnsignedA2A(t *testing.T) { unsignedCaller(t, "a2a") }
+
+// TestUnsignedMCP: a token proves the session (MCP-012).
+func TestUnsignedMCP(t *testing.T) { unsignedCaller(t, "mcp") }
+
+// unsignedCaller has an agent ask agents of all protocols. Nothing is signed in its own. Where signatures are demanded,
+// the agent is refused, and no agent hears the message; so is a caller without a token. Else each recipient sees in a
+// field of its own protocol what was proved, whatever the hub itself signs.
+func unsignedCaller(t *testing.T, protocol string) {
 	t.Parallel()
 	for _, c := range []struct {
 		demanded string
@@ -26,7 +31,7 @@ func TestUnsignedA2A(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			from := newPeer(t, "a2a", "a2a-from")
+			from := newPeer(t, protocol, protocol+"-from")
 			all := []Peer{from}
 			for _, p := range Protocols {
 				all = append(all, newPeer(t, p, p+"-to"))
@@ -56,7 +61,7 @@ func TestUnsignedA2A(t *testing.T) {
 					t.Fatalf("%s: %v", to.Name(), err)
 				}
 				if h := hears(t, to, text); !strings.Contains(h.Provenance, "session") ||
-					!strings.Contains(h.Provenance, "a2a") {
+					!strings.Contains(h.Provenance, protocol) {
 					t.Errorf("%s is told: %s", to.Name(), h.Provenance)
 				}
 				if m := w.said(t, from, to, text); m.Origin.Verdict.Assurance != parley.Session {
