@@ -93,6 +93,17 @@ a token, next to a bare server of the official SDK with two appends.`,
 	}, bench.A2A, nil)
 }
 
+func (a *app) benchMCPCommand() *cobra.Command {
+	return a.compareCommand(&cobra.Command{
+		Use:   "mcp",
+		Short: "Tool calls of MCP clients to a Go handler",
+		Long: `Measure tool calls of MCP, revision 2026-07-28, to a Go handler, whose caller shows
+a token, next to a bare server of the official SDK with two appends.`,
+		Example: `  parley bench mcp
+  parley bench mcp --connections 64 --storage disk --dir . --duration 10s`,
+	}, bench.MCP, nil)
+}
+
 // compareCommand makes a command that measures a path next to its floor. Before
 // is called first, when it is not nil.
 func (a *app) compareCommand(c *cobra.Command, measure func(context.Context, bench.Config, func(bench.Row)) error,

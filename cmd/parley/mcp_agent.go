@@ -56,6 +56,7 @@ var mcpProtocol = protocol{
 	way:          mcpWay,
 	address:      "mcp.url",
 	send:         (*app).sendMCP,
+	bench:        (*app).benchMCPCommand,
 }
 
 // mcpWay is the way to an agent with a table of MCP.

@@ -25,15 +25,21 @@ func (c *Config) a2a(ctx context.Context, storage floor.Storage, connections int
 		hub:      node.Config{Listen: node.Listen{HTTP: "127.0.0.1:0", Admin: "127.0.0.1:0"}},
 		answered: floor.A2AAnswered,
 		prepare: func(n *node.Node, host string) (func(int) ([]byte, error), error) {
-			// Without an entry of its own, the caller would have the limits of guests.
-			agent := parley.Agent{Name: "bench", Identities: []parley.Identity{bridge.IdentityOfCaller("bench")}}
-			if _, err := n.Hub().Directory().Put(ctx, agent, directory.FromOperator); err != nil {
-				return nil, err
-			}
-			t, err := n.Admin().IssueToken(ctx, admin.Actor{Name: "bench", Role: admin.Administer},
-				admin.NewToken{Name: "bench", Agent: "bench", Expires: time.Now().Add(time.Hour)})
+			token, err := callerToken(ctx, n, bridge.IdentityOfCaller("bench"))
 			return func(i int) ([]byte, error) {
-				return floor.A2ARequest(host, floor.A2APath, t.Secret, i, c.Payload), nil
+				return floor.A2ARequest(host, floor.A2APath, token, i, c.Payload), nil
 			}, err
 		}})
+}
+
+// callerToken adds the agent "bench" with an identity, and issues a token for its calls. Without an entry of its own,
+// the caller would have the limits of guests.
+func callerToken(ctx context.Context, n *node.Node, id parley.Identity) (string, error) {
+	agent := parley.Agent{Name: "bench", Identities: []parley.Identity{id}}
+	if _, err := n.Hub().Directory().Put(ctx, agent, directory.FromOperator); err != nil {
+		return "", err
+	}
+	t, err := n.Admin().IssueToken(ctx, admin.Actor{Name: "bench", Role: admin.Administer},
+		admin.NewToken{Name: "bench", Agent: "bench", Expires: time.Now().Add(time.Hour)})
+	return t.Secret, err
 }

@@ -66,7 +66,7 @@ type PairRow struct {
 //     and the message is signed by Ed25519 and has a second P-256 proof. It receives
 //     events of its stream, which their sender signed in both ways. Question and
 //     answer are one message each: their session is opened before the clock starts.
-//   - A2A: one POST, whose answer is the answer. Nothing is signed.
+//   - A2A and MCP: one POST, whose answer is the answer. Nothing is signed.
 //
 // Like every floor of this package, the floor of an end records request and answer by
 // one append each: incoming messages before they are acted upon, outgoing ones as an
@@ -86,8 +86,8 @@ type end struct {
 func endsOf(from, to string) [2]end {
 	words := map[string]bool{"uagents": true, "agh": true} // have a word that a request was accepted
 	hears := map[string]bool{"a2e": true, "asp": true}     // as requesters, get that word
-	// Between SAMVAD, A2E or A2A agents the hub is a party.
-	native := from == to && !slices.Contains([]string{"samvad", "a2e", "a2a"}, from)
+	// Between SAMVAD, A2E, A2A or MCP agents the hub is a party.
+	native := from == to && !slices.Contains([]string{"samvad", "a2e", "a2a", "mcp"}, from)
 	return [2]end{{from, false, native, words[to] && hears[from]}, {to, true, native, false}}
 }
 
@@ -96,7 +96,7 @@ func (e end) ways() (in, out floor.Step) {
 	switch e.protocol {
 	case "samvad":
 		in, out = step(floor.Call, floor.Ed25519), step(floor.Out, floor.Ed25519)
-	case "a2a":
+	case "a2a", "mcp":
 		in, out = step(floor.Call), step(floor.Out)
 	case "uagents":
 		in, out = step(floor.In, floor.Secp256k1), step(floor.Out, floor.Secp256k1)
@@ -120,10 +120,11 @@ func step(do floor.Act, with ...floor.Scheme) floor.Step { return floor.Step{Do:
 func (e end) steps() []floor.Step {
 	in, out := e.ways()
 	record := step(floor.Append)
+	post := slices.Contains([]string{"samvad", "a2a", "mcp"}, e.protocol) // one POST, whose answer is the answer
 	switch {
-	case (e.protocol == "samvad" || e.protocol == "a2a") && e.asked:
+	case post && e.asked:
 		return []floor.Step{record, out, record}
-	case e.protocol == "samvad" || e.protocol == "a2a":
+	case post:
 		return []floor.Step{in, record, record, step(floor.Answer)}
 	case e.protocol == "uagents" && e.asked:
 		return []floor.Step{record, out, in, record, in, out, record}

@@ -31,6 +31,7 @@ func TestFloors(t *testing.T) {
 	}{
 		{"samvad", Samvad, Memory, 8}, {"samvad", Samvad, Disk, 1}, {"samvad", Samvad, Disk, 32},
 		{"uagents", UAgents, Memory, 2}, {"agh", AGH, Memory, 2}, {"a2a", A2A, Memory, 2}, {"a2a", A2A, Disk, 4},
+		{"mcp", MCP, Memory, 2}, {"mcp", MCP, Disk, 4},
 	} {
 		t.Run(fmt.Sprint(c.path, c.storage, c.requests), func(t *testing.T) {
 			t.Parallel()
