@@ -145,7 +145,8 @@ type Meter interface {
 type Prompter interface {
 	Replier
 	// NeedInput sends an event in the state NeedsInput, and waits for the [Input] that
-	// answers it. It fails when the time of the request is up, or its sender cancels.
+	// answers it. It fails when the time of the request is up, its sender cancels, or the
+	// hub stops: then the handler is called again after the next start.
 	NeedInput(parts ...Part) (*Message, error)
 }
 

@@ -122,7 +122,7 @@ type Config struct {
 type Dispatcher struct {
 	c       Config
 	ctx     context.Context
-	stop    context.CancelFunc
+	stop    context.CancelCauseFunc
 	running sync.WaitGroup
 
 	mu         sync.Mutex
@@ -162,9 +162,12 @@ func New(c Config) *Dispatcher {
 	d := &Dispatcher{c: c, lanes: map[laneKey]*lane{}, recipients: map[string]*recipient{},
 		tracked: map[deliveryKey]int{}, partitions: map[int]*partitionState{},
 		elsewhere: map[deliveryKey]*lane{}, recordedAhead: map[deliveryKey]bool{}}
-	d.ctx, d.stop = context.WithCancel(context.Background())
+	d.ctx, d.stop = context.WithCancelCause(context.Background())
 	return d
 }
+
+// ErrStopped is the cause of the end of an attempt's context when this hub stops.
+var ErrStopped = errors.New("delivery: the hub stops")
 
 // Close starts no more attempts. Attempts in flight have until ctx ends, then they
 // are cancelled. The next Resume queues the deliveries that are not settled.
@@ -179,12 +182,12 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Unlock()
 	done := make(chan struct{})
 	go func() { d.running.Wait(); close(done) }()
-	defer d.stop()
+	defer d.stop(ErrStopped)
 	select {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		d.stop()
+		d.stop(ErrStopped)
 		<-done
 		return context.Cause(ctx)
 	}

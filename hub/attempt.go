@@ -35,7 +35,7 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) (r delivery
 		h.mu.Lock()
 		h.running[a.Message.ID] = stop
 		if h.closing {
-			stop(nil)
+			stop(delivery.ErrStopped)
 		}
 		h.mu.Unlock()
 		running := ctx

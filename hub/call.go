@@ -163,7 +163,7 @@ func (h *Hub) nextReply(ctx context.Context, a *recordedMessage, w *waiter) (*pa
 		return m, nil
 	}
 	if ctx.Err() != nil {
-		defer h.stopAttempt(a.message.ID) // nobody waits for its outcome
+		defer h.stopAttempt(a.message.ID, errGivenUp) // nobody waits for its outcome
 		if reply := h.endUnanswered(context.WithoutCancel(ctx), a, err); reply != nil {
 			return reply, nil
 		}
@@ -188,7 +188,7 @@ func (c *Call) patience() time.Duration {
 func (h *Hub) callerGone(a *recordedMessage) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if h.stopAttempt(a.message.ID) {
+	if h.stopAttempt(a.message.ID, errGivenUp) {
 		return // the attempt ends, and is recorded, as cancelled
 	}
 	h.endUnanswered(ctx, a, context.Canceled)
@@ -198,12 +198,12 @@ func (h *Hub) callerGone(a *recordedMessage) {
 var errGivenUp = errors.New("hub: the sender gave the request up")
 
 // stopAttempt ends the attempt of a request that is in flight; false: there is none.
-func (h *Hub) stopAttempt(request parley.ID) bool {
+func (h *Hub) stopAttempt(request parley.ID, why error) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	stop := h.running[request]
 	if stop != nil {
-		stop(errGivenUp)
+		stop(why)
 	}
 	return stop != nil
 }

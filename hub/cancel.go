@@ -47,7 +47,7 @@ func (h *Hub) submitCancel(ctx context.Context, s Submission) (*recordedMessage,
 		return nil, h.prior(ctx, prior)
 	}
 	s.note(position)
-	stopped := h.stopAttempt(m.InReplyTo)
+	stopped := h.stopAttempt(m.InReplyTo, errGivenUp)
 	// A first attempt that began meanwhile may succeed even if it was stopped.
 	if (never || !stopped) && !told && v.State != parley.Dead {
 		h.endUnanswered(context.WithoutCancel(ctx), &recordedMessage{message: request, position: v.Position, scope: scope},

@@ -110,11 +110,14 @@ func (h *Hub) call(ctx context.Context, l *local, a delivery.Attempt) delivery.R
 	return r.addCost(h.answer(a, parts, nil))
 }
 
-// handlerError turns a handler's error into the request's Failure. Only the text of a
-// parley.Error is sent; others are logged.
+// handlerError turns a handler's error into the request's Failure, unless the hub's stop
+// ended the attempt. Only the text of a parley.Error is sent; others are logged.
 func (h *Hub) handlerError(ctx context.Context, a delivery.Attempt, err error) delivery.Result {
 	var e *parley.Error
 	switch {
+	case errors.Is(context.Cause(ctx), delivery.ErrStopped): // no answer, whatever the handler made of it
+		return delivery.Result{Err: parley.Fail(parley.Unavailable, err, "the hub was stopped during the attempt").
+			With(parley.ByHub, parley.HubStops, ""), Unknown: true, Wait: retryPause}
 	case errors.As(err, &e):
 	case ctx.Err() != nil:
 		e = parley.AsError(ctx.Err())
@@ -167,6 +170,9 @@ func (r *replier) NeedInput(parts ...parley.Part) (*parley.Message, error) {
 	}
 	if err := r.event(parley.NeedsInput, parts...); err != nil {
 		return nil, err
+	}
+	if !r.a.Sync { // nobody outside can answer once the hub stops; a caller of this process can
+		defer context.AfterFunc(r.h.open, func() { r.h.stopAttempt(r.a.Message.ID, delivery.ErrStopped) })()
 	}
 	return r.inputs.next(r.ctx)
 }

@@ -57,6 +57,8 @@ type Hub struct {
 	bindings  map[string]*bound // by protocol
 	life      context.Context   // ends with Close
 	endLife   context.CancelFunc
+	open      context.Context // ends when Close begins
+	endOpen   context.CancelFunc
 	stopWatch func()
 	macs      sync.Pool // of hash.Hash, keyed with Config.Secret
 
@@ -105,6 +107,7 @@ func New(c Config) (*Hub, error) {
 		inputs: map[parley.ID]*inputs{}, timers: map[parley.ID]*time.Timer{}, inboxes: map[string]*inbox{},
 		refusals: newRefusals(c.Refusals, c.Rand)}
 	h.life, h.endLife = context.WithCancel(context.Background())
+	h.open, h.endOpen = context.WithCancel(context.Background())
 	h.policy.Store(c.Policy)
 	dc := c.Delivery
 	dc.Log, dc.Transport, dc.Now, dc.Logger, dc.Relaxed = c.Journal, (*transport)(h), c.Now, c.Logger, c.Relaxed
@@ -253,8 +256,9 @@ func (h *Hub) resumePartition(ctx context.Context, partition int) error {
 }
 
 // Close stops delivering, and hands over to other hubs on the journal. Attempts in
-// flight have until ctx ends.
+// flight have until ctx ends, but for handlers that wait for an answer from outside.
 func (h *Hub) Close(ctx context.Context) error {
+	h.endOpen()
 	// Callers of this process wait with contexts of their own.
 	cut := false // an attempt was in flight when ctx ended; under h.mu
 	stop := context.AfterFunc(ctx, func() {
@@ -262,7 +266,7 @@ func (h *Hub) Close(ctx context.Context) error {
 		h.closing = true
 		cut = len(h.running) > 0
 		for _, cancel := range h.running {
-			cancel(nil)
+			cancel(delivery.ErrStopped)
 		}
 		var held []*waiter
 		for _, w := range h.waiters {
