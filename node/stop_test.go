@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/a2e"
@@ -102,6 +105,60 @@ func TestStopWithWaitingCallers(t *testing.T) {
 	if said := strings.TrimPrefix(log.String(), atStart); said != "" {
 		t.Errorf("the log of an orderly stop:\n%s", said)
 	}
+}
+
+// TestStopWithAnOpenQuestionOfAnAgent: an agent of this process that waits for an answer of an MCP client does not hold
+// the stop up, whether the client has the question as text, or as a form that nobody fills in.
+func TestStopWithAnOpenQuestionOfAnAgent(t *testing.T) {
+	ask := func(ctx context.Context, _ *parley.Message, _ struct{}) (string, error) {
+		m, err := parley.NeedInput(ctx, "where to?")
+		if err != nil {
+			return "", err
+		}
+		return m.Text(), nil
+	}
+	t.Run("text", func(t *testing.T) {
+		n := running(t, Config{})
+		if err := n.Handle(parley.Agent{Name: "booker", Exposed: parley.Everywhere}, parley.Skill("book", ask)); err != nil {
+			t.Fatal(err)
+		}
+		s := mcpClient(t, n, "/mcp", agentToken(t, n, "crew/alice"), "2025-11-25", nil)
+		if text, _ := said(t, s, "booker__book", "{}", nil); !strings.Contains(text, "where to?") {
+			t.Fatalf("the client got %q", text)
+		}
+		if err := n.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("form", func(t *testing.T) {
+		n := running(t, Config{})
+		if err := n.Handle(parley.Agent{Name: "booker", Exposed: parley.Everywhere}, parley.Skill("book", ask)); err != nil {
+			t.Fatal(err)
+		}
+		shown := make(chan struct{})
+		s := mcpSession(t, &mcp.StreamableClientTransport{Endpoint: n.Addresses().Local + "/mcp", DisableStandaloneSSE: true,
+			HTTPClient: &http.Client{Transport: bearer(agentToken(t, n, "crew/alice"))}}, "2025-11-25", &mcp.ClientOptions{
+			ElicitationHandler: func(ctx context.Context, _ *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+				close(shown)
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}})
+		got := make(chan error, 1)
+		go func() {
+			r, err := s.CallTool(context.Background(), &mcp.CallToolParams{Name: "booker__book"})
+			if err == nil && r.Meta["hub.parley/handle"] == nil {
+				err = fmt.Errorf("the client got %+v, and no handle", r)
+			}
+			got <- err
+		}()
+		<-shown
+		if err := n.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // logBuffer holds a log that is read while the hub writes it.

@@ -392,12 +392,23 @@ func (c *clients) news(s *mcp.ServerSession) bool {
 	return was != now
 }
 
-// sending is the middleware around what the server sends. It keeps a notice from sessions whose list is as before.
+// sending is the middleware around what the server sends. It keeps a notice from sessions whose list is as before, and
+// ends a question when the hub stops: its call is open as long as the client may answer.
 func (c *clients) sending(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, r mcp.Request) (mcp.Result, error) {
 		if s, ok := r.GetSession().(*mcp.ServerSession); ok && method == toolsChanged && !c.news(s) {
 			return nil, nil
 		}
-		return next(ctx, method, r)
+		if method != "elicitation/create" {
+			return next(ctx, method, r)
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(c.b.streaming, cancel)()
+		res, err := next(ctx, method, r)
+		if err != nil && c.b.streaming.Err() != nil {
+			return &mcp.ElicitResult{}, nil // see clientCall.resume
+		}
+		return res, err
 	}
 }

@@ -337,6 +337,10 @@ func (e *clientCall) resume(ctx context.Context) (*mcp.CallToolResult, error) {
 	if !ok {
 		return nil, badParams("inputResponses." + inputName + ": it is no answer to an elicitation")
 	}
+	if r.Action == "" && e.b.streaming.Err() != nil { // the hub stops, and ended the question
+		e.asked = nil
+		return nil, nil
+	}
 	key := journal.Key{ID: fmt.Sprintf("question %s %d", s.request, s.question), Sender: e.t.caller.Name,
 		Until: bridge.KeyEnd(s.expires)}
 	var err error
