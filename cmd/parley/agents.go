@@ -174,7 +174,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		case i.StandIn:
 			kind = " (a stand-in)"
 		}
-		line(i.Protocol, "%s %s%s", i.ID, i.URL, kind)
+		line(i.Protocol, "%s%s", identityWords(i.ID, i.URL), kind)
 	}
 	line("recorded", "%s", v.Record)
 	line("exposed in", "%s", strings.Join(v.Exposed, ", "))
@@ -463,10 +463,18 @@ func rootCause(err error) string {
 	return err.Error()
 }
 
+// identityWords are an identity and its URL, which is the identity itself in some protocols.
+func identityWords(id, url string) string {
+	if url == "" || url == id {
+		return id
+	}
+	return id + " " + url
+}
+
 func (a *app) showAdded(v added, n admin.NewAgent, ways []adder) {
 	fmt.Fprintf(a.out, "agent %s is added, with %s\n", v.Agent.Name, plural(len(v.Agent.Skills), "skill", "skills"))
 	for _, i := range n.Identities {
-		fmt.Fprintf(a.out, "  %-10s %s %s\n", i.Protocol, clean(i.ID), clean(i.URL))
+		fmt.Fprintf(a.out, "  %-10s %s\n", i.Protocol, clean(identityWords(i.ID, i.URL)))
 		if i.PublicKey != "" {
 			fmt.Fprintf(a.out, "  %-10s %s\n", "key", clean(i.PublicKey))
 		}

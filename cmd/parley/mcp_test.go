@@ -149,6 +149,7 @@ func TestAddMCP(t *testing.T) {
 		{[]string{"agents", "add", "x", "--mcp-calls", "--mcp", open}, exitUsage, "exclude each other"},
 		{[]string{"agents", "add", "x", "--mcp-attached", "--mcp-token-file", token}, exitUsage, "give --mcp URL"},
 		{[]string{"agents", "add", "x", "--mcp", "lab"}, exitUsage, "want http(s)"},
+		{[]string{"agents", "show", "open"}, exitOK, "mcp " + open},
 		{[]string{"mcp", "config", "codex"}, exitOK, "url = \"" + n.Addresses().HTTP + "/mcp\""},
 		{[]string{"mcp", "tools", "none"}, exitRefused, "none"},
 		{[]string{"mcp", "approve", "crew/files", "--yes"}, exitFailed, "nothing to approve"},
@@ -158,6 +159,9 @@ func TestAddMCP(t *testing.T) {
 		text := strings.Join(strings.Fields(out.String()), " ")
 		if code != c.code || !strings.Contains(text, strings.Join(strings.Fields(c.want), " ")) {
 			t.Errorf("%s: exit code %d\n%s", strings.Join(c.args, " "), code, &out)
+		}
+		if n := strings.Count(text, open); n > 1 {
+			t.Errorf("%s shows the URL %d times: %s", strings.Join(c.args, " "), n, &out)
 		}
 		if strings.Contains(text, "secret") {
 			t.Errorf("%s shows a secret: %s", strings.Join(c.args, " "), &out)
