@@ -8,10 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"syscall"
+	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
 )
 
@@ -24,6 +27,29 @@ func Unreachable(e *parley.Error, err error) *parley.Error {
 		return e
 	}
 	return e.With(parley.ByNetwork, reason, detail)
+}
+
+// NoToken is the error of a call of an agent for which no token could be had: err says why, and status is that of the
+// issuer's answer, 0 for none. An issuer that refuses the hub goes on refusing it.
+func NoToken(agent string, status int, err error) *parley.Error {
+	e := Unreachable(parley.Fail(parley.Unavailable, err, "%q cannot be called now", agent), err)
+	if status >= 400 && status < 500 {
+		e.Retryable = false
+	}
+	if e.Source == parley.NotStated {
+		e = e.With(parley.ByPeer, parley.WrongToken, Shorten(err.Error(), 1000))
+	}
+	return e
+}
+
+// TryLater is the outcome of a call that was answered with HTTP status 429 or 503, and perhaps with the time to wait.
+func TryLater(agent string, status int, after time.Duration) hub.Outcome {
+	e, wait := parley.Fail(parley.Unavailable, nil, "%q asks to come back later", agent), after
+	if status == http.StatusTooManyRequests {
+		e.Code, wait = parley.RateLimited, max(after, time.Second)
+	}
+	e.After = after
+	return hub.Outcome{Err: e, Wait: wait}
 }
 
 // NetworkFault classes an error of the network, and says in one sentence what happened

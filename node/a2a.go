@@ -23,14 +23,12 @@ var a2aProtocol = Protocol{
 	Name:    bridge.Protocol,
 	Section: func(c *Config) any { return &c.A2A },
 	Agent:   func(a *Agent) any { return &a.A2A },
-	Files: func(c *Config) (files []*string) {
-		for _, a := range c.Agents {
-			if t := a.A2A; t != nil {
-				files = append(files, t.credentialFiles()...)
-			}
+	Files: peerFiles(func(a *Agent) *PeerCredentials {
+		if a.A2A == nil {
+			return nil
 		}
-		return files
-	},
+		return &a.A2A.PeerCredentials
+	}),
 	Check:      func(c *Config) error { return c.A2A.check() },
 	CheckAgent: func(name string, a *Agent) error { return a.A2A.check(name) },
 	Listeners: func(c *Config) []Listener {
@@ -177,12 +175,7 @@ func (n *Node) A2A() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
 func openA2A(_ context.Context, n *Node) (*Binding, error) {
 	c := n.c.A2A
 	if c.Off {
-		return &Binding{Agent: func(name string, a *Agent) (e Enrolment, err error) {
-			if a.A2A != nil {
-				err = fmt.Errorf("agents.%s.a2a: a2a.off is set", name)
-			}
-			return e, err
-		}}, nil
+		return switchedOff(bridge.Protocol, func(a *Agent) bool { return a.A2A != nil }), nil
 	}
 	answer, err := sizeOr("a2a.max_answer", c.MaxAnswer, 0)
 	if err != nil {

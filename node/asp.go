@@ -114,12 +114,7 @@ func (n *Node) ASP() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
 func openASP(ctx context.Context, n *Node) (*Binding, error) {
 	c := n.c.ASP
 	if c.Off {
-		return &Binding{Agent: func(name string, a *Agent) (e Enrolment, err error) {
-			if a.ASP != nil {
-				err = fmt.Errorf("agents.%s.asp: asp.off is set", name)
-			}
-			return e, err
-		}}, nil
+		return switchedOff(bridge.Protocol, func(a *Agent) bool { return a.ASP != nil }), nil
 	}
 	key, err := n.shared(ctx, "asp tokens", 32)
 	if err != nil {

@@ -16,14 +16,12 @@ var mcpProtocol = Protocol{
 	Name:    bridge.Protocol,
 	Section: func(c *Config) any { return &c.MCP },
 	Agent:   func(a *Agent) any { return &a.MCP },
-	Files: func(c *Config) (files []*string) {
-		for _, a := range c.Agents {
-			if t := a.MCP; t != nil {
-				files = append(files, t.credentialFiles()...)
-			}
+	Files: peerFiles(func(a *Agent) *PeerCredentials {
+		if a.MCP == nil {
+			return nil
 		}
-		return files
-	},
+		return &a.MCP.PeerCredentials
+	}),
 	Check:      func(c *Config) error { return c.MCP.check() },
 	CheckAgent: func(name string, a *Agent) error { return a.MCP.check(name) },
 	AgentID: func(a *Agent) string {
@@ -171,12 +169,7 @@ func (n *Node) MCP() *bridge.Binding { return bindingOf[*bridge.Binding](n) }
 func openMCP(_ context.Context, n *Node) (*Binding, error) {
 	c := n.c.MCP
 	if c.Off {
-		return &Binding{Agent: func(name string, a *Agent) (e Enrolment, err error) {
-			if a.MCP != nil {
-				err = fmt.Errorf("agents.%s.mcp: mcp.off is set", name)
-			}
-			return e, err
-		}}, nil
+		return switchedOff(bridge.Protocol, func(a *Agent) bool { return a.MCP != nil }), nil
 	}
 	answer, err := sizeOr("mcp.max_answer", c.MaxAnswer, 0)
 	if err != nil {

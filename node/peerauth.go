@@ -45,6 +45,18 @@ func (p *PeerCredentials) credentialFiles() []*string {
 	return []*string{&p.TokenFile, &p.APIKeyFile, &p.OAuth.ClientSecretFile, &p.Cert, &p.Key}
 }
 
+// peerFiles is [Protocol.Files] of a protocol whose tables of agents have credentials; of gives nil for no table.
+func peerFiles(of func(*Agent) *PeerCredentials) func(*Config) []*string {
+	return func(c *Config) (files []*string) {
+		for _, a := range c.Agents {
+			if p := of(&a); p != nil {
+				files = append(files, p.credentialFiles()...)
+			}
+		}
+		return files
+	}
+}
+
 // namesFiles reports that there are files, which may change while the configuration does not.
 func (p *PeerCredentials) namesFiles() bool {
 	return slices.ContainsFunc(p.credentialFiles(), func(f *string) bool { return *f != "" })

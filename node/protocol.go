@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"net"
 
 	"github.com/parley-hub/parley"
@@ -108,6 +109,16 @@ func entry[T any](sections *map[string]any, protocol string) *T {
 		(*sections)[protocol] = s
 	}
 	return s
+}
+
+// switchedOff is a protocol that the node does not speak: named reports whether an agent has a table of it.
+func switchedOff(protocol string, named func(*Agent) bool) *Binding {
+	return &Binding{Agent: func(name string, a *Agent) (e Enrolment, err error) {
+		if named(a) {
+			err = fmt.Errorf("agents.%s.%s: %[2]s.off is set", name, protocol)
+		}
+		return e, err
+	}}
 }
 
 // openProtocols makes the bindings.

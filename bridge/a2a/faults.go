@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
 	protocol "github.com/a2aproject/a2a-go/v2/a2a"
 
@@ -54,14 +53,7 @@ func failedCall(agent string, err error) hub.Outcome {
 	case isContent:
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "A2A cannot carry the content: %v", content.error)}
 	case isToken:
-		e := bridge.Unreachable(parley.Fail(parley.Unavailable, err, "%q cannot be called now", agent), token.Err)
-		if token.Status >= 400 && token.Status < 500 {
-			e.Retryable = false
-		}
-		if e.Source == parley.NotStated {
-			e = e.With(parley.ByPeer, parley.WrongToken, clipped(token.Error(), maxErrorText))
-		}
-		return hub.Outcome{Err: e}
+		return hub.Outcome{Err: bridge.NoToken(agent, token.Status, token)}
 	case errors.Is(err, errLarge):
 		return hub.Outcome{Answered: true, Failure: bridge.AnswerTooLarge(parley.Refuse(parley.HandlerFailed,
 			"the agent's answer is too large").Because(err), "the hub takes")}
@@ -123,16 +115,8 @@ func failedStatus(agent string, s *statusError) hub.Outcome {
 	}
 	switch {
 	case s.status == http.StatusTooManyRequests, s.status == http.StatusServiceUnavailable:
-		code := parley.RateLimited
-		if s.status == http.StatusServiceUnavailable {
-			code = parley.Unavailable
-		}
-		e := parley.Fail(code, s, "%q asks to come back later", agent)
-		e.After = s.after
-		out := hub.Outcome{Err: said(e), Wait: s.after}
-		if code == parley.RateLimited {
-			out.Wait = max(s.after, time.Second)
-		}
+		out := bridge.TryLater(agent, s.status, s.after)
+		out.Err = said(out.Err)
 		return out
 	case s.status == http.StatusBadGateway, s.status == http.StatusGatewayTimeout:
 		return hub.Outcome{Err: said(parley.Fail(parley.Unavailable, s, "%q did not answer", agent)), Unknown: true}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 
@@ -48,14 +47,7 @@ func failedCall(agent, tool string, err error) hub.Outcome {
 		return failedStatus(agent, status, sent)
 	}
 	if token, ok := errors.AsType[*peerauth.TokenError](err); ok {
-		e := bridge.Unreachable(lost("%q cannot be called now"), token.Err)
-		if token.Status >= 400 && token.Status < 500 {
-			e.Retryable = false
-		}
-		if e.Source == parley.NotStated {
-			e = e.With(parley.ByPeer, parley.WrongToken, shownText(token.Error(), maxErrorText))
-		}
-		return hub.Outcome{Err: e}
+		return hub.Outcome{Err: bridge.NoToken(agent, token.Status, token)}
 	}
 	if e, ok := errors.AsType[*parley.Error](err); ok { // the hub refused the call or the answer
 		if e.Retryable {
@@ -120,16 +112,8 @@ func failedStatus(agent string, s *serverStatus, sent bool) hub.Outcome {
 	said := func(e *parley.Error) *parley.Error { return bridge.Answered(e.Because(s), Protocol, s.text, number) }
 	switch {
 	case s.status == http.StatusTooManyRequests, s.status == http.StatusServiceUnavailable:
-		code := parley.RateLimited
-		if s.status == http.StatusServiceUnavailable {
-			code = parley.Unavailable
-		}
-		e := parley.Fail(code, s, "%q asks to come back later", agent)
-		e.After = s.after
-		out := hub.Outcome{Err: said(e), Wait: s.after}
-		if code == parley.RateLimited {
-			out.Wait = max(s.after, time.Second)
-		}
+		out := bridge.TryLater(agent, s.status, s.after)
+		out.Err = said(out.Err)
 		return out
 	case sent:
 		return hub.Outcome{Err: said(parley.Fail(parley.Unavailable, s, "%q did not answer", agent)), Unknown: true}
