@@ -747,6 +747,10 @@ func TestCallsOfMovedPartitions(t *testing.T) {
 		moved = slices.IndexFunc(sent, func(m *parley.Message) bool { return b.outgoing.elsewhere[m.ID].To != "" })
 		return moved >= 0
 	})
+	e, _ := a.dir.Agent("files")
+	if all := lines(a.way(t.Context(), e, IdentityOfTunnel("files"))); !strings.Contains(all, "other hubs skipped") {
+		t.Errorf("the doctor does not say that each hub needs an attach:\n%s", all)
+	}
 	b.about(parley.Cancel, sent[moved])
 	if err := <-ended; !errors.Is(err, errGivenUp) {
 		t.Errorf("the call ended by %v", err)

@@ -31,11 +31,16 @@ func (o *outgoing) way(ctx context.Context, agent string, id parley.Identity) hu
 	case s.open:
 		w.OK("connection", "open, in revision %s of MCP", s.version)
 	case tunnel:
-		w.Fail("connection", "parley mcp attach "+agent+" -- COMMAND", "the server is not attached; its messages wait")
+		w.Fail("connection", "parley mcp attach "+agent+" -- COMMAND", "the server is not attached to this hub; its messages "+
+			"wait")
 	case s.err != nil:
 		w.Fail("connection", "", "the server cannot be reached: %s", faultText(s.err))
 	default:
 		w.Skip("connection", "the next call opens it")
+	}
+	if tunnel && o.sharesJournal() {
+		w.Skip("other hubs", "each hub of the cluster delivers a part of the messages, through its own connection: run one "+
+			"`parley mcp attach %s --url HUB` for each, at that hub's own address, and `parley doctor %[1]s` at each", agent)
 	}
 	o.toolsWay(ctx, &w, agent)
 	if !tunnel {
@@ -58,6 +63,17 @@ func (o *outgoing) way(ctx context.Context, agent string, id parley.Identity) hu
 		w.OK("load", "it works on %d calls of this hub, of at most %d", open, maxCalls)
 	}
 	return w
+}
+
+// sharesJournal reports whether other hubs deliver a part of the messages.
+func (o *outgoing) sharesJournal() bool {
+	j := o.b.c.Journal
+	for p := range j.Partitions() {
+		if !j.Owned(p) {
+			return true
+		}
+	}
+	return false
 }
 
 // toolsWay says which tools agents may call.

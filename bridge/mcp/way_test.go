@@ -44,6 +44,9 @@ func TestWay(t *testing.T) {
 					t.Errorf("no %q in\n%s", want, all)
 				}
 			}
+			if strings.Contains(all, "other hubs") {
+				t.Errorf("there is one hub:\n%s", all)
+			}
 			if IsTunnel(c.id.ID) == strings.Contains(all, "credentials") || IsTunnel(c.id.ID) == (len(way.Addresses) == 1) {
 				t.Errorf("addresses %q\n%s", way.Addresses, all)
 			}
