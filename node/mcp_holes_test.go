@@ -73,7 +73,8 @@ func TestMCPDoor(t *testing.T) {
 		name, path, token string
 		status            int
 	}{{"her own", "/mcp", alice, 200}, {"another caller", "/mcp", bob, 404},
-		{"another endpoint", "/mcp/agents/echo", alice, 404}, {"no token", "/mcp", "", 401}, {"another token", "/mcp", "Bearer x", 401}} {
+		{"another endpoint", "/mcp/agents/echo", alice, 404}, {"no token", "/mcp", "", 401},
+		{"another token", "/mcp", "Bearer x", 401}} {
 		headers := []string{"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-11-25"}
 		if c.token != "" {
 			headers = append(headers, "Authorization", c.token)

@@ -174,7 +174,8 @@ func (b *Binding) opensToGuests(name string) bool {
 // Start begins the work in the background.
 func (b *Binding) Start(ctx context.Context) error {
 	b.requests.Start()
-	for _, start := range []func(context.Context) error{b.inbox.start, b.clients.start, b.servers.start, b.outgoing.start} {
+	for _, start := range []func(context.Context) error{b.inbox.start, b.clients.start, b.servers.start,
+		b.outgoing.start} {
 		if err := start(ctx); err != nil {
 			return err
 		}
@@ -182,7 +183,8 @@ func (b *Binding) Start(ctx context.Context) error {
 	return nil
 }
 
-// EndStreams ends streams and tunnels, which would hold up the shutdown of the listener. Calls that wait get their handle.
+// EndStreams ends streams and tunnels, which would hold up the shutdown of the listener. Calls that wait get their
+// handle.
 func (b *Binding) EndStreams() { b.endStreams() }
 
 // Close ends the work in the background.

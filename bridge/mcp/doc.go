@@ -30,6 +30,6 @@
 //
 // # Callers
 //
-// [bridge.Callers] knows callers by token, OIDC or TLS certificate: assurance session. A caller without credentials is a
-// guest, refused unless an agent is open to guests.
+// [bridge.Callers] knows callers by token, OIDC or TLS certificate: assurance session. A caller without credentials is
+// a guest, refused unless an agent is open to guests.
 package mcp

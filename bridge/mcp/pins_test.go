@@ -209,7 +209,8 @@ func TestToolList(t *testing.T) {
 		t.Parallel()
 		tools, _, err := toolList([]*mcp.Tool{{Name: "a",
 			Description: "x\u202ey\U000E0041z\x1b[1m\u200d" + strings.Repeat("é", 4096)}})
-		if d := tools[0].Description; err != nil || !strings.HasPrefix(d, "xyz[1mé") || utf8.RuneCountInString(d) > maxPinnedText {
+		if d := tools[0].Description; err != nil || !strings.HasPrefix(d, "xyz[1mé") ||
+			utf8.RuneCountInString(d) > maxPinnedText {
 			t.Errorf("%q, %v", d, err)
 		}
 	})

@@ -18,8 +18,8 @@ func TestMCP011OneForm(t *testing.T) {
 		`{"id":"a\u0062","more":1,"jsonrpc":"2.0", "method":"tools\u002flist" }`: `` +
 			`{"jsonrpc":"2.0","id":"ab","method":"tools/list"}`,
 		`{"jsonrpc":"2.0","method":"ping","params":null}`: `{"jsonrpc":"2.0","method":"ping"}`,
-		`{"jsonrpc":"2.0","id":-0,"method":"x","params":{"n":12345678901234567890.10}}`: `{"jsonrpc":"2.0","id":0,"method":"x",` +
-			`"params":{"n":12345678901234567890.10}}`,
+		`{"jsonrpc":"2.0","id":-0,"method":"x","params":{"n":12345678901234567890.10}}`: `{"jsonrpc":"2.0","id":0,` +
+			`"method":"x","params":{"n":12345678901234567890.10}}`,
 		`{"jsonrpc":"2.0","id":1,"result":{"a":1e2}}`: `{"jsonrpc":"2.0","id":1,"result":{"a":1e2}}`,
 		`{"jsonrpc":"2.0","id":1,"error":{"message":"m","code":-5,"x":1,"data":[1]}}`: `{"jsonrpc":"2.0","id":1,` +
 			`"error":{"code":-5,"message":"m","data":[1]}}`,

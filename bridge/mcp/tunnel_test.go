@@ -521,7 +521,8 @@ func TestTunnelOfServer(t *testing.T) {
 			})
 			for _, c := range []struct{ name, answer, want string }{
 				{"a duplicate member", `{"jsonrpc":"2.0","id":%d,"result":{"content":[],"content":[]}}`, "duplicate"},
-				{"result and error", `{"jsonrpc":"2.0","id":%d,"result":{},"error":{"code":-1,"message":""}}`, "result or an error"},
+				{"result and error", `{"jsonrpc":"2.0","id":%d,"result":{},"error":{"code":-1,"message":""}}`,
+					"result or an error"},
 			} {
 				done := make(chan error)
 				go func() {

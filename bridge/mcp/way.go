@@ -31,8 +31,8 @@ func (o *outgoing) way(ctx context.Context, agent string, id parley.Identity) hu
 	case s.open:
 		w.OK("connection", "open, in revision %s of MCP", s.version)
 	case tunnel:
-		w.Fail("connection", "parley mcp attach "+agent+" -- COMMAND", "the server is not attached to this hub; its messages "+
-			"wait")
+		w.Fail("connection", "parley mcp attach "+agent+" -- COMMAND",
+			"the server is not attached to this hub; its messages wait")
 	case s.err != nil:
 		w.Fail("connection", "", "the server cannot be reached: %s", faultText(s.err))
 	default:

@@ -82,8 +82,8 @@ approved.`,
 				plural(len(now.Approved), "tool", "tools"))
 		}),
 	}
-	c.Flags().StringVar(&digest, "digest", "", "digest of the tools that you looked at, as parley mcp tools shows it, or its "+
-		"first 8 characters")
+	c.Flags().StringVar(&digest, "digest", "", "digest of the tools that you looked at, as parley mcp tools shows it, or "+
+		"its first 8 characters")
 	c.Flags().BoolVar(&yes, "yes", false, "approve what the server lists now, whatever it is")
 	return c
 }
