@@ -36,7 +36,7 @@ var statusCodes = map[int]parley.Code{
 }
 
 // failedCall is the outcome of a call without an answer that can be used.
-func failedCall(agent, tool string, err error) hub.Outcome {
+func failedCall(agent string, err error) hub.Outcome {
 	if e, ok := errors.AsType[*jsonrpc.Error](err); ok {
 		return hub.Outcome{Answered: true, Failure: refusedCall(e)}
 	}

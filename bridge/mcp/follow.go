@@ -263,7 +263,7 @@ func (c *outCall) try() (*parley.Message, error) {
 
 // failed gives the outcome of a call without an answer. ended: nobody needs it but an attempt.
 func (c *outCall) failed(err error) (out hub.Outcome, ended bool) {
-	out = failedCall(c.agent, c.params.Name, err)
+	out = failedCall(c.agent, err)
 	cause := context.Cause(c.ctx)
 	switch {
 	case c.ctx.Err() == nil:

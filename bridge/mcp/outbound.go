@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -119,6 +120,10 @@ func (o *outgoing) begin(ctx context.Context, out hub.Outbound) hub.Outcome {
 	if failure != nil && failure.Retryable { // the tools were never read
 		if err := o.meet(ctx, c.agent, out.Identity); err != nil {
 			failure = failure.Because(err)
+			why := failedCall(c.agent, &callError{err: err})
+			if e := cmp.Or(why.Err, why.Failure); e.Reason != "" {
+				failure = failure.With(e.Source, e.Reason, e.Detail)
+			}
 		} else {
 			failure = o.compose(c, out)
 		}

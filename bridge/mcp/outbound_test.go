@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -610,6 +611,24 @@ func TestToolsReadForARequest(t *testing.T) {
 			t.Errorf("%d calls", len(w.made()))
 		}
 	})
+}
+
+// A server whose tools were never read, and which cannot be reached, is at fault as it is for any call: the requester
+// hears why.
+func TestToolsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	w := newOutWorld(t, outConfig{}, after(0, says("x"), nil))
+	w.outgoing.tool = func(string, string) (*ToolText, bool) { return nil, false }
+	w.outgoing.meet = func(context.Context, string, parley.Identity) error { return syscall.ECONNREFUSED }
+	id, err := IdentityAt("https://new.test/mcp")
+	w.must(err)
+	e, err := w.dir.Put(t.Context(), parley.Agent{Name: "new", Identities: []parley.Identity{id}}, directory.FromOperator)
+	w.must(err)
+	m := asks("", parley.Part{MediaType: "application/json", Data: []byte("{}")}).Message
+	out := w.outgoing.deliver(t.Context(), hub.Outbound{Message: m, Recipient: e, Identity: id})
+	if out.Err == nil || out.Err.Reason != parley.ConnectionRefused || out.Unknown {
+		t.Errorf("%+v", out)
+	}
 }
 
 // Content that a tool cannot take is refused before any call.
