@@ -111,7 +111,7 @@ func (s *mcpFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 	}
 	i, err := bridge.IdentityAt(s.url)
 	if err != nil {
-		return id, usage("--mcp %q: want http(s)://HOST[:PORT][/PATH], the URL of the server's MCP endpoint", s.url)
+		return id, usage("--mcp: %w", err)
 	}
 	id = admin.NewIdentity{Protocol: i.Protocol, ID: i.ID, URL: i.URL, Credentials: secrets}
 	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }

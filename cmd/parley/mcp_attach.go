@@ -63,7 +63,7 @@ The hub is that of the data directory, or the one at --url. The token is that of
 				return err
 			}
 			if _, err := exec.LookPath(server.Args[0]); err != nil {
-				return usage("%w", err)
+				return usage("%w\n        give the path of a program that is on this machine", err)
 			}
 			log, err := a.logger("info", new(slog.LevelVar))
 			if err != nil {

@@ -113,7 +113,8 @@ func (a *app) sendMCP(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	}
 	session, shown, err := openMCP(ctx, i.URL, http.DefaultTransport, token, progress)
 	if err != nil {
-		return shown.failed(err, "is the server running, and is --url its MCP endpoint?")
+		return shown.failed(err, "is the server running, and is --url its MCP endpoint? That of a hub is http://HUB"+
+			bridge.Base+", or http://HUB"+bridge.Base+"/agents/NAME for one agent")
 	}
 	defer session.Close()
 	tool, err := mcpTool(ctx, session, s.skill)
@@ -129,7 +130,11 @@ func (a *app) sendMCP(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	}
 	r, err := session.CallTool(ctx, p)
 	if err != nil {
-		return shown.failed(err, "")
+		failed, advice := *shown, "" // of the call: the list is another request
+		if names, e := mcpToolNames(ctx, session); e == nil && !slices.Contains(names, tool) {
+			advice = "say which tool: --skill NAME; it has " + someOf(names)
+		}
+		return failed.failed(err, advice)
 	}
 	text := cmp.Or(mcpText(r.Content), "(an empty answer)")
 	if !r.IsError {
@@ -163,21 +168,32 @@ func mcpTool(ctx context.Context, session *mcp.ClientSession, named string) (str
 	if named != "" {
 		return named, nil
 	}
-	var names []string
+	names, err := mcpToolNames(ctx, session)
+	switch {
+	case err != nil:
+		return "", err
+	case len(names) == 1:
+		return names[0], nil
+	}
+	return "", usage("say which tool: --skill NAME; it has %s", someOf(names))
+}
+
+// mcpToolNames lists the tools of a server, without those of a hub itself.
+func mcpToolNames(ctx context.Context, session *mcp.ClientSession) (names []string, err error) {
 	for t, err := range session.Tools(ctx, nil) {
 		if err != nil {
-			return "", err
+			return nil, err
 		}
 		if !strings.HasPrefix(t.Name, "parley_") && len(names) < maxMCPTools {
 			names = append(names, short(t.Name, 128))
 		}
 	}
-	if len(names) == 1 {
-		return names[0], nil
-	}
 	slices.Sort(names)
-	return "", usage("say which tool: --skill NAME; it has %s",
-		cmp.Or(strings.Join(names[:min(len(names), 20)], ", "), "none"))
+	return names, nil
+}
+
+func someOf(names []string) string {
+	return cmp.Or(strings.Join(names[:min(len(names), 20)], ", "), "none")
 }
 
 // failed gives an error its exit code and advice.
@@ -193,9 +209,16 @@ func (s *mcpShown) failed(err error, advice string) error {
 		advice = cmp.Or(advice, "the server may have the call")
 		return &exitError{exitUnreachable, fmt.Errorf("%w\n        %s", s.lost, advice)}
 	case answered:
-		return &exitError{exitRefused, atHub(clean(fmt.Sprintf("%s (%d)", wire.Message, wire.Code)), s.ref)}
+		text := clean(fmt.Sprintf("%s (%d)", wire.Message, wire.Code))
+		if advice != "" {
+			text += "\n        " + clean(advice)
+		}
+		return &exitError{exitRefused, atHub(text, s.ref)}
 	case errors.Is(err, context.DeadlineExceeded):
 		return &exitError{exitUnreachable, fmt.Errorf("%w\n        no answer came in time: wait longer (--wait)", err)}
+	}
+	if advice != "" {
+		err = fmt.Errorf("%w\n        %s", err, advice)
 	}
 	return &exitError{exitUnreachable, err}
 }

@@ -70,6 +70,10 @@ func mcpServer(t *testing.T, token string) string {
 			http.Error(w, "no", http.StatusUnauthorized)
 			return
 		}
+		if r.URL.Path != "/mcp" {
+			http.NotFound(w, r)
+			return
+		}
 		h.ServeHTTP(w, r)
 	}))
 	t.Cleanup(func() {
@@ -98,7 +102,8 @@ func TestSendMCP(t *testing.T) {
 		{[]string{"--url", open, "--skill", "echo"}, exitOK, `{}`},
 		{[]string{"--url", open, "fail"}, exitRefused, `{"text":"fail"}`},
 		{[]string{"--url", open, "--json", "hello"}, exitOK, `"content":[`},
-		{[]string{"--url", open, "--skill", "none", "x"}, exitRefused, "none"},
+		{[]string{"--url", open, "--skill", "none", "x"}, exitRefused, "it has echo"},
+		{[]string{"--url", strings.TrimSuffix(open, "mcp") + "none", "x"}, exitUnreachable, "is --url its MCP endpoint?"},
 		{[]string{"--url", shut, "--token-file", token, "hi"}, exitOK, `{"text":"hi"}`},
 		{[]string{"--url", shut, "hi"}, exitRefused, "is the token right?"},
 		{[]string{"--url", "http://127.0.0.1:1/mcp", "hi"}, exitUnreachable, "--url"},
@@ -149,6 +154,7 @@ func TestAddMCP(t *testing.T) {
 		{[]string{"agents", "add", "x", "--mcp-calls", "--mcp", open}, exitUsage, "exclude each other"},
 		{[]string{"agents", "add", "x", "--mcp-attached", "--mcp-token-file", token}, exitUsage, "give --mcp URL"},
 		{[]string{"agents", "add", "x", "--mcp", "lab"}, exitUsage, "want http(s)"},
+		{[]string{"agents", "add", "x", "--mcp", "http://u:p@lab.example/mcp"}, exitUsage, "want no user"},
 		{[]string{"agents", "show", "open"}, exitOK, "mcp " + open},
 		{[]string{"mcp", "config", "codex"}, exitOK, "url = \"" + n.Addresses().HTTP + "/mcp\""},
 		{[]string{"mcp", "tools", "none"}, exitRefused, "none"},
