@@ -19,6 +19,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/hub"
 )
 
 const mcpInitialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25",` +
@@ -286,5 +287,20 @@ func TestMCPTokensOfAnIssuer(t *testing.T) {
 	if err := json.NewDecoder(found.Body).Decode(&m); err != nil || m.Resource != "https://hub.example/mcp" ||
 		len(m.Servers) != 1 || m.Servers[0] != l.URL {
 		t.Errorf("%+v %v", m, err)
+	}
+}
+
+// TestMCPServerAway: a server that does not listen has not answered, although the SDK makes an error of JSON-RPC of it.
+func TestMCPServerAway(t *testing.T) {
+	n := running(t, Config{Network: Network{Allow: []string{"loopback"}},
+		Agents: map[string]Agent{"shop": {MCP: &MCPAgent{URL: "http://127.0.0.1:1/mcp"}}}})
+	m, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "alice", Message: &parley.Message{Kind: parley.Request, From: "alice",
+		To: "shop", Parts: []parley.Part{parley.Text("hello")},
+		Origin: parley.Origin{Protocol: "api", Peer: "alice", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Error == nil || m.Error.Reason != parley.ConnectionRefused {
+		t.Errorf("%+v", m.Error)
 	}
 }

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -99,7 +100,10 @@ func (l *link) open(ctx context.Context, t mcp.Transport) error {
 	})
 	if err != nil {
 		unblock()
-		return fmt.Errorf("cannot connect: %w", errors.Join(opened.fault(), err))
+		if fault := cmp.Or(opened.fault(), transportFault(err)); fault != nil {
+			err = fault
+		}
+		return fmt.Errorf("cannot connect: %w", err)
 	}
 	l.mu.Lock()
 	l.session = session
