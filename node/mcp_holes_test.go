@@ -294,8 +294,8 @@ func TestMCPTokensOfAnIssuer(t *testing.T) {
 func TestMCPServerAway(t *testing.T) {
 	n := running(t, Config{Network: Network{Allow: []string{"loopback"}},
 		Agents: map[string]Agent{"shop": {MCP: &MCPAgent{URL: "http://127.0.0.1:1/mcp"}}}})
-	m, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "alice", Message: &parley.Message{Kind: parley.Request, From: "alice",
-		To: "shop", Parts: []parley.Part{parley.Text("hello")},
+	m, err := n.Hub().Ask(t.Context(), hub.Submission{Scope: "alice", Message: &parley.Message{Kind: parley.Request,
+		From: "alice", To: "shop", Parts: []parley.Part{parley.Text("hello")},
 		Origin: parley.Origin{Protocol: "api", Peer: "alice", Verdict: parley.Verdict{Assurance: parley.Session}}}})
 	if err != nil {
 		t.Fatal(err)

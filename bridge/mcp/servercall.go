@@ -354,8 +354,8 @@ func (o *ongoing) fulfil(asked mcp.InputRequestMap) (mcp.InputResponseMap, error
 	return out, nil
 }
 
-// transportFault is the cause of an error that the SDK made an error of JSON-RPC, as if the server had answered; nil: the
-// transport is not at fault.
+// transportFault is the cause of an error that the SDK made an error of JSON-RPC, as if the server had answered; nil:
+// the transport is not at fault.
 func transportFault(err error) error {
 	if e, ok := errors.AsType[*serverStatus](err); ok {
 		return e

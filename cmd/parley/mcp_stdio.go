@@ -123,8 +123,8 @@ func (to mcpTunnelTo) open(ctx context.Context) (*mcpTunnel, error) {
 		text = "the caller may not do this\n        is the token that of the agent, and is the address of the hub in its " +
 			"configuration (public_url)?"
 	case http.StatusNotFound:
-		text = "the hub has no such endpoint or agent\n        is the agent exposed in mcp (parley agents expose NAME mcp), or " +
-			"added for parley mcp attach\n        (parley agents add NAME --mcp-attached), and is --url that of the hub?"
+		text = "the hub has no such endpoint or agent\n        is the agent exposed in mcp (parley agents expose NAME mcp)" +
+			", or added for parley mcp attach\n        (parley agents add NAME --mcp-attached), and is --url that of the hub?"
 	default:
 		text, code = fmt.Sprintf("the hub answered HTTP %d", r.StatusCode), exitUnreachable
 	}
