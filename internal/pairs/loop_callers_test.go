@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/parley-hub/parley"
@@ -55,6 +56,7 @@ func TestLoopMCP(t *testing.T) {
 func (l callersLoop) test(t *testing.T) {
 	peer := newPeer(t, l.protocol, l.protocol+"-peer")
 	a, b := newTestNode(t, node.Config{Name: "hub-a"}, peer), newTestNode(t, node.Config{Name: "hub-b"})
+	var learned []chan struct{}
 	for _, way := range []struct {
 		at, other *testNode
 		agent     string
@@ -77,9 +79,27 @@ func (l callersLoop) test(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := way.at.Hub().Directory().Put(t.Context(), parley.Agent{Name: way.agent, Exposed: parley.Everywhere,
+		dir := way.at.Hub().Directory()
+		if l.skills == nil {
+			told := make(chan struct{})
+			first := sync.OnceFunc(func() { close(told) })
+			defer dir.Watch(func(c directory.Change) {
+				if c.New != nil && c.New.Name == way.agent && len(c.New.Skills) > 0 {
+					first()
+				}
+			})()
+			learned = append(learned, told)
+		}
+		if _, err := dir.Put(t.Context(), parley.Agent{Name: way.agent, Exposed: parley.Everywhere,
 			Identities: []parley.Identity{id}, Skills: l.skills}, directory.FromOperator); err != nil {
 			t.Fatal(err)
+		}
+	}
+	for _, told := range learned {
+		select {
+		case <-told:
+		case <-patient(t).Done():
+			t.Fatal("a hub never learned what an agent of the other one can do")
 		}
 	}
 	a.join(t, peer)
