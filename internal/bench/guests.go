@@ -208,7 +208,8 @@ func (g *guests) start(ctx context.Context) (err error) {
 	late := time.AfterFunc(readyWithin, g.end)
 	defer late.Stop()
 	g.at = node.Addresses{}
-	g.hub, err = start(ctx, append(slices.Clone(g.Hub), "--config", g.config, "--json"), nil, &g.at)
+	g.hub, err = start(ctx, append(slices.Clone(g.Hub), "--config", g.config, "--json"), nil, &g.at,
+		&hubErrors{})
 	return err
 }
 
@@ -235,7 +236,7 @@ func (g *guests) restart(ctx context.Context, r *GuestsReport) error {
 
 // talkUnderAttack lets the agents join and talk, first without an attack.
 func (g *guests) talkUnderAttack(ctx context.Context, r *GuestsReport) error {
-	leave, err := join(ctx, g.peers, g.at, g.data)
+	leave, err := join(ctx, g.peers, g.at, pairs.Announced(g.data))
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -216,12 +217,17 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 		return 0, 0, err
 	}
 	var at node.Addresses
-	hub, err := start(ctx, append(slices.Clone(c.Hub), "--config", path, "--json"), nil, &at)
+	var errs hubErrors
+	hub, err := start(ctx, append(slices.Clone(c.Hub), "--config", path, "--json"), nil, &at, &errs)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer kill(hub)
-	leave, err := join(ctx, all, at, config.Data)
+	token := pairs.Announced(config.Data)
+	if storage == floor.Memory { // such a hub announces nothing
+		token = errs.operated(at.Admin)
+	}
+	leave, err := join(ctx, all, at, token)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -235,8 +241,9 @@ func (c *PairsConfig) pair(ctx context.Context, storage floor.Storage, from, to 
 // joinWithin bounds the time in which one peer joins a hub.
 const joinWithin = time.Minute
 
-// join connects peers to a hub with a data directory, until leave is called.
-func join(ctx context.Context, peers []pairs.Peer, at node.Addresses, data string) (leave func(), err error) {
+// join connects peers to a hub, until leave is called. token is as in pairs.Place.
+func join(ctx context.Context, peers []pairs.Peer, at node.Addresses,
+	token func(ctx context.Context, agent string) (string, error)) (leave func(), err error) {
 	measured, over := context.WithCancel(ctx)
 	leave = func() {
 		over()
@@ -246,7 +253,7 @@ func join(ctx context.Context, peers []pairs.Peer, at node.Addresses, data strin
 		}
 		leaving.Wait()
 	}
-	place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Token: pairs.Announced(data),
+	place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Token: token,
 		Log: slog.New(until{slog.Default().Handler(), measured})}
 	for _, p := range peers {
 		joining, cancel := context.WithTimeout(ctx, joinWithin)
@@ -329,7 +336,7 @@ func (c *PairsConfig) floor(ctx context.Context, storage floor.Storage, steps []
 		return 0, err
 	}
 	var at floor.Place
-	bare, err := start(ctx, c.Floor, in, &at)
+	bare, err := start(ctx, c.Floor, in, &at, &hubErrors{})
 	if err != nil {
 		return 0, err
 	}
@@ -349,11 +356,63 @@ func kill(p *exec.Cmd) {
 	_ = p.Wait() // it was killed
 }
 
+// hubErrors is what a hub's process writes to standard error.
+type hubErrors struct {
+	mu   sync.Mutex
+	text []byte
+	more chan struct{} // closed when there is more; nil: nobody waits
+}
+
+// maxHubErrors bounds what is kept: the beginning.
+const maxHubErrors = 64 << 10
+
+func (e *hubErrors) Write(b []byte) (int, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.text = append(e.text, b[:min(len(b), maxHubErrors-len(e.text))]...)
+	if e.more != nil {
+		close(e.more)
+		e.more = nil
+	}
+	return len(b), nil
+}
+
+func (e *hubErrors) String() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return string(e.text)
+}
+
+// firstToken matches the words in which a hub shows its first token of the admin API.
+var firstToken = regexp.MustCompile(`(?m)^admin token  (\S+)$`)
+
+// operated gives the Token of a place whose hub shows its first token.
+func (e *hubErrors) operated(admin string) func(ctx context.Context, agent string) (string, error) {
+	return func(ctx context.Context, agent string) (string, error) {
+		for {
+			e.mu.Lock()
+			found := firstToken.FindSubmatch(e.text)
+			if e.more == nil {
+				e.more = make(chan struct{})
+			}
+			more := e.more
+			e.mu.Unlock()
+			if found != nil {
+				return pairs.Operated(admin, string(found[1]))(ctx, agent)
+			}
+			select {
+			case <-more:
+			case <-ctx.Done():
+				return "", fmt.Errorf("the hub showed no token of its admin API: %w", context.Cause(ctx))
+			}
+		}
+	}
+}
+
 // start runs a command, and reads the line that it writes when it is ready.
-func start(ctx context.Context, command []string, in []byte, ready any) (*exec.Cmd, error) {
+func start(ctx context.Context, command []string, in []byte, ready any, errs *hubErrors) (*exec.Cmd, error) {
 	p := exec.CommandContext(ctx, command[0], command[1:]...)
-	var errs bytes.Buffer
-	p.Stdin, p.Stderr = bytes.NewReader(in), &errs
+	p.Stdin, p.Stderr = bytes.NewReader(in), errs
 	out, err := p.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -367,7 +426,7 @@ func start(ctx context.Context, command []string, in []byte, ready any) (*exec.C
 	}
 	if err != nil {
 		kill(p)
-		return nil, fmt.Errorf("%s did not get ready: %w: %.2000s", command[0], err, errs.Bytes())
+		return nil, fmt.Errorf("%s did not get ready: %w: %.2000s", command[0], err, errs)
 	}
 	return p, nil
 }

@@ -321,12 +321,12 @@ func BenchmarkScaleSessions(b *testing.B) {
 				}
 				var at node.Addresses
 				hub, err := start(b.Context(), []string{"env", "GOGC=10", program, "serve", "--log", "error",
-					"--config", path, "--json"}, nil, &at)
+					"--config", path, "--json"}, nil, &at, &hubErrors{})
 				if err != nil {
 					b.Fatal(err)
 				}
 				defer kill(hub)
-				place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH}
+				place := pairs.Place{HTTP: at.HTTP, AGH: at.AGH, Token: pairs.Announced(c.Data)}
 				if err := asked.Join(b.Context(), place, false); err != nil {
 					b.Fatal(err)
 				}

@@ -63,9 +63,16 @@ func Announced(data string) func(ctx context.Context, agent string) (string, err
 		if err != nil {
 			return "", err
 		}
+		return Operated(at.Admin, at.Token)(ctx, agent)
+	}
+}
+
+// Operated gives the Token of a place whose admin API has a URL, where the operator shows a token.
+func Operated(url, token string) func(ctx context.Context, agent string) (string, error) {
+	return func(ctx context.Context, agent string) (string, error) {
 		web := &http.Client{Transport: &http.Transport{}}
 		defer web.CloseIdleConnections()
-		t, err := (&admin.Client{Base: at.Admin, Token: at.Token, HTTP: web}).IssueToken(ctx, newToken(agent))
+		t, err := (&admin.Client{Base: url, Token: token, HTTP: web}).IssueToken(ctx, newToken(agent))
 		return t.Secret, err
 	}
 }
