@@ -472,7 +472,11 @@ func identityWords(id, url string) string {
 }
 
 func (a *app) showAdded(v added, n admin.NewAgent, ways []adder) {
-	fmt.Fprintf(a.out, "agent %s is added, with %s\n", v.Agent.Name, plural(len(v.Agent.Skills), "skill", "skills"))
+	skills := "" // of an agent elsewhere they may come later
+	if n := len(v.Agent.Skills); n > 0 {
+		skills = ", with " + plural(n, "skill", "skills")
+	}
+	fmt.Fprintf(a.out, "agent %s is added%s\n", v.Agent.Name, skills)
 	for _, i := range n.Identities {
 		fmt.Fprintf(a.out, "  %-10s %s\n", i.Protocol, clean(identityWords(i.ID, i.URL)))
 		if i.PublicKey != "" {
