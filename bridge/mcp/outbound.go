@@ -3,6 +3,7 @@ package mcp
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -22,7 +23,7 @@ type outgoing struct {
 
 	// What it needs of servers.
 	call  func(context.Context, serverCall) (*serverAnswer, error)
-	tool  func(agent, skill string) (*ToolText, bool) // the approved tool of a skill
+	tools func(agent string, id parley.Identity) []ToolText // the approved ones
 	meet  func(ctx context.Context, agent string, id parley.Identity) error
 	state func(agent string) serverState
 
@@ -62,7 +63,7 @@ const (
 
 func newOutgoing(b *Binding) *outgoing {
 	return &outgoing{b: b, sent: journal.NewTable[sentCall](b.c.Journal, "mcp-outgoing", 0), patience: handOver,
-		call: b.servers.call, tool: b.servers.approvedTool, meet: b.servers.meet, state: b.servers.state,
+		call: b.servers.call, tools: b.servers.approvedTools, meet: b.servers.meet, state: b.servers.state,
 		calls: map[parley.ID]*outCall{}, open: map[string]int{}, rows: map[parley.ID]struct{}{},
 		elsewhere: map[parley.ID]sentCall{}, ended: make(chan parley.ID, 1024), more: make(chan struct{}, 1)}
 }
@@ -119,6 +120,9 @@ func (o *outgoing) begin(ctx context.Context, out hub.Outbound) hub.Outcome {
 	failure := o.compose(c, out)
 	if failure != nil && failure.Retryable { // the tools were never read
 		if err := o.meet(ctx, c.agent, out.Identity); err != nil {
+			if e, ok := errors.AsType[*parley.Error](err); ok && !e.Retryable { // such as a loop
+				return hub.Outcome{Answered: true, Failure: e}
+			}
 			failure = failure.Because(err)
 			why := failedCall(c.agent, &callError{err: err})
 			if e := cmp.Or(why.Err, why.Failure); e.Reason != "" {
@@ -169,10 +173,11 @@ func (o *outgoing) compose(c *outCall, out hub.Outbound) *parley.Error {
 	if s, ok := out.Recipient.SkillNamed(skill); ok {
 		skill = s.ID
 	}
-	tool, known := o.tool(c.agent, skill)
+	tools := o.tools(c.agent, c.identity)
+	tool, known := toolOf(tools, skill)
 	switch {
 	case known:
-	case len(out.Recipient.Skills) == 0:
+	case len(tools) == 0: // whatever skills an operator gave the agent
 		return parley.Fail(parley.Unavailable, nil, "the tools of %q are not known yet", c.agent).
 			With(parley.ByNetwork, parley.NotConnected, "its list of tools was never read")
 	case skill == "":

@@ -90,12 +90,13 @@ func newOutWorld(t *testing.T, oc outConfig, serve func(context.Context, serverC
 	w.Binding, err = New(c)
 	w.must(err)
 	w.outgoing.call = w.call
-	w.outgoing.tool = func(agent, skill string) (*ToolText, bool) {
-		i := slices.IndexFunc(filesTools, func(t ToolText) bool { return t.Name == skill })
-		if agent != "files" || i < 0 {
-			return nil, false
+	id, err := IdentityAt("https://files.test/mcp")
+	w.must(err)
+	w.outgoing.tools = func(agent string, of parley.Identity) []ToolText {
+		if agent != "files" || of.ID != id.ID {
+			return nil
 		}
-		return &filesTools[i], true
+		return filesTools
 	}
 	w.SetAgent("files", oc.settings)
 	w.must(w.hub.Bind(w.Binding))
@@ -106,8 +107,6 @@ func newOutWorld(t *testing.T, oc outConfig, serve func(context.Context, serverC
 			w.records = append(w.records, r.Message)
 		}
 	})
-	id, err := IdentityAt("https://files.test/mcp")
-	w.must(err)
 	var skills []parley.SkillSpec
 	for _, tool := range filesTools {
 		skills = append(skills, parley.SkillSpec{ID: tool.Name, Input: tool.Input})
@@ -592,18 +591,23 @@ func TestToolsReadForARequest(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newOutWorld(t, outConfig{}, after(0, says("x"), nil))
-		var known atomic.Bool
-		w.outgoing.tool = func(string, string) (*ToolText, bool) { return &ToolText{Name: "talk"}, known.Load() }
+		var known atomic.Pointer[[]ToolText]
+		w.outgoing.tools = func(string, parley.Identity) []ToolText {
+			if tools := known.Load(); tools != nil {
+				return *tools
+			}
+			return nil
+		}
 		w.outgoing.meet = func(context.Context, string, parley.Identity) error {
-			known.Store(true)
+			known.Store(&[]ToolText{{Name: "talk"}})
 			return nil
 		}
 		id, err := IdentityAt("https://new.test/mcp")
 		w.must(err)
 		_, err = w.dir.Put(t.Context(), parley.Agent{Name: "new", Identities: []parley.Identity{id},
-			Exposed: parley.Everywhere}, directory.FromOperator)
+			Skills: []parley.SkillSpec{{ID: "talk"}}, Exposed: parley.Everywhere}, directory.FromOperator)
 		w.must(err)
-		s := asks("", parley.Part{MediaType: "application/json", Data: []byte("{}")})
+		s := asks("talk", parley.Part{MediaType: "application/json", Data: []byte("{}")})
 		s.Message.To = "new"
 		w.send(s)
 		synctest.Wait()
@@ -614,19 +618,23 @@ func TestToolsReadForARequest(t *testing.T) {
 }
 
 // A server whose tools were never read, and which cannot be reached, is at fault as it is for any call: the requester
-// hears why.
+// hears why. A hub that would call itself does not try again.
 func TestToolsThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	w := newOutWorld(t, outConfig{}, after(0, says("x"), nil))
-	w.outgoing.tool = func(string, string) (*ToolText, bool) { return nil, false }
-	w.outgoing.meet = func(context.Context, string, parley.Identity) error { return syscall.ECONNREFUSED }
 	id, err := IdentityAt("https://new.test/mcp")
 	w.must(err)
 	e, err := w.dir.Put(t.Context(), parley.Agent{Name: "new", Identities: []parley.Identity{id}}, directory.FromOperator)
 	w.must(err)
 	m := asks("", parley.Part{MediaType: "application/json", Data: []byte("{}")}).Message
-	out := w.outgoing.deliver(t.Context(), hub.Outbound{Message: m, Recipient: e, Identity: id})
-	if out.Err == nil || out.Err.Reason != parley.ConnectionRefused || out.Unknown {
+	meets := func(err error) hub.Outcome {
+		w.outgoing.meet = func(context.Context, string, parley.Identity) error { return err }
+		return w.outgoing.deliver(t.Context(), hub.Outbound{Message: m, Recipient: e, Identity: id})
+	}
+	if out := meets(syscall.ECONNREFUSED); out.Err == nil || out.Err.Reason != parley.ConnectionRefused || out.Unknown {
+		t.Errorf("%+v", out)
+	}
+	if out := meets(errLoop("new")); !out.Answered || out.Failure.Code != parley.Loop {
 		t.Errorf("%+v", out)
 	}
 }

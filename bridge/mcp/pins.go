@@ -140,9 +140,17 @@ func skillsOf(tools []ToolText) []parley.SkillSpec {
 	return out
 }
 
-// approvedTool finds the approved tool of an agent's skill; "" is the only one.
-func (s *servers) approvedTool(agent, skill string) (*ToolText, bool) {
-	tools := s.pins.Known(agent).Value.Approved
+// approvedTools gives the tools of a server that agents may call; none: its list was never read.
+func (s *servers) approvedTools(agent string, id parley.Identity) []ToolText {
+	p := s.pins.Known(agent).Value
+	if p.Identity != id.ID {
+		return nil
+	}
+	return p.Approved
+}
+
+// toolOf finds the tool of a skill; "" is the only one.
+func toolOf(tools []ToolText, skill string) (*ToolText, bool) {
 	if skill == "" && len(tools) == 1 {
 		return &tools[0], true
 	}
@@ -156,8 +164,7 @@ func (s *servers) approvedTool(agent, skill string) (*ToolText, bool) {
 
 // isApproved reports whether a server's tool may be called.
 func (s *servers) isApproved(agent string, id parley.Identity, tool string) bool {
-	p := s.pins.Known(agent).Value
-	return p.Identity == id.ID && slices.ContainsFunc(p.Approved, func(t ToolText) bool { return t.Name == tool })
+	return slices.ContainsFunc(s.approvedTools(agent, id), func(t ToolText) bool { return t.Name == tool })
 }
 
 // offer takes the tools that a server lists now. The first ones are pinned; later ones wait for the operator, unless

@@ -468,10 +468,10 @@ func TestForgetServer(t *testing.T) {
 				t.Errorf("%q: %d, %v", agent, n, err)
 			}
 		}
-		if _, ok := w.b.servers.approvedTool("tools", ""); !ok {
+		if len(w.b.servers.approvedTools("tools", id)) != 1 {
 			t.Error("the pinned tools of an enrolled server were forgotten")
 		}
-		if _, ok := w.b.servers.approvedTool("gone", "a"); ok {
+		if len(w.b.servers.approvedTools("gone", id)) != 0 {
 			t.Error("the tools of a forgotten agent stay")
 		}
 	})
