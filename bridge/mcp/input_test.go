@@ -539,7 +539,8 @@ func TestFormSchema(t *testing.T) {
 			`{"type":"object","properties":{"a":{"type":"string","enum":["x"],"enumNames":["X"],"default":"x"},` +
 				`"b":{"type":"boolean","title":"B"},"n":{"type":"number","minimum":0.10,"maximum":9}}}`},
 		{`{"type":"object","properties":{"a":{"type":"string","oneOf":[{"const":"x"},` +
-			`{"const":"y","title":"\u200bY","x":1}]},"b":{"type":"array","uniqueItems":true,"items":{"enum":["x"]}},"c":{"type":"array","maxItems":1,"items":{` +
+			`{"const":"y","title":"\u200bY","x":1}]},"b":{"type":"array","uniqueItems":true,"items":{"enum":["x"]}},` +
+			`"c":{"type":"array","maxItems":1,"items":{` +
 			`"type":"string","anyOf":[{"const":"x","title":"X"}]}},"d":{"type":"string","items":{}}}}`,
 			`{"type":"object","properties":{"a":{"type":"string","oneOf":[{"const":"x","title":"x"},` +
 				`{"const":"y","title":"Y"}]},"b":{"type":"array","items":{"type":"string","enum":["x"]}},` +

@@ -22,7 +22,10 @@ func TestCheck(t *testing.T) {
 	for _, x := range []struct {
 		system string
 		ok     bool
-	}{{"freebsd/amd64", true}, {"windows/amd64", false}, {"plan9/amd64", false}, {"windows", false}, {"nosuch/amd64", false}} {
+	}{
+		{"freebsd/amd64", true}, {"windows/amd64", false}, {"plan9/amd64", false}, {"windows", false},
+		{"nosuch/amd64", false},
+	} {
 		if n, err := check(dir, x.system); (err == nil) != x.ok || x.ok && n != 1 {
 			t.Errorf("%s: %d packages, %v", x.system, n, err)
 		}
