@@ -14,7 +14,6 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -29,6 +28,7 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -108,23 +108,14 @@ func writeConfig(t *testing.T, dir string, c node.Config) string {
 	return path
 }
 
-// fixedPort finds a port for a process that is started again and again, outside the
-// range that the system gives out itself.
+// fixedPort finds a port for a process that is started again and again.
 func fixedPort(t *testing.T) int {
 	t.Helper()
-	for range 200 {
-		port := 15000 + rand.IntN(15000)
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			continue
-		}
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return port
+	port, err := fixedport.Take()
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port")
-	return 0
+	return port
 }
 
 // A process is a hub that the test started.

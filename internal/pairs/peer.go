@@ -17,6 +17,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/fixedport"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -428,8 +429,7 @@ func act(ctx context.Context, text string, piece func(string) error) (string, er
 	return "", &Failure{Text: "it knows say, fail, count, hold, note, and each of them later, or begun now"}
 }
 
-// A door is a listener that can be shut and opened again at the same address. Its port
-// is below the ports that systems give out themselves.
+// A door is a listener that can be shut and opened again at the same address.
 type door struct {
 	addr string
 
@@ -439,22 +439,9 @@ type door struct {
 }
 
 func newDoor() (*door, error) {
-	for range 500 {
-		addr := fmt.Sprintf("127.0.0.1:%d", 15000+rand.IntN(16000))
-		if _, taken := doors.LoadOrStore(addr, true); taken {
-			continue
-		}
-		l, err := net.Listen("tcp", addr)
-		if err != nil {
-			continue
-		}
-		return &door{addr: addr}, l.Close()
-	}
-	return nil, errors.New("pairs: there is no free port")
+	port, err := fixedport.Take()
+	return &door{addr: fmt.Sprintf("127.0.0.1:%d", port)}, err
 }
-
-// doors are the addresses of the peers of this process so far.
-var doors sync.Map
 
 func (d *door) open(h http.Handler) error {
 	d.shut()
