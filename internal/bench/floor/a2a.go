@@ -37,35 +37,10 @@ func A2ARequest(host, path, token string, i, size int) []byte {
 // answers with a finished task, and appends the request and the answer.
 func A2A(ctx context.Context, c Config) (load.Result, error) {
 	return c.withAppender(func(a *Appender) (load.Result, error) {
-		const token = "floor"
 		rpc := a2asrv.NewJSONRPCHandler(a2asrv.NewHandler(a2aExecutor{a}))
-		mux := http.NewServeMux()
-		mux.HandleFunc("POST "+A2APath, func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Authorization") != "Bearer "+token {
-				http.Error(w, "token", http.StatusUnauthorized)
-				return
-			}
-			rpc.ServeHTTP(w, r)
-		})
-		s, host, err := serve(mux)
-		if err != nil {
-			return load.Result{}, err
-		}
-		defer s.Close()
-		requests := make([][]byte, presigned)
-		for i := range requests {
-			requests[i] = A2ARequest(host, A2APath, token, i, c.Payload)
-		}
-		conns := load.NewConns(host, c.Connections)
-		defer conns.Close()
-		r := load.Do(ctx, c.Connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
-			status, body, err := conns.Exchange(ctx, w, requests[i%presigned])
-			if err == nil {
-				err = A2AAnswered(status, body)
-			}
-			return err
-		})
-		return r, ctx.Err()
+		return c.post(ctx, forCallers(A2APath, rpc), func(host string, i int) []byte {
+			return A2ARequest(host, A2APath, token, i, c.Payload)
+		}, A2AAnswered)
 	})
 }
 

@@ -114,33 +114,63 @@ func measure(ctx context.Context, c Config, by scheme) (load.Result, error) {
 	return c.withAppender(func(a *Appender) (load.Result, error) {
 		mux := http.NewServeMux()
 		mux.Handle("POST "+path, &handler{verify: by.verify, appender: a, maxBody: int64(c.Payload) + 1})
-		s, host, err := serve(mux)
-		if err != nil {
-			return load.Result{}, err
-		}
-		defer s.Close()
-		requests := make([][]byte, presigned)
-		for i := range requests {
+		return c.post(ctx, mux, func(host string, i int) []byte {
 			body := payload(i, c.Payload)
 			digest := contentDigest(body)
 			signature := by.sign(signatureBase(http.MethodPost, path, digest))
-			requests[i] = load.NewRequest(http.MethodPost, host, path, http.Header{
+			return load.NewRequest(http.MethodPost, host, path, http.Header{
 				"Content-Type":   {"application/json"},
 				"Content-Digest": {digest},
 				"Signature":      {base64.StdEncoding.EncodeToString(signature)},
 			}, body)
-		}
-		conns := load.NewConns(host, c.Connections)
-		defer conns.Close()
-		r := load.Do(ctx, c.Connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
-			status, body, err := conns.Exchange(ctx, w, requests[i%presigned])
-			if err == nil && status != http.StatusOK {
-				err = fmt.Errorf("HTTP %d: %.200q", status, body)
+		}, func(status int, body []byte) error {
+			if status != http.StatusOK {
+				return fmt.Errorf("HTTP %d: %.200q", status, body)
 			}
-			return err
+			return nil
 		})
-		return r, ctx.Err()
 	})
+}
+
+// post measures requests to a server with this handler. render makes request i before the clock starts; answered
+// refuses a wrong answer.
+func (c Config) post(ctx context.Context, h http.Handler, render func(host string, i int) []byte,
+	answered func(status int, body []byte) error) (load.Result, error) {
+	s, host, err := serve(h)
+	if err != nil {
+		return load.Result{}, err
+	}
+	defer s.Close()
+	requests := make([][]byte, presigned)
+	for i := range requests {
+		requests[i] = render(host, i)
+	}
+	conns := load.NewConns(host, c.Connections)
+	defer conns.Close()
+	r := load.Do(ctx, c.Connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
+		status, body, err := conns.Exchange(ctx, w, requests[i%presigned])
+		if err == nil {
+			err = answered(status, body)
+		}
+		return err
+	})
+	return r, ctx.Err()
+}
+
+// token is the one that callers of the floors with an SDK show.
+const token = "floor"
+
+// forCallers serves a handler of an SDK at a path, to callers with the token.
+func forCallers(path string, h http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+token {
+			http.Error(w, "token", http.StatusUnauthorized)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+	return mux
 }
 
 // serve runs an HTTP server on a free port of the loopback until it is closed.

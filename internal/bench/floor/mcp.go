@@ -40,7 +40,6 @@ func MCPRequest(host, token string, i, size int) []byte {
 // small object, and appends the call and the result.
 func MCP(ctx context.Context, c Config) (load.Result, error) {
 	return c.withAppender(func(a *Appender) (load.Result, error) {
-		const token = "floor"
 		s := mcp.NewServer(&mcp.Implementation{Name: "floor", Version: "1.0.0"},
 			&mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{}})
 		s.AddTool(&mcp.Tool{Name: "echo", InputSchema: json.RawMessage(`{"type":"object"}`)},
@@ -57,33 +56,9 @@ func MCP(ctx context.Context, c Config) (load.Result, error) {
 			})
 		tools := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s },
 			&mcp.StreamableHTTPOptions{Stateless: true, PropagateRequestCancellation: true})
-		mux := http.NewServeMux()
-		mux.HandleFunc("POST "+MCPPath, func(w http.ResponseWriter, r *http.Request) {
-			if r.Header.Get("Authorization") != "Bearer "+token {
-				http.Error(w, "token", http.StatusUnauthorized)
-				return
-			}
-			tools.ServeHTTP(w, r)
-		})
-		server, host, err := serve(mux)
-		if err != nil {
-			return load.Result{}, err
-		}
-		defer server.Close()
-		requests := make([][]byte, presigned)
-		for i := range requests {
-			requests[i] = MCPRequest(host, token, i, c.Payload)
-		}
-		conns := load.NewConns(host, c.Connections)
-		defer conns.Close()
-		r := load.Do(ctx, c.Connections, c.Duration/10, c.Duration, func(ctx context.Context, w, i int) error {
-			status, body, err := conns.Exchange(ctx, w, requests[i%presigned])
-			if err == nil {
-				err = MCPAnswered(status, body)
-			}
-			return err
-		})
-		return r, ctx.Err()
+		return c.post(ctx, forCallers(MCPPath, tools), func(host string, i int) []byte {
+			return MCPRequest(host, token, i, c.Payload)
+		}, MCPAnswered)
 	})
 }
 
