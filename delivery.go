@@ -60,3 +60,22 @@ type Loss struct {
 }
 
 func (l Loss) String() string { return fmt.Sprintf("%s: %s", l.Field, l.Reason) }
+
+// An Exchange is what one attempt sent, and what came back at once: for operators, who see why
+// a delivery failed. A member that the protocol or the transport does not tell is zero.
+type Exchange struct {
+	Protocol string        // that carried the message: "asp"; "go" for a handler, "api" for an inbox
+	Address  string        // network address that was dialled, or of the peer's own connection
+	Status   string        // as the protocol writes it: "503 Service Unavailable", "no responders"
+	Started  time.Time     // of the attempt
+	Routed   time.Duration // until the hub knew the recipient's binding and identity
+	Written  time.Duration // until the message was translated, signed, and about to leave
+	Took     time.Duration // of the whole attempt
+	Size     int           // bytes that left: the body or the frame, without headers of the transport
+	Digest   []byte        // SHA-256 of them
+	Sent     []byte        // head and body as they left, secrets masked; only where the hub is told to keep them
+	Answer   []byte        // the first bytes of what came back, at most MaxAnswer
+}
+
+// MaxAnswer bounds [Exchange.Answer].
+const MaxAnswer = 1024

@@ -155,6 +155,8 @@ type Origin struct {
 	Raw      []byte            // the envelope exactly as received; nil for protocol "go"
 	Header   map[string]string // of the transport: an allow-list, canonical names
 	Received time.Time
+	Verified time.Duration // from Received until every check was made; 0: not known
+	Admitted time.Duration // from Received until the message was admitted; 0: not known
 	Verdict  Verdict
 }
 

@@ -160,6 +160,8 @@ func (c *coder) origin(o *parley.Origin) {
 	each(c, 7, &o.Verdict.Checks, (*coder).check)
 	text(c, 8, &o.Verdict.KeyID)
 	number(c, 9, &o.Verdict.Assurance, 255)
+	number(c, 10, &o.Verified, math.MaxInt64)
+	number(c, 11, &o.Admitted, math.MaxInt64)
 }
 
 func (c *coder) check(x *parley.Check) {
@@ -185,6 +187,21 @@ func (c *coder) step(s *Step) {
 	ident(c, 7, &s.Reply)
 	pointer(c, 8, &s.Error, (*coder).failure)
 	each(c, 9, &s.Losses, (*coder).loss)
+	pointer(c, 10, &s.Exchange, (*coder).exchange)
+}
+
+func (c *coder) exchange(x *parley.Exchange) {
+	text(c, 1, &x.Protocol)
+	text(c, 2, &x.Address)
+	text(c, 3, &x.Status)
+	c.time(4, &x.Started)
+	number(c, 5, &x.Routed, math.MaxInt64)
+	number(c, 6, &x.Written, math.MaxInt64)
+	number(c, 7, &x.Took, math.MaxInt64)
+	number(c, 8, &x.Size, math.MaxInt64)
+	c.bytes(9, &x.Digest)
+	c.bytes(10, &x.Sent)
+	c.bytes(11, &x.Answer)
 }
 
 func (c *coder) loss(x *parley.Loss) {

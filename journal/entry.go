@@ -111,7 +111,8 @@ type Step struct {
 	Postponed bool      // Waiting: the attempt does not count (429, Retry-After)
 	Reply     parley.ID // Answered: the terminal reply; the entry's own message where zero
 	Error     *parley.Error
-	Losses    []parley.Loss // added to the delivery's earlier losses
+	Losses    []parley.Loss    // added to the delivery's earlier losses
+	Exchange  *parley.Exchange // of the attempt that this step ends, if one was made
 }
 
 // A Key makes a replay detectable.
