@@ -36,11 +36,16 @@ type Actor struct {
 	Role    Role
 	Speak   []string // agents as which it may speak: patterns as in [policy.Match]; nil: "operator"
 	Address string   // network address, for the audit trail
+	Via     string   // "console" for a browser's session; "" for the API
 
 	agent   string    // for which the token speaks at protocols; "": none
 	hash    string    // of the token
 	expires time.Time // the token; zero: never
 }
+
+// May reports whether the actor's role includes another, so that a page can say what it offers. Every method of [Admin]
+// checks it again.
+func (a Actor) May(r Role) bool { return a.may(r) == nil }
 
 // may refuses an action that the actor's role does not include.
 func (a Actor) may(r Role) error {

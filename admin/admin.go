@@ -86,10 +86,12 @@ func (a *Admin) protocol(name string) Protocol {
 
 // Admin is the operator's interface to a hub. It is safe for concurrent use.
 type Admin struct {
-	c       Config
-	audit   *audit
-	waiters chan struct{}
-	mux     *http.ServeMux
+	c        Config
+	audit    *audit
+	sessions *Sessions
+	waiters  chan struct{}
+	mux      *http.ServeMux
+	console  http.Handler // nil: there is none
 
 	ended   chan struct{} // closed by EndStreams
 	endOnce sync.Once
@@ -124,6 +126,7 @@ func New(c Config) (*Admin, error) {
 	for _, e := range c.Hub.Directory().All() {
 		a.changed(directory.Change{New: e})
 	}
+	a.sessions = newSessions(c.Tokens, c.Now)
 	a.mux = a.routes()
 	return a, nil
 }
@@ -193,6 +196,9 @@ func (a *Admin) Info(by Actor) (Info, error) {
 	i.Now = a.c.Now()
 	return i, nil
 }
+
+// HubID is the id of the hub, which no caller needs a role to know: it names the console's cookie.
+func (a *Admin) HubID() string { return a.c.Hub.ID() }
 
 // Ready is nil while the hub takes messages.
 func (a *Admin) Ready() error { return a.c.Ready() }

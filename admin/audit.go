@@ -122,7 +122,8 @@ func actFor[T any](a *Admin, ctx context.Context, by Actor, role Role, action, t
 		return out, parley.Refuse(parley.Internal, "internal error").Because(err)
 	}
 	e := AuditEntry{ID: id, Time: a.c.Now().UTC(), Hub: a.c.Hub.ID(), Actor: by.Name, Role: by.Role,
-		Address: by.Address, Action: action, Target: clip(target), Detail: clip(detail), Outcome: "started"}
+		Address: by.Address, Via: by.Via, Action: action, Target: clip(target), Detail: clip(detail),
+		Outcome: "started"}
 	if err := a.audit.put(ctx, e); err != nil {
 		return out, parley.Fail(parley.Unavailable, err, "the audit trail cannot be written, so nothing was done")
 	}

@@ -505,6 +505,11 @@ func (c *Client) IssueToken(ctx context.Context, n NewToken) (Token, error) {
 	return fetch[Token](c, ctx, "POST", "/tokens", nil, n)
 }
 
+// ConsoleLink makes a link that lets a browser into the console, once.
+func (c *Client) ConsoleLink(ctx context.Context) (Link, error) {
+	return fetch[Link](c, ctx, "POST", "/console/links", nil, nil)
+}
+
 // RevokeToken revokes a token, and ends the calls that run on it.
 func (c *Client) RevokeToken(ctx context.Context, name string, force bool) error {
 	return c.do(ctx, "DELETE", "/tokens/"+url.PathEscape(name), values(param{"force", &force}), nil, nil)

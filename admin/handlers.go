@@ -23,6 +23,8 @@ func table() map[string]methods {
 		"/v1/audit":  {"GET": {Administer, getAudit}},
 		"/v1/backup": {"GET": {Administer, getBackup}},
 
+		"/v1/console/links": {"POST": {Observe, postConsoleLink}},
+
 		"/v1/agents": {"GET": {Observe, filtered(agentParams, (*Admin).Agents)},
 			"POST": {Administer, create((*Admin).AddAgent)}},
 		"/v1/agents/{name}": {"GET": {Observe, one("name", "wait", (*Admin).Agent)},

@@ -109,7 +109,29 @@ func (a *Admin) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, a.turnAway(r, "origin", err))
 		return
 	}
-	a.mux.ServeHTTP(w, r)
+	switch {
+	case a.console != nil && isConsole(r):
+		a.console.ServeHTTP(w, r)
+	case a.console != nil && r.URL.Path == "/" && (r.Method == http.MethodGet || r.Method == http.MethodHead):
+		http.Redirect(w, r, consolePath, http.StatusSeeOther)
+	default:
+		a.mux.ServeHTTP(w, r)
+	}
+}
+
+// consolePath is below which the console is.
+const consolePath = "/console/"
+
+func isConsole(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, consolePath) }
+
+// ServeConsole has the handler of package console serve its paths, and / leads there. Call it before requests come.
+func (a *Admin) ServeConsole(h http.Handler) { a.console = h }
+
+// navigates reports whether a reader follows a link to the console from a page of another site. It changes nothing, and
+// the other page sees nothing of the answer.
+func navigates(r *http.Request) bool {
+	return (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.Header.Get("Sec-Fetch-Mode") == "navigate" &&
+		r.Header.Get("Sec-Fetch-Dest") == "document" && (isConsole(r) || r.URL.Path == "/")
 }
 
 // sameOrigin refuses requests that a browser makes for a page of another origin,
@@ -126,9 +148,12 @@ func (a *Admin) sameOrigin(r *http.Request) *parley.Error {
 	switch r.Header.Get("Sec-Fetch-Site") {
 	case "", "same-origin", "none":
 	default:
+		if navigates(r) {
+			return nil
+		}
 		return parley.Refuse(parley.Forbidden, "the admin API does not answer pages of other origins")
 	}
-	if len(r.Header["Origin"]) == 0 {
+	if len(r.Header["Origin"]) == 0 || enters(r) {
 		return nil
 	}
 	u, err := url.Parse(r.Header.Get("Origin"))
@@ -216,6 +241,18 @@ func (a *Admin) Authenticate(r *http.Request) (Actor, error) {
 	by.Address = source.Host(r.RemoteAddr)
 	return by, nil
 }
+
+// enters reports whether a browser uses a link to the console up. The page that it comes from names no origin, so that
+// the link's secret is in no header; the secret itself shows that the reader has the link.
+func enters(r *http.Request) bool {
+	return r.Method == http.MethodPost && r.URL.Path == consolePath+"enter" && r.Header.Get("Origin") == "null"
+}
+
+// ProblemOf gives an error as the API shows it.
+func ProblemOf(e *parley.Error) Problem { return bodyOf(e).Error }
+
+// StatusOf gives the HTTP status of an error.
+func StatusOf(e *parley.Error) int { return statusOf(e) }
 
 type problemBody struct {
 	Error Problem `json:"error"`

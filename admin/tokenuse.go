@@ -77,3 +77,28 @@ func (t *Tokens) During(ctx context.Context, by Actor) (_ context.Context, end f
 		t.mu.Unlock()
 	}
 }
+
+// still refuses an actor whose token expired, was revoked or changed since it was found.
+func (t *Tokens) still(by Actor) error {
+	if !by.expires.IsZero() && !t.now().Before(by.expires) {
+		return expired(by.Name, by.expires)
+	}
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if !slices.ContainsFunc(t.list, (&runningCall{by: by}).permits) {
+		return parley.Refuse(parley.Unauthenticated, "token %q was revoked", by.Name)
+	}
+	return nil
+}
+
+// local gives the actor of the token for commands on the hub's machine.
+func (t *Tokens) local() (Actor, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	i := slices.IndexFunc(t.list, func(k Token) bool { return k.Name == localToken })
+	if i < 0 {
+		return Actor{}, false
+	}
+	v := t.list[i]
+	return Actor{Name: v.Name, Role: v.Role, Speak: v.Speak, hash: v.Hash, expires: v.Expires}, true
+}

@@ -389,7 +389,8 @@ type AuditEntry struct {
 	Actor   string    `json:"actor"`        // name of the token
 	Role    Role      `json:"role"`
 	Address string    `json:"address,omitzero"`
-	Action  string    `json:"action"` // "agent.pause", "dead.drop", …
+	Via     string    `json:"via,omitzero"` // "console": by a browser
+	Action  string    `json:"action"`       // "agent.pause", "dead.drop", …
 	Target  string    `json:"target,omitzero"`
 	Detail  string    `json:"detail,omitzero"`
 	Outcome string    `json:"outcome"` // "started", "done", or the error's text

@@ -38,7 +38,11 @@ all hubs. With several flags all of them must match.`,
 				none = "no such changes through the admin API"
 			}
 			return printList(a, list, none, titles, func(e *admin.AuditEntry) []string {
-				return []string{stamp(e.Time), e.Actor, string(e.Role), e.Address, e.Action, e.Target, short(e.Detail, 60),
+				by := e.Actor
+				if e.Via != "" {
+					by += " via " + e.Via
+				}
+				return []string{stamp(e.Time), by, string(e.Role), e.Address, e.Action, e.Target, short(e.Detail, 60),
 					short(e.Outcome, 60)}
 			})
 		}),

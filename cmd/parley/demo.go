@@ -131,8 +131,12 @@ func (a *app) demo(ctx context.Context, once bool, listen string) error {
 	defer stop()
 	if !a.json {
 		at := n.Addresses()
-		a.tell("Parley %s: hub %s\n  protocols  %s\n  admin      %s\n  data       %s\n  promise    %s\n\n",
-			version, at.Hub, at.HTTP, at.Admin, data, n.Hub().Journal().Promise())
+		link, err := n.ConsoleLink()
+		if err != nil {
+			return err
+		}
+		a.tell("Parley %s: hub %s\n  protocols  %s\n  admin      %s\n  data       %s\n  promise    %s\n  console    %s\n\n",
+			version, at.Hub, at.HTTP, at.Admin, data, n.Hub().Journal().Promise(), link)
 	}
 	d.conversation(ctx, traveller)
 	if d.bad > 0 {

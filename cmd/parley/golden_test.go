@@ -276,7 +276,7 @@ func TestGoldenDemo(t *testing.T) {
 		{`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`, "01a2b3c4-d5e6-7f80-9000-0123456789ab"},
 		{`hub-[0-9a-f]{10}`, "hub-0123456789"}, {`/\S*/parley-demo-\d+`, "/tmp/parley-demo-1"},
 		{`agent1q[a-z0-9]+(-[0-9a-f]{8})?`, "agent1q" + strings.Repeat("x", 50) + "-01234567"},
-		{`explain [a-z2-7]{16}`, "explain abcdefghijklmnop"},
+		{`explain [a-z2-7]{16}`, "explain abcdefghijklmnop"}, {`once=[\w-]{43}`, "once=" + strings.Repeat("x", 43)},
 	} {
 		text = regexp.MustCompile(r[0]).ReplaceAllString(text, r[1])
 	}

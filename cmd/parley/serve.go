@@ -102,15 +102,26 @@ has made one, and shows it once on the standard error.`,
 	return c
 }
 
-// ready writes the hub's addresses.
+// ready writes the hub's addresses, and a link to its console.
 func (a *app) ready(n *node.Node, c node.Config) error {
 	at := n.Addresses()
+	link, err := n.ConsoleLink()
+	if err != nil {
+		return err
+	}
 	if a.json {
-		return a.print(at, "")
+		return a.print(struct {
+			node.Addresses
+			Console string `json:"console,omitempty"` // lets one browser in, within 10 minutes
+		}{at, link}, "")
 	}
 	hub, table, _ := strings.Cut(at.String(), "\n")
-	_, err := fmt.Fprintf(a.out, "%s is ready\n%s\n  data       %s: %s\n", hub, table, c.Data, n.Hub().Journal().Promise())
-	return err
+	fmt.Fprintf(a.out, "%s is ready\n%s\n  data       %s: %s\n", hub, table, c.Data, n.Hub().Journal().Promise())
+	if link != "" {
+		fmt.Fprintf(a.out, "  console    %s\n             lets one browser in within 10 minutes; `parley console` prints another link\n",
+			link)
+	}
+	return nil
 }
 
 // openError adds advice to an error that has none.

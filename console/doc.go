@@ -1,0 +1,28 @@
+// Package console is the hub's console for operators: five screens in a browser that
+// show what is going on, who said what, whether it is proved, and why something was
+// refused or not delivered, with the actions that put it right.
+//
+// # How a page is made
+//
+// A screen is one GET. Its handler asks [admin.Admin] as the [admin.Actor] of the
+// session, and writes a page with html/template: /console/?show=failed calls
+// Admin.Timeline, and shows its entries as the rows of a table. Everything that a page
+// shows follows from its URL: filters, tab, chosen message, page. htmx asks for the same
+// pages and puts their main part in place, so reading, filtering and retrying work
+// without scripts too.
+//
+// The console has no query and no right of its own. Roles are checked in package admin;
+// a page shows a button that the actor may not use as disabled, with the role that may.
+//
+// # What guests wrote
+//
+// Names, contents and errors are texts of guests. html/template escapes markup. Control
+// characters and direction marks are then escaped in the whole page, so that no template
+// can forget them. Content is shown in <pre>, cut at 64 KiB, never as HTML or as a link.
+//
+// # Access
+//
+// A link that works once begins a session ([admin.Sessions]); a cookie continues it. A
+// form that changes something needs the session's form token and comes from this
+// origin. No page loads anything from elsewhere: see [policy].
+package console

@@ -1,0 +1,68 @@
+// Parley console: what HTML and CSS cannot do. Reading, filtering and retrying work without it.
+(() => {
+  const $ = (s, n = document) => n.querySelector(s), $$ = (s, n = document) => [...n.querySelectorAll(s)];
+  const root = document.documentElement;
+  const keep = (k, v) => { try { return v === undefined ? localStorage.getItem(k) : localStorage.setItem(k, v); } catch { return null; } };
+
+  // The theme is a cookie, so that the server writes it into the page and nothing flashes.
+  const flip = () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+    document.cookie = "parley-theme=" + root.dataset.theme + ";path=/console;max-age=31536000;samesite=lax";
+  };
+
+  const say = text => { $("#said").textContent = text; };
+  document.addEventListener("click", e => {
+    if (e.target.closest("[data-theme-toggle]")) return flip();
+    const b = e.target.closest("[data-copy]");
+    if (!b) return;
+    e.preventDefault();
+    navigator.clipboard?.writeText(b.dataset.copy).then(() => say("Copied " + b.dataset.copy), () => say("The browser does not allow copying"));
+    b.classList.add("signed"); setTimeout(() => b.classList.remove("signed"), 900);
+  });
+
+  // Rows: j and k move the selection, also in the diagram.
+  const rows = () => $$("[data-row]");
+  const move = d => {
+    const all = rows(); if (!all.length) return;
+    let i = all.findIndex(r => r.getAttribute("aria-selected") === "true" || r.classList.contains("on"));
+    all[i]?.removeAttribute("aria-selected"); all[i]?.classList.remove("on");
+    i = Math.min(all.length - 1, Math.max(0, i + d));
+    if (all[i].localName === "a") all[i].classList.add("on"); else all[i].setAttribute("aria-selected", "true");
+    all[i].scrollIntoView({ block: "nearest" });
+    (all[i].matches("a") ? all[i] : $("a", all[i]))?.focus({ preventScroll: true });
+  };
+
+  // Dialogs are targets of links, so that they work without a script; with it they keep the focus and give it back.
+  let back;
+  const dialog = () => {
+    const d = /^#[a-z][a-z0-9-]*$/.test(location.hash) && $(".scrim" + location.hash);
+    for (const n of [$(".top"), $("main")]) n.inert = false;
+    if (!d) { back?.focus(); back = null; return; }
+    back = document.activeElement;
+    if ($("main").contains(d)) { $$("body > .scrim[data-moved]").forEach(n => n.remove()); d.dataset.moved = ""; document.body.append(d); }
+    for (const n of [$(".top"), $("main")]) n.inert = true;
+    $("input:not([type=hidden]), select, .btn", d)?.focus();
+  };
+  addEventListener("hashchange", dialog); dialog();
+
+  // Keys, unless the reader switched them off (WCAG 2.1.4).
+  let pending = "";
+  document.addEventListener("keydown", e => {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    if (e.key === "Escape") { if (location.hash) location.hash = "_"; document.activeElement?.blur(); return; }
+    if (e.target.matches("input, textarea, select") || keep("parley-keys") === "off") return;
+    const screen = pending === "g" && $(`#nav [data-key="${CSS.escape(e.key)}"]`);
+    pending = e.key;
+    if (screen) { pending = ""; screen.click(); return; }
+    const press = s => { const n = $(s); n?.click(); return n; };
+    const act = {
+      j: () => move(1), k: () => move(-1), "/": () => $("#q")?.focus(), "?": () => { location.hash = "keys"; }, t: flip,
+      f: () => press("[data-key-f]"), ".": () => press("[data-key-new]"), p: () => press("[data-live]"),
+      e: () => press("[data-key-e]"), r: () => press("[data-key-r]"),
+      c: () => ($("[aria-selected=true] [data-copy], .on [data-copy]") || $(".side [data-copy]") || $("[data-copy]"))?.click(),
+      Enter: () => $("[data-row][aria-selected=true] a, a[data-row].on")?.click(),
+    }[e.key];
+    if (act && !(e.key === "Enter" && e.target.closest("a, button"))) { e.preventDefault(); act(); }
+  });
+})();
