@@ -118,6 +118,7 @@ type Delivery struct {
 	Next      time.Time            `json:"next,omitzero"` // waiting: not before
 	Error     *Reason              `json:"error,omitzero"`
 	Reply     parley.ID            `json:"reply,omitzero"`
+	Protocol  string               `json:"protocol,omitzero"` // of the last recorded attempt
 	Losses    []string             `json:"losses,omitzero"`
 	Steps     []Step               `json:"steps,omitzero"` // only from Message and History
 }

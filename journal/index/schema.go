@@ -4,7 +4,7 @@ import "github.com/parley-hub/parley"
 
 // version is the version of the schema and of the data in it. A file of another
 // version is thrown away.
-const version = "8"
+const version = "9"
 
 // The key n of a message is its time in microseconds, made to grow within its
 // partition, times 256, plus the partition. It follows from the log alone, so that

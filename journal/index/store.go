@@ -79,6 +79,7 @@ type delivery struct {
 	Next      int64     `json:"n,omitzero"` // nanoseconds
 	Error     *Reason   `json:"e,omitzero"`
 	Reply     parley.ID `json:"y,omitzero"`
+	Protocol  string    `json:"o,omitzero"`
 	Losses    []string  `json:"l,omitzero"`
 }
 
@@ -477,7 +478,8 @@ func (d *delivery) export(partition int, steps bool) Delivery {
 	now := d.last()
 	out := Delivery{
 		To: d.To, State: d.state(), Attempts: now.Attempt, Postponed: d.Postponed, Opened: timeOf(d.Steps[0].Time),
-		Changed: timeOf(now.Time), Next: timeOf(d.Next), Error: d.Error, Reply: d.Reply, Losses: d.Losses,
+		Changed: timeOf(now.Time), Next: timeOf(d.Next), Error: d.Error, Reply: d.Reply, Protocol: d.Protocol,
+		Losses: d.Losses,
 	}
 	for i := 0; i < len(d.Steps) && steps; i++ {
 		x := &d.Steps[i]
@@ -593,6 +595,9 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 		d.Next = nanos(j.Next)
 	case parley.Answered:
 		d.Reply = j.Reply
+	}
+	if j.Exchange != nil && j.Exchange.Protocol != "" {
+		d.Protocol = j.Exchange.Protocol
 	}
 	if j.Error != nil {
 		next.Code = j.Error.Code
