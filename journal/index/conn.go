@@ -130,7 +130,7 @@ func (v *values) blob(b []byte) *values {
 
 // bulkValues is the number of values in one statement that inserts: beginning and
 // ending a statement costs as much as a row.
-const bulkValues = 336
+const bulkValues = 350
 
 // insert inserts a row for each element of list, and returns how many were
 // inserted. bind binds the columns of one row; VALUES in sql is replaced by the

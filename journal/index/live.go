@@ -2,7 +2,6 @@ package index
 
 import (
 	"encoding/hex"
-	"slices"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -63,37 +62,4 @@ func prepare(r *journal.Record, noText bool) *row {
 		w.list[i] = delivery{To: o.To, Next: next, Steps: append(make([]step, 0, 2), first)}
 	}
 	return w
-}
-
-// Matches reports whether the filter selects m, without regard to Cursor, Limit and
-// order. Text is compared with the whole text of a message from [Index.Of], and with
-// the preview of any other.
-func (f *Filter) Matches(m *Message) bool {
-	to := func(name string) bool {
-		return m.To == name || slices.ContainsFunc(m.Deliveries, func(d Delivery) bool { return d.To == name })
-	}
-	switch {
-	case f.Agent != "" && m.From != f.Agent && !to(f.Agent),
-		f.From != "" && m.From != f.From,
-		f.To != "" && !to(f.To),
-		!f.Conversation.IsZero() && m.Conversation != f.Conversation,
-		!f.InReplyTo.IsZero() && m.InReplyTo != f.InReplyTo,
-		f.Trace != "" && m.Trace != hex.EncodeToString(traceKey(f.Trace)),
-		f.Kind != 0 && m.Kind != f.Kind,
-		f.Protocol != "" && m.Protocol != f.Protocol,
-		!f.Since.IsZero() && m.Time.Before(f.Since),
-		!f.Until.IsZero() && !m.Time.Before(f.Until),
-		f.Failed && !m.Failed,
-		f.Refused && !m.Refused,
-		f.State != 0 && !slices.ContainsFunc(m.Deliveries, func(d Delivery) bool { return d.State == f.State }):
-		return false
-	}
-	if f.Text == "" {
-		return true
-	}
-	text := m.text
-	if text == "" {
-		text = m.Preview
-	}
-	return contains(text, f.Text)
 }

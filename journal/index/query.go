@@ -1,13 +1,11 @@
 package index
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -46,7 +44,16 @@ type Filter struct {
 	Since, Until time.Time            // recorded from Since to before Until; in microseconds
 	Failed       bool                 // refused, a failure itself, or given up for a recipient
 	Refused      bool                 // proved, but not admitted
-	Text         string               // words; "in quotes" as a phrase; with a star* as beginnings
+	Waiting      bool                 // a delivery waits for its next attempt
+	Proof        Proof                // of the sender
+	Via          string               // protocol by which one of its deliveries went out
+	Slow         time.Duration        // requests whose terminal answer took so long, or that wait so long for it
+	Now          time.Time            // the present, for Slow; zero: by the clock
+
+	// Text is words of the content; "in quotes" as a phrase; with a star* as beginnings. It also finds the
+	// beginning of an id, of the message or its conversation, and the name of the sender or a recipient.
+	Text    string
+	NoWords bool // Text finds ids and names only
 
 	Oldest bool   // the oldest first; else the newest
 	Cursor string // Next of the previous page
@@ -74,6 +81,7 @@ type Message struct {
 	Refused      bool             `json:"refused,omitzero"` // proved, but not admitted
 	Failed       bool             `json:"failed,omitzero"`  // refused, a failure itself, or given up for a recipient
 	Error        *Reason          `json:"error,omitzero"`
+	Answer       Duration         `json:"answer,omitzero"`  // from the record of a request to that of its terminal reply
 	Preview      string           `json:"preview,omitzero"` // the beginning of the content
 	Snippet      string           `json:"snippet,omitzero"` // with Filter.Text: found words between « and »
 	Deliveries   []Delivery       `json:"deliveries"`
@@ -136,6 +144,10 @@ type Step struct {
 type Page struct {
 	Messages []Message
 	Next     string // cursor of the next page; "": this page is the last
+
+	// Only of a History or a Trace.
+	Before   int    // messages before this page
+	Previous string // cursor of the page before, if there is one; "" is that of the first page
 }
 
 // ConversationFilter selects conversations; zero fields select all.
@@ -224,7 +236,7 @@ func agentKey(c *sqlite.Conn, name string) (int64, error) {
 // the key, which pages and cursors use.
 type clause struct {
 	from, key string
-	owner     int64 // if set, from is a list of the owner's messages
+	owner     int64 // if set, the owner's lists have all rows
 	where     []string
 	args      []any
 }
@@ -237,136 +249,86 @@ func (c *clause) and(asked bool, sql string, args ...any) {
 	}
 }
 
+// probe is the number of rows that a search looks at before it reads an owner's lists. If many of
+// the rows match, the page is full by then; the lists are made for the owners of few rows.
+const probe = 1000
+
 // page returns the keys of a page, and one more if others follow.
-func (c *clause) page(
-	tx *sqlite.Conn, since, until time.Time, cursor string, oldest bool, limit int,
-) (keys []int64, err error) {
-	low, high, order := int64(0), int64(math.MaxInt64), "DESC"
-	if oldest {
-		order = "ASC"
+func (c *clause) page(tx *sqlite.Conn, w window, limit int) (keys []int64, err error) {
+	if c.owner == 0 {
+		return c.keys(tx, w, limit+1)
 	}
-	if !since.IsZero() {
-		low = since.UnixMicro()<<8 - 1
+	edge, err := number(tx, "SELECT n FROM messages WHERE n>? AND n<? ORDER BY n "+w.order()+" LIMIT 1 OFFSET ?",
+		w.low, w.high, probe)
+	if err != nil {
+		return nil, err
 	}
-	if !until.IsZero() {
-		high = until.UnixMicro() << 8
+	if edge == 0 {
+		return c.keys(tx, w, limit+1)
 	}
-	if cursor != "" {
-		n, err := parseCursor(cursor)
-		if err != nil {
-			return nil, err
-		}
-		if oldest {
-			low = max(low, n)
-		} else {
-			high = min(high, n)
-		}
+	if keys, err = c.keys(tx, w.upTo(edge), limit+1); err != nil || len(keys) > limit {
+		return keys, err
 	}
-	if c.owner != 0 {
-		c.from, c.key = "lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value", "m.n"
-		c.and(true, "l.owner=? AND l.last>? AND l.last<=?", c.owner, nil, nil)
-	}
-	query := fmt.Sprintf("SELECT %[1]s FROM %[2]s WHERE %[3]s AND %[1]s > ? AND %[1]s < ? ORDER BY 1 %[4]s LIMIT ?",
-		c.key, c.from, strings.Join(append(c.where, "1"), " AND "), order)
-	const span = 1<<spanBits - 1
-	// Read the lists of some spans of time, and of more spans in each round.
-	for lists := 64; ; lists *= 2 {
-		from, to, more := low, high, false
-		if c.owner != 0 {
-			if err := execute(tx,
-				"SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+order+" LIMIT 1 OFFSET ?",
-				func(q *sqlite.Stmt) error {
-					more = true
-					if last := q.ColumnInt64(0); oldest {
-						to = min(high, last|span+1)
-					} else {
-						from = max(low, last&^span-1)
-					}
-					return nil
-				}, c.owner, low, high|span, lists); err != nil {
-				return nil, err
-			}
-			c.args[len(c.args)-2], c.args[len(c.args)-1] = from, to|span
-		}
-		args := slices.Concat(c.args, []any{from, to, limit + 1 - len(keys)})
-		if err := execute(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil },
-			args...); err != nil {
-			return nil, err
-		}
-		if !more || len(keys) > limit {
-			return keys, nil
-		}
-		if oldest {
-			low = to - 1
-		} else {
-			high = from + 1
-		}
-	}
+	more, err := c.listed(tx, w.behind(edge), limit+1-len(keys))
+	return append(keys, more...), err
 }
 
-// build makes the query, with the most selective index. empty: no message can
-// match.
-func (f *Filter) build(tx *sqlite.Conn) (c clause, empty bool, err error) {
-	c = clause{from: "messages m", key: "m.n"}
-	var agent, from, to int64
-	for _, a := range []struct {
-		n    *int64
-		name string
-	}{{&agent, f.Agent}, {&from, f.From}, {&to, f.To}} {
-		if a.name == "" {
-			continue
+// keys returns the first n keys.
+func (c *clause) keys(tx *sqlite.Conn, w window, n int) (keys []int64, err error) {
+	query := fmt.Sprintf("SELECT %[1]s FROM %[2]s WHERE %[3]s AND %[1]s > ? AND %[1]s < ? ORDER BY 1 %[4]s LIMIT ?",
+		c.key, c.from, strings.Join(append(slices.Clip(c.where), "1"), " AND "), w.order())
+	err = execute(tx, query, func(q *sqlite.Stmt) error { keys = append(keys, q.ColumnInt64(0)); return nil },
+		slices.Concat(c.args, []any{w.low, w.high, n})...)
+	return keys, err
+}
+
+// listed returns the first n keys from the lists of the owner. It reads the lists of some spans of
+// time, and of more spans in each round.
+func (c *clause) listed(tx *sqlite.Conn, w window, n int) (keys []int64, err error) {
+	const span = 1<<spanBits - 1
+	in := clause{from: "lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value", key: "m.n"}
+	in.and(true, "l.owner=? AND l.last>? AND l.last<=?", c.owner, nil, nil)
+	in.where, in.args = append(in.where, c.where...), append(in.args, c.args...)
+	for lists := 4; ; lists *= 2 {
+		part, more := w, false
+		if err := execute(tx,
+			"SELECT last FROM lists WHERE owner=? AND last>? AND last<=? ORDER BY last "+w.order()+" LIMIT 1 OFFSET ?",
+			func(q *sqlite.Stmt) error {
+				more = true
+				if last := q.ColumnInt64(0); w.oldest {
+					part.high = min(w.high, last|span+1)
+				} else {
+					part.low = max(w.low, last&^span-1)
+				}
+				return nil
+			}, c.owner, w.low, w.high|span, lists); err != nil {
+			return nil, err
 		}
-		if *a.n, err = agentKey(tx, a.name); err != nil || *a.n == 0 {
-			return c, err == nil, err
+		in.args[1], in.args[2] = part.low, part.high|span
+		its, err := in.keys(tx, part, n-len(keys))
+		if keys = append(keys, its...); err != nil || !more || len(keys) >= n {
+			return keys, err
+		}
+		if w.oldest {
+			w.low = part.high - 1
+		} else {
+			w.high = part.low + 1
 		}
 	}
-	words, trace := match(f.Text), traceKey(f.Trace)
-	const isTo = `(m.recipient=? OR EXISTS (SELECT 1 FROM json_each(m.deliveries) WHERE value ->> 'to' = ?))`
-	// The first condition that is set selects the table and the index.
-	switch {
-	case f.Text != "" && words == "":
-		return c, false, fmt.Errorf("%w: there is no word in %.100q", ErrFilter, f.Text)
-	case f.Text != "":
-		c.from, c.key = "texts t CROSS JOIN messages m ON m.n=t.rowid", "t.rowid"
-		c.and(true, "texts MATCH ?", words)
-	case !f.InReplyTo.IsZero():
-		c.from = "messages m INDEXED BY messages_reply"
-	case !f.Conversation.IsZero():
-		c.from = "messages m INDEXED BY messages_conversation"
-	case f.Trace != "":
-		c.owner = traceOwner(trace)
-	case f.Failed || f.Refused || f.State != 0 && flagNotable&(1<<f.State) != 0:
-		c.from = "messages m INDEXED BY messages_notable"
-		c.and(true, "m.flags & 999 <> 0")
-	default:
-		c.owner = cmp.Or(agent, to, from)
-	}
-	c.and(agent != 0, "(m.sender=? OR "+isTo+")", agent, agent, f.Agent)
-	c.and(from != 0, "m.sender=?", from)
-	c.and(to != 0, isTo, to, f.To)
-	c.and(!f.Conversation.IsZero(), "m.conversation=(SELECT n FROM conversations WHERE id=?)", f.Conversation[:])
-	c.and(!f.InReplyTo.IsZero(), "m.reply_to=?", f.InReplyTo[:])
-	c.and(f.Trace != "", "m.trace=?", trace)
-	c.and(f.Kind != 0, "m.kind=?", int(f.Kind))
-	c.and(f.State != 0, "m.flags & ? <> 0", 1<<f.State)
-	c.and(f.Protocol != "", "m.protocol=?", f.Protocol)
-	c.and(f.Failed, "m.flags & ? <> 0", flagFailed)
-	c.and(f.Refused, "m.flags & ? <> 0", flagRefused)
-	return c, false, nil
 }
 
 func selectMessages(tx *sqlite.Conn, steps bool, query string, args ...any) (out []Message, err error) {
 	err = execute(tx, `SELECT m.n, m.sequence, m.id, m.kind, m.state, m.number,
 		(SELECT name FROM agents WHERE n=m.sender), (SELECT name FROM agents WHERE n=m.recipient),
 		(SELECT id FROM conversations WHERE n=m.conversation), m.reply_to, m.skill, m.act, m.protocol, m.assurance,
-		m.trace, m.time, m.size, m.flags, m.error, m.preview, m.deliveries
+		m.trace, m.time, m.size, m.flags, m.error, m.preview, m.deliveries, m.answer
 		FROM messages m WHERE `+query, func(q *sqlite.Stmt) error {
 		m := Message{key: q.ColumnInt64(0),
 			Kind: parley.Kind(q.ColumnInt(3)), State: parley.State(q.ColumnInt(4)), Number: q.ColumnInt(5),
 			From: q.ColumnText(6), To: q.ColumnText(7), Skill: q.ColumnText(10), Act: q.ColumnText(11),
 			Protocol: q.ColumnText(12), Assurance: parley.Assurance(q.ColumnInt(13)),
 			Trace: hex.EncodeToString(bytesOf(q, 14)), Time: timeOf(q.ColumnInt64(15)), Size: q.ColumnInt(16),
-			Preview: q.ColumnText(19), Deliveries: []Delivery{}}
+			Preview: q.ColumnText(19), Deliveries: []Delivery{}, Answer: Duration(q.ColumnInt64(21))}
 		m.Position = journal.Position{Partition: int(m.key & 255), Sequence: uint64(q.ColumnInt64(1))}
 		q.ColumnBytes(2, m.ID[:])
 		q.ColumnBytes(8, m.Conversation[:])
@@ -406,11 +368,8 @@ func (r *Reason) encode() string {
 // Messages returns the messages that a filter selects, with their deliveries.
 // Errors: ErrFilter, or the context's own.
 func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
-	if f.Text != "" && x.c.NoText {
-		return Page{}, fmt.Errorf("%w: this index keeps no text, because the journal is encrypted", ErrFilter)
-	}
-	page, err := x.messages(ctx, &f, false)
-	if err == nil && f.Text != "" {
+	page, err := x.messages(ctx, &f)
+	if err == nil && f.Text != "" && !f.NoWords && !x.c.NoText {
 		x.snippets(ctx, page.Messages, f.Text)
 	}
 	return page, err
@@ -418,23 +377,23 @@ func (x *Index) Messages(ctx context.Context, f Filter) (Page, error) {
 
 // History returns a page of a conversation's messages, oldest first, with all steps
 // of their deliveries.
-func (x *Index) History(ctx context.Context, conversation parley.ID, cursor string, n int) (Page, error) {
-	return x.messages(ctx, &Filter{Conversation: conversation, Cursor: cursor, Oldest: true, Limit: n}, true)
+func (x *Index) History(ctx context.Context, conversation parley.ID, cursor string, n int) (page Page, err error) {
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		page, err = history(tx, oneConversation, []any{conversation[:]}, cursor, limit(n))
+		return err
+	})
+	return page, err
 }
 
-func (x *Index) messages(ctx context.Context, f *Filter, steps bool) (page Page, err error) {
+func (x *Index) messages(ctx context.Context, f *Filter) (page Page, err error) {
 	n := limit(f.Limit)
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		c, empty, err := f.build(tx)
-		if err != nil || empty {
-			return err
-		}
-		keys, err := c.page(tx, f.Since, f.Until, f.Cursor, f.Oldest, n)
-		if err != nil {
+		keys, err := f.keys(tx, x.c.NoText, n)
+		if err != nil || len(keys) == 0 {
 			return err
 		}
 		page.Next = next(&keys, n)
-		page.Messages, err = selectMessages(tx, steps, in("m.n", keys))
+		page.Messages, err = selectMessages(tx, false, in("m.n", keys))
 		if f.Oldest {
 			slices.Reverse(page.Messages)
 		}
@@ -561,6 +520,12 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 	n := limit(f.Limit)
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
 		c := clause{from: "conversations c INDEXED BY conversations_last", key: "c.last"}
+		switch {
+		case f.Failed:
+			c.from = "conversations c INDEXED BY conversations_failed"
+		case f.Open:
+			c.from = "conversations c INDEXED BY conversations_open"
+		}
 		if f.Agent != "" {
 			agent, err := agentKey(tx, f.Agent)
 			if err != nil || agent == 0 {
@@ -581,7 +546,11 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 		}
 		c.and(f.Open, "c.open>0")
 		c.and(f.Failed, "c.failed>0")
-		keys, err := c.page(tx, f.Since, f.Until, f.Cursor, false, n)
+		w, err := newWindow(f.Since, f.Until, f.Cursor, false)
+		if err != nil {
+			return err
+		}
+		keys, err := c.page(tx, w, n)
 		if err != nil {
 			return err
 		}

@@ -198,5 +198,17 @@ func (s *store) changeRequest(w *row) error {
 	}
 	t.last = lastRecord{w.tracked.key, w.Kind, w.State}
 	s.change(t)
+	if !w.Kind.Terminal() {
+		return nil
+	}
+	t.answer = max(w.Time.UnixNano()-t.time, 1) // 0: not answered
+	for _, step := range slowSteps {
+		if t.answer < int64(step) {
+			break
+		}
+		if err := s.enlistAs(t.key, slowList(step)); err != nil {
+			return err
+		}
+	}
 	return nil
 }

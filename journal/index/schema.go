@@ -4,7 +4,7 @@ import "github.com/parley-hub/parley"
 
 // version is the version of the schema and of the data in it. A file of another
 // version is thrown away.
-const version = "9"
+const version = "10"
 
 // The key n of a message is its time in microseconds, made to grow within its
 // partition, times 256, plus the partition. It follows from the log alone, so that
@@ -21,8 +21,12 @@ const version = "9"
 // distances from the last. One row with many keys costs little more than a row with
 // one key.
 //
+// So that a page of the few messages with some value is quick, such values have lists too: the kind,
+// the proof and the protocol of a message, the protocols by which it went out, and the steps of
+// slowness that its answer reached. Their owners are in agents, by names that no agent has.
+//
 // The counters of a conversation are written with each batch; the trigger updates
-// them if a message is removed. See [flagFailed] and [flagNotable] for 993 and 999.
+// them if a message is removed. See [flagFailed] for 993.
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE progress (partition INTEGER PRIMARY KEY, sequence INT NOT NULL, clock INT NOT NULL, print INT NOT NULL);
@@ -32,21 +36,31 @@ CREATE TABLE messages (
 	number INT NOT NULL, sender INT NOT NULL, recipient INT NOT NULL, conversation INT, reply_to BLOB,
 	skill TEXT, act TEXT, protocol TEXT, assurance INT NOT NULL, trace BLOB, trace_owner INT,
 	time INT NOT NULL, size INT NOT NULL, error TEXT, preview TEXT,
-	flags INT NOT NULL, open INT NOT NULL, deliveries TEXT, last INT);
+	flags INT NOT NULL, open INT NOT NULL, deliveries TEXT, last INT, answer INT);
 CREATE INDEX messages_id ON messages (id);
 CREATE INDEX messages_conversation ON messages (conversation) WHERE conversation IS NOT NULL;
 CREATE INDEX messages_reply ON messages (reply_to) WHERE reply_to IS NOT NULL;
 CREATE INDEX messages_requests ON messages (sender, recipient, last) WHERE last IS NOT NULL;
-CREATE INDEX messages_notable ON messages (n, flags) WHERE flags & 999 <> 0;
+CREATE INDEX messages_failed ON messages (n, flags) WHERE flags & 993 <> 0;
+CREATE INDEX messages_refused ON messages (n) WHERE flags & 1 <> 0;
+CREATE INDEX messages_open ON messages (n, flags) WHERE open > 0;
 CREATE TABLE lists (owner INT NOT NULL, last INT NOT NULL, list TEXT NOT NULL, PRIMARY KEY (owner, last)) WITHOUT ROWID;
 CREATE TABLE conversations (
 	n INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, first INT, last INT,
 	messages INT NOT NULL, open INT NOT NULL, failed INT NOT NULL, agents TEXT NOT NULL);
 CREATE INDEX conversations_last ON conversations (last);
+CREATE INDEX conversations_failed ON conversations (last) WHERE failed > 0;
+CREATE INDEX conversations_open ON conversations (last) WHERE open > 0;
 CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
 	DELETE FROM lists WHERE last = old.n AND owner IN (
 		SELECT old.sender UNION SELECT old.recipient UNION SELECT old.trace_owner
-		UNION SELECT n FROM agents WHERE name IN (SELECT value ->> 'to' FROM json_each(old.deliveries)));
+		UNION SELECT n FROM agents WHERE name > char(1) || 'slow ' AND name < char(1) || 'slow!'
+		UNION SELECT n FROM agents WHERE name IN (
+			VALUES (char(1) || 'kind ' || old.kind), (char(1) || 'proof ' || old.assurance),
+				(char(1) || 'protocol ' || old.protocol)
+			UNION ALL SELECT value ->> 'to' FROM json_each(old.deliveries)
+			UNION ALL SELECT char(1) || 'via ' || (value ->> 'o') FROM json_each(old.deliveries)
+			UNION ALL SELECT char(1) || 'via ' || w.value FROM json_each(old.deliveries) d, json_each(d.value, '$.w') w));
 	UPDATE conversations SET messages = messages - 1, failed = failed - (old.flags & 993 <> 0), open = open - old.open,
 		first = (SELECT min(n) FROM messages WHERE conversation = old.conversation),
 		last = (SELECT max(n) FROM messages WHERE conversation = old.conversation) WHERE n = old.conversation;
@@ -75,5 +89,4 @@ const (
 
 	flagFailed = flagRefused | flagFailure | // or a delivery was given up
 		1<<parley.Dead | 1<<parley.Dropped | 1<<parley.Expired | 1<<parley.Abandoned
-	flagNotable = flagFailed | 1<<parley.Waiting | 1<<parley.Delivering
 )

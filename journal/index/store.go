@@ -67,6 +67,7 @@ type tracked struct {
 	flags        int64 // of its own
 	list         []delivery
 	last         lastRecord // of a request
+	time, answer int64      // of the record; until the terminal reply to a request: nanoseconds
 	inFile       bool       // the message has a row in the file
 	changed      bool       // the row must be updated
 }
@@ -80,6 +81,7 @@ type delivery struct {
 	Error     *Reason   `json:"e,omitzero"`
 	Reply     parley.ID `json:"y,omitzero"`
 	Protocol  string    `json:"o,omitzero"`
+	Earlier   []string  `json:"w,omitzero"` // protocols of attempts before a change of Protocol
 	Losses    []string  `json:"l,omitzero"`
 }
 
@@ -328,7 +330,7 @@ func (s *store) count(id parley.ID) *conversation {
 }
 
 func (s *store) message(w *row, key int64) (err error) {
-	w.Message.key, w.tracked.key = key, key
+	w.Message.key, w.tracked.key, w.tracked.time = key, key, w.Time.UnixNano()
 	s.bytes += len(w.text)
 	if w.sender, err = s.agent(w.From); err != nil {
 		return err
@@ -339,11 +341,14 @@ func (s *store) message(w *row, key int64) (err error) {
 	c := s.count(w.Conversation)
 	w.conversation = c
 	c.add(&conversation{first: key, last: key, messages: 1})
-	s.enlist(w, traceOwner(w.trace))
-	s.enlist(w, w.sender)
+	s.enlist(key, traceOwner(w.trace))
+	if err := s.enlistValues(w); err != nil {
+		return err
+	}
+	s.enlist(key, w.sender)
 	c.join(w.sender)
 	if w.recipient != w.sender {
-		s.enlist(w, w.recipient)
+		s.enlist(key, w.recipient)
 		c.join(w.recipient)
 	}
 	for i := range w.list {
@@ -352,7 +357,7 @@ func (s *store) message(w *row, key int64) (err error) {
 			if err != nil {
 				return err
 			}
-			s.enlist(w, n)
+			s.enlist(key, n)
 			c.join(n)
 		}
 	}
@@ -370,12 +375,45 @@ func (s *store) message(w *row, key int64) (err error) {
 	return s.changeRequest(w)
 }
 
-// enlist adds a message to its owner's list; owner 0: there is none.
-func (s *store) enlist(w *row, owner int64) {
+// enlist adds the key of a message to its owner's list, only once; owner 0: there is none.
+func (s *store) enlist(key, owner int64) {
 	if owner != 0 {
-		k := listKey{owner, w.Position.Partition, w.tracked.key >> spanBits}
-		s.lists[k] = append(s.lists[k], w.tracked.key)
+		k := listKey{owner, int(key & 255), key >> spanBits}
+		s.lists[k] = append(s.lists[k], key)
 	}
+}
+
+// enlistAs adds the key of a message to the list of a value, only once.
+func (s *store) enlistAs(key int64, value string) error {
+	n, err := s.agent(value)
+	if err == nil {
+		s.enlist(key, n)
+	}
+	return err
+}
+
+// enlistValues adds a new message to the lists of its values.
+func (s *store) enlistValues(w *row) error {
+	err := cmp.Or(s.enlistAs(w.tracked.key, kindList(w.Kind)), s.enlistAs(w.tracked.key, proofList(w.Assurance)))
+	if err == nil && w.Protocol != "" {
+		err = s.enlistAs(w.tracked.key, protocolList(w.Protocol))
+	}
+	return err
+}
+
+// carried notes the protocol of an attempt.
+func (s *store) carried(t *tracked, d *delivery, protocol string) error {
+	known := slices.ContainsFunc(t.list, func(d delivery) bool {
+		return d.Protocol == protocol || slices.Contains(d.Earlier, protocol)
+	})
+	if d.Protocol != "" && d.Protocol != protocol && !slices.Contains(d.Earlier, d.Protocol) {
+		d.Earlier = append(d.Earlier, d.Protocol)
+	}
+	d.Protocol = protocol
+	if known {
+		return nil
+	}
+	return s.enlistAs(t.key, viaList(protocol))
 }
 
 // add adds the counters of d.
@@ -428,7 +466,7 @@ func (w *row) bind(v *values) {
 		int(int64(w.Number)).int(w.sender).int(w.recipient).positive(w.conversation.n).blob(bytesOfID(&w.InReplyTo)).
 		text(w.Skill).text(w.Act).text(w.Protocol).int(int64(w.Assurance)).blob(w.trace).int(traceOwner(w.trace)).
 		int(w.Time.UnixNano()).int(int64(w.Size)).text(w.Error.encode()).text(w.Preview).
-		int(flags).int(open).text(w.deliveries()).positive(w.last.key)
+		int(flags).int(open).text(w.deliveries()).positive(w.last.key).positive(w.answer)
 }
 
 // deliveries is the column of the same name.
@@ -515,14 +553,15 @@ func (s *store) track(message parley.ID, partition int) (*tracked, error) {
 	key := trackedKey{message, partition}
 	t := s.tracked[key]
 	if t == nil {
-		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id, m.last, a.kind, a.state
-			FROM messages m LEFT JOIN conversations c ON c.n=m.conversation LEFT JOIN messages a ON a.n=m.last
+		err := executePrepared(s.c, `SELECT m.n, m.kind, m.flags, m.deliveries, c.id, m.last, a.kind, a.state,
+				m.time, m.answer FROM messages m LEFT JOIN conversations c ON c.n=m.conversation LEFT JOIN messages a ON a.n=m.last
 			WHERE m.id=? AND m.n & 255 = ? ORDER BY m.n DESC LIMIT 1`, func(q *sqlite.Stmt) (err error) {
 			t = &tracked{key: q.ColumnInt64(0), kind: parley.Kind(q.ColumnInt(1)),
 				flags: q.ColumnInt64(2) & (flagRefused | flagFailure), inFile: true}
 			t.list, err = readDeliveries(q, 3)
 			q.ColumnBytes(4, t.conversation[:])
 			t.last = lastRecord{q.ColumnInt64(5), parley.Kind(q.ColumnInt(6)), parley.State(q.ColumnInt(7))}
+			t.time, t.answer = q.ColumnInt64(8), q.ColumnInt64(9)
 			return err
 		}, message[:], partition)
 		if err != nil || t == nil {
@@ -597,7 +636,9 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 		d.Reply = j.Reply
 	}
 	if j.Exchange != nil && j.Exchange.Protocol != "" {
-		d.Protocol = j.Exchange.Protocol
+		if err := s.carried(t, d, j.Exchange.Protocol); err != nil {
+			return err
+		}
 	}
 	if j.Error != nil {
 		next.Code = j.Error.Code
@@ -634,7 +675,7 @@ func (s *store) write() error {
 		return err
 	}
 	slices.SortFunc(s.messages, func(a, b *row) int { return cmp.Compare(a.tracked.key, b.tracked.key) })
-	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 24, s.messages, (*row).bind); err != nil {
+	if _, err := insert(s.c, "INSERT OR FAIL INTO messages VALUES", 25, s.messages, (*row).bind); err != nil {
 		return err
 	}
 	if err := s.writeLists(); err != nil {
@@ -643,8 +684,8 @@ func (s *store) write() error {
 	for _, t := range s.changed {
 		flags, open := t.sum()
 		if err := executePrepared(s.c,
-			"UPDATE messages SET flags=?, open=?, deliveries=nullif(?, ''), last=nullif(?, 0) WHERE n=?", nil,
-			flags, open, t.deliveries(), t.last.key, t.key); err != nil {
+			"UPDATE messages SET flags=?, open=?, deliveries=nullif(?, ''), last=nullif(?, 0), answer=nullif(?, 0) WHERE n=?",
+			nil, flags, open, t.deliveries(), t.last.key, t.answer, t.key); err != nil {
 			return err
 		}
 		t.changed = false
@@ -684,6 +725,7 @@ func (s *store) writeLists() error {
 	}
 	var all []*list
 	for k, keys := range s.lists {
+		slices.Sort(keys) // those of deliveries and answers come in another order
 		l := &list{k.owner, keys[len(keys)-1], []byte{'['}}
 		for i, n := range keys {
 			if i > 0 {

@@ -1,0 +1,248 @@
+package index
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"zombiezen.com/go/sqlite"
+
+	"github.com/parley-hub/parley"
+)
+
+// MaxCount bounds what [Index.Count] counts.
+const MaxCount = 10_000
+
+// Count counts the messages that a filter selects, up to most of them, at most MaxCount; more: there
+// are others. Cursor, Limit and Oldest choose where counting begins. Errors: ErrFilter, or the
+// context's own.
+func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool, err error) {
+	if most <= 0 || most > MaxCount {
+		most = MaxCount
+	}
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		keys, err := f.keys(tx, x.c.NoText, most)
+		n, more = min(len(keys), most), len(keys) > most
+		return err
+	})
+	return n, more, err
+}
+
+// keys returns the keys of a page, and one more if others follow.
+func (f *Filter) keys(tx *sqlite.Conn, noText bool, n int) ([]int64, error) {
+	w, err := newWindow(f.Since, f.Until, f.Cursor, f.Oldest)
+	if err != nil {
+		return nil, err
+	}
+	list, err := f.build(tx, noText)
+	if err != nil {
+		return nil, err
+	}
+	return union(tx, list, w, n)
+}
+
+// Select returns those of the given messages, at most MaxLimit, that a filter selects, the newest
+// first: for callers that follow the journal. Errors: ErrFilter, or the context's own.
+func (x *Index) Select(ctx context.Context, f Filter, ids []parley.ID) (out []Message, err error) {
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		w, err := newWindow(f.Since, f.Until, "", false)
+		if err != nil {
+			return err
+		}
+		keys, err := keysOf(tx, ids)
+		if err != nil {
+			return err
+		}
+		list, err := f.build(tx, x.c.NoText)
+		if err != nil {
+			return err
+		}
+		for i := range list {
+			c := &list[i]
+			c.from, _, _ = strings.Cut(c.from, " INDEXED BY")
+			c.owner = 0
+			c.and(true, c.key+" IN ("+keys+")")
+		}
+		found, err := union(tx, list, w, MaxLimit)
+		if err == nil && len(found) > 0 {
+			out, err = selectMessages(tx, false, in("m.n", found))
+		}
+		return err
+	})
+	if err == nil && f.Text != "" && !f.NoWords && !x.c.NoText {
+		x.snippets(ctx, out, f.Text)
+	}
+	return out, err
+}
+
+// keysOf returns the keys of messages, as a list for SQL.
+func keysOf(tx *sqlite.Conn, ids []parley.ID) (string, error) {
+	var list, args strings.Builder
+	for i, id := range ids[:min(len(ids), MaxLimit)] {
+		if i > 0 {
+			args.WriteByte(',')
+		}
+		fmt.Fprintf(&args, "x'%x'", id[:])
+	}
+	err := execute(tx, "SELECT n FROM messages WHERE id IN ("+args.String()+")", func(q *sqlite.Stmt) error {
+		if list.Len() > 0 {
+			list.WriteByte(',')
+		}
+		fmt.Fprint(&list, q.ColumnInt64(0))
+		return nil
+	})
+	return list.String(), err
+}
+
+// HistoryAround is [Index.History] for the page that has a message of the conversation: the pages
+// begin with the conversation, and have n messages each. Errors: ErrNotFound if the conversation does
+// not have the message; ErrFilter, or the context's own.
+func (x *Index) HistoryAround(ctx context.Context, conversation, message parley.ID, n int) (page Page, err error) {
+	cursor := ""
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		var key int64
+		if err := execute(tx, `SELECT n FROM messages WHERE id=? AND conversation=(SELECT n FROM conversations WHERE id=?)
+			ORDER BY n LIMIT 1`, func(q *sqlite.Stmt) error { key = q.ColumnInt64(0); return nil },
+			message[:], conversation[:]); err != nil {
+			return err
+		}
+		if key == 0 {
+			return ErrNotFound
+		}
+		before, err := before(tx, []any{conversation[:]}, oneConversation, key)
+		if err != nil {
+			return err
+		}
+		at, err := number(tx, "SELECT n FROM messages WHERE "+oneConversation+" AND n<? ORDER BY n DESC LIMIT 1 OFFSET ?",
+			conversation[:], key, before%limit(n))
+		if at > 0 {
+			cursor = formatCursor(at)
+		}
+		return err
+	})
+	if err != nil {
+		return Page{}, err
+	}
+	return x.History(ctx, conversation, cursor, n)
+}
+
+const oneConversation = "conversation=(SELECT n FROM conversations WHERE id=?)"
+
+// before counts the messages of conversations before a key.
+func before(tx *sqlite.Conn, args []any, condition string, key int64) (int, error) {
+	n, err := number(tx, "SELECT count(*) FROM messages WHERE "+condition+" AND n<?", append(slices.Clip(args), key)...)
+	return int(n), err
+}
+
+// history returns a page of the messages that meet a condition on their conversation, the oldest
+// first, with the steps of their deliveries.
+func history(tx *sqlite.Conn, condition string, args []any, cursor string, n int) (page Page, err error) {
+	w := window{high: 1<<63 - 1, oldest: true}
+	if cursor != "" {
+		if w.low, err = parseCursor(cursor); err != nil {
+			return page, err
+		}
+	}
+	c := clause{from: "messages INDEXED BY messages_conversation", key: "n"}
+	c.and(true, condition, args...)
+	keys, err := c.keys(tx, w, n+1)
+	if err != nil || len(keys) == 0 {
+		return page, err
+	}
+	page.Next = next(&keys, n)
+	if page.Messages, err = selectMessages(tx, true, in("m.n", keys)); err != nil {
+		return page, err
+	}
+	slices.Reverse(page.Messages)
+	if page.Before, err = before(tx, args, condition, keys[0]); err != nil || page.Before <= n {
+		return page, err
+	}
+	at, err := number(tx, "SELECT n FROM messages WHERE "+condition+" AND n<? ORDER BY n DESC LIMIT 1 OFFSET ?",
+		append(slices.Clip(args), keys[0], n)...)
+	page.Previous = formatCursor(at)
+	return page, err
+}
+
+// The bounds of a trace that is shown as one.
+const (
+	maxTraces        = 64     // traces of the conversation that are followed
+	maxTraced        = 20_000 // messages of them that are looked at
+	maxConversations = 100    // that share one
+)
+
+// A Trace is the conversations that share a trace with one of them, and a page of their messages, the
+// oldest first, with the steps of their deliveries.
+type Trace struct {
+	Conversations []Conversation // in the order of their first messages; at most 100
+	More          bool           // there are other conversations, or may be
+	Page
+}
+
+// Trace returns a page of the trace of a conversation. One activity of an agent that asks others is
+// several conversations. Errors: ErrFilter, or the context's own.
+func (x *Index) Trace(ctx context.Context, conversation parley.ID, cursor string, n int) (t Trace, err error) {
+	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		numbers, more, err := traced(tx, conversation)
+		if err != nil || len(numbers) == 0 {
+			return err
+		}
+		t.More = more
+		list := make([]string, len(numbers))
+		for i, c := range numbers {
+			list[i] = fmt.Sprint(c)
+		}
+		of := "(" + strings.Join(list, ",") + ")"
+		if t.Conversations, err = selectConversations(tx, "c.n IN "+of+" ORDER BY c.first"); err != nil {
+			return err
+		}
+		t.Page, err = history(tx, "conversation IN "+of, nil, cursor, limit(n))
+		return err
+	})
+	return t, err
+}
+
+// traced returns the numbers of the conversations that share a trace with one, which is the first.
+func traced(tx *sqlite.Conn, conversation parley.ID) (numbers []int64, more bool, err error) {
+	first, err := number(tx, "SELECT n FROM conversations WHERE id=?", conversation[:])
+	if err != nil || first == 0 {
+		return nil, false, err
+	}
+	numbers = append(numbers, first)
+	var traces [][]byte
+	if err := execute(tx, `SELECT DISTINCT trace FROM (SELECT trace FROM messages WHERE conversation=? AND trace IS NOT NULL
+		ORDER BY n DESC LIMIT ?) LIMIT ?`, func(q *sqlite.Stmt) error {
+		traces = append(traces, bytesOf(q, 0))
+		return nil
+	}, first, maxTraced, maxTraces+1); err != nil {
+		return nil, false, err
+	}
+	if more = len(traces) > maxTraces; more {
+		traces = traces[:maxTraces]
+	}
+	for _, trace := range traces {
+		rows := 0
+		if err := execute(tx, `SELECT conversation, count(*) FROM (SELECT m.conversation FROM lists l
+			CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value
+			WHERE l.owner=? AND m.trace=? AND m.conversation IS NOT NULL LIMIT ?) GROUP BY 1`,
+			func(q *sqlite.Stmt) error {
+				rows += q.ColumnInt(1)
+				c := q.ColumnInt64(0)
+				switch {
+				case slices.Contains(numbers, c):
+				case len(numbers) < maxConversations:
+					numbers = append(numbers, c)
+				default:
+					more = true
+				}
+				return nil
+			}, traceOwner(trace), trace, maxTraced); err != nil {
+			return nil, false, err
+		}
+		more = more || rows == maxTraced
+	}
+	return numbers, more, nil
+}
