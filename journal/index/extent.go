@@ -22,7 +22,7 @@ func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool
 		most = MaxCount
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		keys, err := f.keys(tx, x.c.NoText, most)
+		keys, err := x.keys(tx, &f, most)
 		n, more = min(len(keys), most), len(keys) > most
 		return err
 	})
@@ -30,12 +30,13 @@ func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool
 }
 
 // keys returns the keys of a page, and one more if others follow.
-func (f *Filter) keys(tx *sqlite.Conn, noText bool, n int) ([]int64, error) {
+func (x *Index) keys(tx *sqlite.Conn, f *Filter, n int) ([]int64, error) {
 	w, err := newWindow(f.Since, f.Until, f.Cursor, f.Oldest)
 	if err != nil {
 		return nil, err
 	}
-	list, err := f.build(tx, noText)
+	w.probe = x.probe
+	list, err := f.build(tx, x.c.NoText)
 	if err != nil {
 		return nil, err
 	}

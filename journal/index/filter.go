@@ -97,11 +97,12 @@ func slowList(step time.Duration) string  { return "\x01slow " + step.String() }
 type window struct {
 	low, high int64
 	oldest    bool // the oldest first
+	probe     int  // see [probeRows]
 }
 
 // newWindow reads the limits of a filter.
 func newWindow(since, until time.Time, cursor string, oldest bool) (window, error) {
-	w := window{0, math.MaxInt64, oldest}
+	w := window{low: 0, high: math.MaxInt64, oldest: oldest}
 	if !since.IsZero() {
 		w.low = since.UnixMicro()<<8 - 1
 	}

@@ -53,6 +53,7 @@ type Index struct {
 	done     chan struct{}
 	jobs     chan func(*store)
 	few      int // fewMessages
+	probe    int // probeRows
 	waiters  atomic.Int32
 	broken   atomic.Bool // a query found damage
 
@@ -99,7 +100,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	c.retry = cmp.Or(c.retry, time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages,
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages, probe: probeRows,
 		done: make(chan struct{}), jobs: make(chan func(*store)), advanced: make(chan struct{}),
 		indexed: make([]uint64, n), base: make([]uint64, n)}
 	var err error

@@ -249,9 +249,9 @@ func (c *clause) and(asked bool, sql string, args ...any) {
 	}
 }
 
-// probe is the number of rows that a search looks at before it reads an owner's lists. If many of
+// probeRows is the number of rows that a search looks at before it reads an owner's lists. If many of
 // the rows match, the page is full by then; the lists are made for the owners of few rows.
-const probe = 1000
+const probeRows = 1000
 
 // page returns the keys of a page, and one more if others follow.
 func (c *clause) page(tx *sqlite.Conn, w window, limit int) (keys []int64, err error) {
@@ -259,7 +259,7 @@ func (c *clause) page(tx *sqlite.Conn, w window, limit int) (keys []int64, err e
 		return c.keys(tx, w, limit+1)
 	}
 	edge, err := number(tx, "SELECT n FROM messages WHERE n>? AND n<? ORDER BY n "+w.order()+" LIMIT 1 OFFSET ?",
-		w.low, w.high, probe)
+		w.low, w.high, w.probe)
 	if err != nil {
 		return nil, err
 	}
@@ -388,7 +388,7 @@ func (x *Index) History(ctx context.Context, conversation parley.ID, cursor stri
 func (x *Index) messages(ctx context.Context, f *Filter) (page Page, err error) {
 	n := limit(f.Limit)
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
-		keys, err := f.keys(tx, x.c.NoText, n)
+		keys, err := x.keys(tx, f, n)
 		if err != nil || len(keys) == 0 {
 			return err
 		}
