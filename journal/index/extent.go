@@ -3,8 +3,10 @@ package index
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"zombiezen.com/go/sqlite"
 
@@ -22,11 +24,56 @@ func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool
 		most = MaxCount
 	}
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
+		if owner := f.list(); owner != "" && f.Cursor == "" {
+			key, err := agentKey(tx, owner)
+			if err == nil {
+				n, err = lengths(tx, key, most+1)
+			}
+			n, more = min(n, most), n > most
+			return err
+		}
 		keys, err := x.keys(tx, &f, most)
 		n, more = min(len(keys), most), len(keys) > most
 		return err
 	})
 	return n, more, err
+}
+
+// list names the owner whose lists have exactly the messages that f selects; "": no owner's have.
+func (f *Filter) list() string {
+	g := *f
+	g.Now, g.NoWords, g.Oldest, g.Cursor, g.Limit = time.Time{}, false, false, "", 0
+	switch g {
+	case Filter{}:
+		return ""
+	case Filter{Agent: f.Agent}:
+		return f.Agent
+	case Filter{Kind: f.Kind}:
+		return kindList(f.Kind)
+	case Filter{Protocol: f.Protocol}:
+		return protocolList(f.Protocol)
+	case Filter{Proof: f.Proof}:
+		if f.Proof != ProvedRefused {
+			return proofList(f.Proof.assurance())
+		}
+	}
+	return ""
+}
+
+// lengths adds the lengths of an owner's lists, up to about most. Of the oldest list some messages may
+// have been removed.
+func lengths(tx *sqlite.Conn, owner int64, most int) (total int, err error) {
+	for cursor, last := int64(math.MaxInt64), int64(0); total < most; cursor = last {
+		last = 0
+		if err := executePrepared(tx, `SELECT last, json_array_length(list) FROM lists WHERE owner=? AND last<?
+			ORDER BY last DESC LIMIT 32`, func(q *sqlite.Stmt) error {
+			last, total = q.ColumnInt64(0), total+q.ColumnInt(1)
+			return nil
+		}, owner, cursor); err != nil || last == 0 {
+			return total, err
+		}
+	}
+	return total, nil
 }
 
 // keys returns the keys of a page, and one more if others follow.
@@ -214,8 +261,8 @@ func traced(tx *sqlite.Conn, conversation parley.ID) (numbers []int64, more bool
 	}
 	numbers = append(numbers, first)
 	var traces [][]byte
-	if err := execute(tx, `SELECT DISTINCT trace FROM (SELECT trace FROM messages WHERE conversation=? AND trace IS NOT NULL
-		ORDER BY n DESC LIMIT ?) LIMIT ?`, func(q *sqlite.Stmt) error {
+	if err := execute(tx, `SELECT DISTINCT trace FROM (SELECT trace FROM messages WHERE conversation=?
+		AND trace IS NOT NULL ORDER BY n DESC LIMIT ?) LIMIT ?`, func(q *sqlite.Stmt) error {
 		traces = append(traces, bytesOf(q, 0))
 		return nil
 	}, first, maxTraced, maxTraces+1); err != nil {

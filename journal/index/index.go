@@ -284,6 +284,9 @@ func (x *Index) lag(targets []uint64) (lag uint64, changed <-chan struct{}) {
 	return lag, x.advanced
 }
 
+// HasText reports whether the index finds words of the content.
+func (x *Index) HasText() bool { return !x.c.NoText }
+
 // Stats returns the index's figures.
 func (x *Index) Stats() (s Stats) {
 	s.Lag, _ = x.lag(x.queue.targets())

@@ -512,7 +512,7 @@ func selectConversations(tx *sqlite.Conn, query string, args ...any) (out []Conv
 // fewMessages decides how an agent's conversations are searched. If the agent has
 // fewer messages, its messages are searched, else the newest conversations of all
 // agents.
-const fewMessages = 20_000
+const fewMessages = 10_000
 
 // Conversations returns the conversations that a filter selects. Errors: ErrFilter,
 // or the context's own.
@@ -533,11 +533,11 @@ func (x *Index) Conversations(ctx context.Context, f ConversationFilter) (page C
 			}
 			const its = "FROM lists l CROSS JOIN json_each(l.list) j " +
 				"CROSS JOIN messages m ON m.n=l.last-j.value WHERE l.owner=?"
-			count, err := number(tx, "SELECT count(*) FROM (SELECT 1 "+its+" LIMIT ?)", agent, x.few+1)
+			count, err := lengths(tx, agent, x.few+1)
 			if err != nil {
 				return err
 			}
-			if count <= int64(x.few) {
+			if count <= x.few {
 				c.from = "conversations c"
 				c.and(true, "c.n IN (SELECT m.conversation "+its+")", agent)
 			} else {
