@@ -31,6 +31,8 @@ type Refusal struct {
 	Detail   string
 	Size     int // bytes
 	Verdict  parley.Verdict
+
+	Message parley.ID // of the record, if the refused message was recorded; the hub sets it
 }
 
 // Because gives r with the source, reason and detail of the parley.Error in err, which
@@ -55,6 +57,8 @@ type refusals struct {
 	kinds   map[RefusalKind]uint64
 	minute  time.Time
 	sources map[string]*sourceSlots
+
+	unreported []recordedRefusal
 }
 
 // sourceSlots are the slots of the ring that one source took in this minute.
@@ -88,6 +92,7 @@ func (q *refusals) add(r Refusal) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.count++
+	r.Message = q.record(&r)
 	q.note(r)
 	i := q.slotFor(r) // which may extend the ring
 	q.ring[i] = r

@@ -203,6 +203,7 @@ func (h *Hub) submit(ctx context.Context, s Submission, waits bool) (*recordedMe
 		return nil, err
 	}
 	if refused != nil {
+		h.refusals.recorded(m, refused, h.c.Now())
 		return nil, refused
 	}
 	s.note(a.position)
