@@ -184,13 +184,15 @@ func shows(body string) bool {
 func TestObserverSeesNoContent(t *testing.T) {
 	b := benchOfThree(t)
 	tokens := map[Role]string{Observe: observerToken, Read: viewerToken}
-	streams := map[Role]*bufio.Reader{}
-	for role, token := range tokens {
-		resp := b.begin(token, "/v1/events")
-		defer resp.Body.Close()
-		streams[role] = bufio.NewReader(resp.Body)
-		if line, err := streams[role].ReadString('\n'); err != nil || line != "event: started\n" {
-			t.Fatalf("%s: %q %v", role, line, err)
+	streams := map[string]map[Role]*bufio.Reader{"/v1/events": {}, "/v1/watch": {}}
+	for route, readers := range streams {
+		for role, token := range tokens {
+			resp := b.begin(token, route)
+			defer resp.Body.Close()
+			readers[role] = bufio.NewReader(resp.Body)
+			if line, err := readers[role].ReadString('\n'); err != nil || line != "event: started\n" {
+				t.Fatalf("%s: %q %v", role, line, err)
+			}
 		}
 	}
 	said := b.talk()
@@ -206,11 +208,13 @@ func TestObserverSeesNoContent(t *testing.T) {
 		"/v1/agents/{name}/state": {"box", "far", "parrot"}, "/v1/agents/{name}/ways": {"box", "far", "parrot"},
 		"/v1/agents/{name}/tools": {"far"},
 		"/v1/messages/{id}":       said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
+		"/v1/conversations/{id}/trace": said.conversations, "/v1/conversations/{id}/refused": said.conversations,
 		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
 	}
 	queries := map[string]string{"/v1/messages/{id}": "?raw=true", export: "?content=false"}
 	known := []string{"/v1/messages", "/v1/messages/{id}", "/v1/conversations", "/v1/conversations/{id}", export,
-		"/v1/events", "/v1/dead", "/v1/dead/{id}", "/v1/refused", "/v1/refused/{ref}"}
+		"/v1/conversations/{id}/trace", "/v1/timeline", "/v1/watch", "/v1/events", "/v1/dead",
+		"/v1/dead/{id}", "/v1/refused", "/v1/refused/{ref}"}
 	parameter := regexp.MustCompile(`\{.*\}`)
 	for route, of := range table() {
 		if _, found := of["GET"]; !found {
@@ -235,8 +239,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 			for _, path := range paths {
 				var body string
 				status := http.StatusOK
-				if route == "/v1/events" {
-					body = until(t, streams[role], append(slices.Clone(said.messages), said.refused, `"state":"dead"`))
+				if readers := streams[route]; readers != nil {
+					body = until(t, readers[role], append(slices.Clone(said.messages), said.refused, `"state":"dead"`))
 				} else {
 					var resp *http.Response
 					resp, body = b.get(token, path)
@@ -324,8 +328,8 @@ func TestViewsWithoutContent(t *testing.T) {
 	message := "Act Audience Error.Advice Error.Code Error.Reason Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
 		"Origin.Protocol " +
 		"Schema Skill To"
-	summary := "Act Deliveries.Error.Code Deliveries.Error.Reason Deliveries.Steps.Code Deliveries.To Error.Code " +
-		"Error.Reason From Protocol Skill To Trace"
+	summary := "Act Deliveries.Error.Code Deliveries.Error.Reason Deliveries.Protocol Deliveries.Steps.Code Deliveries.To " +
+		"Error.Code Error.Reason From Protocol Skill To Trace"
 	for _, c := range []struct {
 		view view
 		left string

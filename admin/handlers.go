@@ -51,6 +51,13 @@ func table() map[string]methods {
 		"/v1/refused":                   {"GET": {Observe, latest("refused", "last", (*Admin).Refused)}},
 		"/v1/refused/{ref}":             {"GET": {Observe, getRefusal}},
 
+		"/v1/timeline":                   {"GET": {Observe, filtered(timelineParams, (*Admin).Timeline)}},
+		"/v1/counts":                     {"GET": {Observe, filtered(timelineParams, (*Admin).Counts)}},
+		"/v1/hidden":                     {"GET": {Observe, getHidden}},
+		"/v1/watch":                      {"GET": {Observe, getWatch}},
+		"/v1/conversations/{id}/trace":   {"GET": {Observe, getTrace}},
+		"/v1/conversations/{id}/refused": {"GET": {Observe, getRefusalsAround}},
+
 		"/v1/dead":            {"GET": {Observe, getDead}},
 		"/v1/dead/retry":      {"POST": {Operate, change((*Admin).RetryAll)}},
 		"/v1/dead/drop":       {"POST": {Operate, change((*Admin).DropAll)}},
@@ -326,10 +333,13 @@ func (a *Admin) stream(ctx context.Context, c *call, s Send) error {
 }
 
 func getConversation(a *Admin, c *call) (any, error) {
-	var cursor string
+	var cursor, message string
 	var limit int
-	if err := c.params(param{"cursor", &cursor}, param{"limit", &limit}); err != nil {
+	if err := c.params(param{"cursor", &cursor}, param{"m", &message}, param{"limit", &limit}); err != nil {
 		return nil, err
+	}
+	if message != "" {
+		return a.ConversationAround(c.r.Context(), c.by, c.r.PathValue("id"), message, limit)
 	}
 	return a.Conversation(c.r.Context(), c.by, c.r.PathValue("id"), cursor, limit)
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"iter"
 	"strconv"
-	"strings"
-	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -52,8 +50,10 @@ type ConversationPage struct {
 // first.
 type Conversation struct {
 	ConversationInfo
-	History []Summary `json:"history"`
-	Next    string    `json:"next,omitzero"`
+	History  []Summary `json:"history"`
+	Next     string    `json:"next,omitzero"`
+	Before   int       `json:"before,omitzero"`   // messages before this page
+	Previous string    `json:"previous,omitzero"` // cursor of the page before; "" is that of the first page
 }
 
 func viewSummary(by Actor, m index.Message) Summary {
@@ -150,19 +150,15 @@ func (a *Admin) Conversations(ctx context.Context, by Actor, f index.Conversatio
 // Conversation finds one by its id, or by at least the first 8 digits of it,
 // with a page of its messages behind cursor.
 func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, limit int) (Conversation, error) {
-	x, err := a.fresh(ctx, by)
+	x, c, err := a.conversation(ctx, by, id)
 	if err != nil {
 		return Conversation{}, err
-	}
-	c, err := x.Conversation(ctx, id)
-	if err != nil {
-		return Conversation{}, unresolved(err, "conversation", id)
 	}
 	page, err := x.History(ctx, c.ID, cursor, limit)
 	if err != nil {
 		return Conversation{}, unresolved(err, "conversation", id)
 	}
-	return Conversation{viewConversation(by, c), viewAll(by, page.Messages, viewSummary), page.Next}, nil
+	return viewHistory(by, c, page), nil
 }
 
 // An Event is one event of [Admin.Tail]; exactly one of its pointers is set.
@@ -215,49 +211,35 @@ const (
 // no later event can be missed.
 func (a *Admin) Tail(ctx context.Context, by Actor, f index.Filter, started func()) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		if err := cmp.Or(by.maySearch(&f), a.resolveNames(&f.Agent, &f.From, &f.To), by.may(Observe)); err != nil {
+		if err := cmp.Or(by.maySearch(&f), a.resolveNames(&f.Agent, &f.From, &f.To)); err != nil {
 			yield(Event{}, err)
 			return
 		}
-		leave, err := a.enter()
+		in, err := a.follow(by)
 		if err != nil {
 			yield(Event{}, err)
 			return
 		}
-		defer leave()
-		news := make(chan *journal.Record, tailQueue)
-		slow := make(chan struct{})
-		tooSlow := sync.OnceFunc(func() { close(slow) })
-		stop := a.c.Hub.Journal().Watch(func(r *journal.Record) {
-			select {
-			case news <- r:
-			default:
-				tooSlow()
-			}
-		})
-		defer stop()
-		refused := a.c.Hub.Stats().Refused
+		defer in.leave()
 		look := time.NewTicker(tailRefusals)
 		defer look.Stop()
 		if started != nil {
 			started()
 		}
 		for {
-			select {
-			case <-slow:
+			if in.missed.Load() > 0 {
 				yield(Event{Dropped: &Dropped{"the reader was too slow: more than " + strconv.Itoa(tailQueue) +
 					" records waited for it"}}, nil)
 				return
-			default:
 			}
 			select {
-			case r := <-news:
+			case r := <-in.news:
 				if !a.yieldRecord(ctx, by, &f, r, yield) {
 					return
 				}
 			case <-look.C:
 				var list []Refusal
-				list, refused = a.refusedSince(by, &f, refused)
+				list, in.refused = a.refusedSince(by, &f, in.refused)
 				for i := range list {
 					if !yield(Event{Refusal: &list[i]}, nil) {
 						return
@@ -300,11 +282,12 @@ func (a *Admin) yieldRecord(ctx context.Context, by Actor, f *index.Filter, r *j
 func (a *Admin) wanted(ctx context.Context, f *index.Filter, s *journal.Step) bool {
 	// A failed attempt is a failure too, unless the peer only asked for patience.
 	failed := s.State >= parley.Dead || s.State == parley.Waiting && s.Error != nil && !s.Postponed
-	if f.Refused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To || f.Failed && !failed {
+	if f.Refused || f.Proof == index.ProvedRefused || f.State != 0 && s.State != f.State || f.To != "" && s.To != f.To ||
+		f.Failed && !failed || f.Waiting && s.State != parley.Waiting {
 		return false
 	}
 	rest := *f
-	rest.State, rest.To, rest.Failed = 0, "", false
+	rest.State, rest.To, rest.Failed, rest.Waiting, rest.Now = 0, "", false, false, time.Time{}
 	rest.Cursor, rest.Limit, rest.Oldest, rest.Since, rest.Until = "", 0, false, time.Time{}, time.Time{}
 	if rest.Agent == s.To {
 		rest.Agent = ""
@@ -313,35 +296,14 @@ func (a *Admin) wanted(ctx context.Context, f *index.Filter, s *journal.Step) bo
 		return true
 	}
 	x := a.c.Index
+	if (rest.Slow > 0 || rest.Via != "") && x.Wait(ctx) != nil { // the message has them after this step
+		return false
+	}
 	m, err := x.Message(ctx, s.Message.String())
 	if errors.Is(err, index.ErrNotFound) && x.Wait(ctx) == nil {
 		m, err = x.Message(ctx, s.Message.String())
 	}
 	return err == nil && rest.Matches(&m)
-}
-
-// refusedSince gives the refusals after the first n that a filter chooses, the
-// oldest first.
-func (a *Admin) refusedSince(by Actor, f *index.Filter, n uint64) ([]Refusal, uint64) {
-	total := a.c.Hub.Stats().Refused
-	if total == n {
-		return nil, n
-	}
-	var out []Refusal
-	if f.Conversation.IsZero() && f.InReplyTo.IsZero() && f.Trace == "" && f.Kind == 0 && f.State == 0 {
-		list := a.c.Hub.Refused(int(min(total-n, 10_000)))
-		for i := len(list) - 1; i >= 0; i-- {
-			r := viewRefusal(by, list[i])
-			if f.Agent != "" && r.Claim != f.Agent && r.To != f.Agent || f.From != "" && r.Claim != f.From ||
-				f.To != "" && r.To != f.To ||
-				f.Protocol != "" && r.Protocol != f.Protocol || f.Text != "" &&
-				!strings.Contains(strings.ToLower(r.Text+" "+r.Cause), strings.ToLower(f.Text)) {
-				continue
-			}
-			out = append(out, r)
-		}
-	}
-	return out, total
 }
 
 // EndStreams ends all calls of [Admin.Tail], so that a server can shut down

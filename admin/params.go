@@ -23,7 +23,15 @@ type param struct {
 func messageParams(f *index.Filter) []param {
 	return []param{{"agent", &f.Agent}, {"from", &f.From}, {"to", &f.To}, {"conversation", &f.Conversation},
 		{"trace", &f.Trace}, {"kind", &f.Kind}, {"state", &f.State}, {"protocol", &f.Protocol}, {"since", &f.Since},
-		{"until", &f.Until}, {"failed", &f.Failed}, {"refused", &f.Refused}, {"q", &f.Text}}
+		{"until", &f.Until}, {"failed", &f.Failed}, {"refused", &f.Refused}, {"waiting", &f.Waiting}, {"proof", &f.Proof},
+		{"via", &f.Via}, {"slow", &f.Slow}, {"q", &f.Text}}
+}
+
+func timelineParams(f *TimelineFilter) []param {
+	list := messageParams(&f.Filter)
+	list[len(list)-1].name = "text"
+	return append(list, param{"show", &f.Show}, param{"before", &f.Before}, param{"after", &f.After},
+		param{"limit", &f.Limit})
 }
 
 // pageParams are those of a list of messages.
@@ -112,6 +120,10 @@ func (p param) read(s string, resolve func(string) (parley.ID, error)) (err erro
 		return err
 	case *parley.Kind:
 		want, err = "request, event, response, error, notice or cancel", to.UnmarshalText([]byte(s))
+	case *index.Proof:
+		want, err = "signed, session, unsigned or refused", to.UnmarshalText([]byte(s))
+	case *Show:
+		return to.UnmarshalText([]byte(s))
 	case *parley.DeliveryState:
 		want, err = "waiting, delivering, delivered, answered, dead, dropped, expired or abandoned",
 			to.UnmarshalText([]byte(s))

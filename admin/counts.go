@@ -1,0 +1,88 @@
+package admin
+
+import (
+	"context"
+	"reflect"
+
+	"github.com/parley-hub/parley/journal/index"
+)
+
+// A Count is a number of entries; it ends at [index.MaxCount].
+type Count struct {
+	N    int  `json:"n"`
+	More bool `json:"more,omitzero"` // there are more than N
+}
+
+// Counts are the numbers of the entries that a filter chooses, for each choice of Show.
+type Counts struct {
+	All     Count `json:"all"`
+	Failed  Count `json:"failed"`
+	Refused Count `json:"refused"`
+	Waiting Count `json:"waiting"`
+	Slow    Count `json:"slow"`
+}
+
+// A Hiding is a member of a filter, and the number of the entries that the filter chooses without it.
+type Hiding struct {
+	Member  string `json:"member"` // as the parameter is called: "proof"
+	Without Count  `json:"without"`
+}
+
+// Counts counts the entries of the timeline that a filter chooses; its Show, Before and After count for nothing.
+func (a *Admin) Counts(ctx context.Context, by Actor, f TimelineFilter) (Counts, error) {
+	var out Counts
+	if _, err := a.fresh(ctx, by); err != nil {
+		return out, err
+	}
+	for show, to := range map[Show]*Count{"": &out.All, ShowFailed: &out.Failed, ShowRefused: &out.Refused,
+		ShowWaiting: &out.Waiting, ShowSlow: &out.Slow} {
+		g := f
+		if g.Show = show; show != ShowSlow && f.Show == ShowSlow {
+			g.Slow = 0
+		}
+		var err error
+		if *to, err = a.count(ctx, by, g); err != nil {
+			return out, err
+		}
+	}
+	return out, nil
+}
+
+// count counts the entries that a filter chooses.
+func (a *Admin) count(ctx context.Context, by Actor, f TimelineFilter) (Count, error) {
+	q, err := a.query(by, f)
+	if err != nil {
+		return Count{}, err
+	}
+	n, more, err := a.c.Index.Count(ctx, q, index.MaxCount)
+	if err != nil {
+		return Count{}, unresolved(err, "message", "")
+	}
+	if n += len(a.choose(by, &q, a.c.Hub.Refused(0))); n > index.MaxCount {
+		n, more = index.MaxCount, true
+	}
+	return Count{n, more}, nil
+}
+
+// Hidden gives for each member that is set in a filter how many entries the filter chooses without it:
+// where nothing matches, the page can offer what hides the entries.
+func (a *Admin) Hidden(ctx context.Context, by Actor, f TimelineFilter) ([]Hiding, error) {
+	if _, err := a.fresh(ctx, by); err != nil {
+		return nil, err
+	}
+	f.Before, f.After, f.Limit = "", "", 0
+	out := []Hiding{}
+	for i, p := range timelineParams(&f) {
+		if reflect.ValueOf(p.to).Elem().IsZero() {
+			continue
+		}
+		g := f
+		reflect.ValueOf(timelineParams(&g)[i].to).Elem().SetZero()
+		n, err := a.count(ctx, by, g)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Hiding{p.name, n})
+	}
+	return out, nil
+}
