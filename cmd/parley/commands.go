@@ -17,7 +17,7 @@ func (a *app) commands() []*cobra.Command {
 		a.sendCommand(), a.answerCommand(), a.listenCommand(),
 		a.agentsCommand(), a.keysCommand(), a.tokensCommand(), a.auditCommand(),
 		a.inspectCommand(), a.verifyCommand(), a.mapCommand(),
-		a.conversationCommand(), a.tailCommand(), a.consoleCommand(),
+		a.conversationCommand(), a.messagesCommand(), a.tailCommand(), a.consoleCommand(),
 		a.deadCommand(), a.refusedCommand(), a.explainCommand(),
 		a.backupCommand(), a.restoreCommand(), a.journalCommand(), a.forgetCommand(),
 		a.mcpCommand(), a.configCommand(), a.benchCommand(), a.versionCommand(),

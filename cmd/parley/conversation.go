@@ -38,21 +38,26 @@ func (a *app) conversationCommand() *cobra.Command {
 		}),
 	}
 	f.register(list)
-	var steps bool
+	var steps, trace bool
 	show := &cobra.Command{
 		Use: "show ID", Short: "Show the messages of a conversation and their deliveries", Args: cobra.ExactArgs(1),
 		Long: "Show the messages of a conversation and their deliveries, the oldest first. ID is its id,\n" +
 			"or the beginning of it: at least 8 digits, as many as no other conversation has.",
 		Example: `  parley conversation show 01a2b3c4
-  parley conversation show 01a2b3c4 --steps`,
+  parley conversation show 01a2b3c4 --steps
+  parley conversation show 01a2b3c4 --trace`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
 			return checkID(args[0], "a conversation", conversationsListed)
 		},
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			if trace {
+				return a.traceShow(ctx, hub, args[0], steps)
+			}
 			return a.conversationShow(ctx, hub, args[0], steps)
 		}),
 	}
 	show.Flags().BoolVar(&steps, "steps", false, "show every step of every delivery")
+	show.Flags().BoolVar(&trace, "trace", false, "show all conversations that share a trace with this one, by time")
 	return group("conversation", "List, show, export and verify conversations",
 		`  parley conversation
   parley conversation show 01a2b3c4

@@ -13,8 +13,7 @@ import (
 )
 
 func (a *app) tailCommand() *cobra.Command {
-	var f index.Filter
-	var conversation, kind string
+	var m messageFlags
 	var count int
 	c := &cobra.Command{
 		Use:   "tail",
@@ -23,38 +22,25 @@ func (a *app) tailCommand() *cobra.Command {
 until interrupted. With several flags all of them must match.`,
 		Example: `  parley tail
   parley tail --agent weather --failed
+  parley tail --slow 2s --via mcp
   parley tail --refused --json`,
 		PreRunE: func(*cobra.Command, []string) error {
 			if count < 0 {
 				return usage("--count %d: want 0 or more", count)
 			}
-			if kind != "" && f.Kind.UnmarshalText([]byte(kind)) != nil {
-				return usage("--kind %q: want request, event, response, error, notice or cancel", kind)
-			}
-			if conversation != "" {
-				return checkID(conversation, "a conversation", conversationsListed)
-			}
-			return nil
+			return m.parse()
 		},
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			if conversation != "" {
-				v, err := hub.Conversation(ctx, conversation, "", 1)
-				if err != nil {
-					return a.hubError(err, conversationsListed)
-				}
-				f.Conversation = v.ID
+			if err := m.find(ctx, a, hub); err != nil {
+				return err
 			}
-			return a.tail(ctx, hub, f, count)
+			return a.tail(ctx, hub, m.Filter, count)
 		}),
 	}
-	c.Flags().StringVar(&f.Agent, "agent", "", "only messages from or to this agent")
-	c.Flags().StringVar(&f.From, "from", "", "only messages from this agent")
-	c.Flags().StringVar(&f.To, "to", "", "only messages to this agent")
-	c.Flags().StringVar(&conversation, "conversation", "", "only this conversation: its id, or the beginning of it")
-	c.Flags().StringVar(&kind, "kind", "", "only messages of this kind, e.g. request")
-	c.Flags().StringVar(&f.Text, "text", "", "only messages with these words")
-	c.Flags().BoolVar(&f.Failed, "failed", false, "only failures: refusals, error answers, failed attempts, dead letters")
-	c.Flags().BoolVar(&f.Refused, "refused", false, "only refusals")
+	m.register(c)
+	c.Flags().BoolVar(&m.Failed, "failed", false, "only failures: refusals, error answers, failed attempts, dead letters")
+	c.Flags().BoolVar(&m.Refused, "refused", false, "only refusals")
+	c.Flags().BoolVar(&m.Waiting, "waiting", false, "only deliveries that wait for their next attempt")
 	c.Flags().IntVar(&count, "count", 0, "end after this many lines (default: never)")
 	return c
 }
