@@ -168,6 +168,9 @@ func (a *Admin) batch(ctx context.Context, by Actor, f TimelineFilter, in *feed,
 		b.Missed += uint64(more)
 		rows = rows[:watchEntries]
 	}
+	if len(rows) == 0 {
+		return b, nil
+	}
 	refusals := recordedRefusals(a.c.Hub.Refused(watchEntries))
 	for i := range rows {
 		b.Entries = append(b.Entries, viewRun(by, rows[i:i+1], false, refusals))
