@@ -9,7 +9,7 @@ import (
 // A DoctorStep is one check of the way to an agent, and how long it took.
 type DoctorStep struct {
 	hub.Finding
-	Took time.Duration `json:"tookNs,omitzero"`
+	Took time.Duration `json:"tookNs,omitzero,format:nano"`
 }
 
 // A ConnectRequest asks the hub to connect an agent. The hub reads the rest of what it needs from the agent's card. For
@@ -51,7 +51,7 @@ type ConnectStep struct {
 	Step   ConnectStepName `json:"step"`
 	State  StepState       `json:"state"`
 	Time   time.Time       `json:"time,omitzero"`   // when it turned to this state
-	Took   time.Duration   `json:"tookNs,omitzero"` // of the work for it
+	Took   time.Duration   `json:"tookNs,omitzero,format:nano"` // of the work for it
 	Detail string          `json:"detail,omitzero"`
 	Fix    string          `json:"fix,omitzero"` // the setting or command that mends a failed step
 	Ref    string          `json:"ref,omitzero"` // of the refusal that is the reason

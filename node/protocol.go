@@ -11,8 +11,9 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// Protocols are the protocols of a hub. A protocol is added by a line here and one in the list of cmd/parley (its
-// flags, inspector and sender); [bridge.Protocols], its row of the loss table, comes with its translation.
+// Protocols are the protocols of a hub. A protocol is added by a line here, one in the list of cmd/parley (its
+// flags and sender) and one in internal/inspect; [bridge.Protocols], its row of the loss table, comes with its
+// translation.
 //
 // Everything else iterates over this list: the keys of the configuration file and their checks, warnings about
 // listeners, the default assurance, bindings, addresses, labels of metrics, and what the admin API does for a protocol.

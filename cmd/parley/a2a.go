@@ -25,6 +25,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/inspect"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/jwks"
 	"github.com/parley-hub/parley/internal/netguard"
@@ -60,8 +61,6 @@ var a2aProtocol = protocol{
 		}
 		return nil
 	},
-	recognises:   recognisesA2A,
-	inspect:      inspectA2A,
 	unsigned:     "A2A messages have no signatures: the caller's token or certificate answers for them",
 	checkHub:     (*doctor).a2aHub,
 	checkAddress: (*doctor).a2aAddress,
@@ -173,11 +172,11 @@ func a2aSigned(ctx context.Context, transport http.RoundTripper, base string, ra
 	case len(card.Signatures) == 0:
 		return "not signed"
 	case card.Valid():
-		return "signed by " + signersOf(card) + ", as its origin publishes the key"
+		return "signed by " + inspect.SignersOf(card) + ", as its origin publishes the key"
 	case slices.ContainsFunc(card.Signatures, func(s bridge.CardSignature) bool { return s.Known }):
-		return "WRONGLY signed: the key of " + signersOf(card) + " did not sign what came"
+		return "WRONGLY signed: the key of " + inspect.SignersOf(card) + " did not sign what came"
 	}
-	return "signed by " + signersOf(card) + ", which its origin does not publish: `parley keys enroll AGENT " +
+	return "signed by " + inspect.SignersOf(card) + ", which its origin does not publish: `parley keys enroll AGENT " +
 		"--protocol a2a --key BASE64` vouches for a key"
 }
 
@@ -268,8 +267,8 @@ func isA2ACard(ctx context.Context, transport http.RoundTripper, at string) bool
 
 func isSAMVADCard(ctx context.Context, transport http.RoundTripper, at string) bool {
 	raw, status, err := getA2A(ctx, transport, at, "")
-	s := &sample{body: raw}
-	return err == nil && status == http.StatusOK && s.has("id", "publicKeys", "skills")
+	s := &inspect.Sample{Body: raw}
+	return err == nil && status == http.StatusOK && s.Has("id", "publicKeys", "skills")
 }
 
 // parseA2ACard parses a card of 1.0 or 0.3. Names of members count exactly.
@@ -286,24 +285,19 @@ func parseA2ACard(raw []byte) (*wire.AgentCard, error) {
 	if err != nil {
 		return nil, err
 	}
-	if members["supportedInterfaces"] == nil && decoded(members["preferredTransport"]) == "" { // 0.3: JSON-RPC then
-		card.SupportedInterfaces = append(card.SupportedInterfaces, &wire.AgentInterface{URL: decoded(members["url"]),
-			ProtocolBinding: wire.TransportProtocolJSONRPC,
-			ProtocolVersion: wire.ProtocolVersion(cmp.Or(decoded(members["protocolVersion"]), bridge.V03))})
+	if members["supportedInterfaces"] == nil && inspect.Decoded(members["preferredTransport"]) == "" {
+		// 0.3: JSON-RPC then
+		card.SupportedInterfaces = append(card.SupportedInterfaces, &wire.AgentInterface{
+			URL: inspect.Decoded(members["url"]), ProtocolBinding: wire.TransportProtocolJSONRPC,
+			ProtocolVersion: wire.ProtocolVersion(cmp.Or(inspect.Decoded(members["protocolVersion"]), bridge.V03))})
 	}
 	card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *wire.AgentInterface) bool {
 		return i == nil
 	})
 	for _, i := range card.SupportedInterfaces {
-		i.ProtocolVersion = wire.ProtocolVersion(a2aRelease(string(i.ProtocolVersion)))
+		i.ProtocolVersion = wire.ProtocolVersion(inspect.A2ARelease(string(i.ProtocolVersion)))
 	}
 	return card, nil
-}
-
-// a2aRelease is a version of the protocol without its patch: 0.3 of 0.3.0.
-func a2aRelease(version string) string {
-	numbers := strings.SplitN(version, ".", 3)
-	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }
 
 // getA2A reads a document. As the hub does, it follows redirects within one origin alone.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"github.com/parley-hub/parley/admin"
 	"iter"
 	"log/slog"
 	"net/http"
@@ -16,12 +15,19 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/parley-hub/parley/admin"
+
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
 	"github.com/a2aproject/a2a-go/v2/a2asrv"
 
 	"github.com/parley-hub/parley/node"
 )
+
+const goodCard = `{"name":"Lab","description":"Answers.","version":"1","capabilities":{},
+"supportedInterfaces":[{"url":"https://lab.example/a2a","protocolBinding":"JSONRPC","protocolVersion":"1.0"}],
+"defaultInputModes":["text/plain"],"defaultOutputModes":["text/plain"],
+"skills":[{"id":"echo","name":"Echo","description":"Echoes.","tags":["echo"]}]}`
 
 // echoA2A is an agent of the official SDK that answers with what it got.
 type echoA2A struct{}

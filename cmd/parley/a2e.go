@@ -46,8 +46,6 @@ var a2eProtocol = protocol{
 			}
 		},
 	},
-	recognises:   recognisesA2E,
-	inspect:      inspectA2E,
 	unsigned:     "A2E messages have no signatures: the session's token answers for them",
 	checkAddress: (*doctor).a2eAddress,
 	way:          a2eWay,

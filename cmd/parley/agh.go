@@ -50,8 +50,6 @@ var aghProtocol = protocol{
 			}
 		},
 	},
-	recognises:     recognisesAGH,
-	inspect:        inspectAGH,
 	checkHub:       (*doctor).aghHub,
 	checkAddress:   (*doctor).aghAddress,
 	way:            aghWay,

@@ -40,8 +40,6 @@ var aspProtocol = protocol{
 			}
 		},
 	},
-	recognises:     recognisesASP,
-	inspect:        inspectASP,
 	way:            aspWay,
 	enable:         "asp.off = false",
 	skew:           func(*node.Config) time.Duration { return asp.MaxSkew },

@@ -239,10 +239,3 @@ func group(use, short, example string, bare func(*cobra.Command, []string) error
 
 // helps is the bare form of a group without a default command: it shows the help.
 func helps(c *cobra.Command, _ []string) error { return c.Help() }
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
-}

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -123,7 +124,7 @@ func (a *app) secretKeeper(ctx context.Context) (keeper, error) {
 // keepsSecret refuses an address to which a secret would travel in clear text.
 func keepsSecret(base string) error {
 	u, err := url.Parse(base)
-	if err != nil || u.Scheme != "https" && !onThisMachine(u.Hostname()) {
+	if err != nil || u.Scheme != "https" && !netguard.OnThisMachine(u.Hostname()) {
 		return usage("the secret would travel to %s in clear text\n        run this on the hub's machine, or name "+
 			"an https address with --admin", base)
 	}

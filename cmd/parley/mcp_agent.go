@@ -48,8 +48,6 @@ var mcpProtocol = protocol{
 		}
 		return nil
 	},
-	recognises:   recognisesMCP,
-	inspect:      inspectMCP,
 	unsigned:     "MCP messages have no signatures: the caller's token or certificate answers for them",
 	checkHub:     (*doctor).mcpHub,
 	checkAddress: (*doctor).mcpAddress,

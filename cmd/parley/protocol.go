@@ -13,9 +13,9 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here and one there. The
-// commands iterate over the list: `agents add`, `inspect`, `verify`, `send`, `demo`, `keys`, `bench`, `conversation
-// verify`, and the protocols' own commands.
+// protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here, one there, and one in
+// [inspect.Protocols]. The commands iterate over the list: `agents add`, `verify`, `send`, `demo`, `keys`, `bench`,
+// `conversation verify`, and the protocols' own commands.
 var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol,
 	&a2aProtocol, &mcpProtocol}
 
@@ -27,10 +27,6 @@ type protocol struct {
 	// checkID refuses a flag --id that is no identity of the protocol.
 	checkID func(id string) error
 
-	// recognises reports whether a sample is of the protocol, even a broken one.
-	recognises func(*sample) bool
-	// inspect explains a sample. It fails only if the keys or cards for it are unusable.
-	inspect func(context.Context, *sample, inspecting) (*inspection, error)
 	// keyless says that `verify` needs no key of the sender: its address names the key.
 	keyless bool
 	// unsigned says why `verify` cannot verify a message; "": it can.

@@ -18,6 +18,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/inspect"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -64,17 +65,19 @@ func (pigeonBinding) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusTeapot)
 }
 
-func recognisesPigeon(s *sample) bool { return bytes.Contains(s.body, []byte(`"coo"`)) }
-func inspectPigeon(context.Context, *sample, inspecting) (*inspection, error) {
-	return &inspection{Verified: true, Sentence: "A pigeon coos."}, nil
+func recognisesPigeon(s *inspect.Sample) bool { return bytes.Contains(s.Body, []byte(`"coo"`)) }
+func inspectPigeon(context.Context, *inspect.Sample, inspect.Options) (*inspect.Report, error) {
+	return &inspect.Report{Inspected: admin.Inspected{Verified: true, Sentence: "A pigeon coos."}}, nil
 }
 
-// addPigeon adds the protocol to both lists until the test ends. Tests that call it must
+// addPigeon adds the protocol to the lists until the test ends. Tests that call it must
 // not be parallel: parallel tests run after them.
 func addPigeon(t *testing.T) (b pigeonBinding) {
 	b.delivered = make(chan string, 1)
-	was, had := node.Protocols, protocols
-	t.Cleanup(func() { node.Protocols, protocols = was, had })
+	was, had, explained := node.Protocols, protocols, inspect.Protocols
+	t.Cleanup(func() { node.Protocols, protocols, inspect.Protocols = was, had, explained })
+	inspect.Protocols = append(slices.Clone(explained), inspect.Protocol{Name: pigeon, Recognises: recognisesPigeon,
+		Inspect: inspectPigeon})
 	node.Protocols = append(slices.Clone(was), &node.Protocol{
 		Name:    pigeon,
 		Section: func(c *node.Config) any { return node.Section[pigeonSection](c, pigeon) },
@@ -112,9 +115,7 @@ func addPigeon(t *testing.T) (b pigeonBinding) {
 					},
 				}
 			}},
-		recognises: recognisesPigeon,
-		inspect:    inspectPigeon,
-		keyless:    true,
+		keyless: true,
 		send: func(a *app, _ context.Context, s sending, content []byte, _ bool) error {
 			return a.print(nil, "flies to %s with %s\n", s.to, content)
 		},
@@ -125,7 +126,7 @@ func addPigeon(t *testing.T) (b pigeonBinding) {
 	return b
 }
 
-// TestProtocolIsAddedByTheLists: the two lists are enough to configure, serve, add,
+// TestProtocolIsAddedByTheLists: the lists are enough to configure, serve, add,
 // reach, inspect and send by a further protocol.
 func TestProtocolIsAddedByTheLists(t *testing.T) {
 	b := addPigeon(t)

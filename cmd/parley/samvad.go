@@ -19,7 +19,9 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
+	"github.com/parley-hub/parley/internal/inspect"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -59,8 +61,6 @@ var samvadProtocol = protocol{
 		},
 	},
 	checkID:        samvadID,
-	recognises:     recognisesSAMVAD,
-	inspect:        inspectSAMVAD,
 	checkHub:       (*doctor).samvadHub,
 	checkAddress:   (*doctor).samvadAddress,
 	way:            samvadWay,
@@ -146,7 +146,7 @@ func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, o
 	switch {
 	case len(active) == 0:
 		note("its card has no active key: run this again with --key")
-	case u.Scheme == "http" && !onThisMachine(u.Hostname()):
+	case u.Scheme == "http" && !netguard.OnThisMachine(u.Hostname()):
 		note("its card came over plain http and may be forged, so its key was not enrolled; if the key is right, "+
 			"run this again with --key %s", clean(active[0].Key))
 	default:
@@ -182,11 +182,6 @@ func (a *app) notCalled(host string) error {
 		return nil
 	}
 	return g.CheckAddr(addr)
-}
-
-func onThisMachine(host string) bool {
-	a, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
 // pasteSAMVAD gives the lines with which an SDK's agent trusts the hub, and calls through
@@ -358,7 +353,7 @@ func (v *signatureChecks) candidates(to, base string) []string {
 	}
 	out := slices.Clone(v.paths)
 	for _, p := range prefixes {
-		for _, end := range samvadPaths {
+		for _, end := range inspect.SAMVADPaths {
 			out = append(out, p+end)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/text/width"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // This file decides how text looks for people: widths, colours, times. On a terminal, tables and labelled lines fit its
@@ -108,14 +109,6 @@ func rough(d time.Duration) string {
 		}
 	}
 	return fmt.Sprintf("%d d", d/(24*time.Hour))
-}
-
-// stamp formats a time in UTC.
-func stamp(t time.Time) string {
-	if t.IsZero() {
-		return "-"
-	}
-	return t.UTC().Format("2006-01-02 15:04:05Z")
 }
 
 // clock formats a time with milliseconds.
@@ -403,19 +396,6 @@ func fit(columns []column, width int) (lines [][]int) {
 	return lines
 }
 
-// oneLine makes one clean line of a text.
-func oneLine(s string) string { return strings.Join(strings.Fields(clean(s)), " ") }
-
-// short makes a text fit a table cell: one line of at most n characters, without
-// control characters.
-func short(s string, n int) string {
-	s = oneLine(s)
-	if r := []rune(s); len(r) > n {
-		return string(r[:n-1]) + "…"
-	}
-	return s
-}
-
 // shortName is short for names and ids, whose beginning and end tell more than their middle.
 func shortName(s string, n int) string { return middle(oneLine(s), n) }
 
@@ -464,16 +444,11 @@ func runeCells(r rune) int {
 	return 1
 }
 
-// clean replaces the characters of an agent's text that could control a terminal.
-// Line feeds and tabs stay.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t':
-			return r
-		case unicode.IsControl(r), unicode.In(r, unicode.Cf): // Cf includes changes of writing direction
-			return '�'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "�"))
-}
+// Texts for people.
+var (
+	clean   = readable.Clean
+	oneLine = readable.OneLine
+	short   = readable.Short
+	plural  = readable.Plural
+	stamp   = readable.Stamp
+)

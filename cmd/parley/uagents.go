@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/uagents"
-	"github.com/spf13/cobra"
 )
 
 var uagentsProtocol = protocol{
@@ -34,8 +35,6 @@ var uagentsProtocol = protocol{
 			}
 		},
 	},
-	recognises:     recognisesUAgents,
-	inspect:        inspectUAgents,
 	checkAddress:   (*doctor).uagentsAddress,
 	way:            uagentsWay,
 	address:        "uagents.endpoint",

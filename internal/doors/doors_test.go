@@ -68,6 +68,8 @@ func below(pkg string) ([]string, bool) {
 		return append(slices.Clone(core), "admin", "journal/index"), true
 	case "conform":
 		return append(slices.Clone(protocols), "agh/aghnats"), true
+	case "internal/inspect", "internal/connect", "internal/doctor":
+		return all, true
 	case "node", "parleytest", "internal/pairs", "internal/pairs/cluster", "internal/bench", "cmd/parley", "internal/interop",
 		"internal/faults", "internal/testhub", "examples":
 		return all, true

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"bytes"
@@ -15,13 +15,13 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-func recognisesA2E(s *sample) bool {
+func recognisesA2E(s *Sample) bool {
 	if s.http && strings.HasSuffix(s.path(), "/send") && s.header.Get("X-Session-Id") != "" {
 		return true
 	}
 	var m map[string]jsonx.Value
 	var name string
-	if jsonx.Decode(firstLine(s.body), &m) != nil || m["type"].Kind() != '"' || jsonx.Decode(m["type"], &name) != nil {
+	if jsonx.Decode(firstLine(s.Body), &m) != nil || m["type"].Kind() != '"' || jsonx.Decode(m["type"], &name) != nil {
 		return false
 	}
 	_, known := a2e.NewRegistry().Lookup(name)
@@ -60,10 +60,10 @@ var a2eMeanings = map[string]string{
 	"correlation_id": "the caller's own",
 }
 
-func inspectA2E(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
-	v := newInspection()
-	line := firstLine(s.body)
-	if rest := strings.TrimSpace(string(s.body)); strings.Count(rest, "\n") > 0 {
+func inspectA2E(_ context.Context, s *Sample, _ Options) (*Report, error) {
+	v := newReport()
+	line := firstLine(s.Body)
+	if rest := strings.TrimSpace(string(s.Body)); strings.Count(rest, "\n") > 0 {
 		v.field("(lines)", fmt.Sprint(strings.Count(rest, "\n")+1), "the first is explained")
 	}
 	m, err := a2e.NewRegistry().Decode(line)
@@ -94,6 +94,7 @@ func inspectA2E(_ context.Context, s *sample, _ inspecting) (*inspection, error)
 	if c := m.Capability(); c != "" {
 		v.field("(capability)", c, "the namespace that a handshake negotiates")
 	}
+	v.Version = m.Version
 	v.ok("version", m.Version)
 	if m.Known() {
 		v.pass("type")

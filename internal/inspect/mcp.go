@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"context"
@@ -70,17 +70,17 @@ var mcpResults = []string{"tools", "content", "resultType", "protocolVersion", "
 	"contents", "prompts", "supportedVersions", "serverInfo", "structuredContent"}
 
 // isMCPResponse reports whether a JSON-RPC response is of MCP.
-func isMCPResponse(s *sample, m map[string]jsonx.Value) bool {
+func isMCPResponse(s *Sample, m map[string]jsonx.Value) bool {
 	if s.header.Get("MCP-Protocol-Version") != "" || s.header.Get("Mcp-Session-Id") != "" {
 		return true
 	}
 	result := a2aMembers(m["result"])
-	code := decoded(a2aMembers(m["error"])["code"])
+	code := Decoded(a2aMembers(m["error"])["code"])
 	return slices.ContainsFunc(mcpResults, func(name string) bool { return result[name] != nil }) ||
 		slices.Contains([]string{"-32020", "-32021", "-32022", "-32042"}, code)
 }
 
-func recognisesMCP(s *sample) bool {
+func recognisesMCP(s *Sample) bool {
 	m := s.members()
 	switch {
 	case s.header.Get("MCP-Protocol-Version") != "" || s.header.Get("Mcp-Session-Id") != "":
@@ -88,25 +88,25 @@ func recognisesMCP(s *sample) bool {
 	case m["jsonrpc"] == nil:
 		return false
 	case m["method"] != nil:
-		return mcpMethods[decoded(m["method"])] != ""
+		return mcpMethods[Decoded(m["method"])] != ""
 	}
 	return isMCPResponse(s, m)
 }
 
 // mcpInspection is the inspection of one message.
 type mcpInspection struct {
-	*inspection
-	s    *sample
+	*Report
+	s    *Sample
 	form string
 }
 
-func inspectMCP(_ context.Context, s *sample, _ inspecting) (*inspection, error) {
-	v := &mcpInspection{newInspection(), s, "response"}
+func inspectMCP(_ context.Context, s *Sample, _ Options) (*Report, error) {
+	v := &mcpInspection{newReport(), s, "response"}
 	var m map[string]jsonx.Value
-	if err := jsonx.Decode(s.body, &m); err != nil {
+	if err := jsonx.Decode(s.Body, &m); err != nil {
 		v.fail("json", err.Error(), "It is not one JSON object with each member once, in UTF-8.",
 			"A hub answers -32700 or -32600. Lists of messages (batches) are no part of MCP any more.")
-		return v.inspection, nil
+		return v.Report, nil
 	}
 	v.pass("json")
 	if m["method"] != nil {
@@ -116,17 +116,18 @@ func inspectMCP(_ context.Context, s *sample, _ inspecting) (*inspection, error)
 		}
 	} else if m["result"] == nil && m["error"] == nil {
 		v.fail("form", "", "It has no method, result or error, so it is no message of MCP.", "")
-		return v.inspection, nil
+		return v.Report, nil
 	}
 	v.ok("form", v.form)
+	v.Version = s.header.Get("MCP-Protocol-Version")
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		meaning := mcpMeanings[name]
 		if meaning == "" {
 			meaning = "not a member of JSON-RPC; it is refused or ignored"
 		}
-		v.field(name, decoded(m[name]), meaning)
+		v.field(name, Decoded(m[name]), meaning)
 	}
-	if decoded(m["jsonrpc"]) != "2.0" {
+	if Decoded(m["jsonrpc"]) != "2.0" {
 		v.fail("jsonrpc", string(m["jsonrpc"]), `jsonrpc is not "2.0".`, "")
 	}
 	if id := m["id"]; id != nil && id.Kind() != '"' && (id.Kind() != '0' || strings.ContainsAny(string(id), ".eE")) {
@@ -142,11 +143,11 @@ func inspectMCP(_ context.Context, s *sample, _ inspecting) (*inspection, error)
 		v.Sentence = fmt.Sprintf("It is a well-formed %s of MCP. MCP messages have no signatures, so it proves nothing "+
 			"about its sender.", v.form)
 	}
-	return v.inspection, nil
+	return v.Report, nil
 }
 
 func (v *mcpInspection) request(m map[string]jsonx.Value) {
-	method := decoded(m["method"])
+	method := Decoded(m["method"])
 	switch what := mcpMethods[method]; {
 	case what == "":
 		v.fail("method", method, "The method "+method+" is unknown.", "")
@@ -163,7 +164,7 @@ func (v *mcpInspection) request(m map[string]jsonx.Value) {
 	switch method {
 	case "tools/call":
 		if v.need("params", params, "name") {
-			v.toolName("params.name", decoded(params["name"]))
+			v.toolName("params.name", Decoded(params["name"]))
 		}
 		if a := params["arguments"]; a != nil && a.Kind() != '{' {
 			v.fail("params.arguments", string(a), "The arguments are no JSON object.", "")
@@ -183,7 +184,7 @@ func (v *mcpInspection) request(m map[string]jsonx.Value) {
 func (v *mcpInspection) revision(method string, params map[string]jsonx.Value) {
 	const prefix = "io.modelcontextprotocol/"
 	meta := a2aMembers(params["_meta"])
-	inside, header := decoded(meta[prefix+"protocolVersion"]), v.s.header.Get("MCP-Protocol-Version")
+	inside, header := Decoded(meta[prefix+"protocolVersion"]), v.s.header.Get("MCP-Protocol-Version")
 	if v.s.http {
 		if t, _, err := mime.ParseMediaType(v.s.header.Get("Content-Type")); v.s.method == "POST" && (err != nil ||
 			t != "application/json") {
@@ -223,7 +224,7 @@ func (v *mcpInspection) revision(method string, params map[string]jsonx.Value) {
 	if !v.s.http {
 		return
 	}
-	for _, h := range [][2]string{{"Mcp-Method", method}, {"Mcp-Name", decoded(params[mcpNames[method]])}} {
+	for _, h := range [][2]string{{"Mcp-Method", method}, {"Mcp-Name", Decoded(params[mcpNames[method]])}} {
 		got := v.s.header.Get(h[0])
 		if h[1] != "" && got != h[1] && !strings.HasPrefix(got, "=?base64?") {
 			v.fail(strings.ToLower(h[0]), got, fmt.Sprintf("The header %s says %q, and the body %q.", h[0], clean(got),
@@ -234,12 +235,12 @@ func (v *mcpInspection) revision(method string, params map[string]jsonx.Value) {
 
 func (v *mcpInspection) response(m map[string]jsonx.Value) {
 	if e := a2aMembers(m["error"]); e != nil {
-		code := decoded(e["code"])
+		code := Decoded(e["code"])
 		meaning := mcpErrors[code]
 		if meaning == "" {
 			meaning = "a code of the server's own"
 		}
-		v.fail("error", code+" "+decoded(e["message"]), "The server refused: "+meaning+".", "")
+		v.fail("error", code+" "+Decoded(e["message"]), "The server refused: "+meaning+".", "")
 		return
 	}
 	result := a2aMembers(m["result"])
@@ -247,7 +248,7 @@ func (v *mcpInspection) response(m map[string]jsonx.Value) {
 		v.fail("result", string(m["result"]), "The result is no JSON object.", "")
 		return
 	}
-	if t := decoded(result["resultType"]); t != "" && t != "complete" && t != "input_required" {
+	if t := Decoded(result["resultType"]); t != "" && t != "complete" && t != "input_required" {
 		v.skip("the kind "+clean(t)+" is of an extension", "result type")
 	} else if t == "input_required" {
 		v.ok("result type", "the server asks for input: the client calls again with inputResponses and requestState")
@@ -262,10 +263,10 @@ func (v *mcpInspection) response(m map[string]jsonx.Value) {
 		at := fmt.Sprintf("result.content[%d]", i)
 		v.need(at, a2aMembers(item), "type")
 	}
-	if decoded(result["isError"]) == "true" {
+	if Decoded(result["isError"]) == "true" {
 		v.fail("isError", "", "The tool failed; the content says why.", "")
 	} else if result["structuredContent"] != nil {
-		v.field("structuredContent", decoded(result["structuredContent"]), "the result as JSON, beside its text")
+		v.field("structuredContent", Decoded(result["structuredContent"]), "the result as JSON, beside its text")
 	}
 }
 
@@ -277,17 +278,17 @@ func (v *mcpInspection) tools(list []jsonx.Value) {
 		if !v.need(at, tool, "name") {
 			continue
 		}
-		name := decoded(tool["name"])
+		name := Decoded(tool["name"])
 		if seen[name] {
 			v.fail(at+".name", name, "Two tools are named "+clean(name)+".", "")
 		}
 		seen[name] = true
 		v.toolName(at+".name", name)
-		if schema := a2aMembers(tool["inputSchema"]); decoded(schema["type"]) != "object" {
+		if schema := a2aMembers(tool["inputSchema"]); Decoded(schema["type"]) != "object" {
 			v.fail(at+".inputSchema", string(tool["inputSchema"]), "The input schema of "+clean(name)+" is not of type object.",
 				"Clients refuse the whole list for it.")
 		}
-		v.field("tool "+clean(name), short(decoded(tool["description"]), 200), "untrusted text of the server")
+		v.field("tool "+clean(name), short(Decoded(tool["description"]), 200), "untrusted text of the server")
 	}
 	v.ok("tools", plural(len(list), "tool", "tools"))
 }
@@ -303,7 +304,7 @@ func (v *mcpInspection) toolName(at, name string) {
 
 // need fails unless a member is a string that is not empty.
 func (v *mcpInspection) need(at string, m map[string]jsonx.Value, name string) bool {
-	if m[name].Kind() == '"' && decoded(m[name]) != "" {
+	if m[name].Kind() == '"' && Decoded(m[name]) != "" {
 		return true
 	}
 	v.fail(at+"."+name, string(m[name]), "It has no "+at+"."+name+", or it is no string.", "")

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"context"
@@ -15,41 +15,42 @@ import (
 
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/samvad"
 )
 
 // a2aForms are what a sample of A2A can be, in the order in which they are looked for.
 var a2aForms = []struct {
 	form string
-	is   func(*sample, map[string]jsonx.Value) bool
+	is   func(*Sample, map[string]jsonx.Value) bool
 	read func(*a2aInspection, map[string]jsonx.Value)
 }{
-	{"JSON-RPC request", func(_ *sample, m map[string]jsonx.Value) bool {
-		method := decoded(m["method"])
+	{"JSON-RPC request", func(_ *Sample, m map[string]jsonx.Value) bool {
+		method := Decoded(m["method"])
 		return m["jsonrpc"] != nil && (a2aMethods[method] != "" || strings.HasPrefix(method, "message/") ||
 			strings.HasPrefix(method, "tasks/"))
 	}, (*a2aInspection).request},
-	{"JSON-RPC response", func(s *sample, m map[string]jsonx.Value) bool {
+	{"JSON-RPC response", func(s *Sample, m map[string]jsonx.Value) bool {
 		return m["jsonrpc"] != nil && (m["result"] != nil || m["error"] != nil) && !isMCPResponse(s, m)
 	}, (*a2aInspection).response},
-	{"agent card", func(_ *sample, m map[string]jsonx.Value) bool {
+	{"agent card", func(_ *Sample, m map[string]jsonx.Value) bool {
 		return m["skills"].Kind() == '[' && m["publicKeys"] == nil && (m["supportedInterfaces"] != nil ||
 			m["capabilities"] != nil && (m["url"] != nil || m["defaultInputModes"] != nil))
 	}, (*a2aInspection).card},
-	{"webhook", func(s *sample, m map[string]jsonx.Value) bool {
+	{"webhook", func(s *Sample, m map[string]jsonx.Value) bool {
 		return s.http && s.header.Get("A2A-Notification-Token") != "" && a2aEventOf(m) != ""
 	}, (*a2aInspection).event},
-	{"stream event", func(_ *sample, m map[string]jsonx.Value) bool {
+	{"stream event", func(_ *Sample, m map[string]jsonx.Value) bool {
 		return m["statusUpdate"] != nil || m["artifactUpdate"] != nil || m["task"].Kind() == '{' && len(m) == 1 ||
-			slices.Contains([]string{"status-update", "artifact-update"}, decoded(m["kind"]))
+			slices.Contains([]string{"status-update", "artifact-update"}, Decoded(m["kind"]))
 	}, (*a2aInspection).event},
-	{"task", func(_ *sample, m map[string]jsonx.Value) bool {
-		return m["status"].Kind() == '{' && m["id"] != nil && (m["contextId"] != nil || decoded(m["kind"]) == "task")
+	{"task", func(_ *Sample, m map[string]jsonx.Value) bool {
+		return m["status"].Kind() == '{' && m["id"] != nil && (m["contextId"] != nil || Decoded(m["kind"]) == "task")
 	}, func(v *a2aInspection, m map[string]jsonx.Value) { v.task("task", m) }},
-	{"message", func(_ *sample, m map[string]jsonx.Value) bool {
+	{"message", func(_ *Sample, m map[string]jsonx.Value) bool {
 		return m["parts"].Kind() == '[' && (m["messageId"] != nil || m["message_id"] != nil || m["role"] != nil)
 	}, func(v *a2aInspection, m map[string]jsonx.Value) { v.message("message", m) }},
-	{"request to send a message", func(s *sample, m map[string]jsonx.Value) bool {
+	{"request to send a message", func(s *Sample, m map[string]jsonx.Value) bool {
 		inner := a2aMembers(m["message"])
 		return inner["parts"] != nil || s.http && strings.HasSuffix(s.path(), "/message:send") ||
 			s.http && strings.HasSuffix(s.path(), "/message:stream")
@@ -136,10 +137,10 @@ func a2aEventOf(m map[string]jsonx.Value) string {
 		}
 	}
 	return map[string]string{"status-update": "statusUpdate", "artifact-update": "artifactUpdate", "task": "task",
-		"message": "message"}[decoded(m["kind"])]
+		"message": "message"}[Decoded(m["kind"])]
 }
 
-func a2aForm(s *sample) int {
+func a2aForm(s *Sample) int {
 	m := s.members()
 	for i := range a2aForms {
 		if a2aForms[i].is(s, m) {
@@ -149,40 +150,41 @@ func a2aForm(s *sample) int {
 	return -1
 }
 
-func recognisesA2A(s *sample) bool {
+func recognisesA2A(s *Sample) bool {
 	return a2aForm(s) >= 0 || s.header.Get(wire.SvcParamVersion) != "" || s.header.Get("A2A-Notification-Token") != ""
 }
 
 // a2aInspection is the inspection of a sample of one version.
 type a2aInspection struct {
-	*inspection
-	s   *sample
-	o   inspecting
+	*Report
+	s   *Sample
+	o   Options
 	old bool  // of 0.3
 	bad error // of the keys to check with
 }
 
-func inspectA2A(_ context.Context, s *sample, o inspecting) (*inspection, error) {
-	v := &a2aInspection{inspection: newInspection(), s: s, o: o}
+func inspectA2A(_ context.Context, s *Sample, o Options) (*Report, error) {
+	v := &a2aInspection{Report: newReport(), s: s, o: o}
 	var members map[string]jsonx.Value
-	if err := jsonx.Decode(s.body, &members); err != nil {
+	if err := jsonx.Decode(s.Body, &members); err != nil {
 		v.fail("json", err.Error(), "It is not one JSON object with each member once, in UTF-8.",
 			"A hub answers -32700. Other servers may accept it and read something else.")
-		return v.inspection, nil
+		return v.Report, nil
 	}
 	v.pass("json")
 	form := a2aForm(s)
 	if form < 0 {
 		v.fail("form", "", "It is no card, request, response, message, task or event of A2A.",
 			"Compare its members with the specification, sections 4 and 9; their spelling counts.")
-		return v.inspection, nil
+		return v.Report, nil
 	}
 	f := a2aForms[form]
 	v.ok("form", f.form)
 	v.old = a2aIsOld(members, f.form)
+	v.Version = v.version()
 	v.transport(f.form, members)
 	for _, name := range slices.Sorted(maps.Keys(members)) {
-		text := decoded(members[name])
+		text := Decoded(members[name])
 		meaning := a2aMeanings[name]
 		if meaning == "" {
 			meaning = "not a member that A2A knows; it is ignored"
@@ -201,7 +203,7 @@ func inspectA2A(_ context.Context, s *sample, o inspecting) (*inspection, error)
 			v.Sentence += " A2A messages have no signatures, so it proves nothing about its sender."
 		}
 	}
-	return v.inspection, nil
+	return v.Report, nil
 }
 
 func (v *a2aInspection) version() string {
@@ -215,7 +217,7 @@ func (v *a2aInspection) version() string {
 func a2aIsOld(m map[string]jsonx.Value, form string) bool {
 	switch form {
 	case "JSON-RPC request":
-		return strings.Contains(decoded(m["method"]), "/")
+		return strings.Contains(Decoded(m["method"]), "/")
 	case "JSON-RPC response":
 		return a2aMembers(m["result"])["kind"] != nil
 	case "agent card":
@@ -247,7 +249,7 @@ func (v *a2aInspection) transport(form string, m map[string]jsonx.Value) {
 			said = q.Get(wire.SvcParamVersion)
 		}
 	}
-	release := a2aRelease(said)
+	release := A2ARelease(said)
 	switch {
 	case said == "" && !v.old:
 		v.fail("version", "", "It has no header A2A-Version, so it is read as 0.3, but its words are of 1.0.",
@@ -294,10 +296,10 @@ func snakeCase(s string) string {
 }
 
 func (v *a2aInspection) request(m map[string]jsonx.Value) {
-	if decoded(m["jsonrpc"]) != "2.0" {
+	if Decoded(m["jsonrpc"]) != "2.0" {
 		v.fail("jsonrpc", string(m["jsonrpc"]), `jsonrpc is not "2.0".`, "")
 	}
-	method := decoded(m["method"])
+	method := Decoded(m["method"])
 	switch {
 	case a2aMethods[method] == "":
 		v.fail("method", method, "The method "+method+" is unknown.", "")
@@ -330,8 +332,8 @@ func (v *a2aInspection) webhook(at string, m map[string]jsonx.Value) {
 	if !v.need(at, m, "url") {
 		return
 	}
-	if u, err := url.Parse(decoded(m["url"])); err != nil || u.Scheme != "https" || u.Host == "" {
-		v.fail(at+".url", decoded(m["url"]), "The webhook is not at an https:// URL.",
+	if u, err := url.Parse(Decoded(m["url"])); err != nil || u.Scheme != "https" || u.Host == "" {
+		v.fail(at+".url", Decoded(m["url"]), "The webhook is not at an https:// URL.",
 			"A hub calls http:// only with a2a.plain_push, at addresses of network.allow.")
 	}
 }
@@ -347,7 +349,7 @@ func (v *a2aInspection) response(m map[string]jsonx.Value) {
 			meaning = "no code of A2A"
 		}
 		v.field("error.code", code, meaning)
-		v.field("error.message", decoded(e["message"]), "for people")
+		v.field("error.message", Decoded(e["message"]), "for people")
 		if e["data"] != nil && e["data"].Kind() != '[' {
 			v.fail("error.data", "", "error.data is not a list.", "A2A 1.0, section 9.5: a list of objects with @type. "+
 				"Clients of older SDKs lose the code otherwise.")
@@ -355,10 +357,10 @@ func (v *a2aInspection) response(m map[string]jsonx.Value) {
 		for _, d := range a2aList(e["data"]) {
 			detail := a2aMembers(d)
 			if ref := a2aMembers(detail["metadata"])["ref"]; ref != nil {
-				v.field("ref", decoded(ref), "at a hub: parley explain "+decoded(ref))
+				v.field("ref", Decoded(ref), "at a hub: parley explain "+Decoded(ref))
 			}
 			if detail["reason"] != nil {
-				v.field("reason", decoded(detail["reason"]), "the error's name")
+				v.field("reason", Decoded(detail["reason"]), "the error's name")
 			}
 		}
 		if v.Sentence == "" {
@@ -381,7 +383,7 @@ func (v *a2aInspection) send(m map[string]jsonx.Value) {
 	}
 	message := a2aMembers(m["message"])
 	v.message("message", message)
-	if role := decoded(message["role"]); role == "ROLE_AGENT" || role == "agent" {
+	if role := Decoded(message["role"]); role == "ROLE_AGENT" || role == "agent" {
 		v.fail("message.role", role, "A client speaks as the agent.", "The role of a client is "+
 			map[bool]string{true: "user", false: "ROLE_USER"}[v.old]+".")
 	}
@@ -403,14 +405,14 @@ func (v *a2aInspection) message(at string, m map[string]jsonx.Value) {
 	if v.old {
 		roles = []string{"user", "agent"}
 	}
-	if role := decoded(m["role"]); !slices.Contains(roles, role) {
+	if role := Decoded(m["role"]); !slices.Contains(roles, role) {
 		v.fail(at+".role", role, fmt.Sprintf("The role %q is none of A2A %s.", role, v.version()),
 			"It is "+roles[0]+" of a client, "+roles[1]+" of an agent.")
 	}
 	v.parts(at+".parts", m["parts"])
 	if ours := a2aMembers(a2aMembers(m["metadata"])[bridge.ExtensionURI]); ours != nil {
 		for _, name := range slices.Sorted(maps.Keys(ours)) {
-			v.field("parley "+name, decoded(ours[name]), "of Parley's extension, see docs/a2a.md")
+			v.field("parley "+name, Decoded(ours[name]), "of Parley's extension, see docs/a2a.md")
 		}
 	}
 }
@@ -436,7 +438,7 @@ func (v *a2aInspection) parts(at string, list jsonx.Value) {
 		}
 		switch {
 		case m["kind"] != nil && len(contents) < 2:
-			v.fail(path, decoded(m["kind"]), "A part names its kind, as in 0.3.",
+			v.fail(path, Decoded(m["kind"]), "A part names its kind, as in 0.3.",
 				`In 1.0 it has exactly one of text, raw, url and data: {"text": "…"}.`)
 		case len(contents) != 1:
 			v.fail(path, strings.Join(contents, ", "), "A part has not exactly one of text, raw, url and data.", "")
@@ -452,7 +454,7 @@ func (v *a2aInspection) parts(at string, list jsonx.Value) {
 }
 
 func (v *a2aInspection) oldPart(path string, m map[string]jsonx.Value) {
-	kind := decoded(m["kind"])
+	kind := Decoded(m["kind"])
 	switch {
 	case m["kind"] == nil:
 		v.fail(path, "", "A part names no kind.", `In 0.3 it is {"kind": "text", "text": "…"}.`)
@@ -475,7 +477,7 @@ func (v *a2aInspection) oldPart(path string, m map[string]jsonx.Value) {
 }
 
 func (v *a2aInspection) base64(path string, value jsonx.Value) {
-	b, err := base64.StdEncoding.DecodeString(decoded(value))
+	b, err := base64.StdEncoding.DecodeString(Decoded(value))
 	if err != nil {
 		v.fail(path, err.Error(), "The bytes of a part are not base64.", "The standard alphabet, with padding.")
 		return
@@ -490,7 +492,7 @@ var a2aStates = map[string]string{"submitted": "recorded; no work yet", "working
 	"failed": "failed", "canceled": "cancelled", "rejected": "the agent does not do it", "unknown": "0.3 only"}
 
 func (v *a2aInspection) status(at string, m map[string]jsonx.Value) {
-	state := decoded(m["state"])
+	state := Decoded(m["state"])
 	name := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(state, "TASK_STATE_")), "_", "-")
 	meaning, known := a2aStates[name]
 	want := name
@@ -583,7 +585,7 @@ func (v *a2aInspection) card(m map[string]jsonx.Value) {
 			at, entry := fmt.Sprintf("supportedInterfaces[%d]", i), a2aMembers(e)
 			v.address(at+".url", entry)
 			v.need(at, entry, "protocolVersion")
-			if b := decoded(entry["protocolBinding"]); !slices.Contains([]string{"JSONRPC", "HTTP+JSON", "GRPC"}, b) {
+			if b := Decoded(entry["protocolBinding"]); !slices.Contains([]string{"JSONRPC", "HTTP+JSON", "GRPC"}, b) {
 				v.fail(at+".protocolBinding", b, fmt.Sprintf("The binding %q is none of JSONRPC, HTTP+JSON and GRPC.", b),
 					"Clients skip the interface.")
 			}
@@ -609,7 +611,7 @@ func (v *a2aInspection) card(m map[string]jsonx.Value) {
 		if len(a2aList(skill["tags"])) == 0 {
 			v.fail(at+".tags", "", "A skill has no tags.", "At least one is required.")
 		}
-		v.field(at, decoded(skill["id"]), short(decoded(skill["description"]), 200))
+		v.field(at, Decoded(skill["id"]), short(Decoded(skill["description"]), 200))
 	}
 	if !v.old && m["security"] != nil && m["securityRequirements"] == nil {
 		v.fail("securityRequirements", "", "It says security, the member of 0.3.", "In 1.0 it is securityRequirements.")
@@ -621,14 +623,14 @@ func (v *a2aInspection) card(m map[string]jsonx.Value) {
 
 // address checks the URL of an interface, or of a card of 0.3.
 func (v *a2aInspection) address(path string, m map[string]jsonx.Value) {
-	text := decoded(m["url"])
+	text := Decoded(m["url"])
 	u, err := url.Parse(text)
 	switch {
-	case decoded(m["protocolBinding"]) == "GRPC" && text != "":
+	case Decoded(m["protocolBinding"]) == "GRPC" && text != "":
 		v.ok(path, text)
 	case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 		v.fail(path, text, fmt.Sprintf("%q is no URL that a client can call.", text), "")
-	case u.Scheme == "http" && !onThisMachine(u.Hostname()):
+	case u.Scheme == "http" && !netguard.OnThisMachine(u.Hostname()):
 		v.fail(path, text, "It names a URL without TLS: tokens could be read on the way.", "Use https.")
 	default:
 		v.ok(path, text)
@@ -642,31 +644,31 @@ func (v *a2aInspection) signatures(m map[string]jsonx.Value) error {
 		return nil
 	}
 	var keys []jose.JSONWebKey
-	for _, text := range v.o.keys {
+	for _, text := range v.o.Keys {
 		k, err := samvad.ParseKey(text)
 		if err != nil {
 			return fmt.Errorf("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
 		}
 		keys = append(keys, jose.JSONWebKey{Key: k.Public, Algorithm: string(jose.EdDSA), Use: "sig"})
 	}
-	card, err := bridge.VerifyCard(v.s.body, func(*bridge.CardSignature) []jose.JSONWebKey { return keys })
+	card, err := bridge.VerifyCard(v.s.Body, func(*bridge.CardSignature) []jose.JSONWebKey { return keys })
 	switch {
 	case err != nil:
 		v.fail("signature", err.Error(), "The signatures of the card are malformed.", "")
 		return nil
 	case len(keys) == 0:
-		v.skip("signed by "+signersOf(card)+"; --key BASE64 checks it", "signature")
+		v.skip("signed by "+SignersOf(card)+"; --key BASE64 checks it", "signature")
 	case card.Valid():
-		v.ok("signature", signersOf(card))
+		v.ok("signature", SignersOf(card))
 	default:
-		v.fail("signature", signersOf(card), "None of these keys signed the card, or it was changed since.",
+		v.fail("signature", SignersOf(card), "None of these keys signed the card, or it was changed since.",
 			"Compare the key with the signer's operator. A gateway that changes URLs in a card breaks its signature.")
 	}
 	return nil
 }
 
-// signersOf names the keys that a card's signatures claim.
-func signersOf(card *bridge.VerifiedCard) string {
+// SignersOf names the keys that a card's signatures claim.
+func SignersOf(card *bridge.VerifiedCard) string {
 	var keys []string
 	for _, s := range card.Signatures {
 		if k := clean(s.KeyID) + " (" + clean(s.Algorithm) + ")"; s.KeyID != "" && !slices.Contains(keys, k) {
@@ -677,4 +679,10 @@ func signersOf(card *bridge.VerifiedCard) string {
 		return "keys that it does not name"
 	}
 	return strings.Join(keys, ", ")
+}
+
+// A2ARelease is a version of the protocol without its patch: 0.3 of 0.3.0.
+func A2ARelease(version string) string {
+	numbers := strings.SplitN(version, ".", 3)
+	return strings.Join(numbers[:min(2, len(numbers))], ".")
 }

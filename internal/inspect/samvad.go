@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/edkeys"
 	"github.com/parley-hub/parley/internal/httpsig"
 	"github.com/parley-hub/parley/internal/jsonx"
@@ -16,10 +17,10 @@ import (
 )
 
 // The paths that clients post to (SAMVAD 1.2 §6).
-var samvadPaths = [...]string{"/agent/message", "/agent/task", "/agent/stream"}
+var SAMVADPaths = [...]string{"/agent/message", "/agent/task", "/agent/stream"}
 
-func recognisesSAMVAD(s *sample) bool {
-	for _, p := range samvadPaths {
+func recognisesSAMVAD(s *Sample) bool {
+	for _, p := range SAMVADPaths {
 		if s.http && strings.HasSuffix(s.path(), p) {
 			return true
 		}
@@ -56,18 +57,22 @@ var samvadMeanings = []meaning{
 	{"signature", "protocol 1.1: a signature in the body"},
 }
 
-func inspectSAMVAD(_ context.Context, s *sample, o inspecting) (*inspection, error) {
+func inspectSAMVAD(_ context.Context, s *Sample, o Options) (*Report, error) {
 	keys, err := samvadKeys(o)
 	if err != nil {
 		return nil, err
 	}
-	v := newInspection()
+	v := newReport()
 	samvadFields(v, s)
+	v.Version = "1.2"
+	if BodySigned(s.Body) {
+		v.Version = "1.1"
+	}
 	e := samvadEnvelope(v, s, o)
 	switch {
 	case s.http:
 		samvadSignature(v, s, o, e, keys)
-	case e != nil && bodySigned(s.body):
+	case e != nil && BodySigned(s.Body):
 		samvadLegacy(v, s, keys)
 	default:
 		why := "only the body was given: the signature is in the headers of the request"
@@ -75,8 +80,8 @@ func inspectSAMVAD(_ context.Context, s *sample, o inspecting) (*inspection, err
 	}
 	failed, skipped := false, []string{}
 	for _, c := range v.Checks {
-		failed = failed || c.State == checkFailed
-		if c.State == checkSkipped {
+		failed = failed || c.State == admin.CheckFailed
+		if c.State == admin.CheckSkipped {
 			skipped = append(skipped, c.Name)
 		}
 	}
@@ -90,7 +95,10 @@ func inspectSAMVAD(_ context.Context, s *sample, o inspecting) (*inspection, err
 		v.Sentence = "It is proved that " + e.From + " signed this message."
 	default:
 		v.Sentence = "Nothing that could be checked is wrong; not checked: " + strings.Join(skipped, ", ") + "."
-		if s.http && len(keys) == 0 {
+		switch {
+		case s.http && len(keys) == 0 && o.Known != nil && e != nil:
+			v.Fix = "The hub knows no key of " + e.From + ": parley keys enroll NAME --key KEY enrols one."
+		case s.http && len(keys) == 0:
 			v.Fix = "Give the sender's public key with --key, or its card with --card."
 		}
 	}
@@ -98,9 +106,9 @@ func inspectSAMVAD(_ context.Context, s *sample, o inspecting) (*inspection, err
 }
 
 // samvadKeys gives the keys of the flags.
-func samvadKeys(o inspecting) ([]samvad.Key, error) {
+func samvadKeys(o Options) ([]samvad.Key, error) {
 	var keys []samvad.Key
-	for _, text := range o.keys {
+	for _, text := range o.Keys {
 		k, err := samvad.ParseKey(text)
 		if err != nil {
 			return nil, fmt.Errorf("--key %s: want the base64 of an Ed25519 public key, 32 bytes: %w", short(text, 60),
@@ -109,10 +117,10 @@ func samvadKeys(o inspecting) ([]samvad.Key, error) {
 		k.Source = "--key"
 		keys = append(keys, k)
 	}
-	if o.card == nil {
+	if o.Card == nil {
 		return keys, nil
 	}
-	card, err := samvad.DecodeCard(o.card)
+	card, err := samvad.DecodeCard(o.Card)
 	if err != nil {
 		return nil, fmt.Errorf("--card: %w", err)
 	}
@@ -127,7 +135,7 @@ func samvadKeys(o inspecting) ([]samvad.Key, error) {
 	return keys, nil
 }
 
-func samvadFields(v *inspection, s *sample) {
+func samvadFields(v *Report, s *Sample) {
 	if s.http {
 		v.field("request", s.method+" "+s.target, "method and target as sent")
 		if s.host != "" {
@@ -146,15 +154,15 @@ func samvadFields(v *inspection, s *sample) {
 	}
 	members := s.members()
 	if members == nil {
-		v.field("body", string(s.body), plural(len(s.body), "byte", "bytes")+" that cannot be read as a JSON object")
+		v.field("body", string(s.Body), plural(len(s.Body), "byte", "bytes")+" that cannot be read as a JSON object")
 		return
 	}
-	v.members(members, samvadMeanings, decoded, "not a member of the protocol; receivers skip it")
+	v.members(members, samvadMeanings, Decoded, "not a member of the protocol; receivers skip it")
 }
 
 // samvadEnvelope makes the checks that need no signature; nil when the
 // envelope cannot be read.
-func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
+func samvadEnvelope(v *Report, s *Sample, o Options) *samvad.Envelope {
 	if s.http {
 		switch t := s.header.Get("Content-Type"); {
 		case s.method != http.MethodPost:
@@ -163,10 +171,10 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 			v.fail("transport", "Content-Type "+t, "The media type must be application/json.",
 				"Set Content-Type: application/json.")
 		default:
-			v.ok("transport", plural(len(s.body), "byte", "bytes"))
+			v.ok("transport", plural(len(s.Body), "byte", "bytes"))
 		}
 	}
-	e, err := samvad.Decode(s.body)
+	e, err := samvad.Decode(s.Body)
 	if err != nil {
 		text := samvad.AsError(err).Text
 		v.fail("envelope", text, "The body is not a SAMVAD envelope: "+strings.TrimPrefix(text,
@@ -176,15 +184,15 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 	}
 	v.ok("envelope", "every member is there, with its type and within its bounds")
 	switch {
-	case o.self == "":
+	case o.Self == "":
 		v.skip("--self says who should be addressed", "recipient")
-	case e.To != o.self:
-		v.fail("recipient", e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.self),
+	case e.To != o.Self:
+		v.fail("recipient", e.To, fmt.Sprintf("It is addressed to %s, not to %s.", e.To, o.Self),
 			"The sender must take \"to\" from the id of the agent's card.")
 	default:
 		v.ok("recipient", e.To)
 	}
-	age := o.now.Sub(e.Timestamp)
+	age := o.Now.Sub(e.Timestamp)
 	switch {
 	case age > 300*time.Second:
 		v.fail("freshness", age.Round(time.Second).String()+" old",
@@ -200,16 +208,11 @@ func samvadEnvelope(v *inspection, s *sample, o inspecting) *samvad.Envelope {
 	return e
 }
 
-// digestFits reports whether the digest is that of the body.
-func digestFits(h http.Header, body []byte) bool {
-	return httpsig.CheckDigest(h.Get("Content-Digest"), body) == nil
-}
-
 // samvadSignature makes the checks of the three headers, each on its own.
-func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope, keys []samvad.Key) {
+func samvadSignature(v *Report, s *Sample, o Options, e *samvad.Envelope, keys []samvad.Key) {
 	for _, name := range []string{"Content-Digest", "Signature-Input", "Signature"} {
 		switch n := len(s.header.Values(name)); {
-		case n == 0 && bodySigned(s.body):
+		case n == 0 && BodySigned(s.Body):
 			samvadLegacy(v, s, keys)
 			return
 		case n != 1:
@@ -227,8 +230,8 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 		return
 	}
 	in := &samvad.Incoming{Method: s.method, Paths: []string{s.path()}, RawQuery: s.query(), Scheme: s.scheme,
-		Authority: s.host, Header: s.header, Body: s.body}
-	verdict, err := samvad.VerifySignature(in, o.now, keys...)
+		Authority: s.host, Header: s.header, Body: s.Body}
+	verdict, err := samvad.VerifySignature(in, o.Now, keys...)
 	badHeaders := err != nil && samvad.AsError(err).Step == samvad.StepHeaders
 	if badHeaders {
 		detail := verdict.Checks[len(verdict.Checks)-1].Detail
@@ -239,10 +242,11 @@ func samvadSignature(v *inspection, s *sample, o inspecting, e *samvad.Envelope,
 			stamp(time.Unix(sigs[0].Created, 0))))
 	}
 	signedBytes(v, s, &sigs[0])
-	if digestFits(s.header, s.body) {
+	if digestFits(s.header, s.Body) {
 		v.ok("digest", "Content-Digest is that of the body")
 	} else {
-		v.fail("digest", "the body's is "+httpsig.Digest(s.body),
+		v.differs("content-digest", s.header.Get("Content-Digest"), httpsig.Digest(s.Body))
+		v.fail("digest", "the body's is "+httpsig.Digest(s.Body),
 			"Content-Digest is not that of the body: the body was changed after it was signed, or other bytes were "+
 				"digested than were sent.",
 			"Compute the digest over the very bytes that are sent.")
@@ -304,7 +308,7 @@ func samvadMatch(sigs []httpsig.Signature, keys []samvad.Key) (sig *httpsig.Sign
 
 // samvadSigned checks a signature against the methods and paths that it may cover.
 type samvadSigned struct {
-	s    *sample
+	s    *Sample
 	sig  *httpsig.Signature
 	keys []samvad.Key
 }
@@ -328,7 +332,7 @@ func (t samvadSigned) over(method, path string) (ok, strict bool) {
 }
 
 // signatureBase is the base of RFC 9421 for a method and a path, with the rest of the sample.
-func (s *sample) signatureBase(method, path string, sig *httpsig.Signature) ([]byte, error) {
+func (s *Sample) signatureBase(method, path string, sig *httpsig.Signature) ([]byte, error) {
 	m := httpsig.Message{Method: strings.ToUpper(method), Scheme: s.scheme, Authority: s.host, Path: path,
 		RawQuery: s.query(), Header: s.header}
 	return m.AppendBase(nil, sig)
@@ -342,9 +346,9 @@ func lastPart(s string) string {
 }
 
 // signedBytes shows step by step how the signed bytes are made.
-func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
-	add := func(step, text string) { v.Signed = append(v.Signed, inspectSigned{step, text}) }
-	add("the body, "+plural(len(s.body), "byte", "bytes")+", is digested", httpsig.Digest(s.body))
+func signedBytes(v *Report, s *Sample, sig *httpsig.Signature) {
+	add := func(step, text string) { v.Signed = append(v.Signed, signedStep(step, text)) }
+	add("the body, "+plural(len(s.Body), "byte", "bytes")+", is digested", httpsig.Digest(s.Body))
 	add("the covered components, in the order of Signature-Input", strings.Join(sig.Components, "\n"))
 	base, err := s.signatureBase(s.method, s.path(), sig)
 	if err != nil {
@@ -360,9 +364,9 @@ func signedBytes(v *inspection, s *sample, sig *httpsig.Signature) {
 }
 
 // samvadWhy finds the method and path that an invalid signature covers.
-func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
+func samvadWhy(v *Report, signed samvadSigned, e *samvad.Envelope) {
 	path := signed.s.path()
-	for _, p := range samvadPaths {
+	for _, p := range SAMVADPaths {
 		if ok, _ := signed.over(signed.s.method, p); ok && strings.HasSuffix(path, p) {
 			// SAM-022: this is how the Python SDK signs; receivers accept it.
 			v.ok("signature", "Ed25519 verifies over "+p+", the fixed end of the path")
@@ -370,7 +374,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 		}
 	}
 	others := append([]string{strings.TrimRight(path, "/"), path + "/", strings.ReplaceAll(path, "//", "/"),
-		signed.s.target}, samvadPaths[:]...)
+		signed.s.target}, SAMVADPaths[:]...)
 	for i := 1; i < len(path); i++ { // behind a proxy that added a prefix
 		if path[i] == '/' {
 			others = append(others, path[i:])
@@ -378,6 +382,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	}
 	for _, p := range others {
 		if ok, _ := signed.over(signed.s.method, p); ok {
+			v.differs("@path", p, path)
 			v.fail("signature", "verifies over "+p,
 				fmt.Sprintf("It was signed over %s, but sent to %s.", p, path),
 				"Sign the path that is requested; receivers also accept the fixed end of it (/agent/message, "+
@@ -388,6 +393,7 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 	}
 	for _, method := range []string{"POST", "GET", "PUT"} {
 		if ok, _ := signed.over(method, path); ok {
+			v.differs("@method", method, signed.s.method)
 			v.fail("signature", "verifies for "+method,
 				fmt.Sprintf("It was signed for the method %s, but sent with %s.", method, signed.s.method),
 				"Sign the method that is used.")
@@ -404,8 +410,8 @@ func samvadWhy(v *inspection, signed samvadSigned, e *samvad.Envelope) {
 		"Compare the signed bytes with the sender's; the key must belong to the sender's private key.")
 }
 
-// bodySigned reports whether a body has a signature of protocol 1.1.
-func bodySigned(body []byte) bool {
+// BodySigned reports whether a body has a signature of protocol 1.1.
+func BodySigned(body []byte) bool {
 	var w struct {
 		KID       string `json:"kid"`
 		Signature string `json:"signature"`
@@ -414,21 +420,21 @@ func bodySigned(body []byte) bool {
 }
 
 // samvadLegacy checks the signature in the body of protocol 1.1.
-func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
-	base, err := samvad.LegacyBase(s.body)
+func samvadLegacy(v *Report, s *Sample, keys []samvad.Key) {
+	base, err := samvad.LegacyBase(s.Body)
 	if err != nil {
 		v.fail("headers", err.Error(), "The body of protocol 1.1 has no canonical form.", "")
 		return
 	}
 	v.Signed = append(v.Signed,
-		inspectSigned{"protocol 1.1: the member signature is taken out of the body", ""},
-		inspectSigned{"the rest in canonical JSON (RFC 8785); Ed25519 signs these bytes", string(base)})
+		signedStep("protocol 1.1: the member signature is taken out of the body", ""),
+		signedStep("the rest in canonical JSON (RFC 8785); Ed25519 signs these bytes", string(base)))
 	v.ok("headers", "protocol 1.1: the signature is in the body; receivers take it only where they are set to")
 	if len(keys) == 0 {
 		v.skip("no key was given", "key", "signature")
 		return
 	}
-	e, err := samvad.Decode(s.body)
+	e, err := samvad.Decode(s.Body)
 	if err != nil {
 		v.skip("the envelope cannot be read", "key", "signature")
 		return
@@ -436,7 +442,7 @@ func samvadLegacy(v *inspection, s *sample, keys []samvad.Key) {
 	verifier := &samvad.Verifier{Self: e.To, Keys: samvad.StaticKeys{e.From: keys}, Legacy: true,
 		Limits: samvad.Limits{Window: 1 << 62, Skew: 1 << 62}}
 	_, err = verifier.CheckMessage(context.Background(),
-		&samvad.Incoming{Method: "POST", Header: http.Header{}, Body: s.body})
+		&samvad.Incoming{Method: "POST", Header: http.Header{}, Body: s.Body})
 	switch {
 	case err == nil:
 		v.pass("key")

@@ -1,10 +1,9 @@
-package main
+package inspect
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/samvad"
 )
@@ -83,12 +83,12 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 			if err != nil {
 				continue // not a request by its method and target
 			}
-			o := inspecting{self: receiver.Agent, now: now}
+			o := Options{Self: receiver.Agent, Now: now}
 			known := samvad.StaticKeys{}
 			var claim struct{ From string }
-			_ = jsonx.Decode(s.body, &claim) // a broken body has no claims
+			_ = jsonx.Decode(s.Body, &claim) // a broken body has no claims
 			if name := receiver.Peers[claim.From]; name != "" {
-				o.keys = []string{keys[name].Public}
+				o.Keys = []string{keys[name].Public}
 				k, err := samvad.ParseKey(keys[name].Public)
 				if err != nil {
 					t.Fatal(err)
@@ -102,9 +102,9 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 			if v.Sentence == "" {
 				t.Errorf("%s %d: no sentence", c.Name, i)
 			}
-			if slices.ContainsFunc(v.Checks, func(c inspectCheck) bool {
+			if slices.ContainsFunc(v.Checks, func(c admin.InspectedCheck) bool {
 				return c.Name == "transport" &&
-					c.State == checkFailed
+					c.State == admin.CheckFailed
 			}) {
 				if v.Verified {
 					t.Errorf("%s %d is verified although its transport is wrong", c.Name, i)
@@ -112,7 +112,7 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 				continue // the verifier gets messages from the transport only
 			}
 			paths := []string{s.path()}
-			for _, p := range samvadPaths {
+			for _, p := range SAMVADPaths {
 				if strings.HasSuffix(s.path(), p) {
 					paths = append(paths, p)
 				}
@@ -120,7 +120,7 @@ func TestInspectAgreesWithVerifier(t *testing.T) {
 			verifier := &samvad.Verifier{Self: receiver.Agent, Keys: known, Now: func() time.Time { return now }}
 			_, err = verifier.CheckMessage(context.Background(),
 				&samvad.Incoming{Method: s.method, Paths: paths, RawQuery: s.query(), Authority: s.host,
-					Header: s.header, Body: s.body})
+					Header: s.header, Body: s.Body})
 			if v.Verified != (err == nil) {
 				t.Errorf("%s %d: inspect says verified=%v (%s), the verifier says %v", c.Name, i, v.Verified,
 					v.Sentence, err)
@@ -144,75 +144,13 @@ func TestInspectLegacy(t *testing.T) {
 		want bool
 	}{"signed": {signed, true}, "changed": {bytes.Replace(signed, []byte(`"skill":"s"`), []byte(`"skill":"t"`), 1),
 		false}} {
-		s, err := readSample(c.body)
+		s, err := Read(c.body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		v, err := inspectSAMVAD(context.Background(), s, inspecting{card: card, now: now})
+		v, err := inspectSAMVAD(context.Background(), s, Options{Card: card, Now: now})
 		if err != nil || v.Verified != c.want {
 			t.Errorf("%s: %+v, %v", name, v, err)
 		}
 	}
-}
-
-func TestSplitShell(t *testing.T) {
-	t.Parallel()
-	for in, want := range map[string][]string{
-		`curl a`:                           {"curl", "a"},
-		"curl 'a b' \\\n  \"c \\\"d\\\"\"": {"curl", "a b", `c "d"`},
-		`curl $'it\'s \u0041\x42\n'`:       {"curl", "it's AB\n"},
-		`curl a'b'"c"`:                     {"curl", "abc"},
-		`curl ''`:                          {"curl", ""},
-		`curl a\ b`:                        {"curl", "a b"},
-	} {
-		got, err := splitShell(in)
-		if err != nil || !slices.Equal(got, want) {
-			t.Errorf("%s: %q, %v; want %q", in, got, err, want)
-		}
-	}
-	for _, in := range []string{`curl 'a`, `curl "a`, `curl $'a\`, `curl $'\xzz'`, `curl $'\u00'`} {
-		if got, err := splitShell(in); err == nil {
-			t.Errorf("%s gives %q", in, got)
-		}
-	}
-}
-
-// Texts of agents must not control the terminal.
-func TestCleanOutput(t *testing.T) {
-	t.Parallel()
-	if got := clean("a\x1b[31mb\u202ec\xff\n"); got != "a\uFFFD[31mb\uFFFDc\uFFFD\n" {
-		t.Errorf("%q", got)
-	}
-	if got := short(" a\n b\tc ", 10); got != "a b c" {
-		t.Errorf("%q", got)
-	}
-	if got := short("äöüäöü", 4); got != "äöü…" {
-		t.Errorf("%q", got)
-	}
-}
-
-func FuzzInspect(f *testing.F) {
-	f.Add([]byte("POST /agent/message HTTP/1.1\r\nContent-Type: application/json\r\n\r\n{}"))
-	f.Add([]byte(`{"method":"POST","target":"/agent/message","headers":[["signature-input","sig1=(\"@method\" \"@path\" \"content-digest\");keyid=\"k\";created=1"],["signature","sig1=:AAAA:"],["content-digest","x"]],"body":"{}"}`))
-	f.Add([]byte("curl -X POST 'http://x/agent/task' -H 'a: b' -d $'{\\u0041}'"))
-	f.Add([]byte(`{"from":"agent://a","skill":"s","nonce":"n","mode":"sync","to":"agent://b","kid":"k","signature":"x"}`))
-	o := inspecting{now: time.Date(2026, 4, 11, 10, 0, 0, 0, time.UTC),
-		keys: []string{"0EqyMnQrtKs6E2i9RhXk5tAiSrcaAWuvhSCjMsl3hzc="}}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		s, err := readSample(b)
-		if err != nil {
-			return
-		}
-		for _, p := range protocols {
-			p.recognises(s)
-			v, err := p.inspect(context.Background(), s, o)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if v.Sentence == "" {
-				t.Fatalf("no sentence for %q", b)
-			}
-			(&app{out: io.Discard}).showInspection(v, true)
-		}
-	})
 }

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"encoding/json"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/parley-hub/parley/admin"
 )
 
 // vectorCase is a case of any vector file.
@@ -56,28 +58,28 @@ func TestInspectExplainsEveryVector(t *testing.T) {
 						raw = m
 					}
 				}
-				s, err := readSample(raw)
+				s, err := Read(raw)
 				if err != nil {
 					continue // not JSON: the protocol is unknown
 				}
-				o := inspecting{now: time.Unix(1767225500, 0)}
+				o := Options{Now: time.Unix(1767225500, 0)}
 				if c.Input.Now > 0 {
-					o.now = time.Unix(c.Input.Now, 0)
+					o.Now = time.Unix(c.Input.Now, 0)
 				}
-				at := slices.IndexFunc(protocols, func(p *protocol) bool { return p.recognises(s) })
-				if at < 0 || protocols[at].name != f.protocol {
+				at := slices.IndexFunc(Protocols, func(p Protocol) bool { return p.Recognises(s) })
+				if at < 0 || Protocols[at].Name != f.protocol {
 					continue // the fault is in the name of the protocol
 				}
 				explained++
-				v, err := protocols[at].inspect(t.Context(), s, o)
+				v, err := Protocols[at].Inspect(t.Context(), s, o)
 				if err != nil {
 					t.Errorf("%s: %v", c.Name, err)
 					continue
 				}
 				failed, before := false, true
 				for _, check := range v.Checks {
-					failed = failed || check.State == checkFailed
-					if check.State != checkOK {
+					failed = failed || check.State == admin.CheckFailed
+					if check.State != admin.CheckOK {
 						before = false
 					} else if !before && f.protocol != "samvad" && f.protocol != "uagents" {
 						t.Errorf("%s: the check %s was made after one that was not", c.Name, check.Name)

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"cmp"
@@ -12,8 +12,8 @@ import (
 	"github.com/parley-hub/parley/uagents"
 )
 
-func recognisesUAgents(s *sample) bool {
-	return s.http && strings.HasSuffix(s.path(), "/submit") || s.has("sender", "target", "session", "schema_digest")
+func recognisesUAgents(s *Sample) bool {
+	return s.http && strings.HasSuffix(s.path(), "/submit") || s.Has("sender", "target", "session", "schema_digest")
 }
 
 // uagentsMeanings of the envelope's members.
@@ -30,10 +30,11 @@ var uagentsMeanings = []meaning{
 	{"signature", "secp256k1 over the digest below"},
 }
 
-func inspectUAgents(_ context.Context, s *sample, o inspecting) (*inspection, error) {
-	v := newInspection()
+func inspectUAgents(_ context.Context, s *Sample, o Options) (*Report, error) {
+	v := newReport()
+	v.Version = Decoded(s.members()["version"])
 	v.members(s.members(), uagentsMeanings, unquoted, "")
-	e, err := uagents.Decode(s.body)
+	e, err := uagents.Decode(s.Body)
 	if err != nil {
 		v.fail("envelope", err.Error(), "It is no envelope: "+uagents.AsError(err).Text+".", "")
 		return v, nil
@@ -56,14 +57,14 @@ func inspectUAgents(_ context.Context, s *sample, o inspecting) (*inspection, er
 			payload = *e.Payload
 		}
 		v.Signed = append(v.Signed,
-			inspectSigned{"these texts, one after the other, nothing between",
-				strings.Join([]string{e.Sender, e.Target, e.Session, e.SchemaDigest, payload}, "\n")},
-			inspectSigned{"then expires and nonce, 8 bytes each, where they are not null",
+			signedStep("these texts, one after the other, nothing between",
+				strings.Join([]string{e.Sender, e.Target, e.Session, e.SchemaDigest, payload}, "\n")),
+			signedStep("then expires and nonce, 8 bytes each, where they are not null",
 				fmt.Sprintf("expires %s, nonce %s", cmp.Or(string(e.Expires), "null"),
-					cmp.Or(string(e.Nonce), "null"))},
-			inspectSigned{"SHA-256, which is signed as it is", hex.EncodeToString(digest[:])})
+					cmp.Or(string(e.Nonce), "null"))),
+			signedStep("SHA-256, which is signed as it is", hex.EncodeToString(digest[:])))
 	}
-	verifier := &uagents.Verifier{AllowUnsigned: true, Now: func() time.Time { return o.now }}
+	verifier := &uagents.Verifier{AllowUnsigned: true, Now: func() time.Time { return o.Now }}
 	got, err := verifier.Check(e)
 	if got != nil {
 		for _, c := range got.Verdict.Checks {
@@ -85,7 +86,7 @@ func inspectUAgents(_ context.Context, s *sample, o inspecting) (*inspection, er
 		v.fail(x.Step, x.Error(), "It would be refused: "+x.Text+".", fix)
 		return v, nil
 	}
-	if o.self != "" && e.Target != o.self {
+	if o.Self != "" && e.Target != o.Self {
 		v.fail("target", e.Target, "It is addressed to another agent.", "")
 		return v, nil
 	}

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"fmt"
@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/agh"
 )
 
@@ -45,17 +46,17 @@ func TestInspectAGH(t *testing.T) {
 		"blank":      {strings.Replace(plain, `"hi"`, `" "`, 1), false, "body", "malformed"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &sample{form: "envelope", body: []byte(c.body)}
+			s := &Sample{form: "envelope", Body: []byte(c.body)}
 			if !recognisesAGH(s) {
 				t.Error("not recognised")
 			}
-			v, err := inspectAGH(t.Context(), s, inspecting{now: now})
+			v, err := inspectAGH(t.Context(), s, Options{Now: now})
 			if err != nil {
 				t.Fatal(err)
 			}
 			failed := ""
 			for _, check := range v.Checks {
-				if check.State == checkFailed {
+				if check.State == admin.CheckFailed {
 					failed = check.Name
 				}
 			}

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"crypto/ed25519"
@@ -93,19 +93,19 @@ func TestInspectA2A(t *testing.T) {
 			"request to send a message", "blocking is of 0.3.", "returnImmediately"},
 		{post("A2A-Version: 1.0", `{"jsonrpc":"2.0","jsonrpc":"2.0","id":1}`), "", "It is not one JSON object", "-32700"},
 	} {
-		s, err := readSample([]byte(c.sample))
+		s, err := Read([]byte(c.sample))
 		if err != nil {
 			t.Fatalf("%s: %v", c.sample, err)
 		}
-		for _, p := range protocols {
-			if p.inspect != nil && p.recognises(s) {
-				if p.name != "a2a" {
-					t.Errorf("%s: taken for %s", c.sample, p.name)
+		for _, p := range Protocols {
+			if p.Recognises(s) {
+				if p.Name != "a2a" {
+					t.Errorf("%s: taken for %s", c.sample, p.Name)
 				}
 				break
 			}
 		}
-		v, err := inspectA2A(t.Context(), s, inspecting{now: time.Now()})
+		v, err := inspectA2A(t.Context(), s, Options{Now: time.Now()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,12 +155,12 @@ func TestInspectA2ASignature(t *testing.T) {
 		{card, other, "None of these keys signed the card"},
 		{strings.Replace(card, "Answers.", "Lies.", 1), key, "None of these keys signed the card"},
 	} {
-		s, err := readSample([]byte(c.card))
+		s, err := Read([]byte(c.card))
 		if err != nil {
 			t.Fatal(err)
 		}
 		public := base64.StdEncoding.EncodeToString(c.key.Public().(ed25519.PublicKey))
-		v, err := inspectA2A(t.Context(), s, inspecting{now: time.Now(), keys: []string{public}})
+		v, err := inspectA2A(t.Context(), s, Options{Now: time.Now(), Keys: []string{public}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"context"
@@ -14,12 +14,12 @@ import (
 	"github.com/parley-hub/parley/internal/jsonx"
 )
 
-func recognisesAGH(s *sample) bool {
+func recognisesAGH(s *Sample) bool {
 	var m struct {
 		Protocol    string      `json:"protocol"`
 		WorkspaceID jsonx.Value `json:"workspace_id"`
 	}
-	return json.Unmarshal(s.body, &m) == nil && (strings.HasPrefix(m.Protocol, "agh-network/") ||
+	return json.Unmarshal(s.Body, &m) == nil && (strings.HasPrefix(m.Protocol, "agh-network/") ||
 		len(m.WorkspaceID) > 0)
 }
 
@@ -60,19 +60,20 @@ var aghSteps = []struct {
 	{agh.StepTrust, "proof", "Sign the RFC 8785 form of the whole envelope without proof.sig."},
 }
 
-func inspectAGH(ctx context.Context, s *sample, o inspecting) (*inspection, error) {
-	pins, err := aghPins(o.keys)
+func inspectAGH(ctx context.Context, s *Sample, o Options) (*Report, error) {
+	pins, err := aghPins(o.Keys)
 	if err != nil {
 		return nil, err
 	}
-	v := newInspection()
+	v := newReport()
 	var members map[string]jsonx.Value
-	if json.Unmarshal(s.body, &members) == nil {
-		v.members(members, aghMeanings, decoded, "no member of the protocol")
+	if json.Unmarshal(s.Body, &members) == nil {
+		v.Version = strings.TrimPrefix(Decoded(members["protocol"]), "agh-network/")
+		v.members(members, aghMeanings, Decoded, "no member of the protocol")
 	}
-	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.keys) > 0,
-		Now: func() time.Time { return o.now }}
-	verified, err := verifier.Verify(ctx, s.body)
+	verifier := agh.Verifier{Trust: true, Keys: pins, RequirePin: len(o.Keys) > 0,
+		Now: func() time.Time { return o.Now }}
+	verified, err := verifier.Verify(ctx, s.Body)
 	failed, ok := errors.AsType[*agh.Error](err)
 	if err != nil && !ok {
 		return nil, err
@@ -93,8 +94,8 @@ func inspectAGH(ctx context.Context, s *sample, o inspecting) (*inspection, erro
 			v.pass(step.name)
 		}
 	}
-	if b, err := agh.SignedBytes(s.body); err == nil && (signed || failed != nil && failed.Step == agh.StepTrust) {
-		v.Signed = append(v.Signed, inspectSigned{"the envelope without proof.sig, in RFC 8785 form", string(b)})
+	if b, err := agh.SignedBytes(s.Body); err == nil && (signed || failed != nil && failed.Step == agh.StepTrust) {
+		v.Signed = append(v.Signed, signedStep("the envelope without proof.sig, in RFC 8785 form", string(b)))
 	}
 	if verified == nil {
 		return v, nil
@@ -109,11 +110,11 @@ func inspectAGH(ctx context.Context, s *sample, o inspecting) (*inspection, erro
 				"Derive direct_id as the protocol says, from the peers in byte order.")
 		}
 	}
-	if o.self != "" {
-		if e.To == "" || e.To == o.self {
+	if o.Self != "" {
+		if e.To == "" || e.To == o.Self {
 			v.pass("target")
 		} else {
-			v.fail("target", "it is addressed to "+e.To, "It is not addressed to "+o.self+".", "")
+			v.fail("target", "it is addressed to "+e.To, "It is not addressed to "+o.Self+".", "")
 		}
 	}
 	if subject, err := e.Subject(); err == nil {
