@@ -42,6 +42,8 @@ type Config struct {
 	// Protocols are those of the hub's bindings, and what each does for operators.
 	Protocols []Protocol
 
+	Workbench Workbench // what needs the protocols
+
 	Hosts   []string // names, besides localhost and IP addresses, that requests may be made to; without port
 	MaxBody int64    // bytes of a request; 0: 8 MiB
 	Waiters int      // callers that may wait or stream at once; 0: 256

@@ -50,7 +50,7 @@ type Checklist struct {
 type ConnectStep struct {
 	Step   ConnectStepName `json:"step"`
 	State  StepState       `json:"state"`
-	Time   time.Time       `json:"time,omitzero"`   // when it turned to this state
+	Time   time.Time       `json:"time,omitzero"`               // when it turned to this state
 	Took   time.Duration   `json:"tookNs,omitzero,format:nano"` // of the work for it
 	Detail string          `json:"detail,omitzero"`
 	Fix    string          `json:"fix,omitzero"` // the setting or command that mends a failed step

@@ -57,6 +57,7 @@ func table() map[string]methods {
 		"/v1/watch":                      {"GET": {Observe, getWatch}},
 		"/v1/conversations/{id}/trace":   {"GET": {Observe, getTrace}},
 		"/v1/conversations/{id}/refused": {"GET": {Observe, getRefusalsAround}},
+		"/v1/inspect":                    {"POST": {Observe, change((*Admin).Inspect)}},
 
 		"/v1/dead":            {"GET": {Observe, getDead}},
 		"/v1/dead/retry":      {"POST": {Operate, change((*Admin).RetryAll)}},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -120,40 +119,8 @@ func (a *app) explain(r admin.Refusal) {
 	line("advice", "%s", cmp.Or(r.Advice, "there is no advice for this refusal; see the cause above"))
 }
 
-// cause says in plain words who refused or failed at a message to an agent, and why.
-// tried says how often it was tried, or is "".
-func cause(agent string, p *admin.Problem, tried string) string {
-	agent = clean(agent)
-	text := fmt.Sprintf("%s: %s", p.Code, clean(cmp.Or(p.Text, "no reason was given")))
-	switch p.Source {
-	case parley.ByPolicy, parley.ByLimit:
-		return "the hub refused: " + withDetail(text, p)
-	case parley.ByHub:
-		return "the hub failed: " + withDetail(text, p)
-	case parley.ByNetwork:
-		return agent + " cannot be reached: " + clean(cmp.Or(p.Detail, p.Text, string(p.Reason))) + tried
-	case parley.ByPeer:
-		what := " refused: "
-		switch p.Reason {
-		case parley.PeerFailed, parley.PeerAnswer:
-			what = " failed: "
-		case parley.PeerCancelled:
-			what = " gave it up: "
-		case parley.PeerSilent:
-			what = " did not answer: "
-		}
-		return agent + what + withDetail(text, p)
-	}
-	return agent + " did not answer: " + text
-}
-
-// withDetail adds the detail of a problem to its text, unless the text says the same.
-func withDetail(text string, p *admin.Problem) string {
-	if d := clean(p.Detail); d != "" && !strings.Contains(text, d) {
-		return text + " (" + d + ")"
-	}
-	return text
-}
+// cause says in plain words who refused or failed.
+var cause = admin.Cause
 
 // problemOf is a reason of the index as a problem.
 func problemOf(r *index.Reason) *admin.Problem {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,19 +32,31 @@ func (f *inspectFlags) register(c *cobra.Command) {
 
 func (a *app) inspectCommand() *cobra.Command {
 	var f inspectFlags
+	var atHub bool
 	c := &cobra.Command{
-		Use:   "inspect [FILE|-]",
+		Use:   "inspect [FILE|-|MESSAGE|REF]",
 		Short: "Explain any message: its protocol, its fields, its signed bytes, why it fails",
 		Long: `Read a message from FILE or the standard input and explain it: which protocol
 it is of, what each field means, how the signed bytes come about, and each check
 in order. It may be the text of an HTTP request, a curl command, JSON with
 method, target, headers and body, an entry of a HAR file, or a bare envelope.
-Nothing is sent anywhere.`,
+Tokens and cookies in it are masked. Nothing is sent anywhere.
+
+With --hub the running hub explains it, with the keys and cards that it knows. It
+also takes the id of a MESSAGE that it recorded, or the REF of a refusal.
+
+The exit code is 0 if the message was explained, even if a check fails; 1 if it is of no
+protocol; 3 if --hub is given and no hub answers.`,
 		Example: "  parley inspect request.http --key BASE64\n  pbpaste | parley inspect -\n  parley inspect " +
-			"message.json --card card.json --json",
+			"message.json --card card.json --json\n  parley inspect --hub request.http\n" +
+			"  parley inspect --hub 018f8fad-5bd9-7b46",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			v, err := a.inspection(cmd.Context(), args, f)
+			explain := a.inspection
+			if atHub {
+				explain = a.inspectionAtHub
+			}
+			v, err := explain(cmd.Context(), args, f)
 			if err != nil {
 				return err
 			}
@@ -51,23 +64,57 @@ Nothing is sent anywhere.`,
 		},
 	}
 	f.register(c)
+	c.Flags().BoolVar(&atHub, "hub", false, "let the running hub explain it, with the keys that it knows")
 	return c
+}
+
+// asked makes the inspection that the flags ask for, without its input.
+func (f *inspectFlags) asked() (i admin.Inspection, err error) {
+	i = admin.Inspection{Keys: f.keys, Self: f.self, Protocol: f.protocol}
+	if f.now != "" {
+		if i.At, err = time.Parse(time.RFC3339Nano, f.now); err != nil {
+			return i, usage("--now %q: want a time such as 2026-11-20T15:04:05Z", f.now)
+		}
+	}
+	if f.card != "" {
+		if i.Card, err = os.ReadFile(f.card); err != nil {
+			return i, &exitError{exitUsage, err}
+		}
+	}
+	return i, nil
+}
+
+// inspectionAtHub lets the running hub explain a message. An argument that names no file is an id or a reference.
+func (a *app) inspectionAtHub(ctx context.Context, args []string, f inspectFlags) (*admin.Inspected, error) {
+	i, err := f.asked()
+	if err != nil {
+		return nil, err
+	}
+	i.ID = argument(args)
+	if _, err := os.Stat(i.ID); err == nil || i.ID == "" || i.ID == "-" {
+		i.ID = ""
+		if i.Input, err = a.input(fileArg(args)); err != nil {
+			return nil, err
+		}
+	}
+	hub, err := a.hub()
+	if err != nil {
+		return nil, err
+	}
+	v, err := hub.Inspect(ctx, i)
+	if err != nil {
+		return nil, a.hubError(err)
+	}
+	return &v, nil
 }
 
 // inspection reads a message, finds its protocol and explains it.
 func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*admin.Inspected, error) {
-	o := inspect.Options{Keys: f.keys, Self: f.self, Now: a.now()}
-	var err error
-	if f.now != "" {
-		if o.Now, err = time.Parse(time.RFC3339Nano, f.now); err != nil {
-			return nil, usage("--now %q: want a time such as 2026-11-20T15:04:05Z", f.now)
-		}
+	i, err := f.asked()
+	if err != nil {
+		return nil, err
 	}
-	if f.card != "" {
-		if o.Card, err = os.ReadFile(f.card); err != nil {
-			return nil, &exitError{exitUsage, err}
-		}
-	}
+	o := inspect.Options{Keys: i.Keys, Card: i.Card, Self: i.Self, Now: cmp.Or(i.At, a.now())}
 	raw, err := a.input(fileArg(args))
 	if err != nil {
 		return nil, err

@@ -363,6 +363,9 @@ func signedBytes(v *Report, s *Sample, sig *httpsig.Signature) {
 	}
 }
 
+// maxPaths bounds the paths that a signature is tried with.
+const maxPaths = 64
+
 // samvadWhy finds the method and path that an invalid signature covers.
 func samvadWhy(v *Report, signed samvadSigned, e *samvad.Envelope) {
 	path := signed.s.path()
@@ -375,7 +378,7 @@ func samvadWhy(v *Report, signed samvadSigned, e *samvad.Envelope) {
 	}
 	others := append([]string{strings.TrimRight(path, "/"), path + "/", strings.ReplaceAll(path, "//", "/"),
 		signed.s.target}, SAMVADPaths[:]...)
-	for i := 1; i < len(path); i++ { // behind a proxy that added a prefix
+	for i := 1; i < len(path) && len(others) < maxPaths; i++ { // behind a proxy that added a prefix
 		if path[i] == '/' {
 			others = append(others, path[i:])
 		}

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"context"
+	"encoding/base64"
+	"time"
+
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/bridge/asp"
+	"github.com/parley-hub/parley/internal/inspect"
+	"github.com/parley-hub/parley/keyring"
+)
+
+// workbench is what the admin API does with the protocols.
+func (n *Node) workbench() admin.Workbench {
+	return admin.Workbench{Inspect: n.inspect}
+}
+
+// inspect explains a pasted message, with the keys and cards that the hub knows.
+func (n *Node) inspect(ctx context.Context, i admin.Inspection) (*admin.Inspected, error) {
+	return inspect.Inspect(ctx, i.Input, i.Protocol, inspect.Options{Keys: i.Keys, Card: i.Card, Self: i.Self, Now: i.At,
+		Known: func(protocol, sender string) ([]string, []byte) { return n.knownKeys(ctx, protocol, sender, i.At) }})
+}
+
+// knownKeys gives the keys that an operator enrolled for a sender, or the card with them.
+func (n *Node) knownKeys(ctx context.Context, protocol, sender string, at time.Time) (keys []string, card []byte) {
+	if protocol == asp.Protocol {
+		if b := n.ASP(); b != nil {
+			_, card, _ = b.CardAt(ctx, sender, at) // a card that cannot be read is not known
+		}
+		return nil, card
+	}
+	e, ok := n.directory.Lookup(protocol, sender)
+	if !ok {
+		return nil, nil
+	}
+	for _, k := range n.keys.Enrolled(e.Name, protocol) {
+		if k.Algorithm == keyring.Ed25519 {
+			keys = append(keys, base64.StdEncoding.EncodeToString(k.Public))
+		}
+	}
+	return keys, nil
+}
