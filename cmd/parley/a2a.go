@@ -16,6 +16,8 @@ import (
 	"slices"
 	"strings"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
@@ -155,7 +157,7 @@ func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out 
 
 // a2aSigned says what the signatures of a card prove, by the keys that its origin publishes.
 func a2aSigned(ctx context.Context, transport http.RoundTripper, base string, raw []byte) string {
-	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	ctx, cancel := context.WithTimeout(ctx, exam.Wait)
 	defer cancel()
 	c := directHTTP()
 	c.Transport = transport
@@ -209,7 +211,7 @@ const (
 // readA2ACard reads the card below a base URL. If there is none, the error says where one is.
 func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version string) (card *wire.AgentCard,
 	raw []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	ctx, cancel := context.WithTimeout(ctx, exam.Wait)
 	defer cancel()
 	at := base + bridge.CardPath
 	raw, status, err := getA2A(ctx, transport, at, version)

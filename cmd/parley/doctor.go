@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -16,12 +16,13 @@ import (
 	"strings"
 	"time"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/disk"
-	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
 )
@@ -41,7 +42,7 @@ With an agent's name, or its id in a protocol, check each way to it:
 - all: whether it is paused, which messages wait, dead letters, and refused messages that
   claim to be from it.
 
-The signed request of SAMVAD names a skill that no agent has ("` + doctorSkill + `"): an agent
+The signed request of SAMVAD names a skill that no agent has ("` + exam.Skill + `"): an agent
 that answers so has accepted the hub's signature. In a cluster only the hubs have the private
 keys, so the request is skipped. While "parley keys rotate" replaces the hub's SAMVAD key, each
 SAMVAD agent gets such a request signed with the new key; agents that do not accept it fail.
@@ -52,7 +53,7 @@ started. The exit code is 0 if nothing failed, else 1; warnings do not count.`,
 		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d := &doctor{a: a, now: time.Now, noSend: noSend}
+			d := newDoctor(a, noSend)
 			d.examine(cmd.Context(), argument(args))
 			return d.report()
 		},
@@ -61,50 +62,39 @@ started. The exit code is 0 if nothing failed, else 1; warnings do not count.`,
 	return c
 }
 
-// A finding is one line of the doctor's report.
-type finding = hub.Finding
-
 type doctor struct {
-	a      *app
-	now    func() time.Time
-	noSend bool
-	out    []finding
-
-	c     node.Config
-	hub   *admin.Client // of a running hub, else nil
-	info  admin.Info
-	guard *netguard.Guard
-	roots *x509.CertPool
+	exam.Doctor
+	a   *app
+	c   node.Config
+	hub *admin.Client // of a running hub, else nil
 }
 
-func (d *doctor) add(state hub.FindingState, check, fix, detail string) {
-	d.out = append(d.out, finding{Check: check, State: state, Detail: detail, Fix: fix})
-}
-
-func (d *doctor) ok(check, format string, args ...any) bool {
-	d.add(hub.FindingOK, check, "", fmt.Sprintf(format, args...))
-	return true
-}
-
-func (d *doctor) skip(check, format string, args ...any) bool {
-	d.add(hub.FindingSkipped, check, "", fmt.Sprintf(format, args...))
-	return true
-}
-
-// warn adds a warning; fix may be "".
-func (d *doctor) warn(check, fix, format string, args ...any) {
-	d.add(hub.FindingWarning, check, fix, fmt.Sprintf(format, args...))
-}
-
-func (d *doctor) failed(check, fix string, err error) bool {
-	d.add(hub.FindingFailed, check, fix, short(err.Error(), 400))
-	return false
+// newDoctor makes a doctor that has made no check yet.
+func newDoctor(a *app, noSend bool) *doctor {
+	d := &doctor{a: a, Doctor: exam.Doctor{Now: time.Now, NoSend: noSend}}
+	d.Enrolled, d.Signers = d.enrolled, d.signers
+	named := func(name string) *protocol { return cmp.Or(protocolNamed(name), &protocol{}) }
+	d.Setting = func(name string) string { return named(name).address }
+	d.Enable = func(name string) string { return named(name).enable }
+	d.Skew = func(name string) time.Duration {
+		if skew := named(name).skew; skew != nil {
+			return skew(&d.c)
+		}
+		return 0
+	}
+	d.Address = map[string]func(context.Context, exam.WayPoint){}
+	for _, p := range protocols {
+		if p.checkAddress != nil {
+			d.Address[p.name] = func(ctx context.Context, at exam.WayPoint) { p.checkAddress(d, ctx, at) }
+		}
+	}
+	return d
 }
 
 func (d *doctor) report() error {
-	ok := !slices.ContainsFunc(d.out, func(f finding) bool { return f.State == hub.FindingFailed })
-	return d.a.verdict(ok, map[string]any{"ok": ok, "checks": d.out}, func() error {
-		for _, f := range d.out {
+	ok := !slices.ContainsFunc(d.Steps, func(f admin.DoctorStep) bool { return f.State == hub.FindingFailed })
+	return d.a.verdict(ok, map[string]any{"ok": ok, "checks": d.Steps}, func() error {
+		for _, f := range d.Steps {
 			d.a.hang(fmt.Sprintf("%s %-18s ", d.a.painted(mood(string(f.State)), fmt.Sprintf("%-8s", f.State)), f.Check), 28, "",
 				clean(f.Detail))
 			if f.Fix != "" {
@@ -117,7 +107,8 @@ func (d *doctor) report() error {
 
 // examine checks the hub first: a fault there is often the cause of an agent's.
 func (d *doctor) examine(ctx context.Context, agent string) {
-	start, wall := d.now(), d.now().Round(0)
+	d.Begin()
+	start, wall := d.Now(), d.Now().Round(0)
 	if !d.configuration() {
 		return
 	}
@@ -144,19 +135,19 @@ func (d *doctor) configuration() bool {
 	file := d.a.configFile()
 	c, err := d.a.load()
 	if err != nil {
-		return d.failed("configuration", "fix the file; `parley config describe KEY` explains a key", err)
+		return d.Failed("configuration", "fix the file; `parley config describe KEY` explains a key", err)
 	}
 	d.c = c
-	if d.guard, err = guardOf(&c); err != nil {
-		return d.failed("configuration", "network.allow", err)
+	if d.Guard, err = guardOf(&c); err != nil {
+		return d.Failed("configuration", "network.allow", err)
 	}
-	if d.roots, err = c.Roots(); err != nil {
-		return d.failed("configuration", "tls.ca", err)
+	if d.Roots, err = c.Roots(); err != nil {
+		return d.Failed("configuration", "tls.ca", err)
 	}
 	if file == "" {
-		return d.skip("configuration", "there is no %s here; `parley init` makes one", configName)
+		return d.Skip("configuration", "there is no %s here; `parley init` makes one", configName)
 	}
-	return d.ok("configuration", "%s", file)
+	return d.OK("configuration", "%s", file)
 }
 
 func (d *doctor) adminAPI(ctx context.Context) {
@@ -164,9 +155,9 @@ func (d *doctor) adminAPI(ctx context.Context) {
 	if err != nil {
 		what, fix, _ := strings.Cut(err.Error(), "\n")
 		if none, ok := errors.AsType[*exitError](err); ok && none.code == exitUnreachable {
-			d.skip("admin API", "%s", short(err.Error(), 160))
+			d.Skip("admin API", "%s", short(err.Error(), 160))
 		} else {
-			d.failed("admin API", strings.TrimSpace(fix), errors.New(what))
+			d.Failed("admin API", strings.TrimSpace(fix), errors.New(what))
 		}
 		return
 	}
@@ -175,20 +166,20 @@ func (d *doctor) adminAPI(ctx context.Context) {
 	at, _ := announced(d.c.Data) // an error was reported above
 	switch {
 	case away && d.a.admin == "" && at.Admin == "":
-		d.skip("admin API", "no hub runs on %s", d.c.Data)
+		d.Skip("admin API", "no hub runs on %s", d.c.Data)
 	case away:
-		d.failed("admin API", "start the hub with `parley serve`, set listen.admin, or name the hub with --admin", err)
+		d.Failed("admin API", "start the hub with `parley serve`, set listen.admin, or name the hub with --admin", err)
 	case errors.Is(err, admin.ErrToken):
-		d.failed("admin API", "set "+tokenEnv+" to a token of that hub; on its machine unset it and set --data", err)
+		d.Failed("admin API", "set "+tokenEnv+" to a token of that hub; on its machine unset it and set --data", err)
 	case err != nil:
-		d.failed("admin API", "see the hub's log", err)
+		d.Failed("admin API", "see the hub's log", err)
 	default:
-		d.hub, d.info = hub, info
-		d.ok("admin API", "hub %s at %s", info.Hub, hub.Base)
+		d.hub, d.Hub, d.Info = hub, hub, info
+		d.OK("admin API", "hub %s at %s", info.Hub, hub.Base)
 		if err := hub.Ready(ctx); err != nil {
-			d.failed("hub", "see the hub's log; engine.min_free if the disk is full", err)
+			d.Failed("hub", "see the hub's log; engine.min_free if the disk is full", err)
 		} else {
-			d.ok("hub", "takes messages; accepted = %s", info.Promise)
+			d.OK("hub", "takes messages; accepted = %s", info.Promise)
 		}
 	}
 }
@@ -196,27 +187,27 @@ func (d *doctor) adminAPI(ctx context.Context) {
 // files checks that only the owner can read the data directory's files.
 func (d *doctor) files() {
 	if d.c.Durability == "memory" {
-		d.skip("files", "a hub in memory has none")
+		d.Skip("files", "a hub in memory has none")
 		return
 	}
 	if _, err := os.Stat(d.c.Data); errors.Is(err, fs.ErrNotExist) {
-		d.failed("data directory", "parley init, or name another with data or --data",
+		d.Failed("data directory", "parley init, or name another with data or --data",
 			fmt.Errorf("%s is not there", d.c.Data))
 		return
 	}
 	good := true
 	if runtime.GOOS == "windows" {
 		good = false
-		d.skip("files", "Windows has no file modes; see who may read them with: icacls %s /T", shellWord(d.c.Data))
+		d.Skip("files", "Windows has no file modes; see who may read them with: icacls %s /T", shellWord(d.c.Data))
 	}
 	look := func(path, key string, max fs.FileMode, need bool) {
 		i, err := os.Stat(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && !need || path == "":
 		case err != nil:
-			good = d.failed("files", key, err)
+			good = d.Failed("files", key, err)
 		case disk.OthersMay(i):
-			good = d.failed("files", fmt.Sprintf("chmod %o %s", max, shellWord(path)),
+			good = d.Failed("files", fmt.Sprintf("chmod %o %s", max, shellWord(path)),
 				fmt.Errorf("%s has mode %o: others can read it", path, i.Mode().Perm()))
 		}
 	}
@@ -227,9 +218,9 @@ func (d *doctor) files() {
 	switch tokens, err := admin.ReadTokens(d.c.Data); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		good = d.failed("admin tokens", "fix "+admin.TokenFile+": a hub does not start with it", err)
+		good = d.Failed("admin tokens", "fix "+admin.TokenFile+": a hub does not start with it", err)
 	case len(tokens.Clear()) > 0:
-		good = d.failed("admin tokens", "restart the hub: it replaces the secrets by their hashes",
+		good = d.Failed("admin tokens", "restart the hub: it replaces the secrets by their hashes",
 			fmt.Errorf("%s holds secrets in clear: %s", filepath.Join(d.c.Data, admin.TokenFile),
 				strings.Join(tokens.Clear(), ", ")))
 	}
@@ -238,14 +229,14 @@ func (d *doctor) files() {
 	look(d.c.Alerts.Token, "alerts.token_file", 0o600, d.c.Alerts.Token != "")
 	if d.c.TLS.Cert != "" {
 		if cert, err := tls.LoadX509KeyPair(d.c.TLS.Cert, d.c.TLS.Key); err != nil {
-			good = d.failed("certificate", "tls.cert and tls.key", err)
-		} else if leaf := cert.Leaf; leaf != nil && d.now().After(leaf.NotAfter) {
-			good = d.failed("certificate", "tls.cert: replace the file; the hub loads it by itself",
+			good = d.Failed("certificate", "tls.cert and tls.key", err)
+		} else if leaf := cert.Leaf; leaf != nil && d.Now().After(leaf.NotAfter) {
+			good = d.Failed("certificate", "tls.cert: replace the file; the hub loads it by itself",
 				fmt.Errorf("%s ended on %s", d.c.TLS.Cert, stamp(leaf.NotAfter)))
 		}
 	}
 	if good {
-		d.ok("files", "only the owner can read %s and the files in it", d.c.Data)
+		d.OK("files", "only the owner can read %s and the files in it", d.c.Data)
 	}
 }
 
@@ -262,14 +253,14 @@ func (d *doctor) disk() {
 	}
 	free, total, err := disk.Space(dir)
 	if err != nil {
-		d.failed("disk", "data", err)
+		d.Failed("disk", "data", err)
 		return
 	}
 	if least := d.c.MinFree(total); free < least {
-		d.failed("disk", "free space, or set engine.min_free",
+		d.Failed("disk", "free space, or set engine.min_free",
 			fmt.Errorf("%s is free; below %s the hub accepts nothing", size(free), size(least)))
 	} else {
-		d.ok("disk", "%s of %s are free; below %s the hub accepts nothing", size(free), size(total), size(least))
+		d.OK("disk", "%s of %s are free; below %s the hub accepts nothing", size(free), size(total), size(least))
 	}
 }
 
@@ -284,7 +275,7 @@ func size(n uint64) string {
 // ports checks that the listeners' ports are free, unless the hub runs.
 func (d *doctor) ports() {
 	if d.hub != nil {
-		d.skip("ports", "the running hub uses them")
+		d.Skip("ports", "the running hub uses them")
 		return
 	}
 	for _, l := range []struct{ key, address string }{{"listen.http", d.c.Listen.HTTP},
@@ -294,11 +285,11 @@ func (d *doctor) ports() {
 		}
 		s, err := net.Listen("tcp", l.address)
 		if err != nil {
-			d.failed("ports", l.key+": choose another address, or stop the program that uses this one", err)
+			d.Failed("ports", l.key+": choose another address, or stop the program that uses this one", err)
 			continue
 		}
 		s.Close()
-		d.ok("ports", "%s %s is free", l.key, l.address)
+		d.OK("ports", "%s %s is free", l.key, l.address)
 	}
 }
 
@@ -307,18 +298,18 @@ func (d *doctor) listeners(ctx context.Context) {
 	if d.hub == nil {
 		return
 	}
-	for _, name := range slices.Sorted(maps.Keys(d.info.Addresses)) {
-		address := d.info.Addresses[name]
+	for _, name := range slices.Sorted(maps.Keys(d.Info.Addresses)) {
+		address := d.Info.Addresses[name]
 		if name == "admin" { // it has answered already
 			continue
 		}
 		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 		if err != nil {
-			d.failed("listener "+name, "see the hub's log; does a firewall lie between?", err)
+			d.Failed("listener "+name, "see the hub's log; does a firewall lie between?", err)
 			continue
 		}
 		conn.Close()
-		d.ok("listener "+name, "takes connections at %s", address)
+		d.OK("listener "+name, "takes connections at %s", address)
 	}
 }
 
@@ -326,19 +317,19 @@ func (d *doctor) listeners(ctx context.Context) {
 // them.
 func (d *doctor) guests() {
 	for _, w := range d.c.Exposures() {
-		d.warn("exposure", "", "%s", w)
+		d.Warn("exposure", "", "%s", w)
 	}
-	if d.hub == nil || d.info.Guests == nil {
-		d.skip("guests", "no hub runs; `parley config describe guests` lists the limits")
+	if d.hub == nil || d.Info.Guests == nil {
+		d.Skip("guests", "no hub runs; `parley config describe guests` lists the limits")
 		return
 	}
-	g := d.info.Guests
-	d.ok("guests", "use %s of %s of memory, %d of %d registrations, %d of %d mailboxes, %d of %d connections; "+
+	g := d.Info.Guests
+	d.OK("guests", "use %s of %s of memory, %d of %d registrations, %d of %d mailboxes, %d of %d connections; "+
 		"%s may be recorded now, %s a day; %d refused, %d delayed since the start",
 		size(uint64(g.Memory)), size(uint64(g.MaxMemory)), g.Registrations, g.MaxRegistrations, g.Mailboxes,
 		g.MaxMailboxes,
 		g.Connections, g.MaxConnections, size(uint64(g.Disk)), size(uint64(g.MaxDisk)), g.Refused, g.Delayed)
-	d.ok("connections", "%d of %d are open; one address may use %g of the guests' share", g.AllConnections,
+	d.OK("connections", "%d of %d are open; one address may use %g of the guests' share", g.AllConnections,
 		g.MaxAllConnections, g.Share)
 }
 
@@ -354,27 +345,27 @@ func (d *doctor) strictest() (out *protocol, limit time.Duration) {
 
 // clock checks this machine's clock; [doctor.skew] compares it with an agent's.
 func (d *doctor) clock(start, wall time.Time) {
-	end := d.now()
+	end := d.Now()
 	// With the monotonic reading stripped, Sub is the wall clock's own.
 	if drift := end.Round(0).Sub(wall) - end.Sub(start); drift.Abs() > time.Second {
-		d.failed("clock", "let only one time service set the clock, in small steps",
+		d.Failed("clock", "let only one time service set the clock, in small steps",
 			fmt.Errorf("the clock was set by %s while this ran", drift.Round(time.Millisecond)))
 		return
 	}
 	if exe, err := os.Executable(); err == nil {
 		if i, err := os.Stat(exe); err == nil && i.ModTime().After(end.Add(24*time.Hour)) {
-			d.failed("clock", "set the clock: timedatectl set-ntp true",
+			d.Failed("clock", "set the clock: timedatectl set-ntp true",
 				fmt.Errorf("it is %s here, earlier than the build of this program", stamp(end)))
 			return
 		}
 	}
 	if d.hub != nil {
 		p, limit := d.strictest()
-		if skew := d.info.Now.Sub(start); skew.Abs() > limit {
-			d.failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true",
+		if skew := d.Info.Now.Sub(start); skew.Abs() > limit {
+			d.Failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true",
 				fmt.Errorf("the hub's clock is off by %s; %s forgives %g s", skew.Round(time.Second), p.name, limit.Seconds()))
 			return
 		}
 	}
-	d.ok("clock", "%s, steady", stamp(end))
+	d.OK("clock", "%s, steady", stamp(end))
 }

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 
 	"github.com/parley-hub/parley"
@@ -22,20 +24,20 @@ func (d *doctor) a2aHub(ctx context.Context) {
 	if d.hub == nil {
 		return // nothing answers, and SAMVAD's check says so
 	}
-	base := d.info.PublicURL
+	base := d.Info.PublicURL
 	if base == "" || d.c.A2A.Off {
 		return
 	}
 	for a, err := range d.hub.AllAgents(ctx, admin.AgentFilter{}) {
 		if err != nil {
-			d.failed("a2a card", "parley agents", err)
+			d.Failed("a2a card", "parley agents", err)
 			return
 		}
 		if !(&parley.Agent{Exposed: a.Exposed}).ExposedIn(bridge.Protocol) {
 			continue
 		}
 		if a, err = d.hub.Agent(ctx, a.Name, 0); err != nil { // lists are without addresses
-			d.failed("a2a card", "parley agents", err)
+			d.Failed("a2a card", "parley agents", err)
 			return
 		}
 		at := a.Addresses[bridge.Protocol]
@@ -49,26 +51,26 @@ func (d *doctor) a2aHub(ctx context.Context) {
 
 // a2aAddress checks the card of an agent elsewhere. The card is below the URL that is the agent's id; a running hub
 // gives the URL of the interface that it calls, which may be another one.
-func (d *doctor) a2aAddress(ctx context.Context, at wayPoint) {
-	base := at.address
-	if i, err := bridge.IdentityAt(at.id); err == nil {
+func (d *doctor) a2aAddress(ctx context.Context, at exam.WayPoint) {
+	base := at.Address
+	if i, err := bridge.IdentityAt(at.ID); err == nil {
 		base = i.URL
 	}
-	if originOf(at.address) != originOf(base) && d.reach(ctx, "the agent's card, which names this URL", at.address,
-		d.guard) == nil {
+	if originOf(at.Address) != originOf(base) && d.Reach(ctx, "the agent's card, which names this URL", at.Address,
+		d.Guard) == nil {
 		return
 	}
-	d.a2aCards(ctx, at.setting+", or remove the agent and add it again with --a2a URL", base, d.guard)
+	d.a2aCards(ctx, at.Setting+", or remove the agent and add it again with --a2a URL", base, d.Guard)
 }
 
 // a2aCards checks the way to an agent, and the card that clients of each version get.
 func (d *doctor) a2aCards(ctx context.Context, setting, base string, guard *netguard.Guard) {
-	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	ctx, cancel := context.WithTimeout(ctx, exam.Wait)
 	defer cancel()
-	if d.reach(ctx, setting, base, guard) == nil {
+	if d.Reach(ctx, setting, base, guard) == nil {
 		return
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.roots}, DisableKeepAlives: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.Roots}, DisableKeepAlives: true}
 	versions := map[string]bool{}
 	for _, version := range []string{bridge.V1, ""} {
 		asked := "A2A-Version " + version
@@ -77,27 +79,27 @@ func (d *doctor) a2aCards(ctx context.Context, setting, base string, guard *netg
 		}
 		card, raw, err := readA2ACard(ctx, transport, base, version)
 		if refused, ok := errors.AsType[*notACard](err); ok && refused.guarded && guard != nil {
-			d.skip("a2a card", "it wants credentials: the hub shows them, the doctor does not")
+			d.Skip("a2a card", "it wants credentials: the hub shows them, the doctor does not")
 			return
 		} else if ok {
-			d.failed("a2a card", setting, refused)
+			d.Failed("a2a card", setting, refused)
 			return
 		}
 		if err != nil {
-			d.failed("a2a card", setting, err)
+			d.Failed("a2a card", setting, err)
 			return
 		}
 		for _, v := range a2aVersions(card) {
 			versions[v] = true
 		}
-		d.ok("a2a card", "asked with %s: %s, %s, A2A %s, %s", asked, clean(card.Name), plural(len(card.Skills), "skill",
+		d.OK("a2a card", "asked with %s: %s, %s, A2A %s, %s", asked, clean(card.Name), plural(len(card.Skills), "skill",
 			"skills"), strings.Join(a2aVersions(card), " and "), a2aSigned(ctx, transport, base, raw))
 		if version == bridge.V1 {
 			d.a2aInterfaces(base, card)
 		}
 	}
 	if !versions[bridge.V1] && !versions[bridge.V03] {
-		d.failed("a2a version", "the agent needs a newer SDK", fmt.Errorf("its card lists no interface of %s or %s",
+		d.Failed("a2a version", "the agent needs a newer SDK", fmt.Errorf("its card lists no interface of %s or %s",
 			bridge.V1, bridge.V03))
 	}
 }
@@ -108,7 +110,7 @@ func (d *doctor) a2aInterfaces(base string, card *wire.AgentCard) {
 	origin := originOf(base)
 	for _, i := range card.SupportedInterfaces {
 		if i.ProtocolBinding != wire.TransportProtocolGRPC && originOf(i.URL) != origin {
-			d.warn("a2a interface", "", "%s is at another origin than the card: credentials are not shown there", clean(i.URL))
+			d.Warn("a2a interface", "", "%s is at another origin than the card: credentials are not shown there", clean(i.URL))
 		}
 	}
 }

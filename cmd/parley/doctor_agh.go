@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley/agh"
@@ -34,42 +36,42 @@ func aghSkew(*node.Config) time.Duration { return agh.DefaultReplayAge }
 // aghHub checks the servers of agh.url.
 func (d *doctor) aghHub(ctx context.Context) {
 	for _, s := range aghnats.Servers(d.c.AGH.URL) {
-		ctx, cancel := context.WithTimeout(ctx, doctorWait)
-		d.aghAddress(ctx, wayPoint{address: s.Shown})
+		ctx, cancel := context.WithTimeout(ctx, exam.Wait)
+		d.aghAddress(ctx, exam.WayPoint{Address: s.Shown})
 		cancel()
 	}
 }
 
 // aghAddress checks a server of agh.url: the network to it, and that it takes the credentials. The hub asks no address
 // guard about it: the operator named it.
-func (d *doctor) aghAddress(ctx context.Context, at wayPoint) {
-	server := at.address
+func (d *doctor) aghAddress(ctx context.Context, at exam.WayPoint) {
+	server := at.Address
 	for _, s := range aghnats.Servers(d.c.AGH.URL) {
-		if s.Shown == at.address {
+		if s.Shown == at.Address {
 			server = s.URL // with the user and the password
 		}
 	}
-	if d.reach(ctx, "agh.url", at.address, nil) == nil {
+	if d.Reach(ctx, "agh.url", at.Address, nil) == nil {
 		return
 	}
-	options := []nats.Option{nats.Name("parley doctor"), nats.Timeout(doctorWait), nats.IgnoreDiscoveredServers()}
+	options := []nats.Option{nats.Name("parley doctor"), nats.Timeout(exam.Wait), nats.IgnoreDiscoveredServers()}
 	if d.c.AGH.Credentials != "" {
 		options = append(options, nats.UserCredentials(d.c.AGH.Credentials))
 	}
 	nc, err := nats.Connect(server, options...)
 	switch {
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
-		d.failed("credentials", "agh.credentials, or the user in agh.url", err)
+		d.Failed("credentials", "agh.credentials, or the user in agh.url", err)
 		return
 	case err != nil:
-		d.failed("credentials", "agh.url and agh.credentials", err)
+		d.Failed("credentials", "agh.url and agh.credentials", err)
 		return
 	}
 	defer nc.Close()
 	took, err := nc.RTT()
 	if err != nil {
-		d.failed("ping", "see the log of the NATS server", err)
+		d.Failed("ping", "see the log of the NATS server", err)
 		return
 	}
-	d.ok("credentials", "%s accepts them, and answered a ping in %s", at.address, took.Round(10*time.Microsecond))
+	d.OK("credentials", "%s accepts them, and answered a ping in %s", at.Address, took.Round(10*time.Microsecond))
 }

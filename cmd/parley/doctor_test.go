@@ -12,29 +12,32 @@ import (
 	"testing"
 	"time"
 
+	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
 
 // line gives the doctor's line about a check.
-func (d *doctor) line(check string) finding {
-	for _, f := range d.out {
+func (d *doctor) line(check string) admin.DoctorStep {
+	for _, f := range d.Steps {
 		if f.Check == check {
 			return f
 		}
 	}
-	return finding{}
+	return admin.DoctorStep{}
 }
 
-// newDoctor makes a doctor that has made no check yet.
-func newDoctor(t *testing.T, c node.Config) *doctor {
+// testDoctor makes a doctor that has made no check yet.
+func testDoctor(t *testing.T, c node.Config) *doctor {
 	t.Helper()
 	g, err := guardOf(&c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &doctor{a: &app{out: &bytes.Buffer{}, errs: &bytes.Buffer{}}, now: time.Now, c: c, guard: g}
+	d := newDoctor(&app{out: &bytes.Buffer{}, errs: &bytes.Buffer{}}, false)
+	d.c, d.Guard = c, g
+	return d
 }
 
 // TestDoctorClockSkew: the peer's Date header shows the difference of clocks.
@@ -48,9 +51,9 @@ func TestDoctorClockSkew(t *testing.T) {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Date", now.Add(c.off).Format(http.TimeFormat))
 		}))
-		d := newDoctor(t, node.Config{})
-		d.now = func() time.Time { return now }
-		d.card(context.Background(), "url", s.URL, nil)
+		d := testDoctor(t, node.Config{})
+		d.Now = func() time.Time { return now }
+		d.SAMVADCard(context.Background(), "url", s.URL, nil)
 		s.Close()
 		if f := d.line("clock skew"); f.State != c.want || c.want == "failed" && !strings.Contains(f.Fix, "set-ntp") ||
 			!strings.Contains(f.Detail, "from 60 s on") {
@@ -64,15 +67,15 @@ func TestDoctorTLS(t *testing.T) {
 	s := httptest.NewTLSServer(http.NotFoundHandler())
 	defer s.Close()
 	s.Config.ErrorLog = nil
-	d := newDoctor(t, node.Config{})
-	d.reach(context.Background(), "url", s.URL, nil)
+	d := testDoctor(t, node.Config{})
+	d.Reach(context.Background(), "url", s.URL, nil)
 	if f := d.line("TLS"); f.State != "failed" || !strings.HasPrefix(f.Fix, "tls.ca") {
 		t.Errorf("%+v", f)
 	}
-	d = newDoctor(t, node.Config{})
-	d.roots = x509.NewCertPool()
-	d.roots.AddCert(s.Certificate())
-	d.card(context.Background(), "url", s.URL, nil)
+	d = testDoctor(t, node.Config{})
+	d.Roots = x509.NewCertPool()
+	d.Roots.AddCert(s.Certificate())
+	d.SAMVADCard(context.Background(), "url", s.URL, nil)
 	if f := d.line("TLS"); f.State != "ok" {
 		t.Errorf("%+v", f)
 	}
@@ -83,7 +86,7 @@ func TestDoctorTLS(t *testing.T) {
 
 // TestDoctorSteppedClock: the doctor notices a clock that is set during its check.
 func TestDoctorSteppedClock(t *testing.T) {
-	d := newDoctor(t, node.Config{})
+	d := testDoctor(t, node.Config{})
 	start := time.Now()
 	d.clock(start, start.Round(0).Add(-time.Hour))
 	if f := d.line("clock"); f.State != "failed" {
@@ -96,9 +99,9 @@ func TestDoctorSteppedClock(t *testing.T) {
 func TestDoctorOfACluster(t *testing.T) {
 	var c node.Config
 	c.Engine.URL = "nats://127.0.0.1:4222"
-	d := newDoctor(t, c)
-	d.info.SAMVAD.Identity = "agent://hub.test"
-	d.roundTrip(t.Context(), "museum", "https://museum.test", &samvad.Card{ID: "agent://museum.test"})
+	d := testDoctor(t, c)
+	d.Info.SAMVAD.Identity = "agent://hub.test"
+	d.RoundTrip(t.Context(), "museum", "https://museum.test", &samvad.Card{ID: "agent://museum.test"})
 	f := d.line("signed round trip")
 	if f.State != "skipped" || !strings.Contains(f.Detail, "only the hubs of a cluster") ||
 		!strings.Contains(f.Detail, "parley send") {
@@ -109,15 +112,15 @@ func TestDoctorOfACluster(t *testing.T) {
 func TestDoctorPortsAndDisk(t *testing.T) {
 	s := httptest.NewServer(http.NotFoundHandler())
 	defer s.Close()
-	d := newDoctor(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"),
+	d := testDoctor(t, node.Config{Data: filepath.Join(t.TempDir(), "not", "there"),
 		Listen: node.Listen{HTTP: s.Listener.Addr().String(), Admin: "127.0.0.1:0"},
 		Engine: node.Engine{MinFree: "900000GiB"}})
 	d.ports()
 	d.disk()
-	if f := d.out[0]; f.State != "failed" || !strings.HasPrefix(f.Fix, "listen.http") {
+	if f := d.Steps[0]; f.State != "failed" || !strings.HasPrefix(f.Fix, "listen.http") {
 		t.Errorf("%+v", f)
 	}
-	if f := d.out[1]; f.State != "ok" || !strings.Contains(f.Detail, "listen.admin") {
+	if f := d.Steps[1]; f.State != "ok" || !strings.Contains(f.Detail, "listen.admin") {
 		t.Errorf("%+v", f)
 	}
 	if f := d.line("disk"); f.State != "failed" || !strings.Contains(f.Fix, "engine.min_free") {

@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"strings"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/spf13/cobra"
 
@@ -175,7 +177,7 @@ const (
 
 // lookAtMCP opens a session, and lists the tools. It calls none.
 func lookAtMCP(ctx context.Context, at string, transport http.RoundTripper) (*mcpLook, error) {
-	ctx, cancel := context.WithTimeout(ctx, doctorWait)
+	ctx, cancel := context.WithTimeout(ctx, exam.Wait)
 	defer cancel()
 	session, shown, err := openMCP(ctx, at, transport, "", nil)
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
@@ -35,7 +37,7 @@ type protocol struct {
 	// checkHub is `doctor`'s check of the hub, and checkAddress that of an address which the hub calls to reach an
 	// agent; nil: only the network is checked.
 	checkHub     func(*doctor, context.Context)
-	checkAddress func(*doctor, context.Context, wayPoint)
+	checkAddress func(*doctor, context.Context, exam.WayPoint)
 	// way gives the way to an agent of the configuration, for `doctor` while no hub runs; nil: the agent has no table.
 	way func(*node.Config, *node.Agent) *hub.Way
 	// address is the part of a table agents.NAME that holds an agent's address; enable are the settings that switch the

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley"
@@ -62,7 +64,7 @@ var samvadProtocol = protocol{
 	},
 	checkID:        samvadID,
 	checkHub:       (*doctor).samvadHub,
-	checkAddress:   (*doctor).samvadAddress,
+	checkAddress:   func(d *doctor, ctx context.Context, at exam.WayPoint) { d.SAMVADAddress(ctx, at) },
 	way:            samvadWay,
 	address:        "samvad.url",
 	skew:           samvadSkew,

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	exam "github.com/parley-hub/parley/internal/doctor"
+
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
@@ -35,7 +37,7 @@ var uagentsProtocol = protocol{
 			}
 		},
 	},
-	checkAddress:   (*doctor).uagentsAddress,
+	checkAddress:   func(d *doctor, ctx context.Context, at exam.WayPoint) { d.UAgentsAddress(ctx, at) },
 	way:            uagentsWay,
 	address:        "uagents.endpoint",
 	skew:           uagentsSkew,
