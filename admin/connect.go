@@ -6,10 +6,10 @@ import (
 	"github.com/parley-hub/parley/hub"
 )
 
-// A DoctorStep is one check of the way to an agent, and how long it took.
+// A DoctorStep is one check of the way to an agent, and the microseconds since the one before.
 type DoctorStep struct {
 	hub.Finding
-	Took time.Duration `json:"tookNs,omitzero,format:nano"`
+	Micros int64 `json:"micros,omitzero"`
 }
 
 // A ConnectRequest asks the hub to connect an agent. The hub reads the rest of what it needs from the agent's card. For
@@ -50,8 +50,8 @@ type Checklist struct {
 type ConnectStep struct {
 	Step   ConnectStepName `json:"step"`
 	State  StepState       `json:"state"`
-	Time   time.Time       `json:"time,omitzero"`               // when it turned to this state
-	Took   time.Duration   `json:"tookNs,omitzero,format:nano"` // of the work for it
+	Time   time.Time       `json:"time,omitzero"`   // when it turned to this state
+	Micros int64           `json:"micros,omitzero"` // microseconds of the work for it
 	Detail string          `json:"detail,omitzero"`
 	Fix    string          `json:"fix,omitzero"` // the setting or command that mends a failed step
 	Ref    string          `json:"ref,omitzero"` // of the refusal that is the reason

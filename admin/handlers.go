@@ -31,6 +31,7 @@ func table() map[string]methods {
 			"DELETE": {Administer, deleteAgent}},
 		"/v1/agents/{name}/state":    {"GET": {Observe, getAgentState}},
 		"/v1/agents/{name}/ways":     {"GET": {Observe, getWays}},
+		"/v1/agents/{name}/doctor":   {"POST": {Operate, postDoctor}},
 		"/v1/agents/{name}/delivery": {"POST": {Administer, changeAgent((*Admin).SetDelivery)}},
 		"/v1/agents/{name}/pause":    {"POST": {Operate, pause(true)}},
 		"/v1/agents/{name}/resume":   {"POST": {Operate, pause(false)}},

@@ -17,6 +17,8 @@ import (
 type Workbench struct {
 	// Inspect explains the pasted Input of an inspection; the time is set. It sends and keeps nothing.
 	Inspect func(context.Context, Inspection) (*Inspected, error)
+	// Doctor checks the ways to an agent of the directory, on behalf of an operator.
+	Doctor func(ctx context.Context, by Actor, agent string) []DoctorStep
 }
 
 // An Inspection is a message to explain: pasted, or recorded. Nothing of it is sent or kept.

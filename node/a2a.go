@@ -54,6 +54,7 @@ var a2aProtocol = Protocol{
 	},
 	Assurance: parley.Session, // A2A has no signatures; a token or a certificate proves the session
 	HubAgent:  true,
+	Address:   "a2a.url",
 	Open:      openA2A,
 }
 

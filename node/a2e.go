@@ -41,6 +41,7 @@ var a2eProtocol = Protocol{
 		t.Line("a2e.token_file", strings.ReplaceAll(a.Name, "/", "-")+".token")
 	},
 	Assurance: parley.Session, // A2E has no signatures; a token proves the session
+	Address:   "a2e.url",
 	Open:      openA2E,
 }
 

@@ -7,10 +7,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/agh"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
 	bridge "github.com/parley-hub/parley/bridge/agh"
@@ -31,7 +33,9 @@ var aghProtocol = Protocol{
 			t.Line("agh.peer", i.ID[at+1:])
 		}
 	},
-	Open: openAGH,
+	Enable: "listen.agh, or agh.url",
+	Skew:   func(*Config) time.Duration { return agh.DefaultReplayAge },
+	Open:   openAGH,
 }
 
 // AGH configures the peers of AGH Network, and the workspaces in which agents appear to

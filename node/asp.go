@@ -6,9 +6,11 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/asp"
 	protocol "github.com/parley-hub/parley/asp"
 	bridge "github.com/parley-hub/parley/bridge/asp"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
@@ -52,6 +54,8 @@ var aspProtocol = Protocol{
 			strings.ReplaceAll(a.Name, "/", "-"))
 	},
 	HubAgent: true,
+	Enable:   "asp.off = false",
+	Skew:     func(*Config) time.Duration { return asp.MaxSkew },
 	Open:     openASP,
 }
 

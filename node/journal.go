@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/disk"
 	"github.com/parley-hub/parley/journal"

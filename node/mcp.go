@@ -46,6 +46,7 @@ var mcpProtocol = Protocol{
 		}
 	},
 	Assurance: parley.Session, // MCP has no signatures; a token or a certificate proves the session
+	Address:   "mcp.url",
 	Open:      openMCP,
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -42,6 +44,12 @@ type Protocol struct {
 
 	// Export writes an identity of an agent, as its table of the protocol has it.
 	Export func(t *AgentText, a *admin.Agent, i admin.Identity)
+
+	// Skew is the difference of clocks from which on messages are refused; nil: clocks do not matter.
+	Skew func(*Config) time.Duration
+	// Address is the part of an agent's table that holds its address: "samvad.url"; "" for none. Enable are the settings
+	// that switch the protocol on, if it can be off.
+	Address, Enable string
 
 	// Assurance is the least assurance of messages while policy.assurance is not set; 0: signed.
 	Assurance parley.Assurance
@@ -149,4 +157,20 @@ func bindingOf[T any](n *Node) (b T) {
 		}
 	}
 	return b
+}
+
+// ProtocolNamed gives a protocol of the list; for another name one with nothing but the name.
+func ProtocolNamed(name string) *Protocol {
+	if i := slices.IndexFunc(Protocols, func(p *Protocol) bool { return p.Name == name }); i >= 0 {
+		return Protocols[i]
+	}
+	return &Protocol{Name: name}
+}
+
+// ClockLimit is the difference of clocks from which on messages are refused; 0: clocks do not matter.
+func (p *Protocol) ClockLimit(c *Config) time.Duration {
+	if p.Skew == nil {
+		return 0
+	}
+	return p.Skew(c)
 }

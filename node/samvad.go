@@ -1,15 +1,18 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/keyring"
+	"github.com/parley-hub/parley/samvad"
 )
 
 var samvadProtocol = Protocol{
@@ -57,6 +60,8 @@ var samvadProtocol = Protocol{
 		}
 	},
 	HubAgent: true,
+	Address:  "samvad.url",
+	Skew:     samvadSkew,
 	Open:     openSAMVAD,
 }
 
@@ -188,4 +193,10 @@ func (s *SAMVADAgent) credentials() (c bridge.Credentials, err error) {
 	}
 	c.Token = string(b)
 	return c, nil
+}
+
+// samvadSkew is the difference of clocks from which on the hub or the agent refuses messages: those of the one that is
+// ahead lie in the future for the other.
+func samvadSkew(c *Config) time.Duration {
+	return min(cmp.Or(c.SAMVAD.Window.Duration, samvad.DefaultWindow), samvad.DefaultSkew)
 }

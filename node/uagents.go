@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"time"
 
 	"github.com/parley-hub/parley/admin"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
 	bridge "github.com/parley-hub/parley/bridge/uagents"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/uagents"
 )
 
 var uagentsProtocol = Protocol{
@@ -29,6 +31,8 @@ var uagentsProtocol = Protocol{
 		}
 	},
 	HubAgent: true,
+	Address:  "uagents.endpoint",
+	Skew:     uagentsSkew,
 	Open:     openUAgents,
 }
 
@@ -106,3 +110,6 @@ func (n *Node) direct(name string) bool {
 	}
 	return c.UAgents.Direct
 }
+
+// uagentsSkew: the token with which an agent reads its mailbox is the strictest about clocks.
+func uagentsSkew(*Config) time.Duration { return uagents.DefaultSkew }

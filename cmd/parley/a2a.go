@@ -67,7 +67,6 @@ var a2aProtocol = protocol{
 	checkHub:     (*doctor).a2aHub,
 	checkAddress: (*doctor).a2aAddress,
 	way:          a2aWay,
-	address:      "a2a.url",
 	sendFlags: func(c *cobra.Command, s *sending) {
 		f := c.Flags()
 		f.StringArrayVar(&s.files, "file", nil, "with --protocol a2a: file to send with the message (more than once for "+

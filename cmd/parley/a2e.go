@@ -49,7 +49,6 @@ var a2eProtocol = protocol{
 	unsigned:     "A2E messages have no signatures: the session's token answers for them",
 	checkAddress: (*doctor).a2eAddress,
 	way:          a2eWay,
-	address:      "a2e.url",
 	send:         (*app).sendA2E,
 	demo:         (*demo).a2eScenes,
 	command:      (*app).a2eCommand,

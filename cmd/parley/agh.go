@@ -53,8 +53,6 @@ var aghProtocol = protocol{
 	checkHub:       (*doctor).aghHub,
 	checkAddress:   (*doctor).aghAddress,
 	way:            aghWay,
-	enable:         "listen.agh, or agh.url",
-	skew:           aghSkew,
 	keyless:        true, // a handle names its key
 	verifyExported: (*signatureChecks).agh,
 	send:           (*app).sendAGH,

@@ -41,8 +41,6 @@ var aspProtocol = protocol{
 		},
 	},
 	way:            aspWay,
-	enable:         "asp.off = false",
-	skew:           func(*node.Config) time.Duration { return asp.MaxSkew },
 	verifyExported: (*signatureChecks).asp,
 	sendFlags: func(c *cobra.Command, s *sending) {
 		c.Flags().StringVar(&s.export, "export", "", "with --protocol asp: file to write the session's transcript to")

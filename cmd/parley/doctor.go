@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -28,7 +27,7 @@ import (
 )
 
 func (a *app) doctorCommand() *cobra.Command {
-	var noSend bool
+	var noSend, atHub bool
 	c := &cobra.Command{
 		Use:   "doctor [AGENT]",
 		Short: "Check the hub, or the way to one agent, and show how to fix problems",
@@ -47,18 +46,35 @@ that answers so has accepted the hub's signature. In a cluster only the hubs hav
 keys, so the request is skipped. While "parley keys rotate" replaces the hub's SAMVAD key, each
 SAMVAD agent gets such a request signed with the new key; agents that do not accept it fail.
 
+With --hub the running hub checks the ways to the agent, from where it is and with its own
+keys, also in a cluster.
+
 Run it on the hub's machine, as the hub's user. Each failed line names the setting or
 command that fixes it. A warning tells of what may be meant, such as an agent that is not
 started. The exit code is 0 if nothing failed, else 1; warnings do not count.`,
-		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --json",
+		Example: "  parley doctor\n  parley doctor museum\n  parley doctor --hub museum\n  parley doctor --json",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d := newDoctor(a, noSend)
+			switch {
+			case atHub && (len(args) == 0 || noSend):
+				return usage("--hub is for the ways to one agent, with the signed request: parley doctor --hub AGENT")
+			case atHub:
+				hub, err := a.hub()
+				if err == nil {
+					d.Steps, err = hub.Doctor(cmd.Context(), args[0])
+				}
+				if err != nil {
+					return a.hubError(err, "`parley agents` lists them")
+				}
+				return d.report()
+			}
 			d.examine(cmd.Context(), argument(args))
 			return d.report()
 		},
 	}
 	c.Flags().BoolVar(&noSend, "no-send", false, "skip the signed request")
+	c.Flags().BoolVar(&atHub, "hub", false, "let the running hub check the ways to the agent")
 	return c
 }
 
@@ -73,15 +89,9 @@ type doctor struct {
 func newDoctor(a *app, noSend bool) *doctor {
 	d := &doctor{a: a, Doctor: exam.Doctor{Now: time.Now, NoSend: noSend}}
 	d.Enrolled, d.Signers = d.enrolled, d.signers
-	named := func(name string) *protocol { return cmp.Or(protocolNamed(name), &protocol{}) }
-	d.Setting = func(name string) string { return named(name).address }
-	d.Enable = func(name string) string { return named(name).enable }
-	d.Skew = func(name string) time.Duration {
-		if skew := named(name).skew; skew != nil {
-			return skew(&d.c)
-		}
-		return 0
-	}
+	d.Setting = func(name string) string { return node.ProtocolNamed(name).Address }
+	d.Enable = func(name string) string { return node.ProtocolNamed(name).Enable }
+	d.Skew = func(name string) time.Duration { return node.ProtocolNamed(name).ClockLimit(&d.c) }
 	d.Address = map[string]func(context.Context, exam.WayPoint){}
 	for _, p := range protocols {
 		if p.checkAddress != nil {
@@ -334,13 +344,13 @@ func (d *doctor) guests() {
 }
 
 // strictest gives the protocol that forgives the least difference of clocks.
-func (d *doctor) strictest() (out *protocol, limit time.Duration) {
-	for _, p := range protocols {
-		if p.skew != nil && (out == nil || p.skew(&d.c) < limit) {
-			out, limit = p, p.skew(&d.c)
+func (d *doctor) strictest() (name string, limit time.Duration) {
+	for _, p := range node.Protocols {
+		if p.Skew != nil && (name == "" || p.Skew(&d.c) < limit) {
+			name, limit = p.Name, p.Skew(&d.c)
 		}
 	}
-	return out, limit
+	return name, limit
 }
 
 // clock checks this machine's clock; [doctor.skew] compares it with an agent's.
@@ -360,10 +370,10 @@ func (d *doctor) clock(start, wall time.Time) {
 		}
 	}
 	if d.hub != nil {
-		p, limit := d.strictest()
+		name, limit := d.strictest()
 		if skew := d.Info.Now.Sub(start); skew.Abs() > limit {
 			d.Failed("clock", "set the clock of the hub's machine or of this one: timedatectl set-ntp true",
-				fmt.Errorf("the hub's clock is off by %s; %s forgives %g s", skew.Round(time.Second), p.name, limit.Seconds()))
+				fmt.Errorf("the hub's clock is off by %s; %s forgives %g s", skew.Round(time.Second), name, limit.Seconds()))
 			return
 		}
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
 	bridge "github.com/parley-hub/parley/bridge/agh"
 	"github.com/parley-hub/parley/hub"
@@ -30,8 +29,6 @@ func aghWay(c *node.Config, a *node.Agent) *hub.Way {
 	}
 	return w
 }
-
-func aghSkew(*node.Config) time.Duration { return agh.DefaultReplayAge }
 
 // aghHub checks the servers of agh.url.
 func (d *doctor) aghHub(ctx context.Context) {

@@ -1,13 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
 	"net/url"
 	"slices"
-	"time"
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
@@ -59,12 +57,6 @@ func samvadWay(_ *node.Config, a *node.Agent) *hub.Way {
 		return &hub.Way{ID: a.SAMVAD.ID, How: "it calls the hub; the hub cannot call it"}
 	}
 	return &hub.Way{ID: a.SAMVAD.ID, How: "the hub calls it", Addresses: []string{a.SAMVAD.URL}}
-}
-
-// samvadSkew is the difference of clocks from which on the hub or the agent refuses messages: those of the one that is
-// ahead lie in the future for the other.
-func samvadSkew(c *node.Config) time.Duration {
-	return min(cmp.Or(c.SAMVAD.Window.Duration, samvad.DefaultWindow), samvad.DefaultSkew)
 }
 
 // hubKeys opens the keyring for a check, and gives the identity as which the hub signs.

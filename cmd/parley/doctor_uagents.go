@@ -1,11 +1,8 @@
 package main
 
 import (
-	"time"
-
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
-	"github.com/parley-hub/parley/uagents"
 )
 
 // uagentsWay is the way to an agent with a table of uAgents.
@@ -18,6 +15,3 @@ func uagentsWay(_ *node.Config, a *node.Agent) *hub.Way {
 	}
 	return &hub.Way{ID: a.UAgents.Address, How: "the hub calls its endpoint", Addresses: []string{a.UAgents.Endpoint}}
 }
-
-// uagentsSkew: the token with which an agent reads its mailbox is the strictest about clocks.
-func uagentsSkew(*node.Config) time.Duration { return uagents.DefaultSkew }

@@ -54,7 +54,6 @@ var mcpProtocol = protocol{
 	checkHub:     (*doctor).mcpHub,
 	checkAddress: (*doctor).mcpAddress,
 	way:          mcpWay,
-	address:      "mcp.url",
 	send:         (*app).sendMCP,
 	bench:        (*app).benchMCPCommand,
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	exam "github.com/parley-hub/parley/internal/doctor"
 
@@ -40,12 +39,6 @@ type protocol struct {
 	checkAddress func(*doctor, context.Context, exam.WayPoint)
 	// way gives the way to an agent of the configuration, for `doctor` while no hub runs; nil: the agent has no table.
 	way func(*node.Config, *node.Agent) *hub.Way
-	// address is the part of a table agents.NAME that holds an agent's address; enable are the settings that switch the
-	// protocol on, if it can be off.
-	address, enable string
-	// skew is the difference of clocks from which on messages are refused; nil: clocks do not matter.
-	skew func(*node.Config) time.Duration
-
 	// verifyExported verifies a message of an export with the keys in it. A reason says why it cannot be verified.
 	verifyExported func(v *signatureChecks, ctx context.Context, m *admin.ExportMessage, base string) (reason string,
 		err error)

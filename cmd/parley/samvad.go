@@ -66,8 +66,6 @@ var samvadProtocol = protocol{
 	checkHub:       (*doctor).samvadHub,
 	checkAddress:   func(d *doctor, ctx context.Context, at exam.WayPoint) { d.SAMVADAddress(ctx, at) },
 	way:            samvadWay,
-	address:        "samvad.url",
-	skew:           samvadSkew,
 	verifyExported: (*signatureChecks).samvad,
 	attested:       tokenReplaced,
 	send:           (*app).sendSAMVAD,

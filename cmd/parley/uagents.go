@@ -39,8 +39,6 @@ var uagentsProtocol = protocol{
 	},
 	checkAddress:   func(d *doctor, ctx context.Context, at exam.WayPoint) { d.UAgentsAddress(ctx, at) },
 	way:            uagentsWay,
-	address:        "uagents.endpoint",
-	skew:           uagentsSkew,
 	keyless:        true, // a uAgent's address is its key
 	verifyExported: (*signatureChecks).uagents,
 	send:           (*app).sendUAgents,

@@ -64,7 +64,7 @@ func (d *Doctor) note(f hub.Finding) {
 	if d.last.IsZero() {
 		d.last = now
 	}
-	d.Steps = append(d.Steps, admin.DoctorStep{Finding: f, Took: now.Sub(d.last)})
+	d.Steps = append(d.Steps, admin.DoctorStep{Finding: f, Micros: now.Sub(d.last).Microseconds()})
 	d.last = now
 }
 

@@ -116,3 +116,8 @@ func prefixFor(a netip.Addr) string {
 	}
 	return netip.PrefixFrom(a, a.BitLen()).String()
 }
+
+// NATSAddress checks the network to a NATS server. No guard is asked about it: the operator named it.
+func (d *Doctor) NATSAddress(ctx context.Context, at WayPoint) {
+	d.Reach(ctx, "agh.url", at.Address, nil)
+}
