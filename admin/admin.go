@@ -102,6 +102,8 @@ type Admin struct {
 	seen        map[string]Seen // by agent of the directory
 	seenChanged chan struct{}   // closed and replaced when an agent is seen
 	unread      map[string]*unread
+
+	checks checklists
 }
 
 // maxWait is how long a caller may wait for an inbox or an agent, at most.
@@ -118,7 +120,8 @@ func New(c Config) (*Admin, error) {
 		c.Now = time.Now
 	}
 	a := &Admin{c: c, waiters: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
-		seenChanged: make(chan struct{}), unread: map[string]*unread{}}
+		seenChanged: make(chan struct{}), unread: map[string]*unread{}, checks: checklists{every: checklistEvery,
+			of: map[string]*checklist{}, changed: make(chan struct{})}}
 	var err error
 	if a.audit, err = openAudit(context.Background(), c.Hub.Journal().State("audit"), c.Audit); err != nil {
 		return nil, err
@@ -161,6 +164,13 @@ func (a *Admin) recorded(r *journal.Record) {
 	if _, ok := a.c.Hub.Directory().Agent(m.From); !ok {
 		return
 	}
+	a.note(r)
+	a.checks.recorded(r)
+}
+
+// note keeps the last message of an agent.
+func (a *Admin) note(r *journal.Record) {
+	m := r.Message
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.seen[m.From] = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol,
@@ -177,6 +187,9 @@ func (a *Admin) changed(c directory.Change) {
 	}
 	if c.Old == nil {
 		return
+	}
+	if c.New == nil {
+		a.checks.removed(c.Old.Name)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -1,6 +1,9 @@
 package admin
 
-import "context"
+import (
+	"context"
+	"net/url"
+)
 
 // Inspect explains a message that is pasted, or recorded.
 func (c *Client) Inspect(ctx context.Context, i Inspection) (Inspected, error) {
@@ -14,4 +17,19 @@ func (c *Client) Doctor(ctx context.Context, name string) ([]DoctorStep, error) 
 	}
 	err := c.do(ctx, "POST", agentPath(name, "/doctor"), nil, nil, &v)
 	return v.Steps, err
+}
+
+// Connect adds an agent, and lets the hub work on its checklist.
+func (c *Client) Connect(ctx context.Context, n NewAgent) (Checklist, error) {
+	return fetch[Checklist](c, ctx, "POST", "/checklists", nil, n)
+}
+
+// Checklists lists the checklists of agents that are being connected, the newest first.
+func (c *Client) Checklists(ctx context.Context) ([]Checklist, error) {
+	return fetchList[Checklist](c, ctx, "/checklists", nil, "checklists")
+}
+
+// Checklist says how far an agent is connected.
+func (c *Client) Checklist(ctx context.Context, name string) (Checklist, error) {
+	return fetch[Checklist](c, ctx, "GET", "/checklists/"+url.PathEscape(name), nil, nil)
 }

@@ -12,27 +12,8 @@ type DoctorStep struct {
 	Micros int64 `json:"micros,omitzero"`
 }
 
-// A ConnectRequest asks the hub to connect an agent. The hub reads the rest of what it needs from the agent's card. For
-// example Protocol "samvad", Address "https://museum.corp", Name "museum".
-type ConnectRequest struct {
-	Protocol string `json:"protocol"`
-	Name     string `json:"name"` // in the directory
-	// Address says where the agent is, as the flag of `parley agents add` does: of SAMVAD, A2A and MCP the URL (or
-	// "new": it only calls), of MCP also "attached"; of A2E "new" or the host's URL; of uAgents agent1q…; of AGH
-	// WORKSPACE/PEER; of ASP nothing: Card says it.
-	Address  string `json:"address,omitzero"`
-	ID       string `json:"id,omitzero"`       // SAMVAD: its identity, if not that of its card
-	Endpoint string `json:"endpoint,omitzero"` // uAgents: where it takes envelopes
-	Key      string `json:"key,omitzero"`      // SAMVAD: its public key, base64
-	KeyID    string `json:"keyId,omitzero"`
-	Card     []byte `json:"card,omitzero"` // ASP: its card
-
-	Title       string   `json:"title,omitzero"`
-	Expose      []string `json:"expose,omitzero"`
-	Credentials Secret   `json:"credentials,omitzero"` // A2A and MCP: what the hub shows to it
-}
-
-// A Checklist says how far an agent is connected. The hub works on it by itself; readers only look.
+// A Checklist says how far an agent is connected. The hub works on it by itself; readers only look. Details are texts of
+// the hub and of findings, without content of messages.
 type Checklist struct {
 	Agent    string        `json:"agent"`
 	Protocol string        `json:"protocol"`
@@ -40,10 +21,6 @@ type Checklist struct {
 	Begun    time.Time     `json:"begun"`
 	Ends     time.Time     `json:"ends"`  // when the hub gives up waiting, or did, or when all was done
 	Steps    []ConnectStep `json:"steps"` // the seven, in order
-
-	Command string    `json:"command,omitzero"` // of a terminal that does the same
-	Paste   []Snippet `json:"paste,omitzero"`   // lines for the agent's side
-	Notes   []string  `json:"notes,omitzero"`   // what the operator should know
 }
 
 // A ConnectStep is one step of a [Checklist].
@@ -82,10 +59,3 @@ const (
 	StepNotNeeded StepState = "not needed"
 	StepGaveUp    StepState = "gave up" // the hub no longer waits
 )
-
-// A Snippet is a text to enter at an agent's side.
-type Snippet struct {
-	Title    string `json:"title"`    // why: "so that the agent accepts what the hub sends"
-	Language string `json:"language"` // "Python", "shell"
-	Text     string `json:"text"`
-}

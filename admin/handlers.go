@@ -59,6 +59,10 @@ func table() map[string]methods {
 		"/v1/conversations/{id}/trace":   {"GET": {Observe, getTrace}},
 		"/v1/conversations/{id}/refused": {"GET": {Observe, getRefusalsAround}},
 		"/v1/inspect":                    {"POST": {Observe, change((*Admin).Inspect)}},
+		"/v1/checklists": {"GET": {Observe, list("checklists", (*Admin).Checklists)},
+			"POST": {Administer, create((*Admin).Connect)}},
+		"/v1/checklists/{name}": {"GET": {Observe, getChecklist}},
+		"/v1/inspect":           {"POST": {Observe, change((*Admin).Inspect)}},
 
 		"/v1/dead":            {"GET": {Observe, getDead}},
 		"/v1/dead/retry":      {"POST": {Operate, change((*Admin).RetryAll)}},
