@@ -12,8 +12,8 @@ type DoctorStep struct {
 	Micros int64 `json:"micros,omitzero"`
 }
 
-// A Checklist says how far an agent is connected. The hub works on it by itself; readers only look. Details are texts of
-// the hub and of findings, without content of messages.
+// A Checklist says how far an agent is connected. The hub works on it by itself; readers only look. Details are
+// texts of the hub and of findings, without content of messages.
 type Checklist struct {
 	Agent    string        `json:"agent"`
 	Protocol string        `json:"protocol"`

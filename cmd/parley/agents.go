@@ -92,7 +92,7 @@ of the following one.`,
 		list.RunE, list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
 		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
-		expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
+		a.agentsChecklist(), expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
 }
 
 func (a *app) agentsList(ctx context.Context, client *admin.Client, f admin.AgentFilter) error {
@@ -429,7 +429,14 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 		}
 		n.Identities = append(n.Identities, id)
 	}
-	if out.Agent, err = hub.AddAgent(ctx, n); err != nil {
+	if s.wait > 0 { // the hub then works on its checklist
+		if _, err = hub.Connect(ctx, n); err == nil {
+			out.Agent, err = hub.Agent(ctx, name, 0)
+		}
+	} else {
+		out.Agent, err = hub.AddAgent(ctx, n)
+	}
+	if err != nil {
 		return err
 	}
 	for i, w := range s.ways {
