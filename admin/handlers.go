@@ -58,7 +58,6 @@ func table() map[string]methods {
 		"/v1/watch":                      {"GET": {Observe, getWatch}},
 		"/v1/conversations/{id}/trace":   {"GET": {Observe, getTrace}},
 		"/v1/conversations/{id}/refused": {"GET": {Observe, getRefusalsAround}},
-		"/v1/inspect":                    {"POST": {Observe, change((*Admin).Inspect)}},
 		"/v1/checklists": {"GET": {Observe, list("checklists", (*Admin).Checklists)},
 			"POST": {Administer, create((*Admin).Connect)}},
 		"/v1/checklists/{name}": {"GET": {Observe, getChecklist}},
