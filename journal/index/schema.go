@@ -4,7 +4,7 @@ import "github.com/parley-hub/parley"
 
 // version is the version of the schema and of the data in it. A file of another
 // version is thrown away.
-const version = "10"
+const version = "11"
 
 // The key n of a message is its time in microseconds, made to grow within its
 // partition, times 256, plus the partition. It follows from the log alone, so that
@@ -51,7 +51,7 @@ CREATE TABLE conversations (
 CREATE INDEX conversations_last ON conversations (last);
 CREATE INDEX conversations_failed ON conversations (last) WHERE failed > 0;
 CREATE INDEX conversations_open ON conversations (last) WHERE open > 0;
-CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
+` + mendedSchema + `CREATE TRIGGER message_removed AFTER DELETE ON messages BEGIN
 	DELETE FROM lists WHERE last = old.n AND owner IN (
 		SELECT old.sender UNION SELECT old.recipient UNION SELECT old.trace_owner
 		UNION SELECT n FROM agents WHERE name > char(1) || 'slow ' AND name < char(1) || 'slow!'

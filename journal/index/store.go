@@ -620,6 +620,9 @@ func (s *store) step(r *journal.Record, j *journal.Step) error {
 	if err != nil || d == nil || !d.allows(j, t.kind) {
 		return err
 	}
+	if err := s.mend(r, j, t, d); err != nil {
+		return err
+	}
 	flags, open := t.sum()
 	if j.Postponed && d.state() == parley.Delivering {
 		d.Postponed++
