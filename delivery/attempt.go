@@ -238,6 +238,7 @@ func (d *Dispatcher) failed(ctx context.Context, l *lane, it *item, r Result) {
 		err = parley.Refuse(parley.OutcomeUnknown, "%q may have had the message and does not deduplicate", it.to).
 			Because(r.Err)
 	case !err.Retryable && r.Wait == 0:
+	case it.deadRetry && (r.Wait == 0 || err.Reason != parley.NotConnected): // one attempt; that was none
 	case it.tries >= policy.Tries, d.c.Now().Sub(it.recorded) >= policy.For:
 	default:
 		d.retry(ctx, l, it, r)

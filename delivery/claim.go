@@ -35,7 +35,7 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 	if d.c.Transport.Paused(to) {
 		return nil
 	}
-	lane, key := laneKey{to, conversation}, deliveryKey{id, to}
+	lane, key := laneKey{to, conversation, false}, deliveryKey{id, to}
 	nested := waits && d.c.Transport.Nested(id, to)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -46,7 +46,7 @@ func (d *Dispatcher) Claim(partition int, id parley.ID, to string, conversation 
 			if !d.handlerWaits(l) {
 				return nil
 			}
-			lane = laneKey{to, id}
+			lane = laneKey{to, id, false}
 		}
 	case d.closed || d.released(partition) || d.active >= d.c.Active || r != nil && r.health.Failures >= suspectAfter:
 		return nil

@@ -53,6 +53,9 @@ func (l *log) append(node string, e journal.Entry) (journal.Position, error) {
 	}
 	for _, s := range e.Steps {
 		v := l.open[s.Message.String()+s.To]
+		if v.State == parley.Dead {
+			v.Retried = s.State == parley.Waiting
+		}
 		v.State, v.Attempt, v.Next, v.Error, v.Changed = s.State, s.Attempt, s.Next, s.Error, time.Now()
 		if s.State == parley.Delivering {
 			v.Node = node
@@ -160,6 +163,7 @@ type fakeTransport struct {
 	seen       []string
 	repeatable bool
 	paused     map[string]bool
+	absent     map[string]bool
 	retries    parley.Retries // of every recipient
 	forgetful  bool           // KeepsHealth is false
 	nested     []parley.ID
@@ -197,6 +201,13 @@ func (h *fakeTransport) Paused(to string) bool {
 	defer h.mu.Unlock()
 	return h.paused[to]
 }
+
+func (h *fakeTransport) Absent(to string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.absent[to]
+}
+
 func (h *fakeTransport) order() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()

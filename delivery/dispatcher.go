@@ -40,6 +40,9 @@ type Transport interface {
 	Repeatable(message parley.ID, to string) bool
 	// Paused says whether deliveries to the recipient are held back.
 	Paused(to string) bool
+	// Absent says whether no attempt can be made now, because the recipient connects to
+	// the hub and is not connected. Then deliveries are held back, too.
+	Absent(to string) bool
 	// Retries is the retry policy of the recipient; a zero field is that of
 	// [Config.Retry].
 	Retries(to string) parley.Retries
@@ -139,6 +142,7 @@ type Dispatcher struct {
 	// Deliveries that are being recorded with a first attempt that is made when its turn
 	// comes. true: the journal could not say whether it recorded them, see Claim.Release.
 	recordedAhead map[deliveryKey]bool
+	toRevive      []deliveryKey // see reviveLater
 }
 
 // New makes a Dispatcher that does nothing before Resume.
@@ -225,8 +229,7 @@ func (d *Dispatcher) Recorded(r *journal.Record) {
 		// Where no attempt of this process caused a step back to waiting, an
 		// operator retried a dead letter.
 		if s.State == parley.Waiting {
-			retried := s.Error == nil && !s.Postponed
-			d.running.Go(func() { d.revive(s.Message, s.To, retried) }) // the journal must not be called from here
+			d.reviveLater(deliveryKey{s.Message, s.To}) // the journal must not be called from here
 		}
 	}
 }
@@ -273,13 +276,32 @@ func (d *Dispatcher) Resume(ctx context.Context, partition int) error {
 	return nil
 }
 
-// revive queues a delivery that waits in the journal. deadRetry: an operator retried a
-// dead letter.
-func (d *Dispatcher) revive(id parley.ID, to string, deadRetry bool) {
+// reviveLater calls revive in the background, in the order of the calls.
+func (d *Dispatcher) reviveLater(key deliveryKey) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.toRevive = append(d.toRevive, key)
+	if len(d.toRevive) > 1 {
+		return // the goroutine of the first goes on with this one
+	}
+	d.running.Go(func() {
+		for more := true; more; {
+			d.mu.Lock()
+			next := d.toRevive[0]
+			d.mu.Unlock()
+			d.revive(next.id, next.to)
+			d.mu.Lock()
+			d.toRevive = d.toRevive[1:]
+			more = len(d.toRevive) > 0
+			d.mu.Unlock()
+		}
+	})
+}
+
+// revive queues a delivery that waits in the journal.
+func (d *Dispatcher) revive(id parley.ID, to string) {
 	if v, ok := d.c.Log.Delivery(id, to); ok && v.State == parley.Waiting {
-		it := newItem(v)
-		it.deadRetry = deadRetry
-		d.enqueue(v.Conversation, it)
+		d.enqueue(v.Conversation, newItem(v))
 	}
 }
 

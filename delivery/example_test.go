@@ -24,6 +24,7 @@ func (printer) FailureReply(*parley.Message, journal.Position, string, *parley.E
 }
 func (printer) Repeatable(parley.ID, string) bool { return true }
 func (printer) Paused(string) bool                { return false }
+func (printer) Absent(string) bool                { return false }
 func (printer) Retries(string) parley.Retries     { return parley.Retries{} }
 func (printer) KeepsHealth(string) bool           { return true }
 func (printer) LaneLimit(string) int              { return 0 }

@@ -150,7 +150,7 @@ func (d *Dispatcher) dropNotOwned(l *lane, it *item) {
 	d.dropItem(it)
 	d.mu.Unlock()
 	if d.c.Log.Owned(it.position.Partition) { // again, and Resume passed over the tracked item
-		d.revive(it.id, it.to, false)
+		d.revive(it.id, it.to)
 	}
 }
 
@@ -180,7 +180,7 @@ func (d *Dispatcher) handBack(it *item) {
 		d.mu.Lock()
 		d.untrack(it.key())
 		d.mu.Unlock()
-		d.revive(it.id, it.to, false) // Resume passed over it if the partition came back meanwhile
+		d.revive(it.id, it.to) // Resume passed over it if the partition came back meanwhile
 	})
 }
 

@@ -143,8 +143,7 @@ func (r *Result) shows(cut bool) evidence {
 // letter shows nothing: an operator may try many old ones. d.mu is held.
 func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, cut bool) {
 	h := &l.recipient.health
-	before, now, deadRetry := *h, d.c.Now(), it.deadRetry
-	it.deadRetry = false // later attempts are the hub's own
+	before, now := *h, d.c.Now()
 	switch res.shows(cut) {
 	case reached:
 		*h = Health{}
@@ -156,7 +155,7 @@ func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, cut bool) {
 			h.Until, h.Err = now.Add(max(res.Wait, res.Err.After)), res.Err
 		}
 	case broken:
-		if deadRetry {
+		if it.deadRetry {
 			return
 		}
 		if !h.Failing() {

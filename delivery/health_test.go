@@ -201,29 +201,6 @@ func TestRetryOfADeadLetterAndHealth(t *testing.T) {
 	})
 }
 
-// Only the attempt that the operator caused does not count. The dispatcher's own attempts after it do.
-func TestAttemptsAfterAnOperatorsRetry(t *testing.T) {
-	run(t, Config{Retry: Retry{Tries: 3, For: 100 * 365 * 24 * time.Hour}}, func(t *testing.T, w *world) {
-		w.transport.attempt = func(_ context.Context, a Attempt) Result {
-			if a.Number == 1 {
-				return Result{Err: parley.Refuse(parley.Rejected, "no").With(parley.ByPeer, parley.PeerRefused, "")}
-			}
-			return Result{Err: refused}
-		}
-		w.record(message(1, "bob", 9, parley.Notice))
-		synctest.Wait()
-		if _, err := w.log.Append(t.Context(), journal.Entry{Steps: []journal.Step{{Message: id(1), To: "bob",
-			State: parley.Waiting, Attempt: 1}}}); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		equal(t, "failures after the operator's attempt", w.d.Health("bob").Failures, 0)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		equal(t, "attempts and failures", []int{len(w.transport.order()), w.d.Health("bob").Failures}, []int{3, 1})
-	})
-}
-
 // What another process found is merged with what this one found. A recipient that failed often is tried through one
 // lane.
 func TestSetHealth(t *testing.T) {
@@ -363,7 +340,7 @@ func TestUnordered(t *testing.T) {
 		synctest.Wait()
 		equal(t, "attempts after a restart", w.transport.order(), finished[1:3])
 		// The message that was set aside is queued once, whoever queues it again.
-		w.d.revive(id(1), "bob", false)
+		w.d.revive(id(1), "bob")
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
 		equal(t, "attempts", w.transport.order(), finished[1:4])

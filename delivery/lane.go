@@ -12,9 +12,12 @@ import (
 type laneKey struct {
 	to           string
 	conversation parley.ID
+	retries      bool // of dead letters
 }
 
-// lane is one (recipient, conversation). It exists while it has work.
+// lane is one (recipient, conversation). It exists while it has work. Dead letters that an operator
+// retries have lanes of their own: each is tried once, whether or not the recipient is paused or earlier
+// messages wait.
 type lane struct {
 	key       laneKey
 	recipient *recipient
@@ -59,7 +62,7 @@ type item struct {
 	recordedAhead bool           // its next attempt is recorded already
 	outcome       *journal.Entry // the entry that ends it, until it is recorded
 	revive        bool           // an operator retried it meanwhile: read its state once more when it is finished
-	deadRetry     bool           // an operator retried it as a dead letter
+	deadRetry     bool           // an operator retried it as a dead letter; never changed
 	elsewhere     bool           // another hub made the last attempt, which may be in flight
 
 	failureUnrecorded bool           // the failure of the last attempt is not recorded
@@ -69,7 +72,7 @@ type item struct {
 }
 
 func newItem(v journal.Delivery) *item {
-	return &item{position: v.Position, id: v.Message, to: v.To, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync,
+	return &item{position: v.Position, id: v.Message, to: v.To, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync, deadRetry: v.Retried,
 		recorded: v.Message.Time(), notBefore: v.Next, ends: endOf(v.Kind, v.Expires, v.Deadline)}
 }
 
@@ -121,21 +124,21 @@ func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 	}
 	// An item that others overtook, and a nested request, have lanes of their own; see
 	// setAside and Claim.
-	for _, key := range []laneKey{{it.to, it.id}, {it.to, conversation}} {
+	for _, key := range []laneKey{{it.to, it.id, false}, {it.to, conversation, false}, {it.to, it.id, true},
+		{it.to, conversation, true}} {
 		if l := d.lanes[key]; l != nil {
 			for _, v := range l.items {
 				if v.id == it.id {
 					d.track(v.key(), v.position.Partition)
 					v.revive = true // it may be about to be finished
-					v.deadRetry = v.deadRetry || it.deadRetry
 					return
 				}
 			}
 		}
 	}
-	l := d.laneOf(laneKey{it.to, conversation})
+	l := d.laneOf(laneKey{it.to, conversation, it.deadRetry})
 	d.push(l, it, false)
-	if it.attempts > 0 && !it.elsewhere {
+	if it.attempts > 0 && !it.elsewhere && !it.deadRetry {
 		d.noteNext(l.recipient, it.notBefore)
 	}
 	d.kick(l)
@@ -146,7 +149,7 @@ func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 func (d *Dispatcher) setAside(l *lane) {
 	it := l.items[0]
 	l.items = slices.Delete(l.items, 0, 1)
-	own := d.laneOf(laneKey{it.to, it.id})
+	own := d.laneOf(laneKey{it.to, it.id, l.key.retries})
 	own.items = append(own.items, it)
 	own.noteEnd(it.ends)
 	if d.elsewhere[it.key()] == l {
@@ -224,7 +227,11 @@ func (d *Dispatcher) kick(l *lane) {
 	}
 	next := l.items[0].notBefore
 	later := next.After(now)
-	paused := !later && d.c.Transport.Paused(l.key.to)
+	held := d.c.Transport.Paused
+	if l.key.retries {
+		held = d.c.Transport.Absent
+	}
+	paused := !later && held(l.key.to)
 	if (later || paused) && l.firstEnded(now) == nil {
 		if paused || !l.firstEnd.IsZero() && l.firstEnd.Before(next) {
 			next = l.firstEnd

@@ -116,6 +116,6 @@ func (d *Dispatcher) finish(l *lane, it *item, err error) {
 	d.heldBytes -= it.size
 	d.untrack(it.key())
 	if it.revive && !d.closed {
-		d.running.Go(func() { d.revive(it.id, it.to, it.deadRetry) })
+		d.running.Go(func() { d.revive(it.id, it.to) })
 	}
 }

@@ -215,15 +215,21 @@ func (c *transport) Repeatable(message parley.ID, to string) bool {
 	return b.can.Deduplicates
 }
 
-// Paused: an operator paused the recipient, or its inbox has no reader.
+// Paused: an operator paused the recipient, or it is absent.
 func (c *transport) Paused(to string) bool {
+	e, ok := c.hub().c.Directory.Agent(to)
+	return ok && e.Paused || c.Absent(to)
+}
+
+// Absent: the recipient's inbox has no reader, or the recipient is not connected.
+func (c *transport) Absent(to string) bool {
 	h := c.hub()
 	_, box := h.here(to)
-	if box != nil && !box.isRead() {
-		return true
+	if box != nil {
+		return !box.isRead()
 	}
 	e, ok := h.c.Directory.Agent(to)
-	return ok && (e.Paused || box == nil && h.holds(e))
+	return ok && h.holds(e)
 }
 
 // Retries: those of the directory's entry.

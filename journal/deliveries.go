@@ -76,6 +76,7 @@ type delivery struct {
 	state        parley.DeliveryState
 	kind         parley.Kind
 	sync         bool
+	retried      bool
 	err          *parley.Error
 	losses       []parley.Loss
 }
@@ -103,7 +104,7 @@ func (d *delivery) export(partition int, t target) Delivery {
 		Position: Position{Partition: partition, Sequence: d.seq},
 		Kind:     d.kind, From: d.from.Value(), Conversation: d.conversation,
 		Expires: fromNanos(d.expires), Deadline: fromNanos(d.deadline),
-		Postponed: int(d.postponed), Sync: d.sync, Node: d.node.Value(),
+		Postponed: int(d.postponed), Sync: d.sync, Retried: d.retried, Node: d.node.Value(),
 	}
 }
 
@@ -131,6 +132,9 @@ func (d *delivery) advance(s *Step, r *Record) (gone bool) {
 	d.changed = nanos(r.Time)
 	if s.Postponed && d.state == parley.Delivering {
 		d.postponed++
+	}
+	if d.state == parley.Dead || s.State == parley.Dead {
+		d.retried = s.State == parley.Waiting
 	}
 	d.state = s.State
 	d.next = 0

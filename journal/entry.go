@@ -168,6 +168,7 @@ type Delivery struct {
 	Deadline     time.Time
 	Postponed    int    // attempts that do not count
 	Sync         bool   // a caller waits for the outcome, at the hub Node
+	Retried      bool   // it was a dead letter, and an operator retried it
 	Node         string // the hub that recorded the last attempt, or the message
 }
 

@@ -89,6 +89,7 @@ func (c *coder) savedDelivery(x *savedDelivery) {
 	pointer(c, 17, &x.d.err, (*coder).failure)
 	each(c, 18, &x.d.losses, (*coder).loss)
 	ident(c, 19, &x.d.key)
+	c.bool(20, &x.d.retried)
 }
 
 func (c *coder) internedText(tag int, h *unique.Handle[string]) {
