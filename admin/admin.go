@@ -95,6 +95,8 @@ type Admin struct {
 	mux      *http.ServeMux
 	console  http.Handler // nil: there is none
 
+	jobs    jobs
+	status  statusCache
 	ended   chan struct{} // closed by EndStreams
 	endOnce sync.Once
 
@@ -586,7 +588,7 @@ func decodeKey(s string) ([]byte, error) {
 	return b, nil
 }
 
-// RemoveAgent removes an agent and its keys.
+// RemoveAgent removes an agent, its keys and its tokens.
 func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 	if err := a.resolveNames(&name); err != nil {
 		return err
@@ -601,18 +603,17 @@ func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 		if _, err := a.c.Keys.Forget(name); err != nil {
 			return fmt.Errorf("agent %q is gone, but its keys could not be erased: %w", name, err)
 		}
-		return nil
+		return a.revokeTokens(ctx, name)
 	})
 }
 
 // Pause holds deliveries to an agent back, or lets them go on.
 func (a *Admin) Pause(ctx context.Context, by Actor, name string, paused bool) (Agent, error) {
-	action := "agent.resume"
 	if paused {
-		action = "agent.pause"
+		return a.PauseFor(ctx, by, name, "")
 	}
-	return a.edit(ctx, by, Operate, action, name, "", func(ctx context.Context, name string) error {
-		return a.c.Hub.Pause(ctx, name, paused)
+	return a.edit(ctx, by, Operate, "agent.resume", name, "", func(ctx context.Context, name string) error {
+		return a.c.Hub.Pause(ctx, name, false)
 	})
 }
 

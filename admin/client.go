@@ -157,6 +157,8 @@ func fetchList[T any](c *Client, ctx context.Context, path string, query url.Val
 
 func agentPath(name, rest string) string { return "/agents/" + url.PathEscape(name) + rest }
 
+func jobPath(id string) string { return "/jobs/" + url.PathEscape(id) }
+
 func deadPath(id, rest string) string { return "/dead/" + url.PathEscape(id) + rest }
 
 // Info describes the hub and its addresses.
@@ -231,7 +233,7 @@ func (c *Client) AddAgent(ctx context.Context, n NewAgent) (Agent, error) {
 	return fetch[Agent](c, ctx, "POST", "/agents", nil, n)
 }
 
-// RemoveAgent removes an agent and its keys.
+// RemoveAgent removes an agent, its keys and its tokens.
 func (c *Client) RemoveAgent(ctx context.Context, name string) error {
 	return c.do(ctx, "DELETE", agentPath(name, ""), nil, nil, nil)
 }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/hub"
@@ -210,11 +211,18 @@ func TestObserverSeesNoContent(t *testing.T) {
 		"/v1/messages/{id}":       said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
 		"/v1/conversations/{id}/trace": said.conversations, "/v1/conversations/{id}/refused": said.conversations,
 		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
+		"/v1/agents/{name}/removal": {"far"}, "/v1/jobs/{id}": {"1"},
+	}
+	job := &runningJob{work: &work{failed: []string{marker}}, Job: Job{Reason: marker, Ended: time.Now(), Outcome: "done"},
+		end: func(error) {}}
+	if err := b.admin.jobs.add(job); err != nil {
+		t.Fatal(err)
 	}
 	queries := map[string]string{"/v1/messages/{id}": "?raw=true", export: "?content=false"}
 	known := []string{"/v1/messages", "/v1/messages/{id}", "/v1/conversations", "/v1/conversations/{id}", export,
 		"/v1/conversations/{id}/trace", "/v1/timeline", "/v1/watch", "/v1/events", "/v1/dead",
-		"/v1/dead/{id}", "/v1/refused", "/v1/refused/{ref}"}
+		"/v1/dead/{id}", "/v1/refused", "/v1/refused/{ref}",
+		"/v1/undelivered", "/v1/jobs", "/v1/jobs/{id}"}
 	parameter := regexp.MustCompile(`\{.*\}`)
 	for route, of := range table() {
 		if _, found := of["GET"]; !found {
@@ -261,7 +269,8 @@ func TestObserverSeesNoContent(t *testing.T) {
 			t.Errorf("%s shows no content to the role read: this test cannot fail there", route)
 		}
 	}
-	for _, path := range []string{"/v1/messages?q=" + marker, "/v1/events?q=" + marker} {
+	for _, path := range []string{"/v1/messages?q=" + marker, "/v1/events?q=" + marker,
+		"/v1/undelivered?q=" + marker} {
 		if resp, body := b.get(observerToken, path); resp.StatusCode != http.StatusForbidden {
 			t.Errorf("an observer may search content: %s: %d %s", path, resp.StatusCode, body)
 		}
@@ -339,9 +348,14 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&Recorded{}, "Advice Erased.By Erased.Name Erased.Reason Erased.What Node"},
 		{&ConversationInfo{}, "Agents"},
 		{&DeliveryNews{}, "Error.Code Error.Reason To"},
-		{&DeadLetter{}, "From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.Reason.Advice " +
+		{&DeadLetter{}, "From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.PausedBy " +
+			"Recipient.Reason.Advice " +
 			"Recipient.Reason.Code Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
-		{&AgentState{}, "Reason.Advice Reason.Code Reason.Reason Reason.Ref State"},
+		{&UndeliveredMessage{}, "Act Protocol Skill"},
+		{&UndeliveredGroup{}, "Problem.Advice Problem.Code Problem.Reason Problem.Ref Recipient.PausedBy " +
+			"Recipient.Reason.Advice Recipient.Reason.Code Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
+		{&Job{}, "Action By Filter.Code Filter.From Filter.Reason Filter.To ID Outcome"},
+		{&AgentState{}, "PausedBy Reason.Advice Reason.Code Reason.Reason Reason.Ref State"},
 		{&Refusal{}, "Advice Checks.Name Claim Code KeyID Protocol Reason Ref Source Step To"},
 	} {
 		v := reflect.ValueOf(c.view).Elem()
@@ -352,6 +366,10 @@ func TestViewsWithoutContent(t *testing.T) {
 			v.Summary, v.Content, v.Recipients = Summary{}, nil, nil
 		case *DeadLetter:
 			v.Content = nil
+		case *UndeliveredMessage:
+			v.DeadLetter = DeadLetter{}
+		case *UndeliveredGroup:
+			v.Newest = nil
 		}
 		full := marked(v, "")
 		c.view.withoutContent()

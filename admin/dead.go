@@ -3,9 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
-	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -13,16 +11,10 @@ import (
 
 const maxBulk = 10_000
 
-func when(t time.Time) string {
-	if t.IsZero() {
-		return "ever"
-	}
-	return t.UTC().Format(time.RFC3339)
-}
-
 func (f DeadFilter) match(d *journal.Delivery) bool {
 	return (f.To == "" || f.To == d.To) && (f.From == "" || f.From == d.From) &&
 		(f.Code == "" || d.Error != nil && f.Code == parley.CodeOf(d.Error)) &&
+		(f.Reason == "" || d.Error != nil && f.Reason == d.Error.Reason) &&
 		(f.Since.IsZero() || !d.Changed.Before(f.Since)) && (f.Before.IsZero() || d.Changed.Before(f.Before))
 }
 
@@ -88,50 +80,4 @@ func (a *Admin) settle(ctx context.Context, by Actor, action, id, to, reason str
 	err = a.act(ctx, by, Operate, action, d.Message.String()+" to "+d.To, reason,
 		func(ctx context.Context) error { return f(ctx, d.Message, d.To) })
 	return a.viewDead(by, d), err
-}
-
-// RetryAll revives the dead letters that a filter chooses.
-func (a *Admin) RetryAll(ctx context.Context, by Actor, b Bulk) (BulkResult, error) {
-	return a.bulk(ctx, by, "dead.retry", b, a.c.Hub.Retry)
-}
-
-// DropAll gives the dead letters up that a filter chooses.
-func (a *Admin) DropAll(ctx context.Context, by Actor, b Bulk) (BulkResult, error) {
-	return a.bulk(ctx, by, "dead.drop", b, a.c.Hub.Drop)
-}
-
-func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk,
-	f func(context.Context, parley.ID, string) error) (BulkResult, error) {
-	if err := cmp.Or(by.may(Operate), a.resolveNames(&b.Filter.To, &b.Filter.From)); err != nil {
-		return BulkResult{}, err
-	}
-	if b.Filter.empty() && !b.All {
-		return BulkResult{}, parley.Refuse(parley.Malformed,
-			"an empty filter means every dead letter: say all if that is meant")
-	}
-	list := a.dead(b.Filter)
-	r := BulkResult{Matched: len(list), DryRun: b.DryRun}
-	if b.DryRun || len(list) == 0 {
-		return r, nil
-	}
-	detail := fmt.Sprintf("to %q, from %q, code %q, since %s, before %s; %s", b.Filter.To, b.Filter.From, b.Filter.Code,
-		when(b.Filter.Since), when(b.Filter.Before), b.Reason)
-	err := a.act(ctx, by, Operate, action, fmt.Sprintf("%d dead letters", len(list)), detail,
-		func(ctx context.Context) error {
-			for _, d := range list {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				if err := f(ctx, d.Message, d.To); err != nil {
-					if len(r.Failed) < 20 {
-						r.Failed = append(r.Failed, fmt.Sprintf("%s to %s: %s", d.Message, d.To,
-							parley.AsError(err).Text))
-					}
-					continue
-				}
-				r.Done++
-			}
-			return nil
-		})
-	return r, err
 }

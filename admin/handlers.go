@@ -18,6 +18,7 @@ func table() map[string]methods {
 		"/v1/openapi.json": {"GET": {"", getOpenAPI}},
 
 		"/v1/info":   {"GET": {Observe, plain((*Admin).Info)}},
+		"/v1/status": {"GET": {Observe, plain((*Admin).Status)}},
 		"/v1/stats":  {"GET": {Observe, plain((*Admin).Stats)}},
 		"/v1/reload": {"POST": {Administer, postReload}},
 		"/v1/audit":  {"GET": {Administer, getAudit}},
@@ -30,11 +31,12 @@ func table() map[string]methods {
 		"/v1/agents/{name}": {"GET": {Observe, one("name", "wait", (*Admin).Agent)},
 			"DELETE": {Administer, deleteAgent}},
 		"/v1/agents/{name}/state":    {"GET": {Observe, getAgentState}},
+		"/v1/agents/{name}/removal":  {"GET": {Administer, getRemoval}},
 		"/v1/agents/{name}/ways":     {"GET": {Observe, getWays}},
 		"/v1/agents/{name}/doctor":   {"POST": {Operate, postDoctor}},
 		"/v1/agents/{name}/delivery": {"POST": {Administer, changeAgent((*Admin).SetDelivery)}},
-		"/v1/agents/{name}/pause":    {"POST": {Operate, pause(true)}},
-		"/v1/agents/{name}/resume":   {"POST": {Operate, pause(false)}},
+		"/v1/agents/{name}/pause":    {"POST": {Operate, postPause}},
+		"/v1/agents/{name}/resume":   {"POST": {Operate, postResume}},
 		"/v1/agents/{name}/expose":   {"POST": {Administer, changeAgent(expose)}},
 		"/v1/agents/{name}/record":   {"POST": {Administer, changeAgent(record)}},
 		"/v1/agents/{name}/link":     {"POST": {Administer, changeAgent((*Admin).Link)}},
@@ -62,6 +64,9 @@ func table() map[string]methods {
 			"POST": {Administer, create((*Admin).Connect)}},
 		"/v1/checklists/{name}": {"GET": {Observe, getChecklist}},
 		"/v1/inspect":           {"POST": {Observe, change((*Admin).Inspect)}},
+		"/v1/undelivered":       {"GET": {Observe, filtered(undeliveredParams, (*Admin).Undelivered)}},
+		"/v1/jobs":              {"GET": {Observe, list("jobs", (*Admin).Jobs)}},
+		"/v1/jobs/{id}":         {"GET": {Observe, getJob}, "DELETE": {Operate, deleteJob}},
 
 		"/v1/dead":            {"GET": {Observe, getDead}},
 		"/v1/dead/retry":      {"POST": {Operate, change((*Admin).RetryAll)}},
@@ -210,12 +215,6 @@ func deleteAgent(a *Admin, c *call) (any, error) {
 func getWays(a *Admin, c *call) (any, error) {
 	ways, err := a.Ways(c.r.Context(), c.by, c.r.PathValue("name"))
 	return map[string]any{"ways": ways}, err
-}
-
-func pause(paused bool) handler {
-	return func(a *Admin, c *call) (any, error) {
-		return a.Pause(c.r.Context(), c.by, c.r.PathValue("name"), paused)
-	}
 }
 
 func getAgentState(a *Admin, c *call) (any, error) {

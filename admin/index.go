@@ -307,5 +307,8 @@ func (a *Admin) wanted(ctx context.Context, f *index.Filter, s *journal.Step) bo
 }
 
 // EndStreams ends all calls of [Admin.Tail], so that a server can shut down
-// without waiting for their readers.
-func (a *Admin) EndStreams() { a.endOnce.Do(func() { close(a.ended) }) }
+// without waiting for their readers, and all jobs.
+func (a *Admin) EndStreams() {
+	a.endOnce.Do(func() { close(a.ended) })
+	a.jobs.stop()
+}

@@ -49,7 +49,8 @@ func agentParams(f *AgentFilter) []param {
 }
 
 func deadParams(f *DeadFilter) []param {
-	return []param{{"to", &f.To}, {"from", &f.From}, {"code", &f.Code}, {"since", &f.Since}, {"before", &f.Before},
+	return []param{{"to", &f.To}, {"from", &f.From}, {"code", &f.Code}, {"reason", &f.Reason}, {"since", &f.Since},
+		{"before", &f.Before},
 		{"limit", &f.Limit}}
 }
 
@@ -96,6 +97,8 @@ func (p param) read(s string, resolve func(string) (parley.ID, error)) (err erro
 		*to = s
 	case *parley.Code:
 		*to = parley.Code(s)
+	case *parley.Reason:
+		*to = parley.Reason(s)
 	case *bool:
 		if s != "" && s != "true" && s != "false" {
 			return parley.Refuse(parley.Malformed, "%s is true or false", p.name)

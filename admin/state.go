@@ -15,11 +15,13 @@ import (
 
 // AgentState says whether messages reach an agent. They are accepted in every state.
 type AgentState struct {
-	State    hub.AgentState `json:"state"`
-	Reason   *Problem       `json:"reason,omitzero"`   // unreachable, failing, waiting: of the last attempt
-	Since    time.Time      `json:"since,omitzero"`    // unreachable, failing: the first failed attempt
-	Failures int            `json:"failures,omitzero"` // failed attempts since then, at least
-	Next     time.Time      `json:"next,omitzero"`     // the next attempt, if one is planned
+	State     hub.AgentState `json:"state"`
+	Reason    *Problem       `json:"reason,omitzero"`    // unreachable, failing, waiting: of the last attempt
+	Since     time.Time      `json:"since,omitzero"`     // unreachable, failing: the first failed attempt; paused: when
+	PausedBy  string         `json:"pausedBy,omitzero"`  // name of the token
+	PausedWhy string         `json:"pausedWhy,omitzero"` // in the operator's words
+	Failures  int            `json:"failures,omitzero"`  // failed attempts since then, at least
+	Next      time.Time      `json:"next,omitzero"`      // the next attempt, if one is planned
 }
 
 // A Recipient is a recipient of a message to which messages do not get just now.
@@ -30,14 +32,18 @@ type Recipient struct {
 
 func (s *AgentState) withoutContent() {
 	if s != nil {
+		s.PausedWhy = "" // words about messages
 		s.Reason.withoutContent()
 	}
 }
 
 func (a *Admin) state(by Actor, e *directory.Entry) AgentState {
 	c := a.c.Hub.Condition(e)
-	return *forActor(by, &AgentState{State: c.State, Reason: problem(c.Err), Since: c.Since, Failures: c.Failures,
-		Next: c.Next})
+	v := &AgentState{State: c.State, Reason: problem(c.Err), Since: c.Since, Failures: c.Failures, Next: c.Next}
+	if c.State == hub.Paused {
+		v.Since, v.PausedBy, v.PausedWhy = e.Pause.Since, e.Pause.By, e.Pause.Reason
+	}
+	return *forActor(by, v)
 }
 
 // notReady gives the state of an agent, nil if it is ready or not in the directory.

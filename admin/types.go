@@ -330,33 +330,18 @@ type DeadLetter struct {
 
 // DeadFilter chooses dead letters; a zero field chooses all.
 type DeadFilter struct {
-	To     string      `json:"to,omitzero"`
-	From   string      `json:"from,omitzero"`
-	Code   parley.Code `json:"code,omitzero"`
-	Since  time.Time   `json:"since,omitzero"`  // given up at or after
-	Before time.Time   `json:"before,omitzero"` // given up before
-	Limit  int         `json:"limit,omitzero"`  // at most so many, the oldest first; 0 and above 10,000 mean 10,000
+	To     string        `json:"to,omitzero"`
+	From   string        `json:"from,omitzero"`
+	Code   parley.Code   `json:"code,omitzero"`
+	Reason parley.Reason `json:"reason,omitzero"`
+	Since  time.Time     `json:"since,omitzero"`  // given up at or after
+	Before time.Time     `json:"before,omitzero"` // given up before
+	Limit  int           `json:"limit,omitzero"`  // at most so many, the oldest first; 0 and above 10,000 mean 10,000
 }
 
 func (f DeadFilter) empty() bool {
 	f.Limit = 0
 	return f == DeadFilter{}
-}
-
-// Bulk retries or drops dead letters by a filter.
-type Bulk struct {
-	Filter DeadFilter `json:"filter"`
-	All    bool       `json:"all,omitzero"`    // needed with an empty filter
-	DryRun bool       `json:"dryRun,omitzero"` // only count
-	Reason string     `json:"reason,omitzero"` // for the audit trail
-}
-
-// BulkResult counts the dead letters and the changes.
-type BulkResult struct {
-	Matched int      `json:"matched"`
-	Done    int      `json:"done"`
-	Failed  []string `json:"failed,omitzero"` // at most 20, one sentence each
-	DryRun  bool     `json:"dryRun"`
 }
 
 // Refusal is a message or request that the hub refused.

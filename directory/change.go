@@ -34,12 +34,15 @@ func (d *Directory) Register(ctx context.Context, a parley.Agent, s Source, prot
 		if err := parley.CheckName(a.Name); err != nil {
 			return nil, err
 		}
-		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: protocol, Paused: !s.stored() && d.paused[a.Name]}
+		e := &Entry{Agent: a, Source: s, Added: d.now(), Learned: protocol}
+		if !s.stored() {
+			e.Pause, e.Paused = d.paused[a.Name], d.isPaused(a.Name)
+		}
 		if old != nil {
 			if old.Source != s {
 				return nil, fmt.Errorf("%w: agent %q comes from %s", ErrTaken, a.Name, old.Source)
 			}
-			e.Added, e.Paused = old.Added, old.Paused
+			e.Added, e.Paused, e.Pause = old.Added, old.Paused, old.Pause
 			if s.registered() { // an operator set them
 				e.Retries, e.Record = old.Retries, old.Record
 			}
@@ -85,7 +88,28 @@ func (d *Directory) Withdraw(ctx context.Context, name string, s Source) error {
 
 // Pause holds back the deliveries to an agent, or resumes them.
 func (d *Directory) Pause(ctx context.Context, name string, paused bool) error {
-	return d.edit(ctx, name, func(e *Entry) error { e.Paused = paused; return nil })
+	if paused {
+		return d.PauseBy(ctx, name, "", "")
+	}
+	return d.edit(ctx, name, func(e *Entry) error { e.Paused, e.Pause = false, Pause{}; return nil })
+}
+
+// PauseBy holds back the deliveries to an agent, and notes by whom and why.
+func (d *Directory) PauseBy(ctx context.Context, name, by, reason string) error {
+	return d.edit(ctx, name, func(e *Entry) error {
+		p := Pause{Since: d.now().UTC(), By: by, Reason: reason}
+		if e.Paused && !e.Pause.Since.IsZero() {
+			p.Since = e.Pause.Since
+		}
+		e.Paused, e.Pause = true, p
+		return nil
+	})
+}
+
+// isPaused reports whether an agent of the configuration or of a program is paused. d.changing is held.
+func (d *Directory) isPaused(name string) bool {
+	_, is := d.paused[name]
+	return is
 }
 
 // Expose sets the protocols in which the hub stands in for an agent.
@@ -377,14 +401,15 @@ func (d *Directory) stored(name string, revision uint64) {
 // storePause stores whether an agent of the configuration or of a program is paused.
 func (d *Directory) storePause(ctx context.Context, name string, e *Entry) (err error) {
 	switch {
-	case e == nil || e.Paused == d.paused[name]:
+	case e == nil || e.Paused == d.isPaused(name) && e.Pause == d.paused[name]:
 	case e.Paused:
 		var b []byte
-		if b, err = json.Marshal(Entry{Agent: parley.Agent{Name: name}, Source: e.Source, Paused: true}); err == nil {
+		if b, err = json.Marshal(Entry{Agent: parley.Agent{Name: name}, Source: e.Source, Paused: true,
+			Pause: e.Pause}); err == nil {
 			_, err = d.state.Put(ctx, name, b, time.Time{})
 		}
 		if err == nil {
-			d.paused[name] = true
+			d.paused[name] = e.Pause
 		}
 	default:
 		if err = d.state.Delete(ctx, name, 0); err == nil {
@@ -425,15 +450,15 @@ func (d *Directory) apply(v journal.Value) error {
 	old, _ := d.Agent(v.Key)
 	paused := e != nil && !e.Source.stored() && e.Paused
 	if paused {
-		d.paused[v.Key] = true
+		d.paused[v.Key] = e.Pause
 	} else {
 		delete(d.paused, v.Key)
 	}
 	switch {
 	case old != nil && !old.Source.stored(): // this hub's configuration or program has the name
-		if old.Paused != paused {
+		if old.Paused != paused || old.Pause != d.paused[v.Key] {
 			next := *old
-			next.Paused = paused
+			next.Paused, next.Pause = paused, d.paused[v.Key]
 			d.set(old, &next)
 			d.tell(Change{old, &next})
 		}

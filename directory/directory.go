@@ -71,7 +71,7 @@ type Directory struct {
 
 	changing  sync.Mutex        // serialises changes, which may wait for the state
 	revisions map[string]uint64 // of the stored entries
-	paused    map[string]bool   // agents of the configuration and of programs that are paused
+	paused    map[string]Pause  // agents of the configuration and of programs that are paused
 
 	mu        sync.RWMutex
 	byName    map[string]*Entry
@@ -94,7 +94,7 @@ type Change struct{ Old, New *Entry }
 func Open(ctx context.Context, o Options) (*Directory, error) {
 	d := &Directory{state: o.State, limit: cmp.Or(o.Agents, 100_000), guestLimit: cmp.Or(o.Guests, 4096), now: o.Now,
 		log:       cmp.Or(o.Log, slog.New(slog.DiscardHandler)),
-		revisions: map[string]uint64{}, paused: map[string]bool{}, stop: func() {},
+		revisions: map[string]uint64{}, paused: map[string]Pause{}, stop: func() {},
 		byName: map[string]*Entry{}, byID: map[identity]string{}, namesByID: map[string][]string{},
 		watchers: map[int]func(Change){}}
 	if d.now == nil {

@@ -33,12 +33,20 @@ type Entry struct {
 	parley.Agent
 	Source Source
 	Added  time.Time
-	Paused bool // its deliveries wait
+	Paused bool  // its deliveries wait
+	Pause  Pause `json:",omitzero"` // zero where earlier releases paused it
 
 	// Learned is the protocol in which the agent itself declares its skills; "":
 	// the entry's source declared them, or they are unknown.
 	Learned string `json:",omitempty"`
 	Card    Card   `json:",omitzero"` // what the agent's own card said last
+}
+
+// A Pause says since when an agent is paused, by whom and why.
+type Pause struct {
+	Since  time.Time `json:",omitzero"`
+	By     string    `json:",omitempty"`
+	Reason string    `json:",omitempty"`
 }
 
 // A Card is what an agent says of itself, beside its skills.

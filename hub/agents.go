@@ -85,6 +85,11 @@ func (h *Hub) Pause(ctx context.Context, name string, paused bool) error {
 	return h.c.Directory.Pause(ctx, name, paused)
 }
 
+// PauseBy holds back the deliveries to an agent, and notes by whom and why.
+func (h *Hub) PauseBy(ctx context.Context, name, by, reason string) error {
+	return h.c.Directory.PauseBy(ctx, name, by, reason)
+}
+
 // here finds the handler or the inbox of an agent in this process.
 func (h *Hub) here(name string) (*local, *inbox) {
 	h.mu.Lock()

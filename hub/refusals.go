@@ -55,6 +55,7 @@ type refusals struct {
 	next    int
 	count   uint64
 	kinds   map[RefusalKind]uint64
+	lately  [60]secondCount // by second
 	minute  time.Time
 	sources map[string]*sourceSlots
 
@@ -94,6 +95,7 @@ func (q *refusals) add(r Refusal) string {
 	q.count++
 	r.Message = q.record(&r)
 	q.note(r)
+	q.countSecond(r.Time)
 	i := q.slotFor(r) // which may extend the ring
 	q.ring[i] = r
 	return r.Ref
@@ -148,6 +150,35 @@ func (q *refusals) total() uint64 {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.count
+}
+
+// secondCount is the number of refusals in one second.
+type secondCount struct {
+	unix int64
+	n    int
+}
+
+// countSecond counts a refusal; q.mu is held.
+func (q *refusals) countSecond(at time.Time) {
+	unix := at.Unix()
+	c := &q.lately[uint64(unix)%uint64(len(q.lately))]
+	if c.unix != unix {
+		*c = secondCount{unix: unix}
+	}
+	c.n++
+}
+
+// RefusedLately counts the refusals of the last minute.
+func (h *Hub) RefusedLately() (n int) {
+	q, now := h.refusals, h.c.Now().Unix()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, c := range q.lately {
+		if c.unix <= now && c.unix > now-int64(len(q.lately)) {
+			n += c.n
+		}
+	}
+	return n
 }
 
 // Refused lists the refusals in the ring, the newest first, at most n; all for n <= 0.
