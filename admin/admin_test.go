@@ -58,6 +58,19 @@ type bench struct {
 
 func open(t *testing.T, change func(*Config)) *bench {
 	t.Helper()
+	b := openInside(t, change)
+	b.server = httptest.NewServer(b.admin)
+	b.client = b.as(rootToken)
+	t.Cleanup(func() {
+		b.server.CloseClientConnections()
+		b.server.Close()
+	})
+	return b
+}
+
+// openInside is open without a socket.
+func openInside(t *testing.T, change func(*Config)) *bench {
+	t.Helper()
 	ctx := context.Background()
 	j, err := journal.Open(ctx, journal.Config{Store: testjournal.Memory(t), Node: "test"})
 	if err != nil {
@@ -122,11 +135,7 @@ func open(t *testing.T, change func(*Config)) *bench {
 		t.Fatal(err)
 	}
 	h.Start()
-	b.server = httptest.NewServer(b.admin)
-	b.client = b.as(rootToken)
 	t.Cleanup(func() {
-		b.server.CloseClientConnections()
-		b.server.Close()
 		stop()
 		if err := h.Close(ctx); err != nil {
 			t.Error(err)

@@ -162,7 +162,10 @@ type secondCount struct {
 func (q *refusals) countSecond(at time.Time) {
 	unix := at.Unix()
 	c := &q.lately[uint64(unix)%uint64(len(q.lately))]
-	if c.unix != unix {
+	switch {
+	case c.unix > unix:
+		return // older than a minute
+	case c.unix < unix:
 		*c = secondCount{unix: unix}
 	}
 	c.n++
