@@ -82,8 +82,8 @@ func (b *Bulk) check() error {
 func (b *Bulk) consent(r *BulkResult, retry bool) error {
 	switch {
 	case b.Expect > 0 && b.Expect != r.Matched:
-		return parley.Refuse(parley.Conflict, "%d dead letters match now, not %d: nothing was done; count again with a dry "+
-			"run", r.Matched, b.Expect)
+		return parley.Refuse(parley.Conflict, "%s now, not %d: nothing was done; count again with a dry run",
+			number(r.Matched)+numbered(r.Matched, " dead letter matches", " dead letters match"), b.Expect)
 	case retry && r.Unknown > 0 && !b.Unknown:
 		return parley.Refuse(parley.Conflict, "%s %s outcome_unknown: the recipient may have had %s; nothing was done; say "+
 			"that they are meant too (unknown), or choose others by their code", number(r.Unknown),

@@ -53,16 +53,25 @@ of the following one.`,
 		Example: "  parley agents show weather\n  parley agents show agent1q…",
 		RunE:    a.withHub(a.agentsShow),
 	}
+	var dry bool
 	remove := &cobra.Command{
-		Use: "remove NAME", Short: "Remove an agent and its keys", Args: cobra.ExactArgs(1),
-		Example: "  parley agents remove weather",
+		Use: "remove NAME", Short: "Remove an agent, its keys and its tokens", Args: cobra.ExactArgs(1),
+		Example: "  parley agents remove weather --dry-run\n  parley agents remove weather",
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
+			if dry {
+				r, err := hub.RemovalPreview(ctx, args[0])
+				if err != nil {
+					return err
+				}
+				return a.print(r, "%s\n", clean(r.Text))
+			}
 			if err := hub.RemoveAgent(ctx, args[0]); err != nil {
 				return err
 			}
 			return a.print(map[string]string{"removed": args[0]}, "agent %s is removed\n", args[0])
 		}),
 	}
+	remove.Flags().BoolVar(&dry, "dry-run", false, "only say what would go")
 	expose := &cobra.Command{
 		Use: "expose NAME [PROTOCOL…|all|none]", Short: "Let agents of other protocols reach an agent",
 		Args: cobra.MinimumNArgs(2),
@@ -219,16 +228,28 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 }
 
 func (a *app) agentsPause(use, text string, paused bool) *cobra.Command {
-	return &cobra.Command{
+	var reason string
+	change := func(hub *admin.Client, ctx context.Context, name string) (admin.Agent, error) {
+		if paused {
+			return hub.PauseFor(ctx, name, reason)
+		}
+		return hub.Pause(ctx, name, false)
+	}
+	c := &cobra.Command{
 		Use: use + " NAME", Short: text, Args: cobra.ExactArgs(1), Example: "  parley agents " + use + " weather",
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
-			v, err := hub.Pause(ctx, args[0], paused)
+			v, err := change(hub, ctx, args[0])
 			if err != nil {
 				return err
 			}
 			return a.print(v, "agent %s is %sd\n", v.Name, use)
 		}),
 	}
+	if paused {
+		c.Example += "\n  parley agents pause weather --reason 'its disk is being replaced'"
+		c.Flags().StringVar(&reason, "reason", "", "why, for `parley agents show` and the audit trail")
+	}
+	return c
 }
 
 func (a *app) agentsExport() *cobra.Command {

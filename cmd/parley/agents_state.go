@@ -32,7 +32,7 @@ func (a *app) stateWords(s *admin.AgentState) string {
 	case hub.Ready:
 		return ""
 	case hub.Paused:
-		return "paused: its messages wait at the hub"
+		return pausedWords(s, a.since) + ": its messages wait at the hub"
 	case hub.Unreachable:
 		return "cannot be reached " + failed
 	case hub.Failing:
@@ -45,6 +45,21 @@ func (a *app) stateWords(s *admin.AgentState) string {
 		return "has an inbox that nobody reads: its messages wait at the hub (parley listen)"
 	}
 	return string(s.State)
+}
+
+// pausedWords says since when an agent is paused, by whom and why.
+func pausedWords(s *admin.AgentState, since func(time.Time) string) string {
+	words := "paused"
+	if !s.Since.IsZero() {
+		words += " " + since(s.Since)
+	}
+	if s.PausedBy != "" {
+		words += " by " + clean(s.PausedBy)
+	}
+	if s.PausedWhy != "" {
+		words += " (" + short(clean(s.PausedWhy), 160) + ")"
+	}
+	return words
 }
 
 func stateReason(s *admin.AgentState) string {

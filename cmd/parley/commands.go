@@ -12,7 +12,7 @@ import (
 // commands are the commands of parley.
 func (a *app) commands() []*cobra.Command {
 	return append([]*cobra.Command{
-		a.initCommand(), a.doctorCommand(),
+		a.initCommand(), a.doctorCommand(), a.statusCommand(),
 		a.demoCommand(), a.serveCommand(),
 		a.sendCommand(), a.answerCommand(), a.listenCommand(),
 		a.agentsCommand(), a.keysCommand(), a.tokensCommand(), a.auditCommand(),

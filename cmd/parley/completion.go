@@ -123,6 +123,20 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 			add(d.Message.String(), fmt.Sprintf("to %s: %s", d.To, d.Reason.Code))
 		}
 	})
+	causes := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
+		u, _ := hub.Undelivered(ctx, admin.UndeliveredFilter{})
+		for _, g := range u.Groups {
+			if g.Problem.Reason != "" {
+				add(string(g.Problem.Reason), fmt.Sprintf("%d to %s", g.Number, g.To))
+			}
+		}
+	})
+	jobs := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
+		list, _ := hub.Jobs(ctx)
+		for _, j := range list {
+			add(j.ID, fmt.Sprintf("%d of %d, %s", j.Done, j.Matched, j.Outcome))
+		}
+	})
 	messages := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 		page, _ := hub.Messages(ctx, index.Filter{Limit: completionMost})
 		for _, m := range page.Messages {
@@ -198,7 +212,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
 		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
-		"dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
+		"dead jobs": {jobs}, "dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
 		"inspect": {files}, "journal salvage": {files}, "keys enroll": {agents}, "keys export-public": {keyIDs},
 		"keys import": {files}, "keys rotate": {owners}, "keys show": {keyIDs}, "keys unenroll": {agents, keyIDs},
 		"listen": {agents}, "map test": {files}, "mcp approve": {agents},
@@ -208,6 +222,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	flags = map[string]completion{
 		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
+		"cause": causes, "stop": jobs,
 		"kind":        words("request", "event", "response", "error", "notice", "cancel", "input"),
 		"send --kind": words("request", "notice"),
 		"code":        words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
@@ -226,9 +241,10 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 	}
 	// The values of these only their user knows.
 	for _, free := range []string{"a2e", "action", "admin", "admin-listen", "agents", "agh", "as", "before",
-		"channel", "connections", "count", "cursor", "daemon", "duration", "endpoint", "env", "every", "expires", "filter",
+		"channel", "connections", "count", "cursor", "daemon", "duration", "endpoint", "env", "every", "expect",
+		"expires", "filter",
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
-		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "reason",
+		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "rate", "reason",
 		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
 		"workspace", "a2a", "a2a-api-key-header", "a2a-client-id", "a2a-scope", "a2a-token-url",
 		"digest", "mcp", "name", "mcp-api-key-header", "mcp-client-id", "mcp-scope", "mcp-token-url"} {
