@@ -141,7 +141,7 @@ func (a *Admin) notReached() Gauge {
 // at all of them, and must not take more than a small part of the time.
 const (
 	oldestFor  = time.Second
-	oldestStep = 100_000
+	oldestStep = 20_000
 )
 
 // oldestWaiting finds the oldest message that waits to be delivered. It is called with the cache's lock.

@@ -18,14 +18,14 @@ func (j *Journal) Walk(f Filter, fn func(*Delivery) bool) {
 func (p *partition) walk(f *Filter, fn func(*Delivery) bool) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	n := 0
+	n, v := 0, Delivery{} // one for all: a million would cost more than the walk
 	for t, d := range p.open {
 		if n++; n%walkChunk == 0 {
 			p.mu.RUnlock()
 			p.mu.RLock()
 		}
 		if f.matches(t, d) {
-			if v := d.export(p.index, t); !fn(&v) {
+			if v = d.export(p.index, t); !fn(&v) {
 				return false
 			}
 		}
