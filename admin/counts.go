@@ -9,8 +9,8 @@ import (
 
 // A Count is a number of entries; it ends at [index.MaxCount].
 type Count struct {
-	N    int  `json:"n"`
-	More bool `json:"more,omitzero"` // there are more than N
+	Number int  `json:"number"`
+	More   bool `json:"more,omitzero"` // there are more
 }
 
 // Counts are the numbers of the entries that a filter chooses, for each choice of Show.

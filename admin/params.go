@@ -126,7 +126,7 @@ func (p param) read(s string, resolve func(string) (parley.ID, error)) (err erro
 	case *index.Proof:
 		want, err = "signed, session, unsigned or refused", to.UnmarshalText([]byte(s))
 	case *Show:
-		return to.UnmarshalText([]byte(s))
+		*to = Show(s)
 	case *parley.DeliveryState:
 		want, err = "waiting, delivering, delivered, answered, dead, dropped, expired or abandoned",
 			to.UnmarshalText([]byte(s))

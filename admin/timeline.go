@@ -14,25 +14,16 @@ import (
 
 // This file makes one list of messages and of the refusals that the hub keeps in memory, by time.
 
-// Show chooses entries of the timeline that an operator looks for.
+// Show chooses what an operator looks for in a list: see [TimelineFilter] and [UndeliveredFilter].
 type Show string
 
-// The choices of Show; "" shows all.
+// The choices for the timeline; "" shows all.
 const (
 	ShowFailed  Show = "failed"
 	ShowRefused Show = "refused"
 	ShowWaiting Show = "waiting"
 	ShowSlow    Show = "slow"
 )
-
-// UnmarshalText reads one of the choices.
-func (s *Show) UnmarshalText(b []byte) error {
-	switch *s = Show(b); *s {
-	case ShowFailed, ShowRefused, ShowWaiting, ShowSlow:
-		return nil
-	}
-	return parley.Refuse(parley.Malformed, "show=%.20q: want failed, refused, waiting or slow", b)
-}
 
 // DefaultSlow is how long an answer may take before ShowSlow shows its request, unless the filter
 // says another duration.
@@ -94,7 +85,7 @@ func (a *Admin) query(by Actor, f TimelineFilter) (index.Filter, error) {
 	case ShowSlow:
 		q.Slow = cmp.Or(q.Slow, DefaultSlow)
 	default:
-		return q, new(Show).UnmarshalText([]byte(f.Show))
+		return q, parley.Refuse(parley.Malformed, "show=%.20q: want failed, refused, waiting or slow", string(f.Show))
 	}
 	if q.Now.IsZero() {
 		q.Now = a.c.Now()

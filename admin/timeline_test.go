@@ -236,7 +236,7 @@ func TestRecordedRefusalOnce(t *testing.T) {
 	if told(page.Entries) != "request!" || page.Entries[0].Refusal.Ref != e.Ref || !page.Entries[0].Message.Refused {
 		t.Errorf("%s %+v", told(page.Entries), page.Entries)
 	}
-	if n, err := b.client.Counts(t.Context(), TimelineFilter{}); err != nil || n.Refused != (Count{N: 1}) || n.All.N != 1 {
+	if n, err := b.client.Counts(t.Context(), TimelineFilter{}); err != nil || n.Refused != (Count{Number: 1}) || n.All.Number != 1 {
 		t.Errorf("%+v %v", n, err)
 	}
 	// Without a key it is not recorded: another refusal.
@@ -251,7 +251,7 @@ func TestRecordedRefusalOnce(t *testing.T) {
 func TestCounts(t *testing.T) {
 	b := mixed(t)
 	got, err := b.client.Counts(t.Context(), TimelineFilter{Show: ShowFailed})
-	want := Counts{All: Count{N: 8}, Failed: Count{N: 4}, Refused: Count{N: 3}}
+	want := Counts{All: Count{Number: 8}, Failed: Count{Number: 4}, Refused: Count{Number: 3}}
 	if err != nil || got != want {
 		t.Errorf("%+v %v, want %+v", got, err, want)
 	}
@@ -266,7 +266,7 @@ func TestCounts(t *testing.T) {
 	f.Proof = index.ProvedSession
 	f.From = "nobody"
 	hidden, err = b.client.Hidden(t.Context(), f)
-	if want := []Hiding{{"agent", Count{}}, {"from", Count{N: 5}}, {"proof", Count{}}}; err != nil ||
+	if want := []Hiding{{"agent", Count{}}, {"from", Count{Number: 5}}, {"proof", Count{}}}; err != nil ||
 		!slices.Equal(hidden, want) {
 		t.Errorf("%+v %v, want %+v", hidden, err, want)
 	}

@@ -14,12 +14,11 @@ import (
 
 // This file groups what was not delivered by its cause: `parley dead list --by-cause`.
 
-// What [Admin.Undelivered] shows.
+// What [Admin.Undelivered] shows, besides ShowWaiting: deliveries that wait for their next attempt, or for their recipient.
 const (
-	ShowDead      = "dead"      // dead letters
-	ShowWaiting   = "waiting"   // deliveries that wait for their next attempt, or for their recipient
-	ShowRecovered = "recovered" // reached the recipient within the last day, after failures
-	ShowDropped   = "dropped"   // dropped by an operator within the last day
+	ShowDead      Show = "dead"      // dead letters
+	ShowRecovered Show = "recovered" // reached the recipient within the last day, after failures
+	ShowDropped   Show = "dropped"   // dropped by an operator within the last day
 )
 
 const (
@@ -33,7 +32,7 @@ const (
 
 // UndeliveredFilter chooses deliveries; a zero field chooses all.
 type UndeliveredFilter struct {
-	Show   string // ShowDead, …; "": ShowDead
+	Show   Show // ShowDead, …; "": ShowDead
 	To     string
 	From   string
 	Code   parley.Code
@@ -45,7 +44,7 @@ type UndeliveredFilter struct {
 
 // Undelivered is what was not delivered, by cause.
 type Undelivered struct {
-	Show   string             `json:"show"`
+	Show   Show               `json:"show"`
 	Now    time.Time          `json:"now"`
 	Counts UndeliveredCounts  `json:"counts"`
 	Groups []UndeliveredGroup `json:"groups"`        // the one that changed last first
@@ -58,12 +57,6 @@ type UndeliveredCounts struct {
 	Waiting   Count `json:"waiting"`
 	Recovered Count `json:"recovered"`
 	Dropped   Count `json:"dropped"`
-}
-
-// A Count is a number up to 10,000.
-type Count struct {
-	Number int  `json:"number"`
-	More   bool `json:"more,omitzero"` // there are more
 }
 
 func (c *Count) add() {
@@ -116,8 +109,8 @@ func (f *UndeliveredFilter) check(a *Admin, by Actor) error {
 	if f.Limit = min(f.Limit, maxGroups); f.Limit <= 0 {
 		f.Limit = defaultGroups
 	}
-	if !slices.Contains([]string{ShowDead, ShowWaiting, ShowRecovered, ShowDropped}, f.Show) {
-		return parley.Refuse(parley.Malformed, "show=%.40q: want dead, waiting, recovered or dropped", f.Show)
+	if !slices.Contains([]Show{ShowDead, ShowWaiting, ShowRecovered, ShowDropped}, f.Show) {
+		return parley.Refuse(parley.Malformed, "show=%.40q: want dead, waiting, recovered or dropped", string(f.Show))
 	}
 	if f.Text != "" {
 		if err := by.may(Read); err != nil {
@@ -270,7 +263,7 @@ func (a *Admin) walkMended(ctx context.Context, by Actor, f *UndeliveredFilter, 
 		}
 	}
 	for _, of := range []struct {
-		show    string
+		show    Show
 		dropped bool
 		count   *Count
 	}{{ShowRecovered, false, &n.Recovered}, {ShowDropped, true, &n.Dropped}} {

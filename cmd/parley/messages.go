@@ -215,7 +215,7 @@ func (a *app) hidden(ctx context.Context, hub *admin.Client, f admin.TimelineFil
 	}
 	fmt.Fprintln(a.out, "no messages match the flags")
 	for _, h := range list {
-		if h.Without.N > 0 {
+		if h.Without.Number > 0 {
 			fmt.Fprintf(a.out, "  without --%s: %s\n", h.Member, number(h.Without))
 		}
 	}
@@ -224,9 +224,9 @@ func (a *app) hidden(ctx context.Context, hub *admin.Client, f admin.TimelineFil
 
 func number(c admin.Count) string {
 	if c.More {
-		return fmt.Sprintf("%d+", c.N)
+		return fmt.Sprintf("%d+", c.Number)
 	}
-	return fmt.Sprint(c.N)
+	return fmt.Sprint(c.Number)
 }
 
 func (a *app) messageCounts(ctx context.Context, hub *admin.Client, f admin.TimelineFilter) error {

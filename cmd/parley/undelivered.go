@@ -84,7 +84,7 @@ func (a *app) undelivered(ctx context.Context, hub *admin.Client, f admin.Undeli
 	return nil
 }
 
-func (a *app) showGroup(show string, g *admin.UndeliveredGroup) {
+func (a *app) showGroup(show admin.Show, g *admin.UndeliveredGroup) {
 	name := strings.TrimSpace(string(g.Problem.Code) + " " + string(g.Problem.Reason))
 	a.hang("\n", 0, "", fmt.Sprintf("%d to %s: %s", g.Number, clean(g.To), cmp.Or(name, "not tried yet")))
 	line := a.labels(12, 1000)
@@ -99,8 +99,8 @@ func (a *app) showGroup(show string, g *admin.UndeliveredGroup) {
 	if g.First.Equal(g.Last) {
 		times = a.when(g.Last)
 	}
-	words := map[string]string{admin.ShowDead: "given up", admin.ShowRecovered: "troubled"}
-	line(cmp.Or(words[show], show), "%s, %s at most", times, plural(g.Attempts, "attempt", "attempts"))
+	words := map[admin.Show]string{admin.ShowDead: "given up", admin.ShowRecovered: "troubled"}
+	line(cmp.Or(words[show], string(show)), "%s, %s at most", times, plural(g.Attempts, "attempt", "attempts"))
 	if g.Expired > 0 {
 		line("late", "%d past their deadline: a retry would only say so", g.Expired)
 	}
