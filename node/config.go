@@ -105,6 +105,7 @@ type Config struct {
 	Log *slog.Logger `toml:"-"`
 	// level of Log, which Reload sets to LogLevel; nil: the level is fixed
 	Level *slog.LevelVar    `toml:"-"`
+	lines fileLines         // of the file; [Load] sets them
 	spans sdk.SpanProcessor // takes the traces in place of the exporter
 	// reads the configuration again, for Reload; nil: there is no file
 	Read func() (Config, error) `toml:"-"`
@@ -488,17 +489,20 @@ func (c *Config) check() (checked, error) {
 		}
 	}
 	// Empty tables, as in the file of parley init, are skipped.
-	for _, a := range c.Allow {
+	for i, a := range c.Allow {
 		if a.From == "" && len(a.To) == 0 {
 			continue
 		}
-		k.rules = append(k.rules, policy.Rule{From: a.From, To: a.To})
+		r := policy.Rule{From: a.From, To: a.To}
+		r.File, r.Line = c.lines.line(fmt.Sprintf("allow[%d]", i))
+		k.rules = append(k.rules, r)
 	}
 	for i, r := range c.Require {
 		if len(r.To) == 0 && r.Assurance == "" {
 			continue
 		}
 		l := policy.Least{To: r.To}
+		l.File, l.Line = c.lines.line(fmt.Sprintf("require[%d]", i))
 		if err := l.Assurance.UnmarshalText([]byte(r.Assurance)); err != nil {
 			return k, fmt.Errorf("require %d: assurance = %q: want one of signed, session, unsigned", i+1, r.Assurance)
 		}

@@ -54,6 +54,7 @@ func Load(path string) (Config, error) {
 	if _, err := c.check(); err != nil {
 		return Config{}, fmt.Errorf("%s: %w", path, placed(err, b))
 	}
+	c.lines = readLines(path, b)
 	return c, nil
 }
 

@@ -53,6 +53,13 @@ type Rate struct {
 type Rule struct {
 	From string
 	To   []string
+	Place
+}
+
+// A Place is where a rule is written, for people. Line 0: in no file.
+type Place struct {
+	File string
+	Line int
 }
 
 // Least is the least assurance of messages to the recipients that a pattern of To
@@ -61,6 +68,7 @@ type Least struct {
 	To        []string
 	Protocol  string
 	Assurance parley.Assurance
+	Place
 }
 
 // A Limit bounds how often each agent that From matches may call each agent or skill
@@ -292,7 +300,7 @@ func (p *Policy) least(name, protocol string) parley.Assurance {
 	}
 	if protocol != "go" {
 		for _, l := range p.c.Least {
-			if (l.Protocol == "" || l.Protocol == protocol) && matchAny(l.To, name, "") {
+			if l.names(name, protocol) {
 				return l.Assurance
 			}
 		}
@@ -316,10 +324,7 @@ func (p *Policy) exposed(protocol string, r Recipient) bool {
 }
 
 func (p *Policy) permitted(from, to, skill string) bool {
-	if len(p.c.Allow) == 0 {
-		return true
-	}
-	return slices.ContainsFunc(p.c.Allow, func(r Rule) bool { return Match(r.From, from) && matchAny(r.To, to, skill) })
+	return len(p.c.Allow) == 0 || p.ruleFor(from, to, skill) >= 0
 }
 
 // matchAny reports whether one of the patterns matches an agent, or its skill.
