@@ -86,6 +86,7 @@ type Result struct {
 	Wait    time.Duration // with Err: the recipient asked to come back after this; no try is used up
 	Unknown bool          // with Err: the recipient may have received the message
 	Losses  []parley.Loss
+	Via     string // by which of several ways it went to the recipient; see [Dispatcher.HealthBy]; "": not known
 
 	then func() // called in the same goroutine once the lane is released
 }

@@ -14,7 +14,7 @@ import (
 // [Dispatcher.SetHealth], in another one. The zero value is that of a recipient that
 // was reached, or never tried.
 type Health struct {
-	Since    time.Time     // first failed attempt since the recipient was reached; zero: none failed
+	Since    time.Time     // first failed attempt since the recipient was reached; or, with Until, when it first asked
 	Failures int           // failed attempts since then, at least
 	Err      *parley.Error // of the last of them; or, with Until, what the recipient said
 	Until    time.Time     // the recipient asked for no attempt before
@@ -31,6 +31,17 @@ func (d *Dispatcher) Health(to string) Health {
 	defer d.mu.Unlock()
 	if r := d.recipients[to]; r != nil {
 		return r.health
+	}
+	return Health{}
+}
+
+// HealthBy says what the attempts by one of several ways to a recipient showed; see [Result.Via]. Only this process's
+// attempts count.
+func (d *Dispatcher) HealthBy(to, via string) Health {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r := d.recipients[to]; r != nil {
+		return r.ways[via]
 	}
 	return Health{}
 }
@@ -59,7 +70,7 @@ func (d *Dispatcher) SetHealth(to string, h Health) {
 		d.recipients[to] = &recipient{health: h}
 	case r == nil:
 	case !h.Failing():
-		r.health = Health{}
+		r.health, r.ways = Health{}, nil
 		d.removeIdleRecipient(to, r)
 	default:
 		if old := r.health; old.Failing() {
@@ -80,18 +91,26 @@ func (d *Dispatcher) ForgetTexts() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range d.recipients {
-		if e := r.health.Err; e != nil && e.Source != parley.ByNetwork {
-			e = e.Because(nil)
-			e.Text, e.Detail = "", ""
-			r.health.Err = e
+		r.health.forgetText()
+		for via, h := range r.ways {
+			h.forgetText()
+			r.ways[via] = h
 		}
+	}
+}
+
+func (h *Health) forgetText() {
+	if e := h.Err; e != nil && e.Source != parley.ByNetwork {
+		e = e.Because(nil)
+		e.Text, e.Detail = "", ""
+		h.Err = e
 	}
 }
 
 // removeIdleRecipient forgets a recipient without lanes, unless its health is kept;
 // d.mu is held.
 func (d *Dispatcher) removeIdleRecipient(to string, r *recipient) {
-	if r.lanes == 0 && (!r.health.Failing() || !d.c.Transport.KeepsHealth(to)) {
+	if r.lanes == 0 && (!r.failing() || !d.c.Transport.KeepsHealth(to)) {
 		delete(d.recipients, to)
 	}
 }
@@ -139,33 +158,63 @@ func (r *Result) shows(cut bool) evidence {
 	return nothing
 }
 
+// failing reports whether the last attempt failed, or the last one by some way.
+func (r *recipient) failing() bool {
+	failing := r.health.Failing()
+	for _, h := range r.ways {
+		failing = failing || h.Failing()
+	}
+	return failing
+}
+
 // noteHealth notes what an attempt showed; see [Result.shows]. A failed retry of a dead
 // letter shows nothing: an operator may try many old ones. d.mu is held.
 func (d *Dispatcher) noteHealth(l *lane, it *item, res Result, cut bool) {
-	h := &l.recipient.health
-	before, now := *h, d.c.Now()
-	switch res.shows(cut) {
+	r, shown, now := l.recipient, res.shows(cut), d.c.Now()
+	before := r.health
+	if shown == broken && it.deadRetry {
+		return
+	}
+	r.health.note(shown, &res, now)
+	if res.Via != "" && shown != nothing {
+		way := r.ways[res.Via]
+		way.note(shown, &res, now)
+		switch {
+		case way == Health{}:
+			delete(r.ways, res.Via)
+		case r.ways == nil:
+			r.ways = map[string]Health{res.Via: way}
+		default:
+			r.ways[res.Via] = way
+		}
+	}
+	if f := d.c.HealthChanged; f != nil && tellsNews(&before, &r.health) {
+		f(l.key.to)
+	}
+}
+
+// note takes in what an attempt showed.
+func (h *Health) note(shown evidence, res *Result, now time.Time) {
+	switch shown {
 	case reached:
 		*h = Health{}
 	case postponed:
+		asked := now
+		if !h.Failing() && !h.Since.IsZero() {
+			asked = h.Since // it asked before, and was not reached since
+		}
 		if res.Err.Source == parley.ByPeer {
 			*h = Health{}
 		}
 		if !h.Failing() {
-			h.Until, h.Err = now.Add(max(res.Wait, res.Err.After)), res.Err
+			h.Since, h.Until, h.Err = asked, now.Add(max(res.Wait, res.Err.After)), res.Err
 		}
 	case broken:
-		if it.deadRetry {
-			return
-		}
 		if !h.Failing() {
 			h.Since = now
 		}
 		h.Failures++
 		h.Err, h.Until, h.Here = res.Err.Stated(), time.Time{}, true
-	}
-	if f := d.c.HealthChanged; f != nil && tellsNews(&before, h) {
-		f(l.key.to)
 	}
 }
 
@@ -189,7 +238,7 @@ func (d *Dispatcher) notePostponed(v journal.Delivery) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r := d.recipients[v.To]; r != nil && !r.health.Failing() && r.health.Until.Before(v.Next) {
-		r.health.Until, r.health.Err = v.Next, v.Error
+		r.health.Since, r.health.Until, r.health.Err = v.Changed, v.Next, v.Error
 	}
 }
 

@@ -33,6 +33,7 @@ type recipient struct {
 	active int
 	limit  int // of active
 	health Health
+	ways   map[string]Health // by [Result.Via]; not those by which it was reached, or never tried
 	ready  []*lane
 }
 

@@ -109,9 +109,13 @@ func (c *transport) attempt(ctx context.Context, a delivery.Attempt) (r delivery
 			"agent %q has no address in a protocol that is switched on", a.To).
 			With(parley.ByNetwork, parley.NoAddress, "")}
 	}
-	return h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
+	r = h.observed(ctx, a, b.Protocol(), func(ctx context.Context, a delivery.Attempt) delivery.Result {
 		return h.send(ctx, b, id, e, a, request, "")
 	})
+	if h.ways(e) > 1 {
+		r.Via = b.Protocol()
+	}
+	return r
 }
 
 func (h *Hub) send(ctx context.Context, b Binding, id parley.Identity, e *directory.Entry, a delivery.Attempt,

@@ -127,6 +127,13 @@ type Capabilities struct {
 	// no work there. nil: the binding knows nothing.
 	Way func(ctx context.Context, e *directory.Entry, id parley.Identity) Way
 
+	// Connection says what the binding knows of an agent's connection. It is called for lists, so it asks nobody and
+	// reads no storage. nil: it knows nothing.
+	Connection func(e *directory.Entry, id parley.Identity) Connection
+	// StandInAddress gives the address that an agent's stand-in has, also before there is one. nil: Address says it, or
+	// it is not known before.
+	StandInAddress func(agent string) string
+
 	// Erasing is called before records lose their content, to copy elsewhere the
 	// parts that must outlive it. An error keeps the content. nil: nothing must
 	// outlive it.

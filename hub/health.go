@@ -31,7 +31,7 @@ const (
 // state. Only attempts show whether an agent can be reached, not messages from it.
 type Condition struct {
 	State    AgentState
-	Since    time.Time     // Unreachable, Failing: the first failed attempt
+	Since    time.Time     // it is so since then; Ready: zero if not known
 	Failures int           // Unreachable, Failing: failed attempts since then, at least
 	Err      *parley.Error // Unreachable, Failing, Postponed: the last of them
 	Next     time.Time     // the next attempt; zero: with the next message, or it is being made
@@ -40,14 +40,21 @@ type Condition struct {
 // Condition gives the state of an agent, as this hub knows it. Hubs on one journal tell
 // each other which agents fail, but not who is connected to them.
 func (h *Hub) Condition(e *directory.Entry) Condition {
-	_, box := h.here(e.Name)
+	l, box := h.here(e.Name)
 	switch {
 	case e.Paused:
 		return Condition{State: Paused}
 	case box != nil && !box.isRead():
-		return Condition{State: NoReader}
-	case box == nil && h.holds(e):
-		return Condition{State: NotConnected}
+		c, _, _ := box.condition()
+		return c
+	case l == nil && box == nil:
+		if b, id, ok := h.route(e, ""); ok && b.can.Holds != nil && b.can.Holds(e, id) {
+			var known Connection
+			if b.can.Connection != nil {
+				known = b.can.Connection(e, id)
+			}
+			return h.notConnected(e, known)
+		}
 	}
 	c := condition(h.deliver.Health(e.Name), h.c.Now())
 	if c.State == Unreachable && e.Source == directory.FromCode {
@@ -65,7 +72,7 @@ func condition(v delivery.Health, now time.Time) Condition {
 			c.State = Failing
 		}
 	case v.Until.After(now):
-		c = Condition{State: Postponed, Err: v.Err, Next: v.Until}
+		c = Condition{State: Postponed, Since: v.Since, Err: v.Err, Next: v.Until}
 	default:
 		return c
 	}
@@ -232,8 +239,9 @@ func (s *storedHealth) health() delivery.Health {
 
 // forgetHealth ends the record of an agent that is removed, or has another address.
 func (h *Hub) forgetHealth(name string) {
-	if v := h.deliver.Health(name); v.Failing() {
-		h.deliver.SetHealth(name, delivery.Health{})
+	v := h.deliver.Health(name)
+	h.deliver.SetHealth(name, delivery.Health{})
+	if v.Failing() {
 		h.health.note(name)
 	}
 }

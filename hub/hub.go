@@ -65,6 +65,8 @@ type Hub struct {
 	recent requestCache
 	health *healthRecord
 
+	begun time.Time
+
 	mu      sync.Mutex
 	local   map[string]*local
 	waiters map[parley.ID]*waiter
@@ -105,7 +107,7 @@ func New(c Config) (*Hub, error) {
 	h := &Hub{c: c, bindings: map[string]*bound{}, local: map[string]*local{}, waiters: map[parley.ID]*waiter{},
 		asking: map[turnKey]int{}, running: map[parley.ID]context.CancelCauseFunc{}, numbers: map[numbered]int{},
 		inputs: map[parley.ID]*inputs{}, timers: map[parley.ID]*time.Timer{}, inboxes: map[string]*inbox{},
-		refusals: newRefusals(c.Refusals, c.Rand)}
+		refusals: newRefusals(c.Refusals, c.Rand), begun: c.Now()}
 	h.life, h.endLife = context.WithCancel(context.Background())
 	h.open, h.endOpen = context.WithCancel(context.Background())
 	h.policy.Store(c.Policy)

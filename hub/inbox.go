@@ -16,6 +16,7 @@ type inbox struct {
 	mu      sync.Mutex
 	readers []chan delivery.Attempt
 	left    time.Time // when the last reader left
+	opened  time.Time
 }
 
 // inboxIdle is the time without a reader after which the hub says that nobody reads an inbox: readers that poll come
@@ -59,7 +60,7 @@ func (h *Hub) Inbox(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.inboxes[name] == nil {
-		h.inboxes[name] = &inbox{}
+		h.inboxes[name] = &inbox{opened: h.c.Now()}
 	}
 }
 

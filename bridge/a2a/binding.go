@@ -212,13 +212,14 @@ func (b *Binding) Protocol() string { return Protocol }
 // Capabilities implements hub.Binding.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
-		Streams:     b.streams,
-		CallsBack:   b.callsBack,
-		ReplyLosses: replyLosses,
-		Way:         b.way,
-		Resumes:     b.resumes,
-		Reaches:     func(id parley.Identity) bool { return !IsCaller(id.ID) },
-		Address:     b.address,
+		Streams:        b.streams,
+		CallsBack:      b.callsBack,
+		ReplyLosses:    replyLosses,
+		Way:            b.way,
+		Resumes:        b.resumes,
+		Reaches:        func(id parley.Identity) bool { return !IsCaller(id.ID) },
+		Address:        b.address,
+		StandInAddress: b.AgentURL,
 	}
 }
 

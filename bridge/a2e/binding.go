@@ -161,6 +161,8 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		Holds:           b.holds,
 		Address:         b.address,
 		Way:             b.way,
+		Connection:      b.connection,
+		StandInAddress:  func(string) string { return b.Base() },
 	}
 }
 

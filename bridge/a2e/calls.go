@@ -106,6 +106,7 @@ func (x *inboxes) drop(id string) {
 	x.calls[a.Agent] = slices.DeleteFunc(x.calls[a.Agent], func(o *openCall) bool { return o == a })
 	if len(x.calls[a.Agent]) == 0 {
 		delete(x.calls, a.Agent)
+		x.noteEnded(a.Agent, x.b.c.Now())
 	}
 }
 

@@ -38,6 +38,7 @@ type inboxes struct {
 
 	mu      sync.Mutex
 	calls   map[string][]*openCall        // by agent
+	ended   map[string]time.Time          // when the last call of an agent without one ended, at most maxLeft
 	byID    map[string]*openCall          // the same calls by id
 	next    map[string]chan struct{}      // by agent: closed at its next call; set while a delivery waits
 	holders map[string]map[string]*reader // the calls that have messages, by agent and key

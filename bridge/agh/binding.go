@@ -300,6 +300,7 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		Members:        b.groupMembers,
 		Address:        b.Address,
 		Way:            b.way,
+		Connection:     b.connection,
 		ForgetRecent:   b.ForgetRecent,
 	}
 }

@@ -180,7 +180,7 @@ func (b *Binding) Protocol() string { return Protocol }
 // are messages of the session.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{Deduplicates: true, CarriesReplies: true, Address: b.Address, Way: b.way,
-		Erasing: b.erasing}
+		Erasing: b.erasing, Connection: b.connection, StandInAddress: b.standIns.id}
 }
 
 // Serves implements hub.HTTPBinding.

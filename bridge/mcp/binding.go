@@ -227,6 +227,8 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		Holds:           b.servers.holds,
 		Way:             b.way,
 		Address:         b.address,
+		StandInAddress:  func(agent string) string { return b.public.String() + Base + agentsPath + agent },
+		Connection:      b.connection,
 	}
 }
 

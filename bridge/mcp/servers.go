@@ -62,7 +62,8 @@ type server struct {
 
 	mu     sync.Mutex
 	link   *link
-	err    error // of the last try to connect; nil: it did
+	since  time.Time // the last connection opened, or ended, then
+	err    error     // of the last try to connect; nil: it did
 	tried  time.Time
 	called time.Time          // the last call that was answered
 	failed error              // of the last call; nil: it was answered
@@ -342,6 +343,7 @@ func (s *servers) linked(ctx context.Context, v *server, id parley.Identity) (*l
 		return nil, err
 	}
 	v.link, v.err = l, nil
+	v.noteLink(l, time.Now)
 	return l, nil
 }
 
@@ -426,6 +428,7 @@ func (s *servers) join(ctx context.Context, agent string, t mcp.Transport) error
 	v.mu.Lock()
 	older := v.link
 	v.link, v.err = l, nil
+	v.noteLink(l, time.Now)
 	v.mu.Unlock()
 	if older != nil {
 		if older.replaced != nil {

@@ -244,11 +244,12 @@ func (b *Binding) Protocol() string { return Protocol }
 // connection, poll their task or are called back, so nothing carries replies.
 func (b *Binding) Capabilities() hub.Capabilities {
 	return hub.Capabilities{
-		Resumes:     b.resumes,
-		CallsBack:   callsBack,
-		ReplyLosses: replyLosses,
-		Address:     b.AgentURL,
-		Way:         b.way,
+		Resumes:        b.resumes,
+		CallsBack:      callsBack,
+		ReplyLosses:    replyLosses,
+		Address:        b.AgentURL,
+		Way:            b.way,
+		StandInAddress: func(agent string) string { return b.public.String() + "/agents/" + agent },
 	}
 }
 

@@ -259,7 +259,10 @@ func (b *Binding) Capabilities() hub.Capabilities {
 		ReplyLosses:  replyLosses,
 		Address:      b.Address,
 		Way:          b.way,
-		Profile:      b.profile,
+		Connection:   b.connection,
+		// The address is made of a key, which the stand-in gets when it is made.
+		StandInAddress: func(string) string { return "" },
+		Profile:        b.profile,
 	}
 }
 

@@ -1,0 +1,165 @@
+package hub
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
+)
+
+// A Connection is what a binding knows of an agent's connection without asking the agent. For an agent with a mailbox,
+// for example, Text is "mailbox", and Heard the time when it last fetched its messages.
+type Connection struct {
+	Text  string    // a few words for people; may be empty
+	Since time.Time // the state has lasted since then: it connected, or it left; zero: not known
+	Heard time.Time // last sign of life; zero: none is known
+}
+
+// An IdentityCondition is the state of one identity of an agent.
+type IdentityCondition struct {
+	parley.Identity
+	Condition
+	Text  string // see [Connection]
+	Heard time.Time
+}
+
+// Conditions gives the state of each identity of an agent: its handler or its inbox, its own identities, and those that
+// the hub keeps for it. A stand-in is ready as long as the hub is. A pause holds the agent, not one of its identities, so
+// it is in [Hub.Condition] alone. The agent is not asked; compare [Hub.Ways].
+func (h *Hub) Conditions(e *directory.Entry) []IdentityCondition {
+	var list []IdentityCondition
+	l, box := h.here(e.Name)
+	if e.Source == directory.FromCode {
+		c := IdentityCondition{Identity: parley.Identity{Protocol: "go", ID: e.Name}, Condition: h.attempted(e, "go"),
+			Text: "its handlers run in a hub's process"}
+		if l != nil {
+			c.Text = fmt.Sprintf("runs here, %d at work", len(l.calls))
+		}
+		list = append(list, c)
+	}
+	for _, i := range e.Identities {
+		c := IdentityCondition{Identity: i, Condition: Condition{State: Ready}}
+		b := h.bindings[i.Protocol]
+		switch {
+		case i.StandIn:
+			c.Text = "answers for it"
+		case b == nil && box != nil:
+			c.Condition, c.Text, c.Heard = box.condition()
+		case b == nil:
+			c.State, c.Since = Unreachable, h.begun
+			c.Err = parley.Fail(parley.Unavailable, nil, "this hub does not speak %s", i.Protocol).
+				With(parley.ByHub, parley.NoAddress, "")
+		default:
+			h.own(&c, b, e, i)
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// own fills in the condition of an identity of the agent's own.
+func (h *Hub) own(c *IdentityCondition, b *bound, e *directory.Entry, i parley.Identity) {
+	var known Connection
+	if b.can.Connection != nil {
+		known = b.can.Connection(e, i)
+	}
+	c.Text, c.Heard = known.Text, known.Heard
+	switch {
+	case b.can.Reaches != nil && !b.can.Reaches(i):
+		if c.Text == "" {
+			c.Text = "it calls the hub; the hub cannot call it"
+		}
+	case b.can.Holds != nil && b.can.Holds(e, i):
+		c.Condition = h.notConnected(e, known)
+	default:
+		if c.Condition = h.attempted(e, i.Protocol); c.State == Ready {
+			c.Since = known.Since
+		}
+	}
+}
+
+// notConnected is the condition of an agent that is not connected. Without a time of the binding's it left before this
+// hub started, or was never here.
+func (h *Hub) notConnected(e *directory.Entry, known Connection) Condition {
+	c := Condition{State: NotConnected, Since: known.Since}
+	if c.Since.IsZero() {
+		c.Since = h.begun
+		if e.Added.After(c.Since) {
+			c.Since = e.Added
+		}
+	}
+	return c
+}
+
+// attempted is the condition that the attempts by one way to an agent showed. Failures before the start, and those of
+// other hubs, are not known by way: they count for the first one.
+func (h *Hub) attempted(e *directory.Entry, protocol string) Condition {
+	v := h.deliver.Health(e.Name)
+	if h.ways(e) > 1 {
+		first, _, _ := h.route(e, "")
+		if by := h.deliver.HealthBy(e.Name, protocol); !v.Failing() || v.Here || first.Protocol() != protocol {
+			v = by
+		}
+	}
+	c := condition(v, h.c.Now())
+	if c.State == Unreachable && e.Source == directory.FromCode {
+		c.State = Failing // it is in this process
+	}
+	return c
+}
+
+// ways counts the ways by which the hub sends to an agent.
+func (h *Hub) ways(e *directory.Entry) (n int) {
+	if l, box := h.here(e.Name); l != nil || box != nil {
+		return 1
+	}
+	for _, i := range e.Identities {
+		if b := h.bindings[i.Protocol]; b != nil && !i.StandIn && (b.can.Reaches == nil || b.can.Reaches(i)) {
+			n++
+		}
+	}
+	return n
+}
+
+// condition of an inbox, with who reads it.
+func (b *inbox) condition() (c Condition, text string, heard time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := len(b.readers); n > 0 {
+		return Condition{State: Ready}, fmt.Sprintf("inbox, %d read it at this hub", n), time.Time{}
+	}
+	since := b.left
+	if since.IsZero() {
+		since = b.opened
+	}
+	return Condition{State: NoReader, Since: since}, "inbox", b.left
+}
+
+// StandInAddress gives the address that the stand-in of an agent has in a protocol, also before it is exposed there;
+// "" if it is not known before.
+func (h *Hub) StandInAddress(protocol string, e *directory.Entry) string {
+	b := h.bindings[protocol]
+	switch {
+	case b == nil:
+		return ""
+	case b.can.StandInAddress != nil:
+		return b.can.StandInAddress(e.Name)
+	case b.can.Address != nil:
+		return b.can.Address(e)
+	}
+	return ""
+}
+
+// Native gives the protocol by which the hub sends to an agent: "go" or "api" for one that is here, "" if it has no way.
+func (h *Hub) Native(e *directory.Entry) (protocol string, id parley.Identity) {
+	if l, box := h.here(e.Name); l != nil || e.Source == directory.FromCode {
+		return "go", parley.Identity{}
+	} else if box != nil {
+		return "api", parley.Identity{}
+	}
+	if b, id, ok := h.route(e, ""); ok {
+		return b.Protocol(), id
+	}
+	return "", parley.Identity{}
+}
