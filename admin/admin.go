@@ -39,6 +39,13 @@ type Config struct {
 	Backup func(context.Context, io.Writer) (*journal.BackupSummary, error)
 	Forget func(ctx context.Context, what, name, by, reason string, dry bool) (Forgotten, error)
 
+	// Line gives the place of a key in the configuration file, as "agents.weather"; 0: it is not there. nil: there is no
+	// file.
+	Line func(key string) (file string, line int)
+	// Losses says what callers of a protocol lose at the stand-in of an agent, to which the hub sends by another one
+	// with that identity. nil: it is not known.
+	Losses func(callers, native string, id parley.Identity) []string
+
 	// Protocols are those of the hub's bindings, and what each does for operators.
 	Protocols []Protocol
 
@@ -90,6 +97,7 @@ func (a *Admin) protocol(name string) Protocol {
 type Admin struct {
 	c        Config
 	audit    *audit
+	begun    time.Time
 	sessions *Sessions
 	waiters  chan struct{}
 	mux      *http.ServeMux
@@ -102,7 +110,8 @@ type Admin struct {
 
 	mu          sync.Mutex
 	seen        map[string]Seen // by agent of the directory
-	seenChanged chan struct{}   // closed and replaced when an agent is seen
+	proofs      map[string]proofs
+	seenChanged chan struct{} // closed and replaced when an agent is seen
 	unread      map[string]*unread
 
 	checks checklists
@@ -121,7 +130,11 @@ func New(c Config) (*Admin, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	if c.Line == nil {
+		c.Line = func(string) (string, int) { return "", 0 }
+	}
 	a := &Admin{c: c, waiters: make(chan struct{}, c.Waiters), ended: make(chan struct{}), seen: map[string]Seen{},
+		proofs: map[string]proofs{}, begun: c.Now(),
 		seenChanged: make(chan struct{}), unread: map[string]*unread{}, checks: checklists{every: checklistEvery,
 			of: map[string]*checklist{}, changed: make(chan struct{})}}
 	var err error
@@ -177,6 +190,7 @@ func (a *Admin) note(r *journal.Record) {
 	defer a.mu.Unlock()
 	a.seen[m.From] = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol,
 		Assurance: m.Origin.Verdict.Assurance, Count: a.seen[m.From].Count + 1}
+	a.noteProof(m, r.Time)
 	close(a.seenChanged)
 	a.seenChanged = make(chan struct{})
 }
@@ -201,6 +215,7 @@ func (a *Admin) changed(c directory.Change) {
 	}
 	if c.New == nil {
 		delete(a.seen, c.Old.Name)
+		delete(a.proofs, c.Old.Name)
 	}
 }
 
@@ -225,40 +240,6 @@ func (a *Admin) Reload(ctx context.Context, by Actor) (Reloaded, error) {
 	return actFor(a, ctx, by, Administer, "config.reload", "", "", a.c.Reload)
 }
 
-// Agents lists agents of the directory, by name.
-func (a *Admin) Agents(_ context.Context, by Actor, f AgentFilter) (AgentPage, error) {
-	if err := by.may(Observe); err != nil {
-		return AgentPage{}, err
-	}
-	if f.Cursor != "" && parley.CheckName(f.Cursor) != nil {
-		return AgentPage{}, parley.Refuse(parley.Malformed, "%.40q is not a cursor that this hub gave", f.Cursor)
-	}
-	limit := min(f.Limit, index.MaxLimit)
-	if limit <= 0 {
-		limit = 100
-	}
-	entries, more := a.c.Hub.Directory().Page(f.Cursor, limit, directory.Matcher(f.Filter))
-	page := AgentPage{Agents: []Agent{}, More: more}
-	for _, e := range entries {
-		page.Agents = append(page.Agents, a.view(by, e))
-	}
-	if more > 0 {
-		page.Next = entries[len(entries)-1].Name
-	}
-	return page, nil
-}
-
-func (a *Admin) view(by Actor, e *directory.Entry) Agent {
-	v := viewAgent(e)
-	v.AgentState, v.Delivery = a.state(by, e), viewDelivery(a.c.Hub.Schedule(e.Retries), e.Retries)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if s, ok := a.seen[e.Name]; ok {
-		v.Seen = &s
-	}
-	return v
-}
-
 // Agent gives one agent. With a wait it first waits, at most that long, for the
 // agent to send something.
 func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Duration) (Agent, error) {
@@ -276,17 +257,8 @@ func (a *Admin) Agent(ctx context.Context, by Actor, name string, wait time.Dura
 	}
 	v := a.view(by, e)
 	v.Addresses, v.Profile = a.c.Hub.Addresses(e), a.c.Hub.Profile(e)
-	v.Waiting = &Waiting{}
-	for _, d := range a.c.Hub.Journal().Deliveries(journal.Filter{To: name}) {
-		if d.State == parley.Dead {
-			v.Waiting.Dead++
-			continue
-		}
-		v.Waiting.Open++
-		if v.Waiting.Oldest.IsZero() {
-			v.Waiting.Oldest = d.Message.Time()
-		}
-	}
+	v.Waiting = viewBacklog(a.c.Hub.Journal().Backlogs([]string{name})[name])
+	a.detail(&v, e)
 	return v, nil
 }
 
@@ -425,7 +397,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 		}
 		entry, err := a.c.Hub.Directory().Put(ctx, e, directory.FromOperator)
 		if err != nil {
-			return Agent{}, errors.Join(fromDirectory(err), a.unenrollAll(n.Name, enrolled))
+			return Agent{}, errors.Join(a.notChanged(n.Name, err), a.unenrollAll(n.Name, enrolled))
 		}
 		for _, store := range credentials {
 			if err := store(ctx, n.Name); err != nil {
@@ -598,7 +570,7 @@ func (a *Admin) RemoveAgent(ctx context.Context, by Actor, name string) error {
 			return err
 		}
 		if err := a.c.Hub.Directory().Remove(ctx, name); err != nil {
-			return fromDirectory(err)
+			return a.notChanged(name, err)
 		}
 		if _, err := a.c.Keys.Forget(name); err != nil {
 			return fmt.Errorf("agent %q is gone, but its keys could not be erased: %w", name, err)
@@ -668,7 +640,7 @@ func (a *Admin) Link(ctx context.Context, by Actor, name string, id NewIdentity)
 			err = a.c.Hub.Directory().Link(ctx, name, link)
 		}
 		if err != nil {
-			return errors.Join(fromDirectory(err), a.unenrollAll(name, enrolled))
+			return errors.Join(a.notChanged(name, err), a.unenrollAll(name, enrolled))
 		}
 		for _, store := range credentials {
 			if err := store(ctx, name); err != nil {
@@ -689,7 +661,7 @@ func (a *Admin) edit(ctx context.Context, by Actor, role Role, action, name, det
 			return Agent{}, err
 		}
 		if err := f(ctx, name); err != nil {
-			return Agent{}, fromDirectory(err)
+			return Agent{}, a.notChanged(name, err)
 		}
 		e, err := a.entry(by, name)
 		if err != nil {

@@ -252,6 +252,26 @@ func (c *Client) Expose(ctx context.Context, name string, protocols []string) (A
 	return fetch[Agent](c, ctx, "POST", agentPath(name, "/expose"), nil, exposure{protocols})
 }
 
+// PreviewExpose says what Expose would do.
+func (c *Client) PreviewExpose(ctx context.Context, name string, protocols []string) (Preview, error) {
+	return fetch[Preview](c, ctx, "POST", agentPath(name, "/expose/preview"), nil, exposure{protocols})
+}
+
+// PreviewLink says what Link would do.
+func (c *Client) PreviewLink(ctx context.Context, name string, id NewIdentity) (Preview, error) {
+	return fetch[Preview](c, ctx, "POST", agentPath(name, "/link/preview"), nil, id)
+}
+
+// PreviewEnroll says what Enroll would do.
+func (c *Client) PreviewEnroll(ctx context.Context, e Enrolment) (Preview, error) {
+	return fetch[Preview](c, ctx, "POST", "/keys/enroll/preview", nil, e)
+}
+
+// PreviewRotate says what Rotate would do.
+func (c *Client) PreviewRotate(ctx context.Context, r Rotation) (Preview, error) {
+	return fetch[Preview](c, ctx, "POST", "/keys/rotate/preview", nil, r)
+}
+
 // AgentState gives the state of an agent.
 func (c *Client) AgentState(ctx context.Context, name string) (AgentState, error) {
 	return fetch[AgentState](c, ctx, "GET", agentPath(name, "/state"), nil, nil)

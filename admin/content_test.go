@@ -345,7 +345,8 @@ func TestViewsWithoutContent(t *testing.T) {
 	}{
 		{&Message{}, message},
 		{&Summary{}, summary},
-		{&Recorded{}, "Advice Erased.By Erased.Name Erased.Reason Erased.What Node"},
+		{&Recorded{}, "Admissions.Rule.From Admissions.Rule.Place.File Admissions.Rule.To Admissions.Text Admissions.To " +
+			"Advice Erased.By Erased.Name Erased.Reason Erased.What Node"},
 		{&ConversationInfo{}, "Agents"},
 		{&DeliveryNews{}, "Error.Code Error.Reason To"},
 		{&DeadLetter{}, "From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.PausedBy " +

@@ -44,6 +44,11 @@ func table() map[string]methods {
 			"POST": {Administer, changeAgent(approveTools)}},
 		"/v1/agents/{name}/inbox": {"GET": {Operate, getInbox}},
 
+		"/v1/agents/{name}/expose/preview": {"POST": {Administer, changeAgent(previewExpose)}},
+		"/v1/agents/{name}/link/preview":   {"POST": {Administer, changeAgent((*Admin).PreviewLink)}},
+		"/v1/keys/enroll/preview":          {"POST": {Administer, change((*Admin).PreviewEnroll)}},
+		"/v1/keys/rotate/preview":          {"POST": {Administer, change((*Admin).PreviewRotate)}},
+
 		"/v1/messages": {"GET": {Observe, filtered(pageParams, (*Admin).Messages)},
 			"POST": {Operate, postMessages}},
 		"/v1/messages/{id}":             {"GET": {Observe, one("id", "raw", (*Admin).Message)}},
@@ -230,6 +235,10 @@ type exposure struct {
 
 func expose(a *Admin, ctx context.Context, by Actor, name string, e exposure) (Agent, error) {
 	return a.Expose(ctx, by, name, e.Protocols)
+}
+
+func previewExpose(a *Admin, ctx context.Context, by Actor, name string, e exposure) (Preview, error) {
+	return a.PreviewExpose(ctx, by, name, e.Protocols)
 }
 
 type recording struct {

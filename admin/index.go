@@ -28,6 +28,8 @@ type Recorded struct {
 	Advice   map[string]string `json:"advice,omitzero"`   // about its failed deliveries, by recipient; "" is its own error
 
 	Recipients []Recipient `json:"recipients,omitzero"` // those that are not ready now
+
+	Admissions []Admission `json:"admissions,omitzero"` // by the rules in force now; missing: it needs no rule
 }
 
 // MessagePage is a page of the messages that a filter chooses; Next is the cursor
@@ -123,6 +125,9 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 		return out, err
 	}
 	out.Erased = a.erasure(ctx, r)
+	if r.Refused == nil {
+		out.Admissions = a.admissions(r.Message)
+	}
 	o := &a.masked(r.Message).Origin
 	out.Node, out.Content, out.Header, out.RawBytes = r.Node, a.show(by, r.Message), o.Header, len(o.Raw)
 	if raw {

@@ -37,6 +37,7 @@ func (a *Admin) Keys(ctx context.Context, by Actor, agent string) (Keys, error) 
 		if out.Enrolled[i].Used, err = a.lastProof(ctx, &out.Enrolled[i]); err != nil {
 			return Keys{}, err
 		}
+		a.addProofs(&out.Enrolled[i])
 	}
 	return out, nil
 }
@@ -229,6 +230,22 @@ type Rotation struct {
 	Overlap string `json:"overlap,omitzero"` // how long both are valid before the new one signs alone; default "168h"
 }
 
+func (r *Rotation) overlap() (time.Duration, error) {
+	if r.Overlap == "" {
+		return 7 * 24 * time.Hour, nil
+	}
+	d, err := time.ParseDuration(r.Overlap)
+	if err != nil || d < 0 {
+		return 0, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h", r.Overlap)
+	}
+	return d, nil
+}
+
+func beingReplaced(r Rotation) *parley.Error {
+	return parley.Refuse(parley.Conflict, "a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+
+		"with the new key", r.Owner, r.Purpose)
+}
+
 // OldKeyPublished is how long the old key stays published after the new key has
 // begun to sign: messages signed by it are still on their way, and cards are cached.
 const OldKeyPublished = time.Hour
@@ -248,14 +265,9 @@ func ReplaceKey(r *keyring.Ring, owner, purpose, by string, overlap time.Duratio
 
 // Rotate replaces a key; see [ReplaceKey].
 func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, error) {
-	overlap := 7 * 24 * time.Hour
-	if r.Overlap != "" {
-		d, err := time.ParseDuration(r.Overlap)
-		if err != nil || d < 0 {
-			return keyring.Key{}, parley.Refuse(parley.Malformed, "overlap %.40q is not a duration such as 168h",
-				r.Overlap)
-		}
-		overlap = d
+	overlap, err := r.overlap()
+	if err != nil {
+		return keyring.Key{}, err
 	}
 	if err := a.resolveNames(&r.Owner); err != nil {
 		return keyring.Key{}, err
@@ -264,9 +276,7 @@ func (a *Admin) Rotate(ctx context.Context, by Actor, r Rotation) (keyring.Key, 
 	return actFor(a, ctx, by, Administer, "key.rotate", r.Owner, detail, func(context.Context) (keyring.Key, error) {
 		k, err := ReplaceKey(a.c.Keys, r.Owner, r.Purpose, by.Name, overlap)
 		if errors.Is(err, keyring.ErrExists) {
-			return k, parley.Refuse(parley.Conflict,
-				"a key of %q for %q is being replaced already; overlap \"0s\" ends that now, "+
-					"with the new key", r.Owner, r.Purpose).Because(err)
+			return k, beingReplaced(r).Because(err)
 		}
 		return k, fromKeyring(err)
 	})

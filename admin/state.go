@@ -17,7 +17,7 @@ import (
 type AgentState struct {
 	State     hub.AgentState `json:"state"`
 	Reason    *Problem       `json:"reason,omitzero"`    // unreachable, failing, waiting: of the last attempt
-	Since     time.Time      `json:"since,omitzero"`     // unreachable, failing: the first failed attempt; paused: when
+	Since     time.Time      `json:"since,omitzero"`     // it is so since then
 	PausedBy  string         `json:"pausedBy,omitzero"`  // name of the token
 	PausedWhy string         `json:"pausedWhy,omitzero"` // in the operator's words
 	Failures  int            `json:"failures,omitzero"`  // failed attempts since then, at least
@@ -38,9 +38,8 @@ func (s *AgentState) withoutContent() {
 }
 
 func (a *Admin) state(by Actor, e *directory.Entry) AgentState {
-	c := a.c.Hub.Condition(e)
-	v := &AgentState{State: c.State, Reason: problem(c.Err), Since: c.Since, Failures: c.Failures, Next: c.Next}
-	if c.State == hub.Paused {
+	v := viewCondition(a.c.Hub.Condition(e))
+	if v.State == hub.Paused {
 		v.Since, v.PausedBy, v.PausedWhy = e.Pause.Since, e.Pause.By, e.Pause.Reason
 	}
 	return *forActor(by, v)

@@ -114,9 +114,13 @@ type Agent struct {
 	Skills      []Skill          `json:"skills"`
 	Learned     string           `json:"learned,omitzero"` // protocol in which the agent itself declared its skills
 	Seen        *Seen            `json:"seen,omitzero"`    // the last message from it since the hub started
-	Waiting     *Waiting         `json:"waiting,omitzero"` // only in the answer for one agent
+	Waiting     *Waiting         `json:"waiting,omitzero"` // missing in the answer to a change
 
 	AgentState
+	Bindings []AgentBinding `json:"bindings"` // the state of each identity
+	Origin   AgentOrigin    `json:"origin"`
+	Callers  *Callers       `json:"callers,omitzero"` // who may call it; only in the answer for one agent
+
 	Delivery *AgentDelivery `json:"delivery,omitzero"`
 
 	Profile *hub.Profile `json:"profile,omitzero"` // published by its owner; only in the answer for one agent
@@ -129,15 +133,27 @@ type AgentFilter struct {
 	// Filter is a text in the name, the title or the id of an identity, in upper or lower case. With * it is a pattern
 	// for one of them as a whole; each * stands for any text. "": all agents.
 	Filter string
+	// Q is a text in the name, the title, an id or URL, a skill, or the id or fingerprint of a key, in upper or lower
+	// case.
+	Q        string
+	State    string // "trouble": those in trouble; or a [hub.AgentState]
+	Protocol string // those that speak it themselves
+	StandIn  bool   // those with a stand-in
+	Guest    bool   // those for whom nobody vouches
+	Order    string // "": by name; "trouble": those in trouble first, the worst state first, then by name
+
 	Cursor string // Next of the previous page
 	Limit  int    // 0: 100; at most [index.MaxLimit]
 }
 
-// AgentPage is a page of agents, by name; Next is the cursor of the following page, "" for the last one.
+// AgentPage is a page of agents; Next is the cursor of the following page, "" for the last one.
 type AgentPage struct {
 	Agents []Agent `json:"agents"`
 	Next   string  `json:"next,omitzero"`
 	More   int     `json:"more,omitzero"` // number of agents behind this page
+
+	Counts     *AgentCounts `json:"counts,omitzero"` // only in the order "trouble"
+	HeardSince time.Time    `json:"heardSince"`      // the hub's start: who is not seen sent nothing since then
 }
 
 // Seen is the last message that an agent sent.
@@ -154,6 +170,8 @@ type Waiting struct {
 	Open   int       `json:"open"` // not settled
 	Dead   int       `json:"dead"`
 	Oldest time.Time `json:"oldest,omitzero"` // of the open ones
+
+	Expires time.Time `json:"expires,omitzero"` // the first of the open ones; missing: none does
 }
 
 // NewAgent adds an agent. Inbox makes it one that reads its messages here; the

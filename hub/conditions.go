@@ -2,6 +2,8 @@ package hub
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -38,10 +40,13 @@ func (h *Hub) Conditions(e *directory.Entry) []IdentityCondition {
 		}
 		list = append(list, c)
 	}
+	native := e.Native()
 	for _, i := range e.Identities {
 		c := IdentityCondition{Identity: i, Condition: Condition{State: Ready}}
 		b := h.bindings[i.Protocol]
 		switch {
+		case i.StandIn && slices.Contains(native, i.Protocol):
+			c.Text = "retired: the hub forwards its messages"
 		case i.StandIn:
 			c.Text = "answers for it"
 		case b == nil && box != nil:
@@ -55,7 +60,7 @@ func (h *Hub) Conditions(e *directory.Entry) []IdentityCondition {
 		}
 		list = append(list, c)
 	}
-	return list
+	return append(list, h.standIns(e)...)
 }
 
 // own fills in the condition of an identity of the agent's own.
@@ -162,4 +167,33 @@ func (h *Hub) Native(e *directory.Entry) (protocol string, id parley.Identity) {
 		return b.Protocol(), id
 	}
 	return "", parley.Identity{}
+}
+
+// standIns gives the stand-ins of an agent that have no identity in the directory: their address is made of its name.
+func (h *Hub) standIns(e *directory.Entry) (list []IdentityCondition) {
+	native := e.Native()
+	for _, protocol := range slices.Sorted(maps.Keys(h.bindings)) {
+		if _, has := e.Identity(protocol); has || !e.ExposedIn(protocol) || slices.Contains(native, protocol) {
+			continue
+		}
+		if at := h.StandInAddress(protocol, e); at != "" {
+			list = append(list, IdentityCondition{Identity: parley.Identity{Protocol: protocol, ID: at, StandIn: true},
+				Condition: Condition{State: Ready}, Text: "answers for it"})
+		}
+	}
+	return list
+}
+
+// Worst gives the worst state of an agent: its own, or if that is ready, of one of several ways to it.
+func (h *Hub) Worst(e *directory.Entry) AgentState {
+	state := h.Condition(e).State
+	if state != Ready || h.ways(e) < 2 {
+		return state
+	}
+	for _, c := range h.Conditions(e) {
+		if c.State != Ready && h.bindings[c.Protocol] != nil {
+			return c.State
+		}
+	}
+	return Ready
 }

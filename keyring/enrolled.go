@@ -23,6 +23,8 @@ type Enrolled struct {
 	Created   time.Time `json:"created"` // set by Enroll
 
 	Used time.Time `json:"used,omitzero"` // last message that it proved; the ring does not know it
+
+	Proved uint64 `json:"proved,omitzero"` // messages that it proved since the hub started; the ring does not know it
 }
 
 // Enroll records a public key and returns it as recorded. Keys that may have more

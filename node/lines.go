@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -23,14 +22,6 @@ func (l *fileLines) line(key string) (file string, line int) {
 		return "", 0
 	}
 	return l.file, line
-}
-
-// linePlace is a place of a file for people: "parley.toml, line 41"; "" for line 0.
-func linePlace(file string, line int) string {
-	if line == 0 {
-		return ""
-	}
-	return fmt.Sprintf("%s, line %d", filepath.Base(file), line)
 }
 
 // readLines finds the keys of a file, which the decoder has accepted.

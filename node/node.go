@@ -270,8 +270,8 @@ func (n *Node) openAdmin(ctx context.Context) error {
 	var err error
 	n.admin, err = admin.New(admin.Config{Hub: n.hub, Index: n.index, Keys: n.keys, Tokens: n.tokens, Now: n.c.Now,
 		Logger: n.log, Info: n.info, Ready: n.Ready, Reload: n.Reload, Metrics: n.metrics.handler(),
-		Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts, Protocols: protocols,
-		Workbench: n.workbench()})
+		Line: n.line, Losses: callersLose, Workbench: n.workbench(),
+		Backup: n.backup, Forget: n.eraser.forget, Hosts: n.c.Listen.Hosts, Protocols: protocols})
 	if err != nil {
 		return err
 	}
