@@ -203,10 +203,10 @@ func (a *Admin) callers(e *directory.Entry) *Callers {
 		c.Rules = append(c.Rules, viewRule(i, p.Rules()[i]))
 	}
 	native := e.Native()
-	for _, b := range a.c.Protocols {
-		if slices.Contains(native, b.Name) || e.ExposedIn(b.Name) {
-			least, place := p.LeastOf(e.Name, b.Name)
-			c.Least = append(c.Least, Least{b.Name, least, Place(place)})
+	for _, b := range a.c.Hub.Bindings() {
+		if protocol := b.Protocol(); slices.Contains(native, protocol) || e.ExposedIn(protocol) {
+			least, place := p.LeastOf(e.Name, protocol)
+			c.Least = append(c.Least, Least{protocol, least, Place(place)})
 		}
 	}
 	return c

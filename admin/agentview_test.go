@@ -325,7 +325,7 @@ func TestPreviews(t *testing.T) {
 		}
 	}
 	p, err = b.client.PreviewRotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "48h"})
-	says(p, err, "Both keys are published", "22 agents are called with it", "p-00, p-01", "and 2 more",
+	says(p, err, "Both keys are published", "p-00, p-01", "and 2 more",
 		"parley keys rotate hub --protocol samvad --overlap 48h0m0s")
 	k, err := b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "48h"})
 	if err != nil {

@@ -222,12 +222,12 @@ func (a *Admin) previewPeers(p *Preview, protocol string) {
 			p.add(e.Name)
 		}
 	}
-	if n := len(p.Agents) + p.More; n > 0 {
+	if len(p.Agents) > 0 {
 		more := ""
 		if p.More > 0 {
 			more = fmt.Sprintf(" and %d more", p.More)
 		}
-		p.say("%d agents are called with it; those that trust the key by hand need the new one: %s%s.", n,
+		p.say("The hub calls these agents with it; each that trusts the key by hand needs the new one: %s%s.",
 			strings.Join(p.Agents, ", "), more)
 	}
 }

@@ -26,27 +26,33 @@ import (
 
 func (a *app) agentsCommand() *cobra.Command {
 	var chosen admin.AgentFilter
+	var wide, trouble bool
 	list := &cobra.Command{
 		Use: "list", Short: "List the agents, by name",
 		Long: `List the agents, by name. With --json it prints one page, whose "next" is the --cursor
 of the following one.`,
 		Example: `  parley agents list
   parley agents list --filter weather
+  parley agents list --trouble --wide
   parley agents list --filter 'team-1/*' --limit 0`,
 		PreRunE: func(*cobra.Command, []string) error {
 			if chosen.Limit < 0 {
 				return usage("--limit %d: want 0 (all) or more", chosen.Limit)
 			}
+			if trouble {
+				chosen.State, chosen.Order = cmp.Or(chosen.State, "trouble"), "trouble"
+			}
 			return nil
 		},
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, _ []string) error {
-			return a.agentsList(ctx, hub, chosen)
+			return a.agentsList(ctx, hub, chosen, wide)
 		}),
 	}
 	list.Flags().StringVar(&chosen.Filter, "filter", "", "only agents with this text in the name, the title or an "+
 		"identity; with *, a pattern for one of them as a whole")
 	list.Flags().IntVar(&chosen.Limit, "limit", 50, "at most this many; 0 means all")
 	list.Flags().StringVar(&chosen.Cursor, "cursor", "", "go on behind a page: its \"next\" in the output of --json")
+	agentsChosen(list, &chosen, &wide, &trouble)
 	show := &cobra.Command{
 		Use: "show NAME", Short: "Show an agent: identities, skills, keys, pending messages", Args: cobra.ExactArgs(1),
 		Long:    "Show an agent. NAME is its name in the directory, or its id in a protocol: agent1q…, agent://HOST.",
@@ -79,13 +85,10 @@ of the following one.`,
 			"the earlier one; all means every protocol, none means none.",
 		Example: `  parley agents expose weather samvad agh
   parley agents expose weather all
-  parley agents expose weather none`,
+  parley agents expose weather none
+  parley agents expose weather all --dry-run`,
 		RunE: a.withHub(func(ctx context.Context, hub *admin.Client, args []string) error {
-			protocols := args[1:]
-			if len(protocols) == 1 && protocols[0] == "none" {
-				protocols = []string{}
-			}
-			v, err := hub.Expose(ctx, args[0], protocols)
+			v, err := hub.Expose(ctx, args[0], exposedIn(args[1:]))
 			if err != nil {
 				return err
 			}
@@ -96,6 +99,9 @@ of the following one.`,
 			return a.print(v, "agent %s is exposed %s\n", v.Name, what)
 		}),
 	}
+	a.dryRun(expose, func(ctx context.Context, hub *admin.Client, args []string) (admin.Preview, error) {
+		return hub.PreviewExpose(ctx, args[0], exposedIn(args[1:]))
+	})
 	return group("agents", "List, add and change the agents that the hub knows",
 		"  parley agents\n  parley agents add weather --samvad https://weather.corp\n  parley agents pause weather",
 		list.RunE, list, show, a.agentsAdd(), remove,
@@ -104,7 +110,15 @@ of the following one.`,
 		a.agentsChecklist(), expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
 }
 
-func (a *app) agentsList(ctx context.Context, client *admin.Client, f admin.AgentFilter) error {
+// exposedIn reads the protocols of `agents expose`.
+func exposedIn(args []string) []string {
+	if len(args) == 1 && args[0] == "none" {
+		return []string{}
+	}
+	return args
+}
+
+func (a *app) agentsList(ctx context.Context, client *admin.Client, f admin.AgentFilter, wide bool) error {
 	var page admin.AgentPage
 	var list []admin.Agent
 	limit := cmp.Or(f.Limit, math.MaxInt)
@@ -121,11 +135,14 @@ func (a *app) agentsList(ctx context.Context, client *admin.Client, f admin.Agen
 		return a.print(page, "")
 	}
 	none := "no agents yet; add one with `parley agents add NAME --samvad URL`, or `parley listen NAME --create`"
-	if f.Filter != "" {
-		none = "no agents match --filter"
+	if f.Limit, f.Cursor, f.Order = 0, "", ""; f != (admin.AgentFilter{}) {
+		none = "no agents match"
 	}
 	if len(list) == 0 {
 		return a.print(nil, "%s\n", none)
+	}
+	if wide {
+		return a.wideAgents(&page)
 	}
 	titles := []string{"AGENT", "SPEAKS", "EXPOSED IN", "SKILLS", "STATE", "FROM", "LAST HEARD OF"}
 	var rows [][]string
@@ -174,7 +191,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	line("about", "%s", v.Description)
 	line("state", "%s", cmp.Or(a.stateWords(&v.AgentState), "ready"))
 	line("delivery", "%s", scheduleWords(v.Delivery))
-	line("added", "%s, from %s", a.when(v.Added), v.Source)
+	line("added", "%s, from %s", a.when(v.Added), cmp.Or(v.Origin.Text, string(v.Source)))
 	for _, i := range v.Identities {
 		kind := ""
 		switch {
@@ -185,6 +202,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		}
 		line(i.Protocol, "%s%s", identityWords(i.ID, i.URL), kind)
 	}
+	a.showBindings(&v, line)
 	line("recorded", "%s", v.Record)
 	line("exposed in", "%s", strings.Join(v.Exposed, ", "))
 	for _, p := range slices.Sorted(maps.Keys(v.Addresses)) {
@@ -208,9 +226,14 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 		line("own key", "%s %s %s since %s", k.Purpose, k.ID, k.State, a.when(k.Created))
 	}
 	for _, k := range mine.Enrolled {
-		line("enrolled", "%s %s %s by %s on %s", k.Purpose, k.KeyID, keyring.Fingerprint(k.Algorithm, k.Public), k.By,
-			a.when(k.Created))
+		used := ""
+		if !k.Used.IsZero() {
+			used = ", last used " + a.when(k.Used)
+		}
+		line("enrolled", "%s %s %s by %s on %s%s", k.Purpose, k.KeyID, keyring.Fingerprint(k.Algorithm, k.Public), k.By,
+			a.when(k.Created), used)
 	}
+	showCallers(v.Callers, line)
 	if v.Waiting != nil {
 		waiting := "nothing"
 		if v.Waiting.Open > 0 {
@@ -360,6 +383,9 @@ protocol. Where the hub stood in for it there, its stand-in retires.`,
 	f.StringVar(&id.URL, "url", "", "where it is reached")
 	f.StringVar(&id.PublicKey, "key", "", "its public key, base64")
 	f.StringVar(&id.KeyID, "key-id", "", "id of the key (default: the key answers to any)")
+	a.dryRun(c, func(ctx context.Context, hub *admin.Client, args []string) (admin.Preview, error) {
+		return hub.PreviewLink(ctx, args[0], id)
+	})
 	return c
 }
 

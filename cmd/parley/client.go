@@ -114,7 +114,9 @@ func (a *app) hubError(err error, where ...string) error {
 // problemIn is an error of the admin API as a problem, with advice.
 func problemIn(e *parley.Error) *admin.Problem {
 	p := &admin.Problem{Code: e.Code, Text: e.Text, Ref: e.Ref, Source: e.Source, Reason: e.Reason, Detail: e.Detail}
-	if !strings.HasPrefix(e.Text, "the configuration ") && !strings.HasPrefix(e.Text, "keyring: ") {
+	says := strings.HasPrefix(e.Text, "the configuration ") || strings.HasPrefix(e.Text, "keyring: ") ||
+		strings.HasSuffix(e.Text, "then parley config reload")
+	if !says { // what to do
 		p.Advice = admin.Advise(*p, admin.At{Protocol: "api"})
 	}
 	return p

@@ -77,6 +77,9 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 			}
 		}
 	}
+	for _, d := range m.Admissions {
+		line("rule", "%s: %s", clean(d.To), d.Text)
+	}
 	if m.Error != nil {
 		agent := m.To
 		if m.Kind == parley.Failure {

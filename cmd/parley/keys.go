@@ -450,6 +450,10 @@ hub knows it at once, a stopped one at its next start.`,
 	f.StringVar(&e.Protocol, "protocol", "samvad", "protocol of the key")
 	f.StringVar(&e.ID, "id", "", "the agent's identity that it proves (default: the one in that protocol)")
 	f.StringVar(&e.KeyID, "key-id", "", "id of the key (default: any)")
+	a.dryRun(c, func(ctx context.Context, hub *admin.Client, args []string) (admin.Preview, error) {
+		e.Agent = args[0]
+		return hub.PreviewEnroll(ctx, e)
+	})
 	return c
 }
 
@@ -497,7 +501,8 @@ messages signed by the old one stay valid for the overlap.
 
 --overlap 0s ends the old key at once. During a replacement the published new key takes
 its place.`,
-		Example: `  parley keys rotate hub --overlap 168h
+		Example: `  parley keys rotate hub --dry-run
+  parley keys rotate hub --overlap 168h
   parley doctor
   parley keys`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -528,6 +533,9 @@ its place.`,
 	c.Flags().StringVar(&protocol, "protocol", "samvad", "protocol of the key")
 	c.Flags().DurationVar(&overlap, "overlap", 7*24*time.Hour,
 		"how long both keys are valid before only the new one signs")
+	a.dryRun(c, func(ctx context.Context, hub *admin.Client, args []string) (admin.Preview, error) {
+		return hub.PreviewRotate(ctx, admin.Rotation{Owner: args[0], Purpose: protocol, Overlap: overlap.String()})
+	})
 	return c
 }
 
