@@ -47,7 +47,7 @@ const (
 
 // bench is a hub in memory with its admin API on a socket.
 type bench struct {
-	t       *testing.T
+	t       testing.TB
 	admin   *Admin
 	hub     *hub.Hub
 	keys    *keyring.Ring
@@ -56,7 +56,7 @@ type bench struct {
 	settled chan parley.ID // messages that became dead letters
 }
 
-func open(t *testing.T, change func(*Config)) *bench {
+func open(t testing.TB, change func(*Config)) *bench {
 	t.Helper()
 	b := openInside(t, change)
 	b.server = httptest.NewServer(b.admin)
@@ -157,7 +157,7 @@ func (b *bench) as(token string) *Client {
 		doc: document(b.t)}}}
 }
 
-func document(t *testing.T) *openapi3.T {
+func document(t testing.TB) *openapi3.T {
 	t.Helper()
 	doc, err := openapi3.NewLoader().LoadFromData(openAPI)
 	if err != nil {
@@ -171,7 +171,7 @@ func document(t *testing.T) *openapi3.T {
 
 // checked is a transport that validates requests and responses.
 type checked struct {
-	t   *testing.T
+	t   testing.TB
 	doc *openapi3.T
 }
 

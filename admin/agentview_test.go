@@ -28,8 +28,8 @@ func (x *telex) Capabilities() hub.Capabilities {
 }
 
 func (*telex) Deliver(context.Context, hub.Outbound) hub.Outcome {
-	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "no line").With(parley.ByNetwork, parley.ConnectionRefused,
-		"no line to the exchange")}
+	return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "no line").With(parley.ByNetwork,
+		parley.ConnectionRefused, "no line to the exchange")}
 }
 
 // troubled opens a hub with agents in every state.
@@ -90,8 +90,8 @@ func names(list []Agent) (out []string) {
 	return out
 }
 
-// Those in trouble come first, the worst state first, and pages follow each other without gaps also when an agent before
-// the cursor changes its state.
+// Those in trouble come first, the worst state first. Pages follow each other without gaps, also when an agent before
+// the cursor is removed.
 func TestAgentsInTroubleFirst(t *testing.T) {
 	b, ctx := troubled(t), t.Context()
 	page, err := b.client.Agents(ctx, AgentFilter{Order: "trouble"})
@@ -117,7 +117,7 @@ func TestAgentsInTroubleFirst(t *testing.T) {
 			t.Fatal(err)
 		}
 		got = append(got, names(page.Agents)...)
-		if i == 0 { // an agent of the first page recovers, or is removed
+		if i == 0 {
 			if err := b.client.RemoveAgent(ctx, "away-1"); err != nil {
 				t.Fatal(err)
 			}

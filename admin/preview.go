@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// This file says what a change would do. A preview is refused where the change would be, as far as that is known before.
+// This file says what a change would do. A preview is refused where the change would be, as far as that is known.
 
 // Preview says what a change would do. Nothing has been changed.
 type Preview struct {
