@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // ErrRedirect is the cause of errors about a peer that sends the client to
@@ -150,7 +152,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	resp, err := t.base.RoundTrip(r)
+	resp, err := recorder.RoundTrip(r, t.base.RoundTrip)
 	if err != nil || t.maxBody < 0 || resp.StatusCode == http.StatusSwitchingProtocols {
 		return resp, err
 	}
