@@ -184,8 +184,10 @@ func (d *Dispatcher) attemptWithin(ctx context.Context, it *item) (r Result, cut
 		ctx, cancel = context.WithTimeout(ctx, limit)
 		defer cancel()
 	}
+	ctx, rec := d.observe(ctx, it)
 	r = d.c.Transport.Attempt(ctx, Attempt{Message: it.message, Position: it.position, Scope: it.scope, To: it.to,
 		Number: it.attempts, Sync: it.sync, Request: it.request})
+	it.exchange = observed(rec, &r)
 	return r, ctx.Err() != nil && d.c.Now().Sub(begun) < fairTime
 }
 
@@ -268,7 +270,8 @@ func (d *Dispatcher) retry(ctx context.Context, l *lane, it *item, r Result) {
 	}
 	next := d.c.Now().Add(pause)
 	steps := []journal.Step{{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Next: next,
-		Postponed: r.Wait > 0, Error: r.Err.Stated(), Losses: r.Losses}}
+		Postponed: r.Wait > 0, Error: r.Err.Stated(), Losses: r.Losses, Exchange: it.exchange}}
+	it.exchange = nil
 	var behind []*item
 	if !d.c.Transport.Retries(it.to).Unordered {
 		behind = d.recordedBehind(l, it)
@@ -335,7 +338,7 @@ func (d *Dispatcher) interrupted(ctx context.Context, l *lane, it *item, r Resul
 	}
 	step := journal.Step{Message: it.id, To: it.to, State: parley.Waiting, Attempt: it.attempts, Postponed: true,
 		Error: parley.Refuse(parley.Unavailable, "%s", text).
-			With(parley.ByHub, parley.HubStops, "").Because(r.Err), Losses: r.Losses}
+			With(parley.ByHub, parley.HubStops, "").Because(r.Err), Losses: r.Losses, Exchange: it.exchange}
 	_, err := d.c.Log.Append(ctx, journal.Entry{Steps: []journal.Step{step}})
 	if err != nil && !errors.Is(err, journal.ErrConflict) {
 		d.c.Logger.Warn("cannot record that an attempt was cut short", "message", it.id, "to", it.to, "error", err)

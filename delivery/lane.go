@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -58,6 +59,8 @@ type item struct {
 	message   *parley.Message // nil: read it from the journal
 	request   *parley.Message // the request that message answers, if in memory
 	size      int64
+	recorder  *recorder.Recorder // of the last attempt; under Dispatcher.mu
+	exchange  *parley.Exchange   // of an attempt that ended, until its outcome is recorded
 
 	inTurn        bool           // its attempt is being made, or it is being settled
 	recordedAhead bool           // its next attempt is recorded already

@@ -22,7 +22,7 @@ type settlement struct {
 func (d *Dispatcher) settle(ctx context.Context, it *item, end settlement) (journal.Position, error) {
 	step := journal.Step{Message: it.id, To: it.to, State: end.state, Attempt: it.attempts,
 		Error:  end.err.Stated(),
-		Losses: end.losses}
+		Losses: end.losses, Exchange: it.exchange}
 	e := &journal.Entry{Late: end.late}
 	if r := end.reply; r != nil {
 		e.Message, e.Open, step.Reply = r.Message, r.Open, r.Message.ID
@@ -30,7 +30,7 @@ func (d *Dispatcher) settle(ctx context.Context, it *item, end settlement) (jour
 	}
 	e.Steps = []journal.Step{step}
 	it.outcome = e
-	return d.c.Log.Append(ctx, *e)
+	return d.record(ctx, e)
 }
 
 // giveUp settles without success, together with the failure that the sender of a
@@ -99,7 +99,7 @@ func (d *Dispatcher) finish(l *lane, it *item, err error) {
 		if !neverRecordable(err) {
 			if it.sync && it.outcome != nil {
 				step := journal.Step{Message: it.id, To: it.to, State: parley.Abandoned, Attempt: it.attempts,
-					Error: parley.Fail(parley.Unavailable, nil, "the hub could not record the reply")}
+					Exchange: it.exchange, Error: parley.Fail(parley.Unavailable, nil, "the hub could not record the reply")}
 				it.outcome = &journal.Entry{Steps: []journal.Step{step}}
 			}
 			d.postpone(it, d.c.Retry.First)

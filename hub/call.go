@@ -91,6 +91,7 @@ func (h *Hub) Begin(ctx context.Context, s Submission) (*Call, error) {
 	if s.Message.Kind != parley.Request {
 		return nil, parley.Refuse(parley.Malformed, "only a request has a reply to wait for")
 	}
+	h.verified(s.Message)
 	if err := h.complete(s.Message, true); err != nil {
 		return nil, err
 	}

@@ -38,6 +38,7 @@ type Config struct {
 	Events       int             // of one request, kept for a caller that reads slowly; 1,024
 	Refusals     int             // kept for `parley refused`; 4,096
 	Relaxed      bool            // answer before the reply is recorded
+	Sent         func() bool     // whether the bytes that leave are recorded with the attempt; nil: they are not
 
 	Now      func() time.Time
 	Rand     io.Reader

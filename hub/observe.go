@@ -6,6 +6,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // An Observer follows what a hub does, for metrics and traces. A method is called at
@@ -24,6 +25,7 @@ type Observer interface {
 // observed makes an attempt between the observer's begin and end.
 func (h *Hub) observed(ctx context.Context, a delivery.Attempt, protocol string,
 	f func(context.Context, delivery.Attempt) delivery.Result) delivery.Result {
+	recorder.From(ctx).Routed(protocol, h.kept(a))
 	if h.c.Observer == nil {
 		return f(ctx, a)
 	}

@@ -64,6 +64,7 @@ func (p *Prior) Unwrap() error {
 // message is as durable as the journal promises. Errors are [*Prior] and
 // [*parley.Error]; after an error nothing is delivered.
 func (h *Hub) Accept(ctx context.Context, s Submission) (*parley.Message, error) {
+	h.verified(s.Message)
 	a, err := h.submit(ctx, s, false)
 	if err != nil {
 		return nil, err
@@ -318,6 +319,9 @@ func (h *Hub) append(ctx context.Context, e journal.Entry) (p journal.Position, 
 		if ctx, end = o.Record(ctx, e.Message); end != nil {
 			defer func() { end(err) }()
 		}
+	}
+	if o := &e.Message.Origin; e.Refused == nil && o.Admitted == 0 {
+		o.Admitted = max(h.c.Now().Sub(o.Received), 0)
 	}
 	if e.Key.ID != "" {
 		return h.c.Journal.Accept(ctx, e)
