@@ -24,9 +24,10 @@ import (
 
 // Erased describes the erased content of a record's message. Removed are the bytes
 // as received and their headers, the data of parts, names of files, extensions,
-// texts of errors and the network address. Digests remain if the content cannot be
-// guessed from them: of the envelope, and of parts of 64 bytes or more. An erasure
-// that leaves [Headers] spares the headers and the network address.
+// texts of errors and the network address; of the exchange of an attempt its address,
+// and what it sent and got. Digests remain if the content cannot be guessed from them:
+// of the envelope, of parts and of what was sent, of 64 bytes or more. An erasure that
+// leaves [Headers] spares the headers and the network addresses.
 type Erased struct {
 	Number uint64 // of the [Erasure]
 	Digest []byte // SHA-256 of the envelope as received; nil: there was none
@@ -160,10 +161,11 @@ func (j *Journal) Held(r *Record) string {
 }
 
 // HasContent reports whether a record has something to erase, more than what remains:
-// content of its message, or texts of errors, which may quote content.
+// content of its message, or of the exchange of an attempt, or texts of errors, which may
+// quote content.
 func HasContent(r *Record, left Remains) bool {
 	return hasContent(r.Message, left) || hasText(r.Refused) ||
-		slices.ContainsFunc(r.Steps, func(s Step) bool { return hasText(s.Error) })
+		slices.ContainsFunc(r.Steps, func(s Step) bool { return hasText(s.Error) || hasExchanged(s.Exchange, left) })
 }
 
 func hasContent(m *parley.Message, left Remains) bool {
@@ -184,6 +186,7 @@ func withoutContent(data []byte, number uint64, left Remains) ([]byte, error) {
 	r.Refused, r.Steps = withoutText(r.Refused), slices.Clone(r.Steps)
 	for i := range r.Steps {
 		r.Steps[i].Error = withoutText(r.Steps[i].Error)
+		r.Steps[i].Exchange = withoutExchanged(r.Steps[i].Exchange, left)
 	}
 	m := r.Message
 	if m == nil {
@@ -214,6 +217,27 @@ func withoutData(p parley.Part) parley.Part {
 	}
 	return left
 }
+
+func hasExchanged(x *parley.Exchange, left Remains) bool {
+	return x != nil && (len(x.Sent) > 0 || len(x.Answer) > 0 || x.Size < digestFrom && len(x.Digest) > 0 ||
+		left != Headers && x.Address != "")
+}
+
+func withoutExchanged(x *parley.Exchange, left Remains) *parley.Exchange {
+	if !hasExchanged(x, left) {
+		return x
+	}
+	c := *x
+	c.Sent, c.Answer = nil, nil
+	if c.Size < digestFrom {
+		c.Digest = nil
+	}
+	if left != Headers {
+		c.Address = ""
+	}
+	return &c
+}
+
 func hasText(e *parley.Error) bool { return e != nil && (e.Text != "" || e.Detail != "") }
 
 func withoutText(e *parley.Error) *parley.Error {
