@@ -46,6 +46,8 @@ type Config struct {
 	Listen Listen `toml:"listen"`
 	// storage of the journal; the zero value is a file in the data directory
 	Engine Engine `toml:"engine"`
+	// what the journal keeps besides messages
+	Journal Journaling `toml:"journal"`
 	// certificates; the zero value serves without TLS
 	TLS TLS `toml:"tls"`
 	// who callers are at protocols whose messages are not signed; the zero value knows the hub's own tokens alone
@@ -240,6 +242,13 @@ type Pair struct {
 	Rate float64 `toml:"rate" reload:"yes"`
 	// how many at once; default: twice the rate, at least 1
 	Burst int `toml:"burst" reload:"yes"`
+}
+
+// Journaling says what the journal keeps besides messages.
+type Journaling struct {
+	// keep the bytes of each attempt as they left the hub, the first 64 KiB, with secrets masked; without it their
+	// size and digest are kept. It about doubles what the journal keeps of a message that goes to an agent elsewhere
+	Sent bool `toml:"sent" reload:"yes"`
 }
 
 // Delivery to agents.

@@ -193,6 +193,8 @@ func fieldDoc(field string) string {
 		return "addresses of the listeners; the zero value listens nowhere"
 	case "Config.Engine":
 		return "storage of the journal; the zero value is a file in the data directory"
+	case "Config.Journal":
+		return "what the journal keeps besides messages"
 	case "Config.TLS":
 		return "certificates; the zero value serves without TLS"
 	case "Config.Callers":
@@ -301,6 +303,8 @@ func fieldDoc(field string) string {
 		return "messages a second, e.g. 0.1 for one in ten seconds"
 	case "Pair.Burst":
 		return "how many at once; default: twice the rate, at least 1"
+	case "Journaling.Sent":
+		return "keep the bytes of each attempt as they left the hub, the first 64 KiB, with secrets masked; without it their size and digest are kept. It about doubles what the journal keeps of a message that goes to an agent elsewhere"
 	case "Delivery.Outcome":
 		return "after an attempt of unknown outcome, for agents that do not deduplicate: at-most-once | at-least-once"
 	case "Delivery.Tries":

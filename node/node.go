@@ -168,6 +168,7 @@ func (n *Node) openHub(ctx context.Context) error {
 		Policy: n.policy, Guests: n.guests, Observer: observer{n},
 		Delivery: delivery.Config{AtLeastOnce: d.Outcome == "at-least-once", PerRecipient: d.PerRecipient,
 			HandOver: d.HandOver.Duration, Retry: delivery.Retry{Tries: d.Tries, For: d.For.Duration}},
+		Sent:    func() bool { return n.live.Load().Journal.Sent },
 		Timeout: d.Timeout.Duration, LongTimeout: d.Patience.Duration, Relaxed: n.c.Evidence == "relaxed",
 		Refusals: n.c.Limits.Refusals, Now: n.c.Now, Logger: n.log, Progress: n.c.Progress})
 	if err != nil {

@@ -135,10 +135,9 @@ func recordStage(r parley.Recording) stage {
 	return stage{leastKeep, journal.Digests}
 }
 
-// of reports whether a stage is for a record. A record has at most two: one that leaves headers, and one
+// of reports whether a stage is for a record between agents. A record has at most two: one that leaves headers, and one
 // that leaves nothing but digests.
-func (r *retainRules) of(rec *journal.Record, s stage) bool {
-	names := agentsOf(rec)
+func (r *retainRules) of(names []string, s stage) bool {
 	recorded := func(v parley.Recording) bool {
 		return slices.ContainsFunc(names, func(n string) bool { return r.record[n] == v })
 	}
@@ -357,6 +356,11 @@ func (p *retentionPass) run(ctx context.Context) error {
 	if err := p.again(ctx); err != nil {
 		return err
 	}
+	if x := p.e.n.index; x != nil && p.tellsApart() {
+		if err := x.Wait(ctx); err != nil { // for between
+			return err
+		}
+	}
 	for _, s := range p.r.stages() {
 		if err := p.sweep(ctx, s); err != nil || p.left <= 0 {
 			return err
@@ -458,7 +462,7 @@ func (p *retentionPass) sweep(ctx context.Context, st stage) error {
 		switch {
 		case !rec.Time.Before(p.now.Add(-st.Keep)):
 			return journal.Stop
-		case !p.r.of(rec, st) || !journal.HasContent(rec, st.Left) && rec.Erased == nil:
+		case !p.r.of(p.between(ctx, rec), st) || !journal.HasContent(rec, st.Left) && rec.Erased == nil:
 			return journal.Pass
 		case rec.Erased == nil && p.needed(ctx, rec, st.Keep):
 			return journal.Later
@@ -484,6 +488,24 @@ func (p *retentionPass) sweep(ctx context.Context, st stage) error {
 	}
 	return nil
 }
+
+// between names the agents of a record. The steps of a delivery name its recipient alone; where the rules
+// tell agents apart, the index knows the sender.
+func (p *retentionPass) between(ctx context.Context, rec *journal.Record) []string {
+	names := agentsOf(rec)
+	if rec.Message != nil || p.e.n.index == nil || !p.tellsApart() || !journal.HasContent(rec, journal.Digests) {
+		return names
+	}
+	for i := range rec.Steps {
+		if m, err := p.e.n.index.Message(ctx, rec.Steps[i].Message.String()); err == nil {
+			names = append(names, m.From)
+		}
+	}
+	return names
+}
+
+// tellsApart reports whether the rules are not the same for all agents.
+func (p *retentionPass) tellsApart() bool { return len(p.r.Agents)+len(p.r.record) > 0 }
 
 // idle erases conversations that ended long ago. It reads them in order of their last message,
 // a day at a time.
