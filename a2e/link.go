@@ -20,6 +20,7 @@ import (
 
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // dial opens a link of the kind that the client is configured for.
@@ -59,6 +60,9 @@ func (c *Client) dial(ctx context.Context) (link, error) {
 
 func (c *Client) connLink(conn io.ReadWriteCloser) link {
 	l := c.streamLink(conn)
+	if n, ok := conn.(net.Conn); ok {
+		l.address = n.RemoteAddr().String()
+	}
 	go l.read(conn)
 	return l
 }
@@ -98,7 +102,8 @@ func (e *ending) remembers(yes bool) { e.remember.Store(yes) }
 // streamLink is a link over a byte stream.
 type streamLink struct {
 	ending
-	out io.Writer
+	out     io.Writer
+	address string // of the peer; "": the stream has none
 
 	mu       sync.Mutex // one write per line, one at a time
 	deadline writeDeadline
@@ -128,12 +133,13 @@ func (l *streamLink) read(in io.Reader) {
 	}
 }
 
-func (l *streamLink) send(_ context.Context, line []byte) error {
+func (l *streamLink) send(ctx context.Context, line []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.down() {
 		return ErrClosed
 	}
+	recorder.Sent(ctx, l.address, line[:len(line)-1])
 	l.deadline.extend(30 * time.Second)
 	if n, err := l.out.Write(line); err != nil {
 		go l.c.broken(l, err) // a partial line may have left: the stream is unusable

@@ -15,6 +15,7 @@ import (
 	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // outgoing is what the binding needs to call agents elsewhere.
@@ -159,6 +160,7 @@ func (b *Binding) goOn(f *taskFollower) {
 // cancel that.
 func (b *Binding) begin(ctx context.Context, o hub.Outbound, f *taskFollower, r *remote, streams bool) hub.Outcome {
 	f.attend()
+	sending := recorder.Join(f.ctx, ctx)
 	release := func() {
 		if streams {
 			<-f.p.streams
@@ -167,20 +169,20 @@ func (b *Binding) begin(ctx context.Context, o hub.Outbound, f *taskFollower, r 
 	call := func(r *remote, req *protocol.SendMessageRequest) error {
 		f.use(r)
 		if !streams {
-			result, err := r.transport.SendMessage(f.ctx, r.params(), req)
+			result, err := r.transport.SendMessage(sending, r.params(), req)
 			if err == nil && !f.observe(f.ctx, result) {
 				f.hand.pause() // the end takes longer than the call
 			}
 			return err
 		}
 		f.live = true
-		return f.read(f.ctx, func(ctx context.Context) iter.Seq2[protocol.Event, error] {
+		return f.read(sending, func(ctx context.Context) iter.Seq2[protocol.Event, error] {
 			return r.transport.SendStreamingMessage(ctx, r.params(), req)
 		})
 	}
 	if !b.spawn(func() {
 		defer b.unfollow(f)
-		err := b.calls(f.ctx, r, outMessage{m: o.Message, context: f.w.Context, immediately: !streams && !o.Waits}, call)
+		err := b.calls(sending, r, outMessage{m: o.Message, context: f.w.Context, immediately: !streams && !o.Waits}, call)
 		release()
 		switch {
 		case f.over:
@@ -346,7 +348,7 @@ func (b *Binding) cancelTask(ctx context.Context, p *peer, task string) error {
 // not deduplicate: it looks for the task among those of the agent (A2A 1.0, section 3.1.4).
 func (b *Binding) findOut(ctx context.Context, f *taskFollower, r *remote) hub.Outcome {
 	f.use(r)
-	task, err := b.findTask(ctx, f, r)
+	task, err := b.findTask(recorder.Aside(ctx), f, r)
 	switch {
 	case task != nil:
 		f.attend()

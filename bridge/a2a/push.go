@@ -22,6 +22,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/httpsig"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 )
@@ -159,6 +160,8 @@ func (b *Binding) notify(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.AsError(err), Wait: pause}
 	}
+	recorder.Hide(ctx, secrets.Credentials, secrets.Token)
+	recorder.HideURL(ctx, row.Value.URL)
 	for _, body := range bodies {
 		if again, after, err := b.post(ctx, u, &row.Value, secrets, media, body); err != nil && again {
 			e := parley.Fail(parley.Unavailable, nil, "the webhook at %.200s did not take the update", u.Host)

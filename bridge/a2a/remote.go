@@ -26,6 +26,7 @@ import (
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // A RemoteCard is the card of an agent elsewhere.
@@ -401,7 +402,7 @@ func (b *Binding) peerCard(ctx context.Context, p *peer, again bool) (*RemoteCar
 	}
 	if due && p.read == nil && b.ctx.Err() == nil {
 		p.read, p.asked = make(chan struct{}), now
-		if !b.spawn(func() { b.refresh(p) }) {
+		if !b.spawn(func() { b.refresh(recorder.Join(b.ctx, ctx), p) }) {
 			p.read = nil
 		}
 	}
@@ -427,8 +428,8 @@ func (b *Binding) peerCard(ctx context.Context, p *peer, again bool) (*RemoteCar
 }
 
 // refresh reads the card of a peer. Without a new one the one before stays.
-func (b *Binding) refresh(p *peer) {
-	ctx, cancel := context.WithTimeout(b.ctx, 3*cardTimeout)
+func (b *Binding) refresh(ctx context.Context, p *peer) {
+	ctx, cancel := context.WithTimeout(ctx, 3*cardTimeout)
 	defer cancel()
 	p.mu.Lock()
 	have := p.card

@@ -155,6 +155,15 @@ func (h *hosts) client(name, at string) (*protocol.Client, error) {
 	return c, nil
 }
 
+// address is where the host listens, without a secret that its URL may hold.
+func (a *attachment) address() string {
+	u, err := url.Parse(a.url)
+	if err != nil {
+		return ""
+	}
+	return cmp.Or(u.Host, u.Path)
+}
+
 // follow learns the host's tools, and refreshes them from time to time.
 func (h *hosts) follow(ctx context.Context, a *attachment) {
 	defer close(a.ended)

@@ -12,6 +12,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // From the hub to the wire: Deliver calls a host's tool (hosts.go), records the result
@@ -44,6 +45,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		a, next := x.reserve(agent, size)
 		switch {
 		case a != nil:
+			recorder.Sent(ctx, "", data) // its open call takes it
 			m := inboxMessage{Hub: a.Node, Call: a.id, Arrival: data}
 			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
 				x.unreserve(a, size)
@@ -111,9 +113,13 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
 	}
+	recorder.To(ctx, a.address())
 	for e, err := range a.client.Stream(ctx, msg) {
 		switch {
 		case err != nil:
+			if refusal, ok := errors.AsType[*protocol.Error](err); ok && refusal.Step == "peer" {
+				recorder.Got(ctx, string(refusal.Code), []byte(refusal.Text))
+			}
 			failure, attempt, unknown := fromError(err)
 			if failure != nil {
 				out := failed(m, failure)
@@ -129,6 +135,7 @@ func (h *hosts) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 				}
 			}
 		default:
+			recorder.Got(ctx, "", e.Raw())
 			out := h.answer(e.Envelope, x.Type != "")
 			out.Losses = lost
 			if m.Kind != parley.Request {

@@ -12,6 +12,7 @@ import (
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // From the hub to the wire: Deliver sends a message to a peer or a channel, from the
@@ -68,7 +69,7 @@ func (b *Binding) relay(ctx context.Context, o hub.Outbound, workspaceID, peer s
 		}
 	}
 	if e.To != "" {
-		return b.outcome(b.publishAt(e, at))
+		return b.outcome(b.publishAt(ctx, e, at))
 	}
 	return b.outcome(b.broadcast(ctx, m.ID, e, peer))
 }
@@ -82,20 +83,29 @@ func (b *Binding) broadcast(ctx context.Context, id parley.ID, e *protocol.Envel
 	if err != nil || peer[0] == channelMark[0] || b.members.presentSince(at, t) {
 		return err
 	}
-	return b.publishAt(e, at)
+	return b.publishAt(ctx, e, at)
 }
 
 // publishAt publishes here, or hands the message over to the peer's hub.
-func (b *Binding) publishAt(e *protocol.Envelope, at peerAddress) error {
+func (b *Binding) publishAt(ctx context.Context, e *protocol.Envelope, at peerAddress) error {
 	if x, ok := b.members.at(at.workspaceID, at.channel, at.peer); ok {
 		if !b.here(x) {
 			return errAway
 		}
+		leaves(ctx, e)
 		if x.node != b.members.node {
 			return b.handOff(e, x.node, x.peer)
 		}
 	}
+	leaves(ctx, e)
 	return b.gateway.PublishTo(e, at.peer)
+}
+
+// leaves records that a message is about to be published. NATS does not tell who takes it.
+func leaves(ctx context.Context, e *protocol.Envelope) {
+	if raw := e.Raw(); raw != nil {
+		recorder.Sent(ctx, "", raw)
+	}
 }
 
 var errAway = errors.New("the peer is away")
@@ -128,6 +138,7 @@ func (b *Binding) publishOnce(ctx context.Context, id parley.ID, e *protocol.Env
 			return x.at, ctx.Err()
 		}
 	}
+	leaves(ctx, e)
 	if x.failed = b.gateway.Publish(e); x.failed != nil {
 		b.mu.Lock()
 		b.broadcasts.remove(id) // the next attempt publishes it
@@ -300,6 +311,7 @@ func (b *Binding) send(ctx context.Context, attempt int, es ...*protocol.Envelop
 		allowed, refused = len(made), nil
 	}
 	for _, e := range made[:allowed] {
+		leaves(ctx, e)
 		if err := b.publish(e); err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 	protocol "github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -104,7 +105,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
 	if a.accept != nil {
-		if err := b.send(ctx, a.speaker, a.session, "", *a.accept, ownMessage{}, nil); err != nil && !isMoved(err) {
+		if err := b.send(recorder.Aside(ctx), a.speaker, a.session, "", *a.accept, ownMessage{}, nil); err != nil && !isMoved(err) {
 			return b.failed(err, a.message.losses)
 		}
 	}
@@ -434,7 +435,11 @@ func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messa
 			return err
 		}
 		e.Note = s
+		recorder.Sent(ctx, "", e.Raw()) // the peer has the session from the hub
 		_, err = b.server.Say(ctx, e)
+		if refusal, ok := errors.AsType[*protocol.Error](err); ok {
+			recorder.Got(ctx, refusal.Code, nil)
+		}
 		if !errors.Is(err, protocol.ErrChain) && !errors.Is(err, protocol.ErrSequenceGap) &&
 			!errors.Is(err, protocol.ErrEquivocation) {
 			return err

@@ -9,11 +9,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/internal/sleep"
 )
 
@@ -255,6 +257,9 @@ func (c *outCall) try() (*parley.Message, error) {
 		}
 	}
 	a, err := c.o.call(c.ctx, call)
+	if refusal, ok := errors.AsType[*jsonrpc.Error](err); ok {
+		recorder.Got(c.ctx, fmt.Sprintf("error %d", refusal.Code), []byte(refusal.Message))
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/internal/sleep"
 	"github.com/parley-hub/parley/journal"
 )
@@ -140,6 +141,7 @@ func (o *outgoing) begin(ctx context.Context, out hub.Outbound) hub.Outcome {
 	}
 	c.repeatable = o.repeatable(agent, c.params.Name)
 	c.limit()
+	c.ctx = recorder.Join(c.ctx, ctx)
 	if !o.reserve(c) {
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, nil, "%q works on %d calls of this hub", agent, maxCalls).
 			With(parley.ByLimit, parley.OpenRequests, ""), Wait: 2 * time.Second, Unknown: again}

@@ -23,6 +23,7 @@ import (
 	"github.com/parley-hub/parley/bridge/peerauth"
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/internal/sleep"
 )
 
@@ -118,7 +119,9 @@ func (w *wire) RoundTrip(r *http.Request) (*http.Response, error) {
 	switch {
 	case r.Method == http.MethodGet && r.Header.Get("Last-Event-ID") == "",
 		call && string(method) == `"subscriptions/listen"`:
-		return w.notices(r, body), nil
+		return w.notices(r.WithContext(recorder.With(r.Context(), nil)), body), nil
+	case string(method) != `"tools/call"`:
+		r = r.WithContext(recorder.Aside(r.Context()))
 	}
 	o := ongoingOf(r.Context())
 	switch {

@@ -14,6 +14,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 	"github.com/parley-hub/parley/journal"
 )
 
@@ -177,6 +178,7 @@ func (i *inbox) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: full}
 	}
 	losses := bridge.Losses(bridge.MCPClient, m, agent)
+	recorder.Sent(ctx, "", arrival) // the caller fetches it
 	_, err = i.rows.Replace(context.WithoutCancel(ctx), row)
 	switch {
 	case err == nil, errors.Is(err, journal.ErrConflict):

@@ -17,6 +17,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // Bounds of a tunnel.
@@ -99,6 +100,7 @@ func (b *Binding) runTunnel(w http.ResponseWriter, r *http.Request, c *caller, l
 	ws.SetReadLimit(limit)
 	ctx, end := context.WithCancelCause(b.ctx)
 	defer end(nil)
+	t.address = r.RemoteAddr
 	t.ws, t.id, t.end, t.open = ws, rand.Text(), end, map[jsonrpc.ID]bool{}
 	valid := ctx
 	if c.During != nil {
@@ -144,6 +146,8 @@ type tunnel struct {
 	ws     *websocket.Conn
 	id     string
 	end    context.CancelCauseFunc
+
+	address string // of the peer
 
 	mu      sync.Mutex
 	open    map[jsonrpc.ID]bool // calls of the peer without an answer; true: cancelled, and gets none
@@ -356,6 +360,9 @@ func (t *tunnel) Write(ctx context.Context, m jsonrpc.Message) error {
 	data, err := jsonrpc.EncodeMessage(m)
 	if err != nil {
 		return err
+	}
+	if r, ok := m.(*jsonrpc.Request); ok && t.caller == nil && r.Method == "tools/call" {
+		recorder.Sent(ctx, t.address, data)
 	}
 	return t.write(data)
 }

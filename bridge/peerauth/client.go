@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley/internal/jsonx"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/recorder"
 )
 
 // Config of a Client. The zero value is valid.
@@ -182,7 +183,7 @@ func (c *Client) oauth(ctx context.Context, refused string) (string, error) {
 	if c.config.Resource != "" {
 		form.Set("resource", c.config.Resource)
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, c.c.TokenURL, strings.NewReader(form.Encode()))
+	r, err := http.NewRequestWithContext(recorder.Aside(ctx), http.MethodPost, c.c.TokenURL, strings.NewReader(form.Encode()))
 	if err != nil {
 		return "", &TokenError{Err: err}
 	}

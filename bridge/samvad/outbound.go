@@ -9,6 +9,7 @@ import (
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/jsonx"
+	"github.com/parley-hub/parley/internal/recorder"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -123,6 +124,9 @@ func (b *Binding) addCredentials(ctx context.Context, m *parley.Message, to stri
 	if call.Auth == nil && own.Token != "" {
 		call.Auth = &protocol.Auth{Scheme: "bearer", Token: own.Token}
 	}
+	if call.Auth != nil {
+		recorder.Hide(ctx, call.Auth.Token)
+	}
 	now := b.c.Now()
 	var d *protocol.Delegation
 	var err error
@@ -138,6 +142,7 @@ func (b *Binding) addCredentials(ctx context.Context, m *parley.Message, to stri
 	}
 	if err == nil {
 		call.DelegationToken, err = d.Issue(b.identity, now)
+		recorder.Hide(ctx, call.DelegationToken)
 	}
 	if err != nil {
 		return parley.Refuse(parley.Forbidden, "the delegation does not reach to %q any more", m.To).Because(err)

@@ -7,6 +7,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 	protocol "github.com/parley-hub/parley/samvad"
 )
 
@@ -44,6 +45,7 @@ func (b *Binding) callBack(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the outcome of the task cannot be recorded").
 			With(parley.ByHub, parley.HubStorage, ""), Wait: pause}
 	}
+	recorder.HideURL(ctx, e.CallbackURL)
 	again, after, err := b.server.Webhook.Once(ctx, b.client.Identity, e.CallbackURL, toReply(e.TraceID, o.Message))
 	switch {
 	case err == nil:

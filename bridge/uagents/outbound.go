@@ -14,6 +14,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/recorder"
 	protocol "github.com/parley-hub/parley/uagents"
 )
 
@@ -250,7 +251,7 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Losses: bridge.Losses(way, m, o.Recipient.Name)}
 	}
 	if isChat {
-		if err := b.acknowledgeFirst(ctx, m, o.Request.ID, asked); err != nil {
+		if err := b.acknowledgeFirst(recorder.Aside(ctx), m, o.Request.ID, asked); err != nil {
 			return outcome(err)
 		}
 	}
@@ -309,6 +310,7 @@ func (b *Binding) putInMailbox(ctx context.Context, m *parley.Message, address s
 			return err
 		}
 	}
+	recorder.Sent(ctx, "", raw) // the agent fetches it
 	v := &protocol.Verified{Envelope: e, Digest: digest}
 	item := b.mailboxServer.Item(v)
 	if kept := b.c.Now().Add(cmp.Or(b.c.Retention, 24*time.Hour)); b.c.Legacy && !item.ExpiresAt.After(kept) {
