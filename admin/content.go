@@ -57,14 +57,14 @@ func (s *Summary) withoutContent() {
 	}
 }
 
-// withoutContent leaves Summary, Content and Recipients, which are views of their own.
+// withoutContent leaves Summary, Content, Recipients and Course, which are views of their own.
 func (r *Recorded) withoutContent() { r.Header, r.Raw = nil, nil }
 
 func (c *ConversationInfo) withoutContent() { c.Preview = "" }
 
 func (d *DeliveryNews) withoutContent() { d.Error.WithoutContent() }
 
-// withoutContent leaves Content, which is a view of its own.
+// withoutContent leaves Content and History, which are views of their own.
 func (d *DeadLetter) withoutContent() {
 	d.Losses = nil
 	d.Reason.withoutContent()

@@ -356,6 +356,7 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&UndeliveredGroup{}, "Problem.Advice Problem.Code Problem.Reason Problem.Ref Recipient.PausedBy " +
 			"Recipient.Reason.Advice Recipient.Reason.Code Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
 		{&Job{}, "Action By Filter.Code Filter.From Filter.Reason Filter.To ID Outcome"},
+		{&Attempt{}, "Address Digest Error.Advice Error.Code Error.Reason Error.Ref Protocol Status"},
 		{&AgentState{}, "PausedBy Reason.Advice Reason.Code Reason.Reason Reason.Ref State"},
 		{&Refusal{}, "Advice Checks.Name Claim Code KeyID Protocol Reason Ref Source Step To"},
 	} {
@@ -364,9 +365,9 @@ func TestViewsWithoutContent(t *testing.T) {
 		// Nested views have rows of their own.
 		switch v := c.view.(type) {
 		case *Recorded:
-			v.Summary, v.Content, v.Recipients = Summary{}, nil, nil
+			v.Summary, v.Content, v.Recipients, v.Course = Summary{}, nil, nil, Course{}
 		case *DeadLetter:
-			v.Content = nil
+			v.Content, v.History = nil, nil
 		case *UndeliveredMessage:
 			v.DeadLetter = DeadLetter{}
 		case *UndeliveredGroup:
@@ -408,7 +409,9 @@ func fill(v reflect.Value) {
 		fill(v.Index(0))
 	case reflect.Map:
 		v.Set(reflect.MakeMap(v.Type()))
-		v.SetMapIndex(reflect.ValueOf(marker).Convert(v.Type().Key()), reflect.ValueOf(marker).Convert(v.Type().Elem()))
+		e := reflect.New(v.Type().Elem()).Elem()
+		fill(e)
+		v.SetMapIndex(reflect.ValueOf(marker).Convert(v.Type().Key()), e)
 	}
 }
 

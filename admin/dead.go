@@ -55,7 +55,8 @@ func (a *Admin) DeadLetter(ctx context.Context, by Actor, id, to string) (DeadLe
 	if r.Message != nil {
 		v.Content = a.show(by, r.Message)
 	}
-	return v, nil
+	v.History, v.Omitted, err = a.attemptsOf(ctx, by, d.Message, d.To)
+	return v, err
 }
 
 // Retry revives a dead letter: same message, same ID.

@@ -30,6 +30,8 @@ type Recorded struct {
 	Recipients []Recipient `json:"recipients,omitzero"` // those that are not ready now
 
 	Admissions []Admission `json:"admissions,omitzero"` // by the rules in force now; missing: it needs no rule
+
+	Course
 }
 
 // MessagePage is a page of the messages that a filter chooses; Next is the cursor
@@ -52,10 +54,10 @@ type ConversationPage struct {
 // first.
 type Conversation struct {
 	ConversationInfo
-	History  []Summary `json:"history"`
-	Next     string    `json:"next,omitzero"`
-	Before   int       `json:"before,omitzero"`   // messages before this page
-	Previous string    `json:"previous,omitzero"` // cursor of the page before; "" is that of the first page
+	History  []HistoryEntry `json:"history"`
+	Next     string         `json:"next,omitzero"`
+	Before   int            `json:"before,omitzero"`   // messages before this page
+	Previous string         `json:"previous,omitzero"` // cursor of the page before; "" is that of the first page
 }
 
 func viewSummary(by Actor, m index.Message) Summary {
@@ -118,11 +120,14 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 		}
 	}
 	r, err := a.c.Hub.Journal().Read(ctx, m.Position)
-	if errors.Is(err, journal.ErrNotFound) || err == nil && r.Message == nil {
-		return out, nil // the journal has removed it since
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, journal.ErrNotFound) {
 		return out, err
+	}
+	if out.Course, err = a.courses(by).of(ctx, &m, r); err != nil {
+		return out, err
+	}
+	if r == nil || r.Message == nil {
+		return out, nil // the journal has removed it since
 	}
 	out.Erased = a.erasure(ctx, r)
 	if r.Refused == nil {
@@ -163,7 +168,7 @@ func (a *Admin) Conversation(ctx context.Context, by Actor, id, cursor string, l
 	if err != nil {
 		return Conversation{}, unresolved(err, "conversation", id)
 	}
-	return viewHistory(by, c, page), nil
+	return a.viewHistory(ctx, by, c, page)
 }
 
 // An Event is one event of [Admin.Tail]; exactly one of its pointers is set.

@@ -16,7 +16,7 @@ type Trace struct {
 	Conversation  parley.ID          `json:"conversation"`
 	Conversations []ConversationInfo `json:"conversations"` // in the order of their first messages; at most 100
 	More          bool               `json:"more,omitzero"` // there are other conversations, or may be
-	History       []Summary          `json:"history"`
+	History       []HistoryEntry     `json:"history"`
 	Next          string             `json:"next,omitzero"`
 	Before        int                `json:"before,omitzero"`   // messages before this page
 	Previous      string             `json:"previous,omitzero"` // cursor of the page before; "" is that of the first page
@@ -33,8 +33,11 @@ func (a *Admin) Trace(ctx context.Context, by Actor, id, cursor string, limit in
 	if err != nil {
 		return Trace{}, unresolved(err, "conversation", id)
 	}
-	return Trace{c.ID, viewAll(by, t.Conversations, viewConversation), t.More, viewAll(by, t.Messages, viewSummary),
-		t.Next, t.Before, t.Previous}, nil
+	history, err := a.history(ctx, by, t.Messages)
+	if err != nil {
+		return Trace{}, err
+	}
+	return Trace{c.ID, viewAll(by, t.Conversations, viewConversation), t.More, history, t.Next, t.Before, t.Previous}, nil
 }
 
 // conversation finds a conversation by its id, or the beginning of it.
@@ -48,9 +51,12 @@ func (a *Admin) conversation(ctx context.Context, by Actor, id string) (*index.I
 }
 
 // viewHistory gives a conversation with a page of its messages.
-func viewHistory(by Actor, c index.Conversation, page index.Page) Conversation {
-	return Conversation{viewConversation(by, c), viewAll(by, page.Messages, viewSummary), page.Next, page.Before,
-		page.Previous}
+func (a *Admin) viewHistory(ctx context.Context, by Actor, c index.Conversation, page index.Page) (Conversation, error) {
+	history, err := a.history(ctx, by, page.Messages)
+	if err != nil {
+		return Conversation{}, err
+	}
+	return Conversation{viewConversation(by, c), history, page.Next, page.Before, page.Previous}, nil
 }
 
 // ConversationAround is [Admin.Conversation] with the page that has a message, which is named by its id, or by at
@@ -68,7 +74,7 @@ func (a *Admin) ConversationAround(ctx context.Context, by Actor, id, message st
 	if err != nil {
 		return Conversation{}, unresolved(err, "message of this conversation", message)
 	}
-	return viewHistory(by, c, page), nil
+	return a.viewHistory(ctx, by, c, page)
 }
 
 const (

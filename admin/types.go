@@ -344,6 +344,10 @@ type DeadLetter struct {
 	Content      *Message    `json:"content,omitzero"` // only in the answer for one dead letter
 
 	Recipient *AgentState `json:"recipient,omitzero"` // now; missing: ready
+
+	// Only in the answer for one dead letter: its attempts, and how many are left out after the first ten.
+	History []Attempt `json:"history,omitzero"`
+	Omitted int       `json:"omitted,omitzero"`
 }
 
 // DeadFilter chooses dead letters; a zero field chooses all.

@@ -177,12 +177,12 @@ func (a *app) conversationShow(ctx context.Context, hub *admin.Client, id string
 }
 
 // timeline writes a table with one row for each message, and its remarks below.
-func (a *app) timeline(list []admin.Summary, begin time.Time, steps bool) error {
+func (a *app) timeline(list []admin.HistoryEntry, begin time.Time, steps bool) error {
 	var rows [][]string
 	for i := range list {
 		m := &list[i]
-		rows = append(rows, []string{a.after(begin, m.Time), a.id(m.ID), parties(m), kindAndSkill(m), proof(m),
-			deliveryState(m), short(m.Preview, 60)})
+		rows = append(rows, []string{a.after(begin, m.Time), a.id(m.ID), parties(&m.Summary), kindAndSkill(&m.Summary),
+			proof(&m.Summary), deliveryState(&m.Summary), short(m.Preview, 60)})
 	}
 	return a.table([]string{"TIME", "MESSAGE", "FROM → TO", "KIND", "PROOF", "STATE", "CONTENT"}, rows,
 		func(row int) []string { return a.remarks(&list[row], begin, steps) })
@@ -249,9 +249,9 @@ func deliveryState(m *admin.Summary) string {
 	return strings.Join(out, ", ")
 }
 
-// remarks are the lines below a message: failures, losses, next attempts and, if
-// asked for, every step.
-func (a *app) remarks(m *admin.Summary, begin time.Time, steps bool) []string {
+// remarks are the lines below a message: failures, losses, attempts if there were several or one failed,
+// next attempts and, if asked for, every step.
+func (a *app) remarks(m *admin.HistoryEntry, begin time.Time, steps bool) []string {
 	var out []string
 	if m.Error != nil {
 		out = append(out, brief(m.Error, 200))
@@ -261,6 +261,11 @@ func (a *app) remarks(m *admin.Summary, begin time.Time, steps bool) []string {
 		if d.Error != nil && d.State != parley.Answered {
 			out = append(out, fmt.Sprintf("to %s: %s after %s: %s", to, d.State,
 				plural(d.Attempts, "attempt", "attempts"), brief(d.Error, 200)))
+		}
+		if list := m.Attempts[d.To]; len(list) > 1 || steps || len(list) == 1 && list[0].Error != nil {
+			for _, line := range a.attempts(list, m.Omitted[d.To]) {
+				out = append(out, fmt.Sprintf("to %s, attempt %s", to, line))
+			}
 		}
 		if d.State == parley.Waiting && !d.Next.IsZero() {
 			out = append(out, fmt.Sprintf("to %s: next attempt not before %s", to, a.when(d.Next)))

@@ -109,6 +109,9 @@ func (a *app) deadShow(ctx context.Context, hub *admin.Client, id, to string) er
 	line("kind", "%s", d.Kind)
 	line("conversation", "%s", d.Conversation)
 	line("given up", "%s after %s", a.when(d.Changed), plural(d.Attempts, "attempt", "attempts"))
+	for _, x := range a.attempts(d.History, d.Omitted) {
+		line("attempt", "%s", x)
+	}
 	line("reason", "%s: %s", d.Reason.Code, d.Reason.Text)
 	line("cause", "%s", cause(d.To, &d.Reason, ""))
 	line("advice", "%s", d.Reason.Advice)

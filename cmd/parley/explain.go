@@ -63,6 +63,9 @@ func (a *app) explainMessage(ctx context.Context, hub *admin.Client, id string) 
 	}
 	for _, d := range m.Deliveries {
 		line("to", "%s: %s after %s", clean(d.To), d.State, plural(d.Attempts, "attempt", "attempts"))
+		for _, x := range a.attempts(m.Attempts[d.To], m.Omitted[d.To]) {
+			line("  attempt", "%s", x)
+		}
 		for _, l := range d.Losses {
 			line("  lost", "%s", l)
 		}
