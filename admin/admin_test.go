@@ -69,7 +69,7 @@ func open(t testing.TB, change func(*Config)) *bench {
 }
 
 // openInside is open without a socket.
-func openInside(t *testing.T, change func(*Config)) *bench {
+func openInside(t testing.TB, change func(*Config)) *bench {
 	t.Helper()
 	ctx := context.Background()
 	j, err := journal.Open(ctx, journal.Config{Store: testjournal.Memory(t), Node: "test"})

@@ -37,7 +37,7 @@ func observed(rec *recorder.Recorder, r *Result) *parley.Exchange {
 // Exchange gives the exchange so far of the attempt whose outcome is not recorded yet; nil: there
 // is none. It is for an answer that comes by another way, and is recorded before that outcome.
 func (d *Dispatcher) Exchange(m *parley.Message, to string) *parley.Exchange {
-	rec := d.recorderOf(deliveryKey{m.ID, to}, laneKey{to, m.Conversation}, laneKey{to, m.ID}) // see Claim
+	rec := d.recorderOf(deliveryKey{m.ID, to}, m.Conversation)
 	if rec == nil {
 		return nil
 	}
@@ -49,10 +49,10 @@ func (d *Dispatcher) Exchange(m *parley.Message, to string) *parley.Exchange {
 	return &x
 }
 
-func (d *Dispatcher) recorderOf(key deliveryKey, lanes ...laneKey) *recorder.Recorder {
+func (d *Dispatcher) recorderOf(key deliveryKey, conversation parley.ID) *recorder.Recorder {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, k := range lanes {
+	for _, k := range lanesOf(key.to, key.id, conversation) {
 		l := d.lanes[k]
 		if l == nil {
 			continue

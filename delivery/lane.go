@@ -120,16 +120,19 @@ func (d *Dispatcher) laneOf(key laneKey) *lane {
 	return l
 }
 
+// lanesOf gives the lanes in which a delivery may be: an item that others overtook, and a nested
+// request, have lanes of their own; see setAside and Claim.
+func lanesOf(to string, message, conversation parley.ID) []laneKey {
+	return []laneKey{{to, message, false}, {to, conversation, false}, {to, message, true}, {to, conversation, true}}
+}
+
 func (d *Dispatcher) enqueue(conversation parley.ID, it *item) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed || d.released(it.position.Partition) {
 		return
 	}
-	// An item that others overtook, and a nested request, have lanes of their own; see
-	// setAside and Claim.
-	for _, key := range []laneKey{{it.to, it.id, false}, {it.to, conversation, false}, {it.to, it.id, true},
-		{it.to, conversation, true}} {
+	for _, key := range lanesOf(it.to, it.id, conversation) {
 		if l := d.lanes[key]; l != nil {
 			for _, v := range l.items {
 				if v.id == it.id {
