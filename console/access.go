@@ -20,7 +20,8 @@ func (c *Console) session(serve func(*request)) http.Handler {
 		var v admin.Session
 		k, err := r.Cookie(c.cookie())
 		if err == nil {
-			v, err = c.admin.Sessions().Find(k.Value, r.Header.Get("Parley-Live") == "")
+			// Nobody need sit before a page that brings itself up to date.
+			v, err = c.admin.Sessions().Find(k.Value, r.URL.Path != livePath && r.Header.Get("Parley-Live") == "")
 		} else {
 			err = parley.Refuse(parley.Unauthenticated, "this browser has no session")
 		}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"time"
 
@@ -68,6 +69,7 @@ func (c *Console) routes() {
 	c.mux.HandleFunc("GET "+Base+"enter", c.showEnter)
 	c.mux.HandleFunc("POST "+Base+"enter", c.enter)
 	c.mux.Handle("POST "+Base+"leave", c.action(c.leave))
+	c.mux.Handle("GET "+livePath, c.session(c.serveLive))
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}
@@ -135,6 +137,9 @@ type request struct {
 	session admin.Session
 	by      admin.Actor
 	now     time.Time // of the hub's clock, one for the whole page
+
+	stream  url.Values // of a page that is kept up to date; see [request.live]
+	counted time.Time  // when a stream last counted
 }
 
 // A screen makes the content of a page.
@@ -146,7 +151,9 @@ type screen struct {
 
 // screens are the pages by path below [Base].
 var screens = map[string]screen{
-	"{$}": {"messages", "Messages", (*Console).messages},
+	"{$}":           {"messages", "Messages", (*Console).messages},
+	"conversations": {"conversations", "Conversations", (*Console).conversations},
+	"audit":         {"audit", "Audit", (*Console).audit},
 }
 
 // screen serves a page to a session.

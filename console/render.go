@@ -20,13 +20,13 @@ type pages struct {
 	by     map[string]*template.Template
 }
 
-// parsePages parses the templates: a page is layout.html and parts.html with the file of its screen.
+// parsePages parses the templates: a page is layout.html, parts.html and lists.html with the file of its screen.
 func parsePages(static string) (*pages, error) {
 	tree, err := fs.Sub(files, "templates")
 	if err != nil {
 		return nil, err
 	}
-	shared, err := template.New("").Funcs(functions).ParseFS(tree, "layout.html", "parts.html")
+	shared, err := template.New("").Funcs(functions).ParseFS(tree, "layout.html", "parts.html", "lists.html")
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func parsePages(static string) (*pages, error) {
 	}
 	for _, file := range names {
 		name := strings.TrimSuffix(path.Base(file), ".html")
-		if name == "layout" || name == "parts" {
+		if name == "layout" || name == "parts" || name == "lists" {
 			continue
 		}
 		t, err := shared.Clone()
@@ -63,6 +63,7 @@ type Page struct {
 	Form   string // the session's token for forms
 	By     *admin.Actor
 	Frame  *Frame // nil without a session
+	Stream string // address of the page's live updates
 	Now    Moment
 	Data   any
 }
@@ -73,7 +74,7 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, q *request, nam
 	p.Now = Moment{c.c.Now(), c.c.Now()}
 	if q != nil {
 		p.By, p.Form, p.Now = &q.by, q.session.Form, Moment{q.now, q.now}
-		p.Frame = c.frame(q)
+		p.Frame, p.Stream = c.frame(q), streamOf(q)
 	}
 	var b bytes.Buffer
 	if err := c.pages.by[name].ExecuteTemplate(&b, "layout", p); err != nil {

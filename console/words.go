@@ -17,7 +17,10 @@ import (
 // functions are those of the templates.
 var functions = template.FuncMap{
 	"icon": icon, "mid": mid, "cut": cut, "protocol": protocolName, "size": size, "took": took, "ago": ago,
-	"proof": proofOf, "sign": signOf, "with": with, "dict": dict, "list": func(v ...any) []any { return v }, "may": may,
+	"proof": proofOf, "sign": signOf, "query": with, "dict": dict, "list": func(v ...any) []any { return v }, "may": may,
+	"advice": advice, "grouped": func(n int) string { return grouped(int64(n)) },
+	"grouped64": func(n uint64) string { return grouped(int64(n)) }, "sizeof": func(n int) string { return size(int64(n)) },
+	"cut8":   func(s string) string { return s[:min(8, len(s))] },
 	"short8": short8, "plural": plural, "role": role, "size64": func(n uint64) string { return size(int64(n)) },
 }
 

@@ -1,0 +1,98 @@
+package console
+
+import (
+	"net/url"
+	"time"
+
+	"github.com/parley-hub/parley/admin"
+)
+
+// countsEvery is how often the numbers of an open page are counted again.
+const countsEvery = 10 * time.Second
+
+// timelineOf is the filter of the page.
+func timelineOf(q *request) (admin.TimelineFilter, error) {
+	f, _, err := timelineFilter(q.r.URL.Query(), q.now)
+	return f, err
+}
+
+// messagesSince pushes the rows of the page that are new or changed since it was made.
+func (c *Console) messagesSince(q *request, made time.Time, out *pushes) error {
+	f, query, err := timelineFilter(q.r.URL.Query(), q.now)
+	if err != nil {
+		return err
+	}
+	l := c.list(q, &f, query)
+	page, err := c.admin.Timeline(q.r.Context(), q.by, f)
+	if err != nil {
+		return err
+	}
+	for i := len(page.Entries) - 1; i >= 0; i-- {
+		if e := &page.Entries[i]; changedSince(e, made.Add(-time.Second)) {
+			if err := c.push(l.row(e), out); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func changedSince(e *admin.TimelineEntry, t time.Time) bool {
+	if e.Message == nil {
+		return !e.Refusal.Time.Before(t)
+	}
+	for i := range e.Message.Deliveries {
+		if !e.Message.Deliveries[i].Changed.Before(t) {
+			return true
+		}
+	}
+	return !e.Message.Time.Before(t)
+}
+
+// messagesNews pushes the rows of a batch, the oldest first, and those that the filter chooses no longer.
+func (c *Console) messagesNews(q *request, b *admin.Batch, out *pushes) error {
+	f, query, err := timelineFilter(q.r.URL.Query(), q.now)
+	if err != nil {
+		return err
+	}
+	l := c.list(q, &f, query)
+	for i := len(b.Entries) - 1; i >= 0; i-- {
+		if err := c.push(l.row(&b.Entries[i]), out); err != nil {
+			return err
+		}
+	}
+	for i := range b.Others {
+		e := admin.TimelineEntry{Message: &b.Others[i]}
+		r := l.row(&e)
+		r.Gone = true
+		if err := c.push(r, out); err != nil {
+			return err
+		}
+	}
+	return c.pushCounts(q, &f, query, out)
+}
+
+func (c *Console) push(r Row, out *pushes) error {
+	html, err := c.part("messages", "row", r)
+	if err == nil {
+		out.row(r.ID, html)
+	}
+	return err
+}
+
+// pushCounts pushes the numbers of failed, refused, waiting and slow entries, now and then.
+func (c *Console) pushCounts(q *request, f *admin.TimelineFilter, query url.Values, out *pushes) error {
+	if q.now.Sub(q.counted) < countsEvery {
+		return nil
+	}
+	q.counted = q.now
+	n, err := c.admin.Counts(q.r.Context(), q.by, *f)
+	if err != nil {
+		return err
+	}
+	html, err := c.part("messages", "show", showChoices(query, &n))
+	if err == nil {
+		out.element("show", html)
+	}
+	return err
+}
