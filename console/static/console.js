@@ -14,6 +14,7 @@
   const say = text => { $("#said").textContent = text; };
   document.addEventListener("click", e => {
     if (e.target.closest("[data-theme-toggle]")) return flip();
+    $$("details.menu[open]").forEach(d => { if (!d.contains(e.target)) d.open = false; });
     const b = e.target.closest("[data-copy]");
     if (!b) return;
     e.preventDefault();
@@ -31,6 +32,10 @@
     if (all[i].localName === "a") all[i].classList.add("on"); else all[i].setAttribute("aria-selected", "true");
     all[i].scrollIntoView({ block: "nearest" });
     (all[i].matches("a") ? all[i] : $("a", all[i]))?.focus({ preventScroll: true });
+    // The chosen row is in the address, as after a click.
+    if (all[i].localName === "tr" && all[i].dataset.row) {
+      const u = new URL(location); u.searchParams.set("m", all[i].dataset.row); history.replaceState(history.state, "", u);
+    }
   };
 
   // Dialogs are targets of links, so that they work without a script; with it they keep the focus and give it back.
@@ -47,18 +52,23 @@
   addEventListener("hashchange", dialog); dialog();
 
   // Keys, unless the reader switched them off (WCAG 2.1.4).
+  const onOff = $("[data-keys-on]");
+  if (onOff) {
+    onOff.checked = keep("parley-keys") !== "off";
+    onOff.addEventListener("change", () => { keep("parley-keys", onOff.checked ? "on" : "off"); say(onOff.checked ? "Keys are on" : "Keys are off"); });
+  }
   let pending = "";
   document.addEventListener("keydown", e => {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
-    if (e.key === "Escape") { if (location.hash) location.hash = "_"; document.activeElement?.blur(); return; }
-    if (e.target.matches("input, textarea, select") || keep("parley-keys") === "off") return;
+    if (e.key === "Escape") { if (location.hash) location.hash = "_"; $$("details.menu[open]").forEach(d => { d.open = false; }); document.activeElement?.blur(); return; }
+    if (e.target.matches("input:not([type=checkbox]), textarea, select") || keep("parley-keys") === "off") return;
     const screen = pending === "g" && $(`#nav [data-key="${CSS.escape(e.key)}"]`);
     pending = e.key;
     if (screen) { pending = ""; screen.click(); return; }
     const press = s => { const n = $(s); n?.click(); return n; };
     const act = {
       j: () => move(1), k: () => move(-1), "/": () => $("#q")?.focus(), "?": () => { location.hash = "keys"; }, t: flip,
-      f: () => press("[data-key-f]"), ".": () => press("[data-key-new]"), p: () => press("[data-live]"),
+      f: () => press("[data-key-f]"), ".": () => press("[data-key-new]:not([hidden])"), p: () => press("[data-live]"),
       e: () => press("[data-key-e]"), r: () => press("[data-key-r]"),
       c: () => ($("[aria-selected=true] [data-copy], .on [data-copy]") || $(".side [data-copy]") || $("[data-copy]"))?.click(),
       Enter: () => $("[data-row][aria-selected=true] a, a[data-row].on")?.click(),

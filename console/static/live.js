@@ -43,7 +43,7 @@
   };
   const arrive = row => {
     const rows = $("#rows"), top = rows?.firstElementChild, low = rows?.lastElementChild, at = Number(row.dataset.at);
-    if (row.dataset.only !== undefined || more.has(row.id)) return;
+    if (row.dataset.gone !== undefined || more.has(row.id)) return;
     if (!rows) { if ($("[data-empty]") && quiet()) refresh(); else bar(row.id); return; }
     if (rows.dataset.full !== undefined && low?.dataset.at && at < Number(low.dataset.at)) return; // on an older page
     news++; if (row.classList.contains("isbad")) bad++;
