@@ -152,7 +152,7 @@ func (c *Console) pushConversations(q *request, out *pushes, want func(*admin.Co
 			continue
 		}
 		r := conversationRow(q, v, query.Get("m"))
-		html, err := c.part("conversations", "row", r)
+		html, err := c.part("conversations", "row", &r)
 		if err != nil {
 			return err
 		}

@@ -141,7 +141,7 @@ func filterWords(name, value string) string {
 	case "failed":
 		return "with failures"
 	case "text":
-		return "“" + cut(value, 40) + "”"
+		return cut(value, 40)
 	}
 	return name + ": " + cut(value, 60)
 }

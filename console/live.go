@@ -205,6 +205,9 @@ func (s *stream) end(err error) {
 	if err == nil {
 		return
 	}
+	if parley.CodeOf(err) == parley.Internal {
+		s.c.log.Error("a live page of the console failed", "error", err)
+	}
 	_ = s.out.write(event("end", []byte(parley.AsError(err).Text))) // if it fails, the reader is gone
 }
 

@@ -73,7 +73,7 @@ func (c *Console) messagesNews(q *request, b *admin.Batch, out *pushes) error {
 }
 
 func (c *Console) push(r Row, out *pushes) error {
-	html, err := c.part("messages", "row", r)
+	html, err := c.part("messages", "row", &r)
 	if err == nil {
 		out.row(r.ID, html)
 	}

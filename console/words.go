@@ -51,6 +51,18 @@ func (m Moment) Date() string { return m.At.UTC().Format("2 Jan 2006") }
 // Ago is the age: "2 s", "38 min", "3 h", "12 days".
 func (m Moment) Ago() string { return ago(m.Now.Sub(m.At)) }
 
+// Age is the age as a row shows it: "2 s", "4 min", "3 h". The page's script counts on in the same words.
+func (m Moment) Age() string {
+	d := m.Now.Sub(m.At)
+	switch {
+	case d >= time.Minute && d < time.Hour:
+		return fmt.Sprintf("%d min", int(d.Minutes()))
+	case d >= time.Hour && d < 48*time.Hour:
+		return fmt.Sprintf("%d h", int(d.Hours()))
+	}
+	return ago(d)
+}
+
 // ago writes a duration in its largest unit.
 func ago(d time.Duration) string {
 	switch {

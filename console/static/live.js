@@ -136,8 +136,7 @@
   });
 
   // ---- times ----
-  const ago = s => s < 1 ? "now" : s < 60 ? `${s} s` : s < 300 ? `${s / 60 | 0} min ${s % 60} s` : s < 3600 ? `${s / 60 | 0} min` :
-    s < 18000 ? `${s / 3600 | 0} h ${s / 60 % 60 | 0} min` : s < 172800 ? `${s / 3600 | 0} h` : `${s / 86400 | 0} days`;
+  const ago = s => s < 1 ? "now" : s < 60 ? `${s} s` : s < 3600 ? `${s / 60 | 0} min` : s < 172800 ? `${s / 3600 | 0} h` : `${s / 86400 | 0} days`;
   let page, offset = 0; // between the hub's clock and the browser's
   setInterval(() => {
     silent();
