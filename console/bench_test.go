@@ -20,8 +20,9 @@ func withAgents(t *testing.T) *bench {
 	t.Helper()
 	b := open(t, func(c *node.Config) { c.Listen.HTTP = "127.0.0.1:0" })
 	handle := func(name string, f func(context.Context, json.RawMessage) (any, error)) {
-		if err := b.node.Handle(parley.Agent{Name: name, Exposed: parley.Everywhere}, parley.Skill("do", func(ctx context.Context, _ *parley.Message,
-			in json.RawMessage) (any, error) {
+		agent := parley.Agent{Name: name, Exposed: parley.Everywhere}
+		if err := b.node.Handle(agent, parley.Skill("do", func(ctx context.Context, _ *parley.Message, in json.RawMessage) (
+			any, error) {
 			return f(ctx, in)
 		})); err != nil {
 			t.Fatal(err)

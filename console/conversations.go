@@ -121,7 +121,8 @@ func conversationNews(q *request) (admin.TimelineFilter, error) {
 
 // conversationsSince pushes the conversations with messages since the page was made.
 func (c *Console) conversationsSince(q *request, made time.Time, out *pushes) error {
-	return c.pushConversations(q, out, func(v *admin.ConversationInfo) bool { return !v.Last.Before(made.Add(-time.Second)) })
+	made = made.Add(-time.Second)
+	return c.pushConversations(q, out, func(v *admin.ConversationInfo) bool { return !v.Last.Before(made) })
 }
 
 // conversationsNews pushes the conversations of a batch.

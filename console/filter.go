@@ -112,7 +112,8 @@ func lately(s string) (time.Duration, bool) {
 }
 
 // spans are the choices of the menu Time.
-var spans = [][2]string{{"15m", "last 15 minutes"}, {"1h", "last hour"}, {"24h", "last 24 hours"}, {"7d", "last 7 days"}}
+var spans = [][2]string{{"15m", "last 15 minutes"}, {"1h", "last hour"}, {"24h", "last 24 hours"},
+	{"7d", "last 7 days"}}
 
 // filterWords says what a filter is, for its chip.
 func filterWords(name, value string) string {

@@ -65,7 +65,8 @@ func (c *Console) frame(q *request) *Frame {
 		Link: Base + "agents"}
 	add(s.NotReached, false, agents)
 	if s.Lag.Alarm || s.Lag.Number > laggard {
-		add(s.Lag, true, Fact{Name: "lag", Before: "index", Number: number(s.Lag.Number), After: "records behind", Link: Base})
+		add(s.Lag, true, Fact{Name: "lag", Before: "index", Number: number(s.Lag.Number), After: "records behind",
+			Link: Base})
 	} else {
 		add(s.Lag, false, Fact{Name: "lag", After: "index up to date", Class: "opt", Link: Base})
 	}

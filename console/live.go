@@ -37,7 +37,7 @@ var feeds = map[string]feed{
 const (
 	livePath = Base + "live"
 
-	frameEvery   = 2 * time.Second
+	tickEvery    = 2 * time.Second
 	sessionEvery = time.Minute
 	streamStall  = 30 * time.Second // a reader that takes nothing for this long is gone
 	streamBeat   = 15 * time.Second
@@ -85,11 +85,68 @@ func (c *Console) serveLive(q *request) {
 	w := sse.Start(q.w, "text/event-stream",
 		sse.Options{Stall: streamStall, Idle: streamBeat, Beat: ": \n\n", Gone: cancel})
 	defer w.Close()
-	s := &stream{c: c, q: q, feed: f, out: newPushes(w.Write), made: q.now}
-	if t, err := time.Parse(time.RFC3339Nano, u.Get("made")); err == nil {
-		s.made = t
+	made, err := time.Parse(time.RFC3339Nano, u.Get("made"))
+	if err != nil {
+		made = q.now
 	}
-	s.run(ctx, news)
+	out := newPushes(w.Write)
+	(&stream{out: out, session: func() error { return c.still(q) },
+		start: func() error { return c.startFeed(q, f, made, out) },
+		news:  func(b *admin.Batch) error { return c.newsOf(q, f, b, out) },
+		tick:  func() error { return c.tickFeed(q, f, out) }}).run(ctx, news)
+}
+
+// startFeed pushes what changed between the page and its stream.
+func (c *Console) startFeed(q *request, f feed, made time.Time, out *pushes) error {
+	if f.start != nil {
+		if err := f.start(c, q, made, out); err != nil {
+			return err
+		}
+	}
+	return c.pushFrame(q, out)
+}
+
+// newsOf pushes a batch.
+func (c *Console) newsOf(q *request, f feed, b *admin.Batch, out *pushes) error {
+	q.now = c.c.Now()
+	out.missed(b.Missed)
+	if f.news == nil {
+		return nil
+	}
+	return f.news(c, q, b, out)
+}
+
+func (c *Console) tickFeed(q *request, f feed, out *pushes) error {
+	q.now = c.c.Now()
+	if f.tick != nil {
+		if err := f.tick(c, q, out); err != nil {
+			return err
+		}
+	}
+	return c.pushFrame(q, out)
+}
+
+// pushFrame pushes the hub's part of the page.
+func (c *Console) pushFrame(q *request, out *pushes) error {
+	f := c.frame(q)
+	for _, name := range []string{"health", "dead"} { // ids as the templates
+		html, err := c.part("messages", name, f)
+		if err != nil {
+			return err
+		}
+		out.element(name, html)
+	}
+	return nil
+}
+
+// still asks whether the session still is. The stream alone does not keep it.
+func (c *Console) still(q *request) error {
+	k, err := q.r.Cookie(c.cookie())
+	if err != nil {
+		return err
+	}
+	_, err = c.admin.Sessions().Find(k.Value, false)
+	return err
 }
 
 // watch follows the hub in another goroutine, which ends with ctx. An error is that of the beginning.
@@ -124,37 +181,31 @@ func (c *Console) watch(ctx context.Context, by admin.Actor, f admin.TimelineFil
 
 // stream is the stream of one page.
 type stream struct {
-	c    *Console
-	q    *request
-	feed feed
-	out  *pushes
-	made time.Time // when the page was made
+	out         *pushes
+	start, tick func() error
+	news        func(*admin.Batch) error
+	session     func() error // whether the session still is
 }
 
 // run pushes until the reader, the session or the hub is gone. A page whose stream just ends tries again.
 func (s *stream) run(ctx context.Context, news <-chan admin.Batch) {
-	frames, sessions := time.NewTicker(frameEvery), time.NewTicker(sessionEvery)
-	defer frames.Stop()
+	ticks, sessions := time.NewTicker(tickEvery), time.NewTicker(sessionEvery)
+	defer ticks.Stop()
 	defer sessions.Stop()
-	err := s.opened()
+	err := s.start()
 	for err == nil {
+		if err = s.out.flush(); err != nil {
+			return // the reader is gone
+		}
 		select {
 		case b, ok := <-news:
 			if !ok { // the hub stops, or the session ended
 				s.end(s.session())
 				return
 			}
-			s.out.missed(b.Missed)
-			if s.feed.news != nil {
-				s.q.now = s.c.c.Now()
-				err = s.feed.news(s.c, s.q, &b, s.out)
-			}
-		case <-frames.C:
-			s.q.now = s.c.c.Now()
-			s.frame()
-			if s.feed.tick != nil {
-				err = s.feed.tick(s.c, s.q, s.out)
-			}
+			err = s.news(&b)
+		case <-ticks.C:
+			err = s.tick()
 		case <-sessions.C:
 			err = s.session()
 		case <-s.out.due():
@@ -162,53 +213,15 @@ func (s *stream) run(ctx context.Context, news <-chan admin.Batch) {
 			s.end(s.session())
 			return
 		}
-		if err == nil {
-			err = s.out.flush()
-		}
 	}
 	s.end(err)
 }
 
-// opened pushes what changed between the page and its stream.
-func (s *stream) opened() error {
-	if s.feed.start != nil {
-		if err := s.feed.start(s.c, s.q, s.made, s.out); err != nil {
-			return err
-		}
-	}
-	s.frame()
-	return s.out.flush()
-}
-
-// frame pushes the hub's part of the page.
-func (s *stream) frame() {
-	f := s.c.frame(s.q)
-	for name, id := range map[string]string{"health": "health", "dead": "dead"} {
-		if b, err := s.c.part("messages", name, f); err == nil {
-			s.out.element(id, b)
-		}
-	}
-}
-
-// session asks whether the session still is. The stream alone does not keep it.
-func (s *stream) session() error {
-	k, err := s.q.r.Cookie(s.c.cookie())
-	if err != nil {
-		return err
-	}
-	_, err = s.c.admin.Sessions().Find(k.Value, false)
-	return err
-}
-
 // end tells the page why it gets no more.
 func (s *stream) end(err error) {
-	if err == nil {
-		return
+	if err != nil {
+		_ = s.out.write(event("end", []byte(parley.AsError(err).Text))) // if it fails, the reader is gone
 	}
-	if parley.CodeOf(err) == parley.Internal {
-		s.c.log.Error("a live page of the console failed", "error", err)
-	}
-	_ = s.out.write(event("end", []byte(parley.AsError(err).Text))) // if it fails, the reader is gone
 }
 
 // event writes a server-sent event. A line break of any kind in the data begins another line of data.

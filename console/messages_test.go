@@ -98,7 +98,7 @@ func TestFiltersAreOnThePage(t *testing.T) {
 		`last 24 hours<a href="?agent=museum&amp;kind=request&amp;show=failed&amp;text=Bern"`,
 		`agent: museum<a href="?kind=request&amp;show=failed&amp;since=24h&amp;text=Bern"`,
 		`href="?agent=museum&amp;kind=request&amp;proof=signed&amp;show=failed&amp;since=24h&amp;text=Bern"`,
-		`id="show-failed" href="?agent=museum&amp;kind=request&amp;show=failed&amp;since=24h&amp;text=Bern" aria-current="true"`,
+		`id="show-failed" href="?agent=museum&amp;kind=request&amp;show=failed&amp;since=24h&amp;text=Bern" aria-current`,
 		`id="show-all" href="?agent=museum&amp;kind=request&amp;since=24h&amp;text=Bern" data-key-f`,
 		`<input type="hidden" name="agent" value="museum">`, `name="text" type="search" value="Bern"`,
 	} {
@@ -116,7 +116,8 @@ func TestNothingMatches(t *testing.T) {
 	}
 	s := talk(b)
 	page := w.page("/console/?agent=museum&kind=notice")
-	for _, want := range []string{"No message matches", "6 are recorded", `href="?kind=notice" data-without="agent">Without “agent: museum”: 1<`,
+	for _, want := range []string{"No message matches", "6 are recorded",
+		`href="?kind=notice" data-without="agent">Without “agent: museum”: 1<`,
 		`href="?agent=museum" data-without="kind">Without “kind: notice”: 2<`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
@@ -243,7 +244,8 @@ func TestRefusalIsExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	plain := strings.NewReplacer("<code>", "`", "</code>", "`", "&#39;", "'", "&#34;", `"`).Replace(page)
-	for _, want := range []string{`data-explain="` + ref, r.Advice, r.Cause, "a claim, not proved", "parley explain " + ref} {
+	for _, want := range []string{`data-explain="` + ref, r.Advice, r.Cause, "a claim, not proved",
+		"parley explain " + ref} {
 		if want == "" || !strings.Contains(plain, want) {
 			t.Errorf("the explanation lacks %q", want)
 		}
@@ -262,7 +264,8 @@ func TestTextsOfGuests(t *testing.T) {
 	b.tell(admin.Send{To: "sink", Act: "<b>act</b>", Text: text(strings.Repeat("<u>", 300_000))})
 	b.forge("agent://evil.example/<script>\u202e\r\n")
 	b.forge("agent://" + strings.Repeat("x", 900_000))
-	for _, path := range []string{"/console/", "/console/conversations", "/console/?" + url.Values{"text": {evil}}.Encode(),
+	for _, path := range []string{"/console/", "/console/conversations",
+		"/console/?" + url.Values{"text": {evil}}.Encode(),
 		"/console/?" + url.Values{"agent": {evil}, "m": {evil}}.Encode()} {
 		page := w.page(path)
 		for _, bad := range []string{"<script>alert", "<img src=x", "<u>", "<b>act", "\u202e", "\u0007"} {
@@ -288,7 +291,8 @@ func TestObserversSeeNoContent(t *testing.T) {
 	if !strings.Contains(page, "content hidden") || !strings.Contains(page, "watch · viewer") {
 		t.Error("the page does not say that content is hidden")
 	}
-	for _, path := range []string{"/console/", "/console/conversations", "/console/?text=Monday", "/console/?show=refused"} {
+	for _, path := range []string{"/console/", "/console/conversations", "/console/?text=Monday",
+		"/console/?show=refused"} {
 		page := w.page(path)
 		for _, secret := range []string{"mind the step", "celsius", "closed on Mondays", "&#34;Monday&#34;"} {
 			if strings.Contains(page, secret) {

@@ -1,15 +1,21 @@
 package console
 
 import (
+	"bytes"
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal/index"
 )
 
-// TestPushesAreFew: however much changes, a page gets at most four pushes a second, with the newest 200 rows, and learns how many it
-// missed.
+// TestPushesAreFew: however much changes, a page gets at most four pushes a second, with the newest 200 rows, and
+// learns how many it missed.
 func TestPushesAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var times []time.Time
@@ -96,4 +102,72 @@ func TestEventKeepsItsLines(t *testing.T) {
 	if want := "event: html\ndata: a\ndata: b\ndata: c\ndata: event: end\n\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
+}
+
+// TestStreamAsksForItsSession: within a minute after the session's end the stream ends, and says so.
+func TestStreamAsksForItsSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, asked, ticks := time.Now(), 0, 0
+		var got []string
+		s := &stream{out: newPushes(func(b []byte) error { got = append(got, string(b)); return nil }),
+			start: func() error { return nil }, news: func(*admin.Batch) error { return nil },
+			tick: func() error { ticks++; return nil },
+			session: func() error {
+				if asked++; asked == 3 {
+					return parley.Refuse(parley.Unauthenticated, "the session is over")
+				}
+				return nil
+			}}
+		s.run(t.Context(), make(chan admin.Batch))
+		if d := time.Since(begin); d != 3*time.Minute || ticks < 80 {
+			t.Errorf("the stream ended after %s, %d ticks", d, ticks)
+		}
+		if len(got) != 1 || got[0] != "event: end\ndata: the session is over\n\n" {
+			t.Errorf("%q", got)
+		}
+	})
+}
+
+// TestStreamEndsWithoutAWord: when the hub stops or the reader leaves, nothing tells the page that it is over.
+func TestStreamEndsWithoutAWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nothing := func() error { return nil }
+		s := &stream{out: newPushes(func([]byte) error { t.Error("something was written"); return nil }), start: nothing,
+			tick: nothing, session: nothing, news: func(*admin.Batch) error { return nil }}
+		news := make(chan admin.Batch)
+		close(news)
+		s.run(t.Context(), news)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		s.run(ctx, make(chan admin.Batch))
+	})
+}
+
+// BenchmarkMessages measures the template of a page with 100 rows.
+func BenchmarkMessages(b *testing.B) {
+	p, err := parsePages("/console/static/")
+	if err != nil {
+		b.Fatal(err)
+	}
+	now := time.Now()
+	l := &list{now: now, slow: admin.DefaultSlow, read: true}
+	m := &Messages{Filters: Filters{Search: true, Show: showChoices(nil, &admin.Counts{}),
+		Menus: []Menu{menu(nil, "protocol", "Protocol", protocolChoices()...)}}}
+	for i := range pageRows {
+		v := admin.Summary{Kind: parley.Request, From: "guest/asp/bakery.example-shop-baker-d46b123f", To: "weather",
+			Skill: "forecast", Protocol: "samvad", Time: now, Conversation: parley.ID{1}, ID: parley.ID{byte(i)}, Size: 100,
+			Preview: `{"sku":"flour-550","bin":"Ä-17"}`}
+		v.Deliveries = append(v.Deliveries, index.Delivery{To: "weather", State: parley.Answered, Attempts: 1})
+		m.Rows = append(m.Rows, l.row(&admin.TimelineEntry{Message: &v}))
+	}
+	page := Page{Title: "Messages", Screen: "messages", By: &admin.Actor{}, Frame: &Frame{}, Data: m}
+	n := 0
+	for b.Loop() {
+		var w bytes.Buffer
+		if err := p.by["messages"].ExecuteTemplate(&w, "layout", page); err != nil {
+			b.Fatal(err)
+		}
+		n = len(visible(w.Bytes()))
+	}
+	b.ReportMetric(float64(n)/1e3, "KB")
 }

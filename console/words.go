@@ -19,9 +19,10 @@ var functions = template.FuncMap{
 	"icon": icon, "mid": mid, "cut": cut, "protocol": protocolName, "size": size, "took": took, "ago": ago,
 	"proof": proofOf, "sign": signOf, "query": with, "dict": dict, "list": func(v ...any) []any { return v }, "may": may,
 	"advice": advice, "grouped": func(n int) string { return grouped(int64(n)) },
-	"grouped64": func(n uint64) string { return grouped(int64(n)) }, "sizeof": func(n int) string { return size(int64(n)) },
-	"cut8":   func(s string) string { return s[:min(8, len(s))] },
-	"short8": short8, "plural": plural, "role": role, "size64": func(n uint64) string { return size(int64(n)) },
+	"grouped64": func(n uint64) string { return grouped(int64(n)) },
+	"sizeof":    func(n int) string { return size(int64(n)) },
+	"cut8":      func(s string) string { return s[:min(8, len(s))] },
+	"short8":    short8, "plural": plural, "role": role, "size64": func(n uint64) string { return size(int64(n)) },
 }
 
 // icon is a sign of parts.html.
@@ -242,6 +243,9 @@ func visible(page []byte) []byte {
 
 // hidden reports whether a character changes what others look like, or has no look of its own.
 func hidden(r rune) bool {
+	if r >= ' ' && r < 0x7f { // most of a page
+		return false
+	}
 	switch {
 	case r == '\n', r == '\t', r == '\r':
 		return false
