@@ -14,6 +14,14 @@
 // The console has no query and no right of its own. Roles are checked in package admin;
 // a page shows a button that the actor may not use as disabled, with the role that may.
 //
+// # Pages stay up to date
+//
+// An open page has one event stream, /console/live. A screen registers in [feeds] which
+// news of the hub it wants and what it pushes: rendered elements, which take the place
+// of those with the same id. New rows go on top while nobody reads further down. A page
+// gets at most four pushes a second. A hidden page has no stream; after a break the page
+// is read anew. The stream alone does not keep a session.
+//
 // # What guests wrote
 //
 // Names, contents and errors are texts of guests. html/template escapes markup. Control

@@ -4,6 +4,7 @@
   const $ = (s, n = document) => n.querySelector(s);
   const MOST = 200, SETTLE = 1500, SAY = 10000;
   let source, url = "", paused = false, broken = 0, failed = 0, retry = 0, timer = 0, over = false, heard = Date.now(), moved = 0;
+  let page, offset = 0; // between the hub's clock and the browser's
   let held = [], holding = 0, more = new Set(), many = false, news = 0, bad = 0, said = 0, saying = 0;
 
   const main = () => $("#main");
@@ -81,7 +82,7 @@
     const s = Math.round((Date.now() - heard) / 1000), next = Math.max(0, Math.ceil((retry - Date.now()) / 1000));
     b.hidden = false;
     $("[data-for]", b).textContent = over || `The hub has not answered for ${s} s.`;
-    $("[data-of]", b).textContent = (main().dataset.now || "").slice(11, 19);
+    $("[data-of]", b).textContent = new Date(heard + offset).toISOString().slice(11, 19);
     $("[data-next]", b).textContent = over ? "" : `Trying again by itself, next in ${next} s.`;
   };
   const lost = () => {
@@ -114,6 +115,7 @@
       paused = !paused; button();
       if (paused) close(); else { open(); refresh(); }
     }
+    if (e.target.closest("#more")) scrollTo(0, 0);
     if (e.target.closest("[data-now-link]")) { e.preventDefault(); over ? location.reload() : open(); }
     const stop = e.target.closest("[data-stop]");
     if (stop) { e.preventDefault(); if (asked) htmx.trigger(asked, "htmx:abort"); }
@@ -137,7 +139,6 @@
 
   // ---- times ----
   const ago = s => s < 1 ? "now" : s < 60 ? `${s} s` : s < 3600 ? `${s / 60 | 0} min` : s < 172800 ? `${s / 3600 | 0} h` : `${s / 86400 | 0} days`;
-  let page, offset = 0; // between the hub's clock and the browser's
   setInterval(() => {
     silent();
     if (asked) { const n = $("#loading [data-seconds]"); if (n) n.textContent = ago(Math.round((Date.now() - since) / 1000)); }
