@@ -90,9 +90,12 @@ func (c *Console) pushCounts(q *request, f *admin.TimelineFilter, query url.Valu
 	if err != nil {
 		return err
 	}
-	html, err := c.part("messages", "show", showChoices(query, &n))
-	if err == nil {
-		out.element("show", html)
+	for name, data := range map[string]any{"show": showChoices(query, &n), "total": countWords(*shownCount(&n, f.Show))} {
+		html, err := c.part("messages", name, data)
+		if err != nil {
+			return err
+		}
+		out.element(name, html)
 	}
-	return err
+	return nil
 }

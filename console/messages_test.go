@@ -354,3 +354,23 @@ func TestAudit(t *testing.T) {
 		t.Error("the filter that hides all is not named")
 	}
 }
+
+// TestFrameOnEveryPage: the hub's numbers stand above each page, and lead to the page that says more.
+func TestFrameOnEveryPage(t *testing.T) {
+	b := withAgents(t)
+	if _, err := b.api.Pause(context.Background(), "sink", true); err != nil {
+		t.Fatal(err)
+	}
+	b.forge("agent://evil.example")
+	w := b.entered(b.token("root", admin.Administer))
+	b.clock.move(2 * time.Second) // a status is kept for a second
+	for _, path := range []string{"/console/", "/console/conversations", "/console/audit"} {
+		page := w.page(path)
+		for _, want := range []string{`href="/console/?show=refused" class="warn" data-fact="refused"><b>1</b> refused a minute`,
+			`href="/console/agents" class="opt" data-fact="agents"><b>4</b> agents, 1 paused`, "accepted = <b>in memory</b>"} {
+			if !strings.Contains(page, want) {
+				t.Errorf("%s lacks %s", path, want)
+			}
+		}
+	}
+}

@@ -171,3 +171,60 @@ func BenchmarkMessages(b *testing.B) {
 	}
 	b.ReportMetric(float64(n)/1e3, "KB")
 }
+
+// TestIndexBehind: a list says that it lacks the newest messages, unless the index is only at work.
+func TestIndexBehind(t *testing.T) {
+	p, err := parsePages("/console/static/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lag, want := range map[uint64]string{4210: "The index is 4,210 records behind.", 12: ""} {
+		var b bytes.Buffer
+		if err := p.by["messages"].ExecuteTemplate(&b, "behind", lag); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.String(); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%d records: %s", lag, got)
+		}
+	}
+}
+
+// TestWaitingRows: a row says the one thing to know about its state.
+func TestWaitingRows(t *testing.T) {
+	now := time.Date(2026, 11, 22, 14, 31, 0, 0, time.UTC)
+	next := now.Add(67 * time.Second)
+	l := &list{now: now, slow: admin.DefaultSlow, read: true}
+	busy := &index.Reason{Code: parley.Unavailable, Source: parley.ByPeer}
+	for name, c := range map[string]struct {
+		kind  parley.Kind
+		d     index.Delivery
+		state string
+		note  string
+		tries int
+	}{
+		"the next attempt": {parley.Notice, index.Delivery{State: parley.Waiting, Next: next, Attempts: 2}, "waiting",
+			"next 14:32:07", 2},
+		"the peer's wish": {parley.Notice, index.Delivery{State: parley.Waiting, Next: next, Attempts: 3, Postponed: 1,
+			Error: busy}, "waiting", "peer says 14:32:07", 2},
+		"a dead letter": {parley.Request, index.Delivery{State: parley.Dead, Attempts: 8, Error: busy}, "dead",
+			"unavailable", 8},
+		"an event that nobody is told": {parley.Event, index.Delivery{State: parley.Delivered, Attempts: 1,
+			Losses: []string{"Kind: multi_agent has no events"}}, "delivered", "not told", 1},
+		"nothing to add": {parley.Notice, index.Delivery{State: parley.Delivered, Attempts: 1}, "delivered", "", 1},
+	} {
+		m := admin.Summary{Kind: c.kind, To: "b"}
+		c.d.To = "b"
+		m.Deliveries = []index.Delivery{c.d}
+		r := l.row(&admin.TimelineEntry{Message: &m})
+		if r.State.Word != c.state || r.Note != c.note || r.Tries != c.tries {
+			t.Errorf("%s: %s, %q, %d tries", name, r.State.Word, r.Note, r.Tries)
+		}
+	}
+	m := admin.Summary{Kind: parley.Notice}
+	m.Deliveries = []index.Delivery{{To: "a", State: parley.Delivered}, {To: "b", State: parley.Dead},
+		{To: "c", State: parley.Delivered}}
+	if r := l.row(&admin.TimelineEntry{Message: &m}); r.To != "b" || r.More != 2 || r.State.Word != "dead" ||
+		r.Note != "1 of 3" {
+		t.Errorf("several recipients: %+v", r)
+	}
+}

@@ -1,7 +1,7 @@
-// Parley console: open pages keep up to date. The stream of a page has elements: one whose id the page has takes its place; a row that
-// is new goes on top, or into the bar "6 more" while the reader looks at something.
+// Parley console: open pages keep up to date. The stream of a page has elements: one whose id the page has takes its
+// place; a row that is new goes on top, or into the bar "6 more" while the reader looks at something.
 (() => {
-  const $ = (s, n = document) => n.querySelector(s);
+  const $ = (s, n = document) => n.querySelector(s), $$ = (s, n = document) => [...n.querySelectorAll(s)];
   const MOST = 200, SETTLE = 1500, SAY = 10000;
   let source, url = "", paused = false, broken = 0, failed = 0, retry = 0, timer = 0, over = false, heard = Date.now(), moved = 0;
   let page, offset = 0; // between the hub's clock and the browser's
@@ -41,6 +41,7 @@
     fold(rows, row); row.classList.add("isnew"); rows.prepend(row); htmx.process(row);
     setTimeout(() => row.classList.remove("isnew"), 4000);
     while (rows.childElementCount > MOST) rows.lastElementChild.remove();
+    const n = $("[data-shown]"); if (n) n.textContent = $$("[data-row]", rows).length.toLocaleString("en");
   };
   const arrive = row => {
     const rows = $("#rows"), top = rows?.firstElementChild, low = rows?.lastElementChild, at = Number(row.dataset.at);
@@ -144,7 +145,7 @@
     if (asked) { const n = $("#loading [data-seconds]"); if (n) n.textContent = ago(Math.round((Date.now() - since) / 1000)); }
     if (document.hidden || paused || broken) return;
     if (page !== main()) { page = main(); offset = Date.parse(page.dataset.now) - Date.now(); }
-    for (const t of document.querySelectorAll("#rows time + small")) {
+    for (const t of $$("#rows time + small")) {
       const s = ago(Math.max(0, Math.floor((Date.now() + offset - Date.parse(t.previousElementSibling.dateTime)) / 1000)));
       if (t.textContent !== s) t.textContent = s;
     }
