@@ -89,11 +89,11 @@
   const lost = () => {
     close(); if (!broken) broken = Date.now();
     failed = Math.min(failed + 1, 4); retry = Date.now() + 1000 * 2 ** failed;
-    clearTimeout(timer); timer = setTimeout(open, retry - Date.now()); silent();
+    clearTimeout(timer); timer = setTimeout(open, retry - Date.now()); silent(); button();
   };
   const found = () => {
     heard = Date.now(); failed = 0; $("#silent").hidden = true;
-    if (broken) { broken = 0; refresh(); } // what was missed is on the page anew
+    if (broken) { broken = 0; button(); refresh(); } // what was missed is on the page anew
   };
   const close = () => { source?.close(); source = null; };
   const open = () => {
@@ -104,12 +104,13 @@
     s.onopen = found;
     s.onerror = () => { if (s === source) lost(); };
     s.addEventListener("html", e => { heard = Date.now(); hold(e.data); });
-    s.addEventListener("end", e => { over = e.data || "The session has ended."; close(); broken ||= Date.now(); silent(); });
+    s.addEventListener("end", e => { over = e.data || "The session has ended."; close(); broken ||= Date.now(); silent(); button(); });
   };
 
   const button = () => {
     const b = $("[data-live]"); if (!b) return;
-    b.hidden = false; b.setAttribute("aria-pressed", String(!paused)); $("span", b).textContent = paused ? "Paused" : "Live";
+    b.hidden = false; b.setAttribute("aria-pressed", String(!paused)); b.classList.toggle("off", Boolean(paused || broken));
+    $("span", b).textContent = paused ? "Paused" : over ? "Ended" : broken ? "Not live" : "Live";
   };
   document.addEventListener("click", e => {
     if (e.target.closest("[data-live]")) {
