@@ -140,6 +140,7 @@ type request struct {
 
 	stream  url.Values // of a page that is kept up to date; see [request.live]
 	counted time.Time  // when a stream last counted
+	open    openRows   // of a stream
 }
 
 // A screen makes the content of a page.

@@ -223,3 +223,34 @@ func TestLiveOfNoScreen(t *testing.T) {
 		t.Errorf("without a session: %d", status)
 	}
 }
+
+// TestStreamsAreBounded: open pages take their places from the callers that may wait at once.
+func TestStreamsAreBounded(t *testing.T) {
+	b := withAgents(t)
+	w := b.entered(b.token("root", admin.Administer))
+	page := w.page("/console/audit")
+	var last *events
+	for range 256 {
+		last = w.live(page)
+	}
+	path := html.UnescapeString(streamPath.FindStringSubmatch(page)[1])
+	if status, body := w.do("GET", path, nil); status != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "256 callers wait") {
+		t.Fatalf("one stream too many: %d %s", status, body)
+	}
+	last.end()
+	for { // the hub notices that the reader is gone
+		r, err := http.NewRequest("GET", w.base+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := w.http.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode == http.StatusOK {
+			return
+		}
+	}
+}

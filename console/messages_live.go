@@ -2,13 +2,57 @@ package console
 
 import (
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/journal/index"
 )
 
-// countsEvery is how often the numbers of an open page are counted again.
-const countsEvery = 10 * time.Second
+const (
+	// countsEvery is how often the numbers of an open page are counted again.
+	countsEvery = 10 * time.Second
+	// newMost is the number of new rows of a batch. Nobody reads more in a quarter of a second, and each costs the
+	// hub its template.
+	newMost = 40
+	// openMost bounds the rows whose changes are never left out.
+	openMost = 400
+)
+
+// openRows are rows that a page shows and that will change.
+type openRows map[string]bool
+
+// note notes whether a row that the page gets will change.
+func (o openRows) note(e *admin.TimelineEntry) {
+	m := e.Message
+	if m == nil {
+		return
+	}
+	id := m.ID.String()
+	if !slices.ContainsFunc(m.Deliveries, func(d index.Delivery) bool { return !d.State.Settled(m.Kind) }) {
+		delete(o, id)
+	} else if len(o) < openMost {
+		o[id] = true
+	}
+}
+
+// choose gives the entries of a batch that a page gets, the oldest first, and the number of the others: it gets the
+// changes of its open rows, and the newest of the rest.
+func (o openRows) choose(batch []admin.TimelineEntry) (chosen []*admin.TimelineEntry, missed uint64) {
+	fresh := 0
+	for i := range batch {
+		e := &batch[i]
+		if e.Message == nil || !o[e.Message.ID.String()] {
+			if fresh++; fresh > newMost {
+				missed++
+				continue
+			}
+		}
+		chosen = append(chosen, e)
+	}
+	slices.Reverse(chosen)
+	return chosen, missed
+}
 
 // timelineOf is the filter of the page.
 func timelineOf(q *request) (admin.TimelineFilter, error) {
@@ -27,7 +71,9 @@ func (c *Console) messagesSince(q *request, made time.Time, out *pushes) error {
 	if err != nil {
 		return err
 	}
+	q.open = openRows{}
 	for i := len(page.Entries) - 1; i >= 0; i-- {
+		q.open.note(&page.Entries[i])
 		if e := &page.Entries[i]; changedSince(e, made.Add(-time.Second)) {
 			if err := c.push(l.row(e), out); err != nil {
 				return err
@@ -56,8 +102,11 @@ func (c *Console) messagesNews(q *request, b *admin.Batch, out *pushes) error {
 		return err
 	}
 	l := c.list(q, &f, query)
-	for i := len(b.Entries) - 1; i >= 0; i-- {
-		if err := c.push(l.row(&b.Entries[i]), out); err != nil {
+	chosen, missed := q.open.choose(b.Entries)
+	out.missed(missed)
+	for _, e := range chosen {
+		q.open.note(e)
+		if err := c.push(l.row(e), out); err != nil {
 			return err
 		}
 	}

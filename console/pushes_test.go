@@ -228,3 +228,30 @@ func TestWaitingRows(t *testing.T) {
 		t.Errorf("several recipients: %+v", r)
 	}
 }
+
+// TestOpenRowsAreKept: however many new rows a batch has, a page gets the changes of the rows that it shows as open.
+func TestOpenRowsAreKept(t *testing.T) {
+	entry := func(n byte, s parley.DeliveryState) admin.TimelineEntry {
+		m := &admin.Summary{ID: parley.ID{n}, Kind: parley.Request}
+		m.Deliveries = []index.Delivery{{State: s}}
+		return admin.TimelineEntry{Message: m}
+	}
+	o := openRows{}
+	first := entry(1, parley.Delivering)
+	o.note(&first)
+	var batch []admin.TimelineEntry
+	for i := range 100 {
+		batch = append(batch, entry(byte(200-i), parley.Answered))
+	}
+	batch = append(batch, entry(1, parley.Answered))
+	got, missed := o.choose(batch)
+	if len(got) != newMost+1 || missed != 100-newMost {
+		t.Fatalf("%d rows, %d missed", len(got), missed)
+	}
+	if got[0].Message.ID != (parley.ID{1}) || got[newMost].Message.ID != (parley.ID{200}) {
+		t.Error("not the open row and the newest ones, the oldest first")
+	}
+	if o.note(got[0]); len(o) != 0 {
+		t.Error("a settled row counts as open")
+	}
+}
