@@ -86,8 +86,10 @@
     $("[data-of]", b).textContent = new Date(heard + offset).toISOString().slice(11, 19);
     $("[data-next]", b).textContent = over ? "" : `Trying again by itself, next in ${next} s.`;
   };
+  // Said once: the seconds of the banner count on without a word.
+  const fall = text => { if (!broken) { broken = Date.now(); $("#said").textContent = text; } };
   const lost = () => {
-    close(); if (!broken) broken = Date.now();
+    close(); fall("The hub does not answer");
     failed = Math.min(failed + 1, 4); retry = Date.now() + 1000 * 2 ** failed;
     clearTimeout(timer); timer = setTimeout(open, retry - Date.now()); silent(); button();
   };
@@ -104,7 +106,7 @@
     s.onopen = found;
     s.onerror = () => { if (s === source) lost(); };
     s.addEventListener("html", e => { heard = Date.now(); hold(e.data); });
-    s.addEventListener("end", e => { over = e.data || "The session has ended."; close(); broken ||= Date.now(); silent(); button(); });
+    s.addEventListener("end", e => { over = e.data || "The session has ended."; close(); fall(over); silent(); button(); });
   };
 
   const button = () => {
