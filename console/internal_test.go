@@ -255,3 +255,12 @@ func TestOpenRowsAreKept(t *testing.T) {
 		t.Error("a settled row counts as open")
 	}
 }
+
+func TestAuditSaysHowItCameIn(t *testing.T) {
+	for via, want := range map[string]string{"console": "ops-laptop via console", "": "ops-laptop"} {
+		r := AuditRow{AuditEntry: admin.AuditEntry{Actor: "ops-laptop", Via: via}}
+		if got := r.Who(); got != want {
+			t.Errorf("via %q: %q", via, got)
+		}
+	}
+}
