@@ -26,7 +26,7 @@ type parameter struct {
 // parameters are those of Messages, in the order of their chips.
 var parameters = []parameter{
 	{"text", func(f *admin.TimelineFilter, v string, _ time.Time) error { f.Text = v; return nil }},
-	{"show", func(f *admin.TimelineFilter, v string, _ time.Time) error { return f.Show.UnmarshalText([]byte(v)) }},
+	{"show", func(f *admin.TimelineFilter, v string, _ time.Time) error { f.Show = admin.Show(v); return nil }},
 	{"agent", func(f *admin.TimelineFilter, v string, _ time.Time) error { f.Agent = v; return nil }},
 	{"from", func(f *admin.TimelineFilter, v string, _ time.Time) error { f.From = v; return nil }},
 	{"to", func(f *admin.TimelineFilter, v string, _ time.Time) error { f.To = v; return nil }},
@@ -223,9 +223,9 @@ var shows = []admin.Show{"", admin.ShowFailed, admin.ShowRefused, admin.ShowWait
 // countWords writes a number that ends at a bound: "10,000+".
 func countWords(n admin.Count) string {
 	if n.More {
-		return grouped(int64(n.N)) + "+"
+		return grouped(int64(n.Number)) + "+"
 	}
-	return grouped(int64(n.N))
+	return grouped(int64(n.Number))
 }
 
 // showChoices are the links All, Failed, Refused, Waiting and Slow.
@@ -241,7 +241,7 @@ func showChoices(q url.Values, n *admin.Counts) (out []Choice) {
 		if s != "" {
 			v.Label = strings.ToUpper(string(s[:1])) + string(s[1:])
 		}
-		if c, ok := by[s]; ok && c.N > 0 {
+		if c, ok := by[s]; ok && c.Number > 0 {
 			v.Count = countWords(c)
 		}
 		out = append(out, v)

@@ -147,7 +147,7 @@ func (c *Console) nothing(q *request, f admin.TimelineFilter, query url.Values) 
 	if err != nil {
 		return nil, err
 	}
-	e := &Empty{New: all.All.N == 0, Total: countWords(all.All), All: with(nil)}
+	e := &Empty{New: all.All.Number == 0, Total: countWords(all.All), All: with(nil)}
 	if e.New {
 		return e, nil
 	}
