@@ -70,6 +70,7 @@ func (c *Console) routes() {
 	c.mux.HandleFunc("POST "+Base+"enter", c.enter)
 	c.mux.Handle("POST "+Base+"leave", c.action(c.leave))
 	c.mux.Handle("GET "+livePath, c.session(c.serveLive))
+	c.mux.Handle("GET "+Base+"conversations/{id}/evidence", c.session(c.evidence))
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}
@@ -152,9 +153,10 @@ type screen struct {
 
 // screens are the pages by path below [Base].
 var screens = map[string]screen{
-	"{$}":           {"messages", "Messages", (*Console).messages},
-	"conversations": {"conversations", "Conversations", (*Console).conversations},
-	"audit":         {"audit", "Audit", (*Console).audit},
+	"{$}":                {"messages", "Messages", (*Console).messages},
+	"conversations":      {"conversations", "Conversations", (*Console).conversations},
+	"conversations/{id}": {"conversation", "Conversation", (*Console).conversation},
+	"audit":              {"audit", "Audit", (*Console).audit},
 }
 
 // screen serves a page to a session.

@@ -39,9 +39,9 @@ type history struct {
 type said struct {
 	*admin.Summary
 	refusal  *admin.Refusal
-	took     time.Duration              // from receipt until it was recorded; 0: not known
-	erased   string                     // by what
-	untold   string                     // an event without a delivery: why nobody is told
+	took     time.Duration        // from receipt until it was recorded; 0: not known
+	erased   string               // by what
+	untold   string               // an event without a delivery: why nobody is told
 	attempts map[string][]attempt // by recipient
 }
 

@@ -1,0 +1,35 @@
+package console
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/parley-hub/parley"
+)
+
+// This file has the functions of the template of the screen Conversation.
+
+// tail is the end of an id.
+func tail(id fmt.Stringer) string {
+	s := id.String()
+	return s[max(0, len(s)-4):]
+}
+
+// moment is a time without an age.
+func moment(t time.Time) Moment { return Moment{t, t} }
+
+// messageLink is the address of a message: it leads to its conversation.
+func messageLink(id parley.ID) string { return Base + "conversations/" + id.String() }
+
+// stateSign is the sign of the state of a row.
+func stateSign(state string) Sign {
+	for s, sign := range signs {
+		if s.String() == state {
+			return sign
+		}
+	}
+	if state == "refused" {
+		return Sign{"refused", "refused", "refused"}
+	}
+	return Sign{}
+}
