@@ -86,10 +86,10 @@ func (c *Console) conversation(q *request) (any, error) {
 		v.Query.Del("view")
 	}
 	list, err := c.historyOf(ctx, q.by, id, v)
-	if code := parley.AsError(err).Code; err != nil && (code == "not_found" || code == parley.Malformed) {
-		return c.named(ctx, q.by, id, v, err)
-	}
 	if err != nil {
+		if code := parley.AsError(err).Code; code == "not_found" || code == parley.Malformed {
+			return c.named(ctx, q.by, id, v, err)
+		}
 		return nil, err
 	}
 	if err := c.fill(ctx, q, v, list); err != nil {

@@ -383,11 +383,7 @@ func (c *Console) proved(ctx context.Context, by admin.Actor, v *Chosen) error {
 		if err != nil && parley.AsError(err).Code != parley.UnknownAgent {
 			return err
 		}
-		for i := range keys.Enrolled {
-			if k := &keys.Enrolled[i]; k.Purpose == v.Protocol && k.KeyID == v.Content.Origin.KeyID {
-				v.Key = k
-			}
-		}
+		v.Key = proving(keys.Enrolled, v)
 	}
 	for i := range v.Deliveries {
 		if d := &v.Deliveries[i]; !d.Reply.IsZero() {
@@ -398,6 +394,20 @@ func (c *Console) proved(ctx context.Context, by admin.Actor, v *Chosen) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// proving is the enrolled key that proved a message: the one of that name, or the only one, if it answers to any name.
+func proving(list []keyring.Enrolled, v *Chosen) *keyring.Enrolled {
+	list = slices.DeleteFunc(list, func(k keyring.Enrolled) bool { return k.Purpose != v.Protocol || k.Created.After(v.Time) })
+	for i := range list {
+		if list[i].KeyID == v.Content.Origin.KeyID {
+			return &list[i]
+		}
+	}
+	if len(list) == 1 && v.Proof == "signed" {
+		return &list[0]
 	}
 	return nil
 }

@@ -90,8 +90,10 @@ type Wire struct {
 	To       int
 	State    parley.DeliveryState // 0: there is no delivery
 	Passed   bead                 // steps before delivery that are done for this recipient
-	Attempts []Try
-	Next     string // when the next attempt is
+	Attempts []Try                // those that are drawn
+	Tried    int                  // all attempts
+	Failed   int                  // those that failed
+	Next     string               // when the next attempt is
 	Lost     int
 	Untold   string // why nobody is told, as the loss table says it
 	Own      bool   // the recipient takes it by itself: a handler, an inbox, the answer to a call
@@ -106,6 +108,8 @@ type Try struct {
 	Failed bool
 	Open   bool   // its outcome is not recorded
 	Pause  string // before it
+
+	Omitted int // attempts before it that are not drawn
 }
 
 // A Work is the time in which an agent had a request and had not answered it.
@@ -114,14 +118,4 @@ type Work struct {
 	From, To int // rows; To is -1 while there is no answer
 	Wire     int // of the row From
 	Label    string
-}
-
-// failures counts the attempts that failed.
-func (w *Wire) failures() (n int) {
-	for i := range w.Attempts {
-		if w.Attempts[i].Failed {
-			n++
-		}
-	}
-	return n
 }

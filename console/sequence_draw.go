@@ -3,6 +3,7 @@ package console
 import (
 	"fmt"
 	"html/template"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -26,8 +27,8 @@ const (
 	noteHeight = 16.0
 	pillHeight = 32.0
 	beadStep   = 25.0
-	pageWidth  = 974.0
-	minPitch   = 104.0
+	pageWidth  = 988.0
+	minPitch   = 90.0
 	maxPitch   = 190.0
 )
 
@@ -38,10 +39,17 @@ type svg struct {
 	x     []float64 // of the lanes
 	hub   float64   // left side of the hub
 	width float64
+	pitch float64 // between lanes
 }
 
-// px writes a coordinate.
-func px(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }
+// px writes a coordinate, to a tenth of a pixel.
+func px(f float64) string {
+	n := int(math.Round(f * 10))
+	if n%10 == 0 {
+		return strconv.Itoa(n / 10)
+	}
+	return strconv.FormatFloat(float64(n)/10, 'f', 1, 64)
+}
 
 // put writes an element: a name, attributes in pairs, and whether it is closed at once.
 func (d *svg) put(name string, attributes ...string) {
@@ -78,6 +86,7 @@ func (d *svg) text(class string, x, y float64, anchor, s string, width float64, 
 const (
 	charText  = 6.9 // 12 px, sans
 	charBold  = 7.3 // 12 px, sans, 600
+	charHead  = 8.0 // the same, of wide letters
 	charSmall = 6.0 // 10.5 px, sans
 	charMono  = 6.4 // 10.5 px, mono
 )
@@ -90,14 +99,7 @@ func plain(s string) string {
 	if len(s) > shownBytes {
 		s = strings.ToValidUTF8(s[:shownBytes], "") + "…"
 	}
-	simple := true
-	for _, r := range s {
-		if r < ' ' || r == unicode.ReplacementChar || r >= 0x7f && hidden(r) {
-			simple = false
-			break
-		}
-	}
-	if simple {
+	if safe(s, false) {
 		return s
 	}
 	var b strings.Builder
@@ -112,6 +114,19 @@ func plain(s string) string {
 		}
 	}
 	return strings.Join(strings.Fields(b.String()), " ")
+}
+
+// safe reports whether a text is printable ASCII, and if so wanted has nothing that markup must escape.
+func safe(s string, markup bool) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c < ' ' || c >= 0x7f:
+			return false
+		case markup && (c == '<' || c == '>' || c == '&' || c == '"' || c == '\''):
+			return false
+		}
+	}
+	return true
 }
 
 // cells is how many characters a text is wide: those of East Asia and pictures count as two.
@@ -156,11 +171,10 @@ func fit(s string, width, char float64) string {
 
 // escape writes a text for markup: elements, attributes.
 func escape(s string) string {
-	s = plain(s)
-	if strings.ContainsAny(s, `&<>"'`) {
-		return template.HTMLEscapeString(s)
+	if len(s) <= shownBytes && safe(s, true) {
+		return s
 	}
-	return s
+	return template.HTMLEscapeString(plain(s))
 }
 
 // draw makes the diagram. Everything in it is escaped, so it may stand in a page as it is.
@@ -196,7 +210,8 @@ func draw(s *Sequence) template.HTML {
 // layout places the lanes.
 func (d *svg) layout() {
 	n := float64(max(len(d.s.Lanes), 1))
-	pitch := min(max((pageWidth-gutter-hubWidth-4*edge)/n, minPitch), maxPitch)
+	pitch := math.Floor(min(max((pageWidth-gutter-hubWidth-4*edge)/n, minPitch), maxPitch))
+	d.pitch = pitch
 	x := gutter
 	for i := range d.s.Lanes {
 		if i == d.s.Left {
@@ -298,6 +313,9 @@ func (d *svg) tracksOf(w *Wire, single bool) (out []track) {
 	for i := range w.Attempts {
 		a := &w.Attempts[i]
 		out = append(out, track{wire: w, to: to, ring: a.Number, label: a.Result, pause: a.Pause, failed: a.Failed, open: a.Open})
+		if a.Omitted > 0 {
+			out[len(out)-1].pause = plural(a.Omitted, "attempt", "attempts") + " before it not drawn"
+		}
 	}
 	if w.Next != "" {
 		n := 1
@@ -353,9 +371,9 @@ func (d *svg) row(r *SequenceRow, top, height float64) {
 	d.wire(r, list, y)
 	d.sender(r, y)
 	if r.Text != "" {
-		class := "sm halo f-bad"
+		class := "sm f-bad"
 		if r.Lossy {
-			class = "sm halo f-loss"
+			class = "sm f-loss"
 		}
 		below := y + 24
 		if len(list) > 0 {
@@ -388,9 +406,9 @@ func (d *svg) begin(r *SequenceRow, list []track, top, height float64) {
 	failed, lost, tried, untold := 0, 0, 0, 0
 	for i := range r.Wires {
 		w := &r.Wires[i]
-		failed += w.failures()
+		failed += w.Failed
 		lost += w.Lost
-		tried += len(w.Attempts)
+		tried += w.Tried
 		if w.Untold != "" {
 			untold++
 		}
@@ -466,13 +484,7 @@ func (d *svg) heads(height float64) {
 	for _, x := range []float64{d.hub, d.hub + hubWidth} {
 		d.put("line", "class", "hubedge", "x1", px(x), "y1", "16", "x2", px(x), "y2", px(height-8))
 	}
-	width := minPitch - 8
-	if len(d.x) > 1 && d.s.Left != 1 {
-		width = min(d.x[1]-d.x[0], maxPitch) - 8
-	} else if len(d.x) > 2 {
-		width = min(d.x[2]-d.x[1], maxPitch) - 8
-	}
-	width = min(max(width, minPitch-8), 150)
+	width := min(d.pitch-8, 150)
 	for i := range d.s.Lanes {
 		l := &d.s.Lanes[i]
 		d.open("g", "data-lane", l.Title, "data-agents", strconv.Itoa(len(l.Agents)))
@@ -480,7 +492,7 @@ func (d *svg) heads(height float64) {
 		d.WriteString(escape(l.Title))
 		d.shut("title")
 		d.put("rect", "class", "head", "x", px(d.x[i]-width/2), "y", "10", "width", px(width), "height", px(headHeight), "rx", "6")
-		d.text("nm", d.x[i], 28, "middle", middle(l.Name, int((width-6)/charBold)), width, charBold)
+		d.text("nm", d.x[i], 28, "middle", middle(l.Name, int((width-6)/charHead)), width, charBold)
 		foot := strings.Trim(l.Group+" · "+l.Protocol, " ·")
 		if cells(foot)*charSmall > width-4 {
 			foot = l.Protocol

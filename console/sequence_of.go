@@ -18,6 +18,8 @@ const (
 	maxLanes  = 8
 	foldFrom  = 3 // progress events of one request in a row are one
 	longQuiet = time.Minute
+
+	mostTracks = 12 // attempts of one delivery that are drawn
 )
 
 // A history is a page of a conversation or of a trace, as admin tells it, and how to show it.
@@ -299,7 +301,8 @@ func (b *builder) wires(x *said) (out []Wire) {
 			w.Passed = beadDelivered
 		}
 		list := x.attempts[d.To]
-		w.Attempts, _ = x.tries(d)
+		w.Attempts, w.Failed = x.tries(d)
+		w.Tried = len(w.Attempts)
 		for j := range list {
 			e := list[j].Exchange
 			if e == nil {
@@ -314,6 +317,7 @@ func (b *builder) wires(x *said) (out []Wire) {
 		}
 		w.Own = w.Own || d.Protocol == "go" || d.Protocol == "api"
 		b.ending(&w, d)
+		w.Attempts = drawn(w.Attempts)
 		out = append(out, w)
 	}
 	if len(out) == 0 && m.To != "" {
@@ -346,11 +350,24 @@ func (b *builder) ending(w *Wire, d *index.Delivery) {
 	}
 	if n := len(w.Attempts); n > 0 {
 		t := &w.Attempts[n-1]
+		if !t.Failed {
+			w.Failed++
+		}
 		t.Failed, t.Open = true, false
 		t.Result = strings.TrimPrefix(t.Result+", "+end, ", ")
 		return
 	}
 	w.Attempts = []Try{{Result: end + ": " + reasonText(d.Error), Failed: true}}
+}
+
+// drawn are the attempts that are drawn: of many the first and the last.
+func drawn(list []Try) []Try {
+	if len(list) <= mostTracks {
+		return list
+	}
+	out := append(slices.Clone(list[:mostTracks/2]), list[len(list)-mostTracks/2:]...)
+	out[mostTracks/2].Omitted = len(list) - mostTracks
+	return out
 }
 
 // aboutReply reports whether a loss that is noted at a request is one of its answer or its events.
@@ -513,10 +530,10 @@ func outcome(m *admin.Summary, r *SequenceRow) string {
 		return plural(len(m.Deliveries), "recipient", "recipients") + ", " + r.State
 	}
 	w := &r.Wires[0]
-	failed := w.failures()
+	failed := w.Failed
 	out := w.State.String()
 	switch {
-	case failed > 0 && failed < len(w.Attempts):
+	case failed > 0 && failed < w.Tried:
 		out = plural(failed, "attempt", "attempts") + " failed, " + out
 	case failed > 0:
 		out += " after " + plural(failed, "failed attempt", "failed attempts")

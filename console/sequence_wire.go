@@ -102,7 +102,11 @@ func (d *svg) wire(r *SequenceRow, list []track, y float64) {
 		d.path("wire thin", "M"+px(x)+" "+px(y)+"V"+px(y+last))
 	}
 	if list[0].dy > 0 || list[0].ring > 0 {
-		d.line("wire", at(beadTranslated), y, x)
+		class := "wire"
+		if done < beadDelivered {
+			class = "wire thin"
+		}
+		d.line(class, at(beadTranslated), y, x)
 	}
 	for i := range list {
 		d.track(r, &list[i], x, y, right)
@@ -184,11 +188,11 @@ func (d *svg) track(r *SequenceRow, t *track, x, top float64, senderRight bool) 
 		d.ring(t, x, y)
 	}
 	if t.pause != "" {
-		anchor, px := "end", x-12
+		anchor, at := "end", x-12
 		if senderRight {
-			anchor, px = "start", x+12
+			anchor, at = "start", x+12
 		}
-		d.text("ms", px, y-9, anchor, t.pause, 150, charSmall)
+		d.text("ms", at, y-9, anchor, t.pause, 215, charSmall)
 	}
 	d.labels(t, out, sign, y, r)
 }
