@@ -115,7 +115,7 @@ func (c *Console) named(ctx context.Context, by admin.Actor, id string, v *Conve
 }
 
 // historyOf asks admin for the page of messages and fills in what is known of the whole.
-func (c *Console) historyOf(ctx context.Context, by admin.Actor, id string, v *ConversationView) (list []admin.Summary, err error) {
+func (c *Console) historyOf(ctx context.Context, by admin.Actor, id string, v *ConversationView) (list []admin.HistoryEntry, err error) {
 	page, m := v.Query.Get("page"), v.Query.Get("m")
 	var one admin.Conversation
 	if page == "" && m != "" && !v.IsTrace() {
@@ -148,7 +148,7 @@ func (c *Console) historyOf(ctx context.Context, by admin.Actor, id string, v *C
 }
 
 // fill makes the parts of the page.
-func (c *Console) fill(ctx context.Context, q *request, v *ConversationView, list []admin.Summary) error {
+func (c *Console) fill(ctx context.Context, q *request, v *ConversationView, list []admin.HistoryEntry) error {
 	v.Title = titleOf(v.Info.Agents)
 	if q.by.May(admin.Read) {
 		v.Evidence = Base + "conversations/" + v.Info.ID.String() + "/evidence"
@@ -159,7 +159,8 @@ func (c *Console) fill(ctx context.Context, q *request, v *ConversationView, lis
 		h.start = v.Trace[0].First
 	}
 	for i := range list {
-		h.said = append(h.said, said{Summary: &list[i]})
+		e := &list[i]
+		h.said = append(h.said, said{Summary: &e.Summary, times: e.Times, attempts: e.Attempts})
 	}
 	c.lost(h.said)
 	if err := c.missing(ctx, q.by, v, &h); err != nil {

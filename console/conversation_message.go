@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"html/template"
@@ -25,6 +24,9 @@ import (
 // shownContent bounds what a page has of one content.
 const shownContent = 64 << 10
 
+// shownLeft bounds the attempts of which a page shows what left.
+const shownLeft = 3
+
 // A Chosen is the message beside the diagram.
 type Chosen struct {
 	admin.Recorded
@@ -33,8 +35,9 @@ type Chosen struct {
 	At, Sent Moment
 	Drift    string // of the sender's clock
 	Steps    []Passage
-	Attempts []AttemptRow
-	Address  string // that all attempts dialled
+	Tries    []AttemptRow
+	Between  map[string]int // attempts that are left out, by recipient
+	Address  string         // that all attempts dialled
 	Losses   []LossRow
 	Came     *Came
 	Left     []Left
@@ -53,6 +56,7 @@ type AttemptRow struct {
 	Number         int
 	At             Moment
 	To, Text, Took string
+	Address        string
 	Bad, Open      bool
 	Answer         string
 }
@@ -102,7 +106,7 @@ func (c *Console) chosen(ctx context.Context, q *request, r *admin.Recorded) (*C
 		v.Sent = Moment{m.Sent, q.now}
 		v.Drift = drift(m.Sent, cmp.Or(m.Received, r.Time))
 	}
-	v.attempts(q.now)
+	v.tries(q.now)
 	v.losses()
 	v.came()
 	v.parts()
@@ -121,23 +125,60 @@ func drift(sent, received time.Time) string {
 	return "the same"
 }
 
-// attempts fills the table of attempts.
-func (v *Chosen) attempts(now time.Time) {
-	x := said{Summary: &v.Summary}
+// tries fills the table of attempts.
+func (v *Chosen) tries(now time.Time) {
+	x := said{Summary: &v.Summary, times: v.Times, attempts: v.Course.Attempts}
+	v.Between = v.Omitted
+	address := map[string]bool{}
 	for i := range v.Deliveries {
 		d := &v.Deliveries[i]
-		list, _ := x.tries(d)
-		for _, t := range list {
-			row := AttemptRow{Number: t.Number, At: Moment{t.At, now}, To: d.To, Bad: t.Failed, Open: t.Open}
-			row.Text, row.Took, _ = strings.Cut(t.Result, " after ")
+		steps, _ := x.tries(d)
+		byNumber := map[int]*Try{}
+		for j := range steps {
+			byNumber[steps[j].Number] = &steps[j]
+		}
+		for _, a := range v.Course.Attempts[d.To] {
+			row := AttemptRow{Number: a.Number, At: Moment{a.Begun, now}, To: d.To, Answer: a.Answer, Address: a.Address}
+			if t := byNumber[a.Number]; t != nil {
+				row.Bad, row.Open = t.Failed, t.Open
+				row.Text, row.Took, _ = strings.Cut(t.Result, " after ")
+			}
 			switch {
-			case t.Open:
+			case row.Open:
 				row.Text = "in flight"
-			case row.Text == "" && !t.Failed:
+			case row.Text == "" && !row.Bad:
 				row.Text = "delivered"
 			}
-			v.Attempts = append(v.Attempts, row)
+			if a.Postponed {
+				row.Text += ", does not count"
+			}
+			if a.Address != "" {
+				address[a.Address] = true
+			}
+			v.Tries = append(v.Tries, row)
+			v.left(&a, d.To)
 		}
+	}
+	if len(address) == 1 {
+		for v.Address = range address {
+		}
+		for i := range v.Tries {
+			v.Tries[i].Address = ""
+		}
+	}
+}
+
+// left adds what an attempt sent.
+func (v *Chosen) left(a *admin.Attempt, to string) {
+	if a.Size == 0 && a.Digest == "" && len(a.Sent) == 0 {
+		return
+	}
+	l := Left{Protocol: protocolName(a.Protocol), To: to, Digest: a.Digest, Size: a.Size, Attempt: a.Number}
+	if len(a.Sent) > 0 {
+		l.Body, l.Cut = envelope(a.Sent)
+	}
+	if v.Left = append(v.Left, l); len(v.Left) > shownLeft {
+		v.Left = slices.Delete(v.Left, 0, 1)
 	}
 }
 
@@ -160,11 +201,14 @@ func (v *Chosen) losses() {
 
 // passages fills the way through the hub. A step without a time has none.
 func (v *Chosen) passages() {
-	var received time.Time
-	if m := v.Content; m != nil {
-		received = m.Received
-	}
+	received := v.Times.Received
 	add := func(name, detail, at, class string) { v.Steps = append(v.Steps, Passage{name, detail, at, class}) }
+	since := func(from, to time.Time) string {
+		if from.IsZero() || to.IsZero() {
+			return ""
+		}
+		return "+" + cmp.Or(took(to.Sub(from)), "0 ms")
+	}
 	if !received.IsZero() {
 		detail := protocolName(v.Protocol)
 		if v.RawBytes > 0 {
@@ -172,11 +216,11 @@ func (v *Chosen) passages() {
 		}
 		add("received", detail, received.UTC().Format("15:04:05.000"), "")
 	}
-	v.checked(add)
-	at := ""
-	if !received.IsZero() {
-		at = "+" + cmp.Or(took(v.Time.Sub(received)), "0 ms")
+	v.checked(add, since(received, v.Times.Verified))
+	if !v.Times.Admitted.IsZero() {
+		add("admitted", "", since(cmp.Or(v.Times.Verified, received), v.Times.Admitted), "")
 	}
+	at := since(cmp.Or(v.Times.Admitted, v.Times.Verified, received), v.Time)
 	if v.Refused {
 		add("refused", "not admitted: "+reasonText(v.Error), at, "bad")
 		return
@@ -188,7 +232,7 @@ func (v *Chosen) passages() {
 }
 
 // checked adds the step of verification. Only a signature is verified.
-func (v *Chosen) checked(add func(name, detail, at, class string)) {
+func (v *Chosen) checked(add func(name, detail, at, class string), at string) {
 	if v.Content == nil {
 		return
 	}
@@ -199,24 +243,16 @@ func (v *Chosen) checked(add func(name, detail, at, class string)) {
 		if o.KeyID != "" {
 			detail += ", key " + o.KeyID
 		}
-		add("verified", detail, "", "")
+		add("verified", detail, at, "")
 	case n > 0:
-		add("checked", plural(n, "check", "checks")+", "+string(v.Proof), "", "")
+		add("checked", plural(n, "check", "checks")+", "+string(v.Proof), at, "")
 	}
 }
 
 // passed adds the steps of one delivery.
 func (v *Chosen) passed(d *index.Delivery, add func(name, detail, at, class string)) {
 	since := func(t time.Time) string { return "+" + cmp.Or(took(t.Sub(v.Time)), "0 ms") }
-	own := 0
-	for _, l := range d.Losses {
-		if !aboutReply(l) {
-			own++
-		}
-	}
-	if own > 0 {
-		add("translated", plural(own, "part lost", "parts lost"), "", "part")
-	}
+	v.translated(d, add)
 	detail := d.To
 	if d.Protocol != "" {
 		detail = protocolName(d.Protocol) + " to " + d.To
@@ -235,6 +271,33 @@ func (v *Chosen) passed(d *index.Delivery, add func(name, detail, at, class stri
 	}
 	if d.State.Settled(v.Kind) && d.State == parley.Answered {
 		add("settled", "by its answer "+short8(d.Reply)+"…", since(d.Changed), "")
+	}
+}
+
+// translated adds the steps of the last attempt that its exchange tells.
+func (v *Chosen) translated(d *index.Delivery, add func(name, detail, at, class string)) {
+	var last admin.Attempt
+	if list := v.Course.Attempts[d.To]; len(list) > 0 {
+		last = list[len(list)-1]
+	}
+	own := 0
+	for _, l := range d.Losses {
+		if !aboutReply(l) {
+			own++
+		}
+	}
+	detail, class, at := "", "", ""
+	if own > 0 {
+		detail, class = plural(own, "part lost", "parts lost"), "part"
+	}
+	if last.Routed > 0 {
+		add("routed", "by "+protocolName(last.Protocol)+", to "+d.To, "+"+took(time.Duration(last.Routed)), "")
+	}
+	if last.Written > 0 {
+		at = "+" + took(time.Duration(last.Written-last.Routed))
+	}
+	if own > 0 || last.Written > 0 {
+		add("translated", detail, cmp.Or(strings.TrimSuffix(at, "+"), "+0 ms"), class)
 	}
 }
 
@@ -410,12 +473,4 @@ func proving(list []keyring.Enrolled, v *Chosen) *keyring.Enrolled {
 		return &list[0]
 	}
 	return nil
-}
-
-// digestOf writes a SHA-256 as RFC 9530 does.
-func digestOf(sum []byte) string {
-	if len(sum) == 0 {
-		return ""
-	}
-	return "sha-256=:" + base64.StdEncoding.EncodeToString(sum) + ":"
 }

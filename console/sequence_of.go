@@ -41,16 +41,10 @@ type history struct {
 type said struct {
 	*admin.Summary
 	refusal  *admin.Refusal
-	took     time.Duration        // from receipt until it was recorded; 0: not known
-	erased   string               // by what
-	untold   string               // an event without a delivery: why nobody is told
-	attempts map[string][]attempt // by recipient
-}
-
-// An attempt is the exchange of one attempt, as far as it is recorded.
-type attempt struct {
-	Number   int
-	Exchange *parley.Exchange
+	times    admin.Times
+	erased   string                     // by what
+	untold   string                     // an event without a delivery: why nobody is told
+	attempts map[string][]admin.Attempt // by recipient
 }
 
 func (s *said) at() time.Time {
@@ -58,6 +52,14 @@ func (s *said) at() time.Time {
 		return s.refusal.Time
 	}
 	return s.Time
+}
+
+// took is the time from receipt until it was recorded; 0: not known.
+func (s *said) took() time.Duration {
+	if s.times.Received.IsZero() {
+		return 0
+	}
+	return s.times.Recorded.Sub(s.times.Received)
 }
 
 func (s *said) id() string {
@@ -193,7 +195,7 @@ func (b *builder) message(x *said) SequenceRow {
 	m := x.Summary
 	r := SequenceRow{Kind: MessageRow, ID: m.ID.String(), Href: b.h.link(m.ID.String()), What: m.Kind.String(),
 		Name: cmp.Or(m.Skill, m.Act), Say: m.Preview, Bad: m.Failed && m.Kind == parley.Failure || m.Refused,
-		Took: took(x.took), From: b.laneOf(m.From), Proof: proofOf(m.Assurance), Passed: beadRecorded + 1, Refused: -1}
+		Took: took(x.took()), From: b.laneOf(m.From), Proof: proofOf(m.Assurance), Passed: beadRecorded + 1, Refused: -1}
 	if m.Kind == parley.Event {
 		r.Name = strings.TrimSpace(stateWord(m.State) + " " + r.Name)
 		if m.State == parley.NoState {
@@ -304,10 +306,7 @@ func (b *builder) wires(x *said) (out []Wire) {
 		w.Attempts, w.Failed = x.tries(d)
 		w.Tried = len(w.Attempts)
 		for j := range list {
-			e := list[j].Exchange
-			if e == nil {
-				continue
-			}
+			e := &list[j]
 			w.Own = w.Own || e.Protocol == "go" || e.Protocol == "api"
 			if e.Written > 0 {
 				w.Passed = beadDelivered
@@ -408,12 +407,12 @@ func (s *said) tries(d *index.Delivery) (out []Try, failed int) {
 
 // result tells what came of an attempt: the status of the exchange if there is one.
 func (s *said) result(to string, t *Try, text string, steps time.Duration) string {
-	for _, a := range s.attempts[to] {
-		if e := a.Exchange; a.Number == t.Number && e != nil {
-			text = cmp.Or(e.Status, text)
-			if e.Took > 0 {
-				steps = e.Took
+	for i := range s.attempts[to] {
+		if a := &s.attempts[to][i]; a.Number == t.Number {
+			if text = cmp.Or(a.Status, text); t.Failed && a.Status == "" && a.Error != nil {
+				text = cmp.Or(a.Error.Text, text)
 			}
+			steps = cmp.Or(time.Duration(a.Took), steps)
 		}
 	}
 	if text == "" {

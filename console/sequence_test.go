@@ -65,7 +65,10 @@ const (
 
 func saying(protocol string, proof parley.Assurance, skill, say string, took time.Duration) func(*said) {
 	return func(x *said) {
-		x.Protocol, x.Assurance, x.Skill, x.Preview, x.took = protocol, proof, skill, say, took
+		x.Protocol, x.Assurance, x.Skill, x.Preview = protocol, proof, skill, say
+		if took > 0 {
+			x.times = admin.Times{Received: x.Time.Add(-took), Recorded: x.Time}
+		}
 	}
 }
 
@@ -73,6 +76,8 @@ func lossy(d index.Delivery, losses ...string) index.Delivery {
 	d.Losses = losses
 	return d
 }
+
+func dur(d time.Duration) admin.Duration { return admin.Duration(d) }
 
 // rich is a conversation with everything that a diagram can show.
 func rich() history {
@@ -93,10 +98,10 @@ func rich() history {
 			done(buyer, 416, parley.Delivered)),
 		entry(3, 784, parley.Request, buyer, notary, func(x *said) {
 			saying("samvad", parley.Signed, "contract", `{"type":"purchase","sku":"flour-550","kg":40}`, 3400*time.Microsecond)(x)
-			x.attempts = map[string][]attempt{notary: {
-				{1, &parley.Exchange{Protocol: "asp", Status: "503", Took: 212 * ms, Routed: ms, Written: 2 * ms}},
-				{2, &parley.Exchange{Protocol: "asp", Status: "connection refused", Took: 3 * ms, Routed: ms, Written: 2 * ms}},
-				{3, &parley.Exchange{Protocol: "asp", Status: "201", Took: 48 * ms, Routed: ms, Written: 2 * ms}}}}
+			x.attempts = map[string][]admin.Attempt{notary: {
+				{Number: 1, Protocol: "asp", Status: "503", Took: dur(212 * ms), Routed: dur(ms), Written: dur(2 * ms)},
+				{Number: 2, Protocol: "asp", Status: "connection refused", Took: dur(3 * ms), Routed: dur(ms), Written: dur(2 * ms)},
+				{Number: 3, Protocol: "asp", Status: "201", Took: dur(48 * ms), Routed: dur(ms), Written: dur(2 * ms)}}}
 		}, contract),
 		entry(4, 5999, parley.Response, notary, buyer, func(x *said) {
 			saying("asp", parley.Signed, "", `{"referenceId":"01a20457"}`, 2200*time.Microsecond)(x)
@@ -241,7 +246,7 @@ func TestRowsOfSequence(t *testing.T) {
 			[]string{"never recorded", "203.0.113.9", "claims a", "ref qx3xtzmn"}, nil},
 		"an exchange tells how far an attempt came": {func() said {
 			x := asked(waiting(to("b", step(0, parley.Delivering, 1, ""), step(5, parley.Waiting, 1, parley.Unavailable)), 1_795_000))
-			x.attempts = map[string][]attempt{"b": {{1, &parley.Exchange{Status: "no route", Routed: 1, Took: 7e6}}}}
+			x.attempts = map[string][]admin.Attempt{"b": {{Number: 1, Status: "no route", Routed: 1, Took: 7e6}}}
 			return x
 		}(), map[string]string{"data-beads": "5"}, []string{"no route after 7.0 ms"}, nil},
 	} {
