@@ -13,6 +13,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/pairs"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/node"
@@ -153,5 +154,204 @@ func TestCrossing(t *testing.T) {
 	}
 	if strings.Contains(page, "<b>all of you</b>") {
 		t.Error("content is markup")
+	}
+}
+
+// told is a hub with one conversation: an agent asked another, whose answer waits in no inbox.
+func told(t *testing.T, text string) (b *bench, m admin.Receipt) {
+	t.Helper()
+	b = open(t, nil)
+	for _, name := range []string{"asker", "reader"} {
+		if _, err := b.api.AddAgent(t.Context(), admin.NewAgent{Name: name, Inbox: true, Skills: []admin.Skill{{ID: "read"}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.api.IssueToken(t.Context(), admin.NewToken{Name: "speaker", Role: admin.Operate, Speak: []string{"*"}}); err != nil {
+		t.Fatal(err)
+	}
+	return b, b.say(text, "")
+}
+
+// say sends a notice from asker to reader.
+func (b *bench) say(text, conversation string) admin.Receipt {
+	b.t.Helper()
+	by := admin.Actor{Name: "test", Role: admin.Operate, Speak: []string{"*"}}
+	m, err := b.node.Admin().Send(b.t.Context(), by, admin.Send{From: "asker", To: "reader", Kind: parley.Notice, Text: &text,
+		Conversation: conversation})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return m
+}
+
+// TestIDsLeadToConversations: a whole id, its beginning, that of a message, the reference of a refusal.
+func TestIDsLeadToConversations(t *testing.T) {
+	b, m := told(t, "hello")
+	w := b.entered(b.token("ops", admin.Read))
+	nobody := "to nobody"
+	_, err := b.node.Admin().Send(t.Context(), admin.Actor{Name: "test", Role: admin.Operate, Speak: []string{"*"}},
+		admin.Send{From: "asker", To: "nobody-here", Text: &nobody})
+	ref := parley.AsError(err).Ref
+	if ref == "" {
+		t.Fatalf("no reference in %v", err)
+	}
+	c, id := m.Conversation.String(), m.ID.String()
+	for name, try := range map[string]struct {
+		path   string
+		status int
+		want   []string
+	}{
+		"whole":     {c, 200, []string{`data-id="` + id + `"`, `data-screen="conversation"`}},
+		"beginning": {c[:8], 200, []string{`data-id="` + id + `"`}},
+		"message":   {id, 200, []string{`title="` + c + `"`, `class="on"`}},
+		"reference": {ref, 200, []string{"never recorded", "What helps", "parley explain " + ref}},
+		"unknown":   {"01234567", 404, []string{"nothing here has the id or reference", "first 8 digits"}},
+		"no id":     {"zz", 404, []string{"nothing here has the id or reference"}},
+	} {
+		status, page := w.do("GET", "/console/conversations/"+try.path, nil)
+		if status != try.status && !(try.status == 404 && status == 400) {
+			t.Errorf("%s: %d", name, status)
+		}
+		for _, s := range try.want {
+			if !strings.Contains(page, s) {
+				t.Errorf("%s: the page has no %q", name, s)
+			}
+		}
+	}
+}
+
+// TestEvidence: the file verifies, one changed byte does not; without the role there is none.
+func TestEvidence(t *testing.T) {
+	b, m := told(t, "an offer of 71.20")
+	path := "/console/conversations/" + m.Conversation.String()[:8] + "/evidence"
+	w := b.entered(b.token("reader", admin.Read))
+	res, err := w.http.Get(b.base + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	file, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := res.Header.Get("Content-Disposition"); got != `attachment; filename="conversation-`+m.Conversation.String()+`.jsonl"` {
+		t.Errorf("Content-Disposition: %s", got)
+	}
+	verifies := func(text string) bool {
+		r, err := admin.VerifyExport(strings.NewReader(text), nil)
+		return err == nil && r.OK()
+	}
+	if !verifies(string(file)) {
+		t.Error("the file does not verify")
+	}
+	if verifies(strings.Replace(string(file), "reader", "raeder", 1)) {
+		t.Error("a changed file verifies")
+	}
+	if _, body := w.do("GET", path+"?content=false", nil); strings.Contains(body, "71.20") || body == "" {
+		t.Errorf("without content: %s", body)
+	}
+	observer := b.entered(b.token("observer", admin.Observe))
+	if status, body := observer.do("GET", path, nil); status != http.StatusForbidden || strings.Contains(body, "71.20") {
+		t.Errorf("an observer gets the file: %d", status)
+	}
+}
+
+// TestContentOfConversations: content is text on every tab, and hidden from who may not see it.
+func TestContentOfConversations(t *testing.T) {
+	text := "secret-word <script>alert(1)</script> \u202emoc\x1b[31m\n" + strings.Repeat("x", 100_000) + "end-of-text"
+	b, m := told(t, text)
+	reader, observer := b.entered(b.token("reader", admin.Read)), b.entered(b.token("observer", admin.Observe))
+	for _, view := range []string{"sequence", "table", "proof", "content"} {
+		path := "/console/conversations/" + m.Conversation.String() + "?view=" + view
+		status, page := reader.do("GET", path, nil)
+		if status != 200 || strings.Contains(page, "<script>alert") || strings.ContainsAny(page, "\u202e\x1b") {
+			t.Errorf("%s: %d, or content is more than text", view, status)
+		}
+		if view == "content" && (!strings.Contains(page, "secret-word &lt;script&gt;") || strings.Contains(page, "end-of-text") ||
+			!strings.Contains(page, "The first 64 KiB of 100.1 KB")) {
+			t.Errorf("the content is not shown as it is, or not cut:\n%.3000s", page)
+		}
+		status, page = observer.do("GET", path, nil)
+		if status != 200 || strings.Contains(page, "secret-word") {
+			t.Errorf("%s: %d, or an observer sees content", view, status)
+		}
+		if view == "content" && !strings.Contains(page, "Hidden: content needs the role read.") {
+			t.Error("nothing says that content is hidden")
+		}
+		if view == "proof" && strings.Contains(page, "download") {
+			t.Error("an observer is offered the evidence")
+		}
+	}
+}
+
+// TestPagesOfConversations: 200 rows a page; the page of a message is found; nothing is left out between them.
+func TestPagesOfConversations(t *testing.T) {
+	b, m := told(t, "message 0")
+	ids := []string{m.ID.String()}
+	for n := range 449 {
+		ids = append(ids, b.say(fmt.Sprint("message ", n+1), m.Conversation.String()).ID.String())
+	}
+	w := b.entered(b.token("reader", admin.Read))
+	rows := func(path string) (out []string, page string) {
+		_, page = w.do("GET", path, nil)
+		_, _, list := counted(t, inline(t, page, "seq"))
+		for _, r := range list {
+			out = append(out, r["data-id"])
+		}
+		return out, page
+	}
+	base := "/console/conversations/" + m.Conversation.String()
+	var got []string
+	for path, n := base, 0; path != "" && n < 5; n++ {
+		list, page := rows(path)
+		got = append(got, list...)
+		path = linkOf(page, "next")
+	}
+	if strings.Join(got, " ") != strings.Join(ids, " ") {
+		t.Errorf("%d rows on all pages for %d messages, or in another order", len(got), len(ids))
+	}
+	list, page := rows(base + "?m=" + ids[321])
+	if len(list) != 200 || list[0] != ids[200] || !strings.Contains(page, "200 earlier messages are on the pages before") {
+		t.Errorf("the page of message 321 has %d rows from %s", len(list), list[0])
+	}
+	if list, _ := rows(linkOf(page, "prev")); len(list) != 200 || list[0] != ids[0] {
+		t.Errorf("the page before has %d rows", len(list))
+	}
+}
+
+// linkOf is the address of the link with this relation; "": there is none.
+func linkOf(page, rel string) string {
+	_, after, found := strings.Cut(page, `rel="`+rel+`" href="`)
+	if !found {
+		return ""
+	}
+	link, _, _ := strings.Cut(after, `"`)
+	return strings.ReplaceAll(link, "&amp;", "&")
+}
+
+// TestTraceOfConversations: the whole trace has the messages of all its conversations, one conversation its own.
+func TestTraceOfConversations(t *testing.T) {
+	b, _ := told(t, "of another trace")
+	var first parley.ID
+	for n := range 2 {
+		m, err := b.node.Hub().Accept(t.Context(), hub.Submission{Scope: "test", Message: &parley.Message{Kind: parley.Notice, From: "asker",
+			To: "reader", Parts: []parley.Part{parley.Text("x")}, Trace: parley.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
+			Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			first = m.Conversation
+		}
+	}
+	w := b.entered(b.token("ops", admin.Read))
+	for query, want := range map[string]int{"": 1, "?extent=trace": 2} {
+		_, page := w.do("GET", "/console/conversations/"+first.String()+query, nil)
+		if _, _, rows := counted(t, inline(t, page, "seq")); len(rows) != want {
+			t.Errorf("%q: %d rows, want %d", query, len(rows), want)
+		}
+		if query != "" && !strings.Contains(page, "2 conversations") {
+			t.Error("the page does not say how many conversations it shows")
+		}
 	}
 }
