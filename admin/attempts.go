@@ -68,6 +68,9 @@ type Course struct {
 type HistoryEntry struct {
 	Summary
 	Course
+	Losses  []string `json:"losses,omitzero"`  // of an event or a reply that has no delivery of its own
+	Erased  *Erasure `json:"erased,omitzero"`  // its content was erased
+	Removed bool     `json:"removed,omitzero"` // the journal has removed the record since
 }
 
 const (
@@ -207,17 +210,26 @@ func (a *Admin) history(ctx context.Context, by Actor, list []index.Message) ([]
 	for i := range list {
 		m := &list[i]
 		var r *journal.Record
+		removed := false
 		if c.left--; c.left >= 0 {
 			var err error
 			if r, err = a.c.Hub.Journal().Read(ctx, m.Position); err != nil && !errors.Is(err, journal.ErrNotFound) {
 				return nil, err
 			}
+			removed = err != nil
 		}
 		course, err := c.of(ctx, m, r)
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, HistoryEntry{viewSummary(by, *m), course})
+		e := HistoryEntry{Summary: viewSummary(by, *m), Course: course, Removed: removed}
+		if r != nil {
+			e.Erased = a.erasure(ctx, r)
+			for _, l := range r.Losses {
+				e.Losses = append(e.Losses, l.String())
+			}
+		}
+		out = append(out, *forActor(by, &e))
 	}
 	return out, nil
 }

@@ -60,6 +60,9 @@ func (s *Summary) withoutContent() {
 // withoutContent leaves Summary, Content, Recipients and Course, which are views of their own.
 func (r *Recorded) withoutContent() { r.Header, r.Raw = nil, nil }
 
+// withoutContent leaves Summary and Course, which are views of their own.
+func (e *HistoryEntry) withoutContent() { e.Losses = nil }
+
 func (c *ConversationInfo) withoutContent() { c.Preview = "" }
 
 func (d *DeliveryNews) withoutContent() { d.Error.WithoutContent() }

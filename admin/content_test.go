@@ -346,7 +346,8 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&Message{}, message},
 		{&Summary{}, summary},
 		{&Recorded{}, "Admissions.Rule.From Admissions.Rule.Place.File Admissions.Rule.To Admissions.Text Admissions.To " +
-			"Advice Erased.By Erased.Name Erased.Reason Erased.What Node"},
+			"Advice Erased.By Erased.Name Erased.Reason Erased.What Node RawDigest"},
+		{&HistoryEntry{}, "Erased.By Erased.Name Erased.Reason Erased.What"},
 		{&ConversationInfo{}, "Agents"},
 		{&DeliveryNews{}, "Error.Code Error.Reason To"},
 		{&DeadLetter{}, "From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.PausedBy " +
@@ -366,6 +367,8 @@ func TestViewsWithoutContent(t *testing.T) {
 		switch v := c.view.(type) {
 		case *Recorded:
 			v.Summary, v.Content, v.Recipients, v.Course = Summary{}, nil, nil, Course{}
+		case *HistoryEntry:
+			v.Summary, v.Course = Summary{}, Course{}
 		case *DeadLetter:
 			v.Content, v.History = nil, nil
 		case *UndeliveredMessage:

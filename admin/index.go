@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"encoding/base64"
 	"errors"
 	"iter"
 	"strconv"
@@ -24,8 +25,10 @@ type Recorded struct {
 	Header   map[string]string `json:"header,omitzero"`   // of the transport, as far as it is kept
 	Raw      []byte            `json:"raw,omitzero"`      // the envelope as received; only when asked for
 	RawBytes int               `json:"rawBytes,omitzero"` // its size
-	Erased   *Erasure          `json:"erased,omitzero"`   // its content was erased
-	Advice   map[string]string `json:"advice,omitzero"`   // about its failed deliveries, by recipient; "" is its own error
+	// of the envelope, also where it is hidden or erased: "sha-256=:…:"
+	RawDigest string            `json:"rawDigest,omitzero"`
+	Erased    *Erasure          `json:"erased,omitzero"` // its content was erased
+	Advice    map[string]string `json:"advice,omitzero"` // about its failed deliveries, by recipient; "" is its own error
 
 	Recipients []Recipient `json:"recipients,omitzero"` // those that are not ready now
 
@@ -135,6 +138,13 @@ func (a *Admin) Message(ctx context.Context, by Actor, id string, raw bool) (Rec
 	}
 	o := &a.masked(r.Message).Origin
 	out.Node, out.Content, out.Header, out.RawBytes = r.Node, a.show(by, r.Message), o.Header, len(o.Raw)
+	switch e := r.Erased; {
+	case len(o.Raw) > 0:
+		out.RawDigest = digest(o.Raw)
+	case e != nil && e.Digest != nil:
+		out.RawBytes = int(e.Size)
+		out.RawDigest = "sha-256=:" + base64.StdEncoding.EncodeToString(e.Digest) + ":"
+	}
 	if raw {
 		out.Raw = o.Raw
 	}
