@@ -99,7 +99,8 @@ func (c *Console) conversation(q *request) (any, error) {
 }
 
 // named is what an id means that is not one of a conversation: a message has one, a refusal is alone.
-func (c *Console) named(ctx context.Context, by admin.Actor, id string, v *ConversationView, unknown error) (any, error) {
+func (c *Console) named(ctx context.Context, by admin.Actor, id string, v *ConversationView,
+	unknown error) (any, error) {
 	if m, err := c.admin.Message(ctx, by, id, false); err == nil && !m.Conversation.IsZero() {
 		return nil, &redirect{Base + "conversations/" + m.Conversation.String() + "?m=" + m.ID.String()}
 	}
@@ -109,13 +110,15 @@ func (c *Console) named(ctx context.Context, by admin.Actor, id string, v *Conve
 	}
 	e := *parley.AsError(unknown)
 	e.Text = fmt.Sprintf("nothing here has the id or reference %.40q", id)
-	e.Detail = "Give the first 8 digits or more of the id of a conversation or a message, or the reference that a refused sender " +
+	e.Detail = "Give the first 8 digits or more of the id of a conversation or a message, or the reference that a " +
+		"refused sender " +
 		"got. Retention removes messages; the hub keeps the latest refusals, in memory only."
 	return nil, &e
 }
 
 // historyOf asks admin for the page of messages and fills in what is known of the whole.
-func (c *Console) historyOf(ctx context.Context, by admin.Actor, id string, v *ConversationView) (list []admin.HistoryEntry, err error) {
+func (c *Console) historyOf(ctx context.Context, by admin.Actor, id string,
+	v *ConversationView) (list []admin.HistoryEntry, err error) {
 	page, m := v.Query.Get("page"), v.Query.Get("m")
 	var one admin.Conversation
 	if page == "" && m != "" && !v.IsTrace() {
@@ -160,9 +163,9 @@ func (c *Console) fill(ctx context.Context, q *request, v *ConversationView, lis
 	}
 	for i := range list {
 		e := &list[i]
-		h.said = append(h.said, said{Summary: &e.Summary, times: e.Times, attempts: e.Attempts})
+		h.said = append(h.said, said{Summary: &e.Summary, times: e.Times, attempts: e.Attempts,
+			erased: e.Erased, removed: e.Removed, untold: untold(e)})
 	}
-	c.lost(h.said)
 	if err := c.missing(ctx, q.by, v, &h); err != nil {
 		return err
 	}
@@ -198,23 +201,14 @@ func titleOf(agents []string) string {
 	}
 }
 
-// lost tells of events without a delivery why nobody is told: the loss is noted at their request.
-func (c *Console) lost(list []said) {
-	reasons := map[parley.ID]string{}
-	for i := range list {
-		for j := range list[i].Deliveries {
-			for _, l := range list[i].Deliveries[j].Losses {
-				if text, ok := strings.CutPrefix(l, "Event.Kind: "); ok {
-					reasons[list[i].ID] = text
-				}
-			}
+// untold tells of an event why nobody is told; "": somebody is, or the record does not say.
+func untold(e *admin.HistoryEntry) string {
+	for _, l := range e.Losses {
+		if text, ok := strings.CutPrefix(l, "Event.Kind: "); ok {
+			return text
 		}
 	}
-	for i := range list {
-		if x := &list[i]; x.Kind == parley.Event && len(x.Deliveries) == 0 {
-			x.untold = reasons[x.InReplyTo]
-		}
-	}
+	return ""
 }
 
 // missing says what was before the first message that the hub has.

@@ -70,6 +70,7 @@ type Came struct {
 	Header   []HeaderRow
 	Body     template.HTML
 	Size     int
+	Digest   string
 	Cut      bool
 	Note     string // why there is no body
 }
@@ -138,7 +139,8 @@ func (v *Chosen) tries(now time.Time) {
 			byNumber[steps[j].Number] = &steps[j]
 		}
 		for _, a := range v.Course.Attempts[d.To] {
-			row := AttemptRow{Number: a.Number, At: Moment{a.Begun, now}, To: d.To, Answer: a.Answer, Address: a.Address}
+			row := AttemptRow{Number: a.Number, At: Moment{a.Begun, now}, To: d.To, Answer: a.Answer,
+				Address: a.Address}
 			if t := byNumber[a.Number]; t != nil {
 				row.Bad, row.Open = t.Failed, t.Open
 				row.Text, row.Took, _ = strings.Cut(t.Result, " after ")
@@ -316,14 +318,14 @@ func deliveredAt(d *index.Delivery) (t time.Time) {
 var signatureHeaders = []string{"signature", "signature-input", "content-digest", "digest", "dpop"}
 
 // secretName reports whether a header or a member holds a secret by its name.
-var secretName = regexp.MustCompile(`(?i)^(proxy-)?(authorization|auth|token|access_token|refresh_token|bearer|password|` +
-	`passphrase|secret|client_secret|api[-_]?key|x-api-key|cookie|set-cookie|credentials?|sealed)$`)
+var secretName = regexp.MustCompile(`(?i)^(proxy-)?(authorization|auth|token|access_token|refresh_token|bearer|` +
+	`password|passphrase|secret|client_secret|api[-_]?key|x-api-key|cookie|set-cookie|credentials?|sealed)$`)
 
 const masked = "•••• masked"
 
 // came fills the message as it came.
 func (v *Chosen) came() {
-	o := &Came{Protocol: protocolName(v.Protocol), Size: v.RawBytes}
+	o := &Came{Protocol: protocolName(v.Protocol), Size: v.RawBytes, Digest: v.RawDigest}
 	v.Came = o
 	for _, name := range slices.Sorted(maps.Keys(v.Header)) {
 		value := cut(v.Header[name], 4096)
@@ -340,7 +342,8 @@ func (v *Chosen) came() {
 	case v.Hidden:
 		o.Note = "Hidden: content needs the role read."
 	case len(v.Raw) == 0:
-		o.Note = "There is no envelope: it was said inside the hub, or the sender’s messages are recorded without content."
+		o.Note = "There is no envelope: it was said inside the hub, or the sender’s messages are recorded without " +
+			"content."
 	default:
 		o.Body, o.Cut = envelope(v.Raw)
 	}
@@ -359,7 +362,8 @@ func erasedBy(e *admin.Erasure) string {
 var member = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"(\s*:\s*)?`)
 
 // signatureMember names members that hold a signature, or the digest that one covers.
-var signatureMember = regexp.MustCompile(`(?i)^(signature|sig|content_?digest|payload_?digest|digest|previous_?hash|proof|nonce)$`)
+var signatureMember = regexp.MustCompile(`(?i)^(signature|sig|content_?digest|payload_?digest|digest|previous_?hash|` +
+	`proof|nonce)$`)
 
 // envelope shows bytes as text: escaped, its signature underlined, secrets masked. Text that is no JSON stays as it is.
 func envelope(raw []byte) (out template.HTML, isCut bool) {
@@ -463,7 +467,10 @@ func (c *Console) proved(ctx context.Context, by admin.Actor, v *Chosen) error {
 
 // proving is the enrolled key that proved a message: the one of that name, or the only one, if it answers to any name.
 func proving(list []keyring.Enrolled, v *Chosen) *keyring.Enrolled {
-	list = slices.DeleteFunc(list, func(k keyring.Enrolled) bool { return k.Purpose != v.Protocol || k.Created.After(v.Time) })
+	list = slices.DeleteFunc(list, func(k keyring.Enrolled) bool {
+		return k.Purpose != v.Protocol ||
+			k.Created.After(v.Time)
+	})
 	for i := range list {
 		if list[i].KeyID == v.Content.Origin.KeyID {
 			return &list[i]

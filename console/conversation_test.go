@@ -46,7 +46,8 @@ func crossing(t *testing.T) (b *bench, conversation admin.ConversationInfo) {
 			t.Fatal(err)
 		}
 	})
-	err := b.node.Handle(parley.Agent{Name: "coordinator", Exposed: parley.Everywhere}, parley.RawSkill("talk", coordinate))
+	err := b.node.Handle(parley.Agent{Name: "coordinator", Exposed: parley.Everywhere}, parley.RawSkill("talk",
+		coordinate))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +57,8 @@ func crossing(t *testing.T) (b *bench, conversation admin.ConversationInfo) {
 		}
 		t.Cleanup(p.Leave)
 	}
-	if _, err := peers[0].Ask(t.Context(), pairs.Question{To: named{name: "coordinator"}, Text: "<b>all of you</b>"}); err != nil {
+	if _, err := peers[0].Ask(t.Context(), pairs.Question{To: named{name: "coordinator"},
+		Text: "<b>all of you</b>"}); err != nil {
 		t.Fatal(err)
 	}
 	list, err := b.api.Conversations(t.Context(), index.ConversationFilter{Agent: "peer-samvad"})
@@ -162,11 +164,13 @@ func told(t *testing.T, text string) (b *bench, m admin.Receipt) {
 	t.Helper()
 	b = open(t, nil)
 	for _, name := range []string{"asker", "reader"} {
-		if _, err := b.api.AddAgent(t.Context(), admin.NewAgent{Name: name, Inbox: true, Skills: []admin.Skill{{ID: "read"}}}); err != nil {
+		if _, err := b.api.AddAgent(t.Context(), admin.NewAgent{Name: name, Inbox: true,
+			Skills: []admin.Skill{{ID: "read"}}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := b.api.IssueToken(t.Context(), admin.NewToken{Name: "speaker", Role: admin.Operate, Speak: []string{"*"}}); err != nil {
+	if _, err := b.api.IssueToken(t.Context(), admin.NewToken{Name: "speaker", Role: admin.Operate,
+		Speak: []string{"*"}}); err != nil {
 		t.Fatal(err)
 	}
 	return b, b.say(text, "")
@@ -176,7 +180,8 @@ func told(t *testing.T, text string) (b *bench, m admin.Receipt) {
 func (b *bench) say(text, conversation string) admin.Receipt {
 	b.t.Helper()
 	by := admin.Actor{Name: "test", Role: admin.Operate, Speak: []string{"*"}}
-	m, err := b.node.Admin().Send(b.t.Context(), by, admin.Send{From: "asker", To: "reader", Kind: parley.Notice, Text: &text,
+	m, err := b.node.Admin().Send(b.t.Context(), by, admin.Send{From: "asker", To: "reader",
+		Kind: parley.Notice, Text: &text,
 		Conversation: conversation})
 	if err != nil {
 		b.t.Fatal(err)
@@ -234,7 +239,8 @@ func TestEvidence(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := res.Header.Get("Content-Disposition"); got != `attachment; filename="conversation-`+m.Conversation.String()+`.jsonl"` {
+	name := "conversation-" + m.Conversation.String() + ".jsonl"
+	if got := res.Header.Get("Content-Disposition"); got != `attachment; filename="`+name+`"` {
 		t.Errorf("Content-Disposition: %s", got)
 	}
 	verifies := func(text string) bool {
@@ -251,7 +257,8 @@ func TestEvidence(t *testing.T) {
 		t.Errorf("without content: %s", body)
 	}
 	observer := b.entered(b.token("observer", admin.Observe))
-	if status, body := observer.do("GET", path, nil); status != http.StatusForbidden || strings.Contains(body, "71.20") {
+	if status, body := observer.do("GET", path, nil); status != http.StatusForbidden || strings.Contains(body,
+		"71.20") {
 		t.Errorf("an observer gets the file: %d", status)
 	}
 }
@@ -267,7 +274,8 @@ func TestContentOfConversations(t *testing.T) {
 		if status != 200 || strings.Contains(page, "<script>alert") || strings.ContainsAny(page, "\u202e\x1b") {
 			t.Errorf("%s: %d, or content is more than text", view, status)
 		}
-		if view == "content" && (!strings.Contains(page, "secret-word &lt;script&gt;") || strings.Contains(page, "end-of-text") ||
+		if view == "content" && (!strings.Contains(page, "secret-word &lt;script&gt;") ||
+			strings.Contains(page, "end-of-text") ||
 			!strings.Contains(page, "The first 64 KiB of 100.1 KB")) {
 			t.Errorf("the content is not shown as it is, or not cut:\n%.3000s", page)
 		}
@@ -311,7 +319,8 @@ func TestPagesOfConversations(t *testing.T) {
 		t.Errorf("%d rows on all pages for %d messages, or in another order", len(got), len(ids))
 	}
 	list, page := rows(base + "?m=" + ids[321])
-	if len(list) != 200 || list[0] != ids[200] || !strings.Contains(page, "200 earlier messages are on the pages before") {
+	if len(list) != 200 || list[0] != ids[200] || !strings.Contains(page,
+		"200 earlier messages are on the pages before") {
 		t.Errorf("the page of message 321 has %d rows from %s", len(list), list[0])
 	}
 	if list, _ := rows(linkOf(page, "prev")); len(list) != 200 || list[0] != ids[0] {
@@ -334,9 +343,11 @@ func TestTraceOfConversations(t *testing.T) {
 	b, _ := told(t, "of another trace")
 	var first parley.ID
 	for n := range 2 {
-		m, err := b.node.Hub().Accept(t.Context(), hub.Submission{Scope: "test", Message: &parley.Message{Kind: parley.Notice, From: "asker",
-			To: "reader", Parts: []parley.Part{parley.Text("x")}, Trace: parley.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
-			Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
+		m, err := b.node.Hub().Accept(t.Context(), hub.Submission{Scope: "test",
+			Message: &parley.Message{Kind: parley.Notice, From: "asker",
+				To: "reader", Parts: []parley.Part{parley.Text("x")},
+				Trace:  parley.Trace{Parent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"},
+				Origin: parley.Origin{Protocol: "go", Verdict: parley.Verdict{Assurance: parley.Session}}}})
 		if err != nil {
 			t.Fatal(err)
 		}

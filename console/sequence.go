@@ -54,7 +54,8 @@ const (
 	beads // their number
 )
 
-var beadNames = [beads]string{"received", "verified", "admitted", "recorded", "routed", "translated", "delivered", "settled"}
+var beadNames = [beads]string{"received", "verified", "admitted", "recorded", "routed", "translated",
+	"delivered", "settled"}
 
 // A SequenceRow is one thing that happened. Those without a time have only Text.
 type SequenceRow struct {

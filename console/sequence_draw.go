@@ -312,7 +312,8 @@ func (d *svg) tracksOf(w *Wire, single bool) (out []track) {
 	}
 	for i := range w.Attempts {
 		a := &w.Attempts[i]
-		out = append(out, track{wire: w, to: to, ring: a.Number, label: a.Result, pause: a.Pause, failed: a.Failed, open: a.Open})
+		out = append(out, track{wire: w, to: to, ring: a.Number, label: a.Result, pause: a.Pause,
+			failed: a.Failed, open: a.Open})
 		if a.Omitted > 0 {
 			out[len(out)-1].pause = plural(a.Omitted, "attempt", "attempts") + " before it not drawn"
 		}
@@ -413,7 +414,8 @@ func (d *svg) begin(r *SequenceRow, list []track, top, height float64) {
 			untold++
 		}
 	}
-	d.open("a", "href", r.Href, "class", class, "aria-describedby", "d-"+r.ID, "data-row", string(r.Kind), "data-id", r.ID,
+	d.open("a", "href", r.Href, "class", class, "aria-describedby", "d-"+r.ID, "data-row", string(r.Kind),
+		"data-id", r.ID,
 		"data-state", r.State, "data-proof", string(r.Proof), "data-beads", strconv.Itoa(passed(r)),
 		"data-attempts", strconv.Itoa(tried), "data-failed", strconv.Itoa(failed), "data-lost", strconv.Itoa(lost),
 		"data-untold", strconv.Itoa(untold), "data-folded", strconv.Itoa(r.Folded))
@@ -491,7 +493,8 @@ func (d *svg) heads(height float64) {
 		d.open("title")
 		d.WriteString(escape(l.Title))
 		d.shut("title")
-		d.put("rect", "class", "head", "x", px(d.x[i]-width/2), "y", "10", "width", px(width), "height", px(headHeight), "rx", "6")
+		d.put("rect", "class", "head", "x", px(d.x[i]-width/2), "y", "10", "width", px(width), "height",
+			px(headHeight), "rx", "6")
 		d.text("nm", d.x[i], 28, "middle", middle(l.Name, int((width-6)/charHead)), width, charBold)
 		foot := strings.Trim(l.Group+" · "+l.Protocol, " ·")
 		if cells(foot)*charSmall > width-4 {

@@ -63,8 +63,9 @@ func (b *builder) lanes() {
 			b.lane[name] = len(b.s.Lanes)
 		}
 		slices.Sort(others)
-		b.s.Lanes = append(b.s.Lanes, Lane{Name: "others", Protocol: plural(len(others), "agent", "agents"), Agents: others,
-			Title: strings.Join(others, ", ")})
+		b.s.Lanes = append(b.s.Lanes, Lane{Name: "others", Protocol: plural(len(others), "agent", "agents"),
+			Agents: others,
+			Title:  strings.Join(others, ", ")})
 	}
 }
 
@@ -95,7 +96,8 @@ type traffic struct {
 }
 
 func (b *builder) traffic() *traffic {
-	g := &traffic{count: map[string]int{}, pairs: map[[2]string]int{}, protocol: map[string]string{}, proof: map[string]Proof{}}
+	g := &traffic{count: map[string]int{}, pairs: map[[2]string]int{}, protocol: map[string]string{},
+		proof: map[string]Proof{}}
 	add := func(name string) {
 		if name == "" {
 			return

@@ -42,7 +42,8 @@ type said struct {
 	*admin.Summary
 	refusal  *admin.Refusal
 	times    admin.Times
-	erased   string                     // by what
+	erased   *admin.Erasure             // of its content
+	removed  bool                       // the journal has removed the record
 	untold   string                     // an event without a delivery: why nobody is told
 	attempts map[string][]admin.Attempt // by recipient
 }
@@ -86,7 +87,8 @@ func (s *said) bad() bool {
 func (s *said) progress() bool { return s.refusal == nil && s.Kind == parley.Event && !s.bad() }
 
 func (s *said) folds(next *said) bool {
-	return s.progress() && next.progress() && s.InReplyTo == next.InReplyTo && s.From == next.From && s.State == next.State &&
+	return s.progress() && next.progress() && s.InReplyTo == next.InReplyTo && s.From == next.From &&
+		s.State == next.State &&
 		s.untold == next.untold
 }
 
@@ -144,7 +146,8 @@ func (b *builder) rows() {
 // between says what is between two rows: entries that the filter hides, or silence.
 func (b *builder) between(i, hidden int) {
 	if hidden > 0 {
-		b.s.Rows = append(b.s.Rows, SequenceRow{Kind: GapRow, Text: plural(hidden, "entry that did not fail is", "entries that did not fail are") +
+		b.s.Rows = append(b.s.Rows, SequenceRow{Kind: GapRow, Text: plural(hidden,
+			"entry that did not fail is", "entries that did not fail are") +
 			" not shown"})
 		return
 	}
@@ -195,16 +198,19 @@ func (b *builder) message(x *said) SequenceRow {
 	m := x.Summary
 	r := SequenceRow{Kind: MessageRow, ID: m.ID.String(), Href: b.h.link(m.ID.String()), What: m.Kind.String(),
 		Name: cmp.Or(m.Skill, m.Act), Say: m.Preview, Bad: m.Failed && m.Kind == parley.Failure || m.Refused,
-		Took: took(x.took()), From: b.laneOf(m.From), Proof: proofOf(m.Assurance), Passed: beadRecorded + 1, Refused: -1}
+		Took: took(x.took()), From: b.laneOf(m.From), Proof: proofOf(m.Assurance), Passed: beadRecorded + 1,
+		Refused: -1}
 	if m.Kind == parley.Event {
 		r.Name = strings.TrimSpace(stateWord(m.State) + " " + r.Name)
 		if m.State == parley.NoState {
 			r.Name = "piece"
 		}
 	}
-	if x.erased != "" {
-		r.Say = ""
-		r.Name = strings.TrimSpace(r.Name + " (content erased " + x.erased + ")")
+	switch {
+	case x.removed:
+		r.Say = "removed by retention"
+	case x.erased != nil:
+		r.Say = "erased " + x.erased.Begun.UTC().Format("2 Jan 2006, 15:04")
 	}
 	if m.Kind == parley.Failure && m.Error != nil {
 		r.Name = string(m.Error.Code)
@@ -212,7 +218,8 @@ func (b *builder) message(x *said) SequenceRow {
 	}
 	r.Names, r.Ways = [2]string{m.From, m.To}, [2]string{protocolName(m.Protocol), ""}
 	if m.Refused {
-		r.Refused, r.Text, r.State = beadAdmitted, "not admitted: "+reasonText(m.Error)+" · recorded, not delivered", "refused"
+		r.Refused, r.Text, r.State = beadAdmitted,
+			"not admitted: "+reasonText(m.Error)+" · recorded, not delivered", "refused"
 		return r
 	}
 	r.Wires, r.State = b.wires(x), stateOf(m)
@@ -251,7 +258,8 @@ func untoldOf(list []Wire) string {
 // stateOf is one word for a message: the worst of its deliveries.
 func stateOf(m *admin.Summary) string {
 	var worst parley.DeliveryState
-	rank := []parley.DeliveryState{0, parley.Answered, parley.Delivered, parley.Delivering, parley.Waiting, parley.Abandoned,
+	rank := []parley.DeliveryState{0, parley.Answered, parley.Delivered, parley.Delivering, parley.Waiting,
+		parley.Abandoned,
 		parley.Expired, parley.Dropped, parley.Dead}
 	for i := range m.Deliveries {
 		if slices.Index(rank, m.Deliveries[i].State) > slices.Index(rank, worst) {
@@ -295,7 +303,8 @@ func (b *builder) wires(x *said) (out []Wire) {
 	m := x.Summary
 	for i := range m.Deliveries {
 		d := &m.Deliveries[i]
-		w := Wire{To: b.laneOf(d.To), State: d.State, Lost: len(d.Losses), Settled: d.State.Settled(m.Kind), Passed: beadRouted}
+		w := Wire{To: b.laneOf(d.To), State: d.State, Lost: len(d.Losses), Settled: d.State.Settled(m.Kind),
+			Passed: beadRouted}
 		if m.Kind == parley.Request {
 			w.Lost = len(slices.DeleteFunc(slices.Clone(d.Losses), aboutReply))
 		}
@@ -478,7 +487,8 @@ func (b *builder) work(x *said, row int) {
 				return
 			}
 		}
-		b.s.Work = append(b.s.Work, Work{Lane: b.laneOf(d.To), From: p.row, To: row, Wire: i, Label: took(m.Time.Sub(since))})
+		b.s.Work = append(b.s.Work, Work{Lane: b.laneOf(d.To), From: p.row, To: row, Wire: i,
+			Label: took(m.Time.Sub(since))})
 	}
 }
 

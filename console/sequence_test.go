@@ -42,8 +42,9 @@ func done(name string, ms int, s parley.DeliveryState) index.Delivery {
 
 // entry makes a message.
 func entry(n, ms int, kind parley.Kind, from, to string, change func(*said), list ...index.Delivery) said {
-	x := said{Summary: &admin.Summary{ID: idOf(n), Time: after(ms), Kind: kind, From: from, To: to, Assurance: parley.Signed,
-		Protocol: "samvad", Deliveries: list}}
+	x := said{Summary: &admin.Summary{ID: idOf(n), Time: after(ms), Kind: kind, From: from, To: to,
+		Assurance: parley.Signed,
+		Protocol:  "samvad", Deliveries: list}}
 	if change != nil {
 		change(&x)
 	}
@@ -82,34 +83,42 @@ func dur(d time.Duration) admin.Duration { return admin.Duration(d) }
 // rich is a conversation with everything that a diagram can show.
 func rich() history {
 	ms := time.Millisecond
-	quote := lossy(to(merchant, step(3, parley.Delivering, 1, ""), step(415, parley.Answered, 1, "")), "Extensions.samvad: …")
+	quote := lossy(to(merchant, step(3, parley.Delivering, 1, ""), step(415, parley.Answered, 1, "")),
+		"Extensions.samvad: …")
 	contract := lossy(to(notary, step(787, parley.Delivering, 1, ""), step(999, parley.Waiting, 1, parley.Unavailable),
 		step(2000, parley.Delivering, 2, ""), step(2003, parley.Waiting, 2, parley.Unavailable),
 		step(4009, parley.Delivering, 3, ""), step(4057, parley.Delivered, 3, ""), step(5999, parley.Answered, 3, "")),
 		"Extensions.samvad.auth: credentials end at the hub")
-	pick := lossy(to(picker, step(6904, parley.Delivering, 1, ""), step(6950, parley.Delivered, 1, ""), step(10337, parley.Answered, 1, "")),
+	pick := lossy(to(picker, step(6904, parley.Delivering, 1, ""), step(6950, parley.Delivered, 1, ""),
+		step(10337, parley.Answered, 1, "")),
 		"Event.Kind: SAMVAD streams chunks, no states")
 	dispatch := to(mason, step(1753546, parley.Delivering, 1, ""), step(1753550, parley.Waiting, 1, parley.Unavailable))
 	dispatch.Next = after(1_795_000)
 	dispatch.Error = &index.Reason{Code: parley.Unavailable, Text: "no such peer connected"}
 	list := []said{
-		entry(1, 0, parley.Request, buyer, merchant, saying("samvad", parley.Signed, "quote", `{"sku":"flour-550","kg":40}`, 2900*time.Microsecond), quote),
-		entry(2, 415, parley.Response, merchant, buyer, saying("uagents", parley.Signed, "", `{"chf":71.20,"lot":"M-2231"}`, 1600*time.Microsecond),
+		entry(1, 0, parley.Request, buyer, merchant, saying("samvad", parley.Signed, "quote",
+			`{"sku":"flour-550","kg":40}`, 2900*time.Microsecond), quote),
+		entry(2, 415, parley.Response, merchant, buyer, saying("uagents", parley.Signed, "",
+			`{"chf":71.20,"lot":"M-2231"}`, 1600*time.Microsecond),
 			done(buyer, 416, parley.Delivered)),
 		entry(3, 784, parley.Request, buyer, notary, func(x *said) {
-			saying("samvad", parley.Signed, "contract", `{"type":"purchase","sku":"flour-550","kg":40}`, 3400*time.Microsecond)(x)
+			saying("samvad", parley.Signed, "contract", `{"type":"purchase","sku":"flour-550","kg":40}`,
+				3400*time.Microsecond)(x)
 			x.attempts = map[string][]admin.Attempt{notary: {
 				{Number: 1, Protocol: "asp", Status: "503", Took: dur(212 * ms), Routed: dur(ms), Written: dur(2 * ms)},
-				{Number: 2, Protocol: "asp", Status: "connection refused", Took: dur(3 * ms), Routed: dur(ms), Written: dur(2 * ms)},
+				{Number: 2, Protocol: "asp", Status: "connection refused", Took: dur(3 * ms), Routed: dur(ms),
+					Written: dur(2 * ms)},
 				{Number: 3, Protocol: "asp", Status: "201", Took: dur(48 * ms), Routed: dur(ms), Written: dur(2 * ms)}}}
 		}, contract),
 		entry(4, 5999, parley.Response, notary, buyer, func(x *said) {
 			saying("asp", parley.Signed, "", `{"referenceId":"01a20457"}`, 2200*time.Microsecond)(x)
 			x.Act, x.InReplyTo = "ACCEPT", idOf(3)
 		}, done(buyer, 6001, parley.Delivered)),
-		{refusal: &admin.Refusal{Ref: "qx3xtzmnablkaz7d", Time: after(6284), Source: "203.0.113.9", Claim: buyer, Step: "signature",
+		{refusal: &admin.Refusal{Ref: "qx3xtzmnablkaz7d", Time: after(6284), Source: "203.0.113.9",
+			Claim: buyer, Step: "signature",
 			Text: "signature does not verify", Assurance: parley.Unsigned, Protocol: "samvad"}},
-		entry(5, 6902, parley.Request, buyer, picker, saying("samvad", parley.Signed, "pick", `{"bin":"Ä-17","kg":40}`, 2400*time.Microsecond), pick),
+		entry(5, 6902, parley.Request, buyer, picker, saying("samvad", parley.Signed, "pick",
+			`{"bin":"Ä-17","kg":40}`, 2400*time.Microsecond), pick),
 	}
 	list[1].InReplyTo = idOf(1)
 	for n := range 14 {
@@ -123,7 +132,8 @@ func rich() history {
 			saying("a2e", parley.Session, "", `{"picked":40,"pallet":"P-0093"}`, 1800*time.Microsecond)(x)
 			x.InReplyTo = idOf(5)
 		}),
-		entry(21, 1753546, parley.Notice, buyer, mason, saying("samvad", parley.Signed, "dispatch", "Abfahrt 06:00, Rampe 3 🚚", 2*ms), dispatch))...)
+		entry(21, 1753546, parley.Notice, buyer, mason, saying("samvad", parley.Signed, "dispatch",
+			"Abfahrt 06:00, Rampe 3 🚚", 2*ms), dispatch))...)
 }
 
 // element is an element of a diagram.
@@ -199,59 +209,96 @@ func drawnRows(t testing.TB, h history) []element {
 	return rowsOf(parse(t, string(draw(sequenceOf(h)))))
 }
 
+// A rowCase is an entry, and what its row has.
+type rowCase struct {
+	x    said
+	want map[string]string
+	text []string // that the row has
+	not  []string
+}
+
+func asked(d index.Delivery) said { return entry(1, 0, parley.Request, "a", "b", nil, d) }
+
+func waiting(d index.Delivery, next int) index.Delivery {
+	d.Next = after(next)
+	return d
+}
+
+func failed(d index.Delivery, text string) index.Delivery {
+	d.Error = &index.Reason{Code: parley.Unavailable, Text: text}
+	return d
+}
+
+// rowCases are the rules of CONSOLE.md for one row.
+var rowCases = map[string]rowCase{
+	"delivered and answered": {asked(done("b", 1, parley.Answered)),
+		map[string]string{"data-beads": "8", "data-attempts": "1", "data-failed": "0",
+			"data-state": "answered"}, nil, []string{"num1"}},
+	"delivered, not answered": {asked(done("b", 1, parley.Delivered)), map[string]string{"data-beads": "7",
+		"data-state": "delivered"}, nil, nil},
+	"a notice is settled with its delivery": {entry(1, 0, parley.Notice, "a", "b", nil, done("b", 1,
+		parley.Delivered)),
+		map[string]string{"data-beads": "8"}, nil, nil},
+	"recorded, not tried": {asked(to("b", step(0, parley.Waiting, 0, ""))),
+		map[string]string{"data-beads": "4", "data-attempts": "0", "data-state": "waiting"},
+		[]string{"not tried yet", "#i-clock"}, nil},
+	"in flight": {asked(to("b", step(0, parley.Delivering, 1, ""))),
+		map[string]string{"data-beads": "4", "data-attempts": "1", "data-failed": "0",
+			"data-state": "delivering"}, []string{"num1 pend"}, nil},
+	"failed once, waits": {asked(waiting(failed(to("b", step(0, parley.Delivering, 1, ""), step(212,
+		parley.Waiting, 1, parley.Unavailable)),
+		"503"), 1_795_000)),
+		map[string]string{"data-beads": "4", "data-attempts": "1", "data-failed": "1", "data-state": "waiting"},
+		[]string{"503 after 212 ms", "next 14:32:02, in 41 s", "#i-x"}, nil},
+	"the pause between attempts": {asked(to("b", step(0, parley.Delivering, 1, ""), step(100,
+		parley.Waiting, 1, parley.Unavailable),
+		step(2100, parley.Delivering, 2, ""), step(2200, parley.Delivered, 2, ""))),
+		map[string]string{"data-attempts": "2", "data-failed": "1", "data-beads": "7"},
+		[]string{"unavailable after 100 ms", "paused 2.0 s"}, nil},
+	"given up": {asked(failed(to("b", step(0, parley.Delivering, 1, ""), step(3, parley.Dead, 1,
+		parley.Unavailable)), "refused")),
+		map[string]string{"data-state": "dead", "data-failed": "1"},
+		[]string{"refused after 3.0 ms, given up"}, nil},
+	"expired without an attempt": {asked(failed(to("b", step(0, parley.Waiting, 0, ""), step(9,
+		parley.Expired, 0, parley.Stale)), "too late")),
+		map[string]string{"data-state": "expired"}, []string{"expired: too late", "#i-x"}, nil},
+	"losses of the way, not of the answer": {asked(lossy(done("b", 1, parley.Answered), "Schema: no place",
+		"Reply.Name: no place", "Event.Kind: no word")),
+		map[string]string{"data-lost": "1"}, []string{"1 lost"}, nil},
+	"an event that nobody is told": {entry(1, 0, parley.Event, "b", "a",
+		func(x *said) { x.untold = "no word for progress" }),
+		map[string]string{"data-untold": "1", "data-state": "untold", "data-beads": "4"},
+		[]string{"not told to a: no word for progress", "#i-loss"}, nil},
+	"an answer without a delivery": {entry(1, 0, parley.Response, "b", "a", nil),
+		map[string]string{"data-beads": "5", "data-untold": "0"}, []string{"own"}, []string{"#i-loss"}},
+	"refused, but recorded": {entry(1, 0, parley.Request, "a", "b", func(x *said) {
+		x.Refused, x.Failed, x.Error = true, true, &index.Reason{Code: parley.Forbidden, Text: "not exposed"}
+	}), map[string]string{"data-state": "refused"}, []string{"#i-refused", "not admitted: not exposed",
+		"recorded, not delivered"}, nil},
+	"refused before it was recorded": {said{refusal: &admin.Refusal{Ref: "qx3xtzmn", Time: day,
+		Source: "203.0.113.9", Claim: "a", Step: "signature",
+		Text: "does not verify"}}, map[string]string{"data-row": "refusal", "data-id": "qx3xtzmn",
+		"data-state": "refused", "data-beads": "1"},
+		[]string{"never recorded", "203.0.113.9", "claims a", "ref qx3xtzmn"}, nil},
+	"an exchange tells how far an attempt came": {func() said {
+		x := asked(waiting(to("b", step(0, parley.Delivering, 1, ""), step(5, parley.Waiting, 1,
+			parley.Unavailable)), 1_795_000))
+		x.attempts = map[string][]admin.Attempt{"b": {{Number: 1, Status: "no route", Routed: 1, Took: 7e6}}}
+		return x
+	}(), map[string]string{"data-beads": "5"}, []string{"no route after 7.0 ms"}, nil},
+	"erased": {entry(1, 0, parley.Notice, "a", "b", func(x *said) {
+		x.erased = &admin.Erasure{What: "agent", By: "ops", Begun: day}
+	}, done("b", 1, parley.Delivered)), map[string]string{"data-beads": "8"},
+		[]string{"erased 22 Nov 2026, 14:02"}, nil},
+	"removed": {entry(1, 0, parley.Notice, "a", "b", func(x *said) { x.removed = true }, done("b", 1, parley.Delivered)),
+		map[string]string{"data-beads": "8"}, []string{"removed by retention"}, nil},
+}
+
 func TestRowsOfSequence(t *testing.T) {
-	asked := func(d index.Delivery) said { return entry(1, 0, parley.Request, "a", "b", nil, d) }
-	waiting := func(d index.Delivery, next int) index.Delivery { d.Next = after(next); return d }
-	failed := func(d index.Delivery, text string) index.Delivery {
-		d.Error = &index.Reason{Code: parley.Unavailable, Text: text}
-		return d
-	}
-	for name, c := range map[string]struct {
-		x    said
-		want map[string]string
-		text []string // that the row has
-		not  []string
-	}{
-		"delivered and answered": {asked(done("b", 1, parley.Answered)),
-			map[string]string{"data-beads": "8", "data-attempts": "1", "data-failed": "0", "data-state": "answered"}, nil, []string{"num1"}},
-		"delivered, not answered": {asked(done("b", 1, parley.Delivered)), map[string]string{"data-beads": "7", "data-state": "delivered"}, nil, nil},
-		"a notice is settled with its delivery": {entry(1, 0, parley.Notice, "a", "b", nil, done("b", 1, parley.Delivered)),
-			map[string]string{"data-beads": "8"}, nil, nil},
-		"recorded, not tried": {asked(to("b", step(0, parley.Waiting, 0, ""))),
-			map[string]string{"data-beads": "4", "data-attempts": "0", "data-state": "waiting"}, []string{"not tried yet", "#i-clock"}, nil},
-		"in flight": {asked(to("b", step(0, parley.Delivering, 1, ""))),
-			map[string]string{"data-beads": "4", "data-attempts": "1", "data-failed": "0", "data-state": "delivering"}, []string{"num1 pend"}, nil},
-		"failed once, waits": {asked(waiting(failed(to("b", step(0, parley.Delivering, 1, ""), step(212, parley.Waiting, 1, parley.Unavailable)),
-			"503"), 1_795_000)),
-			map[string]string{"data-beads": "4", "data-attempts": "1", "data-failed": "1", "data-state": "waiting"},
-			[]string{"503 after 212 ms", "next 14:32:02, in 41 s", "#i-x"}, nil},
-		"the pause between attempts": {asked(to("b", step(0, parley.Delivering, 1, ""), step(100, parley.Waiting, 1, parley.Unavailable),
-			step(2100, parley.Delivering, 2, ""), step(2200, parley.Delivered, 2, ""))),
-			map[string]string{"data-attempts": "2", "data-failed": "1", "data-beads": "7"}, []string{"unavailable after 100 ms", "paused 2.0 s"}, nil},
-		"given up": {asked(failed(to("b", step(0, parley.Delivering, 1, ""), step(3, parley.Dead, 1, parley.Unavailable)), "refused")),
-			map[string]string{"data-state": "dead", "data-failed": "1"}, []string{"refused after 3.0 ms, given up"}, nil},
-		"expired without an attempt": {asked(failed(to("b", step(0, parley.Waiting, 0, ""), step(9, parley.Expired, 0, parley.Stale)), "too late")),
-			map[string]string{"data-state": "expired"}, []string{"expired: too late", "#i-x"}, nil},
-		"losses of the way, not of the answer": {asked(lossy(done("b", 1, parley.Answered), "Schema: no place", "Reply.Name: no place", "Event.Kind: no word")),
-			map[string]string{"data-lost": "1"}, []string{"1 lost"}, nil},
-		"an event that nobody is told": {entry(1, 0, parley.Event, "b", "a", func(x *said) { x.untold = "no word for progress" }),
-			map[string]string{"data-untold": "1", "data-state": "untold", "data-beads": "4"}, []string{"not told to a: no word for progress", "#i-loss"}, nil},
-		"an answer without a delivery": {entry(1, 0, parley.Response, "b", "a", nil),
-			map[string]string{"data-beads": "5", "data-untold": "0"}, []string{"own"}, []string{"#i-loss"}},
-		"refused, but recorded": {entry(1, 0, parley.Request, "a", "b", func(x *said) {
-			x.Refused, x.Failed, x.Error = true, true, &index.Reason{Code: parley.Forbidden, Text: "not exposed"}
-		}), map[string]string{"data-state": "refused"}, []string{"#i-refused", "not admitted: not exposed", "recorded, not delivered"}, nil},
-		"refused before it was recorded": {said{refusal: &admin.Refusal{Ref: "qx3xtzmn", Time: day, Source: "203.0.113.9", Claim: "a", Step: "signature",
-			Text: "does not verify"}}, map[string]string{"data-row": "refusal", "data-id": "qx3xtzmn", "data-state": "refused", "data-beads": "1"},
-			[]string{"never recorded", "203.0.113.9", "claims a", "ref qx3xtzmn"}, nil},
-		"an exchange tells how far an attempt came": {func() said {
-			x := asked(waiting(to("b", step(0, parley.Delivering, 1, ""), step(5, parley.Waiting, 1, parley.Unavailable)), 1_795_000))
-			x.attempts = map[string][]admin.Attempt{"b": {{Number: 1, Status: "no route", Routed: 1, Took: 7e6}}}
-			return x
-		}(), map[string]string{"data-beads": "5"}, []string{"no route after 7.0 ms"}, nil},
-	} {
+	for name, c := range rowCases {
 		t.Run(name, func(t *testing.T) {
-			svg := string(draw(sequenceOf(historyOf(entry(9, 0, parley.Notice, "a", "b", nil, done("b", 0, parley.Delivered)), c.x))))
+			svg := string(draw(sequenceOf(historyOf(entry(9, 0, parley.Notice, "a", "b", nil, done("b", 0,
+				parley.Delivered)), c.x))))
 			rows := rowsOf(parse(t, svg))
 			for k, v := range c.want {
 				if got := rows[1].data[k]; got != v {
@@ -304,15 +351,22 @@ func TestFolding(t *testing.T) {
 		all   bool
 		kinds string // of the rows
 	}{
-		"two are not folded":      {[]said{ask, event(2, 10, nil), event(3, 20, nil)}, false, "message message message"},
-		"three are":               {[]said{ask, event(2, 10, nil), event(3, 20, nil), event(4, 30, nil)}, false, "message events"},
-		"unless all are wanted":   {[]said{ask, event(2, 10, nil), event(3, 20, nil), event(4, 30, nil)}, true, "message message message message"},
-		"another state ends them": {[]said{event(2, 10, nil), event(3, 20, func(x *said) { x.State = parley.NeedsInput }), event(4, 30, nil)}, false, "message message message"},
-		"another request ends them": {[]said{event(2, 10, nil), event(3, 20, func(x *said) { x.InReplyTo = idOf(7) }), event(4, 30, nil)}, false,
+		"two are not folded": {[]said{ask, event(2, 10, nil), event(3, 20, nil)}, false,
 			"message message message"},
-		"a failure is never folded": {[]said{event(2, 10, nil), event(3, 20, nil, failing), event(4, 30, nil), event(5, 40, nil), event(6, 50, nil)}, false,
+		"three are": {[]said{ask, event(2, 10, nil), event(3, 20, nil), event(4, 30, nil)},
+			false, "message events"},
+		"unless all are wanted": {[]said{ask, event(2, 10, nil), event(3, 20, nil), event(4, 30, nil)}, true,
+			"message message message message"},
+		"another state ends them": {[]said{event(2, 10, nil), event(3, 20,
+			func(x *said) { x.State = parley.NeedsInput }), event(4, 30, nil)}, false, "message message message"},
+		"another request ends them": {[]said{event(2, 10, nil), event(3, 20,
+			func(x *said) { x.InReplyTo = idOf(7) }), event(4, 30, nil)}, false,
+			"message message message"},
+		"a failure is never folded": {[]said{event(2, 10, nil), event(3, 20, nil, failing), event(4, 30, nil),
+			event(5, 40, nil), event(6, 50, nil)}, false,
 			"message message events"},
-		"what is between them stays": {[]said{event(2, 10, nil), event(3, 20, nil), ask, event(4, 30, nil)}, false, "message message message message"},
+		"what is between them stays": {[]said{event(2, 10, nil), event(3, 20, nil), ask, event(4, 30, nil)},
+			false, "message message message message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := historyOf(c.list...)
@@ -393,7 +447,8 @@ func TestLanes(t *testing.T) {
 	}
 	s := sequenceOf(historyOf(star...))
 	left, right := names(s)
-	if got := strings.Join(left, " ") + " | " + strings.Join(right, " "); got != "agent-d start | agent-a agent-b agent-c" {
+	if got := strings.Join(left, " ") + " | " + strings.Join(right,
+		" "); got != "agent-d start | agent-a agent-b agent-c" {
 		t.Errorf("lanes %q: the initiator is left, the busiest are beside the hub", got)
 	}
 	s = sequenceOf(historyOf(many...))
@@ -439,14 +494,16 @@ func TestTurns(t *testing.T) {
 func TestManyAttempts(t *testing.T) {
 	var steps []index.Step
 	for n := range 40 {
-		steps = append(steps, step(1000*n, parley.Delivering, n+1, ""), step(1000*n+5, parley.Waiting, n+1, parley.Unavailable))
+		steps = append(steps, step(1000*n, parley.Delivering, n+1, ""), step(1000*n+5, parley.Waiting, n+1,
+			parley.Unavailable))
 	}
 	svg := string(draw(sequenceOf(historyOf(entry(1, 0, parley.Notice, "a", "b", nil, to("b", steps...))))))
 	r := rowsOf(parse(t, svg))[0]
 	if r.data["data-attempts"] != "40" || r.data["data-failed"] != "40" {
 		t.Errorf("%v", r.data)
 	}
-	if n := strings.Count(svg, "num1 s-bad"); n != mostTracks || !strings.Contains(svg, "28 attempts before it not drawn") || !strings.Contains(svg, ">40<") {
+	if n := strings.Count(svg, "num1 s-bad"); n != mostTracks || !strings.Contains(svg,
+		"28 attempts before it not drawn") || !strings.Contains(svg, ">40<") {
 		t.Errorf("%d rings", n)
 	}
 }
@@ -463,7 +520,8 @@ func TestTextsOfGuests(t *testing.T) {
 		bad := to(text+"2", step(0, parley.Delivering, 1, ""), step(5, parley.Waiting, 1, parley.Code(text)))
 		bad.Error = &index.Reason{Code: parley.Code(text), Text: text}
 		h := historyOf(x, entry(2, 10, parley.Request, "b", text, func(x *said) { x.Skill = text }, bad),
-			said{refusal: &admin.Refusal{Ref: text, Time: after(11), Source: text, Claim: text, Step: text, Text: text}})
+			said{refusal: &admin.Refusal{Ref: text, Time: after(11), Source: text, Claim: text, Step: text,
+				Text: text}})
 		h.hub, h.gaps = text, []string{text}
 		svg := string(draw(sequenceOf(h)))
 		all := parse(t, svg)
@@ -504,7 +562,8 @@ func TestTextsDoNotOverlap(t *testing.T) {
 		type box struct{ x, y, end float64 }
 		var boxes []box
 		for _, e := range parse(t, string(draw(s))) {
-			char := map[string]float64{"ms": charSmall, "sm f-bad": charSmall, "sm f-loss": charSmall, "gapt": charSmall}[e.data["class"]]
+			char := map[string]float64{"ms": charSmall, "sm f-bad": charSmall, "sm f-loss": charSmall,
+				"gapt": charSmall}[e.data["class"]]
 			x, _ := strconv.ParseFloat(e.data["x"], 64)
 			y, _ := strconv.ParseFloat(e.data["y"], 64)
 			if e.name != "text" || char == 0 || y < firstRow {
@@ -536,7 +595,8 @@ func TestWork(t *testing.T) {
 	for _, w := range s.Work {
 		got = append(got, s.Lanes[w.Lane].Name+" "+w.Label)
 	}
-	if want := "412 ms, notary 1.9 s, picker-3 3.4 s"; !strings.HasSuffix(strings.Join(got, ", "), want) || len(got) != 3 {
+	if want := "412 ms, notary 1.9 s, picker-3 3.4 s"; !strings.HasSuffix(strings.Join(got, ", "), want) ||
+		len(got) != 3 {
 		t.Errorf("at work: %v", got)
 	}
 }

@@ -36,7 +36,8 @@ func (d *svg) sender(r *SequenceRow, y float64) {
 
 // use places an icon of parts.html.
 func (d *svg) use(icon, class string, x, y, size float64) {
-	d.put("use", "href", "#i-"+icon, "class", class, "x", px(x-size/2), "y", px(y-size/2), "width", px(size), "height", px(size))
+	d.put("use", "href", "#i-"+icon, "class", class, "x", px(x-size/2), "y", px(y-size/2), "width", px(size),
+		"height", px(size))
 }
 
 // path draws a line.
