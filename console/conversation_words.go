@@ -2,6 +2,8 @@ package console
 
 import (
 	"fmt"
+	"html/template"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -20,6 +22,18 @@ func moment(t time.Time) Moment { return Moment{t, t} }
 
 // messageLink is the address of a message: it leads to its conversation.
 func messageLink(id parley.ID) string { return Base + "conversations/" + id.String() }
+
+// advice marks the commands in a sentence of advice, which stand between backquotes.
+func advice(s string) template.HTML {
+	var b strings.Builder
+	for i, part := range strings.Split(s, "`") {
+		if part = template.HTMLEscapeString(part); i%2 == 1 {
+			part = "<code>" + part + "</code>"
+		}
+		b.WriteString(part)
+	}
+	return template.HTML(b.String())
+}
 
 // stateSign is the sign of the state of a row.
 func stateSign(state string) Sign {

@@ -27,9 +27,10 @@ const (
 	noteHeight = 16.0
 	pillHeight = 32.0
 	beadStep   = 25.0
-	pageWidth  = 988.0
+	pageWidth  = 950.0
+	leastWidth = 900.0 // so that the results of attempts have room
 	minPitch   = 90.0
-	maxPitch   = 190.0
+	maxPitch   = 160.0
 )
 
 // svg writes markup. Only its methods write texts, and they escape and cut them.
@@ -225,7 +226,7 @@ func (d *svg) layout() {
 		d.hub = x + edge
 		x = d.hub + hubWidth + edge
 	}
-	d.width = x + edge
+	d.width = max(x+edge, leastWidth)
 }
 
 // heights gives the top of each row, and last the end of all.

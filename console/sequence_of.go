@@ -418,9 +418,10 @@ func (s *said) tries(d *index.Delivery) (out []Try, failed int) {
 func (s *said) result(to string, t *Try, text string, steps time.Duration) string {
 	for i := range s.attempts[to] {
 		if a := &s.attempts[to][i]; a.Number == t.Number {
-			if text = cmp.Or(a.Status, text); t.Failed && a.Status == "" && a.Error != nil {
-				text = cmp.Or(a.Error.Text, text)
+			if e := a.Error; t.Failed && e != nil {
+				text = cmp.Or(e.Detail, e.Text, text)
 			}
+			text = cmp.Or(a.Status, text)
 			steps = cmp.Or(time.Duration(a.Took), steps)
 		}
 	}
