@@ -204,7 +204,8 @@ func titleOf(agents []string) string {
 // untold tells of an event why nobody is told; "": somebody is, or the record does not say.
 func untold(e *admin.HistoryEntry) string {
 	for _, l := range e.Losses {
-		if text, ok := strings.CutPrefix(l, "Event.Kind: "); ok {
+		// A protocol without a word for a state, or for pieces of a result, loses the whole event.
+		if field, text, _ := strings.Cut(l, ": "); field == "Event.State" || field == "Event.Kind" {
 			return text
 		}
 	}

@@ -366,3 +366,65 @@ func TestTraceOfConversations(t *testing.T) {
 		}
 	}
 }
+
+// TestErasedConversation: what was erased is said, and is gone.
+func TestErasedConversation(t *testing.T) {
+	b, m := told(t, "a word to forget")
+	if _, err := b.api.Collect(t.Context(), "reader", 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	id := m.Conversation.String()
+	if f, err := b.api.Forget(t.Context(), admin.Forget{Conversation: id, Reason: "asked to"}); err != nil || f.Erased != 1 {
+		t.Fatalf("%+v %v", f, err)
+	}
+	w := b.entered(b.token("reader", admin.Read))
+	for view, want := range map[string]string{"sequence": "erased ", "content": "The content was erased with the conversation"} {
+		_, page := w.do("GET", "/console/conversations/"+id+"?view="+view, nil)
+		if !strings.Contains(page, want) || strings.Contains(page, "a word to forget") {
+			t.Errorf("%s: the page has no %q, or has the content", view, want)
+		}
+	}
+}
+
+// TestEventsThatNobodyIsTold: the row has the reason of the loss table.
+func TestEventsThatNobodyIsTold(t *testing.T) {
+	peer, err := pairs.New("uagents", "peer-uagents")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := open(t, func(c *node.Config) {
+		if err := pairs.Configure(c, t.TempDir(), peer); err != nil {
+			t.Fatal(err)
+		}
+	})
+	work := func(_ context.Context, _ *parley.Message, r parley.Replier) error {
+		return errors.Join(r.Progress("half"), r.Reply(parley.Text("done")))
+	}
+	if err := b.node.Handle(parley.Agent{Name: "worker", Exposed: parley.Everywhere},
+		parley.RawSkill("talk", work)); err != nil {
+		t.Fatal(err)
+	}
+	if err := peer.Join(t.Context(), pairs.At(b.node), false); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(peer.Leave)
+	if _, err := peer.Ask(t.Context(), pairs.Question{To: named{name: "worker"}, Text: "go"}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := b.api.Conversations(t.Context(), index.ConversationFilter{Agent: "worker"})
+	if err != nil || len(list.Conversations) != 1 {
+		t.Fatalf("%v %v", list, err)
+	}
+	w := b.entered(b.token("reader", admin.Read))
+	_, page := w.do("GET", "/console/conversations/"+list.Conversations[0].ID.String(), nil)
+	_, _, rows := counted(t, inline(t, page, "seq"))
+	untold := 0
+	for _, r := range rows {
+		if r["data-state"] == "untold" && r["data-untold"] == "1" {
+			untold++
+		}
+	}
+	if untold != 1 || !strings.Contains(page, "not told to peer-uagents: ") {
+		t.Errorf("%d rows of %d say that nobody is told", untold, len(rows))
+	}
+}

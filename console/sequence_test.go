@@ -290,7 +290,8 @@ var rowCases = map[string]rowCase{
 		x.erased = &admin.Erasure{What: "agent", By: "ops", Begun: day}
 	}, done("b", 1, parley.Delivered)), map[string]string{"data-beads": "8"},
 		[]string{"erased 22 Nov 2026, 14:02"}, nil},
-	"removed": {entry(1, 0, parley.Notice, "a", "b", func(x *said) { x.removed = true }, done("b", 1, parley.Delivered)),
+	"removed": {entry(1, 0, parley.Notice, "a", "b", func(x *said) { x.removed = true }, done("b", 1,
+		parley.Delivered)),
 		map[string]string{"data-beads": "8"}, []string{"removed by retention"}, nil},
 }
 
