@@ -48,7 +48,7 @@ func (c *Console) messages(q *request) (any, error) {
 	if len(out.Rows) == 0 && f.Before == "" {
 		out.Empty, err = c.nothing(q, f, query)
 	}
-	out.Chosen = c.chosen(q, l.chosen, out.Rows)
+	out.Chosen = c.chosenRefusal(q, l.chosen, out.Rows)
 	return out, err
 }
 
@@ -57,8 +57,8 @@ func (c *Console) list(q *request, f *admin.TimelineFilter, query url.Values) *l
 		read: q.by.May(admin.Read)}
 }
 
-// chosen explains the chosen refusal, unless its row is on the page.
-func (c *Console) chosen(q *request, ref string, rows []Row) *Explanation {
+// chosenRefusal explains the chosen refusal, unless its row is on the page.
+func (c *Console) chosenRefusal(q *request, ref string, rows []Row) *Explanation {
 	if ref == "" {
 		return nil
 	}

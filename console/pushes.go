@@ -18,14 +18,14 @@ type pushes struct {
 	write   func([]byte) error
 	last    time.Time // of the last push
 	timer   *time.Timer
-	rows    []element
-	parts   []element         // those of [pushes.element]
+	rows    []pushed
+	parts   []pushed         // those of [pushes.element]
 	written map[string][]byte // of elements that are sent again and again: what the page has
 	lost    uint64            // since the page was opened
 	told    uint64            // what the page knows of lost
 }
 
-type element struct {
+type pushed struct {
 	id   string
 	html []byte
 }
@@ -53,14 +53,14 @@ func (p *pushes) element(id string, html []byte) {
 	p.parts = put(p.parts, id, html)
 }
 
-func put(list []element, id string, html []byte) []element {
+func put(list []pushed, id string, html []byte) []pushed {
 	for i := range list {
 		if list[i].id == id {
 			list[i].html = html
 			return list
 		}
 	}
-	return append(list, element{id, html})
+	return append(list, pushed{id, html})
 }
 
 // missed counts what was too fast to be shown.

@@ -2,7 +2,6 @@ package console
 
 import (
 	"fmt"
-	"html/template"
 	"net/url"
 	"slices"
 	"strings"
@@ -89,7 +88,7 @@ func (l *list) row(e *admin.TimelineEntry) Row {
 	}
 	r.Say = pieces(m.Snippet)
 	if m.Snippet == "" {
-		r.Say = plain(first(m.Preview, sayRunes))
+		r.Say = plainPieces(first(m.Preview, sayRunes))
 	}
 	l.deliveries(&r, m)
 	l.took(&r, m)
@@ -116,7 +115,7 @@ func (l *list) row(e *admin.TimelineEntry) Row {
 func (l *list) refusal(f *admin.Refusal) Row {
 	r := Row{Key: f.Ref, When: Moment{f.Time, l.now}, From: f.Claim, To: f.To, Claim: true,
 		In: protocolName(f.Protocol), What: string(f.Code), Size: f.Size, Proof: "refused", Bad: true}
-	r.Say = plain(first(refusalWords(f), 2*sayRunes))
+	r.Say = plainPieces(first(refusalWords(f), 2*sayRunes))
 	r.refused(l, f)
 	r.ID = "r-" + f.Ref
 	return r
@@ -248,8 +247,8 @@ func pieces(s string) (out []Piece) {
 	return out
 }
 
-// plain is a text in which nothing was searched.
-func plain(s string) []Piece { return []Piece{{Text: s}} }
+// plainPieces is a text in which nothing was searched.
+func plainPieces(s string) []Piece { return []Piece{{Text: s}} }
 
 // An Explanation says why a message was refused, and what helps.
 type Explanation struct {
@@ -271,17 +270,4 @@ func (e *Explanation) Who() string {
 		who += " by key " + e.KeyID
 	}
 	return who
-}
-
-// advice writes commands in `backticks` as code.
-func advice(s string) template.HTML {
-	var b strings.Builder
-	for i, part := range strings.Split(s, "`") {
-		if i%2 == 1 {
-			b.WriteString("<code>" + template.HTMLEscapeString(part) + "</code>")
-		} else {
-			b.WriteString(template.HTMLEscapeString(part))
-		}
-	}
-	return template.HTML(b.String())
 }
