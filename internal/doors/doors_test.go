@@ -23,7 +23,7 @@ func below(pkg string) ([]string, bool) {
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
 	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "bridge/follow", "bridge/peerauth",
 		"node", "admin", "console", "conform", "agh/aghnats", "bridge/a2a", "bridge/mcp",
-		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs")
+		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs", "internal/browser", "internal/browser/stage")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
 	}
@@ -71,7 +71,8 @@ func below(pkg string) ([]string, bool) {
 	case "internal/inspect", "internal/connect", "internal/doctor":
 		return all, true
 	case "node", "parleytest", "internal/pairs", "internal/pairs/cluster", "internal/bench", "cmd/parley", "internal/interop",
-		"internal/faults", "internal/testhub", "examples":
+		"internal/faults", "internal/testhub", "internal/browser/stage", "internal/browser/flows",
+		"internal/browser/pictures", "examples":
 		return all, true
 	case "internal/attack":
 		return []string{"uagents", "asp"}, true

@@ -225,6 +225,7 @@ type common struct {
 	issuer string // Place.HTTP
 
 	around func(http.RoundTripper) http.RoundTripper // wraps its HTTP transport; nil: nothing does. Set before Join
+	script func(text string) (string, bool)          // see Scripted; nil: none
 }
 
 // maxHeard is how many unread messages a peer keeps; further ones are lost.
@@ -348,8 +349,22 @@ func (c *common) act(ctx context.Context, gate <-chan struct{}, text string, pie
 			return "", context.Cause(ctx)
 		}
 	}
+	if c.script != nil {
+		if answer, ok := c.script(text); ok {
+			return answer, nil
+		}
+	}
 	return act(ctx, text, piece)
 }
+
+// Scripted gives a peer answers of its own, for the texts that the script knows. It is called before Join.
+func Scripted(p Peer, script func(text string) (answer string, ok bool)) {
+	p.(interface {
+		follow(func(string) (string, bool))
+	}).follow(script)
+}
+
+func (c *common) follow(script func(string) (string, bool)) { c.script = script }
 
 // A responder sends a peer's reaction to a request in its protocol.
 type responder struct {
