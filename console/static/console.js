@@ -39,12 +39,14 @@
   };
 
   // Dialogs are targets of links, so that they work without a script; with it they keep the focus and give it back.
-  let back;
+  // A jump to a dialog takes the focus away before hashchange: what had it last is remembered.
+  let last, back;
+  addEventListener("focusin", e => { if (!e.target.closest(".scrim")) last = e.target; });
   const dialog = () => {
     const d = /^#[a-z][a-z0-9-]*$/.test(location.hash) && $(".scrim" + location.hash);
     for (const n of [$(".top"), $("main")]) n.inert = false;
     if (!d) { back?.focus(); back = null; return; }
-    back = document.activeElement;
+    back = last;
     if ($("main").contains(d)) { $$("body > .scrim[data-moved]").forEach(n => n.remove()); d.dataset.moved = ""; document.body.append(d); }
     for (const n of [$(".top"), $("main")]) n.inert = true;
     $("input:not([type=hidden]), select, .btn", d)?.focus();
