@@ -36,8 +36,9 @@ type Stage struct {
 	API   *admin.Client // with the role admin
 	Clock *Clock
 
-	peers map[string]pairs.Peer
-	shop  *shop
+	peers  map[string]pairs.Peer
+	shop   *shop
+	tokens map[admin.Role]string // of Link
 }
 
 // A Clock goes on from a chosen time. It can be moved ahead.
@@ -66,7 +67,7 @@ var cast = map[string]string{"traveller": "samvad", "museum": "samvad", "guide":
 
 // Open starts the hub, and its agents join it.
 func Open(ctx context.Context, c Config) (*Stage, error) {
-	s := &Stage{Clock: &Clock{}, peers: map[string]pairs.Peer{}}
+	s := &Stage{Clock: &Clock{}, peers: map[string]pairs.Peer{}, tokens: map[admin.Role]string{}}
 	if !c.Begin.IsZero() {
 		s.Clock.ahead = time.Until(c.Begin)
 	}
@@ -144,33 +145,19 @@ func (s *Stage) Close() error {
 // Origin is where the console is.
 func (s *Stage) Origin() string { return s.Node.Addresses().Admin }
 
-// Link makes a link that lets one browser in as ops-laptop, with a role.
+// Link makes a link that lets one browser in with a role: as ops-laptop, with the role operate.
 func (s *Stage) Link(ctx context.Context, role admin.Role) (string, error) {
-	name := "ops-laptop"
-	if role != admin.Operate {
-		name = "laptop of the " + string(role)
-	}
-	t, err := s.token(ctx, name, role)
-	if err != nil {
-		return "", err
-	}
-	l, err := (&admin.Client{Base: s.API.Base, Token: t}).ConsoleLink(ctx)
-	return s.API.Base + l.Path, err
-}
-
-// token issues a token. One of the same name is revoked.
-func (s *Stage) token(ctx context.Context, name string, role admin.Role) (string, error) {
-	known, err := s.API.Tokens(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, t := range known {
-		if t.Name == name {
-			if err := s.API.RevokeToken(ctx, name, false); err != nil {
-				return "", err
-			}
+	if s.tokens[role] == "" {
+		name := "ops-laptop"
+		if role != admin.Operate {
+			name = "laptop of the " + string(role)
 		}
+		t, err := s.API.IssueToken(ctx, admin.NewToken{Name: name, Role: role})
+		if err != nil {
+			return "", err
+		}
+		s.tokens[role] = t.Secret
 	}
-	t, err := s.API.IssueToken(ctx, admin.NewToken{Name: name, Role: role})
-	return t.Secret, err
+	l, err := (&admin.Client{Base: s.API.Base, Token: s.tokens[role]}).ConsoleLink(ctx)
+	return s.API.Base + l.Path, err
 }
