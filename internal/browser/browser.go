@@ -31,7 +31,7 @@ import (
 var ErrMissing = errors.New("no browser: install chromium, or name one in PARLEY_CHROMIUM")
 
 // Patience bounds every [Page.Do] on a busy machine.
-const Patience = 60 * time.Second
+const Patience = 30 * time.Second
 
 // Find gives the path of the browser.
 func Find() (string, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
@@ -44,7 +45,8 @@ func begin(t testing.TB) *console {
 	if chromium == nil {
 		t.Skip(browser.ErrMissing)
 	}
-	s, err := stage.Open(context.Background(), stage.Config{Data: t.TempDir()})
+	s, err := stage.Open(context.Background(), stage.Config{Data: t.TempDir(),
+		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))})
 	if err != nil {
 		t.Fatal(err)
 	}
