@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/chromedp/cdproto/browser"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
@@ -175,12 +176,41 @@ func Press(names ...string) chromedp.Action {
 
 // Type writes a text into a field, in place of what it has.
 func Type(selector, text string) chromedp.Action {
-	return chromedp.Tasks{chromedp.SetValue(selector, "", chromedp.ByQuery),
-		chromedp.SendKeys(selector, text, chromedp.ByQuery)}
+	return chromedp.Tasks{Wait("!document.querySelector(" + quote(selector) + ").select()"), chromedp.KeyEvent(text)}
 }
 
 // Eval evaluates a JavaScript expression.
 func Eval(expression string, to any) chromedp.Action { return chromedp.Evaluate(expression, to) }
+
+// Download does what begins a download, and waits for its end. See [Look].Downloads.
+func (p *Page) Download(begin chromedp.Action) error {
+	ctx, stop := context.WithTimeout(p.ctx, Patience)
+	defer stop()
+	done := make(chan error, 1)
+	chromedp.ListenBrowser(ctx, func(event any) {
+		e, ok := event.(*browser.EventDownloadProgress)
+		if !ok || e.State == browser.DownloadProgressStateInProgress {
+			return
+		}
+		var err error
+		if e.State != browser.DownloadProgressStateCompleted {
+			err = fmt.Errorf("the download was %s", e.State)
+		}
+		select {
+		case done <- err:
+		default: // another one
+		}
+	})
+	if err := chromedp.Run(ctx, begin); err != nil {
+		return err
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("no download ended: %w", ctx.Err())
+	}
+}
 
 // Texts reads the text of each element, with single spaces.
 func Texts(selector string, to *[]string) chromedp.Action {

@@ -27,9 +27,10 @@ var looks = []struct {
 // scrolls sideways, also with text of 200 %; without scripts, reading works.
 func TestFlow15Accessibility(t *testing.T) {
 	c := begin(t)
-	c.trip()
+	ref := c.trip()
+	conversation := c.Origin() + "/console/conversations/" + c.planned()
 	outside := c.tab(browser.Look{})
-	v := c.entered(browser.Look{}, admin.Operate)
+	v, boss := c.entered(browser.Look{}, admin.Operate), c.entered(browser.Look{}, admin.Administer)
 	for _, p := range []struct {
 		name string
 		tab  *tab
@@ -40,6 +41,16 @@ func TestFlow15Accessibility(t *testing.T) {
 		{"no-way-in", outside, c.Origin() + "/console/", "main pre"},
 		{"no-page", v, c.Origin() + "/console/nowhere", "main .badbox"},
 		{"messages", v, c.Origin() + "/console/", "#rows tr"},
+		{"messages-refused", v, c.Origin() + "/console/?show=refused&m=" + ref, "[data-explain]"},
+		{"messages-empty", v, c.Origin() + "/console/?text=nobody+said+this&kind=request", "[data-empty]"},
+		{"conversations", v, c.Origin() + "/console/conversations", "#rows tr"},
+		{"conversation", v, conversation, ".seq"},
+		{"conversation-trace", v, conversation + "?extent=trace", ".seq"},
+		{"conversation-table", v, conversation + "?view=table", ".log"},
+		{"conversation-proof", v, conversation + "?view=proof", ".proofs"},
+		{"conversation-content", v, conversation + "?view=content", "main pre"},
+		{"evidence", v, conversation + "#evidence", "#evidence:target"},
+		{"audit", boss, c.Origin() + "/console/audit", "main h1"},
 		{"keys", v, c.Origin() + "/console/#keys", "#keys:target"},
 	} {
 		t.Run(p.name, func(t *testing.T) {
