@@ -55,7 +55,7 @@ func (p *Page) Axe() ([]Violation, error) {
 	var found []Violation
 	err = p.Do(
 		chromedp.ActionFunc(func(ctx context.Context) error {
-			_, thrown, err := runtime.Evaluate(source + "; 0").Do(ctx)
+			_, thrown, err := runtime.Evaluate("if (!window.axe) {" + source + "}; 0").Do(ctx)
 			if thrown != nil {
 				return thrown
 			}
