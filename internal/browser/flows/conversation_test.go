@@ -27,8 +27,8 @@ func (c *console) planned() string {
 	return page.Messages[0].Conversation.String()
 }
 
-// TestFlow06Conversation: the diagram of a trace over all protocols has the lanes, messages, attempts and losses that the
-// API has.
+// TestFlow06Conversation: the diagram of a trace over all protocols has the messages and attempts that the API
+// has.
 func TestFlow06Conversation(t *testing.T) {
 	c := begin(t)
 	c.trip()

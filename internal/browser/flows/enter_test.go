@@ -8,8 +8,8 @@ import (
 	"github.com/parley-hub/parley/internal/browser"
 )
 
-// TestFlow01EnterOnce: a link lets one browser in, once. Again, late or altered it is refused, with a way out. Looking at
-// it changes nothing.
+// TestFlow01EnterOnce: a link lets one browser in, once. Again, late or altered it is refused, with a way out. Looking
+// at it changes nothing.
 func TestFlow01EnterOnce(t *testing.T) {
 	c := begin(t)
 	link := c.link(admin.Operate)

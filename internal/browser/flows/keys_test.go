@@ -9,7 +9,8 @@ import (
 
 // visible is an expression that is true if the focus is on an element that shows it.
 const visible = `(() => { const n = document.activeElement, s = getComputedStyle(n);
-	return n !== document.body && (s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== "none"); })()`
+	return n !== document.body &&
+		(s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== "none"); })()`
 
 // TestFlow13KeysOnly: from entering on, a keyboard is enough. The focus is visible, and returns after dialogs.
 func TestFlow13KeysOnly(t *testing.T) {

@@ -33,8 +33,8 @@ func row(text string) string {
 	return fmt.Sprintf(`[...document.querySelectorAll("#rows tr")].some(r => r.textContent.includes(%q))`, text)
 }
 
-// TestFlow02MessagesAppear: what is said appears without a reload. Paused, the page stays as it is; when it goes on, what
-// was missed is one key away at most.
+// TestFlow02MessagesAppear: what is said appears without a reload. Paused, the page stays as it is; when it goes on,
+// what was missed is one key away at most.
 func TestFlow02MessagesAppear(t *testing.T) {
 	c := begin(t)
 	v, other := c.entered(browser.Look{}, admin.Operate), c.entered(browser.Look{}, admin.Read)

@@ -14,6 +14,7 @@ import (
 	"image/color"
 	"image/draw"
 	"image/png"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -68,7 +69,8 @@ func run(ctx context.Context, to string) error {
 	}
 	conversation := "/console/conversations/" + page.Messages[0].Conversation.String() + "?extent=trace"
 	for _, dark := range []bool{false, true} {
-		if err := shoot(ctx, b, s, dark, to, map[string]string{"messages": "/console/", "conversation": conversation}); err != nil {
+		pages := map[string]string{"messages": "/console/", "conversation": conversation}
+		if err := shoot(ctx, b, s, dark, to, pages); err != nil {
 			return err
 		}
 	}
@@ -76,7 +78,8 @@ func run(ctx context.Context, to string) error {
 }
 
 // shoot makes the pictures of one theme.
-func shoot(ctx context.Context, b *browser.Browser, s *stage.Stage, dark bool, to string, pages map[string]string) error {
+func shoot(ctx context.Context, b *browser.Browser, s *stage.Stage, dark bool, to string,
+	pages map[string]string) error {
 	link, err := s.Link(ctx, admin.Operate)
 	if err != nil {
 		return err
@@ -112,7 +115,7 @@ func shoot(ctx context.Context, b *browser.Browser, s *stage.Stage, dark bool, t
 	return nil
 }
 
-// smaller writes a picture with the 256 colours that it has most of.
+// smaller writes a picture with 256 of its colours.
 func smaller(shot []byte) ([]byte, error) {
 	full, err := png.Decode(bytes.NewReader(shot))
 	if err != nil {
@@ -125,14 +128,29 @@ func smaller(shot []byte) ([]byte, error) {
 			count[color.RGBAModel.Convert(full.At(x, y)).(color.RGBA)]++
 		}
 	}
-	var palette color.Palette
-	for c := range count {
-		palette = append(palette, c)
-	}
-	slices.SortFunc(palette, func(a, b color.Color) int { return count[b.(color.RGBA)] - count[a.(color.RGBA)] })
-	few := image.NewPaletted(all, palette[:min(256, len(palette))])
+	few := image.NewPaletted(all, paletteOf(count))
 	draw.Draw(few, all, full, all.Min, draw.Src)
 	var out bytes.Buffer
 	err = (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, few)
 	return out.Bytes(), err
+}
+
+// paletteOf chooses 256 colours: first those that no other resembles, though a sign alone has them, then the frequent.
+func paletteOf(count map[color.RGBA]int) (p color.Palette) {
+	byCount := slices.SortedFunc(maps.Keys(count), func(a, b color.RGBA) int { return count[b] - count[a] })
+	for _, apart := range []int{48, 0} {
+		for _, c := range byCount {
+			like := func(o color.Color) bool { return distance(c, o.(color.RGBA)) <= apart }
+			if len(p) < 256 && !slices.ContainsFunc(p, like) {
+				p = append(p, c)
+			}
+		}
+	}
+	return p
+}
+
+// distance is how much two colours differ in the channel in which they differ most.
+func distance(a, b color.RGBA) int {
+	d := func(x, y uint8) int { return max(int(x)-int(y), int(y)-int(x)) }
+	return max(d(a.R, b.R), d(a.G, b.G), d(a.B, b.B))
 }

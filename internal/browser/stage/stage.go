@@ -62,8 +62,8 @@ func (c *Clock) Move(d time.Duration) {
 }
 
 // cast are the agents with a socket of their own, by name.
-var cast = map[string]string{"traveller": "samvad", "museum": "samvad", "guide": "uagents", "robot": "a2e", "mason": "agh",
-	"baker": "asp", "inn": "a2a", "assistant": "mcp"}
+var cast = map[string]string{"traveller": "samvad", "museum": "samvad", "guide": "uagents", "robot": "a2e",
+	"mason": "agh", "baker": "asp", "inn": "a2a", "assistant": "mcp"}
 
 // Open starts the hub, and its agents join it.
 func Open(ctx context.Context, c Config) (*Stage, error) {
