@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +28,11 @@ func TestFlow01EnterOnce(t *testing.T) {
 	v.to("/console/")
 	refused(v)
 	v.shot("enter-refused")
-	v.do(browser.Go(link[:len(link)-1] + "A"))
+	altered := "A"
+	if strings.HasSuffix(link, altered) {
+		altered = "E"
+	}
+	v.do(browser.Go(link[:len(link)-1] + altered))
 	refused(v)
 
 	v.do(browser.Go(link), browser.ClickTo("main form button", "/console/"), browser.Has(`main[data-screen="messages"]`))
