@@ -55,12 +55,12 @@ func TestFlow15Accessibility(t *testing.T) {
 	} {
 		t.Run(p.name, func(t *testing.T) {
 			v := &tab{p.tab.Page, &console{c.Stage, t}}
-			v.do(browser.Go("about:blank"), browser.Go(p.url), browser.Has(p.has),
-				browser.Wait("document.readyState === 'complete'"))
 			for _, l := range looks {
 				if err := v.Show(l.Look); err != nil {
 					t.Fatal(err)
 				}
+				v.do(browser.Go("about:blank"), browser.Go(p.url), browser.Has(p.has),
+					browser.Wait("document.readyState === 'complete'"))
 				v.shot(p.name + "-" + l.name)
 				v.is("document.documentElement.scrollWidth <= innerWidth", l.name+": the page does not scroll sideways")
 				if l.judged {
