@@ -19,7 +19,7 @@ type pushes struct {
 	last    time.Time // of the last push
 	timer   *time.Timer
 	rows    []pushed
-	parts   []pushed         // those of [pushes.element]
+	parts   []pushed          // those of [pushes.element]
 	written map[string][]byte // of elements that are sent again and again: what the page has
 	lost    uint64            // since the page was opened
 	told    uint64            // what the page knows of lost
