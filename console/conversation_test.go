@@ -374,11 +374,13 @@ func TestErasedConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := m.Conversation.String()
-	if f, err := b.api.Forget(t.Context(), admin.Forget{Conversation: id, Reason: "asked to"}); err != nil || f.Erased != 1 {
+	f, err := b.api.Forget(t.Context(), admin.Forget{Conversation: id, Reason: "asked to"})
+	if err != nil || f.Erased != 1 {
 		t.Fatalf("%+v %v", f, err)
 	}
 	w := b.entered(b.token("reader", admin.Read))
-	for view, want := range map[string]string{"sequence": "erased ", "content": "The content was erased with the conversation"} {
+	for view, want := range map[string]string{"sequence": "erased ",
+		"content": "The content was erased with the conversation"} {
 		_, page := w.do("GET", "/console/conversations/"+id+"?view="+view, nil)
 		if !strings.Contains(page, want) || strings.Contains(page, "a word to forget") {
 			t.Errorf("%s: the page has no %q, or has the content", view, want)
