@@ -75,6 +75,13 @@ func (a *Admin) Connect(ctx context.Context, by Actor, n NewAgent) (Checklist, e
 	c.trim(now)
 	c.mu.Unlock()
 	go a.examine(work, by, l)
+	go func() {
+		select {
+		case <-a.ended: // the doctor must not look at a hub that stops
+			stop()
+		case <-work.Done():
+		}
+	}()
 	return a.Checklist(by, v.Name)
 }
 
@@ -126,8 +133,6 @@ func (a *Admin) examine(ctx context.Context, by Actor, l *checklist) {
 		select {
 		case <-time.After(a.checks.every):
 		case <-ctx.Done():
-			return
-		case <-a.ended:
 			return
 		}
 	}

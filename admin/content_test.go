@@ -211,8 +211,9 @@ func TestObserverSeesNoContent(t *testing.T) {
 		"/v1/messages/{id}":       said.messages, "/v1/conversations/{id}": said.conversations, export: said.conversations,
 		"/v1/conversations/{id}/trace": said.conversations, "/v1/conversations/{id}/refused": said.conversations,
 		"/v1/dead/{id}": {said.dead}, "/v1/refused/{ref}": {said.refused},
-		"/v1/agents/{name}/removal": {"far"}, "/v1/jobs/{id}": {"1"},
+		"/v1/agents/{name}/removal": {"far"}, "/v1/jobs/{id}": {"1"}, "/v1/checklists/{name}": {"far"},
 	}
+	b.admin.checks.of["far"] = &checklist{agent: "far", begun: time.Now(), ends: time.Now().Add(time.Hour)}
 	job := &runningJob{work: &work{failed: []string{marker}}, Job: Job{Reason: marker, Ended: time.Now(), Outcome: "done"},
 		end: func(error) {}}
 	if err := b.admin.jobs.add(job); err != nil {

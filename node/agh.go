@@ -12,7 +12,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/agh"
 	protocol "github.com/parley-hub/parley/agh"
 	"github.com/parley-hub/parley/agh/aghnats"
 	bridge "github.com/parley-hub/parley/bridge/agh"
@@ -34,7 +33,7 @@ var aghProtocol = Protocol{
 		}
 	},
 	Enable: "listen.agh, or agh.url",
-	Skew:   func(*Config) time.Duration { return agh.DefaultReplayAge },
+	Skew:   func(*Config) time.Duration { return protocol.DefaultReplayAge },
 	Open:   openAGH,
 }
 

@@ -10,7 +10,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/asp"
 	protocol "github.com/parley-hub/parley/asp"
 	bridge "github.com/parley-hub/parley/bridge/asp"
 	samvadbridge "github.com/parley-hub/parley/bridge/samvad"
@@ -55,7 +54,7 @@ var aspProtocol = Protocol{
 	},
 	HubAgent: true,
 	Enable:   "asp.off = false",
-	Skew:     func(*Config) time.Duration { return asp.MaxSkew },
+	Skew:     func(*Config) time.Duration { return protocol.MaxSkew },
 	Open:     openASP,
 }
 
