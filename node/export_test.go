@@ -84,7 +84,8 @@ func TestExportAgents(t *testing.T) {
 			if a.Learned != "" {
 				a.Skills, a.Learned = []admin.Skill{}, "" // the agent declares them again
 			}
-			a.Source, a.Added, a.Native = "", time.Time{}, nil
+			a.Source, a.Added, a.Native, a.Origin = "", time.Time{}, nil, admin.AgentOrigin{}
+			a.Bindings, a.Since = nil, time.Time{} // of the same identities in the order of the file; of each start
 			a.Identities = append([]admin.Identity{}, a.Identities...)
 			out[a.Name] = a
 		}

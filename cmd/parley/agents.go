@@ -136,7 +136,10 @@ func (a *app) agentsList(ctx context.Context, client *admin.Client, f admin.Agen
 	}
 	none := "no agents yet; add one with `parley agents add NAME --samvad URL`, or `parley listen NAME --create`"
 	if f.Limit, f.Cursor, f.Order = 0, "", ""; f != (admin.AgentFilter{}) {
-		none = "no agents match"
+		none = "no agents match the flags"
+		if f.Filter != "" {
+			none = "no agents match --filter"
+		}
 	}
 	if len(list) == 0 {
 		return a.print(nil, "%s\n", none)
@@ -191,7 +194,7 @@ func (a *app) agentsShow(ctx context.Context, hub *admin.Client, args []string) 
 	line("about", "%s", v.Description)
 	line("state", "%s", cmp.Or(a.stateWords(&v.AgentState), "ready"))
 	line("delivery", "%s", scheduleWords(v.Delivery))
-	line("added", "%s, from %s", a.when(v.Added), cmp.Or(v.Origin.Text, string(v.Source)))
+	line("added", "%s: %s", a.when(v.Added), cmp.Or(v.Origin.Text, string(v.Source)))
 	for _, i := range v.Identities {
 		kind := ""
 		switch {

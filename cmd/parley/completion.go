@@ -224,8 +224,12 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
 		"cause": causes, "stop": jobs,
 		"kind":        words("request", "event", "response", "error", "notice", "cancel", "input"),
-		"send --kind": words("request", "notice"),
-		"code":        words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
+		"send --kind": words("request", "notice"), "proof": words("signed", "session", "unsigned", "refused"),
+		"via": protocolWords, "order": words("name", "trouble"),
+		"state": words("waiting", "delivering", "delivered", "answered", "dead", "dropped", "expired", "abandoned"),
+		"agents list --state": words("trouble", "ready", "paused", "unreachable", "failing", "waiting", "not_connected",
+			"no_reader"),
+		"code": words(codes...), "format": words("hub", "asp"), "color": words(colourModes()...),
 		"role": words("register", "observe", "read", "operate", "administer"),
 		"log":  words("debug", "info", "warn", "error"), "durability": words("disk", "replicated", "memory"),
 		"storage": words("memory", "disk"), "record": words("full", "headers", "digest"), "reply": content,
@@ -245,7 +249,7 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"expires", "filter",
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
 		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "rate", "reason",
-		"replays", "samvad", "self", "session", "since", "text", "title", "tries", "uagents", "until", "url", "wait",
+		"replays", "samvad", "search", "self", "session", "since", "slow", "text", "title", "tries", "uagents", "until", "url", "wait",
 		"workspace", "a2a", "a2a-api-key-header", "a2a-client-id", "a2a-scope", "a2a-token-url",
 		"digest", "mcp", "name", "mcp-api-key-header", "mcp-client-id", "mcp-scope", "mcp-token-url"} {
 		flags[free] = nothing
