@@ -55,14 +55,14 @@ func (c *Console) frame(q *request) *Frame {
 			Link: Base + "?show=refused"})
 	}
 	if s.Dead.Number > 0 {
-		add(s.Dead, false, Fact{Name: "dead", Number: number(s.Dead.Number), After: "dead", Link: Base + "undelivered"})
+		add(s.Dead, false, Fact{Name: "dead", Number: number(s.Dead.Number), After: "dead", Link: Base + "?state=dead"})
 	}
 	if age := s.Now.Sub(s.Oldest); !s.Oldest.IsZero() && age >= oldWaiting {
 		add(admin.Gauge{}, true, Fact{Name: "oldest", Before: "oldest waiting", Number: ago(age),
-			Link: Base + "undelivered?show=waiting"})
+			Link: Base + "?show=waiting"})
 	}
 	agents := Fact{Name: "agents", Number: number(s.Agents.Number), After: agentWords(&s), Class: "opt",
-		Link: Base + "agents"}
+		Link: Base + "conversations"}
 	add(s.NotReached, false, agents)
 	if s.Lag.Alarm || s.Lag.Number > laggard {
 		add(s.Lag, true, Fact{Name: "lag", Before: "index", Number: number(s.Lag.Number), After: "records behind",

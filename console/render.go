@@ -68,6 +68,12 @@ type Page struct {
 	Data   any
 }
 
+// Has reports whether the console has a screen at a path below its base.
+func (p Page) Has(path string) bool {
+	_, ok := screens[path]
+	return ok
+}
+
 // render writes a page. Without a request of a session it has no frame.
 func (c *Console) render(w http.ResponseWriter, r *http.Request, q *request, name, title string, data any, status int) {
 	p := Page{Title: title, Screen: name, Static: c.pages.static, Hub: c.hub, Base: Base, Data: data, Theme: themeOf(r)}
@@ -117,5 +123,9 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, q *request, err e
 	if status >= 500 {
 		c.log.Error("a page of the console failed", "path", r.URL.Path, "error", err)
 	}
-	c.render(w, r, q, "fault", "Not done", Fault{p, q == nil && e.Code == parley.Unauthenticated}, status)
+	enter := q == nil && e.Code == parley.Unauthenticated
+	if enter {
+		p.Advice = "" // it is for senders of messages
+	}
+	c.render(w, r, q, "fault", "Not done", Fault{p, enter}, status)
 }

@@ -24,12 +24,17 @@
 
   // Rows: j and k move the selection, also in the diagram.
   const rows = () => $$("[data-row]");
+  const mark = (r, on) => {
+    if (r.localName !== "tr") r.classList.toggle("on", on);
+    else if (on) r.setAttribute("aria-selected", "true");
+    else r.removeAttribute("aria-selected");
+  };
   const move = d => {
     const all = rows(); if (!all.length) return;
-    let i = all.findIndex(r => r.getAttribute("aria-selected") === "true" || r.classList.contains("on"));
-    all[i]?.removeAttribute("aria-selected"); all[i]?.classList.remove("on");
+    let i = all.findIndex(r => r.matches("[aria-selected=true], .on"));
+    if (i >= 0) mark(all[i], false);
     i = Math.min(all.length - 1, Math.max(0, i + d));
-    if (all[i].localName === "a") all[i].classList.add("on"); else all[i].setAttribute("aria-selected", "true");
+    mark(all[i], true);
     all[i].scrollIntoView({ block: "nearest" });
     (all[i].matches("a") ? all[i] : $("a", all[i]))?.focus({ preventScroll: true });
     // The chosen row is in the address, as after a click.
@@ -73,7 +78,7 @@
       f: () => press("[data-key-f]"), ".": () => press("[data-key-new]:not([hidden])"), p: () => press("[data-live]"),
       e: () => press("[data-key-e]"), r: () => press("[data-key-r]"),
       c: () => ($("[aria-selected=true] [data-copy], .on [data-copy]") || $(".side [data-copy]") || $("[data-copy]"))?.click(),
-      Enter: () => $("[data-row][aria-selected=true] a, a[data-row].on")?.click(),
+      Enter: () => $("[data-row]:is([aria-selected=true], .on) a, a[data-row].on")?.click(),
     }[e.key];
     if (act && !(e.key === "Enter" && e.target.closest("a, button"))) { e.preventDefault(); act(); }
   });
