@@ -89,6 +89,8 @@ func took(d time.Duration) string {
 	switch {
 	case d <= 0:
 		return ""
+	case d < time.Millisecond:
+		return fmt.Sprintf("%d µs", d.Microseconds())
 	case d < 10*time.Millisecond:
 		return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 	case d < time.Second:
