@@ -19,13 +19,13 @@ import (
 // clocked is a journal whose clock a test moves.
 type clocked struct {
 	*journal.Journal
-	now time.Time
+	*clock
 }
 
 func clockedJournal(t testing.TB, partitions int) *clocked {
-	c := &clocked{now: time.Unix(1_700_000_000, 0)}
+	c := &clocked{clock: clockAt(time.Unix(1_700_000_000, 0))}
 	c.Journal = openJournal(t, journal.Config{Store: testjournal.Memory(t), Node: "n1", Partitions: partitions,
-		Now: func() time.Time { return c.now }})
+		Now: c.Now})
 	return c
 }
 
@@ -52,7 +52,7 @@ func (k *traffic) origin() parley.Origin {
 }
 
 func (k *traffic) step(t testing.TB) {
-	k.now = k.now.Add(time.Duration(k.int(4000)) * time.Millisecond)
+	k.move(time.Duration(k.int(4000)) * time.Millisecond)
 	if k.int(3) == 0 || len(k.open) == 0 {
 		k.begin(t)
 		return
@@ -102,7 +102,7 @@ func (k *traffic) begin(t testing.TB) {
 
 // filter draws a filter with few members set.
 func (k *traffic) filter() Filter {
-	f := Filter{Now: k.now}
+	f := Filter{Now: k.Now()}
 	for range 1 + k.int(2) {
 		switch k.int(13) {
 		case 0:
@@ -130,9 +130,9 @@ func (k *traffic) filter() Filter {
 		case 10:
 			f.Refused = true
 		case 11:
-			f.Since = k.now.Add(-time.Duration(k.int(60)) * time.Second)
+			f.Since = k.Now().Add(-time.Duration(k.int(60)) * time.Second)
 		case 12:
-			f.Until, f.Oldest = k.now.Add(-time.Duration(k.int(60))*time.Second), true
+			f.Until, f.Oldest = k.Now().Add(-time.Duration(k.int(60))*time.Second), true
 		}
 	}
 	return f
@@ -222,9 +222,9 @@ func TestAnswer(t *testing.T) {
 			}
 		}
 		x := openIndex(t, c)
-		j.now = j.now.Add(time.Second)
+		j.move(time.Second)
 		k.about(id, parley.Message{Kind: parley.Event, From: "bob", To: "alice"})
-		j.now = j.now.Add(412 * time.Millisecond)
+		j.move(412 * time.Millisecond)
 		k.about(id, parley.Message{Kind: parley.Response, From: "bob", To: "alice"})
 		if err := x.Wait(t.Context()); err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,10 +13,18 @@ import (
 	"github.com/parley-hub/parley/journal"
 )
 
-// clock is the time of a journal in a test.
-type clock struct{ now time.Time }
+// clock is the time of a journal in a test, which its goroutines read while the test moves it.
+type clock struct{ nanos atomic.Int64 }
 
-func (c *clock) Now() time.Time { return c.now }
+func clockAt(t time.Time) *clock {
+	c := &clock{}
+	c.set(t)
+	return c
+}
+
+func (c *clock) Now() time.Time       { return time.Unix(0, c.nanos.Load()).UTC() }
+func (c *clock) set(t time.Time)      { c.nanos.Store(t.UnixNano()) }
+func (c *clock) move(d time.Duration) { c.nanos.Add(int64(d)) }
 
 // post appends a notice from alice, and returns a function that appends steps of its delivery.
 func post(t *testing.T, j *journal.Journal, n uint64, to string) (parley.ID, func(...journal.Step)) {
@@ -39,7 +48,7 @@ func post(t *testing.T, j *journal.Journal, n uint64, to string) (parley.ID, fun
 func TestMended(t *testing.T) {
 	t.Parallel()
 	begin := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
-	now := &clock{begin}
+	now := clockAt(begin)
 	j := openJournal(t, journal.Config{Store: testjournal.Memory(t), Node: "n1", Partitions: 2, Now: now.Now})
 	path := filepath.Join(t.TempDir(), "index")
 	open := func() *Index {
@@ -63,11 +72,11 @@ func TestMended(t *testing.T) {
 	steps(busy, again, reached)
 	second, steps := post(t, j, 3, "bob")
 	steps(failed)
-	now.now = begin.Add(time.Minute)
+	now.set(begin.Add(time.Minute))
 	steps(again, reached)
 	retried, steps := post(t, j, 4, "carol")
 	steps(dead)
-	now.now = begin.Add(time.Hour)
+	now.set(begin.Add(time.Hour))
 	steps(journal.Step{State: parley.Waiting}, again, reached)
 	gone, steps := post(t, j, 5, "carol")
 	steps(dead, journal.Step{State: parley.Dropped})
@@ -117,7 +126,7 @@ func TestMended(t *testing.T) {
 		t.Errorf("named: %v, %v", names, err)
 	}
 
-	now.now = begin.Add(keepMended + 2*time.Minute) // rows are removed when others come
+	now.set(begin.Add(keepMended + 2*time.Minute)) // rows are removed when others come
 	_, steps = post(t, j, 7, "bob")
 	steps(failed, again, reached)
 	if got := list(false, time.Time{}.Add(1)); len(got) != 2 || got[1].Message != retried {
