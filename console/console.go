@@ -71,6 +71,7 @@ func (c *Console) routes() {
 	c.mux.Handle("POST "+Base+"leave", c.action(c.leave))
 	c.mux.Handle("GET "+livePath, c.session(c.serveLive))
 	c.mux.Handle("GET "+Base+"conversations/{id}/evidence", c.session(c.evidence))
+	c.agentRoutes()
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}
@@ -157,6 +158,11 @@ var screens = map[string]screen{
 	"conversations":      {"conversations", "Conversations", (*Console).conversations},
 	"conversations/{id}": {"conversation", "Conversation", (*Console).conversation},
 	"audit":              {"audit", "Audit", (*Console).audit},
+
+	"agents":                   {"agents", "Agents", (*Console).agents},
+	"agents/{name...}":         {"agents", "Agents", (*Console).agents},
+	"agents/connect":           {"connect", "Connect an agent", (*Console).connect},
+	"agents/connect/{name...}": {"connect", "Connect an agent", (*Console).checklist},
 }
 
 // screen serves a page to a session.

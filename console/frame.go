@@ -62,7 +62,7 @@ func (c *Console) frame(q *request) *Frame {
 			Link: Base + "?show=waiting"})
 	}
 	agents := Fact{Name: "agents", Number: number(s.Agents.Number), After: agentWords(&s), Class: "opt",
-		Link: Base + "conversations"}
+		Link: Base + "agents"}
 	add(s.NotReached, false, agents)
 	if s.Lag.Alarm || s.Lag.Number > laggard {
 		add(s.Lag, true, Fact{Name: "lag", Before: "index", Number: number(s.Lag.Number), After: "records behind",

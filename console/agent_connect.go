@@ -1,0 +1,187 @@
+package console
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+)
+
+// This file shows how far agents are connected. The hub works on it by itself; the page looks.
+
+// connectWays are the commands that add an agent, by protocol.
+var connectWays = []ConnectWay{
+	{"samvad", []string{"--samvad https://agent.example", "--id agent://caller.example --key BASE64"},
+		"by its address; or by its identity and key, if it only calls"},
+	{"uagents", []string{"--uagents agent1q…"}, "by its address"},
+	{"a2e", []string{"--a2e new", "--a2e https://host.example/a2e"},
+		"one that connects to the hub; or a host whose tools are its skills"},
+	{"agh", []string{"--agh WORKSPACE/PEER"}, "a peer of a workspace"},
+	{"asp", []string{"--asp card.json"}, "by its card"},
+	{"a2a", []string{"--a2a https://agent.example", "--a2a new"}, "by its URL; or one that only calls"},
+	{"mcp", []string{"--mcp https://server.example/mcp", "--mcp-attached", "--mcp-calls"},
+		"a server by its URL; one that parley mcp attach joins; or a client"},
+}
+
+// A ConnectWay says how an agent of a protocol is added.
+type ConnectWay struct {
+	Protocol string
+	Flags    []string
+	How      string
+}
+
+// Connect is the content of the pages: the checklists, or one.
+type Connect struct {
+	Lists []ChecklistView
+	One   *ChecklistView
+	Ways  []ConnectWay
+}
+
+// ChecklistView is a checklist as a page shows it.
+type ChecklistView struct {
+	admin.Checklist
+	Link   string // of its page
+	Path   string // of the agent
+	Remove string // of the dialog that removes it
+	Sign   Sign
+	Since  Moment
+	Steps  []StepView
+	Polls  bool          // the page looks again
+	Hub    admin.Hosting // what the agent's side must know; of SAMVAD
+}
+
+// Python is the line with which an agent of the SDK trusts the hub.
+func (v *ChecklistView) Python() string {
+	return fmt.Sprintf("agent.trust_peer(%q, %q)", v.Hub.Identity, v.Hub.Key)
+}
+
+// TypeScript is the same line for the other SDK.
+func (v *ChecklistView) TypeScript() string {
+	return fmt.Sprintf("agent.trustPeer('%s', Buffer.from('%s', 'base64'))", v.Hub.Identity, v.Hub.Key)
+}
+
+// StepView is one of the seven steps.
+type StepView struct {
+	admin.ConnectStep
+	Number      int
+	Class, Icon string
+	Title       string
+	At          Moment
+	Word        string // beside the title
+}
+
+// stepTitles name the steps for people.
+var stepTitles = map[admin.ConnectStepName]string{
+	admin.StepProtocol:     "What it speaks",
+	admin.StepAddress:      "Where it is, and its name here",
+	admin.StepReached:      "Reached",
+	admin.StepCard:         "Card read, key enrolled",
+	admin.StepHubKey:       "It has the hub’s key",
+	admin.StepFirstMessage: "First proved message from it",
+	admin.StepAnswered:     "First message to it, answered",
+}
+
+// listSigns are the signs of a checklist.
+var listSigns = map[admin.StepState]Sign{
+	admin.StepDone:    {"quiet", "check", "connected"},
+	admin.StepWaiting: {"waiting", "clock", "waiting"},
+	admin.StepFailed:  {"bad", "x", "failed"},
+	admin.StepGaveUp:  {"waiting", "clock", "the hub waits no longer"},
+}
+
+func connectPath(name string) string {
+	return (&url.URL{Path: Base + "agents/connect/" + name}).String()
+}
+
+// connect lists the checklists, and says how an agent is added.
+func (c *Console) connect(q *request) (any, error) {
+	list, err := c.admin.Checklists(q.by)
+	if err != nil {
+		return nil, err
+	}
+	out := &Connect{Ways: connectWays}
+	for i := range list {
+		out.Lists = append(out.Lists, checklistView(&list[i], q.now))
+	}
+	return out, nil
+}
+
+// checklist is the page of one checklist.
+func (c *Console) checklist(q *request) (any, error) {
+	l, err := c.admin.Checklist(q.by, q.r.PathValue("name"))
+	if err != nil {
+		return nil, err
+	}
+	v := checklistView(&l, q.now)
+	info, err := c.admin.Info(q.by)
+	if err != nil {
+		return nil, err
+	}
+	if l.Protocol == "samvad" {
+		v.Hub = info.SAMVAD
+	}
+	out := &Connect{One: &v}
+	for _, w := range connectWays {
+		if w.Protocol == l.Protocol {
+			out.Ways = []ConnectWay{w}
+		}
+	}
+	return out, nil
+}
+
+func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
+	v := ChecklistView{Checklist: *l, Link: connectPath(l.Agent), Path: agentPath(l.Agent),
+		Remove: agentLink(l.Agent, nil, "ask", "remove") + "#ask", Sign: listSigns[l.State], Since: Moment{l.Begun, now}}
+	open := l.State == admin.StepWaiting || l.State == admin.StepFailed
+	v.Polls = open && now.Before(l.Ends)
+	next := true // the first waiting step is the one at hand
+	for i, s := range l.Steps {
+		x := StepView{ConnectStep: s, Number: i + 1, Title: stepTitles[s.Step], At: Moment{s.Time, now}, Class: "later"}
+		at := ""
+		if !s.Time.IsZero() {
+			at = x.At.Seconds()
+		}
+		switch s.State {
+		case admin.StepDone:
+			x.Class, x.Icon, x.Word = "done", "check", joined(" · ", at, took(time.Duration(s.Micros)*time.Microsecond))
+		case admin.StepFailed:
+			x.Class, x.Icon, x.Word = "failed", "x", joined(" · ", "failed", at)
+			v.Sign.Word = "failed at step " + grouped(int64(i+1))
+		case admin.StepNotNeeded:
+			x.Icon, x.Word = "dot", "not needed"
+		case admin.StepGaveUp:
+			x.Icon, x.Word = "clock", "gave up"
+		case admin.StepWaiting:
+			if x.Word = "later"; next {
+				x.Class, x.Word, next = "now", "waiting, "+v.Since.Ago(), false
+			}
+		}
+		v.Steps = append(v.Steps, x)
+	}
+	return v
+}
+
+// connectAgent adds an agent that speaks SAMVAD. Its card is not read: the command does that.
+func (c *Console) connectAgent(q *request) error {
+	field := func(name string) string { return strings.TrimSpace(q.r.PostFormValue(name)) }
+	id := admin.NewIdentity{Protocol: "samvad", ID: field("id"), URL: strings.TrimRight(field("url"), "/"),
+		PublicKey: field("key"), KeyID: field("keyid")}
+	switch u, err := url.Parse(id.URL); {
+	case id.URL == "" && (id.ID == "" || id.PublicKey == ""):
+		return parley.Refuse(parley.Malformed, "the agent has no URL; for one that only calls, give its identity and its key")
+	case id.URL != "" && (err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == ""):
+		return parley.Refuse(parley.Malformed, "%.200q is no address of an agent: want https://HOST", id.URL)
+	case id.ID == "":
+		id.ID = "agent://" + u.Hostname() // as the SDKs make it
+	}
+	l, err := c.admin.Connect(q.r.Context(), q.by, admin.NewAgent{Name: field("name"), Title: field("title"),
+		Identities: []admin.NewIdentity{id}})
+	if err != nil {
+		return err
+	}
+	q.see(connectPath(l.Agent))
+	return nil
+}
