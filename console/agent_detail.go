@@ -42,6 +42,7 @@ type AgentDetail struct {
 // AgentTrouble says why messages do not get to an agent.
 type AgentTrouble struct {
 	Sign   Sign
+	Way    string // the protocol, if messages get to the agent by another one
 	Since  Moment
 	Reason string
 	Next   Moment
@@ -123,12 +124,12 @@ func (c *Console) agentDetail(q *request, name string, query url.Values) (*Agent
 }
 
 func (d *AgentDetail) trouble(q *request) {
-	s, _ := worstOf(&d.Agent)
+	s, way := worstOf(&d.Agent)
 	if s.State == hub.Ready {
 		return
 	}
-	d.Trouble = &AgentTrouble{Sign: agentSigns[s.State], Since: Moment{s.Since, q.now}, Reason: cut(reasonOf(s), 1024),
-		Next: Moment{s.Next, q.now}, Failed: s.Failures}
+	d.Trouble = &AgentTrouble{Sign: agentSigns[s.State], Way: way, Since: Moment{s.Since, q.now},
+		Reason: strings.TrimSuffix(cut(reasonOf(s), 1024), "."), Next: Moment{s.Next, q.now}, Failed: s.Failures}
 	if w := d.Waiting; w != nil {
 		d.Trouble.Open, d.Trouble.First = w.Open, Moment{w.Expires, q.now}
 	}

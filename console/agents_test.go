@@ -174,7 +174,7 @@ func TestAgentDetail(t *testing.T) {
 		t.Errorf("an unknown agent: %d", status)
 	}
 	page = w.page("/console/agents?m=held")
-	has(t, detail(t, page, "held"), "paused since", "month end", "by ")
+	has(t, detail(t, page, "held"), "paused since", ", by ", "“month end”")
 }
 
 // TestNamesOfOtherPages: an agent may be called as a page below that of agents.
@@ -371,7 +371,7 @@ func TestConnectPages(t *testing.T) {
 	for _, step := range []string{"protocol", "address", "reached", "card", "hub key", "first message", "answered"} {
 		has(t, page, `data-step="`+step+`"`)
 	}
-	has(t, page, `hx-get="/console/agents/connect/town/museum" hx-trigger="every 2s" hx-select="#stepper"`,
+	has(t, page, `hx-get="/console/agents/connect/town/museum" hx-trigger="every 2s" hx-select="#stepper, `,
 		"http://127.0.0.1:1 as town/museum", `href="/console/agents/town/museum?ask=remove#ask"`, "agent.trust_peer(")
 	has(t, w.page("/console/agents/connect"), `href="/console/agents/connect/town/museum"`)
 	has(t, detail(t, w.page("/console/agents/town/museum"), "town/museum"), `data-copy="agent://127.0.0.1"`,
