@@ -3,6 +3,7 @@ package console
 import (
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,6 +34,17 @@ type ConnectWay struct {
 	How      string
 }
 
+// commands are those that add an agent.
+func (w *ConnectWay) commands(name string) (out []string) {
+	for _, f := range w.Flags {
+		out = append(out, "parley agents add "+name+" "+f+" --wait 2m")
+	}
+	return out
+}
+
+// Commands are those for an agent that has no name yet.
+func (w ConnectWay) Commands() []string { return w.commands("NAME") }
+
 // Connect is the content of the pages: the checklists, or one.
 type Connect struct {
 	Lists []ChecklistView
@@ -43,14 +55,15 @@ type Connect struct {
 // ChecklistView is a checklist as a page shows it.
 type ChecklistView struct {
 	admin.Checklist
-	Link   string // of its page
-	Path   string // of the agent
-	Remove string // of the dialog that removes it
-	Sign   Sign
-	Since  Moment
-	Steps  []StepView
-	Polls  bool          // the page looks again
-	Hub    admin.Hosting // what the agent's side must know; of SAMVAD
+	Link     string // of its page
+	Path     string // of the agent
+	Remove   string // of the dialog that removes it
+	Sign     Sign
+	Since    Moment
+	Steps    []StepView
+	Polls    bool          // the page looks again
+	Commands []string      // that do what the form did
+	Hub      admin.Hosting // what the agent's side must know; of SAMVAD
 }
 
 // Python is the line with which an agent of the SDK trusts the hub.
@@ -123,13 +136,27 @@ func (c *Console) checklist(q *request) (any, error) {
 	if l.Protocol == "samvad" {
 		v.Hub = info.SAMVAD
 	}
-	out := &Connect{One: &v}
-	for _, w := range connectWays {
-		if w.Protocol == l.Protocol {
-			out.Ways = []ConnectWay{w}
+	v.Commands, err = c.addedBy(q, &l)
+	return &Connect{One: &v}, err
+}
+
+// addedBy are the commands that do what the form did.
+func (c *Console) addedBy(q *request, l *admin.Checklist) ([]string, error) {
+	i := slices.IndexFunc(connectWays, func(w ConnectWay) bool { return w.Protocol == l.Protocol })
+	if i < 0 {
+		return nil, nil
+	}
+	w := connectWays[i]
+	a, err := c.admin.Agent(q.r.Context(), q.by, l.Agent, 0)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range a.Identities {
+		if id.Protocol == "samvad" && l.Protocol == "samvad" && !id.StandIn && id.URL != "" {
+			w.Flags = []string{"--samvad " + id.URL}
 		}
 	}
-	return out, nil
+	return w.commands(l.Agent), nil
 }
 
 func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
@@ -137,9 +164,12 @@ func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
 		Remove: agentLink(l.Agent, nil, "ask", "remove") + "#ask", Sign: listSigns[l.State], Since: Moment{l.Begun, now}}
 	open := l.State == admin.StepWaiting || l.State == admin.StepFailed
 	v.Polls = open && now.Before(l.Ends)
-	next := true // the first waiting step is the one at hand
+	next, failed := true, false // the first waiting step is the one at hand
 	for i, s := range l.Steps {
 		x := StepView{ConnectStep: s, Number: i + 1, Title: stepTitles[s.Step], At: Moment{s.Time, now}, Class: "later"}
+		if s.Step == admin.StepProtocol {
+			x.Detail = protocolName(s.Detail)
+		}
 		at := ""
 		if !s.Time.IsZero() {
 			at = x.At.Seconds()
@@ -148,6 +178,7 @@ func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
 		case admin.StepDone:
 			x.Class, x.Icon, x.Word = "done", "check", joined(" · ", at, took(time.Duration(s.Micros)*time.Microsecond))
 		case admin.StepFailed:
+			failed = true
 			x.Class, x.Icon, x.Word = "failed", "x", joined(" · ", "failed", at)
 			v.Sign.Word = "failed at step " + grouped(int64(i+1))
 		case admin.StepNotNeeded:
@@ -155,7 +186,8 @@ func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
 		case admin.StepGaveUp:
 			x.Icon, x.Word = "clock", "gave up"
 		case admin.StepWaiting:
-			if x.Word = "later"; next {
+			stuck := failed && (s.Step == admin.StepCard || s.Step == admin.StepHubKey) // it needs the step that failed
+			if x.Word = "later"; next && !stuck {
 				x.Class, x.Word, next = "now", "waiting, "+v.Since.Ago(), false
 			}
 		}

@@ -34,6 +34,8 @@ func TestChecklistSteps(t *testing.T) {
 		{steps(now, waits, done, done, done, none, done, waits, waits), true, "done done done later done now later", "waiting"},
 		{steps(now, failed, done, done, done, done, failed, waits, waits), true, "done done done done failed now later",
 			"failed at step 5"},
+		{steps(now, failed, done, done, failed, waits, waits, waits, waits), true, "done done failed later later now later",
+			"failed at step 3"},
 		{steps(now, done, done, done, done, none, done, done, done), false, "done done done later done done done", "connected"},
 		{steps(now, gave, done, done, done, done, done, gave, gave), false, "done done done done done later later",
 			"the hub waits no longer"},

@@ -29,10 +29,13 @@ type AgentDetail struct {
 	Rules    []RuleRow
 	Least    []LeastRow
 	Added    Moment
+	Oldest   Moment // of the waiting messages
+	Said     string // address of all its messages
 	Lock     string // why its settings are not changed here; "": they are
 	LockWhat string // what helps then
 	File     bool   // it is configured in the file: even expose is set there
 
+	Connecting       string // address of its checklist; ""
 	AskPath, AskName string // where the dialogs' forms get their facts
 	AskRemove        string
 	Protocols        []ExposeChoice
@@ -102,6 +105,13 @@ func (c *Console) agentDetail(q *request, name string, query url.Values) (*Agent
 	}
 	d := &AgentDetail{Agent: v, Paused: v.State == hub.Paused,
 		Added: Moment{cmp.Or(v.Origin.At, v.Added), q.now}}
+	if v.Waiting != nil {
+		d.Oldest = Moment{v.Waiting.Oldest, q.now}
+	}
+	d.Said = Base + with(nil, "agent", v.Name)
+	if _, err := c.admin.Checklist(q.by, v.Name); err == nil {
+		d.Connecting = connectPath(v.Name)
+	}
 	d.trouble(q)
 	for i := range v.Bindings {
 		d.Bindings = append(d.Bindings, bindingRow(q, &v.Bindings[i]))
@@ -121,6 +131,11 @@ func (c *Console) agentDetail(q *request, name string, query url.Values) (*Agent
 	}
 	d.AskRemove = agentLink(v.Name, query, "ask", "remove") + "#ask"
 	return d, c.ask(q, d, query)
+}
+
+// Messages is the address of the messages to the agent with a further filter.
+func (d *AgentDetail) Messages(filter, value string) string {
+	return Base + with(nil, "to", d.Name, filter, value)
 }
 
 func (d *AgentDetail) trouble(q *request) {

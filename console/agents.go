@@ -280,7 +280,8 @@ func agentFilters(query url.Values, n *admin.AgentCounts) Filters {
 			f.Chips = append(f.Chips, Chip{agentFilterWords(name, v), agentsWith(query, name, "")})
 		}
 	}
-	m := menu(query, "protocol", "Speaks", protocolChoices()...)
+	spoken := slices.DeleteFunc(protocolChoices(), func(p [2]string) bool { return p[0] == "go" }) // it is no identity
+	m := menu(query, "protocol", "Speaks", spoken...)
 	for i := range m.Choices {
 		m.Choices[i].Link = agentsWith(query, "protocol", m.Choices[i].Name)
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -153,6 +154,25 @@ func TestAgentsInPages(t *testing.T) {
 	has(t, two, `id="newest" href="/console/agents?q=many"`)
 	if !strings.Contains(row(t, two, "many/n-120"), "before=") {
 		t.Error("a row of the second page leads back to the first")
+	}
+}
+
+// TestWaitingMessages: the list and the detail count what waits, and lead to it.
+func TestWaitingMessages(t *testing.T) {
+	b := hall(t)
+	w := b.entered(b.token("ops", admin.Read))
+	for range 2 {
+		b.tell(admin.Send{To: "box", JSON: []byte(`{}`), Expires: b.clock.now().Add(2 * time.Hour)})
+	}
+	b.clock.move(90 * time.Second)
+	page := w.page("/console/agents/box")
+	has(t, row(t, page, "box"), `<span class="two waiting">2 · 0<small class="dim">oldest 1 min 30 s`, "nobody reads")
+	d := detail(t, page, "box")
+	has(t, d, "nobody reads since ", "2 messages are kept; the first expires at ", "2 waiting</a>, the oldest for 1 min 30 s")
+	_, rest, _ := strings.Cut(d, `<a class="link" href="/console/?show=waiting`)
+	link, _, _ := strings.Cut(rest, `"`)
+	if n := len(rows(w.page("/console/?show=waiting" + strings.ReplaceAll(link, "&amp;", "&")))); n != 2 {
+		t.Errorf("the link leads to %d messages", n)
 	}
 }
 
@@ -372,10 +392,10 @@ func TestConnectPages(t *testing.T) {
 		has(t, page, `data-step="`+step+`"`)
 	}
 	has(t, page, `hx-get="/console/agents/connect/town/museum" hx-trigger="every 2s" hx-select="#stepper, `,
-		"http://127.0.0.1:1 as town/museum", `href="/console/agents/town/museum?ask=remove#ask"`, "agent.trust_peer(")
+		"parley agents add town/museum --samvad http://127.0.0.1:1 --wait 2m", "http://127.0.0.1:1 as town/museum", `href="/console/agents/town/museum?ask=remove#ask"`, "agent.trust_peer(")
 	has(t, w.page("/console/agents/connect"), `href="/console/agents/connect/town/museum"`)
 	has(t, detail(t, w.page("/console/agents/town/museum"), "town/museum"), `data-copy="agent://127.0.0.1"`,
-		"id <code>museum</code>")
+		"id <code>museum</code>", `href="/console/agents/connect/town/museum">How far`)
 	if status, _ := w.do("GET", "/console/agents/connect/nobody", nil); status != http.StatusNotFound {
 		t.Errorf("no checklist: %d", status)
 	}
