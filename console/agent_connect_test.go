@@ -31,12 +31,14 @@ func TestChecklistSteps(t *testing.T) {
 		classes string
 		word    string
 	}{
-		{steps(now, waits, done, done, done, none, done, waits, waits), true, "done done done later done now later", "waiting"},
+		{steps(now, waits, done, done, done, none, done, waits, waits), true, "done done done later done now later",
+			"waiting"},
 		{steps(now, failed, done, done, done, done, failed, waits, waits), true, "done done done done failed now later",
 			"failed at step 5"},
 		{steps(now, failed, done, done, failed, waits, waits, waits, waits), true, "done done failed later later now later",
 			"failed at step 3"},
-		{steps(now, done, done, done, done, none, done, done, done), false, "done done done later done done done", "connected"},
+		{steps(now, done, done, done, done, none, done, done, done), false, "done done done later done done done",
+			"connected"},
 		{steps(now, gave, done, done, done, done, done, gave, gave), false, "done done done done done later later",
 			"the hub waits no longer"},
 	} {
@@ -75,7 +77,8 @@ func TestFailedStepSaysWhatHelps(t *testing.T) {
 	if err := p.by["connect"].ExecuteTemplate(&b, "body", page); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`class="failed" data-step="reached" data-state="failed"`, "TCP: &lt;b&gt;refused&lt;/b&gt;",
+	for _, want := range []string{`class="failed" data-step="reached" data-state="failed"`,
+		"TCP: &lt;b&gt;refused&lt;/b&gt;",
 		"set <code>network.allow</code>", `href="/console/?m=r-12345678"`, "parley explain r-12345678", "failed at step 3"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the page lacks %s", want)

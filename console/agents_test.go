@@ -168,7 +168,8 @@ func TestWaitingMessages(t *testing.T) {
 	page := w.page("/console/agents/box")
 	has(t, row(t, page, "box"), `<span class="two waiting">2 · 0<small class="dim">oldest 1 min 30 s`, "nobody reads")
 	d := detail(t, page, "box")
-	has(t, d, "nobody reads since ", "2 messages are kept; the first expires at ", "2 waiting</a>, the oldest for 1 min 30 s")
+	has(t, d, "nobody reads since ", "2 messages are kept; the first expires at ",
+		"2 waiting</a>, the oldest for 1 min 30 s")
 	_, rest, _ := strings.Cut(d, `<a class="link" href="/console/?show=waiting`)
 	link, _, _ := strings.Cut(rest, `"`)
 	if n := len(rows(w.page("/console/?show=waiting" + strings.ReplaceAll(link, "&amp;", "&")))); n != 2 {
@@ -246,7 +247,8 @@ to = ["plant-7/*"]
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.Data, v.Durability, v.Log, v.Now, v.Listen, v.FirstToken = c.Data, c.Durability, c.Log, c.Now, c.Listen, c.FirstToken
+		v.Data, v.Durability, v.Log, v.Now = c.Data, c.Durability, c.Log, c.Now
+		v.Listen, v.FirstToken = c.Listen, c.FirstToken
 		*c = v
 	})
 	w := b.entered(b.token("root", admin.Administer))
@@ -278,7 +280,8 @@ func TestPauseAndResume(t *testing.T) {
 	if at != "/console/agents/acme/buyer" {
 		t.Errorf("after the action: %s", at)
 	}
-	has(t, detail(t, page, "acme/buyer"), "by ops-laptop, “disk &lt;b&gt;full&lt;/b&gt;”", `action="/console/agents/resume"`)
+	has(t, detail(t, page, "acme/buyer"), "by ops-laptop, “disk &lt;b&gt;full&lt;/b&gt;”",
+		`action="/console/agents/resume"`)
 	has(t, row(t, page, "acme/buyer"), "by ops-laptop")
 	if _, page = w.post("resume", url.Values{"name": {"acme/buyer"}}); strings.Contains(page, "full&lt;") {
 		t.Error("the reason stays after resuming")
@@ -392,11 +395,35 @@ func TestConnectPages(t *testing.T) {
 		has(t, page, `data-step="`+step+`"`)
 	}
 	has(t, page, `hx-get="/console/agents/connect/town/museum" hx-trigger="every 2s" hx-select="#stepper, `,
-		"parley agents add town/museum --samvad http://127.0.0.1:1 --wait 2m", "http://127.0.0.1:1 as town/museum", `href="/console/agents/town/museum?ask=remove#ask"`, "agent.trust_peer(")
+		"parley agents add town/museum --samvad http://127.0.0.1:1 --wait 2m", "http://127.0.0.1:1 as town/museum",
+		`href="/console/agents/town/museum?ask=remove#ask"`, "agent.trust_peer(")
 	has(t, w.page("/console/agents/connect"), `href="/console/agents/connect/town/museum"`)
 	has(t, detail(t, w.page("/console/agents/town/museum"), "town/museum"), `data-copy="agent://127.0.0.1"`,
 		"id <code>museum</code>", `href="/console/agents/connect/town/museum">How far`)
 	if status, _ := w.do("GET", "/console/agents/connect/nobody", nil); status != http.StatusNotFound {
 		t.Errorf("no checklist: %d", status)
 	}
+}
+
+// TestAgentPagesObeyThePolicy: no page has what the policy forbids, and none shows an observer what operators wrote.
+func TestAgentPagesObeyThePolicy(t *testing.T) {
+	b := hall(t)
+	root, observer := b.entered(b.token("root", admin.Administer)), b.entered(b.token("observer", admin.Observe))
+	root.post("connect", url.Values{"name": {"museum"}, "url": {"http://127.0.0.1:1"}})
+	for _, path := range []string{"agents", "agents/held", "agents/acme/buyer?ask=expose&p=a2a", "agents/box?ask=remove",
+		"agents/connect", "agents/connect/museum"} {
+		for _, w := range []*browser{root, observer} {
+			page := w.page("/console/" + path)
+			for _, bad := range []string{"<script>", " style=", " onclick", "javascript:", `src="http`, `href="http`} {
+				if strings.Contains(page, bad) {
+					t.Errorf("%s has %q", path, bad)
+				}
+			}
+			if w == observer && strings.Contains(page, "month end") {
+				t.Errorf("%s shows an observer why an agent is paused", path)
+			}
+		}
+	}
+	has(t, root.page("/console/agents/held"), "month end")
+	has(t, observer.page("/console/agents/box?ask=remove"), "data-refused")
 }
