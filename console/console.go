@@ -72,6 +72,7 @@ func (c *Console) routes() {
 	c.mux.Handle("GET "+livePath, c.session(c.serveLive))
 	c.mux.Handle("GET "+Base+"conversations/{id}/evidence", c.session(c.evidence))
 	c.agentRoutes()
+	c.undeliveredActions()
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}
@@ -163,6 +164,7 @@ var screens = map[string]screen{
 	"agents/{name...}":         {"agents", "Agents", (*Console).agents},
 	"agents/connect":           {"connect", "Connect an agent", (*Console).connect},
 	"agents/connect/{name...}": {"connect", "Connect an agent", (*Console).checklist},
+	"undelivered":              {"undelivered", "Undelivered", (*Console).undelivered},
 }
 
 // screen serves a page to a session.
