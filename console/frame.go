@@ -55,7 +55,7 @@ func (c *Console) frame(q *request) *Frame {
 			Link: Base + "?show=refused"})
 	}
 	if s.Dead.Number > 0 {
-		add(s.Dead, false, Fact{Name: "dead", Number: number(s.Dead.Number), After: "dead", Link: Base + "?state=dead"})
+		add(s.Dead, false, Fact{Name: "dead", Number: number(s.Dead.Number), After: "dead", Link: undeliveredPath})
 	}
 	if age := s.Now.Sub(s.Oldest); !s.Oldest.IsZero() && age >= oldWaiting {
 		add(admin.Gauge{}, true, Fact{Name: "oldest", Before: "oldest waiting", Number: ago(age),

@@ -184,6 +184,8 @@ func TestUndelivered(t *testing.T) {
 	if !strings.Contains(page, `to=far" hx-boost="false" data-key-r`) || strings.Count(page, "data-key-r") != 1 {
 		t.Error("the key r is not of the first group")
 	}
+	b.clock.move(2 * time.Second) // a status is kept for a second
+	lacks(t, w.page("/console/"), `<a href="/console/undelivered" class="alarm" data-fact="dead"`)
 	lacks(t, page, "5 dead letters have 2 causes", `data-key="u">Undelivered`)
 	for _, query := range []string{"show=lost", "since=yesterday", "text=" + strings.Repeat("x", 2000), "retry=1",
 		"drop=1"} {
