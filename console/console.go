@@ -36,6 +36,7 @@ type Console struct {
 	mux   *http.ServeMux
 	hub   string // its id, which names the cookie
 	pages *pages
+	sent  sentLog // of the workbench
 }
 
 // Base is the path of the console.
@@ -73,6 +74,8 @@ func (c *Console) routes() {
 	c.mux.Handle("GET "+Base+"conversations/{id}/evidence", c.session(c.evidence))
 	c.agentRoutes()
 	c.undeliveredActions()
+	c.mux.Handle("POST "+workbenchPath, c.action(c.inspect))
+	c.mux.Handle("POST "+workbenchPath+"/send", c.action(c.send))
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}
@@ -165,6 +168,7 @@ var screens = map[string]screen{
 	"agents/connect":           {"connect", "Connect an agent", (*Console).connect},
 	"agents/connect/{name...}": {"connect", "Connect an agent", (*Console).checklist},
 	"undelivered":              {"undelivered", "Undelivered", (*Console).undelivered},
+	"workbench":                {"workbench", "Workbench", (*Console).workbench},
 }
 
 // screen serves a page to a session.

@@ -82,4 +82,11 @@
     }[e.key];
     if (act && !(e.key === "Enter" && e.target.closest("a, button"))) { e.preventDefault(); act(); }
   });
+
+  // Ctrl+Enter in a field of such a form presses its button, once however long the keys are held.
+  document.addEventListener("keydown", e => {
+    const f = e.key === "Enter" && (e.ctrlKey || e.metaKey) && e.target.closest("form[data-ctrl-enter]");
+    const b = f && $(".btn.go:not([disabled])", f);
+    if (b && !e.repeat) { e.preventDefault(); b.click(); }
+  });
 })();

@@ -1,0 +1,382 @@
+package console
+
+import (
+	"cmp"
+	"crypto/rand"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/jsonx"
+	rules "github.com/parley-hub/parley/policy"
+)
+
+// This file makes the right side of the workbench, Compose. What it sends enters by the API, as any message of the
+// token does: nothing is signed for an agent.
+
+const (
+	maxComposed   = 4 << 20 // bytes of a content
+	suggested     = 200     // names that a field suggests
+	defaultWait   = 30      // seconds
+	longestWait   = 300
+	sentKept      = 50  // messages of a token in the history
+	sentTokens    = 100 // tokens that have a history
+	commandLength = 4096
+)
+
+// Compose is the right side.
+type Compose struct {
+	Form    composition
+	Key     string // idempotency key: the same form sends once
+	As      []string
+	Fixed   bool // the token speaks as one agent only
+	Agents  []string
+	Skills  []string // of the recipient
+	Text    Echo
+	Problem *admin.Problem // why the form was not sent
+	Sent    *Outcome
+	History []SentRow
+}
+
+// A composition is what the form says.
+type composition struct {
+	As, To, Kind, Skill, Content string
+	Wait                         int // seconds; 0: not at all
+}
+
+// compose fills the form.
+func (c *Console) compose(q *request, v *Compose, f composition) {
+	v.Form, v.Text, v.Key = f, echo(f.Content), cmp.Or(v.Key, rand.Text())
+	v.Form.Kind = cmp.Or(f.Kind, parley.Request.String())
+	if f.Kind == "" {
+		v.Form.Wait = defaultWait
+	}
+	page, err := c.admin.Agents(q.r.Context(), q.by, admin.AgentFilter{Limit: suggested})
+	if err != nil {
+		page.Agents = nil // names can be written without suggestions
+	}
+	for _, a := range page.Agents {
+		v.Agents = append(v.Agents, a.Name)
+	}
+	v.As, v.Fixed = speakers(q.by.Speak, v.Agents)
+	if v.Fixed {
+		v.Form.As = v.As[0]
+	}
+	if f.To == "" {
+		return
+	}
+	if a, err := c.admin.Agent(q.r.Context(), q.by, f.To, 0); err == nil {
+		for _, s := range a.Skills[:min(len(a.Skills), suggested)] {
+			v.Skills = append(v.Skills, s.ID)
+		}
+	}
+}
+
+// speakers are the agents as which a token may speak, as far as they are known; fixed: there is one only.
+func speakers(patterns, agents []string) (names []string, fixed bool) {
+	if len(patterns) == 0 {
+		return []string{"operator"}, true // as package admin has it
+	}
+	for _, p := range patterns {
+		if parley.CheckName(p) == nil {
+			names = append(names, p)
+		}
+	}
+	if len(patterns) == 1 && len(names) == 1 {
+		return names, true
+	}
+	for _, a := range agents {
+		if !slices.Contains(names, a) && slices.ContainsFunc(patterns, func(p string) bool { return rules.Match(p, a) }) {
+			names = append(names, a)
+		}
+	}
+	return names[:min(len(names), suggested)], false
+}
+
+// composed reads the form.
+func composed(form url.Values) (f composition, s admin.Send, err error) {
+	get := func(name string) string { return strings.TrimSpace(form.Get(name)) }
+	f = composition{As: get("as"), To: get("to"), Kind: get("kind"), Skill: get("skill"),
+		Content: strings.ReplaceAll(form.Get("content"), "\r\n", "\n")}
+	s = admin.Send{From: f.As, To: f.To, Skill: f.Skill, IdempotencyKey: form.Get("key")}
+	if err = s.Kind.UnmarshalText([]byte(f.Kind)); err != nil || s.Kind != parley.Request && s.Kind != parley.Notice {
+		return f, s, parley.Refuse(parley.Malformed, "the kind %.40q: want request or notice", f.Kind)
+	}
+	if f.Wait, err = strconv.Atoi(cmp.Or(get("wait"), "0")); err != nil || f.Wait < 0 || f.Wait > longestWait {
+		return f, s, parley.Refuse(parley.Malformed, "wait %.40q: want 0 to %d seconds", get("wait"), longestWait)
+	}
+	switch {
+	case f.To == "":
+		return f, s, parley.Refuse(parley.Malformed, "choose the recipient first")
+	case s.IdempotencyKey == "":
+		return f, s, parley.Refuse(parley.Malformed, "the form has no key, without which it could be sent twice; reload "+
+			"the page")
+	case len(f.Content) > maxComposed:
+		return f, s, parley.Refuse(parley.TooLarge, "the content has %d bytes; at most %d are sent from here",
+			len(f.Content), maxComposed)
+	}
+	if body := []byte(strings.TrimSpace(f.Content)); len(body) > 0 && jsonx.Valid(body, 0) == nil {
+		s.JSON = body
+	} else if f.Content != "" {
+		s.Text = &f.Content
+	}
+	if s.Kind == parley.Request && f.Wait > 0 {
+		s.Timeout = (time.Duration(f.Wait) * time.Second).String()
+	}
+	return f, s, nil
+}
+
+// send sends what the form says, once, and leads to what became of it.
+func (c *Console) send(q *request) error {
+	f, s, err := composed(q.r.PostForm)
+	var r admin.Receipt
+	if err == nil {
+		deliver := c.admin.Send
+		if s.Timeout != "" {
+			deliver = c.admin.Ask
+		}
+		r, err = deliver(q.r.Context(), q.by, s)
+	}
+	if err != nil {
+		c.notSent(q, f, s.IdempotencyKey, err)
+		return nil
+	}
+	link := workbenchPath + "?sent=" + r.ID.String() + "&wait=" + strconv.Itoa(f.Wait)
+	if r.Replayed {
+		link += "&again=1"
+	} else {
+		c.sent.add(q.by.Name, SentRow{When: Moment{q.now, q.now}, To: f.To, What: sentWords(f), Link: link,
+			Bad: r.Reply != nil && r.Reply.Kind == parley.Failure})
+	}
+	http.Redirect(q.w, q.r, link+"#sent", http.StatusSeeOther)
+	return nil
+}
+
+// sentWords say in the history what a message was.
+func sentWords(f composition) string {
+	return strings.TrimSpace(cut(f.Kind, 16) + " " + cut(f.Skill, 64))
+}
+
+// notSent answers a form that was refused with the same form. After a refusal the form has a new key: what is mended is
+// sent. Where it is not known whether the hub recorded the message, the key stays.
+func (c *Console) notSent(q *request, f composition, key string, err error) {
+	v := c.bench(q)
+	p, status := problemOf(err)
+	v.Compose.Problem = p
+	if p.Code == parley.Internal || p.Code == parley.Cancelled || p.Code == parley.TimedOut {
+		v.Compose.Key = key
+	}
+	if p.Ref != "" {
+		c.sent.add(q.by.Name, SentRow{When: Moment{q.now, q.now}, To: cut(f.To, nameBytes), What: sentWords(f),
+			Link: inspectLink(p.Ref), Bad: true})
+		v.Compose.History = c.sent.of(q.by.Name, q.now)
+	}
+	f.Kind = cmp.Or(f.Kind, parley.Request.String())
+	c.compose(q, &v.Compose, f)
+	c.render(q.w, q.r, q, "workbench", "Workbench", v, status)
+}
+
+// An Outcome is a message that was sent from here, and what became of it.
+type Outcome struct {
+	*Chosen
+	Answer  *Chosen // the reply; nil: none yet
+	Again   bool    // the form was sent before: nothing new was sent
+	Class   string  // of the verdict
+	Icon    string
+	Verdict string
+	Advice  string
+	Last    *admin.Attempt
+	Wait    int    // seconds, of the form
+	Command string // that sends the same
+}
+
+// outcome reads from the record what became of a message that this token sent. Of any other message the page leads to
+// its conversation: a link must not prepare a form with the content of somebody else.
+func (c *Console) outcome(q *request, id string) (*Outcome, error) {
+	r, err := c.admin.Message(q.r.Context(), q.by, id, true)
+	if err != nil {
+		return nil, err
+	}
+	m := r.Content
+	if m == nil || m.Origin.Protocol != "api" || m.Origin.Peer != q.by.Name {
+		return nil, &redirect{messageLink(r.ID)}
+	}
+	v := &Outcome{Again: q.r.URL.Query().Get("again") != "", Wait: defaultWait}
+	if n, err := strconv.ParseUint(q.r.URL.Query().Get("wait"), 10, 16); err == nil && n <= longestWait {
+		v.Wait = int(n)
+	}
+	if v.Chosen, err = c.chosen(q.r.Context(), q, &r); err != nil {
+		return nil, err
+	}
+	if v.Reply != nil {
+		reply, err := c.admin.Message(q.r.Context(), q.by, v.Reply.ID.String(), true)
+		if err != nil {
+			return nil, err
+		}
+		if v.Answer, err = c.chosen(q.r.Context(), q, &reply); err != nil {
+			return nil, err
+		}
+	}
+	for _, list := range r.Course.Attempts {
+		if len(list) > 0 {
+			v.Last = &list[len(list)-1]
+		}
+	}
+	v.verdict()
+	v.Command = v.command()
+	return v, nil
+}
+
+// verdict sets the headline.
+func (v *Outcome) verdict() {
+	v.Class, v.Icon = "", "dot"
+	v.Verdict = "Recorded, to " + cut(v.To, nameBytes)
+	switch {
+	case v.Answer != nil && v.Answer.Error == nil:
+		v.Class, v.Icon = "okverdict", "check"
+		v.Verdict = "Answered in " + cmp.Or(took(time.Duration(v.Summary.Answer)), "0 ms") + " by " +
+			cut(v.Answer.From, nameBytes)
+		return
+	case v.Answer != nil:
+		v.failed(v.Answer.From, &v.Answer.Recorded)
+		return
+	case v.Error != nil:
+		v.failed(v.To, &v.Recorded)
+		return
+	}
+	for i := range v.Deliveries {
+		d := &v.Deliveries[i]
+		s := signOf(d.State)
+		v.Icon = s.Icon
+		v.Verdict = "Recorded; to " + cut(d.To, nameBytes) + ": " + s.Word
+		if d.Error != nil {
+			v.Class, v.Icon = "refusedbox", "x"
+			v.Verdict += ", " + admin.Cause(d.To, &admin.Problem{Code: d.Error.Code, Text: d.Error.Text,
+				Source: d.Error.Source, Reason: d.Error.Reason, Detail: d.Error.Detail}, "")
+			v.Advice = v.Chosen.Advice[d.To]
+		}
+	}
+}
+
+// failed sets the headline of a message that ended with an error.
+func (v *Outcome) failed(agent string, r *admin.Recorded) {
+	v.Class, v.Icon = "refusedbox", "x"
+	v.Verdict = admin.Cause(agent, &admin.Problem{Code: r.Error.Code, Text: r.Error.Text, Source: r.Error.Source,
+		Reason: r.Error.Reason, Detail: r.Error.Detail}, "")
+	v.Advice = r.Advice[""]
+}
+
+// content is the content as the form has it.
+func (v *Outcome) content() string {
+	if v.Content == nil || len(v.Content.Parts) != 1 {
+		return ""
+	}
+	if p := v.Content.Parts[0]; p.Text != nil {
+		return *p.Text
+	}
+	return string(v.Content.Parts[0].JSON)
+}
+
+// form is the form that sent it.
+func (v *Outcome) form() composition {
+	return composition{As: v.From, To: v.To, Kind: v.Kind.String(), Skill: v.Skill, Content: v.content(), Wait: v.Wait}
+}
+
+// command sends the same from a shell.
+func (v *Outcome) command() string {
+	out := "parley send --from " + quoted(v.From) + " --to " + quoted(v.To)
+	if v.Skill != "" {
+		out += " --skill " + quoted(v.Skill)
+	}
+	switch n := v.Wait; {
+	case v.Kind == parley.Notice:
+		out += " --kind notice"
+	case n == 0:
+		out += " --no-wait"
+	case n != defaultWait:
+		out += " --wait " + strconv.Itoa(n) + "s"
+	}
+	content := v.content()
+	if v.Content != nil && len(v.Content.Parts) == 1 && v.Content.Parts[0].Text != nil &&
+		jsonx.Valid([]byte(content), 0) == nil {
+		out += " --text"
+	}
+	switch {
+	case content == "":
+		return out
+	case len(content) > commandLength:
+		return out + " @content.json"
+	case content[0] == '@' || content[0] == '-': // a file, or a flag
+		return "printf %s " + quoted(content) + " | " + out + " -"
+	}
+	return out + " " + quoted(content)
+}
+
+// quoted is a word of a shell.
+func quoted(s string) string {
+	safe := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:", r)
+	}
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !safe(r) }) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// A SentRow is one message in the history. Its content is in the record only.
+type SentRow struct {
+	When     Moment
+	To, What string
+	Link     string
+	Bad      bool
+}
+
+// sentLog is what the sessions of each token sent, in memory: the newest of the tokens used last.
+type sentLog struct {
+	mu     sync.Mutex
+	tokens []tokenLog // used last: last
+}
+
+type tokenLog struct {
+	token string
+	rows  []SentRow // the newest last
+}
+
+func (l *sentLog) add(token string, r SentRow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	t := tokenLog{token: token}
+	if i := slices.IndexFunc(l.tokens, func(t tokenLog) bool { return t.token == token }); i >= 0 {
+		t = l.tokens[i]
+		l.tokens = slices.Delete(l.tokens, i, i+1)
+	} else if len(l.tokens) == sentTokens {
+		l.tokens = slices.Delete(l.tokens, 0, 1)
+	}
+	if len(t.rows) == sentKept {
+		t.rows = slices.Delete(t.rows, 0, 1)
+	}
+	t.rows = append(t.rows, r)
+	l.tokens = append(l.tokens, t)
+}
+
+// of gives the history of a token, the newest first.
+func (l *sentLog) of(token string, now time.Time) (out []SentRow) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, t := range l.tokens {
+		if t.token == token {
+			out = slices.Clone(t.rows)
+		}
+	}
+	slices.Reverse(out)
+	for i := range out {
+		out[i].When.Now = now
+	}
+	return out
+}
