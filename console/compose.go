@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -117,6 +118,8 @@ func composed(form url.Values) (f composition, s admin.Send, err error) {
 	case s.IdempotencyKey == "":
 		return f, s, parley.Refuse(parley.Malformed, "the form has no key, without which it could be sent twice; reload "+
 			"the page")
+	case !utf8.ValidString(f.Content):
+		return f, s, parley.Refuse(parley.Malformed, "the content is not text in UTF-8")
 	case len(f.Content) > maxComposed:
 		return f, s, parley.Refuse(parley.TooLarge, "the content has %d bytes; at most %d are sent from here",
 			len(f.Content), maxComposed)

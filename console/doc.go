@@ -22,6 +22,8 @@
 // gets at most four pushes a second. A hidden page has no stream; after a break the page
 // is read anew. The stream alone does not keep a session.
 //
+// A page that somebody writes in has data-keep, and is not read anew.
+//
 // # What guests wrote
 //
 // Names, contents and errors are texts of guests. html/template escapes markup. Control

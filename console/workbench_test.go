@@ -217,7 +217,7 @@ func TestSendAndAnswer(t *testing.T) {
 	}
 	has(t, page, "Answered in ", " by weather", `the answer is <span class="badge session">`,
 		"{&#34;celsius&#34;:21}", "see the conversation", "recorded as ", "Send to weather", `<small>1</small>`,
-		"the API, proof session", html.EscapeString(
+		"the API, proof session", "data-keep", html.EscapeString(
 			`parley send --from operator --to weather --skill do '{"city":"it'\''s Bern"}'`))
 	if strings.Contains(page, "data-again") {
 		t.Error("the first submit counts as a repeat")
@@ -238,6 +238,39 @@ func TestSendAndAnswer(t *testing.T) {
 	}
 	if again := w.composition(page); again.Get("key") == form.Get("key") {
 		t.Error("the form below an answer would send nothing")
+	}
+}
+
+// TestSentTwiceAtOnce: a form that is submitted again while the first answer is awaited sends once; both get the answer.
+func TestSentTwiceAtOnce(t *testing.T) {
+	b := withAgents(t)
+	called, release := make(chan struct{}, 2), make(chan struct{})
+	if err := b.node.Handle(parley.Agent{Name: "baker"}, parley.Skill("do", func(context.Context, *parley.Message,
+		json.RawMessage) (string, error) {
+		called <- struct{}{}
+		<-release
+		return "bread", nil
+	})); err != nil {
+		t.Fatal(err)
+	}
+	w := b.entered(b.token("ops", admin.Operate))
+	form := w.compose("baker", "skill", "do", "content", "{}")
+	pages := make(chan string, 2)
+	submit := func() {
+		page := ""
+		defer func() { pages <- page }()
+		_, page = w.do("POST", "/console/workbench/send", form)
+	}
+	go submit()
+	<-called
+	go submit()
+	close(release)
+	one, two := <-pages, <-pages
+	has(t, one+two, "nothing new was sent")
+	a, c := sentID.FindStringSubmatch(one), sentID.FindStringSubmatch(two)
+	if a == nil || c == nil || a[1] != c[1] || len(called) != 0 || !strings.Contains(one, "bread") ||
+		!strings.Contains(two, "bread") {
+		t.Errorf("messages %v and %v, %d more calls", a, c, len(called))
 	}
 }
 
@@ -296,6 +329,7 @@ func TestNotAnswered(t *testing.T) {
 		"wait":          {w.compose("weather", "wait", "301"), "want 0 to 300 seconds"},
 		"no key":        {w.compose("weather", "key", ""), "reload the page"},
 		"another agent": {w.compose("weather", "as", "weather"), "may not speak as"},
+		"bytes":         {w.compose("weather", "content", "\xff"), "not text in UTF-8"},
 		"too large":     {w.compose("weather", "content", strings.Repeat("x", 4<<20+1)), "at most 4194304"},
 	} {
 		before := b.recorded()

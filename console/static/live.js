@@ -8,7 +8,8 @@
   let held = [], holding = 0, more = new Set(), many = false, news = 0, bad = 0, said = 0, saying = 0;
 
   const main = () => $("#main");
-  const refresh = () => htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerHTML", headers: { "Parley-Live": "1" } });
+  // A page with a form that somebody fills in stays as it is: only its frame is kept up to date, by the stream.
+  const refresh = () => $("#main [data-keep]") || htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerHTML", headers: { "Parley-Live": "1" } });
 
   // ---- what is said: politely, and not often ----
   const announce = () => {
