@@ -195,6 +195,7 @@ type Outcome struct {
 	Verdict string
 	Advice  string
 	Last    *admin.Attempt
+	Status  string // of the last attempt, and how long it took
 	Wait    int    // seconds, of the form
 	Command string // that sends the same
 }
@@ -230,6 +231,9 @@ func (c *Console) outcome(q *request, id string) (*Outcome, error) {
 		if len(list) > 0 {
 			v.Last = &list[len(list)-1]
 		}
+	}
+	if v.Last != nil {
+		v.Status = strings.Trim(cut(v.Last.Status, 128)+", "+took(time.Duration(v.Last.Took)), ", ")
 	}
 	v.verdict()
 	v.Command = v.command()

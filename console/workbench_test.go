@@ -286,11 +286,18 @@ func TestSendWithoutWaiting(t *testing.T) {
 	}
 	_, page = w.do("POST", "/console/workbench/send", w.compose("weather", "wait", "0", "skill", "do", "content", "{}"))
 	has(t, page, "--no-wait")
+	id := sentID.FindStringSubmatch(page)[1]
+	for tries := 0; !strings.Contains(page, "Answered in "); tries++ {
+		if tries == 1000 {
+			t.Fatal("the answer does not come")
+		}
+		page = w.page("/console/workbench?sent=" + id + "&wait=0") // "look again"
+	}
 	if _, err := b.api.Pause(t.Context(), "weather", true); err != nil {
 		t.Fatal(err)
 	}
 	_, page = w.do("POST", "/console/workbench/send", w.compose("weather", "skill", "do", "content", "{}"))
-	has(t, page, "Recorded; to weather: waiting", `data-recipient="paused"`)
+	has(t, page, "Recorded; to weather: waiting", ">look again<", `data-recipient="paused"`)
 }
 
 // TestNotAnswered: who failed or refused is named, with what helps and a reference.
@@ -437,5 +444,39 @@ func TestHistoryOfTokens(t *testing.T) {
 	}
 	if strings.Contains(other.page("/console/workbench"), `href="/console/workbench?sent=`) {
 		t.Error("a token sees the history of another")
+	}
+}
+
+// TestWiresOfPeers: of a message to an agent on another protocol the page shows what left and what came back.
+func TestWiresOfPeers(t *testing.T) {
+	b, _ := crossing(t)
+	w := b.entered(b.token("ops", admin.Operate))
+	for p, name := range map[string]string{"uagents": "uAgents", "a2e": "A2E", "agh": "AGH", "asp": "ASP"} {
+		_, page := w.do("POST", "/console/workbench/send", w.compose("peer-"+p, "content", "say <b>quincunx</b>"))
+		id := sentID.FindStringSubmatch(page)[1]
+		for tries := 0; !strings.Contains(page, "as "+name+", "); tries++ { // the attempt is recorded after the answer
+			if tries == 1000 {
+				t.Fatalf("%s: the page does not say what left", p)
+			}
+			page = w.page("/console/workbench?sent=" + id)
+		}
+		m, err := b.api.Message(t.Context(), id, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reply, err := b.api.Message(t.Context(), m.Deliveries[0].Reply.String(), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sent := m.Attempts["peer-"+p][0]
+		has(t, page, "Answered in ", " by peer-"+p, strings.ReplaceAll(sent.Digest, "+", "&#43;"),
+			`the answer is <span class="badge `+reply.Assurance.String()+`">`, `aria-label="The answer, as it came"`,
+			"&lt;b&gt;quincunx&lt;/b&gt;")
+		if sent.Status != "" {
+			has(t, page, `Came back <small class="dim">`+sent.Status)
+		}
+		if strings.Contains(page, "<b>quincunx") {
+			t.Error("a content is markup")
+		}
 	}
 }
