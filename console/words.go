@@ -22,6 +22,7 @@ var functions = template.FuncMap{
 	"grouped64": func(n uint64) string { return grouped(int64(n)) },
 	"sizeof":    func(n int) string { return size(int64(n)) },
 	"cut8":      func(s string) string { return s[:min(8, len(s))] },
+	"spaced":    func(s any) string { return strings.ReplaceAll(fmt.Sprint(s), "_", " ") }, // no_reader
 	"tail":      tail, "moment": moment, "mlink": messageLink, "statesign": stateSign,
 	"short8": short8, "plural": plural, "role": role, "size64": func(n uint64) string { return size(int64(n)) },
 }

@@ -241,7 +241,7 @@ func TestSendAndAnswer(t *testing.T) {
 	}
 }
 
-// TestSentTwiceAtOnce: a form that is submitted again while the first answer is awaited sends once; both get the answer.
+// TestSentTwiceAtOnce: a form that is submitted again while its answer is awaited sends once. Both get the answer.
 func TestSentTwiceAtOnce(t *testing.T) {
 	b := withAgents(t)
 	called, release := make(chan struct{}, 2), make(chan struct{})
@@ -279,7 +279,8 @@ func TestSendWithoutWaiting(t *testing.T) {
 	b := withAgents(t)
 	w := b.entered(b.token("ops", admin.Operate))
 	_, page := w.do("POST", "/console/workbench/send", w.compose("sink", "kind", "notice", "content", "mind\r\nthe step"))
-	has(t, page, "Recorded; to sink: ", "--kind notice", "There is no answer yet")
+	has(t, page, "Recorded; to sink: ", `data-recipient="no_reader"`, "is now: no reader",
+		"--kind notice", "There is no answer yet")
 	m, err := b.api.Message(t.Context(), sentID.FindStringSubmatch(page)[1], false)
 	if err != nil || m.Kind != parley.Notice || *m.Content.Parts[0].Text != "mind\nthe step" {
 		t.Errorf("%+v, %v", m, err)
