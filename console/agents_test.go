@@ -76,11 +76,10 @@ func detail(t *testing.T, page, name string) string {
 	return rest
 }
 
-// post sends a form of a page with the session's token.
-func (w *browser) post(path string, form url.Values) (int, string) {
+// agentForm sends a form of the screen Agents.
+func (w *browser) agentForm(path string, form url.Values) (int, string) {
 	w.t.Helper()
-	form.Set("form", formToken.FindStringSubmatch(w.page("/console/"))[1])
-	return w.do("POST", "/console/agents/"+path, form)
+	return w.post("/console/agents/"+path, form)
 }
 
 func TestAgentsInTroubleComeFirst(t *testing.T) {
@@ -209,7 +208,7 @@ func TestNamesOfOtherPages(t *testing.T) {
 		_, rest, _ := strings.Cut(row(t, w.page("/console/agents"), name), `href="`)
 		link, _, _ := strings.Cut(rest, `"`)
 		detail(t, w.page(strings.ReplaceAll(link, "&amp;", "&")), name)
-		if status, page := w.post("pause", url.Values{"name": {name}, "reason": {"why not"}}); status != 200 {
+		if status, page := w.agentForm("pause", url.Values{"name": {name}, "reason": {"why not"}}); status != 200 {
 			t.Errorf("pause %s: %d", name, status)
 		} else {
 			has(t, detail(t, page, name), "paused since", "why not")
@@ -263,7 +262,7 @@ to = ["plant-7/*"]
 	}
 	for path, form := range map[string]url.Values{"expose": {"p": {"asp"}}, "remove": {"typed": {"plant-7/mason"}}} {
 		form.Set("name", "plant-7/mason")
-		if status, _ := w.post(path, form); status != http.StatusForbidden {
+		if status, _ := w.agentForm(path, form); status != http.StatusForbidden {
 			t.Errorf("%s by a hand-made form: %d", path, status)
 		}
 	}
@@ -276,21 +275,21 @@ func TestPauseAndResume(t *testing.T) {
 		"parley agents pause acme/buyer --reason", `disabled title="needs the role admin"`)
 	var at string
 	w.http.CheckRedirect = func(r *http.Request, _ []*http.Request) error { at = r.URL.Path; return nil }
-	_, page := w.post("pause", url.Values{"name": {"acme/buyer"}, "reason": {"disk <b>full</b>"}})
+	_, page := w.agentForm("pause", url.Values{"name": {"acme/buyer"}, "reason": {"disk <b>full</b>"}})
 	if at != "/console/agents/acme/buyer" {
 		t.Errorf("after the action: %s", at)
 	}
 	has(t, detail(t, page, "acme/buyer"), "by ops-laptop, “disk &lt;b&gt;full&lt;/b&gt;”",
 		`action="/console/agents/resume"`)
 	has(t, row(t, page, "acme/buyer"), "by ops-laptop")
-	if _, page = w.post("resume", url.Values{"name": {"acme/buyer"}}); strings.Contains(page, "full&lt;") {
+	if _, page = w.agentForm("resume", url.Values{"name": {"acme/buyer"}}); strings.Contains(page, "full&lt;") {
 		t.Error("the reason stays after resuming")
 	}
 	list, err := b.api.Audit(t.Context(), admin.AuditFilter{Target: "acme/buyer", By: "ops-laptop"})
 	if err != nil || len(list) != 2 || list[0].Via != "console" {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if status, _ := w.post("pause", url.Values{}); status != http.StatusBadRequest {
+	if status, _ := w.agentForm("pause", url.Values{}); status != http.StatusBadRequest {
 		t.Errorf("a form without a name: %d", status)
 	}
 }
@@ -305,7 +304,7 @@ func TestViewersChangeNothing(t *testing.T) {
 	}
 	for _, path := range []string{"pause", "resume", "expose", "remove", "connect"} {
 		form := url.Values{"name": {"acme/buyer"}, "typed": {"acme/buyer"}, "p": {"agh"}, "url": {"https://x.example"}}
-		if status, _ := w.post(path, form); status != http.StatusForbidden {
+		if status, _ := w.agentForm(path, form); status != http.StatusForbidden {
 			t.Errorf("%s by a hand-made form: %d", path, status)
 		}
 	}
@@ -326,12 +325,12 @@ func TestExposeShowsWhatChanges(t *testing.T) {
 	if v, err := b.api.Agent(t.Context(), "acme/buyer", 0); err != nil || !slices.Equal(v.Exposed, []string{"asp"}) {
 		t.Fatalf("the question alone changed something: %v, %v", v.Exposed, err)
 	}
-	w.post("expose", url.Values{"name": {"acme/buyer"}, "p": {"a2a"}})
+	w.agentForm("expose", url.Values{"name": {"acme/buyer"}, "p": {"a2a"}})
 	if v, err := b.api.Agent(t.Context(), "acme/buyer", 0); err != nil || !slices.Equal(v.Exposed, []string{"a2a"}) {
 		t.Errorf("%v, %v", v.Exposed, err)
 	}
 	has(t, w.page("/console/agents/acme/buyer?ask=expose&p=telex"), "is no protocol")
-	w.post("expose", url.Values{"name": {"acme/buyer"}})
+	w.agentForm("expose", url.Values{"name": {"acme/buyer"}})
 	if v, err := b.api.Agent(t.Context(), "acme/buyer", 0); err != nil || len(v.Exposed) != 0 {
 		t.Errorf("exposed nowhere: %v, %v", v.Exposed, err)
 	}
@@ -354,18 +353,18 @@ func TestRemoveNeedsTheName(t *testing.T) {
 	text := read()
 	form := func(typed string) url.Values { return url.Values{"name": {"box"}, "typed": {typed}, "seen": {text}} }
 	for _, typed := range []string{"", "bo", "BOX", "held"} {
-		if status, _ := w.post("remove", form(typed)); status != http.StatusBadRequest || !there() {
+		if status, _ := w.agentForm("remove", form(typed)); status != http.StatusBadRequest || !there() {
 			t.Errorf("typed %q: %d, there %t", typed, status, there())
 		}
 	}
 	b.tell(admin.Send{To: "box", JSON: []byte(`{}`)})
-	status, page := w.post("remove", form("box"))
+	status, page := w.agentForm("remove", form("box"))
 	if status != 200 || !there() {
 		t.Fatalf("what was read is not so any more: %d, there %t", status, there())
 	}
 	has(t, page, "data-changed", "1 message becomes a dead letter", "parley agents remove box")
 	text = read()
-	if status, _ := w.post("remove", form("box")); status != 200 || there() {
+	if status, _ := w.agentForm("remove", form("box")); status != 200 || there() {
 		t.Errorf("the name: %d, there %t", status, there())
 	}
 }
@@ -380,13 +379,13 @@ func TestConnectPages(t *testing.T) {
 	has(t, page, "The hub connects no agent now", `action="/console/agents/connect"`)
 	for _, form := range []url.Values{{"name": {"x"}}, {"name": {"x"}, "url": {"gopher://x"}},
 		{"name": {"Not A Name"}, "url": {"https://x.example"}}, {"name": {"x"}, "url": {"https://x.example"}, "key": {"!"}}} {
-		if status, _ := w.post("connect", form); status != http.StatusBadRequest {
+		if status, _ := w.agentForm("connect", form); status != http.StatusBadRequest {
 			t.Errorf("%v: %d", form, status)
 		}
 	}
 	var at string
 	w.http.CheckRedirect = func(r *http.Request, _ []*http.Request) error { at = r.URL.Path; return nil }
-	_, page = w.post("connect", url.Values{"name": {"town/museum"}, "url": {"http://127.0.0.1:1/"}, "key": {key},
+	_, page = w.agentForm("connect", url.Values{"name": {"town/museum"}, "url": {"http://127.0.0.1:1/"}, "key": {key},
 		"keyid": {"museum"}})
 	if at != "/console/agents/connect/town/museum" {
 		t.Fatalf("after the form: %s", at)
@@ -409,7 +408,7 @@ func TestConnectPages(t *testing.T) {
 func TestAgentPagesObeyThePolicy(t *testing.T) {
 	b := hall(t)
 	root, observer := b.entered(b.token("root", admin.Administer)), b.entered(b.token("observer", admin.Observe))
-	root.post("connect", url.Values{"name": {"museum"}, "url": {"http://127.0.0.1:1"}})
+	root.agentForm("connect", url.Values{"name": {"museum"}, "url": {"http://127.0.0.1:1"}})
 	for _, path := range []string{"agents", "agents/held", "agents/acme/buyer?ask=expose&p=a2a", "agents/box?ask=remove",
 		"agents/connect", "agents/connect/museum"} {
 		for _, w := range []*browser{root, observer} {

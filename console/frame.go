@@ -59,7 +59,7 @@ func (c *Console) frame(q *request) *Frame {
 	}
 	if age := s.Now.Sub(s.Oldest); !s.Oldest.IsZero() && age >= oldWaiting {
 		add(admin.Gauge{}, true, Fact{Name: "oldest", Before: "oldest waiting", Number: ago(age),
-			Link: Base + "?show=waiting"})
+			Link: undeliveredPath + "?show=waiting"})
 	}
 	agents := Fact{Name: "agents", Number: number(s.Agents.Number), After: agentWords(&s), Class: "opt",
 		Link: Base + "agents"}

@@ -142,7 +142,7 @@ func (c *Console) undelivered(q *request) (any, error) {
 	}
 	out.Done = doneWords(u)
 	if action := u.Get("ask"); action == "retry" || action == "drop" {
-		out.Ask, err = c.ask(q, action == "retry", u)
+		out.Ask, err = c.askBulk(q, action == "retry", u)
 	}
 	return out, err
 }

@@ -52,8 +52,8 @@ type Ask struct {
 // groupParams choose the dead letters of a dialog.
 var groupParams = []string{"to", "from", "code", "reason"}
 
-// ask counts what an action would do, and makes its dialog. Parameters of a URL and fields of a form have equal names.
-func (c *Console) ask(q *request, retry bool, v url.Values) (*Ask, error) {
+// askBulk counts what an action would do, and makes its dialog. Parameters of a URL and fields of a form have equal names.
+func (c *Console) askBulk(q *request, retry bool, v url.Values) (*Ask, error) {
 	f, err := deadFilter(v, q.now)
 	a := &Ask{Retry: retry, To: f.To, Why: v.Get("why"), Rate: v.Get("rate"), Typed: v.Get("typed"), Since: v.Get("since"),
 		Consent: v.Get("unknown") != ""}
@@ -250,7 +250,7 @@ func (c *Console) askAgain(q *request, retry bool, v url.Values, why error) erro
 	if err != nil {
 		return err
 	}
-	if out.Ask, err = c.ask(q, retry, v); err != nil {
+	if out.Ask, err = c.askBulk(q, retry, v); err != nil {
 		return err
 	}
 	e := parley.AsError(why)
@@ -283,7 +283,7 @@ func deadCommand(retry bool, f admin.DeadFilter, r *admin.BulkResult, v url.Valu
 	b.WriteString("parley dead " + map[bool]string{true: "retry", false: "drop"}[retry])
 	flag := func(name, value string) {
 		if value != "" {
-			b.WriteString(" --" + name + " " + shellWord(value))
+			b.WriteString(" --" + name + " " + quoted(value))
 		}
 	}
 	flag("to", f.To)
@@ -302,17 +302,6 @@ func deadCommand(retry bool, f admin.DeadFilter, r *admin.BulkResult, v url.Valu
 	}
 	flag("reason", v.Get("why"))
 	return b.String()
-}
-
-// shellWord writes a word for a shell.
-func shellWord(s string) string {
-	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./@:,+", r)
-	}
-	if !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // A JobRow is a retry that goes on in the hub, or ended lately.

@@ -20,10 +20,10 @@ import (
 	"github.com/parley-hub/parley/samvad"
 )
 
-// post submits a form of the workbench with the session's token.
+// post submits a form with the session's token.
 func (w *browser) post(path string, form url.Values) (int, string) {
 	w.t.Helper()
-	form.Set("form", formToken.FindStringSubmatch(w.page("/console/workbench"))[1])
+	form.Set("form", formToken.FindStringSubmatch(w.page("/console/"))[1])
 	return w.do("POST", path, form)
 }
 
@@ -31,16 +31,6 @@ func (w *browser) post(path string, form url.Values) (int, string) {
 func (w *browser) explain(input, at string) (int, string) {
 	w.t.Helper()
 	return w.post("/console/workbench", url.Values{"input": {input}, "at": {at}})
-}
-
-// has reports what of a list of texts a page lacks.
-func has(t *testing.T, page string, texts ...string) {
-	t.Helper()
-	for _, s := range texts {
-		if !strings.Contains(page, s) {
-			t.Errorf("the page lacks %q", s)
-		}
-	}
 }
 
 // signedRequest is a SAMVAD request of an agent whose key the hub knows, signed over one path and sent to another.
