@@ -50,6 +50,13 @@ func TestFlow15Accessibility(t *testing.T) {
 		{"conversation-proof", v, conversation + "?view=proof", ".proofs"},
 		{"conversation-content", v, conversation + "?view=content", "main pre"},
 		{"evidence", v, conversation + "#evidence", "#evidence:target"},
+		{"agents", v, c.Origin() + "/console/agents", "#rows tr"},
+		{"agent", boss, c.Origin() + "/console/agents/museum", `[data-agent="museum"]`},
+		{"connect", boss, c.Origin() + "/console/agents/connect", "main h1"},
+		{"undelivered", v, c.Origin() + "/console/undelivered", "main h1"},
+		{"workbench", v, c.Origin() + "/console/workbench", "main textarea"},
+		{"workbench-explained", v, c.Origin() + "/console/workbench?inspect=" + ref, ".verdict"},
+		{"workbench-to", v, c.Origin() + "/console/workbench?to=museum", "main textarea"},
 		{"audit", boss, c.Origin() + "/console/audit", "main h1"},
 		{"keys", v, c.Origin() + "/console/#keys", "#keys:target"},
 	} {
