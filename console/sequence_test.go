@@ -229,7 +229,7 @@ func failed(d index.Delivery, text string) index.Delivery {
 	return d
 }
 
-// rowCases are the rules of CONSOLE.md for one row.
+// rowCases are the rules for one row of the diagram.
 var rowCases = map[string]rowCase{
 	"delivered and answered": {asked(done("b", 1, parley.Answered)),
 		map[string]string{"data-beads": "8", "data-attempts": "1", "data-failed": "0",

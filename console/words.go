@@ -151,7 +151,7 @@ func proofOf(a parley.Assurance) Proof { return Proof(a.String()) }
 // A Sign is the state of a delivery: its class, its icon and its word.
 type Sign struct{ Class, Icon, Word string }
 
-// signs of delivery states; CONSOLE.md §3.
+// signs of delivery states: colour is for exceptions.
 var signs = map[parley.DeliveryState]Sign{
 	parley.Waiting:    {"waiting", "clock", "waiting"},
 	parley.Delivering: {"quiet", "fwd", "delivering"},
