@@ -160,7 +160,7 @@ func (s *Sessions) Enter(secret, address string) (cookie string, v Session, err 
 	return cookie, v, nil
 }
 
-// Find gives the session of a cookie. With active it counts as used: a session that nobody uses for an hour ends.
+// Find gives the session of a cookie. With active it counts as used: an unused session ends after an hour.
 func (s *Sessions) Find(cookie string, active bool) (Session, error) {
 	key := hashed(cookie)
 	s.mu.Lock()

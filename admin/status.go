@@ -111,7 +111,7 @@ func (a *Admin) readStatus(now time.Time) Status {
 	return s
 }
 
-// stuck are reasons for which an agent is not reached until somebody changes something.
+// stuck are reasons for which an agent is not reached until an operator changes something.
 var stuck = []parley.Reason{parley.HostUnknown, parley.AddressGuard, parley.CertificateUnknown, parley.CertificateName,
 	parley.NoAddress, parley.KeyUnknown, parley.WrongToken}
 

@@ -201,7 +201,7 @@ type Outcome struct {
 }
 
 // outcome reads from the record what became of a message that this token sent. Of any other message the page leads to
-// its conversation: a link must not prepare a form with the content of somebody else.
+// its conversation: a link must not prepare a form with the content of another token.
 func (c *Console) outcome(q *request, id string) (*Outcome, error) {
 	r, err := c.admin.Message(q.r.Context(), q.by, id, true)
 	if err != nil {

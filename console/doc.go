@@ -22,7 +22,7 @@
 // gets at most four pushes a second. A hidden page has no stream; after a break the page
 // is read anew. The stream alone does not keep a session.
 //
-// A page that somebody writes in has data-keep, and is not read anew.
+// A page with a form in use has data-keep, and is not read anew.
 //
 // # What guests wrote
 //

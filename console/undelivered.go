@@ -8,7 +8,6 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/hub"
 )
 
 // This file is the screen Undelivered: what was not delivered, by cause. What operators do about it is in
@@ -341,9 +340,7 @@ func recipientWords(s *admin.AgentState) string {
 	if s == nil {
 		return ""
 	}
-	words := map[hub.AgentState]string{hub.Paused: "paused", hub.Unreachable: "not reached", hub.Failing: "failing",
-		hub.Postponed: "it asked to wait", hub.NotConnected: "not connected", hub.NoReader: "nobody reads its inbox"}
-	out := cmp.Or(words[s.State], string(s.State))
+	out := cmp.Or(agentSigns[s.State].Word, string(s.State))
 	if s.PausedBy != "" {
 		out += " by " + s.PausedBy
 	}
