@@ -213,7 +213,8 @@ func (a *Admin) Checklist(by Actor, name string) (Checklist, error) {
 	a.checks.mu.Unlock()
 	e, ok := a.c.Hub.Directory().Agent(name)
 	if l == nil || !ok {
-		return Checklist{}, parley.Refuse(notFound, "the hub connects no agent %.128q; it keeps checklists in memory only", name)
+		return Checklist{}, parley.Refuse(notFound, "the hub connects no agent %.128q; it keeps checklists in memory only",
+			name)
 	}
 	out := Checklist{Agent: name, Protocol: l.protocol, Begun: l.begun, Ends: l.ends}
 	out.Steps = []ConnectStep{{Step: StepProtocol, State: StepDone, Time: l.begun, Detail: l.protocol},

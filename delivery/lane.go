@@ -76,8 +76,9 @@ type item struct {
 }
 
 func newItem(v journal.Delivery) *item {
-	return &item{position: v.Position, id: v.Message, to: v.To, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync, deadRetry: v.Retried,
-		recorded: v.Message.Time(), notBefore: v.Next, ends: endOf(v.Kind, v.Expires, v.Deadline)}
+	return &item{position: v.Position, id: v.Message, to: v.To, attempts: v.Attempt, tries: v.Tries(), sync: v.Sync,
+		deadRetry: v.Retried,
+		recorded:  v.Message.Time(), notBefore: v.Next, ends: endOf(v.Kind, v.Expires, v.Deadline)}
 }
 
 func (it *item) key() deliveryKey { return deliveryKey{it.id, it.to} }

@@ -105,7 +105,8 @@ func (b *Binding) reply(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.AsError(err)}
 	}
 	if a.accept != nil {
-		if err := b.send(recorder.Aside(ctx), a.speaker, a.session, "", *a.accept, ownMessage{}, nil); err != nil && !isMoved(err) {
+		err := b.send(recorder.Aside(ctx), a.speaker, a.session, "", *a.accept, ownMessage{}, nil)
+		if err != nil && !isMoved(err) {
 			return b.failed(err, a.message.losses)
 		}
 	}

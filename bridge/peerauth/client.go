@@ -183,7 +183,8 @@ func (c *Client) oauth(ctx context.Context, refused string) (string, error) {
 	if c.config.Resource != "" {
 		form.Set("resource", c.config.Resource)
 	}
-	r, err := http.NewRequestWithContext(recorder.Aside(ctx), http.MethodPost, c.c.TokenURL, strings.NewReader(form.Encode()))
+	r, err := http.NewRequestWithContext(recorder.Aside(ctx), http.MethodPost, c.c.TokenURL,
+		strings.NewReader(form.Encode()))
 	if err != nil {
 		return "", &TokenError{Err: err}
 	}

@@ -212,7 +212,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"backup": {files}, "completion": {words("bash", "zsh", "fish", "powershell")}, "config check": {files},
 		"config describe": {words(configKeys...)}, "conversation export": {conversations},
 		"conversation show": {conversations}, "conversation verify": {files}, "dead drop": {dead}, "dead retry": {dead},
-		"dead jobs": {jobs}, "dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents}, "init": {directories},
+		"dead jobs": {jobs}, "dead show": {dead}, "doctor": {agents}, "explain": {explained}, "forget": {agents},
+		"init":    {directories},
 		"inspect": {files}, "journal salvage": {files}, "keys enroll": {agents}, "keys export-public": {keyIDs},
 		"keys import": {files}, "keys rotate": {owners}, "keys show": {keyIDs}, "keys unenroll": {agents, keyIDs},
 		"listen": {agents}, "map test": {files}, "mcp approve": {agents},
@@ -249,7 +250,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"expires", "filter",
 		"hub", "id", "idempotency-key", "index", "jq", "key", "last", "limit", "listen", "messages", "nats",
 		"network-allow", "now", "of", "only", "org", "overlap", "path", "patience", "payload", "peers", "rate", "reason",
-		"replays", "samvad", "search", "self", "session", "since", "slow", "text", "title", "tries", "uagents", "until", "url", "wait",
+		"replays", "samvad", "search", "self", "session", "since", "slow", "text", "title", "tries", "uagents", "until",
+		"url", "wait",
 		"workspace", "a2a", "a2a-api-key-header", "a2a-client-id", "a2a-scope", "a2a-token-url",
 		"digest", "mcp", "name", "mcp-api-key-header", "mcp-client-id", "mcp-scope", "mcp-token-url"} {
 		flags[free] = nothing

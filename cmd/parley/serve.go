@@ -118,8 +118,8 @@ func (a *app) ready(n *node.Node, c node.Config) error {
 	hub, table, _ := strings.Cut(at.String(), "\n")
 	fmt.Fprintf(a.out, "%s is ready\n%s\n  data       %s: %s\n", hub, table, c.Data, n.Hub().Journal().Promise())
 	if link != "" {
-		fmt.Fprintf(a.out, "  console    %s\n             lets one browser in within 10 minutes; `parley console` prints another link\n",
-			link)
+		fmt.Fprintf(a.out, "  console    %s\n             lets one browser in within 10 minutes; "+
+			"`parley console` prints another link\n", link)
 	}
 	return nil
 }

@@ -23,7 +23,8 @@ func below(pkg string) ([]string, bool) {
 	core := []string{"", "journal/store", "journal", "directory", "policy", "delivery", "keyring", "hub"}
 	all := append(append(slices.Clone(core), stores...), "journal/index", "bridge", "bridge/follow", "bridge/peerauth",
 		"node", "admin", "console", "conform", "agh/aghnats", "bridge/a2a", "bridge/mcp",
-		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs", "internal/browser", "internal/browser/stage")
+		"internal/bench", "internal/bench/load", "internal/bench/floor", "internal/pairs",
+		"internal/browser", "internal/browser/stage")
 	for _, p := range protocols {
 		all = append(all, p, p+"/"+p+"test", "bridge/"+p)
 	}
