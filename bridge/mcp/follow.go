@@ -332,12 +332,13 @@ func (c *outCall) answer(reply *parley.Message) {
 }
 
 // submit records a message of the agent about the request. It tries again until the hub takes it. The error says that
-// the request is over, or the hub stops.
+// the request is over, or the hub stops. A record that has begun is waited for though ctx ends: an answer beside it
+// would be without its losses.
 func (c *outCall) submit(ctx context.Context, m *parley.Message) error {
 	c.compose(m)
 	for {
 		try := *m
-		_, err := c.o.b.c.Hub.Accept(ctx, hub.Submission{Message: &try})
+		_, err := c.o.b.c.Hub.Accept(c.o.b.ctx, hub.Submission{Message: &try})
 		e := parley.AsError(err)
 		switch {
 		case err == nil:
