@@ -681,7 +681,7 @@ func TestInboxGivesBack(t *testing.T) {
 			break
 		}
 	}
-	list, err := b.admin.Collect(ctx, by, "bob", 0, 0)
+	list, err := b.admin.Collect(ctx, by, "bob", 1, time.Minute)
 	if err != nil || len(list) != 1 {
 		t.Fatalf("%+v, %v", list, err)
 	}

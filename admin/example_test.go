@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -37,7 +38,7 @@ func ExampleClient() {
 	if _, err := c.Send(ctx, admin.Send{From: "ann", To: "bob", Kind: parley.Notice, Text: &text}); err != nil {
 		log.Fatal(err)
 	}
-	list, err := c.Collect(ctx, "bob", 10, 0)
+	list, err := c.Collect(ctx, "bob", 1, time.Minute)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -370,8 +371,8 @@ func TestTraceOfConversations(t *testing.T) {
 // TestErasedConversation: what was erased is said, and is gone.
 func TestErasedConversation(t *testing.T) {
 	b, m := told(t, "a word to forget")
-	if _, err := b.api.Collect(t.Context(), "reader", 1, 0); err != nil {
-		t.Fatal(err)
+	if read, err := b.api.Collect(t.Context(), "reader", 1, time.Minute); err != nil || len(read) != 1 {
+		t.Fatalf("%d messages, %v", len(read), err)
 	}
 	id := m.Conversation.String()
 	f, err := b.api.Forget(t.Context(), admin.Forget{Conversation: id, Reason: "asked to"})
