@@ -301,8 +301,8 @@ func TestPreviews(t *testing.T) {
 
 	key := base64.StdEncoding.EncodeToString(ed25519Key(3))
 	p, err = b.client.PreviewLink(ctx, "box", NewIdentity{Protocol: "agh", ID: "down", URL: "https://box.example",
-		PublicKey: key})
-	says(p, err, "box is down in agh, too.", "https://box.example", "Its stand-in in agh retires",
+		PublicKey: key, KeyID: "k2"})
+	says(p, err, " --key-id k2", "box is down in agh, too.", "https://box.example", "Its stand-in in agh retires",
 		"down has this id already", "are from box from now on")
 	says2 := func(want string) {
 		t.Helper()
@@ -325,7 +325,7 @@ func TestPreviews(t *testing.T) {
 		}
 	}
 	p, err = b.client.PreviewRotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "48h"})
-	says(p, err, "Both keys are published", "p-00, p-01", "and 2 more",
+	says(p, err, "Both keys are published", "These 22 agents may trust the old key by hand", "p-00, p-01", "and 2 more",
 		"parley keys rotate hub --protocol samvad --overlap 48h0m0s")
 	k, err := b.client.Rotate(ctx, Rotation{Owner: "hub", Purpose: "samvad", Overlap: "48h"})
 	if err != nil {

@@ -23,6 +23,7 @@ type Preview struct {
 	More    int       `json:"more,omitzero"`  // agents that are not listed
 	Command string    `json:"command"`        // that makes the change
 	Until   time.Time `json:"until,omitzero"` // of a rotation: end of the old key
+	Old     string    `json:"old,omitzero"`   // of a rotation: fingerprint of the old key
 }
 
 const previewAgents = 20
@@ -117,7 +118,7 @@ func (a *Admin) PreviewLink(_ context.Context, by Actor, name string, id NewIden
 		p.say("%s has this id already: keys tell them apart.", strings.Join(p.Agents, ", "))
 	}
 	if key != nil {
-		p.Command += " --key " + id.PublicKey
+		p.Command += keyFlags(id)
 		a.previewKey(&p, name, id, key)
 	}
 	return p, nil
@@ -130,6 +131,15 @@ func (a *Admin) previewKey(p *Preview, agent string, id NewIdentity, key []byte)
 	if n := len(a.c.Keys.Enrolled(agent, id.Protocol)); n > 0 {
 		p.say("The keys that are enrolled for it in %s stay valid: %d.", id.Protocol, n)
 	}
+}
+
+// keyFlags are the flags of a command that enrols a key.
+func keyFlags(id NewIdentity) string {
+	flags := " --key " + id.PublicKey
+	if id.KeyID != "" {
+		flags += " --key-id " + id.KeyID
+	}
+	return flags
 }
 
 func (p *Preview) add(agent string) {
@@ -159,7 +169,7 @@ func (a *Admin) PreviewEnroll(_ context.Context, by Actor, e Enrolment) (Preview
 		}
 	}
 	p := Preview{Target: e.Agent, Agents: []string{}, Command: "parley keys enroll " + e.Agent + " --protocol " +
-		e.Protocol + " --key " + e.PublicKey}
+		e.Protocol + keyFlags(e.NewIdentity)}
 	e.ID = i.ID
 	a.previewKey(&p, e.Agent, e.NewIdentity, key)
 	return p, nil
@@ -193,17 +203,17 @@ func (a *Admin) PreviewRotate(_ context.Context, by Actor, r Rotation) (Preview,
 	}
 	p := Preview{Target: r.Owner, Agents: []string{}, Until: a.c.Now().Add(overlap), Command: "parley keys rotate " +
 		r.Owner + " --protocol " + r.Purpose + " --overlap " + overlap.String()}
-	name := keyring.Fingerprint(old.Algorithm, old.Public)
+	p.Old = keyring.Fingerprint(old.Algorithm, old.Public)
 	stamp := func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
 	switch {
 	case overlap == 0:
-		p.say("The old key %s ends at once, for good: what it signed and is still on its way is refused.", name)
+		p.say("The old key %s ends at once, for good: what it signed and is still on its way is refused.", p.Old)
 	case r.Purpose == "samvad":
-		p.say("Both keys are published; the old key %s signs until %s, then the new one.", name, stamp(p.Until))
+		p.say("Both keys are published; the old key %s signs until %s, then the new one.", p.Old, stamp(p.Until))
 		p.Until = p.Until.Add(OldKeyPublished)
 		p.say("The old key stays valid until %s.", stamp(p.Until))
 	default:
-		p.say("The new key signs at once; the old key %s stays valid until %s.", name, stamp(p.Until))
+		p.say("The new key signs at once; the old key %s stays valid until %s.", p.Old, stamp(p.Until))
 	}
 	a.previewPeers(&p, r.Purpose)
 	return p, nil
@@ -227,7 +237,8 @@ func (a *Admin) previewPeers(p *Preview, protocol string) {
 		if p.More > 0 {
 			more = fmt.Sprintf(" and %d more", p.More)
 		}
-		p.say("The hub calls these agents with it; each that trusts the key by hand needs the new one: %s%s.",
-			strings.Join(p.Agents, ", "), more)
+		n := len(p.Agents) + p.More
+		p.say("%s trust the old key by hand, and then %s the new one: %s%s.", numbered(n, "This agent may",
+			"These "+number(n)+" agents may"), numbered(n, "needs", "need"), strings.Join(p.Agents, ", "), more)
 	}
 }
