@@ -26,6 +26,9 @@ type At struct {
 // failed check of a refusal, and the code.
 func Advise(p Problem, at At) string {
 	checks, byProtocol := checkAdvice[at.Protocol], reasonAdvice[p.Reason]
+	if p.Code == parley.OutcomeUnknown && p.Reason == parley.HubStops {
+		byProtocol = nil // a dead letter: the hub does not go on with it
+	}
 	text := cmp.Or(byProtocol[at.Protocol], byProtocol[""])
 	if p.Source != parley.ByPeer && p.Source != parley.ByNetwork {
 		failed := checks[at.Step]

@@ -98,3 +98,15 @@ func TestAdvice(t *testing.T) {
 		})
 	}
 }
+
+// TestOutcomeUnknownIsLookedAt: a dead letter does not go on when the hub runs again, whatever stopped its attempt.
+func TestOutcomeUnknownIsLookedAt(t *testing.T) {
+	p := admin.Problem{Code: parley.OutcomeUnknown, Source: parley.ByHub, Reason: parley.HubStops}
+	if text := admin.Advise(p, admin.At{Agent: "weather"}); !strings.Contains(text, "check there before you retry") {
+		t.Error(text)
+	}
+	p.Code = parley.Unavailable
+	if text := admin.Advise(p, admin.At{Agent: "weather"}); !strings.Contains(text, "the hub goes on") {
+		t.Error(text)
+	}
+}
