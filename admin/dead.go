@@ -14,8 +14,21 @@ const maxBulk = 10_000
 func (f DeadFilter) match(d *journal.Delivery) bool {
 	return (f.To == "" || f.To == d.To) && (f.From == "" || f.From == d.From) &&
 		(f.Code == "" || d.Error != nil && f.Code == parley.CodeOf(d.Error)) &&
-		(f.Reason == "" || d.Error != nil && f.Reason == d.Error.Reason) &&
+		reasonMatches(f.Reason, d.Error) &&
 		(f.Since.IsZero() || !d.Changed.Before(f.Since)) && (f.Before.IsZero() || d.Changed.Before(f.Before))
+}
+
+// reasonMatches reports whether a filter by reason chooses an error.
+func reasonMatches(want parley.Reason, e *parley.Error) bool {
+	switch {
+	case want == "":
+		return true
+	case e == nil:
+		return want == NoReason
+	case want == NoReason:
+		return e.Reason == ""
+	}
+	return e.Reason == want
 }
 
 func (a *Admin) dead(f DeadFilter) []journal.Delivery {

@@ -350,12 +350,15 @@ type DeadLetter struct {
 	Omitted int       `json:"omitted,omitzero"`
 }
 
+// NoReason chooses what has an error without a reason, in the filters of what was not delivered.
+const NoReason parley.Reason = "none"
+
 // DeadFilter chooses dead letters; a zero field chooses all.
 type DeadFilter struct {
 	To     string        `json:"to,omitzero"`
 	From   string        `json:"from,omitzero"`
 	Code   parley.Code   `json:"code,omitzero"`
-	Reason parley.Reason `json:"reason,omitzero"`
+	Reason parley.Reason `json:"reason,omitzero"` // or NoReason
 	Since  time.Time     `json:"since,omitzero"`  // given up at or after
 	Before time.Time     `json:"before,omitzero"` // given up before
 	Limit  int           `json:"limit,omitzero"`  // at most so many, the oldest first; 0 and above 10,000 mean 10,000

@@ -36,10 +36,10 @@ type UndeliveredFilter struct {
 	To     string
 	From   string
 	Code   parley.Code
-	Reason parley.Reason
-	Text   string    // in the name of the recipient or sender, or in the text of the error; needs the role read
-	Since  time.Time // last changed at or after
-	Limit  int       // groups at most; 0: 100, at most 1,000
+	Reason parley.Reason // or NoReason
+	Text   string        // in the name of the recipient or sender, or in the text of the error; needs the role read
+	Since  time.Time     // last changed at or after
+	Limit  int           // groups at most; 0: 100, at most 1,000
 }
 
 // Undelivered is what was not delivered, by cause.
@@ -132,7 +132,7 @@ type trouble struct {
 func (f *UndeliveredFilter) matches(t *trouble) bool {
 	e := cmp.Or(t.Error, &parley.Error{})
 	return (f.To == "" || f.To == t.To) && (f.From == "" || f.From == t.From) && (f.Code == "" || f.Code == e.Code) &&
-		(f.Reason == "" || f.Reason == e.Reason) && !t.Changed.Before(f.Since) &&
+		reasonMatches(f.Reason, e) && !t.Changed.Before(f.Since) &&
 		(f.Text == "" || slices.ContainsFunc([]string{t.To, t.From, e.Text, e.Detail}, func(s string) bool {
 			return strings.Contains(strings.ToLower(s), f.Text)
 		}))

@@ -238,3 +238,28 @@ func TestRemovalPreview(t *testing.T) {
 	_, err = b.as(operator.Secret).RemovalPreview(ctx, "weather")
 	code(t, err, parley.Forbidden)
 }
+
+// TestNoReasonIsChosen: dead letters without a reason are apart from those of the same code that have one.
+func TestNoReasonIsChosen(t *testing.T) {
+	b, ctx := open(t, nil), t.Context()
+	if _, err := b.client.AddAgent(ctx, NewAgent{Name: "far", Identities: []NewIdentity{{Protocol: "agh",
+		ID: "far"}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.bury(parley.Message{Kind: parley.Notice, From: "bob", To: "far"}, diesOfRefusal)
+	bare := b.bury(parley.Message{Kind: parley.Notice, From: "bob", To: "far"}, journal.Step{State: parley.Dead,
+		Error: parley.Refuse(parley.Unavailable, "it says no more")})
+	f := DeadFilter{Code: parley.Unavailable, Reason: NoReason}
+	list, err := b.client.Dead(ctx, f)
+	if err != nil || len(list) != 1 || list[0].Message != bare {
+		t.Errorf("%+v, %v", list, err)
+	}
+	u, err := b.client.Undelivered(ctx, UndeliveredFilter{Code: parley.Unavailable, Reason: NoReason})
+	if err != nil || !slices.Equal(shapes(u), []string{"far unavailable  1/1"}) {
+		t.Errorf("%q, %v", shapes(u), err)
+	}
+	r, err := b.client.DropAll(ctx, Bulk{Filter: f, Expect: 1})
+	if err != nil || r.Done != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}

@@ -137,6 +137,10 @@ func filterWords(name, value string) string {
 		return "out by " + protocolName(value)
 	case "slow":
 		return "slower than " + value
+	case "reason":
+		if value == string(admin.NoReason) {
+			return "without a reason"
+		}
 	case "open":
 		return "open"
 	case "failed":

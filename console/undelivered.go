@@ -323,8 +323,8 @@ func (l *deadRows) group(g *admin.UndeliveredGroup, tab admin.Show) (Cause, erro
 // of are the parameters that choose a group, as far as actions know them.
 func (l *deadRows) of(g *admin.UndeliveredGroup) url.Values {
 	out := url.Values{"to": {g.To}}
-	for name, v := range map[string]string{"code": string(g.Problem.Code), "reason": string(g.Problem.Reason),
-		"from": l.f.From} {
+	for name, v := range map[string]string{"code": string(g.Problem.Code),
+		"reason": string(cmp.Or(g.Problem.Reason, admin.NoReason)), "from": l.f.From} {
 		if v != "" {
 			out.Set(name, v)
 		}

@@ -367,6 +367,31 @@ func TestNoActionOverCauses(t *testing.T) {
 	}
 }
 
+// TestCauseWithoutAReason: its dialog means its dead letters only, also if others with a reason have the same code.
+func TestCauseWithoutAReason(t *testing.T) {
+	b := ledger(t, 2)
+	b.bury("bob", "ledger", "other", dies(parley.Unavailable, "", "it says no more"))
+	w := b.entered(b.token("ops", admin.Operate))
+	page := w.page("/console/undelivered?to=ledger")
+	_, group, ok := strings.Cut(page, `it says no more`)
+	link := regexp.MustCompile(`href="(\?drop=1&amp;[^"]*)"`).FindStringSubmatch(group)
+	if !ok || link == nil {
+		t.Fatal("there is no group without a reason")
+	}
+	page = w.page("/console/undelivered" + html.UnescapeString(link[1]))
+	lacks(t, page, "Drop 1 message to ledger?", "--cause none")
+	form := dialog(t, page)
+	form.Set("typed", "1")
+	form.Set("why", "nobody needs it")
+	if status, _ := w.do("POST", "/console/undelivered/drop", form); status != http.StatusOK {
+		t.Errorf("drop: %d", status)
+	}
+	if list, err := b.api.Dead(t.Context(), admin.DeadFilter{To: "ledger"}); err != nil || len(list) != 2 ||
+		list[0].Reason.Reason == "" || list[1].Reason.Reason == "" {
+		t.Errorf("left: %+v, %v", list, err)
+	}
+}
+
 func TestRetryDialogKeepsWhatWasTyped(t *testing.T) {
 	b := ledger(t, 2)
 	w := b.entered(b.token("ops", admin.Operate))

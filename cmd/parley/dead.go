@@ -62,7 +62,8 @@ func (f *deadFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.To, "to", "", "only dead letters to this agent")
 	c.Flags().StringVar(&f.From, "from", "", "only dead letters from this agent")
 	c.Flags().StringVar((*string)(&f.Code), "code", "", "only those with this error code, e.g. timed_out")
-	c.Flags().StringVar((*string)(&f.Reason), "cause", "", "only those with this cause, e.g. connection_refused")
+	c.Flags().StringVar((*string)(&f.Reason), "cause", "", "only those with this cause, e.g. connection_refused; none: "+
+		"those without one")
 	c.Flags().StringVar(&f.sinceText, "since", "", "only those given up since this time; or a duration back from now (2h)")
 	c.Flags().StringVar(&f.beforeText, "before", "", "only those given up before this time; or a duration back from now "+
 		"(2h)")
