@@ -17,17 +17,16 @@ import (
 
 // Agents is the content of the screen.
 type Agents struct {
-	Filters  Filters
-	Heading  string
-	Rows     []AgentRow
-	Shown    int
-	More     int    // agents behind this page
-	Older    string // address of the next page; ""
-	Newest   string // address of the first page; ""
-	Empty    *Empty
-	Since    Moment // from which agents are heard of
-	Detail   *AgentDetail
-	ListLink string // of the list without filters
+	Filters Filters
+	Heading string
+	Rows    []AgentRow
+	Shown   int
+	More    int    // agents behind this page
+	Older   string // address of the next page; ""
+	Newest  string // address of the first page; ""
+	Empty   *Empty
+	Since   Moment // from which agents are heard of
+	Detail  *AgentDetail
 }
 
 // AgentRow is one agent of the list.
@@ -69,8 +68,7 @@ func (c *Console) agents(q *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Agents{Shown: len(page.Agents), More: page.More, Since: Moment{page.HeardSince, q.now},
-		ListLink: Base + "agents"}
+	out := &Agents{Shown: len(page.Agents), More: page.More, Since: Moment{page.HeardSince, q.now}}
 	chosen := cmp.Or(query.Get("m"), q.r.PathValue("name"))
 	if chosen == "" && len(page.Agents) > 0 {
 		chosen = page.Agents[0].Name
@@ -253,7 +251,8 @@ func agentFilterWords(name, value string) string {
 }
 
 func agentFilters(query url.Values, n *admin.AgentCounts) Filters {
-	f := Filters{Search: true, Text: query.Get("q"), Q: query}
+	f := Filters{Search: &Search{"q", "Search agents", "Name, address, key, skill", Base + "agents"}, Text: query.Get("q"),
+		Q: query}
 	if n == nil {
 		n = &admin.AgentCounts{}
 	}
@@ -296,30 +295,20 @@ func (c *Console) noAgents(q *request, query url.Values, n *admin.AgentCounts) (
 		return e, nil
 	}
 	e.Total = upTo(n.All)
-	for _, name := range agentParameters {
-		v := query.Get(name)
-		if v == "" {
-			continue
-		}
-		less := url.Values{}
-		for k, list := range query {
-			if k != name {
-				less[k] = list
-			}
-		}
-		f, _, err := agentFilter(less)
+	var err error
+	e.Hiding, err = hiding(query, agentParameters, agentFilterWords, func(without url.Values) (string, error) {
+		f, _, err := agentFilter(without)
 		if err != nil {
-			return nil, err
+			return "", err
 		}
 		f.Limit = 1
 		page, err := c.admin.Agents(q.r.Context(), q.by, f)
-		if err != nil {
-			return nil, err
-		}
-		e.Hiding = append(e.Hiding, Choice{Name: name, Label: agentFilterWords(name, v),
-			Count: grouped(int64(len(page.Agents) + page.More)), Link: agentsWith(query, name, "")})
+		return grouped(int64(len(page.Agents) + page.More)), err
+	})
+	for i := range e.Hiding {
+		e.Hiding[i].Link = agentsWith(query, e.Hiding[i].Name, "")
 	}
-	return e, nil
+	return e, err
 }
 
 // noAgent refuses a form without the name of an agent.

@@ -33,17 +33,26 @@ func (r *AuditRow) Who() string {
 	return r.Actor + " via " + r.Via
 }
 
+// auditFilter reads the filter of the list.
+func auditFilter(query url.Values, now time.Time) (f admin.AuditFilter, err error) {
+	f = admin.AuditFilter{By: query.Get("by"), Action: query.Get("action"), Target: query.Get("target")}
+	if v := query.Get("since"); v != "" {
+		if f.Since, err = momentOf(v, now); err != nil {
+			return f, parley.Refuse(parley.Malformed, "the filter since=%.40q is not one: %s", v, err)
+		}
+	}
+	return f, nil
+}
+
 // audit is the list of operators' actions.
 func (c *Console) audit(q *request) (any, error) {
 	query, err := known(q.r.URL.Query(), "by", "action", "target", "since", "before")
 	if err != nil {
 		return nil, err
 	}
-	f := admin.AuditFilter{By: query.Get("by"), Action: query.Get("action"), Target: query.Get("target")}
-	if v := query.Get("since"); v != "" {
-		if f.Since, err = momentOf(v, q.now); err != nil {
-			return nil, parley.Refuse(parley.Malformed, "the filter since=%.40q is not one: %s", v, err)
-		}
+	f, err := auditFilter(query, q.now)
+	if err != nil {
+		return nil, err
 	}
 	list, err := c.admin.Audit(q.by, f)
 	if err != nil {
@@ -67,7 +76,7 @@ func (c *Console) audit(q *request) (any, error) {
 	out.Filters = auditFilters(query)
 	out.Page = pageOf(query, len(out.Rows), total, older)
 	if len(out.Rows) == 0 {
-		out.Empty, err = c.noAudit(q, query, f)
+		out.Empty, err = c.noAudit(q, query)
 	}
 	return out, err
 }
@@ -83,34 +92,23 @@ func auditFilters(query url.Values) Filters {
 }
 
 // noAudit says which filters hide the actions.
-func (c *Console) noAudit(q *request, query url.Values, f admin.AuditFilter) (*Empty, error) {
+func (c *Console) noAudit(q *request, query url.Values) (*Empty, error) {
 	all, err := c.admin.Audit(q.by, admin.AuditFilter{})
 	if err != nil {
 		return nil, err
 	}
 	e := &Empty{New: len(all) == 0, Total: grouped(int64(len(all))), All: with(nil)}
-	for _, name := range []string{"by", "action", "target", "since"} {
-		v := query.Get(name)
-		if v == "" || e.New {
-			continue
-		}
-		g := f
-		switch name {
-		case "by":
-			g.By = ""
-		case "action":
-			g.Action = ""
-		case "target":
-			g.Target = ""
-		case "since":
-			g.Since = time.Time{}
-		}
-		rest, err := c.admin.Audit(q.by, g)
-		if err != nil {
-			return nil, err
-		}
-		e.Hiding = append(e.Hiding, Choice{Name: name, Label: filterWords(name, v), Count: grouped(int64(len(rest))),
-			Link: with(query, name, "")})
+	if e.New {
+		return e, nil
 	}
-	return e, nil
+	e.Hiding, err = hiding(query, []string{"by", "action", "target", "since"}, filterWords,
+		func(without url.Values) (string, error) {
+			f, err := auditFilter(without, q.now)
+			if err != nil {
+				return "", err
+			}
+			rest, err := c.admin.Audit(q.by, f)
+			return grouped(int64(len(rest))), err
+		})
+	return e, err
 }

@@ -176,13 +176,19 @@ type Pair struct{ Name, Value string }
 
 // Filters are what stands above a list.
 type Filters struct {
-	Search  bool
+	Search  *Search // nil: there is none
 	Text    string
 	Q       url.Values
 	Show    []Choice
 	Chips   []Chip
 	Menus   []Menu
 	NoWords bool
+}
+
+// Search is the field above a list.
+type Search struct {
+	Name, Label, Hint string
+	Action            string // address of the list; "": that of the page
 }
 
 // Keep gives the other parameters of a form that sets these: the list begins at its first page.
@@ -195,6 +201,25 @@ func keep(q url.Values, names ...string) (out []Pair) {
 		}
 	}
 	return out
+}
+
+// hiding are the filters that hide rows, each with the number of rows without it.
+func hiding(query url.Values, names []string, words func(name, value string) string,
+	count func(without url.Values) (string, error)) (out []Choice, err error) {
+	for _, name := range names {
+		v := query.Get(name)
+		if v == "" {
+			continue
+		}
+		without := maps.Clone(query)
+		without.Del(name)
+		n, err := count(without)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Choice{Name: name, Label: words(name, v), Count: n, Link: with(query, name, "")})
+	}
+	return out, nil
 }
 
 // chips are those of the filters that have no other place above the list.

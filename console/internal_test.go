@@ -151,7 +151,7 @@ func BenchmarkMessages(b *testing.B) {
 	}
 	now := time.Now()
 	l := &list{now: now, slow: admin.DefaultSlow, read: true}
-	m := &Messages{Filters: Filters{Search: true, Show: showChoices(nil, &admin.Counts{}),
+	m := &Messages{Filters: Filters{Search: &searchMessages, Show: showChoices(nil, &admin.Counts{}),
 		Menus: []Menu{menu(nil, "protocol", "Protocol", protocolChoices()...)}}}
 	for i := range pageRows {
 		v := admin.Summary{Kind: parley.Request, From: "guest/asp/bakery.example-shop-baker-d46b123f", To: "weather",

@@ -77,9 +77,11 @@ func (c *Console) chosenRefusal(q *request, ref string, rows []Row) *Explanation
 	return explanation(&f, q.now)
 }
 
+var searchMessages = Search{Name: "text", Label: "Search content, names, ids", Hint: "Search content, names, ids, refs"}
+
 // messageFilters are those above Messages.
 func (c *Console) messageFilters(q *request, query url.Values, n *admin.Counts) Filters {
-	f := Filters{Search: true, Text: query.Get("text"), Q: query, Show: showChoices(query, n)}
+	f := Filters{Search: &searchMessages, Text: query.Get("text"), Q: query, Show: showChoices(query, n)}
 	f.Chips = chips(query, "since", "until", "agent", "from", "to", "protocol", "via", "proof", "kind", "state", "slow",
 		"trace")
 	f.Menus = []Menu{agentMenu(query, "agent", "Agent", c.agentNames(q)),

@@ -215,6 +215,10 @@ var undeliveredTabs = []struct {
 
 func (c *Console) undeliveredFilters(q *request, query url.Values, u *admin.Undelivered) Filters {
 	f := Filters{Text: query.Get("text"), Q: query, Chips: chips(query, undeliveredParams[1:]...)}
+	if q.by.May(admin.Read) {
+		f.Search = &Search{Name: "text", Label: "Search recipients, senders, texts of errors",
+			Hint: "Recipient, sender, text of the error"}
+	}
 	for _, t := range undeliveredTabs {
 		v := Choice{Label: t.label, Name: string(t.show), Link: with(query, "show", string(t.show), "view", ""),
 			Count: countWords(t.count(&u.Counts)), On: t.show == u.Show}
@@ -497,27 +501,14 @@ func (c *Console) noneUndelivered(q *request, out *Undelivered, f admin.Undelive
 		out.Others = strings.Join(others, ", ")
 		return nil
 	}
-	for _, name := range undeliveredParams {
-		v := query.Get(name)
-		if v == "" {
-			continue
-		}
-		without := url.Values{}
-		for k := range query {
-			without.Set(k, query.Get(k))
-		}
-		without.Del(name)
-		g, _, err := undeliveredFilter(without, q.now)
+	out.Empty.Hiding, err = hiding(query, undeliveredParams, filterWords, func(without url.Values) (string, error) {
+		f, _, err := undeliveredFilter(without, q.now)
 		if err != nil {
-			return err
+			return "", err
 		}
-		g.Limit = 1
-		number, _, err := count(g)
-		if err != nil {
-			return err
-		}
-		out.Empty.Hiding = append(out.Empty.Hiding, Choice{Name: name, Label: filterWords(name, v), Count: number,
-			Link: with(query, name, "")})
-	}
-	return nil
+		f.Limit = 1
+		number, _, err := count(f)
+		return number, err
+	})
+	return err
 }
