@@ -105,6 +105,7 @@ func (c *Console) agentDetail(q *request, name string, query url.Values) (*Agent
 	}
 	d := &AgentDetail{Agent: v, Paused: v.State == hub.Paused,
 		Added: Moment{cmp.Or(v.Origin.At, v.Added), q.now}}
+	v.Title = titleBeside(&v)
 	if v.Waiting != nil {
 		d.Oldest = Moment{v.Waiting.Oldest, q.now}
 	}

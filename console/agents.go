@@ -179,9 +179,17 @@ func joined(sep string, texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), sep)
 }
 
+// titleBeside is the title of an agent, unless its name says the same.
+func titleBeside(v *admin.Agent) string {
+	if strings.EqualFold(v.Title, v.Name) {
+		return ""
+	}
+	return v.Title
+}
+
 func agentRow(v *admin.Agent, now time.Time, chosen string, query url.Values) AgentRow {
 	s, text := worstOf(v)
-	r := AgentRow{ID: "a-" + v.Name, Name: v.Name, Link: agentLink(v.Name, query), Title: first(v.Title, sayRunes),
+	r := AgentRow{ID: "a-" + v.Name, Name: v.Name, Link: agentLink(v.Name, query), Title: first(titleBeside(v), sayRunes),
 		State: agentSigns[s.State], Selected: v.Name == chosen, Count: "dim"}
 	r.Note = joined(", ", first(text, sayRunes), first(reasonOf(s), sayRunes), sinceWords(s.Since, now))
 	r.Bad = r.State.Class == "bad"

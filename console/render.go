@@ -124,8 +124,8 @@ func (c *Console) fail(w http.ResponseWriter, r *http.Request, q *request, err e
 		c.log.Error("a page of the console failed", "path", r.URL.Path, "error", err)
 	}
 	enter := q == nil && e.Code == parley.Unauthenticated
-	if enter {
-		p.Advice = "" // it is for senders of messages
+	if e.Reason == "" && status < 500 {
+		p.Advice = "" // that of a code alone is for senders of messages
 	}
 	c.render(w, r, q, "fault", "Not done", Fault{p, enter}, status)
 }
