@@ -7,13 +7,16 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// This file does what the forms of the screen Agents ask for. Package admin checks the role.
+// This file does what the forms of the screen Agents order, but for agent_changes.go. Package admin checks the role.
 
 // agentRoutes are the forms.
 func (c *Console) agentRoutes() {
 	for path, do := range map[string]func(*request) error{"pause": c.pauseAgent, "resume": c.resumeAgent,
-		"expose": c.exposeAgent, "remove": c.removeAgent, "connect": c.connectAgent} {
-		c.mux.Handle("POST "+Base+"agents/"+path, c.action(do))
+		"remove": c.removeAgent, "connect": c.connectAgent} {
+		c.post(Base+"agents/"+path, do)
+	}
+	for name, change := range agentChanges {
+		c.post(Base+"agents/"+name, func(q *request) error { return c.changeAgent(q, name, &change) })
 	}
 }
 
@@ -47,22 +50,6 @@ func (c *Console) resumeAgent(q *request) error {
 		return err
 	}
 	v, err := c.admin.Pause(q.r.Context(), q.by, name, false)
-	if err == nil {
-		q.see(agentPath(v.Name))
-	}
-	return err
-}
-
-func (c *Console) exposeAgent(q *request) error {
-	name, err := formAgent(q)
-	if err != nil {
-		return err
-	}
-	list := q.r.PostForm["p"]
-	if len(list) > 16 {
-		return parley.Refuse(parley.TooLarge, "the form names more than 16 protocols")
-	}
-	v, err := c.admin.Expose(q.r.Context(), q.by, name, append([]string{}, list...))
 	if err == nil {
 		q.see(agentPath(v.Name))
 	}

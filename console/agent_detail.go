@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
@@ -39,6 +38,9 @@ type AgentDetail struct {
 	AskPath, AskName string // where the dialogs' forms get their facts
 	AskRemove        string
 	Protocols        []ExposeChoice
+	Linkable         []Pair         // protocols of further identities
+	Provable         []Pair         // protocols that it speaks
+	Replaceable      []Pair         // protocols in which the hub has a key for it
 	Ask              *AgentQuestion // the dialog that needs facts of the hub
 }
 
@@ -103,9 +105,9 @@ func (c *Console) agentDetail(q *request, name string, query url.Values) (*Agent
 	if err != nil {
 		return nil, err
 	}
+	v.Title = titleBeside(&v)
 	d := &AgentDetail{Agent: v, Paused: v.State == hub.Paused,
 		Added: Moment{cmp.Or(v.Origin.At, v.Added), q.now}}
-	v.Title = titleBeside(&v)
 	if v.Waiting != nil {
 		d.Oldest = Moment{v.Waiting.Oldest, q.now}
 	}
@@ -126,6 +128,7 @@ func (c *Console) agentDetail(q *request, name string, query url.Values) (*Agent
 	d.callers()
 	d.locked()
 	d.Protocols = exposeChoices(&v, v.Exposed)
+	d.keyChoices()
 	path, _, special := strings.Cut(agentPath(v.Name), "?m=")
 	if d.AskPath = path; special {
 		d.AskName = v.Name
@@ -207,43 +210,4 @@ func exposeChoices(v *admin.Agent, exposed []string) (out []ExposeChoice) {
 		}
 	}
 	return out
-}
-
-// AgentQuestion is a dialog about a change, with what the change would do.
-type AgentQuestion struct {
-	Name      string // expose or remove
-	Text      []string
-	Command   string
-	Protocols []string // to expose in
-	Seen      string   // what the operator read
-	Changed   bool     // it is not what the operator read before
-	Refused   string   // why it would be refused
-}
-
-// ask adds the dialog that the address names.
-func (c *Console) ask(q *request, d *AgentDetail, query url.Values) error {
-	u := q.r.URL.Query()
-	switch u.Get("ask") {
-	case "expose":
-		list := u["p"]
-		if len(list) > 16 {
-			return parley.Refuse(parley.TooLarge, "the form names more than 16 protocols")
-		}
-		a := &AgentQuestion{Name: "expose", Protocols: list}
-		p, err := c.admin.PreviewExpose(q.r.Context(), q.by, d.Name, list)
-		if err != nil {
-			a.Refused = parley.AsError(err).Text
-		}
-		a.Text, a.Command, d.Protocols = p.Text, p.Command, exposeChoices(&d.Agent, list)
-		d.Ask = a
-	case "remove":
-		a := &AgentQuestion{Name: "remove", Command: "parley agents remove " + d.Name, Changed: u.Get("changed") != ""}
-		r, err := c.admin.RemovalPreview(q.by, d.Name)
-		if err != nil {
-			a.Refused = parley.AsError(err).Text
-		}
-		a.Text, a.Seen = []string{r.Text}, r.Text
-		d.Ask = a
-	}
-	return nil
 }

@@ -325,12 +325,12 @@ func TestExposeShowsWhatChanges(t *testing.T) {
 	if v, err := b.api.Agent(t.Context(), "acme/buyer", 0); err != nil || !slices.Equal(v.Exposed, []string{"asp"}) {
 		t.Fatalf("the question alone changed something: %v, %v", v.Exposed, err)
 	}
-	w.agentForm("expose", url.Values{"name": {"acme/buyer"}, "p": {"a2a"}})
+	w.agentForm("expose", w.asked("/console/agents/acme/buyer?ask=expose&p=a2a", "ask"))
 	if v, err := b.api.Agent(t.Context(), "acme/buyer", 0); err != nil || !slices.Equal(v.Exposed, []string{"a2a"}) {
 		t.Errorf("%v, %v", v.Exposed, err)
 	}
 	has(t, w.page("/console/agents/acme/buyer?ask=expose&p=telex"), "is no protocol")
-	w.agentForm("expose", url.Values{"name": {"acme/buyer"}})
+	w.agentForm("expose", w.asked("/console/agents/acme/buyer?ask=expose", "ask"))
 	if v, err := b.api.Agent(t.Context(), "acme/buyer", 0); err != nil || len(v.Exposed) != 0 {
 		t.Errorf("exposed nowhere: %v, %v", v.Exposed, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +38,8 @@ type Console struct {
 	hub   string // its id, which names the cookie
 	pages *pages
 	sent  sentLog // of the workbench
+
+	actions []string // see [Console.Actions]
 }
 
 // Base is the path of the console.
@@ -69,13 +72,14 @@ func New(c Config) (*Console, error) {
 func (c *Console) routes() {
 	c.mux.HandleFunc("GET "+Base+"enter", c.showEnter)
 	c.mux.HandleFunc("POST "+Base+"enter", c.enter)
-	c.mux.Handle("POST "+Base+"leave", c.action(c.leave))
+	c.post(Base+"leave", c.leave)
 	c.mux.Handle("GET "+livePath, c.session(c.serveLive))
 	c.mux.Handle("GET "+Base+"conversations/{id}/evidence", c.session(c.evidence))
+	c.post(Base+"conversations/{id}/forget", c.forgetConversation)
 	c.agentRoutes()
 	c.undeliveredActions()
-	c.mux.Handle("POST "+workbenchPath, c.action(c.inspect))
-	c.mux.Handle("POST "+workbenchPath+"/send", c.action(c.send))
+	c.post(workbenchPath, c.inspect)
+	c.post(workbenchPath+"/send", c.send)
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}
@@ -84,6 +88,15 @@ func (c *Console) routes() {
 			http.StatusNotFound)
 	})
 }
+
+// post registers what a form orders.
+func (c *Console) post(path string, do func(*request) error) {
+	c.actions = append(c.actions, path)
+	c.mux.Handle("POST "+path, c.action(do))
+}
+
+// Actions are the paths to which forms of a session are sent, as patterns of [http.ServeMux].
+func (c *Console) Actions() []string { return slices.Clone(c.actions) }
 
 // ServeHTTP implements http.Handler. The caller has checked the host name and the origin.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {

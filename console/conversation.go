@@ -41,6 +41,7 @@ type ConversationView struct {
 	Chosen   *Chosen
 	Refusal  *admin.Refusal // that is chosen, or alone
 	Evidence string         // address of the file; "": the actor may not have it
+	Forget   *ForgetQuestion
 
 	now time.Time
 }
@@ -95,7 +96,7 @@ func (c *Console) conversation(q *request) (any, error) {
 	if err := c.fill(ctx, q, v, list); err != nil {
 		return nil, err
 	}
-	return v, nil
+	return v, c.askForget(q, v)
 }
 
 // named is what an id means that is not one of a conversation: a message has one, a refusal is alone.

@@ -21,9 +21,9 @@ import (
 
 // undeliveredActions are the forms of the screen.
 func (c *Console) undeliveredActions() {
-	c.mux.Handle("POST "+undeliveredPath+"/retry", c.action(func(q *request) error { return c.changeDead(q, true) }))
-	c.mux.Handle("POST "+undeliveredPath+"/drop", c.action(func(q *request) error { return c.changeDead(q, false) }))
-	c.mux.Handle("POST "+undeliveredPath+"/stop", c.action(c.stopJob))
+	c.post(undeliveredPath+"/retry", func(q *request) error { return c.changeDead(q, true) })
+	c.post(undeliveredPath+"/drop", func(q *request) error { return c.changeDead(q, false) })
+	c.post(undeliveredPath+"/stop", c.stopJob)
 	// A dialog that comes back is at the address of its form; links of that page lead here.
 	c.mux.Handle("GET "+undeliveredPath+"/{action}", c.session(func(q *request) {
 		http.Redirect(q.w, q.r, undeliveredPath+"?"+q.r.URL.RawQuery, http.StatusSeeOther)
