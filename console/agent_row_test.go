@@ -56,3 +56,13 @@ func TestEveryStateHasASign(t *testing.T) {
 		seen[v.Word] = s
 	}
 }
+
+// TestTitleIsNotTheNameAgain: a row has the title only if it says more than the name.
+func TestTitleIsNotTheNameAgain(t *testing.T) {
+	for title, want := range map[string]string{"Weather": "", "weather": "", "Weather of Bern": "Weather of Bern"} {
+		v := admin.Agent{Name: "weather", Title: title}
+		if r := agentRow(&v, time.Time{}, "", nil); r.Title != want {
+			t.Errorf("%s: %q, want %q", title, r.Title, want)
+		}
+	}
+}
