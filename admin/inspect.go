@@ -19,6 +19,8 @@ type Workbench struct {
 	Inspect func(context.Context, Inspection) (*Inspected, error)
 	// Doctor checks the ways to an agent of the directory, on behalf of an operator.
 	Doctor func(ctx context.Context, by Actor, agent string) []DoctorStep
+	// Losses foretells what a message loses on its way, and what the answers to it lose or cannot say.
+	Losses func(Passage) (there, back []ForeseenLoss)
 }
 
 // An Inspection is a message to explain: pasted, or recorded. Nothing of it is sent or kept.

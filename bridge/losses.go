@@ -199,6 +199,14 @@ func specificJSON(t string) bool {
 // writes 0.1 as 0.1 again, but not 0.10000000000000001. Whole numbers do not count:
 // they keep any size.
 func losesDigits(b []byte) bool {
+	return hasNumber(b, func(literal []byte, decimal bool) bool {
+		// A float keeps fifteen digits; most numbers end here.
+		return decimal && len(literal) > 15 && roundsDecimal(string(literal))
+	})
+}
+
+// hasNumber reports whether JSON has a number for which is gives true.
+func hasNumber(b []byte, is func(literal []byte, decimal bool) bool) bool {
 	for i := 0; i < len(b); {
 		switch c := b[i]; {
 		case c == '"':
@@ -214,8 +222,7 @@ func losesDigits(b []byte) bool {
 				b[i] == '+' || b[i] == '-'); i++ {
 				decimal = decimal || b[i] == '.' || b[i] == 'e' || b[i] == 'E'
 			}
-			// A float keeps fifteen digits; most numbers end here.
-			if decimal && i-start > 15 && roundsDecimal(string(b[start:i])) {
+			if is(b[start:i], decimal) {
 				return true
 			}
 		default:

@@ -13,7 +13,7 @@ import (
 
 // workbench is what the admin API does with the protocols.
 func (n *Node) workbench() admin.Workbench {
-	return admin.Workbench{Inspect: n.inspect, Doctor: n.doctor}
+	return admin.Workbench{Inspect: n.inspect, Doctor: n.doctor, Losses: foretold}
 }
 
 // inspect explains a pasted message, with the keys and cards that the hub knows.

@@ -173,7 +173,12 @@ func (p *Policy) Next(c Config) (*Policy, error) {
 // Admit decides about a message of any kind to its recipients. It returns nil
 // or the first refusal.
 func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
-	if err := p.rate(m); err != nil {
+	return p.judge(m, to, (*limiter).take)
+}
+
+// judge decides about a message. take says how long a limiter holds it back.
+func (p *Policy) judge(m *parley.Message, to []Recipient, take taker) *parley.Error {
+	if err := p.rate(m, take); err != nil {
 		return err
 	}
 	if err := p.hops(m); err != nil {
@@ -192,7 +197,7 @@ func (p *Policy) Admit(m *parley.Message, to []Recipient) *parley.Error {
 			if r.Began {
 				continue
 			}
-			if err := p.pair(m, r.Agent); err != nil {
+			if err := p.pair(m, r.Agent, take); err != nil {
 				return err
 			}
 		}
@@ -207,13 +212,13 @@ func isReply(m *parley.Message) bool {
 }
 
 // pair counts a message of one agent to another.
-func (p *Policy) pair(m *parley.Message, a *parley.Agent) *parley.Error {
+func (p *Policy) pair(m *parley.Message, a *parley.Agent, take taker) *parley.Error {
 	to, skill := a.Name, skillOf(m, a)
 	for i, l := range p.c.Limits {
 		if !Match(l.From, m.From) || !matchAny(l.To, to, skill) {
 			continue
 		}
-		if wait := p.pairs[i].take(m.From+"\x00"+to, p.c.Now()); wait > 0 {
+		if wait := take(p.pairs[i], m.From+"\x00"+to, p.c.Now()); wait > 0 {
 			return tooOften(parley.PairRate, wait, "agent %q may call %q %g times a second", m.From, to,
 				l.Rate.PerSecond)
 		}
@@ -348,7 +353,10 @@ func Match(pattern, name string) bool {
 	return ok && err == nil
 }
 
-func (p *Policy) rate(m *parley.Message) *parley.Error {
+// A taker is [limiter.take] or [limiter.wait].
+type taker func(l *limiter, name string, now time.Time) time.Duration
+
+func (p *Policy) rate(m *parley.Message, take taker) *parley.Error {
 	if m.Origin.Protocol == "go" || isReply(m) {
 		return nil // this process's own messages, and replies
 	}
@@ -356,7 +364,7 @@ func (p *Policy) rate(m *parley.Message) *parley.Error {
 	if m.Origin.Verdict.Assurance == parley.Unsigned {
 		l, who, limit = p.unknown, m.Origin.Protocol+" "+m.Origin.Peer, parley.UnknownRate
 	}
-	if wait := l.take(who, p.c.Now()); wait > 0 {
+	if wait := take(l, who, p.c.Now()); wait > 0 {
 		return tooOften(limit, wait, "over the limit of %g messages a second", l.rate.PerSecond)
 	}
 	return nil

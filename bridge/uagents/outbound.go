@@ -13,6 +13,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/bridge"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/internal/recorder"
 	protocol "github.com/parley-hub/parley/uagents"
@@ -192,18 +193,31 @@ func (b *Binding) encodeContent(o hub.Outbound) (protocol.Message, []parley.Loss
 		bridge.Losses(bridge.Model, m, o.Recipient.Name), nil
 }
 
+// skillOf is the skill that takes a message which names one, or none.
+func skillOf(skill string, e *directory.Entry) (id string, k parley.SkillSpec, declared bool) {
+	k, declared = e.SkillNamed(skill)
+	if skill == "" && declared {
+		skill = k.ID
+	}
+	return cmp.Or(skill, chatSkill), k, declared
+}
+
+// WayTo is the form in which a message of another protocol that names a skill, or none, gets to a uAgent.
+func WayTo(skill string, e *directory.Entry) bridge.Way {
+	if id, _, _ := skillOf(skill, e); id == chatSkill {
+		return bridge.Chat
+	}
+	return bridge.Model
+}
+
 // modelFor chooses the model of a message; model is nil if only its digest is known.
 func (b *Binding) modelFor(o hub.Outbound) (model *protocol.Model, digest, proto string, perr *parley.Error) {
 	m := o.Message
 	if protocol.IsSchemaDigest(m.Schema) && classOf(m.Schema) == other {
 		return b.almanac.model(m.Schema), m.Schema, "", nil
 	}
-	skill := m.Skill
-	k, declared := o.Recipient.SkillNamed(skill)
-	if skill == "" && declared && k.ID != chatSkill {
-		skill = k.ID
-	}
-	if skill == "" || skill == chatSkill {
+	skill, k, declared := skillOf(m.Skill, o.Recipient)
+	if skill == chatSkill {
 		return nil, protocol.ChatMessageDigest, protocol.ChatProtocolDigest, nil
 	}
 	if r := b.almanac.registered(o.Identity.ID); r != nil {
