@@ -52,6 +52,7 @@ type Inspected struct {
 	Verified bool             `json:"verified"`      // every check was made, and none failed
 	Sentence string           `json:"sentence"`      // why it fails, or what it proves
 	Fix      string           `json:"fix,omitempty"` // what helps
+	Curl     string           `json:"curl,omitzero"` // of an HTTP request: the same as a curl command
 
 	At      time.Time `json:"at,omitzero"`      // for which freshness was judged
 	Message *Recorded `json:"message,omitzero"` // the recorded message that the id names

@@ -32,7 +32,7 @@ func (f *inspectFlags) register(c *cobra.Command) {
 
 func (a *app) inspectCommand() *cobra.Command {
 	var f inspectFlags
-	var atHub bool
+	var atHub, curl bool
 	c := &cobra.Command{
 		Use:   "inspect [FILE|-|MESSAGE|REF]",
 		Short: "Explain any message: its protocol, its fields, its signed bytes, why it fails",
@@ -49,7 +49,7 @@ The exit code is 0 if the message was explained, even if a check fails; 1 if it 
 protocol; 3 if --hub is given and no hub answers.`,
 		Example: "  parley inspect request.http --key BASE64\n  pbpaste | parley inspect -\n  parley inspect " +
 			"message.json --card card.json --json\n  parley inspect --hub request.http\n" +
-			"  parley inspect --hub 018f8fad-5bd9-7b46",
+			"  parley inspect --hub 018f8fad-5bd9-7b46\n  parley inspect --curl request.http",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			explain := a.inspection
@@ -60,10 +60,16 @@ protocol; 3 if --hub is given and no hub answers.`,
 			if err != nil {
 				return err
 			}
+			if curl && v.Curl == "" {
+				return fmt.Errorf("this %s has no method, path and host, so there is no curl command for it", v.Form)
+			} else if curl {
+				return a.print(map[string]string{"curl": v.Curl}, "%s\n", v.Curl)
+			}
 			return a.verdict(true, v, func() error { return a.showInspection(v, true) })
 		},
 	}
 	f.register(c)
+	c.Flags().BoolVar(&curl, "curl", false, "only show the HTTP request as a curl command, without its tokens and cookies")
 	c.Flags().BoolVar(&atHub, "hub", false, "let the running hub explain it, with the keys that it knows")
 	return c
 }

@@ -19,7 +19,7 @@ import (
 // sending holds the flags of send.
 type sending struct {
 	to, from, skill, kind, conversation, key string
-	text, noWait, stream                     bool
+	text, noWait, stream, dryRun, curl       bool
 	wait                                     time.Duration
 
 	protocol, url, keyFile, as string
@@ -39,12 +39,18 @@ empty.
 With --protocol the command speaks that protocol itself, to --url, signed with a
 key of yours or with your token (--key; a2a, mcp: --token-file); no hub is needed.
 
+With --dry-run nothing is sent or recorded: the hub says whether it would take the
+message, where its content does not fit the skill, and what would be lost on the way.
+
 The exit code is 0 when the agent answered, 4 when the hub or the agent refused
 or failed, 3 when no hub answers, 1 when no answer can come now because the agent is
-paused: the message is recorded and waits at the hub.`,
+paused: the message is recorded and waits at the hub. With --dry-run it is 0 when the
+hub would take the message, and 4 when it would refuse it.`,
 		Example: `  parley send --to weather '{"city":"Bern"}'
   parley send --to crew/scout --skill report --wait 2m @question.txt
   parley send --to weather --no-wait 'good morning'
+  parley send --to weather --dry-run '{"town":"Bern"}'
+  parley send --to weather --curl '{"city":"Bern"}'
   parley send --protocol samvad --url http://127.0.0.1:8080/agents/weather \
       --key me.json --as agent://me --skill forecast '{"city":"Bern"}'
   parley send --protocol a2a --url http://127.0.0.1:8080/a2a/weather --token-file my.token \
@@ -67,6 +73,9 @@ paused: the message is recorded and waits at the hub.`,
 			}
 			if (len(s.files) > 0 || s.version != "") && s.protocol != "a2a" {
 				return usage("--file and --version are for --protocol a2a")
+			}
+			if (s.dryRun || s.curl) && (s.protocol != "" || s.stream || s.dryRun && s.curl) {
+				return usage("--dry-run and --curl are each for a message through a hub, without --protocol and --stream")
 			}
 			if s.protocol == "" {
 				return a.sendThrough(cmd.Context(), s, raw, isJSON && !s.text)
@@ -96,6 +105,8 @@ paused: the message is recorded and waits at the hub.`,
 	f.BoolVar(&s.text, "text", false, "CONTENT is text even if it looks like JSON")
 	f.DurationVar(&s.wait, "wait", 30*time.Second, "how long to wait for the answer")
 	f.BoolVar(&s.noWait, "no-wait", false, "do not wait for the answer")
+	f.BoolVar(&s.dryRun, "dry-run", false, "send nothing: say what would become of the message")
+	f.BoolVar(&s.curl, "curl", false, "send nothing: show the same as a curl command for the hub's API")
 	f.BoolVar(&s.stream, "stream", false, "show the agent's events before its answer")
 	f.StringVar(&s.protocol, "protocol", "", protocolNames("or")+": speak it directly, without a hub's API")
 	f.StringVar(&s.url, "url", "", "directly: base URL of the agent, host or server; agh: nats://HOST:PORT")
@@ -135,6 +146,16 @@ func (a *app) sendThrough(ctx context.Context, s sending, raw []byte, isJSON boo
 	hub, err := a.hub()
 	if err != nil {
 		return err
+	}
+	switch {
+	case s.dryRun:
+		return a.foresee(ctx, hub, m)
+	case s.curl:
+		command, err := hub.Curl(m, waits)
+		if err != nil {
+			return err
+		}
+		return a.print(map[string]string{"curl": command}, "%s\n", command)
 	}
 	if err := a.tellState(ctx, hub, m.To); err != nil {
 		return a.hubError(err)

@@ -43,8 +43,12 @@ func curlSample(text string) (*Sample, error) {
 			s.method, err = take()
 		case "-H", "--header":
 			if v, err = take(); err == nil {
-				k, val, _ := strings.Cut(v, ":")
-				s.header.Add(strings.TrimSpace(k), strings.TrimSpace(val))
+				k, val, colon := strings.Cut(v, ":")
+				if name, empty := strings.CutSuffix(k, ";"); !colon && empty {
+					s.header.Add(strings.TrimSpace(name), "")
+				} else if val = strings.TrimSpace(val); val != "" { // "Name:" has curl leave the header out
+					s.header.Add(strings.TrimSpace(k), val)
+				}
 			}
 		case "-d", "--data", "--data-raw", "--data-binary", "--data-ascii", "--json":
 			if v, err = take(); err == nil {

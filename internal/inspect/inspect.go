@@ -81,7 +81,9 @@ func Inspect(ctx context.Context, raw []byte, named string, o Options) (*admin.I
 			return nil, &InputError{err}
 		}
 		v.Protocol, v.Form, v.At = p.Name, s.form, o.Now
-		v.mask(s.secrets())
+		secrets := s.secrets()
+		v.mask(secrets)
+		v.Curl = s.curl(masking(secrets))
 		return &v.Inspected, nil
 	}
 	if named != "" {

@@ -63,16 +63,21 @@ func secretsIn(v jsonx.Value, depth int, add func(string)) {
 	}
 }
 
+// masking replaces secrets.
+func masking(secrets []string) *strings.Replacer {
+	var pairs []string
+	for _, s := range secrets {
+		pairs = append(pairs, s, "(secret)")
+	}
+	return strings.NewReplacer(pairs...)
+}
+
 // mask replaces secrets in every text of the report.
 func (v *Report) mask(secrets []string) {
 	if len(secrets) == 0 {
 		return
 	}
-	var pairs []string
-	for _, s := range secrets {
-		pairs = append(pairs, s, "(secret)")
-	}
-	r := strings.NewReplacer(pairs...)
+	r := masking(secrets)
 	for i := range v.Fields {
 		v.Fields[i].Value = r.Replace(v.Fields[i].Value)
 	}
