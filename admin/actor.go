@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
-	"github.com/parley-hub/parley/policy"
 )
 
 // Role is the set of actions that a token permits; each role includes those before it.
@@ -58,10 +57,7 @@ func (a Actor) may(r Role) error {
 
 // speaker gives the agent for which the actor sends.
 func (a Actor) speaker(name string) (string, error) {
-	patterns := a.Speak
-	if len(patterns) == 0 {
-		patterns = []string{operatorAgent}
-	}
+	patterns := a.speaks()
 	if name == "" {
 		name = operatorAgent
 		if len(patterns) == 1 && parley.CheckName(patterns[0]) == nil {
@@ -71,7 +67,7 @@ func (a Actor) speaker(name string) (string, error) {
 	if err := parley.CheckName(name); err != nil {
 		return "", err
 	}
-	if slices.ContainsFunc(patterns, func(p string) bool { return policy.Match(p, name) }) {
+	if a.speaksAs(name) {
 		return name, nil
 	}
 	return "", parley.Refuse(parley.Forbidden, "token %q may not speak as %q; it may as %s", a.Name, name,

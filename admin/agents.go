@@ -86,13 +86,13 @@ func (f *AgentFilter) check() error {
 
 // chooser makes the test of a filter.
 func (a *Admin) chooser(f *AgentFilter) func(*directory.Entry) bool {
-	named, asked := directory.Matcher(f.Filter), a.asked(f.Q)
+	named, asked, callable := directory.Matcher(f.Filter), a.asked(f.Q), a.callableBy(f.CallableBy)
 	return func(e *directory.Entry) bool {
 		switch {
 		case f.Guest && e.Source != directory.FromGuest, f.StandIn && !a.hasStandIn(e),
 			f.Protocol != "" && !slices.Contains(e.Native(), f.Protocol):
 			return false
-		case !named(e) || !asked(e):
+		case !named(e) || !asked(e) || !callable(e):
 			return false
 		case f.State == "":
 			return true

@@ -70,6 +70,7 @@ func table() map[string]methods {
 		"/v1/checklists/{name}": {"GET": {Observe, getChecklist}},
 		"/v1/inspect":           {"POST": {Observe, change((*Admin).Inspect)}},
 		"/v1/foresee":           {"POST": {Operate, change((*Admin).Foresee)}},
+		"/v1/speakers":          {"GET": {Observe, plain((*Admin).Speakers)}},
 		"/v1/undelivered":       {"GET": {Observe, filtered(undeliveredParams, (*Admin).Undelivered)}},
 		"/v1/jobs":              {"GET": {Observe, list("jobs", (*Admin).Jobs)}},
 		"/v1/jobs/{id}":         {"GET": {Observe, getJob}, "DELETE": {Operate, deleteJob}},

@@ -46,7 +46,8 @@ func conversationParams(f *index.ConversationFilter) []param {
 
 func agentParams(f *AgentFilter) []param {
 	return []param{{"filter", &f.Filter}, {"q", &f.Q}, {"state", &f.State}, {"protocol", &f.Protocol},
-		{"standin", &f.StandIn}, {"guest", &f.Guest}, {"order", &f.Order}, {"cursor", &f.Cursor}, {"limit", &f.Limit}}
+		{"standin", &f.StandIn}, {"guest", &f.Guest}, {"callableBy", &f.CallableBy}, {"order", &f.Order},
+		{"cursor", &f.Cursor}, {"limit", &f.Limit}}
 }
 
 func deadParams(f *DeadFilter) []param {

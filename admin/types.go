@@ -140,7 +140,9 @@ type AgentFilter struct {
 	Protocol string // those that speak it themselves
 	StandIn  bool   // those with a stand-in
 	Guest    bool   // those for whom nobody vouches
-	Order    string // "": by name; "trouble": those in trouble first, the worst state first, then by name
+	// CallableBy chooses those that this agent may send to through this API.
+	CallableBy string
+	Order      string // "": by name; "trouble": those in trouble first, the worst state first, then by name
 
 	Cursor string // Next of the previous page
 	Limit  int    // 0: 100; at most [index.MaxLimit]

@@ -165,6 +165,7 @@ func agentsChosen(c *cobra.Command, f *admin.AgentFilter, wide, trouble *bool) {
 	flags.StringVar(&f.Protocol, "protocol", "", "only agents that speak this protocol themselves")
 	flags.BoolVar(&f.StandIn, "stand-ins", false, "only agents for which the hub stands in")
 	flags.BoolVar(&f.Guest, "guests", false, "only agents for whom nobody vouches")
+	flags.StringVar(&f.CallableBy, "callable-by", "", "only agents that this agent may send to through the hub's API")
 	flags.BoolVar(trouble, "trouble", false, "only agents that are not ready, the worst state first")
 	flags.StringVar(&f.Order, "order", "", "name, or trouble: those that are not ready first (default name)")
 	flags.BoolVar(wide, "wide", false, "also since when, stand-ins, messages that wait, and where each agent came from")

@@ -111,6 +111,12 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 			add(v.Name, v.Title)
 		}
 	})
+	speakers := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
+		v, _ := hub.Speakers(ctx)
+		for _, name := range v.Agents {
+			add(name, "")
+		}
+	})
 	conversations := a.of(func(ctx context.Context, hub *admin.Client, _ string, add func(word, remark string)) {
 		page, _ := hub.Conversations(ctx, index.ConversationFilter{Limit: completionMost})
 		for _, c := range page.Conversations {
@@ -221,10 +227,11 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"restore": {files}, "send": {content}, "tokens revoke": {tokens}, "verify": {files},
 	}
 	flags = map[string]completion{
-		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
+		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs, "callable-by": agents,
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
 		"cause": causes, "stop": jobs,
 		"kind":        words("request", "event", "response", "error", "notice", "cancel", "input"),
+		"send --from": speakers,
 		"send --kind": words("request", "notice"), "proof": words("signed", "session", "unsigned", "refused"),
 		"via": protocolWords, "order": words("name", "trouble"),
 		"state": words("waiting", "delivering", "delivered", "answered", "dead", "dropped", "expired", "abandoned"),
