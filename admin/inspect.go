@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -35,6 +36,13 @@ type Inspection struct {
 	Self     string    `json:"self,omitzero"`     // identity to which the message should be addressed
 	Keys     []string  `json:"keys,omitzero"`     // public keys of the sender, base64, besides those that the hub knows
 	Card     []byte    `json:"card,omitzero"`     // the sender's card
+
+	// Vector asks for the message as a test vector, and SignedBytes for the bytes that were signed.
+	Vector      bool `json:"vector,omitzero"`
+	SignedBytes bool `json:"signedBytes,omitzero"`
+
+	// Recorded is the message that ID names, whose envelope is Input; set by [Admin].
+	Recorded *Recorded `json:"-"`
 }
 
 // MaxInspection bounds [Inspection.Input] in bytes.
@@ -53,6 +61,11 @@ type Inspected struct {
 	Sentence string           `json:"sentence"`      // why it fails, or what it proves
 	Fix      string           `json:"fix,omitempty"` // what helps
 	Curl     string           `json:"curl,omitzero"` // of an HTTP request: the same as a curl command
+
+	// Vector is a file in the form of testdata/vectors, and SignedBytes is what the signature covers, if it covers bytes that
+	// were found and that have no secret; only if the inspection asked for them.
+	Vector      json.RawMessage `json:"vector,omitzero"`
+	SignedBytes []byte          `json:"signedBytes,omitzero"`
 
 	At      time.Time `json:"at,omitzero"`      // for which freshness was judged
 	Message *Recorded `json:"message,omitzero"` // the recorded message that the id names
@@ -144,6 +157,10 @@ func (a *Admin) inspectInput(ctx context.Context, i Inspection) (*Inspected, err
 // inspectRecorded explains a refusal, or else a recorded message, by what the hub found when it came.
 func (a *Admin) inspectRecorded(ctx context.Context, by Actor, name string, i Inspection) (Inspected, error) {
 	if r, err := a.Refusal(by, name); err == nil {
+		if i.Vector {
+			return Inspected{}, parley.Refuse(parley.Unsupported, "%s is a refusal, and the hub keeps no envelope of what it "+
+				"refuses: paste the message", name)
+		}
 		return explainRefusal(r), nil
 	} else if _, _, no := index.Range(name); no != nil {
 		return Inspected{}, parley.Refuse(notFound, "%.40q is neither the reference of a refusal that is kept, nor the id "+
@@ -155,11 +172,16 @@ func (a *Admin) inspectRecorded(ctx context.Context, by Actor, name string, i In
 	}
 	out := Inspected{Form: "recorded message"}
 	if len(m.Raw) > 0 {
-		i = Inspection{Input: m.Raw, Protocol: m.Protocol, At: cmp.Or(i.At, m.Content.Received, m.Time)}
+		i.ID, i.Input, i.Recorded, i.Protocol, i.At = "", m.Raw, &m, m.Protocol, cmp.Or(i.At, m.Content.Received, m.Time)
 		// What cannot be read again is still explained by the checks that were made.
 		if v, err := a.inspectInput(ctx, i); err == nil {
 			out.Version, out.Fields, out.Signed, out.At = v.Version, v.Fields, v.Signed, v.At
+			out.Vector, out.SignedBytes = v.Vector, v.SignedBytes
+		} else if i.Vector {
+			return Inspected{}, parley.Refuse(parley.Unsupported, "%s", err)
 		}
+	} else if i.Vector {
+		return Inspected{}, parley.Refuse(parley.Unsupported, "the envelope of %s is not kept, or needs the role read", m.ID)
 	}
 	out.Protocol, out.Message = m.Protocol, &m
 	out.Verified = m.Assurance == parley.Signed

@@ -18,8 +18,21 @@ func (n *Node) workbench() admin.Workbench {
 
 // inspect explains a pasted message, with the keys and cards that the hub knows.
 func (n *Node) inspect(ctx context.Context, i admin.Inspection) (*admin.Inspected, error) {
-	return inspect.Inspect(ctx, i.Input, i.Protocol, inspect.Options{Keys: i.Keys, Card: i.Card, Self: i.Self, Now: i.At,
-		Known: func(protocol, sender string) ([]string, []byte) { return n.knownKeys(ctx, protocol, sender, i.At) }})
+	o := inspect.Options{Keys: i.Keys, Card: i.Card, Self: i.Self, Now: i.At, Base: n.c.PublicURL, Recorded: i.Recorded,
+		Known: func(protocol, sender string) ([]string, []byte) { return n.knownKeys(ctx, protocol, sender, i.At) }}
+	v, err := inspect.Inspect(ctx, i.Input, i.Protocol, o)
+	if err != nil {
+		return nil, err
+	}
+	if i.Vector {
+		if v.Vector, err = inspect.Vector(ctx, i.Input, i.Protocol, o); err != nil {
+			return nil, err
+		}
+	}
+	if !i.SignedBytes {
+		v.SignedBytes = nil
+	}
+	return v, nil
 }
 
 // knownKeys gives the keys that an operator enrolled for a sender, or the card with them.

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +22,7 @@ import (
 type inspectFlags struct {
 	keys                      []string
 	card, self, protocol, now string
+	vector                    bool
 }
 
 func (f *inspectFlags) register(c *cobra.Command) {
@@ -45,11 +48,15 @@ Tokens and cookies in it are masked. Nothing is sent anywhere.
 With --hub the running hub explains it, with the keys and cards that it knows. It
 also takes the id of a MESSAGE that it recorded, or the REF of a refusal.
 
+With --vector it prints the message as a test vector, in the form of the files in
+testdata/vectors: the message with its secrets masked, and the verdict on it.
+
 The exit code is 0 if the message was explained, even if a check fails; 1 if it is of no
 protocol; 3 if --hub is given and no hub answers.`,
 		Example: "  parley inspect request.http --key BASE64\n  pbpaste | parley inspect -\n  parley inspect " +
 			"message.json --card card.json --json\n  parley inspect --hub request.http\n" +
-			"  parley inspect --hub 018f8fad-5bd9-7b46\n  parley inspect --curl request.http",
+			"  parley inspect --hub 018f8fad-5bd9-7b46\n  parley inspect --curl request.http\n" +
+			"  parley inspect --hub 018f8fad-5bd9-7b46 --vector >vector.json",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			explain := a.inspection
@@ -60,10 +67,18 @@ protocol; 3 if --hub is given and no hub answers.`,
 			if err != nil {
 				return err
 			}
-			if curl && v.Curl == "" {
+			switch {
+			case curl && v.Curl == "":
 				return fmt.Errorf("this %s has no method, path and host, so there is no curl command for it", v.Form)
-			} else if curl {
+			case curl:
 				return a.print(map[string]string{"curl": v.Curl}, "%s\n", v.Curl)
+			case f.vector:
+				var b bytes.Buffer
+				if err := json.Indent(&b, bytes.TrimSpace(v.Vector), "", " "); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintln(a.out, &b)
+				return err
 			}
 			return a.verdict(true, v, func() error { return a.showInspection(v, true) })
 		},
@@ -71,12 +86,13 @@ protocol; 3 if --hub is given and no hub answers.`,
 	f.register(c)
 	c.Flags().BoolVar(&curl, "curl", false, "only show the HTTP request as a curl command, without its tokens and cookies")
 	c.Flags().BoolVar(&atHub, "hub", false, "let the running hub explain it, with the keys that it knows")
+	c.Flags().BoolVar(&f.vector, "vector", false, "print it as a test vector, with secrets masked")
 	return c
 }
 
 // asked makes the inspection that the flags ask for, without its input.
 func (f *inspectFlags) asked() (i admin.Inspection, err error) {
-	i = admin.Inspection{Keys: f.keys, Self: f.self, Protocol: f.protocol}
+	i = admin.Inspection{Keys: f.keys, Self: f.self, Protocol: f.protocol, Vector: f.vector}
 	if f.now != "" {
 		if i.At, err = time.Parse(time.RFC3339Nano, f.now); err != nil {
 			return i, usage("--now %q: want a time such as 2026-11-20T15:04:05Z", f.now)
@@ -126,6 +142,9 @@ func (a *app) inspection(ctx context.Context, args []string, f inspectFlags) (*a
 		return nil, err
 	}
 	v, err := inspect.Inspect(ctx, raw, f.protocol, o)
+	if err == nil && f.vector {
+		v.Vector, err = inspect.Vector(ctx, raw, f.protocol, o)
+	}
 	if unusable, ok := errors.AsType[*inspect.InputError](err); ok {
 		return nil, &exitError{exitUsage, unusable.Err}
 	}

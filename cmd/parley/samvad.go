@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 
@@ -345,17 +344,5 @@ func tokenReplaced(m *admin.ExportMessage) bool {
 // candidates are the paths to which a message may have been sent: all paths that the hub
 // accepts.
 func (v *signatureChecks) candidates(to, base string) []string {
-	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
-	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {
-		for _, p := range slices.Clone(prefixes) {
-			prefixes = append(prefixes, strings.TrimRight(u.Path, "/")+p)
-		}
-	}
-	out := slices.Clone(v.paths)
-	for _, p := range prefixes {
-		for _, end := range inspect.SAMVADPaths {
-			out = append(out, p+end)
-		}
-	}
-	return out
+	return append(slices.Clone(v.paths), inspect.SAMVADServed(to, base)...)
 }

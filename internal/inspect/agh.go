@@ -96,6 +96,7 @@ func inspectAGH(ctx context.Context, s *Sample, o Options) (*Report, error) {
 	}
 	if b, err := agh.SignedBytes(s.Body); err == nil && (signed || failed != nil && failed.Step == agh.StepTrust) {
 		v.Signed = append(v.Signed, signedStep("the envelope without proof.sig, in RFC 8785 form", string(b)))
+		v.SignedBytes = b
 	}
 	if verified == nil {
 		return v, nil

@@ -47,6 +47,7 @@ func inspectASP(ctx context.Context, s *Sample, o Options) (*Report, error) {
 		signedStep("its SHA-256, which integrity.hash must be", hash),
 		signedStep("eight texts joined by NUL (shown as line ends), which Ed25519 signs",
 			strings.ReplaceAll(string(e.SigningInput()), "\x00", "\n")))
+	v.SignedBytes = e.SigningInput()
 	keys, err := aspKeys(e.Sender.AgentID, o)
 	if err != nil {
 		return nil, err

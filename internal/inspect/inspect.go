@@ -7,6 +7,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -19,6 +20,9 @@ type Options struct {
 	Card []byte    // the sender's card
 	Self string    // the identity of the expected recipient
 	Now  time.Time // the time to judge freshness by
+	Base string    // the hub's own address, for the paths that a recorded message was sent to
+
+	Recorded *admin.Recorded // the message as the hub recorded it; the input is its envelope
 
 	// Known gives the keys and the card that a hub knows of a sender; nil: there is no hub.
 	Known func(protocol, sender string) (keys []string, card []byte)
@@ -33,17 +37,19 @@ type Protocol struct {
 	Inspect func(context.Context, *Sample, Options) (*Report, error)
 	// Sender gives the claimed sender of a sample, "" if it claims none; unset: keys are of no use.
 	Sender func(*Sample) string
+	// Vector saves a sample as a test vector in the form of testdata/vectors; unset: there are none of the protocol.
+	Vector func(context.Context, *Sample, Options) (*savedCase, error)
 }
 
 // Protocols are those whose messages can be explained.
 var Protocols = []Protocol{
-	{"samvad", recognisesSAMVAD, inspectSAMVAD, claim("from")},
-	{"uagents", recognisesUAgents, inspectUAgents, nil}, // an address is its key
-	{"a2e", recognisesA2E, inspectA2E, nil},
-	{"agh", recognisesAGH, inspectAGH, nil}, // a handle names its key
-	{"asp", recognisesASP, inspectASP, claim("sender", "agentId")},
-	{"a2a", recognisesA2A, inspectA2A, nil},
-	{"mcp", recognisesMCP, inspectMCP, nil},
+	{"samvad", recognisesSAMVAD, inspectSAMVAD, claim("from"), vectorSAMVAD},
+	{"uagents", recognisesUAgents, inspectUAgents, nil, vectorUAgents}, // an address is its key
+	{"a2e", recognisesA2E, inspectA2E, nil, vectorA2E},
+	{"agh", recognisesAGH, inspectAGH, nil, vectorAGH}, // a handle names its key
+	{"asp", recognisesASP, inspectASP, claim("sender", "agentId"), vectorASP},
+	{"a2a", recognisesA2A, inspectA2A, nil, nil},
+	{"mcp", recognisesMCP, inspectMCP, nil, nil},
 }
 
 // claim reads the claimed sender from the member of an envelope that the names lead to.
@@ -59,12 +65,34 @@ func claim(names ...string) func(*Sample) string {
 
 // Inspect reads a pasted message, finds its protocol, or takes the named one, and explains it.
 func Inspect(ctx context.Context, raw []byte, named string, o Options) (*admin.Inspected, error) {
-	s, err := Read(raw)
+	s, p, err := recognised(raw, named, &o)
 	if err != nil {
 		return nil, err
 	}
+	v, err := p.Inspect(ctx, s, o)
+	if err != nil {
+		return nil, &InputError{err}
+	}
+	v.Protocol, v.Form, v.At = p.Name, s.form, o.Now
+	secrets := s.secrets()
+	v.mask(secrets)
+	v.Curl = s.curl(masking(secrets))
+	return &v.Inspected, nil
+}
+
+// recognised reads a message, finds its protocol, or takes the named one, and adds the keys and the card that the hub
+// knows of its sender.
+func recognised(raw []byte, named string, o *Options) (*Sample, *Protocol, error) {
+	s := &Sample{form: "recorded message", header: http.Header{}, Body: raw}
+	if o.Recorded == nil {
+		var err error
+		if s, err = Read(raw); err != nil {
+			return nil, nil, err
+		}
+	}
 	var names []string
-	for _, p := range Protocols {
+	for i := range Protocols {
+		p := &Protocols[i]
 		names = append(names, p.Name)
 		if named != p.Name && (named != "" || !p.Recognises(s)) {
 			continue
@@ -76,20 +104,12 @@ func Inspect(ctx context.Context, raw []byte, named string, o Options) (*admin.I
 				o.Card = card
 			}
 		}
-		v, err := p.Inspect(ctx, s, o)
-		if err != nil {
-			return nil, &InputError{err}
-		}
-		v.Protocol, v.Form, v.At = p.Name, s.form, o.Now
-		secrets := s.secrets()
-		v.mask(secrets)
-		v.Curl = s.curl(masking(secrets))
-		return &v.Inspected, nil
+		return s, p, nil
 	}
 	if named != "" {
-		return nil, &InputError{fmt.Errorf("the protocol %q: want one of %s", named, strings.Join(names, ", "))}
+		return nil, nil, &InputError{fmt.Errorf("the protocol %q: want one of %s", named, strings.Join(names, ", "))}
 	}
-	return nil, fmt.Errorf("this %s is of none of the protocols that can be inspected (%s); "+
+	return nil, nil, fmt.Errorf("this %s is of none of the protocols that can be inspected (%s); "+
 		"--protocol insists on one", s.form, strings.Join(names, ", "))
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -62,6 +63,7 @@ func inspectSAMVAD(_ context.Context, s *Sample, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	s = samvadReceived(s, o, keys)
 	v := newReport()
 	samvadFields(v, s)
 	v.Version = "1.2"
@@ -103,6 +105,47 @@ func inspectSAMVAD(_ context.Context, s *Sample, o Options) (*Report, error) {
 		}
 	}
 	return v, nil
+}
+
+// samvadReceived gives a recorded message as the request that it came in. The hub records the signature's headers, not
+// the path: of those that it serves, the one that the signature covers is taken. Without one it stays an envelope.
+func samvadReceived(s *Sample, o Options, keys []samvad.Key) *Sample {
+	if o.Recorded == nil || s.http {
+		return s
+	}
+	out := *s
+	out.method, out.header = http.MethodPost, http.Header{}
+	for name, value := range o.Recorded.Header {
+		out.header.Set(name, value)
+	}
+	sigs, err := httpsig.Parse(out.header.Get("Signature-Input"), out.header.Get("Signature"))
+	if err != nil || len(sigs) == 0 {
+		return s
+	}
+	sig, usable, _ := samvadMatch(sigs, keys)
+	for _, path := range SAMVADServed(o.Recorded.To, o.Base) {
+		if ok, _ := (samvadSigned{s: &out, sig: sig, keys: usable}).over(out.method, path); ok {
+			out.http, out.target = true, path
+			return &out
+		}
+	}
+	return s
+}
+
+// SAMVADServed lists the paths at which a hub with this address takes messages to an agent.
+func SAMVADServed(to, base string) (out []string) {
+	prefixes := []string{"", "/agents/" + to, "/agents/" + url.PathEscape(to)}
+	if u, err := url.Parse(base); err == nil && strings.Trim(u.Path, "/") != "" {
+		for _, p := range slices.Clone(prefixes) {
+			prefixes = append(prefixes, strings.TrimRight(u.Path, "/")+p)
+		}
+	}
+	for _, p := range prefixes {
+		for _, end := range SAMVADPaths {
+			out = append(out, p+end)
+		}
+	}
+	return out
 }
 
 // samvadKeys gives the keys of the flags.
@@ -358,6 +401,7 @@ func signedBytes(v *Report, s *Sample, sig *httpsig.Signature) {
 	add("one line for each, and the parameters last: the signature base of RFC 9421 §2.5", string(base))
 	add("SAMVAD §4.1 adds a line feed after the last line; Ed25519 signs these bytes",
 		fmt.Sprintf("%d bytes", len(base)+1))
+	v.SignedBytes = append(base, '\n')
 	if sig.Bytes != nil {
 		add("the signature", base64.StdEncoding.EncodeToString(sig.Bytes))
 	}
@@ -432,6 +476,7 @@ func samvadLegacy(v *Report, s *Sample, keys []samvad.Key) {
 	v.Signed = append(v.Signed,
 		signedStep("protocol 1.1: the member signature is taken out of the body", ""),
 		signedStep("the rest in canonical JSON (RFC 8785); Ed25519 signs these bytes", string(base)))
+	v.SignedBytes = base
 	v.ok("headers", "protocol 1.1: the signature is in the body; receivers take it only where they are set to")
 	if len(keys) == 0 {
 		v.skip("no key was given", "key", "signature")

@@ -63,6 +63,7 @@ func inspectUAgents(_ context.Context, s *Sample, o Options) (*Report, error) {
 				fmt.Sprintf("expires %s, nonce %s", cmp.Or(string(e.Expires), "null"),
 					cmp.Or(string(e.Nonce), "null"))),
 			signedStep("SHA-256, which is signed as it is", hex.EncodeToString(digest[:])))
+		v.SignedBytes = digest[:]
 	}
 	verifier := &uagents.Verifier{AllowUnsigned: true, Now: func() time.Time { return o.Now }}
 	got, err := verifier.Check(e)
