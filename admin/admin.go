@@ -676,7 +676,7 @@ func (a *Admin) Refused(by Actor, n int) ([]Refusal, error) {
 	if err := by.may(Observe); err != nil {
 		return nil, err
 	}
-	return viewAll(by, a.c.Hub.Refused(n), viewRefusal), nil
+	return viewAll(by, a.c.Hub.Refused(n), a.viewRefusal), nil
 }
 
 // Refusal finds a refusal by the reference that the sender got.
@@ -689,7 +689,7 @@ func (a *Admin) Refusal(by Actor, ref string) (Refusal, error) {
 		return Refusal{}, parley.Refuse(notFound, "no refusal %.40q is kept; the hub keeps the latest in memory only",
 			ref)
 	}
-	return viewRefusal(by, r), nil
+	return a.viewRefusal(by, r), nil
 }
 
 // Stats counts agents, records and deliveries.

@@ -302,7 +302,7 @@ func (a *Admin) firstMessage(l *checklist, e *directory.Entry) ConnectStep {
 		if r.Time.Before(l.begun) || !claimsToBe(r.Protocol, r.Claim, e) {
 			continue
 		}
-		s.State, s.Time, s.Ref, s.Fix = StepFailed, r.Time, r.Ref, viewRefusal(Actor{Role: Read}, r).Advice
+		s.State, s.Time, s.Ref, s.Fix = StepFailed, r.Time, r.Ref, a.viewRefusal(Actor{Role: Read}, r).Advice
 		s.Detail = "something came and was refused at " + r.Step + ": " + string(r.Code)
 		break
 	}

@@ -136,7 +136,7 @@ func (a *Admin) Timeline(ctx context.Context, by Actor, f TimelineFilter) (Timel
 		NoWords: q.Text != "" && q.NoWords}
 	refusals := recordedRefusals(kept)
 	for _, run := range runs {
-		page.Entries = append(page.Entries, viewRun(by, run, q.Oldest, refusals))
+		page.Entries = append(page.Entries, a.viewRun(by, run, q.Oldest, refusals))
 	}
 	page.limits(runs, q.Oldest, more)
 	return page, nil
@@ -300,7 +300,7 @@ func (r *row) quiet() bool {
 		func(d index.Delivery) bool { return d.Error != nil && !d.State.Settled(m.Kind) })
 }
 
-func viewRun(by Actor, run []row, oldest bool, refusals map[parley.ID]*hub.Refusal) TimelineEntry {
+func (a *Admin) viewRun(by Actor, run []row, oldest bool, refusals map[parley.ID]*hub.Refusal) TimelineEntry {
 	first, last := &run[len(run)-1], &run[0]
 	if oldest {
 		first, last = last, first
@@ -312,7 +312,7 @@ func viewRun(by Actor, run []row, oldest bool, refusals map[parley.ID]*hub.Refus
 		e.Message, refusal = &v, refusals[m.ID]
 	}
 	if refusal != nil {
-		v := viewRefusal(by, *refusal)
+		v := a.viewRefusal(by, *refusal)
 		e.Refusal = &v
 	}
 	if len(run) > 1 {
@@ -346,10 +346,11 @@ func (a *Admin) choose(by Actor, f *index.Filter, kept []hub.Refusal) (out []hub
 // chooses none.
 func (a *Admin) refusalMatches(by Actor, f *index.Filter, r *hub.Refusal) bool {
 	from := func(name string) bool { return a.claims(r, name) }
+	to := func(name string) bool { return a.isNamed(r.To, name) }
 	switch {
 	case !f.Conversation.IsZero(), !f.InReplyTo.IsZero(), f.Trace != "", f.Kind != 0, f.State != 0, f.Waiting,
 		f.Via != "", f.Slow > 0, f.Proof != index.AnyProof && f.Proof != index.ProvedRefused,
-		f.Agent != "" && !from(f.Agent) && r.To != f.Agent, f.From != "" && !from(f.From), f.To != "" && r.To != f.To,
+		f.Agent != "" && !from(f.Agent) && !to(f.Agent), f.From != "" && !from(f.From), f.To != "" && !to(f.To),
 		f.Protocol != "" && r.Protocol != f.Protocol,
 		!f.Since.IsZero() && r.Time.Before(f.Since), !f.Until.IsZero() && !r.Time.Before(f.Until):
 		return false
@@ -366,10 +367,13 @@ func (a *Admin) refusalMatches(by Actor, f *index.Filter, r *hub.Refusal) bool {
 }
 
 // claims reports whether a refused sender claims to be an agent, by its name or one of its identities.
-func (a *Admin) claims(r *hub.Refusal, name string) bool {
-	if r.Claim == name {
+func (a *Admin) claims(r *hub.Refusal, name string) bool { return a.isNamed(r.Claim, name) }
+
+// isNamed reports whether a name or an identity in a refused message is that of an agent.
+func (a *Admin) isNamed(ref, name string) bool {
+	if ref == name {
 		return true
 	}
-	e, err := a.c.Hub.Directory().Resolve(r.Claim)
+	e, err := a.c.Hub.Directory().Resolve(ref)
 	return err == nil && e.Name == name
 }

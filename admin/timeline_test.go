@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/journal/index"
@@ -388,6 +389,31 @@ func TestRefusalsAround(t *testing.T) {
 			if got := b.admin.around(&c, &hub.Refusal{Claim: "operator", Time: first.Add(at)}); got != want {
 				t.Errorf("%d open, after %s: %v", open, at, got)
 			}
+		}
+	}
+}
+
+// TestRefusalNamesItsAgent: a refused message names its recipient as its protocol does; the hub knows whom that is.
+func TestRefusalNamesItsAgent(t *testing.T) {
+	b := open(t, nil)
+	if _, err := b.hub.Directory().Put(t.Context(), parley.Agent{Name: "box", Identities: []parley.Identity{
+		{Protocol: "samvad", ID: "agent://box.test"}}}, directory.FromConfig); err != nil {
+		t.Fatal(err)
+	}
+	refuse := func(to string) string {
+		return b.hub.Refuse(hub.Refusal{Protocol: "samvad", Claim: "x", To: to, Step: "signature",
+			Code: parley.Unauthenticated})
+	}
+	for to, want := range map[string]string{"agent://box.test": "box", "box": "box", "agent://else.test": "", "": ""} {
+		r, err := b.client.Refusal(t.Context(), refuse(to))
+		if err != nil || r.Agent != want || r.To != to {
+			t.Errorf("to %q: agent %q, to %q, %v", to, r.Agent, r.To, err)
+		}
+	}
+	// Both spellings are found by the name.
+	for _, f := range []index.Filter{{To: "box"}, {Agent: "box"}} {
+		if page := b.timeline(TimelineFilter{Filter: f}); len(page.Entries) != 2 {
+			t.Errorf("%+v: %d entries", f, len(page.Entries))
 		}
 	}
 }

@@ -93,7 +93,7 @@ func (a *Admin) RefusalsAround(ctx context.Context, by Actor, id string) ([]Refu
 	out := []Refusal{}
 	for _, r := range a.c.Hub.Refused(0) {
 		if r.Message.IsZero() && a.around(&c, &r) && len(out) < maxAround {
-			out = append(out, viewRefusal(by, r))
+			out = append(out, a.viewRefusal(by, r))
 		}
 	}
 	return out, nil

@@ -378,7 +378,8 @@ type Refusal struct {
 	Protocol  string           `json:"protocol"`
 	Source    string           `json:"source,omitzero"`
 	Claim     string           `json:"claim,omitzero"`
-	To        string           `json:"to,omitzero"`
+	To        string           `json:"to,omitzero"`    // as the message names it
+	Agent     string           `json:"agent,omitzero"` // the agent of the directory that To is, if it is one
 	Step      string           `json:"step"`
 	Code      parley.Code      `json:"code"`
 	Text      string           `json:"text"`
@@ -593,10 +594,13 @@ func hasInbox(e *directory.Entry) bool {
 	return ok && !i.StandIn
 }
 
-func viewRefusal(by Actor, r hub.Refusal) Refusal {
+func (a *Admin) viewRefusal(by Actor, r hub.Refusal) Refusal {
 	v := Refusal{Ref: r.Ref, Time: r.Time, Protocol: r.Protocol, Source: r.Source, Claim: r.Claim, To: r.To,
 		Step: r.Step, Code: r.Code, Text: r.Text, Cause: r.Cause, By: r.By, Reason: r.Reason, Detail: r.Detail,
 		Size: r.Size, Assurance: r.Verdict.Assurance, KeyID: r.Verdict.KeyID, Checks: viewChecks(r.Verdict.Checks)}
+	if e, err := a.c.Hub.Directory().Resolve(r.To); err == nil {
+		v.Agent = e.Name
+	}
 	v.Advice = Advise(Problem{Code: r.Code, Source: r.By, Reason: r.Reason},
 		At{Protocol: r.Protocol, Agent: r.To, Sender: r.Claim, Step: r.Step, Checks: v.Checks})
 	return *forActor(by, &v)

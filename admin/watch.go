@@ -173,7 +173,7 @@ func (a *Admin) batch(ctx context.Context, by Actor, f TimelineFilter, in *feed,
 	}
 	refusals := recordedRefusals(a.c.Hub.Refused(watchEntries))
 	for i := range rows {
-		b.Entries = append(b.Entries, viewRun(by, rows[i:i+1], false, refusals))
+		b.Entries = append(b.Entries, a.viewRun(by, rows[i:i+1], false, refusals))
 	}
 	return b, nil
 }
@@ -208,7 +208,7 @@ func (a *Admin) refusedSince(by Actor, f *index.Filter, n uint64) (out []Refusal
 	list := a.c.Hub.Refused(int(min(total-n, 10_000)))
 	for i := len(list) - 1; i >= 0; i-- {
 		if a.refusalMatches(by, f, &list[i]) {
-			out = append(out, viewRefusal(by, list[i]))
+			out = append(out, a.viewRefusal(by, list[i]))
 		}
 	}
 	return out, total

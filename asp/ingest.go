@@ -20,9 +20,17 @@ func (s *Server) Ingest(ctx context.Context, raw []byte, t Transport, session st
 		receipt, err = s.ingest(ctx, e, t, session)
 	}
 	if err != nil {
-		return nil, s.refused(ctx, t.Agent, session, raw, err)
+		return nil, s.report(ctx, &Refusal{Agent: t.Agent, Session: session, To: recipientOf(e), Raw: raw}, err)
 	}
 	return receipt, nil
+}
+
+// recipientOf is the agent that a message names as its recipient; "": it names none, or could not be read.
+func recipientOf(e *Envelope) string {
+	if e == nil || e.Recipient == nil {
+		return ""
+	}
+	return e.Recipient.AgentID
 }
 
 // Say takes a message that [Draft.Sign] made in this process, with keys that the
@@ -32,8 +40,8 @@ func (s *Server) Say(ctx context.Context, e *Envelope) (*Receipt, error) {
 	s.init()
 	receipt, err := s.ingest(ctx, e, Transport{Format: e.format, Agent: e.Sender.AgentID}, e.SessionID)
 	if err != nil {
-		return nil, s.report(ctx, &Refusal{Agent: e.Sender.AgentID, Session: e.SessionID, Raw: e.raw, Note: e.Note},
-			err)
+		return nil, s.report(ctx, &Refusal{Agent: e.Sender.AgentID, Session: e.SessionID, To: recipientOf(e), Raw: e.raw,
+			Note: e.Note}, err)
 	}
 	return receipt, nil
 }

@@ -88,6 +88,7 @@ type Refusal struct {
 	Time    time.Time
 	Agent   string // authenticated; empty if not
 	Session string
+	To      string // the agent that the message names as its recipient
 	Raw     []byte // the message, if there was one
 	Note    any    // of the envelope that Say took
 	Err     *Error

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
@@ -113,7 +114,7 @@ func (l *list) row(e *admin.TimelineEntry) Row {
 
 // refusal makes the row of a refusal that was not recorded.
 func (l *list) refusal(f *admin.Refusal) Row {
-	r := Row{Key: f.Ref, When: Moment{f.Time, l.now}, From: f.Claim, To: f.To, Claim: true,
+	r := Row{Key: f.Ref, When: Moment{f.Time, l.now}, From: f.Claim, To: cmp.Or(f.Agent, f.To), Claim: true,
 		In: protocolName(f.Protocol), What: string(f.Code), Size: f.Size, Proof: "refused", Bad: true}
 	r.Say = plainPieces(first(refusalWords(f), 2*sayRunes))
 	r.refused(l, f)

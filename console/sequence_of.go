@@ -440,7 +440,7 @@ func (b *builder) refusal(x *said) {
 	r := SequenceRow{Kind: RefusalRow, ID: f.Ref, Href: b.h.link(f.Ref), What: "refused", Bad: true, At: f.Time,
 		Since: distance(f.Time.Sub(b.h.start)), From: -1, Address: f.Source, Proof: proofOf(f.Assurance),
 		Chosen: f.Ref == b.h.chosen, Passed: beadReceived + 1, Refused: refusedAt(f), State: "refused",
-		Names: [2]string{f.Claim, f.To}, Ways: [2]string{protocolName(f.Protocol), ""}}
+		Names: [2]string{f.Claim, cmp.Or(f.Agent, f.To)}, Ways: [2]string{protocolName(f.Protocol), ""}}
 	if f.Claim != "" {
 		r.Name = "claims " + f.Claim
 	}

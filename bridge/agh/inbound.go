@@ -1,7 +1,6 @@
 package agh
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -244,9 +243,11 @@ func (b *Binding) refuseAs(e *protocol.Envelope, err error, status protocol.Rece
 	if isPrior(err) {
 		return protocol.ErrReplay
 	}
-	perr := parley.AsError(err)
-	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From,
-		To: cmp.Or(e.To, e.Channel), Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(),
+	perr, to := parley.AsError(err), e.Channel
+	if e.To != "" {
+		to = e.WorkspaceID + "/" + e.To
+	}
+	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: to, Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(),
 		Size: len(e.Raw())}.Because(perr))
 	b.rejectWork(e, perr, ref, status)
 	sentinel := protocol.ErrForbidden

@@ -110,6 +110,9 @@ func (a *app) explain(r admin.Refusal) {
 	if r.Claim != "" {
 		line("from", "%s (%s)", r.Claim, proof)
 	}
+	if r.Agent != "" && r.Agent != r.To {
+		r.To = r.Agent + " (" + r.To + ")"
+	}
 	line("to", "%s", r.To)
 	line("size", "%d bytes", r.Size)
 	for _, c := range r.Checks {
