@@ -76,6 +76,7 @@ func (c *Console) routes() {
 	c.mux.Handle("GET "+livePath, c.session(c.serveLive))
 	c.mux.Handle("GET "+Base+"conversations/{id}/evidence", c.session(c.evidence))
 	c.post(Base+"conversations/{id}/forget", c.forgetConversation)
+	c.downloads()
 	c.agentRoutes()
 	c.undeliveredActions()
 	c.post(workbenchPath, c.inspect)

@@ -310,6 +310,9 @@ func (c *Console) choose(ctx context.Context, q *request, v *ConversationView, h
 	}
 	h.chosen = r.ID.String()
 	v.Chosen, err = c.chosen(ctx, q, &r)
+	if err == nil && v.View == "proof" {
+		v.Chosen.Signed, err = c.signedBytes(q, h.chosen)
+	}
 	return err
 }
 

@@ -46,6 +46,7 @@ type Chosen struct {
 	Removed  bool // the journal no longer has the record
 	Key      *keyring.Enrolled
 	Reply    *admin.Recorded // that answered it
+	Signed   *SignedView     // of the view proof; nil: nothing was signed, or it is not known
 }
 
 // A Passage is one step of the way through the hub.

@@ -95,14 +95,13 @@ func (c *Console) bench(q *request) *Workbench {
 func (c *Console) inspect(q *request) error {
 	v := c.bench(q)
 	f := &v.Inspect
-	// Browsers send every line end of a textarea as CRLF. A body that was signed has LF far more often.
-	input := strings.ReplaceAll(q.r.PostForm.Get("input"), "\r\n", "\n")
-	f.Pasted, f.At, f.Protocol = echo(input), q.r.PostForm.Get("at"), q.r.PostForm.Get("protocol")
+	input := pasted(q)
+	f.Pasted, f.At, f.Protocol = echo(string(input)), q.r.PostForm.Get("at"), q.r.PostForm.Get("protocol")
 	c.compose(q, &v.Compose, composition{})
 	at, err := judgedAt(f.At, q.now)
 	var found admin.Inspected
 	if err == nil {
-		found, err = c.admin.Inspect(q.r.Context(), q.by, admin.Inspection{Input: []byte(input), At: at,
+		found, err = c.admin.Inspect(q.r.Context(), q.by, admin.Inspection{Input: input, At: at,
 			Protocol: f.Protocol})
 	}
 	status := http.StatusOK
@@ -113,6 +112,12 @@ func (c *Console) inspect(q *request) error {
 	}
 	c.render(q.w, q.r, q, "workbench", "Workbench", v, status)
 	return nil
+}
+
+// pasted is the message in the form.
+func pasted(q *request) []byte {
+	// Browsers send every line end of a textarea as CRLF. A body that was signed has LF far more often.
+	return []byte(strings.ReplaceAll(q.r.PostForm.Get("input"), "\r\n", "\n"))
 }
 
 // problemOf is an error as the page shows it, and the status of the page.
