@@ -19,6 +19,11 @@ func (c *Client) Doctor(ctx context.Context, name string) ([]DoctorStep, error) 
 	return v.Steps, err
 }
 
+// PreviewAgent reads what an agent says of itself. It changes nothing.
+func (c *Client) PreviewAgent(ctx context.Context, n NewAgent) (AgentReading, error) {
+	return fetch[AgentReading](c, ctx, "POST", "/preview", nil, n)
+}
+
 // Connect adds an agent, and lets the hub work on its checklist.
 func (c *Client) Connect(ctx context.Context, n NewAgent) (Checklist, error) {
 	return fetch[Checklist](c, ctx, "POST", "/checklists", nil, n)

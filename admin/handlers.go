@@ -45,6 +45,7 @@ func table() map[string]methods {
 		"/v1/agents/{name}/inbox": {"GET": {Operate, getInbox}},
 
 		"/v1/agents/{name}/expose/preview": {"POST": {Administer, changeAgent(previewExpose)}},
+		"/v1/preview":                      {"POST": {Administer, change((*Admin).PreviewAgent)}},
 		"/v1/agents/{name}/link/preview":   {"POST": {Administer, changeAgent((*Admin).PreviewLink)}},
 		"/v1/keys/enroll/preview":          {"POST": {Administer, change((*Admin).PreviewEnroll)}},
 		"/v1/keys/rotate/preview":          {"POST": {Administer, change((*Admin).PreviewRotate)}},

@@ -22,6 +22,10 @@ type Workbench struct {
 	Doctor func(ctx context.Context, by Actor, agent string) []DoctorStep
 	// Losses foretells what a message loses on its way, and what the answers to it lose or cannot say.
 	Losses func(Passage) (there, back []ForeseenLoss)
+	// Read completes an agent that is to be added with what it says of itself.
+	Read func(context.Context, NewAgent) (AgentReading, error)
+	// Paste gives the lines to enter at the side of an agent with these identities.
+	Paste func(agent string, identities []Identity) []Paste
 }
 
 // An Inspection is a message to explain: pasted, or recorded. Nothing of it is sent or kept.

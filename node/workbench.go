@@ -7,13 +7,33 @@ import (
 
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge/asp"
+	"github.com/parley-hub/parley/internal/connect"
 	"github.com/parley-hub/parley/internal/inspect"
+	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/keyring"
 )
 
 // workbench is what the admin API does with the protocols.
 func (n *Node) workbench() admin.Workbench {
-	return admin.Workbench{Inspect: n.inspect, Doctor: n.doctor, Losses: foretold}
+	return admin.Workbench{Inspect: n.inspect, Doctor: n.doctor, Read: n.readAgent, Paste: n.paste,
+		Losses: foretold}
+}
+
+// readAgent reads what an agent says of itself, where the guard allows that.
+func (n *Node) readAgent(ctx context.Context, a admin.NewAgent) (admin.AgentReading, error) {
+	client := n.guard.Client(netguard.Options{RootCAs: n.rootCAs})
+	defer client.CloseIdleConnections()
+	return (&connect.Reader{Guard: n.guard, Client: client, Version: n.c.Version}).Read(ctx, a)
+}
+
+// paste gives the lines to enter at an agent's side.
+func (n *Node) paste(name string, ids []admin.Identity) []admin.Paste {
+	c := n.live.Load()
+	h := &connect.Hub{Info: n.info(), A2EPath: c.A2E.Path, AGH: connect.AGH{URL: c.AGH.URL, Listen: c.Listen.AGH}}
+	for user, u := range c.AGH.Users {
+		h.AGH.Users = append(h.AGH.Users, connect.AGHUser{Name: user, Peers: u.Peers, Workspaces: u.Workspaces})
+	}
+	return h.Paste(name, ids)
 }
 
 // inspect explains a pasted message, with the keys and cards that the hub knows.

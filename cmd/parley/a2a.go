@@ -16,20 +16,15 @@ import (
 	"slices"
 	"strings"
 
-	exam "github.com/parley-hub/parley/internal/doctor"
-
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2aclient"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
-	"github.com/go-jose/go-jose/v4"
 	"github.com/spf13/cobra"
 
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/hub"
-	"github.com/parley-hub/parley/internal/inspect"
-	"github.com/parley-hub/parley/internal/jsonx"
-	"github.com/parley-hub/parley/internal/jwks"
+	"github.com/parley-hub/parley/internal/connect"
 	"github.com/parley-hub/parley/internal/netguard"
 	"github.com/parley-hub/parley/node"
 )
@@ -43,16 +38,15 @@ var a2aProtocol = protocol{
   parley agents add caller --a2a new
 `,
 		flags: func(c *cobra.Command) adder {
-			s := a2aFlags{peerFlags: peerFlags{protocol: bridge.Protocol}}
-			f := c.Flags()
-			f.StringVar(&s.value, "a2a", "", "URL below which the card of an A2A agent is; or new: an agent that calls "+
-				"the hub and has no URL")
-			s.declare(f)
+			v, s := values(c, "a2a"), &peerFlags{protocol: bridge.Protocol}
+			s.declare(c.Flags())
 			return adder{
-				given:    func() bool { return s.value != "" || s.shows() },
-				identity: s.identity,
-				paste: func(_ *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error) {
-					return pasteA2A(info.PublicURL, name, id), nil
+				given: func() bool { return *v["a2a"] != "" || s.shows() },
+				identity: func(name string) (admin.NewIdentity, error) {
+					if *v["a2a"] == "new" || *v["a2a"] == "" {
+						return s.unshown(v.identity("a2a", "calls"), "an agent", "--a2a URL")(name)
+					}
+					return s.shownBy(v.identity("a2a", ""))(name)
 				},
 			}
 		},
@@ -94,255 +88,7 @@ func a2aWay(_ *node.Config, a *node.Agent) *hub.Way {
 	return &hub.Way{ID: i.ID, How: "the hub calls it", Addresses: []string{i.URL}}
 }
 
-// a2aFlags are the flags of `agents add` for an agent of A2A.
-type a2aFlags struct {
-	peerFlags
-	value string
-}
-
-// identity makes the identity, and for an agent elsewhere reads the card.
-func (s *a2aFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
-	secrets, err := s.secrets()
-	if err != nil {
-		return admin.NewIdentity{}, err
-	}
-	if secrets != nil && (s.value == "" || s.value == "new") {
-		return admin.NewIdentity{}, usage("the hub shows credentials to an agent elsewhere: give --a2a URL")
-	}
-	if s.value == "new" {
-		i := bridge.IdentityOfCaller(n.Name)
-		return admin.NewIdentity{Protocol: i.Protocol, ID: i.ID}, nil
-	}
-	i, err := bridge.IdentityAt(s.value)
-	if err != nil {
-		return admin.NewIdentity{}, usage("--a2a %q: want new, for an agent that calls the hub, or "+
-			"http(s)://HOST[:PORT][/PATH], the URL below which the agent's card is", s.value)
-	}
-	id := admin.NewIdentity{Protocol: i.Protocol, ID: i.ID, URL: i.URL, Credentials: secrets}
-	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
-	if u, err := url.Parse(i.URL); err == nil {
-		if why := a.notCalled(u.Hostname()); why != nil {
-			note("the hub calls it only if its configuration allows that: %s", why)
-		}
-	}
-	card, raw, err := readA2ACard(ctx, http.DefaultTransport, i.URL, "")
-	if refused, ok := errors.AsType[*notACard](err); ok && (!refused.guarded || secrets == nil) {
-		return id, &exitError{exitRefused, refused}
-	} else if ok {
-		note("its card wants credentials too: its skills are not known yet; the hub reads it before its first call")
-		return id, nil
-	}
-	if err != nil {
-		note("its card could not be read (%s): its skills are not known yet; the hub reads it before its first call",
-			short(rootCause(err), 200))
-		return id, nil
-	}
-	n.Title, n.Description = cmp.Or(n.Title, short(card.Name, 200)), short(card.Description, 2000)
-	note("its card: %s, version %s, A2A %s; %s", clean(card.Name), clean(card.Version),
-		strings.Join(a2aVersions(card), " and "), a2aSigned(ctx, http.DefaultTransport, i.URL, raw))
-	for _, k := range card.Skills[:min(len(card.Skills), 20)] {
-		note("skill %s: %s", clean(k.ID), short(clean(cmp.Or(k.Description, k.Name)), 100))
-	}
-	if len(card.Skills) > 20 {
-		note("and %d more skills", len(card.Skills)-20)
-	}
-	if len(card.SecurityRequirements) > 0 && secrets == nil {
-		note("it wants credentials: add it again with --a2a-token-file, --a2a-api-key-file, --a2a-client-id or "+
-			"--a2a-cert, or put it into the configuration, with agents.%s.a2a.token_file, api_key_file, "+
-			"oauth or cert", n.Name)
-	}
-	return id, nil
-}
-
-// a2aSigned says what the signatures of a card prove, by the keys that its origin publishes.
-func a2aSigned(ctx context.Context, transport http.RoundTripper, base string, raw []byte) string {
-	ctx, cancel := context.WithTimeout(ctx, exam.Wait)
-	defer cancel()
-	c := directHTTP()
-	c.Transport = transport
-	sets := map[string]jwks.Set{}
-	card, err := bridge.VerifyCard(raw, func(s *bridge.CardSignature) []jose.JSONWebKey {
-		if _, asked := sets[s.JKU]; !asked && originOf(s.JKU) == originOf(base) && len(sets) < 2 {
-			sets[s.JKU], _ = jwks.Fetch(ctx, c, s.JKU) // keys that cannot be read are not known
-		}
-		return sets[s.JKU].Find(s.KeyID, jose.SignatureAlgorithm(s.Algorithm))
-	})
-	switch {
-	case err != nil:
-		return "its signatures are malformed"
-	case len(card.Signatures) == 0:
-		return "not signed"
-	case card.Valid():
-		return "signed by " + inspect.SignersOf(card) + ", as its origin publishes the key"
-	case slices.ContainsFunc(card.Signatures, func(s bridge.CardSignature) bool { return s.Known }):
-		return "WRONGLY signed: the key of " + inspect.SignersOf(card) + " did not sign what came"
-	}
-	return "signed by " + inspect.SignersOf(card) + ", which its origin does not publish: `parley keys enroll AGENT " +
-		"--protocol a2a --key BASE64` vouches for a key"
-}
-
-// a2aVersions lists the versions that a card's interfaces speak.
-func a2aVersions(card *wire.AgentCard) (out []string) {
-	for _, i := range card.SupportedInterfaces {
-		if v := clean(string(i.ProtocolVersion)); !slices.Contains(out, v) {
-			out = append(out, v)
-		}
-	}
-	if len(out) == 0 {
-		return []string{"of no version: it lists no interface"}
-	}
-	return out
-}
-
-// notACard says that something else than an A2A agent answers at a URL.
-type notACard struct {
-	text    string
-	guarded bool // it wants credentials
-}
-
-func (e *notACard) Error() string { return e.text }
-
-const (
-	maxA2ACard   = 1 << 20
-	maxA2AAnswer = 4 << 20
-)
-
-// readA2ACard reads the card below a base URL. If there is none, the error says where one is.
-func readA2ACard(ctx context.Context, transport http.RoundTripper, base, version string) (card *wire.AgentCard,
-	raw []byte, err error) {
-	ctx, cancel := context.WithTimeout(ctx, exam.Wait)
-	defer cancel()
-	at := base + bridge.CardPath
-	raw, status, err := getA2A(ctx, transport, at, version)
-	if err != nil {
-		return nil, nil, err
-	}
-	if status == http.StatusOK {
-		card, err := parseA2ACard(raw)
-		if err == nil {
-			return card, raw, nil
-		}
-		return nil, raw, &notACard{text: fmt.Sprintf("what is at %s is not an A2A card: %s\n        "+
-			"`curl -s %s | parley inspect -` explains a card member by member", at, short(err.Error(), 200), at)}
-	}
-	u, err := url.Parse(base)
-	if err != nil {
-		return nil, nil, err
-	}
-	text := fmt.Sprintf("no A2A card at %s: HTTP %d", at, status)
-	guarded := status == http.StatusUnauthorized || status == http.StatusForbidden
-	switch origin := u.Scheme + "://" + u.Host; {
-	case guarded:
-		text += "\n        the card itself wants credentials, which A2A clients do not have before they read it"
-	case status >= 500:
-		text += "\n        the server there fails now: look at its log, and try again"
-	case origin != base && isA2ACard(ctx, transport, origin+bridge.CardPath):
-		text += "\n        the card is at the root of its host: give the URL " + origin
-	case isSAMVADCard(ctx, transport, base+"/.well-known/agent.json"):
-		text += "\n        a SAMVAD agent answers there, which is no A2A agent: give that URL to --samvad, or to " +
-			"--protocol samvad"
-	case isA2ACard(ctx, transport, base+"/.well-known/agent.json"):
-		text += "\n        a card of a version before 0.3 is at " + base + "/.well-known/agent.json: the agent needs a " +
-			"newer SDK"
-	case status >= 300 && status < 400:
-		text += "\n        a redirect to another host is not followed: give the URL to which it leads, without " +
-			bridge.CardPath
-	default:
-		text += "\n        give the URL to which " + bridge.CardPath + " is added, not that of an interface"
-		if strings.Contains(u.Path, bridge.Base) {
-			text += "\n        at a Parley hub no agent has that name, or it is not exposed: parley agents expose NAME a2a, " +
-				"and its other protocols"
-		}
-	}
-	return nil, nil, &notACard{text, guarded}
-}
-
-func isA2ACard(ctx context.Context, transport http.RoundTripper, at string) bool {
-	raw, status, err := getA2A(ctx, transport, at, "")
-	if err != nil || status != http.StatusOK {
-		return false
-	}
-	_, err = parseA2ACard(raw)
-	return err == nil
-}
-
-func isSAMVADCard(ctx context.Context, transport http.RoundTripper, at string) bool {
-	raw, status, err := getA2A(ctx, transport, at, "")
-	s := &inspect.Sample{Body: raw}
-	return err == nil && status == http.StatusOK && s.Has("id", "publicKeys", "skills")
-}
-
-// parseA2ACard parses a card of 1.0 or 0.3. Names of members count exactly.
-func parseA2ACard(raw []byte) (*wire.AgentCard, error) {
-	var members map[string]jsonx.Value
-	if err := jsonx.Decode(raw, &members); err != nil {
-		return nil, err
-	}
-	if members["name"].Kind() != '"' || members["skills"].Kind() != '[' ||
-		members["supportedInterfaces"] == nil && members["url"] == nil {
-		return nil, errors.New("it lacks name, skills, or supportedInterfaces (0.3: url)")
-	}
-	card, err := a2av0.NewAgentCardParser()(raw)
-	if err != nil {
-		return nil, err
-	}
-	if members["supportedInterfaces"] == nil && inspect.Decoded(members["preferredTransport"]) == "" {
-		// 0.3: JSON-RPC then
-		card.SupportedInterfaces = append(card.SupportedInterfaces, &wire.AgentInterface{
-			URL: inspect.Decoded(members["url"]), ProtocolBinding: wire.TransportProtocolJSONRPC,
-			ProtocolVersion: wire.ProtocolVersion(cmp.Or(inspect.Decoded(members["protocolVersion"]), bridge.V03))})
-	}
-	card.SupportedInterfaces = slices.DeleteFunc(card.SupportedInterfaces, func(i *wire.AgentInterface) bool {
-		return i == nil
-	})
-	for _, i := range card.SupportedInterfaces {
-		i.ProtocolVersion = wire.ProtocolVersion(inspect.A2ARelease(string(i.ProtocolVersion)))
-	}
-	return card, nil
-}
-
-// getA2A reads a document. As the hub does, it follows redirects within one origin alone.
-func getA2A(ctx context.Context, transport http.RoundTripper, at, version string) (body []byte, status int, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
-	if err != nil {
-		return nil, 0, err
-	}
-	r.Header.Set("Accept", "application/json")
-	if version != "" {
-		r.Header.Set(wire.SvcParamVersion, version)
-	}
-	c := &http.Client{Transport: transport, CheckRedirect: func(r *http.Request, via []*http.Request) error {
-		if len(via) > netguard.DefaultMaxRedirects || originOf(r.URL.String()) != originOf(at) {
-			return http.ErrUseLastResponse
-		}
-		return nil
-	}}
-	resp, err := c.Do(r)
-	if err != nil {
-		return nil, 0, err
-	}
-	defer resp.Body.Close()
-	body, err = netguard.ReadAll(resp.Body, maxA2ACard)
-	return body, resp.StatusCode, err
-}
-
-// pasteA2A are the lines with which an A2A client calls through the hub.
-func pasteA2A(public, name string, id admin.NewIdentity) []paste {
-	if id.URL != "" {
-		return nil
-	}
-	agent := strings.TrimRight(public, "/") + bridge.Base + "NAME"
-	why := "so that it calls the agent NAME through the hub; `parley agents` lists those that are exposed in a2a"
-	return []paste{
-		{"for its token, at the hub", "shell", "parley tokens add " + strings.ReplaceAll(name, "/", "-") + "-a2a --agent " +
-			name},
-		{why, "header", "Authorization: Bearer TOKEN"},
-		{why, "card", agent + bridge.CardPath},
-		{why, "Python", fmt.Sprintf("client = await create_client(%q, client_config=ClientConfig(httpx_client="+
-			"httpx.AsyncClient(headers={\"Authorization\": \"Bearer TOKEN\"})))", agent)},
-		{why, "shell", "parley send --protocol a2a --url " + agent + " --token-file FILE 'Hello'"},
-	}
-}
+const maxA2AAnswer = 4 << 20
 
 // sendA2A calls an A2A agent directly, by the official SDK.
 func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) error {
@@ -373,8 +119,8 @@ func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	if err != nil {
 		return err
 	}
-	card, _, err := readA2ACard(ctx, credentials, i.URL, s.version)
-	if refused, ok := errors.AsType[*notACard](err); ok {
+	card, _, err := connect.ReadA2ACard(ctx, credentials, i.URL, s.version)
+	if refused, ok := errors.AsType[*connect.NotACard](err); ok {
 		return &exitError{exitRefused, refused}
 	} else if err != nil {
 		return &exitError{exitUnreachable, fmt.Errorf("%w\n        is the agent running, and is --url right?", err)}

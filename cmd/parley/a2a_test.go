@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/connect"
 
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
 	"github.com/a2aproject/a2a-go/v2/a2acompat/a2av0"
@@ -244,21 +245,9 @@ func TestA2ACardElsewhere(t *testing.T) {
 		"moved": "", "away": "a redirect to another host is not followed", "circle": "a redirect",
 		"broken": "HTTP 502\n        the server there fails now", "samvad": "a SAMVAD agent answers there",
 		"guarded": "the card itself wants credentials"} {
-		_, _, err := readA2ACard(t.Context(), http.DefaultTransport, s.URL+"/"+path, "")
+		_, _, err := connect.ReadA2ACard(t.Context(), http.DefaultTransport, s.URL+"/"+path, "")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v", path, err)
-		}
-	}
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("secret"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range []a2aFlags{{value: s.URL + "/guarded"}, {value: s.URL + "/guarded", peerFlags: peerFlags{tokenFile: token}}} {
-		var out added
-		_, err := f.identity(t.Context(), new(app), &admin.NewAgent{Name: "x"}, &out)
-		notes := strings.Join(out.Notes, "\n")
-		if known := f.tokenFile != ""; known != (err == nil) || known != strings.Contains(notes, "wants credentials too") {
-			t.Errorf("%q: %v %s", f.tokenFile, err, notes)
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/parley-hub/parley/a2e"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2e"
+	"github.com/parley-hub/parley/internal/connect"
 )
 
 var a2eProtocol = protocol{
@@ -29,20 +29,22 @@ var a2eProtocol = protocol{
 		how:  "--a2e new or URL",
 		help: "  parley agents add robot --a2e new\n  parley agents add lab --a2e https://lab.corp/a2e --expose all\n",
 		flags: func(c *cobra.Command) adder {
-			var value, token string
-			c.Flags().StringVar(&value, "a2e", "",
-				"new: an A2E agent that connects to the hub with a token; or the URL of an A2E host, whose tools "+
-					"become its skills")
+			v := values(c, "a2e")
+			var token string
 			return adder{
-				given: func() bool { return value != "" },
-				identity: func(context.Context, *app, *admin.NewAgent, *added) (id admin.NewIdentity, err error) {
-					id, token, err = a2eIdentity(value)
-					return id, err
+				given: func() bool { return *v["a2e"] != "" },
+				identity: func(name string) (admin.NewIdentity, error) {
+					if *v["a2e"] != "new" {
+						return v.identity("a2e", "host")(name)
+					}
+					var id string
+					var err error
+					if token, id, err = connect.NewA2EToken(); err != nil {
+						return admin.NewIdentity{}, err
+					}
+					return connect.WayTo("a2e", "").Identity(name, connect.Values{"token-id": id})
 				},
-				paste: func(a *app, info admin.Info, _ string, _ admin.NewIdentity) ([]paste, error) {
-					c, err := a.load()
-					return pasteA2E(info.PublicURL, c.A2E.Path, token), err
-				},
+				token: func() string { return token },
 			}
 		},
 	},
@@ -53,41 +55,6 @@ var a2eProtocol = protocol{
 	demo:         (*demo).a2eScenes,
 	command:      (*app).a2eCommand,
 	bench:        (*app).benchA2ECommand,
-}
-
-// a2eIdentity makes the identity of an A2E agent: for "new", a client with a new token,
-// which is shown once; for a URL, a host.
-func a2eIdentity(value string) (id admin.NewIdentity, token string, err error) {
-	if value == "new" {
-		if token, err = bridge.NewToken(); err != nil {
-			return id, "", err
-		}
-		return admin.NewIdentity{Protocol: bridge.Protocol, ID: bridge.TokenID(token)}, token, nil
-	}
-	u, err := url.Parse(value)
-	if err != nil || u.Host == "" && u.Scheme != "unix" ||
-		!slices.Contains([]string{"http", "https", "tcp", "tls", "unix"}, u.Scheme) {
-		return id, "", usage("--a2e %q: want new, for an agent that connects to the hub, or the URL of a host "+
-			"(http(s)://, tcp://, tls://, unix://)", value)
-	}
-	return admin.NewIdentity{Protocol: bridge.Protocol, ID: value, URL: value}, "", nil
-}
-
-// pasteA2E are the lines that connect an agent of the Python SDK to the hub.
-func pasteA2E(hub, path, token string) []paste {
-	if token == "" {
-		return nil
-	}
-	path = cmp.Or(path, bridge.DefaultPath)
-	base := strings.TrimRight(hub, "/") + path
-	return []paste{
-		{"so that it connects over HTTP; the token is shown this once", "Python",
-			fmt.Sprintf("client = A2EClient(transport=HTTPTransport(%q, logger), logger=logger, auth_token=%q)", base,
-				token)},
-		{"or, to start its host as a child process", "Python",
-			fmt.Sprintf("client = A2EClient(transport=SubprocessTransport([\"parley\", \"a2e\", \"stdio\", "+
-				"\"--url\", %q], logger), logger=logger, auth_token=%q)", strings.TrimRight(hub, "/"), token)},
-	}
 }
 
 // sendA2E calls a tool of an A2E host directly.

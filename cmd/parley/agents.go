@@ -19,6 +19,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/directory"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/connect"
 	"github.com/parley-hub/parley/journal/index"
 	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/node"
@@ -451,17 +452,37 @@ A SAMVAD agent that only calls has no URL: give --id and --key.`,
 type added struct {
 	Agent   admin.Agent    `json:"agent"`
 	Hub     admin.Hosting  `json:"hub"`
-	Paste   []paste        `json:"paste,omitempty"`
+	Paste   []admin.Paste  `json:"paste,omitempty"`
 	Notes   []string       `json:"notes,omitempty"`
 	First   *admin.Seen    `json:"first,omitempty"`
 	Refused *admin.Refusal `json:"refused,omitempty"`
 }
 
-// paste is a text to enter at the agent's side.
-type paste struct {
-	Why  string `json:"why"`
-	SDK  string `json:"sdk"`
-	Line string `json:"line"`
+// flagValues are the values of flags of `agents add`, by flag.
+type flagValues map[string]*string
+
+// values declares flags, which [connect] explains.
+func values(c *cobra.Command, flags ...string) flagValues {
+	v := flagValues{}
+	for _, f := range flags {
+		v[f] = c.Flags().String(f, "", connect.Help(f))
+	}
+	return v
+}
+
+// identity makes an identity of the flags, in a way of a protocol.
+func (v flagValues) identity(protocol, way string) func(string) (admin.NewIdentity, error) {
+	return func(name string) (admin.NewIdentity, error) {
+		given := connect.Values{}
+		for f, s := range v {
+			given[f] = *s
+		}
+		id, err := connect.WayTo(protocol, way).Identity(name, given)
+		if err != nil {
+			return id, usage("%s", parley.AsError(err).Text)
+		}
+		return id, nil
+	}
 }
 
 func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlags) error {
@@ -473,11 +494,14 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 		Record: parley.Recording(s.record)}
 	out := added{Hub: info.SAMVAD}
 	for _, w := range s.ways {
-		id, err := w.identity(ctx, a, &n, &out)
+		id, err := w.identity(name)
 		if err != nil {
 			return err
 		}
 		n.Identities = append(n.Identities, id)
+	}
+	if err := a.read(ctx, hub, &n, &out, s.ways); err != nil {
+		return err
 	}
 	if s.wait > 0 { // the hub then works on its checklist
 		if _, err = hub.Connect(ctx, n); err == nil {
@@ -488,13 +512,6 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 	}
 	if err != nil {
 		return err
-	}
-	for i, w := range s.ways {
-		lines, err := w.paste(a, info, name, n.Identities[i])
-		if err != nil {
-			return err
-		}
-		out.Paste = append(out.Paste, lines...)
 	}
 	if !a.json {
 		a.showAdded(out, n, s.ways)
@@ -507,6 +524,32 @@ func (a *app) add(ctx context.Context, hub *admin.Client, name string, s addFlag
 		absent = s.ways[0].absent
 	}
 	return a.firstProof(ctx, hub, out, n, s.wait, absent)
+}
+
+// read lets the hub complete an agent with what the agent says of itself.
+func (a *app) read(ctx context.Context, hub *admin.Client, n *admin.NewAgent, out *added, ways []adder) error {
+	given := *n
+	r, err := hub.PreviewAgent(ctx, given)
+	switch e, ok := errors.AsType[*parley.Error](err); {
+	case ok && e.Code == parley.Malformed:
+		return usage("%s", clean(e.Text))
+	case err != nil:
+		return err
+	}
+	*n, out.Notes, out.Paste = r.Agent, r.Notes, r.Paste
+	n.Delivery = given.Delivery
+	for i, w := range ways { // the hub gives no secret back, and does not know those of agents
+		n.Identities[i].Credentials = given.Identities[i].Credentials
+		if w.token == nil || w.token() == "" {
+			continue
+		}
+		for j := range out.Paste {
+			p := &out.Paste[j]
+			p.Why = strings.Replace(p.Why, "was shown once", "is shown this once", 1)
+			p.Line = strings.Replace(p.Line, strconv.Quote(connect.TokenPlace), strconv.Quote(w.token()), 1)
+		}
+	}
+	return nil
 }
 
 // rootCause is the text of the innermost error: the cause.

@@ -3,14 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -33,21 +29,8 @@ var aghProtocol = protocol{
 		how:  "--agh WORKSPACE/PEER",
 		help: "  parley agents add patcher --agh ws_alpha/patch-worker.s1 --wait 2m\n",
 		flags: func(c *cobra.Command) adder {
-			var peer string
-			c.Flags().StringVar(&peer, "agh", "", "an AGH peer, WORKSPACE/PEER")
-			return adder{
-				given: func() bool { return peer != "" },
-				identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
-					return aghIdentity(peer)
-				},
-				paste: func(a *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error) {
-					c, err := a.load()
-					if err != nil {
-						return nil, err
-					}
-					return pasteAGH(&c, name, info.PublicURL, id.ID)
-				},
-			}
+			v := values(c, "agh")
+			return adder{given: func() bool { return *v["agh"] != "" }, identity: v.identity("agh", "")}
 		},
 	},
 	checkHub:       (*doctor).aghHub,
@@ -60,76 +43,6 @@ var aghProtocol = protocol{
 	demo:           (*demo).aghScenes,
 	command:        (*app).aghCommand,
 	bench:          (*app).benchAGHCommand,
-}
-
-// aghIdentity makes the identity of an AGH peer: WORKSPACE/PEER.
-func aghIdentity(value string) (admin.NewIdentity, error) {
-	workspace, peer, ok := strings.Cut(value, "/")
-	_, _, handle := agh.SplitHandle(peer)
-	if !ok || !agh.ValidWorkspaceID(workspace) || !agh.ValidPeerID(peer) && !handle {
-		return admin.NewIdentity{}, usage("--agh %q: want WORKSPACE/PEER, for example ws_alpha/patch-worker.s1; a "+
-			"peer is lower-case letters, digits, dots, - and _, or a verified handle nickname@fingerprint", value)
-	}
-	id := bridge.Identity(workspace, peer)
-	return admin.NewIdentity{Protocol: id.Protocol, ID: id.ID}, nil
-}
-
-// pasteAGH gives the configuration that permits the peer, unless a user of the
-// configuration may already speak as it, and the settings with which it connects.
-func pasteAGH(c *node.Config, name, public, id string) ([]paste, error) {
-	workspace, peer, _ := strings.Cut(id, "/")
-	user, proof := "", "token=open(\"TOKEN-FILE\").read().strip()"
-	for n, u := range c.AGH.Users {
-		if matches(u.Workspaces, workspace) && matches(u.Peers, peer) && (user == "" || n < user) {
-			user = n
-		}
-	}
-	var out []paste
-	if user == "" && c.AGH.URL == "" {
-		var b [24]byte
-		rand.Read(b[:]) // never fails
-		user = strings.NewReplacer("/", "-").Replace(name)
-		out = append(out,
-			paste{"in the hub's configuration, then `parley reload` or a restart", "TOML",
-				fmt.Sprintf("[agh.users.%q]\ntoken_file = %q\npeers = [%q]\nworkspaces = [%q]", user, user+".token",
-					peer, workspace)},
-			paste{"once, beside it, and where the peer runs", "sh",
-				fmt.Sprintf("umask 077; printf %%s %s > %s.token", hex.EncodeToString(b[:]), user)})
-		proof = fmt.Sprintf("token=open(%q).read()", user+".token")
-	}
-	at := c.AGH.URL
-	if at == "" {
-		host, port, err := net.SplitHostPort(c.Listen.AGH)
-		if err != nil { // the hub serves no peers yet
-			host, port = "", "4222"
-			out = append(out, paste{"in the hub's configuration, under [listen]", "TOML", `agh = ":4222"`})
-		}
-		if u, err := url.Parse(public); host == "" && err == nil && u.Hostname() != "" {
-			host = u.Hostname()
-		}
-		at = "nats://" + net.JoinHostPort(host, port)
-	}
-	subject, err := agh.VerifiedPeerSubject(workspace, "channel", peer)
-	if err != nil {
-		return nil, err
-	}
-	subject = strings.Replace(subject, ".channel.", ".CHANNEL.", 1) // CHANNEL stands for any; the grammar wants lower case
-	return append(out,
-		paste{"so that it connects, as the user " + user, "Python",
-			fmt.Sprintf("nc = await nats.connect(%q, %s)", at, proof)},
-		paste{"to get the channel's messages, and its own", "Python",
-			fmt.Sprintf("await nc.subscribe(\"agh.network.v0.%s.CHANNEL.broadcast\", cb=heard); await "+
-				"nc.subscribe(%q, cb=heard)", workspace, subject)}), nil
-}
-
-// matches reports whether an entry of list is s, or a prefix of it with *.
-func matches(list []string, s string) bool {
-	for _, l := range list {
-		if prefix, wild := strings.CutSuffix(l, "*"); l == s || wild && strings.HasPrefix(s, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // sendAGH joins a channel as a peer and sends a say: with work, or without it for --kind

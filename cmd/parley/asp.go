@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -14,9 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/asp"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/connect"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -29,14 +30,9 @@ var aspProtocol = protocol{
 			var card string
 			c.Flags().StringVar(&card, "asp", "", "file with the card of an ASP agent (parley keys asp makes one)")
 			return adder{
-				given: func() bool { return card != "" },
-				identity: func(_ context.Context, _ *app, n *admin.NewAgent, _ *added) (admin.NewIdentity, error) {
-					return aspIdentity(card, n)
-				},
-				paste: func(_ *app, info admin.Info, _ string, id admin.NewIdentity) ([]paste, error) {
-					return pasteASP(info.PublicURL, id.ID), nil
-				},
-				absent: "has the agent the hub as its server, and opened or answered a session?",
+				given:    func() bool { return card != "" },
+				identity: func(string) (admin.NewIdentity, error) { return aspIdentity(card) },
+				absent:   "has the agent the hub as its server, and opened or answered a session?",
 			}
 		},
 	},
@@ -63,8 +59,7 @@ func aspWay(_ *node.Config, a *node.Agent) *hub.Way {
 const maxCardFile = 1 << 20
 
 // aspIdentity reads the card of an ASP agent: it holds the identity and both keys.
-func aspIdentity(path string, n *admin.NewAgent) (admin.NewIdentity, error) {
-	id := admin.NewIdentity{Protocol: "asp"}
+func aspIdentity(path string) (id admin.NewIdentity, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return id, usage("--asp: %w", err)
@@ -76,34 +71,15 @@ func aspIdentity(path string, n *admin.NewAgent) (admin.NewIdentity, error) {
 	if err != nil {
 		return id, usage("--asp: %w", err)
 	}
-	card, err := asp.ParseCard(bytes.TrimSpace(b))
-	if err != nil {
+	if id, err = connect.ASPIdentity(b); err != nil {
 		text := ""
 		if _, keys := asp.LoadIdentity(path); keys == nil {
 			text = fmt.Sprintf("\n        these are the agent's private keys, which the hub must never see: its "+
 				"card is what `parley keys asp --key %s` prints", path)
 		}
-		return id, usage("--asp %q is no card: %w%s", path, err, text)
+		return id, usage("--asp %q: %s%s", path, parley.AsError(err).Text, text)
 	}
-	if n.Title == "" && card.Name != card.AgentID {
-		n.Title = card.Name
-	}
-	n.Description = card.Description
-	id.ID, id.Card = card.AgentID, bytes.TrimSpace(b)
 	return id, nil
-}
-
-// pasteASP gives the lines with which an agent holds its sessions at the hub.
-func pasteASP(hub, id string) []paste {
-	hub = strings.TrimRight(hub, "/")
-	why := "so that it holds its sessions at the hub; KEY is the file with its private keys"
-	return []paste{
-		{why, "Go", fmt.Sprintf("client := &asp.Client{Server: %q, Identity: me, Store: asp.Dir(\"state\")}", hub)},
-		{why, "shell", fmt.Sprintf("parley send --protocol asp --url %s --key KEY --to agent://… 'hello'   # as %s",
-			hub, id)},
-		{"or, for a client of your own, where it gets tokens and opens sessions", "HTTP",
-			fmt.Sprintf("POST %s/oauth/token, then POST %[1]s/v1/asp/sessions", hub)},
-	}
 }
 
 // sendASP opens a session with an agent, sends one message, waits for the answer and

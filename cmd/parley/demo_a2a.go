@@ -15,6 +15,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/a2a"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/connect"
 )
 
 // innkeeper is an A2A agent elsewhere, of the official SDK: it has a room in every city.
@@ -88,7 +89,7 @@ func (d *demo) a2aScenes(ctx context.Context) {
 		func() ([]string, error) {
 			at := d.node.Addresses().HTTP + bridge.Base + "weather"
 			credentials := &a2aCredentials{origin: originOf(at), token: token.Secret}
-			card, _, err := readA2ACard(ctx, credentials, at, bridge.V1)
+			card, _, err := connect.ReadA2ACard(ctx, credentials, at, bridge.V1)
 			if err != nil {
 				return nil, err
 			}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/parley-hub/parley/internal/connect"
 	exam "github.com/parley-hub/parley/internal/doctor"
 
 	wire "github.com/a2aproject/a2a-go/v2/a2a"
@@ -77,8 +78,8 @@ func (d *doctor) a2aCards(ctx context.Context, setting, base string, guard *netg
 		if version == "" {
 			asked = "no version, as clients of " + bridge.V03 + " do"
 		}
-		card, raw, err := readA2ACard(ctx, transport, base, version)
-		if refused, ok := errors.AsType[*notACard](err); ok && refused.guarded && guard != nil {
+		card, raw, err := connect.ReadA2ACard(ctx, transport, base, version)
+		if refused, ok := errors.AsType[*connect.NotACard](err); ok && refused.Guarded && guard != nil {
 			d.Skip("a2a card", "it wants credentials: the hub shows them, the doctor does not")
 			return
 		} else if ok {
@@ -89,11 +90,11 @@ func (d *doctor) a2aCards(ctx context.Context, setting, base string, guard *netg
 			d.Failed("a2a card", setting, err)
 			return
 		}
-		for _, v := range a2aVersions(card) {
+		for _, v := range connect.A2AVersions(card) {
 			versions[v] = true
 		}
 		d.OK("a2a card", "asked with %s: %s, %s, A2A %s, %s", asked, clean(card.Name), plural(len(card.Skills), "skill",
-			"skills"), strings.Join(a2aVersions(card), " and "), a2aSigned(ctx, transport, base, raw))
+			"skills"), strings.Join(connect.A2AVersions(card), " and "), connect.A2ASigned(ctx, transport, base, raw))
 		if version == bridge.V1 {
 			d.a2aInterfaces(base, card)
 		}

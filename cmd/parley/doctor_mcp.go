@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/parley-hub/parley/internal/connect"
 	exam "github.com/parley-hub/parley/internal/doctor"
 
 	bridge "github.com/parley-hub/parley/bridge/mcp"
@@ -35,15 +36,15 @@ func (d *doctor) mcpEndpoint(ctx context.Context, setting, at string, guard *net
 		return
 	}
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: d.Roots}, DisableKeepAlives: true}
-	seen, err := lookAtMCP(ctx, at, transport)
+	seen, err := connect.LookAtMCP(ctx, at, transport, version)
 	switch {
-	case errors.Is(err, errMCPGuarded) && guard != nil:
+	case errors.Is(err, connect.ErrGuarded) && guard != nil:
 		d.Skip("mcp", "it wants credentials: the hub shows them, the doctor does not")
-	case errors.Is(err, errMCPGuarded):
+	case errors.Is(err, connect.ErrGuarded):
 		d.OK("mcp", "%s answers, and asks for a token", at)
 	case err != nil:
 		d.Failed("mcp", setting, err)
 	default:
-		d.OK("mcp", "%s, MCP %s, %s", seen.server, seen.version, plural(len(seen.tools), "tool", "tools"))
+		d.OK("mcp", "%s, MCP %s, %s", seen.Server, seen.Version, plural(len(seen.Tools), "tool", "tools"))
 	}
 }

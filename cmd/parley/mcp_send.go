@@ -48,13 +48,11 @@ func (s *mcpShown) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// guarded makes an error of a refused request errMCPGuarded.
-func (s *mcpShown) guarded(err error) error {
-	if s.status == http.StatusUnauthorized || s.status == http.StatusForbidden {
-		return errMCPGuarded
-	}
-	return err
-}
+// Bounds of what a command reads from a server.
+const (
+	maxMCPTools  = 1000
+	maxMCPAnswer = 4 << 20
+)
 
 // openMCP opens a session with a server.
 func openMCP(ctx context.Context, at string, transport http.RoundTripper, token string,

@@ -71,3 +71,29 @@ func (s *peerFlags) secrets() (admin.Secret, error) {
 	}
 	return b, nil
 }
+
+// shownBy makes an identity to whose address the hub shows the credentials of the flags.
+func (s *peerFlags) shownBy(identity func(string) (admin.NewIdentity, error)) func(string) (admin.NewIdentity, error) {
+	return func(name string) (admin.NewIdentity, error) {
+		secrets, err := s.secrets()
+		if err != nil {
+			return admin.NewIdentity{}, err
+		}
+		id, err := identity(name)
+		id.Credentials = secrets
+		return id, err
+	}
+}
+
+// unshown makes an identity without an address, to which the hub shows nothing.
+func (s *peerFlags) unshown(identity func(string) (admin.NewIdentity, error), what, flag string) func(string) (
+	admin.NewIdentity, error) {
+	return func(name string) (admin.NewIdentity, error) {
+		if secrets, err := s.secrets(); err != nil {
+			return admin.NewIdentity{}, err
+		} else if secrets != nil {
+			return admin.NewIdentity{}, usage("the hub shows credentials to %s elsewhere: give %s", what, flag)
+		}
+		return identity(name)
+	}
+}

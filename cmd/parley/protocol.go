@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/node"
 )
 
-// protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here, one there, and one in
-// [inspect.Protocols]. The commands iterate over the list: `agents add`, `verify`, `send`, `demo`, `keys`, `bench`,
+// protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here, one there, one in
+// [inspect.Protocols] and one in [connect.Protocols]. The commands iterate over the list: `agents add`, `verify`, `send`, `demo`, `keys`, `bench`,
 // `conversation verify`, and the protocols' own commands.
 var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol,
 	&a2aProtocol, &mcpProtocol}
@@ -67,13 +67,12 @@ type adding struct {
 	help string
 }
 
-// An adder makes identities of the values of its flags. hint, absent and hub may be unset.
+// An adder makes identities of the values of its flags. token, hint, absent and hub may be unset.
 type adder struct {
 	given func() bool // one of the flags
-	// identity makes the identity. It may add facts to n, and notes for the operator to out.
-	identity func(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error)
-	// paste gives the lines to enter at the agent's side, once the hub has the agent.
-	paste func(a *app, info admin.Info, name string, id admin.NewIdentity) ([]paste, error)
+	// identity makes the identity of the agent of that name. The hub then reads what the agent says of itself.
+	identity func(name string) (admin.NewIdentity, error)
+	token    func() string // the new token of the agent, which the hub does not know
 
 	hub    func(admin.Hosting) string // facts about the hub for the agent's operator
 	hint   string                     // shown last

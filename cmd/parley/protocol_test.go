@@ -18,6 +18,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge"
 	"github.com/parley-hub/parley/hub"
+	"github.com/parley-hub/parley/internal/connect"
 	"github.com/parley-hub/parley/internal/inspect"
 	"github.com/parley-hub/parley/node"
 )
@@ -74,8 +75,14 @@ func inspectPigeon(context.Context, *inspect.Sample, inspect.Options) (*inspect.
 // not be parallel: parallel tests run after them.
 func addPigeon(t *testing.T) (b pigeonBinding) {
 	b.delivered = make(chan string, 1)
-	was, had, explained := node.Protocols, protocols, inspect.Protocols
-	t.Cleanup(func() { node.Protocols, protocols, inspect.Protocols = was, had, explained })
+	was, had, explained, joined := node.Protocols, protocols, inspect.Protocols, connect.Protocols
+	t.Cleanup(func() {
+		node.Protocols, protocols, inspect.Protocols, connect.Protocols = was, had, explained, joined
+	})
+	connect.Protocols = append(slices.Clone(joined), connect.Protocol{Name: pigeon,
+		Paste: func(*connect.Hub, string, admin.Identity) []admin.Paste {
+			return []admin.Paste{{Why: "so that it flies home", SDK: "Loft", Line: "open the hatch"}}
+		}})
 	inspect.Protocols = append(slices.Clone(explained), inspect.Protocol{Name: pigeon, Recognises: recognisesPigeon,
 		Inspect: inspectPigeon})
 	node.Protocols = append(slices.Clone(was), &node.Protocol{
@@ -107,11 +114,8 @@ func addPigeon(t *testing.T) (b pigeonBinding) {
 				c.Flags().StringVar(&ring, "pigeon", "", "ring of a pigeon")
 				return adder{
 					given: func() bool { return ring != "" },
-					identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
+					identity: func(string) (admin.NewIdentity, error) {
 						return admin.NewIdentity{Protocol: pigeon, ID: "ring:" + ring}, nil
-					},
-					paste: func(*app, admin.Info, string, admin.NewIdentity) ([]paste, error) {
-						return []paste{{Why: "so that it flies home", SDK: "Loft", Line: "open the hatch"}}, nil
 					},
 				}
 			}},

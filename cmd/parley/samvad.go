@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,13 +15,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/samvad"
 	"github.com/parley-hub/parley/internal/inspect"
 	"github.com/parley-hub/parley/internal/jsonx"
-	"github.com/parley-hub/parley/internal/netguard"
-	"github.com/parley-hub/parley/keyring"
 	"github.com/parley-hub/parley/samvad"
 )
 
@@ -36,18 +31,10 @@ var samvadProtocol = protocol{
   parley agents add caller --id agent://client.local --key BASE64
 `,
 		flags: func(c *cobra.Command) adder {
-			var s samvadFlags
-			f := c.Flags()
-			f.StringVar(&s.url, "samvad", "", "base URL of an agent that speaks SAMVAD")
-			f.StringVar(&s.id, "id", "", "its identity, agent://HOST (default: that of its card)")
-			f.StringVar(&s.key, "key", "", "its public key, base64 (default: that of its card)")
-			f.StringVar(&s.keyID, "key-id", "", "id of that key (default: it answers to any)")
+			v := values(c, "samvad", "id", "key", "key-id")
 			return adder{
-				given:    func() bool { return s.url != "" || s.id != "" },
-				identity: s.identity,
-				paste: func(_ *app, info admin.Info, _ string, id admin.NewIdentity) ([]paste, error) {
-					return pasteSAMVAD(info.SAMVAD, id), nil
-				},
+				given:    func() bool { return *v["samvad"] != "" || *v["id"] != "" },
+				identity: v.identity("samvad", ""),
 				hub: func(h admin.Hosting) string {
 					if h.Identity == "" {
 						return ""
@@ -71,137 +58,12 @@ var samvadProtocol = protocol{
 	bench:          (*app).benchSamvadCommand,
 }
 
-// samvadFlags are the flags of `agents add` for an agent of SAMVAD.
-type samvadFlags struct{ url, id, key, keyID string }
-
 // samvadID refuses a flag that is no identity of SAMVAD.
 func samvadID(id string) error {
 	if _, err := samvad.AgentOrigin(id); err != nil {
 		return usage("--id %q: want agent://HOST or agent://HOST:PORT", id)
 	}
 	return nil
-}
-
-// identity reads the agent's card, which has its identity, skills and key.
-func (s *samvadFlags) identity(ctx context.Context, a *app, n *admin.NewAgent, out *added) (admin.NewIdentity, error) {
-	id := admin.NewIdentity{Protocol: "samvad", ID: s.id, URL: strings.TrimRight(s.url, "/"), PublicKey: s.key,
-		KeyID: s.keyID}
-	note := func(format string, args ...any) { out.Notes = append(out.Notes, fmt.Sprintf(format, args...)) }
-	if s.key != "" {
-		if _, err := samvad.ParseKey(s.key); err != nil {
-			return id, usage("--key: want the base64 of an Ed25519 public key, 32 bytes: %w", err)
-		}
-	}
-	if s.id != "" {
-		if err := samvadID(s.id); err != nil {
-			return id, err
-		}
-	}
-	if s.url == "" {
-		if s.key == "" {
-			note("without --key nothing it sends is proved, unless its card at the https origin of %s has a key", id.ID)
-		}
-		return id, nil
-	}
-	u, ok := webURL(s.url)
-	if !ok {
-		return id, usage("--samvad %q: want http(s)://HOST[:PORT][/PATH]", s.url)
-	}
-	defer func() {
-		if why := a.notCalled(u.Hostname()); why != nil {
-			note("the hub calls it only if its configuration allows that: %s", why)
-		}
-	}()
-	card, err := (&samvad.Client{HTTP: &http.Client{}}).Card(ctx, id.URL)
-	if err != nil {
-		note("its card could not be read (%s): its skills are not known", short(rootCause(err), 200))
-		if id.ID == "" {
-			id.ID = "agent://" + u.Hostname()
-			note("its identity is taken to be %s, as the SDKs make it; --id says otherwise", id.ID)
-		}
-		if id.PublicKey == "" {
-			note("no key is enrolled: run this again with --key, or when the agent runs")
-		}
-		return id, nil
-	}
-	if id.ID != "" && id.ID != card.ID {
-		return id, usage("--id %s: the agent's card says %s", id.ID, clean(card.ID))
-	}
-	id.ID = card.ID
-	n.Title = cmp.Or(n.Title, card.Name)
-	n.Description = card.Description
-	for _, k := range card.Skills {
-		v := admin.Skill{ID: k.ID, Name: k.Name, Description: k.Description, Access: parley.Access(k.Trust),
-			Peers: k.AllowedPeers, Input: json.RawMessage(k.InputSchema), Output: json.RawMessage(k.OutputSchema)}
-		for _, m := range k.Modes {
-			v.Modes = append(v.Modes, parley.Mode(m))
-		}
-		n.Skills = append(n.Skills, v)
-	}
-	if id.PublicKey != "" {
-		return id, nil
-	}
-	active := slices.DeleteFunc(card.PublicKeys, func(k samvad.CardKey) bool { return !k.Active })
-	switch {
-	case len(active) == 0:
-		note("its card has no active key: run this again with --key")
-	case u.Scheme == "http" && !netguard.OnThisMachine(u.Hostname()):
-		note("its card came over plain http and may be forged, so its key was not enrolled; if the key is right, "+
-			"run this again with --key %s", clean(active[0].Key))
-	default:
-		id.PublicKey = active[0].Key
-		if b, err := base64.StdEncoding.DecodeString(id.PublicKey); err == nil {
-			note("key %s was taken from its card; compare it with the agent's operator",
-				keyring.Fingerprint(keyring.Ed25519, b))
-		}
-		if len(active) > 1 {
-			note("its card has %d active keys; the first was enrolled, add the others with `parley keys enroll`",
-				len(active))
-		}
-	}
-	return id, nil
-}
-
-// notCalled says why a hub of this configuration would not call a host, as far as the
-// host's name shows.
-func (a *app) notCalled(host string) error {
-	if host == "localhost" {
-		host = "127.0.0.1"
-	}
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return nil
-	}
-	c, err := a.load()
-	if err != nil {
-		return nil // the hub reports this fault when it starts
-	}
-	g, err := guardOf(&c)
-	if err != nil {
-		return nil
-	}
-	return g.CheckAddr(addr)
-}
-
-// pasteSAMVAD gives the lines with which an SDK's agent trusts the hub, and calls through
-// it.
-func pasteSAMVAD(hub admin.Hosting, i admin.NewIdentity) []paste {
-	if hub.Identity == "" {
-		return nil
-	}
-	var out []paste
-	if i.URL != "" {
-		why := "so that the agent accepts what the hub sends (before it is served)"
-		out = append(out,
-			paste{why, "TypeScript", fmt.Sprintf("agent.trustPeer('%s', Buffer.from('%s', 'base64'))", hub.Identity,
-				hub.Key)},
-			paste{why, "Python", fmt.Sprintf("agent.trust_peer(%q, %q)", hub.Identity, hub.Key)})
-	}
-	why := "so that it calls the agent NAME through the hub"
-	return append(out,
-		paste{why, "TypeScript", fmt.Sprintf("const client = await AgentClient.from('%s/agents/NAME', { agentId: "+
-			"'%s' })", hub.Base, i.ID)},
-		paste{why, "Python", fmt.Sprintf("client = await AgentClient.from_url(\"%s/agents/NAME\")", hub.Base)})
 }
 
 // sendSAMVAD calls an agent directly, signed.

@@ -22,19 +22,8 @@ var uagentsProtocol = protocol{
 		how:  "--uagents ADDRESS",
 		help: "  parley agents add bob --uagents agent1q…\n",
 		flags: func(c *cobra.Command) adder {
-			var address, endpoint string
-			c.Flags().StringVar(&address, "uagents", "", "address of a uAgent, agent1q…")
-			c.Flags().StringVar(&endpoint, "endpoint", "",
-				"with --uagents: where it takes envelopes (default: as it registers itself with the hub)")
-			return adder{
-				given: func() bool { return address != "" },
-				identity: func(context.Context, *app, *admin.NewAgent, *added) (admin.NewIdentity, error) {
-					return uagentsIdentity(address, endpoint)
-				},
-				paste: func(_ *app, info admin.Info, _ string, _ admin.NewIdentity) ([]paste, error) {
-					return pasteUAgent(info.PublicURL), nil
-				},
-			}
+			v := values(c, "uagents", "endpoint")
+			return adder{given: func() bool { return *v["uagents"] != "" }, identity: v.identity("uagents", "")}
 		},
 	},
 	checkAddress:   func(d *doctor, ctx context.Context, at exam.WayPoint) { d.UAgentsAddress(ctx, at) },
@@ -45,30 +34,6 @@ var uagentsProtocol = protocol{
 	demo:           (*demo).uagentsScenes,
 	keys:           (*app).keysUAgents,
 	bench:          (*app).benchUAgentsCommand,
-}
-
-// uagentsIdentity makes the identity of a uAgent: its address is its key.
-func uagentsIdentity(address, endpoint string) (admin.NewIdentity, error) {
-	id := admin.NewIdentity{Protocol: "uagents", ID: uagents.ParseIdentifier(address).Address, URL: endpoint}
-	if _, err := uagents.ParseAddress(id.ID); err != nil {
-		return id, usage("--uagents %q: want agent1q…, 65 characters", address)
-	}
-	if _, ok := webURL(endpoint); !ok && endpoint != "" {
-		return id, usage("--endpoint %q: want http(s)://HOST[:PORT]/submit", endpoint)
-	}
-	return id, nil
-}
-
-// pasteUAgent gives the lines with which an agent of the Python library uses the hub in
-// place of Agentverse.
-func pasteUAgent(hub string) []paste {
-	hub = strings.TrimRight(hub, "/")
-	return []paste{
-		{"so that it registers with the hub and finds agents there", "Python",
-			fmt.Sprintf("agent = Agent(…, endpoint=\"http://HOST:PORT/submit\", agentverse=%q)", hub)},
-		{"or, when it cannot listen, so that its messages wait at the hub", "Python",
-			fmt.Sprintf("agent = Agent(…, mailbox=True, agentverse=%q)", hub)},
-	}
 }
 
 // sendUAgents sends an envelope directly to a uAgent, signed with a key of a
