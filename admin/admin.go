@@ -365,6 +365,11 @@ func fromDirectory(err error) error {
 // AddAgent adds an agent, or replaces the agent that an operator added under that name,
 // and enrols the keys of its identities.
 func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, error) {
+	return a.addAgent(ctx, by, n, "agent.add")
+}
+
+// addAgent is AddAgent with the action of its entry in the audit trail.
+func (a *Admin) addAgent(ctx context.Context, by Actor, n NewAgent, action string) (Agent, error) {
 	if err := by.may(Administer); err != nil {
 		return Agent{}, err
 	}
@@ -376,7 +381,7 @@ func (a *Admin) AddAgent(ctx context.Context, by Actor, n NewAgent) (Agent, erro
 	if err != nil {
 		return Agent{}, err
 	}
-	return actFor(a, ctx, by, Administer, "agent.add", n.Name, describe(e), func(ctx context.Context) (Agent, error) {
+	return actFor(a, ctx, by, Administer, action, n.Name, describe(e), func(ctx context.Context) (Agent, error) {
 		// Keys come first: bindings look at them when the directory changes.
 		var enrolled []NewIdentity
 		for i, v := range n.Identities {

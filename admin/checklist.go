@@ -23,8 +23,8 @@ const (
 	checklistEvery = 15 * time.Second // between two examinations, until they find no fault
 )
 
-// checklists are those of the agents that operators connect. They are in memory: after a restart, [Admin.Connect] makes
-// a new one of what the directory and the journal still tell.
+// checklists are those of the agents that operators connect. They are in memory. After a restart those of the last hour
+// are made again of the audit trail and the index: see [Admin.ResumeChecklists].
 type checklists struct {
 	every time.Duration // checklistEvery, but for tests
 
@@ -39,6 +39,7 @@ type checklist struct {
 	begun, ends     time.Time
 	at              time.Time // of the last examination
 	doctor          []DoctorStep
+	heard           Seen // the first proved message from the agent
 	answered        time.Time
 	stop            context.CancelFunc
 }
@@ -56,33 +57,41 @@ func (a *Admin) Connect(ctx context.Context, by Actor, n NewAgent) (Checklist, e
 		return Checklist{}, parley.Fail(parley.Unavailable, nil, "the hub connects %d agents already, the limit; wait until "+
 			"one of them has ended", maxChecklists)
 	}
-	v, err := a.AddAgent(ctx, by, n)
+	v, err := a.addAgent(ctx, by, n, connected)
 	if err != nil {
 		return Checklist{}, err
 	}
-	now := a.c.Now()
-	l := &checklist{agent: v.Name, begun: now, ends: now.Add(checklistHours)}
+	l := &checklist{agent: v.Name, begun: a.c.Now()}
 	if len(n.Identities) > 0 {
 		l.protocol = n.Identities[0].Protocol
 	}
-	work, stop := context.WithTimeout(context.WithoutCancel(ctx), checklistHours)
-	l.stop = stop
+	a.work(context.WithoutCancel(ctx), by, l)
+	return a.Checklist(by, v.Name)
+}
+
+// connected is the action of [Admin.Connect] in the audit trail.
+const connected = "agent.add.connect"
+
+// work begins with a checklist, in place of an older one of the agent.
+func (a *Admin) work(ctx context.Context, by Actor, l *checklist) {
+	c, now := &a.checks, a.c.Now()
+	l.ends = l.begun.Add(checklistHours)
+	ctx, l.stop = context.WithTimeout(ctx, l.ends.Sub(now))
 	c.mu.Lock()
-	if old := c.of[v.Name]; old != nil {
+	if old := c.of[l.agent]; old != nil {
 		old.stop()
 	}
-	c.of[v.Name] = l
+	c.of[l.agent] = l
 	c.trim(now)
 	c.mu.Unlock()
-	go a.examine(work, by, l)
+	go a.examine(ctx, by, l)
 	go func() {
 		select {
 		case <-a.ended: // the doctor must not look at a hub that stops
-			stop()
-		case <-work.Done():
+			l.stop()
+		case <-ctx.Done():
 		}
 	}()
-	return a.Checklist(by, v.Name)
 }
 
 // over reports whether nothing is left to do, or the hub waits no longer.
@@ -155,6 +164,9 @@ func (c *checklists) recorded(r *journal.Record) {
 	c.mu.Unlock()
 	if l != nil {
 		c.change(func() {
+			if proof := m.Origin.Verdict.Assurance; proof > parley.Unsigned && l.heard.Time.IsZero() {
+				l.heard = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol, Assurance: proof}
+			}
 			if m.Kind == parley.Response && l.answered.IsZero() {
 				l.answered = r.Time
 			}
@@ -213,8 +225,8 @@ func (a *Admin) Checklist(by Actor, name string) (Checklist, error) {
 	a.checks.mu.Unlock()
 	e, ok := a.c.Hub.Directory().Agent(name)
 	if l == nil || !ok {
-		return Checklist{}, parley.Refuse(notFound, "the hub connects no agent %.128q; it keeps checklists in memory only",
-			name)
+		return Checklist{}, parley.Refuse(notFound, "the hub connects no agent %.128q; it keeps checklists for an hour, and "+
+			"some for longer", name)
 	}
 	out := Checklist{Agent: name, Protocol: l.protocol, Begun: l.begun, Ends: l.ends}
 	out.Steps = []ConnectStep{{Step: StepProtocol, State: StepDone, Time: l.begun, Detail: l.protocol},
@@ -224,6 +236,9 @@ func (a *Admin) Checklist(by Actor, name string) (Checklist, error) {
 	}
 	out.Steps = append(out.Steps, a.firstMessage(l, e), firstAnswer(l))
 	out.conclude(a.c.Now())
+	out.Version = out.digest()
+	v := a.view(by, e)
+	out.Paste = a.paste(name, v.Identities)
 	return out, nil
 }
 
@@ -290,6 +305,9 @@ func (a *Admin) firstMessage(l *checklist, e *directory.Entry) ConnectStep {
 	a.mu.Lock()
 	seen, ok := a.seen[e.Name]
 	a.mu.Unlock()
+	if !l.heard.Time.IsZero() {
+		seen, ok = l.heard, true
+	}
 	if ok && seen.Assurance > parley.Unsigned {
 		s.State, s.Time = StepDone, seen.Time
 		s.Detail = seen.Assurance.String() + " by " + seen.Protocol
@@ -337,8 +355,4 @@ func (v *Checklist) conclude(now time.Time) {
 			v.State = s.State
 		}
 	}
-}
-
-func getChecklist(a *Admin, c *call) (any, error) {
-	return a.Checklist(c.by, c.r.PathValue("name"))
 }

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"net/url"
+	"time"
 )
 
 // Inspect explains a message that is pasted, or recorded.
@@ -37,4 +38,10 @@ func (c *Client) Checklists(ctx context.Context) ([]Checklist, error) {
 // Checklist says how far an agent is connected.
 func (c *Client) Checklist(ctx context.Context, name string) (Checklist, error) {
 	return fetch[Checklist](c, ctx, "GET", "/checklists/"+url.PathEscape(name), nil, nil)
+}
+
+// NextChecklist waits until a checklist is no longer of a version, at most so long.
+func (c *Client) NextChecklist(ctx context.Context, name, version string, wait time.Duration) (Checklist, error) {
+	return fetch[Checklist](c, ctx, "GET", "/checklists/"+url.PathEscape(name), url.Values{"version": {version},
+		"wait": {wait.String()}}, nil)
 }

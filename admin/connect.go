@@ -21,6 +21,9 @@ type Checklist struct {
 	Begun    time.Time     `json:"begun"`
 	Ends     time.Time     `json:"ends"`  // when the hub gives up waiting, or did, or when all was done
 	Steps    []ConnectStep `json:"steps"` // the seven, in order
+
+	Paste   []Paste `json:"paste,omitzero"` // the lines to enter at the agent's side
+	Version string  `json:"version"`        // of the steps: for [Admin.NextChecklist]
 }
 
 // A ConnectStep is one step of a [Checklist].

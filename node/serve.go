@@ -65,6 +65,9 @@ func (n *Node) Start(ctx context.Context) error {
 	n.alerts.start()
 	n.eraser.start()
 	n.up.Store(true)
+	if n.admin != nil {
+		n.admin.ResumeChecklists()
+	}
 	return n.announce()
 }
 
