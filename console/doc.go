@@ -19,10 +19,12 @@
 // An open page has one event stream, /console/live. A screen registers in [feeds] which
 // news of the hub it wants and what it pushes: rendered elements, which take the place
 // of those with the same id. New rows go on top while nobody reads further down. A page
-// gets at most four pushes a second. A hidden page has no stream; after a break the page
-// is read anew. The stream alone does not keep a session.
+// gets at most four pushes a second. htmx's extension for server-sent events connects,
+// tries again and swaps; static/live.js says how. A hidden page has no stream; after a
+// break the page is read anew. The stream alone does not keep a session.
 //
-// A page with a form in use has data-keep, and is not read anew.
+// A page with a form in use has data-keep, and is not read anew. Nothing is replaced
+// behind a dialog, nor on a paused page.
 //
 // # What guests wrote
 //

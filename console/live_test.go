@@ -20,7 +20,7 @@ type events struct {
 	end  context.CancelFunc
 }
 
-var streamPath = regexp.MustCompile(`data-stream="([^"]+)"`)
+var streamPath = regexp.MustCompile(`sse-connect="([^"]+)"`)
 
 // live opens the stream of a page.
 func (w *browser) live(page string) *events {

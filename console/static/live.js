@@ -1,159 +1,160 @@
-// Parley console: open pages keep up to date. The stream of a page has elements: one whose id the page has takes its
-// place; a row that is new goes on top, or into the bar "6 more" while the reader looks at something.
+// Parley console: open pages keep up to date. htmx's extension sse connects, tries again ever later, and swaps what comes,
+// by "live" below: an element whose id the page has takes its place; a row that is new goes on top, or into the bar
+// "6 more" while the reader looks at something.
 (() => {
   const $ = (s, n = document) => n.querySelector(s), $$ = (s, n = document) => [...n.querySelectorAll(s)];
+  const on = (name, f) => document.addEventListener(name, f), now = Date.now, number = n => n.toLocaleString("en");
   const MOST = 200, SETTLE = 1500, SAY = 10000;
-  let source, url = "", paused = false, broken = 0, failed = 0, retry = 0, timer = 0, over = false, heard = Date.now(), moved = 0;
-  let page, offset = 0; // between the hub's clock and the browser's
-  let held = [], holding = 0, more = new Set(), many = false, news = 0, bad = 0, said = 0, saying = 0;
+  let api, paused = false, broken = false, failed = 0, retry = 0, over = "", stale = false, heard = now(), moved = 0;
+  let page, offset = 0; // of the hub's clock
+  let held = new Map(), holding = 0, more = new Set(), many = "", news = 0, bad = 0, said = 0, saying = 0, asked, since = 0;
 
-  const main = () => $("#main");
-  // A page with a form that somebody fills in stays as it is: only its frame is kept up to date, by the stream.
-  const refresh = () => $("#main [data-keep]") || htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerHTML", headers: { "Parley-Live": "1" } });
-
-  // ---- what is said: politely, and not often ----
-  const announce = () => {
-    if (!news || saying) return;
-    saying = setTimeout(() => {
-      saying = 0; said = Date.now();
-      $("#said").textContent = `${news} more${bad ? `, ${bad} failed` : ""}`; news = bad = 0;
-    }, Math.max(0, said + SAY - Date.now()));
-  };
-
-  // ---- rows ----
+  const asks = () => location.hash.length > 2; // a dialog is open
   const quiet = () => {
     const u = new URL(location).searchParams;
-    return !u.has("before") && !u.has("m") && scrollY < 40 && !more.size && !$("#rows [aria-selected=true]") && !location.hash.slice(2);
+    return !u.has("before") && !u.has("m") && scrollY < 40 && !more.size && !$("#rows [aria-selected=true]") && !asks();
   };
-  const bar = id => {
-    if (more.size < 1000) more.add(id); else many = true;
-    const b = $("#more"); if (!b) return;
-    b.hidden = false; b.firstElementChild.textContent = `${more.size.toLocaleString("en")}${many ? "+" : ""} more · show them`;
+  // Reads the page anew; true: its main part is replaced. Where that would move something, rows take their places one by one.
+  // A page with a form that somebody fills in stays as it is.
+  const refresh = () => {
+    if ($("#main [data-keep]") || (stale = paused || asks())) return false;
+    const whole = quiet() || !$("#rows");
+    htmx.ajax("GET", location.href, { target: "#main", headers: { "Parley-Live": "1" },
+      select: whole ? "#main" : "#rows > tr", swap: whole ? "outerHTML" : "live" });
+    return whole;
   };
-  const fold = (rows, row) => { // events of one request are one row from the third on
+
+  // ---- rows; what is new is said politely, and not often ----
+  const announce = row => {
+    if (row) { news++; bad += row.matches(".isbad"); }
+    if (!news || saying || paused) return;
+    saying = setTimeout(() => {
+      saying = 0; said = now();
+      $("#said").textContent = `${news} more${bad ? `, ${bad} failed` : ""}`; news = bad = 0;
+    }, Math.max(0, said + SAY - now()));
+  };
+  const bar = () => {
+    const b = $("#more"); if (!b || paused || !more.size) return;
+    b.hidden = false; b.firstElementChild.textContent = `${number(more.size)}${many} more · show them`;
+  };
+  const count = row => {
+    if (more.has(row.id)) return;
+    if (more.size < 1000) more.add(row.id); else many = "+";
+    bar(); announce(row);
+  };
+  const fold = (rows, row) => { // three events of one request are one row
     const same = [], f = row.dataset.fold; if (!f) return;
-    for (let r = rows.firstElementChild; r && r.dataset.fold === f && same.length < 2; r = r.nextElementSibling) { same.push(r); if (r.dataset.folded) break; }
-    const n = 1 + same.reduce((a, r) => a + Number(r.dataset.folded || 1), 0);
+    for (let r = rows.firstElementChild; r?.dataset.fold === f && same.length < 2; r = r.nextElementSibling) { same.push(r); if (r.dataset.folded) break; }
+    const n = 1 + same.reduce((a, r) => a + +(r.dataset.folded || 1), 0);
     if (n < 3) return;
     same.forEach(r => r.remove()); row.dataset.folded = n; $(".fold", row).textContent = " ×" + n;
   };
-  const insert = row => {
-    const rows = $("#rows"); if (!rows) return;
+  const arrive = row => {
+    const rows = $("#rows"), at = +row.dataset.at;
+    if (!rows && $("[data-empty]") && quiet()) return refresh();
+    if (rows?.dataset.full !== undefined && at < rows.lastElementChild?.dataset.at) return; // on an older page
+    if (!rows || !quiet() || at < rows.firstElementChild?.dataset.at) return count(row);
     fold(rows, row); row.classList.add("isnew"); rows.prepend(row); htmx.process(row);
     setTimeout(() => row.classList.remove("isnew"), 4000);
     while (rows.childElementCount > MOST) rows.lastElementChild.remove();
-    const n = $("[data-shown]"); if (n) n.textContent = $$("[data-row]", rows).length.toLocaleString("en");
+    $("[data-shown]").textContent = number($$("[data-row]", rows).length);
+    announce(row);
   };
-  const arrive = row => {
-    const rows = $("#rows"), top = rows?.firstElementChild, low = rows?.lastElementChild, at = Number(row.dataset.at);
-    if (row.dataset.gone !== undefined || more.has(row.id)) return;
-    if (!rows) { if ($("[data-empty]") && quiet()) refresh(); else bar(row.id); return; }
-    if (rows.dataset.full !== undefined && low?.dataset.at && at < Number(low.dataset.at)) return; // on an older page
-    news++; if (row.classList.contains("isbad")) bad++;
-    if (!quiet() || top && at < Number(top.dataset.at)) bar(row.id); else insert(row);
-    announce();
-  };
-  const replace = (old, now) => {
+  const replace = (old, row) => {
     const focus = old.contains(document.activeElement);
-    if (old.hasAttribute("aria-selected")) now.setAttribute("aria-selected", "true");
-    if (old.outerHTML === now.outerHTML) return;
-    old.replaceWith(now); htmx.process(now);
-    if (focus) (now.matches("a, button, [tabindex]") ? now : $("a, button", now))?.focus({ preventScroll: true });
+    if (old.ariaSelected) row.ariaSelected = "true";
+    if (old.outerHTML === row.outerHTML) return;
+    old.replaceWith(row); htmx.process(row);
+    if (focus) (row.matches("a, button, [tabindex]") ? row : $("a, button", row))?.focus({ preventScroll: true });
   };
-  const take = html => {
-    const t = document.createElement("template"); t.innerHTML = html;
-    for (const e of [...t.content.children]) {
-      const old = e.id && document.getElementById(e.id);
-      if (e.matches("tr.open")) { if (old) replace(old, e); continue; }
-      if (old) replace(old, e); else if (e.dataset.row) arrive(e);
-    }
+  const known = e => e.id && document.getElementById(e.id), isNew = e => e.dataset.row && e.dataset.gone === undefined;
+  // Nothing moves under a pointer on its way to a row, nor while paused: what comes is held.
+  const release = () => {
+    const wait = moved + SETTLE - now(), all = [...held.values()];
+    holding = 0;
+    if (paused) return;
+    if (wait > 0) { holding = setTimeout(release, wait); return; }
+    held.clear();
+    for (const e of all) { const old = known(e); if (old) replace(old, e); else if (isNew(e)) arrive(e); }
   };
-  // Rows do not move under a pointer on its way to one.
-  const settle = () => { holding = 0; const all = held; held = []; all.forEach(take); };
-  const hold = html => {
-    const wait = moved + SETTLE - Date.now();
-    if (wait <= 0 && !holding) return take(html);
-    held.push(html); if (held.length > 40) held.shift();
-    holding ||= setTimeout(settle, Math.max(wait, 0));
-  };
-  document.addEventListener("pointermove", e => { if (e.target.closest?.("#rows")) moved = Date.now(); }, { passive: true });
+  htmx.defineExtension("live", {
+    init: a => { api = a; },
+    handleSwap: (style, target, fragment) => {
+      if (style !== "live") return false;
+      heard = now();
+      for (const e of [...fragment.children]) {
+        if (known(e) || !paused && held.size < MOST) held.set(e.id, e); else if (isNew(e)) count(e);
+      }
+      if (!holding) release();
+      return true;
+    },
+  });
+  on("pointermove", e => { if (e.target.closest?.("#rows")) moved = now(); });
 
   // ---- the stream ----
   const silent = () => {
-    const b = $("#silent"); if (!b || !broken) return;
-    const s = Math.round((Date.now() - heard) / 1000), next = Math.max(0, Math.ceil((retry - Date.now()) / 1000));
+    const b = $("#silent"), say = (s, text) => { $(s, b).textContent = text; }; if (!broken) return;
     b.hidden = false;
-    $("[data-for]", b).textContent = over || `The hub has not answered for ${s} s.`;
-    $("[data-of]", b).textContent = new Date(heard + offset).toISOString().slice(11, 19);
-    $("[data-next]", b).textContent = over ? "" : `Trying again by itself, next in ${next} s.`;
+    say("[data-for]", over || `The hub has not answered for ${(now() - heard) / 1000 | 0} s.`);
+    say("[data-of]", new Date(heard + offset).toISOString().slice(11, 19));
+    say("[data-next]", over ? "" : `Trying again by itself, next in ${Math.max(0, Math.ceil((retry - now()) / 1000))} s.`);
   };
-  // Said once: the seconds of the banner count on without a word.
-  const fall = text => { if (!broken) { broken = Date.now(); $("#said").textContent = text; } };
-  const lost = () => {
-    close(); fall("The hub does not answer");
-    failed = Math.min(failed + 1, 4); retry = Date.now() + 1000 * 2 ** failed;
-    clearTimeout(timer); timer = setTimeout(open, retry - Date.now()); silent(); button();
-  };
-  const found = () => {
-    heard = Date.now(); failed = 0; $("#silent").hidden = true;
-    if (broken) { broken = 0; button(); refresh(); } // what was missed is on the page anew
-  };
-  const close = () => { source?.close(); source = null; };
-  const open = () => {
-    clearTimeout(timer); close();
-    const path = main()?.dataset.stream;
-    if (!path || paused || document.hidden || over) return;
-    const s = source = new EventSource(url = path);
-    s.onopen = found;
-    s.onerror = () => { if (s === source) lost(); };
-    s.addEventListener("html", e => { heard = Date.now(); hold(e.data); });
-    s.addEventListener("end", e => { over = e.data || "The session has ended."; close(); fall(over); silent(); button(); });
-  };
-
   const button = () => {
-    const b = $("[data-live]"); if (!b) return;
-    b.hidden = false; b.setAttribute("aria-pressed", String(!paused)); b.classList.toggle("off", Boolean(paused || broken));
+    const b = $("[data-live]");
+    b.hidden = false; b.ariaPressed = !paused; b.classList.toggle("off", paused || broken);
     $("span", b).textContent = paused ? "Paused" : over ? "Ended" : broken ? "Not live" : "Live";
   };
-  document.addEventListener("click", e => {
-    if (e.target.closest("[data-live]")) {
-      paused = !paused; button();
-      if (paused) close(); else { open(); refresh(); }
-    }
-    if (e.target.closest("#more")) scrollTo(0, 0);
-    if (e.target.closest("[data-now-link]")) { e.preventDefault(); over ? location.reload() : open(); }
-    const stop = e.target.closest("[data-stop]");
-    if (stop) { e.preventDefault(); if (asked) htmx.trigger(asked, "htmx:abort"); }
+  // The seconds of the banner count on without a word.
+  const fall = text => { if (!broken) $("#said").textContent = text; broken = true; silent(); button(); };
+  const close = () => { const e = $("#stream"); if (e) api.getInternalData(e).sseEventSource?.close(); return e; };
+  const open = () => { const e = close(), n = e?.cloneNode(); if (n) { e.replaceWith(n); htmx.process(n); } };
+  htmx.createEventSource = url => {
+    const s = new EventSource(url);
+    s.addEventListener("error", () => s.close()); // else the browser tries again, without patience
+    s.addEventListener("end", e => { s.close(); over = e.data || "The session has ended."; fall(over); });
+    if (over || document.hidden) s.close(); // a browser allows six connections to a host
+    return s;
+  };
+  on("htmx:sseError", () => {
+    failed = Math.min(failed * 2 || 1, 128); retry = now() + 500 * failed; // as the extension does
+    fall("The hub does not answer");
   });
-  // A browser allows six connections to a host: hidden pages give theirs back.
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) close(); else if (!paused && !over && url) { refresh(); open(); }
+  on("htmx:sseOpen", () => {
+    heard = now(); failed = 0; $("#silent").hidden = true;
+    if (broken) { broken = false; button(); refresh(); }
   });
+  on("click", e => {
+    const at = s => e.target.closest(s);
+    if (at("[data-live]")) { paused = !paused; button(); release(); bar(); announce(); stale && refresh(); }
+    if (at("#more")) scrollTo(0, 0);
+    if (at("[data-now-link]")) { e.preventDefault(); over ? location.reload() : open(); }
+    if (at("[data-stop]")) { e.preventDefault(); if (asked) htmx.trigger(asked, "htmx:abort"); }
+  });
+  on("visibilitychange", () => { document.hidden ? close() : refresh() || open(); });
+  addEventListener("hashchange", () => stale && refresh());
   addEventListener("pagehide", close);
-  addEventListener("pageshow", e => { if (e.persisted) location.reload(); });
+  addEventListener("pageshow", e => e.persisted && location.reload());
 
-  // ---- pages that are swapped ----
-  let asked, since = 0;
-  document.addEventListener("htmx:beforeRequest", e => { asked = e.detail.elt; since = Date.now(); });
-  document.addEventListener("htmx:afterRequest", e => { if (e.detail.elt === asked) asked = null; });
-  document.addEventListener("htmx:sendError", () => { if (!broken) lost(); });
-  document.addEventListener("htmx:afterSwap", () => {
-    more.clear(); many = false; held = [];
-    if (main()?.dataset.stream !== url) open();
-  });
-
-  // ---- times ----
+  // ---- pages that are swapped, and times ----
+  const turn = () => {
+    if (page === $("#main")) return;
+    page = $("#main"); offset = Date.parse(page.dataset.now) - now();
+    more.clear(); held.clear(); many = ""; failed = 0;
+  };
+  on("htmx:afterSwap", turn);
+  on("htmx:beforeRequest", e => { asked = e.detail.elt; since = now(); });
+  on("htmx:afterRequest", e => { if (e.detail.elt === asked) asked = null; });
+  on("htmx:sendError", () => { if (!broken) open(); });
   const ago = s => s < 1 ? "now" : s < 60 ? `${s} s` : s < 3600 ? `${s / 60 | 0} min` : s < 172800 ? `${s / 3600 | 0} h` : `${s / 86400 | 0} days`;
   setInterval(() => {
     silent();
-    if (asked) { const n = $("#loading [data-seconds]"); if (n) n.textContent = ago(Math.round((Date.now() - since) / 1000)); }
+    if (asked) $("#loading [data-seconds]").textContent = ago((now() - since) / 1000 | 0);
     if (document.hidden || paused || broken) return;
-    if (page !== main()) { page = main(); offset = Date.parse(page.dataset.now) - Date.now(); }
-    for (const t of $$("#rows time + small")) {
-      const s = ago(Math.max(0, Math.floor((Date.now() + offset - Date.parse(t.previousElementSibling.dateTime)) / 1000)));
-      if (t.textContent !== s) t.textContent = s;
+    for (const t of $$("#rows time + small:not(:has(*)), [data-ago]")) {
+      const at = t.dataset.ago, s = ago((now() + offset - Date.parse(at || t.previousElementSibling.dateTime)) / 1000 | 0);
+      const text = at && s !== "now" ? s + " ago" : s; if (t.textContent !== text) t.textContent = text;
     }
   }, 1000);
 
-  button(); open();
+  turn(); button();
 })();
