@@ -57,8 +57,8 @@ type Batch struct {
 	Missed uint64    `json:"missed,omitzero"` // messages and records of steps that were too many to be shown
 }
 
-// Watch yields what changes in the timeline, at most four times a second, until ctx ends or the loop
-// breaks off. Too many changes end nothing: they are counted in Missed. Before and After count for
+// Watch yields what changes in the timeline, until ctx ends or the loop breaks off: the first news after a
+// quiet time at once, and at most four batches a second. Too many changes end nothing: they are counted in Missed. Before and After count for
 // nothing. Started, if not nil, is called once no later change can be missed.
 func (a *Admin) Watch(ctx context.Context, by Actor, f TimelineFilter, started func()) iter.Seq2[Batch, error] {
 	return func(yield func(Batch, error) bool) {
@@ -72,29 +72,52 @@ func (a *Admin) Watch(ctx context.Context, by Actor, f TimelineFilter, started f
 			return
 		}
 		defer in.leave()
-		tick := time.NewTicker(watchEvery)
-		defer tick.Stop()
 		if started != nil {
 			started()
 		}
 		var t touched
-		for {
-			select {
-			case r := <-in.news:
-				t.add(r)
-			case <-tick.C:
-				b, err := a.batch(ctx, by, f, in, &t)
-				if ctx.Err() != nil {
-					return
-				}
-				if (err != nil || len(b.Entries)+len(b.Others) > 0 || b.Missed > 0) && !yield(b, err) || err != nil {
-					return
-				}
-			case <-ctx.Done():
-				return
-			case <-a.ended:
-				return
+		paced(ctx, a.ended, in.news, t.add, func() (some, more bool) {
+			b, err := a.batch(ctx, by, f, in, &t)
+			if ctx.Err() != nil {
+				return false, false
 			}
+			some = err != nil || len(b.Entries)+len(b.Others) > 0 || b.Missed > 0
+			return some, (!some || yield(b, err)) && err == nil
+		})
+	}
+}
+
+// paced adds news, and calls batch for them: at once after a quiet time, else watchEvery after the last call with news.
+// It calls batch without news as often, and ends when that reports no more, with ctx, or when ended is closed. Some tells
+// whether there was something in the batch.
+func paced[T any](ctx context.Context, ended <-chan struct{}, news <-chan T, add func(T),
+	batch func() (some, more bool)) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	var last time.Time
+	fresh := false
+	for {
+		select {
+		case r := <-news:
+			add(r)
+			fresh = true
+			if time.Since(last) < watchEvery {
+				continue // they wait for the tick
+			}
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		case <-ended:
+			return
+		}
+		begun := time.Now()
+		some, more := batch()
+		if !more {
+			return
+		}
+		if fresh || some {
+			last, fresh = begun, false
+			tick.Reset(watchEvery)
 		}
 	}
 }

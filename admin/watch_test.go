@@ -3,6 +3,10 @@ package admin
 import (
 	"context"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -110,6 +114,38 @@ func TestTouchedIsBounded(t *testing.T) {
 		u.list[len(u.list)-1] != id(0) && u.list[len(u.list)-1] != id(watchLooked+9) {
 		t.Errorf("%d messages, %d missed", len(u.list), u.missed)
 	}
+}
+
+// TestPaced: the first news after a quiet time are a batch at once; what follows is gathered, and nothing is left behind.
+func TestPaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		news, ended := make(chan int, 1000), make(chan struct{})
+		var held []int
+		got := map[time.Duration][]int{}
+		go paced(t.Context(), ended, news, func(n int) { held = append(held, n) }, func() (some, more bool) {
+			if some = len(held) > 0; some {
+				got[time.Since(begin)] = held
+			}
+			held = nil
+			return some, true
+		})
+		at := func(d time.Duration, n int) {
+			time.Sleep(d - time.Since(begin))
+			news <- n
+		}
+		for i, d := range []time.Duration{13, 20, 200, 262, 270, 2000, 2001} {
+			at(d*time.Millisecond, i)
+		}
+		time.Sleep(time.Second)
+		close(ended)
+		synctest.Wait()
+		want := map[time.Duration][]int{13 * time.Millisecond: {0}, 263 * time.Millisecond: {1, 2, 3},
+			513 * time.Millisecond: {4}, 2000 * time.Millisecond: {5}, 2250 * time.Millisecond: {6}}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Error(d)
+		}
+	})
 }
 
 // TestWatchSurvivesBursts: a reader that takes nothing for a while gets the number of what it missed, and goes
