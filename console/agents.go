@@ -17,16 +17,17 @@ import (
 
 // Agents is the content of the screen.
 type Agents struct {
-	Filters Filters
-	Heading string
-	Rows    []AgentRow
-	Shown   int
-	More    int    // agents behind this page
-	Older   string // address of the next page; ""
-	Newest  string // address of the first page; ""
-	Empty   *Empty
-	Since   Moment // from which agents are heard of
-	Detail  *AgentDetail
+	Filters  Filters
+	Heading  string
+	Rows     []AgentRow
+	Shown    int
+	More     int    // agents behind this page
+	Older    string // address of the next page; ""
+	Newest   string // address of the first page; ""
+	Empty    *Empty
+	Since    Moment // from which agents are heard of
+	Detail   *AgentDetail
+	ListLink string // of the list without filters
 }
 
 // AgentRow is one agent of the list.
@@ -43,6 +44,7 @@ type AgentRow struct {
 	Count          string // class of the numbers
 	Oldest         Moment
 	Bad, Selected  bool
+	Start          Moment // from which agents are heard of
 }
 
 // agentParameters are those of the screen. ask, p and changed belong to its dialogs.
@@ -68,7 +70,8 @@ func (c *Console) agents(q *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Agents{Shown: len(page.Agents), More: page.More, Since: Moment{page.HeardSince, q.now}}
+	out := &Agents{Shown: len(page.Agents), More: page.More, Since: Moment{page.HeardSince, q.now},
+		ListLink: Base + "agents"}
 	chosen := cmp.Or(query.Get("m"), q.r.PathValue("name"))
 	if chosen == "" && len(page.Agents) > 0 {
 		chosen = page.Agents[0].Name
@@ -81,6 +84,7 @@ func (c *Console) agents(q *request) (any, error) {
 	}
 	for i := range page.Agents {
 		out.Rows = append(out.Rows, agentRow(&page.Agents[i], q.now, chosen, query))
+		out.Rows[i].Start = Moment{page.HeardSince, q.now}
 	}
 	out.Filters, out.Heading = agentFilters(query, page.Counts), agentHeading(page.Counts)
 	if page.Next != "" {
@@ -92,6 +96,9 @@ func (c *Console) agents(q *request) (any, error) {
 	if len(out.Rows) == 0 && f.Cursor == "" {
 		out.Empty, err = c.noAgents(q, query, page.Counts)
 	}
+	query.Set("m", chosen)
+	q.live("agents", query)
+	q.stream.Set("have", digest(out.liveRows()))
 	return out, err
 }
 

@@ -161,6 +161,8 @@ type request struct {
 	stream  url.Values // of a page that is kept up to date; see [request.live]
 	counted time.Time  // when a stream last counted
 	open    openRows   // of a stream
+	shown   shownRows  // of a stream
+	rest    time.Time  // until then a stream is not looked at again
 }
 
 // A screen makes the content of a page.

@@ -186,6 +186,9 @@ func (c *Console) fill(ctx context.Context, q *request, v *ConversationView, lis
 		if v.View == "sequence" {
 			v.SVG = draw(v.Sequence)
 		}
+		q.live("conversation", v.Query)
+		q.stream.Set("id", v.Info.ID.String())
+		q.stream.Set("have", v.have())
 	}
 	return nil
 }

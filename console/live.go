@@ -31,6 +31,9 @@ type feed struct {
 var feeds = map[string]feed{
 	"messages":      {timelineOf, (*Console).messagesSince, (*Console).messagesNews, nil},
 	"conversations": {conversationNews, (*Console).conversationsSince, (*Console).conversationsNews, nil},
+	"conversation":  {oneConversation, (*Console).conversationSince, (*Console).conversationNews, nil},
+	"agents":        {nothingNew, (*Console).agentsSince, nil, (*Console).agentsTick},
+	"undelivered":   {nothingNew, (*Console).undeliveredSince, nil, (*Console).undeliveredTick},
 	"frame":         {nothingNew, nil, nil, nil},
 }
 
@@ -38,6 +41,7 @@ const (
 	livePath = Base + "live"
 
 	tickEvery    = 2 * time.Second
+	tickShare    = 100 // a page is at most a hundredth of the time looked at for what changes without news
 	sessionEvery = time.Minute
 	streamStall  = 30 * time.Second // a reader that takes nothing for this long is gone
 	streamBeat   = 15 * time.Second
@@ -118,10 +122,11 @@ func (c *Console) newsOf(q *request, f feed, b *admin.Batch, out *pushes) error 
 
 func (c *Console) tickFeed(q *request, f feed, out *pushes) error {
 	q.now = c.c.Now()
-	if f.tick != nil {
+	if begun := time.Now(); f.tick != nil && !begun.Before(q.rest) {
 		if err := f.tick(c, q, out); err != nil {
 			return err
 		}
+		q.rest = begun.Add(tickShare * time.Since(begun))
 	}
 	return c.pushFrame(q, out)
 }

@@ -174,6 +174,8 @@ func (c *Console) undeliveredPage(q *request, f admin.UndeliveredFilter, query u
 	if len(out.Groups) == 0 && len(out.Rows) == 0 {
 		err = c.noneUndelivered(q, out, f, query, &all.Counts)
 	}
+	q.live("undelivered", query)
+	q.stream.Set("have", digest(out.liveRows()))
 	return out, err
 }
 

@@ -18,7 +18,7 @@
   // A page with a form that somebody fills in stays as it is.
   const refresh = () => {
     if ($("#main [data-keep]") || (stale = paused || asks())) return false;
-    const whole = quiet() || !$("#rows");
+    const whole = quiet() || !$("#more");
     htmx.ajax("GET", location.href, { target: "#main", headers: { "Parley-Live": "1" },
       select: whole ? "#main" : "#rows > tr", swap: whole ? "outerHTML" : "live" });
     return whole;
@@ -61,11 +61,11 @@
     announce(row);
   };
   const replace = (old, row) => {
-    const focus = old.contains(document.activeElement);
+    const f = document.activeElement, had = old.contains(f);
     if (old.ariaSelected) row.ariaSelected = "true";
     if (old.outerHTML === row.outerHTML) return;
     old.replaceWith(row); htmx.process(row);
-    if (focus) (row.matches("a, button, [tabindex]") ? row : $("a, button", row))?.focus({ preventScroll: true });
+    if (had) (f === old ? row : $(`[href="${f.getAttribute("href")}"]`, row) || $("a, button", row))?.focus({ preventScroll: true });
   };
   const known = e => e.id && document.getElementById(e.id), isNew = e => e.dataset.row && e.dataset.gone === undefined;
   // Nothing moves under a pointer on its way to a row, nor while paused: what comes is held.
@@ -150,8 +150,8 @@
     silent();
     if (asked) $("#loading [data-seconds]").textContent = ago((now() - since) / 1000 | 0);
     if (document.hidden || paused || broken) return;
-    for (const t of $$("#rows time + small:not(:has(*)), [data-ago]")) {
-      const at = t.dataset.ago, s = ago((now() + offset - Date.parse(at || t.previousElementSibling.dateTime)) / 1000 | 0);
+    for (const t of $$("tr time + small:not(:has(*)), [data-ago], [data-age]")) {
+      const at = t.dataset.ago, s = ago((now() + offset - Date.parse(at || t.dataset.age || t.previousElementSibling.dateTime)) / 1000 | 0);
       const text = at && s !== "now" ? s + " ago" : s; if (t.textContent !== text) t.textContent = text;
     }
   }, 1000);
