@@ -20,6 +20,7 @@ import (
 type liveRow struct {
 	id, key, name string // name of the template
 	data          any
+	part          bool // no row of a table: in a push these come after all of those, or the browser would drop them
 }
 
 // shownRows are the keys of the rows that a page has, by id.
@@ -56,8 +57,11 @@ func (c *Console) pushRows(q *request, page string, rows []liveRow, out *pushes)
 		if err != nil {
 			return err
 		}
-		out.row(r.id, html)
-		q.shown[r.id] = r.key
+		if q.shown[r.id] = r.key; r.part {
+			out.element(r.id, html)
+		} else {
+			out.row(r.id, html)
+		}
 	}
 	return nil
 }
@@ -85,7 +89,7 @@ func (a *Agents) liveRows() (out []liveRow) {
 func (r *AgentRow) live() liveRow {
 	key := *r
 	key.Heard.Now, key.Oldest.Now, key.Start.Now = time.Time{}, time.Time{}, time.Time{}
-	return liveRow{r.ID, fmt.Sprintf("%+v", key), "row", r}
+	return liveRow{r.ID, fmt.Sprintf("%+v", key), "row", r, false}
 }
 
 // agentsSince pushes what changed of the list and of the chosen agent since the page was made.
@@ -142,12 +146,12 @@ func (g Cause) ID() string {
 func (u *Undelivered) liveRows() (out []liveRow) {
 	for i := range u.Groups {
 		g := &u.Groups[i]
-		out = append(out, liveRow{g.ID() + "-n", fmt.Sprint(g.Number), "number", g},
-			liveRow{g.ID() + "-when", fmt.Sprint(g.Number == 1, g.First.At, g.Last.At), "when", g})
+		out = append(out, liveRow{g.ID() + "-n", fmt.Sprint(g.Number), "number", g, true},
+			liveRow{g.ID() + "-when", fmt.Sprint(g.Number == 1, g.First.At, g.Last.At), "when", g, true})
 		for j := range g.Rows {
 			r := &g.Rows[j]
 			out = append(out, liveRow{r.ID, fmt.Sprint(r.Tries, r.Code, r.Answer, r.When.At, r.Next.At, r.Selected,
-				len(r.Attempts)), "row", r})
+				len(r.Attempts)), "row", r, false})
 		}
 	}
 	return out
@@ -179,7 +183,7 @@ func (c *Console) pushUndelivered(q *request, made time.Time, out *pushes) error
 		id, isNumber := strings.CutSuffix(r.id, "-n")
 		_, known := q.shown[r.id]
 		if isNumber && !known && (made.IsZero() || r.data.(*Cause).First.At.After(made)) {
-			out.row(id+"-new", fmt.Appendf(nil, `<i id="%s-new" data-row="%[1]s"></i>`, id))
+			out.element(id+"-new", fmt.Appendf(nil, `<i id="%s-new" data-row="%[1]s"></i>`, id))
 		}
 		rows = append(rows, r)
 	}

@@ -58,7 +58,10 @@ func TestFlow02MessagesAppear(t *testing.T) {
 		t.Errorf("paused, the rows changed from %q to %q", before, after)
 	}
 	v.shot("messages-paused")
-	v.do(browser.Press("p"), browser.Wait(`!document.querySelector("#more").hidden || `+row("What is on show?")))
+	v.do(browser.Press("p"), browser.HasText("#more:not([hidden])", "2 more")) // the question and its answer
+	if after := v.rows("data-row"); !slices.Equal(before, after) {
+		t.Errorf("the page goes on, and its rows changed from %q to %q", before, after)
+	}
 	v.shot("messages-more")
 	v.do(browser.Press("."), browser.Wait(row("What is on show?")))
 	v.is("window.loaded === 'once'", "the page was not loaded again")

@@ -3,22 +3,20 @@ package stage
 import (
 	"context"
 	"encoding/base64"
-	"io"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/parley-hub/parley/node"
 	"github.com/parley-hub/parley/samvad"
 )
 
-// A shop is the SAMVAD agent "shop", whose server answers HTTP 503 as often as it is told to.
+// A shop is the SAMVAD agent "shop", whose server can be closed for a while.
 type shop struct {
 	id       *samvad.Identity
 	listener net.Listener
+	agent    http.Handler
 	server   *http.Server // nil: not open
-	fails    atomic.Int64 // calls that fail from now on
 }
 
 // newShop makes the shop, and puts it into a hub's configuration.
@@ -51,22 +49,18 @@ func (s *shop) open(n *node.Node, now func() time.Time) error {
 		PublicKeys: []samvad.CardKey{samvad.CardKeyOf(s.id, true)},
 		Skills: []samvad.Skill{{ID: "order", Name: "Order", Description: "Takes an order.", InputSchema: object,
 			OutputSchema: object, Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}
-	agent := &samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}, Now: now},
+	s.agent = &samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{host.Identity: {key}}, Now: now},
 		Agent: &samvad.Agent{Card: card.Complete(), Identity: s.id,
 			Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
 				return samvad.Response{Result: []byte(`{"text":"one map of Bern, 4.50"}`)}, nil
 			}}}
-	s.server = &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(
-		func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodPost && s.fails.Add(-1) >= 0 {
-				w.WriteHeader(http.StatusServiceUnavailable)
-				_, _ = io.WriteString(w, "upstream restarting")
-				return
-			}
-			agent.ServeHTTP(w, r)
-		})}
-	go func() { _ = s.server.Serve(s.listener) }() // ends with close
+	s.serve()
 	return nil
+}
+
+func (s *shop) serve() {
+	s.server = &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: s.agent}
+	go func(s *http.Server, l net.Listener) { _ = s.Serve(l) }(s.server, s.listener) // ends with close
 }
 
 func (s *shop) close() {
@@ -76,5 +70,13 @@ func (s *shop) close() {
 	}
 }
 
-// FailShop has the next calls of the shop fail.
-func (s *Stage) FailShop(n int) { s.shop.fails.Store(int64(n)) }
+// CloseShop has the shop refuse connections.
+func (s *Stage) CloseShop() { s.shop.close() }
+
+// OpenShop opens a closed shop at its address.
+func (s *Stage) OpenShop() (err error) {
+	if s.shop.listener, err = net.Listen("tcp", s.shop.listener.Addr().String()); err == nil {
+		s.shop.serve()
+	}
+	return err
+}
