@@ -187,3 +187,23 @@ func BenchmarkRecordToPixel(b *testing.B) {
 	b.ReportMetric(all[len(all)/2], "ms-median")
 	b.ReportMetric(all[len(all)-1], "ms-worst")
 }
+
+// TestLiveIsSaid: what is new is said politely, as a sum and not often; what was too fast is a number at the foot.
+func TestLiveIsSaid(t *testing.T) {
+	c := begin(t)
+	c.trip()
+	v := c.entered(browser.Look{}, admin.Operate)
+	v.do(browser.Has("#rows tr"), browser.Eval(`window.heard = [];
+		new MutationObserver(() => heard.push([Date.now(), document.querySelector("#said").textContent])).
+			observe(document.querySelector("#said"), {childList: true})`, nil))
+	for range 3 {
+		c.ask("inn", "A bed, quickly")
+	}
+	v.do(browser.Wait(`heard.length > 0`), browser.Wait(row("A bed, quickly")))
+	v.is(`heard.every(([at, text], i) => /^\d+ more/.test(text) && (!i || at - heard[i - 1][0] > 9_900))`,
+		"news are said as a sum, at most every 10 s")
+	v.is(`document.querySelector("#said").getAttribute("role") === "status"`, "they are said politely")
+	v.do(browser.Eval(`htmx.swap("#main", '<span id="missed" class="waiting">too fast to show: 1,204 missed</span>',
+		{swapStyle: "live", settleDelay: 0}, {contextElement: document.querySelector("#stream")})`, nil),
+		browser.HasText("#missed:not([hidden])", "too fast to show: 1,204 missed"))
+}
