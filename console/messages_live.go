@@ -14,7 +14,7 @@ const (
 	countsEvery = 10 * time.Second
 	// newMost is the number of new rows of a batch. Nobody reads more in a quarter of a second, and each costs the
 	// hub its template.
-	newMost = 40
+	newMost = 25
 	// openMost bounds the rows whose changes are never left out.
 	openMost = 400
 )
