@@ -304,6 +304,11 @@ func TestPreviews(t *testing.T) {
 		PublicKey: key, KeyID: "k2"})
 	says(p, err, " --key-id k2", "box is down in agh, too.", "https://box.example", "Its stand-in in agh retires",
 		"down has this id already", "are from box from now on")
+	_, foreseen := b.client.PreviewLink(ctx, "box", NewIdentity{Protocol: "agh", ID: "down"})
+	_, linked := b.client.Link(ctx, "box", NewIdentity{Protocol: "agh", ID: "down"})
+	if got, want := code(t, foreseen, parley.Conflict).Text, code(t, linked, parley.Conflict).Text; got != want {
+		t.Errorf("the preview is refused with %q, the link with %q", got, want)
+	}
 	says2 := func(want string) {
 		t.Helper()
 		p, err := b.client.PreviewEnroll(ctx, Enrolment{Agent: "down", NewIdentity: NewIdentity{Protocol: "agh",

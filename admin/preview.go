@@ -110,7 +110,13 @@ func (a *Admin) PreviewLink(_ context.Context, by Actor, name string, id NewIden
 		p.say("Its stand-in in %s retires: the hub forwards the messages to it.", id.Protocol)
 	}
 	for _, o := range a.c.Hub.Directory().Claimants(id.Protocol, id.ID) {
-		if o.Name != name {
+		switch {
+		case o.Name == name || strings.HasPrefix(o.Name, "guest/"): // a guest gives way
+		case key == nil && slices.ContainsFunc(o.Identities, func(i parley.Identity) bool {
+			return i.Protocol == id.Protocol && i.ID == id.ID && i.Key == "" && !i.StandIn
+		}):
+			return Preview{}, fromDirectory(fmt.Errorf("%w: %s %s is %q", directory.ErrIdentity, id.Protocol, id.ID, o.Name))
+		default:
 			p.add(o.Name)
 		}
 	}
