@@ -41,6 +41,7 @@ type Session struct {
 	By      Actor
 	Form    string    // a form that changes something returns this, so that no other site can send it
 	Expires time.Time // however busy the session is
+	Memory  *sync.Map // what the console remembers for the session; it is gone with it
 
 	last time.Time
 }
@@ -154,8 +155,9 @@ func (s *Sessions) Enter(secret, address string) (cookie string, v Session, err 
 	}
 	delete(s.links, hashed(secret))
 	now := s.now()
-	v = Session{By: link.By, Form: form, Expires: now.Add(sessionLife), last: now}
+	v = Session{By: link.By, Form: form, Expires: now.Add(sessionLife), Memory: new(sync.Map), last: now}
 	v.By.Address = address
+	maps.DeleteFunc(s.sessions, func(_ [sha256.Size]byte, old Session) bool { return !old.lasts(now) })
 	put(s.sessions, hashed(cookie), v, maxSessions)
 	return cookie, v, nil
 }
@@ -167,7 +169,7 @@ func (s *Sessions) Find(cookie string, active bool) (Session, error) {
 	defer s.mu.Unlock()
 	v, ok := s.sessions[key]
 	now := s.now()
-	if !ok || !now.Before(v.Expires) || now.Sub(v.last) >= sessionIdle {
+	if !ok || !v.lasts(now) {
 		delete(s.sessions, key)
 		return Session{}, errNoSession
 	}
@@ -181,6 +183,9 @@ func (s *Sessions) Find(cookie string, active bool) (Session, error) {
 	}
 	return v, nil
 }
+
+// lasts reports whether the session is neither too old nor unused for too long.
+func (v *Session) lasts(now time.Time) bool { return now.Before(v.Expires) && now.Sub(v.last) < sessionIdle }
 
 // End ends the session of a cookie.
 func (s *Sessions) End(cookie string) {

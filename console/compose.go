@@ -15,7 +15,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/jsonx"
-	rules "github.com/parley-hub/parley/policy"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // This file makes the right side of the workbench, Compose. What it sends enters by the API, as any message of the
@@ -26,8 +26,7 @@ const (
 	suggested     = 200     // names that a field suggests
 	defaultWait   = 30      // seconds
 	longestWait   = 300
-	sentKept      = 50  // messages of a token in the history
-	sentTokens    = 100 // tokens that have a history
+	sentKept      = 50 // messages in the history of a session
 	commandLength = 4096
 )
 
@@ -36,9 +35,12 @@ type Compose struct {
 	Form    composition
 	Key     string // idempotency key: the same form sends once
 	As      []string
-	Fixed   bool // the token speaks as one agent only
-	Agents  []string
+	Fixed   bool     // the token speaks as one agent only
+	Many    bool     // there are more than a menu shows: the field is a text
+	Agents  []string // to which the speaker may send
 	Skills  []string // of the recipient
+	Enters  []Entrance
+	Look    *Look // what would become of it; nil: nobody asked
 	Text    Echo
 	Problem *admin.Problem // why the form was not sent
 	Sent    *Outcome
@@ -58,16 +60,24 @@ func (c *Console) compose(q *request, v *Compose, f composition) {
 	if f.Kind == "" {
 		v.Form.Wait = defaultWait
 	}
-	page, err := c.admin.Agents(q.r.Context(), q.by, admin.AgentFilter{Limit: suggested})
+	who, err := c.admin.Speakers(q.by)
 	if err != nil {
-		page.Agents = nil // names can be written without suggestions
+		return // names can be written without suggestions
 	}
-	for _, a := range page.Agents {
-		v.Agents = append(v.Agents, a.Name)
-	}
-	v.As, v.Fixed = speakers(q.by.Speak, v.Agents)
+	v.As, v.Many = who.Agents, who.More > 0
+	v.Fixed = len(who.Patterns) == 1 && len(v.As) == 1 && who.Patterns[0] == v.As[0]
+	v.Form.As = cmp.Or(v.Form.As, who.Default)
 	if v.Fixed {
 		v.Form.As = v.As[0]
+	} else if f.As != "" && !slices.Contains(v.As, f.As) { // it stays chosen
+		v.As = append([]string{f.As}, v.As...)
+	}
+	page, err := c.admin.Agents(q.r.Context(), q.by, admin.AgentFilter{Limit: suggested,
+		CallableBy: cmp.Or(v.Form.As, v.As[0])})
+	if err == nil {
+		for _, a := range page.Agents {
+			v.Agents = append(v.Agents, a.Name)
+		}
 	}
 	if f.To == "" {
 		return
@@ -76,28 +86,10 @@ func (c *Console) compose(q *request, v *Compose, f composition) {
 		for _, s := range a.Skills[:min(len(a.Skills), suggested)] {
 			v.Skills = append(v.Skills, s.ID)
 		}
-	}
-}
-
-// speakers are the agents as which a token may speak, as far as they are known; fixed: there is one only.
-func speakers(patterns, agents []string) (names []string, fixed bool) {
-	if len(patterns) == 0 {
-		return []string{"operator"}, true // as package admin has it
-	}
-	for _, p := range patterns {
-		if parley.CheckName(p) == nil {
-			names = append(names, p)
+		if info, err := c.admin.Info(q.by); err == nil {
+			v.Enters = entrances(&a, &info, &v.Form)
 		}
 	}
-	if len(patterns) == 1 && len(names) == 1 {
-		return names, true
-	}
-	for _, a := range agents {
-		if !slices.Contains(names, a) && slices.ContainsFunc(patterns, func(p string) bool { return rules.Match(p, a) }) {
-			names = append(names, a)
-		}
-	}
-	return names[:min(len(names), suggested)], false
 }
 
 // composed reads the form.
@@ -154,7 +146,7 @@ func (c *Console) send(q *request) error {
 	if r.Replayed {
 		link += "&again=1"
 	} else {
-		c.sent.add(q.by.Name, SentRow{When: Moment{q.now, q.now}, To: f.To, What: sentWords(f), Link: link,
+		sentOf(q).add(SentRow{When: Moment{q.now, q.now}, To: f.To, What: sentWords(f), Link: link,
 			Bad: r.Reply != nil && r.Reply.Kind == parley.Failure})
 	}
 	http.Redirect(q.w, q.r, link+"#sent", http.StatusSeeOther)
@@ -176,9 +168,9 @@ func (c *Console) notSent(q *request, f composition, key string, err error) {
 		v.Compose.Key = key
 	}
 	if p.Ref != "" {
-		c.sent.add(q.by.Name, SentRow{When: Moment{q.now, q.now}, To: cut(f.To, nameBytes), What: sentWords(f),
+		sentOf(q).add(SentRow{When: Moment{q.now, q.now}, To: cut(f.To, nameBytes), What: sentWords(f),
 			Link: inspectLink(p.Ref), Bad: true})
-		v.Compose.History = c.sent.of(q.by.Name, q.now)
+		v.Compose.History = sentOf(q).rows(q.now)
 	}
 	f.Kind = cmp.Or(f.Kind, parley.Request.String())
 	c.compose(q, &v.Compose, f)
@@ -198,6 +190,7 @@ type Outcome struct {
 	Status  string // of the last attempt, and how long it took
 	Wait    int    // seconds, of the form
 	Command string // that sends the same
+	Curl    string
 }
 
 // outcome reads from the record what became of a message that this token sent. Of any other message the page leads to
@@ -236,7 +229,7 @@ func (c *Console) outcome(q *request, id string) (*Outcome, error) {
 		v.Status = strings.Trim(cut(v.Last.Status, 128)+", "+took(time.Duration(v.Last.Took)), ", ")
 	}
 	v.verdict()
-	v.Command = v.command()
+	v.Command, v.Curl = v.command(), v.curl(q)
 	return v, nil
 }
 
@@ -297,9 +290,9 @@ func (v *Outcome) form() composition {
 
 // command sends the same from a shell.
 func (v *Outcome) command() string {
-	out := "parley send --from " + quoted(v.From) + " --to " + quoted(v.To)
+	out := "parley send --from " + readable.ShellWord(v.From) + " --to " + readable.ShellWord(v.To)
 	if v.Skill != "" {
-		out += " --skill " + quoted(v.Skill)
+		out += " --skill " + readable.ShellWord(v.Skill)
 	}
 	switch n := v.Wait; {
 	case v.Kind == parley.Notice:
@@ -314,26 +307,32 @@ func (v *Outcome) command() string {
 		jsonx.Valid([]byte(content), 0) == nil {
 		out += " --text"
 	}
-	switch {
-	case content == "":
-		return out
-	case len(content) > commandLength:
-		return out + " @content.json"
-	case content[0] == '@' || content[0] == '-': // a file, or a flag
-		return "printf %s " + quoted(content) + " | " + out + " -"
-	}
-	return out + " " + quoted(content)
+	return withContent(out, content)
 }
 
-// quoted is a word of a shell.
-func quoted(s string) string {
-	safe := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:", r)
+// curl is the curl command that sends the same.
+func (v *Outcome) curl(q *request) string {
+	s := admin.Send{From: v.From, To: v.To, Kind: v.Kind, Skill: v.Skill}
+	if v.Content != nil && len(v.Content.Parts) == 1 {
+		s.Text, s.JSON = v.Content.Parts[0].Text, v.Content.Parts[0].JSON
 	}
-	if s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !safe(r) }) {
-		return s
+	if v.Kind == parley.Request && v.Wait > 0 {
+		s.Timeout = (time.Duration(v.Wait) * time.Second).String()
 	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	return curlOf(q, s)
+}
+
+// curlOf is a message as a curl command for the hub as this browser reaches it; "" if there is none.
+func curlOf(q *request, s admin.Send) string {
+	base := "http://"
+	if secure(q.r) {
+		base = "https://"
+	}
+	text, err := (&admin.Client{Base: base + q.r.Host}).Curl(s, s.Timeout != "")
+	if err != nil {
+		return ""
+	}
+	return text
 }
 
 // A SentRow is one message in the history. Its content is in the record only.
@@ -344,43 +343,36 @@ type SentRow struct {
 	Bad      bool
 }
 
-// sentLog is what the sessions of each token sent, in memory: the newest of the tokens used last.
+// sentLog is what a session sent, in memory. It ends with the session.
 type sentLog struct {
-	mu     sync.Mutex
-	tokens []tokenLog // used last: last
+	mu   sync.Mutex
+	sent []SentRow // the newest last
 }
 
-type tokenLog struct {
-	token string
-	rows  []SentRow // the newest last
+// sentKey is the key of the history in a session's memory.
+type sentKey struct{}
+
+// sentOf gives the history of a session.
+func sentOf(q *request) *sentLog {
+	v, _ := q.session.Memory.LoadOrStore(sentKey{}, &sentLog{})
+	l, _ := v.(*sentLog) // nothing else has this key
+	return l
 }
 
-func (l *sentLog) add(token string, r SentRow) {
+func (l *sentLog) add(r SentRow) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	t := tokenLog{token: token}
-	if i := slices.IndexFunc(l.tokens, func(t tokenLog) bool { return t.token == token }); i >= 0 {
-		t = l.tokens[i]
-		l.tokens = slices.Delete(l.tokens, i, i+1)
-	} else if len(l.tokens) == sentTokens {
-		l.tokens = slices.Delete(l.tokens, 0, 1)
+	if len(l.sent) == sentKept {
+		l.sent = slices.Delete(l.sent, 0, 1)
 	}
-	if len(t.rows) == sentKept {
-		t.rows = slices.Delete(t.rows, 0, 1)
-	}
-	t.rows = append(t.rows, r)
-	l.tokens = append(l.tokens, t)
+	l.sent = append(l.sent, r)
 }
 
-// of gives the history of a token, the newest first.
-func (l *sentLog) of(token string, now time.Time) (out []SentRow) {
+// rows gives the history, the newest first.
+func (l *sentLog) rows(now time.Time) []SentRow {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, t := range l.tokens {
-		if t.token == token {
-			out = slices.Clone(t.rows)
-		}
-	}
+	out := slices.Clone(l.sent)
 	slices.Reverse(out)
 	for i := range out {
 		out[i].When.Now = now

@@ -37,7 +37,6 @@ type Console struct {
 	mux   *http.ServeMux
 	hub   string // its id, which names the cookie
 	pages *pages
-	sent  sentLog // of the workbench
 
 	actions []string // see [Console.Actions]
 }
@@ -81,6 +80,7 @@ func (c *Console) routes() {
 	c.undeliveredActions()
 	c.post(workbenchPath, c.inspect)
 	c.post(workbenchPath+"/send", c.send)
+	c.post(workbenchPath+"/foresee", c.foresee)
 	for path, s := range screens {
 		c.mux.Handle("GET "+Base+path, c.screen(s))
 	}

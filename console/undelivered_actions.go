@@ -14,6 +14,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // This file retries and drops the dead letters of one cause. A dialog shows what would happen; what is done then is
@@ -283,7 +284,7 @@ func deadCommand(retry bool, f admin.DeadFilter, r *admin.BulkResult, v url.Valu
 	b.WriteString("parley dead " + map[bool]string{true: "retry", false: "drop"}[retry])
 	flag := func(name, value string) {
 		if value != "" {
-			b.WriteString(" --" + name + " " + quoted(value))
+			b.WriteString(" --" + name + " " + readable.ShellWord(value))
 		}
 	}
 	flag("to", f.To)

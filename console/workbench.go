@@ -17,6 +17,9 @@ import (
 // workbenchPath is the address of the screen.
 const workbenchPath = Base + "workbench"
 
+// spoken are the protocols, in the order of the documentation.
+var spoken = []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a", "mcp"}
+
 // maxInspected bounds the fields that the page shows of one message.
 const maxInspected = 200
 
@@ -87,8 +90,8 @@ func (c *Console) workbench(q *request) (any, error) {
 
 // bench is the empty workbench.
 func (c *Console) bench(q *request) *Workbench {
-	return &Workbench{Inspect: InspectForm{Protocols: []string{"samvad", "uagents", "a2e", "agh", "asp", "a2a", "mcp"}},
-		Compose: Compose{History: c.sent.of(q.by.Name, q.now)}}
+	return &Workbench{Inspect: InspectForm{Protocols: spoken},
+		Compose: Compose{History: sentOf(q).rows(q.now)}}
 }
 
 // inspect explains what was pasted, on the page that answers the form. Nothing of it is sent or kept.

@@ -354,8 +354,7 @@ func TestSpeakers(t *testing.T) {
 	}{
 		"default": {nil, `name="as" value="operator"`},
 		"one":     {[]string{"crew/cook"}, `name="as" value="crew/cook"`},
-		"patterns": {[]string{"crew/*"}, `<datalist id="speakers"><option value="crew/cook"></option>` +
-			`<option value="crew/scout"></option></datalist>`},
+		"patterns": {[]string{"crew/*"}, `<option>crew/cook</option><option selected>crew/scout</option></select>`},
 	} {
 		v, err := b.api.IssueToken(t.Context(), admin.NewToken{Name: name, Role: admin.Operate, Speak: c.speak})
 		if err != nil {
@@ -418,10 +417,11 @@ func TestGetSendsNothing(t *testing.T) {
 	}
 }
 
-// TestHistoryOfTokens: each token sees its own history, at most 50 messages.
-func TestHistoryOfTokens(t *testing.T) {
+// TestHistoryOfSessions: each session has its own history, of at most 50 messages, which ends with it.
+func TestHistoryOfSessions(t *testing.T) {
 	b := withAgents(t)
-	w, other := b.entered(b.token("ops", admin.Operate)), b.entered(b.token("other", admin.Operate))
+	token := b.token("ops", admin.Operate)
+	w, other := b.entered(token), b.entered(token)
 	form := w.compose("sink", "kind", "notice")
 	for i := range 52 {
 		form.Set("content", fmt.Sprint("number ", i))
@@ -430,11 +430,19 @@ func TestHistoryOfTokens(t *testing.T) {
 			t.Fatalf("%d: %d %s", i, status, page)
 		}
 	}
-	if n := strings.Count(w.page("/console/workbench"), `href="/console/workbench?sent=`); n != 50 {
+	history := func(w *browser) int {
+		return strings.Count(w.page("/console/workbench"), `href="/console/workbench?sent=`)
+	}
+	if n := history(w); n != 50 {
 		t.Errorf("a history of %d", n)
 	}
-	if strings.Contains(other.page("/console/workbench"), `href="/console/workbench?sent=`) {
-		t.Error("a token sees the history of another")
+	if n := history(other); n != 0 {
+		t.Errorf("another session of the same token sees %d", n)
+	}
+	w.post("/console/leave", url.Values{})
+	again := b.entered(token)
+	if n := history(again); n != 0 {
+		t.Errorf("the history of a session that was left is seen by the next one: %d", n)
 	}
 }
 
