@@ -185,7 +185,9 @@ func (s *Sessions) Find(cookie string, active bool) (Session, error) {
 }
 
 // lasts reports whether the session is neither too old nor unused for too long.
-func (v *Session) lasts(now time.Time) bool { return now.Before(v.Expires) && now.Sub(v.last) < sessionIdle }
+func (v *Session) lasts(now time.Time) bool {
+	return now.Before(v.Expires) && now.Sub(v.last) < sessionIdle
+}
 
 // End ends the session of a cookie.
 func (s *Sessions) End(cookie string) {

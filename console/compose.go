@@ -2,6 +2,7 @@ package console
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"net/http"
 	"net/url"
@@ -132,11 +133,15 @@ func (c *Console) send(q *request) error {
 	f, s, err := composed(q.r.PostForm)
 	var r admin.Receipt
 	if err == nil {
+		// A browser that submits the form again breaks its first request off. The message goes on: the second one gets
+		// its answer.
+		ctx, stop := context.WithTimeout(context.WithoutCancel(q.r.Context()), (longestWait+defaultWait)*time.Second)
+		defer stop()
 		deliver := c.admin.Send
 		if s.Timeout != "" {
 			deliver = c.admin.Ask
 		}
-		r, err = deliver(q.r.Context(), q.by, s)
+		r, err = deliver(ctx, q.by, s)
 	}
 	if err != nil {
 		c.notSent(q, f, s.IdempotencyKey, err)

@@ -352,8 +352,8 @@ func TestSpeakers(t *testing.T) {
 		speak []string
 		want  string
 	}{
-		"default": {nil, `name="as" value="operator"`},
-		"one":     {[]string{"crew/cook"}, `name="as" value="crew/cook"`},
+		"default":  {nil, `name="as" value="operator"`},
+		"one":      {[]string{"crew/cook"}, `name="as" value="crew/cook"`},
 		"patterns": {[]string{"crew/*"}, `<option>crew/cook</option><option selected>crew/scout</option></select>`},
 	} {
 		v, err := b.api.IssueToken(t.Context(), admin.NewToken{Name: name, Role: admin.Operate, Speak: c.speak})
