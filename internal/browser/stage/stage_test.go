@@ -21,7 +21,8 @@ func TestTrip(t *testing.T) {
 	if err := s.Trip(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Forge(ctx); err != nil {
+	ref, err := s.Forge(ctx)
+	if err != nil {
 		t.Fatal(err)
 	}
 	page, err := s.API.Messages(ctx, index.Filter{Limit: 500})
@@ -30,6 +31,9 @@ func TestTrip(t *testing.T) {
 	}
 	protocols := map[string]bool{}
 	for _, m := range page.Messages {
+		if !protocols[m.Protocol] && m.Protocol != "go" {
+			inspected(t, s, m.ID.String(), m.Protocol)
+		}
 		protocols[m.Protocol] = true
 		if y, mo, d := m.Time.UTC().Date(); y != 2026 || mo != 11 || d != 22 {
 			t.Errorf("a message is of %v", m.Time)
@@ -40,7 +44,18 @@ func TestTrip(t *testing.T) {
 			t.Errorf("no message came by %s", p)
 		}
 	}
+	inspected(t, s, ref, "samvad")
 	if _, err := s.Link(ctx, admin.Operate); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// inspected lets the hub explain what an id or a reference names.
+func inspected(t *testing.T, s *stage.Stage, name, protocol string) {
+	t.Helper()
+	v, err := s.API.Inspect(context.Background(), admin.Inspection{Input: []byte(name + "\n")})
+	if err != nil || v.Protocol != protocol || v.Sentence == "" || len(v.Checks) == 0 ||
+		(v.Message == nil) == (v.Refusal == nil) {
+		t.Errorf("%s of %s: %+v, %v", name, protocol, v, err)
 	}
 }
