@@ -11,4 +11,3 @@ func TestShellWord(t *testing.T) {
 		}
 	}
 }
-

@@ -79,7 +79,8 @@ func TestFlow12Workbench(t *testing.T) {
 	}
 	v.shot("workbench-inspected")
 
-	v.do(browser.Type(`input[name="to"]`, "weather"), browser.Click(`.form.to button`),
+	v.to("/console/workbench")
+	v.do(browser.Type(`.form.to input[name="to"]`, "weather"), browser.Click(`.form.to button`),
 		browser.Has(`#compose .btn.go:not([disabled])`))
 	const content = `#compose textarea`
 	v.do(browser.Type(content, `{"town":"Bern"}`), browser.Has(`#foreseen[data-accepted="false"] [data-misfit=""]`))
@@ -106,6 +107,7 @@ func TestFlow12Workbench(t *testing.T) {
 	v.do(browser.Type(content, `{"n":12345678901234567890}`), browser.Has(`[data-loss="refused"]`), browser.Has(`[data-back="absent"]`))
 	v.says("#foreseen", "reached in ASP", "Numbers beyond a 64-bit float")
 	v.shot("workbench-foretold")
+	v.judge("foretold")
 }
 
 // TestFlow12Texts: whatever is sent or pasted is text on the page: markup, characters that turn the line, 3 MB. All of
