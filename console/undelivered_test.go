@@ -556,5 +556,5 @@ func TestTextsOfGuestsInUndelivered(t *testing.T) {
 		}
 	}
 	page := html.UnescapeString(w.page("/console/undelivered?retry=1&" + of.Encode()))
-	lacks(t, page, `'\''; rm -rf' --code '<b>code</b>'`)
+	lacks(t, page, `--to $'<script>alert(1)</script>\xe2\x80\xaegnp.exe\x07\'; rm -rf' --code '<b>code</b>'`)
 }
