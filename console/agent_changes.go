@@ -2,6 +2,8 @@ package console
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"net/url"
 	"slices"
 	"strings"
@@ -11,14 +13,14 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// This file has the changes of an agent that a dialog foretells: where it is reachable, its identities, its keys. A first
-// form says what is meant; the second shows what the hub would do, and orders it.
+// This file changes where an agent is reachable, its identities and its keys. A first form says what is meant; the
+// second shows what the hub would do, and orders it.
 
 // agentChange is one kind of change.
 type agentChange struct {
 	title   func(agent string) string
 	button  string
-	fields  []string // of its form
+	fields  []string // of its form, none of which is a filter of the list
 	preview func(c *Console, ctx context.Context, by admin.Actor, agent string, v url.Values) (admin.Preview, error)
 	apply   func(c *Console, ctx context.Context, by admin.Actor, agent string, v url.Values) error
 }
@@ -37,7 +39,7 @@ var agentChanges = map[string]agentChange{
 	},
 	"link": {
 		func(agent string) string { return "Link a further identity to " + agent + "?" }, "Link",
-		[]string{"protocol", "id", "url", "key", "keyid"},
+		[]string{"in", "id", "url", "key", "keyid"},
 		func(c *Console, ctx context.Context, by admin.Actor, agent string, v url.Values) (admin.Preview, error) {
 			return c.admin.PreviewLink(ctx, by, agent, identityOf(v))
 		},
@@ -47,7 +49,7 @@ var agentChanges = map[string]agentChange{
 		},
 	},
 	"enroll": {
-		func(agent string) string { return "Enrol a key of " + agent + "?" }, "Enrol", []string{"protocol", "key", "keyid"},
+		func(agent string) string { return "Enrol a key of " + agent + "?" }, "Enrol", []string{"in", "key", "keyid"},
 		func(c *Console, ctx context.Context, by admin.Actor, agent string, v url.Values) (admin.Preview, error) {
 			return c.admin.PreviewEnroll(ctx, by, admin.Enrolment{Agent: agent, NewIdentity: identityOf(v)})
 		},
@@ -57,7 +59,7 @@ var agentChanges = map[string]agentChange{
 	},
 	"rotate": {
 		func(agent string) string { return "Replace the hub’s key for " + agent + "?" }, "Rotate",
-		[]string{"protocol", "overlap"},
+		[]string{"in", "overlap"},
 		func(c *Console, ctx context.Context, by admin.Actor, agent string, v url.Values) (admin.Preview, error) {
 			return c.admin.PreviewRotate(ctx, by, rotationOf(agent, v))
 		},
@@ -69,12 +71,12 @@ var agentChanges = map[string]agentChange{
 }
 
 func identityOf(v url.Values) admin.NewIdentity {
-	return admin.NewIdentity{Protocol: v.Get("protocol"), ID: v.Get("id"), URL: v.Get("url"), PublicKey: v.Get("key"),
+	return admin.NewIdentity{Protocol: v.Get("in"), ID: v.Get("id"), URL: v.Get("url"), PublicKey: v.Get("key"),
 		KeyID: v.Get("keyid")}
 }
 
 func rotationOf(agent string, v url.Values) admin.Rotation {
-	return admin.Rotation{Owner: agent, Purpose: v.Get("protocol"), Overlap: v.Get("overlap")}
+	return admin.Rotation{Owner: agent, Purpose: v.Get("in"), Overlap: v.Get("overlap")}
 }
 
 // read takes the fields of a form, or of the address that has them.
@@ -96,12 +98,14 @@ func (a *agentChange) read(u url.Values) (url.Values, error) {
 	return out, nil
 }
 
-// seenOf is what of a preview must still be so when it is ordered. The end of a rotation moves with the clock.
+// seenOf is a digest of what must still be so when a change is ordered. The end of a rotation moves with the clock.
 func seenOf(p *admin.Preview) string {
-	if p.Old == "" {
-		return strings.Join(p.Text, "\n")
+	text := p.Text
+	if p.Old != "" {
+		text = append([]string{p.Old, grouped(int64(p.More))}, p.Agents...)
 	}
-	return joined(" ", p.Old, strings.Join(p.Agents, " "), grouped(int64(p.More)))
+	sum := sha256.Sum256([]byte(strings.Join(text, "\n")))
+	return hex.EncodeToString(sum[:16])
 }
 
 // AgentQuestion is a dialog about a change, with what the change would do.
@@ -110,7 +114,7 @@ type AgentQuestion struct {
 	Text                []string
 	Command             string
 	Fields              []Pair // of the order
-	Seen                string // what the operator read
+	Seen                string // what the operator read, or its digest
 	Changed             bool   // it is not what the operator read before
 	Refused             string // why it would be refused
 

@@ -46,11 +46,11 @@ func TestKeysAreChangedAsForetold(t *testing.T) {
 		ask, command string
 		says         []string
 	}{
-		{"link&protocol=agh&id=telex:buyer&keyid=k9&key=" + url.QueryEscape(key2), "parley agents link acme/buyer --protocol agh " +
+		{"link&in=agh&id=telex:buyer&keyid=k9&key=" + url.QueryEscape(key2), "parley agents link acme/buyer --protocol agh " +
 			"--id telex:buyer --key " + key2 + " --key-id k9", []string{"acme/buyer is telex:buyer in agh, too."}},
-		{"enroll&protocol=samvad&key=" + url.QueryEscape(key2), "parley keys enroll acme/buyer --protocol samvad --key " + key2,
+		{"enroll&in=samvad&key=" + url.QueryEscape(key2), "parley keys enroll acme/buyer --protocol samvad --key " + key2,
 			[]string{"are from acme/buyer from now on", "stay valid: 1"}},
-		{"rotate&protocol=asp&overlap=48h", "parley keys rotate acme/buyer --protocol asp --overlap 48h0m0s",
+		{"rotate&in=asp&overlap=48h", "parley keys rotate acme/buyer --protocol asp --overlap 48h0m0s",
 			[]string{"The new key signs at once", "stays valid until"}},
 	} {
 		name, _, _ := strings.Cut(c.ask, "&")
@@ -101,15 +101,15 @@ func TestChangesAreCountedAgain(t *testing.T) {
 	b := hall(t)
 	w := b.entered(b.token("root", admin.Administer))
 	for ask, meanwhile := range map[string]func() error{
-		"enroll&protocol=samvad&key=" + url.QueryEscape(key2): func() error {
+		"enroll&in=samvad&key=" + url.QueryEscape(key2): func() error {
 			return b.api.Enroll(t.Context(), admin.Enrolment{Agent: "acme/buyer", NewIdentity: admin.NewIdentity{
 				Protocol: "samvad", PublicKey: key3}})
 		},
-		"rotate&protocol=asp&overlap=48h": func() error {
+		"rotate&in=asp&overlap=48h": func() error {
 			_, err := b.api.Rotate(t.Context(), admin.Rotation{Owner: "acme/buyer", Purpose: "asp"})
 			return err
 		},
-		"link&protocol=agh&id=telex:buyer": func() error {
+		"link&in=agh&id=telex:buyer": func() error {
 			_, err := b.api.Expose(t.Context(), "acme/buyer", []string{"asp", "agh"})
 			return err
 		},
@@ -149,7 +149,7 @@ func TestAgentDialogsNeedTheRole(t *testing.T) {
 		if strings.Contains(d, `id="`+name+`"`) {
 			t.Errorf("an operator has the form %s", name)
 		}
-		form := url.Values{"name": {"acme/buyer"}, "protocol": {"samvad"}, "id": {"agent://x"}, "key": {key2}, "seen": {""}}
+		form := url.Values{"name": {"acme/buyer"}, "in": {"samvad"}, "id": {"agent://x"}, "key": {key2}, "seen": {""}}
 		if status, _ := w.agentForm(name, form); status != http.StatusForbidden {
 			t.Errorf("%s by a hand-made form: %d", name, status)
 		}

@@ -47,7 +47,7 @@ type AgentRow struct {
 	Start          Moment // from which agents are heard of
 }
 
-// agentParameters are those of the screen. ask, p and changed belong to its dialogs.
+// agentParameters are those of the screen. ask, changed and the fields of [agentChanges] belong to its dialogs.
 var agentParameters = []string{"q", "state", "protocol", "standin", "guest"}
 
 // agentFilter reads the filter of the list.

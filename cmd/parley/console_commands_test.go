@@ -62,9 +62,9 @@ func TestConsoleNamesCommands(t *testing.T) {
 	}
 	w.enter(secret)
 	for _, p := range []string{ // pages to which forms of dialogs lead
-		"/console/agents/caller?ask=expose&p=agh", "/console/agents/caller?ask=link&protocol=agh&id=telex:x",
-		"/console/agents/caller?ask=enroll&protocol=samvad&key=O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik%3D",
-		"/console/agents/caller?ask=rotate&protocol=asp&overlap=48h", "/console/workbench?to=box",
+		"/console/agents/caller?ask=expose&p=agh", "/console/agents/caller?ask=link&in=agh&id=telex:x",
+		"/console/agents/caller?ask=enroll&in=samvad&key=O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik%3D",
+		"/console/agents/caller?ask=rotate&in=asp&overlap=48h", "/console/workbench?to=box",
 		"/console/agents/connect/caller", "/console/nowhere",
 	} {
 		w.todo = append(w.todo, p)
