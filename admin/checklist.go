@@ -41,6 +41,7 @@ type checklist struct {
 	doctor          []DoctorStep
 	heard           Seen // the first proved message from the agent
 	answered        time.Time
+	again           chan struct{} // the agent was heard or answered for the first time: look at once
 	stop            context.CancelFunc
 }
 
@@ -61,7 +62,7 @@ func (a *Admin) Connect(ctx context.Context, by Actor, n NewAgent) (Checklist, e
 	if err != nil {
 		return Checklist{}, err
 	}
-	l := &checklist{agent: v.Name, begun: a.c.Now()}
+	l := &checklist{agent: v.Name, begun: a.c.Now(), protocol: readsInbox}
 	if len(n.Identities) > 0 {
 		l.protocol = n.Identities[0].Protocol
 	}
@@ -69,13 +70,16 @@ func (a *Admin) Connect(ctx context.Context, by Actor, n NewAgent) (Checklist, e
 	return a.Checklist(by, v.Name)
 }
 
+// readsInbox stands for the protocol of an agent that reads an inbox at the hub, and has no other identity.
+const readsInbox = "inbox"
+
 // connected is the action of [Admin.Connect] in the audit trail.
 const connected = "agent.add.connect"
 
 // work begins with a checklist, in place of an older one of the agent.
 func (a *Admin) work(ctx context.Context, by Actor, l *checklist) {
 	c, now := &a.checks, a.c.Now()
-	l.ends = l.begun.Add(checklistHours)
+	l.ends, l.again = l.begun.Add(checklistHours), make(chan struct{}, 1)
 	ctx, l.stop = context.WithTimeout(ctx, l.ends.Sub(now))
 	c.mu.Lock()
 	if old := c.of[l.agent]; old != nil {
@@ -141,6 +145,7 @@ func (a *Admin) examine(ctx context.Context, by Actor, l *checklist) {
 		}
 		select {
 		case <-time.After(a.checks.every):
+		case <-l.again:
 		case <-ctx.Done():
 			return
 		}
@@ -166,11 +171,21 @@ func (c *checklists) recorded(r *journal.Record) {
 		c.change(func() {
 			if proof := m.Origin.Verdict.Assurance; proof > parley.Unsigned && l.heard.Time.IsZero() {
 				l.heard = Seen{Time: r.Time, Message: m.ID, Protocol: m.Origin.Protocol, Assurance: proof}
+				l.look()
 			}
 			if m.Kind == parley.Response && l.answered.IsZero() {
 				l.answered = r.Time
+				l.look()
 			}
 		})
+	}
+}
+
+// look has the doctor look at once.
+func (l *checklist) look() {
+	select {
+	case l.again <- struct{}{}:
+	default:
 	}
 }
 
@@ -302,6 +317,9 @@ func stepOf(name ConnectStepName, checks []string, l *checklist) ConnectStep {
 func (a *Admin) firstMessage(l *checklist, e *directory.Entry) ConnectStep {
 	s := ConnectStep{Step: StepFirstMessage, State: StepWaiting,
 		Detail: "nothing came from it at all: it does not call this hub; does it know this address?"}
+	if l.protocol == readsInbox {
+		s.Detail = "it has sent nothing yet; it reads and answers with parley listen " + e.Name + ", or by the API"
+	}
 	a.mu.Lock()
 	seen, ok := a.seen[e.Name]
 	a.mu.Unlock()

@@ -115,7 +115,7 @@ func ownProtocol(e *directory.Entry) string {
 			return i.Protocol
 		}
 	}
-	return ""
+	return readsInbox
 }
 
 // remember notes the first proved message from an agent, and its first answer since the list was begun.

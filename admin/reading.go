@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -38,17 +39,7 @@ func (a *Admin) PreviewAgent(ctx context.Context, by Actor, n NewAgent) (AgentRe
 	if err != nil {
 		return AgentReading{}, err
 	}
-	if a.c.Workbench.Read == nil {
-		return AgentReading{}, parley.Refuse(parley.Unsupported, "this hub reads no cards of agents")
-	}
-	leave, err := a.enter()
-	if err != nil {
-		return AgentReading{}, err
-	}
-	defer leave()
-	ctx, cancel := context.WithTimeout(ctx, maxReading)
-	defer cancel()
-	r, err := a.c.Workbench.Read(ctx, n)
+	r, err := a.read(ctx, n)
 	if err != nil {
 		return AgentReading{}, err
 	}
@@ -61,6 +52,25 @@ func (a *Admin) PreviewAgent(ctx context.Context, by Actor, n NewAgent) (AgentRe
 	}
 	r.Paste = a.paste(n.Name, ids)
 	return r, nil
+}
+
+// read reads an agent. A hub without protocols reads nothing.
+func (a *Admin) read(ctx context.Context, n NewAgent) (AgentReading, error) {
+	if a.c.Workbench.Read == nil {
+		n.Identities = slices.Clone(n.Identities)
+		for i := range n.Identities {
+			n.Identities[i].Credentials = nil
+		}
+		return AgentReading{Agent: n, Notes: []string{}}, nil
+	}
+	leave, err := a.enter()
+	if err != nil {
+		return AgentReading{}, err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeout(ctx, maxReading)
+	defer cancel()
+	return a.c.Workbench.Read(ctx, n)
 }
 
 // paste gives the lines for an agent.

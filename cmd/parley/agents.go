@@ -409,10 +409,12 @@ func (a *app) agentsAdd() *cobra.Command {
 	c := &cobra.Command{
 		Use: "add NAME", Short: "Add an agent, and show what to enter at its side", Args: cobra.ExactArgs(1),
 		Long: `Add an agent, by the flag of its protocol, or one that reads an inbox at the hub.
-For SAMVAD it reads the agent's card, if there is one, for the identity, the
-skills and, without --key, the key. For A2A it reads the card below the URL, and
-shows what it says. It prints the lines to enter at the agent; with --wait it then
-waits for the first proved message. An agent that exists is changed.
+For SAMVAD the hub reads the agent's card, if there is one, for the identity, the
+skills and, without --key, the key; for A2A the card below the URL, for MCP the list of
+tools: where its network.allow lets it. The command shows what it says, and prints
+the lines to enter at the agent; with --wait it then shows the steps of its checklist
+as they turn, until the first proved message: with --json a line for each,
+the result last. An agent that exists is changed.
 
 A SAMVAD agent that only calls has no URL: give --id and --key.`,
 		PreRunE: func(_ *cobra.Command, args []string) error {
@@ -620,10 +622,16 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 		fmt.Fprintf(a.out, "\nwaiting %s for its first message…\n", wait)
 	}
 	began := time.Now()
-	v, err := hub.Agent(ctx, n.Name, 0)
-	if err == nil && v.Seen == nil {
-		v, err = hub.Agent(ctx, n.Name, wait)
+	list, err := hub.Checklist(ctx, n.Name)
+	if err == nil {
+		waits, cancel := context.WithTimeout(ctx, wait)
+		_, err = a.watchSteps(waits, hub, list, heardFrom)
+		cancel()
 	}
+	if err != nil {
+		return err
+	}
+	v, err := hub.Agent(ctx, n.Name, 0)
 	if err != nil {
 		return err
 	}
@@ -632,11 +640,11 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 		return a.print(out, "first message: %s, %s by %s, %s\n", stamp(v.Seen.Time), v.Seen.Assurance, v.Seen.Protocol,
 			v.Seen.Message)
 	}
-	list, err := hub.Refused(ctx, 0)
+	refused, err := hub.Refused(ctx, 0)
 	if err != nil {
 		return err
 	}
-	for _, r := range list {
+	for _, r := range refused {
 		for _, i := range n.Identities {
 			if r.Claim == i.ID && r.Time.After(began.Add(-time.Minute)) && out.Refused == nil {
 				out.Refused = &r
@@ -650,5 +658,12 @@ func (a *app) firstProof(ctx context.Context, hub *admin.Client, out added, n ad
 		}
 		return fmt.Errorf("nothing came from %s within %s\n        %s `parley refused` lists "+
 			"refused messages", n.Name, wait, absent)
+	})
+}
+
+// heardFrom reports whether a proved message came from the agent of a checklist.
+func heardFrom(v *admin.Checklist) bool {
+	return slices.ContainsFunc(v.Steps, func(s admin.ConnectStep) bool {
+		return s.Step == admin.StepFirstMessage && s.State == admin.StepDone
 	})
 }

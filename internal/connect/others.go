@@ -55,6 +55,9 @@ var a2eProtocol = Protocol{
 	Ways: []Way{
 		{Title: "it connects to the hub", Token: true,
 			Identity: func(_ string, v Values) (admin.NewIdentity, error) {
+				if !strings.HasPrefix(v["token-id"], "sha-256:") {
+					return admin.NewIdentity{}, malformed("the agent has no token: reload the form")
+				}
 				return admin.NewIdentity{Protocol: a2ebridge.Protocol, ID: v["token-id"]}, nil
 			},
 			Command: func(Values) string { return "--a2e new" }},
