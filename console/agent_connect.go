@@ -1,14 +1,12 @@
 package console
 
 import (
-	"fmt"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/connect"
 )
 
 // This file shows how far agents are connected. The hub works on it by itself; the page looks.
@@ -50,6 +48,7 @@ type Connect struct {
 	Lists []ChecklistView
 	One   *ChecklistView
 	Ways  []ConnectWay
+	Form  *ConnectForm
 }
 
 // ChecklistView is a checklist as a page shows it.
@@ -61,19 +60,28 @@ type ChecklistView struct {
 	Sign     Sign
 	Since    Moment
 	Steps    []StepView
-	Polls    bool          // the page looks again
-	Commands []string      // that do what the form did
-	Hub      admin.Hosting // what the agent's side must know; of SAMVAD
+	Polls    bool     // the page looks again
+	Commands []string // that do what the form did
 }
 
-// Python is the line with which an agent of the SDK trusts the hub.
-func (v *ChecklistView) Python() string {
-	return fmt.Sprintf("agent.trust_peer(%q, %q)", v.Hub.Identity, v.Hub.Key)
+// A PasteGroup are the lines for one purpose.
+type PasteGroup struct {
+	Why   string
+	Lines []admin.Paste
 }
 
-// TypeScript is the same line for the other SDK.
-func (v *ChecklistView) TypeScript() string {
-	return fmt.Sprintf("agent.trustPeer('%s', Buffer.from('%s', 'base64'))", v.Hub.Identity, v.Hub.Key)
+// Pasted are the lines to enter at the agent's side, by purpose.
+func (v *ChecklistView) Pasted() []PasteGroup { return pasted(v.Paste) }
+
+func pasted(lines []admin.Paste) (out []PasteGroup) {
+	for _, p := range lines {
+		if n := len(out); n == 0 || out[n-1].Why != p.Why {
+			out = append(out, PasteGroup{Why: p.Why})
+		}
+		g := &out[len(out)-1]
+		g.Lines = append(g.Lines, p)
+	}
+	return out
 }
 
 // StepView is one of the seven steps.
@@ -115,7 +123,12 @@ func (c *Console) connect(q *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Connect{Ways: connectWays}
+	out := &Connect{Ways: connectWays, Form: newConnectForm(q.r.URL.Query())}
+	if out.Form.way != nil && out.Form.way.Token {
+		if out.Form.Token, out.Form.TokenID, err = connect.NewA2EToken(); err != nil {
+			return nil, err
+		}
+	}
 	for i := range list {
 		out.Lists = append(out.Lists, checklistView(&list[i], q.now))
 	}
@@ -129,13 +142,6 @@ func (c *Console) checklist(q *request) (any, error) {
 		return nil, err
 	}
 	v := checklistView(&l, q.now)
-	info, err := c.admin.Info(q.by)
-	if err != nil {
-		return nil, err
-	}
-	if l.Protocol == "samvad" {
-		v.Hub = info.SAMVAD
-	}
 	v.Commands, err = c.addedBy(q, &l)
 	return &Connect{One: &v}, err
 }
@@ -168,7 +174,9 @@ func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
 	for i, s := range l.Steps {
 		x := StepView{ConnectStep: s, Number: i + 1, Title: stepTitles[s.Step], At: Moment{s.Time, now}, Class: "later"}
 		if s.Step == admin.StepProtocol {
-			x.Detail = protocolName(s.Detail)
+			if x.Detail = protocolName(s.Detail); s.Detail == inbox {
+				x.Detail = "it reads an inbox at the hub"
+			}
 		}
 		at := ""
 		if !s.Time.IsZero() {
@@ -194,26 +202,4 @@ func checklistView(l *admin.Checklist, now time.Time) ChecklistView {
 		v.Steps = append(v.Steps, x)
 	}
 	return v
-}
-
-// connectAgent adds an agent that speaks SAMVAD. Its card is not read: the command does that.
-func (c *Console) connectAgent(q *request) error {
-	field := func(name string) string { return strings.TrimSpace(q.r.PostFormValue(name)) }
-	id := admin.NewIdentity{Protocol: "samvad", ID: field("id"), URL: strings.TrimRight(field("url"), "/"),
-		PublicKey: field("key"), KeyID: field("keyid")}
-	switch u, err := url.Parse(id.URL); {
-	case id.URL == "" && (id.ID == "" || id.PublicKey == ""):
-		return parley.Refuse(parley.Malformed, "the agent has no URL; for one that only calls, give its identity and its key")
-	case id.URL != "" && (err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == ""):
-		return parley.Refuse(parley.Malformed, "%.200q is no address of an agent: want https://HOST", id.URL)
-	case id.ID == "":
-		id.ID = "agent://" + u.Hostname() // as the SDKs make it
-	}
-	l, err := c.admin.Connect(q.r.Context(), q.by, admin.NewAgent{Name: field("name"), Title: field("title"),
-		Identities: []admin.NewIdentity{id}})
-	if err != nil {
-		return err
-	}
-	q.see(connectPath(l.Agent))
-	return nil
 }

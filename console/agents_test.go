@@ -303,7 +303,7 @@ func TestViewersChangeNothing(t *testing.T) {
 		t.Error("a viewer has a form that would be refused")
 	}
 	for _, path := range []string{"pause", "resume", "expose", "remove", "connect"} {
-		form := url.Values{"name": {"acme/buyer"}, "typed": {"acme/buyer"}, "p": {"agh"}, "url": {"https://x.example"}}
+		form := url.Values{"name": {"acme/buyer"}, "typed": {"acme/buyer"}, "p": {"agh"}, "samvad": {"https://x.example"}}
 		if status, _ := w.agentForm(path, form); status != http.StatusForbidden {
 			t.Errorf("%s by a hand-made form: %d", path, status)
 		}
@@ -377,16 +377,17 @@ func TestConnectPages(t *testing.T) {
 		has(t, page, `data-way="`+p+`"`, "parley agents add NAME --"+p)
 	}
 	has(t, page, "The hub connects no agent now", `action="/console/agents/connect"`)
-	for _, form := range []url.Values{{"name": {"x"}}, {"name": {"x"}, "url": {"gopher://x"}},
-		{"name": {"Not A Name"}, "url": {"https://x.example"}}, {"name": {"x"}, "url": {"https://x.example"}, "key": {"!"}}} {
+	for _, form := range []url.Values{{"name": {"x"}}, {"name": {"x"}, "samvad": {"gopher://x"}},
+		{"name": {"Not A Name"}, "samvad": {"https://x.example"}},
+		{"name": {"x"}, "samvad": {"https://x.example"}, "key": {"!"}}} {
 		if status, _ := w.agentForm("connect", form); status != http.StatusBadRequest {
 			t.Errorf("%v: %d", form, status)
 		}
 	}
 	var at string
 	w.http.CheckRedirect = func(r *http.Request, _ []*http.Request) error { at = r.URL.Path; return nil }
-	_, page = w.agentForm("connect", url.Values{"name": {"town/museum"}, "url": {"http://127.0.0.1:1/"}, "key": {key},
-		"keyid": {"museum"}})
+	page = w.connect(url.Values{"name": {"town/museum"}, "samvad": {"http://127.0.0.1:1/"}, "key": {key},
+		"key-id": {"museum"}})
 	if at != "/console/agents/connect/town/museum" {
 		t.Fatalf("after the form: %s", at)
 	}
@@ -408,7 +409,7 @@ func TestConnectPages(t *testing.T) {
 func TestAgentPagesObeyThePolicy(t *testing.T) {
 	b := hall(t)
 	root, observer := b.entered(b.token("root", admin.Administer)), b.entered(b.token("observer", admin.Observe))
-	root.agentForm("connect", url.Values{"name": {"museum"}, "url": {"http://127.0.0.1:1"}})
+	root.connect(url.Values{"name": {"museum"}, "samvad": {"http://127.0.0.1:1"}})
 	for _, path := range []string{"agents", "agents/held", "agents/acme/buyer?ask=expose&p=a2a", "agents/box?ask=remove",
 		"agents/connect", "agents/connect/museum"} {
 		for _, w := range []*browser{root, observer} {

@@ -29,6 +29,9 @@ func TestFlow15Accessibility(t *testing.T) {
 	c := begin(t)
 	ref := c.trip()
 	conversation := c.Origin() + "/console/conversations/" + c.planned()
+	if _, err := c.API.Connect(t.Context(), admin.NewAgent{Name: "desk", Inbox: true}); err != nil {
+		t.Fatal(err)
+	}
 	outside := c.tab(browser.Look{})
 	v, boss := c.entered(browser.Look{}, admin.Operate), c.entered(browser.Look{}, admin.Administer)
 	for _, p := range []struct {
@@ -56,6 +59,8 @@ func TestFlow15Accessibility(t *testing.T) {
 		{"agent-rotate", boss, c.Origin() + "/console/agents/museum?ask=rotate&in=asp#ask", "#ask:target"},
 		{"forget", boss, conversation + "?ask=forget#forget", "#forget:target"},
 		{"connect", boss, c.Origin() + "/console/agents/connect", "main h1"},
+		{"connect-card", boss, c.Origin() + "/console/agents/connect?protocol=asp", "#add textarea"},
+		{"connect-steps", boss, c.Origin() + "/console/agents/connect/desk", "#stepper"},
 		{"undelivered", v, c.Origin() + "/console/undelivered", "main h1"},
 		{"workbench", v, c.Origin() + "/console/workbench", "main textarea"},
 		{"workbench-explained", v, c.Origin() + "/console/workbench?inspect=" + ref, ".verdict"},

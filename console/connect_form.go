@@ -1,0 +1,209 @@
+package console
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/connect"
+)
+
+// This file is the form that connects an agent: the protocol first, then the fields that it needs. What the agent says
+// of itself is shown before anything is added.
+
+// inbox stands in the form for the protocol of an agent that reads an inbox at the hub.
+const inbox = "inbox"
+
+// A ConnectForm is the form as a page shows it.
+type ConnectForm struct {
+	Protocol, Way       string
+	Protocols, Ways     []ConnectChoice
+	Name, Title, Expose string
+	Fields              []FieldView
+	Shown               []FieldView // what the hub may show to the agent: asked once its card was read
+	Token, TokenID      string      // a new token of the agent
+	Read                *ConnectReading
+	Command             string
+
+	way    *connect.Way // nil: of an agent with an inbox alone
+	values connect.Values
+}
+
+// A ConnectChoice is a protocol, or a way of one.
+type ConnectChoice struct {
+	Name, Link, Text string
+	Chosen           bool
+}
+
+// A FieldView is a field with its value.
+type FieldView struct {
+	connect.Field
+	Value string
+}
+
+// A ConnectReading is what the agent says of itself.
+type ConnectReading struct {
+	admin.AgentReading
+	Seen string // digest of what is shown
+}
+
+// newConnectForm makes the form of the parameters of a page, or of what was entered.
+func newConnectForm(v url.Values) *ConnectForm {
+	field := func(name string) string { return strings.TrimSpace(v.Get(name)) }
+	f := &ConnectForm{Protocol: field("protocol"), Way: field("way"), Name: field("name"), Title: field("title"),
+		Expose: field("expose"), TokenID: field("token-id"), values: connect.Values{"token-id": field("token-id")}}
+	known := f.Protocol == inbox
+	for _, p := range connect.Protocols {
+		known = known || p.Name == f.Protocol
+	}
+	if !known {
+		f.Protocol, f.Way = connect.Protocols[0].Name, ""
+	}
+	link := func(protocol, way string) string {
+		q := url.Values{"protocol": {protocol}}
+		if way != "" {
+			q.Set("way", way)
+		}
+		return Base + "agents/connect?" + q.Encode()
+	}
+	for _, p := range connect.Protocols {
+		f.Protocols = append(f.Protocols, ConnectChoice{p.Name, link(p.Name, ""), protocolName(p.Name), p.Name == f.Protocol})
+		if p.Name != f.Protocol {
+			continue
+		}
+		if f.way = connect.WayTo(p.Name, f.Way); f.way == nil {
+			f.Way, f.way = "", connect.WayTo(p.Name, "")
+		}
+		for _, w := range p.Ways {
+			f.Ways = append(f.Ways, ConnectChoice{w.Name, link(p.Name, w.Name), w.Title, w.Name == f.Way})
+		}
+	}
+	f.Protocols = append(f.Protocols, ConnectChoice{inbox, link(inbox, ""), "Inbox", f.Protocol == inbox})
+	if f.way != nil {
+		for _, x := range f.way.Fields {
+			f.values[x.Flag] = field(x.Flag)
+			f.Fields = append(f.Fields, FieldView{x, f.values[x.Flag]})
+		}
+	}
+	f.Command = f.command()
+	return f
+}
+
+// CanRead reports whether the hub reads what the agent says of itself.
+func (f *ConnectForm) CanRead() bool { return f.way != nil && f.way.Reads }
+
+// command is the command that does what the form does.
+func (f *ConnectForm) command() string {
+	name, flags := f.Name, "--inbox"
+	if name == "" {
+		name = "NAME"
+	}
+	if f.way != nil {
+		shown := connect.Values{}
+		for _, x := range f.way.Fields {
+			if shown[x.Flag] = f.values[x.Flag]; shown[x.Flag] == "" && x.Must {
+				shown[x.Flag] = strings.ToUpper(x.Flag)
+			}
+		}
+		flags = f.way.Command(shown)
+	}
+	out := "parley agents add " + name + " " + flags
+	if f.Expose != "" {
+		out += " --expose " + strings.Join(f.exposed(), ",")
+	}
+	return out + " --wait 2m"
+}
+
+func (f *ConnectForm) exposed() []string {
+	return strings.FieldsFunc(f.Expose, func(r rune) bool { return r == ',' || r == ' ' })
+}
+
+// agent is the agent that the form describes.
+func (f *ConnectForm) agent() (admin.NewAgent, error) {
+	n := admin.NewAgent{Name: f.Name, Title: f.Title, Expose: f.exposed(), Inbox: f.way == nil}
+	if f.way == nil {
+		return n, nil
+	}
+	for _, x := range f.way.Fields {
+		if x.Must && f.values[x.Flag] == "" {
+			return n, parley.Refuse(parley.Malformed, "%s is missing: %s", x.Label, x.Text)
+		}
+	}
+	id, err := f.way.Identity(f.Name, f.values)
+	n.Identities = []admin.NewIdentity{id}
+	return n, err
+}
+
+// read shows what the agent says of itself, and takes over what it says for fields that are empty.
+func (f *ConnectForm) read(r *admin.AgentReading) {
+	f.Read = &ConnectReading{AgentReading: *r, Seen: seenOf(r)}
+	if f.Title == "" {
+		f.Title = r.Agent.Title
+	}
+	id := r.Agent.Identities[0]
+	for i := range f.Fields {
+		x := &f.Fields[i]
+		switch {
+		case x.Value != "":
+		case x.Flag == "key":
+			x.Value = id.PublicKey
+		case x.Flag == "id":
+			x.Value = id.ID
+		}
+	}
+	if f.way.Shows {
+		for _, x := range connect.Shown(f.Protocol) {
+			f.Shown = append(f.Shown, FieldView{Field: x})
+		}
+	}
+}
+
+// seenOf is a digest of what an agent says of itself: who confirms it has seen no other.
+func seenOf(r *admin.AgentReading) string {
+	b, err := json.Marshal([]any{r.Agent.Identities, r.Agent.Skills, r.Agent.Description})
+	if err != nil {
+		return "" // nothing confirms this
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
+}
+
+// connectAgent adds the agent of the form. It first shows what the agent says of itself, if it was not seen or
+// has changed since.
+func (c *Console) connectAgent(q *request) error {
+	f := newConnectForm(q.r.PostForm)
+	n, err := f.agent()
+	if err != nil {
+		return err
+	}
+	r, err := c.admin.PreviewAgent(q.r.Context(), q.by, n)
+	if err != nil {
+		return err
+	}
+	if f.way != nil && f.way.Reads && q.r.PostFormValue("seen") != seenOf(&r) {
+		f.read(&r)
+		c.render(q.w, q.r, q, "connect", "Connect an agent", &Connect{Ways: connectWays, Form: f}, http.StatusOK)
+		return nil
+	}
+	n = r.Agent
+	if f.way != nil && f.way.Shows {
+		v := connect.Values{}
+		for _, x := range connect.Shown(f.Protocol) {
+			v[x.Flag] = strings.TrimSpace(q.r.PostFormValue(x.Flag))
+		}
+		if n.Identities[0].Credentials, err = connect.Secrets(f.Protocol, v); err != nil {
+			return err
+		}
+	}
+	l, err := c.admin.Connect(q.r.Context(), q.by, n)
+	if err != nil {
+		return err
+	}
+	q.see(connectPath(l.Agent))
+	return nil
+}
