@@ -16,9 +16,13 @@ import (
 // MaxCount bounds what [Index.Count] counts.
 const MaxCount = 10_000
 
-// Count counts the messages that a filter selects, up to most of them, at most MaxCount; more: there
-// are others. Cursor, Limit and Oldest choose where counting begins. Errors: ErrFilter, or the
-// context's own.
+// countRows bounds the messages at which Count looks with each index, so that a filter that selects few of many costs no
+// more than one that selects all.
+const countRows = 2_500
+
+// Count counts the messages that a filter selects, up to most of them, at most MaxCount. more: there are others, or there
+// may be: where no index has just these messages it looks at some thousands, the newest first, and no further. Cursor, Limit and Oldest choose where
+// counting begins. Errors: ErrFilter, or the context's own.
 func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool, err error) {
 	if most <= 0 || most > MaxCount {
 		most = MaxCount
@@ -32,11 +36,76 @@ func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool
 			n, more = min(n, most), n > most
 			return err
 		}
-		keys, err := x.keys(tx, &f, most)
-		n, more = min(len(keys), most), len(keys) > most
+		w, err := newWindow(f.Since, f.Until, f.Cursor, f.Oldest)
+		if err != nil {
+			return err
+		}
+		list, err := f.build(tx, x.c.NoText)
+		if err == nil {
+			n, more, err = x.count(tx, list, w)
+		}
+		n, more = min(n, most), more || n > most
 		return err
 	})
 	return n, more, err
+}
+
+// count counts the rows that any of the queries chooses, among the first rows of each.
+func (x *Index) count(tx *sqlite.Conn, list []clause, w window) (n int, more bool, err error) {
+	if len(list) == 1 {
+		rows := x.looks
+		if list[0].indexed() {
+			rows = MaxCount + 1
+		}
+		query, args := list[0].looked(w, rows)
+		err = execute(tx, "SELECT count(*), total(ok) FROM ("+query+")", func(q *sqlite.Stmt) error {
+			n, more = q.ColumnInt(1), q.ColumnInt(0) == rows
+			return nil
+		}, args...)
+		return n, more, err
+	}
+	found := map[int64]bool{} // a message may be in several
+	for i := range list {
+		query, args := list[i].looked(w, x.looks)
+		if err := execute(tx, "WITH looked AS MATERIALIZED ("+query+`)
+			SELECT k FROM looked WHERE ok UNION ALL SELECT -count(*) FROM looked`, func(q *sqlite.Stmt) error {
+			if k := q.ColumnInt64(0); k > 0 {
+				found[k] = true
+			} else {
+				more = more || k == -int64(x.looks)
+			}
+			return nil
+		}, args...); err != nil {
+			return 0, false, err
+		}
+	}
+	return len(found), more, nil
+}
+
+// indexed reports whether the index tells of its rows whether the filter chooses them.
+func (c *clause) indexed() bool {
+	return c.owner == 0 && !slices.ContainsFunc(c.where[c.own:], func(s string) bool {
+		return !strings.HasPrefix(s, "m.flags ")
+	})
+}
+
+// looked is a query for the keys k of the first rows, and for each whether the filter chooses it.
+func (c *clause) looked(w window, rows int) (query string, args []any) {
+	from, order, own, ownArgs := c.from, c.key, c.where[:c.own], c.args[:c.ownArgs]
+	rest, restArgs := c.where[c.own:], c.args[c.ownArgs:]
+	if c.owner != 0 {
+		const span = 1<<spanBits - 1
+		from, order = "lists l CROSS JOIN json_each(l.list) j CROSS JOIN messages m ON m.n=l.last-j.value", "l.last"
+		own, ownArgs = []string{"l.owner=? AND l.last>? AND l.last<=?"}, []any{c.owner, w.low, w.high | span}
+		rest, restArgs = c.where, c.args
+	}
+	if words, _, ok := strings.Cut(from, " CROSS JOIN messages m ON m.n=t.rowid"); ok && len(rest) == 0 {
+		from = words // the index of words is enough
+	}
+	and := func(list []string) string { return strings.Join(append(slices.Clip(list), "1"), " AND ") }
+	query = fmt.Sprintf("SELECT %[1]s k, %[2]s ok FROM %[3]s WHERE %[4]s AND %[1]s>? AND %[1]s<? ORDER BY %[5]s %[6]s LIMIT ?",
+		c.key, and(rest), from, and(own), order, w.order())
+	return query, slices.Concat(restArgs, ownArgs, []any{w.low, w.high, rows})
 }
 
 // list names the owner whose lists have exactly the messages that f selects; "": no owner's have.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -190,11 +191,18 @@ type finder struct {
 }
 
 const (
-	isTo = `(m.recipient=? OR EXISTS (SELECT 1 FROM json_each(m.deliveries) WHERE value ->> 'to' = ?))`
+	// Between quotes a string has no quote that is not escaped: the member is not found in another's value.
+	isTo = "(m.recipient=? OR instr(m.deliveries, ?) > 0)"
 
 	// isSlow is about a request that was answered late, or is not yet.
 	isSlow = "m.kind=? AND (m.answer>=? OR m.answer IS NULL AND m.open>0 AND m.time<=?)"
 )
+
+// member is a member of an object of the column deliveries, as it is written there.
+func member(name, value string) string {
+	b, _ := json.Marshal(value) // a string always encodes
+	return `"` + name + `":` + string(b)
+}
 
 // over adds the rows of an index, or of another table.
 func (s *finder) over(from string) *clause {
@@ -223,6 +231,7 @@ func (f *Filter) build(tx *sqlite.Conn, noText bool) ([]clause, error) {
 	}
 	for i := range s.list {
 		c := &s.list[i]
+		c.own, c.ownArgs = len(c.where), len(c.args)
 		c.where, c.args = append(c.where, s.all.where...), append(c.args, s.all.args...)
 	}
 	return s.list, nil
@@ -241,9 +250,9 @@ func (s *finder) conditions() error {
 		return err
 	}
 	if err := cmp.Or(
-		party(f.Agent, "(m.sender=? OR "+isTo+")", func(n int64) []any { return []any{n, n, f.Agent} }),
+		party(f.Agent, "(m.sender=? OR "+isTo+")", func(n int64) []any { return []any{n, n, member("to", f.Agent)} }),
 		party(f.From, "m.sender=?", func(n int64) []any { return []any{n} }),
-		party(f.To, isTo, func(n int64) []any { return []any{n, f.To} })); err != nil {
+		party(f.To, isTo, func(n int64) []any { return []any{n, member("to", f.To)} })); err != nil {
 		return err
 	}
 	c.and(!f.Conversation.IsZero(), "m.conversation=(SELECT n FROM conversations WHERE id=?)", f.Conversation[:])
@@ -256,7 +265,7 @@ func (s *finder) conditions() error {
 	c.and(f.Refused || f.Proof == ProvedRefused, "m.flags & ? <> 0", flagRefused)
 	c.and(f.Waiting, "m.flags & ? <> 0", 1<<parley.Waiting)
 	c.and(f.Proof != AnyProof && f.Proof != ProvedRefused, "m.assurance=?", int(f.Proof.assurance()))
-	c.and(f.Via != "", "EXISTS (SELECT 1 FROM json_each(m.deliveries) WHERE value ->> 'o' = ?)", f.Via)
+	c.and(f.Via != "", "instr(m.deliveries, ?) > 0", member("o", f.Via))
 	c.and(f.Slow > 0, isSlow, int(parley.Request), int64(f.Slow), f.now().Add(-f.Slow).UnixNano())
 	return nil
 }
@@ -328,7 +337,7 @@ func (s *finder) search(noText bool) error {
 	if n != 0 {
 		c := s.over("messages m")
 		c.owner = n
-		c.and(true, "(m.sender=? OR "+isTo+")", n, n, text)
+		c.and(true, "(m.sender=? OR "+isTo+")", n, n, member("to", text))
 	}
 	if err == nil && len(s.list) == 0 && noText && !s.f.NoWords {
 		err = fmt.Errorf("%w: this index keeps no text, because the journal is encrypted", ErrFilter)

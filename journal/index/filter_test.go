@@ -263,3 +263,43 @@ func TestViaChanges(t *testing.T) {
 		t.Error("the index was rebuilt")
 	}
 }
+
+// TestCountLooksNoFurther: where no index has just the messages of a filter, a count ends after some rows, and says so.
+func TestCountLooksNoFurther(t *testing.T) {
+	j := memoryJournal(t, 1)
+	x := openIndex(t, Config{Journal: j})
+	x.looks = 5
+	for i := range 10 { // 20 messages, of which each second is a request
+		exchange(t, j, i)
+	}
+	if err := x.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	type result struct {
+		n    int
+		more bool
+	}
+	for _, c := range []struct {
+		f    Filter
+		want result
+	}{
+		{Filter{}, result{20, false}},                                           // no condition
+		{Filter{Kind: parley.Request}, result{10, false}},                       // a list has just these
+		{Filter{Failed: true}, result{0, false}},                                // as has an index
+		{Filter{Kind: parley.Request, Since: time.Unix(1, 0)}, result{5, true}}, // all that it looks at
+		{Filter{Kind: parley.Request, Protocol: "asp"}, result{0, false}},       // an empty list
+		{Filter{Kind: parley.Request, From: "client-3"}, result{1, false}},      // a short one
+		{Filter{Protocol: "samvad", Via: "mcp"}, result{0, false}},              // another
+		{Filter{Kind: parley.Request, Proof: ProvedSession}, result{0, false}},  // another
+		{Filter{Protocol: "samvad", Kind: parley.Response}, result{0, true}},    // there may be others
+		{Filter{Text: "weather", Kind: parley.Response}, result{0, true}},       // of the words
+		{Filter{Text: "client-3 weather"}, result{0, false}},                    // no message has both
+		{Filter{Slow: time.Hour, Kind: parley.Request}, result{0, false}},       // two short indexes
+	} {
+		var got result
+		var err error
+		if got.n, got.more, err = x.Count(t.Context(), c.f, 0); err != nil || got != c.want {
+			t.Errorf("%+v: %v, %v, want %v", c.f, got, err, c.want)
+		}
+	}
+}

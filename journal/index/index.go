@@ -54,6 +54,7 @@ type Index struct {
 	jobs     chan func(*store)
 	few      int // fewMessages
 	probe    int // probeRows
+	looks    int // countRows
 	waiters  atomic.Int32
 	broken   atomic.Bool // a query found damage
 
@@ -100,7 +101,7 @@ func Open(ctx context.Context, c Config) (*Index, error) {
 	c.retry = cmp.Or(c.retry, time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	n := c.Journal.Partitions()
-	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages, probe: probeRows,
+	x := &Index{c: c, log: c.Log, queue: newQueue(n, c.queue), few: fewMessages, probe: probeRows, looks: countRows,
 		done: make(chan struct{}), jobs: make(chan func(*store)), advanced: make(chan struct{}),
 		indexed: make([]uint64, n), base: make([]uint64, n)}
 	var err error

@@ -239,6 +239,8 @@ type clause struct {
 	owner     int64 // if set, the owner's lists have all rows
 	where     []string
 	args      []any
+
+	own, ownArgs int // the first conditions, which choose the rows of the index, and their args
 }
 
 // and adds a condition if it is set.
