@@ -105,6 +105,7 @@ type Admin struct {
 
 	jobs    jobs
 	status  statusCache
+	open    openCache
 	ended   chan struct{} // closed by EndStreams
 	endOnce sync.Once
 

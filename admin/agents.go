@@ -58,6 +58,19 @@ func (a *Admin) Agents(_ context.Context, by Actor, f AgentFilter) (AgentPage, e
 	return page, nil
 }
 
+// AgentNames gives the first names of the directory, without anything else of the agents: suggestions where one is
+// written.
+func (a *Admin) AgentNames(by Actor, most int) (names []string, err error) {
+	if err := by.may(Observe); err != nil {
+		return nil, err
+	}
+	page, _ := a.c.Hub.Directory().Page("", most, func(*directory.Entry) bool { return true })
+	for _, e := range page {
+		names = append(names, e.Name)
+	}
+	return names, nil
+}
+
 func viewBacklog(b journal.Backlog) *Waiting {
 	return &Waiting{Open: b.Open, Dead: b.Dead, Oldest: b.Oldest, Expires: b.Expires}
 }

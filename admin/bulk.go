@@ -108,6 +108,7 @@ func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk,
 	}
 	w := &work{list: list, change: f, rate: b.Rate}
 	act := func(ctx context.Context) error {
+		defer a.open.forget()
 		return a.act(ctx, by, Operate, action, number(len(list))+" dead letters", b.detail(), w.run)
 	}
 	if b.Rate > 0 {

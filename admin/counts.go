@@ -7,10 +7,10 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// A Count is a number of entries; it ends at [index.MaxCount].
+// A Count is a number of entries; it ends at [index.MaxCount], or where counting further would take too long.
 type Count struct {
 	Number int  `json:"number"`
-	More   bool `json:"more,omitzero"` // there are more
+	More   bool `json:"more,omitzero"` // there are more, or may be
 }
 
 // Counts are the numbers of the entries that a filter chooses, for each choice of Show.

@@ -93,5 +93,6 @@ func (a *Admin) settle(ctx context.Context, by Actor, action, id, to, reason str
 	}
 	err = a.act(ctx, by, Operate, action, d.Message.String()+" to "+d.To, reason,
 		func(ctx context.Context) error { return f(ctx, d.Message, d.To) })
+	a.open.forget()
 	return a.viewDead(by, d), err
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -46,6 +47,7 @@ type UndeliveredFilter struct {
 type Undelivered struct {
 	Show   Show               `json:"show"`
 	Now    time.Time          `json:"now"`
+	AsOf   time.Time          `json:"asOf,omitzero"` // dead and waiting ones are as they were then; missing: as they are now
 	Counts UndeliveredCounts  `json:"counts"`
 	Groups []UndeliveredGroup `json:"groups"`        // the one that changed last first
 	More   bool               `json:"more,omitzero"` // there are more groups
@@ -216,8 +218,15 @@ func (a *Admin) Undelivered(ctx context.Context, by Actor, f UndeliveredFilter) 
 		return Undelivered{}, err
 	}
 	out := Undelivered{Show: f.Show, Now: a.c.Now(), Groups: []UndeliveredGroup{}}
-	all := &causes{now: out.Now, list: map[cause]*causeGroup{}}
-	a.walkOpen(&f, &out.Counts, all)
+	open := a.open.get(a, f, out.Now)
+	out.Counts = open.counts
+	all := open.causes
+	if f.Show == ShowRecovered || f.Show == ShowDropped {
+		all = &causes{now: out.Now, list: map[cause]*causeGroup{}}
+	}
+	if open.counted.Before(out.Now) {
+		out.AsOf = open.counted
+	}
 	if err := a.walkMended(ctx, by, &f, &out.Counts, all); err != nil {
 		return Undelivered{}, err
 	}
@@ -233,23 +242,77 @@ func (a *Admin) Undelivered(ctx context.Context, by Actor, f UndeliveredFilter) 
 	return out, nil
 }
 
+// openDeliveries are the dead letters and waiting deliveries that a filter chooses.
+type openDeliveries struct {
+	counts  UndeliveredCounts // without the others
+	causes  *causes           // not changed any more
+	counted time.Time
+	until   time.Time // it is given again until then
+}
+
+// openCache keeps the last answers of a hub with many open deliveries: each call looks at all of them, and must not take
+// more than a small part of the time.
+type openCache struct {
+	mu   sync.Mutex
+	last map[UndeliveredFilter]*openDeliveries
+}
+
+const (
+	openFew  = 20_000 // open deliveries that are counted anew each time
+	openMost = 16     // filters that are kept
+)
+
+// get gives what a filter chooses, at most a second old for each openFew open deliveries.
+func (c *openCache) get(a *Admin, f UndeliveredFilter, now time.Time) *openDeliveries {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f.Limit = 0
+	if v := c.last[f]; v != nil && now.Before(v.until) && !now.Before(v.counted) {
+		return v
+	}
+	v := a.walkOpen(&f, now)
+	delete(c.last, f)
+	n := 0
+	for _, p := range a.c.Hub.Journal().Stats().Partitions {
+		n += p.Open + p.Dead
+	}
+	if n <= openFew {
+		return v
+	}
+	if v.until = now.Add(time.Duration(n/openFew) * time.Second); len(c.last) >= openMost || c.last == nil {
+		c.last = map[UndeliveredFilter]*openDeliveries{}
+	}
+	c.last[f] = v
+	return v
+}
+
+// forget makes the next answers new: an operator changed something.
+func (c *openCache) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.last)
+}
+
 // walkOpen counts and groups dead letters and waiting deliveries.
-func (a *Admin) walkOpen(f *UndeliveredFilter, n *UndeliveredCounts, all *causes) {
+func (a *Admin) walkOpen(f *UndeliveredFilter, now time.Time) *openDeliveries {
+	out := &openDeliveries{counted: now, causes: &causes{now: now, list: map[cause]*causeGroup{}}}
 	states := []parley.DeliveryState{parley.Dead, parley.Waiting}
+	var t trouble // one for all: they are many
 	a.c.Hub.Journal().Walk(journal.Filter{States: states, To: f.To}, func(d *journal.Delivery) bool {
-		t := trouble{Delivery: *d, first: d.Changed}
+		t.Delivery, t.first = *d, d.Changed
 		if !f.matches(&t) {
 			return true
 		}
-		count, show := &n.Dead, ShowDead
+		count, show := &out.counts.Dead, ShowDead
 		if d.State == parley.Waiting {
-			count, show = &n.Waiting, ShowWaiting
+			count, show = &out.counts.Waiting, ShowWaiting
 		}
 		if count.add(); show == f.Show {
-			all.add(&t)
+			out.causes.add(&t)
 		}
 		return true
 	})
+	return out
 }
 
 // walkMended counts and groups deliveries that reached their recipient, or were dropped.

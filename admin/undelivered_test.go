@@ -263,3 +263,40 @@ func TestNoReasonIsChosen(t *testing.T) {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
+
+// Of many open deliveries the answer is given again for a moment, which it says; what an operator changes is seen at once.
+func TestUndeliveredOfMany(t *testing.T) {
+	now := time.Now()
+	b := open(t, func(c *Config) { c.Now = func() time.Time { return now } })
+	var all []journal.Opening
+	for i := range openFew / 10 {
+		all = append(all, journal.Opening{To: fmt.Sprintf("far-%d", i), NotBefore: now.Add(time.Hour)})
+	}
+	for i := range 10 {
+		m := &parley.Message{ID: parley.ID{1, byte(i)}, Kind: parley.Notice, From: "bob"}
+		if _, err := b.hub.Journal().Append(t.Context(), journal.Entry{Scope: "s", Message: m, Open: all}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dead := func(want int, asOf time.Time) {
+		t.Helper()
+		u, err := b.client.Undelivered(t.Context(), UndeliveredFilter{})
+		if err != nil || u.Counts.Dead.Number != want || u.Counts.Waiting.Number != maxCount || !u.AsOf.Equal(asOf) {
+			t.Errorf("%d dead, %d waiting, as of %s, want %d, as of %s: %v", u.Counts.Dead.Number, u.Counts.Waiting.Number,
+				u.AsOf, want, asOf, err)
+		}
+	}
+	first := b.bury(parley.Message{Kind: parley.Notice, From: "bob", To: "near"}, diesOfRefusal)
+	dead(1, time.Time{})
+	counted := now
+	b.bury(parley.Message{Kind: parley.Notice, From: "bob", To: "near"}, diesOfRefusal)
+	now = now.Add(time.Second - 1)
+	dead(1, counted)
+	if _, err := b.client.Drop(t.Context(), first.String(), "near", "sold"); err != nil {
+		t.Fatal(err)
+	}
+	dead(1, time.Time{})
+	b.bury(parley.Message{Kind: parley.Notice, From: "bob", To: "near"}, diesOfRefusal)
+	now = now.Add(time.Second)
+	dead(2, time.Time{})
+}

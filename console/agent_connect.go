@@ -71,9 +71,9 @@ type PasteGroup struct {
 }
 
 // Pasted are the lines to enter at the agent's side, by purpose.
-func (v *ChecklistView) Pasted() []PasteGroup { return pasted(v.Paste) }
+func (v *ChecklistView) Pasted() []PasteGroup { return pasteGroups(v.Paste) }
 
-func pasted(lines []admin.Paste) (out []PasteGroup) {
+func pasteGroups(lines []admin.Paste) (out []PasteGroup) {
 	for _, p := range lines {
 		if n := len(out); n == 0 || out[n-1].Why != p.Why {
 			out = append(out, PasteGroup{Why: p.Why})

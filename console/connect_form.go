@@ -141,7 +141,7 @@ func (f *ConnectForm) agent() (admin.NewAgent, error) {
 
 // read shows what the agent says of itself, and takes over what it says for fields that are empty.
 func (f *ConnectForm) read(r *admin.AgentReading) {
-	f.Read = &ConnectReading{AgentReading: *r, Seen: seenOf(r)}
+	f.Read = &ConnectReading{AgentReading: *r, Seen: readingSeen(r)}
 	if f.Title == "" {
 		f.Title = r.Agent.Title
 	}
@@ -163,8 +163,8 @@ func (f *ConnectForm) read(r *admin.AgentReading) {
 	}
 }
 
-// seenOf is a digest of what an agent says of itself: who confirms it has seen no other.
-func seenOf(r *admin.AgentReading) string {
+// readingSeen is a digest of what an agent says of itself: who confirms it has seen no other.
+func readingSeen(r *admin.AgentReading) string {
 	b, err := json.Marshal([]any{r.Agent.Identities, r.Agent.Skills, r.Agent.Description})
 	if err != nil {
 		return "" // nothing confirms this
@@ -185,7 +185,7 @@ func (c *Console) connectAgent(q *request) error {
 	if err != nil {
 		return err
 	}
-	if f.way != nil && f.way.Reads && q.r.PostFormValue("seen") != seenOf(&r) {
+	if f.way != nil && f.way.Reads && q.r.PostFormValue("seen") != readingSeen(&r) {
 		f.read(&r)
 		c.render(q.w, q.r, q, "connect", "Connect an agent", &Connect{Ways: connectWays, Form: f}, http.StatusOK)
 		return nil

@@ -6,6 +6,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // This file erases the content of a conversation: a dialog counts what would go and what would stay.
@@ -29,7 +30,7 @@ func (f *ForgetQuestion) Command() string {
 	if f.Why == "" {
 		return "parley forget --conversation " + f.Digits + " --reason …"
 	}
-	return "parley forget --conversation " + f.Digits + " --reason " + quoted(f.Why)
+	return "parley forget --conversation " + f.Digits + " --reason " + readable.ShellWord(f.Why)
 }
 
 func seenOfForget(f *admin.Forgotten) string {

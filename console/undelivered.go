@@ -18,6 +18,7 @@ const undeliveredPath = Base + "undelivered"
 
 const (
 	shownDead      = 1000             // rows of the flat list
+	shownCauses    = 33               // groups; each has three rows at most
 	shownRecovered = 10               // recovered groups below the dead letters
 	recent         = 10 * time.Minute // a cause that struck within it is hardly mended
 	idDigits       = 8                // of an id, at least
@@ -28,7 +29,8 @@ type Undelivered struct {
 	Tab       admin.Show
 	Filters   Filters
 	About     string
-	List      bool // a flat list in place of groups
+	AsOf      Moment // zero: the numbers are of now
+	List      bool   // a flat list in place of groups
 	Groups    []Cause
 	Recovered []Cause // below the dead letters
 	More      bool    // there are more groups
@@ -111,7 +113,7 @@ func undeliveredFilter(u url.Values, now time.Time) (f admin.UndeliveredFilter, 
 		return f, q, err
 	}
 	f = admin.UndeliveredFilter{Show: admin.Show(q.Get("show")), Text: q.Get("text"), To: q.Get("to"), From: q.Get("from"),
-		Code: parley.Code(q.Get("code")), Reason: parley.Reason(q.Get("reason"))}
+		Code: parley.Code(q.Get("code")), Reason: parley.Reason(q.Get("reason")), Limit: shownCauses}
 	if v := q.Get("since"); v != "" {
 		if f.Since, err = momentOf(v, now); err != nil {
 			return f, q, parley.Refuse(parley.Malformed, "the filter since=%.40q is not one: %s", v, err)
@@ -152,7 +154,7 @@ func (c *Console) undeliveredPage(q *request, f admin.UndeliveredFilter, query u
 	if err != nil {
 		return nil, err
 	}
-	out := &Undelivered{Tab: all.Show, About: aboutUndelivered(&all), More: all.More}
+	out := &Undelivered{Tab: all.Show, About: aboutUndelivered(&all), AsOf: Moment{all.AsOf, q.now}, More: all.More}
 	out.Filters = c.undeliveredFilters(q, query, &all)
 	out.List = query.Get("view") == "list" && out.Tab == admin.ShowDead
 	l := &deadRows{c: c, q: q, query: query, tab: out.Tab, f: f}

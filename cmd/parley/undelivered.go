@@ -74,6 +74,9 @@ func (a *app) undelivered(ctx context.Context, hub *admin.Client, f admin.Undeli
 		}
 		counts = append(counts, n+" "+c.what)
 	}
+	if !u.AsOf.IsZero() {
+		counts = append(counts, "counted at "+u.AsOf.UTC().Format("15:04:05"))
+	}
 	fmt.Fprintln(a.out, strings.Join(counts, ", "))
 	for i := range u.Groups {
 		a.showGroup(u.Show, &u.Groups[i])
