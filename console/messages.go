@@ -91,15 +91,12 @@ func (c *Console) messageFilters(q *request, query url.Values, n *admin.Counts) 
 }
 
 // agentNames are suggestions where a name is written.
-func (c *Console) agentNames(q *request) (out []string) {
-	page, err := c.admin.Agents(q.r.Context(), q.by, admin.AgentFilter{Limit: 100})
+func (c *Console) agentNames(q *request) []string {
+	names, err := c.admin.AgentNames(q.by, 100)
 	if err != nil {
 		return nil // a name can be written without them
 	}
-	for _, a := range page.Agents {
-		out = append(out, a.Name)
-	}
-	return out
+	return names
 }
 
 func shownCount(n *admin.Counts, s admin.Show) *admin.Count {
