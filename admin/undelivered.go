@@ -47,7 +47,7 @@ type UndeliveredFilter struct {
 type Undelivered struct {
 	Show   Show               `json:"show"`
 	Now    time.Time          `json:"now"`
-	AsOf   time.Time          `json:"asOf,omitzero"` // dead and waiting ones are as they were then; missing: as they are now
+	AsOf   time.Time          `json:"asOf,omitzero"` // of dead and waiting ones; missing: now
 	Counts UndeliveredCounts  `json:"counts"`
 	Groups []UndeliveredGroup `json:"groups"`        // the one that changed last first
 	More   bool               `json:"more,omitzero"` // there are more groups
@@ -250,8 +250,8 @@ type openDeliveries struct {
 	until   time.Time // it is given again until then
 }
 
-// openCache keeps the last answers of a hub with many open deliveries: each call looks at all of them, and must not take
-// more than a small part of the time.
+// openCache keeps the last answers of a hub with many open deliveries: each call looks at all of them, and must not
+// take more than a small part of the time.
 type openCache struct {
 	mu   sync.Mutex
 	last map[UndeliveredFilter]*openDeliveries

@@ -264,7 +264,8 @@ func TestNoReasonIsChosen(t *testing.T) {
 	}
 }
 
-// Of many open deliveries the answer is given again for a moment, which it says; what an operator changes is seen at once.
+// Of many open deliveries the answer is given again for a moment, which it says; what an operator changes is seen at
+// once.
 func TestUndeliveredOfMany(t *testing.T) {
 	now := time.Now()
 	b := open(t, func(c *Config) { c.Now = func() time.Time { return now } })

@@ -16,13 +16,13 @@ import (
 // MaxCount bounds what [Index.Count] counts.
 const MaxCount = 10_000
 
-// countRows bounds the messages at which Count looks with each index, so that a filter that selects few of many costs no
-// more than one that selects all.
+// countRows bounds the messages at which Count looks with each index, so that a filter that selects few of many costs
+// no more than one that selects all.
 const countRows = 2_500
 
-// Count counts the messages that a filter selects, up to most of them, at most MaxCount. more: there are others, or there
-// may be: where no index has just these messages it looks at some thousands, the newest first, and no further. Cursor, Limit and Oldest choose where
-// counting begins. Errors: ErrFilter, or the context's own.
+// Count counts the messages that a filter selects, up to most of them, at most MaxCount. more: there are others, or
+// there may be: where no index has just these messages it looks at some thousands, the newest first, and no further.
+// Cursor, Limit and Oldest choose where counting begins. Errors: ErrFilter, or the context's own.
 func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool, err error) {
 	if most <= 0 || most > MaxCount {
 		most = MaxCount
@@ -103,8 +103,8 @@ func (c *clause) looked(w window, rows int) (query string, args []any) {
 		from = words // the index of words is enough
 	}
 	and := func(list []string) string { return strings.Join(append(slices.Clip(list), "1"), " AND ") }
-	query = fmt.Sprintf("SELECT %[1]s k, %[2]s ok FROM %[3]s WHERE %[4]s AND %[1]s>? AND %[1]s<? ORDER BY %[5]s %[6]s LIMIT ?",
-		c.key, and(rest), from, and(own), order, w.order())
+	query = fmt.Sprintf(`SELECT %[1]s k, %[2]s ok FROM %[3]s WHERE %[4]s AND %[1]s>? AND %[1]s<?
+		ORDER BY %[5]s %[6]s LIMIT ?`, c.key, and(rest), from, and(own), order, w.order())
 	return query, slices.Concat(restArgs, ownArgs, []any{w.low, w.high, rows})
 }
 

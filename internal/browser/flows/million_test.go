@@ -14,6 +14,7 @@ import (
 
 	"github.com/chromedp/cdproto/heapprofiler"
 	"github.com/chromedp/cdproto/performance"
+	"github.com/chromedp/chromedp"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
@@ -77,7 +78,14 @@ func (v *tab) grown() (g grown) {
 	metrics.Read(heap)
 	g.Hub = float64(heap[0].Value.Uint64()) / 1e6
 	var page map[string]float64
-	v.do(heapprofiler.CollectGarbage(), measured(&page), browser.Eval(`document.querySelectorAll("#rows tr").length`, &g.Rows))
+	v.do(heapprofiler.CollectGarbage(), chromedp.ActionFunc(func(ctx context.Context) error {
+		list, err := performance.GetMetrics().Do(ctx)
+		page = map[string]float64{}
+		for _, m := range list {
+			page[m.Name] = m.Value
+		}
+		return err
+	}), browser.Eval(`document.querySelectorAll("#rows tr").length`, &g.Rows))
 	g.Page, g.Nodes = page["JSHeapUsedSize"]/1e6, page["Nodes"]
 	return g
 }
