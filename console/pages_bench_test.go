@@ -256,8 +256,8 @@ func (x *filler) answer(i int, to *parley.Message) {
 			Took: 12 * time.Millisecond}}}})
 }
 
-// troubles writes n deliveries to 1,000 agents: one of 10 is a dead letter, the others wait for an attempt that is hours
-// away. One of 50 reached its recipient at the second attempt.
+// troubles writes n deliveries to 1,000 agents: one of 10 is a dead letter, the others wait for an attempt that is
+// hours away. One of 50 reached its recipient at the second attempt.
 func (x *filler) troubles(n int) {
 	failed := []*parley.Error{
 		parley.Fail(parley.Unavailable, nil, "connection refused by 192.0.2.7:443").
