@@ -107,6 +107,9 @@ func Go(url string) chromedp.Action { return chromedp.Navigate(url) }
 // Back goes back in the tab's history.
 func Back() chromedp.Action { return chromedp.NavigateBack() }
 
+// Reload loads the page again.
+func Reload() chromedp.Action { return chromedp.Reload() }
+
 // Wait waits until a JavaScript expression is true.
 func Wait(condition string) chromedp.Action {
 	return chromedp.ActionFunc(func(ctx context.Context) error {

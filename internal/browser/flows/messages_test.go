@@ -7,10 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/internal/browser"
-	"github.com/parley-hub/parley/journal/index"
 )
 
 // ask has the traveller ask an agent.
@@ -65,76 +63,6 @@ func TestFlow02MessagesAppear(t *testing.T) {
 	v.shot("messages-more")
 	v.do(browser.Press("."), browser.Wait(row("What is on show?")))
 	v.is("window.loaded === 'once'", "the page was not loaded again")
-}
-
-// TestFlow03Filters: each filter, and three together, show the rows that the API has for them. A reload and going back
-// give the same.
-func TestFlow03Filters(t *testing.T) {
-	c := begin(t)
-	c.trip()
-	v := c.entered(browser.Look{}, admin.Operate)
-	for _, try := range []struct {
-		query string
-		want  index.Filter
-	}{
-		{"agent=inn", index.Filter{Agent: "inn"}},
-		{"from=planner", index.Filter{From: "planner"}},
-		{"to=museum", index.Filter{To: "museum"}},
-		{"protocol=agh", index.Filter{Protocol: "agh"}},
-		{"kind=response", index.Filter{Kind: parley.Response}},
-		{"text=angels", index.Filter{Text: "angels"}},
-		{"from=planner&kind=request&to=inn", index.Filter{From: "planner", To: "inn", Kind: parley.Request}},
-	} {
-		v.to("/console/?" + try.query)
-		got := v.rows("data-row")
-		try.want.Limit = 500
-		page, err := c.API.Messages(t.Context(), try.want)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var want []string
-		for _, m := range page.Messages {
-			want = append(want, m.ID.String())
-		}
-		got = slices.DeleteFunc(got, func(s string) bool { return len(s) < 32 || v.folded(s) })
-		for _, id := range got {
-			if !slices.Contains(want, id) {
-				t.Errorf("%s shows %s, which the API does not have for it", try.query, id)
-			}
-		}
-		if len(got) == 0 {
-			t.Errorf("%s shows no row, want %d", try.query, len(want))
-		}
-		v.to("/console/?" + try.query)
-		if again := v.rows("data-row"); len(again) < len(got) {
-			t.Errorf("%s after a reload: %d rows, before %d", try.query, len(again), len(got))
-		}
-	}
-	v.to("/console/")
-	v.do(browser.ClickTo("#show-refused", "/console/?show=refused"))
-	for _, proof := range v.rows("data-proof") {
-		if proof != "refused" {
-			t.Errorf("show=refused has a row with the proof %q", proof)
-		}
-	}
-	v.do(browser.Click(`[data-menu="protocol"] summary`), browser.Has(`[data-menu="protocol"][open]`))
-	v.shot("messages-menu")
-	v.do(browser.ClickTo(`[data-menu="protocol"] a[href*="protocol=samvad"]`, "/console/?protocol=samvad&show=refused"))
-	refused := v.rows("data-row")
-	v.do(browser.Back(), browser.At("/console/?show=refused"),
-		browser.Wait(`document.querySelector("#rows tr") && !document.querySelector(".chip")`))
-	v.do(browser.Type("#q", "angels"), browser.Press("Enter"),
-		browser.Wait(`new URL(location).searchParams.get("text") === "angels"`))
-	if len(refused) == 0 {
-		t.Error("the forged request is not among the refused ones")
-	}
-}
-
-// folded reports whether a row stands for several events.
-func (v *tab) folded(id string) bool {
-	var ok bool
-	v.do(browser.Eval(fmt.Sprintf(`!!document.querySelector('tr[data-row="%s"][data-folded]')`, id), &ok))
-	return ok
 }
 
 // TestFlow04NoMatch: an empty list names the filter that hides everything; its button brings rows.
