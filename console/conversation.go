@@ -165,7 +165,10 @@ func (c *Console) fill(ctx context.Context, q *request, v *ConversationView, lis
 	for i := range list {
 		e := &list[i]
 		h.said = append(h.said, said{Summary: &e.Summary, times: e.Times, attempts: e.Attempts,
-			erased: e.Erased, removed: e.Removed, untold: untold(e)})
+			erased: e.Erased, removed: e.Removed, untold: untold(e), lost: len(e.Losses)})
+		if x := &h.said[i]; x.untold != "" {
+			x.lost = 0
+		}
 	}
 	if err := c.missing(ctx, q.by, v, &h); err != nil {
 		return err

@@ -490,7 +490,7 @@ func (d *svg) heads(height float64) {
 	width := min(d.pitch-8, 150)
 	for i := range d.s.Lanes {
 		l := &d.s.Lanes[i]
-		d.open("g", "data-lane", l.Title, "data-agents", strconv.Itoa(len(l.Agents)))
+		d.open("g", "data-lane", l.Title, "data-agents", strings.Join(l.Agents, " "))
 		d.open("title")
 		d.WriteString(escape(l.Title))
 		d.shut("title")

@@ -45,6 +45,7 @@ type said struct {
 	erased   *admin.Erasure             // of its content
 	removed  bool                       // the journal has removed the record
 	untold   string                     // an event without a delivery: why nobody is told
+	lost     int                        // of an event without a delivery that somebody is told of
 	attempts map[string][]admin.Attempt // by recipient
 }
 
@@ -330,7 +331,8 @@ func (b *builder) wires(x *said) (out []Wire) {
 	}
 	if len(out) == 0 && m.To != "" {
 		// An answer or an event without a delivery: the requester gets it by its own call, or nobody is told.
-		out = []Wire{{To: b.laneOf(m.To), Untold: x.untold, Own: true, Passed: beadRouted, Settled: m.Kind.Terminal()}}
+		out = []Wire{{To: b.laneOf(m.To), Untold: x.untold, Own: true, Passed: beadRouted, Settled: m.Kind.Terminal(),
+			Lost: x.lost + b.lostReply(m)}}
 	}
 	return out
 }
@@ -376,6 +378,23 @@ func drawn(list []Try) []Try {
 	out := append(slices.Clone(list[:mostTracks/2]), list[len(list)-mostTracks/2:]...)
 	out[mostTracks/2].Omitted = len(list) - mostTracks
 	return out
+}
+
+// lostReply is how much of an answer was lost: that is noted at its request.
+func (b *builder) lostReply(m *admin.Summary) (n int) {
+	p, ok := b.requests[m.InReplyTo]
+	if !ok || !m.Kind.Terminal() {
+		return 0
+	}
+	for i := range p.summary.Deliveries {
+		d := &p.summary.Deliveries[i]
+		for _, l := range d.Losses {
+			if d.Reply == m.ID && strings.HasPrefix(l, "Reply.") {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // aboutReply reports whether a loss that is noted at a request is one of its answer or its events.

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"testing"
 
 	"github.com/parley-hub/parley"
@@ -25,49 +23,6 @@ func (c *console) planned() string {
 		c.t.Fatal(err, page)
 	}
 	return page.Messages[0].Conversation.String()
-}
-
-// TestFlow06Conversation: the diagram of a trace over all protocols has the messages and attempts that the API
-// has.
-func TestFlow06Conversation(t *testing.T) {
-	c := begin(t)
-	c.trip()
-	id := c.planned()
-	v := c.entered(browser.Look{Width: 1440, Height: 1400}, admin.Operate)
-	v.to("/console/conversations/" + id + "?extent=trace&events=1&refusals=0")
-	v.do(browser.Has("svg.seq"))
-	v.shot("conversation-trace-whole")
-	var ids, attempts, lanes []string
-	v.do(browser.Attrs("svg.seq a[data-id]", "data-id", &ids),
-		browser.Attrs("svg.seq a[data-id]", "data-attempts", &attempts),
-		browser.Attrs("svg.seq g[data-agents]", "data-lane", &lanes))
-
-	trace, err := c.API.Trace(t.Context(), id, "", 500)
-	if err != nil {
-		t.Fatal(err)
-	}
-	agents := map[string]bool{}
-	for _, m := range trace.History {
-		agents[m.From], agents[m.To] = true, true
-		at := slices.Index(ids, m.ID.String())
-		if at < 0 {
-			t.Errorf("the diagram lacks %s from %s to %s", m.Kind, m.From, m.To)
-			continue
-		}
-		tries := 0
-		for _, d := range m.Deliveries {
-			tries += d.Attempts
-		}
-		if got, _ := strconv.Atoi(attempts[at]); got != tries {
-			t.Errorf("%s to %s: %d attempts, the API has %d", m.Kind, m.To, got, tries)
-		}
-	}
-	if len(ids) != len(trace.History) {
-		t.Errorf("the diagram has %d messages, the API %d", len(ids), len(trace.History))
-	}
-	if len(lanes) < 7 {
-		t.Errorf("lanes %q for the agents %v", lanes, agents)
-	}
 }
 
 // TestFlow08Evidence: the file that the page offers passes the check of its chain; one changed byte does not.

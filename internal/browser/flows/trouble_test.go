@@ -44,34 +44,41 @@ func (c *console) add(name, url string) {
 	}
 	once := 1
 	_, err = c.API.AddAgent(c.t.Context(), admin.NewAgent{Name: name, Title: "Never there",
-		Delivery: &admin.DeliveryChange{Tries: &once}, Identities: []admin.NewIdentity{{Protocol: "samvad", ID: id.ID(), URL: url,
-			PublicKey: base64.StdEncoding.EncodeToString(id.Public())}}})
+		Delivery: &admin.DeliveryChange{Tries: &once}, Identities: []admin.NewIdentity{{Protocol: "samvad", ID: id.ID(),
+			URL: url, PublicKey: base64.StdEncoding.EncodeToString(id.Public())}}})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// lose sends a request that is given up, and waits until it is.
-func (c *console) lose(from, to, text string) (id parley.ID) {
+// lose sends a request that is given up.
+func (c *console) lose(from, to, text string) parley.ID {
+	c.t.Helper()
+	return c.giveUp(admin.Send{From: from, To: to, Text: &text, Timeout: "1h"})
+}
+
+// giveUp sends what is given up, and waits until it is.
+func (c *console) giveUp(s admin.Send) (id parley.ID) {
 	c.t.Helper()
 	started := func() {
-		r, err := c.API.Send(c.t.Context(), admin.Send{From: from, To: to, Text: &text, Timeout: "1h"})
+		r, err := c.API.Send(c.t.Context(), s)
 		if err != nil {
 			c.t.Fatal(err)
 		}
 		id = r.ID
 	}
-	for b, err := range c.API.Watch(c.t.Context(), admin.TimelineFilter{Filter: index.Filter{To: to}}, started) {
+	for b, err := range c.API.Watch(c.t.Context(), admin.TimelineFilter{Filter: index.Filter{To: s.To}}, started) {
 		if err != nil {
 			c.t.Fatal(err)
 		}
 		for _, e := range b.Entries {
-			if m := e.Message; m != nil && m.ID == id && len(m.Deliveries) > 0 && m.Deliveries[0].State == parley.Dead {
+			m := e.Message
+			if m != nil && m.ID == id && len(m.Deliveries) > 0 && m.Deliveries[0].State == parley.Dead {
 				return id
 			}
 		}
 	}
-	c.t.Fatalf("%q to %s was not given up", text, to)
+	c.t.Fatalf("%s to %s was not given up", id, s.To)
 	return id
 }
 
