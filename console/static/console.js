@@ -44,19 +44,47 @@
   };
 
   // Dialogs are targets of links, so that they work without a script; with it they keep the focus and give it back.
-  // A jump to a dialog takes the focus away before hashchange: what had it last is remembered.
-  let last, back;
+  // A jump to a dialog takes the focus away before hashchange: what had it last is remembered, also for the next page,
+  // because some dialogs are pages of their own, and a form leads to another.
+  let last, back, open = false;
+  const opener = "parley-opener", kept = (do_, ...v) => { try { return sessionStorage[do_](opener, ...v); } catch { return null; } };
+  const named = n => n?.id ? "#" + CSS.escape(n.id) : n?.getAttribute("href") ? `a[href="${CSS.escape(n.getAttribute("href"))}"]` : "";
   addEventListener("focusin", e => { if (!e.target.closest(".scrim")) last = e.target; });
   const dialog = () => {
     const d = /^#[a-z][a-z0-9-]*$/.test(location.hash) && $(".scrim" + location.hash);
-    for (const n of [$(".top"), $("main")]) n.inert = false;
+    const behind = $$(".skip, .top, main");
+    for (const n of behind) n.inert = false;
+    open = Boolean(d);
     if (!d) { back?.focus(); back = null; return; }
     back = last;
     if ($("main").contains(d)) { $$("body > .scrim[data-moved]").forEach(n => n.remove()); d.dataset.moved = ""; document.body.append(d); }
-    for (const n of [$(".top"), $("main")]) n.inert = true;
+    for (const n of behind) n.inert = true;
     $("input:not([type=hidden]), select, .btn", d)?.focus();
   };
-  addEventListener("hashchange", dialog); dialog();
+  addEventListener("hashchange", dialog);
+  addEventListener("load", () => { // the page has a target only now
+    dialog();
+    const before = kept("getItem") || "", n = before[1] && $(before.slice(1));
+    kept("removeItem");
+    if (open) back = n;
+    else if (before[0] === "!") (n || $("#done"))?.focus();
+  });
+  addEventListener("pagehide", () => kept("setItem", (open ? "!" : " ") + named(open ? back : last)));
+
+  // Enter that is still down from opening a dialog does not submit it.
+  let down;
+  for (const type of ["keydown", "keypress"]) document.addEventListener(type, e => {
+    if (type === "keydown" && !e.repeat) down = e.target;
+    if (e.key === "Enter" && e.target.closest(".scrim") && (e.repeat || e.target !== down)) e.preventDefault();
+  }, true);
+
+  // A row that is opened by its link is swapped: the link of the new row has the focus then.
+  let had = false;
+  document.addEventListener("htmx:beforeSwap", () => { had = $("main").contains(document.activeElement); });
+  document.addEventListener("htmx:afterSettle", () => {
+    if (had && document.activeElement === document.body) $("[aria-selected=true] a")?.focus({ preventScroll: true });
+    had = false;
+  });
 
   // Keys, unless the reader switched them off (WCAG 2.1.4).
   const onOff = $("[data-keys-on]");
@@ -73,10 +101,11 @@
     pending = e.key;
     if (screen) { pending = ""; screen.click(); return; }
     const press = s => { const n = $(s); n?.click(); return n; };
+    const ask = s => { $(s)?.focus(); press(s); };
     const act = {
       j: () => move(1), k: () => move(-1), "/": () => $("#q")?.focus(), "?": () => { location.hash = "keys"; }, t: flip,
       f: () => press("[data-key-f]"), ".": () => press("[data-key-new]:not([hidden])"), p: () => press("[data-live]"),
-      e: () => press("[data-key-e]"), r: () => press("[data-key-r]"),
+      e: () => ask("[data-key-e]"), r: () => ask("[data-key-r]"),
       c: () => ($("[aria-selected=true] [data-copy], .on [data-copy]") || $(".side [data-copy]") || $("[data-copy]"))?.click(),
       Enter: () => $("[data-row]:is([aria-selected=true], .on) a, a[data-row].on")?.click(),
     }[e.key];
