@@ -217,7 +217,7 @@ func TestFlow15WithoutScripts(t *testing.T) {
 	v.do(browser.Click(`[data-menu="agent"] summary`), browser.Type(`[data-menu="agent"] input[name="agent"]`, "museum"),
 		browser.ClickTo(`[data-menu="agent"] button`, "/console/?text=angels&agent=museum"))
 	v.says(".chip", "agent: museum")
-	v.do(browser.ClickTo("#rows .ft", "/console/conversations/"))
+	v.do(browser.Click("#rows .ft"), browser.Has(".tabs"))
 	v.says("main", "Sequence", "museum")
 
 	v.to("/console/undelivered")
