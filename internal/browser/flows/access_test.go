@@ -99,7 +99,7 @@ func TestFlow15Accessibility(t *testing.T) {
 		{"dialog-evidence", v, s.conversation + "#evidence", "#evidence:target", ""},
 		{"dialog-retry", v, "/console/undelivered?retry=1&" + s.cause, "#retry:target", ""},
 		{"dialog-drop", v, "/console/undelivered?drop=1&" + s.cause, "#drop:target", ""},
-		{"dialog-causes", v, "/console/undelivered?retry=1", "#retry:target", ""},
+		{"dialog-causes", v, "/console/undelivered?retry=1&from=planner", "#retry:target", ""},
 		{"dialog-pause", v, "/console/agents/museum#pause", "#pause:target", ""},
 		{"dialog-expose", boss, "/console/agents/ledger#expose", "#expose:target", ""},
 		{"dialog-exposed", boss, "/console/agents/ledger?ask=expose&p=asp&p=a2a#ask", "#ask:target", ""},
