@@ -65,6 +65,11 @@ func (p *a2aPeer) Join(ctx context.Context, at Place, away bool) error {
 	if err := p.enlist(ctx, at); err != nil || away {
 		return err
 	}
+	if p.title != "" {
+		p.card.Name, p.card.Description = p.title, p.title
+		s := &p.card.Skills[0]
+		s.Name, s.Description, s.Tags = p.title, p.title, []string{p.title}
+	}
 	h := a2asrv.NewHandler(a2aExecutor{p, life}, a2asrv.WithLogger(cmp.Or(at.Log, slog.Default())))
 	mux := http.NewServeMux()
 	mux.Handle(a2asrv.WellKnownAgentCardPath, a2asrv.NewStaticAgentCardHandler(p.card))

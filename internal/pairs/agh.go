@@ -1,6 +1,7 @@
 package pairs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,7 +46,7 @@ func (p *aghPeer) Join(ctx context.Context, at Place, away bool) error {
 		return err
 	}
 	c := &agh.Client{Transport: &aghnats.Transport{Conn: nc}, WorkspaceID: Workspace, Channel: Channel, PeerID: p.name,
-		DisplayName: p.name, Router: &agh.Router{Verifier: agh.Verifier{Now: p.now}},
+		DisplayName: cmp.Or(p.title, p.name), Router: &agh.Router{Verifier: agh.Verifier{Now: p.now}},
 		Handler: func(_ context.Context, r *agh.Request) { p.handle(life, r) }}
 	p.mu.Lock()
 	p.client, p.conn = c, nc

@@ -7,6 +7,7 @@
 //
 //	say TEXT     answers TEXT
 //	fail TEXT    fails, and says TEXT
+//	cry TEXT     says TEXT as a piece, then "cried"
 //	count N      says N pieces where its protocol has them, then "counted N"
 //	hold         answers nothing until it is cancelled
 //	later …      does the rest when its gate is opened (by tests of this package)

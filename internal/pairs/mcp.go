@@ -59,9 +59,9 @@ func (p *mcpPeer) Join(ctx context.Context, at Place, away bool) error {
 	if err := p.enlist(ctx, at); err != nil || away {
 		return err
 	}
-	s := mcp.NewServer(&mcp.Implementation{Name: p.name, Version: "1.0.0"},
+	s := mcp.NewServer(&mcp.Implementation{Name: p.name, Title: p.title, Version: "1.0.0"},
 		&mcp.ServerOptions{Capabilities: &mcp.ServerCapabilities{}})
-	s.AddTool(&mcp.Tool{Name: "talk", Description: "Does what the text says.",
+	s.AddTool(&mcp.Tool{Name: "talk", Title: p.title, Description: cmp.Or(p.title, "Does what the text says."),
 		InputSchema: json.RawMessage(`{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}`)},
 		func(ctx context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 			return p.serve(ctx, life, r)

@@ -226,6 +226,7 @@ type common struct {
 
 	around func(http.RoundTripper) http.RoundTripper // wraps its HTTP transport; nil: nothing does. Set before Join
 	script func(text string) (string, bool)          // see Scripted; nil: none
+	title  string                                    // see Titled; "": its name
 }
 
 // maxHeard is how many unread messages a peer keeps; further ones are lost.
@@ -366,6 +367,12 @@ func Scripted(p Peer, script func(text string) (answer string, ok bool)) {
 
 func (c *common) follow(script func(string) (string, bool)) { c.script = script }
 
+// Titled gives a peer a text of its own for the names and descriptions in its card, its presence and its tools, as far as
+// its protocol has them. It is called before Join.
+func Titled(p Peer, title string) { p.(interface{ entitle(string) }).entitle(title) }
+
+func (c *common) entitle(title string) { c.title = title }
+
 // A responder sends a peer's reaction to a request in its protocol.
 type responder struct {
 	gate                  <-chan struct{} // see begins; nil: that of now
@@ -435,13 +442,18 @@ func act(ctx context.Context, text string, piece func(string) error) (string, er
 			}
 		}
 		return "counted " + rest, nil
+	case "cry":
+		if err := piece(rest); err != nil {
+			return "", err
+		}
+		return "cried", nil
 	case "note":
 		return "noted", nil
 	case "hold":
 		<-ctx.Done()
 		return "", context.Cause(ctx)
 	}
-	return "", &Failure{Text: "it knows say, fail, count, hold, note, and each of them later, or begun now"}
+	return "", &Failure{Text: "it knows say, fail, cry, count, hold, note, and each of them later, or begun now"}
 }
 
 // A door is a listener that can be shut and opened again at the same address.

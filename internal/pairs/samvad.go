@@ -60,6 +60,11 @@ func (p *samvadPeer) Join(ctx context.Context, at Place, away bool) error {
 	if away {
 		return nil
 	}
+	if p.title != "" {
+		title := string([]rune(p.title)[:min(len([]rune(p.title)), 60)]) // the card's schema bounds names
+		p.card.Name, p.card.Description = title, title
+		p.card.Skills[0].Name, p.card.Skills[0].Description = title, title
+	}
 	// Its operator trusts the hub's key, as in the hub's own card.
 	hub, err := p.client().Card(ctx, at.HTTP)
 	if err != nil {
