@@ -66,8 +66,8 @@ type Inspected struct {
 	Fix      string           `json:"fix,omitempty"` // what helps
 	Curl     string           `json:"curl,omitzero"` // of an HTTP request: the same as a curl command
 
-	// Vector is a file in the form of testdata/vectors, and SignedBytes is what the signature covers, if it covers bytes that
-	// were found and that have no secret; only if the inspection asked for them.
+	// Vector is a file in the form of testdata/vectors, and SignedBytes is what the signature covers, if it covers bytes
+	// that were found and that have no secret; only if the inspection asked for them.
 	Vector      json.RawMessage `json:"vector,omitzero"`
 	SignedBytes []byte          `json:"signedBytes,omitzero"`
 

@@ -30,7 +30,8 @@ import (
 
 // hostile is what a guest may write anywhere: markup, ends of attributes and of raw text, control characters, and marks
 // that change the direction of what stands beside them.
-const hostile = "PWN\"><img src=x onerror=window.pwned=1>\u202e\u0007<pwn-tag pwn-attr=1 onload=window.pwned=1><script>window.pwned=1</script>" +
+const hostile = "PWN\"><img src=x onerror=window.pwned=1>\u202e\u0007<pwn-tag pwn-attr=1 onload=window.pwned=1>" +
+	"<script>window.pwned=1</script>" +
 	"' onfocus='window.pwned=1' </pre></textarea></title></svg><!-- {{.}} &lt;b&gt; javascript:window.pwned=1 " +
 	"\u202egnp\u202a\u202b\u202c\u202d\u2066\u2067\u2068\u2069\u200e\u200f\u061c\u0007\u001b[31m\u0085\u007f end"
 
@@ -52,8 +53,8 @@ type abused struct {
 	peers []pairs.Peer
 }
 
-// abuse has agents of all protocols say words as senders and as recipients, in their cards, and in requests that the hub
-// refuses.
+// abuse has agents of all protocols say words as senders and as recipients, in their cards, and in requests that the
+// hub refuses.
 // The hub's own agent and the cards have at most title bytes of them.
 func abuse(t *testing.T, words string, title int) *abused {
 	t.Helper()
@@ -150,7 +151,8 @@ func (a *abused) claim() {
 	said := beginning(w, int(conn.MaxPayload())/64) // four times, with escapes
 	if err := errors.Join(conn.Publish("agh.network.v0."+pairs.Workspace+"."+pairs.Channel+".broadcast",
 		[]byte(object(map[string]any{"protocol": "agh-network/v0", "id": said, "workspace_id": pairs.Workspace,
-			"kind": said, "channel": pairs.Channel, "from": said, "ts": 1, "body": map[string]string{"text": said}}))), conn.Flush()); err != nil {
+			"kind": said, "channel": pairs.Channel, "from": said, "ts": 1, "body": map[string]string{"text": said}}))),
+		conn.Flush()); err != nil {
 		a.t.Fatal(err)
 	}
 	a.post(at.HTTP+"/v1/asp/sessions", object(map[string]any{"version": "asp/1.0", "messageId": w, "sessionId": w,
@@ -246,7 +248,8 @@ func (a *abused) pages(w *browser) map[string]string {
 	}
 	q := "?" + url.Values{"text": {beginning(a.words, 900)}, "agent": {beginning(a.words, 900)},
 		"to": {beginning(a.words, 900)}, "skill": {beginning(a.words, 900)}}.Encode()
-	for _, path := range []string{"", "?show=failed", "?show=refused", "?text=PWN", "conversations", "agents", "agents/connect",
+	for _, path := range []string{"", "?show=failed", "?show=refused", "?text=PWN", "conversations", "agents",
+		"agents/connect",
 		"undelivered", "undelivered?show=waiting", "undelivered?show=recovered", "undelivered?show=dropped", "workbench",
 		"audit", q, "conversations" + q, "agents" + q, "undelivered" + q, "workbench" + q} {
 		get("/console/" + path)
@@ -299,7 +302,8 @@ func (a *abused) pages(w *browser) map[string]string {
 		_, out[fmt.Sprint("vector ", i)] = w.do("POST", "/console/workbench/vector", url.Values{"form": {form},
 			"input": {"PWN"}, "at": {beginning(a.words, 900)}})
 	}
-	_, out["send"] = w.do("POST", "/console/workbench/send", url.Values{"form": {form}, "to": {a.words}, "skill": {a.words},
+	_, out["send"] = w.do("POST", "/console/workbench/send", url.Values{"form": {form}, "to": {a.words},
+		"skill":   {a.words},
 		"content": {a.words}, "kind": {"request"}, "wait": {"1"}, "key": {"k"}})
 	return out
 }
@@ -343,7 +347,7 @@ func parts(t *testing.T, path, page string) map[string]bool {
 			case strings.ContainsFunc(v.Val, unsafeRune):
 				bad("%s=%.80q has control characters or direction marks", v.Key, v.Val)
 			case slices.Contains([]string{"href", "src", "action", "formaction", "data-stream"}, v.Key):
-				if v.Val != "" && !strings.HasPrefix(v.Val, "/console/") && !strings.HasPrefix(v.Val, "?") && !strings.HasPrefix(v.Val, "#") {
+				if v.Val != "" && !strings.HasPrefix(v.Val, "/console/") && v.Val[0] != '?' && v.Val[0] != '#' {
 					bad("a link leads to %.80q", v.Val)
 				}
 			}

@@ -70,8 +70,8 @@ func (c *Console) download(q *request, i admin.Inspection) {
 		name += ".json"
 		err = json.Indent(content, found.Vector, "", " ")
 	} else if name, kind = name+".signed", "application/octet-stream"; len(found.SignedBytes) == 0 {
-		err = parley.Refuse(parley.Unsupported, "the signed bytes of %s are not known: it is not signed, its envelope is not "+
-			"kept, or it holds a secret", strings.TrimPrefix(name, "message-"))
+		err = parley.Refuse(parley.Unsupported, "the signed bytes of %s are not known: it is not signed, its envelope is "+
+			"not kept, or it holds a secret", strings.TrimPrefix(name, "message-"))
 	}
 	if err != nil {
 		c.fail(q.w, q.r, q, err, 0)

@@ -31,7 +31,8 @@ func TestProofShowsSignedBytes(t *testing.T) {
 	w := b.entered(b.token("reader", admin.Read))
 	at := "/console/messages/" + m.ID.String()
 	_, proof := w.do("GET", "/console/conversations/"+c.ID.String()+"?view=proof&m="+m.ID.String(), nil)
-	for _, want := range []string{"The signed bytes", "&#34;@path&#34;: /agents/coordinator/agent/", `href="` + at + `/signed"`,
+	for _, want := range []string{"The signed bytes", "&#34;@path&#34;: /agents/coordinator/agent/",
+		`href="` + at + `/signed"`,
 		`href="` + at + `/vector"`, "parley inspect --hub " + m.ID.String() + " --vector"} {
 		if !strings.Contains(proof, want) {
 			t.Errorf("the page of the proof lacks %q", want)
@@ -67,7 +68,8 @@ func TestProofShowsSignedBytes(t *testing.T) {
 	}
 }
 
-// valid fails unless a saved vector of SAMVAD holds a message whose signature verifies, as a runner of vectors reads it.
+// valid fails unless a saved vector of SAMVAD holds a message whose signature verifies, as a runner of vectors reads
+// it.
 func valid(t *testing.T, status int, saved string) {
 	t.Helper()
 	var f struct {
@@ -94,8 +96,8 @@ func valid(t *testing.T, status int, saved string) {
 	}
 	sigs := strings.Split(h.Get("Signature-Input"), "created=")
 	var created int64
-	if err := json.Unmarshal([]byte(strings.FieldsFunc(sigs[len(sigs)-1], func(r rune) bool { return r < '0' || r > '9' })[0]),
-		&created); err != nil {
+	digits := strings.FieldsFunc(sigs[len(sigs)-1], func(r rune) bool { return r < '0' || r > '9' })[0]
+	if err := json.Unmarshal([]byte(digits), &created); err != nil {
 		t.Fatal(err)
 	}
 	_, err = samvad.VerifySignature(&samvad.Incoming{Method: in.Method, Paths: []string{in.Path}, Header: h,
@@ -114,7 +116,8 @@ func TestWorkbenchSavesVector(t *testing.T) {
 		t.Error("the page has no button")
 	}
 	post := func(input string) (int, string) {
-		return w.do("POST", "/console/workbench/vector", url.Values{"form": {formToken.FindStringSubmatch(page)[1]}, "input": {input}})
+		return w.do("POST", "/console/workbench/vector", url.Values{"input": {input},
+			"form": {formToken.FindStringSubmatch(page)[1]}})
 	}
 	status, body := post(`{"type":"handshake/req","id":"1","ts":1,` + "\r\n" + `"auth_token":"tok-7f3a91c2"}`)
 	if status != http.StatusOK || !strings.Contains(body, "testdata/vectors/a2e/messages_valid.json") ||

@@ -46,11 +46,11 @@ type savedCase struct {
 }
 
 // vectorSource says who wrote the expectation. Vectors of the repository are made by other implementations.
-const vectorSource = "Parley saved it with its own verdict (parley inspect --vector). No other implementation was asked: " +
-	"compare expect with the specification before you rely on it."
+const vectorSource = "Parley saved it with its own verdict (parley inspect --vector). No other implementation was " +
+	"asked: compare expect with the specification before you rely on it."
 
-// Vector saves a pasted message, or a recorded one, as a test vector: the message, what the verdict depends on, and this
-// implementation's verdict. Secrets are masked first; the verdict is on the masked message.
+// Vector saves a pasted message, or a recorded one, as a test vector: the message, what the verdict depends on, and
+// this implementation's verdict. Secrets are masked first; the verdict is on the masked message.
 func Vector(ctx context.Context, raw []byte, named string, o Options) ([]byte, error) {
 	s, p, err := recognised(raw, named, &o)
 	if err != nil {

@@ -139,7 +139,8 @@ func TestVectorMasksSecrets(t *testing.T) {
 	for name, raw := range map[string]string{
 		"a2e": `{"type":"handshake/req","id":"1","ts":1,"auth_token":"` + secret + `"}`,
 		"mcp": "POST /mcp HTTP/1.1\nContent-Type: application/json\nAuthorization: Bearer " + secret +
-			"\nMCP-Protocol-Version: 2025-11-25\n\n" + `{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"a__b","arguments":{}}}`,
+			"\nMCP-Protocol-Version: 2025-11-25\n\n" +
+			`{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"a__b","arguments":{}}}`,
 		"a2a": "POST /a2a/a HTTP/1.1\nContent-Type: application/json\nAuthorization: Bearer " + secret +
 			"\nA2A-Version: 1.0\n\n" + `{"jsonrpc":"2.0","id":1,"method":"SendMessage","params":{}}`,
 	} {

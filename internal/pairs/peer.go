@@ -367,8 +367,8 @@ func Scripted(p Peer, script func(text string) (answer string, ok bool)) {
 
 func (c *common) follow(script func(string) (string, bool)) { c.script = script }
 
-// Titled gives a peer a text of its own for the names and descriptions in its card, its presence and its tools, as far as
-// its protocol has them. It is called before Join.
+// Titled gives a peer a text of its own for the names and descriptions in its card, its presence and its tools, as far
+// as its protocol has them. It is called before Join.
 func Titled(p Peer, title string) { p.(interface{ entitle(string) }).entitle(title) }
 
 func (c *common) entitle(title string) { c.title = title }
