@@ -17,7 +17,8 @@ import (
 const refusalsEvery = time.Second
 
 // NextChecklist is Checklist. It waits until the list is no longer of the version, at most so long.
-func (a *Admin) NextChecklist(ctx context.Context, by Actor, name, version string, wait time.Duration) (Checklist, error) {
+func (a *Admin) NextChecklist(ctx context.Context, by Actor, name, version string, wait time.Duration) (Checklist,
+	error) {
 	leave, err := a.enter()
 	if err != nil {
 		return Checklist{}, err

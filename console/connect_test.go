@@ -144,13 +144,14 @@ func (b *bench) green(t *testing.T, name string) admin.Checklist {
 	return v
 }
 
-// TestConnectFormAsksAgain: what an agent says of itself is confirmed as it was shown; a token is shown by the form alone.
+// TestConnectFormAsksAgain: what an agent says of itself is confirmed as it was shown; only the form shows a token.
 func TestConnectFormAsksAgain(t *testing.T) {
 	b := open(t, func(c *node.Config) { c.Listen.HTTP = "127.0.0.1:0" })
 	w := b.entered(b.token("root", admin.Administer))
 	form := url.Values{"protocol": {"samvad"}, "name": {"museum"}, "samvad": {"http://127.0.0.1:1"}, "seen": {"other"}}
 	_, page := w.agentForm("connect", form)
-	has(t, page, "data-read", "its card could not be read", "[network]", `name="samvad" type="url" value="http://127.0.0.1:1"`)
+	has(t, page, "data-read", "its card could not be read", "[network]",
+		`name="samvad" type="url" value="http://127.0.0.1:1"`)
 	if _, err := b.api.Agent(t.Context(), "museum", 0); err == nil {
 		t.Error("it was added unseen")
 	}

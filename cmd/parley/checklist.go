@@ -25,7 +25,8 @@ With --watch each step is shown as it turns, until all are done or the hub waits
 with --json one line of JSON for each step that turned.
 
 The exit code is 0 if no step failed, 1 if one did, 4 if the hub connects no such agent.`,
-		Example: "  parley agents checklist museum\n  parley agents checklist museum --watch\n  parley agents checklist --json",
+		Example: "  parley agents checklist museum\n  parley agents checklist museum --watch\n  " +
+			"parley agents checklist --json",
 		PreRunE: func(_ *cobra.Command, args []string) error {
 			if watch && len(args) == 0 {
 				return usage("say which agent --watch is for: NAME")

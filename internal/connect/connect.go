@@ -20,7 +20,8 @@ import (
 )
 
 // Protocols are all protocols, in the order of the tables. One is added by a line here.
-var Protocols = []Protocol{samvadProtocol, uagentsProtocol, a2eProtocol, aghProtocol, aspProtocol, a2aProtocol, mcpProtocol}
+var Protocols = []Protocol{samvadProtocol, uagentsProtocol, a2eProtocol, aghProtocol, aspProtocol, a2aProtocol,
+	mcpProtocol}
 
 // A Protocol is a protocol's part of this package. Read may be unset.
 type Protocol struct {

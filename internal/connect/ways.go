@@ -79,7 +79,8 @@ func flags(v Values, names ...string) string {
 func Shown(protocol string) []Field {
 	p := protocol + "-"
 	return []Field{
-		{Flag: p + "token", Label: "Bearer token", Type: "password", Text: "the bearer token that the hub shows to the agent"},
+		{Flag: p + "token", Label: "Bearer token", Type: "password",
+			Text: "the bearer token that the hub shows to the agent"},
 		{Flag: p + "api-key", Label: "API key", Type: "password", Text: "the API key that the hub shows to it"},
 		{Flag: p + "api-key-header", Label: "Header of the API key", Text: "header that has the API key (default X-API-Key)"},
 		{Flag: p + "token-url", Label: "OAuth: token endpoint", Type: "url",

@@ -55,7 +55,8 @@ func (h *harbour) trust(c *console, public []byte) {
 			InputSchema: []byte(`{"type":"object"}`), OutputSchema: []byte(`{"type":"object"}`),
 			Modes: []samvad.Mode{samvad.ModeSync}, Trust: samvad.TrustPublic}}}).Complete()
 	h.trusts.Store(&samvad.Server{Verifier: &samvad.Verifier{Keys: samvad.StaticKeys{info.SAMVAD.Identity: {key}}},
-		Agent: &samvad.Agent{Card: card, Identity: h.id, Handler: func(context.Context, *samvad.Request) (samvad.Response, error) {
+		Agent: &samvad.Agent{Card: card, Identity: h.id, Handler: func(context.Context, *samvad.Request) (
+			samvad.Response, error) {
 			return samvad.Response{Result: []byte(`{"ships":["Gull"]}`)}, nil
 		}}})
 }
