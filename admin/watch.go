@@ -58,8 +58,8 @@ type Batch struct {
 }
 
 // Watch yields what changes in the timeline, until ctx ends or the loop breaks off: the first news after a
-// quiet time at once, and at most four batches a second. Too many changes end nothing: they are counted in Missed. Before and After count for
-// nothing. Started, if not nil, is called once no later change can be missed.
+// quiet time at once, and at most four batches a second. Too many changes end nothing: they are counted in
+// Missed. Before and After count for nothing. Started, if not nil, is called once no later change can be missed.
 func (a *Admin) Watch(ctx context.Context, by Actor, f TimelineFilter, started func()) iter.Seq2[Batch, error] {
 	return func(yield func(Batch, error) bool) {
 		_, err := a.query(by, f)
@@ -88,8 +88,8 @@ func (a *Admin) Watch(ctx context.Context, by Actor, f TimelineFilter, started f
 }
 
 // paced adds news, and calls batch for them: at once after a quiet time, else watchEvery after the last call with news.
-// It calls batch without news as often, and ends when that reports no more, with ctx, or when ended is closed. Some tells
-// whether there was something in the batch.
+// It calls batch without news as often, and ends when that reports no more, with ctx, or when ended is closed.
+// Some tells whether there was something in the batch.
 func paced[T any](ctx context.Context, ended <-chan struct{}, news <-chan T, add func(T),
 	batch func() (some, more bool)) {
 	tick := time.NewTicker(watchEvery)

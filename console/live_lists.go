@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/admin"
 )
 
-// This file keeps Agents, Undelivered and a conversation up to date. The first two are looked at every two seconds: most of
-// what they show changes without a message.
+// This file keeps Agents, Undelivered and a conversation up to date. The first two are looked at every two seconds:
+// most of what they show changes without a message.
 
 // A liveRow is an element of a page that is pushed when its key changes. The key has no ages: the page counts them on.
 type liveRow struct {
@@ -66,7 +66,7 @@ func (c *Console) pushRows(q *request, page string, rows []liveRow, out *pushes)
 	return nil
 }
 
-// pushParts pushes parts of a page that are there once: pairs of a template's name and its data. The name is in their id.
+// pushParts pushes parts of a page that are there once: pairs of a template's name and its data.
 func (c *Console) pushParts(page string, out *pushes, parts ...any) error {
 	for i := 0; i+1 < len(parts); i += 2 {
 		name := parts[i].(string)
@@ -167,8 +167,8 @@ func (c *Console) undeliveredTick(q *request, out *pushes) error {
 	return c.pushUndelivered(q, time.Time{}, out)
 }
 
-// pushUndelivered pushes what changed of the groups. Of a group that the page does not have, it gets no more than the news:
-// one that the stream does not know, or that began after the page was made.
+// pushUndelivered pushes what changed of the groups. A group that is not on the page is only counted in its bar: one that
+// the stream does not know, or that began after the page was made.
 func (c *Console) pushUndelivered(q *request, made time.Time, out *pushes) error {
 	f, query, err := undeliveredFilter(q.r.URL.Query(), q.now)
 	if err != nil {

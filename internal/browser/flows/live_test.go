@@ -30,8 +30,8 @@ const (
 	marked = `document.querySelector("#main").marked`
 )
 
-// TestFlow02StaysInPlace: where the reader looks at something, new rows go into the bar, and nothing is replaced behind a
-// dialog, also not when the tab was hidden meanwhile.
+// TestFlow02StaysInPlace: where the reader looks at something, new rows go into the bar, and nothing is replaced behind
+// a dialog, also not when the tab was hidden meanwhile.
 func TestFlow02StaysInPlace(t *testing.T) {
 	c := begin(t)
 	c.trip()
@@ -66,8 +66,8 @@ func TestFlow02StaysInPlace(t *testing.T) {
 	v.do(browser.Press("Escape"), browser.Press("."), browser.Wait(row("A bed behind the dialog")))
 }
 
-// TestFlow07FailsTwice: an agent that cannot be reached twice. The page of the conversation shows two red attempts, then the answer,
-// without a reload, and stays where the reader has scrolled to.
+// TestFlow07FailsTwice: an agent that cannot be reached twice. The page of the conversation shows two red attempts, then
+// the answer, without a reload, and stays where the reader has scrolled to.
 func TestFlow07FailsTwice(t *testing.T) {
 	c := begin(t)
 	if _, err := c.API.Pause(t.Context(), "shop", true); err != nil {
@@ -153,8 +153,8 @@ func TestHubIsSilent(t *testing.T) {
 	v.says("[data-live]", "Live")
 }
 
-// BenchmarkRecordToPixel measures how long after its record a message is on the screen of an open page that was quiet: up
-// to the end of the first frame with its row. The bound is 50 ms in the median, on this machine alone.
+// BenchmarkRecordToPixel measures how long after its record a message is on the screen of an open page that was quiet:
+// up to the end of the first frame with its row. The bound is 50 ms in the median, on this machine alone.
 func BenchmarkRecordToPixel(b *testing.B) {
 	c := begin(b)
 	v := c.entered(browser.Look{}, admin.Operate)
