@@ -360,7 +360,7 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&Job{}, "Action By Filter.Code Filter.From Filter.Reason Filter.To ID Outcome"},
 		{&Attempt{}, "Address Digest Error.Advice Error.Code Error.Reason Error.Ref Protocol Status"},
 		{&AgentState{}, "PausedBy Reason.Advice Reason.Code Reason.Reason Reason.Ref State"},
-		{&Refusal{}, "Advice Checks.Name Claim Code KeyID Protocol Reason Ref Source Step To"},
+		{&Refusal{}, "Advice Agent Checks.Name Claim Code KeyID Protocol Reason Ref Source Step To"},
 	} {
 		v := reflect.ValueOf(c.view).Elem()
 		fill(v)

@@ -3,7 +3,6 @@ package console
 import (
 	"bytes"
 	"encoding/json"
-	"net/http"
 	"strings"
 
 	"github.com/parley-hub/parley"
@@ -89,5 +88,5 @@ func (c *Console) downloads() {
 	for path, do := range map[string]func(*request){"vector": c.downloadVector, "signed": c.downloadSigned} {
 		c.mux.Handle("GET "+Base+"messages/{id}/"+path, c.session(do))
 	}
-	c.mux.Handle(http.MethodPost+" "+workbenchPath+"/vector", c.action(c.saveVector))
+	c.post(workbenchPath+"/vector", c.saveVector)
 }

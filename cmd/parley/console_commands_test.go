@@ -41,6 +41,8 @@ var ordered = map[string]string{
 	"/console/undelivered/stop":          "parley dead jobs",
 	"/console/workbench":                 "parley inspect",
 	"/console/workbench/send":            "parley send",
+	"/console/workbench/foresee":         "parley send",
+	"/console/workbench/vector":          "parley inspect",
 }
 
 // TestConsoleNamesCommands: every form, dialog and file of the console names the command that does the same, and all
@@ -61,14 +63,12 @@ func TestConsoleNamesCommands(t *testing.T) {
 		w.actions.Handle(p, http.NotFoundHandler())
 	}
 	w.enter(secret)
-	for _, p := range []string{ // pages to which forms of dialogs lead
+	w.todo = append(w.todo, // pages to which forms of dialogs lead
 		"/console/agents/caller?ask=expose&p=agh", "/console/agents/caller?ask=link&in=agh&id=telex:x",
 		"/console/agents/caller?ask=enroll&in=samvad&key=O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik%3D",
 		"/console/agents/caller?ask=rotate&in=asp&overlap=48h", "/console/workbench?to=box",
 		"/console/agents/connect/caller", "/console/nowhere",
-	} {
-		w.todo = append(w.todo, p)
-	}
+	)
 	w.crawl()
 	for p, command := range ordered {
 		if command != "" && !w.forms[p] {
@@ -244,21 +244,13 @@ func (w *reader) look(at *url.URL, n *html.Node) {
 			fail("the file %s has no command", text(n))
 		}
 	case "form":
-		action, _ := attr(n, "action")
-		u, err := at.Parse(action)
-		if err != nil {
-			fail("the form %s: %v", action, err)
-			return
-		}
-		if method, _ := attr(n, "method"); method != "post" {
-			return // a filter: its page is the address
-		}
-		r, _ := http.NewRequestWithContext(w.t.Context(), "POST", u.Path, nil)
-		_, pattern := w.actions.Handler(r)
-		if w.forms[pattern] = true; pattern == "" || !names(n, ordered[pattern]) {
-			fail("the form %s (%s) does not name %q", action, pattern, ordered[pattern])
+		if method, _ := attr(n, "method"); method == "post" { // else it is a filter, whose page is the address
+			w.posts(at, n, "action", fail)
 		}
 	case "button":
+		if _, own := attr(n, "formaction"); own {
+			w.posts(at, n, "formaction", fail)
+		}
 		kind, _ := attr(n, "type")
 		_, copies := attr(n, "data-copy")
 		_, theme := attr(n, "data-theme-toggle")
@@ -280,6 +272,21 @@ func (w *reader) look(at *url.URL, n *html.Node) {
 		if screen != "fault" && screen != "enter" && !names(n, "parley ") {
 			fail("the page names no command")
 		}
+	}
+}
+
+// posts notes to which form an element posts, and looks for its command.
+func (w *reader) posts(at *url.URL, n *html.Node, attribute string, fail func(string, ...any)) {
+	action, _ := attr(n, attribute)
+	u, err := at.Parse(action)
+	if err != nil {
+		fail("the form %s: %v", action, err)
+		return
+	}
+	r, _ := http.NewRequestWithContext(w.t.Context(), "POST", u.Path, nil)
+	_, pattern := w.actions.Handler(r)
+	if w.forms[pattern] = true; pattern == "" || !names(n, ordered[pattern]) {
+		fail("the form %s (%s) does not name %q", action, pattern, ordered[pattern])
 	}
 }
 
