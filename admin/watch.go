@@ -164,13 +164,11 @@ func (a *Admin) batch(ctx context.Context, by Actor, f TimelineFilter, in *feed,
 		return b, err
 	}
 	var rows []row
-	if n := a.c.Hub.Stats().Refused; n != in.refused {
-		kept := a.c.Hub.Refused(int(min(n-in.refused, 10_000)))
-		in.refused = n
-		list := a.choose(by, &q, kept)
-		for i := range list {
-			rows = append(rows, row{place: placeOf(&list[i]), refusal: &list[i]})
-		}
+	kept, n := a.c.Hub.RefusedSince(in.refused)
+	in.refused = n
+	list := a.choose(by, &q, kept)
+	for i := range list {
+		rows = append(rows, row{place: placeOf(&list[i]), refusal: &list[i]})
 	}
 	if len(t.list) > 0 {
 		wait, cancel := context.WithTimeout(ctx, freshness)
@@ -225,10 +223,7 @@ func (a *Admin) look(ctx context.Context, q index.Filter, ids []parley.ID, rows 
 
 // refusedSince gives the refusals after the first n that a filter chooses, the oldest first.
 func (a *Admin) refusedSince(by Actor, f *index.Filter, n uint64) (out []Refusal, total uint64) {
-	if total = a.c.Hub.Stats().Refused; total == n {
-		return nil, n
-	}
-	list := a.c.Hub.Refused(int(min(total-n, 10_000)))
+	list, total := a.c.Hub.RefusedSince(n)
 	for i := len(list) - 1; i >= 0; i-- {
 		if a.refusalMatches(by, f, &list[i]) {
 			out = append(out, a.viewRefusal(by, list[i]))

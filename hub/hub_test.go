@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -600,6 +601,29 @@ func TestRefusals(t *testing.T) {
 	}
 	if h.Stats().Refused != 200_001 {
 		t.Error(h.Stats().Refused)
+	}
+}
+
+// The order of refusals is that in which they were kept, whatever their times are.
+func TestRefusedSince(t *testing.T) {
+	h := start(t, nil)
+	now := time.Now()
+	var refs []string
+	for _, at := range []time.Time{now, now, now, now.Add(-time.Second)} {
+		refs = append(refs, h.Refuse(Refusal{Time: at}))
+	}
+	for n := range 5 {
+		list, all := h.RefusedSince(uint64(n))
+		var got []string
+		for _, r := range slices.Backward(list) {
+			got = append(got, r.Ref)
+		}
+		if !slices.Equal(got, refs[n:]) || all != 4 {
+			t.Errorf("after %d: %q of %d, want %q", n, got, all, refs[n:])
+		}
+	}
+	if list := h.Refused(1); len(list) != 1 || list[0].Ref != refs[3] {
+		t.Errorf("the newest is %+v", list)
 	}
 }
 

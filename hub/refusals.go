@@ -33,6 +33,8 @@ type Refusal struct {
 	Verdict  parley.Verdict
 
 	Message parley.ID // of the record, if the refused message was recorded; the hub sets it
+
+	number uint64 // of all, from 1
 }
 
 // Because gives r with the source, reason and detail of the parley.Error in err, which
@@ -93,6 +95,7 @@ func (q *refusals) add(r Refusal) string {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.count++
+	r.number = q.count
 	r.Message = q.record(&r)
 	q.note(r)
 	q.countSecond(r.Time)
@@ -186,15 +189,27 @@ func (h *Hub) RefusedLately() (n int) {
 
 // Refused lists the refusals in the ring, the newest first, at most n; all for n <= 0.
 func (h *Hub) Refused(n int) []Refusal {
-	q := h.refusals
-	q.mu.Lock()
-	out := slices.Clone(q.ring)
-	q.mu.Unlock()
-	slices.SortStableFunc(out, func(a, b Refusal) int { return b.Time.Compare(a.Time) })
+	out, _ := h.RefusedSince(0)
 	if n > 0 && len(out) > n {
 		out = out[:n]
 	}
 	return out
+}
+
+// RefusedSince lists the refusals in the ring after the first n of all, the newest first, and gives the number of all.
+func (h *Hub) RefusedSince(n uint64) (out []Refusal, all uint64) {
+	q := h.refusals
+	q.mu.Lock()
+	if all = q.count; all > n {
+		for i := range q.ring {
+			if q.ring[i].number > n {
+				out = append(out, q.ring[i])
+			}
+		}
+	}
+	q.mu.Unlock()
+	slices.SortFunc(out, func(a, b Refusal) int { return cmp.Compare(b.number, a.number) })
+	return out, all
 }
 
 // Explain finds a refusal by its reference.
