@@ -220,7 +220,7 @@ func (a *abused) stream(e *events) (rows []string) {
 	for len(missing) > 0 {
 		name, data, ok := e.next()
 		if !ok {
-			a.t.Fatalf("the stream ended, and nothing was refused of %q", missing)
+			a.t.Fatalf("the stream ended after %d events, and nothing was refused of %q: %v", len(rows), missing, e.body.Err())
 		}
 		if rows = append(rows, data); name != "row" && !strings.Contains(data, "data-row=") {
 			continue
@@ -419,6 +419,9 @@ func TestContentIsEscaped(t *testing.T) {
 
 // TestNamesOfAMebibyte: a name that long is refused with a code, or shown cut.
 func TestNamesOfAMebibyte(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes a minute with the race detector")
+	}
 	t.Parallel()
 	largest := 0
 	for path, page := range abuse(t, mebibyte(hostile), 512).everything() {

@@ -53,8 +53,11 @@
     const rows = $("#rows"), at = +row.dataset.at;
     if (!rows && $("[data-empty]") && quiet()) return refresh();
     if (rows?.dataset.full !== undefined && at < rows.lastElementChild?.dataset.at) return; // on an older page
-    if (!rows || !quiet() || at < rows.firstElementChild?.dataset.at) return count(row);
-    fold(rows, row); row.classList.add("isnew"); rows.prepend(row); htmx.process(row);
+    if (!rows || !quiet()) return count(row);
+    const top = rows.firstElementChild, below = [...rows.children].find(r => r.dataset.at <= at); // many may write at once
+    row.classList.add("isnew");
+    if (below === top) { fold(rows, row); rows.prepend(row); } else rows.insertBefore(row, below || null);
+    htmx.process(row);
     setTimeout(() => row.classList.remove("isnew"), 4000);
     while (rows.childElementCount > MOST) rows.lastElementChild.remove();
     $("[data-shown]").textContent = number($$("[data-row]", rows).length);

@@ -2,6 +2,7 @@ package flows
 
 import (
 	"errors"
+	"fmt"
 	"net/url"
 	"testing"
 
@@ -30,7 +31,7 @@ var looks = []struct {
 // A page of the console, or a state of one.
 type page struct {
 	name string
-	tab  *tab
+	by   admin.Role // of the session; "": none
 	path string
 	has  string // an element that only this page has
 	then string // JavaScript that brings the state about; ""
@@ -40,74 +41,71 @@ type page struct {
 // axe-core sees it; none scrolls sideways, also with text of 200 % and forced colours.
 func TestFlow15Accessibility(t *testing.T) {
 	c := begin(t)
-	outside := c.tab(browser.Look{})
-	v, boss := c.entered(browser.Look{}, admin.Operate), c.entered(browser.Look{}, admin.Administer)
-	reader, observer := c.entered(browser.Look{}, admin.Read), c.entered(browser.Look{}, admin.Observe)
-	c.usable(t, []page{
-		{"new-messages", v, "/console/", "[data-empty]", ""},
-		{"new-conversations", v, "/console/conversations", "[data-empty]", ""},
-		{"new-undelivered", v, "/console/undelivered", "main .empty", ""},
+	c.usable(t, "a new hub", []page{
+		{"new-messages", admin.Operate, "/console/", "[data-empty]", ""},
+		{"new-conversations", admin.Operate, "/console/conversations", "[data-empty]", ""},
+		{"new-undelivered", admin.Operate, "/console/undelivered", "main .empty", ""},
 	})
 	s := c.states()
-	c.usable(t, []page{
-		{"enter", outside, s.link, `input[name="once"]`, ""},
-		{"no-way-in", outside, "/console/", "main pre", ""},
-		{"no-page", v, "/console/nowhere", "main .badbox", ""},
-		{"no-filter", v, "/console/?kind=nothing", "main .badbox", ""},
-		{"messages", v, "/console/", "#rows tr", ""},
-		{"messages-menu", v, "/console/?agent=robot", `[data-menu="agent"][open]`, open(`[data-menu="agent"]`)},
-		{"messages-silent", v, "/console/?agent=robot", `#silent:not([hidden])`,
+	c.usable(t, "a hub with a history", []page{
+		{"enter", "", s.link, `input[name="once"]`, ""},
+		{"no-way-in", "", "/console/", "main pre", ""},
+		{"no-page", admin.Operate, "/console/nowhere", "main .badbox", ""},
+		{"no-filter", admin.Operate, "/console/?kind=nothing", "main .badbox", ""},
+		{"messages", admin.Operate, "/console/", "#rows tr", ""},
+		{"messages-menu", admin.Operate, "/console/?agent=robot", `[data-menu="agent"][open]`, open(`[data-menu="agent"]`)},
+		{"messages-silent", admin.Operate, "/console/?agent=robot", `#silent:not([hidden])`,
 			`setInterval(() => document.dispatchEvent(new CustomEvent("htmx:sseError")), 100)`}, // as if the hub never answered
-		{"messages-loading", v, "/console/?agent=robot", `#loading.htmx-request`,
+		{"messages-loading", admin.Operate, "/console/?agent=robot", `#loading.htmx-request`,
 			`document.querySelector("#loading").classList.add("htmx-request")`},
-		{"messages-refused", v, "/console/?show=refused&m=" + s.ref, "[data-explain]", ""},
-		{"messages-empty", v, "/console/?text=nobody+said+this&kind=request", "[data-empty]", ""},
-		{"messages-viewer", reader, "/console/?agent=robot", "#rows tr", ""},
-		{"messages-observer", observer, "/console/?agent=robot", "[data-hidden]", ""},
-		{"conversations", v, "/console/conversations", "#rows tr", ""},
-		{"conversations-empty", v, "/console/conversations?agent=newcomer", "[data-empty]", ""},
-		{"conversation", v, s.conversation, ".seq", ""},
-		{"conversation-trace", v, s.conversation + "?extent=trace", ".seq", ""},
-		{"conversation-table", v, s.conversation + "?view=table", ".log", ""},
-		{"conversation-proof", v, s.conversation + "?view=proof", ".proofs", ""},
-		{"conversation-content", v, s.conversation + "?view=content", "main pre", ""},
-		{"conversation-observer", observer, s.conversation + "?view=content", ".card", ""},
-		{"conversation-erased", v, s.erased, ".seq", ""},
-		{"conversation-erased-content", v, s.erased + "?view=content", ".card", ""},
-		{"agents", v, "/console/agents", "#rows tr", ""},
-		{"agents-empty", v, "/console/agents?q=nobody", "[data-empty]", ""},
-		{"agent", boss, "/console/agents/museum", `[data-agent="museum"]`, ""},
-		{"agent-paused", v, "/console/agents/inn", `button#pausing`, ""},
-		{"agent-viewer", reader, "/console/agents/ledger", "aside button[disabled]", ""},
-		{"connect", boss, "/console/agents/connect", "main h1", ""},
-		{"connect-card", boss, "/console/agents/connect?protocol=asp", "#add textarea", ""},
-		{"connect-one", boss, "/console/agents/connect/newcomer", "[data-checklist]", ""},
-		{"connect-viewer", reader, "/console/agents/connect", "main h1", ""},
-		{"undelivered", v, s.dead, "tr.open [data-attempt]", ""},
-		{"undelivered-list", v, "/console/undelivered?view=list", "#rows tr", ""},
-		{"undelivered-waiting", v, "/console/undelivered?show=waiting", "[data-group]", ""},
-		{"undelivered-dropped", v, "/console/undelivered?show=dropped", "[data-group]", ""},
-		{"undelivered-empty", v, "/console/undelivered?text=nothing", "main .empty", ""},
-		{"undelivered-viewer", reader, "/console/undelivered", ".group button[disabled]", ""},
-		{"workbench", v, "/console/workbench", "main textarea", ""},
-		{"workbench-explained", v, "/console/workbench?inspect=" + s.ref, ".verdict", ""},
-		{"workbench-to", v, "/console/workbench?to=museum", "main textarea", ""},
-		{"workbench-viewer", reader, "/console/workbench?to=museum", "main button[disabled]", ""},
-		{"audit", boss, "/console/audit", "main h1", ""},
+		{"messages-refused", admin.Operate, "/console/?show=refused&m=" + s.ref, "[data-explain]", ""},
+		{"messages-empty", admin.Operate, "/console/?text=nobody+said+this&kind=request", "[data-empty]", ""},
+		{"messages-viewer", admin.Read, "/console/?agent=robot", "#rows tr", ""},
+		{"messages-observer", admin.Observe, "/console/?agent=robot", "[data-hidden]", ""},
+		{"conversations", admin.Operate, "/console/conversations", "#rows tr", ""},
+		{"conversations-empty", admin.Operate, "/console/conversations?agent=newcomer", "[data-empty]", ""},
+		{"conversation", admin.Operate, s.conversation, ".seq", ""},
+		{"conversation-trace", admin.Operate, s.conversation + "?extent=trace", ".seq", ""},
+		{"conversation-table", admin.Operate, s.conversation + "?view=table", ".log", ""},
+		{"conversation-proof", admin.Operate, s.conversation + "?view=proof", ".proofs", ""},
+		{"conversation-content", admin.Operate, s.conversation + "?view=content", "main pre", ""},
+		{"conversation-observer", admin.Observe, s.conversation + "?view=content", ".card", ""},
+		{"conversation-erased", admin.Operate, s.erased, ".seq", ""},
+		{"conversation-erased-content", admin.Operate, s.erased + "?view=content", ".card", ""},
+		{"agents", admin.Operate, "/console/agents", "#rows tr", ""},
+		{"agents-empty", admin.Operate, "/console/agents?q=nobody", "[data-empty]", ""},
+		{"agent", admin.Administer, "/console/agents/museum", `[data-agent="museum"]`, ""},
+		{"agent-paused", admin.Operate, "/console/agents/inn", `button#pausing`, ""},
+		{"agent-viewer", admin.Read, "/console/agents/ledger", "aside button[disabled]", ""},
+		{"connect", admin.Administer, "/console/agents/connect", "main h1", ""},
+		{"connect-card", admin.Administer, "/console/agents/connect?protocol=asp", "#add textarea", ""},
+		{"connect-one", admin.Administer, "/console/agents/connect/newcomer", "[data-checklist]", ""},
+		{"connect-viewer", admin.Read, "/console/agents/connect", "main h1", ""},
+		{"undelivered", admin.Operate, s.dead, "tr.open [data-attempt]", ""},
+		{"undelivered-list", admin.Operate, "/console/undelivered?view=list", "#rows tr", ""},
+		{"undelivered-waiting", admin.Operate, "/console/undelivered?show=waiting", "[data-group]", ""},
+		{"undelivered-dropped", admin.Operate, "/console/undelivered?show=dropped", "[data-group]", ""},
+		{"undelivered-empty", admin.Operate, "/console/undelivered?text=nothing", "main .empty", ""},
+		{"undelivered-viewer", admin.Read, "/console/undelivered", ".group button[disabled]", ""},
+		{"workbench", admin.Operate, "/console/workbench", "main textarea", ""},
+		{"workbench-explained", admin.Operate, "/console/workbench?inspect=" + s.ref, ".verdict", ""},
+		{"workbench-to", admin.Operate, "/console/workbench?to=museum", "main textarea", ""},
+		{"workbench-viewer", admin.Read, "/console/workbench?to=museum", "main button[disabled]", ""},
+		{"audit", admin.Administer, "/console/audit", "main h1", ""},
 		// The dialogs, one a line.
-		{"dialog-keys", v, "/console/conversations?agent=robot#keys", "#keys:target", ""},
-		{"dialog-evidence", v, s.conversation + "#evidence", "#evidence:target", ""},
-		{"dialog-retry", v, "/console/undelivered?retry=1&" + s.cause, "#retry:target", ""},
-		{"dialog-drop", v, "/console/undelivered?drop=1&" + s.cause, "#drop:target", ""},
-		{"dialog-causes", v, "/console/undelivered?retry=1&from=planner", "#retry:target", ""},
-		{"dialog-pause", v, "/console/agents/museum#pause", "#pause:target", ""},
-		{"dialog-expose", boss, "/console/agents/ledger#expose", "#expose:target", ""},
-		{"dialog-exposed", boss, "/console/agents/ledger?ask=expose&p=asp&p=a2a#ask", "#ask:target", ""},
-		{"dialog-link", boss, "/console/agents/museum#link", "#link:target", ""},
-		{"dialog-enrol", boss, "/console/agents/museum#enroll", "#enroll:target", ""},
-		{"dialog-rotate", boss, "/console/agents/museum?ask=rotate&in=asp#ask", "#ask:target", ""},
-		{"dialog-forget", boss, s.conversation + "?ask=forget#forget", "#forget:target", ""},
-		{"dialog-remove", boss, "/console/agents/ledger?ask=remove#ask", "#ask:target", ""},
+		{"dialog-keys", admin.Operate, "/console/conversations?agent=robot#keys", "#keys:target", ""},
+		{"dialog-evidence", admin.Operate, s.conversation + "#evidence", "#evidence:target", ""},
+		{"dialog-retry", admin.Operate, "/console/undelivered?retry=1&" + s.cause, "#retry:target", ""},
+		{"dialog-drop", admin.Operate, "/console/undelivered?drop=1&" + s.cause, "#drop:target", ""},
+		{"dialog-causes", admin.Operate, "/console/undelivered?retry=1&from=planner", "#retry:target", ""},
+		{"dialog-pause", admin.Operate, "/console/agents/museum#pause", "#pause:target", ""},
+		{"dialog-expose", admin.Administer, "/console/agents/ledger#expose", "#expose:target", ""},
+		{"dialog-exposed", admin.Administer, "/console/agents/ledger?ask=expose&p=asp&p=a2a#ask", "#ask:target", ""},
+		{"dialog-link", admin.Administer, "/console/agents/museum#link", "#link:target", ""},
+		{"dialog-enrol", admin.Administer, "/console/agents/museum#enroll", "#enroll:target", ""},
+		{"dialog-rotate", admin.Administer, "/console/agents/museum?ask=rotate&in=asp#ask", "#ask:target", ""},
+		{"dialog-forget", admin.Administer, s.conversation + "?ask=forget#forget", "#forget:target", ""},
+		{"dialog-remove", admin.Administer, "/console/agents/ledger?ask=remove#ask", "#ask:target", ""},
 	})
 }
 
@@ -151,32 +149,47 @@ func (c *console) states() (s states) {
 	return s
 }
 
-// usable looks at pages in each look. Each width loads them anew.
-func (c *console) usable(t *testing.T, list []page) {
-	for _, p := range list {
-		t.Run(p.name, func(t *testing.T) {
-			v := &tab{p.tab.Page, &console{c.Stage, t}}
-			width := -1
-			for _, l := range looks {
-				if err := v.Show(l.Look); err != nil {
-					t.Fatal(err)
-				}
-				if l.Width != width {
-					width = l.Width
-					v.do(browser.Go("about:blank"), browser.Go(v.Origin()+p.path))
-					if p.then != "" {
-						v.do(browser.Wait("document.readyState === 'complete'"), browser.Eval(p.then, nil))
+// usable looks at pages in each look. Two tabs share them, as axe takes most of the time.
+func (c *console) usable(t *testing.T, what string, list []page) {
+	t.Run(what, func(t *testing.T) {
+		for first := range 2 {
+			t.Run(fmt.Sprint("tab ", first+1), func(t *testing.T) {
+				t.Parallel()
+				c := &console{c.Stage, t}
+				tabs := map[admin.Role]*tab{"": c.tab(browser.Look{})}
+				for i := first; i < len(list); i += 2 {
+					p := list[i]
+					if tabs[p.by] == nil {
+						tabs[p.by] = c.entered(browser.Look{}, p.by)
 					}
-					v.do(browser.Has(p.has), browser.Wait("document.readyState === 'complete'"))
+					t.Run(p.name, func(t *testing.T) { (&tab{tabs[p.by].Page, &console{c.Stage, t}}).inEachLook(p) })
 				}
-				v.shot(p.name + "-" + l.name)
-				v.is("document.documentElement.scrollWidth <= innerWidth", l.name+": the page does not scroll sideways")
-				v.is(reachable, l.name+": the whole dialog can be reached")
-				if l.judged {
-					v.judge(l.name, l.rules...)
-				}
+			})
+		}
+	})
+}
+
+// inEachLook looks at a page in each look. Each width loads it anew.
+func (v *tab) inEachLook(p page) {
+	width := -1
+	for _, l := range looks {
+		if err := v.Show(l.Look); err != nil {
+			v.t.Fatal(err)
+		}
+		if l.Width != width {
+			width = l.Width
+			v.do(browser.Go("about:blank"), browser.Go(v.Origin()+p.path))
+			if p.then != "" {
+				v.do(browser.Wait("document.readyState === 'complete'"), browser.Eval(p.then, nil))
 			}
-		})
+			v.do(browser.Has(p.has), browser.Wait("document.readyState === 'complete'"))
+		}
+		v.shot(p.name + "-" + l.name)
+		v.is("document.documentElement.scrollWidth <= innerWidth", l.name+": the page does not scroll sideways")
+		v.is(reachable, l.name+": the whole dialog can be reached")
+		if l.judged {
+			v.judge(l.name, l.rules...)
+		}
 	}
 }
 
