@@ -22,6 +22,8 @@ type Workbench struct {
 	Doctor func(ctx context.Context, by Actor, agent string) []DoctorStep
 	// Losses foretells what a message loses on its way, and what the answers to it lose or cannot say.
 	Losses func(Passage) (there, back []ForeseenLoss)
+	// Joins says how agents of each protocol join.
+	Joins []Join
 	// Read completes an agent that is to be added with what it says of itself.
 	Read func(context.Context, NewAgent) (AgentReading, error)
 	// Paste gives the lines to enter at the side of an agent with these identities.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/internal/connect"
 )
 
 // This file shows how far agents are connected. The hub works on it by itself; the page looks.
@@ -123,9 +122,9 @@ func (c *Console) connect(q *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &Connect{Ways: connectWays, Form: newConnectForm(q.r.URL.Query())}
-	if out.Form.way != nil && out.Form.way.Token {
-		if out.Form.Token, out.Form.TokenID, err = connect.NewA2EToken(); err != nil {
+	out := &Connect{Ways: connectWays, Form: c.newConnectForm(q.r.URL.Query())}
+	if f := out.Form; f.way != nil && f.way.Token {
+		if f.Token, f.TokenID, err = f.join.NewToken(); err != nil {
 			return nil, err
 		}
 	}

@@ -6,11 +6,11 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
-	"github.com/parley-hub/parley/internal/connect"
 )
 
 // This file is the form that connects an agent: the protocol first, then the fields that it needs. What the agent says
@@ -30,8 +30,9 @@ type ConnectForm struct {
 	Read                *ConnectReading
 	Command             string
 
-	way    *connect.Way // nil: of an agent with an inbox alone
-	values connect.Values
+	join   *admin.Join
+	way    *admin.JoinWay // nil: of an agent with an inbox alone
+	values admin.JoinValues
 }
 
 // A ConnectChoice is a protocol, or a way of one.
@@ -42,8 +43,13 @@ type ConnectChoice struct {
 
 // A FieldView is a field with its value.
 type FieldView struct {
-	connect.Field
-	Value string
+	Flag, Label, Text, Example, Type string
+	Must                             bool
+	Value                            string
+}
+
+func newFieldView(f admin.JoinField, value string) FieldView {
+	return FieldView{f.Flag, f.Label, f.Text, f.Example, f.Type, f.Must, value}
 }
 
 // A ConnectReading is what the agent says of itself.
@@ -53,16 +59,16 @@ type ConnectReading struct {
 }
 
 // newConnectForm makes the form of the parameters of a page, or of what was entered.
-func newConnectForm(v url.Values) *ConnectForm {
+func (c *Console) newConnectForm(v url.Values) *ConnectForm {
 	field := func(name string) string { return strings.TrimSpace(v.Get(name)) }
 	f := &ConnectForm{Protocol: field("protocol"), Way: field("way"), Name: field("name"), Title: field("title"),
-		Expose: field("expose"), TokenID: field("token-id"), values: connect.Values{"token-id": field("token-id")}}
-	known := f.Protocol == inbox
-	for _, p := range connect.Protocols {
-		known = known || p.Name == f.Protocol
-	}
-	if !known {
-		f.Protocol, f.Way = connect.Protocols[0].Name, ""
+		Expose: field("expose"), TokenID: field("token-id"), values: admin.JoinValues{"token-id": field("token-id")}}
+	joins := c.admin.Joins()
+	if f.Protocol != inbox && !slices.ContainsFunc(joins, func(j admin.Join) bool { return j.Protocol == f.Protocol }) {
+		f.Protocol, f.Way = inbox, ""
+		if len(joins) > 0 {
+			f.Protocol = joins[0].Protocol
+		}
 	}
 	link := func(protocol, way string) string {
 		q := url.Values{"protocol": {protocol}}
@@ -71,23 +77,25 @@ func newConnectForm(v url.Values) *ConnectForm {
 		}
 		return Base + "agents/connect?" + q.Encode()
 	}
-	for _, p := range connect.Protocols {
-		f.Protocols = append(f.Protocols, ConnectChoice{p.Name, link(p.Name, ""), protocolName(p.Name), p.Name == f.Protocol})
-		if p.Name != f.Protocol {
+	for i := range joins {
+		j := &joins[i]
+		f.Protocols = append(f.Protocols, ConnectChoice{j.Protocol, link(j.Protocol, ""), protocolName(j.Protocol),
+			j.Protocol == f.Protocol})
+		if j.Protocol != f.Protocol {
 			continue
 		}
-		if f.way = connect.WayTo(p.Name, f.Way); f.way == nil {
-			f.Way, f.way = "", connect.WayTo(p.Name, "")
+		if f.join, f.way = j, j.Way(f.Way); f.way == nil {
+			f.Way, f.way = "", j.Way("")
 		}
-		for _, w := range p.Ways {
-			f.Ways = append(f.Ways, ConnectChoice{w.Name, link(p.Name, w.Name), w.Title, w.Name == f.Way})
+		for _, w := range j.Ways {
+			f.Ways = append(f.Ways, ConnectChoice{w.Name, link(j.Protocol, w.Name), w.Title, w.Name == f.Way})
 		}
 	}
 	f.Protocols = append(f.Protocols, ConnectChoice{inbox, link(inbox, ""), "Inbox", f.Protocol == inbox})
 	if f.way != nil {
 		for _, x := range f.way.Fields {
 			f.values[x.Flag] = field(x.Flag)
-			f.Fields = append(f.Fields, FieldView{x, f.values[x.Flag]})
+			f.Fields = append(f.Fields, newFieldView(x, f.values[x.Flag]))
 		}
 	}
 	f.Command = f.command()
@@ -104,7 +112,7 @@ func (f *ConnectForm) command() string {
 		name = "NAME"
 	}
 	if f.way != nil {
-		shown := connect.Values{}
+		shown := admin.JoinValues{}
 		for _, x := range f.way.Fields {
 			if shown[x.Flag] = f.values[x.Flag]; shown[x.Flag] == "" && x.Must {
 				shown[x.Flag] = strings.ToUpper(x.Flag)
@@ -157,8 +165,8 @@ func (f *ConnectForm) read(r *admin.AgentReading) {
 		}
 	}
 	if f.way.Shows {
-		for _, x := range connect.Shown(f.Protocol) {
-			f.Shown = append(f.Shown, FieldView{Field: x})
+		for _, x := range f.join.Shown {
+			f.Shown = append(f.Shown, newFieldView(x, ""))
 		}
 	}
 }
@@ -176,7 +184,7 @@ func readingSeen(r *admin.AgentReading) string {
 // connectAgent adds the agent of the form. It first shows what the agent says of itself, if it was not seen or
 // has changed since.
 func (c *Console) connectAgent(q *request) error {
-	f := newConnectForm(q.r.PostForm)
+	f := c.newConnectForm(q.r.PostForm)
 	n, err := f.agent()
 	if err != nil {
 		return err
@@ -192,11 +200,11 @@ func (c *Console) connectAgent(q *request) error {
 	}
 	n = r.Agent
 	if f.way != nil && f.way.Shows {
-		v := connect.Values{}
-		for _, x := range connect.Shown(f.Protocol) {
+		v := admin.JoinValues{}
+		for _, x := range f.join.Shown {
 			v[x.Flag] = strings.TrimSpace(q.r.PostFormValue(x.Flag))
 		}
-		if n.Identities[0].Credentials, err = connect.Secrets(f.Protocol, v); err != nil {
+		if n.Identities[0].Credentials, err = f.join.Secrets(v); err != nil {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 // workbench is what the admin API does with the protocols.
 func (n *Node) workbench() admin.Workbench {
 	return admin.Workbench{Inspect: n.inspect, Doctor: n.doctor, Read: n.readAgent, Paste: n.paste,
+		Joins:  connect.Joins(),
 		Losses: foretold}
 }
 

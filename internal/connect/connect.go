@@ -23,10 +23,12 @@ import (
 var Protocols = []Protocol{samvadProtocol, uagentsProtocol, a2eProtocol, aghProtocol, aspProtocol, a2aProtocol,
 	mcpProtocol}
 
-// A Protocol is a protocol's part of this package. Read may be unset.
+// A Protocol is a protocol's part of this package. NewToken and Read may be unset.
 type Protocol struct {
 	Name string
 	Ways []Way
+	// NewToken makes a token for a way that needs one.
+	NewToken func() (token, id string, err error)
 	// Paste gives the lines for an agent with this identity of its own.
 	Paste func(h *Hub, name string, id admin.Identity) []admin.Paste
 	// Read completes an identity, and the agent, with what the agent says at its URL. Nothing but notes says that it

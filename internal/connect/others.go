@@ -51,7 +51,8 @@ func uagentsIdentity(_ string, v Values) (admin.NewIdentity, error) {
 }
 
 var a2eProtocol = Protocol{
-	Name: a2ebridge.Protocol,
+	Name:     a2ebridge.Protocol,
+	NewToken: NewA2EToken,
 	Ways: []Way{
 		{Title: "it connects to the hub", Token: true,
 			Identity: func(_ string, v Values) (admin.NewIdentity, error) {

@@ -8,33 +8,21 @@ import (
 	"github.com/parley-hub/parley/bridge/peerauth"
 )
 
-// A Way is a way in which agents of a protocol join: the hub calls them, for example, or they call the hub.
-type Way struct {
-	Name   string // "": the protocol's first
-	Title  string
-	Fields []Field
-	// Identity makes the identity of an agent of that name from the fields' values. The hub has not read anything yet.
-	Identity func(name string, v Values) (admin.NewIdentity, error)
-	// Command are the flags of `parley agents add` for the values.
-	Command func(v Values) string
+// Way, Field and Values describe an agent that joins, for the command line and the console.
+type (
+	Way    = admin.JoinWay
+	Field  = admin.JoinField
+	Values = admin.JoinValues
+)
 
-	Token bool // the agent gets a new token of the protocol, which Values has as its digest in "token-id"
-	Shows bool // the hub may show credentials to the agent
-	Reads bool // the hub reads what the agent says of itself
+// Joins are the protocols as the admin API tells them to the console.
+func Joins() (out []admin.Join) {
+	for _, p := range Protocols {
+		out = append(out, admin.Join{Protocol: p.Name, Ways: p.Ways, Shown: Shown(p.Name), NewToken: p.NewToken,
+			Secrets: func(v Values) (admin.Secret, error) { return Secrets(p.Name, v) }})
+	}
+	return out
 }
-
-// A Field is one value that describes an agent: a flag of `parley agents add`, or an input of a form.
-type Field struct {
-	Flag    string
-	Label   string
-	Text    string // one line: what it is; the help of the flag
-	Example string
-	Type    string // of the input: "url", "password", or "area" for several lines; "": text
-	Must    bool
-}
-
-// Values are the values of fields by flag.
-type Values map[string]string
 
 // Help is the line that explains a flag.
 func Help(flag string) string {
