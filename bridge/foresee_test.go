@@ -79,7 +79,8 @@ func TestForeseeAnswers(t *testing.T) {
 	if got := fates("samvad"); got["Event: working"] != bridge.Absent || got["Event: a piece of the result"] != 0 {
 		t.Errorf("SAMVAD says pieces, and no states: %v", got)
 	}
-	if got := fates("asp", bridge.SAMVAD); got["Event: working"] != bridge.Lost || got["Retry, and its delay"] != bridge.Absent {
+	if got := fates("asp", bridge.SAMVAD); got["Event: working"] != bridge.Lost ||
+		got["Retry, and its delay"] != bridge.Absent {
 		t.Errorf("ASP to SAMVAD: %v", got)
 	}
 	if got := fates("", bridge.Chat); got["The code of a failure"] != bridge.Lost {

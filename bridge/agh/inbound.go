@@ -247,8 +247,8 @@ func (b *Binding) refuseAs(e *protocol.Envelope, err error, status protocol.Rece
 	if e.To != "" {
 		to = e.WorkspaceID + "/" + e.To
 	}
-	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: to, Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(),
-		Size: len(e.Raw())}.Because(perr))
+	ref := b.c.Hub.Refuse(hub.Refusal{Protocol: Protocol, Claim: e.WorkspaceID + "/" + e.From, To: to,
+		Step: "admit", Code: perr.Code, Text: perr.Text, Cause: perr.Error(), Size: len(e.Raw())}.Because(perr))
 	b.rejectWork(e, perr, ref, status)
 	sentinel := protocol.ErrForbidden
 	if perr.Retryable {

@@ -29,8 +29,8 @@ func (b *Binding) refused(_ context.Context, x *protocol.Refusal) string {
 	if _, own := x.Note.(ownMessage); own {
 		return "" // the hub lost a race with itself
 	}
-	f := hub.Refusal{Protocol: Protocol, Claim: x.Agent, To: cmp.Or(x.To, x.Session), Step: stepOf(x.Err), Code: refusalCode(x.Err),
-		Text:  x.Err.Text,
+	f := hub.Refusal{Protocol: Protocol, Claim: x.Agent, To: cmp.Or(x.To, x.Session), Step: stepOf(x.Err),
+		Code: refusalCode(x.Err), Text: x.Err.Text,
 		Cause: strings.TrimSuffix(x.Err.Code+" "+x.Err.Path, " "), Size: len(x.Raw), Verdict: verdict(x.Verdict)}
 	if cause := x.Err.Unwrap(); cause != nil {
 		f.Cause += ": " + cause.Error()

@@ -227,7 +227,8 @@ func (a *app) completions() (arguments map[string][]completion, flags map[string
 		"restore": {files}, "send": {content}, "tokens revoke": {tokens}, "verify": {files},
 	}
 	flags = map[string]completion{
-		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs, "callable-by": agents,
+		"agent": agents, "from": agents, "to": agents, "speak": agents, "by": tokens, "owner": owners, "key-id": keyIDs,
+		"callable-by":  agents,
 		"conversation": conversations, "skill": skills, "protocol": protocolWords, "expose": exposures,
 		"cause": causes, "stop": jobs,
 		"kind":        words("request", "event", "response", "error", "notice", "cancel", "input"),

@@ -15,8 +15,8 @@ import (
 )
 
 // protocols are the command line's parts of [node.Protocols]. A protocol is added by a line here, one there, one in
-// [inspect.Protocols] and one in [connect.Protocols]. The commands iterate over the list: `agents add`, `verify`, `send`, `demo`, `keys`, `bench`,
-// `conversation verify`, and the protocols' own commands.
+// [inspect.Protocols] and one in [connect.Protocols]. The commands iterate over the list: `agents add`, `verify`,
+// `send`, `demo`, `keys`, `bench`, `conversation verify`, and the protocols' own commands.
 var protocols = []*protocol{&samvadProtocol, &uagentsProtocol, &a2eProtocol, &aghProtocol, &aspProtocol,
 	&a2aProtocol, &mcpProtocol}
 

@@ -43,8 +43,8 @@ The hub keeps them in memory. ` + "`parley explain REF`" + ` explains one and te
 			titles := []string{"TIME", "REF", "BY", "SOURCE", "CLAIMS TO BE", "TO", "CHECK", "WHY", "BYTES"}
 			none := "nothing was refused since the hub started"
 			return printList(a, list, none, titles, func(r *admin.Refusal) []string {
-				return []string{a.when(r.Time), r.Ref, r.Protocol, r.Source, shortName(r.Claim, 40), shortName(cmp.Or(r.Agent, r.To), 30), r.Step,
-					short(why(r), 60), strconv.Itoa(r.Size)}
+				return []string{a.when(r.Time), r.Ref, r.Protocol, r.Source, shortName(r.Claim, 40),
+					shortName(cmp.Or(r.Agent, r.To), 30), r.Step, short(why(r), 60), strconv.Itoa(r.Size)}
 			})
 		}),
 	}

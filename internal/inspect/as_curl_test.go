@@ -37,7 +37,8 @@ func TestCurlAndBack(t *testing.T) {
 			"Content-Type: application/json\n\n@it's \u202e$HOME `x`\n\\\x1b\xff\n",
 		"no type": "POST /agent/message HTTP/1.1\nHost: hub.example\n\n{\"from\":\"a\"}",
 		"url":     `curl -X PUT https://a.example:8443/x -H 'Host: other.example' -d 'a=b'`,
-		"har":     `{"request":{"method":"POST","url":"http://[::1]:8080/x?y","headers":[{"name":"A","value":"b c"}],"postData":{"text":"{}"}}}`,
+		"har": `{"request":{"method":"POST","url":"http://[::1]:8080/x?y","headers":[{"name":"A","value":"b c"}],` +
+			`"postData":{"text":"{}"}}}`,
 	} {
 		first, err := Read([]byte(input))
 		if err != nil {
@@ -71,9 +72,9 @@ func TestCurlIsMasked(t *testing.T) {
 		t.Errorf("%s, %v", v.Curl, err)
 	}
 	for _, input := range []string{`{"from":"agent://a","skill":"s","nonce":"n","mode":"sync","to":"agent://b"}`,
-		"POST /agent/message HTTP/1.1\n\n{\"from\":\"agent://a\",\"skill\":\"s\",\"nonce\":\"n\",\"mode\":\"sync\",\"to\":\"agent://b\"}",
-		"POST /agent/message HTTP/1.1\nHost: h\n@x: y\n\n{\"from\":\"agent://a\",\"skill\":\"s\",\"nonce\":\"n\",\"mode\":\"sync\"," +
-			"\"to\":\"agent://b\"}"} {
+		"POST /agent/message HTTP/1.1\n\n" + `{"from":"agent://a","skill":"s","nonce":"n","mode":"sync","to":"agent://b"}`,
+		"POST /agent/message HTTP/1.1\nHost: h\n@x: y\n\n" +
+			`{"from":"agent://a","skill":"s","nonce":"n","mode":"sync","to":"agent://b"}`} {
 		if v, err := Inspect(t.Context(), []byte(input), "", Options{Now: at}); err != nil || v.Curl != "" {
 			t.Errorf("%s: %s, %v", input, v.Curl, err)
 		}

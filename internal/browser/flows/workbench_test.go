@@ -104,7 +104,8 @@ func TestFlow12Workbench(t *testing.T) {
 	v.says("#history summary", "1")
 
 	v.to("/console/workbench?to=baker")
-	v.do(browser.Type(content, `{"n":12345678901234567890}`), browser.Has(`[data-loss="refused"]`), browser.Has(`[data-back="absent"]`))
+	v.do(browser.Type(content, `{"n":12345678901234567890}`), browser.Has(`[data-loss="refused"]`),
+		browser.Has(`[data-back="absent"]`))
 	v.says("#foreseen", "reached in ASP", "Numbers beyond a 64-bit float")
 	v.shot("workbench-foretold")
 	v.judge("foretold")
@@ -122,8 +123,8 @@ func TestFlow12Texts(t *testing.T) {
 	send := func(content string) {
 		t.Helper()
 		v.to("/console/workbench?to=box")
-		v.do(browser.Eval(`document.querySelector('#compose [name="kind"]').value = "notice"`, nil), fill("#compose textarea", content),
-			browser.Click("#compose .btn.go"), browser.Has("[data-sent]"))
+		v.do(browser.Eval(`document.querySelector('#compose [name="kind"]').value = "notice"`, nil),
+			fill("#compose textarea", content), browser.Click("#compose .btn.go"), browser.Has("[data-sent]"))
 	}
 	send(evil)
 	v.is("window.hacked === undefined && !document.querySelector('main script, main img')", "the content is no markup")
