@@ -50,7 +50,8 @@
     same.forEach(r => r.remove()); row.dataset.folded = n; $(".fold", row).textContent = " ×" + n;
   };
   const arrive = row => {
-    const rows = $("#rows"), at = +row.dataset.at;
+    const rows = $("#rows"), at = +row.dataset.at, f = row.dataset.fold;
+    if (f && $$("#rows [data-folded]").some(r => r.dataset.fold === f && r.dataset.at >= at)) return; // it is one of those
     if (!rows && $("[data-empty]") && quiet()) return refresh();
     if (rows?.dataset.full !== undefined && at < rows.lastElementChild?.dataset.at) return; // on an older page
     if (!rows || !quiet()) return count(row);
@@ -145,6 +146,10 @@
     more.clear(); held.clear(); many = ""; failed = 0;
   };
   on("htmx:afterSwap", turn);
+  on("htmx:beforeSwap", e => { // the reader is on another page by now
+    const c = e.detail.requestConfig, page = url => new URL(url, location).href.split("#")[0];
+    if (c.headers["Parley-Live"] && page(c.path) !== page("")) e.detail.shouldSwap = false;
+  });
   on("htmx:beforeRequest", e => { asked = e.detail.elt; since = now(); });
   on("htmx:afterRequest", e => { if (e.detail.elt === asked) asked = null; });
   on("htmx:sendError", () => { if (!broken) open(); });

@@ -282,8 +282,9 @@ func (v *tab) choosesByHand() {
 	v.do(browser.Type(`[data-menu="agent"] input[name="agent"]`, "planner"), browser.Press("Enter"))
 	check(3)
 	v.is("window.loaded === 'once'", "the page was not loaded again")
-	for i := range 3 {
-		v.do(browser.Back())
+	for i := range 3 { // a step back loads the page anew
+		v.do(browser.Eval("window.loaded = 'before'", nil), browser.Back(),
+			browser.Wait("!window.loaded && document.readyState === 'complete'"))
 		check(2 - i)
 	}
 	v.do(browser.Type("#q", "angels"), browser.Press("Enter"),
