@@ -154,14 +154,16 @@ func (c *console) usable(t *testing.T, what string, list []page) {
 	t.Run(what, func(t *testing.T) {
 		for first := range 2 {
 			t.Run(fmt.Sprint("tab ", first+1), func(t *testing.T) {
-				t.Parallel()
 				c := &console{c.Stage, t}
 				tabs := map[admin.Role]*tab{"": c.tab(browser.Look{})}
 				for i := first; i < len(list); i += 2 {
-					p := list[i]
-					if tabs[p.by] == nil {
-						tabs[p.by] = c.entered(browser.Look{}, p.by)
+					if by := list[i].by; tabs[by] == nil {
+						tabs[by] = c.entered(browser.Look{}, by)
 					}
+				}
+				t.Parallel()
+				for i := first; i < len(list); i += 2 {
+					p := list[i]
 					t.Run(p.name, func(t *testing.T) { (&tab{tabs[p.by].Page, &console{c.Stage, t}}).inEachLook(p) })
 				}
 			})
