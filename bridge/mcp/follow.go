@@ -328,17 +328,17 @@ func (c *outCall) compose(m *parley.Message) *parley.Message {
 
 // answer records the answer of the request.
 func (c *outCall) answer(reply *parley.Message) {
-	c.submit(c.o.b.ctx, reply) // until the hub takes it, also after the deadline
+	c.submit(c.o.b.ctx, c.o.b.ctx, reply) // until the hub takes it, also after the deadline
 }
 
 // submit records a message of the agent about the request. It tries again until the hub takes it. The error says that
-// the request is over, or the hub stops. A record that has begun is waited for though ctx ends: an answer beside it
-// would be without its losses.
-func (c *outCall) submit(ctx context.Context, m *parley.Message) error {
+// the request is over, or the hub stops. A record that has begun is waited for until writing ends, though ctx ends: an
+// answer beside it would be without its losses.
+func (c *outCall) submit(ctx, writing context.Context, m *parley.Message) error {
 	c.compose(m)
 	for {
 		try := *m
-		_, err := c.o.b.c.Hub.Accept(c.o.b.ctx, hub.Submission{Message: &try})
+		_, err := c.o.b.c.Hub.Accept(writing, hub.Submission{Message: &try})
 		e := parley.AsError(err)
 		switch {
 		case err == nil:
@@ -397,7 +397,7 @@ func (c *outCall) newTeller() *teller {
 				continue
 			}
 			told, n = text, n+1
-			if c.submit(ctx, &parley.Message{Kind: parley.Event, State: parley.Working,
+			if c.submit(ctx, c.ctx, &parley.Message{Kind: parley.Event, State: parley.Working,
 				Parts: []parley.Part{parley.Text(text)}}) != nil || sleep.For(ctx, pause) != nil {
 				return
 			}
@@ -462,7 +462,7 @@ func (c *outCall) elicit(ctx context.Context, p *mcp.ElicitParams) (*mcp.ElicitR
 		c.mu.Lock()
 		c.question = answers
 		c.mu.Unlock()
-		if err := c.submit(ctx, questionEvent(p.Message, why, schema)); err != nil {
+		if err := c.submit(ctx, ctx, questionEvent(p.Message, why, schema)); err != nil {
 			return nil, err
 		}
 		select {
