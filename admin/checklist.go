@@ -240,8 +240,8 @@ func (a *Admin) Checklist(by Actor, name string) (Checklist, error) {
 	a.checks.mu.Unlock()
 	e, ok := a.c.Hub.Directory().Agent(name)
 	if l == nil || !ok {
-		return Checklist{}, parley.Refuse(notFound, "the hub connects no agent %.128q; it keeps checklists for an hour, and "+
-			"some for longer", name)
+		return Checklist{}, parley.Refuse(notFound, "the hub connects no agent %.128q; checklists end after "+
+			"an hour", name)
 	}
 	out := Checklist{Agent: name, Protocol: l.protocol, Begun: l.begun, Ends: l.ends}
 	out.Steps = []ConnectStep{{Step: StepProtocol, State: StepDone, Time: l.begun, Detail: l.protocol},

@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// refusalsEvery is how often those who wait for a checklist read the refusals, of which nobody is told.
+// refusalsEvery is how often a waiting reader of a checklist looks for new refusals.
 const refusalsEvery = time.Second
 
 // NextChecklist is Checklist. It waits until the list is no longer of the version, at most so long.

@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// This file changes where an agent is reachable, its identities and its keys. A first form says what is meant; the
+// This file changes where an agent is reachable, its identities and its keys. The first form has the values; the
 // second shows what the hub would do, and orders it.
 
 // agentChange is one kind of change.
