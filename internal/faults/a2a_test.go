@@ -129,16 +129,27 @@ func a2aRequest(text string) *protocol.SendMessageRequest {
 // a2aSeen is what a client saw of a task.
 type a2aSeen struct {
 	task   protocol.TaskID
-	said   []string // texts of the states ahead of the end, and of the result
+	said   []string // texts of the states ahead of the end
+	works  map[protocol.ArtifactID][]string
 	states []protocol.TaskState
 }
 
 // take notes an event. A task at the beginning of a stream repeats what was told before it.
 func (s *a2aSeen) take(e protocol.Event) {
-	words := func(parts protocol.ContentParts) {
+	words := func(list []string, parts protocol.ContentParts) []string {
 		for _, p := range parts {
-			s.said = append(s.said, p.Text())
+			list = append(list, p.Text())
 		}
+		return list
+	}
+	artifact := func(a *protocol.Artifact, appended bool) {
+		if s.works == nil {
+			s.works = map[protocol.ArtifactID][]string{}
+		}
+		if !appended { // what came before of it is replaced
+			delete(s.works, a.ID)
+		}
+		s.works[a.ID] = words(s.works[a.ID], a.Parts)
 	}
 	switch e := e.(type) {
 	case *protocol.Task:
@@ -146,16 +157,16 @@ func (s *a2aSeen) take(e protocol.Event) {
 		if e.Status.State.Terminal() {
 			s.states = append(s.states, e.Status.State)
 			for _, a := range e.Artifacts {
-				words(a.Parts)
+				artifact(a, false)
 			}
 		}
 	case *protocol.TaskStatusUpdateEvent:
 		s.states = append(s.states, e.Status.State)
 		if e.Status.Message != nil {
-			words(e.Status.Message.Parts)
+			s.said = words(s.said, e.Status.Message.Parts)
 		}
 	case *protocol.TaskArtifactUpdateEvent:
-		words(e.Artifact.Parts)
+		artifact(e.Artifact, e.Append)
 	}
 }
 
@@ -213,15 +224,19 @@ func TestCrashA2AStream(t *testing.T) {
 		}
 	}
 	// States are told while a hub listens; the result is in the task.
+	said := seen.said
+	for _, work := range seen.works {
+		said = append(said, work...)
+	}
 	for _, text := range []string{"begun", "piece 1", "piece 2", "piece 3", "counted 3"} {
 		n := 0
-		for _, s := range seen.said {
+		for _, s := range said {
 			if s == text {
 				n++
 			}
 		}
 		if n > 1 || n == 0 && (text == "begun" || text == "counted 3") {
-			t.Errorf("%q was told %d times: %q", text, n, seen.said)
+			t.Errorf("%q was told %d times: %q", text, n, said)
 		}
 	}
 	if last := seen.states[len(seen.states)-1]; last != protocol.TaskStateCompleted {
