@@ -4,6 +4,9 @@ import (
 	"context"
 	"reflect"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/journal/index"
 )
 
@@ -28,28 +31,35 @@ type Hiding struct {
 	Without Count  `json:"without"`
 }
 
+// countsAtOnce bounds the counts of one call that are made at the same time.
+const countsAtOnce = 2
+
 // Counts counts the entries of the timeline that a filter chooses; its Show, Before and After count for nothing.
 func (a *Admin) Counts(ctx context.Context, by Actor, f TimelineFilter) (Counts, error) {
 	var out Counts
 	if _, err := a.fresh(ctx, by); err != nil {
 		return out, err
 	}
+	kept := a.c.Hub.Refused(0)
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(countsAtOnce)
 	for show, to := range map[Show]*Count{"": &out.All, ShowFailed: &out.Failed, ShowRefused: &out.Refused,
 		ShowWaiting: &out.Waiting, ShowSlow: &out.Slow} {
 		g := f
 		if g.Show = show; show != ShowSlow && f.Show == ShowSlow {
 			g.Slow = 0
 		}
-		var err error
-		if *to, err = a.count(ctx, by, g); err != nil {
-			return out, err
-		}
+		all.Go(func() (err error) {
+			*to, err = a.count(ctx, by, g, kept)
+			return err
+		})
 	}
-	return out, nil
+	err := all.Wait()
+	return out, err
 }
 
-// count counts the entries that a filter chooses.
-func (a *Admin) count(ctx context.Context, by Actor, f TimelineFilter) (Count, error) {
+// count counts the entries that a filter chooses. kept are the refusals that the hub has in memory.
+func (a *Admin) count(ctx context.Context, by Actor, f TimelineFilter, kept []hub.Refusal) (Count, error) {
 	q, err := a.query(by, f)
 	if err != nil {
 		return Count{}, err
@@ -58,7 +68,7 @@ func (a *Admin) count(ctx context.Context, by Actor, f TimelineFilter) (Count, e
 	if err != nil {
 		return Count{}, unresolved(err, "message", "")
 	}
-	if n += len(a.choose(by, &q, a.c.Hub.Refused(0))); n > index.MaxCount {
+	if n += len(a.choose(by, &q, kept)); n > index.MaxCount {
 		n, more = index.MaxCount, true
 	}
 	return Count{n, more}, nil
@@ -71,14 +81,14 @@ func (a *Admin) Hidden(ctx context.Context, by Actor, f TimelineFilter) ([]Hidin
 		return nil, err
 	}
 	f.Before, f.After, f.Limit = "", "", 0
-	out := []Hiding{}
+	kept, out := a.c.Hub.Refused(0), []Hiding{}
 	for i, p := range timelineParams(&f) {
 		if reflect.ValueOf(p.to).Elem().IsZero() {
 			continue
 		}
 		g := f
 		reflect.ValueOf(timelineParams(&g)[i].to).Elem().SetZero()
-		n, err := a.count(ctx, by, g)
+		n, err := a.count(ctx, by, g, kept)
 		if err != nil {
 			return nil, err
 		}

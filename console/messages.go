@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/url"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
 )
@@ -27,13 +29,18 @@ func (c *Console) messages(q *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx := q.r.Context()
-	page, err := c.admin.Timeline(ctx, q.by, f)
-	if err != nil {
-		return nil, err
-	}
-	counts, err := c.admin.Counts(ctx, q.by, f)
-	if err != nil {
+	var page admin.TimelinePage
+	var counts admin.Counts
+	both, ctx := errgroup.WithContext(q.r.Context())
+	both.Go(func() (err error) {
+		page, err = c.admin.Timeline(ctx, q.by, f)
+		return err
+	})
+	both.Go(func() (err error) {
+		counts, err = c.admin.Counts(ctx, q.by, f)
+		return err
+	})
+	if err := both.Wait(); err != nil {
 		return nil, err
 	}
 	out := &Messages{Since: Moment{page.RefusalsSince, q.now}}

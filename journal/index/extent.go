@@ -33,6 +33,12 @@ func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool
 			if err == nil {
 				n, err = lengths(tx, key, most+1)
 			}
+			if err == nil && f.Slow > 0 {
+				var waiting int64
+				waiting, err = number(tx, "SELECT count(*) FROM (SELECT 1 FROM "+asked+" WHERE "+isAsked+
+					" AND m.time<=? LIMIT ?)", f.now().Add(-f.Slow).UnixNano(), most+1)
+				n += int(waiting)
+			}
 			n, more = min(n, most), n > most
 			return err
 		}
@@ -58,7 +64,7 @@ func (x *Index) count(tx *sqlite.Conn, list []clause, w window) (n int, more boo
 			rows = MaxCount + 1
 		}
 		query, args := list[0].looked(w, rows)
-		err = execute(tx, "SELECT count(*), total(ok) FROM ("+query+")", func(q *sqlite.Stmt) error {
+		err = execute(tx, "SELECT count(*), sum(ok) FROM ("+query+")", func(q *sqlite.Stmt) error {
 			n, more = q.ColumnInt(1), q.ColumnInt(0) == rows
 			return nil
 		}, args...)
@@ -108,7 +114,8 @@ func (c *clause) looked(w window, rows int) (query string, args []any) {
 	return query, slices.Concat(restArgs, ownArgs, []any{w.low, w.high, rows})
 }
 
-// list names the owner whose lists have exactly the messages that f selects; "": no owner's have.
+// list names the owner whose lists have exactly the messages that f selects; "": no owner's have. Requests that wait for
+// an answer too long are in none of the lists of Slow.
 func (f *Filter) list() string {
 	g := *f
 	g.Now, g.NoWords, g.Oldest, g.Cursor, g.Limit = time.Time{}, false, false, "", 0
@@ -121,6 +128,10 @@ func (f *Filter) list() string {
 		return kindList(f.Kind)
 	case Filter{Protocol: f.Protocol}:
 		return protocolList(f.Protocol)
+	case Filter{Slow: f.Slow}:
+		if slices.Contains(slowSteps[:], f.Slow) {
+			return slowList(f.Slow)
+		}
 	case Filter{Proof: f.Proof}:
 		if f.Proof != ProvedRefused {
 			return proofList(f.Proof.assurance())

@@ -196,6 +196,9 @@ const (
 
 	// isSlow is about a request that was answered late, or is not yet.
 	isSlow = "m.kind=? AND (m.answer>=? OR m.answer IS NULL AND m.open>0 AND m.time<=?)"
+
+	// asked has the requests that wait for their answers.
+	asked, isAsked = "messages m INDEXED BY messages_asked", "m.open > 0 AND m.kind = 1 AND m.answer IS NULL"
 )
 
 // member is a member of an object of the column deliveries, as it is written there.
@@ -294,7 +297,7 @@ func (s *finder) choose(noText bool) error {
 		if !is {
 			i--
 		}
-		s.over("messages m INDEXED BY messages_open").and(true, "m.open > 0")
+		s.over(asked).and(true, isAsked)
 		return s.owned(slowList(slowSteps[i]))
 	default:
 		for _, name := range []string{f.Agent, f.To, f.From} {

@@ -4,7 +4,7 @@ import "github.com/parley-hub/parley"
 
 // version is the version of the schema and of the data in it. A file of another
 // version is thrown away.
-const version = "11"
+const version = "12"
 
 // The key n of a message is its time in microseconds, made to grow within its
 // partition, times 256, plus the partition. It follows from the log alone, so that
@@ -26,7 +26,7 @@ const version = "11"
 // slowness that its answer reached. Their owners are in agents, by names that no agent has.
 //
 // The counters of a conversation are written with each batch; the trigger updates
-// them if a message is removed. See [flagFailed] for 993.
+// them if a message is removed. See [flagFailed] for 993; kind 1 is a request.
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE progress (partition INTEGER PRIMARY KEY, sequence INT NOT NULL, clock INT NOT NULL, print INT NOT NULL);
@@ -44,6 +44,7 @@ CREATE INDEX messages_requests ON messages (sender, recipient, last) WHERE last 
 CREATE INDEX messages_failed ON messages (n, flags) WHERE flags & 993 <> 0;
 CREATE INDEX messages_refused ON messages (n) WHERE flags & 1 <> 0;
 CREATE INDEX messages_open ON messages (n, flags) WHERE open > 0;
+CREATE INDEX messages_asked ON messages (n, time) WHERE open > 0 AND kind = 1 AND answer IS NULL;
 CREATE TABLE lists (owner INT NOT NULL, last INT NOT NULL, list TEXT NOT NULL, PRIMARY KEY (owner, last)) WITHOUT ROWID;
 CREATE TABLE conversations (
 	n INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, first INT, last INT,
