@@ -97,7 +97,11 @@ func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk,
 	if err := cmp.Or(by.may(Operate), b.check(), a.resolveNames(&b.Filter.To, &b.Filter.From)); err != nil {
 		return BulkResult{}, err
 	}
-	list, retry := a.dead(b.Filter), action == "dead.retry"
+	list, err := a.dead(b.Filter)
+	if err != nil {
+		return BulkResult{}, err
+	}
+	retry := action == "dead.retry"
 	r := countDead(list, a.c.Now())
 	if r.DryRun = b.DryRun; b.DryRun {
 		r.Text = r.foretell(list, retry)
@@ -116,7 +120,7 @@ func (a *Admin) bulk(ctx context.Context, by Actor, action string, b Bulk,
 		r.Job = job
 		return r, err
 	}
-	err := act(ctx)
+	err = act(ctx)
 	_, r.Done, r.Failed = w.progress()
 	return r, err
 }

@@ -351,13 +351,13 @@ func TestViewsWithoutContent(t *testing.T) {
 		{&HistoryEntry{}, "Erased.By Erased.Name Erased.Reason Erased.What"},
 		{&ConversationInfo{}, "Agents"},
 		{&DeliveryNews{}, "Error.Code Error.Reason To"},
-		{&DeadLetter{}, "From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.PausedBy " +
+		{&DeadLetter{}, "Cursor From Position Reason.Advice Reason.Code Reason.Reason Reason.Ref Recipient.PausedBy " +
 			"Recipient.Reason.Advice " +
 			"Recipient.Reason.Code Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
 		{&UndeliveredMessage{}, "Act Protocol Skill"},
 		{&UndeliveredGroup{}, "Problem.Advice Problem.Code Problem.Reason Problem.Ref Recipient.PausedBy " +
 			"Recipient.Reason.Advice Recipient.Reason.Code Recipient.Reason.Reason Recipient.Reason.Ref Recipient.State To"},
-		{&Job{}, "Action By Filter.Code Filter.From Filter.Reason Filter.To ID Outcome"},
+		{&Job{}, "Action By Filter.Code Filter.Cursor Filter.From Filter.Reason Filter.To ID Outcome"},
 		{&Attempt{}, "Address Digest Error.Advice Error.Code Error.Reason Error.Ref Protocol Status"},
 		{&AgentState{}, "PausedBy Reason.Advice Reason.Code Reason.Reason Reason.Ref State"},
 		{&Refusal{}, "Advice Agent Checks.Name Claim Code KeyID Protocol Reason Ref Source Step To"},

@@ -3,7 +3,10 @@ package admin
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/journal"
@@ -31,15 +34,58 @@ func reasonMatches(want parley.Reason, e *parley.Error) bool {
 	return e.Reason == want
 }
 
-func (a *Admin) dead(f DeadFilter) []journal.Delivery {
+// deadPlace is the place of a dead letter in lists, which are ordered by the time at which it was given up.
+type deadPlace struct {
+	changed  int64 // in nanoseconds
+	position journal.Position
+	to       string
+}
+
+func placeOfDead(d *journal.Delivery) deadPlace {
+	return deadPlace{d.Changed.UnixNano(), d.Position, d.To}
+}
+
+func (p deadPlace) compare(q deadPlace) int {
+	return cmp.Or(cmp.Compare(p.changed, q.changed), cmp.Compare(p.position.Sequence, q.position.Sequence),
+		cmp.Compare(p.position.Partition, q.position.Partition), cmp.Compare(p.to, q.to))
+}
+
+func (p deadPlace) String() string {
+	return strconv.FormatInt(p.changed, 36) + "." + p.position.String() + "." + p.to
+}
+
+// parseDeadPlace reads what String writes.
+func parseDeadPlace(s string) (p deadPlace, err error) {
+	changed, rest, _ := strings.Cut(s, ".")
+	position, to, _ := strings.Cut(rest, ".")
+	p.to = to
+	p.changed, err = strconv.ParseInt(changed, 36, 64)
+	if err == nil {
+		p.position, err = journal.ParsePosition(position)
+	}
+	if err != nil || p.String() != s {
+		return p, parley.Refuse(parley.Malformed, "%.100q is not the cursor of a dead letter", s)
+	}
+	return p, nil
+}
+
+// dead gives the dead letters that a filter chooses, the oldest first. Errors: Malformed, for the cursor.
+func (a *Admin) dead(f DeadFilter) ([]journal.Delivery, error) {
 	if f.Limit <= 0 || f.Limit > maxBulk {
 		f.Limit = maxBulk
 	}
-	out := slices.DeleteFunc(a.c.Hub.Dead(), func(d journal.Delivery) bool { return !f.match(&d) })
-	slices.SortStableFunc(out, func(x, y journal.Delivery) int {
-		return cmp.Or(x.Changed.Compare(y.Changed), cmp.Compare(x.Position.Sequence, y.Position.Sequence))
+	after := deadPlace{changed: math.MinInt64}
+	if f.Cursor != "" {
+		var err error
+		if after, err = parseDeadPlace(f.Cursor); err != nil {
+			return nil, err
+		}
+	}
+	out := slices.DeleteFunc(a.c.Hub.Dead(), func(d journal.Delivery) bool {
+		return !f.match(&d) || placeOfDead(&d).compare(after) <= 0
 	})
-	return out[:min(len(out), f.Limit)]
+	slices.SortFunc(out, func(x, y journal.Delivery) int { return placeOfDead(&x).compare(placeOfDead(&y)) })
+	return out[:min(len(out), f.Limit)], nil
 }
 
 // Dead lists dead letters, the oldest first.
@@ -47,7 +93,12 @@ func (a *Admin) Dead(by Actor, f DeadFilter) ([]DeadLetter, error) {
 	if err := cmp.Or(by.may(Observe), a.resolveNames(&f.To, &f.From)); err != nil {
 		return nil, err
 	}
-	return viewAll(by, a.dead(f), a.viewDead), nil
+	list, err := a.dead(f)
+	return viewAll(by, list, func(by Actor, d journal.Delivery) DeadLetter {
+		v := a.viewDead(by, d)
+		v.Cursor = placeOfDead(&d).String()
+		return v
+	}), err
 }
 
 // DeadLetter gives a dead letter with its message. The id may be the beginning of one. To may be

@@ -52,8 +52,7 @@ func agentParams(f *AgentFilter) []param {
 
 func deadParams(f *DeadFilter) []param {
 	return []param{{"to", &f.To}, {"from", &f.From}, {"code", &f.Code}, {"reason", &f.Reason}, {"since", &f.Since},
-		{"before", &f.Before},
-		{"limit", &f.Limit}}
+		{"before", &f.Before}, {"cursor", &f.Cursor}, {"limit", &f.Limit}}
 }
 
 func auditParams(f *AuditFilter) []param {

@@ -343,6 +343,7 @@ type DeadLetter struct {
 	Changed      time.Time   `json:"changed"`
 	Losses       []string    `json:"losses,omitzero"` // members that the translation could not carry
 	Position     string      `json:"position"`
+	Cursor       string      `json:"cursor,omitzero"`  // its place in a list; see [DeadFilter]
 	Content      *Message    `json:"content,omitzero"` // only in the answer for one dead letter
 
 	Recipient *AgentState `json:"recipient,omitzero"` // now; missing: ready
@@ -363,6 +364,7 @@ type DeadFilter struct {
 	Reason parley.Reason `json:"reason,omitzero"` // or NoReason
 	Since  time.Time     `json:"since,omitzero"`  // given up at or after
 	Before time.Time     `json:"before,omitzero"` // given up before
+	Cursor string        `json:"cursor,omitzero"` // of a dead letter: those behind it
 	Limit  int           `json:"limit,omitzero"`  // at most so many, the oldest first; 0 and above 10,000 mean 10,000
 }
 

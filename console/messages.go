@@ -126,6 +126,8 @@ type Place struct {
 	Total  string // "10,000+"
 	Older  string // address of the next page; ""
 	Newest string // address of the first page; ""
+
+	Next, First string // the same of a list that has the oldest first
 }
 
 func pageOf(q url.Values, n int, total, older string) Place {

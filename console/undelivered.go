@@ -17,7 +17,7 @@ import (
 const undeliveredPath = Base + "undelivered"
 
 const (
-	shownDead      = 1000             // rows of the flat list
+	shownDead      = 100              // rows of the flat list
 	shownCauses    = 33               // groups; each has three rows at most
 	shownRecovered = 10               // recovered groups below the dead letters
 	recent         = 10 * time.Minute // a cause that struck within it is hardly mended
@@ -109,7 +109,7 @@ var undeliveredParams = []string{"text", "to", "from", "code", "reason", "since"
 
 // undeliveredFilter reads the filter of the screen.
 func undeliveredFilter(u url.Values, now time.Time) (f admin.UndeliveredFilter, q url.Values, err error) {
-	if q, err = known(u, append([]string{"show", "view", "m"}, undeliveredParams...)...); err != nil {
+	if q, err = known(u, append([]string{"show", "view", "m", "cursor"}, undeliveredParams...)...); err != nil {
 		return f, q, err
 	}
 	f = admin.UndeliveredFilter{Show: admin.Show(q.Get("show")), Text: q.Get("text"), To: q.Get("to"), From: q.Get("from"),
@@ -369,7 +369,7 @@ func (l *deadRows) row(d *admin.DeadLetter, tab admin.Show) DeadRow {
 	}
 	if r.Link, r.Class = r.Conv, "sub"; tab == admin.ShowDead {
 		r.Class = "bad"
-		r.Link = with(l.query, "m", id+"/"+d.To)
+		r.Link = with(l.query, "cursor", l.query.Get("cursor"), "m", id+"/"+d.To)
 		r.Selected = !l.found && len(l.chosen) >= idDigits && strings.HasPrefix(id, l.chosen) &&
 			(l.chosenTo == "" || l.chosenTo == d.To)
 		l.found = l.found || r.Selected
@@ -432,32 +432,40 @@ func (r *DeadRow) tried(d *admin.DeadLetter, now time.Time) {
 // list makes the flat list of dead letters.
 func (l *deadRows) list(out *Undelivered) error {
 	out.Toggle = with(l.query, "view", "")
-	f := admin.DeadFilter{To: l.f.To, From: l.f.From, Code: l.f.Code, Reason: l.f.Reason, Since: l.f.Since}
+	f := admin.DeadFilter{To: l.f.To, From: l.f.From, Code: l.f.Code, Reason: l.f.Reason, Since: l.f.Since,
+		Cursor: l.query.Get("cursor")}
 	if l.f.Text == "" {
-		f.Limit = shownDead
+		f.Limit = shownDead + 1
 	}
 	all, err := l.c.admin.Dead(l.q.by, f)
 	if err != nil {
 		return err
 	}
-	text := strings.ToLower(l.f.Text)
+	if f.Cursor != "" {
+		out.Page.First = with(l.query)
+	}
+	text, cursor := strings.ToLower(l.f.Text), ""
 	for i := range all {
 		d := &all[i]
 		if !strings.Contains(strings.ToLower(strings.Join([]string{d.To, d.From, d.Reason.Text, d.Reason.Detail}, "\n")),
 			text) {
 			continue
 		}
+		if len(out.Rows) == shownDead {
+			out.Page.Next = with(l.query, "cursor", cursor)
+			break
+		}
+		cursor = d.Cursor
 		r := l.row(d, admin.ShowDead)
 		if err := l.attempts(&r); err != nil {
 			return err
 		}
-		if out.Rows = append(out.Rows, r); len(out.Rows) == shownDead {
-			break
-		}
+		out.Rows = append(out.Rows, r)
 	}
+	out.Page.Shown = len(out.Rows)
 	for _, t := range out.Filters.Show {
 		if t.On {
-			out.Page = Place{Shown: len(out.Rows), Total: t.Count}
+			out.Page.Total = t.Count
 		}
 	}
 	return nil

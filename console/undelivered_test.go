@@ -110,16 +110,6 @@ func dialog(t *testing.T, page string) url.Values {
 	return out
 }
 
-// lacks reports which texts a page lacks.
-func lacks(t *testing.T, page string, want ...string) {
-	t.Helper()
-	for _, s := range want {
-		if !strings.Contains(page, s) {
-			t.Errorf("the page lacks %q", s)
-		}
-	}
-}
-
 const ofLedger = "to=ledger&code=unavailable&reason=connection_refused"
 
 // audited gives the details of an action in the audit trail, the newest first.
@@ -167,7 +157,7 @@ func TestUndelivered(t *testing.T) {
 		}
 	}
 	page := w.page("/console/undelivered?to=ledger")
-	lacks(t, page, `aria-current="true">Dead <span>4</span>`, "What helps", "<code>parley doctor ledger</code>",
+	has(t, page, `aria-current="true">Dead <span>4</span>`, "What helps", "<code>parley doctor ledger</code>",
 		"connection refused by 192.0.2.7:443", "invoice 3", "invoice 1", ">1 more</a>",
 		"The recipient now: paused by ", ": they &lt;move&gt;<",
 		`href="?code=unavailable&amp;reason=connection_refused&amp;to=ledger&amp;view=list"`,
@@ -185,8 +175,8 @@ func TestUndelivered(t *testing.T) {
 		t.Error("the key r is not of the first group")
 	}
 	b.clock.move(2 * time.Second) // a status is kept for a second
-	lacks(t, w.page("/console/"), `<a href="/console/undelivered" class="alarm" data-fact="dead"`)
-	lacks(t, page, "5 dead letters have 2 causes", `data-key="u">Undelivered`)
+	has(t, w.page("/console/"), `<a href="/console/undelivered" class="alarm" data-fact="dead"`)
+	has(t, page, "5 dead letters have 2 causes", `data-key="u">Undelivered`)
 	for _, query := range []string{"show=lost", "since=yesterday", "text=" + strings.Repeat("x", 2000), "retry=1",
 		"drop=1"} {
 		if status, body := w.do("GET", "/console/undelivered?"+query, nil); status != http.StatusBadRequest ||
@@ -213,7 +203,7 @@ func TestAttemptsOfTheChosen(t *testing.T) {
 	if n := strings.Count(page, "data-attempt="); n != 2 || strings.Count(page, `aria-selected="true"`) != 1 {
 		t.Errorf("%d attempts", n)
 	}
-	lacks(t, page, "192.0.2.7:443</td>", "18 ms", "paused ", "given up", "&lt;b&gt;no such key&lt;/b&gt;",
+	has(t, page, "192.0.2.7:443</td>", "18 ms", "paused ", "given up", "&lt;b&gt;no such key&lt;/b&gt;",
 		"/console/conversations/"+old.String()+"?m="+old.String(), "parley dead show "+old.String())
 	for range 3 { // newer ones take its place
 		b.bury("bob", "ledger", "newer", untrusted)
@@ -244,27 +234,61 @@ func TestDeadList(t *testing.T) {
 			t.Errorf("%s: %d rows, want %d", query, len(got), want)
 		}
 	}
-	lacks(t, w.page("/console/undelivered?view=list"), "outcome_unknown", ">By cause</a>", `data-total>5<`)
+	has(t, w.page("/console/undelivered?view=list"), "outcome_unknown", ">By cause</a>", `data-total>5<`)
 }
 
-// TestDeadListIsBounded: it has the oldest 1,000, and says how many there are.
-func TestDeadListIsBounded(t *testing.T) {
-	b := ledger(t, 1001)
-	w := b.entered(b.token("ops", admin.Read))
+// TestDeadListHasPages: each has the next 100, also if the one before it is not the list's any more.
+func TestDeadListHasPages(t *testing.T) {
+	b := ledger(t, 203)
+	w := b.entered(b.token("ops", admin.Operate))
 	page := w.page("/console/undelivered?view=list")
-	if got := rows(page); len(got) != 1000 {
-		t.Errorf("%d rows", len(got))
+	if strings.Contains(page, `id="first"`) {
+		t.Error("the first page leads to itself")
 	}
-	lacks(t, page, `data-total>1,001<`)
+	first := rows(page)
+	var all []string
+	for next := true; next; {
+		has(t, page, `data-total>203<`)
+		all = append(all, rows(page)...)
+		var link string
+		if _, link, next = strings.Cut(page, `id="next" href="`); next {
+			link, _, _ = strings.Cut(link, `"`)
+			page = w.page("/console/undelivered" + html.UnescapeString(link))
+			has(t, page, `id="first" href="?view=list"`)
+		}
+	}
+	slices.Sort(all)
+	if n := len(slices.Compact(all)); len(first) != 100 || n != 203 {
+		t.Errorf("the first page has %d rows, all have %d", len(first), n)
+	}
+	_, link, _ := strings.Cut(w.page("/console/undelivered?view=list"), `id="next" href="`)
+	link, _, _ = strings.Cut(link, `"`)
+	second := rows(w.page("/console/undelivered" + html.UnescapeString(link)))
+	last, err := parley.ParseID(first[99])
+	if err == nil {
+		err = b.node.Hub().Drop(t.Context(), last, "ledger")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := rows(w.page("/console/undelivered" + html.UnescapeString(link))); !slices.Equal(got, second) {
+		t.Errorf("the second page changed to %q", got)
+	}
+	if got := rows(w.page("/console/undelivered" + html.UnescapeString(link) + "&m=" + second[0])); len(got) != 100 {
+		t.Errorf("with a chosen row it has %d", len(got))
+	}
+	if status, _ := w.do("GET", "/console/undelivered?view=list&cursor=x", nil); status != http.StatusBadRequest {
+		t.Errorf("a cursor that is none: %d", status)
+	}
 }
 
 func TestNothingUndelivered(t *testing.T) {
 	b := open(t, nil)
 	w := b.entered(b.token("ops", admin.Read))
-	lacks(t, w.page("/console/undelivered"), "Nothing is undelivered", "0 dead letters")
-	lacks(t, w.page("/console/undelivered?show=waiting"), "Nothing waits")
+	has(t, w.page("/console/undelivered"), "Nothing is undelivered", "0 dead letters")
+	has(t, w.page("/console/undelivered?show=waiting"), "Nothing waits")
 	b.bury("bob", "ledger", "a", untrusted)
-	lacks(t, w.page("/console/undelivered?to=ledger&from=eve"), "No dead letter matches", "1 are recorded",
+	has(t, w.page("/console/undelivered?to=ledger&from=eve"), "No dead letter matches", "1 are recorded",
 		`href="?to=ledger" data-without="from">Without “from: eve”: 1<`,
 		`href="?from=eve" data-without="to">Without “to: ledger”: 0<`)
 }
@@ -275,7 +299,7 @@ func TestRetry(t *testing.T) {
 	b := ledger(t, 3)
 	w := b.entered(b.token("ops", admin.Operate))
 	page := w.page("/console/undelivered?retry=1&" + ofLedger)
-	lacks(t, page, "Retry 3 messages to ledger?", "3 match. Each keeps its id, is signed anew",
+	has(t, page, "Retry 3 messages to ledger?", "3 match. Each keeps its id, is signed anew",
 		"A message to ledger was given up for the same reason just now. Retry the oldest one first?",
 		"parley dead retry --to ledger --code unavailable --cause connection_refused --expect 3<", `id="retry"`,
 		`action="/console/undelivered/retry#retry"`)
@@ -301,7 +325,7 @@ func TestRetry(t *testing.T) {
 	if status != http.StatusConflict {
 		t.Fatalf("a count that differs: %d %s", status, page)
 	}
-	lacks(t, page, "2 dead letters match now, not 3: nothing was done", "Retry 2 messages to ledger?", "--expect 2 ",
+	has(t, page, "2 dead letters match now, not 3: nothing was done", "Retry 2 messages to ledger?", "--expect 2 ",
 		`value="key enrolled"`, "--reason &#39;key enrolled&#39;")
 	if len(b.audited("dead.retry")) != 1 {
 		t.Error("a count that differs was not held against it")
@@ -329,7 +353,7 @@ func TestRetryOfOutcomeUnknownAsks(t *testing.T) {
 	b.bury("bob", "ledger", "b", unknown)
 	w := b.entered(b.token("ops", admin.Operate))
 	page := w.page("/console/undelivered?retry=1&to=ledger&code=outcome_unknown")
-	lacks(t, page, "ledger may have had 2 of them already", " --unknown", "Ask there first")
+	has(t, page, "ledger may have had 2 of them already", " --unknown", "Ask there first")
 	form := dialog(t, page)
 	for _, one := range []string{"", "1"} {
 		form.Set("one", one)
@@ -353,7 +377,7 @@ func TestNoActionOverCauses(t *testing.T) {
 	w := b.entered(b.token("ops", admin.Operate))
 	for _, action := range []string{"retry", "drop"} {
 		page := w.page("/console/undelivered?" + action + "=1&to=ledger")
-		lacks(t, page, "These have several causes", "2 to ledger: unavailable, connection_refused")
+		has(t, page, "These have several causes", "2 to ledger: unavailable, connection_refused")
 		form := dialog(t, page)
 		form.Set("typed", "3")
 		form.Set("why", "all of it")
@@ -379,7 +403,7 @@ func TestCauseWithoutAReason(t *testing.T) {
 		t.Fatal("there is no group without a reason")
 	}
 	page = w.page("/console/undelivered" + html.UnescapeString(link[1]))
-	lacks(t, page, "Drop 1 message to ledger?", "--cause none")
+	has(t, page, "Drop 1 message to ledger?", "--cause none")
 	form := dialog(t, page)
 	form.Set("typed", "1")
 	form.Set("why", "nobody needs it")
@@ -420,7 +444,7 @@ func TestRetryDialogKeepsWhatWasTyped(t *testing.T) {
 		t.Errorf("done: %q", got)
 	}
 	// The page of a form is at the address of the form; its links lead to the screen.
-	lacks(t, w.page("/console/undelivered/retry?show=dropped"), "Nothing was dropped today")
+	has(t, w.page("/console/undelivered/retry?show=dropped"), "Nothing was dropped today")
 }
 
 func TestPacedRetry(t *testing.T) {
@@ -432,7 +456,7 @@ func TestPacedRetry(t *testing.T) {
 	if status != 200 {
 		t.Fatalf("%d %s", status, page)
 	}
-	lacks(t, page, `data-outcome="running"`, "retry of 3 messages to ledger, at most 0.01 a second", "of 3 tried",
+	has(t, page, `data-outcome="running"`, "retry of 3 messages to ledger, at most 0.01 a second", "of 3 tried",
 		`hx-trigger="every 2s"`, "parley dead jobs --stop 1")
 	stop := url.Values{"form": {form.Get("form")}, "job": {"1"}}
 	watch := b.entered(b.token("watch", admin.Read))
@@ -452,7 +476,7 @@ func TestPacedRetry(t *testing.T) {
 		t.Error("a page looks again for a job that has ended")
 	}
 	b.clock.move(59 * time.Minute)
-	lacks(t, w.page("/console/undelivered"), "stopped by ops")
+	has(t, w.page("/console/undelivered"), "stopped by ops")
 	b.clock.move(2 * time.Minute)
 	if page = w.page("/console/undelivered"); strings.Contains(page, "stopped by ops") {
 		t.Error("it is shown for more than an hour")
@@ -464,7 +488,7 @@ func TestDropAsks(t *testing.T) {
 	b := ledger(t, 3)
 	w := b.entered(b.token("ops", admin.Operate))
 	page := w.page("/console/undelivered?drop=1&" + ofLedger)
-	lacks(t, page, "Drop 3 messages to ledger?", "They will not be tried again. Their content stays in the record.",
+	has(t, page, "Drop 3 messages to ledger?", "They will not be tried again. Their content stays in the record.",
 		"This cannot be undone.", "parley dead drop --to ledger --code unavailable --cause connection_refused --expect 3<")
 	form := dialog(t, page)
 	for _, c := range []struct{ why, typed, want string }{
@@ -502,7 +526,7 @@ func TestViewersSeeWhatIsUndelivered(t *testing.T) {
 	for role, hidden := range map[admin.Role]bool{admin.Read: false, admin.Observe: true} {
 		w := b.entered(b.token("watch-"+string(role), role))
 		page := w.page("/console/undelivered")
-		lacks(t, page, "needs the role operator", "disabled", "Retry 3…")
+		has(t, page, "needs the role operator", "disabled", "Retry 3…")
 		if strings.Contains(page, "?retry=1") || strings.Contains(page, "data-key-r") {
 			t.Errorf("%s has a way to the dialog", role)
 		}
@@ -556,5 +580,5 @@ func TestTextsOfGuestsInUndelivered(t *testing.T) {
 		}
 	}
 	page := html.UnescapeString(w.page("/console/undelivered?retry=1&" + of.Encode()))
-	lacks(t, page, `--to $'<script>alert(1)</script>\xe2\x80\xaegnp.exe\x07\'; rm -rf' --code '<b>code</b>'`)
+	has(t, page, `--to $'<script>alert(1)</script>\xe2\x80\xaegnp.exe\x07\'; rm -rf' --code '<b>code</b>'`)
 }

@@ -216,7 +216,7 @@ func with(q url.Values, pairs ...string) string {
 	for k, v := range q {
 		out[k] = v
 	}
-	for _, k := range []string{"before", "m", "page"} {
+	for _, k := range []string{"before", "cursor", "m", "page"} {
 		out.Del(k)
 	}
 	for i := 0; i+1 < len(pairs); i += 2 {

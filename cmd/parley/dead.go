@@ -27,6 +27,7 @@ func (a *app) deadCommand() *cobra.Command {
 		}),
 	}
 	listing.register(list)
+	list.Flags().StringVar(&listing.Cursor, "cursor", "", "only those behind this cursor, which --json gives for each")
 	causes.register(list)
 	var to string
 	show := &cobra.Command{
