@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -245,8 +246,9 @@ type parsed struct {
 // parse is step 1. Its envelope is for the next steps only; if one fails, the
 // envelope may be incomplete.
 func (d *Decoder) parse(b []byte) (*parsed, error) {
-	if len(b) > d.Limits.envelope() {
-		return nil, refuse(ErrTooLarge, StepParse, "", "")
+	if most := d.Limits.envelope(); len(b) > most {
+		return nil, refuse(ErrTooLarge, StepParse, "",
+			fmt.Sprintf("the envelope has %d bytes; at most %d are allowed", len(b), most))
 	}
 	if d.Limits.Depth > 0 {
 		if err := jsonx.Valid(b, d.Limits.Depth); err != nil {

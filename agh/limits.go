@@ -22,6 +22,8 @@ const (
 	maxWorkspace = 1024
 	maxThread    = 128
 	maxWork      = 128
+	maxPeer      = 128 // also of a handle
+	maxChannel   = 64
 )
 
 func (l Limits) envelope() int { return cmp.Or(l.Envelope, 1<<20) }

@@ -85,7 +85,7 @@ func (r *Router) Prepare(ctx context.Context, e *Envelope) (Outgoing, error) {
 		return Outgoing{}, malformed(StepSurface, "to", "a greet is for all")
 	}
 	if r.Screen && looksSecret(&c) {
-		return Outgoing{}, refuse(ErrScreened, StepBody, "body", "")
+		return Outgoing{}, refuse(ErrScreened, StepBody, "body", "seems to hold a secret; AGH daemons drop it")
 	}
 	out, err := r.emit(l, &c)
 	if err != nil {

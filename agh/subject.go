@@ -14,7 +14,7 @@ const SubjectPrefix = "agh.network.v0"
 func routeToken(peerID string) (string, error) {
 	peerID = strings.TrimSpace(peerID)
 	if !ValidPeerID(peerID) {
-		return "", malformed(StepFields, "peer_id", "must be a peer id")
+		return "", badPeer(peerID)
 	}
 	sum := sha256.Sum256([]byte(peerID))
 	return hex.EncodeToString(sum[:16]), nil
@@ -59,10 +59,10 @@ func VerifiedPeerSubject(workspaceID, channel, peerID string) (string, error) {
 func channelSubject(workspaceID, channel string) (string, error) {
 	workspaceID, channel = strings.TrimSpace(workspaceID), strings.TrimSpace(channel)
 	if !ValidWorkspaceID(workspaceID) {
-		return "", malformed(StepFields, "workspace_id", "must be a subject-safe id")
+		return "", badWorkspace(workspaceID)
 	}
 	if !ValidChannel(channel) {
-		return "", malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+		return "", badChannel(channel)
 	}
 	return SubjectPrefix + "." + workspaceID + "." + channel + ".", nil
 }
@@ -96,8 +96,10 @@ func (e *Envelope) CheckSubject(subject string) error {
 // the peers must differ and be plain Peer IDs.
 func DirectID(workspaceID, channel, peerA, peerB string) (string, error) {
 	peerA, peerB = strings.TrimSpace(peerA), strings.TrimSpace(peerB)
-	if !ValidPeerID(peerA) || !ValidPeerID(peerB) {
-		return "", malformed(StepFields, "peer_id", "must be a peer id")
+	for _, id := range []string{peerA, peerB} {
+		if !ValidPeerID(id) {
+			return "", badPeer(id)
+		}
 	}
 	return VerifiedDirectID(strings.TrimSpace(workspaceID), strings.TrimSpace(channel), peerA, peerB)
 }
@@ -109,11 +111,13 @@ func VerifiedDirectID(workspaceID, channel, peerA, peerB string) (string, error)
 	low, high := min(peerA, peerB), max(peerA, peerB)
 	switch {
 	case !ValidWorkspaceID(workspaceID):
-		return "", malformed(StepFields, "workspace_id", "must be a subject-safe id")
+		return "", badWorkspace(workspaceID)
 	case !ValidChannel(channel):
-		return "", malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
-	case !valid(low) || !valid(high):
-		return "", malformed(StepFields, "peer_id", "must be a peer id")
+		return "", badChannel(channel)
+	case !valid(low):
+		return "", badPeer(low)
+	case !valid(high):
+		return "", badPeer(high)
 	case low == high:
 		return "", malformed(StepFields, "peer_id", "a direct room has two peers")
 	}

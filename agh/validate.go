@@ -1,6 +1,9 @@
 package agh
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // fields is step 2: required fields and grammar. Members whose grammar is only
 // "non-empty" (id, workspace_id, thread_id and the correlation ids) may be
@@ -12,15 +15,15 @@ func (d *Decoder) fields(p *parsed) error {
 	case p.ID == "":
 		return malformed(StepFields, "id", "must not be empty")
 	case !ValidWorkspaceID(p.WorkspaceID):
-		return malformed(StepFields, "workspace_id", "must be a subject-safe id")
+		return badWorkspace(p.WorkspaceID)
 	case !p.Kind.known():
 		return refuse(ErrUnsupportedKind, StepFields, "kind", "must be greet, whois, say, capability, receipt or trace")
 	case !ValidChannel(p.Channel):
-		return malformed(StepFields, "channel", "must match [a-z0-9][a-z0-9_-]{0,63}")
+		return badChannel(p.Channel)
 	case !d.validPeer(p.From):
-		return malformed(StepFields, "from", "must be a peer id")
+		return badName("from", p.From, maxPeer, "must be a peer id")
 	case p.has.to && !d.validPeer(p.To):
-		return malformed(StepFields, "to", "must be a peer id or null")
+		return badName("to", p.To, maxPeer, "must be a peer id or null")
 	case p.TS <= 0:
 		return malformed(StepFields, "ts", "must be a positive integer of Unix seconds")
 	case p.ExpiresAt < 0:
@@ -30,6 +33,24 @@ func (d *Decoder) fields(p *parsed) error {
 	}
 	return nil
 }
+
+// badName refuses a name that breaks its grammar, or its bound in bytes.
+func badName(field, name string, most int, grammar string) *Error {
+	if len(name) > most {
+		grammar = fmt.Sprintf("has %d bytes; at most %d are allowed", len(name), most)
+	}
+	return malformed(StepFields, field, grammar)
+}
+
+func badWorkspace(id string) *Error {
+	return badName("workspace_id", id, maxWorkspace, "must be a subject-safe id")
+}
+
+func badChannel(name string) *Error {
+	return badName("channel", name, maxChannel, "must match [a-z0-9][a-z0-9_-]{0,63}")
+}
+
+func badPeer(id string) *Error { return badName("peer_id", id, maxPeer, "must be a peer id") }
 
 // surface is step 4: the conversation members that a kind must or must not have
 // (envelope page, "Conversation surface fields").
@@ -85,11 +106,11 @@ func ident(s, set string, max int) bool {
 }
 
 // ValidChannel reports whether s matches [a-z0-9][a-z0-9_-]{0,63}.
-func ValidChannel(s string) bool { return ident(s, alnum+"_-", 64) }
+func ValidChannel(s string) bool { return ident(s, alnum+"_-", maxChannel) }
 
 // ValidPeerID reports whether s matches [a-z0-9][a-z0-9._-]{0,127}. A verified
 // handle does not; see [SplitHandle].
-func ValidPeerID(s string) bool { return ident(s, alnum+"._-", 128) }
+func ValidPeerID(s string) bool { return ident(s, alnum+"._-", maxPeer) }
 
 // ValidWorkspaceID reports whether s may be a token of a subject: 1 to 1024
 // bytes, no dot, space, wildcard or control character, no padding.

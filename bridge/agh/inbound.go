@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/parley-hub/parley"
@@ -381,7 +382,7 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 		Cause: fmt.Sprint(res.Err), Size: len(raw)}
 	var e *protocol.Error
 	if errors.As(res.Err, &e) {
-		f.Step, f.Text, f.Code = string(e.Step), e.Text, codeOf(e)
+		f.Step, f.Text, f.Code = string(e.Step), said(e), codeOf(e)
 	}
 	if res.Envelope != nil {
 		f.Claim, f.Verdict = res.Envelope.WorkspaceID+"/"+res.Envelope.From, verdict(res.Verdict, user)
@@ -391,6 +392,14 @@ func (b *Binding) refused(user, subject string, raw []byte, res protocol.Result)
 		b.rejectWork(res.Envelope, parley.Refuse(parley.UnknownAgent, "no peer %q is in the channel", res.Envelope.To),
 			ref, protocol.StatusRejected)
 	}
+}
+
+// said is the text of a refusal with the member that it is about, unless the sender named that.
+func said(e *protocol.Error) string {
+	if e.Step == protocol.StepParse {
+		return e.Text
+	}
+	return strings.TrimSpace(e.Field + " " + e.Text)
 }
 
 func codeOf(e *protocol.Error) parley.Code {

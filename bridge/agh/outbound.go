@@ -178,7 +178,7 @@ func (b *Binding) outcome(err error, ls ...parley.Loss) hub.Outcome {
 			Reason: "the work was closed before this could be said"})}
 	case errors.As(err, &e) && !e.Retryable:
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent,
-			"it cannot be said in AGH: %s", e.Text).Because(err), Losses: ls}
+			"it cannot be said in AGH: %s", said(e)).Because(err), Losses: ls}
 	}
 	return hub.Outcome{Err: bridge.Unreachable(parley.Fail(parley.Unavailable, err, "it could not be published").
 		With(parley.ByHub, parley.HubStorage, ""), err), Losses: ls}

@@ -12,6 +12,7 @@ import (
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/agh"
 	bridge "github.com/parley-hub/parley/bridge/agh"
+	"github.com/parley-hub/parley/hub"
 	"github.com/parley-hub/parley/node"
 )
 
@@ -80,5 +81,35 @@ func TestRefusalOfAnAgent(t *testing.T) {
 	if reason, detail, code := rejected(t, e, work); reason != agh.ReasonInternal || code != string(parley.Rejected) ||
 		detail != "not this one" {
 		t.Errorf("%s, %s, %s", reason, detail, code)
+	}
+}
+
+// What is too long for AGH is refused with what it is and the bound, in both directions.
+func TestTooLongIsSaid(t *testing.T) {
+	w := newWorld(t, nil)
+	w.join("tb", "acme", "bob")
+	long := strings.Repeat("n", 1<<20)
+	c, err := w.Hub().Begin(t.Context(), hub.Submission{Scope: "go test", Message: &parley.Message{Kind: parley.Request,
+		From: "listener", To: "guest/agh/acme/bob", Parts: []parley.Part{parley.Text(long)},
+		Origin: parley.Origin{Protocol: "go", Peer: "listener"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := c.Reply(t.Context())
+	if err != nil || m.Kind != parley.Failure || !strings.Contains(m.Error.Text, "the envelope has 10") ||
+		!strings.Contains(m.Error.Text, "at most 1048576") {
+		t.Errorf("to the peer: %.500v, %v", m, err)
+	}
+	nc := w.connect("ta")
+	raw := strings.Replace(`{"protocol":"agh-network/v0","id":"m1","workspace_id":"acme","kind":"say",`+
+		`"channel":"builders","surface":"thread","thread_id":"thread_abc","from":"alice","to":"TO",`+
+		`"ts":1776366000,"body":{"text":"hello"},`+
+		`"proof":null}`, "TO", long[:5000], 1)
+	if err := nc.Publish(own(t, "crew__weather"), []byte(raw)); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the refusal is noted", func() bool { return len(w.Hub().Refused(1)) == 1 })
+	if f := w.Hub().Refused(1)[0]; f.Text != "to has 5000 bytes; at most 128 are allowed" {
+		t.Errorf("from the peer: %+v", f)
 	}
 }
