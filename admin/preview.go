@@ -10,6 +10,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/directory"
+	"github.com/parley-hub/parley/internal/readable"
 	"github.com/parley-hub/parley/keyring"
 )
 
@@ -52,9 +53,12 @@ func (a *Admin) PreviewExpose(_ context.Context, by Actor, name string, protocol
 	if err != nil {
 		return Preview{}, err
 	}
-	list := strings.Join(protocols, " ")
+	command := append([]string{"parley", "agents", "expose", name}, protocols...)
+	if len(protocols) == 0 {
+		command = append(command, "none")
+	}
 	p := Preview{Target: name, Agents: []string{},
-		Command: "parley agents expose " + name + " " + cmp.Or(list, "none")}
+		Command: readable.ShellWords(command...)}
 	now := *e
 	now.Exposed = protocols
 	native, id := a.c.Hub.Native(e)
@@ -99,11 +103,11 @@ func (a *Admin) PreviewLink(_ context.Context, by Actor, name string, id NewIden
 	if _, err := a.credentials([]NewIdentity{id}, e.Identities); err != nil {
 		return Preview{}, err
 	}
-	p := Preview{Target: name, Agents: []string{}, Command: "parley agents link " + name + " --protocol " + id.Protocol +
-		" --id " + id.ID}
+	p := Preview{Target: name, Agents: []string{}, Command: readable.ShellWords("parley", "agents", "link", name,
+		"--protocol", id.Protocol, "--id", id.ID)}
 	p.say("%s is %s in %s, too.", name, id.ID, id.Protocol)
 	if id.URL != "" {
-		p.Command += " --url " + id.URL
+		p.Command += " " + readable.ShellWords("--url", id.URL)
 		p.say("The hub sends messages of %s agents to %s.", id.Protocol, id.URL)
 	}
 	if i, ok := e.Identity(id.Protocol); ok && i.StandIn || !ok && e.ExposedIn(id.Protocol) {
@@ -141,11 +145,11 @@ func (a *Admin) previewKey(p *Preview, agent string, id NewIdentity, key []byte)
 
 // keyFlags are the flags of a command that enrols a key.
 func keyFlags(id NewIdentity) string {
-	flags := " --key " + id.PublicKey
+	flags := []string{"--key", id.PublicKey}
 	if id.KeyID != "" {
-		flags += " --key-id " + id.KeyID
+		flags = append(flags, "--key-id", id.KeyID)
 	}
-	return flags
+	return " " + readable.ShellWords(flags...)
 }
 
 func (p *Preview) add(agent string) {
@@ -174,8 +178,8 @@ func (a *Admin) PreviewEnroll(_ context.Context, by Actor, e Enrolment) (Preview
 			return Preview{}, fromKeyring(keyring.ErrExists)
 		}
 	}
-	p := Preview{Target: e.Agent, Agents: []string{}, Command: "parley keys enroll " + e.Agent + " --protocol " +
-		e.Protocol + keyFlags(e.NewIdentity)}
+	p := Preview{Target: e.Agent, Agents: []string{}, Command: readable.ShellWords("parley", "keys", "enroll", e.Agent,
+		"--protocol", e.Protocol) + keyFlags(e.NewIdentity)}
 	e.ID = i.ID
 	a.previewKey(&p, e.Agent, e.NewIdentity, key)
 	return p, nil
@@ -207,8 +211,8 @@ func (a *Admin) PreviewRotate(_ context.Context, by Actor, r Rotation) (Preview,
 	case replacing && overlap > 0:
 		return Preview{}, beingReplaced(r)
 	}
-	p := Preview{Target: r.Owner, Agents: []string{}, Until: a.c.Now().Add(overlap), Command: "parley keys rotate " +
-		r.Owner + " --protocol " + r.Purpose + " --overlap " + overlap.String()}
+	p := Preview{Target: r.Owner, Agents: []string{}, Until: a.c.Now().Add(overlap), Command: readable.ShellWords("parley",
+		"keys", "rotate", r.Owner, "--protocol", r.Purpose, "--overlap", overlap.String())}
 	p.Old = keyring.Fingerprint(old.Algorithm, old.Public)
 	stamp := func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 UTC") }
 	switch {

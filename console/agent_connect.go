@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // This file shows how far agents are connected. The hub works on it by itself; the page looks.
@@ -158,7 +159,7 @@ func (c *Console) addedBy(q *request, l *admin.Checklist) ([]string, error) {
 	}
 	for _, id := range a.Identities {
 		if id.Protocol == "samvad" && l.Protocol == "samvad" && !id.StandIn && id.URL != "" {
-			w.Flags = []string{"--samvad " + id.URL}
+			w.Flags = []string{readable.ShellWords("--samvad", id.URL)}
 		}
 	}
 	return w.commands(l.Agent), nil

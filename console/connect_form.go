@@ -11,6 +11,7 @@ import (
 
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/admin"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // This file is the form that connects an agent: the protocol first, then the fields that it needs. What the agent says
@@ -120,9 +121,9 @@ func (f *ConnectForm) command() string {
 		}
 		flags = f.way.Command(shown)
 	}
-	out := "parley agents add " + name + " " + flags
+	out := readable.ShellWords("parley", "agents", "add", name) + " " + flags
 	if f.Expose != "" {
-		out += " --expose " + strings.Join(f.exposed(), ",")
+		out += " " + readable.ShellWords("--expose", strings.Join(f.exposed(), ","))
 	}
 	return out + " --wait 2m"
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 	bridge "github.com/parley-hub/parley/bridge/mcp"
 	"github.com/parley-hub/parley/internal/netguard"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 var mcpProtocol = Protocol{
@@ -88,12 +89,12 @@ func pasteMCP(public, name string, id admin.Identity) []admin.Paste {
 		name}
 	if bridge.IsTunnel(id.ID) {
 		return []admin.Paste{token, {Why: "so that its server is joined to the hub", SDK: "shell",
-			Line: "parley mcp attach " + name + " --url " + base + " --token-file FILE -- COMMAND"}}
+			Line: readable.ShellWords("parley", "mcp", "attach", name, "--url", base) + " --token-file FILE -- COMMAND"}}
 	}
 	why := "so that it lists and calls agents through the hub; `parley agents` lists those that are exposed in mcp"
 	return []admin.Paste{token, {Why: why, SDK: "URL", Line: base + bridge.Base},
 		{Why: why, SDK: "header", Line: "Authorization: Bearer TOKEN"},
-		{Why: why, SDK: "shell", Line: "parley mcp config --url " + base}}
+		{Why: why, SDK: "shell", Line: readable.ShellWords("parley", "mcp", "config", "--url", base)}}
 }
 
 // ErrGuarded says that a server wants credentials.

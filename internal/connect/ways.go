@@ -6,6 +6,7 @@ import (
 
 	"github.com/parley-hub/parley/admin"
 	"github.com/parley-hub/parley/bridge/peerauth"
+	"github.com/parley-hub/parley/internal/readable"
 )
 
 // Way, Field and Values describe an agent that joins, for the command line and the console.
@@ -57,7 +58,7 @@ func flags(v Values, names ...string) string {
 	var out []string
 	for _, n := range names {
 		if v[n] != "" {
-			out = append(out, "--"+n+" "+v[n])
+			out = append(out, readable.ShellWords("--"+n, v[n]))
 		}
 	}
 	return strings.Join(out, " ")

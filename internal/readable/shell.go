@@ -10,13 +10,22 @@ import (
 // maxArgument bounds one argument of a command: Linux takes at most 128 KiB.
 const maxArgument = 100 << 10
 
+// ShellWords writes texts as the words of a command.
+func ShellWords(words ...string) string {
+	out := make([]string, len(words))
+	for i, w := range words {
+		out[i] = ShellWord(w)
+	}
+	return strings.Join(out, " ")
+}
+
 // ShellWord writes a text as one word of a shell. Characters that a terminal would not show as they are stand as escapes.
 func ShellWord(s string) string {
 	plain := func(r rune) bool {
-		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:", r)
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:+,=", r)
 	}
 	switch {
-	case s != "" && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }):
+	case s != "" && s[0] != '=' && !strings.ContainsFunc(s, func(r rune) bool { return !plain(r) }):
 		return s
 	case utf8.ValidString(s) && !strings.ContainsFunc(s, unseen):
 		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
