@@ -64,6 +64,7 @@ type Page struct {
 	By     *admin.Actor
 	Frame  *Frame // nil without a session
 	Stream string // address of the page's live updates
+	At     int32  // hash of the page's address; 0 for the answer to a form
 	Now    Moment
 	Data   any
 }
@@ -81,6 +82,9 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, q *request, nam
 	if q != nil {
 		p.By, p.Form, p.Now = &q.by, q.session.Form, Moment{q.now, q.now}
 		p.Frame, p.Stream = c.frame(q), streamOf(q)
+		if r.Method == http.MethodGet {
+			p.At = addressHash(r.RequestURI)
+		}
 	}
 	var b bytes.Buffer
 	if err := c.pages.by[name].ExecuteTemplate(&b, "layout", p); err != nil {
@@ -91,6 +95,16 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, q *request, nam
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
 	_, _ = w.Write(visible(b.Bytes())) // if it fails, the browser is gone
+}
+
+// addressHash is a hash of an address, which live.js computes too. The address itself may have texts that do not belong
+// into the page.
+func addressHash(s string) (h int32) {
+	s = strings.TrimSuffix(s, "?")
+	for i := range len(s) {
+		h = h*31 + int32(s[i])
+	}
+	return h
 }
 
 // part writes one template without the layout, for a live stream or a part of a page.

@@ -145,6 +145,12 @@
     page = $("#main"); offset = Date.parse(page.dataset.now) - now();
     more.clear(); held.clear(); many = ""; failed = 0;
   };
+  on("DOMContentLoaded", () => { // a step back while the page loaded has changed its address
+    const s = history.state, at = [...location.pathname + location.search];
+    const h = at.reduce((h, c) => h * 31 + c.charCodeAt() | 0, 0), again = !s?.again && h != (page.dataset.page ?? h);
+    history.replaceState({ ...s, again }, "");
+    if (again) location.reload();
+  });
   on("htmx:afterSwap", turn);
   on("htmx:beforeSwap", e => { // the reader is on another page by now
     const c = e.detail.requestConfig, page = url => new URL(url, location).href.split("#")[0];
