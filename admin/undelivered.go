@@ -78,6 +78,7 @@ type UndeliveredGroup struct {
 	Last     time.Time            `json:"last"`             // change: given up, tried, reached again, dropped
 	Attempts int                  `json:"attempts"`         // the most for one delivery
 	Expired  int                  `json:"expired,omitzero"` // that are past their deadline or expiry
+	Failed   int                  `json:"failed,omitzero"`  // recovered requests that were answered with a failure
 	Newest   []UndeliveredMessage `json:"newest"`           // the three that changed last
 
 	Recipient *AgentState `json:"recipient,omitzero"` // now; missing: ready
@@ -156,6 +157,7 @@ type causes struct {
 type causeGroup struct {
 	cause
 	number, expired, attempts int
+	failed                    int // answered with a failure
 	first, last               time.Time
 	newest                    []trouble // the one that changed last first
 }
@@ -175,6 +177,9 @@ func (c *causes) add(t *trouble) {
 	g.number++
 	if overdue(&t.Delivery, c.now) {
 		g.expired++
+	}
+	if t.mended != nil && t.mended.Failure != "" {
+		g.failed++
 	}
 	g.attempts = max(g.attempts, t.Attempt)
 	if t.first.Before(g.first) {
@@ -374,7 +379,7 @@ func (a *Admin) said(ctx context.Context, groups []*causeGroup) (map[parley.ID]i
 
 func (a *Admin) viewGroup(by Actor, g *causeGroup, said map[parley.ID]index.Message) UndeliveredGroup {
 	v := UndeliveredGroup{To: g.to, Problem: Problem{Code: g.code, Reason: g.reason}, Number: g.number, First: g.first,
-		Last: g.last, Attempts: g.attempts, Expired: g.expired, Newest: []UndeliveredMessage{},
+		Last: g.last, Attempts: g.attempts, Expired: g.expired, Failed: g.failed, Newest: []UndeliveredMessage{},
 		Recipient: a.notReady(by, g.to)}
 	for i := range g.newest {
 		t := &g.newest[i]

@@ -151,6 +151,28 @@ func TestUndelivered(t *testing.T) {
 	}
 }
 
+// A delivery has recovered when its recipient has the message. Its group counts those answered with a failure.
+func TestRecoveredAndAnsweredWithAFailure(t *testing.T) {
+	b := open(t, nil)
+	refusal := parley.Refuse(parley.Rejected, "no").With(parley.ByPeer, "", "")
+	away := journal.Step{State: parley.Waiting, Error: refusedIt, Next: time.Now().Add(time.Hour)}
+	again := journal.Step{State: parley.Delivering, Attempt: 2}
+	for i, end := range [][]journal.Step{
+		{{State: parley.Answered, Reply: parley.ID{1}}},
+		{{State: parley.Answered, Reply: parley.ID{2}, Error: refusal}},
+		{{State: parley.Delivered}, {State: parley.Answered, Reply: parley.ID{3}, Error: refusal}},
+		{{State: parley.Delivered}},
+	} {
+		b.bury(parley.Message{Kind: parley.Request, From: "bob", To: "museum", Skill: fmt.Sprint("do-", i)},
+			append([]journal.Step{away, again}, end...)...)
+	}
+	u, err := b.client.Undelivered(t.Context(), UndeliveredFilter{Show: ShowRecovered})
+	if err != nil || len(u.Groups) != 1 || u.Groups[0].Number != 4 || u.Groups[0].Failed != 2 ||
+		u.Groups[0].Problem.Code != parley.Unavailable {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
 // Deliveries recovered stay for a day.
 func TestUndeliveredForADay(t *testing.T) {
 	now := time.Now()

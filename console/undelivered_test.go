@@ -347,6 +347,37 @@ func TestRetry(t *testing.T) {
 	}
 }
 
+// TestRetryAnsweredWithAFailure: a dead letter that reaches its recipient has recovered, whatever the recipient
+// answers. The page says how many it answered with a failure.
+func TestRetryAnsweredWithAFailure(t *testing.T) {
+	b := open(t, nil)
+	if err := b.node.Handle(parley.Agent{Name: "ledger"}, parley.RawSkill("do", func(_ context.Context, m *parley.Message,
+		_ parley.Replier) error {
+		if strings.Contains(m.Text(), "odd") {
+			return parley.Refuse(parley.Rejected, "this is no invoice")
+		}
+		return nil
+	})); err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"invoice 1", "odd 2", "invoice 3"} {
+		b.bury("bob", "ledger", text, untrusted)
+	}
+	b.indexed()
+	if _, err := b.api.RetryAll(t.Context(), admin.Bulk{Filter: admin.DeadFilter{To: "ledger"}}); err != nil {
+		t.Fatal(err)
+	}
+	w := b.entered(b.token("ops", admin.Operate))
+	page := ""
+	for tries := 0; !slices.Contains(causes(page), "ledger unavailable 3 recovered") ||
+		!strings.Contains(page, "Reached again, after 2 attempts at most. 1 of them was answered with a failure."); tries++ {
+		if tries == 1000 {
+			t.Fatalf("it is not said: %q, %s", causes(page), page)
+		}
+		page = w.page("/console/undelivered?show=recovered")
+	}
+}
+
 func TestRetryOfOutcomeUnknownAsks(t *testing.T) {
 	b := ledger(t, 0)
 	b.bury("bob", "ledger", "a", unknown)

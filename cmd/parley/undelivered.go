@@ -107,6 +107,9 @@ func (a *app) showGroup(show admin.Show, g *admin.UndeliveredGroup) {
 	if g.Expired > 0 {
 		line("late", "%d past their deadline: a retry would only say so", g.Expired)
 	}
+	if g.Failed > 0 {
+		line("answered", "%d with a failure", g.Failed)
+	}
 	for i := range g.Newest {
 		m := &g.Newest[i]
 		said := strings.TrimSpace(strings.Join([]string{m.Kind.String(), m.Skill, m.Act, clean(m.Preview)}, " "))

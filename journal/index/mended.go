@@ -32,6 +32,7 @@ type Mended struct {
 	Attempts int       // the last of them reached the recipient
 	Code     parley.Code
 	Reason   parley.Reason // of the last failure
+	Failure  parley.Code   // of the answer to a request, which has one delivery; "": not answered, or not with a failure
 }
 
 // MaxMended bounds the deliveries of one call of [Index.Mended].
@@ -44,8 +45,10 @@ func (x *Index) Mended(ctx context.Context, dropped bool, since time.Time, each 
 	err = x.view(ctx, func(tx *sqlite.Conn) error {
 		n := 0
 		return execute(tx, `SELECT m.id, (SELECT name FROM agents WHERE n=m.sender), d.recipient, d.at, d.first,
-			d.attempts, d.code, d.reason FROM mended d JOIN messages m ON m.n=d.n
-			WHERE d.at>=? AND d.dropped=? ORDER BY d.at DESC, d.n DESC, d.recipient LIMIT ?`,
+			d.attempts, d.code, d.reason,
+			iif(m.flags & ?4 <> 0 AND m.deliveries->>'$[0].to'=d.recipient, m.deliveries->>'$[0].s[#-1].c', NULL)
+			FROM mended d JOIN messages m ON m.n=d.n
+			WHERE d.at>=?1 AND d.dropped=?2 ORDER BY d.at DESC, d.n DESC, d.recipient LIMIT ?3`,
 			func(q *sqlite.Stmt) error {
 				if n++; n > MaxMended {
 					more = true
@@ -53,11 +56,11 @@ func (x *Index) Mended(ctx context.Context, dropped bool, since time.Time, each 
 				}
 				v := Mended{From: q.ColumnText(1), To: q.ColumnText(2), At: timeOf(q.ColumnInt64(3)),
 					First: timeOf(q.ColumnInt64(4)), Attempts: q.ColumnInt(5), Code: parley.Code(q.ColumnText(6)),
-					Reason: parley.Reason(q.ColumnText(7))}
+					Reason: parley.Reason(q.ColumnText(7)), Failure: parley.Code(q.ColumnText(8))}
 				q.ColumnBytes(0, v.Message[:])
 				each(&v)
 				return nil
-			}, since.UnixNano(), dropped, MaxMended+1)
+			}, since.UnixNano(), dropped, MaxMended+1, 1<<parley.Answered)
 	})
 	return more, err
 }

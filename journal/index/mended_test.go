@@ -85,8 +85,8 @@ func TestMended(t *testing.T) {
 
 	const refused = parley.ConnectionRefused
 	want := []Mended{
-		{retried, "alice", "carol", begin.Add(time.Hour), begin.Add(time.Minute), 2, parley.Unavailable, refused},
-		{second, "alice", "bob", begin.Add(time.Minute), begin, 2, parley.Unavailable, refused},
+		{retried, "alice", "carol", begin.Add(time.Hour), begin.Add(time.Minute), 2, parley.Unavailable, refused, ""},
+		{second, "alice", "bob", begin.Add(time.Minute), begin, 2, parley.Unavailable, refused, ""},
 	}
 	list := func(dropped bool, since time.Time) (out []Mended) {
 		t.Helper()
@@ -154,10 +154,16 @@ func TestMendedNotByTheHub(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []parley.ID
+	var failed []parley.Code
 	if _, err := x.Mended(t.Context(), false, time.Now().Add(-time.Hour), func(m *Mended) {
 		got = append(got, m.Message)
+		failed = append(failed, m.Failure)
 	}); err != nil {
 		t.Fatal(err)
+	}
+	slices.Sort(failed)
+	if want := []parley.Code{"", parley.Rejected}; !slices.Equal(failed, want) {
+		t.Errorf("failures that answered: %q, want %q", failed, want)
 	}
 	slices.SortFunc(got, func(a, b parley.ID) int { return slices.Compare(a[:], b[:]) })
 	if want := []parley.ID{testID(1, 1), testID(2, 1)}; !slices.Equal(got, want) {
