@@ -26,6 +26,11 @@ func (b *Binding) HoldReconciler() (release func()) {
 	}
 }
 
+// Reconcile does the hub's work in a session, as a worker does.
+func (b *Binding) Reconcile(ctx context.Context, session string) error {
+	return b.reconciler.reconcile(ctx, session)
+}
+
 // Queued reports whether a session waits for reconciliation because of a
 // record in the journal.
 func (b *Binding) Queued(session string) bool {

@@ -452,7 +452,8 @@ func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messa
 	return protocol.ErrChain
 }
 
-// invite opens a session of a stand-in with an agent.
+// invite opens a session of a stand-in with an agent. The invitation has the stand-in's card, so that no message for the
+// card alone takes the head of the session.
 func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, session, purpose string) error {
 	a, err := b.store.Agent(ctx, peer)
 	if err != nil {
@@ -466,11 +467,15 @@ func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, sessio
 	if err != nil {
 		return err
 	}
+	own, err := cardObject(i)
+	if err != nil {
+		return err
+	}
 	body := protocol.Proposal{ProposalID: id, Type: "session-invitation", Subject: cmp.Or(purpose, "session"),
 		Terms: map[string]any{"format": protocol.JSON}}
 	e, err := protocol.Draft{SessionID: session, Time: b.c.Now(),
 		Recipient: &protocol.Party{AgentID: peer, OrgID: card.OrgID}, Performative: protocol.Propose,
-		Body: body}.Sign(i)
+		Body: body, Context: []protocol.ContextObject{own}}.Sign(i)
 	if err != nil {
 		return err
 	}

@@ -283,7 +283,8 @@ func isMoved(err error) bool {
 		errors.Is(err, protocol.ErrInvalidBody) || errors.Is(err, protocol.ErrChain)
 }
 
-// join answers the invitation of a stand-in, and introduces the stand-in.
+// join answers the invitation of a stand-in. Its ACCEPT has its card: a message for the card alone would take the head of
+// the session, and the inviter's next message would be refused.
 func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
 	b := t.b
 	switch l.State {
@@ -296,36 +297,54 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 		}
 		name, _ := b.standIns.name(i.ID())
 		act, answer := protocol.Accept, protocol.Answer{ReferenceID: l.Items[at].ID}
+		card, err := cardObject(i)
+		if err != nil {
+			return err
+		}
+		objects := []protocol.ContextObject{card}
 		e, ok := b.c.Hub.Directory().Agent(name)
 		// A stand-in stays reachable after its agent got its own ASP identity.
 		if !ok || !e.ExposedIn(Protocol) && !b.spokeFirst(l, i) {
 			act, answer.Code, answer.Reason = protocol.Reject, "unauthorized", "the agent is not here"
+			objects = nil
 		}
-		return b.send(ctx, i, l.ID, "", speechAct{act: act, body: answer}, ownMessage{onlyAt: l.Head}, nil)
+		return b.send(ctx, i, l.ID, "", speechAct{act: act, body: answer}, ownMessage{onlyAt: l.Head}, objects)
 	case protocol.Introduced:
-		records, err := b.store.Records(ctx, l.ID, 0, 16)
-		if err != nil {
-			return err
-		}
-		for _, r := range records {
-			if r.Sender == i.ID() && r.Kind == protocol.RecordMessage {
-				if e, err := r.Format.Decode(r.Raw); err == nil &&
-					e.BodyText("informType") == introduction {
-					return nil
-				}
-			}
-		}
-		card, err := i.Card().JSON()
-		if err != nil {
-			return err
-		}
-		object := protocol.ContextObject{Type: protocol.AgentCardContext, ID: "card-" + i.Public().ID()[:16],
-			Version: 1, Data: card, Visibility: protocol.VisibleSession}
-		return b.send(ctx, i, l.ID, "", speechAct{act: protocol.Inform,
-			body: protocol.Information{InformType: introduction, Topic: introduction}},
-			ownMessage{onlyAt: l.Head}, []protocol.ContextObject{object})
+		return t.returnIntroduction(ctx, l, i)
 	}
 	return nil
+}
+
+// returnIntroduction sends an introduction of a stand-in, once, if another participant sent one: that agent may wait for
+// it, although it has the stand-in's card already.
+func (t *reconciler) returnIntroduction(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
+	records, err := t.b.store.Records(ctx, l.ID, 0, 16)
+	if err != nil {
+		return err
+	}
+	due := false
+	for _, r := range records {
+		if r.Kind != protocol.RecordMessage {
+			continue
+		}
+		if e, err := r.Format.Decode(r.Raw); err != nil || e.BodyText("informType") != introduction {
+			continue
+		}
+		if r.Sender == i.ID() {
+			return nil
+		}
+		due = true
+	}
+	if !due {
+		return nil
+	}
+	card, err := cardObject(i)
+	if err != nil {
+		return err
+	}
+	return t.b.send(ctx, i, l.ID, "", speechAct{act: protocol.Inform,
+		body: protocol.Information{InformType: introduction, Topic: introduction}},
+		ownMessage{onlyAt: l.Head}, []protocol.ContextObject{card})
 }
 
 // spokeFirst reports whether a stand-in opened the session: it accepts the

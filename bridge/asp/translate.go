@@ -401,6 +401,13 @@ func evidence(m *parley.Message, hub string) (protocol.ContextObject, error) {
 		Visibility: protocol.VisibleTurn}, err
 }
 
+// cardObject holds the card with which a stand-in introduces itself in a session.
+func cardObject(i *protocol.Identity) (protocol.ContextObject, error) {
+	card, err := i.Card().JSON()
+	return protocol.ContextObject{Type: protocol.AgentCardContext, ID: "card-" + i.Public().ID()[:16], Version: 1,
+		Data: card, Visibility: protocol.VisibleSession}, err
+}
+
 func verdict(v protocol.Verdict) parley.Verdict {
 	out := parley.Verdict{KeyID: v.KeyID, Checks: make([]parley.Check, len(v.Checks))}
 	if v.Assurance == "signed" {

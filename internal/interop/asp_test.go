@@ -112,9 +112,9 @@ func TestASP(t *testing.T) {
 	}
 	say("PROPOSE",
 		`{"proposalId":"p-1","type":"session-invitation","subject":"Grüße","terms":{"budget":12.50,"big":1e21,"small":1e-7}}`, echo, "org_parley")
-	until(says(2)) // ACCEPT and introduction
+	until(says(1)) // ACCEPT
 	say("QUERY", `{"queryId":"q-1","queryType":"echo","parameters":{"text":"Zoe\u0308 \ud83d\ude00 <&>"}}`)
-	until(says(3))
+	until(says(2))
 	say("CLOSE", `{"reason":"done"}`)
 
 	var export bytes.Buffer
@@ -136,7 +136,7 @@ func TestASP(t *testing.T) {
 		}
 		return r
 	}
-	if r := check(export.Bytes()); !r.OK || r.Messages != 6 {
+	if r := check(export.Bytes()); !r.OK || r.Messages != 5 {
 		t.Errorf("%+v", r)
 	}
 	// An operator's export of the conversation is the same.
@@ -150,7 +150,7 @@ func TestASP(t *testing.T) {
 		"asp", &conversation); err != nil {
 		t.Fatal(err)
 	}
-	if r := check(conversation.Bytes()); !r.OK || r.Messages != 6 {
+	if r := check(conversation.Bytes()); !r.OK || r.Messages != 5 {
 		t.Errorf("the export of the conversation: %+v", r)
 	}
 	// The example in examples/asp agrees.
@@ -167,19 +167,19 @@ func TestASP(t *testing.T) {
 		}
 		return c.ProcessState.ExitCode(), string(text)
 	}
-	if code, out := example(export.Bytes()); code != 0 || !strings.Contains(out, `"messages": 6`) {
+	if code, out := example(export.Bytes()); code != 0 || !strings.Contains(out, `"messages": 5`) {
 		t.Errorf("the example: exit %d, %s", code, out)
 	}
 	changed := strings.Replace(export.String(), `"done"`, `"dona"`, 1)
 	if code, out := example([]byte(changed)); code != 1 || !strings.Contains(out,
-		"message at position 5: hash_mismatch") {
+		"message at position 4: hash_mismatch") {
 		t.Errorf("the example, of a changed export: exit %d, %s", code, out)
 	}
 	lines := strings.SplitAfter(export.String(), "\n")
 	if code, out := example([]byte(strings.Join(slices.Delete(lines, len(lines)-4, len(lines)-3), ""))); code != 1 {
 		t.Errorf("the example, of a cut export: exit %d, %s", code, out)
 	}
-	if r := check([]byte(changed)); r.OK || !strings.Contains(strings.Join(r.Faults, " "), "position 5") {
+	if r := check([]byte(changed)); r.OK || !strings.Contains(strings.Join(r.Faults, " "), "position 4") {
 		t.Errorf("a changed export: %+v", r)
 	}
 	if e, ok := n.Hub().Directory().Lookup("asp", agent); !ok || e.Source != directory.FromAgent {
