@@ -27,6 +27,10 @@ type openCall struct {
 	left      int       // of Max, as far as this hub knows
 	size      int       // bytes of the messages that the call has
 	announced bool      // the call is, or may be, in the state
+
+	ending    bool          // the call takes no more messages
+	recording int           // messages that this hub is recording for the call
+	recorded  chan struct{} // closed when recording is 0; set by settle
 }
 
 // announceTime is the longest time until other hubs know of a new hub.
@@ -51,6 +55,25 @@ func (x *inboxes) offer(ctx context.Context, a *openCall, most, size int, wait t
 	if err != nil && ctx.Err() == nil {
 		x.b.c.Logger.Warn("other hubs do not learn that an A2E agent calls for its messages", "agent", a.Agent,
 			"error", err)
+	}
+}
+
+// settle lets a call of this hub take no more messages, and waits until those that are being recorded for it are
+// recorded. The next call then finds them at its begin, and has room for fewer others. A message that is recorded after
+// the end of its call goes to the next call beyond that call's room.
+func (x *inboxes) settle(ctx context.Context, a *openCall) {
+	x.mu.Lock()
+	a.ending = true
+	if a.recording == 0 {
+		x.mu.Unlock()
+		return
+	}
+	recorded := make(chan struct{})
+	a.recorded = recorded
+	x.mu.Unlock()
+	select {
+	case <-recorded:
+	case <-ctx.Done():
 	}
 }
 
@@ -146,7 +169,7 @@ func (x *inboxes) lives(a *openCall) bool {
 
 // hasRoom reports whether a call takes another message. A message that does not fit
 // ends the call, and goes to the next.
-func (x *inboxes) hasRoom(a *openCall) bool { return a.left > 0 && a.size <= x.room }
+func (x *inboxes) hasRoom(a *openCall) bool { return !a.ending && a.left > 0 && a.size <= x.room }
 
 // hasCall reports whether an agent has a call that takes a message or a result.
 func (x *inboxes) hasCall(agent string) bool {
@@ -158,7 +181,8 @@ func (x *inboxes) hasCall(agent string) bool {
 }
 
 // reserve picks an open call of an agent for a message, preferably one here whose agent
-// is connected. Without a call, next is closed at the next call.
+// is connected. The caller records the message, and then calls noteRecorded. Without a call, next is closed at the next
+// call.
 func (x *inboxes) reserve(agent string, size int) (best *openCall, next <-chan struct{}) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -182,7 +206,18 @@ func (x *inboxes) reserve(agent string, size int) (best *openCall, next <-chan s
 	}
 	best.left--
 	best.size += size
+	best.recording++
 	return best, nil
+}
+
+// noteRecorded notes that a message for which a call was reserved is recorded, or cannot be.
+func (x *inboxes) noteRecorded(a *openCall) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if a.recording--; a.recording == 0 && a.recorded != nil {
+		close(a.recorded)
+		a.recorded = nil
+	}
 }
 
 // unreserve undoes reserve.

@@ -358,6 +358,9 @@ loop:
 			break loop
 		}
 	}
+	settling, cancel := context.WithTimeout(events, time.Until(c.Request.Deadline)/2) // the agent still waits
+	defer cancel()
+	x.settle(settling, a)
 	x.end(a)
 	if err := ctx.Err(); err != nil {
 		x.leave(r, w.messages...)
@@ -441,19 +444,9 @@ func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 		if !w.fits(m) {
 			return
 		}
-		if m.Value.Hub != "" && m.Value.Hub != w.x.node && !begin {
+		if !w.take(ctx, &m, begin) {
 			continue
 		}
-		again, ok := w.x.take(m, w.r)
-		if !ok {
-			continue
-		}
-		// the message was returned just now
-		if now, err := w.x.messages.Get(ctx, m.Key); err != nil || now.Revision != m.Revision {
-			w.x.leave(w.r, m)
-			continue
-		}
-		m.again = again
 		if m.Value.Hub != w.x.node {
 			m.Value.Hub, m.Value.Call, m.Until = w.x.node, "", w.x.b.c.Now().Add(inboxTTL)
 			if m.Row, err = w.x.messages.Replace(ctx, m.Row); err != nil { // another hub was faster
@@ -463,6 +456,27 @@ func (w *batch) takeWaiting(ctx, events context.Context, begin bool) {
 		}
 		w.add(events, m)
 	}
+}
+
+// take takes a message that was listed, if it is free. When the message has changed since, it reads it again: if it was
+// freed meanwhile and this call passed it over, a delivery would take the room that the message needs.
+func (w *batch) take(ctx context.Context, m *inboxRow, begin bool) bool {
+	for m.Value.Hub == "" || m.Value.Hub == w.x.node || begin {
+		var ok bool
+		if m.again, ok = w.x.take(*m, w.r); !ok {
+			return false
+		}
+		now, err := w.x.messages.Get(ctx, m.Key)
+		if err == nil && now.Revision == m.Revision {
+			return true
+		}
+		w.x.leave(w.r, *m)
+		if err != nil || now.Revision == 0 { // it was returned just now
+			return false
+		}
+		m.Row = now
+	}
+	return false
 }
 
 // add takes a message into the answer, and sends it as an event if the agent wants

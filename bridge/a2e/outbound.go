@@ -47,7 +47,9 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		case a != nil:
 			recorder.Sent(ctx, "", data) // its open call takes it
 			m := inboxMessage{Hub: a.Node, Call: a.id, Arrival: data}
-			if err := x.keep(context.WithoutCancel(ctx), agent, m); err != nil {
+			err := x.keep(context.WithoutCancel(ctx), agent, m)
+			x.noteRecorded(a)
+			if err != nil {
 				x.unreserve(a, size)
 				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept").
 					With(parley.ByHub, parley.HubStorage, ""), Wait: time.Second}
