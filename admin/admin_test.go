@@ -1124,7 +1124,8 @@ func TestAuditIsBounded(t *testing.T) {
 func TestIssue(t *testing.T) {
 	dir := t.TempDir()
 	quiet := slog.New(slog.DiscardHandler)
-	if _, err := IssueToken(dir, NewToken{Name: "ann", Role: Register}, fixed(), rand.Reader); !errors.Is(err, os.ErrNotExist) {
+	_, err := IssueToken(dir, NewToken{Name: "ann", Role: Register}, fixed(), rand.Reader)
+	if !errors.Is(err, os.ErrNotExist) {
 		t.Fatalf("without a file: %v", err)
 	}
 	tokens, first := openTokens(t, state(t), dir, quiet)
@@ -1470,7 +1471,8 @@ func TestClientWithoutHub(t *testing.T) {
 
 func FuzzSend(f *testing.F) {
 	f.Add([]byte(`{"to":"weather","text":"Bern"}`))
-	f.Add([]byte(`{"to":"weather","parts":[{"data":"AAA="},{"json":1e400}],"kind":"event","inReplyTo":"00000000-0000-0000-0000-000000000001"}`))
+	f.Add([]byte(`{"to":"weather","parts":[{"data":"AAA="},{"json":1e400}],"kind":"event",` +
+		`"inReplyTo":"00000000-0000-0000-0000-000000000001"}`))
 	by := Actor{Name: "root", Role: Administer, Speak: []string{"**"}}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		var s Send

@@ -17,8 +17,8 @@ import (
 // This file has the types by which the API shows an agent: the state of each of its identities, where it came from, and
 // who may call it.
 
-// AgentBinding is one identity of an agent with its state. Each identity of the agent's own is another way to it, and has
-// a state of its own. A stand-in answers as long as the hub does.
+// AgentBinding is one identity of an agent with its state. Each identity of the agent's own is another way to it, and
+// has a state of its own. A stand-in answers as long as the hub does.
 type AgentBinding struct {
 	Protocol string `json:"protocol"` // "api" for an inbox, "go" for handlers in a hub's process
 	ID       string `json:"id"`

@@ -61,7 +61,7 @@ type Times struct {
 type Course struct {
 	Times    Times                `json:"times"`
 	Attempts map[string][]Attempt `json:"attempts,omitzero"` // by recipient, the oldest first
-	Omitted  map[string]int       `json:"omitted,omitzero"`  // by recipient: attempts that are left out after the first ten
+	Omitted  map[string]int       `json:"omitted,omitzero"`  // by recipient: attempts left out after the first ten
 }
 
 // HistoryEntry is a message of a conversation.

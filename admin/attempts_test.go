@@ -120,7 +120,8 @@ func TestManyAttempts(t *testing.T) {
 	}
 	list := m.Attempts["box"]
 	if len(list) != 100 || m.Omitted["box"] != 3 || list[9].Number != 10 || list[10].Number != 14 ||
-		list[99].Number != 103 || slices.ContainsFunc(list, func(x Attempt) bool { return x.Status != fmt.Sprint(x.Number) }) {
+		list[99].Number != 103 ||
+		slices.ContainsFunc(list, func(x Attempt) bool { return x.Status != fmt.Sprint(x.Number) }) {
 		t.Errorf("%d attempts, %v left out: %+v", len(list), m.Omitted, list)
 	}
 }

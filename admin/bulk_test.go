@@ -219,11 +219,12 @@ func TestPacedRetriesAreBounded(t *testing.T) {
 			code(t, start(), parley.Unavailable)
 			time.Sleep(time.Minute)
 		}
-		if list, err := b.admin.Jobs(by); err != nil || len(list) != keepJobs || list[0].ID != fmt.Sprint(2*keepJobs*maxJobs) {
+		list, err := b.admin.Jobs(by)
+		if err != nil || len(list) != keepJobs || list[0].ID != fmt.Sprint(2*keepJobs*maxJobs) {
 			t.Errorf("%d jobs, %v", len(list), err)
 		}
 		viewer := Actor{Name: "viewer", Role: Read}
-		_, err := b.admin.RetryAll(t.Context(), viewer, Bulk{All: true, Rate: 1})
+		_, err = b.admin.RetryAll(t.Context(), viewer, Bulk{All: true, Rate: 1})
 		code(t, err, parley.Forbidden)
 		_, err = b.admin.StopJob(t.Context(), viewer, "160")
 		code(t, err, parley.Forbidden)

@@ -335,11 +335,11 @@ func TestEveryRouteNeedsItsRole(t *testing.T) {
 // TestViewsWithoutContent lists the fields of each view that an observer sees. A new
 // field must be added here, or removed in withoutContent.
 func TestViewsWithoutContent(t *testing.T) {
-	message := "Act Audience Error.Advice Error.Code Error.Reason Error.Ref From Hops Origin.Checks.Name Origin.KeyID Origin.Peer " +
-		"Origin.Protocol " +
+	message := "Act Audience Error.Advice Error.Code Error.Reason Error.Ref From Hops Origin.Checks.Name Origin.KeyID " +
+		"Origin.Peer Origin.Protocol " +
 		"Schema Skill To"
-	summary := "Act Deliveries.Error.Code Deliveries.Error.Reason Deliveries.Protocol Deliveries.Steps.Code Deliveries.To " +
-		"Error.Code Error.Reason From Protocol Skill To Trace"
+	summary := "Act Deliveries.Error.Code Deliveries.Error.Reason Deliveries.Protocol Deliveries.Steps.Code " +
+		"Deliveries.To Error.Code Error.Reason From Protocol Skill To Trace"
 	for _, c := range []struct {
 		view view
 		left string

@@ -478,7 +478,8 @@ func TestExportFindsChanges(t *testing.T) {
 // FuzzVerifyExport: no made-up file verifies or causes a panic.
 func FuzzVerifyExport(f *testing.F) {
 	f.Add("{}\n")
-	f.Add(`{"header":{"conversation":"","content":true,"exported":"2026-11-20T12:00:00Z","format":"parley conversation","hub":"h","key":"","keyId":"","version":1},"line":0}` + "\n")
+	f.Add(`{"header":{"conversation":"","content":true,"exported":"2026-11-20T12:00:00Z","format":"parley conversation",` +
+		`"hub":"h","key":"","keyId":"","version":1},"line":0}` + "\n")
 	f.Add(`{"end":{"records":0},"line":2147483647,"previous":"00","hash":"00","signature":""}` + "\n" + `{"line":-5}`)
 	f.Fuzz(func(t *testing.T, s string) {
 		r, err := VerifyExport(strings.NewReader(s), nil)

@@ -37,7 +37,7 @@ type Inspection struct {
 	Input []byte `json:"input,omitzero"`
 	ID    string `json:"id,omitzero"` // of a recorded message, or its beginning; or the reference of a refusal
 
-	At       time.Time `json:"at,omitzero"`       // judges freshness; zero: now, or the time of arrival of what is recorded
+	At       time.Time `json:"at,omitzero"`       // judges freshness; zero: now, or the recorded time of arrival
 	Protocol string    `json:"protocol,omitzero"` // insists on one; "": as recognised
 	Self     string    `json:"self,omitzero"`     // identity to which the message should be addressed
 	Keys     []string  `json:"keys,omitzero"`     // public keys of the sender, base64, besides those that the hub knows

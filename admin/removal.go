@@ -111,7 +111,8 @@ func (r *Removal) sentences() string {
 		s += " " + strings.Join(gone, " and ") + numbered(r.Keys+r.Enrolled+len(r.Tokens), " goes.", " go.")
 	}
 	if r.Waiting > 0 {
-		s += " " + number(r.Waiting) + numbered(r.Waiting, " message becomes a dead letter.", " messages become dead letters.")
+		s += " " + number(r.Waiting) +
+			numbered(r.Waiting, " message becomes a dead letter.", " messages become dead letters.")
 	}
 	return s
 }

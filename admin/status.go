@@ -137,8 +137,8 @@ func (a *Admin) notReached() Gauge {
 	return g.alarm(true, name+": "+text)
 }
 
-// oldestFor is how long the oldest waiting message is given again, for each oldestStep open deliveries: the search looks
-// at all of them, and must not take more than a small part of the time.
+// oldestFor is how long the oldest waiting message is given again, for each oldestStep open deliveries: the search
+// looks at all of them, and must not take more than a small part of the time.
 const (
 	oldestFor  = time.Second
 	oldestStep = 20_000

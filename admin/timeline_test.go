@@ -237,7 +237,8 @@ func TestRecordedRefusalOnce(t *testing.T) {
 	if told(page.Entries) != "request!" || page.Entries[0].Refusal.Ref != e.Ref || !page.Entries[0].Message.Refused {
 		t.Errorf("%s %+v", told(page.Entries), page.Entries)
 	}
-	if n, err := b.client.Counts(t.Context(), TimelineFilter{}); err != nil || n.Refused != (Count{Number: 1}) || n.All.Number != 1 {
+	n, err := b.client.Counts(t.Context(), TimelineFilter{})
+	if err != nil || n.Refused != (Count{Number: 1}) || n.All.Number != 1 {
 		t.Errorf("%+v %v", n, err)
 	}
 	// Without a key it is not recorded: another refusal.

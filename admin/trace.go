@@ -51,7 +51,8 @@ func (a *Admin) conversation(ctx context.Context, by Actor, id string) (*index.I
 }
 
 // viewHistory gives a conversation with a page of its messages.
-func (a *Admin) viewHistory(ctx context.Context, by Actor, c index.Conversation, page index.Page) (Conversation, error) {
+func (a *Admin) viewHistory(ctx context.Context, by Actor, c index.Conversation,
+	page index.Page) (Conversation, error) {
 	history, err := a.history(ctx, by, page.Messages)
 	if err != nil {
 		return Conversation{}, err

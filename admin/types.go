@@ -202,8 +202,8 @@ type NewIdentity struct {
 
 	Card json.RawMessage `json:"card,omitzero"` // ASP: the agent's card, which holds its keys
 
-	// A2A and MCP: what the hub shows to the agent, in the form of the protocol's binding. The hub keeps it sealed and never
-	// gives it back.
+	// A2A and MCP: what the hub shows to the agent, in the form of the protocol's binding. The hub keeps it sealed and
+	// never gives it back.
 	Credentials Secret `json:"credentials,omitzero"`
 }
 

@@ -15,7 +15,7 @@ import (
 
 // This file groups what was not delivered by its cause: `parley dead list --by-cause`.
 
-// What [Admin.Undelivered] shows, besides ShowWaiting: deliveries that wait for their next attempt, or for their recipient.
+// What [Admin.Undelivered] shows, besides ShowWaiting: deliveries that wait for an attempt or for the recipient.
 const (
 	ShowDead      Show = "dead"      // dead letters
 	ShowRecovered Show = "recovered" // reached the recipient within the last day, after failures

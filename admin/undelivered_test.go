@@ -62,7 +62,8 @@ func TestUndelivered(t *testing.T) {
 		t.Fatal(err)
 	}
 	notice := func(from, to string) parley.Message { return parley.Message{Kind: parley.Notice, From: from, To: to} }
-	late := parley.Message{Kind: parley.Request, From: "bob", To: "far", Skill: "post", Deadline: time.Now().Add(-time.Hour)}
+	late := parley.Message{Kind: parley.Request, From: "bob", To: "far", Skill: "post",
+		Deadline: time.Now().Add(-time.Hour)}
 	b.bury(late, diesOfRefusal)
 	var far []parley.ID
 	for range 4 {

@@ -116,7 +116,7 @@ func TestTouchedIsBounded(t *testing.T) {
 	}
 }
 
-// TestPaced: the first news after a quiet time are a batch at once; what follows is gathered, and nothing is left behind.
+// TestPaced: the first news after a quiet time are a batch at once; later news are gathered, and all are sent.
 func TestPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()

@@ -137,7 +137,8 @@ func (w *browser) enter(link string) (int, string) {
 func (b *bench) entered(token string) *browser {
 	b.t.Helper()
 	w := b.browser()
-	if status, body := w.enter(b.link(token)); status != http.StatusOK || !strings.Contains(body, `data-screen="messages"`) {
+	status, body := w.enter(b.link(token))
+	if status != http.StatusOK || !strings.Contains(body, `data-screen="messages"`) {
 		b.t.Fatalf("enter: %d %s", status, body)
 	}
 	return w
@@ -156,7 +157,8 @@ func TestLinkWorksOnce(t *testing.T) {
 	if status, _ := w.do("GET", "/console/", nil); status != http.StatusUnauthorized {
 		t.Fatalf("GET alone let a browser in: %d", status)
 	}
-	if status, body := w.enter(link + "A"); status != http.StatusUnauthorized || !strings.Contains(body, "parley console") {
+	if status, body := w.enter(link + "A"); status != http.StatusUnauthorized ||
+		!strings.Contains(body, "parley console") {
 		t.Fatalf("an altered link: %d %s", status, body)
 	}
 	// A page with the policy no-referrer has forms of the origin null; what they lead to is asked for without an origin.

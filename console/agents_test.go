@@ -165,8 +165,8 @@ func TestWaitingMessages(t *testing.T) {
 	}
 	b.clock.move(90 * time.Second)
 	page := w.page("/console/agents/box")
-	has(t, row(t, page, "box"), `<span class="two waiting">2 · 0<small class="dim">oldest <span data-age="`, `>1 min 30 s<`,
-		"nobody reads")
+	has(t, row(t, page, "box"), `<span class="two waiting">2 · 0<small class="dim">oldest <span data-age="`,
+		`>1 min 30 s<`, "nobody reads")
 	d := detail(t, page, "box")
 	has(t, d, "nobody reads since ", "2 messages are kept; the first expires at ",
 		"2 waiting</a>, the oldest for 1 min 30 s")

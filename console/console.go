@@ -121,7 +121,7 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // secure reports whether the browser speaks TLS with the hub, or with its trusted proxy.
 func secure(r *http.Request) bool { return r.TLS != (*tls.ConnectionState)(nil) }
 
-// static serves the embedded files below a path that has their digest, so that browsers may keep them, and gives the path.
+// static serves the embedded files below a path with their digest, so that browsers may cache them; it gives the path.
 func (c *Console) static() (base string) {
 	tree, err := fs.Sub(files, "static")
 	if err != nil {

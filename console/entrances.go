@@ -10,8 +10,8 @@ import (
 )
 
 // This file names the commands by which a message enters by a protocol. The console itself sends by the API alone: an
-// envelope that the hub signed in an agent's name and sent to itself would be recorded as the agent's own, proved by a key
-// that the agent never had. The owner of a key signs with parley send --protocol.
+// envelope that the hub signed in an agent's name and sent to itself would be recorded as the agent's own, proved by a
+// key that the agent never had. The owner of a key signs with parley send --protocol.
 
 // An Entrance is the command that sends the message of the form to a stand-in of the hub.
 type Entrance struct{ Protocol, Command string }

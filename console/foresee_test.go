@@ -99,7 +99,8 @@ func TestManySpeakers(t *testing.T) {
 		c.Allow = []node.Allow{{From: "crew/*", To: []string{"baker"}}}
 	})
 	for i := range 203 {
-		if _, err := b.api.AddAgent(t.Context(), admin.NewAgent{Name: fmt.Sprintf("crew/n%03d", i), Inbox: true}); err != nil {
+		agent := admin.NewAgent{Name: fmt.Sprintf("crew/n%03d", i), Inbox: true}
+		if _, err := b.api.AddAgent(t.Context(), agent); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -108,13 +109,14 @@ func TestManySpeakers(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := b.entered(v.Secret).page("/console/workbench?to=baker&as=crew/n202")
-	has(t, page, `name="as" value="crew/n202" list="speakers"`, `<datalist id="agents"><option value="baker"></option></datalist>`)
+	has(t, page, `name="as" value="crew/n202" list="speakers"`,
+		`<datalist id="agents"><option value="baker"></option></datalist>`)
 	if n := strings.Count(page, `<option value="crew/n`); n != 201 { // and the chosen one
 		t.Errorf("%d suggestions", n)
 	}
 }
 
-// TestEntrances: the page names the command by which a message enters by each protocol of the stand-in; it signs nothing.
+// TestEntrances: for each protocol of the stand-in, the page names the command that sends a message; it signs nothing.
 func TestEntrances(t *testing.T) {
 	b := withBaker(t, func(c *node.Config) { c.Listen.HTTP = "127.0.0.1:0" })
 	w := b.entered(b.token("ops", admin.Operate))

@@ -167,8 +167,8 @@ func (c *Console) undeliveredTick(q *request, out *pushes) error {
 	return c.pushUndelivered(q, time.Time{}, out)
 }
 
-// pushUndelivered pushes what changed of the groups. A group that is not on the page is only counted in its bar: one that
-// the stream does not know, or that began after the page was made.
+// pushUndelivered pushes what changed of the groups. A group that is not on the page is only counted in its bar: one
+// that the stream does not know, or that began after the page was made.
 func (c *Console) pushUndelivered(q *request, made time.Time, out *pushes) error {
 	f, query, err := undeliveredFilter(q.r.URL.Query(), q.now)
 	if err != nil {

@@ -366,7 +366,8 @@ func TestFrameOnEveryPage(t *testing.T) {
 	b.clock.move(2 * time.Second) // a status is kept for a second
 	for _, path := range []string{"/console/", "/console/conversations", "/console/audit"} {
 		page := w.page(path)
-		for _, want := range []string{`href="/console/?show=refused" class="warn" data-fact="refused"><b>1</b> refused a minute`,
+		for _, want := range []string{
+			`href="/console/?show=refused" class="warn" data-fact="refused"><b>1</b> refused a minute`,
 			`href="/console/agents" class="opt" data-fact="agents"><b>4</b> agents, 1 paused`, "accepted = <b>in memory</b>"} {
 			if !strings.Contains(page, want) {
 				t.Errorf("%s lacks %s", path, want)

@@ -53,7 +53,7 @@ type Ask struct {
 // groupParams choose the dead letters of a dialog.
 var groupParams = []string{"to", "from", "code", "reason"}
 
-// askBulk counts what an action would do, and makes its dialog. Parameters of a URL and fields of a form have equal names.
+// askBulk counts the effects of an action, and makes its dialog. URL parameters and form fields have the same names.
 func (c *Console) askBulk(q *request, retry bool, v url.Values) (*Ask, error) {
 	f, err := deadFilter(v, q.now)
 	a := &Ask{Retry: retry, To: f.To, Why: v.Get("why"), Rate: v.Get("rate"), Typed: v.Get("typed"), Since: v.Get("since"),

@@ -133,8 +133,8 @@ func plural(n int, one, many string) string {
 }
 
 // protocolNames are the protocols as people write them.
-var protocolNames = map[string]string{"samvad": "SAMVAD", "uagents": "uAgents", "a2e": "A2E", "agh": "AGH", "asp": "ASP",
-	"a2a": "A2A", "mcp": "MCP", "go": "Go", "api": "API"}
+var protocolNames = map[string]string{"samvad": "SAMVAD", "uagents": "uAgents", "a2e": "A2E", "agh": "AGH",
+	"asp": "ASP", "a2a": "A2A", "mcp": "MCP", "go": "Go", "api": "API"}
 
 func protocolName(p string) string {
 	if name, ok := protocolNames[p]; ok {
@@ -210,7 +210,7 @@ func dict(pairs ...any) map[string]any {
 	return m
 }
 
-// with gives a query in which a parameter has another value; "" removes it. A change of a filter begins at the first page.
+// with sets a parameter of a query; "" removes it. A changed filter begins at the first page.
 func with(q url.Values, pairs ...string) string {
 	out := url.Values{}
 	for k, v := range q {

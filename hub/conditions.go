@@ -27,8 +27,8 @@ type IdentityCondition struct {
 }
 
 // Conditions gives the state of each identity of an agent: its handler or its inbox, its own identities, and those that
-// the hub keeps for it. A stand-in is ready as long as the hub is. A pause holds the agent, not one of its identities, so
-// it is in [Hub.Condition] alone. The agent is not asked; compare [Hub.Ways].
+// the hub keeps for it. A stand-in is ready as long as the hub is. A pause holds the agent, not one of its identities,
+// so it is in [Hub.Condition] alone. The agent is not asked; compare [Hub.Ways].
 func (h *Hub) Conditions(e *directory.Entry) []IdentityCondition {
 	var list []IdentityCondition
 	l, box := h.here(e.Name)
@@ -156,7 +156,7 @@ func (h *Hub) StandInAddress(protocol string, e *directory.Entry) string {
 	return ""
 }
 
-// Native gives the protocol by which the hub sends to an agent: "go" or "api" for one that is here, "" if it has no way.
+// Native gives the protocol by which the hub sends to an agent: "go" or "api" for one at this hub, "" if there is none.
 func (h *Hub) Native(e *directory.Entry) (protocol string, id parley.Identity) {
 	if l, box := h.here(e.Name); l != nil || e.Source == directory.FromCode {
 		return "go", parley.Identity{}

@@ -43,7 +43,8 @@ func TestEachWayHasAStateOfItsOwn(t *testing.T) {
 			c.Now = nil
 			c.Delivery.Retry = delivery.Retry{Tries: 2}
 			var err error
-			if c.Policy, err = policy.New(policy.Config{Assurance: map[string]parley.Assurance{"": parley.Unsigned}}); err != nil {
+			unsigned := policy.Config{Assurance: map[string]parley.Assurance{"": parley.Unsigned}}
+			if c.Policy, err = policy.New(unsigned); err != nil {
 				t.Fatal(err)
 			}
 		}, v, w)

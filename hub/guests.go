@@ -72,6 +72,7 @@ func strip(m *parley.Message) {
 		}
 	}
 	digest := base64.StdEncoding.EncodeToString(sum.Sum(nil))
-	m.Extensions = map[string]json.RawMessage{"parley": json.RawMessage(fmt.Sprintf(`{"digest":"sha-256=:%s:","size":%d}`, digest, size))}
+	m.Extensions = map[string]json.RawMessage{
+		"parley": json.RawMessage(fmt.Sprintf(`{"digest":"sha-256=:%s:","size":%d}`, digest, size))}
 	m.Parts, m.Origin.Raw, m.Origin.Header = nil, nil, nil
 }

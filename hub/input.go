@@ -52,7 +52,8 @@ func (h *Hub) submitInput(ctx context.Context, s Submission) (*recordedMessage, 
 	if in != nil {
 		in.release(m)
 	}
-	if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open { // it ended before openInputs, so nothing else drops the queue
+	// If it ended before openInputs, nothing else drops the queue.
+	if _, open := h.c.Journal.Delivery(m.InReplyTo, m.To); !open {
 		h.dropTimers(m.InReplyTo)
 	}
 	return nil, err

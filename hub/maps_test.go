@@ -30,7 +30,8 @@ func TestMappings(t *testing.T) {
 		return Outcome{Answered: true, Parts: o.Message.Parts}
 	}}
 	h := start(t, nil, w)
-	schema := []byte(`{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}},"required":["city","days"]}`)
+	schema := []byte(`{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}},` +
+		`"required":["city","days"]}`)
 	_, err := h.Directory().Put(t.Context(), parley.Agent{Name: "weather", Exposed: parley.Everywhere,
 		Identities: []parley.Identity{{Protocol: "wire", ID: "weather"}},
 		Skills: []parley.SkillSpec{{ID: "forecast", Input: schema, Default: true}, {ID: "free"},

@@ -452,8 +452,8 @@ func (b *Binding) send(ctx context.Context, i *protocol.Identity, session, messa
 	return protocol.ErrChain
 }
 
-// invite opens a session of a stand-in with an agent. The invitation has the stand-in's card, so that no message for the
-// card alone takes the head of the session.
+// invite opens a session of a stand-in with an agent. The invitation has the stand-in's card, so that no message for
+// the card alone takes the head of the session.
 func (b *Binding) invite(ctx context.Context, i *protocol.Identity, peer, session, purpose string) error {
 	a, err := b.store.Agent(ctx, peer)
 	if err != nil {

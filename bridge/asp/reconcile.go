@@ -283,8 +283,8 @@ func isMoved(err error) bool {
 		errors.Is(err, protocol.ErrInvalidBody) || errors.Is(err, protocol.ErrChain)
 }
 
-// join answers the invitation of a stand-in. Its ACCEPT has its card: a message for the card alone would take the head of
-// the session, and the inviter's next message would be refused.
+// join answers the invitation of a stand-in. Its ACCEPT has its card: a message for the card alone would take the head
+// of the session, and the inviter's next message would be refused.
 func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
 	b := t.b
 	switch l.State {
@@ -315,8 +315,8 @@ func (t *reconciler) join(ctx context.Context, l *protocol.Ledger, i *protocol.I
 	return nil
 }
 
-// returnIntroduction sends an introduction of a stand-in, once, if another participant sent one: that agent may wait for
-// it, although it has the stand-in's card already.
+// returnIntroduction sends an introduction of a stand-in, once, if another participant sent one: that agent may wait
+// for it, although it has the stand-in's card already.
 func (t *reconciler) returnIntroduction(ctx context.Context, l *protocol.Ledger, i *protocol.Identity) error {
 	records, err := t.b.store.Records(ctx, l.ID, 0, 16)
 	if err != nil {

@@ -96,8 +96,8 @@ func (a *app) sendA2A(ctx context.Context, s sending, raw []byte, isJSON bool) e
 	case s.url == "":
 		return usage("say which agent: --url URL, below which its card is")
 	case s.from != "" || s.to != "" || s.as != "" || s.keyFile != "":
-		return usage("--from and --to are for messages through a hub, --key and --as for protocols with keys: an A2A caller " +
-			"shows a token, --token-file FILE")
+		return usage("--from and --to are for messages through a hub, --key and --as for protocols with keys: an A2A " +
+			"caller shows a token, --token-file FILE")
 	case s.kind != "request":
 		return usage("--kind %q: an A2A client sends requests only", s.kind)
 	case s.version != "" && s.version != bridge.V1 && s.version != bridge.V03:

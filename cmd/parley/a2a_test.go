@@ -52,7 +52,8 @@ func (echoA2A) Execute(_ context.Context, c *a2asrv.ExecutorContext) iter.Seq2[w
 			wire.NewStatusUpdateEvent(c, wire.TaskStateWorking, wire.NewMessage(wire.MessageRoleAgent,
 				wire.NewTextPart("thinking"))),
 			wire.NewArtifactEvent(c, wire.NewTextPart("echo: "+said)),
-			wire.NewStatusUpdateEvent(c, map[bool]wire.TaskState{false: wire.TaskStateCompleted, true: wire.TaskStateFailed}[failed],
+			wire.NewStatusUpdateEvent(c,
+				map[bool]wire.TaskState{false: wire.TaskStateCompleted, true: wire.TaskStateFailed}[failed],
 				wire.NewMessage(wire.MessageRoleAgent, wire.NewTextPart("no luck")))} {
 			if !yield(e, nil) {
 				return
@@ -353,8 +354,8 @@ func TestDoctorA2A(t *testing.T) {
 	}
 }
 
-// TestAddA2ACredentials: credentials that come with `agents add` are used in a call. They are in no output, log, record of
-// the audit trail, export or file of the hub, and do not follow the agent to another address.
+// TestAddA2ACredentials: credentials that come with `agents add` are used in a call. They are in no output, log, record
+// of the audit trail, export or file of the hub, and do not follow the agent to another address.
 func TestAddA2ACredentials(t *testing.T) {
 	t.Parallel()
 	const secret = "secret-7f1c9a"

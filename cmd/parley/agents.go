@@ -108,7 +108,8 @@ of the following one.`,
 		list.RunE, list, show, a.agentsAdd(), remove,
 		a.agentsPause("pause", "Stop deliveries to an agent; its messages wait at the hub", true),
 		a.agentsPause("resume", "Resume deliveries to an agent, in order", false),
-		a.agentsChecklist(), a.agentsSpeakers(), expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(), a.agentsExport())
+		a.agentsChecklist(), a.agentsSpeakers(), expose, a.agentsRecord(), a.agentsLink(), a.agentsDelivery(),
+		a.agentsExport())
 }
 
 // exposedIn reads the protocols of `agents expose`.

@@ -159,7 +159,8 @@ func (a *app) dryRun(c *cobra.Command, preview func(context.Context, *admin.Clie
 // agentsChosen adds the flags that choose agents of a list.
 func agentsChosen(c *cobra.Command, f *admin.AgentFilter, wide, trouble *bool) {
 	flags := c.Flags()
-	flags.StringVar(&f.Q, "search", "", "only agents with this text in the name, the title, an id or URL, a skill or a key")
+	flags.StringVar(&f.Q, "search", "",
+		"only agents with this text in the name, the title, an id or URL, a skill or a key")
 	flags.StringVar(&f.State, "state", "", "only agents in this state: ready, paused, unreachable, failing, waiting, "+
 		"not_connected or no_reader")
 	flags.StringVar(&f.Protocol, "protocol", "", "only agents that speak this protocol themselves")

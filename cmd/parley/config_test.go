@@ -19,6 +19,7 @@ func TestConfigurationPageIsCurrent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(have, out.Bytes()) {
-		t.Error("docs/configuration.md is not current: go run ./cmd/parley config describe --markdown > docs/configuration.md")
+		t.Error("docs/configuration.md is not current: " +
+			"go run ./cmd/parley config describe --markdown > docs/configuration.md")
 	}
 }

@@ -351,7 +351,8 @@ func TestVerifyOwnSignatures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			record := func(peer string, raw []byte) *admin.ExportRecord {
-				return &admin.ExportRecord{Message: &admin.ExportMessage{Origin: admin.ExportOrigin{Protocol: c.protocol, Peer: peer, Received: now, Assurance: parley.Signed, Raw: raw, Keys: c.keys}}}
+				return &admin.ExportRecord{Message: &admin.ExportMessage{Origin: admin.ExportOrigin{Protocol: c.protocol,
+					Peer: peer, Received: now, Assurance: parley.Signed, Raw: raw, Keys: c.keys}}}
 			}
 			var good signatureChecks
 			good.message(t.Context(), 1, record(c.peer, c.raw), "")

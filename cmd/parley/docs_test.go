@@ -35,7 +35,7 @@ import (
 // Directives for a block stand before it, in comments that a reader of the page does not
 // see:
 //
-//	<!-- docs: hub -->          its last line starts a hub that keeps running: the page's, unless --data names another directory
+//	<!-- docs: hub -->          its last line starts a hub that keeps running: the page's, unless --data names another
 //	<!-- docs: check -->        its commands and flags must exist, but are not run: the test lacks what they need
 //	<!-- docs: code N -->       its last command ends with exit code N
 //	<!-- docs: want TEXT -->    TEXT is in its output
@@ -313,8 +313,9 @@ func (s *docsStory) hub() {
 }
 
 func (s *docsStory) refuse() {
-	c := s.command("parley keys new --protocol samvad --id agent://stranger.example --out stranger.json; parley send --protocol samvad --url " + s.http +
-		"/agents/weather --key stranger.json --as agent://stranger.example --skill forecast '{}'")
+	c := s.command("parley keys new --protocol samvad --id agent://stranger.example --out stranger.json; " +
+		"parley send --protocol samvad --url " + s.http + "/agents/weather --key stranger.json " +
+		"--as agent://stranger.example --skill forecast '{}'")
 	if out, err := c.CombinedOutput(); err == nil {
 		s.t.Fatalf("a stranger was let in: %s", out)
 	}

@@ -92,8 +92,8 @@ func startA2EAgent(ts *testscript.TestScript, args []string) (stop func()) {
 	return func() { ts.Check(c.Close()) }
 }
 
-// startA2EHost serves a host with one tool at $HOST; with an argument, only to that token, and right.toml and wrong.toml
-// are configurations with it and with another.
+// startA2EHost serves a host with one tool at $HOST; with an argument, only to that token, and right.toml and
+// wrong.toml are configurations with it and with another.
 func startA2EHost(ts *testscript.TestScript, args []string) (stop func()) {
 	tools := &a2e.Toolbox{}
 	tools.Add(a2e.ToolDefinition{Name: "echo", Description: "echoes"},

@@ -186,8 +186,8 @@ func (g *goldenHub) run(args ...string) func(*app) int {
 	return func(a *app) int { return a.run(append(args, "--data", g.data)) }
 }
 
-// TestGolden: agents, conversations, explanations and dead letters on a terminal. Names that are too long, a letter that
-// is two columns wide, and a text that tries to control the terminal are among them.
+// TestGolden: agents, conversations, explanations and dead letters on a terminal. Names that are too long, a letter
+// that is two columns wide, and a text that tries to control the terminal are among them.
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	g := openGolden(t)

@@ -178,7 +178,8 @@ func slowAgent(t *testing.T, hubID, hubKey string, begun chan<- string, goOn <-c
 func TestOperating(t *testing.T) {
 	t.Parallel()
 	p := newProgram(t)
-	base := "log = \"info\"\n[listen]\nhttp = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n[network]\nallow = [\"loopback\"]\n"
+	base := "log = \"info\"\n[listen]\nhttp = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n" +
+		"[network]\nallow = [\"loopback\"]\n"
 	p.write("hub.toml", base)
 	hub, protocols, admin, log := p.serve("--config", "hub.toml")
 	defer hub.Process.Kill()

@@ -17,7 +17,8 @@ func TestRelativeTimes(t *testing.T) {
 	for d, want := range map[time.Duration]string{0: "now", 999 * time.Millisecond: "now", -time.Millisecond: "now",
 		time.Second: "1 s ago", 59 * time.Second: "59 s ago", time.Minute: "1 min ago",
 		3*time.Minute + 59*time.Second: "3 min ago",
-		2 * time.Hour:                  "2 h ago", 47 * time.Hour: "47 h ago", 48 * time.Hour: "2 d ago", 29 * 24 * time.Hour: "29 d ago",
+		2 * time.Hour:                  "2 h ago", 47 * time.Hour: "47 h ago",
+		48 * time.Hour: "2 d ago", 29 * 24 * time.Hour: "29 d ago",
 		30 * 24 * time.Hour: "2026-10-21", -2 * time.Hour: "in 2 h", -90 * time.Second: "in 1 min",
 		-40 * 24 * time.Hour: "2026-12-30"} {
 		if got := a.when(goldenNow.Add(-d)); got != want {

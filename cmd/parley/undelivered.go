@@ -24,7 +24,8 @@ type causeFlags struct {
 func (f *causeFlags) register(c *cobra.Command) {
 	c.Flags().BoolVar(&f.byCause, "by-cause", false, "groups by recipient and cause, with what helps")
 	c.Flags().BoolVar(&f.waiting, "waiting", false, "groups of messages that wait to be delivered")
-	c.Flags().BoolVar(&f.recovered, "recovered", false, "groups of messages that were delivered within a day, after failures")
+	c.Flags().BoolVar(&f.recovered, "recovered", false,
+		"groups of messages that were delivered within a day, after failures")
 	c.Flags().BoolVar(&f.dropped, "dropped", false, "groups of messages that were dropped within a day")
 	c.Flags().StringVar(&f.text, "text", "", "of groups, only those with this text in names or in the error")
 }

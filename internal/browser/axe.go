@@ -43,8 +43,8 @@ func AxeSource() (string, error) {
 	return string(b), err
 }
 
-// Axe gives what of the page breaks WCAG 2.2 AA, as far as axe-core sees it; with names of rules, those alone. It comes in
-// by the DevTools protocol: the page's policy stays as it is.
+// Axe gives what of the page breaks WCAG 2.2 AA, as far as axe-core sees it; with names of rules, those alone. It comes
+// in by the DevTools protocol: the page's policy stays as it is.
 func (p *Page) Axe(rules ...string) ([]Violation, error) {
 	source, err := AxeSource()
 	if err != nil {

@@ -85,8 +85,8 @@ func pasteMCP(public, name string, id admin.Identity) []admin.Paste {
 		return nil
 	}
 	base, file := strings.TrimRight(public, "/"), strings.ReplaceAll(name, "/", "-")
-	token := admin.Paste{Why: "for its token, at the hub", SDK: "shell", Line: "parley tokens add " + file + "-mcp --agent " +
-		name}
+	token := admin.Paste{Why: "for its token, at the hub", SDK: "shell",
+		Line: "parley tokens add " + file + "-mcp --agent " + name}
 	if bridge.IsTunnel(id.ID) {
 		return []admin.Paste{token, {Why: "so that its server is joined to the hub", SDK: "shell",
 			Line: readable.ShellWords("parley", "mcp", "attach", name, "--url", base) + " --token-file FILE -- COMMAND"}}

@@ -150,6 +150,6 @@ func pasteSAMVAD(hub admin.Hosting, i admin.Identity) (out []admin.Paste) {
 			"{ agentId: '%s' })", hub.Base, i.ID)},
 		admin.Paste{Why: why, SDK: "Python", Line: fmt.Sprintf("client = await AgentClient.from_url(\"%s/agents/NAME\")",
 			hub.Base)},
-		admin.Paste{Why: why, SDK: "Go", Line: fmt.Sprintf("client := &samvad.Client{Identity: me}; r, err := client.Ask(ctx, "+
-			"samvad.Call{URL: %q, Skill: \"SKILL\", Payload: payload})", hub.Base+"/agents/NAME")})
+		admin.Paste{Why: why, SDK: "Go", Line: fmt.Sprintf("client := &samvad.Client{Identity: me}; "+
+			"r, err := client.Ask(ctx, samvad.Call{URL: %q, Skill: \"SKILL\", Payload: payload})", hub.Base+"/agents/NAME")})
 }

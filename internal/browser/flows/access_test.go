@@ -37,8 +37,8 @@ type page struct {
 	then string // JavaScript that brings the state about; ""
 }
 
-// TestFlow15Accessibility: no page, no dialog and no state breaks WCAG 2.2 AA in either theme, wide or narrow, as far as
-// axe-core sees it; none scrolls sideways, also with text of 200 % and forced colours.
+// TestFlow15Accessibility: no page, no dialog and no state breaks WCAG 2.2 AA in either theme, wide or narrow, as far
+// as axe-core sees it; none scrolls sideways, also with text of 200 % and forced colours.
 func TestFlow15Accessibility(t *testing.T) {
 	c := begin(t)
 	c.usable(t, "a new hub", []page{

@@ -31,8 +31,8 @@ func (v *tab) foretold(dialog string, fields map[string]string, want ...string) 
 	v.shot("agent-" + dialog + "-ask")
 }
 
-// TestFlowChangesOfAgents: link, enrol and rotate say what they would do, and do it; they ask again if it is otherwise by
-// then.
+// TestFlowChangesOfAgents: link, enrol and rotate say what they would do, and do it; if the effect has changed
+// meanwhile, they ask again.
 func TestFlowChangesOfAgents(t *testing.T) {
 	c := begin(t)
 	v := c.entered(browser.Look{Width: 1440, Height: 1400}, admin.Administer)

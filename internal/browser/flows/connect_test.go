@@ -67,9 +67,9 @@ func (v *tab) step(name, state string) {
 	v.do(browser.Has(`#stepper [data-step="` + name + `"][data-state="` + state + `"]`))
 }
 
-// TestFlow09Connect: an agent of SAMVAD is connected by the form. It trusts a wrong key for the hub: the fifth step says
-// so, with the line that mends it. When it trusts the right one and has called and answered, all seven steps
-// have turned, on the page that was open all the time.
+// TestFlow09Connect: an agent of SAMVAD is connected by the form. It trusts a wrong key for the hub: the fifth step
+// says so, with the line that mends it. When it trusts the right one and has called and answered, all seven steps have
+// turned, on the page that was open all the time.
 func TestFlow09Connect(t *testing.T) {
 	c := begin(t)
 	h := c.harbour()

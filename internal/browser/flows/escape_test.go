@@ -18,8 +18,8 @@ const markup = `"><script>window.pwned=1;alert(1)</script><img src=https://evil.
 	`<a href="javascript:window.pwned=1">` + "\u202egnp.exe\u2066"
 
 // TestMarkupOfAgentsDoesNothing: in a browser, what agents of each protocol say runs nothing, opens nothing and calls
-// nobody, on any page and in the rows that come by the stream. (A tab fails by itself if a request leaves the origin, or
-// if the policy had to stop something.)
+// nobody, on any page and in the rows that come by the stream. (A tab fails by itself if a request leaves the origin,
+// or if the policy had to stop something.)
 func TestMarkupOfAgentsDoesNothing(t *testing.T) {
 	c := begin(t)
 	v := c.entered(browser.Look{Width: 1440, Height: 900}, admin.Operate)

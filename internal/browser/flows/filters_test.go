@@ -242,7 +242,7 @@ func (v *tab) choosesUndelivered() {
 		dead("from=planner&to=ledger&view=list", admin.DeadFilter{From: "planner", To: ledger}))
 }
 
-// choosesByHand sets three filters by what stands above the list, without a page being loaded anew, and takes them back.
+// choosesByHand sets three filters by the controls above the list, and clears them, without a page load.
 func (v *tab) choosesByHand() {
 	until := v.Clock.Now() // what agents say meanwhile is not in the list
 	of := func(query string, f index.Filter) choice {

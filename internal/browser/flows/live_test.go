@@ -66,8 +66,8 @@ func TestFlow02StaysInPlace(t *testing.T) {
 	v.do(browser.Press("Escape"), browser.Press("."), browser.Wait(row("A bed behind the dialog")))
 }
 
-// TestFlow07FailsTwice: an agent that cannot be reached twice. The page of the conversation shows two red attempts, then
-// the answer, without a reload, and stays where the reader has scrolled to.
+// TestFlow07FailsTwice: an agent that cannot be reached twice. The page of the conversation shows two red attempts,
+// then the answer, without a reload, and stays where the reader has scrolled to.
 func TestFlow07FailsTwice(t *testing.T) {
 	c := begin(t)
 	if _, err := c.API.Pause(t.Context(), "shop", true); err != nil {

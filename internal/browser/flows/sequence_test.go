@@ -27,8 +27,8 @@ const readDrawn = `[...document.querySelectorAll('svg.seq a[data-row="message"]'
 		Crosses: n('use[href="#i-x"]'), Diamonds: n('use[href="#i-loss"]')};
 })`
 
-// TestFlow06Conversation: the diagram has the lanes, beads, attempts and losses that the API has: of a conversation over
-// six protocols in which messages wait and fail, and of a trace over all of them.
+// TestFlow06Conversation: the diagram has the lanes, beads, attempts and losses that the API has: of a conversation
+// over six protocols in which messages wait and fail, and of a trace over all of them.
 func TestFlow06Conversation(t *testing.T) {
 	c := begin(t)
 	c.trip()

@@ -61,7 +61,8 @@ func (c *console) sentTo(agent string) int {
 }
 
 // TestFlow12Workbench: inspecting names the fault of a proxy that adds a prefix. Composing points at what does not fit
-// while it is typed, foretells what is lost, and sends once, however often the button is pressed; a reload sends nothing.
+// while it is typed, foretells what is lost, and sends once, however often the button is pressed; a reload sends
+// nothing.
 func TestFlow12Workbench(t *testing.T) {
 	c := begin(t)
 	v := c.entered(browser.Look{}, admin.Operate)
@@ -87,7 +88,8 @@ func TestFlow12Workbench(t *testing.T) {
 	v.says("#foreseen", "missing property 'city'", "It would be refused: invalid_content")
 	v.shot("workbench-misfit")
 	v.do(browser.Type(content, `{"city":7}`), browser.Has(`[data-misfit="/city"]`))
-	v.do(browser.Type(content, `{"city":"Bern"}`), browser.Has(`#foreseen[data-accepted="true"]`), browser.Gone("[data-misfit]"))
+	v.do(browser.Type(content, `{"city":"Bern"}`), browser.Has(`#foreseen[data-accepted="true"]`),
+		browser.Gone("[data-misfit]"))
 	if n := c.sentTo("weather"); n != 0 {
 		t.Errorf("typing sent %d messages", n)
 	}
@@ -97,7 +99,8 @@ func TestFlow12Workbench(t *testing.T) {
 	v.says("#sent", "Answered in", "by weather")
 	v.says(`pre[aria-label="Command"]`, "parley send --from operator --to weather")
 	v.shot("workbench-sent")
-	v.do(browser.Eval("window.old = true", nil), chromedp.Reload(), browser.Wait("!window.old"), browser.Has("[data-sent]"))
+	v.do(browser.Eval("window.old = true", nil), chromedp.Reload(), browser.Wait("!window.old"),
+		browser.Has("[data-sent]"))
 	if n := c.sentTo("weather"); n != 1 {
 		t.Errorf("pressed twice and loaded again: %d messages", n)
 	}
@@ -136,7 +139,8 @@ func TestFlow12Texts(t *testing.T) {
 	v.do(browser.Eval(`document.querySelector('#compose [name="kind"]').value = "notice"`, nil),
 		browser.Eval(`document.querySelector("#compose textarea").value = "<u>" + "x".repeat(3 << 20)`, nil),
 		browser.Click("#compose .btn.go"), browser.Has("[data-sent]"))
-	v.is(`!document.querySelector("main u") && document.querySelector("main").textContent.length < 1e6`, "3 MB are cut, and text")
+	v.is(`!document.querySelector("main u") && document.querySelector("main").textContent.length < 1e6`,
+		"3 MB are cut, and text")
 	v.says("#compose + .fields + .sub, #compose ~ .sub", "3.1 MB")
 	v.to("/console/workbench")
 	v.do(browser.Eval(`document.querySelector("#paste").value = "<u>" + "x".repeat(3 << 20)`, nil),

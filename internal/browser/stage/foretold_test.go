@@ -10,7 +10,8 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// TestForetoldIsRecorded: what a message to an agent of each protocol is told to lose is what its delivery reports then.
+// TestForetoldIsRecorded: what a message to an agent of each protocol is told to lose is what its delivery reports
+// then.
 func TestForetoldIsRecorded(t *testing.T) {
 	ctx := context.Background()
 	s, err := stage.Open(ctx, stage.Config{Data: t.TempDir()})
