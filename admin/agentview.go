@@ -55,7 +55,7 @@ type Rule struct {
 
 // Callers says who may call an agent.
 type Callers struct {
-	Open  bool    `json:"open,omitzero"` // the hub has no rules: whoever finds the agent may call it
+	Open  bool    `json:"open,omitzero"` // the hub has no rules: every agent that finds this one may call it
 	Rules []Rule  `json:"rules,omitzero"`
 	Least []Least `json:"least,omitzero"` // by protocol in which it is reached
 }

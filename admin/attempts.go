@@ -85,7 +85,7 @@ func (x *Attempt) withoutContent() {
 	x.Error.withoutContent()
 }
 
-// courses reads what became of messages, within a bound for one answer.
+// courses reads the deliveries and attempts of messages, within a bound for one answer.
 type courses struct {
 	a    *Admin
 	by   Actor
@@ -204,7 +204,7 @@ func (x *Attempt) exchanged(e *parley.Exchange) {
 	}
 }
 
-// history reads a page of a conversation's messages with what became of them.
+// history reads a page of a conversation's messages with their deliveries and attempts.
 func (a *Admin) history(ctx context.Context, by Actor, list []index.Message) ([]HistoryEntry, error) {
 	out, c := make([]HistoryEntry, 0, len(list)), a.courses(by)
 	for i := range list {

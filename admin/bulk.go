@@ -78,7 +78,7 @@ func (b *Bulk) check() error {
 	return checkReason(b.Reason)
 }
 
-// consent refuses what the operator could not know of, or did not consent to.
+// consent refuses effects that the operator did not see, or did not confirm.
 func (b *Bulk) consent(r *BulkResult, retry bool) error {
 	switch {
 	case b.Expect > 0 && b.Expect != r.Matched:
@@ -165,7 +165,7 @@ func countDead(list []journal.Delivery, now time.Time) (r BulkResult) {
 	return r
 }
 
-// foretell says what would happen.
+// foretell describes the effects of the action.
 func (r *BulkResult) foretell(list []journal.Delivery, retry bool) string {
 	n := r.Matched
 	if n == 0 {

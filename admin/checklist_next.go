@@ -68,8 +68,8 @@ func (v *Checklist) digest() string {
 }
 
 // ResumeChecklists takes up the checklists on which the hub worked in the last hour, before it was restarted. The audit
-// trail says who connected which agent and when, the index what the agent has said since. It is called once, when
-// the hub runs.
+// trail names the operator, the agent and the time; the index has the agent's messages since then. It is called once,
+// when the hub runs.
 func (a *Admin) ResumeChecklists() {
 	var list []*checklist
 	since := a.c.Now().Add(-checklistHours)

@@ -100,7 +100,7 @@ func (c *Client) send(req *http.Request) (*http.Response, error) {
 	}
 	var p problemBody
 	if jsonx.Decode(b, &p) != nil || p.Error.Code == "" {
-		return nil, &UnreachableError{c.Base, fmt.Errorf("%s: what answers is not a hub's admin API", resp.Status)}
+		return nil, &UnreachableError{c.Base, fmt.Errorf("%s: the server there is not a hub's admin API", resp.Status)}
 	}
 	e := p.Error.error()
 	if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {

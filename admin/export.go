@@ -740,7 +740,7 @@ func (r *Report) signature(h *ExportHeader, end *ExportLine) {
 func (m *ExportMessage) Check() error {
 	raw := m.Origin.Raw
 	if raw != nil && digest(raw) != m.Origin.RawDigest {
-		return errors.New("the envelope is not what its digest was made of")
+		return errors.New("the envelope does not match its digest")
 	}
 	for i, p := range m.Parts {
 		data := p.Data
@@ -751,7 +751,7 @@ func (m *ExportMessage) Check() error {
 			data = raw[*p.Offset : *p.Offset+p.Size]
 		}
 		if data != nil && digest(data) != p.Digest {
-			return fmt.Errorf("part %d is not what its digest was made of", i+1)
+			return fmt.Errorf("part %d does not match its digest", i+1)
 		}
 	}
 	return nil

@@ -304,7 +304,7 @@ func (c *call) body(v any, mayBeEmpty bool) error {
 		return parley.Refuse(parley.Malformed, "send JSON with the header Content-Type: application/json")
 	}
 	if err := jsonx.DecodeKnown(b, v); err != nil {
-		return parley.Refuse(parley.Malformed, "the body is not what is wanted: %s", detail(err)).Because(err)
+		return parley.Refuse(parley.Malformed, "the body does not fit the request: %s", detail(err)).Because(err)
 	}
 	return nil
 }

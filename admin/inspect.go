@@ -160,12 +160,12 @@ func (a *Admin) inspectInput(ctx context.Context, i Inspection) (*Inspected, err
 	return a.c.Workbench.Inspect(ctx, i)
 }
 
-// inspectRecorded explains a refusal, or else a recorded message, by what the hub found when it came.
+// inspectRecorded explains a refusal, or else a recorded message, by the findings of the hub on receipt.
 func (a *Admin) inspectRecorded(ctx context.Context, by Actor, name string, i Inspection) (Inspected, error) {
 	if r, err := a.Refusal(by, name); err == nil {
 		if i.Vector {
-			return Inspected{}, parley.Refuse(parley.Unsupported, "%s is a refusal, and the hub keeps no envelope of what it "+
-				"refuses: paste the message", name)
+			return Inspected{}, parley.Refuse(parley.Unsupported, "%s is a refusal, and the hub keeps no refused envelopes: "+
+				"paste the message", name)
 		}
 		return explainRefusal(r), nil
 	} else if _, _, no := index.Range(name); no != nil {
@@ -235,7 +235,7 @@ func explainRefusal(r Refusal) Inspected {
 	return v.whole()
 }
 
-// sentenceOn says what became of a recorded message, and what helps.
+// sentenceOn describes the result of a recorded message, and the remedy.
 func sentenceOn(m *Recorded) (sentence, fix string) {
 	about := cmp.Or(m.To, "several agents")
 	sentence = fmt.Sprintf("This %s from %s to %s, %s, was recorded", m.Kind, m.From, about, m.Assurance)

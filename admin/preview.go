@@ -14,9 +14,10 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// This file says what a change would do. A preview is refused where the change would be, as far as that is known.
+// This file describes the effects of a change beforehand. A preview is refused if the hub knows that it would refuse
+// the change.
 
-// Preview says what a change would do. Nothing has been changed.
+// Preview describes the effects of a change. Nothing has been changed.
 type Preview struct {
 	Target  string    `json:"target"`         // agent, or owner of the key
 	Text    []string  `json:"text"`           // sentences

@@ -15,7 +15,7 @@ type Paste struct {
 	Line string `json:"line"`
 }
 
-// An AgentReading is what an agent says of itself, before it is added. Nothing has been changed.
+// An AgentReading is an agent's own description, before it is added. Nothing has been changed.
 type AgentReading struct {
 	Agent NewAgent `json:"agent"` // for [Admin.AddAgent], without the credentials
 	Notes []string `json:"notes"` // sentences for the operator, who compares keys, for example

@@ -77,7 +77,7 @@ func (a *Admin) tokensOf(agent string) []string {
 // revokeTokens revokes the tokens of an agent that is removed.
 func (a *Admin) revokeTokens(ctx context.Context, agent string) error {
 	if a.c.Tokens.state == nil {
-		return nil // the tokens are a list in a file, for whoever keeps that to change
+		return nil // the tokens are a list in a file, which its owner changes
 	}
 	var errs []error
 	for _, name := range a.tokensOf(agent) {

@@ -196,7 +196,7 @@ func (s *Sessions) End(cookie string) {
 	delete(s.sessions, hashed(cookie))
 }
 
-// During gives a context that ends when the session's token no longer permits what it did; see [Tokens.During].
+// During gives a context that ends when the session's token no longer permits all that it did; see [Tokens.During].
 func (s *Sessions) During(ctx context.Context, v Session) (context.Context, func()) {
 	return s.tokens.During(ctx, v.By)
 }

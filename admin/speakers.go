@@ -9,14 +9,14 @@ import (
 	"github.com/parley-hub/parley/policy"
 )
 
-// This file says as whom a token may speak, and to whom.
+// This file lists the agents in whose name a token may send, and the recipients that they may send to.
 
 // maxSpeakers bounds [Speakers.Agents].
 const maxSpeakers = 200
 
 // Speakers are the agents as which a token may speak.
 type Speakers struct {
-	Default  string   `json:"default,omitzero"` // what it speaks as if it names none; missing: it must name one
+	Default  string   `json:"default,omitzero"` // the sender if it names none; missing: it must name one
 	Patterns []string `json:"patterns"`         // of names; "*" stands for any text within a segment, "**" for the rest
 	// Those that are known: the default, the names among the patterns, and agents of the directory, at most 200.
 	Agents []string `json:"agents"`

@@ -49,7 +49,7 @@ type runningCall struct {
 	end context.CancelCauseFunc
 }
 
-// permits reports whether a token permits what it did when the call began.
+// permits reports whether a token still permits all that it did when the call began.
 func (c *runningCall) permits(t Token) bool {
 	return t.Hash == c.by.hash && t.Role == c.by.Role && t.Agent == c.by.agent && slices.Equal(t.Speak, c.by.Speak)
 }

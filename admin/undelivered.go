@@ -13,7 +13,7 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// This file groups what was not delivered by its cause: `parley dead list --by-cause`.
+// This file groups undelivered messages by cause: `parley dead list --by-cause`.
 
 // What [Admin.Undelivered] shows, besides ShowWaiting: deliveries that wait for an attempt or for the recipient.
 const (
@@ -217,7 +217,7 @@ func overdue(d *journal.Delivery, now time.Time) bool {
 		d.Kind == parley.Request && !d.Deadline.IsZero() && !now.Before(d.Deadline)
 }
 
-// Undelivered groups what was not delivered by recipient, code and reason.
+// Undelivered groups undelivered messages by recipient, code and reason.
 func (a *Admin) Undelivered(ctx context.Context, by Actor, f UndeliveredFilter) (Undelivered, error) {
 	if err := cmp.Or(by.may(Observe), f.check(a, by)); err != nil {
 		return Undelivered{}, err
@@ -267,7 +267,7 @@ const (
 	openMost = 16     // filters that are kept
 )
 
-// get gives what a filter chooses, at most a second old for each openFew open deliveries.
+// get gives the deliveries that a filter chooses, at most a second old for each openFew open deliveries.
 func (c *openCache) get(a *Admin, f UndeliveredFilter, now time.Time) *openDeliveries {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -356,7 +356,7 @@ func (a *Admin) walkMended(ctx context.Context, by Actor, f *UndeliveredFilter, 
 	return nil
 }
 
-// said gives what the newest messages of groups say.
+// said gives the contents of the newest messages of groups.
 func (a *Admin) said(ctx context.Context, groups []*causeGroup) (map[parley.ID]index.Message, error) {
 	out := map[parley.ID]index.Message{}
 	var ids []parley.ID
@@ -418,7 +418,7 @@ func (a *Admin) viewTrouble(by Actor, t *trouble, said index.Message) Undelivere
 	return *forActor(by, &m)
 }
 
-// Undelivered groups what was not delivered by recipient, code and reason.
+// Undelivered groups undelivered messages by recipient, code and reason.
 func (c *Client) Undelivered(ctx context.Context, f UndeliveredFilter) (Undelivered, error) {
 	return fetch[Undelivered](c, ctx, "GET", "/undelivered", values(undeliveredParams(&f)...), nil)
 }

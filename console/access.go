@@ -20,7 +20,7 @@ func (c *Console) session(serve func(*request)) http.Handler {
 		var v admin.Session
 		k, err := r.Cookie(c.cookie())
 		if err == nil {
-			// Nobody need sit before a page that brings itself up to date.
+			// A page that updates itself needs no user in front of it.
 			v, err = c.admin.Sessions().Find(k.Value, r.URL.Path != livePath && r.Header.Get("Parley-Live") == "")
 		} else {
 			err = parley.Refuse(parley.Unauthenticated, "this browser has no session")
@@ -66,7 +66,7 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host)
 }
 
-// showEnter shows whom a link lets in. It uses nothing up: programs that preview links would.
+// showEnter shows the name and role of a link. It does not use the link up: programs that preview links open it too.
 func (c *Console) showEnter(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Referrer-Policy", "no-referrer")
 	once := r.URL.Query().Get("once")

@@ -7,7 +7,7 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// This file does what the forms of the screen Agents order, but for agent_changes.go. Package admin checks the role.
+// This file serves the forms of the screen Agents, except those of agent_changes.go. Package admin checks the role.
 
 // agentRoutes are the forms.
 func (c *Console) agentRoutes() {
@@ -56,7 +56,8 @@ func (c *Console) resumeAgent(q *request) error {
 	return err
 }
 
-// removeAgent removes an agent whose name was typed. If more or less would go than the operator read, it asks again.
+// removeAgent removes an agent whose name was typed. If the effect is not the one that the operator read, it asks
+// again.
 func (c *Console) removeAgent(q *request) error {
 	name, err := formAgent(q)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// This file changes where an agent is reachable, its identities and its keys. The first form has the values; the
-// second shows what the hub would do, and orders it.
+// This file changes an agent's addresses, identities and keys. The first form has the values; the second shows the
+// effects, and asks for confirmation.
 
 // agentChange is one kind of change.
 type agentChange struct {
@@ -98,7 +98,7 @@ func (a *agentChange) read(u url.Values) (url.Values, error) {
 	return out, nil
 }
 
-// seenOf is a digest of what must still be so when a change is ordered. The end of a rotation moves with the clock.
+// seenOf is a digest of the effects that the operator confirms. The end of a rotation moves with the clock.
 func seenOf(p *admin.Preview) string {
 	text := p.Text
 	if p.Old != "" {
@@ -108,15 +108,15 @@ func seenOf(p *admin.Preview) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// AgentQuestion is a dialog about a change, with what the change would do.
+// AgentQuestion is a dialog about a change, with the effects of the change.
 type AgentQuestion struct {
 	Name, Title, Button string
 	Text                []string
 	Command             string
 	Fields              []Pair // of the order
-	Seen                string // what the operator read, or its digest
-	Changed             bool   // it is not what the operator read before
-	Refused             string // why it would be refused
+	Seen                string // the effects that the operator read, or their digest
+	Changed             bool   // the effects differ from those that the operator read
+	Refused             string // why the hub would refuse it
 
 	typed url.Values
 }
@@ -158,7 +158,7 @@ func (c *Console) ask(q *request, d *AgentDetail, query url.Values) error {
 	return nil
 }
 
-// Typed is what a field of a dialog had when its form was sent.
+// Typed is the value of a dialog's field in the form that was sent.
 func (d *AgentDetail) Typed(dialog, field string) string {
 	if d.Ask == nil || d.Ask.Name != dialog {
 		return ""
@@ -166,7 +166,7 @@ func (d *AgentDetail) Typed(dialog, field string) string {
 	return d.Ask.typed.Get(field)
 }
 
-// changeAgent makes a change. If it would do something else than the operator read, it asks again.
+// changeAgent makes a change. If the effects differ from those that the operator read, it asks again.
 func (c *Console) changeAgent(q *request, name string, change *agentChange) error {
 	agent, err := formAgent(q)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/internal/readable"
 )
 
-// This file shows how far agents are connected. The hub works on it by itself; the page looks.
+// This file shows the checklists of agents that are being connected. The hub does the steps; the page shows them.
 
 // connectWays are the commands that add an agent, by protocol.
 var connectWays = []ConnectWay{
@@ -61,7 +61,7 @@ type ChecklistView struct {
 	Since    Moment
 	Steps    []StepView
 	Polls    bool     // the page looks again
-	Commands []string // that do what the form did
+	Commands []string // with the effect of the form
 }
 
 // A PasteGroup are the lines for one purpose.
@@ -146,7 +146,7 @@ func (c *Console) checklist(q *request) (any, error) {
 	return &Connect{One: &v}, err
 }
 
-// addedBy are the commands that do what the form did.
+// addedBy are the commands with the effect of the form.
 func (c *Console) addedBy(q *request, l *admin.Checklist) ([]string, error) {
 	i := slices.IndexFunc(connectWays, func(w ConnectWay) bool { return w.Protocol == l.Protocol })
 	if i < 0 {

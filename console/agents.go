@@ -33,7 +33,7 @@ type Agents struct {
 // AgentRow is one agent of the list.
 type AgentRow struct {
 	ID, Name, Link string
-	Title          string // and how it came here, if nobody added it
+	Title          string // and, of an agent that was not added, its origin
 	State          Sign   // its worst way
 	Note           string // reason, and how long already
 	Itself         string // protocols that it speaks
@@ -173,7 +173,7 @@ func reasonOf(s *admin.AgentState) string {
 	return ""
 }
 
-// sinceWords is how long something is so already.
+// sinceWords writes for how long a state has lasted.
 func sinceWords(since, now time.Time) string {
 	if since.IsZero() {
 		return ""
@@ -181,7 +181,7 @@ func sinceWords(since, now time.Time) string {
 	return ago(now.Sub(since))
 }
 
-// joined joins those of the texts that say something.
+// joined joins the texts that are not empty.
 func joined(sep string, texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(s string) bool { return s == "" }), sep)
 }
@@ -245,7 +245,7 @@ func agentHeading(n *admin.AgentCounts) string {
 	return upTo(n.Trouble) + " of " + upTo(n.All) + " in trouble"
 }
 
-// agentFilterWords says what a filter of the list is.
+// agentFilterWords describes a filter of the list.
 func agentFilterWords(name, value string) string {
 	switch name {
 	case "q":

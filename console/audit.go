@@ -38,7 +38,7 @@ func auditFilter(query url.Values, now time.Time) (f admin.AuditFilter, err erro
 	f = admin.AuditFilter{By: query.Get("by"), Action: query.Get("action"), Target: query.Get("target")}
 	if v := query.Get("since"); v != "" {
 		if f.Since, err = momentOf(v, now); err != nil {
-			return f, parley.Refuse(parley.Malformed, "the filter since=%.40q is not one: %s", v, err)
+			return f, parley.Refuse(parley.Malformed, "the filter since=%.40q has a wrong value: %s", v, err)
 		}
 	}
 	return f, nil

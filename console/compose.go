@@ -41,7 +41,7 @@ type Compose struct {
 	Agents  []string // to which the speaker may send
 	Skills  []string // of the recipient
 	Enters  []Entrance
-	Look    *Look // what would become of it; nil: nobody asked
+	Look    *Look // what the hub would do with it; nil: not asked for
 	Text    Echo
 	Problem *admin.Problem // why the form was not sent
 	Sent    *Outcome
@@ -100,7 +100,7 @@ func composed(form url.Values) (f composition, s admin.Send, err error) {
 		Content: strings.ReplaceAll(form.Get("content"), "\r\n", "\n")}
 	s = admin.Send{From: f.As, To: f.To, Skill: f.Skill, IdempotencyKey: form.Get("key")}
 	if err = s.Kind.UnmarshalText([]byte(f.Kind)); err != nil || s.Kind != parley.Request && s.Kind != parley.Notice {
-		return f, s, parley.Refuse(parley.Malformed, "the kind %.40q: want request or notice", f.Kind)
+		return f, s, parley.Refuse(parley.Malformed, "the kind is %.40q: want request or notice", f.Kind)
 	}
 	if f.Wait, err = strconv.Atoi(cmp.Or(get("wait"), "0")); err != nil || f.Wait < 0 || f.Wait > longestWait {
 		return f, s, parley.Refuse(parley.Malformed, "wait %.40q: want 0 to %d seconds", get("wait"), longestWait)
@@ -128,7 +128,7 @@ func composed(form url.Values) (f composition, s admin.Send, err error) {
 	return f, s, nil
 }
 
-// send sends what the form says, once, and leads to what became of it.
+// send sends the message of the form, once, and leads to its outcome.
 func (c *Console) send(q *request) error {
 	f, s, err := composed(q.r.PostForm)
 	var r admin.Receipt
@@ -163,8 +163,8 @@ func sentWords(f composition) string {
 	return strings.TrimSpace(cut(f.Kind, 16) + " " + cut(f.Skill, 64))
 }
 
-// notSent answers a form that was refused with the same form. After a refusal the form has a new key: what is mended is
-// sent. Where it is not known whether the hub recorded the message, the key stays.
+// notSent answers a refused form with the same form. After a refusal the form has a new key, so that the corrected
+// message is sent. If the hub may have recorded the message, the key stays.
 func (c *Console) notSent(q *request, f composition, key string, err error) {
 	v := c.bench(q)
 	p, status := problemOf(err)
@@ -182,7 +182,7 @@ func (c *Console) notSent(q *request, f composition, key string, err error) {
 	c.render(q.w, q.r, q, "workbench", "Workbench", v, status)
 }
 
-// An Outcome is a message that was sent from here, and what became of it.
+// An Outcome is a message that was sent from here, and its result.
 type Outcome struct {
 	*Chosen
 	Answer  *Chosen // the reply; nil: none yet
@@ -198,8 +198,8 @@ type Outcome struct {
 	Curl    string
 }
 
-// outcome reads from the record what became of a message that this token sent. Of any other message the page leads to
-// its conversation: a link must not prepare a form with the content of another token.
+// outcome reads the result of a message that this token sent from the record. For any other message the page leads to
+// the conversation: a link must not prepare a form with the content of another token.
 func (c *Console) outcome(q *request, id string) (*Outcome, error) {
 	r, err := c.admin.Message(q.r.Context(), q.by, id, true)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/parley-hub/parley/internal/readable"
 )
 
-// This file is the form that connects an agent: the protocol first, then the fields that it needs. What the agent says
-// of itself is shown before anything is added.
+// This file is the form that connects an agent: the protocol first, then the fields that it needs. The page
+// shows the agent's own description before the hub adds anything.
 
 // inbox stands in the form for the protocol of an agent that reads an inbox at the hub.
 const inbox = "inbox"
@@ -53,13 +53,13 @@ func newFieldView(f admin.JoinField, value string) FieldView {
 	return FieldView{f.Flag, f.Label, f.Text, f.Example, f.Type, f.Must, value}
 }
 
-// A ConnectReading is what the agent says of itself.
+// A ConnectReading is the agent's own description.
 type ConnectReading struct {
 	admin.AgentReading
 	Seen string // digest of what is shown
 }
 
-// newConnectForm makes the form of the parameters of a page, or of what was entered.
+// newConnectForm makes the form from the parameters of a page, or from the submitted fields.
 func (c *Console) newConnectForm(v url.Values) *ConnectForm {
 	field := func(name string) string { return strings.TrimSpace(v.Get(name)) }
 	f := &ConnectForm{Protocol: field("protocol"), Way: field("way"), Name: field("name"), Title: field("title"),
@@ -103,10 +103,10 @@ func (c *Console) newConnectForm(v url.Values) *ConnectForm {
 	return f
 }
 
-// CanRead reports whether the hub reads what the agent says of itself.
+// CanRead reports whether the hub can read the agent's own description.
 func (f *ConnectForm) CanRead() bool { return f.way != nil && f.way.Reads }
 
-// command is the command that does what the form does.
+// command is the command with the effect of the form.
 func (f *ConnectForm) command() string {
 	name, flags := f.Name, "--inbox"
 	if name == "" {
@@ -148,7 +148,7 @@ func (f *ConnectForm) agent() (admin.NewAgent, error) {
 	return n, err
 }
 
-// read shows what the agent says of itself, and takes over what it says for fields that are empty.
+// read shows the agent's own description, and fills empty fields from it.
 func (f *ConnectForm) read(r *admin.AgentReading) {
 	f.Read = &ConnectReading{AgentReading: *r, Seen: readingSeen(r)}
 	if f.Title == "" {
@@ -172,7 +172,7 @@ func (f *ConnectForm) read(r *admin.AgentReading) {
 	}
 }
 
-// readingSeen is a digest of what an agent says of itself: who confirms it has seen no other.
+// readingSeen is a digest of an agent's own description: an operator confirms only the description on the page.
 func readingSeen(r *admin.AgentReading) string {
 	b, err := json.Marshal([]any{r.Agent.Identities, r.Agent.Skills, r.Agent.Description})
 	if err != nil {
@@ -182,8 +182,8 @@ func readingSeen(r *admin.AgentReading) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// connectAgent adds the agent of the form. It first shows what the agent says of itself, if it was not seen or
-// has changed since.
+// connectAgent adds the agent of the form. If the operator has not seen the agent's own
+// description, or it has changed since, the page first shows it.
 func (c *Console) connectAgent(q *request) error {
 	f := c.newConnectForm(q.r.PostForm)
 	n, err := f.agent()

@@ -99,7 +99,7 @@ func (c *Console) conversation(q *request) (any, error) {
 	return v, c.askForget(q, v)
 }
 
-// named is what an id means that is not one of a conversation: a message has one, a refusal is alone.
+// named finds the page of an id that is not a conversation's: that of the message's conversation, or of the refusal.
 func (c *Console) named(ctx context.Context, by admin.Actor, id string, v *ConversationView,
 	unknown error) (any, error) {
 	if m, err := c.admin.Message(ctx, by, id, false); err == nil && !m.Conversation.IsZero() {
@@ -208,7 +208,7 @@ func titleOf(agents []string) string {
 	}
 }
 
-// untold tells of an event why nobody is told; "": somebody is, or the record does not say.
+// untold says why an event goes to no recipient; "": it goes to one, or the record does not say.
 func untold(e *admin.HistoryEntry) string {
 	for _, l := range e.Losses {
 		// A protocol without a word for a state, or for pieces of a result, loses the whole event.
@@ -219,7 +219,7 @@ func untold(e *admin.HistoryEntry) string {
 	return ""
 }
 
-// missing says what was before the first message that the hub has.
+// missing describes the gap before the first message that the hub has.
 func (c *Console) missing(ctx context.Context, by admin.Actor, v *ConversationView, h *history) error {
 	if v.Before > 0 {
 		h.gaps = append(h.gaps, plural(v.Before, "earlier message is", "earlier messages are")+" on the pages before")
@@ -256,7 +256,7 @@ func merged(list []said, refusals []admin.Refusal, first, last bool) []said {
 	return list
 }
 
-// count counts what stands in the title.
+// count counts the numbers in the title.
 func (v *ConversationView) count(list []said) {
 	run := 0
 	for i := range list {

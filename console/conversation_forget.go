@@ -9,7 +9,7 @@ import (
 	"github.com/parley-hub/parley/internal/readable"
 )
 
-// This file erases the content of a conversation: a dialog counts what would go and what would stay.
+// This file erases the content of a conversation: a dialog counts the erased and the remaining parts.
 
 // A ForgetQuestion is the dialog.
 type ForgetQuestion struct {

@@ -19,12 +19,12 @@ import (
 	"github.com/parley-hub/parley/keyring"
 )
 
-// This file makes what stands beside the diagram and below it: one message, as it came, what became of it, as it left.
+// This file makes the parts beside and below the diagram: one message as received, as recorded, and as sent.
 
-// shownContent bounds what a page has of one content.
+// shownContent bounds the bytes of one content on a page.
 const shownContent = 64 << 10
 
-// shownLeft bounds the attempts of which a page shows what left.
+// shownLeft bounds the attempts whose sent bytes a page shows.
 const shownLeft = 3
 
 // A Chosen is the message beside the diagram.
@@ -116,7 +116,7 @@ func (c *Console) chosen(ctx context.Context, q *request, r *admin.Recorded) (*C
 	return v, c.proved(ctx, q.by, v)
 }
 
-// drift tells how far the sender's clock is from the hub's; nobody's times are corrected.
+// drift gives the difference between the sender's clock and the hub's; the console corrects no times.
 func drift(sent, received time.Time) string {
 	switch d := received.Sub(sent); {
 	case d >= time.Millisecond:
@@ -185,7 +185,7 @@ func (v *Chosen) left(a *admin.Attempt, to string) {
 	}
 }
 
-// losses fills what was lost: on the way of this message, or on that of its answer and its events.
+// losses fills in the losses on the way of this message, or on the way of its answer and its events.
 func (v *Chosen) losses() {
 	for i := range v.Deliveries {
 		d := &v.Deliveries[i]
@@ -350,7 +350,7 @@ func (v *Chosen) came() {
 	}
 }
 
-// erasedBy tells of an erasure what, when, by whom.
+// erasedBy describes an erasure: the content, the time, the operator.
 func erasedBy(e *admin.Erasure) string {
 	out := "with the " + e.What
 	if e.What == "retention" {

@@ -47,7 +47,7 @@ func conversationFilter(u url.Values, now time.Time) (f index.ConversationFilter
 		Cursor: q.Get("before"), Limit: pageRows}
 	if v := q.Get("since"); v != "" {
 		if f.Since, err = momentOf(v, now); err != nil {
-			return f, q, parley.Refuse(parley.Malformed, "the filter since=%.40q is not one: %s", v, err)
+			return f, q, parley.Refuse(parley.Malformed, "the filter since=%.40q has a wrong value: %s", v, err)
 		}
 	}
 	return f, q, nil

@@ -83,7 +83,7 @@ func timelineFilter(u url.Values, now time.Time) (f admin.TimelineFilter, q url.
 			continue
 		}
 		if err := p.read(&f, v, now); err != nil {
-			return f, q, parley.Refuse(parley.Malformed, "the filter %s=%.40q is not one: %s", p.name, v, err)
+			return f, q, parley.Refuse(parley.Malformed, "the filter %s=%.40q has a wrong value: %s", p.name, v, err)
 		}
 	}
 	f.Before, f.Limit, f.Now = q.Get("before"), pageRows, now
@@ -174,7 +174,7 @@ type Menu struct {
 // A Pair is a parameter that a form keeps.
 type Pair struct{ Name, Value string }
 
-// Filters are what stands above a list.
+// Filters are the controls above a list.
 type Filters struct {
 	Search  *Search // nil: there is none
 	Text    string

@@ -9,9 +9,9 @@ import (
 	"github.com/parley-hub/parley/admin"
 )
 
-// This file says below the form of the workbench what would become of its message. Nothing is sent by it.
+// This file shows below the form of the workbench how the hub would treat its message. It sends nothing.
 
-// A Look is what would become of the message of the form.
+// A Look shows how the hub would treat the message of the form.
 type Look struct {
 	Problem *admin.Problem // why nothing can be said
 	*admin.Foreseen
@@ -24,8 +24,8 @@ type Look struct {
 // A lossLine is what has one fate for one reason.
 type lossLine struct{ Fate, What, Why string }
 
-// foresee answers the form while it is filled in: with the part of the page that says what would become of its message,
-// or without a script with the whole page.
+// foresee answers the form while it is filled in, with the part of the page that shows the [Look]; without a script,
+// with the whole page.
 func (c *Console) foresee(q *request) error {
 	f, s, err := composed(q.r.PostForm)
 	look := &Look{}

@@ -75,7 +75,7 @@ func (c *Console) frame(q *request) *Frame {
 
 const (
 	oldWaiting = time.Minute // from which a waiting message is worth a look
-	laggard    = 1000        // records that an index at work may be behind
+	laggard    = 1000        // records by which a working index may lag
 )
 
 // agentWords says how many agents are in trouble.

@@ -15,15 +15,15 @@ import (
 // Its events are elements that the page's script puts in the place of those with the same id, or adds to the rows if
 // they are new; see static/live.js.
 
-// A feed is what a screen pushes to its open pages. The hub's part (health, dead letters) is pushed to every page.
+// A feed pushes the changes of a screen to its open pages. Every page gets the hub's part (health, dead letters).
 type feed struct {
 	// filter chooses the news of the hub that the screen wants.
 	filter func(q *request) (admin.TimelineFilter, error)
-	// start pushes what changed since the page was made; nil: nothing.
+	// start pushes the changes since the page was made; nil: there are none to push.
 	start func(c *Console, q *request, made time.Time, out *pushes) error
 	// news pushes what changed, at most four times a second.
 	news func(c *Console, q *request, b *admin.Batch, out *pushes) error
-	// tick pushes what changes without news; it is called every few seconds. nil: nothing does.
+	// tick pushes the changes that come without news; it is called every few seconds. nil: there are none.
 	tick func(c *Console, q *request, out *pushes) error
 }
 
@@ -100,7 +100,7 @@ func (c *Console) serveLive(q *request) {
 		tick:  func() error { return c.tickFeed(q, f, out) }}).run(ctx, news)
 }
 
-// startFeed pushes what changed between the page and its stream.
+// startFeed pushes the changes between the page and its stream.
 func (c *Console) startFeed(q *request, f feed, made time.Time, out *pushes) error {
 	if f.start != nil {
 		if err := f.start(c, q, made, out); err != nil {

@@ -38,7 +38,7 @@ func digest(rows []liveRow) string {
 	return strconv.FormatUint(h.Sum64(), 36)
 }
 
-// pushRows pushes the rows that the page does not have so.
+// pushRows pushes the rows that are new or differ from those of the page.
 func (c *Console) pushRows(q *request, page string, rows []liveRow, out *pushes) error {
 	if q.shown == nil {
 		q.shown = shownRows{}
@@ -92,12 +92,12 @@ func (r *AgentRow) live() liveRow {
 	return liveRow{r.ID, fmt.Sprintf("%+v", key), "row", r, false}
 }
 
-// agentsSince pushes what changed of the list and of the chosen agent since the page was made.
+// agentsSince pushes the changes of the list and of the chosen agent since the page was made.
 func (c *Console) agentsSince(q *request, _ time.Time, out *pushes) error {
 	return c.agentsTick(q, out)
 }
 
-// agentsTick pushes what changed of the list and of the chosen agent. A row that is new on this page goes into the bar.
+// agentsTick pushes the changes of the list and of the chosen agent. The bar counts rows that are new on this page.
 func (c *Console) agentsTick(q *request, out *pushes) error {
 	data, err := c.agents(q)
 	if err != nil {
@@ -157,17 +157,17 @@ func (u *Undelivered) liveRows() (out []liveRow) {
 	return out
 }
 
-// undeliveredSince pushes what changed of the groups since the page was made.
+// undeliveredSince pushes the changes of the groups since the page was made.
 func (c *Console) undeliveredSince(q *request, made time.Time, out *pushes) error {
 	return c.pushUndelivered(q, made, out)
 }
 
-// undeliveredTick pushes what changed of the groups.
+// undeliveredTick pushes the changes of the groups.
 func (c *Console) undeliveredTick(q *request, out *pushes) error {
 	return c.pushUndelivered(q, time.Time{}, out)
 }
 
-// pushUndelivered pushes what changed of the groups. A group that is not on the page is only counted in its bar: one
+// pushUndelivered pushes the changes of the groups. A group that is not on the page is only counted in its bar: one
 // that the stream does not know, or that began after the page was made.
 func (c *Console) pushUndelivered(q *request, made time.Time, out *pushes) error {
 	f, query, err := undeliveredFilter(q.r.URL.Query(), q.now)

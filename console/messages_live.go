@@ -12,7 +12,7 @@ import (
 const (
 	// countsEvery is how often the numbers of an open page are counted again.
 	countsEvery = 10 * time.Second
-	// newMost is the number of new rows of a batch. Nobody reads more in a quarter of a second, and each costs the
+	// newMost is the number of new rows of a batch. A reader takes in no more in a quarter of a second, and each costs the
 	// hub its template.
 	newMost = 25
 	// openMost bounds the rows whose changes are never left out.

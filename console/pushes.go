@@ -13,7 +13,7 @@ const (
 )
 
 // pushes gathers the elements of a stream, and writes them at most four times a second. An element that changes again
-// before it is written is written once; what is too much is counted. It belongs to one goroutine.
+// before it is written is written once; surplus elements are counted. It belongs to one goroutine.
 type pushes struct {
 	write   func([]byte) error
 	last    time.Time // of the last push
@@ -69,7 +69,7 @@ func (p *pushes) missed(n uint64) { p.lost += n }
 // due is ready when flush should be called.
 func (p *pushes) due() <-chan time.Time { return p.timer.C }
 
-// flush writes what waits, unless the last push was a moment ago: then it is due later.
+// flush writes the waiting elements, unless the last push was a moment ago: then they are due later.
 func (p *pushes) flush() error {
 	if len(p.rows)+len(p.parts) == 0 && p.lost == p.told {
 		return nil

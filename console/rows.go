@@ -54,7 +54,7 @@ type Row struct {
 // Micro is the time of the record as a number.
 func (r *Row) Micro() int64 { return r.When.At.UnixMicro() }
 
-// A Piece is a part of a text; Found is what a search found.
+// A Piece is a part of a text; Found marks a match of the search.
 type Piece struct {
 	Text  string
 	Found bool
@@ -131,7 +131,7 @@ func (r *Row) refused(l *list, f *admin.Refusal) {
 	}
 }
 
-// refusalWords are the words of a refusal: what was told, and what the hub got from where.
+// refusalWords are the words of a refusal: the text that the sender got, the size and the source of the request.
 func refusalWords(f *admin.Refusal) string {
 	var out []string
 	if f.Text != "" {
@@ -212,7 +212,7 @@ func (l *list) note(m *admin.Summary, d *index.Delivery) string {
 	return ""
 }
 
-// notTold reports whether the recipient's protocol could not carry the message as what it is.
+// notTold reports whether the recipient's protocol has no message of this kind.
 func notTold(d *index.Delivery) bool {
 	return slices.ContainsFunc(d.Losses, func(s string) bool { return strings.HasPrefix(s, "Kind: ") })
 }
@@ -232,7 +232,7 @@ func first(s string, n int) string {
 	return string([]rune(s)[:n]) + "…"
 }
 
-// pieces divides a snippet: what a search found is between « and ».
+// pieces divides a snippet: matches of the search are between « and ».
 func pieces(s string) (out []Piece) {
 	for s != "" {
 		from := strings.Index(s, "«")

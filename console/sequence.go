@@ -6,8 +6,8 @@ import (
 	"github.com/parley-hub/parley"
 )
 
-// This file is the model of the sequence diagram: what it shows, in plain values. The pure function
-// sequenceOf makes it from what admin gives; the pure function draw makes SVG of it.
+// This file is the model of the sequence diagram, in plain values. The pure function sequenceOf makes it from the data
+// of admin; the pure function draw makes SVG of it.
 
 // A Sequence is a diagram: lanes beside the hub, and rows in the order of recording.
 type Sequence struct {
@@ -36,7 +36,7 @@ const (
 	EventsRow  RowKind = "events"  // folded events of one request
 	RefusalRow RowKind = "refusal" // refused before it was recorded
 	SilenceRow RowKind = "silence"
-	GapRow     RowKind = "gap" // what the hub had, or has, and the diagram does not show
+	GapRow     RowKind = "gap" // messages that the hub had, or has, and the diagram does not show
 )
 
 // bead is a step of the pipeline, in the order of docs/design.md.
@@ -96,7 +96,7 @@ type Wire struct {
 	Failed   int                  // those that failed
 	Next     string               // when the next attempt is
 	Lost     int
-	Untold   string // why nobody is told, as the loss table says it
+	Untold   string // why no recipient gets it, in the words of the loss table
 	Own      bool   // the recipient takes it by itself: a handler, an inbox, the answer to a call
 	Settled  bool
 }

@@ -337,7 +337,7 @@ func (d *svg) from(r *SequenceRow) (x float64, known bool) {
 	return d.x[r.From], true
 }
 
-// work draws the bar of an agent that is at work.
+// work draws the bar of an agent that works on a request.
 func (d *svg) work(w *Work, tops []float64, height float64) {
 	x, from, to := d.x[w.Lane], tops[w.From]+wireAt, height-8
 	if list := d.tracks(&d.s.Rows[w.From]); len(list) > 0 {
@@ -450,7 +450,7 @@ func (w *Wire) beads() (n int) {
 
 func (w *Wire) delivered() bool { return w.State == parley.Delivered || w.State == parley.Answered }
 
-// words writes the times, and what was said.
+// words writes the times and the text of a row.
 func (d *svg) words(r *SequenceRow, top float64) {
 	y := top + 18
 	d.text("tm", gutterEnd, y, "end", r.At.UTC().Format("15:04:05.000"), gutter, 6)

@@ -16,8 +16,8 @@ func (b *builder) laneOf(name string) int {
 	return -1
 }
 
-// lanes chooses the lanes: the initiator is left, those with most messages are beside the hub, and whoever exchanges
-// messages with one side goes to the other.
+// lanes chooses the lanes: the initiator is left, and the busiest agents are next to the hub. An agent that exchanges
+// messages with one side gets a lane on the other.
 func (b *builder) lanes() {
 	g := b.traffic()
 	b.agents = len(g.names)
@@ -86,7 +86,7 @@ func laneFor(name, protocol string, proof Proof) Lane {
 	return l
 }
 
-// traffic counts who exchanges how many messages with whom.
+// traffic counts the messages between each two agents.
 type traffic struct {
 	names    []string // in the order of their first message
 	count    map[string]int

@@ -12,7 +12,7 @@ import (
 	"github.com/parley-hub/parley/journal/index"
 )
 
-// This file makes the model of the diagram from what admin gives. What admin does not tell is left out.
+// This file makes the model of the diagram from the data of admin. It adds nothing that admin does not give.
 
 const (
 	maxLanes  = 8
@@ -44,8 +44,8 @@ type said struct {
 	times    admin.Times
 	erased   *admin.Erasure             // of its content
 	removed  bool                       // the journal has removed the record
-	untold   string                     // an event without a delivery: why nobody is told
-	lost     int                        // of an event without a delivery that somebody is told of
+	untold   string                     // an event without a delivery: why no recipient gets it
+	lost     int                        // of an event that a recipient gets without a delivery
 	attempts map[string][]admin.Attempt // by recipient
 }
 
@@ -330,14 +330,14 @@ func (b *builder) wires(x *said) (out []Wire) {
 		out = append(out, w)
 	}
 	if len(out) == 0 && m.To != "" {
-		// An answer or an event without a delivery: the requester gets it by its own call, or nobody is told.
+		// An answer or an event without a delivery: the requester gets it by its own call, or nobody gets it.
 		out = []Wire{{To: b.laneOf(m.To), Untold: x.untold, Own: true, Passed: beadRouted, Settled: m.Kind.Terminal(),
 			Lost: x.lost + b.lostReply(m)}}
 	}
 	return out
 }
 
-// ending tells what is still to come, or how it ended without arriving.
+// ending describes the next step of a delivery, or how it ended without arriving.
 func (b *builder) ending(w *Wire, d *index.Delivery) {
 	end := ""
 	switch d.State {
@@ -380,7 +380,7 @@ func drawn(list []Try) []Try {
 	return out
 }
 
-// lostReply is how much of an answer was lost: that is noted at its request.
+// lostReply counts the losses of an answer; they are noted at its request.
 func (b *builder) lostReply(m *admin.Summary) (n int) {
 	p, ok := b.requests[m.InReplyTo]
 	if !ok || !m.Kind.Terminal() {
@@ -433,7 +433,7 @@ func (s *said) tries(d *index.Delivery) (out []Try, failed int) {
 	return out, failed
 }
 
-// result tells what came of an attempt: the status of the exchange if there is one.
+// result describes the result of an attempt: the status of the exchange if there is one.
 func (s *said) result(to string, t *Try, text string, steps time.Duration) string {
 	for i := range s.attempts[to] {
 		if a := &s.attempts[to][i]; a.Number == t.Number {
@@ -480,7 +480,7 @@ func refusedAt(f *admin.Refusal) bead {
 	return beadVerified
 }
 
-// work adds the time in which the recipient of a request was at work on it.
+// work adds the time from the delivery of a request to its answer.
 func (b *builder) work(x *said, row int) {
 	m := x.Summary
 	if m.Kind == parley.Request {
@@ -550,7 +550,7 @@ func (b *builder) sentence(r *SequenceRow, x, last *said) string {
 	return s.String()
 }
 
-// outcome says in words what became of a message.
+// outcome describes the result of a message in words.
 func outcome(m *admin.Summary, r *SequenceRow) string {
 	if len(m.Deliveries) != 1 {
 		if len(m.Deliveries) == 0 {

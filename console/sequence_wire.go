@@ -141,7 +141,7 @@ func stepName(b bead, p Proof, done bool) string {
 	return name
 }
 
-// refused draws the wire of what was refused: an octagon at the step, the rest hollow.
+// refused draws the wire of a refused message: an octagon at the step, the rest hollow.
 func (d *svg) refused(r *SequenceRow, from, in, y float64, right bool) {
 	x := d.beadX(r.Refused, right)
 	d.line("s-bad", from, y, x)
@@ -157,7 +157,7 @@ func (d *svg) refused(r *SequenceRow, from, in, y float64, right bool) {
 	}
 }
 
-// untold ends a wire whose event nobody is told.
+// untold ends the wire of an event that no recipient gets.
 func (d *svg) untold(x, y float64, right bool) {
 	to := x + 60
 	if right {
@@ -198,7 +198,7 @@ func (d *svg) track(r *SequenceRow, t *track, x, top float64, senderRight bool) 
 	d.labels(t, out, sign, y, r)
 }
 
-// arrived draws the wire to a recipient that has the message, or nothing is known of whether it has.
+// arrived draws the wire to a recipient that has the message, or may have it.
 func (d *svg) arrived(r *SequenceRow, t *track, x, y float64, senderRight bool) {
 	right, sign := t.to > d.hub, -1.0
 	if right {

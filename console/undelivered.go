@@ -10,7 +10,7 @@ import (
 	"github.com/parley-hub/parley/admin"
 )
 
-// This file is the screen Undelivered: what was not delivered, by cause. What operators do about it is in
+// This file is the screen Undelivered: messages that were not delivered, by cause. The actions of operators are in
 // undelivered_actions.go.
 
 // undeliveredPath is the path of the screen.
@@ -40,10 +40,10 @@ type Undelivered struct {
 	Toggle    string   // address of the list, or of the groups
 	Jobs      []JobRow
 	Ask       *Ask
-	Done      string   // what the last action did
-	Failed    []string // what it could not do
+	Done      string   // effect of the last action
+	Failed    []string // its failures
 	Empty     *Empty
-	Others    string // what the other tabs have, if nothing is dead
+	Others    string // numbers of the other tabs, if nothing is dead
 }
 
 // Noun is what a tab has.
@@ -116,7 +116,7 @@ func undeliveredFilter(u url.Values, now time.Time) (f admin.UndeliveredFilter, 
 		Code: parley.Code(q.Get("code")), Reason: parley.Reason(q.Get("reason")), Limit: shownCauses}
 	if v := q.Get("since"); v != "" {
 		if f.Since, err = momentOf(v, now); err != nil {
-			return f, q, parley.Refuse(parley.Malformed, "the filter since=%.40q is not one: %s", v, err)
+			return f, q, parley.Refuse(parley.Malformed, "the filter since=%.40q has a wrong value: %s", v, err)
 		}
 	}
 	return f, q, nil
@@ -343,7 +343,7 @@ func (l *deadRows) of(g *admin.UndeliveredGroup) url.Values {
 	return out
 }
 
-// recipientWords says in which state a recipient is that messages do not reach.
+// recipientWords describes the state of a recipient that messages do not reach.
 func recipientWords(s *admin.AgentState) string {
 	if s == nil {
 		return ""
@@ -485,7 +485,7 @@ func (l *deadRows) elsewhere() (*DeadRow, error) {
 	return &r, nil
 }
 
-// noneUndelivered says why a tab is empty: which filters hide what it has.
+// noneUndelivered says why a tab is empty: it names the filters that hide its rows.
 func (c *Console) noneUndelivered(q *request, out *Undelivered, f admin.UndeliveredFilter, query url.Values,
 	n *admin.UndeliveredCounts) error {
 	count := func(f admin.UndeliveredFilter) (string, bool, error) {

@@ -17,8 +17,8 @@ import (
 	"github.com/parley-hub/parley/internal/readable"
 )
 
-// This file retries and drops the dead letters of one cause. A dialog shows what would happen; what is done then is
-// what it counted, or nothing.
+// This file retries and drops the dead letters of one cause. A dialog counts the effects; the action then has
+// exactly these effects, or none.
 
 // undeliveredActions are the forms of the screen.
 func (c *Console) undeliveredActions() {
@@ -36,7 +36,7 @@ type Ask struct {
 	Retry  bool
 	Number int    // counted
 	To     string // the recipient
-	Text   string // what would happen
+	Text   string // the effects
 	Group  []Pair // that the form keeps
 	Leave  string // address of the page without the dialog
 
@@ -123,7 +123,7 @@ func agoWords(d time.Duration) string {
 	return "just now"
 }
 
-// deadFilter reads which dead letters are meant. It is whole but for Since if there is an error.
+// deadFilter reads the filter for dead letters. With an error, it is complete except for Since.
 func deadFilter(v url.Values, now time.Time) (f admin.DeadFilter, err error) {
 	f = admin.DeadFilter{To: v.Get("to"), From: v.Get("from"), Code: parley.Code(v.Get("code")),
 		Reason: parley.Reason(v.Get("reason"))}
@@ -154,20 +154,21 @@ func fieldTime(t time.Time) string {
 	return t.UTC().Format(fieldLayout)
 }
 
-// bulkOf reads what a form orders.
+// bulkOf reads the action of a form.
 func bulkOf(retry bool, v url.Values, now time.Time) (b admin.Bulk, err error) {
 	if b.Filter, err = deadFilter(v, now); err != nil {
 		return b, err
 	}
 	if b.Expect, err = strconv.Atoi(v.Get("expect")); err != nil || b.Expect < 1 {
-		return b, parley.Refuse(parley.Malformed, "nothing was counted; nothing was done")
+		return b, parley.Refuse(parley.Malformed, "the form has no count of its dead letters; nothing was done: "+
+			"open the dialog again")
 	}
 	b.Reason = v.Get("why")
 	if !retry {
 		typed := strings.ReplaceAll(v.Get("typed"), ",", "")
 		switch {
 		case b.Reason == "":
-			return b, parley.Refuse(parley.Malformed, "a reason is needed: why nobody needs them any more")
+			return b, parley.Refuse(parley.Malformed, "a reason is needed: say why these messages are no longer needed")
 		case typed != strconv.Itoa(b.Expect):
 			return b, parley.Refuse(parley.Malformed, "the number is %s, not %.20q; nothing was dropped",
 				grouped(int64(b.Expect)), v.Get("typed"))
@@ -191,7 +192,7 @@ func bulkOf(retry bool, v url.Values, now time.Time) (b admin.Bulk, err error) {
 // mayTryAgain are the codes of errors after which the dialog comes back.
 var mayTryAgain = []parley.Code{parley.Conflict, parley.Malformed, parley.TooLarge, parley.Unavailable}
 
-// changeDead does what a form orders, or shows its dialog again.
+// changeDead does the action of a form, or shows its dialog again.
 func (c *Console) changeDead(q *request, retry bool) error {
 	v, err := known(q.r.PostForm, append([]string{"since", "rate", "why", "typed", "expect", "unknown", "one"},
 		groupParams...)...)
@@ -221,7 +222,7 @@ func (c *Console) changeDead(q *request, retry bool) error {
 	return nil
 }
 
-// ordered does what a form orders.
+// ordered does the action of a form.
 func (c *Console) ordered(q *request, retry bool, v url.Values) (r admin.BulkResult, err error) {
 	b, err := bulkOf(retry, v, q.now)
 	if err != nil {
@@ -232,12 +233,13 @@ func (c *Console) ordered(q *request, retry bool, v url.Values) (r admin.BulkRes
 		return r, err
 	}
 	if len(u.Groups) > 1 {
-		return r, parley.Refuse(parley.Conflict, "these have %d causes; nothing was done", len(u.Groups))
+		return r, parley.Refuse(parley.Conflict, "these dead letters have %d causes; nothing was done: choose one cause",
+			len(u.Groups))
 	}
 	return c.bulk(retry)(q.r.Context(), q.by, b)
 }
 
-// askAgain shows the dialog with what was typed, a new count, and why nothing was done.
+// askAgain shows the dialog with the typed values, a new count, and the reason why nothing was done.
 func (c *Console) askAgain(q *request, retry bool, v url.Values, why error) error {
 	group := url.Values{}
 	for _, name := range groupParams {
@@ -260,7 +262,7 @@ func (c *Console) askAgain(q *request, retry bool, v url.Values, why error) erro
 	return nil
 }
 
-// doneWords says what an action did, by the address to which it led.
+// doneWords describes the effect of an action, from the address to which it led.
 func doneWords(u url.Values) string {
 	for _, name := range []string{"retried", "dropped"} {
 		if n, err := strconv.ParseUint(u.Get(name), 10, 31); err == nil {

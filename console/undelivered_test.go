@@ -413,7 +413,7 @@ func TestNoActionOverCauses(t *testing.T) {
 		form.Set("typed", "3")
 		form.Set("why", "all of it")
 		if status, page := w.do("POST", "/console/undelivered/"+action, form); status != http.StatusConflict ||
-			!strings.Contains(page, "these have 2 causes; nothing was done") {
+			!strings.Contains(page, "these dead letters have 2 causes; nothing was done") {
 			t.Errorf("%s: %d", action, status)
 		}
 	}
@@ -455,7 +455,7 @@ func TestRetryDialogKeepsWhatWasTyped(t *testing.T) {
 		"rate":   {"NaN", "want a number such as 5"},
 		"since":  {"yesterday", "want a time such as 2026-11-20 15:04"},
 		"why":    {strings.Repeat("x", 600), "at most 512 bytes"},
-		"expect": {"0", "nothing was counted"},
+		"expect": {"0", "the form has no count"},
 	} {
 		v := url.Values{}
 		for k := range form {

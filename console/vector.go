@@ -11,14 +11,14 @@ import (
 
 // This file sends a message as a test vector, and the bytes that were signed.
 
-// A SignedView is what the page of a proof shows of the signed bytes.
+// A SignedView shows the signed bytes on the page of a proof.
 type SignedView struct {
 	Steps []SignedStep
 	Cut   bool // a text is not shown whole
 	Bytes int  // that can be downloaded
 }
 
-// signedBytes finds how the signed bytes of a message came about; nil: that is not known.
+// signedBytes finds the steps that make the signed bytes of a message; nil: they are not known.
 func (c *Console) signedBytes(q *request, id string) (*SignedView, error) {
 	found, err := c.admin.Inspect(q.r.Context(), q.by, admin.Inspection{ID: id, SignedBytes: true})
 	if err != nil {
@@ -45,7 +45,7 @@ func (c *Console) downloadVector(q *request) {
 	c.download(q, admin.Inspection{ID: q.r.PathValue("id"), Vector: true})
 }
 
-// saveVector sends what was pasted into the workbench as a test vector.
+// saveVector sends the message that was pasted into the workbench as a test vector.
 func (c *Console) saveVector(q *request) error {
 	at, err := judgedAt(q.r.PostForm.Get("at"), q.now)
 	if err == nil {
@@ -54,7 +54,7 @@ func (c *Console) saveVector(q *request) error {
 	return err
 }
 
-// download sends what an inspection asks for besides the explanation.
+// download sends the file that an inspection asks for beside the explanation.
 func (c *Console) download(q *request, i admin.Inspection) {
 	found, err := c.admin.Inspect(q.r.Context(), q.by, i)
 	if err != nil {

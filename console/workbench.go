@@ -58,7 +58,7 @@ type SignedStep struct {
 	Text template.HTML
 }
 
-// A Differing is a part of the signed bytes that is not what was sent.
+// A Differing is a part of the signed bytes that differs from the sent bytes.
 type Differing struct {
 	Part         string
 	Signed, Sent template.HTML
@@ -94,7 +94,7 @@ func (c *Console) bench(q *request) *Workbench {
 		Compose: Compose{History: sentOf(q).rows(q.now)}}
 }
 
-// inspect explains what was pasted, on the page that answers the form. Nothing of it is sent or kept.
+// inspect explains the pasted message, on the page that answers the form. Nothing of it is sent or kept.
 func (c *Console) inspect(q *request) error {
 	v := c.bench(q)
 	f := &v.Inspect
@@ -140,12 +140,13 @@ func judgedAt(s string, now time.Time) (time.Time, error) {
 	}
 	t, err := momentOf(s, now)
 	if err != nil {
-		return t, parley.Refuse(parley.Malformed, "judged at %.40q: %s", s, err)
+		return t, parley.Refuse(parley.Malformed, "“judged at” is %.40q: %s", s, err)
 	}
 	return t, nil
 }
 
-// Echo is a text that a form gave: in the field again if the browser would give back the same, below it otherwise.
+// Echo is a text of a submitted form. The field shows it again if the browser would send it back unchanged; otherwise
+// it is shown below the field.
 type Echo struct {
 	Field string
 	Below string // the first 64 KiB
@@ -217,7 +218,8 @@ func (v *Explained) verdict() {
 	}
 }
 
-// marked escapes the text of a step. In a line of the signature base it marks what was sent otherwise than signed.
+// marked escapes the text of a step. In a line of the signature base it marks the piece that was sent
+// in another form than signed.
 func marked(text string, list []admin.Difference) template.HTML {
 	var b strings.Builder
 	for line := range strings.SplitAfterSeq(text, "\n") {
@@ -246,7 +248,7 @@ func markedLine(line string, list []admin.Difference) template.HTML {
 	return template.HTML(e(line))
 }
 
-// differing escapes a text, and marks the piece of it that is not in the other.
+// differing escapes a text, and marks its piece that the other text lacks.
 func differing(s, other string) template.HTML {
 	e := template.HTMLEscapeString
 	before, piece, after := difference(s, other)
@@ -256,7 +258,7 @@ func differing(s, other string) template.HTML {
 	return template.HTML(e(before) + `<span class="x">` + e(piece) + `</span>` + e(after))
 }
 
-// difference divides s: the piece is what is not in other. The ends are compared first, since a proxy changes the
+// difference divides s: piece is the part that other lacks. The ends are compared first, since a proxy changes the
 // beginning of a path.
 func difference(s, other string) (before, piece, after string) {
 	n := 0

@@ -43,8 +43,8 @@ func AxeSource() (string, error) {
 	return string(b), err
 }
 
-// Axe gives what of the page breaks WCAG 2.2 AA, as far as axe-core sees it; with names of rules, those alone. It comes
-// in by the DevTools protocol: the page's policy stays as it is.
+// Axe lists the faults of a page against WCAG 2.2 AA that axe-core finds; with names of rules, only those of these
+// rules. The script comes in by the DevTools protocol: the page's policy stays as it is.
 func (p *Page) Axe(rules ...string) ([]Violation, error) {
 	source, err := AxeSource()
 	if err != nil {

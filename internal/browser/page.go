@@ -40,7 +40,7 @@ func (p *Page) Do(actions ...chromedp.Action) error {
 	return chromedp.Run(ctx, actions...)
 }
 
-// noted bounds what a page remembers of its requests and problems.
+// noted bounds the requests and problems that a page remembers.
 const noted = 10_000
 
 // saw takes the browser's events.
@@ -177,7 +177,7 @@ func Press(names ...string) chromedp.Action {
 	return all
 }
 
-// Type writes a text into a field, in place of what it has.
+// Type replaces the text of a field.
 func Type(selector, text string) chromedp.Action {
 	return chromedp.Tasks{Wait("!document.querySelector(" + quote(selector) + ").select()"), chromedp.KeyEvent(text)}
 }

@@ -71,7 +71,7 @@ func samvadIdentity(_ string, v Values) (admin.NewIdentity, error) {
 func readSAMVAD(ctx context.Context, r *Reader, n *admin.NewAgent, id *admin.NewIdentity, note Note) error {
 	if id.URL == "" {
 		if id.PublicKey == "" {
-			note("without --key nothing it sends is proved, unless its card at the https origin of %s has a key", id.ID)
+			note("without --key no message from it is proved, unless its card at the https origin of %s has a key", id.ID)
 		}
 		return nil
 	}
@@ -84,7 +84,7 @@ func readSAMVAD(ctx context.Context, r *Reader, n *admin.NewAgent, id *admin.New
 		note("its card could not be read (%s): its skills are not known", unread(err))
 		if id.ID == "" {
 			id.ID = "agent://" + u.Hostname()
-			note("its identity is taken to be %s, as the SDKs make it; --id says otherwise", id.ID)
+			note("the hub assumes its identity %s, as the SDKs make it; set another one with --id", id.ID)
 		}
 		if id.PublicKey == "" {
 			note("no key is enrolled: run this again with --key, or when the agent runs")

@@ -52,7 +52,7 @@ func (s *Stage) handle() error {
 		parley.RawSkill("talk", s.plan, parley.AsDefault()))
 }
 
-// asked are whom the planner asks for a trip, in this order.
+// asked are the agents that the planner asks for a trip, in this order.
 var asked = []struct{ to, skill, text string }{
 	{"weather", "forecast", ""}, {"museum", "talk", "What is on show in Bern?"}, {"guide", "chat", "How do we get there?"},
 	{"robot", "talk", "Pack for two days in Bern"}, {"mason", "talk", "A shelter for the night before"},
