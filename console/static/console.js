@@ -118,4 +118,11 @@
     const b = f && $(".btn.go:not([disabled])", f);
     if (b && !e.repeat) { e.preventDefault(); b.click(); }
   });
+
+  // The other scripts have much to do with a long page: it is painted before they run.
+  addEventListener("load", () => requestAnimationFrame(() => setTimeout(() => $$("link[as=script]").forEach(l => {
+    const s = document.createElement("script");
+    s.src = l.href; s.async = false; s.onload = () => l.remove();
+    document.head.append(s);
+  }))));
 })();

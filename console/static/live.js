@@ -145,12 +145,12 @@
     page = $("#main"); offset = Date.parse(page.dataset.now) - now();
     more.clear(); held.clear(); many = ""; failed = 0;
   };
-  on("DOMContentLoaded", () => { // a step back while the page loaded has changed its address
+  { // a step back while the page loaded has changed its address
     const s = history.state, at = [...location.pathname + location.search];
-    const h = at.reduce((h, c) => h * 31 + c.charCodeAt() | 0, 0), again = !s?.again && h != (page.dataset.page ?? h);
+    const h = at.reduce((h, c) => h * 31 + c.charCodeAt() | 0, 0), again = !s?.again && h != ($("#main").dataset.page ?? h);
     history.replaceState({ ...s, again }, "");
     if (again) location.reload();
-  });
+  }
   on("htmx:afterSwap", turn);
   on("htmx:beforeSwap", e => { // the reader is on another page by now
     const c = e.detail.requestConfig, page = url => new URL(url, location).href.split("#")[0];
@@ -170,5 +170,5 @@
     }
   }, 1000);
 
-  turn(); button();
+  turn(); button(); open(); // htmx has looked at the page before it knew of this extension
 })();

@@ -107,6 +107,20 @@ func Go(url string) chromedp.Action { return chromedp.Navigate(url) }
 // Back goes back in the tab's history.
 func Back() chromedp.Action { return chromedp.NavigateBack() }
 
+// loaded tells whether the page and its scripts are there. Those that come after the first paint are links until then.
+const loaded = `document.readyState === "complete" && (matchMedia("(scripting: none)").matches ||
+	!document.querySelector("link[as=script]"))`
+
+// Loaded waits until the page and its scripts are there.
+func Loaded() chromedp.Action { return Wait(loaded) }
+
+// Idle waits until the page has loaded and has nothing to do.
+func Idle() chromedp.Action {
+	return chromedp.Tasks{Loaded(),
+		chromedp.Evaluate("new Promise(done => requestIdleCallback(done))", nil,
+			func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) })}
+}
+
 // Reload loads the page again.
 func Reload() chromedp.Action { return chromedp.Reload() }
 
@@ -158,7 +172,7 @@ func ClickTo(selector, address string) chromedp.Action {
 
 // At waits until the page's address, without the origin, is this one.
 func At(address string) chromedp.Action {
-	return Wait("document.readyState === 'complete' && location.pathname + location.search === " + quote(address))
+	return Wait("location.pathname + location.search === " + quote(address) + " && " + loaded)
 }
 
 // keys are the names that [Press] knows besides characters.

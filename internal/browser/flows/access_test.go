@@ -182,9 +182,9 @@ func (v *tab) inEachLook(p page) {
 			width = l.Width
 			v.do(browser.Go("about:blank"), browser.Go(v.Origin()+p.path))
 			if p.then != "" {
-				v.do(browser.Wait("document.readyState === 'complete'"), browser.Eval(p.then, nil))
+				v.do(browser.Loaded(), browser.Eval(p.then, nil))
 			}
-			v.do(browser.Has(p.has), browser.Wait("document.readyState === 'complete'"))
+			v.do(browser.Has(p.has), browser.Loaded())
 		}
 		v.shot(p.name + "-" + l.name)
 		v.is("document.documentElement.scrollWidth <= innerWidth", l.name+": the page does not scroll sideways")

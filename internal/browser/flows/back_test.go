@@ -47,7 +47,7 @@ func TestAPageIsReadOnce(t *testing.T) {
 	read := func(path string) {
 		t.Helper()
 		v.do(browser.Go(v.Origin()+path),
-			browser.Wait(`document.readyState === "complete" && history.state && !history.state.again`))
+			browser.Loaded(), browser.Wait("history.state && !history.state.again"))
 	}
 	reads := func() (n int) {
 		for _, u := range v.Requests() {

@@ -61,7 +61,7 @@ func (v *tab) agree(s screen, try choice, open chromedp.Action) int {
 			v.t.Fatal(err)
 		}
 		var got []string
-		v.do(open, browser.Wait("document.readyState === 'complete'"), browser.Eval(s.shown, &got))
+		v.do(open, browser.Loaded(), browser.Eval(s.shown, &got))
 		after, err := try.want()
 		if err != nil {
 			v.t.Fatal(err)
@@ -284,7 +284,7 @@ func (v *tab) choosesByHand() {
 	v.is("window.loaded === 'once'", "the page was not loaded again")
 	for i := range 3 { // a step back loads the page anew
 		v.do(browser.Eval("window.loaded = 'before'", nil), browser.Back(),
-			browser.Wait("!window.loaded && document.readyState === 'complete'"))
+			browser.Wait("!window.loaded"), browser.Loaded())
 		check(2 - i)
 	}
 	v.do(browser.Type("#q", "angels"), browser.Press("Enter"),

@@ -125,7 +125,7 @@ func (v *tab) do(actions ...chromedp.Action) {
 // to opens a page of the console by its path and parameters.
 func (v *tab) to(path string) {
 	v.t.Helper()
-	v.do(browser.Go(v.Origin()+path), browser.Wait("document.readyState === 'complete'"))
+	v.do(browser.Go(v.Origin()+path), browser.Loaded())
 }
 
 // texts reads the text of each element.
