@@ -18,7 +18,7 @@ const MaxCount = 10_000
 
 // countRows bounds the messages at which Count looks with each index, so that a filter that selects few of many costs
 // no more than one that selects all.
-const countRows = 2_500
+const countRows = 1_500
 
 // Count counts the messages that a filter selects, up to most of them, at most MaxCount. more: there are others, or
 // there may be: where no index has just these messages it looks at some thousands, the newest first, and no further.

@@ -42,7 +42,7 @@ CREATE INDEX messages_conversation ON messages (conversation) WHERE conversation
 CREATE INDEX messages_reply ON messages (reply_to) WHERE reply_to IS NOT NULL;
 CREATE INDEX messages_requests ON messages (sender, recipient, last) WHERE last IS NOT NULL;
 CREATE INDEX messages_failed ON messages (n, flags) WHERE flags & 993 <> 0;
-CREATE INDEX messages_refused ON messages (n) WHERE flags & 1 <> 0;
+CREATE INDEX messages_refused ON messages (n, flags) WHERE flags & 1 <> 0;
 CREATE INDEX messages_open ON messages (n, flags) WHERE open > 0;
 CREATE INDEX messages_asked ON messages (n, time) WHERE open > 0 AND kind = 1 AND answer IS NULL;
 CREATE TABLE lists (owner INT NOT NULL, last INT NOT NULL, list TEXT NOT NULL, PRIMARY KEY (owner, last)) WITHOUT ROWID;
