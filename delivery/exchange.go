@@ -49,6 +49,14 @@ func (d *Dispatcher) Exchange(m *parley.Message, to string) *parley.Exchange {
 	return &x
 }
 
+// Losses gives the losses of the attempt whose outcome is not recorded yet; see [Dispatcher.Exchange].
+func (d *Dispatcher) Losses(m *parley.Message, to string) (out []parley.Loss) {
+	for _, l := range d.recorderOf(deliveryKey{m.ID, to}, m.Conversation).Losses() {
+		out = append(out, parley.Loss(l))
+	}
+	return out
+}
+
 func (d *Dispatcher) recorderOf(key deliveryKey, conversation parley.ID) *recorder.Recorder {
 	d.mu.Lock()
 	defer d.mu.Unlock()

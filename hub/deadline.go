@@ -77,7 +77,7 @@ func (h *Hub) timeout(ctx context.Context, a *recordedMessage, cause error) (*pa
 	r := h.newReply(a.message, a.position, v.Sync, reply)
 	entry := journal.Entry{Scope: a.scope, Message: reply, Open: r.Open,
 		Steps: []journal.Step{{Message: a.message.ID, To: to, State: parley.Answered, Attempt: v.Attempt,
-			Reply: reply.ID, Error: reply.Error, Losses: journal.AddLosses(v.Losses, r.Losses),
+			Reply: reply.ID, Error: reply.Error, Losses: h.lossesOf(a.message, &v, r.Losses),
 			Exchange: h.exchangeOf(a.message, &v)}}}
 	if _, err := h.c.Journal.Append(ctx, entry); errors.Is(err, journal.ErrConflict) {
 		return nil, nil

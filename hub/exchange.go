@@ -1,6 +1,8 @@
 package hub
 
 import (
+	"context"
+
 	"github.com/parley-hub/parley"
 	"github.com/parley-hub/parley/delivery"
 	"github.com/parley-hub/parley/internal/recorder"
@@ -38,4 +40,24 @@ func (h *Hub) exchangeOf(request *parley.Message, v *journal.Delivery) *parley.E
 		return nil
 	}
 	return h.deliver.Exchange(request, v.To)
+}
+
+// lossesOf adds the losses of an answer to those of its request. They include those of an attempt whose outcome is not
+// recorded yet: after the answer it cannot be.
+func (h *Hub) lossesOf(request *parley.Message, v *journal.Delivery, answer []parley.Loss) []parley.Loss {
+	all := v.Losses
+	if v.State == parley.Delivering {
+		all = journal.AddLosses(all, h.deliver.Losses(request, v.To))
+	}
+	return journal.AddLosses(all, answer)
+}
+
+// Loses says what the translation loses, before the message leaves. A binding calls it whose agents may answer by
+// another way than in the attempt: the answer may be recorded before the outcome of Deliver.
+func (o *Outbound) Loses(ctx context.Context, losses []parley.Loss) {
+	list := make([]recorder.Loss, len(losses))
+	for i, l := range losses {
+		list[i] = recorder.Loss(l)
+	}
+	recorder.Lost(ctx, list...)
 }

@@ -3,6 +3,7 @@ package hub
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -114,14 +115,16 @@ func TestExchangeOfCallers(t *testing.T) {
 }
 
 // TestExchangeBeforeOutcome: an answer that comes by another way during the attempt settles the delivery. Its step has
-// the exchange, because the outcome of the attempt is not recorded any more.
+// the exchange and the losses, because the outcome of the attempt is not recorded any more.
 func TestExchangeBeforeOutcome(t *testing.T) {
 	sent, goOn := make(chan parley.ID), make(chan struct{})
+	lost := []parley.Loss{{Field: "Parts.Name", Reason: "text has no name there"}}
 	w := &wire{name: "asp", deliver: func(ctx context.Context, o Outbound) Outcome {
+		o.Loses(ctx, lost)
 		recorder.Sent(ctx, "192.0.2.7:1", []byte("frame"))
 		sent <- o.Message.ID
 		<-goOn
-		return Outcome{}
+		return Outcome{Losses: lost}
 	}}
 	h := start(t, nil, w)
 	h.agent(t, "away", parley.Identity{Protocol: "asp", ID: "x"})
@@ -135,8 +138,9 @@ func TestExchangeBeforeOutcome(t *testing.T) {
 		t.Fatal(err)
 	}
 	close(goOn)
-	if s := step(parley.Answered); s.Exchange == nil || s.Exchange.Address != "192.0.2.7:1" || s.Exchange.Size != 5 {
-		t.Errorf("%v: %+v", s, s.Exchange)
+	if s := step(parley.Answered); s.Exchange == nil || s.Exchange.Address != "192.0.2.7:1" || s.Exchange.Size != 5 ||
+		!slices.Equal(s.Losses, lost) {
+		t.Errorf("%v: %+v, lost %v", s, s.Exchange, s.Losses)
 	}
 }
 

@@ -49,7 +49,7 @@ func (h *Hub) submitReply(ctx context.Context, s Submission) (*recordedMessage, 
 		m.Number, entry.Losses = h.number(m.InReplyTo, parley.Event), r.Losses
 	} else {
 		entry.Steps = []journal.Step{{Message: m.InReplyTo, To: m.From, State: parley.Answered, Attempt: v.Attempt,
-			Reply: m.ID, Error: m.Error, Losses: journal.AddLosses(v.Losses, r.Losses),
+			Reply: m.ID, Error: m.Error, Losses: h.lossesOf(request, &v, r.Losses),
 			Exchange: h.exchangeOf(request, &v)}}
 	}
 	for {

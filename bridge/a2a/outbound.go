@@ -61,6 +61,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 			With(parley.ByNetwork, parley.NoAddress, err.Error())}
 	}
 	ctx = withTrace(ctx, o.Message.Trace)
+	losses := bridge.Losses(wayOut, o.Message, o.Recipient.Name)
+	o.Loses(ctx, losses)
 	var out hub.Outcome
 	switch o.Message.Kind {
 	case parley.Request:
@@ -73,7 +75,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		out = hub.Outcome{Err: parley.Refuse(parley.Unsupported,
 			"A2A callers fetch events and answers; the hub does not send them")}
 	}
-	out.Losses = bridge.Losses(wayOut, o.Message, o.Recipient.Name)
+	out.Losses = losses
 	return out
 }
 

@@ -36,6 +36,8 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 	if err != nil {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content cannot be said in A2E: %v", err)}
 	}
+	lost := bridge.Losses(bridge.Inbox, o.Message, agent)
+	o.Loses(ctx, lost)
 	size := frameSize(data)
 	if size > x.room {
 		return hub.Outcome{Err: parley.Refuse(parley.TooLarge,
@@ -54,7 +56,7 @@ func (x *inboxes) deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 				return hub.Outcome{Err: parley.Fail(parley.Unavailable, err, "the message could not be kept").
 					With(parley.ByHub, parley.HubStorage, ""), Wait: time.Second}
 			}
-			return hub.Outcome{Losses: bridge.Losses(bridge.Inbox, o.Message, agent)}
+			return hub.Outcome{Losses: lost}
 		case !o.Waits:
 			wait := time.Millisecond // then Capabilities.Holds makes the message wait
 			if x.hasCall(agent) {

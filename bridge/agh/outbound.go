@@ -384,10 +384,12 @@ func (b *Binding) say(ctx context.Context, o hub.Outbound, workspaceID, peer str
 		content = append(content, parley.Text(m.Error.Text))
 	}
 	s, more := toSay(pieces(content), intent)
+	ls = append(ls, more...)
+	o.Loses(ctx, ls)
 	if err = setContent(e, s, m); err == nil {
 		err = b.send(ctx, o.Attempt, e)
 	}
-	return b.outcome(err, append(ls, more...)...)
+	return b.outcome(err, ls...)
 }
 
 // channelOf gives the channel to which a notice is addressed.

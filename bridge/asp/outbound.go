@@ -53,6 +53,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return hub.Outcome{Err: parley.Refuse(parley.InvalidContent, "the content is not JSON: %v", err),
 			Losses: w.losses}
 	}
+	o.Loses(ctx, w.losses)
 	w.constraints = remainingTime(o.Message, b.c.Now())
 	object, err := evidence(o.Message, b.c.Hub.ID())
 	if err != nil {

@@ -79,6 +79,8 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 
 // deliver sends a message to an attached server.
 func (o *outgoing) deliver(ctx context.Context, out hub.Outbound) (r hub.Outcome) {
+	losses := bridge.Losses(bridge.MCPServer, out.Message, out.Recipient.Name)
+	out.Loses(ctx, losses)
 	switch out.Message.Kind {
 	case parley.Request, parley.Notice:
 		r = o.begin(ctx, out)
@@ -89,7 +91,7 @@ func (o *outgoing) deliver(ctx context.Context, out hub.Outbound) (r hub.Outcome
 	default:
 		return hub.Outcome{Err: parley.Refuse(parley.Unsupported, "an MCP server takes requests")}
 	}
-	r.Losses = bridge.Losses(bridge.MCPServer, out.Message, out.Recipient.Name)
+	r.Losses = losses
 	return r
 }
 

@@ -20,6 +20,7 @@ func (b *Binding) Deliver(ctx context.Context, o hub.Outbound) hub.Outcome {
 		return b.callBack(ctx, o)
 	}
 	losses := bridge.Losses(bridge.SAMVAD, m, o.Recipient.Name)
+	o.Loses(ctx, losses)
 	if m.Kind == parley.Cancel {
 		b.cancelRemoteTask(m.InReplyTo)
 		return hub.Outcome{Losses: losses}

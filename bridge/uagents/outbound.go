@@ -100,6 +100,7 @@ func (b *Binding) sendAsStandIn(ctx context.Context, o hub.Outbound) hub.Outcome
 	if perr != nil {
 		return hub.Outcome{Err: perr}
 	}
+	o.Loses(ctx, losses)
 	peer := o.Identity.ID
 	expires := m.Expires
 	session := messageID(m.Conversation)

@@ -43,6 +43,9 @@ type Seen struct {
 	Answer   []byte
 }
 
+// A Loss is a member that the translation of the message could not carry. Its members are those of parley.Loss.
+type Loss struct{ Field, Reason string }
+
 // Content says which content a recorder keeps.
 type Content int
 
@@ -66,6 +69,7 @@ type Recorder struct {
 	secrets  [][]byte
 	address  string   // if no request tells it
 	last     *request // the recorded one; nil: none yet
+	losses   []Loss
 	ended    bool
 }
 
@@ -172,6 +176,26 @@ func Sent(ctx context.Context, address string, frame []byte) {
 	if r.content == All {
 		r.last.sent = bytes.Clone(frame[:min(len(frame), maxSent)])
 	}
+}
+
+// Lost says what the translation of the message loses, before the message leaves: its answer may be recorded before the
+// outcome of the attempt.
+func Lost(ctx context.Context, losses ...Loss) {
+	if r := From(ctx); r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.losses = losses
+	}
+}
+
+// Losses gives what [Lost] said last.
+func (r *Recorder) Losses() []Loss {
+	if r == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.losses
 }
 
 // Got says what came back by another way than as the answer by HTTP: the protocol's word for it, and
