@@ -53,8 +53,8 @@ func TestCallEndsAfterRecords(t *testing.T) {
 	}
 }
 
-// TestFreedWhileListed: a call takes a message that an ended call freed after the list of messages was read, with what is
-// recorded now, and does not take one that was removed.
+// TestFreedWhileListed: a call takes a message that an ended call freed after the list of messages was read, as it is
+// recorded now. It does not take one that was removed.
 func TestFreedWhileListed(t *testing.T) {
 	t.Parallel()
 	j, err := journal.Open(t.Context(), journal.Config{Store: testjournal.Memory(t)})

@@ -114,8 +114,8 @@ func (c *clause) looked(w window, rows int) (query string, args []any) {
 	return query, slices.Concat(restArgs, ownArgs, []any{w.low, w.high, rows})
 }
 
-// list names the owner whose lists have exactly the messages that f selects; "": no owner's have. Requests that wait for
-// an answer too long are in none of the lists of Slow.
+// list names the owner whose lists have exactly the messages that f selects; "": no owner's have. The lists of Slow lack
+// the requests that still wait for an answer.
 func (f *Filter) list() string {
 	g := *f
 	g.Now, g.NoWords, g.Oldest, g.Cursor, g.Limit = time.Time{}, false, false, "", 0

@@ -66,7 +66,8 @@ type painted struct{ Answer, Parsed, Paint, Bytes float64 }
 func (v *tab) paint(url string) (p painted) {
 	v.t.Helper()
 	const first = `performance.getEntriesByName("first-contentful-paint")[0]`
-	v.do(browser.Idle(), browser.Go(url), browser.Wait(first), browser.Eval(`(n => ({Answer: n.responseEnd, Parsed: n.domInteractive,
+	v.do(browser.Idle(), browser.Go(url), browser.Wait(first))
+	v.do(browser.Eval(`(n => ({Answer: n.responseEnd, Parsed: n.domInteractive,
 		Paint: `+first+`.startTime, Bytes: n.encodedBodySize}))(performance.getEntriesByType("navigation")[0])`, &p))
 	return p
 }
