@@ -21,7 +21,7 @@ const MaxCount = 10_000
 const countRows = 1_500
 
 // Count counts the messages that a filter selects, up to most of them, at most MaxCount. more: there are others, or
-// there may be: where no index has just these messages it looks at some thousands, the newest first, and no further.
+// there may be: where no index has just these messages it looks at countRows of them, the newest first, and no further.
 // Cursor, Limit and Oldest choose where counting begins. Errors: ErrFilter, or the context's own.
 func (x *Index) Count(ctx context.Context, f Filter, most int) (n int, more bool, err error) {
 	if most <= 0 || most > MaxCount {
@@ -114,8 +114,8 @@ func (c *clause) looked(w window, rows int) (query string, args []any) {
 	return query, slices.Concat(restArgs, ownArgs, []any{w.low, w.high, rows})
 }
 
-// list names the owner whose lists have exactly the messages that f selects; "": no owner's have. The lists of Slow lack
-// the requests that still wait for an answer.
+// list names the owner whose lists have exactly the messages that f selects; "": no owner's have. The lists of Slow
+// lack the requests that still wait for an answer.
 func (f *Filter) list() string {
 	g := *f
 	g.Now, g.NoWords, g.Oldest, g.Cursor, g.Limit = time.Time{}, false, false, "", 0
