@@ -163,15 +163,9 @@ func TestForgetCountsAndAsks(t *testing.T) {
 	path := "/console/conversations/" + id
 	w := b.entered(b.token("root", admin.Administer))
 	there := func() bool { return strings.Contains(w.page(path+"?view=content"), "a word to forget") }
-	collect := func() {
-		t.Helper()
-		if _, err := b.api.Collect(t.Context(), "reader", 10, 0); err != nil {
-			t.Fatal(err)
-		}
-	}
 	page := w.page(path + "?ask=forget")
 	has(t, page, "there is no content to erase", "1 not delivered yet", "parley forget --conversation "+id[:8])
-	collect()
+	b.collect("reader")
 	form := w.asked(path+"?ask=forget", "forget")
 	has(t, w.page(path+"?ask=forget"), "the content of 1 message would go")
 	form.Set("why", "asked to")
@@ -182,7 +176,7 @@ func TestForgetCountsAndAsks(t *testing.T) {
 		}
 	}
 	b.say("another word", id)
-	collect()
+	b.collect("reader")
 	form.Set("typed", id[:8])
 	status, page := w.post(path+"/forget", form)
 	if status != http.StatusOK || !there() {
