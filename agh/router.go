@@ -276,7 +276,7 @@ func (r *Router) route(e *Envelope, in Inbound) error {
 		if err := in.May(e); errors.As(err, &own) {
 			return own
 		} else if err != nil {
-			return refuse(ErrForbidden, StepRouting, "from", "").because(err)
+			return refuse(ErrForbidden, StepRouting, "from", "is not a peer that this sender may speak as").because(err)
 		}
 	}
 	if in.Subject != "" {
@@ -285,7 +285,7 @@ func (r *Router) route(e *Envelope, in Inbound) error {
 		}
 	}
 	if e.To != "" && r.local(e.WorkspaceID, e.Channel, e.To) == nil && !r.remote(e.WorkspaceID, e.Channel, e.To) {
-		return refuse(ErrNotTarget, StepRouting, "to", "")
+		return refuse(ErrNotTarget, StepRouting, "to", "is not a peer that can be reached from here")
 	}
 	return nil
 }
@@ -300,7 +300,7 @@ func (r *Router) Guard(e *Envelope) error {
 	}
 	if w, ok := e.content.(*Whois); ok && w.Type == WhoisResponse {
 		if _, ok := r.asks.match(e, r.Verifier.now()); !ok {
-			return refuse(ErrUnsolicited, StepRouting, "reply_to", "")
+			return refuse(ErrUnsolicited, StepRouting, "reply_to", "answers no open question")
 		}
 	}
 	return nil
@@ -325,7 +325,7 @@ func (r *Router) foresee(ctx context.Context, e *Envelope) (*Work, error) {
 	}
 	w, ok, err := r.works.Work(ctx, e.WorkspaceID, e.WorkID)
 	if err != nil {
-		return nil, refuse(ErrBusy, StepLifecycle, "work_id", "").because(err)
+		return nil, refuse(ErrBusy, StepLifecycle, "work_id", "cannot be looked up now").because(err)
 	}
 	_, err = Advance(w, ok, e)
 	if !ok {

@@ -97,19 +97,20 @@ func eventOf(e *Envelope) event {
 func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 	if !exists {
 		if e.Kind != KindSay && e.Kind != KindCapability {
-			return w, refuse(ErrWorkUnknown, StepLifecycle, "work_id", "")
+			return w, refuse(ErrWorkUnknown, StepLifecycle, "work_id",
+				"is not known, and only say and capability begin work")
 		}
 		if e.To == "" || e.To == e.From {
-			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "")
+			return w, refuse(ErrWorkTarget, StepLifecycle, "to", "must name another peer: work has two")
 		}
 		return Work{WorkspaceID: e.WorkspaceID, WorkID: e.WorkID, Container: e.Container(), Initiator: e.From,
 			Target: e.To, State: StateSubmitted}, nil
 	}
 	if w.Container != e.Container() {
-		return w, refuse(ErrContainer, StepLifecycle, "work_id", "")
+		return w, refuse(ErrContainer, StepLifecycle, "work_id", "is used in another conversation")
 	}
 	if e.From != w.Initiator && e.From != w.Target {
-		return w, refuse(ErrWorkActor, StepLifecycle, "from", "")
+		return w, refuse(ErrWorkActor, StepLifecycle, "from", "has no part in this work")
 	}
 	ev := eventOf(e)
 	if ev == talk {
@@ -118,15 +119,15 @@ func Advance(w Work, exists bool, e *Envelope) (Work, error) {
 			other = w.Initiator
 		}
 		if e.To != other {
-			return w, refuse(ErrWorkActor, StepLifecycle, "to", "")
+			return w, refuse(ErrWorkActor, StepLifecycle, "to", "must be the other peer of this work")
 		}
 	}
 	if w.State.Terminal() {
-		return w, refuse(ErrWorkClosed, StepLifecycle, "work_id", "")
+		return w, refuse(ErrWorkClosed, StepLifecycle, "work_id", "is closed: its state is "+string(w.State))
 	}
 	next, ok := lifecycle[w.State][ev]
 	if !ok {
-		return w, refuse(ErrTransition, StepLifecycle, "body.state", "")
+		return w, refuse(ErrTransition, StepLifecycle, "body.state", "cannot follow "+string(w.State))
 	}
 	w.State = next
 	return w, nil

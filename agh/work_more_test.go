@@ -82,3 +82,34 @@ func TestCapabilitiesAndReceiptsInWork(t *testing.T) {
 		}
 	})
 }
+
+// Each refusal says what is wrong in words that its sender can use.
+func TestRefusalsOfWorkSayWhy(t *testing.T) {
+	open := []string{workText}
+	for name, c := range map[string]struct {
+		before []string
+		raw    string
+		want   string
+	}{
+		"a trace of unknown work": {nil, traceText("bob", "alice", "working", "t"),
+			"agh: no such work: work_id: is not known, and only say and capability begin work"},
+		"work to nobody": {nil, with(workText, "to", nil),
+			"agh: work needs another peer as its target: to: must name another peer: work has two"},
+		"the container of other work": {open, with(workText, "id", "s", "thread_id", "thread_2"),
+			"agh: work belongs to another conversation: work_id: is used in another conversation"},
+		"a peer without a part": {open, traceText("carol", "alice", "working", "t"),
+			"agh: sender or target has no part in this work: from: has no part in this work"},
+		"closed work": {append(open, traceText("bob", "alice", "failed", "t")), with(workText, "id", "s"),
+			"agh: work is closed: work_id: is closed: its state is failed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, _ := workNode(t)
+			for _, raw := range c.before {
+				receive(r, raw)
+			}
+			if res := receive(r, c.raw); res.Err == nil || res.Err.Error() != c.want {
+				t.Errorf("%v", res.Err)
+			}
+		})
+	}
+}
