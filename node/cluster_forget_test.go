@@ -124,7 +124,7 @@ func found(t *testing.T, n *Node, word string) int {
 }
 
 // streamsWith names the streams of a cluster that hold a message with a word. A stream whose leader
-// is being elected does not answer, so it is asked again.
+// is being elected does not answer, or not in time, so it is asked again.
 func streamsWith(t *testing.T, url, word string) (out []string) {
 	t.Helper()
 	nc, err := nats.Connect(url)
@@ -138,7 +138,7 @@ func streamsWith(t *testing.T, url, word string) (out []string) {
 	}
 	eventually(t.Context(), t, func() bool {
 		out, err = searchStreams(t.Context(), js, word)
-		return !errors.Is(err, nats.ErrNoResponders)
+		return !errors.Is(err, nats.ErrNoResponders) && !errors.Is(err, context.DeadlineExceeded)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/parley-hub/parley"
+	"github.com/parley-hub/parley/internal/testcluster"
 	"github.com/parley-hub/parley/journal"
 	"github.com/parley-hub/parley/node"
 )
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "16"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, testcluster.Leaks()...)
 }
 
 // within bounds every wait of a test on a busy machine.
